@@ -1,0 +1,70 @@
+# shellcheck shell=bash
+# SPDX-License-Identifier: GPL-2.0
+# Common to all scripts: messages, steps with their elapsed time, locks, disk space.
+
+set -euo pipefail
+
+top=$(cd "${BASH_SOURCE[0]%/*}/.." && pwd)
+
+die() { printf 'error: %s\n' "$*" >&2; exit 1; }
+say() { printf '%s\n' "$*" >&2; }
+
+# need TOOL...: the host has these tools.
+need() {
+	local tool
+	for tool; do
+		command -v "$tool" >/dev/null ||
+			die "'$tool' is missing: install it (Debian: apt install $tool)"
+	done
+}
+
+# room DIR MIB: DIR's file system has that much space.
+room() {
+	local free
+	free=$(($(df -kP "$1" | awk 'NR == 2 { print $4 }') / 1024))
+	((free >= $2)) ||
+		die "$1 has $free MiB free and $2 MiB are needed: free some, or set RDMA_RS_CACHE to another disk"
+}
+
+# locked FILE CMD...: runs CMD while holding the lock FILE.
+locked() {
+	local lock=$1
+	shift
+	(
+		flock -n 9 || { say "waiting for another run to finish (lock $lock)"; flock 9; }
+		"$@" 9>&-
+	) 9>"$lock"
+}
+
+# A line that shows how long a step takes: rewritten on a terminal, every 30 s elsewhere.
+ticker() {
+	local title=$1 log=$2 lines=$3 begin=$SECONDS every=30 form='  %s: %s s%s\n' done_ part=
+	[[ -t 2 ]] && every=1 form='\r\033[K  %s: %s s%s'
+	while sleep "$every" && kill -0 $$; do
+		done_=$(wc -l <"$log")
+		((lines == 0)) || part=", $((done_ * 100 / lines > 99 ? 99 : done_ * 100 / lines)) %"
+		# shellcheck disable=SC2059
+		printf "$form" "$title" "$((SECONDS - begin))" "$part" >&2
+	done
+} 2>&2
+
+# step TITLE LINES CMD...: runs CMD quietly; on failure shows the end of its output.
+# LINES is about how many lines it prints, for a percentage; 0 if unknown.
+step() {
+	local title=$1 lines=$2 log begin=$SECONDS rc=0 tick
+	shift 2
+	log=$(mktemp)
+	ticker "$title" "$log" "$lines" &
+	tick=$!
+	"$@" >"$log" 2>&1 || rc=$?
+	{ kill "$tick" && wait "$tick"; } 2>/dev/null || :
+	[[ ! -t 2 ]] || printf '\r\033[K' >&2
+	if ((rc)); then
+		say "  $title: failed after $((SECONDS - begin)) s:"
+		tail -n "${STEP_TAIL:-20}" "$log" | sed 's/^/    /' >&2
+	else
+		say "  $title: $((SECONDS - begin)) s"
+	fi
+	rm -f "$log"
+	return "$rc"
+}
