@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: GPL-2.0
+# With KDIR=, a plain out-of-tree build against that kernel's headers. Without it, everything runs in
+# the sandbox, which scripts/sandbox makes when it is first needed. kbuild itself reads Kbuild.
+
+export KERNEL
+sandbox := scripts/sandbox
+
+.PHONY: help modules modules_install demo test vm check kunit update clean distclean
+
+ifneq ($(KDIR),)
+
+out := $(CURDIR)/build/$(notdir $(patsubst %/build,%,$(abspath $(KDIR))))
+
+modules: checked
+modules modules_install:
+	@mkdir -p $(out)
+	$(MAKE) -C $(KDIR) M=$(CURDIR) MO=$(out) $@
+
+.PHONY: checked
+checked:
+	@test -f $(KDIR)/include/config/auto.conf || \
+		{ echo "error: $(KDIR) is no prepared kernel tree" >&2; exit 1; }
+	@grep -qx CONFIG_RUST=y $(KDIR)/include/config/auto.conf || \
+		{ echo "error: the kernel of $(KDIR) has no Rust (CONFIG_RUST)" >&2; exit 1; }
+	@test -f $(KDIR)/rust/libkernel.rmeta || { echo "error: $(KDIR) has no Rust metadata" \
+		"(rust/libkernel.rmeta): run make modules, which completes it in the sandbox" >&2; exit 1; }
+
+clean:
+	rm -rf $(out)
+
+else
+
+help:
+	@echo 'make demo        the main job: Rust and userspace exchange verified data on a stock kernel'
+	@echo 'make test        every test, on a stock and on a debug kernel'
+	@echo 'make modules     only build the modules for the stock kernel, into build/stock'
+	@echo 'make vm          a shell in a VM with the modules loaded and an rxe link up'
+	@echo 'make check       formatting, clippy, rustdoc, checkpatch, warnings'
+	@echo 'make kunit       the KUnit suites on the debug kernel'
+	@echo 'make update      look for newer kernels on the mirror the next time'
+	@echo 'make clean       remove build/'
+	@echo 'make distclean   remove build/ and the cache'
+	@echo
+	@echo 'KERNEL=7.2       another kernel of Debian 13 than the newest 7.3'
+	@echo 'RDMA_RS_CACHE=   the cache, otherwise in ~/.cache/rdma-rs'
+	@echo
+	@echo 'make KDIR=/lib/modules/$$(uname -r)/build [modules_install|clean]'
+	@echo '                 a plain build without the sandbox, if that kernel has Rust metadata'
+
+modules:
+	@$(sandbox) scripts/build stock
+
+modules_install:
+	@echo 'error: say for which kernel: make KDIR=/lib/modules/$$(uname -r)/build $@' >&2; exit 1
+
+demo test check kunit:
+	@$(sandbox) scripts/$@
+
+vm:
+	@$(sandbox) sh -c 'scripts/build stock && scripts/vm'
+
+update:
+	@$(sandbox) scripts/kernel update
+
+clean:
+	rm -rf build
+
+distclean: clean
+	@$(sandbox) --distclean
+
+endif
