@@ -68,3 +68,40 @@ step() {
 	rm -f "$log"
 	return "$rc"
 }
+
+# Tests print "ok NAME" or "not ok NAME # REASON"; a name that is ever not ok has failed.
+# tally: passes such lines on from its input, then counts; fails unless all are ok, and there are any.
+tally() {
+	awk '{ print; fflush() }
+		/^(not )?ok / {
+			bad = /^not /
+			sub(/^(not )?ok /, ""); sub(/ # .*/, "")
+			if (!($0 in failed)) failed[$0] = 0
+			if (bad) failed[$0] = 1
+		}
+		END {
+			for (name in failed) if (failed[name]) f++; else p++
+			if (f) print "\nfailed:"
+			for (name in failed) if (failed[name]) print "  " name
+			print (f ? "" : "\n") p + 0 " passed, " f + 0 " failed"
+			exit f || !p
+		}'
+}
+
+# result NAME CMD...: runs CMD as a test.
+result() {
+	local name=$1 said begin=$SECONDS
+	shift
+	if said=$("$@" 2>&1); then
+		echo "ok $name # $((SECONDS - begin)) s"
+	else
+		echo "not ok $name # $(tail -n 1 <<<"$said")"
+		tail -n 30 <<<"$said" | sed 's/^/    /'
+	fi
+}
+
+# clean_log PREFIX FILE: a test that left something bad in the kernel log has failed.
+clean_log() {
+	"$top/scripts/scan-log" "$2" | sed "s/^\([^:]*\(: [^:[]*\)*\): \(\[.*\)/not ok $1: \1 # kernel log: \3/"
+	return "${PIPESTATUS[0]}"
+}
