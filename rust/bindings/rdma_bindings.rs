@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Bindings to the RDMA subsystem.
+//!
+//! What `rdma_bindings.h` declares is generated; every other type comes from [`kernel::bindings`], so that a
+//! `struct device` here and there is the same type, and is re-exported. Safe code has no use for this crate.
+
+#![allow(
+    clippy::all,
+    dead_code,
+    missing_docs,
+    non_camel_case_types,
+    non_snake_case,
+    non_upper_case_globals,
+    unreachable_pub,
+    unsafe_op_in_unsafe_fn,
+    improper_ctypes
+)]
+
+#[allow(clippy::undocumented_unsafe_blocks)]
+#[allow(rustdoc::all)]
+mod generated {
+    pub use ::kernel::bindings::*;
+    use ::kernel::ffi;
+    use ::pin_init::MaybeZeroable;
+
+    include!(concat!(env!("RDMA_BINDINGS_DIR"), "/rdma_bindings_generated.rs"));
+}
+
+pub use generated::*;

@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: GPL-2.0
+
+#include "helpers.h"
+
+#include <linux/export.h>
+#include <linux/preempt.h>
+#include <linux/workqueue.h>
+
+/* Returns DMA_MAPPING_ERROR where ib_dma_mapping_error() would be true. */
+u64 rdma_helper_dma_map_single(struct ib_device *dev, void *cpu_addr, size_t size,
+			       enum dma_data_direction dir)
+{
+	u64 addr = ib_dma_map_single(dev, cpu_addr, size, dir);
+
+	return ib_dma_mapping_error(dev, addr) ? DMA_MAPPING_ERROR : addr;
+}
+
+void rdma_helper_dma_unmap_single(struct ib_device *dev, u64 addr, size_t size,
+				  enum dma_data_direction dir)
+{
+	ib_dma_unmap_single(dev, addr, size, dir);
+}
+
+void rdma_helper_dma_sync_for_cpu(struct ib_device *dev, u64 addr, size_t size,
+				  enum dma_data_direction dir)
+{
+	ib_dma_sync_single_for_cpu(dev, addr, size, dir);
+}
+EXPORT_SYMBOL_GPL(rdma_helper_dma_sync_for_cpu);
+
+void rdma_helper_dma_sync_for_device(struct ib_device *dev, u64 addr, size_t size,
+				     enum dma_data_direction dir)
+{
+	ib_dma_sync_single_for_device(dev, addr, size, dir);
+}
+EXPORT_SYMBOL_GPL(rdma_helper_dma_sync_for_device);
+
+/* Without CONFIG_PREEMPT_COUNT a held spinlock goes unnoticed; interrupts, softirqs and RCU do not. */
+bool rdma_helper_may_sleep(void)
+{
+	return !in_atomic() && !in_interrupt() && !irqs_disabled() && !rcu_preempt_depth();
+}
+
+struct workqueue_struct *rdma_helper_alloc_workqueue(const char *name)
+{
+	return alloc_workqueue("%s", WQ_UNBOUND | WQ_MEM_RECLAIM, 0, name);
+}
+
+const char *rdma_helper_device_name(struct ib_device *dev)
+{
+	return dev_name(&dev->dev);
+}
+
+bool rdma_helper_cq_is_polled_by_current(struct ib_cq *cq)
+{
+	return (cq->poll_ctx == IB_POLL_WORKQUEUE || cq->poll_ctx == IB_POLL_UNBOUND_WORKQUEUE) &&
+	       current_work() == &cq->work;
+}
+
+/* Maps memory that is contiguous to the device. Returns 1, or an error. */
+int rdma_helper_map_mr(struct ib_mr *mr, u64 addr, u32 len)
+{
+	struct scatterlist sg;
+
+	sg_init_table(&sg, 1);
+	sg_dma_address(&sg) = addr;
+	sg_dma_len(&sg) = len;
+	return ib_map_mr_sg(mr, &sg, 1, NULL, PAGE_SIZE);
+}
+
+void rdma_helper_memcpy(void *to, const void *from, size_t len)
+{
+	memcpy(to, from, len);
+}
