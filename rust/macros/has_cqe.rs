@@ -1,0 +1,219 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! `#[derive(HasCqe)]`.
+//!
+//! The compiler's own token streams are enough for one struct; so the macro builds where the kernel's `syn` is not.
+
+use proc_macro::{
+    Delimiter,
+    Group,
+    Ident,
+    Spacing,
+    Span,
+    TokenStream,
+    TokenTree, //
+};
+
+/// What to tell the user, and where.
+pub(crate) struct Error {
+    span: Span,
+    message: &'static str,
+}
+
+impl Error {
+    fn new(span: Span, message: &'static str) -> Self {
+        Self { span, message }
+    }
+
+    pub(crate) fn into_compile_error(self) -> TokenStream {
+        at(self.span, &format!("::core::compile_error!({:?});", self.message))
+    }
+}
+
+/// A struct's generics: `impl<declared> Trait for Name<used> where bounds`.
+#[derive(Default)]
+struct Generics {
+    declared: String,
+    used: String,
+    bounds: String,
+}
+
+/// A field of type `Cqe<Self, ID>`.
+struct CqeField {
+    name: Ident,
+    id: String,
+}
+
+pub(crate) fn derive(input: TokenStream) -> Result<TokenStream, Error> {
+    let mut tokens = input.into_iter().peekable();
+    let name = loop {
+        match tokens.next() {
+            Some(TokenTree::Ident(word)) if word.to_string() == "struct" => match tokens.next() {
+                Some(TokenTree::Ident(name)) => break name,
+                _ => return Err(Error::new(word.span(), "HasCqe: a struct has a name")),
+            },
+            Some(TokenTree::Ident(word)) if matches!(word.to_string().as_str(), "enum" | "union") => {
+                return Err(Error::new(word.span(), "HasCqe: only a struct can embed a Cqe"));
+            }
+            Some(_) => {}
+            None => return Err(Error::new(Span::call_site(), "HasCqe: not a struct")),
+        }
+    };
+
+    let mut rest: Vec<TokenTree> = tokens.collect();
+    let fields = match rest.pop() {
+        Some(TokenTree::Group(group)) if group.delimiter() == Delimiter::Brace => group,
+        _ => return Err(Error::new(name.span(), "HasCqe: the struct needs named fields")),
+    };
+    let generics = parse_generics(&rest);
+
+    let mut output = TokenStream::new();
+    let mut found = false;
+    for field in split(fields.stream().into_iter().collect()) {
+        if let Some(field) = parse_field(&field) {
+            found = true;
+            output.extend(implement(&name, &generics, &field));
+        }
+    }
+    if !found {
+        return Err(Error::new(name.span(), "HasCqe: no field of type Cqe<Self>"));
+    }
+    Ok(output)
+}
+
+fn implement(name: &Ident, generics: &Generics, field: &CqeField) -> TokenStream {
+    let Generics {
+        declared,
+        used,
+        bounds,
+    } = generics;
+    let CqeField { name: field, id } = field;
+    at(
+        field.span(),
+        &format!(
+            "#[automatically_derived]
+            // SAFETY: The offset is that of a field whose type is checked.
+            unsafe impl<{declared}> ::rdma::cqe::HasCqe<{id}> for {name}<{used}> {bounds} {{
+                const OFFSET: usize = {{
+                    #[allow(dead_code)]
+                    fn check<{declared}>(this: &{name}<{used}>) -> &::rdma::cqe::Cqe<{name}<{used}>, {id}>
+                    {bounds}
+                    {{
+                        &this.{field}
+                    }}
+                    ::core::mem::offset_of!(Self, {field})
+                }};
+            }}"
+        ),
+    )
+}
+
+/// Splits at the commas that are not inside of angle brackets.
+fn split(tokens: Vec<TokenTree>) -> Vec<Vec<TokenTree>> {
+    let mut parts = vec![Vec::new()];
+    let mut depth = 0;
+    let mut arrow = false;
+    for token in tokens {
+        if let TokenTree::Punct(punct) = &token {
+            match punct.as_char() {
+                '<' => depth += 1,
+                '>' if !arrow => depth -= 1,
+                ',' if depth == 0 => {
+                    parts.push(Vec::new());
+                    continue;
+                }
+                _ => {}
+            }
+            arrow = punct.as_char() == '-' && punct.spacing() == Spacing::Joint;
+        } else {
+            arrow = false;
+        }
+        if let Some(last) = parts.last_mut() {
+            last.push(token);
+        }
+    }
+    parts.retain(|part| !part.is_empty());
+    parts
+}
+
+fn is_punct(token: Option<&TokenTree>, c: char) -> bool {
+    matches!(token, Some(TokenTree::Punct(punct)) if punct.as_char() == c)
+}
+
+fn text(tokens: &[TokenTree]) -> String {
+    tokens.iter().cloned().collect::<TokenStream>().to_string()
+}
+
+/// Parses what stands between the struct's name and its fields.
+fn parse_generics(tokens: &[TokenTree]) -> Generics {
+    let mut generics = Generics::default();
+    let mut rest = tokens;
+    if is_punct(tokens.first(), '<') {
+        let mut depth = 0;
+        let end = tokens.iter().position(|token| {
+            if is_punct(Some(token), '<') {
+                depth += 1;
+            } else if is_punct(Some(token), '>') {
+                depth -= 1;
+            }
+            depth == 0
+        });
+        let end = end.unwrap_or(tokens.len() - 1);
+        for param in split(tokens[1..end].to_vec()) {
+            let default = param.iter().position(|token| is_punct(Some(token), '='));
+            let declared = &param[..default.unwrap_or(param.len())];
+            generics.declared += &format!("{}, ", text(declared));
+            let bounds = declared.iter().position(|token| is_punct(Some(token), ':'));
+            let mut used = &declared[..bounds.unwrap_or(declared.len())];
+            if matches!(used.first(), Some(TokenTree::Ident(word)) if word.to_string() == "const") {
+                used = &used[1..];
+            }
+            generics.used += &format!("{}, ", text(used));
+        }
+        rest = &tokens[end + 1..];
+    }
+    generics.bounds = text(rest);
+    generics
+}
+
+/// Parses `attributes visibility name: path::Cqe<owner, ID>`; any other field is none.
+fn parse_field(tokens: &[TokenTree]) -> Option<CqeField> {
+    let colon = tokens.iter().position(|token| {
+        matches!(token, TokenTree::Punct(p) if p.as_char() == ':' && p.spacing() == Spacing::Alone)
+    })?;
+    let TokenTree::Ident(name) = tokens.get(colon.checked_sub(1)?)? else {
+        return None;
+    };
+    let ty = &tokens[colon + 1..];
+    let open = ty.iter().position(|token| is_punct(Some(token), '<'))?;
+    match ty.get(open.checked_sub(1)?)? {
+        TokenTree::Ident(word) if word.to_string() == "Cqe" => {}
+        _ => return None,
+    }
+    let args = split(ty.get(open + 1..ty.len() - 1)?.to_vec());
+    Some(CqeField {
+        name: name.clone(),
+        id: args.get(1).map_or("0".to_string(), |id| text(id)),
+    })
+}
+
+/// Parses `source`, with every token at `span`, where errors will point.
+fn at(span: Span, source: &str) -> TokenStream {
+    fn place(tokens: TokenStream, span: Span) -> TokenStream {
+        tokens
+            .into_iter()
+            .map(|mut token| {
+                if let TokenTree::Group(group) = &token {
+                    token = Group::new(group.delimiter(), place(group.stream(), span)).into();
+                }
+                token.set_span(span.resolved_at(Span::mixed_site()));
+                token
+            })
+            .collect()
+    }
+
+    match source.parse() {
+        Ok(tokens) => place(tokens, span),
+        Err(_) => Error::new(span, "HasCqe: this type is beyond the macro").into_compile_error(),
+    }
+}
