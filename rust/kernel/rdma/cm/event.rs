@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Events of the connection manager.
+
+use crate::{
+    bindings,
+    context::Sleepable, //
+};
+use kernel::prelude::*;
+
+/// What happened to a connection, as `struct rdma_cm_event`.
+///
+/// Resolving and connecting are waited for by the calls that start them: their events are not passed on.
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub enum Event<'a> {
+    /// The connection is there (`RDMA_CM_EVENT_ESTABLISHED`).
+    Established {
+        /// What the peer sent along.
+        private_data: &'a [u8],
+    },
+    /// The connection is gone (`RDMA_CM_EVENT_DISCONNECTED`). The last event of an id.
+    Disconnected,
+    /// The connection could not be made (`RDMA_CM_EVENT_CONNECT_ERROR`, `..._UNREACHABLE`, `..._REJECTED`). The last event
+    /// of an id.
+    Failed(Error),
+    /// The device goes (`RDMA_CM_EVENT_DEVICE_REMOVAL`). The last event of an id.
+    DeviceRemoval,
+    /// Any other event, by its C value.
+    Other(u32),
+}
+
+impl<'a> Event<'a> {
+    /// # Safety
+    ///
+    /// `raw` is an event of a connected service, and its private data live as long as it.
+    pub(super) unsafe fn from_raw(raw: &'a bindings::rdma_cm_event) -> Self {
+        match raw.event {
+            bindings::rdma_cm_event_type_RDMA_CM_EVENT_ESTABLISHED => Self::Established {
+                // SAFETY: By the caller's promise.
+                private_data: unsafe { private_data(raw) },
+            },
+            bindings::rdma_cm_event_type_RDMA_CM_EVENT_DISCONNECTED => Self::Disconnected,
+            bindings::rdma_cm_event_type_RDMA_CM_EVENT_DEVICE_REMOVAL => Self::DeviceRemoval,
+            // The status of a rejection is the peer's reason, not an error number.
+            bindings::rdma_cm_event_type_RDMA_CM_EVENT_REJECTED => {
+                Self::Failed(Error::from_errno(-(bindings::ECONNREFUSED as c_int)))
+            }
+            bindings::rdma_cm_event_type_RDMA_CM_EVENT_CONNECT_ERROR
+            | bindings::rdma_cm_event_type_RDMA_CM_EVENT_UNREACHABLE
+            | bindings::rdma_cm_event_type_RDMA_CM_EVENT_ADDR_ERROR
+            | bindings::rdma_cm_event_type_RDMA_CM_EVENT_ROUTE_ERROR => {
+                Self::Failed(status(raw))
+            }
+            other => Self::Other(other),
+        }
+    }
+
+    /// Says whether nothing more will happen to the id.
+    pub(super) fn is_last(&self) -> bool {
+        matches!(
+            self,
+            Self::Disconnected | Self::Failed(_) | Self::DeviceRemoval
+        )
+    }
+}
+
+fn status(raw: &bindings::rdma_cm_event) -> Error {
+    if raw.status < 0 {
+        Error::from_errno(raw.status)
+    } else {
+        Error::from_errno(-(bindings::EHOSTUNREACH as c_int))
+    }
+}
+
+/// Returns the private data of an event.
+///
+/// # Safety
+///
+/// `raw` is an event of a connected service, and its private data live as long as it.
+pub(super) unsafe fn private_data(raw: &bindings::rdma_cm_event) -> &[u8] {
+    // SAFETY: By the caller's promise, `conn` is the member that is set.
+    let conn = unsafe { &*raw.param.conn };
+    if conn.private_data.is_null() {
+        return &[];
+    }
+    // SAFETY: As above: pointer and length belong together.
+    unsafe { core::slice::from_raw_parts(conn.private_data.cast(), conn.private_data_len.into()) }
+}
+
+/// What is told of the events of a connection.
+pub trait Handler: Send + Sync + 'static {
+    /// Something happened. Events of one connection come one after the other, in process context.
+    ///
+    /// The handler is released after the last event, so that it may own the connection.
+    fn event(&self, event: Event<'_>, cx: &Sleepable);
+}

@@ -1,0 +1,316 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Listening for connections.
+
+use super::{
+    addr::SockAddr,
+    event,
+    on_event,
+    Id,
+    Inner,
+    Shared, //
+};
+use crate::{
+    bindings,
+    client::ClientRef,
+    context::{
+        Context as _,
+        Sleepable, //
+    },
+    deferred::{
+        Deferred,
+        Fate,
+        Queue,
+        Teardown, //
+    },
+    gate::{
+        Hold,
+        Kind, //
+    }, //
+};
+use core::{
+    cell::Cell,
+    net::SocketAddr,
+    ptr::NonNull, //
+};
+use kernel::{
+    error::{
+        from_err_ptr,
+        to_result, //
+    },
+    impl_has_work,
+    new_mutex,
+    new_work,
+    prelude::*,
+    sync::{
+        atomic::{
+            ordering::Relaxed,
+            Atomic, //
+        },
+        Arc,
+        Mutex,
+        SetOnce, //
+    },
+    workqueue::{
+        Work,
+        WorkItem, //
+    }, //
+};
+
+/// What is told of a listener's events.
+pub trait Accept: Send + Sync + 'static {
+    /// A peer wants to connect: take the request's id with [`Request::into_id`], or drop the request to refuse it.
+    ///
+    /// Called in process context.
+    fn request(&self, request: Request<'_>, cx: &Sleepable);
+
+    /// The device that the listener was bound to goes; nothing is heard any more. Listeners on all addresses go on.
+    fn stopped(&self) {}
+}
+
+/// A connection request that waits for an answer.
+pub struct Request<'a> {
+    id: NonNull<bindings::rdma_cm_id>,
+    event: &'a bindings::rdma_cm_event,
+    client: &'a ClientRef,
+    taken: &'a Cell<bool>,
+}
+
+impl Request<'_> {
+    /// Returns what the peer sent along.
+    pub fn private_data(&self) -> &[u8] {
+        // SAFETY: Connection requests are events of a connected service, valid while the request is.
+        unsafe { event::private_data(self.event) }
+    }
+
+    /// Returns how many RDMA READs the peer lets this side have outstanding (`responder_resources` of the request).
+    pub fn initiator_depth(&self) -> u8 {
+        // SAFETY: As above.
+        unsafe { self.event.param.conn.responder_resources }
+    }
+
+    /// Returns how many RDMA READs the peer wants to have outstanding here (`initiator_depth` of the request).
+    pub fn responder_resources(&self) -> u8 {
+        // SAFETY: As above.
+        unsafe { self.event.param.conn.initiator_depth }
+    }
+
+    /// Takes the connection's id, to be accepted or rejected now or later; dropping the id refuses the connection.
+    ///
+    /// # Errors
+    ///
+    /// `ENODEV` if the device is not the client's (any more), or `ENOMEM`; the connection is then refused.
+    pub fn into_id(self, cx: &Sleepable) -> Result<Id> {
+        let raw = self.id.as_ptr();
+        // SAFETY: The id is valid, and has a device as it came on one.
+        let device = self.client.device(unsafe { (*raw).device })?;
+        let shared = Shared::new()?;
+        let hold = self.client.hold(Kind::Id);
+        // SAFETY: The id is locked during this callback, so its own cannot run before it returns.
+        unsafe {
+            (*raw).context = Arc::as_ptr(&shared).cast_mut().cast();
+            (*raw).event_handler = Some(on_event);
+        }
+        // The id is ours: it will be destroyed by a work item, never by this callback's return.
+        self.taken.set(true);
+        let bound = SetOnce::new();
+        bound.populate(device);
+        // INVARIANT: The callback and the context were just set.
+        let state = super::State {
+            raw: self.id,
+            shared,
+            device: bound,
+            client: self.client.clone(),
+            _hold: hold,
+        };
+        Ok(Id {
+            inner: Inner::new(state, cx)?,
+        })
+    }
+}
+
+/// What a listener's callback works with. Lives as long as the C id.
+///
+/// # Invariants
+///
+/// `raw` is an id whose callback is [`on_listener_event`] with this as its context, until it is taken to be destroyed.
+#[pin_data]
+struct Listening {
+    #[pin]
+    raw: Mutex<Option<RawId>>,
+    accept: Arc<dyn Accept>,
+    client: ClientRef,
+    /// The task in the callback, or zero.
+    running: Atomic<usize>,
+    #[pin]
+    stop: Work<Self>,
+    _hold: Hold,
+}
+
+struct RawId(NonNull<bindings::rdma_cm_id>);
+
+// SAFETY: An id may be used and destroyed from any thread.
+unsafe impl Send for RawId {}
+
+impl_has_work! {
+    impl HasWork<Self> for Listening { self.stop }
+}
+
+impl WorkItem for Listening {
+    type Pointer = Arc<Self>;
+
+    fn run(this: Arc<Self>) {
+        this.destroy();
+        this.accept.stopped();
+    }
+}
+
+impl Listening {
+    /// Destroys the C id, once, and waits for its callback.
+    fn destroy(&self) {
+        let raw = self.raw.lock().take();
+        if let Some(raw) = raw {
+            // SAFETY: By the type invariant, and it was taken.
+            unsafe { bindings::rdma_destroy_id(raw.0.as_ptr()) };
+        }
+    }
+
+    /// Returns whether the C id may live on; a child that nobody took is refused by saying no.
+    fn on_event(self: &Arc<Self>, id: NonNull<bindings::rdma_cm_id>, event: &bindings::rdma_cm_event) -> bool {
+        match event.event {
+            bindings::rdma_cm_event_type_RDMA_CM_EVENT_CONNECT_REQUEST => {
+                let taken = Cell::new(false);
+                let request = Request {
+                    id,
+                    event,
+                    client: &self.client,
+                    taken: &taken,
+                };
+                // SAFETY: The connection manager calls back in process context.
+                let cx = unsafe { Sleepable::assume() };
+                self.accept.request(request, &cx);
+                taken.get()
+            }
+            // The id has to go for the device to go, but not in its own callback.
+            bindings::rdma_cm_event_type_RDMA_CM_EVENT_DEVICE_REMOVAL => {
+                let _ = Queue::get().enqueue(self.clone());
+                true
+            }
+            _ => true,
+        }
+    }
+}
+
+unsafe extern "C" fn on_listener_event(
+    id: *mut bindings::rdma_cm_id,
+    event: *mut bindings::rdma_cm_event,
+) -> c_int {
+    let Some(id) = NonNull::new(id) else { return 0 };
+    // SAFETY: The context of a listener is its `Listening`, which lives until the id is destroyed, and a request's id
+    // inherits it. The event is valid during the call.
+    let (this, event) = unsafe {
+        let this = id.as_ref().context.cast::<Listening>();
+        (kernel::sync::ArcBorrow::from_raw(this), &*event)
+    };
+    let this: Arc<Listening> = this.into();
+    this.running.store(current_task(), Relaxed);
+    let lives = this.on_event(id, event);
+    this.running.store(0, Relaxed);
+    if lives {
+        0
+    } else {
+        -(bindings::ECONNREFUSED as c_int)
+    }
+}
+
+fn current_task() -> usize {
+    // SAFETY: Returns the current task; the address is only compared.
+    unsafe { bindings::get_current() as usize }
+}
+
+struct State(Arc<Listening>);
+
+impl Teardown for State {
+    fn teardown(&mut self, _cx: &Sleepable) -> Fate {
+        self.0.destroy();
+        Fate::Gone
+    }
+}
+
+/// Listens for connections on an address (`rdma_listen`).
+///
+/// Dropping it stops listening, from a work item. Connections that were taken go on.
+pub struct Listener {
+    state: Deferred<State>,
+}
+
+impl Listener {
+    /// Listens on `addr`, in the initial network namespace (`rdma_bind_addr`, `rdma_listen`). An unspecified address
+    /// (`0.0.0.0`, `::`) listens on all devices, those to come included; an IPv6 one listens for IPv6 only.
+    ///
+    /// `backlog` is the number of requests that may wait.
+    ///
+    /// # Errors
+    ///
+    /// `EADDRINUSE`, `EADDRNOTAVAIL`, `ENODEV` if no RDMA device has the address, `ENOMEM`, or the connection manager's
+    /// error.
+    pub fn new(
+        client: &ClientRef,
+        addr: SocketAddr,
+        backlog: u32,
+        accept: Arc<dyn Accept>,
+        cx: &Sleepable,
+    ) -> Result<Self> {
+        let mut sockaddr = SockAddr::from(addr);
+        let backlog = backlog.try_into()?;
+        let listening = Arc::pin_init(
+            pin_init!(Listening {
+                raw <- new_mutex!(None),
+                accept,
+                client: client.clone(),
+                running: Atomic::new(0),
+                stop <- new_work!("rdma::cm::Listener::stop"),
+                _hold: client.hold(Kind::Id),
+            }),
+            GFP_KERNEL,
+        )?;
+        // SAFETY: The callback's context lives until the id is destroyed; so does the client's name.
+        let raw = from_err_ptr(unsafe {
+            bindings::__rdma_create_kernel_id(
+                &raw mut bindings::init_net,
+                Some(on_listener_event),
+                Arc::as_ptr(&listening).cast_mut().cast(),
+                bindings::rdma_ucm_port_space_RDMA_PS_TCP,
+                bindings::ib_qp_type_IB_QPT_RC,
+                client.name().as_char_ptr(),
+            )
+        })?;
+        // INVARIANT: Just created.
+        *listening.raw.lock() = NonNull::new(raw).map(RawId);
+        let this = Self {
+            state: Deferred::new(State(listening), cx)?,
+        };
+        // SAFETY: The id is alive while `this` is, and has not been bound; the address is copied by the call.
+        unsafe {
+            if addr.is_ipv6() {
+                to_result(bindings::rdma_set_afonly(raw, 1))?;
+            }
+            to_result(bindings::rdma_bind_addr(raw, sockaddr.as_mut_ptr()))?;
+            to_result(bindings::rdma_listen(raw, backlog))?;
+        }
+        Ok(this)
+    }
+
+    /// Stops listening and waits for that, so that the address is free.
+    ///
+    /// # Errors
+    ///
+    /// `EDEADLK` in the listener's own [`Accept::request`]; it then ends from a work item.
+    pub fn destroy(self, cx: &Sleepable) -> Result {
+        if self.state.0.running.load(Relaxed) == current_task() {
+            return Err(EDEADLK);
+        }
+        self.state.destroy(cx);
+        Ok(())
+    }
+}

@@ -1,0 +1,136 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Where code runs, as types.
+//!
+//! A token of type [`Atomic`] or [`Sleepable`] is a proof of the caller's context: whatever may sleep asks for a
+//! [`&Sleepable`](Sleepable), and a completion handler is handed the token of the context that it runs in. The tokens
+//! are zero-sized and cannot leave their thread.
+//!
+//! The polling contexts of a completion queue ([`Direct`], [`Softirq`], [`Workqueue`], [`UnboundWorkqueue`]) are types
+//! too; [`Provides`] says which token each of them can give to a handler.
+//!
+//! C header: [`include/rdma/ib_verbs.h`](srctree/include/rdma/ib_verbs.h) (`enum ib_poll_context`)
+
+use crate::bindings;
+use kernel::{
+    prelude::*,
+    types::NotThreadSafe, //
+};
+
+mod private {
+    pub trait Sealed {}
+}
+use private::Sealed;
+
+/// A context that code can run in.
+pub trait Context: Sealed + 'static {
+    /// Claims to run in this context.
+    ///
+    /// # Safety
+    ///
+    /// The caller must run in a context that allows what this one allows, for as long as the token lives.
+    #[doc(hidden)]
+    unsafe fn assume() -> Self;
+}
+
+/// Proof of nothing: the code may run in any context and must not sleep.
+pub struct Atomic(NotThreadSafe);
+
+/// Proof that the code may sleep.
+///
+/// # Invariants
+///
+/// The current task may sleep.
+pub struct Sleepable(NotThreadSafe);
+
+impl Sleepable {
+    /// Returns the token where the caller may sleep: process context, no spinlock, no RCU read-side section.
+    ///
+    /// This is how code that nobody handed a token (module initialisation, a configfs callback, a work item) gets one.
+    /// A held spinlock goes unnoticed without `CONFIG_PREEMPT_COUNT`.
+    ///
+    /// # Errors
+    ///
+    /// `EAGAIN` in interrupt, softirq or otherwise atomic context.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use rdma::context::Sleepable;
+    ///
+    /// let cx = Sleepable::current()?;
+    /// # Ok::<(), Error>(())
+    /// ```
+    #[inline]
+    pub fn current() -> Result<Self> {
+        // SAFETY: The helper only reads the state of the current task and CPU.
+        if unsafe { bindings::rdma_helper_may_sleep() } {
+            // INVARIANT: Just checked.
+            Ok(Self(NotThreadSafe))
+        } else {
+            Err(EAGAIN)
+        }
+    }
+}
+
+impl Sealed for Atomic {}
+impl Context for Atomic {
+    #[inline]
+    unsafe fn assume() -> Self {
+        Self(NotThreadSafe)
+    }
+}
+
+impl Sealed for Sleepable {}
+impl Context for Sleepable {
+    #[inline]
+    unsafe fn assume() -> Self {
+        // INVARIANT: The caller's promise.
+        Self(NotThreadSafe)
+    }
+}
+
+/// How a completion queue is polled, as `enum ib_poll_context`.
+pub trait PollContext: Sealed + Send + Sync + 'static {
+    /// The C value.
+    #[doc(hidden)]
+    const RAW: bindings::ib_poll_context;
+
+    /// The context's name.
+    const NAME: &'static str;
+}
+
+/// A [`PollContext`] whose handlers run where a `C` token holds.
+pub trait Provides<C: Context>: PollContext {}
+
+macro_rules! poll_context {
+    ($(#[$doc:meta])* $name:ident, $raw:ident, $text:literal, [$($context:ty),*]) => {
+        $(#[$doc])*
+        pub enum $name {}
+        impl Sealed for $name {}
+        impl PollContext for $name {
+            const RAW: bindings::ib_poll_context = bindings::$raw;
+            const NAME: &'static str = $text;
+        }
+        $(impl Provides<$context> for $name {})*
+    };
+}
+
+poll_context!(
+    /// Polled by the caller of [`Cq::process`](crate::cq::Cq::process) (`IB_POLL_DIRECT`).
+    ///
+    /// The caller may be atomic, so handlers must not sleep.
+    Direct, ib_poll_context_IB_POLL_DIRECT, "direct", [Atomic]
+);
+poll_context!(
+    /// Polled in softirq context through `irq_poll` (`IB_POLL_SOFTIRQ`).
+    Softirq, ib_poll_context_IB_POLL_SOFTIRQ, "softirq", [Atomic]
+);
+poll_context!(
+    /// Polled from a work item on the completion's CPU (`IB_POLL_WORKQUEUE`). Handlers may sleep.
+    Workqueue, ib_poll_context_IB_POLL_WORKQUEUE, "workqueue", [Atomic, Sleepable]
+);
+poll_context!(
+    /// Polled from a work item on any CPU (`IB_POLL_UNBOUND_WORKQUEUE`). Handlers may sleep.
+    UnboundWorkqueue, ib_poll_context_IB_POLL_UNBOUND_WORKQUEUE, "unbound_workqueue", [Atomic, Sleepable]
+);

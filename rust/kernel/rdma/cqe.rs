@@ -1,0 +1,190 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Completion callbacks.
+//!
+//! A request is posted by moving its owner into the queue: a `Pin<KBox<T>>` or an `Arc<T>`, where `T` embeds a
+//! [`Cqe`]. When the request completes, [`CqeHandler::done`] gets the owner back, once. Between the two nobody can free
+//! or, for a `Pin<KBox<T>>`, touch what the device uses.
+//!
+//! The C core calls `wc->wr_cqe->done(cq, wc)`. Here `done` is a function made for `T` that does `container_of` and calls
+//! the handler, so a [`Cqe`] is the eight bytes of `struct ib_cqe`, and nothing is looked up or allocated.
+//!
+//! # Examples
+//!
+//! ```
+//! use rdma::{context::Atomic, cqe::{Cqe, CqeHandler, HasCqe}, dma::{Buf, FromDevice}, wc::Wc};
+//!
+//! #[derive(HasCqe)]
+//! struct Recv {
+//!     cqe: Cqe<Self>,
+//!     buf: Buf<FromDevice>,
+//! }
+//!
+//! impl CqeHandler for Recv {
+//!     type Pointer = Pin<KBox<Self>>;
+//!     type Needs = Atomic;
+//!
+//!     fn done(this: Self::Pointer, wc: &Wc, _cx: &Atomic) {
+//!         match wc.result() {
+//!             Ok(wc) => pr_info!("received {} bytes\n", wc.byte_len()),
+//!             Err(e) => pr_info!("{}\n", e.status),
+//!         }
+//!         drop(this);
+//!     }
+//! }
+//! ```
+//!
+//! C header: [`include/rdma/ib_verbs.h`](srctree/include/rdma/ib_verbs.h) (`struct ib_cqe`)
+
+use crate::{
+    bindings,
+    context::Context,
+    wc::Wc, //
+};
+use core::{
+    marker::PhantomData,
+    ops::Deref, //
+};
+use kernel::{
+    prelude::*,
+    sync::Arc, //
+};
+
+pub use rdma_macros::HasCqe;
+
+/// A completion callback embedded in `T`, as `struct ib_cqe`.
+///
+/// A type with several requests in flight at once has several of these, told apart by `ID`.
+///
+/// # Invariants
+///
+/// `inner.done` is [`done::<T, ID>`](done).
+#[repr(transparent)]
+pub struct Cqe<T, const ID: u64 = 0> {
+    inner: bindings::ib_cqe,
+    _owner: PhantomData<fn(T)>,
+}
+
+impl<T: CqeHandler<ID>, const ID: u64> Cqe<T, ID> {
+    /// Creates a callback that gives a `T` to its handler.
+    #[inline]
+    pub const fn new() -> Self {
+        // INVARIANT: As required.
+        Self {
+            inner: bindings::ib_cqe {
+                done: Some(done::<T, ID>),
+            },
+            _owner: PhantomData,
+        }
+    }
+}
+
+impl<T: CqeHandler<ID>, const ID: u64> Default for Cqe<T, ID> {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// Says where a type embeds its [`Cqe<Self, ID>`]. Derive it: `#[derive(HasCqe)]`.
+///
+/// # Safety
+///
+/// A `Cqe<Self, ID>` is at offset `OFFSET` of `Self`.
+pub unsafe trait HasCqe<const ID: u64 = 0>: Sized {
+    /// The offset of the field, in bytes.
+    const OFFSET: usize;
+}
+
+/// A pointer that can own a posted request: `Pin<KBox<T>>` for exclusive owners, `Arc<T>` for shared ones.
+///
+/// # Safety
+///
+/// The address that `into_cqe` returns is that of the [`Cqe`] in a `T` that stays there, unmodified but through interior
+/// mutability, until `from_cqe` gets that address back.
+pub unsafe trait CqePointer<const ID: u64>: Deref + Sized + Send + 'static {
+    /// Gives up the owner for the address of its callback.
+    #[doc(hidden)]
+    fn into_cqe(self) -> *mut bindings::ib_cqe;
+
+    /// Takes the owner back.
+    ///
+    /// # Safety
+    ///
+    /// `cqe` comes from `into_cqe` of the same type, and each one is taken back once.
+    #[doc(hidden)]
+    unsafe fn from_cqe(cqe: *mut bindings::ib_cqe) -> Self;
+}
+
+/// What happens when a request that owns a `Self` completes.
+pub trait CqeHandler<const ID: u64 = 0>: HasCqe<ID> {
+    /// The pointer that owns a posted request.
+    type Pointer: CqePointer<ID, Target = Self>;
+
+    /// The context that the handler needs: [`Atomic`](crate::context::Atomic) or
+    /// [`Sleepable`](crate::context::Sleepable). The request cannot be posted to a QP whose completion queue is polled
+    /// elsewhere.
+    type Needs: Context;
+
+    /// Takes the owner of a completed request back (`ib_cqe.done`).
+    ///
+    /// Handlers of one completion queue may run at the same time.
+    fn done(this: Self::Pointer, wc: &Wc, cx: &Self::Needs);
+}
+
+/// The `done` callback of every `Cqe<T, ID>`.
+unsafe extern "C" fn done<T: CqeHandler<ID>, const ID: u64>(
+    _cq: *mut bindings::ib_cq,
+    wc: *mut bindings::ib_wc,
+) {
+    // SAFETY: The core passes a completion that is valid during this call, and `Wc` is transparent.
+    let wc = unsafe { &*wc.cast::<Wc>() };
+    // SAFETY: The request was posted with the address from `into_cqe`, and completes once: the driver's contract.
+    let this = unsafe { T::Pointer::from_cqe(wc.cqe()) };
+    // SAFETY: Posting checked that the completion queue is polled in a context that provides this one.
+    let cx = unsafe { T::Needs::assume() };
+    T::done(this, wc, &cx);
+}
+
+// SAFETY: A pinned box keeps its content in place; the address is derived from the raw pointer that `from_cqe` makes
+// the box from again, and the offset is that of the field.
+unsafe impl<T, const ID: u64> CqePointer<ID> for Pin<KBox<T>>
+where
+    T: CqeHandler<ID, Pointer = Self> + Send + 'static,
+{
+    #[inline]
+    fn into_cqe(self) -> *mut bindings::ib_cqe {
+        // SAFETY: The content is not moved: it goes back into a pinned box.
+        let ptr = KBox::into_raw(unsafe { Pin::into_inner_unchecked(self) });
+        // SAFETY: The field is inside of the allocation.
+        unsafe { ptr.byte_add(T::OFFSET) }.cast()
+    }
+
+    #[inline]
+    unsafe fn from_cqe(cqe: *mut bindings::ib_cqe) -> Self {
+        // SAFETY: By the caller's promise this is the pointer that `into_cqe` started from.
+        let ptr = unsafe { cqe.byte_sub(T::OFFSET) }.cast::<T>();
+        // SAFETY: As above, and the content was pinned.
+        unsafe { Pin::new_unchecked(KBox::from_raw(ptr)) }
+    }
+}
+
+// SAFETY: The content of an `Arc` stays in place while the reference that was given up counts.
+unsafe impl<T, const ID: u64> CqePointer<ID> for Arc<T>
+where
+    T: CqeHandler<ID, Pointer = Self> + Send + Sync + 'static,
+{
+    #[inline]
+    fn into_cqe(self) -> *mut bindings::ib_cqe {
+        let ptr = Arc::into_raw(self).cast_mut();
+        // SAFETY: The field is inside of the allocation.
+        unsafe { ptr.byte_add(T::OFFSET) }.cast()
+    }
+
+    #[inline]
+    unsafe fn from_cqe(cqe: *mut bindings::ib_cqe) -> Self {
+        // SAFETY: By the caller's promise this is the pointer that `into_cqe` started from.
+        let ptr = unsafe { cqe.byte_sub(T::OFFSET) }.cast::<T>();
+        // SAFETY: As above.
+        unsafe { Arc::from_raw(ptr) }
+    }
+}

@@ -1,0 +1,178 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Destruction that sleeps, away from whoever drops the last handle.
+//!
+//! The last handle of a QP may well be dropped in its own completion handler, in a softirq. So a drop only queues the
+//! object; a work item of this module, which may sleep, destroys it. What is queued still has its
+//! [`Hold`](crate::gate::Hold), so removal and unload wait for it.
+
+use crate::{
+    bindings,
+    context::{
+        Context,
+        Sleepable, //
+    }, //
+};
+use core::{
+    mem::ManuallyDrop,
+    ops::Deref, //
+};
+use kernel::{
+    impl_has_work,
+    new_work,
+    prelude::*,
+    sync::atomic::{
+        ordering::{
+            Acquire,
+            Release, //
+        },
+        Atomic, //
+    },
+    workqueue::{
+        self,
+        Work,
+        WorkItem, //
+    }, //
+};
+
+/// The queue that destroys, owned by the core module.
+///
+/// # Invariants
+///
+/// Zero, or the address of a workqueue that lives as long as this module's text can be reached by its users.
+static QUEUE: Atomic<usize> = Atomic::new(0);
+
+/// Owns the workqueue; part of the core module.
+pub(crate) struct Queue(());
+
+impl Queue {
+    pub(crate) fn new() -> Result<Self> {
+        // SAFETY: The format has no conversions.
+        let wq = unsafe {
+            bindings::rdma_helper_alloc_workqueue(c"rdma_rs".as_char_ptr())
+        };
+        if wq.is_null() {
+            return Err(ENOMEM);
+        }
+        // INVARIANT: Just allocated, destroyed only with this module.
+        QUEUE.store(wq as usize, Release);
+        Ok(Self(()))
+    }
+
+    pub(crate) fn get() -> &'static workqueue::Queue {
+        // SAFETY: By the invariant of `QUEUE`: a caller has objects of this crate, so the module is initialised and not
+        // being unloaded.
+        unsafe { workqueue::Queue::from_raw(QUEUE.load(Acquire) as *const _) }
+    }
+}
+
+impl Drop for Queue {
+    fn drop(&mut self) {
+        // SAFETY: Modules that use this one are gone, and all their objects before them, so nothing queues any more.
+        // Destroying drains what still returns from its last work item.
+        unsafe { bindings::destroy_workqueue(QUEUE.load(Acquire) as *mut _) };
+    }
+}
+
+/// Something whose destruction sleeps.
+pub(crate) trait Teardown: Send + 'static {
+    /// Destroys it. Called once; what the value owns is dropped after that, unless it says to leak it.
+    fn teardown(&mut self, cx: &Sleepable) -> Fate;
+}
+
+/// What becomes of the value after its [`Teardown`].
+#[derive(PartialEq, Eq)]
+pub(crate) enum Fate {
+    /// It is destroyed: drop it.
+    Gone,
+    /// It could not be proved to be out of use: never free it.
+    Leak,
+}
+
+/// A value that is torn down by a work item when it is dropped.
+///
+/// # Invariants
+///
+/// The box is there until the value is dropped or destroyed.
+pub(crate) struct Deferred<T: Teardown>(ManuallyDrop<Pin<KBox<Item<T>>>>);
+
+#[pin_data]
+struct Item<T: Teardown> {
+    #[pin]
+    work: Work<Item<T>>,
+    value: ManuallyDrop<T>,
+}
+
+impl_has_work! {
+    impl{T: Teardown} HasWork<Self> for Item<T> { self.work }
+}
+
+impl<T: Teardown> Item<T> {
+    fn finish(self: Pin<KBox<Self>>, cx: &Sleepable) {
+        // SAFETY: Nothing is moved out but `value`, which is not pinned structurally.
+        let mut item = unsafe { Pin::into_inner_unchecked(self) };
+        if item.value.teardown(cx) == Fate::Gone {
+            // SAFETY: Dropped once: the box is freed right after this.
+            unsafe { ManuallyDrop::drop(&mut item.value) };
+        }
+    }
+}
+
+impl<T: Teardown> WorkItem for Item<T> {
+    type Pointer = Pin<KBox<Self>>;
+
+    fn run(this: Self::Pointer) {
+        // SAFETY: Work items run in process context.
+        let cx = unsafe { Sleepable::assume() };
+        this.finish(&cx);
+    }
+}
+
+impl<T: Teardown> Deferred<T> {
+    /// Wraps a value. On failure the value is torn down at once.
+    ///
+    /// To be called from functions that are not generic only, so that the work item's code is this module's: a ULP's
+    /// code may be gone when it returns.
+    pub(crate) fn new(mut value: T, cx: &Sleepable) -> Result<Self> {
+        match KBox::<Item<T>>::new_uninit(GFP_KERNEL) {
+            Ok(slot) => {
+                let item = slot.write_pin_init::<core::convert::Infallible>(pin_init!(Item {
+                    work <- new_work!("rdma::Deferred"),
+                    value: ManuallyDrop::new(value),
+                }));
+                // INVARIANT: The box is there.
+                item.map(|item| Self(ManuallyDrop::new(item)))
+                    .map_err(|never| match never {})
+            }
+            Err(e) => {
+                if value.teardown(cx) == Fate::Leak {
+                    core::mem::forget(value);
+                }
+                Err(e.into())
+            }
+        }
+    }
+
+    /// Tears the value down now and waits for the end of it.
+    pub(crate) fn destroy(self, cx: &Sleepable) {
+        let mut this = ManuallyDrop::new(self);
+        // SAFETY: `this` is not used again and is not dropped.
+        unsafe { ManuallyDrop::take(&mut this.0) }.finish(cx);
+    }
+}
+
+impl<T: Teardown> Deref for Deferred<T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        &self.0.value
+    }
+}
+
+impl<T: Teardown> Drop for Deferred<T> {
+    fn drop(&mut self) {
+        // SAFETY: By the type invariant, and `self` is not used again.
+        let item = unsafe { ManuallyDrop::take(&mut self.0) };
+        Queue::get().enqueue(item);
+    }
+}

@@ -1,0 +1,160 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! RDMA devices, as a ULP sees them.
+//!
+//! C header: [`include/rdma/ib_verbs.h`](srctree/include/rdma/ib_verbs.h) (`struct ib_device`)
+
+use crate::{
+    bindings,
+    client::Core,
+    context::Sleepable,
+    gate::{
+        Gate,
+        Hold,
+        Kind, //
+    }, //
+};
+use core::ptr::NonNull;
+use kernel::{
+    fmt,
+    prelude::*,
+    str::CStr, //
+};
+
+/// What the crate keeps for one device of one client, from `add` to the end of `remove`.
+///
+/// # Invariants
+///
+/// `raw` is a registered device until `gate` is closed and empty.
+#[pin_data]
+pub(crate) struct Inner {
+    #[pin]
+    pub(crate) gate: Gate,
+    pub(crate) raw: NonNull<bindings::ib_device>,
+    pub(crate) client: NonNull<Core>,
+}
+
+/// A handle of a device for one ULP: what `add` gets and what everything else is created from.
+///
+/// It is a counted reference. `remove` (so module unload too) waits until every handle and every object made from it is
+/// gone; a leaked one stalls removal with a message, and is never used after the device. Cloning is one atomic
+/// operation; posting and polling need no handle.
+///
+/// # Invariants
+///
+/// `inner` is valid while `hold` lives, and `hold` is a hold on its gate.
+pub struct Device {
+    inner: NonNull<Inner>,
+    hold: Hold,
+}
+
+// SAFETY: `struct ib_device` may be used from any thread, and the rest is read-only or atomic.
+unsafe impl Send for Device {}
+// SAFETY: As above.
+unsafe impl Sync for Device {}
+
+impl Device {
+    /// Makes a handle, unless the device is being removed from the client.
+    ///
+    /// # Safety
+    ///
+    /// `inner` must stay valid until its gate is closed.
+    pub(crate) unsafe fn new(inner: NonNull<Inner>) -> Result<Self> {
+        // SAFETY: `inner` is valid by the caller's promise.
+        let hold = unsafe { inner.as_ref().gate.hold(Kind::Device) }?;
+        // INVARIANT: Just taken.
+        Ok(Self { inner, hold })
+    }
+
+    pub(crate) fn inner(&self) -> &Inner {
+        // SAFETY: By the type invariant.
+        unsafe { self.inner.as_ref() }
+    }
+
+    pub(crate) fn hold(&self, kind: Kind) -> Hold {
+        self.hold.another(kind)
+    }
+
+    pub(crate) fn client(&self) -> &Core {
+        // SAFETY: A client outlives its devices, and the hold keeps this device.
+        unsafe { self.inner().client.as_ref() }
+    }
+
+    pub(crate) fn as_raw(&self) -> *mut bindings::ib_device {
+        self.inner().raw.as_ptr()
+    }
+
+    fn attrs(&self) -> &bindings::ib_device_attr {
+        // SAFETY: The device is registered by the invariant of `Inner`; its attributes do not change after that.
+        unsafe { &(*self.as_raw()).attrs }
+    }
+
+    /// Returns the device's name, such as `rxe0`.
+    pub fn name(&self) -> &CStr {
+        // SAFETY: A registered device has a name, and the borrow does not outlive the handle. A rename (rare, by the
+        // administrator) changes bytes in place and keeps the terminator.
+        unsafe { CStr::from_char_ptr(bindings::rdma_helper_device_name(self.as_raw())) }
+    }
+
+    /// Returns the largest number of entries that a completion queue can have.
+    pub fn max_cqe(&self) -> u32 {
+        self.attrs().max_cqe.try_into().unwrap_or(0)
+    }
+
+    /// Returns the largest number of outstanding work requests of a queue.
+    pub fn max_qp_wr(&self) -> u32 {
+        self.attrs().max_qp_wr.try_into().unwrap_or(0)
+    }
+
+    /// Returns the number of pages that a fast-registration MR can map.
+    pub fn max_fast_reg_pages(&self) -> u32 {
+        self.attrs().max_fast_reg_page_list_len
+    }
+
+    /// Returns the number of completion vectors, at least 1.
+    pub fn num_comp_vectors(&self) -> u32 {
+        // SAFETY: The device is registered by the invariant of `Inner`; the field does not change after that.
+        let vectors = unsafe { (*self.as_raw()).num_comp_vectors };
+        vectors.try_into().unwrap_or(1)
+    }
+}
+
+impl Clone for Device {
+    fn clone(&self) -> Self {
+        // INVARIANT: The new hold is on the same gate.
+        Self {
+            inner: self.inner,
+            hold: self.hold.another(Kind::Device),
+        }
+    }
+}
+
+impl PartialEq for Device {
+    fn eq(&self, other: &Self) -> bool {
+        self.inner == other.inner
+    }
+}
+
+impl fmt::Display for Device {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self.name(), f)
+    }
+}
+
+/// Waits until nothing of the device is used any more.
+pub(crate) fn wait_released(inner: &Inner, cx: &Sleepable) {
+    struct Who<'a>(&'a Inner);
+
+    impl fmt::Display for Who<'_> {
+        fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            // SAFETY: The device is registered until `remove` returns, and its client outlives that.
+            let (name, client) = unsafe {
+                let name = bindings::rdma_helper_device_name(self.0.raw.as_ptr());
+                (CStr::from_char_ptr(name), self.0.client.as_ref())
+            };
+            f.write_fmt(fmt!("{}: removal of {name}", client.name))
+        }
+    }
+
+    inner.gate.close(&Who(inner), cx);
+}

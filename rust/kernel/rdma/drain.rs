@@ -1,0 +1,192 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Proof that a QP has no request outstanding.
+//!
+//! `ib_drain_qp` returns nothing and only warns when it fails. This does what it does (the QP goes to the error state, and
+//! a marker request at the end of each queue completes after everything before it) with every result checked. Where a
+//! driver brings its own drain, that is called, and its contract is the proof.
+//!
+//! C source: `drivers/infiniband/core/verbs.c` (`ib_drain_qp`)
+
+use crate::{
+    bindings,
+    context::Sleepable,
+    cq, //
+};
+use core::mem::ManuallyDrop;
+use kernel::{
+    error::to_result,
+    prelude::*,
+    time::{
+        delay::fsleep,
+        msecs_to_jiffies,
+        Delta, //
+    },
+    types::Opaque, //
+};
+
+/// How long a drain may take before the QP is given up, in milliseconds.
+const PATIENCE_MS: u32 = 60_000;
+
+/// The length of one wait, in milliseconds. Direct CQs are polled, and full queues tried again, this often.
+const STEP_MS: u32 = 10;
+
+/// How many completions of a direct CQ are processed in a row.
+const BUDGET: i32 = 64;
+
+/// The request at the end of a queue.
+///
+/// # Invariants
+///
+/// Pinned, and never freed while its request is posted.
+#[repr(C)]
+struct Marker {
+    cqe: bindings::ib_cqe,
+    reached: Opaque<bindings::completion>,
+}
+
+impl Marker {
+    fn new() -> Result<Pin<KBox<Self>>> {
+        let marker = KBox::pin(
+            Self {
+                cqe: bindings::ib_cqe {
+                    done: Some(reached),
+                },
+                reached: Opaque::uninit(),
+            },
+            GFP_KERNEL,
+        )?;
+        // SAFETY: The memory is valid and pinned.
+        unsafe { bindings::init_completion(marker.reached.get()) };
+        Ok(marker)
+    }
+}
+
+unsafe extern "C" fn reached(_cq: *mut bindings::ib_cq, wc: *mut bindings::ib_wc) {
+    // SAFETY: `wc` is valid during this call, and the request was posted with the address of a marker's first field. The
+    // marker lives until this has completed it.
+    unsafe {
+        let marker = (*(*wc).__bindgen_anon_1.wr_cqe).cast::<Marker>();
+        bindings::complete((*marker).reached.get());
+    }
+}
+
+/// Posts a marker by `post` and waits until it completes.
+fn drain_queue(
+    cq: &cq::Inner,
+    post: impl Fn(*mut bindings::ib_cqe) -> c_int,
+    left: &mut u32,
+) -> Result {
+    let marker = ManuallyDrop::new(Marker::new()?);
+    let cqe = core::ptr::from_ref(&marker.cqe).cast_mut();
+    let step = |left: &mut u32| -> Result {
+        *left = left.checked_sub(STEP_MS).ok_or(ETIMEDOUT)?;
+        Ok(())
+    };
+
+    // A full queue has room again once something was flushed.
+    loop {
+        match to_result(post(cqe)) {
+            Ok(()) => break,
+            Err(e) if e == ENOMEM => {
+                step(left)?;
+                poll_direct(cq);
+                fsleep(Delta::from_millis(STEP_MS.into()));
+            }
+            Err(e) => {
+                // Not posted, so nothing will ever touch it.
+                drop(ManuallyDrop::into_inner(marker));
+                return Err(e);
+            }
+        }
+    }
+
+    loop {
+        poll_direct(cq);
+        // SAFETY: The completion is initialised, and the caller may sleep.
+        let reached = unsafe {
+            bindings::wait_for_completion_timeout(marker.reached.get(), msecs_to_jiffies(STEP_MS))
+        };
+        if reached != 0 {
+            // The marker has completed, so its memory is ours again.
+            drop(ManuallyDrop::into_inner(marker));
+            return Ok(());
+        }
+        step(left)?;
+    }
+}
+
+fn poll_direct(cq: &cq::Inner) {
+    if cq.is_direct() {
+        // SAFETY: The CQ is allocated while `cq` lives, and is a direct one.
+        while unsafe { bindings::ib_process_cq_direct(cq.raw.as_ptr(), BUDGET) } == BUDGET {}
+    }
+}
+
+/// Moves a QP to the error state and waits until every request that was posted to it before has completed.
+///
+/// # Errors
+///
+/// Nothing is proved on any error: `EDEADLK` in a handler of one of the CQs; `ETIMEDOUT`; or what the driver said.
+///
+/// # Safety
+///
+/// `qp` is a valid QP that completes to the two CQs and has no SRQ.
+pub(crate) unsafe fn drain(
+    qp: *mut bindings::ib_qp,
+    send_cq: &cq::Inner,
+    recv_cq: &cq::Inner,
+    _cx: &Sleepable,
+) -> Result {
+    if send_cq.is_polled_by_current() || recv_cq.is_polled_by_current() {
+        return Err(EDEADLK);
+    }
+    let mut left = PATIENCE_MS;
+    // SAFETY: The QP is valid, so its device is, and the operations of a device do not change.
+    let ops = unsafe { &(*(*qp).device).ops };
+
+    let mut attr = bindings::ib_qp_attr {
+        qp_state: bindings::ib_qp_state_IB_QPS_ERR,
+        ..Default::default()
+    };
+    let mask = bindings::ib_qp_attr_mask_IB_QP_STATE as c_int;
+    // SAFETY: The QP is valid; the attributes are complete for this mask.
+    to_result(unsafe { bindings::ib_modify_qp(qp, &raw mut attr, mask) })?;
+
+    match ops.drain_sq {
+        // SAFETY: The driver's own drain takes any valid QP, in process context.
+        Some(drain_sq) => unsafe { drain_sq(qp) },
+        None => drain_queue(
+            send_cq,
+            |cqe| {
+                let mut wr = bindings::ib_rdma_wr::default();
+                wr.wr.__bindgen_anon_1.wr_cqe = ManuallyDrop::new(cqe);
+                wr.wr.opcode = bindings::ib_wr_opcode_IB_WR_RDMA_WRITE;
+                wr.wr.send_flags = bindings::ib_send_flags_IB_SEND_SIGNALED as c_int;
+                let mut bad = core::ptr::null();
+                // SAFETY: The QP is valid, and the request has no memory.
+                ops.post_send
+                    .map_or(EOPNOTSUPP.to_errno(), |post| unsafe { post(qp, &wr.wr, &mut bad) })
+            },
+            &mut left,
+        )?,
+    }
+
+    match ops.drain_rq {
+        // SAFETY: As above.
+        Some(drain_rq) => unsafe { drain_rq(qp) },
+        None => drain_queue(
+            recv_cq,
+            |cqe| {
+                let mut wr = bindings::ib_recv_wr::default();
+                wr.__bindgen_anon_1.wr_cqe = ManuallyDrop::new(cqe);
+                let mut bad = core::ptr::null();
+                // SAFETY: As above.
+                ops.post_recv
+                    .map_or(EOPNOTSUPP.to_errno(), |post| unsafe { post(qp, &wr, &mut bad) })
+            },
+            &mut left,
+        )?,
+    }
+    Ok(())
+}

@@ -1,0 +1,182 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Counts of what still uses something that is about to go away.
+//!
+//! A device cannot be removed and a module cannot be unloaded while a handle of theirs lives: each handle is a [`Hold`]
+//! on a [`Gate`], and the removal closes the gate and waits. A handle that is leaked stalls the removal, with a message
+//! that names it, instead of being used after it is gone. Posting and completing never touch a gate.
+
+use crate::{
+    bindings,
+    context::Sleepable, //
+};
+use core::ptr::NonNull;
+use kernel::{
+    fmt,
+    prelude::*,
+    sync::atomic::{
+        ordering::{
+            Full,
+            Relaxed, //
+        },
+        Atomic, //
+    },
+    time::msecs_to_jiffies,
+    types::Opaque, //
+};
+
+/// How long to wait between two messages about what is still held, in milliseconds.
+const REPORT_MS: u32 = 10_000;
+
+/// Set in [`Gate::count`] once the gate is closed.
+const CLOSED: i64 = 1 << 62;
+
+/// What a hold is for, to name it in messages.
+#[derive(Clone, Copy)]
+pub(crate) enum Kind {
+    Device,
+    Pd,
+    Cq,
+    Qp,
+    Mr,
+    Id,
+    Client,
+}
+
+const NAMES: [&str; 7] = ["device handle", "PD", "CQ", "QP", "MR", "CM id", "client handle"];
+
+/// A gate that stays open while holds on it may be taken.
+///
+/// # Invariants
+///
+/// - The low bits of `count` are the number of live [`Hold`]s; the bit [`CLOSED`] is set once and stays.
+/// - `empty` is completed exactly when the count is `CLOSED` and nothing else, and is not touched after that.
+#[pin_data]
+pub(crate) struct Gate {
+    count: Atomic<i64>,
+    kinds: [Atomic<i32>; NAMES.len()],
+    #[pin]
+    empty: Opaque<bindings::completion>,
+}
+
+// SAFETY: A gate is made of atomics and a completion, which may be used from any thread.
+unsafe impl Send for Gate {}
+// SAFETY: As above.
+unsafe impl Sync for Gate {}
+
+impl Gate {
+    pub(crate) fn new() -> impl PinInit<Self> {
+        // INVARIANT: Nothing is held, the gate is open.
+        pin_init!(Self {
+            count: Atomic::new(0),
+            kinds: [const { Atomic::new(0) }; NAMES.len()],
+            empty <- Opaque::ffi_init(|slot| {
+                // SAFETY: `slot` is valid for writes; a completion is initialised in place and stays pinned.
+                unsafe { bindings::init_completion(slot) }
+            }),
+        })
+    }
+
+    /// Takes a hold, unless the gate is closed.
+    ///
+    /// # Safety
+    ///
+    /// The gate must stay where it is until it has been closed and [`Gate::close`] has returned.
+    pub(crate) unsafe fn hold(&self, kind: Kind) -> Result<Hold> {
+        let mut old = self.count.load(Relaxed);
+        loop {
+            if old & CLOSED != 0 {
+                return Err(ENODEV);
+            }
+            match self.count.cmpxchg(old, old + 1, Full) {
+                Ok(_) => break,
+                Err(now) => old = now,
+            }
+        }
+        self.kinds[kind as usize].add(1, Relaxed);
+        // INVARIANT: Just counted.
+        Ok(Hold {
+            gate: NonNull::from(self),
+            kind,
+        })
+    }
+
+    /// Closes the gate and waits until nothing holds it, telling `who` is still waiting for what.
+    pub(crate) fn close(&self, who: &dyn fmt::Display, _cx: &Sleepable) {
+        // INVARIANT: From here no hold is added, so the count can only fall.
+        if self.count.fetch_add(CLOSED, Full) == 0 {
+            return;
+        }
+        loop {
+            // SAFETY: `empty` is initialised and pinned; the token says that this task may sleep.
+            let left = unsafe {
+                bindings::wait_for_completion_timeout(self.empty.get(), msecs_to_jiffies(REPORT_MS))
+            };
+            if left != 0 {
+                return;
+            }
+            pr_warn!("{who}: waits for {}\n", Report(self));
+        }
+    }
+}
+
+/// What is held, for messages.
+struct Report<'a>(&'a Gate);
+
+impl fmt::Display for Report<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut separator = "";
+        for (name, count) in NAMES.iter().zip(&self.0.kinds) {
+            let count = count.load(Relaxed);
+            if count != 0 {
+                write!(f, "{separator}{count} {name}(s)")?;
+                separator = ", ";
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A hold on a [`Gate`]: while it lives, what the gate guards stays.
+///
+/// # Invariants
+///
+/// `gate` is valid, and its count includes this hold under `kind`.
+pub(crate) struct Hold {
+    gate: NonNull<Gate>,
+    kind: Kind,
+}
+
+// SAFETY: A hold only counts, with atomics.
+unsafe impl Send for Hold {}
+// SAFETY: As above.
+unsafe impl Sync for Hold {}
+
+impl Hold {
+    /// Takes another hold on the same gate, also when it is closed: the first one keeps it from opening.
+    pub(crate) fn another(&self, kind: Kind) -> Self {
+        // SAFETY: By the type invariant.
+        let gate = unsafe { self.gate.as_ref() };
+        gate.count.add(1, Relaxed);
+        gate.kinds[kind as usize].add(1, Relaxed);
+        // INVARIANT: Just counted, and `self` keeps the gate in place.
+        Self {
+            gate: self.gate,
+            kind,
+        }
+    }
+}
+
+impl Drop for Hold {
+    fn drop(&mut self) {
+        // SAFETY: By the type invariant.
+        let gate = unsafe { self.gate.as_ref() };
+        gate.kinds[self.kind as usize].add(-1, Relaxed);
+        // Full ordering: everything done under this hold happens before the guarded thing goes away.
+        if gate.count.fetch_sub(1, Full) == CLOSED + 1 {
+            // SAFETY: `close` cannot have returned: it waits for this completion. Waiting for a completion takes its
+            // lock, so `close` returns only after `complete` has done its last access.
+            unsafe { bindings::complete(gate.empty.get()) };
+        }
+    }
+}

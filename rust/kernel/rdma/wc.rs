@@ -1,0 +1,212 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Work completions.
+//!
+//! C header: [`include/rdma/ib_verbs.h`](srctree/include/rdma/ib_verbs.h) (`struct ib_wc`)
+
+use crate::bindings;
+use kernel::{
+    fmt,
+    prelude::*,
+    str::CStr, //
+};
+
+/// Why a request failed, as `enum ib_wc_status` without `IB_WC_SUCCESS`.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Status(bindings::ib_wc_status);
+
+macro_rules! statuses {
+    ($($(#[$doc:meta])* $name:ident = $raw:ident,)*) => {
+        impl Status {
+            $($(#[$doc])* pub const $name: Self = Self(bindings::$raw);)*
+        }
+    };
+}
+
+statuses! {
+    /// A receive buffer was too short, or a local length was wrong.
+    LOC_LEN_ERR = ib_wc_status_IB_WC_LOC_LEN_ERR,
+    /// Local QP operation error.
+    LOC_QP_OP_ERR = ib_wc_status_IB_WC_LOC_QP_OP_ERR,
+    /// Local end-to-end context error.
+    LOC_EEC_OP_ERR = ib_wc_status_IB_WC_LOC_EEC_OP_ERR,
+    /// A local key does not give access to the memory.
+    LOC_PROT_ERR = ib_wc_status_IB_WC_LOC_PROT_ERR,
+    /// The QP was in the error state: the request was flushed.
+    WR_FLUSH_ERR = ib_wc_status_IB_WC_WR_FLUSH_ERR,
+    /// Memory window bind error.
+    MW_BIND_ERR = ib_wc_status_IB_WC_MW_BIND_ERR,
+    /// The peer's response was unexpected.
+    BAD_RESP_ERR = ib_wc_status_IB_WC_BAD_RESP_ERR,
+    /// A local key does not give access to memory that the peer wrote.
+    LOC_ACCESS_ERR = ib_wc_status_IB_WC_LOC_ACCESS_ERR,
+    /// The peer found the request invalid.
+    REM_INV_REQ_ERR = ib_wc_status_IB_WC_REM_INV_REQ_ERR,
+    /// The remote key does not give access to the memory.
+    REM_ACCESS_ERR = ib_wc_status_IB_WC_REM_ACCESS_ERR,
+    /// The peer could not complete the operation.
+    REM_OP_ERR = ib_wc_status_IB_WC_REM_OP_ERR,
+    /// The peer does not answer.
+    RETRY_EXC_ERR = ib_wc_status_IB_WC_RETRY_EXC_ERR,
+    /// The peer had no receive posted for too long.
+    RNR_RETRY_EXC_ERR = ib_wc_status_IB_WC_RNR_RETRY_EXC_ERR,
+    /// Local RDD violation.
+    LOC_RDD_VIOL_ERR = ib_wc_status_IB_WC_LOC_RDD_VIOL_ERR,
+    /// The peer rejected an RD request.
+    REM_INV_RD_REQ_ERR = ib_wc_status_IB_WC_REM_INV_RD_REQ_ERR,
+    /// The peer aborted the operation.
+    REM_ABORT_ERR = ib_wc_status_IB_WC_REM_ABORT_ERR,
+    /// Invalid end-to-end context number.
+    INV_EECN_ERR = ib_wc_status_IB_WC_INV_EECN_ERR,
+    /// Invalid end-to-end context state.
+    INV_EEC_STATE_ERR = ib_wc_status_IB_WC_INV_EEC_STATE_ERR,
+    /// Fatal error.
+    FATAL_ERR = ib_wc_status_IB_WC_FATAL_ERR,
+    /// Response timeout.
+    RESP_TIMEOUT_ERR = ib_wc_status_IB_WC_RESP_TIMEOUT_ERR,
+    /// Other error.
+    GENERAL_ERR = ib_wc_status_IB_WC_GENERAL_ERR,
+}
+
+impl Status {
+    /// Returns the C value. Drivers may report values that have no name here.
+    pub fn as_raw(self) -> u32 {
+        self.0
+    }
+
+    /// Returns the text of the status (`ib_wc_status_msg`).
+    pub fn as_str(self) -> &'static CStr {
+        // SAFETY: The function takes any value and returns a string that lives as long as the kernel.
+        unsafe { CStr::from_char_ptr(bindings::ib_wc_status_msg(self.0)) }
+    }
+}
+
+impl fmt::Display for Status {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self.as_str(), f)
+    }
+}
+
+/// What a successful completion completes, as `enum ib_wc_opcode`.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Opcode {
+    /// A SEND of any kind.
+    Send,
+    /// An RDMA WRITE.
+    RdmaWrite,
+    /// An RDMA READ.
+    RdmaRead,
+    /// A compare and swap.
+    CompSwap,
+    /// A fetch and add.
+    FetchAdd,
+    /// A local invalidation.
+    LocalInv,
+    /// A fast registration.
+    RegMr,
+    /// A receive.
+    Recv,
+    /// A receive consumed by an RDMA WRITE with immediate data.
+    RecvRdmaWithImm,
+    /// Anything else, by its C value.
+    Other(u32),
+}
+
+impl From<bindings::ib_wc_opcode> for Opcode {
+    #[inline]
+    fn from(raw: bindings::ib_wc_opcode) -> Self {
+        match raw {
+            bindings::ib_wc_opcode_IB_WC_SEND => Self::Send,
+            bindings::ib_wc_opcode_IB_WC_RDMA_WRITE => Self::RdmaWrite,
+            bindings::ib_wc_opcode_IB_WC_RDMA_READ => Self::RdmaRead,
+            bindings::ib_wc_opcode_IB_WC_COMP_SWAP => Self::CompSwap,
+            bindings::ib_wc_opcode_IB_WC_FETCH_ADD => Self::FetchAdd,
+            bindings::ib_wc_opcode_IB_WC_LOCAL_INV => Self::LocalInv,
+            bindings::ib_wc_opcode_IB_WC_REG_MR => Self::RegMr,
+            bindings::ib_wc_opcode_IB_WC_RECV => Self::Recv,
+            bindings::ib_wc_opcode_IB_WC_RECV_RDMA_WITH_IMM => Self::RecvRdmaWithImm,
+            other => Self::Other(other),
+        }
+    }
+}
+
+/// A failed completion: all that is valid of it besides its owner.
+#[derive(Clone, Copy)]
+pub struct WcError {
+    /// Why.
+    pub status: Status,
+    /// The vendor's syndrome.
+    pub vendor_err: u32,
+}
+
+/// A successful completion.
+#[derive(Clone, Copy)]
+pub struct Success<'a>(&'a bindings::ib_wc);
+
+impl Success<'_> {
+    fn flag(&self, flag: bindings::ib_wc_flags) -> bool {
+        u32::try_from(self.0.wc_flags).is_ok_and(|flags| flags & flag != 0)
+    }
+
+    /// Returns what completed.
+    #[inline]
+    pub fn opcode(&self) -> Opcode {
+        self.0.opcode.into()
+    }
+
+    /// Returns the number of bytes transferred, of a receive or an RDMA READ. Of other requests the value means nothing.
+    #[inline]
+    pub fn byte_len(&self) -> usize {
+        // A 32-bit length fits everywhere that RDMA runs.
+        self.0.byte_len as usize
+    }
+
+    /// Returns the immediate data of a receive, in host byte order.
+    #[inline]
+    pub fn imm_data(&self) -> Option<u32> {
+        self.flag(bindings::ib_wc_flags_IB_WC_WITH_IMM).then(|| {
+            // SAFETY: The flag says which member of the union is set; both are integers.
+            u32::from_be(unsafe { *self.0.ex.imm_data })
+        })
+    }
+
+    /// Returns the remote key that the peer invalidated with this receive.
+    #[inline]
+    pub fn invalidated_rkey(&self) -> Option<u32> {
+        self.flag(bindings::ib_wc_flags_IB_WC_WITH_INVALIDATE).then(|| {
+            // SAFETY: The flag says which member of the union is set; both are integers.
+            unsafe { *self.0.ex.invalidate_rkey }
+        })
+    }
+}
+
+/// A work completion, as a handler sees it: valid during the call only.
+#[repr(transparent)]
+pub struct Wc(bindings::ib_wc);
+
+impl Wc {
+    /// Returns the request's result. Nothing but the [`WcError`] can be read of a failed one.
+    #[inline]
+    pub fn result(&self) -> core::result::Result<Success<'_>, WcError> {
+        if self.0.status == bindings::ib_wc_status_IB_WC_SUCCESS {
+            Ok(Success(&self.0))
+        } else {
+            Err(WcError {
+                status: Status(self.0.status),
+                vendor_err: self.0.vendor_err,
+            })
+        }
+    }
+
+    #[inline]
+    pub(crate) fn cqe(&self) -> *mut bindings::ib_cqe {
+        // SAFETY: The core calls handlers with `wr_cqe` set; both members of the union are as wide.
+        unsafe { *self.0.__bindgen_anon_1.wr_cqe }
+    }
+}
+
+impl From<WcError> for Error {
+    fn from(_: WcError) -> Self {
+        EIO
+    }
+}
