@@ -40,13 +40,13 @@ locked() {
 ticker() {
 	local title=$1 log=$2 lines=$3 begin=$SECONDS every=30 form='  %s: %s s%s\n' done_ part=
 	[[ -t 2 ]] && every=1 form='\r\033[K  %s: %s s%s'
-	while sleep "$every" && kill -0 $$; do
+	while sleep "$every" && kill -0 $$ 2>/dev/null; do
 		done_=$(wc -l <"$log")
 		((lines == 0)) || part=", $((done_ * 100 / lines > 99 ? 99 : done_ * 100 / lines)) %"
 		# shellcheck disable=SC2059
 		printf "$form" "$title" "$((SECONDS - begin))" "$part" >&2
 	done
-} 2>&2
+}
 
 # step TITLE LINES CMD...: runs CMD quietly; on failure shows the end of its output.
 # LINES is about how many lines it prints, for a percentage; 0 if unknown.
