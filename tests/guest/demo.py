@@ -1,0 +1,103 @@
+#!/usr/bin/python3
+# SPDX-License-Identifier: GPL-2.0
+"""The main job, in a VM: rping in every polling context and pairing, as a table.
+
+demo COUNT REPORT: COUNT pings a row; the rows go to the file REPORT as JSON."""
+
+import json
+import re
+import subprocess
+import sys
+import threading
+from contextlib import ExitStack
+
+from rping import CONTEXTS, Instance, finish, peer, ports, wait_listening
+
+SIZE = 64
+PAIRINGS = ("rust server, user client", "user server, rust client", "rust server, rust client")
+KEYS = ("context", "pairing", "pings", "bytes_verified", "completions", "errors", "rtt_ns", "ok")
+
+
+def run(context, pairing, count):
+    """One row: what the ends in Rust count, and whether all of it is as it must be."""
+    port = next(ports)
+    common = {"port": port, "size": SIZE, "context": context}
+    ends, user = [], None
+    with ExitStack() as stack:
+        if "rust server" in pairing:
+            server = stack.enter_context(Instance(**common))
+            server.write("listen", 1)
+            ends.append(server)
+        else:
+            user = peer("server", port, count, SIZE)
+            wait_listening(port)
+        if "rust client" in pairing:
+            client = stack.enter_context(Instance(count=count, **common))
+            client.connect()
+            ends.append(client)
+        else:
+            user = peer("client", port, count, SIZE)
+        status, said = finish(user) if user else (0, "")
+        stats = [end.settle("pings", count) for end in ends]
+    row = {"context": context, "pairing": pairing, "pings": stats[-1]["pings"]}
+    for key in ("bytes_verified", "completions", "errors"):
+        row[key] = sum(s[key] for s in stats)
+    row["rtt_ns"] = stats[-1]["rtt_ns"]
+    row["ok"] = (status == 0 and row["errors"] == 0 and row["rtt_ns"] > 0 and
+                 all(s["pings"] == count and s["bytes_verified"] == count * SIZE and
+                     s["completions"] >= 2 * count for s in stats))
+    return row, f"rping exited with {status}: {said}" if status else ""
+
+
+def table(rows):
+    cells = [KEYS] + [[("yes" if r[k] else "NO") if k == "ok" else str(r[k]) for k in KEYS]
+                      for r in rows]
+    widths = [max(map(len, column)) for column in zip(*cells)]
+    for line in cells:
+        print("  ".join(c.ljust(w) if i < 2 else c.rjust(w)
+                        for i, (c, w) in enumerate(zip(line, widths))))
+
+
+def show_cqs():
+    """What iproute2 says of the module's CQs, while one connection runs in each context."""
+    with ExitStack() as stack:
+        threads = []
+        for context in CONTEXTS:
+            common = {"port": next(ports), "context": context}
+            server = stack.enter_context(Instance(**common))
+            server.write("listen", 1)
+            client = stack.enter_context(Instance(count=0, **common))
+            threads.append((client, threading.Thread(target=client.connect)))
+            threads[-1][1].start()
+            client.settle("pings", 1)
+        shown = subprocess.run(["rdma", "resource", "show", "cq"], capture_output=True, text=True,
+                               check=True).stdout
+        for client, thread in threads:
+            client.write("connect", 0)
+            thread.join()
+    lines = [line for line in shown.splitlines() if re.search(r"\[rdma_r", line)]
+    print("\nrdma resource show cq, one connection a context (" + ", ".join(CONTEXTS) + "):")
+    print("\n".join(lines))
+    print("iproute2 prints contexts in the order before Linux 5.8: softirq shows as DIRECT,\n"
+          "workqueue as SOFTIRQ, unbound workqueue as WORKQUEUE.")
+    return len(lines) >= len(CONTEXTS)
+
+
+def main():
+    count, report = int(sys.argv[1]), sys.argv[2]
+    rows = []
+    for context in CONTEXTS:
+        for pairing in PAIRINGS:
+            row, why = run(context, pairing, count)
+            rows.append(row)
+            if why:
+                print(f"{context}, {pairing}: {why}")
+    with open(report, "w", encoding="ascii") as file:
+        json.dump(rows, file, indent=1)
+        file.write("\n")
+    table(rows)
+    return 0 if show_cqs() and all(row["ok"] for row in rows) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
