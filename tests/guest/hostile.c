@@ -75,7 +75,7 @@ static void receive(void)
 	struct ibv_wc wc;
 
 	if (rdma_get_recv_comp(id, &wc) < 0)
-		err(1, "receive completion");
+		err(1, "no message");
 	rdma_post_recv(id, NULL, &msg[4], sizeof(*msg), msg_mr);
 }
 
@@ -108,19 +108,18 @@ static void client(void)
 		advertise(rkey ^ 0x5a00, 64, sizeof(*msg));
 	} else if (is("beyond")) {
 		/* Memory past the registered region. */
-		memmove(msg, msg, 0);
 		msg[0].addr = htobe64((uintptr_t)data + SIZE - 32);
 		msg[0].rkey = htobe32(rkey);
 		msg[0].size = htobe32(64);
 		send_msg(sizeof(*msg));
 	} else if (is("resize")) {
 		/* The sink is smaller than the source was. */
-		strcpy(data, "rdma-ping-0: ");
+		memcpy(data, "rdma-ping-0: ", 13);
 		advertise(rkey, 64, sizeof(*msg));
 		receive();
 		advertise(rkey, 32, sizeof(*msg));
 	} else if (is("badsink")) {
-		strcpy(data, "rdma-ping-0: ");
+		memcpy(data, "rdma-ping-0: ", 13);
 		advertise(rkey, 64, sizeof(*msg));
 		receive();
 		advertise(rkey ^ 0x5a00, 64, sizeof(*msg));
@@ -172,7 +171,10 @@ int main(int argc, char **argv)
 {
 	struct rdma_addrinfo hints = { .ai_port_space = RDMA_PS_TCP }, *res;
 	struct ibv_qp_init_attr attr = {
-		.cap = { .max_send_wr = 80, .max_recv_wr = 4, .max_send_sge = 1, .max_recv_sge = 1 },
+		.cap = {
+			.max_send_wr = 80, .max_recv_wr = 4,
+			.max_send_sge = 1, .max_recv_sge = 1,
+		},
 		.sq_sig_all = 0,
 	};
 	struct rdma_conn_param param = {

@@ -1,0 +1,303 @@
+#!/usr/bin/python3
+# SPDX-License-Identifier: GPL-2.0
+"""The tests that run in a VM. Prints "ok NAME # seconds" or "not ok NAME # reason" for each.
+
+suite [NAME...]: all of them, or those whose names start so. Exits with 0 once all have run."""
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+from demo import PAIRINGS, run
+from rping import ADDR, CONTEXTS, Instance, finish, peer, ports, wait_listening
+
+FLAVOUR = os.environ["flavour"]
+BUILD = Path("/rdma-rs/build")
+MODULES = ("rdma_rs", "rdma_rping")
+KMEMLEAK = Path("/sys/kernel/debug/kmemleak")
+SECONDS = 60 if FLAVOUR == "stock" else 240
+CASES = []
+
+
+def case(name, *args):
+    def add(function):
+        CASES.append((name, function, args))
+        return function
+    return add
+
+
+def sh(*command, **options):
+    return subprocess.run(command, check=True, capture_output=True, text=True, timeout=60, **options)
+
+
+def up():
+    sh("/rdma-rs/tests/guest/up")
+
+
+def load():
+    for module in MODULES:
+        sh("insmod", f"{BUILD}/{FLAVOUR}/{module}.ko")
+
+
+def unload():
+    for module in reversed(MODULES):
+        sh("rmmod", module)
+
+
+def link(add=True):
+    if add:
+        sh("rdma", "link", "add", "rxe0", "type", "rxe", "netdev", "rdma0")
+    else:
+        sh("rdma", "link", "delete", "rxe0")
+
+
+def serve_one(server, port, count=3, size=64, addr=ADDR):
+    """A peer in good order is served."""
+    before = server.stats()["pings"]
+    status, said = finish(peer("client", port, count, size, addr))
+    assert status == 0, f"a good client failed afterwards ({status}): {said}"
+    after = server.settle("pings", before + count)["pings"]
+    assert after == before + count, f"{after - before} of {count} pings of a good client"
+
+
+@contextmanager
+def listening(**attributes):
+    port = next(ports)
+    with Instance(port=port, **attributes) as server:
+        server.write("listen", 1)
+        yield server, port
+
+
+@contextmanager
+def traffic(context="softirq"):
+    """A Rust client against a Rust server without end; it may fail, but it must end."""
+    def connect():
+        try:
+            client.connect()
+        except OSError:
+            pass
+
+    with listening(context=context) as (server, port):
+        with Instance(port=port, count=0, context=context) as client:
+            thread = threading.Thread(target=connect)
+            thread.start()
+            try:
+                client.settle("pings", 5)
+                assert client.stats()["pings"] >= 5, "no traffic: " + client.read("reason")
+                yield client, server
+            finally:
+                client.write("connect", 0)
+                thread.join(30)
+                assert not thread.is_alive(), "the client does not end"
+
+
+@case("modules: load, after making an rxe link")
+def first():
+    up()
+
+
+for c in CONTEXTS:
+    for p in PAIRINGS:
+        @case(f"rping: {c}, {p}", c, p)
+        def matrix(context, pairing):
+            row, why = run(context, pairing, 20)
+            assert row["ok"], f"{row} {why}"
+
+
+@case("rping: IPv6, both ways")
+def ipv6():
+    addr = "2001:db8::1"
+    with listening(addr=addr) as (server, port):
+        serve_one(server, port, addr=addr)
+    port = next(ports)
+    user = peer("server", port, 3, addr=addr)
+    wait_listening(port)
+    with Instance(addr=addr, port=port, count=3) as client:
+        client.connect()
+        assert finish(user)[0] == 0
+        assert client.stats()["pings"] == 3
+
+
+for s in (17, 4095, 65536):
+    @case(f"rping: messages of {s} bytes", s)
+    def sizes(size):
+        if size < 24:       # rping itself refuses them.
+            port = next(ports)
+            with Instance(port=port, size=size) as server, \
+                    Instance(port=port, size=size, count=5) as client:
+                server.write("listen", 1)
+                client.connect()
+                assert client.stats()["bytes_verified"] == 5 * size
+            return
+        with listening() as (server, port):
+            serve_one(server, port, 5, size)
+            assert server.stats()["bytes_verified"] == 5 * size
+
+
+@case("rping: eight clients at once")
+def many():
+    with listening(context="workqueue") as (server, port):
+        users = [peer("client", port, 20) for _ in range(8)]
+        for user in users:
+            status, said = finish(user)
+            assert status == 0, said
+        stats = server.settle("pings", 160)
+        assert stats["pings"] == 160 and stats["connections"] == 8, stats
+
+
+@case("configfs: bad values are refused")
+def bad_values():
+    with Instance() as it:
+        for name, value in (("port", "x"), ("port", 65536), ("size", 0), ("size", 1 << 30),
+                            ("context", "hardirq"), ("addr", "300.1.1.1"), ("addr", ""),
+                            ("validate", "maybe"), ("count", -1), ("listen", "x")):
+            try:
+                it.write(name, value)
+            except OSError as e:
+                assert e.errno in (errno.EINVAL, errno.ERANGE), f"{name}={value}: {e}"
+            else:
+                raise AssertionError(f"{name}={value!r} was taken")
+    with listening() as (server, _):
+        try:
+            server.write("port", 1)
+        except OSError as e:
+            assert e.errno == errno.EBUSY, e
+        else:
+            raise AssertionError("the port was changed under a running server")
+
+
+def hostile(role, how, port):
+    return subprocess.Popen([BUILD / "guest/hostile", role, ADDR, str(port), how],
+                            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def wait_reason(it, seconds=45):
+    end = time.monotonic() + seconds
+    while not it.read("reason") and time.monotonic() < end:
+        time.sleep(0.1)
+    reason = it.read("reason")
+    assert reason, "no reason is given"
+    return reason
+
+
+for h in ("garbage", "short", "long", "empty", "badkey", "beyond", "resize", "badsink", "vanish",
+          "disconnect", "flood", "silent"):
+    @case(f"hostile client: {h}", h)
+    def hostile_client(how):
+        with listening() as (server, port):
+            bad = hostile("client", how, port)
+            if how == "silent":
+                serve_one(server, port)
+            reason = wait_reason(server)
+            status, said = finish(bad)
+            assert status == 0, f"the hostile client could not do it: {said}"
+            serve_one(server, port)
+            return reason
+
+
+for h in ("silent", "short", "early", "vanish", "disconnect", "reject"):
+    @case(f"hostile server: {h}", h)
+    def hostile_server(how):
+        port = next(ports)
+        bad = hostile("server", how, port)
+        wait_listening(port)
+        with Instance(port=port, count=3) as client:
+            try:
+                client.write("connect", 1)
+            except OSError as e:
+                failed = e
+            else:
+                raise AssertionError("connect succeeded")
+            reason = wait_reason(client)
+            assert client.read("state") == "failed", client.read("state")
+        status, said = finish(bad)
+        assert status == 0, f"the hostile server could not do it: {said}"
+        with listening() as (server, port):
+            serve_one(server, port)
+        return f"{errno.errorcode.get(failed.errno, failed.errno)}, {reason}"
+
+
+@case("modules: unload and load 100 times")
+def reload():
+    for _ in range(100):
+        unload()
+        load()
+
+
+@case("modules: unload and load under traffic")
+def reload_traffic():
+    for i in range(8):
+        with traffic(CONTEXTS[i % 4]):
+            refused = subprocess.run(["rmmod", "rdma_rping"], capture_output=True, check=False)
+            assert refused.returncode, "unloaded while an instance exists"
+        # The instances are gone, but what they began may still be ending.
+        unload()
+        load()
+
+
+for c in CONTEXTS:
+    @case(f"rdma link delete under traffic: {c}", c)
+    def link_delete(context):
+        for _ in range(2):
+            with traffic(context) as (client, server):
+                link(False)
+                reason = wait_reason(client)
+                wait_reason(server)
+            link()
+            with listening(context=context) as (server, port):
+                serve_one(server, port)
+        return reason
+
+
+@case("modules: unload after all of it")
+def last():
+    unload()
+
+
+if KMEMLEAK.exists():
+    @case("kmemleak: no leak in all of it")
+    def kmemleak():
+        # Objects count as leaked when two scans in a row, a while apart, find no reference.
+        for _ in range(3):
+            KMEMLEAK.write_text("scan")
+            time.sleep(6)
+        leaks = KMEMLEAK.read_text()
+        print(leaks, end="", file=sys.stderr)
+        assert not leaks, leaks.splitlines()[0]
+
+
+def timed_out(*_):
+    raise TimeoutError(f"not done after {SECONDS} s")
+
+
+def main():
+    wanted = tuple(sys.argv[1:]) or ("",)
+    signal.signal(signal.SIGALRM, timed_out)
+    for name, function, args in CASES:
+        if not name.startswith(wanted) and function is not first:
+            continue
+        Path("/dev/kmsg").write_text(f"rdma-rs test: {name}\n")
+        begin = time.monotonic()
+        signal.alarm(SECONDS)
+        try:
+            said = function(*args)
+        except subprocess.CalledProcessError as e:
+            print(f"not ok {name} # {e}: {e.stderr.strip()}")
+        except Exception as e:      # pylint: disable=broad-except
+            print(f"not ok {name} # {type(e).__name__}: {e}".replace("\n", " "))
+        else:
+            print(f"ok {name} # {time.monotonic() - begin:.1f} s" + (f", {said}" if said else ""))
+        finally:
+            signal.alarm(0)
+            sys.stdout.flush()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
