@@ -23,7 +23,8 @@ checked:
 	@grep -qx CONFIG_RUST=y $(KDIR)/include/config/auto.conf || \
 		{ echo "error: the kernel of $(KDIR) has no Rust (CONFIG_RUST)" >&2; exit 1; }
 	@test -f $(KDIR)/rust/libkernel.rmeta || { echo "error: $(KDIR) has no Rust metadata" \
-		"(rust/libkernel.rmeta): run make modules, which completes it in the sandbox" >&2; exit 1; }
+		"(rust/libkernel.rmeta);" \
+		"without KDIR=, make modules builds in the sandbox for stock Debian kernels" >&2; exit 1; }
 
 clean:
 	rm -rf $(out)
