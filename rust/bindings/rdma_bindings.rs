@@ -2,8 +2,9 @@
 
 //! Bindings to the RDMA subsystem.
 //!
-//! What `rdma_bindings.h` declares is generated; every other type comes from [`kernel::bindings`], so that a
-//! `struct device` here and there is the same type, and is re-exported. Safe code has no use for this crate.
+//! What `rdma_bindings.h` declares is generated; every other type comes from [`kernel::bindings`],
+//! so that a `struct device` here and there is the same type, and is re-exported. Safe code has no
+//! use for this crate.
 
 #![allow(
     clippy::all,
@@ -17,14 +18,20 @@
     improper_ctypes
 )]
 
+#[allow(clippy::as_underscore)]
+#[allow(clippy::cast_lossless)]
+#[allow(clippy::ptr_as_ptr)]
+#[allow(clippy::ref_as_ptr)]
 #[allow(clippy::undocumented_unsafe_blocks)]
-#[allow(rustdoc::all)]
 mod generated {
     pub use ::kernel::bindings::*;
     use ::kernel::ffi;
     use ::pin_init::MaybeZeroable;
 
-    include!(concat!(env!("RDMA_BINDINGS_DIR"), "/rdma_bindings_generated.rs"));
+    include!(concat!(
+        env!("RDMA_BINDINGS_DIR"),
+        "/rdma_bindings_generated.rs"
+    ));
 }
 
 pub use generated::*;

@@ -14,12 +14,14 @@ u64 rdma_helper_dma_map_single(struct ib_device *dev, void *cpu_addr, size_t siz
 
 	return ib_dma_mapping_error(dev, addr) ? DMA_MAPPING_ERROR : addr;
 }
+EXPORT_SYMBOL_GPL(rdma_helper_dma_map_single);
 
 void rdma_helper_dma_unmap_single(struct ib_device *dev, u64 addr, size_t size,
 				  enum dma_data_direction dir)
 {
 	ib_dma_unmap_single(dev, addr, size, dir);
 }
+EXPORT_SYMBOL_GPL(rdma_helper_dma_unmap_single);
 
 void rdma_helper_dma_sync_for_cpu(struct ib_device *dev, u64 addr, size_t size,
 				  enum dma_data_direction dir)
@@ -40,22 +42,26 @@ bool rdma_helper_may_sleep(void)
 {
 	return !in_atomic() && !in_interrupt() && !irqs_disabled() && !rcu_preempt_depth();
 }
+EXPORT_SYMBOL_GPL(rdma_helper_may_sleep);
 
 struct workqueue_struct *rdma_helper_alloc_workqueue(const char *name)
 {
 	return alloc_workqueue("%s", WQ_UNBOUND | WQ_MEM_RECLAIM, 0, name);
 }
+EXPORT_SYMBOL_GPL(rdma_helper_alloc_workqueue);
 
 const char *rdma_helper_device_name(struct ib_device *dev)
 {
 	return dev_name(&dev->dev);
 }
+EXPORT_SYMBOL_GPL(rdma_helper_device_name);
 
 bool rdma_helper_cq_is_polled_by_current(struct ib_cq *cq)
 {
 	return (cq->poll_ctx == IB_POLL_WORKQUEUE || cq->poll_ctx == IB_POLL_UNBOUND_WORKQUEUE) &&
 	       current_work() == &cq->work;
 }
+EXPORT_SYMBOL_GPL(rdma_helper_cq_is_polled_by_current);
 
 /* Maps memory that is contiguous to the device. Returns 1, or an error. */
 int rdma_helper_map_mr(struct ib_mr *mr, u64 addr, u32 len)
@@ -67,8 +73,10 @@ int rdma_helper_map_mr(struct ib_mr *mr, u64 addr, u32 len)
 	sg_dma_len(&sg) = len;
 	return ib_map_mr_sg(mr, &sg, 1, NULL, PAGE_SIZE);
 }
+EXPORT_SYMBOL_GPL(rdma_helper_map_mr);
 
 void rdma_helper_memcpy(void *to, const void *from, size_t len)
 {
 	memcpy(to, from, len);
 }
+EXPORT_SYMBOL_GPL(rdma_helper_memcpy);

@@ -2,7 +2,8 @@
 
 //! `#[derive(HasCqe)]`.
 //!
-//! The compiler's own token streams are enough for one struct; so the macro builds where the kernel's `syn` is not.
+//! The compiler's own token streams are enough for one struct; so the macro builds where the
+//! kernel's `syn` is not.
 
 use proc_macro::{
     Delimiter,
@@ -26,7 +27,10 @@ impl Error {
     }
 
     pub(crate) fn into_compile_error(self) -> TokenStream {
-        at(self.span, &format!("::core::compile_error!({:?});", self.message))
+        at(
+            self.span,
+            &format!("::core::compile_error!({:?});", self.message),
+        )
     }
 }
 
@@ -52,8 +56,13 @@ pub(crate) fn derive(input: TokenStream) -> Result<TokenStream, Error> {
                 Some(TokenTree::Ident(name)) => break name,
                 _ => return Err(Error::new(word.span(), "HasCqe: a struct has a name")),
             },
-            Some(TokenTree::Ident(word)) if matches!(word.to_string().as_str(), "enum" | "union") => {
-                return Err(Error::new(word.span(), "HasCqe: only a struct can embed a Cqe"));
+            Some(TokenTree::Ident(word))
+                if matches!(word.to_string().as_str(), "enum" | "union") =>
+            {
+                return Err(Error::new(
+                    word.span(),
+                    "HasCqe: only a struct can embed a Cqe",
+                ));
             }
             Some(_) => {}
             None => return Err(Error::new(Span::call_site(), "HasCqe: not a struct")),
@@ -63,20 +72,28 @@ pub(crate) fn derive(input: TokenStream) -> Result<TokenStream, Error> {
     let mut rest: Vec<TokenTree> = tokens.collect();
     let fields = match rest.pop() {
         Some(TokenTree::Group(group)) if group.delimiter() == Delimiter::Brace => group,
-        _ => return Err(Error::new(name.span(), "HasCqe: the struct needs named fields")),
+        _ => {
+            return Err(Error::new(
+                name.span(),
+                "HasCqe: the struct needs named fields",
+            ))
+        }
     };
     let generics = parse_generics(&rest);
 
     let mut output = TokenStream::new();
     let mut found = false;
-    for field in split(fields.stream().into_iter().collect()) {
+    for field in split(&fields.stream().into_iter().collect::<Vec<_>>()) {
         if let Some(field) = parse_field(&field) {
             found = true;
             output.extend(implement(&name, &generics, &field));
         }
     }
     if !found {
-        return Err(Error::new(name.span(), "HasCqe: no field of type Cqe<Self>"));
+        return Err(Error::new(
+            name.span(),
+            "HasCqe: no field of type Cqe<Self>",
+        ));
     }
     Ok(output)
 }
@@ -88,15 +105,16 @@ fn implement(name: &Ident, generics: &Generics, field: &CqeField) -> TokenStream
         bounds,
     } = generics;
     let CqeField { name: field, id } = field;
+    let owner = format!("{name}<{used}>");
     at(
         field.span(),
         &format!(
             "#[automatically_derived]
             // SAFETY: The offset is that of a field whose type is checked.
-            unsafe impl<{declared}> ::rdma::cqe::HasCqe<{id}> for {name}<{used}> {bounds} {{
+            unsafe impl<{declared}> ::rdma::cqe::HasCqe<{id}> for {owner} {bounds} {{
                 const OFFSET: usize = {{
                     #[allow(dead_code)]
-                    fn check<{declared}>(this: &{name}<{used}>) -> &::rdma::cqe::Cqe<{name}<{used}>, {id}>
+                    fn check<{declared}>(this: &{owner}) -> &::rdma::cqe::Cqe<{owner}, {id}>
                     {bounds}
                     {{
                         &this.{field}
@@ -109,12 +127,12 @@ fn implement(name: &Ident, generics: &Generics, field: &CqeField) -> TokenStream
 }
 
 /// Splits at the commas that are not inside of angle brackets.
-fn split(tokens: Vec<TokenTree>) -> Vec<Vec<TokenTree>> {
+fn split(tokens: &[TokenTree]) -> Vec<Vec<TokenTree>> {
     let mut parts = vec![Vec::new()];
     let mut depth = 0;
     let mut arrow = false;
     for token in tokens {
-        if let TokenTree::Punct(punct) = &token {
+        if let TokenTree::Punct(punct) = token {
             match punct.as_char() {
                 '<' => depth += 1,
                 '>' if !arrow => depth -= 1,
@@ -129,7 +147,7 @@ fn split(tokens: Vec<TokenTree>) -> Vec<Vec<TokenTree>> {
             arrow = false;
         }
         if let Some(last) = parts.last_mut() {
-            last.push(token);
+            last.push(token.clone());
         }
     }
     parts.retain(|part| !part.is_empty());
@@ -159,7 +177,7 @@ fn parse_generics(tokens: &[TokenTree]) -> Generics {
             depth == 0
         });
         let end = end.unwrap_or(tokens.len() - 1);
-        for param in split(tokens[1..end].to_vec()) {
+        for param in split(&tokens[1..end]) {
             let default = param.iter().position(|token| is_punct(Some(token), '='));
             let declared = &param[..default.unwrap_or(param.len())];
             generics.declared += &format!("{}, ", text(declared));
@@ -190,7 +208,7 @@ fn parse_field(tokens: &[TokenTree]) -> Option<CqeField> {
         TokenTree::Ident(word) if word.to_string() == "Cqe" => {}
         _ => return None,
     }
-    let args = split(ty.get(open + 1..ty.len() - 1)?.to_vec());
+    let args = split(ty.get(open + 1..ty.len() - 1)?);
     Some(CqeField {
         name: name.clone(),
         id: args.get(1).map_or("0".to_string(), |id| text(id)),

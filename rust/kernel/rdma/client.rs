@@ -2,9 +2,11 @@
 
 //! ULPs: what is told when devices come and go.
 //!
-//! A ULP implements [`Client`] and is made a module by [`module_rdma_client!`](crate::module_rdma_client). The
-//! framework owns the registration, so no code can leak it: when the module is unloaded, its [`Client`] is dropped,
-//! every device is removed from it, and the unload waits until every object of the crate that the ULP still has is gone.
+//! A ULP implements [`Client`] and is made a module by
+//! [`module_rdma_client!`](crate::module_rdma_client). The framework owns the registration, so no
+//! code can leak it: when the module is unloaded, its [`Client`] is dropped, every device is
+//! removed from it, and the unload waits until every object of the crate that the ULP still has is
+//! gone.
 //!
 //! C header: [`include/rdma/ib_verbs.h`](srctree/include/rdma/ib_verbs.h) (`struct ib_client`)
 
@@ -52,32 +54,43 @@ use kernel::{
 
 /// An upper-layer protocol, as `struct ib_client`.
 pub trait Client: Sized + Send + Sync + 'static {
-    /// What the ULP keeps for each device.
-    type Data: Send + Sync + 'static;
+    /// What the ULP keeps for each device, if anything: `()`.
+    type Data: DeviceData<Self>;
 
     /// Makes the ULP's state when the module is loaded, before any device is known.
     ///
     /// Keep a clone of `client` to create connection manager ids with.
     fn init(client: &ClientRef) -> impl PinInit<Self, Error>;
 
-    /// Called once all devices that are present have been added. An error ends the loading of the module.
+    /// Called once all devices that are present have been added. An error ends the loading of the
+    /// module.
     ///
     /// Called in process context.
     fn ready(self: Pin<&Self>, _client: &ClientRef, _cx: &Sleepable) -> Result {
         Ok(())
     }
+}
 
+/// What a ULP keeps for one device, from the device's coming to its going.
+pub trait DeviceData<C: Client>: Sized + Send + Sync + 'static {
     /// A device has come (`ib_client.add`). An error leaves the device unused; it is reported.
     ///
-    /// Called in process context, with the RDMA core's device and client locks held: create PDs, CQs and the like here,
-    /// but wait for no other device or connection.
-    fn add(self: Pin<&Self>, dev: &Device, cx: &Sleepable) -> impl PinInit<Self::Data, Error>;
+    /// Called in process context, with the RDMA core's device and client locks held: create PDs,
+    /// CQs and the like here, but wait for no other device or connection.
+    fn add(client: Pin<&C>, dev: &Device, cx: &Sleepable) -> impl PinInit<Self, Error>;
 
-    /// A device goes (`ib_client.remove`): let go of everything that uses it.
+    /// The device goes (`ib_client.remove`): let go of everything that uses it.
     ///
-    /// Called in process context. After this returns, `data` is dropped, and the removal waits until the last handle of
-    /// the device is gone. New connections on the device are refused from before this call.
-    fn remove(self: Pin<&Self>, _dev: &Device, _data: Pin<&Self::Data>, _cx: &Sleepable) {}
+    /// Called in process context. After this returns, `self` is dropped, and the removal waits
+    /// until the last handle of the device is gone. New connections on the device are refused from
+    /// before this call.
+    fn remove(self: Pin<&Self>, _client: Pin<&C>, _dev: &Device, _cx: &Sleepable) {}
+}
+
+impl<C: Client> DeviceData<C> for () {
+    fn add(_client: Pin<&C>, _dev: &Device, _cx: &Sleepable) -> impl PinInit<Self, Error> {
+        Ok::<(), Error>(())
+    }
 }
 
 /// A ULP's counted reference to its own registration; unloading the module waits for it.
@@ -119,6 +132,15 @@ impl ClientRef {
             }
         }
         Err(ENODEV)
+    }
+
+    /// Returns a handle of the device that came first, if there is one.
+    pub fn first_device(&self) -> Option<Device> {
+        self.core().devices.lock().iter().find_map(|entry| {
+            // SAFETY: Entries of the list are valid while the list is locked, and freed only after
+            // their gate was closed.
+            unsafe { Device::new(entry.0) }.ok()
+        })
     }
 
     /// Returns the name of the client's module.
@@ -187,7 +209,8 @@ impl Core {
 #[pinned_drop]
 impl PinnedDrop for Core {
     fn drop(self: Pin<&mut Self>) {
-        // SAFETY: A registration is dropped when its module is loaded in vain or unloaded, in process context.
+        // SAFETY: A registration is dropped when its module is loaded in vain or unloaded, in
+        // process context.
         let cx = unsafe { Sleepable::assume() };
         self.gate.close(&fmt!("{}: unload", self.name), &cx);
     }
@@ -197,8 +220,8 @@ impl PinnedDrop for Core {
 ///
 /// # Invariants
 ///
-/// The address is zero or that of a live [`Registration`] of the type that the slot belongs to; it is not zero while
-/// the RDMA core may call the client.
+/// The address is zero or that of a live [`Registration`] of the type that the slot belongs to; it
+/// is not zero while the RDMA core may call the client.
 #[doc(hidden)]
 pub struct Slot {
     taken: Atomic<bool>,
@@ -221,8 +244,8 @@ impl Slot {
 ///
 /// # Safety
 ///
-/// The slot is for this type only, and the first registration is owned by the module, so that it is dropped before the
-/// module's text goes.
+/// The slot is for this type only, and the first registration is owned by the module, so that it is
+/// dropped before the module's text goes.
 #[doc(hidden)]
 pub unsafe trait Owned: Client {
     fn slot() -> &'static Slot;
@@ -291,11 +314,16 @@ impl<T: Owned> Registration<T> {
     fn register(&self) -> Result {
         let cx = Sleepable::current()?;
         let client = self.core.handle()?;
-        // INVARIANT: This is the registration of the slot's type, and it lives until it is unregistered.
-        T::slot().registration.store(core::ptr::from_ref(self) as usize, Release);
+        // INVARIANT: This is the registration of the slot's type, and it lives until it is
+        // unregistered.
+        T::slot()
+            .registration
+            .store(core::ptr::from_ref(self) as usize, Release);
         // SAFETY: `raw` is initialised and pinned, and unregistered before it goes.
         to_result(unsafe { bindings::ib_register_client(self.core.raw.get()) })?;
-        self.state().ready(&client, &cx).inspect_err(|_| self.unregister())
+        self.state()
+            .ready(&client, &cx)
+            .inspect_err(|_| self.unregister())
     }
 
     fn unregister(&self) {
@@ -303,6 +331,11 @@ impl<T: Owned> Registration<T> {
         unsafe { bindings::ib_unregister_client(self.core.raw.get()) };
     }
 
+    /// `ib_client.add`.
+    ///
+    /// # Safety
+    ///
+    /// Called by the RDMA core, for the registration in the slot.
     unsafe extern "C" fn add(dev: *mut bindings::ib_device) -> c_int {
         // SAFETY: The RDMA core calls a registered client; see the invariant of `Slot`.
         let this = unsafe { &*(T::slot().registration.load(Acquire) as *const Self) };
@@ -310,7 +343,8 @@ impl<T: Owned> Registration<T> {
             this.add_device(NonNull::new(dev).ok_or(EINVAL)?)
                 .inspect_err(|e| {
                     // SAFETY: `dev` is valid in this callback.
-                    let device = unsafe { CStr::from_char_ptr(bindings::rdma_helper_device_name(dev)) };
+                    let device =
+                        unsafe { CStr::from_char_ptr(bindings::rdma_helper_device_name(dev)) };
                     pr_err!("{}: device {device} is not used: {e:?}\n", this.core.name)
                 })?;
             Ok(0)
@@ -334,7 +368,7 @@ impl<T: Owned> Registration<T> {
 
         // SAFETY: `inner` is valid until `release` has closed its gate.
         let added = unsafe { Device::new(entry) }
-            .and_then(|dev| KBox::pin_init(self.state().add(&dev, &cx), GFP_KERNEL));
+            .and_then(|dev| KBox::pin_init(T::Data::add(self.state(), &dev, &cx), GFP_KERNEL));
         match added {
             Ok(data) => {
                 per_device.data = Some(data);
@@ -357,12 +391,17 @@ impl<T: Owned> Registration<T> {
         if let Some(data) = per_device.data.take() {
             // SAFETY: `inner` is valid until its gate was closed, below.
             if let Ok(dev) = unsafe { Device::new(entry) } {
-                self.state().remove(&dev, data.as_ref(), cx);
+                data.as_ref().remove(self.state(), &dev, cx);
             }
         }
         device::wait_released(&per_device.inner, cx);
     }
 
+    /// `ib_client.remove`.
+    ///
+    /// # Safety
+    ///
+    /// As [`Self::add`], after it has succeeded.
     unsafe extern "C" fn remove(_dev: *mut bindings::ib_device, data: *mut c_void) {
         // SAFETY: The RDMA core calls a registered client; see the invariant of `Slot`.
         let this = unsafe { &*(T::slot().registration.load(Acquire) as *const Self) };
@@ -388,7 +427,7 @@ impl<T: Owned> PinnedDrop for Registration<T> {
 /// # Examples
 ///
 /// ```
-/// use rdma::{client::{Client, ClientRef}, context::Sleepable, device::Device};
+/// use rdma::prelude::*;
 ///
 /// struct Ulp;
 ///
@@ -397,11 +436,6 @@ impl<T: Owned> PinnedDrop for Registration<T> {
 ///
 ///     fn init(_client: &ClientRef) -> impl PinInit<Self, Error> {
 ///         Ok(Ulp)
-///     }
-///
-///     fn add(self: Pin<&Self>, dev: &Device, _cx: &Sleepable) -> impl PinInit<(), Error> {
-///         pr_info!("{dev} has come\n");
-///         Ok(())
 ///     }
 /// }
 ///
@@ -416,8 +450,9 @@ impl<T: Owned> PinnedDrop for Registration<T> {
 #[macro_export]
 macro_rules! module_rdma_client {
     (type: $type:ty, $($f:tt)*) => {
-        // SAFETY: The slot is this type's own, and the first registration is the module's: `module!` makes it before
-        // any other code of the module runs, and drops it when the module is unloaded.
+        // SAFETY: The slot is this type's own, and the first registration is the module's:
+        // `module!` makes it before any other code of the module runs, and drops it when the module
+        // is unloaded.
         unsafe impl $crate::client::Owned for $type {
             fn slot() -> &'static $crate::client::Slot {
                 static SLOT: $crate::client::Slot = $crate::client::Slot::new();
@@ -435,7 +470,7 @@ macro_rules! module_rdma_client {
             fn init(
                 _module: &'static ::kernel::ThisModule,
             ) -> impl ::pin_init::PinInit<Self, ::kernel::error::Error> {
-                ::pin_init::try_pin_init!(Self {
+                ::kernel::try_pin_init!(Self {
                     _registration <- $crate::client::Registration::new(
                         <Self as ::kernel::ModuleMetadata>::NAME,
                     ),

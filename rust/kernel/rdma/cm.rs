@@ -2,11 +2,13 @@
 
 //! The RDMA connection manager.
 //!
-//! An active connection is made step by step, each call waiting for its event: [`Id::create`], [`Id::resolve_addr`],
-//! [`Id::resolve_route`], a QP, receives, [`Id::connect`]. A passive one comes as a [`Request`] to a [`Listener`] and
-//! is accepted with [`Id::accept`]. What happens afterwards is told to a [`Handler`].
+//! An active connection is made step by step, each call waiting for its event: [`Id::create`],
+//! [`Id::resolve_addr`], [`Id::resolve_route`], a QP, receives, [`Id::connect`]. A passive one
+//! comes as a [`Request`] to a [`Listener`] and is accepted with [`Id::accept`]. What happens
+//! afterwards is told to a [`Handler`].
 //!
-//! An id is destroyed by a work item when its last handle is dropped, which may be in its own handler. Its QP keeps it.
+//! An id is destroyed by a work item when its last handle is dropped, which may be in its own
+//! handler. Its QP keeps it.
 //!
 //! C header: [`include/rdma/rdma_cm.h`](srctree/include/rdma/rdma_cm.h)
 
@@ -80,15 +82,18 @@ use kernel::{
 /// How a connection is to be made, as `struct rdma_conn_param`.
 #[derive(Clone, Copy, Debug)]
 pub struct ConnParam<'a> {
-    /// What the peer gets along with the request or the answer; at most 56 bytes in a request, 196 in an answer.
+    /// What the peer gets along with the request or the answer; at most 56 bytes in a request, 196
+    /// in an answer.
     pub private_data: &'a [u8],
     /// RDMA READs and atomics that the peer may have outstanding here.
     pub responder_resources: u8,
-    /// RDMA READs and atomics that this side may have outstanding at the peer. With 0 they wait for ever.
+    /// RDMA READs and atomics that this side may have outstanding at the peer. With 0 they wait for
+    /// ever.
     pub initiator_depth: u8,
     /// How often an unanswered packet is sent again, up to 7. rxe takes 7 for "always".
     pub retry_count: u8,
-    /// How often a message is sent again when the peer has posted no receive, up to 7, which means "always".
+    /// How often a message is sent again when the peer has posted no receive, up to 7, which means
+    /// "always".
     pub rnr_retry_count: u8,
 }
 
@@ -149,6 +154,7 @@ impl core::ops::Deref for PrivateData {
 }
 
 /// A step that somebody waits for.
+#[expect(clippy::large_enum_variant, reason = "one in an id, never moved")]
 enum Step {
     /// Nobody waits.
     Idle,
@@ -194,7 +200,9 @@ impl Shared {
         // SAFETY: The callback gets events of a connected service, with their private data.
         let event = unsafe { Event::from_raw(raw) };
         match event {
-            Event::Established { private_data } => self.end_step(Ok(PrivateData::new(private_data))),
+            Event::Established { private_data } => {
+                self.end_step(Ok(PrivateData::new(private_data)))
+            }
             Event::Failed(e) => self.end_step(Err(e)),
             Event::Disconnected => self.end_step(Err(ENOTCONN)),
             Event::DeviceRemoval => self.end_step(Err(ENODEV)),
@@ -210,7 +218,8 @@ impl Shared {
             self.handler.lock().clone()
         };
         if let Some(handler) = handler {
-            // SAFETY: The connection manager calls back in process context, holding a mutex of its own only.
+            // SAFETY: The connection manager calls back in process context, holding a mutex of its
+            // own only.
             let cx = unsafe { Sleepable::assume() };
             handler.event(event, &cx);
         }
@@ -218,12 +227,16 @@ impl Shared {
 }
 
 /// The callback of every connection's id.
+///
+/// # Safety
+///
+/// Called by the connection manager for an id whose context is a [`Shared`].
 unsafe extern "C" fn on_event(
     id: *mut bindings::rdma_cm_id,
     event: *mut bindings::rdma_cm_event,
 ) -> c_int {
-    // SAFETY: The context of an id with this callback is its `Shared`, which lives until the id is destroyed, and the
-    // event is valid during the call.
+    // SAFETY: The context of an id with this callback is its `Shared`, which lives until the id is
+    // destroyed, and the event is valid during the call.
     unsafe { (*(*id).context.cast::<Shared>()).on_event(&*event) };
     // The id is never destroyed by its callback's return.
     0
@@ -247,7 +260,8 @@ unsafe impl Sync for State {}
 
 impl Teardown for State {
     fn teardown(&mut self, _cx: &Sleepable) -> Fate {
-        // SAFETY: By the type invariant; the QP holds `Inner`, so it is gone. This waits for the callback.
+        // SAFETY: By the type invariant; the QP holds `Inner`, so it is gone. This waits for the
+        // callback.
         unsafe { bindings::rdma_destroy_id(self.raw.as_ptr()) };
         Fate::Gone
     }
@@ -270,7 +284,8 @@ impl WorkItem for Inner {
     type Pointer = Arc<Self>;
 
     fn run(this: Arc<Self>) {
-        // SAFETY: The id is alive while `this` lives, and work items may sleep. An id that is not connected is left alone.
+        // SAFETY: The id is alive while `this` lives, and work items may sleep. An id that is not
+        // connected is left alone.
         unsafe { bindings::rdma_disconnect(this.as_raw()) };
     }
 }
@@ -341,7 +356,8 @@ impl Id {
     pub fn create(client: &ClientRef, cx: &Sleepable) -> Result<Self> {
         let hold = client.hold(Kind::Id);
         let shared = Shared::new()?;
-        // SAFETY: The callback's context lives until the id is destroyed; so does the client's name.
+        // SAFETY: The callback's context lives until the id is destroyed; so does the client's
+        // name.
         let raw = from_err_ptr(unsafe {
             bindings::__rdma_create_kernel_id(
                 &raw mut bindings::init_net,
@@ -363,6 +379,24 @@ impl Id {
         Ok(Self {
             inner: Inner::new(state, cx)?,
         })
+    }
+
+    /// Creates an id and finds the device, the path and the route to an address: what an active
+    /// connection begins with. Waits at most `timeout_ms` for each step.
+    ///
+    /// # Errors
+    ///
+    /// As [`Id::create`], [`Id::resolve_addr`] and [`Id::resolve_route`].
+    pub fn resolve(
+        client: &ClientRef,
+        dst: SocketAddr,
+        timeout_ms: u32,
+        cx: &Sleepable,
+    ) -> Result<Self> {
+        let id = Self::create(client, cx)?;
+        id.resolve_addr(dst, timeout_ms, cx)?;
+        id.resolve_route(timeout_ms, cx)?;
+        Ok(id)
     }
 
     pub(crate) fn inner(&self) -> &Arc<Inner> {
@@ -406,14 +440,16 @@ impl Id {
     ///
     /// # Errors
     ///
-    /// `ETIMEDOUT` or `EHOSTUNREACH` if nobody has the address, `ENODEV` if the device is not the client's (any more),
-    /// `ERESTARTSYS` on a signal, `EBUSY` if another step is waited for.
+    /// `ETIMEDOUT` or `EHOSTUNREACH` if nobody has the address, `ENODEV` if the device is not the
+    /// client's (any more), `ERESTARTSYS` on a signal, `EBUSY` if another step is waited for.
     pub fn resolve_addr(&self, dst: SocketAddr, timeout_ms: u32, _cx: &Sleepable) -> Result {
         let mut dst = SockAddr::from(dst);
         let timeout = timeout_ms.try_into()?;
         self.step(|id| {
             // SAFETY: The id is alive, and the address is copied by the call.
-            unsafe { bindings::rdma_resolve_addr(id, core::ptr::null_mut(), dst.as_mut_ptr(), timeout) }
+            unsafe {
+                bindings::rdma_resolve_addr(id, core::ptr::null_mut(), dst.as_mut_ptr(), timeout)
+            }
         })?;
         self.bind_device()
     }
@@ -454,15 +490,15 @@ impl Id {
         drop(old);
     }
 
-    /// Connects the id's QP to the peer (`rdma_connect`), waits until that has worked or failed, and returns what the peer
-    /// sent along.
+    /// Connects the id's QP to the peer (`rdma_connect`), waits until that has worked or failed,
+    /// and returns what the peer sent along.
     ///
     /// `handler` is told of everything that happens to the connection, the first event included.
     ///
     /// # Errors
     ///
-    /// `ECONNREFUSED` if the peer rejects; `EINVAL` without a QP or with too much private data; `ERESTARTSYS` on a signal;
-    /// or the connection manager's error.
+    /// `ECONNREFUSED` if the peer rejects; `EINVAL` without a QP or with too much private data;
+    /// `ERESTARTSYS` on a signal; or the connection manager's error.
     pub fn connect(
         &self,
         handler: Arc<dyn Handler>,
@@ -482,12 +518,18 @@ impl Id {
     ///
     /// # Errors
     ///
-    /// `EINVAL` without a QP or with too much private data, or the connection manager's error. The handler is released.
-    pub fn accept(&self, handler: Arc<dyn Handler>, param: &ConnParam<'_>, _cx: &Sleepable) -> Result {
+    /// `EINVAL` without a QP or with too much private data, or the connection manager's error. The
+    /// handler is released.
+    pub fn accept(
+        &self,
+        handler: Arc<dyn Handler>,
+        param: &ConnParam<'_>,
+        _cx: &Sleepable,
+    ) -> Result {
         let mut raw = self.qp_param(param)?;
         self.set_handler(handler);
-        // SAFETY: The id is alive, and the parameters are copied by the call. Its handler lock is taken: by this task in a
-        // listener's callback, by the call below elsewhere.
+        // SAFETY: The id is alive, and the parameters are copied by the call. Its handler lock is
+        // taken: by this task in a listener's callback, by the call below elsewhere.
         let ret = unsafe { bindings::rdma_accept(self.inner.as_raw(), &raw mut raw) };
         to_result(ret).inspect_err(|_| self.release_handler())
     }
@@ -510,12 +552,17 @@ impl Id {
         let reason = bindings::ib_cm_rej_reason_IB_CM_REJ_CONSUMER_DEFINED as u8;
         // SAFETY: The id is alive, and the data are copied by the call.
         to_result(unsafe {
-            bindings::rdma_reject(self.inner.as_raw(), private_data.as_ptr().cast(), len, reason)
+            bindings::rdma_reject(
+                self.inner.as_raw(),
+                private_data.as_ptr().cast(),
+                len,
+                reason,
+            )
         })
     }
 
-    /// Ends the connection (`rdma_disconnect`): the QP goes to the error state, its requests are flushed, and the handler
-    /// gets [`Event::Disconnected`].
+    /// Ends the connection (`rdma_disconnect`): the QP goes to the error state, its requests are
+    /// flushed, and the handler gets [`Event::Disconnected`].
     ///
     /// # Errors
     ///
@@ -531,8 +578,8 @@ impl Id {
         let _ = Queue::get().enqueue(self.inner.clone());
     }
 
-    /// Lets go of the handler before the last event, for an owner of the connection that gives it up. A call of the
-    /// handler that has begun goes on.
+    /// Lets go of the handler before the last event, for an owner of the connection that gives it
+    /// up. A call of the handler that has begun goes on.
     pub fn release_handler(&self) {
         let handler = self.state().shared.handler.lock().take();
         drop(handler);

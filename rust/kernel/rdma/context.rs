@@ -2,12 +2,13 @@
 
 //! Where code runs, as types.
 //!
-//! A token of type [`Atomic`] or [`Sleepable`] is a proof of the caller's context: whatever may sleep asks for a
-//! [`&Sleepable`](Sleepable), and a completion handler is handed the token of the context that it runs in. The tokens
-//! are zero-sized and cannot leave their thread.
+//! A token of type [`Atomic`] or [`Sleepable`] is a proof of the caller's context: whatever may
+//! sleep asks for a [`&Sleepable`](Sleepable), and a completion handler is handed the token of the
+//! context that it runs in. The tokens are zero-sized and cannot leave their thread.
 //!
-//! The polling contexts of a completion queue ([`Direct`], [`Softirq`], [`Workqueue`], [`UnboundWorkqueue`]) are types
-//! too; [`Provides`] says which token each of them can give to a handler.
+//! The polling contexts of a completion queue ([`Direct`], [`Softirq`], [`Workqueue`],
+//! [`UnboundWorkqueue`]) are types too; [`Provides`] says which token each of them can give to a
+//! handler.
 //!
 //! C header: [`include/rdma/ib_verbs.h`](srctree/include/rdma/ib_verbs.h) (`enum ib_poll_context`)
 
@@ -28,7 +29,8 @@ pub trait Context: Sealed + 'static {
     ///
     /// # Safety
     ///
-    /// The caller must run in a context that allows what this one allows, for as long as the token lives.
+    /// The caller must run in a context that allows what this one allows, for as long as the token
+    /// lives.
     #[doc(hidden)]
     unsafe fn assume() -> Self;
 }
@@ -44,10 +46,11 @@ pub struct Atomic(NotThreadSafe);
 pub struct Sleepable(NotThreadSafe);
 
 impl Sleepable {
-    /// Returns the token where the caller may sleep: process context, no spinlock, no RCU read-side section.
+    /// Returns the token where the caller may sleep: process context, no spinlock, no RCU read-side
+    /// section.
     ///
-    /// This is how code that nobody handed a token (module initialisation, a configfs callback, a work item) gets one.
-    /// A held spinlock goes unnoticed without `CONFIG_PREEMPT_COUNT`.
+    /// This is how code that nobody handed a token (module initialisation, a configfs callback, a
+    /// work item) gets one. A held spinlock goes unnoticed without `CONFIG_PREEMPT_COUNT`.
     ///
     /// # Errors
     ///
@@ -132,5 +135,6 @@ poll_context!(
 );
 poll_context!(
     /// Polled from a work item on any CPU (`IB_POLL_UNBOUND_WORKQUEUE`). Handlers may sleep.
-    UnboundWorkqueue, ib_poll_context_IB_POLL_UNBOUND_WORKQUEUE, "unbound_workqueue", [Atomic, Sleepable]
+    UnboundWorkqueue, ib_poll_context_IB_POLL_UNBOUND_WORKQUEUE, "unbound_workqueue",
+    [Atomic, Sleepable]
 );

@@ -2,11 +2,12 @@
 
 //! Completion queues.
 //!
-//! A [`Cq`] is what `ib_alloc_cq` gives: completions are dispatched to the [`CqeHandler`](crate::cqe::CqeHandler) of
-//! each request, in the polling context that is the type's parameter.
+//! A [`Cq`] is what `ib_alloc_cq` gives: completions are dispatched to the
+//! [`CqeHandler`](crate::cqe::CqeHandler) of each request, in the polling context that is the
+//! type's parameter.
 //!
-//! Overrun is made impossible by leases: a QP takes as many entries as its queues can have outstanding when it is
-//! created, and creation fails where there is no room.
+//! Overrun is made impossible by leases: a QP takes as many entries as its queues can have
+//! outstanding when it is created, and creation fails where there is no room.
 //!
 //! C header: [`include/rdma/ib_verbs.h`](srctree/include/rdma/ib_verbs.h) (`struct ib_cq`);
 //! C source: `drivers/infiniband/core/cq.c`
@@ -66,7 +67,8 @@ unsafe impl Send for Inner {}
 unsafe impl Sync for Inner {}
 
 impl Inner {
-    /// Says whether the current task is in a handler of this CQ, where waiting for the CQ would never end.
+    /// Says whether the current task is in a handler of this CQ, where waiting for the CQ would
+    /// never end.
     pub(crate) fn is_polled_by_current(&self) -> bool {
         // SAFETY: The CQ is allocated while `self` lives; the helper only compares.
         unsafe { bindings::rdma_helper_cq_is_polled_by_current(self.raw.as_ptr()) }
@@ -97,8 +99,8 @@ unsafe impl Send for State {}
 
 impl Teardown for State {
     fn teardown(&mut self, _cx: &Sleepable) -> Fate {
-        // SAFETY: By the type invariant; QPs hold `Inner`, so none uses the CQ. This is the fence after which no handler
-        // runs.
+        // SAFETY: By the type invariant; QPs hold `Inner`, so none uses the CQ. This is the fence
+        // after which no handler runs.
         unsafe { bindings::ib_free_cq(self.raw.as_ptr()) };
         Fate::Gone
     }
@@ -125,7 +127,8 @@ impl Drop for Lease {
 
 /// A completion queue that is polled in context `C`.
 ///
-/// A counted handle. The CQ is freed, from a work item, when the last handle and every QP that uses it are gone.
+/// A counted handle. The CQ is freed, from a work item, when the last handle and every QP that uses
+/// it are gone.
 pub struct Cq<C: PollContext> {
     inner: Arc<Inner>,
     _context: PhantomData<C>,
@@ -141,6 +144,7 @@ impl<C: PollContext> Clone for Cq<C> {
 }
 
 /// Allocates a CQ. Not generic, so that what the CQ needs at its end is code of this module.
+#[inline(never)]
 fn alloc(
     dev: &Device,
     entries: u32,
@@ -149,7 +153,10 @@ fn alloc(
     cx: &Sleepable,
 ) -> Result<Arc<Inner>> {
     if entries == 0 || entries > dev.max_cqe() {
-        pr_err!("{dev}: a CQ of {entries} entries was asked for; 1 to {} are possible\n", dev.max_cqe());
+        pr_err!(
+            "{dev}: a CQ of {entries} entries was asked for; 1 to {} are possible\n",
+            dev.max_cqe()
+        );
         return Err(EINVAL);
     }
     let hold = dev.hold(Kind::Cq);
@@ -158,10 +165,17 @@ fn alloc(
     let private = core::ptr::null_mut();
     let raw = match vector {
         Some(vector) if vector >= dev.num_comp_vectors() => return Err(EINVAL),
-        // SAFETY: The device is registered while `dev` lives, the arguments are in range, and the client's name outlives
-        // the CQ.
+        // SAFETY: The device is registered while `dev` lives, the arguments are in range, and the
+        // client's name outlives the CQ.
         Some(vector) => unsafe {
-            bindings::__ib_alloc_cq(dev.as_raw(), private, entries, vector.try_into()?, context, caller)
+            bindings::__ib_alloc_cq(
+                dev.as_raw(),
+                private,
+                entries,
+                vector.try_into()?,
+                context,
+                caller,
+            )
         },
         // SAFETY: As above.
         None => unsafe {
@@ -191,7 +205,11 @@ pub(crate) fn lease(cq: &Arc<Inner>, entries: u32) -> Result<Lease> {
     let mut free = cq.free.load(Relaxed);
     loop {
         if free < entries {
-            pr_err!("{}: a QP needs {entries} CQ entries, {free} of {} are free\n", cq.dev, cq.entries());
+            pr_err!(
+                "{}: a QP needs {entries} CQ entries, {free} of {} are free\n",
+                cq.dev,
+                cq.entries()
+            );
             return Err(ENOSPC);
         }
         // INVARIANT: What leaves `free` is in the lease.
@@ -207,13 +225,15 @@ pub(crate) fn lease(cq: &Arc<Inner>, entries: u32) -> Result<Lease> {
 }
 
 impl<C: PollContext> Cq<C> {
-    /// Allocates a CQ with at least `entries` entries on completion vector `vector` (`ib_alloc_cq`).
+    /// Allocates a CQ with at least `entries` entries on completion vector `vector`
+    /// (`ib_alloc_cq`).
     ///
     /// Size it by [`Caps::entries`](crate::qp::Caps::entries) of the QPs that will use it.
     ///
     /// # Errors
     ///
-    /// `EINVAL` if the device has no CQ of that size or no such vector; `ENOMEM`, or the driver's error.
+    /// `EINVAL` if the device has no CQ of that size or no such vector; `ENOMEM`, or the driver's
+    /// error.
     ///
     /// # Examples
     ///
@@ -263,14 +283,16 @@ impl<C: PollContext> Cq<C> {
 }
 
 impl Cq<Direct> {
-    /// Runs the handlers of at most `budget` completions and returns their number (`ib_process_cq_direct`).
+    /// Runs the handlers of at most `budget` completions and returns their number
+    /// (`ib_process_cq_direct`).
     ///
-    /// May be called in any context, also from several threads at once; handlers then run at the same time.
+    /// May be called in any context, also from several threads at once; handlers then run at the
+    /// same time.
     #[inline]
     pub fn process(&self, budget: u32) -> u32 {
         let budget = i32::try_from(budget).unwrap_or(i32::MAX);
-        // SAFETY: The CQ is allocated while `self` lives, and is a direct one by its type. The budget is not negative,
-        // so it is bounded.
+        // SAFETY: The CQ is allocated while `self` lives, and is a direct one by its type. The
+        // budget is not negative, so it is bounded.
         let n = unsafe { bindings::ib_process_cq_direct(self.inner.raw.as_ptr(), budget) };
         n.try_into().unwrap_or(0)
     }

@@ -2,12 +2,13 @@
 
 //! Completion callbacks.
 //!
-//! A request is posted by moving its owner into the queue: a `Pin<KBox<T>>` or an `Arc<T>`, where `T` embeds a
-//! [`Cqe`]. When the request completes, [`CqeHandler::done`] gets the owner back, once. Between the two nobody can free
-//! or, for a `Pin<KBox<T>>`, touch what the device uses.
+//! A request is posted by moving its owner into the queue: a `Pin<KBox<T>>` or an `Arc<T>`, where
+//! `T` embeds a [`Cqe`]. When the request completes, [`CqeHandler::done`] gets the owner back,
+//! once. Between the two nobody can free or, for a `Pin<KBox<T>>`, touch what the device uses.
 //!
-//! The C core calls `wc->wr_cqe->done(cq, wc)`. Here `done` is a function made for `T` that does `container_of` and calls
-//! the handler, so a [`Cqe`] is the eight bytes of `struct ib_cqe`, and nothing is looked up or allocated.
+//! The C core calls `wc->wr_cqe->done(cq, wc)`. Here `done` is a function made for `T` that does
+//! `container_of` and calls the handler, so a [`Cqe`] is the eight bytes of `struct ib_cqe`, and
+//! nothing is looked up or allocated.
 //!
 //! # Examples
 //!
@@ -95,12 +96,13 @@ pub unsafe trait HasCqe<const ID: u64 = 0>: Sized {
     const OFFSET: usize;
 }
 
-/// A pointer that can own a posted request: `Pin<KBox<T>>` for exclusive owners, `Arc<T>` for shared ones.
+/// A pointer that can own a posted request: `Pin<KBox<T>>` for exclusive owners, `Arc<T>` for
+/// shared ones.
 ///
 /// # Safety
 ///
-/// The address that `into_cqe` returns is that of the [`Cqe`] in a `T` that stays there, unmodified but through interior
-/// mutability, until `from_cqe` gets that address back.
+/// The address that `into_cqe` returns is that of the [`Cqe`] in a `T` that stays there, unmodified
+/// but through interior mutability, until `from_cqe` gets that address back.
 pub unsafe trait CqePointer<const ID: u64>: Deref + Sized + Send + 'static {
     /// Gives up the owner for the address of its callback.
     #[doc(hidden)]
@@ -121,8 +123,8 @@ pub trait CqeHandler<const ID: u64 = 0>: HasCqe<ID> {
     type Pointer: CqePointer<ID, Target = Self>;
 
     /// The context that the handler needs: [`Atomic`](crate::context::Atomic) or
-    /// [`Sleepable`](crate::context::Sleepable). The request cannot be posted to a QP whose completion queue is polled
-    /// elsewhere.
+    /// [`Sleepable`](crate::context::Sleepable). The request cannot be posted to a QP whose
+    /// completion queue is polled elsewhere.
     type Needs: Context;
 
     /// Takes the owner of a completed request back (`ib_cqe.done`).
@@ -132,21 +134,27 @@ pub trait CqeHandler<const ID: u64 = 0>: HasCqe<ID> {
 }
 
 /// The `done` callback of every `Cqe<T, ID>`.
+///
+/// # Safety
+///
+/// Called by the RDMA core, once for each request that was posted with a `Cqe<T, ID>`.
 unsafe extern "C" fn done<T: CqeHandler<ID>, const ID: u64>(
     _cq: *mut bindings::ib_cq,
     wc: *mut bindings::ib_wc,
 ) {
     // SAFETY: The core passes a completion that is valid during this call, and `Wc` is transparent.
     let wc = unsafe { &*wc.cast::<Wc>() };
-    // SAFETY: The request was posted with the address from `into_cqe`, and completes once: the driver's contract.
+    // SAFETY: The request was posted with the address from `into_cqe`, and completes once: the
+    // driver's contract.
     let this = unsafe { T::Pointer::from_cqe(wc.cqe()) };
-    // SAFETY: Posting checked that the completion queue is polled in a context that provides this one.
+    // SAFETY: Posting checked that the completion queue is polled in a context that provides this
+    // one.
     let cx = unsafe { T::Needs::assume() };
     T::done(this, wc, &cx);
 }
 
-// SAFETY: A pinned box keeps its content in place; the address is derived from the raw pointer that `from_cqe` makes
-// the box from again, and the offset is that of the field.
+// SAFETY: A pinned box keeps its content in place; the address is derived from the raw pointer that
+// `from_cqe` makes the box from again, and the offset is that of the field.
 unsafe impl<T, const ID: u64> CqePointer<ID> for Pin<KBox<T>>
 where
     T: CqeHandler<ID, Pointer = Self> + Send + 'static,

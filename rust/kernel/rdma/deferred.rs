@@ -2,9 +2,9 @@
 
 //! Destruction that sleeps, away from whoever drops the last handle.
 //!
-//! The last handle of a QP may well be dropped in its own completion handler, in a softirq. So a drop only queues the
-//! object; a work item of this module, which may sleep, destroys it. What is queued still has its
-//! [`Hold`](crate::gate::Hold), so removal and unload wait for it.
+//! The last handle of a QP may well be dropped in its own completion handler, in a softirq. So a
+//! drop only queues the object; a work item of this module, which may sleep, destroys it. What is
+//! queued still has its [`Hold`](crate::gate::Hold), so removal and unload wait for it.
 
 use crate::{
     bindings,
@@ -39,7 +39,8 @@ use kernel::{
 ///
 /// # Invariants
 ///
-/// Zero, or the address of a workqueue that lives as long as this module's text can be reached by its users.
+/// Zero, or the address of a workqueue that lives as long as this module's text can be reached by
+/// its users.
 static QUEUE: Atomic<usize> = Atomic::new(0);
 
 /// Owns the workqueue; part of the core module.
@@ -48,9 +49,7 @@ pub(crate) struct Queue(());
 impl Queue {
     pub(crate) fn new() -> Result<Self> {
         // SAFETY: The format has no conversions.
-        let wq = unsafe {
-            bindings::rdma_helper_alloc_workqueue(c"rdma_rs".as_char_ptr())
-        };
+        let wq = unsafe { bindings::rdma_helper_alloc_workqueue(c"rdma_rs".as_char_ptr()) };
         if wq.is_null() {
             return Err(ENOMEM);
         }
@@ -60,23 +59,24 @@ impl Queue {
     }
 
     pub(crate) fn get() -> &'static workqueue::Queue {
-        // SAFETY: By the invariant of `QUEUE`: a caller has objects of this crate, so the module is initialised and not
-        // being unloaded.
+        // SAFETY: By the invariant of `QUEUE`: a caller has objects of this crate, so the module is
+        // initialised and not being unloaded.
         unsafe { workqueue::Queue::from_raw(QUEUE.load(Acquire) as *const _) }
     }
 }
 
 impl Drop for Queue {
     fn drop(&mut self) {
-        // SAFETY: Modules that use this one are gone, and all their objects before them, so nothing queues any more.
-        // Destroying drains what still returns from its last work item.
+        // SAFETY: Modules that use this one are gone, and all their objects before them, so nothing
+        // queues any more. Destroying drains what still returns from its last work item.
         unsafe { bindings::destroy_workqueue(QUEUE.load(Acquire) as *mut _) };
     }
 }
 
 /// Something whose destruction sleeps.
 pub(crate) trait Teardown: Send + 'static {
-    /// Destroys it. Called once; what the value owns is dropped after that, unless it says to leak it.
+    /// Destroys it. Called once; what the value owns is dropped after that, unless it says to leak
+    /// it.
     fn teardown(&mut self, cx: &Sleepable) -> Fate;
 }
 
@@ -131,8 +131,8 @@ impl<T: Teardown> WorkItem for Item<T> {
 impl<T: Teardown> Deferred<T> {
     /// Wraps a value. On failure the value is torn down at once.
     ///
-    /// To be called from functions that are not generic only, so that the work item's code is this module's: a ULP's
-    /// code may be gone when it returns.
+    /// To be called from functions that are not generic only, so that the work item's code is this
+    /// module's: a ULP's code may be gone when it returns.
     pub(crate) fn new(mut value: T, cx: &Sleepable) -> Result<Self> {
         match KBox::<Item<T>>::new_uninit(GFP_KERNEL) {
             Ok(slot) => {

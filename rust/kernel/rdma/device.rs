@@ -14,7 +14,13 @@ use crate::{
         Kind, //
     }, //
 };
-use core::ptr::NonNull;
+use core::{
+    net::{
+        IpAddr,
+        Ipv6Addr, //
+    },
+    ptr::NonNull, //
+};
 use kernel::{
     fmt,
     prelude::*,
@@ -36,9 +42,9 @@ pub(crate) struct Inner {
 
 /// A handle of a device for one ULP: what `add` gets and what everything else is created from.
 ///
-/// It is a counted reference. `remove` (so module unload too) waits until every handle and every object made from it is
-/// gone; a leaked one stalls removal with a message, and is never used after the device. Cloning is one atomic
-/// operation; posting and polling need no handle.
+/// It is a counted reference. `remove` (so module unload too) waits until every handle and every
+/// object made from it is gone; a leaked one stalls removal with a message, and is never used after
+/// the device. Cloning is one atomic operation; posting and polling need no handle.
 ///
 /// # Invariants
 ///
@@ -85,25 +91,26 @@ impl Device {
     }
 
     fn attrs(&self) -> &bindings::ib_device_attr {
-        // SAFETY: The device is registered by the invariant of `Inner`; its attributes do not change after that.
+        // SAFETY: The device is registered by the invariant of `Inner`; its attributes do not
+        // change after that.
         unsafe { &(*self.as_raw()).attrs }
     }
 
     /// Returns the device's name, such as `rxe0`.
     pub fn name(&self) -> &CStr {
-        // SAFETY: A registered device has a name, and the borrow does not outlive the handle. A rename (rare, by the
-        // administrator) changes bytes in place and keeps the terminator.
+        // SAFETY: A registered device has a name, and the borrow does not outlive the handle. A
+        // rename (rare, by the administrator) changes bytes in place and keeps the terminator.
         unsafe { CStr::from_char_ptr(bindings::rdma_helper_device_name(self.as_raw())) }
     }
 
     /// Returns the largest number of entries that a completion queue can have.
     pub fn max_cqe(&self) -> u32 {
-        self.attrs().max_cqe.try_into().unwrap_or(0)
+        self.attrs().max_cqe
     }
 
     /// Returns the largest number of outstanding work requests of a queue.
     pub fn max_qp_wr(&self) -> u32 {
-        self.attrs().max_qp_wr.try_into().unwrap_or(0)
+        self.attrs().max_qp_wr
     }
 
     /// Returns the number of pages that a fast-registration MR can map.
@@ -111,9 +118,41 @@ impl Device {
         self.attrs().max_fast_reg_page_list_len
     }
 
+    /// Returns the first IP address that the device's first port has, where its GIDs are IP
+    /// addresses: on RoCE.
+    ///
+    /// Link-local addresses are passed over: they need a scope to be of use.
+    pub fn ip_addr(&self) -> Option<IpAddr> {
+        (0..=u8::MAX)
+            .map_while(|index| self.gid(index))
+            .find_map(|gid| {
+                let gid = Ipv6Addr::from(gid);
+                match gid.to_ipv4_mapped() {
+                    Some(ip) => Some(IpAddr::V4(ip)),
+                    None if gid.is_unspecified() || gid.is_unicast_link_local() => None,
+                    None => Some(IpAddr::V6(gid)),
+                }
+            })
+    }
+
+    /// Returns the GID at `index` of the first port's table, zero if the entry is empty, or nothing
+    /// beyond the table (`rdma_query_gid`).
+    fn gid(&self, index: u8) -> Option<[u8; 16]> {
+        let mut gid = bindings::ib_gid::default();
+        // SAFETY: The device is registered by the invariant of `Inner`, and an RDMA device has a
+        // port 1.
+        match unsafe { bindings::rdma_query_gid(self.as_raw(), 1, index.into(), &raw mut gid) } {
+            // SAFETY: All members of the union are 16 bytes.
+            0 => Some(unsafe { *gid.raw }),
+            ret if Error::from_errno(ret) == ENOENT => Some([0; 16]),
+            _ => None,
+        }
+    }
+
     /// Returns the number of completion vectors, at least 1.
     pub fn num_comp_vectors(&self) -> u32 {
-        // SAFETY: The device is registered by the invariant of `Inner`; the field does not change after that.
+        // SAFETY: The device is registered by the invariant of `Inner`; the field does not change
+        // after that.
         let vectors = unsafe { (*self.as_raw()).num_comp_vectors };
         vectors.try_into().unwrap_or(1)
     }
@@ -147,7 +186,8 @@ pub(crate) fn wait_released(inner: &Inner, cx: &Sleepable) {
 
     impl fmt::Display for Who<'_> {
         fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-            // SAFETY: The device is registered until `remove` returns, and its client outlives that.
+            // SAFETY: The device is registered until `remove` returns, and its client outlives
+            // that.
             let (name, client) = unsafe {
                 let name = bindings::rdma_helper_device_name(self.0.raw.as_ptr());
                 (CStr::from_char_ptr(name), self.0.client.as_ref())

@@ -2,10 +2,12 @@
 
 //! DMA-mapped buffers.
 //!
-//! A [`Buf`] is memory that one device can reach, in a direction that is part of its type. The CPU sees its bytes only
-//! through a [`CpuView`], which needs exclusive access: a buffer whose owner is posted cannot be looked at.
+//! A [`Buf`] is memory that one device can reach, in a direction that is part of its type. The CPU
+//! sees its bytes only through a [`CpuView`], which needs exclusive access: a buffer whose owner is
+//! posted cannot be looked at.
 //!
-//! Buffers are mapped with `ib_dma_map_single`, not with [`kernel::dma`]: software devices have no DMA device.
+//! Buffers are mapped with `ib_dma_map_single`, not with [`kernel::dma`]: software devices have no
+//! DMA device.
 //!
 //! C header: [`include/rdma/ib_verbs.h`](srctree/include/rdma/ib_verbs.h) (`ib_dma_map_single`)
 
@@ -41,10 +43,12 @@ pub trait Direction: Sealed + Send + Sync + 'static {
     const RAW: bindings::dma_data_direction;
 }
 
-/// A [`Direction`] in which the device reads memory: for SEND and RDMA WRITE, and for peers to read.
+/// A [`Direction`] in which the device reads memory: for SEND and RDMA WRITE, and for peers to
+/// read.
 pub trait DeviceReads: Direction {}
 
-/// A [`Direction`] in which the device writes memory: for receives and RDMA READ, and for peers to write.
+/// A [`Direction`] in which the device writes memory: for receives and RDMA READ, and for peers to
+/// write.
 pub trait DeviceWrites: Direction {}
 
 macro_rules! direction {
@@ -76,8 +80,8 @@ direction!(
 ///
 /// # Invariants
 ///
-/// `memory` is `len` bytes of zeroed-at-first kmalloc memory, owned by this, and mapped at `addr` in direction `dir` for
-/// the device of `pd`.
+/// `memory` is `len` bytes of zeroed-at-first kmalloc memory, owned by this, and mapped at `addr`
+/// in direction `dir` for the device of `pd`.
 pub(crate) struct RawBuf {
     addr: u64,
     len: u32,
@@ -101,7 +105,8 @@ impl RawBuf {
         let mut bytes = KVec::<u8>::with_capacity(len, GFP_KERNEL)?;
         bytes.extend_with(len, 0, GFP_KERNEL)?;
         let (memory, _, _) = bytes.into_raw_parts();
-        // SAFETY: The memory is valid for `len` bytes and from kmalloc, and the device is registered while `pd` lives.
+        // SAFETY: The memory is valid for `len` bytes and from kmalloc, and the device is
+        // registered while `pd` lives.
         let addr = unsafe {
             bindings::rdma_helper_dma_map_single(pd.device().as_raw(), memory.cast(), len, dir)
         };
@@ -137,8 +142,11 @@ impl RawBuf {
     /// Whether the CPU and the device see the same memory without help: software devices always.
     #[inline]
     fn is_virt_dma(&self) -> bool {
+        if !cfg!(CONFIG_INFINIBAND_VIRT_DMA) {
+            return false;
+        }
         // SAFETY: The device is registered while `pd` lives, and the field does not change.
-        cfg!(CONFIG_INFINIBAND_VIRT_DMA) && unsafe { (*self.pd.device().as_raw()).dma_device.is_null() }
+        unsafe { (*self.pd.device().as_raw()).dma_device.is_null() }
     }
 
     #[inline]
@@ -146,7 +154,12 @@ impl RawBuf {
         if !self.is_virt_dma() {
             // SAFETY: By the type invariant.
             unsafe {
-                bindings::rdma_helper_dma_sync_for_cpu(self.pd.device().as_raw(), self.addr, self.len(), self.dir)
+                bindings::rdma_helper_dma_sync_for_cpu(
+                    self.pd.device().as_raw(),
+                    self.addr,
+                    self.len(),
+                    self.dir,
+                )
             };
         }
     }
@@ -156,7 +169,12 @@ impl RawBuf {
         if !self.is_virt_dma() {
             // SAFETY: By the type invariant.
             unsafe {
-                bindings::rdma_helper_dma_sync_for_device(self.pd.device().as_raw(), self.addr, self.len(), self.dir)
+                bindings::rdma_helper_dma_sync_for_device(
+                    self.pd.device().as_raw(),
+                    self.addr,
+                    self.len(),
+                    self.dir,
+                )
             };
         }
     }
@@ -172,8 +190,8 @@ impl RawBuf {
     pub(crate) fn copy_out(&self, offset: usize, to: &mut [u8]) -> Result {
         self.check(offset, to.len())?;
         self.sync_for_cpu();
-        // SAFETY: The range is inside of the buffer. The copy is C's, so bytes that the device changes meanwhile are
-        // torn at worst.
+        // SAFETY: The range is inside of the buffer. The copy is C's, so bytes that the device
+        // changes meanwhile are torn at worst.
         unsafe {
             bindings::rdma_helper_memcpy(
                 to.as_mut_ptr().cast(),
@@ -220,7 +238,12 @@ impl Drop for RawBuf {
         let len = self.len();
         // SAFETY: By the type invariant; whoever drops a buffer owns it, so no request uses it.
         unsafe {
-            bindings::rdma_helper_dma_unmap_single(self.pd.device().as_raw(), self.addr, len, self.dir)
+            bindings::rdma_helper_dma_unmap_single(
+                self.pd.device().as_raw(),
+                self.addr,
+                len,
+                self.dir,
+            )
         };
         // SAFETY: By the type invariant.
         drop(unsafe { KVec::from_raw_parts(self.memory.as_ptr(), len, len) });
@@ -255,7 +278,8 @@ impl<D: Direction> Buf<D> {
         self.raw.len()
     }
 
-    /// Lets the CPU see the bytes (`ib_dma_sync_single_for_cpu`, and `..._for_device` when the view ends).
+    /// Lets the CPU see the bytes (`ib_dma_sync_single_for_cpu`, and `..._for_device` when the view
+    /// ends).
     #[inline]
     pub fn cpu(&mut self) -> CpuView<'_> {
         self.raw.sync_for_cpu();
@@ -299,8 +323,8 @@ impl Deref for CpuView<'_> {
 
     #[inline]
     fn deref(&self) -> &[u8] {
-        // SAFETY: The memory is valid, initialised, and the borrow of the buffer is exclusive, so neither a request nor
-        // another thread uses it.
+        // SAFETY: The memory is valid, initialised, and the borrow of the buffer is exclusive, so
+        // neither a request nor another thread uses it.
         unsafe { core::slice::from_raw_parts(self.0.memory.as_ptr(), self.0.len()) }
     }
 }

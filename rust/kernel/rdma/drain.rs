@@ -2,9 +2,10 @@
 
 //! Proof that a QP has no request outstanding.
 //!
-//! `ib_drain_qp` returns nothing and only warns when it fails. This does what it does (the QP goes to the error state, and
-//! a marker request at the end of each queue completes after everything before it) with every result checked. Where a
-//! driver brings its own drain, that is called, and its contract is the proof.
+//! `ib_drain_qp` returns nothing and only warns when it fails. This does what it does (the QP goes
+//! to the error state, and a marker request at the end of each queue completes after everything
+//! before it) with every result checked. Where a driver brings its own drain, that is called, and
+//! its contract is the proof.
 //!
 //! C source: `drivers/infiniband/core/verbs.c` (`ib_drain_qp`)
 
@@ -28,7 +29,8 @@ use kernel::{
 /// How long a drain may take before the QP is given up, in milliseconds.
 const PATIENCE_MS: u32 = 60_000;
 
-/// The length of one wait, in milliseconds. Direct CQs are polled, and full queues tried again, this often.
+/// The length of one wait, in milliseconds. Direct CQs are polled, and full queues tried again,
+/// this often.
 const STEP_MS: u32 = 10;
 
 /// How many completions of a direct CQ are processed in a row.
@@ -62,9 +64,14 @@ impl Marker {
     }
 }
 
+/// The `done` callback of a marker.
+///
+/// # Safety
+///
+/// Called by the RDMA core for a request that was posted with a marker's `cqe`.
 unsafe extern "C" fn reached(_cq: *mut bindings::ib_cq, wc: *mut bindings::ib_wc) {
-    // SAFETY: `wc` is valid during this call, and the request was posted with the address of a marker's first field. The
-    // marker lives until this has completed it.
+    // SAFETY: `wc` is valid during this call, and the request was posted with the address of a
+    // marker's first field. The marker lives until this has completed it.
     unsafe {
         let marker = (*(*wc).__bindgen_anon_1.wr_cqe).cast::<Marker>();
         bindings::complete((*marker).reached.get());
@@ -123,11 +130,13 @@ fn poll_direct(cq: &cq::Inner) {
     }
 }
 
-/// Moves a QP to the error state and waits until every request that was posted to it before has completed.
+/// Moves a QP to the error state and waits until every request that was posted to it before has
+/// completed.
 ///
 /// # Errors
 ///
-/// Nothing is proved on any error: `EDEADLK` in a handler of one of the CQs; `ETIMEDOUT`; or what the driver said.
+/// Nothing is proved on any error: `EDEADLK` in a handler of one of the CQs; `ETIMEDOUT`; or what
+/// the driver said.
 ///
 /// # Safety
 ///
@@ -165,8 +174,9 @@ pub(crate) unsafe fn drain(
                 wr.wr.send_flags = bindings::ib_send_flags_IB_SEND_SIGNALED as c_int;
                 let mut bad = core::ptr::null();
                 // SAFETY: The QP is valid, and the request has no memory.
-                ops.post_send
-                    .map_or(EOPNOTSUPP.to_errno(), |post| unsafe { post(qp, &wr.wr, &mut bad) })
+                ops.post_send.map_or(EOPNOTSUPP.to_errno(), |post| unsafe {
+                    post(qp, &wr.wr, &mut bad)
+                })
             },
             &mut left,
         )?,
@@ -182,8 +192,9 @@ pub(crate) unsafe fn drain(
                 wr.__bindgen_anon_1.wr_cqe = ManuallyDrop::new(cqe);
                 let mut bad = core::ptr::null();
                 // SAFETY: As above.
-                ops.post_recv
-                    .map_or(EOPNOTSUPP.to_errno(), |post| unsafe { post(qp, &wr, &mut bad) })
+                ops.post_recv.map_or(EOPNOTSUPP.to_errno(), |post| unsafe {
+                    post(qp, &wr, &mut bad)
+                })
             },
             &mut left,
         )?,

@@ -2,9 +2,10 @@
 
 //! Counts of what still uses something that is about to go away.
 //!
-//! A device cannot be removed and a module cannot be unloaded while a handle of theirs lives: each handle is a [`Hold`]
-//! on a [`Gate`], and the removal closes the gate and waits. A handle that is leaked stalls the removal, with a message
-//! that names it, instead of being used after it is gone. Posting and completing never touch a gate.
+//! A device cannot be removed and a module cannot be unloaded while a handle of theirs lives: each
+//! handle is a [`Hold`] on a [`Gate`], and the removal closes the gate and waits. A handle that is
+//! leaked stalls the removal, with a message that names it, instead of being used after it is gone.
+//! Posting and completing never touch a gate.
 
 use crate::{
     bindings,
@@ -43,14 +44,24 @@ pub(crate) enum Kind {
     Client,
 }
 
-const NAMES: [&str; 7] = ["device handle", "PD", "CQ", "QP", "MR", "CM id", "client handle"];
+const NAMES: [&str; 7] = [
+    "device handle",
+    "PD",
+    "CQ",
+    "QP",
+    "MR",
+    "CM id",
+    "client handle",
+];
 
 /// A gate that stays open while holds on it may be taken.
 ///
 /// # Invariants
 ///
-/// - The low bits of `count` are the number of live [`Hold`]s; the bit [`CLOSED`] is set once and stays.
-/// - `empty` is completed exactly when the count is `CLOSED` and nothing else, and is not touched after that.
+/// - The low bits of `count` are the number of live [`Hold`]s; the bit [`CLOSED`] is set once and
+///   stays.
+/// - `empty` is completed exactly when the count is `CLOSED` and nothing else, and is not touched
+///   after that.
 #[pin_data]
 pub(crate) struct Gate {
     count: Atomic<i64>,
@@ -71,7 +82,8 @@ impl Gate {
             count: Atomic::new(0),
             kinds: [const { Atomic::new(0) }; NAMES.len()],
             empty <- Opaque::ffi_init(|slot| {
-                // SAFETY: `slot` is valid for writes; a completion is initialised in place and stays pinned.
+                // SAFETY: `slot` is valid for writes; a completion is initialised in place and
+                // stays pinned.
                 unsafe { bindings::init_completion(slot) }
             }),
         })
@@ -153,7 +165,8 @@ unsafe impl Send for Hold {}
 unsafe impl Sync for Hold {}
 
 impl Hold {
-    /// Takes another hold on the same gate, also when it is closed: the first one keeps it from opening.
+    /// Takes another hold on the same gate, also when it is closed: the first one keeps it from
+    /// opening.
     pub(crate) fn another(&self, kind: Kind) -> Self {
         // SAFETY: By the type invariant.
         let gate = unsafe { self.gate.as_ref() };
@@ -172,10 +185,12 @@ impl Drop for Hold {
         // SAFETY: By the type invariant.
         let gate = unsafe { self.gate.as_ref() };
         gate.kinds[self.kind as usize].add(-1, Relaxed);
-        // Full ordering: everything done under this hold happens before the guarded thing goes away.
+        // Full ordering: everything done under this hold happens before the guarded thing goes
+        // away.
         if gate.count.fetch_sub(1, Full) == CLOSED + 1 {
-            // SAFETY: `close` cannot have returned: it waits for this completion. Waiting for a completion takes its
-            // lock, so `close` returns only after `complete` has done its last access.
+            // SAFETY: `close` cannot have returned: it waits for this completion. Waiting for a
+            // completion takes its lock, so `close` returns only after `complete` has done its last
+            // access.
             unsafe { bindings::complete(gate.empty.get()) };
         }
     }

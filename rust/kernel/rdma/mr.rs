@@ -3,10 +3,12 @@
 //! Memory that peers may access.
 //!
 //! A [`Region`] is a buffer with a fast-registration MR. Peers reach it from the completion of
-//! [`Qp::post_reg`](crate::qp::Qp::post_reg) until the MR is deregistered, which happens before the buffer is unmapped and
-//! freed. As a peer may write the bytes at any time, the CPU gets at them by copies only, never as a slice.
+//! [`Qp::post_reg`](crate::qp::Qp::post_reg) until the MR is deregistered, which happens before the
+//! buffer is unmapped and freed. As a peer may write the bytes at any time, the CPU gets at them by
+//! copies only, never as a slice.
 //!
-//! C header: [`include/rdma/ib_verbs.h`](srctree/include/rdma/ib_verbs.h) (`struct ib_mr`, `struct ib_reg_wr`)
+//! C header: [`include/rdma/ib_verbs.h`](srctree/include/rdma/ib_verbs.h) (`struct ib_mr`, `struct
+//! ib_reg_wr`)
 
 use crate::{
     bindings,
@@ -69,8 +71,8 @@ unsafe impl Sync for State {}
 
 impl Teardown for State {
     fn teardown(&mut self, _cx: &Sleepable) -> Fate {
-        // SAFETY: By the type invariant. Whoever drops a region owns it, so no request uses it. After this no peer can
-        // reach the buffer, so it may be unmapped.
+        // SAFETY: By the type invariant. Whoever drops a region owns it, so no request uses it.
+        // After this no peer can reach the buffer, so it may be unmapped.
         let ret = unsafe { bindings::ib_dereg_mr_user(self.mr.as_ptr(), core::ptr::null_mut()) };
         if ret != 0 {
             pr_err!("an MR could not be deregistered ({ret}); it is leaked with its memory\n");
@@ -80,7 +82,9 @@ impl Teardown for State {
     }
 }
 
-/// Allocates an MR that maps `buf`. Not generic, so that what it needs at its end is code of this module.
+/// Allocates an MR that maps `buf`. Not generic, so that what it needs at its end is code of this
+/// module.
+#[inline(never)]
 fn map(buf: RawBuf, cx: &Sleepable) -> Result<Deferred<State>> {
     let pd = buf.pd().clone();
     let dev = pd.device();
@@ -130,7 +134,8 @@ pub struct Region<D: Direction> {
     _direction: PhantomData<D>,
 }
 
-// SAFETY: An MR may be used from any thread; its key is changed by the only one that gets `registered`.
+// SAFETY: An MR may be used from any thread; its key is changed by the only one that gets
+// `registered`.
 unsafe impl<D: Direction> Send for Region<D> {}
 // SAFETY: As above.
 unsafe impl<D: Direction> Sync for Region<D> {}
@@ -162,7 +167,8 @@ impl<D: Direction> Region<D> {
         self.state.buf.as_ref().map_or(0, RawBuf::len)
     }
 
-    /// Copies bytes from `offset` on out of the region. Bytes that a peer is writing meanwhile may be old or new.
+    /// Copies bytes from `offset` on out of the region. Bytes that a peer is writing meanwhile may
+    /// be old or new.
     ///
     /// # Errors
     ///
@@ -171,7 +177,8 @@ impl<D: Direction> Region<D> {
         self.buf()?.copy_out(offset, to)
     }
 
-    /// Copies bytes into the region from `offset` on. A peer that reads them meanwhile may get old or new ones.
+    /// Copies bytes into the region from `offset` on. A peer that reads them meanwhile may get old
+    /// or new ones.
     ///
     /// # Errors
     ///
@@ -253,8 +260,8 @@ impl RegWr<'_> {
         if self.registered.xchg(REGISTERED, Full) != IDLE {
             return Err(EBUSY);
         }
-        // SAFETY: The MR is alive, and only the one who marked the region changes its keys. The low byte of a key is the
-        // consumer's (`ib_inc_rkey`, `ib_update_fast_reg_key`).
+        // SAFETY: The MR is alive, and only the one who marked the region changes its keys. The low
+        // byte of a key is the consumer's (`ib_inc_rkey`, `ib_update_fast_reg_key`).
         let (iova, rkey) = unsafe {
             let mr = self.mr.as_ptr();
             let next = |key: u32| (key & 0xffff_ff00) | (key.wrapping_add(1) & 0xff);

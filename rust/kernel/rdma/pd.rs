@@ -62,8 +62,8 @@ impl Teardown for State {
 
 /// A protection domain: what QPs, MRs and buffers that work together belong to.
 ///
-/// A counted handle. The PD is deallocated, from a work item, when the last handle and all that was made from it are
-/// gone.
+/// A counted handle. The PD is deallocated, from a work item, when the last handle and all that was
+/// made from it are gone.
 #[derive(Clone)]
 pub struct Pd {
     pub(crate) inner: Arc<Inner>,
@@ -77,7 +77,8 @@ impl Pd {
     /// `ENOMEM`, or the driver's error.
     pub fn alloc(dev: &Device, cx: &Sleepable) -> Result<Self> {
         let hold = dev.hold(Kind::Pd);
-        // SAFETY: The device is registered while `dev` lives, and the client's name outlives the PD.
+        // SAFETY: The device is registered while `dev` lives, and the client's name outlives the
+        // PD.
         let raw = from_err_ptr(unsafe {
             bindings::__ib_alloc_pd(dev.as_raw(), 0, dev.client().name.as_char_ptr())
         })?;

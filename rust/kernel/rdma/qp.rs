@@ -69,7 +69,18 @@ pub struct Caps {
 }
 
 impl Caps {
-    /// Returns how many CQ entries a QP of this size leases, at the most, from a CQ that serves both its queues.
+    /// Returns the sizes of queues whose requests have one entry each.
+    pub const fn new(send_wr: u32, recv_wr: u32) -> Self {
+        Self {
+            send_wr,
+            recv_wr,
+            send_sge: 1,
+            recv_sge: 1,
+        }
+    }
+
+    /// Returns how many CQ entries a QP of this size leases, at the most, from a CQ that serves
+    /// both its queues.
     ///
     /// That is one for each request and one for the drain of each queue, rounded up as drivers do.
     pub const fn entries(&self) -> u32 {
@@ -103,7 +114,7 @@ impl Teardown for State {
             // SAFETY: As above.
             let num = unsafe { (*self.raw.as_ptr()).qp_num };
             let dev = &self.send.cq().dev;
-            pr_err!("{dev}: QP {num} could not be drained ({e:?}); it is leaked, and its device cannot go\n");
+            pr_err!("{dev}: QP {num} was not drained ({e:?}): it is leaked and holds its device\n");
             return Fate::Leak;
         }
         // SAFETY: The QP is the id's, is drained, and nobody can post to it any more.
@@ -112,7 +123,9 @@ impl Teardown for State {
     }
 }
 
-/// Creates the QP of an id. Not generic, so that what the QP needs at its end is code of this module.
+/// Creates the QP of an id. Not generic, so that what the QP needs at its end is code of this
+/// module.
+#[inline(never)]
 fn create(
     id: &Arc<cm::Inner>,
     pd: &Pd,
@@ -126,7 +139,11 @@ fn create(
         return Err(EINVAL);
     }
     // The marker of a drain needs a place of its own.
-    let with_marker = |wr: u32| wr.checked_add(1).filter(|n| *n <= dev.max_qp_wr()).ok_or(EINVAL);
+    let with_marker = |wr: u32| {
+        wr.checked_add(1)
+            .filter(|n| *n <= dev.max_qp_wr())
+            .ok_or(EINVAL)
+    };
     let mut attr = bindings::ib_qp_init_attr {
         send_cq: send_cq.raw.as_ptr(),
         recv_cq: recv_cq.raw.as_ptr(),
@@ -174,12 +191,14 @@ fn create(
 
 /// A reliable connected queue pair, whose queues complete in contexts `S` and `R`.
 ///
-/// A `&Qp` proves that the QP exists, so posting checks nothing. When the last reference to it is dropped, a work item
-/// moves it to the error state, waits until every request has completed, and only then destroys it.
+/// A `&Qp` proves that the QP exists, so posting checks nothing. When the last reference to it is
+/// dropped, a work item moves it to the error state, waits until every request has completed, and
+/// only then destroys it.
 ///
 /// # Invariants
 ///
-/// `raw` is the QP of `state`, its PD is `pd`, and its queues complete to CQs that are polled in `S` and `R`.
+/// `raw` is the QP of `state`, its PD is `pd`, and its queues complete to CQs that are polled in
+/// `S` and `R`.
 pub struct Qp<S: PollContext, R: PollContext = S> {
     raw: NonNull<bindings::ib_qp>,
     pd: *const pd::Inner,
@@ -197,8 +216,9 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
     ///
     /// # Errors
     ///
-    /// `EINVAL` if the device cannot have such queues, or if `id`, `pd` and the CQs are not all of one device; `EBUSY`
-    /// if the id has a QP; `ENOSPC` if a CQ has not enough free entries: see [`Caps::entries`]; or the driver's error.
+    /// `EINVAL` if the device cannot have such queues, or if `id`, `pd` and the CQs are not all of
+    /// one device; `EBUSY` if the id has a QP; `ENOSPC` if a CQ has not enough free entries: see
+    /// [`Caps::entries`]; or the driver's error.
     pub fn create(
         id: &cm::Id,
         pd: &Pd,
@@ -231,14 +251,15 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
 
     /// Posts a request to the send queue (`ib_post_send`), moving its owner in.
     ///
-    /// `wr` describes the request from what the owner has. After success the owner may already be in its handler.
+    /// `wr` describes the request from what the owner has. After success the owner may already be
+    /// in its handler.
     ///
     /// Any context.
     ///
     /// # Errors
     ///
-    /// Gives the owner back with `EINVAL` if an entry is of another PD, or with the driver's error: `ENOMEM` when the
-    /// queue is full.
+    /// Gives the owner back with `EINVAL` if an entry is of another PD, or with the driver's error:
+    /// `ENOMEM` when the queue is full.
     ///
     /// # Examples
     ///
@@ -268,7 +289,12 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
     {
         let wr = match wr(&owner) {
             Ok(wr) if self.owns(&wr.sges) => wr,
-            Ok(_) => return Err(PostError { owner, error: EINVAL }),
+            Ok(_) => {
+                return Err(PostError {
+                    owner,
+                    error: EINVAL,
+                })
+            }
             Err(error) => return Err(PostError { owner, error }),
         };
         let mut sges = wr.sges.map(Sge::to_raw);
@@ -289,7 +315,8 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
         };
         let cqe = owner.into_cqe();
         raw.wr.__bindgen_anon_1.wr_cqe = ManuallyDrop::new(cqe);
-        // SAFETY: The entries are memory that the owner keeps, and the owner is the queue's until `done`.
+        // SAFETY: The entries are memory that the owner keeps, and the owner is the queue's until
+        // `done`.
         unsafe { self.post_send_raw(&raw.wr, cqe) }
     }
 
@@ -297,7 +324,8 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
     ///
     /// # Safety
     ///
-    /// `wr` is a valid request without a successor, whose memory is kept by the owner that `cqe` is from.
+    /// `wr` is a valid request without a successor, whose memory is kept by the owner that `cqe` is
+    /// from.
     #[inline]
     unsafe fn post_send_raw<P, const ID: u64>(
         &self,
@@ -309,8 +337,8 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
     {
         let qp = self.raw.as_ptr();
         let mut bad = core::ptr::null();
-        // SAFETY: By the type invariant and the caller's promise. Clients are only told of devices that have all verbs
-        // (`kverbs_provider`), so the operation exists.
+        // SAFETY: By the type invariant and the caller's promise. Clients are only told of devices
+        // that have all verbs (`kverbs_provider`), so the operation exists.
         let ret = unsafe { ((*(*qp).device).ops.post_send.unwrap_unchecked())(qp, wr, &mut bad) };
         if ret == 0 {
             return Ok(());
@@ -338,7 +366,12 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
     {
         let wr = match wr(&owner) {
             Ok(wr) if wr.sges.iter().all(|sge| sge.0.pd == self.pd) => wr,
-            Ok(_) => return Err(PostError { owner, error: EINVAL }),
+            Ok(_) => {
+                return Err(PostError {
+                    owner,
+                    error: EINVAL,
+                })
+            }
             Err(error) => return Err(PostError { owner, error }),
         };
         let mut sges = wr.sges.map(|sge| sge.0.to_raw());
@@ -365,10 +398,11 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
         })
     }
 
-    /// Posts a fast registration (`IB_WR_REG_MR`), moving the owner of the region in, and returns where a peer will find
-    /// the region.
+    /// Posts a fast registration (`IB_WR_REG_MR`), moving the owner of the region in, and returns
+    /// where a peer will find the region.
     ///
-    /// Requests posted after this one see the registration, so the advertisement can be sent at once.
+    /// Requests posted after this one see the registration, so the advertisement can be sent at
+    /// once.
     ///
     /// Any context.
     ///
@@ -403,12 +437,13 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
         }
     }
 
-    /// Moves the QP to the error state and waits until every request that was posted has completed (`ib_drain_qp`).
+    /// Moves the QP to the error state and waits until every request that was posted has completed
+    /// (`ib_drain_qp`).
     ///
     /// # Errors
     ///
-    /// Nothing is known to be drained on any error: `EDEADLK` in a handler of the QP's CQs, `ETIMEDOUT` after a minute,
-    /// or what the driver said.
+    /// Nothing is known to be drained on any error: `EDEADLK` in a handler of the QP's CQs,
+    /// `ETIMEDOUT` after a minute, or what the driver said.
     pub fn drain(&self, cx: &Sleepable) -> Result {
         let state = &*self.state;
         // SAFETY: By the type invariant.

@@ -2,14 +2,16 @@
 
 //! RDMA verbs for upper-layer protocols.
 //!
-//! The kernel's completion queue API (`ib_alloc_cq`, `struct ib_cqe`) and what a protocol needs around it, safe and at C's
-//! cost. The rules that C writes in comments are types here:
+//! The kernel's completion queue API (`ib_alloc_cq`, `struct ib_cqe`) and what a protocol needs
+//! around it, safe and at C's cost. The rules that C writes in comments are types here:
 //!
-//! - A posted request owns what the device uses, until its completion gives it back: [`cqe`], [`wr`].
+//! - A posted request owns what the device uses, until its completion gives it back: [`cqe`],
+//!   [`wr`].
 //! - A completion is a [`Result`](wc::Wc::result): of a failed one only what is valid can be read.
 //! - The context that a completion queue is polled in is a type: [`context`].
 //! - A queue pair leases the completion queue entries that it may need: [`cq`], [`qp`].
-//! - Teardown is in order, after a drain that was proved, and never in the context of whoever drops last: [`qp`].
+//! - Teardown is in order, after a drain that was proved, and never in the context of whoever drops
+//!   last: [`qp`].
 //! - Devices and modules go only after every handle: [`client`].
 //! - Peers reach memory only through a registration, and it outlives that: [`mr`].
 
@@ -29,11 +31,12 @@ mod drain;
 mod gate;
 pub mod mr;
 pub mod pd;
+pub mod prelude;
 pub mod qp;
 pub mod wc;
 pub mod wr;
 
-use kernel::prelude::*;
+use ::kernel::prelude::*;
 
 module! {
     type: Module,

@@ -76,7 +76,8 @@ impl Status {
 
     /// Returns the text of the status (`ib_wc_status_msg`).
     pub fn as_str(self) -> &'static CStr {
-        // SAFETY: The function takes any value and returns a string that lives as long as the kernel.
+        // SAFETY: The function takes any value and returns a string that lives as long as the
+        // kernel.
         unsafe { CStr::from_char_ptr(bindings::ib_wc_status_msg(self.0)) }
     }
 }
@@ -88,7 +89,7 @@ impl fmt::Display for Status {
 }
 
 /// What a successful completion completes, as `enum ib_wc_opcode`.
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Opcode {
     /// A SEND of any kind.
     Send,
@@ -154,7 +155,8 @@ impl Success<'_> {
         self.0.opcode.into()
     }
 
-    /// Returns the number of bytes transferred, of a receive or an RDMA READ. Of other requests the value means nothing.
+    /// Returns the number of bytes transferred, of a receive or an RDMA READ. Of other requests the
+    /// value means nothing.
     #[inline]
     pub fn byte_len(&self) -> usize {
         // A 32-bit length fits everywhere that RDMA runs.
@@ -173,10 +175,11 @@ impl Success<'_> {
     /// Returns the remote key that the peer invalidated with this receive.
     #[inline]
     pub fn invalidated_rkey(&self) -> Option<u32> {
-        self.flag(bindings::ib_wc_flags_IB_WC_WITH_INVALIDATE).then(|| {
-            // SAFETY: The flag says which member of the union is set; both are integers.
-            unsafe { *self.0.ex.invalidate_rkey }
-        })
+        self.flag(bindings::ib_wc_flags_IB_WC_WITH_INVALIDATE)
+            .then(|| {
+                // SAFETY: The flag says which member of the union is set; both are integers.
+                unsafe { *self.0.ex.invalidate_rkey }
+            })
     }
 }
 

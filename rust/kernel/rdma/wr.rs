@@ -2,10 +2,11 @@
 
 //! Work requests.
 //!
-//! A request is described by a closure that borrows from its owner, so that its scatter entries can only be memory that
-//! the owner keeps: see [`Qp::post_send`](crate::qp::Qp::post_send).
+//! A request is described by a closure that borrows from its owner, so that its scatter entries can
+//! only be memory that the owner keeps: see [`Qp::post_send`](crate::qp::Qp::post_send).
 //!
-//! C header: [`include/rdma/ib_verbs.h`](srctree/include/rdma/ib_verbs.h) (`struct ib_send_wr`, `struct ib_recv_wr`)
+//! C header: [`include/rdma/ib_verbs.h`](srctree/include/rdma/ib_verbs.h) (`struct ib_send_wr`,
+//! `struct ib_recv_wr`)
 
 use crate::{
     bindings,
@@ -82,7 +83,11 @@ impl<'a, const N: usize> SendWr<'a, N> {
     /// A message (`IB_WR_SEND`).
     #[inline]
     pub fn send(sges: [Sge<'a>; N]) -> Self {
-        Self::new(bindings::ib_wr_opcode_IB_WR_SEND, sges, Remote { addr: 0, rkey: 0 })
+        Self::new(
+            bindings::ib_wr_opcode_IB_WR_SEND,
+            sges,
+            Remote { addr: 0, rkey: 0 },
+        )
     }
 
     /// An RDMA WRITE of local memory to `remote` (`IB_WR_RDMA_WRITE`).
@@ -94,16 +99,23 @@ impl<'a, const N: usize> SendWr<'a, N> {
     /// An RDMA READ of `remote` to local memory (`IB_WR_RDMA_READ`).
     #[inline]
     pub fn rdma_read(sges: [SgeMut<'a>; N], remote: Remote) -> Self {
-        Self::new(bindings::ib_wr_opcode_IB_WR_RDMA_READ, sges.map(|sge| sge.0), remote)
+        Self::new(
+            bindings::ib_wr_opcode_IB_WR_RDMA_READ,
+            sges.map(|sge| sge.0),
+            remote,
+        )
     }
 
-    /// Adds immediate data, in host byte order, to a message or an RDMA WRITE (`IB_WR_SEND_WITH_IMM`,
-    /// `IB_WR_RDMA_WRITE_WITH_IMM`). An RDMA READ carries none; it stays as it is.
+    /// Adds immediate data, in host byte order, to a message or an RDMA WRITE
+    /// (`IB_WR_SEND_WITH_IMM`, `IB_WR_RDMA_WRITE_WITH_IMM`). An RDMA READ carries none; it stays as
+    /// it is.
     #[inline]
     pub fn with_imm(mut self, imm_data: u32) -> Self {
         self.opcode = match self.opcode {
             bindings::ib_wr_opcode_IB_WR_SEND => bindings::ib_wr_opcode_IB_WR_SEND_WITH_IMM,
-            bindings::ib_wr_opcode_IB_WR_RDMA_WRITE => bindings::ib_wr_opcode_IB_WR_RDMA_WRITE_WITH_IMM,
+            bindings::ib_wr_opcode_IB_WR_RDMA_WRITE => {
+                bindings::ib_wr_opcode_IB_WR_RDMA_WRITE_WITH_IMM
+            }
             other => other,
         };
         self.imm_data = imm_data.to_be();

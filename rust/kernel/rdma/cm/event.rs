@@ -4,13 +4,18 @@
 
 use crate::{
     bindings,
-    context::Sleepable, //
+    context::{
+        PollContext,
+        Sleepable, //
+    },
+    qp::Qp, //
 };
 use kernel::prelude::*;
 
 /// What happened to a connection, as `struct rdma_cm_event`.
 ///
-/// Resolving and connecting are waited for by the calls that start them: their events are not passed on.
+/// Resolving and connecting are waited for by the calls that start them: their events are not
+/// passed on.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub enum Event<'a> {
@@ -21,8 +26,8 @@ pub enum Event<'a> {
     },
     /// The connection is gone (`RDMA_CM_EVENT_DISCONNECTED`). The last event of an id.
     Disconnected,
-    /// The connection could not be made (`RDMA_CM_EVENT_CONNECT_ERROR`, `..._UNREACHABLE`, `..._REJECTED`). The last event
-    /// of an id.
+    /// The connection could not be made (`RDMA_CM_EVENT_CONNECT_ERROR`, `..._UNREACHABLE`,
+    /// `..._REJECTED`). The last event of an id.
     Failed(Error),
     /// The device goes (`RDMA_CM_EVENT_DEVICE_REMOVAL`). The last event of an id.
     DeviceRemoval,
@@ -49,9 +54,7 @@ impl<'a> Event<'a> {
             bindings::rdma_cm_event_type_RDMA_CM_EVENT_CONNECT_ERROR
             | bindings::rdma_cm_event_type_RDMA_CM_EVENT_UNREACHABLE
             | bindings::rdma_cm_event_type_RDMA_CM_EVENT_ADDR_ERROR
-            | bindings::rdma_cm_event_type_RDMA_CM_EVENT_ROUTE_ERROR => {
-                Self::Failed(status(raw))
-            }
+            | bindings::rdma_cm_event_type_RDMA_CM_EVENT_ROUTE_ERROR => Self::Failed(status(raw)),
             other => Self::Other(other),
         }
     }
@@ -94,4 +97,9 @@ pub trait Handler: Send + Sync + 'static {
     ///
     /// The handler is released after the last event, so that it may own the connection.
     fn event(&self, event: Event<'_>, cx: &Sleepable);
+}
+
+/// A QP as the handler of its own connection: it is kept until the connection's last event.
+impl<S: PollContext, R: PollContext> Handler for Qp<S, R> {
+    fn event(&self, _event: Event<'_>, _cx: &Sleepable) {}
 }

@@ -59,13 +59,25 @@ use kernel::{
 
 /// What is told of a listener's events.
 pub trait Accept: Send + Sync + 'static {
-    /// A peer wants to connect: take the request's id with [`Request::into_id`], or drop the request to refuse it.
+    /// A peer wants to connect: take the request's id with [`Request::into_id`], or drop the
+    /// request to refuse it.
     ///
     /// Called in process context.
     fn request(&self, request: Request<'_>, cx: &Sleepable);
 
-    /// The device that the listener was bound to goes; nothing is heard any more. Listeners on all addresses go on.
+    /// The device that the listener was bound to goes; nothing is heard any more. Listeners on all
+    /// addresses go on.
     fn stopped(&self) {}
+}
+
+/// A function that is called with each request. Its errors are reported; whatever it drops is
+/// refused.
+impl<F: Fn(Request<'_>, &Sleepable) -> Result + Send + Sync + 'static> Accept for F {
+    fn request(&self, request: Request<'_>, cx: &Sleepable) {
+        if let Err(e) = self(request, cx) {
+            pr_warn!("a connection request was refused: {e:?}\n");
+        }
+    }
 }
 
 /// A connection request that waits for an answer.
@@ -79,27 +91,32 @@ pub struct Request<'a> {
 impl Request<'_> {
     /// Returns what the peer sent along.
     pub fn private_data(&self) -> &[u8] {
-        // SAFETY: Connection requests are events of a connected service, valid while the request is.
+        // SAFETY: Connection requests are events of a connected service, valid while the request
+        // is.
         unsafe { event::private_data(self.event) }
     }
 
-    /// Returns how many RDMA READs the peer lets this side have outstanding (`responder_resources` of the request).
+    /// Returns how many RDMA READs the peer lets this side have outstanding (`responder_resources`
+    /// of the request).
     pub fn initiator_depth(&self) -> u8 {
         // SAFETY: As above.
         unsafe { self.event.param.conn.responder_resources }
     }
 
-    /// Returns how many RDMA READs the peer wants to have outstanding here (`initiator_depth` of the request).
+    /// Returns how many RDMA READs the peer wants to have outstanding here (`initiator_depth` of
+    /// the request).
     pub fn responder_resources(&self) -> u8 {
         // SAFETY: As above.
         unsafe { self.event.param.conn.initiator_depth }
     }
 
-    /// Takes the connection's id, to be accepted or rejected now or later; dropping the id refuses the connection.
+    /// Takes the connection's id, to be accepted or rejected now or later; dropping the id refuses
+    /// the connection.
     ///
     /// # Errors
     ///
-    /// `ENODEV` if the device is not the client's (any more), or `ENOMEM`; the connection is then refused.
+    /// `ENODEV` if the device is not the client's (any more), or `ENOMEM`; the connection is then
+    /// refused.
     pub fn into_id(self, cx: &Sleepable) -> Result<Id> {
         let raw = self.id.as_ptr();
         // SAFETY: The id is valid, and has a device as it came on one.
@@ -133,7 +150,8 @@ impl Request<'_> {
 ///
 /// # Invariants
 ///
-/// `raw` is an id whose callback is [`on_listener_event`] with this as its context, until it is taken to be destroyed.
+/// `raw` is an id whose callback is [`on_listener_event`] with this as its context, until it is
+/// taken to be destroyed.
 #[pin_data]
 struct Listening {
     #[pin]
@@ -176,7 +194,11 @@ impl Listening {
     }
 
     /// Returns whether the C id may live on; a child that nobody took is refused by saying no.
-    fn on_event(self: &Arc<Self>, id: NonNull<bindings::rdma_cm_id>, event: &bindings::rdma_cm_event) -> bool {
+    fn on_event(
+        self: &Arc<Self>,
+        id: NonNull<bindings::rdma_cm_id>,
+        event: &bindings::rdma_cm_event,
+    ) -> bool {
         match event.event {
             bindings::rdma_cm_event_type_RDMA_CM_EVENT_CONNECT_REQUEST => {
                 let taken = Cell::new(false);
@@ -201,13 +223,18 @@ impl Listening {
     }
 }
 
+/// The callback of every listener's id, and of a request's until it is taken.
+///
+/// # Safety
+///
+/// Called by the connection manager for an id whose context is a [`Listening`].
 unsafe extern "C" fn on_listener_event(
     id: *mut bindings::rdma_cm_id,
     event: *mut bindings::rdma_cm_event,
 ) -> c_int {
     let Some(id) = NonNull::new(id) else { return 0 };
-    // SAFETY: The context of a listener is its `Listening`, which lives until the id is destroyed, and a request's id
-    // inherits it. The event is valid during the call.
+    // SAFETY: The context of a listener is its `Listening`, which lives until the id is destroyed,
+    // and a request's id inherits it. The event is valid during the call.
     let (this, event) = unsafe {
         let this = id.as_ref().context.cast::<Listening>();
         (kernel::sync::ArcBorrow::from_raw(this), &*event)
@@ -245,15 +272,16 @@ pub struct Listener {
 }
 
 impl Listener {
-    /// Listens on `addr`, in the initial network namespace (`rdma_bind_addr`, `rdma_listen`). An unspecified address
-    /// (`0.0.0.0`, `::`) listens on all devices, those to come included; an IPv6 one listens for IPv6 only.
+    /// Listens on `addr`, in the initial network namespace (`rdma_bind_addr`, `rdma_listen`). An
+    /// unspecified address (`0.0.0.0`, `::`) listens on all devices, those to come included; an
+    /// IPv6 one listens for IPv6 only.
     ///
     /// `backlog` is the number of requests that may wait.
     ///
     /// # Errors
     ///
-    /// `EADDRINUSE`, `EADDRNOTAVAIL`, `ENODEV` if no RDMA device has the address, `ENOMEM`, or the connection manager's
-    /// error.
+    /// `EADDRINUSE`, `EADDRNOTAVAIL`, `ENODEV` if no RDMA device has the address, `ENOMEM`, or the
+    /// connection manager's error.
     pub fn new(
         client: &ClientRef,
         addr: SocketAddr,
@@ -274,7 +302,8 @@ impl Listener {
             }),
             GFP_KERNEL,
         )?;
-        // SAFETY: The callback's context lives until the id is destroyed; so does the client's name.
+        // SAFETY: The callback's context lives until the id is destroyed; so does the client's
+        // name.
         let raw = from_err_ptr(unsafe {
             bindings::__rdma_create_kernel_id(
                 &raw mut bindings::init_net,
@@ -290,7 +319,8 @@ impl Listener {
         let this = Self {
             state: Deferred::new(State(listening), cx)?,
         };
-        // SAFETY: The id is alive while `this` is, and has not been bound; the address is copied by the call.
+        // SAFETY: The id is alive while `this` is, and has not been bound; the address is copied by
+        // the call.
         unsafe {
             if addr.is_ipv6() {
                 to_result(bindings::rdma_set_afonly(raw, 1))?;
