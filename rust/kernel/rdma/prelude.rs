@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! What nearly every ULP uses.
+//!
+//! # Examples
+//!
+//! ```
+//! use rdma::prelude::*;
+//! ```
+
+pub use core::net::SocketAddr;
+pub use kernel::sync::Arc;
+
+pub use crate::{
+    client::{
+        Client,
+        ClientRef,
+        DeviceData, //
+    },
+    cm,
+    context::{
+        Atomic,
+        Direct,
+        PollContext,
+        Provides,
+        Sleepable,
+        Softirq,
+        UnboundWorkqueue,
+        Workqueue, //
+    },
+    cq::Cq,
+    cqe::{
+        Cqe,
+        CqeHandler,
+        HasCqe, //
+    },
+    device::Device,
+    dma::{
+        Bidirectional,
+        Buf,
+        FromDevice,
+        ToDevice, //
+    },
+    mr::{
+        RegWr,
+        Region, //
+    },
+    pd::Pd,
+    qp::{
+        Caps,
+        Qp, //
+    },
+    wc::{
+        Opcode,
+        Status,
+        Wc,
+        WcError, //
+    },
+    wr::{
+        PostError,
+        RecvWr,
+        Remote,
+        SendWr, //
+    }, //
+};

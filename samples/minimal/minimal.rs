@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! The smallest ULP: it connects a device to itself, and one side says hello to the other.
+
+use kernel::prelude::*;
+use kernel::sync::Completion;
+use rdma::prelude::*;
+
+const CAPS: Caps = Caps::new(1, 1);
+
+/// A message, in or out. While it is posted, the queue owns it.
+#[derive(HasCqe)]
+struct Message {
+    cqe: Cqe<Self>,
+    buf: Buf<Bidirectional>,
+    done: Arc<Completion>,
+}
+
+impl Message {
+    fn new(text: &[u8; 5], pd: &Pd, done: Arc<Completion>) -> Result<Pin<KBox<Self>>> {
+        let (cqe, mut buf) = (Cqe::new(), Buf::alloc(pd, 5, &Sleepable::current()?)?);
+        buf.cpu().copy_from_slice(text);
+        Ok(KBox::pin(Self { cqe, buf, done }, GFP_KERNEL)?)
+    }
+}
+
+impl CqeHandler for Message {
+    type Pointer = Pin<KBox<Self>>;
+    type Needs = Atomic; // So it can be posted in every polling context.
+
+    /// The request has completed, and the message is ours again.
+    fn done(mut this: Self::Pointer, wc: &Wc, _cx: &Atomic) {
+        match wc.result().map(|wc| wc.opcode()) {
+            Ok(op) => pr_info!("{op:?}: {:?}\n", core::str::from_utf8(&this.buf.cpu())),
+            Err(e) => pr_err!("{}\n", e.status),
+        }
+        this.done.complete_all();
+    }
+}
+
+/// Connects a device to itself and sends one message.
+fn hello<C: Provides<Atomic>>(client: &ClientRef, wait: fn(&Cq<C>, &Completion)) -> Result {
+    let cx = &Sleepable::current()?;
+    let dev = client.first_device().ok_or(ENODEV)?;
+    let addr = SocketAddr::new(dev.ip_addr().ok_or(ENODEV)?, 7175);
+    let pd = Pd::alloc(&dev, cx)?;
+    let cq = Cq::<C>::alloc_any(&dev, 2 * CAPS.entries(), cx)?;
+    let received = Arc::pin_init(Completion::new(), GFP_KERNEL)?;
+
+    // The passive side. Its connection owns the QP, and is over when the peer disconnects.
+    let passive = (pd.clone(), cq.clone(), received.clone());
+    let accept = move |request: cm::Request<'_>, cx: &Sleepable| {
+        let (pd, cq, received) = &passive;
+        let id = request.into_id(cx)?;
+        let qp = Qp::create(&id, pd, cq, cq, &CAPS, cx)?;
+        let empty = Message::new(&[0; 5], pd, received.clone())?;
+        qp.post_recv(empty, |m| Ok(RecvWr::new([m.buf.sge_mut(0..5)?])))?;
+        id.accept(Arc::new(qp, GFP_KERNEL)?, &cm::ConnParam::default(), cx)
+    };
+    let _listener = cm::Listener::new(client, addr, 1, Arc::new(accept, GFP_KERNEL)?, cx)?;
+
+    // The active side.
+    let id = cm::Id::resolve(client, addr, 1000, cx)?;
+    let qp = Arc::new(Qp::create(&id, &pd, &cq, &cq, &CAPS, cx)?, GFP_KERNEL)?;
+    id.connect(qp.clone(), &cm::ConnParam::default(), cx)?;
+    let hello = Message::new(b"hello", &pd, Arc::pin_init(Completion::new(), GFP_KERNEL)?)?;
+    qp.post_send(hello, |m| Ok(SendWr::send([m.buf.sge(0..5)?])))?;
+    wait(&cq, &received);
+    id.disconnect(cx) // The rest is dropped, in any order, and ends in the right one.
+}
+
+struct Minimal;
+
+impl Client for Minimal {
+    type Data = ();
+
+    fn init(_client: &ClientRef) -> impl PinInit<Self, Error> {
+        Ok(Minimal)
+    }
+
+    fn ready(self: Pin<&Self>, client: &ClientRef, _cx: &Sleepable) -> Result {
+        match module_parameters::context.value() {
+            0 => hello::<Direct>(client, |cq, _| while cq.process(2) == 0 {}),
+            1 => hello::<Softirq>(client, |_, received| received.wait_for_completion()),
+            2 => hello::<Workqueue>(client, |_, received| received.wait_for_completion()),
+            3 => hello::<UnboundWorkqueue>(client, |_, received| received.wait_for_completion()),
+            _ => Err(EINVAL),
+        }
+    }
+}
+
+rdma::module_rdma_client! {
+    type: Minimal,
+    name: "rdma_minimal",
+    authors: ["rdma-rs authors"],
+    description: "The smallest RDMA ULP in Rust",
+    license: "GPL",
+    params: { context: u8 { default: 1, description: "direct, softirq, workqueue, unbound", }, },
+}
