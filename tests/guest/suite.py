@@ -102,6 +102,15 @@ def first():
     up()
 
 
+for i, c in enumerate(CONTEXTS):
+    @case(f"minimal: says hello, {c}", i)
+    def minimal(context):
+        sh("dmesg", "-C")
+        sh("insmod", f"{BUILD}/{FLAVOUR}/rdma_minimal.ko", f"context={context}")
+        sh("rmmod", "rdma_minimal")
+        assert 'Recv: Ok("hello")' in sh("dmesg").stdout, "no hello"
+
+
 for c in CONTEXTS:
     for p in PAIRINGS:
         @case(f"rping: {c}, {p}", c, p)
