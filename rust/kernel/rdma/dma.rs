@@ -218,6 +218,18 @@ impl RawBuf {
     }
 
     #[inline]
+    fn whole(&self) -> Sge<'_> {
+        // INVARIANT: The mapped memory, which lives as long as the borrow.
+        Sge {
+            addr: self.addr,
+            length: self.len,
+            lkey: self.lkey,
+            pd: self.pd.as_ptr(),
+            _memory: PhantomData,
+        }
+    }
+
+    #[inline]
     fn sge(&self, range: Range<usize>) -> Result<Sge<'_>> {
         if range.start > range.end || range.end > self.len() {
             return Err(EINVAL);
@@ -226,9 +238,7 @@ impl RawBuf {
         Ok(Sge {
             addr: self.addr + range.start as u64,
             length: (range.end - range.start) as u32,
-            lkey: self.lkey,
-            pd: self.pd.as_ptr(),
-            _memory: PhantomData,
+            ..self.whole()
         })
     }
 }
@@ -292,6 +302,12 @@ impl<D: Direction> Buf<D> {
 }
 
 impl<D: DeviceReads> Buf<D> {
+    /// Returns an entry for the whole buffer, for the device to read.
+    #[inline]
+    pub fn whole(&self) -> Sge<'_> {
+        self.raw.whole()
+    }
+
     /// Returns an entry for the bytes in `range`, for the device to read.
     ///
     /// # Errors
@@ -304,6 +320,12 @@ impl<D: DeviceReads> Buf<D> {
 }
 
 impl<D: DeviceWrites> Buf<D> {
+    /// Returns an entry for the whole buffer, for the device to write.
+    #[inline]
+    pub fn whole_mut(&self) -> SgeMut<'_> {
+        SgeMut(self.raw.whole())
+    }
+
     /// Returns an entry for the bytes in `range`, for the device to write.
     ///
     /// # Errors

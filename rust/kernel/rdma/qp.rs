@@ -46,7 +46,10 @@ use crate::{
 };
 use core::{
     marker::PhantomData,
-    mem::ManuallyDrop,
+    mem::{
+        ManuallyDrop,
+        MaybeUninit, //
+    },
     ptr::NonNull, //
 };
 use kernel::{
@@ -298,26 +301,40 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
             Err(error) => return Err(PostError { owner, error }),
         };
         let mut sges = wr.sges.map(Sge::to_raw);
-        let mut raw = bindings::ib_rdma_wr {
-            wr: bindings::ib_send_wr {
+        let SendWr {
+            opcode,
+            flags,
+            imm_data,
+            remote,
+            ..
+        } = wr;
+        let cqe = owner.into_cqe();
+        let mut raw = MaybeUninit::<bindings::ib_rdma_wr>::uninit();
+        let ptr = raw.as_mut_ptr();
+        // SAFETY: The fields are in bounds. A driver reads what follows `wr` of RDMA requests only.
+        let wr = unsafe {
+            (&raw mut (*ptr).wr).write(bindings::ib_send_wr {
                 next: core::ptr::null_mut(),
+                __bindgen_anon_1: bindings::ib_send_wr__bindgen_ty_1 {
+                    wr_cqe: ManuallyDrop::new(cqe),
+                },
                 sg_list: sges.as_mut_ptr(),
                 num_sge: const { N as c_int },
-                opcode: wr.opcode,
-                send_flags: wr.flags,
+                opcode,
+                send_flags: flags,
                 ex: bindings::ib_send_wr__bindgen_ty_2 {
-                    imm_data: ManuallyDrop::new(wr.imm_data),
+                    imm_data: ManuallyDrop::new(imm_data),
                 },
-                ..Default::default()
-            },
-            remote_addr: wr.remote.addr,
-            rkey: wr.remote.rkey,
+            });
+            if let Some(remote) = remote {
+                (*ptr).remote_addr = remote.addr;
+                (*ptr).rkey = remote.rkey;
+            }
+            &raw const (*ptr).wr
         };
-        let cqe = owner.into_cqe();
-        raw.wr.__bindgen_anon_1.wr_cqe = ManuallyDrop::new(cqe);
         // SAFETY: The entries are memory that the owner keeps, and the owner is the queue's until
         // `done`.
-        unsafe { self.post_send_raw(&raw.wr, cqe) }
+        unsafe { self.post_send_raw(wr, cqe) }
     }
 
     /// Posts a request that is ready, and takes the owner back if the driver refuses it.

@@ -65,12 +65,12 @@ pub struct SendWr<'a, const N: usize = 1> {
     pub(crate) opcode: bindings::ib_wr_opcode,
     pub(crate) flags: bindings::ib_send_flags,
     pub(crate) imm_data: u32,
-    pub(crate) remote: Remote,
+    pub(crate) remote: Option<Remote>,
 }
 
 impl<'a, const N: usize> SendWr<'a, N> {
     #[inline]
-    fn new(opcode: bindings::ib_wr_opcode, sges: [Sge<'a>; N], remote: Remote) -> Self {
+    fn new(opcode: bindings::ib_wr_opcode, sges: [Sge<'a>; N], remote: Option<Remote>) -> Self {
         Self {
             sges,
             opcode,
@@ -83,17 +83,13 @@ impl<'a, const N: usize> SendWr<'a, N> {
     /// A message (`IB_WR_SEND`).
     #[inline]
     pub fn send(sges: [Sge<'a>; N]) -> Self {
-        Self::new(
-            bindings::ib_wr_opcode_IB_WR_SEND,
-            sges,
-            Remote { addr: 0, rkey: 0 },
-        )
+        Self::new(bindings::ib_wr_opcode_IB_WR_SEND, sges, None)
     }
 
     /// An RDMA WRITE of local memory to `remote` (`IB_WR_RDMA_WRITE`).
     #[inline]
     pub fn rdma_write(sges: [Sge<'a>; N], remote: Remote) -> Self {
-        Self::new(bindings::ib_wr_opcode_IB_WR_RDMA_WRITE, sges, remote)
+        Self::new(bindings::ib_wr_opcode_IB_WR_RDMA_WRITE, sges, Some(remote))
     }
 
     /// An RDMA READ of `remote` to local memory (`IB_WR_RDMA_READ`).
@@ -102,7 +98,7 @@ impl<'a, const N: usize> SendWr<'a, N> {
         Self::new(
             bindings::ib_wr_opcode_IB_WR_RDMA_READ,
             sges.map(|sge| sge.0),
-            remote,
+            Some(remote),
         )
     }
 
