@@ -81,13 +81,14 @@ direction!(
 /// # Invariants
 ///
 /// `memory` is `len` bytes of zeroed-at-first kmalloc memory, owned by this, and mapped at `addr`
-/// in direction `dir` for the device of `pd`.
+/// in direction `dir` for the device of `pd`, which is `raw_pd` to C.
 pub(crate) struct RawBuf {
     addr: u64,
     len: u32,
     lkey: u32,
     memory: NonNull<u8>,
     dir: bindings::dma_data_direction,
+    raw_pd: *const bindings::ib_pd,
     pd: Pd,
 }
 
@@ -123,6 +124,7 @@ impl RawBuf {
             // SAFETY: A vector that has allocated is not null.
             memory: unsafe { NonNull::new_unchecked(memory) },
             dir,
+            raw_pd: pd.as_raw(),
             pd: pd.clone(),
         })
     }
@@ -224,7 +226,7 @@ impl RawBuf {
             addr: self.addr,
             length: self.len,
             lkey: self.lkey,
-            pd: self.pd.as_ptr(),
+            pd: self.raw_pd,
             _memory: PhantomData,
         }
     }

@@ -29,10 +29,7 @@ use crate::{
         Hold,
         Kind, //
     },
-    pd::{
-        self,
-        Pd, //
-    },
+    pd::Pd,
     wr::Remote, //
 };
 use core::{
@@ -60,7 +57,7 @@ use kernel::{
 struct State {
     mr: NonNull<bindings::ib_mr>,
     buf: Option<RawBuf>,
-    _pd: Pd,
+    pd: Pd,
     _hold: Hold,
 }
 
@@ -105,7 +102,7 @@ fn map(buf: RawBuf, cx: &Sleepable) -> Result<Deferred<State>> {
         State {
             mr,
             buf: Some(buf),
-            _pd: pd,
+            pd,
             _hold: hold,
         },
         cx,
@@ -191,7 +188,7 @@ impl<D: Direction> Region<D> {
 /// A request to register a [`Region`], with the access that peers get.
 pub struct RegWr<'a> {
     mr: NonNull<bindings::ib_mr>,
-    pd: *const pd::Inner,
+    pd: *const bindings::ib_pd,
     registered: &'a Atomic<u32>,
     access: u32,
 }
@@ -200,7 +197,7 @@ impl<'a> RegWr<'a> {
     fn new<D: Direction>(region: &'a Region<D>, access: u32) -> Self {
         Self {
             mr: region.mr,
-            pd: region.state._pd.as_ptr(),
+            pd: region.state.pd.as_raw(),
             registered: &region.registered,
             access,
         }
@@ -251,7 +248,7 @@ impl RegWr<'_> {
     /// Marks the region registered under a new key and makes the C request.
     pub(crate) fn prepare(
         self,
-        pd: *const pd::Inner,
+        pd: *const bindings::ib_pd,
     ) -> Result<(bindings::ib_reg_wr, Remote, Registering)> {
         if self.pd != pd {
             return Err(EINVAL);

@@ -105,12 +105,6 @@ impl Pd {
         self.inner.raw.as_ptr()
     }
 
-    /// Returns the PD's identity, as scatter/gather entries carry it.
-    #[inline]
-    pub(crate) fn as_ptr(&self) -> *const Inner {
-        Arc::as_ptr(&self.inner)
-    }
-
     /// Returns the key of all DMA-mapped local memory of this PD.
     pub(crate) fn local_dma_lkey(&self) -> u32 {
         // SAFETY: The PD is allocated while `inner` lives; the key does not change.

@@ -32,10 +32,7 @@ use crate::{
         Kind, //
     },
     mr::RegWr,
-    pd::{
-        self,
-        Pd, //
-    },
+    pd::Pd,
     wr::{
         PostError,
         RecvWr,
@@ -192,6 +189,15 @@ fn create(
     }
 }
 
+/// Refuses a request with entries of another PD.
+#[cold]
+fn foreign<P>(owner: P) -> PostError<P> {
+    PostError {
+        owner,
+        error: EINVAL,
+    }
+}
+
 /// A reliable connected queue pair, whose queues complete in contexts `S` and `R`.
 ///
 /// A `&Qp` proves that the QP exists, so posting checks nothing. When the last reference to it is
@@ -204,7 +210,7 @@ fn create(
 /// `S` and `R`.
 pub struct Qp<S: PollContext, R: PollContext = S> {
     raw: NonNull<bindings::ib_qp>,
-    pd: *const pd::Inner,
+    pd: *const bindings::ib_pd,
     state: Deferred<State>,
     _contexts: PhantomData<(S, R)>,
 }
@@ -234,7 +240,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
         // INVARIANT: As created.
         Ok(Self {
             raw: state.raw,
-            pd: pd.as_ptr(),
+            pd: pd.as_raw(),
             state,
             _contexts: PhantomData,
         })
@@ -292,12 +298,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
     {
         let wr = match wr(&owner) {
             Ok(wr) if self.owns(&wr.sges) => wr,
-            Ok(_) => {
-                return Err(PostError {
-                    owner,
-                    error: EINVAL,
-                })
-            }
+            Ok(_) => return Err(foreign(owner)),
             Err(error) => return Err(PostError { owner, error }),
         };
         let mut sges = wr.sges.map(Sge::to_raw);
@@ -383,12 +384,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
     {
         let wr = match wr(&owner) {
             Ok(wr) if wr.sges.iter().all(|sge| sge.0.pd == self.pd) => wr,
-            Ok(_) => {
-                return Err(PostError {
-                    owner,
-                    error: EINVAL,
-                })
-            }
+            Ok(_) => return Err(foreign(owner)),
             Err(error) => return Err(PostError { owner, error }),
         };
         let mut sges = wr.sges.map(|sge| sge.0.to_raw());

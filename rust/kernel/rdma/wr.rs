@@ -8,10 +8,7 @@
 //! C header: [`include/rdma/ib_verbs.h`](srctree/include/rdma/ib_verbs.h) (`struct ib_send_wr`,
 //! `struct ib_recv_wr`)
 
-use crate::{
-    bindings,
-    pd, //
-};
+use crate::bindings;
 use core::marker::PhantomData;
 use kernel::error::Error;
 
@@ -25,7 +22,7 @@ pub struct Sge<'a> {
     pub(crate) addr: u64,
     pub(crate) length: u32,
     pub(crate) lkey: u32,
-    pub(crate) pd: *const pd::Inner,
+    pub(crate) pd: *const bindings::ib_pd,
     pub(crate) _memory: PhantomData<&'a ()>,
 }
 
