@@ -50,9 +50,10 @@ struct workqueue_struct *rdma_helper_alloc_workqueue(const char *name)
 }
 EXPORT_SYMBOL_GPL(rdma_helper_alloc_workqueue);
 
-const char *rdma_helper_device_name(struct ib_device *dev)
+/* The copy in struct ib_device: what dev_name() returns is freed when the device is renamed. */
+void rdma_helper_device_name(struct ib_device *dev, char *name, size_t size)
 {
-	return dev_name(&dev->dev);
+	strscpy(name, dev->name, size);
 }
 EXPORT_SYMBOL_GPL(rdma_helper_device_name);
 

@@ -17,7 +17,7 @@ void rdma_helper_dma_sync_for_device(struct ib_device *dev, u64 addr, size_t siz
 				     enum dma_data_direction dir);
 bool rdma_helper_may_sleep(void);
 struct workqueue_struct *rdma_helper_alloc_workqueue(const char *name);
-const char *rdma_helper_device_name(struct ib_device *dev);
+void rdma_helper_device_name(struct ib_device *dev, char *name, size_t size);
 bool rdma_helper_cq_is_polled_by_current(struct ib_cq *cq);
 int rdma_helper_map_mr(struct ib_mr *mr, u64 addr, u32 len);
 void rdma_helper_memcpy(void *to, const void *from, size_t len);

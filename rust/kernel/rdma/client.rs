@@ -343,8 +343,7 @@ impl<T: Owned> Registration<T> {
             this.add_device(NonNull::new(dev).ok_or(EINVAL)?)
                 .inspect_err(|e| {
                     // SAFETY: `dev` is valid in this callback.
-                    let device =
-                        unsafe { CStr::from_char_ptr(bindings::rdma_helper_device_name(dev)) };
+                    let device = unsafe { device::Name::of(dev) };
                     pr_err!("{}: device {device} is not used: {e:?}\n", this.core.name)
                 })?;
             Ok(0)

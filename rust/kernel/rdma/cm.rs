@@ -64,6 +64,7 @@ use kernel::{
         atomic::{
             ordering::{
                 Full,
+                Relaxed,
                 Release, //
             },
             Atomic, //
@@ -158,8 +159,8 @@ impl core::ops::Deref for PrivateData {
 enum Step {
     /// Nobody waits.
     Idle,
-    /// Started.
-    Waiting,
+    /// Started; the event with this C value is its success.
+    Waiting(bindings::rdma_cm_event_type),
     /// Ended.
     Done(Result<PrivateData>),
 }
@@ -173,6 +174,8 @@ struct Shared {
     changed: CondVar,
     #[pin]
     handler: Mutex<Option<Arc<dyn Handler>>>,
+    /// The task that is in a callback of the id, and so has the id's handler lock, or zero.
+    in_callback: Atomic<usize>,
 }
 
 impl Shared {
@@ -182,18 +185,26 @@ impl Shared {
                 step <- new_mutex!(Step::Idle),
                 changed <- new_condvar!(),
                 handler <- new_mutex!(None),
+                in_callback: Atomic::new(0),
             }),
             GFP_KERNEL,
         )
     }
 
-    /// Ends the step that is waited for, if there is one.
-    fn end_step(&self, result: Result<PrivateData>) {
+    /// Ends the step that is waited for, if an event of this type does that.
+    fn end_step(&self, event: bindings::rdma_cm_event_type, result: Result<PrivateData>) {
         let mut step = self.step.lock();
-        if matches!(*step, Step::Waiting) {
-            *step = Step::Done(result);
-            self.changed.notify_all();
+        match *step {
+            Step::Waiting(success) if result.is_err() || success == event => {
+                *step = Step::Done(result);
+                self.changed.notify_all();
+            }
+            _ => {}
         }
+    }
+
+    fn is_in_callback(&self) -> bool {
+        self.in_callback.load(Relaxed) == current_task()
     }
 
     fn on_event(&self, raw: &bindings::rdma_cm_event) {
@@ -201,15 +212,15 @@ impl Shared {
         let event = unsafe { Event::from_raw(raw) };
         match event {
             Event::Established { private_data } => {
-                self.end_step(Ok(PrivateData::new(private_data)))
+                self.end_step(raw.event, Ok(PrivateData::new(private_data)))
             }
-            Event::Failed(e) => self.end_step(Err(e)),
-            Event::Disconnected => self.end_step(Err(ENOTCONN)),
-            Event::DeviceRemoval => self.end_step(Err(ENODEV)),
+            Event::Failed(e) => self.end_step(raw.event, Err(e)),
+            Event::Disconnected => self.end_step(raw.event, Err(ENOTCONN)),
+            Event::DeviceRemoval => self.end_step(raw.event, Err(ENODEV)),
             Event::Other(
                 bindings::rdma_cm_event_type_RDMA_CM_EVENT_ADDR_RESOLVED
                 | bindings::rdma_cm_event_type_RDMA_CM_EVENT_ROUTE_RESOLVED,
-            ) => return self.end_step(Ok(PrivateData::new(&[]))),
+            ) => return self.end_step(raw.event, Ok(PrivateData::new(&[]))),
             Event::Other(_) => {}
         }
         let handler = if event.is_last() {
@@ -237,9 +248,18 @@ unsafe extern "C" fn on_event(
 ) -> c_int {
     // SAFETY: The context of an id with this callback is its `Shared`, which lives until the id is
     // destroyed, and the event is valid during the call.
-    unsafe { (*(*id).context.cast::<Shared>()).on_event(&*event) };
+    let (shared, event) = unsafe { (&*(*id).context.cast::<Shared>(), &*event) };
+    shared.in_callback.store(current_task(), Relaxed);
+    shared.on_event(event);
+    shared.in_callback.store(0, Relaxed);
     // The id is never destroyed by its callback's return.
     0
+}
+
+/// Returns the address of the current task, to be compared.
+fn current_task() -> usize {
+    // SAFETY: There is a current task.
+    unsafe { bindings::get_current() as usize }
 }
 
 /// # Invariants
@@ -307,8 +327,7 @@ impl Drop for QpClaim {
 
 impl Inner {
     /// Takes over a C id whose callback and context are set.
-    fn new(state: State, cx: &Sleepable) -> Result<Arc<Self>> {
-        let state = Deferred::new(state, cx)?;
+    fn new(state: Deferred<State>) -> Result<Arc<Self>> {
         Arc::pin_init(
             pin_init!(Self {
                 state,
@@ -353,7 +372,8 @@ impl Id {
     /// # Errors
     ///
     /// `ENOMEM`, or the connection manager's error.
-    pub fn create(client: &ClientRef, cx: &Sleepable) -> Result<Self> {
+    pub fn create(client: &ClientRef, _cx: &Sleepable) -> Result<Self> {
+        let reserved = Deferred::reserve()?;
         let hold = client.hold(Kind::Id);
         let shared = Shared::new()?;
         // SAFETY: The callback's context lives until the id is destroyed; so does the client's
@@ -369,15 +389,15 @@ impl Id {
             )
         })?;
         // INVARIANT: Just created.
-        let state = State {
+        let state = reserved.fill(State {
             raw: NonNull::new(raw).ok_or(ENOMEM)?,
             shared,
             device: SetOnce::new(),
             client: client.clone(),
             _hold: hold,
-        };
+        });
         Ok(Self {
-            inner: Inner::new(state, cx)?,
+            inner: Inner::new(state)?,
         })
     }
 
@@ -407,15 +427,22 @@ impl Id {
         &self.inner.state
     }
 
-    /// Starts a step and waits for its end.
-    fn step(&self, start: impl FnOnce(*mut bindings::rdma_cm_id) -> c_int) -> Result<PrivateData> {
+    /// Starts a step and waits for the event that is its success, or for a failure.
+    fn step(
+        &self,
+        success: bindings::rdma_cm_event_type,
+        start: impl FnOnce(*mut bindings::rdma_cm_id) -> c_int,
+    ) -> Result<PrivateData> {
         let shared = &self.state().shared;
+        if shared.is_in_callback() {
+            return Err(EDEADLK);
+        }
         {
             let mut step = shared.step.lock();
-            if matches!(*step, Step::Waiting) {
+            if matches!(*step, Step::Waiting(_)) {
                 return Err(EBUSY);
             }
-            *step = Step::Waiting;
+            *step = Step::Waiting(success);
         }
         let started = to_result(start(self.inner.as_raw()));
         let mut step = shared.step.lock();
@@ -441,11 +468,13 @@ impl Id {
     /// # Errors
     ///
     /// `ETIMEDOUT` or `EHOSTUNREACH` if nobody has the address, `ENODEV` if the device is not the
-    /// client's (any more), `ERESTARTSYS` on a signal, `EBUSY` if another step is waited for.
+    /// client's (any more), `ERESTARTSYS` on a signal, `EBUSY` if another step is waited for, `EDEADLK` in a callback of
+    /// the id.
     pub fn resolve_addr(&self, dst: SocketAddr, timeout_ms: u32, _cx: &Sleepable) -> Result {
         let mut dst = SockAddr::from(dst);
         let timeout = timeout_ms.try_into()?;
-        self.step(|id| {
+        let resolved = bindings::rdma_cm_event_type_RDMA_CM_EVENT_ADDR_RESOLVED;
+        self.step(resolved, |id| {
             // SAFETY: The id is alive, and the address is copied by the call.
             unsafe {
                 bindings::rdma_resolve_addr(id, core::ptr::null_mut(), dst.as_mut_ptr(), timeout)
@@ -470,8 +499,11 @@ impl Id {
     /// As [`Id::resolve_addr`].
     pub fn resolve_route(&self, timeout_ms: u32, _cx: &Sleepable) -> Result {
         let timeout = timeout_ms.try_into()?;
+        let resolved = bindings::rdma_cm_event_type_RDMA_CM_EVENT_ROUTE_RESOLVED;
         // SAFETY: The id is alive.
-        self.step(|id| unsafe { bindings::rdma_resolve_route(id, timeout) })?;
+        self.step(resolved, |id| unsafe {
+            bindings::rdma_resolve_route(id, timeout)
+        })?;
         Ok(())
     }
 
@@ -507,9 +539,12 @@ impl Id {
     ) -> Result<PrivateData> {
         let mut raw = self.qp_param(param)?;
         self.set_handler(handler);
+        let established = bindings::rdma_cm_event_type_RDMA_CM_EVENT_ESTABLISHED;
         // SAFETY: The id is alive, and the parameters are copied by the call.
-        self.step(|id| unsafe { bindings::rdma_connect(id, &raw mut raw) })
-            .inspect_err(|_| self.release_handler())
+        self.step(established, |id| unsafe {
+            bindings::rdma_connect(id, &raw mut raw)
+        })
+        .inspect_err(|_| self.release_handler())
     }
 
     /// Accepts a connection request (`rdma_accept`). The peer may send from here on.
@@ -528,9 +563,20 @@ impl Id {
     ) -> Result {
         let mut raw = self.qp_param(param)?;
         self.set_handler(handler);
-        // SAFETY: The id is alive, and the parameters are copied by the call. Its handler lock is
-        // taken: by this task in a listener's callback, by the call below elsewhere.
-        let ret = unsafe { bindings::rdma_accept(self.inner.as_raw(), &raw mut raw) };
+        let id = self.inner.as_raw();
+        let in_callback = self.state().shared.is_in_callback();
+        // SAFETY: The id is alive, and the parameters are copied by the call. It needs the id's
+        // handler lock, which a callback has already.
+        let ret = unsafe {
+            if !in_callback {
+                bindings::rdma_lock_handler(id);
+            }
+            let ret = bindings::rdma_accept(id, &raw mut raw);
+            if !in_callback {
+                bindings::rdma_unlock_handler(id);
+            }
+            ret
+        };
         to_result(ret).inspect_err(|_| self.release_handler())
     }
 

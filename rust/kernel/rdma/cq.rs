@@ -150,7 +150,7 @@ fn alloc(
     entries: u32,
     vector: Option<u32>,
     context: bindings::ib_poll_context,
-    cx: &Sleepable,
+    _cx: &Sleepable,
 ) -> Result<Arc<Inner>> {
     if entries == 0 || entries > dev.max_cqe() {
         pr_err!(
@@ -159,6 +159,7 @@ fn alloc(
         );
         return Err(EINVAL);
     }
+    let reserved = Deferred::reserve()?;
     let hold = dev.hold(Kind::Cq);
     let entries = entries.try_into()?;
     let caller = dev.client().name.as_char_ptr();
@@ -184,7 +185,7 @@ fn alloc(
     };
     let raw = NonNull::new(from_err_ptr(raw)?).ok_or(ENOMEM)?;
     // INVARIANT: Just allocated.
-    let state = Deferred::new(State { raw, _hold: hold }, cx)?;
+    let state = reserved.fill(State { raw, _hold: hold });
     // SAFETY: Just allocated. The driver may have given more entries than were asked for.
     let given = unsafe { (*raw.as_ptr()).cqe };
     Ok(Arc::new(

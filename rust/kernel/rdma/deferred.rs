@@ -14,7 +14,11 @@ use crate::{
     }, //
 };
 use core::{
-    mem::ManuallyDrop,
+    convert::Infallible,
+    mem::{
+        ManuallyDrop,
+        MaybeUninit, //
+    },
     ops::Deref, //
 };
 use kernel::{
@@ -96,6 +100,24 @@ pub(crate) enum Fate {
 /// The box is there until the value is dropped or destroyed.
 pub(crate) struct Deferred<T: Teardown>(ManuallyDrop<Pin<KBox<Item<T>>>>);
 
+/// The place for a value that is to be wrapped.
+pub(crate) struct Reserved<T: Teardown>(KBox<MaybeUninit<Item<T>>>);
+
+impl<T: Teardown> Reserved<T> {
+    /// Wraps a value.
+    pub(crate) fn fill(self, value: T) -> Deferred<T> {
+        let item = self.0.write_pin_init::<Infallible>(pin_init!(Item {
+            work <- new_work!("rdma::Deferred"),
+            value: ManuallyDrop::new(value),
+        }));
+        match item {
+            // INVARIANT: The box is there.
+            Ok(item) => Deferred(ManuallyDrop::new(item)),
+            Err(never) => match never {},
+        }
+    }
+}
+
 #[pin_data]
 struct Item<T: Teardown> {
     #[pin]
@@ -129,28 +151,12 @@ impl<T: Teardown> WorkItem for Item<T> {
 }
 
 impl<T: Teardown> Deferred<T> {
-    /// Wraps a value. On failure the value is torn down at once.
+    /// Allocates the place for a value, so that once there is one nothing can fail.
     ///
     /// To be called from functions that are not generic only, so that the work item's code is this
     /// module's: a ULP's code may be gone when it returns.
-    pub(crate) fn new(mut value: T, cx: &Sleepable) -> Result<Self> {
-        match KBox::<Item<T>>::new_uninit(GFP_KERNEL) {
-            Ok(slot) => {
-                let item = slot.write_pin_init::<core::convert::Infallible>(pin_init!(Item {
-                    work <- new_work!("rdma::Deferred"),
-                    value: ManuallyDrop::new(value),
-                }));
-                // INVARIANT: The box is there.
-                item.map(|item| Self(ManuallyDrop::new(item)))
-                    .map_err(|never| match never {})
-            }
-            Err(e) => {
-                if value.teardown(cx) == Fate::Leak {
-                    core::mem::forget(value);
-                }
-                Err(e.into())
-            }
-        }
+    pub(crate) fn reserve() -> Result<Reserved<T>> {
+        Ok(Reserved(KBox::new_uninit(GFP_KERNEL)?))
     }
 
     /// Tears the value down now and waits for the end of it.

@@ -96,11 +96,10 @@ impl Device {
         unsafe { &(*self.as_raw()).attrs }
     }
 
-    /// Returns the device's name, such as `rxe0`.
-    pub fn name(&self) -> &CStr {
-        // SAFETY: A registered device has a name, and the borrow does not outlive the handle. A
-        // rename (rare, by the administrator) changes bytes in place and keeps the terminator.
-        unsafe { CStr::from_char_ptr(bindings::rdma_helper_device_name(self.as_raw())) }
+    /// Returns the device's name, such as `rxe0`, as it is now: an administrator may change it.
+    pub fn name(&self) -> Name {
+        // SAFETY: The device is registered by the invariant of `Inner`.
+        unsafe { Name::of(self.as_raw()) }
     }
 
     /// Returns the largest number of entries that a completion queue can have.
@@ -176,7 +175,7 @@ impl PartialEq for Device {
 
 impl fmt::Display for Device {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self.name(), f)
+        fmt::Display::fmt(&self.name(), f)
     }
 }
 
@@ -186,15 +185,41 @@ pub(crate) fn wait_released(inner: &Inner, cx: &Sleepable) {
 
     impl fmt::Display for Who<'_> {
         fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-            // SAFETY: The device is registered until `remove` returns, and its client outlives
-            // that.
-            let (name, client) = unsafe {
-                let name = bindings::rdma_helper_device_name(self.0.raw.as_ptr());
-                (CStr::from_char_ptr(name), self.0.client.as_ref())
-            };
+            // SAFETY: The device is registered until `remove` returns, and its client outlives that.
+            let (name, client) = unsafe { (Name::of(self.0.raw.as_ptr()), self.0.client.as_ref()) };
             f.write_fmt(fmt!("{}: removal of {name}", client.name))
         }
     }
 
     inner.gate.close(&Who(inner), cx);
+}
+
+/// A copy of a device's name.
+#[derive(Clone, Copy)]
+pub struct Name([u8; bindings::IB_DEVICE_NAME_MAX as usize]);
+
+impl Name {
+    /// # Safety
+    ///
+    /// `dev` is a valid device.
+    pub(crate) unsafe fn of(dev: *mut bindings::ib_device) -> Self {
+        let mut name = [0; bindings::IB_DEVICE_NAME_MAX as usize];
+        // SAFETY: `dev` is valid by the caller's promise; the helper copies a string that fits.
+        unsafe { bindings::rdma_helper_device_name(dev, name.as_mut_ptr().cast(), name.len()) };
+        Self(name)
+    }
+}
+
+impl core::ops::Deref for Name {
+    type Target = CStr;
+
+    fn deref(&self) -> &CStr {
+        CStr::from_bytes_until_nul(&self.0).unwrap_or(c"")
+    }
+}
+
+impl fmt::Display for Name {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(&**self, f)
+    }
 }

@@ -56,7 +56,7 @@ use kernel::{
 /// `mr` is an MR that maps `buf`.
 struct State {
     mr: NonNull<bindings::ib_mr>,
-    buf: Option<RawBuf>,
+    buf: RawBuf,
     pd: Pd,
     _hold: Hold,
 }
@@ -82,7 +82,7 @@ impl Teardown for State {
 /// Allocates an MR that maps `buf`. Not generic, so that what it needs at its end is code of this
 /// module.
 #[inline(never)]
-fn map(buf: RawBuf, cx: &Sleepable) -> Result<Deferred<State>> {
+fn map(buf: RawBuf, _cx: &Sleepable) -> Result<Deferred<State>> {
     let pd = buf.pd().clone();
     let dev = pd.device();
     // A buffer that does not start on a page covers one more.
@@ -90,6 +90,7 @@ fn map(buf: RawBuf, cx: &Sleepable) -> Result<Deferred<State>> {
     if pages > dev.max_fast_reg_pages() {
         return Err(EINVAL);
     }
+    let reserved = Deferred::reserve()?;
     let hold = dev.hold(Kind::Mr);
     // SAFETY: The PD is alive, and the number of pages is in range.
     let mr = from_err_ptr(unsafe {
@@ -98,15 +99,12 @@ fn map(buf: RawBuf, cx: &Sleepable) -> Result<Deferred<State>> {
     let mr = NonNull::new(mr).ok_or(ENOMEM)?;
     let (addr, len) = (buf.addr(), u32::try_from(buf.len())?);
     // INVARIANT: The MR is new; it maps the buffer or nothing.
-    let state = Deferred::new(
-        State {
-            mr,
-            buf: Some(buf),
-            pd,
-            _hold: hold,
-        },
-        cx,
-    )?;
+    let state = reserved.fill(State {
+        mr,
+        buf,
+        pd,
+        _hold: hold,
+    });
     // SAFETY: The MR is new, and the buffer is mapped for its device and lives as long.
     let mapped = unsafe { bindings::rdma_helper_map_mr(mr.as_ptr(), addr, len) };
     match mapped {
@@ -154,14 +152,10 @@ impl<D: Direction> Region<D> {
         })
     }
 
-    fn buf(&self) -> Result<&RawBuf> {
-        self.state.buf.as_ref().ok_or(EINVAL)
-    }
-
     /// Returns the length, in bytes.
     #[expect(clippy::len_without_is_empty)]
     pub fn len(&self) -> usize {
-        self.state.buf.as_ref().map_or(0, RawBuf::len)
+        self.state.buf.len()
     }
 
     /// Copies bytes from `offset` on out of the region. Bytes that a peer is writing meanwhile may
@@ -171,7 +165,7 @@ impl<D: Direction> Region<D> {
     ///
     /// `EINVAL` if the range is not inside of the region.
     pub fn read(&self, offset: usize, to: &mut [u8]) -> Result {
-        self.buf()?.copy_out(offset, to)
+        self.state.buf.copy_out(offset, to)
     }
 
     /// Copies bytes into the region from `offset` on. A peer that reads them meanwhile may get old
@@ -181,7 +175,7 @@ impl<D: Direction> Region<D> {
     ///
     /// `EINVAL` if the range is not inside of the region.
     pub fn write(&self, offset: usize, from: &[u8]) -> Result {
-        self.buf()?.copy_in(offset, from)
+        self.state.buf.copy_in(offset, from)
     }
 }
 

@@ -75,7 +75,8 @@ impl Pd {
     /// # Errors
     ///
     /// `ENOMEM`, or the driver's error.
-    pub fn alloc(dev: &Device, cx: &Sleepable) -> Result<Self> {
+    pub fn alloc(dev: &Device, _cx: &Sleepable) -> Result<Self> {
+        let reserved = Deferred::reserve()?;
         let hold = dev.hold(Kind::Pd);
         // SAFETY: The device is registered while `dev` lives, and the client's name outlives the
         // PD.
@@ -84,7 +85,7 @@ impl Pd {
         })?;
         let raw = NonNull::new(raw).ok_or(ENOMEM)?;
         // INVARIANT: Just allocated.
-        let state = Deferred::new(State { raw, _hold: hold }, cx)?;
+        let state = reserved.fill(State { raw, _hold: hold });
         let inner = Arc::new(
             Inner {
                 raw,

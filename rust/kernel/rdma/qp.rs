@@ -84,8 +84,13 @@ impl Caps {
     ///
     /// That is one for each request and one for the drain of each queue, rounded up as drivers do.
     pub const fn entries(&self) -> u32 {
-        (self.send_wr.saturating_add(2)).next_power_of_two()
-            + (self.recv_wr.saturating_add(2)).next_power_of_two()
+        const fn round_up(wr: u32) -> u32 {
+            match wr.saturating_add(2).checked_next_power_of_two() {
+                Some(entries) => entries,
+                None => u32::MAX,
+            }
+        }
+        round_up(self.send_wr).saturating_add(round_up(self.recv_wr))
     }
 }
 
@@ -132,7 +137,7 @@ fn create(
     send_cq: &Arc<cq::Inner>,
     recv_cq: &Arc<cq::Inner>,
     caps: &Caps,
-    cx: &Sleepable,
+    _cx: &Sleepable,
 ) -> Result<Deferred<State>> {
     let dev = pd.device();
     if send_cq.dev != *dev || recv_cq.dev != *dev || id.device_raw() != dev.as_raw() {
@@ -158,6 +163,7 @@ fn create(
         qp_type: bindings::ib_qp_type_IB_QPT_RC,
         ..Default::default()
     };
+    let reserved = Deferred::reserve()?;
     let hold = dev.hold(Kind::Qp);
     let claim = id.claim_qp()?;
     // SAFETY: The id is bound to this device and has no QP, and PD and CQs are alive.
@@ -171,15 +177,14 @@ fn create(
     match (NonNull::new(raw), leases) {
         (Some(raw), Ok((send, recv))) => {
             // INVARIANT: As created.
-            let state = State {
+            Ok(reserved.fill(State {
                 raw,
                 send,
                 recv,
                 id: claim,
                 _pd: pd.clone(),
                 _hold: hold,
-            };
-            Deferred::new(state, cx)
+            }))
         }
         (_, leases) => {
             // SAFETY: Nothing was posted to the QP.

@@ -4,6 +4,7 @@
 
 use super::{
     addr::SockAddr,
+    current_task,
     event,
     on_event,
     Id,
@@ -85,7 +86,7 @@ pub struct Request<'a> {
     id: NonNull<bindings::rdma_cm_id>,
     event: &'a bindings::rdma_cm_event,
     client: &'a ClientRef,
-    taken: &'a Cell<bool>,
+    taken: &'a Cell<Option<Arc<Shared>>>,
 }
 
 impl Request<'_> {
@@ -117,31 +118,34 @@ impl Request<'_> {
     ///
     /// `ENODEV` if the device is not the client's (any more), or `ENOMEM`; the connection is then
     /// refused.
-    pub fn into_id(self, cx: &Sleepable) -> Result<Id> {
+    pub fn into_id(self, _cx: &Sleepable) -> Result<Id> {
         let raw = self.id.as_ptr();
         // SAFETY: The id is valid, and has a device as it came on one.
         let device = self.client.device(unsafe { (*raw).device })?;
         let shared = Shared::new()?;
+        let reserved = Deferred::reserve()?;
         let hold = self.client.hold(Kind::Id);
         // SAFETY: The id is locked during this callback, so its own cannot run before it returns.
         unsafe {
             (*raw).context = Arc::as_ptr(&shared).cast_mut().cast();
             (*raw).event_handler = Some(on_event);
         }
-        // The id is ours: it will be destroyed by a work item, never by this callback's return.
-        self.taken.set(true);
+        // The id is ours: a work item will destroy it, never this callback's return. The callback has
+        // the id's handler lock until then.
+        shared.in_callback.store(current_task(), Relaxed);
+        self.taken.set(Some(shared.clone()));
         let bound = SetOnce::new();
         bound.populate(device);
         // INVARIANT: The callback and the context were just set.
-        let state = super::State {
+        let state = reserved.fill(super::State {
             raw: self.id,
             shared,
             device: bound,
             client: self.client.clone(),
             _hold: hold,
-        };
+        });
         Ok(Id {
-            inner: Inner::new(state, cx)?,
+            inner: Inner::new(state)?,
         })
     }
 }
@@ -201,7 +205,7 @@ impl Listening {
     ) -> bool {
         match event.event {
             bindings::rdma_cm_event_type_RDMA_CM_EVENT_CONNECT_REQUEST => {
-                let taken = Cell::new(false);
+                let taken = Cell::new(None);
                 let request = Request {
                     id,
                     event,
@@ -211,7 +215,13 @@ impl Listening {
                 // SAFETY: The connection manager calls back in process context.
                 let cx = unsafe { Sleepable::assume() };
                 self.accept.request(request, &cx);
-                taken.get()
+                match taken.take() {
+                    Some(shared) => {
+                        shared.in_callback.store(0, Relaxed);
+                        true
+                    }
+                    None => false,
+                }
             }
             // The id has to go for the device to go, but not in its own callback.
             bindings::rdma_cm_event_type_RDMA_CM_EVENT_DEVICE_REMOVAL => {
@@ -250,11 +260,6 @@ unsafe extern "C" fn on_listener_event(
     }
 }
 
-fn current_task() -> usize {
-    // SAFETY: Returns the current task; the address is only compared.
-    unsafe { bindings::get_current() as usize }
-}
-
 struct State(Arc<Listening>);
 
 impl Teardown for State {
@@ -287,10 +292,11 @@ impl Listener {
         addr: SocketAddr,
         backlog: u32,
         accept: Arc<dyn Accept>,
-        cx: &Sleepable,
+        _cx: &Sleepable,
     ) -> Result<Self> {
         let mut sockaddr = SockAddr::from(addr);
         let backlog = backlog.try_into()?;
+        let reserved = Deferred::reserve()?;
         let listening = Arc::pin_init(
             pin_init!(Listening {
                 raw <- new_mutex!(None),
@@ -317,7 +323,7 @@ impl Listener {
         // INVARIANT: Just created.
         *listening.raw.lock() = NonNull::new(raw).map(RawId);
         let this = Self {
-            state: Deferred::new(State(listening), cx)?,
+            state: reserved.fill(State(listening)),
         };
         // SAFETY: The id is alive while `this` is, and has not been bound; the address is copied by
         // the call.
