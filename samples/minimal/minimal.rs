@@ -2,8 +2,7 @@
 
 //! The smallest ULP: it connects a device to itself, and one side says hello to the other.
 
-use kernel::prelude::*;
-use kernel::sync::Completion;
+use kernel::{prelude::*, sync::Completion};
 use rdma::prelude::*;
 
 const CAPS: Caps = Caps::new(1, 1);
@@ -44,17 +43,16 @@ fn hello<C: Provides<Atomic>>(client: &ClientRef, wait: fn(&Cq<C>, &Completion))
     let dev = client.first_device().ok_or(ENODEV)?;
     let addr = SocketAddr::new(dev.ip_addr().ok_or(ENODEV)?, 7175);
     let pd = Pd::alloc(&dev, cx)?;
-    let cq = Cq::<C>::alloc_any(&dev, 2 * CAPS.entries(), cx)?;
-    let received = Arc::pin_init(Completion::new(), GFP_KERNEL)?;
+    let cq = Cq::alloc_any(&dev, 2 * CAPS.entries(), cx)?;
+    let sent = Arc::pin_init(Completion::new(), GFP_KERNEL)?;
 
     // The passive side. Its connection owns the QP, and is over when the peer disconnects.
-    let passive = (pd.clone(), cq.clone(), received.clone());
+    let (pd2, cq2) = (pd.clone(), cq.clone());
     let accept = move |request: cm::Request<'_>, cx: &Sleepable| {
-        let (pd, cq, received) = &passive;
         let id = request.into_id(cx)?;
-        let qp = Qp::create(&id, pd, cq, cq, &CAPS, cx)?;
-        let empty = Message::new(&[0; 5], pd, received.clone())?;
-        qp.post_recv(empty, |m| Ok(RecvWr::new([m.buf.sge_mut(0..5)?])))?;
+        let qp = Qp::create(&id, &pd2, &cq2, &cq2, &CAPS, cx)?;
+        let empty = Message::new(&[0; 5], &pd2, Arc::pin_init(Completion::new(), GFP_KERNEL)?)?;
+        qp.post_recv(empty, |m| Ok(RecvWr::new([m.buf.whole_mut()])))?;
         id.accept(Arc::new(qp, GFP_KERNEL)?, &cm::ConnParam::default(), cx)
     };
     let _listener = cm::Listener::new(client, addr, 1, Arc::new(accept, GFP_KERNEL)?, cx)?;
@@ -63,9 +61,9 @@ fn hello<C: Provides<Atomic>>(client: &ClientRef, wait: fn(&Cq<C>, &Completion))
     let id = cm::Id::resolve(client, addr, 1000, cx)?;
     let qp = Arc::new(Qp::create(&id, &pd, &cq, &cq, &CAPS, cx)?, GFP_KERNEL)?;
     id.connect(qp.clone(), &cm::ConnParam::default(), cx)?;
-    let hello = Message::new(b"hello", &pd, Arc::pin_init(Completion::new(), GFP_KERNEL)?)?;
-    qp.post_send(hello, |m| Ok(SendWr::send([m.buf.sge(0..5)?])))?;
-    wait(&cq, &received);
+    let hello = Message::new(b"hello", &pd, sent.clone())?;
+    qp.post_send(hello, |m| Ok(SendWr::send([m.buf.whole()])))?;
+    wait(&cq, &sent); // By then the message has been received, too.
     id.disconnect(cx) // The rest is dropped, in any order, and ends in the right one.
 }
 
@@ -80,10 +78,12 @@ impl Client for Minimal {
 
     fn ready(self: Pin<&Self>, client: &ClientRef, _cx: &Sleepable) -> Result {
         match module_parameters::context.value() {
-            0 => hello::<Direct>(client, |cq, _| while cq.process(2) == 0 {}),
-            1 => hello::<Softirq>(client, |_, received| received.wait_for_completion()),
-            2 => hello::<Workqueue>(client, |_, received| received.wait_for_completion()),
-            3 => hello::<UnboundWorkqueue>(client, |_, received| received.wait_for_completion()),
+            0 => hello::<Direct>(client, |cq, _| {
+                (0..2).for_each(|_| while cq.process(1) == 0 {})
+            }),
+            1 => hello::<Softirq>(client, |_, sent| sent.wait_for_completion()),
+            2 => hello::<Workqueue>(client, |_, sent| sent.wait_for_completion()),
+            3 => hello::<UnboundWorkqueue>(client, |_, sent| sent.wait_for_completion()),
             _ => Err(EINVAL),
         }
     }
