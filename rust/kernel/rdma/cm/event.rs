@@ -48,9 +48,7 @@ impl<'a> Event<'a> {
             bindings::rdma_cm_event_type_RDMA_CM_EVENT_DISCONNECTED => Self::Disconnected,
             bindings::rdma_cm_event_type_RDMA_CM_EVENT_DEVICE_REMOVAL => Self::DeviceRemoval,
             // The status of a rejection is the peer's reason, not an error number.
-            bindings::rdma_cm_event_type_RDMA_CM_EVENT_REJECTED => {
-                Self::Failed(Error::from_errno(-(bindings::ECONNREFUSED as c_int)))
-            }
+            bindings::rdma_cm_event_type_RDMA_CM_EVENT_REJECTED => Self::Failed(ECONNREFUSED),
             bindings::rdma_cm_event_type_RDMA_CM_EVENT_CONNECT_ERROR
             | bindings::rdma_cm_event_type_RDMA_CM_EVENT_UNREACHABLE
             | bindings::rdma_cm_event_type_RDMA_CM_EVENT_ADDR_ERROR
@@ -72,7 +70,7 @@ fn status(raw: &bindings::rdma_cm_event) -> Error {
     if raw.status < 0 {
         Error::from_errno(raw.status)
     } else {
-        Error::from_errno(-(bindings::EHOSTUNREACH as c_int))
+        EHOSTUNREACH
     }
 }
 

@@ -256,7 +256,7 @@ unsafe extern "C" fn on_listener_event(
     if lives {
         0
     } else {
-        -(bindings::ECONNREFUSED as c_int)
+        ECONNREFUSED.to_errno()
     }
 }
 
