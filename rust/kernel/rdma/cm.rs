@@ -624,6 +624,12 @@ impl Id {
         let _ = Queue::get().enqueue(self.inner.clone());
     }
 
+    /// Ends the step that another thread waits for, if there is one: it fails with `ECANCELED`.
+    pub fn cancel(&self) {
+        let event = bindings::rdma_cm_event_type_RDMA_CM_EVENT_UNREACHABLE;
+        self.state().shared.end_step(event, Err(ECANCELED));
+    }
+
     /// Lets go of the handler before the last event, for an owner of the connection that gives it
     /// up. A call of the handler that has begun goes on.
     pub fn release_handler(&self) {
