@@ -16,6 +16,7 @@ use crate::{
         Context,
         Sleepable, //
     },
+    deferred::OwnedQueue,
     device::{
         self,
         Device, //
@@ -31,6 +32,7 @@ use core::{
     ptr::NonNull, //
 };
 use kernel::{
+    alloc::Flags,
     error::{
         from_result,
         to_result, //
@@ -147,6 +149,25 @@ impl ClientRef {
     pub fn name(&self) -> &'static CStr {
         self.core().name
     }
+
+    /// Calls `f` from a work item, which may sleep and may go on for long. Unloading the module
+    /// waits for its end.
+    ///
+    /// Any context that may allocate with `flags`.
+    ///
+    /// # Errors
+    ///
+    /// `ENOMEM`; `f` is then dropped.
+    pub fn spawn(&self, flags: Flags, f: impl FnOnce(&Sleepable) + Send + 'static) -> Result {
+        let client = self.clone();
+        let run = move || {
+            // SAFETY: Work items run in process context.
+            f(&unsafe { Sleepable::assume() });
+            // The unload waits for the rest of this work item too: it destroys the queue.
+            drop(client);
+        };
+        Ok(self.core().queue.get().try_spawn(flags, run)?)
+    }
 }
 
 impl Clone for ClientRef {
@@ -175,6 +196,9 @@ pub(crate) struct Core {
     #[pin]
     devices: Mutex<KVec<Entry>>,
     pub(crate) name: &'static CStr,
+    /// For work items of the ULP. Dropped after the gate was closed; waits for the end of their
+    /// code.
+    queue: OwnedQueue,
     #[pin]
     _pin: PhantomPinned,
 }
@@ -185,12 +209,13 @@ unsafe impl Send for Core {}
 unsafe impl Sync for Core {}
 
 impl Core {
-    fn new(raw: bindings::ib_client, name: &'static CStr) -> impl PinInit<Self> {
-        pin_init!(Self {
+    fn new(raw: bindings::ib_client, name: &'static CStr) -> impl PinInit<Self, Error> {
+        try_pin_init!(Self {
             raw: Opaque::new(raw),
             gate <- Gate::new(),
             devices <- new_mutex!(KVec::new()),
             name,
+            queue: OwnedQueue::new(name)?,
             _pin: PhantomPinned,
         })
     }

@@ -19,7 +19,8 @@ use core::{
         ManuallyDrop,
         MaybeUninit, //
     },
-    ops::Deref, //
+    ops::Deref,
+    ptr::NonNull, //
 };
 use kernel::{
     impl_has_work,
@@ -47,33 +48,57 @@ use kernel::{
 /// its users.
 static QUEUE: Atomic<usize> = Atomic::new(0);
 
-/// Owns the workqueue; part of the core module.
-pub(crate) struct Queue(());
+/// A workqueue of unbound workers.
+///
+/// # Invariants
+///
+/// The pointer is a workqueue that is valid until this is dropped.
+pub(crate) struct OwnedQueue(NonNull<bindings::workqueue_struct>);
+
+// SAFETY: A workqueue may be used and destroyed from any thread.
+unsafe impl Send for OwnedQueue {}
+// SAFETY: As above.
+unsafe impl Sync for OwnedQueue {}
+
+impl OwnedQueue {
+    pub(crate) fn new(name: &CStr) -> Result<Self> {
+        // SAFETY: The name is copied.
+        let wq = unsafe { bindings::rdma_helper_alloc_workqueue(name.as_char_ptr()) };
+        // INVARIANT: Just allocated.
+        Ok(Self(NonNull::new(wq).ok_or(ENOMEM)?))
+    }
+
+    pub(crate) fn get(&self) -> &workqueue::Queue {
+        // SAFETY: By the type invariant.
+        unsafe { workqueue::Queue::from_raw(self.0.as_ptr()) }
+    }
+}
+
+impl Drop for OwnedQueue {
+    fn drop(&mut self) {
+        // SAFETY: By the type invariant. This waits for the end of what runs.
+        unsafe { bindings::destroy_workqueue(self.0.as_ptr()) };
+    }
+}
+
+/// Owns the workqueue that destroys; part of the core module. Modules that use this one are gone
+/// before it is dropped, and all their objects before them, so nothing queues any more then.
+pub(crate) struct Queue {
+    _queue: OwnedQueue,
+}
 
 impl Queue {
     pub(crate) fn new() -> Result<Self> {
-        // SAFETY: The format has no conversions.
-        let wq = unsafe { bindings::rdma_helper_alloc_workqueue(c"rdma_rs".as_char_ptr()) };
-        if wq.is_null() {
-            return Err(ENOMEM);
-        }
+        let queue = OwnedQueue::new(c"rdma_rs")?;
         // INVARIANT: Just allocated, destroyed only with this module.
-        QUEUE.store(wq as usize, Release);
-        Ok(Self(()))
+        QUEUE.store(queue.0.as_ptr() as usize, Release);
+        Ok(Self { _queue: queue })
     }
 
     pub(crate) fn get() -> &'static workqueue::Queue {
         // SAFETY: By the invariant of `QUEUE`: a caller has objects of this crate, so the module is
         // initialised and not being unloaded.
         unsafe { workqueue::Queue::from_raw(QUEUE.load(Acquire) as *const _) }
-    }
-}
-
-impl Drop for Queue {
-    fn drop(&mut self) {
-        // SAFETY: Modules that use this one are gone, and all their objects before them, so nothing
-        // queues any more. Destroying drains what still returns from its last work item.
-        unsafe { bindings::destroy_workqueue(QUEUE.load(Acquire) as *mut _) };
     }
 }
 
