@@ -72,20 +72,25 @@ step() {
 # Tests print "ok NAME" or "not ok NAME # REASON"; a name that is ever not ok has failed.
 # tally: passes such lines on from its input, then counts; fails unless all are ok, and there are any.
 tally() {
-	awk '{ print; fflush() }
-		/^(not )?ok / {
-			bad = /^not /
-			sub(/^(not )?ok /, ""); sub(/ # .*/, "")
-			if (!($0 in failed)) failed[$0] = 0
-			if (bad) failed[$0] = 1
-		}
-		END {
-			for (name in failed) if (failed[name]) f++; else p++
-			if (f) print "\nfailed:"
-			for (name in failed) if (failed[name]) print "  " name
-			print (f ? "" : "\n") p + 0 " passed, " f + 0 " failed"
-			exit f || !p
-		}'
+	local line name passed=0 failed=0
+	local -A bad=()
+	while IFS= read -r line; do
+		printf '%s\n' "$line"
+		[[ $line =~ ^(not )?ok\ (.*)$ ]] || continue
+		name=${BASH_REMATCH[2]%% # *}
+		bad[$name]=${bad[$name]-}${BASH_REMATCH[1]}
+	done
+	echo
+	for name in "${!bad[@]}"; do
+		if [[ ${bad[$name]} ]]; then
+			((++failed))
+			echo "failed: $name"
+		else
+			((++passed))
+		fi
+	done
+	echo "$passed passed, $failed failed"
+	((failed == 0 && passed > 0))
 }
 
 # result NAME CMD...: runs CMD as a test.
