@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: GPL-2.0
 
+#define pr_fmt(fmt) KBUILD_MODNAME ": " fmt
+
 #include "helpers.h"
 
 #include <linux/export.h>
 #include <linux/preempt.h>
 #include <linux/workqueue.h>
 
-/* Returns DMA_MAPPING_ERROR where ib_dma_mapping_error() would be true. */
-u64 rdma_helper_dma_map_single(struct ib_device *dev, void *cpu_addr, size_t size,
-			       enum dma_data_direction dir)
+int rdma_helper_dma_map_single(struct ib_device *dev, void *cpu_addr, size_t size,
+			       enum dma_data_direction dir, u64 *addr)
 {
-	u64 addr = ib_dma_map_single(dev, cpu_addr, size, dir);
-
-	return ib_dma_mapping_error(dev, addr) ? DMA_MAPPING_ERROR : addr;
+	*addr = ib_dma_map_single(dev, cpu_addr, size, dir);
+	return ib_dma_mapping_error(dev, *addr) ? -EIO : 0;
 }
 EXPORT_SYMBOL_GPL(rdma_helper_dma_map_single);
 
@@ -37,7 +37,10 @@ void rdma_helper_dma_sync_for_device(struct ib_device *dev, u64 addr, size_t siz
 }
 EXPORT_SYMBOL_GPL(rdma_helper_dma_sync_for_device);
 
-/* Without CONFIG_PREEMPT_COUNT a held spinlock goes unnoticed; interrupts, softirqs and RCU do not. */
+/*
+ * Interrupts and softirqs never go unnoticed. A held spinlock does without CONFIG_PREEMPT_COUNT,
+ * and an RCU read-side section without CONFIG_PREEMPT_RCU.
+ */
 bool rdma_helper_may_sleep(void)
 {
 	return !in_atomic() && !in_interrupt() && !irqs_disabled() && !rcu_preempt_depth();
@@ -81,3 +84,18 @@ void rdma_helper_memcpy(void *to, const void *from, size_t len)
 	memcpy(to, from, len);
 }
 EXPORT_SYMBOL_GPL(rdma_helper_memcpy);
+
+static void rdma_helper_cq_event(struct ib_event *event, void *overrun)
+{
+	if (event->event != IB_EVENT_CQ_ERR || xchg((u32 *)overrun, 1))
+		return;
+	pr_err("%s: a CQ was overrun or failed: completions are lost\n",
+	       event->device->name);
+}
+
+/* Sets *overrun when the device says that the CQ has failed. The CQ's context is *overrun. */
+void rdma_helper_cq_watch(struct ib_cq *cq)
+{
+	cq->event_handler = rdma_helper_cq_event;
+}
+EXPORT_SYMBOL_GPL(rdma_helper_cq_watch);

@@ -114,10 +114,12 @@ fn implement(name: &Ident, generics: &Generics, field: &CqeField) -> TokenStream
             unsafe impl<{declared}> ::rdma::cqe::HasCqe<{id}> for {owner} {bounds} {{
                 const OFFSET: usize = {{
                     #[allow(dead_code)]
-                    fn check<{declared}>(this: &{owner}) -> &::rdma::cqe::Cqe<{owner}, {id}>
+                    // A reference would be coerced from what derefs to a Cqe.
+                    fn check<{declared}>(this: &{owner}) -> *const ::rdma::cqe::Cqe<{owner}, {id}>
                     {bounds}
                     {{
-                        &this.{field}
+                        let field = &this.{field};
+                        &raw const *field
                     }}
                     ::core::mem::offset_of!(Self, {field})
                 }};

@@ -4,14 +4,16 @@
 //!
 //! A ULP implements [`Client`] and is made a module by
 //! [`module_rdma_client!`](crate::module_rdma_client). The framework owns the registration, so no
-//! code can leak it: when the module is unloaded, its [`Client`] is dropped, every device is
-//! removed from it, and the unload waits until every object of the crate that the ULP still has is
-//! gone.
+//! code can leak it. When the module is unloaded, every device is removed from the ULP first: its
+//! [`DeviceData`] lets go, connections that are still there are ended, and the removal waits until
+//! no object of the device is left. Then the [`Client`] is dropped, and at last the unload waits
+//! until what is left of listeners, ids and work items is gone.
 //!
 //! C header: [`include/rdma/ib_verbs.h`](srctree/include/rdma/ib_verbs.h) (`struct ib_client`)
 
 use crate::{
     bindings,
+    cm::bound::Bound,
     context::{
         Context,
         Sleepable, //
@@ -354,6 +356,8 @@ impl<T: Owned> Registration<T> {
     fn unregister(&self) {
         // SAFETY: Called once after a registration that succeeded.
         unsafe { bindings::ib_unregister_client(self.core.raw.get()) };
+        // INVARIANT: The RDMA core does not call the client any more.
+        T::slot().registration.store(0, Release);
     }
 
     /// `ib_client.add`.
@@ -383,6 +387,7 @@ impl<T: Owned> Registration<T> {
                 gate <- Gate::new(),
                 raw,
                 client: NonNull::from(&self.core),
+                bound <- Bound::new(),
             }),
             GFP_KERNEL,
         )?;
@@ -418,6 +423,7 @@ impl<T: Owned> Registration<T> {
                 data.as_ref().remove(self.state(), &dev, cx);
             }
         }
+        per_device.inner.bound.end_all(cx);
         device::wait_released(&per_device.inner, cx);
     }
 

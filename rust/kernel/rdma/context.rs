@@ -50,7 +50,8 @@ impl Sleepable {
     /// section.
     ///
     /// This is how code that nobody handed a token (module initialisation, a configfs callback, a
-    /// work item) gets one. A held spinlock goes unnoticed without `CONFIG_PREEMPT_COUNT`.
+    /// work item) gets one. A held spinlock goes unnoticed without `CONFIG_PREEMPT_COUNT`, an RCU
+    /// read-side section without `CONFIG_PREEMPT_RCU`.
     ///
     /// # Errors
     ///

@@ -58,7 +58,7 @@ pub(crate) struct Inner {
     pub(crate) raw: NonNull<bindings::ib_cq>,
     pub(crate) dev: Device,
     free: Atomic<i32>,
-    _state: Deferred<State>,
+    state: Deferred<State>,
 }
 
 // SAFETY: `struct ib_cq` may be used from any thread.
@@ -72,6 +72,11 @@ impl Inner {
     pub(crate) fn is_polled_by_current(&self) -> bool {
         // SAFETY: The CQ is allocated while `self` lives; the helper only compares.
         unsafe { bindings::rdma_helper_cq_is_polled_by_current(self.raw.as_ptr()) }
+    }
+
+    /// Says whether the CQ has lost completions.
+    pub(crate) fn has_failed(&self) -> bool {
+        self.state.failed.load(Relaxed) != 0
     }
 
     pub(crate) fn is_direct(&self) -> bool {
@@ -91,6 +96,8 @@ impl Inner {
 /// `raw` is an allocated CQ.
 struct State {
     raw: NonNull<bindings::ib_cq>,
+    /// Set by C when the device says that the CQ has failed; its address is the CQ's context.
+    failed: KBox<Atomic<u32>>,
     _hold: Hold,
 }
 
@@ -163,7 +170,8 @@ fn alloc(
     let hold = dev.hold(Kind::Cq);
     let entries = entries.try_into()?;
     let caller = dev.client().name.as_char_ptr();
-    let private = core::ptr::null_mut();
+    let failed = KBox::new(Atomic::new(0u32), GFP_KERNEL)?;
+    let private = core::ptr::from_ref(&*failed).cast_mut().cast();
     let raw = match vector {
         Some(vector) if vector >= dev.num_comp_vectors() => return Err(EINVAL),
         // SAFETY: The device is registered while `dev` lives, the arguments are in range, and the
@@ -185,7 +193,13 @@ fn alloc(
     };
     let raw = NonNull::new(from_err_ptr(raw)?).ok_or(ENOMEM)?;
     // INVARIANT: Just allocated.
-    let state = reserved.fill(State { raw, _hold: hold });
+    let state = reserved.fill(State {
+        raw,
+        failed,
+        _hold: hold,
+    });
+    // SAFETY: Just allocated; nothing completes to it yet, so nothing fails.
+    unsafe { bindings::rdma_helper_cq_watch(raw.as_ptr()) };
     // SAFETY: Just allocated. The driver may have given more entries than were asked for.
     let given = unsafe { (*raw.as_ptr()).cqe };
     Ok(Arc::new(
@@ -194,7 +208,7 @@ fn alloc(
             dev: dev.clone(),
             // INVARIANT: Nothing is leased yet.
             free: Atomic::new(given),
-            _state: state,
+            state,
         },
         GFP_KERNEL,
     )?)

@@ -63,7 +63,7 @@ pub use rdma_macros::HasCqe;
 #[repr(transparent)]
 pub struct Cqe<T, const ID: u64 = 0> {
     inner: bindings::ib_cqe,
-    _owner: PhantomData<fn(T)>,
+    _owner: PhantomData<fn(T) -> T>,
 }
 
 impl<T: CqeHandler<ID>, const ID: u64> Cqe<T, ID> {

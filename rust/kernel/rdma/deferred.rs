@@ -130,6 +130,9 @@ pub(crate) struct Reserved<T: Teardown>(KBox<MaybeUninit<Item<T>>>);
 
 impl<T: Teardown> Reserved<T> {
     /// Wraps a value.
+    ///
+    /// To be called from functions that are not generic and never inlined, so that the work item's
+    /// code is this module's: a ULP's code may be gone when it returns.
     pub(crate) fn fill(self, value: T) -> Deferred<T> {
         let item = self.0.write_pin_init::<Infallible>(pin_init!(Item {
             work <- new_work!("rdma::Deferred"),
@@ -155,13 +158,15 @@ impl_has_work! {
 }
 
 impl<T: Teardown> Item<T> {
-    fn finish(self: Pin<KBox<Self>>, cx: &Sleepable) {
+    fn finish(self: Pin<KBox<Self>>, cx: &Sleepable) -> Fate {
         // SAFETY: Nothing is moved out but `value`, which is not pinned structurally.
         let mut item = unsafe { Pin::into_inner_unchecked(self) };
-        if item.value.teardown(cx) == Fate::Gone {
+        let fate = item.value.teardown(cx);
+        if fate == Fate::Gone {
             // SAFETY: Dropped once: the box is freed right after this.
             unsafe { ManuallyDrop::drop(&mut item.value) };
         }
+        fate
     }
 }
 
@@ -177,18 +182,15 @@ impl<T: Teardown> WorkItem for Item<T> {
 
 impl<T: Teardown> Deferred<T> {
     /// Allocates the place for a value, so that once there is one nothing can fail.
-    ///
-    /// To be called from functions that are not generic only, so that the work item's code is this
-    /// module's: a ULP's code may be gone when it returns.
     pub(crate) fn reserve() -> Result<Reserved<T>> {
         Ok(Reserved(KBox::new_uninit(GFP_KERNEL)?))
     }
 
     /// Tears the value down now and waits for the end of it.
-    pub(crate) fn destroy(self, cx: &Sleepable) {
+    pub(crate) fn destroy(self, cx: &Sleepable) -> Fate {
         let mut this = ManuallyDrop::new(self);
         // SAFETY: `this` is not used again and is not dropped.
-        unsafe { ManuallyDrop::take(&mut this.0) }.finish(cx);
+        unsafe { ManuallyDrop::take(&mut this.0) }.finish(cx)
     }
 }
 

@@ -7,6 +7,7 @@
 use crate::{
     bindings,
     client::Core,
+    cm::bound::Bound,
     context::Sleepable,
     gate::{
         Gate,
@@ -38,6 +39,8 @@ pub(crate) struct Inner {
     pub(crate) gate: Gate,
     pub(crate) raw: NonNull<bindings::ib_device>,
     pub(crate) client: NonNull<Core>,
+    #[pin]
+    pub(crate) bound: Bound,
 }
 
 /// A handle of a device for one ULP: what `add` gets and what everything else is created from.
@@ -185,7 +188,8 @@ pub(crate) fn wait_released(inner: &Inner, cx: &Sleepable) {
 
     impl fmt::Display for Who<'_> {
         fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-            // SAFETY: The device is registered until `remove` returns, and its client outlives that.
+            // SAFETY: The device is registered until `remove` returns, and its client outlives
+            // that.
             let (name, client) = unsafe { (Name::of(self.0.raw.as_ptr()), self.0.client.as_ref()) };
             f.write_fmt(fmt!("{}: removal of {name}", client.name))
         }

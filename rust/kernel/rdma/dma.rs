@@ -29,7 +29,10 @@ use core::{
     },
     ptr::NonNull, //
 };
-use kernel::prelude::*;
+use kernel::{
+    error::to_result,
+    prelude::*, //
+};
 
 mod private {
     pub trait Sealed {}
@@ -106,15 +109,16 @@ impl RawBuf {
         let mut bytes = KVec::<u8>::with_capacity(len, GFP_KERNEL)?;
         bytes.extend_with(len, 0, GFP_KERNEL)?;
         let (memory, _, _) = bytes.into_raw_parts();
+        let (dev, mut addr) = (pd.device().as_raw(), 0);
         // SAFETY: The memory is valid for `len` bytes and from kmalloc, and the device is
         // registered while `pd` lives.
-        let addr = unsafe {
-            bindings::rdma_helper_dma_map_single(pd.device().as_raw(), memory.cast(), len, dir)
-        };
-        if addr == u64::MAX {
+        let mapped = to_result(unsafe {
+            bindings::rdma_helper_dma_map_single(dev, memory.cast(), len, dir, &mut addr)
+        });
+        if let Err(e) = mapped {
             // SAFETY: These are the parts of the vector above.
             drop(unsafe { KVec::from_raw_parts(memory, len, len) });
-            return Err(EIO);
+            return Err(e);
         }
         // INVARIANT: Just allocated and mapped.
         Ok(Self {
@@ -233,7 +237,8 @@ impl RawBuf {
 
     #[inline]
     fn sge(&self, range: Range<usize>) -> Result<Sge<'_>> {
-        if range.start > range.end || range.end > self.len() {
+        // To some devices an empty entry means two gigabytes.
+        if range.start >= range.end || range.end > self.len() {
             return Err(EINVAL);
         }
         // INVARIANT: A part of the mapped memory, which lives as long as the borrow.
@@ -314,7 +319,8 @@ impl<D: DeviceReads> Buf<D> {
     ///
     /// # Errors
     ///
-    /// `EINVAL` if the range is not inside of the buffer.
+    /// `EINVAL` if the range is empty or not inside of the buffer. A request without memory has no
+    /// entries.
     #[inline]
     pub fn sge(&self, range: Range<usize>) -> Result<Sge<'_>> {
         self.raw.sge(range)
@@ -332,7 +338,8 @@ impl<D: DeviceWrites> Buf<D> {
     ///
     /// # Errors
     ///
-    /// `EINVAL` if the range is not inside of the buffer.
+    /// `EINVAL` if the range is empty or not inside of the buffer. A request without memory has no
+    /// entries.
     #[inline]
     pub fn sge_mut(&self, range: Range<usize>) -> Result<SgeMut<'_>> {
         self.raw.sge(range).map(SgeMut)

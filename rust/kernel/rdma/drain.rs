@@ -33,8 +33,9 @@ const PATIENCE_MS: u32 = 60_000;
 /// this often.
 const STEP_MS: u32 = 10;
 
-/// How many completions of a direct CQ are processed in a row.
+/// How many completions of a direct CQ are processed in a row, and how many rows in a step.
 const BUDGET: i32 = 64;
+const ROWS: u32 = 16;
 
 /// The request at the end of a queue.
 ///
@@ -85,8 +86,11 @@ fn drain_queue(
     left: &mut u32,
 ) -> Result {
     let marker = ManuallyDrop::new(Marker::new()?);
-    let cqe = core::ptr::from_ref(&marker.cqe).cast_mut();
+    let cqe = core::ptr::from_ref::<Marker>(&marker).cast_mut().cast();
     let step = |left: &mut u32| -> Result {
+        if cq.has_failed() {
+            return Err(EOVERFLOW);
+        }
         *left = left.checked_sub(STEP_MS).ok_or(ETIMEDOUT)?;
         Ok(())
     };
@@ -125,8 +129,12 @@ fn drain_queue(
 
 fn poll_direct(cq: &cq::Inner) {
     if cq.is_direct() {
-        // SAFETY: The CQ is allocated while `cq` lives, and is a direct one.
-        while unsafe { bindings::ib_process_cq_direct(cq.raw.as_ptr(), BUDGET) } == BUDGET {}
+        for _ in 0..ROWS {
+            // SAFETY: The CQ is allocated while `cq` lives, and is a direct one.
+            if unsafe { bindings::ib_process_cq_direct(cq.raw.as_ptr(), BUDGET) } < BUDGET {
+                break;
+            }
+        }
     }
 }
 
@@ -135,8 +143,8 @@ fn poll_direct(cq: &cq::Inner) {
 ///
 /// # Errors
 ///
-/// Nothing is proved on any error: `EDEADLK` in a handler of one of the CQs; `ETIMEDOUT`; or what
-/// the driver said.
+/// Nothing is proved on any error: `EDEADLK` in a handler of one of the CQs; `EOVERFLOW` if a CQ
+/// has lost completions; `ETIMEDOUT`; or what the driver said.
 ///
 /// # Safety
 ///

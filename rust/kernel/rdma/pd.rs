@@ -75,6 +75,7 @@ impl Pd {
     /// # Errors
     ///
     /// `ENOMEM`, or the driver's error.
+    #[inline(never)]
     pub fn alloc(dev: &Device, _cx: &Sleepable) -> Result<Self> {
         let reserved = Deferred::reserve()?;
         let hold = dev.hold(Kind::Pd);

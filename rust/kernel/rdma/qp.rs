@@ -128,6 +128,43 @@ impl Teardown for State {
     }
 }
 
+/// Returns how many requests the driver really lets be outstanding, given the sizes that it
+/// returned.
+///
+/// Some round up and do not say so at creation, so they are asked again. Those that cannot tell are
+/// taken to round up to a power of two.
+///
+/// # Safety
+///
+/// `qp` is valid.
+unsafe fn given(qp: *mut bindings::ib_qp, returned: &bindings::ib_qp_cap) -> bindings::ib_qp_cap {
+    let mut attr = bindings::ib_qp_attr::default();
+    let mut init = bindings::ib_qp_init_attr::default();
+    let mask = bindings::ib_qp_attr_mask_IB_QP_CAP as c_int;
+    // SAFETY: By the caller's promise.
+    let asked = unsafe { bindings::ib_query_qp(qp, &raw mut attr, mask, &raw mut init) } == 0;
+    let more = |returned: u32, attr: u32, init: u32| {
+        if asked {
+            returned.max(attr).max(init)
+        } else {
+            returned.checked_next_power_of_two().unwrap_or(u32::MAX)
+        }
+    };
+    bindings::ib_qp_cap {
+        max_send_wr: more(
+            returned.max_send_wr,
+            attr.cap.max_send_wr,
+            init.cap.max_send_wr,
+        ),
+        max_recv_wr: more(
+            returned.max_recv_wr,
+            attr.cap.max_recv_wr,
+            init.cap.max_recv_wr,
+        ),
+        ..Default::default()
+    }
+}
+
 /// Creates the QP of an id. Not generic, so that what the QP needs at its end is code of this
 /// module.
 #[inline(never)]
@@ -171,9 +208,10 @@ fn create(
     // SAFETY: Creation has set the id's QP.
     let raw = unsafe { (*id.as_raw()).qp };
 
-    // The sizes are now those that the driver gave: this is what can be outstanding.
-    let leases = cq::lease(send_cq, attr.cap.max_send_wr)
-        .and_then(|send| Ok((send, cq::lease(recv_cq, attr.cap.max_recv_wr)?)));
+    // SAFETY: The QP was just created.
+    let given = unsafe { given(raw, &attr.cap) };
+    let leases = cq::lease(send_cq, given.max_send_wr)
+        .and_then(|send| Ok((send, cq::lease(recv_cq, given.max_recv_wr)?)));
     match (NonNull::new(raw), leases) {
         (Some(raw), Ok((send, recv))) => {
             // INVARIANT: As created.
@@ -458,6 +496,9 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
     /// Moves the QP to the error state and waits until every request that was posted has completed
     /// (`ib_drain_qp`).
     ///
+    /// The handlers have then been called, too, and unless another thread is processing a direct CQ
+    /// they have returned.
+    ///
     /// # Errors
     ///
     /// Nothing is known to be drained on any error: `EDEADLK` in a handler of the QP's CQs,
@@ -472,13 +513,16 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
     ///
     /// # Errors
     ///
-    /// `EDEADLK` in a handler of the QP's CQs; the QP is then destroyed by a work item.
+    /// `EDEADLK` in a handler of the QP's CQs: the QP is then destroyed by a work item. `EIO` if
+    /// the QP could not be drained: it is leaked, and was reported.
     pub fn destroy(self, cx: &Sleepable) -> Result {
         let state = &*self.state;
         if state.send.cq().is_polled_by_current() || state.recv.cq().is_polled_by_current() {
             return Err(EDEADLK);
         }
-        self.state.destroy(cx);
-        Ok(())
+        match self.state.destroy(cx) {
+            Fate::Gone => Ok(()),
+            Fate::Leak => Err(EIO),
+        }
     }
 }

@@ -157,6 +157,9 @@ impl Success<'_> {
 
     /// Returns the number of bytes transferred, of a receive or an RDMA READ. Of other requests the
     /// value means nothing.
+    ///
+    /// Of [`Opcode::RecvRdmaWithImm`] it is what the peer wrote elsewhere, so do not slice the
+    /// receive buffer by it unchecked.
     #[inline]
     pub fn byte_len(&self) -> usize {
         // A 32-bit length fits everywhere that RDMA runs.

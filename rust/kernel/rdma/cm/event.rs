@@ -27,9 +27,11 @@ pub enum Event<'a> {
     /// The connection is gone (`RDMA_CM_EVENT_DISCONNECTED`). The last event of an id.
     Disconnected,
     /// The connection could not be made (`RDMA_CM_EVENT_CONNECT_ERROR`, `..._UNREACHABLE`,
-    /// `..._REJECTED`). The last event of an id.
+    /// `..._REJECTED`). The last event of an id that was not established; one that was is being
+    /// disconnected, as the peer's address has moved.
     Failed(Error),
-    /// The device goes (`RDMA_CM_EVENT_DEVICE_REMOVAL`). The last event of an id.
+    /// The device goes (`RDMA_CM_EVENT_DEVICE_REMOVAL`), or the module: the connection has been ended,
+    /// and the removal waits until its objects are gone. The last event of an id.
     DeviceRemoval,
     /// Any other event, by its C value.
     Other(u32),

@@ -4,12 +4,17 @@
 
 use super::{
     addr::SockAddr,
-    current_task,
+    callback::{
+        on_event,
+        Running,
+        Shared, //
+    },
     event,
-    on_event,
-    Id,
-    Inner,
-    Shared, //
+    id::{
+        Id,
+        Inner,
+        State as IdState, //
+    }, //
 };
 use crate::{
     bindings,
@@ -44,13 +49,8 @@ use kernel::{
     new_work,
     prelude::*,
     sync::{
-        atomic::{
-            ordering::Relaxed,
-            Atomic, //
-        },
         Arc,
-        Mutex,
-        SetOnce, //
+        Mutex, //
     },
     workqueue::{
         Work,
@@ -118,35 +118,24 @@ impl Request<'_> {
     ///
     /// `ENODEV` if the device is not the client's (any more), or `ENOMEM`; the connection is then
     /// refused.
+    #[inline(never)]
     pub fn into_id(self, _cx: &Sleepable) -> Result<Id> {
-        let raw = self.id.as_ptr();
-        // SAFETY: The id is valid, and has a device as it came on one.
-        let device = self.client.device(unsafe { (*raw).device })?;
         let shared = Shared::new()?;
         let reserved = Deferred::reserve()?;
-        let hold = self.client.hold(Kind::Id);
+        let raw = self.id.as_ptr();
         // SAFETY: The id is locked during this callback, so its own cannot run before it returns.
         unsafe {
             (*raw).context = Arc::as_ptr(&shared).cast_mut().cast();
             (*raw).event_handler = Some(on_event);
         }
-        // The id is ours: a work item will destroy it, never this callback's return. The callback has
-        // the id's handler lock until then.
-        shared.in_callback.store(current_task(), Relaxed);
+        // The id is ours: a work item will destroy it, never this callback's return. The callback
+        // has the id's handler lock until then.
+        shared.set_locked(true);
+        shared.attach();
         self.taken.set(Some(shared.clone()));
-        let bound = SetOnce::new();
-        bound.populate(device);
-        // INVARIANT: The callback and the context were just set.
-        let state = reserved.fill(super::State {
-            raw: self.id,
-            shared,
-            device: bound,
-            client: self.client.clone(),
-            _hold: hold,
-        });
-        Ok(Id {
-            inner: Inner::new(state)?,
-        })
+        let inner = Inner::new(reserved.fill(IdState::new(self.id, shared, self.client)))?;
+        inner.bind()?;
+        Ok(Id { inner })
     }
 }
 
@@ -162,8 +151,6 @@ struct Listening {
     raw: Mutex<Option<RawId>>,
     accept: Arc<dyn Accept>,
     client: ClientRef,
-    /// The task in the callback, or zero.
-    running: Atomic<usize>,
     #[pin]
     stop: Work<Self>,
     _hold: Hold,
@@ -217,7 +204,7 @@ impl Listening {
                 self.accept.request(request, &cx);
                 match taken.take() {
                     Some(shared) => {
-                        shared.in_callback.store(0, Relaxed);
+                        shared.set_locked(false);
                         true
                     }
                     None => false,
@@ -250,10 +237,8 @@ unsafe extern "C" fn on_listener_event(
         (kernel::sync::ArcBorrow::from_raw(this), &*event)
     };
     let this: Arc<Listening> = this.into();
-    this.running.store(current_task(), Relaxed);
-    let lives = this.on_event(id, event);
-    this.running.store(0, Relaxed);
-    if lives {
+    let _running = Running::enter();
+    if this.on_event(id, event) {
         0
     } else {
         ECONNREFUSED.to_errno()
@@ -287,6 +272,7 @@ impl Listener {
     ///
     /// `EADDRINUSE`, `EADDRNOTAVAIL`, `ENODEV` if no RDMA device has the address, `ENOMEM`, or the
     /// connection manager's error.
+    #[inline(never)]
     pub fn new(
         client: &ClientRef,
         addr: SocketAddr,
@@ -302,7 +288,6 @@ impl Listener {
                 raw <- new_mutex!(None),
                 accept,
                 client: client.clone(),
-                running: Atomic::new(0),
                 stop <- new_work!("rdma::cm::Listener::stop"),
                 _hold: client.hold(Kind::Id),
             }),
@@ -325,8 +310,10 @@ impl Listener {
         let this = Self {
             state: reserved.fill(State(listening)),
         };
-        // SAFETY: The id is alive while `this` is, and has not been bound; the address is copied by
-        // the call.
+        // Once it is bound, the removal of the device destroys the id: not before it is unlocked.
+        let locked = this.state.0.raw.lock();
+        let raw = locked.as_ref().ok_or(ENODEV)?.0.as_ptr();
+        // SAFETY: The id is alive while it is locked; the address is copied by the call.
         unsafe {
             if addr.is_ipv6() {
                 to_result(bindings::rdma_set_afonly(raw, 1))?;
@@ -334,6 +321,7 @@ impl Listener {
             to_result(bindings::rdma_bind_addr(raw, sockaddr.as_mut_ptr()))?;
             to_result(bindings::rdma_listen(raw, backlog))?;
         }
+        drop(locked);
         Ok(this)
     }
 
@@ -341,9 +329,9 @@ impl Listener {
     ///
     /// # Errors
     ///
-    /// `EDEADLK` in the listener's own [`Accept::request`]; it then ends from a work item.
+    /// `EDEADLK` in a callback of the connection manager; it then ends from a work item.
     pub fn destroy(self, cx: &Sleepable) -> Result {
-        if self.state.0.running.load(Relaxed) == current_task() {
+        if Running::is_current() {
             return Err(EDEADLK);
         }
         self.state.destroy(cx);
