@@ -79,7 +79,7 @@ def show_cqs():
     print("\nrdma resource show cq, one connection a context (" + ", ".join(CONTEXTS) + "):")
     print("\n".join(lines))
     print("iproute2 prints contexts in the order before Linux 5.8: softirq shows as DIRECT,\n"
-          "workqueue as SOFTIRQ, unbound workqueue as WORKQUEUE.")
+          "workqueue as SOFTIRQ, unbound workqueue as WORKQUEUE, direct as UNBOUND_WORKQUEUE.")
     return len(lines) >= len(CONTEXTS)
 
 

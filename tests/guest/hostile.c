@@ -42,6 +42,19 @@ static void check(int rc, const char *what)
 		err(1, "%s", what);
 }
 
+/* The data of the first ping, as rping makes them. */
+static void fill(size_t size)
+{
+	size_t i = sprintf(data, "rdma-ping-0: ");
+	char c = 'A';
+
+	for (; i < size; i++) {
+		data[i] = c;
+		c = c == 'z' ? 'A' : c + 1;
+	}
+	data[size - 1] = 0;
+}
+
 static void prepare(void)
 {
 	msg_mr = rdma_reg_msgs(id, msg, sizeof(msg));
@@ -64,6 +77,8 @@ static void send_msg(size_t len)
 
 static void advertise(uint32_t rkey, uint32_t size, size_t len)
 {
+	if (size)
+		fill(size);
 	msg[0].addr = htobe64((uintptr_t)data);
 	msg[0].rkey = htobe32(rkey);
 	msg[0].size = htobe32(size);
@@ -114,12 +129,10 @@ static void client(void)
 		send_msg(sizeof(*msg));
 	} else if (is("resize")) {
 		/* The sink is smaller than the source was. */
-		memcpy(data, "rdma-ping-0: ", 13);
 		advertise(rkey, 64, sizeof(*msg));
 		receive();
 		advertise(rkey, 32, sizeof(*msg));
 	} else if (is("badsink")) {
-		memcpy(data, "rdma-ping-0: ", 13);
 		advertise(rkey, 64, sizeof(*msg));
 		receive();
 		advertise(rkey ^ 0x5a00, 64, sizeof(*msg));
