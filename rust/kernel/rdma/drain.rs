@@ -79,13 +79,28 @@ unsafe extern "C" fn reached(_cq: *mut bindings::ib_cq, wc: *mut bindings::ib_wc
     }
 }
 
+/// What a drain needs: allocated with the QP, so that its end needs no memory.
+pub(crate) struct Markers {
+    send: Pin<KBox<Marker>>,
+    recv: Pin<KBox<Marker>>,
+}
+
+impl Markers {
+    pub(crate) fn new() -> Result<Self> {
+        Ok(Self {
+            send: Marker::new()?,
+            recv: Marker::new()?,
+        })
+    }
+}
+
 /// Posts a marker by `post` and waits until it completes.
 fn drain_queue(
     cq: &cq::Inner,
+    marker: Pin<KBox<Marker>>,
     post: impl Fn(*mut bindings::ib_cqe) -> c_int,
     left: &mut u32,
 ) -> Result {
-    let marker = ManuallyDrop::new(Marker::new()?);
     let cqe = core::ptr::from_ref::<Marker>(&marker).cast_mut().cast();
     let step = |left: &mut u32| -> Result {
         if cq.has_failed() {
@@ -104,14 +119,12 @@ fn drain_queue(
                 poll_direct(cq);
                 fsleep(Delta::from_millis(STEP_MS.into()));
             }
-            Err(e) => {
-                // Not posted, so nothing will ever touch it.
-                drop(ManuallyDrop::into_inner(marker));
-                return Err(e);
-            }
+            Err(e) => return Err(e),
         }
     }
 
+    // The queue has the marker now; if it keeps it, so be it.
+    let marker = ManuallyDrop::new(marker);
     loop {
         poll_direct(cq);
         // SAFETY: The completion is initialised, and the caller may sleep.
@@ -153,6 +166,7 @@ pub(crate) unsafe fn drain(
     qp: *mut bindings::ib_qp,
     send_cq: &cq::Inner,
     recv_cq: &cq::Inner,
+    markers: Markers,
     _cx: &Sleepable,
 ) -> Result {
     if send_cq.is_polled_by_current() || recv_cq.is_polled_by_current() {
@@ -175,6 +189,7 @@ pub(crate) unsafe fn drain(
         Some(drain_sq) => unsafe { drain_sq(qp) },
         None => drain_queue(
             send_cq,
+            markers.send,
             |cqe| {
                 let mut wr = bindings::ib_rdma_wr::default();
                 wr.wr.__bindgen_anon_1.wr_cqe = ManuallyDrop::new(cqe);
@@ -195,6 +210,7 @@ pub(crate) unsafe fn drain(
         Some(drain_rq) => unsafe { drain_rq(qp) },
         None => drain_queue(
             recv_cq,
+            markers.recv,
             |cqe| {
                 let mut wr = bindings::ib_recv_wr::default();
                 wr.__bindgen_anon_1.wr_cqe = ManuallyDrop::new(cqe);

@@ -26,7 +26,10 @@ use crate::{
         Fate,
         Teardown, //
     },
-    drain::drain,
+    drain::{
+        drain,
+        Markers, //
+    },
     gate::{
         Hold,
         Kind, //
@@ -103,6 +106,7 @@ struct State {
     raw: NonNull<bindings::ib_qp>,
     send: Lease,
     recv: Lease,
+    markers: Option<Markers>,
     id: cm::QpClaim,
     _pd: Pd,
     _hold: Hold,
@@ -114,7 +118,15 @@ unsafe impl Send for State {}
 impl Teardown for State {
     fn teardown(&mut self, cx: &Sleepable) -> Fate {
         // SAFETY: By the type invariant.
-        let drained = unsafe { drain(self.raw.as_ptr(), self.send.cq(), self.recv.cq(), cx) };
+        let drained = self.markers.take().ok_or(EIO).and_then(|markers| unsafe {
+            drain(
+                self.raw.as_ptr(),
+                self.send.cq(),
+                self.recv.cq(),
+                markers,
+                cx,
+            )
+        });
         if let Err(e) = drained {
             // SAFETY: As above.
             let num = unsafe { (*self.raw.as_ptr()).qp_num };
@@ -201,6 +213,7 @@ fn create(
         ..Default::default()
     };
     let reserved = Deferred::reserve()?;
+    let markers = Markers::new()?;
     let hold = dev.hold(Kind::Qp);
     let claim = id.claim_qp()?;
     // SAFETY: The id is bound to this device and has no QP, and PD and CQs are alive.
@@ -219,6 +232,7 @@ fn create(
                 raw,
                 send,
                 recv,
+                markers: Some(markers),
                 id: claim,
                 _pd: pd.clone(),
                 _hold: hold,
@@ -496,17 +510,27 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
     /// Moves the QP to the error state and waits until every request that was posted has completed
     /// (`ib_drain_qp`).
     ///
-    /// The handlers have then been called, too, and unless another thread is processing a direct CQ
-    /// they have returned.
+    /// Their handlers have then returned, too, but for those of a direct CQ that another thread, or a
+    /// caller of this one, is processing. What is posted meanwhile is flushed as well, some time.
     ///
     /// # Errors
     ///
     /// Nothing is known to be drained on any error: `EDEADLK` in a handler of the QP's CQs,
-    /// `ETIMEDOUT` after a minute, or what the driver said.
+    /// `EOVERFLOW` if a CQ has lost completions, `ETIMEDOUT` after a minute, `ENOMEM`, or what the
+    /// driver said.
     pub fn drain(&self, cx: &Sleepable) -> Result {
         let state = &*self.state;
+        let markers = Markers::new()?;
         // SAFETY: By the type invariant.
-        unsafe { drain(self.raw.as_ptr(), state.send.cq(), state.recv.cq(), cx) }
+        unsafe {
+            drain(
+                self.raw.as_ptr(),
+                state.send.cq(),
+                state.recv.cq(),
+                markers,
+                cx,
+            )
+        }
     }
 
     /// Drains and destroys the QP and waits for that, where dropping it leaves it to a work item.

@@ -256,7 +256,11 @@ impl Shared {
                 disconnect = true;
             }
             Event::Failed(e) => self.fail_step(e),
-            Event::Disconnected => self.fail_step(ENOTCONN),
+            // The peer waits for an answer, and the QP for its requests to be flushed.
+            Event::Disconnected => {
+                self.fail_step(ENOTCONN);
+                disconnect = true;
+            }
             Event::DeviceRemoval => self.fail_step(ENODEV),
             Event::Other(ADDR_RESOLVED | ROUTE_RESOLVED) => {
                 self.end_step(raw.event, Ok(PrivateData::new(&[])));

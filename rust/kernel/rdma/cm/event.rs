@@ -14,8 +14,7 @@ use kernel::prelude::*;
 
 /// What happened to a connection, as `struct rdma_cm_event`.
 ///
-/// Resolving and connecting are waited for by the calls that start them: their events are not
-/// passed on.
+/// The events of resolving are not passed on: the calls that start it wait for them.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub enum Event<'a> {
@@ -24,7 +23,9 @@ pub enum Event<'a> {
         /// What the peer sent along.
         private_data: &'a [u8],
     },
-    /// The connection is gone (`RDMA_CM_EVENT_DISCONNECTED`). The last event of an id.
+    /// The connection is gone (`RDMA_CM_EVENT_DISCONNECTED`). After the handler the crate answers the
+    /// peer and moves the QP to the error state, so that what is posted comes back. The last event of
+    /// an id.
     Disconnected,
     /// The connection could not be made (`RDMA_CM_EVENT_CONNECT_ERROR`, `..._UNREACHABLE`,
     /// `..._REJECTED`). The last event of an id that was not established; one that was is being

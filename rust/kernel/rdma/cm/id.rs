@@ -314,6 +314,9 @@ impl Id {
     ///
     /// `handler` is told of everything that happens to the connection, the first event included.
     ///
+    /// After an error, what was posted to the QP stays there: [`Qp::drain`](crate::qp::Qp::drain) or
+    /// the QP's end gives it back.
+    ///
     /// # Errors
     ///
     /// `ECONNREFUSED` if the peer rejects; `EINVAL` without a QP or with too much private data;
