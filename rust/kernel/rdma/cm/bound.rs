@@ -5,10 +5,7 @@
 //! The connection manager tells ids of a device's removal only after the clients that were
 //! registered later, which are all ULPs, have let go of the device. So the crate tells them itself.
 
-use super::{
-    callback::Shared,
-    event::Event, //
-};
+use super::callback::Shared;
 use crate::{
     bindings,
     context::Sleepable, //
@@ -88,8 +85,7 @@ impl Bound {
         }
         drop(ids);
         for entry in entries {
-            entry.shared.fail_step(ENODEV);
-            entry.shared.tell(Event::DeviceRemoval, true);
+            entry.shared.tell_removal();
         }
     }
 }

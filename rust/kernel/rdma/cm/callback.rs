@@ -109,6 +109,8 @@ pub(super) struct Shared {
     /// The id has a connection of the device's own manager, which stays until it is destroyed.
     attached: Atomic<bool>,
     established: Atomic<bool>,
+    /// The device goes. Set with the handler locked, so that none comes too late to be told.
+    removed: Atomic<bool>,
 }
 
 impl Shared {
@@ -122,6 +124,7 @@ impl Shared {
                 locked_by: Atomic::new(0),
                 attached: Atomic::new(false),
                 established: Atomic::new(false),
+                removed: Atomic::new(false),
             }),
             GFP_KERNEL,
         )
@@ -146,9 +149,12 @@ impl Shared {
         self.attached.load(Acquire)
     }
 
-    /// Sets what is told of the connection's events.
+    /// Sets what is told of the connection's events, unless the last one was told.
     pub(super) fn set_handler(&self, handler: Arc<dyn Handler>) -> Result {
         let mut slot = self.handler.lock();
+        if self.removed.load(Relaxed) {
+            return Err(ENODEV);
+        }
         if slot.is_some() {
             return Err(EBUSY);
         }
@@ -230,6 +236,15 @@ impl Shared {
             let cx = unsafe { Sleepable::assume() };
             handler.event(event, &cx);
         }
+    }
+
+    /// Tells the handler that the device goes; there will be no other handler.
+    pub(super) fn tell_removal(&self) {
+        let slot = self.handler.lock();
+        self.removed.store(true, Relaxed);
+        drop(slot);
+        self.fail_step(ENODEV);
+        self.tell(Event::DeviceRemoval, true);
     }
 
     /// Handles an event, and says whether the id is to be disconnected.

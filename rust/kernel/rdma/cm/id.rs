@@ -180,6 +180,7 @@ impl Inner {
     }
 
     fn disconnect(&self) -> Result {
+        self.state.shared.fail_step(ECANCELED);
         self.attached()?;
         // SAFETY: The id is alive, and what it is attached to stays until it is destroyed. An id
         // that is not connected is left alone.
@@ -270,7 +271,7 @@ impl Id {
     /// # Errors
     ///
     /// `ETIMEDOUT` or `EHOSTUNREACH` if nobody has the address, `ENODEV` if the device is not the
-    /// client's (any more), `ERESTARTSYS` on a signal, `ECANCELED` after [`Id::cancel`], `EBUSY` if
+    /// client's (any more), `ERESTARTSYS` on a signal, `ECANCELED` after [`Id::disconnect`], `EBUSY` if
     /// another step is waited for, `EDEADLK` in a callback of the connection manager. After an
     /// error drop the id: it may keep the device from going.
     pub fn resolve_addr(&self, dst: SocketAddr, timeout_ms: u32, _cx: &Sleepable) -> Result {
@@ -320,7 +321,7 @@ impl Id {
     /// # Errors
     ///
     /// `ECONNREFUSED` if the peer rejects; `EINVAL` without a QP or with too much private data;
-    /// `EBUSY` if the id has a handler already; the errors of waiting as for [`Id::resolve_addr`];
+    /// `EBUSY` if the id has a handler already; `ENODEV` if its device goes; the errors of waiting as for [`Id::resolve_addr`];
     /// or the connection manager's error.
     pub fn connect(
         &self,
@@ -363,7 +364,8 @@ impl Id {
     /// # Errors
     ///
     /// `EINVAL` without a QP or with too much private data; `EBUSY` if the id has a handler
-    /// already; or the connection manager's error. The handler is released.
+    /// already; `ENODEV` if its device goes; or the connection manager's error. The handler is
+    /// released.
     pub fn accept(
         &self,
         handler: Arc<dyn Handler>,
@@ -420,7 +422,8 @@ impl Id {
     }
 
     /// Ends the connection (`rdma_disconnect`): the QP goes to the error state, its requests are
-    /// flushed, and the handler gets [`Event::Disconnected`](super::Event::Disconnected).
+    /// flushed, and the handler gets [`Event::Disconnected`](super::Event::Disconnected). If another
+    /// thread is still making the connection, the step that it waits for fails with `ECANCELED`.
     ///
     /// # Errors
     ///
@@ -429,15 +432,10 @@ impl Id {
         self.inner.disconnect()
     }
 
-    /// Ends the connection from a work item: for completion handlers that may not sleep.
+    /// As [`Id::disconnect`], from a work item: for completion handlers that may not sleep.
     pub fn disconnect_later(&self) {
         // Already queued is as good.
         let _ = Queue::get().enqueue(self.inner.clone());
-    }
-
-    /// Ends the step that another thread waits for, if there is one: it fails with `ECANCELED`.
-    pub fn cancel(&self) {
-        self.state().shared.fail_step(ECANCELED);
     }
 
     /// Lets go of the handler before the last event, for an owner of the connection that gives it
