@@ -43,7 +43,7 @@ const RESOLVE_MS: u32 = 2000;
 
 /// Runs a client to its end and says why that was.
 pub(crate) fn run(instance: &Arc<Instance>, config: &Config, cx: &Sleepable) -> Reason {
-    let control = cm::Id::create(&instance.registry.client, cx)
+    let control = cm::Id::create(&instance.client, cx)
         .map_err(Reason::from)
         .and_then(|id| Control::new(instance, config, id));
     let control = match control {
@@ -58,7 +58,7 @@ pub(crate) fn run(instance: &Arc<Instance>, config: &Config, cx: &Sleepable) -> 
         .err()
         .unwrap_or(Reason::Done);
     control.stop(reason, cx);
-    instance.registry.remove(&control);
+    instance.connections.remove(&control);
     control.over().unwrap_or(reason)
 }
 
@@ -66,7 +66,6 @@ pub(crate) fn run(instance: &Arc<Instance>, config: &Config, cx: &Sleepable) -> 
 fn resolve(control: &Control, config: &Config, cx: &Sleepable) -> Result<(), Reason> {
     let addr = SocketAddr::new(config.addr, config.port);
     control.id.resolve_addr(addr, RESOLVE_MS, cx)?;
-    control.instance.registry.admit(control)?;
     control.check()?;
     control.id.resolve_route(RESOLVE_MS, cx)?;
     control.check()
@@ -100,7 +99,7 @@ fn start<C: Context>(
         .id
         .connect(control.clone(), &cm::ConnParam::default(), cx)?;
     control.check()?;
-    control.instance.set_running();
+    control.instance.connected();
 
     // Both buffers are registered once; so their advertisements are always the same.
     let source_at = conn

@@ -19,7 +19,8 @@
 //! | `reason`     | why the last connection ended                                                  |
 //! | `stats`      | counters since the last start, one a line                                      |
 //!
-//! The first seven can be changed while the instance does not run. `rmdir` stops it.
+//! The first seven can be changed while the instance does not run. `rmdir` stops a server; while a
+//! client runs, `rmdir` waits for its end, as configfs has it wait for every write.
 
 use crate::{
     context::Kind,
@@ -27,8 +28,7 @@ use crate::{
         Instance,
         State, //
     },
-    proto::MAX_SIZE,
-    registry::Registry, //
+    proto::MAX_SIZE, //
 };
 use core::{
     net::{
@@ -54,6 +54,7 @@ use kernel::{
     str::Formatter, //
 };
 use rdma::{
+    client::ClientRef,
     context::Sleepable,
     prelude::Arc, //
 };
@@ -86,17 +87,17 @@ impl Default for Config {
 
 /// The top directory.
 pub(crate) struct Root {
-    registry: Arc<Registry>,
+    client: ClientRef,
 }
 
-pub(crate) fn subsystem(registry: Arc<Registry>) -> impl PinInit<Subsystem<Root>, Error> {
+pub(crate) fn subsystem(client: ClientRef) -> impl PinInit<Subsystem<Root>, Error> {
     let item_type = configfs_attrs! {
         container: Subsystem<Root>,
         data: Root,
         child: Directory,
         attributes: [],
     };
-    Subsystem::new(c"rdma_rping", item_type, Ok(Root { registry }))
+    Subsystem::new(c"rdma_rping", item_type, Ok(Root { client }))
 }
 
 #[vtable]
@@ -122,7 +123,7 @@ impl GroupOperations for Root {
                 stats: 11,
             ],
         };
-        let instance = Instance::new(&self.registry)?;
+        let instance = Instance::new(&self.client)?;
         Ok(Group::new(
             name.try_into()?,
             item_type,

@@ -8,7 +8,7 @@
 //!   the QP, and by nothing else: the owner of the receive that waits for the peer's next message
 //!   keeps it alive.
 //! - [`Control`] has the id. It is owned by the connection manager, as the handler of the id's
-//!   events, and by the [`Registry`](crate::registry::Registry), until the connection is over.
+//!   events, and by the instance, until the connection is over.
 //!
 //! So there is a circle: the QP keeps the receive, and the receive's owner keeps the QP. It opens
 //! when the QP goes to the error state: all that is posted comes back to its handlers, which drop
@@ -64,7 +64,7 @@ impl<C: Context> Conn<C> {
         if let Err(e) = self.qp.drain(cx) {
             pr_err!("a QP was not drained: {e:?}\n");
         }
-        self.control.instance.registry.remove(&self.control);
+        self.control.instance.connections.remove(&self.control);
     }
 
     /// Counts a completion. One that failed ends the connection: its owner is to be dropped.

@@ -87,7 +87,7 @@ impl Context for UnboundWorkqueue {}
 impl Context for Direct {
     fn serve(cq: Cq<Self>, control: &Arc<Control>) -> Result {
         let watched = control.clone();
-        control.client().spawn(GFP_KERNEL, move |_cx| {
+        control.instance.client.spawn(GFP_KERNEL, move |_cx| {
             while !watched.is_gone() {
                 poll(&cq);
             }

@@ -39,7 +39,6 @@ use kernel::{
     }, //
 };
 use rdma::{
-    client::ClientRef,
     cm,
     context::Sleepable,
     prelude::Arc, //
@@ -77,7 +76,7 @@ impl_has_hr_timer! {
 }
 
 impl Control {
-    /// Makes the control of an id, and registers it.
+    /// Makes the control of an id, and adds it to the connections of the instance.
     pub(crate) fn new(
         instance: &Arc<Instance>,
         config: &Config,
@@ -96,16 +95,8 @@ impl Control {
             gone: AtomicFlag::new(false),
         });
         let control = Arc::pin_init(init, GFP_KERNEL)?;
-        instance.registry.add(&control)?;
+        instance.connections.add(&control)?;
         Ok(control)
-    }
-
-    pub(crate) fn is_of(&self, instance: &Instance) -> bool {
-        core::ptr::eq(&*self.instance, instance)
-    }
-
-    pub(crate) fn client(&self) -> &ClientRef {
-        &self.instance.registry.client
     }
 
     /// A ping begins, or has ended.
@@ -138,8 +129,7 @@ impl Control {
     /// Ends the connection and does not wait for the peer's consent.
     pub(crate) fn stop(&self, reason: Reason, cx: &Sleepable) {
         self.end(reason);
-        self.id.cancel();
-        // Without a QP yet there is nothing to disconnect, and who makes one looks at `over`.
+        // What is not connected yet cannot be disconnected, but who connects looks at `over` then.
         let _ = self.id.disconnect(cx);
         self.id.release_handler();
     }
@@ -211,7 +201,7 @@ impl cm::Handler for Control {
         // Answers the peer, and has the QP give back what is posted.
         let _ = self.id.disconnect(cx);
         if !matches!(event, cm::Event::Established { .. }) {
-            self.instance.registry.remove(self);
+            self.instance.connections.remove(self);
         }
     }
 }

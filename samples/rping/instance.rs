@@ -5,11 +5,11 @@
 use crate::{
     client,
     config::Config,
+    connections::Connections,
     reason::{
         Last,
         Reason, //
     },
-    registry::Registry,
     server::Server,
     stats::Stats, //
 };
@@ -24,6 +24,7 @@ use kernel::{
     }, //
 };
 use rdma::{
+    client::ClientRef,
     cm::Listener,
     context::Sleepable,
     prelude::Arc, //
@@ -62,7 +63,9 @@ impl State {
 /// A server or a client.
 #[pin_data]
 pub(crate) struct Instance {
-    pub(crate) registry: Arc<Registry>,
+    pub(crate) client: ClientRef,
+    #[pin]
+    pub(crate) connections: Connections,
     pub(crate) stats: Stats,
     #[pin]
     config: Mutex<(Config, State)>,
@@ -76,9 +79,10 @@ pub(crate) struct Instance {
 }
 
 impl Instance {
-    pub(crate) fn new(registry: &Arc<Registry>) -> Result<Arc<Self>> {
+    pub(crate) fn new(client: &ClientRef) -> Result<Arc<Self>> {
         let init = pin_init!(Self {
-            registry: registry.clone(),
+            client: client.clone(),
+            connections <- Connections::new(),
             stats: Stats::new(),
             config <- new_mutex!((Config::default(), State::Idle)),
             reason <- new_spinlock_irq!(None),
@@ -113,7 +117,9 @@ impl Instance {
         self.config.lock().1 = state;
     }
 
-    pub(crate) fn set_running(&self) {
+    /// The client has its connection.
+    pub(crate) fn connected(&self) {
+        self.stats.connection();
         self.set_state(State::Running);
     }
 
@@ -152,7 +158,7 @@ impl Instance {
         };
         let listening = Arc::new(server, GFP_KERNEL)
             .map_err(Error::from)
-            .and_then(|server| Listener::new(&self.registry.client, addr, BACKLOG, server, cx))
+            .and_then(|server| Listener::new(&self.client, addr, BACKLOG, server, cx))
             .inspect_err(|e| {
                 self.set_reason((*e).into());
                 self.set_state(State::Failed);
@@ -191,7 +197,7 @@ impl Instance {
     pub(crate) fn stop(&self, cx: &Sleepable) -> Result {
         let mut listener = self.listener.lock();
         let stopped = listener.take().map_or(Ok(()), |l| l.destroy(cx));
-        self.registry.stop_instance(self, cx);
+        self.connections.stop(cx);
         if self.state() == State::Listening {
             self.set_state(State::Idle);
         }

@@ -4,7 +4,7 @@
 //!
 //! A round ("ping") goes like this, and is repeated on the same connection:
 //!
-//! 1. The client fills a buffer and advertises it: address, remote key and size ([`proto`]).
+//! 1. The client fills a buffer and advertises it: address, remote key and size (`proto.rs`).
 //! 2. The server reads it by RDMA READ and says "go ahead" with a message.
 //! 3. The client advertises a second buffer.
 //! 4. The server writes what it has read there by RDMA WRITE and says "go ahead".
@@ -12,11 +12,10 @@
 //!
 //! Where to read on, in this order:
 //!
-//! - [`conn`] and [`control`]: what a connection consists of, who owns it, and how it ends.
-//! - [`server`] and [`client`]: the protocol, as completion handlers.
-//! - [`context`]: the four polling contexts, from one source.
-//! - [`registry`]: how connections let go when their device or their instance goes.
-//! - [`config`] and [`instance`]: control through configfs.
+//! - `conn.rs` and `control.rs`: what a connection consists of, who owns it, and how it ends.
+//! - `server.rs` and `client.rs`: the protocol, as completion handlers.
+//! - `context.rs`: the four polling contexts, from one source.
+//! - `config.rs` and `instance.rs`: control through configfs.
 //!
 //! ```sh
 //! mkdir /sys/kernel/config/rdma_rping/s
@@ -28,12 +27,12 @@
 mod client;
 mod config;
 mod conn;
+mod connections;
 mod context;
 mod control;
 mod instance;
 mod proto;
 mod reason;
-mod registry;
 mod server;
 mod stats;
 
@@ -42,38 +41,23 @@ use kernel::{
     prelude::*, //
 };
 use rdma::prelude::*;
-use registry::Registry;
 
-/// The module's state.
+/// The module's state: the directory in configfs.
 #[pin_data]
 struct Rping {
-    registry: Arc<Registry>,
     #[pin]
     _config: Subsystem<config::Root>,
 }
 
 impl Client for Rping {
-    type Data = PerDevice;
+    // Everything of a device belongs to a connection, and the crate ends those when it goes.
+    type Data = ();
 
     fn init(client: &ClientRef) -> impl PinInit<Self, Error> {
         let client = client.clone();
         try_pin_init!(Self {
-            registry: Registry::new(client)?,
-            _config <- config::subsystem(registry.clone()),
+            _config <- config::subsystem(client),
         })
-    }
-}
-
-/// What the module keeps for a device: nothing but that it may be used.
-struct PerDevice;
-
-impl rdma::client::DeviceData<Rping> for PerDevice {
-    fn add(client: Pin<&Rping>, dev: &Device, _cx: &Sleepable) -> impl PinInit<Self, Error> {
-        client.registry.add_device(dev).map(|()| Self)
-    }
-
-    fn remove(self: Pin<&Self>, client: Pin<&Rping>, dev: &Device, cx: &Sleepable) {
-        client.registry.remove_device(dev, cx);
     }
 }
 

@@ -73,7 +73,7 @@ impl Server {
             self.config.context,
             accept::<_>(&control, validate, &param, cx)
         )
-        .inspect_err(|_| self.instance.registry.remove(&control))
+        .inspect_err(|_| self.instance.connections.remove(&control))
     }
 }
 
@@ -84,7 +84,6 @@ fn accept<C: Context>(
     param: &cm::ConnParam<'_>,
     cx: &Sleepable,
 ) -> Result<(), Reason> {
-    control.instance.registry.admit(control)?;
     let dev = control.id.device()?;
     let pd = Pd::alloc(dev, cx)?;
     let cq = Cq::<C>::alloc_any(dev, CAPS.entries(), cx)?;
@@ -92,12 +91,13 @@ fn accept<C: Context>(
     let ping = Ping::new(&conn, &pd, validate, cx)?;
     C::serve(cq, control)?;
     ping.receive();
-    let accepted = control.id.accept(control.clone(), param, cx);
-    control.instance.stats.connection();
-    // The connection may have been ended before there was anything to disconnect.
-    accepted
+    control
+        .id
+        .accept(control.clone(), param, cx)
         .map_err(Reason::from)
+        // It may have been ended before there was anything to disconnect.
         .and_then(|()| control.check())
+        .inspect(|()| control.instance.stats.connection())
         .inspect_err(|reason| conn.shut_down(*reason, cx))
 }
 
