@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * Exports the Rust symbols of the crate `rdma` to the modules that use it, as rust/exports.c does for the crate `kernel`.
+ * Exports the Rust symbols of the crate `rdma` to the modules that use it, as the kernel does for
+ * its own crates.
  */
 
 #include <linux/export.h>

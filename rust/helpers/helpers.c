@@ -43,7 +43,7 @@ EXPORT_SYMBOL_GPL(rdma_helper_dma_sync_for_device);
  */
 bool rdma_helper_may_sleep(void)
 {
-	return !in_atomic() && !in_interrupt() && !irqs_disabled() && !rcu_preempt_depth();
+	return !preempt_count() && !irqs_disabled() && !rcu_preempt_depth();
 }
 EXPORT_SYMBOL_GPL(rdma_helper_may_sleep);
 

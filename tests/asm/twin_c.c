@@ -3,24 +3,7 @@
  * The hot paths of a ULP, as C ULPs write them: see twin_rs.rs.
  */
 
-#include <rdma/ib_verbs.h>
-
-struct message {
-	struct ib_cqe cqe;
-	u64 addr;
-	u32 length;
-};
-
-struct conn {
-	struct ib_qp *qp;
-};
-
-void message_completed(struct message *message, u32 byte_len);
-void message_failed(struct message *message, int error);
-void c_post_recv(struct conn *conn, struct message *message);
-void c_post_send(struct conn *conn, struct message *message);
-void c_post_write(struct conn *conn, struct message *message, u64 addr, u32 rkey);
-void c_done(struct ib_cq *cq, struct ib_wc *wc);
+#include "twin.h"
 
 void c_post_recv(struct conn *conn, struct message *message)
 {

@@ -47,7 +47,10 @@ impl CqeHandler for Message {
 /// Posts a receive.
 #[no_mangle]
 extern "C" fn rust_post_recv(conn: &Conn, message: Pin<KBox<Message>>) {
-    if let Err(e) = conn.qp.post_recv(message, |m| Ok(RecvWr::new([m.buf.whole_mut()]))) {
+    if let Err(e) = conn
+        .qp
+        .post_recv(message, |m| Ok(RecvWr::new([m.buf.whole_mut()])))
+    {
         // SAFETY: As above.
         unsafe { message_failed(into_raw(e.owner), e.error.to_errno()) }
     }
@@ -56,7 +59,10 @@ extern "C" fn rust_post_recv(conn: &Conn, message: Pin<KBox<Message>>) {
 /// Posts a send.
 #[no_mangle]
 extern "C" fn rust_post_send(conn: &Conn, message: Pin<KBox<Message>>) {
-    if let Err(e) = conn.qp.post_send(message, |m| Ok(SendWr::send([m.buf.whole()]))) {
+    if let Err(e) = conn
+        .qp
+        .post_send(message, |m| Ok(SendWr::send([m.buf.whole()])))
+    {
         // SAFETY: As above.
         unsafe { message_failed(into_raw(e.owner), e.error.to_errno()) }
     }
@@ -66,9 +72,9 @@ extern "C" fn rust_post_send(conn: &Conn, message: Pin<KBox<Message>>) {
 #[no_mangle]
 extern "C" fn rust_post_write(conn: &Conn, message: Pin<KBox<Message>>, addr: u64, rkey: u32) {
     let remote = Remote { addr, rkey };
-    let posted = conn.qp.post_send(message, |m| {
-        Ok(SendWr::rdma_write([m.buf.whole()], remote))
-    });
+    let posted = conn
+        .qp
+        .post_send(message, |m| Ok(SendWr::rdma_write([m.buf.whole()], remote)));
     if let Err(e) = posted {
         // SAFETY: As above.
         unsafe { message_failed(into_raw(e.owner), e.error.to_errno()) }

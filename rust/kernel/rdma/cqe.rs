@@ -59,7 +59,7 @@ pub use rdma_macros::HasCqe;
 ///
 /// # Invariants
 ///
-/// `inner.done` is [`done::<T, ID>`](done).
+/// `inner.done` is the function `done::<T, ID>`.
 #[repr(transparent)]
 pub struct Cqe<T, const ID: u64 = 0> {
     inner: bindings::ib_cqe,

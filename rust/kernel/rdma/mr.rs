@@ -121,7 +121,7 @@ const REGISTERED: u32 = 1;
 ///
 /// # Invariants
 ///
-/// `mr` is the MR of `state`; `registered` is [`REGISTERED`] from before a registration is posted.
+/// `mr` is the MR of `state`; `registered` is `REGISTERED` from before a registration is posted.
 pub struct Region<D: Direction> {
     mr: NonNull<bindings::ib_mr>,
     registered: Atomic<u32>,
