@@ -97,18 +97,17 @@ impl Request<'_> {
         unsafe { event::private_data(self.event) }
     }
 
-    /// Returns how many RDMA READs the peer lets this side have outstanding (`responder_resources`
-    /// of the request).
+    /// Returns how many RDMA READs the peer lets this side have outstanding.
     pub fn initiator_depth(&self) -> u8 {
-        // SAFETY: As above.
-        unsafe { self.event.param.conn.responder_resources }
+        // SAFETY: As above. The connection manager has made this the view of the recipient: it is
+        // what the peer called its `responder_resources`.
+        unsafe { self.event.param.conn.initiator_depth }
     }
 
-    /// Returns how many RDMA READs the peer wants to have outstanding here (`initiator_depth` of
-    /// the request).
+    /// Returns how many RDMA READs the peer wants to have outstanding here.
     pub fn responder_resources(&self) -> u8 {
-        // SAFETY: As above.
-        unsafe { self.event.param.conn.initiator_depth }
+        // SAFETY: As above; what the peer called its `initiator_depth`.
+        unsafe { self.event.param.conn.responder_resources }
     }
 
     /// Takes the connection's id, to be accepted or rejected now or later; dropping the id refuses
