@@ -6,6 +6,7 @@ suite [NAME...]: all of them, or those whose names start so. Exits with 0 once a
 
 import errno
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -97,6 +98,21 @@ def traffic(context="softirq"):
 @case("modules: load, after making an rxe link")
 def first():
     up()
+
+
+@case("modules: unload and load 100 times")
+def reload_often():
+    reload(100)
+
+
+@case("modules: unload and load under traffic")
+def reload_traffic():
+    for i in range(8):
+        with traffic(CONTEXTS[i % 4]):
+            refused = subprocess.run(["rmmod", "rdma_rping"], capture_output=True, check=False)
+            assert refused.returncode, "unloaded while an instance exists"
+        # The instances are gone, but what they began may still be ending.
+        reload()
 
 
 for i, c in enumerate(CONTEXTS):
@@ -254,21 +270,6 @@ def end_silent_server():
     return silent[1].result()
 
 
-@case("modules: unload and load 100 times")
-def reload_often():
-    reload(100)
-
-
-@case("modules: unload and load under traffic")
-def reload_traffic():
-    for i in range(8):
-        with traffic(CONTEXTS[i % 4]):
-            refused = subprocess.run(["rmmod", "rdma_rping"], capture_output=True, check=False)
-            assert refused.returncode, "unloaded while an instance exists"
-        # The instances are gone, but what they began may still be ending.
-        reload()
-
-
 for c in CONTEXTS:
     @case(f"rdma link delete under traffic: {c}", c)
     def link_delete(context):
@@ -285,9 +286,21 @@ for c in CONTEXTS:
 
 @case("modules: unload after all of it")
 def last():
+    # Where kmemleak will find what the modules have allocated.
+    symbols.extend(line.split() for line in Path("/proc/kallsyms").read_text().splitlines()
+                   if line.endswith(("[rdma_rs]", "[rdma_rping]")))
     sh("rmmod", "rdma_rping", "rdma_rs")
 
 
+def symbol(match):
+    """The name of an address in the modules, which are gone."""
+    address = int(match[0], 16)
+    below = [(int(s[0], 16), s[2]) for s in symbols if int(s[0], 16) <= address]
+    base, name = max(below, default=(0, ""))
+    return f"{match[0]} {name}+{address - base:#x}" if address - base < 0x4000 else match[0]
+
+
+symbols = []
 if KMEMLEAK.exists():
     @case("kmemleak: no leak in all of it")
     def kmemleak():
@@ -295,7 +308,7 @@ if KMEMLEAK.exists():
         time.sleep(5)
         KMEMLEAK.write_text("scan")
         KMEMLEAK.write_text("scan")
-        leaks = KMEMLEAK.read_text()
+        leaks = re.sub(r"\b0x[0-9a-f]{16}$", symbol, KMEMLEAK.read_text(), flags=re.M)
         print(leaks, end="", file=sys.stderr)
         assert not leaks, leaks.splitlines()[0]
 
