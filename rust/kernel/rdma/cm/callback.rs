@@ -223,13 +223,17 @@ impl Shared {
     }
 
     /// Tells the handler, and lets go of it if this was the last event.
-    pub(super) fn tell(&self, event: Event<'_>, is_last: bool) {
+    ///
+    /// `end_step` wakes up who waits for the event and may let go of the handler at once. By then
+    /// the handler is sure to be told.
+    fn tell(&self, event: Event<'_>, is_last: bool, end_step: impl FnOnce()) {
         let _telling = self.telling.lock();
         let handler = if is_last {
             self.handler.lock().take()
         } else {
             self.handler.lock().clone()
         };
+        end_step();
         if let Some(handler) = handler {
             // SAFETY: Callbacks and the removal of a device run in process context, with mutexes of
             // their own only.
@@ -243,8 +247,7 @@ impl Shared {
         let slot = self.handler.lock();
         self.removed.store(true, Relaxed);
         drop(slot);
-        self.fail_step(ENODEV);
-        self.tell(Event::DeviceRemoval, true);
+        self.tell(Event::DeviceRemoval, true, || self.fail_step(ENODEV));
     }
 
     /// Handles an event, and says whether the id is to be disconnected.
@@ -259,33 +262,38 @@ impl Shared {
         let event = unsafe { Event::from_raw(raw) };
         let mut is_last = event.is_last();
         let mut disconnect = false;
-        match event {
+        let step = match event {
             Event::Established { private_data } => {
                 self.established.store(true, Relaxed);
-                self.end_step(raw.event, Ok(PrivateData::new(private_data)));
+                Some(Ok(PrivateData::new(private_data)))
             }
             // The neighbour of a connection that exists got another address: the connection is
             // still there for the manager, but not for the network.
             Event::Failed(_) if self.established.load(Relaxed) => {
                 is_last = false;
                 disconnect = true;
+                None
             }
-            Event::Failed(e) => self.fail_step(e),
+            Event::Failed(e) => Some(Err(e)),
             // The peer waits for an answer, and the QP for its requests to be flushed.
             Event::Disconnected => {
-                self.fail_step(ENOTCONN);
                 disconnect = true;
+                Some(Err(ENOTCONN))
             }
-            Event::DeviceRemoval => self.fail_step(ENODEV),
+            Event::DeviceRemoval => Some(Err(ENODEV)),
             Event::Other(ADDR_RESOLVED | ROUTE_RESOLVED) => {
                 self.end_step(raw.event, Ok(PrivateData::new(&[])));
                 return false;
             }
             // The peer answered, but the QP is gone.
-            Event::Other(CONNECT_RESPONSE) => self.fail_step(ENOTCONN),
-            Event::Other(_) => {}
-        }
-        self.tell(event, is_last);
+            Event::Other(CONNECT_RESPONSE) => Some(Err(ENOTCONN)),
+            Event::Other(_) => None,
+        };
+        self.tell(event, is_last, || {
+            if let Some(result) = step {
+                self.end_step(raw.event, result);
+            }
+        });
         disconnect
     }
 }
