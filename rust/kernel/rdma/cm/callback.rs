@@ -77,7 +77,12 @@ impl Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        RUNNING.lock().retain(|task| *task != self.0);
+        let mut running = RUNNING.lock();
+        running.retain(|task| *task != self.0);
+        if running.is_empty() {
+            // Nothing drops a static when the module is unloaded.
+            *running = KVec::new();
+        }
     }
 }
 
