@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Assertions that return from the test.
+
+use kernel::{
+    fmt,
+    prelude::*, //
+};
+
+/// Says what failed, and where.
+#[track_caller]
+pub(crate) fn fail(args: fmt::Arguments<'_>) -> Error {
+    let at = core::panic::Location::caller();
+    pr_err!("FAILED at {}:{}: {args}\n", at.file(), at.line());
+    EINVAL
+}
+
+/// Returns an error unless the condition holds.
+macro_rules! check {
+    ($condition:expr) => {
+        if !$condition {
+            return Err($crate::check::fail(::kernel::prelude::fmt!(
+                "{}",
+                ::core::stringify!($condition)
+            )));
+        }
+    };
+}
+
+/// Returns an error unless both values are equal.
+macro_rules! check_eq {
+    ($is:expr, $should:expr) => {
+        match (&$is, &$should) {
+            (is, should) => {
+                if *is != *should {
+                    return Err($crate::check::fail(::kernel::prelude::fmt!(
+                        "{} is {is:?}, not {should:?}",
+                        ::core::stringify!($is)
+                    )));
+                }
+            }
+        }
+    };
+}
+
+/// Returns an error unless the result is this error.
+macro_rules! check_err {
+    ($result:expr, $error:expr) => {
+        match $result {
+            Ok(_) => {
+                return Err($crate::check::fail(::kernel::prelude::fmt!(
+                    "{} succeeded",
+                    ::core::stringify!($result)
+                )))
+            }
+            Err(error) => check_eq!(Error::from(error), $error),
+        }
+    };
+}

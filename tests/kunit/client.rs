@@ -1,0 +1,144 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! The client itself, and its devices.
+
+use crate::fixture::{
+    clear_client,
+    set_client,
+    Env, //
+};
+use kernel::{
+    prelude::*,
+    str::CStr,
+    sync::atomic::{
+        ordering::{
+            Full,
+            Relaxed, //
+        },
+        Atomic, //
+    }, //
+};
+use rdma::{
+    client::Registration,
+    prelude::{
+        Client,
+        ClientRef,
+        Device,
+        DeviceData,
+        Pd,
+        Sleepable, //
+    }, //
+};
+
+/// How many devices have come, and whether that was before the client was told that all are there.
+static ADDED: Atomic<i32> = Atomic::new(0);
+static ADDED_BEFORE_READY: Atomic<i32> = Atomic::new(-1);
+
+/// The module.
+pub(crate) struct Kunit;
+
+impl Client for Kunit {
+    type Data = PerDevice;
+
+    fn init(client: &ClientRef) -> impl PinInit<Self, Error> {
+        set_client(client.clone());
+        Ok(Kunit)
+    }
+
+    fn ready(self: Pin<&Self>, _client: &ClientRef, _cx: &Sleepable) -> Result {
+        ADDED_BEFORE_READY.store(ADDED.load(Relaxed), Relaxed);
+        Ok(())
+    }
+}
+
+impl Drop for Kunit {
+    fn drop(&mut self) {
+        clear_client();
+    }
+}
+
+/// Keeps a PD, as ULPs do, to be let go when the device goes.
+pub(crate) struct PerDevice {
+    _pd: Pd,
+}
+
+impl DeviceData<Kunit> for PerDevice {
+    fn add(_client: Pin<&Kunit>, dev: &Device, cx: &Sleepable) -> impl PinInit<Self, Error> {
+        ADDED.fetch_add(1, Full);
+        Pd::alloc(dev, cx).map(|_pd| Self { _pd })
+    }
+}
+
+#[kunit_tests(rdma_client)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn devices_are_added_before_ready() -> Result {
+        check!(ADDED_BEFORE_READY.load(Relaxed) > 0);
+        check_eq!(ADDED_BEFORE_READY.load(Relaxed), ADDED.load(Relaxed));
+        Ok(())
+    }
+
+    #[test]
+    fn has_the_name_of_its_module() -> Result {
+        check_eq!(Env::new()?.client.name().to_bytes(), b"rdma_kunit");
+        Ok(())
+    }
+
+    #[test]
+    fn cannot_be_registered_twice() -> Result {
+        const NAME: &CStr = c"again";
+        check_err!(
+            KBox::pin_init(Registration::<Kunit>::new(NAME), GFP_KERNEL),
+            EBUSY
+        );
+        Env::new()?;
+        Ok(())
+    }
+
+    #[test]
+    fn clones_find_the_same_device() -> Result {
+        let env = Env::new()?;
+        let clone = env.client.clone();
+        let dev = clone.first_device().ok_or(ENODEV)?;
+        check!(dev == env.dev);
+        check!(dev.clone() == dev);
+        Ok(())
+    }
+
+    #[test]
+    fn device_has_a_name() -> Result {
+        let env = Env::new()?;
+        check!(env.dev.name().to_bytes().starts_with(b"rxe"));
+        let shown = kernel::str::CString::try_from_fmt(fmt!("{}", env.dev))?;
+        check_eq!(shown.to_bytes(), env.dev.name().to_bytes());
+        Ok(())
+    }
+
+    #[test]
+    fn device_has_limits() -> Result {
+        let dev = Env::new()?.dev;
+        check!(dev.max_cqe() >= 1024);
+        check!(dev.max_qp_wr() >= 1024);
+        check!(dev.max_fast_reg_pages() >= 16);
+        check!(dev.num_comp_vectors() >= 1);
+        Ok(())
+    }
+
+    #[test]
+    fn device_address_is_that_of_its_interface() -> Result {
+        check_eq!(Env::new()?.ip, core::net::IpAddr::from([192, 0, 2, 1]));
+        Ok(())
+    }
+
+    #[test]
+    fn pd_is_equal_to_its_clones_only() -> Result {
+        let env = Env::new()?;
+        let other = Pd::alloc(&env.dev, &env.cx)?;
+        check!(env.pd.clone() == env.pd);
+        check!(env.pd != other);
+        check!(other.device() == &env.dev);
+        Ok(())
+    }
+}

@@ -1,0 +1,185 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! The connection manager, as the passive side sees it: listeners.
+
+use crate::fixture::{
+    accepts,
+    dial,
+    listen,
+    refuses,
+    wait,
+    Counter,
+    Env,
+    IPV6, //
+};
+use core::net::{
+    IpAddr,
+    Ipv4Addr,
+    Ipv6Addr, //
+};
+use kernel::{
+    new_mutex,
+    prelude::*,
+    sync::{
+        Mutex,
+        SetOnce, //
+    }, //
+};
+use rdma::prelude::*;
+
+/// A listener that its own callback can reach.
+#[pin_data]
+struct Own {
+    #[pin]
+    listener: Mutex<Option<cm::Listener>>,
+}
+
+impl Own {
+    fn new() -> Result<Arc<Self>> {
+        Arc::pin_init(pin_init!(Self { listener <- new_mutex!(None) }), GFP_KERNEL)
+    }
+}
+
+#[kunit_tests(rdma_cm_listen)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn destroyed_listener_frees_the_port() -> Result {
+        let env = Env::new()?;
+        let addr = env.addr();
+        for _ in 0..5 {
+            listen(&env, addr, refuses)?.destroy(&env.cx)?;
+        }
+        check_err!(dial(&env, addr, &[]).map(|_| ()), ECONNREFUSED);
+        Ok(())
+    }
+
+    #[test]
+    fn dropped_listener_frees_the_port() -> Result {
+        let env = Env::new()?;
+        let addr = env.addr();
+        drop(listen(&env, addr, refuses)?);
+        wait(|| listen(&env, addr, refuses).is_ok())
+    }
+
+    #[test]
+    fn address_is_listened_on_once() -> Result {
+        let env = Env::new()?;
+        let addr = env.addr();
+        let _listener = listen(&env, addr, refuses)?;
+        check_err!(listen(&env, addr, refuses), EADDRINUSE);
+        Ok(())
+    }
+
+    #[test]
+    fn foreign_address_is_refused() -> Result {
+        let env = Env::new()?;
+        let foreign = SocketAddr::new(Ipv4Addr::new(203, 0, 113, 9).into(), 1234);
+        check!(listen(&env, foreign, refuses).is_err());
+        Ok(())
+    }
+
+    #[test]
+    fn any_address() -> Result {
+        let env = Env::new()?;
+        let addr = env.addr();
+        let any = SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), addr.port());
+        let _listener = listen(&env, any, accepts(&env, b"any"))?;
+        let (_end, answer) = dial(&env, addr, &[])?;
+        check!(answer.starts_with(b"any"));
+        Ok(())
+    }
+
+    #[test]
+    fn ipv6() -> Result {
+        let env = Env::new()?;
+        let addr = SocketAddr::new(IPV6.into(), env.addr().port());
+        let _listener = listen(&env, addr, accepts(&env, b"six"))?;
+        let (_end, answer) = dial(&env, addr, &[])?;
+        check!(answer.starts_with(b"six"));
+        Ok(())
+    }
+
+    #[test]
+    fn any_ipv6_address_leaves_ipv4_alone() -> Result {
+        let env = Env::new()?;
+        let addr = env.addr();
+        let at = |ip: IpAddr| SocketAddr::new(ip, addr.port());
+        let _six = listen(
+            &env,
+            at(Ipv6Addr::UNSPECIFIED.into()),
+            accepts(&env, b"six"),
+        )?;
+        check_err!(dial(&env, addr, &[]).map(|_| ()), ECONNREFUSED);
+        let _four = listen(
+            &env,
+            at(Ipv4Addr::UNSPECIFIED.into()),
+            accepts(&env, b"four"),
+        )?;
+        let (_end, answer) = dial(&env, addr, &[])?;
+        check!(answer.starts_with(b"four"));
+        let (_end, answer) = dial(&env, at(IPV6.into()), &[])?;
+        check!(answer.starts_with(b"six"));
+        Ok(())
+    }
+
+    #[test]
+    fn listener_serves_many() -> Result {
+        let env = Env::new()?;
+        let addr = env.addr();
+        let _listener = listen(&env, addr, accepts(&env, &[]))?;
+        let mut ends = KVec::new();
+        for _ in 0..8 {
+            ends.push(dial(&env, addr, &[])?.0, GFP_KERNEL)?;
+        }
+        for end in &ends {
+            wait(|| end.events.established() == 1)?;
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn connections_outlive_the_listener() -> Result {
+        let env = Env::new()?;
+        let addr = env.addr();
+        let listener = listen(&env, addr, accepts(&env, &[]))?;
+        let (end, _) = dial(&env, addr, &[])?;
+        listener.destroy(&env.cx)?;
+        check_eq!(end.events.disconnected(), 0);
+        end.id.disconnect(&env.cx)?;
+        wait(|| end.events.disconnected() == 1)
+    }
+
+    #[test]
+    fn destroy_in_the_own_callback_is_deferred() -> Result {
+        let (env, own) = (Env::new()?, Own::new()?);
+        let said = Arc::new(SetOnce::new(), GFP_KERNEL)?;
+        let (addr, tell, listener) = (env.addr(), said.clone(), own.clone());
+        let made = listen(&env, addr, move |_: cm::Request<'_>, cx: &Sleepable| {
+            let listener = listener.listener.lock().take().ok_or(EIO)?;
+            tell.populate(listener.destroy(cx).err());
+            Ok(())
+        })?;
+        *own.listener.lock() = Some(made);
+        check_err!(dial(&env, addr, &[]).map(|_| ()), ECONNREFUSED);
+        check_eq!(said.copy(), Some(Some(EDEADLK)));
+        wait(|| listen(&env, addr, refuses).is_ok())
+    }
+
+    #[test]
+    fn drop_in_the_own_callback() -> Result {
+        let (env, own, calls) = (Env::new()?, Own::new()?, Counter::new()?);
+        let (addr, counts, listener) = (env.addr(), calls.clone(), own.clone());
+        let made = listen(&env, addr, move |_: cm::Request<'_>, _: &Sleepable| {
+            let listener = listener.listener.lock().take();
+            drop(listener);
+            counts.up();
+            Ok(())
+        })?;
+        *own.listener.lock() = Some(made);
+        check_err!(dial(&env, addr, &[]).map(|_| ()), ECONNREFUSED);
+        check_eq!(calls.get(), 1);
+        wait(|| listen(&env, addr, refuses).is_ok())
+    }
+}

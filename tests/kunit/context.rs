@@ -1,0 +1,160 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Context tokens: where code may sleep.
+
+use crate::fixture::{
+    Link,
+    OnDone,
+    Polled, //
+};
+use kernel::{
+    new_spinlock,
+    new_spinlock_irq,
+    prelude::*,
+    sync::{
+        rcu,
+        SpinLock,
+        SpinLockIrq, //
+    }, //
+};
+use rdma::{
+    context::Context,
+    prelude::*, //
+};
+
+#[pin_data]
+struct Locks {
+    #[pin]
+    spin: SpinLock<()>,
+    #[pin]
+    irq: SpinLockIrq<()>,
+}
+
+impl Locks {
+    fn new() -> Result<Pin<KBox<Self>>> {
+        KBox::pin_init(
+            pin_init!(Self {
+                spin <- new_spinlock!(()),
+                irq <- new_spinlock_irq!(()),
+            }),
+            GFP_KERNEL,
+        )
+    }
+}
+
+fn may_sleep() -> bool {
+    Sleepable::current().is_ok()
+}
+
+/// Returns whether a handler that is given an `N` in polling context `C` may sleep.
+fn handler_may_sleep<C: Polled + Provides<N>, N: Context>() -> Result<bool> {
+    let link = Link::<C>::new()?;
+    let said = Arc::new(kernel::sync::SetOnce::new(), GFP_KERNEL)?;
+    let answer = said.clone();
+    let asks = OnDone::<N, _>::new(move |_, _| {
+        answer.populate(may_sleep());
+    })?;
+    link.b.qp.post_recv(asks, |_| Ok(RecvWr::new([])))?;
+    let nothing = OnDone::<Atomic, _>::new(|_, _| {})?;
+    link.a.qp.post_send(nothing, |_| Ok(SendWr::send([])))?;
+    link.wait(|| said.copy().is_some())?;
+    said.copy().ok_or(EIO)
+}
+
+#[kunit_tests(rdma_context)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn task_may_sleep() -> Result {
+        check!(may_sleep());
+        Ok(())
+    }
+
+    #[test]
+    fn spinlock_forbids_sleep() -> Result {
+        let locks = Locks::new()?;
+        let guard = locks.spin.lock();
+        let error = Sleepable::current().err();
+        drop(guard);
+        check_eq!(error, Some(EAGAIN));
+        check!(may_sleep());
+        Ok(())
+    }
+
+    #[test]
+    fn irq_spinlock_forbids_sleep() -> Result {
+        let locks = Locks::new()?;
+        let guard = locks.irq.lock();
+        let error = Sleepable::current().err();
+        drop(guard);
+        check_eq!(error, Some(EAGAIN));
+        check!(may_sleep());
+        Ok(())
+    }
+
+    #[test]
+    fn rcu_read_side_forbids_sleep() -> Result {
+        let guard = rcu::read_lock();
+        let error = Sleepable::current().err();
+        drop(guard);
+        check_eq!(error, Some(EAGAIN));
+        Ok(())
+    }
+
+    #[test]
+    fn softirq_handler_may_not_sleep() -> Result {
+        check!(!handler_may_sleep::<Softirq, Atomic>()?);
+        Ok(())
+    }
+
+    #[test]
+    fn workqueue_handler_may_sleep() -> Result {
+        check!(handler_may_sleep::<Workqueue, Sleepable>()?);
+        check!(handler_may_sleep::<Workqueue, Atomic>()?);
+        Ok(())
+    }
+
+    #[test]
+    fn unbound_workqueue_handler_may_sleep() -> Result {
+        check!(handler_may_sleep::<UnboundWorkqueue, Sleepable>()?);
+        Ok(())
+    }
+
+    #[test]
+    fn direct_handler_runs_where_the_poller_is() -> Result {
+        check!(handler_may_sleep::<Direct, Atomic>()?);
+        Ok(())
+    }
+
+    #[test]
+    fn direct_cq_can_be_polled_under_a_spinlock() -> Result {
+        let link = Link::<Direct>::new()?;
+        let locks = Locks::new()?;
+        let said = Arc::new(kernel::sync::SetOnce::new(), GFP_KERNEL)?;
+        let answer = said.clone();
+        let asks = OnDone::<Atomic, _>::new(move |_, _| {
+            answer.populate(may_sleep());
+        })?;
+        link.a.qp.post_send(asks, |_| {
+            Ok(SendWr::rdma_write([], Remote { addr: 0, rkey: 0 }))
+        })?;
+        crate::fixture::wait(|| {
+            let guard = locks.spin.lock();
+            let n = link.send_cq.process(1);
+            drop(guard);
+            n == 1
+        })?;
+        check_eq!(said.copy(), Some(false));
+        Ok(())
+    }
+
+    #[test]
+    fn contexts_have_names() -> Result {
+        check_eq!(Direct::NAME, "direct");
+        check_eq!(Softirq::NAME, "softirq");
+        check_eq!(Workqueue::NAME, "workqueue");
+        check_eq!(UnboundWorkqueue::NAME, "unbound_workqueue");
+        Ok(())
+    }
+}

@@ -1,0 +1,234 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Owners of requests: boxes, counted references, several callbacks in one struct.
+
+use crate::fixture::{
+    recv,
+    send,
+    CountDrop,
+    Counter,
+    Inbox,
+    Link,
+    OnDone, //
+};
+use kernel::prelude::*;
+use rdma::prelude::*;
+
+/// An owner that is counted and has two callbacks.
+#[derive(HasCqe)]
+struct Twin {
+    before: [u8; 3],
+    first: Cqe<Self>,
+    second: Cqe<Self, 1>,
+    firsts: Arc<Counter>,
+    seconds: Arc<Counter>,
+    _gone: CountDrop,
+}
+
+impl Twin {
+    fn new(gone: &Arc<Counter>) -> Result<Arc<Self>> {
+        let this = Self {
+            before: [1, 2, 3],
+            first: Cqe::new(),
+            second: Cqe::new(),
+            firsts: Counter::new()?,
+            seconds: Counter::new()?,
+            _gone: CountDrop(gone.clone()),
+        };
+        Ok(Arc::new(this, GFP_KERNEL)?)
+    }
+}
+
+impl CqeHandler for Twin {
+    type Pointer = Arc<Self>;
+    type Needs = Atomic;
+
+    fn done(this: Arc<Self>, _wc: &Wc, _cx: &Atomic) {
+        if this.before == [1, 2, 3] {
+            this.firsts.up();
+        }
+    }
+}
+
+impl CqeHandler<1> for Twin {
+    type Pointer = Arc<Self>;
+    type Needs = Atomic;
+
+    fn done(this: Arc<Self>, _wc: &Wc, _cx: &Atomic) {
+        this.seconds.up();
+    }
+}
+
+/// A large owner whose callback is at its end.
+#[derive(HasCqe)]
+struct Large {
+    bytes: [u8; 512],
+    right: Arc<Counter>,
+    cqe: Cqe<Self, 77>,
+}
+
+impl CqeHandler<77> for Large {
+    type Pointer = Pin<KBox<Self>>;
+    type Needs = Atomic;
+
+    fn done(this: Self::Pointer, _wc: &Wc, _cx: &Atomic) {
+        if this.bytes.iter().all(|byte| *byte == 0x5a) {
+            this.right.up();
+        }
+    }
+}
+
+fn send_nothing(link: &Link<Softirq>) -> Result {
+    let nothing = OnDone::<Atomic, _>::new(|_, _| {})?;
+    Ok(link.a.qp.post_send(nothing, |_| Ok(SendWr::send([])))?)
+}
+
+#[kunit_tests(rdma_cqe)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn callback_is_as_small_as_in_c() -> Result {
+        check_eq!(size_of::<Cqe<Twin>>(), size_of::<usize>());
+        check_eq!(size_of::<Cqe<Twin, 1>>(), size_of::<usize>());
+        Ok(())
+    }
+
+    #[test]
+    fn counted_owner_comes_back_once() -> Result {
+        let (link, gone) = (Link::<Softirq>::new()?, Counter::new()?);
+        let twin = Twin::new(&gone)?;
+        link.b
+            .qp
+            .post_recv::<_, 0, 0>(twin.clone(), |_| Ok(RecvWr::new([])))?;
+        send_nothing(&link)?;
+        link.wait(|| twin.firsts.get() == 1)?;
+        link.b.qp.drain(&link.env.cx)?;
+        check_eq!(twin.firsts.get(), 1);
+        check_eq!(gone.get(), 0);
+        drop(twin);
+        crate::fixture::wait(|| gone.get() == 1)
+    }
+
+    #[test]
+    fn queue_may_have_the_only_reference() -> Result {
+        let (link, gone) = (Link::<Softirq>::new()?, Counter::new()?);
+        link.b
+            .qp
+            .post_recv::<_, 0, 0>(Twin::new(&gone)?, |_| Ok(RecvWr::new([])))?;
+        check_eq!(gone.get(), 0);
+        send_nothing(&link)?;
+        link.wait(|| gone.get() == 1)
+    }
+
+    #[test]
+    fn callbacks_of_one_owner_are_told_apart() -> Result {
+        let (link, gone) = (Link::<Softirq>::new()?, Counter::new()?);
+        let twin = Twin::new(&gone)?;
+        link.b
+            .qp
+            .post_recv::<_, 1, 0>(twin.clone(), |_| Ok(RecvWr::new([])))?;
+        link.b
+            .qp
+            .post_recv::<_, 0, 0>(twin.clone(), |_| Ok(RecvWr::new([])))?;
+        send_nothing(&link)?;
+        link.wait(|| twin.seconds.get() == 1)?;
+        check_eq!(twin.firsts.get(), 0);
+        send_nothing(&link)?;
+        link.wait(|| twin.firsts.get() == 1)?;
+        check_eq!(twin.seconds.get(), 1);
+        drop(twin);
+        crate::fixture::wait(|| gone.get() == 1)
+    }
+
+    #[test]
+    fn one_owner_in_many_requests() -> Result {
+        let (link, gone) = (Link::<Softirq>::new()?, Counter::new()?);
+        let twin = Twin::new(&gone)?;
+        for _ in 0..4 {
+            link.b
+                .qp
+                .post_recv::<_, 0, 0>(twin.clone(), |_| Ok(RecvWr::new([])))?;
+            link.b
+                .qp
+                .post_recv::<_, 1, 0>(twin.clone(), |_| Ok(RecvWr::new([])))?;
+        }
+        link.b.qp.drain(&link.env.cx)?;
+        check_eq!(twin.firsts.get(), 4);
+        check_eq!(twin.seconds.get(), 4);
+        check_eq!(gone.get(), 0);
+        drop(twin);
+        crate::fixture::wait(|| gone.get() == 1)
+    }
+
+    #[test]
+    fn callback_may_be_anywhere_in_its_owner() -> Result {
+        let (link, right) = (Link::<Softirq>::new()?, Counter::new()?);
+        let large = Large {
+            bytes: [0x5a; 512],
+            right: right.clone(),
+            cqe: Cqe::new(),
+        };
+        let large = KBox::pin(large, GFP_KERNEL)?;
+        link.b.qp.post_recv(large, |_| Ok(RecvWr::new([])))?;
+        send_nothing(&link)?;
+        link.wait(|| right.get() == 1)
+    }
+
+    #[test]
+    fn owner_may_be_freed_by_its_handler() -> Result {
+        let (link, gone) = (Link::<Softirq>::new()?, Counter::new()?);
+        let owned = CountDrop(gone.clone());
+        let frees = OnDone::<Atomic, _>::new(move |_, _| drop(owned))?;
+        link.b.qp.post_recv(frees, |_| Ok(RecvWr::new([])))?;
+        send_nothing(&link)?;
+        link.wait(|| gone.get() == 1)
+    }
+
+    #[test]
+    fn owner_is_posted_again_by_its_handler() -> Result {
+        #[derive(HasCqe)]
+        struct Again {
+            cqe: Cqe<Self>,
+            qp: Arc<Qp<Softirq>>,
+            calls: Arc<Counter>,
+        }
+        impl CqeHandler for Again {
+            type Pointer = Arc<Self>;
+            type Needs = Atomic;
+            fn done(this: Arc<Self>, wc: &Wc, _cx: &Atomic) {
+                let qp = this.qp.clone();
+                if wc.result().is_ok() && this.calls.up() < 5 {
+                    let _ = qp.post_recv(this, |_| Ok(RecvWr::new([])));
+                }
+            }
+        }
+
+        let (link, calls) = (Link::<Softirq>::new()?, Counter::new()?);
+        let again = Again {
+            cqe: Cqe::new(),
+            qp: link.b.qp.clone(),
+            calls: calls.clone(),
+        };
+        let again = Arc::new(again, GFP_KERNEL)?;
+        link.b.qp.post_recv(again, |_| Ok(RecvWr::new([])))?;
+        for i in 1..=5 {
+            send_nothing(&link)?;
+            link.wait(|| calls.get() == i)?;
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn memory_of_an_owner_may_be_taken_out() -> Result {
+        let (link, inbox, sent) = (Link::<Softirq>::new()?, Inbox::new()?, Inbox::new()?);
+        recv(&link.b.qp, link.env.message(&inbox, &[0; 3])?)?;
+        send(&link.a.qp, link.env.message(&sent, b"abc")?)?;
+        link.wait(|| inbox.len() == 1 && sent.len() == 1)?;
+        let mut message = inbox.pop()?.message;
+        // The connection may go; the memory stays.
+        drop(link);
+        check_eq!(&*message.buf.cpu(), b"abc");
+        Ok(())
+    }
+}

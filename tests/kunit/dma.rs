@@ -1,0 +1,131 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Buffers and their ranges.
+
+use crate::fixture::Env;
+use kernel::prelude::*;
+use rdma::prelude::*;
+
+fn buf<D: rdma::dma::Direction>(env: &Env, len: usize) -> Result<Buf<D>> {
+    Buf::alloc(&env.pd, len, &env.cx)
+}
+
+#[kunit_tests(rdma_dma)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn new_buffer_is_zeroed() -> Result {
+        let env = Env::new()?;
+        for len in [1, 4096, 10_000] {
+            let mut buf = buf::<FromDevice>(&env, len)?;
+            check_eq!(buf.len(), len);
+            check_eq!(buf.cpu().len(), len);
+            check!(buf.cpu().iter().all(|byte| *byte == 0));
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn empty_buffer_is_refused() -> Result {
+        let env = Env::new()?;
+        check_err!(buf::<ToDevice>(&env, 0), EINVAL);
+        Ok(())
+    }
+
+    #[test]
+    fn buffer_beyond_an_entry_is_refused() -> Result {
+        let env = Env::new()?;
+        check_err!(buf::<ToDevice>(&env, 1 << 32), EINVAL);
+        check_err!(buf::<ToDevice>(&env, usize::MAX), EINVAL);
+        Ok(())
+    }
+
+    #[test]
+    fn cpu_sees_what_it_wrote() -> Result {
+        let env = Env::new()?;
+        let mut buf = buf::<Bidirectional>(&env, 3)?;
+        buf.cpu().copy_from_slice(b"abc");
+        buf.cpu()[1] = b'x';
+        check_eq!(&*buf.cpu(), b"axc");
+        Ok(())
+    }
+
+    #[test]
+    fn ranges() -> Result {
+        let env = Env::new()?;
+        let buf = buf::<Bidirectional>(&env, 16)?;
+        for range in [0..1, 15..16, 3..9] {
+            buf.sge(range.clone())?;
+            buf.sge_mut(range)?;
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn whole_buffer_is_a_range() -> Result {
+        let env = Env::new()?;
+        buf::<ToDevice>(&env, 16)?.sge(0..16)?;
+        buf::<FromDevice>(&env, 16)?.sge_mut(0..16)?;
+        Ok(())
+    }
+
+    #[test]
+    fn empty_ranges_are_refused() -> Result {
+        let env = Env::new()?;
+        let buf = buf::<Bidirectional>(&env, 16)?;
+        for at in [0, 7, 16] {
+            check_err!(buf.sge(at..at), EINVAL);
+            check_err!(buf.sge_mut(at..at), EINVAL);
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn ranges_beyond_the_end_are_refused() -> Result {
+        let env = Env::new()?;
+        let buf = buf::<Bidirectional>(&env, 16)?;
+        for range in [
+            0..17,
+            16..17,
+            17..17,
+            15..usize::MAX,
+            usize::MAX..usize::MAX,
+        ] {
+            check_err!(buf.sge(range.clone()), EINVAL);
+            check_err!(buf.sge_mut(range), EINVAL);
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn reversed_ranges_are_refused() -> Result {
+        let env = Env::new()?;
+        let buf = buf::<Bidirectional>(&env, 16)?;
+        for (start, end) in [(1, 0), (16, 15), (usize::MAX, 0)] {
+            check_err!(buf.sge(start..end), EINVAL);
+            check_err!(buf.sge_mut(start..end), EINVAL);
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn buffer_outlives_its_pd_handle() -> Result {
+        let env = Env::new()?;
+        let pd = Pd::alloc(&env.dev, &env.cx)?;
+        let mut buf = Buf::<Bidirectional>::alloc(&pd, 8, &env.cx)?;
+        drop(pd);
+        buf.cpu().fill(1);
+        buf.sge(0..8)?;
+        Ok(())
+    }
+
+    #[test]
+    fn large_buffer() -> Result {
+        let env = Env::new()?;
+        let mut buf = buf::<Bidirectional>(&env, 1 << 20)?;
+        buf.cpu()[(1 << 20) - 1] = 1;
+        buf.sge((1 << 20) - 1..1 << 20)?;
+        Ok(())
+    }
+}

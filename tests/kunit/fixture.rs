@@ -1,0 +1,197 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! What the tests share.
+
+mod dial;
+mod link;
+mod message;
+mod region;
+
+pub(crate) use dial::{
+    accept,
+    accepts,
+    dial,
+    listen,
+    refuses, //
+};
+pub(crate) use link::{
+    End,
+    Events,
+    Link, //
+};
+pub(crate) use message::{
+    recv,
+    send,
+    Completed,
+    Inbox,
+    Message,
+    OnDone,
+    Polled, //
+};
+pub(crate) use region::{
+    both,
+    readable,
+    writable,
+    RegOwner,
+    Registered, //
+};
+
+use crate::check::fail;
+use core::net::{
+    IpAddr,
+    Ipv6Addr, //
+};
+use kernel::{
+    io::poll::read_poll_timeout,
+    prelude::*,
+    sync::atomic::{
+        ordering::{
+            Acquire,
+            Full,
+            Relaxed, //
+        },
+        Atomic, //
+    },
+    time::Delta, //
+};
+use rdma::prelude::{
+    cm,
+    Arc,
+    Caps,
+    ClientRef,
+    Cq,
+    Device,
+    Pd,
+    PollContext,
+    Qp,
+    Sleepable,
+    SocketAddr, //
+};
+
+/// The IPv6 address of the test link.
+pub(crate) const IPV6: Ipv6Addr = Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1);
+
+/// How long a step of the connection manager may take.
+pub(crate) const STEP_MS: u32 = 10_000;
+
+/// How long to wait for anything, far beyond what it takes.
+const PATIENCE: Delta = Delta::from_secs(30);
+
+kernel::sync::global_lock! {
+    // SAFETY: `set_client` initialises it, before any test runs.
+    unsafe(uninit) static CLIENT: Mutex<Option<ClientRef>> = None;
+}
+
+/// Keeps the client for the tests; called once, when the module is loaded.
+pub(crate) fn set_client(client: ClientRef) {
+    // SAFETY: A module is loaded once.
+    unsafe { CLIENT.init() };
+    *CLIENT.lock() = Some(client);
+}
+
+/// Lets go of the client, which the unload waits for.
+pub(crate) fn clear_client() {
+    let client = CLIENT.lock().take();
+    drop(client);
+}
+
+/// Where a test starts.
+pub(crate) struct Env {
+    pub(crate) client: ClientRef,
+    pub(crate) dev: Device,
+    pub(crate) ip: IpAddr,
+    pub(crate) pd: Pd,
+    pub(crate) cx: Sleepable,
+}
+
+impl Env {
+    pub(crate) fn new() -> Result<Self> {
+        let cx = Sleepable::current()?;
+        let client = CLIENT.lock().clone().ok_or(ENODEV)?;
+        let dev = client
+            .first_device()
+            .ok_or(ENODEV)
+            .inspect_err(|_| pr_err!("there is no RDMA device\n"))?;
+        let ip = dev.ip_addr().ok_or(EADDRNOTAVAIL)?;
+        let pd = Pd::alloc(&dev, &cx)?;
+        Ok(Self {
+            client,
+            dev,
+            ip,
+            pd,
+            cx,
+        })
+    }
+
+    /// Returns the device's own address with a port that no other test uses.
+    pub(crate) fn addr(&self) -> SocketAddr {
+        SocketAddr::new(self.ip, port())
+    }
+
+    /// Returns an id that is bound to the device but not connected.
+    pub(crate) fn id(&self) -> Result<cm::Id> {
+        let id = cm::Id::create(&self.client, &self.cx)?;
+        id.resolve_addr(self.addr(), STEP_MS, &self.cx)?;
+        Ok(id)
+    }
+
+    pub(crate) fn cq<C: PollContext>(&self, entries: u32) -> Result<Cq<C>> {
+        Cq::alloc_any(&self.dev, entries, &self.cx)
+    }
+
+    /// Returns a QP that is not connected, whose queues complete to one CQ.
+    pub(crate) fn qp<C: PollContext>(&self, cq: &Cq<C>, caps: &Caps) -> Result<Qp<C>> {
+        Qp::create(&self.id()?, &self.pd, cq, cq, caps, &self.cx)
+    }
+
+    pub(crate) fn message(&self, inbox: &Arc<Inbox>, bytes: &[u8]) -> Result<Pin<KBox<Message>>> {
+        Message::new(&self.pd, inbox, bytes, &self.cx)
+    }
+}
+
+/// Returns a port that was not used before.
+pub(crate) fn port() -> u16 {
+    static NEXT: Atomic<u32> = Atomic::new(20_000);
+    NEXT.fetch_add(1, Relaxed) as u16
+}
+
+/// Waits until the condition holds; fails, and says where, when it never does.
+#[track_caller]
+pub(crate) fn wait(mut condition: impl FnMut() -> bool) -> Result {
+    match read_poll_timeout(
+        || Ok(condition()),
+        |held| *held,
+        Delta::from_micros(300),
+        PATIENCE,
+    ) {
+        Ok(_) => Ok(()),
+        Err(_) => Err(fail(fmt!("waited in vain"))),
+    }
+}
+
+/// A number that threads and handlers count with.
+pub(crate) struct Counter(Atomic<i32>);
+
+impl Counter {
+    pub(crate) fn new() -> Result<Arc<Self>> {
+        Ok(Arc::new(Self(Atomic::new(0)), GFP_KERNEL)?)
+    }
+
+    /// Adds one and returns the new value.
+    pub(crate) fn up(&self) -> i32 {
+        self.0.fetch_add(1, Full) + 1
+    }
+
+    pub(crate) fn get(&self) -> i32 {
+        self.0.load(Acquire)
+    }
+}
+
+/// Counts when it is dropped.
+pub(crate) struct CountDrop(pub(crate) Arc<Counter>);
+
+impl Drop for CountDrop {
+    fn drop(&mut self) {
+        self.0.up();
+    }
+}

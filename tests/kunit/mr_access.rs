@@ -1,0 +1,241 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Access to memory of the peer: RDMA READ and WRITE, and what is refused.
+
+use crate::fixture::{
+    both,
+    readable,
+    recv,
+    writable,
+    Completed,
+    Inbox,
+    Link,
+    Polled,
+    Registered, //
+};
+use kernel::prelude::*;
+use rdma::prelude::*;
+
+/// Moves `remote` on by some bytes.
+fn at(remote: Remote, offset: u64) -> Remote {
+    Remote {
+        addr: remote.addr.wrapping_add(offset),
+        ..remote
+    }
+}
+
+/// Writes bytes to the peer and returns how that ended.
+fn write<C: Polled>(link: &Link<C>, remote: Remote, bytes: &[u8]) -> Result<Completed> {
+    let inbox = Inbox::new()?;
+    let message = link.env.message(&inbox, bytes)?;
+    link.a.qp.post_send(message, |m| {
+        Ok(SendWr::rdma_write([m.buf.sge(0..m.buf.len())?], remote))
+    })?;
+    link.wait(|| inbox.len() == 1)?;
+    inbox.pop()
+}
+
+/// Reads bytes of the peer.
+fn read<C: Polled>(link: &Link<C>, remote: Remote, len: usize) -> Result<Completed> {
+    let inbox = Inbox::new()?;
+    let message = link
+        .env
+        .message(&inbox, &KVec::from_elem(0, len, GFP_KERNEL)?)?;
+    link.a.qp.post_send(message, |m| {
+        Ok(SendWr::rdma_read([m.buf.sge_mut(0..m.buf.len())?], remote))
+    })?;
+    link.wait(|| inbox.len() == 1)?;
+    inbox.pop()
+}
+
+/// A write and a read of the peer's memory, in one context.
+fn write_and_read<C: Polled>() -> Result {
+    let link = Link::<C>::new()?;
+    let registered = Registered::new(&link, 6000, both::<Bidirectional>)?;
+    let mut bytes = KVec::from_elem(0, 6000, GFP_KERNEL)?;
+    for (i, byte) in bytes.iter_mut().enumerate() {
+        *byte = (i % 251) as u8;
+    }
+    check_eq!(
+        write(&link, registered.remote, &bytes)?.ok()?.opcode,
+        Opcode::RdmaWrite
+    );
+    check!(registered.bytes()?[..] == bytes[..]);
+
+    registered.region.write(0, b"changed")?;
+    let mut completed = read(&link, registered.remote, 6000)?;
+    check_eq!(completed.ok()?.opcode, Opcode::RdmaRead);
+    let got = completed.bytes()?;
+    check_eq!(&got[..7], b"changed");
+    check!(got[7..] == bytes[7..]);
+    Ok(())
+}
+
+/// The access is refused, and the region is as it was.
+fn refused(completed: &Completed) -> Result {
+    check!(completed.status() == Some(Status::REM_ACCESS_ERR));
+    Ok(())
+}
+
+#[kunit_tests(rdma_mr_access)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn write_and_read_direct() -> Result {
+        write_and_read::<Direct>()
+    }
+
+    #[test]
+    fn write_and_read_softirq() -> Result {
+        write_and_read::<Softirq>()
+    }
+
+    #[test]
+    fn write_and_read_workqueue() -> Result {
+        write_and_read::<Workqueue>()
+    }
+
+    #[test]
+    fn write_and_read_unbound_workqueue() -> Result {
+        write_and_read::<UnboundWorkqueue>()
+    }
+
+    #[test]
+    fn write_into_the_middle() -> Result {
+        let link = Link::<Softirq>::new()?;
+        let registered = Registered::new(&link, 8, writable::<FromDevice>)?;
+        write(&link, at(registered.remote, 3), b"ab")?.ok()?;
+        check_eq!(&registered.bytes()?[..], b"\0\0\0ab\0\0\0");
+        Ok(())
+    }
+
+    #[test]
+    fn read_from_the_middle() -> Result {
+        let link = Link::<Softirq>::new()?;
+        let registered = Registered::new(&link, 8, readable::<ToDevice>)?;
+        registered.region.write(0, b"01234567")?;
+        check_eq!(
+            &read(&link, at(registered.remote, 6), 2)?.bytes()?[..],
+            b"67"
+        );
+        Ok(())
+    }
+
+    #[test]
+    fn write_with_immediate_consumes_a_receive() -> Result {
+        let (link, received, sent) = (Link::<Softirq>::new()?, Inbox::new()?, Inbox::new()?);
+        let registered = Registered::new(&link, 8, writable::<Bidirectional>)?;
+        recv(&link.b.qp, link.env.message(&received, &[b'.'; 4])?)?;
+        let message = link.env.message(&sent, b"8 bytes.")?;
+        let remote = registered.remote;
+        link.a.qp.post_send(message, |m| {
+            Ok(SendWr::rdma_write([m.buf.sge(0..8)?], remote).with_imm(0xcafe_f00d))
+        })?;
+        link.wait(|| sent.len() == 1 && received.len() == 1)?;
+        let mut completed = received.pop()?;
+        let done = completed.ok()?;
+        check_eq!(done.opcode, Opcode::RecvRdmaWithImm);
+        check_eq!(done.imm_data, Some(0xcafe_f00d));
+        check_eq!(done.byte_len, 8);
+        check_eq!(&completed.bytes()?[..], b"....");
+        check_eq!(&registered.bytes()?[..], b"8 bytes.");
+        Ok(())
+    }
+
+    #[test]
+    fn write_without_immediate_consumes_none() -> Result {
+        let (link, received) = (Link::<Softirq>::new()?, Inbox::new()?);
+        let registered = Registered::new(&link, 8, writable::<Bidirectional>)?;
+        recv(&link.b.qp, link.env.message(&received, &[0; 4])?)?;
+        write(&link, registered.remote, b"12345678")?.ok()?;
+        check_eq!(received.len(), 0);
+        Ok(())
+    }
+
+    #[test]
+    fn unknown_key_is_refused() -> Result {
+        let link = Link::<Softirq>::new()?;
+        let remote = Remote {
+            addr: 0x1000,
+            rkey: 0x1234_5678,
+        };
+        refused(&write(&link, remote, b"abc")?)?;
+        let link = Link::<Softirq>::new()?;
+        refused(&read(&link, remote, 3)?)
+    }
+
+    #[test]
+    fn key_of_an_earlier_registration_is_refused() -> Result {
+        let link = Link::<Softirq>::new()?;
+        let registered = Registered::new(&link, 8, writable::<Bidirectional>)?;
+        let Remote { addr, rkey } = registered.remote;
+        let before = Remote {
+            addr,
+            rkey: (rkey & !0xff) | (rkey.wrapping_sub(1) & 0xff),
+        };
+        refused(&write(&link, before, b"abc")?)?;
+        check!(registered.bytes()?.iter().all(|byte| *byte == 0));
+        Ok(())
+    }
+
+    #[test]
+    fn write_beyond_the_end_is_refused() -> Result {
+        let link = Link::<Softirq>::new()?;
+        let registered = Registered::new(&link, 8, writable::<Bidirectional>)?;
+        refused(&write(&link, at(registered.remote, 6), b"abc")?)?;
+        check!(registered.bytes()?.iter().all(|byte| *byte == 0));
+        Ok(())
+    }
+
+    #[test]
+    fn access_before_the_beginning_is_refused() -> Result {
+        let link = Link::<Softirq>::new()?;
+        let registered = Registered::new(&link, 8, both::<Bidirectional>)?;
+        refused(&read(&link, at(registered.remote, u64::MAX), 4)?)
+    }
+
+    #[test]
+    fn read_beyond_the_end_is_refused() -> Result {
+        let link = Link::<Softirq>::new()?;
+        let registered = Registered::new(&link, 8, both::<Bidirectional>)?;
+        let mut completed = read(&link, registered.remote, 9)?;
+        refused(&completed)?;
+        check!(completed.bytes()?.iter().all(|byte| *byte == 0));
+        Ok(())
+    }
+
+    #[test]
+    fn write_needs_write_access() -> Result {
+        let link = Link::<Softirq>::new()?;
+        let registered = Registered::new(&link, 8, readable::<Bidirectional>)?;
+        refused(&write(&link, registered.remote, b"abc")?)?;
+        check!(registered.bytes()?.iter().all(|byte| *byte == 0));
+        Ok(())
+    }
+
+    #[test]
+    fn read_needs_read_access() -> Result {
+        let link = Link::<Softirq>::new()?;
+        let registered = Registered::new(&link, 8, writable::<Bidirectional>)?;
+        refused(&read(&link, registered.remote, 4)?)
+    }
+
+    #[test]
+    fn access_ends_with_the_region() -> Result {
+        let link = Link::<Softirq>::new()?;
+        let Registered { region, remote } = Registered::new(&link, 8, both::<Bidirectional>)?;
+        read(&link, remote, 8)?.ok()?;
+        drop(region);
+        // A work item ends it, so it may be a while; then it stays so.
+        let mut status = None;
+        crate::fixture::wait(|| {
+            status = read(&link, remote, 8)
+                .ok()
+                .and_then(|completed| completed.status());
+            status.is_some()
+        })?;
+        check!(status == Some(Status::REM_ACCESS_ERR));
+        Ok(())
+    }
+}

@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! KUnit suites of the crate `rdma`.
+//!
+//! The module is an RDMA client; KUnit runs its suites once it is loaded, on the first RDMA device.
+//! Without one every test that needs it fails.
+//!
+//! A test never leaves by an assertion of KUnit, which ends the thread and runs no destructors, so
+//! that its QPs would stall the unload: the macros of [`check`] return an error.
+
+#[macro_use]
+mod check;
+
+mod client;
+mod cm_active;
+mod cm_events;
+mod cm_listen;
+mod cm_request;
+mod context;
+mod cq;
+mod cqe;
+mod dma;
+mod drain;
+mod fixture;
+mod lease;
+mod mr;
+mod mr_access;
+mod own_handler;
+mod post;
+mod qp;
+mod send;
+mod status;
+mod stress;
+mod teardown;
+
+rdma::module_rdma_client! {
+    type: client::Kunit,
+    name: "rdma_kunit",
+    authors: ["rdma-rs authors"],
+    description: "KUnit suites of the crate rdma",
+    license: "GPL",
+}
