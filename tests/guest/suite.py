@@ -22,7 +22,7 @@ from rping import ADDR, CONTEXTS, Instance, finish, peer, ports, wait_listening
 FLAVOUR = os.environ["flavour"]
 BUILD = Path("/rdma-rs/build")
 KMEMLEAK = Path("/sys/kernel/debug/kmemleak")
-SECONDS = 90 if FLAVOUR == "stock" else 240
+SECONDS = 240 if FLAVOUR == "stock" else 400
 CASES = []
 
 
