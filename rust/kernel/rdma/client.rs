@@ -13,7 +13,6 @@
 
 use crate::{
     bindings,
-    cm::bound::Bound,
     context::{
         Context,
         Sleepable, //
@@ -211,15 +210,18 @@ unsafe impl Send for Core {}
 unsafe impl Sync for Core {}
 
 impl Core {
-    fn new(raw: bindings::ib_client, name: &'static CStr) -> impl PinInit<Self, Error> {
-        try_pin_init!(Self {
+    /// Never inlined, so that all modules give the lock one name, as lockdep wants it.
+    #[inline(never)]
+    fn new(raw: bindings::ib_client, name: &'static CStr) -> Result<Pin<KBox<Self>>> {
+        let init = try_pin_init!(Self {
             raw: Opaque::new(raw),
             gate <- Gate::new(),
             devices <- new_mutex!(KVec::new()),
             name,
             queue: OwnedQueue::new(name)?,
             _pin: PhantomPinned,
-        })
+        });
+        KBox::pin_init(init, GFP_KERNEL)
     }
 
     fn handle(&self) -> Result<ClientRef> {
@@ -285,8 +287,7 @@ pub struct Registration<T: Owned> {
     // Dropped in this order, after the client was unregistered.
     #[pin]
     state: T,
-    #[pin]
-    core: Core,
+    core: Pin<KBox<Core>>,
 }
 
 /// What the RDMA core keeps for the client and one device.
@@ -320,9 +321,9 @@ impl<T: Owned> Registration<T> {
                     return Err(EBUSY);
                 }
             },
-            core <- Core::new(raw, name),
+            core: Core::new(raw, name)?,
             state <- {
-                // SAFETY: `core` is initialised and pinned.
+                // SAFETY: `core` is initialised.
                 let core = unsafe { &(*this.as_ptr()).core };
                 T::init(&core.handle()?)
             },
@@ -382,15 +383,7 @@ impl<T: Owned> Registration<T> {
     fn add_device(&self, raw: NonNull<bindings::ib_device>) -> Result {
         // SAFETY: `add` is called in process context.
         let cx = unsafe { Sleepable::assume() };
-        let inner = KBox::pin_init(
-            pin_init!(device::Inner {
-                gate <- Gate::new(),
-                raw,
-                client: NonNull::from(&self.core),
-                bound <- Bound::new(),
-            }),
-            GFP_KERNEL,
-        )?;
+        let inner = device::Inner::new(raw, &self.core)?;
         let mut per_device = KBox::new(PerDevice::<T> { data: None, inner }, GFP_KERNEL)?;
         let entry = per_device.entry();
         self.core.devices.lock().push(Entry(entry), GFP_KERNEL)?;

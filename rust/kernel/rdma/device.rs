@@ -43,6 +43,20 @@ pub(crate) struct Inner {
     pub(crate) bound: Bound,
 }
 
+impl Inner {
+    /// Never inlined: see [`Core`].
+    #[inline(never)]
+    pub(crate) fn new(raw: NonNull<bindings::ib_device>, client: &Core) -> Result<Pin<KBox<Self>>> {
+        let init = pin_init!(Self {
+            gate <- Gate::new(),
+            raw,
+            client: NonNull::from(client),
+            bound <- Bound::new(),
+        });
+        KBox::pin_init(init, GFP_KERNEL)
+    }
+}
+
 /// A handle of a device for one ULP: what `add` gets and what everything else is created from.
 ///
 /// It is a counted reference. `remove` (so module unload too) waits until every handle and every
