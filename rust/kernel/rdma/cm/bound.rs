@@ -23,10 +23,16 @@ use kernel::{
 struct Entry {
     id: NonNull<bindings::rdma_cm_id>,
     shared: Arc<Shared>,
+    told: bool,
 }
 
 // SAFETY: An id may be used from any thread.
 unsafe impl Send for Entry {}
+
+struct List {
+    ids: KVec<Entry>,
+    closed: bool,
+}
 
 /// The bound ids of one device of one client, until the device goes.
 ///
@@ -36,13 +42,16 @@ unsafe impl Send for Entry {}
 #[pin_data]
 pub(crate) struct Bound {
     #[pin]
-    ids: Mutex<Option<KVec<Entry>>>,
+    list: Mutex<List>,
 }
 
 impl Bound {
     pub(crate) fn new() -> impl PinInit<Self> {
         pin_init!(Self {
-            ids <- new_mutex!(Some(KVec::new())),
+            list <- new_mutex!(List {
+                ids: KVec::new(),
+                closed: false,
+            }),
         })
     }
 
@@ -56,36 +65,46 @@ impl Bound {
         id: NonNull<bindings::rdma_cm_id>,
         shared: Arc<Shared>,
     ) -> Result {
+        let mut list = self.list.lock();
+        if list.closed {
+            return Err(ENODEV);
+        }
         // INVARIANT: By the caller's promise.
-        let entry = Entry { id, shared };
-        let mut ids = self.ids.lock();
-        Ok(Option::as_mut(&mut ids)
-            .ok_or(ENODEV)?
-            .push(entry, GFP_KERNEL)?)
+        let entry = Entry {
+            id,
+            shared,
+            told: false,
+        };
+        Ok(list.ids.push(entry, GFP_KERNEL)?)
     }
 
     /// Removes an id that is about to be destroyed.
     pub(super) fn remove(&self, id: NonNull<bindings::rdma_cm_id>) {
-        if let Some(ids) = Option::as_mut(&mut self.ids.lock()) {
-            ids.retain(|entry| entry.id != id);
-        }
+        self.list.lock().ids.retain(|entry| entry.id != id);
     }
 
-    /// Disconnects every id that is still there and gives its handler the last event. No id can be
-    /// bound from here on.
+    /// Closes the list, and returns an id whose handler does not know yet that the device goes.
+    fn next_untold(&self) -> Option<Arc<Shared>> {
+        let mut list = self.list.lock();
+        list.closed = true;
+        let entry = list.ids.iter_mut().find(|entry| !entry.told)?;
+        entry.told = true;
+        Some(entry.shared.clone())
+    }
+
+    /// Gives the handler of every id that is still there the last event and disconnects the id. No
+    /// id can be bound from here on.
     pub(crate) fn end_all(&self, _cx: &Sleepable) {
-        let mut ids = self.ids.lock();
-        let Some(entries) = ids.take() else { return };
-        for entry in &entries {
+        // First the handlers, so that they know why their requests are flushed.
+        while let Some(shared) = self.next_untold() {
+            shared.tell_removal();
+        }
+        for entry in &self.list.lock().ids {
             if entry.shared.is_attached() {
                 // SAFETY: By the type invariant the id is alive. Ids that are not connected any
                 // more are left alone.
                 unsafe { bindings::rdma_disconnect(entry.id.as_ptr()) };
             }
-        }
-        drop(ids);
-        for entry in entries {
-            entry.shared.tell_removal();
         }
     }
 }

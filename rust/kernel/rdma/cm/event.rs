@@ -31,8 +31,9 @@ pub enum Event<'a> {
     /// `..._REJECTED`). The last event of an id that was not established; one that was is being
     /// disconnected, as the peer's address has moved.
     Failed(Error),
-    /// The device goes (`RDMA_CM_EVENT_DEVICE_REMOVAL`), or the module: the connection has been ended,
-    /// and the removal waits until its objects are gone. The last event of an id.
+    /// The device goes (`RDMA_CM_EVENT_DEVICE_REMOVAL`), or the module: after the handler the crate
+    /// ends the connection, and the removal waits until its objects are gone. The last event of an
+    /// id.
     DeviceRemoval,
     /// Any other event, by its C value.
     Other(u32),
