@@ -188,8 +188,11 @@ impl HrTimerCallback for Control {
 impl cm::Handler for Control {
     fn event(&self, event: cm::Event<'_>, cx: &Sleepable) {
         match event {
-            // What ended before it was established could not be disconnected.
-            cm::Event::Established { .. } if self.over().is_some() => {}
+            // What was over before it was established could not be disconnected then.
+            cm::Event::Established { .. } if self.over().is_some() => {
+                let _ = self.id.disconnect(cx);
+                return;
+            }
             cm::Event::Disconnected if self.steps.load(Relaxed) % 2 == 0 => {
                 self.end(Reason::PeerDisconnected);
             }
@@ -198,10 +201,6 @@ impl cm::Handler for Control {
             cm::Event::DeviceRemoval => self.end(Reason::DeviceRemoved),
             _ => return,
         }
-        // Answers the peer, and has the QP give back what is posted.
-        let _ = self.id.disconnect(cx);
-        if !matches!(event, cm::Event::Established { .. }) {
-            self.instance.connections.remove(self);
-        }
+        self.instance.connections.remove(self);
     }
 }
