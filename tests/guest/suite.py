@@ -23,6 +23,7 @@ FLAVOUR = os.environ["flavour"]
 BUILD = Path("/rdma-rs/build")
 KMEMLEAK = Path("/sys/kernel/debug/kmemleak")
 SECONDS = 240 if FLAVOUR == "stock" else 400
+RELOADS = 100 if FLAVOUR == "stock" else 25
 CASES = []
 
 
@@ -100,9 +101,9 @@ def first():
     up()
 
 
-@case("modules: unload and load 100 times")
+@case(f"modules: unload and load {RELOADS} times")
 def reload_often():
-    reload(100)
+    reload(RELOADS)
 
 
 @case("modules: unload and load under traffic")
