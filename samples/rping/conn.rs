@@ -72,7 +72,7 @@ impl<C: Context> Conn<C> {
     pub(crate) fn completed<'a>(&self, wc: &'a Wc) -> Option<Success<'a>> {
         self.control.instance.stats.completion();
         wc.result()
-            .inspect_err(|e| self.control.end(Reason::Request(e.status)))
+            .inspect_err(|e| self.control.failed(e.status))
             .ok()
     }
 

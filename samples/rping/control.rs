@@ -41,7 +41,8 @@ use kernel::{
 use rdma::{
     cm,
     context::Sleepable,
-    prelude::Arc, //
+    prelude::Arc,
+    wc::Status, //
 };
 
 /// How often progress is looked for within the time that a connection may be idle.
@@ -102,6 +103,20 @@ impl Control {
     /// A ping begins, or has ended.
     pub(crate) fn step(&self) {
         self.steps.add(1, Relaxed);
+    }
+
+    fn within_ping(&self) -> bool {
+        self.steps.load(Relaxed) % 2 == 1
+    }
+
+    /// A request has failed.
+    pub(crate) fn failed(&self, status: Status) {
+        // Who disconnects at once after its last ping may not acknowledge the go-ahead any more.
+        if status == Status::RETRY_EXC_ERR && !self.within_ping() {
+            self.end(Reason::PeerDisconnected);
+        } else {
+            self.end(Reason::Request(status));
+        }
     }
 
     /// Starts to watch for progress, until the handle is dropped.
@@ -193,10 +208,8 @@ impl cm::Handler for Control {
                 let _ = self.id.disconnect(cx);
                 return;
             }
-            cm::Event::Disconnected if self.steps.load(Relaxed) % 2 == 0 => {
-                self.end(Reason::PeerDisconnected);
-            }
-            cm::Event::Disconnected => self.end(Reason::PeerGone),
+            cm::Event::Disconnected if self.within_ping() => self.end(Reason::PeerGone),
+            cm::Event::Disconnected => self.end(Reason::PeerDisconnected),
             cm::Event::Failed(e) => self.end(e.into()),
             cm::Event::DeviceRemoval => self.end(Reason::DeviceRemoved),
             _ => return,
