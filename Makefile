@@ -42,7 +42,7 @@ help:
 	@echo 'make clean       remove build/'
 	@echo 'make distclean   remove build/ and the cache'
 	@echo
-	@echo 'KERNEL=7.2       another kernel of Debian 13 than the newest 7.3'
+	@echo 'KERNEL=7.3.4     another kernel of Debian 13 than the newest 7.3, from 7.3 on'
 	@echo 'RDMA_RS_CACHE=   the cache, otherwise in ~/.cache/rdma-rs'
 	@echo
 	@echo 'make KDIR=/lib/modules/$$(uname -r)/build [modules_install|clean]'
