@@ -37,7 +37,7 @@ help:
 	@echo 'make modules     only build the modules for the stock kernel, into build/stock'
 	@echo 'make vm          a shell in a VM with the modules loaded and an rxe link up'
 	@echo 'make check       formatting, clippy, rustdoc, checkpatch, warnings'
-	@echo 'make kunit       the KUnit suites on the debug kernel'
+	@echo 'make kunit       the KUnit suites on the debug kernel, with SUITE=rdma_cq* only some'
 	@echo 'make update      look for newer kernels on the mirror the next time'
 	@echo 'make clean       remove build/'
 	@echo 'make distclean   remove build/ and the cache'
@@ -54,8 +54,11 @@ modules:
 modules_install:
 	@echo 'error: say for which kernel: make KDIR=/lib/modules/$$(uname -r)/build $@' >&2; exit 1
 
-demo test check kunit:
+demo test check:
 	@$(sandbox) scripts/$@
+
+kunit:
+	@$(sandbox) scripts/kunit '$(SUITE)'
 
 vm:
 	@$(sandbox) sh -c 'scripts/build stock && scripts/vm'
