@@ -167,9 +167,12 @@ impl Success<'_> {
     }
 
     /// Returns the immediate data of a receive, in host byte order.
+    ///
+    /// The flag alone does not tell: rxe sets it in the sender's completion too.
     #[inline]
     pub fn imm_data(&self) -> Option<u32> {
-        self.flag(bindings::ib_wc_flags_IB_WC_WITH_IMM).then(|| {
+        let received = self.0.opcode & bindings::ib_wc_opcode_IB_WC_RECV != 0;
+        (received && self.flag(bindings::ib_wc_flags_IB_WC_WITH_IMM)).then(|| {
             // SAFETY: The flag says which member of the union is set; both are integers.
             u32::from_be(unsafe { *self.0.ex.imm_data })
         })
