@@ -138,7 +138,7 @@ impl Drop for Lease {
 /// it are gone.
 pub struct Cq<C: PollContext> {
     inner: Arc<Inner>,
-    _context: PhantomData<C>,
+    _context: PhantomData<fn() -> C>,
 }
 
 impl<C: PollContext> Clone for Cq<C> {

@@ -10,6 +10,8 @@
 //! C header: [`include/rdma/ib_verbs.h`](srctree/include/rdma/ib_verbs.h) (`struct ib_mr`, `struct
 //! ib_reg_wr`)
 
+mod post;
+
 use crate::{
     bindings,
     context::Sleepable,
