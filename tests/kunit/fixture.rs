@@ -144,6 +144,11 @@ impl Env {
         Qp::create(&self.id()?, &self.pd, cq, cq, caps, &self.cx)
     }
 
+    /// Returns a QP without an id, in the reset state, whose queues complete to one CQ.
+    pub(crate) fn raw_qp<C: PollContext>(&self, cq: &Cq<C>, caps: &Caps) -> Result<Qp<C>> {
+        Qp::create_raw(&self.pd, cq, cq, caps, &self.cx)
+    }
+
     pub(crate) fn message(&self, inbox: &Arc<Inbox>, bytes: &[u8]) -> Result<Pin<KBox<Message>>> {
         Message::new(&self.pd, inbox, bytes, &self.cx)
     }

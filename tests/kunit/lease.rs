@@ -149,7 +149,7 @@ mod tests {
         let cq = env.cq::<Softirq>(2 * caps.entries())?;
         let cost = cost(&env, &caps)?;
         let mut qps = KVec::new();
-        let room = cq.entries() / cost;
+        let room = cq.entries().checked_div(cost).ok_or(EIO)?;
         check!(room >= 2);
         for _ in 0..room {
             qps.push(env.qp(&cq, &caps)?, GFP_KERNEL)?;

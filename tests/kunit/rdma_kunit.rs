@@ -28,6 +28,7 @@ mod mr_access;
 mod own_handler;
 mod post;
 mod qp;
+mod qp_raw;
 mod send;
 mod status;
 mod stress;

@@ -107,7 +107,7 @@ impl Device {
         self.inner().raw.as_ptr()
     }
 
-    fn attrs(&self) -> &bindings::ib_device_attr {
+    pub(crate) fn attrs(&self) -> &bindings::ib_device_attr {
         // SAFETY: The device is registered by the invariant of `Inner`; its attributes do not
         // change after that.
         unsafe { &(*self.as_raw()).attrs }
@@ -132,6 +132,14 @@ impl Device {
     /// Returns the number of pages that a fast-registration MR can map.
     pub fn max_fast_reg_pages(&self) -> u32 {
         self.attrs().max_fast_reg_page_list_len
+    }
+
+    /// Says whether the device has a port of this number; the first is 1.
+    pub fn has_port(&self, port: u32) -> bool {
+        // SAFETY: The device is registered by the invariant of `Inner`; the field does not change
+        // after that.
+        let ports = unsafe { (*self.as_raw()).phys_port_cnt };
+        (1..=ports).contains(&port)
     }
 
     /// Returns the first IP address that the device's first port has, where its GIDs are IP

@@ -151,6 +151,46 @@ fn poll_direct(cq: &cq::Inner) {
     }
 }
 
+/// Moves a QP to the error state.
+///
+/// There is no way there from the reset state, so such a QP is initialised first: some drivers take
+/// receives in that state too, against the rules.
+///
+/// # Safety
+///
+/// `qp` is valid.
+unsafe fn to_error(qp: *mut bindings::ib_qp) -> Result {
+    let mut attr = bindings::ib_qp_attr::default();
+    let mut init = bindings::ib_qp_init_attr::default();
+    let state = bindings::ib_qp_attr_mask_IB_QP_STATE;
+    // SAFETY: By the caller's promise.
+    let asked = unsafe { bindings::ib_query_qp(qp, &raw mut attr, state as c_int, &raw mut init) };
+    if asked == 0 && attr.qp_state == bindings::ib_qp_state_IB_QPS_RESET {
+        attr = bindings::ib_qp_attr {
+            qp_state: bindings::ib_qp_state_IB_QPS_INIT,
+            port_num: 1,
+            ..Default::default()
+        };
+        // SAFETY: As above.
+        let own = match unsafe { (*qp).qp_type } {
+            bindings::ib_qp_type_IB_QPT_UD => bindings::ib_qp_attr_mask_IB_QP_QKEY,
+            _ => bindings::ib_qp_attr_mask_IB_QP_ACCESS_FLAGS,
+        };
+        let mask = state
+            | bindings::ib_qp_attr_mask_IB_QP_PKEY_INDEX
+            | bindings::ib_qp_attr_mask_IB_QP_PORT
+            | own;
+        // SAFETY: As above; the attributes are complete for this mask.
+        to_result(unsafe { bindings::ib_modify_qp(qp, &raw mut attr, mask as c_int) })?;
+    }
+    attr = bindings::ib_qp_attr {
+        qp_state: bindings::ib_qp_state_IB_QPS_ERR,
+        ..Default::default()
+    };
+    // SAFETY: As above.
+    to_result(unsafe { bindings::ib_modify_qp(qp, &raw mut attr, state as c_int) })
+}
+
 /// Moves a QP to the error state and waits until every request that was posted to it before has
 /// completed.
 ///
@@ -176,13 +216,8 @@ pub(crate) unsafe fn drain(
     // SAFETY: The QP is valid, so its device is, and the operations of a device do not change.
     let ops = unsafe { &(*(*qp).device).ops };
 
-    let mut attr = bindings::ib_qp_attr {
-        qp_state: bindings::ib_qp_state_IB_QPS_ERR,
-        ..Default::default()
-    };
-    let mask = bindings::ib_qp_attr_mask_IB_QP_STATE as c_int;
-    // SAFETY: The QP is valid; the attributes are complete for this mask.
-    to_result(unsafe { bindings::ib_modify_qp(qp, &raw mut attr, mask) })?;
+    // SAFETY: By the caller's promise.
+    unsafe { to_error(qp) }?;
 
     match ops.drain_sq {
         // SAFETY: The driver's own drain takes any valid QP, in process context.

@@ -4,7 +4,14 @@
 //!
 //! C header: [`include/rdma/ib_verbs.h`](srctree/include/rdma/ib_verbs.h) (`struct ib_qp`)
 
+mod caps;
+mod init;
+pub(crate) mod inner;
 mod post;
+
+pub use caps::Caps;
+pub use init::Init;
+pub(crate) use init::Rw;
 
 use crate::{
     bindings,
@@ -13,223 +20,24 @@ use crate::{
         PollContext,
         Sleepable, //
     },
-    cq::{
-        self,
-        Cq,
-        Lease, //
-    },
+    cq::Cq,
     deferred::{
         Deferred,
-        Fate,
-        Teardown, //
+        Fate, //
     },
-    drain::{
-        drain,
-        Markers, //
-    },
-    gate::{
-        Hold,
-        Kind, //
-    },
+    drain::Markers,
     pd::Pd, //
 };
 use core::{
     marker::PhantomData,
     ptr::NonNull, //
 };
-use kernel::{
-    error::to_result,
-    prelude::*,
-    sync::Arc, //
+use inner::{
+    Inner,
+    Origin,
+    Parts, //
 };
-
-/// The sizes of a QP's queues.
-#[derive(Clone, Copy, Debug)]
-pub struct Caps {
-    /// Requests that can be outstanding on the send queue.
-    pub send_wr: u32,
-    /// Requests that can be outstanding on the receive queue.
-    pub recv_wr: u32,
-    /// Entries of a send request.
-    pub send_sge: u32,
-    /// Entries of a receive request.
-    pub recv_sge: u32,
-}
-
-impl Caps {
-    /// Returns the sizes of queues whose requests have one entry each.
-    pub const fn new(send_wr: u32, recv_wr: u32) -> Self {
-        Self {
-            send_wr,
-            recv_wr,
-            send_sge: 1,
-            recv_sge: 1,
-        }
-    }
-
-    /// Returns how many CQ entries a QP of this size leases, at the most, from a CQ that serves
-    /// both its queues.
-    ///
-    /// That is one for each request and one for the drain of each queue, rounded up as drivers do.
-    pub const fn entries(&self) -> u32 {
-        const fn round_up(wr: u32) -> u32 {
-            match wr.saturating_add(2).checked_next_power_of_two() {
-                Some(entries) => entries,
-                None => u32::MAX,
-            }
-        }
-        round_up(self.send_wr).saturating_add(round_up(self.recv_wr))
-    }
-}
-
-/// What a QP needs at its end.
-///
-/// # Invariants
-///
-/// `raw` is the QP of `id`, completes to the CQs of the leases and belongs to `_pd`.
-struct State {
-    raw: NonNull<bindings::ib_qp>,
-    send: Lease,
-    recv: Lease,
-    markers: Option<Markers>,
-    id: cm::QpClaim,
-    _pd: Pd,
-    _hold: Hold,
-}
-
-// SAFETY: A QP may be drained and destroyed from any thread.
-unsafe impl Send for State {}
-
-impl Teardown for State {
-    fn teardown(&mut self, cx: &Sleepable) -> Fate {
-        // SAFETY: By the type invariant.
-        let drained = self.markers.take().ok_or(EIO).and_then(|markers| unsafe {
-            drain(
-                self.raw.as_ptr(),
-                self.send.cq(),
-                self.recv.cq(),
-                markers,
-                cx,
-            )
-        });
-        if let Err(e) = drained {
-            // SAFETY: As above.
-            let num = unsafe { (*self.raw.as_ptr()).qp_num };
-            let dev = &self.send.cq().dev;
-            pr_err!("{dev}: QP {num} was not drained ({e:?}): it is leaked and holds its device\n");
-            return Fate::Leak;
-        }
-        // SAFETY: The QP is the id's, is drained, and nobody can post to it any more.
-        unsafe { bindings::rdma_destroy_qp(self.id.as_raw()) };
-        Fate::Gone
-    }
-}
-
-/// Returns how many requests the driver really lets be outstanding, given the sizes that it
-/// returned.
-///
-/// Some round up and do not say so at creation, so they are asked again. Those that cannot tell are
-/// taken to round up to a power of two.
-///
-/// # Safety
-///
-/// `qp` is valid.
-unsafe fn given(qp: *mut bindings::ib_qp, returned: &bindings::ib_qp_cap) -> bindings::ib_qp_cap {
-    let mut attr = bindings::ib_qp_attr::default();
-    let mut init = bindings::ib_qp_init_attr::default();
-    let mask = bindings::ib_qp_attr_mask_IB_QP_CAP as c_int;
-    // SAFETY: By the caller's promise.
-    let asked = unsafe { bindings::ib_query_qp(qp, &raw mut attr, mask, &raw mut init) } == 0;
-    let more = |returned: u32, attr: u32, init: u32| {
-        if asked {
-            returned.max(attr).max(init)
-        } else {
-            returned.checked_next_power_of_two().unwrap_or(u32::MAX)
-        }
-    };
-    bindings::ib_qp_cap {
-        max_send_wr: more(
-            returned.max_send_wr,
-            attr.cap.max_send_wr,
-            init.cap.max_send_wr,
-        ),
-        max_recv_wr: more(
-            returned.max_recv_wr,
-            attr.cap.max_recv_wr,
-            init.cap.max_recv_wr,
-        ),
-        ..Default::default()
-    }
-}
-
-/// Creates the QP of an id. Not generic, so that what the QP needs at its end is code of this
-/// module.
-#[inline(never)]
-fn create(
-    id: &Arc<cm::Inner>,
-    pd: &Pd,
-    send_cq: &Arc<cq::Inner>,
-    recv_cq: &Arc<cq::Inner>,
-    caps: &Caps,
-    _cx: &Sleepable,
-) -> Result<Deferred<State>> {
-    let dev = pd.device();
-    if send_cq.dev != *dev || recv_cq.dev != *dev || id.device_raw() != dev.as_raw() {
-        return Err(EINVAL);
-    }
-    // The marker of a drain needs a place of its own.
-    let with_marker = |wr: u32| {
-        wr.checked_add(1)
-            .filter(|n| *n <= dev.max_qp_wr())
-            .ok_or(EINVAL)
-    };
-    let mut attr = bindings::ib_qp_init_attr {
-        send_cq: send_cq.raw.as_ptr(),
-        recv_cq: recv_cq.raw.as_ptr(),
-        cap: bindings::ib_qp_cap {
-            max_send_wr: with_marker(caps.send_wr)?,
-            max_recv_wr: with_marker(caps.recv_wr)?,
-            max_send_sge: caps.send_sge,
-            max_recv_sge: caps.recv_sge,
-            ..Default::default()
-        },
-        sq_sig_type: bindings::ib_sig_type_IB_SIGNAL_REQ_WR,
-        qp_type: bindings::ib_qp_type_IB_QPT_RC,
-        ..Default::default()
-    };
-    let reserved = Deferred::reserve()?;
-    let markers = Markers::new()?;
-    let hold = dev.hold(Kind::Qp);
-    let claim = id.claim_qp()?;
-    // SAFETY: The id is bound to this device and has no QP, and PD and CQs are alive.
-    to_result(unsafe { bindings::rdma_create_qp(id.as_raw(), pd.as_raw(), &raw mut attr) })?;
-    // SAFETY: Creation has set the id's QP.
-    let raw = unsafe { (*id.as_raw()).qp };
-
-    // SAFETY: The QP was just created.
-    let given = unsafe { given(raw, &attr.cap) };
-    let leases = cq::lease(send_cq, given.max_send_wr)
-        .and_then(|send| Ok((send, cq::lease(recv_cq, given.max_recv_wr)?)));
-    match (NonNull::new(raw), leases) {
-        (Some(raw), Ok((send, recv))) => {
-            // INVARIANT: As created.
-            Ok(reserved.fill(State {
-                raw,
-                send,
-                recv,
-                markers: Some(markers),
-                id: claim,
-                _pd: pd.clone(),
-                _hold: hold,
-            }))
-        }
-        (_, leases) => {
-            // SAFETY: Nothing was posted to the QP.
-            unsafe { bindings::rdma_destroy_qp(id.as_raw()) };
-            Err(leases.err().unwrap_or(ENOMEM))
-        }
-    }
-}
+use kernel::prelude::*;
 
 /// A reliable connected queue pair, whose queues complete in contexts `S` and `R`.
 ///
@@ -239,12 +47,12 @@ fn create(
 ///
 /// # Invariants
 ///
-/// `raw` is the QP of `state`, its PD is `pd`, and its queues complete to CQs that are polled in
+/// `raw` is the QP of `inner`, its PD is `pd`, and its queues complete to CQs that are polled in
 /// `S` and `R`.
 pub struct Qp<S: PollContext, R: PollContext = S> {
     raw: NonNull<bindings::ib_qp>,
     pub(crate) pd: *const bindings::ib_pd,
-    state: Deferred<State>,
+    pub(crate) inner: Deferred<Inner>,
     _contexts: PhantomData<fn() -> (S, R)>,
 }
 
@@ -269,12 +77,34 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
         caps: &Caps,
         cx: &Sleepable,
     ) -> Result<Self> {
-        let state = create(id.inner(), pd, send_cq.inner(), recv_cq.inner(), caps, cx)?;
+        Init::new(pd, send_cq, recv_cq, caps).create_for(id, cx)
+    }
+
+    /// Creates a QP that belongs to no connection manager's id (`ib_create_qp`), in the reset
+    /// state: nothing can be posted to it yet.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` if the device cannot have such queues, or if `pd` and the CQs are not all of one
+    /// device; `ENOSPC` if a CQ has not enough free entries: see [`Caps::entries`]; or the driver's
+    /// error.
+    pub fn create_raw(
+        pd: &Pd,
+        send_cq: &Cq<S>,
+        recv_cq: &Cq<R>,
+        caps: &Caps,
+        cx: &Sleepable,
+    ) -> Result<Self> {
+        Init::new(pd, send_cq, recv_cq, caps).create(cx)
+    }
+
+    fn new(parts: &Parts<'_>, origin: Origin<'_>, cx: &Sleepable) -> Result<Self> {
+        let inner = inner::create(parts, origin, cx)?;
         // INVARIANT: As created.
         Ok(Self {
-            raw: state.raw,
-            pd: pd.as_raw(),
-            state,
+            raw: inner.raw,
+            pd: parts.pd.as_raw(),
+            inner,
             _contexts: PhantomData,
         })
     }
@@ -297,18 +127,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
     /// `EOVERFLOW` if a CQ has lost completions, `ETIMEDOUT` after a minute, `ENOMEM`, or what the
     /// driver said.
     pub fn drain(&self, cx: &Sleepable) -> Result {
-        let state = &*self.state;
-        let markers = Markers::new()?;
-        // SAFETY: By the type invariant.
-        unsafe {
-            drain(
-                self.raw.as_ptr(),
-                state.send.cq(),
-                state.recv.cq(),
-                markers,
-                cx,
-            )
-        }
+        self.inner.drain(Markers::new()?, cx)
     }
 
     /// Drains and destroys the QP and waits for that, where dropping it leaves it to a work item.
@@ -316,13 +135,12 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
     /// # Errors
     ///
     /// `EDEADLK` in a handler of the QP's CQs: the QP is then destroyed by a work item. `EIO` if
-    /// the QP could not be drained: it is leaked, and was reported.
+    /// the QP could not be drained or destroyed: it is leaked, and was reported.
     pub fn destroy(self, cx: &Sleepable) -> Result {
-        let state = &*self.state;
-        if state.send.cq().is_polled_by_current() || state.recv.cq().is_polled_by_current() {
+        if self.inner.is_polled_by_current() {
             return Err(EDEADLK);
         }
-        match self.state.destroy(cx) {
+        match self.inner.destroy(cx) {
             Fate::Gone => Ok(()),
             Fate::Leak => Err(EIO),
         }

@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! What a QP is made of.
+
+use super::{
+    inner::{
+        Origin,
+        Parts, //
+    },
+    Caps,
+    Qp, //
+};
+use crate::{
+    bindings,
+    cm,
+    context::{
+        PollContext,
+        Sleepable, //
+    },
+    cq::Cq,
+    pd::Pd, //
+};
+use core::marker::PhantomData;
+use kernel::prelude::*;
+
+/// Room for transfers by `rdma_rw` contexts.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Rw {
+    pub(crate) contexts: u32,
+    pub(crate) port: u32,
+}
+
+/// What a reliable connected QP is to be made of, as `struct ib_qp_init_attr`.
+///
+/// # Examples
+///
+/// ```
+/// # use rdma::{context::*, cq::Cq, pd::Pd, qp::{Caps, Init, Qp}};
+/// fn create(pd: &Pd, cq: &Cq<Softirq>, cx: &Sleepable) -> Result<Qp<Softirq>> {
+///     Init::new(pd, cq, cq, &Caps::new(16, 16))
+///         .rw_contexts(4, 1)
+///         .create(cx)
+/// }
+/// ```
+#[must_use]
+pub struct Init<'a, S: PollContext, R: PollContext = S> {
+    parts: Parts<'a>,
+    _contexts: PhantomData<fn() -> (S, R)>,
+}
+
+impl<'a, S: PollContext, R: PollContext> Init<'a, S, R> {
+    /// A QP of this PD and these sizes, whose queues complete to these CQs.
+    pub fn new(pd: &'a Pd, send_cq: &'a Cq<S>, recv_cq: &'a Cq<R>, caps: &Caps) -> Self {
+        Self {
+            parts: Parts {
+                pd,
+                send_cq: send_cq.inner(),
+                recv_cq: recv_cq.inner(),
+                qp_type: bindings::ib_qp_type_IB_QPT_RC,
+                caps: *caps,
+                rw: None,
+            },
+            _contexts: PhantomData,
+        }
+    }
+
+    /// Adds room for `contexts` transfers at once by `rdma_rw` contexts on `port`
+    /// (`cap.max_rdma_ctxs`): the core enlarges the send queue, as far as the device can, and gives
+    /// the QP a pool of MRs where the device needs them. The port of a connection manager id is its
+    /// own, whatever is said here.
+    pub fn rw_contexts(mut self, contexts: u32, port: u32) -> Self {
+        self.parts.rw = Some(Rw { contexts, port });
+        self
+    }
+
+    /// Creates the QP (`ib_create_qp`), in the reset state.
+    ///
+    /// # Errors
+    ///
+    /// As [`Qp::create_raw`].
+    pub fn create(self, cx: &Sleepable) -> Result<Qp<S, R>> {
+        Qp::new(&self.parts, Origin::Raw, cx)
+    }
+
+    /// Creates the QP of a connection (`rdma_create_qp`), ready for receives.
+    ///
+    /// # Errors
+    ///
+    /// As [`Qp::create`].
+    pub fn create_for(self, id: &cm::Id, cx: &Sleepable) -> Result<Qp<S, R>> {
+        Qp::new(&self.parts, Origin::Id(id.inner()), cx)
+    }
+}

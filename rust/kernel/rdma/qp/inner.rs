@@ -1,0 +1,304 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! What all kinds of QPs are made of: the C object, its leases, and its end.
+
+use super::{
+    Caps,
+    Rw, //
+};
+use crate::{
+    bindings,
+    cm,
+    context::Sleepable,
+    cq::{
+        self,
+        Lease, //
+    },
+    deferred::{
+        Deferred,
+        Fate,
+        Teardown, //
+    },
+    drain::{
+        drain,
+        Markers, //
+    },
+    gate::{
+        Hold,
+        Kind, //
+    },
+    pd::Pd, //
+};
+use core::ptr::NonNull;
+use kernel::{
+    error::{
+        from_err_ptr,
+        to_result, //
+    },
+    prelude::*,
+    sync::Arc, //
+};
+
+/// What a QP is created from, as `struct ib_qp_init_attr`.
+pub(crate) struct Parts<'a> {
+    pub(crate) pd: &'a Pd,
+    pub(crate) send_cq: &'a Arc<cq::Inner>,
+    pub(crate) recv_cq: &'a Arc<cq::Inner>,
+    pub(crate) qp_type: bindings::ib_qp_type,
+    pub(crate) caps: Caps,
+    pub(crate) rw: Option<Rw>,
+}
+
+impl Parts<'_> {
+    fn to_raw(&self) -> Result<bindings::ib_qp_init_attr> {
+        let dev = self.pd.device();
+        // The marker of a drain needs a place of its own.
+        let with_marker = |wr: u32| {
+            wr.checked_add(1)
+                .filter(|n| *n <= dev.max_qp_wr())
+                .ok_or(EINVAL)
+        };
+        let rw = self.rw.unwrap_or_default();
+        // The core adds up to three requests for each context, unchecked.
+        if rw.contexts > dev.max_qp_wr() || (rw.contexts != 0 && !dev.has_port(rw.port)) {
+            return Err(EINVAL);
+        }
+        Ok(bindings::ib_qp_init_attr {
+            send_cq: self.send_cq.raw.as_ptr(),
+            recv_cq: self.recv_cq.raw.as_ptr(),
+            cap: bindings::ib_qp_cap {
+                max_send_wr: with_marker(self.caps.send_wr)?,
+                max_recv_wr: with_marker(self.caps.recv_wr)?,
+                max_send_sge: self.caps.send_sge,
+                max_recv_sge: self.caps.recv_sge,
+                max_rdma_ctxs: rw.contexts,
+                ..Default::default()
+            },
+            sq_sig_type: bindings::ib_sig_type_IB_SIGNAL_REQ_WR,
+            qp_type: self.qp_type,
+            port_num: rw.port,
+            ..Default::default()
+        })
+    }
+}
+
+/// Who creates a QP.
+pub(crate) enum Origin<'a> {
+    /// The connection manager, for an id.
+    Id(&'a Arc<cm::Inner>),
+    /// The verb.
+    Raw,
+}
+
+/// Who destroys a QP: who has created it.
+enum Owner {
+    Id(cm::QpClaim),
+    Raw,
+}
+
+impl Owner {
+    fn of(origin: &Origin<'_>, pd: &Pd) -> Result<Self> {
+        match origin {
+            Origin::Id(id) if id.device_raw() != pd.device().as_raw() => Err(EINVAL),
+            Origin::Id(id) => Ok(Self::Id(id.claim_qp()?)),
+            Origin::Raw => Ok(Self::Raw),
+        }
+    }
+
+    /// # Safety
+    ///
+    /// The CQs of `attr` are alive and of the device of `pd`.
+    unsafe fn create(
+        &self,
+        pd: &Pd,
+        attr: &mut bindings::ib_qp_init_attr,
+    ) -> Result<NonNull<bindings::ib_qp>> {
+        let raw = match self {
+            Self::Id(claim) => {
+                let id = claim.as_raw();
+                // SAFETY: The id is bound to this device and has no QP, and PD and CQs are alive.
+                to_result(unsafe { bindings::rdma_create_qp(id, pd.as_raw(), attr) })?;
+                // SAFETY: Creation has set the id's QP.
+                unsafe { (*id).qp }
+            }
+            // SAFETY: PD and CQs are alive, and the client's name outlives the QP.
+            Self::Raw => from_err_ptr(unsafe {
+                let caller = pd.device().client().name.as_char_ptr();
+                bindings::ib_create_qp_kernel(pd.as_raw(), attr, caller)
+            })?,
+        };
+        NonNull::new(raw).ok_or(EIO)
+    }
+
+    /// # Safety
+    ///
+    /// `qp` is from [`Self::create`], has no request outstanding and is not used any more, unless
+    /// this fails.
+    unsafe fn destroy(&self, qp: NonNull<bindings::ib_qp>) -> Result {
+        match self {
+            Self::Id(claim) => {
+                // SAFETY: The QP is the id's, by the caller's promise.
+                unsafe { bindings::rdma_destroy_qp(claim.as_raw()) };
+                Ok(())
+            }
+            // SAFETY: By the caller's promise.
+            Self::Raw => to_result(unsafe {
+                bindings::ib_destroy_qp_user(qp.as_ptr(), core::ptr::null_mut())
+            }),
+        }
+    }
+}
+
+/// A QP, and what it needs at its end.
+///
+/// # Invariants
+///
+/// `raw` was created by `owner`, completes to the CQs of the leases and belongs to `pd`.
+pub(crate) struct Inner {
+    pub(crate) raw: NonNull<bindings::ib_qp>,
+    owner: Owner,
+    send: Lease,
+    recv: Lease,
+    markers: Option<Markers>,
+    pub(crate) pd: Pd,
+    // Dropped last: the ULP may be gone after that.
+    _hold: Hold,
+}
+
+// SAFETY: A QP may be drained and destroyed from any thread.
+unsafe impl Send for Inner {}
+
+impl Inner {
+    /// Moves the QP to the error state and waits until every request that was posted before has
+    /// completed.
+    pub(crate) fn drain(&self, markers: Markers, cx: &Sleepable) -> Result {
+        // SAFETY: By the type invariant.
+        unsafe {
+            drain(
+                self.raw.as_ptr(),
+                self.send.cq(),
+                self.recv.cq(),
+                markers,
+                cx,
+            )
+        }
+    }
+
+    /// Says whether the current task is in a handler of one of the CQs.
+    pub(crate) fn is_polled_by_current(&self) -> bool {
+        self.send.cq().is_polled_by_current() || self.recv.cq().is_polled_by_current()
+    }
+}
+
+impl Teardown for Inner {
+    fn teardown(&mut self, cx: &Sleepable) -> Fate {
+        let markers = self.markers.take().ok_or(EIO);
+        let destroyed = markers
+            .and_then(|markers| self.drain(markers, cx))
+            .map_err(|e| (e, "drained"))
+            .and_then(|()| {
+                // SAFETY: The QP is drained, and nobody can post to it any more.
+                unsafe { self.owner.destroy(self.raw) }.map_err(|e| (e, "destroyed"))
+            });
+        match destroyed {
+            Ok(()) => Fate::Gone,
+            Err((e, what)) => {
+                // SAFETY: By the type invariant.
+                let num = unsafe { self.raw.as_ref() }.qp_num;
+                let dev = self.pd.device();
+                pr_err!(
+                    "{dev}: QP {num} was not {what} ({e:?}): it is leaked and holds its device\n"
+                );
+                Fate::Leak
+            }
+        }
+    }
+}
+
+/// Returns how many requests the driver really lets be outstanding, given the sizes that it
+/// returned.
+///
+/// Some round up and do not say so at creation, so they are asked again. Those that cannot tell are
+/// taken to round up to a power of two.
+///
+/// # Safety
+///
+/// `qp` is valid.
+unsafe fn given(qp: *mut bindings::ib_qp, returned: &bindings::ib_qp_cap) -> bindings::ib_qp_cap {
+    let mut attr = bindings::ib_qp_attr::default();
+    let mut init = bindings::ib_qp_init_attr::default();
+    let mask = bindings::ib_qp_attr_mask_IB_QP_CAP as c_int;
+    // SAFETY: By the caller's promise.
+    let asked = unsafe { bindings::ib_query_qp(qp, &raw mut attr, mask, &raw mut init) } == 0;
+    let more = |returned: u32, attr: u32, init: u32| {
+        if asked {
+            returned.max(attr).max(init)
+        } else {
+            returned.checked_next_power_of_two().unwrap_or(u32::MAX)
+        }
+    };
+    bindings::ib_qp_cap {
+        max_send_wr: more(
+            returned.max_send_wr,
+            attr.cap.max_send_wr,
+            init.cap.max_send_wr,
+        ),
+        max_recv_wr: more(
+            returned.max_recv_wr,
+            attr.cap.max_recv_wr,
+            init.cap.max_recv_wr,
+        ),
+        ..Default::default()
+    }
+}
+
+/// Creates a QP. Not generic, so that what the QP needs at its end is code of this module.
+///
+/// # Errors
+///
+/// See [`Qp::create`](super::Qp::create).
+#[inline(never)]
+pub(crate) fn create(
+    parts: &Parts<'_>,
+    origin: Origin<'_>,
+    _cx: &Sleepable,
+) -> Result<Deferred<Inner>> {
+    let (pd, send_cq, recv_cq) = (parts.pd, parts.send_cq, parts.recv_cq);
+    let dev = pd.device();
+    if send_cq.dev != *dev || recv_cq.dev != *dev {
+        return Err(EINVAL);
+    }
+    let mut attr = parts.to_raw()?;
+    let reserved = Deferred::reserve()?;
+    let markers = Markers::new()?;
+    let hold = dev.hold(Kind::Qp);
+    let owner = Owner::of(&origin, pd)?;
+    // SAFETY: The CQs are of this device, as just checked.
+    let raw = unsafe { owner.create(pd, &mut attr) }?;
+
+    // SAFETY: The QP was just created.
+    let given = unsafe { given(raw.as_ptr(), &attr.cap) };
+    let leases = cq::lease(send_cq, given.max_send_wr)
+        .and_then(|send| Ok((send, cq::lease(recv_cq, given.max_recv_wr)?)));
+    let e = match leases {
+        Ok((send, recv)) => {
+            // INVARIANT: As created.
+            return Ok(reserved.fill(Inner {
+                raw,
+                owner,
+                send,
+                recv,
+                markers: Some(markers),
+                pd: pd.clone(),
+                _hold: hold,
+            }));
+        }
+        Err(e) => e,
+    };
+    // SAFETY: Nothing was posted to the QP.
+    if let Err(e) = unsafe { owner.destroy(raw) } {
+        pr_err!("{dev}: a new QP was not destroyed ({e:?}): it is leaked and holds its device\n");
+        core::mem::forget((hold, owner, pd.clone(), send_cq.clone(), recv_cq.clone()));
+    }
+    Err(e)
+}
