@@ -416,6 +416,7 @@ impl<T: Owned> Registration<T> {
                 data.as_ref().remove(self.state(), &dev, cx);
             }
         }
+        per_device.inner.removal.tell_all(cx);
         per_device.inner.bound.end_all(cx);
         device::wait_released(&per_device.inner, cx);
     }

@@ -13,7 +13,8 @@ use crate::{
         Gate,
         Hold,
         Kind, //
-    }, //
+    },
+    removal::Removal, //
 };
 use core::{
     net::{
@@ -41,6 +42,8 @@ pub(crate) struct Inner {
     pub(crate) client: NonNull<Core>,
     #[pin]
     pub(crate) bound: Bound,
+    #[pin]
+    pub(crate) removal: Removal,
 }
 
 impl Inner {
@@ -52,6 +55,7 @@ impl Inner {
             raw,
             client: NonNull::from(client),
             bound <- Bound::new(),
+            removal <- Removal::new(),
         });
         KBox::pin_init(init, GFP_KERNEL)
     }

@@ -42,9 +42,11 @@ pub(crate) enum Kind {
     Mr,
     Id,
     Client,
+    Ah,
+    Mad,
 }
 
-const NAMES: [&str; 7] = [
+const NAMES: [&str; 9] = [
     "device handle",
     "PD",
     "CQ",
@@ -52,6 +54,8 @@ const NAMES: [&str; 7] = [
     "MR",
     "CM id",
     "client handle",
+    "address handle",
+    "MAD agent",
 ];
 
 /// A gate that stays open while holds on it may be taken.

@@ -29,10 +29,12 @@ pub mod device;
 pub mod dma;
 mod drain;
 mod gate;
+pub mod mad;
 pub mod mr;
 pub mod pd;
 pub mod prelude;
 pub mod qp;
+mod removal;
 pub mod wc;
 pub mod wr;
 

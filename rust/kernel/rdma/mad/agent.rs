@@ -1,0 +1,266 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Agents.
+
+use super::{
+    handler::{
+        on_recv,
+        on_sent, //
+    },
+    queue::Queue,
+    Class,
+    Methods,
+    Received, //
+};
+use crate::{
+    bindings,
+    context::Sleepable,
+    deferred::{
+        Deferred,
+        Fate,
+        Teardown, //
+    },
+    device::Device,
+    gate::{
+        Gate,
+        Hold,
+        Kind, //
+    },
+    removal::OnRemoval, //
+};
+use core::{
+    convert::Infallible,
+    ptr::NonNull, //
+};
+use kernel::{
+    error::from_err_ptr,
+    new_mutex,
+    prelude::*,
+    sync::{
+        atomic::Atomic,
+        Arc,
+        Mutex,
+        UniqueArc, //
+    }, //
+};
+
+/// A registration with the MAD layer.
+///
+/// # Invariants
+///
+/// `raw` is registered, with `queue` as its context, until `gate` is closed.
+#[pin_data]
+pub(super) struct Registered {
+    raw: NonNull<bindings::ib_mad_agent>,
+    queue: Arc<Queue>,
+    #[pin]
+    gate: Gate,
+    #[pin]
+    ended: Mutex<bool>,
+}
+
+// SAFETY: An agent may be used and unregistered from any thread.
+unsafe impl Send for Registered {}
+// SAFETY: As above; the MAD layer locks it.
+unsafe impl Sync for Registered {}
+
+impl Registered {
+    /// Unregisters the agent, unless that was done, and waits for it: all that waits for the agent
+    /// fails, and its handlers have returned.
+    fn end(&self, reason: Error, cx: &Sleepable) {
+        let mut ended = self.ended.lock();
+        if core::mem::replace(&mut *ended, true) {
+            return;
+        }
+        self.queue.close(reason);
+        self.gate.close(&"MAD agent", cx);
+        // SAFETY: By the type invariant; with the gate closed, nobody uses the agent.
+        unsafe { bindings::ib_unregister_mad_agent(self.raw.as_ptr()) };
+    }
+}
+
+impl OnRemoval for Registered {
+    fn removed(&self, cx: &Sleepable) {
+        self.end(ENODEV, cx);
+    }
+}
+
+/// An agent that does not end while this lives.
+///
+/// # Invariants
+///
+/// The agent is registered.
+pub(super) struct Live<'a> {
+    registered: &'a Registered,
+    _hold: Hold,
+}
+
+impl Live<'_> {
+    pub(super) fn as_raw(&self) -> *mut bindings::ib_mad_agent {
+        self.registered.raw.as_ptr()
+    }
+}
+
+struct State {
+    registered: Arc<Registered>,
+    device: Device,
+    _hold: Hold,
+}
+
+impl Teardown for State {
+    fn teardown(&mut self, cx: &Sleepable) -> Fate {
+        self.device.inner().removal.remove(&self.registered);
+        self.registered.end(ECANCELED, cx);
+        Fate::Gone
+    }
+}
+
+/// Sends and receives MADs of one class through one port (`struct ib_mad_agent`).
+///
+/// Dropping it ends it, from a work item.
+pub struct Agent {
+    state: Deferred<State>,
+    class: Class,
+    port: u32,
+    pub(super) next_tid: Atomic<u32>,
+}
+
+impl Agent {
+    /// Registers an agent of QP 1 of a port (`ib_register_mad_agent`).
+    ///
+    /// It receives the requests of others for `methods`, of which at most `backlog` wait for
+    /// [`Agent::recv`]; more are dropped and counted. An agent that serves no methods receives
+    /// replies only, and there may be any number of those in a class.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` if there is no such class or port, or if another agent serves one of the methods;
+    /// `EPROTONOSUPPORT` if the port has no MADs; `ENODEV` if the device goes; `ENOMEM`.
+    #[inline(never)]
+    pub fn register(
+        dev: &Device,
+        port: u32,
+        class: Class,
+        methods: Methods,
+        backlog: usize,
+        _cx: &Sleepable,
+    ) -> Result<Self> {
+        // The C function looks at the port before it checks it.
+        // SAFETY: The device is registered while there is a handle; this does not change.
+        if !(1..=unsafe { (*dev.as_raw()).phys_port_cnt }).contains(&port) {
+            return Err(EINVAL);
+        }
+        let mut request = bindings::ib_mad_reg_req {
+            mgmt_class: class.id,
+            mgmt_class_version: class.version,
+            oui: class.oui,
+            ..Default::default()
+        };
+        methods.write_mask(&mut request.method_mask);
+        let request = if methods.is_empty() {
+            core::ptr::null_mut()
+        } else {
+            &raw mut request
+        };
+        let reserved = Deferred::reserve()?;
+        let hold = dev.hold(Kind::Mad);
+        let queue = Arc::pin_init(Queue::new(backlog)?, GFP_KERNEL)?;
+        let place = UniqueArc::new_uninit(GFP_KERNEL)?;
+        // SAFETY: The device is registered while there is a handle. The request is copied, and the
+        // context lives until the agent is unregistered.
+        let raw = from_err_ptr(unsafe {
+            bindings::ib_register_mad_agent(
+                dev.as_raw(),
+                port,
+                bindings::ib_qp_type_IB_QPT_GSI,
+                request,
+                0,
+                Some(on_sent),
+                Some(on_recv),
+                Arc::as_ptr(&queue).cast_mut().cast(),
+                0,
+            )
+        })?;
+        let raw = NonNull::new(raw).ok_or(ENOMEM)?;
+        // INVARIANT: Just registered.
+        let registered: Arc<_> = match place.pin_init_with::<Infallible>(pin_init!(Registered {
+            raw,
+            queue,
+            gate <- Gate::new(),
+            ended <- new_mutex!(false),
+        })) {
+            Ok(registered) => registered.into(),
+            Err(never) => match never {},
+        };
+        let state = reserved.fill(State {
+            registered: registered.clone(),
+            device: dev.clone(),
+            _hold: hold,
+        });
+        dev.inner().removal.add(registered)?;
+        Ok(Self {
+            state,
+            class,
+            port,
+            next_tid: Atomic::new(0),
+        })
+    }
+
+    /// Returns the device.
+    pub fn device(&self) -> &Device {
+        &self.state.device
+    }
+
+    /// Returns the number of the port.
+    pub fn port(&self) -> u32 {
+        self.port
+    }
+
+    /// Returns the class.
+    pub fn class(&self) -> Class {
+        self.class
+    }
+
+    /// Returns how many MADs were dropped because the backlog was full.
+    pub fn dropped(&self) -> u64 {
+        self.queue().dropped()
+    }
+
+    fn queue(&self) -> &Queue {
+        &self.state.registered.queue
+    }
+
+    /// Keeps the agent from ending.
+    pub(super) fn enter(&self) -> Result<Live<'_>> {
+        let registered = &*self.state.registered;
+        // SAFETY: The gate is closed before the registration is dropped.
+        let hold = unsafe { registered.gate.hold(Kind::Mad) }.map_err(|e| self.reason(e))?;
+        // INVARIANT: The hold keeps it registered.
+        Ok(Live {
+            registered,
+            _hold: hold,
+        })
+    }
+
+    /// Returns why the agent has ended, or the given error if it has not.
+    pub(super) fn reason(&self, error: Error) -> Error {
+        self.queue().closed().unwrap_or(error)
+    }
+
+    /// Takes the MAD that came first, or waits for one: for `timeout_ms`, or for ever. Does not
+    /// wait at all for 0.
+    ///
+    /// # Errors
+    ///
+    /// `ETIMEDOUT`; `ERESTARTSYS` on a signal; `ENODEV` if the device goes, `ECANCELED` after
+    /// [`Agent::stop`].
+    pub fn recv(&self, timeout_ms: Option<u32>, _cx: &Sleepable) -> Result<Received> {
+        self.queue().pop(timeout_ms)
+    }
+
+    /// Ends the agent and waits for that (`ib_unregister_mad_agent`): all waits, and all that is
+    /// still tried, fail with `ECANCELED`.
+    pub fn stop(&self, cx: &Sleepable) {
+        self.state.registered.end(ECANCELED, cx);
+    }
+}
