@@ -4,6 +4,7 @@
 
 mod dial;
 mod link;
+mod mads;
 mod message;
 mod region;
 
@@ -18,6 +19,14 @@ pub(crate) use link::{
     End,
     Events,
     Link, //
+};
+pub(crate) use mads::{
+    message,
+    serve,
+    Mads,
+    BACKLOG,
+    CLASS,
+    LONG_MS, //
 };
 pub(crate) use message::{
     recv,
