@@ -5,8 +5,11 @@
 #include "helpers.h"
 
 #include <linux/export.h>
+#include <linux/netdevice.h>
+#include <linux/nsproxy.h>
 #include <linux/preempt.h>
 #include <linux/workqueue.h>
+#include <rdma/ib_cache.h>
 
 int rdma_helper_dma_map_single(struct ib_device *dev, void *cpu_addr, size_t size,
 			       enum dma_data_direction dir, u64 *addr)
@@ -99,3 +102,80 @@ void rdma_helper_cq_watch(struct ib_cq *cq)
 	cq->event_handler = rdma_helper_cq_event;
 }
 EXPORT_SYMBOL_GPL(rdma_helper_cq_watch);
+
+bool rdma_helper_is_port_valid(struct ib_device *dev, u32 port)
+{
+	return rdma_is_port_valid(dev, port);
+}
+EXPORT_SYMBOL_GPL(rdma_helper_is_port_valid);
+
+u32 rdma_helper_port_protocols(struct ib_device *dev, u32 port)
+{
+	return (rdma_protocol_ib(dev, port) ? RDMA_HELPER_IB : 0) |
+	       (rdma_protocol_roce(dev, port) ? RDMA_HELPER_ROCE : 0) |
+	       (rdma_protocol_roce_eth_encap(dev, port) ? RDMA_HELPER_ROCE_V1 : 0) |
+	       (rdma_protocol_roce_udp_encap(dev, port) ? RDMA_HELPER_ROCE_V2 : 0) |
+	       (rdma_protocol_iwarp(dev, port) ? RDMA_HELPER_IWARP : 0) |
+	       (rdma_cap_opa_ah(dev, port) ? RDMA_HELPER_OPA_AH : 0);
+}
+EXPORT_SYMBOL_GPL(rdma_helper_port_protocols);
+
+static void rdma_helper_copy_netdev(struct rdma_helper_netdev *to, const struct net_device *ndev)
+{
+	strscpy(to->name, ndev->name, sizeof(to->name));
+	to->index = ndev->ifindex;
+}
+
+int rdma_helper_port_netdev(struct ib_device *dev, u32 port, struct rdma_helper_netdev *to)
+{
+	struct net_device *ndev = ib_device_get_netdev(dev, port);
+
+	if (!ndev)
+		return -ENODEV;
+	rdma_helper_copy_netdev(to, ndev);
+	dev_put(ndev);
+	return 0;
+}
+EXPORT_SYMBOL_GPL(rdma_helper_port_netdev);
+
+int rdma_helper_gid_netdev(const struct ib_gid_attr *attr, struct rdma_helper_netdev *to)
+{
+	struct net_device *ndev;
+	int ret = 0;
+
+	rcu_read_lock();
+	ndev = rdma_read_gid_attr_ndev_rcu(attr);
+	if (IS_ERR(ndev))
+		ret = PTR_ERR(ndev);
+	else
+		rdma_helper_copy_netdev(to, ndev);
+	rcu_read_unlock();
+	return ret;
+}
+EXPORT_SYMBOL_GPL(rdma_helper_gid_netdev);
+
+bool rdma_helper_device_is_accessible(struct ib_device *dev)
+{
+	return current->nsproxy && rdma_dev_access_netns(dev, current->nsproxy->net_ns);
+}
+EXPORT_SYMBOL_GPL(rdma_helper_device_is_accessible);
+
+struct net *rdma_helper_device_net(struct ib_device *dev)
+{
+	return rdma_dev_net(dev);
+}
+EXPORT_SYMBOL_GPL(rdma_helper_device_net);
+
+/* With a reference, to be given back by ib_device_put(). */
+struct ib_device *rdma_helper_device_by_netdev(const char *name)
+{
+	struct net_device *ndev = dev_get_by_name(&init_net, name);
+	struct ib_device *dev;
+
+	if (!ndev)
+		return NULL;
+	dev = ib_device_get_by_netdev(ndev, RDMA_DRIVER_UNKNOWN);
+	dev_put(ndev);
+	return dev;
+}
+EXPORT_SYMBOL_GPL(rdma_helper_device_by_netdev);

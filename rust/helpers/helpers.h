@@ -23,4 +23,26 @@ void rdma_helper_cq_watch(struct ib_cq *cq);
 int rdma_helper_map_mr(struct ib_mr *mr, u64 addr, u32 len);
 void rdma_helper_memcpy(void *to, const void *from, size_t len);
 
+enum rdma_helper_protocol {
+	RDMA_HELPER_IB = 1 << 0,
+	RDMA_HELPER_ROCE = 1 << 1,
+	RDMA_HELPER_ROCE_V1 = 1 << 2,
+	RDMA_HELPER_ROCE_V2 = 1 << 3,
+	RDMA_HELPER_IWARP = 1 << 4,
+	RDMA_HELPER_OPA_AH = 1 << 5,
+};
+
+struct rdma_helper_netdev {
+	char name[IFNAMSIZ];
+	int index;
+};
+
+bool rdma_helper_is_port_valid(struct ib_device *dev, u32 port);
+u32 rdma_helper_port_protocols(struct ib_device *dev, u32 port);
+int rdma_helper_port_netdev(struct ib_device *dev, u32 port, struct rdma_helper_netdev *to);
+int rdma_helper_gid_netdev(const struct ib_gid_attr *attr, struct rdma_helper_netdev *to);
+bool rdma_helper_device_is_accessible(struct ib_device *dev);
+struct net *rdma_helper_device_net(struct ib_device *dev);
+struct ib_device *rdma_helper_device_by_netdev(const char *name);
+
 #endif

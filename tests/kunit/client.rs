@@ -8,18 +8,23 @@ use crate::fixture::{
     Env, //
 };
 use kernel::{
+    new_mutex,
     prelude::*,
     str::CStr,
-    sync::atomic::{
-        ordering::{
-            Full,
-            Relaxed, //
+    sync::{
+        atomic::{
+            ordering::{
+                Full,
+                Relaxed, //
+            },
+            Atomic, //
         },
-        Atomic, //
+        Mutex, //
     }, //
 };
 use rdma::{
     client::Registration,
+    device::Event,
     prelude::{
         Client,
         ClientRef,
@@ -57,15 +62,34 @@ impl Drop for Kunit {
     }
 }
 
-/// Keeps a PD, as ULPs do, to be let go when the device goes.
+/// Keeps a PD, as ULPs do, to be let go when the device goes, and the events of the device.
+#[pin_data]
 pub(crate) struct PerDevice {
     _pd: Pd,
+    #[pin]
+    events: Mutex<KVec<Event>>,
+}
+
+impl PerDevice {
+    /// Returns the events that have come since the last call.
+    pub(crate) fn take_events(&self) -> KVec<Event> {
+        core::mem::take(&mut *self.events.lock())
+    }
 }
 
 impl DeviceData<Kunit> for PerDevice {
     fn add(_client: Pin<&Kunit>, dev: &Device, cx: &Sleepable) -> impl PinInit<Self, Error> {
         ADDED.fetch_add(1, Full);
-        Pd::alloc(dev, cx).map(|_pd| Self { _pd })
+        let pd = Pd::alloc(dev, cx);
+        try_pin_init!(Self {
+            _pd: pd?,
+            events <- new_mutex!(KVec::new()),
+        })
+    }
+
+    fn event(self: Pin<&Self>, _client: Pin<&Kunit>, _dev: &Device, event: Event, _cx: &Sleepable) {
+        // A test that misses one will say so.
+        let _ = self.events.lock().push(event, GFP_KERNEL);
     }
 }
 

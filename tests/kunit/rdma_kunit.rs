@@ -19,6 +19,8 @@ mod cm_request;
 mod context;
 mod cq;
 mod cqe;
+mod device;
+mod device_event;
 mod dma;
 mod drain;
 mod fixture;

@@ -4,9 +4,39 @@
 //!
 //! C header: [`include/rdma/ib_verbs.h`](srctree/include/rdma/ib_verbs.h) (`struct ib_device`)
 
+mod attrs;
+mod event;
+mod gid;
+mod netdev;
+mod port;
+
+pub use attrs::{
+    Capability,
+    Firmware,
+    NodeType, //
+};
+pub use event::Event;
+pub use gid::{
+    Gid,
+    GidAttr,
+    GidType,
+    L2, //
+};
+pub use netdev::Netdev;
+pub use port::{
+    LinkLayer,
+    Port,
+    PortAttr,
+    PortState,
+    Protocols, //
+};
+
 use crate::{
     bindings,
-    client::Core,
+    client::{
+        Client,
+        Core, //
+    },
     cm::bound::Bound,
     context::Sleepable,
     gate::{
@@ -17,23 +47,28 @@ use crate::{
     removal::Removal, //
 };
 use core::{
-    net::{
-        IpAddr,
-        Ipv6Addr, //
-    },
+    any::TypeId,
     ptr::NonNull, //
 };
 use kernel::{
     fmt,
+    new_mutex,
     prelude::*,
-    str::CStr, //
+    str::CStr,
+    sync::{
+        Arc,
+        ArcBorrow,
+        Mutex, //
+    },
+    types::Opaque, //
 };
 
 /// What the crate keeps for one device of one client, from `add` to the end of `remove`.
 ///
 /// # Invariants
 ///
-/// `raw` is a registered device until `gate` is closed and empty.
+/// - `raw` is a registered device until `gate` is closed and empty.
+/// - `data` is a reference to the data of the client type that `owner` is of.
 #[pin_data]
 pub(crate) struct Inner {
     #[pin]
@@ -44,20 +79,73 @@ pub(crate) struct Inner {
     pub(crate) bound: Bound,
     #[pin]
     pub(crate) removal: Removal,
+    /// The type of the client.
+    owner: TypeId,
+    #[pin]
+    data: Mutex<Option<RawData>>,
+    #[pin]
+    events: Opaque<bindings::ib_event_handler>,
 }
+
+/// The client's reference to a ULP's data, as [`Arc::into_raw`] gives it.
+struct RawData(NonNull<c_void>);
+
+// SAFETY: What a ULP keeps for a device is `Send` and `Sync`.
+unsafe impl Send for RawData {}
 
 impl Inner {
     /// Never inlined: see [`Core`].
     #[inline(never)]
-    pub(crate) fn new(raw: NonNull<bindings::ib_device>, client: &Core) -> Result<Pin<KBox<Self>>> {
+    pub(crate) fn new(
+        raw: NonNull<bindings::ib_device>,
+        client: &Core,
+        owner: TypeId,
+    ) -> Result<Pin<KBox<Self>>> {
         let init = pin_init!(Self {
             gate <- Gate::new(),
             raw,
             client: NonNull::from(client),
             bound <- Bound::new(),
             removal <- Removal::new(),
+            owner,
+            // INVARIANT: There are no data yet.
+            data <- new_mutex!(None),
+            events: Opaque::new(bindings::ib_event_handler {
+                device: raw.as_ptr(),
+                ..Default::default()
+            }),
         });
         KBox::pin_init(init, GFP_KERNEL)
+    }
+
+    /// Keeps what the ULP has made for the device.
+    pub(crate) fn set_data<C: Client>(&self, data: Arc<C::Data>) {
+        if self.owner == TypeId::of::<C>() {
+            // INVARIANT: The type was just checked.
+            *self.data.lock() = NonNull::new(Arc::into_raw(data).cast_mut().cast()).map(RawData);
+        }
+    }
+
+    /// Returns what the ULP `C` has made for the device, if it has the device.
+    pub(crate) fn data<C: Client>(&self) -> Option<Arc<C::Data>> {
+        if self.owner != TypeId::of::<C>() {
+            return None;
+        }
+        let slot = self.data.lock();
+        // SAFETY: By the type invariant the type is right, and the reference is there while the
+        // lock is held.
+        let data = unsafe { ArcBorrow::<C::Data>::from_raw(slot.as_ref()?.0.as_ptr().cast()) };
+        Some(data.into())
+    }
+
+    /// Takes what the ULP `C` has made for the device.
+    pub(crate) fn take_data<C: Client>(&self) -> Option<Arc<C::Data>> {
+        if self.owner != TypeId::of::<C>() {
+            return None;
+        }
+        let data = self.data.lock().take()?;
+        // SAFETY: By the type invariant the type is right, and nobody else takes the reference.
+        Some(unsafe { Arc::from_raw(data.0.as_ptr().cast()) })
     }
 }
 
@@ -111,70 +199,19 @@ impl Device {
         self.inner().raw.as_ptr()
     }
 
-    pub(crate) fn attrs(&self) -> &bindings::ib_device_attr {
-        // SAFETY: The device is registered by the invariant of `Inner`; its attributes do not
-        // change after that.
-        unsafe { &(*self.as_raw()).attrs }
-    }
-
     /// Returns the device's name, such as `rxe0`, as it is now: an administrator may change it.
     pub fn name(&self) -> Name {
         // SAFETY: The device is registered by the invariant of `Inner`.
         unsafe { Name::of(self.as_raw()) }
     }
 
-    /// Returns the largest number of entries that a completion queue can have.
-    pub fn max_cqe(&self) -> u32 {
-        self.attrs().max_cqe
-    }
-
-    /// Returns the largest number of outstanding work requests of a queue.
-    pub fn max_qp_wr(&self) -> u32 {
-        self.attrs().max_qp_wr
-    }
-
-    /// Returns the number of pages that a fast-registration MR can map.
-    pub fn max_fast_reg_pages(&self) -> u32 {
-        self.attrs().max_fast_reg_page_list_len
-    }
-
-    /// Says whether the device has a port of this number; the first is 1.
-    pub fn has_port(&self, port: u32) -> bool {
-        // SAFETY: The device is registered by the invariant of `Inner`; the field does not change
-        // after that.
-        let ports = unsafe { (*self.as_raw()).phys_port_cnt };
-        (1..=ports).contains(&port)
-    }
-
-    /// Returns the first IP address that the device's first port has, where its GIDs are IP
-    /// addresses: on RoCE.
+    /// Returns what the ULP `C` keeps for the device (`ib_get_client_data`): between `add` and
+    /// `remove`, and if the handle is one of this ULP's.
     ///
-    /// Link-local addresses are passed over: they need a scope to be of use.
-    pub fn ip_addr(&self) -> Option<IpAddr> {
-        (0..=u8::MAX)
-            .map_while(|index| self.gid(index))
-            .find_map(|gid| {
-                let gid = Ipv6Addr::from(gid);
-                match gid.to_ipv4_mapped() {
-                    Some(ip) => Some(IpAddr::V4(ip)),
-                    None if gid.is_unspecified() || gid.is_unicast_link_local() => None,
-                    None => Some(IpAddr::V6(gid)),
-                }
-            })
-    }
-
-    /// Returns the GID at `index` of the first port's table, zero if the entry is empty, or nothing
-    /// beyond the table (`rdma_query_gid`).
-    fn gid(&self, index: u8) -> Option<[u8; 16]> {
-        let mut gid = bindings::ib_gid::default();
-        // SAFETY: The device is registered by the invariant of `Inner`, and an RDMA device has a
-        // port 1.
-        match unsafe { bindings::rdma_query_gid(self.as_raw(), 1, index.into(), &raw mut gid) } {
-            // SAFETY: All members of the union are 16 bytes.
-            0 => Some(unsafe { *gid.raw }),
-            ret if Error::from_errno(ret) == ENOENT => Some([0; 16]),
-            _ => None,
-        }
+    /// Process context. Whoever keeps the reference keeps what is in the data, and so the device
+    /// from going.
+    pub fn data<C: Client>(&self) -> Option<Arc<C::Data>> {
+        self.inner().data::<C>()
     }
 
     /// Returns the number of completion vectors, at least 1.

@@ -60,7 +60,7 @@ impl Parts<'_> {
         };
         let rw = self.rw.unwrap_or_default();
         // The core adds up to three requests for each context, unchecked.
-        if rw.contexts > dev.max_qp_wr() || (rw.contexts != 0 && !dev.has_port(rw.port)) {
+        if rw.contexts > dev.max_qp_wr() || (rw.contexts != 0 && dev.port(rw.port).is_none()) {
             return Err(EINVAL);
         }
         Ok(bindings::ib_qp_init_attr {

@@ -1,0 +1,196 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! The part of a client's registration that does not depend on the ULP's type, and handles of it.
+
+use crate::{
+    bindings,
+    context::{
+        Context,
+        Sleepable, //
+    },
+    deferred::OwnedQueue,
+    device::{
+        self,
+        Device, //
+    },
+    gate::{
+        Gate,
+        Hold,
+        Kind, //
+    },
+};
+use core::{
+    marker::PhantomPinned,
+    ptr::NonNull, //
+};
+use kernel::{
+    alloc::Flags,
+    new_mutex,
+    prelude::*,
+    str::CStr,
+    sync::Mutex,
+    types::Opaque, //
+};
+
+/// A ULP's counted reference to its own registration; unloading the module waits for it.
+///
+/// # Invariants
+///
+/// `core` is valid while `hold` lives, and `hold` is a hold on its gate.
+pub struct ClientRef {
+    core: NonNull<Core>,
+    hold: Hold,
+}
+
+// SAFETY: `Core` is `Sync`, and a hold only counts.
+unsafe impl Send for ClientRef {}
+// SAFETY: As above.
+unsafe impl Sync for ClientRef {}
+
+impl ClientRef {
+    pub(crate) fn hold(&self, kind: Kind) -> Hold {
+        self.hold.another(kind)
+    }
+
+    fn core(&self) -> &Core {
+        // SAFETY: By the type invariant.
+        unsafe { self.core.as_ref() }
+    }
+
+    /// Finds the client's handle of a device.
+    ///
+    /// # Errors
+    ///
+    /// `ENODEV` if the client does not have the device, or is losing it.
+    pub(crate) fn device(&self, raw: *mut bindings::ib_device) -> Result<Device> {
+        for inner in self.core().devices.lock().iter() {
+            // SAFETY: Entries of the list are valid while the list is locked.
+            if unsafe { inner.0.as_ref() }.raw.as_ptr() == raw {
+                // SAFETY: As above, and an entry is freed only after its gate was closed.
+                return unsafe { Device::new(inner.0) };
+            }
+        }
+        Err(ENODEV)
+    }
+
+    /// Returns a handle of the device that came first, if there is one.
+    pub fn first_device(&self) -> Option<Device> {
+        self.core().devices.lock().iter().find_map(|entry| {
+            // SAFETY: Entries of the list are valid while the list is locked, and freed only after
+            // their gate was closed.
+            unsafe { Device::new(entry.0) }.ok()
+        })
+    }
+
+    /// Returns a handle of the device that has a network interface, by the interface's name in the
+    /// initial network namespace (`ib_device_get_by_netdev`).
+    ///
+    /// Process context.
+    pub fn device_of_netdev(&self, name: &CStr) -> Option<Device> {
+        // SAFETY: The name is a C string.
+        let raw =
+            NonNull::new(unsafe { bindings::rdma_helper_device_by_netdev(name.as_char_ptr()) })?;
+        let dev = self.device(raw.as_ptr());
+        // SAFETY: The helper has taken this reference.
+        unsafe { bindings::ib_device_put(raw.as_ptr()) };
+        dev.ok()
+    }
+
+    /// Returns the name of the client's module.
+    pub fn name(&self) -> &'static CStr {
+        self.core().name
+    }
+
+    /// Calls `f` from a work item, which may sleep and may go on for long. Unloading the module
+    /// waits for its end.
+    ///
+    /// Any context that may allocate with `flags`.
+    ///
+    /// # Errors
+    ///
+    /// `ENOMEM`; `f` is then dropped.
+    pub fn spawn(&self, flags: Flags, f: impl FnOnce(&Sleepable) + Send + 'static) -> Result {
+        let client = self.clone();
+        let run = move || {
+            // SAFETY: Work items run in process context.
+            f(&unsafe { Sleepable::assume() });
+            // The unload waits for the rest of this work item too: it destroys the queue.
+            drop(client);
+        };
+        Ok(self.core().queue.get().try_spawn(flags, run)?)
+    }
+}
+
+impl Clone for ClientRef {
+    fn clone(&self) -> Self {
+        // INVARIANT: The new hold is on the same gate.
+        Self {
+            core: self.core,
+            hold: self.hold.another(Kind::Client),
+        }
+    }
+}
+
+/// An entry of [`Core::devices`].
+pub(super) struct Entry(pub(super) NonNull<device::Inner>);
+
+// SAFETY: `device::Inner` is `Send` and `Sync` in all its parts, and the pointer owns nothing.
+unsafe impl Send for Entry {}
+
+/// The part of a registration that does not depend on the ULP's type.
+#[pin_data(PinnedDrop)]
+pub(crate) struct Core {
+    #[pin]
+    pub(super) raw: Opaque<bindings::ib_client>,
+    #[pin]
+    gate: Gate,
+    #[pin]
+    pub(super) devices: Mutex<KVec<Entry>>,
+    pub(crate) name: &'static CStr,
+    /// For work items of the ULP. Dropped after the gate was closed; waits for the end of their
+    /// code.
+    queue: OwnedQueue,
+    #[pin]
+    _pin: PhantomPinned,
+}
+
+// SAFETY: All parts may be used from any thread.
+unsafe impl Send for Core {}
+// SAFETY: As above.
+unsafe impl Sync for Core {}
+
+impl Core {
+    /// Never inlined, so that all modules give the lock one name, as lockdep wants it.
+    #[inline(never)]
+    pub(super) fn new(raw: bindings::ib_client, name: &'static CStr) -> Result<Pin<KBox<Self>>> {
+        let init = try_pin_init!(Self {
+            raw: Opaque::new(raw),
+            gate <- Gate::new(),
+            devices <- new_mutex!(KVec::new()),
+            name,
+            queue: OwnedQueue::new(name)?,
+            _pin: PhantomPinned,
+        });
+        KBox::pin_init(init, GFP_KERNEL)
+    }
+
+    pub(super) fn handle(&self) -> Result<ClientRef> {
+        // SAFETY: `self` is pinned, and dropping it closes the gate.
+        let hold = unsafe { self.gate.hold(Kind::Client) }?;
+        // INVARIANT: Just taken.
+        Ok(ClientRef {
+            core: NonNull::from(self),
+            hold,
+        })
+    }
+}
+
+#[pinned_drop]
+impl PinnedDrop for Core {
+    fn drop(self: Pin<&mut Self>) {
+        // SAFETY: A registration is dropped when its module is loaded in vain or unloaded, in
+        // process context.
+        let cx = unsafe { Sleepable::assume() };
+        self.gate.close(&fmt!("{}: unload", self.name), &cx);
+    }
+}
