@@ -12,6 +12,8 @@
 //! C header: [`include/rdma/ib_verbs.h`](srctree/include/rdma/ib_verbs.h) (`struct ib_cq`);
 //! C source: `drivers/infiniband/core/cq.c`
 
+mod room;
+
 use crate::{
     bindings,
     context::{
@@ -39,25 +41,19 @@ use kernel::{
     prelude::*,
     sync::{
         atomic::{
-            ordering::{
-                Full,
-                Relaxed, //
-            },
+            ordering::Relaxed,
             Atomic, //
         },
         Arc, //
     }, //
 };
+use room::Room;
 
 /// What the handles of one completion queue share.
-///
-/// # Invariants
-///
-/// `free` is the number of entries that are not leased.
 pub(crate) struct Inner {
     pub(crate) raw: NonNull<bindings::ib_cq>,
     pub(crate) dev: Device,
-    free: Atomic<i32>,
+    room: Room,
     state: Deferred<State>,
 }
 
@@ -114,6 +110,10 @@ impl Teardown for State {
 }
 
 /// Entries of a CQ that a QP has reserved; given back when dropped.
+///
+/// # Invariants
+///
+/// `entries` were taken from the room of `cq`.
 pub(crate) struct Lease {
     cq: Arc<Inner>,
     entries: i32,
@@ -127,8 +127,7 @@ impl Lease {
 
 impl Drop for Lease {
     fn drop(&mut self) {
-        // INVARIANT: The entries were taken from `free`.
-        self.cq.free.add(self.entries, Relaxed);
+        self.cq.room.give(self.entries);
     }
 }
 
@@ -206,8 +205,7 @@ fn alloc(
         Inner {
             raw,
             dev: dev.clone(),
-            // INVARIANT: Nothing is leased yet.
-            free: Atomic::new(given),
+            room: Room::new(given),
             state,
         },
         GFP_KERNEL,
@@ -217,22 +215,15 @@ fn alloc(
 /// Takes `entries` entries, all or nothing.
 pub(crate) fn lease(cq: &Arc<Inner>, entries: u32) -> Result<Lease> {
     let entries: i32 = entries.try_into()?;
-    let mut free = cq.free.load(Relaxed);
-    loop {
-        if free < entries {
-            pr_err!(
-                "{}: a QP needs {entries} CQ entries, {free} of {} are free\n",
-                cq.dev,
-                cq.entries()
-            );
-            return Err(ENOSPC);
-        }
-        // INVARIANT: What leaves `free` is in the lease.
-        match cq.free.cmpxchg(free, free - entries, Full) {
-            Ok(_) => break,
-            Err(now) => free = now,
-        }
-    }
+    cq.room.take(entries).map_err(|free| {
+        pr_err!(
+            "{}: a QP needs {entries} CQ entries, {free} of {} are free\n",
+            cq.dev,
+            cq.entries()
+        );
+        ENOSPC
+    })?;
+    // INVARIANT: Just taken.
     Ok(Lease {
         cq: cq.clone(),
         entries,
@@ -284,7 +275,7 @@ impl<C: PollContext> Cq<C> {
 
     /// Returns the number of entries that no QP has leased.
     pub fn free_entries(&self) -> u32 {
-        self.inner.free.load(Relaxed).try_into().unwrap_or(0)
+        self.inner.room.free().try_into().unwrap_or(0)
     }
 
     /// Returns the device.

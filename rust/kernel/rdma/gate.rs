@@ -7,19 +7,19 @@
 //! leaked stalls the removal, with a message that names it, instead of being used after it is gone.
 //! Posting and completing never touch a gate.
 
+mod count;
+
 use crate::{
     bindings,
     context::Sleepable, //
 };
 use core::ptr::NonNull;
+use count::Count;
 use kernel::{
     fmt,
     prelude::*,
     sync::atomic::{
-        ordering::{
-            Full,
-            Relaxed, //
-        },
+        ordering::Relaxed,
         Atomic, //
     },
     time::msecs_to_jiffies,
@@ -28,9 +28,6 @@ use kernel::{
 
 /// How long to wait between two messages about what is still held, in milliseconds.
 const REPORT_MS: u32 = 10_000;
-
-/// Set in [`Gate::count`] once the gate is closed.
-const CLOSED: i64 = 1 << 62;
 
 /// What a hold is for, to name it in messages.
 #[derive(Clone, Copy)]
@@ -62,13 +59,11 @@ const NAMES: [&str; 9] = [
 ///
 /// # Invariants
 ///
-/// - The low bits of `count` are the number of live [`Hold`]s; the bit [`CLOSED`] is set once and
-///   stays.
-/// - `empty` is completed exactly when the count is `CLOSED` and nothing else, and is not touched
-///   after that.
+/// - `count` counts the live [`Hold`]s.
+/// - `empty` is completed when the last hold of a closed gate goes, and is not touched after that.
 #[pin_data]
 pub(crate) struct Gate {
-    count: Atomic<i64>,
+    count: Count,
     kinds: [Atomic<i32>; NAMES.len()],
     #[pin]
     empty: Opaque<bindings::completion>,
@@ -83,7 +78,7 @@ impl Gate {
     pub(crate) fn new() -> impl PinInit<Self> {
         // INVARIANT: Nothing is held, the gate is open.
         pin_init!(Self {
-            count: Atomic::new(0),
+            count: Count::new(),
             kinds: [const { Atomic::new(0) }; NAMES.len()],
             empty <- Opaque::ffi_init(|slot| {
                 // SAFETY: `slot` is valid for writes; a completion is initialised in place and
@@ -99,15 +94,8 @@ impl Gate {
     ///
     /// The gate must stay where it is until it has been closed and [`Gate::close`] has returned.
     pub(crate) unsafe fn hold(&self, kind: Kind) -> Result<Hold> {
-        let mut old = self.count.load(Relaxed);
-        loop {
-            if old & CLOSED != 0 {
-                return Err(ENODEV);
-            }
-            match self.count.cmpxchg(old, old + 1, Full) {
-                Ok(_) => break,
-                Err(now) => old = now,
-            }
+        if !self.count.enter() {
+            return Err(ENODEV);
         }
         self.kinds[kind as usize].add(1, Relaxed);
         // INVARIANT: Just counted.
@@ -119,8 +107,7 @@ impl Gate {
 
     /// Closes the gate and waits until nothing holds it, telling `who` is still waiting for what.
     pub(crate) fn close(&self, who: &dyn fmt::Display, _cx: &Sleepable) {
-        // INVARIANT: From here no hold is added, so the count can only fall.
-        if self.count.fetch_add(CLOSED, Full) == 0 {
+        if !self.count.close() {
             return;
         }
         loop {
@@ -174,7 +161,7 @@ impl Hold {
     pub(crate) fn another(&self, kind: Kind) -> Self {
         // SAFETY: By the type invariant.
         let gate = unsafe { self.gate.as_ref() };
-        gate.count.add(1, Relaxed);
+        gate.count.enter_again();
         gate.kinds[kind as usize].add(1, Relaxed);
         // INVARIANT: Just counted, and `self` keeps the gate in place.
         Self {
@@ -189,9 +176,7 @@ impl Drop for Hold {
         // SAFETY: By the type invariant.
         let gate = unsafe { self.gate.as_ref() };
         gate.kinds[self.kind as usize].add(-1, Relaxed);
-        // Full ordering: everything done under this hold happens before the guarded thing goes
-        // away.
-        if gate.count.fetch_sub(1, Full) == CLOSED + 1 {
+        if gate.count.leave() {
             // SAFETY: `close` cannot have returned: it waits for this completion. Waiting for a
             // completion takes its lock, so `close` returns only after `complete` has done its last
             // access.

@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! What a gate guards is used under holds only, and freed after the last of them.
+
+use crate::count::Count;
+use loom::{
+    cell::UnsafeCell,
+    sync::{Arc, Condvar, Mutex},
+    thread,
+};
+
+/// A gate as `gate.rs` makes it, with the thing that it guards.
+struct Guarded {
+    count: Count,
+    empty: Completion,
+    thing: UnsafeCell<u32>,
+}
+
+/// As `struct completion`.
+struct Completion(Mutex<bool>, Condvar);
+
+impl Guarded {
+    fn new() -> Arc<Self> {
+        Arc::new(Self {
+            count: Count::new(),
+            empty: Completion(Mutex::new(false), Condvar::new()),
+            thing: UnsafeCell::new(1),
+        })
+    }
+
+    /// As `Gate::hold`.
+    fn hold(this: &Arc<Self>) -> Option<Hold> {
+        this.count.enter().then(|| Hold(this.clone()))
+    }
+
+    /// As `Gate::close`; then the thing goes.
+    fn close_and_free(&self) {
+        if self.count.close() {
+            let mut done = self.empty.0.lock().unwrap();
+            while !*done {
+                done = self.empty.1.wait(done).unwrap();
+            }
+        }
+        // SAFETY: This is what is checked.
+        self.thing.with_mut(|thing| unsafe { *thing = 0 });
+    }
+}
+
+/// As `gate::Hold`.
+struct Hold(Arc<Guarded>);
+
+impl Hold {
+    fn another(&self) -> Self {
+        self.0.count.enter_again();
+        Self(self.0.clone())
+    }
+
+    fn use_it(&self) {
+        // SAFETY: This is what is checked.
+        assert_eq!(self.0.thing.with(|thing| unsafe { *thing }), 1);
+    }
+}
+
+impl Drop for Hold {
+    fn drop(&mut self) {
+        if self.0.count.leave() {
+            let mut done = self.0.empty.0.lock().unwrap();
+            assert!(!*done, "told twice");
+            *done = true;
+            self.0.empty.1.notify_one();
+        }
+    }
+}
+
+#[test]
+fn holds_race_with_close() {
+    loom::model(|| {
+        let gate = Guarded::new();
+        let users = [0, 1].map(|_| {
+            let gate = gate.clone();
+            thread::spawn(move || {
+                if let Some(hold) = Guarded::hold(&gate) {
+                    hold.use_it();
+                }
+            })
+        });
+        gate.close_and_free();
+        assert!(Guarded::hold(&gate).is_none());
+        for user in users {
+            user.join().unwrap();
+        }
+    });
+}
+
+#[test]
+fn another_hold_goes_to_a_thread() {
+    loom::model(|| {
+        let gate = Guarded::new();
+        let hold = Guarded::hold(&gate).unwrap();
+        let user = thread::spawn(move || {
+            let another = hold.another();
+            let second = thread::spawn(move || another.use_it());
+            hold.use_it();
+            drop(hold);
+            second.join().unwrap();
+        });
+        gate.close_and_free();
+        user.join().unwrap();
+    });
+}
+
+#[test]
+fn closed_gate_takes_another_hold_beside_one() {
+    loom::model(|| {
+        let gate = Guarded::new();
+        let hold = Guarded::hold(&gate).unwrap();
+        let closer = {
+            let gate = gate.clone();
+            thread::spawn(move || gate.close_and_free())
+        };
+        let another = hold.another();
+        drop(hold);
+        another.use_it();
+        drop(another);
+        closer.join().unwrap();
+    });
+}

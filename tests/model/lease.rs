@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! An entry of a CQ is never leased twice, and is leased again only after it was let go.
+
+use crate::room::Room;
+use loom::{
+    cell::UnsafeCell,
+    sync::{
+        atomic::{AtomicI32, Ordering::Relaxed},
+        Arc,
+    },
+    thread,
+};
+
+struct Cq {
+    room: Room,
+    /// The only entry.
+    entry: UnsafeCell<u32>,
+}
+
+#[test]
+fn entry_has_one_user() {
+    loom::model(|| {
+        let cq = Arc::new(Cq {
+            room: Room::new(1),
+            entry: UnsafeCell::new(0),
+        });
+        let qps = [0, 1].map(|_| {
+            let cq = cq.clone();
+            thread::spawn(move || {
+                if cq.room.take(1).is_ok() {
+                    // SAFETY: This is what is checked.
+                    cq.entry.with_mut(|entry| unsafe { *entry += 1 });
+                    cq.room.give(1);
+                }
+            })
+        });
+        for qp in qps {
+            qp.join().unwrap();
+        }
+        assert_eq!(cq.room.free(), 1);
+    });
+}
+
+#[test]
+fn leases_are_all_or_nothing() {
+    loom::model(|| {
+        let room = Arc::new(Room::new(3));
+        let leased = Arc::new(AtomicI32::new(0));
+        let qps = [2, 2].map(|entries| {
+            let (room, leased) = (room.clone(), leased.clone());
+            thread::spawn(move || match room.take(entries) {
+                Ok(()) => {
+                    assert!(leased.fetch_add(entries, Relaxed) + entries <= 3);
+                    leased.fetch_sub(entries, Relaxed);
+                    room.give(entries);
+                }
+                Err(free) => assert!(free < entries),
+            })
+        });
+        for qp in qps {
+            qp.join().unwrap();
+        }
+        assert_eq!(room.free(), 3);
+    });
+}

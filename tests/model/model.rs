@@ -1,0 +1,26 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Model checks of the counters that soundness rests on.
+//!
+//! The files of the crate are compiled as they are, on the host, with loom's atomics for those of
+//! the kernel. loom runs each test in every order of the threads' steps, with every value that a
+//! load may return under its ordering, and fails when a cell is used by two threads at once or
+//! without one's use happening before the other's.
+
+#![allow(dead_code)]
+
+extern crate self as kernel;
+
+#[path = "kernel.rs"]
+mod shim;
+pub use shim::sync;
+
+#[path = "../../rust/kernel/rdma/gate/count.rs"]
+mod count;
+#[path = "../../rust/kernel/rdma/cq/room.rs"]
+mod room;
+
+#[cfg(test)]
+mod gate;
+#[cfg(test)]
+mod lease;
