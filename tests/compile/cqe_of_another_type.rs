@@ -1,0 +1,23 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Embedding the callback of another type, so that the handler gets the wrong owner.
+
+mod ulp;
+
+use kernel::prelude::*;
+use rdma::prelude::*;
+
+#[derive(HasCqe)]
+struct Send {
+    #[cfg(mistake)]
+    cqe: Cqe<ulp::Shared>, //~ E0308 mismatched types
+    #[cfg(not(mistake))]
+    cqe: Cqe<Self>,
+}
+
+impl CqeHandler for Send {
+    type Pointer = Pin<KBox<Self>>;
+    type Needs = Atomic;
+
+    fn done(_this: Self::Pointer, _wc: &Wc, _cx: &Atomic) {}
+}

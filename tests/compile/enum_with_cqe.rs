@@ -1,0 +1,27 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! A callback that is there or not, as the owner pleases.
+
+use rdma::prelude::*;
+
+#[cfg(mistake)]
+#[derive(HasCqe)]
+enum Request {
+    //~^ HasCqe: only a struct can embed a Cqe
+    Send { cqe: Cqe<Self> },
+    Nothing,
+}
+
+#[cfg(not(mistake))]
+#[derive(HasCqe)]
+struct Request {
+    cqe: Cqe<Self>,
+}
+
+impl CqeHandler for Request {
+    //~^ E0277 the trait bound `Request: rdma::cqe::HasCqe` is not
+    type Pointer = Arc<Self>;
+    type Needs = Atomic;
+
+    fn done(_this: Arc<Self>, _wc: &Wc, _cx: &Atomic) {}
+}

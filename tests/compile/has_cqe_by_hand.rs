@@ -1,0 +1,25 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Saying oneself where the callback is.
+
+use kernel::prelude::*;
+use rdma::prelude::*;
+
+#[cfg_attr(not(mistake), derive(HasCqe))]
+struct Send {
+    cqe: Cqe<Self>,
+    number: u64,
+}
+
+#[cfg(mistake)]
+impl HasCqe for Send {
+    //~^ E0200 requires an `unsafe impl` declaration
+    const OFFSET: usize = core::mem::offset_of!(Self, number);
+}
+
+impl CqeHandler for Send {
+    type Pointer = Pin<KBox<Self>>;
+    type Needs = Atomic;
+
+    fn done(_this: Self::Pointer, _wc: &Wc, _cx: &Atomic) {}
+}
