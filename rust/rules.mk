@@ -75,7 +75,10 @@ RUSTFLAGS_rust/kernel/rdma/rdma.o += --emit=metadata=$(rdma-crate)/librdma.rmeta
 # What a crate that uses `rdma` is compiled with.
 rdma-user-flags := -L $(rdma-crate) -L $(rdma-bindings) -L $(rdma-macros) --extern rdma
 
-# Export the crate's Rust symbols: ULPs, some of them not here, link against them.
+# What a crate that uses `rdma_null`, the device for tests, is compiled with.
+rdma-null-flags := -L $(obj)/drivers/null --extern rdma_null
+
+# Export a crate's Rust symbols: ULPs, some of them not here, link against them.
 quiet_cmd_rdma_exports = EXPORTS $(quiet_modtag) $@
       cmd_rdma_exports = \
 	$(NM) -p --defined-only $(filter %.o,$^) | \
@@ -85,6 +88,13 @@ quiet_cmd_rdma_exports = EXPORTS $(quiet_modtag) $@
 $(obj)/rust/exports_generated.h: $(rdma-crate)/rdma.o $(rdma-bindings)/rdma_bindings.o FORCE
 	$(call if_changed,rdma_exports)
 targets += rust/exports_generated.h
+
+$(obj)/drivers/null/exports_generated.h: $(obj)/drivers/null/rdma_null.o FORCE
+	$(call if_changed,rdma_exports)
+targets += drivers/null/exports_generated.h
+
+$(obj)/drivers/null/exports.o: $(obj)/drivers/null/exports_generated.h
+CFLAGS_drivers/null/exports.o := -I$(obj)/drivers/null
 
 $(obj)/rust/exports.o: $(obj)/rust/exports_generated.h
 CFLAGS_rust/exports.o := -I$(obj)/rust

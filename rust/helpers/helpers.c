@@ -82,6 +82,12 @@ int rdma_helper_map_mr(struct ib_mr *mr, u64 addr, u32 len)
 }
 EXPORT_SYMBOL_GPL(rdma_helper_map_mr);
 
+bool rdma_helper_device_try_get(struct ib_device *dev)
+{
+	return ib_device_try_get(dev);
+}
+EXPORT_SYMBOL_GPL(rdma_helper_device_try_get);
+
 void rdma_helper_memcpy(void *to, const void *from, size_t len)
 {
 	memcpy(to, from, len);

@@ -82,6 +82,15 @@ impl ClientRef {
         })
     }
 
+    /// Returns a handle of the device with this name, if there is one.
+    pub fn device_by_name(&self, name: &CStr) -> Option<Device> {
+        self.core().devices.lock().iter().find_map(|entry| {
+            // SAFETY: As in `first_device`.
+            let dev = unsafe { Device::new(entry.0) }.ok()?;
+            (*dev.name() == *name).then_some(dev)
+        })
+    }
+
     /// Returns a handle of the device that has a network interface, by the interface's name in the
     /// initial network namespace (`ib_device_get_by_netdev`).
     ///

@@ -1,0 +1,140 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Operations of CQs.
+
+use crate::{
+    cq,
+    device::Shared,
+    inject::Object,
+    irq::{
+        self,
+        Irq,
+        Line, //
+    },
+    ops::{
+        errno,
+        MAX_CQE, //
+    }, //
+};
+use kernel::prelude::*;
+use rdma_bindings as bindings;
+
+/// The device's CQ.
+#[repr(C)]
+pub(crate) struct Cq {
+    raw: bindings::ib_cq,
+    line: Line,
+    pub(crate) index: usize,
+}
+
+pub(crate) unsafe extern "C" fn create(
+    cq: *mut bindings::ib_cq,
+    attr: *const bindings::ib_cq_init_attr,
+    _attrs: *mut bindings::uverbs_attr_bundle,
+) -> c_int {
+    // SAFETY: The core has set the device, and gives valid attributes.
+    let (shared, attr) = unsafe { (Shared::of((*cq).device), &*attr) };
+    let create = || -> Result<usize> {
+        shared.machine.lock().creations.check(Object::Cq)?;
+        if attr.cqe == 0 || attr.cqe > MAX_CQE {
+            return Err(EINVAL);
+        }
+        // SAFETY: The core has allocated this structure, which stays until `destroy`. `pre_destroy`
+        // stops the line.
+        let irq = unsafe { Irq::new(&raw mut (*cq.cast::<Cq>()).line, cq) }?;
+        let new = KBox::new(cq::Cq::new(attr.cqe as usize, irq)?, GFP_KERNEL)?;
+        let mut machine = shared.machine.lock();
+        let index = machine.cqs.vacant()?;
+        machine.cqs.put(index, new);
+        Ok(index)
+    };
+    match create() {
+        Ok(index) => {
+            // SAFETY: As above.
+            unsafe {
+                (*cq.cast::<Cq>()).index = index;
+                (*cq).cqe = attr.cqe as c_int;
+            }
+            0
+        }
+        Err(e) => e.to_errno(),
+    }
+}
+
+/// # Safety
+///
+/// `cq` is a CQ of this device.
+unsafe fn parts<'a>(cq: *mut bindings::ib_cq) -> (&'a Shared, usize) {
+    // SAFETY: By the caller's promise.
+    unsafe { (Shared::of((*cq).device), (*cq.cast::<Cq>()).index) }
+}
+
+/// No handler is called any more after this, so that the core can cancel what they have begun.
+pub(crate) unsafe extern "C" fn pre_destroy(cq: *mut bindings::ib_cq) -> c_int {
+    // SAFETY: The CQ was created.
+    let (shared, index) = unsafe { parts(cq) };
+    if let Some(cq) = shared.machine.lock().cqs.get_mut(index) {
+        cq.kill();
+    }
+    // SAFETY: A CQ that was killed does not raise its line.
+    unsafe { irq::stop(&raw mut (*cq.cast::<Cq>()).line) };
+    0
+}
+
+pub(crate) unsafe extern "C" fn destroy(
+    cq: *mut bindings::ib_cq,
+    _udata: *mut bindings::ib_udata,
+) -> c_int {
+    // Where the creation of a CQ fails late, this is all that is called.
+    // SAFETY: As this operation.
+    unsafe { pre_destroy(cq) };
+    // SAFETY: The CQ was created.
+    let (shared, index) = unsafe { parts(cq) };
+    let gone = shared.machine.lock().cqs.take(index);
+    drop(gone);
+    0
+}
+
+pub(crate) unsafe extern "C" fn poll(
+    cq: *mut bindings::ib_cq,
+    entries: c_int,
+    wc: *mut bindings::ib_wc,
+) -> c_int {
+    // SAFETY: The CQ was created.
+    let (shared, index) = unsafe { parts(cq) };
+    let mut machine = shared.machine.lock();
+    for n in 0..entries {
+        let Some(next) = machine.poll(index) else {
+            return n;
+        };
+        // SAFETY: The consumer gives memory for so many completions.
+        unsafe { wc.offset(n as isize).write(next) };
+    }
+    entries
+}
+
+pub(crate) unsafe extern "C" fn req_notify(
+    cq: *mut bindings::ib_cq,
+    flags: bindings::ib_cq_notify_flags,
+) -> c_int {
+    // SAFETY: The CQ was created.
+    let (shared, index) = unsafe { parts(cq) };
+    let solicited = flags & bindings::ib_cq_notify_flags_IB_CQ_SOLICITED_MASK
+        == bindings::ib_cq_notify_flags_IB_CQ_SOLICITED;
+    let report = flags & bindings::ib_cq_notify_flags_IB_CQ_REPORT_MISSED_EVENTS != 0;
+    let mut machine = shared.machine.lock();
+    let some = machine
+        .cqs
+        .get_mut(index)
+        .is_some_and(|cq| cq.arm(solicited));
+    (some && report).into()
+}
+
+/// Moderation: completions come at once anyway.
+pub(crate) unsafe extern "C" fn modify(
+    _cq: *mut bindings::ib_cq,
+    _count: u16,
+    _period: u16,
+) -> c_int {
+    errno(Ok(()))
+}

@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Events that are not of completion queues.
+
+use crate::device::Shared;
+use core::mem::ManuallyDrop;
+use kernel::prelude::*;
+use rdma_bindings as bindings;
+
+/// Raises an event of a QP.
+///
+/// # Safety
+///
+/// The QP is valid until this returns. Process context.
+pub(crate) unsafe fn of_qp(qp: *mut bindings::ib_qp, event: bindings::ib_event_type) {
+    // SAFETY: By the caller's promise.
+    let (device, handler, context) =
+        unsafe { ((*qp).device, (*qp).event_handler, (*qp).qp_context) };
+    let mut event = bindings::ib_event {
+        device,
+        element: bindings::ib_event__bindgen_ty_1 {
+            qp: ManuallyDrop::new(qp),
+        },
+        event,
+    };
+    if let Some(handler) = handler {
+        // SAFETY: The core's handler, called as it expects.
+        unsafe { handler(&raw mut event, context) };
+    }
+}
+
+impl Shared {
+    /// Raises an event of the QP with this number.
+    pub(crate) fn raise_of_qp(&self, num: u32, event: u32) -> Result {
+        // Nobody destroys a QP meanwhile.
+        let _events = self.events.lock();
+        let raw = {
+            let machine = self.machine.lock();
+            let qp = machine
+                .find_qp(num)
+                .and_then(|index| machine.qps.get(index));
+            qp.ok_or(ENOENT)?.config.raw
+        };
+        // SAFETY: The QP is in its table, and is taken out with `events` locked before it is freed.
+        unsafe { of_qp(raw.0.as_ptr(), event) };
+        Ok(())
+    }
+
+    /// Raises an event of the device or its port.
+    pub(crate) fn raise(&self, event: u32) -> Result {
+        // SAFETY: This has a reference to the device.
+        if !unsafe { bindings::rdma_helper_device_try_get(self.ib()) } {
+            return Err(ENODEV);
+        }
+        let event = bindings::ib_event {
+            device: self.ib(),
+            element: bindings::ib_event__bindgen_ty_1 {
+                port_num: ManuallyDrop::new(1),
+            },
+            event,
+        };
+        // SAFETY: The device is registered until the put.
+        unsafe {
+            bindings::ib_dispatch_event(&raw const event);
+            bindings::ib_device_put(self.ib());
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,150 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! What hardware would do by an interrupt: a work item in softirq context calls the CQ's handlers.
+
+use core::{
+    mem::{
+        offset_of,
+        ManuallyDrop, //
+    },
+    ptr::NonNull, //
+};
+use kernel::{
+    prelude::*,
+    static_lock_class,
+    sync::atomic::{
+        ordering::{
+            Full,
+            Release, //
+        },
+        Atomic, //
+    }, //
+};
+use rdma_bindings as bindings;
+
+/// The driver's part of a CQ that concerns interrupts.
+#[repr(C)]
+pub(crate) struct Line {
+    work: bindings::work_struct,
+    /// Whether the handler of completions is to be called.
+    completed: Atomic<u32>,
+    /// Whether `IB_EVENT_CQ_ERR` is to be raised.
+    failed: Atomic<u32>,
+    cq: *mut bindings::ib_cq,
+}
+
+/// Raises the interrupt of a CQ.
+///
+/// # Invariants
+///
+/// The line is initialised, and stays until [`stop`] was called on it, before which whoever owns
+/// this has stopped to raise it.
+pub(crate) struct Irq(NonNull<Line>);
+
+// SAFETY: Work may be queued from any thread.
+unsafe impl Send for Irq {}
+
+impl Irq {
+    /// Prepares a line.
+    ///
+    /// # Safety
+    ///
+    /// `line` is memory for a line, pinned, of the valid `cq`; the invariant of the type is the
+    /// caller's to keep.
+    pub(crate) unsafe fn new(line: *mut Line, cq: *mut bindings::ib_cq) -> Result<Self> {
+        // SAFETY: The memory is the caller's.
+        unsafe {
+            (&raw mut (*line).completed).write(Atomic::new(0));
+            (&raw mut (*line).failed).write(Atomic::new(0));
+            (&raw mut (*line).cq).write(cq);
+            bindings::init_work_with_key(
+                &raw mut (*line).work,
+                Some(interrupt),
+                false,
+                c"rdma_null".as_char_ptr(),
+                static_lock_class!().as_ptr(),
+            );
+        }
+        // INVARIANT: Just initialised.
+        Ok(Self(NonNull::new(line).ok_or(EINVAL)?))
+    }
+
+    /// Has the handler of completions called.
+    #[inline]
+    pub(crate) fn complete(&self) {
+        self.line().completed.store(1, Release);
+        self.queue();
+    }
+
+    /// Has the handler of events called.
+    pub(crate) fn fail(&self) {
+        self.line().failed.store(1, Release);
+        self.queue();
+    }
+
+    fn line(&self) -> &Line {
+        // SAFETY: By the type invariant; all but the work is shared.
+        unsafe { self.0.as_ref() }
+    }
+
+    fn queue(&self) {
+        // SAFETY: By the type invariant.
+        unsafe {
+            bindings::queue_work_on(
+                bindings::wq_misc_consts_WORK_CPU_UNBOUND as c_int,
+                bindings::system_bh_wq,
+                &raw mut (*self.0.as_ptr()).work,
+            )
+        };
+    }
+}
+
+/// Waits until no handler runs.
+///
+/// # Safety
+///
+/// The line is initialised, and not raised any more.
+pub(crate) unsafe fn stop(line: *mut Line) {
+    // SAFETY: By the caller's promise.
+    unsafe { bindings::cancel_work_sync(&raw mut (*line).work) };
+}
+
+/// # Safety
+///
+/// Called by the workqueue with the work of a line.
+unsafe extern "C" fn interrupt(work: *mut bindings::work_struct) {
+    // SAFETY: The work is that of a line, which `stop` keeps until this has returned.
+    let (line, cq) = unsafe {
+        let line = work.byte_sub(offset_of!(Line, work)).cast::<Line>();
+        (&*line, (*line).cq)
+    };
+    // SAFETY: The CQ is valid as long as its line is.
+    let (device, context, comp, event) = unsafe {
+        (
+            (*cq).device,
+            (*cq).cq_context,
+            (*cq).comp_handler,
+            (*cq).event_handler,
+        )
+    };
+    if line.failed.xchg(0, Full) != 0 {
+        if let Some(handler) = event {
+            let mut event = bindings::ib_event {
+                device,
+                element: bindings::ib_event__bindgen_ty_1 {
+                    cq: ManuallyDrop::new(cq),
+                },
+                event: bindings::ib_event_type_IB_EVENT_CQ_ERR,
+            };
+            // SAFETY: The consumer's handler, called as it expects.
+            unsafe { handler(&raw mut event, context) };
+        }
+    }
+    if line.completed.xchg(0, Full) == 0 {
+        return;
+    }
+    if let Some(handler) = comp {
+        // SAFETY: As above.
+        unsafe { handler(cq, context) };
+    }
+}

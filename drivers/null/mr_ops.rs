@@ -1,0 +1,126 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Operations of memory regions.
+
+use crate::{
+    device::Shared,
+    inject::Object,
+    memory::{
+        self,
+        MAX_PAGES, //
+    },
+    ops::errno, //
+};
+use kernel::prelude::*;
+use rdma_bindings as bindings;
+
+/// The device's MR.
+#[repr(C)]
+pub(crate) struct Mr {
+    raw: bindings::ib_mr,
+    pub(crate) index: usize,
+}
+
+fn err_ptr<T>(e: Error) -> *mut T {
+    e.to_errno() as isize as *mut T
+}
+
+/// There is no key of all memory that peers could use; local memory has its own.
+pub(crate) unsafe extern "C" fn get_dma_mr(
+    _pd: *mut bindings::ib_pd,
+    _access: c_int,
+) -> *mut bindings::ib_mr {
+    err_ptr(EOPNOTSUPP)
+}
+
+/// There are no users.
+pub(crate) unsafe extern "C" fn reg_user_mr(
+    _pd: *mut bindings::ib_pd,
+    _start: u64,
+    _length: u64,
+    _virt_addr: u64,
+    _access: c_int,
+    _dmah: *mut bindings::ib_dmah,
+    _udata: *mut bindings::ib_udata,
+) -> *mut bindings::ib_mr {
+    err_ptr(EOPNOTSUPP)
+}
+
+pub(crate) unsafe extern "C" fn alloc(
+    pd: *mut bindings::ib_pd,
+    kind: bindings::ib_mr_type,
+    pages: u32,
+) -> *mut bindings::ib_mr {
+    // SAFETY: The PD was allocated.
+    let shared = unsafe { Shared::of((*pd).device) };
+    let alloc = || -> Result<*mut bindings::ib_mr> {
+        shared.machine.lock().creations.check(Object::Mr)?;
+        if kind != bindings::ib_mr_type_IB_MR_TYPE_MEM_REG || pages == 0 || pages > MAX_PAGES {
+            return Err(EINVAL);
+        }
+        let state = KBox::new(memory::Mr::new(pages)?, GFP_KERNEL)?;
+        let mut mr = KBox::new(
+            Mr {
+                raw: Default::default(),
+                index: 0,
+            },
+            GFP_KERNEL,
+        )?;
+        let mut machine = shared.machine.lock();
+        mr.index = machine.mrs.vacant()?;
+        mr.raw.lkey = memory::key_of(mr.index)?;
+        mr.raw.rkey = mr.raw.lkey;
+        machine.mrs.put(mr.index, state);
+        Ok(KBox::into_raw(mr).cast())
+    };
+    alloc().unwrap_or_else(err_ptr)
+}
+
+/// # Safety
+///
+/// `mr` is an MR of this device.
+unsafe fn parts<'a>(mr: *mut bindings::ib_mr) -> (&'a Shared, usize) {
+    // SAFETY: By the caller's promise.
+    unsafe { (Shared::of((*mr).device), (*mr.cast::<Mr>()).index) }
+}
+
+pub(crate) unsafe extern "C" fn map(
+    mr: *mut bindings::ib_mr,
+    sg: *mut bindings::scatterlist,
+    entries: c_int,
+    offset: *mut c_uint,
+) -> c_int {
+    // SAFETY: The MR was allocated.
+    let (shared, index) = unsafe { parts(mr) };
+    if let Some(mr) = shared.machine.lock().mrs.get_mut(index) {
+        mr.unmap();
+    }
+    // SAFETY: The arguments are the consumer's.
+    unsafe { bindings::ib_sg_to_pages(mr, sg, entries, offset, Some(set_page)) }
+}
+
+unsafe extern "C" fn set_page(mr: *mut bindings::ib_mr, addr: u64) -> c_int {
+    // SAFETY: Called with the MR that is being mapped.
+    let (shared, index) = unsafe { parts(mr) };
+    let mut machine = shared.machine.lock();
+    errno(
+        machine
+            .mrs
+            .get_mut(index)
+            .ok_or(EINVAL)
+            .and_then(|mr| mr.set_page(addr)),
+    )
+}
+
+pub(crate) unsafe extern "C" fn dereg(
+    mr: *mut bindings::ib_mr,
+    _udata: *mut bindings::ib_udata,
+) -> c_int {
+    // SAFETY: The MR was allocated.
+    let (shared, index) = unsafe { parts(mr) };
+    let gone = shared.machine.lock().mrs.take(index);
+    drop(gone);
+    // SAFETY: `alloc` has made this box.
+    drop(unsafe { KBox::from_raw(mr.cast::<Mr>()) });
+    0
+}

@@ -1,0 +1,187 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Operations that post.
+
+use crate::{
+    device::Shared,
+    memory::{
+        Registration,
+        Sge, //
+    },
+    mr_ops,
+    object_ops,
+    post::{
+        Extra,
+        SendWr, //
+    },
+    qp_ops, //
+};
+use kernel::prelude::*;
+use rdma_bindings as bindings;
+
+/// # Safety
+///
+/// The list has so many entries.
+unsafe fn entries<'a>(list: *mut bindings::ib_sge, count: c_int) -> &'a [Sge] {
+    match usize::try_from(count) {
+        // SAFETY: By the caller's promise; `Sge` is laid out as in C.
+        Ok(count) if count != 0 => unsafe { core::slice::from_raw_parts(list.cast(), count) },
+        _ => &[],
+    }
+}
+
+/// Reads what a request has besides `struct ib_send_wr`.
+///
+/// # Safety
+///
+/// `wr` is a valid request of a QP of that type.
+#[inline]
+unsafe fn extra(wr: *const bindings::ib_send_wr, is_ud: bool) -> Extra {
+    // SAFETY: By the caller's promise, the request is in the structure that its opcode says.
+    unsafe {
+        match (*wr).opcode {
+            _ if is_ud => {
+                let ud = &*wr.cast::<bindings::ib_ud_wr>();
+                Extra::Datagram {
+                    num: ud.remote_qpn,
+                    qkey: ud.remote_qkey,
+                }
+            }
+            bindings::ib_wr_opcode_IB_WR_RDMA_WRITE
+            | bindings::ib_wr_opcode_IB_WR_RDMA_WRITE_WITH_IMM
+            | bindings::ib_wr_opcode_IB_WR_RDMA_READ
+            | bindings::ib_wr_opcode_IB_WR_RDMA_READ_WITH_INV => {
+                let rdma = wr.cast::<bindings::ib_rdma_wr>();
+                Extra::Remote {
+                    addr: (*rdma).remote_addr,
+                    key: (*rdma).rkey,
+                }
+            }
+            bindings::ib_wr_opcode_IB_WR_ATOMIC_CMP_AND_SWP
+            | bindings::ib_wr_opcode_IB_WR_ATOMIC_FETCH_AND_ADD => {
+                let atomic = &*wr.cast::<bindings::ib_atomic_wr>();
+                Extra::Atomic {
+                    addr: atomic.remote_addr,
+                    key: atomic.rkey,
+                    compare_add: atomic.compare_add,
+                    swap: atomic.swap,
+                }
+            }
+            bindings::ib_wr_opcode_IB_WR_REG_MR => {
+                let reg = &*wr.cast::<bindings::ib_reg_wr>();
+                let mr = &*reg.mr;
+                Extra::Register {
+                    index: (*reg.mr.cast::<mr_ops::Mr>()).index,
+                    registration: Registration {
+                        key: reg.key,
+                        access: reg.access as u32,
+                        iova: mr.iova,
+                        length: mr.length,
+                        page_size: mr.page_size,
+                    },
+                }
+            }
+            _ => Extra::Nothing,
+        }
+    }
+}
+
+pub(crate) unsafe extern "C" fn post_send(
+    qp: *mut bindings::ib_qp,
+    mut wr: *const bindings::ib_send_wr,
+    bad: *mut *const bindings::ib_send_wr,
+) -> c_int {
+    // SAFETY: The QP was created.
+    let ((shared, index), is_ud) = unsafe {
+        (
+            qp_ops::parts(qp),
+            (*qp).qp_type == bindings::ib_qp_type_IB_QPT_UD,
+        )
+    };
+    let mut machine = shared.machine.lock();
+    while !wr.is_null() {
+        // SAFETY: The consumer posts a list of valid requests. Both members of each union are as
+        // wide.
+        let request = unsafe {
+            SendWr {
+                wr_id: *(*wr).__bindgen_anon_1.wr_id,
+                opcode: (*wr).opcode,
+                flags: (*wr).send_flags,
+                ex: *(*wr).ex.invalidate_rkey,
+                sges: entries((*wr).sg_list, (*wr).num_sge),
+                extra: extra(wr, is_ud),
+            }
+        };
+        if let Err(e) = machine.post_send(index, &request) {
+            // SAFETY: The consumer gives memory for the first request that was not posted.
+            unsafe { bad.write(wr) };
+            return e.to_errno();
+        }
+        // SAFETY: As above.
+        wr = unsafe { (*wr).next };
+    }
+    0
+}
+
+/// Posts a list of receives, each with `post`.
+///
+/// # Safety
+///
+/// `wr` is a list of valid receives, and `bad` is memory for the first that was not posted.
+unsafe fn post_recvs(
+    mut wr: *const bindings::ib_recv_wr,
+    bad: *mut *const bindings::ib_recv_wr,
+    mut post: impl FnMut(u64, &[Sge]) -> Result,
+) -> c_int {
+    while !wr.is_null() {
+        // SAFETY: By the caller's promise. Both members of the union are as wide.
+        let (wr_id, sges, next) = unsafe {
+            (
+                *(*wr).__bindgen_anon_1.wr_id,
+                entries((*wr).sg_list, (*wr).num_sge),
+                (*wr).next,
+            )
+        };
+        if let Err(e) = post(wr_id, sges) {
+            // SAFETY: By the caller's promise.
+            unsafe { bad.write(wr) };
+            return e.to_errno();
+        }
+        wr = next;
+    }
+    0
+}
+
+pub(crate) unsafe extern "C" fn post_recv(
+    qp: *mut bindings::ib_qp,
+    wr: *const bindings::ib_recv_wr,
+    bad: *mut *const bindings::ib_recv_wr,
+) -> c_int {
+    // SAFETY: The QP was created.
+    let (shared, index) = unsafe { qp_ops::parts(qp) };
+    let mut machine = shared.machine.lock();
+    // SAFETY: The consumer posts a list of valid requests.
+    unsafe { post_recvs(wr, bad, |wr_id, sges| machine.post_recv(index, wr_id, sges)) }
+}
+
+pub(crate) unsafe extern "C" fn post_srq_recv(
+    srq: *mut bindings::ib_srq,
+    wr: *const bindings::ib_recv_wr,
+    bad: *mut *const bindings::ib_recv_wr,
+) -> c_int {
+    // SAFETY: The SRQ was created.
+    let (shared, index) = unsafe {
+        (
+            Shared::of((*srq).device),
+            (*srq.cast::<object_ops::Srq>()).index,
+        )
+    };
+    let mut machine = shared.machine.lock();
+    let post = |wr_id: u64, sges: &[Sge]| {
+        machine.plan.refuses()?;
+        let srq = machine.srqs.get_mut(index).ok_or(EINVAL)?;
+        srq.queue.post(wr_id, sges)
+    };
+    // SAFETY: The consumer posts a list of valid requests.
+    unsafe { post_recvs(wr, bad, post) }
+}

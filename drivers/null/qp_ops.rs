@@ -1,0 +1,165 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Operations of QPs.
+
+use crate::{
+    cq::QpPtr,
+    cq_ops,
+    device::Shared,
+    event,
+    inject::Object,
+    object_ops,
+    ops::errno,
+    qp::{
+        self,
+        check_caps,
+        Config, //
+    },
+    recv::RecvQueue, //
+};
+use core::ptr::NonNull;
+use kernel::prelude::*;
+use rdma_bindings as bindings;
+
+/// The device's QP.
+#[repr(C)]
+pub(crate) struct Qp {
+    raw: bindings::ib_qp,
+    pub(crate) index: usize,
+}
+
+/// # Safety
+///
+/// `qp` is a QP of this device.
+pub(crate) unsafe fn parts<'a>(qp: *mut bindings::ib_qp) -> (&'a Shared, usize) {
+    // SAFETY: By the caller's promise.
+    unsafe { (Shared::of((*qp).device), (*qp.cast::<Qp>()).index) }
+}
+
+pub(crate) unsafe extern "C" fn create(
+    qp: *mut bindings::ib_qp,
+    attr: *mut bindings::ib_qp_init_attr,
+    _udata: *mut bindings::ib_udata,
+) -> c_int {
+    // SAFETY: The core has set the device, and gives valid attributes.
+    let (shared, attr) = unsafe { (Shared::of((*qp).device), &*attr) };
+    let create = || -> Result<(usize, u32)> {
+        shared.machine.lock().creations.check(Object::Qp)?;
+        check_caps(&attr.cap)?;
+        if !matches!(
+            attr.qp_type,
+            bindings::ib_qp_type_IB_QPT_RC
+                | bindings::ib_qp_type_IB_QPT_UC
+                | bindings::ib_qp_type_IB_QPT_UD
+        ) {
+            return Err(EOPNOTSUPP);
+        }
+        if attr.send_cq.is_null() || attr.recv_cq.is_null() {
+            return Err(EINVAL);
+        }
+        let srq = NonNull::new(attr.srq);
+        // SAFETY: CQs and SRQ are of this device: the core's consumers promise that.
+        let config = unsafe {
+            Config {
+                raw: QpPtr(NonNull::new(qp).ok_or(EINVAL)?),
+                kind: attr.qp_type,
+                send_cq: (*attr.send_cq.cast::<cq_ops::Cq>()).index,
+                recv_cq: (*attr.recv_cq.cast::<cq_ops::Cq>()).index,
+                srq: srq.map(|srq| (*srq.as_ptr().cast::<object_ops::Srq>()).index),
+                signal_all: attr.sq_sig_type == bindings::ib_sig_type_IB_SIGNAL_ALL_WR,
+                max_send_wr: attr.cap.max_send_wr,
+                max_send_sge: attr.cap.max_send_sge as usize,
+            }
+        };
+        let recvs = match srq {
+            Some(_) => RecvQueue::new(0, 0)?,
+            None => RecvQueue::new(
+                attr.cap.max_recv_wr as usize,
+                attr.cap.max_recv_sge as usize,
+            )?,
+        };
+        let new = KBox::new(qp::Qp::new(config, recvs)?, GFP_KERNEL)?;
+        let mut machine = shared.machine.lock();
+        let index = machine.qps.vacant()?;
+        Ok((index, machine.add_qp(index, new)))
+    };
+    let (index, num) = match create() {
+        Ok(created) => created,
+        Err(e) => return e.to_errno(),
+    };
+    // SAFETY: The core has allocated this structure.
+    unsafe {
+        (*qp.cast::<Qp>()).index = index;
+        (*qp).qp_num = num;
+    }
+    shared.add_files(num);
+    0
+}
+
+pub(crate) unsafe extern "C" fn modify(
+    qp: *mut bindings::ib_qp,
+    attr: *mut bindings::ib_qp_attr,
+    mask: c_int,
+    _udata: *mut bindings::ib_udata,
+) -> c_int {
+    // SAFETY: The QP was created, and the attributes are valid.
+    let ((shared, index), attr) = unsafe { (parts(qp), &*attr) };
+    let (modified, last) = {
+        let mut machine = shared.machine.lock();
+        let modified = machine.modify_qp(index, attr, mask as u32);
+        let last = machine
+            .qps
+            .get(index)
+            .is_some_and(|qp| qp.has_failed() && qp.config.srq.is_some());
+        (modified, last)
+    };
+    if modified.is_ok() && last {
+        // SAFETY: The caller keeps the QP.
+        unsafe { event::of_qp(qp, bindings::ib_event_type_IB_EVENT_QP_LAST_WQE_REACHED) };
+    }
+    errno(modified)
+}
+
+pub(crate) unsafe extern "C" fn query(
+    qp: *mut bindings::ib_qp,
+    attr: *mut bindings::ib_qp_attr,
+    _mask: c_int,
+    init: *mut bindings::ib_qp_init_attr,
+) -> c_int {
+    // SAFETY: The QP was created, and the core gives memory for the attributes.
+    let ((shared, index), attr, init) = unsafe { (parts(qp), &mut *attr, &mut *init) };
+    let machine = shared.machine.lock();
+    let Some(qp) = machine.qps.get(index) else {
+        return EINVAL.to_errno();
+    };
+    qp.query(attr);
+    attr.cap = bindings::ib_qp_cap {
+        max_send_wr: qp.config.max_send_wr,
+        max_recv_wr: qp.recvs.capacity() as u32,
+        max_send_sge: qp.config.max_send_sge as u32,
+        max_recv_sge: qp.recvs.max_sge() as u32,
+        ..Default::default()
+    };
+    init.cap = bindings::ib_qp_cap { ..attr.cap };
+    init.qp_type = qp.config.kind;
+    init.sq_sig_type = if qp.config.signal_all {
+        bindings::ib_sig_type_IB_SIGNAL_ALL_WR
+    } else {
+        bindings::ib_sig_type_IB_SIGNAL_REQ_WR
+    };
+    0
+}
+
+pub(crate) unsafe extern "C" fn destroy(
+    qp: *mut bindings::ib_qp,
+    _udata: *mut bindings::ib_udata,
+) -> c_int {
+    // SAFETY: The QP was created.
+    let ((shared, index), num) = unsafe { (parts(qp), (*qp).qp_num) };
+    shared.remove_files(num);
+    // No event handler of the QP runs from here on.
+    let _events = shared.events.lock();
+    let gone = shared.machine.lock().remove_qp(index);
+    drop(gone);
+    0
+}

@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Queues of receives: those of QPs, and SRQs.
+
+use crate::{
+    memory::Sge,
+    ring::Ring, //
+};
+use kernel::prelude::*;
+
+#[derive(Clone, Copy, Default)]
+struct Wr {
+    wr_id: u64,
+    entries: usize,
+}
+
+/// A receive that was taken from its queue. Its entries stay until another one is posted.
+pub(crate) struct Recv {
+    pub(crate) wr_id: u64,
+    at: usize,
+    entries: usize,
+}
+
+/// A queue of receives.
+pub(crate) struct RecvQueue {
+    wrs: Ring<Wr>,
+    sges: KVVec<Sge>,
+    /// Room for entries in each receive.
+    max_sge: usize,
+    /// How many receives have not been polled.
+    used: usize,
+}
+
+impl RecvQueue {
+    pub(crate) fn new(max_wr: usize, max_sge: usize) -> Result<Self> {
+        let sges = max_wr.checked_mul(max_sge).ok_or(EINVAL)?;
+        Ok(Self {
+            wrs: Ring::new(max_wr)?,
+            sges: KVVec::from_elem(Sge::default(), sges, GFP_KERNEL)?,
+            max_sge,
+            used: 0,
+        })
+    }
+
+    /// Adds a receive. Fails with `ENOMEM` if all places are taken.
+    #[inline]
+    pub(crate) fn post(&mut self, wr_id: u64, sges: &[Sge]) -> Result {
+        let entries = sges.len();
+        if entries > self.max_sge {
+            return Err(EINVAL);
+        }
+        if self.used >= self.wrs.capacity() {
+            return Err(ENOMEM);
+        }
+        let at = self.wrs.push(Wr { wr_id, entries }).map_err(|_| ENOMEM)?;
+        let begin = at * self.max_sge;
+        if let Some(to) = self.sges.get_mut(begin..begin + entries) {
+            to.copy_from_slice(sges);
+        }
+        self.used += 1;
+        Ok(())
+    }
+
+    pub(crate) fn take(&mut self) -> Option<Recv> {
+        let (at, wr) = self.wrs.pop()?;
+        Some(Recv {
+            wr_id: wr.wr_id,
+            at,
+            entries: wr.entries,
+        })
+    }
+
+    /// Returns the entries of a receive that was just taken.
+    pub(crate) fn entries(&self, recv: &Recv) -> &[Sge] {
+        let begin = recv.at * self.max_sge;
+        self.sges.get(begin..begin + recv.entries).unwrap_or(&[])
+    }
+
+    /// Frees the place of a receive.
+    pub(crate) fn retire(&mut self) {
+        self.used = self.used.saturating_sub(1);
+    }
+
+    /// Forgets all receives.
+    pub(crate) fn clear(&mut self) {
+        self.wrs.retain(|_| false);
+        self.used = 0;
+    }
+
+    pub(crate) fn capacity(&self) -> usize {
+        self.wrs.capacity()
+    }
+
+    pub(crate) fn max_sge(&self) -> usize {
+        self.max_sge
+    }
+
+    pub(crate) fn used(&self) -> usize {
+        self.used
+    }
+}
+
+/// A shared receive queue.
+pub(crate) struct Srq {
+    pub(crate) queue: RecvQueue,
+    pub(crate) limit: u32,
+}
