@@ -6,6 +6,7 @@ mod dial;
 mod link;
 mod mads;
 mod message;
+mod null;
 mod region;
 
 pub(crate) use dial::{
@@ -37,6 +38,13 @@ pub(crate) use message::{
     OnDone,
     Polled, //
 };
+pub(crate) use null::{
+    null_device,
+    order,
+    Null,
+    NullEnv,
+    CAPS, //
+};
 pub(crate) use region::{
     both,
     readable,
@@ -53,6 +61,7 @@ use core::net::{
 use kernel::{
     io::poll::read_poll_timeout,
     prelude::*,
+    str::CStr,
     sync::atomic::{
         ordering::{
             Acquire,
@@ -122,6 +131,18 @@ impl Env {
             .ok_or(ENODEV)
             .inspect_err(|_| pr_err!("there is no RDMA device\n"))?;
         let ip = dev.ip_addr().ok_or(EADDRNOTAVAIL)?;
+        Self::on(client, dev, ip, cx)
+    }
+
+    /// Starts on the device of this name, which needs no address.
+    pub(crate) fn of(name: &CStr) -> Result<Self> {
+        let cx = Sleepable::current()?;
+        let client = CLIENT.lock().clone().ok_or(ENODEV)?;
+        let dev = client.device_by_name(name).ok_or(ENODEV)?;
+        Self::on(client, dev, IpAddr::V6(Ipv6Addr::UNSPECIFIED), cx)
+    }
+
+    fn on(client: ClientRef, dev: Device, ip: IpAddr, cx: Sleepable) -> Result<Self> {
         let pd = Pd::alloc(&dev, &cx)?;
         Ok(Self {
             client,

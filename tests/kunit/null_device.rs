@@ -1,0 +1,186 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! The null device itself.
+
+use crate::fixture::{
+    null_device,
+    order,
+    Env,
+    Inbox,
+    Null,
+    NullEnv,
+    CAPS, //
+};
+use kernel::{
+    prelude::*,
+    str::CString, //
+};
+use rdma::prelude::*;
+use rdma_null::{
+    Injection,
+    NullDevice, //
+};
+
+#[kunit_tests(rdma_null_device)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn comes_and_goes() -> Result {
+        let client = Env::new()?.client;
+        let dev = null_device()?;
+        check!(client.device_by_name(dev.name()).is_some());
+        dev.remove();
+        check!(client.device_by_name(dev.name()).is_none());
+        // It is gone already.
+        dev.remove();
+        Ok(())
+    }
+
+    #[test]
+    fn has_its_own_name() -> Result {
+        let (a, b) = (null_device()?, null_device()?);
+        check!(*a.name() != *b.name());
+        check_err!(NullDevice::new(a.name()).map(drop), ENFILE);
+        let name = CString::try_from(a.name())?;
+        drop(a);
+        NullDevice::new(&name)?;
+        Ok(())
+    }
+
+    #[test]
+    fn has_limits() -> Result {
+        let null = NullEnv::new()?;
+        check!(null.env.dev.num_comp_vectors() >= 4);
+        check!(null.env.dev.max_cqe() >= 65536);
+        check!(null.env.dev.max_qp_wr() >= 16384);
+        check!(null.env.dev.max_fast_reg_pages() >= 256);
+        check!(null.env.dev.ip_addr().is_none());
+        Ok(())
+    }
+
+    #[test]
+    fn counts_its_objects() -> Result {
+        let null = Null::<Softirq>::new()?;
+        check_eq!(null.dev.objects(), [1, 2, 0, 0]);
+        // What comes first is dropped last.
+        let Null { dev, env, cq, a, b } = null;
+        a.destroy(&env.cx)?;
+        b.destroy(&env.cx)?;
+        check_eq!(dev.objects(), [1, 0, 0, 0]);
+        drop(cq);
+        crate::fixture::wait(|| dev.objects() == [0; 4])
+    }
+
+    #[test]
+    fn transfers_messages() -> Result {
+        let (null, sent, received) = (Null::<Softirq>::new()?, Inbox::new()?, Inbox::new()?);
+        null.recv(&received, 16)?;
+        null.send(&sent, b"hello")?;
+        null.one(&sent)?.ok()?;
+        let mut message = null.one(&received)?;
+        check_eq!(message.ok()?.byte_len, 5);
+        check_eq!(&message.bytes()?[..5], b"hello");
+        Ok(())
+    }
+
+    #[test]
+    fn keeps_the_order_of_messages() -> Result {
+        let (null, sent, received) = (Null::<Workqueue>::new()?, Inbox::new()?, Inbox::new()?);
+        for _ in 0..8 {
+            null.recv(&received, 1)?;
+        }
+        for i in 0..8 {
+            null.send(&sent, &[i])?;
+        }
+        check_eq!(order(null.take(&sent, 8)?)?[..], [0, 1, 2, 3, 4, 5, 6, 7]);
+        check_eq!(
+            order(null.take(&received, 8)?)?[..],
+            [0, 1, 2, 3, 4, 5, 6, 7]
+        );
+        Ok(())
+    }
+
+    #[test]
+    fn no_receive_is_an_error() -> Result {
+        let (null, sent) = (Null::<Direct>::new()?, Inbox::new()?);
+        null.send(&sent, b"x")?;
+        null.send(&sent, b"y")?;
+        let all = null.take(&sent, 2)?;
+        check!(all[0].status() == Some(Status::RNR_RETRY_EXC_ERR));
+        check!(all[1].was_flushed());
+        Ok(())
+    }
+
+    #[test]
+    fn short_receive_is_an_error_at_both_ends() -> Result {
+        let (null, sent, received) = (Null::<Softirq>::new()?, Inbox::new()?, Inbox::new()?);
+        null.recv(&received, 2)?;
+        null.recv(&received, 9)?;
+        null.send(&sent, b"abc")?;
+        check!(null.one(&sent)?.status() == Some(Status::REM_INV_REQ_ERR));
+        let mut all = null.take(&received, 2)?;
+        check!(all[0].status() == Some(Status::LOC_LEN_ERR));
+        check_eq!(&all[0].bytes()?[..], &[0, 0]);
+        check!(all[1].was_flushed());
+        Ok(())
+    }
+
+    #[test]
+    fn peer_that_failed_does_not_answer() -> Result {
+        let (null, sent, received) = (Null::<Softirq>::new()?, Inbox::new()?, Inbox::new()?);
+        null.recv(&received, 2)?;
+        null.dev.inject_qp(null.b.num(), Injection::Fail)?;
+        check!(null.one(&received)?.was_flushed());
+        null.send(&sent, b"a")?;
+        check!(null.one(&sent)?.status() == Some(Status::RETRY_EXC_ERR));
+        Ok(())
+    }
+
+    #[test]
+    fn sends_into_the_void() -> Result {
+        let (null, sent) = (Null::<UnboundWorkqueue>::new()?, Inbox::new()?);
+        null.disconnect()?;
+        for _ in 0..8 {
+            null.send(&sent, b"x")?;
+        }
+        check!(null.take(&sent, 8)?.iter().all(|done| done.ok().is_ok()));
+        Ok(())
+    }
+
+    #[test]
+    fn queue_is_full_until_its_completions_are_polled() -> Result {
+        let (null, sent) = (Null::<Direct>::new()?, Inbox::new()?);
+        null.disconnect()?;
+        // One more than was asked for, which is for the drain.
+        for _ in 0..=CAPS.send_wr {
+            null.send(&sent, b"x")?;
+        }
+        check_err!(null.send(&sent, b"x"), ENOMEM);
+        null.cq.process(1);
+        null.send(&sent, b"x")?;
+        check_err!(null.send(&sent, b"x"), ENOMEM);
+        null.take(&sent, 10)?;
+        Ok(())
+    }
+
+    #[test]
+    fn injections_need_their_target() -> Result {
+        let null = Null::<Direct>::new()?;
+        check_err!(null.dev.inject_qp(1, Injection::Fail), ENOENT);
+        check_err!(null.dev.inject(Injection::Fail), EINVAL);
+        check_err!(null.inject(Injection::Eager { on: true }), EINVAL);
+        check_err!(null.dev.held(1), ENOENT);
+        Ok(())
+    }
+
+    #[test]
+    fn events_need_a_device() -> Result {
+        let dev = null_device()?;
+        // IB_EVENT_PORT_ERR.
+        dev.inject(Injection::Event { event: 10 })?;
+        dev.remove();
+        check_err!(dev.inject(Injection::Event { event: 10 }), ENODEV);
+        Ok(())
+    }
+}
