@@ -107,6 +107,14 @@ pub trait PollContext: Sealed + Send + Sync + 'static {
 /// A [`PollContext`] whose handlers run where a `C` token holds.
 pub trait Provides<C: Context>: PollContext {}
 
+/// A [`PollContext`] in which the RDMA core polls: all but [`Direct`]. Handlers of one completion
+/// queue run one after the other.
+pub trait CorePolled: PollContext {}
+
+impl CorePolled for Softirq {}
+impl CorePolled for Workqueue {}
+impl CorePolled for UnboundWorkqueue {}
+
 macro_rules! poll_context {
     ($(#[$doc:meta])* $name:ident, $raw:ident, $text:literal, [$($context:ty),*]) => {
         $(#[$doc])*

@@ -94,6 +94,15 @@ impl Markers {
     }
 }
 
+/// Counts one wait, unless it is in vain.
+fn step(cq: &cq::Inner, left: &mut u32) -> Result {
+    if cq.has_failed() {
+        return Err(EOVERFLOW);
+    }
+    *left = left.checked_sub(STEP_MS).ok_or(ETIMEDOUT)?;
+    Ok(())
+}
+
 /// Posts a marker by `post` and waits until it completes.
 fn drain_queue(
     cq: &cq::Inner,
@@ -102,20 +111,12 @@ fn drain_queue(
     left: &mut u32,
 ) -> Result {
     let cqe = core::ptr::from_ref::<Marker>(&marker).cast_mut().cast();
-    let step = |left: &mut u32| -> Result {
-        if cq.has_failed() {
-            return Err(EOVERFLOW);
-        }
-        *left = left.checked_sub(STEP_MS).ok_or(ETIMEDOUT)?;
-        Ok(())
-    };
-
     // A full queue has room again once something was flushed.
     loop {
         match to_result(post(cqe)) {
             Ok(()) => break,
             Err(e) if e == ENOMEM => {
-                step(left)?;
+                step(cq, left)?;
                 poll_direct(cq);
                 fsleep(Delta::from_millis(STEP_MS.into()));
             }
@@ -136,7 +137,7 @@ fn drain_queue(
             drop(ManuallyDrop::into_inner(marker));
             return Ok(());
         }
-        step(left)?;
+        step(cq, left)?;
     }
 }
 
@@ -191,6 +192,28 @@ unsafe fn to_error(qp: *mut bindings::ib_qp) -> Result {
     to_result(unsafe { bindings::ib_modify_qp(qp, &raw mut attr, state as c_int) })
 }
 
+/// Waits until a QP that is in the error state takes nothing from its SRQ any more, and the
+/// completions of all that it took are in its CQ (`IB_EVENT_QP_LAST_WQE_REACHED`).
+///
+/// # Safety
+///
+/// `qp` is a valid QP on an SRQ, and completes to `cq`.
+unsafe fn last_wqe_reached(qp: *mut bindings::ib_qp, cq: &cq::Inner, left: &mut u32) -> Result {
+    // SAFETY: By the caller's promise; the core has initialised the completion.
+    let reached = unsafe { &raw mut (*qp).srq_completion };
+    loop {
+        // SAFETY: As above, and the caller may sleep.
+        if unsafe { bindings::wait_for_completion_timeout(reached, msecs_to_jiffies(STEP_MS)) } != 0
+        {
+            // The event comes once, and there may be another drain.
+            // SAFETY: As above.
+            unsafe { bindings::complete_all(reached) };
+            return Ok(());
+        }
+        step(cq, left)?;
+    }
+}
+
 /// Moves a QP to the error state and waits until every request that was posted to it before has
 /// completed.
 ///
@@ -201,7 +224,8 @@ unsafe fn to_error(qp: *mut bindings::ib_qp) -> Result {
 ///
 /// # Safety
 ///
-/// `qp` is a valid QP that completes to the two CQs and has no SRQ.
+/// `qp` is a valid QP that completes to the two CQs. If it is on an SRQ they are the same, and not a
+/// direct one.
 pub(crate) unsafe fn drain(
     qp: *mut bindings::ib_qp,
     send_cq: &cq::Inner,
@@ -218,6 +242,13 @@ pub(crate) unsafe fn drain(
 
     // SAFETY: By the caller's promise.
     unsafe { to_error(qp) }?;
+
+    // SAFETY: By the caller's promise; the SRQ of a QP does not change.
+    let on_srq = unsafe { !(*qp).srq.is_null() };
+    if on_srq {
+        // SAFETY: As above.
+        unsafe { last_wqe_reached(qp, recv_cq, &mut left) }?;
+    }
 
     match ops.drain_sq {
         // SAFETY: The driver's own drain takes any valid QP, in process context.
@@ -240,6 +271,9 @@ pub(crate) unsafe fn drain(
         )?,
     }
 
+    if on_srq {
+        return Ok(());
+    }
     match ops.drain_rq {
         // SAFETY: As above.
         Some(drain_rq) => unsafe { drain_rq(qp) },

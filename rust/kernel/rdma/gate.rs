@@ -37,18 +37,20 @@ pub(crate) enum Kind {
     Cq,
     Qp,
     Mr,
+    Srq,
     Id,
     Client,
     Ah,
     Mad,
 }
 
-const NAMES: [&str; 9] = [
+const NAMES: [&str; 10] = [
     "device handle",
     "PD",
     "CQ",
     "QP",
     "MR",
+    "SRQ",
     "CM id",
     "client handle",
     "address handle",

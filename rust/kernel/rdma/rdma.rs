@@ -13,6 +13,7 @@
 //! - Teardown is in order, after a drain that was proved, and never in the context of whoever drops
 //!   last: [`qp`].
 //! - Devices and modules go only after every handle: [`client`].
+//! - Receives of a shared receive queue are slots that post themselves again: [`srq`].
 //! - Peers reach memory only through a registration, and it outlives that: [`mr`].
 
 mod bindings {
@@ -35,6 +36,7 @@ pub mod pd;
 pub mod prelude;
 pub mod qp;
 mod removal;
+pub mod srq;
 pub mod wc;
 pub mod wr;
 

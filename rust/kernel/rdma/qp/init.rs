@@ -14,11 +14,17 @@ use crate::{
     bindings,
     cm,
     context::{
+        CorePolled,
         PollContext,
+        Provides,
         Sleepable, //
     },
     cq::Cq,
-    pd::Pd, //
+    pd::Pd,
+    srq::{
+        Receive,
+        Srq, //
+    }, //
 };
 use core::marker::PhantomData;
 use kernel::prelude::*;
@@ -56,6 +62,7 @@ impl<'a, S: PollContext, R: PollContext> Init<'a, S, R> {
                 pd,
                 send_cq: send_cq.inner(),
                 recv_cq: recv_cq.inner(),
+                srq: None,
                 qp_type: bindings::ib_qp_type_IB_QPT_RC,
                 caps: *caps,
                 rw: None,
@@ -89,5 +96,27 @@ impl<'a, S: PollContext, R: PollContext> Init<'a, S, R> {
     /// As [`Qp::create`].
     pub fn create_for(self, id: &cm::Id, cx: &Sleepable) -> Result<Qp<S, R>> {
         Qp::new(&self.parts, Origin::Id(id.inner()), cx)
+    }
+}
+
+impl<'a, C: CorePolled> Init<'a, C, C> {
+    /// A QP that takes its receives from an SRQ. Of `caps`, what is said about receives does not
+    /// matter.
+    ///
+    /// Both queues complete to one CQ: the drain of such a QP is a request at the end of the send
+    /// queue, which has to come after the last receive. The SRQ leases room for its slots from the
+    /// CQ once, for all its QPs there.
+    pub fn on_srq<T: Receive<N>, const N: usize>(
+        pd: &'a Pd,
+        cq: &'a Cq<C>,
+        srq: &'a Srq<T, N>,
+        caps: &Caps,
+    ) -> Self
+    where
+        C: Provides<T::Needs>,
+    {
+        let mut init = Self::new(pd, cq, cq, caps);
+        init.parts.srq = Some(srq.inner());
+        init
     }
 }

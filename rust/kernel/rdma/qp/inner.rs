@@ -27,7 +27,8 @@ use crate::{
         Hold,
         Kind, //
     },
-    pd::Pd, //
+    pd::Pd,
+    srq, //
 };
 use core::ptr::NonNull;
 use kernel::{
@@ -44,6 +45,8 @@ pub(crate) struct Parts<'a> {
     pub(crate) pd: &'a Pd,
     pub(crate) send_cq: &'a Arc<cq::Inner>,
     pub(crate) recv_cq: &'a Arc<cq::Inner>,
+    /// If there is one, the CQs are the same, and not a direct one.
+    pub(crate) srq: Option<&'a Arc<srq::Inner>>,
     pub(crate) qp_type: bindings::ib_qp_type,
     pub(crate) caps: Caps,
     pub(crate) rw: Option<Rw>,
@@ -63,14 +66,22 @@ impl Parts<'_> {
         if rw.contexts > dev.max_qp_wr() || (rw.contexts != 0 && dev.port(rw.port).is_none()) {
             return Err(EINVAL);
         }
+        let (srq, max_recv_wr, max_recv_sge) = match self.srq {
+            Some(srq) => (srq.as_raw(), 0, 0),
+            None => {
+                let recv_wr = with_marker(self.caps.recv_wr)?;
+                (core::ptr::null_mut(), recv_wr, self.caps.recv_sge)
+            }
+        };
         Ok(bindings::ib_qp_init_attr {
             send_cq: self.send_cq.raw.as_ptr(),
             recv_cq: self.recv_cq.raw.as_ptr(),
+            srq,
             cap: bindings::ib_qp_cap {
                 max_send_wr: with_marker(self.caps.send_wr)?,
-                max_recv_wr: with_marker(self.caps.recv_wr)?,
+                max_recv_wr,
                 max_send_sge: self.caps.send_sge,
-                max_recv_sge: self.caps.recv_sge,
+                max_recv_sge,
                 max_rdma_ctxs: rw.contexts,
                 ..Default::default()
             },
@@ -149,16 +160,32 @@ impl Owner {
     }
 }
 
+/// Where the receives of a QP come from, with the room that they need in its CQ.
+enum Recv {
+    Own(Lease),
+    Shared(srq::Share),
+}
+
+impl Recv {
+    fn cq(&self) -> &Arc<cq::Inner> {
+        match self {
+            Self::Own(lease) => lease.cq(),
+            Self::Shared(share) => share.cq(),
+        }
+    }
+}
+
 /// A QP, and what it needs at its end.
 ///
 /// # Invariants
 ///
-/// `raw` was created by `owner`, completes to the CQs of the leases and belongs to `pd`.
+/// `raw` was created by `owner`, completes to the CQs of the leases and belongs to `pd`. If its
+/// receives are shared these CQs are the same, and not a direct one.
 pub(crate) struct Inner {
     pub(crate) raw: NonNull<bindings::ib_qp>,
     owner: Owner,
     send: Lease,
-    recv: Lease,
+    recv: Recv,
     markers: Option<Markers>,
     pub(crate) pd: Pd,
     // Dropped last: the ULP may be gone after that.
@@ -265,7 +292,7 @@ pub(crate) fn create(
 ) -> Result<Deferred<Inner>> {
     let (pd, send_cq, recv_cq) = (parts.pd, parts.send_cq, parts.recv_cq);
     let dev = pd.device();
-    if send_cq.dev != *dev || recv_cq.dev != *dev {
+    if send_cq.dev != *dev || recv_cq.dev != *dev || parts.srq.is_some_and(|srq| srq.pd() != pd) {
         return Err(EINVAL);
     }
     let mut attr = parts.to_raw()?;
@@ -278,8 +305,13 @@ pub(crate) fn create(
 
     // SAFETY: The QP was just created.
     let given = unsafe { given(raw.as_ptr(), &attr.cap) };
-    let leases = cq::lease(send_cq, given.max_send_wr)
-        .and_then(|send| Ok((send, cq::lease(recv_cq, given.max_recv_wr)?)));
+    let leases = cq::lease(send_cq, given.max_send_wr).and_then(|send| {
+        let recv = match parts.srq {
+            Some(srq) => Recv::Shared(srq::Share::new(srq, recv_cq)?),
+            None => Recv::Own(cq::lease(recv_cq, given.max_recv_wr)?),
+        };
+        Ok((send, recv))
+    });
     let e = match leases {
         Ok((send, recv)) => {
             // INVARIANT: As created.
@@ -298,7 +330,8 @@ pub(crate) fn create(
     // SAFETY: Nothing was posted to the QP.
     if let Err(e) = unsafe { owner.destroy(raw) } {
         pr_err!("{dev}: a new QP was not destroyed ({e:?}): it is leaked and holds its device\n");
-        core::mem::forget((hold, owner, pd.clone(), send_cq.clone(), recv_cq.clone()));
+        let cqs = (send_cq.clone(), recv_cq.clone());
+        core::mem::forget((hold, owner, pd.clone(), cqs, parts.srq.cloned()));
     }
     Err(e)
 }
