@@ -8,6 +8,7 @@ mod mads;
 mod message;
 mod null;
 mod region;
+mod shared;
 
 pub(crate) use dial::{
     accept,
@@ -33,6 +34,7 @@ pub(crate) use message::{
     recv,
     send,
     Completed,
+    Done,
     Inbox,
     Message,
     OnDone,
@@ -51,6 +53,12 @@ pub(crate) use region::{
     writable,
     RegOwner,
     Registered, //
+};
+pub(crate) use shared::{
+    Desk,
+    Line,
+    Ticket,
+    SLOT, //
 };
 
 use crate::check::fail;

@@ -39,6 +39,8 @@ mod post;
 mod qp;
 mod qp_raw;
 mod send;
+mod srq;
+mod srq_ends;
 mod status;
 mod stress;
 mod teardown;

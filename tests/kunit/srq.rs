@@ -1,0 +1,393 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Shared receive queues: what their slots receive.
+
+use crate::fixture::{
+    recv,
+    send,
+    wait,
+    Counter,
+    Desk,
+    Env,
+    Inbox,
+    Line,
+    Ticket,
+    SLOT, //
+};
+use kernel::prelude::*;
+use rdma::{
+    context::CorePolled,
+    prelude::*,
+    srq::{
+        Event,
+        Receive,
+        Slot,
+        Srq, //
+    }, //
+};
+
+/// Tries again for a receive as long as it takes.
+fn patient() -> cm::ConnParam<'static> {
+    cm::ConnParam {
+        rnr_retry_count: 7,
+        ..Default::default()
+    }
+}
+
+/// An SRQ, a CQ and a connection to a QP on both.
+struct Shared<C: PollContext> {
+    line: Line<C>,
+    cq: Cq<C>,
+    srq: Srq<Ticket>,
+    desk: Desk,
+    sent: Arc<Inbox>,
+    env: Env,
+}
+
+impl<C: CorePolled + Provides<Atomic>> Shared<C> {
+    fn new(slots: u32, keep: bool) -> Result<Self> {
+        let (env, desk) = (Env::new()?, Desk::new(keep)?);
+        let (srq, cq) = (env.srq(slots, &desk)?, env.cq(64)?);
+        Ok(Self {
+            line: Line::new(&env, &srq, &cq, &patient())?,
+            cq,
+            srq,
+            desk,
+            sent: Inbox::new()?,
+            env,
+        })
+    }
+
+    fn send(&self, bytes: &[u8]) -> Result {
+        Ok(send(&self.line.a.qp, self.env.message(&self.sent, bytes)?)?)
+    }
+}
+
+/// Sends many messages through few slots, which post themselves again.
+fn many<C: CorePolled + Provides<Atomic>>() -> Result {
+    const N: i32 = 100;
+    let shared = Shared::<C>::new(4, false)?;
+    for i in 0..N {
+        wait(|| i < 32 + shared.desk.received())?;
+        shared.send(&[i as u8; SLOT])?;
+    }
+    wait(|| shared.sent.len() == N as usize && shared.desk.received() == N)?;
+    for done in shared.sent.take() {
+        done.ok()?;
+    }
+    check_eq!(shared.srq.set_aside(), 0);
+    Ok(())
+}
+
+/// A slot with several entries, in two buffers.
+struct Split<const N: usize> {
+    head: Buf<FromDevice>,
+    tail: Buf<FromDevice>,
+    received: Arc<Counter>,
+}
+
+impl<const N: usize> Split<N> {
+    fn srq(env: &Env, received: &Arc<Counter>) -> Result<Srq<Self, N>> {
+        let slot = |_| -> Result<_> {
+            Ok(Self {
+                head: Buf::alloc(&env.pd, 3, &env.cx)?,
+                tail: Buf::alloc(&env.pd, 64, &env.cx)?,
+                received: received.clone(),
+            })
+        };
+        Srq::create(&env.pd, 2, slot, &env.cx)
+    }
+}
+
+impl<const N: usize> Receive<N> for Split<N> {
+    type Needs = Sleepable;
+
+    fn recv(&self) -> RecvWr<'_, N> {
+        let mut sges = [self.tail.whole_mut(); N];
+        if let Some(first) = sges.first_mut() {
+            *first = self.head.whole_mut();
+        }
+        RecvWr::new(sges)
+    }
+
+    fn done(mut slot: Slot<Self, N>, _wc: &Wc, _cx: &Sleepable) {
+        if *slot.head.cpu() == *b"abc" && slot.tail.cpu().starts_with(b"def") {
+            slot.received.up();
+        }
+    }
+}
+
+#[kunit_tests(rdma_srq)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn receives_for_several_qps() -> Result {
+        let shared = Shared::<Softirq>::new(8, true)?;
+        let other = Line::new(&shared.env, &shared.srq, &shared.cq, &patient())?;
+        shared.send(b"one")?;
+        send(&other.a.qp, shared.env.message(&shared.sent, b"two")?)?;
+        wait(|| shared.desk.len() == 2 && shared.sent.len() == 2)?;
+        let mut found = [false; 2];
+        for mut received in shared.desk.take() {
+            match &received.bytes()?[..] {
+                b"one" => found[0] = true,
+                b"two" => found[1] = true,
+                _ => return Err(EBADMSG),
+            }
+        }
+        check_eq!(found, [true; 2]);
+        Ok(())
+    }
+
+    #[test]
+    fn slots_post_themselves_again_softirq() -> Result {
+        many::<Softirq>()
+    }
+
+    #[test]
+    fn slots_post_themselves_again_workqueue() -> Result {
+        many::<Workqueue>()
+    }
+
+    #[test]
+    fn slots_post_themselves_again_unbound_workqueue() -> Result {
+        many::<UnboundWorkqueue>()
+    }
+
+    #[test]
+    fn kept_slots_withhold_their_credit() -> Result {
+        let shared = Shared::<Softirq>::new(2, true)?;
+        for byte in 0..3 {
+            shared.send(&[byte; 4])?;
+        }
+        wait(|| shared.desk.len() == 2)?;
+        // The third has no receive, and goes on trying.
+        check_eq!(shared.sent.len(), 2);
+        let mut first = shared.desk.pop()?;
+        check_eq!(first.bytes()?.len(), 4);
+        drop(first);
+        wait(|| shared.desk.received() == 3 && shared.sent.len() == 3)?;
+        Ok(())
+    }
+
+    #[test]
+    fn sender_gives_up_when_all_are_kept() -> Result {
+        let (env, desk, sent) = (Env::new()?, Desk::new(true)?, Inbox::new()?);
+        let (srq, cq) = (env.srq(1, &desk)?, env.cq::<Softirq>(64)?);
+        let param = cm::ConnParam {
+            rnr_retry_count: 0,
+            ..Default::default()
+        };
+        let line = Line::new(&env, &srq, &cq, &param)?;
+        send(&line.a.qp, env.message(&sent, b"one")?)?;
+        send(&line.a.qp, env.message(&sent, b"two")?)?;
+        wait(|| sent.len() == 2)?;
+        check!(sent.pop()?.status() == Some(Status::RNR_RETRY_EXC_ERR));
+        sent.pop()?.ok()?;
+        check_eq!(desk.len(), 1);
+        Ok(())
+    }
+
+    #[test]
+    fn answer_goes_out_from_the_slot() -> Result {
+        let (shared, answers) = (Shared::<Softirq>::new(2, true)?, Inbox::new()?);
+        recv(&shared.line.a.qp, shared.env.message(&answers, &[0; SLOT])?)?;
+        shared.send(b"ping")?;
+        wait(|| shared.desk.len() == 1)?;
+        let mut slot = shared.desk.pop()?.slot;
+        slot.buf.cpu()[..4].copy_from_slice(b"pong");
+        shared
+            .line
+            .b
+            .qp
+            .post_send(slot, |s| Ok(SendWr::send([s.buf.sge(0..4)?])))?;
+        wait(|| answers.len() == 1 && shared.desk.answered() == 1)?;
+        check!(answers.pop()?.bytes()?.starts_with(b"pong"));
+        Ok(())
+    }
+
+    #[test]
+    fn refused_answer_gives_the_slot_back() -> Result {
+        let shared = Shared::<Softirq>::new(1, true)?;
+        shared.send(b"ping")?;
+        wait(|| shared.desk.len() == 1)?;
+        let slot = shared.desk.pop()?.slot;
+        let Err(e) = shared
+            .line
+            .b
+            .qp
+            .post_send(slot, |s| Ok(SendWr::send([s.buf.sge(0..SLOT + 1)?])))
+        else {
+            return Err(EINVAL);
+        };
+        check_eq!(e.error, EINVAL);
+        drop(e);
+        // The only slot is posted again.
+        shared.send(b"ping")?;
+        wait(|| shared.desk.received() == 2)
+    }
+
+    #[test]
+    fn several_entries() -> Result {
+        let (env, sent, received) = (Env::new()?, Inbox::new()?, Counter::new()?);
+        let (srq, cq) = (Split::<2>::srq(&env, &received)?, env.cq::<Workqueue>(64)?);
+        let line = Line::new(&env, &srq, &cq, &patient())?;
+        send(&line.a.qp, env.message(&sent, b"abcdef")?)?;
+        wait(|| received.get() == 1)
+    }
+
+    #[test]
+    fn as_many_entries_as_the_device_has() -> Result {
+        let (env, received) = (Env::new()?, Counter::new()?);
+        let max = env.dev.max_srq_sge();
+        check!(max >= 1);
+        check_eq!(Split::<27>::srq(&env, &received).is_ok(), max >= 27);
+        check_eq!(Split::<28>::srq(&env, &received).is_ok(), max >= 28);
+        Ok(())
+    }
+
+    #[test]
+    fn immediate_data_and_empty_messages() -> Result {
+        let shared = Shared::<Softirq>::new(2, true)?;
+        let message = shared.env.message(&shared.sent, b"x")?;
+        shared
+            .line
+            .a
+            .qp
+            .post_send(message, |_| Ok(SendWr::send([]).with_imm(0x0102_0304)))?;
+        wait(|| shared.desk.len() == 1)?;
+        let received = shared.desk.pop()?;
+        let done = received.result.map_err(Error::from)?;
+        check_eq!(done.byte_len, 0);
+        check_eq!(done.imm_data, Some(0x0102_0304));
+        Ok(())
+    }
+
+    #[test]
+    fn message_that_does_not_fit() -> Result {
+        let shared = Shared::<Softirq>::new(2, true)?;
+        shared.send(&[1; SLOT + 1])?;
+        wait(|| shared.desk.len() == 1 && shared.sent.len() == 1)?;
+        check!(shared.desk.pop()?.result.is_err());
+        check!(shared.sent.pop()?.status().is_some());
+        Ok(())
+    }
+
+    #[test]
+    fn receives_cannot_be_posted_to_its_qps() -> Result {
+        let shared = Shared::<Softirq>::new(2, true)?;
+        let inbox = Inbox::new()?;
+        let posted = recv(&shared.line.b.qp, shared.env.message(&inbox, &[0; 4])?);
+        check!(posted.is_err());
+        drop(posted);
+        check_eq!(inbox.dropped(), 1);
+        Ok(())
+    }
+
+    #[test]
+    fn limit_is_reached_once() -> Result {
+        let (env, desk, sent) = (Env::new()?, Desk::new(true)?, Inbox::new()?);
+        let (limits, others) = (Counter::new()?, Counter::new()?);
+        let told = (limits.clone(), others.clone());
+        let srq = Srq::create_with_events(
+            &env.pd,
+            4,
+            |_| Ticket::new(&env.pd, &desk.0, &env.cx),
+            move |event| {
+                match event {
+                    Event::LimitReached => told.0.up(),
+                    Event::Failed => told.1.up(),
+                };
+            },
+            &env.cx,
+        )?;
+        check_err!(srq.arm_limit(5, &env.cx), EINVAL);
+        srq.arm_limit(3, &env.cx)?;
+        check_eq!(srq.query(&env.cx)?.limit, 3);
+        let cq = env.cq::<Softirq>(64)?;
+        let line = Line::new(&env, &srq, &cq, &patient())?;
+        send(&line.a.qp, env.message(&sent, b"one")?)?;
+        wait(|| desk.len() == 1)?;
+        check_eq!(limits.get(), 0);
+        for _ in 0..2 {
+            send(&line.a.qp, env.message(&sent, b"more")?)?;
+        }
+        wait(|| desk.len() == 3)?;
+        check_eq!(limits.get(), 1);
+        check_eq!(srq.query(&env.cx)?.limit, 0);
+        check_eq!(others.get(), 0);
+        Ok(())
+    }
+
+    #[test]
+    fn sizes_are_checked() -> Result {
+        let (env, desk) = (Env::new()?, Desk::new(false)?);
+        check_err!(env.srq(0, &desk), EINVAL);
+        check_err!(
+            Srq::<Ticket>::create(&env.pd, u32::MAX, |_| Err::<Ticket, _>(EIO), &env.cx),
+            EINVAL
+        );
+        let attr = env.srq(5, &desk)?.query(&env.cx)?;
+        check!(attr.max_wr >= 5);
+        check!(attr.max_sge >= 1);
+        check_eq!(attr.limit, 0);
+        Ok(())
+    }
+
+    #[test]
+    fn all_is_of_one_pd() -> Result {
+        let (env, desk) = (Env::new()?, Desk::new(false)?);
+        let other = Pd::alloc(&env.dev, &env.cx)?;
+        let slot = |_| Ticket::new(&other, &desk.0, &env.cx);
+        check_err!(Srq::create(&env.pd, 2, slot, &env.cx), EINVAL);
+        wait(|| desk.gone() == 2)?;
+        let (srq, cq) = (env.srq(2, &desk)?, env.cq::<Softirq>(64)?);
+        let init = rdma::qp::Init::on_srq(&other, &cq, &srq, &Caps::new(2, 0));
+        check_err!(init.create(&env.cx), EINVAL);
+        Ok(())
+    }
+
+    #[test]
+    fn slot_with_foreign_memory_is_set_aside() -> Result {
+        let shared = Shared::<Softirq>::new(2, true)?;
+        let other = Pd::alloc(&shared.env.dev, &shared.env.cx)?;
+        shared.send(b"one")?;
+        wait(|| shared.desk.len() == 1)?;
+        let mut slot = shared.desk.pop()?.slot;
+        slot.buf = Buf::alloc(&other, SLOT, &shared.env.cx)?;
+        check_eq!(shared.srq.set_aside(), 0);
+        drop(slot);
+        check_eq!(shared.srq.set_aside(), 1);
+        // The other one goes on.
+        shared.send(b"two")?;
+        wait(|| shared.desk.len() == 1)
+    }
+
+    #[test]
+    fn leases_once_for_all_qps_on_a_cq() -> Result {
+        let (env, desk) = (Env::new()?, Desk::new(false)?);
+        let (srq, cq) = (env.srq(16, &desk)?, env.cq::<Softirq>(127)?);
+        let init = || rdma::qp::Init::on_srq(&env.pd, &cq, &srq, &Caps::new(2, 0));
+        let a = init().create(&env.cx)?;
+        let first = cq.entries() - cq.free_entries();
+        let b = init().create(&env.cx)?;
+        let second = cq.entries() - cq.free_entries() - first;
+        check_eq!(first, second + 16);
+        a.destroy(&env.cx)?;
+        check_eq!(cq.entries() - cq.free_entries(), first);
+        b.destroy(&env.cx)?;
+        check_eq!(cq.entries(), cq.free_entries());
+        Ok(())
+    }
+
+    #[test]
+    fn cq_without_room_for_the_slots() -> Result {
+        let (env, desk) = (Env::new()?, Desk::new(false)?);
+        let (srq, cq) = (env.srq(64, &desk)?, env.cq::<Softirq>(31)?);
+        let init = rdma::qp::Init::on_srq(&env.pd, &cq, &srq, &Caps::new(2, 0));
+        check_err!(init.create(&env.cx), ENOSPC);
+        check_eq!(cq.entries(), cq.free_entries());
+        Ok(())
+    }
+}
