@@ -82,6 +82,12 @@ impl Status {
     }
 }
 
+impl fmt::Debug for Status {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
 impl fmt::Display for Status {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self.as_str(), f)
@@ -140,9 +146,12 @@ pub struct WcError {
     pub vendor_err: u32,
 }
 
-/// A successful completion.
+/// How many completions fit into the array that a CQ's poller takes them to (`IB_POLL_BATCH`).
+const POLL_BATCH: usize = 16;
+
+/// A successful completion, and the CQ that is dispatching it, if one is.
 #[derive(Clone, Copy)]
-pub struct Success<'a>(&'a bindings::ib_wc);
+pub struct Success<'a>(&'a bindings::ib_wc, *const bindings::ib_cq);
 
 impl Success<'_> {
     fn flag(&self, flag: bindings::ib_wc_flags) -> bool {
@@ -178,6 +187,20 @@ impl Success<'_> {
         })
     }
 
+    /// Returns the CQ whose own poller is dispatching this completion.
+    ///
+    /// That poller takes one completion after the other, in their order. Others may take some
+    /// concurrently (the callers of `ib_process_cq_direct`, among them C's drain of an SRQ), but not
+    /// into the CQ's array.
+    pub(crate) fn serial_cq(&self) -> Option<*const bindings::ib_cq> {
+        // SAFETY: By the invariant of `Wc` it is null or a CQ, which is there while it dispatches.
+        let array = unsafe { self.1.as_ref() }?.wc.cast_const();
+        let batch = array..array.wrapping_add(POLL_BATCH);
+        batch
+            .contains(&core::ptr::from_ref(self.0))
+            .then_some(self.1)
+    }
+
     /// Returns the remote key that the peer invalidated with this receive.
     #[inline]
     pub fn invalidated_rkey(&self) -> Option<u32> {
@@ -190,19 +213,42 @@ impl Success<'_> {
 }
 
 /// A work completion, as a handler sees it: valid during the call only.
-#[repr(transparent)]
-pub struct Wc(bindings::ib_wc);
+///
+/// # Invariants
+///
+/// `raw` is valid while a reference to this is. `cq` is null, or the CQ that `raw` was taken from and
+/// that is dispatching it.
+pub struct Wc {
+    raw: *const bindings::ib_wc,
+    cq: *const bindings::ib_cq,
+}
 
 impl Wc {
+    /// # Safety
+    ///
+    /// As the invariants say, for as long as this lives.
+    #[inline]
+    pub(crate) unsafe fn new(raw: *const bindings::ib_wc, cq: *const bindings::ib_cq) -> Self {
+        // INVARIANT: By the caller's promise.
+        Self { raw, cq }
+    }
+
+    #[inline]
+    fn raw(&self) -> &bindings::ib_wc {
+        // SAFETY: By the type invariant.
+        unsafe { &*self.raw }
+    }
+
     /// Returns the request's result. Nothing but the [`WcError`] can be read of a failed one.
     #[inline]
     pub fn result(&self) -> core::result::Result<Success<'_>, WcError> {
-        if self.0.status == bindings::ib_wc_status_IB_WC_SUCCESS {
-            Ok(Success(&self.0))
+        let raw = self.raw();
+        if raw.status == bindings::ib_wc_status_IB_WC_SUCCESS {
+            Ok(Success(raw, self.cq))
         } else {
             Err(WcError {
-                status: Status(self.0.status),
-                vendor_err: self.0.vendor_err,
+                status: Status(raw.status),
+                vendor_err: raw.vendor_err,
             })
         }
     }
@@ -210,7 +256,7 @@ impl Wc {
     #[inline]
     pub(crate) fn cqe(&self) -> *mut bindings::ib_cqe {
         // SAFETY: The core calls handlers with `wr_cqe` set; both members of the union are as wide.
-        unsafe { *self.0.__bindgen_anon_1.wr_cqe }
+        unsafe { *self.raw().__bindgen_anon_1.wr_cqe }
     }
 }
 
