@@ -40,6 +40,45 @@ void rdma_helper_dma_sync_for_device(struct ib_device *dev, u64 addr, size_t siz
 }
 EXPORT_SYMBOL_GPL(rdma_helper_dma_sync_for_device);
 
+int rdma_helper_dma_map_sgtable(struct ib_device *dev, struct sg_table *sgt,
+				enum dma_data_direction dir)
+{
+	int nents = ib_dma_map_sg(dev, sgt->sgl, sgt->orig_nents, dir);
+
+	sgt->nents = nents;
+	return nents ? 0 : -EIO;
+}
+EXPORT_SYMBOL_GPL(rdma_helper_dma_map_sgtable);
+
+void rdma_helper_dma_unmap_sgtable(struct ib_device *dev, struct sg_table *sgt,
+				   enum dma_data_direction dir)
+{
+	ib_dma_unmap_sg(dev, sgt->sgl, sgt->orig_nents, dir);
+}
+EXPORT_SYMBOL_GPL(rdma_helper_dma_unmap_sgtable);
+
+void rdma_helper_dma_sync_sgtable_for_cpu(struct ib_device *dev, struct sg_table *sgt,
+					  enum dma_data_direction dir)
+{
+	if (!ib_uses_virt_dma(dev))
+		dma_sync_sgtable_for_cpu(dev->dma_device, sgt, dir);
+}
+EXPORT_SYMBOL_GPL(rdma_helper_dma_sync_sgtable_for_cpu);
+
+void rdma_helper_dma_sync_sgtable_for_device(struct ib_device *dev, struct sg_table *sgt,
+					     enum dma_data_direction dir)
+{
+	if (!ib_uses_virt_dma(dev))
+		dma_sync_sgtable_for_device(dev->dma_device, sgt, dir);
+}
+EXPORT_SYMBOL_GPL(rdma_helper_dma_sync_sgtable_for_device);
+
+void *rdma_helper_page_address(struct page *page)
+{
+	return page_address(page);
+}
+EXPORT_SYMBOL_GPL(rdma_helper_page_address);
+
 /*
  * Interrupts and softirqs never go unnoticed. A held spinlock does without CONFIG_PREEMPT_COUNT,
  * and an RCU read-side section without CONFIG_PREEMPT_RCU.

@@ -15,6 +15,15 @@ void rdma_helper_dma_sync_for_cpu(struct ib_device *dev, u64 addr, size_t size,
 				  enum dma_data_direction dir);
 void rdma_helper_dma_sync_for_device(struct ib_device *dev, u64 addr, size_t size,
 				     enum dma_data_direction dir);
+int rdma_helper_dma_map_sgtable(struct ib_device *dev, struct sg_table *sgt,
+				enum dma_data_direction dir);
+void rdma_helper_dma_unmap_sgtable(struct ib_device *dev, struct sg_table *sgt,
+				   enum dma_data_direction dir);
+void rdma_helper_dma_sync_sgtable_for_cpu(struct ib_device *dev, struct sg_table *sgt,
+					  enum dma_data_direction dir);
+void rdma_helper_dma_sync_sgtable_for_device(struct ib_device *dev, struct sg_table *sgt,
+					     enum dma_data_direction dir);
+void *rdma_helper_page_address(struct page *page);
 bool rdma_helper_may_sleep(void);
 struct workqueue_struct *rdma_helper_alloc_workqueue(const char *name);
 void rdma_helper_device_name(struct ib_device *dev, char *name, size_t size);

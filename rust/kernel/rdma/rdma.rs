@@ -37,6 +37,7 @@ pub mod prelude;
 pub mod qp;
 mod removal;
 pub mod srq;
+pub mod sg;
 pub mod wc;
 pub mod wr;
 
