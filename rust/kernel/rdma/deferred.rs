@@ -19,7 +19,10 @@ use core::{
         ManuallyDrop,
         MaybeUninit, //
     },
-    ops::Deref,
+    ops::{
+        Deref,
+        DerefMut, //
+    },
     ptr::NonNull, //
 };
 use kernel::{
@@ -199,6 +202,14 @@ impl<T: Teardown> Deref for Deferred<T> {
 
     fn deref(&self) -> &T {
         &self.0.value
+    }
+}
+
+impl<T: Teardown> DerefMut for Deferred<T> {
+    fn deref_mut(&mut self) -> &mut T {
+        // SAFETY: Nothing is moved out, and `value` is not pinned structurally.
+        let item = unsafe { self.0.as_mut().get_unchecked_mut() };
+        &mut item.value
     }
 }
 

@@ -40,7 +40,7 @@ mod private {
 use private::Sealed;
 
 /// Which way data go, as `enum dma_data_direction`.
-pub trait Direction: Sealed + Send + Sync + 'static {
+pub trait Direction: Sealed + Send + Sync + Unpin + 'static {
     /// The C value.
     #[doc(hidden)]
     const RAW: bindings::dma_data_direction;
@@ -301,6 +301,10 @@ impl<D: Direction> Buf<D> {
     pub fn cpu(&mut self) -> CpuView<'_> {
         self.raw.sync_for_cpu();
         CpuView(&mut self.raw)
+    }
+
+    pub(crate) fn raw(&self) -> &RawBuf {
+        &self.raw
     }
 
     pub(crate) fn into_raw(self) -> RawBuf {

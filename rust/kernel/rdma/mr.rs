@@ -2,94 +2,61 @@
 
 //! Memory that peers may access.
 //!
-//! A [`Region`] is a buffer with a fast-registration MR. Peers reach it from the completion of
-//! [`Qp::post_reg`](crate::qp::Qp::post_reg) until the MR is deregistered, which happens before the
-//! buffer is unmapped and freed. As a peer may write the bytes at any time, the CPU gets at them by
-//! copies only, never as a slice.
+//! An [`Mr`] maps nothing. A [`Region`] is an MR and the memory that it maps. Peers reach it from
+//! the completion of [`Qp::post_reg`](crate::qp::Qp::post_reg) until a local or a remote
+//! invalidation has ended that, or the MR is deregistered; the memory is unmapped and freed only
+//! after one of these. As a peer may write the bytes at any time, the CPU gets at them by copies
+//! only, never as a slice, until [`Region::into_parts`] gives the memory back.
 //!
 //! C header: [`include/rdma/ib_verbs.h`](srctree/include/rdma/ib_verbs.h) (`struct ib_mr`, `struct
 //! ib_reg_wr`)
 
+mod memory;
+mod pool;
 mod post;
+mod state;
+mod wr;
+
+pub use memory::Memory;
+pub use pool::Pool;
+pub use wr::{
+    InvWr,
+    RegWr, //
+};
 
 use crate::{
     bindings,
     context::Sleepable,
-    deferred::{
-        Deferred,
-        Fate,
-        Teardown, //
-    },
+    deferred::Deferred,
     dma::{
         Buf,
-        DeviceReads,
-        DeviceWrites,
-        Direction,
-        RawBuf, //
+        Direction, //
     },
-    gate::{
-        Hold,
-        Kind, //
-    },
+    gate::Kind,
     pd::Pd,
+    wc::Success,
     wr::Remote, //
 };
 use core::{
     marker::PhantomData,
+    mem::ManuallyDrop,
+    ops::Range,
     ptr::NonNull, //
 };
 use kernel::{
-    error::from_err_ptr,
-    page::PAGE_SIZE,
-    prelude::*,
-    sync::atomic::{
-        ordering::{
-            Full,
-            Release, //
-        },
-        Atomic, //
+    error::{
+        from_err_ptr,
+        to_result, //
     },
+    prelude::*, //
 };
+use state::Fmr;
 
-/// What a region needs at its end.
-///
-/// # Invariants
-///
-/// `mr` is an MR that maps `buf`.
-struct State {
-    mr: NonNull<bindings::ib_mr>,
-    buf: RawBuf,
-    pd: Pd,
-    _hold: Hold,
-}
-
-// SAFETY: An MR may be deregistered from any thread.
-unsafe impl Send for State {}
-// SAFETY: A shared reference gives the buffer's raw copies only.
-unsafe impl Sync for State {}
-
-impl Teardown for State {
-    fn teardown(&mut self, _cx: &Sleepable) -> Fate {
-        // SAFETY: By the type invariant. Whoever drops a region owns it, so no request uses it.
-        // After this no peer can reach the buffer, so it may be unmapped.
-        let ret = unsafe { bindings::ib_dereg_mr_user(self.mr.as_ptr(), core::ptr::null_mut()) };
-        if ret != 0 {
-            pr_err!("an MR could not be deregistered ({ret}); it is leaked with its memory\n");
-            return Fate::Leak;
-        }
-        Fate::Gone
-    }
-}
-
-/// Allocates an MR that maps `buf`. Not generic, so that what it needs at its end is code of this
-/// module.
+/// Allocates an MR. Not generic, so that what it needs at its end is code of this module.
 #[inline(never)]
-fn map(buf: RawBuf, _cx: &Sleepable) -> Result<Deferred<State>> {
-    let pd = buf.pd().clone();
+fn alloc(pd: &Pd, pages: u32, _cx: &Sleepable) -> Result<Deferred<Fmr>> {
     let dev = pd.device();
-    // A buffer that does not start on a page covers one more.
-    let pages = u32::try_from(buf.len().div_ceil(PAGE_SIZE) + 1)?;
-    if pages > dev.max_fast_reg_pages() {
+    if pages == 0 || pages > dev.max_fast_reg_pages() {
         return Err(EINVAL);
     }
     let reserved = Deferred::reserve()?;
@@ -99,65 +66,210 @@ fn map(buf: RawBuf, _cx: &Sleepable) -> Result<Deferred<State>> {
         bindings::ib_alloc_mr(pd.as_raw(), bindings::ib_mr_type_IB_MR_TYPE_MEM_REG, pages)
     })?;
     let mr = NonNull::new(mr).ok_or(ENOMEM)?;
-    let (addr, len) = (buf.addr(), u32::try_from(buf.len())?);
-    // INVARIANT: The MR is new; it maps the buffer or nothing.
-    let state = reserved.fill(State {
-        mr,
-        buf,
-        pd,
-        _hold: hold,
-    });
-    // SAFETY: The MR is new, and the buffer is mapped for its device and lives as long.
-    let mapped = unsafe { bindings::rdma_helper_map_mr(mr.as_ptr(), addr, len) };
-    match mapped {
-        1 => Ok(state),
-        n if n < 0 => Err(Error::from_errno(n)),
-        _ => Err(EINVAL),
-    }
+    Ok(reserved.fill(Fmr::new(mr, pages, pd.clone(), hold)))
 }
 
-const IDLE: u32 = 0;
-const REGISTERED: u32 = 1;
-
-/// A buffer that peers can be given access to.
+/// A fast-registration MR without memory, ready to map some.
+///
+/// When it is dropped it goes back to its [`Pool`], or a work item deregisters it.
 ///
 /// # Invariants
 ///
-/// `mr` is the MR of `state`; `registered` is `REGISTERED` from before a registration is posted.
-pub struct Region<D: Direction> {
-    mr: NonNull<bindings::ib_mr>,
-    registered: Atomic<u32>,
-    state: Deferred<State>,
-    _direction: PhantomData<D>,
+/// `fmr` is there until this is dropped. Outside of a [`Region`] it is idle and has no memory.
+pub struct Mr {
+    fmr: ManuallyDrop<Deferred<Fmr>>,
+    home: Option<Pool>,
 }
 
-// SAFETY: An MR may be used from any thread; its key is changed by the only one that gets
-// `registered`.
-unsafe impl<D: Direction> Send for Region<D> {}
-// SAFETY: As above.
-unsafe impl<D: Direction> Sync for Region<D> {}
-
-impl<D: Direction> Region<D> {
-    /// Maps a buffer for access by peers (`ib_alloc_mr`, `ib_map_mr_sg`). It is not accessible yet.
+impl Mr {
+    /// Allocates an MR that can map `pages` pages (`ib_alloc_mr`).
     ///
     /// # Errors
     ///
-    /// `EINVAL` if the buffer is too large for the device's MRs; `ENOMEM`, or the driver's error.
-    pub fn new(buf: Buf<D>, cx: &Sleepable) -> Result<Self> {
-        let state = map(buf.into_raw(), cx)?;
-        // INVARIANT: As mapped; nothing is registered.
+    /// `EINVAL` if the device has no such MRs, see [`Device::max_fast_reg_pages`]; `ENOMEM`, or the
+    /// driver's error.
+    ///
+    /// [`Device::max_fast_reg_pages`]: crate::device::Device::max_fast_reg_pages
+    pub fn alloc(pd: &Pd, pages: u32, cx: &Sleepable) -> Result<Self> {
+        Ok(Self::of(alloc(pd, pages, cx)?, None))
+    }
+
+    fn of(fmr: Deferred<Fmr>, home: Option<Pool>) -> Self {
+        // INVARIANT: New, or from a pool, which has idle ones.
+        Self {
+            fmr: ManuallyDrop::new(fmr),
+            home,
+        }
+    }
+
+    /// Returns how many pages it can map.
+    pub fn pages(&self) -> u32 {
+        self.fmr.pages
+    }
+}
+
+impl Drop for Mr {
+    fn drop(&mut self) {
+        // SAFETY: By the type invariant; it is not used again.
+        let fmr = unsafe { ManuallyDrop::take(&mut self.fmr) };
+        if let Some(pool) = self.home.take() {
+            pool.put(fmr);
+        }
+    }
+}
+
+/// What could not be mapped, with what was to map it.
+pub struct MapError<M> {
+    /// The MR.
+    pub mr: Mr,
+    /// The memory.
+    pub memory: M,
+    /// Why.
+    pub error: Error,
+}
+
+impl<M> From<MapError<M>> for Error {
+    fn from(e: MapError<M>) -> Self {
+        e.error
+    }
+}
+
+/// Memory that peers can be given access to.
+///
+/// It may be dropped in any state: unless it is idle, a work item deregisters the MR before the
+/// memory is unmapped and freed.
+///
+/// # Invariants
+///
+/// `mr` maps `memory`, which is at `iova` to peers; both are there until this is dropped.
+pub struct Region<D: Direction, M: Memory<D> = Buf<D>> {
+    mr: ManuallyDrop<Mr>,
+    memory: ManuallyDrop<M>,
+    iova: u64,
+    _direction: PhantomData<D>,
+}
+
+impl<D: Direction, M: Memory<D>> Region<D, M> {
+    /// Allocates an MR and maps memory for access by peers (`ib_alloc_mr`, `ib_map_mr_sg`). It is
+    /// not accessible yet.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` if the memory is too large for the device's MRs; `ENOMEM`, or the driver's error.
+    pub fn new(memory: M, cx: &Sleepable) -> Result<Self> {
+        let mr = Mr::alloc(memory.pd(), memory.pages().try_into()?, cx)?;
+        Ok(Self::map(mr, memory)?)
+    }
+
+    /// Maps memory for access by peers (`ib_map_mr_sg`), without any allocation. It is not
+    /// accessible yet.
+    ///
+    /// Any context.
+    ///
+    /// # Errors
+    ///
+    /// Gives both back with `EINVAL` if they are of two PDs or the MR is too small, or with the
+    /// driver's error.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use rdma::{dma::{Bidirectional, Buf}, mr::Region};
+    /// fn remap(
+    ///     region: Region<Bidirectional>,
+    ///     memory: Buf<Bidirectional>,
+    /// ) -> Result<Region<Bidirectional>> {
+    ///     let (mr, _) = region.into_parts().map_err(|_| EBUSY)?;
+    ///     Ok(Region::map(mr, memory)?)
+    /// }
+    /// ```
+    pub fn map(mr: Mr, memory: M) -> Result<Self, MapError<M>> {
+        let raw = mr.fmr.raw.as_ptr();
+        if memory.pages() > mr.pages() as usize || *memory.pd() != mr.fmr.pd {
+            let error = EINVAL;
+            return Err(MapError { mr, memory, error });
+        }
+        // SAFETY: An MR outside of a region is idle, and there is no other reference to it.
+        let (mapped, entries) = unsafe { memory.map(raw) };
+        // SAFETY: As above.
+        let (iova, len) = unsafe { ((*raw).iova, (*raw).length) };
+        // A device that maps less than it was asked to does not say so.
+        if u32::try_from(mapped) != Ok(entries) || len != memory.len() as u64 {
+            let error = to_result(mapped.min(0)).err().unwrap_or(EINVAL);
+            return Err(MapError { mr, memory, error });
+        }
+        // INVARIANT: Just mapped.
         Ok(Self {
-            mr: state.mr,
-            registered: Atomic::new(IDLE),
-            state,
+            mr: ManuallyDrop::new(mr),
+            memory: ManuallyDrop::new(memory),
+            iova,
             _direction: PhantomData,
+        })
+    }
+
+    /// Gives the MR and the memory back, if the region is idle: never registered, or the end of the
+    /// last registration is proved.
+    ///
+    /// Any context.
+    ///
+    /// # Errors
+    ///
+    /// Gives the region back if it may be registered.
+    pub fn into_parts(self) -> Result<(Mr, M), Self> {
+        if !self.mr.fmr.is_idle() {
+            return Err(self);
+        }
+        let mut this = ManuallyDrop::new(self);
+        // SAFETY: `this` is neither used again nor dropped.
+        unsafe {
+            Ok((
+                ManuallyDrop::take(&mut this.mr),
+                ManuallyDrop::take(&mut this.memory),
+            ))
+        }
+    }
+
+    /// Says whether the region is idle, so that it can be registered or taken apart.
+    ///
+    /// It is idle until it is registered, and again in the handler of its [`InvWr`] that has
+    /// succeeded, and after [`Region::remote_invalidated`] has said so.
+    pub fn is_idle(&self) -> bool {
+        self.mr.fmr.is_idle()
+    }
+
+    /// Takes the completion of a receive as proof that the peer has invalidated the region (SEND
+    /// with invalidate), and says whether it is. The region is idle then.
+    ///
+    /// It is proof if it carries the region's key, comes from the receive CQ of the QP that the
+    /// registration was posted to, is being dispatched by that CQ's own poller (so not by
+    /// [`Cq::process`](crate::cq::Cq::process)), and no more than 255 registrations of the MR have
+    /// passed since another such proof, or since it was allocated: keys come again after 256. What
+    /// is not proved can still be invalidated locally.
+    ///
+    /// Any context.
+    pub fn remote_invalidated(&self, wc: &Success<'_>) -> bool {
+        self.mr.fmr.remote_invalidated(wc)
+    }
+
+    /// Returns where a peer finds the bytes in `range` of the registered region.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` if the range is empty or not inside of the region; `ENOKEY` if it is not registered.
+    pub fn remote(&self, range: Range<usize>) -> Result<Remote> {
+        if range.start >= range.end || range.end > self.len() {
+            return Err(EINVAL);
+        }
+        Ok(Remote {
+            addr: self.iova.wrapping_add(range.start as u64),
+            rkey: self.mr.fmr.rkey().ok_or(ENOKEY)?,
         })
     }
 
     /// Returns the length, in bytes.
     #[expect(clippy::len_without_is_empty)]
     pub fn len(&self) -> usize {
-        self.state.buf.len()
+        self.memory.len()
     }
 
     /// Copies bytes from `offset` on out of the region. Bytes that a peer is writing meanwhile may
@@ -167,7 +279,7 @@ impl<D: Direction> Region<D> {
     ///
     /// `EINVAL` if the range is not inside of the region.
     pub fn read(&self, offset: usize, to: &mut [u8]) -> Result {
-        self.state.buf.copy_out(offset, to)
+        self.memory.copy_out(offset, to)
     }
 
     /// Copies bytes into the region from `offset` on. A peer that reads them meanwhile may get old
@@ -177,102 +289,21 @@ impl<D: Direction> Region<D> {
     ///
     /// `EINVAL` if the range is not inside of the region.
     pub fn write(&self, offset: usize, from: &[u8]) -> Result {
-        self.state.buf.copy_in(offset, from)
+        self.memory.copy_in(offset, from)
     }
 }
 
-/// A request to register a [`Region`], with the access that peers get.
-pub struct RegWr<'a> {
-    mr: NonNull<bindings::ib_mr>,
-    pd: *const bindings::ib_pd,
-    registered: &'a Atomic<u32>,
-    access: u32,
-}
-
-impl<'a> RegWr<'a> {
-    fn new<D: Direction>(region: &'a Region<D>, access: u32) -> Self {
-        Self {
-            mr: region.mr,
-            pd: region.state.pd.as_raw(),
-            registered: &region.registered,
-            access,
-        }
-    }
-
-    /// Lets peers read the region (`IB_ACCESS_REMOTE_READ`).
-    #[inline]
-    pub fn remote_read<D: DeviceReads>(region: &'a Region<D>) -> Self {
-        Self::new(region, bindings::ib_access_flags_IB_ACCESS_REMOTE_READ)
-    }
-
-    /// Lets peers write the region (`IB_ACCESS_REMOTE_WRITE`, which needs `IB_ACCESS_LOCAL_WRITE`).
-    #[inline]
-    pub fn remote_write<D: DeviceWrites>(region: &'a Region<D>) -> Self {
-        Self::new(
-            region,
-            bindings::ib_access_flags_IB_ACCESS_LOCAL_WRITE
-                | bindings::ib_access_flags_IB_ACCESS_REMOTE_WRITE,
-        )
-    }
-
-    /// Lets peers read and write the region.
-    #[inline]
-    pub fn remote_read_write<D: DeviceReads + DeviceWrites>(region: &'a Region<D>) -> Self {
-        Self::new(
-            region,
-            bindings::ib_access_flags_IB_ACCESS_LOCAL_WRITE
-                | bindings::ib_access_flags_IB_ACCESS_REMOTE_WRITE
-                | bindings::ib_access_flags_IB_ACCESS_REMOTE_READ,
-        )
-    }
-}
-
-/// Takes back the mark of a registration that was not posted.
-pub(crate) struct Registering(NonNull<Atomic<u32>>);
-
-impl Registering {
-    /// # Safety
-    ///
-    /// The region is alive, and its registration was not posted.
-    pub(crate) unsafe fn undo(self) {
-        // SAFETY: By the caller's promise.
-        unsafe { self.0.as_ref() }.store(IDLE, Release);
-    }
-}
-
-impl RegWr<'_> {
-    /// Marks the region registered under a new key and makes the C request.
-    pub(crate) fn prepare(
-        self,
-        pd: *const bindings::ib_pd,
-    ) -> Result<(bindings::ib_reg_wr, Remote, Registering)> {
-        if self.pd != pd {
-            return Err(EINVAL);
-        }
-        // INVARIANT: Marked before it is posted.
-        if self.registered.xchg(REGISTERED, Full) != IDLE {
-            return Err(EBUSY);
-        }
-        // SAFETY: The MR is alive, and only the one who marked the region changes its keys. The low
-        // byte of a key is the consumer's (`ib_inc_rkey`, `ib_update_fast_reg_key`).
-        let (iova, rkey) = unsafe {
-            let mr = self.mr.as_ptr();
-            let next = |key: u32| (key & 0xffff_ff00) | (key.wrapping_add(1) & 0xff);
-            (*mr).lkey = next((*mr).lkey);
-            (*mr).rkey = next((*mr).rkey);
-            ((*mr).iova, (*mr).rkey)
+impl<D: Direction, M: Memory<D>> Drop for Region<D, M> {
+    fn drop(&mut self) {
+        // SAFETY: By the type invariant; neither is used again.
+        let (mut mr, memory) = unsafe {
+            (
+                ManuallyDrop::take(&mut self.mr),
+                ManuallyDrop::take(&mut self.memory),
+            )
         };
-        let wr = bindings::ib_reg_wr {
-            wr: bindings::ib_send_wr {
-                opcode: bindings::ib_wr_opcode_IB_WR_REG_MR,
-                send_flags: bindings::ib_send_flags_IB_SEND_SIGNALED as c_int,
-                ..Default::default()
-            },
-            mr: self.mr.as_ptr(),
-            key: rkey,
-            access: self.access as c_int,
-        };
-        let registering = Registering(NonNull::from(self.registered));
-        Ok((wr, Remote { addr: iova, rkey }, registering))
+        if !mr.fmr.is_idle() {
+            mr.fmr.kept = Some(memory.keep());
+        }
     }
 }

@@ -42,6 +42,8 @@ pub use crate::{
         ToDevice, //
     },
     mr::{
+        InvWr,
+        Mr,
         RegWr,
         Region, //
     },
@@ -49,6 +51,10 @@ pub use crate::{
     qp::{
         Caps,
         Qp, //
+    },
+    sg::{
+        Pages,
+        SgBuf, //
     },
     wc::{
         Opcode,

@@ -109,6 +109,10 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
         })
     }
 
+    pub(crate) fn as_raw(&self) -> *mut bindings::ib_qp {
+        self.raw.as_ptr()
+    }
+
     /// Returns the QP's number.
     pub fn num(&self) -> u32 {
         // SAFETY: By the type invariant; the number does not change.

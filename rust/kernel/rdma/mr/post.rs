@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Posting registrations.
+//! Posting registrations and invalidations.
 
-use super::RegWr;
+use super::{
+    InvWr,
+    RegWr, //
+};
 use crate::{
     context::{
         PollContext,
@@ -31,7 +34,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
     ///
     /// # Errors
     ///
-    /// As [`Qp::post_send`], and `EBUSY` if the region is registered.
+    /// As [`Qp::post_send`], and `EBUSY` if the region is not idle.
     #[inline]
     pub fn post_reg<P, const ID: u64>(
         &self,
@@ -43,7 +46,8 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
         P::Target: CqeHandler<ID, Pointer = P> + Sized,
         S: Provides<<P::Target as CqeHandler<ID>>::Needs>,
     {
-        let (mut raw, remote, registering) = match wr(&owner).prepare(self.pd) {
+        // SAFETY: The QP is valid while there is a reference to it.
+        let (mut raw, remote, marked) = match unsafe { wr(&owner).prepare(self.as_raw()) } {
             Ok(prepared) => prepared,
             Err(error) => return Err(PostError { owner, error }),
         };
@@ -54,9 +58,74 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
             Ok(()) => Ok(remote),
             Err(e) => {
                 // SAFETY: The owner is back, and the region that it keeps has not moved.
-                unsafe { registering.undo() };
+                unsafe { marked.undo() };
                 Err(e)
             }
         }
+    }
+
+    /// Posts a local invalidation (`IB_WR_LOCAL_INV`), moving the owner of the region in.
+    ///
+    /// When the owner's handler is called for success, the region is idle: it can be registered
+    /// again, under a new key, or be taken apart. On failure (when it was flushed) it may still be
+    /// registered, and only dropping it ends that.
+    ///
+    /// Any context.
+    ///
+    /// # Errors
+    ///
+    /// As [`Qp::post_send`]; `EBUSY` if the region is not registered or is being invalidated;
+    /// `EINVAL` if its registration was not posted to this QP.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use rdma::{context::*, cqe::*, dma::*, mr::{InvWr, Region}, qp::Qp, wc::Wc};
+    /// #[derive(HasCqe)]
+    /// struct Io {
+    ///     cqe: Cqe<Self>,
+    ///     region: Region<FromDevice>,
+    /// }
+    ///
+    /// impl CqeHandler for Io {
+    ///     type Pointer = Pin<KBox<Self>>;
+    ///     type Needs = Atomic;
+    ///
+    ///     fn done(this: Self::Pointer, _wc: &Wc, _cx: &Atomic) {
+    ///         let io = KBox::into_inner(Pin::into_inner(this));
+    ///         if let Ok((_mr, mut memory)) = io.region.into_parts() {
+    ///             pr_info!("the peer wrote {:?}\n", &memory.cpu()[..]);
+    ///         }
+    ///     }
+    /// }
+    ///
+    /// fn finish(qp: &Qp<Softirq>, io: Pin<KBox<Io>>) -> Result {
+    ///     Ok(qp.post_inv(io, |io| InvWr::new(&io.region))?)
+    /// }
+    /// ```
+    #[inline]
+    pub fn post_inv<P, const ID: u64>(
+        &self,
+        owner: P,
+        wr: impl for<'a> FnOnce(&'a P::Target) -> InvWr<'a>,
+    ) -> Result<(), PostError<P>>
+    where
+        P: CqePointer<ID>,
+        P::Target: CqeHandler<ID, Pointer = P> + Sized,
+        S: Provides<<P::Target as CqeHandler<ID>>::Needs>,
+    {
+        let marked = match wr(&owner).prepare(self.as_raw()) {
+            Ok(marked) => marked,
+            Err(error) => return Err(PostError { owner, error }),
+        };
+        let cqe = owner.into_cqe();
+        // SAFETY: The region is kept by the owner, which is the queue's until `done`.
+        let raw = unsafe { marked.request(cqe) };
+        // SAFETY: As above. The MR's own callback hands the completion on to `cqe`.
+        unsafe { self.post_send_raw(&raw, cqe) }.map_err(|e| {
+            // SAFETY: The owner is back, and the region that it keeps has not moved.
+            unsafe { marked.undo() };
+            e
+        })
     }
 }

@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! What an MR can map.
+
+use crate::{
+    bindings,
+    dma::{
+        Buf,
+        Direction,
+        RawBuf, //
+    },
+    pd::Pd,
+    sg::{
+        RawSg,
+        SgBuf, //
+    }, //
+};
+use kernel::{
+    page::PAGE_SIZE,
+    prelude::*, //
+};
+
+/// Memory that outlives its type, only to be dropped.
+pub struct Kept(#[expect(dead_code)] Untyped);
+
+enum Untyped {
+    Buf(#[expect(dead_code)] RawBuf),
+    Sg(#[expect(dead_code)] RawSg),
+}
+
+/// What can be done with memory of either kind.
+pub trait Raw: Sized + Send + Sync + Unpin + 'static {
+    fn pd(&self) -> &Pd;
+
+    fn len(&self) -> usize;
+
+    /// Returns how many pages the memory touches, at the most.
+    fn pages(&self) -> usize;
+
+    fn copy_out(&self, offset: usize, to: &mut [u8]) -> Result;
+
+    fn copy_in(&self, offset: usize, from: &[u8]) -> Result;
+
+    /// Makes an MR map the memory (`ib_map_mr_sg`), and returns how many entries it mapped, or an
+    /// error, and how many there are.
+    ///
+    /// # Safety
+    ///
+    /// `mr` is an MR of the memory's device, is not registered, and is not used meanwhile.
+    unsafe fn map(&self, mr: *mut bindings::ib_mr) -> (c_int, u32);
+
+    fn keep(self) -> Kept;
+}
+
+impl<D: Direction> Raw for Buf<D> {
+    fn pd(&self) -> &Pd {
+        self.raw().pd()
+    }
+
+    fn len(&self) -> usize {
+        Self::len(self)
+    }
+
+    fn pages(&self) -> usize {
+        // A buffer that does not start on a page covers one more.
+        Self::len(self).div_ceil(PAGE_SIZE) + 1
+    }
+
+    fn copy_out(&self, offset: usize, to: &mut [u8]) -> Result {
+        self.raw().copy_out(offset, to)
+    }
+
+    fn copy_in(&self, offset: usize, from: &[u8]) -> Result {
+        self.raw().copy_in(offset, from)
+    }
+
+    unsafe fn map(&self, mr: *mut bindings::ib_mr) -> (c_int, u32) {
+        let raw = self.raw();
+        // SAFETY: By the caller's promise; the buffer is mapped for the device, and its length fits.
+        let mapped = unsafe { bindings::rdma_helper_map_mr(mr, raw.addr(), raw.len() as u32) };
+        (mapped, 1)
+    }
+
+    fn keep(self) -> Kept {
+        Kept(Untyped::Buf(self.into_raw()))
+    }
+}
+
+impl<D: Direction> Raw for SgBuf<D> {
+    fn pd(&self) -> &Pd {
+        self.raw().pd()
+    }
+
+    fn len(&self) -> usize {
+        Self::len(self)
+    }
+
+    fn pages(&self) -> usize {
+        Self::len(self).div_ceil(PAGE_SIZE)
+    }
+
+    fn copy_out(&self, offset: usize, to: &mut [u8]) -> Result {
+        self.raw().copy_out(offset, to)
+    }
+
+    fn copy_in(&self, offset: usize, from: &[u8]) -> Result {
+        self.raw().copy_in(offset, from)
+    }
+
+    unsafe fn map(&self, mr: *mut bindings::ib_mr) -> (c_int, u32) {
+        // SAFETY: By the caller's promise.
+        unsafe { self.raw().map_mr(mr) }
+    }
+
+    fn keep(self) -> Kept {
+        Kept(Untyped::Sg(self.into_raw()))
+    }
+}
+
+/// DMA-mapped memory, in direction `D`, that an MR can map: [`Buf`] and [`SgBuf`].
+pub trait Memory<D: Direction>: Raw {}
+
+impl<D: Direction> Memory<D> for Buf<D> {}
+impl<D: Direction> Memory<D> for SgBuf<D> {}
