@@ -2,6 +2,7 @@
 
 //! What the tests share.
 
+mod access;
 mod dial;
 mod link;
 mod mads;
@@ -10,6 +11,10 @@ mod null;
 mod region;
 mod shared;
 
+pub(crate) use access::{
+    read,
+    write, //
+};
 pub(crate) use dial::{
     accept,
     accepts,
@@ -49,8 +54,11 @@ pub(crate) use null::{
 };
 pub(crate) use region::{
     both,
+    invalidate,
     readable,
+    register,
     writable,
+    Carried,
     RegOwner,
     Registered, //
 };

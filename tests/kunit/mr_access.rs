@@ -4,9 +4,11 @@
 
 use crate::fixture::{
     both,
+    read,
     readable,
     recv,
     writable,
+    write,
     Completed,
     Inbox,
     Link,
@@ -24,34 +26,10 @@ fn at(remote: Remote, offset: u64) -> Remote {
     }
 }
 
-/// Writes bytes to the peer and returns how that ended.
-fn write<C: Polled>(link: &Link<C>, remote: Remote, bytes: &[u8]) -> Result<Completed> {
-    let inbox = Inbox::new()?;
-    let message = link.env.message(&inbox, bytes)?;
-    link.a.qp.post_send(message, |m| {
-        Ok(SendWr::rdma_write([m.buf.sge(0..m.buf.len())?], remote))
-    })?;
-    link.wait(|| inbox.len() == 1)?;
-    inbox.pop()
-}
-
-/// Reads bytes of the peer.
-fn read<C: Polled>(link: &Link<C>, remote: Remote, len: usize) -> Result<Completed> {
-    let inbox = Inbox::new()?;
-    let message = link
-        .env
-        .message(&inbox, &KVec::from_elem(0, len, GFP_KERNEL)?)?;
-    link.a.qp.post_send(message, |m| {
-        Ok(SendWr::rdma_read([m.buf.sge_mut(0..m.buf.len())?], remote))
-    })?;
-    link.wait(|| inbox.len() == 1)?;
-    inbox.pop()
-}
-
 /// A write and a read of the peer's memory, in one context.
 fn write_and_read<C: Polled>() -> Result {
     let link = Link::<C>::new()?;
-    let registered = Registered::new(&link, 6000, both::<Bidirectional>)?;
+    let registered = Registered::new(&link, 6000, both::<Bidirectional, _>)?;
     let mut bytes = KVec::from_elem(0, 6000, GFP_KERNEL)?;
     for (i, byte) in bytes.iter_mut().enumerate() {
         *byte = (i % 251) as u8;
@@ -191,14 +169,14 @@ mod tests {
     #[test]
     fn access_before_the_beginning_is_refused() -> Result {
         let link = Link::<Softirq>::new()?;
-        let registered = Registered::new(&link, 8, both::<Bidirectional>)?;
+        let registered = Registered::new(&link, 8, both::<Bidirectional, _>)?;
         refused(&read(&link, at(registered.remote, u64::MAX), 4)?)
     }
 
     #[test]
     fn read_beyond_the_end_is_refused() -> Result {
         let link = Link::<Softirq>::new()?;
-        let registered = Registered::new(&link, 8, both::<Bidirectional>)?;
+        let registered = Registered::new(&link, 8, both::<Bidirectional, _>)?;
         let mut completed = read(&link, registered.remote, 9)?;
         refused(&completed)?;
         check!(completed.bytes()?.iter().all(|byte| *byte == 0));
@@ -224,7 +202,7 @@ mod tests {
     #[test]
     fn access_ends_with_the_region() -> Result {
         let link = Link::<Softirq>::new()?;
-        let Registered { region, remote } = Registered::new(&link, 8, both::<Bidirectional>)?;
+        let Registered { region, remote } = Registered::new(&link, 8, both::<Bidirectional, _>)?;
         read(&link, remote, 8)?.ok()?;
         drop(region);
         // A work item ends it, so it may be a while; then it stays so.

@@ -36,8 +36,8 @@ pub mod pd;
 pub mod prelude;
 pub mod qp;
 mod removal;
-pub mod srq;
 pub mod sg;
+pub mod srq;
 pub mod wc;
 pub mod wr;
 
