@@ -28,6 +28,7 @@ pub(crate) use link::{
     Link, //
 };
 pub(crate) use mads::{
+    gid,
     message,
     serve,
     Mads,

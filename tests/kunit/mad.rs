@@ -3,6 +3,7 @@
 //! MADs: requests, replies, and what is refused.
 
 use crate::fixture::{
+    gid,
     message,
     serve,
     Env,
@@ -224,10 +225,8 @@ mod tests {
     #[test]
     fn replies_over_ipv4_cannot_be_matched() -> Result {
         let (mads, cx) = (Mads::new()?, Sleepable::current()?);
-        let ipv4 = core::net::Ipv4Addr::new(192, 0, 2, 1)
-            .to_ipv6_mapped()
-            .octets();
-        let peer = Peer::new(&mads.client, ipv4, ipv4, &cx)?;
+        let ipv4 = gid(&mads.env, mads.env.ip)?;
+        let peer = Peer::new(&mads.client, &ipv4, ipv4.gid(), &cx)?;
         let (get, send) = (message(Method::GET, 0, &[]), message(Method::SEND, 5, &[]));
         check_err!(
             mads.client.request(&peer, &get, LONG_MS, 0, &cx),
@@ -241,22 +240,12 @@ mod tests {
     }
 
     #[test]
-    fn peer_needs_a_gid_of_the_port() -> Result {
-        let mads = Mads::new()?;
-        let mut other = IPV6.octets();
-        other[15] = 77;
-        check_err!(
-            Peer::new(&mads.client, other, IPV6.octets(), &mads.env.cx),
-            ENOENT
-        );
-        Ok(())
-    }
-
-    #[test]
     fn peer_needs_a_way() -> Result {
         let mads = Mads::new()?;
-        let nowhere = core::net::Ipv6Addr::new(0x2001, 0xdb9, 0, 0, 0, 0, 0, 1);
-        let made = Peer::new(&mads.client, IPV6.octets(), nowhere.octets(), &mads.env.cx);
+        let from = gid(&mads.env, IPV6.into())?;
+        let mut nowhere = from.gid();
+        nowhere.0[3] ^= 1;
+        let made = Peer::new(&mads.client, &from, nowhere, &mads.env.cx);
         check!(made.is_err());
         Ok(())
     }

@@ -17,6 +17,10 @@
 //!
 //! ```
 //! use rdma::{
+//!     device::{
+//!         Gid,
+//!         GidAttr, //
+//!     },
 //!     mad::{
 //!         Agent,
 //!         Class,
@@ -29,9 +33,10 @@
 //! };
 //!
 //! /// Asks who is there, and returns what the first byte of the answer is.
-//! fn ask(dev: &Device, from: [u8; 16], to: [u8; 16], cx: &Sleepable) -> Result<u8> {
+//! fn ask(from: &GidAttr, to: Gid, cx: &Sleepable) -> Result<u8> {
 //!     let class = Class::with_oui(0x30, [0x00, 0x00, 0x5e]);
-//!     let agent = Agent::register(dev, 1, class, Methods::NONE, 0, cx)?;
+//!     let (dev, port) = (from.device(), from.port_num());
+//!     let agent = Agent::register(dev, port, class, Methods::NONE, 0, cx)?;
 //!     let peer = Peer::new(&agent, from, to, cx)?;
 //!     let message = Message {
 //!         method: Method::GET,
@@ -49,7 +54,6 @@
 //! C header: [`include/rdma/ib_mad.h`](srctree/include/rdma/ib_mad.h)
 
 mod agent;
-mod gid;
 mod handler;
 mod header;
 mod peer;

@@ -38,6 +38,7 @@ pub mod qp;
 mod removal;
 pub mod sg;
 pub mod srq;
+mod way;
 pub mod wc;
 pub mod wr;
 

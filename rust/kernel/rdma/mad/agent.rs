@@ -146,10 +146,7 @@ impl Agent {
         _cx: &Sleepable,
     ) -> Result<Self> {
         // The C function looks at the port before it checks it.
-        // SAFETY: The device is registered while there is a handle; this does not change.
-        if !(1..=unsafe { (*dev.as_raw()).phys_port_cnt }).contains(&port) {
-            return Err(EINVAL);
-        }
+        dev.port(port).ok_or(EINVAL)?;
         let mut request = bindings::ib_mad_reg_req {
             mgmt_class: class.id,
             mgmt_class_version: class.version,

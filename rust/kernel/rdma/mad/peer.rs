@@ -3,10 +3,6 @@
 //! Whom MADs are sent to.
 
 use super::{
-    gid::{
-        Network,
-        SourceGid, //
-    },
     Agent,
     Received, //
 };
@@ -18,10 +14,18 @@ use crate::{
         Fate,
         Teardown, //
     },
-    device::Device,
+    device::{
+        Device,
+        Gid,
+        GidAttr, //
+    },
     gate::{
         Hold,
         Kind, //
+    },
+    way::{
+        is_ipv4,
+        Datagram, //
     }, //
 };
 use core::ptr::NonNull;
@@ -88,14 +92,15 @@ impl Peer {
     ///
     /// # Errors
     ///
-    /// `ENOENT` if the port has not the GID `from` for RoCE: elsewhere a GID is not enough of an
-    /// address; `EHOSTUNREACH`, `ENETUNREACH` or `ETIMEDOUT` without a way; `ENODEV` or `ECANCELED`
-    /// if the agent has ended; or the driver's error.
-    pub fn new(agent: &Agent, from: [u8; 16], to: [u8; 16], cx: &Sleepable) -> Result<Self> {
-        let gid = SourceGid::find(agent, from)?;
-        let (wc, header) = gid.as_if_received(from, to)?;
-        let matches = gid.network() != Network::IPV4;
-        create(agent, &wc, header.0.as_ptr().cast(), matches, cx)
+    /// `EINVAL` if `from` is not the agent's port's; `EPROTONOSUPPORT` if it is not of RoCE:
+    /// elsewhere a GID is not enough of an address; `EHOSTUNREACH`, `ENETUNREACH` or `ETIMEDOUT`
+    /// without a way; `ENODEV` or `ECANCELED` if the agent has ended; or the driver's error.
+    pub fn new(agent: &Agent, from: &GidAttr, to: Gid, cx: &Sleepable) -> Result<Self> {
+        if from.device().as_raw() != agent.device().as_raw() || from.port_num() != agent.port() {
+            return Err(EINVAL);
+        }
+        let datagram = Datagram::new(from, to)?;
+        create(agent, &datagram.wc, datagram.header(), !is_ipv4(from), cx)
     }
 
     /// Makes the address of whoever sent a MAD (`ib_create_ah_from_wc`).

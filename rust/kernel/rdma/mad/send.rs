@@ -34,8 +34,8 @@ impl Agent {
     /// - `ERESTARTSYS` on a signal. The request is given up.
     /// - `EIO` if the request cannot be sent.
     /// - `ENODEV` if the device goes, `ECANCELED` after [`Agent::stop`].
-    /// - `EINVAL` without a timeout, for a method that is a reply's, or if the peer is not seen from
-    ///   the agent's port; `EMSGSIZE` if the payload is too long.
+    /// - `EINVAL` without a timeout, for a method that is a reply's, or if the peer is not seen
+    ///   from the agent's port; `EMSGSIZE` if the payload is too long.
     /// - `EPROTONOSUPPORT` if the peer has an IPv4 address: the MAD layer cannot match replies over
     ///   RoCE v2 with IPv4. It can with IPv6.
     /// - `ENOMEM`.
