@@ -1,8 +1,10 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: GPL-2.0
-"""The main job, in a VM: rping in every polling context and pairing, as a table.
+"""The main job, in a VM: rping in every polling context and pairing, and the other samples, as
+tables.
 
-demo COUNT REPORT: COUNT pings a row; the rows go to the file REPORT as JSON."""
+demo COUNT REPORT: COUNT pings a row; the rows go to the file REPORT as JSON, and those of the
+samples to samples.json beside it."""
 
 import json
 import re
@@ -10,7 +12,9 @@ import subprocess
 import sys
 import threading
 from contextlib import ExitStack
+from pathlib import Path
 
+import samples
 from rping import CONTEXTS, Instance, finish, peer, ports, wait_listening
 
 SIZE = 64
@@ -49,13 +53,15 @@ def run(context, pairing, count):
     return row, f"rping exited with {status}: {said}" if status else ""
 
 
-def table(rows):
-    cells = [KEYS] + [[("yes" if r[k] else "NO") if k == "ok" else str(r[k]) for k in KEYS]
+def table(rows, keys, report):
+    report.write_text(json.dumps(rows, indent=1) + "\n", encoding="ascii")
+    cells = [keys] + [[("yes" if r[k] else "NO") if k == "ok" else str(r[k]) for k in keys]
                       for r in rows]
     widths = [max(map(len, column)) for column in zip(*cells)]
     for line in cells:
         print("  ".join(c.ljust(w) if i < 2 else c.rjust(w)
                         for i, (c, w) in enumerate(zip(line, widths))))
+    return all(row["ok"] for row in rows)
 
 
 def show_cqs():
@@ -84,7 +90,7 @@ def show_cqs():
 
 
 def main():
-    count, report = int(sys.argv[1]), sys.argv[2]
+    count, report = int(sys.argv[1]), Path(sys.argv[2])
     rows = []
     for context in CONTEXTS:
         for pairing in PAIRINGS:
@@ -92,11 +98,11 @@ def main():
             rows.append(row)
             if why:
                 print(f"{context}, {pairing}: {why}")
-    with open(report, "w", encoding="ascii") as file:
-        json.dump(rows, file, indent=1)
-        file.write("\n")
-    table(rows)
-    return 0 if show_cqs() and all(row["ok"] for row in rows) else 1
+    ok = [table(rows, KEYS, report)]
+    print()
+    ok.append(table(samples.rows(), samples.KEYS, report.with_name("samples.json")))
+    ok.append(show_cqs())
+    return 0 if all(ok) else 1
 
 
 if __name__ == "__main__":

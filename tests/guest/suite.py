@@ -18,6 +18,7 @@ from pathlib import Path
 
 from demo import PAIRINGS, run
 from rping import ADDR, CONTEXTS, Instance, finish, peer, ports, wait_listening
+from samples import SAMPLES, MadPing, module
 
 FLAVOUR = os.environ["flavour"]
 BUILD = Path("/rdma-rs/build")
@@ -172,6 +173,45 @@ def many():
             assert status == 0, said
         stats = server.settle("pings", 160)
         assert stats["pings"] == 160 and stats["connections"] == 8, stats
+
+
+for s in SAMPLES:
+    @case(f"sample: {s.__name__}", s)
+    def sample_rows(rows):
+        for row in rows():
+            assert row["ok"], row
+
+
+@case("mad_ping: rdma link delete while it waits")
+def mad_ping_removal():
+    def ping():
+        try:
+            pings.write("unanswered", 1000)
+        except OSError as e:
+            failed.append(e.errno)
+
+    failed, pings = [], MadPing()
+    with module("rdma_mad_ping"):
+        thread = threading.Thread(target=ping)
+        thread.start()
+        while not pings.stats()["timeouts"]:
+            time.sleep(0.05)
+        link(False)
+        thread.join(30)
+        assert not thread.is_alive(), "it still waits"
+        link()
+        pings.write("answered", 3)
+        assert pings.stats()["pings"] == 3, pings.stats()
+    assert failed == [errno.ECANCELED], failed
+
+
+@case("mad_ping: a signal ends the wait")
+def mad_ping_signal():
+    with module("rdma_mad_ping"):
+        write = f"echo 1000 >{MadPing().path}/unanswered"
+        ended = subprocess.run(["timeout", "1", "sh", "-c", write], check=False, timeout=30)
+        assert ended.returncode == 124, f"it ended with {ended.returncode}"
+        assert MadPing().stats()["timeouts"] < 1000
 
 
 @case("configfs: bad values are refused")
