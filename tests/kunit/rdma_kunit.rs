@@ -37,6 +37,7 @@ mod null_opcode;
 mod null_order;
 mod null_status;
 mod own_handler;
+mod parts;
 mod post;
 mod qp;
 mod qp_raw;
