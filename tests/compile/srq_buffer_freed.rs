@@ -1,0 +1,27 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Freeing the buffers of an SRQ while the SRQ is there: a handler has a slot, not its memory.
+
+use rdma::{
+    prelude::*,
+    srq::{Receive, Slot}, //
+};
+
+struct Question {
+    buf: Buf<FromDevice>,
+}
+
+impl Receive for Question {
+    type Needs = Atomic;
+
+    fn recv(&self) -> RecvWr<'_> {
+        RecvWr::new([self.buf.whole_mut()])
+    }
+
+    fn done(slot: Slot<Self>, _wc: &Wc, _cx: &Atomic) {
+        #[cfg(mistake)]
+        drop(slot.buf); //~ E0507 cannot move out of dereference of `Slot<Question>`
+        #[cfg(not(mistake))]
+        drop(slot);
+    }
+}
