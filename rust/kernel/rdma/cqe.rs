@@ -139,19 +139,18 @@ pub trait CqeHandler<const ID: u64 = 0>: HasCqe<ID> {
 ///
 /// Called by the RDMA core, once for each request that was posted with a `Cqe<T, ID>`.
 unsafe extern "C" fn done<T: CqeHandler<ID>, const ID: u64>(
-    cq: *mut bindings::ib_cq,
+    _cq: *mut bindings::ib_cq,
     wc: *mut bindings::ib_wc,
 ) {
-    // SAFETY: The core passes a completion that is valid during this call, and the CQ that it took
-    // it from.
-    let wc = unsafe { Wc::new(wc, cq) };
+    // SAFETY: The core passes a completion that is valid during this call, and `Wc` is transparent.
+    let wc = unsafe { &*wc.cast::<Wc>() };
     // SAFETY: The request was posted with the address from `into_cqe`, and completes once: the
     // driver's contract.
     let this = unsafe { T::Pointer::from_cqe(wc.cqe()) };
     // SAFETY: Posting checked that the completion queue is polled in a context that provides this
     // one.
     let cx = unsafe { T::Needs::assume() };
-    T::done(this, &wc, &cx);
+    T::done(this, wc, &cx);
 }
 
 // SAFETY: A pinned box keeps its content in place; the address is derived from the raw pointer that

@@ -26,7 +26,10 @@ pub use wr::{
 
 use crate::{
     bindings,
-    context::Sleepable,
+    context::{
+        PollContext,
+        Sleepable, //
+    },
     deferred::Deferred,
     dma::{
         Buf,
@@ -34,6 +37,7 @@ use crate::{
     },
     gate::Kind,
     pd::Pd,
+    qp::Qp,
     wc::Success,
     wr::Remote, //
 };
@@ -237,8 +241,8 @@ impl<D: Direction, M: Memory<D>> Region<D, M> {
         self.mr.fmr.is_idle()
     }
 
-    /// Takes the completion of a receive as proof that the peer has invalidated the region (SEND
-    /// with invalidate), and says whether it is. The region is idle then.
+    /// Takes the completion of a receive of `qp` as proof that the peer has invalidated the region
+    /// (SEND with invalidate), and says whether it is. The region is idle then.
     ///
     /// It is proof if it carries the region's key, comes from the receive CQ of the QP that the
     /// registration was posted to, is being dispatched by that CQ's own poller (so not by
@@ -247,8 +251,14 @@ impl<D: Direction, M: Memory<D>> Region<D, M> {
     /// is not proved can still be invalidated locally.
     ///
     /// Any context.
-    pub fn remote_invalidated(&self, wc: &Success<'_>) -> bool {
-        self.mr.fmr.remote_invalidated(wc)
+    pub fn remote_invalidated<S, R>(&self, wc: &Success<'_>, qp: &Qp<S, R>) -> bool
+    where
+        S: PollContext,
+        R: PollContext,
+    {
+        // SAFETY: A QP that there is a reference to is valid, and so is its CQ.
+        let cq = unsafe { &*(*qp.as_raw()).recv_cq };
+        self.mr.fmr.remote_invalidated(wc, cq)
     }
 
     /// Returns where a peer finds the bytes in `range` of the registered region.

@@ -149,9 +149,9 @@ pub struct WcError {
 /// How many completions fit into the array that a CQ's poller takes them to (`IB_POLL_BATCH`).
 const POLL_BATCH: usize = 16;
 
-/// A successful completion, and the CQ that is dispatching it, if one is.
+/// A successful completion.
 #[derive(Clone, Copy)]
-pub struct Success<'a>(&'a bindings::ib_wc, *const bindings::ib_cq);
+pub struct Success<'a>(&'a bindings::ib_wc);
 
 impl Success<'_> {
     fn flag(&self, flag: bindings::ib_wc_flags) -> bool {
@@ -187,18 +187,15 @@ impl Success<'_> {
         })
     }
 
-    /// Returns the CQ whose own poller is dispatching this completion.
+    /// Says whether the CQ's own poller is dispatching this completion.
     ///
     /// That poller takes one completion after the other, in their order. Others may take some
     /// concurrently (the callers of `ib_process_cq_direct`, among them C's drain of an SRQ), but not
     /// into the CQ's array.
-    pub(crate) fn serial_cq(&self) -> Option<*const bindings::ib_cq> {
-        // SAFETY: By the invariant of `Wc` it is null or a CQ, which is there while it dispatches.
-        let array = unsafe { self.1.as_ref() }?.wc.cast_const();
+    pub(crate) fn is_polled_by(&self, cq: &bindings::ib_cq) -> bool {
+        let array = cq.wc.cast_const();
         let batch = array..array.wrapping_add(POLL_BATCH);
-        batch
-            .contains(&core::ptr::from_ref(self.0))
-            .then_some(self.1)
+        batch.contains(&core::ptr::from_ref(self.0))
     }
 
     /// Returns the remote key that the peer invalidated with this receive.
@@ -213,42 +210,19 @@ impl Success<'_> {
 }
 
 /// A work completion, as a handler sees it: valid during the call only.
-///
-/// # Invariants
-///
-/// `raw` is valid while a reference to this is. `cq` is null, or the CQ that `raw` was taken from and
-/// that is dispatching it.
-pub struct Wc {
-    raw: *const bindings::ib_wc,
-    cq: *const bindings::ib_cq,
-}
+#[repr(transparent)]
+pub struct Wc(bindings::ib_wc);
 
 impl Wc {
-    /// # Safety
-    ///
-    /// As the invariants say, for as long as this lives.
-    #[inline]
-    pub(crate) unsafe fn new(raw: *const bindings::ib_wc, cq: *const bindings::ib_cq) -> Self {
-        // INVARIANT: By the caller's promise.
-        Self { raw, cq }
-    }
-
-    #[inline]
-    fn raw(&self) -> &bindings::ib_wc {
-        // SAFETY: By the type invariant.
-        unsafe { &*self.raw }
-    }
-
     /// Returns the request's result. Nothing but the [`WcError`] can be read of a failed one.
     #[inline]
     pub fn result(&self) -> core::result::Result<Success<'_>, WcError> {
-        let raw = self.raw();
-        if raw.status == bindings::ib_wc_status_IB_WC_SUCCESS {
-            Ok(Success(raw, self.cq))
+        if self.0.status == bindings::ib_wc_status_IB_WC_SUCCESS {
+            Ok(Success(&self.0))
         } else {
             Err(WcError {
-                status: Status(raw.status),
-                vendor_err: raw.vendor_err,
+                status: Status(self.0.status),
+                vendor_err: self.0.vendor_err,
             })
         }
     }
@@ -256,7 +230,7 @@ impl Wc {
     #[inline]
     pub(crate) fn cqe(&self) -> *mut bindings::ib_cqe {
         // SAFETY: The core calls handlers with `wr_cqe` set; both members of the union are as wide.
-        unsafe { *self.raw().__bindgen_anon_1.wr_cqe }
+        unsafe { *self.0.__bindgen_anon_1.wr_cqe }
     }
 }
 

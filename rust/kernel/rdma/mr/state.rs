@@ -248,17 +248,19 @@ impl Fmr {
     /// the same one, 256 before or a multiple of that. It cannot if it comes from the CQ that has
     /// proved the end of one of the last 255: the CQ's poller takes completions in order, so all
     /// earlier ones are gone.
-    pub(super) fn remote_invalidated(&self, wc: &Success<'_>) -> bool {
-        let (Some(key), Some(cq)) = (wc.invalidated_rkey(), wc.serial_cq()) else {
-            return false;
+    pub(super) fn remote_invalidated(&self, wc: &Success<'_>, cq: &bindings::ib_cq) -> bool {
+        let key = match wc.invalidated_rkey() {
+            Some(key) if wc.is_polled_by(cq) => key,
+            _ => return false,
         };
         let Some(generation) = self.claim(REGISTERED, BUSY) else {
             return false;
         };
         // SAFETY: The claim makes this the only user.
         let own = unsafe { &mut *self.own.get() };
-        let proved =
-            key == self.rkey.load(Relaxed) && cq == own.recv_cq && generation <= own.trusted;
+        let proved = key == self.rkey.load(Relaxed)
+            && core::ptr::eq(cq, own.recv_cq)
+            && generation <= own.trusted;
         if proved {
             own.trusted = generation.saturating_add(TRUSTED);
         }
