@@ -43,6 +43,8 @@ use crate::{
     wc::Wc, //
 };
 use core::{
+    any::TypeId,
+    arch::asm,
     marker::PhantomData,
     ops::Deref, //
 };
@@ -142,6 +144,18 @@ unsafe extern "C" fn done<T: CqeHandler<ID>, const ID: u64>(
     _cq: *mut bindings::ib_cq,
     wc: *mut bindings::ib_wc,
 ) {
+    // The compiler merges functions whose code is the same, and `is_of` tells owners apart by this
+    // one's address. A symbol that no other type has makes the code differ, and costs no
+    // instruction.
+    //
+    // SAFETY: A comment.
+    unsafe {
+        asm!(
+            "/* {} */",
+            sym identity::<T::Pointer, ID>,
+            options(nomem, nostack, preserves_flags)
+        )
+    };
     // SAFETY: The core passes a completion that is valid during this call, and `Wc` is transparent.
     let wc = unsafe { &*wc.cast::<Wc>() };
     // SAFETY: The request was posted with the address from `into_cqe`, and completes once: the
@@ -151,6 +165,39 @@ unsafe extern "C" fn done<T: CqeHandler<ID>, const ID: u64>(
     // one.
     let cx = unsafe { T::Needs::assume() };
     T::done(this, wc, &cx);
+}
+
+/// Returns a value that is another for each `P` and `ID`, so that no two of these functions are
+/// merged.
+fn identity<P: 'static, const ID: u64>() -> TypeId {
+    TypeId::of::<Cqe<P, ID>>()
+}
+
+/// Says whether a request was posted with a `Cqe<T, ID>`.
+///
+/// A `false` proves nothing: a function may be there more than once, in several modules.
+///
+/// # Safety
+///
+/// `cqe` is that of a request that has completed and whose owner was not taken back.
+#[inline]
+pub(crate) unsafe fn is_of<T: CqeHandler<ID>, const ID: u64>(cqe: *mut bindings::ib_cqe) -> bool {
+    let ours: unsafe extern "C" fn(_, _) = done::<T, ID>;
+    // SAFETY: By the caller's promise the owner, and the callback in it, is there.
+    unsafe { (*cqe).done }.is_some_and(|theirs| core::ptr::fn_addr_eq(theirs, ours))
+}
+
+/// Takes the owner of a completed request back.
+///
+/// # Safety
+///
+/// As for [`is_of`], which has returned `true`. The owner is not taken back again.
+#[inline]
+pub(crate) unsafe fn take<T: CqeHandler<ID>, const ID: u64>(
+    cqe: *mut bindings::ib_cqe,
+) -> T::Pointer {
+    // SAFETY: The callback is that of `T`, so the address is from `into_cqe` of its pointer.
+    unsafe { T::Pointer::from_cqe(cqe) }
 }
 
 // SAFETY: A pinned box keeps its content in place; the address is derived from the raw pointer that
