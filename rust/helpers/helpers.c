@@ -133,21 +133,6 @@ void rdma_helper_memcpy(void *to, const void *from, size_t len)
 }
 EXPORT_SYMBOL_GPL(rdma_helper_memcpy);
 
-static void rdma_helper_cq_event(struct ib_event *event, void *overrun)
-{
-	if (event->event != IB_EVENT_CQ_ERR || xchg((u32 *)overrun, 1))
-		return;
-	pr_err("%s: a CQ was overrun or failed: completions are lost\n",
-	       event->device->name);
-}
-
-/* Sets *overrun when the device says that the CQ has failed. The CQ's context is *overrun. */
-void rdma_helper_cq_watch(struct ib_cq *cq)
-{
-	cq->event_handler = rdma_helper_cq_event;
-}
-EXPORT_SYMBOL_GPL(rdma_helper_cq_watch);
-
 bool rdma_helper_is_port_valid(struct ib_device *dev, u32 port)
 {
 	return rdma_is_port_valid(dev, port);

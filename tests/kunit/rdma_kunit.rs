@@ -18,6 +18,8 @@ mod cm_listen;
 mod cm_request;
 mod context;
 mod cq;
+mod cq_poll;
+mod cq_wait;
 mod cqe;
 mod device;
 mod device_event;

@@ -6,9 +6,9 @@
 //! sleep asks for a [`&Sleepable`](Sleepable), and a completion handler is handed the token of the
 //! context that it runs in. The tokens are zero-sized and cannot leave their thread.
 //!
-//! The polling contexts of a completion queue ([`Direct`], [`Softirq`], [`Workqueue`],
+//! The polling contexts of a completion queue ([`Direct`], [`Waited`], [`Softirq`], [`Workqueue`],
 //! [`UnboundWorkqueue`]) are types too; [`Provides`] says which token each of them can give to a
-//! handler.
+//! handler, [`CallerPolled`] and [`CorePolled`] who polls.
 //!
 //! C header: [`include/rdma/ib_verbs.h`](srctree/include/rdma/ib_verbs.h) (`enum ib_poll_context`)
 
@@ -100,6 +100,10 @@ pub trait PollContext: Sealed + Send + Sync + 'static {
     #[doc(hidden)]
     const RAW: bindings::ib_poll_context;
 
+    /// Whether the completion queue tells when completions come (`ib_create_cq`).
+    #[doc(hidden)]
+    const WAITED: bool = false;
+
     /// The context's name.
     const NAME: &'static str;
 }
@@ -107,13 +111,13 @@ pub trait PollContext: Sealed + Send + Sync + 'static {
 /// A [`PollContext`] whose handlers run where a `C` token holds.
 pub trait Provides<C: Context>: PollContext {}
 
-/// A [`PollContext`] in which the RDMA core polls: all but [`Direct`]. Handlers of one completion
-/// queue run one after the other.
-pub trait CorePolled: PollContext {}
+/// A [`PollContext`] whose completion queues are polled by who has them, in any context; so
+/// handlers must not sleep.
+pub trait CallerPolled: Provides<Atomic> {}
 
-impl CorePolled for Softirq {}
-impl CorePolled for Workqueue {}
-impl CorePolled for UnboundWorkqueue {}
+/// A [`PollContext`] in which the RDMA core polls. Handlers of one completion queue run one after
+/// the other, unless it is [shared](crate::cq::Cq::pool_get).
+pub trait CorePolled: PollContext {}
 
 macro_rules! poll_context {
     ($(#[$doc:meta])* $name:ident, $raw:ident, $text:literal, [$($context:ty),*]) => {
@@ -147,3 +151,23 @@ poll_context!(
     UnboundWorkqueue, ib_poll_context_IB_POLL_UNBOUND_WORKQUEUE, "unbound_workqueue",
     [Atomic, Sleepable]
 );
+
+impl CallerPolled for Direct {}
+impl CorePolled for Softirq {}
+impl CorePolled for Workqueue {}
+impl CorePolled for UnboundWorkqueue {}
+
+/// Polled by who has the queue, as [`Direct`], who can wait for completions:
+/// [`Cq::wait`](crate::cq::Cq::wait).
+///
+/// Such a queue is made by `ib_create_cq`. Handlers must not sleep.
+pub enum Waited {}
+impl Sealed for Waited {}
+impl PollContext for Waited {
+    // Drains, the drivers' own among them, poll such a queue themselves.
+    const RAW: bindings::ib_poll_context = Direct::RAW;
+    const WAITED: bool = true;
+    const NAME: &'static str = "waited";
+}
+impl Provides<Atomic> for Waited {}
+impl CallerPolled for Waited {}

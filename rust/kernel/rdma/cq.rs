@@ -2,9 +2,15 @@
 
 //! Completion queues.
 //!
-//! A [`Cq`] is what `ib_alloc_cq` gives: completions are dispatched to the
-//! [`CqeHandler`](crate::cqe::CqeHandler) of each request, in the polling context that is the
-//! type's parameter.
+//! Who polls a [`Cq`], and where handlers run, is the type's parameter:
+//!
+//! - [`Softirq`](crate::context::Softirq), [`Workqueue`](crate::context::Workqueue) and
+//!   [`UnboundWorkqueue`](crate::context::UnboundWorkqueue): the RDMA core, which calls the
+//!   [`CqeHandler`](crate::cqe::CqeHandler) of each request ([`Cq::alloc`]).
+//! - [`Direct`](crate::context::Direct): whoever has it, which calls handlers ([`Cq::process`],
+//!   [`Cq::process_with`]) or takes completions without ([`Cq::poll`], [`Cq::next`]).
+//! - [`Waited`](crate::context::Waited): as a direct one, and completions can be waited for
+//!   ([`Cq::wait`]).
 //!
 //! Overrun is made impossible by leases: a QP takes as many entries as its queues can have
 //! outstanding when it is created, and creation fails where there is no room.
@@ -12,7 +18,22 @@
 //! C header: [`include/rdma/ib_verbs.h`](srctree/include/rdma/ib_verbs.h) (`struct ib_cq`);
 //! C source: `drivers/infiniband/core/cq.c`
 
+mod batch;
+mod lease;
+mod poll;
 mod room;
+mod wait;
+mod watch;
+
+pub use batch::{
+    Batch,
+    Completion, //
+};
+pub(crate) use lease::{
+    lease,
+    Lease, //
+};
+pub use wait::Wait;
 
 use crate::{
     bindings,
@@ -37,7 +58,11 @@ use core::{
     ptr::NonNull, //
 };
 use kernel::{
-    error::from_err_ptr,
+    cpu::nr_cpu_ids,
+    error::{
+        from_err_ptr,
+        to_result, //
+    },
     prelude::*,
     sync::{
         atomic::{
@@ -48,11 +73,17 @@ use kernel::{
     }, //
 };
 use room::Room;
+use watch::Watch;
 
 /// What the handles of one completion queue share.
+///
+/// # Invariants
+///
+/// `entries` are the CQ's own, or those taken of it where it is shared.
 pub(crate) struct Inner {
     pub(crate) raw: NonNull<bindings::ib_cq>,
     pub(crate) dev: Device,
+    entries: u32,
     room: Room,
     state: Deferred<State>,
 }
@@ -63,37 +94,57 @@ unsafe impl Send for Inner {}
 unsafe impl Sync for Inner {}
 
 impl Inner {
+    fn new(dev: &Device, entries: u32, state: Deferred<State>) -> Result<Arc<Self>> {
+        let inner = Self {
+            raw: state.raw,
+            dev: dev.clone(),
+            entries,
+            room: Room::new(entries.try_into()?),
+            state,
+        };
+        Ok(Arc::new(inner, GFP_KERNEL)?)
+    }
+
     /// Says whether the current task is in a handler of this CQ, where waiting for the CQ would
     /// never end.
     pub(crate) fn is_polled_by_current(&self) -> bool {
-        // SAFETY: The CQ is allocated while `self` lives; the helper only compares.
+        // SAFETY: The CQ is there while `self` lives; the helper only compares.
         unsafe { bindings::rdma_helper_cq_is_polled_by_current(self.raw.as_ptr()) }
     }
 
     /// Says whether the CQ has lost completions.
+    #[inline]
     pub(crate) fn has_failed(&self) -> bool {
-        self.state.failed.load(Relaxed) != 0
+        self.watch().is_some_and(|watch| watch.has_failed())
     }
 
-    pub(crate) fn is_direct(&self) -> bool {
-        // SAFETY: The CQ is allocated while `self` lives; the field does not change.
+    /// Says whether nobody but its users polls the CQ.
+    pub(crate) fn is_caller_polled(&self) -> bool {
+        // SAFETY: The CQ is there while `self` lives; the field does not change.
         unsafe { (*self.raw.as_ptr()).poll_ctx == Direct::RAW }
     }
 
-    fn entries(&self) -> u32 {
-        // SAFETY: The CQ is allocated while `self` lives; nothing resizes it.
-        let entries = unsafe { (*self.raw.as_ptr()).cqe };
-        entries.try_into().unwrap_or(0)
+    #[inline]
+    fn watch(&self) -> Option<&Watch> {
+        match &self.state.origin {
+            Origin::Allocated(watch) | Origin::Created(watch) => Some(watch),
+        }
     }
+}
+
+/// How a CQ was made, and so how it ends.
+enum Origin {
+    Allocated(Arc<Watch>),
+    Created(Arc<Watch>),
 }
 
 /// # Invariants
 ///
-/// `raw` is an allocated CQ.
+/// `raw` is a CQ of `dev` that was made as `origin` says; the watch is its context.
 struct State {
     raw: NonNull<bindings::ib_cq>,
-    /// Set by C when the device says that the CQ has failed; its address is the CQ's context.
-    failed: KBox<Atomic<u32>>,
+    origin: Origin,
+    dev: Device,
     _hold: Hold,
 }
 
@@ -102,32 +153,23 @@ unsafe impl Send for State {}
 
 impl Teardown for State {
     fn teardown(&mut self, _cx: &Sleepable) -> Fate {
-        // SAFETY: By the type invariant; QPs hold `Inner`, so none uses the CQ. This is the fence
-        // after which no handler runs.
-        unsafe { bindings::ib_free_cq(self.raw.as_ptr()) };
+        let cq = self.raw.as_ptr();
+        match &self.origin {
+            // SAFETY: By the type invariant; QPs hold `Inner`, so none uses the CQ. This is the
+            // fence after which no handler runs.
+            Origin::Allocated(_) => unsafe { bindings::ib_free_cq(cq) },
+            Origin::Created(watch) => {
+                self.dev.inner().removal.remove(watch);
+                // SAFETY: As above. Nobody polls the CQ any more, and this is the fence after which
+                // no `comp_handler` runs.
+                let ret = unsafe { bindings::ib_destroy_cq_user(cq, core::ptr::null_mut()) };
+                if ret != 0 {
+                    pr_err!("a CQ could not be destroyed ({ret}); it is leaked\n");
+                    return Fate::Leak;
+                }
+            }
+        }
         Fate::Gone
-    }
-}
-
-/// Entries of a CQ that a QP has reserved; given back when dropped.
-///
-/// # Invariants
-///
-/// `entries` were taken from the room of `cq`.
-pub(crate) struct Lease {
-    cq: Arc<Inner>,
-    entries: i32,
-}
-
-impl Lease {
-    pub(crate) fn cq(&self) -> &Arc<Inner> {
-        &self.cq
-    }
-}
-
-impl Drop for Lease {
-    fn drop(&mut self) {
-        self.cq.room.give(self.entries);
     }
 }
 
@@ -142,22 +184,12 @@ pub struct Cq<C: PollContext> {
 
 impl<C: PollContext> Clone for Cq<C> {
     fn clone(&self) -> Self {
-        Self {
-            inner: self.inner.clone(),
-            _context: PhantomData,
-        }
+        Self::from_inner(self.inner.clone())
     }
 }
 
-/// Allocates a CQ. Not generic, so that what the CQ needs at its end is code of this module.
-#[inline(never)]
-fn alloc(
-    dev: &Device,
-    entries: u32,
-    vector: Option<u32>,
-    context: bindings::ib_poll_context,
-    _cx: &Sleepable,
-) -> Result<Arc<Inner>> {
+/// Checks the size of a CQ.
+fn check(dev: &Device, entries: u32) -> Result {
     if entries == 0 || entries > dev.max_cqe() {
         pr_err!(
             "{dev}: a CQ of {entries} entries was asked for; 1 to {} are possible\n",
@@ -165,81 +197,127 @@ fn alloc(
         );
         return Err(EINVAL);
     }
+    Ok(())
+}
+
+/// What a CQ is to be.
+struct Request {
+    entries: u32,
+    vector: Option<u32>,
+    context: bindings::ib_poll_context,
+    waited: bool,
+}
+
+impl Request {
+    fn new<C: PollContext>(entries: u32, vector: Option<u32>) -> Self {
+        Self {
+            entries,
+            vector,
+            context: C::RAW,
+            waited: C::WAITED,
+        }
+    }
+}
+
+/// Allocates or creates a CQ. Not generic, so that what the CQ needs at its end is code of this
+/// module.
+#[inline(never)]
+fn alloc(dev: &Device, request: &Request, _cx: &Sleepable) -> Result<Arc<Inner>> {
+    check(dev, request.entries)?;
+    let entries = request.entries.try_into()?;
+    if request.vector.is_some_and(|n| n >= dev.num_comp_vectors()) {
+        return Err(EINVAL);
+    }
     let reserved = Deferred::reserve()?;
+    let watch = Watch::new()?;
     let hold = dev.hold(Kind::Cq);
-    let entries = entries.try_into()?;
     let caller = dev.client().name.as_char_ptr();
-    let failed = KBox::new(Atomic::new(0u32), GFP_KERNEL)?;
-    let private = core::ptr::from_ref(&*failed).cast_mut().cast();
-    let raw = match vector {
-        Some(vector) if vector >= dev.num_comp_vectors() => return Err(EINVAL),
-        // SAFETY: The device is registered while `dev` lives, the arguments are in range, and the
-        // client's name outlives the CQ.
+    let private = Arc::as_ptr(&watch).cast_mut().cast();
+    let attr = bindings::ib_cq_init_attr {
+        cqe: request.entries,
+        comp_vector: request.vector.unwrap_or_else(|| any_vector(dev)),
+        flags: 0,
+    };
+    let raw = match request.vector {
+        _ if request.waited => {
+            dev.inner().removal.add(watch.clone())?;
+            // SAFETY: The device is registered while `dev` lives, the arguments are in range, the
+            // callbacks' context and the client's name outlive the CQ.
+            unsafe {
+                bindings::__ib_create_cq(
+                    dev.as_raw(),
+                    Some(watch::completed),
+                    Some(watch::event),
+                    private,
+                    &attr,
+                    caller,
+                )
+            }
+        }
+        // SAFETY: As above.
         Some(vector) => unsafe {
             bindings::__ib_alloc_cq(
                 dev.as_raw(),
                 private,
                 entries,
                 vector.try_into()?,
-                context,
+                request.context,
                 caller,
             )
         },
         // SAFETY: As above.
         None => unsafe {
-            bindings::__ib_alloc_cq_any(dev.as_raw(), private, entries, context, caller)
+            bindings::__ib_alloc_cq_any(dev.as_raw(), private, entries, request.context, caller)
         },
     };
-    let raw = NonNull::new(from_err_ptr(raw)?).ok_or(ENOMEM)?;
-    // INVARIANT: Just allocated.
+    let raw = from_err_ptr(raw).and_then(|raw| NonNull::new(raw).ok_or(ENOMEM));
+    let raw = raw.inspect_err(|_| {
+        if request.waited {
+            dev.inner().removal.remove(&watch);
+        }
+    })?;
+    // SAFETY: Just made; nothing completes to it yet, so nothing fails, and nobody looks at how it
+    // is polled.
+    unsafe {
+        (*raw.as_ptr()).event_handler = Some(watch::event);
+        if request.waited {
+            (*raw.as_ptr()).poll_ctx = request.context;
+            (*raw.as_ptr()).comp_vector = attr.comp_vector;
+        }
+    }
+    // SAFETY: As above. The driver may have given more entries than were asked for.
+    let given = unsafe { (*raw.as_ptr()).cqe };
+    let origin = if request.waited {
+        Origin::Created(watch)
+    } else {
+        Origin::Allocated(watch)
+    };
+    // INVARIANT: Just made.
     let state = reserved.fill(State {
         raw,
-        failed,
+        origin,
+        dev: dev.clone(),
         _hold: hold,
     });
-    // SAFETY: Just allocated; nothing completes to it yet, so nothing fails.
-    unsafe { bindings::rdma_helper_cq_watch(raw.as_ptr()) };
-    // SAFETY: Just allocated. The driver may have given more entries than were asked for.
-    let given = unsafe { (*raw.as_ptr()).cqe };
-    Ok(Arc::new(
-        Inner {
-            raw,
-            dev: dev.clone(),
-            room: Room::new(given),
-            state,
-        },
-        GFP_KERNEL,
-    )?)
+    Inner::new(dev, given.try_into()?, state)
 }
 
-/// Takes `entries` entries, all or nothing.
-pub(crate) fn lease(cq: &Arc<Inner>, entries: u32) -> Result<Lease> {
-    let entries: i32 = entries.try_into()?;
-    cq.room.take(entries).map_err(|free| {
-        pr_err!(
-            "{}: a QP needs {entries} CQ entries, {free} of {} are free\n",
-            cq.dev,
-            cq.entries()
-        );
-        ENOSPC
-    })?;
-    // INVARIANT: Just taken.
-    Ok(Lease {
-        cq: cq.clone(),
-        entries,
-    })
+/// Chooses a completion vector as `ib_alloc_cq_any` does.
+fn any_vector(dev: &Device) -> u32 {
+    static NEXT: Atomic<u32> = Atomic::new(0);
+    NEXT.fetch_add(1, Relaxed) % dev.num_comp_vectors().min(nr_cpu_ids())
 }
 
 impl<C: PollContext> Cq<C> {
     /// Allocates a CQ with at least `entries` entries on completion vector `vector`
-    /// (`ib_alloc_cq`).
+    /// (`ib_alloc_cq`; `ib_create_cq` for a [`Waited`](crate::context::Waited) one).
     ///
     /// Size it by [`Caps::entries`](crate::qp::Caps::entries) of the QPs that will use it.
     ///
     /// # Errors
     ///
-    /// `EINVAL` if the device has no CQ of that size or no such vector; `ENOMEM`, or the driver's
-    /// error.
+    /// `EINVAL` if the device has no CQ of that size or no such vector; `ENODEV` for a `Waited` one
+    /// if the device is being removed; `ENOMEM`, or the driver's error.
     ///
     /// # Examples
     ///
@@ -250,10 +328,8 @@ impl<C: PollContext> Cq<C> {
     /// }
     /// ```
     pub fn alloc(dev: &Device, entries: u32, vector: u32, cx: &Sleepable) -> Result<Self> {
-        Ok(Self {
-            inner: alloc(dev, entries, Some(vector), C::RAW, cx)?,
-            _context: PhantomData,
-        })
+        let request = Request::new::<C>(entries, Some(vector));
+        Ok(Self::from_inner(alloc(dev, &request, cx)?))
     }
 
     /// Allocates a CQ on a completion vector of the core's choice (`ib_alloc_cq_any`).
@@ -262,20 +338,46 @@ impl<C: PollContext> Cq<C> {
     ///
     /// As [`Cq::alloc`].
     pub fn alloc_any(dev: &Device, entries: u32, cx: &Sleepable) -> Result<Self> {
-        Ok(Self {
-            inner: alloc(dev, entries, None, C::RAW, cx)?,
-            _context: PhantomData,
-        })
+        let request = Request::new::<C>(entries, None);
+        Ok(Self::from_inner(alloc(dev, &request, cx)?))
     }
 
-    /// Returns the number of entries that the driver gave.
+    fn from_inner(inner: Arc<Inner>) -> Self {
+        Self {
+            inner,
+            _context: PhantomData,
+        }
+    }
+
+    /// Has the device tell of completions once there are `count` of them, or `period_us`
+    /// microseconds after the first (`rdma_set_cq_moderation`).
+    ///
+    /// Process context.
+    ///
+    /// # Errors
+    ///
+    /// `EOPNOTSUPP` if the device cannot, or if the CQ is shared; or the driver's error.
+    pub fn moderate(&self, count: u16, period_us: u16, _cx: &Sleepable) -> Result {
+        let cq = self.inner.raw.as_ptr();
+        // SAFETY: The CQ is there while `self` lives.
+        to_result(unsafe { bindings::rdma_set_cq_moderation(cq, count, period_us) })
+    }
+
+    /// Returns the number of entries: those that the driver gave or, of a shared CQ, those that
+    /// were taken.
     pub fn entries(&self) -> u32 {
-        self.inner.entries()
+        self.inner.entries
     }
 
     /// Returns the number of entries that no QP has leased.
     pub fn free_entries(&self) -> u32 {
         self.inner.room.free().try_into().unwrap_or(0)
+    }
+
+    /// Returns the completion vector that the CQ is on.
+    pub fn vector(&self) -> u32 {
+        // SAFETY: The CQ is there while `self` lives; the field does not change.
+        unsafe { (*self.inner.raw.as_ptr()).comp_vector }
     }
 
     /// Returns the device.
@@ -285,21 +387,5 @@ impl<C: PollContext> Cq<C> {
 
     pub(crate) fn inner(&self) -> &Arc<Inner> {
         &self.inner
-    }
-}
-
-impl Cq<Direct> {
-    /// Runs the handlers of at most `budget` completions and returns their number
-    /// (`ib_process_cq_direct`).
-    ///
-    /// May be called in any context, also from several threads at once; handlers then run at the
-    /// same time.
-    #[inline]
-    pub fn process(&self, budget: u32) -> u32 {
-        let budget = i32::try_from(budget).unwrap_or(i32::MAX);
-        // SAFETY: The CQ is allocated while `self` lives, and is a direct one by its type. The
-        // budget is not negative, so it is bounded.
-        let n = unsafe { bindings::ib_process_cq_direct(self.inner.raw.as_ptr(), budget) };
-        n.try_into().unwrap_or(0)
     }
 }

@@ -29,11 +29,11 @@ use kernel::{
 /// How long a drain may take before the QP is given up, in milliseconds.
 const PATIENCE_MS: u32 = 60_000;
 
-/// The length of one wait, in milliseconds. Direct CQs are polled, and full queues tried again,
+/// The length of one wait, in milliseconds. CQs that nobody else polls are polled, and full queues tried again,
 /// this often.
 const STEP_MS: u32 = 10;
 
-/// How many completions of a direct CQ are processed in a row, and how many rows in a step.
+/// How many completions of such a CQ are processed in a row, and how many rows in a step.
 const BUDGET: i32 = 64;
 const ROWS: u32 = 16;
 
@@ -117,7 +117,7 @@ fn drain_queue(
             Ok(()) => break,
             Err(e) if e == ENOMEM => {
                 step(cq, left)?;
-                poll_direct(cq);
+                poll(cq);
                 fsleep(Delta::from_millis(STEP_MS.into()));
             }
             Err(e) => return Err(e),
@@ -127,7 +127,7 @@ fn drain_queue(
     // The queue has the marker now; if it keeps it, so be it.
     let marker = ManuallyDrop::new(marker);
     loop {
-        poll_direct(cq);
+        poll(cq);
         // SAFETY: The completion is initialised, and the caller may sleep.
         let reached = unsafe {
             bindings::wait_for_completion_timeout(marker.reached.get(), msecs_to_jiffies(STEP_MS))
@@ -141,10 +141,10 @@ fn drain_queue(
     }
 }
 
-fn poll_direct(cq: &cq::Inner) {
-    if cq.is_direct() {
+fn poll(cq: &cq::Inner) {
+    if cq.is_caller_polled() {
         for _ in 0..ROWS {
-            // SAFETY: The CQ is allocated while `cq` lives, and is a direct one.
+            // SAFETY: The CQ is there while `cq` lives, and its users poll it.
             if unsafe { bindings::ib_process_cq_direct(cq.raw.as_ptr(), BUDGET) } < BUDGET {
                 break;
             }

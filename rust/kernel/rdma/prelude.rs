@@ -20,15 +20,23 @@ pub use crate::{
     cm,
     context::{
         Atomic,
+        CallerPolled,
+        CorePolled,
         Direct,
         PollContext,
         Provides,
         Sleepable,
         Softirq,
         UnboundWorkqueue,
+        Waited,
         Workqueue, //
     },
-    cq::Cq,
+    cq::{
+        Batch,
+        Completion,
+        Cq,
+        Wait, //
+    },
     cqe::{
         Cqe,
         CqeHandler,

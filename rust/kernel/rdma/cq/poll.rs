@@ -1,0 +1,177 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Polling by whoever has the CQ.
+
+use super::{
+    batch::{
+        dispatch,
+        Batch,
+        Completion, //
+    },
+    Cq, //
+};
+use crate::{
+    bindings,
+    context::{
+        CallerPolled,
+        Context,
+        Provides, //
+    },
+    cqe::{
+        self,
+        CqeHandler, //
+    },
+    wc::Wc, //
+};
+use core::mem::MaybeUninit;
+use kernel::prelude::*;
+
+/// How many completions `process_with` polls at once, as `IB_POLL_BATCH`.
+const ROW: usize = 16;
+
+impl<C: CallerPolled> Cq<C> {
+    /// Runs the handlers of at most `budget` completions and returns their number
+    /// (`ib_process_cq_direct`).
+    ///
+    /// May be called in any context, also from several threads at once; handlers then run at the
+    /// same time.
+    #[inline]
+    pub fn process(&self, budget: u32) -> u32 {
+        let budget = i32::try_from(budget).unwrap_or(i32::MAX);
+        // SAFETY: The CQ is there while `self` lives, and by its type is polled by its users. The
+        // budget is not negative, so it is bounded.
+        let n = unsafe { bindings::ib_process_cq_direct(self.inner.raw.as_ptr(), budget) };
+        n.try_into().unwrap_or(0)
+    }
+
+    /// Runs the handlers of at most `budget` completions, as [`Cq::process`], where most of them
+    /// are of owners of type `T`, posted by their callback `ID`: that handler is called directly,
+    /// so it can be inlined, any other through its callback.
+    ///
+    /// May be called in any context, also from several threads at once; handlers then run at the
+    /// same time.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` if the budget is zero. `EOVERFLOW` if there is no completion and the CQ has lost
+    /// some; or what the driver says.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use rdma::{context::*, cq::Cq, cqe::*, wc::Wc};
+    /// # #[derive(HasCqe)]
+    /// # struct Request { cqe: Cqe<Self> }
+    /// # impl CqeHandler for Request {
+    /// #     type Pointer = Pin<KBox<Self>>;
+    /// #     type Needs = Atomic;
+    /// #     fn done(_: Self::Pointer, _: &Wc, _: &Atomic) {}
+    /// # }
+    /// fn progress(cq: &Cq<Direct>) -> Result<u32> {
+    ///     cq.process_with::<Request, 0>(64)
+    /// }
+    /// ```
+    #[inline]
+    pub fn process_with<T, const ID: u64>(&self, budget: u32) -> Result<u32>
+    where
+        T: CqeHandler<ID>,
+        C: Provides<T::Needs>,
+    {
+        if budget == 0 {
+            return Err(EINVAL);
+        }
+        // SAFETY: The caller's context is the one that handlers of this CQ run in.
+        let cx = unsafe { T::Needs::assume() };
+        let mut room = [const { MaybeUninit::<bindings::ib_wc>::uninit() }; ROW];
+        let mut left = budget;
+        loop {
+            let row = ROW.min(left as usize);
+            let n = match self.poll_raw(&mut room[..row]) {
+                Ok(n) => n,
+                Err(_) if left != budget => break,
+                Err(e) => return Err(e),
+            };
+            for wc in room.iter().take(n) {
+                // SAFETY: The driver has filled the entry, and `Wc` is transparent.
+                let wc = unsafe { &*wc.as_ptr().cast::<Wc>() };
+                let cqe = wc.cqe();
+                if cqe.is_null() {
+                    continue;
+                }
+                // SAFETY: The completion was just polled, and each is dispatched once. `C` provides
+                // what its handlers need.
+                unsafe {
+                    if cqe::is_of::<T, ID>(cqe) {
+                        T::done(cqe::take::<T, ID>(cqe), wc, &cx);
+                    } else {
+                        dispatch(self.inner.raw.as_ptr(), wc);
+                    }
+                }
+            }
+            left -= n as u32;
+            if n < row || left == 0 {
+                break;
+            }
+        }
+        Ok(budget - left)
+    }
+
+    /// Polls at most `N` completions into the caller's batch (`ib_poll_cq`), calls no handler, and
+    /// returns their number. What the batch still had is dispatched first.
+    ///
+    /// May be called in any context, also from several threads at once; each completion is in one
+    /// batch.
+    ///
+    /// # Errors
+    ///
+    /// `EOVERFLOW` if there is no completion and the CQ has lost some; or what the driver says.
+    #[inline]
+    pub fn poll<const N: usize>(&self, batch: &mut Batch<N>) -> Result<usize> {
+        batch.dispatch();
+        let n = self.poll_raw(batch.room())?;
+        // SAFETY: The batch is empty, and the CQ has given `n` entries.
+        unsafe { batch.fill(self.inner.raw.as_ptr(), n) };
+        Ok(batch.len())
+    }
+
+    /// Takes the next completion of the batch, which is filled again when it is empty; `None` if
+    /// there is none yet.
+    ///
+    /// With a `Batch<1>`, one completion is polled at a time.
+    ///
+    /// # Errors
+    ///
+    /// As [`Cq::poll`].
+    #[inline]
+    pub fn next<'a, const N: usize>(
+        &self,
+        batch: &'a mut Batch<N>,
+    ) -> Result<Option<Completion<'a>>> {
+        loop {
+            batch.skip();
+            if !batch.is_empty() {
+                return Ok(batch.next());
+            }
+            if self.poll(batch)? == 0 {
+                return Ok(None);
+            }
+        }
+    }
+
+    /// Polls completions into `room`, and returns their number.
+    #[inline]
+    fn poll_raw(&self, room: &mut [MaybeUninit<bindings::ib_wc>]) -> Result<usize> {
+        let cq = self.inner.raw.as_ptr();
+        // SAFETY: The CQ is there while `self` lives, and there is room for that many entries.
+        // Clients are only told of devices that have all verbs (`kverbs_provider`).
+        let n = unsafe {
+            let poll = (*(*cq).device).ops.poll_cq.unwrap_unchecked();
+            poll(cq, room.len() as c_int, room.as_mut_ptr().cast())
+        };
+        match usize::try_from(n) {
+            Ok(0) if self.inner.has_failed() => Err(EOVERFLOW),
+            Ok(n) => Ok(n),
+            Err(_) => Err(Error::from_errno(n)),
+        }
+    }
+}

@@ -1,0 +1,461 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Completions that are polled into a batch, one at a time, or dispatched without an indirect call.
+
+use crate::fixture::{
+    recv,
+    send,
+    wait,
+    CountDrop,
+    Counter,
+    Inbox,
+    Link,
+    Message,
+    OnDone,
+    Polled, //
+};
+use core::marker::PhantomData;
+use kernel::prelude::*;
+use rdma::prelude::*;
+
+/// A request without memory. All of these types have the same code.
+#[derive(HasCqe)]
+struct Same<T: Send + Unpin + 'static> {
+    cqe: Cqe<Self>,
+    other: Cqe<Self, 1>,
+    handled: Arc<Counter>,
+    _gone: CountDrop,
+    _type: PhantomData<T>,
+}
+
+impl<T: Send + Unpin + 'static> CqeHandler for Same<T> {
+    type Pointer = Pin<KBox<Self>>;
+    type Needs = Atomic;
+
+    fn done(this: Self::Pointer, _wc: &Wc, _cx: &Atomic) {
+        this.handled.up();
+    }
+}
+
+impl<T: Send + Unpin + 'static> CqeHandler<1> for Same<T> {
+    type Pointer = Pin<KBox<Self>>;
+    type Needs = Atomic;
+
+    fn done(this: Self::Pointer, _wc: &Wc, _cx: &Atomic) {
+        this.handled.up();
+    }
+}
+
+/// A counted owner.
+#[derive(HasCqe)]
+struct Shared {
+    cqe: Cqe<Self>,
+    handled: Arc<Counter>,
+}
+
+impl CqeHandler for Shared {
+    type Pointer = Arc<Self>;
+    type Needs = Atomic;
+
+    fn done(this: Arc<Self>, _wc: &Wc, _cx: &Atomic) {
+        this.handled.up();
+    }
+}
+
+/// What has become of owners.
+struct Fates {
+    handled: Arc<Counter>,
+    gone: Arc<Counter>,
+}
+
+impl Fates {
+    fn new() -> Result<Self> {
+        Ok(Self {
+            handled: Counter::new()?,
+            gone: Counter::new()?,
+        })
+    }
+
+    fn owner<T: Send + Unpin + 'static>(&self) -> Result<Pin<KBox<Same<T>>>> {
+        let this = Same {
+            cqe: Cqe::new(),
+            other: Cqe::new(),
+            handled: self.handled.clone(),
+            _gone: CountDrop(self.gone.clone()),
+            _type: PhantomData,
+        };
+        Ok(KBox::pin(this, GFP_KERNEL)?)
+    }
+
+    fn both(&self) -> (i32, i32) {
+        (self.handled.get(), self.gone.get())
+    }
+}
+
+/// Makes `n` completions of receives wait in the receive CQ.
+fn complete<C: Polled, T: Send + Unpin + 'static>(
+    link: &Link<C>,
+    fates: &Fates,
+    n: usize,
+) -> Result {
+    for _ in 0..n {
+        link.b
+            .qp
+            .post_recv::<_, 0, 0>(fates.owner::<T>()?, |_| Ok(RecvWr::new([])))?;
+    }
+    messages(link, n)
+}
+
+/// Sends `n` messages. They have been received when they are acknowledged.
+fn messages<C: Polled>(link: &Link<C>, n: usize) -> Result {
+    let acknowledged = Counter::new()?;
+    for _ in 0..n {
+        let counts = acknowledged.clone();
+        let nothing = OnDone::<Atomic, _>::new(move |_, _| {
+            counts.up();
+        })?;
+        link.a.qp.post_send(nothing, |_| Ok(SendWr::send([])))?;
+    }
+    wait(|| {
+        C::poll(&link.send_cq);
+        acknowledged.get() == n as i32
+    })
+}
+
+/// Polls into batches until `n` completions were seen.
+fn collect<C: Polled + CallerPolled, const N: usize>(
+    cq: &Cq<C>,
+    n: usize,
+    mut each: impl FnMut(Completion<'_>) -> Result,
+) -> Result {
+    let (mut batch, mut seen) = (Batch::<N>::new(), 0);
+    wait(|| {
+        while let Ok(Some(completion)) = cq.next(&mut batch) {
+            seen += 1;
+            if each(completion).is_err() {
+                return true;
+            }
+        }
+        seen >= n
+    })?;
+    check_eq!(seen, n);
+    Ok(())
+}
+
+fn batches_are_bounded<C: Polled + CallerPolled>() -> Result {
+    let (link, fates) = (Link::<C>::new()?, Fates::new()?);
+    complete::<_, u8>(&link, &fates, 5)?;
+    let mut batch = Batch::<2>::new();
+    let mut sizes = [0; 4];
+    for size in &mut sizes {
+        *size = link.recv_cq.poll(&mut batch)?;
+        while let Some(completion) = batch.next() {
+            completion.result().map_err(Error::from)?;
+        }
+        check!(batch.is_empty());
+    }
+    check_eq!(sizes, [2, 2, 1, 0]);
+    check_eq!(fates.both(), (5, 5));
+    Ok(())
+}
+
+fn taken_owners_are_not_handled<C: Polled + CallerPolled>() -> Result {
+    let (link, sent) = (Link::<C>::new()?, Inbox::new()?);
+    let received = Inbox::new()?;
+    for i in 0..4 {
+        recv(&link.b.qp, link.env.message(&received, &[0; 8])?)?;
+        send(&link.a.qp, link.env.message(&sent, &[i; 8])?)?;
+    }
+    let mut i = 0;
+    collect::<_, 3>(&link.recv_cq, 4, |completion| {
+        let Ok((mut message, wc)) = completion.take::<Message, 0>() else {
+            return Err(EINVAL);
+        };
+        check_eq!(wc.result().map_err(Error::from)?.byte_len(), 8);
+        check_eq!(message.buf.cpu()[7], i);
+        i += 1;
+        Ok(())
+    })?;
+    check_eq!(i, 4);
+    check_eq!(received.len(), 0);
+    check_eq!(received.dropped(), 4);
+    // Those that nobody takes go to their handler.
+    collect::<_, 3>(&link.send_cq, 4, |completion| {
+        drop(completion);
+        Ok(())
+    })?;
+    check_eq!(sent.len(), 4);
+    check_eq!(sent.dropped(), 0);
+    Ok(())
+}
+
+fn static_dispatch<C: Polled + CallerPolled>() -> Result {
+    let (link, fates) = (Link::<C>::new()?, Fates::new()?);
+    check_eq!(link.recv_cq.process_with::<Same<u8>, 0>(1)?, 0);
+    complete::<_, u8>(&link, &fates, 5)?;
+    check_err!(link.recv_cq.process_with::<Same<u8>, 0>(0), EINVAL);
+    check_eq!(fates.both(), (0, 0));
+    check_eq!(link.recv_cq.process_with::<Same<u8>, 0>(2)?, 2);
+    check_eq!(fates.both(), (2, 2));
+    check_eq!(link.recv_cq.process_with::<Same<u8>, 0>(u32::MAX)?, 3);
+    check_eq!(fates.both(), (5, 5));
+    // Owners of other types go to their own handlers.
+    complete::<_, i8>(&link, &fates, 4)?;
+    check_eq!(link.recv_cq.process_with::<Same<u8>, 0>(100)?, 4);
+    check_eq!(fates.both(), (9, 9));
+    Ok(())
+}
+
+/// A drain ends while another thread takes completions, the drain's own among them.
+fn drains_meanwhile<C: Polled + CallerPolled>() -> Result {
+    const N: usize = 8;
+    let (link, fates, ended) = (Link::<C>::new()?, Fates::new()?, Counter::new()?);
+    let (cq, end, done) = (link.recv_cq.clone(), ended.clone(), Counter::new()?);
+    let thread_done = done.clone();
+    link.env.client.spawn(GFP_KERNEL, move |_| {
+        let mut batch = Batch::<4>::new();
+        let _ = wait(|| {
+            while let Ok(Some(completion)) = cq.next(&mut batch) {
+                let _ = completion.take::<Same<u8>, 0>();
+            }
+            end.get() == 1
+        });
+        thread_done.up();
+    })?;
+    for _ in 0..N {
+        link.b
+            .qp
+            .post_recv::<_, 0, 0>(fates.owner::<u8>()?, |_| Ok(RecvWr::new([])))?;
+    }
+    let drained = link.b.qp.drain(&link.env.cx);
+    ended.up();
+    wait(|| done.get() == 1)?;
+    drained?;
+    check_eq!(fates.gone.get(), N as i32);
+    Ok(())
+}
+
+#[kunit_tests(rdma_cq_poll)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nothing_yet() -> Result {
+        let link = Link::<Direct>::new()?;
+        let mut batch = Batch::<4>::new();
+        check_eq!(link.recv_cq.poll(&mut batch)?, 0);
+        check!(link.recv_cq.next(&mut batch)?.is_none());
+        check!(batch.next().is_none());
+        check!(batch.is_empty());
+        Ok(())
+    }
+
+    #[test]
+    fn batches_are_bounded_direct() -> Result {
+        batches_are_bounded::<Direct>()
+    }
+
+    #[test]
+    fn batches_are_bounded_waited() -> Result {
+        batches_are_bounded::<Waited>()
+    }
+
+    #[test]
+    fn taken_owners_are_not_handled_direct() -> Result {
+        taken_owners_are_not_handled::<Direct>()
+    }
+
+    #[test]
+    fn taken_owners_are_not_handled_waited() -> Result {
+        taken_owners_are_not_handled::<Waited>()
+    }
+
+    #[test]
+    fn static_dispatch_direct() -> Result {
+        static_dispatch::<Direct>()
+    }
+
+    #[test]
+    fn static_dispatch_waited() -> Result {
+        static_dispatch::<Waited>()
+    }
+
+    #[test]
+    fn drains_meanwhile_direct() -> Result {
+        drains_meanwhile::<Direct>()
+    }
+
+    #[test]
+    fn drains_meanwhile_waited() -> Result {
+        drains_meanwhile::<Waited>()
+    }
+
+    #[test]
+    fn one_at_a_time() -> Result {
+        let (link, fates) = (Link::<Direct>::new()?, Fates::new()?);
+        complete::<_, u8>(&link, &fates, 3)?;
+        let mut one = Batch::<1>::new();
+        for n in 1..4 {
+            let completion = link.recv_cq.next(&mut one)?.ok_or(EIO)?;
+            check!(completion.is::<Same<u8>, 0>());
+            let taken = completion.take::<Same<u8>, 0>().is_ok();
+            check!(taken);
+            check_eq!(fates.both(), (0, n));
+        }
+        check!(link.recv_cq.next(&mut one)?.is_none());
+        Ok(())
+    }
+
+    #[test]
+    fn dropped_batch_calls_the_handlers() -> Result {
+        let (link, fates) = (Link::<Direct>::new()?, Fates::new()?);
+        complete::<_, u8>(&link, &fates, 4)?;
+        let mut batch = Batch::<8>::new();
+        check_eq!(link.recv_cq.poll(&mut batch)?, 4);
+        check_eq!(batch.len(), 4);
+        drop(batch.next());
+        check_eq!(fates.both(), (1, 1));
+        drop(batch);
+        check_eq!(fates.both(), (4, 4));
+        Ok(())
+    }
+
+    #[test]
+    fn batch_may_outlive_all_else() -> Result {
+        let (link, fates) = (Link::<Direct>::new()?, Fates::new()?);
+        complete::<_, u8>(&link, &fates, 4)?;
+        let mut batch = Batch::<8>::new();
+        check_eq!(link.recv_cq.poll(&mut batch)?, 4);
+        link.b.qp.drain(&link.env.cx)?;
+        drop(link);
+        check_eq!(fates.both(), (0, 0));
+        drop(batch);
+        check_eq!(fates.both(), (4, 4));
+        Ok(())
+    }
+
+    #[test]
+    fn refilled_batch_calls_the_handlers() -> Result {
+        let (link, fates) = (Link::<Direct>::new()?, Fates::new()?);
+        complete::<_, u8>(&link, &fates, 5)?;
+        let mut batch = Batch::<3>::new();
+        check_eq!(link.recv_cq.poll(&mut batch)?, 3);
+        check_eq!(fates.both(), (0, 0));
+        check_eq!(link.recv_cq.poll(&mut batch)?, 2);
+        check_eq!(fates.both(), (3, 3));
+        check_eq!(link.recv_cq.poll(&mut batch)?, 0);
+        check_eq!(fates.both(), (5, 5));
+        Ok(())
+    }
+
+    #[test]
+    fn owner_of_another_type_is_not_taken() -> Result {
+        let (link, fates) = (Link::<Direct>::new()?, Fates::new()?);
+        complete::<_, u8>(&link, &fates, 1)?;
+        let mut one = Batch::<1>::new();
+        let completion = link.recv_cq.next(&mut one)?.ok_or(EIO)?;
+        // The machine code of all these callbacks is the same.
+        check!(!completion.is::<Same<i8>, 0>());
+        check!(!completion.is::<Same<u8>, 1>());
+        check!(!completion.is::<Shared, 0>());
+        let Err(completion) = completion.take::<Same<i8>, 0>() else {
+            check!(false);
+            return Ok(());
+        };
+        check_eq!(fates.both(), (0, 0));
+        check!(completion.take::<Same<u8>, 0>().is_ok());
+        check_eq!(fates.both(), (0, 1));
+        Ok(())
+    }
+
+    #[test]
+    fn counted_owner_is_taken() -> Result {
+        let link = Link::<Direct>::new()?;
+        let shared = Shared {
+            cqe: Cqe::new(),
+            handled: Counter::new()?,
+        };
+        let shared = Arc::new(shared, GFP_KERNEL)?;
+        for _ in 0..3 {
+            link.b
+                .qp
+                .post_recv::<_, 0, 0>(shared.clone(), |_| Ok(RecvWr::new([])))?;
+        }
+        link.a.id.disconnect(&link.env.cx)?;
+        let mut taken = 0;
+        collect::<_, 8>(&link.recv_cq, 3, |completion| {
+            check!(completion.result().err().map(|e| e.status) == Some(Status::WR_FLUSH_ERR));
+            let Ok((owner, wc)) = completion.take::<Shared, 0>() else {
+                return Err(EINVAL);
+            };
+            check!(wc.result().is_err());
+            check!(Arc::ptr_eq(&owner, &shared));
+            taken += 1;
+            Ok(())
+        })?;
+        check_eq!(taken, 3);
+        check_eq!(shared.handled.get(), 0);
+        Ok(())
+    }
+
+    #[test]
+    fn two_threads_take_each_completion_once() -> Result {
+        const N: i32 = 400;
+        let link = Link::<Direct>::with(&Caps::new(N as u32, 1), &cm::ConnParam::default())?;
+        let (fates, taken) = (Fates::new()?, Counter::new()?);
+        let threads = Counter::new()?;
+        for _ in 0..2 {
+            let (cq, taken) = (link.send_cq.clone(), taken.clone());
+            let threads = threads.clone();
+            link.env.client.spawn(GFP_KERNEL, move |_| {
+                let mut batch = Batch::<5>::new();
+                let _ = wait(|| {
+                    while let Ok(Some(completion)) = cq.next(&mut batch) {
+                        if completion.take::<Same<u8>, 0>().is_ok() {
+                            taken.up();
+                        }
+                    }
+                    taken.get() >= N
+                });
+                threads.up();
+            })?;
+        }
+        let nowhere = Remote { addr: 0, rkey: 0 };
+        for _ in 0..N {
+            link.a.qp.post_send::<_, 0, 0>(fates.owner::<u8>()?, |_| {
+                Ok(SendWr::rdma_write([], nowhere))
+            })?;
+        }
+        wait(|| threads.get() == 2)?;
+        check_eq!(taken.get(), N);
+        check_eq!(fates.both(), (0, N));
+        Ok(())
+    }
+
+    #[test]
+    fn two_threads_dispatch_each_completion_once() -> Result {
+        const N: i32 = 400;
+        let link = Link::<Direct>::with(&Caps::new(N as u32, 1), &cm::ConnParam::default())?;
+        let (fates, threads) = (Fates::new()?, Counter::new()?);
+        for _ in 0..2 {
+            let (cq, handled) = (link.send_cq.clone(), fates.handled.clone());
+            let threads = threads.clone();
+            link.env.client.spawn(GFP_KERNEL, move |_| {
+                let _ = wait(|| {
+                    let _ = cq.process_with::<Same<u8>, 0>(7);
+                    handled.get() >= N
+                });
+                threads.up();
+            })?;
+        }
+        let nowhere = Remote { addr: 0, rkey: 0 };
+        for _ in 0..N {
+            link.a.qp.post_send::<_, 0, 0>(fates.owner::<u8>()?, |_| {
+                Ok(SendWr::rdma_write([], nowhere))
+            })?;
+        }
+        wait(|| threads.get() == 2)?;
+        check_eq!(fates.both(), (N, N));
+        Ok(())
+    }
+}

@@ -1,0 +1,298 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Waiting for completions.
+
+use crate::fixture::{
+    wait,
+    Counter,
+    Env,
+    Link,
+    OnDone, //
+};
+use kernel::{
+    prelude::*,
+    sync::aref::ARef,
+    task::Task,
+    time::{
+        delay::fsleep,
+        Delta,
+        Instant,
+        Monotonic, //
+    }, //
+};
+use rdma::prelude::*;
+
+/// Longer than anything takes.
+const LONG_MS: u32 = 30_000;
+
+/// Posts a receive that counts.
+fn expect(link: &Link<Waited>, received: &Arc<Counter>) -> Result {
+    let counts = received.clone();
+    let receive = OnDone::<Atomic, _>::new(move |_, _| {
+        counts.up();
+    })?;
+    Ok(link.b.qp.post_recv(receive, |_| Ok(RecvWr::new([])))?)
+}
+
+fn message(link: &Link<Waited>, solicited: bool) -> Result {
+    let nothing = OnDone::<Atomic, _>::new(|_, _| {})?;
+    Ok(link.a.qp.post_send(nothing, |_| {
+        let wr = SendWr::send([]);
+        Ok(if solicited { wr.solicited() } else { wr })
+    })?)
+}
+
+/// Calls `f` after a while, from another thread.
+fn later(link: &Link<Waited>, f: impl FnOnce() + Send + 'static) -> Result {
+    link.env.client.spawn(GFP_KERNEL, move |_| {
+        fsleep(Delta::from_millis(50));
+        f();
+    })
+}
+
+fn elapsed_ms(since: Instant<Monotonic>) -> i64 {
+    since.elapsed().as_millis()
+}
+
+#[kunit_tests(rdma_cq_wait)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_out() -> Result {
+        let env = Env::new()?;
+        let cq = env.cq::<Waited>(16)?;
+        let begin = Instant::<Monotonic>::now();
+        check_eq!(cq.wait(30, &env.cx)?, Wait::TimedOut);
+        check!(elapsed_ms(begin) >= 25);
+        check_eq!(cq.wait_solicited(30, &env.cx)?, Wait::TimedOut);
+        check!(elapsed_ms(begin) >= 50);
+        Ok(())
+    }
+
+    #[test]
+    fn zero_only_looks() -> Result {
+        let (link, received) = (Link::<Waited>::new()?, Counter::new()?);
+        check_eq!(link.recv_cq.wait(0, &link.env.cx)?, Wait::TimedOut);
+        expect(&link, &received)?;
+        message(&link, false)?;
+        wait(|| link.recv_cq.wait(0, &link.env.cx) == Ok(Wait::Ready))?;
+        // Nobody has polled, so it still is.
+        check_eq!(link.recv_cq.wait(0, &link.env.cx)?, Wait::Ready);
+        check_eq!(link.recv_cq.process(8), 1);
+        check_eq!(received.get(), 1);
+        Ok(())
+    }
+
+    #[test]
+    fn completion_wakes() -> Result {
+        let (link, received) = (Link::<Waited>::new()?, Counter::new()?);
+        expect(&link, &received)?;
+        let qp = link.a.qp.clone();
+        let nothing = OnDone::<Atomic, _>::new(|_, _| {})?;
+        later(&link, move || {
+            let _ = qp.post_send(nothing, |_| Ok(SendWr::send([])));
+        })?;
+        check_eq!(link.recv_cq.wait(LONG_MS, &link.env.cx)?, Wait::Ready);
+        check_eq!(link.recv_cq.process(8), 1);
+        check_eq!(received.get(), 1);
+        Ok(())
+    }
+
+    #[test]
+    fn completion_before_the_wait_ends_it() -> Result {
+        let (link, received) = (Link::<Waited>::new()?, Counter::new()?);
+        expect(&link, &received)?;
+        message(&link, false)?;
+        // It has arrived when the sender knows, and nobody has armed the receiver's CQ.
+        check_eq!(link.send_cq.wait(LONG_MS, &link.env.cx)?, Wait::Ready);
+        check_eq!(link.recv_cq.wait(LONG_MS, &link.env.cx)?, Wait::Ready);
+        check_eq!(
+            link.recv_cq.wait_solicited(LONG_MS, &link.env.cx)?,
+            Wait::Ready
+        );
+        check_eq!(link.recv_cq.process(8), 1);
+        check_eq!(link.recv_cq.wait(1, &link.env.cx)?, Wait::TimedOut);
+        Ok(())
+    }
+
+    #[test]
+    fn nothing_is_lost_between_poll_and_wait() -> Result {
+        const N: i32 = 300;
+        let param = cm::ConnParam {
+            rnr_retry_count: 7,
+            ..Default::default()
+        };
+        let link = Link::<Waited>::with(&Caps::new(8, 8), &param)?;
+        let (received, answered) = (Counter::new()?, Counter::new()?);
+        // The peer sends the next message as soon as it sees that this one was received, which is
+        // while this side is on its way to the next wait.
+        let (qp, cq, seen) = (link.a.qp.clone(), link.send_cq.clone(), received.clone());
+        let over = answered.clone();
+        link.env.client.spawn(GFP_KERNEL, move |cx| {
+            for n in 0..N {
+                let Ok(nothing) = OnDone::<Atomic, _>::new(|_, _| {}) else {
+                    break;
+                };
+                let posted = qp.post_send(nothing, |_| Ok(SendWr::send([])));
+                let sent = cq.wait(LONG_MS, cx) == Ok(Wait::Ready);
+                cq.process(8);
+                if posted.is_err() || !sent || wait(|| seen.get() > n).is_err() {
+                    break;
+                }
+            }
+            over.up();
+        })?;
+        let mut fine = true;
+        expect(&link, &received)?;
+        for n in 0..N {
+            if n + 1 < N {
+                expect(&link, &received)?;
+            }
+            while fine && received.get() == n {
+                fine = link.recv_cq.wait(LONG_MS, &link.env.cx) == Ok(Wait::Ready);
+                link.recv_cq.process(8);
+            }
+        }
+        wait(|| answered.get() == 1)?;
+        check!(fine);
+        check_eq!(received.get(), N);
+        Ok(())
+    }
+
+    #[test]
+    fn all_who_wait_are_woken() -> Result {
+        const N: i32 = 4;
+        let (link, received) = (Link::<Waited>::new()?, Counter::new()?);
+        let (waiting, ready) = (Counter::new()?, Counter::new()?);
+        expect(&link, &received)?;
+        for _ in 0..N {
+            let (cq, waiting, ready) = (link.recv_cq.clone(), waiting.clone(), ready.clone());
+            link.env.client.spawn(GFP_KERNEL, move |cx| {
+                waiting.up();
+                if cq.wait(LONG_MS, cx) == Ok(Wait::Ready) {
+                    ready.up();
+                }
+            })?;
+        }
+        wait(|| waiting.get() == N)?;
+        fsleep(Delta::from_millis(20));
+        check_eq!(ready.get(), 0);
+        message(&link, false)?;
+        wait(|| ready.get() == N)?;
+        check_eq!(link.recv_cq.process(8), 1);
+        Ok(())
+    }
+
+    #[test]
+    fn only_solicited_messages_wake() -> Result {
+        let (link, received) = (Link::<Waited>::new()?, Counter::new()?);
+        let woken = Counter::new()?;
+        expect(&link, &received)?;
+        expect(&link, &received)?;
+        let (cq, counts) = (link.recv_cq.clone(), woken.clone());
+        let waiting = Counter::new()?;
+        let begun = waiting.clone();
+        link.env.client.spawn(GFP_KERNEL, move |cx| {
+            begun.up();
+            if cq.wait_solicited(LONG_MS, cx) == Ok(Wait::Ready) {
+                counts.up();
+            }
+        })?;
+        wait(|| waiting.get() == 1)?;
+        fsleep(Delta::from_millis(20));
+        message(&link, false)?;
+        check_eq!(link.send_cq.wait(LONG_MS, &link.env.cx)?, Wait::Ready);
+        fsleep(Delta::from_millis(20));
+        check_eq!(woken.get(), 0);
+        message(&link, true)?;
+        wait(|| woken.get() == 1)?;
+        check_eq!(link.recv_cq.process(8), 2);
+        Ok(())
+    }
+
+    #[test]
+    fn signal_interrupts() -> Result {
+        let link = Link::<Waited>::new()?;
+        let task: ARef<Task> = (&**kernel::current!()).into();
+        let signal = kernel::bindings::SIGUSR1 as c_int;
+        // SAFETY: 2 is `SIG_KTHREAD`, no function; this is `allow_signal`, of this thread, which
+        // ends with the test.
+        unsafe {
+            let handler = core::mem::transmute::<usize, kernel::bindings::__sighandler_t>(2);
+            kernel::bindings::kernel_sigaction(signal, handler);
+        }
+        later(&link, move || {
+            // SAFETY: The reference keeps the task.
+            unsafe { kernel::bindings::send_sig(signal, task.as_ptr(), 0) };
+        })?;
+        check_err!(link.recv_cq.wait(LONG_MS, &link.env.cx), ERESTARTSYS);
+        // It is still pending, so the next wait does not begin; completions come first.
+        check_err!(link.recv_cq.wait(LONG_MS, &link.env.cx), ERESTARTSYS);
+        check_eq!(link.recv_cq.wait(0, &link.env.cx)?, Wait::TimedOut);
+        Ok(())
+    }
+
+    #[test]
+    fn flush_wakes() -> Result {
+        let (link, received) = (Link::<Waited>::new()?, Counter::new()?);
+        expect(&link, &received)?;
+        let id = link.a.id.clone();
+        later(&link, move || id.disconnect_later())?;
+        check_eq!(link.recv_cq.wait(LONG_MS, &link.env.cx)?, Wait::Ready);
+        wait(|| {
+            link.recv_cq.process(8);
+            received.get() == 1
+        })
+    }
+
+    #[test]
+    fn drain_needs_no_other_poller() -> Result {
+        let (link, received) = (Link::<Waited>::new()?, Counter::new()?);
+        for _ in 0..8 {
+            expect(&link, &received)?;
+        }
+        link.b.qp.drain(&link.env.cx)?;
+        check_eq!(received.get(), 8);
+        check_eq!(link.recv_cq.wait(0, &link.env.cx)?, Wait::TimedOut);
+        Ok(())
+    }
+
+    #[test]
+    fn drain_and_a_waiting_thread() -> Result {
+        let (link, received) = (Link::<Waited>::new()?, Counter::new()?);
+        let (cq, ended) = (link.recv_cq.clone(), Counter::new()?);
+        let (seen, over) = (received.clone(), ended.clone());
+        for _ in 0..8 {
+            expect(&link, &received)?;
+        }
+        link.env.client.spawn(GFP_KERNEL, move |cx| {
+            while seen.get() < 8 && cq.wait(LONG_MS, cx) == Ok(Wait::Ready) {
+                cq.process(1);
+            }
+            over.up();
+        })?;
+        link.b.qp.drain(&link.env.cx)?;
+        check_eq!(received.get(), 8);
+        wait(|| ended.get() == 1)
+    }
+
+    #[test]
+    fn sizes_and_vectors_are_checked() -> Result {
+        let env = Env::new()?;
+        check_err!(Cq::<Waited>::alloc(&env.dev, 0, 0, &env.cx), EINVAL);
+        check_err!(
+            Cq::<Waited>::alloc_any(&env.dev, env.dev.max_cqe() + 1, &env.cx),
+            EINVAL
+        );
+        let vectors = env.dev.num_comp_vectors();
+        check_err!(Cq::<Waited>::alloc(&env.dev, 8, vectors, &env.cx), EINVAL);
+        for vector in 0..vectors {
+            let cq = Cq::<Waited>::alloc(&env.dev, 8, vector, &env.cx)?;
+            check!(cq.entries() >= 8);
+            check_eq!(cq.free_entries(), cq.entries());
+            check_eq!(cq.vector(), vector);
+        }
+        Ok(())
+    }
+}
