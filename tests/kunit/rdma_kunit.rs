@@ -19,6 +19,7 @@ mod cm_request;
 mod context;
 mod cq;
 mod cq_poll;
+mod cq_pool;
 mod cq_wait;
 mod cqe;
 mod device;

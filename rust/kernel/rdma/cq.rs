@@ -6,7 +6,8 @@
 //!
 //! - [`Softirq`](crate::context::Softirq), [`Workqueue`](crate::context::Workqueue) and
 //!   [`UnboundWorkqueue`](crate::context::UnboundWorkqueue): the RDMA core, which calls the
-//!   [`CqeHandler`](crate::cqe::CqeHandler) of each request ([`Cq::alloc`]).
+//!   [`CqeHandler`](crate::cqe::CqeHandler) of each request ([`Cq::alloc`]). Such CQs can be shared
+//!   ([`Cq::pool_get`]).
 //! - [`Direct`](crate::context::Direct): whoever has it, which calls handlers ([`Cq::process`],
 //!   [`Cq::process_with`]) or takes completions without ([`Cq::poll`], [`Cq::next`]).
 //! - [`Waited`](crate::context::Waited): as a direct one, and completions can be waited for
@@ -21,7 +22,9 @@
 mod batch;
 mod lease;
 mod poll;
+mod pool;
 mod room;
+mod set;
 mod wait;
 mod watch;
 
@@ -33,6 +36,7 @@ pub(crate) use lease::{
     lease,
     Lease, //
 };
+pub use set::CqSet;
 pub use wait::Wait;
 
 use crate::{
@@ -128,6 +132,7 @@ impl Inner {
     fn watch(&self) -> Option<&Watch> {
         match &self.state.origin {
             Origin::Allocated(watch) | Origin::Created(watch) => Some(watch),
+            Origin::Pooled { .. } => None,
         }
     }
 }
@@ -136,6 +141,7 @@ impl Inner {
 enum Origin {
     Allocated(Arc<Watch>),
     Created(Arc<Watch>),
+    Pooled { entries: u32 },
 }
 
 /// # Invariants
@@ -152,7 +158,7 @@ struct State {
 unsafe impl Send for State {}
 
 impl Teardown for State {
-    fn teardown(&mut self, _cx: &Sleepable) -> Fate {
+    fn teardown(&mut self, cx: &Sleepable) -> Fate {
         let cq = self.raw.as_ptr();
         match &self.origin {
             // SAFETY: By the type invariant; QPs hold `Inner`, so none uses the CQ. This is the
@@ -168,6 +174,8 @@ impl Teardown for State {
                     return Fate::Leak;
                 }
             }
+            // SAFETY: By the type invariant, and no QP of ours uses the CQ, as above.
+            Origin::Pooled { entries } => unsafe { pool::put(cq, *entries, cx) },
         }
         Fate::Gone
     }

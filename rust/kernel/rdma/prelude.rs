@@ -35,6 +35,7 @@ pub use crate::{
         Batch,
         Completion,
         Cq,
+        CqSet,
         Wait, //
     },
     cqe::{

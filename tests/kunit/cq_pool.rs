@@ -1,0 +1,186 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Shared CQs, CQs for all vectors, moderation.
+
+use crate::fixture::{
+    recv,
+    send,
+    wait,
+    Env,
+    Inbox,
+    Link,
+    Polled, //
+};
+use kernel::prelude::*;
+use rdma::prelude::*;
+
+/// The largest CQ that the pool makes without being asked for more (`IB_MAX_SHARED_CQ_SZ`).
+const SHARED: u32 = 4096;
+
+/// Messages arrive through entries of a shared CQ, which are given back.
+fn arrives<C: Polled + CorePolled>() -> Result {
+    let (env, sent, received) = (Env::new()?, Inbox::new()?, Inbox::new()?);
+    let caps = Caps::new(4, 4);
+    let cq = Cq::<C>::pool_get(&env.dev, 2 * caps.entries(), None, &env.cx)?;
+    check_eq!(cq.entries(), 2 * caps.entries());
+    let link = Link::on(env, &cq, &cq, &caps, &cm::ConnParam::default())?;
+    check!(cq.free_entries() < cq.entries());
+    for _ in 0..20 {
+        recv(&link.b.qp, link.env.message(&received, &[0; 4])?)?;
+        send(&link.a.qp, link.env.message(&sent, b"data")?)?;
+        link.wait(|| sent.len() == 1 && received.len() == 1)?;
+        check_eq!(&received.pop()?.bytes()?[..], b"data");
+        sent.pop()?.ok()?;
+    }
+    recv(&link.b.qp, link.env.message(&received, &[0; 4])?)?;
+    drop(link);
+    wait(|| cq.free_entries() == cq.entries())?;
+    check!(received.pop()?.was_flushed());
+    Ok(())
+}
+
+#[kunit_tests(rdma_cq_pool)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn arrives_softirq() -> Result {
+        arrives::<Softirq>()
+    }
+
+    #[test]
+    fn arrives_workqueue() -> Result {
+        arrives::<Workqueue>()
+    }
+
+    #[test]
+    fn arrives_unbound_workqueue() -> Result {
+        arrives::<UnboundWorkqueue>()
+    }
+
+    #[test]
+    fn size_is_checked_before_the_core_loops() -> Result {
+        let env = Env::new()?;
+        for entries in [0, env.dev.max_cqe() + 1, 1 << 31, u32::MAX] {
+            check_err!(
+                Cq::<Softirq>::pool_get(&env.dev, entries, None, &env.cx),
+                EINVAL
+            );
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn largest_size_is_given() -> Result {
+        let env = Env::new()?;
+        let max = env.dev.max_cqe();
+        let cq = Cq::<Softirq>::pool_get(&env.dev, max, Some(0), &env.cx)?;
+        check_eq!(cq.entries(), max);
+        // The pool has to make another CQ.
+        let other = Cq::<Softirq>::pool_get(&env.dev, max, Some(0), &env.cx)?;
+        check_eq!(other.entries(), max);
+        Ok(())
+    }
+
+    #[test]
+    fn whole_shared_cq_is_given() -> Result {
+        let env = Env::new()?;
+        let first = Cq::<UnboundWorkqueue>::pool_get(&env.dev, SHARED - 1, Some(0), &env.cx)?;
+        let second = Cq::<UnboundWorkqueue>::pool_get(&env.dev, SHARED - 1, Some(0), &env.cx)?;
+        check_eq!(first.entries() + second.entries(), 2 * SHARED - 2);
+        Ok(())
+    }
+
+    #[test]
+    fn entries_taken_bound_the_leases() -> Result {
+        let env = Env::new()?;
+        let caps = Caps::new(2, 2);
+        // The shared CQ has thousands of entries, but only these are ours.
+        let cq = Cq::<Workqueue>::pool_get(&env.dev, caps.entries(), None, &env.cx)?;
+        let qp = env.qp(&cq, &caps)?;
+        check_err!(env.qp(&cq, &caps), ENOSPC);
+        qp.destroy(&env.cx)?;
+        check_eq!(cq.free_entries(), cq.entries());
+        env.qp(&cq, &caps)?.destroy(&env.cx)
+    }
+
+    #[test]
+    fn vector_is_a_hint() -> Result {
+        let env = Env::new()?;
+        for hint in [0, 1, 2, 77] {
+            let cq = Cq::<Softirq>::pool_get(&env.dev, 16, Some(hint), &env.cx)?;
+            check!(cq.vector() < env.dev.num_comp_vectors());
+        }
+        check_err!(
+            Cq::<Softirq>::pool_get(&env.dev, 16, Some(u32::MAX), &env.cx),
+            EINVAL
+        );
+        Ok(())
+    }
+
+    #[test]
+    fn shared_cq_is_not_moderated() -> Result {
+        let env = Env::new()?;
+        let cq = Cq::<Softirq>::pool_get(&env.dev, 16, None, &env.cx)?;
+        check_err!(cq.moderate(8, 16, &env.cx), EOPNOTSUPP);
+        Ok(())
+    }
+
+    #[test]
+    fn rxe_does_not_moderate() -> Result {
+        let env = Env::new()?;
+        let cq = env.cq::<Softirq>(16)?;
+        check_err!(cq.moderate(8, 16, &env.cx), EOPNOTSUPP);
+        Ok(())
+    }
+
+    #[test]
+    fn one_cq_for_each_vector() -> Result {
+        let env = Env::new()?;
+        let cqs = CqSet::<Softirq>::alloc(&env.dev, 32, u32::MAX, &env.cx)?;
+        let vectors = env.dev.num_comp_vectors().min(kernel::cpu::nr_cpu_ids()) as usize;
+        check_eq!(cqs.len(), vectors);
+        for (vector, cq) in cqs.iter().enumerate() {
+            check_eq!(cq.vector(), vector as u32);
+            check!(cq.entries() >= 32);
+        }
+        for queue in 0..10 {
+            check_eq!(cqs.of(queue).vector(), (queue % vectors) as u32);
+        }
+        check!(cqs.local().entries() >= 32);
+        Ok(())
+    }
+
+    #[test]
+    fn set_goes_round() -> Result {
+        let env = Env::new()?;
+        let cqs = CqSet::<Workqueue>::alloc(&env.dev, 32, u32::MAX, &env.cx)?;
+        for turn in 0..3 * cqs.len() {
+            check_eq!(cqs.next().vector() as usize, turn % cqs.len());
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn set_finds_room() -> Result {
+        let env = Env::new()?;
+        let cqs = CqSet::<Direct>::alloc(&env.dev, 64, u32::MAX, &env.cx)?;
+        let mut qps = KVec::new();
+        for _ in 0..cqs.len() {
+            qps.push(env.qp(cqs.roomiest(), &Caps::new(4, 4))?, GFP_KERNEL)?;
+        }
+        let free = cqs.of(0).free_entries();
+        check!(free < cqs.of(0).entries());
+        check!(cqs.iter().all(|cq| cq.free_entries() == free));
+        Ok(())
+    }
+
+    #[test]
+    fn set_is_bounded() -> Result {
+        let env = Env::new()?;
+        check_eq!(CqSet::<Waited>::alloc(&env.dev, 8, 1, &env.cx)?.len(), 1);
+        check_err!(CqSet::<Waited>::alloc(&env.dev, 8, 0, &env.cx), EINVAL);
+        check_err!(CqSet::<Waited>::alloc(&env.dev, 0, 8, &env.cx), EINVAL);
+        Ok(())
+    }
+}
