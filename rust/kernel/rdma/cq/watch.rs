@@ -62,7 +62,6 @@ impl Watch {
     pub(super) fn has_failed(&self) -> bool {
         self.failed.load(Relaxed)
     }
-
 }
 
 impl OnRemoval for Watch {
