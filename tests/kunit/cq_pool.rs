@@ -6,13 +6,17 @@ use crate::fixture::{
     recv,
     send,
     wait,
+    Desk,
     Env,
     Inbox,
     Link,
     Polled, //
 };
 use kernel::prelude::*;
-use rdma::prelude::*;
+use rdma::{
+    prelude::*,
+    qp::Init, //
+};
 
 /// The largest CQ that the pool makes without being asked for more (`IB_MAX_SHARED_CQ_SZ`).
 const SHARED: u32 = 4096;
@@ -123,6 +127,22 @@ mod tests {
         let env = Env::new()?;
         let cq = Cq::<Softirq>::pool_get(&env.dev, 16, None, &env.cx)?;
         check_err!(cq.moderate(8, 16, &env.cx), EOPNOTSUPP);
+        Ok(())
+    }
+
+    #[test]
+    fn qp_on_an_srq_is_refused() -> Result {
+        let (env, desk) = (Env::new()?, Desk::new(false)?);
+        let srq = env.srq(4, &desk)?;
+        let cq = Cq::<Softirq>::pool_get(&env.dev, 64, None, &env.cx)?;
+        let caps = Caps::new(4, 0);
+        check_err!(
+            Init::on_srq(&env.pd, &cq, &srq, &caps).create(&env.cx),
+            EINVAL
+        );
+        check_eq!(cq.free_entries(), cq.entries());
+        let own = env.cq::<Softirq>(64)?;
+        Init::on_srq(&env.pd, &own, &srq, &caps).create(&env.cx)?;
         Ok(())
     }
 

@@ -128,6 +128,11 @@ impl Inner {
         unsafe { (*self.raw.as_ptr()).poll_ctx == Direct::RAW }
     }
 
+    /// Says whether other modules may use, and poll, the CQ too.
+    pub(crate) fn is_shared(&self) -> bool {
+        matches!(self.state.origin, Origin::Pooled { .. })
+    }
+
     #[inline]
     fn watch(&self) -> Option<&Watch> {
         match &self.state.origin {

@@ -92,7 +92,8 @@ impl<C: CorePolled> Cq<C> {
     /// `vector` is a hint: the number of a completion vector or, modulo the number of vectors, of a
     /// CPU; or the core's choice.
     ///
-    /// A shared CQ does not tell that it has failed, and cannot be moderated. The entries are given
+    /// A shared CQ does not tell that it has failed, cannot be moderated, and is not for QPs on an
+    /// SRQ. The entries are given
     /// back, from a work item, when the last handle and every QP that uses them are gone.
     ///
     /// # Errors

@@ -52,7 +52,15 @@ pub(crate) struct Share {
 
 impl Share {
     /// Takes part, for a QP that completes to `cq`.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` if the CQ is shared with other modules: these may poll it, so that the QP's last
+    /// receive would not be known to be over. `ENOSPC` if it has no room, or `ENOMEM`.
     pub(crate) fn new(srq: &Arc<Inner>, cq: &Arc<cq::Inner>) -> Result<Self> {
+        if cq.is_shared() {
+            return Err(EINVAL);
+        }
         let mut list = srq.shares.list.lock();
         match list
             .iter_mut()
