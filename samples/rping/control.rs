@@ -211,6 +211,7 @@ impl cm::Handler for Control {
             cm::Event::Disconnected if self.within_ping() => self.end(Reason::PeerGone),
             cm::Event::Disconnected => self.end(Reason::PeerDisconnected),
             cm::Event::Failed(e) => self.end(e.into()),
+            cm::Event::Rejected(_) => self.end(ECONNREFUSED.into()),
             cm::Event::DeviceRemoval => self.end(Reason::DeviceRemoved),
             _ => return,
         }

@@ -13,8 +13,11 @@ mod check;
 
 mod client;
 mod cm_active;
+mod cm_driven;
 mod cm_events;
 mod cm_listen;
+mod cm_options;
+mod cm_reject;
 mod cm_request;
 mod context;
 mod cq;

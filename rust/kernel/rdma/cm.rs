@@ -7,6 +7,8 @@
 //! comes as a [`Request`] to a [`Listener`] and is accepted with [`Id::accept`]. What happens
 //! afterwards is told to a [`Handler`].
 //!
+//! A ULP that must not wait begins with [`Id::connect_to`], and all the rest is told to it.
+//!
 //! An id is destroyed by a work item when its last handle is dropped, which may be in its own
 //! handler. Its QP keeps it.
 //!
@@ -14,25 +16,39 @@
 
 mod addr;
 pub(crate) mod bound;
-pub(crate) mod callback;
+mod callback;
+mod connect;
+mod driver;
 mod event;
 mod id;
+mod inner;
 mod listener;
+mod options;
+mod reject;
+mod request;
+pub(crate) mod running;
+mod step;
 
+pub use driver::Connect;
 pub use event::{
     Event,
     Handler, //
 };
 pub use id::Id;
-pub(crate) use id::{
+pub(crate) use inner::{
     Inner,
     QpClaim, //
 };
 pub use listener::{
     Accept,
-    Listener,
-    Request, //
+    Listener, //
 };
+pub use options::Options;
+pub use reject::{
+    RejectReason,
+    Rejected, //
+};
+pub use request::Request;
 
 use crate::bindings;
 use kernel::prelude::*;

@@ -9,6 +9,7 @@ mod event;
 mod gid;
 mod netdev;
 mod port;
+mod protocol;
 
 pub use attrs::{
     Capability,
@@ -24,10 +25,12 @@ pub use gid::{
 };
 pub use netdev::Netdev;
 pub use port::{
-    LinkLayer,
     Port,
     PortAttr,
-    PortState,
+    PortState, //
+};
+pub use protocol::{
+    LinkLayer,
     Protocols, //
 };
 

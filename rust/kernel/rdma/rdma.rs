@@ -59,7 +59,7 @@ struct Module {
 impl kernel::Module for Module {
     fn init(_module: &'static ThisModule) -> Result<Self> {
         // SAFETY: This is the module's init.
-        unsafe { cm::callback::init() };
+        unsafe { cm::running::init() };
         Ok(Self {
             _queue: deferred::Queue::new()?,
         })

@@ -3,7 +3,13 @@
 //! The callback of a connection's id, and the steps that wait for it.
 
 use super::{
+    driver::Driver,
     event::Event,
+    running::{
+        current_task,
+        Running, //
+    },
+    step::Step,
     Handler,
     PrivateData, //
 };
@@ -34,81 +40,23 @@ use kernel::{
     }, //
 };
 
-kernel::sync::global_lock! {
-    // SAFETY: Initialised by the module's init, before anything can use it.
-    unsafe(uninit) static RUNNING: Mutex<KVec<usize>> = KVec::new();
-}
-
-/// Makes ready what this file keeps for all ids.
-///
-/// # Safety
-///
-/// To be called once, when the module is loaded.
-pub(crate) unsafe fn init() {
-    // SAFETY: By the caller's promise.
-    unsafe { RUNNING.init() };
-}
-
-/// Returns the address of the current task, to be compared.
-fn current_task() -> usize {
-    // SAFETY: There is a current task.
-    unsafe { bindings::get_current() as usize }
-}
-
-/// A mark of the current task while it is in a callback of the connection manager.
-///
-/// Callbacks share a few work queues, one of them ordered: who waits in a callback for another
-/// event may wait for ever, and with it everybody else.
-pub(super) struct Running(usize);
-
-impl Running {
-    pub(super) fn enter() -> Self {
-        let task = current_task();
-        // Without memory a wait in this callback goes unnoticed; nothing else depends on it.
-        let _ = RUNNING.lock().push(task, GFP_KERNEL);
-        Self(task)
-    }
-
-    /// Says whether the current task is in a callback.
-    pub(super) fn is_current() -> bool {
-        RUNNING.lock().contains(&current_task())
-    }
-}
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        let mut running = RUNNING.lock();
-        running.retain(|task| *task != self.0);
-        if running.is_empty() {
-            // Nothing drops a static when the module is unloaded.
-            *running = KVec::new();
-        }
-    }
-}
-
-/// A step that somebody waits for.
-#[expect(clippy::large_enum_variant, reason = "one in an id, never moved")]
-enum Step {
-    /// Nobody waits.
-    Idle,
-    /// Started; the event with this C value is its success.
-    Waiting(bindings::rdma_cm_event_type),
-    /// Ended.
-    Done(Result<PrivateData>),
-}
-
 /// What the callback of an id works with. Lives as long as the C id.
 #[pin_data]
 pub(super) struct Shared {
     #[pin]
-    step: Mutex<Step>,
+    pub(super) step: Mutex<Step>,
     #[pin]
-    changed: CondVar,
+    pub(super) changed: CondVar,
     #[pin]
     handler: Mutex<Option<Arc<dyn Handler>>>,
+    /// What makes the connection, until the peer was asked, if nobody waits for that.
+    #[pin]
+    pub(super) driver: Mutex<Option<Arc<Driver>>>,
+    /// Nobody waits for the connection to be made.
+    driven: Atomic<bool>,
     /// Held while the handler is called.
     #[pin]
-    telling: Mutex<()>,
+    pub(super) telling: Mutex<()>,
     /// The task that has the id's handler lock as it is in the id's callback, or zero.
     locked_by: Atomic<usize>,
     /// The id has a connection of the device's own manager, which stays until it is destroyed.
@@ -125,6 +73,8 @@ impl Shared {
                 step <- new_mutex!(Step::Idle),
                 changed <- new_condvar!(),
                 handler <- new_mutex!(None),
+                driver <- new_mutex!(None),
+                driven: Atomic::new(false),
                 telling <- new_mutex!(()),
                 locked_by: Atomic::new(0),
                 attached: Atomic::new(false),
@@ -156,6 +106,15 @@ impl Shared {
 
     /// Sets what is told of the connection's events, unless the last one was told.
     pub(super) fn set_handler(&self, handler: Arc<dyn Handler>) -> Result {
+        self.set_both(handler, None)
+    }
+
+    /// As [`Shared::set_handler`], with what makes the connection.
+    pub(super) fn set_driver(&self, handler: Arc<dyn Handler>, driver: Arc<Driver>) -> Result {
+        self.set_both(handler, Some(driver))
+    }
+
+    fn set_both(&self, handler: Arc<dyn Handler>, driver: Option<Arc<Driver>>) -> Result {
         let mut slot = self.handler.lock();
         if self.removed.load(Relaxed) {
             return Err(ENODEV);
@@ -164,7 +123,16 @@ impl Shared {
             return Err(EBUSY);
         }
         *slot = Some(handler);
+        if driver.is_some() {
+            self.driven.store(true, Relaxed);
+            *self.driver.lock() = driver;
+        }
         Ok(())
+    }
+
+    /// Says whether the connection is still being made, and nobody waits for that.
+    pub(super) fn is_being_driven(&self) -> bool {
+        self.driven.load(Relaxed) && !self.established.load(Relaxed)
     }
 
     pub(super) fn release_handler(&self) {
@@ -172,66 +140,11 @@ impl Shared {
         drop(handler);
     }
 
-    /// Starts a step and waits for the event that is its success, or for a failure.
-    pub(super) fn step(
-        &self,
-        success: bindings::rdma_cm_event_type,
-        start: impl FnOnce() -> Result,
-    ) -> Result<PrivateData> {
-        if Running::is_current() {
-            return Err(EDEADLK);
-        }
-        {
-            let mut step = self.step.lock();
-            if !matches!(*step, Step::Idle) {
-                return Err(EBUSY);
-            }
-            *step = Step::Waiting(success);
-        }
-        let started = start();
-        let mut step = self.step.lock();
-        if let Err(e) = started {
-            *step = Step::Idle;
-            return Err(e);
-        }
-        loop {
-            if let Step::Done(result) = &*step {
-                let result = *result;
-                *step = Step::Idle;
-                return result;
-            }
-            if self.changed.wait_interruptible(&mut step) {
-                *step = Step::Idle;
-                return Err(ERESTARTSYS);
-            }
-        }
-    }
-
-    /// Ends the step that is waited for, if a result of this event does that.
-    fn end_step(&self, event: bindings::rdma_cm_event_type, result: Result<PrivateData>) {
-        let mut step = self.step.lock();
-        match *step {
-            Step::Waiting(success) if result.is_err() || success == event => {
-                *step = Step::Done(result);
-                self.changed.notify_all();
-            }
-            _ => {}
-        }
-    }
-
-    /// Fails the step that is waited for, if there is one.
-    pub(super) fn fail_step(&self, error: Error) {
-        self.end_step(
-            bindings::rdma_cm_event_type_RDMA_CM_EVENT_UNREACHABLE,
-            Err(error),
-        );
-    }
-
     /// Tells the handler, and lets go of it if this was the last event.
     ///
     /// `end_step` wakes up who waits for the event and may let go of the handler at once. By then
     /// the handler is sure to be told.
-    fn tell(&self, event: Event<'_>, is_last: bool, end_step: impl FnOnce()) {
+    pub(super) fn tell(&self, event: Event<'_>, is_last: bool, end_step: impl FnOnce()) {
         let _telling = self.telling.lock();
         let handler = if is_last {
             self.handler.lock().take()
@@ -252,19 +165,29 @@ impl Shared {
         let slot = self.handler.lock();
         self.removed.store(true, Relaxed);
         drop(slot);
+        self.release_driver();
         self.tell(Event::DeviceRemoval, true, || self.fail_step(ENODEV));
     }
 
     /// Handles an event, and says whether the id is to be disconnected.
-    fn on_event(&self, raw: &bindings::rdma_cm_event) -> bool {
+    ///
+    /// # Safety
+    ///
+    /// This is the callback of `id`, and `raw` its event.
+    unsafe fn on_event(
+        &self,
+        id: *mut bindings::rdma_cm_id,
+        raw: &bindings::rdma_cm_event,
+    ) -> bool {
         use bindings::{
             rdma_cm_event_type_RDMA_CM_EVENT_ADDR_RESOLVED as ADDR_RESOLVED,
             rdma_cm_event_type_RDMA_CM_EVENT_CONNECT_RESPONSE as CONNECT_RESPONSE,
             rdma_cm_event_type_RDMA_CM_EVENT_ROUTE_RESOLVED as ROUTE_RESOLVED, //
         };
 
-        // SAFETY: The callback gets events of a connected service, with their private data.
-        let event = unsafe { Event::from_raw(raw) };
+        // SAFETY: By the caller's promise; the events are those of a connected service, with their
+        // private data.
+        let event = unsafe { Event::from_raw(id, raw) };
         let mut is_last = event.is_last();
         let mut disconnect = false;
         let step = match event {
@@ -280,6 +203,7 @@ impl Shared {
                 None
             }
             Event::Failed(e) => Some(Err(e)),
+            Event::Rejected(_) => Some(Err(ECONNREFUSED)),
             // The peer waits for an answer, and the QP for its requests to be flushed.
             Event::Disconnected => {
                 disconnect = true;
@@ -287,13 +211,18 @@ impl Shared {
             }
             Event::DeviceRemoval => Some(Err(ENODEV)),
             Event::Other(ADDR_RESOLVED | ROUTE_RESOLVED) => {
-                self.end_step(raw.event, Ok(PrivateData::new(&[])));
+                if !self.drive(raw.event) {
+                    self.end_step(raw.event, Ok(PrivateData::new(&[])));
+                }
                 return false;
             }
             // The peer answered, but the QP is gone.
             Event::Other(CONNECT_RESPONSE) => Some(Err(ENOTCONN)),
             Event::Other(_) => None,
         };
+        if is_last {
+            self.release_driver();
+        }
         self.tell(event, is_last, || {
             if let Some(result) = step {
                 self.end_step(raw.event, result);
@@ -317,7 +246,8 @@ pub(super) unsafe extern "C" fn on_event(
     let (shared, event) = unsafe { (&*(*id).context.cast::<Shared>(), &*event) };
     let _running = Running::enter();
     shared.set_locked(true);
-    if shared.on_event(event) {
+    // SAFETY: As above.
+    if unsafe { shared.on_event(id, event) } {
         // SAFETY: The id is alive during its callback, and established, so attached.
         let _ = to_result(unsafe { bindings::rdma_disconnect(id) });
     }

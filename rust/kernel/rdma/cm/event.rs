@@ -2,6 +2,7 @@
 
 //! Events of the connection manager.
 
+use super::Rejected;
 use crate::{
     bindings,
     context::{
@@ -10,7 +11,11 @@ use crate::{
     },
     qp::Qp, //
 };
-use kernel::prelude::*;
+use kernel::{
+    fmt,
+    prelude::*,
+    str::CStr, //
+};
 
 /// What happened to a connection, as `struct rdma_cm_event`.
 ///
@@ -23,13 +28,15 @@ pub enum Event<'a> {
         /// What the peer sent along.
         private_data: &'a [u8],
     },
-    /// The connection is gone (`RDMA_CM_EVENT_DISCONNECTED`). After the handler the crate answers the
-    /// peer and moves the QP to the error state, so that what is posted comes back. The last event of
-    /// an id.
+    /// The connection is gone (`RDMA_CM_EVENT_DISCONNECTED`). After the handler the crate answers
+    /// the peer and moves the QP to the error state, so that what is posted comes back. The last
+    /// event of an id.
     Disconnected,
+    /// The peer does not want the connection (`RDMA_CM_EVENT_REJECTED`). The last event of an id.
+    Rejected(Rejected<'a>),
     /// The connection could not be made (`RDMA_CM_EVENT_CONNECT_ERROR`, `..._UNREACHABLE`,
-    /// `..._REJECTED`). The last event of an id that was not established; one that was is being
-    /// disconnected, as the peer's address has moved.
+    /// `..._ADDR_ERROR`, `..._ROUTE_ERROR`). The last event of an id that was not established; one
+    /// that was is being disconnected, as the peer's address has moved.
     Failed(Error),
     /// The device goes (`RDMA_CM_EVENT_DEVICE_REMOVAL`), or the module: after the handler the crate
     /// ends the connection, and the removal waits until its objects are gone. The last event of an
@@ -42,8 +49,11 @@ pub enum Event<'a> {
 impl<'a> Event<'a> {
     /// # Safety
     ///
-    /// `raw` is an event of a connected service, and its private data live as long as it.
-    pub(super) unsafe fn from_raw(raw: &'a bindings::rdma_cm_event) -> Self {
+    /// `raw` is an event of `id`, of a connected service, and its private data live as long as it.
+    pub(super) unsafe fn from_raw(
+        id: *mut bindings::rdma_cm_id,
+        raw: &'a bindings::rdma_cm_event,
+    ) -> Self {
         match raw.event {
             bindings::rdma_cm_event_type_RDMA_CM_EVENT_ESTABLISHED => Self::Established {
                 // SAFETY: By the caller's promise.
@@ -51,8 +61,10 @@ impl<'a> Event<'a> {
             },
             bindings::rdma_cm_event_type_RDMA_CM_EVENT_DISCONNECTED => Self::Disconnected,
             bindings::rdma_cm_event_type_RDMA_CM_EVENT_DEVICE_REMOVAL => Self::DeviceRemoval,
-            // The status of a rejection is the peer's reason, not an error number.
-            bindings::rdma_cm_event_type_RDMA_CM_EVENT_REJECTED => Self::Failed(ECONNREFUSED),
+            bindings::rdma_cm_event_type_RDMA_CM_EVENT_REJECTED => {
+                // SAFETY: By the caller's promise. An id that is rejected has its device.
+                Self::Rejected(unsafe { Rejected::from_raw(id, raw) })
+            }
             bindings::rdma_cm_event_type_RDMA_CM_EVENT_CONNECT_ERROR
             | bindings::rdma_cm_event_type_RDMA_CM_EVENT_UNREACHABLE
             | bindings::rdma_cm_event_type_RDMA_CM_EVENT_ADDR_ERROR
@@ -65,8 +77,33 @@ impl<'a> Event<'a> {
     pub(super) fn is_last(&self) -> bool {
         matches!(
             self,
-            Self::Disconnected | Self::Failed(_) | Self::DeviceRemoval
+            Self::Disconnected | Self::Rejected(_) | Self::Failed(_) | Self::DeviceRemoval
         )
+    }
+
+    fn raw(&self) -> bindings::rdma_cm_event_type {
+        match self {
+            Self::Established { .. } => bindings::rdma_cm_event_type_RDMA_CM_EVENT_ESTABLISHED,
+            Self::Disconnected => bindings::rdma_cm_event_type_RDMA_CM_EVENT_DISCONNECTED,
+            Self::Rejected(_) => bindings::rdma_cm_event_type_RDMA_CM_EVENT_REJECTED,
+            Self::Failed(_) => bindings::rdma_cm_event_type_RDMA_CM_EVENT_CONNECT_ERROR,
+            Self::DeviceRemoval => bindings::rdma_cm_event_type_RDMA_CM_EVENT_DEVICE_REMOVAL,
+            Self::Other(raw) => *raw,
+        }
+    }
+}
+
+/// The event's name (`rdma_event_msg`), and why.
+impl fmt::Display for Event<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // SAFETY: The function returns a string that is never freed, for any value.
+        let text = unsafe { CStr::from_char_ptr(bindings::rdma_event_msg(self.raw())) };
+        fmt::Display::fmt(text, f)?;
+        match self {
+            Self::Rejected(rejected) => f.write_fmt(fmt!(": {rejected}")),
+            Self::Failed(error) => f.write_fmt(fmt!(": {error:?}")),
+            _ => Ok(()),
+        }
     }
 }
 

@@ -3,18 +3,10 @@
 //! Listening for connections.
 
 use super::{
-    addr::SockAddr,
-    callback::{
-        on_event,
-        Running,
-        Shared, //
-    },
-    event,
-    id::{
-        Id,
-        Inner,
-        State as IdState, //
-    }, //
+    options,
+    running::Running,
+    Options,
+    Request, //
 };
 use crate::{
     bindings,
@@ -78,63 +70,6 @@ impl<F: Fn(Request<'_>, &Sleepable) -> Result + Send + Sync + 'static> Accept fo
         if let Err(e) = self(request, cx) {
             pr_warn!("a connection request was refused: {e:?}\n");
         }
-    }
-}
-
-/// A connection request that waits for an answer.
-pub struct Request<'a> {
-    id: NonNull<bindings::rdma_cm_id>,
-    event: &'a bindings::rdma_cm_event,
-    client: &'a ClientRef,
-    taken: &'a Cell<Option<Arc<Shared>>>,
-}
-
-impl Request<'_> {
-    /// Returns what the peer sent along.
-    pub fn private_data(&self) -> &[u8] {
-        // SAFETY: Connection requests are events of a connected service, valid while the request
-        // is.
-        unsafe { event::private_data(self.event) }
-    }
-
-    /// Returns how many RDMA READs the peer lets this side have outstanding.
-    pub fn initiator_depth(&self) -> u8 {
-        // SAFETY: As above. The connection manager has made this the view of the recipient: it is
-        // what the peer called its `responder_resources`.
-        unsafe { self.event.param.conn.initiator_depth }
-    }
-
-    /// Returns how many RDMA READs the peer wants to have outstanding here.
-    pub fn responder_resources(&self) -> u8 {
-        // SAFETY: As above; what the peer called its `initiator_depth`.
-        unsafe { self.event.param.conn.responder_resources }
-    }
-
-    /// Takes the connection's id, to be accepted or rejected now or later; dropping the id refuses
-    /// the connection.
-    ///
-    /// # Errors
-    ///
-    /// `ENODEV` if the device is not the client's (any more), or `ENOMEM`; the connection is then
-    /// refused.
-    #[inline(never)]
-    pub fn into_id(self, _cx: &Sleepable) -> Result<Id> {
-        let shared = Shared::new()?;
-        let reserved = Deferred::reserve()?;
-        let raw = self.id.as_ptr();
-        // SAFETY: The id is locked during this callback, so its own cannot run before it returns.
-        unsafe {
-            (*raw).context = Arc::as_ptr(&shared).cast_mut().cast();
-            (*raw).event_handler = Some(on_event);
-        }
-        // The id is ours: a work item will destroy it, never this callback's return. The callback
-        // has the id's handler lock until then.
-        shared.set_locked(true);
-        shared.attach();
-        self.taken.set(Some(shared.clone()));
-        let inner = Inner::new(reserved.fill(IdState::new(self.id, shared, self.client)))?;
-        inner.bind()?;
-        Ok(Id { inner })
     }
 }
 
@@ -271,15 +206,33 @@ impl Listener {
     ///
     /// `EADDRINUSE`, `EADDRNOTAVAIL`, `ENODEV` if no RDMA device has the address, `ENOMEM`, or the
     /// connection manager's error.
-    #[inline(never)]
     pub fn new(
         client: &ClientRef,
         addr: SocketAddr,
         backlog: u32,
         accept: Arc<dyn Accept>,
+        cx: &Sleepable,
+    ) -> Result<Self> {
+        Self::with(client, addr, backlog, &Options::default(), accept, cx)
+    }
+
+    /// Listens on `addr`, as [`Listener::new`], in the way that `options` say.
+    ///
+    /// # Errors
+    ///
+    /// As [`Listener::new`]; `EINVAL` if `options` have a source address.
+    #[inline(never)]
+    pub fn with(
+        client: &ClientRef,
+        addr: SocketAddr,
+        backlog: u32,
+        options: &Options<'_>,
+        accept: Arc<dyn Accept>,
         _cx: &Sleepable,
     ) -> Result<Self> {
-        let mut sockaddr = SockAddr::from(addr);
+        if options.src.is_some() {
+            return Err(EINVAL);
+        }
         let backlog = backlog.try_into()?;
         let reserved = Deferred::reserve()?;
         let listening = Arc::pin_init(
@@ -293,10 +246,10 @@ impl Listener {
             GFP_KERNEL,
         )?;
         // SAFETY: The callback's context lives until the id is destroyed; so does the client's
-        // name.
+        // name. The network namespace is there, as `options` holds its device.
         let raw = from_err_ptr(unsafe {
             bindings::__rdma_create_kernel_id(
-                &raw mut bindings::init_net,
+                options.net(),
                 Some(on_listener_event),
                 Arc::as_ptr(&listening).cast_mut().cast(),
                 bindings::rdma_ucm_port_space_RDMA_PS_TCP,
@@ -311,14 +264,16 @@ impl Listener {
         };
         // Once it is bound, the removal of the device destroys the id: not before it is unlocked.
         let locked = this.state.0.raw.lock();
-        let raw = locked.as_ref().ok_or(ENODEV)?.0.as_ptr();
-        // SAFETY: The id is alive while it is locked; the address is copied by the call.
+        let raw = locked.as_ref().ok_or(ENODEV)?.0;
+        // SAFETY: The id is alive while it is locked.
         unsafe {
+            options.set(raw)?;
             if addr.is_ipv6() {
-                to_result(bindings::rdma_set_afonly(raw, 1))?;
+                let only = (!options.dual_stack).into();
+                to_result(bindings::rdma_set_afonly(raw.as_ptr(), only))?;
             }
-            to_result(bindings::rdma_bind_addr(raw, sockaddr.as_mut_ptr()))?;
-            to_result(bindings::rdma_listen(raw, backlog))?;
+            options::bind(raw, addr)?;
+            to_result(bindings::rdma_listen(raw.as_ptr(), backlog))?;
         }
         drop(locked);
         Ok(this)

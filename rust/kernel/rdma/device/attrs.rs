@@ -51,6 +51,15 @@ impl NodeType {
             _ => Self::Other(raw),
         }
     }
+
+    pub(crate) fn to_raw(self) -> u8 {
+        match self {
+            Self::Ca => bindings::RDMA_NODE_IB_CA as u8,
+            Self::Switch => bindings::RDMA_NODE_IB_SWITCH as u8,
+            Self::Rnic => bindings::RDMA_NODE_RNIC as u8,
+            Self::Other(raw) => raw,
+        }
+    }
 }
 
 impl Device {

@@ -234,6 +234,9 @@ impl Device {
             .flat_map(|port| (0..=u16::MAX).map_while(move |index| port.gid(index).ok()))
             .flatten()
             .map(|gid| gid.ip())
-            .find(|ip| !matches!(ip, IpAddr::V6(ip) if ip.is_unspecified() || ip.is_unicast_link_local()))
+            .find(|ip| match ip {
+                IpAddr::V4(_) => true,
+                IpAddr::V6(ip) => !ip.is_unspecified() && !ip.is_unicast_link_local(),
+            })
     }
 }

@@ -1,0 +1,189 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Making and ending connections.
+
+use super::{
+    ConnParam,
+    Handler,
+    Id,
+    PrivateData,
+    RejectReason, //
+};
+use crate::{
+    bindings,
+    context::Sleepable,
+    deferred::Queue, //
+};
+use kernel::{
+    error::to_result,
+    prelude::*,
+    sync::Arc, //
+};
+
+impl Id {
+    /// Connects the id's QP to the peer (`rdma_connect`), waits until that has worked or failed,
+    /// and returns what the peer sent along.
+    ///
+    /// `handler` is told of everything that happens to the connection, the first event included.
+    ///
+    /// After an error, what was posted to the QP stays there: [`Qp::drain`](crate::qp::Qp::drain)
+    /// or the QP's end gives it back.
+    ///
+    /// # Errors
+    ///
+    /// `ECONNREFUSED` if the peer rejects; `EINVAL` without a QP or with too much private data;
+    /// `EBUSY` if the id has a handler already; `ENODEV` if its device goes; the errors of waiting as
+    /// for [`Id::resolve_addr`]; or the connection manager's error.
+    pub fn connect(
+        &self,
+        handler: Arc<dyn Handler>,
+        param: &ConnParam<'_>,
+        _cx: &Sleepable,
+    ) -> Result<PrivateData> {
+        let mut param = self.qp_param(param)?;
+        let shared = &self.state().shared;
+        let id = self.inner.as_raw();
+        let established = bindings::rdma_cm_event_type_RDMA_CM_EVENT_ESTABLISHED;
+        let mut installed = false;
+        shared
+            .step(established, || {
+                shared.set_handler(handler)?;
+                installed = true;
+                // SAFETY: The id is alive, and not locked by this task, which is in no callback.
+                // The parameters are copied by the call.
+                to_result(unsafe {
+                    bindings::rdma_lock_handler(id);
+                    let ret = bindings::rdma_connect_locked(id, &raw mut param);
+                    if ret == 0 {
+                        shared.attach();
+                    }
+                    bindings::rdma_unlock_handler(id);
+                    ret
+                })
+            })
+            .inspect_err(|_| {
+                if installed {
+                    shared.release_handler();
+                }
+            })
+    }
+
+    /// Accepts a connection request (`rdma_accept`). The peer may send from here on.
+    ///
+    /// `handler` is told of everything that happens to the connection.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` without a QP or with too much private data; `EBUSY` if the id has a handler
+    /// already; `ENODEV` if its device goes; or the connection manager's error. The handler is
+    /// released.
+    pub fn accept(
+        &self,
+        handler: Arc<dyn Handler>,
+        param: &ConnParam<'_>,
+        _cx: &Sleepable,
+    ) -> Result {
+        let mut param = self.qp_param(param)?;
+        let shared = &self.state().shared;
+        shared.set_handler(handler)?;
+        let id = self.inner.as_raw();
+        let locked = shared.is_locked_by_current();
+        // SAFETY: The id is alive, and the parameters are copied by the call. It needs the id's
+        // handler lock, which a callback of the id has already.
+        let ret = unsafe {
+            if !locked {
+                bindings::rdma_lock_handler(id);
+            }
+            let ret = bindings::rdma_accept(id, &raw mut param);
+            if !locked {
+                bindings::rdma_unlock_handler(id);
+            }
+            ret
+        };
+        to_result(ret).inspect_err(|_| shared.release_handler())
+    }
+
+    pub(super) fn qp_param(&self, param: &ConnParam<'_>) -> Result<bindings::rdma_conn_param> {
+        // SAFETY: The id is alive; the QP's presence is only looked at.
+        if unsafe { (*self.inner.as_raw()).qp }.is_null() {
+            return Err(EINVAL);
+        }
+        param.to_raw()
+    }
+
+    /// Rejects a connection request with data of the ULP's own (`rdma_reject`).
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` with more than 148 bytes of private data or if there is nothing to reject, or the
+    /// connection manager's error.
+    pub fn reject(&self, private_data: &[u8], cx: &Sleepable) -> Result {
+        self.reject_for(RejectReason::CONSUMER_DEFINED, private_data, cx)
+    }
+
+    /// Rejects a connection request for a reason (`rdma_reject`). iWARP has no reasons: peers get
+    /// the data only.
+    ///
+    /// # Errors
+    ///
+    /// As [`Id::reject`].
+    pub fn reject_for(
+        &self,
+        reason: RejectReason,
+        private_data: &[u8],
+        _cx: &Sleepable,
+    ) -> Result {
+        self.inner.attached()?;
+        let len = private_data.len().try_into()?;
+        // SAFETY: The id is alive, and the data are copied by the call.
+        to_result(unsafe {
+            bindings::rdma_reject(
+                self.inner.as_raw(),
+                private_data.as_ptr().cast(),
+                len,
+                reason.0,
+            )
+        })
+    }
+
+    /// Tells the connection manager that data have come on a QP whose connection is still being
+    /// made, which proves that it is (`rdma_notify` with `IB_EVENT_COMM_EST`). Called on that event
+    /// of the QP: the peer's last message may be lost.
+    ///
+    /// Any context.
+    ///
+    /// # Errors
+    ///
+    /// `EISCONN` if the connection is known to be made; `EINVAL` if it is not being made; `ENOMEM`.
+    pub fn notify_established(&self) -> Result {
+        self.inner.attached()?;
+        let event = bindings::ib_event_type_IB_EVENT_COMM_EST;
+        // SAFETY: The id is alive, and what it is attached to stays until it is destroyed.
+        to_result(unsafe { bindings::rdma_notify(self.inner.as_raw(), event) })
+    }
+
+    /// Ends the connection (`rdma_disconnect`): the QP goes to the error state, its requests are
+    /// flushed, and the handler gets [`Event::Disconnected`](super::Event::Disconnected). If
+    /// another thread is still making the connection, the step that it waits for fails with
+    /// `ECANCELED`. What [`Id::connect_to`] has begun is given up: unless the connection is there,
+    /// the handler is released without another event.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` if the id was never connected, or the driver's error.
+    pub fn disconnect(&self, _cx: &Sleepable) -> Result {
+        self.inner.disconnect()
+    }
+
+    /// As [`Id::disconnect`], from a work item: for completion handlers that may not sleep.
+    pub fn disconnect_later(&self) {
+        // Already queued is as good.
+        let _ = Queue::get().enqueue(self.inner.clone());
+    }
+
+    /// Lets go of the handler before the last event, for an owner of the connection that gives it
+    /// up. A call of the handler that has begun goes on.
+    pub fn release_handler(&self) {
+        self.state().shared.release_handler();
+    }
+}

@@ -1,0 +1,199 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! What the handles of an id share.
+
+use super::callback::Shared;
+use crate::{
+    bindings,
+    client::ClientRef,
+    context::Sleepable,
+    deferred::{
+        Deferred,
+        Fate,
+        Teardown, //
+    },
+    device::Device,
+    gate::{
+        Hold,
+        Kind, //
+    }, //
+};
+use core::ptr::NonNull;
+use kernel::{
+    error::to_result,
+    impl_has_work,
+    new_work,
+    prelude::*,
+    sync::{
+        atomic::{
+            ordering::{
+                Full,
+                Release, //
+            },
+            Atomic, //
+        },
+        Arc,
+        SetOnce, //
+    },
+    workqueue::{
+        Work,
+        WorkItem, //
+    }, //
+};
+
+/// # Invariants
+///
+/// - `raw` is an id whose callback is [`on_event`] with `shared` as its context.
+/// - The id is in the list of `device`.
+pub(super) struct State {
+    raw: NonNull<bindings::rdma_cm_id>,
+    pub(super) shared: Arc<Shared>,
+    pub(super) device: SetOnce<Device>,
+    client: ClientRef,
+    _hold: Hold,
+}
+
+impl State {
+    pub(super) fn new(
+        raw: NonNull<bindings::rdma_cm_id>,
+        shared: Arc<Shared>,
+        client: &ClientRef,
+    ) -> Self {
+        // INVARIANT: The caller has set callback and context.
+        Self {
+            raw,
+            shared,
+            device: SetOnce::new(),
+            client: client.clone(),
+            _hold: client.hold(Kind::Id),
+        }
+    }
+
+    /// Keeps the id's device from going away unnoticed. Does nothing if it is kept already.
+    fn bind(&self) -> Result {
+        if self.device.as_ref().is_some() {
+            return Ok(());
+        }
+        // SAFETY: The id is alive, and its device is set by now.
+        let device = self.client.device(unsafe { self.raw.as_ref() }.device)?;
+        // SAFETY: `teardown` removes the id, as the device is kept.
+        unsafe { device.inner().bound.add(self.raw, self.shared.clone()) }?;
+        self.device.populate(device);
+        Ok(())
+    }
+}
+
+// SAFETY: An id may be destroyed from any thread.
+unsafe impl Send for State {}
+// SAFETY: An id may be used from any thread; the connection manager locks it.
+unsafe impl Sync for State {}
+
+impl Teardown for State {
+    fn teardown(&mut self, _cx: &Sleepable) -> Fate {
+        if let Some(device) = self.device.as_ref() {
+            device.inner().bound.remove(self.raw);
+        }
+        // SAFETY: By the type invariant; the QP holds `Inner`, so it is gone. This waits for the
+        // callback.
+        unsafe { bindings::rdma_destroy_id(self.raw.as_ptr()) };
+        Fate::Gone
+    }
+}
+
+/// What the handles of one id share.
+#[pin_data]
+pub(crate) struct Inner {
+    pub(super) state: Deferred<State>,
+    has_qp: Atomic<bool>,
+    #[pin]
+    disconnect: Work<Self>,
+}
+
+impl_has_work! {
+    impl HasWork<Self> for Inner { self.disconnect }
+}
+
+impl WorkItem for Inner {
+    type Pointer = Arc<Self>;
+
+    fn run(this: Arc<Self>) {
+        let _ = this.disconnect();
+    }
+}
+
+/// The right to have an id's only QP.
+pub(crate) struct QpClaim(Arc<Inner>);
+
+impl QpClaim {
+    pub(crate) fn as_raw(&self) -> *mut bindings::rdma_cm_id {
+        self.0.as_raw()
+    }
+}
+
+impl Drop for QpClaim {
+    fn drop(&mut self) {
+        self.0.has_qp.store(false, Release);
+    }
+}
+
+impl Inner {
+    pub(super) fn new(state: Deferred<State>) -> Result<Arc<Self>> {
+        Arc::pin_init(
+            pin_init!(Self {
+                state,
+                has_qp: Atomic::new(false),
+                disconnect <- new_work!("rdma::cm::Id::disconnect"),
+            }),
+            GFP_KERNEL,
+        )
+    }
+
+    pub(crate) fn as_raw(&self) -> *mut bindings::rdma_cm_id {
+        self.state.raw.as_ptr()
+    }
+
+    pub(super) fn bind(&self) -> Result {
+        self.state.bind()
+    }
+
+    /// Fails unless the id has a connection of the device's own manager, which the calls that work
+    /// on it do not look after.
+    pub(super) fn attached(&self) -> Result {
+        if self.state.shared.is_attached() {
+            Ok(())
+        } else {
+            Err(EINVAL)
+        }
+    }
+
+    pub(super) fn disconnect(&self) -> Result {
+        self.state.shared.fail_step(ECANCELED);
+        if self.state.shared.cancel() {
+            return Ok(());
+        }
+        self.attached()?;
+        // SAFETY: The id is alive, and what it is attached to stays until it is destroyed. An id
+        // that is not connected is left alone.
+        let disconnected = to_result(unsafe { bindings::rdma_disconnect(self.as_raw()) });
+        if self.state.shared.is_being_driven() {
+            // The connection manager goes on asking the peer for long.
+            self.state.shared.release_handler();
+        }
+        disconnected
+    }
+
+    /// Returns the device that the id is bound to, or null.
+    pub(crate) fn device_raw(&self) -> *mut bindings::ib_device {
+        self.state
+            .device
+            .as_ref()
+            .map_or(core::ptr::null_mut(), Device::as_raw)
+    }
+
+    pub(crate) fn claim_qp(self: &Arc<Self>) -> Result<QpClaim> {
+        if self.has_qp.xchg(true, Full) {
+            return Err(EBUSY);
+        }
+        Ok(QpClaim(self.clone()))
+    }
+}

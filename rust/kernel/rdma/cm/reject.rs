@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Rejections: why, and what was sent along.
+
+use crate::bindings;
+use kernel::{
+    fmt,
+    prelude::*,
+    str::CStr, //
+};
+
+/// Why a connection request is rejected, as `enum ib_cm_rej_reason`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct RejectReason(pub u8);
+
+impl RejectReason {
+    /// Nobody listens on the port.
+    pub const INVALID_SERVICE_ID: Self =
+        Self(bindings::ib_cm_rej_reason_IB_CM_REJ_INVALID_SERVICE_ID as u8);
+    /// There is no room for another connection.
+    pub const NO_RESOURCES: Self = Self(bindings::ib_cm_rej_reason_IB_CM_REJ_NO_RESOURCES as u8);
+    /// There is no QP left.
+    pub const NO_QP: Self = Self(bindings::ib_cm_rej_reason_IB_CM_REJ_NO_QP as u8);
+    /// The request is not supported.
+    pub const UNSUPPORTED: Self = Self(bindings::ib_cm_rej_reason_IB_CM_REJ_UNSUPPORTED as u8);
+    /// The reason is the ULP's own; the data that are sent along say it.
+    pub const CONSUMER_DEFINED: Self =
+        Self(bindings::ib_cm_rej_reason_IB_CM_REJ_CONSUMER_DEFINED as u8);
+}
+
+/// How a peer has rejected a connection request. Can be printed (`rdma_reject_msg`).
+#[derive(Clone, Copy, Debug)]
+pub struct Rejected<'a> {
+    status: i32,
+    message: &'static CStr,
+    private_data: Option<&'a [u8]>,
+}
+
+impl<'a> Rejected<'a> {
+    /// # Safety
+    ///
+    /// `id` is valid, has a device, and `raw` is its rejection.
+    pub(super) unsafe fn from_raw(
+        id: *mut bindings::rdma_cm_id,
+        raw: &'a bindings::rdma_cm_event,
+    ) -> Self {
+        let mut len = 0;
+        // SAFETY: By the caller's promise; the message is one that is never freed.
+        let (message, data) = unsafe {
+            (
+                CStr::from_char_ptr(bindings::rdma_reject_msg(id, raw.status)),
+                bindings::rdma_consumer_reject_data(
+                    id,
+                    core::ptr::from_ref(raw).cast_mut(),
+                    &raw mut len,
+                ),
+            )
+        };
+        Self {
+            status: raw.status,
+            message,
+            // SAFETY: Data and length are those of the event's private data.
+            private_data: (!data.is_null())
+                .then(|| unsafe { core::slice::from_raw_parts(data.cast(), len.into()) }),
+        }
+    }
+
+    /// Returns the reason, on InfiniBand and RoCE.
+    pub fn reason(&self) -> Option<RejectReason> {
+        self.status.try_into().ok().map(RejectReason)
+    }
+
+    /// Returns what the peer's ULP sent along, if it was the peer's ULP that has rejected
+    /// (`rdma_consumer_reject_data`). On InfiniBand and RoCE zeroes fill it up to 148 bytes.
+    pub fn private_data(&self) -> Option<&'a [u8]> {
+        self.private_data
+    }
+}
+
+impl fmt::Display for Rejected<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self.message, f)
+    }
+}

@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Which tasks are in callbacks of the connection manager.
+
+use crate::bindings;
+use kernel::prelude::*;
+
+kernel::sync::global_lock! {
+    // SAFETY: Initialised by the module's init, before anything can use it.
+    unsafe(uninit) static RUNNING: Mutex<KVec<usize>> = KVec::new();
+}
+
+/// Makes ready what this file keeps for all ids.
+///
+/// # Safety
+///
+/// To be called once, when the module is loaded.
+pub(crate) unsafe fn init() {
+    // SAFETY: By the caller's promise.
+    unsafe { RUNNING.init() };
+}
+
+/// Returns the address of the current task, to be compared.
+pub(super) fn current_task() -> usize {
+    // SAFETY: There is a current task.
+    unsafe { bindings::get_current() as usize }
+}
+
+/// A mark of the current task while it is in a callback of the connection manager.
+///
+/// Callbacks share a few work queues, one of them ordered: who waits in a callback for another
+/// event may wait for ever, and with it everybody else.
+pub(super) struct Running(usize);
+
+impl Running {
+    pub(super) fn enter() -> Self {
+        let task = current_task();
+        // Without memory a wait in this callback goes unnoticed; nothing else depends on it.
+        let _ = RUNNING.lock().push(task, GFP_KERNEL);
+        Self(task)
+    }
+
+    /// Says whether the current task is in a callback.
+    pub(super) fn is_current() -> bool {
+        RUNNING.lock().contains(&current_task())
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let mut running = RUNNING.lock();
+        running.retain(|task| *task != self.0);
+        if running.is_empty() {
+            // Nothing drops a static when the module is unloaded.
+            *running = KVec::new();
+        }
+    }
+}

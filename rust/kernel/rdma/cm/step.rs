@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Steps of a connection that somebody waits for.
+
+use super::{
+    callback::Shared,
+    running::Running,
+    PrivateData, //
+};
+use crate::bindings;
+use kernel::prelude::*;
+
+/// A step that somebody waits for.
+#[expect(clippy::large_enum_variant, reason = "one in an id, never moved")]
+pub(super) enum Step {
+    /// Nobody waits.
+    Idle,
+    /// Started; the event with this C value is its success.
+    Waiting(bindings::rdma_cm_event_type),
+    /// Ended.
+    Done(Result<PrivateData>),
+}
+
+impl Shared {
+    /// Starts a step and waits for the event that is its success, or for a failure.
+    pub(super) fn step(
+        &self,
+        success: bindings::rdma_cm_event_type,
+        start: impl FnOnce() -> Result,
+    ) -> Result<PrivateData> {
+        if Running::is_current() {
+            return Err(EDEADLK);
+        }
+        {
+            let mut step = self.step.lock();
+            if !matches!(*step, Step::Idle) {
+                return Err(EBUSY);
+            }
+            *step = Step::Waiting(success);
+        }
+        let started = start();
+        let mut step = self.step.lock();
+        if let Err(e) = started {
+            *step = Step::Idle;
+            return Err(e);
+        }
+        loop {
+            if let Step::Done(result) = &*step {
+                let result = *result;
+                *step = Step::Idle;
+                return result;
+            }
+            if self.changed.wait_interruptible(&mut step) {
+                *step = Step::Idle;
+                return Err(ERESTARTSYS);
+            }
+        }
+    }
+
+    /// Ends the step that is waited for, if a result of this event does that.
+    pub(super) fn end_step(&self, event: bindings::rdma_cm_event_type, result: Result<PrivateData>) {
+        let mut step = self.step.lock();
+        match *step {
+            Step::Waiting(success) if result.is_err() || success == event => {
+                *step = Step::Done(result);
+                self.changed.notify_all();
+            }
+            _ => {}
+        }
+    }
+
+    /// Fails the step that is waited for, if there is one.
+    pub(super) fn fail_step(&self, error: Error) {
+        self.end_step(
+            bindings::rdma_cm_event_type_RDMA_CM_EVENT_UNREACHABLE,
+            Err(error),
+        );
+    }
+}

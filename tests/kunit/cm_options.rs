@@ -1,0 +1,187 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! What can be said of ids and listeners before they are used.
+
+use crate::fixture::{
+    accepts,
+    dial,
+    listen,
+    port,
+    refuses,
+    Env,
+    Link,
+    IPV6,
+    STEP_MS, //
+};
+use core::net::{
+    IpAddr,
+    Ipv4Addr,
+    Ipv6Addr, //
+};
+use kernel::prelude::*;
+use rdma::{
+    device::NodeType,
+    prelude::*, //
+};
+
+fn create(env: &Env, options: &cm::Options<'_>) -> Result<cm::Id> {
+    cm::Id::create_with(&env.client, options, &env.cx)
+}
+
+/// Returns options with the test link's address and this port.
+fn from(env: &Env, port: u16) -> cm::Options<'static> {
+    cm::Options {
+        src: Some(SocketAddr::new(env.ip, port)),
+        ..Default::default()
+    }
+}
+
+fn with_type(env: &Env, node_type: NodeType) -> Result<cm::Id> {
+    let options = cm::Options {
+        node_type: Some(node_type),
+        ..Default::default()
+    };
+    create(env, &options)
+}
+
+/// Listens on `::`.
+fn listen_on_any(env: &Env, port: u16, dual_stack: bool) -> Result<cm::Listener> {
+    let options = cm::Options {
+        dual_stack,
+        ..Default::default()
+    };
+    cm::Listener::with(
+        &env.client,
+        SocketAddr::new(Ipv6Addr::UNSPECIFIED.into(), port),
+        4,
+        &options,
+        Arc::new(accepts(env, b""), GFP_KERNEL)?,
+        &env.cx,
+    )
+}
+
+#[kunit_tests(rdma_cm_options)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn source_address_finds_the_device() -> Result {
+        let env = Env::new()?;
+        let id = create(&env, &from(&env, 0))?;
+        check!(id.device()? == &env.dev);
+        id.resolve_addr(env.addr(), STEP_MS, &env.cx)?;
+        id.resolve_route(STEP_MS, &env.cx)?;
+        check!(id.device()? == &env.dev);
+        Ok(())
+    }
+
+    #[test]
+    fn source_address_must_be_one_of_a_device() -> Result {
+        let env = Env::new()?;
+        let options = cm::Options {
+            src: Some(SocketAddr::new(Ipv4Addr::new(198, 51, 100, 1).into(), 0)),
+            ..Default::default()
+        };
+        check!(create(&env, &options).is_err());
+        Ok(())
+    }
+
+    #[test]
+    fn addresses_are_shared_only_by_those_who_want_it() -> Result {
+        let env = Env::new()?;
+        let (alone, shared) = (from(&env, port()), from(&env, port()));
+        let _first = create(&env, &alone)?;
+        check_err!(create(&env, &alone).map(|_| ()), EADDRINUSE);
+        let shared = cm::Options {
+            reuse_addr: true,
+            ..shared
+        };
+        let _first = create(&env, &shared)?;
+        let _second = create(&env, &shared)?;
+        Ok(())
+    }
+
+    #[test]
+    fn node_type_excludes_devices() -> Result {
+        let env = Env::new()?;
+        with_type(&env, NodeType::Ca)?.resolve_addr(env.addr(), STEP_MS, &env.cx)?;
+        let other = with_type(&env, NodeType::Rnic)?;
+        check_err!(other.resolve_addr(env.addr(), STEP_MS, &env.cx), ENODEV);
+        check_err!(with_type(&env, NodeType::Switch).map(|_| ()), EINVAL);
+        Ok(())
+    }
+
+    #[test]
+    fn times_have_a_range() -> Result {
+        let env = Env::new()?;
+        let set = |ack_timeout, min_rnr_timer| {
+            let options = cm::Options {
+                ack_timeout: Some(ack_timeout),
+                min_rnr_timer: Some(min_rnr_timer),
+                ..Default::default()
+            };
+            create(&env, &options).map(|_| ())
+        };
+        set(31, 31)?;
+        check_err!(set(32, 0), EINVAL);
+        check_err!(set(0, 32), EINVAL);
+        check_err!(set(255, 255), EINVAL);
+        Ok(())
+    }
+
+    #[test]
+    fn network_namespace_is_that_of_the_device() -> Result {
+        let env = Env::new()?;
+        let options = cm::Options {
+            net_of: Some(&env.dev),
+            ..Default::default()
+        };
+        let id = create(&env, &options)?;
+        id.resolve_addr(env.addr(), STEP_MS, &env.cx)?;
+        check!(id.device()? == &env.dev);
+        Ok(())
+    }
+
+    #[test]
+    fn listener_hears_both_families_if_asked_to() -> Result {
+        let env = Env::new()?;
+        let port = port();
+        let listener = listen_on_any(&env, port, true)?;
+        for ip in [env.ip, IPV6.into()] {
+            dial(&env, SocketAddr::new(ip, port), b"")?;
+        }
+        listener.destroy(&env.cx)?;
+        let _listener = listen_on_any(&env, port, false)?;
+        check_err!(
+            dial(&env, SocketAddr::new(env.ip, port), b"").map(|_| ()),
+            ECONNREFUSED
+        );
+        dial(&env, SocketAddr::new(IpAddr::V6(IPV6), port), b"")?;
+        Ok(())
+    }
+
+    #[test]
+    fn listener_has_no_source_address() -> Result {
+        let env = Env::new()?;
+        let accept = Arc::new(refuses, GFP_KERNEL)?;
+        let (addr, options) = (env.addr(), from(&env, 0));
+        check_err!(
+            cm::Listener::with(&env.client, addr, 4, &options, accept, &env.cx).map(|_| ()),
+            EINVAL
+        );
+        let _listener = listen(&env, addr, refuses)?;
+        Ok(())
+    }
+
+    #[test]
+    fn ends_know_both_addresses() -> Result {
+        let link = Link::<Softirq>::new()?;
+        for id in [&link.a.id, &link.b.id] {
+            let (src, dst) = id.gids()?;
+            check_eq!((src.ip(), dst.ip()), (link.env.ip, link.env.ip));
+        }
+        let unresolved = cm::Id::create(&link.env.client, &link.env.cx)?;
+        check_err!(unresolved.gids(), ENOTCONN);
+        Ok(())
+    }
+}
