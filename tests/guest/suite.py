@@ -107,6 +107,20 @@ def reload_often():
     reload(RELOADS)
 
 
+@case("modules: unload and load while addresses come and go")
+def reload_events():
+    # Each is an event of the port, told to every client.
+    address = "192.0.2.77/24 dev rdma0"
+    flap = subprocess.Popen(["bash", "-c", f"while ip addr add {address}; do ip addr del {address}; done"])
+    try:
+        reload(RELOADS // 5)
+        assert flap.poll() is None, "the addresses have stopped"
+    finally:
+        flap.kill()
+        flap.wait()
+        subprocess.run(["ip", "addr", "del", *address.split()], capture_output=True, check=False)
+
+
 @case("modules: unload and load under traffic")
 def reload_traffic():
     for i in range(8):
