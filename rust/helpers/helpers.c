@@ -127,6 +127,12 @@ bool rdma_helper_device_try_get(struct ib_device *dev)
 }
 EXPORT_SYMBOL_GPL(rdma_helper_device_try_get);
 
+enum rdma_ah_attr_type rdma_helper_ah_type(struct ib_device *dev, u32 port)
+{
+	return rdma_ah_find_type(dev, port);
+}
+EXPORT_SYMBOL_GPL(rdma_helper_ah_type);
+
 void rdma_helper_memcpy(void *to, const void *from, size_t len)
 {
 	memcpy(to, from, len);

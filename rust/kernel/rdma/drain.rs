@@ -10,6 +10,7 @@
 //! C source: `drivers/infiniband/core/verbs.c` (`ib_drain_qp`)
 
 use crate::{
+    ah::Ah,
     bindings,
     context::Sleepable,
     cq, //
@@ -152,6 +153,30 @@ fn poll(cq: &cq::Inner) {
     }
 }
 
+/// Posts the marker of a send queue.
+///
+/// # Safety
+///
+/// `qp` is valid, and `wr` is of the kind that its type and the opcode ask for.
+unsafe fn post_marker(
+    qp: *mut bindings::ib_qp,
+    wr: &mut bindings::ib_send_wr,
+    opcode: bindings::ib_wr_opcode,
+    cqe: *mut bindings::ib_cqe,
+) -> c_int {
+    wr.__bindgen_anon_1.wr_cqe = ManuallyDrop::new(cqe);
+    wr.opcode = opcode;
+    wr.send_flags = bindings::ib_send_flags_IB_SEND_SIGNALED as c_int;
+    let mut bad = core::ptr::null();
+    // SAFETY: By the caller's promise.
+    unsafe {
+        (*(*qp).device)
+            .ops
+            .post_send
+            .map_or(EOPNOTSUPP.to_errno(), |post| post(qp, wr, &mut bad))
+    }
+}
+
 /// Moves a QP to the error state.
 ///
 /// There is no way there from the reset state, so such a QP is initialised first: some drivers take
@@ -225,11 +250,13 @@ unsafe fn last_wqe_reached(qp: *mut bindings::ib_qp, cq: &cq::Inner, left: &mut 
 /// # Safety
 ///
 /// `qp` is a valid QP that completes to the two CQs. If it is on an SRQ they are the same, and not a
-/// direct one.
+/// direct one. If it is for datagrams, `nowhere` is an address handle of its PD; without one nothing
+/// was posted to its send queue.
 pub(crate) unsafe fn drain(
     qp: *mut bindings::ib_qp,
     send_cq: &cq::Inner,
     recv_cq: &cq::Inner,
+    nowhere: Option<&Ah>,
     markers: Markers,
     _cx: &Sleepable,
 ) -> Result {
@@ -250,22 +277,33 @@ pub(crate) unsafe fn drain(
         unsafe { last_wqe_reached(qp, recv_cq, &mut left) }?;
     }
 
-    match ops.drain_sq {
-        // SAFETY: The driver's own drain takes any valid QP, in process context.
-        Some(drain_sq) => unsafe { drain_sq(qp) },
-        None => drain_queue(
+    // SAFETY: As above.
+    let is_ud = unsafe { (*qp).qp_type } == bindings::ib_qp_type_IB_QPT_UD;
+    match (nowhere, ops.drain_sq) {
+        // Drivers' own drains, and the core's, post an RDMA WRITE.
+        (Some(ah), _) => drain_queue(
+            send_cq,
+            markers.send,
+            |cqe| {
+                let mut wr = bindings::ib_ud_wr {
+                    ah: ah.as_raw(),
+                    ..Default::default()
+                };
+                // SAFETY: The QP is valid, for datagrams, and the request has no memory.
+                unsafe { post_marker(qp, &mut wr.wr, bindings::ib_wr_opcode_IB_WR_SEND, cqe) }
+            },
+            &mut left,
+        )?,
+        (None, _) if is_ud => {}
+        // SAFETY: The driver's own drain takes any connected QP, in process context.
+        (None, Some(drain_sq)) => unsafe { drain_sq(qp) },
+        (None, None) => drain_queue(
             send_cq,
             markers.send,
             |cqe| {
                 let mut wr = bindings::ib_rdma_wr::default();
-                wr.wr.__bindgen_anon_1.wr_cqe = ManuallyDrop::new(cqe);
-                wr.wr.opcode = bindings::ib_wr_opcode_IB_WR_RDMA_WRITE;
-                wr.wr.send_flags = bindings::ib_send_flags_IB_SEND_SIGNALED as c_int;
-                let mut bad = core::ptr::null();
                 // SAFETY: The QP is valid, and the request has no memory.
-                ops.post_send.map_or(EOPNOTSUPP.to_errno(), |post| unsafe {
-                    post(qp, &wr.wr, &mut bad)
-                })
+                unsafe { post_marker(qp, &mut wr.wr, bindings::ib_wr_opcode_IB_WR_RDMA_WRITE, cqe) }
             },
             &mut left,
         )?,

@@ -20,6 +20,7 @@ mod bindings {
     pub(crate) use rdma_bindings::*;
 }
 
+pub mod ah;
 pub mod client;
 pub mod cm;
 pub mod context;
@@ -38,6 +39,7 @@ pub mod qp;
 mod removal;
 pub mod sg;
 pub mod srq;
+pub mod ud;
 mod way;
 pub mod wc;
 pub mod wr;

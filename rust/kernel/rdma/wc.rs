@@ -154,6 +154,11 @@ const POLL_BATCH: usize = 16;
 pub struct Success<'a>(&'a bindings::ib_wc);
 
 impl Success<'_> {
+    #[inline]
+    pub(crate) fn raw(&self) -> &bindings::ib_wc {
+        self.0
+    }
+
     fn flag(&self, flag: bindings::ib_wc_flags) -> bool {
         u32::try_from(self.0.wc_flags).is_ok_and(|flags| flags & flag != 0)
     }

@@ -24,7 +24,8 @@ use crate::{
     srq::{
         Receive,
         Srq, //
-    }, //
+    },
+    ud, //
 };
 use core::marker::PhantomData;
 use kernel::prelude::*;
@@ -87,6 +88,15 @@ impl<'a, S: PollContext, R: PollContext> Init<'a, S, R> {
     /// As [`Qp::create_raw`].
     pub fn create(self, cx: &Sleepable) -> Result<Qp<S, R>> {
         Qp::new(&self.parts, Origin::Raw, cx)
+    }
+
+    /// Creates a QP for datagrams, in the reset state.
+    pub(crate) fn create_ud(mut self, extra: ud::Extra, cx: &Sleepable) -> Result<Qp<S, R>> {
+        self.parts.qp_type = bindings::ib_qp_type_IB_QPT_UD;
+        let qp = Qp::new(&self.parts, Origin::Raw, cx)?;
+        // Nobody else has the QP yet.
+        qp.inner.ud.populate(extra);
+        Ok(qp)
     }
 
     /// Creates the QP of a connection (`rdma_create_qp`), ready for receives.

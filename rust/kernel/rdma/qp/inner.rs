@@ -28,7 +28,8 @@ use crate::{
         Kind, //
     },
     pd::Pd,
-    srq, //
+    srq,
+    ud, //
 };
 use core::ptr::NonNull;
 use kernel::{
@@ -37,7 +38,10 @@ use kernel::{
         to_result, //
     },
     prelude::*,
-    sync::Arc, //
+    sync::{
+        Arc,
+        SetOnce, //
+    }, //
 };
 
 /// What a QP is created from, as `struct ib_qp_init_attr`.
@@ -187,6 +191,8 @@ pub(crate) struct Inner {
     send: Lease,
     recv: Recv,
     markers: Option<Markers>,
+    /// Of a QP for datagrams.
+    pub(crate) ud: SetOnce<ud::Extra>,
     pub(crate) pd: Pd,
     // Dropped last: the ULP may be gone after that.
     _hold: Hold,
@@ -205,6 +211,7 @@ impl Inner {
                 self.raw.as_ptr(),
                 self.send.cq(),
                 self.recv.cq(),
+                self.ud.as_ref().map(|ud| &ud.nowhere),
                 markers,
                 cx,
             )
@@ -220,7 +227,13 @@ impl Inner {
 impl Teardown for Inner {
     fn teardown(&mut self, cx: &Sleepable) -> Fate {
         let markers = self.markers.take().ok_or(EIO);
-        let destroyed = markers
+        let left = match self.ud.as_ref() {
+            // SAFETY: By the type invariant.
+            Some(ud) => unsafe { ud.groups.detach_all(self.raw.as_ptr(), cx) },
+            None => Ok(()),
+        };
+        let destroyed = left
+            .and(markers)
             .and_then(|markers| self.drain(markers, cx))
             .map_err(|e| (e, "drained"))
             .and_then(|()| {
@@ -321,6 +334,7 @@ pub(crate) fn create(
                 send,
                 recv,
                 markers: Some(markers),
+                ud: SetOnce::new(),
                 pd: pd.clone(),
                 _hold: hold,
             }));

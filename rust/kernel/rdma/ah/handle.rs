@@ -1,0 +1,146 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Address handles.
+
+use super::{
+    Attr,
+    Source, //
+};
+use crate::{
+    bindings,
+    context::Sleepable,
+    device::{
+        Gid,
+        GidAttr, //
+    },
+    pd::Pd,
+    way, //
+};
+use core::{
+    mem::ManuallyDrop,
+    ptr::NonNull, //
+};
+use kernel::{
+    error::from_err_ptr,
+    prelude::*, //
+};
+
+/// An address handle: where a datagram goes.
+///
+/// A request borrows it from its owner, so it stays as long as the request is posted: keep it in the
+/// owner, or an `Arc` of it if several requests share it. Destroyed when it is dropped, in any
+/// context.
+///
+/// # Invariants
+///
+/// `raw` is an address handle of `pd`.
+pub struct Ah {
+    raw: NonNull<bindings::ib_ah>,
+    pd: ManuallyDrop<Pd>,
+}
+
+// SAFETY: An address handle does not change, and may be used and destroyed from any thread.
+unsafe impl Send for Ah {}
+// SAFETY: As above.
+unsafe impl Sync for Ah {}
+
+impl Ah {
+    fn new(pd: &Pd, raw: *mut bindings::ib_ah) -> Result<Self> {
+        // INVARIANT: The caller has created it for this PD.
+        Ok(Self {
+            raw: NonNull::new(from_err_ptr(raw)?).ok_or(ENOMEM)?,
+            pd: ManuallyDrop::new(pd.clone()),
+        })
+    }
+
+    /// Creates the handle of an address (`rdma_create_ah`).
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` if the attributes are not right for the port; `ENODATA` if the port's GID that they
+    /// name is not in use; `ENOMEM`, or the driver's error.
+    pub fn create(pd: &Pd, attr: &Attr, _cx: &Sleepable) -> Result<Self> {
+        let mut attr = attr.to_raw(pd.device())?;
+        let flags = bindings::rdma_create_ah_flags_RDMA_CREATE_AH_SLEEPABLE;
+        // SAFETY: The PD is alive. The core takes a reference of its own to the GID.
+        Self::new(pd, unsafe {
+            bindings::rdma_create_ah(pd.as_raw(), &raw mut attr, flags)
+        })
+    }
+
+    /// Creates the handle of the GID `to` on RoCE, as seen from the GID `from`. That asks the
+    /// network for the way, which may take a second.
+    ///
+    /// # Errors
+    ///
+    /// `EPROTONOSUPPORT` if `from` is not of RoCE: elsewhere a GID is not enough of an address;
+    /// `EINVAL` if it is of another device; `EHOSTUNREACH`, `ENETUNREACH` or `ETIMEDOUT` without a
+    /// way; or the driver's error.
+    pub fn resolve(pd: &Pd, from: &GidAttr, to: Gid, cx: &Sleepable) -> Result<Self> {
+        if from.device() != pd.device() {
+            return Err(EINVAL);
+        }
+        let datagram = way::Datagram::new(from, to)?;
+        // SAFETY: Completion and header belong together.
+        unsafe { Self::sender(pd, &datagram.wc, datagram.header(), from.port_num(), cx) }
+    }
+
+    /// Creates the handle of whoever sent a datagram (`ib_init_ah_attr_from_wc`,
+    /// `ib_create_ah_from_wc`). On RoCE that asks the network for the way, which may take a second.
+    ///
+    /// # Errors
+    ///
+    /// `ENOENT` if the GID that the datagram was sent to is not there any more; `EHOSTUNREACH`,
+    /// `ENETUNREACH` or `ETIMEDOUT` without a way; or the driver's error.
+    pub fn reply(pd: &Pd, source: &Source, cx: &Sleepable) -> Result<Self> {
+        let (wc, port) = (source.to_wc(), source.port());
+        // SAFETY: Completion and header belong together.
+        unsafe { Self::sender(pd, &wc, source.header(), port, cx) }
+    }
+
+    /// # Safety
+    ///
+    /// `header` is the header that `wc` says was received.
+    unsafe fn sender(
+        pd: &Pd,
+        wc: &bindings::ib_wc,
+        header: *const bindings::ib_grh,
+        port: u32,
+        _cx: &Sleepable,
+    ) -> Result<Self> {
+        if pd.device().port(port).is_none() {
+            return Err(EINVAL);
+        }
+        // SAFETY: The PD is alive and its device has the port; the rest by the caller's promise.
+        Self::new(pd, unsafe {
+            bindings::ib_create_ah_from_wc(pd.as_raw(), wc, header, port)
+        })
+    }
+
+    #[inline]
+    pub(crate) fn as_raw(&self) -> *mut bindings::ib_ah {
+        self.raw.as_ptr()
+    }
+
+    /// Says whether the handle is of this PD.
+    #[inline]
+    pub(crate) fn is_of(&self, pd: *const bindings::ib_pd) -> bool {
+        // SAFETY: By the type invariant; the field does not change.
+        core::ptr::eq(unsafe { self.raw.as_ref() }.pd, pd)
+    }
+}
+
+impl Drop for Ah {
+    fn drop(&mut self) {
+        // SAFETY: By the type invariant. A request that uses the handle has borrowed it from its
+        // owner, which has come back. Without flags this does not sleep.
+        let ret =
+            unsafe { bindings::rdma_destroy_ah_user(self.raw.as_ptr(), 0, core::ptr::null_mut()) };
+        if ret != 0 {
+            pr_err!("an address handle could not be destroyed ({ret}); it is leaked\n");
+            return;
+        }
+        // SAFETY: Dropped once; the handle that kept it in use is gone.
+        unsafe { ManuallyDrop::drop(&mut self.pd) };
+    }
+}
