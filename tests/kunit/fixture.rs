@@ -6,6 +6,7 @@ mod access;
 mod dial;
 mod link;
 mod mads;
+mod mail;
 mod message;
 mod null;
 mod region;
@@ -35,6 +36,13 @@ pub(crate) use mads::{
     BACKLOG,
     CLASS,
     LONG_MS, //
+};
+pub(crate) use mail::{
+    Letter,
+    Office,
+    PAYLOAD,
+    PORT,
+    QKEY, //
 };
 pub(crate) use message::{
     recv,

@@ -54,6 +54,8 @@ mod srq_ends;
 mod status;
 mod stress;
 mod teardown;
+mod ud;
+mod ud_group;
 
 rdma::module_rdma_client! {
     type: client::Kunit,
