@@ -20,7 +20,7 @@ impl Receive for Question {
 
     fn done(slot: Slot<Self>, _wc: &Wc, _cx: &Atomic) {
         #[cfg(mistake)]
-        drop(slot.buf); //~ E0507 cannot move out of dereference of `Slot<Question>`
+        drop(slot.buf); //~ E0507 cannot move out of dereference of `rdma::srq::Slot
         #[cfg(not(mistake))]
         drop(slot);
     }

@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Which types may go to other threads, and be used by several at once: as concurrency.rst says.
+
+use rdma::{
+    client::ClientRef,
+    cq::Cq,
+    device::Device,
+    mad::Agent,
+    mr::{Mr, Pool},
+    pd::Pd,
+    prelude::*,
+    sg::{Pages, SgBuf},
+    srq::{Receive, Slot, Srq},
+    wc::Success,
+    wr::{Sge, SgeMut}, //
+};
+
+/// Implemented for every type in one way, and in a second one if it has the property: then a call
+/// is ambiguous.
+trait Ambiguous<Which> {
+    fn check() {}
+}
+
+impl<T: ?Sized> Ambiguous<()> for T {}
+struct IsSend;
+impl<T: ?Sized + core::marker::Send> Ambiguous<IsSend> for T {}
+struct IsSync;
+impl<T: ?Sized + Sync> Ambiguous<IsSync> for T {}
+
+fn send_and_sync<T: Send + Sync>() {}
+fn send_only<T: Send>() {}
+
+struct Question(Buf<FromDevice>);
+
+impl Receive for Question {
+    type Needs = Atomic;
+
+    fn recv(&self) -> RecvWr<'_> {
+        RecvWr::new([self.0.whole_mut()])
+    }
+
+    fn done(_slot: Slot<Self>, _wc: &Wc, _cx: &Atomic) {}
+}
+
+fn objects() {
+    send_and_sync::<ClientRef>();
+    send_and_sync::<Device>();
+    send_and_sync::<Pd>();
+    send_and_sync::<Cq<Direct>>();
+    send_and_sync::<Cq<Softirq>>();
+    send_and_sync::<Qp<Softirq, Workqueue>>();
+    send_and_sync::<Srq<Question>>();
+    send_and_sync::<Slot<Question>>();
+    send_and_sync::<Mr>();
+    send_and_sync::<Pool>();
+    send_and_sync::<cm::Id>();
+    send_and_sync::<cm::Listener>();
+    send_and_sync::<Agent>();
+}
+
+fn memory() {
+    send_and_sync::<Buf<FromDevice>>();
+    send_and_sync::<Pages>();
+    send_and_sync::<SgBuf<ToDevice>>();
+    send_and_sync::<Region<Bidirectional>>();
+}
+
+fn what_stays_in_its_thread() {
+    <Atomic as Ambiguous<_>>::check();
+    <Sleepable as Ambiguous<_>>::check();
+    <Wc as Ambiguous<_>>::check();
+    <Success<'_> as Ambiguous<_>>::check();
+    <Sge<'_> as Ambiguous<_>>::check();
+    <SgeMut<'_> as Ambiguous<_>>::check();
+    <SendWr<'_> as Ambiguous<_>>::check();
+    <RecvWr<'_> as Ambiguous<_>>::check();
+    <cm::Request<'_> as Ambiguous<_>>::check();
+}
+
+fn what_can_be_sent() {
+    send_only::<Remote>();
+    #[cfg(mistake)]
+    send_only::<Sleepable>(); //~ E0277 `*mut ()` cannot be sent between threads safely
+}
+
+#[cfg(mistake)]
+fn what_cannot_be_kept_in_a_thread() {
+    <Device as Ambiguous<_>>::check(); //~ E0283 type annotations needed
+}
