@@ -2,12 +2,8 @@
 
 //! What a gate guards is used under holds only, and freed after the last of them.
 
-use crate::count::Count;
-use loom::{
-    cell::UnsafeCell,
-    sync::{Arc, Condvar, Mutex},
-    thread,
-};
+use crate::{completion::Completion, count::Count};
+use loom::{cell::UnsafeCell, sync::Arc, thread};
 
 /// A gate as `gate.rs` makes it, with the thing that it guards.
 struct Guarded {
@@ -16,14 +12,11 @@ struct Guarded {
     thing: UnsafeCell<u32>,
 }
 
-/// As `struct completion`.
-struct Completion(Mutex<bool>, Condvar);
-
 impl Guarded {
     fn new() -> Arc<Self> {
         Arc::new(Self {
             count: Count::new(),
-            empty: Completion(Mutex::new(false), Condvar::new()),
+            empty: Completion::new(),
             thing: UnsafeCell::new(1),
         })
     }
@@ -36,10 +29,7 @@ impl Guarded {
     /// As `Gate::close`; then the thing goes.
     fn close_and_free(&self) {
         if self.count.close() {
-            let mut done = self.empty.0.lock().unwrap();
-            while !*done {
-                done = self.empty.1.wait(done).unwrap();
-            }
+            self.empty.wait();
         }
         // SAFETY: This is what is checked.
         self.thing.with_mut(|thing| unsafe { *thing = 0 });
@@ -64,10 +54,7 @@ impl Hold {
 impl Drop for Hold {
     fn drop(&mut self) {
         if self.0.count.leave() {
-            let mut done = self.0.empty.0.lock().unwrap();
-            assert!(!*done, "told twice");
-            *done = true;
-            self.0.empty.1.notify_one();
+            self.0.empty.complete();
         }
     }
 }

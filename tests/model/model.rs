@@ -17,10 +17,16 @@ pub use shim::sync;
 
 #[path = "../../rust/kernel/rdma/gate/count.rs"]
 mod count;
+#[path = "../../rust/kernel/rdma/srq/kept.rs"]
+mod kept;
 #[path = "../../rust/kernel/rdma/cq/room.rs"]
 mod room;
 
 #[cfg(test)]
+mod completion;
+#[cfg(test)]
 mod gate;
 #[cfg(test)]
 mod lease;
+#[cfg(test)]
+mod slots;

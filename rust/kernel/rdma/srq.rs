@@ -54,6 +54,7 @@
 //! C header: [`include/rdma/ib_verbs.h`](srctree/include/rdma/ib_verbs.h) (`struct ib_srq`)
 
 mod events;
+mod kept;
 mod queue;
 mod share;
 mod slot;

@@ -7,6 +7,7 @@ use super::{
         self,
         Events, //
     },
+    kept::Kept,
     share::Shares,
     slot::AnyEntries, //
 };
@@ -34,10 +35,7 @@ use kernel::{
     prelude::*,
     sync::{
         atomic::{
-            ordering::{
-                Full,
-                Relaxed, //
-            },
+            ordering::Relaxed,
             Atomic, //
         },
         rcu,
@@ -46,9 +44,6 @@ use kernel::{
     time::msecs_to_jiffies,
     types::Opaque, //
 };
-
-/// More than there can be slots.
-const OPEN: i32 = 1 << 30;
 
 /// How long to wait between two messages about slots that are kept, in milliseconds.
 const REPORT_MS: u32 = 10_000;
@@ -59,15 +54,14 @@ const REPORT_MS: u32 = 10_000;
 ///
 /// - `raw` is an SRQ that can be posted to, until `closed` was set and an RCU grace period has
 ///   passed.
-/// - `kept` is [`OPEN`] less the slots that came back after `closed` was set. From when that is all
-///   known it is the number of slots that are still kept; `back` is completed when the last one
-///   comes.
+/// - `kept` counts the slots that come back after `closed` was set; `back` is completed when the last
+///   one comes.
 #[pin_data]
 pub(super) struct Queue {
     raw: NonNull<bindings::ib_srq>,
     pub(super) pd: *const bindings::ib_pd,
     closed: Atomic<bool>,
-    kept: Atomic<i32>,
+    kept: Kept,
     aside: Atomic<u32>,
     #[pin]
     back: Opaque<bindings::completion>,
@@ -86,7 +80,7 @@ impl Queue {
             raw,
             pd,
             closed: Atomic::new(false),
-            kept: Atomic::new(OPEN),
+            kept: Kept::new(),
             aside: Atomic::new(0),
             back <- Opaque::ffi_init(|slot| {
                 // SAFETY: `slot` is valid for writes; a completion is initialised in place and
@@ -135,8 +129,7 @@ impl Queue {
     #[cold]
     #[inline(never)]
     pub(super) fn came_back(&self) {
-        // Full ordering: all use of the slot happens before it is freed.
-        if self.kept.fetch_sub(1, Full) == 1 {
+        if self.kept.came_back() {
             // SAFETY: `close` cannot have returned: it waits for this completion, and returns only
             // after `complete` has done its last access.
             unsafe { bindings::complete(self.back.get()) };
@@ -148,10 +141,9 @@ impl Queue {
         self.closed.store(true, Relaxed);
         // After this nobody is posting, and who drops a slot sees that the queue is closed.
         rcu::synchronize_rcu();
-        // INVARIANT: No QP is there, so no slot is handed out any more, and each one that was when
-        // the queue was closed still says so.
-        let rest = OPEN - entries.handed_out();
-        if self.kept.fetch_sub(rest, Full) == rest {
+        // No QP is there, so no slot is handed out any more, and each one that was when the queue was
+        // closed still says so.
+        if !self.kept.wait_for(entries.handed_out()) {
             return;
         }
         loop {
@@ -162,7 +154,7 @@ impl Queue {
             if left != 0 {
                 return;
             }
-            let kept = self.kept.load(Relaxed);
+            let kept = self.kept.now();
             pr_warn!("{dev}: the end of an SRQ waits for {kept} slot(s)\n");
         }
     }
