@@ -20,7 +20,10 @@ use crate::{
 };
 use core::{
     cell::UnsafeCell,
-    mem::ManuallyDrop,
+    mem::{
+        ManuallyDrop,
+        MaybeUninit, //
+    },
     ptr::NonNull, //
 };
 use kernel::{
@@ -282,8 +285,8 @@ pub(super) struct Registering(u64);
 ///
 /// Called by the RDMA core for a request from [`Fmr::invalidation`].
 unsafe extern "C" fn invalidated(cq: *mut bindings::ib_cq, wc: *mut bindings::ib_wc) {
-    // SAFETY: `wc` is valid during this call, and ours. The request was posted with the address of
-    // an MR's first field; the request's owner keeps the MR until its callback has it back.
+    // SAFETY: `wc` is valid during this call. The request was posted with the address of an MR's
+    // first field; the request's owner keeps the MR until its callback has it back.
     unsafe {
         let mr = &*(*(*wc).__bindgen_anon_1.wr_cqe).cast_const().cast::<Fmr>();
         let user = (*mr.own.get()).user;
@@ -294,8 +297,11 @@ unsafe extern "C" fn invalidated(cq: *mut bindings::ib_cq, wc: *mut bindings::ib
         } else {
             mr.valid_still();
         }
-        (*wc).__bindgen_anon_1.wr_cqe = ManuallyDrop::new(user);
+        // A copy: who has polled it into an array may be looking at the original.
+        let mut copy = MaybeUninit::<bindings::ib_wc>::uninit();
+        copy.as_mut_ptr().copy_from_nonoverlapping(wc, 1);
+        (*copy.as_mut_ptr()).__bindgen_anon_1.wr_cqe = ManuallyDrop::new(user);
         // It is a `Cqe`, which has a callback.
-        (*user).done.unwrap_unchecked()(cq, wc);
+        (*user).done.unwrap_unchecked()(cq, copy.as_mut_ptr());
     }
 }
