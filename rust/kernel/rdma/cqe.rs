@@ -93,6 +93,11 @@ impl<T: CqeHandler<ID>, const ID: u64> Default for Cqe<T, ID> {
 /// # Safety
 ///
 /// A `Cqe<Self, ID>` is at offset `OFFSET` of `Self`.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` embeds no such `Cqe<Self>`",
+    label = "a request's owner embeds its callback",
+    note = "give it a field of type `Cqe<Self>`, or `Cqe<Self, ID>`, and `#[derive(HasCqe)]`"
+)]
 pub unsafe trait HasCqe<const ID: u64 = 0>: Sized {
     /// The offset of the field, in bytes.
     const OFFSET: usize;
@@ -105,6 +110,11 @@ pub unsafe trait HasCqe<const ID: u64 = 0>: Sized {
 ///
 /// The address that `into_cqe` returns is that of the [`Cqe`] in a `T` that stays there, unmodified
 /// but through interior mutability, until `from_cqe` gets that address back.
+#[diagnostic::on_unimplemented(
+    message = "a `{Self}` cannot own a request",
+    label = "not an owner",
+    note = "a request is owned by a `Pin<KBox<T>>` with a `T: Send`, or an `Arc<T>` with a `T: Send + Sync`, where `T` has a `CqeHandler`"
+)]
 pub unsafe trait CqePointer<const ID: u64>: Deref + Sized + Send + 'static {
     /// Gives up the owner for the address of its callback.
     #[doc(hidden)]

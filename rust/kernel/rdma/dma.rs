@@ -48,10 +48,18 @@ pub trait Direction: Sealed + Send + Sync + Unpin + 'static {
 
 /// A [`Direction`] in which the device reads memory: for SEND and RDMA WRITE, and for peers to
 /// read.
+#[diagnostic::on_unimplemented(
+    message = "the device does not read `{Self}` memory",
+    note = "map it `ToDevice` or `Bidirectional`"
+)]
 pub trait DeviceReads: Direction {}
 
 /// A [`Direction`] in which the device writes memory: for receives and RDMA READ, and for peers to
 /// write.
+#[diagnostic::on_unimplemented(
+    message = "the device does not write `{Self}` memory",
+    note = "map it `FromDevice` or `Bidirectional`"
+)]
 pub trait DeviceWrites: Direction {}
 
 macro_rules! direction {

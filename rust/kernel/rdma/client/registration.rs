@@ -77,6 +77,10 @@ impl Slot {
 /// The slot is for this type only, and the first registration is owned by the module, so that it is
 /// dropped before the module's text goes.
 #[doc(hidden)]
+#[diagnostic::on_unimplemented(
+    message = "no module owns the client `{Self}`",
+    note = "`rdma::module_rdma_client!` makes a module of it"
+)]
 pub unsafe trait Owned: Client {
     fn slot() -> &'static Slot;
 }
