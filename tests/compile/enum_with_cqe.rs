@@ -19,7 +19,7 @@ struct Request {
 }
 
 impl CqeHandler for Request {
-    //~^ E0277 the trait bound `Request: rdma::cqe::HasCqe` is not
+    //~^ E0277 `Request` embeds no such `Cqe<Self>`
     type Pointer = Arc<Self>;
     type Needs = Atomic;
 

@@ -10,5 +10,5 @@ type Context = Softirq;
 type Context = Direct;
 
 fn poll(cq: &Cq<Context>) -> u32 {
-    cq.process(16) //~ E0599 no method named `process`
+    cq.process(16) //~ E0599 exists for reference `&Cq<Softirq>`, but
 }

@@ -19,7 +19,7 @@ impl Client for Ulp {
 
 #[cfg(mistake)]
 fn register() -> impl PinInit<Registration<Ulp>, Error> {
-    Registration::<Ulp>::new(c"ulp") //~ E0277 `Ulp: rdma::client::Owned` is not satisfied
+    Registration::<Ulp>::new(c"ulp") //~ E0277 no module owns the client `Ulp`
                                      //~^ E0599 its trait bounds were not satisfied
 }
 

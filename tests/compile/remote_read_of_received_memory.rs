@@ -10,5 +10,5 @@ type Memory = Region<FromDevice>;
 type Memory = Region<Bidirectional>;
 
 fn register(region: &Memory) -> RegWr<'_> {
-    RegWr::remote_read(region) //~ E0277 FromDevice: DeviceReads` is not satisfied
+    RegWr::remote_read(region) //~ E0277 the device does not read `rdma::dma::FromDevice` memory
 }

@@ -10,5 +10,5 @@ type Memory = Region<ToDevice>;
 type Memory = Region<FromDevice>;
 
 fn register(region: &Memory) -> RegWr<'_> {
-    RegWr::remote_write(region) //~ E0277 ToDevice: DeviceWrites` is not satisfied
+    RegWr::remote_write(region) //~ E0277 the device does not write `rdma::dma::ToDevice` memory
 }

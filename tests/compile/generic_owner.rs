@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Forgetting the handler of one callback, in an owner with several and with generics of all kinds.
+
+use kernel::prelude::*;
+use rdma::prelude::*;
+
+#[derive(HasCqe)]
+struct Request<T, const N: usize = 4>
+where
+    T: Fn(&[u8]) -> bool + core::marker::Send + Unpin + 'static,
+{
+    /// A callback at the beginning,
+    sent: Cqe<Self>,
+    answers: [u8; N],
+    check: T,
+    pub(crate) registered: rdma::cqe::Cqe<Self, { 1 + 1 }>,
+    answered: Cqe<Request<T, N>, 1>,
+}
+
+impl<T, const N: usize> CqeHandler for Request<T, N>
+where
+    T: Fn(&[u8]) -> bool + core::marker::Send + Unpin + 'static,
+{
+    type Pointer = Pin<KBox<Self>>;
+    type Needs = Atomic;
+
+    fn done(this: Self::Pointer, _wc: &Wc, _cx: &Atomic) {
+        (this.check)(&this.answers);
+    }
+}
+
+impl<T, const N: usize> CqeHandler<1> for Request<T, N>
+where
+    T: Fn(&[u8]) -> bool + core::marker::Send + Unpin + 'static,
+{
+    type Pointer = Pin<KBox<Self>>;
+    type Needs = Sleepable;
+
+    fn done(_this: Self::Pointer, _wc: &Wc, _cx: &Sleepable) {}
+}
+
+#[cfg(not(mistake))]
+impl<T, const N: usize> CqeHandler<2> for Request<T, N>
+where
+    T: Fn(&[u8]) -> bool + core::marker::Send + Unpin + 'static,
+{
+    type Pointer = Pin<KBox<Self>>;
+    type Needs = Atomic;
+
+    fn done(_this: Self::Pointer, _wc: &Wc, _cx: &Atomic) {}
+}
+
+fn make() -> Result<Pin<KBox<Request<fn(&[u8]) -> bool, 8>>>> {
+    let request = Request {
+        sent: Cqe::new(),
+        answers: [0; 8],
+        check: (|answers| answers.is_empty()) as fn(&[u8]) -> bool,
+        registered: Cqe::new(), //~ E0277 CqeHandler<2>` is not satisfied
+        answered: Cqe::new(),
+    };
+    Ok(KBox::pin(request, GFP_KERNEL)?)
+}
