@@ -9,8 +9,11 @@
 //! `struct ib_recv_wr`)
 
 use crate::bindings;
-use core::marker::PhantomData;
-use kernel::error::Error;
+use core::{
+    marker::PhantomData,
+    mem::ManuallyDrop, //
+};
+use kernel::prelude::*;
 
 /// A scatter/gather entry of memory that the device may read.
 ///
@@ -54,15 +57,40 @@ pub struct Remote {
     pub rkey: u32,
 }
 
+/// Returns a C request without callback and successor.
+#[inline]
+fn raw(
+    opcode: bindings::ib_wr_opcode,
+    flags: bindings::ib_send_flags,
+    ex: u32,
+    sg_list: *mut bindings::ib_sge,
+    num_sge: c_int,
+) -> bindings::ib_send_wr {
+    bindings::ib_send_wr {
+        next: core::ptr::null_mut(),
+        __bindgen_anon_1: bindings::ib_send_wr__bindgen_ty_1 {
+            wr_cqe: ManuallyDrop::new(core::ptr::null_mut()),
+        },
+        sg_list,
+        num_sge,
+        opcode,
+        send_flags: flags,
+        ex: bindings::ib_send_wr__bindgen_ty_2 {
+            imm_data: ManuallyDrop::new(ex),
+        },
+    }
+}
+
 /// A request for the send queue, with `N` scatter/gather entries.
 ///
-/// All requests are signaled: their owner comes back when they complete.
+/// A request that is posted by itself is signaled: its owner comes back when it completes.
 pub struct SendWr<'a, const N: usize = 1> {
-    pub(crate) sges: [Sge<'a>; N],
-    pub(crate) opcode: bindings::ib_wr_opcode,
-    pub(crate) flags: bindings::ib_send_flags,
-    pub(crate) imm_data: u32,
-    pub(crate) remote: Option<Remote>,
+    sges: [Sge<'a>; N],
+    opcode: bindings::ib_wr_opcode,
+    flags: bindings::ib_send_flags,
+    /// Immediate data, in network byte order, or the key that the peer is to invalidate.
+    ex: u32,
+    remote: Option<Remote>,
 }
 
 impl<'a, const N: usize> SendWr<'a, N> {
@@ -72,7 +100,7 @@ impl<'a, const N: usize> SendWr<'a, N> {
             sges,
             opcode,
             flags: bindings::ib_send_flags_IB_SEND_SIGNALED,
-            imm_data: 0,
+            ex: 0,
             remote,
         }
     }
@@ -109,9 +137,21 @@ impl<'a, const N: usize> SendWr<'a, N> {
             bindings::ib_wr_opcode_IB_WR_RDMA_WRITE => {
                 bindings::ib_wr_opcode_IB_WR_RDMA_WRITE_WITH_IMM
             }
-            other => other,
+            _ => return self,
         };
-        self.imm_data = imm_data.to_be();
+        self.ex = imm_data.to_be();
+        self
+    }
+
+    /// Has the peer invalidate a key of its own when the message arrives (`IB_WR_SEND_WITH_INV`):
+    /// the `rkey` that it has lent for what the message answers. Only a message without immediate
+    /// data can; other requests stay as they are.
+    #[inline]
+    pub fn invalidating(mut self, rkey: u32) -> Self {
+        if self.opcode == bindings::ib_wr_opcode_IB_WR_SEND {
+            self.opcode = bindings::ib_wr_opcode_IB_WR_SEND_WITH_INV;
+            self.ex = rkey;
+        }
         self
     }
 
@@ -127,6 +167,114 @@ impl<'a, const N: usize> SendWr<'a, N> {
     pub fn fenced(mut self) -> Self {
         self.flags |= bindings::ib_send_flags_IB_SEND_FENCE;
         self
+    }
+
+    /// Writes the C request and its entries, all but the callback, for a QP of this PD.
+    ///
+    /// # Safety
+    ///
+    /// `to` and `sges` are valid for writes.
+    #[inline]
+    pub(crate) unsafe fn write(
+        self,
+        to: *mut bindings::ib_rdma_wr,
+        sges: *mut [bindings::ib_sge; N],
+        pd: *const bindings::ib_pd,
+    ) -> Result {
+        if self.sges.iter().any(|sge| sge.pd != pd) {
+            return Err(EINVAL);
+        }
+        let n = const { N as c_int };
+        let wr = raw(self.opcode, self.flags, self.ex, sges.cast(), n);
+        // SAFETY: By the caller's promise. A driver reads what follows `wr` of RDMA requests only.
+        unsafe {
+            sges.write(self.sges.map(Sge::to_raw));
+            (&raw mut (*to).wr).write(wr);
+            if let Some(remote) = self.remote {
+                (*to).remote_addr = remote.addr;
+                (*to).rkey = remote.rkey;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// An atomic operation on eight bytes of a peer's memory, aligned to eight. Their old value goes to
+/// eight bytes of local memory, in the byte order of this CPU.
+///
+/// It is atomic with respect to the device's other operations, and to the peer's CPU where the
+/// peer's device says so.
+pub struct AtomicWr<'a> {
+    old: SgeMut<'a>,
+    opcode: bindings::ib_wr_opcode,
+    flags: bindings::ib_send_flags,
+    remote: Remote,
+    compare_add: u64,
+    swap: u64,
+}
+
+impl<'a> AtomicWr<'a> {
+    /// Adds to the value at `remote` (`IB_WR_ATOMIC_FETCH_AND_ADD`).
+    #[inline]
+    pub fn fetch_add(old: SgeMut<'a>, remote: Remote, add: u64) -> Self {
+        Self {
+            old,
+            opcode: bindings::ib_wr_opcode_IB_WR_ATOMIC_FETCH_AND_ADD,
+            flags: bindings::ib_send_flags_IB_SEND_SIGNALED,
+            remote,
+            compare_add: add,
+            swap: 0,
+        }
+    }
+
+    /// Sets the value at `remote` to `swap` if it is `compare` (`IB_WR_ATOMIC_CMP_AND_SWP`).
+    #[inline]
+    pub fn cmp_swap(old: SgeMut<'a>, remote: Remote, compare: u64, swap: u64) -> Self {
+        Self {
+            opcode: bindings::ib_wr_opcode_IB_WR_ATOMIC_CMP_AND_SWP,
+            swap,
+            ..Self::fetch_add(old, remote, compare)
+        }
+    }
+
+    /// Starts the operation only after all earlier RDMA READs have completed (`IB_SEND_FENCE`).
+    #[inline]
+    pub fn fenced(mut self) -> Self {
+        self.flags |= bindings::ib_send_flags_IB_SEND_FENCE;
+        self
+    }
+
+    /// Writes the C request and its entry, all but the callback, for a QP of this PD.
+    ///
+    /// # Safety
+    ///
+    /// `to` and `sge` are valid for writes.
+    #[inline]
+    pub(crate) unsafe fn write(
+        self,
+        to: *mut bindings::ib_atomic_wr,
+        sge: *mut bindings::ib_sge,
+        pd: *const bindings::ib_pd,
+    ) -> Result {
+        let old = self.old.0;
+        if old.pd != pd || old.length != 8 || self.remote.addr % 8 != 0 {
+            return Err(EINVAL);
+        }
+        let wr = bindings::ib_atomic_wr {
+            wr: raw(self.opcode, self.flags, 0, sge, 1),
+            remote_addr: self.remote.addr,
+            compare_add: self.compare_add,
+            swap: self.swap,
+            compare_add_mask: 0,
+            swap_mask: 0,
+            rkey: self.remote.rkey,
+        };
+        // SAFETY: By the caller's promise.
+        unsafe {
+            sge.write(old.to_raw());
+            to.write(wr);
+        }
+        Ok(())
     }
 }
 

@@ -14,10 +14,10 @@ use crate::{
         CqePointer, //
     },
     wr::{
+        AtomicWr,
         PostError,
         RecvWr,
-        SendWr,
-        Sge, //
+        SendWr, //
     }, //
 };
 use core::mem::{
@@ -35,11 +35,70 @@ fn foreign<P>(owner: P) -> PostError<P> {
     }
 }
 
+/// Takes the owner of a request back unless it was posted.
+///
+/// # Safety
+///
+/// `ret` is what posting it, as the only request, has returned, and `cqe` is from its owner.
+#[inline]
+unsafe fn posted<P, const ID: u64>(
+    ret: c_int,
+    cqe: *mut bindings::ib_cqe,
+) -> Result<(), PostError<P>>
+where
+    P: CqePointer<ID>,
+{
+    if ret == 0 {
+        return Ok(());
+    }
+    Err(PostError {
+        // SAFETY: The only request was not posted, so nothing else will take its owner back.
+        owner: unsafe { P::from_cqe(cqe) },
+        error: Error::from_errno(ret),
+    })
+}
+
+/// Posts a request to the send queue that is ready, and takes the owner back if the driver refuses
+/// it.
+///
+/// # Safety
+///
+/// `qp` is valid. `wr` is a valid request without a successor, whose memory is kept by the owner
+/// that `cqe` is from.
+#[inline]
+pub(crate) unsafe fn send_raw<P, const ID: u64>(
+    qp: *mut bindings::ib_qp,
+    wr: *const bindings::ib_send_wr,
+    cqe: *mut bindings::ib_cqe,
+) -> Result<(), PostError<P>>
+where
+    P: CqePointer<ID>,
+{
+    let mut bad = core::ptr::null();
+    // SAFETY: By the caller's promise. Clients are only told of devices that have all verbs
+    // (`kverbs_provider`), so the operation exists.
+    let ret = unsafe { ((*(*qp).device).ops.post_send.unwrap_unchecked())(qp, wr, &mut bad) };
+    // SAFETY: It was the only request, and its owner's callback.
+    unsafe { posted(ret, cqe) }
+}
+
 impl<S: PollContext, R: PollContext> Qp<S, R> {
-    /// Says whether all entries are of the QP's PD, which also means of its device.
+    /// As [`send_raw`], to this QP.
+    ///
+    /// # Safety
+    ///
+    /// As there.
     #[inline]
-    fn owns(&self, sges: &[Sge<'_>]) -> bool {
-        sges.iter().all(|sge| sge.pd == self.pd)
+    pub(crate) unsafe fn post_send_raw<P, const ID: u64>(
+        &self,
+        wr: *const bindings::ib_send_wr,
+        cqe: *mut bindings::ib_cqe,
+    ) -> Result<(), PostError<P>>
+    where
+        P: CqePointer<ID>,
+    {
+        // SAFETY: The QP is valid by the type invariant; the rest is the caller's promise.
+        unsafe { send_raw(self.raw.as_ptr(), wr, cqe) }
     }
 
     /// Posts a request to the send queue (`ib_post_send`), moving its owner in.
@@ -80,76 +139,54 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
         P::Target: CqeHandler<ID, Pointer = P> + Sized,
         S: Provides<<P::Target as CqeHandler<ID>>::Needs>,
     {
-        let wr = match wr(&owner) {
-            Ok(wr) if self.owns(&wr.sges) => wr,
-            Ok(_) => return Err(foreign(owner)),
-            Err(error) => return Err(PostError { owner, error }),
-        };
-        let mut sges = wr.sges.map(Sge::to_raw);
-        let SendWr {
-            opcode,
-            flags,
-            imm_data,
-            remote,
-            ..
-        } = wr;
-        let cqe = owner.into_cqe();
         let mut raw = MaybeUninit::<bindings::ib_rdma_wr>::uninit();
-        let ptr = raw.as_mut_ptr();
-        // SAFETY: The fields are in bounds. A driver reads what follows `wr` of RDMA requests only.
-        let wr = unsafe {
-            (&raw mut (*ptr).wr).write(bindings::ib_send_wr {
-                next: core::ptr::null_mut(),
-                __bindgen_anon_1: bindings::ib_send_wr__bindgen_ty_1 {
-                    wr_cqe: ManuallyDrop::new(cqe),
-                },
-                sg_list: sges.as_mut_ptr(),
-                num_sge: const { N as c_int },
-                opcode,
-                send_flags: flags,
-                ex: bindings::ib_send_wr__bindgen_ty_2 {
-                    imm_data: ManuallyDrop::new(imm_data),
-                },
-            });
-            if let Some(remote) = remote {
-                (*ptr).remote_addr = remote.addr;
-                (*ptr).rkey = remote.rkey;
-            }
-            &raw const (*ptr).wr
-        };
-        // SAFETY: The entries are memory that the owner keeps, and the owner is the queue's until
-        // `done`.
-        unsafe { self.post_send_raw(wr, cqe) }
+        let mut sges = MaybeUninit::uninit();
+        let (raw, sges) = (raw.as_mut_ptr(), sges.as_mut_ptr());
+        // SAFETY: There is room for the request and its entries.
+        if let Err(error) = wr(&owner).and_then(|wr| unsafe { wr.write(raw, sges, self.pd) }) {
+            return Err(PostError { owner, error });
+        }
+        let cqe = owner.into_cqe();
+        // SAFETY: The request was just written. Its entries are memory that the owner keeps, and
+        // the owner is the queue's until `done`.
+        unsafe {
+            (*raw).wr.__bindgen_anon_1.wr_cqe = ManuallyDrop::new(cqe);
+            self.post_send_raw(&raw const (*raw).wr, cqe)
+        }
     }
 
-    /// Posts a request that is ready, and takes the owner back if the driver refuses it.
+    /// Posts an atomic operation (`ib_post_send`), moving its owner in.
     ///
-    /// # Safety
+    /// Any context.
     ///
-    /// `wr` is a valid request without a successor, whose memory is kept by the owner that `cqe` is
-    /// from.
+    /// # Errors
+    ///
+    /// As [`Qp::post_send`]; `EINVAL` also if the local memory is not eight bytes, or the remote
+    /// address not aligned to eight.
     #[inline]
-    pub(crate) unsafe fn post_send_raw<P, const ID: u64>(
+    pub fn post_atomic<P, const ID: u64>(
         &self,
-        wr: *const bindings::ib_send_wr,
-        cqe: *mut bindings::ib_cqe,
+        owner: P,
+        wr: impl for<'a> FnOnce(&'a P::Target) -> Result<AtomicWr<'a>>,
     ) -> Result<(), PostError<P>>
     where
         P: CqePointer<ID>,
+        P::Target: CqeHandler<ID, Pointer = P> + Sized,
+        S: Provides<<P::Target as CqeHandler<ID>>::Needs>,
     {
-        let qp = self.raw.as_ptr();
-        let mut bad = core::ptr::null();
-        // SAFETY: By the type invariant and the caller's promise. Clients are only told of devices
-        // that have all verbs (`kverbs_provider`), so the operation exists.
-        let ret = unsafe { ((*(*qp).device).ops.post_send.unwrap_unchecked())(qp, wr, &mut bad) };
-        if ret == 0 {
-            return Ok(());
+        let mut raw = MaybeUninit::<bindings::ib_atomic_wr>::uninit();
+        let mut sge = MaybeUninit::uninit();
+        let (raw, sge) = (raw.as_mut_ptr(), sge.as_mut_ptr());
+        // SAFETY: There is room for the request and its entry.
+        if let Err(error) = wr(&owner).and_then(|wr| unsafe { wr.write(raw, sge, self.pd) }) {
+            return Err(PostError { owner, error });
         }
-        Err(PostError {
-            // SAFETY: The only request was not posted, so nothing else will take its owner back.
-            owner: unsafe { P::from_cqe(cqe) },
-            error: Error::from_errno(ret),
-        })
+        let cqe = owner.into_cqe();
+        // SAFETY: As in `post_send`.
+        unsafe {
+            (*raw).wr.__bindgen_anon_1.wr_cqe = ManuallyDrop::new(cqe);
+            self.post_send_raw(&raw const (*raw).wr, cqe)
+        }
     }
 
     /// Posts a request to the receive queue (`ib_post_recv`), moving its owner in.
@@ -183,15 +220,9 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
         };
         let qp = self.raw.as_ptr();
         let mut bad = core::ptr::null();
-        // SAFETY: As in `post_send_raw`; the entries are memory that the owner keeps.
+        // SAFETY: As in `send_raw`; the entries are memory that the owner keeps.
         let ret = unsafe { ((*(*qp).device).ops.post_recv.unwrap_unchecked())(qp, &raw, &mut bad) };
-        if ret == 0 {
-            return Ok(());
-        }
-        Err(PostError {
-            // SAFETY: The only request was not posted, so nothing else will take its owner back.
-            owner: unsafe { P::from_cqe(cqe) },
-            error: Error::from_errno(ret),
-        })
+        // SAFETY: It was the only request, and its owner's callback.
+        unsafe { posted(ret, cqe) }
     }
 }
