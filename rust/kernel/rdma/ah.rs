@@ -98,8 +98,9 @@ impl Attr {
         self
     }
 
-    /// Sets the destination's, or the next router's, Ethernet address: a must on RoCE (but not on
-    /// rxe). Nothing resolves it for kernel users, but [`Ah::resolve`] does.
+    /// Sets the Ethernet address of the destination or the next router: a must on RoCE. The core
+    /// resolves it for userspace only; [`Ah::resolve`] does for datagrams, and a peer can tell its
+    /// own, as [`GidAttr::l2`](crate::device::GidAttr::l2) returns it.
     pub const fn dmac(mut self, dmac: [u8; 6]) -> Self {
         self.dmac = dmac;
         self
@@ -186,5 +187,32 @@ impl Attr {
             type_,
             __bindgen_anon_1: link,
         })
+    }
+
+    /// Reads C attributes.
+    pub(crate) fn from_raw(raw: &bindings::rdma_ah_attr) -> Self {
+        let mut this = Self::new(raw.port_num)
+            .service_level(raw.sl)
+            .static_rate(raw.static_rate);
+        if u32::from(raw.ah_flags) & bindings::ib_ah_flags_IB_AH_GRH != 0 {
+            this.grh = Some(Grh {
+                dgid: Gid::from_raw(&raw.grh.dgid),
+                sgid_index: raw.grh.sgid_index,
+                hop_limit: raw.grh.hop_limit,
+                traffic_class: raw.grh.traffic_class,
+                flow_label: raw.grh.flow_label,
+            });
+        }
+        match raw.type_ {
+            bindings::rdma_ah_attr_type_RDMA_AH_ATTR_TYPE_ROCE => {
+                // SAFETY: The type says which member of the union is set; all are integers.
+                this.dmac(unsafe { raw.__bindgen_anon_1.roce.dmac })
+            }
+            bindings::rdma_ah_attr_type_RDMA_AH_ATTR_TYPE_IB => {
+                // SAFETY: As above.
+                this.dlid(unsafe { raw.__bindgen_anon_1.ib.dlid })
+            }
+            _ => this,
+        }
     }
 }
