@@ -4,14 +4,36 @@
 //!
 //! C header: [`include/rdma/ib_verbs.h`](srctree/include/rdma/ib_verbs.h) (`struct ib_qp`)
 
+mod attr;
 mod caps;
+mod events;
 mod init;
 pub(crate) mod inner;
-mod post;
+mod modify;
+pub(crate) mod post;
+mod query;
+mod state;
 
+pub use attr::{
+    Access,
+    Attr,
+    Mtu, //
+};
 pub use caps::Caps;
+pub use events::{
+    Event,
+    Events, //
+};
 pub use init::Init;
 pub(crate) use init::Rw;
+pub use modify::ModifyError;
+pub use query::Info;
+pub use state::{
+    AttrMask,
+    Service,
+    State,
+    Transition, //
+};
 
 use crate::{
     bindings,

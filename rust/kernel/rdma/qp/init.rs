@@ -8,6 +8,7 @@ use super::{
         Parts, //
     },
     Caps,
+    Events,
     Qp, //
 };
 use crate::{
@@ -28,7 +29,10 @@ use crate::{
     ud, //
 };
 use core::marker::PhantomData;
-use kernel::prelude::*;
+use kernel::{
+    prelude::*,
+    sync::Arc, //
+};
 
 /// Room for transfers by `rdma_rw` contexts.
 #[derive(Clone, Copy, Default)]
@@ -67,6 +71,7 @@ impl<'a, S: PollContext, R: PollContext> Init<'a, S, R> {
                 qp_type: bindings::ib_qp_type_IB_QPT_RC,
                 caps: *caps,
                 rw: None,
+                events: None,
             },
             _contexts: PhantomData,
         }
@@ -78,6 +83,12 @@ impl<'a, S: PollContext, R: PollContext> Init<'a, S, R> {
     /// own, whatever is said here.
     pub fn rw_contexts(mut self, contexts: u32, port: u32) -> Self {
         self.parts.rw = Some(Rw { contexts, port });
+        self
+    }
+
+    /// Tells `events` of the QP's events (`event_handler`), until the QP is destroyed.
+    pub fn events(mut self, events: Arc<dyn Events>) -> Self {
+        self.parts.events = Some(events);
         self
     }
 

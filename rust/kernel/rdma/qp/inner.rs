@@ -3,6 +3,10 @@
 //! What all kinds of QPs are made of: the C object, its leases, and its end.
 
 use super::{
+    events::{
+        Events,
+        QpContext, //
+    },
     Caps,
     Rw, //
 };
@@ -54,6 +58,7 @@ pub(crate) struct Parts<'a> {
     pub(crate) qp_type: bindings::ib_qp_type,
     pub(crate) caps: Caps,
     pub(crate) rw: Option<Rw>,
+    pub(crate) events: Option<Arc<dyn Events>>,
 }
 
 impl Parts<'_> {
@@ -122,7 +127,8 @@ impl Owner {
 
     /// # Safety
     ///
-    /// The CQs of `attr` are alive and of the device of `pd`.
+    /// The CQs of `attr` are alive and of the device of `pd`, and its context lives until the QP is
+    /// destroyed.
     unsafe fn create(
         &self,
         pd: &Pd,
@@ -183,8 +189,8 @@ impl Recv {
 ///
 /// # Invariants
 ///
-/// `raw` was created by `owner`, completes to the CQs of the leases and belongs to `pd`. If its
-/// receives are shared these CQs are the same, and not a direct one.
+/// `raw` was created by `owner`, completes to the CQs of the leases and belongs to `pd`. Its context is
+/// `context`, if it has one. If its receives are shared these CQs are the same, and not a direct one.
 pub(crate) struct Inner {
     pub(crate) raw: NonNull<bindings::ib_qp>,
     owner: Owner,
@@ -193,6 +199,7 @@ pub(crate) struct Inner {
     markers: Option<Markers>,
     /// Of a QP for datagrams.
     pub(crate) ud: SetOnce<ud::Extra>,
+    pub(super) context: Pin<KBox<QpContext>>,
     pub(crate) pd: Pd,
     // Dropped last: the ULP may be gone after that.
     _hold: Hold,
@@ -200,6 +207,8 @@ pub(crate) struct Inner {
 
 // SAFETY: A QP may be drained and destroyed from any thread.
 unsafe impl Send for Inner {}
+// SAFETY: A QP may be used from any thread; what needs a lock takes that of the context.
+unsafe impl Sync for Inner {}
 
 impl Inner {
     /// Moves the QP to the error state and waits until every request that was posted before has
@@ -216,6 +225,11 @@ impl Inner {
                 cx,
             )
         }
+    }
+
+    /// Says whether the connection manager moves the QP through its states.
+    pub(super) fn is_managed(&self) -> bool {
+        matches!(self.owner, Owner::Id(_))
     }
 
     /// Says whether the current task is in a handler of one of the CQs.
@@ -311,9 +325,12 @@ pub(crate) fn create(
     let mut attr = parts.to_raw()?;
     let reserved = Deferred::reserve()?;
     let markers = Markers::new()?;
+    let context = QpContext::new(parts.events.clone())?;
+    context.install(&mut attr);
     let hold = dev.hold(Kind::Qp);
     let owner = Owner::of(&origin, pd)?;
-    // SAFETY: The CQs are of this device, as just checked.
+    // SAFETY: The CQs are of this device, as just checked, and nothing below drops the context of a
+    // QP that is there.
     let raw = unsafe { owner.create(pd, &mut attr) }?;
 
     // SAFETY: The QP was just created.
@@ -335,6 +352,7 @@ pub(crate) fn create(
                 recv,
                 markers: Some(markers),
                 ud: SetOnce::new(),
+                context,
                 pd: pd.clone(),
                 _hold: hold,
             }));
@@ -345,7 +363,7 @@ pub(crate) fn create(
     if let Err(e) = unsafe { owner.destroy(raw) } {
         pr_err!("{dev}: a new QP was not destroyed ({e:?}): it is leaked and holds its device\n");
         let cqs = (send_cq.clone(), recv_cq.clone());
-        core::mem::forget((hold, owner, pd.clone(), cqs, parts.srq.cloned()));
+        core::mem::forget((hold, owner, context, pd.clone(), cqs, parts.srq.cloned()));
     }
     Err(e)
 }

@@ -1,0 +1,221 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Changing the state of a QP.
+
+use super::{
+    inner::Inner,
+    state::{
+        AttrMask,
+        Service,
+        State,
+        Transition, //
+    },
+    Attr,
+    Qp, //
+};
+use crate::{
+    bindings,
+    context::{
+        PollContext,
+        Sleepable, //
+    },
+    drain::Markers, //
+};
+use kernel::{
+    error::to_result,
+    fmt,
+    prelude::*, //
+};
+
+/// Why a QP was not modified.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ModifyError {
+    /// There is no such transition.
+    Illegal {
+        /// The state that the QP is in.
+        from: State,
+        /// The state that it was to go to.
+        to: State,
+    },
+    /// The transition needs more attributes.
+    Missing {
+        /// The state that the QP is in.
+        from: State,
+        /// The state that it was to go to.
+        to: State,
+        /// What is missing.
+        attrs: AttrMask,
+    },
+    /// The transition does not take all these attributes.
+    Superfluous {
+        /// The state that the QP is in.
+        from: State,
+        /// The state that it was to go to.
+        to: State,
+        /// What is too much.
+        attrs: AttrMask,
+    },
+    /// Values are too large for their fields or for the device.
+    OutOfRange {
+        /// Which ones.
+        attrs: AttrMask,
+    },
+    /// The connection manager moves the QP of an id.
+    Managed,
+    /// The driver said so.
+    Failed(Error),
+}
+
+impl From<ModifyError> for Error {
+    fn from(e: ModifyError) -> Self {
+        match e {
+            ModifyError::Managed => EPERM,
+            ModifyError::Failed(e) => e,
+            _ => EINVAL,
+        }
+    }
+}
+
+impl fmt::Display for ModifyError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Illegal { from, to } => write!(f, "{from:?} to {to:?}: no such transition"),
+            Self::Missing { from, to, attrs } => {
+                f.write_fmt(fmt!("{from:?} to {to:?}: needs {attrs}"))
+            }
+            Self::Superfluous { from, to, attrs } => {
+                f.write_fmt(fmt!("{from:?} to {to:?}: does not take {attrs}"))
+            }
+            Self::OutOfRange { attrs } => f.write_fmt(fmt!("out of range: {attrs}")),
+            Self::Managed => f.write_str("the connection manager moves the QP of an id"),
+            Self::Failed(e) => write!(f, "the driver: {e:?}"),
+        }
+    }
+}
+
+impl Transition {
+    /// Checks a change (`ib_modify_qp_is_ok`).
+    pub fn check(
+        service: Service,
+        from: State,
+        to: State,
+        attrs: AttrMask,
+    ) -> Result<(), ModifyError> {
+        let Self { required, optional } =
+            Self::find(service, from, to).ok_or(ModifyError::Illegal { from, to })?;
+        let missing = required.without(attrs);
+        if missing != AttrMask::NONE {
+            let attrs = missing;
+            return Err(ModifyError::Missing { from, to, attrs });
+        }
+        let attrs = attrs.without(required.or(optional));
+        if attrs != AttrMask::NONE {
+            return Err(ModifyError::Superfluous { from, to, attrs });
+        }
+        Ok(())
+    }
+}
+
+impl Inner {
+    /// Modifies the QP, after everything about it was checked.
+    pub(crate) fn modify(&self, attr: Attr, _cx: &Sleepable) -> Result<(), ModifyError> {
+        if self.is_managed() && attr.to != State::Err {
+            return Err(ModifyError::Managed);
+        }
+        let dev = self.pd.device();
+        let mut attrs = attr.out_of_range(dev);
+        let mut raw = attr.raw;
+        match attr.path.map(|path| path.to_raw(dev)) {
+            Some(Ok(path)) => raw.ah_attr = path,
+            Some(Err(_)) => attrs = attrs.or(AttrMask::PATH),
+            None => (),
+        }
+        if attrs != AttrMask::NONE {
+            return Err(ModifyError::OutOfRange { attrs });
+        }
+
+        let _guard = self.context.modifying.lock();
+        let (from, service) = self.state().map_err(ModifyError::Failed)?;
+        Transition::check(service, from, attr.to, attr.mask)?;
+        let mask = attr.mask.as_raw() | bindings::ib_qp_attr_mask_IB_QP_STATE;
+        // SAFETY: The QP is valid by the type invariant, and the attributes are complete for this
+        // mask and in range.
+        to_result(unsafe { bindings::ib_modify_qp(self.raw.as_ptr(), &raw mut raw, mask as c_int) })
+            .map_err(ModifyError::Failed)
+    }
+
+    fn state(&self) -> Result<(State, Service)> {
+        let (attr, _) = self.query(bindings::ib_qp_attr_mask_IB_QP_STATE)?;
+        // SAFETY: The QP is valid by the type invariant; its type does not change.
+        let service = Service::from_raw(unsafe { self.raw.as_ref() }.qp_type);
+        State::from_raw(attr.qp_state).zip(service).ok_or(EIO)
+    }
+
+    /// Drains the QP and moves it to the reset state. What is posted meanwhile is lost with its
+    /// owner: the caller excludes that.
+    fn reset(&self, cx: &Sleepable) -> Result {
+        // The core tells only once that a QP takes nothing more from its SRQ.
+        // SAFETY: The QP is valid by the type invariant, and its SRQ does not change.
+        if self.is_managed() || !unsafe { self.raw.as_ref() }.srq.is_null() {
+            return Err(EPERM);
+        }
+        self.drain(Markers::new()?, cx)?;
+        let mut raw = bindings::ib_qp_attr {
+            qp_state: bindings::ib_qp_state_IB_QPS_RESET,
+            ..Default::default()
+        };
+        let mask = bindings::ib_qp_attr_mask_IB_QP_STATE as c_int;
+        // SAFETY: The QP is valid by the type invariant; the attributes are complete for this mask.
+        to_result(unsafe { bindings::ib_modify_qp(self.raw.as_ptr(), &raw mut raw, mask) })
+    }
+}
+
+impl<S: PollContext, R: PollContext> Qp<S, R> {
+    /// Moves the QP to another state and changes attributes (`ib_modify_qp`).
+    ///
+    /// # Errors
+    ///
+    /// [`ModifyError`] says what is missing or wrong before the driver has seen any of it, or what
+    /// the driver said. The QP of a connection manager's id goes to the error state only.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use rdma::{ah, context::*, qp::*};
+    /// fn connect(qp: &Qp<Softirq>, path: &ah::Attr, peer: u32, cx: &Sleepable) -> Result {
+    ///     let init = Attr::init().port(1).pkey_index(0).access(Access::NONE);
+    ///     let rtr = Attr::rtr()
+    ///         .path(path)
+    ///         .path_mtu(Mtu::B1024)
+    ///         .dest_qp(peer)
+    ///         .rq_psn(0)
+    ///         .max_dest_rd_atomic(1)
+    ///         .min_rnr_timer(12);
+    ///     let rts = Attr::rts()
+    ///         .timeout(14)
+    ///         .retry_count(6)
+    ///         .rnr_retry(7)
+    ///         .sq_psn(0)
+    ///         .max_rd_atomic(1);
+    ///     for attr in [init, rtr, rts] {
+    ///         qp.modify(attr, cx)?;
+    ///     }
+    ///     Ok(())
+    /// }
+    /// ```
+    pub fn modify(&self, attr: Attr, cx: &Sleepable) -> Result<(), ModifyError> {
+        self.inner.modify(attr, cx)
+    }
+
+    /// Drains the QP and moves it to the reset state, from where it can be used again.
+    ///
+    /// The reset state forgets requests without completing them. The exclusive borrow means that
+    /// nobody posts between the drain and that.
+    ///
+    /// # Errors
+    ///
+    /// As [`Qp::drain`]; `EPERM` if the QP is a connection manager's or on an SRQ; or the driver's error.
+    pub fn reset(&mut self, cx: &Sleepable) -> Result {
+        self.inner.reset(cx)
+    }
+}
