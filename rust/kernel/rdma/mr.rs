@@ -19,6 +19,7 @@ mod wr;
 
 pub use memory::Memory;
 pub use pool::Pool;
+pub(crate) use wr::Marked;
 pub use wr::{
     InvWr,
     RegWr, //

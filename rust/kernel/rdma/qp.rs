@@ -5,11 +5,15 @@
 //! C header: [`include/rdma/ib_verbs.h`](srctree/include/rdma/ib_verbs.h) (`struct ib_qp`)
 
 mod attr;
+mod batch;
 mod caps;
+mod chain;
 mod events;
 mod init;
 pub(crate) mod inner;
+mod link;
 mod modify;
+mod parked;
 pub(crate) mod post;
 mod query;
 mod state;
@@ -19,13 +23,22 @@ pub use attr::{
     Attr,
     Mtu, //
 };
+pub use batch::{
+    Batch,
+    BatchError, //
+};
 pub use caps::Caps;
+pub use chain::{
+    Chain,
+    ChainError, //
+};
 pub use events::{
     Event,
     Events, //
 };
 pub use init::Init;
 pub(crate) use init::Rw;
+pub use link::Link;
 pub use modify::ModifyError;
 pub use query::Info;
 pub use state::{

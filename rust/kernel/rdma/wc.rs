@@ -88,6 +88,12 @@ impl fmt::Debug for Status {
     }
 }
 
+impl Status {
+    pub(crate) fn from_raw(raw: bindings::ib_wc_status) -> Self {
+        Self(raw)
+    }
+}
+
 impl fmt::Display for Status {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self.as_str(), f)

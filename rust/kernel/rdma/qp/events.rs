@@ -2,6 +2,7 @@
 
 //! Events of QPs.
 
+use super::parked::Parked;
 use crate::{
     bindings,
     context::{
@@ -84,6 +85,7 @@ pub(super) struct QpContext {
     /// Held while the QP is modified: drivers need not lock that.
     #[pin]
     pub(super) modifying: Mutex<()>,
+    pub(super) parked: Parked,
     events: Option<Arc<dyn Events>>,
 }
 
@@ -93,6 +95,7 @@ impl QpContext {
     pub(super) fn new(events: Option<Arc<dyn Events>>) -> Result<Pin<KBox<Self>>> {
         let init = pin_init!(Self {
             modifying <- new_mutex!(()),
+            parked: Parked::new(),
             events,
         });
         KBox::pin_init(init, GFP_KERNEL)

@@ -214,6 +214,7 @@ impl Inner {
     /// Moves the QP to the error state and waits until every request that was posted before has
     /// completed.
     pub(crate) fn drain(&self, markers: Markers, cx: &Sleepable) -> Result {
+        let parked = self.context.parked.take();
         // SAFETY: By the type invariant.
         unsafe {
             drain(
@@ -224,7 +225,10 @@ impl Inner {
                 markers,
                 cx,
             )
-        }
+        }?;
+        // SAFETY: What these owners are for was posted before they were parked.
+        unsafe { parked.release() };
+        Ok(())
     }
 
     /// Says whether the connection manager moves the QP through its states.

@@ -1,0 +1,306 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Requests that are posted in one call.
+
+use super::{
+    link::{
+        Link,
+        Slot,
+        Undo, //
+    },
+    Qp, //
+};
+use crate::{
+    bindings,
+    context::{
+        PollContext,
+        Provides, //
+    },
+    cqe::{
+        CqeHandler,
+        CqePointer, //
+    },
+    wc::Status, //
+};
+use core::{
+    marker::PhantomData,
+    mem::ManuallyDrop, //
+};
+use kernel::prelude::*;
+
+/// The callback of requests that are not signaled. When they fail or are flushed they complete all
+/// the same; their owner is that of the signaled request behind them.
+static UNSIGNALED: Unsignaled = Unsignaled(bindings::ib_cqe {
+    done: Some(unsignaled),
+});
+
+#[repr(transparent)]
+struct Unsignaled(bindings::ib_cqe);
+
+// SAFETY: Never written.
+unsafe impl Sync for Unsignaled {}
+
+/// The `done` callback of requests that are not signaled.
+///
+/// # Safety
+///
+/// Called by the RDMA core.
+unsafe extern "C" fn unsignaled(_cq: *mut bindings::ib_cq, wc: *mut bindings::ib_wc) {
+    // SAFETY: `wc` is valid during this call.
+    let status = unsafe { (*wc).status };
+    if status != bindings::ib_wc_status_IB_WC_SUCCESS
+        && status != bindings::ib_wc_status_IB_WC_WR_FLUSH_ERR
+    {
+        let status = Status::from_raw(status);
+        pr_err!("a request that is not signaled has failed: {status}\n");
+    }
+}
+
+/// The C requests of a chain.
+///
+/// # Invariants
+///
+/// `slots` is valid, and its first `len` requests are written and linked.
+pub(super) struct Links<const LINKS: usize, const SGES: usize> {
+    slots: *mut [Slot<SGES>; LINKS],
+    undo: [Undo; LINKS],
+    len: usize,
+}
+
+/// What was not posted of a chain, and why.
+pub(super) struct Refused {
+    /// How many links were posted, if that is known.
+    pub(super) posted: Option<usize>,
+    pub(super) error: Error,
+}
+
+impl<const LINKS: usize, const SGES: usize> Links<LINKS, SGES> {
+    /// Has `make` add links, which are made of memory of `owner`.
+    ///
+    /// # Safety
+    ///
+    /// `slots` outlives what is returned, and `qp` is valid.
+    #[inline]
+    pub(super) unsafe fn make<'a, T>(
+        slots: *mut [Slot<SGES>; LINKS],
+        qp: *mut bindings::ib_qp,
+        owner: &'a T,
+        make: impl FnOnce(&'a T, &mut Chain<'a, LINKS, SGES>) -> Result,
+    ) -> Result<Self> {
+        let mut chain = Chain {
+            // INVARIANT: There is no request yet. The QP is valid by the caller's promise.
+            links: Self {
+                slots,
+                undo: [const { Undo::NOTHING }; LINKS],
+                len: 0,
+            },
+            qp,
+            _owner: PhantomData,
+        };
+        let made = make(owner, &mut chain);
+        let mut links = chain.links;
+        match made {
+            Ok(()) if links.len > 0 => Ok(links),
+            made => {
+                // SAFETY: Nothing is posted, and the owner is borrowed.
+                unsafe { links.undo(0) };
+                Err(made.err().unwrap_or(EINVAL))
+            }
+        }
+    }
+
+    /// Returns the number of links.
+    #[inline]
+    pub(super) fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Returns request number `n`.
+    ///
+    /// # Safety
+    ///
+    /// `n` is less than `LINKS`.
+    #[inline]
+    unsafe fn wr(&self, n: usize) -> *mut bindings::ib_send_wr {
+        // SAFETY: The slots are valid by the type invariant, and `n` is in bounds.
+        unsafe { (*self.slots.cast::<Slot<SGES>>().add(n)).wr() }
+    }
+
+    /// Takes back what the links from number `from` on have marked.
+    ///
+    /// # Safety
+    ///
+    /// These links are not posted, and what they are made of is alive.
+    #[cold]
+    unsafe fn undo(&mut self, from: usize) {
+        for undo in self.undo.iter_mut().skip(from) {
+            // SAFETY: By the caller's promise.
+            unsafe { undo.undo() };
+        }
+    }
+
+    /// Posts the chain, signaled at its end if there is a `tail` callback for that.
+    ///
+    /// # Safety
+    ///
+    /// `qp` is valid. What the links are made of lives until the tail completes or, without one,
+    /// until a signaled request that is posted later completes or the QP was drained.
+    #[inline]
+    pub(super) unsafe fn post(
+        mut self,
+        qp: *mut bindings::ib_qp,
+        tail: Option<*mut bindings::ib_cqe>,
+    ) -> Result<(), Refused> {
+        // SAFETY: There is a first and a last one: an empty chain is not made.
+        let (first, last) = unsafe { (self.wr(0), self.wr(self.len - 1)) };
+        if let Some(tail) = tail {
+            // SAFETY: The request is written by the type invariant.
+            unsafe {
+                (*last).send_flags |= bindings::ib_send_flags_IB_SEND_SIGNALED as c_int;
+                (*last).__bindgen_anon_1.wr_cqe = ManuallyDrop::new(tail);
+            }
+        }
+        let mut bad = core::ptr::null();
+        // SAFETY: By the caller's promise. The operation exists: see `send_raw`.
+        let ret =
+            unsafe { ((*(*qp).device).ops.post_send.unwrap_unchecked())(qp, first, &mut bad) };
+        if ret == 0 {
+            return Ok(());
+        }
+        Err(self.refused(bad, Error::from_errno(ret)))
+    }
+
+    /// Finds out what was posted.
+    #[cold]
+    fn refused(&mut self, bad: *const bindings::ib_send_wr, error: Error) -> Refused {
+        // SAFETY: The numbers are in bounds.
+        let posted = (0..self.len).find(|n| core::ptr::eq(unsafe { self.wr(*n) }, bad));
+        if let Some(n) = posted {
+            // SAFETY: The driver says that it has posted none from this one on, and the caller
+            // keeps what they are made of.
+            unsafe { self.undo(n) };
+        }
+        Refused { posted, error }
+    }
+}
+
+/// A chain of up to `LINKS` requests of up to `SGES` entries each, which is being made.
+///
+/// See [`Qp::post_chain`].
+///
+/// # Invariants
+///
+/// `qp` is valid.
+pub struct Chain<'a, const LINKS: usize, const SGES: usize = 1> {
+    links: Links<LINKS, SGES>,
+    qp: *mut bindings::ib_qp,
+    // Invariant, so that what is added is memory of the owner.
+    _owner: PhantomData<fn(&'a ()) -> &'a ()>,
+}
+
+impl<'a, const LINKS: usize, const SGES: usize> Chain<'a, LINKS, SGES> {
+    /// Adds a request at the end. Adding a registration returns where a peer will find the region.
+    ///
+    /// # Errors
+    ///
+    /// `ENOSPC` if the chain is full; `EINVAL` if the request is of another PD; or what else its
+    /// own post would say.
+    #[inline]
+    pub fn push<L: Link<'a, SGES>>(&mut self, link: L) -> Result<L::Output> {
+        let links = &mut self.links;
+        let n = links.len;
+        let undo = links.undo.get_mut(n).ok_or(ENOSPC)?;
+        // SAFETY: The slots are valid, and `n` was just checked.
+        let slot = unsafe { &mut *links.slots.cast::<Slot<SGES>>().add(n) };
+        let output;
+        // SAFETY: The QP is valid by the type invariant. What is not posted is undone.
+        (output, *undo) = unsafe { link.write(slot, self.qp) }?;
+        let wr = slot.wr();
+        // SAFETY: The request was just written, and so was the one before, by the type invariant.
+        unsafe {
+            (*wr).next = core::ptr::null_mut();
+            (*wr).send_flags &= !(bindings::ib_send_flags_IB_SEND_SIGNALED as c_int);
+            (*wr).__bindgen_anon_1.wr_cqe = ManuallyDrop::new((&raw const UNSIGNALED.0).cast_mut());
+            if n > 0 {
+                (*links.wr(n - 1)).next = wr;
+            }
+        }
+        // INVARIANT: Written and linked.
+        links.len = n + 1;
+        Ok(output)
+    }
+}
+
+/// A chain that was not posted, or not to its end.
+pub struct ChainError<P> {
+    /// The owner, if nothing was posted.
+    ///
+    /// Otherwise the QP keeps it and drops it once a drain has proved that it is out of use.
+    pub owner: Option<P>,
+    /// The number of requests, from the first, that were posted.
+    pub posted: usize,
+    /// Why the next one was not.
+    pub error: Error,
+}
+
+impl<P> From<ChainError<P>> for Error {
+    fn from(e: ChainError<P>) -> Self {
+        e.error
+    }
+}
+
+impl<S: PollContext, R: PollContext> Qp<S, R> {
+    /// Posts several requests in one call (`ib_post_send` of a linked list), moving their owner in.
+    ///
+    /// `make` adds the requests, made from what the owner has, to the chain, whose room its type
+    /// says. Only the last one is signaled: its completion says that those before it have completed
+    /// too, and gives the owner to its handler.
+    ///
+    /// Any context.
+    ///
+    /// # Errors
+    ///
+    /// As [`Qp::post_send`]. The driver may have posted some requests when it refuses one: see
+    /// [`ChainError`].
+    ///
+    /// # Examples
+    ///
+    /// A registration and the message that tells the peer of it:
+    ///
+    /// ```
+    /// # use rdma::{context::*, cqe::*, dma::*, mr::*, qp::*, wc::Wc, wr::SendWr};
+    /// # #[derive(HasCqe)]
+    /// # struct Io { cqe: Cqe<Self>, message: Buf<ToDevice>, region: Region<FromDevice> }
+    /// # impl CqeHandler for Io {
+    /// #     type Pointer = Pin<KBox<Self>>;
+    /// #     type Needs = Atomic;
+    /// #     fn done(_: Self::Pointer, _: &Wc, _: &Atomic) {}
+    /// # }
+    /// fn submit(qp: &Qp<Softirq>, io: Pin<KBox<Io>>) -> Result {
+    ///     Ok(qp.post_chain(io, |io, chain: &mut Chain<'_, 2>| {
+    ///         chain.push(RegWr::remote_write(&io.region))?;
+    ///         chain.push(SendWr::send([io.message.whole()]))
+    ///     })?)
+    /// }
+    /// ```
+    #[inline]
+    pub fn post_chain<P, const ID: u64, const LINKS: usize, const SGES: usize>(
+        &self,
+        owner: P,
+        make: impl for<'a> FnOnce(&'a P::Target, &mut Chain<'a, LINKS, SGES>) -> Result,
+    ) -> Result<(), ChainError<P>>
+    where
+        P: CqePointer<ID>,
+        P::Target: CqeHandler<ID, Pointer = P> + Sized,
+        S: Provides<<P::Target as CqeHandler<ID>>::Needs>,
+    {
+        self.batch(owner).finish(make).map_err(|e| {
+            let posted = e.batch.posted();
+            ChainError {
+                owner: e.batch.into_owner(),
+                posted,
+                error: e.error,
+            }
+        })
+    }
+}
