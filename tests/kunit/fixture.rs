@@ -9,6 +9,7 @@ mod mads;
 mod mail;
 mod message;
 mod null;
+mod raw;
 mod region;
 mod shared;
 
@@ -60,6 +61,13 @@ pub(crate) use null::{
     Null,
     NullEnv,
     CAPS, //
+};
+pub(crate) use raw::{
+    path,
+    to_init,
+    to_rtr,
+    to_rts,
+    Pair, //
 };
 pub(crate) use region::{
     both,

@@ -11,6 +11,7 @@
 #[macro_use]
 mod check;
 
+mod chain;
 mod client;
 mod cm_active;
 mod cm_driven;
@@ -42,11 +43,15 @@ mod null_device;
 mod null_opcode;
 mod null_order;
 mod null_status;
+mod operations;
 mod own_handler;
 mod parts;
 mod post;
 mod qp;
+mod qp_events;
+mod qp_modify;
 mod qp_raw;
+mod qp_state;
 mod send;
 mod sg;
 mod srq;
