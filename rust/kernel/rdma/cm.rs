@@ -108,7 +108,7 @@ pub struct PrivateData {
 impl PrivateData {
     const MAX: usize = 255;
 
-    fn new(from: &[u8]) -> Self {
+    pub(crate) fn new(from: &[u8]) -> Self {
         let mut bytes = [0; Self::MAX];
         let mut len = 0;
         for (to, from) in bytes.iter_mut().zip(from) {

@@ -31,6 +31,7 @@ pub mod device;
 pub mod dma;
 mod drain;
 mod gate;
+pub mod ibcm;
 pub mod mad;
 pub mod mr;
 pub mod pd;

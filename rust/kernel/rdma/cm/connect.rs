@@ -127,12 +127,7 @@ impl Id {
     /// # Errors
     ///
     /// As [`Id::reject`].
-    pub fn reject_for(
-        &self,
-        reason: RejectReason,
-        private_data: &[u8],
-        _cx: &Sleepable,
-    ) -> Result {
+    pub fn reject_for(&self, reason: RejectReason, private_data: &[u8], _cx: &Sleepable) -> Result {
         self.inner.attached()?;
         let len = private_data.len().try_into()?;
         // SAFETY: The id is alive, and the data are copied by the call.

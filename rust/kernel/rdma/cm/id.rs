@@ -62,11 +62,7 @@ impl Id {
     /// As [`Id::create`]; and for a source address `EADDRINUSE`, `EADDRNOTAVAIL`, or `ENODEV` if no
     /// device has it.
     #[inline(never)]
-    pub fn create_with(
-        client: &ClientRef,
-        options: &Options<'_>,
-        _cx: &Sleepable,
-    ) -> Result<Self> {
+    pub fn create_with(client: &ClientRef, options: &Options<'_>, _cx: &Sleepable) -> Result<Self> {
         let reserved = Deferred::reserve()?;
         let shared = Shared::new()?;
         // SAFETY: The callback's context lives until the id is destroyed; so does the client's

@@ -30,10 +30,10 @@ pub(super) fn current_task() -> usize {
 ///
 /// Callbacks share a few work queues, one of them ordered: who waits in a callback for another
 /// event may wait for ever, and with it everybody else.
-pub(super) struct Running(usize);
+pub(crate) struct Running(usize);
 
 impl Running {
-    pub(super) fn enter() -> Self {
+    pub(crate) fn enter() -> Self {
         let task = current_task();
         // Without memory a wait in this callback goes unnoticed; nothing else depends on it.
         let _ = RUNNING.lock().push(task, GFP_KERNEL);
@@ -41,7 +41,7 @@ impl Running {
     }
 
     /// Says whether the current task is in a callback.
-    pub(super) fn is_current() -> bool {
+    pub(crate) fn is_current() -> bool {
         RUNNING.lock().contains(&current_task())
     }
 }

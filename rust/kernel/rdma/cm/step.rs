@@ -58,7 +58,11 @@ impl Shared {
     }
 
     /// Ends the step that is waited for, if a result of this event does that.
-    pub(super) fn end_step(&self, event: bindings::rdma_cm_event_type, result: Result<PrivateData>) {
+    pub(super) fn end_step(
+        &self,
+        event: bindings::rdma_cm_event_type,
+        result: Result<PrivateData>,
+    ) {
         let mut step = self.step.lock();
         match *step {
             Step::Waiting(success) if result.is_err() || success == event => {

@@ -91,6 +91,10 @@ impl GidAttr {
         unsafe { self.raw.as_ref() }
     }
 
+    pub(crate) fn as_raw(&self) -> *const bindings::ib_gid_attr {
+        self.raw.as_ptr()
+    }
+
     /// Returns the GID.
     pub fn gid(&self) -> Gid {
         Gid::from_raw(&self.raw().gid)

@@ -1,0 +1,269 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! The callback of connections.
+
+use super::{
+    Answer,
+    ConnectError,
+    Event,
+    Handler,
+    Reason, //
+};
+use crate::{
+    bindings,
+    cm::{
+        running::Running,
+        PrivateData, //
+    },
+    context::{
+        Context as _,
+        Sleepable, //
+    },
+    removal::OnRemoval, //
+};
+use core::ptr::NonNull;
+use kernel::{
+    new_condvar,
+    new_mutex,
+    prelude::*,
+    sync::{
+        Arc,
+        ArcBorrow,
+        CondVar,
+        Mutex, //
+    }, //
+};
+
+/// # Invariants
+///
+/// An id that is not destroyed.
+#[derive(Clone, Copy)]
+pub(super) struct RawId(pub(super) NonNull<bindings::ib_cm_id>);
+
+// SAFETY: An id may be used and destroyed from any thread; the connection manager locks it.
+unsafe impl Send for RawId {}
+// SAFETY: As above.
+unsafe impl Sync for RawId {}
+
+impl RawId {
+    pub(super) fn as_ptr(self) -> *mut bindings::ib_cm_id {
+        self.0.as_ptr()
+    }
+}
+
+type Outcome = Result<Answer, ConnectError>;
+
+/// How far the making of a connection is.
+#[expect(clippy::large_enum_variant, reason = "one in an id, never moved")]
+enum Step {
+    /// Somebody waits for the peer's answer.
+    Waiting,
+    /// That is there.
+    Done(Outcome),
+    /// Nobody waits.
+    Over,
+}
+
+/// What the callback of a connection's id works with. Lives as long as the C id.
+#[pin_data]
+pub(super) struct Shared {
+    /// The id, until it is about to be destroyed: for the removal of its device.
+    #[pin]
+    id: Mutex<Option<RawId>>,
+    #[pin]
+    step: Mutex<Step>,
+    #[pin]
+    changed: CondVar,
+    #[pin]
+    handler: Mutex<Option<Arc<dyn Handler>>>,
+    /// Held while the handler is called.
+    #[pin]
+    telling: Mutex<()>,
+}
+
+impl Shared {
+    pub(super) fn new(handler: Arc<dyn Handler>, waits: bool) -> Result<Arc<Self>> {
+        let step = if waits { Step::Waiting } else { Step::Over };
+        Arc::pin_init(
+            pin_init!(Self {
+                id <- new_mutex!(None),
+                step <- new_mutex!(step),
+                changed <- new_condvar!(),
+                handler <- new_mutex!(Some(handler)),
+                telling <- new_mutex!(()),
+            }),
+            GFP_KERNEL,
+        )
+    }
+
+    pub(super) fn set_id(&self, id: Option<RawId>) {
+        *self.id.lock() = id;
+    }
+
+    /// Waits until the peer has answered.
+    pub(super) fn wait(&self) -> Outcome {
+        let mut step = self.step.lock();
+        while matches!(*step, Step::Waiting) {
+            if self.changed.wait_interruptible(&mut step) {
+                break;
+            }
+        }
+        match core::mem::replace(&mut *step, Step::Over) {
+            Step::Done(outcome) => outcome,
+            _ => Err(ERESTARTSYS.into()),
+        }
+    }
+
+    /// Gives whoever waits an outcome; otherwise, or if nobody does, tells the handler.
+    fn end(&self, outcome: Outcome, otherwise: Event, cx: &Sleepable) {
+        let mut step = self.step.lock();
+        if matches!(*step, Step::Waiting) {
+            *step = Step::Done(outcome);
+            self.changed.notify_all();
+        } else {
+            drop(step);
+            drop(outcome);
+            self.tell(otherwise, cx);
+        }
+    }
+
+    pub(super) fn release_handler(&self) {
+        let handler = self.handler.lock().take();
+        drop(handler);
+    }
+
+    /// Lets go of the handler and waits for a call of it that has begun.
+    pub(super) fn end_handler(&self) {
+        self.release_handler();
+        drop(self.telling.lock());
+    }
+
+    /// Tells the handler, and lets go of it if this was the last event.
+    fn tell(&self, event: Event, cx: &Sleepable) {
+        let _telling = self.telling.lock();
+        let handler = if event.is_last() {
+            self.handler.lock().take()
+        } else {
+            self.handler.lock().clone()
+        };
+        if let Some(handler) = handler {
+            handler.event(event, cx);
+        }
+    }
+
+    fn on_event(&self, id: *mut bindings::ib_cm_id, event: &bindings::ib_cm_event, cx: &Sleepable) {
+        match event.event {
+            bindings::ib_cm_event_type_IB_CM_REP_RECEIVED => {
+                // SAFETY: This member is set for this event, whose private data have this length.
+                let answer = unsafe {
+                    let rep = &*event.param.rep_rcvd;
+                    Answer {
+                        private_data: PrivateData::new(private_data(event, REP_LEN)),
+                        responder_resources: rep.responder_resources,
+                        initiator_depth: rep.initiator_depth,
+                    }
+                };
+                let mut step = self.step.lock();
+                if matches!(*step, Step::Waiting) {
+                    *step = Step::Done(Ok(answer));
+                    self.changed.notify_all();
+                }
+            }
+            bindings::ib_cm_event_type_IB_CM_REJ_RECEIVED => {
+                // SAFETY: As above.
+                let rejected = unsafe { rejection(event) };
+                self.end(Err(rejected), Event::Failed, cx);
+            }
+            bindings::ib_cm_event_type_IB_CM_REQ_ERROR
+            | bindings::ib_cm_event_type_IB_CM_REP_ERROR => {
+                self.end(Err(ETIMEDOUT.into()), Event::Failed, cx);
+            }
+            bindings::ib_cm_event_type_IB_CM_RTU_RECEIVED
+            | bindings::ib_cm_event_type_IB_CM_USER_ESTABLISHED => {
+                self.tell(Event::Established, cx);
+            }
+            bindings::ib_cm_event_type_IB_CM_DREQ_RECEIVED => {
+                // SAFETY: The id is alive during its callback. Should the answer be lost, the peer
+                // asks again, or gives up.
+                unsafe { bindings::ib_send_cm_drep(id, core::ptr::null(), 0) };
+                self.end(Err(ENOTCONN.into()), Event::Disconnected, cx);
+            }
+            bindings::ib_cm_event_type_IB_CM_DREP_RECEIVED
+            | bindings::ib_cm_event_type_IB_CM_DREQ_ERROR => self.tell(Event::Disconnected, cx),
+            _ => {}
+        }
+    }
+}
+
+/// Says why the peer has rejected a connection.
+///
+/// # Safety
+///
+/// The event is that of a rejection.
+unsafe fn rejection(event: &bindings::ib_cm_event) -> ConnectError {
+    // SAFETY: This member is set for this event, whose private data have this length.
+    let (reason, sent) = unsafe {
+        let rej = &*event.param.rej_rcvd;
+        (Reason(rej.reason), private_data(event, REJ_LEN))
+    };
+    let mut private_data = KVec::new();
+    // Without memory there is the reason at least.
+    let _ = private_data.extend_from_slice(sent, GFP_KERNEL);
+    ConnectError::Rejected {
+        reason,
+        private_data,
+    }
+}
+
+impl OnRemoval for Shared {
+    fn removed(&self, cx: &Sleepable) {
+        self.end(Err(ENODEV.into()), Event::DeviceRemoval, cx);
+        if let Some(id) = *self.id.lock() {
+            // SAFETY: The id is not destroyed while it is locked. Unless it is connected, C refuses.
+            unsafe { bindings::ib_send_cm_dreq(id.as_ptr(), core::ptr::null(), 0) };
+        }
+    }
+}
+
+const REP_LEN: usize = bindings::ib_cm_data_size_IB_CM_REP_PRIVATE_DATA_SIZE as usize;
+const REJ_LEN: usize = bindings::ib_cm_data_size_IB_CM_REJ_PRIVATE_DATA_SIZE as usize;
+pub(super) const REQ_LEN: usize = bindings::ib_cm_data_size_IB_CM_REQ_PRIVATE_DATA_SIZE as usize;
+
+/// Returns the private data of an event.
+///
+/// # Safety
+///
+/// Events of this type have private data of this length, if any.
+pub(super) unsafe fn private_data(event: &bindings::ib_cm_event, len: usize) -> &[u8] {
+    if event.private_data.is_null() {
+        return &[];
+    }
+    // SAFETY: By the caller's promise: they are part of the datagram that the event is about.
+    unsafe { core::slice::from_raw_parts(event.private_data.cast(), len) }
+}
+
+/// The callback of every connection's id.
+///
+/// # Safety
+///
+/// Called by the connection manager for an id whose context is a [`Shared`].
+pub(super) unsafe extern "C" fn on_event(
+    id: *mut bindings::ib_cm_id,
+    event: *const bindings::ib_cm_event,
+) -> c_int {
+    // `ib_destroy_cm_id()` waits for callbacks, but not for that of a request that was not answered
+    // in time: the manager holds no reference to the id in there. So this has its own.
+    // SAFETY: The context of an id with this callback is its `Shared`, which lives as long as the
+    // id, and the event is valid during the call. Callbacks run in process context.
+    let (shared, event, cx) = unsafe {
+        (
+            Arc::from(ArcBorrow::from_raw((*id).context.cast::<Shared>())),
+            &*event,
+            Sleepable::assume(),
+        )
+    };
+    let _running = Running::enter();
+    shared.on_event(id, event, &cx);
+    // The id is never destroyed by its callback's return.
+    0
+}

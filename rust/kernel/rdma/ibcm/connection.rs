@@ -1,0 +1,291 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Connections.
+
+use super::{
+    callback::{
+        on_event,
+        RawId,
+        Shared, //
+    },
+    Answer,
+    ConnectError,
+    Handler,
+    Param,
+    Path, //
+};
+use crate::{
+    bindings,
+    cm::running::Running,
+    context::{
+        PollContext,
+        Sleepable, //
+    },
+    deferred::{
+        Deferred,
+        Fate,
+        Reserved,
+        Teardown, //
+    },
+    device::Device,
+    gate::{
+        Hold,
+        Kind, //
+    },
+    qp::{
+        self,
+        Qp, //
+    }, //
+};
+use core::ptr::NonNull;
+use kernel::{
+    error::{
+        from_err_ptr,
+        to_result, //
+    },
+    prelude::*,
+    sync::{
+        rcu::synchronize_rcu,
+        Arc, //
+    }, //
+};
+
+/// # Invariants
+///
+/// `id` has [`on_event`] as its callback and `shared` as its context.
+struct State {
+    id: RawId,
+    shared: Arc<Shared>,
+    device: Device,
+    _hold: Hold,
+}
+
+impl Teardown for State {
+    fn teardown(&mut self, _cx: &Sleepable) -> Fate {
+        self.device.inner().removal.remove(&self.shared);
+        self.shared.set_id(None);
+        // SAFETY: By the type invariant; nobody else uses the id any more.
+        unsafe { bindings::ib_destroy_cm_id(self.id.as_ptr()) };
+        // A callback may still be running: see `on_event()`. The id's memory stays for a grace
+        // period, so what it points to does too.
+        self.shared.end_handler();
+        synchronize_rcu();
+        Fate::Gone
+    }
+}
+
+/// What a connection is made of, before there is an id.
+pub(super) struct Place {
+    reserved: Reserved<State>,
+    pub(super) shared: Arc<Shared>,
+    device: Device,
+}
+
+impl Place {
+    pub(super) fn new(device: &Device, handler: Arc<dyn Handler>, waits: bool) -> Result<Self> {
+        Ok(Self {
+            reserved: Deferred::reserve()?,
+            shared: Shared::new(handler, waits)?,
+            device: device.clone(),
+        })
+    }
+
+    /// Takes an id with the callback and the context.
+    ///
+    /// Not generic and never inlined: see [`Reserved::fill`].
+    #[inline(never)]
+    pub(super) fn fill(self, id: RawId) -> Result<Connection> {
+        self.shared.set_id(Some(id));
+        let hold = self.device.hold(Kind::Id);
+        let shared = self.shared.clone();
+        // INVARIANT: By the caller's promise.
+        let state = self.reserved.fill(State {
+            id,
+            shared: self.shared,
+            device: self.device,
+            _hold: hold,
+        });
+        state.device.inner().removal.add(shared)?;
+        Ok(Connection { state })
+    }
+}
+
+/// A reliable connection that the InfiniBand connection manager has made (`struct ib_cm_id`).
+///
+/// Dropping it disconnects it, without waiting for the peer, and destroys the id, from a work item.
+pub struct Connection {
+    state: Deferred<State>,
+}
+
+impl Connection {
+    /// Asks for a connection to a service id (`ib_send_cm_req`), waits for the answer, takes the QP
+    /// to RTS (`ib_cm_init_qp_attr`, `ib_modify_qp`), and confirms (`ib_send_cm_rtu`).
+    ///
+    /// `handler` is told of everything that happens to the connection afterwards.
+    ///
+    /// # Errors
+    ///
+    /// [`ConnectError::Rejected`]; or `ETIMEDOUT` without an answer; `EINVAL` if QP and path are not
+    /// of one device, if the QP is in use already, or with too much private data; `ERESTARTSYS` on a
+    /// signal; `ENODEV` if the device goes; `EDEADLK` in a callback of a
+    /// connection manager; or the connection manager's or driver's error.
+    pub fn connect<S: PollContext, R: PollContext>(
+        qp: &Qp<S, R>,
+        path: &Path<'_>,
+        service_id: u64,
+        handler: Arc<dyn Handler>,
+        param: &Param<'_>,
+        cx: &Sleepable,
+    ) -> Result<(Self, Answer), ConnectError> {
+        connect(&qp.inner, path, service_id, handler, param, cx)
+    }
+
+    /// Asks the peer to end the connection (`ib_send_cm_dreq`). The handler gets
+    /// [`Event::Disconnected`](super::Event::Disconnected) when it has answered, or did not in time.
+    ///
+    /// Any context.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` if there is no connection (any more); or the connection manager's error.
+    pub fn disconnect(&self) -> Result {
+        // SAFETY: The id is alive.
+        to_result(unsafe { bindings::ib_send_cm_dreq(self.as_raw(), core::ptr::null(), 0) })
+    }
+
+    /// Says that the peer uses the connection, when a message has come before its confirmation
+    /// (`ib_cm_notify` of `IB_EVENT_COMM_EST`). The handler gets
+    /// [`Event::Established`](super::Event::Established).
+    ///
+    /// Any context.
+    ///
+    /// # Errors
+    ///
+    /// `EISCONN` if that is known; `EINVAL` if there is no connection (any more); `ENOMEM`.
+    pub fn established(&self) -> Result {
+        let event = bindings::ib_event_type_IB_EVENT_COMM_EST;
+        // SAFETY: The id is alive.
+        to_result(unsafe { bindings::ib_cm_notify(self.as_raw(), event) })
+    }
+
+    /// Lets go of the handler before the last event. A call of it that has begun goes on.
+    pub fn release_handler(&self) {
+        self.state.shared.release_handler();
+    }
+
+    fn as_raw(&self) -> *mut bindings::ib_cm_id {
+        self.state.id.as_ptr()
+    }
+}
+
+/// As [`Connection::connect`]. Not generic, so that what it needs at its end is code of this module.
+#[inline(never)]
+fn connect(
+    qp: &qp::inner::Inner,
+    path: &Path<'_>,
+    service_id: u64,
+    handler: Arc<dyn Handler>,
+    param: &Param<'_>,
+    _cx: &Sleepable,
+) -> Result<(Connection, Answer), ConnectError> {
+    if Running::is_current() {
+        return Err(EDEADLK.into());
+    }
+    let device = path.from().device();
+    if *qp.pd.device() != *device {
+        return Err(EINVAL.into());
+    }
+    let place = Place::new(device, handler, true)?;
+    let shared = place.shared.clone();
+    // SAFETY: The device is registered while there is a handle, and the context lives until the id
+    // is destroyed.
+    let raw = from_err_ptr(unsafe {
+        bindings::ib_create_cm_id(
+            device.as_raw(),
+            Some(on_event),
+            Arc::as_ptr(&shared).cast_mut().cast(),
+        )
+    })?;
+    let id = RawId(NonNull::new(raw).ok_or(ENOMEM)?);
+    let connection = place.fill(id)?;
+    send_req(id, qp, path, service_id, &param.clamp())?;
+    let made = shared.wait().and_then(|answer| {
+        establish(qp, id)?;
+        // SAFETY: The id is alive.
+        to_result(unsafe { bindings::ib_send_cm_rtu(raw, core::ptr::null(), 0) })?;
+        Ok(answer)
+    });
+    match made {
+        Ok(answer) => Ok((connection, answer)),
+        Err(e) => {
+            shared.release_handler();
+            Err(e)
+        }
+    }
+}
+
+fn send_req(
+    id: RawId,
+    qp: &qp::inner::Inner,
+    path: &Path<'_>,
+    service_id: u64,
+    param: &Param<'_>,
+) -> Result {
+    let mut record = path.to_raw();
+    let mut req = bindings::ib_cm_req_param {
+        primary_path: &raw mut record,
+        ppath_sgid_attr: path.from().as_raw(),
+        service_id: service_id.to_be(),
+        qp_num: number(qp),
+        qp_type: bindings::ib_qp_type_IB_QPT_RC,
+        starting_psn: starting_psn(qp),
+        private_data: param.private_data.as_ptr().cast(),
+        private_data_len: param.private_data.len().try_into()?,
+        responder_resources: param.responder_resources,
+        initiator_depth: param.initiator_depth,
+        remote_cm_response_timeout: param.response_timeout,
+        flow_control: 1,
+        local_cm_response_timeout: param.response_timeout,
+        retry_count: param.retry_count,
+        rnr_retry_count: param.rnr_retry_count,
+        max_cm_retries: param.max_cm_retries,
+        ..Default::default()
+    };
+    // SAFETY: The id is alive and not used yet. The parameters, and what they point to, are copied
+    // by the call, which takes a reference to the GID's entry.
+    to_result(unsafe { bindings::ib_send_cm_req(id.as_ptr(), &raw mut req) })
+}
+
+pub(super) fn number(qp: &qp::inner::Inner) -> u32 {
+    // SAFETY: The QP is alive, and its number does not change.
+    unsafe { qp.raw.as_ref() }.qp_num
+}
+
+/// Returns the number of the first packet that the peer is to send.
+pub(super) fn starting_psn(qp: &qp::inner::Inner) -> u32 {
+    number(qp)
+}
+
+/// Takes a QP to RTS, with the attributes of the connection (`ib_cm_init_qp_attr`, `ib_modify_qp`).
+pub(super) fn establish(qp: &qp::inner::Inner, id: RawId) -> Result {
+    for state in [
+        bindings::ib_qp_state_IB_QPS_INIT,
+        bindings::ib_qp_state_IB_QPS_RTR,
+        bindings::ib_qp_state_IB_QPS_RTS,
+    ] {
+        let mut attr = bindings::ib_qp_attr {
+            qp_state: state,
+            ..Default::default()
+        };
+        let mut mask = 0;
+        // SAFETY: The id is alive.
+        to_result(unsafe {
+            bindings::ib_cm_init_qp_attr(id.as_ptr(), &raw mut attr, &raw mut mask)
+        })?;
+        // The manager learns it only from the answer, which may be sent after this.
+        attr.rq_psn = starting_psn(qp);
+        // SAFETY: The QP is alive, and so is the id, to whose address the attributes point.
+        to_result(unsafe { bindings::ib_modify_qp(qp.raw.as_ptr(), &raw mut attr, mask) })?;
+    }
+    Ok(())
+}
