@@ -108,7 +108,14 @@ fn begin(
 ) -> Result<(cm::Id, Arc<Dialer>)> {
     let dialer = Dialer::new(env, gone, resolve)?;
     let options = cm::Options::default();
-    let id = cm::Id::connect_to(&env.client, addr, STEP_MS, &options, dialer.clone(), &env.cx)?;
+    let id = cm::Id::connect_to(
+        &env.client,
+        addr,
+        STEP_MS,
+        &options,
+        dialer.clone(),
+        &env.cx,
+    )?;
     Ok((id, dialer))
 }
 
@@ -291,7 +298,11 @@ mod tests {
         for _ in 0..TIMES {
             dialers.push(begin(&env, addr, &gone, Dialer::make_qp)?, GFP_KERNEL)?;
         }
-        wait(|| dialers.iter().all(|(_, dialer)| dialer.established.get() == 1))?;
+        wait(|| {
+            dialers
+                .iter()
+                .all(|(_, dialer)| dialer.established.get() == 1)
+        })?;
         for (id, _) in &dialers {
             id.disconnect(&env.cx)?;
         }
@@ -310,8 +321,14 @@ mod tests {
             service_type: Some(8),
             ..Default::default()
         };
-        let id =
-            cm::Id::connect_to(&env.client, addr, STEP_MS, &options, dialer.clone(), &env.cx)?;
+        let id = cm::Id::connect_to(
+            &env.client,
+            addr,
+            STEP_MS,
+            &options,
+            dialer.clone(),
+            &env.cx,
+        )?;
         check!(id.device()? == &env.dev);
         wait(|| dialer.established.get() == 1)
     }

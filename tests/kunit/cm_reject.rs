@@ -98,12 +98,14 @@ mod tests {
 
     #[test]
     fn peer_gets_the_reason() -> Result {
-        let told = rejected(|id, cx| {
-            id.reject_for(cm::RejectReason::NO_RESOURCES, b"ignored", cx)
-        })?;
+        let told =
+            rejected(|id, cx| id.reject_for(cm::RejectReason::NO_RESOURCES, b"ignored", cx))?;
         check_eq!(told.reason, Some(cm::RejectReason::NO_RESOURCES));
         check!(told.data.is_none());
-        check_eq!(told.text.ok_or(EINVAL)?.to_bytes(), b"rejected: no resources");
+        check_eq!(
+            told.text.ok_or(EINVAL)?.to_bytes(),
+            b"rejected: no resources"
+        );
         Ok(())
     }
 

@@ -3,6 +3,7 @@
 //! What the tests share.
 
 mod access;
+mod cm_link;
 mod dial;
 mod link;
 mod mads;
@@ -16,6 +17,12 @@ mod shared;
 pub(crate) use access::{
     read,
     write, //
+};
+pub(crate) use cm_link::{
+    service_id,
+    CmEnd,
+    CmEvents,
+    CmLink, //
 };
 pub(crate) use dial::{
     accept,

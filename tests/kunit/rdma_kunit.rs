@@ -31,6 +31,7 @@ mod device_event;
 mod dma;
 mod drain;
 mod fixture;
+mod ibcm;
 mod lease;
 mod mad;
 mod mad_end;

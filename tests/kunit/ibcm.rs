@@ -1,0 +1,389 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Connections of the InfiniBand connection manager.
+
+use crate::fixture::{
+    gid,
+    recv,
+    send,
+    service_id,
+    wait,
+    CmEnd,
+    CmEvents,
+    CmLink,
+    Counter,
+    Env,
+    Inbox, //
+};
+use kernel::prelude::*;
+use rdma::{
+    ibcm::{
+        ConnectError,
+        Connection,
+        Listener,
+        Param,
+        Path,
+        Reason,
+        Request, //
+    },
+    prelude::*, //
+};
+
+/// Tries to connect to a service id of the device itself.
+fn connect(env: &Env, service: u64, param: &Param<'_>) -> Result<(), ConnectError> {
+    let cq = env.cq::<Softirq>(64)?;
+    let qp = env.raw_qp(&cq, &Caps::new(4, 4))?;
+    let gid = gid(env, env.ip)?;
+    let path = Path::new(&gid, gid.gid(), &env.cx)?;
+    Connection::connect(&qp, &path, service, CmEvents::new()?, param, &env.cx)?;
+    Ok(())
+}
+
+/// Listens with a function.
+fn listen(
+    env: &Env,
+    accept: impl Fn(Request<'_>, &Sleepable) -> Result + Send + Sync + 'static,
+) -> Result<(Listener, u64)> {
+    let service = service_id();
+    let accept = Arc::new(accept, GFP_KERNEL)?;
+    let listener = Listener::new(&env.dev, service, accept, &env.cx)?;
+    Ok((listener, service))
+}
+
+fn rejected(result: Result<(), ConnectError>) -> Result<(Reason, KVec<u8>)> {
+    match result {
+        Err(ConnectError::Rejected {
+            reason,
+            private_data,
+        }) => Ok((reason, private_data)),
+        Err(ConnectError::Failed(e)) => Err(e),
+        Ok(()) => Err(EISCONN),
+    }
+}
+
+/// What makes the connection manager give up after about a second.
+const HASTY: Param<'_> = Param {
+    private_data: &[],
+    responder_resources: 1,
+    initiator_depth: 1,
+    retry_count: 6,
+    rnr_retry_count: 6,
+    response_timeout: 8,
+    max_cm_retries: 1,
+};
+
+#[kunit_tests(rdma_ibcm)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn data_go_both_ways() -> Result {
+        let link = CmLink::new()?;
+        for (from, to) in [(&link.a, &link.b), (&link.b, &link.a)] {
+            let (sent, received) = (Inbox::new()?, Inbox::new()?);
+            recv(&to.qp, link.env.message(&received, &[0; 4])?)?;
+            send(&from.qp, link.env.message(&sent, b"data")?)?;
+            wait(|| sent.len() == 1 && received.len() == 1)?;
+            sent.pop()?.ok()?;
+            check_eq!(&received.pop()?.bytes()?[..], b"data");
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn private_data_arrive() -> Result {
+        let env = Env::new()?;
+        let asked = Counter::new()?;
+        let counts = asked.clone();
+        let (_listener, service) = listen(&env, move |request, cx| {
+            if request.private_data().starts_with(b"request\0") && request.port_num() == 1 {
+                counts.up();
+            }
+            request.reject(Reason::CONSUMER_DEFINED, b"because", cx)
+        })?;
+        let param = Param {
+            private_data: b"request",
+            ..Default::default()
+        };
+        let (_, because) = rejected(connect(&env, service, &param))?;
+        check!(because.starts_with(b"because\0"));
+        check_eq!(because.len(), 148);
+        check_eq!(asked.get(), 1);
+        Ok(())
+    }
+
+    #[test]
+    fn answer_arrives() -> Result {
+        let link = CmLink::new()?;
+        check!(link.answer.private_data.starts_with(b"answer\0"));
+        check_eq!(link.answer.private_data.len(), 196);
+        check_eq!(link.answer.responder_resources, 4);
+        check_eq!(link.answer.initiator_depth, 3);
+        Ok(())
+    }
+
+    #[test]
+    fn resources_are_told() -> Result {
+        let env = Env::new()?;
+        let asked = Counter::new()?;
+        let counts = asked.clone();
+        let (_listener, service) = listen(&env, move |request, _| {
+            // The recipient's view of what the peer has called the other way round.
+            if (request.responder_resources(), request.initiator_depth()) == (6, 5) {
+                counts.up();
+            }
+            Ok(())
+        })?;
+        let param = Param {
+            responder_resources: 5,
+            initiator_depth: 6,
+            ..Default::default()
+        };
+        rejected(connect(&env, service, &param))?;
+        check_eq!(asked.get(), 1);
+        Ok(())
+    }
+
+    #[test]
+    fn active_side_disconnects() -> Result {
+        let link = CmLink::new()?;
+        link.a.connection.disconnect()?;
+        wait(|| link.a.events.disconnected() == 1 && link.b.events.disconnected() == 1)?;
+        check_err!(link.a.connection.disconnect(), EINVAL);
+        check_err!(link.b.connection.disconnect(), EINVAL);
+        Ok(())
+    }
+
+    #[test]
+    fn passive_side_disconnects() -> Result {
+        let link = CmLink::new()?;
+        link.b.connection.disconnect()?;
+        wait(|| link.a.events.disconnected() == 1 && link.b.events.disconnected() == 1)
+    }
+
+    #[test]
+    fn dropped_connection_is_disconnected() -> Result {
+        let link = CmLink::new()?;
+        let CmEnd {
+            connection, events, ..
+        } = link.a;
+        drop(connection);
+        wait(|| link.b.events.disconnected() == 1)?;
+        check_eq!(events.disconnected(), 0);
+        let gone = events.gone();
+        drop(events);
+        wait(|| gone.get() == 1)
+    }
+
+    #[test]
+    fn requests_come_back_after_the_end() -> Result {
+        let link = CmLink::new()?;
+        let inbox = Inbox::new()?;
+        recv(&link.b.qp, link.env.message(&inbox, &[0; 4])?)?;
+        link.a.connection.disconnect()?;
+        wait(|| link.b.events.disconnected() == 1)?;
+        link.b.qp.drain(&link.env.cx)?;
+        check!(inbox.pop()?.was_flushed());
+        Ok(())
+    }
+
+    #[test]
+    fn reason_of_a_rejection() -> Result {
+        let env = Env::new()?;
+        for reason in [Reason::NO_RESOURCES, Reason::UNSUPPORTED, Reason(77)] {
+            let (_listener, service) =
+                listen(&env, move |request, cx| request.reject(reason, &[], cx))?;
+            check_eq!(
+                rejected(connect(&env, service, &Param::default()))?.0,
+                reason
+            );
+        }
+        let shown = kernel::str::CString::try_from_fmt(fmt!("{}", Reason::NO_QP))?;
+        check_eq!(shown.to_bytes(), b"no QP");
+        Ok(())
+    }
+
+    #[test]
+    fn dropped_request_is_rejected() -> Result {
+        let env = Env::new()?;
+        let (_listener, service) = listen(&env, |_, _| Ok(()))?;
+        let (reason, _) = rejected(connect(&env, service, &Param::default()))?;
+        check_eq!(reason, Reason::CONSUMER_DEFINED);
+        Ok(())
+    }
+
+    #[test]
+    fn rejection_with_too_much_data() -> Result {
+        let env = Env::new()?;
+        let refused = Counter::new()?;
+        let counts = refused.clone();
+        let (_listener, service) = listen(&env, move |request, cx| {
+            if request.reject(Reason::NO_QP, &[1; 149], cx) == Err(EINVAL) {
+                counts.up();
+            }
+            Ok(())
+        })?;
+        let (reason, _) = rejected(connect(&env, service, &Param::default()))?;
+        check_eq!(reason, Reason::CONSUMER_DEFINED);
+        check_eq!(refused.get(), 1);
+        Ok(())
+    }
+
+    #[test]
+    fn nobody_listens() -> Result {
+        let env = Env::new()?;
+        let (reason, _) = rejected(connect(&env, service_id(), &Param::default()))?;
+        check_eq!(reason, Reason::INVALID_SERVICE_ID);
+        Ok(())
+    }
+
+    #[test]
+    fn listener_that_was_dropped_hears_nothing() -> Result {
+        let env = Env::new()?;
+        let (listener, service) = listen(&env, |_, _| Ok(()))?;
+        check_err!(
+            Listener::new(
+                &env.dev,
+                service,
+                Arc::new(|_: Request<'_>, _: &Sleepable| Ok(()), GFP_KERNEL)?,
+                &env.cx
+            ),
+            EBUSY
+        );
+        listener.destroy(&env.cx)?;
+        let (reason, _) = rejected(connect(&env, service, &Param::default()))?;
+        check_eq!(reason, Reason::INVALID_SERVICE_ID);
+        Ok(())
+    }
+
+    #[test]
+    fn connection_outlives_its_listener() -> Result {
+        // The fixture's listener is gone.
+        let link = CmLink::new()?;
+        check_eq!(link.b.events.established(), 1);
+        check_err!(link.b.connection.established(), EISCONN);
+        Ok(())
+    }
+
+    #[test]
+    fn nobody_answers() -> Result {
+        let env = Env::new()?;
+        let (waiting, done) = (Counter::new()?, Counter::new()?);
+        let (in_handler, over) = (waiting.clone(), done.clone());
+        // The answer would come from the handler, which waits until it is too late.
+        let (_listener, service) = listen(&env, move |_, _| {
+            in_handler.up();
+            wait(|| over.get() == 1)
+        })?;
+        let client = env.client.clone();
+        let result = Counter::new()?;
+        let failed = result.clone();
+        client.spawn(GFP_KERNEL, move |_| {
+            let timed_out = Env::new()
+                .map_err(ConnectError::from)
+                .and_then(|env| connect(&env, service, &HASTY));
+            match timed_out {
+                Err(ConnectError::Failed(ETIMEDOUT)) => failed.up(),
+                other => {
+                    pr_err!("FAILED: {other:?}\n");
+                    0
+                }
+            };
+            done.up();
+        })?;
+        wait(|| result.get() == 1)?;
+        check_eq!(waiting.get(), 1);
+        Ok(())
+    }
+
+    #[test]
+    fn qp_must_be_fresh() -> Result {
+        let env = Env::new()?;
+        let accepted = Counter::new()?;
+        let counts = accepted.clone();
+        let (_listener, service) = listen(&env, move |request, cx| {
+            let env = Env::new()?;
+            let cq = env.cq::<Softirq>(64)?;
+            let qp = env.raw_qp(&cq, &Caps::new(4, 4))?;
+            // It is in the error state then.
+            qp.drain(cx)?;
+            if let Err(EINVAL) = request
+                .accept(&qp, CmEvents::new()?, &Param::default(), cx)
+                .map(drop)
+            {
+                counts.up();
+            }
+            Ok(())
+        })?;
+        let (reason, _) = rejected(connect(&env, service, &Param::default()))?;
+        check_eq!(reason, Reason::CONSUMER_DEFINED);
+        check_eq!(accepted.get(), 1);
+        Ok(())
+    }
+
+    #[test]
+    fn too_much_private_data() -> Result {
+        let env = Env::new()?;
+        for len in [93, 256] {
+            let data = KVec::from_elem(1, len, GFP_KERNEL)?;
+            let param = Param {
+                private_data: &data,
+                ..Default::default()
+            };
+            check_err!(connect(&env, service_id(), &param), EINVAL);
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn connecting_in_a_callback_would_wait_for_itself() -> Result {
+        let env = Env::new()?;
+        let refused = Counter::new()?;
+        let counts = refused.clone();
+        let (_listener, service) = listen(&env, move |_, _| {
+            if let Err(ConnectError::Failed(EDEADLK)) =
+                connect(&Env::new()?, service_id(), &Param::default())
+            {
+                counts.up();
+            }
+            Ok(())
+        })?;
+        rejected(connect(&env, service, &Param::default()))?;
+        check_eq!(refused.get(), 1);
+        Ok(())
+    }
+
+    #[test]
+    fn handler_owns_its_connection() -> Result {
+        let link = CmLink::new()?;
+        let (gone_a, gone_b) = (link.a.events.gone(), link.b.events.gone());
+        let CmLink { a, b, .. } = link;
+        a.events.keep(a.connection);
+        b.events.keep(b.connection);
+        let events = a.events;
+        drop(b.events);
+        events.disconnect()?;
+        drop(events);
+        wait(|| gone_a.get() == 1 && gone_b.get() == 1)
+    }
+
+    #[test]
+    fn many_at_once() -> Result {
+        const LINKS: i32 = 4;
+
+        let (env, done) = (Env::new()?, Counter::new()?);
+        for _ in 0..LINKS {
+            let done = done.clone();
+            env.client.spawn(GFP_KERNEL, move |_| {
+                match CmLink::new().and_then(|link| link.a.connection.disconnect()) {
+                    Ok(()) => done.up(),
+                    Err(e) => {
+                        pr_err!("FAILED: {e:?}\n");
+                        0
+                    }
+                };
+            })?;
+        }
+        wait(|| done.get() == LINKS)
+    }
+}
