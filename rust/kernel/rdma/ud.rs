@@ -2,9 +2,9 @@
 
 //! Datagrams.
 //!
-//! A [`UdQp`] sends to whoever an [`Ah`](crate::ah::Ah) and a QP number name, and receives from
-//! everybody who knows its Q_Key. Datagrams may get lost. A received one comes with 40 bytes of
-//! header in front: [`Datagram`] takes them apart.
+//! A [`UdQp`] sends to whoever an [`Ah`] and a QP number name, and receives from everybody who knows
+//! its Q_Key. Datagrams may get lost. A received one comes with 40 bytes of header in front:
+//! [`Datagram`] takes them apart.
 //!
 //! # Examples
 //!
