@@ -30,11 +30,13 @@ def module(name):
         subprocess.run(["rmmod", name], check=True, timeout=60)
 
 
-class MadPing:
-    """The files of a device in debugfs."""
+class Debugfs:
+    """The files that a sample has for a device in debugfs."""
+
+    module = None
 
     def __init__(self, device="rxe0"):
-        self.path = Path("/sys/kernel/debug/rdma_mad_ping") / device
+        self.path = Path("/sys/kernel/debug") / self.module / device
 
     def write(self, name, value):
         fd = os.open(self.path / name, os.O_WRONLY)
@@ -46,6 +48,12 @@ class MadPing:
     def stats(self):
         lines = (self.path / "stats").read_text().splitlines()
         return {k: int(v) for k, v in (line.split() for line in lines)}
+
+
+class MadPing(Debugfs):
+    """One that pings by MADs."""
+
+    module = "rdma_mad_ping"
 
 
 @sample
@@ -64,6 +72,31 @@ def mad_ping(answered=200, unanswered=3):
               first["rtt_ns"] > 0)
     errors = then["errors"] + then["pings"] - first["pings"]
     yield row("mad_ping", "timed out", timeouts, 0, errors, timeouts == unanswered and errors == 0)
+
+
+class UdEcho(Debugfs):
+    """One that sends datagrams and gets them back."""
+
+    module = "rdma_ud_echo"
+
+
+@sample
+def ud_echo(count=300, lost=2):
+    """Datagrams that come back, and some that go to nobody and are lost."""
+    with module(UdEcho.module):
+        echo = UdEcho()
+        echo.write("ask", count)
+        first = echo.stats()
+        server = dict(zip(*[iter((echo.path / "server").read_text().split())] * 2))
+        echo.write("ask", f"{lost} {0xfffff0} {server['gid']}")
+        echo.write("ask", f"{count} {server['qpn']} {server['gid']}")
+        then = echo.stats()
+    yield row("ud_echo", "echoed", first["echoes"], first["bytes_verified"],
+              first["errors"] + first["lost"],
+              first["echoes"] == count and first["bytes_verified"] == 200 * count and
+              first["served"] >= count and first["errors"] == first["lost"] == 0)
+    yield row("ud_echo", "lost", then["lost"], 0, then["errors"],
+              then["lost"] == lost and then["echoes"] == 2 * count and then["errors"] == 0)
 
 
 def rows():

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from demo import PAIRINGS, run
 from rping import ADDR, CONTEXTS, Instance, finish, peer, ports, wait_listening
-from samples import SAMPLES, MadPing, module
+from samples import SAMPLES, MadPing, UdEcho, module
 
 FLAVOUR = os.environ["flavour"]
 BUILD = Path("/rdma-rs/build")
@@ -217,6 +217,29 @@ def mad_ping_removal():
         pings.write("answered", 3)
         assert pings.stats()["pings"] == 3, pings.stats()
     assert failed == [errno.ECANCELED], failed
+
+
+@case("ud_echo: rdma link delete while it asks")
+def ud_echo_removal():
+    def ask():
+        try:
+            echo.write("ask", 1000000)
+        except OSError as e:
+            failed.append(e.errno)
+
+    failed, echo = [], UdEcho()
+    with module("rdma_ud_echo"):
+        thread = threading.Thread(target=ask)
+        thread.start()
+        while not echo.stats()["echoes"]:
+            time.sleep(0.05)
+        link(False)
+        thread.join(30)
+        assert not thread.is_alive(), "it still asks"
+        link()
+        echo.write("ask", 3)
+        assert echo.stats()["echoes"] == 3, echo.stats()
+    assert failed == [errno.ENODEV], failed
 
 
 @case("mad_ping: a signal ends the wait")
