@@ -21,13 +21,15 @@ pub use gid::{
     Gid,
     GidAttr,
     GidType,
+    Gids,
     L2, //
 };
 pub use netdev::Netdev;
 pub use port::{
     Port,
     PortAttr,
-    PortState, //
+    PortState,
+    Ports, //
 };
 pub use protocol::{
     LinkLayer,

@@ -97,8 +97,8 @@ impl ClientRef {
     /// Process context.
     pub fn device_of_netdev(&self, name: &CStr) -> Option<Device> {
         // SAFETY: The name is a C string.
-        let raw =
-            NonNull::new(unsafe { bindings::rdma_helper_device_by_netdev(name.as_char_ptr()) })?;
+        let raw = unsafe { bindings::rdma_helper_device_by_netdev(name.as_char_ptr()) };
+        let raw = NonNull::new(raw)?;
         let dev = self.device(raw.as_ptr());
         // SAFETY: The helper has taken this reference.
         unsafe { bindings::ib_device_put(raw.as_ptr()) };

@@ -56,12 +56,16 @@ impl<'a> Rejected<'a> {
                 ),
             )
         };
+        let private_data = if data.is_null() {
+            None
+        } else {
+            // SAFETY: Data and length are those of the event's private data.
+            Some(unsafe { core::slice::from_raw_parts(data.cast(), len.into()) })
+        };
         Self {
             status: raw.status,
             message,
-            // SAFETY: Data and length are those of the event's private data.
-            private_data: (!data.is_null())
-                .then(|| unsafe { core::slice::from_raw_parts(data.cast(), len.into()) }),
+            private_data,
         }
     }
 

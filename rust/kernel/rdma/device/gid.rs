@@ -194,10 +194,8 @@ impl Port<'_> {
     /// `ENODATA` if the entry is not in use, `EINVAL` beyond the table.
     pub fn gid_attr(&self, index: u16) -> Result<GidAttr> {
         // SAFETY: The device is registered by the invariant of `Inner`.
-        let raw = from_err_ptr(
-            unsafe { bindings::rdma_get_gid_attr(self.dev.as_raw(), self.num, index.into()) }
-                .cast_mut(),
-        )?;
+        let raw = unsafe { bindings::rdma_get_gid_attr(self.dev.as_raw(), self.num, index.into()) };
+        let raw = from_err_ptr(raw.cast_mut())?;
         // INVARIANT: The call has taken a reference.
         Ok(GidAttr {
             raw: NonNull::new(raw).ok_or(ENODATA)?,
@@ -219,11 +217,33 @@ impl Port<'_> {
     ///         .find(|attr| attr.gid_type() == GidType::RoceV2 && attr.gid().ip() == ip)
     /// }
     /// ```
-    pub fn gids(&self) -> impl Iterator<Item = GidAttr> + '_ {
-        (0..=u16::MAX)
-            .map(|index| self.gid_attr(index))
-            .take_while(|attr| !matches!(attr, Err(EINVAL)))
-            .filter_map(Result::ok)
+    pub fn gids(&self) -> Gids<'_> {
+        Gids {
+            port: *self,
+            next: 0,
+        }
+    }
+}
+
+/// The entries of a port's GID table that are in use: see [`Port::gids`].
+pub struct Gids<'a> {
+    port: Port<'a>,
+    next: u16,
+}
+
+impl Iterator for Gids<'_> {
+    type Item = GidAttr;
+
+    fn next(&mut self) -> Option<GidAttr> {
+        loop {
+            let attr = self.port.gid_attr(self.next);
+            self.next = self.next.checked_add(1)?;
+            match attr {
+                Ok(attr) => return Some(attr),
+                Err(EINVAL) => return None,
+                Err(_) => {}
+            }
+        }
     }
 }
 
@@ -233,14 +253,18 @@ impl Device {
     ///
     /// Link-local addresses are passed over: they need a scope to be of use.
     pub fn ip_addr(&self) -> Option<IpAddr> {
-        self.ports()
-            .filter(|port| port.protocols().roce())
-            .flat_map(|port| (0..=u16::MAX).map_while(move |index| port.gid(index).ok()))
-            .flatten()
-            .map(|gid| gid.ip())
-            .find(|ip| match ip {
-                IpAddr::V4(_) => true,
-                IpAddr::V6(ip) => !ip.is_unspecified() && !ip.is_unicast_link_local(),
-            })
+        for port in self.ports() {
+            if !port.protocols().roce() {
+                continue;
+            }
+            for attr in port.gids() {
+                let ip = attr.gid().ip();
+                match ip {
+                    IpAddr::V6(v6) if v6.is_unspecified() || v6.is_unicast_link_local() => {}
+                    _ => return Some(ip),
+                }
+            }
+        }
+        None
     }
 }

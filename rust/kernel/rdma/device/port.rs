@@ -156,11 +156,26 @@ impl Device {
     }
 
     /// Returns the device's ports (`rdma_for_each_port`).
-    pub fn ports(&self) -> impl Iterator<Item = Port<'_>> {
-        (0..=1)
-            .find_map(|first| self.port(first))
-            .into_iter()
-            .flat_map(|first| (first.num..).map_while(|num| self.port(num)))
+    pub fn ports(&self) -> Ports<'_> {
+        // A switch has its port 0 only.
+        let next = if self.port(0).is_some() { 0 } else { 1 };
+        Ports { dev: self, next }
+    }
+}
+
+/// The ports of a device: see [`Device::ports`].
+pub struct Ports<'a> {
+    dev: &'a Device,
+    next: u32,
+}
+
+impl<'a> Iterator for Ports<'a> {
+    type Item = Port<'a>;
+
+    fn next(&mut self) -> Option<Port<'a>> {
+        let port = self.dev.port(self.next)?;
+        self.next = self.next.checked_add(1)?;
+        Some(port)
     }
 }
 
