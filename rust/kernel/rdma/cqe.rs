@@ -46,6 +46,10 @@ use core::{
     any::TypeId,
     arch::asm,
     marker::PhantomData,
+    mem::{
+        ManuallyDrop,
+        MaybeUninit, //
+    },
     ops::Deref, //
 };
 use kernel::{
@@ -208,6 +212,26 @@ pub(crate) unsafe fn take<T: CqeHandler<ID>, const ID: u64>(
 ) -> T::Pointer {
     // SAFETY: The callback is that of `T`, so the address is from `into_cqe` of its pointer.
     unsafe { T::Pointer::from_cqe(cqe) }
+}
+
+/// Hands a completion, which has come to a callback of this crate, on to that of the request's owner.
+///
+/// # Safety
+///
+/// `wc` is valid and completes a request that the owner of `user`, a [`Cqe`]'s, was given up for.
+pub(crate) unsafe fn hand_on(
+    user: *mut bindings::ib_cqe,
+    cq: *mut bindings::ib_cq,
+    wc: *mut bindings::ib_wc,
+) {
+    // A copy: who has polled it into an array may be looking at the original.
+    let mut copy = MaybeUninit::<bindings::ib_wc>::uninit();
+    // SAFETY: By the caller's promise; a `Cqe` has a callback.
+    unsafe {
+        copy.as_mut_ptr().copy_from_nonoverlapping(wc, 1);
+        (*copy.as_mut_ptr()).__bindgen_anon_1.wr_cqe = ManuallyDrop::new(user);
+        (*user).done.unwrap_unchecked()(cq, copy.as_mut_ptr());
+    }
 }
 
 // SAFETY: A pinned box keeps its content in place; the address is derived from the raw pointer that

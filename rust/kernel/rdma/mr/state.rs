@@ -9,6 +9,7 @@
 use crate::{
     bindings,
     context::Sleepable,
+    cqe::hand_on,
     deferred::{
         Fate,
         Teardown, //
@@ -20,10 +21,7 @@ use crate::{
 };
 use core::{
     cell::UnsafeCell,
-    mem::{
-        ManuallyDrop,
-        MaybeUninit, //
-    },
+    mem::ManuallyDrop,
     ptr::NonNull, //
 };
 use kernel::{
@@ -297,11 +295,6 @@ unsafe extern "C" fn invalidated(cq: *mut bindings::ib_cq, wc: *mut bindings::ib
         } else {
             mr.valid_still();
         }
-        // A copy: who has polled it into an array may be looking at the original.
-        let mut copy = MaybeUninit::<bindings::ib_wc>::uninit();
-        copy.as_mut_ptr().copy_from_nonoverlapping(wc, 1);
-        (*copy.as_mut_ptr()).__bindgen_anon_1.wr_cqe = ManuallyDrop::new(user);
-        // It is a `Cqe`, which has a callback.
-        (*user).done.unwrap_unchecked()(cq, copy.as_mut_ptr());
+        hand_on(user, cq, wc);
     }
 }
