@@ -17,6 +17,7 @@ mod parked;
 pub(crate) mod post;
 mod query;
 mod state;
+mod transfers;
 
 pub use attr::{
     Access,
@@ -47,6 +48,7 @@ pub use state::{
     State,
     Transition, //
 };
+pub(crate) use transfers::Transfers;
 
 use crate::{
     bindings,
@@ -146,6 +148,21 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
 
     pub(crate) fn as_raw(&self) -> *mut bindings::ib_qp {
         self.raw.as_ptr()
+    }
+
+    pub(crate) fn as_non_null(&self) -> NonNull<bindings::ib_qp> {
+        self.raw
+    }
+
+    /// Returns the count of what keeps the QP after its drain.
+    pub(crate) fn transfers(&self) -> &Transfers {
+        &self.inner.context.transfers
+    }
+
+    /// Keeps an owner, of which requests were posted whose completion does not give it back, until
+    /// the QP was drained.
+    pub(crate) fn park<P: Send + 'static>(&self, owner: P) {
+        self.inner.context.parked.park(owner);
     }
 
     /// Returns the QP's number.

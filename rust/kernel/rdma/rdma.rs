@@ -38,6 +38,7 @@ pub mod pd;
 pub mod prelude;
 pub mod qp;
 mod removal;
+pub mod rw;
 pub mod sg;
 pub mod srq;
 pub mod ud;

@@ -2,7 +2,10 @@
 
 //! Events of QPs.
 
-use super::parked::Parked;
+use super::{
+    parked::Parked,
+    transfers::Transfers, //
+};
 use crate::{
     bindings,
     context::{
@@ -86,6 +89,7 @@ pub(super) struct QpContext {
     #[pin]
     pub(super) modifying: Mutex<()>,
     pub(super) parked: Parked,
+    pub(super) transfers: Transfers,
     events: Option<Arc<dyn Events>>,
 }
 
@@ -96,6 +100,7 @@ impl QpContext {
         let init = pin_init!(Self {
             modifying <- new_mutex!(()),
             parked: Parked::new(),
+            transfers: Transfers::new(),
             events,
         });
         KBox::pin_init(init, GFP_KERNEL)

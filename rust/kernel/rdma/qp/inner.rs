@@ -253,6 +253,7 @@ impl Teardown for Inner {
         let destroyed = left
             .and(markers)
             .and_then(|markers| self.drain(markers, cx))
+            .and_then(|()| self.context.transfers.wait(cx))
             .map_err(|e| (e, "drained"))
             .and_then(|()| {
                 // SAFETY: The QP is drained, and nobody can post to it any more.

@@ -1,0 +1,210 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Posting transfers.
+
+use super::{
+    Plan,
+    Rw, //
+};
+use crate::{
+    bindings,
+    context::{
+        PollContext,
+        Provides,
+        Sleepable, //
+    },
+    cqe::{
+        CqeHandler,
+        CqePointer, //
+    },
+    qp::{
+        Qp,
+        Transfers, //
+    },
+    wr::SendWr, //
+};
+use core::{
+    mem::{
+        ManuallyDrop,
+        MaybeUninit, //
+    },
+    ptr::NonNull, //
+};
+use kernel::prelude::*;
+
+/// A transfer that was not posted, or not to its end.
+pub struct RwError<P> {
+    /// The owner, if nothing was posted.
+    ///
+    /// Otherwise the QP keeps it and drops it once a drain has proved that it is out of use.
+    pub owner: Option<P>,
+    /// Why.
+    pub error: Error,
+}
+
+impl<P> From<RwError<P>> for Error {
+    fn from(e: RwError<P>) -> Self {
+        e.error
+    }
+}
+
+/// How far a post came that has failed.
+enum Failed {
+    Nowhere(Error),
+    InPart(Error),
+}
+
+/// Begins a transfer and posts its requests, and `then` behind them.
+///
+/// # Safety
+///
+/// `qp` is valid and counts its transfers in `transfers`. The context of `plan`, and what `then` is
+/// made of, stay where they are until `user` has completed or, on failure in part, until the QP was
+/// drained.
+#[inline(never)]
+unsafe fn begin(
+    plan: &Plan,
+    qp: NonNull<bindings::ib_qp>,
+    transfers: &Transfers,
+    user: *mut bindings::ib_cqe,
+    then: *mut bindings::ib_send_wr,
+    _cx: &Sleepable,
+) -> Result<(), Failed> {
+    // SAFETY: By the caller's promise.
+    let ctx = unsafe { plan.ctx.as_ref() };
+    ctx.claim().map_err(Failed::Nowhere)?;
+    // SAFETY: The state was just set; the rest is the caller's promise.
+    let first = unsafe {
+        ctx.start(plan, qp, transfers, user).map_err(|e| {
+            ctx.release();
+            Failed::Nowhere(e)
+        })?;
+        if !then.is_null() {
+            (*then).__bindgen_anon_1.wr_cqe = ManuallyDrop::new((&raw const ctx.cqe).cast_mut());
+        }
+        ctx.requests(then)
+    };
+    let mut bad = core::ptr::null();
+    // SAFETY: As above. The operation exists: see `Qp::post_send_raw`.
+    let ret = unsafe {
+        let ops = &(*qp.as_ref().device).ops;
+        ops.post_send.unwrap_unchecked()(qp.as_ptr(), first, &mut bad)
+    };
+    if ret == 0 {
+        // The context may be gone by now.
+        return Ok(());
+    }
+    let error = Error::from_errno(ret);
+    if !core::ptr::eq(bad, first) {
+        return Err(Failed::InPart(error));
+    }
+    // SAFETY: The driver says that it has posted none of the requests.
+    unsafe { ctx.finish() };
+    ctx.release();
+    Err(Failed::Nowhere(error))
+}
+
+impl<S: PollContext, R: PollContext> Qp<S, R> {
+    /// Transfers pages of a [`Ctx`](super::Ctx) to or from the peer (`rdma_rw_ctx_init`,
+    /// `rdma_rw_ctx_post`), moving their owner in.
+    ///
+    /// The QP needs room for it: see [`Init::rw_contexts`](crate::qp::Init::rw_contexts),
+    /// [`contexts_for`](super::contexts_for). In the owner's handler the pages are not mapped any
+    /// more (`rdma_rw_ctx_destroy`).
+    ///
+    /// Sleeps, as C allocates.
+    ///
+    /// # Errors
+    ///
+    /// What `rw` says; `EBUSY` if the context is in use; `EINVAL` if the range is empty or not
+    /// inside of the pages, or the QP is not initialised or has no entries; `EAGAIN` if MRs are
+    /// needed and all of the QP's are in use; `ENOMEM` also when the queue is full. See [`RwError`]
+    /// for what becomes of the owner.
+    pub fn post_rw<P, const ID: u64>(
+        &self,
+        owner: P,
+        rw: impl for<'a> FnOnce(&'a P::Target) -> Result<Rw<'a>>,
+        cx: &Sleepable,
+    ) -> Result<(), RwError<P>>
+    where
+        P: CqePointer<ID>,
+        P::Target: CqeHandler<ID, Pointer = P> + Sized,
+        S: Provides<<P::Target as CqeHandler<ID>>::Needs>,
+    {
+        let plan = match rw(&owner) {
+            Ok(rw) => rw.plan,
+            Err(error) => return Err(refused(owner, error)),
+        };
+        // SAFETY: The owner keeps the context.
+        unsafe { self.post_plan(owner, &plan, core::ptr::null_mut(), cx) }
+    }
+
+    /// As [`Qp::post_rw`], followed by a request that completes in its stead: data, then the message
+    /// that says so.
+    ///
+    /// # Errors
+    ///
+    /// As [`Qp::post_rw`], and `EINVAL` if an entry of the request is of another PD.
+    pub fn post_rw_then<P, const ID: u64, const N: usize>(
+        &self,
+        owner: P,
+        rw: impl for<'a> FnOnce(&'a P::Target) -> Result<(Rw<'a>, SendWr<'a, N>)>,
+        cx: &Sleepable,
+    ) -> Result<(), RwError<P>>
+    where
+        P: CqePointer<ID>,
+        P::Target: CqeHandler<ID, Pointer = P> + Sized,
+        S: Provides<<P::Target as CqeHandler<ID>>::Needs>,
+    {
+        let mut raw = MaybeUninit::<bindings::ib_rdma_wr>::uninit();
+        let mut sges = MaybeUninit::uninit();
+        let (raw, sges) = (raw.as_mut_ptr(), sges.as_mut_ptr());
+        let made = rw(&owner).and_then(|(rw, then)| {
+            // SAFETY: There is room for the request and its entries.
+            unsafe { then.write(raw, sges, self.pd) }?;
+            Ok(rw.plan)
+        });
+        match made {
+            // SAFETY: The owner keeps the context and what the request is made of.
+            Ok(plan) => unsafe { self.post_plan(owner, &plan, raw.cast(), cx) },
+            Err(error) => Err(refused(owner, error)),
+        }
+    }
+
+    /// # Safety
+    ///
+    /// The owner keeps the context, and what `then` is made of, a request or null.
+    unsafe fn post_plan<P, const ID: u64>(
+        &self,
+        owner: P,
+        plan: &Plan,
+        then: *mut bindings::ib_send_wr,
+        cx: &Sleepable,
+    ) -> Result<(), RwError<P>>
+    where
+        P: CqePointer<ID>,
+    {
+        let cqe = owner.into_cqe();
+        // SAFETY: By the caller's promise; the owner is the queue's, or parked below.
+        let begun = unsafe { begin(plan, self.as_non_null(), self.transfers(), cqe, then, cx) };
+        let Err(failed) = begun else {
+            return Ok(());
+        };
+        // SAFETY: The last request, which completes to the owner, was not posted.
+        let owner = unsafe { P::from_cqe(cqe) };
+        match failed {
+            Failed::Nowhere(error) => Err(refused(owner, error)),
+            Failed::InPart(error) => {
+                self.park(owner);
+                Err(RwError { owner: None, error })
+            }
+        }
+    }
+}
+
+fn refused<P>(owner: P, error: Error) -> RwError<P> {
+    RwError {
+        owner: Some(owner),
+        error,
+    }
+}
