@@ -100,6 +100,7 @@ use core::net::{
 };
 use kernel::{
     io::poll::read_poll_timeout,
+    page::PAGE_SIZE,
     prelude::*,
     str::CStr,
     sync::atomic::{
@@ -222,6 +223,15 @@ impl Env {
     pub(crate) fn message(&self, inbox: &Arc<Inbox>, bytes: &[u8]) -> Result<Pin<KBox<Message>>> {
         Message::new(&self.pd, inbox, bytes, &self.cx)
     }
+}
+
+/// Returns bytes that differ from page to page.
+pub(crate) fn pattern(len: usize) -> Result<KVec<u8>> {
+    let mut bytes = KVec::from_elem(0, len, GFP_KERNEL)?;
+    for (i, byte) in bytes.iter_mut().enumerate() {
+        *byte = (i % 251 + i / PAGE_SIZE) as u8;
+    }
+    Ok(bytes)
 }
 
 /// Returns a port that was not used before.

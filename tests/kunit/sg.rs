@@ -5,6 +5,7 @@
 use crate::fixture::{
     both,
     invalidate,
+    pattern,
     read,
     register,
     write,
@@ -18,15 +19,6 @@ use kernel::{
 use rdma::prelude::*;
 
 type Paged = SgBuf<Bidirectional>;
-
-/// Bytes that differ from page to page.
-fn pattern(len: usize) -> Result<KVec<u8>> {
-    let mut bytes = KVec::from_elem(0, len, GFP_KERNEL)?;
-    for (i, byte) in bytes.iter_mut().enumerate() {
-        *byte = (i % 251 + i / PAGE_SIZE) as u8;
-    }
-    Ok(bytes)
-}
 
 /// A message from pages to pages.
 #[derive(HasCqe)]

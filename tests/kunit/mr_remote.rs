@@ -1,0 +1,191 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Invalidation by the peer: which completions are proof.
+
+use crate::fixture::{
+    both,
+    invalidate,
+    register,
+    write,
+    Inbox,
+    Link,
+    Polled, //
+};
+use kernel::{
+    new_spinlock_irq,
+    prelude::*,
+    sync::SpinLockIrq, //
+};
+use rdma::prelude::*;
+
+type Whole = Region<Bidirectional>;
+
+/// A region that a receive has had, the key that was invalidated, and whether that was proof.
+type Said = Arc<SpinLockIrq<Option<(Whole, Option<u32>, bool)>>>;
+
+/// A receive that perhaps ends the registration of a region.
+#[derive(HasCqe)]
+struct Ends<C: Polled> {
+    cqe: Cqe<Self>,
+    buf: Buf<FromDevice>,
+    region: Whole,
+    qp: Arc<Qp<C>>,
+    said: Said,
+}
+
+impl<C: Polled> CqeHandler for Ends<C> {
+    type Pointer = Pin<KBox<Self>>;
+    type Needs = Atomic;
+
+    fn done(this: Self::Pointer, wc: &Wc, _cx: &Atomic) {
+        let this = KBox::into_inner(Pin::into_inner(this));
+        if let Ok(wc) = wc.result() {
+            let proved = this.region.remote_invalidated(&wc, &this.qp);
+            let again = this.region.remote_invalidated(&wc, &this.qp);
+            if again || proved != this.region.is_idle() {
+                pr_err!("FAILED: a completion was proof twice\n");
+            }
+            *this.said.lock() = Some((this.region, wc.invalidated_rkey(), proved));
+        }
+    }
+}
+
+/// Has side `a` of `link` invalidate a key, and says whether that was proof for the region.
+#[track_caller]
+fn end<C: Polled>(link: &Link<C>, region: Whole, rkey: u32) -> Result<(Whole, bool)> {
+    let said: Said = Arc::pin_init(new_spinlock_irq!(None), GFP_KERNEL)?;
+    let receive = Ends {
+        cqe: Cqe::new(),
+        buf: Buf::alloc(&link.env.pd, 4, &link.env.cx)?,
+        region,
+        qp: link.b.qp.clone(),
+        said: said.clone(),
+    };
+    let receive = KBox::pin(receive, GFP_KERNEL)?;
+    link.b
+        .qp
+        .post_recv(receive, |r| Ok(RecvWr::new([r.buf.whole_mut()])))?;
+    let sent = Inbox::new()?;
+    let message = link.env.message(&sent, b"end")?;
+    link.a.qp.post_send(message, |m| {
+        Ok(SendWr::send([m.buf.whole()]).invalidating(rkey))
+    })?;
+    let mut back = None;
+    link.wait(|| {
+        if let Some(said) = said.lock().take() {
+            back = Some(said);
+        }
+        back.is_some() && sent.len() == 1
+    })?;
+    sent.pop()?.ok()?;
+    let (region, invalidated, proved) = back.ok_or(EINVAL)?;
+    check_eq!(invalidated, Some(rkey));
+    Ok((region, proved))
+}
+
+fn registered<C: Polled>(link: &Link<C>) -> Result<(Whole, Remote)> {
+    let region = Region::new(Buf::alloc(&link.env.pd, 8, &link.env.cx)?, &link.env.cx)?;
+    register(link, region, both)
+}
+
+/// The peer ends the registration, twice; then its key is refused.
+fn cycle<C: Polled>() -> Result {
+    let link = Link::<C>::new()?;
+    let (mut region, mut remote) = registered(&link)?;
+    for _ in 0..2 {
+        write(&link, remote, b"valid")?.ok()?;
+        let proved;
+        (region, proved) = end(&link, region, remote.rkey)?;
+        check!(proved);
+        (region, remote) = register(&link, region, both)?;
+    }
+    let (region, proved) = end(&link, region, remote.rkey)?;
+    check!(proved);
+    let refused = write(&link, remote, b"never")?;
+    check_eq!(refused.status(), Some(Status::REM_ACCESS_ERR));
+    let Ok((_, mut buf)) = region.into_parts() else {
+        return Err(crate::check::fail(fmt!("the region is not idle")));
+    };
+    check_eq!(&buf.cpu()[..5], b"valid");
+    Ok(())
+}
+
+/// Registers and invalidates locally, so often.
+fn local<C: Polled>(link: &Link<C>, mut region: Whole, times: usize) -> Result<Whole> {
+    for _ in 0..times {
+        region = invalidate(link, register(link, region, both)?.0)?.0;
+    }
+    Ok(region)
+}
+
+#[kunit_tests(rdma_mr_remote)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cycle_softirq() -> Result {
+        cycle::<Softirq>()
+    }
+
+    #[test]
+    fn cycle_workqueue() -> Result {
+        cycle::<Workqueue>()
+    }
+
+    #[test]
+    fn cycle_unbound_workqueue() -> Result {
+        cycle::<UnboundWorkqueue>()
+    }
+
+    #[test]
+    fn direct_cq_is_no_proof() -> Result {
+        let link = Link::<Direct>::new()?;
+        let (region, remote) = registered(&link)?;
+        let (region, proved) = end(&link, region, remote.rkey)?;
+        check!(!proved);
+        let Err(region) = region.into_parts() else {
+            return Err(crate::check::fail(fmt!("the region is idle")));
+        };
+        // rxe invalidates what is invalid.
+        let (region, outcome) = invalidate(&link, region)?;
+        check_eq!(outcome, Ok(Opcode::LocalInv));
+        check!(region.is_idle());
+        Ok(())
+    }
+
+    #[test]
+    fn key_of_another_region_is_no_proof() -> Result {
+        let link = Link::<Softirq>::new()?;
+        let ((one, _), (other, remote)) = (registered(&link)?, registered(&link)?);
+        let (one, proved) = end(&link, one, remote.rkey)?;
+        check!(!proved && !one.is_idle() && !other.is_idle());
+        Ok(())
+    }
+
+    #[test]
+    fn another_cq_is_no_proof() -> Result {
+        // rxe lets any QP of the device invalidate any key.
+        let (link, other) = (Link::<Softirq>::new()?, Link::<Softirq>::new()?);
+        let (region, remote) = registered(&link)?;
+        let (region, proved) = end(&other, region, remote.rkey)?;
+        check!(!proved && !region.is_idle());
+        Ok(())
+    }
+
+    #[test]
+    fn each_proof_is_good_for_the_next_255() -> Result {
+        let link = Link::<Softirq>::new()?;
+        let buf = Buf::alloc(&link.env.pd, 8, &link.env.cx)?;
+        let mut region = Region::new(buf, &link.env.cx)?;
+        for (before, proof) in [(254, true), (254, true), (255, false)] {
+            let remote;
+            region = local(&link, region, before)?;
+            (region, remote) = register(&link, region, both)?;
+            let proved;
+            (region, proved) = end(&link, region, remote.rkey)?;
+            check_eq!(proved, proof);
+        }
+        check!(!region.is_idle());
+        Ok(())
+    }
+}

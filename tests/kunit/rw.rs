@@ -1,0 +1,414 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Transfers by `rdma_rw`.
+
+use crate::fixture::{
+    both,
+    pattern,
+    recv,
+    register,
+    CountDrop,
+    Counter,
+    Inbox,
+    Link,
+    Polled, //
+};
+use kernel::{
+    new_spinlock_irq,
+    page::PAGE_SIZE,
+    prelude::*,
+    sync::SpinLockIrq, //
+};
+use rdma::{
+    cm::ConnParam,
+    prelude::*,
+    rw::{
+        Ctx,
+        Rw,
+        RwError, //
+    }, //
+};
+
+/// What the tests transfer: pages, not all of the last.
+const LEN: usize = 10 * PAGE_SIZE - 7;
+
+type Outcome = core::result::Result<Opcode, Status>;
+type Back = Arc<SpinLockIrq<Option<(Pin<KBox<Transfer>>, Outcome)>>>;
+
+/// Pages on their way.
+#[derive(HasCqe)]
+struct Transfer {
+    cqe: Cqe<Self>,
+    data: Ctx,
+    message: Buf<ToDevice>,
+    back: Option<Back>,
+    _gone: CountDrop,
+}
+
+impl CqeHandler for Transfer {
+    type Pointer = Pin<KBox<Self>>;
+    type Needs = Atomic;
+
+    fn done(mut this: Self::Pointer, wc: &Wc, _cx: &Atomic) {
+        let outcome = wc.result().map(|wc| wc.opcode()).map_err(|e| e.status);
+        if let Some(back) = this.back.take() {
+            *back.lock() = Some((this, outcome));
+        }
+    }
+}
+
+/// Two connected sides with room for transfers, and memory of `b` that `a` may access.
+struct Transfers<C: Polled> {
+    link: Link<C>,
+    region: Region<Bidirectional, SgBuf<Bidirectional>>,
+    remote: Remote,
+    gone: Arc<Counter>,
+}
+
+impl<C: Polled> Transfers<C> {
+    fn new() -> Result<Self> {
+        let caps = Caps {
+            send_sge: 2,
+            recv_sge: 2,
+            ..Caps::new(8, 8)
+        };
+        Self::with(&caps, 16)
+    }
+
+    fn with(caps: &Caps, contexts: u32) -> Result<Self> {
+        let link = Link::<C>::with_contexts(caps, contexts, &ConnParam::default())?;
+        let memory = SgBuf::alloc(&link.env.pd, LEN, &link.env.cx)?;
+        let (region, remote) = register(&link, Region::new(memory, &link.env.cx)?, both)?;
+        Ok(Self {
+            link,
+            region,
+            remote,
+            gone: Counter::new()?,
+        })
+    }
+
+    fn transfer(&self) -> Result<Pin<KBox<Transfer>>> {
+        let env = &self.link.env;
+        let transfer = Transfer {
+            cqe: Cqe::new(),
+            data: Ctx::new(Pages::alloc(LEN, &env.cx)?),
+            message: Buf::alloc(&env.pd, 4, &env.cx)?,
+            back: None,
+            _gone: CountDrop(self.gone.clone()),
+        };
+        Ok(KBox::pin(transfer, GFP_KERNEL)?)
+    }
+
+    /// Posts a transfer from side `a` and waits for it.
+    fn run(
+        &self,
+        mut transfer: Pin<KBox<Transfer>>,
+        rw: impl for<'a> FnOnce(&'a Transfer) -> Result<Rw<'a>>,
+    ) -> Result<(Pin<KBox<Transfer>>, Outcome)> {
+        let back = Arc::pin_init(new_spinlock_irq!(None), GFP_KERNEL)?;
+        transfer.back = Some(back.clone());
+        self.link.a.qp.post_rw(transfer, rw, &self.link.env.cx)?;
+        self.wait(&back)
+    }
+
+    fn wait(&self, back: &Back) -> Result<(Pin<KBox<Transfer>>, Outcome)> {
+        let mut done = None;
+        self.link.wait(|| {
+            done = back.lock().take();
+            done.is_some()
+        })?;
+        done.ok_or(EINVAL)
+    }
+
+    fn bytes(&self) -> Result<KVec<u8>> {
+        let mut bytes = KVec::from_elem(0, LEN, GFP_KERNEL)?;
+        self.region.read(0, &mut bytes)?;
+        Ok(bytes)
+    }
+}
+
+/// Returns the bytes of a transfer that has ended.
+fn bytes(transfer: &mut Transfer) -> Result<KVec<u8>> {
+    let mut bytes = KVec::from_elem(0, LEN, GFP_KERNEL)?;
+    transfer.data.cpu().read(0, &mut bytes)?;
+    Ok(bytes)
+}
+
+/// Writes all pages to the peer, and reads them back into others.
+fn there_and_back<C: Polled>() -> Result {
+    let (t, all) = (Transfers::<C>::new()?, pattern(LEN)?);
+    let mut transfer = t.transfer()?;
+    transfer.data.cpu().write(0, &all)?;
+    let (_, outcome) = t.run(transfer, |x| Ok(Rw::write(&x.data, 0..LEN, t.remote)))?;
+    check_eq!(outcome, Ok(Opcode::RdmaWrite));
+    check!(t.bytes()?[..] == all[..]);
+
+    let transfer = t.transfer()?;
+    let (mut transfer, outcome) = t.run(transfer, |x| Ok(Rw::read(&x.data, 0..LEN, t.remote)))?;
+    check_eq!(outcome, Ok(Opcode::RdmaRead));
+    check!(bytes(&mut transfer)?[..] == all[..]);
+    Ok(())
+}
+
+/// The post was refused, and has given the owner back.
+#[track_caller]
+fn refused<T>(posted: Result<(), RwError<T>>, error: Error) -> Result<T> {
+    match posted {
+        Err(RwError {
+            owner: Some(owner),
+            error: e,
+        }) => {
+            check_eq!(e, error);
+            Ok(owner)
+        }
+        _ => Err(crate::check::fail(fmt!("it was not refused"))),
+    }
+}
+
+/// A transfer that others share.
+#[derive(HasCqe)]
+struct Shared {
+    cqe: Cqe<Self>,
+    data: Ctx,
+    done: Arc<Counter>,
+}
+
+impl CqeHandler for Shared {
+    type Pointer = Arc<Self>;
+    type Needs = Atomic;
+
+    fn done(this: Self::Pointer, _wc: &Wc, _cx: &Atomic) {
+        this.done.up();
+    }
+}
+
+#[kunit_tests(rdma_rw)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn there_and_back_direct() -> Result {
+        there_and_back::<Direct>()
+    }
+
+    #[test]
+    fn there_and_back_softirq() -> Result {
+        there_and_back::<Softirq>()
+    }
+
+    #[test]
+    fn there_and_back_workqueue() -> Result {
+        there_and_back::<Workqueue>()
+    }
+
+    #[test]
+    fn there_and_back_unbound_workqueue() -> Result {
+        there_and_back::<UnboundWorkqueue>()
+    }
+
+    #[test]
+    fn parts_of_pages() -> Result {
+        let (t, all) = (Transfers::<Softirq>::new()?, pattern(LEN)?);
+        t.region.write(0, &all)?;
+        let mut transfer = t.transfer()?;
+        let ranges = [
+            0..1,
+            5..PAGE_SIZE + 5,
+            PAGE_SIZE - 1..3 * PAGE_SIZE + 1,
+            4 * PAGE_SIZE..5 * PAGE_SIZE,
+            9 * PAGE_SIZE + 3..LEN,
+        ];
+        let mut expected = KVec::from_elem(0, LEN, GFP_KERNEL)?;
+        for range in &ranges {
+            let remote = t.region.remote(range.clone())?;
+            let (back, outcome) =
+                t.run(transfer, |x| Ok(Rw::read(&x.data, range.clone(), remote)))?;
+            check_eq!(outcome, Ok(Opcode::RdmaRead));
+            expected[range.clone()].copy_from_slice(&all[range.clone()]);
+            transfer = back;
+            check!(bytes(&mut transfer)?[..] == expected[..]);
+        }
+        // The list is as long as it was.
+        let (mut transfer, _) = t.run(transfer, |x| Ok(Rw::read(&x.data, 0..LEN, t.remote)))?;
+        check!(bytes(&mut transfer)?[..] == all[..]);
+        Ok(())
+    }
+
+    #[test]
+    fn write_of_a_part_leaves_the_rest() -> Result {
+        let (t, all) = (Transfers::<Workqueue>::new()?, pattern(LEN)?);
+        let mut transfer = t.transfer()?;
+        transfer.data.cpu().write(0, &all)?;
+        let range = PAGE_SIZE + 100..4 * PAGE_SIZE - 100;
+        let remote = t.region.remote(range.clone())?;
+        let (_, outcome) = t.run(transfer, |x| Ok(Rw::write(&x.data, range.clone(), remote)))?;
+        check!(outcome.is_ok());
+        for (i, byte) in t.bytes()?.iter().enumerate() {
+            check_eq!(*byte, if range.contains(&i) { all[i] } else { 0 });
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn bad_ranges_are_refused() -> Result {
+        let t = Transfers::<Softirq>::new()?;
+        let mut transfer = t.transfer()?;
+        for (start, end) in [(0, 0), (7, 6), (0, LEN + 1), (LEN, LEN), (0, usize::MAX)] {
+            let posted = t.link.a.qp.post_rw(
+                transfer,
+                |x| Ok(Rw::read(&x.data, start..end, t.remote)),
+                &t.link.env.cx,
+            );
+            transfer = refused(posted, EINVAL)?;
+        }
+        let (_, outcome) = t.run(transfer, |x| Ok(Rw::read(&x.data, 0..LEN, t.remote)))?;
+        check!(outcome.is_ok());
+        Ok(())
+    }
+
+    #[test]
+    fn context_is_busy_until_the_completion() -> Result {
+        let t = Transfers::<Direct>::new()?;
+        let cx = &t.link.env.cx;
+        let shared = Arc::new(
+            Shared {
+                cqe: Cqe::new(),
+                data: Ctx::new(Pages::alloc(LEN, cx)?),
+                done: Counter::new()?,
+            },
+            GFP_KERNEL,
+        )?;
+        for i in 1..4 {
+            let post = || {
+                t.link.a.qp.post_rw(
+                    shared.clone(),
+                    |x| Ok(Rw::read(&x.data, 0..LEN, t.remote)),
+                    cx,
+                )
+            };
+            post()?;
+            refused(post(), EBUSY)?;
+            t.link.wait(|| shared.done.get() == i)?;
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn flushed_transfer_can_be_repeated() -> Result {
+        let t = Transfers::<Softirq>::new()?;
+        t.link.a.qp.drain(&t.link.env.cx)?;
+        let mut transfer = t.transfer()?;
+        for _ in 0..3 {
+            let outcome;
+            (transfer, outcome) = t.run(transfer, |x| Ok(Rw::read(&x.data, 0..LEN, t.remote)))?;
+            check_eq!(outcome, Err(Status::WR_FLUSH_ERR));
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn transfers_in_flight_end_with_the_qp() -> Result {
+        let t = Transfers::<Direct>::new()?;
+        for _ in 0..3 {
+            let transfer = t.transfer()?;
+            t.link.a.qp.post_rw(
+                transfer,
+                |x| Ok(Rw::write(&x.data, 0..LEN, t.remote)),
+                &t.link.env.cx,
+            )?;
+        }
+        check_eq!(t.gone.get(), 0);
+        t.link.a.qp.drain(&t.link.env.cx)?;
+        check_eq!(t.gone.get(), 3);
+        Ok(())
+    }
+
+    #[test]
+    fn access_of_the_peer_is_checked() -> Result {
+        let t = Transfers::<Softirq>::new()?;
+        let wrong = Remote {
+            rkey: t.remote.rkey ^ 1,
+            ..t.remote
+        };
+        let (_, outcome) = t.run(t.transfer()?, |x| Ok(Rw::write(&x.data, 0..LEN, wrong)))?;
+        // What was refused may not be the last request, which is flushed then.
+        check!(matches!(
+            outcome,
+            Err(Status::REM_ACCESS_ERR | Status::WR_FLUSH_ERR)
+        ));
+        check!(t.bytes()?.iter().all(|byte| *byte == 0));
+        Ok(())
+    }
+
+    #[test]
+    fn message_follows_the_data() -> Result {
+        let (t, received) = (Transfers::<Softirq>::new()?, Inbox::new()?);
+        let (all, env) = (pattern(LEN)?, &t.link.env);
+        recv(&t.link.b.qp, env.message(&received, &[0; 4])?)?;
+        let mut transfer = t.transfer()?;
+        transfer.data.cpu().write(0, &all)?;
+        transfer.message.cpu().copy_from_slice(b"done");
+        let back: Back = Arc::pin_init(new_spinlock_irq!(None), GFP_KERNEL)?;
+        transfer.back = Some(back.clone());
+        t.link.a.qp.post_rw_then(
+            transfer,
+            |x| {
+                let rw = Rw::write(&x.data, 0..LEN, t.remote);
+                Ok((rw, SendWr::send([x.message.whole()])))
+            },
+            &env.cx,
+        )?;
+        t.link.wait(|| received.len() == 1)?;
+        check!(t.bytes()?[..] == all[..]);
+        check_eq!(&received.pop()?.bytes()?[..], b"done");
+        let (_, outcome) = t.wait(&back)?;
+        check_eq!(outcome, Ok(Opcode::Send));
+        Ok(())
+    }
+
+    #[test]
+    fn message_of_a_foreign_pd_is_refused() -> Result {
+        let (t, foreign) = (Transfers::<Softirq>::new()?, crate::fixture::Env::new()?);
+        let mut transfer = t.transfer()?;
+        transfer.message = Buf::alloc(&foreign.pd, 4, &foreign.cx)?;
+        let posted = t.link.a.qp.post_rw_then(
+            transfer,
+            |x| {
+                let rw = Rw::write(&x.data, 0..LEN, t.remote);
+                Ok((rw, SendWr::send([x.message.whole()])))
+            },
+            &foreign.cx,
+        );
+        refused(posted, EINVAL)?;
+        Ok(())
+    }
+
+    #[test]
+    fn owner_of_a_part_stays_until_the_drain() -> Result {
+        // Ten pages, one a request, are too many for this queue.
+        let t = Transfers::<Softirq>::with(&Caps::new(2, 2), 0)?;
+        let posted = t.link.a.qp.post_rw(
+            t.transfer()?,
+            |x| Ok(Rw::write(&x.data, 0..LEN, t.remote)),
+            &t.link.env.cx,
+        );
+        match posted {
+            Err(RwError { owner: None, error }) => check_eq!(error, ENOMEM),
+            _ => return Err(crate::check::fail(fmt!("it was not posted in part"))),
+        }
+        check_eq!(t.gone.get(), 0);
+        t.link.a.qp.drain(&t.link.env.cx)?;
+        check_eq!(t.gone.get(), 1);
+        Ok(())
+    }
+
+    #[test]
+    fn room_for_contexts() -> Result {
+        let env = crate::fixture::Env::new()?;
+        let port = env.dev.port(1).ok_or(ENODEV)?;
+        check!(port.rw_contexts(1) == 1);
+        check!(port.rw_contexts(4096) > 1);
+        check!((4..=12).contains(&port.rw_requests(4)));
+        Ok(())
+    }
+}
