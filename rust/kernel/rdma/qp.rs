@@ -13,6 +13,7 @@ mod init;
 pub(crate) mod inner;
 mod link;
 mod modify;
+mod owner;
 mod parked;
 pub(crate) mod post;
 mod query;
@@ -71,10 +72,10 @@ use core::{
 };
 use inner::{
     Inner,
-    Origin,
     Parts, //
 };
 use kernel::prelude::*;
+use owner::Origin;
 
 /// A reliable connected queue pair, whose queues complete in contexts `S` and `R`.
 ///

@@ -212,9 +212,9 @@ impl<'a, const LINKS: usize, const SGES: usize> Chain<'a, LINKS, SGES> {
         let undo = links.undo.get_mut(n).ok_or(ENOSPC)?;
         // SAFETY: The slots are valid, and `n` was just checked.
         let slot = unsafe { &mut *links.slots.cast::<Slot<SGES>>().add(n) };
-        let output;
         // SAFETY: The QP is valid by the type invariant. What is not posted is undone.
-        (output, *undo) = unsafe { link.write(slot, self.qp) }?;
+        let (output, mark) = unsafe { link.write(slot, self.qp) }?;
+        *undo = mark;
         let wr = slot.wr();
         // SAFETY: The request was just written, and so was the one before, by the type invariant.
         unsafe {

@@ -3,10 +3,8 @@
 //! What a QP is made of.
 
 use super::{
-    inner::{
-        Origin,
-        Parts, //
-    },
+    inner::Parts,
+    owner::Origin,
     Caps,
     Events,
     Qp, //
