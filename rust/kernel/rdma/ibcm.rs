@@ -1,17 +1,19 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The InfiniBand connection manager: connections to a service id over a path, without IP addresses.
+//! The InfiniBand connection manager: connections to a service id over a path, without IP
+//! addresses.
 //!
 //! What ULPs use that have an addressing of their own (SRP, IPoIB); all others are better off with
-//! [`cm`](crate::cm), which is built upon it. Works on RoCE too, where a [`Path`] is made of two GIDs.
+//! [`cm`](crate::cm), whose C side is built upon it. Works on RoCE too, where a [`Path`] is made of
+//! two GIDs.
 //!
 //! The QP is one of [`Qp::create_raw`], in the reset state, or in the INIT state so that receives
 //! can be posted before: [`Connection::connect`] and [`Request::accept`] take it to where it can
 //! send, and let the peer access what is registered for it. A connection does not keep its QP, nor
 //! the other way round: either may go first.
 //!
-//! An id is destroyed by a work item when its connection or listener is dropped, which may be in its
-//! own handler.
+//! An id is destroyed by a work item when its connection or listener is dropped, which may be in
+//! its own handler.
 //!
 //! C header: [`include/rdma/ib_cm.h`](srctree/include/rdma/ib_cm.h)
 //!

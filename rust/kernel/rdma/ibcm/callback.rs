@@ -219,7 +219,8 @@ impl OnRemoval for Shared {
     fn removed(&self, cx: &Sleepable) {
         self.end(Err(ENODEV.into()), Event::DeviceRemoval, cx);
         if let Some(id) = *self.id.lock() {
-            // SAFETY: The id is not destroyed while it is locked. Unless it is connected, C refuses.
+            // SAFETY: The id is not destroyed while it is locked. Unless it is connected, C
+            // refuses.
             unsafe { bindings::ib_send_cm_dreq(id.as_ptr(), core::ptr::null(), 0) };
         }
     }

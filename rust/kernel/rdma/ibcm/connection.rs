@@ -125,9 +125,9 @@ impl Connection {
     ///
     /// # Errors
     ///
-    /// [`ConnectError::Rejected`]; or `ETIMEDOUT` without an answer; `EINVAL` if QP and path are not
-    /// of one device, if the QP is in use already, or with too much private data; `ERESTARTSYS` on a
-    /// signal; `ENODEV` if the device goes; `EDEADLK` in a callback of a
+    /// [`ConnectError::Rejected`]; or `ETIMEDOUT` without an answer; `EINVAL` if QP and path are
+    /// not of one device, if the QP is in use already, or with too much private data;
+    /// `ERESTARTSYS` on a signal; `ENODEV` if the device goes; `EDEADLK` in a callback of a
     /// connection manager; or the connection manager's or driver's error.
     pub fn connect<S: PollContext, R: PollContext>(
         qp: &Qp<S, R>,
@@ -141,7 +141,8 @@ impl Connection {
     }
 
     /// Asks the peer to end the connection (`ib_send_cm_dreq`). The handler gets
-    /// [`Event::Disconnected`](super::Event::Disconnected) when it has answered, or did not in time.
+    /// [`Event::Disconnected`](super::Event::Disconnected) when it has answered, or has not in
+    /// time.
     ///
     /// Any context.
     ///
@@ -178,7 +179,8 @@ impl Connection {
     }
 }
 
-/// As [`Connection::connect`]. Not generic, so that what it needs at its end is code of this module.
+/// As [`Connection::connect`]. Not generic, so that what it needs at its end is code of this
+/// module.
 #[inline(never)]
 fn connect(
     qp: &qp::inner::Inner,
