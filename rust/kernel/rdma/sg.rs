@@ -10,6 +10,13 @@
 //! C header: [`include/linux/scatterlist.h`](srctree/include/linux/scatterlist.h) (`struct
 //! sg_table`)
 
+mod pages;
+
+pub use pages::{
+    CpuPages,
+    Pages, //
+};
+
 use crate::{
     bindings,
     context::Sleepable,
@@ -30,133 +37,10 @@ use core::{
     ops::Range, //
 };
 use kernel::{
-    alloc::flags::__GFP_ZERO,
     error::to_result,
-    page::{
-        Page,
-        PAGE_SIZE, //
-    },
+    page::PAGE_SIZE,
     prelude::*, //
 };
-
-/// Memory in pages, with the table that lists them.
-///
-/// # Invariants
-///
-/// `table` lists `pages`, one entry each, and the entries are `len` bytes in all. The pages are not
-/// in high memory.
-pub struct Pages {
-    pub(crate) table: KBox<bindings::sg_table>,
-    pages: KVec<Page>,
-    len: usize,
-}
-
-// SAFETY: It is plain memory.
-unsafe impl Send for Pages {}
-// SAFETY: A shared reference gives raw copies only.
-unsafe impl Sync for Pages {}
-
-impl Pages {
-    /// Allocates `len` zeroed bytes, in as many pages as that takes (`alloc_page`,
-    /// `sg_alloc_table_from_pages`).
-    ///
-    /// Process context.
-    ///
-    /// # Errors
-    ///
-    /// `ENOMEM`; `EINVAL` for a length of zero or of 4 GiB and more.
-    pub fn alloc(len: usize, _cx: &Sleepable) -> Result<Self> {
-        if len == 0 || u32::try_from(len).is_err() {
-            return Err(EINVAL);
-        }
-        let count = len.div_ceil(PAGE_SIZE);
-        let mut pages = KVec::with_capacity(count, GFP_KERNEL)?;
-        let mut raw = KVec::with_capacity(count, GFP_KERNEL)?;
-        for _ in 0..count {
-            let page = Page::alloc_page(GFP_KERNEL | __GFP_ZERO)?;
-            raw.push_within_capacity(page.as_ptr())?;
-            pages.push_within_capacity(page)?;
-        }
-        let mut table = KBox::new(bindings::sg_table::default(), GFP_KERNEL)?;
-        // Entries of one page are what every device takes; an IOMMU may merge them.
-        //
-        // SAFETY: There are `count` pages, which is at least one, and the table is ours.
-        to_result(unsafe {
-            bindings::sg_alloc_table_from_pages_segment(
-                &raw mut *table,
-                raw.as_mut_ptr(),
-                count.try_into()?,
-                0,
-                len,
-                PAGE_SIZE as u32,
-                bindings::GFP_KERNEL,
-            )
-        })?;
-        // INVARIANT: As listed; GFP_KERNEL takes no high memory.
-        Ok(Self { table, pages, len })
-    }
-
-    /// Returns the length, in bytes.
-    #[expect(clippy::len_without_is_empty)]
-    pub fn len(&self) -> usize {
-        self.len
-    }
-
-    /// Lets the CPU see the bytes.
-    pub fn cpu(&mut self) -> CpuPages<'_> {
-        CpuPages {
-            pages: self,
-            mapped: None,
-        }
-    }
-
-    fn check(&self, offset: usize, len: usize) -> Result {
-        match offset.checked_add(len) {
-            Some(end) if end <= self.len => Ok(()),
-            _ => Err(EINVAL),
-        }
-    }
-
-    /// Copies bytes out while a device may be writing them.
-    pub(crate) fn copy_out(&self, offset: usize, to: &mut [u8]) -> Result {
-        self.check(offset, to.len())?;
-        // SAFETY: The range is inside of the table's entries. The copy is C's, so bytes that a
-        // device changes meanwhile are torn at worst.
-        unsafe {
-            bindings::sg_pcopy_to_buffer(
-                self.table.sgl,
-                self.table.orig_nents,
-                to.as_mut_ptr().cast(),
-                to.len(),
-                offset as bindings::off_t,
-            )
-        };
-        Ok(())
-    }
-
-    /// Copies bytes in while a device may be reading them.
-    pub(crate) fn copy_in(&self, offset: usize, from: &[u8]) -> Result {
-        self.check(offset, from.len())?;
-        // SAFETY: See `copy_out`.
-        unsafe {
-            bindings::sg_pcopy_from_buffer(
-                self.table.sgl,
-                self.table.orig_nents,
-                from.as_ptr().cast(),
-                from.len(),
-                offset as bindings::off_t,
-            )
-        };
-        Ok(())
-    }
-}
-
-impl Drop for Pages {
-    fn drop(&mut self) {
-        // SAFETY: By the type invariant; whoever drops this owns it, so nothing uses the table.
-        unsafe { bindings::sg_free_table(&raw mut *self.table) };
-    }
-}
 
 /// Pages that are mapped.
 ///
@@ -252,7 +136,7 @@ impl RawSg {
 
     /// Calls a function with address and length of each mapped piece of `range`.
     fn each(&self, range: Range<usize>, mut f: impl FnMut(u64, u32) -> Result) -> Result {
-        if range.start >= range.end || range.end > self.pages.len {
+        if range.start >= range.end || range.end > self.pages.len() {
             return Err(EINVAL);
         }
         let (mut sg, mut at) = (self.pages.table.sgl, 0);
@@ -364,7 +248,7 @@ impl<D: Direction> SgBuf<D> {
     /// Returns the length, in bytes.
     #[expect(clippy::len_without_is_empty)]
     pub fn len(&self) -> usize {
-        self.raw.pages.len
+        self.raw.pages.len()
     }
 
     /// Lets the CPU see the bytes, until the view ends.
@@ -422,60 +306,5 @@ impl<D: DeviceWrites> SgBuf<D> {
     /// As [`SgBuf::sges`].
     pub fn sges_mut<const N: usize>(&self, range: Range<usize>) -> Result<[SgeMut<'_>; N]> {
         Ok(self.raw.sges(range)?.map(SgeMut))
-    }
-}
-
-/// The bytes of pages, for the CPU, while no device has business with them.
-pub struct CpuPages<'a> {
-    pages: &'a mut Pages,
-    mapped: Option<(*mut bindings::ib_device, bindings::dma_data_direction)>,
-}
-
-impl CpuPages<'_> {
-    /// Copies bytes from `offset` on out.
-    ///
-    /// # Errors
-    ///
-    /// `EINVAL` if the range is not inside of the memory.
-    pub fn read(&self, offset: usize, to: &mut [u8]) -> Result {
-        self.pages.copy_out(offset, to)
-    }
-
-    /// Copies bytes in, from `offset` on.
-    ///
-    /// # Errors
-    ///
-    /// `EINVAL` if the range is not inside of the memory.
-    pub fn write(&mut self, offset: usize, from: &[u8]) -> Result {
-        self.pages.copy_in(offset, from)
-    }
-
-    /// Returns the pages, one after the other, the last as long as it is used.
-    pub fn pages(&mut self) -> impl Iterator<Item = &mut [u8]> {
-        let len = self.pages.len;
-        self.pages.pages.iter().enumerate().map(move |(i, page)| {
-            let len = PAGE_SIZE.min(len - i * PAGE_SIZE);
-            // SAFETY: By the invariant of `Pages` the page has an address, and was zeroed. The
-            // borrow is exclusive, and each page comes once.
-            unsafe {
-                let start = bindings::rdma_helper_page_address(page.as_ptr());
-                core::slice::from_raw_parts_mut(start.cast(), len)
-            }
-        })
-    }
-}
-
-impl Drop for CpuPages<'_> {
-    fn drop(&mut self) {
-        if let Some((dev, dir)) = self.mapped {
-            // SAFETY: The pages are mapped for the device in this direction.
-            unsafe {
-                bindings::rdma_helper_dma_sync_sgtable_for_device(
-                    dev,
-                    &raw mut *self.pages.table,
-                    dir,
-                )
-            };
-        }
     }
 }
