@@ -267,6 +267,11 @@ impl Counter {
         self.0.fetch_add(1, Full) + 1
     }
 
+    /// Subtracts one.
+    pub(crate) fn down(&self) {
+        self.0.fetch_sub(1, Full);
+    }
+
     pub(crate) fn get(&self) -> i32 {
         self.0.load(Acquire)
     }

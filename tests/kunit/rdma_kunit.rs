@@ -62,6 +62,7 @@ mod srq_ends;
 mod status;
 mod stress;
 mod teardown;
+mod threads;
 mod ud;
 mod ud_group;
 
