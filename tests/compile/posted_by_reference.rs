@@ -11,8 +11,9 @@ type Owner = Pin<KBox<ulp::Message<ToDevice>>>;
 
 #[cfg(mistake)]
 fn send(qp: &Qp<Softirq>, owner: &'static Owner) -> Result {
-    Ok(qp.post_send(owner, |m| Ok(SendWr::send([m.buf.whole()])))?) //~ E0277 cannot own a request
-                                                                    //~^ E0277 CqeHandler<_>` is not satisfied
+    Ok(qp.post_send(owner, |m| Ok(SendWr::send([m.buf.whole()])))?)
+    //~^ E0277 cannot own a request
+    //~^^ E0277 CqeHandler<_>` is not satisfied
 }
 
 #[cfg(not(mistake))]
