@@ -40,6 +40,7 @@
 use crate::{
     bindings,
     context::Context,
+    ledger,
     wc::Wc, //
 };
 use core::{
@@ -113,7 +114,8 @@ pub unsafe trait HasCqe<const ID: u64 = 0>: Sized {
 /// # Safety
 ///
 /// The address that `into_cqe` returns is that of the [`Cqe`] in a `T` that stays there, unmodified
-/// but through interior mutability, until `from_cqe` gets that address back.
+/// but through interior mutability, until `from_cqe` gets that address back. It is noted in the
+/// ledger.
 #[diagnostic::on_unimplemented(
     message = "a `{Self}` cannot own a request",
     label = "not an owner",
@@ -131,6 +133,19 @@ pub unsafe trait CqePointer<const ID: u64>: Deref + Sized + Send + 'static {
     /// `cqe` comes from `into_cqe` of the same type, and each one is taken back once.
     #[doc(hidden)]
     unsafe fn from_cqe(cqe: *mut bindings::ib_cqe) -> Self;
+
+    /// Takes back the owner of a request that was not posted.
+    ///
+    /// # Safety
+    ///
+    /// As [`CqePointer::from_cqe`].
+    #[doc(hidden)]
+    #[inline]
+    unsafe fn take_back(cqe: *mut bindings::ib_cqe) -> Self {
+        ledger::strike(cqe);
+        // SAFETY: By the caller's promise.
+        unsafe { Self::from_cqe(cqe) }
+    }
 }
 
 /// What happens when a request that owns a `Self` completes.
@@ -172,6 +187,9 @@ unsafe extern "C" fn done<T: CqeHandler<ID>, const ID: u64>(
     };
     // SAFETY: The core passes a completion that is valid during this call, and `Wc` is transparent.
     let wc = unsafe { &*wc.cast::<Wc>() };
+    if !ledger::strike(wc.cqe()) {
+        return ledger::report(core::any::type_name::<T>());
+    }
     // SAFETY: The request was posted with the address from `into_cqe`, and completes once: the
     // driver's contract.
     let this = unsafe { T::Pointer::from_cqe(wc.cqe()) };
@@ -245,7 +263,9 @@ where
         // SAFETY: The content is not moved: it goes back into a pinned box.
         let ptr = KBox::into_raw(unsafe { Pin::into_inner_unchecked(self) });
         // SAFETY: The field is inside of the allocation.
-        unsafe { ptr.byte_add(T::OFFSET) }.cast()
+        let cqe = unsafe { ptr.byte_add(T::OFFSET) }.cast();
+        ledger::post(cqe);
+        cqe
     }
 
     #[inline]
@@ -266,7 +286,9 @@ where
     fn into_cqe(self) -> *mut bindings::ib_cqe {
         let ptr = Arc::into_raw(self).cast_mut();
         // SAFETY: The field is inside of the allocation.
-        unsafe { ptr.byte_add(T::OFFSET) }.cast()
+        let cqe = unsafe { ptr.byte_add(T::OFFSET) }.cast();
+        ledger::post(cqe);
+        cqe
     }
 
     #[inline]

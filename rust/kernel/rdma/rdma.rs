@@ -32,6 +32,7 @@ pub mod dma;
 mod drain;
 mod gate;
 pub mod ibcm;
+mod ledger;
 pub mod mad;
 pub mod mr;
 pub mod pd;
@@ -58,6 +59,7 @@ module! {
 
 struct Module {
     _queue: deferred::Queue,
+    _ledger: Option<Pin<KBox<ledger::Ledger>>>,
 }
 
 impl kernel::Module for Module {
@@ -66,6 +68,7 @@ impl kernel::Module for Module {
         unsafe { cm::running::init() };
         Ok(Self {
             _queue: deferred::Queue::new()?,
+            _ledger: ledger::Ledger::new()?,
         })
     }
 }

@@ -200,7 +200,7 @@ where
                 self.posted += n;
                 // SAFETY: The signaled request was not posted, so nothing else will take its owner
                 // back.
-                self.owner = Some(unsafe { P::from_cqe(cqe) });
+                self.owner = Some(unsafe { P::take_back(cqe) });
             }
             None => pr_err!("a driver did not say which request it refused: the owner is leaked\n"),
         }

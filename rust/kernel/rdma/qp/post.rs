@@ -53,7 +53,7 @@ where
     }
     Err(PostError {
         // SAFETY: The only request was not posted, so nothing else will take its owner back.
-        owner: unsafe { P::from_cqe(cqe) },
+        owner: unsafe { P::take_back(cqe) },
         error: Error::from_errno(ret),
     })
 }

@@ -191,7 +191,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
             return Ok(());
         };
         // SAFETY: The last request, which completes to the owner, was not posted.
-        let owner = unsafe { P::from_cqe(cqe) };
+        let owner = unsafe { P::take_back(cqe) };
         match failed {
             Failed::Nowhere(error) => Err(refused(owner, error)),
             Failed::InPart(error) => {

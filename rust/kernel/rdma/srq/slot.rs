@@ -13,6 +13,7 @@ use crate::{
         CqeHandler,
         CqePointer, //
     },
+    ledger,
     wc::Wc,
     wr::RecvWr, //
 };
@@ -266,7 +267,9 @@ where
     fn into_cqe(self) -> *mut bindings::ib_cqe {
         let entry = ManuallyDrop::new(self).0.as_ptr();
         // SAFETY: The fields are inside of the entry.
-        unsafe { (&raw mut (*entry).value).byte_add(T::OFFSET) }.cast()
+        let cqe = unsafe { (&raw mut (*entry).value).byte_add(T::OFFSET) }.cast();
+        ledger::post(cqe);
+        cqe
     }
 
     #[inline]

@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! What is posted, for kernels with debug assertions (`CONFIG_RUST_DEBUG_ASSERTIONS`).
+//!
+//! That a request completes once is the driver's promise, on which giving its owner back rests. A
+//! device that breaks it would have the owner given back twice. Posting has no room for a check of
+//! that, so there is none in other kernels; here the address of each posted callback is kept, and a
+//! completion that nobody waits for is reported and goes no further.
+
+use crate::bindings;
+use kernel::{
+    new_spinlock_irq,
+    prelude::*,
+    rbtree::{
+        RBTree,
+        RBTreeNode, //
+    },
+    sync::{
+        atomic::{
+            ordering::{
+                Acquire,
+                Release, //
+            },
+            Atomic, //
+        },
+        SpinLockIrq, //
+    }, //
+};
+
+/// The ledger, owned by the core module.
+///
+/// # Invariants
+///
+/// Zero, or the address of a ledger that lives as long as this module has users.
+static LEDGER: Atomic<usize> = Atomic::new(0);
+
+struct State {
+    /// How often each callback is posted.
+    posted: RBTree<usize, u32>,
+    /// Whether memory was missing for an entry, so that nothing can be said any more.
+    incomplete: bool,
+}
+
+#[pin_data]
+pub(crate) struct Ledger {
+    #[pin]
+    state: SpinLockIrq<State>,
+}
+
+impl Ledger {
+    /// Begins a ledger, where there is to be one.
+    pub(crate) fn new() -> Result<Option<Pin<KBox<Self>>>> {
+        if !cfg!(debug_assertions) {
+            return Ok(None);
+        }
+        let init = pin_init!(Self {
+            state <- new_spinlock_irq!(State {
+                posted: RBTree::new(),
+                incomplete: false,
+            }),
+        });
+        let ledger = KBox::pin_init(init, GFP_KERNEL)?;
+        // INVARIANT: It is the core module's, which its users keep.
+        LEDGER.store(core::ptr::from_ref(&*ledger) as usize, Release);
+        Ok(Some(ledger))
+    }
+
+    fn get() -> Option<&'static Self> {
+        // SAFETY: By the invariant: the caller is, or works for, a user of this module.
+        unsafe { (LEDGER.load(Acquire) as *const Self).as_ref() }
+    }
+}
+
+/// Notes that a callback is posted.
+#[inline]
+pub(crate) fn post(cqe: *mut bindings::ib_cqe) {
+    if cfg!(debug_assertions) {
+        add(cqe as usize);
+    }
+}
+
+/// Strikes out a callback that has completed, or was not posted after all. Says whether it was
+/// posted, as far as is known.
+#[inline]
+pub(crate) fn strike(cqe: *mut bindings::ib_cqe) -> bool {
+    !cfg!(debug_assertions) || remove(cqe as usize)
+}
+
+#[inline(never)]
+fn add(cqe: usize) {
+    let Some(ledger) = Ledger::get() else { return };
+    let node = RBTreeNode::new(cqe, 1, GFP_ATOMIC);
+    let mut state = ledger.state.lock();
+    match (state.posted.get_mut(&cqe), node) {
+        (Some(times), _) => *times += 1,
+        (None, Ok(node)) => drop(state.posted.insert(node)),
+        (None, Err(_)) => state.incomplete = true,
+    }
+}
+
+#[inline(never)]
+fn remove(cqe: usize) -> bool {
+    let Some(ledger) = Ledger::get() else {
+        return true;
+    };
+    let mut state = ledger.state.lock();
+    match state.posted.get_mut(&cqe) {
+        Some(times) if *times > 1 => *times -= 1,
+        Some(_) => drop(state.posted.remove_node(&cqe)),
+        None => return state.incomplete,
+    }
+    true
+}
+
+/// Reports a completion that nobody waits for.
+#[cold]
+#[inline(never)]
+pub(crate) fn report(owner: &str) {
+    pr_err!("a request of {owner} has completed twice: the device is broken; ignored\n");
+}
