@@ -217,6 +217,7 @@ pub(crate) unsafe fn is_of<T: CqeHandler<ID>, const ID: u64>(cqe: *mut bindings:
     let ours: unsafe extern "C" fn(_, _) = done::<T, ID>;
     // SAFETY: By the caller's promise the owner, and the callback in it, is there.
     unsafe { (*cqe).done }.is_some_and(|theirs| core::ptr::fn_addr_eq(theirs, ours))
+        && ledger::is_posted(cqe)
 }
 
 /// Takes the owner of a completed request back.
@@ -228,6 +229,7 @@ pub(crate) unsafe fn is_of<T: CqeHandler<ID>, const ID: u64>(cqe: *mut bindings:
 pub(crate) unsafe fn take<T: CqeHandler<ID>, const ID: u64>(
     cqe: *mut bindings::ib_cqe,
 ) -> T::Pointer {
+    ledger::strike(cqe);
     // SAFETY: The callback is that of `T`, so the address is from `into_cqe` of its pointer.
     unsafe { T::Pointer::from_cqe(cqe) }
 }

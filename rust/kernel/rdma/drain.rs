@@ -13,12 +13,14 @@ use crate::{
     ah::Ah,
     bindings,
     context::Sleepable,
-    cq, //
+    cq,
+    ledger, //
 };
 use core::mem::ManuallyDrop;
 use kernel::{
     error::to_result,
     prelude::*,
+    sync::Arc,
     time::{
         delay::fsleep,
         msecs_to_jiffies,
@@ -28,7 +30,7 @@ use kernel::{
 };
 
 /// How long a drain may take before the QP is given up, in milliseconds.
-const PATIENCE_MS: u32 = 60_000;
+pub(crate) const PATIENCE_MS: u32 = 60_000;
 
 /// The length of one wait, in milliseconds. CQs that nobody else polls are polled, and full queues tried again,
 /// this often.
@@ -40,18 +42,21 @@ const ROWS: u32 = 16;
 
 /// The request at the end of a queue.
 ///
-/// # Invariants
-///
-/// Pinned, and never freed while its request is posted.
+/// The drain and the queue have a reference each, so that a marker that is late does no harm.
 #[repr(C)]
 struct Marker {
     cqe: bindings::ib_cqe,
     reached: Opaque<bindings::completion>,
 }
 
+// SAFETY: A completion may be used from any thread, and the rest does not change.
+unsafe impl Send for Marker {}
+// SAFETY: As above.
+unsafe impl Sync for Marker {}
+
 impl Marker {
-    fn new() -> Result<Pin<KBox<Self>>> {
-        let marker = KBox::pin(
+    fn new() -> Result<Arc<Self>> {
+        let marker = Arc::new(
             Self {
                 cqe: bindings::ib_cqe {
                     done: Some(reached),
@@ -60,7 +65,7 @@ impl Marker {
             },
             GFP_KERNEL,
         )?;
-        // SAFETY: The memory is valid and pinned.
+        // SAFETY: The memory is valid and stays in place.
         unsafe { bindings::init_completion(marker.reached.get()) };
         Ok(marker)
     }
@@ -70,20 +75,24 @@ impl Marker {
 ///
 /// # Safety
 ///
-/// Called by the RDMA core for a request that was posted with a marker's `cqe`.
+/// Called by the RDMA core for a request that was posted with a marker's `cqe` and a reference to
+/// it.
 unsafe extern "C" fn reached(_cq: *mut bindings::ib_cq, wc: *mut bindings::ib_wc) {
-    // SAFETY: `wc` is valid during this call, and the request was posted with the address of a
-    // marker's first field. The marker lives until this has completed it.
-    unsafe {
-        let marker = (*(*wc).__bindgen_anon_1.wr_cqe).cast::<Marker>();
-        bindings::complete((*marker).reached.get());
+    // SAFETY: `wc` is valid during this call, and both members of the union are as wide.
+    let cqe = unsafe { *(*wc).__bindgen_anon_1.wr_cqe };
+    if !ledger::strike(cqe) {
+        return ledger::report("a drain");
     }
+    // SAFETY: The callback is a marker's first field, and the queue's reference is given up here.
+    let marker = unsafe { Arc::from_raw(cqe.cast_const().cast::<Marker>()) };
+    // SAFETY: The completion is initialised.
+    unsafe { bindings::complete(marker.reached.get()) };
 }
 
 /// What a drain needs: allocated with the QP, so that its end needs no memory.
 pub(crate) struct Markers {
-    send: Pin<KBox<Marker>>,
-    recv: Pin<KBox<Marker>>,
+    send: Arc<Marker>,
+    recv: Arc<Marker>,
 }
 
 impl Markers {
@@ -107,26 +116,35 @@ fn step(cq: &cq::Inner, left: &mut u32) -> Result {
 /// Posts a marker by `post` and waits until it completes.
 fn drain_queue(
     cq: &cq::Inner,
-    marker: Pin<KBox<Marker>>,
+    marker: Arc<Marker>,
     post: impl Fn(*mut bindings::ib_cqe) -> c_int,
     left: &mut u32,
 ) -> Result {
-    let cqe = core::ptr::from_ref::<Marker>(&marker).cast_mut().cast();
+    // The queue's reference.
+    let cqe: *mut bindings::ib_cqe = Arc::into_raw(marker.clone()).cast_mut().cast();
+    ledger::post(cqe);
+
     // A full queue has room again once something was flushed.
-    loop {
+    let posted = loop {
         match to_result(post(cqe)) {
-            Ok(()) => break,
+            Ok(()) => break Ok(()),
             Err(e) if e == ENOMEM => {
-                step(cq, left)?;
+                if let Err(e) = step(cq, left) {
+                    break Err(e);
+                }
                 poll(cq);
                 fsleep(Delta::from_millis(STEP_MS.into()));
             }
-            Err(e) => return Err(e),
+            Err(e) => break Err(e),
         }
+    };
+    if let Err(e) = posted {
+        ledger::strike(cqe);
+        // SAFETY: The marker was not posted, so its reference is still ours.
+        drop(unsafe { Arc::from_raw(cqe.cast_const().cast::<Marker>()) });
+        return Err(e);
     }
 
-    // The queue has the marker now; if it keeps it, so be it.
-    let marker = ManuallyDrop::new(marker);
     loop {
         poll(cq);
         // SAFETY: The completion is initialised, and the caller may sleep.
@@ -134,8 +152,6 @@ fn drain_queue(
             bindings::wait_for_completion_timeout(marker.reached.get(), msecs_to_jiffies(STEP_MS))
         };
         if reached != 0 {
-            // The marker has completed, so its memory is ours again.
-            drop(ManuallyDrop::into_inner(marker));
             return Ok(());
         }
         step(cq, left)?;
@@ -258,12 +274,13 @@ pub(crate) unsafe fn drain(
     recv_cq: &cq::Inner,
     nowhere: Option<&Ah>,
     markers: Markers,
+    patience_ms: u32,
     _cx: &Sleepable,
 ) -> Result {
     if send_cq.is_polled_by_current() || recv_cq.is_polled_by_current() {
         return Err(EDEADLK);
     }
-    let mut left = PATIENCE_MS;
+    let mut left = patience_ms;
     // SAFETY: The QP is valid, so its device is, and the operations of a device do not change.
     let ops = unsafe { &(*(*qp).device).ops };
 

@@ -86,6 +86,20 @@ pub(crate) fn strike(cqe: *mut bindings::ib_cqe) -> bool {
     !cfg!(debug_assertions) || remove(cqe as usize)
 }
 
+/// Says whether a callback is posted, as far as is known.
+#[inline]
+pub(crate) fn is_posted(cqe: *mut bindings::ib_cqe) -> bool {
+    !cfg!(debug_assertions) || find(cqe as usize)
+}
+
+#[inline(never)]
+fn find(cqe: usize) -> bool {
+    Ledger::get().is_none_or(|ledger| {
+        let state = ledger.state.lock();
+        state.incomplete || state.posted.get(&cqe).is_some()
+    })
+}
+
 #[inline(never)]
 fn add(cqe: usize) {
     let Some(ledger) = Ledger::get() else { return };

@@ -63,7 +63,10 @@ use crate::{
         Deferred,
         Fate, //
     },
-    drain::Markers,
+    drain::{
+        Markers,
+        PATIENCE_MS, //
+    },
     pd::Pd, //
 };
 use core::{
@@ -184,7 +187,16 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
     /// `EOVERFLOW` if a CQ has lost completions, `ETIMEDOUT` after a minute, `ENOMEM`, or what the
     /// driver said.
     pub fn drain(&self, cx: &Sleepable) -> Result {
-        self.inner.drain(Markers::new()?, cx)
+        self.drain_within(PATIENCE_MS, cx)
+    }
+
+    /// As [`Qp::drain`], but gives up after `timeout_ms` milliseconds.
+    ///
+    /// # Errors
+    ///
+    /// As [`Qp::drain`], with its own time.
+    pub fn drain_within(&self, timeout_ms: u32, cx: &Sleepable) -> Result {
+        self.inner.drain(Markers::new()?, timeout_ms, cx)
     }
 
     /// Drains and destroys the QP and waits for that, where dropping it leaves it to a work item.

@@ -28,7 +28,8 @@ use crate::{
     },
     drain::{
         drain,
-        Markers, //
+        Markers,
+        PATIENCE_MS, //
     },
     gate::{
         Hold,
@@ -144,7 +145,7 @@ unsafe impl Sync for Inner {}
 impl Inner {
     /// Moves the QP to the error state and waits until every request that was posted before has
     /// completed.
-    pub(crate) fn drain(&self, markers: Markers, cx: &Sleepable) -> Result {
+    pub(crate) fn drain(&self, markers: Markers, patience_ms: u32, cx: &Sleepable) -> Result {
         let parked = self.context.parked.take();
         // SAFETY: By the type invariant.
         unsafe {
@@ -154,6 +155,7 @@ impl Inner {
                 self.recv.cq(),
                 self.ud.as_ref().map(|ud| &ud.nowhere),
                 markers,
+                patience_ms,
                 cx,
             )
         }?;
@@ -183,7 +185,7 @@ impl Teardown for Inner {
         };
         let destroyed = left
             .and(markers)
-            .and_then(|markers| self.drain(markers, cx))
+            .and_then(|markers| self.drain(markers, PATIENCE_MS, cx))
             .and_then(|()| self.context.transfers.wait(cx))
             .map_err(|e| (e, "drained"))
             .and_then(|()| {

@@ -19,7 +19,10 @@ use crate::{
         PollContext,
         Sleepable, //
     },
-    drain::Markers, //
+    drain::{
+        Markers,
+        PATIENCE_MS, //
+    }, //
 };
 use kernel::{
     error::to_result,
@@ -159,7 +162,7 @@ impl Inner {
         if self.is_managed() || !unsafe { self.raw.as_ref() }.srq.is_null() {
             return Err(EPERM);
         }
-        self.drain(Markers::new()?, cx)?;
+        self.drain(Markers::new()?, PATIENCE_MS, cx)?;
         let mut raw = bindings::ib_qp_attr {
             qp_state: bindings::ib_qp_state_IB_QPS_RESET,
             ..Default::default()
