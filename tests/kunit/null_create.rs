@@ -1,0 +1,207 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Creations that fail: the error comes through, and nothing is left behind.
+
+use crate::fixture::{
+    both,
+    wait,
+    Inbox,
+    Null,
+    NullEnv,
+    RegOwner,
+    CAPS, //
+};
+use kernel::prelude::*;
+use rdma::prelude::*;
+use rdma_null::{
+    Injection,
+    Object, //
+};
+
+/// What a ULP makes at its start.
+struct Ulp {
+    _region: Region<Bidirectional>,
+    _qps: [Qp<Softirq>; 2],
+    _cqs: [Cq<Softirq>; 2],
+    _pd: Pd,
+}
+
+impl Ulp {
+    fn new(null: &NullEnv) -> Result<Self> {
+        let (dev, cx) = (&null.env.dev, &null.env.cx);
+        let pd = Pd::alloc(dev, cx)?;
+        let cqs = [Cq::alloc(dev, 128, 0, cx)?, Cq::alloc(dev, 128, 3, cx)?];
+        let qp = |n: usize| Qp::create_raw(&pd, &cqs[n], &cqs[1 - n], &CAPS, cx);
+        let qps = [qp(0)?, qp(1)?];
+        let region = Region::new(Buf::alloc(&pd, 5000, cx)?, cx)?;
+        Ok(Self {
+            _region: region,
+            _qps: qps,
+            _cqs: cqs,
+            _pd: pd,
+        })
+    }
+}
+
+/// The creation of the object of a kind fails that comes after `after` others.
+fn fails(object: Object, after: u32) -> Result {
+    let null = NullEnv::new()?;
+    null.dev.inject(Injection::Create {
+        object,
+        after,
+        errno: 28,
+    })?;
+    check_err!(Ulp::new(&null).map(drop), ENOSPC);
+    wait(|| null.dev.objects() == [0; 4])?;
+    // It was the only one.
+    let ulp = Ulp::new(&null)?;
+    check_eq!(null.dev.objects(), [2, 2, 0, 1]);
+    drop(ulp);
+    wait(|| null.dev.objects() == [0; 4])
+}
+
+#[kunit_tests(rdma_null_create)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pd() -> Result {
+        fails(Object::Pd, 0)
+    }
+
+    #[test]
+    fn first_cq() -> Result {
+        fails(Object::Cq, 0)
+    }
+
+    #[test]
+    fn second_cq() -> Result {
+        fails(Object::Cq, 1)
+    }
+
+    #[test]
+    fn first_qp() -> Result {
+        fails(Object::Qp, 0)
+    }
+
+    #[test]
+    fn second_qp() -> Result {
+        fails(Object::Qp, 1)
+    }
+
+    #[test]
+    fn mr() -> Result {
+        fails(Object::Mr, 0)
+    }
+
+    #[test]
+    fn nothing_fails_after_all_was_made() -> Result {
+        let null = NullEnv::new()?;
+        for object in [Object::Cq, Object::Qp] {
+            null.dev.inject(Injection::Create {
+                object,
+                after: 2,
+                errno: 12,
+            })?;
+        }
+        let ulp = Ulp::new(&null)?;
+        check_err!(null.env.cq::<Direct>(8).map(drop), ENOMEM);
+        drop(ulp);
+        Ok(())
+    }
+
+    #[test]
+    fn failed_qp_gives_its_leases_back() -> Result {
+        let null = NullEnv::new()?;
+        let cq = null.env.cq::<Softirq>(64)?;
+        null.dev.inject(Injection::Create {
+            object: Object::Qp,
+            after: 0,
+            errno: 12,
+        })?;
+        check_err!(null.env.raw_qp(&cq, &CAPS).map(drop), ENOMEM);
+        check_eq!(cq.free_entries(), cq.entries());
+        null.env.raw_qp(&cq, &CAPS)?;
+        Ok(())
+    }
+
+    #[test]
+    fn unknown_error_is_one() -> Result {
+        let null = NullEnv::new()?;
+        null.dev.inject(Injection::Create {
+            object: Object::Cq,
+            after: 0,
+            errno: 0xdead_beef,
+        })?;
+        check_err!(null.env.cq::<Softirq>(8).map(drop), EINVAL);
+        Ok(())
+    }
+
+    #[test]
+    fn sizes_beyond_the_device_are_refused() -> Result {
+        let null = NullEnv::new()?;
+        check_err!(null.env.cq::<Softirq>(65537).map(drop), EINVAL);
+        let cq = null.env.cq::<Softirq>(65536)?;
+        check_err!(null.env.raw_qp(&cq, &Caps::new(16384, 1)).map(drop), EINVAL);
+        null.env.raw_qp(&cq, &Caps::new(16383, 16383))?;
+        Ok(())
+    }
+
+    #[test]
+    fn refused_registration_can_be_posted_again() -> Result {
+        let null = Null::<Softirq>::new()?;
+        let buf = Buf::<Bidirectional>::alloc(&null.env.pd, 100, &null.env.cx)?;
+        let region = Arc::new(Region::new(buf, &null.env.cx)?, GFP_KERNEL)?;
+        null.inject(Injection::Refuse {
+            after: 0,
+            errno: 12,
+        })?;
+        check_err!(
+            null.a
+                .post_reg(RegOwner::new(&region)?, |o| both(&o.region)),
+            ENOMEM
+        );
+        let owner = RegOwner::new(&region)?;
+        let registered = owner.registered.clone();
+        null.a.post_reg(owner, |o| both(&o.region))?;
+        null.wait(|| registered.get() == 1)
+    }
+
+    #[test]
+    fn request_is_refused_at_each_position() -> Result {
+        for after in 0..8 {
+            let (null, sent) = (Null::<Workqueue>::new()?, Inbox::new()?);
+            null.disconnect()?;
+            null.inject(Injection::Refuse { after, errno: 5 })?;
+            for i in 0..8 {
+                match null.send(&sent, &[0]) {
+                    Ok(()) => check!(i != after),
+                    Err(e) => {
+                        check_eq!(e, EIO);
+                        check_eq!(i, after);
+                    }
+                }
+            }
+            // The owner of the one that was refused came back with the error.
+            null.take(&sent, 7)?;
+            check_eq!(sent.dropped(), 8);
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn receive_is_refused_at_each_position() -> Result {
+        for after in 0..8 {
+            let (null, received) = (Null::<Softirq>::new()?, Inbox::new()?);
+            let num = null.b.num();
+            null.dev
+                .inject_qp(num, Injection::Refuse { after, errno: 5 })?;
+            for i in 0..8 {
+                check_eq!(null.recv(&received, 1).is_err(), i == after);
+            }
+            null.b.drain(&null.env.cx)?;
+            check_eq!(received.len(), 7);
+        }
+        Ok(())
+    }
+}
