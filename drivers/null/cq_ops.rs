@@ -27,6 +27,9 @@ pub(crate) struct Cq {
     pub(crate) index: usize,
 }
 
+/// # Safety
+///
+/// Called by the RDMA core, with what `struct ib_device_ops` says.
 pub(crate) unsafe extern "C" fn create(
     cq: *mut bindings::ib_cq,
     attr: *const bindings::ib_cq_init_attr,
@@ -70,6 +73,10 @@ unsafe fn parts<'a>(cq: *mut bindings::ib_cq) -> (&'a Shared, usize) {
 }
 
 /// No handler is called any more after this, so that the core can cancel what they have begun.
+///
+/// # Safety
+///
+/// Called by the RDMA core, with what `struct ib_device_ops` says.
 pub(crate) unsafe extern "C" fn pre_destroy(cq: *mut bindings::ib_cq) -> c_int {
     // SAFETY: The CQ was created.
     let (shared, index) = unsafe { parts(cq) };
@@ -81,6 +88,9 @@ pub(crate) unsafe extern "C" fn pre_destroy(cq: *mut bindings::ib_cq) -> c_int {
     0
 }
 
+/// # Safety
+///
+/// Called by the RDMA core, with what `struct ib_device_ops` says.
 pub(crate) unsafe extern "C" fn destroy(
     cq: *mut bindings::ib_cq,
     _udata: *mut bindings::ib_udata,
@@ -95,6 +105,9 @@ pub(crate) unsafe extern "C" fn destroy(
     0
 }
 
+/// # Safety
+///
+/// Called by the RDMA core, with what `struct ib_device_ops` says.
 pub(crate) unsafe extern "C" fn poll(
     cq: *mut bindings::ib_cq,
     entries: c_int,
@@ -113,6 +126,9 @@ pub(crate) unsafe extern "C" fn poll(
     entries
 }
 
+/// # Safety
+///
+/// Called by the RDMA core, with what `struct ib_device_ops` says.
 pub(crate) unsafe extern "C" fn req_notify(
     cq: *mut bindings::ib_cq,
     flags: bindings::ib_cq_notify_flags,
@@ -131,6 +147,10 @@ pub(crate) unsafe extern "C" fn req_notify(
 }
 
 /// Moderation: completions come at once anyway.
+///
+/// # Safety
+///
+/// Called by the RDMA core, with what `struct ib_device_ops` says.
 pub(crate) unsafe extern "C" fn modify(
     _cq: *mut bindings::ib_cq,
     _count: u16,

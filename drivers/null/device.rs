@@ -208,43 +208,40 @@ pub(crate) fn register(name: &CStr) -> Result<Arc<Shared>> {
         (*raw).node_guid = guid.to_be();
         bindings::ib_set_device_ops(raw, &raw const ops::OPS.0);
     }
-    // SAFETY: The device is complete. There is no DMA device, so addresses are kernel addresses.
-    let registered = to_result(unsafe {
-        bindings::ib_register_device(
-            ib.as_ptr(),
-            shared.name.as_char_ptr(),
-            core::ptr::null_mut(),
-        )
+    forget_gone();
+    let kept = DEVICES.lock().all.push(shared.clone(), GFP_KERNEL);
+    let registered = kept.map_err(Error::from).and_then(|()| {
+        // SAFETY: The device is complete. There is no DMA device, so addresses are the kernel's.
+        to_result(unsafe {
+            bindings::ib_register_device(
+                ib.as_ptr(),
+                shared.name.as_char_ptr(),
+                core::ptr::null_mut(),
+            )
+        })
     });
     if let Err(e) = registered {
         // SAFETY: Not registered. This calls `dealloc_driver`.
         unsafe { bindings::ib_dealloc_device(ib.as_ptr()) };
+        forget_gone();
         return Err(e);
     }
-    keep(&shared)?;
     Ok(shared)
 }
 
-/// Keeps a device to be removed with the module, and forgets those that are gone.
-fn keep(shared: &Arc<Shared>) -> Result {
-    let mut gone = KVec::new();
-    let kept = {
-        let mut devices = DEVICES.lock();
-        while let Some(index) = devices
-            .all
-            .iter()
-            .position(|shared| shared.gone.load(Acquire))
-        {
-            if let Ok(shared) = devices.all.remove(index) {
-                gone.push(shared, GFP_KERNEL)?;
-            }
+/// Forgets devices that are gone, once their last operation has returned.
+fn forget_gone() {
+    loop {
+        let gone = {
+            let mut devices = DEVICES.lock();
+            let index = devices.all.iter().position(|it| it.gone.load(Acquire));
+            index.and_then(|index| devices.all.remove(index).ok())
+        };
+        match gone {
+            Some(shared) => unregister(&shared),
+            None => return,
         }
-        devices.all.push(shared.clone(), GFP_KERNEL)
-    };
-    // Their last operation may just be returning.
-    gone.iter().for_each(|shared| unregister(shared));
-    kept.inspect_err(|_| unregister(shared))?;
-    Ok(())
+    }
 }
 
 /// `enable_driver`: the device is registered, under a name that no other has, but has no clients

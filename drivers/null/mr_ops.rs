@@ -26,6 +26,10 @@ fn err_ptr<T>(e: Error) -> *mut T {
 }
 
 /// There is no key of all memory that peers could use; local memory has its own.
+///
+/// # Safety
+///
+/// Called by the RDMA core, with what `struct ib_device_ops` says.
 pub(crate) unsafe extern "C" fn get_dma_mr(
     _pd: *mut bindings::ib_pd,
     _access: c_int,
@@ -34,6 +38,10 @@ pub(crate) unsafe extern "C" fn get_dma_mr(
 }
 
 /// There are no users.
+///
+/// # Safety
+///
+/// Called by the RDMA core, with what `struct ib_device_ops` says.
 pub(crate) unsafe extern "C" fn reg_user_mr(
     _pd: *mut bindings::ib_pd,
     _start: u64,
@@ -46,6 +54,9 @@ pub(crate) unsafe extern "C" fn reg_user_mr(
     err_ptr(EOPNOTSUPP)
 }
 
+/// # Safety
+///
+/// Called by the RDMA core, with what `struct ib_device_ops` says.
 pub(crate) unsafe extern "C" fn alloc(
     pd: *mut bindings::ib_pd,
     kind: bindings::ib_mr_type,
@@ -84,6 +95,9 @@ unsafe fn parts<'a>(mr: *mut bindings::ib_mr) -> (&'a Shared, usize) {
     unsafe { (Shared::of((*mr).device), (*mr.cast::<Mr>()).index) }
 }
 
+/// # Safety
+///
+/// Called by the RDMA core, with what `struct ib_device_ops` says.
 pub(crate) unsafe extern "C" fn map(
     mr: *mut bindings::ib_mr,
     sg: *mut bindings::scatterlist,
@@ -99,6 +113,9 @@ pub(crate) unsafe extern "C" fn map(
     unsafe { bindings::ib_sg_to_pages(mr, sg, entries, offset, Some(set_page)) }
 }
 
+/// # Safety
+///
+/// Called by the RDMA core, with what `struct ib_device_ops` says.
 unsafe extern "C" fn set_page(mr: *mut bindings::ib_mr, addr: u64) -> c_int {
     // SAFETY: Called with the MR that is being mapped.
     let (shared, index) = unsafe { parts(mr) };
@@ -112,6 +129,9 @@ unsafe extern "C" fn set_page(mr: *mut bindings::ib_mr, addr: u64) -> c_int {
     )
 }
 
+/// # Safety
+///
+/// Called by the RDMA core, with what `struct ib_device_ops` says.
 pub(crate) unsafe extern "C" fn dereg(
     mr: *mut bindings::ib_mr,
     _udata: *mut bindings::ib_udata,

@@ -18,6 +18,9 @@ use crate::{
 use kernel::prelude::*;
 use rdma_bindings as bindings;
 
+/// # Safety
+///
+/// Called by the RDMA core, with what `struct ib_device_ops` says.
 pub(crate) unsafe extern "C" fn alloc_pd(
     pd: *mut bindings::ib_pd,
     _udata: *mut bindings::ib_udata,
@@ -27,6 +30,9 @@ pub(crate) unsafe extern "C" fn alloc_pd(
     errno(shared.machine.lock().creations.check(Object::Pd))
 }
 
+/// # Safety
+///
+/// Called by the RDMA core, with what `struct ib_device_ops` says.
 pub(crate) unsafe extern "C" fn dealloc_pd(
     _pd: *mut bindings::ib_pd,
     _udata: *mut bindings::ib_udata,
@@ -34,6 +40,9 @@ pub(crate) unsafe extern "C" fn dealloc_pd(
     0
 }
 
+/// # Safety
+///
+/// Called by the RDMA core, with what `struct ib_device_ops` says.
 pub(crate) unsafe extern "C" fn create_ah(
     ah: *mut bindings::ib_ah,
     _attr: *mut bindings::rdma_ah_init_attr,
@@ -44,6 +53,9 @@ pub(crate) unsafe extern "C" fn create_ah(
     errno(shared.machine.lock().creations.check(Object::Ah))
 }
 
+/// # Safety
+///
+/// Called by the RDMA core, with what `struct ib_device_ops` says.
 pub(crate) unsafe extern "C" fn destroy_ah(_ah: *mut bindings::ib_ah, _flags: u32) -> c_int {
     0
 }
@@ -55,6 +67,9 @@ pub(crate) struct Srq {
     pub(crate) index: usize,
 }
 
+/// # Safety
+///
+/// Called by the RDMA core, with what `struct ib_device_ops` says.
 pub(crate) unsafe extern "C" fn create_srq(
     srq: *mut bindings::ib_srq,
     attr: *mut bindings::ib_srq_init_attr,
@@ -86,6 +101,9 @@ pub(crate) unsafe extern "C" fn create_srq(
     }
 }
 
+/// # Safety
+///
+/// Called by the RDMA core, with what `struct ib_device_ops` says.
 pub(crate) unsafe extern "C" fn modify_srq(
     srq: *mut bindings::ib_srq,
     attr: *mut bindings::ib_srq_attr,
@@ -109,6 +127,9 @@ pub(crate) unsafe extern "C" fn modify_srq(
     0
 }
 
+/// # Safety
+///
+/// Called by the RDMA core, with what `struct ib_device_ops` says.
 pub(crate) unsafe extern "C" fn query_srq(
     srq: *mut bindings::ib_srq,
     attr: *mut bindings::ib_srq_attr,
@@ -127,6 +148,9 @@ pub(crate) unsafe extern "C" fn query_srq(
     0
 }
 
+/// # Safety
+///
+/// Called by the RDMA core, with what `struct ib_device_ops` says.
 pub(crate) unsafe extern "C" fn destroy_srq(
     srq: *mut bindings::ib_srq,
     _udata: *mut bindings::ib_udata,

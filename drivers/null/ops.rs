@@ -94,7 +94,7 @@ pub(crate) static OPS: Ops = Ops(bindings::ib_device_ops {
 
 /// # Safety
 ///
-/// As all operations, this is called by the RDMA core with what its contract says.
+/// Called by the RDMA core, with what `struct ib_device_ops` says.
 unsafe extern "C" fn query_device(
     dev: *mut bindings::ib_device,
     attr: *mut bindings::ib_device_attr,
@@ -137,6 +137,9 @@ unsafe extern "C" fn query_device(
     0
 }
 
+/// # Safety
+///
+/// Called by the RDMA core, with what `struct ib_device_ops` says.
 unsafe extern "C" fn query_port(
     _dev: *mut bindings::ib_device,
     _port: u32,
@@ -163,6 +166,9 @@ unsafe extern "C" fn query_port(
     0
 }
 
+/// # Safety
+///
+/// Called by the RDMA core, with what `struct ib_device_ops` says.
 unsafe extern "C" fn port_immutable(
     _dev: *mut bindings::ib_device,
     _port: u32,
@@ -179,6 +185,9 @@ unsafe extern "C" fn port_immutable(
     0
 }
 
+/// # Safety
+///
+/// Called by the RDMA core, with what `struct ib_device_ops` says.
 unsafe extern "C" fn query_gid(
     dev: *mut bindings::ib_device,
     _port: u32,
@@ -199,6 +208,9 @@ unsafe extern "C" fn query_gid(
     0
 }
 
+/// # Safety
+///
+/// Called by the RDMA core, with what `struct ib_device_ops` says.
 unsafe extern "C" fn query_pkey(
     _dev: *mut bindings::ib_device,
     _port: u32,

@@ -86,6 +86,9 @@ unsafe fn extra(wr: *const bindings::ib_send_wr, is_ud: bool) -> Extra {
     }
 }
 
+/// # Safety
+///
+/// Called by the RDMA core, with what `struct ib_device_ops` says.
 pub(crate) unsafe extern "C" fn post_send(
     qp: *mut bindings::ib_qp,
     mut wr: *const bindings::ib_send_wr,
@@ -152,6 +155,9 @@ unsafe fn post_recvs(
     0
 }
 
+/// # Safety
+///
+/// Called by the RDMA core, with what `struct ib_device_ops` says.
 pub(crate) unsafe extern "C" fn post_recv(
     qp: *mut bindings::ib_qp,
     wr: *const bindings::ib_recv_wr,
@@ -164,6 +170,9 @@ pub(crate) unsafe extern "C" fn post_recv(
     unsafe { post_recvs(wr, bad, |wr_id, sges| machine.post_recv(index, wr_id, sges)) }
 }
 
+/// # Safety
+///
+/// Called by the RDMA core, with what `struct ib_device_ops` says.
 pub(crate) unsafe extern "C" fn post_srq_recv(
     srq: *mut bindings::ib_srq,
     wr: *const bindings::ib_recv_wr,

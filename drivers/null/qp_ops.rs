@@ -36,6 +36,9 @@ pub(crate) unsafe fn parts<'a>(qp: *mut bindings::ib_qp) -> (&'a Shared, usize) 
     unsafe { (Shared::of((*qp).device), (*qp.cast::<Qp>()).index) }
 }
 
+/// # Safety
+///
+/// Called by the RDMA core, with what `struct ib_device_ops` says.
 pub(crate) unsafe extern "C" fn create(
     qp: *mut bindings::ib_qp,
     attr: *mut bindings::ib_qp_init_attr,
@@ -96,6 +99,9 @@ pub(crate) unsafe extern "C" fn create(
     0
 }
 
+/// # Safety
+///
+/// Called by the RDMA core, with what `struct ib_device_ops` says.
 pub(crate) unsafe extern "C" fn modify(
     qp: *mut bindings::ib_qp,
     attr: *mut bindings::ib_qp_attr,
@@ -120,6 +126,9 @@ pub(crate) unsafe extern "C" fn modify(
     errno(modified)
 }
 
+/// # Safety
+///
+/// Called by the RDMA core, with what `struct ib_device_ops` says.
 pub(crate) unsafe extern "C" fn query(
     qp: *mut bindings::ib_qp,
     attr: *mut bindings::ib_qp_attr,
@@ -150,6 +159,9 @@ pub(crate) unsafe extern "C" fn query(
     0
 }
 
+/// # Safety
+///
+/// Called by the RDMA core, with what `struct ib_device_ops` says.
 pub(crate) unsafe extern "C" fn destroy(
     qp: *mut bindings::ib_qp,
     _udata: *mut bindings::ib_udata,
