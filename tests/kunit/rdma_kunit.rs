@@ -48,6 +48,7 @@ mod null_opcode;
 mod null_order;
 mod null_removal;
 mod null_status;
+mod op;
 mod operations;
 mod own_handler;
 mod parts;

@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Knowing that RDMA WRITEs are in the peer's memory.
+//!
+//! The completion of an RDMA WRITE says that the peer's device has the data, which may be on their
+//! way to memory still. A flush is a request behind it that completes when they have arrived there.
+//!
+//! The kernel has no request for that in its API for ULPs. So a flush is an RDMA READ of the last
+//! byte of the range, whose answer waits for all writes of the same QP before it:
+//!
+//! - The peer's device executes the requests of a QP in order, so it reads after it has written.
+//! - On the peer's bus a read pushes the writes before it, unless they are allowed to be reordered:
+//!   the memory must not be registered with `IB_ACCESS_RELAXED_ORDERING`, which this crate never
+//!   asks for.
+//!
+//! What is read goes to a [`Pad`], where nobody looks.
+//!
+//! That makes the data visible to the peer's CPUs and to all other QPs. Whether they also survive a
+//! loss of power is up to the peer's platform: they do where caches belong to the persistence
+//! domain, or where the device writes past them. librpma says the same
+//! (`RPMA_FLUSH_TYPE_VISIBILITY`, and `RPMA_FLUSH_TYPE_PERSISTENT` for peers with direct writes to
+//! persistent memory).
+//!
+//! # Examples
+//!
+//! ```
+//! # use rdma::{context::*, cqe::*, dma::*, flush::Pad, qp::Qp, wc::Wc, wr::{Remote, SendWr}};
+//! #[derive(HasCqe)]
+//! struct Flush {
+//!     cqe: Cqe<Self>,
+//!     pad: Arc<Pad>,
+//! }
+//! # impl CqeHandler for Flush {
+//! #     type Pointer = Pin<KBox<Self>>;
+//! #     type Needs = Atomic;
+//! #     fn done(_: Self::Pointer, _: &Wc, _: &Atomic) {}
+//! # }
+//! # use kernel::sync::Arc;
+//!
+//! fn flush(qp: &Qp<Softirq>, flush: Pin<KBox<Flush>>, to: Remote, len: usize) -> Result {
+//!     Ok(qp.post_send(flush, |f| SendWr::flush(&f.pad, to, len))?)
+//! }
+//! ```
+
+use crate::{
+    context::Sleepable,
+    dma::{
+        Buf,
+        FromDevice, //
+    },
+    pd::Pd,
+    wr::{
+        Remote,
+        SendWr, //
+    }, //
+};
+use kernel::{
+    prelude::*,
+    sync::Arc, //
+};
+
+/// Where flushes leave what they read. One serves any number of them at once.
+pub struct Pad(Buf<FromDevice>);
+
+impl Pad {
+    /// Allocates a pad for flushes by QPs of `pd`.
+    ///
+    /// Process context.
+    ///
+    /// # Errors
+    ///
+    /// As [`Buf::alloc`].
+    pub fn alloc(pd: &Pd, cx: &Sleepable) -> Result<Arc<Self>> {
+        Ok(Arc::new(Self(Buf::alloc(pd, 1, cx)?), GFP_KERNEL)?)
+    }
+}
+
+impl<'a> SendWr<'a> {
+    /// A request that completes when all RDMA WRITEs to the `len` bytes from `remote` on, that were
+    /// posted to the same QP before it, are in the peer's memory: see [`crate::flush`].
+    ///
+    /// The peer must have allowed reading, and the connection an outstanding RDMA READ
+    /// ([`ConnParam::initiator_depth`](crate::cm::ConnParam::initiator_depth)).
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` if the range is empty or has no end.
+    #[inline]
+    pub fn flush(pad: &'a Pad, remote: Remote, len: usize) -> Result<Self> {
+        let last = (len as u64).checked_sub(1).ok_or(EINVAL)?;
+        let addr = remote.addr.checked_add(last).ok_or(EINVAL)?;
+        let last = Remote { addr, ..remote };
+        Ok(Self::rdma_read([pad.0.whole_mut()], last))
+    }
+}

@@ -1,0 +1,265 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Operations with a context of the caller's.
+//!
+//! For ULPs that want to read, write, flush, send and receive, and no types of their own. An
+//! [`Op`] is a buffer and a context, allocated once; posting it takes it away, and its completion
+//! gives it back as a [`Done`], with what has happened. It can then be posted again, as something
+//! else.
+//!
+//! Completions are taken from a CQ of one's own, as in librpma, or go to an [`OpHandler`].
+//!
+//! # Examples
+//!
+//! ```
+//! use rdma::{context::*, cq::*, dma::*, op::*, qp::Qp, wr::Remote};
+//!
+//! /// Copies what a peer has to another place of the peer's.
+//! fn copy(qp: &Qp<Waited>, cq: &Cq<Waited>, op: Op<u32>, from: Remote, to: Remote) -> Result {
+//!     let cx = Sleepable::current()?;
+//!     let mut batch = Batch::<4>::new();
+//!     op.read(qp, 0..64, from)?;
+//!     loop {
+//!         while let Some(completion) = cq.next(&mut batch)? {
+//!             let Ok(done) = Op::<u32>::take(completion) else {
+//!                 continue;
+//!             };
+//!             match done.result? {
+//!                 Outcome::Read => done.op.write(qp, 0..64, to)?,
+//!                 _ => return Ok(()),
+//!             }
+//!         }
+//!         if cq.wait(1000, &cx)? == Wait::TimedOut {
+//!             return Err(ETIMEDOUT);
+//!         }
+//!     }
+//! }
+//! ```
+
+mod post;
+
+use crate::{
+    context::{
+        Atomic,
+        Context, //
+    },
+    cq::Completion,
+    cqe::{
+        Cqe,
+        CqeHandler,
+        HasCqe, //
+    },
+    dma::{
+        Bidirectional,
+        Buf,
+        Direction, //
+    },
+    flush::Pad,
+    wc::{
+        Opcode,
+        Success,
+        Wc,
+        WcError, //
+    }, //
+};
+use core::{
+    marker::PhantomData,
+    mem::offset_of, //
+};
+use kernel::{
+    prelude::*,
+    sync::Arc, //
+};
+
+/// What an operation was posted as.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Nothing yet.
+    Idle,
+    /// An RDMA READ.
+    Read,
+    /// An RDMA WRITE, with immediate data or without.
+    Write,
+    /// A flush: see [`crate::flush`].
+    Flush,
+    /// A message, with immediate data or without.
+    Send,
+    /// A receive.
+    Recv,
+}
+
+/// What has happened when an operation succeeds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// The peer's memory is in the buffer.
+    Read,
+    /// The peer's device has the data.
+    Write,
+    /// The peer's memory has the data.
+    Flush,
+    /// The peer has received the message.
+    Send,
+    /// A message has come.
+    Recv {
+        /// Its length, in bytes.
+        len: usize,
+        /// Its immediate data, in host byte order.
+        imm: Option<u32>,
+    },
+    /// The peer has written somewhere else, with immediate data; the receive's buffer is as it was.
+    RecvWrite {
+        /// How many bytes it has written.
+        len: usize,
+        /// The immediate data, in host byte order.
+        imm: u32,
+    },
+}
+
+impl Outcome {
+    fn new(kind: Kind, wc: Success<'_>) -> Self {
+        match (kind, wc.imm_data()) {
+            (Kind::Read, _) => Self::Read,
+            (Kind::Write, _) => Self::Write,
+            (Kind::Flush, _) => Self::Flush,
+            (Kind::Idle | Kind::Send, _) => Self::Send,
+            (Kind::Recv, Some(imm)) if wc.opcode() == Opcode::RecvRdmaWithImm => Self::RecvWrite {
+                len: wc.byte_len(),
+                imm,
+            },
+            (Kind::Recv, imm) => Self::Recv {
+                len: wc.byte_len(),
+                imm,
+            },
+        }
+    }
+}
+
+/// What is posted.
+struct State<C, D: Direction, H> {
+    cqe: Cqe<Self>,
+    kind: Kind,
+    buf: Buf<D>,
+    context: C,
+    pad: Option<Arc<Pad>>,
+    _handler: PhantomData<fn(H)>,
+}
+
+// Nothing in it depends on its address but the device, while it is posted.
+impl<C, D: Direction, H> Unpin for State<C, D, H> {}
+
+// SAFETY: The offset is that of the field.
+unsafe impl<C, D: Direction, H> HasCqe for State<C, D, H> {
+    const OFFSET: usize = offset_of!(Self, cqe);
+}
+
+impl<C, D, H> CqeHandler for State<C, D, H>
+where
+    C: Send + 'static,
+    D: Direction,
+    H: OpHandler<C, D>,
+{
+    type Pointer = Pin<KBox<Self>>;
+    type Needs = H::Needs;
+
+    #[inline]
+    fn done(this: Self::Pointer, wc: &Wc, cx: &H::Needs) {
+        H::done(Done::new(this, wc), cx);
+    }
+}
+
+/// A buffer and a context `C`, to be posted as one operation after the other.
+///
+/// `D` is the direction of the buffer, `H` what completions go to that nobody takes.
+pub struct Op<C, D: Direction = Bidirectional, H = Unclaimed>(Pin<KBox<State<C, D, H>>>);
+
+impl<C, D, H> Op<C, D, H>
+where
+    C: Send + 'static,
+    D: Direction,
+    H: OpHandler<C, D>,
+{
+    /// Allocates an operation.
+    ///
+    /// Process context.
+    ///
+    /// # Errors
+    ///
+    /// `ENOMEM`.
+    pub fn new(buf: Buf<D>, context: C) -> Result<Self> {
+        let state = State {
+            cqe: Cqe::new(),
+            kind: Kind::Idle,
+            buf,
+            context,
+            pad: None,
+            _handler: PhantomData,
+        };
+        Ok(Self(KBox::pin(state, GFP_KERNEL)?))
+    }
+
+    /// Returns what it was posted as last.
+    pub fn kind(&self) -> Kind {
+        self.0.kind
+    }
+
+    /// Returns the context.
+    pub fn context(&mut self) -> &mut C {
+        &mut self.0.context
+    }
+
+    /// Returns the buffer.
+    pub fn buf(&mut self) -> &mut Buf<D> {
+        &mut self.0.buf
+    }
+
+    /// Takes the operation of a completion.
+    ///
+    /// # Errors
+    ///
+    /// The completion, if it is that of something else.
+    #[inline]
+    pub fn take(completion: Completion<'_>) -> Result<Done<C, D, H>, Completion<'_>> {
+        let (state, wc) = completion.take::<State<C, D, H>, 0>()?;
+        Ok(Done::new(state, wc))
+    }
+}
+
+/// An operation that is over.
+pub struct Done<C, D: Direction = Bidirectional, H = Unclaimed> {
+    /// The operation, which can be posted again.
+    pub op: Op<C, D, H>,
+    /// What has happened.
+    pub result: Result<Outcome, WcError>,
+}
+
+impl<C, D: Direction, H> Done<C, D, H> {
+    #[inline]
+    fn new(mut state: Pin<KBox<State<C, D, H>>>, wc: &Wc) -> Self {
+        state.pad = None;
+        let result = wc.result().map(|wc| Outcome::new(state.kind, wc));
+        Self {
+            op: Op(state),
+            result,
+        }
+    }
+}
+
+/// What gets operations that nobody takes: all of them, on a CQ that the RDMA core polls.
+pub trait OpHandler<C, D: Direction>: Sized + 'static {
+    /// The context that the handler needs, as [`CqeHandler::Needs`].
+    type Needs: Context;
+
+    /// An operation is over.
+    ///
+    /// Handlers of one completion queue may run at the same time.
+    fn done(done: Done<C, D, Self>, cx: &Self::Needs);
+}
+
+/// Drops operations that nobody takes.
+pub enum Unclaimed {}
+
+impl<C, D: Direction> OpHandler<C, D> for Unclaimed {
+    type Needs = Atomic;
+
+    fn done(_done: Done<C, D, Self>, _cx: &Atomic) {}
+}
