@@ -2,6 +2,7 @@
 """The samples, for the tests in a VM. Each adds a function that returns its rows of a table."""
 
 import os
+import re
 import subprocess
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,9 +22,9 @@ def row(*values):
 
 
 @contextmanager
-def module(name):
+def module(name, *parameters):
     """Has a sample's module loaded."""
-    subprocess.run(["insmod", BUILD / f"{name}.ko"], check=True, timeout=30)
+    subprocess.run(["insmod", BUILD / f"{name}.ko", *parameters], check=True, timeout=60)
     try:
         yield
     finally:
@@ -97,6 +98,19 @@ def ud_echo(count=300, lost=2):
               first["served"] >= count and first["errors"] == first["lost"] == 0)
     yield row("ud_echo", "lost", then["lost"], 0, then["errors"],
               then["lost"] == lost and then["echoes"] == 2 * count and then["errors"] == 0)
+
+
+@sample
+def replog(records=300, rounds=8):
+    """Logs that are found whole after crashes: every record that was acknowledged is there."""
+    subprocess.run(["dmesg", "-C"], check=True)
+    with module("rdma_replog", f"records={records}", f"rounds={rounds}"):
+        pass
+    said = subprocess.run(["dmesg"], check=True, capture_output=True, text=True).stdout
+    found = re.search(r"acknowledged (\d+) recovered (\d+) bytes (\d+) errors (\d+)", said)
+    acknowledged, recovered, verified, errors = map(int, found.groups())
+    yield row("replog", "recovered", recovered, verified, errors,
+              errors == 0 and recovered >= acknowledged >= records * rounds and verified > 0)
 
 
 def rows():

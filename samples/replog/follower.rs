@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! The follower: memory that the leader writes. Its CPU has nothing to do with an append.
+
+use crate::record::{
+    advertise,
+    recover,
+    Recovered,
+    ADVERTISEMENT, //
+};
+use kernel::prelude::*;
+use rdma::{
+    op::Op,
+    prelude::*, //
+};
+
+/// A registration, and a message.
+const CAPS: Caps = Caps::new(2, 1);
+
+/// The memory of a log.
+#[derive(HasCqe)]
+pub(crate) struct Log {
+    reg: Cqe<Self>,
+    region: Region<Bidirectional>,
+}
+
+impl CqeHandler for Log {
+    type Pointer = Arc<Self>;
+    type Needs = Atomic;
+
+    /// The log is registered. If not, the leader will hear of it.
+    fn done(_this: Arc<Self>, _wc: &Wc, _cx: &Atomic) {}
+}
+
+impl Log {
+    pub(crate) fn new(pd: &Pd, len: usize, cx: &Sleepable) -> Result<Arc<Self>> {
+        let log = Self {
+            reg: Cqe::new(),
+            region: Region::new(Buf::alloc(pd, len, cx)?, cx)?,
+        };
+        Ok(Arc::new(log, GFP_KERNEL)?)
+    }
+
+    /// Accepts a leader and tells it where the log is.
+    pub(crate) fn accept(
+        self: &Arc<Self>,
+        request: cm::Request<'_>,
+        pd: &Pd,
+        cx: &Sleepable,
+    ) -> Result {
+        let id = request.into_id(cx)?;
+        let cq = Cq::<Softirq>::alloc_any(pd.device(), CAPS.entries(), cx)?;
+        let qp = Arc::new(Qp::create(&id, pd, &cq, &cq, &CAPS, cx)?, GFP_KERNEL)?;
+        let mut buf = Buf::<ToDevice>::alloc(pd, ADVERTISEMENT, cx)?;
+        id.accept(qp.clone(), &cm::ConnParam::default(), cx)?;
+        // Reading is for the leader's flushes.
+        let at = qp.post_reg(self.clone(), |log| RegWr::remote_read_write(&log.region))?;
+        buf.cpu().copy_from_slice(&advertise(at, self.region.len()));
+        Ok(Op::<(), _>::new(buf, ())?.send(&qp, 0..ADVERTISEMENT)?)
+    }
+
+    /// Looks what is there, as after a crash.
+    pub(crate) fn recover(&self) -> Result<(Recovered, bool)> {
+        let mut bytes = KVec::from_elem(0, self.region.len(), GFP_KERNEL)?;
+        self.region.read(0, &mut bytes)?;
+        Ok(recover(&bytes))
+    }
+}
