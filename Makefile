@@ -5,7 +5,7 @@
 export KERNEL
 sandbox := scripts/sandbox
 
-.PHONY: help modules modules_install demo test vm check kunit update clean distclean
+.PHONY: help modules modules_install demo test vm check kunit soak update clean distclean
 
 ifneq ($(KDIR),)
 
@@ -38,6 +38,7 @@ help:
 	@echo 'make vm          a shell in a VM with the modules loaded and an rxe link up'
 	@echo 'make check       formatting, clippy, rustdoc, checkpatch, warnings'
 	@echo 'make kunit       the KUnit suites on the debug kernel, with SUITE=rdma_cq* only some'
+	@echo 'make soak        ten million completions in each polling context, on the stock kernel'
 	@echo 'make update      look for newer kernels on the mirror the next time'
 	@echo 'make clean       remove build/'
 	@echo 'make distclean   remove build/ and the cache'
@@ -59,6 +60,10 @@ demo test check:
 
 kunit:
 	@$(sandbox) scripts/kunit '$(SUITE)'
+
+soak:
+	@$(sandbox) sh -c 'scripts/build stock && \
+		scripts/vm --timeout 900 -- sh -c "tests/guest/up && tests/guest/soak 10000000"'
 
 vm:
 	@$(sandbox) sh -c 'scripts/build stock && scripts/vm'

@@ -362,6 +362,12 @@ for c in CONTEXTS:
         return reason
 
 
+if FLAVOUR == "stock":
+    @case("soak: a million completions in each polling context, each owner back once")
+    def soak():
+        return sh("/rdma-rs/tests/guest/soak", "1000000").stdout.strip()
+
+
 @case("modules: unload after all of it")
 def last():
     # Where kmemleak will find what the modules have allocated.
