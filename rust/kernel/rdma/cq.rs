@@ -8,7 +8,7 @@
 //!   [`UnboundWorkqueue`](crate::context::UnboundWorkqueue): the RDMA core, which calls the
 //!   [`CqeHandler`](crate::cqe::CqeHandler) of each request ([`Cq::alloc`]). Such CQs can be shared
 //!   ([`Cq::pool_get`]).
-//! - [`Direct`](crate::context::Direct): whoever has it, which calls handlers ([`Cq::process`],
+//! - [`Direct`]: whoever has it, which calls handlers ([`Cq::process`],
 //!   [`Cq::process_with`]) or takes completions without ([`Cq::poll`], [`Cq::next`]).
 //! - [`Waited`](crate::context::Waited): as a direct one, and completions can be waited for
 //!   ([`Cq::wait`]).
