@@ -108,12 +108,12 @@ impl<C: CallerPolled> Cq<C> {
                     }
                 }
             }
-            left -= n as u32;
+            left = left.saturating_sub(n as u32);
             if n < row || left == 0 {
                 break;
             }
         }
-        Ok(budget - left)
+        Ok(budget.saturating_sub(left))
     }
 
     /// Polls at most `N` completions into the caller's batch (`ib_poll_cq`), calls no handler, and

@@ -51,9 +51,8 @@ fn get(
         None => -1,
     };
     // SAFETY: The device is registered while `dev` lives, and the arguments are in range.
-    let raw =
-        from_err_ptr(unsafe { bindings::ib_cq_pool_get(dev.as_raw(), entries, vector, context) })?;
-    let raw = NonNull::new(raw).ok_or(ENOMEM)?;
+    let raw = unsafe { bindings::ib_cq_pool_get(dev.as_raw(), entries, vector, context) };
+    let raw = NonNull::new(from_err_ptr(raw)?).ok_or(ENOMEM)?;
     // INVARIANT: Just taken.
     let state = reserved.fill(State {
         raw,
