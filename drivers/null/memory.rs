@@ -85,7 +85,7 @@ impl Mr {
 
     /// Adds a page, for which there was memory reserved.
     pub(crate) fn set_page(&mut self, addr: u64) -> Result {
-        Ok(self.pages.push_within_capacity(addr).map_err(|_| ENOMEM)?)
+        self.pages.push_within_capacity(addr).map_err(|_| ENOMEM)
     }
 
     pub(crate) fn register(&mut self, registration: Registration) {

@@ -26,7 +26,7 @@ use kernel::{
     }, //
 };
 
-/// What those who wait wait for.
+/// What is waited for.
 pub(super) struct Events {
     /// How often the driver has said that completions come.
     pub(super) completions: u32,

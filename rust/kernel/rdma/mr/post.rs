@@ -122,10 +122,9 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
         // SAFETY: The region is kept by the owner, which is the queue's until `done`.
         let raw = unsafe { marked.request(cqe) };
         // SAFETY: As above. The MR's own callback hands the completion on to `cqe`.
-        unsafe { self.post_send_raw(&raw, cqe) }.map_err(|e| {
+        unsafe { self.post_send_raw(&raw, cqe) }.inspect_err(|_| {
             // SAFETY: The owner is back, and the region that it keeps has not moved.
             unsafe { marked.undo() };
-            e
         })
     }
 }

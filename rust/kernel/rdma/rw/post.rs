@@ -109,7 +109,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
     /// `rdma_rw_ctx_post`), moving their owner in.
     ///
     /// The QP needs room for it: see [`Init::rw_contexts`](crate::qp::Init::rw_contexts),
-    /// [`contexts_for`](super::contexts_for). In the owner's handler the pages are not mapped any
+    /// [`contexts_for`](crate::rw::contexts_for). In the owner's handler the pages are not mapped any
     /// more (`rdma_rw_ctx_destroy`).
     ///
     /// Sleeps, as C allocates.
