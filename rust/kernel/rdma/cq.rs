@@ -318,7 +318,8 @@ fn alloc(dev: &Device, request: &Request, _cx: &Sleepable) -> Result<Arc<Inner>>
 /// Chooses a completion vector as `ib_alloc_cq_any` does.
 fn any_vector(dev: &Device) -> u32 {
     static NEXT: Atomic<u32> = Atomic::new(0);
-    NEXT.fetch_add(1, Relaxed) % dev.num_comp_vectors().min(nr_cpu_ids())
+    let vectors = dev.num_comp_vectors().min(nr_cpu_ids());
+    NEXT.fetch_add(1, Relaxed).checked_rem(vectors).unwrap_or(0)
 }
 
 impl<C: PollContext> Cq<C> {

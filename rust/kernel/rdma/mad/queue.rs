@@ -35,7 +35,10 @@ impl Ring {
             self.dropped += 1;
             return Err(mad);
         }
-        let at = (self.first + self.len) % capacity;
+        let mut at = self.first + self.len;
+        if at >= capacity {
+            at -= capacity;
+        }
         match self.places.get_mut(at) {
             Some(place) => *place = Some(mad),
             None => return Err(mad),
@@ -46,7 +49,10 @@ impl Ring {
 
     fn pop(&mut self) -> Option<Received> {
         let mad = self.places.get_mut(self.first)?.take()?;
-        self.first = (self.first + 1) % self.places.len();
+        self.first += 1;
+        if self.first == self.places.len() {
+            self.first = 0;
+        }
         self.len -= 1;
         Some(mad)
     }

@@ -38,7 +38,7 @@ const POSTED: u32 = 1;
 ///
 /// While `state` is `POSTED`, the post that has set it and then the completion have `own` and the
 /// scatter list of `pages` for themselves, and this stays where it is. From a successful
-/// [`Ctx::start`] to [`Ctx::finish`], `own.job` is what was begun, counted by its QP.
+/// `Ctx::start` to `Ctx::finish`, `own.job` is what was begun, counted by its QP.
 #[repr(C)]
 pub struct Ctx {
     /// What the last request completes to. The first field, to get back from it.
