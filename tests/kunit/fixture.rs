@@ -39,6 +39,7 @@ pub(crate) use link::{
 pub(crate) use mads::{
     gid,
     message,
+    own_class,
     serve,
     Mads,
     BACKLOG,

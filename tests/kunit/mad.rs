@@ -57,7 +57,7 @@ mod tests {
 
     #[test]
     fn request_says_what_was_sent() -> Result {
-        let mads = Mads::new()?;
+        let mads = Mads::with(CLASS, BACKLOG)?;
         let sent = message(Method::SEND, 0x0102_0304, b"data");
         mads.client.send(&mads.peer, &sent, &mads.env.cx)?;
         let mad = mads.server.recv(Some(LONG_MS), &mads.env.cx)?;
@@ -180,9 +180,9 @@ mod tests {
     #[test]
     fn method_is_served_once() -> Result {
         let mads = Mads::new()?;
-        check_err!(serve(&mads.env, CLASS, 1), EINVAL);
+        check_err!(serve(&mads.env, mads.server.class(), 1), EINVAL);
         mads.server.stop(&mads.env.cx);
-        serve(&mads.env, CLASS, 1)?.stop(&mads.env.cx);
+        serve(&mads.env, mads.server.class(), 1)?.stop(&mads.env.cx);
         Ok(())
     }
 

@@ -194,7 +194,7 @@ mod tests {
         mads.echo()?;
         mads.client.stop(&mads.env.cx);
         let (env, cx) = (&mads.env, &mads.env.cx);
-        let other = Agent::register(&env.dev, 1, CLASS, Methods::NONE, 0, cx)?;
+        let other = Agent::register(&env.dev, 1, mads.client.class(), Methods::NONE, 0, cx)?;
         let asked = message(Method::GET, 0, b"peer");
         let reply = other.request(&mads.peer, &asked, LONG_MS, 0, cx)?;
         check!(reply.payload().starts_with(b"peer\0"));
@@ -206,7 +206,7 @@ mod tests {
         let mads = Mads::new()?;
         check!(mads.client.device() == &mads.env.dev);
         check_eq!(mads.client.port(), 1);
-        check_eq!(mads.client.class(), CLASS);
+        check_eq!(mads.client.class(), mads.server.class());
         Ok(())
     }
 

@@ -4,11 +4,11 @@
 
 use crate::fixture::{
     message,
+    own_class,
     wait,
     Counter,
     Mads,
     BACKLOG,
-    CLASS,
     LONG_MS, //
 };
 use kernel::prelude::*;
@@ -152,7 +152,7 @@ mod tests {
     fn flood_is_dropped_and_counted() -> Result {
         const ROOM: u32 = 4;
 
-        let mads = Mads::with(CLASS, ROOM as usize)?;
+        let mads = Mads::with(own_class(), ROOM as usize)?;
         for number in 0..5 * ROOM {
             mads.tell(number)?;
         }
@@ -168,7 +168,7 @@ mod tests {
 
     #[test]
     fn no_backlog_receives_nothing() -> Result {
-        let mads = Mads::with(CLASS, 0)?;
+        let mads = Mads::with(own_class(), 0)?;
         mads.tell(0)?;
         wait(|| mads.server.dropped() == 1)?;
         check_err!(mads.server.recv(Some(0), &mads.env.cx), ETIMEDOUT);
