@@ -9,6 +9,12 @@ use super::{
 use crate::{
     bindings,
     context::Sleepable,
+    deferred::{
+        Deferred,
+        Fate,
+        Reserved,
+        Teardown, //
+    },
     device::{
         Gid,
         GidAttr, //
@@ -16,27 +22,53 @@ use crate::{
     pd::Pd,
     way, //
 };
-use core::{
-    mem::ManuallyDrop,
-    ptr::NonNull, //
-};
+use core::ptr::NonNull;
 use kernel::{
     error::from_err_ptr,
     prelude::*, //
 };
 
-/// An address handle: where a datagram goes.
-///
-/// A request borrows it from its owner, so it stays as long as the request is posted: keep it in the
-/// owner, or an `Arc` of it if several requests share it. Destroyed when it is dropped, in any
-/// context.
-///
 /// # Invariants
 ///
 /// `raw` is an address handle of `pd`.
+struct State {
+    raw: NonNull<bindings::ib_ah>,
+    pd: Pd,
+}
+
+// SAFETY: An address handle may be destroyed from any thread.
+unsafe impl Send for State {}
+
+impl Teardown for State {
+    fn teardown(&mut self, _cx: &Sleepable) -> Fate {
+        let flags = bindings::rdma_destroy_ah_flags_RDMA_DESTROY_AH_SLEEPABLE;
+        // SAFETY: By the type invariant. A request that uses the handle has borrowed it from its
+        // owner, which has come back.
+        let ret = unsafe {
+            bindings::rdma_destroy_ah_user(self.raw.as_ptr(), flags, core::ptr::null_mut())
+        };
+        if ret != 0 {
+            let dev = self.pd.device();
+            pr_err!("{dev}: an address handle could not be destroyed ({ret}); it is leaked\n");
+            return Fate::Leak;
+        }
+        Fate::Gone
+    }
+}
+
+/// An address handle: where a datagram goes.
+///
+/// A request borrows it from its owner, so it stays as long as the request is posted: keep it in the
+/// owner, or an `Arc` of it if several requests share it. It may be dropped in any context and is
+/// destroyed by a work item: some drivers (rxe) take a lock for it that must not be taken in a
+/// softirq.
+///
+/// # Invariants
+///
+/// `raw` is the address handle of `_state`.
 pub struct Ah {
     raw: NonNull<bindings::ib_ah>,
-    pd: ManuallyDrop<Pd>,
+    _state: Deferred<State>,
 }
 
 // SAFETY: An address handle does not change, and may be used and destroyed from any thread.
@@ -45,12 +77,14 @@ unsafe impl Send for Ah {}
 unsafe impl Sync for Ah {}
 
 impl Ah {
-    fn new(pd: &Pd, raw: *mut bindings::ib_ah) -> Result<Self> {
+    fn new(pd: &Pd, raw: *mut bindings::ib_ah, place: Reserved<State>) -> Result<Self> {
+        let raw = NonNull::new(from_err_ptr(raw)?).ok_or(ENOMEM)?;
         // INVARIANT: The caller has created it for this PD.
-        Ok(Self {
-            raw: NonNull::new(from_err_ptr(raw)?).ok_or(ENOMEM)?,
-            pd: ManuallyDrop::new(pd.clone()),
-        })
+        let state = place.fill(State {
+            raw,
+            pd: pd.clone(),
+        });
+        Ok(Self { raw, _state: state })
     }
 
     /// Creates the handle of an address (`rdma_create_ah`).
@@ -59,13 +93,14 @@ impl Ah {
     ///
     /// `EINVAL` if the attributes are not right for the port; `ENODATA` if the port's GID that they
     /// name is not in use; `ENOMEM`, or the driver's error.
+    #[inline(never)]
     pub fn create(pd: &Pd, attr: &Attr, _cx: &Sleepable) -> Result<Self> {
         let mut attr = attr.to_raw(pd.device())?;
+        let place = Deferred::reserve()?;
         let flags = bindings::rdma_create_ah_flags_RDMA_CREATE_AH_SLEEPABLE;
         // SAFETY: The PD is alive. The core takes a reference of its own to the GID.
-        Self::new(pd, unsafe {
-            bindings::rdma_create_ah(pd.as_raw(), &raw mut attr, flags)
-        })
+        let raw = unsafe { bindings::rdma_create_ah(pd.as_raw(), &raw mut attr, flags) };
+        Self::new(pd, raw, place)
     }
 
     /// Creates the handle of the GID `to` on RoCE, as seen from the GID `from`. That asks the
@@ -101,6 +136,7 @@ impl Ah {
     /// # Safety
     ///
     /// `header` is the header that `wc` says was received.
+    #[inline(never)]
     unsafe fn sender(
         pd: &Pd,
         wc: &bindings::ib_wc,
@@ -111,10 +147,10 @@ impl Ah {
         if pd.device().port(port).is_none() {
             return Err(EINVAL);
         }
+        let place = Deferred::reserve()?;
         // SAFETY: The PD is alive and its device has the port; the rest by the caller's promise.
-        Self::new(pd, unsafe {
-            bindings::ib_create_ah_from_wc(pd.as_raw(), wc, header, port)
-        })
+        let raw = unsafe { bindings::ib_create_ah_from_wc(pd.as_raw(), wc, header, port) };
+        Self::new(pd, raw, place)
     }
 
     #[inline]
@@ -127,20 +163,5 @@ impl Ah {
     pub(crate) fn is_of(&self, pd: *const bindings::ib_pd) -> bool {
         // SAFETY: By the type invariant; the field does not change.
         core::ptr::eq(unsafe { self.raw.as_ref() }.pd, pd)
-    }
-}
-
-impl Drop for Ah {
-    fn drop(&mut self) {
-        // SAFETY: By the type invariant. A request that uses the handle has borrowed it from its
-        // owner, which has come back. Without flags this does not sleep.
-        let ret =
-            unsafe { bindings::rdma_destroy_ah_user(self.raw.as_ptr(), 0, core::ptr::null_mut()) };
-        if ret != 0 {
-            pr_err!("an address handle could not be destroyed ({ret}); it is leaked\n");
-            return;
-        }
-        // SAFETY: Dropped once; the handle that kept it in use is gone.
-        unsafe { ManuallyDrop::drop(&mut self.pd) };
     }
 }
