@@ -14,7 +14,11 @@ use crate::fixture::{
     Ticket,
     SLOT, //
 };
-use kernel::prelude::*;
+use kernel::{
+    new_mutex,
+    prelude::*,
+    sync::Mutex, //
+};
 use rdma::{
     context::CorePolled,
     prelude::*,
@@ -117,6 +121,37 @@ impl<const N: usize> Receive<N> for Split<N> {
     }
 }
 
+/// What receives say whose they are, by the QPs that there are.
+#[pin_data]
+struct Owners {
+    #[pin]
+    qps: Mutex<KVec<Arc<Qp<Workqueue>>>>,
+    of: [Arc<Counter>; 2],
+}
+
+struct Whose {
+    buf: Buf<FromDevice>,
+    owners: Arc<Owners>,
+}
+
+impl Receive for Whose {
+    type Needs = Sleepable;
+
+    fn recv(&self) -> RecvWr<'_> {
+        RecvWr::new([self.buf.whole_mut()])
+    }
+
+    fn done(slot: Slot<Self>, wc: &Wc, _cx: &Sleepable) {
+        let Ok(wc) = wc.result() else { return };
+        let qps = slot.owners.qps.lock();
+        for (qp, count) in qps.iter().zip(&slot.owners.of) {
+            if wc.is_of(qp) {
+                count.up();
+            }
+        }
+    }
+}
+
 #[kunit_tests(rdma_srq)]
 mod tests {
     use super::*;
@@ -137,6 +172,39 @@ mod tests {
             }
         }
         check_eq!(found, [true; 2]);
+        Ok(())
+    }
+
+    #[test]
+    fn receives_say_whose_they_are() -> Result {
+        let (env, sent) = (Env::new()?, Inbox::new()?);
+        let of = [Counter::new()?, Counter::new()?];
+        let counts = of.clone();
+        let owners = pin_init!(Owners {
+            qps <- new_mutex!(KVec::new()),
+            of: counts,
+        });
+        let owners = Arc::pin_init(owners, GFP_KERNEL)?;
+        let slot = |_| -> Result<_> {
+            Ok(Whose {
+                buf: Buf::alloc(&env.pd, 4, &env.cx)?,
+                owners: owners.clone(),
+            })
+        };
+        let (srq, cq) = (Srq::create(&env.pd, 4, slot, &env.cx)?, env.cq(64)?);
+        let one = Line::<Workqueue>::new(&env, &srq, &cq, &patient())?;
+        let two = Line::new(&env, &srq, &cq, &patient())?;
+        for line in [&one, &two] {
+            owners.qps.lock().push(line.b.qp.clone(), GFP_KERNEL)?;
+        }
+        for line in [&one, &two, &two] {
+            send(&line.a.qp, env.message(&sent, b"mine")?)?;
+        }
+        let came = wait(|| of[0].get() + of[1].get() == 3);
+        // The slots own the QPs, which have the SRQ.
+        owners.qps.lock().clear();
+        came?;
+        check_eq!((of[0].get(), of[1].get()), (1, 2));
         Ok(())
     }
 
