@@ -113,5 +113,19 @@ def replog(records=300, rounds=8):
               errors == 0 and recovered >= acknowledged >= records * rounds and verified > 0)
 
 
+@sample
+def rpc(clients=4, calls=60):
+    """Calls whose data the server reads or writes, by several clients that it has one SRQ for."""
+    subprocess.run(["dmesg", "-C"], check=True)
+    with module("rdma_rpc", f"clients={clients}", f"calls={calls}"):
+        pass
+    said = subprocess.run(["dmesg"], check=True, capture_output=True, text=True).stdout
+    found = re.search(r"puts (\d+) gets (\d+) bytes (\d+) errors (\d+)", said)
+    puts, gets, verified, errors = map(int, found.groups())
+    yield row("rpc", "called", puts + gets, verified, errors,
+              errors == 0 and puts == gets == clients * calls // 2 and verified > puts + gets and
+              said.count("a call was refused") == 1)
+
+
 def rows():
     return [r for function in SAMPLES for r in function()]

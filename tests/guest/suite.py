@@ -18,7 +18,7 @@ from pathlib import Path
 
 from demo import PAIRINGS, run
 from rping import ADDR, CONTEXTS, Instance, finish, peer, ports, wait_listening
-from samples import SAMPLES, MadPing, UdEcho, module
+from samples import SAMPLES, MadPing, UdEcho, module, rpc
 
 FLAVOUR = os.environ["flavour"]
 BUILD = Path("/rdma-rs/build")
@@ -240,6 +240,12 @@ def ud_echo_removal():
         echo.write("ask", 3)
         assert echo.stats()["echoes"] == 3, echo.stats()
     assert failed == [errno.ENODEV], failed
+
+
+@case("rpc: more clients than the server has slots")
+def rpc_crowd():
+    for row in rpc(clients=12, calls=4):
+        assert row["ok"], row
 
 
 @case("mad_ping: a signal ends the wait")

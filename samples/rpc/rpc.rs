@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Remote procedure calls with bulk data, as storage protocols make them.
+//!
+//! A client registers memory and sends a call that says where it is. The server reads the data from
+//! there (PUT) or writes them to there (GET), and answers with a SEND that invalidates the client's
+//! key. So the client has its memory for itself again when it has the answer, and lends it anew for
+//! the next call.
+//!
+//! The module plays both parts on one device when it is loaded. Several clients call at the same
+//! time, `calls` times each; and one sends nonsense, which costs it its connection, and the others
+//! nothing. Each byte is compared. What was found goes to the kernel log; an error fails the loading.
+//!
+//! - [`proto`]: what goes over the wire.
+//! - [`server`]: an SRQ whose slots go from a call to its answer, and transfers by `rdma_rw`.
+//! - [`client`]: registration, and the proof that it has ended.
+
+mod client;
+mod proto;
+mod server;
+
+use client::Caller;
+use kernel::prelude::*;
+use proto::{
+    Op,
+    CALL,
+    MAX_LEN, //
+};
+use rdma::prelude::*;
+
+struct Rpc;
+
+/// What all calls have come to.
+#[derive(Default)]
+struct Totals {
+    puts: u64,
+    gets: u64,
+    bytes: u64,
+    errors: u64,
+}
+
+/// What call `number` does, and its length: from one byte to all, each multiple of a page and not.
+fn plan(number: u32) -> (Op, usize) {
+    let op = if number % 2 == 0 { Op::Put } else { Op::Get };
+    (op, 1 + (number as usize * 4_095) % MAX_LEN)
+}
+
+/// Has every client make call `number`, all at the same time.
+fn round(callers: &mut [Caller], number: u32, totals: &mut Totals, cx: &Sleepable) -> Result {
+    let (op, len) = plan(number);
+    for caller in &mut *callers {
+        caller.call(op, number, len, cx)?;
+    }
+    for caller in callers {
+        if !caller.answer(number, len)? {
+            totals.errors += 1;
+        }
+        match op {
+            Op::Put => totals.puts += 1,
+            Op::Get => totals.gets += 1,
+        }
+        totals.bytes += len as u64;
+    }
+    Ok(())
+}
+
+fn run(client: &ClientRef, clients: u32, calls: u32, cx: &Sleepable) -> Result<Totals> {
+    let dev = client.first_device().ok_or(ENODEV)?;
+    let addr = SocketAddr::new(dev.ip_addr().ok_or(ENODEV)?, 7177);
+    let pd = Pd::alloc(&dev, cx)?;
+    let connections = clients.checked_add(1).ok_or(EINVAL)?;
+    let listener = server::serve(client, addr, connections, &pd, cx)?;
+    let mut callers = KVec::with_capacity(clients as usize, GFP_KERNEL)?;
+    for _ in 0..clients {
+        callers.push(Caller::connect(client, addr, &pd, cx)?, GFP_KERNEL)?;
+    }
+
+    let mut totals = Totals::default();
+    let mut stranger = Caller::connect(client, addr, &pd, cx)?;
+    stranger.send(&[0xff; CALL], cx)?;
+    // Its receive is flushed.
+    if stranger.answer(0, 0) != Err(EIO) {
+        totals.errors += 1;
+    }
+    for number in 0..calls {
+        round(&mut callers, number, &mut totals, cx)?;
+    }
+    drop(callers);
+    listener.destroy(cx)?;
+    Ok(totals)
+}
+
+impl Client for Rpc {
+    type Data = ();
+
+    fn init(_client: &ClientRef) -> impl PinInit<Self, Error> {
+        Ok(Rpc)
+    }
+
+    fn ready(self: Pin<&Self>, client: &ClientRef, cx: &Sleepable) -> Result {
+        let (clients, calls) = (
+            module_parameters::clients.value(),
+            module_parameters::calls.value(),
+        );
+        let totals = run(client, clients, calls, cx)?;
+        pr_info!(
+            "puts {} gets {} bytes {} errors {}\n",
+            totals.puts,
+            totals.gets,
+            totals.bytes,
+            totals.errors
+        );
+        if totals.errors != 0 {
+            return Err(EBADMSG);
+        }
+        Ok(())
+    }
+}
+
+rdma::module_rdma_client! {
+    type: Rpc,
+    name: "rdma_rpc",
+    authors: ["rdma-rs authors"],
+    description: "Remote procedure calls with bulk data in Rust",
+    license: "GPL",
+    params: {
+        clients: u32 { default: 4, description: "clients at the same time", },
+        calls: u32 { default: 60, description: "calls of each client", },
+    },
+}

@@ -1,0 +1,265 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! The server: all connections take their receives from one SRQ.
+//!
+//! A slot of the SRQ has all that a call needs, room for its data included, and goes from request to
+//! request until the call is answered. Dropping it, wherever that is, makes it wait for the next
+//! call. So nothing is allocated for a call, and as many are served at once as there are slots.
+
+use crate::proto::{
+    answer,
+    checksum,
+    pattern,
+    Call,
+    Op,
+    ANSWER,
+    CALL,
+    MAX_LEN, //
+};
+use kernel::{
+    new_mutex,
+    page::PAGE_SIZE,
+    prelude::*,
+    sync::Mutex, //
+};
+use rdma::{
+    prelude::*,
+    qp::Init,
+    rw::{
+        Ctx,
+        Rw, //
+    },
+    srq::{
+        Receive,
+        Slot,
+        Srq, //
+    },
+    wc::Success, //
+};
+
+/// How many calls are served at once. A slot is free a little after the answer has come, and a call
+/// that finds none is sent again after most of a second: so two for each of the usual clients.
+const SLOTS: u32 = 8;
+/// The pages of a call's data, and how many of them a request has.
+const PAGES: u32 = MAX_LEN.div_ceil(PAGE_SIZE) as u32;
+const SGES: u32 = 4;
+
+/// For each slot a transfer in several requests, and an answer.
+const CAPS: Caps = Caps {
+    send_sge: SGES,
+    ..Caps::new(SLOTS * (PAGES.div_ceil(SGES) + 1), 0)
+};
+
+/// To transfer pages may sleep, so the completions are handled where that is allowed.
+type ServerQp = Qp<Workqueue>;
+
+/// The connections that there are.
+#[pin_data]
+struct Connections {
+    #[pin]
+    list: Mutex<KVec<Arc<Connection>>>,
+}
+
+impl Connections {
+    /// Finds the connection that something has completed on. What a call says about itself would be
+    /// no proof of that. (A server of thousands has calls say where to look, and then asks `is_of`.)
+    fn find(&self, wc: &Success<'_>) -> Option<Arc<Connection>> {
+        let list = self.list.lock();
+        list.iter().find(|c| wc.is_of(&c.qp)).cloned()
+    }
+}
+
+struct Connection {
+    id: cm::Id,
+    qp: ServerQp,
+    all: Arc<Connections>,
+}
+
+impl Connection {
+    /// Ends the connection. A first call may overtake the message that completes the connection, and
+    /// before that the connection manager would not tell the peer.
+    fn end(&self) {
+        // Refused if it is complete.
+        let _ = self.id.notify_established();
+        self.id.disconnect_later();
+    }
+
+    fn forget(&self) {
+        self.all.list.lock().retain(|c| !core::ptr::eq(&**c, self));
+    }
+}
+
+impl cm::Handler for Connection {
+    /// Each connection has a last event, after which nothing here keeps its QP.
+    fn event(&self, event: cm::Event<'_>, _cx: &Sleepable) {
+        if !matches!(event, cm::Event::Established { .. } | cm::Event::Other(_)) {
+            self.forget();
+        }
+    }
+}
+
+/// Serves whoever connects to `addr`, `connections` of them at once, until the listener is dropped
+/// and the peers have disconnected.
+pub(crate) fn serve(
+    client: &ClientRef,
+    addr: SocketAddr,
+    connections: u32,
+    pd: &Pd,
+    cx: &Sleepable,
+) -> Result<cm::Listener> {
+    let list = pin_init!(Connections { list <- new_mutex!(KVec::new()) });
+    let all = Arc::pin_init(list, GFP_KERNEL)?;
+    let slot = |_| Request::new(all.clone(), pd, cx);
+    let srq = Srq::create(pd, SLOTS, slot, cx)?;
+
+    let port = pd.device().port(1).ok_or(ENODEV)?;
+    let contexts = SLOTS * port.rw_contexts(PAGES);
+    let requests = CAPS.send_wr + port.rw_requests(contexts);
+    let entries = connections
+        .checked_mul(Caps::new(requests, 0).entries())
+        .and_then(|entries| entries.checked_add(SLOTS))
+        .ok_or(EINVAL)?;
+    let cq = Cq::<Workqueue>::alloc_any(pd.device(), entries, cx)?;
+
+    let pd = pd.clone();
+    let accept = move |request: cm::Request<'_>, cx: &Sleepable| {
+        let id = request.into_id(cx)?;
+        let qp = Init::on_srq(&pd, &cq, &srq, &CAPS)
+            .rw_contexts(contexts, 1)
+            .create_for(&id, cx)?;
+        let (id2, all) = (id.clone(), all.clone());
+        let connection = Arc::new(Connection { id, qp, all }, GFP_KERNEL)?;
+        // The peer may call before `accept` returns.
+        let mut list = connection.all.list.lock();
+        list.push(connection.clone(), GFP_KERNEL)?;
+        drop(list);
+        id2.accept(connection.clone(), &cm::ConnParam::default(), cx)
+            .inspect_err(|_| connection.forget())
+    };
+    cm::Listener::new(client, addr, connections, Arc::new(accept, GFP_KERNEL)?, cx)
+}
+
+/// A call, from its arrival to the end of its answer.
+#[derive(HasCqe)]
+struct Request {
+    fetched: Cqe<Self>,
+    answered: Cqe<Self, 1>,
+    /// Where the call comes in, and the answer goes out.
+    message: Buf<Bidirectional>,
+    data: Ctx,
+    call: Option<Call>,
+    all: Arc<Connections>,
+}
+
+impl Request {
+    fn new(all: Arc<Connections>, pd: &Pd, cx: &Sleepable) -> Result<Self> {
+        Ok(Self {
+            fetched: Cqe::new(),
+            answered: Cqe::new(),
+            message: Buf::alloc(pd, CALL.max(ANSWER), cx)?,
+            data: Ctx::new(Pages::alloc(MAX_LEN, cx)?),
+            call: None,
+            all,
+        })
+    }
+
+    /// Makes the data that a call gets.
+    fn fill(&mut self, call: &Call) {
+        let mut data = self.data.cpu();
+        let bytes = data.pages().flatten().take(call.len);
+        bytes
+            .zip(pattern(call.number))
+            .for_each(|(to, byte)| *to = byte);
+    }
+
+    /// Writes the answer.
+    fn conclude(&mut self, call: &Call) {
+        let mut data = self.data.cpu();
+        let bytes = data.pages().flatten().take(call.len);
+        let sum = checksum(bytes.map(|byte| *byte));
+        self.message.cpu()[..ANSWER].copy_from_slice(&answer(call.number, sum));
+    }
+
+    /// The answer. It takes the key back that the caller has lent.
+    fn answer(&self, call: &Call) -> Result<SendWr<'_>> {
+        let sge = self.message.sge(0..ANSWER)?;
+        Ok(SendWr::send([sge]).invalidating(call.data.rkey))
+    }
+}
+
+impl Receive for Request {
+    type Needs = Sleepable;
+
+    fn recv(&self) -> RecvWr<'_> {
+        RecvWr::new([self.message.whole_mut()])
+    }
+
+    /// A call has come.
+    fn done(slot: Slot<Self>, wc: &Wc, cx: &Sleepable) {
+        // Flushed, or too long for the slot: its connection has ended.
+        let Ok(wc) = wc.result() else { return };
+        let Some(connection) = slot.all.find(&wc) else {
+            return;
+        };
+        if let Err(e) = begin(slot, &wc, &connection.qp, cx) {
+            pr_info!("a call was refused: {e:?}\n");
+            connection.end();
+        }
+    }
+}
+
+/// Begins to transfer a call's data.
+fn begin(mut slot: Slot<Request>, wc: &Success<'_>, qp: &ServerQp, cx: &Sleepable) -> Result {
+    let message = slot.message.cpu();
+    let call = message.get(..wc.byte_len()).and_then(Call::parse);
+    drop(message);
+    let call = call.ok_or(EBADMSG)?;
+    slot.call = Some(call);
+    match call.op {
+        Op::Put => qp.post_rw::<_, 0>(
+            slot,
+            |slot| Ok(Rw::read(&slot.data, 0..call.len, call.data)),
+            cx,
+        )?,
+        Op::Get => {
+            slot.fill(&call);
+            slot.conclude(&call);
+            // The data arrive first: the queue keeps its order.
+            qp.post_rw_then::<_, 1, 1>(
+                slot,
+                |slot| {
+                    let rw = Rw::write(&slot.data, 0..call.len, call.data);
+                    Ok((rw, slot.answer(&call)?))
+                },
+                cx,
+            )?;
+        }
+    }
+    Ok(())
+}
+
+impl CqeHandler for Request {
+    type Pointer = Slot<Self>;
+    type Needs = Sleepable;
+
+    /// The caller's data are here. If not, its device has refused, and the connection has ended.
+    fn done(mut slot: Slot<Self>, wc: &Wc, _cx: &Sleepable) {
+        let Ok(wc) = wc.result() else { return };
+        let (Some(connection), Some(call)) = (slot.all.find(&wc), slot.call) else {
+            return;
+        };
+        slot.conclude(&call);
+        let posted = (connection.qp).post_send::<_, 1, 1>(slot, |slot| slot.answer(&call));
+        if posted.is_err() {
+            connection.end();
+        }
+    }
+}
+
+impl CqeHandler<1> for Request {
+    type Pointer = Slot<Self>;
+    type Needs = Sleepable;
+
+    /// The answer has gone, or the connection: the slot is free.
+    fn done(_slot: Slot<Self>, _wc: &Wc, _cx: &Sleepable) {}
+}
