@@ -76,14 +76,6 @@ struct Connection {
 }
 
 impl Connection {
-    /// Ends the connection. A first call may overtake the message that completes the connection, and
-    /// before that the connection manager would not tell the peer.
-    fn end(&self) {
-        // Refused if it is complete.
-        let _ = self.id.notify_established();
-        self.id.disconnect_later();
-    }
-
     fn forget(&self) {
         self.all.list.lock().retain(|c| !core::ptr::eq(&**c, self));
     }
@@ -203,7 +195,7 @@ impl Receive for Request {
         };
         if let Err(e) = begin(slot, &wc, &connection.qp, cx) {
             pr_info!("a call was refused: {e:?}\n");
-            connection.end();
+            connection.id.disconnect_later();
         }
     }
 }
@@ -251,7 +243,7 @@ impl CqeHandler for Request {
         slot.conclude(&call);
         let posted = (connection.qp).post_send::<_, 1, 1>(slot, |slot| slot.answer(&call));
         if posted.is_err() {
-            connection.end();
+            connection.id.disconnect_later();
         }
     }
 }
