@@ -119,14 +119,36 @@ impl ClientRef {
     ///
     /// `ENOMEM`; `f` is then dropped.
     pub fn spawn(&self, flags: Flags, f: impl FnOnce(&Sleepable) + Send + 'static) -> Result {
+        self.spawn_job(flags, KBox::new(Once(Some(f)), flags)?)
+    }
+
+    /// Never inlined, so that all modules give the work item's lock one name, as lockdep wants it.
+    #[inline(never)]
+    fn spawn_job(&self, flags: Flags, mut job: KBox<dyn Job>) -> Result {
         let client = self.clone();
         let run = move || {
             // SAFETY: Work items run in process context.
-            f(&unsafe { Sleepable::assume() });
+            job.run(&unsafe { Sleepable::assume() });
+            drop(job);
             // The unload waits for the rest of this work item too: it destroys the queue.
             drop(client);
         };
         Ok(self.core().queue.get().try_spawn(flags, run)?)
+    }
+}
+
+/// What [`ClientRef::spawn`] runs.
+trait Job: Send {
+    fn run(&mut self, cx: &Sleepable);
+}
+
+struct Once<F>(Option<F>);
+
+impl<F: FnOnce(&Sleepable) + Send> Job for Once<F> {
+    fn run(&mut self, cx: &Sleepable) {
+        if let Some(f) = self.0.take() {
+            f(cx);
+        }
     }
 }
 
