@@ -1,13 +1,16 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Destroying a QP in a way that does not drain it: there is none.
+//! Destroying a QP by C's function, which does not drain it.
 
 use kernel::prelude::*;
 use rdma::prelude::*;
 
 fn end(qp: Qp<Softirq>, cx: &Sleepable) -> Result {
     #[cfg(mistake)]
-    qp.destroy_undrained(cx)?; //~ E0599 no method named `destroy_undrained`
+    // SAFETY: There is none: requests may be outstanding.
+    let _ = unsafe { rdma::bindings::ib_destroy_qp_user(qp.as_raw(), core::ptr::null_mut()) };
+    //~^ E0603 module `bindings` is private
+    //~^^ E0624 method `as_raw` is private
     #[cfg(not(mistake))]
     qp.destroy(cx)?;
     Ok(())
