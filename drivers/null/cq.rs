@@ -17,7 +17,7 @@ use rdma_bindings as bindings;
 /// The number of completion vectors.
 pub(crate) const VECTORS: i32 = 4;
 
-/// What stands in every field of a completion that is not valid, so that nobody comes to rely on it.
+/// What stands in every field of a completion that is not valid, so that nobody relies on it.
 pub(crate) const POISON: u32 = 0xdead_beef;
 
 /// The address of a QP, for completions and events.

@@ -83,8 +83,8 @@ pub enum Injection {
         /// How many.
         count: u32,
     },
-    /// The QP is connected to the one with this number, from whatever state it is in, as a connection
-    /// manager would; to nobody by a number that no QP has. Of a QP only.
+    /// The QP is connected to the one with this number, from whatever state it is in, as a
+    /// connection manager would; to nobody by a number that no QP has. Of a QP only.
     Connect {
         /// The number of the peer.
         peer: u32,

@@ -9,7 +9,7 @@
 //!
 //! The module plays both parts on one device when it is loaded. Several clients call at the same
 //! time, `calls` times each; and one sends nonsense, which costs it its connection, and the others
-//! nothing. Each byte is compared. What was found goes to the kernel log; an error fails the loading.
+//! nothing. Each byte is compared. The totals go to the kernel log; an error fails the loading.
 //!
 //! - [`proto`]: what goes over the wire.
 //! - [`server`]: an SRQ whose slots go from a call to its answer, and transfers by `rdma_rw`.

@@ -2,8 +2,8 @@
 
 //! The server: all connections take their receives from one SRQ.
 //!
-//! A slot of the SRQ has all that a call needs, room for its data included, and goes from request to
-//! request until the call is answered. Dropping it, wherever that is, makes it wait for the next
+//! A slot of the SRQ has all that a call needs, room for its data included, and goes from request
+//! to request until the call is answered. Dropping it, wherever that is, makes it wait for the next
 //! call. So nothing is allocated for a call, and as many are served at once as there are slots.
 
 use crate::proto::{
@@ -62,7 +62,7 @@ struct Connections {
 
 impl Connections {
     /// Finds the connection that something has completed on. What a call says about itself would be
-    /// no proof of that. (A server of thousands has calls say where to look, and then asks `is_of`.)
+    /// no proof of that. (A server of thousands has them say where to look, then asks `is_of`.)
     fn find(&self, wc: &Success<'_>) -> Option<Arc<Connection>> {
         let list = self.list.lock();
         list.iter().find(|c| wc.is_of(&c.qp)).cloned()

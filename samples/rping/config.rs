@@ -4,20 +4,20 @@
 //!
 //! `mkdir` in `/sys/kernel/config/rdma_rping` makes an instance, with these files:
 //!
-//! | file         | content                                                                        |
-//! |--------------|--------------------------------------------------------------------------------|
-//! | `addr`       | IPv4 or IPv6 address to listen on or to connect to                             |
-//! | `port`       | its port                                                                       |
-//! | `size`       | bytes of a ping (client)                                                       |
-//! | `count`      | number of pings, 0 for no end (client)                                         |
-//! | `context`    | `direct`, `softirq`, `workqueue` or `unbound_workqueue`                        |
-//! | `validate`   | whether to look at the data                                                    |
-//! | `timeout_ms` | a connection ends if no ping begins or ends for that long or a quarter longer  |
-//! | `listen`     | 1 starts the server, 0 stops it                                                |
-//! | `connect`    | 1 runs the client; the write returns at its end, with an error if it fails     |
-//! | `state`      | `idle`, `listening`, `connecting`, `running`, `done` or `failed`               |
-//! | `reason`     | why the last connection ended                                                  |
-//! | `stats`      | counters since the last start, one a line                                      |
+//! | file         | content                                                                |
+//! |--------------|------------------------------------------------------------------------|
+//! | `addr`       | IPv4 or IPv6 address to listen on or to connect to                     |
+//! | `port`       | its port                                                               |
+//! | `size`       | bytes of a ping (client)                                               |
+//! | `count`      | number of pings, 0 for no end (client)                                 |
+//! | `context`    | `direct`, `softirq`, `workqueue` or `unbound_workqueue`                |
+//! | `validate`   | whether to look at the data                                            |
+//! | `timeout_ms` | a connection ends after that long, or a quarter longer, without a ping |
+//! | `listen`     | 1 starts the server, 0 stops it                                        |
+//! | `connect`    | 1 runs the client; the write returns at its end, with its error        |
+//! | `state`      | `idle`, `listening`, `connecting`, `running`, `done` or `failed`       |
+//! | `reason`     | why the last connection ended                                          |
+//! | `stats`      | counters since the last start, one a line                              |
 //!
 //! The first seven can be changed while the instance does not run. `rmdir` stops a server; while a
 //! client runs, `rmdir` waits for its end, as configfs has it wait for every write.

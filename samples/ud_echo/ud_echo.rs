@@ -75,7 +75,7 @@ impl Ends {
         Ok(Arc::new(this, GFP_KERNEL)?)
     }
 
-    /// Returns the address that this host is known by: the first one of RoCE v2 that needs no scope.
+    /// Returns the address that this host is known by: the first of RoCE v2 that has no scope.
     fn gid(&self) -> Result<GidAttr> {
         let port = self.pd.device().port(PORT).ok_or(ENODEV)?;
         let global = |gid: Gid| !Ipv6Addr::from(gid.0).is_unicast_link_local();

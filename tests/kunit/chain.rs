@@ -37,8 +37,8 @@ fn thrice<'a>(m: &'a Message, chain: &mut Chain<'a, 3>) -> Result {
     add(m, chain)
 }
 
-/// Posts sends that find no receive until the queue has room for `room` more only, and returns their
-/// number.
+/// Posts sends that find no receive until the queue has room for `room` more only, and returns
+/// their number.
 fn fill(pair: &Pair<Softirq>, inbox: &Arc<Inbox>, room: usize) -> Result<usize> {
     let size = pair.a.query(&pair.env.cx)?.caps().send_wr as usize;
     for _ in room..size {

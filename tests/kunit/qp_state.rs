@@ -59,8 +59,8 @@ mod tests {
         Ok(())
     }
 
-    /// With the next test this proves that the tables are the same: a change is legal in C if it has
-    /// what is required and nothing that is neither required nor optional.
+    /// With the next test this proves that the tables are the same: a change is legal in C if it
+    /// has what is required and nothing that is neither required nor optional.
     #[test]
     fn required_attributes_are_those_of_c() -> Result {
         for_all(|service, from, to| {

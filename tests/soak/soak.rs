@@ -50,8 +50,8 @@ struct Run {
     done: Completion,
 }
 
-/// An owner, which posts itself again each time that it comes back. Only one has it at a time, so it
-/// counts without atomics.
+/// An owner, which posts itself again each time that it comes back. Only one has it at a time, so
+/// it counts without atomics.
 #[derive(HasCqe)]
 struct Owner<C: Provides<context::Atomic>> {
     cqe: Cqe<Self>,

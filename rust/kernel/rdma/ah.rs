@@ -2,8 +2,8 @@
 
 //! Addresses of packets.
 //!
-//! An [`Attr`] says where packets go; an [`Ah`] is made from it, or from a GID, or from whoever sent
-//! a datagram, and names the destination of datagrams.
+//! An [`Attr`] says where packets go; an [`Ah`] is made from it, or from a GID, or from whoever
+//! sent a datagram, and names the destination of datagrams.
 //!
 //! C header: [`include/rdma/ib_verbs.h`](srctree/include/rdma/ib_verbs.h) (`struct rdma_ah_attr`)
 

@@ -234,7 +234,8 @@ pub(crate) unsafe fn take<T: CqeHandler<ID>, const ID: u64>(
     unsafe { T::Pointer::from_cqe(cqe) }
 }
 
-/// Hands a completion, which has come to a callback of this crate, on to that of the request's owner.
+/// Hands a completion, which has come to a callback of this crate, on to that of the request's
+/// owner.
 ///
 /// # Safety
 ///

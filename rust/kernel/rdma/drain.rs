@@ -32,8 +32,8 @@ use kernel::{
 /// How long a drain may take before the QP is given up, in milliseconds.
 pub(crate) const PATIENCE_MS: u32 = 60_000;
 
-/// The length of one wait, in milliseconds. CQs that nobody else polls are polled, and full queues tried again,
-/// this often.
+/// The length of one wait, in milliseconds. CQs that nobody else polls are polled, and full queues
+/// tried again, this often.
 const STEP_MS: u32 = 10;
 
 /// How many completions of such a CQ are processed in a row, and how many rows in a step.
@@ -265,9 +265,9 @@ unsafe fn last_wqe_reached(qp: *mut bindings::ib_qp, cq: &cq::Inner, left: &mut 
 ///
 /// # Safety
 ///
-/// `qp` is a valid QP that completes to the two CQs. If it is on an SRQ they are the same, and not a
-/// direct one. If it is for datagrams, `nowhere` is an address handle of its PD; without one nothing
-/// was posted to its send queue.
+/// `qp` is a valid QP that completes to the two CQs. If it is on an SRQ they are the same, and not
+/// a direct one. If it is for datagrams, `nowhere` is an address handle of its PD; without one
+/// nothing was posted to its send queue.
 pub(crate) unsafe fn drain(
     qp: *mut bindings::ib_qp,
     send_cq: &cq::Inner,

@@ -266,7 +266,7 @@ impl<D: Direction, M: Memory<D>> Region<D, M> {
     ///
     /// # Errors
     ///
-    /// `EINVAL` if the range is empty or not inside of the region; `ENOKEY` if it is not registered.
+    /// `EINVAL` if the range is empty or outside the region; `ENOKEY` if it is not registered.
     pub fn remote(&self, range: Range<usize>) -> Result<Remote> {
         if range.start >= range.end || range.end > self.len() {
             return Err(EINVAL);

@@ -178,8 +178,8 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
     /// Moves the QP to the error state and waits until every request that was posted has completed
     /// (`ib_drain_qp`).
     ///
-    /// Their handlers have then returned, too, but for those of a direct CQ that another thread, or a
-    /// caller of this one, is processing. What is posted meanwhile is flushed as well, some time.
+    /// Their handlers have then returned, too, but for those of a direct CQ that another thread, or
+    /// a caller of this one, is processing. What is posted meanwhile is flushed as well, some time.
     ///
     /// # Errors
     ///

@@ -4,8 +4,8 @@
 //!
 //! A target moves bulk data by RDMA READ and WRITE between its own pages and memory that the
 //! initiator has registered. `rdma_rw` maps the pages, makes the requests (on some devices with
-//! registrations of its own), and cleans up after them. Here a [`Ctx`] owns the pages, and is a part
-//! of the owner that is moved into the send queue.
+//! registrations of its own), and cleans up after them. Here a [`Ctx`] owns the pages, and is a
+//! part of the owner that is moved into the send queue.
 //!
 //! # Examples
 //!
@@ -94,8 +94,8 @@ impl<'a> Rw<'a> {
         }
     }
 
-    /// Reads as many bytes of the peer, from `remote` on, as `range` is long, into that range of the
-    /// pages (RDMA READ).
+    /// Reads as many bytes of the peer, from `remote` on, as `range` is long, into that range of
+    /// the pages (RDMA READ).
     pub fn read(ctx: &'a Ctx, range: Range<usize>, remote: Remote) -> Self {
         let dir = bindings::dma_data_direction::DMA_FROM_DEVICE;
         Self::new(ctx, range, remote, dir)

@@ -46,7 +46,8 @@ use kernel::{
 ///
 /// # Invariants
 ///
-/// The table of `pages` is mapped in direction `dir` for the device of `pd`, which is `raw_pd` to C.
+/// The table of `pages` is mapped in direction `dir` for the device of `pd`, which C has as
+/// `raw_pd`.
 pub(crate) struct RawSg {
     pages: ManuallyDrop<Pages>,
     dir: bindings::dma_data_direction,

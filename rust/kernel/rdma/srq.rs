@@ -149,8 +149,8 @@ impl<T: Receive<N>, const N: usize> Srq<T, N> {
         Self::with_events(pd, slots, init, Events::none(), cx)
     }
 
-    /// As [`Srq::create`]; `events` is called for each event of the SRQ, in any context: it must not
-    /// sleep.
+    /// As [`Srq::create`]; `events` is called for each event of the SRQ, in any context: it must
+    /// not sleep.
     ///
     /// # Errors
     ///

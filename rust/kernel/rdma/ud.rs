@@ -2,8 +2,8 @@
 
 //! Datagrams.
 //!
-//! A [`UdQp`] sends to whoever an [`Ah`] and a QP number name, and receives from everybody who knows
-//! its Q_Key. Datagrams may get lost. A received one comes with 40 bytes of header in front:
+//! A [`UdQp`] sends to whoever an [`Ah`] and a QP number name, and receives from everybody who
+//! knows its Q_Key. Datagrams may get lost. A received one comes with 40 bytes of header in front:
 //! [`Datagram`] takes them apart.
 //!
 //! # Examples
@@ -78,8 +78,8 @@ use kernel::{
 /// The number that a datagram to a multicast group is sent to.
 pub const MULTICAST_QPN: u32 = 0xff_ffff;
 
-/// The length of the header in front of each received datagram, in bytes: a receive has to have room
-/// for it, before the payload.
+/// The length of the header in front of each received datagram, in bytes: a receive has to have
+/// room for it, before the payload.
 pub const HEADER: usize = crate::ah::HEADER;
 
 /// What the QP of datagrams needs at its end, beyond other QPs.

@@ -205,8 +205,8 @@ impl Success<'_> {
     /// Says whether the CQ's own poller is dispatching this completion.
     ///
     /// That poller takes one completion after the other, in their order. Others may take some
-    /// concurrently (the callers of `ib_process_cq_direct`, among them C's drain of an SRQ), but not
-    /// into the CQ's array.
+    /// concurrently (the callers of `ib_process_cq_direct`, among them C's drain of an SRQ), but
+    /// not into the CQ's array.
     pub(crate) fn is_polled_by(&self, cq: &bindings::ib_cq) -> bool {
         let array = cq.wc.cast_const();
         let batch = array..array.wrapping_add(POLL_BATCH);

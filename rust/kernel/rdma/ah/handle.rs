@@ -58,9 +58,9 @@ impl Teardown for State {
 
 /// An address handle: where a datagram goes.
 ///
-/// A request borrows it from its owner, so it stays as long as the request is posted: keep it in the
-/// owner, or an `Arc` of it if several requests share it. It may be dropped in any context and is
-/// destroyed by a work item: some drivers (rxe) take a lock for it that must not be taken in a
+/// A request borrows it from its owner, so it stays as long as the request is posted: keep it in
+/// the owner, or an `Arc` of it if several requests share it. It may be dropped in any context and
+/// is destroyed by a work item: some drivers (rxe) take a lock for it that must not be taken in a
 /// softirq.
 ///
 /// # Invariants

@@ -32,8 +32,8 @@ impl Id {
     /// # Errors
     ///
     /// `ECONNREFUSED` if the peer rejects; `EINVAL` without a QP or with too much private data;
-    /// `EBUSY` if the id has a handler already; `ENODEV` if its device goes; the errors of waiting as
-    /// for [`Id::resolve_addr`]; or the connection manager's error.
+    /// `EBUSY` if the id has a handler already; `ENODEV` if its device goes; the errors of waiting
+    /// as for [`Id::resolve_addr`]; or the connection manager's error.
     pub fn connect(
         &self,
         handler: Arc<dyn Handler>,

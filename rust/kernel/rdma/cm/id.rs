@@ -120,9 +120,9 @@ impl Id {
     /// # Errors
     ///
     /// `ETIMEDOUT` or `EHOSTUNREACH` if nobody has the address, `ENODEV` if the device is not the
-    /// client's (any more), `ERESTARTSYS` on a signal, `ECANCELED` after [`Id::disconnect`], `EBUSY`
-    /// if another step is waited for, `EDEADLK` in a callback of the connection manager. After an
-    /// error drop the id: it may keep the device from going.
+    /// client's (any more), `ERESTARTSYS` on a signal, `ECANCELED` after [`Id::disconnect`],
+    /// `EBUSY` if another step is waited for, `EDEADLK` in a callback of the connection manager.
+    /// After an error drop the id: it may keep the device from going.
     pub fn resolve_addr(&self, dst: SocketAddr, timeout_ms: u32, _cx: &Sleepable) -> Result {
         let mut dst = SockAddr::from(dst);
         let timeout = timeout_ms.try_into()?;

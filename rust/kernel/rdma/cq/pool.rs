@@ -70,7 +70,8 @@ fn get(
 ///
 /// # Safety
 ///
-/// `cq` is a pooled CQ of which the caller has that many entries, and no QP of the caller's uses it.
+/// `cq` is a pooled CQ of which the caller has that many entries, and no QP of the caller's uses
+/// it.
 pub(super) unsafe fn put(cq: *mut bindings::ib_cq, entries: u32, _cx: &Sleepable) {
     // SAFETY: The CQ is there, and the union is what the context says.
     unsafe {

@@ -76,7 +76,7 @@ impl<D: Direction> Raw for Buf<D> {
 
     unsafe fn map(&self, mr: *mut bindings::ib_mr) -> (c_int, u32) {
         let raw = self.raw();
-        // SAFETY: By the caller's promise; the buffer is mapped for the device, and its length fits.
+        // SAFETY: By the caller's promise; the buffer is mapped for the device and its length fits.
         let mapped = unsafe { bindings::rdma_helper_map_mr(mr, raw.addr(), raw.len() as u32) };
         (mapped, 1)
     }

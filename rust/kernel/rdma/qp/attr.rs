@@ -217,8 +217,8 @@ impl Attr {
         self.set(AttrMask::RNR_RETRY, |raw| raw.rnr_retry = count)
     }
 
-    /// Sets whether there is an [`Event::SQ_DRAINED`](super::Event::SQ_DRAINED) once the send queue is
-    /// drained.
+    /// Sets whether there is an [`Event::SQ_DRAINED`](super::Event::SQ_DRAINED) once the send queue
+    /// is drained.
     pub fn sqd_notify(self, notify: bool) -> Self {
         self.set(AttrMask::SQD_NOTIFY, |raw| {
             raw.en_sqd_async_notify = notify.into();

@@ -25,8 +25,8 @@ use kernel::prelude::*;
 
 /// Requests of one owner that are posted one after the other, with a signaled one at the end.
 ///
-/// If it is dropped before [`Batch::finish`], and something was posted, the QP keeps the owner until
-/// a drain has proved that it is out of use.
+/// If it is dropped before [`Batch::finish`], and something was posted, the QP keeps the owner
+/// until a drain has proved that it is out of use.
 ///
 /// # Invariants
 ///

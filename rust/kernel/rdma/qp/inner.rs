@@ -121,8 +121,9 @@ impl Recv {
 ///
 /// # Invariants
 ///
-/// `raw` was created by `owner`, completes to the CQs of the leases and belongs to `pd`. Its context is
-/// `context`, if it has one. If its receives are shared these CQs are the same, and not a direct one.
+/// `raw` was created by `owner`, completes to the CQs of the leases and belongs to `pd`. Its
+/// context is `context`, if it has one. If its receives are shared these CQs are the same, and not
+/// a direct one.
 pub(crate) struct Inner {
     pub(crate) raw: NonNull<bindings::ib_qp>,
     owner: Owner,

@@ -217,7 +217,8 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
     ///
     /// # Errors
     ///
-    /// As [`Qp::drain`]; `EPERM` if the QP is a connection manager's or on an SRQ; or the driver's error.
+    /// As [`Qp::drain`]; `EPERM` if the QP is a connection manager's or on an SRQ; or the driver's
+    /// error.
     pub fn reset(&mut self, cx: &Sleepable) -> Result {
         self.inner.reset(cx)
     }

@@ -92,8 +92,8 @@ impl Parked {
         }
     }
 
-    /// Takes all owners out, to be dropped once the requests that were posted before this are proved
-    /// to be complete.
+    /// Takes all owners out, to be dropped once the requests that were posted before this are
+    /// proved to be complete.
     pub(super) fn take(&self) -> Taken<'_> {
         // INVARIANT: The list is empty now, and its nodes are in what is returned.
         Taken {

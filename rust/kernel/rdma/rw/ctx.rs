@@ -138,8 +138,8 @@ impl Ctx {
         };
         let first = nth(self.pages.table.sgl, skipped);
         let last = nth(first, count - 1);
-        // SAFETY: The state makes this the only user of the list and of `own`. C transfers all of an
-        // entry, so the last one has to end where the range does.
+        // SAFETY: The state makes this the only user of the list and of `own`. C transfers all of
+        // an entry, so the last one has to end where the range does.
         let own = unsafe {
             let len = (*last).length;
             (*last).length = (end - (skipped + count - 1) * PAGE_SIZE) as u32;
@@ -263,9 +263,9 @@ impl Drop for Ctx {
 ///
 /// Called by the RDMA core for the last request of a transfer.
 unsafe extern "C" fn transferred(cq: *mut bindings::ib_cq, wc: *mut bindings::ib_wc) {
-    // SAFETY: `wc` is valid during this call. The request was posted with the address of a context's
-    // first field; its owner keeps the context until its callback has it back. This is the last
-    // request, so none is outstanding.
+    // SAFETY: `wc` is valid during this call. The request was posted with the address of a
+    // context's first field; its owner keeps the context until its callback has it back. This is
+    // the last request, so none is outstanding.
     unsafe {
         let ctx = &*(*(*wc).__bindgen_anon_1.wr_cqe).cast_const().cast::<Ctx>();
         if let Some(user) = ctx.finish() {

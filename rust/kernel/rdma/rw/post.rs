@@ -139,8 +139,8 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
         unsafe { self.post_plan(owner, &plan, core::ptr::null_mut(), cx) }
     }
 
-    /// As [`Qp::post_rw`], followed by a request that completes in its stead: data, then the message
-    /// that says so.
+    /// As [`Qp::post_rw`], followed by a request that completes in its stead: data, then the
+    /// message that says so.
     ///
     /// # Errors
     ///

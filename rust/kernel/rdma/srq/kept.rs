@@ -19,8 +19,8 @@ const UNKNOWN: i32 = 1 << 30;
 ///
 /// # Invariants
 ///
-/// [`UNKNOWN`] less those that came back, until [`Kept::wait_for`] has said how many were kept; from
-/// then on those that are still kept.
+/// [`UNKNOWN`] less those that came back, until [`Kept::wait_for`] has said how many were kept;
+/// from then on those that are still kept.
 pub(crate) struct Kept(Atomic<i32>);
 
 impl Kept {
@@ -29,8 +29,8 @@ impl Kept {
         Self(Atomic::new(UNKNOWN))
     }
 
-    /// A slot has come back. Says whether it was the last one that is waited for: the waiter is then
-    /// to be told, and nothing else may be touched.
+    /// A slot has come back. Says whether it was the last one that is waited for: the waiter is
+    /// then to be told, and nothing else may be touched.
     ///
     /// Full ordering: all use of any slot happens before the waiter is told.
     #[must_use]
@@ -38,8 +38,8 @@ impl Kept {
         self.0.fetch_sub(1, Full) == 1
     }
 
-    /// Says how many slots were kept when they began to be counted, and whether some still are: then
-    /// the last one will tell.
+    /// Says how many slots were kept when they began to be counted, and whether some still are:
+    /// then the last one will tell.
     ///
     /// Full ordering: all use of slots that came back has happened.
     #[must_use]

@@ -54,8 +54,8 @@ const REPORT_MS: u32 = 10_000;
 ///
 /// - `raw` is an SRQ that can be posted to, until `closed` was set and an RCU grace period has
 ///   passed.
-/// - `kept` counts the slots that come back after `closed` was set; `back` is completed when the last
-///   one comes.
+/// - `kept` counts the slots that come back after `closed` was set; `back` is completed when the
+///   last one comes.
 #[pin_data]
 pub(super) struct Queue {
     raw: NonNull<bindings::ib_srq>,
@@ -141,8 +141,8 @@ impl Queue {
         self.closed.store(true, Relaxed);
         // After this nobody is posting, and who drops a slot sees that the queue is closed.
         rcu::synchronize_rcu();
-        // No QP is there, so no slot is handed out any more, and each one that was when the queue was
-        // closed still says so.
+        // No QP is there, so no slot is handed out any more, and each one that was when the queue
+        // was closed still says so.
         if !self.kept.wait_for(entries.handed_out()) {
             return;
         }
@@ -235,7 +235,8 @@ pub(super) fn check(pd: &Pd, slots: u32, sges: u32) -> Result {
     Ok(())
 }
 
-/// Creates an SRQ, after [`check`]. Not generic, so that what it needs at its end is code of this module.
+/// Creates an SRQ, after [`check`]. Not generic, so that what it needs at its end is code of this
+/// module.
 #[inline(never)]
 pub(super) fn create(
     pd: &Pd,
