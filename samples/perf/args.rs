@@ -1,0 +1,174 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! What a run is to do: a line of `key=value`.
+//!
+//! | key       | value                                                            | default    |
+//! |-----------|------------------------------------------------------------------|------------|
+//! | `load`    | `send_lat`, `write_lat`, `read_lat`, `send_rate`, `write_rate`,  |            |
+//! |           | `read_rate`, `void_rate`, `reg_rate`, `connect_rate`             | `send_lat` |
+//! | `device`  | the device of the client's end                                   | `rxe0`     |
+//! | `peer`    | the device of the other end                                      | `device`   |
+//! | `context` | `direct`, `batch`, `static`, `softirq`, `workqueue`,             |            |
+//! |           | `unbound_workqueue`                                              | `softirq`  |
+//! | `size`    | bytes of a request                                               | 64         |
+//! | `depth`   | requests in flight on a QP                                       | 16         |
+//! | `signal`  | every how manieth request is signaled                            | 1          |
+//! | `qps`     | number of QPs                                                    | 1          |
+//! | `count`   | operations to measure                                            | 1000       |
+//! | `warmup`  | operations before these                                          | 100        |
+//! | `addr`    | address to connect to                                            | 127.0.0.1  |
+//! | `port`    | its port                                                         | 7471       |
+
+use core::{
+    net::{
+        IpAddr,
+        Ipv4Addr,
+        SocketAddr, //
+    },
+    ops::RangeInclusive,
+    str::FromStr, //
+};
+use kernel::prelude::*;
+
+macro_rules! names {
+    ($(#[$doc:meta])* $type:ident { $($variant:ident = $name:literal),* $(,)? }) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, PartialEq, Eq)]
+        pub(crate) enum $type {
+            $($variant),*
+        }
+
+        impl FromStr for $type {
+            type Err = Error;
+
+            fn from_str(name: &str) -> Result<Self> {
+                match name {
+                    $($name => Ok(Self::$variant),)*
+                    _ => Err(EINVAL),
+                }
+            }
+        }
+    };
+}
+
+names! {
+    /// What is measured.
+    Load {
+        SendLat = "send_lat",
+        WriteLat = "write_lat",
+        ReadLat = "read_lat",
+        SendRate = "send_rate",
+        WriteRate = "write_rate",
+        ReadRate = "read_rate",
+        VoidRate = "void_rate",
+        RegRate = "reg_rate",
+        ConnectRate = "connect_rate",
+    }
+}
+
+names! {
+    /// How completions are come by.
+    Context {
+        Direct = "direct",
+        Batch = "batch",
+        Static = "static",
+        Softirq = "softirq",
+        Workqueue = "workqueue",
+        UnboundWorkqueue = "unbound_workqueue",
+    }
+}
+
+/// What a run is to do.
+pub(crate) struct Args<'a> {
+    pub(crate) load: Load,
+    pub(crate) device: &'a str,
+    pub(crate) peer: &'a str,
+    pub(crate) context: Context,
+    pub(crate) size: usize,
+    pub(crate) depth: u32,
+    pub(crate) signal: u32,
+    pub(crate) qps: u32,
+    pub(crate) count: u32,
+    pub(crate) warmup: u32,
+    #[expect(dead_code)]
+    pub(crate) addr: SocketAddr,
+}
+
+/// The words of a line, each of which is to be taken once.
+struct Words<'a> {
+    text: &'a str,
+    taken: usize,
+}
+
+impl<'a> Words<'a> {
+    /// Takes the value of a key, if it is there.
+    fn value(&mut self, key: &str) -> Result<Option<&'a str>> {
+        let words = self.text.split_ascii_whitespace();
+        let mut values = words.filter_map(|word| word.split_once('=').filter(|(k, _)| *k == key));
+        let value = values.next().map(|(_, value)| value);
+        if values.next().is_some() {
+            pr_err!("{key} is there twice\n");
+            return Err(EINVAL);
+        }
+        self.taken += usize::from(value.is_some());
+        Ok(value)
+    }
+
+    fn parse<T: FromStr>(&mut self, key: &str, default: T) -> Result<T> {
+        match self.value(key)? {
+            None => Ok(default),
+            Some(value) => value.parse().map_err(|_| {
+                pr_err!("{key}={value}: there is no such value\n");
+                EINVAL
+            }),
+        }
+    }
+
+    fn number(&mut self, key: &str, default: u32, range: RangeInclusive<u32>) -> Result<u32> {
+        let number = self.parse(key, default)?;
+        if !range.contains(&number) {
+            let (first, last) = range.into_inner();
+            pr_err!("{key}={number}: {first} to {last} are possible\n");
+            return Err(EINVAL);
+        }
+        Ok(number)
+    }
+
+    /// Looks whether all words were taken.
+    fn end(self) -> Result {
+        if self.taken != self.text.split_ascii_whitespace().count() {
+            pr_err!("there are words that are no key=value, or whose key is not known\n");
+            return Err(EINVAL);
+        }
+        Ok(())
+    }
+}
+
+impl<'a> Args<'a> {
+    pub(crate) fn parse(text: &'a str) -> Result<Self> {
+        let mut words = Words { text, taken: 0 };
+        let load = words.parse("load", Load::SendLat)?;
+        let is_lat = matches!(load, Load::SendLat | Load::WriteLat | Load::ReadLat);
+        let device = words.value("device")?.unwrap_or("rxe0");
+        let depth = words.number("depth", 16, 1..=1024)?;
+        let max_size = if is_lat { 1 << 16 } else { 1 << 20 };
+        let args = Self {
+            load,
+            device,
+            peer: words.value("peer")?.unwrap_or(device),
+            context: words.parse("context", Context::Softirq)?,
+            size: words.number("size", 64, 1..=max_size)? as usize,
+            depth,
+            signal: words.number("signal", 1, 1..=depth)?,
+            qps: words.number("qps", 1, 1..=1024)?,
+            count: words.number("count", 1_000, 1..=u32::MAX)?,
+            warmup: words.number("warmup", 100, 0..=u32::MAX)?,
+            addr: SocketAddr::new(
+                words.parse("addr", IpAddr::V4(Ipv4Addr::LOCALHOST))?,
+                words.number("port", 7471, 1..=65535)? as u16,
+            ),
+        };
+        words.end()?;
+        Ok(args)
+    }
+}

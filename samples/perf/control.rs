@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! The files: one run at a time, and what has come of the last.
+
+use crate::{
+    args::Args,
+    run::{
+        run as run_args,
+        Report, //
+    }, //
+};
+use kernel::{
+    fmt,
+    new_mutex,
+    prelude::*,
+    sync::Mutex,
+    uaccess::UserSliceReader, //
+};
+use rdma::prelude::*;
+
+/// The longest line that can be written.
+const LINE: usize = 512;
+
+#[pin_data]
+pub(crate) struct Control {
+    client: ClientRef,
+    /// Locked while there is a run.
+    #[pin]
+    running: Mutex<()>,
+    #[pin]
+    report: Mutex<Option<Report>>,
+}
+
+impl Control {
+    pub(crate) fn new(client: &ClientRef) -> Result<Arc<Self>> {
+        let init = pin_init!(Self {
+            client: client.clone(),
+            running <- new_mutex!(()),
+            report <- new_mutex!(None),
+        });
+        Arc::pin_init(init, GFP_KERNEL)
+    }
+}
+
+/// Runs what is written.
+pub(crate) fn run(control: &Arc<Control>, reader: &mut UserSliceReader) -> Result {
+    let mut line = [0; LINE];
+    let line = line.get_mut(..reader.len()).ok_or(EINVAL)?;
+    reader.read_slice(line)?;
+    let line = core::str::from_utf8(line).map_err(|_| EINVAL)?;
+    let Some(_running) = control.running.try_lock() else {
+        pr_err!("there is a run already\n");
+        return Err(EBUSY);
+    };
+    let args = Args::parse(line)?;
+    let cx = Sleepable::current()?;
+    // What was there is not what comes of this, even if it fails.
+    *control.report.lock() = None;
+    let report = run_args(&control.client, &args, &cx)
+        .inspect_err(|e| pr_err!("{}: {e:?}\n", line.trim()))?;
+    *control.report.lock() = Some(report);
+    Ok(())
+}
+
+pub(crate) fn result(control: &Arc<Control>, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    match &*control.report.lock() {
+        None => Ok(()),
+        Some(report) => f.write_fmt(fmt!("{}", report.figures)),
+    }
+}
+
+/// One latency a line, in nanoseconds.
+pub(crate) fn samples(control: &Arc<Control>, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    if let Some(report) = &*control.report.lock() {
+        for ns in report.samples.iter() {
+            f.write_fmt(fmt!("{ns}\n"))?;
+        }
+    }
+    Ok(())
+}

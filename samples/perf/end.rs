@@ -1,0 +1,143 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! One end: what is made of a device.
+
+use crate::{
+    poll::{
+        Mode,
+        Owner, //
+    },
+    run::Run, //
+};
+use kernel::{
+    prelude::*,
+    sync::atomic::{
+        Acquire,
+        Atomic as AtomicCell,
+        Release, //
+    },
+    time::{
+        delay::fsleep,
+        Delta, //
+    }, //
+};
+use rdma::{
+    prelude::*,
+    qp::Attr, //
+};
+
+/// How often to look whether something has happened, and for how long.
+const NAP: Delta = Delta::from_micros(200);
+const NAPS: u32 = 50_000;
+
+/// Waits until a condition holds.
+fn until(mut condition: impl FnMut() -> Result<bool>) -> Result {
+    for _ in 0..NAPS {
+        if condition()? {
+            return Ok(());
+        }
+        fsleep(NAP);
+    }
+    Err(ETIME)
+}
+
+/// A PD, a CQ for all requests of this end, and QPs.
+pub(crate) struct End<C: PollContext> {
+    pub(crate) pd: Pd,
+    pub(crate) cq: Cq<C>,
+    pub(crate) qps: KVec<Arc<Qp<C>>>,
+    region: Option<Arc<Memory>>,
+}
+
+impl<C: PollContext + Provides<Atomic>> End<C> {
+    pub(crate) fn new(dev: &Device, qps: u32, caps: &Caps, cx: &Sleepable) -> Result<Self> {
+        let pd = Pd::alloc(dev, cx)?;
+        let entries = caps.entries().checked_mul(qps).ok_or(EINVAL)?;
+        let cq = Cq::alloc(dev, entries, 0, cx)?;
+        let mut end = Self {
+            pd,
+            cq,
+            qps: KVec::with_capacity(qps as usize, GFP_KERNEL)?,
+            region: None,
+        };
+        for _ in 0..qps {
+            let qp = Qp::create_raw(&end.pd, &end.cq, &end.cq, caps, cx)?;
+            end.qps.push(Arc::new(qp, GFP_KERNEL)?, GFP_KERNEL)?;
+        }
+        Ok(end)
+    }
+
+    /// Registers `size` bytes that the peer may read and write, and returns where it finds them.
+    pub(crate) fn lend<M: Mode<Cq = C>>(&mut self, size: usize, cx: &Sleepable) -> Result<Remote> {
+        let qp = self.qps.first().ok_or(EINVAL)?;
+        let memory = Memory {
+            reg: Cqe::new(),
+            region: Region::new(SgBuf::alloc(&self.pd, size, cx)?, cx)?,
+            registered: AtomicCell::new(false),
+        };
+        let memory = Arc::new(memory, GFP_KERNEL)?;
+        self.region = Some(memory.clone());
+        let remote = qp.post_reg(memory.clone(), |m| RegWr::remote_read_write(&m.region))?;
+        until(|| {
+            M::poll::<Memory>(&self.cq, 1)?;
+            Ok(memory.registered.load(Acquire))
+        })?;
+        Ok(remote)
+    }
+
+    /// Waits until nothing of this end is posted any more, and its QPs are gone.
+    fn end(self, cx: &Sleepable) -> Result {
+        // All at once, so that they flush at the same time.
+        for qp in self.qps.iter() {
+            qp.modify(Attr::error(), cx)?;
+        }
+        for qp in self.qps.iter() {
+            qp.drain(cx)?;
+        }
+        drop(self.qps);
+        until(|| Ok(self.cq.free_entries() == self.cq.entries()))
+    }
+}
+
+/// Ends both ends of a run, whatever has come of it.
+pub(crate) fn finish<C, P, T>(
+    run: &Run<P>,
+    ends: impl IntoIterator<Item = End<C>>,
+    result: Result<T>,
+    cx: &Sleepable,
+) -> Result<T>
+where
+    C: PollContext + Provides<Atomic>,
+    P: Send,
+{
+    // Owners have references to their QPs. Those that are still posted come back flushed.
+    while run.take().is_some() {}
+    for end in ends {
+        end.end(cx)
+            .inspect_err(|e| pr_err!("an end is not gone: {e:?}\n"))?;
+    }
+    result
+}
+
+/// Memory that the peer may read and write.
+#[derive(HasCqe)]
+struct Memory {
+    reg: Cqe<Self>,
+    region: Region<Bidirectional, SgBuf<Bidirectional>>,
+    registered: AtomicCell<bool>,
+}
+
+impl CqeHandler for Memory {
+    type Pointer = Arc<Self>;
+    type Needs = Atomic;
+
+    fn done(this: Arc<Self>, wc: &Wc, _cx: &Atomic) {
+        this.registered.store(wc.result().is_ok(), Release);
+    }
+}
+
+impl Owner for Memory {
+    fn claim(completion: Completion<'_>) {
+        drop(completion);
+    }
+}

@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Connects QPs by their numbers and GIDs, without the connection manager: the two devices may be in
+//! two network namespaces.
+
+use crate::end::End;
+use core::net::IpAddr;
+use kernel::prelude::*;
+use rdma::{
+    ah,
+    device::{
+        GidAttr,
+        GidType, //
+    },
+    prelude::*,
+    qp::{
+        Access,
+        Attr,
+        Mtu, //
+    }, //
+};
+
+const PORT: u32 = 1;
+
+/// Returns the GID that stands for the first IPv4 address of a device, if there is one: where there
+/// is none, the path needs no GID.
+fn gid(dev: &Device) -> Result<Option<GidAttr>> {
+    let port = dev.port(PORT).ok_or(ENODEV)?;
+    let is_ipv4 = |attr: &GidAttr| matches!(attr.gid().ip(), IpAddr::V4(_));
+    Ok(port
+        .gids()
+        .find(|attr| attr.gid_type() == GidType::RoceV2 && is_ipv4(attr)))
+}
+
+/// Returns the path from one device to another.
+fn path(from: &Device, to: &Device) -> Result<ah::Attr> {
+    let path = ah::Attr::new(PORT);
+    match (gid(from)?, gid(to)?) {
+        (Some(from), Some(to)) => {
+            let grh = ah::Grh::new(to.gid(), from.index().try_into()?);
+            Ok(path.grh(grh).dmac(to.l2()?.mac))
+        }
+        _ => Ok(path),
+    }
+}
+
+/// Takes a QP from the reset state to where it can send, to QP number `peer`.
+fn connect_qp<C: PollContext>(
+    qp: &Qp<C>,
+    peer: u32,
+    path: &ah::Attr,
+    rd_atomic: u8,
+    cx: &Sleepable,
+) -> Result {
+    let init = Attr::init()
+        .port(PORT)
+        .pkey_index(0)
+        .access(Access::REMOTE_READ | Access::REMOTE_WRITE);
+    let rtr = Attr::rtr()
+        .path(path)
+        .path_mtu(Mtu::B1024)
+        .dest_qp(peer)
+        .rq_psn(0)
+        .max_dest_rd_atomic(rd_atomic)
+        .min_rnr_timer(1);
+    let rts = Attr::rts()
+        .timeout(14)
+        .retry_count(7)
+        .rnr_retry(7)
+        .sq_psn(0)
+        .max_rd_atomic(rd_atomic);
+    for attr in [init, rtr, rts] {
+        qp.modify(attr, cx).inspect_err(|e| pr_err!("{e}\n"))?;
+    }
+    Ok(())
+}
+
+/// Connects each QP of an end to one of the other, or to none.
+fn connect_one<C>(end: &End<C>, dev: &Device, to: Option<&End<C>>, cx: &Sleepable) -> Result
+where
+    C: PollContext + Provides<Atomic>,
+{
+    let from = end.cq.device();
+    let path = path(from, dev)?;
+    let limit = from
+        .max_initiator_depth()
+        .min(dev.max_responder_resources());
+    let rd_atomic = limit.clamp(1, 128) as u8;
+    for (n, qp) in end.qps.iter().enumerate() {
+        let peer = to.and_then(|to| to.qps.get(n)).map_or(0, |qp| qp.num());
+        connect_qp(qp, peer, &path, rd_atomic, cx)?;
+    }
+    Ok(())
+}
+
+/// Connects two ends to each other.
+pub(crate) fn connect<C>(a: &End<C>, b: &End<C>, cx: &Sleepable) -> Result
+where
+    C: PollContext + Provides<Atomic>,
+{
+    connect_one(a, b.cq.device(), Some(b), cx)?;
+    connect_one(b, a.cq.device(), Some(a), cx)
+}
+
+/// Connects an end to nobody: on a null device, requests then complete and do nothing.
+pub(crate) fn connect_to_none<C>(end: &End<C>, cx: &Sleepable) -> Result
+where
+    C: PollContext + Provides<Atomic>,
+{
+    connect_one(end, end.cq.device(), None, cx)
+}

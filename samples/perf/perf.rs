@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! A benchmark of the crate, and the twin of `c/`, which does the same in C.
+//!
+//! Both ends of every load are in this module, on one device or on two. What to do is written to a
+//! file, and the write returns when it is done:
+//!
+//! ```text
+//! # cd /sys/kernel/debug/rdma_perf_rs
+//! # echo load=send_lat device=rxe0 context=softirq size=64 count=1000 > run
+//! # cat result
+//! # cat samples
+//! ```
+//!
+//! Where to read on, in this order:
+//!
+//! - `args.rs` and `control.rs`: what can be asked for, and how.
+//! - `end.rs` and `link.rs`: what an end is made of, and how the QPs of two ends are connected.
+//! - `poll.rs` and `run.rs`: how completions are come by, and how a run ends.
+//! - `latency.rs`, `rate.rs`, `void.rs`, `reg.rs`, `connect.rs`: the loads.
+
+mod args;
+mod control;
+mod end;
+mod latency;
+mod link;
+mod poll;
+mod rate;
+mod run;
+mod void;
+
+use kernel::{
+    debugfs::{
+        Dir,
+        File, //
+    },
+    prelude::*, //
+};
+use rdma::prelude::*;
+
+/// The module's state: its files.
+#[pin_data]
+struct Perf {
+    #[pin]
+    run: File<Arc<control::Control>>,
+    #[pin]
+    result: File<Arc<control::Control>>,
+    #[pin]
+    samples: File<Arc<control::Control>>,
+    _dir: Dir,
+}
+
+impl Client for Perf {
+    // What a run uses of a device is gone when it ends, and the device waits for that.
+    type Data = ();
+
+    fn init(client: &ClientRef) -> impl PinInit<Self, Error> {
+        let control = control::Control::new(client);
+        let dir = Dir::new(client.name());
+        try_pin_init!(Self {
+            run <- {
+                let control = control?;
+                dir.write_callback_file(c"run", control, &control::run)
+            },
+            result <- dir.read_callback_file(c"result", (**run).clone(), &control::result),
+            samples <- dir.read_callback_file(c"samples", (**run).clone(), &control::samples),
+            _dir: dir,
+        })
+    }
+}
+
+rdma::module_rdma_client! {
+    type: Perf,
+    name: "rdma_perf_rs",
+    authors: ["rdma-rs authors"],
+    description: "Benchmark of RDMA in Rust",
+    license: "GPL",
+}

@@ -1,0 +1,259 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! A run: what it is told to do, how it ends, and what comes of it.
+
+use crate::{
+    args::{
+        Args,
+        Context,
+        Load, //
+    },
+    latency,
+    poll::{
+        Batched,
+        Mode,
+        Static, //
+    },
+    rate,
+    void, //
+};
+use kernel::{
+    fmt,
+    new_condvar,
+    new_spinlock_irq,
+    prelude::*,
+    processor::cpu_relax,
+    str::CString,
+    sync::{
+        atomic::{
+            Acquire,
+            Atomic as AtomicCell,
+            Full,
+            Relaxed,
+            Release, //
+        },
+        CondVar,
+        CondVarTimeoutResult,
+        SpinLockIrq, //
+    },
+    time::{
+        delay::fsleep,
+        msecs_to_jiffies,
+        Delta,
+        Instant,
+        Monotonic, //
+    }, //
+};
+use rdma::prelude::*;
+
+/// After so long without progress a run is stuck, in milliseconds.
+const STUCK_MS: u32 = 10_000;
+
+/// What a run has come to.
+#[derive(Default)]
+pub(crate) struct Figures {
+    pub(crate) ops: u64,
+    pub(crate) ns: i64,
+    pub(crate) post_ns: i64,
+    pub(crate) poll_ns: i64,
+    pub(crate) posts: u64,
+    pub(crate) completions: u64,
+}
+
+impl fmt::Display for Figures {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_fmt(fmt!("ops {}\nns {}\n", self.ops, self.ns))?;
+        f.write_fmt(fmt!("post_ns {}\npoll_ns {}\n", self.post_ns, self.poll_ns))?;
+        f.write_fmt(fmt!("posts {}\n", self.posts))?;
+        // A request that fails is the end of a run.
+        f.write_fmt(fmt!("completions {}\nerrors 0\n", self.completions))
+    }
+}
+
+/// What can be read after a run.
+pub(crate) struct Report {
+    pub(crate) figures: Figures,
+    /// Latencies, in nanoseconds.
+    pub(crate) samples: KVVec<i64>,
+}
+
+impl From<Figures> for Report {
+    fn from(figures: Figures) -> Self {
+        Self {
+            figures,
+            samples: KVVec::new(),
+        }
+    }
+}
+
+/// What the owners of a run share. They count for themselves; this is touched when one of them is
+/// through.
+///
+/// `P` is an owner, of which those that are through are kept for the next phase.
+#[pin_data]
+pub(crate) struct Run<P: Send> {
+    /// How many owners are not through.
+    left: AtomicCell<u32>,
+    /// Whether the phase is over, for those who poll.
+    over: AtomicCell<bool>,
+    /// Changes now and then while there is progress.
+    progress: AtomicCell<u32>,
+    /// When the phase was over, or that it has failed.
+    #[pin]
+    end: SpinLockIrq<Option<Result<Instant<Monotonic>>>>,
+    #[pin]
+    changed: CondVar,
+    #[pin]
+    kept: SpinLockIrq<KVec<P>>,
+}
+
+impl<P: Send> Run<P> {
+    pub(crate) fn new(owners: usize) -> Result<Arc<Self>> {
+        let kept = KVec::with_capacity(owners, GFP_KERNEL)?;
+        let init = pin_init!(Self {
+            left: AtomicCell::new(0),
+            over: AtomicCell::new(false),
+            progress: AtomicCell::new(0),
+            end <- new_spinlock_irq!(None),
+            changed <- new_condvar!(),
+            kept <- new_spinlock_irq!(kept),
+        });
+        Arc::pin_init(init, GFP_KERNEL)
+    }
+
+    /// Begins a phase of so many owners.
+    pub(crate) fn begin(&self, owners: u32) {
+        self.left.store(owners, Relaxed);
+        *self.end.lock() = None;
+        self.over.store(false, Release);
+    }
+
+    /// Says that there is progress.
+    pub(crate) fn tick(&self) {
+        self.progress
+            .store(self.progress.load(Relaxed).wrapping_add(1), Relaxed);
+    }
+
+    /// Keeps an owner for the next phase.
+    pub(crate) fn keep(&self, owner: P) {
+        // There is room: an owner that is not kept was made too many.
+        let _ = self.kept.lock().push_within_capacity(owner);
+    }
+
+    /// Returns an owner that was kept.
+    pub(crate) fn take(&self) -> Option<P> {
+        self.kept.lock().pop()
+    }
+
+    /// An owner is through. The last one ends the phase.
+    pub(crate) fn through(&self, owner: P) {
+        if self.left.fetch_sub(1, Full) == 1 {
+            let now = Instant::now();
+            self.keep(owner);
+            self.end_with(Ok(now));
+        } else {
+            self.keep(owner);
+        }
+    }
+
+    /// Ends the phase: a request was not posted, or has failed. What is flushed after the end does
+    /// not matter.
+    #[cold]
+    pub(crate) fn fail(&self, e: impl Into<Error>) {
+        self.end_with(Err(e.into()));
+    }
+
+    /// Fails if the phase has.
+    pub(crate) fn check(&self) -> Result {
+        match *self.end.lock() {
+            Some(Err(e)) => Err(e),
+            _ => Ok(()),
+        }
+    }
+
+    fn end_with(&self, result: Result<Instant<Monotonic>>) {
+        self.end.lock().get_or_insert(result);
+        self.over.store(true, Release);
+        self.changed.notify_all();
+    }
+
+    /// Waits for the end of the phase, and says when that was.
+    pub(crate) fn wait<M: Mode>(
+        &self,
+        mut poll: impl FnMut() -> Result<u32>,
+    ) -> Result<Instant<Monotonic>> {
+        if M::POLLED {
+            self.poll(&mut poll)?;
+        }
+        let (mut end, mut seen) = (self.end.lock(), self.progress.load(Relaxed));
+        loop {
+            if let Some(result) = *end {
+                return result;
+            }
+            let stuck = msecs_to_jiffies(STUCK_MS);
+            match self.changed.wait_interruptible_timeout(&mut end, stuck) {
+                CondVarTimeoutResult::Woken { .. } => {}
+                CondVarTimeoutResult::Signal { .. } => return Err(ERESTARTSYS),
+                CondVarTimeoutResult::Timeout => {
+                    let now = self.progress.load(Relaxed);
+                    if end.is_none() && now == seen {
+                        return Err(ETIME);
+                    }
+                    seen = now;
+                }
+            }
+        }
+    }
+
+    /// Polls until the phase is over. Now and then it sleeps: others are to run, on this CPU too.
+    fn poll(&self, poll: &mut impl FnMut() -> Result<u32>) -> Result {
+        let (mut idle, mut last) = (0, Instant::<Monotonic>::now());
+        while !self.over.load(Acquire) {
+            if poll()? != 0 {
+                idle = 0;
+                continue;
+            }
+            if idle == 0 {
+                last = Instant::now();
+            }
+            idle += 1;
+            if idle <= 64 {
+                cpu_relax();
+            } else if last.elapsed() < Delta::from_millis(STUCK_MS.into()) {
+                fsleep(Delta::from_micros(20));
+            } else {
+                return Err(ETIME);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Finds a device.
+pub(crate) fn device(client: &ClientRef, name: &str) -> Result<Device> {
+    let name = CString::try_from_fmt(fmt!("{name}"))?;
+    client.device_by_name(&name).ok_or(ENODEV)
+}
+
+fn run_in<M: Mode>(client: &ClientRef, args: &Args<'_>, cx: &Sleepable) -> Result<Report> {
+    match args.load {
+        Load::SendLat | Load::WriteLat | Load::ReadLat => latency::run::<M>(client, args, cx),
+        Load::VoidRate if M::POLLED => void::run::<M>(client, args, cx),
+        Load::SendRate | Load::WriteRate | Load::ReadRate | Load::VoidRate => {
+            rate::run::<M>(client, args, cx)
+        }
+        Load::RegRate | Load::ConnectRate => Err(EINVAL),
+    }
+}
+
+/// Does what is asked for.
+pub(crate) fn run(client: &ClientRef, args: &Args<'_>, cx: &Sleepable) -> Result<Report> {
+    match args.context {
+        Context::Direct => run_in::<Direct>(client, args, cx),
+        Context::Batch => run_in::<Batched>(client, args, cx),
+        Context::Static => run_in::<Static>(client, args, cx),
+        Context::Softirq => run_in::<Softirq>(client, args, cx),
+        Context::Workqueue => run_in::<Workqueue>(client, args, cx),
+        Context::UnboundWorkqueue => run_in::<UnboundWorkqueue>(client, args, cx),
+    }
+}
