@@ -142,7 +142,7 @@ impl Cq {
 
     /// Raises `IB_EVENT_CQ_ERR`.
     #[cold]
-    pub(crate) fn fail(&mut self) {
+    pub(crate) fn fail(&self) {
         if !self.dead {
             self.irq.fail();
         }

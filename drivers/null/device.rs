@@ -56,7 +56,7 @@ pub(crate) struct Shared {
     pub(crate) name: CString,
     #[pin]
     pub(crate) machine: SpinLockIrq<Machine>,
-    /// Held while a handler of events is called, and to destroy a QP.
+    /// Held while a handler of events is called, and to destroy a QP or an SRQ.
     #[pin]
     pub(crate) events: Mutex<()>,
     #[pin]

@@ -1,8 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Events that are not of completion queues.
+//! Events.
 
-use crate::device::Shared;
+use crate::{
+    cq::Cq,
+    device::Shared,
+    machine::MAX_SRQ, //
+};
 use core::mem::ManuallyDrop;
 use kernel::prelude::*;
 use rdma_bindings as bindings;
@@ -29,6 +33,28 @@ pub(crate) unsafe fn of_qp(qp: *mut bindings::ib_qp, event: bindings::ib_event_t
     }
 }
 
+/// Raises an event of an SRQ.
+///
+/// # Safety
+///
+/// The SRQ is valid until this returns. Process context.
+unsafe fn of_srq(srq: *mut bindings::ib_srq, event: bindings::ib_event_type) {
+    // SAFETY: By the caller's promise.
+    let (device, handler, context) =
+        unsafe { ((*srq).device, (*srq).event_handler, (*srq).srq_context) };
+    let mut event = bindings::ib_event {
+        device,
+        element: bindings::ib_event__bindgen_ty_1 {
+            srq: ManuallyDrop::new(srq),
+        },
+        event,
+    };
+    if let Some(handler) = handler {
+        // SAFETY: The consumer's handler, called as it expects.
+        unsafe { handler(&raw mut event, context) };
+    }
+}
+
 impl Shared {
     /// Raises an event of the QP with this number.
     pub(crate) fn raise_of_qp(&self, num: u32, event: u32) -> Result {
@@ -46,8 +72,34 @@ impl Shared {
         Ok(())
     }
 
-    /// Raises an event of the device or its port.
+    /// Raises an event of every SRQ.
+    fn raise_of_srqs(&self, event: u32) {
+        // Nobody destroys an SRQ meanwhile.
+        let _events = self.events.lock();
+        for index in 0..MAX_SRQ {
+            let raw = self.machine.lock().srqs.get(index).map(|srq| srq.raw);
+            if let Some(raw) = raw {
+                // SAFETY: The SRQ is in its table, and is taken out with `events` locked before it
+                // is freed.
+                unsafe { of_srq(raw.0.as_ptr(), event) };
+            }
+        }
+    }
+
+    /// Raises an event of the device, of its port, or of all its CQs or SRQs.
     pub(crate) fn raise(&self, event: u32) -> Result {
+        match event {
+            bindings::ib_event_type_IB_EVENT_CQ_ERR => {
+                self.machine.lock().cqs.iter().for_each(Cq::fail);
+            }
+            bindings::ib_event_type_IB_EVENT_SRQ_ERR
+            | bindings::ib_event_type_IB_EVENT_SRQ_LIMIT_REACHED => self.raise_of_srqs(event),
+            _ => return self.dispatch(event),
+        }
+        Ok(())
+    }
+
+    fn dispatch(&self, event: u32) -> Result {
         // SAFETY: This has a reference to the device.
         if !unsafe { bindings::rdma_helper_device_try_get(self.ib()) } {
             return Err(ENODEV);

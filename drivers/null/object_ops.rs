@@ -12,9 +12,11 @@ use crate::{
     },
     recv::{
         self,
-        RecvQueue, //
+        RecvQueue,
+        SrqPtr, //
     }, //
 };
+use core::ptr::NonNull;
 use kernel::prelude::*;
 use rdma_bindings as bindings;
 
@@ -85,7 +87,13 @@ pub(crate) unsafe extern "C" fn create_srq(
             return Err(EINVAL);
         }
         let queue = RecvQueue::new(max_wr as usize, max_sge as usize)?;
-        let new = KBox::new(recv::Srq { queue, limit: 0 }, GFP_KERNEL)?;
+        let raw = SrqPtr(NonNull::new(srq).ok_or(EINVAL)?);
+        let new = recv::Srq {
+            raw,
+            queue,
+            limit: 0,
+        };
+        let new = KBox::new(new, GFP_KERNEL)?;
         let mut machine = shared.machine.lock();
         let index = machine.srqs.vacant()?;
         machine.srqs.put(index, new);
@@ -157,6 +165,8 @@ pub(crate) unsafe extern "C" fn destroy_srq(
 ) -> c_int {
     // SAFETY: The SRQ was created.
     let (shared, index) = unsafe { (Shared::of((*srq).device), (*srq.cast::<Srq>()).index) };
+    // No event handler of the SRQ runs from here on.
+    let _events = shared.events.lock();
     let gone = shared.machine.lock().srqs.take(index);
     drop(gone);
     0

@@ -6,7 +6,9 @@ use crate::{
     memory::Sge,
     ring::Ring, //
 };
+use core::ptr::NonNull;
 use kernel::prelude::*;
+use rdma_bindings as bindings;
 
 #[derive(Clone, Copy, Default)]
 struct Wr {
@@ -100,8 +102,16 @@ impl RecvQueue {
     }
 }
 
+/// The address of an SRQ, for events.
+#[derive(Clone, Copy)]
+pub(crate) struct SrqPtr(pub(crate) NonNull<bindings::ib_srq>);
+
+// SAFETY: It is an address, which only what is unsafe anyway may follow.
+unsafe impl Send for SrqPtr {}
+
 /// A shared receive queue.
 pub(crate) struct Srq {
+    pub(crate) raw: SrqPtr,
     pub(crate) queue: RecvQueue,
     pub(crate) limit: u32,
 }
