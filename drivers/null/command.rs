@@ -65,6 +65,10 @@ impl FromStr for Injection {
                 after: number(Some(0))?,
                 errno: number(Some(ENOMEM.to_errno().unsigned_abs()))?,
             },
+            ("mute", _) => Injection::Mute {
+                after: number(Some(0))?,
+                errno: number(Some(ENOMEM.to_errno().unsigned_abs()))?,
+            },
             ("modify", _) => Injection::Modify {
                 count: number(Some(1))?,
                 errno: number(Some(EIO.to_errno().unsigned_abs()))?,

@@ -76,6 +76,13 @@ pub enum Injection {
         /// The error.
         errno: u32,
     },
+    /// As `Refuse`, but the device does not say which request it was, though it has to.
+    Mute {
+        /// How many requests are posted before it.
+        after: u32,
+        /// The error.
+        errno: u32,
+    },
     /// The next `count` changes of the QP's state fail.
     Modify {
         /// The error.
@@ -91,7 +98,8 @@ pub enum Injection {
     },
     /// The QP fails: it goes to the error state by itself. Of a QP only.
     Fail,
-    /// An event (`enum ib_event_type`): of the QP, or of the device or its port.
+    /// An event (`enum ib_event_type`): of the QP, or of the device, of its port, or of all its CQs
+    /// or SRQs.
     Event {
         /// `enum ib_event_type`.
         event: u32,
@@ -123,6 +131,7 @@ pub(crate) struct Plan {
     holds: u32,
     duplicates: u32,
     refuse: Option<(u32, u32)>,
+    mute: bool,
     modify: u32,
     modifies: u32,
 }
@@ -168,7 +177,12 @@ impl Plan {
             Injection::Hold { count } => self.holds = count,
             Injection::Release { .. } => self.holds = 0,
             Injection::Duplicate { count } => self.duplicates = count,
-            Injection::Refuse { after, errno } => self.refuse = Some((after, errno)),
+            Injection::Refuse { after, errno } => {
+                (self.refuse, self.mute) = (Some((after, errno)), false);
+            }
+            Injection::Mute { after, errno } => {
+                (self.refuse, self.mute) = (Some((after, errno)), true);
+            }
             Injection::Modify { errno, count } => (self.modify, self.modifies) = (errno, count),
             Injection::Connect { .. }
             | Injection::Fail
@@ -192,6 +206,13 @@ impl Plan {
                 Ok(())
             }
         }
+    }
+
+    /// Says, once, whether a request was refused without a word about which.
+    fn was_mute(&mut self) -> bool {
+        let mute = self.mute && self.refuse.is_none();
+        self.mute &= !mute;
+        mute
     }
 
     /// Fails if a change of state is to fail.
@@ -262,6 +283,12 @@ impl Machine {
     pub(crate) fn refuses(&mut self, index: usize) -> Result {
         self.qps.get_mut(index).ok_or(EINVAL)?.plan.refuses()?;
         self.plan.refuses()
+    }
+
+    /// Says, once, whether the last request of a QP was refused without a word about which.
+    pub(crate) fn was_mute(&mut self, index: usize) -> bool {
+        let qp = self.qps.get_mut(index).map(|qp| qp.plan.was_mute());
+        self.plan.was_mute() | qp.unwrap_or(false)
     }
 
     /// Applies the plans to the result of a request.

@@ -116,8 +116,10 @@ pub(crate) unsafe extern "C" fn post_send(
             }
         };
         if let Err(e) = machine.post_send(index, &request) {
-            // SAFETY: The consumer gives memory for the first request that was not posted.
-            unsafe { bad.write(wr) };
+            if !machine.was_mute(index) {
+                // SAFETY: The consumer gives memory for the first request that was not posted.
+                unsafe { bad.write(wr) };
+            }
             return e.to_errno();
         }
         // SAFETY: As above.
