@@ -8,6 +8,7 @@
 
 use core::ptr;
 use kernel::{
+    alloc::flags::__GFP_NOWARN,
     prelude::*,
     sync::atomic::{
         ordering::{
@@ -61,7 +62,8 @@ impl Parked {
     /// Keeps an owner. Any context.
     #[cold]
     pub(super) fn park<P: Send + 'static>(&self, owner: P) {
-        let Ok(place) = KBox::<Entry<P>>::new_uninit(GFP_ATOMIC) else {
+        // What is reported here needs no other report.
+        let Ok(place) = KBox::<Entry<P>>::new_uninit(GFP_ATOMIC | __GFP_NOWARN) else {
             pr_err!("no memory to keep the owner of posted requests: it is leaked\n");
             core::mem::forget(owner);
             return;
