@@ -15,6 +15,11 @@ pub(crate) fn fail(args: fmt::Arguments<'_>) -> Error {
     EINVAL
 }
 
+/// Announces a line that would be a sign of trouble if nobody had asked for it: it has to come once.
+pub(crate) fn expect(text: &str) {
+    pr_info!("rdma-rs expects: {text}\n");
+}
+
 /// Returns an error unless the condition holds.
 macro_rules! check {
     ($condition:expr) => {
