@@ -5,6 +5,7 @@
 mod access;
 mod cm_link;
 mod dial;
+mod event_log;
 mod link;
 mod mads;
 mod mail;
@@ -12,6 +13,7 @@ mod message;
 mod null;
 mod raw;
 mod region;
+mod removal;
 mod shared;
 
 pub(crate) use access::{
@@ -31,6 +33,7 @@ pub(crate) use dial::{
     listen,
     refuses, //
 };
+pub(crate) use event_log::EventLog;
 pub(crate) use link::{
     End,
     Events,
@@ -57,6 +60,7 @@ pub(crate) use message::{
     recv,
     send,
     Completed,
+    Counted,
     Done,
     Inbox,
     Message,
@@ -84,8 +88,14 @@ pub(crate) use region::{
     register,
     writable,
     Carried,
+    Outcome,
     RegOwner,
     Registered, //
+};
+pub(crate) use removal::{
+    begin_removal,
+    nothing,
+    removal_waits_for, //
 };
 pub(crate) use shared::{
     Desk,

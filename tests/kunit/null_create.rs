@@ -150,8 +150,7 @@ mod tests {
     #[test]
     fn refused_registration_can_be_posted_again() -> Result {
         let null = Null::<Softirq>::new()?;
-        let buf = Buf::<Bidirectional>::alloc(&null.env.pd, 100, &null.env.cx)?;
-        let region = Arc::new(Region::new(buf, &null.env.cx)?, GFP_KERNEL)?;
+        let region = null.env.region(100)?;
         null.inject(Injection::Refuse {
             after: 0,
             errno: 12,

@@ -5,6 +5,7 @@
 use crate::fixture::{
     recv,
     send,
+    Counted,
     Counter,
     Inbox,
     Null,
@@ -19,22 +20,6 @@ const RELEASE: Injection = Injection::Release {
     count: ALL,
     reversed: false,
 };
-
-/// An owner that counts how often it came back.
-#[derive(HasCqe)]
-struct Counted {
-    cqe: Cqe<Self>,
-    times: Arc<Counter>,
-}
-
-impl CqeHandler for Counted {
-    type Pointer = Arc<Self>;
-    type Needs = Atomic;
-
-    fn done(this: Arc<Self>, _wc: &Wc, _cx: &Atomic) {
-        this.times.up();
-    }
-}
 
 /// Fills a CQ to its last entry with completions of one QP, of which the last comes `times` times.
 fn filled(times: u32) -> Result<(NullEnv, Qp<Direct>, Cq<Direct>, Arc<Inbox>)> {
@@ -97,11 +82,7 @@ mod tests {
     fn duplicate_of_a_counted_owner_is_ignored() -> Result {
         let (null, times) = (Null::<Direct>::new()?, Counter::new()?);
         null.disconnect()?;
-        let counted = Counted {
-            cqe: Cqe::new(),
-            times: times.clone(),
-        };
-        let counted = Arc::new(counted, GFP_KERNEL)?;
+        let counted = Counted::new(&times)?;
         null.inject(Injection::Duplicate { count: 2 })?;
         for _ in 0..4 {
             null.a

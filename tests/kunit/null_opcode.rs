@@ -146,8 +146,7 @@ mod tests {
     #[test]
     fn registered_memory_is_written_and_read() -> Result {
         let (null, inbox) = (Null::<Softirq>::new()?, Inbox::new()?);
-        let buf = Buf::<Bidirectional>::alloc(&null.env.pd, 9000, &null.env.cx)?;
-        let region = Arc::new(Region::new(buf, &null.env.cx)?, GFP_KERNEL)?;
+        let region = null.env.region(9000)?;
         let owner = RegOwner::new(&region)?;
         let registered = owner.registered.clone();
         let remote = null.b.post_reg(owner, |o| both(&o.region))?;

@@ -3,10 +3,12 @@
 //! Surprise removal at each stage of an object's life: it waits for the last handle, and no longer.
 
 use crate::fixture::{
+    begin_removal,
     both,
+    nothing,
+    removal_waits_for as waits_for,
     send,
     wait,
-    Counter,
     Inbox,
     Null,
     NullEnv,
@@ -28,43 +30,6 @@ use rdma_null::{
 };
 
 const ALL: u32 = u32::MAX;
-
-/// Begins to remove a device. The counter is 1 once that is done.
-fn begin(dev: &Arc<NullDevice>, client: &ClientRef) -> Result<Arc<Counter>> {
-    let removed = Counter::new()?;
-    let (gone, counter) = (dev.clone(), removed.clone());
-    client.spawn(GFP_KERNEL, move |_| {
-        gone.remove();
-        counter.up();
-    })?;
-    // From here on the client does not find the device.
-    wait(|| client.device_by_name(dev.name()).is_none())?;
-    Ok(removed)
-}
-
-/// The removal waits while what `make` returns is there, and `last` is done with it.
-fn waits_for<T>(
-    make: impl FnOnce(&NullEnv) -> Result<T>,
-    last: impl FnOnce(&NullDevice, &T) -> Result,
-) -> Result {
-    let null = NullEnv::new()?;
-    let (dev, client) = (null.dev.clone(), null.env.client.clone());
-    let held = make(&null)?;
-    drop(null);
-    let removed = begin(&dev, &client)?;
-    fsleep(Delta::from_millis(30));
-    check_eq!(removed.get(), 0);
-    last(&dev, &held)?;
-    check_eq!(removed.get(), 0);
-    drop(held);
-    wait(|| removed.get() == 1)?;
-    check_eq!(dev.objects(), [0; 4]);
-    Ok(())
-}
-
-fn nothing<T>(_: &NullDevice, _: &T) -> Result {
-    Ok(())
-}
 
 /// Two QPs without the device.
 struct Pair<C: Polled> {
@@ -100,7 +65,7 @@ mod tests {
         let NullEnv { dev, env } = NullEnv::new()?;
         let client = env.client.clone();
         drop(env);
-        let removed = begin(&dev, &client)?;
+        let removed = begin_removal(&dev, &client)?;
         wait(|| removed.get() == 1)
     }
 
@@ -231,19 +196,14 @@ mod tests {
 
     #[test]
     fn waits_for_a_region() -> Result {
-        let make = |null: &NullEnv| {
-            let buf = Buf::<Bidirectional>::alloc(&null.env.pd, 5000, &null.env.cx)?;
-            Region::new(buf, &null.env.cx)
-        };
-        waits_for(make, nothing)
+        waits_for(|null| null.env.region(5000), nothing)
     }
 
     #[test]
     fn waits_for_a_registered_region() -> Result {
         let make = |null: &NullEnv| {
             let pair = pair::<Softirq>(null)?;
-            let buf = Buf::<Bidirectional>::alloc(&null.env.pd, 5000, &null.env.cx)?;
-            let region = Arc::new(Region::new(buf, &null.env.cx)?, GFP_KERNEL)?;
+            let region = null.env.region(5000)?;
             let owner = RegOwner::new(&region)?;
             let registered = owner.registered.clone();
             pair.a.post_reg(owner, |o| both(&o.region))?;

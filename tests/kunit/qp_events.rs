@@ -9,75 +9,32 @@ use crate::fixture::{
     to_rtr,
     to_rts,
     wait,
-    CountDrop,
     Counter,
     Env,
+    EventLog,
     Inbox, //
 };
 use kernel::{
     prelude::*,
-    str::CString,
-    sync::atomic::{
-        ordering::{
-            Acquire,
-            Relaxed,
-            Release, //
-        },
-        Atomic as AtomicInt, //
-    }, //
+    str::CString, //
 };
 use rdma::{
     prelude::*,
     qp::{
         Attr,
         Event,
-        Events,
         Init, //
     }, //
 };
 
 const CAPS: Caps = Caps::new(4, 4);
 
-/// Counts events, and remembers the last.
-struct Log {
-    count: Arc<Counter>,
-    last: AtomicInt<u32>,
-    qp_num: AtomicInt<u32>,
-    _gone: CountDrop,
-}
-
-impl Log {
-    fn new(gone: &Arc<Counter>) -> Result<Arc<Self>> {
-        let this = Self {
-            count: Counter::new()?,
-            last: AtomicInt::new(u32::MAX),
-            qp_num: AtomicInt::new(0),
-            _gone: CountDrop(gone.clone()),
-        };
-        Ok(Arc::new(this, GFP_KERNEL)?)
-    }
-
-    /// Returns the last event and the number of its QP.
-    fn last(&self) -> (u32, u32) {
-        let last = self.last.load(Acquire);
-        (last, self.qp_num.load(Relaxed))
-    }
-}
-
-impl Events for Log {
-    fn event(&self, event: Event, qp_num: u32, _cx: &Atomic) {
-        self.qp_num.store(qp_num, Relaxed);
-        self.last.store(event.as_raw(), Release);
-        self.count.up();
-    }
-}
-
 fn text(event: Event) -> Result<CString> {
     Ok(CString::try_from_fmt(fmt!("{event}"))?)
 }
 
 /// Returns a QP in the reset state that tells the log of its events.
-fn qp(env: &Env, log: &Arc<Log>) -> Result<Qp<Softirq>> {
+fn qp(env: &Env, log: &Arc<EventLog>) -> Result<Qp<Softirq>> {
     let cq = env.cq::<Softirq>(64)?;
     Init::new(&env.pd, &cq, &cq, &CAPS)
         .events(log.clone())
@@ -102,7 +59,7 @@ mod tests {
     #[test]
     fn peer_that_writes_where_it_may_not() -> Result {
         let (env, gone) = (Env::new()?, Counter::new()?);
-        let (log, written) = (Log::new(&gone)?, Inbox::new()?);
+        let (log, written) = (EventLog::new(&gone)?, Inbox::new()?);
         let (a, b) = (env.raw_qp(&env.cq::<Softirq>(64)?, &CAPS)?, qp(&env, &log)?);
         for (qp, peer) in [(&a, &b), (&b, &a)] {
             qp.modify(to_init(), &env.cx)?;
@@ -113,7 +70,7 @@ mod tests {
         a.post_send(env.message(&written, &[0; 4])?, |m| {
             Ok(SendWr::rdma_write([m.buf.whole()], nowhere))
         })?;
-        wait(|| written.len() == 1 && log.count.get() == 1)?;
+        wait(|| written.len() == 1 && log.count() == 1)?;
         check_eq!(written.pop()?.status(), Some(Status::REM_ACCESS_ERR));
         check_eq!(log.last(), (Event::ACCESS_ERROR.as_raw(), b.num()));
         Ok(())
@@ -122,7 +79,7 @@ mod tests {
     #[test]
     fn end_of_a_drained_send_queue() -> Result {
         let (env, gone) = (Env::new()?, Counter::new()?);
-        let log = Log::new(&gone)?;
+        let log = EventLog::new(&gone)?;
         let (sent, received) = (Inbox::new()?, Inbox::new()?);
         let (a, b) = (qp(&env, &log)?, env.raw_qp(&env.cq::<Softirq>(64)?, &CAPS)?);
         for (qp, peer) in [(&a, &b), (&b, &a)] {
@@ -134,7 +91,7 @@ mod tests {
         send(&a, env.message(&sent, &[0; 4])?)?;
         wait(|| sent.len() == 1)?;
         a.modify(Attr::sqd().sqd_notify(true), &env.cx)?;
-        wait(|| log.count.get() == 1)?;
+        wait(|| log.count() == 1)?;
         check_eq!(log.last(), (Event::SQ_DRAINED.as_raw(), a.num()));
         Ok(())
     }
@@ -142,7 +99,7 @@ mod tests {
     #[test]
     fn handler_lives_as_long_as_the_qp() -> Result {
         let (env, gone) = (Env::new()?, Counter::new()?);
-        let qp = qp(&env, &Log::new(&gone)?)?;
+        let qp = qp(&env, &EventLog::new(&gone)?)?;
         check_eq!(gone.get(), 0);
         qp.destroy(&env.cx)?;
         check_eq!(gone.get(), 1);
@@ -152,7 +109,7 @@ mod tests {
     #[test]
     fn handler_of_a_qp_that_could_not_be_created_is_dropped() -> Result {
         let (env, gone) = (Env::new()?, Counter::new()?);
-        let (small, log) = (env.cq::<Softirq>(2)?, Log::new(&gone)?);
+        let (small, log) = (env.cq::<Softirq>(2)?, EventLog::new(&gone)?);
         let made = Init::new(&env.pd, &small, &small, &CAPS)
             .events(log)
             .create(&env.cx);
