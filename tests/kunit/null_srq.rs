@@ -1,0 +1,280 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Shared receive queues on a device that does what it is told.
+
+use crate::{
+    check::fail,
+    fixture::{
+        both,
+        removal_waits_for,
+        send,
+        wait,
+        Desk,
+        Inbox,
+        NullEnv,
+        Polled,
+        RegOwner,
+        Ticket,
+        CAPS, //
+    }, //
+};
+use kernel::prelude::*;
+use rdma::{
+    context::CorePolled,
+    prelude::*,
+    qp::Init,
+    srq::Srq, //
+};
+use rdma_null::{
+    Injection,
+    NullDevice,
+    Object, //
+};
+
+const ALL: u32 = u32::MAX;
+
+/// A QP that sends to one on an SRQ.
+struct Shared<C: PollContext> {
+    a: Qp<Softirq>,
+    b: Qp<C>,
+    srq: Srq<Ticket>,
+    desk: Desk,
+    sent: Arc<Inbox>,
+    null: NullEnv,
+}
+
+impl<C: CorePolled + Polled> Shared<C> {
+    fn new(slots: u32, keep: bool) -> Result<Self> {
+        let (null, desk) = (NullEnv::new()?, Desk::new(keep)?);
+        let srq = null.env.srq(slots, &desk)?;
+        let (own, cq) = (null.env.cq::<Softirq>(64)?, null.env.cq::<C>(64)?);
+        let a = null.env.raw_qp(&own, &CAPS)?;
+        let b = on(&null, &cq, &srq)?;
+        connect(&null.dev, &a, &b)?;
+        Ok(Self {
+            a,
+            b,
+            srq,
+            desk,
+            sent: Inbox::new()?,
+            null,
+        })
+    }
+
+    fn send(&self, bytes: &[u8]) -> Result {
+        Ok(send(&self.a, self.null.env.message(&self.sent, bytes)?)?)
+    }
+
+    fn inject(&self, injection: Injection) -> Result {
+        self.null.dev.inject_qp(self.b.num(), injection)
+    }
+}
+
+fn on<C: CorePolled + Polled>(null: &NullEnv, cq: &Cq<C>, srq: &Srq<Ticket>) -> Result<Qp<C>> {
+    Init::on_srq(&null.env.pd, cq, srq, &CAPS).create(&null.env.cx)
+}
+
+fn connect<C: PollContext>(dev: &NullDevice, a: &Qp<Softirq>, b: &Qp<C>) -> Result {
+    dev.inject_qp(a.num(), Injection::Connect { peer: b.num() })?;
+    dev.inject_qp(b.num(), Injection::Connect { peer: a.num() })
+}
+
+/// More messages than there are slots.
+fn many<C: CorePolled + Polled>() -> Result {
+    let shared = Shared::<C>::new(3, false)?;
+    for n in 1..=20 {
+        shared.send(&[0; 64])?;
+        wait(|| shared.desk.received() == n)?;
+    }
+    shared.a.drain(&shared.null.env.cx)?;
+    check!(shared.sent.take().iter().all(|sent| sent.ok().is_ok()));
+    check_eq!(shared.srq.set_aside(), 0);
+    Ok(())
+}
+
+#[kunit_tests(rdma_null_srq)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn slots_post_themselves_again_softirq() -> Result {
+        many::<Softirq>()
+    }
+
+    #[test]
+    fn slots_post_themselves_again_workqueue() -> Result {
+        many::<Workqueue>()
+    }
+
+    #[test]
+    fn slots_post_themselves_again_unbound_workqueue() -> Result {
+        many::<UnboundWorkqueue>()
+    }
+
+    #[test]
+    fn no_slot_is_left() -> Result {
+        let shared = Shared::<Softirq>::new(2, true)?;
+        for byte in 0..3 {
+            shared.send(&[byte])?;
+        }
+        wait(|| shared.desk.len() == 2 && shared.sent.len() == 3)?;
+        let last = shared.sent.pop()?.status();
+        check_eq!(last, Some(Status::RNR_RETRY_EXC_ERR));
+        Ok(())
+    }
+
+    #[test]
+    fn creation_is_refused_at_each_slot() -> Result {
+        for after in 0..4 {
+            let (null, desk) = (NullEnv::new()?, Desk::new(false)?);
+            null.dev.inject(Injection::Refuse { after, errno: 5 })?;
+            check_err!(null.env.srq(4, &desk).map(drop), EIO);
+            wait(|| desk.gone() == 4)?;
+            check_eq!(null.dev.objects(), [0; 4]);
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn creation_fails() -> Result {
+        let (null, desk) = (NullEnv::new()?, Desk::new(false)?);
+        null.dev.inject(Injection::Create {
+            object: Object::Srq,
+            after: 0,
+            errno: 28,
+        })?;
+        check_err!(null.env.srq(4, &desk).map(drop), ENOSPC);
+        check_eq!(desk.gone(), 4);
+        Ok(())
+    }
+
+    #[test]
+    fn slot_that_cannot_be_posted_again_is_set_aside() -> Result {
+        let shared = Shared::<Workqueue>::new(2, false)?;
+        let refusal = Injection::Refuse { after: 0, errno: 5 };
+        shared.send(b"1")?;
+        wait(|| shared.desk.received() == 1)?;
+        shared.desk.keep(true);
+        shared.send(b"2")?;
+        wait(|| shared.desk.len() == 1)?;
+        shared.null.dev.inject(refusal)?;
+        drop(shared.desk.take());
+        check_eq!(shared.srq.set_aside(), 1);
+        // The other one goes on, and both go with the SRQ.
+        shared.desk.keep(false);
+        shared.send(b"3")?;
+        wait(|| shared.desk.received() == 3)?;
+        let Shared {
+            a,
+            b,
+            srq,
+            desk,
+            sent,
+            null,
+        } = shared;
+        check_eq!(desk.gone(), 0);
+        drop((sent, a, b, srq));
+        wait(|| desk.gone() == 2)?;
+        drop(null);
+        Ok(())
+    }
+
+    #[test]
+    fn slot_comes_back_from_a_receive_that_failed() -> Result {
+        let shared = Shared::<Softirq>::new(1, true)?;
+        for status in [Status::LOC_LEN_ERR, Status::GENERAL_ERR] {
+            shared.inject(Injection::Status {
+                status: status.as_raw(),
+                vendor_err: 7,
+                count: 1,
+                fatal: false,
+            })?;
+            shared.send(b"1")?;
+            wait(|| shared.desk.len() == 1)?;
+            let Err(e) = shared.desk.pop()?.result else {
+                return Err(fail(fmt!("it succeeded")));
+            };
+            check_eq!((e.status, e.vendor_err), (status, 7));
+        }
+        // Its only slot was posted again each time.
+        shared.send(b"2")?;
+        wait(|| shared.desk.len() == 1)?;
+        check_eq!(&shared.desk.pop()?.bytes()?[..], b"2");
+        Ok(())
+    }
+
+    #[test]
+    fn message_invalidates_a_key_of_the_receiver() -> Result {
+        let shared = Shared::<Softirq>::new(1, true)?;
+        let region = shared.null.env.region(64)?;
+        let owner = RegOwner::new(&region)?;
+        let registered = owner.registered.clone();
+        let remote = shared.b.post_reg(owner, |o| both(&o.region))?;
+        wait(|| registered.get() == 1)?;
+        let message = shared.null.env.message(&shared.sent, b"x")?;
+        shared.a.post_send(message, |m| {
+            Ok(SendWr::send([m.buf.whole()]).invalidating(remote.rkey))
+        })?;
+        wait(|| shared.desk.len() == 1)?;
+        let done = shared.desk.pop()?.result.map_err(Error::from)?;
+        check_eq!(done.invalidated, Some(remote.rkey));
+
+        let message = shared.null.env.message(&shared.sent, b"x")?;
+        shared
+            .a
+            .post_send(message, |m| Ok(SendWr::rdma_write([m.buf.whole()], remote)))?;
+        wait(|| shared.sent.len() == 2)?;
+        check_eq!(shared.sent.pop()?.status(), Some(Status::REM_ACCESS_ERR));
+        Ok(())
+    }
+
+    #[test]
+    fn drain_waits_for_what_is_late() -> Result {
+        let shared = Shared::<Softirq>::new(2, true)?;
+        shared.inject(Injection::Hold { count: ALL })?;
+        shared.send(b"late")?;
+        let cx = &shared.null.env.cx;
+        check_err!(shared.b.drain_within(50, cx), ETIMEDOUT);
+        check_eq!(shared.desk.received(), 0);
+        shared.inject(Injection::Release {
+            count: ALL,
+            reversed: false,
+        })?;
+        shared.b.drain(cx)?;
+        check_eq!(&shared.desk.pop()?.bytes()?[..], b"late");
+        Ok(())
+    }
+
+    #[test]
+    fn failure_of_a_qp_leaves_the_others_alone() -> Result {
+        let shared = Shared::<Workqueue>::new(2, true)?;
+        let cq = shared.null.env.cq::<Workqueue>(64)?;
+        let other = on(&shared.null, &cq, &shared.srq)?;
+        shared.inject(Injection::Fail)?;
+        shared.b.drain(&shared.null.env.cx)?;
+        check_eq!(shared.desk.received(), 0);
+        connect(&shared.null.dev, &shared.a, &other)?;
+        shared.send(b"1")?;
+        shared.send(b"2")?;
+        wait(|| shared.desk.len() == 2)
+    }
+
+    #[test]
+    fn removal_waits_for_a_kept_slot() -> Result {
+        let make = |null: &NullEnv| {
+            let (desk, sent) = (Desk::new(true)?, Inbox::new()?);
+            let srq = null.env.srq(2, &desk)?;
+            let cq = null.env.cq::<Softirq>(64)?;
+            let (a, b) = (null.env.raw_qp(&cq, &CAPS)?, on(null, &cq, &srq)?);
+            connect(&null.dev, &a, &b)?;
+            send(&a, null.env.message(&sent, b"kept")?)?;
+            wait(|| desk.len() == 1)?;
+            a.drain(&null.env.cx)?;
+            Ok(desk)
+        };
+        removal_waits_for(make, |_, desk| {
+            check_eq!(&desk.pop()?.bytes()?[..], b"kept");
+            Ok(())
+        })
+    }
+}
