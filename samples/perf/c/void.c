@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * A stream to nobody, on the null device, where each request completes as it is posted: what is left is what the ULP
+ * and the core cost. Where the caller polls, posting and processing take turns, so that each is timed.
+ */
+
+#include "poll.h"
+#include "stream.h"
+
+static void perf_void_done(struct ib_cq *cq, struct ib_wc *wc)
+{
+	struct perf_run *run = cq->cq_context;
+
+	if (unlikely(wc->status != IB_WC_SUCCESS)) {
+		perf_failed_wc(run, wc);
+		return;
+	}
+	run->done++;
+}
+
+static int perf_void_post(struct perf_run *run, struct perf_stream *stream)
+{
+	u32 i;
+	int ret;
+
+	for (i = 0; i < stream->nr_reqs; i++) {
+		ret = perf_post(run, &stream->reqs[i]);
+		if (unlikely(ret))
+			return ret;
+	}
+	return 0;
+}
+
+/* Processes until @until requests are done. On this device, all are when they are posted. */
+static int perf_void_direct(struct perf_run *run, u64 until)
+{
+	while (run->done < until)
+		if (!ib_process_cq_direct(run->a.cq, until - run->done))
+			return READ_ONCE(run->error) ?: -EIO;
+	return 0;
+}
+
+static int perf_void_batch(struct perf_run *run, u64 until)
+{
+	while (run->done < until)
+		if (perf_poll_batch(run->a.cq, perf_void_done, NULL) <= 0)
+			return READ_ONCE(run->error) ?: -EIO;
+	return 0;
+}
+
+static int perf_void_alternate(struct perf_run *run, u64 ops)
+{
+	struct perf_stream *stream = run->priv;
+	u64 round = (u64)stream->nr_reqs * run->signal;
+	u64 begin, posted, polled, rounds = DIV_ROUND_UP_ULL(ops, round);
+	u64 post_ns = 0, poll_ns = 0;
+	int ret;
+
+	for (; rounds; rounds--) {
+		begin = ktime_get_ns();
+		ret = perf_void_post(run, stream);
+		if (ret)
+			return ret;
+		posted = ktime_get_ns();
+		if (run->args->context == PERF_BATCH)
+			ret = perf_void_batch(run, run->done + stream->nr_reqs);
+		else
+			ret = perf_void_direct(run, run->done + stream->nr_reqs);
+		if (ret)
+			return ret;
+		polled = ktime_get_ns();
+		post_ns += posted - begin;
+		poll_ns += polled - posted;
+		cond_resched();
+	}
+	run->end = polled;
+	run->result->post_ns = post_ns;
+	run->result->poll_ns = poll_ns;
+	run->result->ops = run->done * run->signal;
+	run->result->posts = run->done * run->signal;
+	run->result->completions = run->done;
+	return 0;
+}
+
+static int perf_void_init(struct perf_run *run)
+{
+	return perf_caller_polls(run) ? perf_stream_init(run, perf_void_done) : perf_rate_init(run);
+}
+
+static int perf_void_go(struct perf_run *run, u64 ops)
+{
+	return perf_caller_polls(run) ? perf_void_alternate(run, ops) : perf_rate_go(run, ops);
+}
+
+const struct perf_load perf_void_rate = {
+	.name = "void_rate",
+	.opcode = IB_WR_SEND,
+	.max_size = SZ_1M,
+	.shape = perf_stream_shape,
+	.init = perf_void_init,
+	.go = perf_void_go,
+	.exit = perf_stream_exit,
+};
