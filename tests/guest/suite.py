@@ -24,7 +24,7 @@ FLAVOUR = os.environ["flavour"]
 BUILD = Path("/rdma-rs/build")
 KMEMLEAK = Path("/sys/kernel/debug/kmemleak")
 SECONDS = 240 if FLAVOUR == "stock" else 400
-RELOADS = 100 if FLAVOUR == "stock" else 25
+RELOADS = 100 if FLAVOUR == "stock" else 10
 CASES = []
 
 
