@@ -34,7 +34,7 @@ else
 help:
 	@echo 'make demo        the main job: Rust and userspace exchange verified data on a stock kernel'
 	@echo 'make test        every test, on a stock and on a debug kernel'
-	@echo 'make modules     only build the modules for the stock kernel, into build/stock'
+	@echo 'make modules     only build the core, rdma_null and the samples, for the stock kernel, into build/stock'
 	@echo 'make vm          a shell in a VM with the modules loaded and an rxe link up'
 	@echo 'make check       formatting, clippy, rustdoc, checkpatch, warnings'
 	@echo 'make kunit       the KUnit suites on the debug kernel, with SUITE=rdma_cq* only some'
@@ -50,7 +50,7 @@ help:
 	@echo '                 a plain build without the sandbox, if that kernel has Rust metadata'
 
 modules:
-	@$(sandbox) scripts/build stock
+	@$(sandbox) scripts/build stock modules TESTS=
 
 modules_install:
 	@echo 'error: say for which kernel: make KDIR=/lib/modules/$$(uname -r)/build $@' >&2; exit 1
