@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * Connections by the connection manager: each is set up and taken down before the next one. The caller drives the
- * client from step to step; the server does what it is told to in its handler.
+ * Connections by the connection manager: each is set up and taken down before
+ * the next one. The caller drives the client from step to step; the server does
+ * what it is told to in its handler.
  */
 
 #define pr_fmt(fmt) KBUILD_MODNAME ": " fmt
@@ -162,7 +163,8 @@ static int perf_connect_once(struct perf_connector *connector)
 	struct rdma_cm_id *id;
 	int ret;
 
-	id = rdma_create_id(current->nsproxy->net_ns, perf_client_event, connector, RDMA_PS_TCP, IB_QPT_RC);
+	id = rdma_create_id(current->nsproxy->net_ns, perf_client_event, connector,
+			    RDMA_PS_TCP, IB_QPT_RC);
 	if (IS_ERR(id))
 		return PTR_ERR(id);
 	ret = perf_connect_client(connector, id);
@@ -172,14 +174,15 @@ static int perf_connect_once(struct perf_connector *connector)
 	return ret;
 }
 
-static int perf_connect_go(struct perf_run *run, u64 ops)
+static int perf_connect_go(struct perf_run *run, u32 ops)
 {
+	u32 i;
 	int ret;
 
-	for (; run->done < ops; run->done++) {
+	for (i = 0; i < ops; i++) {
 		ret = perf_connect_once(run->priv);
 		if (ret) {
-			pr_err("connect_rate: connection %llu failed: %d\n", run->done, ret);
+			pr_err("connect_rate: connection %u failed: %d\n", i, ret);
 			return ret;
 		}
 	}
@@ -193,7 +196,8 @@ static int perf_listen(struct perf_connector *connector)
 	struct rdma_cm_id *id;
 	int ret;
 
-	id = rdma_create_id(current->nsproxy->net_ns, perf_server_event, connector, RDMA_PS_TCP, IB_QPT_RC);
+	id = rdma_create_id(current->nsproxy->net_ns, perf_server_event, connector,
+			    RDMA_PS_TCP, IB_QPT_RC);
 	if (IS_ERR(id))
 		return PTR_ERR(id);
 	connector->listener = id;

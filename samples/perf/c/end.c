@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * What one end of a run has: a PD, a completion queue, buffers, and memory that its peer may access.
+ * What one end of a run has: a PD, a completion queue, buffers, and memory that
+ * its peer may access.
  */
 
 #define pr_fmt(fmt) KBUILD_MODNAME ": " fmt
@@ -20,16 +21,18 @@ static const enum ib_poll_context perf_poll_contexts[] = {
 	[PERF_UNBOUND_WORKQUEUE]	= IB_POLL_UNBOUND_WORKQUEUE,
 };
 
-/* Every request of every QP can complete, if flushed those that are not signaled as well, and two marks behind them. */
+/*
+ * Every request of every QP can complete, also those that are not signaled if
+ * they are flushed, and so can two marks behind them.
+ */
 static int perf_alloc_cq(struct perf_run *run, struct perf_end *end)
 {
 	u64 cqes = (u64)run->nr_qps * (end->sends + end->recvs + 2);
 
-	if (end->sends + 1 > end->dev->attrs.max_qp_wr || end->recvs + 1 > end->dev->attrs.max_qp_wr ||
+	if (max(end->sends, end->recvs) + 1 > end->dev->attrs.max_qp_wr ||
 	    cqes > end->dev->attrs.max_cqe) {
-		pr_err("%s: %u QPs of %u sends and %u receives are too many: %d entries a CQ, %d requests a queue\n",
-		       dev_name(&end->dev->dev), run->nr_qps, end->sends, end->recvs,
-		       end->dev->attrs.max_cqe, end->dev->attrs.max_qp_wr);
+		pr_err("%s: %u QPs with %u sends and %u receives each are too many\n",
+		       dev_name(&end->dev->dev), run->nr_qps, end->sends, end->recvs);
 		return -EINVAL;
 	}
 	end->cq = ib_alloc_cq(end->dev, run, cqes, 0, perf_poll_contexts[run->args->context]);
@@ -68,7 +71,8 @@ void perf_end_exit(struct perf_end *end)
 		ib_dealloc_pd(end->pd);
 }
 
-int perf_buf_init(struct perf_buf *buf, const struct perf_end *end, u32 size, enum dma_data_direction dir)
+int perf_buf_init(struct perf_buf *buf, const struct perf_end *end, u32 size,
+		  enum dma_data_direction dir)
 {
 	buf->mem = kzalloc(size, GFP_KERNEL);
 	if (!buf->mem)
@@ -163,7 +167,10 @@ static int perf_register(struct perf_run *run, struct perf_end *end)
 	return ret ?: READ_ONCE(run->error);
 }
 
-/* Gives the peer access to @size bytes. All QPs of this end have one PD, so any of them will do. */
+/*
+ * Gives the peer access to @size bytes. All QPs of this end have one PD, so any
+ * of them will do.
+ */
 int perf_region_init(struct perf_run *run, struct perf_end *end, u32 size)
 {
 	int ret;

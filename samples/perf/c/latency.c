@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * Latencies: one message goes to and fro between the two ends, each of which sends it back out of the buffer that it
- * came in; or one READ after the other.
+ * Latencies: one message goes to and fro between the two ends, each of which
+ * sends it back out of the buffer that it came in; or one READ after the other.
  */
 
 #include <linux/slab.h>
@@ -20,10 +20,14 @@ struct perf_slot {
 	struct perf_buf buf;
 };
 
+/* What is counted is touched by A's handlers only, one of which runs at a time. */
 struct perf_ball {
 	struct perf_slot a[PERF_SLOTS];
 	struct perf_slot b[PERF_SLOTS];
 	struct perf_slot *next;		/* of A: sends the ball */
+	u32 done;
+	u32 total;
+	u64 last;		/* when the ball was sent */
 };
 
 static int perf_slot_recv(struct perf_slot *slot)
@@ -55,19 +59,23 @@ static int perf_slot_send(const struct perf_run *run, struct perf_slot *slot)
 	return ib_post_send(slot->qp, &wr.wr, NULL);
 }
 
-/* An operation of A's has just ended: takes its time, and begins the next one out of the same slot. */
+/*
+ * An operation of A's has just ended: takes its time, and begins the next one
+ * out of the same slot.
+ */
 static void perf_again(struct perf_run *run, struct perf_slot *slot)
 {
+	struct perf_ball *ball = run->priv;
 	u64 now = ktime_get_ns();
-	struct perf_ball *ball;
 	int ret;
 
-	if (run->done < PERF_SAMPLES)
-		run->samples[run->done] = now - run->last;
-	run->last = now;
-	run->done++;
-	if (unlikely(run->done == run->total)) {
-		ball = run->priv;
+	if (ball->done < PERF_SAMPLES)
+		run->samples[ball->done] = now - ball->last;
+	ball->last = now;
+	ball->done++;
+	if (unlikely(ball->done % 64 == 0))
+		WRITE_ONCE(run->progress, run->progress + 1);
+	if (unlikely(ball->done == ball->total)) {
 		ball->next = slot;
 		run->end = now;
 		complete(&run->finished);
@@ -149,23 +157,24 @@ static int perf_read_poll_batch(struct perf_run *run)
 	return perf_poll_batch(run->a.cq, perf_read_done, NULL);
 }
 
-static void perf_latency_result(struct perf_run *run, u32 posts)
+static void perf_latency_result(struct perf_run *run, u64 ops, u64 posts)
 {
-	run->result->ops = run->total;
-	run->result->posts = posts * run->total;
-	run->result->completions = posts * run->total;
+	run->result->ops = ops;
+	run->result->posts = posts;
+	run->result->completions = posts;
 }
 
-static int perf_latency_begin(struct perf_run *run, u64 ops)
+static int perf_latency_begin(struct perf_run *run, u32 ops)
 {
 	struct perf_ball *ball = run->priv;
 
-	run->total = ops;
-	run->last = ktime_get_ns();
+	ball->done = 0;
+	ball->total = ops;
+	ball->last = ktime_get_ns();
 	return perf_slot_send(run, ball->next);
 }
 
-static int perf_ball_go(struct perf_run *run, u64 ops)
+static int perf_ball_go(struct perf_run *run, u32 ops)
 {
 	int ret = perf_latency_begin(run, ops);
 
@@ -177,11 +186,11 @@ static int perf_ball_go(struct perf_run *run, u64 ops)
 		ret = perf_wait(run, perf_poll_direct);
 	if (ret)
 		return ret;
-	perf_latency_result(run, 2);
+	perf_latency_result(run, ops, 2ULL * ops);
 	return 0;
 }
 
-static int perf_read_go(struct perf_run *run, u64 ops)
+static int perf_read_go(struct perf_run *run, u32 ops)
 {
 	int ret = perf_latency_begin(run, ops);
 
@@ -193,7 +202,7 @@ static int perf_read_go(struct perf_run *run, u64 ops)
 		ret = perf_wait(run, perf_read_poll_direct);
 	if (ret)
 		return ret;
-	perf_latency_result(run, 1);
+	perf_latency_result(run, ops, ops);
 	return 0;
 }
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * The QPs of both ends, connected to each other directly. They may be of two devices, and these in two network
- * namespaces.
+ * The QPs of both ends, connected to each other directly. They may be of two
+ * devices, and these in two network namespaces.
  */
 
 #define pr_fmt(fmt) KBUILD_MODNAME ": " fmt
@@ -15,7 +15,10 @@
 
 #define PERF_RD_ATOMIC	128U
 
-/* How packets find the way to and from an end. Both ends are here, so MAC addresses need no looking for. */
+/*
+ * How packets find the way to and from an end. Both ends are here, so MAC
+ * addresses need no looking for.
+ */
 struct perf_way {
 	union ib_gid gid;
 	u8 mac[ETH_ALEN];
@@ -76,7 +79,8 @@ static int perf_to_init(struct ib_qp *qp)
 		.qp_access_flags = IB_ACCESS_REMOTE_READ | IB_ACCESS_REMOTE_WRITE,
 	};
 
-	return ib_modify_qp(qp, &attr, IB_QP_STATE | IB_QP_PKEY_INDEX | IB_QP_PORT | IB_QP_ACCESS_FLAGS);
+	return ib_modify_qp(qp, &attr, IB_QP_STATE | IB_QP_PKEY_INDEX | IB_QP_PORT |
+				       IB_QP_ACCESS_FLAGS);
 }
 
 /* What READs a QP of @from can have outstanding at @to. */
@@ -85,8 +89,8 @@ static u8 perf_rd_atomic(const struct ib_device *from, const struct ib_device *t
 	return clamp(min(from->attrs.max_qp_init_rd_atom, to->attrs.max_qp_rd_atom), 1, PERF_RD_ATOMIC);
 }
 
-static int perf_to_rtr(struct ib_qp *qp, u32 peer, u8 rd_atomic, const struct perf_way *from,
-		       const struct perf_way *to)
+static int perf_to_rtr(struct ib_qp *qp, u32 peer, u8 rd_atomic,
+		       const struct perf_way *from, const struct perf_way *to)
 {
 	struct ib_qp_attr attr = {
 		.qp_state = IB_QPS_RTR,
@@ -103,7 +107,8 @@ static int perf_to_rtr(struct ib_qp *qp, u32 peer, u8 rd_atomic, const struct pe
 		rdma_ah_set_dgid_raw(&attr.ah_attr, (void *)to->gid.raw);
 		ether_addr_copy(attr.ah_attr.roce.dmac, to->mac);
 	}
-	return ib_modify_qp(qp, &attr, IB_QP_STATE | IB_QP_AV | IB_QP_PATH_MTU | IB_QP_DEST_QPN | IB_QP_RQ_PSN |
+	return ib_modify_qp(qp, &attr, IB_QP_STATE | IB_QP_AV | IB_QP_PATH_MTU |
+				       IB_QP_DEST_QPN | IB_QP_RQ_PSN |
 				       IB_QP_MAX_DEST_RD_ATOMIC | IB_QP_MIN_RNR_TIMER);
 }
 
@@ -112,13 +117,14 @@ static int perf_to_rts(struct ib_qp *qp, u8 rd_atomic)
 	struct ib_qp_attr attr = {
 		.qp_state = IB_QPS_RTS,
 		.timeout = 14,
-		.retry_cnt = 6,
+		.retry_cnt = 7,
 		.rnr_retry = 7,
 		.max_rd_atomic = rd_atomic,
 	};
 
-	return ib_modify_qp(qp, &attr, IB_QP_STATE | IB_QP_TIMEOUT | IB_QP_RETRY_CNT | IB_QP_RNR_RETRY |
-				       IB_QP_SQ_PSN | IB_QP_MAX_QP_RD_ATOMIC);
+	return ib_modify_qp(qp, &attr, IB_QP_STATE | IB_QP_TIMEOUT | IB_QP_RETRY_CNT |
+				       IB_QP_RNR_RETRY | IB_QP_SQ_PSN |
+				       IB_QP_MAX_QP_RD_ATOMIC);
 }
 
 static int perf_create_qps(struct perf_run *run, struct perf_end *end)
@@ -168,8 +174,8 @@ static int perf_connect_qps(struct perf_run *run, struct perf_end *from, struct 
 	int ret;
 
 	for (i = 0; i < run->nr_qps; i++) {
-		ret = perf_to_rtr(from->qps[i], to ? to->qps[i]->qp_num : 0, perf_rd_atomic(peer, from->dev),
-				  from_way, to_way);
+		ret = perf_to_rtr(from->qps[i], to ? to->qps[i]->qp_num : 0,
+				  perf_rd_atomic(peer, from->dev), from_way, to_way);
 		if (!ret)
 			ret = perf_to_rts(from->qps[i], perf_rd_atomic(from->dev, peer));
 		if (ret) {
@@ -245,7 +251,10 @@ static void perf_drain_qp(struct ib_qp *qp, struct perf_mark *mark)
 		perf_mark_hit(mark);
 }
 
-/* Has all requests of all QPs completed: nothing is posted and no handler of theirs runs from here on. */
+/*
+ * Has all requests of all QPs completed: nothing is posted and no handler of
+ * theirs runs from here on.
+ */
 void perf_link_drain(struct perf_run *run)
 {
 	u32 i, a = run->nr_qps, b = run->args->load->pair ? run->nr_qps : 0;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
- * What an RDMA ULP costs: the twin in C of the benchmark in Rust beside it. Same loads, same buffers, same posting
- * pattern, same control files; see Documentation/bench.rst.
+ * What an RDMA ULP costs: the twin in C of the benchmark in Rust beside it. Same
+ * loads, same buffers, same posting pattern, same control files.
  */
 
 #ifndef PERF_H
@@ -60,14 +60,14 @@ struct perf_buf {
 	enum dma_data_direction dir;
 };
 
-/* Something to be waited for: so many completions of requests whose callback is @cqe. */
+/* Waits for so many completions of requests whose callback is @cqe. */
 struct perf_mark {
 	struct ib_cqe cqe;
 	atomic_t left;
 	struct completion done;
 };
 
-/* One of the two ends: a device and what a run has there. One CQ serves sends and receives. */
+/* One of the two ends. Its CQ serves all its QPs, for sends and receives. */
 struct perf_end {
 	struct ib_device *dev;
 	struct ib_pd *pd;
@@ -81,11 +81,12 @@ struct perf_end {
 };
 
 struct perf_run {
-	/* Of the phase that is running. Written by handlers of a.cq only, which never run at the same time. */
-	u64 done;
-	u64 total;
-	u64 reposts;
-	u64 last;
+	/*
+	 * Of the phase that is running. Written by handlers of a.cq only,
+	 * which never run at the same time.
+	 */
+	u32 left;		/* requests that are to be posted again */
+	u32 progress;		/* changes now and then */
 	u64 end;
 
 	u64 *samples;
@@ -121,14 +122,15 @@ struct perf_load {
 	/* The QPs are connected: make what is posted, post receives. */
 	int (*init)(struct perf_run *run);
 	/* Do so many operations and wait for them; fill in the result. */
-	int (*go)(struct perf_run *run, u64 ops);
+	int (*go)(struct perf_run *run, u32 ops);
 	/* The QPs are drained. Called whether or not @init has been, or was successful. */
 	void (*exit)(struct perf_run *run);
 };
 
 extern const struct perf_load perf_send_lat, perf_write_lat, perf_read_lat;
 extern const struct perf_load perf_send_rate, perf_write_rate, perf_read_rate;
-extern const struct perf_load perf_void_rate, perf_reg_rate, perf_connect_rate;
+extern const struct perf_load perf_void_rate, perf_bare_rate, perf_reg_rate;
+extern const struct perf_load perf_connect_rate;
 
 int perf_args_parse(struct perf_args *args, char *text);
 
@@ -139,7 +141,8 @@ void perf_device_put(struct ib_device *dev);
 
 int perf_end_init(struct perf_run *run, struct perf_end *end, struct ib_device *dev);
 void perf_end_exit(struct perf_end *end);
-int perf_buf_init(struct perf_buf *buf, const struct perf_end *end, u32 size, enum dma_data_direction dir);
+int perf_buf_init(struct perf_buf *buf, const struct perf_end *end, u32 size,
+		  enum dma_data_direction dir);
 void perf_buf_exit(struct perf_buf *buf, const struct perf_end *end);
 struct ib_mr *perf_mr_alloc(const struct perf_end *end, const struct perf_buf *buf);
 int perf_region_init(struct perf_run *run, struct perf_end *end, u32 size);
@@ -153,7 +156,8 @@ int perf_run(const struct perf_args *args, struct perf_result *result, u64 *samp
 void perf_fail(struct perf_run *run, const char *what, int error);
 void perf_failed_wc(struct perf_run *run, const struct ib_wc *wc);
 
-void perf_mark_init(struct perf_mark *mark, int left, void (*done)(struct ib_cq *cq, struct ib_wc *wc));
+void perf_mark_init(struct perf_mark *mark, int left,
+		    void (*done)(struct ib_cq *cq, struct ib_wc *wc));
 void perf_mark_hit(struct perf_mark *mark);
 int perf_mark_wait(struct perf_run *run, struct perf_mark *mark, unsigned long timeout);
 
@@ -162,11 +166,28 @@ static inline bool perf_caller_polls(const struct perf_run *run)
 	return run->args->context <= PERF_BATCH;
 }
 
-/* The last operation is complete: wakes the caller. */
-static inline void perf_finish(struct perf_run *run)
+/*
+ * Says whether a request is to be posted again, of which @left are left.
+ * The last one of all ends the phase.
+ */
+static inline bool perf_goes_on(struct perf_run *run, u32 *left)
 {
-	run->end = ktime_get_ns();
-	complete(&run->finished);
+	if (likely(--*left % 64))
+		return true;
+	WRITE_ONCE(run->progress, run->progress + 1);
+	if (*left)
+		return true;
+	if (!--run->left) {
+		run->end = ktime_get_ns();
+		complete(&run->finished);
+	}
+	return false;
+}
+
+/* What request @i of @nr does of @total. */
+static inline u32 perf_share(u32 total, u32 i, u32 nr)
+{
+	return total / nr + (i < total % nr);
 }
 
 #endif

@@ -5,7 +5,8 @@
 
 #include "poll.h"
 
-void perf_mark_init(struct perf_mark *mark, int left, void (*done)(struct ib_cq *cq, struct ib_wc *wc))
+void perf_mark_init(struct perf_mark *mark, int left,
+		    void (*done)(struct ib_cq *cq, struct ib_wc *wc))
 {
 	mark->cqe.done = done;
 	atomic_set(&mark->left, left);

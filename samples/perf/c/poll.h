@@ -19,10 +19,11 @@
 typedef void (*perf_done_fn)(struct ib_cq *cq, struct ib_wc *wc);
 
 /*
- * Polls once into an array. Most completions come to one of two callbacks, which are known here and called directly;
- * the others are called as the core does.
+ * Polls once into an array. Most completions come to one of two callbacks, which
+ * are known here and called directly; the others are called as the core does.
  */
-static __always_inline int perf_poll_batch(struct ib_cq *cq, perf_done_fn first, perf_done_fn second)
+static __always_inline int perf_poll_batch(struct ib_cq *cq, perf_done_fn first,
+					   perf_done_fn second)
 {
 	struct ib_wc wcs[PERF_BATCH_SIZE];
 	int i, n = ib_poll_cq(cq, PERF_BATCH_SIZE, wcs);
@@ -42,7 +43,8 @@ static __always_inline int perf_poll_batch(struct ib_cq *cq, perf_done_fn first,
 }
 
 /* Polls until the phase has ended. @poll returns how many completions there were. */
-static __always_inline int perf_wait_polling(struct perf_run *run, int (*poll)(struct perf_run *run))
+static __always_inline int perf_wait_polling(struct perf_run *run,
+					     int (*poll)(struct perf_run *run))
 {
 	unsigned long since = jiffies;
 	unsigned int idle = 0;
@@ -74,13 +76,13 @@ static __always_inline int perf_wait_polling(struct perf_run *run, int (*poll)(s
 /* Waits for a phase that others poll for. */
 static inline int perf_wait_sleeping(struct perf_run *run)
 {
-	u64 before;
+	u32 before;
 
 	do {
-		before = READ_ONCE(run->done);
+		before = READ_ONCE(run->progress);
 		if (wait_for_completion_timeout(&run->finished, PERF_STUCK))
 			return run->error;
-	} while (READ_ONCE(run->done) != before);
+	} while (READ_ONCE(run->progress) != before);
 	return -ETIME;
 }
 

@@ -16,14 +16,11 @@ static void perf_rate_done(struct ib_cq *cq, struct ib_wc *wc)
 		perf_failed_wc(run, wc);
 		return;
 	}
-	run->done++;
-	if (run->done <= run->reposts) {
-		ret = perf_post(run, req);
-		if (unlikely(ret))
-			perf_fail(run, "request not posted", ret);
-	} else if (run->done == run->total) {
-		perf_finish(run);
-	}
+	if (!perf_goes_on(run, &req->left))
+		return;
+	ret = perf_post(run, req);
+	if (unlikely(ret))
+		perf_fail(run, "request not posted", ret);
 }
 
 static int perf_rate_poll_direct(struct perf_run *run)
@@ -45,16 +42,18 @@ static int perf_rate_poll_batch(struct perf_run *run)
 	return m < 0 ? m : n + m;
 }
 
-int perf_rate_go(struct perf_run *run, u64 ops)
+int perf_rate_go(struct perf_run *run, u32 ops)
 {
 	struct perf_stream *stream = run->priv;
-	u32 i, first;
+	u32 total = DIV_ROUND_UP(ops, run->signal);
+	u32 i, nr = min(total, stream->nr_reqs);
 	int ret;
 
-	run->total = DIV_ROUND_UP_ULL(ops, run->signal);
-	first = min(run->total, stream->nr_reqs);
-	run->reposts = run->total - first;
-	for (i = 0; i < first; i++) {
+	/* Before the first one is posted, as handlers count from then on. */
+	run->left = nr;
+	for (i = 0; i < nr; i++)
+		stream->reqs[i].left = perf_share(total, i, nr);
+	for (i = 0; i < nr; i++) {
 		ret = perf_post(run, &stream->reqs[i]);
 		if (ret)
 			return ret;
@@ -65,9 +64,9 @@ int perf_rate_go(struct perf_run *run, u64 ops)
 		ret = perf_wait(run, perf_rate_poll_direct);
 	if (ret)
 		return ret;
-	run->result->ops = run->total * run->signal;
-	run->result->posts = run->total * run->signal;
-	run->result->completions = run->total;
+	run->result->ops = (u64)total * run->signal;
+	run->result->posts = run->result->ops;
+	run->result->completions = total;
 	return 0;
 }
 

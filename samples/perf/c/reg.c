@@ -14,6 +14,7 @@ struct perf_fmr {
 	struct ib_cqe inv;
 	struct ib_mr *mr;
 	struct ib_qp *qp;
+	u32 left;		/* how often it is still to come back */
 	struct perf_buf buf;
 };
 
@@ -70,14 +71,11 @@ static void perf_inv_done(struct ib_cq *cq, struct ib_wc *wc)
 		perf_failed_wc(run, wc);
 		return;
 	}
-	run->done++;
-	if (run->done <= run->reposts) {
-		ret = perf_post_reg(fmr);
-		if (unlikely(ret))
-			perf_fail(run, "registration not posted", ret);
-	} else if (run->done == run->total) {
-		perf_finish(run);
-	}
+	if (!perf_goes_on(run, &fmr->left))
+		return;
+	ret = perf_post_reg(fmr);
+	if (unlikely(ret))
+		perf_fail(run, "registration not posted", ret);
 }
 
 static int perf_reg_poll_direct(struct perf_run *run)
@@ -90,15 +88,17 @@ static int perf_reg_poll_batch(struct perf_run *run)
 	return perf_poll_batch(run->a.cq, perf_reg_done, perf_inv_done);
 }
 
-static int perf_reg_go(struct perf_run *run, u64 ops)
+static int perf_reg_go(struct perf_run *run, u32 ops)
 {
 	struct perf_fmr *fmrs = run->priv;
-	u32 i, first = min(ops, run->args->depth);
+	u32 i, nr = min(ops, run->args->depth);
 	int ret;
 
-	run->total = ops;
-	run->reposts = ops - first;
-	for (i = 0; i < first; i++) {
+	/* Before the first one is posted, as handlers count from then on. */
+	run->left = nr;
+	for (i = 0; i < nr; i++)
+		fmrs[i].left = perf_share(ops, i, nr);
+	for (i = 0; i < nr; i++) {
 		ret = perf_post_reg(&fmrs[i]);
 		if (ret)
 			return ret;
@@ -110,8 +110,8 @@ static int perf_reg_go(struct perf_run *run, u64 ops)
 	if (ret)
 		return ret;
 	run->result->ops = ops;
-	run->result->posts = 2 * ops;
-	run->result->completions = 2 * ops;
+	run->result->posts = 2ULL * ops;
+	run->result->completions = 2ULL * ops;
 	return 0;
 }
 

@@ -18,27 +18,29 @@ void perf_fail(struct perf_run *run, const char *what, int error)
 	complete(&run->finished);
 }
 
-/* A completion has failed. That is as it should be for what is left when the run has ended. */
+/* A completion has failed, as what is left at the end of a run should. */
 void perf_failed_wc(struct perf_run *run, const struct ib_wc *wc)
 {
-	if (wc->status == IB_WC_WR_FLUSH_ERR && (READ_ONCE(run->draining) || READ_ONCE(run->error)))
+	if (wc->status == IB_WC_WR_FLUSH_ERR &&
+	    (READ_ONCE(run->draining) || READ_ONCE(run->error)))
 		return;
 	atomic_inc(&run->errors);
 	perf_fail(run, ib_wc_status_msg(wc->status), -EIO);
 }
 
-static int perf_phase(struct perf_run *run, u64 ops)
+static int perf_phase(struct perf_run *run, u32 ops)
 {
 	u64 begin;
 	int ret;
 
-	run->done = 0;
 	begin = ktime_get_ns();
 	ret = run->args->load->go(run, ops);
-	if (ret == -ETIME)
-		pr_err("%s: stuck for %d s\n", run->args->load->name, PERF_STUCK / HZ);
 	if (!ret)
 		run->result->ns = run->end - begin;
+	else if (ret == -ETIME)
+		pr_err("%s: stuck for %d s\n", run->args->load->name, PERF_STUCK / HZ);
+	else
+		pr_err("%s: failed: %d\n", run->args->load->name, ret);
 	return ret;
 }
 
@@ -75,7 +77,10 @@ static int perf_prepare(struct perf_run *run)
 	return ret;
 }
 
-/* Requests end before their QPs, these before the memory that they may access, and that before its PD. */
+/*
+ * Requests end before their QPs, these before the memory that they may access,
+ * and that before its PD.
+ */
 static void perf_take_down(struct perf_run *run)
 {
 	perf_link_drain(run);

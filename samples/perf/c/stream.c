@@ -30,8 +30,9 @@ void perf_stream_shape(struct perf_run *run)
 }
 
 /* So many requests for each QP, those of different QPs in turn. */
-static int perf_reqs_init(struct perf_run *run, const struct perf_end *end, struct perf_req *reqs, u32 nr,
-			  enum dma_data_direction dir, void (*done)(struct ib_cq *cq, struct ib_wc *wc))
+static int perf_reqs_init(struct perf_run *run, const struct perf_end *end,
+			  struct perf_req *reqs, u32 nr, enum dma_data_direction dir,
+			  void (*done)(struct ib_cq *cq, struct ib_wc *wc))
 {
 	u32 i;
 	int ret;

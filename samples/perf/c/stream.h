@@ -12,6 +12,7 @@
 struct perf_req {
 	struct ib_cqe cqe;
 	struct ib_qp *qp;
+	u32 left;		/* how often it is still to come back */
 	struct perf_buf buf;
 };
 
@@ -30,7 +31,7 @@ void perf_stream_exit(struct perf_run *run);
 void perf_stream_recv_done(struct ib_cq *cq, struct ib_wc *wc);
 
 int perf_rate_init(struct perf_run *run);
-int perf_rate_go(struct perf_run *run, u64 ops);
+int perf_rate_go(struct perf_run *run, u32 ops);
 
 static inline int perf_post(const struct perf_run *run, struct perf_req *req)
 {

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * A stream to nobody, on the null device, where each request completes as it is posted: what is left is what the ULP
- * and the core cost. Where the caller polls, posting and processing take turns, so that each is timed.
+ * A stream to nobody, on the null device, where each request completes as it is
+ * posted: what is left is what the ULP and the core cost. Where the caller
+ * polls, posting and processing take turns, so that each is timed.
  */
 
 #include "poll.h"
@@ -9,13 +10,8 @@
 
 static void perf_void_done(struct ib_cq *cq, struct ib_wc *wc)
 {
-	struct perf_run *run = cq->cq_context;
-
-	if (unlikely(wc->status != IB_WC_SUCCESS)) {
-		perf_failed_wc(run, wc);
-		return;
-	}
-	run->done++;
+	if (unlikely(wc->status != IB_WC_SUCCESS))
+		perf_failed_wc(cq->cq_context, wc);
 }
 
 static int perf_void_post(struct perf_run *run, struct perf_stream *stream)
@@ -31,54 +27,61 @@ static int perf_void_post(struct perf_run *run, struct perf_stream *stream)
 	return 0;
 }
 
-/* Processes until @until requests are done. On this device, all are when they are posted. */
-static int perf_void_direct(struct perf_run *run, u64 until)
+/* All requests have completed when they are posted, so there is no waiting. */
+static int perf_void_direct(struct perf_run *run, u32 left)
 {
-	while (run->done < until)
-		if (!ib_process_cq_direct(run->a.cq, until - run->done))
-			return READ_ONCE(run->error) ?: -EIO;
-	return 0;
+	int n;
+
+	for (; left; left -= n) {
+		n = ib_process_cq_direct(run->a.cq, left);
+		if (n <= 0)
+			return -EIO;
+	}
+	return READ_ONCE(run->error);
 }
 
-static int perf_void_batch(struct perf_run *run, u64 until)
+static int perf_void_batch(struct perf_run *run, u32 left)
 {
-	while (run->done < until)
-		if (perf_poll_batch(run->a.cq, perf_void_done, NULL) <= 0)
-			return READ_ONCE(run->error) ?: -EIO;
-	return 0;
+	int n;
+
+	for (; left; left -= n) {
+		n = perf_poll_batch(run->a.cq, perf_void_done, NULL);
+		if (n <= 0)
+			return -EIO;
+	}
+	return READ_ONCE(run->error);
 }
 
-static int perf_void_alternate(struct perf_run *run, u64 ops)
+static int perf_void_alternate(struct perf_run *run, u32 ops)
 {
 	struct perf_stream *stream = run->priv;
 	u64 round = (u64)stream->nr_reqs * run->signal;
-	u64 begin, posted, polled, rounds = DIV_ROUND_UP_ULL(ops, round);
-	u64 post_ns = 0, poll_ns = 0;
+	u64 begin, posted, post_ns = 0, poll_ns = 0;
+	u64 i, rounds = DIV_ROUND_UP_ULL(ops, round);
 	int ret;
 
-	for (; rounds; rounds--) {
+	for (i = 0; i < rounds; i++) {
 		begin = ktime_get_ns();
 		ret = perf_void_post(run, stream);
 		if (ret)
 			return ret;
 		posted = ktime_get_ns();
 		if (run->args->context == PERF_BATCH)
-			ret = perf_void_batch(run, run->done + stream->nr_reqs);
+			ret = perf_void_batch(run, stream->nr_reqs);
 		else
-			ret = perf_void_direct(run, run->done + stream->nr_reqs);
+			ret = perf_void_direct(run, stream->nr_reqs);
 		if (ret)
 			return ret;
-		polled = ktime_get_ns();
+		run->end = ktime_get_ns();
 		post_ns += posted - begin;
-		poll_ns += polled - posted;
+		poll_ns += run->end - posted;
 		cond_resched();
 	}
-	run->end = polled;
 	run->result->post_ns = post_ns;
 	run->result->poll_ns = poll_ns;
-	run->result->ops = run->done * run->signal;
-	run->result->posts = run->done * run->signal;
-	run->result->completions = run->done;
+	run->result->ops = rounds * round;
+	run->result->posts = rounds * round;
+	run->result->completions = rounds * stream->nr_reqs;
 	return 0;
 }
 
@@ -87,7 +90,7 @@ static int perf_void_init(struct perf_run *run)
 	return perf_caller_polls(run) ? perf_stream_init(run, perf_void_done) : perf_rate_init(run);
 }
 
-static int perf_void_go(struct perf_run *run, u64 ops)
+static int perf_void_go(struct perf_run *run, u32 ops)
 {
 	return perf_caller_polls(run) ? perf_void_alternate(run, ops) : perf_rate_go(run, ops);
 }
