@@ -321,6 +321,31 @@ mod tests {
     }
 
     #[test]
+    fn completions_that_are_left_stay() -> Result {
+        let (link, fates) = (Link::<Direct>::new()?, Fates::new()?);
+        complete::<_, u8>(&link, &fates, 4)?;
+        let mut batch = Batch::<8>::new();
+        check_eq!(link.recv_cq.poll(&mut batch)?, 4);
+        check_eq!(batch.completions().take(2).map(drop).count(), 2);
+        check_eq!((fates.both(), batch.len()), ((2, 2), 2));
+        drop(batch.completions());
+        check_eq!((fates.both(), batch.len()), ((2, 2), 2));
+        for completion in batch.completions() {
+            let taken = completion.take::<Same<u8>, 0>().is_ok();
+            check!(taken);
+        }
+        check_eq!((fates.both(), batch.len()), ((2, 4), 0));
+        check!(batch.completions().next().is_none());
+        // What is left when the batch is filled again is not lost either.
+        complete::<_, u8>(&link, &fates, 3)?;
+        check_eq!(link.recv_cq.poll(&mut batch)?, 3);
+        drop(batch.completions().next());
+        check_eq!(link.recv_cq.poll(&mut batch)?, 0);
+        check_eq!(fates.both(), (5, 7));
+        Ok(())
+    }
+
+    #[test]
     fn batch_may_outlive_all_else() -> Result {
         let (link, fates) = (Link::<Direct>::new()?, Fates::new()?);
         complete::<_, u8>(&link, &fates, 4)?;

@@ -7,6 +7,7 @@ use crate::fixture::{
     pattern,
     recv,
     register,
+    wait,
     CountDrop,
     Counter,
     Inbox,
@@ -303,6 +304,37 @@ mod tests {
             (transfer, outcome) = t.run(transfer, |x| Ok(Rw::read(&x.data, 0..LEN, t.remote)))?;
             check_eq!(outcome, Err(Status::WR_FLUSH_ERR));
         }
+        Ok(())
+    }
+
+    /// The requests of a transfer but the last have no callback, and complete when they are flushed.
+    #[test]
+    fn flushed_transfer_is_taken_once() -> Result {
+        let t = Transfers::<Direct>::new()?;
+        let (cq, cx) = (&t.link.send_cq, &t.link.env.cx);
+        t.link.a.qp.drain(cx)?;
+        let post = || -> Result {
+            let transfer = t.transfer()?;
+            let qp = &t.link.a.qp;
+            Ok(qp.post_rw(transfer, |x| Ok(Rw::read(&x.data, 0..LEN, t.remote)), cx)?)
+        };
+        post()?;
+        let (mut batch, mut polled) = (Batch::<4>::new(), 0);
+        wait(|| {
+            polled += cq.poll(&mut batch).unwrap_or(0);
+            for completion in batch.completions() {
+                drop(completion.take::<Transfer, 0>());
+            }
+            t.gone.get() == 1
+        })?;
+        check!(polled > 1);
+        post()?;
+        let mut processed = 0;
+        wait(|| {
+            processed += cq.process_with::<Transfer, 0>(3).unwrap_or(0);
+            t.gone.get() == 2
+        })?;
+        check_eq!(processed as usize, polled);
         Ok(())
     }
 

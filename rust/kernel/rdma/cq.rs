@@ -30,7 +30,8 @@ mod watch;
 
 pub use batch::{
     Batch,
-    Completion, //
+    Completion,
+    Completions, //
 };
 pub(crate) use lease::{
     lease,

@@ -41,7 +41,10 @@ use crate::{
     bindings,
     context::Context,
     ledger,
-    wc::Wc, //
+    wc::{
+        unlikely,
+        Wc, //
+    }, //
 };
 use core::{
     any::TypeId,
@@ -216,8 +219,13 @@ fn identity<P: 'static, const ID: u64>() -> TypeId {
 pub(crate) unsafe fn is_of<T: CqeHandler<ID>, const ID: u64>(cqe: *mut bindings::ib_cqe) -> bool {
     let ours: unsafe extern "C" fn(_, _) = done::<T, ID>;
     // SAFETY: By the caller's promise the owner, and the callback in it, is there.
-    unsafe { (*cqe).done }.is_some_and(|theirs| core::ptr::fn_addr_eq(theirs, ours))
-        && ledger::is_posted(cqe)
+    match unsafe { (*cqe).done } {
+        Some(theirs) if core::ptr::fn_addr_eq(theirs, ours) => ledger::is_posted(cqe),
+        _ => {
+            unlikely();
+            false
+        }
+    }
 }
 
 /// Takes the owner of a completed request back.

@@ -235,6 +235,11 @@ impl Success<'_> {
     }
 }
 
+/// Says to the compiler that the branch that calls it is seldom taken.
+#[cold]
+#[inline]
+pub(crate) fn unlikely() {}
+
 /// A work completion, as a handler sees it: valid during the call only.
 #[repr(transparent)]
 pub struct Wc(bindings::ib_wc);
@@ -246,6 +251,7 @@ impl Wc {
         if self.0.status == bindings::ib_wc_status_IB_WC_SUCCESS {
             Ok(Success(&self.0))
         } else {
+            unlikely();
             Err(WcError {
                 status: Status(self.0.status),
                 vendor_err: self.0.vendor_err,

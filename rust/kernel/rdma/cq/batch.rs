@@ -9,6 +9,7 @@ use crate::{
         CqeHandler, //
     },
     wc::{
+        unlikely,
         Success,
         Wc,
         WcError, //
@@ -64,44 +65,53 @@ impl<const N: usize> Batch<N> {
         self.next == self.len
     }
 
-    /// Passes over requests that were posted without a callback, at the front of a chain. They
-    /// complete only when they fail, and their owner is the chain's.
+    /// Takes all completions, one after the other. Those that are not asked for stay in the batch.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use rdma::{context::*, cq::{Batch, Cq}};
+    /// fn count(cq: &Cq<Direct>) -> Result<usize> {
+    ///     let mut batch = Batch::<16>::new();
+    ///     cq.poll(&mut batch)?;
+    ///     Ok(batch.completions().filter(|c| c.result().is_ok()).count())
+    /// }
+    /// ```
     #[inline]
-    pub(super) fn skip(&mut self) {
-        while self.peek().is_some_and(|wc| wc.cqe().is_null()) {
-            self.next += 1;
+    pub fn completions(&mut self) -> Completions<'_> {
+        let wcs = self.wcs.get(self.next..self.len).unwrap_or(&[]);
+        // INVARIANT: The entries leave the range; those that are left come back when this is dropped.
+        self.next = self.len;
+        // INVARIANT: These are the last entries.
+        Completions {
+            // SAFETY: By the type invariant.
+            polled: unsafe { Polled::new(self.cq, wcs) },
+            next: &mut self.next,
         }
-    }
-
-    #[inline]
-    fn peek(&self) -> Option<&Wc> {
-        let wc = self.wcs.get(self.next..self.len)?.first()?;
-        // SAFETY: By the type invariant the entry is initialised; `Wc` is transparent.
-        Some(unsafe { &*wc.as_ptr().cast::<Wc>() })
     }
 
     /// Takes the next completion.
     #[inline]
     #[expect(clippy::should_implement_trait)]
     pub fn next(&mut self) -> Option<Completion<'_>> {
-        self.skip();
-        let wc = core::ptr::from_ref(self.peek()?);
+        let wc = self.wcs.get(self.next..self.len)?.first()?;
         // INVARIANT: The entry leaves the range, whatever becomes of the completion.
         self.next += 1;
-        // INVARIANT: By the type invariant of the batch.
-        Some(Completion {
-            // SAFETY: The entry stays as it is while `self` is borrowed.
-            wc: unsafe { &*wc },
-            cq: self.cq,
-        })
+        // SAFETY: By the type invariant.
+        Some(unsafe { Completion::new(self.cq, wc) })
     }
 
     /// Dispatches what is left.
     #[inline]
     pub fn dispatch(&mut self) {
-        while let Some(completion) = self.next() {
-            drop(completion);
+        if !self.is_empty() {
+            self.dispatch_rest();
         }
+    }
+
+    #[inline(never)]
+    fn dispatch_rest(&mut self) {
+        self.completions().for_each(drop);
     }
 
     /// Returns the room of an empty batch.
@@ -137,10 +147,78 @@ impl<const N: usize> Drop for Batch<N> {
     }
 }
 
+/// Completions that were polled, in order.
+///
+/// # Invariants
+///
+/// `wcs` are completions that `cq` gave, and whose owners were not taken back.
+pub(super) struct Polled<'a> {
+    wcs: core::slice::Iter<'a, MaybeUninit<bindings::ib_wc>>,
+    cq: *mut bindings::ib_cq,
+}
+
+impl<'a> Polled<'a> {
+    /// # Safety
+    ///
+    /// `cq` gave `wcs`, whose owners were not taken back and are not taken back otherwise.
+    #[inline]
+    pub(super) unsafe fn new(
+        cq: *mut bindings::ib_cq,
+        wcs: &'a [MaybeUninit<bindings::ib_wc>],
+    ) -> Self {
+        // INVARIANT: By the caller's promise.
+        Self {
+            wcs: wcs.iter(),
+            cq,
+        }
+    }
+}
+
+impl<'a> Iterator for Polled<'a> {
+    type Item = Completion<'a>;
+
+    #[inline]
+    fn next(&mut self) -> Option<Completion<'a>> {
+        let wc = self.wcs.next()?;
+        // SAFETY: By the type invariant; it is not in `wcs` any more.
+        Some(unsafe { Completion::new(self.cq, wc) })
+    }
+}
+
+/// The completions of a [`Batch`], in order.
+///
+/// # Invariants
+///
+/// `polled` has the last entries of the batch. `next` is that of the batch, and its length.
+pub struct Completions<'a> {
+    polled: Polled<'a>,
+    next: &'a mut usize,
+}
+
+impl<'a> Iterator for Completions<'a> {
+    type Item = Completion<'a>;
+
+    #[inline]
+    fn next(&mut self) -> Option<Completion<'a>> {
+        self.polled.next()
+    }
+}
+
+impl Drop for Completions<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        // INVARIANT: What was not taken is in the batch again.
+        *self.next = self.next.saturating_sub(self.polled.wcs.len());
+    }
+}
+
 /// A completion that was polled, with the owner of its request.
 ///
 /// Whoever knows the owner's type can [take](Completion::take) it; otherwise the owner's handler
 /// gets it when this is dropped.
+///
+/// A request that was posted without a callback, at the front of a chain, completes only when it
+/// fails. It has no owner but the chain's, so it cannot be taken, and dropping this does nothing.
 ///
 /// # Invariants
 ///
@@ -151,6 +229,19 @@ pub struct Completion<'a> {
 }
 
 impl<'a> Completion<'a> {
+    /// # Safety
+    ///
+    /// `cq` gave `wc`, whose owner was not taken back and is not taken back otherwise.
+    #[inline]
+    unsafe fn new(cq: *mut bindings::ib_cq, wc: &'a MaybeUninit<bindings::ib_wc>) -> Self {
+        // INVARIANT: By the caller's promise.
+        Self {
+            // SAFETY: By the caller's promise it is initialised; `Wc` is transparent.
+            wc: unsafe { &*wc.as_ptr().cast::<Wc>() },
+            cq,
+        }
+    }
+
     /// Returns the request's result, as [`Wc::result`].
     #[inline]
     pub fn result(&self) -> core::result::Result<Success<'a>, WcError> {
@@ -160,8 +251,13 @@ impl<'a> Completion<'a> {
     /// Says whether the owner is a `T` that was posted by its callback `ID`.
     #[inline]
     pub fn is<T: CqeHandler<ID>, const ID: u64>(&self) -> bool {
+        let cqe = self.wc.cqe();
+        if cqe.is_null() {
+            unlikely();
+            return false;
+        }
         // SAFETY: By the type invariant.
-        unsafe { cqe::is_of::<T, ID>(self.wc.cqe()) }
+        unsafe { cqe::is_of::<T, ID>(cqe) }
     }
 
     /// Takes the owner, if it is a `T` that was posted by its callback `ID`; its handler is not
@@ -188,7 +284,7 @@ impl<'a> Completion<'a> {
     /// fn collect(cq: &Cq<Direct>, requests: &mut KVec<Pin<KBox<Request>>>) -> Result {
     ///     let mut batch = Batch::<16>::new();
     ///     while cq.poll(&mut batch)? != 0 {
-    ///         while let Some(completion) = batch.next() {
+    ///         for completion in batch.completions() {
     ///             match completion.take::<Request, 0>() {
     ///                 Ok((request, _wc)) => requests.push(request, GFP_KERNEL)?,
     ///                 Err(other) => drop(other), // To its handler.
@@ -203,6 +299,7 @@ impl<'a> Completion<'a> {
         self,
     ) -> core::result::Result<(T::Pointer, &'a Wc), Self> {
         if !self.is::<T, ID>() {
+            unlikely();
             return Err(self);
         }
         let this = ManuallyDrop::new(self);
@@ -214,6 +311,9 @@ impl<'a> Completion<'a> {
 impl Drop for Completion<'_> {
     #[inline]
     fn drop(&mut self) {
+        if self.wc.cqe().is_null() {
+            return;
+        }
         // SAFETY: By the type invariant; `self` is gone after this.
         unsafe { dispatch(self.cq, self.wc) };
     }
@@ -230,8 +330,7 @@ pub(super) unsafe fn dispatch(cq: *mut bindings::ib_cq, wc: &Wc) {
     // SAFETY: By the caller's promise. The callbacks of this crate do not look at the CQ, and those
     // of drivers, which are their drains', keep it.
     unsafe {
-        if let Some(done) = (*wc.cqe()).done {
-            done(cq, core::ptr::from_ref(wc).cast_mut().cast());
-        }
+        let done = (*wc.cqe()).done.unwrap_unchecked();
+        done(cq, core::ptr::from_ref(wc).cast_mut().cast());
     }
 }

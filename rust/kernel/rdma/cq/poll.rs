@@ -4,9 +4,9 @@
 
 use super::{
     batch::{
-        dispatch,
         Batch,
-        Completion, //
+        Completion,
+        Polled, //
     },
     Cq, //
 };
@@ -17,11 +17,7 @@ use crate::{
         Context,
         Provides, //
     },
-    cqe::{
-        self,
-        CqeHandler, //
-    },
-    wc::Wc, //
+    cqe::CqeHandler, //
 };
 use core::mem::MaybeUninit;
 use kernel::prelude::*;
@@ -84,32 +80,22 @@ impl<C: CallerPolled> Cq<C> {
         let cx = unsafe { T::Needs::assume() };
         let mut room = [const { MaybeUninit::<bindings::ib_wc>::uninit() }; ROW];
         let mut left = budget;
-        loop {
+        while left > 0 {
             let row = ROW.min(left as usize);
             let n = match self.poll_raw(&mut room[..row]) {
-                Ok(n) => n,
+                Ok(n) => n.min(row),
                 Err(_) if left != budget => break,
                 Err(e) => return Err(e),
             };
-            for wc in room.iter().take(n) {
-                // SAFETY: The driver has filled the entry, and `Wc` is transparent.
-                let wc = unsafe { &*wc.as_ptr().cast::<Wc>() };
-                let cqe = wc.cqe();
-                if cqe.is_null() {
-                    continue;
-                }
-                // SAFETY: The completion was just polled, and each is dispatched once. `C` provides
-                // what its handlers need.
-                unsafe {
-                    if cqe::is_of::<T, ID>(cqe) {
-                        T::done(cqe::take::<T, ID>(cqe), wc, &cx);
-                    } else {
-                        dispatch(self.inner.raw.as_ptr(), wc);
-                    }
+            // SAFETY: The CQ has just given these.
+            for completion in unsafe { Polled::new(self.inner.raw.as_ptr(), &room[..n]) } {
+                match completion.take::<T, ID>() {
+                    Ok((owner, wc)) => T::done(owner, wc, &cx),
+                    Err(other) => drop(other),
                 }
             }
             left = left.saturating_sub(n as u32);
-            if n < row || left == 0 {
+            if n < row {
                 break;
             }
         }
@@ -147,15 +133,10 @@ impl<C: CallerPolled> Cq<C> {
         &self,
         batch: &'a mut Batch<N>,
     ) -> Result<Option<Completion<'a>>> {
-        loop {
-            batch.skip();
-            if !batch.is_empty() {
-                return Ok(batch.next());
-            }
-            if self.poll(batch)? == 0 {
-                return Ok(None);
-            }
+        if batch.is_empty() {
+            self.poll(batch)?;
         }
+        Ok(batch.next())
     }
 
     /// Polls completions into `room`, and returns their number.

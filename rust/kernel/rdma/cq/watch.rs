@@ -59,6 +59,7 @@ impl Watch {
         Arc::pin_init(init, GFP_KERNEL)
     }
 
+    #[inline]
     pub(super) fn has_failed(&self) -> bool {
         self.failed.load(Relaxed)
     }
