@@ -57,27 +57,41 @@ pub struct Remote {
     pub rkey: u32,
 }
 
-/// Returns a C request without callback and successor.
+/// Writes a C request, all but its callback and its successor.
+///
+/// # Safety
+///
+/// `to` is valid for writes.
 #[inline]
-fn raw(
+pub(crate) unsafe fn fill(
+    to: *mut bindings::ib_send_wr,
     opcode: bindings::ib_wr_opcode,
     flags: bindings::ib_send_flags,
     ex: u32,
     sg_list: *mut bindings::ib_sge,
     num_sge: c_int,
-) -> bindings::ib_send_wr {
-    bindings::ib_send_wr {
-        next: core::ptr::null_mut(),
-        __bindgen_anon_1: bindings::ib_send_wr__bindgen_ty_1 {
-            wr_cqe: ManuallyDrop::new(core::ptr::null_mut()),
-        },
-        sg_list,
-        num_sge,
-        opcode,
-        send_flags: flags,
-        ex: bindings::ib_send_wr__bindgen_ty_2 {
-            imm_data: ManuallyDrop::new(ex),
-        },
+) {
+    // SAFETY: By the caller's promise.
+    unsafe {
+        (*to).sg_list = sg_list;
+        (*to).num_sge = num_sge;
+        (*to).opcode = opcode;
+        (*to).send_flags = flags as c_int;
+        (*to).ex.imm_data = ManuallyDrop::new(ex);
+    }
+}
+
+/// Writes what [`fill`] leaves out, of the last request of a list, which completes to `cqe`.
+///
+/// # Safety
+///
+/// `to` is valid for writes.
+#[inline]
+pub(crate) unsafe fn end(to: *mut bindings::ib_send_wr, cqe: *mut bindings::ib_cqe) {
+    // SAFETY: By the caller's promise.
+    unsafe {
+        (*to).next = core::ptr::null_mut();
+        (*to).__bindgen_anon_1.wr_cqe = ManuallyDrop::new(cqe);
     }
 }
 
@@ -169,7 +183,8 @@ impl<'a, const N: usize> SendWr<'a, N> {
         self
     }
 
-    /// Writes the C request and its entries, all but the callback, for a QP of this PD.
+    /// Writes the C request and its entries, all but the callback and the successor, for a QP of
+    /// this PD.
     ///
     /// # Safety
     ///
@@ -185,11 +200,17 @@ impl<'a, const N: usize> SendWr<'a, N> {
             return Err(EINVAL);
         }
         let n = const { N as c_int };
-        let wr = raw(self.opcode, self.flags, self.ex, sges.cast(), n);
         // SAFETY: By the caller's promise. A driver reads what follows `wr` of RDMA requests only.
         unsafe {
             sges.write(self.sges.map(Sge::to_raw));
-            (&raw mut (*to).wr).write(wr);
+            fill(
+                &raw mut (*to).wr,
+                self.opcode,
+                self.flags,
+                self.ex,
+                sges.cast(),
+                n,
+            );
             if let Some(remote) = self.remote {
                 (*to).remote_addr = remote.addr;
                 (*to).rkey = remote.rkey;
@@ -244,7 +265,8 @@ impl<'a> AtomicWr<'a> {
         self
     }
 
-    /// Writes the C request and its entry, all but the callback, for a QP of this PD.
+    /// Writes the C request and its entry, all but the callback and the successor, for a QP of this
+    /// PD.
     ///
     /// # Safety
     ///
@@ -260,19 +282,16 @@ impl<'a> AtomicWr<'a> {
         if old.pd != pd || old.length != 8 || self.remote.addr % 8 != 0 {
             return Err(EINVAL);
         }
-        let wr = bindings::ib_atomic_wr {
-            wr: raw(self.opcode, self.flags, 0, sge, 1),
-            remote_addr: self.remote.addr,
-            compare_add: self.compare_add,
-            swap: self.swap,
-            compare_add_mask: 0,
-            swap_mask: 0,
-            rkey: self.remote.rkey,
-        };
         // SAFETY: By the caller's promise.
         unsafe {
             sge.write(old.to_raw());
-            to.write(wr);
+            fill(&raw mut (*to).wr, self.opcode, self.flags, 0, sge, 1);
+            (*to).remote_addr = self.remote.addr;
+            (*to).compare_add = self.compare_add;
+            (*to).swap = self.swap;
+            (*to).compare_add_mask = 0;
+            (*to).swap_mask = 0;
+            (*to).rkey = self.remote.rkey;
         }
         Ok(())
     }

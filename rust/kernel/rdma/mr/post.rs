@@ -7,6 +7,7 @@ use super::{
     RegWr, //
 };
 use crate::{
+    bindings,
     context::{
         PollContext,
         Provides, //
@@ -17,11 +18,12 @@ use crate::{
     },
     qp::Qp,
     wr::{
+        end,
         PostError,
         Remote, //
     }, //
 };
-use core::mem::ManuallyDrop;
+use core::mem::MaybeUninit;
 
 impl<S: PollContext, R: PollContext> Qp<S, R> {
     /// Posts a fast registration (`IB_WR_REG_MR`), moving the owner of the region in, and returns
@@ -46,15 +48,21 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
         P::Target: CqeHandler<ID, Pointer = P> + Sized,
         S: Provides<<P::Target as CqeHandler<ID>>::Needs>,
     {
-        // SAFETY: The QP is valid while there is a reference to it.
-        let (mut raw, remote, marked) = match unsafe { wr(&owner).prepare(self.as_raw()) } {
-            Ok(prepared) => prepared,
+        let mut raw = MaybeUninit::<bindings::ib_reg_wr>::uninit();
+        let raw = raw.as_mut_ptr();
+        // SAFETY: There is room for the request, and the QP is valid while there is a reference.
+        let (remote, marked) = match unsafe { wr(&owner).write(raw, self.as_raw()) } {
+            Ok(written) => written,
             Err(error) => return Err(PostError { owner, error }),
         };
         let cqe = owner.into_cqe();
-        raw.wr.__bindgen_anon_1.wr_cqe = ManuallyDrop::new(cqe);
-        // SAFETY: The region is kept by the owner, which is the queue's until `done`.
-        match unsafe { self.post_send_raw(&raw.wr, cqe) } {
+        // SAFETY: The request was just written. The region is kept by the owner, which is the
+        // queue's until `done`.
+        let posted = unsafe {
+            end(&raw mut (*raw).wr, cqe);
+            self.post_send_raw(&raw const (*raw).wr, cqe)
+        };
+        match posted {
             Ok(()) => Ok(remote),
             Err(e) => {
                 // SAFETY: The owner is back, and the region that it keeps has not moved.

@@ -224,16 +224,18 @@ impl Fmr {
         // SAFETY: By the caller's promise this is the only user.
         unsafe { (*self.own.get()).user = user };
         bindings::ib_send_wr {
+            next: core::ptr::null_mut(),
             __bindgen_anon_1: bindings::ib_send_wr__bindgen_ty_1 {
                 // The first field of this; what is written through it is in cells.
                 wr_cqe: ManuallyDrop::new(core::ptr::from_ref(self).cast_mut().cast()),
             },
+            sg_list: core::ptr::null_mut(),
+            num_sge: 0,
             opcode: bindings::ib_wr_opcode_IB_WR_LOCAL_INV,
             send_flags: bindings::ib_send_flags_IB_SEND_SIGNALED as c_int,
             ex: bindings::ib_send_wr__bindgen_ty_2 {
                 invalidate_rkey: ManuallyDrop::new(self.rkey.load(Relaxed)),
             },
-            ..Default::default()
         }
     }
 

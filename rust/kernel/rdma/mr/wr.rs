@@ -17,7 +17,10 @@ use crate::{
         DeviceWrites,
         Direction, //
     },
-    wr::Remote, //
+    wr::{
+        fill,
+        Remote, //
+    }, //
 };
 use core::ptr::NonNull;
 use kernel::prelude::*;
@@ -35,6 +38,7 @@ pub struct RegWr<'a> {
 }
 
 impl<'a> RegWr<'a> {
+    #[inline]
     fn new<D: Direction, M: Memory<D>>(region: &'a Region<D, M>, access: u32) -> Self {
         Self {
             mr: &region.mr.fmr,
@@ -76,36 +80,48 @@ impl<'a> RegWr<'a> {
         Self::new(region, LOCAL_WRITE | REMOTE_ATOMIC)
     }
 
-    /// Marks the region registered under a new key and makes the C request, for `qp`.
+    /// Marks the region registered under a new key and writes the C request, all but the callback
+    /// and the successor, for `qp`.
     ///
     /// # Safety
     ///
-    /// `qp` is valid. If the request is not posted, what is returned is undone.
-    pub(crate) unsafe fn prepare(
+    /// `to` is valid for writes, and `qp` is valid. If the request is not posted, what is returned
+    /// is undone.
+    #[inline]
+    pub(crate) unsafe fn write(
         self,
+        to: *mut bindings::ib_reg_wr,
         qp: *const bindings::ib_qp,
-    ) -> Result<(bindings::ib_reg_wr, Remote, Marked)> {
+    ) -> Result<(Remote, Marked)> {
         // SAFETY: By the caller's promise.
         if unsafe { (*qp).pd } != self.mr.pd.as_raw() {
             return Err(EINVAL);
         }
         // SAFETY: As above.
         let (rkey, registering) = unsafe { self.mr.register(qp) }?;
-        let wr = bindings::ib_reg_wr {
-            wr: bindings::ib_send_wr {
-                opcode: bindings::ib_wr_opcode_IB_WR_REG_MR,
-                send_flags: bindings::ib_send_flags_IB_SEND_SIGNALED as c_int,
-                ..Default::default()
-            },
-            mr: self.mr.raw.as_ptr(),
-            key: rkey,
-            access: self.access as c_int,
-        };
+        let (opcode, flags) = (
+            bindings::ib_wr_opcode_IB_WR_REG_MR,
+            bindings::ib_send_flags_IB_SEND_SIGNALED,
+        );
+        // SAFETY: By the caller's promise.
+        unsafe {
+            fill(
+                &raw mut (*to).wr,
+                opcode,
+                flags,
+                0,
+                core::ptr::null_mut(),
+                0,
+            );
+            (*to).mr = self.mr.raw.as_ptr();
+            (*to).key = rkey;
+            (*to).access = self.access as c_int;
+        }
         let remote = Remote {
             addr: self.iova,
             rkey,
         };
-        Ok((wr, remote, Marked(NonNull::from(self.mr), registering)))
+        Ok((remote, Marked(NonNull::from(self.mr), registering)))
     }
 }
 
@@ -137,6 +153,7 @@ impl<'a> InvWr<'a> {
     }
 
     /// Marks the region as being invalidated by a request for `qp`.
+    #[inline]
     pub(crate) fn prepare(self, qp: *const bindings::ib_qp) -> Result<Invalidating> {
         self.mr.invalidate(qp)?;
         Ok(Invalidating(NonNull::from(self.mr)))
@@ -152,6 +169,7 @@ impl Invalidating {
     /// # Safety
     ///
     /// The region lives until that completion.
+    #[inline]
     pub(crate) unsafe fn request(&self, user: *mut bindings::ib_cqe) -> bindings::ib_send_wr {
         // SAFETY: By the caller's promise, and the type says that the region is marked.
         unsafe { self.0.as_ref().invalidation(user) }

@@ -5,6 +5,7 @@
 use super::{
     chain::{
         Chain,
+        ChainError,
         Links,
         Refused, //
     },
@@ -12,6 +13,7 @@ use super::{
     Qp, //
 };
 use crate::{
+    bindings,
     context::{
         PollContext,
         Provides, //
@@ -117,6 +119,7 @@ where
     P::Target: Sized,
 {
     /// Returns the number of requests that were posted.
+    #[inline]
     pub fn posted(&self) -> usize {
         self.posted
     }
@@ -149,17 +152,17 @@ where
         let len = links.len();
         // SAFETY: The QP is valid while it is borrowed. The owner is moved into a signaled request
         // that is posted later, or kept until the QP was drained.
-        match unsafe { links.post(self.qp.as_raw(), None) } {
-            Ok(()) => {
-                self.posted += len;
-                Ok(())
-            }
-            Err(Refused { posted, error }) => {
+        let (posted, result) = match unsafe { links.post(self.qp.as_raw(), None) } {
+            Ok(()) => (len, Ok(())),
+            Err(refused) => {
+                // SAFETY: The owner is there.
+                let (error, posted) = unsafe { refused.take_back() };
                 // Without a word from the driver, take all for posted.
-                self.posted += posted.unwrap_or(len);
-                Err(error)
+                (posted.unwrap_or(len), Err(error))
             }
-        }
+        };
+        self.posted = self.posted.saturating_add(posted);
+        result
     }
 
     /// Posts the last requests, the very last signaled, and moves the owner in.
@@ -191,20 +194,59 @@ where
         };
         let cqe = owner.into_cqe();
         // SAFETY: The QP is valid while it is borrowed, and the owner is the queue's until `done`.
-        let Err(Refused { posted, error }) = (unsafe { links.post(self.qp.as_raw(), Some(cqe)) })
-        else {
-            return Ok(());
-        };
+        match unsafe { links.post(self.qp.as_raw(), Some(cqe)) } {
+            Ok(()) => Ok(()),
+            // SAFETY: The signaled request was posted last, and with this callback.
+            Err(refused) => Err(unsafe { self.refused(refused, cqe) }),
+        }
+    }
+
+    /// Finds out what was posted of the last requests, and takes the owner back.
+    ///
+    /// # Safety
+    ///
+    /// The driver has refused requests that were made of what the owner has; the last of them was
+    /// to complete to `cqe`, which is the owner's.
+    #[cold]
+    #[inline(never)]
+    unsafe fn refused<const LINKS: usize, const SGES: usize>(
+        mut self,
+        refused: Refused<LINKS, SGES>,
+        cqe: *mut bindings::ib_cqe,
+    ) -> BatchError<'q, S, R, P, ID> {
+        // SAFETY: The owner that was given up is there unless all is posted, when nothing is marked
+        // that has to be taken back.
+        let (error, posted) = unsafe { refused.take_back() };
         match posted {
             Some(n) => {
-                self.posted += n;
+                self.posted = self.posted.saturating_add(n);
                 // SAFETY: The signaled request was not posted, so nothing else will take its owner
                 // back.
                 self.owner = Some(unsafe { P::take_back(cqe) });
             }
             None => pr_err!("a driver did not say which request it refused: the owner is leaked\n"),
         }
-        Err(BatchError { batch: self, error })
+        BatchError { batch: self, error }
+    }
+}
+
+impl<S, R, P, const ID: u64> BatchError<'_, S, R, P, ID>
+where
+    S: PollContext,
+    R: PollContext,
+    P: CqePointer<ID>,
+    P::Target: Sized,
+{
+    /// Gives the batch up.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn into_chain(self) -> ChainError<P> {
+        let posted = self.batch.posted();
+        ChainError {
+            owner: self.batch.into_owner(),
+            posted,
+            error: self.error,
+        }
     }
 }
 

@@ -3,10 +3,10 @@
 //! Requests that are posted in one call.
 
 use super::{
+    batch::BatchError,
     link::{
         Link,
-        Slot,
-        Undo, //
+        Slot, //
     },
     Qp, //
 };
@@ -60,18 +60,18 @@ unsafe extern "C" fn unsignaled(_cq: *mut bindings::ib_cq, wc: *mut bindings::ib
 ///
 /// # Invariants
 ///
-/// `slots` is valid, and its first `len` requests are written and linked.
+/// `slots` is valid, and its first `len` requests, of `LINKS`, are written and linked, but for the
+/// end of the last.
 pub(super) struct Links<const LINKS: usize, const SGES: usize> {
-    slots: *mut [Slot<SGES>; LINKS],
-    undo: [Undo; LINKS],
+    slots: *mut Slot<SGES>,
     len: usize,
 }
 
-/// What was not posted of a chain, and why.
-pub(super) struct Refused {
-    /// How many links were posted, if that is known.
-    pub(super) posted: Option<usize>,
-    pub(super) error: Error,
+/// A chain that the driver has refused, and what it says.
+pub(super) struct Refused<const LINKS: usize, const SGES: usize> {
+    links: Links<LINKS, SGES>,
+    bad: *const bindings::ib_send_wr,
+    ret: c_int,
 }
 
 impl<const LINKS: usize, const SGES: usize> Links<LINKS, SGES> {
@@ -90,15 +90,14 @@ impl<const LINKS: usize, const SGES: usize> Links<LINKS, SGES> {
         let mut chain = Chain {
             // INVARIANT: There is no request yet. The QP is valid by the caller's promise.
             links: Self {
-                slots,
-                undo: [const { Undo::NOTHING }; LINKS],
+                slots: slots.cast(),
                 len: 0,
             },
             qp,
             _owner: PhantomData,
         };
         let made = make(owner, &mut chain);
-        let mut links = chain.links;
+        let links = chain.links;
         match made {
             Ok(()) if links.len > 0 => Ok(links),
             made => {
@@ -123,7 +122,7 @@ impl<const LINKS: usize, const SGES: usize> Links<LINKS, SGES> {
     #[inline]
     unsafe fn wr(&self, n: usize) -> *mut bindings::ib_send_wr {
         // SAFETY: The slots are valid by the type invariant, and `n` is in bounds.
-        unsafe { (*self.slots.cast::<Slot<SGES>>().add(n)).wr() }
+        unsafe { (*self.slots.add(n)).wr() }
     }
 
     /// Takes back what the links from number `from` on have marked.
@@ -132,10 +131,10 @@ impl<const LINKS: usize, const SGES: usize> Links<LINKS, SGES> {
     ///
     /// These links are not posted, and what they are made of is alive.
     #[cold]
-    unsafe fn undo(&mut self, from: usize) {
-        for undo in self.undo.iter_mut().skip(from) {
-            // SAFETY: By the caller's promise.
-            unsafe { undo.undo() };
+    unsafe fn undo(self, from: usize) {
+        for n in from..self.len {
+            // SAFETY: By the type invariant and the caller's promise.
+            unsafe { (*self.slots.add(n)).undo() };
         }
     }
 
@@ -147,14 +146,16 @@ impl<const LINKS: usize, const SGES: usize> Links<LINKS, SGES> {
     /// until a signaled request that is posted later completes or the QP was drained.
     #[inline]
     pub(super) unsafe fn post(
-        mut self,
+        self,
         qp: *mut bindings::ib_qp,
         tail: Option<*mut bindings::ib_cqe>,
-    ) -> Result<(), Refused> {
+    ) -> Result<(), Refused<LINKS, SGES>> {
         // SAFETY: There is a first and a last one: an empty chain is not made.
         let (first, last) = unsafe { (self.wr(0), self.wr(self.len - 1)) };
+        // SAFETY: The request is written by the type invariant.
+        unsafe { (*last).next = core::ptr::null_mut() };
         if let Some(tail) = tail {
-            // SAFETY: The request is written by the type invariant.
+            // SAFETY: As above.
             unsafe {
                 (*last).send_flags |= bindings::ib_send_flags_IB_SEND_SIGNALED as c_int;
                 (*last).__bindgen_anon_1.wr_cqe = ManuallyDrop::new(tail);
@@ -167,20 +168,32 @@ impl<const LINKS: usize, const SGES: usize> Links<LINKS, SGES> {
         if ret == 0 {
             return Ok(());
         }
-        Err(self.refused(bad, Error::from_errno(ret)))
+        Err(Refused {
+            links: self,
+            bad,
+            ret,
+        })
     }
+}
 
-    /// Finds out what was posted.
+impl<const LINKS: usize, const SGES: usize> Refused<LINKS, SGES> {
+    /// Returns why the driver has refused a link, and how many were posted before it, if that is
+    /// known. What the others have marked is taken back.
+    ///
+    /// # Safety
+    ///
+    /// What the links are made of is alive.
     #[cold]
-    fn refused(&mut self, bad: *const bindings::ib_send_wr, error: Error) -> Refused {
+    pub(super) unsafe fn take_back(self) -> (Error, Option<usize>) {
+        let Self { links, bad, ret } = self;
         // SAFETY: The numbers are in bounds.
-        let posted = (0..self.len).find(|n| core::ptr::eq(unsafe { self.wr(*n) }, bad));
+        let posted = (0..links.len).find(|n| core::ptr::eq(unsafe { links.wr(*n) }, bad));
         if let Some(n) = posted {
-            // SAFETY: The driver says that it has posted none from this one on, and the caller
-            // keeps what they are made of.
-            unsafe { self.undo(n) };
+            // SAFETY: The driver says that it has posted none from this one on; the rest is the
+            // caller's promise.
+            unsafe { links.undo(n) };
         }
-        Refused { posted, error }
+        (Error::from_errno(ret), posted)
     }
 }
 
@@ -209,16 +222,16 @@ impl<'a, const LINKS: usize, const SGES: usize> Chain<'a, LINKS, SGES> {
     pub fn push<L: Link<'a, SGES>>(&mut self, link: L) -> Result<L::Output> {
         let links = &mut self.links;
         let n = links.len;
-        let undo = links.undo.get_mut(n).ok_or(ENOSPC)?;
+        if n >= LINKS {
+            return Err(ENOSPC);
+        }
         // SAFETY: The slots are valid, and `n` was just checked.
-        let slot = unsafe { &mut *links.slots.cast::<Slot<SGES>>().add(n) };
+        let slot = unsafe { &mut *links.slots.add(n) };
         // SAFETY: The QP is valid by the type invariant. What is not posted is undone.
-        let (output, mark) = unsafe { link.write(slot, self.qp) }?;
-        *undo = mark;
+        let output = unsafe { link.write(slot, self.qp) }?;
         let wr = slot.wr();
         // SAFETY: The request was just written, and so was the one before, by the type invariant.
         unsafe {
-            (*wr).next = core::ptr::null_mut();
             (*wr).send_flags &= !(bindings::ib_send_flags_IB_SEND_SIGNALED as c_int);
             (*wr).__bindgen_anon_1.wr_cqe = ManuallyDrop::new((&raw const UNSIGNALED.0).cast_mut());
             if n > 0 {
@@ -294,13 +307,8 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
         P::Target: CqeHandler<ID, Pointer = P> + Sized,
         S: Provides<<P::Target as CqeHandler<ID>>::Needs>,
     {
-        self.batch(owner).finish(make).map_err(|e| {
-            let posted = e.batch.posted();
-            ChainError {
-                owner: e.batch.into_owner(),
-                posted,
-                error: e.error,
-            }
-        })
+        self.batch(owner)
+            .finish(make)
+            .map_err(BatchError::into_chain)
     }
 }

@@ -14,7 +14,10 @@ use crate::{
         SendWr, //
     }, //
 };
-use core::mem::MaybeUninit;
+use core::mem::{
+    ManuallyDrop,
+    MaybeUninit, //
+};
 use kernel::prelude::*;
 
 /// A C request of any kind.
@@ -24,46 +27,53 @@ use kernel::prelude::*;
 /// Every member begins with its `struct ib_send_wr`.
 #[repr(C)]
 union AnyWr {
-    send: core::mem::ManuallyDrop<bindings::ib_send_wr>,
-    rdma: core::mem::ManuallyDrop<bindings::ib_rdma_wr>,
-    atomic: core::mem::ManuallyDrop<bindings::ib_atomic_wr>,
-    reg: core::mem::ManuallyDrop<bindings::ib_reg_wr>,
+    send: ManuallyDrop<bindings::ib_send_wr>,
+    rdma: ManuallyDrop<bindings::ib_rdma_wr>,
+    atomic: ManuallyDrop<bindings::ib_atomic_wr>,
+    reg: ManuallyDrop<bindings::ib_reg_wr>,
 }
 
 /// The place of a C request with up to `SGES` entries.
+///
+/// # Invariants
+///
+/// When the request is written and is a registration, so is its mark.
 #[doc(hidden)]
+#[repr(C)]
 pub struct Slot<const SGES: usize> {
+    marked: MaybeUninit<Marked>,
     wr: MaybeUninit<AnyWr>,
     sges: [MaybeUninit<bindings::ib_sge>; SGES],
 }
 
 impl<const SGES: usize> Slot<SGES> {
     pub(super) const fn new() -> Self {
+        // INVARIANT: No request is written.
         Self {
+            marked: MaybeUninit::uninit(),
             wr: MaybeUninit::uninit(),
             sges: [const { MaybeUninit::uninit() }; SGES],
         }
     }
 
+    #[inline]
     pub(super) fn wr(&mut self) -> *mut bindings::ib_send_wr {
         self.wr.as_mut_ptr().cast()
     }
-}
 
-/// What has to be undone if a link is not posted.
-#[doc(hidden)]
-pub struct Undo(Option<Marked>);
-
-impl Undo {
-    pub(super) const NOTHING: Self = Self(None);
-
+    /// Takes back what the link has marked.
+    ///
     /// # Safety
     ///
-    /// The link was not posted, and what it is made of is alive.
+    /// The request is written and was not posted, what it is made of is alive, and this was not
+    /// called for it before.
     pub(super) unsafe fn undo(&mut self) {
-        if let Some(marked) = self.0.take() {
-            // SAFETY: By the caller's promise.
-            unsafe { marked.undo() };
+        // SAFETY: By the caller's promise the request is written, so by the type invariant the mark
+        // of a registration is.
+        unsafe {
+            if (*self.wr()).opcode == bindings::ib_wr_opcode_IB_WR_REG_MR {
+                self.marked.assume_init_read().undo();
+            }
         }
     }
 }
@@ -79,12 +89,12 @@ mod private {
         ///
         /// # Safety
         ///
-        /// `qp` is valid. If the request is not posted, what is returned is undone.
+        /// `qp` is valid. If the request is not posted, [`Slot::undo`] is called.
         unsafe fn write(
             self,
             slot: &mut Slot<SGES>,
             qp: *mut bindings::ib_qp,
-        ) -> Result<(Self::Output, Undo)>;
+        ) -> Result<Self::Output>;
     }
 }
 pub(super) use private::Write;
@@ -98,12 +108,11 @@ impl<const N: usize, const SGES: usize> Write<SGES> for SendWr<'_, N> {
     type Output = ();
 
     #[inline]
-    unsafe fn write(self, slot: &mut Slot<SGES>, qp: *mut bindings::ib_qp) -> Result<((), Undo)> {
+    unsafe fn write(self, slot: &mut Slot<SGES>, qp: *mut bindings::ib_qp) -> Result {
         const { assert!(N <= SGES, "the chain has no room for so many entries") };
         let sges = slot.sges.as_mut_ptr().cast();
         // SAFETY: There is room for the entries, and for a request of every kind; `qp` is valid.
-        unsafe { self.write(slot.wr().cast(), sges, (*qp).pd) }?;
-        Ok(((), Undo::NOTHING))
+        unsafe { self.write(slot.wr().cast(), sges, (*qp).pd) }
     }
 }
 
@@ -112,12 +121,11 @@ impl<const SGES: usize> Write<SGES> for AtomicWr<'_> {
     type Output = ();
 
     #[inline]
-    unsafe fn write(self, slot: &mut Slot<SGES>, qp: *mut bindings::ib_qp) -> Result<((), Undo)> {
+    unsafe fn write(self, slot: &mut Slot<SGES>, qp: *mut bindings::ib_qp) -> Result {
         const { assert!(1 <= SGES, "the chain has no room for an entry") };
         let sge = slot.sges.as_mut_ptr().cast();
         // SAFETY: There is room for the entry, and for a request of every kind; `qp` is valid.
-        unsafe { self.write(slot.wr().cast(), sge, (*qp).pd) }?;
-        Ok(((), Undo::NOTHING))
+        unsafe { self.write(slot.wr().cast(), sge, (*qp).pd) }
     }
 }
 
@@ -126,15 +134,12 @@ impl<const SGES: usize> Write<SGES> for RegWr<'_> {
     type Output = Remote;
 
     #[inline]
-    unsafe fn write(
-        self,
-        slot: &mut Slot<SGES>,
-        qp: *mut bindings::ib_qp,
-    ) -> Result<(Remote, Undo)> {
-        // SAFETY: By the caller's promise. The mark is undone if the request is not posted.
-        let (raw, remote, marked) = unsafe { self.prepare(qp) }?;
-        // SAFETY: There is room for a request of every kind.
-        unsafe { slot.wr().cast::<bindings::ib_reg_wr>().write(raw) };
-        Ok((remote, Undo(Some(marked))))
+    unsafe fn write(self, slot: &mut Slot<SGES>, qp: *mut bindings::ib_qp) -> Result<Remote> {
+        // SAFETY: There is room for a request of every kind; `qp` is valid. The mark is taken back
+        // if the request is not posted.
+        let (remote, marked) = unsafe { self.write(slot.wr().cast(), qp) }?;
+        // INVARIANT: The request was just written.
+        slot.marked.write(marked);
+        Ok(remote)
     }
 }

@@ -14,6 +14,7 @@ use crate::{
         CqePointer, //
     },
     wr::{
+        end,
         AtomicWr,
         PostError,
         RecvWr,
@@ -150,7 +151,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
         // SAFETY: The request was just written. Its entries are memory that the owner keeps, and
         // the owner is the queue's until `done`.
         unsafe {
-            (*raw).wr.__bindgen_anon_1.wr_cqe = ManuallyDrop::new(cqe);
+            end(&raw mut (*raw).wr, cqe);
             self.post_send_raw(&raw const (*raw).wr, cqe)
         }
     }
@@ -184,7 +185,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
         let cqe = owner.into_cqe();
         // SAFETY: As in `post_send`.
         unsafe {
-            (*raw).wr.__bindgen_anon_1.wr_cqe = ManuallyDrop::new(cqe);
+            end(&raw mut (*raw).wr, cqe);
             self.post_send_raw(&raw const (*raw).wr, cqe)
         }
     }

@@ -21,13 +21,13 @@ use crate::{
         Qp,
         Transfers, //
     },
-    wr::SendWr, //
+    wr::{
+        end,
+        SendWr, //
+    }, //
 };
 use core::{
-    mem::{
-        ManuallyDrop,
-        MaybeUninit, //
-    },
+    mem::MaybeUninit,
     ptr::NonNull, //
 };
 use kernel::prelude::*;
@@ -80,7 +80,7 @@ unsafe fn begin(
             Failed::Nowhere(e)
         })?;
         if !then.is_null() {
-            (*then).__bindgen_anon_1.wr_cqe = ManuallyDrop::new((&raw const ctx.cqe).cast_mut());
+            end(then, (&raw const ctx.cqe).cast_mut());
         }
         ctx.requests(then)
     };

@@ -121,9 +121,13 @@ impl<S: PollContext, R: PollContext> UdQp<S, R> {
                 },
             },
             ah,
+            header: core::ptr::null_mut(),
+            hlen: 0,
+            mss: 0,
             remote_qpn,
             remote_qkey,
-            ..Default::default()
+            pkey_index: 0,
+            port_num: 0,
         };
         // SAFETY: The entries are memory that the owner keeps, as is the address handle, and the
         // owner is the queue's until `done`.
