@@ -10,6 +10,19 @@ struct message {
 	u32 length;
 };
 
+struct pair {
+	struct ib_cqe cqe;
+	u64 addr[2];
+	u32 length[2];
+};
+
+struct io {
+	struct ib_cqe cqe;
+	u64 addr;
+	u32 length;
+	struct ib_mr *mr;
+};
+
 struct conn {
 	struct ib_qp *qp;
 };
@@ -19,6 +32,12 @@ void message_failed(struct message *message, int error);
 void c_post_recv(struct conn *conn, struct message *message);
 void c_post_send(struct conn *conn, struct message *message);
 void c_post_write(struct conn *conn, struct message *message, u64 addr, u32 rkey);
+void pair_failed(struct pair *pair, int error);
+void c_post_pair(struct conn *conn, struct pair *pair);
+void io_failed(struct io *io, int error);
+void c_post_io(struct conn *conn, struct io *io);
 void c_done(struct ib_cq *cq, struct ib_wc *wc);
+int c_process(struct ib_cq *cq, int budget);
+void c_poll(struct ib_cq *cq);
 
 #endif

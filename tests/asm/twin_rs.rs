@@ -4,7 +4,10 @@
 //! `scripts/asm` compares the machine code. Never loaded.
 
 use kernel::prelude::*;
-use rdma::prelude::*;
+use rdma::{
+    prelude::*,
+    qp::Chain, //
+};
 
 /// What is posted.
 #[repr(C)]
@@ -12,6 +15,23 @@ use rdma::prelude::*;
 struct Message {
     cqe: Cqe<Self>,
     buf: Buf<Bidirectional>,
+}
+
+/// What is posted as two messages.
+#[repr(C)]
+#[derive(HasCqe)]
+struct Pair {
+    cqe: Cqe<Self>,
+    bufs: [Buf<Bidirectional>; 2],
+}
+
+/// What is posted as a registration and the message that tells of it.
+#[repr(C)]
+#[derive(HasCqe)]
+struct Io {
+    cqe: Cqe<Self>,
+    buf: Buf<Bidirectional>,
+    region: Region<Bidirectional>,
 }
 
 /// What a connection posts with.
@@ -23,11 +43,24 @@ struct Conn {
 extern "C" {
     fn message_completed(message: *mut Message, byte_len: u32);
     fn message_failed(message: *mut Message, error: c_int);
+    fn pair_failed(owner: *mut Pair, error: c_int);
+    fn io_failed(owner: *mut Io, error: c_int);
 }
 
-/// Hands a message over to code that both twins share.
-fn into_raw(message: Pin<KBox<Message>>) -> *mut Message {
-    KBox::into_raw(Pin::into_inner(message))
+/// Hands an owner over to code that both twins share.
+fn into_raw<T: Unpin>(owner: Pin<KBox<T>>) -> *mut T {
+    KBox::into_raw(Pin::into_inner(owner))
+}
+
+/// Hands a message over that has completed.
+#[inline]
+fn complete(message: Pin<KBox<Message>>, wc: &Wc) {
+    match wc.result() {
+        // SAFETY: Compared, never run.
+        Ok(wc) => unsafe { message_completed(into_raw(message), wc.byte_len() as u32) },
+        // SAFETY: As above.
+        Err(e) => unsafe { message_failed(into_raw(message), e.status.as_raw() as c_int) },
+    }
 }
 
 impl CqeHandler for Message {
@@ -35,13 +68,22 @@ impl CqeHandler for Message {
     type Needs = Atomic;
 
     fn done(this: Self::Pointer, wc: &Wc, _cx: &Atomic) {
-        match wc.result() {
-            // SAFETY: Compared, never run.
-            Ok(wc) => unsafe { message_completed(into_raw(this), wc.byte_len() as u32) },
-            // SAFETY: As above.
-            Err(e) => unsafe { message_failed(into_raw(this), e.status.as_raw() as c_int) },
-        }
+        complete(this, wc);
     }
+}
+
+impl CqeHandler for Pair {
+    type Pointer = Pin<KBox<Self>>;
+    type Needs = Atomic;
+
+    fn done(_this: Self::Pointer, _wc: &Wc, _cx: &Atomic) {}
+}
+
+impl CqeHandler for Io {
+    type Pointer = Pin<KBox<Self>>;
+    type Needs = Atomic;
+
+    fn done(_this: Self::Pointer, _wc: &Wc, _cx: &Atomic) {}
 }
 
 /// Posts a receive.
@@ -78,6 +120,54 @@ extern "C" fn rust_post_write(conn: &Conn, message: Pin<KBox<Message>>, addr: u6
     if let Err(e) = posted {
         // SAFETY: As above.
         unsafe { message_failed(into_raw(e.owner), e.error.to_errno()) }
+    }
+}
+
+/// Posts a chain of two messages.
+#[no_mangle]
+extern "C" fn rust_post_pair(conn: &Conn, pair: Pin<KBox<Pair>>) {
+    let posted = conn.qp.post_chain(pair, |p, chain: &mut Chain<'_, 2>| {
+        chain.push(SendWr::send([p.bufs[0].whole()]))?;
+        chain.push(SendWr::send([p.bufs[1].whole()]))
+    });
+    if let Err(e) = posted {
+        let owner = e.owner.map_or(core::ptr::null_mut(), into_raw);
+        // SAFETY: As above.
+        unsafe { pair_failed(owner, e.error.to_errno()) }
+    }
+}
+
+/// Posts a chain of a registration and the message that tells of it.
+#[no_mangle]
+extern "C" fn rust_post_io(conn: &Conn, io: Pin<KBox<Io>>) {
+    let posted = conn.qp.post_chain(io, |io, chain: &mut Chain<'_, 2>| {
+        chain.push(RegWr::remote_write(&io.region))?;
+        chain.push(SendWr::send([io.buf.whole()]))
+    });
+    if let Err(e) = posted {
+        let owner = e.owner.map_or(core::ptr::null_mut(), into_raw);
+        // SAFETY: As above.
+        unsafe { io_failed(owner, e.error.to_errno()) }
+    }
+}
+
+/// Runs handlers, those of messages without an indirect call.
+#[no_mangle]
+extern "C" fn rust_process(cq: &Cq<Direct>, budget: u32) -> u32 {
+    cq.process_with::<Message, 0>(budget).unwrap_or(0)
+}
+
+/// Polls without handlers.
+#[no_mangle]
+extern "C" fn rust_poll(cq: &Cq<Direct>) {
+    let mut batch = Batch::<16>::new();
+    while cq.poll(&mut batch).is_ok_and(|n| n != 0) {
+        for completion in batch.completions() {
+            match completion.take::<Message, 0>() {
+                Ok((message, wc)) => complete(message, wc),
+                Err(other) => drop(other),
+            }
+        }
     }
 }
 
