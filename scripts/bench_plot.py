@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: GPL-2.0
+"""Line plots as SVG, readable on light and on dark pages."""
+
+import math
+from dataclasses import dataclass
+from html import escape
+
+WIDTH, HEIGHT = 860, 480
+LEFT, RIGHT, TOP, BOTTOM = 76, 232, 54, 62          # The legend is on the right.
+LIGHT = ("#ffffff", "#1c2126", "#dfe3e8", ("#b5482a", "#1f6fb2", "#2c8a4b", "#8a4fb0"))
+DARK = ("#16191d", "#e4e7eb", "#343a41", ("#f08a67", "#6db3f2", "#6ccb8a", "#c797ea"))
+
+
+def colors(paper, ink, faint, series):
+    rules = f"text {{ fill: {ink} }} .axis {{ stroke: {ink} }} .grid {{ stroke: {faint} }} .paper {{ fill: {paper} }}"
+    for n, color in enumerate(series):
+        rules += f"\n.s{n} {{ stroke: {color} }} .dot.s{n} {{ fill: {color} }} .dot.hollow.s{n} {{ fill: {paper} }}"
+    return rules
+
+
+STYLE = f"""
+svg {{ font: 13px system-ui, sans-serif }} .title {{ font-size: 16px; font-weight: 600 }}
+.end {{ text-anchor: end }} .mid {{ text-anchor: middle }}
+.line {{ fill: none; stroke-width: 2 }} .dashed {{ stroke-dasharray: 6 4 }} .range {{ stroke-width: 1 }}
+{colors(*LIGHT)}
+@media (prefers-color-scheme: dark) {{
+{colors(*DARK)}
+}}
+"""
+
+
+@dataclass
+class Axis:
+    """A label with its unit, and whether equal steps are equal factors."""
+    label: str
+    log: int = 0            # The base, or 0.
+
+
+@dataclass
+class Line:
+    """Points are (x, y, low, high): low and high are where the middle half of the rounds lies."""
+    name: str
+    points: list
+    color: int
+    dashed: bool = False
+    dots: bool = True
+
+
+def number(value):
+    if value >= 1e6 and value % 1e5 == 0:
+        return f"{value / 1e6:g}M"
+    return f"{value:,.10g}"
+
+
+def linear_ticks(high):
+    step = 10 ** math.floor(math.log10(high / 4))
+    step *= next(m for m in (1, 2, 2.5, 5, 10) if high / (m * step) <= 6)
+    return [n * step for n in range(math.ceil(high / step) + 1)]
+
+
+def log_ticks(low, high, base):
+    first, last = math.floor(math.log(low, base) + 1e-9), math.ceil(math.log(high, base) - 1e-9)
+    if base == 2:
+        every = max(1, (last - first) // 5)
+        return [2 ** n for n in range(first, last + 1, every)]
+    ticks = [m * 10 ** n for n in range(first, last + 1) for m in (1, 2, 5)]
+    inside = [t for t in ticks if low <= t <= high]
+    return [max((t for t in ticks if t <= low), default=low), *(t for t in inside if t > low),
+            min((t for t in ticks if t >= high), default=high)]
+
+
+class Scale:
+    """Maps the values of an axis to a place on the page."""
+
+    def __init__(self, axis, values, begin, end):
+        self.axis, self.begin, self.end = axis, begin, end
+        ticks = log_ticks(min(values), max(values), axis.log) if axis.log else linear_ticks(max(values))
+        self.ticks = list(dict.fromkeys(ticks))
+        self.low, self.high = self.of(self.ticks[0]), self.of(self.ticks[-1])
+
+    def of(self, value):
+        return math.log(value) if self.axis.log else value
+
+    def at(self, value):
+        return self.begin + (self.of(value) - self.low) / (self.high - self.low) * (self.end - self.begin)
+
+
+def legend(lines):
+    for n, line in enumerate(lines):
+        x, y = WIDTH - RIGHT + 20, TOP + 10 + 22 * n
+        dashed = " dashed" if line.dashed else ""
+        yield f'<path class="line s{line.color}{dashed}" d="M{x} {y}h34"/>'
+        yield f'<text x="{x + 42}" y="{y + 4}">{escape(line.name)}</text>'
+
+
+def drawn(line, xs, ys):
+    dashed, hollow = (" dashed", " hollow") if line.dashed else ("", "")
+    path = "L".join(f"{xs.at(x):.1f} {ys.at(y):.1f}" for x, y, _, _ in line.points)
+    yield f'<path class="line s{line.color}{dashed}" d="M{path}"/>'
+    for x, y, low, high in line.points if line.dots else ():
+        if high > low:
+            yield (f'<path class="range s{line.color}" d="M{xs.at(x):.1f} {ys.at(low):.1f}'
+                   f'V{ys.at(high):.1f}"/>')
+        yield f'<circle class="dot{hollow} s{line.color}" cx="{xs.at(x):.1f}" cy="{ys.at(y):.1f}" r="3.5"/>'
+
+
+def plot(path, title, x, y, lines):
+    points = [p for line in lines for p in line.points]
+    right, bottom = WIDTH - RIGHT, HEIGHT - BOTTOM
+    xs = Scale(x, [p[0] for p in points], LEFT, right)
+    ys = Scale(y, [v for p in points for v in (p[1], p[2], p[3])], bottom, TOP)
+    out = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img">',
+           f"<title>{escape(title)}</title>", f"<style>{STYLE}</style>",
+           f'<rect class="paper" width="{WIDTH}" height="{HEIGHT}"/>',
+           f'<text class="title" x="{LEFT}" y="30">{escape(title)}</text>']
+    for tick in xs.ticks:
+        at = xs.at(tick)
+        out.append(f'<path class="grid" d="M{at:.1f} {TOP}V{bottom}"/>'
+                   f'<text class="mid" x="{at:.1f}" y="{bottom + 20}">{number(tick)}</text>')
+    for tick in ys.ticks:
+        at = ys.at(tick)
+        out.append(f'<path class="grid" d="M{LEFT} {at:.1f}H{right}"/>'
+                   f'<text class="end" x="{LEFT - 8}" y="{at + 4:.1f}">{number(tick)}</text>')
+    middle = (TOP + bottom) / 2
+    out += [f'<path class="axis" d="M{LEFT} {bottom}H{right}"/>',
+            f'<text class="mid" x="{(LEFT + right) / 2}" y="{HEIGHT - 18}">{escape(x.label)}</text>',
+            f'<text class="mid" transform="translate(18 {middle}) rotate(-90)">{escape(y.label)}</text>']
+    for line in lines:
+        out += drawn(line, xs, ys)
+    out += legend(lines)
+    path.write_text("\n".join([*out, "</svg>", ""]), encoding="utf-8")

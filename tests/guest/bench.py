@@ -1,0 +1,162 @@
+#!/usr/bin/python3
+# SPDX-License-Identifier: GPL-2.0
+"""The benchmark, in a VM: the two modules of samples/perf, one in Rust and one in C, do the same in
+turns.
+
+bench CLOCK DIR PHASE...: measures the phases; CLOCK says what a nanosecond is there (wall, or
+instructions). What each run has said goes to DIR/PHASE.jsonl, a line a run, once the phase is
+whole."""
+
+import itertools
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import perftest
+
+BUILD = Path("/rdma-rs/build") / os.environ["flavour"]
+TWINS = {"rust": Path("/sys/kernel/debug/rdma_perf_rs"), "c": Path("/sys/kernel/debug/rdma_perf_c")}
+CALLBACKS = ("direct", "softirq", "workqueue", "unbound_workqueue")
+CONTEXTS = (*CALLBACKS, "batch", "static")
+LATENCY = ("send_lat", "write_lat", "read_lat")
+RATE = ("send_rate", "write_rate", "read_rate")
+QPS = (1, 4, 16, 64, 256, 1024)
+DEPTHS = (1, 4, 16, 64, 256)
+ROUND = 1024                # Requests in flight on the null device, over all QPs.
+
+
+def grid(**keys):
+    """A run for each combination of the values, where several are given."""
+    values = [v if isinstance(v, tuple) else (v,) for v in keys.values()]
+    return [dict(zip(keys, chosen)) for chosen in itertools.product(*values)]
+
+
+def void(context, **keys):
+    return grid(load="void_rate", device="null0", context=context, size=64, count=ROUND, **keys)
+
+
+def guard():
+    rows = void(CONTEXTS, depth=64, signal=1, qps=1, warmup=64)
+    # The device's share of these; there is no Rust in it.
+    return rows + [{**rows[0], "load": "bare_rate", "twin": "c"}]
+
+
+def null(count):
+    rows = guard() + void(("direct", "softirq"), depth=64, signal=16, qps=1)
+    for qps in QPS:
+        rows += void(("direct", "softirq", "workqueue", "static"), depth=ROUND // qps, signal=1, qps=qps)
+    rows += grid(load=LATENCY, device="null0", context=CONTEXTS, size=64, count=count)
+    # No SENDs: they are done when posted, so they would outrun the other end's receives.
+    rows += grid(load=RATE[1:], device="null0", context=CONTEXTS, size=64, depth=64, count=4 * count)
+    return rows + grid(load="write_rate", device="null0", context="softirq", size=64, depth=DEPTHS, count=4 * count)
+
+
+def wire(device, peer, count):
+    """What crosses rxe, on one device or between two. Large messages take long, so there are fewer."""
+    ends = {"device": device, "peer": peer, "context": "softirq"}
+    rows = grid(load=LATENCY, **ends | {"context": CONTEXTS}, size=64, count=count)
+    rows += grid(load=RATE[1:], **ends, size=4096, depth=64, count=2 * count)
+    rows += grid(load=RATE, **ends, size=4096, depth=64, signal=16, count=2 * count)
+    for size, times in ((64, 4), (4096, 2), (65536, 0.5)):
+        rows += grid(load="send_rate", **ends, size=size, depth=(1, 4, 16, 64), count=int(count * times))
+    return rows
+
+
+def rxe(count):
+    return wire("rxe0", "rxe0", count) + grid(
+        load="send_rate", device="rxe0", context="softirq", size=64, depth=4, qps=(1, 16, 256), count=8 * count)
+
+
+# Each with its rounds: how often every run of it is made.
+PHASES = {
+    "guard": (31, guard),
+    "null-counted": (15, lambda: null(200)),
+    "rxe-counted": (5, lambda: rxe(50)),
+    "null": (7, lambda: null(1000)),
+    "rxe": (7, lambda: rxe(150)),
+    "veth": (5, lambda: wire("rxe1", "rxe2", 150)),
+}
+
+
+def sh(script):
+    subprocess.run(["bash", "-ec", script], check=True)
+
+
+def up(phases):
+    """The modules, and the devices that the phases need."""
+    sh(f"""
+        modprobe -a configfs rdma_cm
+        cd {BUILD}
+        for module in rdma_rs rdma_perf_rs rdma_perf_c rdma_null; do insmod $module.ko; done
+        ip link set lo up
+        rdma link add null0 type null netdev lo""")
+    if {"rxe-counted", "rxe", "perftest"} & {*phases}:
+        sh("""
+            modprobe -a dummy rdma_rxe
+            ip link add rdma0 type dummy
+            ip addr add 192.0.2.1/24 dev rdma0
+            ip link set rdma0 up
+            rdma link add rxe0 type rxe netdev rdma0""")
+    if "veth" in phases:
+        sh("""
+            modprobe -a veth rdma_rxe
+            for n in 1 2; do ip netns add end$n; done
+            ip link add veth1 netns end1 type veth peer name veth2 netns end2
+            for n in 1 2; do
+                ip -n end$n addr add 198.51.100.$n/24 dev veth$n
+                ip -n end$n link set veth$n up
+            done
+            for n in 1 2; do
+                ip netns exec end$n rdma link add rxe$n type rxe netdev veth$n
+            done""")
+
+
+def measure(twin, row):
+    """One run; what it says."""
+    folder = TWINS[twin]
+    words = " ".join(f"{key}={value}" for key, value in row.items() if key != "twin")
+    try:
+        (folder / "run").write_text(words)
+    except OSError as e:
+        raise SystemExit(f"bench: {twin}: {words}: {e}") from e
+    result = {key: int(value) for key, value in map(str.split, (folder / "result").read_text().splitlines())}
+    if result["errors"] or not result["ops"]:
+        raise SystemExit(f"bench: {twin}: {words}: {result}")
+    said = {**row, "twin": twin, "result": result}
+    if row["load"].endswith("_lat"):
+        said["samples"] = [int(line) for line in (folder / "samples").read_text().split()]
+    return said
+
+
+def run(phase, clock):
+    rounds, plan = PHASES[phase]
+    rows, lines, told = plan(), [], time.monotonic()
+    for n in range(rounds):
+        # Which one is first changes, so that neither always follows the other.
+        order = sorted(TWINS, reverse=bool(n % 2))
+        for row in rows:
+            for twin in (row["twin"],) if "twin" in row else order:
+                lines.append({"phase": phase, "clock": clock, "round": n, **measure(twin, row)})
+        if time.monotonic() > told + 10 or n + 1 == rounds:
+            told = time.monotonic()
+            print(f"  {phase}: {n + 1} of {rounds} rounds of {len(rows)} runs each in Rust and C", flush=True)
+    return lines
+
+
+def main():
+    clock, folder, phases = sys.argv[1], Path(sys.argv[2]), sys.argv[3:]
+    up(phases)
+    for phase in phases:
+        Path("/dev/kmsg").write_text(f"rdma-rs test: bench {phase}\n")
+        lines = perftest.run() if phase == "perftest" else run(phase, clock)
+        part = folder / f"{phase}.part"
+        part.write_text("".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines))
+        part.rename(folder / f"{phase}.jsonl")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
