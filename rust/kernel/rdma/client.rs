@@ -62,9 +62,9 @@ pub trait DeviceData<C: Client>: Sized + Send + Sync + 'static {
 
     /// The device goes (`ib_client.remove`): let go of everything that uses it.
     ///
-    /// Called in process context. After this returns, the client lets go of `self`, and the removal
-    /// waits until the last handle of the device is gone. New connections on the device are refused
-    /// from before this call.
+    /// Called in process context. New connections on the device are refused from before this call.
+    /// After it returns, waits for the device fail, its connections end, the client lets go of
+    /// `self`, and the removal waits until the last handle of the device is gone.
     fn remove(self: Pin<&Self>, _client: Pin<&C>, _dev: &Device, _cx: &Sleepable) {}
 
     /// Something happened to the device or one of its ports (`ib_register_event_handler`).

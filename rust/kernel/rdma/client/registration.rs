@@ -211,14 +211,15 @@ impl<T: Owned> Registration<T> {
     fn release(&self, inner: Pin<KBox<device::Inner>>, cx: &Sleepable) {
         let entry = NonNull::from(&*inner);
         self.core.devices.lock().retain(|other| other.0 != entry);
-        if let Some(data) = inner.take_data::<T>() {
-            // SAFETY: `inner` is valid until its gate was closed, below.
-            if let Ok(dev) = unsafe { Device::new(entry) } {
-                pinned(&data).remove(self.state(), &dev, cx);
-            }
+        let data = inner.take_data::<T>();
+        // SAFETY: `inner` is valid until its gate was closed, below.
+        if let (Some(data), Ok(dev)) = (&data, unsafe { Device::new(entry) }) {
+            pinned(data).remove(self.state(), &dev, cx);
         }
         inner.removal.tell_all(cx);
         inner.bound.end_all(cx);
+        // Now, as files that are part of it go only once nobody waits in them.
+        drop(data);
         device::wait_released(&inner, cx);
     }
 
