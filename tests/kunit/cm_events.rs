@@ -91,12 +91,22 @@ fn connect<H: cm::Handler>(
     env: &Env,
     handler: impl Fn(cm::Id, Arc<Qp<Softirq>>) -> Result<Arc<H>> + Send + Sync + 'static,
 ) -> Result<End<Softirq, Softirq>> {
+    connect_to(env, move |id, qp, cx| {
+        id.accept(handler(id.clone(), qp)?, &cm::ConnParam::default(), cx)
+    })
+}
+
+/// Connects to a peer that answers by `answer`, and returns this side.
+fn connect_to(
+    env: &Env,
+    answer: impl Fn(cm::Id, Arc<Qp<Softirq>>, &Sleepable) -> Result + Send + Sync + 'static,
+) -> Result<End<Softirq, Softirq>> {
     let (addr, pd) = (env.addr(), env.pd.clone());
     let accept = move |request: cm::Request<'_>, cx: &Sleepable| -> Result {
         let id = request.into_id(cx)?;
         let cq = Cq::<Softirq>::alloc_any(pd.device(), 64, cx)?;
         let qp = Arc::new(Qp::create(&id, &pd, &cq, &cq, &CAPS, cx)?, GFP_KERNEL)?;
-        id.accept(handler(id.clone(), qp)?, &cm::ConnParam::default(), cx)
+        answer(id, qp, cx)
     };
     let listener = cm::Listener::new(&env.client, addr, 1, Arc::new(accept, GFP_KERNEL)?, &env.cx)?;
     let id = cm::Id::resolve(&env.client, addr, STEP_MS, &env.cx)?;
@@ -208,6 +218,20 @@ mod tests {
         })?;
         wait(|| end.events.disconnected() == 1)?;
         wait(|| left.get() == 1)
+    }
+
+    #[test]
+    fn disconnect_before_the_peer_has_confirmed() -> Result {
+        let (env, gone) = (Env::new()?, Counter::new()?);
+        let counts = gone.clone();
+        let end = connect_to(&env, move |id, qp, cx| {
+            let (connection, _gone) = (Some((id.clone(), qp)), CountDrop(counts.clone()));
+            let owner = pin_init!(Owner { connection <- new_mutex!(connection), _gone });
+            let owner = Arc::pin_init(owner, GFP_KERNEL)?;
+            id.accept(owner, &cm::ConnParam::default(), cx)?;
+            id.disconnect(cx)
+        })?;
+        wait(|| end.events.disconnected() == 1 && gone.get() == 1)
     }
 
     #[test]

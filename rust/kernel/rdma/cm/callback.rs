@@ -62,6 +62,9 @@ pub(super) struct Shared {
     /// The id has a connection of the device's own manager, which stays until it is destroyed.
     attached: Atomic<bool>,
     established: Atomic<bool>,
+    /// The ULP has disconnected. C does nothing, and does not say so, while the peer's last message
+    /// of the connection's making is still to come (`ib_send_cm_dreq` in core/cm.c).
+    ended: Atomic<bool>,
     /// The device goes. Set with the handler locked, so that none comes too late to be told.
     removed: Atomic<bool>,
 }
@@ -79,6 +82,7 @@ impl Shared {
                 locked_by: Atomic::new(0),
                 attached: Atomic::new(false),
                 established: Atomic::new(false),
+                ended: Atomic::new(false),
                 removed: Atomic::new(false),
             }),
             GFP_KERNEL,
@@ -98,6 +102,13 @@ impl Shared {
     /// Says that the id can be disconnected and rejected from here on.
     pub(super) fn attach(&self) {
         self.attached.store(true, Release);
+    }
+
+    /// Says that the connection is to end once it is there. Called before `rdma_disconnect`: either
+    /// that finds the connection, or what finds it later finds this, by the connection manager's
+    /// lock.
+    pub(super) fn end(&self) {
+        self.ended.store(true, Relaxed);
     }
 
     pub(super) fn is_attached(&self) -> bool {
@@ -193,6 +204,7 @@ impl Shared {
         let step = match event {
             Event::Established { private_data } => {
                 self.established.store(true, Relaxed);
+                disconnect = self.ended.load(Relaxed);
                 Some(Ok(PrivateData::new(private_data)))
             }
             // The neighbour of a connection that exists got another address: the connection is

@@ -158,7 +158,8 @@ impl Id {
     }
 
     /// Ends the connection (`rdma_disconnect`): the QP goes to the error state, its requests are
-    /// flushed, and the handler gets [`Event::Disconnected`](super::Event::Disconnected). If
+    /// flushed, and the handler gets [`Event::Disconnected`](super::Event::Disconnected). If the
+    /// peer has not confirmed yet that the connection is there, it ends as soon as it has. If
     /// another thread is still making the connection, the step that it waits for fails with
     /// `ECANCELED`. What [`Id::connect_to`] has begun is given up: unless the connection is there,
     /// the handler is released without another event.
