@@ -117,6 +117,42 @@ mod tests {
     }
 
     #[test]
+    fn next_comes_within_a_time() -> Result {
+        let (link, received) = (Link::<Waited>::new()?, Counter::new()?);
+        let mut batch = Batch::<4>::new();
+        let (cq, cx) = (&link.recv_cq, &link.env.cx);
+        check!(cq.next_within(&mut batch, 0, cx)?.is_none());
+        for _ in 0..3 {
+            expect(&link, &received)?;
+        }
+        // Two are there, and taken one at a time.
+        message(&link, false)?;
+        message(&link, false)?;
+        let mut sent = 0;
+        wait(|| {
+            sent += link.send_cq.process(8);
+            sent == 2
+        })?;
+        check_eq!(cq.poll(&mut batch)?, 2);
+        for left in [1, 0] {
+            check!(cq.next_within(&mut batch, 0, cx)?.is_some());
+            check_eq!(batch.len(), left);
+        }
+        // One is still to come.
+        let qp = link.a.qp.clone();
+        let nothing = OnDone::<Atomic, _>::new(|_, _| {})?;
+        later(&link, move || {
+            let _ = qp.post_send(nothing, |_| Ok(SendWr::send([])));
+        })?;
+        check!(cq.next_within(&mut batch, LONG_MS, cx)?.is_some());
+        check_eq!(received.get(), 3);
+        let begin = Instant::<Monotonic>::now();
+        check!(cq.next_within(&mut batch, 30, cx)?.is_none());
+        check!(elapsed_ms(begin) >= 25);
+        Ok(())
+    }
+
+    #[test]
     fn nothing_is_lost_between_poll_and_wait() -> Result {
         const N: i32 = 300;
         let param = cm::ConnParam {

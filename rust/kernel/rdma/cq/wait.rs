@@ -2,7 +2,11 @@
 
 //! Waiting for completions.
 
-use super::Cq;
+use super::{
+    Batch,
+    Completion,
+    Cq, //
+};
 use crate::{
     bindings,
     context::{
@@ -71,6 +75,41 @@ impl Cq<Waited> {
     pub fn wait_solicited(&self, timeout_ms: u32, cx: &Sleepable) -> Result<Wait> {
         let solicited = bindings::ib_cq_notify_flags_IB_CQ_SOLICITED;
         self.wait_armed(solicited, timeout_ms, cx)
+    }
+
+    /// Takes the next completion, as [`Cq::next`], and waits for it at most `timeout_ms`
+    /// milliseconds; `None` if there is none by then. If other threads take completions, the wait
+    /// may begin anew.
+    ///
+    /// # Errors
+    ///
+    /// As [`Cq::poll`] and [`Cq::wait`].
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use rdma::{context::{Sleepable, Waited}, cq::{Batch, Cq}};
+    /// /// Runs the handlers of all completions, until none comes for a second.
+    /// fn serve(cq: &Cq<Waited>, cx: &Sleepable) -> Result {
+    ///     let mut batch = Batch::<8>::new();
+    ///     while let Some(completion) = cq.next_within(&mut batch, 1_000, cx)? {
+    ///         drop(completion);
+    ///     }
+    ///     Ok(())
+    /// }
+    /// ```
+    pub fn next_within<'a, const N: usize>(
+        &self,
+        batch: &'a mut Batch<N>,
+        timeout_ms: u32,
+        cx: &Sleepable,
+    ) -> Result<Option<Completion<'a>>> {
+        while batch.is_empty() && self.poll(batch)? == 0 {
+            if self.wait(timeout_ms, cx)? == Wait::TimedOut {
+                return Ok(None);
+            }
+        }
+        Ok(batch.next())
     }
 
     fn wait_armed(
