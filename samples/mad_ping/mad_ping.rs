@@ -12,21 +12,47 @@
 //! Both agents are at the same port here, but nothing would change for the one that asks if the
 //! other one were at another host: a [`Peer`] is made of two GIDs.
 
-mod ends;
-
-use ends::Ends;
 use kernel::{
     debugfs::{
         Dir,
-        File, //
+        Scope, //
     },
-    fmt,
+    new_mutex,
     prelude::*,
+    sync::Mutex,
+    time::{
+        Instant,
+        Monotonic, //
+    },
     uaccess::UserSliceReader, //
 };
-use rdma::prelude::*;
+use rdma::{
+    device::{
+        GidType,
+        Name, //
+    },
+    mad::{
+        Agent,
+        Class,
+        Message,
+        Method,
+        Methods,
+        Peer, //
+    },
+    prelude::*, //
+};
 
-/// The module.
+/// A class that vendors share, with an OUI of the range for documentation.
+const CLASS: Class = Class::with_oui(0x31, [0x00, 0x00, 0x5e]);
+const PORT: u32 = 1;
+const LEN: usize = 216;
+/// How many pings may wait to be answered. More are dropped, and asked again.
+const BACKLOG: usize = 32;
+
+/// How long to wait for an answer, and how often to ask again.
+const TIMEOUT_MS: u32 = 50;
+const RETRIES: u32 = 2;
+
 struct MadPing {
     client: ClientRef,
     dir: Dir,
@@ -46,54 +72,140 @@ impl Client for MadPing {
 /// What there is for one device: the agents, and files to have them work.
 #[pin_data]
 struct Pinger {
-    ends: Arc<Ends>,
+    name: Name,
     #[pin]
-    answered: File<Arc<Ends>>,
-    #[pin]
-    unanswered: File<Arc<Ends>>,
-    #[pin]
-    stats: File<Arc<Ends>>,
-    _dir: Dir,
+    ends: Scope<Arc<Ends>>,
 }
 
 impl DeviceData<MadPing> for Pinger {
     fn add(module: Pin<&MadPing>, dev: &Device, cx: &Sleepable) -> impl PinInit<Self, Error> {
-        let dir = module.dir.subdir(&dev.name());
         let ends = Ends::new(&module.client, dev, cx);
         try_pin_init!(Self {
-            ends: ends?,
-            answered <- dir.write_callback_file(c"answered", ends.clone(), &answered),
-            unanswered <- dir.write_callback_file(c"unanswered", ends.clone(), &unanswered),
-            stats <- dir.read_callback_file(c"stats", ends.clone(), &stats),
-            _dir: dir,
+            name: dev.name(),
+            ends <- module.dir.scope(ends?, name, |ends, dir| {
+                dir.write_only_callback_file(c"answered", ends, &answered);
+                dir.write_only_callback_file(c"unanswered", ends, &unanswered);
+                dir.read_only_file(c"stats", &ends.stats);
+            }),
         })
     }
 
     /// Whoever is pinging now stops, and so does the thread that answers.
     fn remove(self: Pin<&Self>, _module: Pin<&MadPing>, _dev: &Device, cx: &Sleepable) {
-        self.ends.stop(cx);
+        self.ends.asks.stop(cx);
+        self.ends.answers.stop(cx);
     }
 }
 
+/// A GET, for which there is a server.
 fn answered(ends: &Arc<Ends>, reader: &mut UserSliceReader) -> Result {
-    ends.ping(ends::ANSWERED, count(reader)?, &Sleepable::current()?)
+    ends.ping(Method::GET, reader)
 }
 
+/// A REPORT, for which there is none. To a GET the MAD layer itself would say so.
 fn unanswered(ends: &Arc<Ends>, reader: &mut UserSliceReader) -> Result {
-    ends.ping(ends::UNANSWERED, count(reader)?, &Sleepable::current()?)
+    ends.ping(Method::REPORT, reader)
 }
 
-fn stats(ends: &Arc<Ends>, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-    fmt::Display::fmt(&ends.stats, f)
+/// What has happened since the device came.
+#[derive(Debug, Default)]
+struct Stats {
+    pings: u64,
+    bytes_verified: u64,
+    timeouts: u64,
+    errors: u64,
+    /// The time that the last ping took.
+    rtt_ns: u64,
 }
 
-/// Reads a number that somebody has written.
-fn count(reader: &mut UserSliceReader) -> Result<u32> {
-    let mut text = [0; 16];
-    let text = text.get_mut(..reader.len()).ok_or(EINVAL)?;
-    reader.read_slice(text)?;
-    let text = core::str::from_utf8(text).map_err(|_| EINVAL)?;
-    text.trim().parse().map_err(|_| EINVAL)
+/// The two agents of a port.
+#[pin_data]
+struct Ends {
+    asks: Agent,
+    answers: Arc<Agent>,
+    #[pin]
+    stats: Mutex<Stats>,
+}
+
+impl Ends {
+    fn new(client: &ClientRef, dev: &Device, cx: &Sleepable) -> Result<Arc<Self>> {
+        let methods = Methods::NONE.with(Method::GET);
+        let asks = Agent::register(dev, PORT, CLASS, Methods::NONE, 0, cx)?;
+        let answers = Agent::register(dev, PORT, CLASS, methods, BACKLOG, cx)?;
+        let answers = Arc::new(answers, GFP_KERNEL)?;
+        let agent = answers.clone();
+        let ends = pin_init!(Self {
+            asks,
+            answers,
+            stats <- new_mutex!(Stats::default()),
+        });
+        let ends = Arc::pin_init(ends, GFP_KERNEL)?;
+        client.spawn(GFP_KERNEL, move |cx| answer(&agent, cx))?;
+        Ok(ends)
+    }
+
+    /// Finds the way to the port itself: any address of it but an IPv4 one, over which the MAD
+    /// layer does not recognise replies.
+    fn peer(&self, cx: &Sleepable) -> Result<Peer> {
+        let port = self.asks.device().port(PORT).ok_or(ENODEV)?;
+        let gid = port
+            .gids()
+            .find(|attr| attr.gid_type() == GidType::RoceV2 && attr.gid().ip().is_ipv6())
+            .ok_or(EADDRNOTAVAIL)?;
+        Peer::new(&self.asks, &gid, gid.gid(), cx)
+    }
+
+    /// Sends as many pings as somebody has written, one after the other. An answer that does not
+    /// come is counted; anything else that goes wrong is the end.
+    fn ping(&self, method: Method, reader: &mut UserSliceReader) -> Result {
+        let mut text = [0; 16];
+        let text = text.get_mut(..reader.len()).ok_or(EINVAL)?;
+        reader.read_slice(text)?;
+        let text = core::str::from_utf8(text).map_err(|_| EINVAL)?;
+        let count = text.trim().parse().map_err(|_| EINVAL)?;
+        let cx = &Sleepable::current()?;
+        let peer = self.peer(cx)?;
+        for number in 0..count {
+            let payload = pattern(number);
+            let message = Message {
+                method,
+                attr_id: 1,
+                attr_mod: number,
+                payload: &payload,
+            };
+            let begin = Instant::<Monotonic>::now();
+            let reply = self.asks.request(&peer, &message, TIMEOUT_MS, RETRIES, cx);
+            let mut stats = self.stats.lock();
+            match reply {
+                Ok(reply) if reply.status() == 0 && reply.payload() == inverted(&payload) => {
+                    stats.pings += 1;
+                    stats.bytes_verified += LEN as u64;
+                    stats.rtt_ns = begin.elapsed().as_nanos().unsigned_abs();
+                }
+                Ok(_) => stats.errors += 1,
+                Err(ETIMEDOUT) => stats.timeouts += 1,
+                Err(e) => return Err(e),
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Answers pings until the agent ends.
+fn answer(agent: &Agent, cx: &Sleepable) {
+    while let Ok(ping) = agent.recv(None, cx) {
+        // An answer that could not be sent is one that was lost: the other side asks again.
+        let _ = agent.reply(&ping, 0, &inverted(ping.payload()), cx);
+    }
+}
+
+/// The data of a ping: they are different in each of them.
+fn pattern(number: u32) -> [u8; LEN] {
+    core::array::from_fn(|at| ((number as usize + at) % 251) as u8)
+}
+
+fn inverted(payload: &[u8]) -> [u8; LEN] {
+    core::array::from_fn(|at| payload.get(at).map_or(0, |byte| !byte))
 }
 
 rdma::module_rdma_client! {

@@ -3,20 +3,15 @@
 //! The server: each datagram goes back from the buffer that it came in.
 
 use crate::{
+    Stats,
     LEN,
     PORT,
     QKEY, //
 };
 use kernel::{
-    new_spinlock,
+    new_mutex,
     prelude::*,
-    sync::{
-        atomic::{
-            Atomic as AtomicCell,
-            Relaxed, //
-        },
-        SpinLock, //
-    }, //
+    sync::Mutex, //
 };
 use rdma::{
     ah::Ah,
@@ -33,61 +28,38 @@ use rdma::{
 /// How many datagrams may come at once. More are lost.
 const DEPTH: u32 = 32;
 
-/// To find the way back to a sender may sleep, so the completions are handled where that is
-/// allowed.
-type ServerQp = UdQp<Workqueue>;
-
 #[pin_data]
 pub(crate) struct Server {
-    pd: Pd,
-    /// There until the device goes. Never locked in a completion's way, but for a moment.
+    pub(crate) pd: Pd,
+    /// To find the way back to a sender may sleep, so the completions are handled where that is
+    /// allowed.
+    pub(crate) qp: UdQp<Workqueue>,
     #[pin]
-    qp: SpinLock<Option<Arc<ServerQp>>>,
-    served: AtomicCell<u64>,
+    pub(crate) stats: Mutex<Stats>,
 }
 
 impl Server {
-    pub(crate) fn new(pd: &Pd, cx: &Sleepable) -> Result<Arc<Self>> {
+    pub(crate) fn new(dev: &Device, cx: &Sleepable) -> Result<Arc<Self>> {
         let caps = Caps::new(DEPTH, DEPTH);
-        let cq = Cq::alloc_any(pd.device(), caps.entries(), cx)?;
-        let qp = ServerQp::create(pd, &cq, &cq, &caps, PORT, QKEY, cx)?;
-        let qp = Arc::new(qp, GFP_KERNEL)?;
-        let server = pin_init!(Self {
-            pd: pd.clone(),
-            qp <- new_spinlock!(Some(qp)),
-            served: AtomicCell::new(0),
+        let pd = Pd::alloc(dev, cx)?;
+        let cq = Cq::alloc_any(dev, caps.entries(), cx)?;
+        let server = try_pin_init!(Self {
+            qp: UdQp::create(&pd, &cq, &cq, &caps, PORT, QKEY, cx)?,
+            pd,
+            stats <- new_mutex!(Stats::default()),
         });
         let server = Arc::pin_init(server, GFP_KERNEL)?;
         for _ in 0..DEPTH {
             let echo = Echo {
                 received: Cqe::new(),
                 sent: Cqe::new(),
-                buf: Buf::alloc(pd, HEADER + LEN, cx)?,
+                buf: Buf::alloc(&server.pd, HEADER + LEN, cx)?,
                 to: None,
                 server: server.clone(),
             };
             receive(KBox::pin(echo, GFP_KERNEL)?);
         }
         Ok(server)
-    }
-
-    /// Lets go of the QP. Once nobody uses it, it comes to its end, and all buffers come back.
-    pub(crate) fn stop(&self) {
-        let qp = self.qp.lock().take();
-        drop(qp);
-    }
-
-    fn qp(&self) -> Option<Arc<ServerQp>> {
-        self.qp.lock().clone()
-    }
-
-    pub(crate) fn qpn(&self) -> Option<u32> {
-        self.qp().map(|qp| qp.num())
-    }
-
-    /// Returns how many datagrams have gone back.
-    pub(crate) fn served(&self) -> u64 {
-        self.served.load(Relaxed)
     }
 }
 
@@ -103,10 +75,9 @@ struct Echo {
 
 /// Waits for a datagram, until the server stops.
 fn receive(echo: Pin<KBox<Echo>>) {
-    if let Some(qp) = echo.server.qp() {
-        // Where the QP refuses the buffer, it is freed.
-        let _ = qp.post_recv::<_, 0, 1>(echo, |e| Ok(RecvWr::new([e.buf.whole_mut()])));
-    }
+    let server = echo.server.clone();
+    // Where the QP refuses the buffer, it is freed.
+    let _ = (server.qp).post_recv::<_, 0, 1>(echo, |e| Ok(RecvWr::new([e.buf.whole_mut()])));
 }
 
 impl Echo {
@@ -128,17 +99,13 @@ impl CqeHandler for Echo {
     fn done(mut this: Self::Pointer, wc: &Wc, cx: &Sleepable) {
         // Flushed: the server has stopped.
         let Ok(wc) = wc.result() else { return };
-        let (Ok((len, qpn)), Some(qp)) = (this.address(wc, cx), this.server.qp()) else {
+        let Ok((len, qpn)) = this.address(wc, cx) else {
             return receive(this);
         };
-        let sent = qp.post_send::<_, 1, 1>(this, |e| {
-            let to = e.to.as_ref().ok_or(EINVAL)?;
-            Ok(UdWr::send(
-                [e.buf.sge(HEADER..HEADER + len)?],
-                to,
-                qpn,
-                QKEY,
-            ))
+        let server = this.server.clone();
+        let sent = server.qp.post_send::<_, 1, 1>(this, |e| {
+            let (sge, to) = (e.buf.sge(HEADER..HEADER + len)?, e.to.as_ref());
+            Ok(UdWr::send([sge], to.ok_or(EINVAL)?, qpn, QKEY))
         });
         if let Err(refused) = sent {
             receive(refused.owner);
@@ -153,7 +120,7 @@ impl CqeHandler<1> for Echo {
     /// It has gone back: waits for another one.
     fn done(mut this: Self::Pointer, wc: &Wc, _cx: &Sleepable) {
         if wc.result().is_ok() {
-            this.server.served.add(1, Relaxed);
+            this.server.stats.lock().served += 1;
             this.to = None;
             receive(this);
         }

@@ -21,26 +21,39 @@ use core::net::Ipv6Addr;
 use kernel::{
     debugfs::{
         Dir,
-        File, //
+        Scope, //
     },
     fmt,
     prelude::*,
     uaccess::UserSliceReader, //
 };
 use rdma::{
+    ah::Ah,
     device::{
         Gid,
         GidAttr,
-        GidType, //
+        GidType,
+        Name, //
     },
     prelude::*, //
 };
+use server::Server;
 
 const PORT: u32 = 1;
 /// The key without which a datagram is not received.
 const QKEY: u32 = 0x0ec4_0ec4;
 /// The length of each datagram, which every network carries.
 const LEN: usize = 200;
+
+/// What has happened since the device came.
+#[derive(Debug, Default)]
+struct Stats {
+    served: u64,
+    echoes: u64,
+    bytes_verified: u64,
+    lost: u64,
+    errors: u64,
+}
 
 /// The module.
 struct UdEcho {
@@ -57,98 +70,69 @@ impl Client for UdEcho {
     }
 }
 
-/// Both ends on one device.
-struct Ends {
-    pd: Pd,
-    server: Arc<server::Server>,
-    stats: Arc<client::Stats>,
-}
-
-impl Ends {
-    fn new(dev: &Device, cx: &Sleepable) -> Result<Arc<Self>> {
-        let pd = Pd::alloc(dev, cx)?;
-        let this = Self {
-            server: server::Server::new(&pd, cx)?,
-            pd,
-            stats: Arc::new(client::Stats::default(), GFP_KERNEL)?,
-        };
-        Ok(Arc::new(this, GFP_KERNEL)?)
-    }
-
-    /// Returns the address that this host is known by: the first of RoCE v2 that has no scope.
-    fn gid(&self) -> Result<GidAttr> {
-        let port = self.pd.device().port(PORT).ok_or(ENODEV)?;
-        let global = |gid: Gid| !Ipv6Addr::from(gid.0).is_unicast_link_local();
-        let gid = port
-            .gids()
-            .find(|attr| attr.gid_type() == GidType::RoceV2 && global(attr.gid()));
-        gid.ok_or(EADDRNOTAVAIL)
-    }
-}
-
-/// What there is for one device: both ends, and files to see them and to set them to work.
+/// What there is for one device: a server, and files to see it and to set clients to work.
 #[pin_data]
 struct Echo {
-    ends: Arc<Ends>,
+    name: Name,
     #[pin]
-    server: File<Arc<Ends>>,
-    #[pin]
-    ask: File<Arc<Ends>>,
-    #[pin]
-    stats: File<Arc<Ends>>,
-    _dir: Dir,
+    server: Scope<Arc<Server>>,
 }
 
 impl DeviceData<UdEcho> for Echo {
     fn add(module: Pin<&UdEcho>, dev: &Device, cx: &Sleepable) -> impl PinInit<Self, Error> {
-        let dir = module.dir.subdir(&dev.name());
-        let ends = Ends::new(dev, cx);
+        let server = Server::new(dev, cx);
         try_pin_init!(Self {
-            ends: ends?,
-            server <- dir.read_callback_file(c"server", ends.clone(), &server),
-            ask <- dir.write_callback_file(c"ask", ends.clone(), &ask),
-            stats <- dir.read_callback_file(c"stats", ends.clone(), &stats),
-            _dir: dir,
+            name: dev.name(),
+            server <- module.dir.scope(server?, name, |it, dir| {
+                dir.read_callback_file(c"server", it, &show);
+                dir.write_only_callback_file(c"ask", it, &ask);
+                dir.read_only_file(c"stats", &it.stats);
+            }),
         })
     }
 
-    /// The posted receives own the server, and the server owns its QP: this cuts the ring.
-    fn remove(self: Pin<&Self>, _module: Pin<&UdEcho>, _dev: &Device, _cx: &Sleepable) {
-        self.ends.stats.stop();
-        self.ends.server.stop();
+    /// The posted receives own the server, and the server owns its QP. Now they come back, which
+    /// cuts the ring; if not, the removal says so.
+    fn remove(self: Pin<&Self>, _module: Pin<&UdEcho>, _dev: &Device, cx: &Sleepable) {
+        let _ = self.server.qp.drain(cx);
     }
 }
 
-fn server(ends: &Arc<Ends>, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-    match (ends.server.qpn(), ends.gid()) {
-        (Some(qpn), Ok(gid)) => f.write_fmt(fmt!("qpn {qpn} gid {}\n", gid.gid())),
-        _ => f.write_str("not there\n"),
-    }
+/// Returns the address that this host is known by: the first of RoCE v2 that has no scope.
+fn own_gid(dev: &Device) -> Result<GidAttr> {
+    let global = |gid: Gid| !Ipv6Addr::from(gid.0).is_unicast_link_local();
+    let port = dev.port(PORT).ok_or(ENODEV)?;
+    let gid = port
+        .gids()
+        .find(|attr| attr.gid_type() == GidType::RoceV2 && global(attr.gid()));
+    gid.ok_or(EADDRNOTAVAIL)
 }
 
-fn stats(ends: &Arc<Ends>, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-    f.write_fmt(fmt!("{}served {}\n", *ends.stats, ends.server.served()))
+fn show(server: &Arc<Server>, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    let gid = own_gid(server.pd.device()).map_or(Gid([0; 16]), |attr| attr.gid());
+    f.write_fmt(fmt!("qpn {} gid {gid}\n", server.qp.num()))
 }
 
 /// `COUNT`, or `COUNT QPN GID` of another server.
-fn ask(ends: &Arc<Ends>, reader: &mut UserSliceReader) -> Result {
+fn ask(server: &Arc<Server>, reader: &mut UserSliceReader) -> Result {
     let mut text = [0; 80];
     let text = text.get_mut(..reader.len()).ok_or(EINVAL)?;
     reader.read_slice(text)?;
     let text = core::str::from_utf8(text).map_err(|_| EINVAL)?;
     let mut words = text.split_ascii_whitespace();
     let count = words.next().and_then(|w| w.parse().ok()).ok_or(EINVAL)?;
-    let gid = ends.gid()?;
+    let from = own_gid(server.pd.device())?;
     let (qpn, to) = match (words.next(), words.next()) {
-        (None, None) => (ends.server.qpn().ok_or(ENODEV)?, gid.gid()),
+        (None, None) => (server.qp.num(), from.gid()),
         (Some(qpn), Some(to)) => {
             let ip: Ipv6Addr = to.parse().map_err(|_| EINVAL)?;
             (qpn.parse().map_err(|_| EINVAL)?, Gid(ip.octets()))
         }
         _ => return Err(EINVAL),
     };
-    let cx = Sleepable::current()?;
-    client::ask(&ends.pd, &gid, to, qpn, count, &ends.stats, &cx)
+    let cx = &Sleepable::current()?;
+    let to = Arc::new(Ah::resolve(&server.pd, &from, to, cx)?, GFP_KERNEL)?;
+    client::ask(&server.pd, &to, qpn, count, &server.stats, cx)
 }
 
 rdma::module_rdma_client! {

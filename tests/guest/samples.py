@@ -47,8 +47,8 @@ class Debugfs:
             os.close(fd)
 
     def stats(self):
-        lines = (self.path / "stats").read_text().splitlines()
-        return {k: int(v) for k, v in (line.split() for line in lines)}
+        said = (self.path / "stats").read_text()
+        return {k: int(v) for k, v in re.findall(r"(\w+): (\d+)", said)}
 
 
 class MadPing(Debugfs):
