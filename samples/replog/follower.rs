@@ -3,8 +3,8 @@
 //! The follower: memory that the leader writes. Its CPU has nothing to do with an append.
 
 use crate::record::{
-    advertise,
     recover,
+    Advertisement,
     Recovered,
     ADVERTISEMENT, //
 };
@@ -55,12 +55,17 @@ impl Log {
         id.accept(qp.clone(), &cm::ConnParam::default(), cx)?;
         // Reading is for the leader's flushes.
         let at = qp.post_reg(self.clone(), |log| RegWr::remote_read_write(&log.region))?;
-        buf.cpu().copy_from_slice(&advertise(at, self.region.len()));
+        let advertisement = Advertisement {
+            addr: at.addr.into(),
+            rkey: at.rkey.into(),
+            len: (self.region.len() as u32).into(),
+        };
+        buf.cpu().copy_from_slice(advertisement.as_bytes());
         Ok(Op::<(), _>::new(buf, ())?.send(&qp, 0..ADVERTISEMENT)?)
     }
 
     /// Looks what is there, as after a crash.
-    pub(crate) fn recover(&self) -> Result<(Recovered, bool)> {
+    pub(crate) fn recover(&self) -> Result<Recovered> {
         let mut bytes = KVec::from_elem(0, self.region.len(), GFP_KERNEL)?;
         self.region.read(0, &mut bytes)?;
         Ok(recover(&bytes))

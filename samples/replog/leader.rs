@@ -7,13 +7,12 @@
 
 use crate::record::{
     make,
-    parse,
+    Advertisement,
     ADVERTISEMENT,
     MAX_RECORD, //
 };
 use kernel::prelude::*;
 use rdma::{
-    cq::Wait,
     flush::Pad,
     op::{
         Done,
@@ -42,32 +41,24 @@ struct Append {
 
 type AppendOp = Op<Append, ToDevice>;
 
-/// A connection, which ends when this is dropped.
-struct Connection {
+/// What appends to a follower's log. The connection ends when this is dropped.
+pub(crate) struct Leader {
     id: cm::Id,
     qp: Arc<Qp<Waited>>,
-}
-
-impl Drop for Connection {
-    fn drop(&mut self) {
-        self.id.disconnect_later();
-    }
-}
-
-/// What appends to a follower's log.
-pub(crate) struct Leader {
-    connection: Connection,
     cq: Cq<Waited>,
     batch: Batch<WINDOW>,
     pad: Arc<Pad>,
-    idle: KVec<AppendOp>,
     log: Remote,
     log_len: usize,
     /// The last record that was posted, and where the next one goes.
     last: u64,
     end: usize,
-    /// The last record that was acknowledged.
-    acknowledged: u64,
+}
+
+impl Drop for Leader {
+    fn drop(&mut self) {
+        self.id.disconnect_later();
+    }
 }
 
 impl Leader {
@@ -80,37 +71,36 @@ impl Leader {
     ) -> Result<Self> {
         let id = cm::Id::resolve(client, addr, PATIENCE_MS, cx)?;
         let cq = Cq::<Waited>::alloc_any(pd.device(), CAPS.entries(), cx)?;
-        let qp = Arc::new(Qp::create(&id, pd, &cq, &cq, &CAPS, cx)?, GFP_KERNEL)?;
+        let mut leader = Self {
+            qp: Arc::new(Qp::create(&id, pd, &cq, &cq, &CAPS, cx)?, GFP_KERNEL)?,
+            id,
+            cq,
+            batch: Batch::new(),
+            pad: Pad::alloc(pd, cx)?,
+            log: Remote { addr: 0, rkey: 0 },
+            log_len: 0,
+            last: 0,
+            end: 0,
+        };
         let inbox = Op::<(), FromDevice>::new(Buf::alloc(pd, ADVERTISEMENT, cx)?, ())?;
-        inbox.recv(&qp, 0..ADVERTISEMENT)?;
-        id.connect(qp.clone(), &cm::ConnParam::default(), cx)?;
-        let connection = Connection { id, qp };
+        inbox.recv(&leader.qp, 0..ADVERTISEMENT)?;
+        (leader.id).connect(leader.qp.clone(), &cm::ConnParam::default(), cx)?;
 
-        let mut batch = Batch::new();
-        let completion = next(&cq, &mut batch, cx)?;
-        let Ok(Done { mut op, result }) = Op::<(), FromDevice>::take(completion) else {
+        let Ok(Done { mut op, result }) = Op::<(), FromDevice>::take(leader.next(cx)?) else {
             return Err(EPROTO);
         };
         result?;
-        let (log, log_len) = parse(&op.buf().cpu()).ok_or(EPROTO)?;
+        // Nothing of it but its length was checked.
+        let log = Advertisement::read_from_bytes(&op.buf().cpu()).map_err(|_| EPROTO)?;
+        (leader.log.addr, leader.log.rkey) = (log.addr.get(), log.rkey.get());
+        leader.log_len = log.len.get() as usize;
+        Ok(leader)
+    }
 
-        let mut idle = KVec::with_capacity(WINDOW, GFP_KERNEL)?;
-        for _ in 0..WINDOW {
-            let buf = Buf::alloc(pd, MAX_RECORD, cx)?;
-            idle.push(Op::new(buf, Append::default())?, GFP_KERNEL)?;
-        }
-        Ok(Self {
-            connection,
-            cq,
-            batch,
-            pad: Pad::alloc(pd, cx)?,
-            idle,
-            log,
-            log_len,
-            last: 0,
-            end: 0,
-            acknowledged: 0,
-        })
+    /// Waits for a completion.
+    fn next(&mut self, cx: &Sleepable) -> Result<Completion<'_>> {
+        let completion = self.cq.next_within(&mut self.batch, PATIENCE_MS, cx)?;
+        completion.ok_or(ETIMEDOUT)
     }
 
     fn place(&self, append: &Append) -> Remote {
@@ -122,78 +112,48 @@ impl Leader {
 
     /// Begins to append the next record, or only the first `part` bytes of it.
     fn append(&mut self, mut op: AppendOp, part: usize) -> Result {
-        let len = make(self.last + 1, &mut op.buf().cpu())?;
-        if len > self.log_len - self.end {
-            return Err(ENOSPC);
-        }
         let append = Append {
             seq: self.last + 1,
             at: self.end,
-            len,
+            len: make(self.last + 1, &mut op.buf().cpu())?,
         };
+        if append.len > self.log_len - self.end {
+            return Err(ENOSPC);
+        }
         *op.context() = append;
-        op.write(&self.connection.qp, 0..len.min(part), self.place(&append))?;
+        op.write(&self.qp, 0..append.len.min(part), self.place(&append))?;
         self.last = append.seq;
-        self.end += len;
+        self.end += append.len;
         Ok(())
     }
 
-    /// Goes on with a record.
-    fn progress(&mut self, done: Done<Append, ToDevice>) -> Result {
-        let mut op = done.op;
-        let append = *op.context();
-        match done.result? {
-            Outcome::Write => {
-                let place = self.place(&append);
-                op.flush(&self.connection.qp, &self.pad, place, append.len)?;
-            }
-            _ => {
-                // Writes are executed in order, so all before it are there, too.
-                self.acknowledged = self.acknowledged.max(append.seq);
-                self.idle.push(op, GFP_KERNEL)?;
-            }
+    /// Appends records until `count` of them are acknowledged, and crashes: with records under way,
+    /// the last of them written in part.
+    pub(crate) fn run(mut self, count: u64, pd: &Pd, cx: &Sleepable) -> Result<u64> {
+        for _ in 0..WINDOW {
+            let op = Op::new(Buf::alloc(pd, MAX_RECORD, cx)?, Append::default())?;
+            self.append(op, MAX_RECORD)?;
         }
-        Ok(())
-    }
-
-    /// Appends records until `count` of them are acknowledged.
-    pub(crate) fn run(&mut self, count: u64, cx: &Sleepable) -> Result {
-        while self.acknowledged < count {
-            while let Some(op) = self.idle.pop() {
-                self.append(op, MAX_RECORD)?;
+        let mut acknowledged = 0;
+        while acknowledged < count {
+            let Ok(Done { mut op, result }) = AppendOp::take(self.next(cx)?) else {
+                return Err(EPROTO);
+            };
+            let append = *op.context();
+            match result? {
+                Outcome::Write => {
+                    op.flush(&self.qp, &self.pad, self.place(&append), append.len)?;
+                }
+                _ => {
+                    // Writes are executed in order, so all before it are there, too.
+                    acknowledged = append.seq;
+                    let all = acknowledged < count;
+                    self.append(op, if all { MAX_RECORD } else { 40 })?;
+                }
             }
-            let completion = next(&self.cq, &mut self.batch, cx)?;
-            // Anything else goes to its handler.
-            let done = AppendOp::take(completion).ok();
-            if let Some(done) = done {
-                self.progress(done)?;
-            }
-        }
-        Ok(())
-    }
-
-    /// Ends in the middle: with records under way, the last of them in part. Returns how many were
-    /// acknowledged.
-    pub(crate) fn crash(mut self, cx: &Sleepable) -> Result<u64> {
-        if let Some(op) = self.idle.pop() {
-            self.append(op, 40)?;
         }
         // The QP goes to the error state, and whatever is under way stops where it is.
-        self.connection.qp.drain(cx)?;
-        Ok(self.acknowledged)
+        self.qp.drain(cx)?;
+        Ok(acknowledged)
     }
-}
-
-/// Waits for a completion.
-fn next<'a, const N: usize>(
-    cq: &Cq<Waited>,
-    batch: &'a mut Batch<N>,
-    cx: &Sleepable,
-) -> Result<Completion<'a>> {
-    while batch.is_empty() && cq.poll(batch)? == 0 {
-        if cq.wait(PATIENCE_MS, cx)? == Wait::TimedOut {
-            return Err(ETIMEDOUT);
-        }
-    }
-    batch.next().ok_or(EIO)
 }

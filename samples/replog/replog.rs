@@ -21,23 +21,16 @@ use follower::Log;
 use kernel::prelude::*;
 use leader::Leader;
 use rdma::prelude::*;
+use record::Recovered;
 
 /// The size of a log, in bytes.
 const LOG: usize = 256 * 1024;
 
 struct Replog;
 
-/// What all rounds have come to.
-#[derive(Default)]
-struct Totals {
-    acknowledged: u64,
-    recovered: u64,
-    bytes: usize,
-    errors: u64,
-}
-
-/// Appends until `count` records are acknowledged, crashes, and recovers.
-fn round(client: &ClientRef, count: u64, totals: &mut Totals, cx: &Sleepable) -> Result {
+/// Appends until `count` records are acknowledged, crashes, and recovers. Returns how many were
+/// acknowledged, and what was found.
+fn round(client: &ClientRef, count: u64, cx: &Sleepable) -> Result<(u64, Recovered)> {
     let dev = client.first_device().ok_or(ENODEV)?;
     let addr = SocketAddr::new(dev.ip_addr().ok_or(ENODEV)?, 7176);
     let pd = Pd::alloc(&dev, cx)?;
@@ -47,23 +40,9 @@ fn round(client: &ClientRef, count: u64, totals: &mut Totals, cx: &Sleepable) ->
         move |request: cm::Request<'_>, cx: &Sleepable| own_log.accept(request, &own_pd, cx);
     let listener = cm::Listener::new(client, addr, 1, Arc::new(accept, GFP_KERNEL)?, cx)?;
 
-    let mut leader = Leader::connect(client, addr, &pd, cx)?;
-    leader.run(count, cx)?;
-    let acknowledged = leader.crash(cx)?;
+    let acknowledged = Leader::connect(client, addr, &pd, cx)?.run(count, &pd, cx)?;
     listener.destroy(cx)?;
-
-    let (found, right) = log.recover()?;
-    totals.acknowledged += acknowledged;
-    totals.recovered += found.records;
-    totals.bytes += found.bytes;
-    if !right || found.records < acknowledged {
-        pr_err!(
-            "{acknowledged} records were acknowledged, {} recovered, right: {right}\n",
-            found.records
-        );
-        totals.errors += 1;
-    }
-    Ok(())
+    Ok((acknowledged, log.recover()?))
 }
 
 impl Client for Replog {
@@ -74,22 +53,20 @@ impl Client for Replog {
     }
 
     fn ready(self: Pin<&Self>, client: &ClientRef, cx: &Sleepable) -> Result {
-        let mut totals = Totals::default();
-        let records = u64::from(module_parameters::records.value());
+        let (mut acknowledged, mut recovered, mut bytes) = (0, 0, 0);
         for n in 0..u64::from(module_parameters::rounds.value()) {
             // Each round ends at another record.
-            round(client, records + n, &mut totals, cx)?;
+            let records = u64::from(module_parameters::records.value()) + n;
+            let (count, found) = round(client, records, cx)?;
+            if !found.right || found.records < count {
+                pr_err!("{count} records were acknowledged, there are {found:?}\n");
+                return Err(EBADMSG);
+            }
+            acknowledged += count;
+            recovered += found.records;
+            bytes += found.bytes;
         }
-        pr_info!(
-            "acknowledged {} recovered {} bytes {} errors {}\n",
-            totals.acknowledged,
-            totals.recovered,
-            totals.bytes,
-            totals.errors
-        );
-        if totals.errors != 0 {
-            return Err(EBADMSG);
-        }
+        pr_info!("acknowledged {acknowledged} recovered {recovered} bytes {bytes}\n");
         Ok(())
     }
 }
