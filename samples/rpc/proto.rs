@@ -4,107 +4,82 @@
 
 use kernel::prelude::*;
 use rdma::prelude::Remote;
-use zerocopy::byteorder::big_endian;
+use zerocopy::byteorder::big_endian::{
+    U32,
+    U64, //
+};
 use zerocopy_derive::Immutable;
 
 /// The most bytes of data that a call may have.
 pub(crate) const MAX_LEN: usize = 64 * 1024;
 
-/// What the server is to do with the caller's memory.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Op {
-    /// Read it and answer with its checksum.
-    Put,
-    /// Write the pattern of the call's number to it.
-    Get,
-}
-
-const PUT: u32 = 1;
-const GET: u32 = 2;
+/// The server reads the caller's memory and answers with its checksum.
+pub(crate) const PUT: u32 = 1;
+/// The server writes the pattern of the call's number to the caller's memory.
+pub(crate) const GET: u32 = 2;
 
 /// A call, and the memory that it lends the server.
-#[derive(Clone, Copy)]
-pub(crate) struct Call {
-    pub(crate) op: Op,
-    pub(crate) number: u32,
-    pub(crate) len: usize,
-    pub(crate) data: Remote,
-}
-
-#[derive(FromBytes, IntoBytes, Immutable)]
+#[derive(Clone, Copy, FromBytes, IntoBytes, Immutable)]
 #[repr(C)]
-struct RawCall {
-    addr: big_endian::U64,
-    rkey: big_endian::U32,
-    len: big_endian::U32,
-    op: big_endian::U32,
-    number: big_endian::U32,
+pub(crate) struct Call {
+    addr: U64,
+    rkey: U32,
+    len: U32,
+    pub(crate) op: U32,
+    pub(crate) number: U32,
 }
 
 /// The length of a call, in bytes.
-pub(crate) const CALL: usize = size_of::<RawCall>();
+pub(crate) const CALL: usize = size_of::<Call>();
 
 impl Call {
-    pub(crate) fn to_bytes(self) -> [u8; CALL] {
-        let op = match self.op {
-            Op::Put => PUT,
-            Op::Get => GET,
-        };
-        zerocopy::transmute!(RawCall {
-            addr: self.data.addr.into(),
-            rkey: self.data.rkey.into(),
-            len: (self.len as u32).into(),
+    pub(crate) fn new(op: u32, number: u32, len: usize, data: Remote) -> Self {
+        Self {
+            addr: data.addr.into(),
+            rkey: data.rkey.into(),
+            len: (len as u32).into(),
             op: op.into(),
-            number: self.number.into(),
-        })
+            number: number.into(),
+        }
     }
 
     /// Takes a message from a stranger apart. Where the memory is cannot be checked here: the
     /// caller's device does that.
     pub(crate) fn parse(message: &[u8]) -> Option<Self> {
-        let raw = RawCall::read_from_bytes(message).ok()?;
-        let op = match raw.op.get() {
-            PUT => Op::Put,
-            GET => Op::Get,
-            _ => return None,
-        };
-        let len = raw.len.get() as usize;
-        (1..=MAX_LEN).contains(&len).then_some(Self {
-            op,
-            number: raw.number.get(),
-            len,
-            data: Remote {
-                addr: raw.addr.get(),
-                rkey: raw.rkey.get(),
-            },
-        })
+        let call = Self::read_from_bytes(message).ok()?;
+        let sound = matches!(call.op.get(), PUT | GET) && (1..=MAX_LEN).contains(&call.len());
+        sound.then_some(call)
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.len.get() as usize
+    }
+
+    pub(crate) fn data(&self) -> Remote {
+        Remote {
+            addr: self.addr.get(),
+            rkey: self.rkey.get(),
+        }
     }
 }
 
-/// The answer to a call.
-#[derive(FromBytes, IntoBytes, Immutable)]
+/// The answer to a call, with the checksum of its data.
+#[derive(Clone, Copy, PartialEq, FromBytes, IntoBytes, Immutable)]
 #[repr(C)]
-struct RawAnswer {
-    number: big_endian::U32,
-    sum: big_endian::U32,
+pub(crate) struct Answer {
+    number: U32,
+    sum: U32,
+}
+
+impl Answer {
+    pub(crate) fn new(number: u32, sum: u32) -> Self {
+        let (number, sum) = (number.into(), sum.into());
+        Self { number, sum }
+    }
 }
 
 /// The length of an answer, in bytes.
-pub(crate) const ANSWER: usize = size_of::<RawAnswer>();
-
-/// Makes the answer to a call, with the checksum of its data.
-pub(crate) fn answer(number: u32, sum: u32) -> [u8; ANSWER] {
-    zerocopy::transmute!(RawAnswer {
-        number: number.into(),
-        sum: sum.into(),
-    })
-}
-
-/// Takes an answer apart: the number of the call, and the checksum.
-pub(crate) fn parse_answer(message: &[u8]) -> Option<(u32, u32)> {
-    let raw = RawAnswer::read_from_bytes(message).ok()?;
-    Some((raw.number.get(), raw.sum.get()))
-}
+pub(crate) const ANSWER: usize = size_of::<Answer>();
 
 /// The data of a call. They differ from call to call, and from page to page.
 pub(crate) fn pattern(number: u32) -> impl Iterator<Item = u8> {

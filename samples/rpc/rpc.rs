@@ -22,49 +22,23 @@ mod server;
 use client::Caller;
 use kernel::prelude::*;
 use proto::{
-    Op,
     CALL,
-    MAX_LEN, //
+    GET,
+    MAX_LEN,
+    PUT, //
 };
 use rdma::prelude::*;
 
 struct Rpc;
 
-/// What all calls have come to.
-#[derive(Default)]
-struct Totals {
-    puts: u64,
-    gets: u64,
-    bytes: u64,
-    errors: u64,
-}
-
 /// What call `number` does, and its length: from one byte to all, each multiple of a page and not.
-fn plan(number: u32) -> (Op, usize) {
-    let op = if number % 2 == 0 { Op::Put } else { Op::Get };
+fn plan(number: u32) -> (u32, usize) {
+    let op = if number % 2 == 0 { PUT } else { GET };
     (op, 1 + (number as usize * 4_095) % MAX_LEN)
 }
 
-/// Has every client make call `number`, all at the same time.
-fn round(callers: &mut [Caller], number: u32, totals: &mut Totals, cx: &Sleepable) -> Result {
-    let (op, len) = plan(number);
-    for caller in &mut *callers {
-        caller.call(op, number, len, cx)?;
-    }
-    for caller in callers {
-        if !caller.answer(number, len)? {
-            totals.errors += 1;
-        }
-        match op {
-            Op::Put => totals.puts += 1,
-            Op::Get => totals.gets += 1,
-        }
-        totals.bytes += len as u64;
-    }
-    Ok(())
-}
-
-fn run(client: &ClientRef, clients: u32, calls: u32, cx: &Sleepable) -> Result<Totals> {
+/// Makes all calls, and returns how many bytes they were about.
+fn run(client: &ClientRef, clients: u32, calls: u32, cx: &Sleepable) -> Result<usize> {
     let dev = client.first_device().ok_or(ENODEV)?;
     let addr = SocketAddr::new(dev.ip_addr().ok_or(ENODEV)?, 7177);
     let pd = Pd::alloc(&dev, cx)?;
@@ -75,21 +49,29 @@ fn run(client: &ClientRef, clients: u32, calls: u32, cx: &Sleepable) -> Result<T
         callers.push(Caller::connect(client, addr, &pd, cx)?, GFP_KERNEL)?;
     }
 
-    let mut totals = Totals::default();
+    let mut bytes = 0;
     let mut stranger = Caller::connect(client, addr, &pd, cx)?;
     for number in 0..calls {
         if number == calls / 2 {
             stranger.send(&[0xff; CALL], cx)?;
         }
-        round(&mut callers, number, &mut totals, cx)?;
+        // Every client makes this call, all at the same time.
+        let (op, len) = plan(number);
+        for caller in &mut callers {
+            caller.call(op, number, len, cx)?;
+        }
+        for caller in &mut callers {
+            caller.answer(number, len)?;
+            bytes += len;
+        }
     }
     // Its receive is flushed.
     if stranger.answer(0, 0) != Err(EIO) {
-        totals.errors += 1;
+        return Err(EBADMSG);
     }
     drop(callers);
     listener.destroy(cx)?;
-    Ok(totals)
+    Ok(bytes)
 }
 
 impl Client for Rpc {
@@ -104,17 +86,8 @@ impl Client for Rpc {
             module_parameters::clients.value(),
             module_parameters::calls.value(),
         );
-        let totals = run(client, clients, calls, cx)?;
-        pr_info!(
-            "puts {} gets {} bytes {} errors {}\n",
-            totals.puts,
-            totals.gets,
-            totals.bytes,
-            totals.errors
-        );
-        if totals.errors != 0 {
-            return Err(EBADMSG);
-        }
+        let bytes = run(client, clients, calls, cx)?;
+        pr_info!("{clients} clients made {calls} calls, of {bytes} bytes\n");
         Ok(())
     }
 }

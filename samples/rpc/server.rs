@@ -7,13 +7,13 @@
 //! call. So nothing is allocated for a call, and as many are served at once as there are slots.
 
 use crate::proto::{
-    answer,
     checksum,
     pattern,
+    Answer,
     Call,
-    Op,
     ANSWER,
     CALL,
+    GET,
     MAX_LEN, //
 };
 use kernel::{
@@ -54,20 +54,7 @@ const CAPS: Caps = Caps {
 type ServerQp = Qp<Workqueue>;
 
 /// The connections that there are.
-#[pin_data]
-struct Connections {
-    #[pin]
-    list: Mutex<KVec<Arc<Connection>>>,
-}
-
-impl Connections {
-    /// Finds the connection that something has completed on. What a call says about itself would be
-    /// no proof of that. (A server of thousands has them say where to look, then asks `is_of`.)
-    fn find(&self, wc: &Success<'_>) -> Option<Arc<Connection>> {
-        let list = self.list.lock();
-        list.iter().find(|c| wc.is_of(&c.qp)).cloned()
-    }
-}
+type Connections = Mutex<KVec<Arc<Connection>>>;
 
 struct Connection {
     id: cm::Id,
@@ -76,8 +63,14 @@ struct Connection {
 }
 
 impl Connection {
+    /// Finds the connection that something has completed on. What a call says about itself would be
+    /// no proof of that. (A server of thousands has them say where to look, then asks `is_of`.)
+    fn find(all: &Connections, wc: &Success<'_>) -> Option<Arc<Self>> {
+        all.lock().iter().find(|c| wc.is_of(&c.qp)).cloned()
+    }
+
     fn forget(&self) {
-        self.all.list.lock().retain(|c| !core::ptr::eq(&**c, self));
+        self.all.lock().retain(|c| !core::ptr::eq(&**c, self));
     }
 }
 
@@ -99,19 +92,15 @@ pub(crate) fn serve(
     pd: &Pd,
     cx: &Sleepable,
 ) -> Result<cm::Listener> {
-    let list = pin_init!(Connections { list <- new_mutex!(KVec::new()) });
-    let all = Arc::pin_init(list, GFP_KERNEL)?;
+    let all = Arc::pin_init(new_mutex!(KVec::new()), GFP_KERNEL)?;
     let slot = |_| Request::new(all.clone(), pd, cx);
     let srq = Srq::create(pd, SLOTS, slot, cx)?;
 
     let port = pd.device().port(1).ok_or(ENODEV)?;
     let contexts = SLOTS * port.rw_contexts(PAGES);
     let requests = CAPS.send_wr + port.rw_requests(contexts);
-    let entries = connections
-        .checked_mul(Caps::new(requests, 0).entries())
-        .and_then(|entries| entries.checked_add(SLOTS))
-        .ok_or(EINVAL)?;
-    let cq = Cq::<Workqueue>::alloc_any(pd.device(), entries, cx)?;
+    let entries = connections.saturating_mul(Caps::new(requests, 0).entries());
+    let cq = Cq::<Workqueue>::alloc_any(pd.device(), entries.saturating_add(SLOTS), cx)?;
 
     let pd = pd.clone();
     let accept = move |request: cm::Request<'_>, cx: &Sleepable| {
@@ -119,14 +108,12 @@ pub(crate) fn serve(
         let qp = Init::on_srq(&pd, &cq, &srq, &CAPS)
             .rw_contexts(contexts, 1)
             .create_for(&id, cx)?;
-        let (id2, all) = (id.clone(), all.clone());
+        let all = all.clone();
         let connection = Arc::new(Connection { id, qp, all }, GFP_KERNEL)?;
         // The peer may call before `accept` returns.
-        let mut list = connection.all.list.lock();
-        list.push(connection.clone(), GFP_KERNEL)?;
-        drop(list);
-        id2.accept(connection.clone(), &cm::ConnParam::default(), cx)
-            .inspect_err(|_| connection.forget())
+        connection.all.lock().push(connection.clone(), GFP_KERNEL)?;
+        let accepted = (connection.id).accept(connection.clone(), &cm::ConnParam::default(), cx);
+        accepted.inspect_err(|_| connection.forget())
     };
     cm::Listener::new(client, addr, connections, Arc::new(accept, GFP_KERNEL)?, cx)
 }
@@ -155,27 +142,24 @@ impl Request {
         })
     }
 
-    /// Makes the data that a call gets.
-    fn fill(&mut self, call: &Call) {
-        let mut data = self.data.cpu();
-        let bytes = data.pages().flatten().take(call.len);
-        bytes
-            .zip(pattern(call.number))
-            .for_each(|(to, byte)| *to = byte);
-    }
-
-    /// Writes the answer.
+    /// Makes the data, if the call gets them, and writes the answer.
     fn conclude(&mut self, call: &Call) {
         let mut data = self.data.cpu();
-        let bytes = data.pages().flatten().take(call.len);
-        let sum = checksum(bytes.map(|byte| *byte));
-        self.message.cpu()[..ANSWER].copy_from_slice(&answer(call.number, sum));
+        let bytes = data.pages().flatten().take(call.len());
+        let sum = checksum(bytes.zip(pattern(call.number.get())).map(|(byte, made)| {
+            if call.op == GET {
+                *byte = made;
+            }
+            *byte
+        }));
+        let answer = Answer::new(call.number.get(), sum);
+        self.message.cpu()[..ANSWER].copy_from_slice(answer.as_bytes());
     }
 
     /// The answer. It takes the key back that the caller has lent.
     fn answer(&self, call: &Call) -> Result<SendWr<'_>> {
         let sge = self.message.sge(0..ANSWER)?;
-        Ok(SendWr::send([sge]).invalidating(call.data.rkey))
+        Ok(SendWr::send([sge]).invalidating(call.data().rkey))
     }
 }
 
@@ -190,7 +174,7 @@ impl Receive for Request {
     fn done(slot: Slot<Self>, wc: &Wc, cx: &Sleepable) {
         // Flushed, or too long for the slot: its connection has ended.
         let Ok(wc) = wc.result() else { return };
-        let Some(connection) = slot.all.find(&wc) else {
+        let Some(connection) = Connection::find(&slot.all, &wc) else {
             return;
         };
         if let Err(e) = begin(slot, &wc, &connection.qp, cx) {
@@ -207,27 +191,17 @@ fn begin(mut slot: Slot<Request>, wc: &Success<'_>, qp: &ServerQp, cx: &Sleepabl
     drop(message);
     let call = call.ok_or(EBADMSG)?;
     slot.call = Some(call);
-    match call.op {
-        Op::Put => qp.post_rw::<_, 0>(
+    let (range, data) = (0..call.len(), call.data());
+    if call.op == GET {
+        slot.conclude(&call);
+        // The data arrive first: the queue keeps its order.
+        return Ok(qp.post_rw_then::<_, 1, 1>(
             slot,
-            |slot| Ok(Rw::read(&slot.data, 0..call.len, call.data)),
+            |slot| Ok((Rw::write(&slot.data, range, data), slot.answer(&call)?)),
             cx,
-        )?,
-        Op::Get => {
-            slot.fill(&call);
-            slot.conclude(&call);
-            // The data arrive first: the queue keeps its order.
-            qp.post_rw_then::<_, 1, 1>(
-                slot,
-                |slot| {
-                    let rw = Rw::write(&slot.data, 0..call.len, call.data);
-                    Ok((rw, slot.answer(&call)?))
-                },
-                cx,
-            )?;
-        }
+        )?);
     }
-    Ok(())
+    Ok(qp.post_rw::<_, 0>(slot, |slot| Ok(Rw::read(&slot.data, range, data)), cx)?)
 }
 
 impl CqeHandler for Request {
@@ -237,7 +211,7 @@ impl CqeHandler for Request {
     /// The caller's data are here. If not, its device has refused, and the connection has ended.
     fn done(mut slot: Slot<Self>, wc: &Wc, _cx: &Sleepable) {
         let Ok(wc) = wc.result() else { return };
-        let (Some(connection), Some(call)) = (slot.all.find(&wc), slot.call) else {
+        let (Some(connection), Some(call)) = (Connection::find(&slot.all, &wc), slot.call) else {
             return;
         };
         slot.conclude(&call);
