@@ -18,6 +18,7 @@ mod cq_ops;
 mod debugfs;
 mod device;
 mod event;
+mod execute;
 mod inject;
 mod irq;
 mod machine;
