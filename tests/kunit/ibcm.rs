@@ -23,7 +23,6 @@ use rdma::{
         Listener,
         Param,
         Path,
-        Reason,
         Request, //
     },
     prelude::*, //
@@ -50,7 +49,7 @@ fn listen(
     Ok((listener, service))
 }
 
-fn rejected(result: Result<(), ConnectError>) -> Result<(Reason, KVec<u8>)> {
+fn rejected(result: Result<(), ConnectError>) -> Result<(cm::RejectReason, KVec<u8>)> {
     match result {
         Err(ConnectError::Rejected {
             reason,
@@ -99,7 +98,7 @@ mod tests {
             if request.private_data().starts_with(b"request\0") && request.port_num() == 1 {
                 counts.up();
             }
-            request.reject(Reason::CONSUMER_DEFINED, b"because", cx)
+            request.reject(cm::RejectReason::CONSUMER_DEFINED, b"because", cx)
         })?;
         let param = Param {
             private_data: b"request",
@@ -190,7 +189,7 @@ mod tests {
     #[test]
     fn reason_of_a_rejection() -> Result {
         let env = Env::new()?;
-        for reason in [Reason::NO_RESOURCES, Reason::UNSUPPORTED, Reason(77)] {
+        for reason in [cm::RejectReason::NO_RESOURCES, cm::RejectReason::UNSUPPORTED, cm::RejectReason(77)] {
             let (_listener, service) =
                 listen(&env, move |request, cx| request.reject(reason, &[], cx))?;
             check_eq!(
@@ -198,7 +197,7 @@ mod tests {
                 reason
             );
         }
-        let shown = kernel::str::CString::try_from_fmt(fmt!("{}", Reason::NO_QP))?;
+        let shown = kernel::str::CString::try_from_fmt(fmt!("{}", cm::RejectReason::NO_QP))?;
         check_eq!(shown.to_bytes(), b"no QP");
         Ok(())
     }
@@ -208,7 +207,7 @@ mod tests {
         let env = Env::new()?;
         let (_listener, service) = listen(&env, |_, _| Ok(()))?;
         let (reason, _) = rejected(connect(&env, service, &Param::default()))?;
-        check_eq!(reason, Reason::CONSUMER_DEFINED);
+        check_eq!(reason, cm::RejectReason::CONSUMER_DEFINED);
         Ok(())
     }
 
@@ -218,13 +217,13 @@ mod tests {
         let refused = Counter::new()?;
         let counts = refused.clone();
         let (_listener, service) = listen(&env, move |request, cx| {
-            if request.reject(Reason::NO_QP, &[1; 149], cx) == Err(EINVAL) {
+            if request.reject(cm::RejectReason::NO_QP, &[1; 149], cx) == Err(EINVAL) {
                 counts.up();
             }
             Ok(())
         })?;
         let (reason, _) = rejected(connect(&env, service, &Param::default()))?;
-        check_eq!(reason, Reason::CONSUMER_DEFINED);
+        check_eq!(reason, cm::RejectReason::CONSUMER_DEFINED);
         wait(|| refused.get() == 1)
     }
 
@@ -232,7 +231,7 @@ mod tests {
     fn nobody_listens() -> Result {
         let env = Env::new()?;
         let (reason, _) = rejected(connect(&env, service_id(), &Param::default()))?;
-        check_eq!(reason, Reason::INVALID_SERVICE_ID);
+        check_eq!(reason, cm::RejectReason::INVALID_SERVICE_ID);
         Ok(())
     }
 
@@ -251,7 +250,7 @@ mod tests {
         );
         listener.destroy(&env.cx)?;
         let (reason, _) = rejected(connect(&env, service, &Param::default()))?;
-        check_eq!(reason, Reason::INVALID_SERVICE_ID);
+        check_eq!(reason, cm::RejectReason::INVALID_SERVICE_ID);
         Ok(())
     }
 
@@ -314,7 +313,7 @@ mod tests {
             Ok(())
         })?;
         let (reason, _) = rejected(connect(&env, service, &Param::default()))?;
-        check_eq!(reason, Reason::CONSUMER_DEFINED);
+        check_eq!(reason, cm::RejectReason::CONSUMER_DEFINED);
         wait(|| accepted.get() == 1)
     }
 

@@ -25,19 +25,19 @@ mod event;
 mod listener;
 mod param;
 mod path;
+mod request;
 
 pub use connection::Connection;
 pub use event::{
     Answer,
     ConnectError,
     Event,
-    Handler,
-    Reason, //
+    Handler, //
 };
 pub use listener::{
     Accept,
-    Listener,
-    Request, //
+    Listener, //
 };
 pub use param::Param;
 pub use path::Path;
+pub use request::Request;

@@ -126,17 +126,17 @@ impl Id {
     ///
     /// # Errors
     ///
-    /// As [`Id::reject`].
+    /// As [`Id::reject`], and `EINVAL` for a reason above 255.
     pub fn reject_for(&self, reason: RejectReason, private_data: &[u8], _cx: &Sleepable) -> Result {
         self.inner.attached()?;
-        let len = private_data.len().try_into()?;
+        let (len, reason) = (private_data.len().try_into()?, reason.0.try_into()?);
         // SAFETY: The id is alive, and the data are copied by the call.
         to_result(unsafe {
             bindings::rdma_reject(
                 self.inner.as_raw(),
                 private_data.as_ptr().cast(),
                 len,
-                reason.0,
+                reason,
             )
         })
     }

@@ -9,23 +9,36 @@ use kernel::{
     str::CStr, //
 };
 
-/// Why a connection request is rejected, as `enum ib_cm_rej_reason`.
+/// Why a connection request is rejected, as `enum ib_cm_rej_reason`. Can be printed
+/// (`ibcm_reject_msg`).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct RejectReason(pub u8);
+pub struct RejectReason(pub u32);
 
 impl RejectReason {
-    /// Nobody listens on the port.
-    pub const INVALID_SERVICE_ID: Self =
-        Self(bindings::ib_cm_rej_reason_IB_CM_REJ_INVALID_SERVICE_ID as u8);
-    /// There is no room for another connection.
-    pub const NO_RESOURCES: Self = Self(bindings::ib_cm_rej_reason_IB_CM_REJ_NO_RESOURCES as u8);
     /// There is no QP left.
-    pub const NO_QP: Self = Self(bindings::ib_cm_rej_reason_IB_CM_REJ_NO_QP as u8);
+    pub const NO_QP: Self = Self(bindings::ib_cm_rej_reason_IB_CM_REJ_NO_QP);
+    /// There is no room for another connection.
+    pub const NO_RESOURCES: Self = Self(bindings::ib_cm_rej_reason_IB_CM_REJ_NO_RESOURCES);
+    /// An answer has not come in time.
+    pub const TIMEOUT: Self = Self(bindings::ib_cm_rej_reason_IB_CM_REJ_TIMEOUT);
     /// The request is not supported.
-    pub const UNSUPPORTED: Self = Self(bindings::ib_cm_rej_reason_IB_CM_REJ_UNSUPPORTED as u8);
+    pub const UNSUPPORTED: Self = Self(bindings::ib_cm_rej_reason_IB_CM_REJ_UNSUPPORTED);
+    /// Nobody listens on the port, or the service id.
+    pub const INVALID_SERVICE_ID: Self =
+        Self(bindings::ib_cm_rej_reason_IB_CM_REJ_INVALID_SERVICE_ID);
+    /// There is an older connection of this QP.
+    pub const STALE_CONN: Self = Self(bindings::ib_cm_rej_reason_IB_CM_REJ_STALE_CONN);
     /// The reason is the ULP's own; the data that are sent along say it.
-    pub const CONSUMER_DEFINED: Self =
-        Self(bindings::ib_cm_rej_reason_IB_CM_REJ_CONSUMER_DEFINED as u8);
+    pub const CONSUMER_DEFINED: Self = Self(bindings::ib_cm_rej_reason_IB_CM_REJ_CONSUMER_DEFINED);
+}
+
+impl fmt::Display for RejectReason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let reason = c_int::try_from(self.0).unwrap_or(0);
+        // SAFETY: Any number will do; the string is static.
+        let text = unsafe { CStr::from_char_ptr(bindings::ibcm_reject_msg(reason)) };
+        fmt::Display::fmt(text, f)
+    }
 }
 
 /// How a peer has rejected a connection request. Can be printed (`rdma_reject_msg`).

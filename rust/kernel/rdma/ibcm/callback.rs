@@ -6,14 +6,14 @@ use super::{
     Answer,
     ConnectError,
     Event,
-    Handler,
-    Reason, //
+    Handler, //
 };
 use crate::{
     bindings,
     cm::{
         running::Running,
-        PrivateData, //
+        PrivateData,
+        RejectReason, //
     },
     context::{
         Context as _,
@@ -204,7 +204,7 @@ unsafe fn rejection(event: &bindings::ib_cm_event) -> ConnectError {
     // SAFETY: This member is set for this event, whose private data have this length.
     let (reason, sent) = unsafe {
         let rej = &*event.param.rej_rcvd;
-        (Reason(rej.reason), private_data(event, REJ_LEN))
+        (RejectReason(rej.reason), private_data(event, REJ_LEN))
     };
     let mut private_data = KVec::new();
     // Without memory there is the reason at least.

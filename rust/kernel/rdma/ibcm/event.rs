@@ -3,46 +3,13 @@
 //! What happens to connections.
 
 use crate::{
-    bindings,
-    cm::PrivateData,
+    cm::{
+        PrivateData,
+        RejectReason, //
+    },
     context::Sleepable, //
 };
-use kernel::{
-    fmt,
-    prelude::*,
-    str::CStr, //
-};
-
-/// Why a connection was rejected, as `enum ib_cm_rej_reason`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Reason(pub u32);
-
-impl Reason {
-    /// The peer has no QP for it.
-    pub const NO_QP: Self = Self(bindings::ib_cm_rej_reason_IB_CM_REJ_NO_QP);
-    /// The peer has not the resources.
-    pub const NO_RESOURCES: Self = Self(bindings::ib_cm_rej_reason_IB_CM_REJ_NO_RESOURCES);
-    /// The peer has waited too long.
-    pub const TIMEOUT: Self = Self(bindings::ib_cm_rej_reason_IB_CM_REJ_TIMEOUT);
-    /// The peer cannot do what was asked for.
-    pub const UNSUPPORTED: Self = Self(bindings::ib_cm_rej_reason_IB_CM_REJ_UNSUPPORTED);
-    /// Nobody listens on the service id.
-    pub const INVALID_SERVICE_ID: Self =
-        Self(bindings::ib_cm_rej_reason_IB_CM_REJ_INVALID_SERVICE_ID);
-    /// The peer knows an older connection of this QP.
-    pub const STALE_CONN: Self = Self(bindings::ib_cm_rej_reason_IB_CM_REJ_STALE_CONN);
-    /// The ULP has said so, and may say why in the private data.
-    pub const CONSUMER_DEFINED: Self = Self(bindings::ib_cm_rej_reason_IB_CM_REJ_CONSUMER_DEFINED);
-}
-
-impl fmt::Display for Reason {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let reason = c_int::try_from(self.0).unwrap_or(0);
-        // SAFETY: Any number will do; the string is static.
-        let text = unsafe { CStr::from_char_ptr(bindings::ibcm_reject_msg(reason)) };
-        fmt::Display::fmt(text, f)
-    }
-}
+use kernel::prelude::*;
 
 /// What the peer has answered.
 #[derive(Clone, Copy)]
@@ -61,7 +28,7 @@ pub enum ConnectError {
     /// The peer did not want it.
     Rejected {
         /// Why.
-        reason: Reason,
+        reason: RejectReason,
         /// What it sent along, 148 bytes; nothing, if there was no memory for it.
         private_data: KVec<u8>,
     },
