@@ -3,36 +3,42 @@
 //! The connection manager, as the active side sees it.
 
 use crate::fixture::{
+    listen,
     wait,
     Counter,
     Env,
     Events,
+    Place,
     IPV6,
     STEP_MS, //
 };
 use core::net::IpAddr;
-use kernel::{
-    new_mutex,
-    prelude::*,
-    sync::Mutex, //
-};
+use kernel::prelude::*;
 use rdma::prelude::*;
 
 /// An address that nobody has and no route leads to.
 const NOWHERE: SocketAddr =
     SocketAddr::new(IpAddr::V4(core::net::Ipv4Addr::new(198, 51, 100, 1)), 1);
 
-/// Keeps the id of a request that is not answered.
-#[pin_data]
-struct Kept {
-    #[pin]
-    id: Mutex<Option<cm::Id>>,
+/// An id that could be connected, but for what the test does, and its QP.
+fn ready(env: &Env) -> Result<(cm::Id, Qp<Softirq>)> {
+    let id = cm::Id::resolve(&env.client, env.addr(), STEP_MS, &env.cx)?;
+    let qp = qp(env, &id)?;
+    Ok((id, qp))
 }
 
-impl Kept {
-    fn new() -> Result<Arc<Self>> {
-        Arc::pin_init(pin_init!(Self { id <- new_mutex!(None) }), GFP_KERNEL)
-    }
+fn qp(env: &Env, id: &cm::Id) -> Result<Qp<Softirq>> {
+    let cq = env.cq(64)?;
+    Qp::create(id, &env.pd, &cq, &cq, &Caps::new(4, 4), &env.cx)
+}
+
+/// Says how the id is refused a connection; the handler is not kept.
+fn refusal(env: &Env, id: &cm::Id, param: &cm::ConnParam<'_>) -> Result<Option<Error>> {
+    let events = Events::new()?;
+    let gone = events.gone();
+    let connected = id.connect(events, param, &env.cx);
+    check_eq!(gone.get(), 1);
+    Ok(connected.err())
 }
 
 #[kunit_tests(rdma_cm_active)]
@@ -98,26 +104,21 @@ mod tests {
 
     #[test]
     fn disconnected_while_it_connects() -> Result {
-        let (env, asked) = (Env::new()?, Counter::new()?);
-        let (addr, counts) = (env.addr(), asked.clone());
-        let kept = Kept::new()?;
-        let keeps = kept.clone();
+        let (env, asked, kept) = (Env::new()?, Counter::new()?, Place::new()?);
+        let (counts, keeps) = (asked.clone(), kept.clone());
         let never = move |request: cm::Request<'_>, cx: &Sleepable| -> Result {
-            *keeps.id.lock() = Some(request.into_id(cx)?);
+            keeps.put(request.into_id(cx)?);
             counts.up();
             Ok(())
         };
-        let _listener =
-            cm::Listener::new(&env.client, addr, 1, Arc::new(never, GFP_KERNEL)?, &env.cx)?;
-        let id = cm::Id::resolve(&env.client, addr, STEP_MS, &env.cx)?;
-        let cq = env.cq::<Softirq>(64)?;
-        let _qp = Qp::create(&id, &env.pd, &cq, &cq, &Caps::new(4, 4), &env.cx)?;
+        let _listener = listen(&env, env.addr(), never)?;
+        let (id, _qp) = ready(&env)?;
         let other = id.clone();
         env.client.spawn(GFP_KERNEL, move |cx| {
             let _ = wait(|| asked.get() == 1).and_then(|()| other.disconnect(cx));
         })?;
         let connected = id.connect(Events::new()?, &cm::ConnParam::default(), &env.cx);
-        drop(kept.id.lock().take());
+        drop(kept.take());
         check_err!(connected.map(|_| ()), ECANCELED);
         Ok(())
     }
@@ -126,15 +127,7 @@ mod tests {
     fn connection_needs_a_qp() -> Result {
         let env = Env::new()?;
         let id = cm::Id::resolve(&env.client, env.addr(), STEP_MS, &env.cx)?;
-        let events = Events::new()?;
-        let gone = events.gone();
-        check_err!(
-            id.connect(events, &cm::ConnParam::default(), &env.cx)
-                .map(|_| ()),
-            EINVAL
-        );
-        // The handler was not kept.
-        check_eq!(gone.get(), 1);
+        check_eq!(refusal(&env, &id, &cm::ConnParam::default())?, Some(EINVAL));
         Ok(())
     }
 
@@ -142,25 +135,15 @@ mod tests {
     fn connection_needs_a_route() -> Result {
         let env = Env::new()?;
         let id = env.id()?;
-        let cq = env.cq::<Softirq>(64)?;
-        let _qp = Qp::create(&id, &env.pd, &cq, &cq, &Caps::new(4, 4), &env.cx)?;
-        let events = Events::new()?;
-        let gone = events.gone();
-        check_err!(
-            id.connect(events, &cm::ConnParam::default(), &env.cx)
-                .map(|_| ()),
-            EINVAL
-        );
-        check_eq!(gone.get(), 1);
+        let _qp = qp(&env, &id)?;
+        check_eq!(refusal(&env, &id, &cm::ConnParam::default())?, Some(EINVAL));
         Ok(())
     }
 
     #[test]
     fn nobody_listens() -> Result {
         let env = Env::new()?;
-        let id = cm::Id::resolve(&env.client, env.addr(), STEP_MS, &env.cx)?;
-        let cq = env.cq::<Softirq>(64)?;
-        let _qp = Qp::create(&id, &env.pd, &cq, &cq, &Caps::new(4, 4), &env.cx)?;
+        let (id, _qp) = ready(&env)?;
         let events = Events::new()?;
         let gone = events.gone();
         let connected = id.connect(events.clone(), &cm::ConnParam::default(), &env.cx);
@@ -174,19 +157,14 @@ mod tests {
     #[test]
     fn too_much_private_data() -> Result {
         let env = Env::new()?;
-        let id = cm::Id::resolve(&env.client, env.addr(), STEP_MS, &env.cx)?;
-        let cq = env.cq::<Softirq>(64)?;
-        let _qp = Qp::create(&id, &env.pd, &cq, &cq, &Caps::new(4, 4), &env.cx)?;
+        let (id, _qp) = ready(&env)?;
         for len in [57, 255, 256, 1000] {
             let bytes = KVec::from_elem(1, len, GFP_KERNEL)?;
             let param = cm::ConnParam {
                 private_data: &bytes,
                 ..Default::default()
             };
-            check_err!(
-                id.connect(Events::new()?, &param, &env.cx).map(|_| ()),
-                EINVAL
-            );
+            check_eq!(refusal(&env, &id, &param)?, Some(EINVAL));
         }
         Ok(())
     }
@@ -213,8 +191,7 @@ mod tests {
     fn accept_needs_a_request() -> Result {
         let env = Env::new()?;
         let id = env.id()?;
-        let cq = env.cq::<Softirq>(64)?;
-        let _qp = Qp::create(&id, &env.pd, &cq, &cq, &Caps::new(4, 4), &env.cx)?;
+        let _qp = qp(&env, &id)?;
         let events = Events::new()?;
         let gone = events.gone();
         check_err!(

@@ -10,6 +10,7 @@ use crate::fixture::{
     wait,
     Counter,
     Env,
+    Place,
     IPV6, //
 };
 use core::net::{
@@ -18,27 +19,10 @@ use core::net::{
     Ipv6Addr, //
 };
 use kernel::{
-    new_mutex,
     prelude::*,
-    sync::{
-        Mutex,
-        SetOnce, //
-    }, //
+    sync::SetOnce, //
 };
 use rdma::prelude::*;
-
-/// A listener that its own callback can reach.
-#[pin_data]
-struct Own {
-    #[pin]
-    listener: Mutex<Option<cm::Listener>>,
-}
-
-impl Own {
-    fn new() -> Result<Arc<Self>> {
-        Arc::pin_init(pin_init!(Self { listener <- new_mutex!(None) }), GFP_KERNEL)
-    }
-}
 
 #[kunit_tests(rdma_cm_listen)]
 mod tests {
@@ -153,15 +137,15 @@ mod tests {
 
     #[test]
     fn destroy_in_the_own_callback_is_deferred() -> Result {
-        let (env, own) = (Env::new()?, Own::new()?);
+        let (env, own) = (Env::new()?, Place::<cm::Listener>::new()?);
         let said = Arc::new(SetOnce::new(), GFP_KERNEL)?;
         let (addr, tell, listener) = (env.addr(), said.clone(), own.clone());
         let made = listen(&env, addr, move |_: cm::Request<'_>, cx: &Sleepable| {
-            let listener = listener.listener.lock().take().ok_or(EIO)?;
+            let listener = listener.take().ok_or(EIO)?;
             tell.populate(listener.destroy(cx).err());
             Ok(())
         })?;
-        *own.listener.lock() = Some(made);
+        own.put(made);
         check_err!(dial(&env, addr, &[]).map(|_| ()), ECONNREFUSED);
         check_eq!(said.copy(), Some(Some(EDEADLK)));
         wait(|| listen(&env, addr, refuses).is_ok())
@@ -169,15 +153,14 @@ mod tests {
 
     #[test]
     fn drop_in_the_own_callback() -> Result {
-        let (env, own, calls) = (Env::new()?, Own::new()?, Counter::new()?);
+        let (env, own, calls) = (Env::new()?, Place::<cm::Listener>::new()?, Counter::new()?);
         let (addr, counts, listener) = (env.addr(), calls.clone(), own.clone());
         let made = listen(&env, addr, move |_: cm::Request<'_>, _: &Sleepable| {
-            let listener = listener.listener.lock().take();
-            drop(listener);
+            drop(listener.take());
             counts.up();
             Ok(())
         })?;
-        *own.listener.lock() = Some(made);
+        own.put(made);
         check_err!(dial(&env, addr, &[]).map(|_| ()), ECONNREFUSED);
         check_eq!(calls.get(), 1);
         wait(|| listen(&env, addr, refuses).is_ok())

@@ -6,32 +6,21 @@ use crate::fixture::{
     accept,
     dial,
     listen,
+    refused,
     refuses,
-    wait,
     Env,
-    Events, //
+    Events,
+    Place, //
 };
 use kernel::{
-    new_mutex,
     prelude::*,
-    sync::{
-        Mutex,
-        SetOnce, //
-    }, //
+    sync::SetOnce, //
 };
 use rdma::prelude::*;
 
-/// Where a listener leaves the id of a request.
-#[pin_data]
-struct Taken {
-    #[pin]
-    id: Mutex<Option<cm::Id>>,
-}
-
-impl Taken {
-    fn new() -> Result<Arc<Self>> {
-        Arc::pin_init(pin_init!(Self { id <- new_mutex!(None) }), GFP_KERNEL)
-    }
+/// What a listener's callback has to tell.
+fn told<T>() -> Result<Arc<SetOnce<T>>> {
+    Ok(Arc::new(SetOnce::new(), GFP_KERNEL)?)
 }
 
 #[kunit_tests(rdma_cm_request)]
@@ -40,17 +29,13 @@ mod tests {
 
     #[test]
     fn private_data_go_both_ways() -> Result {
-        let (env, heard) = (Env::new()?, Arc::new(SetOnce::new(), GFP_KERNEL)?);
-        let (pd, tell) = (env.pd.clone(), heard.clone());
-        let addr = env.addr();
-        let _listener = listen(
-            &env,
-            addr,
-            move |request: cm::Request<'_>, cx: &Sleepable| {
-                tell.populate(request.private_data().starts_with(b"question"));
-                accept(&request.into_id(cx)?, &pd, b"answer", cx)
-            },
-        )?;
+        let (env, heard) = (Env::new()?, told()?);
+        let (addr, pd, tell) = (env.addr(), env.pd.clone(), heard.clone());
+        let accepts = move |request: cm::Request<'_>, cx: &Sleepable| {
+            tell.populate(request.private_data().starts_with(b"question"));
+            accept(&request.into_id(cx)?, &pd, b"answer", cx)
+        };
+        let _listener = listen(&env, addr, accepts)?;
         let (_end, answer) = dial(&env, addr, b"question")?;
         check_eq!(heard.copy(), Some(true));
         check!(answer.starts_with(b"answer"));
@@ -59,17 +44,13 @@ mod tests {
 
     #[test]
     fn largest_private_data() -> Result {
-        let (env, heard) = (Env::new()?, Arc::new(SetOnce::new(), GFP_KERNEL)?);
-        let (pd, tell) = (env.pd.clone(), heard.clone());
-        let addr = env.addr();
-        let _listener = listen(
-            &env,
-            addr,
-            move |request: cm::Request<'_>, cx: &Sleepable| {
-                tell.populate(request.private_data() == [7; 56]);
-                accept(&request.into_id(cx)?, &pd, &[9; 196], cx)
-            },
-        )?;
+        let (env, heard) = (Env::new()?, told()?);
+        let (addr, pd, tell) = (env.addr(), env.pd.clone(), heard.clone());
+        let accepts = move |request: cm::Request<'_>, cx: &Sleepable| {
+            tell.populate(request.private_data() == [7; 56]);
+            accept(&request.into_id(cx)?, &pd, &[9; 196], cx)
+        };
+        let _listener = listen(&env, addr, accepts)?;
         let (_end, answer) = dial(&env, addr, &[7; 56])?;
         check_eq!(heard.copy(), Some(true));
         check_eq!(&answer[..], &[9; 196][..]);
@@ -78,18 +59,12 @@ mod tests {
 
     #[test]
     fn request_says_what_the_peer_wants() -> Result {
-        let (env, heard) = (Env::new()?, Arc::new(SetOnce::new(), GFP_KERNEL)?);
+        let (env, heard) = (Env::new()?, told()?);
         let tell = heard.clone();
-        let addr = env.addr();
-        let _listener = listen(
-            &env,
-            addr,
-            move |request: cm::Request<'_>, _: &Sleepable| {
-                tell.populate((request.initiator_depth(), request.responder_resources()));
-                Err(ECONNREFUSED)
-            },
-        )?;
-        check_err!(dial(&env, addr, &[]).map(|_| ()), ECONNREFUSED);
+        refused(&env, move |request: cm::Request<'_>, _: &Sleepable| {
+            tell.populate((request.initiator_depth(), request.responder_resources()));
+            Err(ECONNREFUSED)
+        })?;
         check_eq!(heard.copy(), Some((3, 5)));
         Ok(())
     }
@@ -97,143 +72,96 @@ mod tests {
     #[test]
     fn dropped_request_is_refused() -> Result {
         let env = Env::new()?;
-        let addr = env.addr();
-        let _listener = listen(&env, addr, refuses)?;
         for _ in 0..3 {
-            check_err!(dial(&env, addr, &[]).map(|_| ()), ECONNREFUSED);
+            refused(&env, refuses)?;
         }
         Ok(())
     }
 
     #[test]
     fn dropped_id_is_refused() -> Result {
-        let env = Env::new()?;
-        let addr = env.addr();
-        let _listener = listen(&env, addr, |request: cm::Request<'_>, cx: &Sleepable| {
-            drop(request.into_id(cx)?);
-            Ok(())
-        })?;
-        check_err!(dial(&env, addr, &[]).map(|_| ()), ECONNREFUSED);
-        Ok(())
+        refused(
+            &Env::new()?,
+            |request: cm::Request<'_>, cx: &Sleepable| request.into_id(cx).map(drop),
+        )
     }
 
     #[test]
     fn rejected_request() -> Result {
-        let env = Env::new()?;
-        let addr = env.addr();
-        let _listener = listen(&env, addr, |request: cm::Request<'_>, cx: &Sleepable| {
-            request.into_id(cx)?.reject(b"go away", cx)
-        })?;
-        check_err!(dial(&env, addr, &[]).map(|_| ()), ECONNREFUSED);
-        Ok(())
+        refused(
+            &Env::new()?,
+            |request: cm::Request<'_>, cx: &Sleepable| request.into_id(cx)?.reject(b"go away", cx),
+        )
     }
 
     #[test]
     fn rejected_with_too_much_private_data() -> Result {
-        let (env, said) = (Env::new()?, Arc::new(SetOnce::new(), GFP_KERNEL)?);
+        let (env, said) = (Env::new()?, told()?);
         let tell = said.clone();
-        let addr = env.addr();
-        let _listener = listen(
-            &env,
-            addr,
-            move |request: cm::Request<'_>, cx: &Sleepable| {
-                let id = request.into_id(cx)?;
-                tell.populate((
-                    id.reject(&[1; 149], cx).err(),
-                    id.reject(&[1; 300], cx).err(),
-                ));
-                id.reject(&[1; 148], cx)
-            },
-        )?;
-        check_err!(dial(&env, addr, &[]).map(|_| ()), ECONNREFUSED);
+        refused(&env, move |request: cm::Request<'_>, cx: &Sleepable| {
+            let id = request.into_id(cx)?;
+            let reject = |data: &[u8]| id.reject(data, cx);
+            tell.populate((reject(&[1; 149]).err(), reject(&[1; 300]).err()));
+            reject(&[1; 148])
+        })?;
         check_eq!(said.copy(), Some((Some(EINVAL), Some(EINVAL))));
         Ok(())
     }
 
     #[test]
     fn accept_needs_a_qp() -> Result {
-        let (env, said) = (Env::new()?, Arc::new(SetOnce::new(), GFP_KERNEL)?);
+        let (env, said) = (Env::new()?, told()?);
         let tell = said.clone();
-        let addr = env.addr();
-        let _listener = listen(
-            &env,
-            addr,
-            move |request: cm::Request<'_>, cx: &Sleepable| {
-                let id = request.into_id(cx)?;
-                let accepted = id.accept(Events::new()?, &cm::ConnParam::default(), cx);
-                tell.populate(accepted.err());
-                accepted
-            },
-        )?;
-        check_err!(dial(&env, addr, &[]).map(|_| ()), ECONNREFUSED);
+        refused(&env, move |request: cm::Request<'_>, cx: &Sleepable| {
+            let id = request.into_id(cx)?;
+            let accepted = id.accept(Events::new()?, &cm::ConnParam::default(), cx);
+            tell.populate(accepted.err());
+            accepted
+        })?;
         check_eq!(said.copy(), Some(Some(EINVAL)));
         Ok(())
     }
 
     #[test]
     fn request_may_be_accepted_later() -> Result {
-        let (env, taken) = (Env::new()?, Taken::new()?);
-        let (addr, leave) = (env.addr(), taken.clone());
-        let _listener = listen(
-            &env,
-            addr,
-            move |request: cm::Request<'_>, cx: &Sleepable| {
-                *leave.id.lock() = Some(request.into_id(cx)?);
-                Ok(())
-            },
-        )?;
-        let (said, pd) = (Arc::new(SetOnce::new(), GFP_KERNEL)?, env.pd.clone());
-        let tell = said.clone();
+        let (env, ids, said) = (Env::new()?, Place::new()?, Place::new()?);
+        let (addr, leave, pd, tell) = (env.addr(), ids.clone(), env.pd.clone(), said.clone());
+        let leaves = move |request: cm::Request<'_>, cx: &Sleepable| {
+            leave.put(request.into_id(cx)?);
+            Ok(())
+        };
+        let _listener = listen(&env, addr, leaves)?;
         env.client.spawn(GFP_KERNEL, move |cx| {
-            let accepted = wait(|| taken.id.lock().is_some()).and_then(|()| {
-                let id = taken.id.lock().take().ok_or(EIO)?;
-                accept(&id, &pd, &[], cx)
-            });
-            tell.populate(accepted.err());
+            tell.put(ids.wait().and_then(|id| accept(&id, &pd, &[], cx)));
         })?;
         let connected = dial(&env, addr, &[]);
-        wait(|| said.copy().is_some())?;
-        check_eq!(said.copy(), Some(None));
+        said.wait()??;
         connected?;
         Ok(())
     }
 
     #[test]
     fn request_may_be_rejected_later() -> Result {
-        let (env, taken) = (Env::new()?, Taken::new()?);
-        let (addr, leave) = (env.addr(), taken.clone());
-        let _listener = listen(
-            &env,
-            addr,
-            move |request: cm::Request<'_>, cx: &Sleepable| {
-                *leave.id.lock() = Some(request.into_id(cx)?);
-                Ok(())
-            },
-        )?;
+        let (env, ids, said) = (Env::new()?, Place::<cm::Id>::new()?, Place::new()?);
+        let (leave, tell) = (ids.clone(), said.clone());
         env.client.spawn(GFP_KERNEL, move |cx| {
-            let _ = wait(|| taken.id.lock().is_some()).and_then(|()| {
-                let id = taken.id.lock().take().ok_or(EIO)?;
-                id.reject(&[], cx)
-            });
+            tell.put(ids.wait().and_then(|id| id.reject(&[], cx)));
         })?;
-        check_err!(dial(&env, addr, &[]).map(|_| ()), ECONNREFUSED);
-        Ok(())
+        refused(&env, move |request: cm::Request<'_>, cx: &Sleepable| {
+            leave.put(request.into_id(cx)?);
+            Ok(())
+        })?;
+        said.wait()?
     }
 
     #[test]
     fn id_of_a_request_is_of_the_device() -> Result {
-        let (env, said) = (Env::new()?, Arc::new(SetOnce::new(), GFP_KERNEL)?);
+        let (env, said) = (Env::new()?, told()?);
         let (tell, dev) = (said.clone(), env.dev.clone());
-        let addr = env.addr();
-        let _listener = listen(
-            &env,
-            addr,
-            move |request: cm::Request<'_>, cx: &Sleepable| {
-                tell.populate(request.into_id(cx)?.device()? == &dev);
-                Ok(())
-            },
-        )?;
-        check_err!(dial(&env, addr, &[]).map(|_| ()), ECONNREFUSED);
+        refused(&env, move |request: cm::Request<'_>, cx: &Sleepable| {
+            tell.populate(request.into_id(cx)?.device()? == &dev);
+            Ok(())
+        })?;
         check_eq!(said.copy(), Some(true));
         Ok(())
     }

@@ -11,6 +11,7 @@ mod mads;
 mod mail;
 mod message;
 mod null;
+mod place;
 mod raw;
 mod region;
 mod removal;
@@ -31,6 +32,7 @@ pub(crate) use dial::{
     accepts,
     dial,
     listen,
+    refused,
     refuses, //
 };
 pub(crate) use event_log::EventLog;
@@ -74,6 +76,7 @@ pub(crate) use null::{
     NullEnv,
     CAPS, //
 };
+pub(crate) use place::Place;
 pub(crate) use raw::{
     path,
     to_init,
