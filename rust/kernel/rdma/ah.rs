@@ -10,6 +10,7 @@
 mod handle;
 mod source;
 
+pub(crate) use handle::destroy;
 pub use handle::Ah;
 pub use source::Source;
 pub(crate) use source::HEADER;

@@ -17,7 +17,8 @@ use crate::{
     },
     device::{
         Gid,
-        GidAttr, //
+        GidAttr,
+        Name, //
     },
     pd::Pd,
     way, //
@@ -28,31 +29,43 @@ use kernel::{
     prelude::*, //
 };
 
+/// Destroys an address handle (`rdma_destroy_ah`).
+///
+/// # Safety
+///
+/// `raw` is an address handle that nothing uses any more.
+pub(crate) unsafe fn destroy(raw: NonNull<bindings::ib_ah>, _cx: &Sleepable) -> Fate {
+    let flags = bindings::rdma_destroy_ah_flags_RDMA_DESTROY_AH_SLEEPABLE;
+    // SAFETY: By the caller's promise, so its device is there.
+    let (device, ret) = unsafe {
+        (
+            Name::of(raw.as_ref().device),
+            bindings::rdma_destroy_ah_user(raw.as_ptr(), flags, core::ptr::null_mut()),
+        )
+    };
+    if ret != 0 {
+        pr_err!("{device}: an address handle could not be destroyed ({ret}); it is leaked\n");
+        return Fate::Leak;
+    }
+    Fate::Gone
+}
+
 /// # Invariants
 ///
-/// `raw` is an address handle of `pd`.
+/// `raw` is an address handle of `_pd`.
 struct State {
     raw: NonNull<bindings::ib_ah>,
-    pd: Pd,
+    _pd: Pd,
 }
 
 // SAFETY: An address handle may be destroyed from any thread.
 unsafe impl Send for State {}
 
 impl Teardown for State {
-    fn teardown(&mut self, _cx: &Sleepable) -> Fate {
-        let flags = bindings::rdma_destroy_ah_flags_RDMA_DESTROY_AH_SLEEPABLE;
+    fn teardown(&mut self, cx: &Sleepable) -> Fate {
         // SAFETY: By the type invariant. A request that uses the handle has borrowed it from its
         // owner, which has come back.
-        let ret = unsafe {
-            bindings::rdma_destroy_ah_user(self.raw.as_ptr(), flags, core::ptr::null_mut())
-        };
-        if ret != 0 {
-            let dev = self.pd.device();
-            pr_err!("{dev}: an address handle could not be destroyed ({ret}); it is leaked\n");
-            return Fate::Leak;
-        }
-        Fate::Gone
+        unsafe { destroy(self.raw, cx) }
     }
 }
 
@@ -82,7 +95,7 @@ impl Ah {
         // INVARIANT: The caller has created it for this PD.
         let state = place.fill(State {
             raw,
-            pd: pd.clone(),
+            _pd: pd.clone(),
         });
         Ok(Self { raw, _state: state })
     }

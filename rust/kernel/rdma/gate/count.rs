@@ -64,7 +64,7 @@ impl Count {
     /// Full ordering: everything that was done under holds that are gone has happened.
     #[must_use]
     pub(crate) fn close(&self) -> bool {
-        // INVARIANT: From here a hold is only added beside another, so the count falls to zero once.
+        // INVARIANT: From here a hold is added only beside another: the count falls to zero once.
         self.0.fetch_add(CLOSED, Full) != 0
     }
 }

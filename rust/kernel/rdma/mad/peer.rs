@@ -7,6 +7,7 @@ use super::{
     Received, //
 };
 use crate::{
+    ah,
     bindings,
     context::Sleepable,
     deferred::{
@@ -49,17 +50,9 @@ unsafe impl Send for State {}
 unsafe impl Sync for State {}
 
 impl Teardown for State {
-    fn teardown(&mut self, _cx: &Sleepable) -> Fate {
-        let flags = bindings::rdma_destroy_ah_flags_RDMA_DESTROY_AH_SLEEPABLE;
+    fn teardown(&mut self, cx: &Sleepable) -> Fate {
         // SAFETY: By the type invariant; whatever was sent to it had a reference, and is gone.
-        let ret = unsafe {
-            bindings::rdma_destroy_ah_user(self.raw.as_ptr(), flags, core::ptr::null_mut())
-        };
-        if ret != 0 {
-            pr_err!("an address handle could not be destroyed ({ret}); it is leaked\n");
-            return Fate::Leak;
-        }
-        Fate::Gone
+        unsafe { ah::destroy(self.raw, cx) }
     }
 }
 
