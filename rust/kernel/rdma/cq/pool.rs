@@ -5,18 +5,21 @@
 //! C source: `drivers/infiniband/core/cq.c` (`ib_cq_pool_get`)
 
 use super::{
+    alloc::check,
+    inner::{
+        Origin,
+        State, //
+    },
     Cq,
-    Inner,
-    Origin,
-    State, //
+    Inner, //
 };
 use crate::{
     bindings,
     context::{
         CorePolled,
-        PollContext, //
+        PollContext,
         Sleepable,
-        Softirq,
+        Softirq, //
     },
     deferred::Deferred,
     device::Device,
@@ -43,7 +46,7 @@ fn get(
     _cx: &Sleepable,
 ) -> Result<Arc<Inner>> {
     // For more than a CQ can have, the core would look for ever.
-    super::check(dev, entries)?;
+    check(dev, entries)?;
     let reserved = Deferred::reserve()?;
     let hold = dev.hold(Kind::Cq);
     let vector = match vector {
