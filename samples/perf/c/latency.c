@@ -44,18 +44,19 @@ static int perf_slot_recv(struct perf_slot *slot)
 /* A write has immediate data, so that the peer gets to know of it. */
 static int perf_slot_send(const struct perf_run *run, struct perf_slot *slot)
 {
-	struct ib_rdma_wr wr = {
-		.wr = {
-			.wr_cqe = &slot->send,
-			.sg_list = &slot->buf.sge,
-			.num_sge = 1,
-			.opcode = run->opcode,
-			.send_flags = IB_SEND_SIGNALED,
-		},
-		.remote_addr = slot->remote_addr,
-		.rkey = slot->rkey,
-	};
+	struct ib_rdma_wr wr;
 
+	wr.wr = (struct ib_send_wr) {
+		.wr_cqe = &slot->send,
+		.sg_list = &slot->buf.sge,
+		.num_sge = 1,
+		.opcode = run->opcode,
+		.send_flags = IB_SEND_SIGNALED,
+	};
+	if (run->opcode != IB_WR_SEND) {
+		wr.remote_addr = slot->remote_addr;
+		wr.rkey = slot->rkey;
+	}
 	return ib_post_send(slot->qp, &wr.wr, NULL);
 }
 

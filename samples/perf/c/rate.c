@@ -18,7 +18,7 @@ static void perf_rate_done(struct ib_cq *cq, struct ib_wc *wc)
 	}
 	if (!perf_goes_on(run, &req->left))
 		return;
-	ret = perf_post(run, req);
+	ret = perf_post(run, req, run->opcode);
 	if (unlikely(ret))
 		perf_fail(run, "request not posted", ret);
 }
@@ -54,7 +54,7 @@ int perf_rate_go(struct perf_run *run, u32 ops)
 	for (i = 0; i < nr; i++)
 		stream->reqs[i].left = perf_share(total, i, nr);
 	for (i = 0; i < nr; i++) {
-		ret = perf_post(run, &stream->reqs[i]);
+		ret = perf_post(run, &stream->reqs[i], run->opcode);
 		if (ret)
 			return ret;
 	}

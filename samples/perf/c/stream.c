@@ -14,7 +14,22 @@ static void perf_unsignaled_done(struct ib_cq *cq, struct ib_wc *wc)
 		perf_failed_wc(cq->cq_context, wc);
 }
 
-struct ib_cqe perf_unsignaled = { .done = perf_unsignaled_done };
+static struct ib_cqe perf_unsignaled = { .done = perf_unsignaled_done };
+
+/* Posts @nr requests like @wr, which is signaled, before it. */
+int perf_post_unsignaled(struct ib_qp *qp, struct ib_send_wr *wr, u32 nr)
+{
+	struct ib_cqe *cqe = wr->wr_cqe;
+	int ret = 0;
+
+	wr->wr_cqe = &perf_unsignaled;
+	wr->send_flags = 0;
+	while (nr-- && !ret)
+		ret = ib_post_send(qp, wr, NULL);
+	wr->wr_cqe = cqe;
+	wr->send_flags = IB_SEND_SIGNALED;
+	return ret;
+}
 
 static u32 perf_groups(const struct perf_run *run)
 {

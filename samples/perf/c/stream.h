@@ -23,38 +23,39 @@ struct perf_stream {
 	u32 nr_recvs;
 };
 
-extern struct ib_cqe perf_unsignaled;
-
 void perf_stream_shape(struct perf_run *run);
 int perf_stream_init(struct perf_run *run, void (*done)(struct ib_cq *cq, struct ib_wc *wc));
 void perf_stream_exit(struct perf_run *run);
 void perf_stream_recv_done(struct ib_cq *cq, struct ib_wc *wc);
 
+int perf_post_unsignaled(struct ib_qp *qp, struct ib_send_wr *wr, u32 nr);
+
 int perf_rate_init(struct perf_run *run);
 int perf_rate_go(struct perf_run *run, u32 ops);
 
-static inline int perf_post(const struct perf_run *run, struct perf_req *req)
+/* @opcode is a constant where it can be. */
+static __always_inline int perf_post(const struct perf_run *run, struct perf_req *req,
+				     enum ib_wr_opcode opcode)
 {
-	struct ib_rdma_wr wr = {
-		.wr = {
-			.wr_cqe = &perf_unsignaled,
-			.sg_list = &req->buf.sge,
-			.num_sge = 1,
-			.opcode = run->opcode,
-		},
-		.remote_addr = run->remote_addr,
-		.rkey = run->rkey,
-	};
-	u32 i;
+	struct ib_rdma_wr wr;
 	int ret;
 
-	for (i = 1; i < run->signal; i++) {
-		ret = ib_post_send(req->qp, &wr.wr, NULL);
+	wr.wr = (struct ib_send_wr) {
+		.wr_cqe = &req->cqe,
+		.sg_list = &req->buf.sge,
+		.num_sge = 1,
+		.opcode = opcode,
+		.send_flags = IB_SEND_SIGNALED,
+	};
+	if (opcode != IB_WR_SEND) {
+		wr.remote_addr = run->remote_addr;
+		wr.rkey = run->rkey;
+	}
+	if (run->signal > 1) {
+		ret = perf_post_unsignaled(req->qp, &wr.wr, run->signal - 1);
 		if (unlikely(ret))
 			return ret;
 	}
-	wr.wr.wr_cqe = &req->cqe;
-	wr.wr.send_flags = IB_SEND_SIGNALED;
 	return ib_post_send(req->qp, &wr.wr, NULL);
 }
 

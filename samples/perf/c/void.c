@@ -20,7 +20,7 @@ static int perf_void_post(struct perf_run *run, struct perf_stream *stream)
 	int ret;
 
 	for (i = 0; i < stream->nr_reqs; i++) {
-		ret = perf_post(run, &stream->reqs[i]);
+		ret = perf_post(run, &stream->reqs[i], IB_WR_SEND);
 		if (unlikely(ret))
 			return ret;
 	}
