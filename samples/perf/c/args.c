@@ -7,6 +7,8 @@
 
 #include <linux/array_size.h>
 #include <linux/bits.h>
+#include <linux/in.h>
+#include <linux/in6.h>
 #include <linux/inet.h>
 #include <linux/kernel.h>
 #include <linux/net.h>
@@ -140,6 +142,14 @@ static int perf_parse_word(struct perf_args *args, char *word, unsigned long *se
 	return 0;
 }
 
+static void perf_set_port(struct perf_args *args)
+{
+	if (args->addr.ss_family == AF_INET6)
+		((struct sockaddr_in6 *)&args->addr)->sin6_port = htons(args->port);
+	else
+		((struct sockaddr_in *)&args->addr)->sin_port = htons(args->port);
+}
+
 /* Parses @text, which is changed. Messages say what is wrong. */
 int perf_args_parse(struct perf_args *args, char *text)
 {
@@ -170,12 +180,14 @@ int perf_args_parse(struct perf_args *args, char *text)
 	}
 	if (!*args->peer)
 		strscpy(args->peer, args->device);
+	perf_set_port(args);
 	if (args->signal > args->depth) {
 		pr_err("signal=%u: more than depth=%u\n", args->signal, args->depth);
 		return -EINVAL;
 	}
 	if (args->size > args->load->max_size) {
-		pr_err("size=%u: %s takes at most %u\n", args->size, args->load->name, args->load->max_size);
+		pr_err("size=%u: %s takes at most %u\n", args->size, args->load->name,
+		       args->load->max_size);
 		return -EINVAL;
 	}
 	return 0;

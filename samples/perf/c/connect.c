@@ -10,7 +10,6 @@
 #include <linux/nsproxy.h>
 #include <linux/sched.h>
 #include <linux/slab.h>
-#include <net/ipv6.h>
 #include <rdma/rdma_cm.h>
 
 #include "perf.h"
@@ -119,7 +118,8 @@ static int perf_step(struct perf_connector *connector, int ret, enum rdma_cm_eve
 		return -ETIME;
 	if (connector->event == wanted)
 		return 0;
-	pr_err("connect_rate: %s, status %d\n", rdma_event_msg(connector->event), connector->status);
+	pr_err("connect_rate: %s, status %d\n", rdma_event_msg(connector->event),
+	       connector->status);
 	return -EIO;
 }
 
@@ -181,10 +181,8 @@ static int perf_connect_go(struct perf_run *run, u32 ops)
 
 	for (i = 0; i < ops; i++) {
 		ret = perf_connect_once(run->priv);
-		if (ret) {
-			pr_err("connect_rate: connection %u failed: %d\n", i, ret);
+		if (ret)
 			return ret;
-		}
 	}
 	run->end = ktime_get_ns();
 	run->result->ops = ops;
@@ -216,10 +214,6 @@ static int perf_connect_init(struct perf_run *run)
 	init_completion(&connector->server_gone);
 	init_completion(&connector->client_event);
 	connector->addr = run->args->addr;
-	if (connector->addr.ss_family == AF_INET6)
-		((struct sockaddr_in6 *)&connector->addr)->sin6_port = htons(run->args->port);
-	else
-		((struct sockaddr_in *)&connector->addr)->sin_port = htons(run->args->port);
 	return perf_listen(connector);
 }
 

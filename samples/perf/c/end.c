@@ -36,7 +36,12 @@ static int perf_alloc_cq(struct perf_run *run, struct perf_end *end)
 		return -EINVAL;
 	}
 	end->cq = ib_alloc_cq(end->dev, run, cqes, 0, perf_poll_contexts[run->args->context]);
-	return PTR_ERR_OR_ZERO(end->cq);
+	if (IS_ERR(end->cq)) {
+		pr_err("%s: no CQ of %llu entries: %pe\n", dev_name(&end->dev->dev), cqes,
+		       end->cq);
+		return PTR_ERR(end->cq);
+	}
+	return 0;
 }
 
 int perf_end_init(struct perf_run *run, struct perf_end *end, struct ib_device *dev)
@@ -47,7 +52,7 @@ int perf_end_init(struct perf_run *run, struct perf_end *end, struct ib_device *
 	end->pd = ib_alloc_pd(dev, 0);
 	if (IS_ERR(end->pd)) {
 		ret = PTR_ERR(end->pd);
-		pr_err("%s: no PD: %d\n", dev_name(&dev->dev), ret);
+		pr_err("%s: no PD: %pe\n", dev_name(&dev->dev), end->pd);
 		goto err_pd;
 	}
 	ret = perf_alloc_cq(run, end);
@@ -182,7 +187,6 @@ int perf_region_init(struct perf_run *run, struct perf_end *end, u32 size)
 	if (IS_ERR(end->mr)) {
 		ret = PTR_ERR(end->mr);
 		end->mr = NULL;
-		pr_err("%s: no MR of %u bytes: %d\n", dev_name(&end->dev->dev), size, ret);
 		return ret;
 	}
 	return perf_register(run, end);

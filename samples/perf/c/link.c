@@ -13,7 +13,7 @@
 
 #include "perf.h"
 
-#define PERF_RD_ATOMIC	128U
+#define PERF_RD_ATOMIC	128
 
 /*
  * How packets find the way to and from an end. Both ends are here, so MAC
@@ -86,7 +86,9 @@ static int perf_to_init(struct ib_qp *qp)
 /* What READs a QP of @from can have outstanding at @to. */
 static u8 perf_rd_atomic(const struct ib_device *from, const struct ib_device *to)
 {
-	return clamp(min(from->attrs.max_qp_init_rd_atom, to->attrs.max_qp_rd_atom), 1, PERF_RD_ATOMIC);
+	int max = min(from->attrs.max_qp_init_rd_atom, to->attrs.max_qp_rd_atom);
+
+	return clamp(max, 1, PERF_RD_ATOMIC);
 }
 
 static int perf_to_rtr(struct ib_qp *qp, u32 peer, u8 rd_atomic,
@@ -152,11 +154,8 @@ static int perf_create_qps(struct perf_run *run, struct perf_end *end)
 		return -ENOMEM;
 	for (i = 0; i < run->nr_qps; i++) {
 		qp = ib_create_qp(end->pd, &attr);
-		if (IS_ERR(qp)) {
-			ret = PTR_ERR(qp);
-			pr_err("%s: no QP %u: %d\n", dev_name(&end->dev->dev), i, ret);
-			return ret;
-		}
+		if (IS_ERR(qp))
+			return PTR_ERR(qp);
 		end->qps[i] = qp;
 		ret = perf_to_init(qp);
 		if (ret)
@@ -178,10 +177,8 @@ static int perf_connect_qps(struct perf_run *run, struct perf_end *from, struct 
 				  perf_rd_atomic(peer, from->dev), from_way, to_way);
 		if (!ret)
 			ret = perf_to_rts(from->qps[i], perf_rd_atomic(from->dev, peer));
-		if (ret) {
-			pr_err("%s: QP %u is not connected: %d\n", dev_name(&from->dev->dev), i, ret);
+		if (ret)
 			return ret;
-		}
 	}
 	return 0;
 }
@@ -219,55 +216,11 @@ int perf_link_init(struct perf_run *run)
 	if (run->args->load->by_cm)
 		return 0;
 	ret = perf_connect(run);
-	run->linked = !ret;
+	if (ret)
+		pr_err("%s: QPs cannot be connected: %d\n", run->args->load->name, ret);
+	else
+		run->linked = true;
 	return ret;
-}
-
-static void perf_drained(struct ib_cq *cq, struct ib_wc *wc)
-{
-	perf_mark_hit(container_of(wc->wr_cqe, struct perf_mark, cqe));
-}
-
-/* As ib_drain_qp(), but without waiting between the queues. */
-static void perf_drain_qp(struct ib_qp *qp, struct perf_mark *mark)
-{
-	struct ib_qp_attr attr = { .qp_state = IB_QPS_ERR };
-	struct ib_rdma_wr send = {
-		.wr = { .wr_cqe = &mark->cqe, .opcode = IB_WR_RDMA_WRITE },
-	};
-	struct ib_recv_wr recv = { .wr_cqe = &mark->cqe };
-	int ret = ib_modify_qp(qp, &attr, IB_QP_STATE);
-
-	if (WARN_ONCE(ret, "QP not drained: %d\n", ret)) {
-		perf_mark_hit(mark);
-		perf_mark_hit(mark);
-		return;
-	}
-	ret = ib_post_send(qp, &send.wr, NULL);
-	if (WARN_ONCE(ret, "send queue not drained: %d\n", ret))
-		perf_mark_hit(mark);
-	ret = ib_post_recv(qp, &recv, NULL);
-	if (WARN_ONCE(ret, "receive queue not drained: %d\n", ret))
-		perf_mark_hit(mark);
-}
-
-/*
- * Has all requests of all QPs completed: nothing is posted and no handler of
- * theirs runs from here on.
- */
-void perf_link_drain(struct perf_run *run)
-{
-	u32 i, a = run->nr_qps, b = run->args->load->pair ? run->nr_qps : 0;
-
-	if (!run->linked)
-		return;
-	WRITE_ONCE(run->draining, true);
-	perf_mark_init(&run->drained, 2 * (a + b), perf_drained);
-	for (i = 0; i < a; i++)
-		perf_drain_qp(run->a.qps[i], &run->drained);
-	for (i = 0; i < b; i++)
-		perf_drain_qp(run->b.qps[i], &run->drained);
-	perf_mark_wait(run, &run->drained, MAX_SCHEDULE_TIMEOUT);
 }
 
 static void perf_destroy_qps(struct perf_run *run, struct perf_end *end)

@@ -40,7 +40,7 @@ struct perf_args {
 	u32 count;
 	u32 warmup;
 	u32 port;
-	struct sockaddr_storage addr;
+	struct sockaddr_storage addr;	/* with its port */
 };
 
 struct perf_result {

@@ -39,7 +39,7 @@ static int perf_phase(struct perf_run *run, u32 ops)
 		run->result->ns = run->end - begin;
 	else if (ret == -ETIME)
 		pr_err("%s: stuck for %d s\n", run->args->load->name, PERF_STUCK / HZ);
-	else
+	else if (!READ_ONCE(run->error))
 		pr_err("%s: failed: %d\n", run->args->load->name, ret);
 	return ret;
 }

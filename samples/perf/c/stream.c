@@ -105,7 +105,8 @@ static int perf_recvs_init(struct perf_run *run, struct perf_stream *stream)
 	if (!stream->recvs)
 		return -ENOMEM;
 	stream->nr_recvs = nr;
-	ret = perf_reqs_init(run, &run->b, stream->recvs, nr, DMA_FROM_DEVICE, perf_stream_recv_done);
+	ret = perf_reqs_init(run, &run->b, stream->recvs, nr, DMA_FROM_DEVICE,
+			     perf_stream_recv_done);
 	for (i = 0; !ret && i < nr; i++)
 		ret = perf_post_recv(&stream->recvs[i]);
 	return ret;
@@ -113,6 +114,7 @@ static int perf_recvs_init(struct perf_run *run, struct perf_stream *stream)
 
 int perf_stream_init(struct perf_run *run, void (*done)(struct ib_cq *cq, struct ib_wc *wc))
 {
+	bool reads = run->opcode == IB_WR_RDMA_READ;
 	struct perf_stream *stream = kzalloc_obj(*stream);
 	u32 nr = run->nr_qps * perf_groups(run);
 	int ret;
@@ -125,7 +127,7 @@ int perf_stream_init(struct perf_run *run, void (*done)(struct ib_cq *cq, struct
 		return -ENOMEM;
 	stream->nr_reqs = nr;
 	ret = perf_reqs_init(run, &run->a, stream->reqs, nr,
-			     run->opcode == IB_WR_RDMA_READ ? DMA_FROM_DEVICE : DMA_TO_DEVICE, done);
+			     reads ? DMA_FROM_DEVICE : DMA_TO_DEVICE, done);
 	if (ret)
 		return ret;
 	if (run->b.recvs)
