@@ -7,7 +7,10 @@ use crate::{
         self,
         Shared, //
     },
-    inject::Injection,
+    inject::{
+        Injection,
+        Stall, //
+    },
     machine::MAX_QP, //
 };
 use kernel::{
@@ -75,6 +78,18 @@ impl NullDevice {
         Ok(machine.qps.get(index).map_or(0, |qp| qp.held.len()))
     }
 
+    /// Says whether the next one who posts to a QP will wait for another one.
+    ///
+    /// # Errors
+    ///
+    /// `ENOENT` if there is no such QP.
+    pub fn stalls(&self, num: u32) -> Result<bool> {
+        let machine = self.shared.machine.lock();
+        let index = machine.find_qp(num).ok_or(ENOENT)?;
+        let stall = machine.qps.get(index).map(|qp| qp.stall);
+        Ok(matches!(stall, Some(Stall::Next { .. })))
+    }
+
     /// Returns how many objects there are: CQs, QPs, SRQs and MRs.
     pub fn objects(&self) -> [usize; 4] {
         let machine = self.shared.machine.lock();
@@ -111,7 +126,10 @@ impl Shared {
             _ => {}
         }
         if let Some(qp) = machine.qps.get_mut(index) {
-            qp.plan.set(injection);
+            match injection {
+                Injection::Stall { us, late } => qp.stall = Stall::Next { us, late },
+                _ => qp.plan.set(injection),
+            }
         }
         Ok(())
     }
@@ -128,7 +146,9 @@ impl Shared {
                 errno,
             } => machine.creations.set(object, after, errno),
             Injection::Eager { on } => machine.eager = on,
-            Injection::Connect { .. } | Injection::Fail => return Err(EINVAL),
+            Injection::Connect { .. } | Injection::Fail | Injection::Stall { .. } => {
+                return Err(EINVAL)
+            }
             Injection::Release { count, reversed } => {
                 (0..MAX_QP).for_each(|index| machine.release(index, count, reversed));
                 machine.plan.set(injection);

@@ -69,6 +69,10 @@ impl FromStr for Injection {
                 after: number(Some(0))?,
                 errno: number(Some(ENOMEM.to_errno().unsigned_abs()))?,
             },
+            ("stall" | "linger", _) => Injection::Stall {
+                us: number(Some(1000))?,
+                late: command == "linger",
+            },
             ("modify", _) => Injection::Modify {
                 count: number(Some(1))?,
                 errno: number(Some(EIO.to_errno().unsigned_abs()))?,

@@ -83,6 +83,15 @@ pub enum Injection {
         /// The error.
         errno: u32,
     },
+    /// The next call that posts to the send queue waits, without sleeping, until another one posts
+    /// to it. Of a QP only.
+    Stall {
+        /// For how long at the most, in microseconds.
+        us: u32,
+        /// Whether it waits with its requests in the queue, before it returns, and not with nothing
+        /// done yet.
+        late: bool,
+    },
     /// The next `count` changes of the QP's state fail.
     Modify {
         /// The error.
@@ -119,6 +128,17 @@ pub enum Injection {
         /// Whether it is.
         on: bool,
     },
+}
+
+/// Whether a call that posts is to wait for another one.
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) enum Stall {
+    #[default]
+    No,
+    /// The next one is to wait for so many microseconds at the most.
+    Next { us: u32, late: bool },
+    /// One waits.
+    Waiting,
 }
 
 /// What is to go wrong with the requests of a QP.
@@ -188,6 +208,7 @@ impl Plan {
             | Injection::Fail
             | Injection::Event { .. }
             | Injection::Create { .. }
+            | Injection::Stall { .. }
             | Injection::Eager { .. } => {}
         }
     }
@@ -279,6 +300,24 @@ impl Creations {
 }
 
 impl Machine {
+    /// Somebody posts to a QP: says whether he is to wait, for how long, and whether late. Who
+    /// waits already waits no longer.
+    #[inline]
+    pub(crate) fn stall(&mut self, index: usize) -> Option<(u32, bool)> {
+        let stall = &mut self.qps.get_mut(index)?.stall;
+        match *stall {
+            Stall::No => None,
+            Stall::Next { us, late } => {
+                *stall = Stall::Waiting;
+                Some((us, late))
+            }
+            Stall::Waiting => {
+                *stall = Stall::No;
+                None
+            }
+        }
+    }
+
     /// Fails if the next request of a QP is to be refused.
     pub(crate) fn refuses(&mut self, index: usize) -> Result {
         self.qps.get_mut(index).ok_or(EINVAL)?.plan.refuses()?;

@@ -4,6 +4,8 @@
 
 use crate::{
     device::Shared,
+    inject::Stall,
+    machine::Machine,
     memory::{
         Registration,
         Sge, //
@@ -16,7 +18,13 @@ use crate::{
     },
     qp_ops, //
 };
-use kernel::prelude::*;
+use kernel::{
+    prelude::*,
+    time::{
+        Instant,
+        Monotonic, //
+    }, //
+};
 use rdma_bindings as bindings;
 
 /// # Safety
@@ -86,25 +94,69 @@ unsafe fn extra(wr: *const bindings::ib_send_wr, is_ud: bool) -> Extra {
     }
 }
 
+/// Waits until somebody else posts to a QP, or for so many microseconds.
+#[cold]
+fn wait_for_another(shared: &Shared, index: usize, us: u32) {
+    let start = Instant::<Monotonic>::now();
+    loop {
+        let late = start.elapsed().as_micros_ceil() > i64::from(us);
+        let mut machine = shared.machine.lock();
+        match machine.qps.get_mut(index) {
+            Some(qp) if qp.stall == Stall::Waiting && late => qp.stall = Stall::No,
+            Some(qp) if qp.stall == Stall::Waiting => {}
+            _ => return,
+        }
+        drop(machine);
+        core::hint::spin_loop();
+    }
+}
+
 /// # Safety
 ///
 /// Called by the RDMA core, with what `struct ib_device_ops` says.
 pub(crate) unsafe extern "C" fn post_send(
     qp: *mut bindings::ib_qp,
+    wr: *const bindings::ib_send_wr,
+    bad: *mut *const bindings::ib_send_wr,
+) -> c_int {
+    // SAFETY: The QP was created.
+    let (shared, index) = unsafe { qp_ops::parts(qp) };
+    let mut machine = shared.machine.lock();
+    let Some((us, late)) = machine.stall(index) else {
+        // SAFETY: The arguments are the consumer's.
+        return unsafe { post_sends(&mut machine, (qp, index), wr, bad) };
+    };
+    if !late {
+        drop(machine);
+        wait_for_another(shared, index, us);
+        machine = shared.machine.lock();
+    }
+    // SAFETY: As above.
+    let ret = unsafe { post_sends(&mut machine, (qp, index), wr, bad) };
+    if late {
+        drop(machine);
+        wait_for_another(shared, index, us);
+    }
+    ret
+}
+
+/// Posts a list of requests to a send queue.
+///
+/// # Safety
+///
+/// `wr` is a list of valid requests of the QP, and `bad` is memory for the first that was not
+/// posted.
+#[inline]
+unsafe fn post_sends(
+    machine: &mut Machine,
+    (qp, index): (*mut bindings::ib_qp, usize),
     mut wr: *const bindings::ib_send_wr,
     bad: *mut *const bindings::ib_send_wr,
 ) -> c_int {
     // SAFETY: The QP was created.
-    let ((shared, index), is_ud) = unsafe {
-        (
-            qp_ops::parts(qp),
-            (*qp).qp_type == bindings::ib_qp_type_IB_QPT_UD,
-        )
-    };
-    let mut machine = shared.machine.lock();
+    let is_ud = unsafe { (*qp).qp_type == bindings::ib_qp_type_IB_QPT_UD };
     while !wr.is_null() {
-        // SAFETY: The consumer posts a list of valid requests. Both members of each union are as
-        // wide.
+        // SAFETY: By the caller's promise. Both members of each union are as wide.
         let request = unsafe {
             SendWr {
                 wr_id: *(*wr).__bindgen_anon_1.wr_id,
@@ -117,7 +169,7 @@ pub(crate) unsafe extern "C" fn post_send(
         };
         if let Err(e) = machine.post_send(index, &request) {
             if !machine.was_mute(index) {
-                // SAFETY: The consumer gives memory for the first request that was not posted.
+                // SAFETY: By the caller's promise.
                 unsafe { bad.write(wr) };
             }
             return e.to_errno();

@@ -7,7 +7,10 @@ use crate::{
         Entry,
         QpPtr, //
     },
-    inject::Plan,
+    inject::{
+        Plan,
+        Stall, //
+    },
     machine::Machine,
     recv::RecvQueue,
     ring::Ring, //
@@ -80,6 +83,7 @@ pub(crate) struct Qp {
     pub(crate) unsignaled: u32,
     pub(crate) recvs: RecvQueue,
     pub(crate) plan: Plan,
+    pub(crate) stall: Stall,
     /// Completions that are held back, with their CQs.
     pub(crate) held: Ring<(usize, Entry)>,
 }
@@ -97,6 +101,7 @@ impl Qp {
             unsignaled: 0,
             recvs,
             plan: Plan::default(),
+            stall: Stall::default(),
             held: Ring::new(held)?,
         })
     }
