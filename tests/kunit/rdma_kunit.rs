@@ -41,6 +41,7 @@ mod mr_access;
 mod mr_inv;
 mod mr_pool;
 mod mr_remote;
+mod mr_turn;
 mod null_chain;
 mod null_create;
 mod null_device;

@@ -118,13 +118,18 @@ pub unsafe trait HasCqe<const ID: u64 = 0>: Sized {
 ///
 /// The address that `into_cqe` returns is that of the [`Cqe`] in a `T` that stays there, unmodified
 /// but through interior mutability, until `from_cqe` gets that address back. It is noted in the
-/// ledger.
+/// ledger. If `EXCLUSIVE`, nobody has another reference to the `T`, from when there is the pointer
+/// until it is gone.
 #[diagnostic::on_unimplemented(
     message = "a `{Self}` cannot own a request",
     label = "not an owner",
     note = "a request is owned by a `Pin<KBox<T>>` with a `T: Send`, or an `Arc<T>` with a `T: Send + Sync`, where `T` has a `CqeHandler`"
 )]
 pub unsafe trait CqePointer<const ID: u64>: Deref + Sized + Send + 'static {
+    /// Whether the pointer is the only one to the `T`, and stays that while it is given up.
+    #[doc(hidden)]
+    const EXCLUSIVE: bool = false;
+
     /// Gives up the owner for the address of its callback.
     #[doc(hidden)]
     fn into_cqe(self) -> *mut bindings::ib_cqe;
@@ -263,12 +268,14 @@ pub(crate) unsafe fn hand_on(
     }
 }
 
-// SAFETY: A pinned box keeps its content in place; the address is derived from the raw pointer that
-// `from_cqe` makes the box from again, and the offset is that of the field.
+// SAFETY: A pinned box has its content alone and keeps it in place; the address is derived from the
+// raw pointer that `from_cqe` makes the box from again, and the offset is that of the field.
 unsafe impl<T, const ID: u64> CqePointer<ID> for Pin<KBox<T>>
 where
     T: CqeHandler<ID, Pointer = Self> + Send + 'static,
 {
+    const EXCLUSIVE: bool = true;
+
     #[inline]
     fn into_cqe(self) -> *mut bindings::ib_cqe {
         // SAFETY: The content is not moved: it goes back into a pinned box.

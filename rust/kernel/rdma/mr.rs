@@ -15,14 +15,18 @@ mod memory;
 mod pool;
 mod post;
 mod state;
+mod word;
 mod wr;
 
 pub use memory::Memory;
 pub use pool::Pool;
-pub(crate) use wr::Marked;
 pub use wr::{
     InvWr,
     RegWr, //
+};
+pub(crate) use wr::{
+    Marked,
+    Private, //
 };
 
 use crate::{

@@ -77,7 +77,10 @@ use inner::{
     Inner,
     Parts, //
 };
-use kernel::prelude::*;
+use kernel::{
+    prelude::*,
+    sync::SpinLockIrq, //
+};
 use owner::Origin;
 
 /// A reliable connected queue pair, whose queues complete in contexts `S` and `R`.
@@ -148,6 +151,14 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
             inner,
             _contexts: PhantomData,
         })
+    }
+
+    /// Returns the lock under which shared regions are marked registered and posted. Who has it,
+    /// and finds one registered through this QP, knows that the request is in the queue.
+    ///
+    /// Drivers do not call back from a post, so nothing else is locked under it but what is theirs.
+    pub(crate) fn turn(&self) -> &SpinLockIrq<()> {
+        &self.inner.context.turn
     }
 
     pub(crate) fn as_raw(&self) -> *mut bindings::ib_qp {

@@ -4,6 +4,7 @@
 
 use super::{
     InvWr,
+    Private,
     RegWr, //
 };
 use crate::{
@@ -50,12 +51,22 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
     {
         let mut raw = MaybeUninit::<bindings::ib_reg_wr>::uninit();
         let raw = raw.as_mut_ptr();
+        let private = Private::of(&owner);
+        let wr = wr(&owner);
+        let shared = wr.is_shared(&private);
         // SAFETY: There is room for the request, and the QP is valid while there is a reference.
-        let (remote, marked) = match unsafe { wr(&owner).write(raw, self.as_raw()) } {
+        let (remote, marked) = match unsafe { wr.write(raw, self.as_raw(), shared) } {
             Ok(written) => written,
             Err(error) => return Err(PostError { owner, error }),
         };
         let cqe = owner.into_cqe();
+        let _turn = shared.then(|| {
+            let turn = self.turn().lock();
+            // SAFETY: The owner, which keeps the region, is not posted yet. The turn is kept to the
+            // end.
+            unsafe { marked.register() };
+            turn
+        });
         // SAFETY: The request was just written. The region is kept by the owner, which is the
         // queue's until `done`.
         let posted = unsafe {
@@ -122,7 +133,14 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
         P::Target: CqeHandler<ID, Pointer = P> + Sized,
         S: Provides<<P::Target as CqeHandler<ID>>::Needs>,
     {
-        let marked = match wr(&owner).prepare(self.as_raw()) {
+        let private = Private::of(&owner);
+        let wr = wr(&owner);
+        let marked = {
+            let _turn = wr.is_shared(&private).then(|| self.turn().lock());
+            // SAFETY: The turn is this QP's, or the region is the owner's alone.
+            unsafe { wr.prepare(self.as_raw()) }
+        };
+        let marked = match marked {
             Ok(marked) => marked,
             Err(error) => return Err(PostError { owner, error }),
         };

@@ -5,6 +5,11 @@
 //! An MR is idle, being changed, registered, or being invalidated. It becomes idle again by the
 //! completion of the local invalidation, or by that of a receive with which the peer has
 //! invalidated the key. What proves neither leaves it registered, and only deregistration ends that.
+//!
+//! An invalidation proves the end of a registration only if it comes after it in the send queue. An
+//! MR has to be marked registered before the request is posted, as it may be gone when the post
+//! returns, so the mark alone does not say that. Who shares an MR with others therefore marks and
+//! posts in turn, see [`Qp::turn`](crate::qp::Qp::turn).
 
 use crate::{
     bindings,
@@ -15,7 +20,13 @@ use crate::{
         Teardown, //
     },
     gate::Hold,
-    mr::memory::Kept,
+    mr::{
+        memory::Kept,
+        word::{
+            Word,
+            GENERATION, //
+        }, //
+    },
     pd::Pd,
     wc::Success, //
 };
@@ -27,28 +38,10 @@ use core::{
 use kernel::{
     prelude::*,
     sync::atomic::{
-        ordering::{
-            Acquire,
-            Full,
-            Relaxed,
-            Release, //
-        },
+        ordering::Relaxed,
         Atomic, //
     }, //
 };
-
-/// No key gives access to the memory.
-const IDLE: u64 = 0;
-/// Somebody has the MR for himself, for a moment.
-const BUSY: u64 = 1;
-/// A registration was posted, or is about to be, and has perhaps not ended.
-const REGISTERED: u64 = 2;
-/// A local invalidation is posted, or is about to be.
-const INVALIDATING: u64 = 3;
-
-const STATE: u64 = 3;
-/// One registration: what is above the state counts them.
-const GENERATION: u64 = STATE + 1;
 
 /// For how many registrations after a proof no completion can be left that has the same key: the
 /// consumer's part of a key has eight bits.
@@ -59,17 +52,14 @@ const TRUSTED: u64 = 255 * GENERATION;
 /// # Invariants
 ///
 /// - `raw` is an MR of `pd`.
-/// - While the state is `IDLE` no key gives access to the memory, nor is any request posted that
-///   would change that. Who changes the state from `IDLE` or `REGISTERED` to another has the fields
-///   of `own` for himself until he changes it again; while it is `INVALIDATING` and the request is
-///   posted, its completion has them.
+/// - Who has claimed `word` has the fields of `own` for himself until he changes it again; while an
+///   invalidation is posted, its completion has them.
 #[repr(C)]
 pub(crate) struct Fmr {
     /// What a local invalidation completes to. The first field, to get back from it.
     cqe: bindings::ib_cqe,
     own: UnsafeCell<Own>,
-    /// The state, and the number of registrations.
-    word: Atomic<u64>,
+    word: Word,
     /// The key of the last registration.
     rkey: Atomic<u32>,
     /// How many pages it can map.
@@ -113,7 +103,6 @@ impl Teardown for Fmr {
 impl Fmr {
     /// `raw` is a new MR of `pd` that can map `pages` pages.
     pub(super) fn new(raw: NonNull<bindings::ib_mr>, pages: u32, pd: Pd, hold: Hold) -> Self {
-        // INVARIANT: A new MR is not registered.
         Self {
             cqe: bindings::ib_cqe {
                 done: Some(invalidated),
@@ -124,7 +113,7 @@ impl Fmr {
                 recv_cq: core::ptr::null(),
                 trusted: TRUSTED,
             }),
-            word: Atomic::new(IDLE),
+            word: Word::new(),
             rkey: Atomic::new(0),
             pages,
             raw,
@@ -135,37 +124,22 @@ impl Fmr {
     }
 
     pub(super) fn is_idle(&self) -> bool {
-        self.word.load(Acquire) & STATE == IDLE
+        self.word.is_idle()
     }
 
     /// Returns the key, if one was given that may still be valid.
     pub(super) fn rkey(&self) -> Option<u32> {
-        let registered = self.word.load(Acquire) & STATE == REGISTERED;
-        registered.then(|| self.rkey.load(Relaxed))
+        self.word.has_key().then(|| self.rkey.load(Relaxed))
     }
 
-    /// Changes state `from` to `to` and returns the word without its state.
-    fn claim(&self, from: u64, to: u64) -> Option<u64> {
-        let word = self.word.load(Relaxed);
-        let generation = word & !STATE;
-        (word & STATE == from
-            && self
-                .word
-                .cmpxchg(generation | from, generation | to, Full)
-                .is_ok())
-        .then_some(generation)
-    }
-
-    /// Gives the MR a new key and marks it registered, for a request that is to be posted to `qp`.
+    /// Claims the MR and gives it a new key, for a request that is to be posted to `qp`.
     ///
     /// # Safety
     ///
-    /// `qp` is valid. If the request is not posted, [`Fmr::undo`] is called.
-    pub(super) unsafe fn register(&self, qp: *const bindings::ib_qp) -> Result<(u32, Registering)> {
-        let generation = self
-            .claim(IDLE, BUSY)
-            .ok_or(EBUSY)?
-            .wrapping_add(GENERATION);
+    /// `qp` is valid.
+    #[inline]
+    unsafe fn renew(&self, qp: *const bindings::ib_qp) -> Result<(u32, u64)> {
+        let generation = self.word.begin().ok_or(EBUSY)?;
         // SAFETY: By the caller's promise.
         let recv_cq = unsafe { (*qp).recv_cq };
         // SAFETY: The claim makes this the only user of `own` and of the MR's keys. The low byte of
@@ -187,28 +161,67 @@ impl Fmr {
             (*mr).rkey
         };
         self.rkey.store(rkey, Relaxed);
-        // INVARIANT: Marked before it is posted.
-        self.word.store(generation | REGISTERED, Release);
+        Ok((rkey, generation))
+    }
+
+    /// Gives the MR a new key, for a request that is to be posted to `qp`.
+    ///
+    /// # Safety
+    ///
+    /// `qp` is valid. [`Fmr::register`] is called before the request is posted. If that is not
+    /// posted, [`Fmr::undo`] is called.
+    pub(super) unsafe fn prepare(&self, qp: *const bindings::ib_qp) -> Result<(u32, Registering)> {
+        // SAFETY: By the caller's promise.
+        let (rkey, generation) = unsafe { self.renew(qp) }?;
+        self.word.prepared(generation);
         Ok((rkey, Registering(generation)))
+    }
+
+    /// As [`Fmr::prepare`], but marks the MR registered at once.
+    ///
+    /// # Safety
+    ///
+    /// `qp` is valid. Nobody else can reach the MR until the request was posted. If it is not
+    /// posted, [`Fmr::undo`] is called.
+    pub(super) unsafe fn prepare_alone(
+        &self,
+        qp: *const bindings::ib_qp,
+    ) -> Result<(u32, Registering)> {
+        // SAFETY: By the caller's promise.
+        let (rkey, generation) = unsafe { self.renew(qp) }?;
+        self.word.registered(generation);
+        Ok((rkey, Registering(generation)))
+    }
+
+    /// Marks the MR registered, whose request is about to be posted.
+    ///
+    /// # Safety
+    ///
+    /// `registering` is from the last [`Fmr::prepare`] or [`Fmr::prepare_alone`], which was not
+    /// undone. The caller has the turn of the QP until the post has returned.
+    pub(super) unsafe fn register(&self, registering: &Registering) {
+        self.word.registered(registering.0);
     }
 
     /// Takes the mark of a registration back that was not posted.
     pub(super) fn undo(&self, registering: Registering) {
-        let Registering(generation) = registering;
-        // INVARIANT: Nothing was posted under this generation. If it is not registered any more,
-        // somebody invalidates it: so be it.
-        let _ = self
-            .word
-            .cmpxchg(generation | REGISTERED, generation | IDLE, Full);
+        self.word.not_posted(registering.0);
     }
 
     /// Marks the MR as being invalidated by a request that is to be posted to `qp`, which must be
     /// the QP that registered it: one queue keeps the two in order.
-    pub(super) fn invalidate(&self, qp: *const bindings::ib_qp) -> Result {
-        let generation = self.claim(REGISTERED, INVALIDATING).ok_or(EBUSY)?;
+    ///
+    /// # Safety
+    ///
+    /// The caller has the turn of `qp`, or nobody else can reach the MR.
+    pub(super) unsafe fn invalidate(&self, qp: *const bindings::ib_qp) -> Result {
+        if !self.word.invalidating() {
+            return Err(EBUSY);
+        }
         // SAFETY: The claim makes this the only user.
         if unsafe { (*self.own.get()).qp } != qp {
-            self.word.store(generation | REGISTERED, Release);
+            // The turn is not that of the QP that registered it, but nothing is posted.
+            self.word.still_registered();
             return Err(EINVAL);
         }
         Ok(())
@@ -241,8 +254,7 @@ impl Fmr {
 
     /// The invalidation has failed, or was not posted.
     pub(super) fn valid_still(&self) {
-        let generation = self.word.load(Relaxed) & !STATE;
-        self.word.store(generation | REGISTERED, Release);
+        self.word.still_registered();
     }
 
     /// Takes the completion of a receive for the end of the registration, if it proves that.
@@ -256,7 +268,7 @@ impl Fmr {
             Some(key) if wc.is_polled_by(cq) => key,
             _ => return false,
         };
-        let Some(generation) = self.claim(REGISTERED, BUSY) else {
+        let Some(generation) = self.word.look() else {
             return false;
         };
         // SAFETY: The claim makes this the only user.
@@ -267,15 +279,14 @@ impl Fmr {
         if proved {
             own.trusted = generation.saturating_add(TRUSTED);
         }
-        // INVARIANT: A key is valid on one device, which the CQ belongs to, as the QP does that the
-        // registration was posted to. The device says that it is not valid any more.
-        let state = if proved { IDLE } else { REGISTERED };
-        self.word.store(generation | state, Release);
+        // A key is valid on one device, which the CQ belongs to, as the QP does that the
+        // registration was posted to. The device says that it was valid, and is not any more.
+        self.word.looked(generation, proved);
         proved
     }
 }
 
-/// A registration that is marked and not posted yet: its generation.
+/// A registration that is not posted yet: its generation.
 pub(super) struct Registering(u64);
 
 /// The `done` callback of every local invalidation. It belongs to the MR, so that nothing but its
@@ -291,9 +302,7 @@ unsafe extern "C" fn invalidated(cq: *mut bindings::ib_cq, wc: *mut bindings::ib
         let mr = &*(*(*wc).__bindgen_anon_1.wr_cqe).cast_const().cast::<Fmr>();
         let user = (*mr.own.get()).user;
         if (*wc).status == bindings::ib_wc_status_IB_WC_SUCCESS {
-            let generation = mr.word.load(Relaxed) & !STATE;
-            // INVARIANT: The invalidation followed the registration in one queue, and has been done.
-            mr.word.store(generation | IDLE, Release);
+            mr.word.invalidated();
         } else {
             mr.valid_still();
         }

@@ -12,6 +12,7 @@ use super::{
 };
 use crate::{
     bindings,
+    cqe::CqePointer,
     dma::{
         DeviceReads,
         DeviceWrites,
@@ -30,9 +31,47 @@ const REMOTE_READ: u32 = bindings::ib_access_flags_IB_ACCESS_REMOTE_READ;
 const REMOTE_WRITE: u32 = bindings::ib_access_flags_IB_ACCESS_REMOTE_WRITE;
 const REMOTE_ATOMIC: u32 = bindings::ib_access_flags_IB_ACCESS_REMOTE_ATOMIC;
 
+/// The memory of a request's owner, if nobody else can have a reference to it.
+///
+/// A region that lies there is out of everybody's reach until the owner is back: it need not be
+/// marked and posted in turn. A region that the owner only refers to may be shared.
+pub(crate) struct Private {
+    addr: usize,
+    size: usize,
+}
+
+impl Private {
+    #[inline]
+    pub(crate) fn of<P, const ID: u64>(owner: &P) -> Self
+    where
+        P: CqePointer<ID>,
+        P::Target: Sized,
+    {
+        let owner: *const P::Target = &**owner;
+        Self {
+            addr: owner.addr(),
+            size: const {
+                if P::EXCLUSIVE {
+                    size_of::<P::Target>()
+                } else {
+                    0
+                }
+            },
+        }
+    }
+
+    /// Says whether the region lies in this memory. If it does, the compiler knows its offset, and
+    /// nothing is left of this.
+    #[inline]
+    fn has(&self, region: *const ()) -> bool {
+        region.addr().wrapping_sub(self.addr) < self.size
+    }
+}
+
 /// A request to register a [`Region`], with the access that peers get.
 pub struct RegWr<'a> {
     mr: &'a Fmr,
+    region: *const (),
     iova: u64,
     access: u32,
 }
@@ -42,6 +81,7 @@ impl<'a> RegWr<'a> {
     fn new<D: Direction, M: Memory<D>>(region: &'a Region<D, M>, access: u32) -> Self {
         Self {
             mr: &region.mr.fmr,
+            region: core::ptr::from_ref(region).cast(),
             iova: region.iova,
             access,
         }
@@ -80,25 +120,40 @@ impl<'a> RegWr<'a> {
         Self::new(region, LOCAL_WRITE | REMOTE_ATOMIC)
     }
 
-    /// Marks the region registered under a new key and writes the C request, all but the callback
-    /// and the successor, for `qp`.
+    /// Says whether others may reach the region before `owner` is back.
+    #[inline]
+    pub(crate) fn is_shared(&self, owner: &Private) -> bool {
+        !owner.has(self.region)
+    }
+
+    /// Gives the region a new key and writes the C request, all but the callback and the successor,
+    /// for `qp`.
     ///
     /// # Safety
     ///
-    /// `to` is valid for writes, and `qp` is valid. If the request is not posted, what is returned
-    /// is undone.
+    /// `to` is valid for writes, and `qp` is valid. `shared` is what [`RegWr::is_shared`] says of
+    /// the owner; if so, [`Marked::register`] is called. If the request is not posted, what is
+    /// returned is undone.
     #[inline]
     pub(crate) unsafe fn write(
         self,
         to: *mut bindings::ib_reg_wr,
         qp: *const bindings::ib_qp,
+        shared: bool,
     ) -> Result<(Remote, Marked)> {
         // SAFETY: By the caller's promise.
         if unsafe { (*qp).pd } != self.mr.pd.as_raw() {
             return Err(EINVAL);
         }
-        // SAFETY: As above.
-        let (rkey, registering) = unsafe { self.mr.register(qp) }?;
+        // SAFETY: As above. A region that is not shared is a part of an owner that nobody else has,
+        // and the owner is in the queue from the post on, to the end of the request.
+        let (rkey, registering) = unsafe {
+            if shared {
+                self.mr.prepare(qp)
+            } else {
+                self.mr.prepare_alone(qp)
+            }
+        }?;
         let (opcode, flags) = (
             bindings::ib_wr_opcode_IB_WR_REG_MR,
             bindings::ib_send_flags_IB_SEND_SIGNALED,
@@ -125,10 +180,21 @@ impl<'a> RegWr<'a> {
     }
 }
 
-/// A region that is marked registered, by a request that is not posted yet.
+/// A region that has a new key, by a request that is not posted yet.
 pub(crate) struct Marked(NonNull<Fmr>, Registering);
 
 impl Marked {
+    /// Marks the region registered, if it is not.
+    ///
+    /// # Safety
+    ///
+    /// The region is alive. The request is about to be posted, and the caller has the turn of the
+    /// QP that it was made for until that has returned.
+    pub(crate) unsafe fn register(&self) {
+        // SAFETY: By the caller's promise. What is not undone is from the last `prepare`.
+        unsafe { self.0.as_ref().register(&self.1) };
+    }
+
     /// Takes the mark back.
     ///
     /// # Safety
@@ -143,19 +209,34 @@ impl Marked {
 /// A request to invalidate the key of a [`Region`] locally (`IB_WR_LOCAL_INV`).
 pub struct InvWr<'a> {
     mr: &'a Fmr,
+    region: *const (),
 }
 
 impl<'a> InvWr<'a> {
     /// Ends the access of peers to the region.
     #[inline]
     pub fn new<D: Direction, M: Memory<D>>(region: &'a Region<D, M>) -> Self {
-        Self { mr: &region.mr.fmr }
+        Self {
+            mr: &region.mr.fmr,
+            region: core::ptr::from_ref(region).cast(),
+        }
+    }
+
+    /// Says whether others may reach the region now.
+    #[inline]
+    pub(crate) fn is_shared(&self, owner: &Private) -> bool {
+        !owner.has(self.region)
     }
 
     /// Marks the region as being invalidated by a request for `qp`.
+    ///
+    /// # Safety
+    ///
+    /// The caller has the turn of `qp`, unless [`InvWr::is_shared`] is false for the owner.
     #[inline]
-    pub(crate) fn prepare(self, qp: *const bindings::ib_qp) -> Result<Invalidating> {
-        self.mr.invalidate(qp)?;
+    pub(crate) unsafe fn prepare(self, qp: *const bindings::ib_qp) -> Result<Invalidating> {
+        // SAFETY: By the caller's promise.
+        unsafe { self.mr.invalidate(qp) }?;
         Ok(Invalidating(NonNull::from(self.mr)))
     }
 }

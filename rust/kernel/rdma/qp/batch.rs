@@ -21,7 +21,8 @@ use crate::{
     cqe::{
         CqeHandler,
         CqePointer, //
-    }, //
+    },
+    mr::Private, //
 };
 use kernel::prelude::*;
 
@@ -148,11 +149,20 @@ where
         let owner = self.owner.as_ref().ok_or(EIO)?;
         let mut slots = [const { Slot::new() }; LINKS];
         // SAFETY: The slots outlive the links, and the QP is valid while it is borrowed.
-        let links = unsafe { Links::make(&raw mut slots, self.qp.as_raw(), &**owner, make) }?;
+        let (links, in_turn) = unsafe {
+            Links::make(
+                &raw mut slots,
+                self.qp.as_raw(),
+                &**owner,
+                Private::of(owner),
+                make,
+            )
+        }?;
+        let turn = in_turn.then(|| self.qp.turn());
         let len = links.len();
         // SAFETY: The QP is valid while it is borrowed. The owner is moved into a signaled request
         // that is posted later, or kept until the QP was drained.
-        let (posted, result) = match unsafe { links.post(self.qp.as_raw(), None) } {
+        let (posted, result) = match unsafe { links.post(self.qp.as_raw(), turn, None) } {
             Ok(()) => (len, Ok(())),
             Err(refused) => {
                 // SAFETY: The owner is there.
@@ -185,16 +195,26 @@ where
         };
         let mut slots = [const { Slot::new() }; LINKS];
         // SAFETY: The slots outlive the links, and the QP is valid while it is borrowed.
-        let links = match unsafe { Links::make(&raw mut slots, self.qp.as_raw(), &*owner, make) } {
-            Ok(links) => links,
+        let made = unsafe {
+            Links::make(
+                &raw mut slots,
+                self.qp.as_raw(),
+                &*owner,
+                Private::of(&owner),
+                make,
+            )
+        };
+        let (links, in_turn) = match made {
+            Ok(made) => made,
             Err(error) => {
                 self.owner = Some(owner);
                 return Err(BatchError { batch: self, error });
             }
         };
+        let turn = in_turn.then(|| self.qp.turn());
         let cqe = owner.into_cqe();
         // SAFETY: The QP is valid while it is borrowed, and the owner is the queue's until `done`.
-        match unsafe { links.post(self.qp.as_raw(), Some(cqe)) } {
+        match unsafe { links.post(self.qp.as_raw(), turn, Some(cqe)) } {
             Ok(()) => Ok(()),
             // SAFETY: The signaled request was posted last, and with this callback.
             Err(refused) => Err(unsafe { self.refused(refused, cqe) }),

@@ -6,6 +6,7 @@ use super::{
     batch::BatchError,
     link::{
         Link,
+        Posting,
         Slot, //
     },
     Qp, //
@@ -20,13 +21,17 @@ use crate::{
         CqeHandler,
         CqePointer, //
     },
+    mr::Private,
     wc::Status, //
 };
 use core::{
     marker::PhantomData,
     mem::ManuallyDrop, //
 };
-use kernel::prelude::*;
+use kernel::{
+    prelude::*,
+    sync::SpinLockIrq, //
+};
 
 /// The callback of requests that are not signaled. When they fail or are flushed they complete all
 /// the same; their owner is that of the signaled request behind them.
@@ -75,7 +80,8 @@ pub(super) struct Refused<const LINKS: usize, const SGES: usize> {
 }
 
 impl<const LINKS: usize, const SGES: usize> Links<LINKS, SGES> {
-    /// Has `make` add links, which are made of memory of `owner`.
+    /// Has `make` add links, which are made of memory of `owner`, and says whether they have to be
+    /// posted in turn.
     ///
     /// # Safety
     ///
@@ -85,21 +91,26 @@ impl<const LINKS: usize, const SGES: usize> Links<LINKS, SGES> {
         slots: *mut [Slot<SGES>; LINKS],
         qp: *mut bindings::ib_qp,
         owner: &'a T,
+        private: Private,
         make: impl FnOnce(&'a T, &mut Chain<'a, LINKS, SGES>) -> Result,
-    ) -> Result<Self> {
+    ) -> Result<(Self, bool)> {
         let mut chain = Chain {
             // INVARIANT: There is no request yet. The QP is valid by the caller's promise.
             links: Self {
                 slots: slots.cast(),
                 len: 0,
             },
-            qp,
+            posting: Posting {
+                qp,
+                private,
+                in_turn: false,
+            },
             _owner: PhantomData,
         };
         let made = make(owner, &mut chain);
-        let links = chain.links;
+        let Chain { links, posting, .. } = chain;
         match made {
-            Ok(()) if links.len > 0 => Ok(links),
+            Ok(()) if links.len > 0 => Ok((links, posting.in_turn)),
             made => {
                 // SAFETY: Nothing is posted, and the owner is borrowed.
                 unsafe { links.undo(0) };
@@ -138,16 +149,30 @@ impl<const LINKS: usize, const SGES: usize> Links<LINKS, SGES> {
         }
     }
 
+    /// Marks the regions registered that the chain is about to register.
+    ///
+    /// # Safety
+    ///
+    /// As [`Marked::register`](crate::mr::Marked::register), for all of them.
+    unsafe fn register(&self) {
+        for n in 0..self.len {
+            // SAFETY: By the type invariant and the caller's promise.
+            unsafe { (*self.slots.add(n)).register() };
+        }
+    }
+
     /// Posts the chain, signaled at its end if there is a `tail` callback for that.
     ///
     /// # Safety
     ///
-    /// `qp` is valid. What the links are made of lives until the tail completes or, without one,
-    /// until a signaled request that is posted later completes or the QP was drained.
+    /// `qp` is valid. `turn` is that of `qp`, if the chain has to be posted in turn. What the links
+    /// are made of lives until the tail completes or, without one, until a signaled request that is
+    /// posted later completes or the QP was drained.
     #[inline]
     pub(super) unsafe fn post(
         self,
         qp: *mut bindings::ib_qp,
+        turn: Option<&SpinLockIrq<()>>,
         tail: Option<*mut bindings::ib_cqe>,
     ) -> Result<(), Refused<LINKS, SGES>> {
         // SAFETY: There is a first and a last one: an empty chain is not made.
@@ -161,6 +186,12 @@ impl<const LINKS: usize, const SGES: usize> Links<LINKS, SGES> {
                 (*last).__bindgen_anon_1.wr_cqe = ManuallyDrop::new(tail);
             }
         }
+        let _turn = turn.map(|turn| {
+            let turn = turn.lock();
+            // SAFETY: Nothing is posted yet, so the regions are alive. The turn is kept to the end.
+            unsafe { self.register() };
+            turn
+        });
         let mut bad = core::ptr::null();
         // SAFETY: By the caller's promise. The operation exists: see `send_raw`.
         let ret =
@@ -203,10 +234,10 @@ impl<const LINKS: usize, const SGES: usize> Refused<LINKS, SGES> {
 ///
 /// # Invariants
 ///
-/// `qp` is valid.
+/// The QP of `posting` is valid.
 pub struct Chain<'a, const LINKS: usize, const SGES: usize = 1> {
     links: Links<LINKS, SGES>,
-    qp: *mut bindings::ib_qp,
+    posting: Posting,
     // Invariant, so that what is added is memory of the owner.
     _owner: PhantomData<fn(&'a ()) -> &'a ()>,
 }
@@ -228,7 +259,7 @@ impl<'a, const LINKS: usize, const SGES: usize> Chain<'a, LINKS, SGES> {
         // SAFETY: The slots are valid, and `n` was just checked.
         let slot = unsafe { &mut *links.slots.add(n) };
         // SAFETY: The QP is valid by the type invariant. What is not posted is undone.
-        let output = unsafe { link.write(slot, self.qp) }?;
+        let output = unsafe { link.write(slot, &mut self.posting) }?;
         let wr = slot.wr();
         // SAFETY: The request was just written, and so was the one before, by the type invariant.
         unsafe {

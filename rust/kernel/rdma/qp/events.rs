@@ -16,11 +16,13 @@ use crate::{
 use kernel::{
     fmt,
     new_mutex,
+    new_spinlock_irq,
     prelude::*,
     str::CStr,
     sync::{
         Arc,
-        Mutex, //
+        Mutex,
+        SpinLockIrq, //
     }, //
 };
 
@@ -88,17 +90,21 @@ pub(super) struct QpContext {
     /// Held while the QP is modified: drivers need not lock that.
     #[pin]
     pub(super) modifying: Mutex<()>,
+    /// Held while registrations of shared regions are posted: see [`Qp::turn`](super::Qp::turn).
+    #[pin]
+    pub(super) turn: SpinLockIrq<()>,
     pub(super) parked: Parked,
     pub(super) transfers: Transfers,
     events: Option<Arc<dyn Events>>,
 }
 
 impl QpContext {
-    /// Never inlined, so that all QPs give the lock one name, as lockdep wants it.
+    /// Never inlined, so that all QPs give a lock one name, as lockdep wants it.
     #[inline(never)]
     pub(super) fn new(events: Option<Arc<dyn Events>>) -> Result<Pin<KBox<Self>>> {
         let init = pin_init!(Self {
             modifying <- new_mutex!(()),
+            turn <- new_spinlock_irq!((), "rdma::Qp::turn"),
             parked: Parked::new(),
             transfers: Transfers::new(),
             events,

@@ -6,6 +6,7 @@ use crate::{
     bindings,
     mr::{
         Marked,
+        Private,
         RegWr, //
     },
     wr::{
@@ -61,6 +62,21 @@ impl<const SGES: usize> Slot<SGES> {
         self.wr.as_mut_ptr().cast()
     }
 
+    /// Marks the region registered, if the link is a registration.
+    ///
+    /// # Safety
+    ///
+    /// The request is written. The rest is as for [`Marked::register`].
+    pub(super) unsafe fn register(&mut self) {
+        // SAFETY: By the caller's promise the request is written, so by the type invariant the mark
+        // of a registration is.
+        unsafe {
+            if (*self.wr()).opcode == bindings::ib_wr_opcode_IB_WR_REG_MR {
+                self.marked.assume_init_ref().register();
+            }
+        }
+    }
+
     /// Takes back what the link has marked.
     ///
     /// # Safety
@@ -78,6 +94,15 @@ impl<const SGES: usize> Slot<SGES> {
     }
 }
 
+/// How links are posted.
+#[doc(hidden)]
+pub struct Posting {
+    pub(super) qp: *mut bindings::ib_qp,
+    pub(super) private: Private,
+    /// Whether it has to be in turn, as a link registers a region that others may reach.
+    pub(super) in_turn: bool,
+}
+
 mod private {
     use super::*;
 
@@ -89,12 +114,10 @@ mod private {
         ///
         /// # Safety
         ///
-        /// `qp` is valid. If the request is not posted, [`Slot::undo`] is called.
-        unsafe fn write(
-            self,
-            slot: &mut Slot<SGES>,
-            qp: *mut bindings::ib_qp,
-        ) -> Result<Self::Output>;
+        /// The QP of `posting` is valid. [`Slot::register`] is called in turn if `posting` says so
+        /// then. If the request is not posted, [`Slot::undo`] is called.
+        unsafe fn write(self, slot: &mut Slot<SGES>, posting: &mut Posting)
+            -> Result<Self::Output>;
     }
 }
 pub(super) use private::Write;
@@ -108,11 +131,11 @@ impl<const N: usize, const SGES: usize> Write<SGES> for SendWr<'_, N> {
     type Output = ();
 
     #[inline]
-    unsafe fn write(self, slot: &mut Slot<SGES>, qp: *mut bindings::ib_qp) -> Result {
+    unsafe fn write(self, slot: &mut Slot<SGES>, posting: &mut Posting) -> Result {
         const { assert!(N <= SGES, "the chain has no room for so many entries") };
         let sges = slot.sges.as_mut_ptr().cast();
-        // SAFETY: There is room for the entries, and for a request of every kind; `qp` is valid.
-        unsafe { self.write(slot.wr().cast(), sges, (*qp).pd) }
+        // SAFETY: There is room for the entries, and for a request of every kind; the QP is valid.
+        unsafe { self.write(slot.wr().cast(), sges, (*posting.qp).pd) }
     }
 }
 
@@ -121,11 +144,11 @@ impl<const SGES: usize> Write<SGES> for AtomicWr<'_> {
     type Output = ();
 
     #[inline]
-    unsafe fn write(self, slot: &mut Slot<SGES>, qp: *mut bindings::ib_qp) -> Result {
+    unsafe fn write(self, slot: &mut Slot<SGES>, posting: &mut Posting) -> Result {
         const { assert!(1 <= SGES, "the chain has no room for an entry") };
         let sge = slot.sges.as_mut_ptr().cast();
-        // SAFETY: There is room for the entry, and for a request of every kind; `qp` is valid.
-        unsafe { self.write(slot.wr().cast(), sge, (*qp).pd) }
+        // SAFETY: There is room for the entry, and for a request of every kind; the QP is valid.
+        unsafe { self.write(slot.wr().cast(), sge, (*posting.qp).pd) }
     }
 }
 
@@ -134,10 +157,12 @@ impl<const SGES: usize> Write<SGES> for RegWr<'_> {
     type Output = Remote;
 
     #[inline]
-    unsafe fn write(self, slot: &mut Slot<SGES>, qp: *mut bindings::ib_qp) -> Result<Remote> {
-        // SAFETY: There is room for a request of every kind; `qp` is valid. The mark is taken back
-        // if the request is not posted.
-        let (remote, marked) = unsafe { self.write(slot.wr().cast(), qp) }?;
+    unsafe fn write(self, slot: &mut Slot<SGES>, posting: &mut Posting) -> Result<Remote> {
+        let shared = self.is_shared(&posting.private);
+        posting.in_turn |= shared;
+        // SAFETY: There is room for a request of every kind; the QP is valid. In turn, the region
+        // is marked before it is posted. If the request is not posted, that is taken back.
+        let (remote, marked) = unsafe { self.write(slot.wr().cast(), posting.qp, shared) }?;
         // INVARIANT: The request was just written.
         slot.marked.write(marked);
         Ok(remote)
