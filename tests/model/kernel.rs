@@ -4,7 +4,7 @@
 
 pub mod sync {
     pub mod atomic {
-        use loom::sync::atomic::{AtomicI32, AtomicI64, AtomicU32, Ordering as Any};
+        use loom::sync::atomic::{AtomicI32, AtomicI64, AtomicU32, AtomicU64, Ordering as Any};
 
         /// The kernel's orderings.
         pub mod ordering {
@@ -88,6 +88,7 @@ pub mod sync {
             i32: AtomicI32,
             i64: AtomicI64,
             u32: AtomicU32,
+            u64: AtomicU64,
         }
 
         /// As `kernel::sync::atomic::Atomic`.

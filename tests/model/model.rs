@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Model checks of the counters that soundness rests on.
+//! Model checks of the counters and the state that soundness rests on.
 //!
 //! The files of the crate are compiled as they are, on the host, with loom's atomics for those of
 //! the kernel. loom runs each test in every order of the threads' steps, with every value that a
@@ -21,6 +21,8 @@ mod count;
 mod kept;
 #[path = "../../rust/kernel/rdma/cq/room.rs"]
 mod room;
+#[path = "../../rust/kernel/rdma/mr/word.rs"]
+mod word;
 
 #[cfg(test)]
 mod completion;
@@ -28,5 +30,7 @@ mod completion;
 mod gate;
 #[cfg(test)]
 mod lease;
+#[cfg(test)]
+mod region;
 #[cfg(test)]
 mod slots;
