@@ -16,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
+import null
 from demo import PAIRINGS, run
 from rping import ADDR, CONTEXTS, Instance, finish, peer, ports, wait_listening
 from samples import SAMPLES, MadPing, UdEcho, module, rpc
@@ -370,6 +371,9 @@ for c in CONTEXTS:
 
 
 if FLAVOUR == "stock":
+    for n in null.CASES:
+        case(f"null device: {n.__name__.replace('_', ' ')}")(n)
+
     @case("soak: a million completions in each polling context, each owner back once")
     def soak():
         return sh("/rdma-rs/tests/guest/soak", "1000000").stdout.strip()

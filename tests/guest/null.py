@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: GPL-2.0
+"""The null device's folder in debugfs, and a ULP to see what it does to one: the soak test."""
+
+import errno
+import os
+import subprocess
+import time
+from contextlib import contextmanager
+
+from samples import BUILD, Debugfs, module
+
+COMPLETIONS = 200000
+BAD = ("\n", "status", "status x", "status 12 1 2 3", "status -1", "nonsense 1", "refuse 1 2 3",
+       "create", "create wood", "create qp x", "connect", "event", "opcode 4294967296", "x" * 65,
+       "\u00e9")
+
+
+class Null(Debugfs):
+    """A device, or a QP of one by its number."""
+
+    module = "rdma_null"
+
+    def refuses(self, line, error=errno.EINVAL):
+        try:
+            self.write("inject", line)
+        except OSError as e:
+            assert e.errno == error, f"{line!r}: {e}"
+        else:
+            raise AssertionError(f"{line!r} was taken")
+
+    def state(self, path=""):
+        lines = (self.path / path / "state").read_text().splitlines()
+        return {k: int(v) for k, v in (line.split() for line in lines)}
+
+    def qps(self):
+        return [it.name for it in self.path.iterdir() if it.name.isdigit()]
+
+
+def wait(condition, seconds=60):
+    end = time.monotonic() + seconds
+    while not (found := condition()):
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.01)
+    return found
+
+
+@contextmanager
+def soaking():
+    """The soak test is under way, on a device "soak"; the caller gets that and the process."""
+    with module("rdma_null"):
+        null = Null("soak")
+        load = subprocess.Popen(["insmod", BUILD / "rdma_soak.ko", f"completions={COMPLETIONS}"],
+                                stderr=subprocess.PIPE, text=True)
+        try:
+            wait(lambda: null.path.exists() and null.qps())
+            yield null, load
+        finally:
+            load.wait(120)
+            subprocess.run(["rmmod", "rdma_soak"], capture_output=True, check=False)
+
+
+def ends(load, said=""):
+    """The soak test has found what was done to it; or nothing."""
+    _, stderr = load.communicate(timeout=120)
+    assert bool(load.returncode) == bool(said) and said in stderr, f"{load.returncode}: {stderr}"
+
+
+def link():
+    """A device by iproute2: bad lines are refused, and it can be removed."""
+    with module("rdma_null"):
+        subprocess.run(["rdma", "link", "add", "null0", "type", "null", "netdev", "lo"], check=True)
+        null = Null("null0")
+        for line in BAD:
+            null.refuses(line)
+        for line in ("fail", "connect 1", "connect all"):
+            null.refuses(line)
+        for line in ("status 12", "fatal 12 all 7\n", "refuse", "mute 3 5", "create srq 1", "hold",
+                     "release", "event 9", "modify", "duplicate all", "opcode 4294967295", "eager 0"):
+            null.write("inject", line)
+        assert null.state() == dict(cqs=0, qps=0, srqs=0, mrs=0, completions=0, eager=0), null.state()
+        null.write("inject", "eager")
+        assert null.state()["eager"] == 1
+        null.write("remove", 1)
+        wait(lambda: not null.path.exists())
+        said = subprocess.run(["rdma", "link"], check=True, capture_output=True, text=True).stdout
+        assert "null0" not in said, said
+
+
+def held():
+    """A completion that is held is missing until it is released, and no owner is lost."""
+    with soaking() as (null, load):
+        qp = null.qps()[0]
+        null.write(f"{qp}/inject", "hold 1")
+        wait(lambda: null.state(qp)["held"] == 1)
+        time.sleep(0.5)
+        assert load.poll() is None and null.state(qp)["held"] == 1, "it did not wait"
+        null.write(f"{qp}/inject", "release")
+        ends(load)
+
+
+def refused():
+    """A request that is refused comes to the ULP with its error."""
+    with soaking() as (null, load):
+        null.write("inject", f"refuse 1000 {errno.EDOM}")
+        ends(load, os.strerror(errno.EIO))
+    said = subprocess.run(["dmesg"], check=True, capture_output=True, text=True).stdout
+    assert "a request was refused: EDOM" in said, "the error is not that of the injection"
+
+
+def not_created():
+    """A CQ that the device does not create."""
+    with soaking() as (null, load):
+        null.write("inject", f"create cq 0 {errno.ENOSPC}")
+        ends(load, os.strerror(errno.ENOSPC))
+
+
+def failed():
+    """A QP that is made to fail flushes its owners."""
+    with soaking() as (null, load):
+        null.write(f"{null.qps()[0]}/inject", "fail")
+        ends(load, os.strerror(errno.EIO))
+
+
+def removed():
+    """A removal waits for the ULP, and the ULP does not notice."""
+    with soaking() as (null, load):
+        null.write("remove", 1)
+        try:
+            null.write("remove", 1)
+        except OSError as e:
+            assert e.errno == errno.EALREADY, e
+        assert null.path.exists(), "it did not wait"
+        ends(load)
+        wait(lambda: not null.path.exists())
+
+
+CASES = (link, held, refused, not_created, failed, removed)
