@@ -15,10 +15,19 @@ pub(crate) fn fail(args: fmt::Arguments<'_>) -> Error {
     EINVAL
 }
 
-/// Announces a line that would be a sign of trouble if nobody had asked for it: it has to come once.
-pub(crate) fn expect(text: &str) {
-    pr_info!("rdma-rs expects: {text}\n");
+/// Announces a line that would be a sign of trouble if nobody had asked for it: it has to come this
+/// often.
+pub(crate) fn expect(times: usize, text: &str) {
+    for _ in 0..times {
+        pr_info!("rdma-rs expects: {text}\n");
+    }
 }
+
+/// What is said of a request that completes twice.
+pub(crate) const TWICE: &str = "has completed twice: the device is broken; ignored";
+
+/// What is said of a CQ that has failed.
+pub(crate) const OVERRUN: &str = "a CQ was overrun or failed: completions are lost";
 
 /// Returns an error unless the condition holds.
 macro_rules! check {

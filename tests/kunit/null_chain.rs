@@ -221,7 +221,10 @@ mod tests {
             null.disconnect()?;
             let counted = Counted::new(&times)?;
             null.inject(Injection::Mute { after, errno: 5 })?;
-            expect("did not say which request it refused: the owner is leaked");
+            expect(
+                1,
+                "did not say which request it refused: the owner is leaked",
+            );
             let posted = null
                 .a
                 .post_chain(counted.clone(), |_, chain: &mut Chain<'_, 4>| {
@@ -270,7 +273,10 @@ mod tests {
         let counted = Counted::new(&times)?;
         let mut batch = null.a.batch(counted.clone());
         batch.post(|_, chain: &mut Chain<'_, 1>| chain.push(SendWr::send([])))?;
-        expect("no memory to keep the owner of posted requests: it is leaked");
+        expect(
+            1,
+            "no memory to keep the owner of posted requests: it is leaked",
+        );
         let task = kernel::current!().as_ptr();
         // SAFETY: Only a task itself uses this number: that many allocations later one fails.
         unsafe { (*task).fail_nth = 1 };

@@ -2,14 +2,21 @@
 
 //! Completions that come twice or never, and drains that cannot prove anything.
 
-use crate::fixture::{
-    recv,
-    send,
-    Counted,
-    Counter,
-    Inbox,
-    Null,
-    NullEnv, //
+use crate::{
+    check::{
+        expect,
+        OVERRUN,
+        TWICE, //
+    },
+    fixture::{
+        recv,
+        send,
+        Counted,
+        Counter,
+        Inbox,
+        Null,
+        NullEnv, //
+    }, //
 };
 use kernel::prelude::*;
 use rdma::prelude::*;
@@ -54,6 +61,7 @@ mod tests {
         let (null, sent) = (Null::<Softirq>::new()?, Inbox::new()?);
         null.disconnect()?;
         null.inject(Injection::Duplicate { count: 3 })?;
+        expect(3, TWICE);
         for _ in 0..4 {
             null.send(&sent, b"x")?;
         }
@@ -68,6 +76,7 @@ mod tests {
         let (null, sent, received) = (Null::<Workqueue>::new()?, Inbox::new()?, Inbox::new()?);
         let num = null.b.num();
         null.dev.inject_qp(num, Injection::Duplicate { count: 1 })?;
+        expect(1, TWICE);
         null.recv(&received, 1)?;
         null.send(&sent, b"x")?;
         null.one(&sent)?.ok()?;
@@ -84,6 +93,7 @@ mod tests {
         null.disconnect()?;
         let counted = Counted::new(&times)?;
         null.inject(Injection::Duplicate { count: 2 })?;
+        expect(2, TWICE);
         for _ in 0..4 {
             null.a
                 .post_send(counted.clone(), |_| Ok(SendWr::send([])))?;
@@ -99,6 +109,7 @@ mod tests {
         let (null, sent) = (Null::<Direct>::new()?, Inbox::new()?);
         null.disconnect()?;
         null.inject(Injection::Duplicate { count: 1 })?;
+        expect(1, TWICE);
         null.send(&sent, b"x")?;
         let mut message = null.one(&sent)?.message;
         message.again(&sent);
@@ -152,10 +163,12 @@ mod tests {
         null.send(&sent, b"x")?;
         null.take(&sent, 1)?;
         null.inject(Injection::Hold { count: ALL })?;
-        check_err!(null.a.drain_within(100, &null.env.cx), ETIMEDOUT);
-        check_eq!(null.dev.held(null.a.num())?, 1);
+        let drained = null.a.drain_within(100, &null.env.cx);
+        let held = null.dev.held(null.a.num())?;
         // The marker is late, and the next drain has its own.
         null.inject(RELEASE)?;
+        check_err!(drained, ETIMEDOUT);
+        check_eq!(held, 1);
         null.a.drain(&null.env.cx)
     }
 
@@ -209,12 +222,15 @@ mod tests {
 
     #[test]
     fn overrun_is_noticed_by_the_drain() -> Result {
+        expect(1, OVERRUN);
         let (null, qp, cq, inbox) = filled(2)?;
         let num = qp.num();
         check_eq!(cq.process(100), 18);
         check_eq!(inbox.len(), 18);
         null.dev.inject_qp(num, Injection::Hold { count: ALL })?;
-        check_err!(qp.drain_within(10_000, &null.env.cx), EOVERFLOW);
-        null.dev.inject_qp(num, RELEASE)
+        let drained = qp.drain_within(10_000, &null.env.cx);
+        null.dev.inject_qp(num, RELEASE)?;
+        check_err!(drained, EOVERFLOW);
+        Ok(())
     }
 }

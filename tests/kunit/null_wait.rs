@@ -2,15 +2,21 @@
 
 //! Waiting for completions of a device that fails or goes.
 
-use crate::fixture::{
-    begin_removal,
-    nothing,
-    removal_waits_for,
-    wait,
-    Counter,
-    Inbox,
-    Null,
-    NullEnv, //
+use crate::{
+    check::{
+        expect,
+        OVERRUN, //
+    },
+    fixture::{
+        begin_removal,
+        nothing,
+        removal_waits_for,
+        wait,
+        Counter,
+        Inbox,
+        Null,
+        NullEnv, //
+    }, //
 };
 use kernel::{
     prelude::*,
@@ -61,6 +67,7 @@ mod tests {
         let null = NullEnv::new()?;
         let cq = null.env.cq::<Waited>(16)?;
         let ended = waiters(&null, &cq, EOVERFLOW)?;
+        expect(1, OVERRUN);
         null.dev.inject(FAILURE)?;
         wait(|| ended.get() == 3)?;
         check_err!(cq.wait(LONG_MS, &null.env.cx), EOVERFLOW);
@@ -72,6 +79,7 @@ mod tests {
         let (null, sent) = (Null::<Waited>::new()?, Inbox::new()?);
         null.disconnect()?;
         null.send(&sent, b"x")?;
+        expect(1, OVERRUN);
         null.dev.inject(FAILURE)?;
         wait(|| null.cq.wait(0, &null.env.cx) == Ok(Wait::Ready))?;
         check_eq!(null.cq.process(8), 1);
