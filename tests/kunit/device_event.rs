@@ -9,6 +9,7 @@ use crate::{
     },
     fixture::{
         wait,
+        with_device,
         Env, //
     }, //
 };
@@ -21,25 +22,17 @@ use rdma_bindings as bindings;
 
 /// Raises an event of a port of the device that has the interface `rdma0`, as a driver does.
 fn raise(event: bindings::ib_event_type, port: u32) -> Result {
-    // SAFETY: The name is a C string.
-    let device = unsafe { bindings::rdma_helper_device_by_netdev(c"rdma0".as_char_ptr()) };
-    if device.is_null() {
-        return Err(ENODEV);
-    }
-    let event = bindings::ib_event {
-        device,
-        element: bindings::ib_event__bindgen_ty_1 {
-            port_num: core::mem::ManuallyDrop::new(port),
-        },
-        event,
-    };
-    // SAFETY: The device is held by the reference that the helper has taken, and the event is
-    // copied.
-    unsafe {
-        bindings::ib_dispatch_event(&event);
-        bindings::ib_device_put(device);
-    }
-    Ok(())
+    with_device(c"rdma0", |device| {
+        let event = bindings::ib_event {
+            device,
+            element: bindings::ib_event__bindgen_ty_1 {
+                port_num: core::mem::ManuallyDrop::new(port),
+            },
+            event,
+        };
+        // SAFETY: The device is held meanwhile, and the event is copied.
+        unsafe { bindings::ib_dispatch_event(&event) };
+    })
 }
 
 fn data(env: &Env) -> Result<Arc<PerDevice>> {

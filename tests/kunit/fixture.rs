@@ -16,6 +16,7 @@ mod raw;
 mod region;
 mod removal;
 mod shared;
+mod spare;
 
 pub(crate) use access::{
     read,
@@ -49,7 +50,8 @@ pub(crate) use mads::{
     Mads,
     BACKLOG,
     CLASS,
-    LONG_MS, //
+    LONG_MS,
+    THREADS, //
 };
 pub(crate) use mail::{
     Letter,
@@ -105,6 +107,11 @@ pub(crate) use shared::{
     Line,
     Ticket,
     SLOT, //
+};
+
+pub(crate) use spare::{
+    with_device,
+    Spare, //
 };
 
 use crate::check::fail;
@@ -189,12 +196,14 @@ impl Env {
         Self::on(client, dev, ip, cx)
     }
 
-    /// Starts on the device of this name, which needs no address.
+    /// Starts on the device of this name.
     pub(crate) fn of(name: &CStr) -> Result<Self> {
         let cx = Sleepable::current()?;
         let client = CLIENT.lock().clone().ok_or(ENODEV)?;
         let dev = client.device_by_name(name).ok_or(ENODEV)?;
-        Self::on(client, dev, IpAddr::V6(Ipv6Addr::UNSPECIFIED), cx)
+        // Null devices have none.
+        let ip = dev.ip_addr().unwrap_or(Ipv6Addr::UNSPECIFIED.into());
+        Self::on(client, dev, ip, cx)
     }
 
     fn on(client: ClientRef, dev: Device, ip: IpAddr, cx: Sleepable) -> Result<Self> {

@@ -12,7 +12,8 @@ use crate::fixture::{
     OnDone,
     BACKLOG,
     CLASS,
-    LONG_MS, //
+    LONG_MS,
+    THREADS, //
 };
 use core::mem::ManuallyDrop;
 use kernel::prelude::*;
@@ -24,31 +25,6 @@ use rdma::{
     },
     prelude::*, //
 };
-
-const THREADS: i32 = 3;
-
-/// Counts the threads that `f` fails in with an error.
-fn threads(
-    mads: &Mads,
-    error: Error,
-    f: impl Fn(&Agent, &Sleepable) -> Result + Send + Sync + Clone + 'static,
-    agent: &Arc<Agent>,
-) -> Result<Arc<Counter>> {
-    let failed = Counter::new()?;
-    for _ in 0..THREADS {
-        let (failed, agent, f) = (failed.clone(), agent.clone(), f.clone());
-        mads.env.client.spawn(GFP_KERNEL, move |cx| {
-            match f(&agent, cx) {
-                Err(e) if e == error => failed.up(),
-                other => {
-                    pr_err!("FAILED: {other:?}\n");
-                    0
-                }
-            };
-        })?;
-    }
-    Ok(failed)
-}
 
 /// Waits until the class can be served again, as the last server is gone.
 fn served_again(env: &Env) -> Result {
@@ -96,7 +72,7 @@ mod tests {
     fn stop_ends_receivers() -> Result {
         let mads = Mads::new()?;
         let recv = |agent: &Agent, cx: &Sleepable| agent.recv(None, cx).map(drop);
-        let failed = threads(&mads, ECANCELED, recv, &mads.server)?;
+        let failed = mads.threads(ECANCELED, recv, &mads.server)?;
         mads.server.stop(&mads.env.cx);
         wait(|| failed.get() == THREADS)
     }
@@ -109,7 +85,7 @@ mod tests {
             let asked = message(Method::GET, 0, &[]);
             agent.request(&peer, &asked, LONG_MS, 9, cx).map(drop)
         };
-        let failed = threads(&mads, ECANCELED, ask, &mads.client)?;
+        let failed = mads.threads(ECANCELED, ask, &mads.client)?;
         for _ in 0..THREADS {
             mads.server.recv(Some(LONG_MS), &mads.env.cx)?;
         }
@@ -127,7 +103,7 @@ mod tests {
                 let asked = message(Method::GET, 0, &[]);
                 agent.request(&peer, &asked, LONG_MS, 0, cx)?;
             };
-            let failed = threads(&mads, ECANCELED, ask, &mads.client)?;
+            let failed = mads.threads(ECANCELED, ask, &mads.client)?;
             mads.ask(&[])?;
             mads.client.stop(&mads.env.cx);
             wait(|| failed.get() == THREADS)?;

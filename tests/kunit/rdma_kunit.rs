@@ -66,6 +66,7 @@ mod qp_events;
 mod qp_modify;
 mod qp_raw;
 mod qp_state;
+mod removal;
 mod rw;
 mod send;
 mod sg;

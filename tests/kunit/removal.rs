@@ -1,0 +1,197 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Devices that go while MAD agents and connection managers work on them. What the null device has
+//! is in the suite of that.
+
+use crate::fixture::{
+    gid,
+    listen,
+    message,
+    own_class,
+    port,
+    serve,
+    service_id,
+    wait,
+    CmEvents,
+    CmLink,
+    Counter,
+    Env,
+    Events,
+    Link,
+    Mads,
+    Spare,
+    BACKLOG,
+    LONG_MS,
+    STEP_MS,
+    THREADS, //
+};
+use core::net::{
+    IpAddr,
+    Ipv6Addr, //
+};
+use kernel::{
+    prelude::*,
+    time::{
+        delay::fsleep,
+        Delta, //
+    }, //
+};
+use rdma::{
+    device::Gid,
+    ibcm,
+    mad::{
+        Agent,
+        Method, //
+    },
+    prelude::*, //
+};
+
+const CAPS: Caps = Caps::new(4, 4);
+
+/// Returns an address behind the device that nobody has, so that nobody answers.
+fn nobody(env: &Env) -> Result<Ipv6Addr> {
+    match env.ip {
+        IpAddr::V6(own) => Ok(Ipv6Addr::from_bits(own.to_bits() + 1)),
+        IpAddr::V4(_) => Err(EAFNOSUPPORT),
+    }
+}
+
+/// Counts when it is told that nothing is heard any more.
+struct Ear(Arc<Counter>);
+
+impl ibcm::Accept for Ear {
+    fn request(&self, _request: ibcm::Request<'_>, _cx: &Sleepable) {}
+
+    fn stopped(&self) {
+        self.0.up();
+    }
+}
+
+impl cm::Accept for Ear {
+    fn request(&self, _request: cm::Request<'_>, _cx: &Sleepable) {}
+
+    fn stopped(&self) {
+        self.0.up();
+    }
+}
+
+#[kunit_tests(rdma_removal)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn of_mad_agents() -> Result {
+        let link = Spare::new();
+        let (env, class) = (link.env()?, own_class());
+        let ip = env.ip;
+        let mads = Mads::on(env, ip, class, BACKLOG)?;
+        let recv = |agent: &Agent, cx: &Sleepable| agent.recv(None, cx).map(drop);
+        let receivers = mads.threads(ENODEV, recv, &mads.client)?;
+        let peer = mads.peer.clone();
+        let ask = move |agent: &Agent, cx: &Sleepable| {
+            let asked = message(Method::GET, 0, &[]);
+            agent.request(&peer, &asked, LONG_MS, 9, cx).map(drop)
+        };
+        let askers = mads.threads(ENODEV, ask, &mads.client)?;
+        for _ in 0..THREADS {
+            mads.server.recv(Some(LONG_MS), &mads.env.cx)?;
+        }
+        link.unplug()?;
+        wait(|| receivers.get() == THREADS && askers.get() == THREADS)?;
+        check_err!(mads.server.recv(None, &mads.env.cx), ENODEV);
+        check_err!(mads.tell(0), ENODEV);
+        check_err!(mads.ask(&[]), ENODEV);
+        check_err!(serve(&mads.env, own_class(), 1).map(drop), ENODEV);
+        // Why it has ended stays.
+        mads.client.stop(&mads.env.cx);
+        check_err!(mads.client.recv(Some(0), &mads.env.cx), ENODEV);
+        Ok(())
+    }
+
+    #[test]
+    fn of_what_the_infiniband_connection_manager_has() -> Result {
+        let unplugged = Spare::new();
+        let (connected, env) = (CmLink::on(unplugged.env()?)?, unplugged.env()?);
+        let (stopped, refused) = (Counter::new()?, Counter::new()?);
+        let ear = Arc::new(Ear(stopped.clone()), GFP_KERNEL)?;
+        let listener = ibcm::Listener::new(&env.dev, service_id(), ear.clone(), &env.cx)?;
+        // Somebody waits for an answer that never comes.
+        let failed = refused.clone();
+        env.client.spawn(GFP_KERNEL, move |cx| {
+            let connect = || -> Result<(), ibcm::ConnectError> {
+                let other = unplugged.env()?;
+                let qp = other.raw_qp(&other.cq::<Softirq>(64)?, &CAPS)?;
+                let from = gid(&other, other.ip)?;
+                let to = Gid(nobody(&other)?.octets());
+                let path = ibcm::Path::new(&from, to, cx)?;
+                let (events, param) = (CmEvents::new()?, ibcm::Param::default());
+                ibcm::Connection::connect(&qp, &path, service_id(), events, &param, cx).map(drop)
+            };
+            match connect() {
+                Err(ibcm::ConnectError::Failed(ENODEV)) => failed.up(),
+                other => {
+                    pr_err!("FAILED: {other:?}\n");
+                    0
+                }
+            };
+        })?;
+        fsleep(Delta::from_millis(100));
+        unplugged.unplug()?;
+        wait(|| stopped.get() == 1)?;
+        wait(|| refused.get() == 1)?;
+        for end in [&connected.a, &connected.b] {
+            wait(|| end.events.removed() == 1)?;
+        }
+        let another = ibcm::Listener::new(&env.dev, service_id(), ear, &env.cx);
+        check_err!(another.map(drop), ENODEV);
+        // Nobody is told twice.
+        check_eq!((refused.get(), stopped.get()), (1, 1));
+        drop(listener);
+        Ok(())
+    }
+
+    #[test]
+    fn of_what_the_connection_manager_has() -> Result {
+        let unplugged = Spare::new();
+        let env = unplugged.env()?;
+        let (send, recv) = (env.cq::<Softirq>(64)?, env.cq::<Softirq>(64)?);
+        let param = cm::ConnParam::default();
+        let connected = Link::on(unplugged.env()?, &send, &recv, &CAPS, &param)?;
+        let stopped = Counter::new()?;
+        let listener = listen(&env, env.addr(), Ear(stopped.clone()))?;
+        let waits = Counter::new()?;
+        let failed = waits.clone();
+        env.client.spawn(GFP_KERNEL, move |cx| {
+            let connect = || -> Result {
+                let other = unplugged.env()?;
+                let to = SocketAddr::new(nobody(&other)?.into(), port());
+                let id = cm::Id::resolve(&other.client, to, STEP_MS, cx)?;
+                let cq = other.cq::<Softirq>(64)?;
+                let _qp = Qp::create(&id, &other.pd, &cq, &cq, &CAPS, cx)?;
+                id.connect(Events::new()?, &cm::ConnParam::default(), cx)?;
+                Ok(())
+            };
+            match connect() {
+                Err(ENODEV) => failed.up(),
+                other => {
+                    pr_err!("FAILED: {other:?}\n");
+                    0
+                }
+            };
+        })?;
+        fsleep(Delta::from_millis(100));
+        unplugged.unplug()?;
+        wait(|| waits.get() == 1)?;
+        for end in [&connected.a, &connected.b] {
+            wait(|| end.events.removed() == 1)?;
+        }
+        let late = cm::Id::create(&env.client, &env.cx)?;
+        check!(late.resolve_addr(env.addr(), STEP_MS, &env.cx).is_err());
+        // The connection manager itself is told last, when nobody else uses the device.
+        check_eq!(stopped.get(), 0);
+        drop((late, send, recv, connected, env));
+        wait(|| stopped.get() == 1)?;
+        drop(listener);
+        Ok(())
+    }
+}
