@@ -3,9 +3,11 @@
 
 import errno
 import os
+import re
 import subprocess
 import time
 from contextlib import contextmanager
+from pathlib import Path
 
 from samples import BUILD, Debugfs, module
 
@@ -42,6 +44,10 @@ def wait(condition, seconds=60):
         assert time.monotonic() < end, "waited in vain"
         time.sleep(0.01)
     return found
+
+
+def log():
+    return subprocess.run(["dmesg"], check=True, capture_output=True, text=True).stdout
 
 
 @contextmanager
@@ -103,8 +109,7 @@ def refused():
     with soaking() as (null, load):
         null.write("inject", f"refuse 1000 {errno.EDOM}")
         ends(load, os.strerror(errno.EIO))
-    said = subprocess.run(["dmesg"], check=True, capture_output=True, text=True).stdout
-    assert "a request was refused: EDOM" in said, "the error is not that of the injection"
+    assert "a request was refused: EDOM" in log(), "the error is not that of the injection"
 
 
 def not_created():
@@ -132,6 +137,26 @@ def removed():
         assert null.path.exists(), "it did not wait"
         ends(load)
         wait(lambda: not null.path.exists())
+
+
+def leaked():
+    """A QP that cannot be drained at its end is leaked for good and stalls the removal of its device,
+    for ever: nothing can be loaded or unloaded after this that has to do with it."""
+    said = "was not drained (EIO): it is leaked and holds its device"
+    Path("/dev/kmsg").write_text(f"rdma-rs expects: {said}\n")
+    for name in ("rdma_rs", "rdma_null"):
+        # The first may be there.
+        subprocess.run(["insmod", BUILD / f"{name}.ko"], capture_output=True, check=False)
+    null = Null("soak")
+    load = subprocess.Popen(["insmod", BUILD / "rdma_soak.ko", "completions=20000"])
+    wait(lambda: null.path.exists() and null.qps())
+    null.write("inject", "modify 1")
+    wait(lambda: re.search(r"soak: QP \d+ " + re.escape(said), log()))
+    stall = wait(lambda: re.search(r"rdma_soak: removal of soak: waits for .*1 QP\(s\)", log()))
+    assert load.poll() is None and null.state()["qps"] == 1, "it did not wait"
+    for verb in (("add", "null1", "type", "null", "netdev", "lo"), ("delete", "null1")):
+        subprocess.run(["rdma", "link", *verb], check=True, timeout=30)
+    return stall[0]
 
 
 CASES = (link, held, refused, not_created, failed, removed)

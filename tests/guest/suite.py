@@ -408,6 +408,11 @@ if KMEMLEAK.exists():
         assert not leaks, leaks.splitlines()[0]
 
 
+if FLAVOUR == "stock":
+    # Nothing can come after this.
+    case("null device: a QP that is leaked stalls its device, and nothing else")(null.leaked)
+
+
 def timed_out(*_):
     raise TimeoutError(f"not done after {SECONDS} s")
 
