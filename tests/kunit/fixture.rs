@@ -4,6 +4,7 @@
 
 mod access;
 mod cm_link;
+mod counter;
 mod dial;
 mod event_log;
 mod link;
@@ -27,6 +28,10 @@ pub(crate) use cm_link::{
     CmEnd,
     CmEvents,
     CmLink, //
+};
+pub(crate) use counter::{
+    CountDrop,
+    Counter, //
 };
 pub(crate) use dial::{
     accept,
@@ -125,11 +130,7 @@ use kernel::{
     prelude::*,
     str::CStr,
     sync::atomic::{
-        ordering::{
-            Acquire,
-            Full,
-            Relaxed, //
-        },
+        ordering::Relaxed,
         Atomic, //
     },
     time::Delta, //
@@ -274,37 +275,5 @@ pub(crate) fn wait(mut condition: impl FnMut() -> bool) -> Result {
     ) {
         Ok(_) => Ok(()),
         Err(_) => Err(fail(fmt!("waited in vain"))),
-    }
-}
-
-/// A number that threads and handlers count with.
-pub(crate) struct Counter(Atomic<i32>);
-
-impl Counter {
-    pub(crate) fn new() -> Result<Arc<Self>> {
-        Ok(Arc::new(Self(Atomic::new(0)), GFP_KERNEL)?)
-    }
-
-    /// Adds one and returns the new value.
-    pub(crate) fn up(&self) -> i32 {
-        self.0.fetch_add(1, Full) + 1
-    }
-
-    /// Subtracts one.
-    pub(crate) fn down(&self) {
-        self.0.fetch_sub(1, Full);
-    }
-
-    pub(crate) fn get(&self) -> i32 {
-        self.0.load(Acquire)
-    }
-}
-
-/// Counts when it is dropped.
-pub(crate) struct CountDrop(pub(crate) Arc<Counter>);
-
-impl Drop for CountDrop {
-    fn drop(&mut self) {
-        self.0.up();
     }
 }
