@@ -20,9 +20,9 @@ use rdma::prelude::*;
 const NOWHERE: SocketAddr =
     SocketAddr::new(IpAddr::V4(core::net::Ipv4Addr::new(198, 51, 100, 1)), 1);
 
-/// An id that could be connected, but for what the test does, and its QP.
-fn ready(env: &Env) -> Result<(cm::Id, Qp<Softirq>)> {
-    let id = cm::Id::resolve(&env.client, env.addr(), STEP_MS, &env.cx)?;
+/// An id that could be connected to `addr`, and its QP.
+fn ready(env: &Env, addr: SocketAddr) -> Result<(cm::Id, Qp<Softirq>)> {
+    let id = cm::Id::resolve(&env.client, addr, STEP_MS, &env.cx)?;
     let qp = qp(env, &id)?;
     Ok((id, qp))
 }
@@ -111,8 +111,9 @@ mod tests {
             counts.up();
             Ok(())
         };
-        let _listener = listen(&env, env.addr(), never)?;
-        let (id, _qp) = ready(&env)?;
+        let addr = env.addr();
+        let _listener = listen(&env, addr, never)?;
+        let (id, _qp) = ready(&env, addr)?;
         let other = id.clone();
         env.client.spawn(GFP_KERNEL, move |cx| {
             let _ = wait(|| asked.get() == 1).and_then(|()| other.disconnect(cx));
@@ -143,7 +144,7 @@ mod tests {
     #[test]
     fn nobody_listens() -> Result {
         let env = Env::new()?;
-        let (id, _qp) = ready(&env)?;
+        let (id, _qp) = ready(&env, env.addr())?;
         let events = Events::new()?;
         let gone = events.gone();
         let connected = id.connect(events.clone(), &cm::ConnParam::default(), &env.cx);
@@ -157,7 +158,7 @@ mod tests {
     #[test]
     fn too_much_private_data() -> Result {
         let env = Env::new()?;
-        let (id, _qp) = ready(&env)?;
+        let (id, _qp) = ready(&env, env.addr())?;
         for len in [57, 255, 256, 1000] {
             let bytes = KVec::from_elem(1, len, GFP_KERNEL)?;
             let param = cm::ConnParam {
