@@ -206,6 +206,30 @@ fn static_dispatch<C: Polled + CallerPolled>() -> Result {
     Ok(())
 }
 
+fn owners_are_given<C: Polled + CallerPolled>() -> Result {
+    let (link, fates) = (Link::<C>::new()?, Fates::new()?);
+    check_err!(
+        link.recv_cq.process_each::<Same<u8>, 0>(0, |_, _| ()),
+        EINVAL
+    );
+    complete::<_, u8>(&link, &fates, 3)?;
+    let mut kept = KVec::with_capacity(3, GFP_KERNEL)?;
+    let n = link.recv_cq.process_each::<Same<u8>, 0>(2, |owner, wc| {
+        if wc.result().is_ok() {
+            let _ = kept.push_within_capacity(owner);
+        }
+    })?;
+    check_eq!((n, kept.len()), (2, 2));
+    check_eq!(fates.both(), (0, 0));
+    drop(kept);
+    check_eq!(fates.both(), (0, 2));
+    // Owners of other types go to their own handlers.
+    let n = link.recv_cq.process_each::<Same<i8>, 0>(100, |_, _| ())?;
+    check_eq!(n, 1);
+    check_eq!(fates.both(), (1, 3));
+    Ok(())
+}
+
 /// A drain ends while another thread takes completions, the drain's own among them.
 fn drains_meanwhile<C: Polled + CallerPolled>() -> Result {
     const N: usize = 8;
@@ -278,6 +302,16 @@ mod tests {
     #[test]
     fn static_dispatch_waited() -> Result {
         static_dispatch::<Waited>()
+    }
+
+    #[test]
+    fn owners_are_given_direct() -> Result {
+        owners_are_given::<Direct>()
+    }
+
+    #[test]
+    fn owners_are_given_waited() -> Result {
+        owners_are_given::<Waited>()
     }
 
     #[test]

@@ -17,7 +17,8 @@ use crate::{
         Context,
         Provides, //
     },
-    cqe::CqeHandler, //
+    cqe::CqeHandler,
+    wc::Wc, //
 };
 use core::mem::MaybeUninit;
 use kernel::prelude::*;
@@ -73,11 +74,51 @@ impl<C: CallerPolled> Cq<C> {
         T: CqeHandler<ID>,
         C: Provides<T::Needs>,
     {
+        // SAFETY: The caller's context is the one that handlers of this CQ run in.
+        let cx = unsafe { T::Needs::assume() };
+        self.process_each::<T, ID>(budget, |owner, wc| T::done(owner, wc, &cx))
+    }
+
+    /// Gives the owners of type `T`, posted by their callback `ID`, of at most `budget` completions
+    /// to `done` instead of to their handler, any other as [`Cq::process`] does. So the caller gets
+    /// at what is his own, without a lock or a count that it would be shared by.
+    ///
+    /// May be called in any context, also from several threads at once.
+    ///
+    /// # Errors
+    ///
+    /// As [`Cq::process_with`].
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use rdma::{context::*, cq::Cq, cqe::*, wc::Wc};
+    /// # #[derive(HasCqe)]
+    /// # struct Request { cqe: Cqe<Self> }
+    /// # impl CqeHandler for Request {
+    /// #     type Pointer = Pin<KBox<Self>>;
+    /// #     type Needs = Atomic;
+    /// #     fn done(_: Self::Pointer, _: &Wc, _: &Atomic) {}
+    /// # }
+    /// fn reap(cq: &Cq<Direct>, free: &mut KVec<Pin<KBox<Request>>>) -> Result<u32> {
+    ///     cq.process_each::<Request, 0>(64, |request, _wc| {
+    ///         // Without room the request is freed.
+    ///         let _ = free.push_within_capacity(request);
+    ///     })
+    /// }
+    /// ```
+    #[inline]
+    pub fn process_each<T, const ID: u64>(
+        &self,
+        budget: u32,
+        mut done: impl FnMut(T::Pointer, &Wc),
+    ) -> Result<u32>
+    where
+        T: CqeHandler<ID>,
+    {
         if budget == 0 {
             return Err(EINVAL);
         }
-        // SAFETY: The caller's context is the one that handlers of this CQ run in.
-        let cx = unsafe { T::Needs::assume() };
         let mut room = [const { MaybeUninit::<bindings::ib_wc>::uninit() }; ROW];
         let mut left = budget;
         while left > 0 {
@@ -90,7 +131,7 @@ impl<C: CallerPolled> Cq<C> {
             // SAFETY: The CQ has just given these.
             for completion in unsafe { Polled::new(self.inner.raw.as_ptr(), &room[..n]) } {
                 match completion.take::<T, ID>() {
-                    Ok((owner, wc)) => T::done(owner, wc, &cx),
+                    Ok((owner, wc)) => done(owner, wc),
                     Err(other) => drop(other),
                 }
             }
