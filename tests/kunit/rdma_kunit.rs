@@ -67,6 +67,7 @@ mod qp_modify;
 mod qp_raw;
 mod qp_state;
 mod removal;
+mod repost;
 mod rw;
 mod send;
 mod sg;

@@ -17,6 +17,7 @@ mod owner;
 mod parked;
 pub(crate) mod post;
 mod query;
+mod repost;
 mod state;
 mod transfers;
 
@@ -82,6 +83,7 @@ use kernel::{
     sync::SpinLockIrq, //
 };
 use owner::Origin;
+use repost::Poller;
 
 /// A reliable connected queue pair, whose queues complete in contexts `S` and `R`.
 ///
@@ -92,10 +94,12 @@ use owner::Origin;
 /// # Invariants
 ///
 /// `raw` is the QP of `inner`, its PD is `pd`, and its queues complete to CQs that are polled in
-/// `S` and `R`.
+/// `S` and `R`, by `pollers`.
 pub struct Qp<S: PollContext, R: PollContext = S> {
     raw: NonNull<bindings::ib_qp>,
     pub(crate) pd: *const bindings::ib_pd,
+    /// Of the CQs of both queues.
+    pollers: (Poller, Poller),
     pub(crate) inner: Deferred<Inner>,
     _contexts: PhantomData<fn() -> (S, R)>,
 }
@@ -148,6 +152,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
         Ok(Self {
             raw: inner.raw,
             pd: parts.pd.as_raw(),
+            pollers: (Poller::of(parts.send_cq), Poller::of(parts.recv_cq)),
             inner,
             _contexts: PhantomData,
         })

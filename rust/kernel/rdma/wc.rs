@@ -259,6 +259,13 @@ impl Wc {
         }
     }
 
+    /// Says whether this is in the array that a CQ's poller takes completions to, at `array`.
+    #[inline]
+    pub(crate) fn is_in(&self, array: *const Self) -> bool {
+        let at = core::ptr::from_ref(self).addr();
+        at.wrapping_sub(array.addr()) < const { POLL_BATCH * size_of::<Self>() }
+    }
+
     #[inline]
     pub(crate) fn cqe(&self) -> *mut bindings::ib_cqe {
         // SAFETY: The core calls handlers with `wr_cqe` set; both members of the union are as wide.

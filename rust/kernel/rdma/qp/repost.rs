@@ -1,0 +1,190 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Posting from a handler, where the owner has the QP.
+//!
+//! An owner that is moved into the queue cannot lend its QP to the call that posts it, and a reference
+//! of the caller's own is counted twice for each request. A handler needs none if its owner goes back
+//! to the CQ that is being polled: what is posted can come back only after the handler has returned,
+//! and until then keeps the QP.
+
+use super::Qp;
+use crate::{
+    context::{
+        Direct,
+        PollContext,
+        Provides, //
+    },
+    cq,
+    cqe::{
+        CqeHandler,
+        CqePointer, //
+    },
+    wc::Wc,
+    wr::{
+        PostError,
+        RecvWr,
+        SendWr, //
+    }, //
+};
+use kernel::{
+    prelude::*,
+    sync::Arc, //
+};
+
+/// Where the only one who polls a CQ has the completions that it is dispatching.
+///
+/// # Invariants
+///
+/// Completions of the CQ are dispatched from there only, one after the other; or null.
+#[derive(Clone, Copy)]
+pub(super) struct Poller(*const Wc);
+
+impl Poller {
+    pub(super) fn of(cq: &cq::Inner) -> Self {
+        if cq.is_caller_polled() || cq.is_shared() {
+            // INVARIANT: Null. Several threads may poll it, or C's drain of an SRQ.
+            return Self(core::ptr::null());
+        }
+        // INVARIANT: The RDMA core polls its own CQs by one softirq or work item.
+        // SAFETY: The CQ is there while `cq` lives, and its array does not change.
+        Self(unsafe { (*cq.raw.as_ptr()).wc }.cast_const().cast())
+    }
+
+    /// Says whether it is dispatching this completion.
+    #[inline]
+    fn is_at(self, wc: &Wc) -> bool {
+        wc.is_in(self.0)
+    }
+}
+
+impl<S: PollContext, R: PollContext> Qp<S, R> {
+    /// Posts a request to the send queue as [`Qp::post_send`], for an owner that has its QP: `qp`
+    /// finds it there.
+    ///
+    /// In a handler of `wc`, on a CQ that the RDMA core polls, is not shared, and is where the QP's
+    /// sends complete, the QP's references are not counted. Elsewhere this does what cloning the
+    /// reference does.
+    ///
+    /// Any context.
+    ///
+    /// # Errors
+    ///
+    /// As [`Qp::post_send`].
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use rdma::{context::*, cqe::*, dma::*, qp::Qp, wc::Wc, wr::SendWr};
+    /// # use kernel::sync::Arc;
+    /// #[derive(HasCqe)]
+    /// struct Beat {
+    ///     cqe: Cqe<Self>,
+    ///     buf: Buf<ToDevice>,
+    ///     qp: Arc<Qp<Softirq>>,
+    /// }
+    ///
+    /// impl CqeHandler for Beat {
+    ///     type Pointer = Pin<KBox<Self>>;
+    ///     type Needs = Atomic;
+    ///
+    ///     fn done(this: Self::Pointer, wc: &Wc, _cx: &Atomic) {
+    ///         if wc.result().is_ok() {
+    ///             let posted = Qp::repost_send(this, wc, |b| &b.qp, |b| {
+    ///                 Ok(SendWr::send([b.buf.whole()]))
+    ///             });
+    ///             if let Err(e) = posted {
+    ///                 pr_err!("no more: {:?}\n", e.error);
+    ///             }
+    ///         }
+    ///     }
+    /// }
+    /// ```
+    #[inline]
+    pub fn repost_send<P, const ID: u64, const N: usize>(
+        owner: P,
+        wc: &Wc,
+        qp: impl for<'a> FnOnce(&'a P::Target) -> &'a Arc<Self>,
+        wr: impl for<'a> FnOnce(&'a P::Target) -> Result<SendWr<'a, N>>,
+    ) -> Result<(), PostError<P>>
+    where
+        P: CqePointer<ID>,
+        P::Target: CqeHandler<ID, Pointer = P> + Sized,
+        S: Provides<<P::Target as CqeHandler<ID>>::Needs>,
+    {
+        let qp = qp(&owner);
+        if const { S::RAW == Direct::RAW } {
+            return qp.clone().post_send(owner, wr);
+        }
+        if qp.pollers.0.is_at(wc) {
+            let qp = Arc::as_ptr(qp);
+            // SAFETY: What is refused does not drop its owner. What is posted completes to the CQ
+            // that is dispatching `wc`, by one who does not come to another completion before the
+            // caller, which borrows `wc`, has returned. So the owner is there until then, and what
+            // it lends, too.
+            return unsafe { &*qp }.post_send(owner, wr);
+        }
+        Self::post_send_counted(qp.clone(), owner, wr)
+    }
+
+    /// As [`Qp::post_send`], by a reference that the caller has. Not inlined, so that the registers
+    /// that this needs are not saved in vain.
+    #[inline(never)]
+    fn post_send_counted<P, const ID: u64, const N: usize>(
+        this: Arc<Self>,
+        owner: P,
+        wr: impl for<'a> FnOnce(&'a P::Target) -> Result<SendWr<'a, N>>,
+    ) -> Result<(), PostError<P>>
+    where
+        P: CqePointer<ID>,
+        P::Target: CqeHandler<ID, Pointer = P> + Sized,
+        S: Provides<<P::Target as CqeHandler<ID>>::Needs>,
+    {
+        this.post_send(owner, wr)
+    }
+
+    /// Posts a request to the receive queue as [`Qp::post_recv`], for an owner that has its QP: see
+    /// [`Qp::repost_send`].
+    ///
+    /// # Errors
+    ///
+    /// As [`Qp::post_recv`].
+    #[inline]
+    pub fn repost_recv<P, const ID: u64, const N: usize>(
+        owner: P,
+        wc: &Wc,
+        qp: impl for<'a> FnOnce(&'a P::Target) -> &'a Arc<Self>,
+        wr: impl for<'a> FnOnce(&'a P::Target) -> Result<RecvWr<'a, N>>,
+    ) -> Result<(), PostError<P>>
+    where
+        P: CqePointer<ID>,
+        P::Target: CqeHandler<ID, Pointer = P> + Sized,
+        R: Provides<<P::Target as CqeHandler<ID>>::Needs>,
+    {
+        let qp = qp(&owner);
+        if const { R::RAW == Direct::RAW } {
+            return qp.clone().post_recv(owner, wr);
+        }
+        if qp.pollers.1.is_at(wc) {
+            let qp = Arc::as_ptr(qp);
+            // SAFETY: As in `repost_send`.
+            return unsafe { &*qp }.post_recv(owner, wr);
+        }
+        Self::post_recv_counted(qp.clone(), owner, wr)
+    }
+
+    /// As [`Qp::post_recv`], by a reference that the caller has. Not inlined, so that the registers
+    /// that this needs are not saved in vain.
+    #[inline(never)]
+    fn post_recv_counted<P, const ID: u64, const N: usize>(
+        this: Arc<Self>,
+        owner: P,
+        wr: impl for<'a> FnOnce(&'a P::Target) -> Result<RecvWr<'a, N>>,
+    ) -> Result<(), PostError<P>>
+    where
+        P: CqePointer<ID>,
+        P::Target: CqeHandler<ID, Pointer = P> + Sized,
+        R: Provides<<P::Target as CqeHandler<ID>>::Needs>,
+    {
+        this.post_recv(owner, wr)
+    }
+}

@@ -1,0 +1,232 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Owners that have their QP and post themselves again.
+
+use crate::fixture::{
+    wait,
+    CountDrop,
+    Counter,
+    Env,
+    NullEnv,
+    Polled, //
+};
+use kernel::prelude::*;
+use rdma::prelude::*;
+use rdma_null::Injection;
+
+const CAPS: Caps = Caps::new(4, 4);
+
+/// Goes round until it was often enough.
+#[derive(HasCqe)]
+struct Beat<C: Polled> {
+    sent: Cqe<Self, 0>,
+    received: Cqe<Self, 1>,
+    left: u32,
+    buf: Buf<Bidirectional>,
+    qp: Arc<Qp<C>>,
+    /// Where it goes to, if not to `qp`.
+    peer: Option<Arc<Qp<C>>>,
+    count: Arc<Counter>,
+    refused: Arc<Counter>,
+    _gone: CountDrop,
+}
+
+impl<C: Polled> Beat<C> {
+    fn new(env: &Env, qp: &Arc<Qp<C>>, left: u32, counts: &Counts) -> Result<Pin<KBox<Self>>> {
+        let beat = Self {
+            sent: Cqe::new(),
+            received: Cqe::new(),
+            left,
+            buf: Buf::alloc(&env.pd, 16, &env.cx)?,
+            qp: qp.clone(),
+            peer: None,
+            count: counts.done.clone(),
+            refused: counts.refused.clone(),
+            _gone: CountDrop(counts.gone.clone()),
+        };
+        Ok(KBox::pin(beat, GFP_KERNEL)?)
+    }
+
+    /// Counts, and says whether there is to be another round.
+    fn goes_on(&mut self, wc: &Wc) -> bool {
+        if wc.result().is_err() || self.left == 0 {
+            return false;
+        }
+        self.left -= 1;
+        self.count.up();
+        true
+    }
+}
+
+struct Counts {
+    done: Arc<Counter>,
+    refused: Arc<Counter>,
+    gone: Arc<Counter>,
+}
+
+impl Counts {
+    fn new() -> Result<Self> {
+        Ok(Self {
+            done: Counter::new()?,
+            refused: Counter::new()?,
+            gone: Counter::new()?,
+        })
+    }
+}
+
+impl<C: Polled> CqeHandler<0> for Beat<C> {
+    type Pointer = Pin<KBox<Self>>;
+    type Needs = Atomic;
+
+    fn done(mut this: Self::Pointer, wc: &Wc, _cx: &Atomic) {
+        if !this.goes_on(wc) {
+            return;
+        }
+        let posted = Qp::repost_send::<_, 0, 1>(
+            this,
+            wc,
+            |beat| beat.peer.as_ref().unwrap_or(&beat.qp),
+            |beat| Ok(SendWr::send([beat.buf.whole()])),
+        );
+        if let Err(e) = posted {
+            e.owner.refused.up();
+        }
+    }
+}
+
+impl<C: Polled> CqeHandler<1> for Beat<C> {
+    type Pointer = Pin<KBox<Self>>;
+    type Needs = Atomic;
+
+    fn done(mut this: Self::Pointer, wc: &Wc, _cx: &Atomic) {
+        if !this.goes_on(wc) {
+            return;
+        }
+        let posted = Qp::repost_recv::<_, 1, 1>(
+            this,
+            wc,
+            |beat| &beat.qp,
+            |beat| Ok(RecvWr::new([beat.buf.whole_mut()])),
+        );
+        if let Err(e) = posted {
+            e.owner.refused.up();
+        }
+    }
+}
+
+/// A QP that sends to nobody.
+fn lone<C: Polled>(null: &NullEnv, cq: &Cq<C>) -> Result<Arc<Qp<C>>> {
+    let qp = null.env.raw_qp(cq, &CAPS)?;
+    null.dev
+        .inject_qp(qp.num(), Injection::Connect { peer: 0 })?;
+    Ok(Arc::new(qp, GFP_KERNEL)?)
+}
+
+fn poll_until<C: Polled>(cq: &Cq<C>, mut condition: impl FnMut() -> bool) -> Result {
+    wait(|| {
+        C::poll(cq);
+        condition()
+    })
+}
+
+/// The only references to the QP are those of owners: the last one goes in a handler.
+fn sends<C: Polled>(rounds: u32) -> Result {
+    let (null, counts) = (NullEnv::new()?, Counts::new()?);
+    let cq = null.env.cq::<C>(2 * CAPS.entries())?;
+    let qp = lone(&null, &cq)?;
+    for _ in 0..2 {
+        let beat = Beat::new(&null.env, &qp, rounds, &counts)?;
+        qp.post_send::<_, 0, 1>(beat, |beat| Ok(SendWr::send([beat.buf.whole()])))?;
+    }
+    drop(qp);
+    poll_until(&cq, || counts.gone.get() == 2)?;
+    check_eq!(counts.done.get(), 2 * rounds as i32);
+    check_eq!(counts.refused.get(), 0);
+    poll_until(&cq, || null.dev.objects()[1] == 0)
+}
+
+#[kunit_tests(rdma_repost)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn from_a_softirq() -> Result {
+        sends::<Softirq>(200)
+    }
+
+    #[test]
+    fn from_a_work_item() -> Result {
+        sends::<Workqueue>(200)
+    }
+
+    #[test]
+    fn from_a_caller() -> Result {
+        sends::<Direct>(20)
+    }
+
+    #[test]
+    fn from_who_waits() -> Result {
+        sends::<Waited>(20)
+    }
+
+    /// The new request completes elsewhere, perhaps before the handler has returned.
+    #[test]
+    fn to_another_cq() -> Result {
+        let (null, counts) = (NullEnv::new()?, Counts::new()?);
+        let cqs = [
+            null.env.cq::<Softirq>(2 * CAPS.entries())?,
+            null.env.cq::<Softirq>(2 * CAPS.entries())?,
+        ];
+        for n in 1..=50 {
+            let (qp, other) = (lone(&null, &cqs[0])?, lone(&null, &cqs[1])?);
+            let mut beat = Beat::new(&null.env, &qp, 1, &counts)?;
+            beat.as_mut().get_mut().peer = Some(other);
+            qp.post_send::<_, 0, 1>(beat, |beat| Ok(SendWr::send([beat.buf.whole()])))?;
+            drop(qp);
+            wait(|| counts.gone.get() == n && null.dev.objects()[1] == 0)?;
+        }
+        check_eq!(counts.done.get(), 50);
+        check_eq!(counts.refused.get(), 0);
+        Ok(())
+    }
+
+    #[test]
+    fn receives() -> Result {
+        let (null, counts) = (NullEnv::new()?, Counts::new()?);
+        let cq = null.env.cq::<Softirq>(4 * CAPS.entries())?;
+        let (a, b) = (lone(&null, &cq)?, lone(&null, &cq)?);
+        null.dev
+            .inject_qp(a.num(), Injection::Connect { peer: b.num() })?;
+        null.dev
+            .inject_qp(b.num(), Injection::Connect { peer: a.num() })?;
+        let beat = Beat::new(&null.env, &b, 5, &counts)?;
+        b.post_recv::<_, 1, 1>(beat, |beat| Ok(RecvWr::new([beat.buf.whole_mut()])))?;
+        for n in 1..=5 {
+            let message = Beat::new(&null.env, &a, 0, &counts)?;
+            a.post_send::<_, 0, 1>(message, |beat| Ok(SendWr::send([beat.buf.whole()])))?;
+            wait(|| counts.done.get() == n)?;
+        }
+        check_eq!(counts.refused.get(), 0);
+        b.drain(&null.env.cx)?;
+        check_eq!(counts.gone.get(), 6);
+        Ok(())
+    }
+
+    #[test]
+    fn is_refused() -> Result {
+        let (null, counts) = (NullEnv::new()?, Counts::new()?);
+        let cq = null.env.cq::<Softirq>(2 * CAPS.entries())?;
+        let qp = lone(&null, &cq)?;
+        let refuse = Injection::Refuse {
+            after: 3,
+            errno: ENOMEM.to_errno().unsigned_abs(),
+        };
+        null.dev.inject_qp(qp.num(), refuse)?;
+        let beat = Beat::new(&null.env, &qp, 10, &counts)?;
+        qp.post_send::<_, 0, 1>(beat, |beat| Ok(SendWr::send([beat.buf.whole()])))?;
+        wait(|| counts.gone.get() == 1)?;
+        check_eq!(counts.refused.get(), 1);
+        check_eq!(counts.done.get(), 3);
+        Ok(())
+    }
+}
