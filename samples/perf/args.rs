@@ -90,7 +90,6 @@ pub(crate) struct Args<'a> {
     pub(crate) qps: u32,
     pub(crate) count: u32,
     pub(crate) warmup: u32,
-    #[expect(dead_code)]
     pub(crate) addr: SocketAddr,
 }
 
@@ -145,6 +144,16 @@ impl<'a> Words<'a> {
 }
 
 impl<'a> Args<'a> {
+    /// Returns how many groups of requests, of which one is signaled, are in flight on a QP.
+    pub(crate) fn groups(&self) -> u32 {
+        self.depth.checked_div(self.signal).unwrap_or(0)
+    }
+
+    /// Returns how many there are on all QPs.
+    pub(crate) fn owners(&self) -> u32 {
+        self.groups().saturating_mul(self.qps)
+    }
+
     pub(crate) fn parse(text: &'a str) -> Result<Self> {
         let mut words = Words { text, taken: 0 };
         let load = words.parse("load", Load::SendLat)?;

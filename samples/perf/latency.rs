@@ -84,9 +84,9 @@ impl Meter {
         self.last.store(self.epoch.elapsed().as_nanos(), Relaxed);
     }
 
-    /// A message is back: says how many there were, and whether another one is to be sent.
+    /// A message is back: says how many are still to come.
     #[inline]
-    fn lap(&self) -> (u32, bool) {
+    fn lap(&self) -> u32 {
         let (now, n) = (self.epoch.elapsed().as_nanos(), self.n.load(Relaxed));
         if let Some(sample) = self.samples.get(n as usize) {
             sample.store(now - self.last.load(Relaxed), Relaxed);
@@ -94,7 +94,7 @@ impl Meter {
         self.last.store(now, Relaxed);
         let n = n.wrapping_add(1);
         self.n.store(n, Relaxed);
-        (n, n != self.count.load(Relaxed))
+        self.count.load(Relaxed).wrapping_sub(n)
     }
 
     /// Returns the latencies, in order.
@@ -140,52 +140,42 @@ impl<C: PollContext + Provides<Atomic>> Slot<C> {
     }
 
     #[inline]
-    fn send(self: Pin<KBox<Self>>) {
-        let qp = self.qp.clone();
-        if let Err(e) = qp.post_send::<_, SEND, 1>(self, Self::wr) {
-            e.owner.run.fail(e.error);
-        }
-    }
-
-    #[inline]
-    fn receive(self: Pin<KBox<Self>>) {
-        let qp = self.qp.clone();
-        let posted =
-            qp.post_recv::<_, RECV, 1>(self, |slot| Ok(RecvWr::new([slot.buf.whole_mut()])));
-        if let Err(e) = posted {
-            e.owner.run.fail(e.error);
-        }
+    fn recv_wr(&self) -> Result<RecvWr<'_>> {
+        Ok(RecvWr::new([self.buf.whole_mut()]))
     }
 
     /// A message is here: sends it on, unless it was the last.
     #[inline]
-    fn arrived(self: Pin<KBox<Self>>) {
+    fn arrived(self: Pin<KBox<Self>>, wc: &Wc) {
         if let Some(meter) = &self.meter {
-            let (n, more) = meter.lap();
-            if !more {
+            if !self.run.goes_on(meter.lap()) {
                 return self.run.clone().through(self);
             }
-            if n % 64 == 0 {
-                self.run.tick();
-            }
         }
-        self.send();
+        if let Err(e) = Qp::repost_send::<_, SEND, 1>(self, wc, |slot| &slot.qp, Self::wr) {
+            e.owner.run.fail(e.error);
+        }
     }
 
     #[inline]
     fn received(self: Pin<KBox<Self>>, wc: &Wc) {
         match wc.result() {
-            Ok(_) => self.arrived(),
+            Ok(_) => self.arrived(wc),
             Err(e) => self.run.fail(e),
         }
     }
 
+    /// The message is on its way: makes room for another.
     #[inline]
     fn sent(self: Pin<KBox<Self>>, wc: &Wc) {
-        match wc.result() {
-            Ok(_) if matches!(self.op, Op::Read(_)) => self.arrived(),
-            Ok(_) => self.receive(),
-            Err(e) => self.run.fail(e),
+        if let Err(e) = wc.result() {
+            return self.run.fail(e);
+        }
+        if matches!(self.op, Op::Read(_)) {
+            return self.arrived(wc);
+        }
+        if let Err(e) = Qp::repost_recv::<_, RECV, 1>(self, wc, |slot| &slot.qp, Self::recv_wr) {
+            e.owner.run.fail(e.error);
         }
     }
 }
@@ -248,7 +238,7 @@ fn fill<C: PollContext + Provides<Atomic>>(
         if n == 0 && meter.is_some() {
             run.keep(slot);
         } else {
-            slot.receive();
+            qp.post_recv::<_, RECV, 1>(slot, Slot::recv_wr)?;
         }
     }
     Ok(())
@@ -270,7 +260,8 @@ fn phase<M: Mode>(
     run.begin(1);
     meter.start(count);
     let began = Instant::<Monotonic>::now();
-    ball.send();
+    let qp = ball.qp.clone();
+    qp.post_send::<_, SEND, 1>(ball, Slot::wr)?;
     let end = run.wait::<M>(|| {
         Ok(M::poll::<Slot<M::Cq>>(&a.cq, SLOTS)? + M::poll::<Slot<M::Cq>>(&b.cq, SLOTS)?)
     })?;

@@ -20,12 +20,14 @@
 //! - `latency.rs`, `rate.rs`, `void.rs`, `reg.rs`, `connect.rs`: the loads.
 
 mod args;
+mod connect;
 mod control;
 mod end;
 mod latency;
 mod link;
 mod poll;
 mod rate;
+mod reg;
 mod run;
 mod void;
 

@@ -6,7 +6,7 @@ use kernel::prelude::*;
 use rdma::prelude::*;
 
 /// How many completions are polled at once, as the RDMA core does.
-const BATCH: usize = 16;
+pub(crate) const BATCH: usize = 16;
 
 /// An owner that is recognised where completions are polled.
 pub(crate) trait Owner: CqeHandler<Needs = Atomic> {
@@ -75,7 +75,7 @@ impl Mode for Batched {
     fn poll<T: Owner>(cq: &Cq<Direct>, _budget: u32) -> Result<u32> {
         let mut batch = Batch::<BATCH>::new();
         let n = cq.poll(&mut batch)?;
-        while let Some(completion) = batch.next() {
+        for completion in batch.completions() {
             T::claim(completion);
         }
         Ok(n as u32)

@@ -18,6 +18,7 @@ use crate::{
     },
     run::{
         device,
+        share,
         Figures,
         Report,
         Run, //
@@ -43,6 +44,8 @@ enum Op {
     Read(Remote),
 }
 
+type Owned<C> = Pin<KBox<Group<C>>>;
+
 /// So many requests, of which the last is signaled, and gives all of them back. It counts for itself:
 /// nobody else has it.
 #[derive(HasCqe)]
@@ -54,7 +57,7 @@ struct Group<C: PollContext + Provides<Atomic>> {
     /// How often it is still to come back.
     left: u32,
     qp: Arc<Qp<C>>,
-    run: Arc<Run<Pin<KBox<Self>>>>,
+    run: Arc<Run<Owned<C>>>,
 }
 
 impl<C: PollContext + Provides<Atomic>> Group<C> {
@@ -68,51 +71,70 @@ impl<C: PollContext + Provides<Atomic>> Group<C> {
     }
 
     /// Posts all requests, each by itself.
-    #[inline]
     fn post(self: Pin<KBox<Self>>) {
+        if self.signal > 1 {
+            return self.post_all();
+        }
         let qp = self.qp.clone();
-        if self.signal == 1 {
-            if let Err(e) = qp.post_send(self, Self::wr) {
-                e.owner.run.fail(e.error);
-            }
-        } else if let Err((owner, error)) = self.post_all(&qp) {
-            match owner {
-                Some(group) => group.run.fail(error),
-                // The QP has it.
-                None => pr_err!("requests were not posted: {error:?}\n"),
-            }
+        if let Err(e) = qp.post_send(self, Self::wr) {
+            e.owner.run.fail(e.error);
         }
     }
 
-    #[inline]
-    fn post_all(self: Pin<KBox<Self>>, qp: &Qp<C>) -> Result<(), (Option<Pin<KBox<Self>>>, Error)> {
-        let unsignaled = self.signal - 1;
+    /// Posts requests of which only the last is signaled.
+    #[inline(never)]
+    fn post_all(self: Pin<KBox<Self>>) {
+        let (qp, signal) = (self.qp.clone(), self.signal);
         let mut batch = qp.batch(self);
-        for _ in 0..unsignaled {
+        for _ in 1..signal {
             let posted = batch.post(|group, chain: &mut Chain<'_, 1>| chain.push(group.wr()?));
             if let Err(e) = posted {
-                return Err((batch.into_owner(), e));
+                return Self::refused(batch.into_owner(), e);
             }
         }
-        batch
-            .finish(|group, chain: &mut Chain<'_, 1>| chain.push(group.wr()?))
-            .map_err(|e| (e.batch.into_owner(), e.error))
+        let posted = batch.finish(|group, chain: &mut Chain<'_, 1>| chain.push(group.wr()?));
+        if let Err(e) = posted {
+            Self::refused(e.batch.into_owner(), e.error);
+        }
+    }
+
+    /// Some were perhaps posted: then the QP has the owner.
+    #[cold]
+    fn refused(this: Option<Pin<KBox<Self>>>, error: Error) {
+        pr_err!("a request was refused: {error:?}\n");
+        if let Some(group) = this {
+            group.run.fail(error);
+        }
     }
 
     /// Its requests are done: posts them again, unless that was often enough.
     #[inline]
     fn completed(mut self: Pin<KBox<Self>>, wc: &Wc) {
         if let Err(e) = wc.result() {
-            return self.run.fail(e);
+            return self.failed(e);
         }
         self.left = self.left.wrapping_sub(1);
-        if self.left % 64 == 0 {
-            if self.left == 0 {
-                return self.run.clone().through(self);
-            }
-            self.run.tick();
+        if !self.run.goes_on(self.left) {
+            return self.end();
         }
-        self.post();
+        if self.signal > 1 {
+            return self.post_all();
+        }
+        if let Err(e) = Qp::repost_send(self, wc, |group| &group.qp, Self::wr) {
+            Self::refused(Some(e.owner), e.error);
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn failed(self: Pin<KBox<Self>>, e: WcError) {
+        self.run.fail(e);
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn end(self: Pin<KBox<Self>>) {
+        self.run.clone().through(self);
     }
 }
 
@@ -145,16 +167,15 @@ struct Receive<C: PollContext + Provides<Atomic>> {
 
 impl<C: PollContext + Provides<Atomic>> Receive<C> {
     #[inline]
-    fn post(self: Pin<KBox<Self>>) -> Result {
-        let qp = self.qp.clone();
-        Ok(qp.post_recv(self, |r| Ok(RecvWr::new([r.buf.whole_mut()])))?)
+    fn wr(&self) -> Result<RecvWr<'_>> {
+        Ok(RecvWr::new([self.buf.whole_mut()]))
     }
 
     /// If it was flushed, or cannot be posted, the sender learns that.
     #[inline]
     fn completed(self: Pin<KBox<Self>>, wc: &Wc) {
         if wc.result().is_ok() {
-            let _ = self.post();
+            let _ = Qp::repost_recv(self, wc, |receive| &receive.qp, Self::wr);
         }
     }
 }
@@ -183,13 +204,13 @@ struct Stream<'a, 'b, M: Mode> {
     args: &'a Args<'b>,
     a: &'a End<M::Cq>,
     b: Option<&'a End<M::Cq>>,
-    run: &'a Arc<Run<Pin<KBox<Group<M::Cq>>>>>,
+    run: &'a Arc<Run<Owned<M::Cq>>>,
 }
 
 impl<M: Mode> Stream<'_, '_, M> {
     /// Makes the owners of all requests.
     fn make(&self, op: Op, cx: &Sleepable) -> Result {
-        for _ in 0..self.args.depth / self.args.signal {
+        for _ in 0..self.args.groups() {
             for qp in self.a.qps.iter() {
                 let group = Group {
                     cqe: Cqe::new(),
@@ -215,7 +236,7 @@ impl<M: Mode> Stream<'_, '_, M> {
                     buf: Buf::alloc(&b.pd, self.args.size, cx)?,
                     qp: qp.clone(),
                 };
-                KBox::pin(receive, GFP_KERNEL)?.post()?;
+                qp.post_recv(KBox::pin(receive, GFP_KERNEL)?, Receive::wr)?;
             }
         }
         Ok(())
@@ -225,11 +246,11 @@ impl<M: Mode> Stream<'_, '_, M> {
     fn phase(&self, count: u32) -> Result<Figures> {
         let args = self.args;
         let total = count.div_ceil(args.signal);
-        let owners = (args.depth / args.signal * args.qps).min(total);
+        let owners = args.owners().min(total);
         let mut groups = KVec::with_capacity(owners as usize, GFP_KERNEL)?;
         for n in 0..owners {
             let mut group = self.run.take().ok_or(EIO)?;
-            group.left = total / owners + u32::from(n < total % owners);
+            group.left = share(total, n, owners);
             groups.push(group, GFP_KERNEL)?;
         }
         if owners == 0 {
@@ -273,8 +294,7 @@ pub(crate) fn run<M: Mode>(client: &ClientRef, args: &Args<'_>, cx: &Sleepable) 
         let end = End::new(&peer, args.qps, &Caps::new(1, recvs), cx)?;
         ends.push(end, GFP_KERNEL)?;
     }
-    let owners = (args.depth / args.signal * args.qps) as usize;
-    let run = Run::new(owners)?;
+    let run = Run::new(args.owners() as usize)?;
     let result = stream::<M>(args, &mut ends, &run, cx);
     Ok(finish(&run, ends, result, cx)?.into())
 }
@@ -282,7 +302,7 @@ pub(crate) fn run<M: Mode>(client: &ClientRef, args: &Args<'_>, cx: &Sleepable) 
 fn stream<M: Mode>(
     args: &Args<'_>,
     ends: &mut [End<M::Cq>],
-    run: &Arc<Run<Pin<KBox<Group<M::Cq>>>>>,
+    run: &Arc<Run<Owned<M::Cq>>>,
     cx: &Sleepable,
 ) -> Result<Figures> {
     let (a, b) = ends.split_first_mut().ok_or(EINVAL)?;

@@ -8,6 +8,7 @@ use crate::{
         Context,
         Load, //
     },
+    connect,
     latency,
     poll::{
         Batched,
@@ -15,6 +16,7 @@ use crate::{
         Static, //
     },
     rate,
+    reg,
     void, //
 };
 use kernel::{
@@ -128,10 +130,20 @@ impl<P: Send> Run<P> {
         self.over.store(false, Release);
     }
 
-    /// Says that there is progress.
-    pub(crate) fn tick(&self) {
-        self.progress
-            .store(self.progress.load(Relaxed).wrapping_add(1), Relaxed);
+    /// Says whether an owner goes on, which is to come back `left` more times; and now and then that
+    /// there is progress.
+    #[inline]
+    pub(crate) fn goes_on(&self, left: u32) -> bool {
+        if left % 64 == 0 {
+            self.tick();
+        }
+        left != 0
+    }
+
+    #[cold]
+    fn tick(&self) {
+        let progress = self.progress.load(Relaxed).wrapping_add(1);
+        self.progress.store(progress, Relaxed);
     }
 
     /// Keeps an owner for the next phase.
@@ -229,6 +241,14 @@ impl<P: Send> Run<P> {
     }
 }
 
+/// Returns how often owner `n` of `owners` comes back, for all of them to come back `total` times.
+pub(crate) fn share(total: u32, n: u32, owners: u32) -> u32 {
+    match (total.checked_div(owners), total.checked_rem(owners)) {
+        (Some(all), Some(rest)) => all.saturating_add((n < rest).into()),
+        _ => 0,
+    }
+}
+
 /// Finds a device.
 pub(crate) fn device(client: &ClientRef, name: &str) -> Result<Device> {
     let name = CString::try_from_fmt(fmt!("{name}"))?;
@@ -238,11 +258,12 @@ pub(crate) fn device(client: &ClientRef, name: &str) -> Result<Device> {
 fn run_in<M: Mode>(client: &ClientRef, args: &Args<'_>, cx: &Sleepable) -> Result<Report> {
     match args.load {
         Load::SendLat | Load::WriteLat | Load::ReadLat => latency::run::<M>(client, args, cx),
-        Load::VoidRate if M::POLLED => void::run::<M>(client, args, cx),
+        Load::VoidRate if M::POLLED => void::run(client, args, cx),
         Load::SendRate | Load::WriteRate | Load::ReadRate | Load::VoidRate => {
             rate::run::<M>(client, args, cx)
         }
-        Load::RegRate | Load::ConnectRate => Err(EINVAL),
+        Load::RegRate => reg::run::<M>(client, args, cx),
+        Load::ConnectRate => connect::run::<M>(client, args, cx),
     }
 }
 

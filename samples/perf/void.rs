@@ -2,20 +2,22 @@
 
 //! Requests to nobody, for a null device: what the layers above a device cost.
 //!
-//! The caller posts all requests, then processes their completions, and again. Posting and
-//! processing are timed apart.
+//! The caller posts all requests, then processes their completions, and again. Posting and processing
+//! are timed apart. So the requests have to come back to the caller: where he polls into an array or
+//! dispatches statically, he takes them; callbacks cannot give them back, and the caller keeps a
+//! reference.
 
 use crate::{
-    args::Args,
+    args::{
+        Args,
+        Context, //
+    },
     end::{
         finish,
         End, //
     },
     link,
-    poll::{
-        Mode,
-        Owner, //
-    },
+    poll::BATCH,
     run::{
         device,
         Figures,
@@ -30,22 +32,34 @@ use kernel::{
         Monotonic, //
     }, //
 };
-use rdma::prelude::*;
+use rdma::{
+    cqe::CqePointer,
+    prelude::*,
+    qp::Chain, //
+};
 
-/// A request. The caller keeps a reference, and so has it again without being told.
+/// A request that the caller has or has posted.
 #[derive(HasCqe)]
-struct Request<C: PollContext> {
+struct Request {
     cqe: Cqe<Self>,
     buf: Buf<ToDevice>,
-    qp: Arc<Qp<C>>,
     run: Arc<Run<()>>,
 }
 
-impl<C: PollContext + Provides<Atomic>> Request<C> {
-    fn post(self: &Arc<Self>) -> Result {
-        Ok(self
-            .qp
-            .post_send(self.clone(), |r| Ok(SendWr::send([r.buf.whole()])))?)
+/// A request that the caller has a reference to.
+#[derive(HasCqe)]
+struct Shared {
+    cqe: Cqe<Self>,
+    request: Request,
+}
+
+impl Request {
+    fn new(end: &End<Direct>, size: usize, run: &Arc<Run<()>>, cx: &Sleepable) -> Result<Self> {
+        Ok(Self {
+            cqe: Cqe::new(),
+            buf: Buf::alloc(&end.pd, size, cx)?,
+            run: run.clone(),
+        })
     }
 
     #[inline]
@@ -56,83 +70,216 @@ impl<C: PollContext + Provides<Atomic>> Request<C> {
     }
 }
 
-impl<C: PollContext + Provides<Atomic>> CqeHandler for Request<C> {
+impl CqeHandler for Request {
+    type Pointer = Pin<KBox<Self>>;
+    type Needs = Atomic;
+
+    /// Not taken by the caller: flushed at the end.
+    fn done(this: Self::Pointer, wc: &Wc, _cx: &Atomic) {
+        this.completed(wc);
+    }
+}
+
+impl CqeHandler for Shared {
     type Pointer = Arc<Self>;
     type Needs = Atomic;
 
     #[inline]
     fn done(this: Arc<Self>, wc: &Wc, _cx: &Atomic) {
-        this.completed(wc);
+        this.request.completed(wc);
     }
 }
 
-impl<C: PollContext + Provides<Atomic>> Owner for Request<C> {
-    #[inline]
-    fn claim(completion: Completion<'_>) {
-        if let Ok((this, wc)) = completion.take::<Self, 0>() {
-            this.completed(wc);
+/// Posts requests of an owner, each by itself, of which the last is signaled.
+#[inline]
+fn post<P>(
+    qp: &Qp<Direct>,
+    owner: P,
+    signal: u32,
+    buf: impl for<'a> Fn(&'a P::Target) -> &'a Buf<ToDevice>,
+) -> Result
+where
+    P: CqePointer<0>,
+    P::Target: CqeHandler<Pointer = P, Needs = Atomic>,
+{
+    if signal > 1 {
+        return post_all(qp, owner, signal, buf);
+    }
+    Ok(qp.post_send(owner, |o| Ok(SendWr::send([buf(o).whole()])))?)
+}
+
+#[inline(never)]
+fn post_all<P>(
+    qp: &Qp<Direct>,
+    owner: P,
+    signal: u32,
+    buf: impl for<'a> Fn(&'a P::Target) -> &'a Buf<ToDevice>,
+) -> Result
+where
+    P: CqePointer<0>,
+    P::Target: CqeHandler<Pointer = P, Needs = Atomic>,
+{
+    let mut batch = qp.batch(owner);
+    for _ in 1..signal {
+        batch.post(|o, chain: &mut Chain<'_, 1>| chain.push(SendWr::send([buf(o).whole()])))?;
+    }
+    let last =
+        batch.finish(|o, chain: &mut Chain<'_, 1>| chain.push(SendWr::send([buf(o).whole()])));
+    Ok(last?)
+}
+
+/// The requests of a round.
+trait Round {
+    /// Posts all of them, each to one of these QPs.
+    fn post(&mut self, qps: &[Arc<Qp<Direct>>], signal: u32) -> Result;
+
+    /// Processes completions, and returns their number.
+    fn process(&mut self, cq: &Cq<Direct>, left: u32) -> Result<u32>;
+}
+
+/// Completions come to callbacks.
+struct ByCallback(KVec<Arc<Shared>>);
+
+impl Round for ByCallback {
+    #[inline(never)]
+    fn post(&mut self, qps: &[Arc<Qp<Direct>>], signal: u32) -> Result {
+        for (qp, shared) in qps.iter().zip(&self.0) {
+            post(qp, shared.clone(), signal, |s| &s.request.buf)?;
         }
+        Ok(())
+    }
+
+    fn process(&mut self, cq: &Cq<Direct>, left: u32) -> Result<u32> {
+        Ok(cq.process(left))
+    }
+}
+
+/// The caller takes the requests from the completions, which he has polled into an array, or which
+/// are dispatched `STATIC`ally.
+struct Taken<const STATIC: bool> {
+    here: KVec<Pin<KBox<Request>>>,
+    back: KVec<Pin<KBox<Request>>>,
+}
+
+impl<const STATIC: bool> Taken<STATIC> {
+    fn new(here: KVec<Pin<KBox<Request>>>) -> Result<Self> {
+        let back = KVec::with_capacity(here.len(), GFP_KERNEL)?;
+        Ok(Self { here, back })
+    }
+}
+
+impl<const STATIC: bool> Round for Taken<STATIC> {
+    #[inline(never)]
+    fn post(&mut self, qps: &[Arc<Qp<Direct>>], signal: u32) -> Result {
+        for (qp, request) in qps.iter().zip(self.here.drain_all()) {
+            post(qp, request, signal, |r| &r.buf)?;
+        }
+        core::mem::swap(&mut self.here, &mut self.back);
+        Ok(())
+    }
+
+    #[inline(never)]
+    fn process(&mut self, cq: &Cq<Direct>, left: u32) -> Result<u32> {
+        let here = &mut self.here;
+        let mut take = |request: Pin<KBox<Request>>, wc: &Wc| {
+            request.completed(wc);
+            // There was room for all of them.
+            let _ = here.push_within_capacity(request);
+        };
+        if STATIC {
+            return cq.process_each::<Request, 0>(left, take);
+        }
+        let mut batch = Batch::<BATCH>::new();
+        let n = cq.poll(&mut batch)?;
+        for completion in batch.completions() {
+            if let Ok((request, wc)) = completion.take::<Request, 0>() {
+                take(request, wc);
+            }
+        }
+        Ok(n as u32)
     }
 }
 
 /// Does `count` requests, in whole rounds.
-fn rounds<M: Mode>(
-    end: &End<M::Cq>,
-    requests: &[Arc<Request<M::Cq>>],
+fn rounds(
+    end: &End<Direct>,
+    qps: &[Arc<Qp<Direct>>],
+    round: &mut impl Round,
+    args: &Args<'_>,
     run: &Run<()>,
-    count: u64,
+    count: u32,
 ) -> Result<Figures> {
+    let owners = qps.len() as u32;
     let mut figures = Figures::default();
     let begin = Instant::<Monotonic>::now();
-    while figures.ops < count {
+    while figures.ops < count.into() {
         let began = Instant::<Monotonic>::now();
-        for request in requests {
-            request.post()?;
-        }
+        round.post(qps, args.signal)?;
         let posted = Instant::<Monotonic>::now();
-        let mut left = requests.len() as u32;
+        let mut left = owners;
         while left > 0 {
-            left = left.saturating_sub(M::poll::<Request<M::Cq>>(&end.cq, left)?);
+            match round.process(&end.cq, left)? {
+                // On this device all are done when they are posted.
+                0 => return Err(EIO),
+                n => left = left.saturating_sub(n),
+            }
         }
         figures.poll_ns += posted.elapsed().as_nanos();
         figures.post_ns += (posted - began).as_nanos();
-        figures.ops += requests.len() as u64;
+        figures.ops += u64::from(owners) * u64::from(args.signal);
+        figures.completions += u64::from(owners);
         run.check()?;
     }
     figures.ns = begin.elapsed().as_nanos();
-    (figures.posts, figures.completions) = (figures.ops, figures.ops);
+    figures.posts = figures.ops;
     Ok(figures)
 }
 
-fn make<C: PollContext + Provides<Atomic>>(
-    end: &End<C>,
+fn alternate(
+    end: &End<Direct>,
+    qps: &[Arc<Qp<Direct>>],
+    mut round: impl Round,
+    args: &Args<'_>,
+    run: &Run<()>,
+) -> Result<Figures> {
+    rounds(end, qps, &mut round, args, run, args.warmup)?;
+    rounds(end, qps, &mut round, args, run, args.count)
+}
+
+fn stream(
+    end: &End<Direct>,
     args: &Args<'_>,
     run: &Arc<Run<()>>,
     cx: &Sleepable,
-) -> Result<KVec<Arc<Request<C>>>> {
-    let mut requests = KVec::new();
-    for _ in 0..args.depth {
-        for qp in end.qps.iter() {
-            let request = Request {
-                cqe: Cqe::new(),
-                buf: Buf::alloc(&end.pd, args.size, cx)?,
-                qp: qp.clone(),
-                run: run.clone(),
-            };
-            requests.push(Arc::new(request, GFP_KERNEL)?, GFP_KERNEL)?;
+) -> Result<Figures> {
+    link::connect_to_none(end, cx)?;
+    // In turn to each QP, for each of the requests that go to it.
+    let mut qps = KVec::new();
+    for _ in 0..args.groups() {
+        qps.extend_from_slice(&end.qps, GFP_KERNEL)?;
+    }
+    let (mut requests, mut shared) = (KVec::new(), KVec::new());
+    for _ in qps.iter() {
+        let request = Request::new(end, args.size, run, cx)?;
+        if args.context == Context::Direct {
+            let cqe = Cqe::new();
+            shared.push(Arc::new(Shared { cqe, request }, GFP_KERNEL)?, GFP_KERNEL)?;
+        } else {
+            requests.push(KBox::pin(request, GFP_KERNEL)?, GFP_KERNEL)?;
         }
     }
-    Ok(requests)
+    match args.context {
+        Context::Direct => alternate(end, &qps, ByCallback(shared), args, run),
+        Context::Static => alternate(end, &qps, Taken::<true>::new(requests)?, args, run),
+        _ => alternate(end, &qps, Taken::<false>::new(requests)?, args, run),
+    }
 }
 
-pub(crate) fn run<M: Mode>(client: &ClientRef, args: &Args<'_>, cx: &Sleepable) -> Result<Report> {
+/// Runs where the caller polls.
+pub(crate) fn run(client: &ClientRef, args: &Args<'_>, cx: &Sleepable) -> Result<Report> {
     let dev = device(client, args.device)?;
     let end = End::new(&dev, args.qps, &Caps::new(args.depth, 0), cx)?;
-    link::connect_to_none(&end, cx)?;
     let run = Run::new(0)?;
-    let requests = make(&end, args, &run, cx)?;
-    let result = rounds::<M>(&end, &requests, &run, args.warmup.into())
-        .and_then(|_| rounds::<M>(&end, &requests, &run, args.count.into()));
-    drop(requests);
+    let result = stream(&end, args, &run, cx);
     Ok(finish(&run, [end], result, cx)?.into())
 }

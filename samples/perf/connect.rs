@@ -1,0 +1,163 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Connections by the connection manager: each is set up and taken down before the next one.
+
+use crate::{
+    args::Args,
+    poll::Mode,
+    run::{
+        device,
+        Figures,
+        Report,
+        Run, //
+    }, //
+};
+use kernel::{
+    new_mutex,
+    prelude::*,
+    sync::Mutex,
+    time::{
+        Instant,
+        Monotonic, //
+    }, //
+};
+use rdma::prelude::*;
+
+const CAPS: Caps = Caps::new(1, 1);
+
+/// QPs at an end, at once: the last one may still be going.
+const QPS: u32 = 2;
+
+/// How long to look for an address and for a route, each, in milliseconds.
+const RESOLVE_MS: u32 = 2_000;
+
+const PARAM: cm::ConnParam<'static> = cm::ConnParam {
+    private_data: &[],
+    responder_resources: 1,
+    initiator_depth: 1,
+    retry_count: 7,
+    rnr_retry_count: 7,
+};
+
+/// What the QPs of an end are made of.
+struct Parts<C: PollContext> {
+    pd: Pd,
+    cq: Cq<C>,
+}
+
+impl<C: PollContext> Parts<C> {
+    fn new(dev: &Device, cx: &Sleepable) -> Result<Self> {
+        Ok(Self {
+            pd: Pd::alloc(dev, cx)?,
+            cq: Cq::alloc(dev, QPS * CAPS.entries(), 0, cx)?,
+        })
+    }
+
+    /// The address may be that of another device than the one that was named: then this fails.
+    fn qp(&self, id: &cm::Id, cx: &Sleepable) -> Result<Qp<C>> {
+        Qp::create(id, &self.pd, &self.cq, &self.cq, &CAPS, cx)
+    }
+}
+
+/// What is told of an end of a connection.
+struct Events(Arc<Run<()>>);
+
+impl cm::Handler for Events {
+    fn event(&self, event: cm::Event<'_>, _cx: &Sleepable) {
+        match event {
+            cm::Event::Established { .. } => {}
+            cm::Event::Disconnected => self.0.through(()),
+            other => {
+                pr_err!("{other}\n");
+                self.0.fail(EIO);
+            }
+        }
+    }
+}
+
+/// The server, with its end of the connection, if there is one.
+#[pin_data]
+struct Server<C: PollContext> {
+    parts: Parts<C>,
+    #[pin]
+    end: Mutex<Option<(cm::Id, Qp<C>)>>,
+    events: Arc<Events>,
+}
+
+impl<C: PollContext> Server<C> {
+    fn accept(&self, request: cm::Request<'_>, cx: &Sleepable) -> Result {
+        let id = request.into_id(cx)?;
+        let qp = self.parts.qp(&id, cx)?;
+        *self.end.lock() = Some((id.clone(), qp));
+        id.accept(self.events.clone(), &PARAM, cx)
+    }
+}
+
+impl<C: PollContext> cm::Accept for Server<C> {
+    fn request(&self, request: cm::Request<'_>, cx: &Sleepable) {
+        if let Err(e) = self.accept(request, cx) {
+            self.events.0.fail(e);
+        }
+    }
+}
+
+struct Connector<'a, C: PollContext> {
+    client: &'a ClientRef,
+    addr: SocketAddr,
+    parts: Parts<C>,
+    server: Arc<Server<C>>,
+}
+
+impl<C: PollContext> Connector<'_, C> {
+    fn once(&self, cx: &Sleepable) -> Result {
+        let events = &self.server.events;
+        let id = cm::Id::resolve(self.client, self.addr, RESOLVE_MS, cx)?;
+        let qp = self.parts.qp(&id, cx)?;
+        events.0.begin(2);
+        id.connect(events.clone(), &PARAM, cx)?;
+        id.disconnect(cx)?;
+        // Both ends are told.
+        events.0.wait::<Workqueue>(|| Ok(0))?;
+        let (_peer, peer_qp) = self.server.end.lock().take().ok_or(ENOTCONN)?;
+        peer_qp.destroy(cx)?;
+        qp.destroy(cx)
+    }
+
+    fn phase(&self, count: u32, cx: &Sleepable) -> Result<Figures> {
+        let began = Instant::<Monotonic>::now();
+        for _ in 0..count {
+            self.once(cx)?;
+        }
+        Ok(Figures {
+            ops: count.into(),
+            ns: began.elapsed().as_nanos(),
+            ..Default::default()
+        })
+    }
+}
+
+pub(crate) fn run<M: Mode>(client: &ClientRef, args: &Args<'_>, cx: &Sleepable) -> Result<Report> {
+    let (dev, peer) = (device(client, args.device)?, device(client, args.peer)?);
+    let events = Arc::new(Events(Run::new(0)?), GFP_KERNEL)?;
+    let parts = Parts::<M::Cq>::new(&peer, cx)?;
+    let server = pin_init!(Server {
+        parts,
+        end <- new_mutex!(None),
+        events,
+    });
+    let server = Arc::pin_init(server, GFP_KERNEL)?;
+    let listener = cm::Listener::new(client, args.addr, 1, server.clone(), cx)?;
+    let connector = Connector {
+        client,
+        addr: args.addr,
+        parts: Parts::new(&dev, cx)?,
+        server,
+    };
+    let figures = connector
+        .phase(args.warmup, cx)
+        .and_then(|_| connector.phase(args.count, cx));
+    let left = connector.server.end.lock().take();
+    drop(left);
+    listener.destroy(cx)?;
+    Ok(figures?.into())
+}

@@ -1,0 +1,184 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Fast registrations: each MR is registered, then invalidated, and so on.
+
+use crate::{
+    args::Args,
+    end::{
+        finish,
+        End, //
+    },
+    link,
+    poll::{
+        Mode,
+        Owner, //
+    },
+    run::{
+        device,
+        share,
+        Figures,
+        Report,
+        Run, //
+    }, //
+};
+use kernel::{
+    page::PAGE_SIZE,
+    prelude::*,
+    time::{
+        Instant,
+        Monotonic, //
+    }, //
+};
+use rdma::prelude::*;
+
+/// The memory of an MR, in bytes.
+const SIZE: usize = 16 * PAGE_SIZE;
+
+/// The uses of an [`Fmr`] as a request.
+const REG: u64 = 0;
+const INV: u64 = 1;
+
+type Owned<C> = Pin<KBox<Fmr<C>>>;
+
+#[derive(HasCqe)]
+struct Fmr<C: PollContext + Provides<Atomic>> {
+    reg: Cqe<Self, REG>,
+    inv: Cqe<Self, INV>,
+    region: Region<Bidirectional>,
+    /// How often it is still to come back.
+    left: u32,
+    qp: Arc<Qp<C>>,
+    run: Arc<Run<Owned<C>>>,
+}
+
+impl<C: PollContext + Provides<Atomic>> Fmr<C> {
+    #[inline]
+    fn register(self: Pin<KBox<Self>>) {
+        let qp = self.qp.clone();
+        let posted = qp.post_reg::<_, REG>(self, |fmr| RegWr::remote_write(&fmr.region));
+        if let Err(e) = posted {
+            e.owner.run.fail(e.error);
+        }
+    }
+
+    #[inline]
+    fn registered(self: Pin<KBox<Self>>, wc: &Wc) {
+        if let Err(e) = wc.result() {
+            return self.run.fail(e);
+        }
+        let qp = self.qp.clone();
+        let posted = qp.post_inv::<_, INV>(self, |fmr| InvWr::new(&fmr.region));
+        if let Err(e) = posted {
+            e.owner.run.fail(e.error);
+        }
+    }
+
+    #[inline]
+    fn invalidated(mut self: Pin<KBox<Self>>, wc: &Wc) {
+        if let Err(e) = wc.result() {
+            return self.run.fail(e);
+        }
+        self.left = self.left.wrapping_sub(1);
+        if self.run.goes_on(self.left) {
+            self.register();
+        } else {
+            self.run.clone().through(self);
+        }
+    }
+}
+
+impl<C: PollContext + Provides<Atomic>> CqeHandler<REG> for Fmr<C> {
+    type Pointer = Owned<C>;
+    type Needs = Atomic;
+
+    #[inline]
+    fn done(this: Owned<C>, wc: &Wc, _cx: &Atomic) {
+        this.registered(wc);
+    }
+}
+
+impl<C: PollContext + Provides<Atomic>> CqeHandler<INV> for Fmr<C> {
+    type Pointer = Owned<C>;
+    type Needs = Atomic;
+
+    #[inline]
+    fn done(this: Owned<C>, wc: &Wc, _cx: &Atomic) {
+        this.invalidated(wc);
+    }
+}
+
+/// An invalidation completes to a callback of the MR's, so it is not recognised.
+impl<C: PollContext + Provides<Atomic>> Owner for Fmr<C> {
+    #[inline]
+    fn claim(completion: Completion<'_>) {
+        if let Ok((this, wc)) = completion.take::<Self, REG>() {
+            this.registered(wc);
+        }
+    }
+}
+
+fn phase<M: Mode>(
+    end: &End<M::Cq>,
+    args: &Args<'_>,
+    run: &Run<Owned<M::Cq>>,
+    count: u32,
+) -> Result<Figures> {
+    let owners = args.depth.min(count);
+    let mut fmrs = KVec::with_capacity(owners as usize, GFP_KERNEL)?;
+    for n in 0..owners {
+        let mut fmr = run.take().ok_or(EIO)?;
+        fmr.left = share(count, n, owners);
+        fmrs.push(fmr, GFP_KERNEL)?;
+    }
+    if owners == 0 {
+        return Ok(Figures::default());
+    }
+    run.begin(owners);
+    let began = Instant::<Monotonic>::now();
+    for fmr in fmrs {
+        fmr.register();
+    }
+    let over = run.wait::<M>(|| M::poll::<Fmr<M::Cq>>(&end.cq, args.depth))?;
+    Ok(Figures {
+        ops: count.into(),
+        ns: (over - began).as_nanos(),
+        posts: 2 * u64::from(count),
+        completions: 2 * u64::from(count),
+        ..Default::default()
+    })
+}
+
+fn register<M: Mode>(
+    args: &Args<'_>,
+    ends: &[End<M::Cq>; 2],
+    run: &Arc<Run<Owned<M::Cq>>>,
+    cx: &Sleepable,
+) -> Result<Figures> {
+    let [a, b] = ends;
+    link::connect(a, b, cx)?;
+    let qp = a.qps.first().ok_or(EINVAL)?;
+    for _ in 0..args.depth {
+        let fmr = Fmr {
+            reg: Cqe::new(),
+            inv: Cqe::new(),
+            region: Region::new(Buf::alloc(&a.pd, SIZE, cx)?, cx)?,
+            left: 0,
+            qp: qp.clone(),
+            run: run.clone(),
+        };
+        run.keep(KBox::pin(fmr, GFP_KERNEL)?);
+    }
+    phase::<M>(a, args, run, args.warmup)?;
+    phase::<M>(a, args, run, args.count)
+}
+
+pub(crate) fn run<M: Mode>(client: &ClientRef, args: &Args<'_>, cx: &Sleepable) -> Result<Report> {
+    let (dev, peer) = (device(client, args.device)?, device(client, args.peer)?);
+    let ends = [
+        End::<M::Cq>::new(&dev, 1, &Caps::new(args.depth, 0), cx)?,
+        End::new(&peer, 1, &Caps::new(1, 0), cx)?,
+    ];
+    let run = Run::new(args.depth as usize)?;
+    let result = register::<M>(args, &ends, &run, cx);
+    Ok(finish(&run, ends, result, cx)?.into())
+}
