@@ -5,10 +5,18 @@
 use crate::{
     irq::Irq,
     machine::Machine,
-    ring::Ring, //
+    qp::Qp,
+    recv::Srq,
+    ring::{
+        Ring,
+        Slots, //
+    }, //
 };
 use core::{
-    mem::ManuallyDrop,
+    mem::{
+        ManuallyDrop,
+        MaybeUninit, //
+    },
     ptr::NonNull, //
 };
 use kernel::prelude::*;
@@ -58,42 +66,79 @@ pub(crate) struct Entry {
     pub(crate) src_qp: u32,
     pub(crate) flags: u32,
     pub(crate) solicited: bool,
+    /// Whether it is that of a send that was done, and nothing but its opcode is valid.
+    pub(crate) plain: bool,
 }
+
+/// The completion of a send that was done, but for the request, the opcode and the QP. What
+/// ibv_poll_cq(3) calls invalid is poison.
+const DONE: bindings::ib_wc = bindings::ib_wc {
+    __bindgen_anon_1: bindings::ib_wc__bindgen_ty_1 {
+        wr_id: ManuallyDrop::new(0),
+    },
+    status: bindings::ib_wc_status_IB_WC_SUCCESS,
+    opcode: 0,
+    vendor_err: POISON,
+    byte_len: POISON,
+    qp: core::ptr::null_mut(),
+    ex: bindings::ib_wc__bindgen_ty_2 {
+        imm_data: ManuallyDrop::new(POISON),
+    },
+    src_qp: POISON,
+    slid: POISON,
+    wc_flags: 0,
+    pkey_index: 0,
+    sl: 0xde,
+    dlid_path_bits: 0xde,
+    port_num: 1,
+    smac: [0xde; 6],
+    vlan_id: 0xdead,
+    network_hdr_type: 0xde,
+};
 
 impl Entry {
     fn is_recv(&self) -> bool {
         self.opcode & bindings::ib_wc_opcode_IB_WC_RECV != 0
     }
 
-    /// Makes the C completion. What ibv_poll_cq(3) calls invalid is poison.
+    /// Fills in the C completion.
     #[inline]
-    fn into_wc(self) -> bindings::ib_wc {
-        let success = self.status == bindings::ib_wc_status_IB_WC_SUCCESS;
-        let valid = |valid: bool, value: u32| if success && valid { value } else { POISON };
-        let has_length = self.is_recv() || self.opcode == bindings::ib_wc_opcode_IB_WC_RDMA_READ;
-        bindings::ib_wc {
+    fn fill(&self, wc: &mut MaybeUninit<bindings::ib_wc>) {
+        let wc = wc.write(bindings::ib_wc {
             __bindgen_anon_1: bindings::ib_wc__bindgen_ty_1 {
                 wr_id: ManuallyDrop::new(self.wr_id),
             },
-            status: self.status,
-            opcode: valid(true, self.opcode),
-            vendor_err: if success { POISON } else { self.vendor_err },
-            byte_len: valid(has_length, self.byte_len),
+            opcode: self.opcode,
             // Where C finds the QP number, which is always valid.
             qp: self.qp.map_or(core::ptr::null_mut(), |qp| qp.0.as_ptr()),
-            ex: bindings::ib_wc__bindgen_ty_2 {
-                imm_data: ManuallyDrop::new(valid(self.flags != 0, self.ex)),
-            },
-            src_qp: valid(self.is_recv(), self.src_qp),
-            slid: POISON,
-            wc_flags: valid(true, self.flags) as c_int,
-            pkey_index: if success { 0 } else { 0xdead },
-            sl: 0xde,
-            dlid_path_bits: 0xde,
-            port_num: valid(true, 1),
-            smac: [0xde; 6],
-            vlan_id: 0xdead,
-            network_hdr_type: 0xde,
+            ..DONE
+        });
+        if !self.plain {
+            self.fill_rest(wc);
+        }
+    }
+
+    /// Fills in what else is valid, or not.
+    #[inline(never)]
+    fn fill_rest(&self, wc: &mut bindings::ib_wc) {
+        if self.status != bindings::ib_wc_status_IB_WC_SUCCESS {
+            wc.status = self.status;
+            wc.vendor_err = self.vendor_err;
+            wc.opcode = POISON;
+            wc.wc_flags = POISON as c_int;
+            wc.pkey_index = 0xdead;
+            wc.port_num = POISON;
+            return;
+        }
+        wc.wc_flags = self.flags as c_int;
+        if self.is_recv() || self.opcode == bindings::ib_wc_opcode_IB_WC_RDMA_READ {
+            wc.byte_len = self.byte_len;
+        }
+        if self.is_recv() {
+            wc.src_qp = self.src_qp;
+        }
+        if self.flags != 0 {
+            wc.ex.imm_data = ManuallyDrop::new(self.ex);
         }
     }
 }
@@ -126,15 +171,46 @@ impl Cq {
     /// Adds a completion. Where there is no room it is lost, and the CQ has failed.
     #[inline]
     pub(crate) fn push(&mut self, entry: Entry) {
-        if self.ring.push(entry).is_err() {
+        let Some((_, slot)) = self.ring.add() else {
             return self.fail();
-        }
-        let tell = match self.armed {
-            Armed::No => false,
-            Armed::Next => true,
-            Armed::Solicited => entry.solicited || entry.status != 0,
         };
-        if tell && !self.dead {
+        *slot = entry;
+        match self.armed {
+            Armed::No => {}
+            Armed::Solicited if !entry.solicited && entry.status == 0 => {}
+            _ => self.tell(),
+        }
+    }
+
+    /// Adds the completion of a send that was done.
+    #[inline(always)]
+    pub(crate) fn push_done(
+        &mut self,
+        wr_id: u64,
+        opcode: u32,
+        qp: QpPtr,
+        index: usize,
+        retires: Retires,
+    ) {
+        let Some((_, slot)) = self.ring.add() else {
+            return self.fail();
+        };
+        // What is not valid stays as it was.
+        slot.wr_id = wr_id;
+        slot.opcode = opcode;
+        slot.qp = Some(qp);
+        slot.index = index;
+        slot.retires = retires;
+        slot.plain = true;
+        if self.armed == Armed::Next {
+            self.tell();
+        }
+    }
+
+    /// Tells the consumer of a completion.
+    #[inline(never)]
+    fn tell(&mut self) {
+        if !self.dead {
             self.armed = Armed::No;
             self.irq.complete();
         }
@@ -174,28 +250,50 @@ impl Cq {
 }
 
 impl Machine {
-    /// Takes the first completion of a CQ. With that the place of its request is free again.
+    /// Takes the first completions of a CQ, as many as there is room for, and returns their number.
+    /// With that the places of their requests are free again.
     #[inline]
-    pub(crate) fn poll(&mut self, cq: usize) -> Option<bindings::ib_wc> {
-        let (_, entry) = self.cqs.get_mut(cq)?.ring.pop()?;
-        match entry.retires {
-            Retires::Nothing => {}
-            Retires::SrqRecv(srq) => {
-                if let Some(srq) = self.srqs.get_mut(srq) {
-                    srq.queue.retire();
-                }
+    pub(crate) fn poll(&mut self, cq: usize, room: &mut [MaybeUninit<bindings::ib_wc>]) -> usize {
+        let Some(cq) = self.cqs.get_mut(cq) else {
+            return 0;
+        };
+        let mut filled = 0;
+        while let Some(rest @ [_, ..]) = room.get_mut(filled..) {
+            let first = cq.ring.first(rest.len());
+            if first.is_empty() {
+                break;
             }
-            Retires::Sends(n) => {
-                if let Some(qp) = self.qps.get_mut(entry.index) {
-                    qp.sends -= n.min(qp.sends);
-                }
+            for (wc, entry) in rest.iter_mut().zip(first) {
+                retire(entry, &mut self.qps, &mut self.srqs);
+                entry.fill(wc);
             }
-            Retires::Recv => {
-                if let Some(qp) = self.qps.get_mut(entry.index) {
-                    qp.recvs.retire();
-                }
+            let n = first.len();
+            cq.ring.drop_first(n);
+            filled += n;
+        }
+        filled
+    }
+}
+
+/// Frees the places that a completion gives back.
+#[inline]
+fn retire(entry: &Entry, qps: &mut Slots<Qp>, srqs: &mut Slots<Srq>) {
+    match entry.retires {
+        Retires::Sends(n) => {
+            if let Some(qp) = qps.get_mut(entry.index) {
+                qp.sends = qp.sends.saturating_sub(n);
             }
         }
-        Some(entry.into_wc())
+        Retires::Recv => {
+            if let Some(qp) = qps.get_mut(entry.index) {
+                qp.recvs.retire();
+            }
+        }
+        Retires::SrqRecv(srq) => {
+            if let Some(srq) = srqs.get_mut(srq) {
+                srq.queue.retire();
+            }
+        }
+        Retires::Nothing => {}
     }
 }

@@ -115,15 +115,12 @@ pub(crate) unsafe extern "C" fn poll(
 ) -> c_int {
     // SAFETY: The CQ was created.
     let (shared, index) = unsafe { parts(cq) };
-    let mut machine = shared.machine.lock();
-    for n in 0..entries {
-        let Some(next) = machine.poll(index) else {
-            return n;
-        };
-        // SAFETY: The consumer gives memory for so many completions.
-        unsafe { wc.offset(n as isize).write(next) };
-    }
-    entries
+    let Ok(entries) = usize::try_from(entries) else {
+        return EINVAL.to_errno();
+    };
+    // SAFETY: The consumer gives memory for so many completions.
+    let room = unsafe { core::slice::from_raw_parts_mut(wc.cast(), entries) };
+    shared.machine.lock().poll(index, room) as c_int
 }
 
 /// # Safety

@@ -144,6 +144,8 @@ pub(crate) enum Stall {
 /// What is to go wrong with the requests of a QP.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Plan {
+    /// Whether there may be something to do on the post path.
+    busy: bool,
     status: Option<(u32, u32, bool)>,
     statuses: u32,
     opcode: u32,
@@ -179,7 +181,13 @@ impl Plan {
     /// Says whether there is nothing to do on the post path.
     #[inline]
     pub(crate) fn is_idle(&self) -> bool {
-        self.statuses | self.opcodes | self.holds | self.duplicates == 0 && self.refuse.is_none()
+        !self.busy
+    }
+
+    /// Finds out whether there is something to do, when that may have changed.
+    fn update(&mut self) {
+        let counts = self.statuses | self.opcodes | self.holds | self.duplicates;
+        self.busy = counts != 0 || self.refuse.is_some();
     }
 
     pub(crate) fn set(&mut self, injection: Injection) {
@@ -211,6 +219,7 @@ impl Plan {
             | Injection::Stall { .. }
             | Injection::Eager { .. } => {}
         }
+        self.update();
     }
 
     /// Fails if a request is to be refused.
@@ -220,6 +229,7 @@ impl Plan {
             Some((0, errno)) => {
                 let errno = *errno;
                 self.refuse = None;
+                self.update();
                 Err(error(errno))
             }
             Some((after, _)) => {
@@ -255,12 +265,14 @@ impl Plan {
         if entry.status == 0 && take(&mut self.opcodes) {
             entry.opcode = self.opcode;
         }
+        self.update();
     }
 
     /// Decides about a completion.
     fn judge(&mut self, verdict: &mut Verdict) {
         verdict.hold |= take(&mut self.holds);
         verdict.twice |= take(&mut self.duplicates);
+        self.update();
     }
 }
 

@@ -153,21 +153,15 @@ unsafe fn post_sends(
     mut wr: *const bindings::ib_send_wr,
     bad: *mut *const bindings::ib_send_wr,
 ) -> c_int {
-    // SAFETY: The QP was created.
-    let is_ud = unsafe { (*qp).qp_type == bindings::ib_qp_type_IB_QPT_UD };
     while !wr.is_null() {
-        // SAFETY: By the caller's promise. Both members of each union are as wide.
-        let request = unsafe {
-            SendWr {
-                wr_id: *(*wr).__bindgen_anon_1.wr_id,
-                opcode: (*wr).opcode,
-                flags: (*wr).send_flags,
-                ex: *(*wr).ex.invalidate_rkey,
-                sges: entries((*wr).sg_list, (*wr).num_sge),
-                extra: extra(wr, is_ud),
+        // SAFETY: By the caller's promise; the QP was created.
+        let posted = unsafe {
+            match machine.post_void(index, &*wr) {
+                true => Ok(()),
+                false => post_one(machine, qp, wr),
             }
         };
-        if let Err(e) = machine.post_send(index, &request) {
+        if let Err(e) = posted {
             if !machine.was_mute(index) {
                 // SAFETY: By the caller's promise.
                 unsafe { bad.write(wr) };
@@ -178,6 +172,33 @@ unsafe fn post_sends(
         wr = unsafe { (*wr).next };
     }
     0
+}
+
+/// Posts a request that something is to be done for.
+///
+/// # Safety
+///
+/// `qp` is a QP of the device, and `wr` a valid request for it.
+#[inline(never)]
+unsafe fn post_one(
+    machine: &mut Machine,
+    qp: *mut bindings::ib_qp,
+    wr: *const bindings::ib_send_wr,
+) -> Result {
+    // SAFETY: By the caller's promise. Both members of each union are as wide.
+    let (index, request) = unsafe {
+        let is_ud = (*qp).qp_type == bindings::ib_qp_type_IB_QPT_UD;
+        let request = SendWr {
+            wr_id: *(*wr).__bindgen_anon_1.wr_id,
+            opcode: (*wr).opcode,
+            flags: (*wr).send_flags,
+            ex: *(*wr).ex.invalidate_rkey,
+            sges: entries((*wr).sg_list, (*wr).num_sge),
+            extra: extra(wr, is_ud),
+        };
+        (qp_ops::parts(qp).1, request)
+    };
+    machine.post_send(index, &request)
 }
 
 /// Posts a list of receives, each with `post`.

@@ -32,6 +32,7 @@ mod qp;
 mod qp_ops;
 mod recv;
 mod ring;
+mod void;
 
 pub use api::NullDevice;
 pub use inject::{

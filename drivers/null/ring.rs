@@ -28,8 +28,10 @@ impl<T: Copy + Default> Ring<T> {
         self.slots.len()
     }
 
+    #[inline]
     fn at(&self, nth: usize) -> usize {
-        let at = self.head + nth;
+        // Neither is more than the number of slots.
+        let at = self.head.wrapping_add(nth);
         if at < self.slots.len() {
             at
         } else {
@@ -40,27 +42,50 @@ impl<T: Copy + Default> Ring<T> {
     /// Adds a value at the end and says where it is, or gives it back.
     #[inline]
     pub(crate) fn push(&mut self, value: T) -> Result<usize, T> {
-        let (at, has_room) = (self.at(self.len), self.len < self.slots.len());
-        match self.slots.get_mut(at) {
-            Some(slot) if has_room => {
+        match self.add() {
+            Some((at, slot)) => {
                 *slot = value;
-                self.len += 1;
                 Ok(at)
             }
-            _ => Err(value),
+            None => Err(value),
         }
+    }
+
+    /// Adds some value at the end, for another to be put there.
+    #[inline(always)]
+    pub(crate) fn add(&mut self) -> Option<(usize, &mut T)> {
+        if self.len >= self.slots.len() {
+            return None;
+        }
+        let at = self.at(self.len);
+        let slot = self.slots.get_mut(at)?;
+        self.len += 1;
+        Some((at, slot))
     }
 
     /// Takes the first value, and says where it was.
     #[inline]
     pub(crate) fn pop(&mut self) -> Option<(usize, T)> {
-        if self.len == 0 {
-            return None;
-        }
         let at = self.head;
-        self.head = self.at(1);
-        self.len -= 1;
-        self.slots.get(at).map(|value| (at, *value))
+        let value = *self.first(1).first()?;
+        self.drop_first(1);
+        Some((at, value))
+    }
+
+    /// Returns the first values, at most `most`, as far as they are next to each other.
+    #[inline]
+    pub(crate) fn first(&self, most: usize) -> &[T] {
+        let values = self.slots.get(self.head..).unwrap_or(&[]);
+        let n = most.min(self.len).min(values.len());
+        values.get(..n).unwrap_or(&[])
+    }
+
+    /// Drops the first values, which [`Ring::first`] has returned.
+    #[inline]
+    pub(crate) fn drop_first(&mut self, n: usize) {
+        let n = n.min(self.len);
+        self.head = self.at(n);
+        self.len -= n;
     }
 
     /// Takes the last value.
