@@ -235,7 +235,8 @@ mod tests {
         let parts = KBox::pin(parts, GFP_KERNEL)?;
         b.qp.post_recv(parts, |p| Ok(RecvWr::new([p.buf.whole_mut()])))?;
         a.send(&env, &env.own_ah()?, b.qp.num(), QKEY, b"four")?;
-        wait(|| a.sent.len() == 1)?;
+        // Sent is not yet received.
+        wait(|| a.sent.len() == 1 && right.get() == 4)?;
         // That of a send is not a datagram.
         check!(a.sent.pop()?.source.is_none());
         b.qp.destroy(&env.cx)?;
