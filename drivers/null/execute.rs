@@ -195,6 +195,14 @@ impl Machine {
             solicited: wr.flags & bindings::ib_send_flags_IB_SEND_SOLICITED != 0,
             ..Entry::default()
         };
+        // What a completion says was invalidated was valid: ULPs take it for proof.
+        let moved = moved.and_then(|()| match wr.invalidates_remotely() {
+            true if !self.invalidate(wr.ex) => Err((
+                bindings::ib_wc_status_IB_WC_REM_INV_REQ_ERR,
+                bindings::ib_wc_status_IB_WC_REM_INV_REQ_ERR,
+            )),
+            _ => Ok(()),
+        });
         if let Err((local, remote)) = moved {
             entry.status = local;
             self.complete_recv(entry);
@@ -208,7 +216,6 @@ impl Machine {
             (entry.flags, entry.ex) = (bindings::ib_wc_flags_IB_WC_WITH_IMM, wr.ex);
         }
         if wr.invalidates_remotely() {
-            self.invalidate(wr.ex);
             (entry.flags, entry.ex) = (bindings::ib_wc_flags_IB_WC_WITH_INVALIDATE, wr.ex);
         }
         self.complete_recv(entry);

@@ -229,6 +229,22 @@ mod tests {
     }
 
     #[test]
+    fn message_does_not_invalidate_what_is_not_valid() -> Result {
+        let shared = Shared::<Softirq>::new(1, true)?;
+        let message = shared.null.env.message(&shared.sent, b"x")?;
+        shared.a.post_send(message, |m| {
+            Ok(SendWr::send([m.buf.whole()]).invalidating(0x1234))
+        })?;
+        wait(|| shared.desk.len() == 1 && shared.sent.len() == 1)?;
+        let Err(e) = shared.desk.pop()?.result else {
+            return Err(fail(fmt!("it succeeded")));
+        };
+        check_eq!(e.status, Status::REM_INV_REQ_ERR);
+        check_eq!(shared.sent.pop()?.status(), Some(Status::REM_INV_REQ_ERR));
+        Ok(())
+    }
+
+    #[test]
     fn drain_waits_for_what_is_late() -> Result {
         let shared = Shared::<Softirq>::new(2, true)?;
         shared.inject(Injection::Hold { count: ALL })?;
