@@ -95,7 +95,10 @@ impl CqeHandler for Inbox {
     type Needs = Sleepable;
 
     fn done(mut this: Self::Pointer, wc: &Wc, _cx: &Sleepable) {
-        let answer = wc.result().map_err(Error::from).and_then(|wc| this.open(wc));
+        let answer = wc
+            .result()
+            .map_err(Error::from)
+            .and_then(|wc| this.open(wc));
         *this.lent.answer.lock() = Some(answer);
         this.lent.came.notify_one();
     }

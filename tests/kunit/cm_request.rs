@@ -80,18 +80,16 @@ mod tests {
 
     #[test]
     fn dropped_id_is_refused() -> Result {
-        refused(
-            &Env::new()?,
-            |request: cm::Request<'_>, cx: &Sleepable| request.into_id(cx).map(drop),
-        )
+        refused(&Env::new()?, |request: cm::Request<'_>, cx: &Sleepable| {
+            request.into_id(cx).map(drop)
+        })
     }
 
     #[test]
     fn rejected_request() -> Result {
-        refused(
-            &Env::new()?,
-            |request: cm::Request<'_>, cx: &Sleepable| request.into_id(cx)?.reject(b"go away", cx),
-        )
+        refused(&Env::new()?, |request: cm::Request<'_>, cx: &Sleepable| {
+            request.into_id(cx)?.reject(b"go away", cx)
+        })
     }
 
     #[test]

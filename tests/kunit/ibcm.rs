@@ -189,7 +189,11 @@ mod tests {
     #[test]
     fn reason_of_a_rejection() -> Result {
         let env = Env::new()?;
-        for reason in [cm::RejectReason::NO_RESOURCES, cm::RejectReason::UNSUPPORTED, cm::RejectReason(77)] {
+        for reason in [
+            cm::RejectReason::NO_RESOURCES,
+            cm::RejectReason::UNSUPPORTED,
+            cm::RejectReason(77),
+        ] {
             let (_listener, service) =
                 listen(&env, move |request, cx| request.reject(reason, &[], cx))?;
             check_eq!(

@@ -113,7 +113,11 @@ impl RawSg {
     }
 
     /// Calls a function with address and length of each mapped piece of `range`.
-    pub(super) fn each(&self, range: Range<usize>, mut f: impl FnMut(u64, u32) -> Result) -> Result {
+    pub(super) fn each(
+        &self,
+        range: Range<usize>,
+        mut f: impl FnMut(u64, u32) -> Result,
+    ) -> Result {
         if range.start >= range.end || range.end > self.pages.len() {
             return Err(EINVAL);
         }
