@@ -73,14 +73,17 @@ impl<C: PollContext + Provides<Atomic>> End<C> {
         let memory = Memory {
             reg: Cqe::new(),
             region: Region::new(SgBuf::alloc(&self.pd, size, cx)?, cx)?,
-            registered: AtomicCell::new(false),
+            registered: AtomicCell::new(PENDING),
         };
         let memory = Arc::new(memory, GFP_KERNEL)?;
         self.region = Some(memory.clone());
         let remote = qp.post_reg(memory.clone(), |m| RegWr::remote_read_write(&m.region))?;
         until(|| {
             M::poll::<Memory>(&self.cq, 1)?;
-            Ok(memory.registered.load(Acquire))
+            match memory.registered.load(Acquire) {
+                FAILED => Err(EIO),
+                registered => Ok(registered != PENDING),
+            }
         })?;
         Ok(remote)
     }
@@ -119,12 +122,17 @@ where
     result
 }
 
+/// What has become of a registration.
+const PENDING: u32 = 0;
+const DONE: u32 = 1;
+const FAILED: u32 = 2;
+
 /// Memory that the peer may read and write.
 #[derive(HasCqe)]
 struct Memory {
     reg: Cqe<Self>,
     region: Region<Bidirectional, SgBuf<Bidirectional>>,
-    registered: AtomicCell<bool>,
+    registered: AtomicCell<u32>,
 }
 
 impl CqeHandler for Memory {
@@ -132,7 +140,8 @@ impl CqeHandler for Memory {
     type Needs = Atomic;
 
     fn done(this: Arc<Self>, wc: &Wc, _cx: &Atomic) {
-        this.registered.store(wc.result().is_ok(), Release);
+        let registered = wc.result().map_or(FAILED, |_| DONE);
+        this.registered.store(registered, Release);
     }
 }
 
