@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import null
+import perf
 from demo import PAIRINGS, run
 from rping import ADDR, CONTEXTS, Instance, finish, peer, ports, wait_listening
 from samples import SAMPLES, MadPing, UdEcho, module, rpc
@@ -257,6 +258,15 @@ def mad_ping_signal():
         ended = subprocess.run(["timeout", "1", "sh", "-c", write], check=False, timeout=30)
         assert ended.returncode == 124, f"it ended with {ended.returncode}"
         assert MadPing().stats()["timeouts"] < 1000
+
+
+for t in perf.TWINS:
+    if FLAVOUR == "stock":
+        case(f"perf: {t}: each load in each context", t)(perf.every_load)
+    else:
+        case(f"perf: {t}: each load", t, ("batch", "workqueue"))(perf.every_load)
+    case(f"perf: {t}: what is wrong is refused", t)(perf.refusals)
+    case(f"perf: {t}: rdma link delete during a run", t)(perf.removal)
 
 
 @case("configfs: bad values are refused")
