@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0
-"""Line plots as SVG, readable on light and on dark pages."""
+"""Line and bar plots as SVG, readable on light and on dark pages."""
 
 import math
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ DARK = ("#16191d", "#e4e7eb", "#343a41", ("#f08a67", "#6db3f2", "#6ccb8a", "#c79
 def colors(paper, ink, faint, series):
     rules = f"text {{ fill: {ink} }} .axis {{ stroke: {ink} }} .grid {{ stroke: {faint} }} .paper {{ fill: {paper} }}"
     for n, color in enumerate(series):
-        rules += f"\n.s{n} {{ stroke: {color} }} .dot.s{n} {{ fill: {color} }} .dot.hollow.s{n} {{ fill: {paper} }}"
+        rules += f"\n.fill{n} {{ fill: {color} }} .s{n} {{ stroke: {color} }} .dot.s{n} {{ fill: {color} }} .dot.hollow.s{n} {{ fill: {paper} }}"
     return rules
 
 
@@ -43,7 +43,6 @@ class Line:
     points: list
     color: int
     dashed: bool = False
-    dots: bool = True
 
 
 def number(value):
@@ -93,39 +92,70 @@ def legend(lines):
         yield f'<text x="{x + 42}" y="{y + 4}">{escape(line.name)}</text>'
 
 
-def drawn(line, xs, ys):
+def drawn(line, xs, ys, dots):
     dashed, hollow = (" dashed", " hollow") if line.dashed else ("", "")
     path = "L".join(f"{xs.at(x):.1f} {ys.at(y):.1f}" for x, y, _, _ in line.points)
     yield f'<path class="line s{line.color}{dashed}" d="M{path}"/>'
-    for x, y, low, high in line.points if line.dots else ():
+    for x, y, low, high in line.points if dots else ():
         if high > low:
             yield (f'<path class="range s{line.color}" d="M{xs.at(x):.1f} {ys.at(low):.1f}'
                    f'V{ys.at(high):.1f}"/>')
         yield f'<circle class="dot{hollow} s{line.color}" cx="{xs.at(x):.1f}" cy="{ys.at(y):.1f}" r="3.5"/>'
 
 
-def plot(path, title, x, y, lines):
+def page(path, title, height, body):
+    head = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" role="img">',
+            f"<title>{escape(title)}</title>", f"<style>{STYLE}</style>",
+            f'<rect class="paper" width="{WIDTH}" height="{height}"/>',
+            f'<text class="title" x="20" y="30">{escape(title)}</text>']
+    path.write_text("\n".join([*head, *body, "</svg>", ""]), encoding="utf-8")
+
+
+def plot(path, title, x, y, lines, dots=True):
+    """Lines over two axes; nothing if there are none."""
     points = [p for line in lines for p in line.points]
+    if not points:
+        return
     right, bottom = WIDTH - RIGHT, HEIGHT - BOTTOM
     xs = Scale(x, [p[0] for p in points], LEFT, right)
-    ys = Scale(y, [v for p in points for v in (p[1], p[2], p[3])], bottom, TOP)
-    out = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img">',
-           f"<title>{escape(title)}</title>", f"<style>{STYLE}</style>",
-           f'<rect class="paper" width="{WIDTH}" height="{HEIGHT}"/>',
-           f'<text class="title" x="{LEFT}" y="30">{escape(title)}</text>']
+    ys = Scale(y, [v for p in points for v in p[1:]], bottom, TOP)
+    body = []
     for tick in xs.ticks:
         at = xs.at(tick)
-        out.append(f'<path class="grid" d="M{at:.1f} {TOP}V{bottom}"/>'
-                   f'<text class="mid" x="{at:.1f}" y="{bottom + 20}">{number(tick)}</text>')
+        body.append(f'<path class="grid" d="M{at:.1f} {TOP}V{bottom}"/>'
+                    f'<text class="mid" x="{at:.1f}" y="{bottom + 20}">{number(tick)}</text>')
     for tick in ys.ticks:
         at = ys.at(tick)
-        out.append(f'<path class="grid" d="M{LEFT} {at:.1f}H{right}"/>'
-                   f'<text class="end" x="{LEFT - 8}" y="{at + 4:.1f}">{number(tick)}</text>')
+        body.append(f'<path class="grid" d="M{LEFT} {at:.1f}H{right}"/>'
+                    f'<text class="end" x="{LEFT - 8}" y="{at + 4:.1f}">{number(tick)}</text>')
     middle = (TOP + bottom) / 2
-    out += [f'<path class="axis" d="M{LEFT} {bottom}H{right}"/>',
-            f'<text class="mid" x="{(LEFT + right) / 2}" y="{HEIGHT - 18}">{escape(x.label)}</text>',
-            f'<text class="mid" transform="translate(18 {middle}) rotate(-90)">{escape(y.label)}</text>']
+    body += [f'<path class="axis" d="M{LEFT} {bottom}H{right}"/>',
+             f'<text class="mid" x="{(LEFT + right) / 2}" y="{HEIGHT - 18}">{escape(x.label)}</text>',
+             f'<text class="mid" transform="translate(18 {middle}) rotate(-90)">{escape(y.label)}</text>']
     for line in lines:
-        out += drawn(line, xs, ys)
-    out += legend(lines)
-    path.write_text("\n".join([*out, "</svg>", ""]), encoding="utf-8")
+        body += drawn(line, xs, ys, dots)
+    page(path, title, HEIGHT, [*body, *legend(lines)])
+
+
+def bars(path, title, label, names, groups):
+    """Two bars a group, and a third value that is part of both: (name, first, second, part)."""
+    if not groups:
+        return
+    left, right, each = 190, WIDTH - 80, 44
+    bottom = TOP + 30 + each * len(groups)
+    xs = Scale(Axis(label), [v for group in groups for v in group[1:]], left, right)
+    body = [f'<path class="fill{n} bar" d="M{left + 130 * n} {TOP - 6}h24v10h-24z"/>'
+            f'<text x="{left + 30 + 130 * n}" y="{TOP + 4}">{escape(name)}</text>' for n, name in enumerate(names)]
+    for tick in xs.ticks:
+        body.append(f'<path class="grid" d="M{xs.at(tick):.1f} {TOP + 20}V{bottom}"/>'
+                    f'<text class="mid" x="{xs.at(tick):.1f}" y="{bottom + 20}">{number(tick)}</text>')
+    for n, (name, *values, part) in enumerate(groups):
+        y = TOP + 28 + each * n
+        body.append(f'<text class="end" x="{left - 10}" y="{y + 20}">{escape(name)}</text>')
+        for i, value in enumerate(values):
+            body.append(f'<path class="fill{i} bar" d="M{left} {y + 16 * i}H{xs.at(value):.1f}v14H{left}z"/>'
+                        f'<path class="fill2 bar" d="M{left} {y + 16 * i + 5}H{xs.at(part):.1f}v4H{left}z"/>'
+                        f'<text x="{xs.at(value) + 6:.1f}" y="{y + 16 * i + 12}">{value:,.1f}</text>')
+    body += [f'<path class="axis" d="M{left} {TOP + 20}V{bottom}"/>',
+             f'<text class="mid" x="{(left + right) / 2}" y="{bottom + 44}">{escape(label)}</text>']
+    page(path, title, bottom + 60, body)

@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: GPL-2.0
+"""From the benchmark's runs to rows: a load on a device, in Rust and in C.
+
+A figure is the median of its rounds. A ratio is Rust's by C's: below one, Rust costs less. Its spread
+is how far the ratios of the rounds lie from theirs: the median of the distances.
+"""
+
+from collections import defaultdict
+from statistics import median, quantiles
+
+KEYS = ("clock", "device", "load", "context", "size", "depth", "signal", "qps")
+WHAT = {"send_lat": "round trip", "write_lat": "round trip", "read_lat": "READ", "reg_rate": "registration",
+        "connect_rate": "connection", "post": "post", "complete": "completion"}
+
+
+def figures(run):
+    """What a run gives: pairs of a load and what one of its operations has cost."""
+    load, result = run["load"], run["result"]
+    if "samples" in run:
+        yield load, median(run["samples"])
+        return
+    if result["post_ns"]:
+        bare = "bare " if load == "bare_rate" else ""
+        yield bare + "post", result["post_ns"] / result["posts"]
+        yield bare + "complete", result["poll_ns"] / result["completions"]
+    yield load, result["ns"] / result["ops"]
+
+
+def device(run):
+    peer = run.get("peer", run["device"])
+    return run["device"] if peer == run["device"] else f"{run['device']}-{peer}"
+
+
+def spread(values):
+    """The median distance from the median."""
+    return median([abs(v - median(values)) for v in values])
+
+
+def middle(values):
+    """The quartiles, between which the middle half lies."""
+    low, _, high = quantiles(values, n=4, method="inclusive") if len(values) > 1 else values * 3
+    return low, high
+
+
+def rows(runs):
+    rounds = defaultdict(lambda: defaultdict(dict))
+    for run in runs:
+        key = {"signal": 1, "qps": 1, "depth": 1, "size": 0, **run, "device": device(run)}
+        for load, value in figures(run):
+            rounds[tuple(load if k == "load" else key[k] for k in KEYS)][run["twin"]][run["round"]] = value
+    for key, twins in rounds.items():
+        if "rust" not in twins:
+            continue
+        row = dict(zip(KEYS, key))
+        rust, c = (list(twins[t].values()) for t in ("rust", "c"))
+        unit = "ns" if row["clock"] == "wall" else "instructions"
+        yield row | {
+            "unit": f"{unit}/{WHAT.get(row['load'], 'request')}", "rust": median(rust), "c": median(c),
+            "ratio": median(rust) / median(c), "spread": spread([r / b for r, b in zip(rust, c)]), "rounds": len(rust),
+            "middle": {"rust": middle(rust), "c": middle(c)},
+        }
+
+
+def share(runs, clock):
+    """What posting and completing cost the null device itself."""
+    costs = defaultdict(list)
+    for run in runs:
+        if (run["clock"], run["load"]) == (clock, "bare_rate"):
+            for load, value in figures(run):
+                costs[load].append(value)
+    post, complete = (median(costs[f"bare {load}"]) for load in ("post", "complete"))
+    return {"post": post, "complete": complete, "void_rate": post + complete}
