@@ -10,6 +10,7 @@ whole."""
 import itertools
 import json
 import os
+import random
 import subprocess
 import sys
 import time
@@ -45,13 +46,14 @@ def guard():
 
 
 def null(count):
-    rows = guard() + void(("direct", "softirq"), depth=64, signal=16, qps=1)
+    rows = guard() + void("softirq", depth=64, signal=16, qps=1)
     for qps in QPS:
         rows += void(("direct", "softirq", "workqueue", "static"), depth=ROUND // qps, signal=1, qps=qps)
     rows += grid(load=LATENCY, device="null0", context=CONTEXTS, size=64, count=count)
     # No SENDs: they are done when posted, so they would outrun the other end's receives.
     rows += grid(load=RATE[1:], device="null0", context=CONTEXTS, size=64, depth=64, count=4 * count)
-    return rows + grid(load="write_rate", device="null0", context="softirq", size=64, depth=DEPTHS, count=4 * count)
+    rows += grid(load="write_rate", device="null0", context="softirq", size=64, depth=DEPTHS, count=4 * count)
+    return rows + grid(load="reg_rate", device="null0", context=CALLBACKS, depth=16, count=count)
 
 
 def wire(device, peer, count):
@@ -66,8 +68,11 @@ def wire(device, peer, count):
 
 
 def rxe(count):
-    return wire("rxe0", "rxe0", count) + grid(
-        load="send_rate", device="rxe0", context="softirq", size=64, depth=4, qps=(1, 16, 256), count=8 * count)
+    rows = wire("rxe0", "rxe0", count)
+    rows += grid(load="send_rate", device="rxe0", context="softirq", size=64, depth=4, qps=(1, 16, 256),
+                 count=8 * count)
+    rows += grid(load="reg_rate", device="rxe0", context=CALLBACKS, depth=16, count=count)
+    return rows + grid(load="connect_rate", device="rxe0", context=CALLBACKS, addr="192.0.2.1", count=10)
 
 
 # Each with its rounds: how often every run of it is made.
@@ -118,6 +123,8 @@ def measure(twin, row):
     """One run; what it says."""
     folder = TWINS[twin]
     words = " ".join(f"{key}={value}" for key, value in row.items() if key != "twin")
+    # Otherwise the timer's interrupt comes at the same place in each round, or never.
+    time.sleep(random.uniform(0, 0.004))
     try:
         (folder / "run").write_text(words)
     except OSError as e:
