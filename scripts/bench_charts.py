@@ -61,7 +61,7 @@ def counted(path, runs, rows):
     """What the null device's rows cost, beside the share of the device itself."""
     parts = share(runs, "instructions")
     groups = []
-    for load in ("post", "complete", "void_rate"):
+    for load in parts:
         picked = pick(rows, "context", load=load, clock="instructions", device="null0", depth=64, signal=1, qps=1)
         for row in picked:
             if load != "void_rate" or row["context"] not in ("direct", "batch", "static"):

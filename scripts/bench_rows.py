@@ -62,11 +62,13 @@ def rows(runs):
 
 
 def share(runs, clock):
-    """What posting and completing cost the null device itself."""
+    """What posting and completing cost the null device itself; nothing if that was not measured."""
     costs = defaultdict(list)
     for run in runs:
         if (run["clock"], run["load"]) == (clock, "bare_rate"):
             for load, value in figures(run):
                 costs[load].append(value)
+    if not costs:
+        return {}
     post, complete = (median(costs[f"bare {load}"]) for load in ("post", "complete"))
     return {"post": post, "complete": complete, "void_rate": post + complete}
