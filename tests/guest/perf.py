@@ -98,7 +98,7 @@ def null():
             sh("rdma", "link", "delete", "null0")
 
 
-def every_load(name, contexts=CONTEXTS):
+def every_load(name, contexts=CONTEXTS, largest=1 << 20):
     """Each load, on the devices that it is for."""
     with null(), module(name):
         perf = Perf(name)
@@ -112,7 +112,7 @@ def every_load(name, contexts=CONTEXTS):
             polled = context in POLLED
             assert all((result[k] > 0) == polled for k in ("post_ns", "poll_ns")), f"{context}: {result}"
         perf.check("connect_rate", count=3, addr="2001:db8::1")
-        perf.check("write_rate", peer="rxe0", size=1 << 20, depth=4, signal=2)
+        perf.check("write_rate", peer="rxe0", size=largest, depth=4, signal=2)
         perf.check("send_rate", depth=4, signal=2, qps=64)
 
 

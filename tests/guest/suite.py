@@ -264,7 +264,7 @@ for t in perf.TWINS:
     if FLAVOUR == "stock":
         case(f"perf: {t}: each load in each context", t)(perf.every_load)
     else:
-        case(f"perf: {t}: each load", t, ("batch", "workqueue"))(perf.every_load)
+        case(f"perf: {t}: each load", t, ("batch", "workqueue"), 1 << 16)(perf.every_load)
     case(f"perf: {t}: what is wrong is refused", t)(perf.refusals)
     case(f"perf: {t}: rdma link delete during a run", t)(perf.removal)
 
