@@ -114,7 +114,7 @@ where
     P: Send,
 {
     // Owners have references to their QPs. Those that are still posted come back flushed.
-    while run.take().is_some() {}
+    run.dismiss();
     for end in ends {
         end.end(cx)
             .inspect_err(|e| pr_err!("an end is not gone: {e:?}\n"))?;

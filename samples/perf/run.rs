@@ -106,7 +106,7 @@ pub(crate) struct Run<P: Send> {
     #[pin]
     changed: CondVar,
     #[pin]
-    kept: SpinLockIrq<KVec<P>>,
+    kept: SpinLockIrq<Option<KVec<P>>>,
 }
 
 impl<P: Send> Run<P> {
@@ -118,7 +118,7 @@ impl<P: Send> Run<P> {
             progress: AtomicCell::new(0),
             end <- new_spinlock_irq!(None),
             changed <- new_condvar!(),
-            kept <- new_spinlock_irq!(kept),
+            kept <- new_spinlock_irq!(Some(kept)),
         });
         Arc::pin_init(init, GFP_KERNEL)
     }
@@ -146,15 +146,27 @@ impl<P: Send> Run<P> {
         self.progress.store(progress, Relaxed);
     }
 
-    /// Keeps an owner for the next phase.
+    /// Keeps an owner for the next phase, if there may be one.
     pub(crate) fn keep(&self, owner: P) {
-        // There is room: an owner that is not kept was made too many.
-        let _ = self.kept.lock().push_within_capacity(owner);
+        let mut kept = self.kept.lock();
+        if let Some(kept) = &mut *kept {
+            // There is room: an owner that is not kept was made too many.
+            let _ = kept.push_within_capacity(owner);
+        } else {
+            drop(kept);
+            drop(owner);
+        }
     }
 
     /// Returns an owner that was kept.
     pub(crate) fn take(&self) -> Option<P> {
-        self.kept.lock().pop()
+        Option::as_mut(&mut self.kept.lock())?.pop()
+    }
+
+    /// Lets go of all owners, also of those that are through later: each keeps this run.
+    pub(crate) fn dismiss(&self) {
+        let kept = self.kept.lock().take();
+        drop(kept);
     }
 
     /// An owner is through. The last one ends the phase.
