@@ -3,7 +3,9 @@
 //! Context tokens: where code may sleep.
 
 use crate::fixture::{
+    wait,
     Link,
+    NullEnv,
     OnDone,
     Polled, //
 };
@@ -21,6 +23,7 @@ use rdma::{
     context::Context,
     prelude::*, //
 };
+use rdma_null::Injection;
 
 #[pin_data]
 struct Locks {
@@ -58,6 +61,23 @@ fn handler_may_sleep<C: Polled + Provides<N>, N: Context>() -> Result<bool> {
     let nothing = OnDone::<Atomic, _>::new(|_, _| {})?;
     link.a.qp.post_send(nothing, |_| Ok(SendWr::send([])))?;
     link.wait(|| said.copy().is_some())?;
+    said.copy().ok_or(EIO)
+}
+
+/// Returns whether a handler may sleep whose CQ is polled in context `C`, which its type does not say.
+fn chosen_may_sleep<C: CorePolled>() -> Result<bool> {
+    let (null, caps) = (NullEnv::new()?, Caps::new(1, 1));
+    let cq: Cq<Softirq> = null.env.cq::<C>(caps.entries())?.into_atomic();
+    let qp = null.env.raw_qp(&cq, &caps)?;
+    null.dev
+        .inject_qp(qp.num(), Injection::Connect { peer: 0 })?;
+    let said = Arc::new(kernel::sync::SetOnce::new(), GFP_KERNEL)?;
+    let answer = said.clone();
+    let asks = OnDone::<Atomic, _>::new(move |_, _| {
+        answer.populate(may_sleep());
+    })?;
+    qp.post_send(asks, |_| Ok(SendWr::send([])))?;
+    wait(|| said.copy().is_some())?;
     said.copy().ok_or(EIO)
 }
 
@@ -122,6 +142,14 @@ mod tests {
     }
 
     #[test]
+    fn context_is_chosen_at_run_time() -> Result {
+        check!(!chosen_may_sleep::<Softirq>()?);
+        check!(chosen_may_sleep::<Workqueue>()?);
+        check!(chosen_may_sleep::<UnboundWorkqueue>()?);
+        Ok(())
+    }
+
+    #[test]
     fn direct_handler_runs_where_the_poller_is() -> Result {
         check!(handler_may_sleep::<Direct, Atomic>()?);
         Ok(())
@@ -139,7 +167,7 @@ mod tests {
         link.a.qp.post_send(asks, |_| {
             Ok(SendWr::rdma_write([], Remote { addr: 0, rkey: 0 }))
         })?;
-        crate::fixture::wait(|| {
+        wait(|| {
             let guard = locks.spin.lock();
             let n = link.send_cq.process(1);
             drop(guard);

@@ -131,8 +131,12 @@ fn poll_until<C: Polled>(cq: &Cq<C>, mut condition: impl FnMut() -> bool) -> Res
 
 /// The only references to the QP are those of owners: the last one goes in a handler.
 fn sends<C: Polled>(rounds: u32) -> Result {
+    sends_on(rounds, |env| env.cq::<C>(2 * CAPS.entries()))
+}
+
+fn sends_on<C: Polled>(rounds: u32, cq: impl FnOnce(&Env) -> Result<Cq<C>>) -> Result {
     let (null, counts) = (NullEnv::new()?, Counts::new()?);
-    let cq = null.env.cq::<C>(2 * CAPS.entries())?;
+    let cq = cq(&null.env)?;
     let qp = lone(&null, &cq)?;
     for _ in 0..2 {
         let beat = Beat::new(&null.env, &qp, rounds, &counts)?;
@@ -157,6 +161,16 @@ mod tests {
     #[test]
     fn from_a_work_item() -> Result {
         sends::<Workqueue>(200)
+    }
+
+    /// The type says softirq, and it is a work item that knows where it is.
+    #[test]
+    fn from_a_work_item_by_choice() -> Result {
+        let entries = 2 * CAPS.entries();
+        sends_on(200, |env| Ok(env.cq::<Workqueue>(entries)?.into_atomic()))?;
+        sends_on(200, |env| {
+            Ok(env.cq::<UnboundWorkqueue>(entries)?.into_atomic())
+        })
     }
 
     #[test]

@@ -139,7 +139,9 @@ poll_context!(
     Direct, ib_poll_context_IB_POLL_DIRECT, "direct", [Atomic]
 );
 poll_context!(
-    /// Polled in softirq context through `irq_poll` (`IB_POLL_SOFTIRQ`).
+    /// Polled in softirq context through `irq_poll` (`IB_POLL_SOFTIRQ`); or where the core polls a
+    /// CQ of another context, of which no more is asked
+    /// ([`Cq::into_atomic`](crate::cq::Cq::into_atomic)).
     Softirq, ib_poll_context_IB_POLL_SOFTIRQ, "softirq", [Atomic]
 );
 poll_context!(

@@ -4,10 +4,11 @@
 //!
 //! Who polls a [`Cq`], and where handlers run, is the type's parameter:
 //!
-//! - [`Softirq`](crate::context::Softirq), [`Workqueue`](crate::context::Workqueue) and
+//! - [`Softirq`], [`Workqueue`](crate::context::Workqueue) and
 //!   [`UnboundWorkqueue`](crate::context::UnboundWorkqueue): the RDMA core, which calls the
 //!   [`CqeHandler`](crate::cqe::CqeHandler) of each request ([`Cq::alloc`]). Such CQs can be shared
-//!   ([`Cq::pool_get`]).
+//!   ([`Cq::pool_get`]). Where handlers do not sleep, which of the three it is can be chosen at run
+//!   time ([`Cq::into_atomic`]).
 //! - [`Direct`](crate::context::Direct): whoever has it, which calls handlers ([`Cq::process`],
 //!   [`Cq::process_with`]) or takes completions without ([`Cq::poll`], [`Cq::next`]).
 //! - [`Waited`](crate::context::Waited): as a direct one, and completions can be waited for
@@ -46,8 +47,10 @@ pub use wait::Wait;
 use crate::{
     bindings,
     context::{
+        CorePolled,
         PollContext,
-        Sleepable, //
+        Sleepable,
+        Softirq, //
     },
     device::Device, //
 };
@@ -62,7 +65,8 @@ use kernel::{
     sync::Arc, //
 };
 
-/// A completion queue that is polled in context `C`.
+/// A completion queue that is polled in context `C`; if that is [`Softirq`], perhaps by a work item
+/// instead ([`Cq::into_atomic`]).
 ///
 /// A counted handle. The CQ is freed, from a work item, when the last handle and every QP that uses
 /// it are gone.
@@ -156,5 +160,30 @@ impl<C: PollContext> Cq<C> {
 
     pub(crate) fn inner(&self) -> &Arc<Inner> {
         &self.inner
+    }
+}
+
+impl<C: CorePolled> Cq<C> {
+    /// Returns the CQ as one for handlers that do not sleep, so that such code is compiled once and
+    /// the context chosen at run time, as the argument of `ib_alloc_cq` is.
+    ///
+    /// The core goes on polling where it did. A [`Cq<Softirq>`](Cq) says that handlers are given
+    /// [`Atomic`](crate::context::Atomic), which every context provides, and that the core polls;
+    /// nothing else follows from its type, least of all that softirqs are disabled.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use rdma::{context::*, cq::Cq, device::Device};
+    /// fn make(dev: &Device, in_softirq: bool, cx: &Sleepable) -> Result<Cq<Softirq>> {
+    ///     if in_softirq {
+    ///         Cq::alloc(dev, 128, 0, cx)
+    ///     } else {
+    ///         Ok(Cq::<Workqueue>::alloc(dev, 128, 0, cx)?.into_atomic())
+    ///     }
+    /// }
+    /// ```
+    pub fn into_atomic(self) -> Cq<Softirq> {
+        Cq::from_inner(self.inner)
     }
 }
