@@ -3,7 +3,10 @@
 //! Connections by the connection manager: each is set up and taken down before the next one.
 
 use crate::{
-    args::Args,
+    args::{
+        Args,
+        Context, //
+    },
     poll::Mode,
     run::{
         device,
@@ -45,11 +48,11 @@ struct Parts<C: PollContext> {
     cq: Cq<C>,
 }
 
-impl<C: PollContext> Parts<C> {
-    fn new(dev: &Device, cx: &Sleepable) -> Result<Self> {
+impl<C: Mode> Parts<C> {
+    fn new(dev: &Device, context: Context, cx: &Sleepable) -> Result<Self> {
         Ok(Self {
             pd: Pd::alloc(dev, cx)?,
-            cq: Cq::alloc(dev, QPS * CAPS.entries(), 0, cx)?,
+            cq: C::cq(dev, QPS * CAPS.entries(), context, cx)?,
         })
     }
 
@@ -84,7 +87,7 @@ struct Server<C: PollContext> {
     events: Arc<Events>,
 }
 
-impl<C: PollContext> Server<C> {
+impl<C: Mode> Server<C> {
     fn accept(&self, request: cm::Request<'_>, cx: &Sleepable) -> Result {
         let id = request.into_id(cx)?;
         let qp = self.parts.qp(&id, cx)?;
@@ -93,7 +96,7 @@ impl<C: PollContext> Server<C> {
     }
 }
 
-impl<C: PollContext> cm::Accept for Server<C> {
+impl<C: Mode> cm::Accept for Server<C> {
     fn request(&self, request: cm::Request<'_>, cx: &Sleepable) {
         if let Err(e) = self.accept(request, cx) {
             self.events.0.fail(e);
@@ -108,7 +111,7 @@ struct Connector<'a, C: PollContext> {
     server: Arc<Server<C>>,
 }
 
-impl<C: PollContext> Connector<'_, C> {
+impl<C: Mode> Connector<'_, C> {
     fn once(&self, cx: &Sleepable) -> Result {
         let events = &self.server.events;
         let id = cm::Id::resolve(self.client, self.addr, RESOLVE_MS, cx)?;
@@ -117,7 +120,7 @@ impl<C: PollContext> Connector<'_, C> {
         id.connect(events.clone(), &PARAM, cx)?;
         id.disconnect(cx)?;
         // Both ends are told.
-        events.0.wait::<Workqueue>(|| Ok(0))?;
+        events.0.sleep()?;
         let (_peer, peer_qp) = self.server.end.lock().take().ok_or(ENOTCONN)?;
         peer_qp.destroy(cx)?;
         qp.destroy(cx)
@@ -136,10 +139,10 @@ impl<C: PollContext> Connector<'_, C> {
     }
 }
 
-pub(crate) fn run<M: Mode>(client: &ClientRef, args: &Args<'_>, cx: &Sleepable) -> Result<Report> {
+pub(crate) fn run<C: Mode>(client: &ClientRef, args: &Args<'_>, cx: &Sleepable) -> Result<Report> {
     let (dev, peer) = (device(client, args.device)?, device(client, args.peer)?);
     let events = Arc::new(Events(Run::new(0)?), GFP_KERNEL)?;
-    let parts = Parts::<M::Cq>::new(&peer, cx)?;
+    let parts = Parts::<C>::new(&peer, args.context, cx)?;
     let server = pin_init!(Server {
         parts,
         end <- new_mutex!(None),
@@ -150,7 +153,7 @@ pub(crate) fn run<M: Mode>(client: &ClientRef, args: &Args<'_>, cx: &Sleepable) 
     let connector = Connector {
         client,
         addr: args.addr,
-        parts: Parts::new(&dev, cx)?,
+        parts: Parts::new(&dev, args.context, cx)?,
         server,
     };
     let figures = connector

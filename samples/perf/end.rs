@@ -3,10 +3,8 @@
 //! One end: what is made of a device.
 
 use crate::{
-    poll::{
-        Mode,
-        Owner, //
-    },
+    args::Context,
+    poll::Mode,
     run::Run, //
 };
 use kernel::{
@@ -49,11 +47,17 @@ pub(crate) struct End<C: PollContext> {
     region: Option<Arc<Memory>>,
 }
 
-impl<C: PollContext + Provides<Atomic>> End<C> {
-    pub(crate) fn new(dev: &Device, qps: u32, caps: &Caps, cx: &Sleepable) -> Result<Self> {
+impl<C: Mode> End<C> {
+    pub(crate) fn new(
+        dev: &Device,
+        qps: u32,
+        caps: &Caps,
+        context: Context,
+        cx: &Sleepable,
+    ) -> Result<Self> {
         let pd = Pd::alloc(dev, cx)?;
         let entries = caps.entries().checked_mul(qps).ok_or(EINVAL)?;
-        let cq = Cq::alloc(dev, entries, 0, cx)?;
+        let cq = C::cq(dev, entries, context, cx)?;
         let mut end = Self {
             pd,
             cq,
@@ -68,7 +72,7 @@ impl<C: PollContext + Provides<Atomic>> End<C> {
     }
 
     /// Registers `size` bytes that the peer may read and write, and returns where it finds them.
-    pub(crate) fn lend<M: Mode<Cq = C>>(&mut self, size: usize, cx: &Sleepable) -> Result<Remote> {
+    pub(crate) fn lend(&mut self, size: usize, cx: &Sleepable) -> Result<Remote> {
         let qp = self.qps.first().ok_or(EINVAL)?;
         let memory = Memory {
             reg: Cqe::new(),
@@ -79,7 +83,7 @@ impl<C: PollContext + Provides<Atomic>> End<C> {
         self.region = Some(memory.clone());
         let remote = qp.post_reg(memory.clone(), |m| RegWr::remote_read_write(&m.region))?;
         until(|| {
-            M::poll::<Memory>(&self.cq, 1)?;
+            C::process_one(&self.cq);
             match memory.registered.load(Acquire) {
                 FAILED => Err(EIO),
                 registered => Ok(registered != PENDING),
@@ -110,7 +114,7 @@ pub(crate) fn finish<C, P, T>(
     cx: &Sleepable,
 ) -> Result<T>
 where
-    C: PollContext + Provides<Atomic>,
+    C: Mode,
     P: Send,
 {
     // Owners have references to their QPs. Those that are still posted come back flushed.
@@ -142,11 +146,5 @@ impl CqeHandler for Memory {
     fn done(this: Arc<Self>, wc: &Wc, _cx: &Atomic) {
         let registered = wc.result().map_or(FAILED, |_| DONE);
         this.registered.store(registered, Release);
-    }
-}
-
-impl Owner for Memory {
-    fn claim(completion: Completion<'_>) {
-        drop(completion);
     }
 }

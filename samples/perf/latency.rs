@@ -8,6 +8,7 @@
 use crate::{
     args::{
         Args,
+        Context,
         Load, //
     },
     end::{
@@ -245,11 +246,12 @@ fn fill<C: PollContext + Provides<Atomic>>(
 }
 
 /// Sends the ball so many times there and back.
-fn phase<M: Mode>(
-    a: &End<M::Cq>,
-    b: &End<M::Cq>,
-    run: &Run<Owned<M::Cq>>,
+fn phase<C: Mode>(
+    a: &End<C>,
+    b: &End<C>,
+    run: &Run<Owned<C>>,
     meter: &Meter,
+    context: Context,
     count: u32,
 ) -> Result<Figures> {
     if count == 0 {
@@ -257,14 +259,13 @@ fn phase<M: Mode>(
     }
     let ball = run.take().ok_or(EIO)?;
     let sends = if matches!(ball.op, Op::Read(_)) { 1 } else { 2 };
+    let poll = C::poll::<Slot<C>>(context);
     run.begin(1);
     meter.start(count);
     let began = Instant::<Monotonic>::now();
     let qp = ball.qp.clone();
     qp.post_send::<_, SEND, 1>(ball, Slot::wr)?;
-    let end = run.wait::<M>(|| {
-        Ok(M::poll::<Slot<M::Cq>>(&a.cq, SLOTS)? + M::poll::<Slot<M::Cq>>(&b.cq, SLOTS)?)
-    })?;
+    let end = run.wait(poll.map(|poll| move || Ok(poll(&a.cq, SLOTS)? + poll(&b.cq, SLOTS)?)))?;
     Ok(Figures {
         ops: count.into(),
         ns: (end - began).as_nanos(),
@@ -274,10 +275,10 @@ fn phase<M: Mode>(
     })
 }
 
-fn ping<M: Mode>(
+fn ping<C: Mode>(
     args: &Args<'_>,
-    ends: &mut [End<M::Cq>; 2],
-    run: &Arc<Run<Owned<M::Cq>>>,
+    ends: &mut [End<C>; 2],
+    run: &Arc<Run<Owned<C>>>,
     meter: &Arc<Meter>,
     cx: &Sleepable,
 ) -> Result<Figures> {
@@ -285,28 +286,28 @@ fn ping<M: Mode>(
     link::connect(a, b, cx)?;
     let (to_a, to_b) = match args.load {
         Load::WriteLat => (
-            Op::Write(a.lend::<M>(args.size, cx)?),
-            Op::Write(b.lend::<M>(args.size, cx)?),
+            Op::Write(a.lend(args.size, cx)?),
+            Op::Write(b.lend(args.size, cx)?),
         ),
-        Load::ReadLat => (Op::Send, Op::Read(b.lend::<M>(args.size, cx)?)),
+        Load::ReadLat => (Op::Send, Op::Read(b.lend(args.size, cx)?)),
         _ => (Op::Send, Op::Send),
     };
     fill(a, args.size, to_b, run, Some(meter), cx)?;
     fill(b, args.size, to_a, run, None, cx)?;
-    phase::<M>(a, b, run, meter, args.warmup)?;
-    phase::<M>(a, b, run, meter, args.count)
+    phase(a, b, run, meter, args.context, args.warmup)?;
+    phase(a, b, run, meter, args.context, args.count)
 }
 
-pub(crate) fn run<M: Mode>(client: &ClientRef, args: &Args<'_>, cx: &Sleepable) -> Result<Report> {
+pub(crate) fn run<C: Mode>(client: &ClientRef, args: &Args<'_>, cx: &Sleepable) -> Result<Report> {
     let (dev, peer) = (device(client, args.device)?, device(client, args.peer)?);
     // A slot may be both a receive and, for a moment, what was sent.
     let caps = Caps::new(SLOTS, SLOTS);
     let mut ends = [
-        End::<M::Cq>::new(&dev, 1, &caps, cx)?,
-        End::new(&peer, 1, &caps, cx)?,
+        End::<C>::new(&dev, 1, &caps, args.context, cx)?,
+        End::new(&peer, 1, &caps, args.context, cx)?,
     ];
     let (run, meter) = (Run::new(1)?, Meter::new()?);
-    let result = ping::<M>(args, &mut ends, &run, &meter, cx);
+    let result = ping(args, &mut ends, &run, &meter, cx);
     let figures = finish(&run, ends, result, cx)?;
     Ok(Report {
         figures,

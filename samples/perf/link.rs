@@ -3,7 +3,10 @@
 //! Connects QPs by their numbers and GIDs, without the connection manager: the two devices may be in
 //! two network namespaces.
 
-use crate::end::End;
+use crate::{
+    end::End,
+    poll::Mode, //
+};
 use core::net::IpAddr;
 use kernel::prelude::*;
 use rdma::{
@@ -78,7 +81,7 @@ fn connect_qp<C: PollContext>(
 /// Connects each QP of an end to one of the other, or to none.
 fn connect_one<C>(end: &End<C>, dev: &Device, to: Option<&End<C>>, cx: &Sleepable) -> Result
 where
-    C: PollContext + Provides<Atomic>,
+    C: Mode,
 {
     let from = end.cq.device();
     let path = path(from, dev)?;
@@ -96,7 +99,7 @@ where
 /// Connects two ends to each other.
 pub(crate) fn connect<C>(a: &End<C>, b: &End<C>, cx: &Sleepable) -> Result
 where
-    C: PollContext + Provides<Atomic>,
+    C: Mode,
 {
     connect_one(a, b.cq.device(), Some(b), cx)?;
     connect_one(b, a.cq.device(), Some(a), cx)
@@ -105,7 +108,7 @@ where
 /// Connects an end to nobody: on a null device, requests then complete and do nothing.
 pub(crate) fn connect_to_none<C>(end: &End<C>, cx: &Sleepable) -> Result
 where
-    C: PollContext + Provides<Atomic>,
+    C: Mode,
 {
     connect_one(end, end.cq.device(), None, cx)
 }

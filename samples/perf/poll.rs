@@ -2,6 +2,7 @@
 
 //! How completions are come by: by the RDMA core, or by the caller in one of three ways.
 
+use crate::args::Context;
 use kernel::prelude::*;
 use rdma::prelude::*;
 
@@ -14,70 +15,72 @@ pub(crate) trait Owner: CqeHandler<Needs = Atomic> {
     fn claim(completion: Completion<'_>);
 }
 
-/// How completions are come by.
-pub(crate) trait Mode: 'static {
-    /// The context of the CQs.
-    type Cq: PollContext + Provides<Atomic>;
+/// Handles completions, not many more than it is told, and returns their number.
+pub(crate) type Poll<C> = fn(&Cq<C>, u32) -> Result<u32>;
 
-    /// Whether it is the caller who polls.
-    const POLLED: bool = false;
+/// Who polls. Loads are compiled once for each, and which of the contexts it is, is looked at when a
+/// run is set up.
+pub(crate) trait Mode: PollContext + Provides<Atomic> {
+    /// Allocates a CQ for a context.
+    fn cq(dev: &Device, entries: u32, context: Context, cx: &Sleepable) -> Result<Cq<Self>>
+    where
+        Self: Sized;
 
-    /// Handles completions, most of which are of owners `T`, and returns their number.
-    fn poll<T: Owner>(_cq: &Cq<Self::Cq>, _budget: u32) -> Result<u32> {
-        Ok(0)
+    /// Handles a completion, if there is one and it is the caller who polls.
+    fn process_one(_cq: &Cq<Self>)
+    where
+        Self: Sized,
+    {
+    }
+
+    /// Returns how the caller polls a CQ whose completions are mostly of owners `T`, if he does.
+    fn poll<T: Owner>(_context: Context) -> Option<Poll<Self>>
+    where
+        Self: Sized,
+    {
+        None
     }
 }
 
-impl Mode for Softirq {
-    type Cq = Self;
-}
-
-impl Mode for Workqueue {
-    type Cq = Self;
-}
-
-impl Mode for UnboundWorkqueue {
-    type Cq = Self;
-}
-
-/// By callbacks.
+/// The caller.
 impl Mode for Direct {
-    type Cq = Self;
-    const POLLED: bool = true;
+    fn cq(dev: &Device, entries: u32, _context: Context, cx: &Sleepable) -> Result<Cq<Self>> {
+        Cq::alloc(dev, entries, 0, cx)
+    }
+
+    fn process_one(cq: &Cq<Self>) {
+        cq.process(1);
+    }
 
     #[inline]
-    fn poll<T: Owner>(cq: &Cq<Self>, budget: u32) -> Result<u32> {
-        Ok(cq.process(budget))
+    fn poll<T: Owner>(context: Context) -> Option<Poll<Self>> {
+        Some(match context {
+            Context::Static => |cq, budget| cq.process_with::<T, 0>(budget),
+            Context::Batch => batch::<T>,
+            _ => |cq, budget| Ok(cq.process(budget)),
+        })
     }
 }
 
-/// By static dispatch.
-pub(crate) enum Static {}
-
-impl Mode for Static {
-    type Cq = Direct;
-    const POLLED: bool = true;
-
-    #[inline]
-    fn poll<T: Owner>(cq: &Cq<Direct>, budget: u32) -> Result<u32> {
-        cq.process_with::<T, 0>(budget)
+/// The RDMA core.
+impl Mode for Softirq {
+    fn cq(dev: &Device, entries: u32, context: Context, cx: &Sleepable) -> Result<Cq<Self>> {
+        Ok(match context {
+            Context::Workqueue => Cq::<Workqueue>::alloc(dev, entries, 0, cx)?.into_atomic(),
+            Context::UnboundWorkqueue => {
+                Cq::<UnboundWorkqueue>::alloc(dev, entries, 0, cx)?.into_atomic()
+            }
+            _ => Cq::alloc(dev, entries, 0, cx)?,
+        })
     }
 }
 
-/// Into an array.
-pub(crate) enum Batched {}
-
-impl Mode for Batched {
-    type Cq = Direct;
-    const POLLED: bool = true;
-
-    #[inline]
-    fn poll<T: Owner>(cq: &Cq<Direct>, _budget: u32) -> Result<u32> {
-        let mut batch = Batch::<BATCH>::new();
-        let n = cq.poll(&mut batch)?;
-        for completion in batch.completions() {
-            T::claim(completion);
-        }
-        Ok(n as u32)
+/// Polls into an array.
+fn batch<T: Owner>(cq: &Cq<Direct>, _budget: u32) -> Result<u32> {
+    let mut batch = Batch::<BATCH>::new();
+    let n = cq.poll(&mut batch)?;
+    for completion in batch.completions() {
+        T::claim(completion);
     }
+    Ok(n as u32)
 }

@@ -200,14 +200,14 @@ impl<C: PollContext + Provides<Atomic>> Owner for Receive<C> {
 }
 
 /// Both ends. There is no other end where requests go nowhere.
-struct Stream<'a, 'b, M: Mode> {
+struct Stream<'a, 'b, C: Mode> {
     args: &'a Args<'b>,
-    a: &'a End<M::Cq>,
-    b: Option<&'a End<M::Cq>>,
-    run: &'a Arc<Run<Owned<M::Cq>>>,
+    a: &'a End<C>,
+    b: Option<&'a End<C>>,
+    run: &'a Arc<Run<Owned<C>>>,
 }
 
-impl<M: Mode> Stream<'_, '_, M> {
+impl<C: Mode> Stream<'_, '_, C> {
     /// Makes the owners of all requests.
     fn make(&self, op: Op, cx: &Sleepable) -> Result {
         for _ in 0..self.args.groups() {
@@ -228,7 +228,7 @@ impl<M: Mode> Stream<'_, '_, M> {
     }
 
     /// Posts more receives than there can be messages.
-    fn receive(&self, b: &End<M::Cq>, cx: &Sleepable) -> Result {
+    fn receive(&self, b: &End<C>, cx: &Sleepable) -> Result {
         for _ in 0..2 * self.args.depth {
             for qp in b.qps.iter() {
                 let receive = Receive {
@@ -256,19 +256,22 @@ impl<M: Mode> Stream<'_, '_, M> {
         if owners == 0 {
             return Ok(Figures::default());
         }
+        let polls = C::poll::<Group<C>>(args.context).zip(C::poll::<Receive<C>>(args.context));
         self.run.begin(owners);
         let began = Instant::<Monotonic>::now();
         for group in groups {
             group.post();
         }
-        let end = self.run.wait::<M>(|| {
-            let n = M::poll::<Group<M::Cq>>(&self.a.cq, args.depth)?;
-            let b = match self.b {
-                Some(b) => M::poll::<Receive<M::Cq>>(&b.cq, 2 * args.depth)?,
-                None => 0,
-            };
-            Ok(n + b)
-        })?;
+        let end = self.run.wait(polls.map(|(groups, receives)| {
+            move || {
+                let n = groups(&self.a.cq, args.depth)?;
+                let b = match self.b {
+                    Some(b) => receives(&b.cq, 2 * args.depth)?,
+                    None => 0,
+                };
+                Ok(n + b)
+            }
+        }))?;
         let ops = u64::from(total) * u64::from(args.signal);
         Ok(Figures {
             ops,
@@ -280,29 +283,32 @@ impl<M: Mode> Stream<'_, '_, M> {
     }
 }
 
-pub(crate) fn run<M: Mode>(client: &ClientRef, args: &Args<'_>, cx: &Sleepable) -> Result<Report> {
+pub(crate) fn run<C: Mode>(client: &ClientRef, args: &Args<'_>, cx: &Sleepable) -> Result<Report> {
     let dev = device(client, args.device)?;
     let mut ends = KVec::with_capacity(2, GFP_KERNEL)?;
     let caps = Caps::new(args.depth, 0);
-    ends.push(End::<M::Cq>::new(&dev, args.qps, &caps, cx)?, GFP_KERNEL)?;
+    ends.push(
+        End::<C>::new(&dev, args.qps, &caps, args.context, cx)?,
+        GFP_KERNEL,
+    )?;
     if args.load != Load::VoidRate {
         let peer = device(client, args.peer)?;
         let recvs = match args.load {
             Load::SendRate => 2 * args.depth,
             _ => 0,
         };
-        let end = End::new(&peer, args.qps, &Caps::new(1, recvs), cx)?;
+        let end = End::new(&peer, args.qps, &Caps::new(1, recvs), args.context, cx)?;
         ends.push(end, GFP_KERNEL)?;
     }
     let run = Run::new(args.owners() as usize)?;
-    let result = stream::<M>(args, &mut ends, &run, cx);
+    let result = stream(args, &mut ends, &run, cx);
     Ok(finish(&run, ends, result, cx)?.into())
 }
 
-fn stream<M: Mode>(
+fn stream<C: Mode>(
     args: &Args<'_>,
-    ends: &mut [End<M::Cq>],
-    run: &Arc<Run<Owned<M::Cq>>>,
+    ends: &mut [End<C>],
+    run: &Arc<Run<Owned<C>>>,
     cx: &Sleepable,
 ) -> Result<Figures> {
     let (a, b) = ends.split_first_mut().ok_or(EINVAL)?;
@@ -312,11 +318,11 @@ fn stream<M: Mode>(
         None => link::connect_to_none(a, cx)?,
     }
     let op = match (args.load, &mut b) {
-        (Load::WriteRate, Some(b)) => Op::Write(b.lend::<M>(args.size, cx)?),
-        (Load::ReadRate, Some(b)) => Op::Read(b.lend::<M>(args.size, cx)?),
+        (Load::WriteRate, Some(b)) => Op::Write(b.lend(args.size, cx)?),
+        (Load::ReadRate, Some(b)) => Op::Read(b.lend(args.size, cx)?),
         _ => Op::Send,
     };
-    let stream = Stream::<M> {
+    let stream = Stream {
         args,
         a,
         b: b.as_deref(),

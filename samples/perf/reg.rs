@@ -117,10 +117,10 @@ impl<C: PollContext + Provides<Atomic>> Owner for Fmr<C> {
     }
 }
 
-fn phase<M: Mode>(
-    end: &End<M::Cq>,
+fn phase<C: Mode>(
+    end: &End<C>,
     args: &Args<'_>,
-    run: &Run<Owned<M::Cq>>,
+    run: &Run<Owned<C>>,
     count: u32,
 ) -> Result<Figures> {
     let owners = args.depth.min(count);
@@ -133,12 +133,13 @@ fn phase<M: Mode>(
     if owners == 0 {
         return Ok(Figures::default());
     }
+    let poll = C::poll::<Fmr<C>>(args.context);
     run.begin(owners);
     let began = Instant::<Monotonic>::now();
     for fmr in fmrs {
         fmr.register();
     }
-    let over = run.wait::<M>(|| M::poll::<Fmr<M::Cq>>(&end.cq, args.depth))?;
+    let over = run.wait(poll.map(|poll| move || poll(&end.cq, args.depth)))?;
     Ok(Figures {
         ops: count.into(),
         ns: (over - began).as_nanos(),
@@ -148,10 +149,10 @@ fn phase<M: Mode>(
     })
 }
 
-fn register<M: Mode>(
+fn register<C: Mode>(
     args: &Args<'_>,
-    ends: &[End<M::Cq>; 2],
-    run: &Arc<Run<Owned<M::Cq>>>,
+    ends: &[End<C>; 2],
+    run: &Arc<Run<Owned<C>>>,
     cx: &Sleepable,
 ) -> Result<Figures> {
     let [a, b] = ends;
@@ -168,17 +169,17 @@ fn register<M: Mode>(
         };
         run.keep(KBox::pin(fmr, GFP_KERNEL)?);
     }
-    phase::<M>(a, args, run, args.warmup)?;
-    phase::<M>(a, args, run, args.count)
+    phase(a, args, run, args.warmup)?;
+    phase(a, args, run, args.count)
 }
 
-pub(crate) fn run<M: Mode>(client: &ClientRef, args: &Args<'_>, cx: &Sleepable) -> Result<Report> {
+pub(crate) fn run<C: Mode>(client: &ClientRef, args: &Args<'_>, cx: &Sleepable) -> Result<Report> {
     let (dev, peer) = (device(client, args.device)?, device(client, args.peer)?);
     let ends = [
-        End::<M::Cq>::new(&dev, 1, &Caps::new(args.depth, 0), cx)?,
-        End::new(&peer, 1, &Caps::new(1, 0), cx)?,
+        End::<C>::new(&dev, 1, &Caps::new(args.depth, 0), args.context, cx)?,
+        End::new(&peer, 1, &Caps::new(1, 0), args.context, cx)?,
     ];
     let run = Run::new(args.depth as usize)?;
-    let result = register::<M>(args, &ends, &run, cx);
+    let result = register(args, &ends, &run, cx);
     Ok(finish(&run, ends, result, cx)?.into())
 }

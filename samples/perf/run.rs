@@ -10,11 +10,7 @@ use crate::{
     },
     connect,
     latency,
-    poll::{
-        Batched,
-        Mode,
-        Static, //
-    },
+    poll::Mode,
     rate,
     reg,
     void, //
@@ -110,6 +106,7 @@ pub(crate) struct Run<P: Send> {
 }
 
 impl<P: Send> Run<P> {
+    #[inline(never)]
     pub(crate) fn new(owners: usize) -> Result<Arc<Self>> {
         let kept = KVec::with_capacity(owners, GFP_KERNEL)?;
         let init = pin_init!(Self {
@@ -201,14 +198,21 @@ impl<P: Send> Run<P> {
         self.changed.notify_all();
     }
 
-    /// Waits for the end of the phase, and says when that was.
-    pub(crate) fn wait<M: Mode>(
+    /// Waits for the end of the phase, and says when that was. Polls meanwhile where nobody else
+    /// does.
+    #[inline]
+    pub(crate) fn wait(
         &self,
-        mut poll: impl FnMut() -> Result<u32>,
+        poll: Option<impl FnMut() -> Result<u32>>,
     ) -> Result<Instant<Monotonic>> {
-        if M::POLLED {
-            self.poll(&mut poll)?;
+        if let Some(poll) = poll {
+            self.poll(poll)?;
         }
+        self.sleep()
+    }
+
+    /// Sleeps until the phase is over.
+    pub(crate) fn sleep(&self) -> Result<Instant<Monotonic>> {
         let (mut end, mut seen) = (self.end.lock(), self.progress.load(Relaxed));
         loop {
             if let Some(result) = *end {
@@ -230,7 +234,7 @@ impl<P: Send> Run<P> {
     }
 
     /// Polls until the phase is over. Now and then it sleeps: others are to run, on this CPU too.
-    fn poll(&self, poll: &mut impl FnMut() -> Result<u32>) -> Result {
+    fn poll(&self, mut poll: impl FnMut() -> Result<u32>) -> Result {
         let (mut idle, mut last) = (0, Instant::<Monotonic>::now());
         while !self.over.load(Acquire) {
             if poll()? != 0 {
@@ -267,26 +271,28 @@ pub(crate) fn device(client: &ClientRef, name: &str) -> Result<Device> {
     client.device_by_name(&name).ok_or(ENODEV)
 }
 
-fn run_in<M: Mode>(client: &ClientRef, args: &Args<'_>, cx: &Sleepable) -> Result<Report> {
+fn run_in<C: Mode>(client: &ClientRef, args: &Args<'_>, cx: &Sleepable) -> Result<Report> {
     match args.load {
-        Load::SendLat | Load::WriteLat | Load::ReadLat => latency::run::<M>(client, args, cx),
-        Load::VoidRate if M::POLLED => void::run(client, args, cx),
+        Load::SendLat | Load::WriteLat | Load::ReadLat => latency::run::<C>(client, args, cx),
         Load::SendRate | Load::WriteRate | Load::ReadRate | Load::VoidRate => {
-            rate::run::<M>(client, args, cx)
+            rate::run::<C>(client, args, cx)
         }
-        Load::RegRate => reg::run::<M>(client, args, cx),
-        Load::ConnectRate => connect::run::<M>(client, args, cx),
+        Load::RegRate => reg::run::<C>(client, args, cx),
+        Load::ConnectRate => connect::run::<C>(client, args, cx),
     }
 }
 
 /// Does what is asked for.
 pub(crate) fn run(client: &ClientRef, args: &Args<'_>, cx: &Sleepable) -> Result<Report> {
-    match args.context {
-        Context::Direct => run_in::<Direct>(client, args, cx),
-        Context::Batch => run_in::<Batched>(client, args, cx),
-        Context::Static => run_in::<Static>(client, args, cx),
-        Context::Softirq => run_in::<Softirq>(client, args, cx),
-        Context::Workqueue => run_in::<Workqueue>(client, args, cx),
-        Context::UnboundWorkqueue => run_in::<UnboundWorkqueue>(client, args, cx),
+    match (args.context, args.load) {
+        (Context::Direct | Context::Batch | Context::Static, Load::VoidRate) => {
+            void::run(client, args, cx)
+        }
+        (Context::Direct | Context::Batch | Context::Static, _) => {
+            run_in::<Direct>(client, args, cx)
+        }
+        (Context::Softirq | Context::Workqueue | Context::UnboundWorkqueue, _) => {
+            run_in::<Softirq>(client, args, cx)
+        }
     }
 }
