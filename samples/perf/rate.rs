@@ -114,13 +114,37 @@ impl<C: PollContext + Provides<Atomic>> Group<C> {
             return self.failed(e);
         }
         self.left = self.left.wrapping_sub(1);
-        if !self.run.goes_on(self.left) {
-            return self.end();
+        if self.left % 64 == 0 {
+            return self.milestone(wc);
         }
+        self.again(wc);
+    }
+
+    /// Not inlined, so that registers that only this needs are not saved each time.
+    #[cold]
+    #[inline(never)]
+    fn milestone(self: Pin<KBox<Self>>, wc: &Wc) {
+        match self.run.goes_on(self.left) {
+            true => self.again(wc),
+            false => self.run.clone().through(self),
+        }
+    }
+
+    #[inline]
+    fn again(self: Pin<KBox<Self>>, wc: &Wc) {
         if self.signal > 1 {
             return self.post_all();
         }
-        if let Err(e) = Qp::repost_send(self, wc, |group| &group.qp, Self::wr) {
+        match self.op {
+            Op::Send => self.repost(wc, |group| SendWr::send([group.buf.whole()])),
+            Op::Write(to) => self.repost(wc, |group| SendWr::rdma_write([group.buf.whole()], to)),
+            Op::Read(of) => self.repost(wc, |group| SendWr::rdma_read([group.buf.whole_mut()], of)),
+        }
+    }
+
+    #[inline]
+    fn repost(self: Pin<KBox<Self>>, wc: &Wc, wr: impl for<'a> FnOnce(&'a Self) -> SendWr<'a>) {
+        if let Err(e) = Qp::repost_send(self, wc, |group| &group.qp, |group| Ok(wr(group))) {
             Self::refused(Some(e.owner), e.error);
         }
     }
@@ -129,12 +153,6 @@ impl<C: PollContext + Provides<Atomic>> Group<C> {
     #[inline(never)]
     fn failed(self: Pin<KBox<Self>>, e: WcError) {
         self.run.fail(e);
-    }
-
-    #[cold]
-    #[inline(never)]
-    fn end(self: Pin<KBox<Self>>) {
-        self.run.clone().through(self);
     }
 }
 

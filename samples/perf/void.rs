@@ -90,24 +90,32 @@ impl CqeHandler for Shared {
     }
 }
 
-/// Posts requests of an owner, each by itself, of which the last is signaled.
+/// Posts the requests of each owner to one of these QPs.
 #[inline]
-fn post<P>(
-    qp: &Qp<Direct>,
-    owner: P,
+fn post_round<P>(
+    qps: &[Arc<Qp<Direct>>],
+    owners: impl Iterator<Item = P>,
     signal: u32,
-    buf: impl for<'a> Fn(&'a P::Target) -> &'a Buf<ToDevice>,
+    buf: impl for<'a> Fn(&'a P::Target) -> &'a Buf<ToDevice> + Copy,
 ) -> Result
 where
     P: CqePointer<0>,
     P::Target: CqeHandler<Pointer = P, Needs = Atomic>,
 {
+    let each = qps.iter().zip(owners);
     if signal > 1 {
-        return post_all(qp, owner, signal, buf);
+        for (qp, owner) in each {
+            post_all(qp, owner, signal, buf)?;
+        }
+    } else {
+        for (qp, owner) in each {
+            qp.post_send(owner, |o| Ok(SendWr::send([buf(o).whole()])))?;
+        }
     }
-    Ok(qp.post_send(owner, |o| Ok(SendWr::send([buf(o).whole()])))?)
+    Ok(())
 }
 
+/// Posts requests of an owner, each by itself, of which the last is signaled.
 #[inline(never)]
 fn post_all<P>(
     qp: &Qp<Direct>,
@@ -143,10 +151,7 @@ struct ByCallback(KVec<Arc<Shared>>);
 impl Round for ByCallback {
     #[inline(never)]
     fn post(&mut self, qps: &[Arc<Qp<Direct>>], signal: u32) -> Result {
-        for (qp, shared) in qps.iter().zip(&self.0) {
-            post(qp, shared.clone(), signal, |s| &s.request.buf)?;
-        }
-        Ok(())
+        post_round(qps, self.0.iter().cloned(), signal, |s| &s.request.buf)
     }
 
     fn process(&mut self, cq: &Cq<Direct>, left: u32) -> Result<u32> {
@@ -171,9 +176,8 @@ impl<const STATIC: bool> Taken<STATIC> {
 impl<const STATIC: bool> Round for Taken<STATIC> {
     #[inline(never)]
     fn post(&mut self, qps: &[Arc<Qp<Direct>>], signal: u32) -> Result {
-        for (qp, request) in qps.iter().zip(self.here.drain_all()) {
-            post(qp, request, signal, |r| &r.buf)?;
-        }
+        let mut here = core::iter::from_fn(|| self.here.pop());
+        post_round(qps, &mut here, signal, |r| &r.buf)?;
         core::mem::swap(&mut self.here, &mut self.back);
         Ok(())
     }
