@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: GPL-2.0
 """From the benchmark's runs to rows: a load on a device, in Rust and in C.
 
-A figure is the median of its rounds. A ratio is Rust's by C's: below one, Rust costs less. Its spread
-is how far the ratios of the rounds lie from theirs: the median of the distances.
+A figure is the median of its rounds. A ratio is Rust's by C's: below one, Rust costs less. Each round
+has one: the ratio that more rounds would show lies between low and high, nine times out of ten. Half of
+what is between them is the spread.
 """
 
 from collections import defaultdict
+from math import comb
 from statistics import median, quantiles
 
 KEYS = ("clock", "device", "load", "context", "size", "depth", "signal", "qps")
@@ -31,9 +33,13 @@ def device(run):
     return run["device"] if peer == run["device"] else f"{run['device']}-{peer}"
 
 
-def spread(values):
-    """The median distance from the median."""
-    return median([abs(v - median(values)) for v in values])
+def interval(values):
+    """Where the median of what these are drawn from lies, nine times out of ten, whatever their spread."""
+    values, n, k = sorted(values), len(values), 1
+    # It lies beyond the k-th from an end as often as fewer than k of n coins show that side.
+    while 2 * sum(comb(n, i) for i in range(k + 1)) <= 0.1 * 2**n:
+        k += 1
+    return values[k - 1], values[n - k]
 
 
 def middle(values):
@@ -53,10 +59,12 @@ def rows(runs):
             continue
         row = dict(zip(KEYS, key))
         rust, c = (list(twins[t].values()) for t in ("rust", "c"))
+        low, high = interval([r / b for r, b in zip(rust, c)])
         unit = "ns" if row["clock"] == "wall" else "instructions"
         yield row | {
             "unit": f"{unit}/{WHAT.get(row['load'], 'request')}", "rust": median(rust), "c": median(c),
-            "ratio": median(rust) / median(c), "spread": spread([r / b for r, b in zip(rust, c)]), "rounds": len(rust),
+            "ratio": median(rust) / median(c), "low": low, "high": high, "spread": (high - low) / 2,
+            "rounds": len(rust),
             "middle": {"rust": middle(rust), "c": middle(c)},
         }
 
