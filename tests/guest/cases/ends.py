@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: GPL-2.0
+"""Devices that go, and what is left after all of it."""
+
+import re
+import sys
+import time
+from pathlib import Path
+
+import null
+from case import FLAVOUR, ROUNDS, case, sh
+from cases.hostile import wait_reason
+from rping import CONTEXTS
+from traffic import link, listening, serve_one, traffic
+
+KMEMLEAK = Path("/sys/kernel/debug/kmemleak")
+
+
+for c in CONTEXTS:
+    @case(f"rdma link delete under traffic: {c}", c)
+    def link_delete(context):
+        for _ in range(ROUNDS):
+            with traffic(context) as (client, server):
+                link(False)
+                reason = wait_reason(client)
+                wait_reason(server)
+            link()
+            with listening(context=context) as (server, port):
+                serve_one(server, port)
+        return reason
+
+
+if FLAVOUR == "stock":
+    for n in null.CASES:
+        case(f"null device: {n.__name__.replace('_', ' ')}")(n)
+
+    @case("soak: a million completions in each polling context, each owner back once")
+    def soak():
+        return sh("/rdma-rs/tests/guest/soak", "1000000").stdout.strip()
+
+
+@case("modules: unload after all of it")
+def last():
+    # Where kmemleak will find what the modules have allocated.
+    symbols.extend(line.split() for line in Path("/proc/kallsyms").read_text().splitlines()
+                   if line.endswith(("[rdma_rs]", "[rdma_rping]")))
+    sh("rmmod", "rdma_rping", "rdma_rs")
+
+
+def symbol(match):
+    """The name of an address in the modules, which are gone."""
+    address = int(match[0], 16)
+    below = [(int(s[0], 16), s[2]) for s in symbols if int(s[0], 16) <= address]
+    base, name = max(below, default=(0, ""))
+    return f"{match[0]} {name}+{address - base:#x}" if address - base < 0x4000 else match[0]
+
+
+symbols = []
+if KMEMLEAK.exists():
+    @case("kmemleak: no leak in all of it")
+    def kmemleak():
+        # Only objects of a certain age that have not changed between two scans count.
+        time.sleep(5)
+        KMEMLEAK.write_text("scan")
+        KMEMLEAK.write_text("scan")
+        leaks = re.sub(r"\b0x[0-9a-f]{16}$", symbol, KMEMLEAK.read_text(), flags=re.M)
+        print(leaks, end="", file=sys.stderr)
+        assert not leaks, leaks.splitlines()[0]
+
+
+if FLAVOUR == "stock":
+    # Nothing can come after this.
+    case("null device: a QP that is leaked stalls its device, and nothing else")(null.leaked)

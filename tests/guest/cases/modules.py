@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: GPL-2.0
+"""Loading and unloading."""
+
+import subprocess
+
+from case import BUILD, FLAVOUR, ROUNDS, case, sh
+from rping import CONTEXTS
+from traffic import traffic
+
+RELOADS = 100 if FLAVOUR == "stock" else 5
+
+
+def up():
+    sh("/rdma-rs/tests/guest/up")
+
+
+def reload(times=1):
+    # The shared folder is slow, so they are copied once.
+    sh("bash", "-ec", f"""cp --update=none {BUILD}/{FLAVOUR}/rdma_{{rs,rping}}.ko /run
+        for _ in {{1..{times}}}; do
+            rmmod rdma_rping rdma_rs; insmod /run/rdma_rs.ko; insmod /run/rdma_rping.ko
+        done""")
+
+
+@case("modules: load, after making an rxe link")
+def first():
+    up()
+
+
+@case(f"modules: unload and load {RELOADS} times")
+def reload_often():
+    reload(RELOADS)
+
+
+@case("modules: unload and load while addresses come and go")
+def reload_events():
+    # Each is an event of the port, told to every client.
+    address = "192.0.2.77/24 dev rdma0"
+    flap = subprocess.Popen(["bash", "-c", f"while ip addr add {address}; do ip addr del {address}; done"])
+    try:
+        reload(max(RELOADS // 5, 2))
+        assert flap.poll() is None, "the addresses have stopped"
+    finally:
+        flap.kill()
+        flap.wait()
+        subprocess.run(["ip", "addr", "del", *address.split()], capture_output=True, check=False)
+
+
+@case("modules: unload and load under traffic")
+def reload_traffic():
+    for context in CONTEXTS * ROUNDS:
+        with traffic(context):
+            refused = subprocess.run(["rmmod", "rdma_rping"], capture_output=True, check=False)
+            assert refused.returncode, "unloaded while an instance exists"
+        # The instances are gone, but what they began may still be ending.
+        reload()

@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: GPL-2.0
+"""The smallest ULP, and rping with good peers."""
+
+import errno
+
+from case import BUILD, FLAVOUR, case, sh
+from demo import PAIRINGS, run
+from rping import CONTEXTS, Instance, finish, peer, ports, wait_listening
+from traffic import listening, serve_one
+
+
+for i, c in enumerate(CONTEXTS):
+    @case(f"minimal: says hello, {c}", i)
+    def minimal(context):
+        sh("dmesg", "-C")
+        sh("insmod", f"{BUILD}/{FLAVOUR}/rdma_minimal.ko", f"context={context}")
+        sh("rmmod", "rdma_minimal")
+        assert 'Recv: Ok("hello")' in sh("dmesg").stdout, "no hello"
+
+
+for c in CONTEXTS:
+    for p in PAIRINGS:
+        @case(f"rping: {c}, {p}", c, p)
+        def matrix(context, pairing):
+            row, why = run(context, pairing, 20)
+            assert row["ok"], f"{row} {why}"
+
+
+@case("rping: IPv6, both ways")
+def ipv6():
+    addr = "2001:db8::1"
+    with listening(addr=addr) as (server, port):
+        serve_one(server, port, addr=addr)
+    port = next(ports)
+    user = peer("server", port, 3, addr=addr)
+    wait_listening(port)
+    with Instance(addr=addr, port=port, count=3) as client:
+        client.connect()
+        assert finish(user)[0] == 0
+        assert client.stats()["pings"] == 3
+
+
+for s in (17, 4095, 65535):
+    @case(f"rping: messages of {s} bytes", s)
+    def sizes(size):
+        if size < 24:       # rping itself refuses them.
+            port = next(ports)
+            with Instance(port=port, size=size) as server, \
+                    Instance(port=port, size=size, count=5) as client:
+                server.write("listen", 1)
+                client.connect()
+                assert client.stats()["bytes_verified"] == 5 * size
+            return
+        with listening() as (server, port):
+            serve_one(server, port, 5, size)
+            assert server.stats()["bytes_verified"] == 5 * size
+
+
+@case("rping: eight clients at once")
+def many():
+    with listening(context="workqueue") as (server, port):
+        users = [peer("client", port, 20) for _ in range(8)]
+        for user in users:
+            status, said = finish(user)
+            assert status == 0, said
+        stats = server.settle("pings", 160)
+        assert stats["pings"] == 160 and stats["connections"] == 8, stats
+
+
+@case("configfs: bad values are refused")
+def bad_values():
+    with Instance() as it:
+        for name, value in (("port", "x"), ("port", 65536), ("size", 0), ("size", 1 << 30),
+                            ("context", "hardirq"), ("addr", "300.1.1.1"), ("addr", "x"),
+                            ("validate", "maybe"), ("count", -1), ("listen", "x")):
+            try:
+                it.write(name, value)
+            except OSError as e:
+                assert e.errno in (errno.EINVAL, errno.ERANGE), f"{name}={value}: {e}"
+            else:
+                raise AssertionError(f"{name}={value!r} was taken")
+    with listening() as (server, _):
+        try:
+            server.write("port", 1)
+        except OSError as e:
+            assert e.errno == errno.EBUSY, e
+        else:
+            raise AssertionError("the port was changed under a running server")

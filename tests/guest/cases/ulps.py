@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: GPL-2.0
+"""The other samples, and the benchmark's two modules."""
+
+import errno
+import subprocess
+import threading
+import time
+
+import perf
+from case import FLAVOUR, case
+from samples import SAMPLES, MadPing, UdEcho, module, rpc
+from traffic import link
+
+
+for s in SAMPLES:
+    @case(f"sample: {s.__name__}", s)
+    def sample_rows(rows):
+        for row in rows():
+            assert row["ok"], row
+
+
+@case("mad_ping: rdma link delete while it waits")
+def mad_ping_removal():
+    def ping():
+        try:
+            pings.write("unanswered", 1000)
+        except OSError as e:
+            failed.append(e.errno)
+
+    failed, pings = [], MadPing()
+    with module("rdma_mad_ping"):
+        thread = threading.Thread(target=ping)
+        thread.start()
+        while not pings.stats()["timeouts"]:
+            time.sleep(0.05)
+        link(False)
+        thread.join(30)
+        assert not thread.is_alive(), "it still waits"
+        link()
+        pings.write("answered", 3)
+        assert pings.stats()["pings"] == 3, pings.stats()
+    assert failed == [errno.ECANCELED], failed
+
+
+@case("ud_echo: rdma link delete while it asks")
+def ud_echo_removal():
+    def ask():
+        try:
+            echo.write("ask", 1000000)
+        except OSError as e:
+            failed.append(e.errno)
+
+    failed, echo = [], UdEcho()
+    with module("rdma_ud_echo"):
+        thread = threading.Thread(target=ask)
+        thread.start()
+        while not echo.stats()["echoes"]:
+            time.sleep(0.05)
+        link(False)
+        thread.join(30)
+        assert not thread.is_alive(), "it still asks"
+        link()
+        echo.write("ask", 3)
+        assert echo.stats()["echoes"] == 3, echo.stats()
+    assert failed == [errno.ENODEV], failed
+
+
+@case("rpc: more clients than the server has slots")
+def rpc_crowd():
+    for row in rpc(clients=12, calls=4):
+        assert row["ok"], row
+
+
+@case("mad_ping: a signal ends the wait")
+def mad_ping_signal():
+    with module("rdma_mad_ping"):
+        write = f"echo 1000 >{MadPing().path}/unanswered"
+        ended = subprocess.run(["timeout", "1", "sh", "-c", write], check=False, timeout=30)
+        assert ended.returncode == 124, f"it ended with {ended.returncode}"
+        assert MadPing().stats()["timeouts"] < 1000
+
+
+if FLAVOUR == "stock":
+    for t in perf.TWINS:
+        case(f"perf: {t}: each load in each context", t)(perf.every_load)
+        case(f"perf: {t}: what is wrong is refused", t)(perf.refusals)
+        case(f"perf: {t}: rdma link delete during a run", t)(perf.removal)
+else:
+    case("perf: rdma_perf_rs: each load", "rdma_perf_rs", ("batch", "softirq"), 1 << 16)(perf.every_load)

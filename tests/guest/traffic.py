@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: GPL-2.0
+"""The rxe link, and the rping module at work on it."""
+
+import threading
+from contextlib import contextmanager
+
+from case import sh
+from rping import ADDR, Instance, finish, peer, ports
+
+
+def link(add=True):
+    if add:
+        sh("rdma", "link", "add", "rxe0", "type", "rxe", "netdev", "rdma0")
+    else:
+        sh("rdma", "link", "delete", "rxe0")
+
+
+def serve_one(server, port, count=3, size=64, addr=ADDR):
+    """A peer in good order is served."""
+    before = server.stats()["pings"]
+    status, said = finish(peer("client", port, count, size, addr))
+    assert status == 0, f"a good client failed afterwards ({status}): {said}"
+    after = server.settle("pings", before + count)["pings"]
+    assert after == before + count, f"{after - before} of {count} pings of a good client"
+
+
+@contextmanager
+def listening(**attributes):
+    port = next(ports)
+    with Instance(port=port, **attributes) as server:
+        server.write("listen", 1)
+        yield server, port
+
+
+@contextmanager
+def traffic(context="softirq"):
+    """A Rust client against a Rust server without end; it may fail, but it must end."""
+    def connect():
+        try:
+            client.connect()
+        except OSError:
+            pass
+
+    with listening(context=context) as (server, port):
+        with Instance(port=port, count=0, context=context) as client:
+            thread = threading.Thread(target=connect)
+            thread.start()
+            try:
+                client.settle("pings", 5)
+                assert client.stats()["pings"] >= 5, "no traffic: " + client.read("reason")
+                yield client, server
+            finally:
+                client.write("connect", 0)
+                thread.join(30)
+                assert not thread.is_alive(), "the client does not end"
