@@ -59,6 +59,16 @@ fn objects() {
     send_and_sync::<Agent>();
 }
 
+fn requests() {
+    send_and_sync::<Kept<u32>>();
+    send_and_sync::<Lent<u32>>();
+    // Nobody gets at the content of a shared one.
+    send_and_sync::<Kept<core::cell::Cell<u32>>>();
+    send_only::<Lent<core::cell::Cell<u32>>>();
+    <Kept<*mut u32> as Ambiguous<_>>::check();
+    <Lent<*mut u32> as Ambiguous<_>>::check();
+}
+
 fn memory() {
     send_and_sync::<Buf<FromDevice>>();
     send_and_sync::<Pages>();

@@ -33,6 +33,7 @@ mod drain;
 mod fixture;
 mod ibcm;
 mod lease;
+mod lend;
 mod mad;
 mod mad_end;
 mod mad_wait;

@@ -93,6 +93,50 @@ impl CqeHandler for Sharing {
     }
 }
 
+/// A request that is kept.
+#[derive(HasCqe)]
+struct Again {
+    cqe: Cqe<Self>,
+    /// How often it has completed, which only who has it looks at.
+    uses: i32,
+    completed: Arc<Counter>,
+    _gone: CountDrop,
+}
+
+impl Again {
+    fn new(completed: &Arc<Counter>, gone: &Arc<Counter>) -> Result<Kept<Self>> {
+        let this = Self {
+            cqe: Cqe::new(),
+            uses: 0,
+            completed: completed.clone(),
+            _gone: CountDrop(gone.clone()),
+        };
+        Kept::new(this, GFP_KERNEL)
+    }
+
+    /// Posts it, once it is home, where others may poll.
+    fn post(kept: &mut Kept<Self>, qp: &Qp<Direct>) -> Result {
+        let mut lent = None;
+        wait(|| {
+            lent = kept.lend();
+            lent.is_some()
+        })?;
+        let nowhere = Remote { addr: 0, rkey: 0 };
+        let lent = lent.ok_or(EBUSY)?;
+        Ok(qp.post_send(lent, |_| Ok(SendWr::rdma_write([], nowhere)))?)
+    }
+}
+
+impl CqeHandler for Again {
+    type Pointer = Lent<Self>;
+    type Needs = Atomic;
+
+    fn done(mut this: Lent<Self>, _wc: &Wc, _cx: &Atomic) {
+        this.uses += 1;
+        this.completed.up();
+    }
+}
+
 #[kunit_tests(rdma_threads)]
 mod tests {
     use super::*;
@@ -127,6 +171,40 @@ mod tests {
         at_once(&link.env, [poster()?, poster()?, processes, batches])?;
         check_eq!(completed.get(), 2 * TURNS);
         check_eq!(gone.get(), 2 * TURNS);
+        Ok(())
+    }
+
+    #[test]
+    fn kept_requests_complete_elsewhere() -> Result {
+        let caps = Caps::new(2 * TURNS as u32, 1);
+        let link = Link::<Direct>::with(&caps, &cm::ConnParam::default())?;
+        let (completed, gone) = (Counter::new()?, Counter::new()?);
+        // One goes on with the same request, the other lets go of each that it has just posted.
+        let (qp, counts) = (link.a.qp.clone(), (completed.clone(), gone.clone()));
+        let uses_again = boxed(move |_| {
+            let mut kept = Again::new(&counts.0, &counts.1)?;
+            for turn in 0..TURNS {
+                wait(|| kept.get().is_some_and(|this| this.uses == turn))?;
+                Again::post(&mut kept, &qp)?;
+            }
+            Ok(())
+        })?;
+        let (qp, counts) = (link.a.qp.clone(), (completed.clone(), gone.clone()));
+        let lets_go = boxed(move |_| {
+            (0..TURNS).try_for_each(|_| Again::post(&mut Again::new(&counts.0, &counts.1)?, &qp))
+        })?;
+        let poller = || {
+            let (cq, done) = (link.send_cq.clone(), completed.clone());
+            boxed(move |_| {
+                wait(|| {
+                    cq.process(3);
+                    done.get() == 2 * TURNS
+                })
+            })
+        };
+        at_once(&link.env, [uses_again, lets_go, poller()?, poller()?])?;
+        check_eq!(completed.get(), 2 * TURNS);
+        check_eq!(gone.get(), TURNS + 1);
         Ok(())
     }
 

@@ -13,10 +13,13 @@ extern crate self as kernel;
 
 #[path = "kernel.rs"]
 mod shim;
+use loom::sync::atomic;
 pub use shim::sync;
 
 #[path = "../../rust/kernel/rdma/gate/count.rs"]
 mod count;
+#[path = "../../rust/kernel/rdma/lend/holders.rs"]
+mod holders;
 #[path = "../../rust/kernel/rdma/srq/kept.rs"]
 mod kept;
 #[path = "../../rust/kernel/rdma/cq/room.rs"]
@@ -30,6 +33,8 @@ mod completion;
 mod gate;
 #[cfg(test)]
 mod lease;
+#[cfg(test)]
+mod lending;
 #[cfg(test)]
 mod region;
 #[cfg(test)]

@@ -2,9 +2,10 @@
 
 //! Completion callbacks.
 //!
-//! A request is posted by moving its owner into the queue: a `Pin<KBox<T>>` or an `Arc<T>`, where
-//! `T` embeds a [`Cqe`]. When the request completes, [`CqeHandler::done`] gets the owner back,
-//! once. Between the two nobody can free or, for a `Pin<KBox<T>>`, touch what the device uses.
+//! A request is posted by moving its owner into the queue: a `Pin<KBox<T>>`, an `Arc<T>`, or a
+//! [`Lent<T>`](crate::lend::Lent) of one that is used again and again, where `T` embeds a [`Cqe`].
+//! When the request completes, [`CqeHandler::done`] gets the owner back, once. Between the two
+//! nobody can free or, but for an `Arc<T>`, touch what the device uses.
 //!
 //! The C core calls `wc->wr_cqe->done(cq, wc)`. Here `done` is a function made for `T` that does
 //! `container_of` and calls the handler, so a [`Cqe`] is the eight bytes of `struct ib_cqe`, and
@@ -111,8 +112,8 @@ pub unsafe trait HasCqe<const ID: u64 = 0>: Sized {
     const OFFSET: usize;
 }
 
-/// A pointer that can own a posted request: `Pin<KBox<T>>` for exclusive owners, `Arc<T>` for
-/// shared ones.
+/// A pointer that can own a posted request: `Pin<KBox<T>>` for exclusive owners,
+/// [`Lent<T>`](crate::lend::Lent) for those that are used again, `Arc<T>` for shared ones.
 ///
 /// # Safety
 ///
@@ -123,7 +124,7 @@ pub unsafe trait HasCqe<const ID: u64 = 0>: Sized {
 #[diagnostic::on_unimplemented(
     message = "a `{Self}` cannot own a request",
     label = "not an owner",
-    note = "a request is owned by a `Pin<KBox<T>>` with a `T: Send`, or an `Arc<T>` with a `T: Send + Sync`, where `T` has a `CqeHandler`"
+    note = "a request is owned by a `Pin<KBox<T>>` or a `Lent<T>` with a `T: Send`, or an `Arc<T>` with a `T: Send + Sync`, where `T` has a `CqeHandler`"
 )]
 pub unsafe trait CqePointer<const ID: u64>: Deref + Sized + Send + 'static {
     /// Whether the pointer is the only one to the `T`, and stays that while it is given up.

@@ -50,6 +50,10 @@ pub use crate::{
         FromDevice,
         ToDevice, //
     },
+    lend::{
+        Kept,
+        Lent, //
+    },
     mr::{
         InvWr,
         Mr,

@@ -34,6 +34,7 @@ pub mod flush;
 mod gate;
 pub mod ibcm;
 mod ledger;
+pub mod lend;
 pub mod mad;
 pub mod mr;
 pub mod op;

@@ -1,0 +1,267 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Requests that are used again and again: kept by the caller, lent to a queue.
+//!
+//! Most ULPs allocate their requests once, in an array or with the tags of blk-mq, and use each of
+//! them again when it has completed. In C they keep the pointer, and have to know whether the
+//! device still uses what it points at. Here the pointer is a [`Kept<T>`], and to post the request
+//! is to [lend](Kept::lend) it: there is one [`Lent<T>`] at a time, which can own a posted request
+//! as a `Pin<KBox<T>>` can. The completion's handler gets it, and when that is dropped the request
+//! is home again. As long as it is not, its keeper has no access to it.
+//!
+//! Lending is a load, a compare and a store, coming home an atomic decrement. Nothing is allocated
+//! or freed in between, and the keeper needs no lock to get at what the handler gives back.
+//!
+//! # Examples
+//!
+//! ```
+//! use rdma::{lend::{Kept, Lent}, prelude::*};
+//!
+//! #[derive(HasCqe)]
+//! struct Request {
+//!     cqe: Cqe<Self>,
+//!     buf: Buf<ToDevice>,
+//! }
+//!
+//! impl CqeHandler for Request {
+//!     type Pointer = Lent<Self>;
+//!     type Needs = Atomic;
+//!
+//!     fn done(this: Lent<Self>, wc: &Wc, _cx: &Atomic) {
+//!         if let Err(e) = wc.result() {
+//!             pr_info!("{}\n", e.status);
+//!         }
+//!         drop(this); // It can be lent again.
+//!     }
+//! }
+//!
+//! /// Sends what is at home, and returns how many that were.
+//! fn send_all(qp: &Qp<Softirq>, requests: &mut [Kept<Request>]) -> Result<u32> {
+//!     let mut sent = 0;
+//!     for request in requests.iter_mut().filter_map(Kept::lend) {
+//!         qp.post_send(request, |r| Ok(SendWr::send([r.buf.whole()])))?;
+//!         sent += 1;
+//!     }
+//!     Ok(sent)
+//! }
+//! ```
+
+mod holders;
+
+use crate::{
+    bindings,
+    cqe::{
+        CqeHandler,
+        CqePointer, //
+    },
+    ledger, //
+};
+use core::{
+    mem::{
+        offset_of,
+        ManuallyDrop, //
+    },
+    ops::{
+        Deref,
+        DerefMut, //
+    },
+    ptr::NonNull,
+    sync::atomic, //
+};
+use holders::Holders;
+use kernel::{
+    alloc::Flags,
+    prelude::*, //
+};
+
+/// A request, and who has it.
+#[pin_data]
+struct Entry<T> {
+    holders: Holders,
+    #[pin]
+    value: T,
+}
+
+/// Drops a handle, and the request with the last one.
+///
+/// # Safety
+///
+/// `entry` is that of a handle that is not used again.
+#[inline]
+unsafe fn leave<T>(entry: NonNull<Entry<T>>) {
+    // SAFETY: The entry is there while the handle counts.
+    if unsafe { &(*entry.as_ptr()).holders }.leave() {
+        // SAFETY: As above, and there is no other handle.
+        unsafe { free(entry) };
+    }
+}
+
+/// # Safety
+///
+/// There is no handle to the entry any more.
+#[cold]
+#[inline(never)]
+unsafe fn free<T>(entry: NonNull<Entry<T>>) {
+    // SAFETY: It was made by `KBox::into_raw`, and nobody uses it.
+    drop(unsafe { KBox::from_raw(entry.as_ptr()) });
+}
+
+/// A request that its owner keeps and [lends](Kept::lend) to a queue, again and again.
+///
+/// If it is dropped while the request is lent, the request is freed when that comes back.
+///
+/// # Invariants
+///
+/// The entry is valid, and `holders` counts this handle and the one [`Lent`] that there may be.
+pub struct Kept<T>(NonNull<Entry<T>>);
+
+// SAFETY: It is, at times, exclusive access to its request.
+unsafe impl<T: Send> Send for Kept<T> {}
+// SAFETY: A shared one gives no access to the request.
+unsafe impl<T: Send> Sync for Kept<T> {}
+
+impl<T> Kept<T> {
+    /// Allocates a request.
+    ///
+    /// # Errors
+    ///
+    /// `ENOMEM`; the value is dropped.
+    pub fn new(value: T, flags: Flags) -> Result<Self> {
+        Self::pin_init(Ok(value), flags)
+    }
+
+    /// Allocates a request that is initialised where it stays.
+    ///
+    /// # Errors
+    ///
+    /// `ENOMEM`, or the initialiser's.
+    pub fn pin_init(value: impl PinInit<T, Error>, flags: Flags) -> Result<Self> {
+        let init = try_pin_init!(Entry {
+            holders: Holders::new(),
+            value <- value,
+        });
+        // SAFETY: The entry stays where it is until it is dropped.
+        let entry = unsafe { Pin::into_inner_unchecked(KBox::pin_init(init, flags)?) };
+        // INVARIANT: Just made.
+        Ok(Self(NonNull::from(KBox::leak(entry))))
+    }
+
+    /// Says whether nobody else has the request.
+    #[inline]
+    fn is_home(&self) -> bool {
+        // SAFETY: By the type invariant.
+        unsafe { &(*self.0.as_ptr()).holders }.is_one()
+    }
+
+    /// Lends the request, unless it is lent.
+    ///
+    /// Any context.
+    #[inline]
+    pub fn lend(&mut self) -> Option<Lent<T>> {
+        if !self.is_home() {
+            return None;
+        }
+        // SAFETY: By the type invariant.
+        unsafe { &(*self.0.as_ptr()).holders }.lend();
+        // INVARIANT: There was no other, and now it is counted.
+        Some(Lent(self.0))
+    }
+
+    /// Gives access to the request, unless it is lent.
+    ///
+    /// Any context.
+    #[inline]
+    pub fn get(&mut self) -> Option<Pin<&mut T>> {
+        // SAFETY: By the type invariant, nobody else has it if it is home, and it is lent only by
+        // who has `self` mutably; it is never moved.
+        self.is_home()
+            .then(|| unsafe { Pin::new_unchecked(&mut (*self.0.as_ptr()).value) })
+    }
+}
+
+impl<T> Drop for Kept<T> {
+    fn drop(&mut self) {
+        // SAFETY: By the type invariant; `self` is gone after this.
+        unsafe { leave(self.0) };
+    }
+}
+
+/// A request that is lent: exclusive access to it, and the owner of a request that is posted.
+///
+/// Dropping it brings the request home; any context. It may be kept instead, or sent to another
+/// thread.
+///
+/// # Invariants
+///
+/// The entry is valid, `holders` counts this handle, and there is no other [`Lent`] of it.
+pub struct Lent<T>(NonNull<Entry<T>>);
+
+// SAFETY: It is exclusive access to its request.
+unsafe impl<T: Send> Send for Lent<T> {}
+// SAFETY: A shared one gives shared access to the request only.
+unsafe impl<T: Sync> Sync for Lent<T> {}
+
+impl<T> Lent<T> {
+    /// Gives exclusive access to a request that must not be moved.
+    #[inline]
+    pub fn as_mut(&mut self) -> Pin<&mut T> {
+        // SAFETY: By the type invariant, and as `Kept` gives no access meanwhile; the request is
+        // never moved.
+        unsafe { Pin::new_unchecked(&mut (*self.0.as_ptr()).value) }
+    }
+}
+
+impl<T> Deref for Lent<T> {
+    type Target = T;
+
+    #[inline]
+    fn deref(&self) -> &T {
+        // SAFETY: By the type invariant, and as `Kept` gives no access meanwhile.
+        unsafe { &(*self.0.as_ptr()).value }
+    }
+}
+
+impl<T: Unpin> DerefMut for Lent<T> {
+    #[inline]
+    fn deref_mut(&mut self) -> &mut T {
+        self.as_mut().get_mut()
+    }
+}
+
+impl<T> Drop for Lent<T> {
+    #[inline]
+    fn drop(&mut self) {
+        // SAFETY: By the type invariant; `self` is gone after this.
+        unsafe { leave(self.0) };
+    }
+}
+
+// SAFETY: The entry stays in place while the handle that was given up counts, and while it does
+// there is no other `Lent`, nor does `Kept` give access. The address is that of the callback in the
+// request.
+unsafe impl<T, const ID: u64> CqePointer<ID> for Lent<T>
+where
+    T: CqeHandler<ID, Pointer = Self> + Send + 'static,
+{
+    const EXCLUSIVE: bool = true;
+
+    #[inline]
+    fn into_cqe(self) -> *mut bindings::ib_cqe {
+        let entry = ManuallyDrop::new(self).0.as_ptr();
+        // SAFETY: The fields are inside of the entry.
+        let cqe = unsafe { (&raw mut (*entry).value).byte_add(T::OFFSET) }.cast();
+        ledger::post(cqe);
+        cqe
+    }
+
+    #[inline]
+    unsafe fn from_cqe(cqe: *mut bindings::ib_cqe) -> Self {
+        // SAFETY: By the caller's promise this is what `into_cqe` started from, which is not null.
+        // INVARIANT: As it was given up.
+        unsafe {
+            let value = cqe.byte_sub(T::OFFSET);
+            let entry = value.byte_sub(offset_of!(Entry<T>, value));
+            Self(NonNull::new_unchecked(entry).cast())
+        }
+    }
+}

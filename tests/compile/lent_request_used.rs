@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Writing to a request that is kept, after it was lent and posted.
+
+use kernel::prelude::*;
+use rdma::prelude::*;
+
+#[derive(HasCqe)]
+struct Request {
+    cqe: Cqe<Self>,
+    buf: Buf<ToDevice>,
+}
+
+impl CqeHandler for Request {
+    type Pointer = Lent<Self>;
+    type Needs = Atomic;
+
+    fn done(_this: Lent<Self>, _wc: &Wc, _cx: &Atomic) {}
+}
+
+fn send(qp: &Qp<Softirq>, kept: &mut Kept<Request>) -> Result {
+    let mut request = kept.get().ok_or(EBUSY)?;
+    request.buf.cpu().fill(0);
+    let lent = kept.lend().ok_or(EBUSY)?;
+    //~^ E0499 cannot borrow `*kept` as mutable more than once
+    qp.post_send(lent, |r| Ok(SendWr::send([r.buf.whole()])))?;
+    #[cfg(mistake)]
+    request.buf.cpu().fill(1);
+    Ok(())
+}

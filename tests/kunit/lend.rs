@@ -1,0 +1,353 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Requests that are kept, and lent again and again.
+
+use crate::fixture::{
+    both,
+    CountDrop,
+    Counter,
+    Inbox,
+    Link,
+    Null, //
+};
+use kernel::{
+    new_spinlock_irq,
+    prelude::*,
+    sync::SpinLockIrq, //
+};
+use rdma::{
+    prelude::*,
+    qp::Chain, //
+};
+use rdma_null::Injection;
+
+/// Where handlers leave requests that they do not give back at once.
+type Shelf = Arc<SpinLockIrq<KVec<Lent<Request>>>>;
+
+fn shelf() -> Result<Shelf> {
+    Arc::pin_init(new_spinlock_irq!(KVec::new()), GFP_KERNEL)
+}
+
+/// A request that counts. Its callback is neither at its beginning nor at that of the memory that
+/// it is kept in.
+#[derive(HasCqe)]
+#[repr(C, align(64))]
+struct Request {
+    before: [u8; 3],
+    cqe: Cqe<Self>,
+    buf: Buf<Bidirectional>,
+    /// How often it has completed.
+    uses: i32,
+    /// How often all of them have.
+    completed: Arc<Counter>,
+    shelf: Option<Shelf>,
+    _gone: CountDrop,
+}
+
+impl CqeHandler for Request {
+    type Pointer = Lent<Self>;
+    type Needs = Atomic;
+
+    fn done(mut this: Lent<Self>, _wc: &Wc, _cx: &Atomic) {
+        if this.before == [1, 2, 3] {
+            this.uses += 1;
+            this.completed.up();
+        }
+        if let Some(shelf) = this.shelf.take() {
+            let lost = shelf.lock().push(this, GFP_ATOMIC);
+            if lost.is_err() {
+                pr_err!("FAILED: no memory for a request\n");
+            }
+        }
+    }
+}
+
+/// What requests count.
+struct Counts {
+    completed: Arc<Counter>,
+    gone: Arc<Counter>,
+}
+
+impl Counts {
+    fn new() -> Result<Self> {
+        Ok(Self {
+            completed: Counter::new()?,
+            gone: Counter::new()?,
+        })
+    }
+
+    fn request(&self, pd: &Pd, bytes: &[u8], cx: &Sleepable) -> Result<Kept<Request>> {
+        self.request_for(pd, bytes, None, cx)
+    }
+
+    fn request_for(
+        &self,
+        pd: &Pd,
+        bytes: &[u8],
+        shelf: Option<Shelf>,
+        cx: &Sleepable,
+    ) -> Result<Kept<Request>> {
+        let mut buf = Buf::alloc(pd, bytes.len(), cx)?;
+        buf.cpu().copy_from_slice(bytes);
+        let request = Request {
+            before: [1, 2, 3],
+            cqe: Cqe::new(),
+            buf,
+            uses: 0,
+            completed: self.completed.clone(),
+            shelf,
+            _gone: CountDrop(self.gone.clone()),
+        };
+        Kept::new(request, GFP_KERNEL)
+    }
+
+    fn get(&self) -> (i32, i32) {
+        (self.completed.get(), self.gone.get())
+    }
+}
+
+fn send<C: Provides<Atomic>>(qp: &Qp<C>, request: Lent<Request>) -> Result {
+    Ok(qp.post_send(request, |r| Ok(SendWr::send([r.buf.whole()])))?)
+}
+
+fn uses(kept: &mut Kept<Request>) -> Option<i32> {
+    Some(kept.get()?.uses)
+}
+
+/// A null device whose QP sends to nobody.
+fn void() -> Result<Null<Direct>> {
+    let null = Null::<Direct>::new()?;
+    null.disconnect()?;
+    Ok(null)
+}
+
+#[kunit_tests(rdma_lend)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn request_is_used_again_and_again() -> Result {
+        let (null, counts) = (void()?, Counts::new()?);
+        let mut kept = counts.request(&null.env.pd, b"x", &null.env.cx)?;
+        for turn in 1..=1000 {
+            send(&null.a, kept.lend().ok_or(EBUSY)?)?;
+            check!(uses(&mut kept).is_none());
+            check_eq!(null.cq.process(4), 1);
+            check_eq!(uses(&mut kept), Some(turn));
+        }
+        check_eq!(counts.get(), (1000, 0));
+        drop(kept);
+        check_eq!(counts.get(), (1000, 1));
+        Ok(())
+    }
+
+    #[test]
+    fn request_is_lent_once_at_a_time() -> Result {
+        let (null, counts) = (void()?, Counts::new()?);
+        let mut kept = counts.request(&null.env.pd, b"x", &null.env.cx)?;
+        let mut lent = kept.lend().ok_or(EBUSY)?;
+        check!(kept.lend().is_none());
+        check!(kept.get().is_none());
+        lent.uses = 7;
+        lent.as_mut().uses += 1;
+        // Not posted: it comes home all the same.
+        drop(lent);
+        check_eq!(uses(&mut kept), Some(8));
+        check!(kept.lend().is_some());
+        check_eq!(counts.get(), (0, 0));
+        Ok(())
+    }
+
+    #[test]
+    fn keeper_goes_before_the_completion() -> Result {
+        let (null, counts) = (void()?, Counts::new()?);
+        let mut kept = counts.request(&null.env.pd, b"x", &null.env.cx)?;
+        send(&null.a, kept.lend().ok_or(EBUSY)?)?;
+        drop(kept);
+        check_eq!(counts.get(), (0, 0));
+        check_eq!(null.cq.process(4), 1);
+        check_eq!(counts.get(), (1, 1));
+        Ok(())
+    }
+
+    #[test]
+    fn handler_may_keep_it_for_longer() -> Result {
+        let (null, counts, shelf) = (void()?, Counts::new()?, shelf()?);
+        let (pd, cx) = (&null.env.pd, &null.env.cx);
+        let mut kept = counts.request_for(pd, b"x", Some(shelf.clone()), cx)?;
+        send(&null.a, kept.lend().ok_or(EBUSY)?)?;
+        check_eq!(null.cq.process(4), 1);
+        null.a.drain(cx)?;
+        check!(kept.lend().is_none());
+        let lent = shelf.lock().pop().ok_or(ENOENT)?;
+        // It can be posted from there, too.
+        send(&null.b, lent)?;
+        null.b.drain(cx)?;
+        check_eq!(uses(&mut kept), Some(2));
+        check_eq!(counts.get(), (2, 0));
+        Ok(())
+    }
+
+    #[test]
+    fn keeper_goes_before_who_keeps_it_for_longer() -> Result {
+        let (null, counts, shelf) = (void()?, Counts::new()?, shelf()?);
+        let (pd, cx) = (&null.env.pd, &null.env.cx);
+        let mut kept = counts.request_for(pd, b"x", Some(shelf.clone()), cx)?;
+        send(&null.a, kept.lend().ok_or(EBUSY)?)?;
+        check_eq!(null.cq.process(4), 1);
+        drop(kept);
+        check_eq!(counts.get(), (1, 0));
+        let lent = shelf.lock().pop();
+        drop(lent);
+        check_eq!(counts.get(), (1, 1));
+        Ok(())
+    }
+
+    #[test]
+    fn refused_request_comes_back_in_the_error() -> Result {
+        let (null, counts) = (void()?, Counts::new()?);
+        let mut kept = counts.request(&null.env.pd, b"x", &null.env.cx)?;
+        null.inject(Injection::Refuse { after: 0, errno: 5 })?;
+        let lent = kept.lend().ok_or(EBUSY)?;
+        let posted = null
+            .a
+            .post_send(lent, |r| Ok(SendWr::send([r.buf.whole()])));
+        let Err(refused) = posted else {
+            return Err(crate::check::fail(fmt!("it was posted")));
+        };
+        check_eq!(refused.error, EIO);
+        check_eq!(refused.owner.uses, 0);
+        check!(kept.lend().is_none());
+        drop(refused);
+        check_eq!(uses(&mut kept), Some(0));
+        check_eq!(null.cq.process(4), 0);
+        check_eq!(counts.get(), (0, 0));
+        Ok(())
+    }
+
+    #[test]
+    fn flushed_requests_come_home() -> Result {
+        let (link, counts) = (Link::<Softirq>::new()?, Counts::new()?);
+        let mut all = [
+            counts.request(&link.env.pd, b"1", &link.env.cx)?,
+            counts.request(&link.env.pd, b"2", &link.env.cx)?,
+        ];
+        for kept in &mut all {
+            let lent = kept.lend().ok_or(EBUSY)?;
+            link.b
+                .qp
+                .post_recv(lent, |r| Ok(RecvWr::new([r.buf.whole_mut()])))?;
+        }
+        check_eq!(counts.get(), (0, 0));
+        link.b.qp.drain(&link.env.cx)?;
+        for kept in &mut all {
+            check_eq!(uses(kept), Some(1));
+        }
+        drop(all);
+        check_eq!(counts.get(), (2, 2));
+        Ok(())
+    }
+
+    #[test]
+    fn received_bytes_are_read_at_home() -> Result {
+        let (link, counts, sent) = (Link::<Softirq>::new()?, Counts::new()?, Inbox::new()?);
+        let mut kept = counts.request(&link.env.pd, &[0; 4], &link.env.cx)?;
+        for turn in 0..4 {
+            let lent = kept.lend().ok_or(EBUSY)?;
+            link.b
+                .qp
+                .post_recv(lent, |r| Ok(RecvWr::new([r.buf.whole_mut()])))?;
+            let bytes = [turn, 1, 2, 3];
+            crate::fixture::send(&link.a.qp, link.env.message(&sent, &bytes)?)?;
+            link.wait(|| kept.get().is_some())?;
+            let mut request = kept.get().ok_or(EBUSY)?;
+            check_eq!(&*request.buf.cpu(), &bytes);
+        }
+        link.wait(|| sent.len() == 4)
+    }
+
+    #[test]
+    fn chain_and_its_owner_come_home() -> Result {
+        let (null, counts) = (void()?, Counts::new()?);
+        let mut kept = counts.request(&null.env.pd, b"x", &null.env.cx)?;
+        for turn in 1..=3 {
+            let lent = kept.lend().ok_or(EBUSY)?;
+            null.a.post_chain(lent, |r, chain: &mut Chain<'_, 2>| {
+                chain.push(SendWr::send([r.buf.whole()]))?;
+                chain.push(SendWr::send([r.buf.whole()]))
+            })?;
+            check_eq!(null.cq.process(4), 1);
+            check_eq!(uses(&mut kept), Some(turn));
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn batch_takes_what_was_lent() -> Result {
+        let (null, counts) = (void()?, Counts::new()?);
+        let mut kept = counts.request(&null.env.pd, b"x", &null.env.cx)?;
+        send(&null.a, kept.lend().ok_or(EBUSY)?)?;
+        let polled = null
+            .cq
+            .process_each::<Request, 0>(4, |mut request, _wc| request.uses = 40)?;
+        check_eq!(polled, 1);
+        // The handler was not called.
+        check_eq!(counts.get(), (0, 0));
+        check_eq!(uses(&mut kept), Some(40));
+        Ok(())
+    }
+
+    #[test]
+    fn region_of_what_was_lent_is_registered() -> Result {
+        #[derive(HasCqe)]
+        struct Io {
+            cqe: Cqe<Self>,
+            region: Region<Bidirectional>,
+        }
+        impl CqeHandler for Io {
+            type Pointer = Lent<Self>;
+            type Needs = Atomic;
+            fn done(_this: Lent<Self>, _wc: &Wc, _cx: &Atomic) {}
+        }
+
+        let null = Null::<Direct>::new()?;
+        let region = Region::new(Buf::alloc(&null.env.pd, 64, &null.env.cx)?, &null.env.cx)?;
+        let cqe = Cqe::new();
+        let mut kept = Kept::new(Io { cqe, region }, GFP_KERNEL)?;
+        for _ in 0..3 {
+            let lent = kept.lend().ok_or(EBUSY)?;
+            null.a.post_reg(lent, |io| both(&io.region))?;
+            check_eq!(null.cq.process(4), 1);
+            check!(kept.get().is_some_and(|io| !io.region.is_idle()));
+            let lent = kept.lend().ok_or(EBUSY)?;
+            null.a.post_inv(lent, |io| InvWr::new(&io.region))?;
+            check_eq!(null.cq.process(4), 1);
+            check!(kept.get().is_some_and(|io| io.region.is_idle()));
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn request_is_initialised_in_place() -> Result {
+        #[pin_data]
+        struct Locked {
+            #[pin]
+            value: SpinLockIrq<u32>,
+        }
+
+        let mut kept = Kept::<Locked>::pin_init(
+            try_pin_init!(Locked { value <- new_spinlock_irq!(5) }),
+            GFP_KERNEL,
+        )?;
+        check_eq!(kept.get().map(|locked| *locked.value.lock()), Some(5));
+        let gone = Counter::new()?;
+        let count = CountDrop(gone.clone());
+        check_err!(
+            Kept::<CountDrop>::pin_init(Err(EDOM), GFP_KERNEL).map(drop),
+            EDOM
+        );
+        drop(Kept::new(count, GFP_KERNEL)?);
+        check_eq!(gone.get(), 1);
+        Ok(())
+    }
+}

@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! A request that is lent has one user at a time, and is freed once, after the last one.
+
+use crate::holders::Holders;
+use loom::{cell::UnsafeCell, sync::Arc, thread};
+
+const FREE: u32 = u32::MAX;
+
+/// The memory of a request.
+struct Entry {
+    holders: Holders,
+    value: UnsafeCell<u32>,
+}
+
+impl Entry {
+    fn new() -> Arc<Self> {
+        Arc::new(Self {
+            holders: Holders::new(),
+            value: UnsafeCell::new(0),
+        })
+    }
+
+    /// As who has `&mut` of the request.
+    fn touch(&self) {
+        // SAFETY: This is what is checked.
+        self.value.with_mut(|value| unsafe {
+            assert_ne!(*value, FREE, "used after it was freed");
+            *value += 1;
+        });
+    }
+
+    /// As `Kept::drop` and `Lent::drop`.
+    fn leave(&self) {
+        if self.holders.leave() {
+            self.touch();
+            // SAFETY: This is what is checked.
+            self.value.with_mut(|value| unsafe { *value = FREE });
+        }
+    }
+
+    fn is_free(&self) -> bool {
+        // SAFETY: There is no other thread.
+        self.value.with(|value| unsafe { *value == FREE })
+    }
+}
+
+/// As `Kept::lend`, and the handler runs in another thread.
+fn lend(entry: &Arc<Entry>) -> thread::JoinHandle<()> {
+    entry.holders.lend();
+    let entry = entry.clone();
+    thread::spawn(move || {
+        entry.touch();
+        entry.leave();
+    })
+}
+
+#[test]
+fn keeper_uses_what_is_home_again() {
+    loom::model(|| {
+        let entry = Entry::new();
+        assert!(entry.holders.is_one());
+        let mut handlers = vec![lend(&entry)];
+        // As `Kept::get`, and `Kept::lend` again.
+        if entry.holders.is_one() {
+            entry.touch();
+            handlers.push(lend(&entry));
+        }
+        for handler in handlers {
+            handler.join().unwrap();
+        }
+        assert!(entry.holders.is_one());
+        entry.leave();
+        assert!(entry.is_free());
+    });
+}
+
+#[test]
+fn last_one_frees_it() {
+    loom::model(|| {
+        let entry = Entry::new();
+        let handler = lend(&entry);
+        entry.leave();
+        handler.join().unwrap();
+        assert!(entry.is_free());
+    });
+}
