@@ -4,8 +4,7 @@
 //!
 //! The caller posts all requests, then processes their completions, and again. Posting and processing
 //! are timed apart. So the requests have to come back to the caller: where he polls into an array or
-//! dispatches statically, he takes them; callbacks cannot give them back, and the caller keeps a
-//! reference.
+//! dispatches statically, he takes them; to callbacks he lends what he keeps.
 
 use crate::{
     args::{
@@ -46,9 +45,9 @@ struct Request {
     run: Arc<Run<()>>,
 }
 
-/// A request that the caller has a reference to.
+/// A request that the caller keeps.
 #[derive(HasCqe)]
-struct Shared {
+struct Borrowed {
     cqe: Cqe<Self>,
     request: Request,
 }
@@ -80,21 +79,20 @@ impl CqeHandler for Request {
     }
 }
 
-impl CqeHandler for Shared {
-    type Pointer = Arc<Self>;
+impl CqeHandler for Borrowed {
+    type Pointer = Lent<Self>;
     type Needs = Atomic;
 
     #[inline]
-    fn done(this: Arc<Self>, wc: &Wc, _cx: &Atomic) {
+    fn done(this: Lent<Self>, wc: &Wc, _cx: &Atomic) {
         this.request.completed(wc);
     }
 }
 
-/// Posts the requests of each owner to one of these QPs.
+/// Posts the requests of each owner to a QP.
 #[inline]
-fn post_round<P>(
-    qps: &[Arc<Qp<Direct>>],
-    owners: impl Iterator<Item = P>,
+fn post_round<'q, P>(
+    each: impl Iterator<Item = (&'q Arc<Qp<Direct>>, P)>,
     signal: u32,
     buf: impl for<'a> Fn(&'a P::Target) -> &'a Buf<ToDevice> + Copy,
 ) -> Result
@@ -102,7 +100,6 @@ where
     P: CqePointer<0>,
     P::Target: CqeHandler<Pointer = P, Needs = Atomic>,
 {
-    let each = qps.iter().zip(owners);
     if signal > 1 {
         for (qp, owner) in each {
             post_all(qp, owner, signal, buf)?;
@@ -146,12 +143,16 @@ trait Round {
 }
 
 /// Completions come to callbacks.
-struct ByCallback(KVec<Arc<Shared>>);
+struct ByCallback(KVec<(Arc<Qp<Direct>>, Kept<Borrowed>)>);
 
 impl Round for ByCallback {
     #[inline(never)]
-    fn post(&mut self, qps: &[Arc<Qp<Direct>>], signal: u32) -> Result {
-        post_round(qps, self.0.iter().cloned(), signal, |s| &s.request.buf)
+    fn post(&mut self, _qps: &[Arc<Qp<Direct>>], signal: u32) -> Result {
+        let each = self
+            .0
+            .iter_mut()
+            .map_while(|(qp, kept)| Some((&*qp, kept.lend()?)));
+        post_round(each, signal, |b| &b.request.buf)
     }
 
     fn process(&mut self, cq: &Cq<Direct>, left: u32) -> Result<u32> {
@@ -176,8 +177,8 @@ impl<const STATIC: bool> Taken<STATIC> {
 impl<const STATIC: bool> Round for Taken<STATIC> {
     #[inline(never)]
     fn post(&mut self, qps: &[Arc<Qp<Direct>>], signal: u32) -> Result {
-        let mut here = core::iter::from_fn(|| self.here.pop());
-        post_round(qps, &mut here, signal, |r| &r.buf)?;
+        let each = qps.iter().zip(core::iter::from_fn(|| self.here.pop()));
+        post_round(each, signal, |r| &r.buf)?;
         core::mem::swap(&mut self.here, &mut self.back);
         Ok(())
     }
@@ -262,18 +263,19 @@ fn stream(
     for _ in 0..args.groups() {
         qps.extend_from_slice(&end.qps, GFP_KERNEL)?;
     }
-    let (mut requests, mut shared) = (KVec::new(), KVec::new());
-    for _ in qps.iter() {
+    let (mut requests, mut kept) = (KVec::new(), KVec::new());
+    for qp in qps.iter() {
         let request = Request::new(end, args.size, run, cx)?;
         if args.context == Context::Direct {
             let cqe = Cqe::new();
-            shared.push(Arc::new(Shared { cqe, request }, GFP_KERNEL)?, GFP_KERNEL)?;
+            let borrowed = Kept::new(Borrowed { cqe, request }, GFP_KERNEL)?;
+            kept.push((qp.clone(), borrowed), GFP_KERNEL)?;
         } else {
             requests.push(KBox::pin(request, GFP_KERNEL)?, GFP_KERNEL)?;
         }
     }
     match args.context {
-        Context::Direct => alternate(end, &qps, ByCallback(shared), args, run),
+        Context::Direct => alternate(end, &qps, ByCallback(kept), args, run),
         Context::Static => alternate(end, &qps, Taken::<true>::new(requests)?, args, run),
         _ => alternate(end, &qps, Taken::<false>::new(requests)?, args, run),
     }
