@@ -70,12 +70,11 @@ impl<C: PollContext + Provides<Atomic>> Group<C> {
         })
     }
 
-    /// Posts all requests, each by itself.
-    fn post(self: Pin<KBox<Self>>) {
+    /// Posts all requests, each by itself, to its QP, to which the caller has a reference.
+    fn post(self: Pin<KBox<Self>>, qp: &Qp<C>) {
         if self.signal > 1 {
             return self.post_all();
         }
-        let qp = self.qp.clone();
         if let Err(e) = qp.post_send(self, Self::wr) {
             e.owner.run.fail(e.error);
         }
@@ -266,9 +265,11 @@ impl<C: Mode> Stream<'_, '_, C> {
         let total = count.div_ceil(args.signal);
         let owners = args.owners().min(total);
         let mut groups = KVec::with_capacity(owners as usize, GFP_KERNEL)?;
+        let mut qps = KVec::with_capacity(owners as usize, GFP_KERNEL)?;
         for n in 0..owners {
             let mut group = self.run.take().ok_or(EIO)?;
             group.left = share(total, n, owners);
+            qps.push(group.qp.clone(), GFP_KERNEL)?;
             groups.push(group, GFP_KERNEL)?;
         }
         if owners == 0 {
@@ -277,8 +278,8 @@ impl<C: Mode> Stream<'_, '_, C> {
         let polls = C::poll::<Group<C>>(args.context).zip(C::poll::<Receive<C>>(args.context));
         self.run.begin(owners);
         let began = Instant::<Monotonic>::now();
-        for group in groups {
-            group.post();
+        for (group, qp) in groups.into_iter().zip(&qps) {
+            group.post(qp);
         }
         let end = self.run.wait(polls.map(|(groups, receives)| {
             move || {

@@ -26,7 +26,6 @@ use kernel::{
         atomic::{
             Acquire,
             Atomic as AtomicCell,
-            Full,
             Relaxed,
             Release, //
         },
@@ -84,25 +83,42 @@ impl From<Figures> for Report {
     }
 }
 
+/// Where a phase is.
+struct State<P> {
+    /// How many owners are not through.
+    left: u32,
+    /// When the phase was over, or that it has failed.
+    end: Option<Result<Instant<Monotonic>>>,
+    /// The owners that are through, until the run is over.
+    kept: Option<KVec<P>>,
+}
+
+impl<P> State<P> {
+    /// Keeps an owner for the next phase. Returns it if there will be none.
+    fn keep(&mut self, owner: P) -> Option<P> {
+        let Some(kept) = &mut self.kept else {
+            return Some(owner);
+        };
+        // There is room: an owner that is not kept was made too many.
+        let _ = kept.push_within_capacity(owner);
+        None
+    }
+}
+
 /// What the owners of a run share. They count for themselves; this is touched when one of them is
 /// through.
 ///
 /// `P` is an owner, of which those that are through are kept for the next phase.
 #[pin_data]
 pub(crate) struct Run<P: Send> {
-    /// How many owners are not through.
-    left: AtomicCell<u32>,
     /// Whether the phase is over, for those who poll.
     over: AtomicCell<bool>,
     /// Changes now and then while there is progress.
     progress: AtomicCell<u32>,
-    /// When the phase was over, or that it has failed.
     #[pin]
-    end: SpinLockIrq<Option<Result<Instant<Monotonic>>>>,
+    state: SpinLockIrq<State<P>>,
     #[pin]
     changed: CondVar,
-    #[pin]
-    kept: SpinLockIrq<Option<KVec<P>>>,
 }
 
 impl<P: Send> Run<P> {
@@ -110,20 +126,24 @@ impl<P: Send> Run<P> {
     pub(crate) fn new(owners: usize) -> Result<Arc<Self>> {
         let kept = KVec::with_capacity(owners, GFP_KERNEL)?;
         let init = pin_init!(Self {
-            left: AtomicCell::new(0),
             over: AtomicCell::new(false),
             progress: AtomicCell::new(0),
-            end <- new_spinlock_irq!(None),
+            state <- new_spinlock_irq!(State {
+                left: 0,
+                end: None,
+                kept: Some(kept),
+            }),
             changed <- new_condvar!(),
-            kept <- new_spinlock_irq!(Some(kept)),
         });
         Arc::pin_init(init, GFP_KERNEL)
     }
 
     /// Begins a phase of so many owners.
     pub(crate) fn begin(&self, owners: u32) {
-        self.left.store(owners, Relaxed);
-        *self.end.lock() = None;
+        let mut state = self.state.lock();
+        state.left = owners;
+        state.end = None;
+        drop(state);
         self.over.store(false, Release);
     }
 
@@ -131,10 +151,14 @@ impl<P: Send> Run<P> {
     /// there is progress.
     #[inline]
     pub(crate) fn goes_on(&self, left: u32) -> bool {
-        if left % 64 == 0 {
-            self.tick();
+        if left % 64 != 0 {
+            return true;
         }
-        left != 0
+        if left == 0 {
+            return false;
+        }
+        self.tick();
+        true
     }
 
     #[cold]
@@ -145,36 +169,32 @@ impl<P: Send> Run<P> {
 
     /// Keeps an owner for the next phase, if there may be one.
     pub(crate) fn keep(&self, owner: P) {
-        let mut kept = self.kept.lock();
-        if let Some(kept) = &mut *kept {
-            // There is room: an owner that is not kept was made too many.
-            let _ = kept.push_within_capacity(owner);
-        } else {
-            drop(kept);
-            drop(owner);
-        }
+        let refused = self.state.lock().keep(owner);
+        drop(refused);
     }
 
     /// Returns an owner that was kept.
     pub(crate) fn take(&self) -> Option<P> {
-        Option::as_mut(&mut self.kept.lock())?.pop()
+        self.state.lock().kept.as_mut()?.pop()
     }
 
     /// Lets go of all owners, also of those that are through later: each keeps this run.
     pub(crate) fn dismiss(&self) {
-        let kept = self.kept.lock().take();
+        let kept = self.state.lock().kept.take();
         drop(kept);
     }
 
     /// An owner is through. The last one ends the phase.
     pub(crate) fn through(&self, owner: P) {
-        if self.left.fetch_sub(1, Full) == 1 {
-            let now = Instant::now();
-            self.keep(owner);
+        let mut state = self.state.lock();
+        state.left = state.left.wrapping_sub(1);
+        let over = (state.left == 0).then(Instant::now);
+        let refused = state.keep(owner);
+        drop(state);
+        if let Some(now) = over {
             self.end_with(Ok(now));
-        } else {
-            self.keep(owner);
         }
+        drop(refused);
     }
 
     /// Ends the phase: a request was not posted, or has failed. What is flushed after the end does
@@ -186,14 +206,14 @@ impl<P: Send> Run<P> {
 
     /// Fails if the phase has.
     pub(crate) fn check(&self) -> Result {
-        match *self.end.lock() {
+        match self.state.lock().end {
             Some(Err(e)) => Err(e),
             _ => Ok(()),
         }
     }
 
     fn end_with(&self, result: Result<Instant<Monotonic>>) {
-        self.end.lock().get_or_insert(result);
+        self.state.lock().end.get_or_insert(result);
         self.over.store(true, Release);
         self.changed.notify_all();
     }
@@ -213,18 +233,19 @@ impl<P: Send> Run<P> {
 
     /// Sleeps until the phase is over.
     pub(crate) fn sleep(&self) -> Result<Instant<Monotonic>> {
-        let (mut end, mut seen) = (self.end.lock(), self.progress.load(Relaxed));
+        let mut state = self.state.lock();
+        let mut seen = (self.progress.load(Relaxed), state.left);
         loop {
-            if let Some(result) = *end {
+            if let Some(result) = state.end {
                 return result;
             }
             let stuck = msecs_to_jiffies(STUCK_MS);
-            match self.changed.wait_interruptible_timeout(&mut end, stuck) {
+            match self.changed.wait_interruptible_timeout(&mut state, stuck) {
                 CondVarTimeoutResult::Woken { .. } => {}
                 CondVarTimeoutResult::Signal { .. } => return Err(ERESTARTSYS),
                 CondVarTimeoutResult::Timeout => {
-                    let now = self.progress.load(Relaxed);
-                    if end.is_none() && now == seen {
+                    let now = (self.progress.load(Relaxed), state.left);
+                    if state.end.is_none() && now == seen {
                         return Err(ETIME);
                     }
                     seen = now;
