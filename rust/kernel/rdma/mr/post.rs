@@ -17,7 +17,13 @@ use crate::{
         CqeHandler,
         CqePointer, //
     },
-    qp::Qp,
+    qp::{
+        post::{
+            posted,
+            send_raw, //
+        },
+        Qp, //
+    },
     wr::{
         end,
         PostError,
@@ -69,11 +75,12 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
         });
         // SAFETY: The request was just written. The region is kept by the owner, which is the
         // queue's until `done`.
-        let posted = unsafe {
+        let ret = unsafe {
             end(&raw mut (*raw).wr, cqe);
-            self.post_send_raw(&raw const (*raw).wr, cqe)
+            send_raw(self.as_raw(), &raw const (*raw).wr)
         };
-        match posted {
+        // SAFETY: It was the only request, and its owner's callback.
+        match unsafe { posted(ret, cqe) } {
             Ok(()) => Ok(remote),
             Err(e) => {
                 // SAFETY: The owner is back, and the region that it keeps has not moved.
@@ -148,7 +155,9 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
         // SAFETY: The region is kept by the owner, which is the queue's until `done`.
         let raw = unsafe { marked.request(cqe) };
         // SAFETY: As above. The MR's own callback hands the completion on to `cqe`.
-        unsafe { self.post_send_raw(&raw, cqe) }.inspect_err(|_| {
+        let ret = unsafe { send_raw(self.as_raw(), &raw) };
+        // SAFETY: It was the only request, and its owner's callback.
+        unsafe { posted(ret, cqe) }.inspect_err(|_| {
             // SAFETY: The owner is back, and the region that it keeps has not moved.
             unsafe { marked.undo() };
         })

@@ -29,7 +29,7 @@ use kernel::prelude::*;
 
 /// Refuses a request with entries of another PD.
 #[cold]
-fn foreign<P>(owner: P) -> PostError<P> {
+pub(crate) fn foreign<P>(owner: P) -> PostError<P> {
     PostError {
         owner,
         error: EINVAL,
@@ -38,11 +38,14 @@ fn foreign<P>(owner: P) -> PostError<P> {
 
 /// Takes the owner of a request back unless it was posted.
 ///
+/// Callers have left the scope of what they have posted from: what ends there between the driver's
+/// answer and this look at it would have the compiler test the result once more for the caller.
+///
 /// # Safety
 ///
 /// `ret` is what posting it, as the only request, has returned, and `cqe` is from its owner.
 #[inline]
-unsafe fn posted<P, const ID: u64>(
+pub(crate) unsafe fn posted<P, const ID: u64>(
     ret: c_int,
     cqe: *mut bindings::ib_cqe,
 ) -> Result<(), PostError<P>>
@@ -59,49 +62,33 @@ where
     })
 }
 
-/// Posts a request to the send queue that is ready, and takes the owner back if the driver refuses
-/// it.
+/// Posts a request to the send queue that is ready, and returns what the driver does.
 ///
 /// # Safety
 ///
-/// `qp` is valid. `wr` is a valid request without a successor, whose memory is kept by the owner
-/// that `cqe` is from.
+/// `qp` is valid. `wr` is a valid request without a successor, whose memory is kept until it has
+/// completed.
 #[inline]
-pub(crate) unsafe fn send_raw<P, const ID: u64>(
-    qp: *mut bindings::ib_qp,
-    wr: *const bindings::ib_send_wr,
-    cqe: *mut bindings::ib_cqe,
-) -> Result<(), PostError<P>>
-where
-    P: CqePointer<ID>,
-{
-    let mut bad = core::ptr::null();
+pub(crate) unsafe fn send_raw(qp: *mut bindings::ib_qp, wr: *const bindings::ib_send_wr) -> c_int {
+    let mut bad = MaybeUninit::uninit();
     // SAFETY: By the caller's promise. Clients are only told of devices that have all verbs
     // (`kverbs_provider`), so the operation exists.
-    let ret = unsafe { ((*(*qp).device).ops.post_send.unwrap_unchecked())(qp, wr, &mut bad) };
-    // SAFETY: It was the only request, and its owner's callback.
-    unsafe { posted(ret, cqe) }
+    unsafe { ((*(*qp).device).ops.post_send.unwrap_unchecked())(qp, wr, bad.as_mut_ptr()) }
+}
+
+/// As [`send_raw`], to the receive queue.
+///
+/// # Safety
+///
+/// As there.
+#[inline]
+unsafe fn recv_raw(qp: *mut bindings::ib_qp, wr: *const bindings::ib_recv_wr) -> c_int {
+    let mut bad = MaybeUninit::uninit();
+    // SAFETY: As in `send_raw`.
+    unsafe { ((*(*qp).device).ops.post_recv.unwrap_unchecked())(qp, wr, bad.as_mut_ptr()) }
 }
 
 impl<S: PollContext, R: PollContext> Qp<S, R> {
-    /// As [`send_raw`], to this QP.
-    ///
-    /// # Safety
-    ///
-    /// As there.
-    #[inline]
-    pub(crate) unsafe fn post_send_raw<P, const ID: u64>(
-        &self,
-        wr: *const bindings::ib_send_wr,
-        cqe: *mut bindings::ib_cqe,
-    ) -> Result<(), PostError<P>>
-    where
-        P: CqePointer<ID>,
-    {
-        // SAFETY: The QP is valid by the type invariant; the rest is the caller's promise.
-        unsafe { send_raw(self.raw.as_ptr(), wr, cqe) }
-    }
-
     /// Posts a request to the send queue (`ib_post_send`), moving its owner in.
     ///
     /// `wr` describes the request from what the owner has. After success the owner may already be
@@ -140,20 +127,25 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
         P::Target: CqeHandler<ID, Pointer = P> + Sized,
         S: Provides<<P::Target as CqeHandler<ID>>::Needs>,
     {
-        let mut raw = MaybeUninit::<bindings::ib_rdma_wr>::uninit();
-        let mut sges = MaybeUninit::uninit();
-        let (raw, sges) = (raw.as_mut_ptr(), sges.as_mut_ptr());
-        // SAFETY: There is room for the request and its entries.
-        if let Err(error) = wr(&owner).and_then(|wr| unsafe { wr.write(raw, sges, self.pd) }) {
-            return Err(PostError { owner, error });
-        }
-        let cqe = owner.into_cqe();
-        // SAFETY: The request was just written. Its entries are memory that the owner keeps, and
-        // the owner is the queue's until `done`.
-        unsafe {
-            end(&raw mut (*raw).wr, cqe);
-            self.post_send_raw(&raw const (*raw).wr, cqe)
-        }
+        let (cqe, ret) = {
+            let mut raw = MaybeUninit::<bindings::ib_rdma_wr>::uninit();
+            let mut sges = MaybeUninit::uninit();
+            let (raw, sges) = (raw.as_mut_ptr(), sges.as_mut_ptr());
+            // SAFETY: There is room for the request and its entries.
+            if let Err(error) = wr(&owner).and_then(|wr| unsafe { wr.write(raw, sges, self.pd) }) {
+                return Err(PostError { owner, error });
+            }
+            let cqe = owner.into_cqe();
+            // SAFETY: The request was just written. Its entries are memory that the owner keeps, and
+            // the owner is the queue's until `done`.
+            let ret = unsafe {
+                end(&raw mut (*raw).wr, cqe);
+                send_raw(self.as_raw(), &raw const (*raw).wr)
+            };
+            (cqe, ret)
+        };
+        // SAFETY: It was the only request, and its owner's callback.
+        unsafe { posted(ret, cqe) }
     }
 
     /// Posts an atomic operation (`ib_post_send`), moving its owner in.
@@ -175,19 +167,24 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
         P::Target: CqeHandler<ID, Pointer = P> + Sized,
         S: Provides<<P::Target as CqeHandler<ID>>::Needs>,
     {
-        let mut raw = MaybeUninit::<bindings::ib_atomic_wr>::uninit();
-        let mut sge = MaybeUninit::uninit();
-        let (raw, sge) = (raw.as_mut_ptr(), sge.as_mut_ptr());
-        // SAFETY: There is room for the request and its entry.
-        if let Err(error) = wr(&owner).and_then(|wr| unsafe { wr.write(raw, sge, self.pd) }) {
-            return Err(PostError { owner, error });
-        }
-        let cqe = owner.into_cqe();
-        // SAFETY: As in `post_send`.
-        unsafe {
-            end(&raw mut (*raw).wr, cqe);
-            self.post_send_raw(&raw const (*raw).wr, cqe)
-        }
+        let (cqe, ret) = {
+            let mut raw = MaybeUninit::<bindings::ib_atomic_wr>::uninit();
+            let mut sge = MaybeUninit::uninit();
+            let (raw, sge) = (raw.as_mut_ptr(), sge.as_mut_ptr());
+            // SAFETY: There is room for the request and its entry.
+            if let Err(error) = wr(&owner).and_then(|wr| unsafe { wr.write(raw, sge, self.pd) }) {
+                return Err(PostError { owner, error });
+            }
+            let cqe = owner.into_cqe();
+            // SAFETY: As in `post_send`.
+            let ret = unsafe {
+                end(&raw mut (*raw).wr, cqe);
+                send_raw(self.as_raw(), &raw const (*raw).wr)
+            };
+            (cqe, ret)
+        };
+        // SAFETY: It was the only request, and its owner's callback.
+        unsafe { posted(ret, cqe) }
     }
 
     /// Posts a request to the receive queue (`ib_post_recv`), moving its owner in.
@@ -209,20 +206,20 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
             Ok(_) => return Err(foreign(owner)),
             Err(error) => return Err(PostError { owner, error }),
         };
-        let mut sges = wr.sges.map(|sge| sge.0.to_raw());
-        let cqe = owner.into_cqe();
-        let raw = bindings::ib_recv_wr {
-            next: core::ptr::null_mut(),
-            __bindgen_anon_1: bindings::ib_recv_wr__bindgen_ty_1 {
-                wr_cqe: ManuallyDrop::new(cqe),
-            },
-            sg_list: sges.as_mut_ptr(),
-            num_sge: const { N as c_int },
+        let (cqe, ret) = {
+            let mut sges = wr.sges.map(|sge| sge.0.to_raw());
+            let cqe = owner.into_cqe();
+            let raw = bindings::ib_recv_wr {
+                next: core::ptr::null_mut(),
+                __bindgen_anon_1: bindings::ib_recv_wr__bindgen_ty_1 {
+                    wr_cqe: ManuallyDrop::new(cqe),
+                },
+                sg_list: sges.as_mut_ptr(),
+                num_sge: const { N as c_int },
+            };
+            // SAFETY: As in `post_send`.
+            (cqe, unsafe { recv_raw(self.as_raw(), &raw) })
         };
-        let qp = self.raw.as_ptr();
-        let mut bad = core::ptr::null();
-        // SAFETY: As in `send_raw`; the entries are memory that the owner keeps.
-        let ret = unsafe { ((*(*qp).device).ops.post_recv.unwrap_unchecked())(qp, &raw, &mut bad) };
         // SAFETY: It was the only request, and its owner's callback.
         unsafe { posted(ret, cqe) }
     }

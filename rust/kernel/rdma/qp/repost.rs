@@ -123,7 +123,8 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
             // it lends, too.
             return unsafe { &*qp }.post_send(owner, wr);
         }
-        Self::post_send_counted(qp.clone(), owner, wr)
+        Self::post_send_counted(qp.clone(), owner, wr)?;
+        Ok(())
     }
 
     /// As [`Qp::post_send`], by a reference that the caller has. Not inlined, so that the registers
@@ -169,7 +170,8 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
             // SAFETY: As in `repost_send`.
             return unsafe { &*qp }.post_recv(owner, wr);
         }
-        Self::post_recv_counted(qp.clone(), owner, wr)
+        Self::post_recv_counted(qp.clone(), owner, wr)?;
+        Ok(())
     }
 
     /// As [`Qp::post_recv`], by a reference that the caller has. Not inlined, so that the registers

@@ -14,6 +14,11 @@ use crate::{
         CqeHandler,
         CqePointer, //
     },
+    qp::post::{
+        foreign,
+        posted,
+        send_raw, //
+    },
     wr::{
         PostError,
         RecvWr,
@@ -94,44 +99,43 @@ impl<S: PollContext, R: PollContext> UdQp<S, R> {
         let pd = self.qp.pd;
         let wr = match wr(&owner) {
             Ok(wr) if wr.ah.is_of(pd) && wr.sges.iter().all(|sge| sge.pd == pd) => wr,
-            Ok(_) => {
-                return Err(PostError {
-                    owner,
-                    error: EINVAL,
-                })
-            }
+            Ok(_) => return Err(foreign(owner)),
             Err(error) => return Err(PostError { owner, error }),
         };
-        let mut sges = wr.sges.map(Sge::to_raw);
-        let (ah, remote_qpn, remote_qkey) = (wr.ah.as_raw(), wr.qpn, wr.qkey);
-        let (opcode, flags, imm_data) = (wr.opcode, wr.flags, wr.imm_data);
-        let cqe = owner.into_cqe();
-        let raw = bindings::ib_ud_wr {
-            wr: bindings::ib_send_wr {
-                next: core::ptr::null_mut(),
-                __bindgen_anon_1: bindings::ib_send_wr__bindgen_ty_1 {
-                    wr_cqe: ManuallyDrop::new(cqe),
+        let (cqe, ret) = {
+            let mut sges = wr.sges.map(Sge::to_raw);
+            let (ah, remote_qpn, remote_qkey) = (wr.ah.as_raw(), wr.qpn, wr.qkey);
+            let (opcode, flags, imm_data) = (wr.opcode, wr.flags, wr.imm_data);
+            let cqe = owner.into_cqe();
+            let raw = bindings::ib_ud_wr {
+                wr: bindings::ib_send_wr {
+                    next: core::ptr::null_mut(),
+                    __bindgen_anon_1: bindings::ib_send_wr__bindgen_ty_1 {
+                        wr_cqe: ManuallyDrop::new(cqe),
+                    },
+                    sg_list: sges.as_mut_ptr(),
+                    num_sge: const { N as c_int },
+                    opcode,
+                    send_flags: flags as c_int,
+                    ex: bindings::ib_send_wr__bindgen_ty_2 {
+                        imm_data: ManuallyDrop::new(imm_data),
+                    },
                 },
-                sg_list: sges.as_mut_ptr(),
-                num_sge: const { N as c_int },
-                opcode,
-                send_flags: flags as c_int,
-                ex: bindings::ib_send_wr__bindgen_ty_2 {
-                    imm_data: ManuallyDrop::new(imm_data),
-                },
-            },
-            ah,
-            header: core::ptr::null_mut(),
-            hlen: 0,
-            mss: 0,
-            remote_qpn,
-            remote_qkey,
-            pkey_index: 0,
-            port_num: 0,
+                ah,
+                header: core::ptr::null_mut(),
+                hlen: 0,
+                mss: 0,
+                remote_qpn,
+                remote_qkey,
+                pkey_index: 0,
+                port_num: 0,
+            };
+            // SAFETY: The entries are memory that the owner keeps, as is the address handle, and the
+            // owner is the queue's until `done`.
+            (cqe, unsafe { send_raw(self.qp.as_raw(), &raw.wr) })
         };
-        // SAFETY: The entries are memory that the owner keeps, as is the address handle, and the
-        // owner is the queue's until `done`.
-        unsafe { self.qp.post_send_raw(&raw.wr, cqe) }
+        // SAFETY: It was the only request, and its owner's callback.
+        unsafe { posted(ret, cqe) }
     }
 
     /// Posts a receive (`ib_post_recv`), moving its owner in. There has to be room for [`HEADER`]
