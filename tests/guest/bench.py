@@ -25,6 +25,7 @@ CONTEXTS = (*CALLBACKS, "batch", "static")
 LATENCY = ("send_lat", "write_lat", "read_lat")
 RATE = ("send_rate", "write_rate", "read_rate")
 QPS = (1, 4, 16, 64, 256, 1024)
+HANDLED_QPS = (1, 32, 1024)
 DEPTHS = (1, 4, 16, 64, 256)
 ROUND = 1024                # Requests in flight on the null device, over all QPs.
 
@@ -49,8 +50,10 @@ def null(count):
     rows = guard() + void("softirq", depth=64, signal=16, qps=1)
     for qps in QPS:
         rows += void(("direct", "static"), depth=ROUND // qps, signal=1, qps=qps)
-        # The first that are in flight are posted by the caller, and all others by handlers.
-        rows += void(("softirq", "workqueue"), 8 * ROUND, depth=ROUND // qps, signal=1, qps=qps)
+    for qps in HANDLED_QPS:
+        # The first that are in flight are posted by the caller, and all others by handlers. As in
+        # the guard, each comes back 16 times, so that its begin and its end weigh as much.
+        rows += void(("softirq", "workqueue"), 16 * ROUND, depth=ROUND // qps, signal=1, qps=qps)
     rows += grid(load=LATENCY, device="null0", context=CONTEXTS, size=64, count=count)
     # No SENDs: they are done when posted, so they would outrun the other end's receives.
     rows += grid(load=RATE[1:], device="null0", context=CONTEXTS, size=64, depth=64, count=4 * count)
