@@ -143,7 +143,15 @@ struct Setup<C: Polled> {
     b: Qp<C>,
     cq: Cq<C>,
     received: Arc<Inbox>,
+    running: Arc<Counter>,
     null: crate::fixture::NullEnv,
+}
+
+impl<C: Polled> Drop for Setup<C> {
+    fn drop(&mut self) {
+        // A thread that has the last handle of the device, and of what is on it, waits for itself.
+        let _ = wait(|| self.running.get() == 0);
+    }
 }
 
 impl<C: Polled> Setup<C> {
@@ -162,6 +170,7 @@ impl<C: Polled> Setup<C> {
             b,
             cq,
             received: Inbox::new()?,
+            running: Counter::new()?,
             null: crate::fixture::NullEnv { env, dev },
         })
     }
@@ -189,11 +198,14 @@ impl<C: Polled> Setup<C> {
         &self,
         function: impl FnOnce(&Shared<C>, &Sleepable) -> Result + Send + 'static,
     ) -> Result {
-        let shared = self.shared.clone();
+        let (shared, running) = (self.shared.clone(), self.running.clone());
+        running.up();
         self.null.env.client.spawn(GFP_KERNEL, move |cx| {
             if let Err(e) = function(&shared, cx) {
                 pr_err!("FAILED: the other thread: {e:?}\n");
             }
+            drop(shared);
+            running.down();
         })
     }
 

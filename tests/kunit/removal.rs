@@ -112,11 +112,11 @@ mod tests {
     fn of_what_the_infiniband_connection_manager_has() -> Result {
         let unplugged = Spare::new();
         let (connected, env) = (CmLink::on(unplugged.env()?)?, unplugged.env()?);
-        let (stopped, refused) = (Counter::new()?, Counter::new()?);
+        let (stopped, refused, begun) = (Counter::new()?, Counter::new()?, Counter::new()?);
         let ear = Arc::new(Ear(stopped.clone()), GFP_KERNEL)?;
         let listener = ibcm::Listener::new(&env.dev, service_id(), ear.clone(), &env.cx)?;
         // Somebody waits for an answer that never comes.
-        let failed = refused.clone();
+        let (failed, begins) = (refused.clone(), begun.clone());
         env.client.spawn(GFP_KERNEL, move |cx| {
             let connect = || -> Result<(), ibcm::ConnectError> {
                 let other = unplugged.env()?;
@@ -125,6 +125,7 @@ mod tests {
                 let to = Gid(nobody(&other)?.octets());
                 let path = ibcm::Path::new(&from, to, cx)?;
                 let (events, param) = (CmEvents::new()?, ibcm::Param::default());
+                begins.up();
                 ibcm::Connection::connect(&qp, &path, service_id(), events, &param, cx).map(drop)
             };
             match connect() {
@@ -135,7 +136,8 @@ mod tests {
                 }
             };
         })?;
-        fsleep(Delta::from_millis(100));
+        wait(|| begun.get() == 1)?;
+        fsleep(Delta::from_millis(20));
         unplugged.unplug()?;
         wait(|| stopped.get() == 1)?;
         wait(|| refused.get() == 1)?;
@@ -161,8 +163,8 @@ mod tests {
         let connected = Link::on(unplugged.env()?, &send, &recv, &CAPS, &param)?;
         let stopped = Counter::new()?;
         let listener = listen(&env, env.addr(), Ear(stopped.clone()))?;
-        let waits = Counter::new()?;
-        let failed = waits.clone();
+        let (waits, begun) = (Counter::new()?, Counter::new()?);
+        let (failed, begins) = (waits.clone(), begun.clone());
         env.client.spawn(GFP_KERNEL, move |cx| {
             let connect = || -> Result {
                 let other = unplugged.env()?;
@@ -170,6 +172,7 @@ mod tests {
                 let id = cm::Id::resolve(&other.client, to, STEP_MS, cx)?;
                 let cq = other.cq::<Softirq>(64)?;
                 let _qp = Qp::create(&id, &other.pd, &cq, &cq, &CAPS, cx)?;
+                begins.up();
                 id.connect(Events::new()?, &cm::ConnParam::default(), cx)?;
                 Ok(())
             };
@@ -181,7 +184,8 @@ mod tests {
                 }
             };
         })?;
-        fsleep(Delta::from_millis(100));
+        wait(|| begun.get() == 1)?;
+        fsleep(Delta::from_millis(20));
         unplugged.unplug()?;
         wait(|| waits.get() == 1)?;
         for end in [&connected.a, &connected.b] {
