@@ -8,6 +8,7 @@ use crate::{
         Shared, //
     },
     inject::{
+        Deregs,
         Injection,
         Stall, //
     },
@@ -90,6 +91,11 @@ impl NullDevice {
         Ok(matches!(stall, Some(Stall::Next { .. })))
     }
 
+    /// Returns how many MRs still cannot be deregistered.
+    pub fn deregs(&self) -> u32 {
+        self.shared.machine.lock().deregs.count
+    }
+
     /// Returns how many objects there are: CQs, QPs, SRQs and MRs.
     pub fn objects(&self) -> [usize; 4] {
         let machine = self.shared.machine.lock();
@@ -119,7 +125,9 @@ impl Shared {
         let mut machine = self.machine.lock();
         let index = machine.find_qp(num).ok_or(ENOENT)?;
         match injection {
-            Injection::Create { .. } | Injection::Eager { .. } => return Err(EINVAL),
+            Injection::Create { .. } | Injection::Dereg { .. } | Injection::Eager { .. } => {
+                return Err(EINVAL)
+            }
             Injection::Connect { peer } => machine.connect_qp(index, peer),
             Injection::Fail => machine.fail_qp(index),
             Injection::Release { count, reversed } => machine.release(index, count, reversed),
@@ -145,6 +153,7 @@ impl Shared {
                 after,
                 errno,
             } => machine.creations.set(object, after, errno),
+            Injection::Dereg { errno, count } => machine.deregs = Deregs { errno, count },
             Injection::Eager { on } => machine.eager = on,
             Injection::Connect { .. } | Injection::Fail | Injection::Stall { .. } => {
                 return Err(EINVAL)

@@ -77,6 +77,10 @@ impl FromStr for Injection {
                 count: number(Some(1))?,
                 errno: number(Some(EIO.to_errno().unsigned_abs()))?,
             },
+            ("dereg", _) => Injection::Dereg {
+                count: number(Some(1))?,
+                errno: number(Some(EIO.to_errno().unsigned_abs()))?,
+            },
             ("event", _) => Injection::Event {
                 event: number(None)?,
             },

@@ -99,6 +99,13 @@ pub enum Injection {
         /// How many.
         count: u32,
     },
+    /// The next `count` MRs cannot be deregistered. Of the device only.
+    Dereg {
+        /// The error.
+        errno: u32,
+        /// How many.
+        count: u32,
+    },
     /// The QP is connected to the one with this number, from whatever state it is in, as a
     /// connection manager would; to nobody by a number that no QP has. Of a QP only.
     Connect {
@@ -216,6 +223,7 @@ impl Plan {
             | Injection::Fail
             | Injection::Event { .. }
             | Injection::Create { .. }
+            | Injection::Dereg { .. }
             | Injection::Stall { .. }
             | Injection::Eager { .. } => {}
         }
@@ -307,6 +315,23 @@ impl Creations {
                 *after -= 1;
                 Ok(())
             }
+        }
+    }
+}
+
+/// Which MRs cannot be deregistered: the next `count`.
+#[derive(Default)]
+pub(crate) struct Deregs {
+    pub(crate) errno: u32,
+    pub(crate) count: u32,
+}
+
+impl Deregs {
+    /// Fails if an MR is not to be deregistered.
+    pub(crate) fn check(&mut self) -> Result {
+        match take(&mut self.count) {
+            true => Err(error(self.errno)),
+            false => Ok(()),
         }
     }
 }

@@ -8,6 +8,7 @@ use crate::{
     cq::Cq,
     inject::{
         Creations,
+        Deregs,
         Plan, //
     },
     memory::Mr,
@@ -32,6 +33,7 @@ pub(crate) struct Machine {
     /// Injections that any QP can meet.
     pub(crate) plan: Plan,
     pub(crate) creations: Creations,
+    pub(crate) deregs: Deregs,
     /// Whether the place of a request is free once it completes, as on rxe, not once its completion
     /// was polled.
     pub(crate) eager: bool,
@@ -47,6 +49,7 @@ impl Machine {
             generation: 0,
             plan: Plan::default(),
             creations: Creations::default(),
+            deregs: Deregs::default(),
             eager: false,
         })
     }

@@ -138,7 +138,12 @@ pub(crate) unsafe extern "C" fn dereg(
 ) -> c_int {
     // SAFETY: The MR was allocated.
     let (shared, index) = unsafe { parts(mr) };
-    let gone = shared.machine.lock().mrs.take(index);
+    let mut machine = shared.machine.lock();
+    if let Err(e) = machine.deregs.check() {
+        return e.to_errno();
+    }
+    let gone = machine.mrs.take(index);
+    drop(machine);
     drop(gone);
     // SAFETY: `alloc` has made this box.
     drop(unsafe { KBox::from_raw(mr.cast::<Mr>()) });

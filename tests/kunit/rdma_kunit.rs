@@ -48,6 +48,7 @@ mod null_create;
 mod null_device;
 mod null_events;
 mod null_lost;
+mod null_mr;
 mod null_opcode;
 mod null_operations;
 mod null_order;

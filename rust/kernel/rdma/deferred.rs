@@ -165,9 +165,11 @@ impl<T: Teardown> Item<T> {
         // SAFETY: Nothing is moved out but `value`, which is not pinned structurally.
         let mut item = unsafe { Pin::into_inner_unchecked(self) };
         let fate = item.value.teardown(cx);
-        if fate == Fate::Gone {
+        match fate {
             // SAFETY: Dropped once: the box is freed right after this.
-            unsafe { ManuallyDrop::drop(&mut item.value) };
+            Fate::Gone => unsafe { ManuallyDrop::drop(&mut item.value) },
+            // The value stays where it is, for whoever still uses it.
+            Fate::Leak => core::mem::forget(item),
         }
         fate
     }
