@@ -10,7 +10,10 @@ use crate::fixture::{
     NullEnv,
     Polled, //
 };
-use kernel::prelude::*;
+use kernel::{
+    prelude::*,
+    sync::SetOnce, //
+};
 use rdma::prelude::*;
 use rdma_null::Injection;
 
@@ -122,6 +125,147 @@ fn lone<C: Polled>(null: &NullEnv, cq: &Cq<C>) -> Result<Arc<Qp<C>>> {
     Ok(Arc::new(qp, GFP_KERNEL)?)
 }
 
+/// Says whether this is the only reference to the QP.
+fn is_only<C: Polled>(qp: &Arc<Qp<C>>) -> bool {
+    // SAFETY: The reference is borrowed: below it is not let go, or replaced.
+    let borrowed = unsafe { Arc::from_raw(Arc::as_ptr(qp)) };
+    match Arc::into_unique_or_drop(borrowed) {
+        Some(only) => {
+            core::mem::forget(only);
+            true
+        }
+        None => {
+            core::mem::forget(qp.clone());
+            false
+        }
+    }
+}
+
+/// Which queue an owner is posted to, and again.
+#[derive(Clone, Copy)]
+enum Queues {
+    Send,
+    Recv,
+    SendThenRecv,
+}
+
+/// Posts itself again once, and says whether it had the only reference to its QP meanwhile.
+#[derive(HasCqe)]
+struct Asks<C: Polled> {
+    sent: Cqe<Self, 0>,
+    received: Cqe<Self, 1>,
+    queues: Queues,
+    qp: Arc<Qp<C>>,
+    only: Arc<SetOnce<bool>>,
+}
+
+impl<C: Polled> Asks<C> {
+    fn ask(&self) {
+        self.only.populate(is_only(&self.qp));
+    }
+
+    fn again(this: Pin<KBox<Self>>, wc: &Wc) {
+        if this.only.copy().is_some() {
+            return;
+        }
+        let posted = match this.queues {
+            Queues::Send => Qp::repost_send::<_, 0, 0>(
+                this,
+                wc,
+                |asks| &asks.qp,
+                |asks| {
+                    asks.ask();
+                    Ok(SendWr::send([]))
+                },
+            ),
+            Queues::Recv | Queues::SendThenRecv => Qp::repost_recv::<_, 1, 0>(
+                this,
+                wc,
+                |asks| &asks.qp,
+                |asks| {
+                    asks.ask();
+                    Ok(RecvWr::new([]))
+                },
+            ),
+        };
+        if let Err(e) = posted {
+            pr_err!("FAILED: {:?}\n", e.error);
+        }
+    }
+}
+
+impl<C: Polled> CqeHandler<0> for Asks<C> {
+    type Pointer = Pin<KBox<Self>>;
+    type Needs = Atomic;
+
+    fn done(this: Self::Pointer, wc: &Wc, _cx: &Atomic) {
+        Self::again(this, wc);
+    }
+}
+
+impl<C: Polled> CqeHandler<1> for Asks<C> {
+    type Pointer = Pin<KBox<Self>>;
+    type Needs = Atomic;
+
+    fn done(this: Self::Pointer, wc: &Wc, _cx: &Atomic) {
+        Self::again(this, wc);
+    }
+}
+
+/// Says whether the reference to a QP on these CQs is counted while its owner is posted again.
+fn is_counted<C: Polled>(null: &NullEnv, cqs: [&Cq<C>; 2], queues: Queues) -> Result<bool> {
+    let only = Arc::new(SetOnce::new(), GFP_KERNEL)?;
+    let qp = Qp::create_raw(&null.env.pd, cqs[0], cqs[1], &CAPS, &null.env.cx)?;
+    let num = qp.num();
+    let inject = |injection| null.dev.inject_qp(num, injection);
+    inject(Injection::Connect { peer: 0 })?;
+    let qp = Arc::new(qp, GFP_KERNEL)?;
+    let asks = Asks {
+        sent: Cqe::new(),
+        received: Cqe::new(),
+        queues,
+        qp: qp.clone(),
+        only: only.clone(),
+    };
+    let asks = KBox::pin(asks, GFP_KERNEL)?;
+    // When it completes it has the only reference.
+    inject(Injection::Hold { count: 1 })?;
+    match queues {
+        Queues::Recv => {
+            qp.post_recv::<_, 1, 0>(asks, |_| Ok(RecvWr::new([])))?;
+            inject(Injection::Fail)?;
+        }
+        Queues::Send | Queues::SendThenRecv => {
+            qp.post_send::<_, 0, 0>(asks, |_| Ok(SendWr::send([])))?;
+        }
+    }
+    drop(qp);
+    inject(Injection::Release {
+        count: 1,
+        reversed: false,
+    })?;
+    let poll = || cqs.iter().for_each(|cq| C::poll(cq));
+    wait(|| {
+        poll();
+        only.copy().is_some()
+    })?;
+    // What is in the receive queue ends with the QP, if that is still there.
+    let _ = inject(Injection::Fail);
+    wait(|| {
+        poll();
+        null.dev.objects()[1] == 0
+    })?;
+    Ok(only.copy() == Some(false))
+}
+
+/// The same for both queues of a QP that has one CQ.
+fn are_counted<C: Polled>(null: &NullEnv, cq: &Cq<C>) -> Result<[bool; 2]> {
+    Ok([
+        is_counted(null, [cq, cq], Queues::Send)?,
+        is_counted(null, [cq, cq], Queues::Recv)?,
+    ])
+}
+
 fn poll_until<C: Polled>(cq: &Cq<C>, mut condition: impl FnMut() -> bool) -> Result {
     wait(|| {
         C::poll(cq);
@@ -223,6 +367,44 @@ mod tests {
         check_eq!(counts.refused.get(), 0);
         b.drain(&null.env.cx)?;
         check_eq!(counts.gone.get(), 6);
+        Ok(())
+    }
+
+    #[test]
+    fn counts_no_reference_where_only_one_polls() -> Result {
+        let (null, entries) = (NullEnv::new()?, CAPS.entries());
+        let softirq = null.env.cq::<Softirq>(entries)?;
+        check_eq!(are_counted(&null, &softirq)?, [false; 2]);
+        let workqueue = null.env.cq::<Workqueue>(entries)?;
+        check_eq!(are_counted(&null, &workqueue)?, [false; 2]);
+        let unbound = null.env.cq::<UnboundWorkqueue>(entries)?;
+        check_eq!(are_counted(&null, &unbound)?, [false; 2]);
+        let chosen = null.env.cq::<Workqueue>(entries)?.into_atomic();
+        check_eq!(are_counted(&null, &chosen)?, [false; 2]);
+        Ok(())
+    }
+
+    #[test]
+    fn counts_references_where_several_may_poll() -> Result {
+        let (null, entries) = (NullEnv::new()?, CAPS.entries());
+        let direct = null.env.cq::<Direct>(entries)?;
+        check_eq!(are_counted(&null, &direct)?, [true; 2]);
+        let waited = null.env.cq::<Waited>(entries)?;
+        check_eq!(are_counted(&null, &waited)?, [true; 2]);
+        let pooled = Cq::<Softirq>::pool_get(&null.env.dev, entries, None, &null.env.cx)?;
+        check_eq!(are_counted(&null, &pooled)?, [true; 2]);
+        Ok(())
+    }
+
+    #[test]
+    fn counts_references_in_a_handler_of_another_cq() -> Result {
+        let (null, entries) = (NullEnv::new()?, CAPS.entries());
+        let (one, other) = (
+            null.env.cq::<Softirq>(entries)?,
+            null.env.cq::<Softirq>(entries)?,
+        );
+        check!(is_counted(&null, [&one, &other], Queues::SendThenRecv)?);
+        check!(!is_counted(&null, [&one, &one], Queues::SendThenRecv)?);
         Ok(())
     }
 
