@@ -206,7 +206,7 @@ mod tests {
     #[test]
     fn unused_ids_are_destroyed() -> Result {
         let env = Env::new()?;
-        for _ in 0..50 {
+        for _ in 0..20 {
             let id = cm::Id::create(&env.client, &env.cx)?;
             id.disconnect_later();
             drop(id.clone());

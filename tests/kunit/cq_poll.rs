@@ -459,7 +459,7 @@ mod tests {
 
     #[test]
     fn two_threads_take_each_completion_once() -> Result {
-        const N: i32 = 400;
+        const N: i32 = 120;
         let link = Link::<Direct>::with(&Caps::new(N as u32, 1), &cm::ConnParam::default())?;
         let (fates, taken) = (Fates::new()?, Counter::new()?);
         let threads = Counter::new()?;
@@ -493,7 +493,7 @@ mod tests {
 
     #[test]
     fn two_threads_dispatch_each_completion_once() -> Result {
-        const N: i32 = 400;
+        const N: i32 = 120;
         let link = Link::<Direct>::with(&Caps::new(N as u32, 1), &cm::ConnParam::default())?;
         let (fates, threads) = (Fates::new()?, Counter::new()?);
         for _ in 0..2 {

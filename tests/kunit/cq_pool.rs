@@ -29,7 +29,7 @@ fn arrives<C: Polled + CorePolled>() -> Result {
     check_eq!(cq.entries(), 2 * caps.entries());
     let link = Link::on(env, &cq, &cq, &caps, &cm::ConnParam::default())?;
     check!(cq.free_entries() < cq.entries());
-    for _ in 0..20 {
+    for _ in 0..8 {
         recv(&link.b.qp, link.env.message(&received, &[0; 4])?)?;
         send(&link.a.qp, link.env.message(&sent, b"data")?)?;
         link.wait(|| sent.len() == 1 && received.len() == 1)?;

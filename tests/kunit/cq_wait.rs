@@ -154,7 +154,7 @@ mod tests {
 
     #[test]
     fn nothing_is_lost_between_poll_and_wait() -> Result {
-        const N: i32 = 300;
+        const N: i32 = 100;
         let param = cm::ConnParam {
             rnr_retry_count: 7,
             ..Default::default()

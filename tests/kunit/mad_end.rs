@@ -95,7 +95,7 @@ mod tests {
 
     #[test]
     fn stop_races_with_requests() -> Result {
-        for _ in 0..8 {
+        for _ in 0..4 {
             let mads = Mads::new()?;
             mads.echo()?;
             let peer = mads.peer.clone();

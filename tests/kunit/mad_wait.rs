@@ -18,7 +18,7 @@ use rdma::{
 };
 
 const THREADS: u32 = 4;
-const EACH: u32 = 16;
+const EACH: u32 = 8;
 
 #[kunit_tests(rdma_mad_wait)]
 mod tests {

@@ -177,7 +177,7 @@ mod tests {
         let link = Link::<Softirq>::new()?;
         let buf = Buf::alloc(&link.env.pd, 8, &link.env.cx)?;
         let mut region = Region::new(buf, &link.env.cx)?;
-        for (before, proof) in [(254, true), (254, true), (255, false)] {
+        for (before, proof) in [(1, true), (254, true), (255, false)] {
             let remote;
             region = local(&link, region, before)?;
             (region, remote) = register(&link, region, both)?;

@@ -28,7 +28,7 @@ use rdma_null::Injection;
 const WINDOW: u32 = 100_000;
 
 /// How often threads race.
-const TURNS: i32 = 300;
+const TURNS: i32 = 100;
 
 type Whole = Region<Bidirectional>;
 

@@ -4,6 +4,7 @@
 
 use crate::fixture::{
     both,
+    recv,
     wait,
     Inbox,
     Null,
@@ -168,9 +169,10 @@ mod tests {
 
     #[test]
     fn request_is_refused_at_each_position() -> Result {
+        let null = Null::<Workqueue>::new()?;
+        null.disconnect()?;
         for after in 0..8 {
-            let (null, sent) = (Null::<Workqueue>::new()?, Inbox::new()?);
-            null.disconnect()?;
+            let sent = Inbox::new()?;
             null.inject(Injection::Refuse { after, errno: 5 })?;
             for i in 0..8 {
                 match null.send(&sent, &[0]) {
@@ -190,15 +192,19 @@ mod tests {
 
     #[test]
     fn receive_is_refused_at_each_position() -> Result {
+        let null = NullEnv::new()?;
+        let cq = null.env.cq::<Softirq>(64)?;
         for after in 0..8 {
-            let (null, received) = (Null::<Softirq>::new()?, Inbox::new()?);
-            let num = null.b.num();
+            let (qp, received) = (null.env.raw_qp(&cq, &CAPS)?, Inbox::new()?);
+            let num = qp.num();
+            null.dev.inject_qp(num, Injection::Connect { peer: 0 })?;
             null.dev
                 .inject_qp(num, Injection::Refuse { after, errno: 5 })?;
             for i in 0..8 {
-                check_eq!(null.recv(&received, 1).is_err(), i == after);
+                let posted = recv(&qp, null.env.message(&received, &[0])?);
+                check_eq!(posted.is_err(), i == after);
             }
-            null.b.drain(&null.env.cx)?;
+            qp.drain(&null.env.cx)?;
             check_eq!(received.len(), 7);
         }
         Ok(())

@@ -143,8 +143,9 @@ mod tests {
     #[test]
     fn answer_that_never_comes() -> Result {
         let link = Link::<Direct>::new()?;
-        let request = Request::new(&link)?;
+        let (request, inbox) = (Request::new(&link)?, Inbox::new()?);
         let seen = request.seen.clone();
+        recv(&link.b.qp, link.env.message(&inbox, b"....")?)?;
         request.ask(&link.a.qp)?;
         part(&link.send_cq, &seen)?;
         check_eq!(seen.over.get(), 0);

@@ -111,9 +111,9 @@ mod tests {
     fn many_at_once() -> Result {
         let env = Env::new()?;
         let caps = Caps::new(2, 2);
-        let cq = env.cq::<Softirq>(32 * caps.entries())?;
+        let cq = env.cq::<Softirq>(16 * caps.entries())?;
         let mut qps = KVec::new();
-        for _ in 0..32 {
+        for _ in 0..16 {
             qps.push(env.qp(&cq, &caps)?, GFP_KERNEL)?;
         }
         for qp in qps {

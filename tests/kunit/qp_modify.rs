@@ -34,7 +34,7 @@ const CAPS: Caps = Caps::new(8, 8);
 /// Sends a few messages from one QP to the other.
 fn exchange<C: Polled>(pair: &Pair<C>) -> Result {
     let (sent, received) = (Inbox::new()?, Inbox::new()?);
-    for n in 0..20u8 {
+    for n in 0..5u8 {
         recv(&pair.b, pair.env.message(&received, &[0; 8])?)?;
         send(&pair.a, pair.env.message(&sent, &[n; 8])?)?;
         pair.wait(|| sent.len() == 1 && received.len() == 1)?;
@@ -255,7 +255,7 @@ mod tests {
     #[test]
     fn reset_gives_all_back_and_the_qp_works_again() -> Result {
         let (mut pair, inbox) = (Pair::<Softirq>::new(&CAPS)?, Inbox::new()?);
-        for _ in 0..3 {
+        for _ in 0..2 {
             for _ in 0..8 {
                 recv(&pair.a, pair.env.message(&inbox, &[0; 4])?)?;
             }

@@ -299,20 +299,20 @@ mod tests {
 
     #[test]
     fn from_a_softirq() -> Result {
-        sends::<Softirq>(200)
+        sends::<Softirq>(50)
     }
 
     #[test]
     fn from_a_work_item() -> Result {
-        sends::<Workqueue>(200)
+        sends::<Workqueue>(50)
     }
 
     /// The type says softirq, and it is a work item that knows where it is.
     #[test]
     fn from_a_work_item_by_choice() -> Result {
         let entries = 2 * CAPS.entries();
-        sends_on(200, |env| Ok(env.cq::<Workqueue>(entries)?.into_atomic()))?;
-        sends_on(200, |env| {
+        sends_on(50, |env| Ok(env.cq::<Workqueue>(entries)?.into_atomic()))?;
+        sends_on(50, |env| {
             Ok(env.cq::<UnboundWorkqueue>(entries)?.into_atomic())
         })
     }
@@ -335,7 +335,7 @@ mod tests {
             null.env.cq::<Softirq>(2 * CAPS.entries())?,
             null.env.cq::<Softirq>(2 * CAPS.entries())?,
         ];
-        for n in 1..=50 {
+        for n in 1..=10 {
             let (qp, other) = (lone(&null, &cqs[0])?, lone(&null, &cqs[1])?);
             let mut beat = Beat::new(&null.env, &qp, 1, &counts)?;
             beat.as_mut().get_mut().peer = Some(other);
@@ -343,7 +343,7 @@ mod tests {
             drop(qp);
             wait(|| counts.gone.get() == n && null.dev.objects()[1] == 0)?;
         }
-        check_eq!(counts.done.get(), 50);
+        check_eq!(counts.done.get(), 10);
         check_eq!(counts.refused.get(), 0);
         Ok(())
     }

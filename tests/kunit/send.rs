@@ -206,7 +206,7 @@ mod tests {
         let (link, sent, received) = (Link::<Softirq>::new()?, Inbox::new()?, Inbox::new()?);
         recv(&link.b.qp, link.env.message(&received, &[0; 1])?)?;
         send(&link.a.qp, link.env.message(&sent, &[0])?)?;
-        for i in 0..20 {
+        for i in 0..10 {
             link.wait(|| received.len() == 1 && sent.len() == 1)?;
             let (mut into, mut from) = (received.pop()?.message, sent.pop()?.message);
             check_eq!(into.buf.cpu()[0], i);

@@ -69,7 +69,7 @@ impl<C: CorePolled + Provides<Atomic>> Shared<C> {
 
 /// Sends many messages through few slots, which post themselves again.
 fn many<C: CorePolled + Provides<Atomic>>() -> Result {
-    const N: i32 = 100;
+    const N: i32 = 50;
     let shared = Shared::<C>::new(4, false)?;
     for i in 0..N {
         // No more than there are slots, so that none waits for the timer of who has none, and no more

@@ -20,7 +20,7 @@ const CAPS: Caps = Caps::new(8, 8);
 /// A connection that gives up soon.
 fn impatient() -> cm::ConnParam<'static> {
     cm::ConnParam {
-        retry_count: 1,
+        retry_count: 0,
         rnr_retry_count: 0,
         ..Default::default()
     }

@@ -18,7 +18,7 @@ use rdma::{
 };
 
 /// How often each thread does what it does.
-const TURNS: i32 = 100;
+const TURNS: i32 = 40;
 
 /// Runs functions at the same time, each in a thread, and waits for the end of all. They say what
 /// went wrong by failing.

@@ -333,7 +333,7 @@ mod tests {
 
     #[test]
     fn drain_under_traffic() -> Result {
-        for _ in 0..8 {
+        for _ in 0..3 {
             let env = Env::new()?;
             let (a, b) = (
                 Office::<Softirq>::new(&env, 0)?,
@@ -386,7 +386,7 @@ mod tests {
             Office::<Softirq>::new(&env, 0)?,
         );
         let (to, qpn) = (env.own_ah()?, b.qp.num());
-        for _ in 0..10 {
+        for _ in 0..4 {
             for byte in 0..2 {
                 let mut letters = KVec::new();
                 for _ in 0..EACH {
