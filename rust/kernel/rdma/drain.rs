@@ -10,104 +10,30 @@
 //! C source: `drivers/infiniband/core/verbs.c` (`ib_drain_qp`)
 
 mod marker;
+mod wait;
 
-use marker::Marker;
 pub(crate) use marker::Markers;
+use marker::{
+    RECV,
+    SEND, //
+};
 
 use crate::{
     ah::Ah,
     bindings,
     context::Sleepable,
-    cq,
-    ledger, //
+    cq, //
 };
 use core::mem::ManuallyDrop;
 use kernel::{
     error::to_result,
     prelude::*,
-    sync::Arc,
-    time::{
-        delay::fsleep,
-        msecs_to_jiffies,
-        Delta, //
-    }, //
+    sync::Arc, //
 };
+use wait::Wait;
 
 /// How long a drain may take before the QP is given up, in milliseconds.
 pub(crate) const PATIENCE_MS: u32 = 60_000;
-
-/// The length of one wait, in milliseconds. CQs that nobody else polls are polled, and full queues
-/// tried again, this often.
-const STEP_MS: u32 = 10;
-
-/// How many completions of such a CQ are processed in a row, and how many rows in a step.
-const BUDGET: i32 = 64;
-const ROWS: u32 = 16;
-
-/// Counts one wait, unless it is in vain.
-fn step(cq: &cq::Inner, left: &mut u32) -> Result {
-    if cq.has_failed() {
-        return Err(EOVERFLOW);
-    }
-    *left = left.checked_sub(STEP_MS).ok_or(ETIMEDOUT)?;
-    Ok(())
-}
-
-/// Posts a marker by `post` and waits until it completes.
-fn drain_queue(
-    cq: &cq::Inner,
-    marker: Arc<Marker>,
-    post: impl Fn(*mut bindings::ib_cqe) -> c_int,
-    left: &mut u32,
-) -> Result {
-    // The queue's reference.
-    let cqe: *mut bindings::ib_cqe = Arc::into_raw(marker.clone()).cast_mut().cast();
-    ledger::post(cqe);
-
-    // A full queue has room again once something was flushed.
-    let posted = loop {
-        match to_result(post(cqe)) {
-            Ok(()) => break Ok(()),
-            Err(e) if e == ENOMEM => {
-                if let Err(e) = step(cq, left) {
-                    break Err(e);
-                }
-                poll(cq);
-                fsleep(Delta::from_millis(STEP_MS.into()));
-            }
-            Err(e) => break Err(e),
-        }
-    };
-    if let Err(e) = posted {
-        ledger::strike(cqe);
-        // SAFETY: The marker was not posted, so its reference is still ours.
-        drop(unsafe { Arc::from_raw(cqe.cast_const().cast::<Marker>()) });
-        return Err(e);
-    }
-
-    loop {
-        poll(cq);
-        // SAFETY: The completion is initialised, and the caller may sleep.
-        let reached = unsafe {
-            bindings::wait_for_completion_timeout(marker.reached.get(), msecs_to_jiffies(STEP_MS))
-        };
-        if reached != 0 {
-            return Ok(());
-        }
-        step(cq, left)?;
-    }
-}
-
-fn poll(cq: &cq::Inner) {
-    if cq.is_caller_polled() {
-        for _ in 0..ROWS {
-            // SAFETY: The CQ is there while `cq` lives, and its users poll it.
-            if unsafe { bindings::ib_process_cq_direct(cq.raw.as_ptr(), BUDGET) } < BUDGET {
-                break;
-            }
-        }
-    }
-}
 
 /// Posts the marker of a send queue.
 ///
@@ -133,6 +59,35 @@ unsafe fn post_marker(
     }
 }
 
+/// Changes a QP's state, and what `mask` says besides.
+///
+/// # Safety
+///
+/// `qp` is valid, and `attr` is complete for `mask`.
+unsafe fn modify(
+    qp: *mut bindings::ib_qp,
+    mut attr: bindings::ib_qp_attr,
+    mask: bindings::ib_qp_attr_mask,
+) -> Result {
+    let mask = bindings::ib_qp_attr_mask_IB_QP_STATE | mask;
+    // SAFETY: By the caller's promise.
+    to_result(unsafe { bindings::ib_modify_qp(qp, &raw mut attr, mask as c_int) })
+}
+
+/// Says whether a QP is in the reset state.
+///
+/// # Safety
+///
+/// `qp` is valid.
+unsafe fn is_reset(qp: *mut bindings::ib_qp) -> bool {
+    let mut attr = bindings::ib_qp_attr::default();
+    let mut init = bindings::ib_qp_init_attr::default();
+    let mask = bindings::ib_qp_attr_mask_IB_QP_STATE as c_int;
+    // SAFETY: By the caller's promise.
+    let asked = unsafe { bindings::ib_query_qp(qp, &raw mut attr, mask, &raw mut init) };
+    asked == 0 && attr.qp_state == bindings::ib_qp_state_IB_QPS_RESET
+}
+
 /// Moves a QP to the error state.
 ///
 /// There is no way there from the reset state, so such a QP is initialised first: some drivers take
@@ -142,35 +97,32 @@ unsafe fn post_marker(
 ///
 /// `qp` is valid.
 unsafe fn to_error(qp: *mut bindings::ib_qp) -> Result {
-    let mut attr = bindings::ib_qp_attr::default();
-    let mut init = bindings::ib_qp_init_attr::default();
-    let state = bindings::ib_qp_attr_mask_IB_QP_STATE;
-    // SAFETY: By the caller's promise.
-    let asked = unsafe { bindings::ib_query_qp(qp, &raw mut attr, state as c_int, &raw mut init) };
-    if asked == 0 && attr.qp_state == bindings::ib_qp_state_IB_QPS_RESET {
-        attr = bindings::ib_qp_attr {
-            qp_state: bindings::ib_qp_state_IB_QPS_INIT,
-            port_num: 1,
-            ..Default::default()
-        };
-        // SAFETY: As above.
-        let own = match unsafe { (*qp).qp_type } {
-            bindings::ib_qp_type_IB_QPT_UD => bindings::ib_qp_attr_mask_IB_QP_QKEY,
-            _ => bindings::ib_qp_attr_mask_IB_QP_ACCESS_FLAGS,
-        };
-        let mask = state
-            | bindings::ib_qp_attr_mask_IB_QP_PKEY_INDEX
-            | bindings::ib_qp_attr_mask_IB_QP_PORT
-            | own;
-        // SAFETY: As above; the attributes are complete for this mask.
-        to_result(unsafe { bindings::ib_modify_qp(qp, &raw mut attr, mask as c_int) })?;
-    }
-    attr = bindings::ib_qp_attr {
+    let error = || bindings::ib_qp_attr {
         qp_state: bindings::ib_qp_state_IB_QPS_ERR,
         ..Default::default()
     };
+    // SAFETY: By the caller's promise; the state needs no attributes.
+    let moved = unsafe { modify(qp, error(), 0) };
+    // SAFETY: By the caller's promise.
+    if moved.is_ok() || !unsafe { is_reset(qp) } {
+        return moved;
+    }
+    let init = bindings::ib_qp_attr {
+        qp_state: bindings::ib_qp_state_IB_QPS_INIT,
+        port_num: 1,
+        ..Default::default()
+    };
     // SAFETY: As above.
-    to_result(unsafe { bindings::ib_modify_qp(qp, &raw mut attr, state as c_int) })
+    let own = match unsafe { (*qp).qp_type } {
+        bindings::ib_qp_type_IB_QPT_UD => bindings::ib_qp_attr_mask_IB_QP_QKEY,
+        _ => bindings::ib_qp_attr_mask_IB_QP_ACCESS_FLAGS,
+    };
+    let place = bindings::ib_qp_attr_mask_IB_QP_PKEY_INDEX | bindings::ib_qp_attr_mask_IB_QP_PORT;
+    // SAFETY: As above; the attributes are complete for the masks.
+    unsafe {
+        modify(qp, init, place | own)?;
+        modify(qp, error(), 0)
+    }
 }
 
 /// Waits until a QP that is in the error state takes nothing from its SRQ any more, and the
@@ -178,21 +130,16 @@ unsafe fn to_error(qp: *mut bindings::ib_qp) -> Result {
 ///
 /// # Safety
 ///
-/// `qp` is a valid QP on an SRQ, and completes to `cq`.
-unsafe fn last_wqe_reached(qp: *mut bindings::ib_qp, cq: &cq::Inner, left: &mut u32) -> Result {
+/// `qp` is a valid QP on an SRQ. The caller may sleep.
+unsafe fn last_wqe_reached(qp: *mut bindings::ib_qp, wait: &Wait<'_>) -> Result {
     // SAFETY: By the caller's promise; the core has initialised the completion.
-    let reached = unsafe { &raw mut (*qp).srq_completion };
-    loop {
-        // SAFETY: As above, and the caller may sleep.
-        if unsafe { bindings::wait_for_completion_timeout(reached, msecs_to_jiffies(STEP_MS)) } != 0
-        {
-            // The event comes once, and there may be another drain.
-            // SAFETY: As above.
-            unsafe { bindings::complete_all(reached) };
-            return Ok(());
-        }
-        step(cq, left)?;
+    unsafe {
+        let reached = &raw mut (*qp).srq_completion;
+        wait.wait_for(reached)?;
+        // The event comes once, and there may be another drain.
+        bindings::complete_all(reached);
     }
+    Ok(())
 }
 
 /// Moves a QP to the error state and waits until every request that was posted to it before has
@@ -213,14 +160,14 @@ pub(crate) unsafe fn drain(
     send_cq: &cq::Inner,
     recv_cq: &cq::Inner,
     nowhere: Option<&Ah>,
-    markers: Markers,
+    markers: Arc<Markers>,
     patience_ms: u32,
     _cx: &Sleepable,
 ) -> Result {
     if send_cq.is_polled_by_current() || recv_cq.is_polled_by_current() {
         return Err(EDEADLK);
     }
-    let mut left = patience_ms;
+    let mut wait = Wait::new(send_cq, recv_cq, markers, patience_ms);
     // SAFETY: The QP is valid, so its device is, and the operations of a device do not change.
     let ops = unsafe { &(*(*qp).device).ops };
 
@@ -230,62 +177,46 @@ pub(crate) unsafe fn drain(
     // SAFETY: By the caller's promise; the SRQ of a QP does not change.
     let on_srq = unsafe { !(*qp).srq.is_null() };
     if on_srq {
-        // SAFETY: As above.
-        unsafe { last_wqe_reached(qp, recv_cq, &mut left) }?;
+        // SAFETY: As above, and the token says that this may sleep.
+        unsafe { last_wqe_reached(qp, &wait) }?;
     }
 
+    // Both queues flush at the same time: each has its marker before one is waited for.
+    //
     // SAFETY: As above.
     let is_ud = unsafe { (*qp).qp_type } == bindings::ib_qp_type_IB_QPT_UD;
     match (nowhere, ops.drain_sq) {
         // Drivers' own drains, and the core's, post an RDMA WRITE.
-        (Some(ah), _) => drain_queue(
-            send_cq,
-            markers.send,
-            |cqe| {
-                let mut wr = bindings::ib_ud_wr {
-                    ah: ah.as_raw(),
-                    ..Default::default()
-                };
-                // SAFETY: The QP is valid, for datagrams, and the request has no memory.
-                unsafe { post_marker(qp, &mut wr.wr, bindings::ib_wr_opcode_IB_WR_SEND, cqe) }
-            },
-            &mut left,
-        )?,
+        (Some(ah), _) => wait.post::<SEND>(|cqe| {
+            let mut wr = bindings::ib_ud_wr {
+                ah: ah.as_raw(),
+                ..Default::default()
+            };
+            // SAFETY: The QP is valid, for datagrams, and the request has no memory.
+            unsafe { post_marker(qp, &mut wr.wr, bindings::ib_wr_opcode_IB_WR_SEND, cqe) }
+        })?,
         (None, _) if is_ud => {}
         // SAFETY: The driver's own drain takes any connected QP, in process context.
         (None, Some(drain_sq)) => unsafe { drain_sq(qp) },
-        (None, None) => drain_queue(
-            send_cq,
-            markers.send,
-            |cqe| {
-                let mut wr = bindings::ib_rdma_wr::default();
-                // SAFETY: The QP is valid, and the request has no memory.
-                unsafe { post_marker(qp, &mut wr.wr, bindings::ib_wr_opcode_IB_WR_RDMA_WRITE, cqe) }
-            },
-            &mut left,
-        )?,
-    }
-
-    if on_srq {
-        return Ok(());
+        (None, None) => wait.post::<SEND>(|cqe| {
+            let mut wr = bindings::ib_rdma_wr::default();
+            // SAFETY: The QP is valid, and the request has no memory.
+            unsafe { post_marker(qp, &mut wr.wr, bindings::ib_wr_opcode_IB_WR_RDMA_WRITE, cqe) }
+        })?,
     }
     match ops.drain_rq {
+        _ if on_srq => {}
         // SAFETY: As above.
         Some(drain_rq) => unsafe { drain_rq(qp) },
-        None => drain_queue(
-            recv_cq,
-            markers.recv,
-            |cqe| {
-                let mut wr = bindings::ib_recv_wr::default();
-                wr.__bindgen_anon_1.wr_cqe = ManuallyDrop::new(cqe);
-                let mut bad = core::ptr::null();
-                // SAFETY: As above.
-                ops.post_recv.map_or(EOPNOTSUPP.to_errno(), |post| unsafe {
-                    post(qp, &wr, &mut bad)
-                })
-            },
-            &mut left,
-        )?,
+        None => wait.post::<RECV>(|cqe| {
+            let mut wr = bindings::ib_recv_wr::default();
+            wr.__bindgen_anon_1.wr_cqe = ManuallyDrop::new(cqe);
+            let mut bad = core::ptr::null();
+            // SAFETY: As above.
+            ops.post_recv.map_or(EOPNOTSUPP.to_errno(), |post| unsafe {
+                post(qp, &wr, &mut bad)
+            })
+        })?,
     }
-    Ok(())
+    wait.wait()
 }

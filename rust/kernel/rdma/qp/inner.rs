@@ -129,7 +129,7 @@ pub(crate) struct Inner {
     owner: Owner,
     send: Lease,
     recv: Recv,
-    markers: Option<Markers>,
+    markers: Option<Arc<Markers>>,
     /// Of a QP for datagrams.
     pub(crate) ud: SetOnce<ud::Extra>,
     pub(super) context: Pin<KBox<QpContext>>,
@@ -146,7 +146,7 @@ unsafe impl Sync for Inner {}
 impl Inner {
     /// Moves the QP to the error state and waits until every request that was posted before has
     /// completed.
-    pub(crate) fn drain(&self, markers: Markers, patience_ms: u32, cx: &Sleepable) -> Result {
+    pub(crate) fn drain(&self, markers: Arc<Markers>, patience_ms: u32, cx: &Sleepable) -> Result {
         let parked = self.context.parked.take();
         // SAFETY: By the type invariant.
         unsafe {

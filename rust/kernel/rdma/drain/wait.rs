@@ -1,0 +1,172 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Posting the markers of a drain, and waiting for them.
+
+use super::marker::Markers;
+use crate::{
+    bindings,
+    cq, //
+};
+use kernel::{
+    error::to_result,
+    prelude::*,
+    sync::Arc,
+    time::{
+        delay::fsleep,
+        msecs_to_jiffies,
+        Delta,
+        Instant,
+        Monotonic, //
+    }, //
+};
+
+/// The length of one wait for something that will be told, in milliseconds: so often it is looked
+/// whether that is in vain.
+const STEP_MS: u32 = 10;
+
+/// How many completions of a CQ that nobody else polls are processed in a row, and how many rows at
+/// once.
+const BUDGET: i32 = 64;
+const ROWS: u32 = 16;
+
+/// A drain that is under way.
+pub(super) struct Wait<'a> {
+    send_cq: &'a cq::Inner,
+    recv_cq: &'a cq::Inner,
+    markers: Arc<Markers>,
+    /// How many of the markers are posted and were not waited for.
+    posted: u32,
+    began: Instant<Monotonic>,
+    patience: Delta,
+}
+
+impl<'a> Wait<'a> {
+    /// A drain of queues that complete to these CQs. `markers` were not used before.
+    pub(super) fn new(
+        send_cq: &'a cq::Inner,
+        recv_cq: &'a cq::Inner,
+        markers: Arc<Markers>,
+        patience_ms: u32,
+    ) -> Self {
+        Self {
+            send_cq,
+            recv_cq,
+            markers,
+            posted: 0,
+            began: Instant::now(),
+            patience: Delta::from_millis(patience_ms.into()),
+        }
+    }
+
+    /// Fails if there is nothing to wait for, or no time is left.
+    fn check(&self) -> Result {
+        if self.send_cq.has_failed() || self.recv_cq.has_failed() {
+            Err(EOVERFLOW)
+        } else if self.began.elapsed() > self.patience {
+            Err(ETIMEDOUT)
+        } else {
+            Ok(())
+        }
+    }
+
+    /// Posts the marker at `OFFSET` by `post`. A full queue has room again once something was
+    /// flushed.
+    pub(super) fn post<const OFFSET: usize>(
+        &mut self,
+        post: impl Fn(*mut bindings::ib_cqe) -> c_int,
+    ) -> Result {
+        let cqe = self.markers.clone().give::<OFFSET>();
+        let mut pauses = Pauses::new();
+        let posted = loop {
+            match to_result(post(cqe)) {
+                Err(e) if e == ENOMEM => {
+                    if let Err(e) = self.check() {
+                        break Err(e);
+                    }
+                    self.poll();
+                    pauses.pause();
+                }
+                posted => break posted,
+            }
+        };
+        match posted {
+            Ok(()) => self.posted += 1,
+            // SAFETY: It was just given, and not posted.
+            Err(_) => unsafe { Markers::take_back::<OFFSET>(cqe) },
+        }
+        posted
+    }
+
+    /// Waits until the markers that were posted have completed.
+    pub(super) fn wait(&mut self) -> Result {
+        let reached = self.markers.reached.get();
+        let mut pauses = Pauses::new();
+        while self.posted != 0 {
+            if !self.poll() {
+                // SAFETY: The completion lives as long as the markers.
+                unsafe { self.wait_for(reached) }?;
+                self.posted -= 1;
+            // SAFETY: As above, and it is initialised.
+            } else if unsafe { bindings::try_wait_for_completion(reached) } {
+                self.posted -= 1;
+            } else {
+                self.check()?;
+                pauses.pause();
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits for a completion that is told without polling.
+    ///
+    /// # Safety
+    ///
+    /// `completion` is initialised and stays that. The caller may sleep.
+    pub(super) unsafe fn wait_for(&self, completion: *mut bindings::completion) -> Result {
+        let step = msecs_to_jiffies(STEP_MS);
+        // SAFETY: By the caller's promise.
+        while unsafe { bindings::wait_for_completion_timeout(completion, step) } == 0 {
+            self.check()?;
+        }
+        Ok(())
+    }
+
+    /// Processes what has completed on CQs that nobody else polls, and says whether there are such.
+    fn poll(&self) -> bool {
+        let same = core::ptr::eq(self.send_cq, self.recv_cq);
+        let sends = poll(self.send_cq);
+        let recvs = if same { sends } else { poll(self.recv_cq) };
+        sends || recvs
+    }
+}
+
+/// Processes what has completed on a CQ if nobody else polls it, and says whether that is so.
+fn poll(cq: &cq::Inner) -> bool {
+    if !cq.is_caller_polled() {
+        return false;
+    }
+    for _ in 0..ROWS {
+        // SAFETY: The CQ is there while `cq` lives, and its users poll it.
+        if unsafe { bindings::ib_process_cq_direct(cq.raw.as_ptr(), BUDGET) } < BUDGET {
+            break;
+        }
+    }
+    true
+}
+
+/// Pauses between looks at what nobody tells. Most of that happens at once, some of it late: none is
+/// much longer than a part of what was waited before.
+struct Pauses(u32);
+
+impl Pauses {
+    const FIRST_US: u32 = 20;
+
+    fn new() -> Self {
+        Self(Self::FIRST_US)
+    }
+
+    fn pause(&mut self) {
+        fsleep(Delta::from_micros(self.0.into()));
+        self.0 = (self.0 + self.0 / 4).min(1_000 * STEP_MS);
+    }
+}
