@@ -62,14 +62,15 @@ module! {
 
 struct Module {
     _queue: deferred::Queue,
+    _running: cm::running::Table,
     _ledger: Option<Pin<KBox<ledger::Ledger>>>,
 }
 
 impl kernel::Module for Module {
     fn init(_module: &'static ThisModule) -> Result<Self> {
-        // SAFETY: This is the module's init.
-        unsafe { cm::running::init() };
         Ok(Self {
+            // SAFETY: This is the module's init.
+            _running: unsafe { cm::running::Table::new() },
             _queue: deferred::Queue::new()?,
             _ledger: ledger::Ledger::new()?,
         })

@@ -10,8 +10,7 @@ use super::{
         Running, //
     },
     step::Step,
-    Handler,
-    PrivateData, //
+    Handler, //
 };
 use crate::{
     bindings,
@@ -141,9 +140,14 @@ impl Shared {
         Ok(())
     }
 
+    /// Says whether nobody waits for the connection to be made.
+    pub(super) fn is_driven(&self) -> bool {
+        self.driven.load(Relaxed)
+    }
+
     /// Says whether the connection is still being made, and nobody waits for that.
     pub(super) fn is_being_driven(&self) -> bool {
-        self.driven.load(Relaxed) && !self.established.load(Relaxed)
+        self.is_driven() && !self.established.load(Relaxed)
     }
 
     pub(super) fn release_handler(&self) {
@@ -173,6 +177,8 @@ impl Shared {
 
     /// Tells the handler that the device goes; there will be no other handler.
     pub(super) fn tell_removal(&self) {
+        // A callback may wait for what is told here.
+        let _running = Running::enter();
         let slot = self.handler.lock();
         self.removed.store(true, Relaxed);
         drop(slot);
@@ -205,7 +211,7 @@ impl Shared {
             Event::Established { private_data } => {
                 self.established.store(true, Relaxed);
                 disconnect = self.ended.load(Relaxed);
-                Some(Ok(PrivateData::new(private_data)))
+                Some(Ok(private_data))
             }
             // The neighbour of a connection that exists got another address: the connection is
             // still there for the manager, but not for the network.
@@ -224,7 +230,7 @@ impl Shared {
             Event::DeviceRemoval => Some(Err(ENODEV)),
             Event::Other(ADDR_RESOLVED | ROUTE_RESOLVED) => {
                 if !self.drive(raw.event) {
-                    self.end_step(raw.event, Ok(PrivateData::new(&[])));
+                    self.end_step(raw.event, Ok(&[]));
                 }
                 return false;
             }

@@ -164,6 +164,9 @@ impl Driver {
 impl Shared {
     /// Lets go of what makes the connection.
     pub(super) fn release_driver(&self) {
+        if !self.is_driven() {
+            return;
+        }
         let driver = self.driver.lock().take();
         drop(driver);
     }
@@ -195,6 +198,9 @@ impl Shared {
 
     /// Takes the next step of a connection that is made by its events; says `false` of others.
     pub(super) fn drive(&self, event: bindings::rdma_cm_event_type) -> bool {
+        if !self.is_driven() {
+            return false;
+        }
         let Some(driver) = self.driver.lock().clone() else {
             return false;
         };

@@ -10,14 +10,26 @@ kernel::sync::global_lock! {
     unsafe(uninit) static RUNNING: Mutex<KVec<usize>> = KVec::new();
 }
 
-/// Makes ready what this file keeps for all ids.
-///
-/// # Safety
-///
-/// To be called once, when the module is loaded.
-pub(crate) unsafe fn init() {
-    // SAFETY: By the caller's promise.
-    unsafe { RUNNING.init() };
+/// Owns what this file keeps for all ids; part of the core module. No callback runs any more when it
+/// is dropped.
+pub(crate) struct Table(());
+
+impl Table {
+    /// # Safety
+    ///
+    /// To be called once, when the module is loaded.
+    pub(crate) unsafe fn new() -> Self {
+        // SAFETY: By the caller's promise.
+        unsafe { RUNNING.init() };
+        Self(())
+    }
+}
+
+impl Drop for Table {
+    fn drop(&mut self) {
+        // Nothing drops a static when the module is unloaded.
+        *RUNNING.lock() = KVec::new();
+    }
 }
 
 /// Returns the address of the current task, to be compared.
@@ -48,11 +60,6 @@ impl Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        let mut running = RUNNING.lock();
-        running.retain(|task| *task != self.0);
-        if running.is_empty() {
-            // Nothing drops a static when the module is unloaded.
-            *running = KVec::new();
-        }
+        RUNNING.lock().retain(|task| *task != self.0);
     }
 }

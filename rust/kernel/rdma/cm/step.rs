@@ -57,16 +57,13 @@ impl Shared {
         }
     }
 
-    /// Ends the step that is waited for, if a result of this event does that.
-    pub(super) fn end_step(
-        &self,
-        event: bindings::rdma_cm_event_type,
-        result: Result<PrivateData>,
-    ) {
+    /// Ends the step that is waited for, if a result of this event does that: what the peer sent
+    /// along, or an error.
+    pub(super) fn end_step(&self, event: bindings::rdma_cm_event_type, result: Result<&[u8]>) {
         let mut step = self.step.lock();
         match *step {
             Step::Waiting(success) if result.is_err() || success == event => {
-                *step = Step::Done(result);
+                *step = Step::Done(result.map(PrivateData::new));
                 self.changed.notify_all();
             }
             _ => {}
