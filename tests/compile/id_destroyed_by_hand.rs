@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Destroying an id of the connection manager, perhaps in its own handler or before its QP.
+//! Destroying an id of the connection manager that others have, as in its own handler.
 
 use rdma::prelude::*;
 
@@ -11,7 +11,7 @@ struct Connection {
 impl cm::Handler for Connection {
     fn event(&self, _event: cm::Event<'_>, cx: &Sleepable) {
         #[cfg(mistake)]
-        self.id.destroy(); //~ E0599 no method named `destroy`
+        let _ = self.id.destroy(cx); //~ E0507 cannot move out of `self.id`
         let _ = self.id.disconnect(cx);
     }
 }

@@ -15,6 +15,7 @@ mod chain;
 mod client;
 mod cm_active;
 mod cm_driven;
+mod cm_end;
 mod cm_events;
 mod cm_listen;
 mod cm_options;

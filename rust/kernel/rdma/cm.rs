@@ -10,7 +10,7 @@
 //! A ULP that must not wait begins with [`Id::connect_to`], and all the rest is told to it.
 //!
 //! An id is destroyed by a work item when its last handle is dropped, which may be in its own
-//! handler. Its QP keeps it.
+//! handler. [`Id::destroy`] waits for that. Its QP keeps it.
 //!
 //! C header: [`include/rdma/rdma_cm.h`](srctree/include/rdma/rdma_cm.h)
 

@@ -12,6 +12,7 @@ use super::{
         Inner,
         State, //
     },
+    running::Running,
     Options, //
 };
 use crate::{
@@ -105,6 +106,23 @@ impl Id {
         id.resolve_addr(dst, timeout_ms, cx)?;
         id.resolve_route(timeout_ms, cx)?;
         Ok(id)
+    }
+
+    /// Destroys the id and waits for that (`rdma_destroy_id`), where dropping the last handle leaves
+    /// it to a work item.
+    ///
+    /// # Errors
+    ///
+    /// The handle is gone in any case. `EBUSY` if there is another one, or the id's QP: the id ends
+    /// with the last of them. `EDEADLK` in a callback of the connection manager: the id is then
+    /// destroyed by a work item.
+    pub fn destroy(self, cx: &Sleepable) -> Result {
+        if Running::is_current() {
+            return Err(EDEADLK);
+        }
+        let mut inner = Arc::into_unique_or_drop(self.inner).ok_or(EBUSY)?;
+        inner.as_mut().destroy(cx);
+        Ok(())
     }
 
     pub(crate) fn inner(&self) -> &Arc<Inner> {

@@ -18,7 +18,10 @@ use crate::{
         Kind, //
     }, //
 };
-use core::ptr::NonNull;
+use core::{
+    mem::ManuallyDrop,
+    ptr::NonNull, //
+};
 use kernel::{
     error::to_result,
     impl_has_work,
@@ -101,9 +104,14 @@ impl Teardown for State {
 }
 
 /// What the handles of one id share.
-#[pin_data]
+///
+/// # Invariants
+///
+/// `state` is there unless `destroyed`, which is set by the last handle.
+#[pin_data(PinnedDrop)]
 pub(crate) struct Inner {
-    pub(super) state: Deferred<State>,
+    pub(super) state: ManuallyDrop<Deferred<State>>,
+    destroyed: bool,
     has_qp: Atomic<bool>,
     #[pin]
     disconnect: Work<Self>,
@@ -118,6 +126,17 @@ impl WorkItem for Inner {
 
     fn run(this: Arc<Self>) {
         let _ = this.disconnect();
+    }
+}
+
+#[pinned_drop]
+impl PinnedDrop for Inner {
+    fn drop(self: Pin<&mut Self>) {
+        let this = self.project();
+        if !*this.destroyed {
+            // SAFETY: By the type invariant, and it is not used again.
+            unsafe { ManuallyDrop::drop(this.state) };
+        }
     }
 }
 
@@ -139,13 +158,24 @@ impl Drop for QpClaim {
 impl Inner {
     pub(super) fn new(state: Deferred<State>) -> Result<Arc<Self>> {
         Arc::pin_init(
+            // INVARIANT: The state is there.
             pin_init!(Self {
-                state,
+                state: ManuallyDrop::new(state),
+                destroyed: false,
                 has_qp: Atomic::new(false),
                 disconnect <- new_work!("rdma::cm::Id::disconnect"),
             }),
             GFP_KERNEL,
         )
+    }
+
+    /// Destroys the id and waits for that, for the last handle.
+    pub(super) fn destroy(self: Pin<&mut Self>, cx: &Sleepable) {
+        let this = self.project();
+        // INVARIANT: Nobody has another handle, and this one is given up.
+        *this.destroyed = true;
+        // SAFETY: By the type invariant it was there, and it is not used again.
+        unsafe { ManuallyDrop::take(this.state) }.destroy(cx);
     }
 
     pub(crate) fn as_raw(&self) -> *mut bindings::rdma_cm_id {
