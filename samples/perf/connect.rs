@@ -121,9 +121,11 @@ impl<C: Mode> Connector<'_, C> {
         id.disconnect(cx)?;
         // Both ends are told.
         events.0.sleep()?;
-        let (_peer, peer_qp) = self.server.end.lock().take().ok_or(ENOTCONN)?;
+        let (peer, peer_qp) = self.server.end.lock().take().ok_or(ENOTCONN)?;
         peer_qp.destroy(cx)?;
-        qp.destroy(cx)
+        peer.destroy(cx)?;
+        qp.destroy(cx)?;
+        id.destroy(cx)
     }
 
     fn phase(&self, count: u32, cx: &Sleepable) -> Result<Figures> {

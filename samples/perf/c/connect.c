@@ -41,8 +41,9 @@ static int perf_create_cm_qp(struct rdma_cm_id *id, const struct perf_end *end)
 		.send_cq = end->cq,
 		.recv_cq = end->cq,
 		.cap = {
-			.max_send_wr = 1,
-			.max_recv_wr = 1,
+			/* One, and one for the mark at the end. */
+			.max_send_wr = 2,
+			.max_recv_wr = 2,
 			.max_send_sge = 1,
 			.max_recv_sge = 1,
 		},
@@ -56,10 +57,12 @@ static int perf_create_cm_qp(struct rdma_cm_id *id, const struct perf_end *end)
 	return rdma_create_qp(id, end->pd, &attr);
 }
 
-static void perf_destroy_cm_id(struct rdma_cm_id *id)
+static void perf_destroy_cm_id(struct perf_run *run, struct rdma_cm_id *id)
 {
-	if (id->qp)
+	if (id->qp) {
+		perf_qp_drain(run, id->qp);
 		rdma_destroy_qp(id);
+	}
 	rdma_destroy_id(id);
 }
 
@@ -153,7 +156,7 @@ static int perf_disconnect(struct perf_connector *connector, struct rdma_cm_id *
 		return ret;
 	if (!wait_for_completion_timeout(&connector->server_gone, PERF_STUCK))
 		return -ETIME;
-	perf_destroy_cm_id(connector->server);
+	perf_destroy_cm_id(connector->run, connector->server);
 	connector->server = NULL;
 	return 0;
 }
@@ -170,7 +173,7 @@ static int perf_connect_once(struct perf_connector *connector)
 	ret = perf_connect_client(connector, id);
 	if (!ret)
 		ret = perf_disconnect(connector, id);
-	perf_destroy_cm_id(id);
+	perf_destroy_cm_id(connector->run, id);
 	return ret;
 }
 
@@ -227,7 +230,7 @@ static void perf_connect_exit(struct perf_run *run)
 	if (connector->listener)
 		rdma_destroy_id(connector->listener);
 	if (connector->server)
-		perf_destroy_cm_id(connector->server);
+		perf_destroy_cm_id(run, connector->server);
 	kfree(connector);
 }
 

@@ -33,13 +33,14 @@ int perf_mark_wait(struct perf_run *run, struct perf_mark *mark, unsigned long t
 
 	if (!perf_caller_polls(run))
 		return wait_for_completion_timeout(&mark->done, timeout) ? 0 : -ETIME;
-	while (!try_wait_for_completion(&mark->done)) {
+	for (;;) {
+		perf_process(run);
+		if (try_wait_for_completion(&mark->done))
+			return 0;
 		if (jiffies - since > timeout)
 			return -ETIME;
-		perf_process(run);
 		fsleep(20);
 	}
-	return 0;
 }
 
 static void perf_drained(struct ib_cq *cq, struct ib_wc *wc)
@@ -68,6 +69,16 @@ static void perf_drain_qp(struct ib_qp *qp, struct perf_mark *mark)
 	ret = ib_post_recv(qp, &recv, NULL);
 	if (WARN_ONCE(ret, "receive queue not drained: %d\n", ret))
 		perf_mark_hit(mark);
+}
+
+/* Has all requests of a QP completed. */
+void perf_qp_drain(struct perf_run *run, struct ib_qp *qp)
+{
+	struct perf_mark mark;
+
+	perf_mark_init(&mark, 2, perf_drained);
+	perf_drain_qp(qp, &mark);
+	perf_mark_wait(run, &mark, MAX_SCHEDULE_TIMEOUT);
 }
 
 /*

@@ -149,6 +149,7 @@ int perf_region_init(struct perf_run *run, struct perf_end *end, u32 size);
 void perf_region_exit(struct perf_end *end);
 
 int perf_link_init(struct perf_run *run);
+void perf_qp_drain(struct perf_run *run, struct ib_qp *qp);
 void perf_link_drain(struct perf_run *run);
 void perf_link_exit(struct perf_run *run);
 
