@@ -16,6 +16,7 @@ use crate::{
     void, //
 };
 use kernel::{
+    cpu::nr_cpu_ids,
     fmt,
     new_condvar,
     new_spinlock_irq,
@@ -45,6 +46,11 @@ use rdma::prelude::*;
 
 /// After so long without progress a run is stuck, in milliseconds.
 const STUCK_MS: u32 = 10_000;
+
+/// How often to poll in vain before sleeping. The other end may need the only CPU; where there are
+/// more, the sleep would be what is measured.
+const SPINS: u32 = 512;
+const SPINS_ALONE: u32 = 64;
 
 /// What a run has come to.
 #[derive(Default)]
@@ -254,8 +260,9 @@ impl<P: Send> Run<P> {
         }
     }
 
-    /// Polls until the phase is over. Now and then it sleeps: others are to run, on this CPU too.
+    /// Polls until the phase is over. When that has been in vain for long it sleeps.
     fn poll(&self, mut poll: impl FnMut() -> Result<u32>) -> Result {
+        let spins = if nr_cpu_ids() > 1 { SPINS } else { SPINS_ALONE };
         let (mut idle, mut last) = (0, Instant::<Monotonic>::now());
         while !self.over.load(Acquire) {
             if poll()? != 0 {
@@ -266,7 +273,7 @@ impl<P: Send> Run<P> {
                 last = Instant::now();
             }
             idle += 1;
-            if idle <= 64 {
+            if idle <= spins {
                 cpu_relax();
             } else if last.elapsed() < Delta::from_millis(STUCK_MS.into()) {
                 fsleep(Delta::from_micros(20));

@@ -6,6 +6,7 @@
 #ifndef PERF_POLL_H
 #define PERF_POLL_H
 
+#include <linux/cpumask.h>
 #include <linux/delay.h>
 #include <linux/jiffies.h>
 #include <linux/processor.h>
@@ -14,7 +15,13 @@
 #include "perf.h"
 
 #define PERF_BATCH_SIZE	16
-#define PERF_SPINS	64
+
+/*
+ * How often to poll in vain before sleeping. The other end may need the only CPU;
+ * where there are more, the sleep would be what is measured.
+ */
+#define PERF_SPINS		512
+#define PERF_SPINS_ALONE	64
 
 typedef void (*perf_done_fn)(struct ib_cq *cq, struct ib_wc *wc);
 
@@ -46,6 +53,7 @@ static __always_inline int perf_poll_batch(struct ib_cq *cq, perf_done_fn first,
 static __always_inline int perf_wait_polling(struct perf_run *run,
 					     int (*poll)(struct perf_run *run))
 {
+	unsigned int spins = nr_cpu_ids > 1 ? PERF_SPINS : PERF_SPINS_ALONE;
 	unsigned long since = jiffies;
 	unsigned int idle = 0;
 	int n;
@@ -61,11 +69,10 @@ static __always_inline int perf_wait_polling(struct perf_run *run,
 		}
 		if (!idle++)
 			since = jiffies;
-		if (idle <= PERF_SPINS) {
+		if (idle <= spins) {
 			cpu_relax();
 			continue;
 		}
-		/* On one CPU, the other end may be waiting for it. */
 		fsleep(20);
 		if (time_after(jiffies, since + PERF_STUCK))
 			return -ETIME;
