@@ -172,10 +172,12 @@ impl<T> Kept<T> {
     /// Any context.
     #[inline]
     pub fn get(&mut self) -> Option<Pin<&mut T>> {
-        // SAFETY: By the type invariant, nobody else has it if it is home, and it is lent only by
-        // who has `self` mutably; it is never moved.
-        self.is_home()
-            .then(|| unsafe { Pin::new_unchecked(&mut (*self.0.as_ptr()).value) })
+        if !self.is_home() {
+            return None;
+        }
+        // SAFETY: By the type invariant nobody else has it, and it is lent only by who has `self`
+        // mutably; it is never moved.
+        Some(unsafe { Pin::new_unchecked(&mut (*self.0.as_ptr()).value) })
     }
 }
 
