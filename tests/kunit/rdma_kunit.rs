@@ -43,6 +43,7 @@ mod mr_access;
 mod mr_inv;
 mod mr_pool;
 mod mr_remote;
+mod mr_repost;
 mod mr_turn;
 mod null_chain;
 mod null_create;

@@ -45,6 +45,8 @@ pub mod sync {
             fn exchange(this: &Self::Loom, old: Self, new: Self, order: Any) -> Result<Self, Self>;
             fn fetch_add(this: &Self::Loom, value: Self, order: Any) -> Self;
             fn fetch_sub(this: &Self::Loom, value: Self, order: Any) -> Self;
+            fn get(this: &mut Self::Loom) -> Self;
+            fn set(this: &mut Self::Loom, value: Self);
         }
 
         macro_rules! number {
@@ -79,6 +81,12 @@ pub mod sync {
                         fn fetch_sub(this: &$loom, value: Self, order: Any) -> Self {
                             this.fetch_sub(value, order)
                         }
+                        fn get(this: &mut $loom) -> Self {
+                            this.with_mut(|number| *number)
+                        }
+                        fn set(this: &mut $loom, value: Self) {
+                            this.with_mut(|number| *number = value)
+                        }
                     }
                 )*
             };
@@ -91,12 +99,46 @@ pub mod sync {
             u64: AtomicU64,
         }
 
+        /// The value of an atomic that nobody else uses; loom has to be told what is written.
+        pub struct Exclusive<'a, T: Number> {
+            atomic: &'a mut T::Loom,
+            value: T,
+        }
+
+        impl<T: Number> core::ops::Deref for Exclusive<'_, T> {
+            type Target = T;
+
+            fn deref(&self) -> &T {
+                &self.value
+            }
+        }
+
+        impl<T: Number> core::ops::DerefMut for Exclusive<'_, T> {
+            fn deref_mut(&mut self) -> &mut T {
+                &mut self.value
+            }
+        }
+
+        impl<T: Number> Drop for Exclusive<'_, T> {
+            fn drop(&mut self) {
+                T::set(self.atomic, self.value);
+            }
+        }
+
         /// As `kernel::sync::atomic::Atomic`.
         pub struct Atomic<T: Number>(T::Loom);
 
         impl<T: Number> Atomic<T> {
             pub fn new(value: T) -> Self {
                 Self(T::new(value))
+            }
+
+            pub fn get_mut(&mut self) -> Exclusive<'_, T> {
+                let value = T::get(&mut self.0);
+                Exclusive {
+                    atomic: &mut self.0,
+                    value,
+                }
             }
 
             pub fn load<O: Ordering>(&self, _: O) -> T {

@@ -248,6 +248,49 @@ fn peer_invalidates_too() {
     });
 }
 
+/// A region that is a part of its owner, and so has one thread at a time.
+struct Alone {
+    word: Word,
+    memory: u32,
+}
+
+/// The owner moves into the queue with each request, to the device, and back. What was written
+/// without an atomic on the way is seen by the next one.
+#[test]
+fn owner_who_moves_needs_no_atomics() {
+    loom::model(|| {
+        let queue = Arc::new(Mutex::new(None));
+        let mut owner = Alone {
+            word: Word::new(),
+            memory: 0,
+        };
+        assert!(!owner.word.invalidate_alone());
+        assert!(owner.word.register_alone().is_some());
+        assert!(owner.word.register_alone().is_none());
+        assert!(owner.word.invalidate_alone());
+        assert!(!owner.word.invalidate_alone());
+        *queue.lock().unwrap() = Some(owner);
+        let device = {
+            let queue = queue.clone();
+            thread::spawn(move || {
+                let mut owner: Alone = queue.lock().unwrap().take().unwrap();
+                owner.memory += 1;
+                owner.word.invalidated_alone();
+                *queue.lock().unwrap() = Some(owner);
+            })
+        };
+        device.join().unwrap();
+        let mut owner = queue.lock().unwrap().take().unwrap();
+        assert!(owner.word.is_idle());
+        assert_eq!(owner.memory, 1);
+        assert_eq!(
+            owner.word.register_alone(),
+            Some(2 * crate::word::GENERATION)
+        );
+        assert!(!owner.word.is_idle());
+    });
+}
+
 #[test]
 fn who_is_alone_takes_no_turn() {
     loom::model(|| {

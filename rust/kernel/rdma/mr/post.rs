@@ -10,6 +10,7 @@ use super::{
 use crate::{
     bindings,
     context::{
+        Direct,
         PollContext,
         Provides, //
     },
@@ -24,6 +25,7 @@ use crate::{
         },
         Qp, //
     },
+    wc::Wc,
     wr::{
         end,
         PostError,
@@ -31,6 +33,7 @@ use crate::{
     }, //
 };
 use core::mem::MaybeUninit;
+use kernel::sync::Arc;
 
 impl<S: PollContext, R: PollContext> Qp<S, R> {
     /// Posts a fast registration (`IB_WR_REG_MR`), moving the owner of the region in, and returns
@@ -142,18 +145,20 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
     {
         let private = Private::of(&owner);
         let wr = wr(&owner);
+        let shared = wr.is_shared(&private);
         let marked = {
-            let _turn = wr.is_shared(&private).then(|| self.turn().lock());
+            let _turn = shared.then(|| self.turn().lock());
             // SAFETY: The turn is this QP's, or the region is the owner's alone.
-            unsafe { wr.prepare(self.as_raw()) }
+            unsafe { wr.prepare(self.as_raw(), shared) }
         };
         let marked = match marked {
             Ok(marked) => marked,
             Err(error) => return Err(PostError { owner, error }),
         };
         let cqe = owner.into_cqe();
+        let alone = !shared && const { S::RAW != Direct::RAW };
         // SAFETY: The region is kept by the owner, which is the queue's until `done`.
-        let raw = unsafe { marked.request(cqe) };
+        let raw = unsafe { marked.request(cqe, alone) };
         // SAFETY: As above. The MR's own callback hands the completion on to `cqe`.
         let ret = unsafe { send_raw(self.as_raw(), &raw) };
         // SAFETY: It was the only request, and its owner's callback.
@@ -161,5 +166,96 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
             // SAFETY: The owner is back, and the region that it keeps has not moved.
             unsafe { marked.undo() };
         })
+    }
+
+    /// Posts a fast registration as [`Qp::post_reg`], for an owner that has its QP: see
+    /// [`Qp::repost_send`].
+    ///
+    /// # Errors
+    ///
+    /// As [`Qp::post_reg`].
+    #[inline]
+    pub fn repost_reg<P, const ID: u64>(
+        owner: P,
+        wc: &Wc,
+        qp: impl for<'a> FnOnce(&'a P::Target) -> &'a Arc<Self>,
+        wr: impl for<'a> FnOnce(&'a P::Target) -> RegWr<'a>,
+    ) -> Result<Remote, PostError<P>>
+    where
+        P: CqePointer<ID>,
+        P::Target: CqeHandler<ID, Pointer = P> + Sized,
+        S: Provides<<P::Target as CqeHandler<ID>>::Needs>,
+    {
+        let qp = qp(&owner);
+        if const { S::RAW == Direct::RAW } {
+            return qp.clone().post_reg(owner, wr);
+        }
+        if qp.is_polled_at(wc) {
+            let qp = Arc::as_ptr(qp);
+            // SAFETY: As in `repost_send`.
+            return unsafe { &*qp }.post_reg(owner, wr);
+        }
+        Self::post_reg_counted(qp.clone(), owner, wr)
+    }
+
+    /// As [`Qp::post_reg`], by a reference that the caller has. Not inlined, as in `repost_send`.
+    #[inline(never)]
+    fn post_reg_counted<P, const ID: u64>(
+        this: Arc<Self>,
+        owner: P,
+        wr: impl for<'a> FnOnce(&'a P::Target) -> RegWr<'a>,
+    ) -> Result<Remote, PostError<P>>
+    where
+        P: CqePointer<ID>,
+        P::Target: CqeHandler<ID, Pointer = P> + Sized,
+        S: Provides<<P::Target as CqeHandler<ID>>::Needs>,
+    {
+        this.post_reg(owner, wr)
+    }
+
+    /// Posts a local invalidation as [`Qp::post_inv`], for an owner that has its QP: see
+    /// [`Qp::repost_send`].
+    ///
+    /// # Errors
+    ///
+    /// As [`Qp::post_inv`].
+    #[inline]
+    pub fn repost_inv<P, const ID: u64>(
+        owner: P,
+        wc: &Wc,
+        qp: impl for<'a> FnOnce(&'a P::Target) -> &'a Arc<Self>,
+        wr: impl for<'a> FnOnce(&'a P::Target) -> InvWr<'a>,
+    ) -> Result<(), PostError<P>>
+    where
+        P: CqePointer<ID>,
+        P::Target: CqeHandler<ID, Pointer = P> + Sized,
+        S: Provides<<P::Target as CqeHandler<ID>>::Needs>,
+    {
+        let qp = qp(&owner);
+        if const { S::RAW == Direct::RAW } {
+            return qp.clone().post_inv(owner, wr);
+        }
+        if qp.is_polled_at(wc) {
+            let qp = Arc::as_ptr(qp);
+            // SAFETY: As in `repost_send`.
+            return unsafe { &*qp }.post_inv(owner, wr);
+        }
+        Self::post_inv_counted(qp.clone(), owner, wr)?;
+        Ok(())
+    }
+
+    /// As [`Qp::post_inv`], by a reference that the caller has. Not inlined, as in `repost_send`.
+    #[inline(never)]
+    fn post_inv_counted<P, const ID: u64>(
+        this: Arc<Self>,
+        owner: P,
+        wr: impl for<'a> FnOnce(&'a P::Target) -> InvWr<'a>,
+    ) -> Result<(), PostError<P>>
+    where
+        P: CqePointer<ID>,
+        P::Target: CqeHandler<ID, Pointer = P> + Sized,
+        S: Provides<<P::Target as CqeHandler<ID>>::Needs>,
+    {
+        this.post_inv(owner, wr)
     }
 }

@@ -11,10 +11,11 @@
 //! returns, so the mark alone does not say that. Who shares an MR with others therefore marks and
 //! posts in turn, see [`Qp::turn`](crate::qp::Qp::turn).
 
+mod ended;
+
 use crate::{
     bindings,
     context::Sleepable,
-    cqe::hand_on,
     deferred::{
         Fate,
         Teardown, //
@@ -32,8 +33,15 @@ use crate::{
 };
 use core::{
     cell::UnsafeCell,
-    mem::ManuallyDrop,
+    mem::{
+        offset_of,
+        ManuallyDrop, //
+    },
     ptr::NonNull, //
+};
+use ended::{
+    invalidated,
+    invalidated_alone, //
 };
 use kernel::{
     prelude::*,
@@ -47,19 +55,25 @@ use kernel::{
 /// consumer's part of a key has eight bits.
 const TRUSTED: u64 = 255 * GENERATION;
 
+/// Where an MR's other callback is.
+const ALONE: usize = offset_of!(Fmr, alone);
+
 /// An MR and what it needs at its end.
 ///
 /// # Invariants
 ///
 /// - `raw` is an MR of `pd`.
+/// - There is a mutable reference to `word` only while nobody else can reach the MR.
 /// - Who has claimed `word` has the fields of `own` for himself until he changes it again; while an
 ///   invalidation is posted, its completion has them.
 #[repr(C)]
 pub(crate) struct Fmr {
     /// What a local invalidation completes to. The first field, to get back from it.
     cqe: bindings::ib_cqe,
+    /// What it completes to if nobody else can reach the MR, and the RDMA core polls.
+    alone: bindings::ib_cqe,
     own: UnsafeCell<Own>,
-    word: Word,
+    word: UnsafeCell<Word>,
     /// The key of the last registration.
     rkey: Atomic<u32>,
     /// How many pages it can map.
@@ -107,13 +121,16 @@ impl Fmr {
             cqe: bindings::ib_cqe {
                 done: Some(invalidated),
             },
+            alone: bindings::ib_cqe {
+                done: Some(invalidated_alone),
+            },
             own: UnsafeCell::new(Own {
                 user: core::ptr::null_mut(),
                 qp: core::ptr::null(),
                 recv_cq: core::ptr::null(),
                 trusted: TRUSTED,
             }),
-            word: Word::new(),
+            word: UnsafeCell::new(Word::new()),
             rkey: Atomic::new(0),
             pages,
             raw,
@@ -123,28 +140,33 @@ impl Fmr {
         }
     }
 
+    #[inline]
+    fn word(&self) -> &Word {
+        // SAFETY: By the type invariant, as the caller can reach the MR.
+        unsafe { &*self.word.get() }
+    }
+
     pub(super) fn is_idle(&self) -> bool {
-        self.word.is_idle()
+        self.word().is_idle()
     }
 
     /// Returns the key, if one was given that may still be valid.
     pub(super) fn rkey(&self) -> Option<u32> {
-        self.word.has_key().then(|| self.rkey.load(Relaxed))
+        self.word().has_key().then(|| self.rkey.load(Relaxed))
     }
 
-    /// Claims the MR and gives it a new key, for a request that is to be posted to `qp`.
+    /// Gives the MR a new key, for a request that is to be posted to `qp`.
     ///
     /// # Safety
     ///
-    /// `qp` is valid.
+    /// `qp` is valid. The caller has claimed the MR.
     #[inline]
-    unsafe fn renew(&self, qp: *const bindings::ib_qp) -> Result<(u32, u64)> {
-        let generation = self.word.begin().ok_or(EBUSY)?;
+    unsafe fn renew(&self, qp: *const bindings::ib_qp) -> u32 {
         // SAFETY: By the caller's promise.
         let recv_cq = unsafe { (*qp).recv_cq };
         // SAFETY: The claim makes this the only user of `own` and of the MR's keys. The low byte of
         // a key is the consumer's (`ib_inc_rkey`, `ib_update_fast_reg_key`).
-        let rkey = unsafe {
+        unsafe {
             let own = &mut *self.own.get();
             if own.recv_cq != recv_cq {
                 // Nothing is known of what is left in this CQ, unless it is the MR's first.
@@ -155,13 +177,11 @@ impl Fmr {
             }
             own.qp = qp;
             let mr = self.raw.as_ptr();
-            let next = |key: u32| (key & 0xffff_ff00) | (key.wrapping_add(1) & 0xff);
-            (*mr).lkey = next((*mr).lkey);
-            (*mr).rkey = next((*mr).rkey);
+            let own = (*mr).rkey.wrapping_add(1) & 0xff;
+            (*mr).lkey = (*mr).lkey & 0xffff_ff00 | own;
+            (*mr).rkey = (*mr).rkey & 0xffff_ff00 | own;
             (*mr).rkey
-        };
-        self.rkey.store(rkey, Relaxed);
-        Ok((rkey, generation))
+        }
     }
 
     /// Gives the MR a new key, for a request that is to be posted to `qp`.
@@ -171,9 +191,11 @@ impl Fmr {
     /// `qp` is valid. [`Fmr::register`] is called before the request is posted. If that is not
     /// posted, [`Fmr::undo`] is called.
     pub(super) unsafe fn prepare(&self, qp: *const bindings::ib_qp) -> Result<(u32, Registering)> {
-        // SAFETY: By the caller's promise.
-        let (rkey, generation) = unsafe { self.renew(qp) }?;
-        self.word.prepared(generation);
+        let generation = self.word().begin().ok_or(EBUSY)?;
+        // SAFETY: By the caller's promise, and just claimed.
+        let rkey = unsafe { self.renew(qp) };
+        self.rkey.store(rkey, Relaxed);
+        self.word().prepared(generation);
         Ok((rkey, Registering(generation)))
     }
 
@@ -183,14 +205,18 @@ impl Fmr {
     ///
     /// `qp` is valid. Nobody else can reach the MR until the request was posted. If it is not
     /// posted, [`Fmr::undo`] is called.
+    #[inline]
     pub(super) unsafe fn prepare_alone(
         &self,
         qp: *const bindings::ib_qp,
     ) -> Result<(u32, Registering)> {
-        // SAFETY: By the caller's promise.
-        let (rkey, generation) = unsafe { self.renew(qp) }?;
-        self.word.registered(generation);
-        Ok((rkey, Registering(generation)))
+        // SAFETY: By the caller's promise nobody else uses the word, the key, or anything else.
+        unsafe {
+            let generation = (*self.word.get()).register_alone().ok_or(EBUSY)?;
+            let rkey = self.renew(qp);
+            *self.rkey.as_ptr() = rkey;
+            Ok((rkey, Registering(generation)))
+        }
     }
 
     /// Marks the MR registered, whose request is about to be posted.
@@ -200,12 +226,12 @@ impl Fmr {
     /// `registering` is from the last [`Fmr::prepare`] or [`Fmr::prepare_alone`], which was not
     /// undone. The caller has the turn of the QP until the post has returned.
     pub(super) unsafe fn register(&self, registering: &Registering) {
-        self.word.registered(registering.0);
+        self.word().registered(registering.0);
     }
 
     /// Takes the mark of a registration back that was not posted.
     pub(super) fn undo(&self, registering: Registering) {
-        self.word.not_posted(registering.0);
+        self.word().not_posted(registering.0);
     }
 
     /// Marks the MR as being invalidated by a request that is to be posted to `qp`, which must be
@@ -215,46 +241,86 @@ impl Fmr {
     ///
     /// The caller has the turn of `qp`, or nobody else can reach the MR.
     pub(super) unsafe fn invalidate(&self, qp: *const bindings::ib_qp) -> Result {
-        if !self.word.invalidating() {
+        if !self.word().invalidating() {
             return Err(EBUSY);
         }
+        // SAFETY: Just claimed.
+        unsafe { self.is_of(qp) }
+    }
+
+    /// As [`Fmr::invalidate`].
+    ///
+    /// # Safety
+    ///
+    /// Nobody else can reach the MR until the request was posted.
+    #[inline]
+    pub(super) unsafe fn invalidate_alone(&self, qp: *const bindings::ib_qp) -> Result {
+        // SAFETY: By the caller's promise.
+        if !unsafe { (*self.word.get()).invalidate_alone() } {
+            return Err(EBUSY);
+        }
+        // SAFETY: Just claimed.
+        unsafe { self.is_of(qp) }
+    }
+
+    /// Fails unless the registration was posted to `qp`; then the MR is registered as before.
+    ///
+    /// # Safety
+    ///
+    /// The caller has claimed the MR for an invalidation.
+    #[inline]
+    unsafe fn is_of(&self, qp: *const bindings::ib_qp) -> Result {
         // SAFETY: The claim makes this the only user.
         if unsafe { (*self.own.get()).qp } != qp {
             // The turn is not that of the QP that registered it, but nothing is posted.
-            self.word.still_registered();
+            self.word().still_registered();
             return Err(EINVAL);
         }
         Ok(())
     }
 
     /// Returns the request of an invalidation that was marked, whose owner's callback is `user`.
+    /// `alone` says that nobody else can reach the MR until the owner is back, and that the RDMA
+    /// core polls where the request completes.
     ///
     /// # Safety
     ///
     /// [`Fmr::invalidate`] has just succeeded. If the request is not posted, [`Fmr::valid_still`] is
     /// called.
-    pub(super) unsafe fn invalidation(&self, user: *mut bindings::ib_cqe) -> bindings::ib_send_wr {
+    #[inline]
+    pub(super) unsafe fn invalidation(
+        &self,
+        user: *mut bindings::ib_cqe,
+        alone: bool,
+    ) -> bindings::ib_send_wr {
         // SAFETY: By the caller's promise this is the only user.
         unsafe { (*self.own.get()).user = user };
+        let this = core::ptr::from_ref(self).cast_mut();
+        // What is written through the callback's address is in cells.
+        let (cqe, rkey) = if alone {
+            // SAFETY: A field of this, and there is no other user.
+            unsafe { (this.byte_add(ALONE).cast(), *self.rkey.as_ptr()) }
+        } else {
+            (this.cast(), self.rkey.load(Relaxed))
+        };
         bindings::ib_send_wr {
             next: core::ptr::null_mut(),
             __bindgen_anon_1: bindings::ib_send_wr__bindgen_ty_1 {
-                // The first field of this; what is written through it is in cells.
-                wr_cqe: ManuallyDrop::new(core::ptr::from_ref(self).cast_mut().cast()),
+                wr_cqe: ManuallyDrop::new(cqe),
             },
             sg_list: core::ptr::null_mut(),
             num_sge: 0,
             opcode: bindings::ib_wr_opcode_IB_WR_LOCAL_INV,
             send_flags: bindings::ib_send_flags_IB_SEND_SIGNALED as c_int,
             ex: bindings::ib_send_wr__bindgen_ty_2 {
-                invalidate_rkey: ManuallyDrop::new(self.rkey.load(Relaxed)),
+                invalidate_rkey: ManuallyDrop::new(rkey),
             },
         }
     }
 
     /// The invalidation has failed, or was not posted.
     pub(super) fn valid_still(&self) {
-        self.word.still_registered();
+        self.word().still_registered();
     }
 
     /// Takes the completion of a receive for the end of the registration, if it proves that.
@@ -268,7 +334,7 @@ impl Fmr {
             Some(key) if wc.is_polled_by(cq) => key,
             _ => return false,
         };
-        let Some(generation) = self.word.look() else {
+        let Some(generation) = self.word().look() else {
             return false;
         };
         // SAFETY: The claim makes this the only user.
@@ -281,31 +347,10 @@ impl Fmr {
         }
         // A key is valid on one device, which the CQ belongs to, as the QP does that the
         // registration was posted to. The device says that it was valid, and is not any more.
-        self.word.looked(generation, proved);
+        self.word().looked(generation, proved);
         proved
     }
 }
 
 /// A registration that is not posted yet: its generation.
 pub(super) struct Registering(u64);
-
-/// The `done` callback of every local invalidation. It belongs to the MR, so that nothing but its
-/// own completion makes an MR idle, and the owner's callback finds that done.
-///
-/// # Safety
-///
-/// Called by the RDMA core for a request from [`Fmr::invalidation`].
-unsafe extern "C" fn invalidated(cq: *mut bindings::ib_cq, wc: *mut bindings::ib_wc) {
-    // SAFETY: `wc` is valid during this call. The request was posted with the address of an MR's
-    // first field; the request's owner keeps the MR until its callback has it back.
-    unsafe {
-        let mr = &*(*(*wc).__bindgen_anon_1.wr_cqe).cast_const().cast::<Fmr>();
-        let user = (*mr.own.get()).user;
-        if (*wc).status == bindings::ib_wc_status_IB_WC_SUCCESS {
-            mr.word.invalidated();
-        } else {
-            mr.valid_still();
-        }
-        hand_on(user, cq, wc);
-    }
-}

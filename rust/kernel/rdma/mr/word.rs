@@ -121,6 +121,39 @@ impl Word {
         self.claim(REGISTERED, INVALIDATING).is_some()
     }
 
+    /// Registers an idle MR and returns its generation, as [`Word::begin`] and [`Word::registered`]
+    /// do, where nobody else can reach it.
+    #[inline]
+    pub(crate) fn register_alone(&mut self) -> Option<u64> {
+        let word = *self.0.get_mut();
+        if word & STATE != IDLE {
+            return None;
+        }
+        let generation = word.wrapping_add(GENERATION);
+        // INVARIANT: As required.
+        *self.0.get_mut() = generation | REGISTERED;
+        Some(generation)
+    }
+
+    /// As [`Word::invalidating`], where nobody else can reach the MR.
+    #[inline]
+    pub(crate) fn invalidate_alone(&mut self) -> bool {
+        let word = *self.0.get_mut();
+        if word & STATE != REGISTERED {
+            return false;
+        }
+        *self.0.get_mut() = word & !STATE | INVALIDATING;
+        true
+    }
+
+    /// As [`Word::invalidated`], where nobody else can reach the MR.
+    #[inline]
+    pub(crate) fn invalidated_alone(&mut self) {
+        let word = *self.0.get_mut();
+        // INVARIANT: As there.
+        *self.0.get_mut() = word & !STATE | IDLE;
+    }
+
     /// Claims a registered MR to look at it, and returns the generation. [`Word::looked`] follows.
     pub(crate) fn look(&self) -> Option<u64> {
         self.claim(REGISTERED, BUSY)

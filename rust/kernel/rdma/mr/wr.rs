@@ -232,11 +232,23 @@ impl<'a> InvWr<'a> {
     ///
     /// # Safety
     ///
-    /// The caller has the turn of `qp`, unless [`InvWr::is_shared`] is false for the owner.
+    /// `shared` is what [`InvWr::is_shared`] says of the owner. If so, the caller has the turn of
+    /// `qp`.
     #[inline]
-    pub(crate) unsafe fn prepare(self, qp: *const bindings::ib_qp) -> Result<Invalidating> {
-        // SAFETY: By the caller's promise.
-        unsafe { self.mr.invalidate(qp) }?;
+    pub(crate) unsafe fn prepare(
+        self,
+        qp: *const bindings::ib_qp,
+        shared: bool,
+    ) -> Result<Invalidating> {
+        // SAFETY: By the caller's promise. A region that is not shared is a part of an owner that
+        // nobody else has.
+        unsafe {
+            if shared {
+                self.mr.invalidate(qp)
+            } else {
+                self.mr.invalidate_alone(qp)
+            }
+        }?;
         Ok(Invalidating(NonNull::from(self.mr)))
     }
 }
@@ -245,15 +257,20 @@ impl<'a> InvWr<'a> {
 pub(crate) struct Invalidating(NonNull<Fmr>);
 
 impl Invalidating {
-    /// Makes the C request, which gives its completion to `user`.
+    /// Makes the C request, which gives its completion to `user`. `alone` says that the region is
+    /// not shared, and that the RDMA core polls where the request completes.
     ///
     /// # Safety
     ///
-    /// The region lives until that completion.
+    /// The region lives until that completion, and what `alone` says is true.
     #[inline]
-    pub(crate) unsafe fn request(&self, user: *mut bindings::ib_cqe) -> bindings::ib_send_wr {
+    pub(crate) unsafe fn request(
+        &self,
+        user: *mut bindings::ib_cqe,
+        alone: bool,
+    ) -> bindings::ib_send_wr {
         // SAFETY: By the caller's promise, and the type says that the region is marked.
-        unsafe { self.0.as_ref().invalidation(user) }
+        unsafe { self.0.as_ref().invalidation(user, alone) }
     }
 
     /// Takes the mark back.

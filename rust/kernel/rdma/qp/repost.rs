@@ -58,6 +58,13 @@ impl Poller {
 }
 
 impl<S: PollContext, R: PollContext> Qp<S, R> {
+    /// Says whether sends complete where `wc` is being dispatched, by one who does not come to
+    /// another completion before who has borrowed it has returned.
+    #[inline]
+    pub(crate) fn is_polled_at(&self, wc: &Wc) -> bool {
+        self.pollers.0.is_at(wc)
+    }
+
     /// Posts a request to the send queue as [`Qp::post_send`], for an owner that has its QP: `qp`
     /// finds it there.
     ///
