@@ -52,10 +52,23 @@ struct Fmr<C: PollContext + Provides<Atomic>> {
 }
 
 impl<C: PollContext + Provides<Atomic>> Fmr<C> {
-    #[inline]
+    /// Registers it for the first time.
     fn register(self: Pin<KBox<Self>>) {
         let qp = self.qp.clone();
         let posted = qp.post_reg::<_, REG>(self, |fmr| RegWr::remote_write(&fmr.region));
+        if let Err(e) = posted {
+            e.owner.run.fail(e.error);
+        }
+    }
+
+    #[inline]
+    fn register_again(self: Pin<KBox<Self>>, wc: &Wc) {
+        let posted = Qp::repost_reg::<_, REG>(
+            self,
+            wc,
+            |fmr| &fmr.qp,
+            |fmr| RegWr::remote_write(&fmr.region),
+        );
         if let Err(e) = posted {
             e.owner.run.fail(e.error);
         }
@@ -66,8 +79,8 @@ impl<C: PollContext + Provides<Atomic>> Fmr<C> {
         if let Err(e) = wc.result() {
             return self.run.fail(e);
         }
-        let qp = self.qp.clone();
-        let posted = qp.post_inv::<_, INV>(self, |fmr| InvWr::new(&fmr.region));
+        let posted =
+            Qp::repost_inv::<_, INV>(self, wc, |fmr| &fmr.qp, |fmr| InvWr::new(&fmr.region));
         if let Err(e) = posted {
             e.owner.run.fail(e.error);
         }
@@ -80,10 +93,16 @@ impl<C: PollContext + Provides<Atomic>> Fmr<C> {
         }
         self.left = self.left.wrapping_sub(1);
         if self.run.goes_on(self.left) {
-            self.register();
+            self.register_again(wc);
         } else {
-            self.run.clone().through(self);
+            self.end();
         }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn end(self: Pin<KBox<Self>>) {
+        self.run.clone().through(self);
     }
 }
 
