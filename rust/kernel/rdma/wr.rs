@@ -275,7 +275,7 @@ impl<'a> AtomicWr<'a> {
     pub(crate) unsafe fn write(
         self,
         to: *mut bindings::ib_atomic_wr,
-        sge: *mut bindings::ib_sge,
+        sge: *mut [bindings::ib_sge; 1],
         pd: *const bindings::ib_pd,
     ) -> Result {
         let old = self.old.0;
@@ -284,8 +284,8 @@ impl<'a> AtomicWr<'a> {
         }
         // SAFETY: By the caller's promise.
         unsafe {
-            sge.write(old.to_raw());
-            fill(&raw mut (*to).wr, self.opcode, self.flags, 0, sge, 1);
+            sge.write([old.to_raw()]);
+            fill(&raw mut (*to).wr, self.opcode, self.flags, 0, sge.cast(), 1);
             (*to).remote_addr = self.remote.addr;
             (*to).compare_add = self.compare_add;
             (*to).swap = self.swap;

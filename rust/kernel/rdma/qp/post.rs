@@ -29,7 +29,7 @@ use kernel::prelude::*;
 
 /// Refuses a request with entries of another PD.
 #[cold]
-pub(crate) fn foreign<P>(owner: P) -> PostError<P> {
+fn foreign<P>(owner: P) -> PostError<P> {
     PostError {
         owner,
         error: EINVAL,
@@ -89,6 +89,40 @@ unsafe fn recv_raw(qp: *mut bindings::ib_qp, wr: *const bindings::ib_recv_wr) ->
 }
 
 impl<S: PollContext, R: PollContext> Qp<S, R> {
+    /// Posts to the send queue what `write` writes, which is given the owner and room for the
+    /// request and its entries.
+    ///
+    /// # Safety
+    ///
+    /// `W` begins with a `struct ib_send_wr`. Unless it fails, `write` writes a valid request, all
+    /// but its callback and its successor, whose memory is kept by the owner.
+    #[inline]
+    pub(crate) unsafe fn post_written<P, W, const ID: u64, const N: usize>(
+        &self,
+        owner: P,
+        write: impl FnOnce(&P::Target, *mut W, *mut [bindings::ib_sge; N]) -> Result,
+    ) -> Result<(), PostError<P>>
+    where
+        P: CqePointer<ID>,
+    {
+        let (cqe, ret) = {
+            let mut raw = MaybeUninit::<W>::uninit();
+            let mut sges = MaybeUninit::uninit();
+            if let Err(error) = write(&owner, raw.as_mut_ptr(), sges.as_mut_ptr()) {
+                return Err(PostError { owner, error });
+            }
+            let (wr, cqe) = (raw.as_mut_ptr().cast(), owner.into_cqe());
+            // SAFETY: The request was just written. The owner is the queue's until `done`.
+            let ret = unsafe {
+                end(wr, cqe);
+                send_raw(self.as_raw(), wr)
+            };
+            (cqe, ret)
+        };
+        // SAFETY: It was the only request, and its owner's callback.
+        unsafe { posted(ret, cqe) }
+    }
+
     /// Posts a request to the send queue (`ib_post_send`), moving its owner in.
     ///
     /// `wr` describes the request from what the owner has. After success the owner may already be
@@ -127,25 +161,12 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
         P::Target: CqeHandler<ID, Pointer = P> + Sized,
         S: Provides<<P::Target as CqeHandler<ID>>::Needs>,
     {
-        let (cqe, ret) = {
-            let mut raw = MaybeUninit::<bindings::ib_rdma_wr>::uninit();
-            let mut sges = MaybeUninit::uninit();
-            let (raw, sges) = (raw.as_mut_ptr(), sges.as_mut_ptr());
-            // SAFETY: There is room for the request and its entries.
-            if let Err(error) = wr(&owner).and_then(|wr| unsafe { wr.write(raw, sges, self.pd) }) {
-                return Err(PostError { owner, error });
-            }
-            let cqe = owner.into_cqe();
-            // SAFETY: The request was just written. Its entries are memory that the owner keeps, and
-            // the owner is the queue's until `done`.
-            let ret = unsafe {
-                end(&raw mut (*raw).wr, cqe);
-                send_raw(self.as_raw(), &raw const (*raw).wr)
-            };
-            (cqe, ret)
-        };
-        // SAFETY: It was the only request, and its owner's callback.
-        unsafe { posted(ret, cqe) }
+        // SAFETY: An RDMA request begins as required; its entries are memory that the owner keeps.
+        unsafe {
+            self.post_written(owner, |owner, raw: *mut bindings::ib_rdma_wr, sges| {
+                wr(owner)?.write(raw, sges, self.pd)
+            })
+        }
     }
 
     /// Posts an atomic operation (`ib_post_send`), moving its owner in.
@@ -167,24 +188,12 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
         P::Target: CqeHandler<ID, Pointer = P> + Sized,
         S: Provides<<P::Target as CqeHandler<ID>>::Needs>,
     {
-        let (cqe, ret) = {
-            let mut raw = MaybeUninit::<bindings::ib_atomic_wr>::uninit();
-            let mut sge = MaybeUninit::uninit();
-            let (raw, sge) = (raw.as_mut_ptr(), sge.as_mut_ptr());
-            // SAFETY: There is room for the request and its entry.
-            if let Err(error) = wr(&owner).and_then(|wr| unsafe { wr.write(raw, sge, self.pd) }) {
-                return Err(PostError { owner, error });
-            }
-            let cqe = owner.into_cqe();
-            // SAFETY: As in `post_send`.
-            let ret = unsafe {
-                end(&raw mut (*raw).wr, cqe);
-                send_raw(self.as_raw(), &raw const (*raw).wr)
-            };
-            (cqe, ret)
-        };
-        // SAFETY: It was the only request, and its owner's callback.
-        unsafe { posted(ret, cqe) }
+        // SAFETY: An atomic request begins as required; its entry is memory that the owner keeps.
+        unsafe {
+            self.post_written(owner, |owner, raw: *mut bindings::ib_atomic_wr, sges| {
+                wr(owner)?.write(raw, sges, self.pd)
+            })
+        }
     }
 
     /// Posts a request to the receive queue (`ib_post_recv`), moving its owner in.

@@ -14,18 +14,13 @@ use crate::{
         CqeHandler,
         CqePointer, //
     },
-    qp::post::{
-        foreign,
-        posted,
-        send_raw, //
-    },
     wr::{
+        fill,
         PostError,
         RecvWr,
         Sge, //
     }, //
 };
-use core::mem::ManuallyDrop;
 use kernel::prelude::*;
 
 /// A datagram to be sent, with `N` scatter/gather entries, as `struct ib_ud_wr`.
@@ -73,6 +68,46 @@ impl<'a, const N: usize> UdWr<'a, N> {
         self.flags |= bindings::ib_send_flags_IB_SEND_SOLICITED;
         self
     }
+
+    /// Writes the C request and its entries, all but the callback and the successor, for a QP of
+    /// this PD.
+    ///
+    /// # Safety
+    ///
+    /// `to` and `sges` are valid for writes.
+    #[inline]
+    unsafe fn write(
+        self,
+        to: *mut bindings::ib_ud_wr,
+        sges: *mut [bindings::ib_sge; N],
+        pd: *const bindings::ib_pd,
+    ) -> Result {
+        if !self.ah.is_of(pd) || self.sges.iter().any(|sge| sge.pd != pd) {
+            return Err(EINVAL);
+        }
+        let n = const { N as c_int };
+        // SAFETY: By the caller's promise.
+        unsafe {
+            sges.write(self.sges.map(Sge::to_raw));
+            fill(
+                &raw mut (*to).wr,
+                self.opcode,
+                self.flags,
+                self.imm_data,
+                sges.cast(),
+                n,
+            );
+            (*to).ah = self.ah.as_raw();
+            (*to).header = core::ptr::null_mut();
+            (*to).hlen = 0;
+            (*to).mss = 0;
+            (*to).remote_qpn = self.qpn;
+            (*to).remote_qkey = self.qkey;
+            (*to).pkey_index = 0;
+            (*to).port_num = 0;
+        }
+        Ok(())
+    }
 }
 
 impl<S: PollContext, R: PollContext> UdQp<S, R> {
@@ -96,46 +131,14 @@ impl<S: PollContext, R: PollContext> UdQp<S, R> {
         P::Target: CqeHandler<ID, Pointer = P> + Sized,
         S: Provides<<P::Target as CqeHandler<ID>>::Needs>,
     {
-        let pd = self.qp.pd;
-        let wr = match wr(&owner) {
-            Ok(wr) if wr.ah.is_of(pd) && wr.sges.iter().all(|sge| sge.pd == pd) => wr,
-            Ok(_) => return Err(foreign(owner)),
-            Err(error) => return Err(PostError { owner, error }),
-        };
-        let (cqe, ret) = {
-            let mut sges = wr.sges.map(Sge::to_raw);
-            let (ah, remote_qpn, remote_qkey) = (wr.ah.as_raw(), wr.qpn, wr.qkey);
-            let (opcode, flags, imm_data) = (wr.opcode, wr.flags, wr.imm_data);
-            let cqe = owner.into_cqe();
-            let raw = bindings::ib_ud_wr {
-                wr: bindings::ib_send_wr {
-                    next: core::ptr::null_mut(),
-                    __bindgen_anon_1: bindings::ib_send_wr__bindgen_ty_1 {
-                        wr_cqe: ManuallyDrop::new(cqe),
-                    },
-                    sg_list: sges.as_mut_ptr(),
-                    num_sge: const { N as c_int },
-                    opcode,
-                    send_flags: flags as c_int,
-                    ex: bindings::ib_send_wr__bindgen_ty_2 {
-                        imm_data: ManuallyDrop::new(imm_data),
-                    },
-                },
-                ah,
-                header: core::ptr::null_mut(),
-                hlen: 0,
-                mss: 0,
-                remote_qpn,
-                remote_qkey,
-                pkey_index: 0,
-                port_num: 0,
-            };
-            // SAFETY: The entries are memory that the owner keeps, as is the address handle, and the
-            // owner is the queue's until `done`.
-            (cqe, unsafe { send_raw(self.qp.as_raw(), &raw.wr) })
-        };
-        // SAFETY: It was the only request, and its owner's callback.
-        unsafe { posted(ret, cqe) }
+        // SAFETY: A datagram begins as required; its entries are memory that the owner keeps, as is
+        // the address handle.
+        unsafe {
+            self.qp
+                .post_written(owner, |owner, raw: *mut bindings::ib_ud_wr, sges| {
+                    wr(owner)?.write(raw, sges, self.qp.pd)
+                })
+        }
     }
 
     /// Posts a receive (`ib_post_recv`), moving its owner in. There has to be room for [`HEADER`]
