@@ -95,7 +95,8 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
     /// # Safety
     ///
     /// `W` begins with a `struct ib_send_wr`. Unless it fails, `write` writes a valid request, all
-    /// but its callback and its successor, whose memory is kept by the owner.
+    /// but its callback and its successor, whose memory is kept by the owner. The owner's handler
+    /// may run where sends of this QP complete.
     #[inline]
     pub(crate) unsafe fn post_written<P, W, const ID: u64, const N: usize>(
         &self,
@@ -161,7 +162,8 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
         P::Target: CqeHandler<ID, Pointer = P> + Sized,
         S: Provides<<P::Target as CqeHandler<ID>>::Needs>,
     {
-        // SAFETY: An RDMA request begins as required; its entries are memory that the owner keeps.
+        // SAFETY: An RDMA request begins as required, there is room for it, its entries are memory
+        // that the owner keeps, and `S` provides what the handler needs.
         unsafe {
             self.post_written(owner, |owner, raw: *mut bindings::ib_rdma_wr, sges| {
                 wr(owner)?.write(raw, sges, self.pd)
@@ -188,7 +190,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
         P::Target: CqeHandler<ID, Pointer = P> + Sized,
         S: Provides<<P::Target as CqeHandler<ID>>::Needs>,
     {
-        // SAFETY: An atomic request begins as required; its entry is memory that the owner keeps.
+        // SAFETY: As in `post_send`; an atomic request begins as required, too.
         unsafe {
             self.post_written(owner, |owner, raw: *mut bindings::ib_atomic_wr, sges| {
                 wr(owner)?.write(raw, sges, self.pd)

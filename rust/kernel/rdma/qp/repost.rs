@@ -26,6 +26,7 @@ use crate::{
         SendWr, //
     }, //
 };
+use core::ops::Deref;
 use kernel::{
     prelude::*,
     sync::Arc, //
@@ -63,6 +64,43 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
     #[inline]
     pub(crate) fn is_polled_at(&self, wc: &Wc) -> bool {
         self.pollers.0.is_at(wc)
+    }
+
+    /// Has `post` post an owner to the QP that it has, by a counted reference unless `at_poller`
+    /// says that none is needed.
+    ///
+    /// # Safety
+    ///
+    /// `post` posts the owner or gives it back. Where `at_poller` is true, the request completes to
+    /// a CQ of which the caller handles a completion, and whose poller comes to no other one before
+    /// the caller has returned.
+    #[inline]
+    unsafe fn repost<P: Deref>(
+        owner: P,
+        qp: impl for<'a> FnOnce(&'a P::Target) -> &'a Arc<Self>,
+        at_poller: impl FnOnce(&Self) -> bool,
+        post: impl FnOnce(&Self, P) -> Result<(), PostError<P>>,
+    ) -> Result<(), PostError<P>> {
+        let qp = qp(&owner);
+        if at_poller(qp) {
+            let qp = Arc::as_ptr(qp);
+            // SAFETY: By the caller's promise the owner, and what it lends, is there until the
+            // caller has returned.
+            return post(unsafe { &*qp }, owner);
+        }
+        Self::post_counted(qp.clone(), owner, post)?;
+        Ok(())
+    }
+
+    /// Has `post` post an owner, by a reference that the caller has. Not inlined, so that the
+    /// registers that this needs are not saved in vain.
+    #[inline(never)]
+    fn post_counted<P>(
+        this: Arc<Self>,
+        owner: P,
+        post: impl FnOnce(&Self, P) -> Result<(), PostError<P>>,
+    ) -> Result<(), PostError<P>> {
+        post(&this, owner)
     }
 
     /// Posts a request to the send queue as [`Qp::post_send`], for an owner that has its QP: `qp`
@@ -118,36 +156,15 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
         P::Target: CqeHandler<ID, Pointer = P> + Sized,
         S: Provides<<P::Target as CqeHandler<ID>>::Needs>,
     {
-        let qp = qp(&owner);
         if const { S::RAW == Direct::RAW } {
-            return qp.clone().post_send(owner, wr);
+            return qp(&owner).clone().post_send(owner, wr);
         }
-        if qp.pollers.0.is_at(wc) {
-            let qp = Arc::as_ptr(qp);
-            // SAFETY: What is refused does not drop its owner. What is posted completes to the CQ
-            // that is dispatching `wc`, by one who does not come to another completion before the
-            // caller, which borrows `wc`, has returned. So the owner is there until then, and what
-            // it lends, too.
-            return unsafe { &*qp }.post_send(owner, wr);
+        // SAFETY: The owner is posted, and what is refused does not drop it. The caller is a handler
+        // that borrows `wc`, and the request completes to the CQ that is dispatching it.
+        unsafe {
+            let at = |qp: &Self| qp.is_polled_at(wc);
+            Self::repost(owner, qp, at, |qp, owner| qp.post_send(owner, wr))
         }
-        Self::post_send_counted(qp.clone(), owner, wr)?;
-        Ok(())
-    }
-
-    /// As [`Qp::post_send`], by a reference that the caller has. Not inlined, so that the registers
-    /// that this needs are not saved in vain.
-    #[inline(never)]
-    fn post_send_counted<P, const ID: u64, const N: usize>(
-        this: Arc<Self>,
-        owner: P,
-        wr: impl for<'a> FnOnce(&'a P::Target) -> Result<SendWr<'a, N>>,
-    ) -> Result<(), PostError<P>>
-    where
-        P: CqePointer<ID>,
-        P::Target: CqeHandler<ID, Pointer = P> + Sized,
-        S: Provides<<P::Target as CqeHandler<ID>>::Needs>,
-    {
-        this.post_send(owner, wr)
     }
 
     /// Posts a request to the receive queue as [`Qp::post_recv`], for an owner that has its QP: see
@@ -168,32 +185,13 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
         P::Target: CqeHandler<ID, Pointer = P> + Sized,
         R: Provides<<P::Target as CqeHandler<ID>>::Needs>,
     {
-        let qp = qp(&owner);
         if const { R::RAW == Direct::RAW } {
-            return qp.clone().post_recv(owner, wr);
+            return qp(&owner).clone().post_recv(owner, wr);
         }
-        if qp.pollers.1.is_at(wc) {
-            let qp = Arc::as_ptr(qp);
-            // SAFETY: As in `repost_send`.
-            return unsafe { &*qp }.post_recv(owner, wr);
+        // SAFETY: As in `repost_send`.
+        unsafe {
+            let at = |qp: &Self| qp.pollers.1.is_at(wc);
+            Self::repost(owner, qp, at, |qp, owner| qp.post_recv(owner, wr))
         }
-        Self::post_recv_counted(qp.clone(), owner, wr)?;
-        Ok(())
-    }
-
-    /// As [`Qp::post_recv`], by a reference that the caller has. Not inlined, so that the registers
-    /// that this needs are not saved in vain.
-    #[inline(never)]
-    fn post_recv_counted<P, const ID: u64, const N: usize>(
-        this: Arc<Self>,
-        owner: P,
-        wr: impl for<'a> FnOnce(&'a P::Target) -> Result<RecvWr<'a, N>>,
-    ) -> Result<(), PostError<P>>
-    where
-        P: CqePointer<ID>,
-        P::Target: CqeHandler<ID, Pointer = P> + Sized,
-        R: Provides<<P::Target as CqeHandler<ID>>::Needs>,
-    {
-        this.post_recv(owner, wr)
     }
 }

@@ -131,8 +131,8 @@ impl<S: PollContext, R: PollContext> UdQp<S, R> {
         P::Target: CqeHandler<ID, Pointer = P> + Sized,
         S: Provides<<P::Target as CqeHandler<ID>>::Needs>,
     {
-        // SAFETY: A datagram begins as required; its entries are memory that the owner keeps, as is
-        // the address handle.
+        // SAFETY: A datagram begins as required, there is room for it, its entries are memory that
+        // the owner keeps, as is the address handle, and `S` provides what the handler needs.
         unsafe {
             self.qp
                 .post_written(owner, |owner, raw: *mut bindings::ib_ud_wr, sges| {
