@@ -60,10 +60,7 @@ use crate::{
         Sleepable, //
     },
     cq::Cq,
-    deferred::{
-        Deferred,
-        Fate, //
-    },
+    deferred::Deferred,
     drain::{
         Markers,
         PATIENCE_MS, //
@@ -222,12 +219,6 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
     /// `EDEADLK` in a handler of the QP's CQs: the QP is then destroyed by a work item. `EIO` if
     /// the QP could not be drained or destroyed: it is leaked, and was reported.
     pub fn destroy(self, cx: &Sleepable) -> Result {
-        if self.inner.is_polled_by_current() {
-            return Err(EDEADLK);
-        }
-        match self.inner.destroy(cx) {
-            Fate::Gone => Ok(()),
-            Fate::Leak => Err(EIO),
-        }
+        Inner::destroy(self.inner, cx)
     }
 }

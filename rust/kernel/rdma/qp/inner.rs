@@ -170,9 +170,17 @@ impl Inner {
         matches!(self.owner, Owner::Id(_))
     }
 
-    /// Says whether the current task is in a handler of one of the CQs.
-    pub(crate) fn is_polled_by_current(&self) -> bool {
-        self.send.cq().is_polled_by_current() || self.recv.cq().is_polled_by_current()
+    /// Destroys a QP and waits for that. Not generic and not inlined, so that the code is here and
+    /// not in each ULP.
+    #[inline(never)]
+    pub(super) fn destroy(this: Deferred<Self>, cx: &Sleepable) -> Result {
+        if this.send.cq().is_polled_by_current() || this.recv.cq().is_polled_by_current() {
+            return Err(EDEADLK);
+        }
+        match this.destroy(cx) {
+            Fate::Gone => Ok(()),
+            Fate::Leak => Err(EIO),
+        }
     }
 }
 
