@@ -107,6 +107,7 @@ impl<C: Mode> End<C> {
 }
 
 /// Ends both ends of a run, whatever has come of it.
+#[inline(never)]
 pub(crate) fn finish<C, P, T>(
     run: &Run<P>,
     ends: impl IntoIterator<Item = End<C>>,

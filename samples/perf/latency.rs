@@ -275,6 +275,7 @@ fn phase<C: Mode>(
     })
 }
 
+#[inline(never)]
 fn ping<C: Mode>(
     args: &Args<'_>,
     ends: &mut [End<C>; 2],

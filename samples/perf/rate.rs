@@ -324,6 +324,7 @@ pub(crate) fn run<C: Mode>(client: &ClientRef, args: &Args<'_>, cx: &Sleepable) 
     Ok(finish(&run, ends, result, cx)?.into())
 }
 
+#[inline(never)]
 fn stream<C: Mode>(
     args: &Args<'_>,
     ends: &mut [End<C>],

@@ -53,6 +53,7 @@ struct Fmr<C: PollContext + Provides<Atomic>> {
 
 impl<C: PollContext + Provides<Atomic>> Fmr<C> {
     /// Registers it for the first time.
+    #[inline(never)]
     fn register(self: Pin<KBox<Self>>) {
         let qp = self.qp.clone();
         let posted = qp.post_reg::<_, REG>(self, |fmr| RegWr::remote_write(&fmr.region));
@@ -136,6 +137,7 @@ impl<C: PollContext + Provides<Atomic>> Owner for Fmr<C> {
     }
 }
 
+#[inline(never)]
 fn phase<C: Mode>(
     end: &End<C>,
     args: &Args<'_>,
@@ -168,6 +170,7 @@ fn phase<C: Mode>(
     })
 }
 
+#[inline(never)]
 fn register<C: Mode>(
     args: &Args<'_>,
     ends: &[End<C>; 2],
