@@ -86,4 +86,4 @@ if FLAVOUR == "stock":
         case(f"perf: {t}: what is wrong is refused", t)(perf.refusals)
         case(f"perf: {t}: rdma link delete during a run", t)(perf.removal)
 else:
-    case("perf: rdma_perf_rs: each load", "rdma_perf_rs", ("batch", "softirq"), 1 << 16)(perf.every_load)
+    case("perf: rdma_perf_rs: each load", "rdma_perf_rs", ("softirq",), 1 << 16)(perf.every_load)
