@@ -8,6 +8,7 @@
 #include <linux/netdevice.h>
 #include <linux/nsproxy.h>
 #include <linux/preempt.h>
+#include <linux/sched/task_stack.h>
 #include <linux/workqueue.h>
 #include <rdma/ib_cache.h>
 
@@ -102,8 +103,11 @@ void rdma_helper_device_name(struct ib_device *dev, char *name, size_t size)
 }
 EXPORT_SYMBOL_GPL(rdma_helper_device_name);
 
-bool rdma_helper_cq_is_polled_by_current(struct ib_cq *cq)
+/* @holder: if the core does not poll the CQ, an address on the stack of who does, or 0. */
+bool rdma_helper_cq_is_polled_by_current(struct ib_cq *cq, unsigned long holder)
 {
+	if (cq->poll_ctx == IB_POLL_DIRECT)
+		return object_is_on_stack((void *)holder);
 	return (cq->poll_ctx == IB_POLL_WORKQUEUE || cq->poll_ctx == IB_POLL_UNBOUND_WORKQUEUE) &&
 	       current_work() == &cq->work;
 }

@@ -27,6 +27,7 @@ mod lease;
 mod poll;
 mod pool;
 mod room;
+mod seat;
 mod set;
 mod wait;
 mod watch;
@@ -36,7 +37,10 @@ pub use batch::{
     Completion,
     Completions, //
 };
-pub(crate) use inner::Inner;
+pub(crate) use inner::{
+    Inner,
+    Seated, //
+};
 pub(crate) use lease::{
     lease,
     Lease, //
@@ -58,7 +62,10 @@ use alloc::{
     alloc,
     Request, //
 };
-use core::marker::PhantomData;
+use core::{
+    marker::PhantomData,
+    sync::atomic, //
+};
 use kernel::{
     error::to_result,
     prelude::*,

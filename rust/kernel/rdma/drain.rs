@@ -196,8 +196,11 @@ pub(crate) unsafe fn drain(
             unsafe { post_marker(qp, &mut wr.wr, bindings::ib_wr_opcode_IB_WR_SEND, cqe) }
         })?,
         (None, _) if is_ud => {}
-        // SAFETY: The driver's own drain takes any connected QP, in process context.
-        (None, Some(drain_sq)) => unsafe { drain_sq(qp) },
+        (None, Some(drain_sq)) => {
+            let _seat = wait.sit(send_cq)?;
+            // SAFETY: The driver's own drain takes any connected QP, in process context.
+            unsafe { drain_sq(qp) }
+        }
         (None, None) => wait.post::<SEND>(|cqe| {
             let mut wr = bindings::ib_rdma_wr::default();
             // SAFETY: The QP is valid, and the request has no memory.
@@ -206,8 +209,11 @@ pub(crate) unsafe fn drain(
     }
     match ops.drain_rq {
         _ if on_srq => {}
-        // SAFETY: As above.
-        Some(drain_rq) => unsafe { drain_rq(qp) },
+        Some(drain_rq) => {
+            let _seat = wait.sit(recv_cq)?;
+            // SAFETY: As above.
+            unsafe { drain_rq(qp) }
+        }
         None => wait.post::<RECV>(|cqe| {
             let mut wr = bindings::ib_recv_wr::default();
             wr.__bindgen_anon_1.wr_cqe = ManuallyDrop::new(cqe);

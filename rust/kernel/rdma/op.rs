@@ -251,7 +251,7 @@ pub trait OpHandler<C, D: Direction>: Sized + 'static {
 
     /// An operation is over.
     ///
-    /// Handlers of one completion queue may run at the same time.
+    /// At the same time as which others: see [`CqeHandler::done`].
     fn done(done: Done<C, D, Self>, cx: &Self::Needs);
 }
 

@@ -5,6 +5,7 @@
 use super::{
     pool,
     room::Room,
+    seat::Seat,
     watch::Watch, //
 };
 use crate::{
@@ -20,9 +21,14 @@ use crate::{
         Teardown, //
     },
     device::Device,
-    gate::Hold, //
+    gate::Hold,
+    wc::Wc, //
 };
-use core::ptr::NonNull;
+use core::{
+    cell::UnsafeCell,
+    mem::MaybeUninit,
+    ptr::NonNull, //
+};
 use kernel::{
     prelude::*,
     sync::Arc, //
@@ -38,31 +44,69 @@ pub(crate) struct Inner {
     pub(crate) dev: Device,
     pub(super) entries: u32,
     pub(super) room: Room,
+    seat: Seat,
+    /// Of a CQ that the RDMA core does not poll, for who has the seat.
+    wcs: Option<KBox<UnsafeCell<Wcs>>>,
     state: Deferred<State>,
 }
 
 // SAFETY: `struct ib_cq` may be used from any thread.
 unsafe impl Send for Inner {}
-// SAFETY: As above.
+// SAFETY: As above; only who has the seat uses `wcs`.
 unsafe impl Sync for Inner {}
 
 impl Inner {
     pub(super) fn new(dev: &Device, entries: u32, state: Deferred<State>) -> Result<Arc<Self>> {
-        let inner = Self {
+        let mut inner = Self {
             raw: state.raw,
             dev: dev.clone(),
             entries,
             room: Room::new(entries.try_into()?),
+            seat: Seat::new(),
+            wcs: None,
             state,
         };
+        if inner.is_caller_polled() {
+            let wcs = [const { MaybeUninit::uninit() }; ROW];
+            inner.wcs = Some(KBox::new(UnsafeCell::new(wcs), GFP_KERNEL)?);
+        }
         Ok(Arc::new(inner, GFP_KERNEL)?)
     }
 
     /// Says whether the current task is in a handler of this CQ, where waiting for the CQ would
     /// never end.
     pub(crate) fn is_polled_by_current(&self) -> bool {
+        let holder = self.seat.holder();
         // SAFETY: The CQ is there while `self` lives; the helper only compares.
-        unsafe { bindings::rdma_helper_cq_is_polled_by_current(self.raw.as_ptr()) }
+        unsafe { bindings::rdma_helper_cq_is_polled_by_current(self.raw.as_ptr(), holder) }
+    }
+
+    /// Takes the seat of a CQ that the RDMA core does not poll, for as long as what is returned
+    /// lives; `None` if somebody else has it.
+    #[inline]
+    pub(crate) fn sit(&self) -> Option<Seated<'_>> {
+        let here = MaybeUninit::<u8>::uninit();
+        let wcs = self.wcs.as_ref()?.get();
+        self.seat.take((&raw const here).addr()).then(|| {
+            let seat = &self.seat;
+            // INVARIANT: Just taken.
+            Seated { seat, wcs }
+        })
+    }
+
+    /// Says whether somebody has the seat.
+    pub(super) fn is_taken(&self) -> bool {
+        self.seat.holder() != 0
+    }
+
+    /// Returns where the completions are that its poller dispatches; null if there may be others.
+    pub(crate) fn polled_into(&self) -> *const Wc {
+        match &self.wcs {
+            Some(wcs) => wcs.get().cast_const().cast(),
+            None if self.is_shared() => core::ptr::null(),
+            // SAFETY: The CQ is there while `self` lives, and its array does not change.
+            None => unsafe { (*self.raw.as_ptr()).wc }.cast_const().cast(),
+        }
     }
 
     /// Says whether the CQ has lost completions.
@@ -90,6 +134,38 @@ impl Inner {
         }
     }
 }
+
+/// The right to poll a CQ that the RDMA core does not poll: see [`Seat`].
+///
+/// # Invariants
+///
+/// Who has this has the seat, and with it the room at `wcs`, which is valid for `'a`.
+pub(crate) struct Seated<'a> {
+    seat: &'a Seat,
+    wcs: *mut Wcs,
+}
+
+impl Seated<'_> {
+    /// Returns the room for what is polled.
+    #[inline]
+    pub(super) fn room(&mut self) -> &mut Wcs {
+        // SAFETY: By the type invariant.
+        unsafe { &mut *self.wcs }
+    }
+}
+
+impl Drop for Seated<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        self.seat.leave();
+    }
+}
+
+/// Room for the completions that are polled at once.
+type Wcs = [MaybeUninit<bindings::ib_wc>; ROW];
+
+/// How many completions are polled at once (`IB_POLL_BATCH`).
+pub(super) const ROW: usize = 16;
 
 /// How a CQ was made, and so how it ends.
 pub(super) enum Origin {

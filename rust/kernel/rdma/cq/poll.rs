@@ -8,6 +8,7 @@ use super::{
         Completion,
         Polled, //
     },
+    inner::ROW,
     Cq, //
 };
 use crate::{
@@ -23,9 +24,6 @@ use crate::{
 use core::mem::MaybeUninit;
 use kernel::prelude::*;
 
-/// How many completions `process` and the like poll at once, as `IB_POLL_BATCH`.
-const ROW: usize = 16;
-
 impl<C: CallerPolled> Cq<C> {
     /// Runs the handlers of at most `budget` completions and returns their number
     /// (`ib_process_cq_direct`).
@@ -34,12 +32,14 @@ impl<C: CallerPolled> Cq<C> {
     /// into the ULP: so the RDMA core's trace points (`cq_process`, `cq_poll`) do not see it, as
     /// they see no `ib_poll_cq`. Errors of the driver count as no completion.
     ///
-    /// May be called in any context, also from several threads at once; handlers then run at the
-    /// same time.
+    /// May be called in any context, from any thread. One at a time polls: while another thread
+    /// does, or a handler of this CQ runs, there is nothing to be had, and this returns 0. So
+    /// handlers of the CQ run one after the other, in the order of the completions. Do not spin for
+    /// a completion where that may keep the other from its CPU, as in an interrupt.
     #[inline]
     pub fn process(&self, budget: u32) -> u32 {
         // A completion that is dropped goes to its handler.
-        self.rows(budget, |completion: Completion<'_>| drop(completion))
+        self.process_by(budget, |completion| drop(completion))
             .unwrap_or(0)
     }
 
@@ -47,8 +47,7 @@ impl<C: CallerPolled> Cq<C> {
     /// are of owners of type `T`, posted by their callback `ID`: that handler is called directly,
     /// so it can be inlined, any other through its callback.
     ///
-    /// May be called in any context, also from several threads at once; handlers then run at the
-    /// same time.
+    /// May be called as [`Cq::process`].
     ///
     /// # Errors
     ///
@@ -85,7 +84,7 @@ impl<C: CallerPolled> Cq<C> {
     /// to `done` instead of to their handler, any other as [`Cq::process`] does. So the caller gets
     /// at what is his own, without a lock or a count that it would be shared by.
     ///
-    /// May be called in any context, also from several threads at once.
+    /// May be called as [`Cq::process`].
     ///
     /// # Errors
     ///
@@ -118,20 +117,59 @@ impl<C: CallerPolled> Cq<C> {
     where
         T: CqeHandler<ID>,
     {
-        if budget == 0 {
-            return Err(EINVAL);
-        }
-        self.rows(budget, |completion| match completion.take::<T, ID>() {
+        self.process_by(budget, |completion| match completion.take::<T, ID>() {
             Ok((owner, wc)) => done(owner, wc),
             Err(other) => drop(other),
         })
     }
 
-    /// Gives at most `budget` completions to `each`, polled a row at a time, and returns their
-    /// number.
+    /// Gives each of at most `budget` completions to `each`, one after the other, and returns their
+    /// number. What `each` does not take goes to its handler, as in [`Cq::process`].
+    ///
+    /// This is `ib_poll_cq` into an array, with a loop over that, for who looks for owners of
+    /// several types. In contrast to what is in a [`Batch`], what is dispatched here comes in
+    /// order, and what is posted again needs no reference to its QP
+    /// ([`Qp::repost_send`](crate::qp::Qp::repost_send)).
+    ///
+    /// May be called as [`Cq::process`].
+    ///
+    /// # Errors
+    ///
+    /// As [`Cq::process_with`].
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use rdma::{context::*, cq::Cq, cqe::*, wc::Wc};
+    /// # #[derive(HasCqe)]
+    /// # struct Request { cqe: Cqe<Self> }
+    /// # impl CqeHandler for Request {
+    /// #     type Pointer = Pin<KBox<Self>>;
+    /// #     type Needs = Atomic;
+    /// #     fn done(_: Self::Pointer, _: &Wc, _: &Atomic) {}
+    /// # }
+    /// # use Request as Reply;
+    /// fn progress(cq: &Cq<Direct>) -> Result<u32> {
+    ///     cq.process_by(64, |completion| match completion.take::<Request, 0>() {
+    ///         Ok((request, _wc)) => drop(request),
+    ///         Err(other) => {
+    ///             if let Ok((reply, _wc)) = other.take::<Reply, 0>() {
+    ///                 drop(reply);
+    ///             } // To its handler, if it is neither.
+    ///         }
+    ///     })
+    /// }
+    /// ```
     #[inline]
-    fn rows(&self, budget: u32, mut each: impl FnMut(Completion<'_>)) -> Result<u32> {
-        let mut room = [const { MaybeUninit::<bindings::ib_wc>::uninit() }; ROW];
+    pub fn process_by(&self, budget: u32, mut each: impl FnMut(Completion<'_>)) -> Result<u32> {
+        if budget == 0 {
+            return Err(EINVAL);
+        }
+        let Some(mut seat) = self.inner.sit() else {
+            return Ok(0);
+        };
+        let room = seat.room();
+        let cq = self.inner.raw.as_ptr();
         let mut left = budget;
         while left > 0 {
             let row = ROW.min(left as usize);
@@ -141,7 +179,7 @@ impl<C: CallerPolled> Cq<C> {
                 Err(e) => return Err(e),
             };
             // SAFETY: The CQ has just given these.
-            for completion in unsafe { Polled::new(self.inner.raw.as_ptr(), &room[..n]) } {
+            for completion in unsafe { Polled::new(cq, &room[..n]) } {
                 each(completion);
             }
             left = left.saturating_sub(n as u32);
@@ -155,8 +193,9 @@ impl<C: CallerPolled> Cq<C> {
     /// Polls at most `N` completions into the caller's batch (`ib_poll_cq`), calls no handler, and
     /// returns their number. What the batch still had is dispatched first.
     ///
-    /// May be called in any context, also from several threads at once; each completion is in one
-    /// batch.
+    /// May be called in any context, from any thread; each completion is in one batch. While another
+    /// thread polls, or [`Cq::process`] runs a handler, there is nothing to be had. What is in
+    /// batches is not waited for: its handlers may run at the same time as others, and late.
     ///
     /// # Errors
     ///
@@ -164,7 +203,10 @@ impl<C: CallerPolled> Cq<C> {
     #[inline]
     pub fn poll<const N: usize>(&self, batch: &mut Batch<N>) -> Result<usize> {
         batch.dispatch();
-        let n = self.poll_raw(batch.room())?;
+        let n = match self.inner.sit() {
+            Some(_seat) => self.poll_raw(batch.room())?,
+            None => 0,
+        };
         // SAFETY: The batch is empty, and the CQ has given `n` entries.
         unsafe { batch.fill(self.inner.raw.as_ptr(), n) };
         Ok(batch.len())
@@ -189,7 +231,7 @@ impl<C: CallerPolled> Cq<C> {
         Ok(batch.next())
     }
 
-    /// Polls completions into `room`, and returns their number.
+    /// Polls completions into `room`, and returns their number. The caller has the seat.
     #[inline]
     fn poll_raw(&self, room: &mut [MaybeUninit<bindings::ib_wc>]) -> Result<usize> {
         let cq = self.inner.raw.as_ptr();

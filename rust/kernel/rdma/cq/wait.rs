@@ -3,6 +3,7 @@
 //! Waiting for completions.
 
 use super::{
+    watch::Watch,
     Batch,
     Completion,
     Cq, //
@@ -17,7 +18,10 @@ use crate::{
 use kernel::{
     prelude::*,
     sync::CondVarTimeoutResult,
-    time::msecs_to_jiffies, //
+    time::{
+        msecs_to_jiffies,
+        Jiffies, //
+    }, //
 };
 
 /// How a wait has ended that did not fail.
@@ -34,7 +38,8 @@ impl Cq<Waited> {
     /// `timeout_ms` milliseconds; with 0 it only looks and never sleeps.
     ///
     /// Completions that were there before count, so this may be called at any time, by any number
-    /// of threads; all of them are woken.
+    /// of threads; all of them are woken. While a thread polls, or runs handlers, others wait for
+    /// that: see [`Cq::process`].
     ///
     /// # Errors
     ///
@@ -112,6 +117,23 @@ impl Cq<Waited> {
         Ok(batch.next())
     }
 
+    /// Waits until no other thread polls, as there is nothing to be had until then. Returns what is
+    /// left of the time, or `None` if that was not long enough.
+    fn wait_for_seat(&self, watch: &Watch, mut left: Jiffies) -> Result<Option<Jiffies>> {
+        let mut events = watch.events.lock();
+        while self.inner.is_taken() && !events.gone {
+            if left == 0 {
+                return Ok(None);
+            }
+            // Nobody tells, so this looks again and again.
+            match watch.changed.wait_interruptible_timeout(&mut events, 1) {
+                CondVarTimeoutResult::Signal { .. } => return Err(ERESTARTSYS),
+                _ => left = left.saturating_sub(1),
+            }
+        }
+        Ok(Some(left))
+    }
+
     fn wait_armed(
         &self,
         flag: bindings::ib_cq_notify_flags,
@@ -119,6 +141,9 @@ impl Cq<Waited> {
         _cx: &Sleepable,
     ) -> Result<Wait> {
         let watch = self.inner.watch().ok_or(EINVAL)?;
+        let Some(mut left) = self.wait_for_seat(watch, msecs_to_jiffies(timeout_ms))? else {
+            return Ok(Wait::TimedOut);
+        };
         // Before arming: an event that another thread has armed for counts too.
         let seen = watch.events.lock().completions;
         let flags = flag | bindings::ib_cq_notify_flags_IB_CQ_REPORT_MISSED_EVENTS;
@@ -133,7 +158,6 @@ impl Cq<Waited> {
             return Ok(Wait::Ready);
         }
         // Every completion from here on, and those that were not there to be missed, is an event.
-        let mut left = msecs_to_jiffies(timeout_ms);
         let mut events = watch.events.lock();
         loop {
             if events.completions != seen {

@@ -5,7 +5,10 @@
 use super::marker::Markers;
 use crate::{
     bindings,
-    cq, //
+    cq::{
+        self,
+        Seated, //
+    }, //
 };
 use kernel::{
     error::to_result,
@@ -131,6 +134,22 @@ impl<'a> Wait<'a> {
         Ok(())
     }
 
+    /// Takes the seat of a CQ that its users poll, for a driver's own drain, which polls such a CQ,
+    /// too.
+    pub(super) fn sit<'cq>(&self, cq: &'cq cq::Inner) -> Result<Option<Seated<'cq>>> {
+        if !cq.is_caller_polled() {
+            return Ok(None);
+        }
+        let mut pauses = Pauses::new();
+        loop {
+            if let Some(seat) = cq.sit() {
+                return Ok(Some(seat));
+            }
+            self.check()?;
+            pauses.pause();
+        }
+    }
+
     /// Processes what has completed on CQs that nobody else polls, and says whether there are such.
     fn poll(&self) -> bool {
         let same = core::ptr::eq(self.send_cq, self.recv_cq);
@@ -145,8 +164,12 @@ fn poll(cq: &cq::Inner) -> bool {
     if !cq.is_caller_polled() {
         return false;
     }
+    let Some(_seat) = cq.sit() else {
+        // Who has the seat polls.
+        return true;
+    };
     for _ in 0..ROWS {
-        // SAFETY: The CQ is there while `cq` lives, and its users poll it.
+        // SAFETY: The CQ is there while `cq` lives, its users poll it, and it is our turn.
         if unsafe { bindings::ib_process_cq_direct(cq.raw.as_ptr(), BUDGET) } < BUDGET {
             break;
         }
