@@ -187,9 +187,6 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
         S: Provides<<P::Target as CqeHandler<ID>>::Needs>,
     {
         let qp = qp(&owner);
-        if const { S::RAW == Direct::RAW } {
-            return qp.clone().post_reg(owner, wr);
-        }
         if qp.is_polled_at(wc) {
             let qp = Arc::as_ptr(qp);
             // SAFETY: As in `repost_send`.
@@ -232,9 +229,6 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
         S: Provides<<P::Target as CqeHandler<ID>>::Needs>,
     {
         let qp = qp(&owner);
-        if const { S::RAW == Direct::RAW } {
-            return qp.clone().post_inv(owner, wr);
-        }
         if qp.is_polled_at(wc) {
             let qp = Arc::as_ptr(qp);
             // SAFETY: As in `repost_send`.

@@ -10,7 +10,6 @@
 use super::Qp;
 use crate::{
     context::{
-        Direct,
         PollContext,
         Provides, //
     },
@@ -32,23 +31,19 @@ use kernel::{
     sync::Arc, //
 };
 
-/// Where the only one who polls a CQ has the completions that it is dispatching.
+/// Where a CQ's poller has the completions that it is dispatching.
 ///
 /// # Invariants
 ///
-/// Completions of the CQ are dispatched from there only, one after the other; or null.
+/// While a completion is dispatched from there, none is polled from the CQ; or null.
 #[derive(Clone, Copy)]
 pub(super) struct Poller(*const Wc);
 
 impl Poller {
     pub(super) fn of(cq: &cq::Inner) -> Self {
-        if cq.is_caller_polled() || cq.is_shared() {
-            // INVARIANT: Null. Several threads may poll it, or C's drain of an SRQ.
-            return Self(core::ptr::null());
-        }
-        // INVARIANT: The RDMA core polls its own CQs by one softirq or work item.
-        // SAFETY: The CQ is there while `cq` lives, and its array does not change.
-        Self(unsafe { (*cq.raw.as_ptr()).wc }.cast_const().cast())
+        // INVARIANT: The RDMA core polls its own CQs by one softirq or work item, and others are
+        // polled by who has the seat. Of a shared one, which C's drain of an SRQ may poll, it is null.
+        Self(cq.polled_into())
     }
 
     /// Says whether it is dispatching this completion.
@@ -106,9 +101,9 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
     /// Posts a request to the send queue as [`Qp::post_send`], for an owner that has its QP: `qp`
     /// finds it there.
     ///
-    /// In a handler of `wc`, on a CQ that the RDMA core polls, is not shared, and is where the QP's
-    /// sends complete, the QP's references are not counted. Elsewhere this does what cloning the
-    /// reference does.
+    /// In a handler of `wc`, on a CQ that is not shared and is where the QP's sends complete, the
+    /// QP's references are not counted. Elsewhere, and for what comes out of a
+    /// [`Batch`](crate::cq::Batch), this does what cloning the reference does.
     ///
     /// Any context.
     ///
@@ -156,9 +151,6 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
         P::Target: CqeHandler<ID, Pointer = P> + Sized,
         S: Provides<<P::Target as CqeHandler<ID>>::Needs>,
     {
-        if const { S::RAW == Direct::RAW } {
-            return qp(&owner).clone().post_send(owner, wr);
-        }
         // SAFETY: The owner is posted, and what is refused does not drop it. The caller is a handler
         // that borrows `wc`, and the request completes to the CQ that is dispatching it.
         unsafe {
@@ -185,9 +177,6 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
         P::Target: CqeHandler<ID, Pointer = P> + Sized,
         R: Provides<<P::Target as CqeHandler<ID>>::Needs>,
     {
-        if const { R::RAW == Direct::RAW } {
-            return qp(&owner).clone().post_recv(owner, wr);
-        }
         // SAFETY: As in `repost_send`.
         unsafe {
             let at = |qp: &Self| qp.pollers.1.is_at(wc);
