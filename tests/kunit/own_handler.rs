@@ -55,6 +55,11 @@ fn error(result: Result) -> Option<Error> {
     result.err()
 }
 
+/// Drains in a handler whose caller may sleep.
+fn drains<C: PollContext>(qp: &Qp<C>) -> Option<Error> {
+    error(Sleepable::current().and_then(|cx| qp.drain(&cx)))
+}
+
 #[kunit_tests(rdma_own_handler)]
 mod tests {
     use super::*;
@@ -69,6 +74,20 @@ mod tests {
     #[test]
     fn drain_is_refused_unbound_workqueue() -> Result {
         let said = in_own_handler::<UnboundWorkqueue, Sleepable, _>(|qp, cx| error(qp.drain(cx)))?;
+        check_eq!(said, Some(EDEADLK));
+        Ok(())
+    }
+
+    #[test]
+    fn drain_is_refused_direct() -> Result {
+        let said = in_own_handler::<Direct, Atomic, _>(|qp, _| drains(&qp))?;
+        check_eq!(said, Some(EDEADLK));
+        Ok(())
+    }
+
+    #[test]
+    fn drain_is_refused_waited() -> Result {
+        let said = in_own_handler::<Waited, Atomic, _>(|qp, _| drains(&qp))?;
         check_eq!(said, Some(EDEADLK));
         Ok(())
     }

@@ -25,6 +25,7 @@ mod context;
 mod cq;
 mod cq_poll;
 mod cq_pool;
+mod cq_seat;
 mod cq_wait;
 mod cqe;
 mod device;

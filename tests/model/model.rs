@@ -24,6 +24,8 @@ mod holders;
 mod kept;
 #[path = "../../rust/kernel/rdma/cq/room.rs"]
 mod room;
+#[path = "../../rust/kernel/rdma/cq/seat.rs"]
+mod seat;
 #[path = "../../rust/kernel/rdma/mr/word.rs"]
 mod word;
 
@@ -37,5 +39,7 @@ mod lease;
 mod lending;
 #[cfg(test)]
 mod region;
+#[cfg(test)]
+mod seating;
 #[cfg(test)]
 mod slots;
