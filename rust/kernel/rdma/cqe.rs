@@ -115,6 +115,9 @@ pub unsafe trait HasCqe<const ID: u64 = 0>: Sized {
 /// A pointer that can own a posted request: `Pin<KBox<T>>` for exclusive owners,
 /// [`Lent<T>`](crate::lend::Lent) for those that are used again, `Arc<T>` for shared ones.
 ///
+/// Exclusive owners are `Unpin`: what has to be pinned, as a lock, a work item or a file in debugfs,
+/// may be known to others. It goes into an `Arc`, or into a box of its own.
+///
 /// # Safety
 ///
 /// The address that `into_cqe` returns is that of the [`Cqe`] in a `T` that stays there, unmodified
@@ -124,7 +127,7 @@ pub unsafe trait HasCqe<const ID: u64 = 0>: Sized {
 #[diagnostic::on_unimplemented(
     message = "a `{Self}` cannot own a request",
     label = "not an owner",
-    note = "a request is owned by a `Pin<KBox<T>>` or a `Lent<T>` with a `T: Send`, or an `Arc<T>` with a `T: Send + Sync`, where `T` has a `CqeHandler`"
+    note = "a request is owned by a `Pin<KBox<T>>` or a `Lent<T>` with a `T: Send + Unpin`, or an `Arc<T>` with a `T: Send + Sync`, where `T` has a `CqeHandler`"
 )]
 pub unsafe trait CqePointer<const ID: u64>: Deref + Sized + Send + 'static {
     /// Whether the pointer is the only one to the `T`, and stays that while it is given up.
@@ -212,7 +215,7 @@ unsafe extern "C" fn done<T: CqeHandler<ID>, const ID: u64>(
 
 /// Returns a value that is another for each `P` and `ID`, so that no two of these functions are
 /// merged.
-fn identity<P: 'static, const ID: u64>() -> TypeId {
+pub(crate) fn identity<P: 'static, const ID: u64>() -> TypeId {
     TypeId::of::<Cqe<P, ID>>()
 }
 
@@ -271,11 +274,12 @@ pub(crate) unsafe fn hand_on(
     }
 }
 
-// SAFETY: A pinned box has its content alone and keeps it in place; the address is derived from the
+// SAFETY: A pinned box has its content alone, as nothing in that is `!Unpin` and known to others, and
+// keeps it in place; the address is derived from the
 // raw pointer that `from_cqe` makes the box from again, and the offset is that of the field.
 unsafe impl<T, const ID: u64> CqePointer<ID> for Pin<KBox<T>>
 where
-    T: CqeHandler<ID, Pointer = Self> + Send + 'static,
+    T: CqeHandler<ID, Pointer = Self> + Send + Unpin + 'static,
 {
     const EXCLUSIVE: bool = true;
 
