@@ -276,6 +276,8 @@ impl<C: Mode> Stream<'_, '_, C> {
             return Ok(Figures::default());
         }
         let polls = C::poll::<Group<C>>(args.context).zip(C::poll::<Receive<C>>(args.context));
+        // Otherwise nothing is posted there.
+        let b = self.b.filter(|_| args.load == Load::SendRate);
         self.run.begin(owners);
         let began = Instant::<Monotonic>::now();
         for (group, qp) in groups.into_iter().zip(&qps) {
@@ -284,7 +286,7 @@ impl<C: Mode> Stream<'_, '_, C> {
         let end = self.run.wait(polls.map(|(groups, receives)| {
             move || {
                 let n = groups(&self.a.cq, args.depth)?;
-                let b = match self.b {
+                let b = match b {
                     Some(b) => receives(&b.cq, 2 * args.depth)?,
                     None => 0,
                 };
