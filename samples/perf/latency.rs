@@ -15,6 +15,10 @@ use crate::{
         finish,
         End, //
     },
+    laps::{
+        Laps,
+        Times, //
+    },
     link,
     poll::{
         Mode,
@@ -29,10 +33,6 @@ use crate::{
 };
 use kernel::{
     prelude::*,
-    sync::atomic::{
-        Atomic as AtomicCell,
-        Relaxed, //
-    },
     time::{
         Instant,
         Monotonic, //
@@ -42,72 +42,12 @@ use rdma::prelude::*;
 
 /// The slots of an end.
 const SLOTS: u32 = 4;
-/// How many latencies are kept.
-const SAMPLES: usize = 1 << 16;
 
-/// The uses of a [`Slot`] as a request.
-const RECV: u64 = 0;
-const SEND: u64 = 1;
+/// The uses of a [`Slot`] as a request: what comes, by a receive or a READ; and what goes.
+const ARRIVED: u64 = 0;
+const SENT: u64 = 1;
 
 type Owned<C> = Pin<KBox<Slot<C>>>;
-
-/// What the end that measures knows. One handler at a time has it: the next message comes when this
-/// one was answered.
-struct Meter {
-    epoch: Instant<Monotonic>,
-    /// When the last message was sent, in nanoseconds from the epoch.
-    last: AtomicCell<i64>,
-    /// How many are back, and how many are to come.
-    n: AtomicCell<u32>,
-    count: AtomicCell<u32>,
-    samples: KVVec<AtomicCell<i64>>,
-}
-
-impl Meter {
-    fn new() -> Result<Arc<Self>> {
-        let mut samples = KVVec::with_capacity(SAMPLES, GFP_KERNEL)?;
-        for _ in 0..SAMPLES {
-            samples.push(AtomicCell::new(0), GFP_KERNEL)?;
-        }
-        let meter = Self {
-            epoch: Instant::now(),
-            last: AtomicCell::new(0),
-            n: AtomicCell::new(0),
-            count: AtomicCell::new(0),
-            samples,
-        };
-        Ok(Arc::new(meter, GFP_KERNEL)?)
-    }
-
-    fn start(&self, count: u32) {
-        self.n.store(0, Relaxed);
-        self.count.store(count, Relaxed);
-        self.last.store(self.epoch.elapsed().as_nanos(), Relaxed);
-    }
-
-    /// A message is back: says how many are still to come.
-    #[inline]
-    fn lap(&self) -> u32 {
-        let (now, n) = (self.epoch.elapsed().as_nanos(), self.n.load(Relaxed));
-        if let Some(sample) = self.samples.get(n as usize) {
-            sample.store(now - self.last.load(Relaxed), Relaxed);
-        }
-        self.last.store(now, Relaxed);
-        let n = n.wrapping_add(1);
-        self.n.store(n, Relaxed);
-        self.count.load(Relaxed).wrapping_sub(n)
-    }
-
-    /// Returns the latencies, in order.
-    fn samples(&self) -> Result<KVVec<i64>> {
-        let n = SAMPLES.min(self.n.load(Relaxed) as usize);
-        let mut samples = KVVec::with_capacity(n, GFP_KERNEL)?;
-        for sample in self.samples.iter().take(n) {
-            samples.push(sample.load(Relaxed), GFP_KERNEL)?;
-        }
-        Ok(samples)
-    }
-}
 
 /// How a message travels.
 #[derive(Clone, Copy)]
@@ -120,24 +60,31 @@ enum Op {
 /// A place for a message. It is posted as a receive, or as what sends the message on.
 #[derive(HasCqe)]
 struct Slot<C: PollContext + Provides<Atomic>> {
-    recv: Cqe<Self, RECV>,
-    send: Cqe<Self, SEND>,
+    arrived: Cqe<Self, ARRIVED>,
+    sent: Cqe<Self, SENT>,
     buf: Buf<Bidirectional>,
     op: Op,
     qp: Arc<Qp<C>>,
     run: Arc<Run<Owned<C>>>,
-    /// Of the end that measures.
-    meter: Option<Arc<Meter>>,
+    /// At the end that measures.
+    laps: Option<Laps>,
 }
 
 impl<C: PollContext + Provides<Atomic>> Slot<C> {
     #[inline]
-    fn wr(&self) -> Result<SendWr<'_>> {
-        Ok(match self.op {
-            Op::Send => SendWr::send([self.buf.whole()]),
-            Op::Write(remote) => SendWr::rdma_write([self.buf.whole()], remote).with_imm(0),
-            Op::Read(remote) => SendWr::rdma_read([self.buf.whole_mut()], remote),
-        })
+    fn send_wr(&self) -> SendWr<'_> {
+        SendWr::send([self.buf.whole()])
+    }
+
+    /// The peer learns of it.
+    #[inline]
+    fn write_wr(&self, to: Remote) -> SendWr<'_> {
+        SendWr::rdma_write([self.buf.whole()], to).with_imm(0)
+    }
+
+    #[inline]
+    fn read_wr(&self, of: Remote) -> SendWr<'_> {
+        SendWr::rdma_read([self.buf.whole_mut()], of)
     }
 
     #[inline]
@@ -145,24 +92,71 @@ impl<C: PollContext + Provides<Atomic>> Slot<C> {
         Ok(RecvWr::new([self.buf.whole_mut()]))
     }
 
+    /// Begins the first lap of a phase.
+    fn begin(self: Pin<KBox<Self>>, qp: &Qp<C>) -> Result {
+        Ok(match self.op {
+            Op::Send => qp.post_send::<_, SENT, 1>(self, |slot| Ok(slot.send_wr()))?,
+            Op::Write(to) => qp.post_send::<_, SENT, 1>(self, |slot| Ok(slot.write_wr(to)))?,
+            Op::Read(of) => qp.post_send::<_, ARRIVED, 1>(self, |slot| Ok(slot.read_wr(of)))?,
+        })
+    }
+
     /// A message is here: sends it on, unless it was the last.
     #[inline]
     fn arrived(self: Pin<KBox<Self>>, wc: &Wc) {
-        if let Some(meter) = &self.meter {
-            if !self.run.goes_on(meter.lap()) {
-                return self.run.clone().through(self);
+        if let Err(e) = wc.result() {
+            return self.failed(e.into());
+        }
+        match self.laps {
+            Some(_) => self.returned(wc),
+            None => self.again(wc),
+        }
+    }
+
+    /// A message is back. Not inlined, so that registers are not saved at the other end.
+    #[inline(never)]
+    fn returned(mut self: Pin<KBox<Self>>, wc: &Wc) {
+        let now = Instant::now();
+        if let Some(laps) = &mut self.laps {
+            let n = laps.lap(now);
+            if laps.is_milestone(n) {
+                return self.milestone(wc, n);
             }
         }
-        if let Err(e) = Qp::repost_send::<_, SEND, 1>(self, wc, |slot| &slot.qp, Self::wr) {
-            e.owner.run.fail(e.error);
+        self.again(wc);
+    }
+
+    /// Not inlined, so that registers that only this needs are not saved each time.
+    #[cold]
+    #[inline(never)]
+    fn milestone(self: Pin<KBox<Self>>, wc: &Wc, n: usize) {
+        if self.laps.as_ref().is_some_and(|laps| laps.is_end(n)) {
+            return self.run.clone().through(self);
+        }
+        self.run.tick();
+        self.again(wc);
+    }
+
+    #[inline]
+    fn again(self: Pin<KBox<Self>>, wc: &Wc) {
+        match self.op {
+            Op::Send => self.repost::<SENT>(wc, Self::send_wr),
+            Op::Write(to) => self.repost::<SENT>(wc, |slot| slot.write_wr(to)),
+            Op::Read(of) => self.repost::<ARRIVED>(wc, |slot| slot.read_wr(of)),
         }
     }
 
     #[inline]
-    fn received(self: Pin<KBox<Self>>, wc: &Wc) {
-        match wc.result() {
-            Ok(_) => self.arrived(wc),
-            Err(e) => self.run.fail(e),
+    fn repost<const ID: u64>(
+        self: Pin<KBox<Self>>,
+        wc: &Wc,
+        wr: impl for<'a> FnOnce(&'a Self) -> SendWr<'a>,
+    ) where
+        Self: CqeHandler<ID, Pointer = Owned<C>, Needs = Atomic>,
+    {
+        let posted = Qp::repost_send::<_, ID, 1>(self, wc, |slot| &slot.qp, |slot| Ok(wr(slot)));
+        if let Err(e) = posted {
+            e.owner.failed(e.error);
         }
     }
 
@@ -170,28 +164,32 @@ impl<C: PollContext + Provides<Atomic>> Slot<C> {
     #[inline]
     fn sent(self: Pin<KBox<Self>>, wc: &Wc) {
         if let Err(e) = wc.result() {
-            return self.run.fail(e);
+            return self.failed(e.into());
         }
-        if matches!(self.op, Op::Read(_)) {
-            return self.arrived(wc);
+        let posted = Qp::repost_recv::<_, ARRIVED, 1>(self, wc, |slot| &slot.qp, Self::recv_wr);
+        if let Err(e) = posted {
+            e.owner.failed(e.error);
         }
-        if let Err(e) = Qp::repost_recv::<_, RECV, 1>(self, wc, |slot| &slot.qp, Self::recv_wr) {
-            e.owner.run.fail(e.error);
-        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn failed(self: Pin<KBox<Self>>, e: Error) {
+        self.run.fail(e);
     }
 }
 
-impl<C: PollContext + Provides<Atomic>> CqeHandler<RECV> for Slot<C> {
+impl<C: PollContext + Provides<Atomic>> CqeHandler<ARRIVED> for Slot<C> {
     type Pointer = Owned<C>;
     type Needs = Atomic;
 
     #[inline]
     fn done(this: Owned<C>, wc: &Wc, _cx: &Atomic) {
-        this.received(wc);
+        this.arrived(wc);
     }
 }
 
-impl<C: PollContext + Provides<Atomic>> CqeHandler<SEND> for Slot<C> {
+impl<C: PollContext + Provides<Atomic>> CqeHandler<SENT> for Slot<C> {
     type Pointer = Owned<C>;
     type Needs = Atomic;
 
@@ -204,10 +202,10 @@ impl<C: PollContext + Provides<Atomic>> CqeHandler<SEND> for Slot<C> {
 impl<C: PollContext + Provides<Atomic>> Owner for Slot<C> {
     #[inline]
     fn claim(completion: Completion<'_>) {
-        match completion.take::<Self, RECV>() {
-            Ok((this, wc)) => this.received(wc),
+        match completion.take::<Self, ARRIVED>() {
+            Ok((this, wc)) => this.arrived(wc),
             Err(other) => {
-                if let Ok((this, wc)) = other.take::<Self, SEND>() {
+                if let Ok((this, wc)) = other.take::<Self, SENT>() {
                     this.sent(wc);
                 }
             }
@@ -215,64 +213,81 @@ impl<C: PollContext + Provides<Atomic>> Owner for Slot<C> {
     }
 }
 
-/// Posts the slots of an end as receives; keeps the first one, the ball, of the end that measures.
+/// Makes the slots of an end. The end that measures keeps the first one, the ball, and all others are
+/// posted as receives.
 fn fill<C: PollContext + Provides<Atomic>>(
     end: &End<C>,
-    size: usize,
+    args: &Args<'_>,
     op: Op,
     run: &Arc<Run<Owned<C>>>,
-    meter: Option<&Arc<Meter>>,
+    times: Option<&Arc<Times>>,
     cx: &Sleepable,
 ) -> Result {
     let qp = end.qps.first().ok_or(EINVAL)?;
-    for n in 0..SLOTS {
+    // A READ comes back to where it was posted from.
+    let slots = if matches!(op, Op::Read(_)) { 1 } else { SLOTS };
+    for n in 0..slots {
+        let laps = times.map(|times| {
+            // The ball, which is the first slot, comes back to the next one.
+            let first = n.checked_sub(1).unwrap_or(slots - 1);
+            Laps::new(times, args, first as usize, slots as usize)
+        });
         let slot = Slot {
-            recv: Cqe::new(),
-            send: Cqe::new(),
-            buf: Buf::alloc(&end.pd, size, cx)?,
+            arrived: Cqe::new(),
+            sent: Cqe::new(),
+            buf: Buf::alloc(&end.pd, args.size, cx)?,
             op,
             qp: qp.clone(),
             run: run.clone(),
-            meter: meter.cloned(),
+            laps,
         };
         let slot = KBox::pin(slot, GFP_KERNEL)?;
-        if n == 0 && meter.is_some() {
+        if n == 0 && times.is_some() {
             run.keep(slot);
         } else {
-            qp.post_recv::<_, RECV, 1>(slot, Slot::recv_wr)?;
+            qp.post_recv::<_, ARRIVED, 1>(slot, Slot::recv_wr)?;
         }
     }
     Ok(())
 }
 
-/// Sends the ball so many times there and back.
+/// Sends the ball so many times there and back. Says also when that began.
 fn phase<C: Mode>(
     a: &End<C>,
     b: &End<C>,
     run: &Run<Owned<C>>,
-    meter: &Meter,
     context: Context,
     count: u32,
-) -> Result<Figures> {
+) -> Result<(Figures, Instant<Monotonic>)> {
+    let began = Instant::<Monotonic>::now();
     if count == 0 {
-        return Ok(Figures::default());
+        return Ok((Figures::default(), began));
     }
     let ball = run.take().ok_or(EIO)?;
-    let sends = if matches!(ball.op, Op::Read(_)) { 1 } else { 2 };
+    let there_only = matches!(ball.op, Op::Read(_));
+    let sends = if there_only { 1 } else { 2 };
     let poll = C::poll::<Slot<C>>(context);
-    run.begin(1);
-    meter.start(count);
-    let began = Instant::<Monotonic>::now();
     let qp = ball.qp.clone();
-    qp.post_send::<_, SEND, 1>(ball, Slot::wr)?;
-    let end = run.wait(poll.map(|poll| move || Ok(poll(&a.cq, SLOTS)? + poll(&b.cq, SLOTS)?)))?;
-    Ok(Figures {
+    run.begin(1);
+    let began = Instant::now();
+    ball.begin(&qp)?;
+    let end = run.wait(poll.map(|poll| {
+        move || {
+            let n = poll(&a.cq, SLOTS)?;
+            if there_only {
+                return Ok(n);
+            }
+            Ok(n + poll(&b.cq, SLOTS)?)
+        }
+    }))?;
+    let figures = Figures {
         ops: count.into(),
         ns: (end - began).as_nanos(),
         posts: u64::from(count) * sends,
         completions: u64::from(count) * sends,
         ..Default::default()
-    })
+    };
+    Ok((figures, began))
 }
 
 #[inline(never)]
@@ -280,38 +295,42 @@ fn ping<C: Mode>(
     args: &Args<'_>,
     ends: &mut [End<C>; 2],
     run: &Arc<Run<Owned<C>>>,
-    meter: &Arc<Meter>,
     cx: &Sleepable,
-) -> Result<Figures> {
+) -> Result<Report> {
     let [a, b] = ends;
     link::connect(a, b, cx)?;
-    let (to_a, to_b) = match args.load {
-        Load::WriteLat => (
-            Op::Write(a.lend(args.size, cx)?),
-            Op::Write(b.lend(args.size, cx)?),
-        ),
-        Load::ReadLat => (Op::Send, Op::Read(b.lend(args.size, cx)?)),
-        _ => (Op::Send, Op::Send),
-    };
-    fill(a, args.size, to_b, run, Some(meter), cx)?;
-    fill(b, args.size, to_a, run, None, cx)?;
-    phase(a, b, run, meter, args.context, args.warmup)?;
-    phase(a, b, run, meter, args.context, args.count)
+    let times = Times::new(args.count)?;
+    if args.load == Load::ReadLat {
+        let op = Op::Read(b.lend(args.size, cx)?);
+        fill(a, args, op, run, Some(&times), cx)?;
+    } else {
+        let (to_a, to_b) = match args.load {
+            Load::WriteLat => (
+                Op::Write(a.lend(args.size, cx)?),
+                Op::Write(b.lend(args.size, cx)?),
+            ),
+            _ => (Op::Send, Op::Send),
+        };
+        fill(a, args, to_b, run, Some(&times), cx)?;
+        fill(b, args, to_a, run, None, cx)?;
+    }
+    phase(a, b, run, args.context, args.warmup)?;
+    let (figures, began) = phase(a, b, run, args.context, args.count)?;
+    Ok(Report {
+        figures,
+        samples: times.samples(began)?,
+    })
 }
 
 pub(crate) fn run<C: Mode>(client: &ClientRef, args: &Args<'_>, cx: &Sleepable) -> Result<Report> {
-    let (dev, peer) = (device(client, args.device)?, device(client, args.peer)?);
     // A slot may be both a receive and, for a moment, what was sent.
     let caps = Caps::new(SLOTS, SLOTS);
+    let (dev, peer) = (device(client, args.device)?, device(client, args.peer)?);
     let mut ends = [
         End::<C>::new(&dev, 1, &caps, args.context, cx)?,
         End::new(&peer, 1, &caps, args.context, cx)?,
     ];
-    let (run, meter) = (Run::new(1)?, Meter::new()?);
-    let result = ping(args, &mut ends, &run, &meter, cx);
-    let figures = finish(&run, ends, result, cx)?;
-    Ok(Report {
-        figures,
-        samples: meter.samples()?,
-    })
+    let run = Run::new(1)?;
+    let result = ping(args, &mut ends, &run, cx);
+    finish(&run, ends, result, cx)
 }

@@ -17,12 +17,13 @@
 //! - `args.rs` and `control.rs`: what can be asked for, and how.
 //! - `end.rs` and `link.rs`: what an end is made of, and how the QPs of two ends are connected.
 //! - `poll.rs` and `run.rs`: how completions are come by, and how a run ends.
-//! - `latency.rs`, `rate.rs`, `void.rs`, `reg.rs`, `connect.rs`: the loads.
+//! - `latency.rs` with `laps.rs`, `rate.rs`, `void.rs`, `reg.rs`, `connect.rs`: the loads.
 
 mod args;
 mod connect;
 mod control;
 mod end;
+mod laps;
 mod latency;
 mod link;
 mod poll;

@@ -167,8 +167,9 @@ impl<P: Send> Run<P> {
         true
     }
 
+    /// Says that there is progress.
     #[cold]
-    fn tick(&self) {
+    pub(crate) fn tick(&self) {
         let progress = self.progress.load(Relaxed).wrapping_add(1);
         self.progress.store(progress, Relaxed);
     }

@@ -52,6 +52,16 @@ void perf_latency_exit(struct perf_run *run)
 
 void perf_latency_result(struct perf_run *run, u64 ops, u64 posts)
 {
+	struct perf_ball *ball = run->priv;
+	u64 end, last = ball->began;
+	u32 i;
+
+	/* From when they ended to how long they took. */
+	for (i = 0; i < min(ops, PERF_SAMPLES); i++) {
+		end = run->samples[i];
+		run->samples[i] = end - last;
+		last = end;
+	}
 	run->result->ops = ops;
 	run->result->posts = posts;
 	run->result->completions = posts;
@@ -63,6 +73,6 @@ int perf_latency_begin(struct perf_run *run, u32 ops)
 
 	ball->done = 0;
 	ball->total = ops;
-	ball->last = ktime_get_ns();
+	ball->began = ktime_get_ns();
 	return perf_slot_send(run, ball->next);
 }

@@ -27,7 +27,7 @@ struct perf_ball {
 	struct perf_slot *next;		/* of A: sends the ball */
 	u32 done;
 	u32 total;
-	u64 last;		/* when the ball was sent */
+	u64 began;
 };
 
 static inline int perf_slot_recv(struct perf_slot *slot)
@@ -61,8 +61,8 @@ static inline int perf_slot_send(const struct perf_run *run, struct perf_slot *s
 }
 
 /*
- * An operation of A's has just ended: takes its time, and begins the next one
- * out of the same slot.
+ * An operation of A's has just ended: notes when, and begins the next one out of
+ * the same slot.
  */
 static inline void perf_again(struct perf_run *run, struct perf_slot *slot)
 {
@@ -71,8 +71,7 @@ static inline void perf_again(struct perf_run *run, struct perf_slot *slot)
 	int ret;
 
 	if (ball->done < PERF_SAMPLES)
-		run->samples[ball->done] = now - ball->last;
-	ball->last = now;
+		run->samples[ball->done] = now;
 	ball->done++;
 	if (unlikely(ball->done % 64 == 0))
 		WRITE_ONCE(run->progress, run->progress + 1);

@@ -1,0 +1,100 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Laps: what is noted of each message that is back.
+
+use crate::args::Args;
+use kernel::{
+    prelude::*,
+    sync::{
+        atomic::{
+            Atomic as AtomicCell,
+            Relaxed, //
+        },
+        Arc, //
+    },
+    time::{
+        Instant,
+        Monotonic, //
+    }, //
+};
+
+/// How many latencies are kept.
+const SAMPLES: usize = 1 << 16;
+
+/// When the first laps that are measured were over, in nanoseconds from the epoch.
+pub(crate) struct Times {
+    epoch: Instant<Monotonic>,
+    /// Handlers of several slots write to it.
+    ends: KVVec<AtomicCell<i64>>,
+}
+
+impl Times {
+    pub(crate) fn new(count: u32) -> Result<Arc<Self>> {
+        let count = SAMPLES.min(count as usize);
+        let mut ends = KVVec::with_capacity(count, GFP_KERNEL)?;
+        for _ in 0..count {
+            ends.push(AtomicCell::new(0), GFP_KERNEL)?;
+        }
+        let epoch = Instant::now();
+        Ok(Arc::new(Self { epoch, ends }, GFP_KERNEL)?)
+    }
+
+    /// Returns how long each lap took, the first of which has begun then.
+    pub(crate) fn samples(&self, began: Instant<Monotonic>) -> Result<KVVec<i64>> {
+        let mut samples = KVVec::with_capacity(self.ends.len(), GFP_KERNEL)?;
+        let mut last = (began - self.epoch).as_nanos();
+        for end in self.ends.iter() {
+            let end = end.load(Relaxed);
+            samples.push(end - last, GFP_KERNEL)?;
+            last = end;
+        }
+        Ok(samples)
+    }
+}
+
+/// The laps that end in a slot. Receives are used in the order in which they were posted, so slots
+/// take turns.
+pub(crate) struct Laps {
+    /// The number of the next one. The first that is measured is zero, those before are negative.
+    next: usize,
+    /// How far it is to the one after that.
+    step: usize,
+    /// How many are measured.
+    count: usize,
+    times: Arc<Times>,
+}
+
+impl Laps {
+    /// The laps of a slot, in which the first of a run ends as number `first`, and then every
+    /// `step`th.
+    pub(crate) fn new(times: &Arc<Times>, args: &Args<'_>, first: usize, step: usize) -> Self {
+        Self {
+            next: first.wrapping_sub(args.warmup as usize),
+            step,
+            count: args.count as usize,
+            times: times.clone(),
+        }
+    }
+
+    /// A lap is over: returns how many are, of those that are measured.
+    #[inline]
+    pub(crate) fn lap(&mut self, now: Instant<Monotonic>) -> usize {
+        let n = self.next;
+        self.next = n.wrapping_add(self.step);
+        if let Some(end) = self.times.ends.get(n) {
+            end.store((now - self.times.epoch).as_nanos(), Relaxed);
+        }
+        n.wrapping_add(1)
+    }
+
+    /// Says whether there is more to do after so many laps than to begin the next one.
+    #[inline]
+    pub(crate) fn is_milestone(&self, n: usize) -> bool {
+        n % 64 == 0 || n == self.count
+    }
+
+    /// Says whether a phase is over after so many laps.
+    pub(crate) fn is_end(&self, n: usize) -> bool {
+        n == 0 || n == self.count
+    }
+}
