@@ -4,6 +4,9 @@
 A figure is the median of its rounds. A ratio is Rust's by C's: below one, Rust costs less. Each round
 has one: the ratio that more rounds would show lies between low and high, nine times out of ten. Half of
 what is between them is the spread.
+
+What looks slower in Rust is measured again. Only the fresh rounds count then: the others were chosen for
+how they have come out.
 """
 
 from collections import defaultdict
@@ -33,6 +36,12 @@ def device(run):
     return run["device"] if peer == run["device"] else f"{run['device']}-{peer}"
 
 
+def key(run):
+    """What a run is a round of. Words that were not given have their defaults."""
+    words = {"signal": 1, "qps": 1, "depth": 1, "size": 0, **run, "device": device(run)}
+    return tuple(words[k] for k in KEYS)
+
+
 def interval(values):
     """Where the median of what these are drawn from lies, nine times out of ten, whatever their spread."""
     values, n, k = sorted(values), len(values), 1
@@ -48,25 +57,44 @@ def middle(values):
     return low, high
 
 
+def counting(runs):
+    """The runs without those of rows that were measured again, rows in their order."""
+    again = {key(run) for run in runs if run.get("again")}
+    place = {name: n for n, name in enumerate(dict.fromkeys(map(key, runs)))}
+    counted = [run for run in runs if run.get("again") or key(run) not in again]
+    return sorted(counted, key=lambda run: place[key(run)])
+
+
 def rows(runs):
-    rounds = defaultdict(lambda: defaultdict(dict))
-    for run in runs:
-        key = {"signal": 1, "qps": 1, "depth": 1, "size": 0, **run, "device": device(run)}
+    rounds, again = defaultdict(lambda: defaultdict(dict)), set()
+    for run in counting(runs):
+        words = dict(zip(KEYS, key(run)))
         for load, value in figures(run):
-            rounds[tuple(load if k == "load" else key[k] for k in KEYS)][run["twin"]][run["round"]] = value
-    for key, twins in rounds.items():
+            name = tuple({**words, "load": load}.values())
+            rounds[name][run["twin"]][run["round"]] = value
+            if run.get("again"):
+                again.add(name)
+    for name, twins in rounds.items():
         if "rust" not in twins:
             continue
-        row = dict(zip(KEYS, key))
+        row = dict(zip(KEYS, name))
         rust, c = (list(twins[t].values()) for t in ("rust", "c"))
         low, high = interval([r / b for r, b in zip(rust, c)])
         unit = "ns" if row["clock"] == "wall" else "instructions"
         yield row | {
             "unit": f"{unit}/{WHAT.get(row['load'], 'request')}", "rust": median(rust), "c": median(c),
             "ratio": median(rust) / median(c), "low": low, "high": high, "spread": (high - low) / 2,
-            "rounds": len(rust),
+            "rounds": len(rust), "again": name in again,
             "middle": {"rust": middle(rust), "c": middle(c)},
         }
+
+
+def slower(runs):
+    """The keys of those runs, a figure of which looks slower in Rust."""
+    groups = defaultdict(list)
+    for run in runs:
+        groups[key(run)].append(run)
+    return {name for name, group in groups.items() if any(row["low"] > 1 for row in rows(group))}
 
 
 def share(runs, clock):
