@@ -78,7 +78,8 @@ impl Laps {
 
     /// A lap is over: returns how many are, of those that are measured.
     #[inline]
-    pub(crate) fn lap(&mut self, now: Instant<Monotonic>) -> usize {
+    pub(crate) fn lap(&mut self) -> usize {
+        let now = Instant::<Monotonic>::now();
         let n = self.next;
         self.next = n.wrapping_add(self.step);
         if let Some(end) = self.times.ends.get(n) {

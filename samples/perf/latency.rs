@@ -94,56 +94,55 @@ impl<C: PollContext + Provides<Atomic>> Slot<C> {
 
     /// Begins the first lap of a phase.
     fn begin(self: Pin<KBox<Self>>, qp: &Qp<C>) -> Result {
-        Ok(match self.op {
-            Op::Send => qp.post_send::<_, SENT, 1>(self, |slot| Ok(slot.send_wr()))?,
-            Op::Write(to) => qp.post_send::<_, SENT, 1>(self, |slot| Ok(slot.write_wr(to)))?,
-            Op::Read(of) => qp.post_send::<_, ARRIVED, 1>(self, |slot| Ok(slot.read_wr(of)))?,
-        })
+        let posted = match self.op {
+            Op::Send => qp.post_send::<_, SENT, 1>(self, |slot| Ok(slot.send_wr())),
+            Op::Write(to) => qp.post_send::<_, SENT, 1>(self, |slot| Ok(slot.write_wr(to))),
+            Op::Read(of) => qp.post_send::<_, ARRIVED, 1>(self, |slot| Ok(slot.read_wr(of))),
+        };
+        Ok(posted?)
     }
 
-    /// A message is here: sends it on, unless it was the last.
+    /// A message is here.
     #[inline]
     fn arrived(self: Pin<KBox<Self>>, wc: &Wc) {
         if let Err(e) = wc.result() {
             return self.failed(e.into());
         }
-        match self.laps {
-            Some(_) => self.returned(wc),
-            None => self.again(wc),
-        }
+        self.go_on(wc);
     }
 
-    /// A message is back. Not inlined, so that registers are not saved at the other end.
+    /// Sends a message on, unless it was the last. Not inlined, as handlers and loops that poll share
+    /// it.
     #[inline(never)]
-    fn returned(mut self: Pin<KBox<Self>>, wc: &Wc) {
-        let now = Instant::now();
+    fn go_on(mut self: Pin<KBox<Self>>, wc: &Wc) {
         if let Some(laps) = &mut self.laps {
-            let n = laps.lap(now);
-            if laps.is_milestone(n) {
-                return self.milestone(wc, n);
+            let n = laps.lap();
+            if laps.is_milestone(n) && self.is_over(n) {
+                return self.end();
             }
         }
-        self.again(wc);
-    }
-
-    /// Not inlined, so that registers that only this needs are not saved each time.
-    #[cold]
-    #[inline(never)]
-    fn milestone(self: Pin<KBox<Self>>, wc: &Wc, n: usize) {
-        if self.laps.as_ref().is_some_and(|laps| laps.is_end(n)) {
-            return self.run.clone().through(self);
-        }
-        self.run.tick();
-        self.again(wc);
-    }
-
-    #[inline]
-    fn again(self: Pin<KBox<Self>>, wc: &Wc) {
         match self.op {
             Op::Send => self.repost::<SENT>(wc, Self::send_wr),
             Op::Write(to) => self.repost::<SENT>(wc, |slot| slot.write_wr(to)),
             Op::Read(of) => self.repost::<ARRIVED>(wc, |slot| slot.read_wr(of)),
         }
+    }
+
+    /// Says whether the phase is over after so many laps, or else that there is progress.
+    #[cold]
+    #[inline(never)]
+    fn is_over(&self, n: usize) -> bool {
+        let over = self.laps.as_ref().is_some_and(|laps| laps.is_end(n));
+        if !over {
+            self.run.tick();
+        }
+        over
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn end(self: Pin<KBox<Self>>) {
+        self.run.clone().through(self);
     }
 
     #[inline]
