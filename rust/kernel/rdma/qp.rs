@@ -18,6 +18,7 @@ mod parked;
 pub(crate) mod post;
 mod query;
 mod repost;
+mod signal;
 mod state;
 mod transfers;
 

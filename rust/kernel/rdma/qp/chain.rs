@@ -9,6 +9,10 @@ use super::{
         Posting,
         Slot, //
     },
+    signal::{
+        no_signal,
+        signal, //
+    },
     Qp, //
 };
 use crate::{
@@ -21,45 +25,13 @@ use crate::{
         CqeHandler,
         CqePointer, //
     },
-    mr::Private,
-    wc::Status, //
+    mr::Private, //
 };
-use core::{
-    marker::PhantomData,
-    mem::ManuallyDrop, //
-};
+use core::marker::PhantomData;
 use kernel::{
     prelude::*,
     sync::SpinLockIrq, //
 };
-
-/// The callback of requests that are not signaled. When they fail or are flushed they complete all
-/// the same; their owner is that of the signaled request behind them.
-static UNSIGNALED: Unsignaled = Unsignaled(bindings::ib_cqe {
-    done: Some(unsignaled),
-});
-
-#[repr(transparent)]
-struct Unsignaled(bindings::ib_cqe);
-
-// SAFETY: Never written.
-unsafe impl Sync for Unsignaled {}
-
-/// The `done` callback of requests that are not signaled.
-///
-/// # Safety
-///
-/// Called by the RDMA core.
-unsafe extern "C" fn unsignaled(_cq: *mut bindings::ib_cq, wc: *mut bindings::ib_wc) {
-    // SAFETY: `wc` is valid during this call.
-    let status = unsafe { (*wc).status };
-    if status != bindings::ib_wc_status_IB_WC_SUCCESS
-        && status != bindings::ib_wc_status_IB_WC_WR_FLUSH_ERR
-    {
-        let status = Status::from_raw(status);
-        pr_err!("a request that is not signaled has failed: {status}\n");
-    }
-}
 
 /// The C requests of a chain.
 ///
@@ -181,10 +153,7 @@ impl<const LINKS: usize, const SGES: usize> Links<LINKS, SGES> {
         unsafe { (*last).next = core::ptr::null_mut() };
         if let Some(tail) = tail {
             // SAFETY: As above.
-            unsafe {
-                (*last).send_flags |= bindings::ib_send_flags_IB_SEND_SIGNALED as c_int;
-                (*last).__bindgen_anon_1.wr_cqe = ManuallyDrop::new(tail);
-            }
+            unsafe { signal(last, tail) };
         }
         let _turn = turn.map(|turn| {
             let turn = turn.lock();
@@ -263,8 +232,7 @@ impl<'a, const LINKS: usize, const SGES: usize> Chain<'a, LINKS, SGES> {
         let wr = slot.wr();
         // SAFETY: The request was just written, and so was the one before, by the type invariant.
         unsafe {
-            (*wr).send_flags &= !(bindings::ib_send_flags_IB_SEND_SIGNALED as c_int);
-            (*wr).__bindgen_anon_1.wr_cqe = ManuallyDrop::new((&raw const UNSIGNALED.0).cast_mut());
+            no_signal(wr);
             if n > 0 {
                 (*links.wr(n - 1)).next = wr;
             }
