@@ -20,6 +20,7 @@ mod query;
 mod repost;
 mod signal;
 mod state;
+mod times;
 mod transfers;
 
 pub use attr::{
@@ -98,6 +99,8 @@ pub struct Qp<S: PollContext, R: PollContext = S> {
     pub(crate) pd: *const bindings::ib_pd,
     /// Of the CQs of both queues.
     pollers: (Poller, Poller),
+    /// How many sends it was made for.
+    sends: u32,
     pub(crate) inner: Deferred<Inner>,
     _contexts: PhantomData<fn() -> (S, R)>,
 }
@@ -151,6 +154,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
             raw: inner.raw,
             pd: parts.pd.as_raw(),
             pollers: (Poller::of(parts.send_cq), Poller::of(parts.recv_cq)),
+            sends: parts.caps.send_wr,
             inner,
             _contexts: PhantomData,
         })

@@ -183,6 +183,13 @@ impl<'a, const N: usize> SendWr<'a, N> {
         self
     }
 
+    /// Says whether the peer can take the same request more than once.
+    #[inline]
+    pub(crate) fn is_repeatable(&self) -> bool {
+        // The key is gone with the first.
+        self.opcode != bindings::ib_wr_opcode_IB_WR_SEND_WITH_INV
+    }
+
     /// Writes the C request and its entries, all but the callback and the successor, for a QP of
     /// this PD.
     ///

@@ -243,7 +243,7 @@ impl<'a, const LINKS: usize, const SGES: usize> Chain<'a, LINKS, SGES> {
     }
 }
 
-/// A chain that was not posted, or not to its end.
+/// Requests of one owner that were not posted, or not all of them.
 pub struct ChainError<P> {
     /// The owner, if nothing was posted.
     ///
