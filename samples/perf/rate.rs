@@ -24,6 +24,7 @@ use crate::{
         Run, //
     }, //
 };
+use core::num::NonZero;
 use kernel::{
     prelude::*,
     time::{
@@ -31,10 +32,7 @@ use kernel::{
         Monotonic, //
     }, //
 };
-use rdma::{
-    prelude::*,
-    qp::Chain, //
-};
+use rdma::prelude::*;
 
 /// What a request does, and where.
 #[derive(Clone, Copy)]
@@ -53,7 +51,7 @@ struct Group<C: PollContext + Provides<Atomic>> {
     cqe: Cqe<Self>,
     buf: Buf<Bidirectional>,
     op: Op,
-    signal: u32,
+    signal: NonZero<u32>,
     /// How often it is still to come back.
     left: u32,
     qp: Arc<Qp<C>>,
@@ -72,8 +70,8 @@ impl<C: PollContext + Provides<Atomic>> Group<C> {
 
     /// Posts all requests, each by itself, to its QP, to which the caller has a reference.
     fn post(self: Pin<KBox<Self>>, qp: &Qp<C>) {
-        if self.signal > 1 {
-            return self.post_all();
+        if self.signal.get() > 1 {
+            return self.post_all(qp);
         }
         if let Err(e) = qp.post_send(self, Self::wr) {
             e.owner.run.fail(e.error);
@@ -82,22 +80,14 @@ impl<C: PollContext + Provides<Atomic>> Group<C> {
 
     /// Posts requests of which only the last is signaled.
     #[inline(never)]
-    fn post_all(self: Pin<KBox<Self>>) {
-        let (qp, signal) = (self.qp.clone(), self.signal);
-        let mut batch = qp.batch(self);
-        for _ in 1..signal {
-            let posted = batch.post(|group, chain: &mut Chain<'_, 1>| chain.push(group.wr()?));
-            if let Err(e) = posted {
-                return Self::refused(batch.into_owner(), e);
-            }
-        }
-        let posted = batch.finish(|group, chain: &mut Chain<'_, 1>| chain.push(group.wr()?));
-        if let Err(e) = posted {
-            Self::refused(e.batch.into_owner(), e.error);
+    fn post_all(self: Pin<KBox<Self>>, qp: &Qp<C>) {
+        let times = self.signal;
+        if let Err(e) = qp.post_times(self, times, Self::wr) {
+            Self::refused(e.owner, e.error);
         }
     }
 
-    /// Some were perhaps posted: then the QP has the owner.
+    /// If some were posted, the QP has the owner.
     #[cold]
     fn refused(this: Option<Pin<KBox<Self>>>, error: Error) {
         pr_err!("a request was refused: {error:?}\n");
@@ -131,8 +121,8 @@ impl<C: PollContext + Provides<Atomic>> Group<C> {
 
     #[inline]
     fn again(self: Pin<KBox<Self>>, wc: &Wc) {
-        if self.signal > 1 {
-            return self.post_all();
+        if self.signal.get() > 1 {
+            return self.again_all(wc);
         }
         match self.op {
             Op::Send => self.repost(wc, |group| SendWr::send([group.buf.whole()])),
@@ -145,6 +135,16 @@ impl<C: PollContext + Provides<Atomic>> Group<C> {
     fn repost(self: Pin<KBox<Self>>, wc: &Wc, wr: impl for<'a> FnOnce(&'a Self) -> SendWr<'a>) {
         if let Err(e) = Qp::repost_send(self, wc, |group| &group.qp, |group| Ok(wr(group))) {
             Self::refused(Some(e.owner), e.error);
+        }
+    }
+
+    /// As [`Group::post_all`], in the handler of `wc`.
+    #[inline(never)]
+    fn again_all(self: Pin<KBox<Self>>, wc: &Wc) {
+        let times = self.signal;
+        let posted = Qp::repost_times(self, wc, |group| &group.qp, times, Self::wr);
+        if let Err(e) = posted {
+            Self::refused(e.owner, e.error);
         }
     }
 
@@ -227,13 +227,14 @@ struct Stream<'a, 'b, C: Mode> {
 impl<C: Mode> Stream<'_, '_, C> {
     /// Makes the owners of all requests.
     fn make(&self, op: Op, cx: &Sleepable) -> Result {
+        let signal = NonZero::new(self.args.signal).ok_or(EINVAL)?;
         for _ in 0..self.args.groups() {
             for qp in self.a.qps.iter() {
                 let group = Group {
                     cqe: Cqe::new(),
                     buf: Buf::alloc(&self.a.pd, self.args.size, cx)?,
                     op,
-                    signal: self.args.signal,
+                    signal,
                     left: 0,
                     qp: qp.clone(),
                     run: self.run.clone(),

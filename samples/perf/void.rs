@@ -24,6 +24,7 @@ use crate::{
         Run, //
     }, //
 };
+use core::num::NonZero;
 use kernel::{
     prelude::*,
     time::{
@@ -33,8 +34,7 @@ use kernel::{
 };
 use rdma::{
     cqe::CqePointer,
-    prelude::*,
-    qp::Chain, //
+    prelude::*, //
 };
 
 /// A request that the caller has or has posted.
@@ -93,14 +93,14 @@ impl CqeHandler for Borrowed {
 #[inline]
 fn post_round<'q, P>(
     each: impl Iterator<Item = (&'q Arc<Qp<Direct>>, P)>,
-    signal: u32,
+    signal: NonZero<u32>,
     buf: impl for<'a> Fn(&'a P::Target) -> &'a Buf<ToDevice> + Copy,
 ) -> Result
 where
     P: CqePointer<0>,
     P::Target: CqeHandler<Pointer = P, Needs = Atomic>,
 {
-    if signal > 1 {
+    if signal.get() > 1 {
         for (qp, owner) in each {
             post_all(qp, owner, signal, buf)?;
         }
@@ -112,31 +112,26 @@ where
     Ok(())
 }
 
-/// Posts requests of an owner, each by itself, of which the last is signaled.
+/// Posts requests of an owner, of which the last is signaled. Not inlined, so that single ones do not
+/// lack the registers that this needs.
 #[inline(never)]
 fn post_all<P>(
     qp: &Qp<Direct>,
     owner: P,
-    signal: u32,
+    signal: NonZero<u32>,
     buf: impl for<'a> Fn(&'a P::Target) -> &'a Buf<ToDevice>,
 ) -> Result
 where
     P: CqePointer<0>,
     P::Target: CqeHandler<Pointer = P, Needs = Atomic>,
 {
-    let mut batch = qp.batch(owner);
-    for _ in 1..signal {
-        batch.post(|o, chain: &mut Chain<'_, 1>| chain.push(SendWr::send([buf(o).whole()])))?;
-    }
-    let last =
-        batch.finish(|o, chain: &mut Chain<'_, 1>| chain.push(SendWr::send([buf(o).whole()])));
-    Ok(last?)
+    Ok(qp.post_times(owner, signal, |o| Ok(SendWr::send([buf(o).whole()])))?)
 }
 
 /// The requests of a round.
 trait Round {
     /// Posts all of them, each to one of these QPs.
-    fn post(&mut self, qps: &[Arc<Qp<Direct>>], signal: u32) -> Result;
+    fn post(&mut self, qps: &[Arc<Qp<Direct>>], signal: NonZero<u32>) -> Result;
 
     /// Processes completions, and returns their number.
     fn process(&mut self, cq: &Cq<Direct>, left: u32) -> Result<u32>;
@@ -147,7 +142,7 @@ struct ByCallback(KVec<(Arc<Qp<Direct>>, Kept<Borrowed>)>);
 
 impl Round for ByCallback {
     #[inline(never)]
-    fn post(&mut self, _qps: &[Arc<Qp<Direct>>], signal: u32) -> Result {
+    fn post(&mut self, _qps: &[Arc<Qp<Direct>>], signal: NonZero<u32>) -> Result {
         let each = self
             .0
             .iter_mut()
@@ -176,7 +171,7 @@ impl<const STATIC: bool> Taken<STATIC> {
 
 impl<const STATIC: bool> Round for Taken<STATIC> {
     #[inline(never)]
-    fn post(&mut self, qps: &[Arc<Qp<Direct>>], signal: u32) -> Result {
+    fn post(&mut self, qps: &[Arc<Qp<Direct>>], signal: NonZero<u32>) -> Result {
         let each = qps.iter().zip(core::iter::from_fn(|| self.here.pop()));
         post_round(each, signal, |r| &r.buf)?;
         core::mem::swap(&mut self.here, &mut self.back);
@@ -215,11 +210,12 @@ fn rounds(
     count: u32,
 ) -> Result<Figures> {
     let owners = qps.len() as u32;
+    let signal = NonZero::new(args.signal).ok_or(EINVAL)?;
     let mut figures = Figures::default();
     let begin = Instant::<Monotonic>::now();
     while figures.ops < count.into() {
         let began = Instant::<Monotonic>::now();
-        round.post(qps, args.signal)?;
+        round.post(qps, signal)?;
         let posted = Instant::<Monotonic>::now();
         let mut left = owners;
         while left > 0 {
