@@ -82,6 +82,7 @@ mod status;
 mod stress;
 mod teardown;
 mod threads;
+mod times;
 mod ud;
 mod ud_group;
 

@@ -10,6 +10,7 @@ use crate::fixture::{
     NullEnv,
     Polled, //
 };
+use core::num::NonZero;
 use kernel::{
     prelude::*,
     sync::SetOnce, //
@@ -18,6 +19,7 @@ use rdma::prelude::*;
 use rdma_null::Injection;
 
 const CAPS: Caps = Caps::new(4, 4);
+const TWICE: NonZero<u32> = NonZero::<u32>::MIN.saturating_add(1);
 
 /// Goes round until it was often enough.
 #[derive(HasCqe)]
@@ -145,6 +147,7 @@ fn is_only<C: Polled>(qp: &Arc<Qp<C>>) -> bool {
 #[derive(Clone, Copy)]
 enum Queues {
     Send,
+    SendTwice,
     Recv,
     SendThenRecv,
 }
@@ -178,6 +181,22 @@ impl<C: Polled> Asks<C> {
                     Ok(SendWr::send([]))
                 },
             ),
+            Queues::SendTwice => {
+                let posted = Qp::repost_times::<_, 0, 0>(
+                    this,
+                    wc,
+                    |asks| &asks.qp,
+                    TWICE,
+                    |asks| {
+                        asks.ask();
+                        Ok(SendWr::send([]))
+                    },
+                );
+                if posted.is_err() {
+                    pr_err!("FAILED: it was refused\n");
+                }
+                return;
+            }
             Queues::Recv | Queues::SendThenRecv => Qp::repost_recv::<_, 1, 0>(
                 this,
                 wc,
@@ -246,7 +265,7 @@ fn is_counted_by<C: Polled>(
             qp.post_recv::<_, 1, 0>(asks, |_| Ok(RecvWr::new([])))?;
             inject(Injection::Fail)?;
         }
-        Queues::Send | Queues::SendThenRecv => {
+        Queues::Send | Queues::SendTwice | Queues::SendThenRecv => {
             qp.post_send::<_, 0, 0>(asks, |_| Ok(SendWr::send([])))?;
         }
     }
@@ -435,6 +454,16 @@ mod tests {
         let (null, entries) = (NullEnv::new()?, CAPS.entries());
         let pooled = Cq::<Softirq>::pool_get(&null.env.dev, entries, None, &null.env.cx)?;
         check_eq!(are_counted(&null, &pooled)?, [true; 2]);
+        Ok(())
+    }
+
+    #[test]
+    fn counts_references_of_several_requests_as_of_one() -> Result {
+        let (null, entries) = (NullEnv::new()?, CAPS.entries());
+        let softirq = null.env.cq::<Softirq>(entries)?;
+        check!(!is_counted(&null, [&softirq; 2], Queues::SendTwice)?);
+        let pooled = Cq::<Softirq>::pool_get(&null.env.dev, entries, None, &null.env.cx)?;
+        check!(is_counted(&null, [&pooled; 2], Queues::SendTwice)?);
         Ok(())
     }
 

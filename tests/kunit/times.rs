@@ -1,0 +1,391 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! The same request several times: what comes of it where the device refuses or flushes it, and in
+//! the handler of an owner that has its QP.
+
+use crate::{
+    check::fail,
+    fixture::{
+        send,
+        wait,
+        CountDrop,
+        Counter,
+        Inbox,
+        Message,
+        Null,
+        NullEnv,
+        Polled, //
+    }, //
+};
+use core::num::NonZero;
+use kernel::{
+    prelude::*,
+    sync::SetOnce, //
+};
+use rdma::prelude::*;
+use rdma_null::Injection;
+
+const CAPS: Caps = Caps::new(8, 8);
+const MOST: u32 = 4;
+
+fn times(times: u32) -> Result<NonZero<u32>> {
+    NonZero::new(times).ok_or(EINVAL)
+}
+
+fn whole(message: &Message) -> Result<SendWr<'_>> {
+    Ok(SendWr::send([message.buf.whole()]))
+}
+
+/// Two QPs, one of which has more receives than it gets messages, and inboxes for what is sent and
+/// received.
+fn ready<C: Polled>() -> Result<(Null<C>, Arc<Inbox>, Arc<Inbox>)> {
+    let (null, sent, received) = (Null::new()?, Inbox::new()?, Inbox::new()?);
+    for _ in 0..MOST + 1 {
+        null.recv(&received, 1)?;
+    }
+    Ok((null, sent, received))
+}
+
+/// Is posted several times, again and again.
+#[derive(HasCqe)]
+struct Burst<C: Polled> {
+    cqe: Cqe<Self>,
+    times: NonZero<u32>,
+    /// How often it is still to come back.
+    left: u32,
+    qp: Arc<Qp<C>>,
+    seen: Arc<Seen>,
+    _gone: CountDrop,
+}
+
+/// What has become of bursts.
+struct Seen {
+    done: Arc<Counter>,
+    gone: Arc<Counter>,
+    /// How many requests were posted before one was refused, and whether the owner was there.
+    refused: SetOnce<(usize, bool)>,
+}
+
+impl Seen {
+    fn new() -> Result<Arc<Self>> {
+        let seen = Self {
+            done: Counter::new()?,
+            gone: Counter::new()?,
+            refused: SetOnce::new(),
+        };
+        Ok(Arc::new(seen, GFP_KERNEL)?)
+    }
+}
+
+impl<C: Polled> Burst<C> {
+    fn new(qp: &Arc<Qp<C>>, left: u32, seen: &Arc<Seen>) -> Result<Pin<KBox<Self>>> {
+        let burst = Self {
+            cqe: Cqe::new(),
+            times: times(MOST)?,
+            left,
+            qp: qp.clone(),
+            seen: seen.clone(),
+            _gone: CountDrop(seen.gone.clone()),
+        };
+        Ok(KBox::pin(burst, GFP_KERNEL)?)
+    }
+}
+
+impl<C: Polled> CqeHandler for Burst<C> {
+    type Pointer = Pin<KBox<Self>>;
+    type Needs = Atomic;
+
+    fn done(mut this: Self::Pointer, wc: &Wc, _cx: &Atomic) {
+        if wc.result().is_err() || this.left == 0 {
+            return;
+        }
+        this.left -= 1;
+        this.seen.done.up();
+        let (times, seen) = (this.times, this.seen.clone());
+        let posted = Qp::repost_times(this, wc, |b| &b.qp, times, |_| Ok(SendWr::send([])));
+        if let Err(e) = posted {
+            seen.refused.populate((e.posted, e.owner.is_some()));
+        }
+    }
+}
+
+/// A QP that sends to nobody.
+fn lone<C: Polled>(null: &NullEnv, cq: &Cq<C>) -> Result<Arc<Qp<C>>> {
+    let qp = null.env.raw_qp(cq, &CAPS)?;
+    null.dev
+        .inject_qp(qp.num(), Injection::Connect { peer: 0 })?;
+    Ok(Arc::new(qp, GFP_KERNEL)?)
+}
+
+/// The only references to the QP are those of owners: the last one goes in a handler.
+fn goes_round<C: Polled>() -> Result {
+    const ROUNDS: u32 = 20;
+
+    let (null, seen) = (NullEnv::new()?, Seen::new()?);
+    let cq = null.env.cq::<C>(CAPS.entries())?;
+    let qp = lone(&null, &cq)?;
+    for _ in 0..CAPS.send_wr / MOST {
+        qp.post_times(Burst::new(&qp, ROUNDS, &seen)?, times(MOST)?, |_| {
+            Ok(SendWr::send([]))
+        })?;
+    }
+    drop(qp);
+    wait(|| {
+        C::poll(&cq);
+        seen.gone.get() == 2 && null.dev.objects()[1] == 0
+    })?;
+    check_eq!(seen.done.get(), 2 * ROUNDS as i32);
+    check!(seen.refused.as_ref().is_none());
+    Ok(())
+}
+
+/// Refuses a request of a handler, at each position of its first rounds.
+fn is_refused_in_a_handler<C: Polled>() -> Result {
+    for after in MOST..3 * MOST {
+        let (null, seen) = (NullEnv::new()?, Seen::new()?);
+        let cq = null.env.cq::<C>(CAPS.entries())?;
+        let qp = lone(&null, &cq)?;
+        null.dev
+            .inject_qp(qp.num(), Injection::Refuse { after, errno: 5 })?;
+        qp.post_times(Burst::new(&qp, 9, &seen)?, times(MOST)?, |_| {
+            Ok(SendWr::send([]))
+        })?;
+        wait(|| {
+            C::poll(&cq);
+            seen.refused.as_ref().is_some()
+        })?;
+        let kept = seen.gone.get() == 0;
+        // First, as it ends what keeps the QP.
+        qp.drain(&null.env.cx)?;
+        let posted = after % MOST;
+        check_eq!(seen.done.get(), (after / MOST) as i32);
+        check_eq!(seen.refused.copy(), Some((posted as usize, posted == 0)));
+        check!(kept || posted == 0);
+        check_eq!(seen.gone.get(), 1);
+        drop(qp);
+        wait(|| {
+            C::poll(&cq);
+            null.dev.objects()[1] == 0
+        })?;
+    }
+    Ok(())
+}
+
+#[kunit_tests(rdma_times)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn arrives_as_often_as_it_is_posted() -> Result {
+        for n in 1..=MOST {
+            let (null, sent, received) = ready::<Softirq>()?;
+            let message = null.env.message(&sent, &[n as u8])?;
+            null.a.post_times(message, times(n)?, whole)?;
+            for mut arrived in null.take(&received, n as usize)? {
+                check_eq!(arrived.bytes()?[..], [n as u8][..]);
+            }
+            null.one(&sent)?.ok()?;
+            null.a.drain(&null.env.cx)?;
+            check_eq!((sent.len(), sent.dropped()), (0, 1));
+            check_eq!(received.len(), 0);
+        }
+        Ok(())
+    }
+
+    /// So the queue has room again each time.
+    #[test]
+    fn only_the_last_completes() -> Result {
+        let (null, sent) = (Null::<Direct>::new()?, Inbox::new()?);
+        null.disconnect()?;
+        for round in 0..20 {
+            let message = null.env.message(&sent, b"x")?;
+            null.a
+                .post_times(message, times(1 + round % MOST)?, whole)?;
+            check_eq!(null.cq.process(16), 1);
+            null.one(&sent)?.ok()?;
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn is_refused_at_each_position() -> Result {
+        for after in 0..2 * MOST {
+            let (null, sent, received) = ready::<Softirq>()?;
+            let (after, errno) = (after % MOST, 5 + after / MOST);
+            null.inject(match errno {
+                5 => Injection::Refuse { after, errno },
+                // A request that was posted by itself can only be this one.
+                _ => Injection::Mute { after, errno },
+            })?;
+            let message = null.env.message(&sent, b"x")?;
+            let Err(e) = null.a.post_times(message, times(MOST)?, whole) else {
+                return Err(fail(fmt!("it was posted")));
+            };
+            check_eq!(e.error.to_errno(), -(errno as i32));
+            check_eq!(e.posted, after as usize);
+            // Those before it arrive.
+            null.take(&received, after as usize)?;
+            check_eq!(sent.len() + sent.dropped() as usize, 0);
+            match e.owner {
+                Some(owner) => {
+                    check_eq!(after, 0);
+                    send(&null.a, owner)?;
+                    null.one(&sent)?.ok()?;
+                }
+                None => {
+                    check!(after > 0);
+                    null.a.drain(&null.env.cx)?;
+                    check_eq!(sent.len(), 0);
+                }
+            }
+            check_eq!(sent.dropped(), 1);
+        }
+        Ok(())
+    }
+
+    /// What would be refused in the middle for sure, and leave a queue without room for a drain.
+    #[test]
+    fn more_than_the_queue_was_made_for() -> Result {
+        let (null, sent) = (Null::<Direct>::with(&CAPS)?, Inbox::new()?);
+        null.disconnect()?;
+        let message = null.env.message(&sent, b"x")?;
+        let Err(e) = null.a.post_times(message, times(CAPS.send_wr + 1)?, whole) else {
+            return Err(fail(fmt!("it was posted")));
+        };
+        check_eq!((e.error, e.posted), (EINVAL, 0));
+        let message = e.owner.ok_or(EIO)?;
+        null.a.post_times(message, times(CAPS.send_wr)?, whole)?;
+        null.one(&sent)?.ok()?;
+        null.a.drain(&null.env.cx)?;
+        check_eq!((sent.len(), sent.dropped()), (0, 1));
+        Ok(())
+    }
+
+    #[test]
+    fn more_than_there_is_room_for() -> Result {
+        let (null, sent) = (Null::<Direct>::with(&CAPS)?, Inbox::new()?);
+        null.disconnect()?;
+        let [first, second] = [
+            null.env.message(&sent, b"x")?,
+            null.env.message(&sent, b"x")?,
+        ];
+        null.a.post_times(first, times(CAPS.send_wr)?, whole)?;
+        let Err(e) = null.a.post_times(second, times(CAPS.send_wr)?, whole) else {
+            return Err(fail(fmt!("it was posted")));
+        };
+        check_eq!(e.error, ENOMEM);
+        // There is a place for the marker of a drain.
+        check!(e.posted > 0);
+        check!(e.owner.is_none());
+        check_eq!(sent.dropped(), 0);
+        null.one(&sent)?.ok()?;
+        null.a.drain(&null.env.cx)?;
+        check_eq!((sent.len(), sent.dropped()), (0, 2));
+        Ok(())
+    }
+
+    #[test]
+    fn flush_completes_each_request_and_the_owner_once() -> Result {
+        for n in 1..=MOST {
+            let (null, sent) = (Null::<Direct>::new()?, Inbox::new()?);
+            null.inject(Injection::Fail)?;
+            let message = null.env.message(&sent, b"x")?;
+            null.a.post_times(message, times(n)?, whole)?;
+            check_eq!(null.cq.process(16), n);
+            check!(null.one(&sent)?.was_flushed());
+            null.a.drain(&null.env.cx)?;
+            check_eq!((sent.len(), sent.dropped()), (0, 1));
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn failure_of_the_first_flushes_those_behind_it() -> Result {
+        for n in 1..=MOST {
+            let (null, sent) = (Null::<Direct>::new()?, Inbox::new()?);
+            null.disconnect()?;
+            null.inject_fatal(Status::LOC_PROT_ERR)?;
+            let message = null.env.message(&sent, b"x")?;
+            null.a.post_times(message, times(n)?, whole)?;
+            check_eq!(null.cq.process(16), n);
+            let status = match n {
+                1 => Status::LOC_PROT_ERR,
+                _ => Status::WR_FLUSH_ERR,
+            };
+            check_eq!(null.one(&sent)?.status(), Some(status));
+            null.a.drain(&null.env.cx)?;
+            check_eq!((sent.len(), sent.dropped()), (0, 1));
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn what_cannot_be_posted_gives_its_owner_back() -> Result {
+        let (null, other, inbox) = (Null::<Softirq>::new()?, NullEnv::new()?, Inbox::new()?);
+        null.disconnect()?;
+        let foreign = other.env.message(&inbox, b"x")?;
+        let own = || null.env.message(&inbox, b"x");
+        let refused = [
+            (null.a.post_times(foreign, times(2)?, whole), EINVAL),
+            (
+                null.a
+                    .post_times(own()?, times(2)?, |_| Err::<SendWr<'_>, _>(EDOM)),
+                EDOM,
+            ),
+            // Only the first one could.
+            (
+                null.a
+                    .post_times(own()?, times(2)?, |m| Ok(whole(m)?.invalidating(1))),
+                EINVAL,
+            ),
+        ];
+        for (result, error) in refused {
+            let Err(e) = result else {
+                return Err(fail(fmt!("it was posted")));
+            };
+            check_eq!(e.error, error);
+            check_eq!(e.posted, 0);
+            check!(e.owner.is_some());
+        }
+        null.a
+            .post_times(own()?, times(1)?, |m| Ok(whole(m)?.invalidating(1)))?;
+        null.one(&inbox)?.ok()?;
+        check_eq!(inbox.dropped(), 4);
+        Ok(())
+    }
+
+    #[test]
+    fn from_a_softirq() -> Result {
+        goes_round::<Softirq>()
+    }
+
+    #[test]
+    fn from_a_work_item() -> Result {
+        goes_round::<Workqueue>()
+    }
+
+    #[test]
+    fn from_a_caller() -> Result {
+        goes_round::<Direct>()
+    }
+
+    #[test]
+    fn from_who_waits() -> Result {
+        goes_round::<Waited>()
+    }
+
+    #[test]
+    fn is_refused_in_a_softirq() -> Result {
+        is_refused_in_a_handler::<Softirq>()
+    }
+
+    #[test]
+    fn is_refused_in_a_work_item() -> Result {
+        is_refused_in_a_handler::<Workqueue>()
+    }
+
+    #[test]
+    fn is_refused_at_a_caller() -> Result {
+        is_refused_in_a_handler::<Direct>()
+    }
+}
