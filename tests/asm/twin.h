@@ -32,6 +32,7 @@ void message_failed(struct message *message, int error);
 void c_post_recv(struct conn *conn, struct message *message);
 void c_post_send(struct conn *conn, struct message *message);
 void c_post_write(struct conn *conn, struct message *message, u64 addr, u32 rkey);
+void c_post_times(struct conn *conn, struct message *message, u32 times);
 void pair_failed(struct pair *pair, int error);
 void c_post_pair(struct conn *conn, struct pair *pair);
 void io_failed(struct io *io, int error);

@@ -78,6 +78,36 @@ static void c_unsignaled_done(struct ib_cq *cq, struct ib_wc *wc)
 
 static struct ib_cqe c_unsignaled = { .done = c_unsignaled_done };
 
+void c_post_times(struct conn *conn, struct message *message, u32 times)
+{
+	struct ib_sge sge = {
+		.addr = message->addr,
+		.length = message->length,
+		.lkey = conn->qp->pd->local_dma_lkey,
+	};
+	struct ib_send_wr wr = {
+		.wr_cqe = &c_unsignaled,
+		.sg_list = &sge,
+		.num_sge = 1,
+		.opcode = IB_WR_SEND,
+	};
+	u32 i;
+	int ret;
+
+	for (i = 1; i < times; i++) {
+		ret = ib_post_send(conn->qp, &wr, NULL);
+		if (unlikely(ret)) {
+			message_failed(i == 1 ? message : NULL, ret);
+			return;
+		}
+	}
+	wr.wr_cqe = &message->cqe;
+	wr.send_flags = IB_SEND_SIGNALED;
+	ret = ib_post_send(conn->qp, &wr, NULL);
+	if (unlikely(ret))
+		message_failed(times == 1 ? message : NULL, ret);
+}
+
 void c_post_pair(struct conn *conn, struct pair *pair)
 {
 	u32 lkey = conn->qp->pd->local_dma_lkey;

@@ -3,6 +3,7 @@
 //! The hot paths of a ULP: a post to each queue, and a completion. `twin_c.c` does the same in C;
 //! `scripts/asm` compares the machine code. Never loaded.
 
+use core::num::NonZero;
 use kernel::prelude::*;
 use rdma::{
     prelude::*,
@@ -120,6 +121,19 @@ extern "C" fn rust_post_write(conn: &Conn, message: Pin<KBox<Message>>, addr: u6
     if let Err(e) = posted {
         // SAFETY: As above.
         unsafe { message_failed(into_raw(e.owner), e.error.to_errno()) }
+    }
+}
+
+/// Posts a message several times.
+#[no_mangle]
+extern "C" fn rust_post_times(conn: &Conn, message: Pin<KBox<Message>>, times: NonZero<u32>) {
+    let posted = conn
+        .qp
+        .post_times(message, times, |m| Ok(SendWr::send([m.buf.whole()])));
+    if let Err(e) = posted {
+        let owner = e.owner.map_or(core::ptr::null_mut(), into_raw);
+        // SAFETY: As above.
+        unsafe { message_failed(owner, e.error.to_errno()) }
     }
 }
 
