@@ -17,7 +17,6 @@ use super::{
 use crate::{
     bindings,
     context::{
-        Direct,
         PollContext,
         Provides, //
     },
@@ -245,9 +244,6 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
         S: Provides<<P::Target as CqeHandler<ID>>::Needs>,
     {
         let qp = qp(&owner);
-        if const { S::RAW == Direct::RAW } {
-            return qp.clone().post_times(owner, times, wr);
-        }
         if qp.is_polled_at(wc) {
             // SAFETY: As in `repost_send`: the owner, and its reference, is there until the caller
             // has returned; or it was refused, and is below.
