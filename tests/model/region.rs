@@ -264,18 +264,26 @@ fn owner_who_moves_needs_no_atomics() {
             word: Word::new(),
             memory: 0,
         };
-        assert!(!owner.word.invalidate_alone());
-        assert!(owner.word.register_alone().is_some());
-        assert!(owner.word.register_alone().is_none());
-        assert!(owner.word.invalidate_alone());
-        assert!(!owner.word.invalidate_alone());
+        let refused = |owner: &mut Alone| {
+            assert!(owner.word.is_idle_alone() && !owner.word.is_registered_alone());
+            owner.word.register_alone();
+            assert!(!owner.word.is_idle_alone() && owner.word.is_registered_alone());
+            owner.word.end_alone();
+        };
+        refused(&mut owner);
+        assert!(owner.word.is_idle_alone());
+        owner.word.register_alone();
+        assert!(owner.word.has_key());
+        owner.word.invalidate_alone();
+        assert!(!owner.word.is_idle_alone() && !owner.word.is_registered_alone());
+        assert!(!owner.word.has_key() && !owner.word.is_idle());
         *queue.lock().unwrap() = Some(owner);
         let device = {
             let queue = queue.clone();
             thread::spawn(move || {
                 let mut owner: Alone = queue.lock().unwrap().take().unwrap();
                 owner.memory += 1;
-                owner.word.invalidated_alone();
+                owner.word.end_alone();
                 *queue.lock().unwrap() = Some(owner);
             })
         };
@@ -283,11 +291,10 @@ fn owner_who_moves_needs_no_atomics() {
         let mut owner = queue.lock().unwrap().take().unwrap();
         assert!(owner.word.is_idle());
         assert_eq!(owner.memory, 1);
-        assert_eq!(
-            owner.word.register_alone(),
-            Some(2 * crate::word::GENERATION)
-        );
+        owner.word.register_alone();
         assert!(!owner.word.is_idle());
+        // Each of the three is counted.
+        assert_eq!(owner.word.look(), Some(3 * crate::word::GENERATION));
     });
 }
 

@@ -20,6 +20,7 @@ mod wr;
 
 pub use memory::Memory;
 pub use pool::Pool;
+pub(crate) use state::take_ended;
 pub use wr::{
     InvWr,
     RegWr, //

@@ -15,6 +15,7 @@ mod link;
 mod modify;
 mod owner;
 mod parked;
+mod place;
 pub(crate) mod post;
 mod query;
 mod repost;
@@ -45,6 +46,10 @@ pub use init::Init;
 pub(crate) use init::Rw;
 pub use link::Link;
 pub use modify::ModifyError;
+pub(crate) use place::{
+    Place,
+    Serial, //
+};
 pub use query::Info;
 pub use state::{
     AttrMask,
@@ -92,10 +97,10 @@ use repost::Poller;
 ///
 /// # Invariants
 ///
-/// `raw` is the QP of `inner`, its PD is `pd`, and its queues complete to CQs that are polled in
-/// `S` and `R`, by `pollers`.
+/// `place` is that of the QP of `inner`, its PD is `pd`, and its queues complete to CQs that are
+/// polled in `S` and `R`, by `pollers`.
 pub struct Qp<S: PollContext, R: PollContext = S> {
-    raw: NonNull<bindings::ib_qp>,
+    pub(crate) place: Place,
     pub(crate) pd: *const bindings::ib_pd,
     /// Of the CQs of both queues.
     pollers: (Poller, Poller),
@@ -151,7 +156,8 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
         let inner = inner::create(parts, origin, cx)?;
         // INVARIANT: As created.
         Ok(Self {
-            raw: inner.raw,
+            // SAFETY: It was just created, and `inner` keeps it.
+            place: unsafe { Place::new(inner.raw) },
             pd: parts.pd.as_raw(),
             pollers: (Poller::of(parts.send_cq), Poller::of(parts.recv_cq)),
             sends: parts.caps.send_wr,
@@ -169,11 +175,11 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
     }
 
     pub(crate) fn as_raw(&self) -> *mut bindings::ib_qp {
-        self.raw.as_ptr()
+        self.place.raw.as_ptr()
     }
 
     pub(crate) fn as_non_null(&self) -> NonNull<bindings::ib_qp> {
-        self.raw
+        self.place.raw
     }
 
     /// Returns the count of what keeps the QP after its drain.
@@ -190,7 +196,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
     /// Returns the QP's number.
     pub fn num(&self) -> u32 {
         // SAFETY: By the type invariant; the number does not change.
-        unsafe { self.raw.as_ref() }.qp_num
+        unsafe { self.place.raw.as_ref() }.qp_num
     }
 
     /// Moves the QP to the error state and waits until every request that was posted has completed

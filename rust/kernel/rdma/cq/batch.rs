@@ -2,6 +2,8 @@
 
 //! Completions that were polled and not dispatched.
 
+mod inv;
+
 use crate::{
     bindings,
     cqe::{

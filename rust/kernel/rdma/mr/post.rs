@@ -10,7 +10,6 @@ use super::{
 use crate::{
     bindings,
     context::{
-        Direct,
         PollContext,
         Provides, //
     },
@@ -19,10 +18,7 @@ use crate::{
         CqePointer, //
     },
     qp::{
-        post::{
-            posted,
-            send_raw, //
-        },
+        post::send_raw,
         Qp, //
     },
     wc::Wc,
@@ -47,7 +43,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
     /// # Errors
     ///
     /// As [`Qp::post_send`], and `EBUSY` if the region is not idle.
-    #[inline]
+    #[inline(always)]
     pub fn post_reg<P, const ID: u64>(
         &self,
         owner: P,
@@ -58,39 +54,47 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
         P::Target: CqeHandler<ID, Pointer = P> + Sized,
         S: Provides<<P::Target as CqeHandler<ID>>::Needs>,
     {
-        let mut raw = MaybeUninit::<bindings::ib_reg_wr>::uninit();
-        let raw = raw.as_mut_ptr();
         let private = Private::of(&owner);
         let wr = wr(&owner);
         let shared = wr.is_shared(&private);
-        // SAFETY: There is room for the request, and the QP is valid while there is a reference.
-        let (remote, marked) = match unsafe { wr.write(raw, self.as_raw(), shared) } {
-            Ok(written) => written,
-            Err(error) => return Err(PostError { owner, error }),
+        // The turn is kept until what was not posted is taken back.
+        let (cqe, remote, marked, ret, _turn) = {
+            let mut raw = MaybeUninit::<bindings::ib_reg_wr>::uninit();
+            let raw = raw.as_mut_ptr();
+            // SAFETY: `shared` is as required.
+            let place = match unsafe { wr.come_to(&self.place, shared) } {
+                Ok(place) => place,
+                Err(error) => return Err(PostError { owner, error }),
+            };
+            // SAFETY: As above, and there is room for the request.
+            let (remote, marked) = match unsafe { wr.write(raw, place, shared) } {
+                Ok(written) => written,
+                Err(error) => return Err(PostError { owner, error }),
+            };
+            let cqe = owner.into_cqe();
+            let turn = shared.then(|| {
+                let turn = self.turn().lock();
+                // SAFETY: The owner, which keeps the region, is not posted yet. The turn is kept to
+                // the end.
+                unsafe { marked.register() };
+                turn
+            });
+            // SAFETY: The request was just written. The region is kept by the owner, which is the
+            // queue's until `done`.
+            let ret = unsafe {
+                end(&raw mut (*raw).wr, cqe);
+                send_raw(place.raw.as_ptr(), &raw const (*raw).wr)
+            };
+            (cqe, remote, marked, ret, turn)
         };
-        let cqe = owner.into_cqe();
-        let _turn = shared.then(|| {
-            let turn = self.turn().lock();
-            // SAFETY: The owner, which keeps the region, is not posted yet. The turn is kept to the
-            // end.
-            unsafe { marked.register() };
-            turn
-        });
-        // SAFETY: The request was just written. The region is kept by the owner, which is the
-        // queue's until `done`.
-        let ret = unsafe {
-            end(&raw mut (*raw).wr, cqe);
-            send_raw(self.as_raw(), &raw const (*raw).wr)
-        };
-        // SAFETY: It was the only request, and its owner's callback.
-        match unsafe { posted(ret, cqe) } {
-            Ok(()) => Ok(remote),
-            Err(e) => {
-                // SAFETY: The owner is back, and the region that it keeps has not moved.
-                unsafe { marked.undo() };
-                Err(e)
-            }
+        if ret == 0 {
+            return Ok(remote);
         }
+        // SAFETY: The only request was not posted. The owner keeps the region.
+        let error = unsafe { marked.refused(ret) };
+        // SAFETY: As above, so nothing else will take the owner back.
+        let owner = unsafe { P::take_back(cqe) };
+        Err(PostError { owner, error })
     }
 
     /// Posts a local invalidation (`IB_WR_LOCAL_INV`), moving the owner of the region in.
@@ -132,7 +136,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
     ///     Ok(qp.post_inv(io, |io| InvWr::new(&io.region))?)
     /// }
     /// ```
-    #[inline]
+    #[inline(always)]
     pub fn post_inv<P, const ID: u64>(
         &self,
         owner: P,
@@ -149,23 +153,25 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
         let marked = {
             let _turn = shared.then(|| self.turn().lock());
             // SAFETY: The turn is this QP's, or the region is the owner's alone.
-            unsafe { wr.prepare(self.as_raw(), shared) }
+            unsafe { wr.prepare(self.place.serial, shared) }
         };
         let marked = match marked {
             Ok(marked) => marked,
             Err(error) => return Err(PostError { owner, error }),
         };
-        let cqe = owner.into_cqe();
-        let alone = !shared && const { S::RAW != Direct::RAW };
-        // SAFETY: The region is kept by the owner, which is the queue's until `done`.
-        let raw = unsafe { marked.request(cqe, alone) };
-        // SAFETY: As above. The MR's own callback hands the completion on to `cqe`.
-        let ret = unsafe { send_raw(self.as_raw(), &raw) };
-        // SAFETY: It was the only request, and its owner's callback.
-        unsafe { posted(ret, cqe) }.inspect_err(|_| {
-            // SAFETY: The owner is back, and the region that it keeps has not moved.
-            unsafe { marked.undo() };
-        })
+        let (cqe, ret) = {
+            let cqe = owner.into_cqe();
+            // SAFETY: The region is kept by the owner, which is the queue's until the completion.
+            let raw = unsafe { marked.request::<P::Target, ID>(cqe, shared) };
+            // SAFETY: As above. The MR's own callback, made for `P`, gives the owner back.
+            (cqe, unsafe { send_raw(self.as_raw(), &raw) })
+        };
+        if ret == 0 {
+            return Ok(());
+        }
+        // SAFETY: As in `post_reg`.
+        let (error, owner) = unsafe { (marked.refused(ret), P::take_back(cqe)) };
+        Err(PostError { owner, error })
     }
 
     /// Posts a fast registration as [`Qp::post_reg`], for an owner that has its QP: see
@@ -192,13 +198,20 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
             // SAFETY: As in `repost_send`.
             return unsafe { &*qp }.post_reg(owner, wr);
         }
-        Self::post_reg_counted(qp.clone(), owner, wr)
+        let qp = core::ptr::from_ref(qp);
+        // SAFETY: The owner lends it.
+        let remote = unsafe { Self::post_reg_counted(qp, owner, wr) }?;
+        Ok(remote)
     }
 
-    /// As [`Qp::post_reg`], by a reference that the caller has. Not inlined, as in `repost_send`.
+    /// As [`Qp::post_reg`], by a counted reference. Not inlined, as in `repost_send`.
+    ///
+    /// # Safety
+    ///
+    /// `this` is valid while the owner is not posted.
     #[inline(never)]
-    fn post_reg_counted<P, const ID: u64>(
-        this: Arc<Self>,
+    unsafe fn post_reg_counted<P, const ID: u64>(
+        this: *const Arc<Self>,
         owner: P,
         wr: impl for<'a> FnOnce(&'a P::Target) -> RegWr<'a>,
     ) -> Result<Remote, PostError<P>>
@@ -207,6 +220,8 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
         P::Target: CqeHandler<ID, Pointer = P> + Sized,
         S: Provides<<P::Target as CqeHandler<ID>>::Needs>,
     {
+        // SAFETY: By the caller's promise.
+        let this = unsafe { &*this }.clone();
         this.post_reg(owner, wr)
     }
 
@@ -234,14 +249,20 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
             // SAFETY: As in `repost_send`.
             return unsafe { &*qp }.post_inv(owner, wr);
         }
-        Self::post_inv_counted(qp.clone(), owner, wr)?;
+        let qp = core::ptr::from_ref(qp);
+        // SAFETY: The owner lends it.
+        unsafe { Self::post_inv_counted(qp, owner, wr) }?;
         Ok(())
     }
 
-    /// As [`Qp::post_inv`], by a reference that the caller has. Not inlined, as in `repost_send`.
+    /// As [`Qp::post_inv`], by a counted reference. Not inlined, as in `repost_send`.
+    ///
+    /// # Safety
+    ///
+    /// `this` is valid while the owner is not posted.
     #[inline(never)]
-    fn post_inv_counted<P, const ID: u64>(
-        this: Arc<Self>,
+    unsafe fn post_inv_counted<P, const ID: u64>(
+        this: *const Arc<Self>,
         owner: P,
         wr: impl for<'a> FnOnce(&'a P::Target) -> InvWr<'a>,
     ) -> Result<(), PostError<P>>
@@ -250,6 +271,8 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
         P::Target: CqeHandler<ID, Pointer = P> + Sized,
         S: Provides<<P::Target as CqeHandler<ID>>::Needs>,
     {
+        // SAFETY: By the caller's promise.
+        let this = unsafe { &*this }.clone();
         this.post_inv(owner, wr)
     }
 }

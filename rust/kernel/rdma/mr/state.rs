@@ -4,7 +4,8 @@
 //!
 //! An MR is idle, being changed, registered, or being invalidated. It becomes idle again by the
 //! completion of the local invalidation, or by that of a receive with which the peer has
-//! invalidated the key. What proves neither leaves it registered, and only deregistration ends that.
+//! invalidated the key. What proves neither leaves it registered, and only deregistration ends
+//! that.
 //!
 //! An invalidation proves the end of a registration only if it comes after it in the send queue. An
 //! MR has to be marked registered before the request is posted, as it may be gone when the post
@@ -12,6 +13,11 @@
 //! posts in turn, see [`Qp::turn`](crate::qp::Qp::turn).
 
 mod ended;
+mod inv;
+mod reg;
+
+pub(crate) use ended::take_ended;
+pub(super) use reg::Registering;
 
 use crate::{
     bindings,
@@ -29,19 +35,12 @@ use crate::{
         }, //
     },
     pd::Pd,
+    qp::Serial,
     wc::Success, //
 };
 use core::{
     cell::UnsafeCell,
-    mem::{
-        offset_of,
-        ManuallyDrop, //
-    },
     ptr::NonNull, //
-};
-use ended::{
-    invalidated,
-    invalidated_alone, //
 };
 use kernel::{
     prelude::*,
@@ -55,23 +54,20 @@ use kernel::{
 /// consumer's part of a key has eight bits.
 const TRUSTED: u64 = 255 * GENERATION;
 
-/// Where an MR's other callback is.
-const ALONE: usize = offset_of!(Fmr, alone);
-
 /// An MR and what it needs at its end.
 ///
 /// # Invariants
 ///
 /// - `raw` is an MR of `pd`.
 /// - There is a mutable reference to `word` only while nobody else can reach the MR.
-/// - Who has claimed `word` has the fields of `own` for himself until he changes it again; while an
-///   invalidation is posted, its completion has them.
+/// - Who has claimed `word` has `cqe` and the fields of `own` for himself until he changes it
+///   again; while an invalidation is posted, its completion has them. Then `cqe` is made for the
+///   type of the owner that `own.user` is from.
+/// - `own.qp` and `own.recv_cq` belong to one QP, whose PD is `pd`.
 #[repr(C)]
 pub(crate) struct Fmr {
     /// What a local invalidation completes to. The first field, to get back from it.
-    cqe: bindings::ib_cqe,
-    /// What it completes to if nobody else can reach the MR, and the RDMA core polls.
-    alone: bindings::ib_cqe,
+    cqe: UnsafeCell<bindings::ib_cqe>,
     own: UnsafeCell<Own>,
     word: UnsafeCell<Word>,
     /// The key of the last registration.
@@ -89,7 +85,7 @@ struct Own {
     /// The callback of the owner of the local invalidation.
     user: *mut bindings::ib_cqe,
     /// The QP that the registration was posted to.
-    qp: *const bindings::ib_qp,
+    qp: Serial,
     /// Where the completions are that may prove a remote invalidation.
     recv_cq: *const bindings::ib_cq,
     /// The last generation whose key no earlier completion of that CQ can have.
@@ -118,15 +114,10 @@ impl Fmr {
     /// `raw` is a new MR of `pd` that can map `pages` pages.
     pub(super) fn new(raw: NonNull<bindings::ib_mr>, pages: u32, pd: Pd, hold: Hold) -> Self {
         Self {
-            cqe: bindings::ib_cqe {
-                done: Some(invalidated),
-            },
-            alone: bindings::ib_cqe {
-                done: Some(invalidated_alone),
-            },
+            cqe: UnsafeCell::new(bindings::ib_cqe { done: None }),
             own: UnsafeCell::new(Own {
                 user: core::ptr::null_mut(),
-                qp: core::ptr::null(),
+                qp: Serial::NONE,
                 recv_cq: core::ptr::null(),
                 trusted: TRUSTED,
             }),
@@ -155,171 +146,10 @@ impl Fmr {
         self.word().has_key().then(|| self.rkey.load(Relaxed))
     }
 
-    /// Gives the MR a new key, for a request that is to be posted to `qp`.
-    ///
-    /// # Safety
-    ///
-    /// `qp` is valid. The caller has claimed the MR.
-    #[inline]
-    unsafe fn renew(&self, qp: *const bindings::ib_qp) -> u32 {
-        // SAFETY: By the caller's promise.
-        let recv_cq = unsafe { (*qp).recv_cq };
-        // SAFETY: The claim makes this the only user of `own` and of the MR's keys. The low byte of
-        // a key is the consumer's (`ib_inc_rkey`, `ib_update_fast_reg_key`).
-        unsafe {
-            let own = &mut *self.own.get();
-            if own.recv_cq != recv_cq {
-                // Nothing is known of what is left in this CQ, unless it is the MR's first.
-                if !own.recv_cq.is_null() {
-                    own.trusted = 0;
-                }
-                own.recv_cq = recv_cq;
-            }
-            own.qp = qp;
-            let mr = self.raw.as_ptr();
-            let own = (*mr).rkey.wrapping_add(1) & 0xff;
-            (*mr).lkey = (*mr).lkey & 0xffff_ff00 | own;
-            (*mr).rkey = (*mr).rkey & 0xffff_ff00 | own;
-            (*mr).rkey
-        }
-    }
-
-    /// Gives the MR a new key, for a request that is to be posted to `qp`.
-    ///
-    /// # Safety
-    ///
-    /// `qp` is valid. [`Fmr::register`] is called before the request is posted. If that is not
-    /// posted, [`Fmr::undo`] is called.
-    pub(super) unsafe fn prepare(&self, qp: *const bindings::ib_qp) -> Result<(u32, Registering)> {
-        let generation = self.word().begin().ok_or(EBUSY)?;
-        // SAFETY: By the caller's promise, and just claimed.
-        let rkey = unsafe { self.renew(qp) };
-        self.rkey.store(rkey, Relaxed);
-        self.word().prepared(generation);
-        Ok((rkey, Registering(generation)))
-    }
-
-    /// As [`Fmr::prepare`], but marks the MR registered at once.
-    ///
-    /// # Safety
-    ///
-    /// `qp` is valid. Nobody else can reach the MR until the request was posted. If it is not
-    /// posted, [`Fmr::undo`] is called.
-    #[inline]
-    pub(super) unsafe fn prepare_alone(
-        &self,
-        qp: *const bindings::ib_qp,
-    ) -> Result<(u32, Registering)> {
-        // SAFETY: By the caller's promise nobody else uses the word, the key, or anything else.
-        unsafe {
-            let generation = (*self.word.get()).register_alone().ok_or(EBUSY)?;
-            let rkey = self.renew(qp);
-            *self.rkey.as_ptr() = rkey;
-            Ok((rkey, Registering(generation)))
-        }
-    }
-
-    /// Marks the MR registered, whose request is about to be posted.
-    ///
-    /// # Safety
-    ///
-    /// `registering` is from the last [`Fmr::prepare`] or [`Fmr::prepare_alone`], which was not
-    /// undone. The caller has the turn of the QP until the post has returned.
-    pub(super) unsafe fn register(&self, registering: &Registering) {
-        self.word().registered(registering.0);
-    }
-
-    /// Takes the mark of a registration back that was not posted.
-    pub(super) fn undo(&self, registering: Registering) {
-        self.word().not_posted(registering.0);
-    }
-
-    /// Marks the MR as being invalidated by a request that is to be posted to `qp`, which must be
-    /// the QP that registered it: one queue keeps the two in order.
-    ///
-    /// # Safety
-    ///
-    /// The caller has the turn of `qp`, or nobody else can reach the MR.
-    pub(super) unsafe fn invalidate(&self, qp: *const bindings::ib_qp) -> Result {
-        if !self.word().invalidating() {
-            return Err(EBUSY);
-        }
-        // SAFETY: Just claimed.
-        unsafe { self.is_of(qp) }
-    }
-
-    /// As [`Fmr::invalidate`].
-    ///
-    /// # Safety
-    ///
-    /// Nobody else can reach the MR until the request was posted.
-    #[inline]
-    pub(super) unsafe fn invalidate_alone(&self, qp: *const bindings::ib_qp) -> Result {
-        // SAFETY: By the caller's promise.
-        if !unsafe { (*self.word.get()).invalidate_alone() } {
-            return Err(EBUSY);
-        }
-        // SAFETY: Just claimed.
-        unsafe { self.is_of(qp) }
-    }
-
-    /// Fails unless the registration was posted to `qp`; then the MR is registered as before.
-    ///
-    /// # Safety
-    ///
-    /// The caller has claimed the MR for an invalidation.
-    #[inline]
-    unsafe fn is_of(&self, qp: *const bindings::ib_qp) -> Result {
-        // SAFETY: The claim makes this the only user.
-        if unsafe { (*self.own.get()).qp } != qp {
-            // The turn is not that of the QP that registered it, but nothing is posted.
-            self.word().still_registered();
-            return Err(EINVAL);
-        }
-        Ok(())
-    }
-
-    /// Returns the request of an invalidation that was marked, whose owner's callback is `user`.
-    /// `alone` says that nobody else can reach the MR until the owner is back, and that the RDMA
-    /// core polls where the request completes.
-    ///
-    /// # Safety
-    ///
-    /// [`Fmr::invalidate`] has just succeeded. If the request is not posted, [`Fmr::valid_still`] is
-    /// called.
-    #[inline]
-    pub(super) unsafe fn invalidation(
-        &self,
-        user: *mut bindings::ib_cqe,
-        alone: bool,
-    ) -> bindings::ib_send_wr {
-        // SAFETY: By the caller's promise this is the only user.
-        unsafe { (*self.own.get()).user = user };
-        let this = core::ptr::from_ref(self).cast_mut();
-        // What is written through the callback's address is in cells.
-        let (cqe, rkey) = if alone {
-            // SAFETY: A field of this, and there is no other user.
-            unsafe { (this.byte_add(ALONE).cast(), *self.rkey.as_ptr()) }
-        } else {
-            (this.cast(), self.rkey.load(Relaxed))
-        };
-        bindings::ib_send_wr {
-            next: core::ptr::null_mut(),
-            __bindgen_anon_1: bindings::ib_send_wr__bindgen_ty_1 {
-                wr_cqe: ManuallyDrop::new(cqe),
-            },
-            sg_list: core::ptr::null_mut(),
-            num_sge: 0,
-            opcode: bindings::ib_wr_opcode_IB_WR_LOCAL_INV,
-            send_flags: bindings::ib_send_flags_IB_SEND_SIGNALED as c_int,
-            ex: bindings::ib_send_wr__bindgen_ty_2 {
-                invalidate_rkey: ManuallyDrop::new(rkey),
-            },
-        }
-    }
-
-    /// The invalidation has failed, or was not posted.
-    pub(super) fn valid_still(&self) {
+    /// The invalidation has failed.
+    #[cold]
+    #[inline(never)]
+    fn valid_still(&self) {
         self.word().still_registered();
     }
 
@@ -351,6 +181,3 @@ impl Fmr {
         proved
     }
 }
-
-/// A registration that is not posted yet: its generation.
-pub(super) struct Registering(u64);

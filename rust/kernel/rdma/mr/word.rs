@@ -4,6 +4,10 @@
 //!
 //! Nothing but an atomic, so that `tests/model` can run this very file in every order of its steps.
 
+use core::sync::atomic::{
+    compiler_fence,
+    Ordering, //
+};
 use kernel::sync::atomic::{
     ordering::{
         Acquire,
@@ -20,15 +24,23 @@ const IDLE: u64 = 0;
 const BUSY: u64 = 1;
 /// The MR has a new key, and the request to register it will be posted.
 const PREPARED: u64 = 2;
-/// A registration was posted, or is being posted, and has perhaps not ended.
-const REGISTERED: u64 = 3;
 /// A local invalidation was posted, or is about to be.
-const INVALIDATING: u64 = 4;
+const INVALIDATING: u64 = 3;
+/// A registration was posted, or is being posted, and has perhaps not ended. A bit that no other
+/// state has, so that the compiler looks at that one only.
+const REGISTERED: u64 = 4;
 
 const STATE: u64 = 7;
 
 /// One registration: what is above the state counts them.
 pub(crate) const GENERATION: u64 = STATE + 1;
+
+/// Has the compiler test a word in memory, and then change it there, where it would load it into a
+/// register for both.
+#[inline]
+fn look_again() {
+    compiler_fence(Ordering::SeqCst);
+}
 
 /// The state of an MR, and the number of its registrations: its generation, which functions here
 /// give and take with a state of zero.
@@ -102,6 +114,13 @@ impl Word {
         self.0.store(generation | REGISTERED, Release);
     }
 
+    /// Nothing will be posted, after [`Word::begin`].
+    pub(crate) fn not_begun(&self, generation: u64) {
+        // INVARIANT: Nothing has changed.
+        self.0
+            .store(generation.wrapping_sub(GENERATION) | IDLE, Release);
+    }
+
     /// The request of a generation was not posted.
     pub(crate) fn not_posted(&self, generation: u64) {
         // INVARIANT: Nothing was posted under this generation. If it is in neither state, somebody
@@ -121,37 +140,42 @@ impl Word {
         self.claim(REGISTERED, INVALIDATING).is_some()
     }
 
-    /// Registers an idle MR and returns its generation, as [`Word::begin`] and [`Word::registered`]
-    /// do, where nobody else can reach it.
+    /// As [`Word::is_idle`], where nobody else can reach the MR.
     #[inline]
-    pub(crate) fn register_alone(&mut self) -> Option<u64> {
-        let word = *self.0.get_mut();
-        if word & STATE != IDLE {
-            return None;
-        }
-        let generation = word.wrapping_add(GENERATION);
+    pub(crate) fn is_idle_alone(&mut self) -> bool {
+        *self.0.get_mut() & STATE == IDLE
+    }
+
+    /// Marks an idle MR registered, as [`Word::begin`] and [`Word::registered`] do, where nobody
+    /// else can reach it.
+    #[inline]
+    pub(crate) fn register_alone(&mut self) {
+        look_again();
+        let word = &mut *self.0.get_mut();
         // INVARIANT: As required.
-        *self.0.get_mut() = generation | REGISTERED;
-        Some(generation)
+        *word = word.wrapping_add(const { GENERATION + REGISTERED - IDLE });
     }
 
-    /// As [`Word::invalidating`], where nobody else can reach the MR.
+    /// Says whether the MR is registered, where nobody else can reach it.
     #[inline]
-    pub(crate) fn invalidate_alone(&mut self) -> bool {
-        let word = *self.0.get_mut();
-        if word & STATE != REGISTERED {
-            return false;
-        }
-        *self.0.get_mut() = word & !STATE | INVALIDATING;
-        true
+    pub(crate) fn is_registered_alone(&mut self) -> bool {
+        *self.0.get_mut() & REGISTERED != 0
     }
 
-    /// As [`Word::invalidated`], where nobody else can reach the MR.
+    /// As [`Word::invalidating`], of an MR that is registered, where nobody else can reach it.
     #[inline]
-    pub(crate) fn invalidated_alone(&mut self) {
-        let word = *self.0.get_mut();
+    pub(crate) fn invalidate_alone(&mut self) {
+        look_again();
+        let word = &mut *self.0.get_mut();
+        *word = word.wrapping_sub(const { REGISTERED - INVALIDATING });
+    }
+
+    /// As [`Word::not_posted`] and [`Word::invalidated`], where nobody else can reach the MR.
+    #[inline]
+    pub(crate) fn end_alone(&mut self) {
+        let word = &mut *self.0.get_mut();
         // INVARIANT: As there.
-        *self.0.get_mut() = word & !STATE | IDLE;
+        *word = *word & !STATE | IDLE;
     }
 
     /// Claims a registered MR to look at it, and returns the generation. [`Word::looked`] follows.

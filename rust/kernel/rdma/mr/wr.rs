@@ -8,15 +8,23 @@ use super::{
         Registering, //
     },
     Memory,
+    Mr,
     Region, //
 };
 use crate::{
     bindings,
-    cqe::CqePointer,
+    cqe::{
+        CqeHandler,
+        CqePointer, //
+    },
     dma::{
         DeviceReads,
         DeviceWrites,
         Direction, //
+    },
+    qp::{
+        Place,
+        Serial, //
     },
     wr::{
         fill,
@@ -63,15 +71,14 @@ impl Private {
     /// Says whether the region lies in this memory. If it does, the compiler knows its offset, and
     /// nothing is left of this.
     #[inline]
-    fn has(&self, region: *const ()) -> bool {
-        region.addr().wrapping_sub(self.addr) < self.size
+    fn has(&self, mr: &Mr) -> bool {
+        core::ptr::from_ref(mr).addr().wrapping_sub(self.addr) < self.size
     }
 }
 
 /// A request to register a [`Region`], with the access that peers get.
 pub struct RegWr<'a> {
-    mr: &'a Fmr,
-    region: *const (),
+    mr: &'a Mr,
     iova: u64,
     access: u32,
 }
@@ -80,8 +87,7 @@ impl<'a> RegWr<'a> {
     #[inline]
     fn new<D: Direction, M: Memory<D>>(region: &'a Region<D, M>, access: u32) -> Self {
         Self {
-            mr: &region.mr.fmr,
-            region: core::ptr::from_ref(region).cast(),
+            mr: &region.mr,
             iova: region.iova,
             access,
         }
@@ -123,37 +129,50 @@ impl<'a> RegWr<'a> {
     /// Says whether others may reach the region before `owner` is back.
     #[inline]
     pub(crate) fn is_shared(&self, owner: &Private) -> bool {
-        !owner.has(self.region)
+        !owner.has(self.mr)
     }
 
-    /// Gives the region a new key and writes the C request, all but the callback and the successor,
-    /// for `qp`.
+    /// Has the region note the QP at `place`. That is returned, so that it need not be kept over
+    /// the call which a QP that is new to the region needs.
     ///
     /// # Safety
     ///
-    /// `to` is valid for writes, and `qp` is valid. `shared` is what [`RegWr::is_shared`] says of
-    /// the owner; if so, [`Marked::register`] is called. If the request is not posted, what is
-    /// returned is undone.
+    /// `shared` is what [`RegWr::is_shared`] says of the owner.
+    #[inline]
+    pub(crate) unsafe fn come_to<'p>(&self, place: &'p Place, shared: bool) -> Result<&'p Place> {
+        if shared {
+            // That is for who has claimed the region.
+            return Ok(place);
+        }
+        // SAFETY: A region that is not shared is a part of an owner that nobody else has.
+        unsafe { self.mr.fmr.place_alone(place) }
+    }
+
+    /// Gives the region a new key and writes the C request, all but the callback and the successor,
+    /// for the QP at `place`.
+    ///
+    /// # Safety
+    ///
+    /// `to` is valid for writes. `shared` is what [`RegWr::is_shared`] says of the owner, and
+    /// `place` is from [`RegWr::come_to`]. If it is shared, [`Marked::register`] is called. If the
+    /// request is not posted, what is returned is undone.
     #[inline]
     pub(crate) unsafe fn write(
         self,
         to: *mut bindings::ib_reg_wr,
-        qp: *const bindings::ib_qp,
+        place: &Place,
         shared: bool,
     ) -> Result<(Remote, Marked)> {
-        // SAFETY: By the caller's promise.
-        if unsafe { (*qp).pd } != self.mr.pd.as_raw() {
-            return Err(EINVAL);
-        }
-        // SAFETY: As above. A region that is not shared is a part of an owner that nobody else has,
-        // and the owner is in the queue from the post on, to the end of the request.
-        let (rkey, registering) = unsafe {
+        // SAFETY: By the caller's promise. A region that is not shared is a part of an owner that
+        // nobody else has, and the owner is in the queue from the post on, to the end of the
+        // request.
+        let (mr, rkey, registering) = unsafe {
             if shared {
-                self.mr.prepare(qp)
+                self.mr.fmr.prepare(place)?
             } else {
-                self.mr.prepare_alone(qp)
+                self.mr.fmr.prepare_alone()
             }
-        }?;
+        };
         let (opcode, flags) = (
             bindings::ib_wr_opcode_IB_WR_REG_MR,
             bindings::ib_send_flags_IB_SEND_SIGNALED,
@@ -168,7 +187,7 @@ impl<'a> RegWr<'a> {
                 core::ptr::null_mut(),
                 0,
             );
-            (*to).mr = self.mr.raw.as_ptr();
+            (*to).mr = mr;
             (*to).key = rkey;
             (*to).access = self.access as c_int;
         }
@@ -181,7 +200,10 @@ impl<'a> RegWr<'a> {
 }
 
 /// A region that has a new key, by a request that is not posted yet.
-pub(crate) struct Marked(NonNull<Fmr>, Registering);
+///
+/// It is found by the MR's handle, which is in the region, so as a rule in the owner: its address
+/// need not be kept during the post.
+pub(crate) struct Marked(NonNull<Mr>, Registering);
 
 impl Marked {
     /// Marks the region registered, if it is not.
@@ -192,94 +214,106 @@ impl Marked {
     /// QP that it was made for until that has returned.
     pub(crate) unsafe fn register(&self) {
         // SAFETY: By the caller's promise. What is not undone is from the last `prepare`.
-        unsafe { self.0.as_ref().register(&self.1) };
+        unsafe { self.0.as_ref().fmr.register(self.1) };
     }
 
     /// Takes the mark back.
     ///
     /// # Safety
     ///
-    /// The region is alive, and its registration was not posted.
+    /// The region is alive and has not moved, and its registration was not posted.
     pub(crate) unsafe fn undo(self) {
         // SAFETY: By the caller's promise.
-        unsafe { self.0.as_ref() }.undo(self.1);
+        unsafe { self.0.as_ref().fmr.undo(self.1) };
+    }
+
+    /// As [`Marked::undo`]; returns what the driver has said, which is `ret`.
+    ///
+    /// # Safety
+    ///
+    /// As there.
+    #[inline]
+    pub(crate) unsafe fn refused(self, ret: c_int) -> Error {
+        // SAFETY: By the caller's promise.
+        unsafe { self.0.as_ref().fmr.refused(self.1, ret) }
     }
 }
 
 /// A request to invalidate the key of a [`Region`] locally (`IB_WR_LOCAL_INV`).
 pub struct InvWr<'a> {
-    mr: &'a Fmr,
-    region: *const (),
+    mr: &'a Mr,
 }
 
 impl<'a> InvWr<'a> {
     /// Ends the access of peers to the region.
     #[inline]
     pub fn new<D: Direction, M: Memory<D>>(region: &'a Region<D, M>) -> Self {
-        Self {
-            mr: &region.mr.fmr,
-            region: core::ptr::from_ref(region).cast(),
-        }
+        Self { mr: &region.mr }
     }
 
     /// Says whether others may reach the region now.
     #[inline]
     pub(crate) fn is_shared(&self, owner: &Private) -> bool {
-        !owner.has(self.region)
+        !owner.has(self.mr)
     }
 
-    /// Marks the region as being invalidated by a request for `qp`.
+    /// Marks the region as being invalidated by a request for the QP with this number.
     ///
     /// # Safety
     ///
     /// `shared` is what [`InvWr::is_shared`] says of the owner. If so, the caller has the turn of
-    /// `qp`.
+    /// the QP.
     #[inline]
-    pub(crate) unsafe fn prepare(
-        self,
-        qp: *const bindings::ib_qp,
-        shared: bool,
-    ) -> Result<Invalidating> {
+    pub(crate) unsafe fn prepare(self, serial: Serial, shared: bool) -> Result<Invalidating> {
         // SAFETY: By the caller's promise. A region that is not shared is a part of an owner that
         // nobody else has.
         unsafe {
             if shared {
-                self.mr.invalidate(qp)
+                self.mr.fmr.invalidate(serial)
             } else {
-                self.mr.invalidate_alone(qp)
+                self.mr.fmr.invalidate_alone(serial)
             }
         }?;
-        Ok(Invalidating(NonNull::from(self.mr)))
+        Ok(Invalidating {
+            fmr: NonNull::from(&**self.mr.fmr),
+            mr: NonNull::from(self.mr),
+        })
     }
 }
 
 /// A region that is marked as being invalidated, by a request that is not posted yet.
-pub(crate) struct Invalidating(NonNull<Fmr>);
+///
+/// When it was refused, the MR is found again by its handle, as in [`Marked`].
+pub(crate) struct Invalidating {
+    fmr: NonNull<Fmr>,
+    mr: NonNull<Mr>,
+}
 
 impl Invalidating {
-    /// Makes the C request, which gives its completion to `user`. `alone` says that the region is
-    /// not shared, and that the RDMA core polls where the request completes.
+    /// Makes the C request, whose completion gives the owner of `user` to its handler.
     ///
     /// # Safety
     ///
-    /// The region lives until that completion, and what `alone` says is true.
+    /// The region lives until that completion. `user` is from an owner of type `T`, given up by its
+    /// callback `ID`. `shared` is what [`InvWr::is_shared`] has said.
     #[inline]
-    pub(crate) unsafe fn request(
+    pub(crate) unsafe fn request<T: CqeHandler<ID>, const ID: u64>(
         &self,
         user: *mut bindings::ib_cqe,
-        alone: bool,
+        shared: bool,
     ) -> bindings::ib_send_wr {
         // SAFETY: By the caller's promise, and the type says that the region is marked.
-        unsafe { self.0.as_ref().invalidation(user, alone) }
+        unsafe { self.fmr.as_ref().invalidation::<T, ID>(user, shared) }
     }
 
-    /// Takes the mark back.
+    /// Takes the mark back; returns what the driver has said, which is `ret`.
     ///
     /// # Safety
     ///
-    /// The region is alive, and the invalidation was not posted.
-    pub(crate) unsafe fn undo(self) {
+    /// The region is alive and has not moved, and the invalidation was not posted.
+    #[inline]
+    pub(crate) unsafe fn refused(self, ret: c_int) -> Error {
         // SAFETY: By the caller's promise.
-        unsafe { self.0.as_ref() }.valid_still();
+        unsafe { self.mr.as_ref() }.fmr.not_invalidated(ret)
     }
 }

@@ -152,7 +152,7 @@ where
         let (links, in_turn) = unsafe {
             Links::make(
                 &raw mut slots,
-                self.qp.as_raw(),
+                &self.qp.place,
                 &**owner,
                 Private::of(owner),
                 make,
@@ -187,18 +187,23 @@ where
         mut self,
         make: impl for<'a> FnOnce(&'a P::Target, &mut Chain<'a, LINKS, SGES>) -> Result,
     ) -> Result<(), BatchError<'q, S, R, P, ID>> {
-        let Some(owner) = self.owner.take() else {
+        let (qp, posted) = (self.qp, self.posted);
+        // What is left has no owner, so nothing ends with it, which the compiler would not see.
+        let owner = self.owner.take();
+        core::mem::forget(self);
+        let batch = |owner| Batch { qp, owner, posted };
+        let Some(owner) = owner else {
             return Err(BatchError {
-                batch: self,
+                batch: batch(None),
                 error: EIO,
             });
         };
         let mut slots = [const { Slot::new() }; LINKS];
-        // SAFETY: The slots outlive the links, and the QP is valid while it is borrowed.
+        // SAFETY: The slots outlive the links, as the QP does.
         let made = unsafe {
             Links::make(
                 &raw mut slots,
-                self.qp.as_raw(),
+                &qp.place,
                 &*owner,
                 Private::of(&owner),
                 make,
@@ -207,17 +212,19 @@ where
         let (links, in_turn) = match made {
             Ok(made) => made,
             Err(error) => {
-                self.owner = Some(owner);
-                return Err(BatchError { batch: self, error });
+                return Err(BatchError {
+                    batch: batch(Some(owner)),
+                    error,
+                })
             }
         };
-        let turn = in_turn.then(|| self.qp.turn());
+        let turn = in_turn.then(|| qp.turn());
         let cqe = owner.into_cqe();
         // SAFETY: The QP is valid while it is borrowed, and the owner is the queue's until `done`.
-        match unsafe { links.post(self.qp.as_raw(), turn, Some(cqe)) } {
+        match unsafe { links.post(qp.as_raw(), turn, Some(cqe)) } {
             Ok(()) => Ok(()),
             // SAFETY: The signaled request was posted last, and with this callback.
-            Err(refused) => Err(unsafe { self.refused(refused, cqe) }),
+            Err(refused) => Err(unsafe { batch(None).refused(refused, cqe) }),
         }
     }
 

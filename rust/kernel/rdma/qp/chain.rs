@@ -13,6 +13,7 @@ use super::{
         no_signal,
         signal, //
     },
+    Place,
     Qp, //
 };
 use crate::{
@@ -27,7 +28,10 @@ use crate::{
     },
     mr::Private, //
 };
-use core::marker::PhantomData;
+use core::{
+    marker::PhantomData,
+    ptr::NonNull, //
+};
 use kernel::{
     prelude::*,
     sync::SpinLockIrq, //
@@ -57,23 +61,23 @@ impl<const LINKS: usize, const SGES: usize> Links<LINKS, SGES> {
     ///
     /// # Safety
     ///
-    /// `slots` outlives what is returned, and `qp` is valid.
+    /// `slots` and `place` outlive what is returned.
     #[inline]
     pub(super) unsafe fn make<'a, T>(
         slots: *mut [Slot<SGES>; LINKS],
-        qp: *mut bindings::ib_qp,
+        place: &Place,
         owner: &'a T,
         private: Private,
         make: impl FnOnce(&'a T, &mut Chain<'a, LINKS, SGES>) -> Result,
     ) -> Result<(Self, bool)> {
         let mut chain = Chain {
-            // INVARIANT: There is no request yet. The QP is valid by the caller's promise.
+            // INVARIANT: There is no request yet. The place is there by the caller's promise.
             links: Self {
                 slots: slots.cast(),
                 len: 0,
             },
             posting: Posting {
-                qp,
+                place: NonNull::from(place),
                 private,
                 in_turn: false,
             },
@@ -203,7 +207,7 @@ impl<const LINKS: usize, const SGES: usize> Refused<LINKS, SGES> {
 ///
 /// # Invariants
 ///
-/// The QP of `posting` is valid.
+/// The place in `posting` is there.
 pub struct Chain<'a, const LINKS: usize, const SGES: usize = 1> {
     links: Links<LINKS, SGES>,
     posting: Posting,
@@ -227,7 +231,7 @@ impl<'a, const LINKS: usize, const SGES: usize> Chain<'a, LINKS, SGES> {
         }
         // SAFETY: The slots are valid, and `n` was just checked.
         let slot = unsafe { &mut *links.slots.add(n) };
-        // SAFETY: The QP is valid by the type invariant. What is not posted is undone.
+        // SAFETY: By the type invariant. What is not posted is undone.
         let output = unsafe { link.write(slot, &mut self.posting) }?;
         let wr = slot.wr();
         // SAFETY: The request was just written, and so was the one before, by the type invariant.

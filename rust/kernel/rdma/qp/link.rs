@@ -9,15 +9,19 @@ use crate::{
         Private,
         RegWr, //
     },
+    qp::Place,
     wr::{
         AtomicWr,
         Remote,
         SendWr, //
     }, //
 };
-use core::mem::{
-    ManuallyDrop,
-    MaybeUninit, //
+use core::{
+    mem::{
+        ManuallyDrop,
+        MaybeUninit, //
+    },
+    ptr::NonNull, //
 };
 use kernel::prelude::*;
 
@@ -97,10 +101,23 @@ impl<const SGES: usize> Slot<SGES> {
 /// How links are posted.
 #[doc(hidden)]
 pub struct Posting {
-    pub(super) qp: *mut bindings::ib_qp,
+    pub(super) place: NonNull<Place>,
     pub(super) private: Private,
     /// Whether it has to be in turn, as a link registers a region that others may reach.
     pub(super) in_turn: bool,
+}
+
+impl Posting {
+    /// Returns the PD of the QP.
+    ///
+    /// # Safety
+    ///
+    /// The place is there.
+    #[inline]
+    unsafe fn pd(&self) -> *const bindings::ib_pd {
+        // SAFETY: By the caller's promise.
+        unsafe { (*self.place.as_ref().raw.as_ptr()).pd }
+    }
 }
 
 mod private {
@@ -114,8 +131,8 @@ mod private {
         ///
         /// # Safety
         ///
-        /// The QP of `posting` is valid. [`Slot::register`] is called in turn if `posting` says so
-        /// then. If the request is not posted, [`Slot::undo`] is called.
+        /// The place in `posting` is there. [`Slot::register`] is called in turn if `posting` says
+        /// so then. If the request is not posted, [`Slot::undo`] is called.
         unsafe fn write(self, slot: &mut Slot<SGES>, posting: &mut Posting)
             -> Result<Self::Output>;
     }
@@ -134,8 +151,9 @@ impl<const N: usize, const SGES: usize> Write<SGES> for SendWr<'_, N> {
     unsafe fn write(self, slot: &mut Slot<SGES>, posting: &mut Posting) -> Result {
         const { assert!(N <= SGES, "the chain has no room for so many entries") };
         let sges = slot.sges.as_mut_ptr().cast();
-        // SAFETY: There is room for the entries, and for a request of every kind; the QP is valid.
-        unsafe { self.write(slot.wr().cast(), sges, (*posting.qp).pd) }
+        // SAFETY: There is room for the entries, and for a request of every kind; the place is
+        // there.
+        unsafe { self.write(slot.wr().cast(), sges, posting.pd()) }
     }
 }
 
@@ -147,8 +165,8 @@ impl<const SGES: usize> Write<SGES> for AtomicWr<'_> {
     unsafe fn write(self, slot: &mut Slot<SGES>, posting: &mut Posting) -> Result {
         const { assert!(1 <= SGES, "the chain has no room for an entry") };
         let sge = slot.sges.as_mut_ptr().cast();
-        // SAFETY: There is room for the entry, and for a request of every kind; the QP is valid.
-        unsafe { self.write(slot.wr().cast(), sge, (*posting.qp).pd) }
+        // SAFETY: There is room for the entry, and for a request of every kind; the place is there.
+        unsafe { self.write(slot.wr().cast(), sge, posting.pd()) }
     }
 }
 
@@ -160,9 +178,12 @@ impl<const SGES: usize> Write<SGES> for RegWr<'_> {
     unsafe fn write(self, slot: &mut Slot<SGES>, posting: &mut Posting) -> Result<Remote> {
         let shared = self.is_shared(&posting.private);
         posting.in_turn |= shared;
-        // SAFETY: There is room for a request of every kind; the QP is valid. In turn, the region
-        // is marked before it is posted. If the request is not posted, that is taken back.
-        let (remote, marked) = unsafe { self.write(slot.wr().cast(), posting.qp, shared) }?;
+        // SAFETY: There is room for a request of every kind; the place is there. In turn, the
+        // region is marked before it is posted. If the request is not posted, that is taken back.
+        let (remote, marked) = unsafe {
+            let place = self.come_to(posting.place.as_ref(), shared)?;
+            self.write(slot.wr().cast(), place, shared)?
+        };
         // INVARIANT: The request was just written.
         slot.marked.write(marked);
         Ok(remote)

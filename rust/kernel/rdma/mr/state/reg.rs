@@ -1,0 +1,173 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Registrations, from their mark to their post.
+
+use super::Fmr;
+use crate::{
+    bindings,
+    qp::Place,
+    wc::unlikely, //
+};
+use kernel::{
+    prelude::*,
+    sync::atomic::ordering::Relaxed, //
+};
+
+/// What a registration is posted with: the MR, its new key, and the mark.
+pub(in crate::mr) type Prepared = (*mut bindings::ib_mr, u32, Registering);
+
+/// A registration that is not posted yet: its generation, which is not zero, or that nobody else
+/// can reach the MR.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(in crate::mr) struct Registering(u64);
+
+impl Registering {
+    const ALONE: Self = Self(0);
+}
+
+impl Fmr {
+    /// Notes the QP that the MR is registered through from now on, and returns it; `None` if it is
+    /// of another PD.
+    ///
+    /// # Safety
+    ///
+    /// The caller has `own` for himself, and the MR is not registered.
+    #[cold]
+    #[inline(never)]
+    unsafe fn come_to<'p>(&self, place: &'p Place) -> Option<&'p Place> {
+        // SAFETY: By the type invariant of `place`.
+        let (pd, recv_cq) = unsafe { ((*place.raw.as_ptr()).pd, (*place.raw.as_ptr()).recv_cq) };
+        if pd != self.pd.as_raw() {
+            return None;
+        }
+        // SAFETY: By the caller's promise.
+        let own = unsafe { &mut *self.own.get() };
+        if own.recv_cq != recv_cq {
+            // Nothing is known of what is left in this CQ, unless it is the MR's first.
+            if !own.recv_cq.is_null() {
+                own.trusted = 0;
+            }
+            own.recv_cq = recv_cq;
+        }
+        // INVARIANT: Of this QP, as `recv_cq` is.
+        own.qp = place.serial;
+        Some(place)
+    }
+
+    /// Gives the MR a new key, for a request that is to be posted to the QP noted.
+    ///
+    /// # Safety
+    ///
+    /// The caller has the MR for himself.
+    #[inline]
+    unsafe fn renew(&self) -> (*mut bindings::ib_mr, u32) {
+        let mr = self.raw.as_ptr();
+        // SAFETY: By the caller's promise nobody else uses the MR's keys. The low byte of a key is
+        // the consumer's (`ib_inc_rkey`, `ib_update_fast_reg_key`).
+        unsafe {
+            let own = (*mr).rkey.wrapping_add(1) & 0xff;
+            (*mr).lkey = (*mr).lkey & 0xffff_ff00 | own;
+            let rkey = (*mr).rkey & 0xffff_ff00 | own;
+            (*mr).rkey = rkey;
+            (mr, rkey)
+        }
+    }
+
+    /// Gives the MR a new key, for a request that is to be posted to the QP at `place`.
+    ///
+    /// # Safety
+    ///
+    /// [`Fmr::register`] is called before the request is posted. If that is not posted,
+    /// [`Fmr::undo`] is called.
+    pub(in crate::mr) unsafe fn prepare(&self, place: &Place) -> Result<Prepared> {
+        let generation = self.word().begin().ok_or(EBUSY)?;
+        // SAFETY: Just claimed, and not registered.
+        if unsafe { (*self.own.get()).qp != place.serial && self.come_to(place).is_none() } {
+            self.word().not_begun(generation);
+            return Err(EINVAL);
+        }
+        // SAFETY: Just claimed.
+        let (mr, rkey) = unsafe { self.renew() };
+        self.rkey.store(rkey, Relaxed);
+        self.word().prepared(generation);
+        Ok((mr, rkey, Registering(generation)))
+    }
+
+    /// Notes the QP at `place`, if that is another one than before, for [`Fmr::prepare_alone`].
+    ///
+    /// # Safety
+    ///
+    /// Nobody else can reach the MR until the request was posted.
+    #[inline]
+    pub(in crate::mr) unsafe fn place_alone<'p>(&self, place: &'p Place) -> Result<&'p Place> {
+        // SAFETY: By the caller's promise nobody else uses the word, nor `own`.
+        unsafe {
+            if !(*self.word.get()).is_idle_alone() {
+                unlikely();
+                return Err(EBUSY);
+            }
+            if (*self.own.get()).qp == place.serial {
+                return Ok(place);
+            }
+            self.come_to(place).ok_or(EINVAL)
+        }
+    }
+
+    /// As [`Fmr::prepare`], but marks the MR registered at once.
+    ///
+    /// # Safety
+    ///
+    /// [`Fmr::place_alone`] has noted the QP. Nobody else can reach the MR until the request was
+    /// posted. If it is not posted, [`Fmr::undo`] is called.
+    #[inline]
+    pub(in crate::mr) unsafe fn prepare_alone(&self) -> Prepared {
+        // SAFETY: By the caller's promise nobody else uses the word, the key, or anything else.
+        unsafe {
+            (*self.word.get()).register_alone();
+            let (mr, rkey) = self.renew();
+            *self.rkey.as_ptr() = rkey;
+            (mr, rkey, Registering::ALONE)
+        }
+    }
+
+    /// Marks the MR registered, whose request is about to be posted.
+    ///
+    /// # Safety
+    ///
+    /// `registering` is from the last [`Fmr::prepare`] or [`Fmr::prepare_alone`], which was not
+    /// undone. The caller has the turn of the QP until the post has returned.
+    pub(in crate::mr) unsafe fn register(&self, registering: Registering) {
+        if registering != Registering::ALONE {
+            self.word().registered(registering.0);
+        }
+    }
+
+    /// Takes the mark of a registration back that was not posted.
+    ///
+    /// # Safety
+    ///
+    /// `registering` is from the last [`Fmr::prepare_alone`], or any [`Fmr::prepare`].
+    #[cold]
+    #[inline(never)]
+    pub(in crate::mr) unsafe fn undo(&self, registering: Registering) {
+        if registering == Registering::ALONE {
+            // SAFETY: By the caller's promise. Nobody else can reach the MR, as it was not posted.
+            unsafe { (*self.word.get()).end_alone() };
+        } else {
+            self.word().not_posted(registering.0);
+        }
+    }
+
+    /// As [`Fmr::undo`]; returns what the driver has said, which is `ret`.
+    ///
+    /// # Safety
+    ///
+    /// As there.
+    #[cold]
+    #[inline(never)]
+    pub(in crate::mr) unsafe fn refused(&self, registering: Registering, ret: c_int) -> Error {
+        // SAFETY: By the caller's promise.
+        unsafe { self.undo(registering) };
+        Error::from_errno(ret)
+    }
+}
