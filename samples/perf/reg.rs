@@ -58,11 +58,11 @@ impl<C: PollContext + Provides<Atomic>> Fmr<C> {
         let qp = self.qp.clone();
         let posted = qp.post_reg::<_, REG>(self, |fmr| RegWr::remote_write(&fmr.region));
         if let Err(e) = posted {
-            e.owner.run.fail(e.error);
+            e.owner.fail(e.error);
         }
     }
 
-    #[inline]
+    #[inline(never)]
     fn register_again(self: Pin<KBox<Self>>, wc: &Wc) {
         let posted = Qp::repost_reg::<_, REG>(
             self,
@@ -71,26 +71,26 @@ impl<C: PollContext + Provides<Atomic>> Fmr<C> {
             |fmr| RegWr::remote_write(&fmr.region),
         );
         if let Err(e) = posted {
-            e.owner.run.fail(e.error);
+            e.owner.fail(e.error);
         }
     }
 
     #[inline]
     fn registered(self: Pin<KBox<Self>>, wc: &Wc) {
         if let Err(e) = wc.result() {
-            return self.run.fail(e);
+            return self.fail(e.into());
         }
         let posted =
             Qp::repost_inv::<_, INV>(self, wc, |fmr| &fmr.qp, |fmr| InvWr::new(&fmr.region));
         if let Err(e) = posted {
-            e.owner.run.fail(e.error);
+            e.owner.fail(e.error);
         }
     }
 
     #[inline]
     fn invalidated(mut self: Pin<KBox<Self>>, wc: &Wc) {
         if let Err(e) = wc.result() {
-            return self.run.fail(e);
+            return self.fail(e.into());
         }
         self.left = self.left.wrapping_sub(1);
         if self.run.goes_on(self.left) {
@@ -98,6 +98,12 @@ impl<C: PollContext + Provides<Atomic>> Fmr<C> {
         } else {
             self.end();
         }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn fail(self: Pin<KBox<Self>>, e: Error) {
+        self.run.fail(e);
     }
 
     #[cold]
@@ -127,12 +133,16 @@ impl<C: PollContext + Provides<Atomic>> CqeHandler<INV> for Fmr<C> {
     }
 }
 
-/// An invalidation completes to a callback of the MR's, so it is not recognised.
 impl<C: PollContext + Provides<Atomic>> Owner for Fmr<C> {
     #[inline]
     fn claim(completion: Completion<'_>) {
-        if let Ok((this, wc)) = completion.take::<Self, REG>() {
-            this.registered(wc);
+        match completion.take::<Self, REG>() {
+            Ok((this, wc)) => this.registered(wc),
+            Err(other) => {
+                if let Ok((this, wc)) = other.take_inv::<Self, INV>() {
+                    this.invalidated(wc);
+                }
+            }
         }
     }
 }
