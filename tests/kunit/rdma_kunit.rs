@@ -41,6 +41,7 @@ mod mad_end;
 mod mad_wait;
 mod mr;
 mod mr_access;
+mod mr_ended;
 mod mr_inv;
 mod mr_pool;
 mod mr_remote;
