@@ -238,7 +238,7 @@ where
     #[inline(never)]
     unsafe fn refused<const LINKS: usize, const SGES: usize>(
         mut self,
-        refused: Refused<LINKS, SGES>,
+        refused: Refused<'_, LINKS, SGES>,
         cqe: *mut bindings::ib_cqe,
     ) -> BatchError<'q, S, R, P, ID> {
         // SAFETY: The owner that was given up is there unless all is posted, when nothing is marked

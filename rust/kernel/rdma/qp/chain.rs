@@ -34,7 +34,10 @@ use core::{
 };
 use kernel::{
     prelude::*,
-    sync::SpinLockIrq, //
+    sync::{
+        SpinLockIrq,
+        SpinLockIrqGuard, //
+    }, //
 };
 
 /// The C requests of a chain.
@@ -49,8 +52,10 @@ pub(super) struct Links<const LINKS: usize, const SGES: usize> {
 }
 
 /// A chain that the driver has refused, and what it says.
-pub(super) struct Refused<const LINKS: usize, const SGES: usize> {
+pub(super) struct Refused<'t, const LINKS: usize, const SGES: usize> {
     links: Links<LINKS, SGES>,
+    /// Kept until what was not posted is taken back.
+    _turn: Option<SpinLockIrqGuard<'t, ()>>,
     bad: *const bindings::ib_send_wr,
     ret: c_int,
 }
@@ -150,7 +155,7 @@ impl<const LINKS: usize, const SGES: usize> Links<LINKS, SGES> {
         qp: *mut bindings::ib_qp,
         turn: Option<&SpinLockIrq<()>>,
         tail: Option<*mut bindings::ib_cqe>,
-    ) -> Result<(), Refused<LINKS, SGES>> {
+    ) -> Result<(), Refused<'_, LINKS, SGES>> {
         // SAFETY: There is a first and a last one: an empty chain is not made.
         let (first, last) = unsafe { (self.wr(0), self.wr(self.len - 1)) };
         // SAFETY: The request is written by the type invariant.
@@ -159,7 +164,7 @@ impl<const LINKS: usize, const SGES: usize> Links<LINKS, SGES> {
             // SAFETY: As above.
             unsafe { signal(last, tail) };
         }
-        let _turn = turn.map(|turn| {
+        let turn = turn.map(|turn| {
             let turn = turn.lock();
             // SAFETY: Nothing is posted yet, so the regions are alive. The turn is kept to the end.
             unsafe { self.register() };
@@ -174,13 +179,14 @@ impl<const LINKS: usize, const SGES: usize> Links<LINKS, SGES> {
         }
         Err(Refused {
             links: self,
+            _turn: turn,
             bad,
             ret,
         })
     }
 }
 
-impl<const LINKS: usize, const SGES: usize> Refused<LINKS, SGES> {
+impl<const LINKS: usize, const SGES: usize> Refused<'_, LINKS, SGES> {
     /// Returns why the driver has refused a link, and how many were posted before it, if that is
     /// known. What the others have marked is taken back.
     ///
@@ -189,7 +195,12 @@ impl<const LINKS: usize, const SGES: usize> Refused<LINKS, SGES> {
     /// What the links are made of is alive.
     #[cold]
     pub(super) unsafe fn take_back(self) -> (Error, Option<usize>) {
-        let Self { links, bad, ret } = self;
+        let Self {
+            links,
+            _turn,
+            bad,
+            ret,
+        } = self;
         // SAFETY: The numbers are in bounds.
         let posted = (0..links.len).find(|n| core::ptr::eq(unsafe { links.wr(*n) }, bad));
         if let Some(n) = posted {
