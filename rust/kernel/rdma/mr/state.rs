@@ -61,9 +61,10 @@ const TRUSTED: u64 = 255 * GENERATION;
 /// - `raw` is an MR of `pd`.
 /// - There is a mutable reference to `word` only while nobody else can reach the MR.
 /// - Who has claimed `word` has `cqe` and the fields of `own` for himself until he changes it
-///   again; while an invalidation is posted, its completion has them. Then `cqe` is made for the
-///   type of the owner that `own.user` is from.
-/// - `own.qp` and `own.recv_cq` belong to one QP, whose PD is `pd`.
+///   again; while an invalidation is posted, its completion has them. Then `cqe` stands every owner,
+///   or is made for the type of the one that `own.user` is from.
+/// - `own.qp` and `own.recv_cq` are of one QP, whose PD is or was `pd`, and which may be gone; or of
+///   none.
 #[repr(C)]
 pub(crate) struct Fmr {
     /// What a local invalidation completes to. The first field, to get back from it.
@@ -169,8 +170,12 @@ impl Fmr {
         };
         // SAFETY: The claim makes this the only user.
         let own = unsafe { &mut *self.own.get() };
+        // SAFETY: By the type invariant.
+        let device = unsafe { (*self.raw.as_ptr()).device };
+        // Of another device, the CQ may be at the address of one that is gone.
         let proved = key == self.rkey.load(Relaxed)
             && core::ptr::eq(cq, own.recv_cq)
+            && cq.device == device
             && generation <= own.trusted;
         if proved {
             own.trusted = generation.saturating_add(TRUSTED);
