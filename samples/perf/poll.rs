@@ -7,7 +7,7 @@ use kernel::prelude::*;
 use rdma::prelude::*;
 
 /// How many completions are polled at once, as the RDMA core does.
-pub(crate) const BATCH: usize = 16;
+pub(crate) const BATCH: u32 = 16;
 
 /// An owner that is recognised where completions are polled.
 pub(crate) trait Owner: CqeHandler<Needs = Atomic> {
@@ -56,7 +56,7 @@ impl Mode for Direct {
     fn poll<T: Owner>(context: Context) -> Option<Poll<Self>> {
         Some(match context {
             Context::Static => |cq, budget| cq.process_with::<T, 0>(budget),
-            Context::Batch => batch::<T>,
+            Context::Batch => |cq, _| cq.process_by(BATCH, T::claim),
             _ => |cq, budget| Ok(cq.process(budget)),
         })
     }
@@ -73,14 +73,4 @@ impl Mode for Softirq {
             _ => Cq::alloc(dev, entries, 0, cx)?,
         })
     }
-}
-
-/// Polls into an array.
-fn batch<T: Owner>(cq: &Cq<Direct>, _budget: u32) -> Result<u32> {
-    let mut batch = Batch::<BATCH>::new();
-    let n = cq.poll(&mut batch)?;
-    for completion in batch.completions() {
-        T::claim(completion);
-    }
-    Ok(n as u32)
 }

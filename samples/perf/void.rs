@@ -189,7 +189,7 @@ impl<const STATIC: bool> Round for Taken<STATIC> {
         if STATIC {
             return cq.process_each::<Request, 0>(left, take);
         }
-        let mut batch = Batch::<BATCH>::new();
+        let mut batch = Batch::<{ BATCH as usize }>::new();
         let n = cq.poll(&mut batch)?;
         for completion in batch.completions() {
             if let Ok((request, wc)) = completion.take::<Request, 0>() {
