@@ -134,8 +134,8 @@ mod tests {
         held(&null, &sent, 4, ALL)?;
         let (slow, num) = (null.dev.clone(), null.a.num());
         null.env.client.spawn(GFP_KERNEL, move |_| {
-            // Four, and the marker of the drain.
-            let _ = crate::fixture::wait(|| slow.held(num) == Ok(5));
+            // Four, and both markers of the drain.
+            let _ = crate::fixture::wait(|| slow.held(num) == Ok(6));
             let _ = slow.inject_qp(num, release(ALL, false));
         })?;
         null.a.drain(&null.env.cx)?;
