@@ -274,9 +274,9 @@ pub(crate) unsafe fn hand_on(
     }
 }
 
-// SAFETY: A pinned box has its content alone, as nothing in that is `!Unpin` and known to others, and
-// keeps it in place; the address is derived from the
-// raw pointer that `from_cqe` makes the box from again, and the offset is that of the field.
+// SAFETY: A pinned box has its content alone, as nothing in that is `!Unpin` and known to others,
+// and keeps it in place; the address is derived from the raw pointer that `from_cqe` makes the box
+// from again, and the offset is that of the field.
 unsafe impl<T, const ID: u64> CqePointer<ID> for Pin<KBox<T>>
 where
     T: CqeHandler<ID, Pointer = Self> + Send + Unpin + 'static,

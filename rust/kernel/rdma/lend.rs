@@ -240,8 +240,7 @@ impl<T> Drop for Lent<T> {
 
 // SAFETY: The entry stays in place while the handle that was given up counts, and while it does
 // there is no other `Lent`, nor does `Kept` give access, nor is a part of the request `!Unpin` and
-// known to others. The address is that of the callback in the
-// request.
+// known to others. The address is that of the callback in the request.
 unsafe impl<T, const ID: u64> CqePointer<ID> for Lent<T>
 where
     T: CqeHandler<ID, Pointer = Self> + Send + Unpin + 'static,

@@ -250,7 +250,8 @@ impl<'a> Completion<'a> {
         self.wc.result()
     }
 
-    /// Says whether the owner is a `T` that was posted by its callback `ID`.
+    /// Says whether the owner is a `T` that was posted by its callback `ID`, but not with a local
+    /// invalidation.
     #[inline]
     pub fn is<T: CqeHandler<ID>, const ID: u64>(&self) -> bool {
         let cqe = self.wc.cqe();

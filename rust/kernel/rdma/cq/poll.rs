@@ -82,7 +82,8 @@ impl<C: CallerPolled> Cq<C> {
 
     /// Gives the owners of type `T`, posted by their callback `ID`, of at most `budget` completions
     /// to `done` instead of to their handler, any other as [`Cq::process`] does. So the caller gets
-    /// at what is his own, without a lock or a count that it would be shared by.
+    /// at what is his own, without a lock or a count that it would be shared by. A local
+    /// invalidation goes to its owner's handler, see [`Completion::take_inv`].
     ///
     /// May be called as [`Cq::process`].
     ///
