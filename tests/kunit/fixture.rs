@@ -24,6 +24,8 @@ pub(crate) use access::{
     write, //
 };
 pub(crate) use cm_link::{
+    connect_to_service,
+    listen_to_service,
     service_id,
     CmEnd,
     CmEvents,
@@ -155,8 +157,12 @@ pub(crate) const IPV6: Ipv6Addr = Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1)
 /// How long a step of the connection manager may take.
 pub(crate) const STEP_MS: u32 = 10_000;
 
-/// How long to wait for anything, far beyond what it takes.
-const PATIENCE: Delta = Delta::from_secs(30);
+/// How long to wait for anything, far beyond what it takes, and how often to look.
+const PATIENCE: Delta = Delta::from_secs(if TIME_JUMPS { 600 } else { 30 });
+const STEP: Delta = Delta::from_micros(if TIME_JUMPS { 10_000 } else { 300 });
+
+/// Whether the kernel's time jumps to what is next when nothing is to be done.
+const TIME_JUMPS: bool = cfg!(CONFIG_UML_TIME_TRAVEL_SUPPORT);
 
 kernel::sync::global_lock! {
     // SAFETY: `set_client` initialises it, before any test runs.
@@ -267,12 +273,7 @@ pub(crate) fn port() -> u16 {
 /// Waits until the condition holds; fails, and says where, when it never does.
 #[track_caller]
 pub(crate) fn wait(mut condition: impl FnMut() -> bool) -> Result {
-    match read_poll_timeout(
-        || Ok(condition()),
-        |held| *held,
-        Delta::from_micros(300),
-        PATIENCE,
-    ) {
+    match read_poll_timeout(|| Ok(condition()), |held| *held, STEP, PATIENCE) {
         Ok(_) => Ok(()),
         Err(_) => Err(fail(fmt!("waited in vain"))),
     }

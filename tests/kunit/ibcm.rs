@@ -3,7 +3,9 @@
 //! Connections of the InfiniBand connection manager.
 
 use crate::fixture::{
+    connect_to_service,
     gid,
+    listen_to_service,
     recv,
     send,
     service_id,
@@ -28,27 +30,6 @@ use rdma::{
     prelude::*, //
 };
 
-/// Tries to connect to a service id of the device itself.
-fn connect(env: &Env, service: u64, param: &Param<'_>) -> Result<(), ConnectError> {
-    let cq = env.cq::<Softirq>(64)?;
-    let qp = env.raw_qp(&cq, &Caps::new(4, 4))?;
-    let gid = gid(env, env.ip)?;
-    let path = Path::new(&gid, gid.gid(), &env.cx)?;
-    Connection::connect(&qp, &path, service, CmEvents::new()?, param, &env.cx)?;
-    Ok(())
-}
-
-/// Listens with a function.
-fn listen(
-    env: &Env,
-    accept: impl Fn(Request<'_>, &Sleepable) -> Result + Send + Sync + 'static,
-) -> Result<(Listener, u64)> {
-    let service = service_id();
-    let accept = Arc::new(accept, GFP_KERNEL)?;
-    let listener = Listener::new(&env.dev, service, accept, &env.cx)?;
-    Ok((listener, service))
-}
-
 fn rejected(result: Result<(), ConnectError>) -> Result<(cm::RejectReason, KVec<u8>)> {
     match result {
         Err(ConnectError::Rejected {
@@ -59,17 +40,6 @@ fn rejected(result: Result<(), ConnectError>) -> Result<(cm::RejectReason, KVec<
         Ok(()) => Err(EISCONN),
     }
 }
-
-/// What makes the connection manager give up after about a second.
-const HASTY: Param<'_> = Param {
-    private_data: &[],
-    responder_resources: 1,
-    initiator_depth: 1,
-    retry_count: 6,
-    rnr_retry_count: 6,
-    response_timeout: 8,
-    max_cm_retries: 1,
-};
 
 #[kunit_tests(rdma_ibcm)]
 mod tests {
@@ -94,7 +64,7 @@ mod tests {
         let env = Env::new()?;
         let asked = Counter::new()?;
         let counts = asked.clone();
-        let (_listener, service) = listen(&env, move |request, cx| {
+        let (_listener, service) = listen_to_service(&env, move |request, cx| {
             if request.private_data().starts_with(b"request\0") && request.port_num() == 1 {
                 counts.up();
             }
@@ -104,7 +74,7 @@ mod tests {
             private_data: b"request",
             ..Default::default()
         };
-        let (_, because) = rejected(connect(&env, service, &param))?;
+        let (_, because) = rejected(connect_to_service(&env, service, &param))?;
         check!(because.starts_with(b"because\0"));
         check_eq!(because.len(), 148);
         check_eq!(asked.get(), 1);
@@ -126,7 +96,7 @@ mod tests {
         let env = Env::new()?;
         let asked = Counter::new()?;
         let counts = asked.clone();
-        let (_listener, service) = listen(&env, move |request, _| {
+        let (_listener, service) = listen_to_service(&env, move |request, _| {
             // The recipient's view of what the peer has called the other way round.
             if (request.responder_resources(), request.initiator_depth()) == (6, 5) {
                 counts.up();
@@ -138,7 +108,7 @@ mod tests {
             initiator_depth: 6,
             ..Default::default()
         };
-        rejected(connect(&env, service, &param))?;
+        rejected(connect_to_service(&env, service, &param))?;
         check_eq!(asked.get(), 1);
         Ok(())
     }
@@ -195,9 +165,9 @@ mod tests {
             cm::RejectReason(77),
         ] {
             let (_listener, service) =
-                listen(&env, move |request, cx| request.reject(reason, &[], cx))?;
+                listen_to_service(&env, move |request, cx| request.reject(reason, &[], cx))?;
             check_eq!(
-                rejected(connect(&env, service, &Param::default()))?.0,
+                rejected(connect_to_service(&env, service, &Param::default()))?.0,
                 reason
             );
         }
@@ -209,8 +179,8 @@ mod tests {
     #[test]
     fn dropped_request_is_rejected() -> Result {
         let env = Env::new()?;
-        let (_listener, service) = listen(&env, |_, _| Ok(()))?;
-        let (reason, _) = rejected(connect(&env, service, &Param::default()))?;
+        let (_listener, service) = listen_to_service(&env, |_, _| Ok(()))?;
+        let (reason, _) = rejected(connect_to_service(&env, service, &Param::default()))?;
         check_eq!(reason, cm::RejectReason::CONSUMER_DEFINED);
         Ok(())
     }
@@ -220,13 +190,13 @@ mod tests {
         let env = Env::new()?;
         let refused = Counter::new()?;
         let counts = refused.clone();
-        let (_listener, service) = listen(&env, move |request, cx| {
+        let (_listener, service) = listen_to_service(&env, move |request, cx| {
             if request.reject(cm::RejectReason::NO_QP, &[1; 149], cx) == Err(EINVAL) {
                 counts.up();
             }
             Ok(())
         })?;
-        let (reason, _) = rejected(connect(&env, service, &Param::default()))?;
+        let (reason, _) = rejected(connect_to_service(&env, service, &Param::default()))?;
         check_eq!(reason, cm::RejectReason::CONSUMER_DEFINED);
         wait(|| refused.get() == 1)
     }
@@ -234,7 +204,7 @@ mod tests {
     #[test]
     fn nobody_listens() -> Result {
         let env = Env::new()?;
-        let (reason, _) = rejected(connect(&env, service_id(), &Param::default()))?;
+        let (reason, _) = rejected(connect_to_service(&env, service_id(), &Param::default()))?;
         check_eq!(reason, cm::RejectReason::INVALID_SERVICE_ID);
         Ok(())
     }
@@ -242,7 +212,7 @@ mod tests {
     #[test]
     fn listener_that_was_dropped_hears_nothing() -> Result {
         let env = Env::new()?;
-        let (listener, service) = listen(&env, |_, _| Ok(()))?;
+        let (listener, service) = listen_to_service(&env, |_, _| Ok(()))?;
         check_err!(
             Listener::new(
                 &env.dev,
@@ -253,7 +223,7 @@ mod tests {
             EBUSY
         );
         listener.destroy(&env.cx)?;
-        let (reason, _) = rejected(connect(&env, service, &Param::default()))?;
+        let (reason, _) = rejected(connect_to_service(&env, service, &Param::default()))?;
         check_eq!(reason, cm::RejectReason::INVALID_SERVICE_ID);
         Ok(())
     }
@@ -268,43 +238,11 @@ mod tests {
     }
 
     #[test]
-    fn nobody_answers() -> Result {
-        let env = Env::new()?;
-        let (waiting, done) = (Counter::new()?, Counter::new()?);
-        let (in_handler, over) = (waiting.clone(), done.clone());
-        // The answer would come from the handler, which waits until it is too late.
-        let (_listener, service) = listen(&env, move |_, _| {
-            in_handler.up();
-            wait(|| over.get() == 1)
-        })?;
-        let (client, result) = (env.client.clone(), Counter::new()?);
-        let (failed, asked) = (result.clone(), waiting);
-        client.spawn(GFP_KERNEL, move |_| {
-            // Datagrams may be lost, and who asks hastily does not repeat them often.
-            for _ in 0..10 {
-                let timed_out = Env::new()
-                    .map_err(ConnectError::from)
-                    .and_then(|env| connect(&env, service, &HASTY));
-                match timed_out {
-                    Err(ConnectError::Failed(ETIMEDOUT)) if asked.get() == 0 => continue,
-                    Err(ConnectError::Failed(ETIMEDOUT)) => {
-                        failed.up();
-                    }
-                    other => pr_err!("FAILED: {other:?}\n"),
-                }
-                break;
-            }
-            done.up();
-        })?;
-        wait(|| result.get() == 1)
-    }
-
-    #[test]
     fn qp_must_be_fresh() -> Result {
         let env = Env::new()?;
         let accepted = Counter::new()?;
         let counts = accepted.clone();
-        let (_listener, service) = listen(&env, move |request, cx| {
+        let (_listener, service) = listen_to_service(&env, move |request, cx| {
             let env = Env::new()?;
             let cq = env.cq::<Softirq>(64)?;
             let qp = env.raw_qp(&cq, &Caps::new(4, 4))?;
@@ -318,7 +256,7 @@ mod tests {
             }
             Ok(())
         })?;
-        let (reason, _) = rejected(connect(&env, service, &Param::default()))?;
+        let (reason, _) = rejected(connect_to_service(&env, service, &Param::default()))?;
         check_eq!(reason, cm::RejectReason::CONSUMER_DEFINED);
         wait(|| accepted.get() == 1)
     }
@@ -332,7 +270,7 @@ mod tests {
                 private_data: &data,
                 ..Default::default()
             };
-            check_err!(connect(&env, service_id(), &param), EINVAL);
+            check_err!(connect_to_service(&env, service_id(), &param), EINVAL);
         }
         Ok(())
     }
@@ -342,15 +280,15 @@ mod tests {
         let env = Env::new()?;
         let refused = Counter::new()?;
         let counts = refused.clone();
-        let (_listener, service) = listen(&env, move |_, _| {
+        let (_listener, service) = listen_to_service(&env, move |_, _| {
             if let Err(ConnectError::Failed(EDEADLK)) =
-                connect(&Env::new()?, service_id(), &Param::default())
+                connect_to_service(&Env::new()?, service_id(), &Param::default())
             {
                 counts.up();
             }
             Ok(())
         })?;
-        rejected(connect(&env, service, &Param::default()))?;
+        rejected(connect_to_service(&env, service, &Param::default()))?;
         check_eq!(refused.get(), 1);
         Ok(())
     }

@@ -44,23 +44,6 @@ mod tests {
     }
 
     #[test]
-    fn request_is_repeated_and_times_out() -> Result {
-        let (mads, cx) = (Mads::new()?, Sleepable::current()?);
-        let asked = message(Method::GET, 0, &[]);
-        check_err!(
-            mads.client.request(&mads.peer, &asked, 20, 2, &cx),
-            ETIMEDOUT
-        );
-        let first = mads.server.recv(Some(LONG_MS), &cx)?;
-        for _ in 0..2 {
-            let again = mads.server.recv(Some(LONG_MS), &cx)?;
-            check_eq!(again.header().tid.get(), first.header().tid.get());
-        }
-        check_err!(mads.server.recv(Some(100), &cx), ETIMEDOUT);
-        Ok(())
-    }
-
-    #[test]
     fn late_reply_is_dropped() -> Result {
         let (mads, cx) = (Mads::new()?, Sleepable::current()?);
         let asked = message(Method::GET, 0, &[]);

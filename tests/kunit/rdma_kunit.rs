@@ -25,6 +25,11 @@ macro_rules! suites {
     };
 }
 
+/// These wait in vain, for minutes: for kernels whose time jumps to what is next.
+#[cfg(CONFIG_UML_TIME_TRAVEL_SUPPORT)]
+mod timeouts;
+
+#[cfg(not(CONFIG_UML_TIME_TRAVEL_SUPPORT))]
 suites! {
     chain: suite_chain,
     cm_active: suite_cm_active,

@@ -1,0 +1,23 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Suites of what waits in vain.
+
+use kernel::time::{
+    Instant,
+    Monotonic, //
+};
+
+/// Returns how long a call takes, in milliseconds, and what it returns.
+fn timed<T>(call: impl FnOnce() -> T) -> (i64, T) {
+    let began = Instant::<Monotonic>::now();
+    let returned = call();
+    (began.elapsed().as_millis(), returned)
+}
+
+suites! {
+    connect_timeout: suite_connect_timeout,
+    cq_timeout: suite_cq_timeout,
+    drain_timeout: suite_drain_timeout,
+    mad_timeout: suite_mad_timeout,
+    removal_timeout: suite_removal_timeout,
+}
