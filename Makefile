@@ -33,11 +33,11 @@ else
 
 help:
 	@echo 'make demo        the main job: Rust and userspace exchange verified data on a stock kernel'
-	@echo 'make test        every test, on a stock and on a debug kernel'
+	@echo 'make test        every test, on the stock kernel and on kernels with checkers'
 	@echo 'make modules     only build the core, rdma_null and the samples, for the stock kernel, into build/stock'
 	@echo 'make vm          a shell in a VM with the modules loaded and an rxe link up'
 	@echo 'make check       formatting, clippy, rustdoc, checkpatch, warnings'
-	@echo 'make kunit       the KUnit suites on the debug kernel, with SUITE=rdma_cq* only some'
+	@echo 'make kunit       the KUnit suites under KASAN, lockdep and kmemleak, with SUITE=rdma_cq* only some'
 	@echo 'make soak        ten million completions in each polling context, on the stock kernel'
 	@echo 'make bench       Rust against C: instructions and time, a table and plots, in 15 minutes'
 	@echo 'make update      look for newer kernels on the mirror the next time'
