@@ -18,9 +18,10 @@ static DEFINE_MUTEX(second);
 
 static noinline void planted_use_after_free(void)
 {
-	char *volatile memory = kmalloc(64, GFP_KERNEL);
+	char *memory = kmalloc(64, GFP_KERNEL);
 
 	kfree(memory);
+	OPTIMIZER_HIDE_VAR(memory);
 	if (memory)
 		memory[8] = 1;
 }
@@ -31,16 +32,16 @@ static noinline void planted_leak(void)
 
 	/* The last addresses may be left in registers or on a stack. */
 	for (i = 0; i < 16; i++) {
-		void *volatile memory = kmalloc(200, GFP_KERNEL);
+		void *memory = kmalloc(200, GFP_KERNEL);
 
-		memory = NULL;
+		OPTIMIZER_HIDE_VAR(memory);
 	}
 }
 
 static noinline void planted_sleep_in_atomic(void)
 {
 	spin_lock(&spin);
-	msleep(1);
+	msleep(20);
 	spin_unlock(&spin);
 }
 
