@@ -2,9 +2,12 @@
 
 //! The folder of a device below `/sys/kernel/debug/rdma_null`, and those of its QPs.
 
-use crate::device::{
-    self,
-    Shared, //
+use crate::{
+    device::{
+        self,
+        Shared, //
+    },
+    qp, //
 };
 use kernel::{
     debugfs::{
@@ -114,7 +117,8 @@ struct QpFiles {
 /// The folder of a device.
 pub(crate) struct Files {
     dir: Dir,
-    qps: KVec<QpFiles>,
+    /// By the index of the QP.
+    qps: KVVec<Option<QpFiles>>,
     _inject: Option<Pin<KBox<File<Inject>>>>,
     _state: Option<Pin<KBox<File<State>>>>,
     _remove: Option<Pin<KBox<File<Remove>>>>,
@@ -149,7 +153,7 @@ impl Files {
             _inject: inject(&dir, shared, None).ok(),
             _state: state(&dir, shared, None).ok(),
             _remove: KBox::pin_init(dir.write_only_file(c"remove", remove), GFP_KERNEL).ok(),
-            qps: KVec::new(),
+            qps: KVVec::new(),
             dir,
         }
     }
@@ -158,17 +162,24 @@ impl Files {
     pub(crate) fn add_qp(&mut self, shared: &Arc<Shared>, num: u32) -> Result {
         let name = CString::try_from_fmt(fmt!("{num}"))?;
         let dir = self.dir.subdir(&name);
-        let qp = QpFiles {
+        let files = QpFiles {
             num,
             _inject: inject(&dir, shared, Some(num))?,
             _state: state(&dir, shared, Some(num))?,
         };
-        Ok(self.qps.push(qp, GFP_KERNEL)?)
+        let index = qp::index_of(num);
+        while self.qps.len() <= index {
+            self.qps.push(None, GFP_KERNEL)?;
+        }
+        if let Some(place) = self.qps.get_mut(index) {
+            *place = Some(files);
+        }
+        Ok(())
     }
 
     /// Takes the folder of a QP out, to be dropped.
     pub(crate) fn remove_qp(&mut self, num: u32) -> Option<impl Sized> {
-        let index = self.qps.iter().position(|qp| qp.num == num)?;
-        self.qps.remove(index).ok()
+        let place = self.qps.get_mut(qp::index_of(num))?;
+        place.take_if(|files| files.num == num)
     }
 }

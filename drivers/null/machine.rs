@@ -18,8 +18,8 @@ use crate::{
 };
 use kernel::prelude::*;
 
-pub(crate) const MAX_QP: usize = 1024;
-pub(crate) const MAX_CQ: usize = 1024;
+pub(crate) const MAX_QP: usize = 16384;
+pub(crate) const MAX_CQ: usize = 4096;
 pub(crate) const MAX_SRQ: usize = 256;
 pub(crate) const MAX_MR: usize = 4096;
 

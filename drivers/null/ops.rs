@@ -35,7 +35,7 @@ use kernel::{
 use rdma_bindings as bindings;
 
 /// The most entries of a completion queue.
-pub(crate) const MAX_CQE: u32 = 65536;
+pub(crate) const MAX_CQE: u32 = 131_072;
 
 const SUBNET_PREFIX: u64 = 0xfe80_0000_0000_0000;
 

@@ -11,15 +11,24 @@ use crate::{
         Plan,
         Stall, //
     },
-    machine::Machine,
+    machine::{
+        Machine,
+        MAX_QP, //
+    },
     recv::RecvQueue,
     ring::Ring, //
 };
 use kernel::prelude::*;
 use rdma_bindings as bindings;
 
-/// How many bits of a QP number are its index.
-const INDEX_BITS: u32 = 12;
+/// How many of the 24 bits of a QP number are its index.
+const INDEX_BITS: u32 = MAX_QP.ilog2();
+const GENERATIONS: u32 = (1 << (24 - INDEX_BITS)) - 1;
+
+/// Returns the index of the QP of a number, if there is one.
+pub(crate) fn index_of(num: u32) -> usize {
+    num as usize % MAX_QP
+}
 
 macro_rules! attributes {
     ($($mask:ident: $($field:ident: $type:ty),+;)*) => {
@@ -91,7 +100,8 @@ pub(crate) struct Qp {
 impl Qp {
     pub(crate) fn new(config: Config, recvs: RecvQueue) -> Result<Self> {
         // An SRQ's receives count where they complete, so leave room for some.
-        let held = config.max_send_wr as usize + recvs.capacity().max(64);
+        let recv = config.srq.map_or(recvs.capacity().max(16), |_| 64);
+        let held = config.max_send_wr as usize + recv;
         Ok(Self {
             config,
             num: 0,
@@ -148,7 +158,7 @@ impl Machine {
     /// Puts a QP in its place, which is vacant, and returns its number.
     pub(crate) fn add_qp(&mut self, index: usize, mut qp: KBox<Qp>) -> u32 {
         // Numbers of 24 bits that are not soon used again; 0 and 1 are special.
-        self.generation = self.generation % 0xfff + 1;
+        self.generation = self.generation % GENERATIONS + 1;
         qp.num = (self.generation << INDEX_BITS) | index as u32;
         let num = qp.num;
         self.qps.put(index, qp);
@@ -157,7 +167,7 @@ impl Machine {
 
     /// Finds a QP by its number.
     pub(crate) fn find_qp(&self, num: u32) -> Option<usize> {
-        let index = (num & ((1 << INDEX_BITS) - 1)) as usize;
+        let index = index_of(num);
         (self.qps.get(index)?.num == num).then_some(index)
     }
 

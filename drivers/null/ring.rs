@@ -109,13 +109,13 @@ impl<T: Copy + Default> Ring<T> {
 
 /// A table of objects, found by index.
 pub(crate) struct Slots<T> {
-    slots: KVec<Option<KBox<T>>>,
+    slots: KVVec<Option<KBox<T>>>,
     next: usize,
 }
 
 impl<T> Slots<T> {
     pub(crate) fn new(capacity: usize) -> Result<Self> {
-        let mut slots = KVec::with_capacity(capacity, GFP_KERNEL)?;
+        let mut slots = KVVec::with_capacity(capacity, GFP_KERNEL)?;
         for _ in 0..capacity {
             slots.push(None, GFP_KERNEL)?;
         }

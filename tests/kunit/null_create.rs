@@ -141,8 +141,8 @@ mod tests {
     #[test]
     fn sizes_beyond_the_device_are_refused() -> Result {
         let null = NullEnv::new()?;
-        check_err!(null.env.cq::<Softirq>(65537).map(drop), EINVAL);
-        let cq = null.env.cq::<Softirq>(65536)?;
+        check_err!(null.env.cq::<Softirq>(131_073).map(drop), EINVAL);
+        let cq = null.env.cq::<Softirq>(131_072)?;
         check_err!(null.env.raw_qp(&cq, &Caps::new(16384, 1)).map(drop), EINVAL);
         null.env.raw_qp(&cq, &Caps::new(16383, 16383))?;
         Ok(())
