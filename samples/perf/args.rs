@@ -5,7 +5,8 @@
 //! | key       | value                                                            | default    |
 //! |-----------|------------------------------------------------------------------|------------|
 //! | `load`    | `send_lat`, `write_lat`, `read_lat`, `send_rate`, `write_rate`,  |            |
-//! |           | `read_rate`, `void_rate`, `reg_rate`, `connect_rate`             | `send_lat` |
+//! |           | `read_rate`, `void_rate`, `reg_rate`, `connect_rate`, `qp_rate`, |            |
+//! |           | `cq_rate`                                                        | `send_lat` |
 //! | `device`  | the device of the client's end                                   | `rxe0`     |
 //! | `peer`    | the device of the other end                                      | `device`   |
 //! | `context` | `direct`, `batch`, `static`, `softirq`, `workqueue`,             |            |
@@ -13,11 +14,14 @@
 //! | `size`    | bytes of a request                                               | 64         |
 //! | `depth`   | requests in flight on a QP                                       | 16         |
 //! | `signal`  | every how manieth request is signaled                            | 1          |
-//! | `qps`     | number of QPs                                                    | 1          |
+//! | `qps`     | number of QPs, or of connections or CQs that are there at once   | 1          |
 //! | `count`   | operations to measure                                            | 1000       |
 //! | `warmup`  | operations before these                                          | 100        |
 //! | `addr`    | address to connect to                                            | 127.0.0.1  |
 //! | `port`    | its port                                                         | 7471       |
+//! | `hold`    | 1: keep everything once it was measured, or set up, until 0 is   |            |
+//! |           | written to `held` (`void_rate`, `connect_rate`, `qp_rate`,       |            |
+//! |           | `cq_rate`)                                                       | 0          |
 
 use core::{
     net::{
@@ -28,7 +32,18 @@ use core::{
     ops::RangeInclusive,
     str::FromStr, //
 };
-use kernel::prelude::*;
+use kernel::{
+    prelude::*,
+    sync::atomic::{
+        Acquire,
+        Atomic as AtomicCell,
+        Release, //
+    },
+    time::{
+        delay::fsleep,
+        Delta, //
+    }, //
+};
 
 macro_rules! names {
     ($(#[$doc:meta])* $type:ident { $($variant:ident = $name:literal),* $(,)? }) => {
@@ -63,6 +78,8 @@ names! {
         VoidRate = "void_rate",
         RegRate = "reg_rate",
         ConnectRate = "connect_rate",
+        QpRate = "qp_rate",
+        CqRate = "cq_rate",
     }
 }
 
@@ -91,7 +108,12 @@ pub(crate) struct Args<'a> {
     pub(crate) count: u32,
     pub(crate) warmup: u32,
     pub(crate) addr: SocketAddr,
+    /// The file `held`, if everything is to be kept.
+    held: Option<&'a AtomicCell<u32>>,
 }
+
+/// How long everything is kept for whoever wants to look at it, in milliseconds.
+const HOLD_MS: u32 = 10_000;
 
 /// The words of a line, each of which is to be taken once.
 struct Words<'a> {
@@ -154,12 +176,33 @@ impl<'a> Args<'a> {
         self.groups().saturating_mul(self.qps)
     }
 
-    pub(crate) fn parse(text: &'a str) -> Result<Self> {
+    /// Keeps what the caller has until 0 is written to `held`, if that was asked for.
+    pub(crate) fn hold(&self) -> Result {
+        let Some(held) = self.held else {
+            return Ok(());
+        };
+        held.store(1, Release);
+        for _ in 0..HOLD_MS {
+            if held.load(Acquire) == 0 {
+                return Ok(());
+            }
+            fsleep(Delta::from_millis(1));
+        }
+        held.store(0, Release);
+        Err(ETIMEDOUT)
+    }
+
+    pub(crate) fn parse(text: &'a str, held: &'a AtomicCell<u32>) -> Result<Self> {
         let mut words = Words { text, taken: 0 };
         let load = words.parse("load", Load::SendLat)?;
         let is_lat = matches!(load, Load::SendLat | Load::WriteLat | Load::ReadLat);
         let device = words.value("device")?.unwrap_or("rxe0");
         let depth = words.number("depth", 16, 1..=1024)?;
+        let holds = matches!(
+            load,
+            Load::VoidRate | Load::ConnectRate | Load::QpRate | Load::CqRate
+        );
+        let hold = words.number("hold", 0, 0..=holds.into())?;
         let max_size = if is_lat { 1 << 16 } else { 1 << 20 };
         let args = Self {
             load,
@@ -169,13 +212,14 @@ impl<'a> Args<'a> {
             size: words.number("size", 64, 1..=max_size)? as usize,
             depth,
             signal: words.number("signal", 1, 1..=depth)?,
-            qps: words.number("qps", 1, 1..=1024)?,
+            qps: words.number("qps", 1, 1..=16384)?,
             count: words.number("count", 1_000, 1..=u32::MAX)?,
             warmup: words.number("warmup", 100, 0..=u32::MAX)?,
             addr: SocketAddr::new(
                 words.parse("addr", IpAddr::V4(Ipv4Addr::LOCALHOST))?,
                 words.number("port", 7471, 1..=65535)? as u16,
             ),
+            held: (hold != 0).then_some(held),
         };
         words.end()?;
         Ok(args)

@@ -1,35 +1,26 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Connections by the connection manager: each is set up and taken down before the next one.
+//! Connections by the connection manager: so many at once are set up, each before the next one, and
+//! then taken down.
 
 use crate::{
-    args::{
-        Args,
-        Context, //
-    },
+    args::Args,
     poll::Mode,
     run::{
         device,
-        Figures,
         Report,
         Run, //
-    }, //
+    },
+    setup::phases, //
 };
 use kernel::{
     new_mutex,
     prelude::*,
-    sync::Mutex,
-    time::{
-        Instant,
-        Monotonic, //
-    }, //
+    sync::Mutex, //
 };
 use rdma::prelude::*;
 
 const CAPS: Caps = Caps::new(1, 1);
-
-/// QPs at an end, at once: the last one may still be going.
-const QPS: u32 = 2;
 
 /// How long to look for an address and for a route, each, in milliseconds.
 const RESOLVE_MS: u32 = 2_000;
@@ -49,10 +40,13 @@ struct Parts<C: PollContext> {
 }
 
 impl<C: Mode> Parts<C> {
-    fn new(dev: &Device, context: Context, cx: &Sleepable) -> Result<Self> {
+    fn new(dev: &Device, args: &Args<'_>, cx: &Sleepable) -> Result<Self> {
+        // The last QP may still be going when the next one comes.
+        let qps = args.qps.saturating_add(1);
+        let entries = CAPS.entries().checked_mul(qps).ok_or(EINVAL)?;
         Ok(Self {
             pd: Pd::alloc(dev, cx)?,
-            cq: C::cq(dev, QPS * CAPS.entries(), context, cx)?,
+            cq: C::cq(dev, entries, args.context, cx)?,
         })
     }
 
@@ -78,12 +72,15 @@ impl cm::Handler for Events {
     }
 }
 
-/// The server, with its end of the connection, if there is one.
+/// One end of a connection.
+type End<C> = (cm::Id, Qp<C>);
+
+/// The server, with its end of the last connection, until that is taken.
 #[pin_data]
 struct Server<C: PollContext> {
     parts: Parts<C>,
     #[pin]
-    end: Mutex<Option<(cm::Id, Qp<C>)>>,
+    end: Mutex<Option<End<C>>>,
     events: Arc<Events>,
 }
 
@@ -112,39 +109,34 @@ struct Connector<'a, C: PollContext> {
 }
 
 impl<C: Mode> Connector<'_, C> {
-    fn once(&self, cx: &Sleepable) -> Result {
-        let events = &self.server.events;
+    /// Returns the two ends of a new connection, the server's first.
+    fn set_up(&self, cx: &Sleepable) -> Result<[End<C>; 2]> {
         let id = cm::Id::resolve(self.client, self.addr, RESOLVE_MS, cx)?;
         let qp = self.parts.qp(&id, cx)?;
+        id.connect(self.server.events.clone(), &PARAM, cx)?;
+        let peer = self.server.end.lock().take().ok_or(ENOTCONN)?;
+        Ok([peer, (id, qp)])
+    }
+
+    fn take_down(&self, ends: [End<C>; 2], cx: &Sleepable) -> Result {
+        let events = &self.server.events;
+        let [_, (id, _)] = &ends;
         events.0.begin(2);
-        id.connect(events.clone(), &PARAM, cx)?;
         id.disconnect(cx)?;
         // Both ends are told.
         events.0.sleep()?;
-        let (peer, peer_qp) = self.server.end.lock().take().ok_or(ENOTCONN)?;
-        peer_qp.destroy(cx)?;
-        peer.destroy(cx)?;
-        qp.destroy(cx)?;
-        id.destroy(cx)
-    }
-
-    fn phase(&self, count: u32, cx: &Sleepable) -> Result<Figures> {
-        let began = Instant::<Monotonic>::now();
-        for _ in 0..count {
-            self.once(cx)?;
+        for (id, qp) in ends {
+            qp.destroy(cx)?;
+            id.destroy(cx)?;
         }
-        Ok(Figures {
-            ops: count.into(),
-            ns: began.elapsed().as_nanos(),
-            ..Default::default()
-        })
+        Ok(())
     }
 }
 
 pub(crate) fn run<C: Mode>(client: &ClientRef, args: &Args<'_>, cx: &Sleepable) -> Result<Report> {
     let (dev, peer) = (device(client, args.device)?, device(client, args.peer)?);
     let events = Arc::new(Events(Run::new(0)?), GFP_KERNEL)?;
-    let parts = Parts::<C>::new(&peer, args.context, cx)?;
+    let parts = Parts::<C>::new(&peer, args, cx)?;
     let server = pin_init!(Server {
         parts,
         end <- new_mutex!(None),
@@ -155,12 +147,14 @@ pub(crate) fn run<C: Mode>(client: &ClientRef, args: &Args<'_>, cx: &Sleepable) 
     let connector = Connector {
         client,
         addr: args.addr,
-        parts: Parts::new(&dev, args.context, cx)?,
+        parts: Parts::new(&dev, args, cx)?,
         server,
     };
-    let figures = connector
-        .phase(args.warmup, cx)
-        .and_then(|_| connector.phase(args.count, cx));
+    let figures = phases(
+        args,
+        || connector.set_up(cx),
+        |ends| connector.take_down(ends, cx),
+    );
     let left = connector.server.end.lock().take();
     drop(left);
     listener.destroy(cx)?;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The files: one run at a time, and what has come of the last.
+//! What files work with: one run at a time, and what has come of the last.
 
 use crate::{
     args::Args,
@@ -13,7 +13,14 @@ use kernel::{
     fmt,
     new_mutex,
     prelude::*,
-    sync::Mutex,
+    sync::{
+        atomic::{
+            Atomic as AtomicCell,
+            Relaxed,
+            Release, //
+        },
+        Mutex, //
+    },
     uaccess::UserSliceReader, //
 };
 use rdma::prelude::*;
@@ -29,6 +36,8 @@ pub(crate) struct Control {
     running: Mutex<()>,
     #[pin]
     report: Mutex<Option<Report>>,
+    /// Whether the run keeps everything, until this is set to 0.
+    held: AtomicCell<u32>,
 }
 
 impl Control {
@@ -37,6 +46,7 @@ impl Control {
             client: client.clone(),
             running <- new_mutex!(()),
             report <- new_mutex!(None),
+            held: AtomicCell::new(0),
         });
         Arc::pin_init(init, GFP_KERNEL)
     }
@@ -52,7 +62,7 @@ pub(crate) fn run(control: &Arc<Control>, reader: &mut UserSliceReader) -> Resul
         pr_err!("there is a run already\n");
         return Err(EBUSY);
     };
-    let args = Args::parse(line)?;
+    let args = Args::parse(line, &control.held)?;
     let cx = Sleepable::current()?;
     // What was there is not what comes of this, even if it fails.
     *control.report.lock() = None;
@@ -76,5 +86,17 @@ pub(crate) fn samples(control: &Arc<Control>, f: &mut fmt::Formatter<'_>) -> fmt
             f.write_fmt(fmt!("{ns}\n"))?;
         }
     }
+    Ok(())
+}
+
+/// Whether the run keeps everything.
+pub(crate) fn held(control: &Arc<Control>, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    f.write_fmt(fmt!("{}\n", control.held.load(Relaxed)))
+}
+
+/// Has the run go on.
+pub(crate) fn release(control: &Arc<Control>, reader: &mut UserSliceReader) -> Result {
+    reader.skip(reader.len())?;
+    control.held.store(0, Release);
     Ok(())
 }

@@ -78,6 +78,12 @@ fn connect_qp<C: PollContext>(
     Ok(())
 }
 
+/// Returns how many READs a QP of one device can have outstanding at another.
+fn rd_atomic(from: &Device, to: &Device) -> u8 {
+    let limit = from.max_initiator_depth().min(to.max_responder_resources());
+    limit.clamp(1, 128) as u8
+}
+
 /// Connects each QP of an end to one of the other, or to none.
 fn connect_one<C>(end: &End<C>, dev: &Device, to: Option<&End<C>>, cx: &Sleepable) -> Result
 where
@@ -85,10 +91,7 @@ where
 {
     let from = end.cq.device();
     let path = path(from, dev)?;
-    let limit = from
-        .max_initiator_depth()
-        .min(dev.max_responder_resources());
-    let rd_atomic = limit.clamp(1, 128) as u8;
+    let rd_atomic = rd_atomic(from, dev);
     for (n, qp) in end.qps.iter().enumerate() {
         let peer = to.and_then(|to| to.qps.get(n)).map_or(0, |qp| qp.num());
         connect_qp(qp, peer, &path, rd_atomic, cx)?;
@@ -103,6 +106,25 @@ where
 {
     connect_one(a, b.cq.device(), Some(b), cx)?;
     connect_one(b, a.cq.device(), Some(a), cx)
+}
+
+/// How QPs of a device are connected to nobody.
+pub(crate) struct Nowhere {
+    path: ah::Attr,
+    rd_atomic: u8,
+}
+
+impl Nowhere {
+    pub(crate) fn new(dev: &Device) -> Result<Self> {
+        Ok(Self {
+            path: path(dev, dev)?,
+            rd_atomic: rd_atomic(dev, dev),
+        })
+    }
+
+    pub(crate) fn connect<C: PollContext>(&self, qp: &Qp<C>, cx: &Sleepable) -> Result {
+        connect_qp(qp, 0, &self.path, self.rd_atomic, cx)
+    }
 }
 
 /// Connects an end to nobody: on a null device, requests then complete and do nothing.

@@ -12,12 +12,15 @@
 //! # cat samples
 //! ```
 //!
+//! In the folder `second` are the same files again, for a run at the same time on another CPU.
+//!
 //! Where to read on, in this order:
 //!
 //! - `args.rs` and `control.rs`: what can be asked for, and how.
 //! - `end.rs` and `link.rs`: what an end is made of, and how the QPs of two ends are connected.
 //! - `poll.rs` and `run.rs`: how completions are come by, and how a run ends.
-//! - `latency.rs` with `laps.rs`, `rate.rs`, `void.rs`, `reg.rs`, `connect.rs`: the loads.
+//! - `latency.rs` with `laps.rs`, `rate.rs`, `void.rs`, `reg.rs`, `connect.rs`, `setup.rs`: the
+//!   loads.
 
 mod args;
 mod connect;
@@ -30,6 +33,7 @@ mod poll;
 mod rate;
 mod reg;
 mod run;
+mod setup;
 mod void;
 
 use kernel::{
@@ -41,25 +45,22 @@ use kernel::{
 };
 use rdma::prelude::*;
 
-/// The module's state: its files.
+/// The files of one run at a time.
 #[pin_data]
-struct Perf {
+struct Files {
     #[pin]
     run: File<Arc<control::Control>>,
     #[pin]
     result: File<Arc<control::Control>>,
     #[pin]
     samples: File<Arc<control::Control>>,
-    _dir: Dir,
+    #[pin]
+    held: File<Arc<control::Control>>,
 }
 
-impl Client for Perf {
-    // What a run uses of a device is gone when it ends, and the device waits for that.
-    type Data = ();
-
-    fn init(client: &ClientRef) -> impl PinInit<Self, Error> {
+impl Files {
+    fn new<'a>(client: &'a ClientRef, dir: &'a Dir) -> impl PinInit<Self, Error> + 'a {
         let control = control::Control::new(client);
-        let dir = Dir::new(client.name());
         try_pin_init!(Self {
             run <- {
                 let control = control?;
@@ -67,7 +68,37 @@ impl Client for Perf {
             },
             result <- dir.read_callback_file(c"result", (**run).clone(), &control::result),
             samples <- dir.read_callback_file(c"samples", (**run).clone(), &control::samples),
-            _dir: dir,
+            held <- dir.read_write_callback_file(
+                c"held",
+                (**run).clone(),
+                &control::held,
+                &control::release,
+            ),
+        })
+    }
+}
+
+/// The module's state: its files.
+#[pin_data]
+struct Perf {
+    #[pin]
+    first: Files,
+    #[pin]
+    second: Files,
+    _dirs: [Dir; 2],
+}
+
+impl Client for Perf {
+    // What a run uses of a device is gone when it ends, and the device waits for that.
+    type Data = ();
+
+    fn init(client: &ClientRef) -> impl PinInit<Self, Error> {
+        let dir = Dir::new(client.name());
+        let subdir = dir.subdir(c"second");
+        try_pin_init!(Self {
+            first <- Files::new(client, &dir),
+            second <- Files::new(client, &subdir),
+            _dirs: [subdir, dir],
         })
     }
 }

@@ -356,5 +356,7 @@ fn stream<C: Mode>(
         stream.receive(b, cx)?;
     }
     stream.phase(args.warmup)?;
-    stream.phase(args.count)
+    let figures = stream.phase(args.count)?;
+    args.hold()?;
+    Ok(figures)
 }

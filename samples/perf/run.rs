@@ -13,6 +13,7 @@ use crate::{
     poll::Mode,
     rate,
     reg,
+    setup,
     void, //
 };
 use kernel::{
@@ -61,6 +62,8 @@ pub(crate) struct Figures {
     pub(crate) poll_ns: i64,
     pub(crate) posts: u64,
     pub(crate) completions: u64,
+    pub(crate) setup_ns: i64,
+    pub(crate) teardown_ns: i64,
 }
 
 impl fmt::Display for Figures {
@@ -68,6 +71,8 @@ impl fmt::Display for Figures {
         f.write_fmt(fmt!("ops {}\nns {}\n", self.ops, self.ns))?;
         f.write_fmt(fmt!("post_ns {}\npoll_ns {}\n", self.post_ns, self.poll_ns))?;
         f.write_fmt(fmt!("posts {}\n", self.posts))?;
+        f.write_fmt(fmt!("setup_ns {}\n", self.setup_ns))?;
+        f.write_fmt(fmt!("teardown_ns {}\n", self.teardown_ns))?;
         // A request that fails is the end of a run.
         f.write_fmt(fmt!("completions {}\nerrors 0\n", self.completions))
     }
@@ -308,6 +313,8 @@ fn run_in<C: Mode>(client: &ClientRef, args: &Args<'_>, cx: &Sleepable) -> Resul
         }
         Load::RegRate => reg::run::<C>(client, args, cx),
         Load::ConnectRate => connect::run::<C>(client, args, cx),
+        Load::QpRate => setup::qps::<C>(client, args, cx),
+        Load::CqRate => setup::cqs::<C>(client, args, cx),
     }
 }
 

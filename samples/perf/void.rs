@@ -244,7 +244,9 @@ fn alternate(
     run: &Run<()>,
 ) -> Result<Figures> {
     rounds(end, qps, &mut round, args, run, args.warmup)?;
-    rounds(end, qps, &mut round, args, run, args.count)
+    let figures = rounds(end, qps, &mut round, args, run, args.count)?;
+    args.hold()?;
+    Ok(figures)
 }
 
 fn stream(

@@ -21,7 +21,7 @@ static const struct perf_load *const perf_loads[] = {
 	&perf_send_lat, &perf_write_lat, &perf_read_lat,
 	&perf_send_rate, &perf_write_rate, &perf_read_rate,
 	&perf_void_rate, &perf_bare_rate, &perf_reg_rate,
-	&perf_connect_rate,
+	&perf_connect_rate, &perf_qp_rate, &perf_cq_rate,
 };
 
 static const char *const perf_contexts[] = {
@@ -94,10 +94,11 @@ static const struct perf_key {
 	{ "size", NULL, offsetof(struct perf_args, size), 1, SZ_1M },
 	{ "depth", NULL, offsetof(struct perf_args, depth), 1, 1024 },
 	{ "signal", NULL, offsetof(struct perf_args, signal), 1, 1024 },
-	{ "qps", NULL, offsetof(struct perf_args, qps), 1, 1024 },
+	{ "qps", NULL, offsetof(struct perf_args, qps), 1, 16384 },
 	{ "count", NULL, offsetof(struct perf_args, count), 1, U32_MAX },
 	{ "warmup", NULL, offsetof(struct perf_args, warmup), 0, U32_MAX },
 	{ "port", NULL, offsetof(struct perf_args, port), 1, U16_MAX },
+	{ "hold", NULL, offsetof(struct perf_args, hold), 0, 1 },
 };
 
 static int perf_parse_value(struct perf_args *args, const struct perf_key *key, const char *value)
@@ -183,6 +184,10 @@ int perf_args_parse(struct perf_args *args, char *text)
 	perf_set_port(args);
 	if (args->signal > args->depth) {
 		pr_err("signal=%u: more than depth=%u\n", args->signal, args->depth);
+		return -EINVAL;
+	}
+	if (args->hold && !args->load->holds) {
+		pr_err("hold=1: not possible for %s\n", args->load->name);
 		return -EINVAL;
 	}
 	if (args->size > args->load->max_size) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * Connections by the connection manager: each is set up and taken down before
- * the next one. The caller drives the client from step to step; the server does
+ * Connections by the connection manager: so many at once are set up, each before
+ * the next one, and then taken down. The caller drives the client from step to step; the server does
  * what it is told to in its handler.
  */
 
@@ -20,7 +20,11 @@ struct perf_connector {
 	struct perf_run *run;
 	struct sockaddr_storage addr;
 	struct rdma_cm_id *listener;
-	struct rdma_cm_id *server;	/* the connection's other end, if there is one */
+	struct rdma_cm_id *server;	/* of the connection that is being set up */
+	struct perf_connection {
+		struct rdma_cm_id *client;
+		struct rdma_cm_id *server;
+	} *connections;
 	struct completion server_gone;
 	/* What has come last to the client. */
 	struct completion client_event;
@@ -147,22 +151,10 @@ static int perf_connect_client(struct perf_connector *connector, struct rdma_cm_
 	return perf_step(connector, ret, RDMA_CM_EVENT_ESTABLISHED);
 }
 
-static int perf_disconnect(struct perf_connector *connector, struct rdma_cm_id *id)
+static int perf_connection_up(struct perf_run *run, u32 i)
 {
-	int ret = rdma_disconnect(id);
-
-	ret = perf_step(connector, ret, RDMA_CM_EVENT_DISCONNECTED);
-	if (ret)
-		return ret;
-	if (!wait_for_completion_timeout(&connector->server_gone, PERF_STUCK))
-		return -ETIME;
-	perf_destroy_cm_id(connector->run, connector->server);
-	connector->server = NULL;
-	return 0;
-}
-
-static int perf_connect_once(struct perf_connector *connector)
-{
+	struct perf_connector *connector = run->priv;
+	struct perf_connection *connection = &connector->connections[i];
 	struct rdma_cm_id *id;
 	int ret;
 
@@ -170,26 +162,43 @@ static int perf_connect_once(struct perf_connector *connector)
 			    RDMA_PS_TCP, IB_QPT_RC);
 	if (IS_ERR(id))
 		return PTR_ERR(id);
+	connection->client = id;
 	ret = perf_connect_client(connector, id);
-	if (!ret)
-		ret = perf_disconnect(connector, id);
-	perf_destroy_cm_id(connector->run, id);
-	return ret;
+	if (ret)
+		return ret;
+	connection->server = connector->server;
+	connector->server = NULL;
+	return 0;
+}
+
+static void perf_connection_destroy(struct perf_run *run, struct perf_connection *connection)
+{
+	if (connection->server)
+		perf_destroy_cm_id(run, connection->server);
+	connection->server = NULL;
+	if (connection->client)
+		perf_destroy_cm_id(run, connection->client);
+	connection->client = NULL;
+}
+
+static int perf_connection_down(struct perf_run *run, u32 i)
+{
+	struct perf_connector *connector = run->priv;
+	struct perf_connection *connection = &connector->connections[i];
+	int ret = rdma_disconnect(connection->client);
+
+	ret = perf_step(connector, ret, RDMA_CM_EVENT_DISCONNECTED);
+	if (ret)
+		return ret;
+	if (!wait_for_completion_timeout(&connector->server_gone, PERF_STUCK))
+		return -ETIME;
+	perf_connection_destroy(run, connection);
+	return 0;
 }
 
 static int perf_connect_go(struct perf_run *run, u32 ops)
 {
-	u32 i;
-	int ret;
-
-	for (i = 0; i < ops; i++) {
-		ret = perf_connect_once(run->priv);
-		if (ret)
-			return ret;
-	}
-	run->end = ktime_get_ns();
-	run->result->ops = ops;
-	return 0;
+	return perf_setup_go(run, ops, perf_connection_up, perf_connection_down);
 }
 
 static int perf_listen(struct perf_connector *connector)
@@ -217,6 +226,9 @@ static int perf_connect_init(struct perf_run *run)
 	init_completion(&connector->server_gone);
 	init_completion(&connector->client_event);
 	connector->addr = run->args->addr;
+	connector->connections = kvzalloc_objs(*connector->connections, run->args->qps);
+	if (!connector->connections)
+		return -ENOMEM;
 	return perf_listen(connector);
 }
 
@@ -224,6 +236,7 @@ static int perf_connect_init(struct perf_run *run)
 static void perf_connect_exit(struct perf_run *run)
 {
 	struct perf_connector *connector = run->priv;
+	u32 i;
 
 	if (!connector)
 		return;
@@ -231,12 +244,15 @@ static void perf_connect_exit(struct perf_run *run)
 		rdma_destroy_id(connector->listener);
 	if (connector->server)
 		perf_destroy_cm_id(run, connector->server);
+	for (i = 0; connector->connections && i < run->args->qps; i++)
+		perf_connection_destroy(run, &connector->connections[i]);
+	kvfree(connector->connections);
 	kfree(connector);
 }
 
 static void perf_connect_shape(struct perf_run *run)
 {
-	run->nr_qps = 2;	/* at once, if the last one is still going */
+	run->nr_qps = run->args->qps + 1;	/* at once, if the last one is still going */
 	run->a.sends = 1;
 	run->a.recvs = 1;
 	run->b.sends = 1;
@@ -246,7 +262,8 @@ static void perf_connect_shape(struct perf_run *run)
 const struct perf_load perf_connect_rate = {
 	.name = "connect_rate",
 	.pair = true,
-	.by_cm = true,
+	.by_load = true,
+	.holds = true,
 	.max_size = SZ_1M,
 	.shape = perf_connect_shape,
 	.init = perf_connect_init,

@@ -21,6 +21,16 @@ static const enum ib_poll_context perf_poll_contexts[] = {
 	[PERF_UNBOUND_WORKQUEUE]	= IB_POLL_UNBOUND_WORKQUEUE,
 };
 
+struct ib_cq *perf_cq_alloc(struct perf_run *run, struct ib_device *dev, u32 cqes)
+{
+	struct ib_cq *cq;
+
+	cq = ib_alloc_cq(dev, run, cqes, 0, perf_poll_contexts[run->args->context]);
+	if (IS_ERR(cq))
+		pr_err("%s: no CQ of %u entries: %pe\n", dev_name(&dev->dev), cqes, cq);
+	return cq;
+}
+
 /*
  * Every request of every QP can complete, also those that are not signaled if
  * they are flushed, and so can two marks behind them.
@@ -35,13 +45,8 @@ static int perf_alloc_cq(struct perf_run *run, struct perf_end *end)
 		       dev_name(&end->dev->dev), run->nr_qps, end->sends, end->recvs);
 		return -EINVAL;
 	}
-	end->cq = ib_alloc_cq(end->dev, run, cqes, 0, perf_poll_contexts[run->args->context]);
-	if (IS_ERR(end->cq)) {
-		pr_err("%s: no CQ of %llu entries: %pe\n", dev_name(&end->dev->dev), cqes,
-		       end->cq);
-		return PTR_ERR(end->cq);
-	}
-	return 0;
+	end->cq = perf_cq_alloc(run, end->dev, cqes);
+	return PTR_ERR_OR_ZERO(end->cq);
 }
 
 int perf_end_init(struct perf_run *run, struct perf_end *end, struct ib_device *dev)

@@ -15,17 +15,6 @@
 
 #define PERF_RD_ATOMIC	128
 
-/*
- * How packets find the way to and from an end. Both ends are here, so MAC
- * addresses need no looking for.
- */
-struct perf_way {
-	union ib_gid gid;
-	u8 mac[ETH_ALEN];
-	int index;
-	bool roce;
-};
-
 static bool perf_is_ipv4(const struct ib_gid_attr *attr)
 {
 	return attr->gid_type == IB_GID_TYPE_ROCE_UDP_ENCAP &&
@@ -53,7 +42,8 @@ static const struct ib_gid_attr *perf_find_gid(struct ib_device *dev)
 	return rdma_get_gid_attr(dev, PERF_PORT, 0);
 }
 
-static int perf_find_way(struct ib_device *dev, struct perf_way *way)
+/* Both ends are here, so MAC addresses need no looking for. */
+int perf_find_way(struct ib_device *dev, struct perf_way *way)
 {
 	const struct ib_gid_attr *attr;
 	int ret;
@@ -129,7 +119,7 @@ static int perf_to_rts(struct ib_qp *qp, u8 rd_atomic)
 				       IB_QP_MAX_QP_RD_ATOMIC);
 }
 
-static int perf_create_qps(struct perf_run *run, struct perf_end *end)
+struct ib_qp *perf_create_qp(const struct perf_end *end)
 {
 	struct ib_qp_init_attr attr = {
 		.send_cq = end->cq,
@@ -145,6 +135,12 @@ static int perf_create_qps(struct perf_run *run, struct perf_end *end)
 		.qp_type = IB_QPT_RC,
 		.port_num = PERF_PORT,
 	};
+
+	return ib_create_qp(end->pd, &attr);
+}
+
+static int perf_create_qps(struct perf_run *run, struct perf_end *end)
+{
 	struct ib_qp *qp;
 	u32 i;
 	int ret;
@@ -153,7 +149,7 @@ static int perf_create_qps(struct perf_run *run, struct perf_end *end)
 	if (!end->qps)
 		return -ENOMEM;
 	for (i = 0; i < run->nr_qps; i++) {
-		qp = ib_create_qp(end->pd, &attr);
+		qp = perf_create_qp(end);
 		if (IS_ERR(qp))
 			return PTR_ERR(qp);
 		end->qps[i] = qp;
@@ -162,6 +158,17 @@ static int perf_create_qps(struct perf_run *run, struct perf_end *end)
 			return ret;
 	}
 	return 0;
+}
+
+/* On a null device, requests then complete and do nothing. */
+int perf_connect_to_none(struct ib_qp *qp, const struct perf_way *way)
+{
+	u8 rd_atomic = perf_rd_atomic(qp->device, qp->device);
+	int ret = perf_to_init(qp);
+
+	if (!ret)
+		ret = perf_to_rtr(qp, 0, rd_atomic, way, way);
+	return ret ?: perf_to_rts(qp, rd_atomic);
 }
 
 /* Connects the QPs of @from to those of @to, or to nobody. */
@@ -213,7 +220,7 @@ int perf_link_init(struct perf_run *run)
 {
 	int ret;
 
-	if (run->args->load->by_cm)
+	if (run->args->load->by_load)
 		return 0;
 	ret = perf_connect(run);
 	if (ret)

@@ -8,6 +8,7 @@
 #define PERF_H
 
 #include <linux/completion.h>
+#include <linux/if_ether.h>
 #include <linux/socket.h>
 #include <linux/timekeeping.h>
 #include <linux/types.h>
@@ -40,6 +41,7 @@ struct perf_args {
 	u32 count;
 	u32 warmup;
 	u32 port;
+	u32 hold;
 	struct sockaddr_storage addr;	/* with its port */
 };
 
@@ -49,6 +51,8 @@ struct perf_result {
 	u64 post_ns;
 	u64 poll_ns;
 	u64 posts;
+	u64 setup_ns;
+	u64 teardown_ns;
 	u64 completions;
 	u64 errors;
 };
@@ -90,6 +94,8 @@ struct perf_run {
 	u64 end;
 
 	u64 *samples;
+	u32 *held;		/* while it is not 0, everything is kept */
+	bool measuring;		/* not warming up */
 	void *priv;		/* the load's */
 	enum ib_wr_opcode opcode;
 	u32 signal;
@@ -113,7 +119,8 @@ struct perf_load {
 	const char *name;
 	enum ib_wr_opcode opcode;
 	bool pair;		/* B is there */
-	bool by_cm;		/* the connection manager connects QPs */
+	bool by_load;		/* the load makes and connects QPs */
+	bool holds;		/* it can keep everything */
 	bool samples;		/* each operation is timed */
 	u32 max_size;
 
@@ -130,7 +137,7 @@ struct perf_load {
 extern const struct perf_load perf_send_lat, perf_write_lat, perf_read_lat;
 extern const struct perf_load perf_send_rate, perf_write_rate, perf_read_rate;
 extern const struct perf_load perf_void_rate, perf_bare_rate, perf_reg_rate;
-extern const struct perf_load perf_connect_rate;
+extern const struct perf_load perf_connect_rate, perf_qp_rate, perf_cq_rate;
 
 int perf_args_parse(struct perf_args *args, char *text);
 
@@ -148,12 +155,28 @@ struct ib_mr *perf_mr_alloc(const struct perf_end *end, const struct perf_buf *b
 int perf_region_init(struct perf_run *run, struct perf_end *end, u32 size);
 void perf_region_exit(struct perf_end *end);
 
+struct ib_cq *perf_cq_alloc(struct perf_run *run, struct ib_device *dev, u32 cqes);
+
+/* How packets find the way to and from an end. */
+struct perf_way {
+	union ib_gid gid;
+	u8 mac[ETH_ALEN];
+	int index;
+	bool roce;
+};
+
+int perf_find_way(struct ib_device *dev, struct perf_way *way);
+struct ib_qp *perf_create_qp(const struct perf_end *end);
+int perf_connect_to_none(struct ib_qp *qp, const struct perf_way *way);
 int perf_link_init(struct perf_run *run);
 void perf_qp_drain(struct perf_run *run, struct ib_qp *qp);
 void perf_link_drain(struct perf_run *run);
 void perf_link_exit(struct perf_run *run);
 
-int perf_run(const struct perf_args *args, struct perf_result *result, u64 *samples);
+int perf_run(const struct perf_args *args, struct perf_result *result, u64 *samples, u32 *held);
+int perf_hold(struct perf_run *run);
+int perf_setup_go(struct perf_run *run, u32 ops, int (*set_up)(struct perf_run *run, u32 i),
+		  int (*take_down)(struct perf_run *run, u32 i));
 void perf_fail(struct perf_run *run, const char *what, int error);
 void perf_failed_wc(struct perf_run *run, const struct ib_wc *wc);
 

@@ -5,9 +5,13 @@
 
 #define pr_fmt(fmt) KBUILD_MODNAME ": " fmt
 
+#include <linux/delay.h>
 #include <linux/slab.h>
 
 #include "perf.h"
+
+/* How long everything is kept for whoever wants to look at it. */
+#define PERF_HOLD_MS	10000
 
 /* Ends the run for its first error. Any context. */
 void perf_fail(struct perf_run *run, const char *what, int error)
@@ -26,6 +30,23 @@ void perf_failed_wc(struct perf_run *run, const struct ib_wc *wc)
 		return;
 	atomic_inc(&run->errors);
 	perf_fail(run, ib_wc_status_msg(wc->status), -EIO);
+}
+
+/* Keeps everything until 0 is written to "held", if that was asked for. */
+int perf_hold(struct perf_run *run)
+{
+	u32 ms;
+
+	if (!run->args->hold || !run->measuring)
+		return 0;
+	WRITE_ONCE(*run->held, 1);
+	for (ms = 0; ms < PERF_HOLD_MS; ms++) {
+		if (!READ_ONCE(*run->held))
+			return 0;
+		fsleep(1000);
+	}
+	WRITE_ONCE(*run->held, 0);
+	return -ETIMEDOUT;
 }
 
 static int perf_phase(struct perf_run *run, u32 ops)
@@ -51,7 +72,11 @@ static int perf_phases(struct perf_run *run)
 	if (ret)
 		return ret;
 	memset(run->result, 0, sizeof(*run->result));
-	return perf_phase(run, run->args->count);
+	run->measuring = true;
+	ret = perf_phase(run, run->args->count);
+	if (!ret && !run->args->load->by_load)
+		ret = perf_hold(run);
+	return ret;
 }
 
 static int perf_prepare(struct perf_run *run)
@@ -113,7 +138,7 @@ static int perf_on_devices(struct perf_run *run)
 	return ret;
 }
 
-int perf_run(const struct perf_args *args, struct perf_result *result, u64 *samples)
+int perf_run(const struct perf_args *args, struct perf_result *result, u64 *samples, u32 *held)
 {
 	struct perf_run *run = kzalloc_obj(*run);
 	int ret = -ENODEV;
@@ -123,6 +148,7 @@ int perf_run(const struct perf_args *args, struct perf_result *result, u64 *samp
 	run->args = args;
 	run->result = result;
 	run->samples = samples;
+	run->held = held;
 	run->signal = args->signal;
 	run->opcode = args->load->opcode;
 	init_completion(&run->finished);

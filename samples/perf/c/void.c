@@ -98,6 +98,7 @@ static int perf_void_go(struct perf_run *run, u32 ops)
 const struct perf_load perf_void_rate = {
 	.name = "void_rate",
 	.opcode = IB_WR_SEND,
+	.holds = true,
 	.max_size = SZ_1M,
 	.shape = perf_stream_shape,
 	.init = perf_void_init,
