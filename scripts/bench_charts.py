@@ -5,6 +5,8 @@ from bench_plot import Axis, Line, bars, plot
 from bench_rows import device, share
 
 TWINS = {"rust": "Rust", "c": "C"}
+COSTS = {"instructions": "instructions", "native": "nanoseconds"}
+FILES = {"instructions": ("bench-counted.svg", "bench-qps.svg"), "native": ("bench-native.svg", "bench-qps-native.svg")}
 DEVICES = {"rxe0": "rxe over one network device", "rxe1-rxe2": "rxe between two network namespaces"}
 
 
@@ -47,27 +49,29 @@ def depth(path, rows, dev):
          Axis("thousand SENDs a second"), pairs(sizes, points))
 
 
-def qps(path, rows):
+def qps(path, rows, clock):
     def points(context, twin):
-        picked = pick(rows, "qps", load="void_rate", clock="instructions", context=context, signal=1)
+        picked = pick(rows, "qps", load="void_rate", clock=clock, context=context, signal=1, cpus=1)
         return [point(r, twin, "qps") for r in picked if r["qps"] * r["depth"] == 1024]
 
     plot(path, "Cost against the number of QPs on one CQ, 1,024 requests in flight", Axis("QPs", 2),
-         Axis("instructions a request: post and completion"),
+         Axis(f"{COSTS[clock]} a request: post and completion"),
          pairs(("direct", "static", "softirq", "workqueue"), points))
 
 
-def counted(path, runs, rows):
+def costs(path, runs, rows, clock):
     """What the null device's rows cost, beside the share of the device itself."""
-    parts = share(runs, "instructions")
+    parts = share(runs, clock)
     groups = []
     for load in parts:
-        picked = pick(rows, "context", load=load, clock="instructions", device="null0", depth=64, signal=1, qps=1)
+        picked = pick(rows, "context", load=load, clock=clock, device="null0", depth=64, signal=1, qps=1,
+                      cpus=1)
         for row in picked:
             if load != "void_rate" or row["context"] not in ("direct", "batch", "static"):
                 name = "both" if load == "void_rate" else load
                 groups.append((f"{name}, {row['context'].replace('_', ' ')}", row["rust"], row["c"], parts[load]))
-    bars(path, "Instructions of a post and of a completion on the null device", "instructions",
+    unit = COSTS[clock]
+    bars(path, f"{unit.capitalize()} of a post and of a completion on the null device", unit,
          ("Rust", "C", "the device's share"), groups)
 
 
@@ -75,5 +79,6 @@ def draw(folder, runs, rows):
     for dev in DEVICES:
         latency(folder / f"bench-latency-{dev}.svg", runs, dev)
         depth(folder / f"bench-depth-{dev}.svg", rows, dev)
-    qps(folder / "bench-qps.svg", rows)
-    counted(folder / "bench-counted.svg", runs, rows)
+    for clock, (bar, line) in FILES.items():
+        costs(folder / bar, runs, rows, clock)
+        qps(folder / line, rows, clock)

@@ -13,14 +13,19 @@ from collections import defaultdict
 from math import comb
 from statistics import median, quantiles
 
-KEYS = ("clock", "device", "load", "context", "size", "depth", "signal", "qps")
+UNITS = {"instructions": "instructions", "native": "ns", "wall": "ns", "slab": "bytes"}
+KEYS = ("clock", "device", "load", "context", "size", "depth", "signal", "qps", "cpus")
 WHAT = {"send_lat": "round trip", "write_lat": "round trip", "read_lat": "READ", "reg_rate": "registration",
-        "connect_rate": "connection", "post": "post", "complete": "completion"}
+        "connect_rate": "connection", "post": "post", "complete": "completion", "qp_rate": "QP", "cq_rate": "CQ",
+        "connect": "connection", "qp": "QP", "cq": "CQ"}
 
 
 def figures(run):
     """What a run gives: pairs of a load and what one of its operations has cost."""
     load, result = run["load"], run["result"]
+    if "bytes" in result:
+        yield load, result["bytes"] / result["objects"]
+        return
     if "samples" in run:
         yield load, median(run["samples"])
         return
@@ -28,7 +33,14 @@ def figures(run):
         bare = "bare " if load == "bare_rate" else ""
         yield bare + "post", result["post_ns"] / result["posts"]
         yield bare + "complete", result["poll_ns"] / result["completions"]
-    yield load, result["ns"] / result["ops"]
+    if result["setup_ns"]:
+        what = load.removesuffix("_rate")
+        yield f"{what} set-up", result["setup_ns"] / result["ops"]
+        # CQs are left to work items in Rust.
+        if what != "cq":
+            yield f"{what} tear-down", result["teardown_ns"] / result["ops"]
+    if load != "cq_rate":
+        yield load, result["ns"] / result["ops"]
 
 
 def device(run):
@@ -38,7 +50,7 @@ def device(run):
 
 def key(run):
     """What a run is a round of. Words that were not given have their defaults."""
-    words = {"signal": 1, "qps": 1, "depth": 1, "size": 0, **run, "device": device(run)}
+    words = {"signal": 1, "qps": 1, "depth": 1, "size": 0, "cpus": 1, **run, "device": device(run)}
     return tuple(words[k] for k in KEYS)
 
 
@@ -80,9 +92,8 @@ def rows(runs):
         row = dict(zip(KEYS, name))
         rust, c = (list(twins[t].values()) for t in ("rust", "c"))
         low, high = interval([r / b for r, b in zip(rust, c)])
-        unit = "ns" if row["clock"] == "wall" else "instructions"
         yield row | {
-            "unit": f"{unit}/{WHAT.get(row['load'], 'request')}", "rust": median(rust), "c": median(c),
+            "unit": f"{UNITS[row['clock']]}/{WHAT.get(row['load']) or WHAT.get(row['load'].split()[0], 'request')}", "rust": median(rust), "c": median(c),
             "ratio": median(rust) / median(c), "low": low, "high": high, "spread": (high - low) / 2,
             "rounds": len(rust), "again": name in again,
             "middle": {"rust": middle(rust), "c": middle(c)},

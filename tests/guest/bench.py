@@ -3,11 +3,11 @@
 """The benchmark, in a VM: the two modules of samples/perf, one in Rust and one in C, do the same in
 turns.
 
-bench CLOCK DIR PHASE...: measures the phases; CLOCK says what a nanosecond is there (wall, or
-instructions). What each run has said goes to DIR/PHASE.jsonl, a line a run, once the phase is
+bench CLOCK DIR PHASE...: measures the phases; CLOCK says what a nanosecond is there (instructions,
+native or wall). What each run has said goes to DIR/PHASE.jsonl, a line a run, once the phase is
 whole.
 
-By the wall clock, what looks slower in Rust is measured again, in fresh rounds."""
+Where time is measured, what looks slower in Rust is measured again, in fresh rounds."""
 
 import itertools
 import json
@@ -15,7 +15,9 @@ import os
 import random
 import subprocess
 import sys
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import perftest
@@ -31,9 +33,11 @@ LATENCY = ("send_lat", "write_lat", "read_lat")
 RATE = ("send_rate", "write_rate", "read_rate")
 QPS = (1, 4, 16, 64, 256, 1024)
 HANDLED_QPS = (1, 32, 1024)
+MANY_QPS = (4096, 16384)
+HELD = (128, 640)           # Objects that are held to see what one costs: the difference counts.
 DEPTHS = (1, 4, 16, 64, 256)
 ROUND = 1024                # Requests in flight on the null device, over all QPs.
-AGAIN = 15                  # Rounds of what looks slower.
+AGAIN = {"wall": 15, "native": 41}  # Rounds of what looks slower, where time is measured.
 
 
 def grid(**keys):
@@ -67,6 +71,50 @@ def null(count):
     return rows + grid(load="reg_rate", device="null0", context=CALLBACKS, depth=16, count=count)
 
 
+def native():
+    """Short runs, of some milliseconds each: what else the machine does then disturbs few of them."""
+    rows = [row | {"count": 40 * ROUND} for row in guard() + void("softirq", depth=64, signal=16, qps=1)]
+    for qps in HANDLED_QPS:
+        rows += void(CONTEXTS, 32 * ROUND, depth=ROUND // qps, signal=1, qps=qps)
+    rows += grid(load=LATENCY, device="null0", context=CONTEXTS, size=64, count=1000)
+    return rows + grid(load="reg_rate", device="null0", context=CALLBACKS, depth=16, count=8 * ROUND)
+
+
+def scale():
+    """With so many QPs that no cache has them, and what it takes to set them up."""
+    rows = []
+    for qps in MANY_QPS:
+        rows += void(("static", "softirq"), 4 * qps, depth=1, signal=1, qps=qps, warmup=1)
+    setup = {"context": "softirq", "warmup": 1}
+    rows += grid(load="qp_rate", device="null0", qps=(64, 1024), count=1024, **setup)
+    rows += grid(load="qp_rate", device="rxe0", qps=64, count=256, **setup)
+    rows += grid(load="cq_rate", device=("null0", "rxe0"), depth=16, qps=64, count=256, **setup)
+    return rows + grid(load="connect_rate", device="rxe0", addr="192.0.2.1", qps=64, count=64, **setup)
+
+
+def two_cpus():
+    """Two CQs, each with a device, a thread and a CPU of its own."""
+    return [row | {"count": 100 * ROUND, "cpus": cpus} for cpus in (1, 2)
+            for row in void(("direct", "static", "softirq", "workqueue"), depth=64, signal=1, qps=1)]
+
+
+def held():
+    """What is held twice, in different numbers, to see what one of it costs."""
+    keys = {"context": "softirq", "warmup": 0, "hold": 1}
+    few, many = HELD
+    for row in (*grid(load="connect_rate", device="rxe0", addr="192.0.2.1", **keys),
+                *grid(load="qp_rate", device=("null0", "rxe0"), **keys),
+                *grid(load="cq_rate", device=("null0", "rxe0"), depth=16, **keys)):
+        yield row | {"qps": few, "count": few}, row | {"qps": many, "count": many}
+    for row in grid(load="void_rate", device="null0", size=64, context=("direct", "static", "softirq"), **{
+            k: v for k, v in keys.items() if k != "context"}):
+        yield row | {"depth": few - 1, "count": few}, row | {"depth": many - 1, "count": many}
+
+
+def connections(count, **keys):
+    return grid(load="connect_rate", device="rxe0", context=CALLBACKS, addr="192.0.2.1", count=count, **keys)
+
+
 def wire(device, peer, count):
     """What crosses rxe, on one device or between two. Large messages take long, so there are fewer."""
     ends = {"device": device, "peer": peer, "context": "softirq"}
@@ -83,7 +131,7 @@ def rxe(count):
     rows += grid(load="send_rate", device="rxe0", context="softirq", size=64, depth=4, qps=(1, 16, 256),
                  count=8 * count)
     rows += grid(load="reg_rate", device="rxe0", context=CALLBACKS, depth=16, count=count)
-    return rows + grid(load="connect_rate", device="rxe0", context=CALLBACKS, addr="192.0.2.1", count=10)
+    return rows + connections(10)
 
 
 # Each with its rounds: how often every run of it is made.
@@ -91,6 +139,10 @@ PHASES = {
     "guard": (31, guard),
     "null-counted": (15, lambda: null(200)),
     "rxe-counted": (5, lambda: rxe(50)),
+    "native": (51, native),
+    "native-rxe": (31, lambda: connections(20, warmup=2)),
+    "scale": (9, scale),
+    "cpus": (25, two_cpus),
     "null": (7, lambda: null(1000)),
     "rxe": (7, lambda: rxe(150)),
     "veth": (5, lambda: wire("rxe1", "rxe2", 150)),
@@ -108,8 +160,8 @@ def up(phases):
         cd {BUILD}
         for module in rdma_rs rdma_perf_rs rdma_perf_c rdma_null; do insmod $module.ko; done
         ip link set lo up
-        rdma link add null0 type null netdev lo""")
-    if {"rxe-counted", "rxe", "perftest"} & {*phases}:
+        for n in 0 1; do rdma link add null$n type null netdev lo; done""")
+    if {"rxe-counted", "native-rxe", "scale", "bytes", "rxe", "perftest"} & {*phases}:
         sh("""
             modprobe -a dummy rdma_rxe
             ip link add rdma0 type dummy
@@ -130,14 +182,38 @@ def up(phases):
             done""")
 
 
+def words_of(row):
+    return " ".join(f"{key}={value}" for key, value in row.items() if key not in ("twin", "cpus"))
+
+
+def on_two_cpus(twin, row):
+    """Two runs at the same time, each on a CPU and a null device of its own: what the first says."""
+    row = {key: value for key, value in row.items() if key != "cpus"}
+    ready = threading.Barrier(2)
+
+    def go(cpu, folder):
+        os.sched_setaffinity(0, {cpu})
+        words = words_of(row | {"device": f"null{cpu}"})
+        ready.wait()
+        (folder / "run").write_text(words)
+
+    # Threads, as each has its own affinity, and writing lets the other run.
+    with ThreadPoolExecutor(2) as pool:
+        for done in [pool.submit(go, 0, TWINS[twin]), pool.submit(go, 1, TWINS[twin] / "second")]:
+            done.result()
+
+
 def measure(twin, row):
     """One run; what it says."""
     folder = TWINS[twin]
-    words = " ".join(f"{key}={value}" for key, value in row.items() if key != "twin")
+    words = words_of(row)
     # Otherwise the timer's interrupt comes at the same place in each round, or never.
     time.sleep(random.uniform(0, 0.004))
     try:
-        (folder / "run").write_text(words)
+        if row.get("cpus") == 2:
+            on_two_cpus(twin, row)
+        else:
+            (folder / "run").write_text(words)
     except OSError as e:
         raise SystemExit(f"bench: {twin}: {words}: {e}") from e
     result = {key: int(value) for key, value in map(str.split, (folder / "result").read_text().splitlines())}
@@ -164,18 +240,65 @@ def measured(rows, rounds, said, **marks):
     return lines
 
 
+def allocated():
+    """Bytes that are allocated: in slabs, as large kmallocs, and by vmalloc."""
+    for cache in Path("/sys/kernel/slab").iterdir():
+        # What was freed is not to look allocated.
+        (cache / "shrink").write_text("1")
+    used, pages = 0, 0
+    for line in Path("/proc/slabinfo").read_text().splitlines()[2:]:
+        _, objects, _, size, _, per_slab, _, _, _, _, _, _, _, _, slabs, _ = line.split()
+        used += int(objects) * int(size)
+        pages += int(slabs) * int(per_slab)
+    memory = {key: int(value.split()[0]) << 10
+              for key, value in (line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())}
+    # The rest of what is called slab are the large ones.
+    return used + memory["Slab"] - pages * os.sysconf("SC_PAGE_SIZE") + memory["VmallocUsed"]
+
+
+def while_held(twin, row):
+    """What is allocated while a run holds everything."""
+    folder = TWINS[twin]
+    with ThreadPoolExecutor(1) as pool:
+        done = pool.submit((folder / "run").write_text, words_of(row))
+        while not int((folder / "held").read_text()):
+            if done.done():
+                break
+            time.sleep(0.005)
+        used = allocated()
+        (folder / "held").write_text("0")
+        done.result()
+    return used
+
+
+def in_bytes(rounds):
+    """What an object costs: the slope between few and many of them."""
+    lines = []
+    for n in range(rounds):
+        for few, many in held():
+            for twin in sorted(TWINS, reverse=bool(n % 2)):
+                used = [while_held(twin, row) for row in (few, many)]
+                result = {"objects": HELD[1] - HELD[0], "bytes": used[1] - used[0]}
+                load = {"void_rate": "request"}.get(few["load"], few["load"].removesuffix("_rate"))
+                lines.append({"device": few["device"], "context": few["context"], "load": f"{load} bytes",
+                              "twin": twin, "result": result, "round": n, "phase": "bytes", "clock": "slab"})
+    return lines
+
+
 def run(phase, clock):
+    if phase == "bytes":
+        return in_bytes(5)
     rounds, plan = PHASES[phase]
     rows, marks = plan(), {"phase": phase, "clock": clock}
     lines = measured(rows, rounds, phase, **marks)
-    if clock != "wall":
+    if clock not in AGAIN:
         return lines
     # Of so many rows of equal things, a few look slower by chance.
     slow = slower(lines)
     rows = [row for row in rows if key({**marks, **row}) in slow]
     if rows:
         print(f"  {phase}: {len(rows)} rows look slower: measured again", flush=True)
-        lines += measured(rows, AGAIN, f"{phase}, again", again=True, **marks)
+        lines += measured(rows, AGAIN[clock], f"{phase}, again", again=True, **marks)
     return lines
 
 
