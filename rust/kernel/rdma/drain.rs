@@ -167,7 +167,7 @@ pub(crate) unsafe fn drain(
     if send_cq.is_polled_by_current() || recv_cq.is_polled_by_current() {
         return Err(EDEADLK);
     }
-    let mut wait = Wait::new(send_cq, recv_cq, markers, patience_ms);
+    let wait = Wait::new(send_cq, recv_cq, markers, patience_ms);
     // SAFETY: The QP is valid, so its device is, and the operations of a device do not change.
     let ops = unsafe { &(*(*qp).device).ops };
 

@@ -9,7 +9,16 @@ use crate::{
 use core::mem::offset_of;
 use kernel::{
     prelude::*,
-    sync::Arc,
+    sync::{
+        atomic::{
+            ordering::{
+                Full,
+                Relaxed, //
+            },
+            Atomic, //
+        },
+        Arc, //
+    },
     types::Opaque, //
 };
 
@@ -21,7 +30,9 @@ use kernel::{
 pub(crate) struct Markers {
     send: bindings::ib_cqe,
     recv: bindings::ib_cqe,
-    /// Completed by each of them.
+    /// How many of them are given and were not reached, and one more until the drain waits.
+    left: Atomic<u32>,
+    /// Completed when none is left, so that the drain is woken up once.
     pub(super) reached: Opaque<bindings::completion>,
 }
 
@@ -41,6 +52,7 @@ impl Markers {
             Self {
                 send: marker(reached::<SEND>),
                 recv: marker(reached::<RECV>),
+                left: Atomic::new(1),
                 reached: Opaque::uninit(),
             },
             GFP_KERNEL,
@@ -52,6 +64,7 @@ impl Markers {
 
     /// Gives a reference up for the address of the marker at `OFFSET`.
     pub(super) fn give<const OFFSET: usize>(self: Arc<Self>) -> *mut bindings::ib_cqe {
+        self.left.add(1, Relaxed);
         // SAFETY: The offset is that of a field.
         let cqe = unsafe { Arc::into_raw(self).byte_add(OFFSET) };
         let cqe = cqe.cast_mut().cast();
@@ -77,7 +90,20 @@ impl Markers {
     pub(super) unsafe fn take_back<const OFFSET: usize>(cqe: *mut bindings::ib_cqe) {
         ledger::strike(cqe);
         // SAFETY: By the caller's promise.
-        drop(unsafe { Self::from_cqe::<OFFSET>(cqe) });
+        let markers = unsafe { Self::from_cqe::<OFFSET>(cqe) };
+        // The drain does not wait yet, so it is not the last one.
+        markers.left.fetch_sub(1, Relaxed);
+    }
+
+    /// Says whether the drain, which gives no more of them, has nothing to wait for: then all have
+    /// been reached. Otherwise the last one completes `reached`.
+    pub(super) fn are_reached(&self) -> bool {
+        self.leave()
+    }
+
+    /// Returns whether this was the last one. What was done before the others has happened then.
+    fn leave(&self) -> bool {
+        self.left.fetch_sub(1, Full) == 1
     }
 }
 
@@ -97,6 +123,8 @@ unsafe extern "C" fn reached<const OFFSET: usize>(
     }
     // SAFETY: The queue's reference is given up here.
     let markers = unsafe { Markers::from_cqe::<OFFSET>(cqe) };
-    // SAFETY: The completion is initialised.
-    unsafe { bindings::complete(markers.reached.get()) };
+    if markers.leave() {
+        // SAFETY: The completion is initialised.
+        unsafe { bindings::complete(markers.reached.get()) };
+    }
 }

@@ -37,8 +37,6 @@ pub(super) struct Wait<'a> {
     send_cq: &'a cq::Inner,
     recv_cq: &'a cq::Inner,
     markers: Arc<Markers>,
-    /// How many of the markers are posted and were not waited for.
-    posted: u32,
     began: Instant<Monotonic>,
     patience: Delta,
 }
@@ -55,7 +53,6 @@ impl<'a> Wait<'a> {
             send_cq,
             recv_cq,
             markers,
-            posted: 0,
             began: Instant::now(),
             patience: Delta::from_millis(patience_ms.into()),
         }
@@ -75,7 +72,7 @@ impl<'a> Wait<'a> {
     /// Posts the marker at `OFFSET` by `post`. A full queue has room again once something was
     /// flushed.
     pub(super) fn post<const OFFSET: usize>(
-        &mut self,
+        &self,
         post: impl Fn(*mut bindings::ib_cqe) -> c_int,
     ) -> Result {
         let cqe = self.markers.clone().give::<OFFSET>();
@@ -92,32 +89,27 @@ impl<'a> Wait<'a> {
                 posted => break posted,
             }
         };
-        match posted {
-            Ok(()) => self.posted += 1,
-            // SAFETY: It was just given, and not posted.
-            Err(_) => unsafe { Markers::take_back::<OFFSET>(cqe) },
-        }
-        posted
+        // SAFETY: It was just given, and not posted.
+        posted.inspect_err(|_| unsafe { Markers::take_back::<OFFSET>(cqe) })
     }
 
     /// Waits until the markers that were posted have completed.
-    pub(super) fn wait(&mut self) -> Result {
+    pub(super) fn wait(self) -> Result {
+        if self.markers.are_reached() {
+            return Ok(());
+        }
         let reached = self.markers.reached.get();
         let mut pauses = Pauses::new();
-        while self.posted != 0 {
-            if !self.poll() {
-                // SAFETY: The completion lives as long as the markers.
-                unsafe { self.wait_for(reached) }?;
-                self.posted -= 1;
-            // SAFETY: As above, and it is initialised.
-            } else if unsafe { bindings::try_wait_for_completion(reached) } {
-                self.posted -= 1;
-            } else {
-                self.check()?;
-                pauses.pause();
+        while self.poll() {
+            // SAFETY: The completion lives as long as the markers, and is initialised.
+            if unsafe { bindings::try_wait_for_completion(reached) } {
+                return Ok(());
             }
+            self.check()?;
+            pauses.pause();
         }
-        Ok(())
+        // SAFETY: As above.
+        unsafe { self.wait_for(reached) }
     }
 
     /// Waits for a completion that is told without polling.
