@@ -15,6 +15,7 @@ use kernel::{
     new_mutex,
     prelude::*,
     sync::{
+        atomic::ordering::Relaxed,
         Arc,
         Mutex, //
     }, //
@@ -38,7 +39,7 @@ struct List {
 ///
 /// # Invariants
 ///
-/// An id that is listed is not destroyed while the list is locked.
+/// An id that is listed is not destroyed while the list is locked. Its `place` is its index then.
 #[pin_data]
 pub(crate) struct Bound {
     #[pin]
@@ -69,7 +70,9 @@ impl Bound {
         if list.closed {
             return Err(ENODEV);
         }
+        list.ids.reserve(1, GFP_KERNEL)?;
         // INVARIANT: By the caller's promise.
+        shared.place.store(list.ids.len(), Relaxed);
         let entry = Entry {
             id,
             shared,
@@ -78,9 +81,25 @@ impl Bound {
         Ok(list.ids.push(entry, GFP_KERNEL)?)
     }
 
-    /// Removes an id that is about to be destroyed.
-    pub(super) fn remove(&self, id: NonNull<bindings::rdma_cm_id>) {
-        self.list.lock().ids.retain(|entry| entry.id != id);
+    /// Removes an id that is about to be destroyed: the last one takes its place, so that this
+    /// costs the same whatever their number is.
+    pub(super) fn remove(&self, id: NonNull<bindings::rdma_cm_id>, shared: &Shared) {
+        let mut list = self.list.lock();
+        let place = shared.place.load(Relaxed);
+        if list.ids.get(place).is_none_or(|entry| entry.id != id) {
+            return;
+        }
+        let last = list.ids.pop();
+        let entry = match (list.ids.get_mut(place), last) {
+            (Some(entry), Some(last)) => {
+                // INVARIANT: It is there now.
+                last.shared.place.store(place, Relaxed);
+                Some(core::mem::replace(entry, last))
+            }
+            (_, last) => last,
+        };
+        drop(list);
+        drop(entry);
     }
 
     /// Closes the list, and returns an id whose handler does not know yet that the device goes.

@@ -66,6 +66,8 @@ pub(super) struct Shared {
     ended: Atomic<bool>,
     /// The device goes. Set with the handler locked, so that none comes too late to be told.
     removed: Atomic<bool>,
+    /// Where the id is in the list of its device, which protects this.
+    pub(super) place: Atomic<usize>,
 }
 
 impl Shared {
@@ -83,6 +85,7 @@ impl Shared {
                 established: Atomic::new(false),
                 ended: Atomic::new(false),
                 removed: Atomic::new(false),
+                place: Atomic::new(0),
             }),
             GFP_KERNEL,
         )

@@ -94,7 +94,7 @@ unsafe impl Sync for State {}
 impl Teardown for State {
     fn teardown(&mut self, _cx: &Sleepable) -> Fate {
         if let Some(device) = self.device.as_ref() {
-            device.inner().bound.remove(self.raw);
+            device.inner().bound.remove(self.raw, &self.shared);
         }
         // SAFETY: By the type invariant; the QP holds `Inner`, so it is gone. This waits for the
         // callback.

@@ -61,12 +61,14 @@ impl Shared {
     /// along, or an error.
     pub(super) fn end_step(&self, event: bindings::rdma_cm_event_type, result: Result<&[u8]>) {
         let mut step = self.step.lock();
-        match *step {
-            Step::Waiting(success) if result.is_err() || success == event => {
-                *step = Step::Done(result.map(PrivateData::new));
-                self.changed.notify_all();
-            }
-            _ => {}
+        let ends = matches!(*step, Step::Waiting(success) if result.is_err() || success == event);
+        if ends {
+            *step = Step::Done(result.map(PrivateData::new));
+        }
+        drop(step);
+        // Who waits is not to be woken up only to wait for the lock.
+        if ends {
+            self.changed.notify_all();
         }
     }
 
