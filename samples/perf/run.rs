@@ -313,8 +313,8 @@ fn run_in<C: Mode>(client: &ClientRef, args: &Args<'_>, cx: &Sleepable) -> Resul
         }
         Load::RegRate => reg::run::<C>(client, args, cx),
         Load::ConnectRate => connect::run::<C>(client, args, cx),
-        Load::QpRate => setup::qps::<C>(client, args, cx),
-        Load::CqRate => setup::cqs::<C>(client, args, cx),
+        // Only where the core polls.
+        Load::QpRate | Load::CqRate => Err(EINVAL),
     }
 }
 
@@ -327,6 +327,8 @@ pub(crate) fn run(client: &ClientRef, args: &Args<'_>, cx: &Sleepable) -> Result
         (Context::Direct | Context::Batch | Context::Static, _) => {
             run_in::<Direct>(client, args, cx)
         }
+        (_, Load::QpRate) => setup::qps(client, args, cx),
+        (_, Load::CqRate) => setup::cqs(client, args, cx),
         (Context::Softirq | Context::Workqueue | Context::UnboundWorkqueue, _) => {
             run_in::<Softirq>(client, args, cx)
         }

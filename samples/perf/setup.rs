@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! QPs, and CQs: so many at once are set up, and then taken down.
+//! QPs, and CQs that the RDMA core polls: so many at once are set up, and then taken down.
 
 use crate::{
     args::Args,
@@ -61,11 +61,11 @@ pub(crate) fn phases<T>(
 }
 
 /// QPs that can send, to nobody.
-pub(crate) fn qps<C: Mode>(client: &ClientRef, args: &Args<'_>, cx: &Sleepable) -> Result<Report> {
+pub(crate) fn qps(client: &ClientRef, args: &Args<'_>, cx: &Sleepable) -> Result<Report> {
     let dev = device(client, args.device)?;
     let pd = Pd::alloc(&dev, cx)?;
     let entries = CAPS.entries().checked_mul(args.qps).ok_or(EINVAL)?;
-    let cq = C::cq(&dev, entries, args.context, cx)?;
+    let cq = Softirq::cq(&dev, entries, args.context, cx)?;
     let nowhere = Nowhere::new(&dev)?;
     let set_up = || {
         let qp = Qp::create_raw(&pd, &cq, &cq, &CAPS, cx)?;
@@ -76,9 +76,9 @@ pub(crate) fn qps<C: Mode>(client: &ClientRef, args: &Args<'_>, cx: &Sleepable) 
 }
 
 /// CQs of a few entries. They are taken down by work items, so the time of that means nothing.
-pub(crate) fn cqs<C: Mode>(client: &ClientRef, args: &Args<'_>, cx: &Sleepable) -> Result<Report> {
+pub(crate) fn cqs(client: &ClientRef, args: &Args<'_>, cx: &Sleepable) -> Result<Report> {
     let dev = device(client, args.device)?;
-    let set_up = || C::cq(&dev, args.depth, args.context, cx);
+    let set_up = || Softirq::cq(&dev, args.depth, args.context, cx);
     let take_down = |cq| {
         drop(cq);
         Ok(())

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * QPs, and CQs: so many at once are set up, and then taken down.
+ * QPs, and CQs that the RDMA core polls: so many at once are set up, and then
+ * taken down.
  */
 
 #define pr_fmt(fmt) KBUILD_MODNAME ": " fmt
@@ -71,10 +72,22 @@ static int perf_qp_down(struct perf_run *run, u32 i)
 	return 0;
 }
 
+static int perf_check_context(const struct perf_run *run)
+{
+	if (!perf_caller_polls(run))
+		return 0;
+	pr_err("%s: only where the core polls\n", run->args->load->name);
+	return -EINVAL;
+}
+
 static int perf_qp_rate_init(struct perf_run *run)
 {
-	struct perf_qps *all = kvzalloc(struct_size(all, qps, run->nr_qps), GFP_KERNEL);
+	struct perf_qps *all;
+	int ret = perf_check_context(run);
 
+	if (ret)
+		return ret;
+	all = kvzalloc(struct_size(all, qps, run->nr_qps), GFP_KERNEL);
 	if (!all)
 		return -ENOMEM;
 	run->priv = all;
@@ -138,6 +151,10 @@ static int perf_cq_down(struct perf_run *run, u32 i)
 
 static int perf_cq_rate_init(struct perf_run *run)
 {
+	int ret = perf_check_context(run);
+
+	if (ret)
+		return ret;
 	run->priv = kvcalloc(run->args->qps, sizeof(struct ib_cq *), GFP_KERNEL);
 	return run->priv ? 0 : -ENOMEM;
 }
