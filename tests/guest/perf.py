@@ -15,6 +15,7 @@ TWINS = ("rdma_perf_rs", "rdma_perf_c")
 CONTEXTS = ("direct", "batch", "static", "softirq", "workqueue", "unbound_workqueue")
 POLLED = CONTEXTS[:3]
 LATENCIES = ("send_lat", "write_lat", "read_lat")
+SET_UP = ("connect_rate", "qp_rate", "cq_rate")
 LOADS = (*LATENCIES, "send_rate", "write_rate", "read_rate", "reg_rate")
 NULL = Path("/sys/kernel/debug/rdma_null/null0")
 
@@ -39,6 +40,9 @@ BAD = {
     "addr=300.1.1.1": errno.EINVAL,
     "port=65536": errno.EINVAL,
     "x" * 2000: errno.EINVAL,
+    "hold=2": errno.EINVAL,
+    "load=send_lat hold=1": errno.EINVAL,
+    "load=qp_rate context=direct": errno.EINVAL,
     "device=rxe9": errno.ENODEV,
     "peer=rxe9": errno.ENODEV,
 }
@@ -76,7 +80,9 @@ class Perf:
         assert failed is None, f"{text}: {os.strerror(failed)}"
         result = self.result()
         assert result["ops"] >= count and result["ns"] > 0 and result["errors"] == 0, f"{text}: {result}"
-        if load != "connect_rate":
+        if load in SET_UP:
+            assert result["setup_ns"] > 0 and result["teardown_ns"] > 0, f"{text}: {result}"
+        else:
             assert result["posts"] >= count and result["completions"] > 0, f"{text}: {result}"
         if load in LATENCIES:
             samples = self.samples()
@@ -113,8 +119,35 @@ def every_load(name, contexts=CONTEXTS, largest=1 << 20):
             polled = context in POLLED
             assert all((result[k] > 0) == polled for k in ("post_ns", "poll_ns")), f"{context}: {result}"
         perf.check("connect_rate", count=3, addr="2001:db8::1")
+        perf.check("connect_rate", count=8, qps=4, addr="192.0.2.1")
+        for context in set(contexts) - {*POLLED}:
+            for device in ("null0", "rxe0"):
+                perf.check("qp_rate", device=device, context=context, qps=8)
+                perf.check("cq_rate", device=device, context=context, qps=8)
         perf.check("write_rate", peer="rxe0", size=largest, depth=4, signal=2)
         perf.check("send_rate", depth=4, signal=2, qps=64)
+
+
+def holding(name):
+    """What is held stays until it is let go, and a second run goes on meanwhile."""
+    with null(), module(name):
+        perf, second = Perf(name), Perf(f"{name}/second")
+        for load in ("void_rate", "qp_rate", "cq_rate", "connect_rate"):
+            device = "rxe0" if load == "connect_rate" else "null0"
+            text = f"load={load} device={device} addr=192.0.2.1 qps=4 count=4 warmup=0 hold=1"
+            ended = []
+            thread = threading.Thread(target=lambda: ended.append(perf.run(text)))
+            thread.start()
+            while thread.is_alive() and not int((perf.path / "held").read_text()):
+                time.sleep(0.01)
+            assert not ended, f"{text}: ended with {ended}"
+            failed = perf.run("load=send_lat")
+            assert failed == errno.EBUSY, f"a second run of the same files: {failed}"
+            second.check("void_rate", device="null0")
+            (perf.path / "held").write_text("0")
+            thread.join(60)
+            assert ended == [None], f"{text}: ended with {ended}"
+        perf.check("void_rate", device="null0", qps=2048, depth=1, count=4096)
 
 
 def refusals(name):

@@ -84,6 +84,7 @@ if FLAVOUR == "stock":
     for t in perf.TWINS:
         case(f"perf: {t}: each load in each context", t)(perf.every_load)
         case(f"perf: {t}: what is wrong is refused", t)(perf.refusals)
+        case(f"perf: {t}: what is held, and a second run", t)(perf.holding)
         case(f"perf: {t}: rdma link delete during a run", t)(perf.removal)
 else:
     case("perf: rdma_perf_rs: each load", "rdma_perf_rs", ("softirq",), 1 << 16)(perf.every_load)
