@@ -23,6 +23,7 @@
 //! |           | written to `held` (`void_rate`, `connect_rate`, `qp_rate`,       |            |
 //! |           | `cq_rate`)                                                       | 0          |
 
+use crate::run::Figures;
 use core::{
     net::{
         IpAddr,
@@ -177,6 +178,7 @@ impl<'a> Args<'a> {
     }
 
     /// Keeps what the caller has until 0 is written to `held`, if that was asked for.
+    #[inline(never)]
     pub(crate) fn hold(&self) -> Result {
         let Some(held) = self.held else {
             return Ok(());
@@ -190,6 +192,14 @@ impl<'a> Args<'a> {
         }
         held.store(0, Release);
         Err(ETIMEDOUT)
+    }
+
+    /// Does so unless there is an error already.
+    #[inline(never)]
+    pub(crate) fn held(&self, figures: Result<Figures>) -> Result<Figures> {
+        let figures = figures?;
+        self.hold()?;
+        Ok(figures)
     }
 
     pub(crate) fn parse(text: &'a str, held: &'a AtomicCell<u32>) -> Result<Self> {

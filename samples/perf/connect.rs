@@ -133,6 +133,7 @@ impl<C: Mode> Connector<'_, C> {
     }
 }
 
+#[inline(never)]
 pub(crate) fn run<C: Mode>(client: &ClientRef, args: &Args<'_>, cx: &Sleepable) -> Result<Report> {
     let (dev, peer) = (device(client, args.device)?, device(client, args.peer)?);
     let events = Arc::new(Events(Run::new(0)?), GFP_KERNEL)?;

@@ -48,6 +48,7 @@ fn path(from: &Device, to: &Device) -> Result<ah::Attr> {
 }
 
 /// Takes a QP from the reset state to where it can send, to QP number `peer`.
+#[inline(never)]
 fn connect_qp<C: PollContext>(
     qp: &Qp<C>,
     peer: u32,

@@ -356,7 +356,5 @@ fn stream<C: Mode>(
         stream.receive(b, cx)?;
     }
     stream.phase(args.warmup)?;
-    let figures = stream.phase(args.count)?;
-    args.hold()?;
-    Ok(figures)
+    args.held(stream.phase(args.count))
 }

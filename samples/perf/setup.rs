@@ -23,27 +23,48 @@ use rdma::prelude::*;
 
 const CAPS: Caps = Caps::new(1, 1);
 
-/// Has objects set up, then taken down, until there were so many.
-fn rounds<T>(
-    args: &Args<'_>,
-    total: u32,
-    hold: impl Fn() -> Result,
-    set_up: impl Fn() -> Result<T>,
-    take_down: impl Fn(T) -> Result,
-) -> Result<Figures> {
+/// Objects that are set up, and taken down in the opposite order.
+trait Objects {
+    fn set_up(&mut self) -> Result;
+    fn take_down(&mut self) -> Result;
+}
+
+struct List<T, U, D> {
+    objects: KVVec<T>,
+    set_up: U,
+    take_down: D,
+}
+
+impl<T, U: Fn() -> Result<T>, D: Fn(T) -> Result> Objects for List<T, U, D> {
+    fn set_up(&mut self) -> Result {
+        let object = (self.set_up)()?;
+        Ok(self.objects.push_within_capacity(object)?)
+    }
+
+    fn take_down(&mut self) -> Result {
+        (self.take_down)(self.objects.pop().ok_or(EIO)?)
+    }
+}
+
+/// Has objects set up, then taken down, until there were so many. Not generic, as all but two calls
+/// is the same for all objects.
+#[inline(never)]
+fn rounds(args: &Args<'_>, objects: &mut dyn Objects, total: u32, hold: bool) -> Result<Figures> {
     let mut figures = Figures::default();
     while figures.ops < total.into() {
-        let mut objects = KVVec::with_capacity(args.qps as usize, GFP_KERNEL)?;
         let began = Instant::<Monotonic>::now();
         for _ in 0..args.qps {
-            objects.push(set_up()?, GFP_KERNEL)?;
+            objects.set_up()?;
         }
-        let there = Instant::<Monotonic>::now();
-        hold()?;
+        figures.setup_ns += began.elapsed().as_nanos();
+        if hold {
+            args.hold()?;
+        }
         let ending = Instant::<Monotonic>::now();
-        objects.into_iter().try_for_each(&take_down)?;
+        for _ in 0..args.qps {
+            objects.take_down()?;
+        }
         figures.teardown_ns += ending.elapsed().as_nanos();
-        figures.setup_ns += (there - began).as_nanos();
         figures.ops += u64::from(args.qps);
     }
     figures.ns = figures.setup_ns + figures.teardown_ns;
@@ -56,11 +77,17 @@ pub(crate) fn phases<T>(
     set_up: impl Fn() -> Result<T>,
     take_down: impl Fn(T) -> Result,
 ) -> Result<Figures> {
-    rounds(args, args.warmup, || Ok(()), &set_up, &take_down)?;
-    rounds(args, args.count, || args.hold(), &set_up, &take_down)
+    let mut list = List {
+        objects: KVVec::with_capacity(args.qps as usize, GFP_KERNEL)?,
+        set_up,
+        take_down,
+    };
+    rounds(args, &mut list, args.warmup, false)?;
+    rounds(args, &mut list, args.count, true)
 }
 
 /// QPs that can send, to nobody.
+#[inline(never)]
 pub(crate) fn qps(client: &ClientRef, args: &Args<'_>, cx: &Sleepable) -> Result<Report> {
     let dev = device(client, args.device)?;
     let pd = Pd::alloc(&dev, cx)?;
@@ -76,6 +103,7 @@ pub(crate) fn qps(client: &ClientRef, args: &Args<'_>, cx: &Sleepable) -> Result
 }
 
 /// CQs of a few entries. They are taken down by work items, so the time of that means nothing.
+#[inline(never)]
 pub(crate) fn cqs(client: &ClientRef, args: &Args<'_>, cx: &Sleepable) -> Result<Report> {
     let dev = device(client, args.device)?;
     let set_up = || Softirq::cq(&dev, args.depth, args.context, cx);

@@ -244,9 +244,8 @@ fn alternate(
     run: &Run<()>,
 ) -> Result<Figures> {
     rounds(end, qps, &mut round, args, run, args.warmup)?;
-    let figures = rounds(end, qps, &mut round, args, run, args.count)?;
-    args.hold()?;
-    Ok(figures)
+    let figures = rounds(end, qps, &mut round, args, run, args.count);
+    args.held(figures)
 }
 
 fn stream(

@@ -10,7 +10,10 @@
 
 #include "perf.h"
 
-/* Has objects set up, then taken down, until there were @ops of them. */
+/*
+ * Has objects set up, then taken down in the opposite order, until there were
+ * @ops of them.
+ */
 int perf_setup_go(struct perf_run *run, u32 ops, int (*set_up)(struct perf_run *run, u32 i),
 		  int (*take_down)(struct perf_run *run, u32 i))
 {
@@ -30,7 +33,7 @@ int perf_setup_go(struct perf_run *run, u32 ops, int (*set_up)(struct perf_run *
 		if (ret)
 			return ret;
 		begin = ktime_get_ns();
-		for (i = 0; i < nr; i++) {
+		for (i = nr; i--;) {
 			ret = take_down(run, i);
 			if (ret)
 				return ret;
