@@ -23,14 +23,17 @@ use kernel::{
 ///
 /// `memory` is `len` bytes of zeroed-at-first kmalloc memory, owned by this, and mapped at `addr`
 /// in direction `dir` for the device of `pd`, which is `raw_pd` to C.
+///
+/// What a post needs comes first, to be in one cache line with what is before it in a request.
+#[repr(C)]
 pub(crate) struct RawBuf {
     addr: u64,
     len: u32,
     lkey: u32,
-    pub(super) memory: NonNull<u8>,
-    dir: bindings::dma_data_direction,
     raw_pd: *const bindings::ib_pd,
     pd: Pd,
+    pub(super) memory: NonNull<u8>,
+    dir: bindings::dma_data_direction,
 }
 
 // SAFETY: A buffer is plain memory, and DMA may be unmapped from any thread.
