@@ -44,24 +44,30 @@ enum Op {
 
 type Owned<C> = Pin<KBox<Group<C>>>;
 
-/// So many requests, of which the last is signaled, and gives all of them back. It counts for itself:
-/// nobody else has it.
-#[derive(HasCqe)]
-struct Group<C: PollContext + Provides<Atomic>> {
-    cqe: Cqe<Self>,
-    buf: Buf<Bidirectional>,
+/// What all requests of a stream have in common.
+struct Common<C: PollContext + Provides<Atomic>> {
     op: Op,
     signal: NonZero<u32>,
+    run: Arc<Run<Owned<C>>>,
+}
+
+/// So many requests, of which the last is signaled, and gives all of them back. It counts for itself:
+/// nobody else has it. What each completion needs is in one cache line.
+#[derive(HasCqe)]
+#[repr(C)]
+struct Group<C: PollContext + Provides<Atomic>> {
+    cqe: Cqe<Self>,
+    qp: Arc<Qp<C>>,
+    common: Arc<Common<C>>,
     /// How often it is still to come back.
     left: u32,
-    qp: Arc<Qp<C>>,
-    run: Arc<Run<Owned<C>>>,
+    buf: Buf<Bidirectional>,
 }
 
 impl<C: PollContext + Provides<Atomic>> Group<C> {
     #[inline]
     fn wr(&self) -> Result<SendWr<'_>> {
-        Ok(match self.op {
+        Ok(match self.common.op {
             Op::Send => SendWr::send([self.buf.whole()]),
             Op::Write(remote) => SendWr::rdma_write([self.buf.whole()], remote),
             Op::Read(remote) => SendWr::rdma_read([self.buf.whole_mut()], remote),
@@ -70,18 +76,18 @@ impl<C: PollContext + Provides<Atomic>> Group<C> {
 
     /// Posts all requests, each by itself, to its QP, to which the caller has a reference.
     fn post(self: Pin<KBox<Self>>, qp: &Qp<C>) {
-        if self.signal.get() > 1 {
+        if self.common.signal.get() > 1 {
             return self.post_all(qp);
         }
         if let Err(e) = qp.post_send(self, Self::wr) {
-            e.owner.run.fail(e.error);
+            e.owner.common.run.fail(e.error);
         }
     }
 
     /// Posts requests of which only the last is signaled.
     #[inline(never)]
     fn post_all(self: Pin<KBox<Self>>, qp: &Qp<C>) {
-        let times = self.signal;
+        let times = self.common.signal;
         if let Err(e) = qp.post_times(self, times, Self::wr) {
             Self::refused(e.owner, e.error);
         }
@@ -92,7 +98,7 @@ impl<C: PollContext + Provides<Atomic>> Group<C> {
     fn refused(this: Option<Pin<KBox<Self>>>, error: Error) {
         pr_err!("a request was refused: {error:?}\n");
         if let Some(group) = this {
-            group.run.fail(error);
+            group.common.run.fail(error);
         }
     }
 
@@ -113,18 +119,18 @@ impl<C: PollContext + Provides<Atomic>> Group<C> {
     #[cold]
     #[inline(never)]
     fn milestone(self: Pin<KBox<Self>>, wc: &Wc) {
-        match self.run.goes_on(self.left) {
+        match self.common.run.goes_on(self.left) {
             true => self.again(wc),
-            false => self.run.clone().through(self),
+            false => self.common.run.clone().through(self),
         }
     }
 
     #[inline]
     fn again(self: Pin<KBox<Self>>, wc: &Wc) {
-        if self.signal.get() > 1 {
+        if self.common.signal.get() > 1 {
             return self.again_all(wc);
         }
-        match self.op {
+        match self.common.op {
             Op::Send => self.repost(wc, |group| SendWr::send([group.buf.whole()])),
             Op::Write(to) => self.repost(wc, |group| SendWr::rdma_write([group.buf.whole()], to)),
             Op::Read(of) => self.repost(wc, |group| SendWr::rdma_read([group.buf.whole_mut()], of)),
@@ -141,7 +147,7 @@ impl<C: PollContext + Provides<Atomic>> Group<C> {
     /// As [`Group::post_all`], in the handler of `wc`.
     #[inline(never)]
     fn again_all(self: Pin<KBox<Self>>, wc: &Wc) {
-        let times = self.signal;
+        let times = self.common.signal;
         let posted = Qp::repost_times(self, wc, |group| &group.qp, times, Self::wr);
         if let Err(e) = posted {
             Self::refused(e.owner, e.error);
@@ -151,7 +157,7 @@ impl<C: PollContext + Provides<Atomic>> Group<C> {
     #[cold]
     #[inline(never)]
     fn failed(self: Pin<KBox<Self>>, e: WcError) {
-        self.run.fail(e);
+        self.common.run.fail(e);
     }
 }
 
@@ -227,17 +233,20 @@ struct Stream<'a, 'b, C: Mode> {
 impl<C: Mode> Stream<'_, '_, C> {
     /// Makes the owners of all requests.
     fn make(&self, op: Op, cx: &Sleepable) -> Result {
-        let signal = NonZero::new(self.args.signal).ok_or(EINVAL)?;
+        let common = Common {
+            op,
+            signal: NonZero::new(self.args.signal).ok_or(EINVAL)?,
+            run: self.run.clone(),
+        };
+        let common = Arc::new(common, GFP_KERNEL)?;
         for _ in 0..self.args.groups() {
             for qp in self.a.qps.iter() {
                 let group = Group {
                     cqe: Cqe::new(),
                     buf: Buf::alloc(&self.a.pd, self.args.size, cx)?,
-                    op,
-                    signal,
+                    common: common.clone(),
                     left: 0,
                     qp: qp.clone(),
-                    run: self.run.clone(),
                 };
                 self.run.keep(KBox::pin(group, GFP_KERNEL)?);
             }
