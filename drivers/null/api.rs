@@ -91,6 +91,18 @@ impl NullDevice {
         Ok(matches!(stall, Some(Stall::Next { .. })))
     }
 
+    /// Returns how many changes of a QP are under way, and how many have begun while another was.
+    ///
+    /// # Errors
+    ///
+    /// `ENOENT` if there is no such QP.
+    pub fn changes(&self, num: u32) -> Result<(u32, u32)> {
+        let machine = self.shared.machine.lock();
+        let index = machine.find_qp(num).ok_or(ENOENT)?;
+        let qp = machine.qps.get(index).ok_or(ENOENT)?;
+        Ok((qp.changes.running, qp.changes.overlaps))
+    }
+
     /// Returns how many MRs still cannot be deregistered.
     pub fn deregs(&self) -> u32 {
         self.shared.machine.lock().deregs.count
@@ -136,6 +148,7 @@ impl Shared {
         if let Some(qp) = machine.qps.get_mut(index) {
             match injection {
                 Injection::Stall { us, late } => qp.stall = Stall::Next { us, late },
+                Injection::Dwell { us } => qp.changes.dwell = us,
                 _ => qp.plan.set(injection),
             }
         }
@@ -155,9 +168,10 @@ impl Shared {
             } => machine.creations.set(object, after, errno),
             Injection::Dereg { errno, count } => machine.deregs = Deregs { errno, count },
             Injection::Eager { on } => machine.eager = on,
-            Injection::Connect { .. } | Injection::Fail | Injection::Stall { .. } => {
-                return Err(EINVAL)
-            }
+            Injection::Connect { .. }
+            | Injection::Fail
+            | Injection::Stall { .. }
+            | Injection::Dwell { .. } => return Err(EINVAL),
             Injection::Release { count, reversed } => {
                 (0..MAX_QP).for_each(|index| machine.release(index, count, reversed));
                 machine.plan.set(injection);

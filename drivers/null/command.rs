@@ -77,6 +77,9 @@ impl FromStr for Injection {
                 count: number(Some(1))?,
                 errno: number(Some(EIO.to_errno().unsigned_abs()))?,
             },
+            ("dwell", _) => Injection::Dwell {
+                us: number(Some(1000))?,
+            },
             ("dereg", _) => Injection::Dereg {
                 count: number(Some(1))?,
                 errno: number(Some(EIO.to_errno().unsigned_abs()))?,

@@ -99,6 +99,12 @@ pub enum Injection {
         /// How many.
         count: u32,
     },
+    /// The next change of the QP's state or attributes takes longer, until another one is begun. Of
+    /// a QP only.
+    Dwell {
+        /// How much longer at the most, in microseconds.
+        us: u32,
+    },
     /// The next `count` MRs cannot be deregistered. Of the device only.
     Dereg {
         /// The error.
@@ -225,6 +231,7 @@ impl Plan {
             | Injection::Create { .. }
             | Injection::Dereg { .. }
             | Injection::Stall { .. }
+            | Injection::Dwell { .. }
             | Injection::Eager { .. } => {}
         }
         self.update();

@@ -81,6 +81,17 @@ pub(crate) struct Config {
     pub(crate) max_send_sge: usize,
 }
 
+/// The changes of a QP. It is for its users not to make two at once: `ib_modify_qp` takes no lock.
+#[derive(Default)]
+pub(crate) struct Changes {
+    /// How many are under way.
+    pub(crate) running: u32,
+    /// How many have begun while another was under way.
+    pub(crate) overlaps: u32,
+    /// How much longer the next one takes, in microseconds.
+    pub(crate) dwell: u32,
+}
+
 pub(crate) struct Qp {
     pub(crate) config: Config,
     pub(crate) num: u32,
@@ -93,6 +104,7 @@ pub(crate) struct Qp {
     pub(crate) recvs: RecvQueue,
     pub(crate) plan: Plan,
     pub(crate) stall: Stall,
+    pub(crate) changes: Changes,
     /// Completions that are held back, with their CQs.
     pub(crate) held: Ring<(usize, Entry)>,
 }
@@ -112,6 +124,7 @@ impl Qp {
             recvs,
             plan: Plan::default(),
             stall: Stall::default(),
+            changes: Changes::default(),
             held: Ring::new(held)?,
         })
     }

@@ -18,7 +18,15 @@ use crate::{
     recv::RecvQueue, //
 };
 use core::ptr::NonNull;
-use kernel::prelude::*;
+use kernel::{
+    prelude::*,
+    time::{
+        delay::fsleep,
+        Delta,
+        Instant,
+        Monotonic, //
+    }, //
+};
 use rdma_bindings as bindings;
 
 /// The device's QP.
@@ -99,6 +107,33 @@ pub(crate) unsafe extern "C" fn create(
     0
 }
 
+/// A change of a QP begins: reports it if there is another, and takes its time.
+fn begin_change(shared: &Shared, index: usize, num: u32) {
+    let begun = {
+        let mut machine = shared.machine.lock();
+        machine.qps.get_mut(index).map(|qp| {
+            let changes = &mut qp.changes;
+            if changes.running != 0 {
+                changes.overlaps += 1;
+                pr_err!("QP {num} is modified by two at once\n");
+            }
+            changes.running += 1;
+            (core::mem::take(&mut changes.dwell), changes.overlaps)
+        })
+    };
+    let Some((us, overlaps)) = begun else { return };
+    let start = Instant::<Monotonic>::now();
+    while start.elapsed().as_micros_ceil() < i64::from(us) {
+        let machine = shared.machine.lock();
+        let qp = machine.qps.get(index);
+        if qp.is_none_or(|qp| qp.changes.overlaps != overlaps) {
+            return;
+        }
+        drop(machine);
+        fsleep(Delta::from_micros(100));
+    }
+}
+
 /// # Safety
 ///
 /// Called by the RDMA core, with what `struct ib_device_ops` says.
@@ -110,9 +145,14 @@ pub(crate) unsafe extern "C" fn modify(
 ) -> c_int {
     // SAFETY: The QP was created, and the attributes are valid.
     let ((shared, index), attr) = unsafe { (parts(qp), &*attr) };
+    // SAFETY: The QP was created; its number does not change.
+    begin_change(shared, index, unsafe { (*qp).qp_num });
     let (modified, last) = {
         let mut machine = shared.machine.lock();
         let modified = machine.modify_qp(index, attr, mask as u32);
+        if let Some(qp) = machine.qps.get_mut(index) {
+            qp.changes.running -= 1;
+        }
         let last = machine
             .qps
             .get(index)
