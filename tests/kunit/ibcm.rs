@@ -9,7 +9,9 @@ use crate::fixture::{
     recv,
     send,
     service_id,
+    to_init,
     wait,
+    with_device,
     CmEnd,
     CmEvents,
     CmLink,
@@ -17,7 +19,20 @@ use crate::fixture::{
     Env,
     Inbox, //
 };
-use kernel::prelude::*;
+use kernel::{
+    prelude::*,
+    sync::atomic::{
+        ordering::{
+            Full,
+            Relaxed, //
+        },
+        Atomic, //
+    },
+    time::{
+        delay::fsleep,
+        Delta, //
+    }, //
+};
 use rdma::{
     ibcm::{
         ConnectError,
@@ -29,6 +44,7 @@ use rdma::{
     },
     prelude::*, //
 };
+use rdma_bindings as bindings;
 
 fn rejected(result: Result<(), ConnectError>) -> Result<(cm::RejectReason, KVec<u8>)> {
     match result {
@@ -38,6 +54,102 @@ fn rejected(result: Result<(), ConnectError>) -> Result<(cm::RejectReason, KVec<
         }) => Ok((reason, private_data)),
         Err(ConnectError::Failed(e)) => Err(e),
         Ok(()) => Err(EISCONN),
+    }
+}
+
+/// What makes the connection manager give up after about a second.
+const HASTY: Param<'_> = Param {
+    private_data: &[],
+    responder_resources: 1,
+    initiator_depth: 1,
+    retry_count: 6,
+    rnr_retry_count: 6,
+    response_timeout: 8,
+    max_cm_retries: 1,
+};
+
+type ModifyQp = unsafe extern "C" fn(
+    *mut bindings::ib_qp,
+    *mut bindings::ib_qp_attr,
+    c_int,
+    *mut bindings::ib_udata,
+) -> c_int;
+
+kernel::sync::global_lock! {
+    // SAFETY: The only user initialises it.
+    unsafe(uninit) static DRIVERS: SpinLock<Option<ModifyQp>> = None;
+}
+static WATCHED: Atomic<u32> = Atomic::new(0);
+static RUNNING: Atomic<i32> = Atomic::new(0);
+static SEEN: Atomic<i32> = Atomic::new(0);
+static OVERLAPS: Atomic<i32> = Atomic::new(0);
+
+/// Watches the driver of the test link be asked to change a QP, each of which takes longer meanwhile.
+struct Watch;
+
+/// # Safety
+///
+/// As the driver's own.
+unsafe extern "C" fn watched(
+    qp: *mut bindings::ib_qp,
+    attr: *mut bindings::ib_qp_attr,
+    mask: c_int,
+    udata: *mut bindings::ib_udata,
+) -> c_int {
+    // SAFETY: The QP is valid; its number does not change.
+    let is_watched = unsafe { (*qp).qp_num } == WATCHED.load(Relaxed);
+    if is_watched {
+        SEEN.add(1, Relaxed);
+        if RUNNING.fetch_add(1, Full) != 0 {
+            OVERLAPS.add(1, Relaxed);
+        }
+        fsleep(Delta::from_millis(2));
+    }
+    let drivers = *DRIVERS.lock();
+    let ret = match drivers {
+        // SAFETY: By the caller's promise.
+        Some(modify) => unsafe { modify(qp, attr, mask, udata) },
+        None => EIO.to_errno(),
+    };
+    if is_watched {
+        RUNNING.fetch_sub(1, Full);
+    }
+    ret
+}
+
+impl Watch {
+    fn new() -> Result<Self> {
+        // SAFETY: There is one user.
+        unsafe { DRIVERS.init() };
+        with_device(c"rdma0", |device| {
+            // SAFETY: The device is held. A pointer is written, and either function does.
+            unsafe { *DRIVERS.lock() = (*device).ops.modify_qp.replace(watched) };
+        })?;
+        Ok(Self)
+    }
+
+    fn on(num: u32) {
+        WATCHED.store(num, Relaxed);
+    }
+
+    fn seen(&self) -> i32 {
+        SEEN.load(Relaxed)
+    }
+
+    fn overlaps(&self) -> i32 {
+        OVERLAPS.load(Relaxed)
+    }
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        let unwatched = with_device(c"rdma0", |device| {
+            // SAFETY: As in `new`.
+            unsafe { (*device).ops.modify_qp = *DRIVERS.lock() };
+        });
+        if unwatched.is_err() {
+            pr_err!("FAILED: the device has gone\n");
+        }
     }
 }
 
@@ -56,6 +168,42 @@ mod tests {
             sent.pop()?.ok()?;
             check_eq!(&received.pop()?.bytes()?[..], b"data");
         }
+        Ok(())
+    }
+
+    /// Who has the QP changes it, too.
+    #[test]
+    fn qp_is_changed_by_one_at_a_time_while_it_connects() -> Result {
+        let watch = Watch::new()?;
+        let env = Env::new()?;
+        let cq = env.cq::<Softirq>(64)?;
+        let passive = env.raw_qp(&cq, &Caps::new(4, 4))?;
+        let (_listener, service) = listen_to_service(&env, move |request, cx| {
+            let events = CmEvents::new()?;
+            events.keep(request.accept(&passive, events.clone(), &HASTY, cx)?);
+            Ok(())
+        })?;
+        let qp = Arc::new(env.raw_qp(&cq, &Caps::new(4, 4))?, GFP_KERNEL)?;
+        let (stop, ended, changing) = (Counter::new()?, Counter::new()?, qp.clone());
+        let counters = (stop.clone(), ended.clone());
+        Watch::on(qp.num());
+        env.client.spawn(GFP_KERNEL, move |cx| {
+            while counters.0.get() == 0 {
+                // Whether there is such a transition now is not the question.
+                let _ = changing.modify(to_init(), cx);
+            }
+            drop(changing);
+            counters.1.up();
+        })?;
+        let gid = gid(&env, env.ip)?;
+        let path = Path::new(&gid, gid.gid(), &env.cx)?;
+        let made = Connection::connect(&qp, &path, service, CmEvents::new()?, &HASTY, &env.cx);
+        stop.up();
+        wait(|| ended.get() == 1)?;
+        drop(made);
+        // The three of the connection manager.
+        check!(watch.seen() >= 3);
+        check_eq!(watch.overlaps(), 0);
         Ok(())
     }
 

@@ -70,6 +70,7 @@ suites! {
     null_device: suite_null_device,
     null_events: suite_null_events,
     null_lost: suite_null_lost,
+    null_modify: suite_null_modify,
     null_mr: suite_null_mr,
     null_opcode: suite_null_opcode,
     null_operations: suite_null_operations,

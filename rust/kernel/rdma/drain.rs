@@ -26,7 +26,6 @@ use crate::{
 };
 use core::mem::ManuallyDrop;
 use kernel::{
-    error::to_result,
     prelude::*,
     sync::Arc, //
 };
@@ -59,72 +58,6 @@ unsafe fn post_marker(
     }
 }
 
-/// Changes a QP's state, and what `mask` says besides.
-///
-/// # Safety
-///
-/// `qp` is valid, and `attr` is complete for `mask`.
-unsafe fn modify(
-    qp: *mut bindings::ib_qp,
-    mut attr: bindings::ib_qp_attr,
-    mask: bindings::ib_qp_attr_mask,
-) -> Result {
-    let mask = bindings::ib_qp_attr_mask_IB_QP_STATE | mask;
-    // SAFETY: By the caller's promise.
-    to_result(unsafe { bindings::ib_modify_qp(qp, &raw mut attr, mask as c_int) })
-}
-
-/// Says whether a QP is in the reset state.
-///
-/// # Safety
-///
-/// `qp` is valid.
-unsafe fn is_reset(qp: *mut bindings::ib_qp) -> bool {
-    let mut attr = bindings::ib_qp_attr::default();
-    let mut init = bindings::ib_qp_init_attr::default();
-    let mask = bindings::ib_qp_attr_mask_IB_QP_STATE as c_int;
-    // SAFETY: By the caller's promise.
-    let asked = unsafe { bindings::ib_query_qp(qp, &raw mut attr, mask, &raw mut init) };
-    asked == 0 && attr.qp_state == bindings::ib_qp_state_IB_QPS_RESET
-}
-
-/// Moves a QP to the error state.
-///
-/// There is no way there from the reset state, so such a QP is initialised first: some drivers take
-/// receives in that state too, against the rules.
-///
-/// # Safety
-///
-/// `qp` is valid.
-unsafe fn to_error(qp: *mut bindings::ib_qp) -> Result {
-    let error = || bindings::ib_qp_attr {
-        qp_state: bindings::ib_qp_state_IB_QPS_ERR,
-        ..Default::default()
-    };
-    // SAFETY: By the caller's promise; the state needs no attributes.
-    let moved = unsafe { modify(qp, error(), 0) };
-    // SAFETY: By the caller's promise.
-    if moved.is_ok() || !unsafe { is_reset(qp) } {
-        return moved;
-    }
-    let init = bindings::ib_qp_attr {
-        qp_state: bindings::ib_qp_state_IB_QPS_INIT,
-        port_num: 1,
-        ..Default::default()
-    };
-    // SAFETY: As above.
-    let own = match unsafe { (*qp).qp_type } {
-        bindings::ib_qp_type_IB_QPT_UD => bindings::ib_qp_attr_mask_IB_QP_QKEY,
-        _ => bindings::ib_qp_attr_mask_IB_QP_ACCESS_FLAGS,
-    };
-    let place = bindings::ib_qp_attr_mask_IB_QP_PKEY_INDEX | bindings::ib_qp_attr_mask_IB_QP_PORT;
-    // SAFETY: As above; the attributes are complete for the masks.
-    unsafe {
-        modify(qp, init, place | own)?;
-        modify(qp, error(), 0)
-    }
-}
-
 /// Waits until a QP that is in the error state takes nothing from its SRQ any more, and the
 /// completions of all that it took are in its CQ (`IB_EVENT_QP_LAST_WQE_REACHED`).
 ///
@@ -154,12 +87,14 @@ unsafe fn last_wqe_reached(qp: *mut bindings::ib_qp, wait: &Wait<'_>) -> Result 
 ///
 /// `qp` is a valid QP that completes to the two CQs. If it is on an SRQ they are the same, and not
 /// a direct one. If it is for datagrams, `nowhere` is an address handle of its PD; without one
-/// nothing was posted to its send queue.
+/// nothing was posted to its send queue. If `to_error` succeeds, it is in the error state.
+#[expect(clippy::too_many_arguments)]
 pub(crate) unsafe fn drain(
     qp: *mut bindings::ib_qp,
     send_cq: &cq::Inner,
     recv_cq: &cq::Inner,
     nowhere: Option<&Ah>,
+    to_error: impl FnOnce() -> Result,
     markers: Arc<Markers>,
     patience_ms: u32,
     _cx: &Sleepable,
@@ -171,8 +106,7 @@ pub(crate) unsafe fn drain(
     // SAFETY: The QP is valid, so its device is, and the operations of a device do not change.
     let ops = unsafe { &(*(*qp).device).ops };
 
-    // SAFETY: By the caller's promise.
-    unsafe { to_error(qp) }?;
+    to_error()?;
 
     // SAFETY: By the caller's promise; the SRQ of a QP does not change.
     let on_srq = unsafe { !(*qp).srq.is_null() };

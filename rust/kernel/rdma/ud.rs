@@ -71,7 +71,6 @@ use crate::{
 };
 use group::Groups;
 use kernel::{
-    error::to_result,
     prelude::*, //
 };
 
@@ -231,6 +230,7 @@ fn start<S: PollContext, R: PollContext>(qp: &Qp<S, R>, port: u32, qkey: u32) ->
         | bindings::ib_qp_attr_mask_IB_QP_QKEY;
     const RTS: bindings::ib_qp_attr_mask = STATE | bindings::ib_qp_attr_mask_IB_QP_SQ_PSN;
 
+    let modifier = qp.inner.modifier();
     for (state, mask) in [
         (bindings::ib_qp_state_IB_QPS_INIT, INIT),
         (bindings::ib_qp_state_IB_QPS_RTR, STATE),
@@ -242,8 +242,8 @@ fn start<S: PollContext, R: PollContext>(qp: &Qp<S, R>, port: u32, qkey: u32) ->
             qkey,
             ..Default::default()
         };
-        // SAFETY: The QP is alive; the attributes are complete for this mask.
-        to_result(unsafe { bindings::ib_modify_qp(qp.as_raw(), &raw mut attr, mask as c_int) })?;
+        // SAFETY: The attributes are complete for this mask.
+        unsafe { modifier.modify(&mut attr, mask) }?;
     }
     Ok(())
 }

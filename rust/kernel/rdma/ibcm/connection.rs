@@ -270,6 +270,7 @@ pub(super) fn starting_psn(qp: &qp::inner::Inner) -> u32 {
 
 /// Takes a QP to RTS, with the attributes of the connection (`ib_cm_init_qp_attr`, `ib_modify_qp`).
 pub(super) fn establish(qp: &qp::inner::Inner, id: RawId) -> Result {
+    let modifier = qp.modifier();
     for state in [
         bindings::ib_qp_state_IB_QPS_INIT,
         bindings::ib_qp_state_IB_QPS_RTR,
@@ -286,8 +287,9 @@ pub(super) fn establish(qp: &qp::inner::Inner, id: RawId) -> Result {
         })?;
         // The manager learns it only from the answer, which may be sent after this.
         attr.rq_psn = starting_psn(qp);
-        // SAFETY: The QP is alive, and so is the id, to whose address the attributes point.
-        to_result(unsafe { bindings::ib_modify_qp(qp.raw.as_ptr(), &raw mut attr, mask) })?;
+        // SAFETY: The attributes are complete for the mask, as the manager has written both. What
+        // they point to, the entry of a GID, is the id's, which is alive.
+        unsafe { modifier.modify(&mut attr, mask as bindings::ib_qp_attr_mask) }?;
     }
     Ok(())
 }

@@ -87,7 +87,7 @@ pub trait Events: Send + Sync + 'static {
 /// What the crate keeps for a QP besides C's own, as its `qp_context`.
 #[pin_data]
 pub(super) struct QpContext {
-    /// Held while the QP is modified: drivers need not lock that.
+    /// Held while the QP is modified: see [`Modifier`](super::modify::Modifier).
     #[pin]
     pub(super) modifying: Mutex<()>,
     /// Held while registrations of shared regions are posted: see [`Qp::turn`](super::Qp::turn).

@@ -24,10 +24,12 @@ use crate::{
         PATIENCE_MS, //
     }, //
 };
+use core::ptr::NonNull;
 use kernel::{
     error::to_result,
     fmt,
-    prelude::*, //
+    prelude::*,
+    sync::MutexGuard, //
 };
 
 /// Why a QP was not modified.
@@ -119,7 +121,93 @@ impl Transition {
     }
 }
 
+/// The right to change the state and the attributes of a QP, which one has at a time.
+///
+/// `ib_modify_qp` takes no lock, and drivers need not have one: rxe frees an array in it. So nothing
+/// here changes a QP but by this.
+///
+/// # Invariants
+///
+/// `qp` is valid for `'a`, and its lock is held.
+pub(crate) struct Modifier<'a> {
+    qp: NonNull<bindings::ib_qp>,
+    _guard: MutexGuard<'a, ()>,
+}
+
+impl Modifier<'_> {
+    /// Changes what `mask` says (`ib_modify_qp`).
+    ///
+    /// # Safety
+    ///
+    /// The attributes are complete for this mask, and what they point to is valid.
+    pub(crate) unsafe fn modify(
+        &self,
+        attr: &mut bindings::ib_qp_attr,
+        mask: bindings::ib_qp_attr_mask,
+    ) -> Result {
+        // SAFETY: The QP is valid by the type invariant; the rest is the caller's promise.
+        to_result(unsafe { bindings::ib_modify_qp(self.qp.as_ptr(), attr, mask as c_int) })
+    }
+
+    /// Goes to a state that takes no other attributes.
+    fn go_to(&self, state: bindings::ib_qp_state) -> Result {
+        let mut attr = bindings::ib_qp_attr {
+            qp_state: state,
+            ..Default::default()
+        };
+        // SAFETY: Of the state alone, the attributes are complete.
+        unsafe { self.modify(&mut attr, bindings::ib_qp_attr_mask_IB_QP_STATE) }
+    }
+
+    /// Says whether the QP is in the reset state.
+    fn is_reset(&self) -> bool {
+        let mut attr = bindings::ib_qp_attr::default();
+        let mut init = bindings::ib_qp_init_attr::default();
+        let mask = bindings::ib_qp_attr_mask_IB_QP_STATE as c_int;
+        // SAFETY: The QP is valid by the type invariant.
+        let asked =
+            unsafe { bindings::ib_query_qp(self.qp.as_ptr(), &raw mut attr, mask, &raw mut init) };
+        asked == 0 && attr.qp_state == bindings::ib_qp_state_IB_QPS_RESET
+    }
+
+    /// Goes to the error state.
+    ///
+    /// There is no way there from the reset state, so such a QP is initialised first: some drivers
+    /// take receives in that state too, against the rules.
+    pub(super) fn to_error(&self) -> Result {
+        let moved = self.go_to(bindings::ib_qp_state_IB_QPS_ERR);
+        if moved.is_ok() || !self.is_reset() {
+            return moved;
+        }
+        let mut init = bindings::ib_qp_attr {
+            qp_state: bindings::ib_qp_state_IB_QPS_INIT,
+            port_num: 1,
+            ..Default::default()
+        };
+        // SAFETY: The QP is valid by the type invariant; its type does not change.
+        let own = match unsafe { self.qp.as_ref() }.qp_type {
+            bindings::ib_qp_type_IB_QPT_UD => bindings::ib_qp_attr_mask_IB_QP_QKEY,
+            _ => bindings::ib_qp_attr_mask_IB_QP_ACCESS_FLAGS,
+        };
+        let mask = bindings::ib_qp_attr_mask_IB_QP_STATE
+            | bindings::ib_qp_attr_mask_IB_QP_PKEY_INDEX
+            | bindings::ib_qp_attr_mask_IB_QP_PORT;
+        // SAFETY: The attributes are those that this transition needs, and point to nothing.
+        unsafe { self.modify(&mut init, mask | own) }?;
+        self.go_to(bindings::ib_qp_state_IB_QPS_ERR)
+    }
+}
+
 impl Inner {
+    /// Waits until nobody else modifies the QP.
+    pub(crate) fn modifier(&self) -> Modifier<'_> {
+        // INVARIANT: The QP is valid while `self` lives, and the lock is its own.
+        Modifier {
+            qp: self.raw,
+            _guard: self.context.modifying.lock(),
+        }
+    }
+
     /// Modifies the QP, after everything about it was checked.
     pub(crate) fn modify(&self, attr: Attr, _cx: &Sleepable) -> Result<(), ModifyError> {
         if self.is_managed() && attr.to != State::Err {
@@ -137,14 +225,12 @@ impl Inner {
             return Err(ModifyError::OutOfRange { attrs });
         }
 
-        let _guard = self.context.modifying.lock();
+        let modifier = self.modifier();
         let (from, service) = self.state().map_err(ModifyError::Failed)?;
         Transition::check(service, from, attr.to, attr.mask)?;
         let mask = attr.mask.as_raw() | bindings::ib_qp_attr_mask_IB_QP_STATE;
-        // SAFETY: The QP is valid by the type invariant, and the attributes are complete for this
-        // mask and in range.
-        to_result(unsafe { bindings::ib_modify_qp(self.raw.as_ptr(), &raw mut raw, mask as c_int) })
-            .map_err(ModifyError::Failed)
+        // SAFETY: The attributes are complete for this mask, as just checked, and in range.
+        unsafe { modifier.modify(&mut raw, mask) }.map_err(ModifyError::Failed)
     }
 
     fn state(&self) -> Result<(State, Service)> {
@@ -163,13 +249,7 @@ impl Inner {
             return Err(EPERM);
         }
         self.drain(Markers::new()?, PATIENCE_MS, cx)?;
-        let mut raw = bindings::ib_qp_attr {
-            qp_state: bindings::ib_qp_state_IB_QPS_RESET,
-            ..Default::default()
-        };
-        let mask = bindings::ib_qp_attr_mask_IB_QP_STATE as c_int;
-        // SAFETY: The QP is valid by the type invariant; the attributes are complete for this mask.
-        to_result(unsafe { bindings::ib_modify_qp(self.raw.as_ptr(), &raw mut raw, mask) })
+        self.modifier().go_to(bindings::ib_qp_state_IB_QPS_RESET)
     }
 }
 
