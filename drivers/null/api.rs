@@ -137,9 +137,10 @@ impl Shared {
         let mut machine = self.machine.lock();
         let index = machine.find_qp(num).ok_or(ENOENT)?;
         match injection {
-            Injection::Create { .. } | Injection::Dereg { .. } | Injection::Eager { .. } => {
-                return Err(EINVAL)
-            }
+            Injection::Create { .. }
+            | Injection::Dereg { .. }
+            | Injection::Peek { .. }
+            | Injection::Eager { .. } => return Err(EINVAL),
             Injection::Connect { peer } => machine.connect_qp(index, peer),
             Injection::Fail => machine.fail_qp(index),
             Injection::Release { count, reversed } => machine.release(index, count, reversed),

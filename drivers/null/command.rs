@@ -91,6 +91,9 @@ impl FromStr for Injection {
                 peer: number(None)?,
             },
             ("fail", _) => Injection::Fail,
+            ("peek", _) => Injection::Peek {
+                on: number(Some(1))? != 0,
+            },
             ("eager", _) => Injection::Eager {
                 on: number(Some(1))? != 0,
             },

@@ -135,6 +135,13 @@ pub enum Injection {
         /// The error.
         errno: u32,
     },
+    /// Whether posting looks at the first entry of requests that have none, unless they have no list,
+    /// as irdma and cxgb4 do: if it is not zero it would be used, so the request is refused
+    /// (`EFAULT`). Of the device only.
+    Peek {
+        /// Whether it does.
+        on: bool,
+    },
     /// Whether a request's place in its queue is free once it completes, as on rxe, not once its
     /// completion was polled. Of the device only.
     Eager {
@@ -167,6 +174,7 @@ pub(crate) struct Plan {
     duplicates: u32,
     refuse: Option<(u32, u32)>,
     mute: bool,
+    pub(crate) peek: bool,
     modify: u32,
     modifies: u32,
 }
@@ -200,7 +208,7 @@ impl Plan {
     /// Finds out whether there is something to do, when that may have changed.
     fn update(&mut self) {
         let counts = self.statuses | self.opcodes | self.holds | self.duplicates;
-        self.busy = counts != 0 || self.refuse.is_some();
+        self.busy = counts != 0 || self.refuse.is_some() || self.peek;
     }
 
     pub(crate) fn set(&mut self, injection: Injection) {
@@ -233,6 +241,7 @@ impl Plan {
             | Injection::Stall { .. }
             | Injection::Dwell { .. }
             | Injection::Eager { .. } => {}
+            Injection::Peek { on } => self.peek = on,
         }
         self.update();
     }

@@ -38,6 +38,25 @@ unsafe fn entries<'a>(list: *mut bindings::ib_sge, count: c_int) -> &'a [Sge] {
     }
 }
 
+/// Looks at the first entry of a request that has none, as some hardware does: it must not be one
+/// that could be used.
+///
+/// # Safety
+///
+/// If there is a list, there is memory for one entry.
+#[cold]
+unsafe fn peek(list: *const bindings::ib_sge, count: c_int) -> Result {
+    if count != 0 || list.is_null() {
+        return Ok(());
+    }
+    // SAFETY: By the caller's promise.
+    let sge = unsafe { list.read() };
+    match (sge.addr, sge.length, sge.lkey) {
+        (0, 0, 0) => Ok(()),
+        _ => Err(EFAULT),
+    }
+}
+
 /// Reads what a request has besides `struct ib_send_wr`.
 ///
 /// # Safety
@@ -185,6 +204,10 @@ unsafe fn post_one(
     qp: *mut bindings::ib_qp,
     wr: *const bindings::ib_send_wr,
 ) -> Result {
+    if machine.plan.peek {
+        // SAFETY: By the caller's promise; that there is memory is what this is to find out.
+        unsafe { peek((*wr).sg_list, (*wr).num_sge) }?;
+    }
     // SAFETY: By the caller's promise. Both members of each union are as wide.
     let (index, request) = unsafe {
         let is_ud = (*qp).qp_type == bindings::ib_qp_type_IB_QPT_UD;
@@ -201,15 +224,16 @@ unsafe fn post_one(
     machine.post_send(index, &request)
 }
 
-/// Posts a list of receives, each with `post`.
+/// Posts a list of receives, each with `post`, which `machine` gives access to.
 ///
 /// # Safety
 ///
 /// `wr` is a list of valid receives, and `bad` is memory for the first that was not posted.
 unsafe fn post_recvs(
+    machine: &mut Machine,
     mut wr: *const bindings::ib_recv_wr,
     bad: *mut *const bindings::ib_recv_wr,
-    mut post: impl FnMut(u64, &[Sge]) -> Result,
+    mut post: impl FnMut(&mut Machine, u64, &[Sge]) -> Result,
 ) -> c_int {
     while !wr.is_null() {
         // SAFETY: By the caller's promise. Both members of the union are as wide.
@@ -220,7 +244,12 @@ unsafe fn post_recvs(
                 (*wr).next,
             )
         };
-        if let Err(e) = post(wr_id, sges) {
+        let peeked = match machine.plan.peek {
+            // SAFETY: As in `post_one`.
+            true => unsafe { peek((*wr).sg_list, (*wr).num_sge) },
+            false => Ok(()),
+        };
+        if let Err(e) = peeked.and_then(|()| post(machine, wr_id, sges)) {
             // SAFETY: By the caller's promise.
             unsafe { bad.write(wr) };
             return e.to_errno();
@@ -242,7 +271,11 @@ pub(crate) unsafe extern "C" fn post_recv(
     let (shared, index) = unsafe { qp_ops::parts(qp) };
     let mut machine = shared.machine.lock();
     // SAFETY: The consumer posts a list of valid requests.
-    unsafe { post_recvs(wr, bad, |wr_id, sges| machine.post_recv(index, wr_id, sges)) }
+    unsafe {
+        post_recvs(&mut machine, wr, bad, |machine, wr_id, sges| {
+            machine.post_recv(index, wr_id, sges)
+        })
+    }
 }
 
 /// # Safety
@@ -261,11 +294,11 @@ pub(crate) unsafe extern "C" fn post_srq_recv(
         )
     };
     let mut machine = shared.machine.lock();
-    let post = |wr_id: u64, sges: &[Sge]| {
+    let post = |machine: &mut Machine, wr_id: u64, sges: &[Sge]| {
         machine.plan.refuses()?;
         let srq = machine.srqs.get_mut(index).ok_or(EINVAL)?;
         srq.queue.post(wr_id, sges)
     };
     // SAFETY: The consumer posts a list of valid requests.
-    unsafe { post_recvs(wr, bad, post) }
+    unsafe { post_recvs(&mut machine, wr, bad, post) }
 }
