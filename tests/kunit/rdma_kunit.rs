@@ -76,6 +76,7 @@ suites! {
     null_operations: suite_null_operations,
     null_order: suite_null_order,
     null_overrun: suite_null_overrun,
+    null_peek: suite_null_peek,
     null_removal: suite_null_removal,
     null_srq: suite_null_srq,
     null_status: suite_null_status,

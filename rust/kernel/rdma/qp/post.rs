@@ -15,6 +15,7 @@ use crate::{
     },
     wr::{
         end,
+        sg_list,
         AtomicWr,
         PostError,
         RecvWr,
@@ -225,7 +226,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
                 __bindgen_anon_1: bindings::ib_recv_wr__bindgen_ty_1 {
                     wr_cqe: ManuallyDrop::new(cqe),
                 },
-                sg_list: sges.as_mut_ptr(),
+                sg_list: sg_list(&raw mut sges),
                 num_sge: const { N as c_int },
             };
             // SAFETY: As in `post_send`.

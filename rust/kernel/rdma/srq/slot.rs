@@ -15,7 +15,10 @@ use crate::{
     },
     ledger,
     wc::Wc,
-    wr::RecvWr, //
+    wr::{
+        sg_list,
+        RecvWr, //
+    }, //
 };
 use core::{
     mem::{
@@ -162,7 +165,7 @@ unsafe fn post<T: Receive<N>, const N: usize>(queue: &Queue, entry: NonNull<Entr
         __bindgen_anon_1: bindings::ib_recv_wr__bindgen_ty_1 {
             wr_cqe: ManuallyDrop::new(entry.as_ptr().cast()),
         },
-        sg_list: sges.as_mut_ptr(),
+        sg_list: sg_list(&raw mut sges),
         num_sge: const { N as c_int },
     };
     // SAFETY: The SRQ is there by the caller's promise. The memory is kept by the entry's value,

@@ -16,6 +16,7 @@ use crate::{
     },
     wr::{
         fill,
+        sg_list,
         PostError,
         RecvWr,
         Sge, //
@@ -94,7 +95,7 @@ impl<'a, const N: usize> UdWr<'a, N> {
                 self.opcode,
                 self.flags,
                 self.imm_data,
-                sges.cast(),
+                sg_list(sges),
                 n,
             );
             (*to).ah = self.ah.as_raw();
