@@ -69,6 +69,10 @@ impl FromStr for Injection {
                 after: number(Some(0))?,
                 errno: number(Some(ENOMEM.to_errno().unsigned_abs()))?,
             },
+            ("lapse", _) => Injection::Lapse {
+                after: number(Some(0))?,
+                errno: number(Some(ENOMEM.to_errno().unsigned_abs()))?,
+            },
             ("stall" | "linger", _) => Injection::Stall {
                 us: number(Some(1000))?,
                 late: command == "linger",

@@ -83,6 +83,14 @@ pub enum Injection {
         /// The error.
         errno: u32,
     },
+    /// After `after` more requests one is posted, and posting it fails all the same, without a word
+    /// about which it was: siw does that.
+    Lapse {
+        /// How many requests are posted before it.
+        after: u32,
+        /// The error.
+        errno: u32,
+    },
     /// The next call that posts to the send queue waits, without sleeping, until another one posts
     /// to it. Of a QP only.
     Stall {
@@ -174,6 +182,7 @@ pub(crate) struct Plan {
     duplicates: u32,
     refuse: Option<(u32, u32)>,
     mute: bool,
+    lapse: Option<(u32, u32)>,
     pub(crate) peek: bool,
     modify: u32,
     modifies: u32,
@@ -208,7 +217,7 @@ impl Plan {
     /// Finds out whether there is something to do, when that may have changed.
     fn update(&mut self) {
         let counts = self.statuses | self.opcodes | self.holds | self.duplicates;
-        self.busy = counts != 0 || self.refuse.is_some() || self.peek;
+        self.busy = counts != 0 || self.refuse.is_some() || self.lapse.is_some() || self.peek;
     }
 
     pub(crate) fn set(&mut self, injection: Injection) {
@@ -232,6 +241,7 @@ impl Plan {
             Injection::Mute { after, errno } => {
                 (self.refuse, self.mute) = (Some((after, errno)), true);
             }
+            Injection::Lapse { after, errno } => self.lapse = Some((after, errno)),
             Injection::Modify { errno, count } => (self.modify, self.modifies) = (errno, count),
             Injection::Connect { .. }
             | Injection::Fail
@@ -253,6 +263,23 @@ impl Plan {
             Some((0, errno)) => {
                 let errno = *errno;
                 self.refuse = None;
+                self.update();
+                Err(error(errno))
+            }
+            Some((after, _)) => {
+                *after -= 1;
+                Ok(())
+            }
+        }
+    }
+
+    /// Fails if the call that has just posted a request is to fail.
+    pub(crate) fn lapses(&mut self) -> Result {
+        match &mut self.lapse {
+            None => Ok(()),
+            Some((0, errno)) => {
+                let errno = *errno;
+                self.lapse = None;
                 self.update();
                 Err(error(errno))
             }
@@ -375,6 +402,14 @@ impl Machine {
     pub(crate) fn refuses(&mut self, index: usize) -> Result {
         self.qps.get_mut(index).ok_or(EINVAL)?.plan.refuses()?;
         self.plan.refuses()
+    }
+
+    /// Fails if the call that has just posted a request of a QP is to fail.
+    pub(crate) fn lapses(&mut self, index: usize) -> Result {
+        if let Some(qp) = self.qps.get_mut(index) {
+            qp.plan.lapses()?;
+        }
+        self.plan.lapses()
     }
 
     /// Says, once, whether the last request of a QP was refused without a word about which.

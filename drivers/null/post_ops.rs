@@ -187,6 +187,9 @@ unsafe fn post_sends(
             }
             return e.to_errno();
         }
+        if let Err(e) = machine.lapses(index) {
+            return e.to_errno();
+        }
         // SAFETY: As above.
         wr = unsafe { (*wr).next };
     }
@@ -234,6 +237,7 @@ unsafe fn post_recvs(
     mut wr: *const bindings::ib_recv_wr,
     bad: *mut *const bindings::ib_recv_wr,
     mut post: impl FnMut(&mut Machine, u64, &[Sge]) -> Result,
+    lapses: impl Fn(&mut Machine) -> Result,
 ) -> c_int {
     while !wr.is_null() {
         // SAFETY: By the caller's promise. Both members of the union are as wide.
@@ -254,6 +258,9 @@ unsafe fn post_recvs(
             unsafe { bad.write(wr) };
             return e.to_errno();
         }
+        if let Err(e) = lapses(machine) {
+            return e.to_errno();
+        }
         wr = next;
     }
     0
@@ -272,9 +279,13 @@ pub(crate) unsafe extern "C" fn post_recv(
     let mut machine = shared.machine.lock();
     // SAFETY: The consumer posts a list of valid requests.
     unsafe {
-        post_recvs(&mut machine, wr, bad, |machine, wr_id, sges| {
-            machine.post_recv(index, wr_id, sges)
-        })
+        post_recvs(
+            &mut machine,
+            wr,
+            bad,
+            |machine, wr_id, sges| machine.post_recv(index, wr_id, sges),
+            |machine| machine.lapses(index),
+        )
     }
 }
 
@@ -300,5 +311,5 @@ pub(crate) unsafe extern "C" fn post_srq_recv(
         srq.queue.post(wr_id, sges)
     };
     // SAFETY: The consumer posts a list of valid requests.
-    unsafe { post_recvs(&mut machine, wr, bad, post) }
+    unsafe { post_recvs(&mut machine, wr, bad, post, |machine| machine.plan.lapses()) }
 }
