@@ -155,7 +155,7 @@ impl<C: PollContext + Provides<Atomic>> Slot<C> {
     {
         let posted = Qp::repost_send::<_, ID, 1>(self, wc, |slot| &slot.qp, |slot| Ok(wr(slot)));
         if let Err(e) = posted {
-            e.owner.failed(e.error);
+            Self::refused(e);
         }
     }
 
@@ -167,7 +167,7 @@ impl<C: PollContext + Provides<Atomic>> Slot<C> {
         }
         let posted = Qp::repost_recv::<_, ARRIVED, 1>(self, wc, |slot| &slot.qp, Self::recv_wr);
         if let Err(e) = posted {
-            e.owner.failed(e.error);
+            Self::refused(e);
         }
     }
 
@@ -175,6 +175,14 @@ impl<C: PollContext + Provides<Atomic>> Slot<C> {
     #[inline(never)]
     fn failed(self: Pin<KBox<Self>>, e: Error) {
         self.run.fail(e);
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn refused(e: PostError<Pin<KBox<Self>>>) {
+        if let Some(slot) = e.owner {
+            slot.failed(e.error);
+        }
     }
 }
 

@@ -80,7 +80,7 @@ impl<C: PollContext + Provides<Atomic>> Group<C> {
             return self.post_all(qp);
         }
         if let Err(e) = qp.post_send(self, Self::wr) {
-            e.owner.common.run.fail(e.error);
+            Self::refused(e.owner, e.error);
         }
     }
 
@@ -93,7 +93,7 @@ impl<C: PollContext + Provides<Atomic>> Group<C> {
         }
     }
 
-    /// If some were posted, the QP has the owner.
+    /// If some were posted, or that is not known, the QP has the owner.
     #[cold]
     fn refused(this: Option<Pin<KBox<Self>>>, error: Error) {
         pr_err!("a request was refused: {error:?}\n");
@@ -140,7 +140,7 @@ impl<C: PollContext + Provides<Atomic>> Group<C> {
     #[inline]
     fn repost(self: Pin<KBox<Self>>, wc: &Wc, wr: impl for<'a> FnOnce(&'a Self) -> SendWr<'a>) {
         if let Err(e) = Qp::repost_send(self, wc, |group| &group.qp, |group| Ok(wr(group))) {
-            Self::refused(Some(e.owner), e.error);
+            Self::refused(e.owner, e.error);
         }
     }
 

@@ -58,7 +58,7 @@ impl<C: PollContext + Provides<Atomic>> Fmr<C> {
         let qp = self.qp.clone();
         let posted = qp.post_reg::<_, REG>(self, |fmr| RegWr::remote_write(&fmr.region));
         if let Err(e) = posted {
-            e.owner.fail(e.error);
+            Self::refused(e);
         }
     }
 
@@ -71,7 +71,7 @@ impl<C: PollContext + Provides<Atomic>> Fmr<C> {
             |fmr| RegWr::remote_write(&fmr.region),
         );
         if let Err(e) = posted {
-            e.owner.fail(e.error);
+            Self::refused(e);
         }
     }
 
@@ -83,7 +83,7 @@ impl<C: PollContext + Provides<Atomic>> Fmr<C> {
         let posted =
             Qp::repost_inv::<_, INV>(self, wc, |fmr| &fmr.qp, |fmr| InvWr::new(&fmr.region));
         if let Err(e) = posted {
-            e.owner.fail(e.error);
+            Self::refused(e);
         }
     }
 
@@ -104,6 +104,14 @@ impl<C: PollContext + Provides<Atomic>> Fmr<C> {
     #[inline(never)]
     fn fail(self: Pin<KBox<Self>>, e: Error) {
         self.run.fail(e);
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn refused(e: PostError<Pin<KBox<Self>>>) {
+        if let Some(fmr) = e.owner {
+            fmr.fail(e.error);
+        }
     }
 
     #[cold]

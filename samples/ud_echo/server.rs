@@ -107,8 +107,8 @@ impl CqeHandler for Echo {
             let (sge, to) = (e.buf.sge(HEADER..HEADER + len)?, e.to.as_ref());
             Ok(UdWr::send([sge], to.ok_or(EINVAL)?, qpn, QKEY))
         });
-        if let Err(refused) = sent {
-            receive(refused.owner);
+        if let Some(echo) = sent.err().and_then(|refused| refused.owner) {
+            receive(echo);
         }
     }
 }

@@ -95,7 +95,12 @@ extern "C" fn rust_post_recv(conn: &Conn, message: Pin<KBox<Message>>) {
         .post_recv(message, |m| Ok(RecvWr::new([m.buf.whole_mut()])))
     {
         // SAFETY: As above.
-        unsafe { message_failed(into_raw(e.owner), e.error.to_errno()) }
+        unsafe {
+            message_failed(
+                e.owner.map_or(core::ptr::null_mut(), into_raw),
+                e.error.to_errno(),
+            )
+        }
     }
 }
 
@@ -107,7 +112,12 @@ extern "C" fn rust_post_send(conn: &Conn, message: Pin<KBox<Message>>) {
         .post_send(message, |m| Ok(SendWr::send([m.buf.whole()])))
     {
         // SAFETY: As above.
-        unsafe { message_failed(into_raw(e.owner), e.error.to_errno()) }
+        unsafe {
+            message_failed(
+                e.owner.map_or(core::ptr::null_mut(), into_raw),
+                e.error.to_errno(),
+            )
+        }
     }
 }
 
@@ -120,7 +130,12 @@ extern "C" fn rust_post_write(conn: &Conn, message: Pin<KBox<Message>>, addr: u6
         .post_send(message, |m| Ok(SendWr::rdma_write([m.buf.whole()], remote)));
     if let Err(e) = posted {
         // SAFETY: As above.
-        unsafe { message_failed(into_raw(e.owner), e.error.to_errno()) }
+        unsafe {
+            message_failed(
+                e.owner.map_or(core::ptr::null_mut(), into_raw),
+                e.error.to_errno(),
+            )
+        }
     }
 }
 

@@ -20,6 +20,6 @@ fn refill(
     let _kept = spare;
     #[cfg(not(mistake))]
     if let Err(refused) = posted {
-        *spare = Some(refused.owner);
+        *spare = refused.owner;
     }
 }

@@ -216,9 +216,10 @@ mod tests {
             return Err(crate::check::fail(fmt!("it was posted")));
         };
         check_eq!(refused.error, EIO);
-        check_eq!(refused.owner.uses, 0);
+        let lent = refused.owner.ok_or(EIO)?;
+        check_eq!(lent.uses, 0);
         check!(kept.lend().is_none());
-        drop(refused);
+        drop(lent);
         check_eq!(uses(&mut kept), Some(0));
         check_eq!(null.cq.process(4), 0);
         check_eq!(counts.get(), (0, 0));

@@ -112,7 +112,7 @@ mod tests {
             Ok(_) => Err(crate::check::fail(fmt!("it was registered twice"))),
             Err(e) => {
                 check_eq!(e.error, EBUSY);
-                check!(Arc::ptr_eq(&e.owner.region, &registered.region));
+                check!(Arc::ptr_eq(&e.owner.ok_or(EIO)?.region, &registered.region));
                 Ok(())
             }
         }

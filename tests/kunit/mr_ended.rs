@@ -205,7 +205,7 @@ mod tests {
                 return Err(fail(fmt!("it was invalidated by another QP")));
             };
             check_eq!(e.error, EINVAL);
-            owner = e.owner;
+            owner = e.owner.ok_or(EIO)?;
             check!(!owner.region.is_idle());
         }
         let (owner, ok) = invalidate(&null, owner)?;
@@ -219,7 +219,8 @@ mod tests {
             return Err(fail(fmt!("it was invalidated by the QP before")));
         };
         check_eq!(e.error, EINVAL);
-        null.b.post_inv(e.owner, |o| InvWr::new(&o.region))?;
+        null.b
+            .post_inv(e.owner.ok_or(EIO)?, |o| InvWr::new(&o.region))?;
         polled(&null, |completion| {
             let (owner, _) = completion.take_inv::<Own<Whole>, 0>().map_err(|_| EIO)?;
             check!(owner.region.is_idle());
@@ -238,7 +239,7 @@ mod tests {
                 return Err(fail(fmt!("it was registered through another PD")));
             };
             check_eq!(e.error, EINVAL);
-            owner = e.owner;
+            owner = e.owner.ok_or(EIO)?;
             check!(owner.region.is_idle());
         }
         let region = Arc::new(KBox::into_inner(Pin::into_inner(owner)).region, GFP_KERNEL)?;

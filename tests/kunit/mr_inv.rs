@@ -179,7 +179,7 @@ mod tests {
             Ok(()) => Err(crate::check::fail(fmt!("an idle region was invalidated"))),
             Err(PostError { owner, error }) => {
                 check_eq!(error, EBUSY);
-                check!(owner.region.is_idle());
+                check!(owner.ok_or(EIO)?.region.is_idle());
                 Ok(())
             }
         }

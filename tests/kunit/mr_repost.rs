@@ -43,12 +43,12 @@ impl<C: Polled> CqeHandler<REG> for Turns<C> {
         // Only what is idle can be registered.
         let posted = Qp::repost_reg::<_, REG>(this, wc, |t| &t.qp, |t| both(&t.region));
         let Err(e) = posted else { return };
-        if e.error != EBUSY {
+        let Some(this) = e.owner.filter(|_| e.error == EBUSY) else {
             return;
-        }
-        let posted = Qp::repost_inv::<_, INV>(e.owner, wc, |t| &t.qp, |t| InvWr::new(&t.region));
-        if let Err(e) = posted {
-            e.owner.over.up();
+        };
+        let posted = Qp::repost_inv::<_, INV>(this, wc, |t| &t.qp, |t| InvWr::new(&t.region));
+        if let Some(this) = posted.err().and_then(|e| e.owner) {
+            this.over.up();
         }
     }
 }
@@ -70,12 +70,12 @@ impl<C: Polled> CqeHandler<INV> for Turns<C> {
         // Only what is registered can be invalidated.
         let posted = Qp::repost_inv::<_, INV>(this, wc, |t| &t.qp, |t| InvWr::new(&t.region));
         let Err(e) = posted else { return };
-        if e.error != EBUSY {
+        let Some(this) = e.owner.filter(|_| e.error == EBUSY) else {
             return;
-        }
-        let posted = Qp::repost_reg::<_, REG>(e.owner, wc, |t| &t.qp, |t| both(&t.region));
-        if let Err(e) = posted {
-            e.owner.over.up();
+        };
+        let posted = Qp::repost_reg::<_, REG>(this, wc, |t| &t.qp, |t| both(&t.region));
+        if let Some(this) = posted.err().and_then(|e| e.owner) {
+            this.over.up();
         }
     }
 }

@@ -128,7 +128,7 @@ fn soon(
         for _ in 0..100 {
             let Some(again) = owner.take() else { break };
             match post(again) {
-                Err(e) if e.error == EBUSY => owner = Some(e.owner),
+                Err(e) if e.error == EBUSY => owner = e.owner,
                 posted => result = posted.map_err(Error::from),
             }
         }

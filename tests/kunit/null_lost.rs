@@ -132,7 +132,7 @@ mod tests {
             let Err(e) = send(&null.a, message) else {
                 return Err(crate::check::fail(fmt!("it was posted")));
             };
-            send(&null.a, e.owner)?;
+            send(&null.a, e.owner.ok_or(EIO)?)?;
             null.one(&sent)?.ok()?;
         }
         Ok(())

@@ -234,7 +234,7 @@ mod tests {
             };
             check_eq!(e.error, EIO);
             check!(carried.take().is_none());
-            region = KBox::into_inner(Pin::into_inner(e.owner)).region;
+            region = KBox::into_inner(Pin::into_inner(e.owner.ok_or(EIO)?)).region;
             check!(region.remote(0..1).is_ok());
         }
         let (region, outcome, idle) = carry(&null, region, true)?;
@@ -255,7 +255,7 @@ mod tests {
             let Err(e) = null.b.post_reg(carrier, |c| both(&c.region)) else {
                 return Err(crate::check::fail(fmt!("it was posted")));
             };
-            region = KBox::into_inner(Pin::into_inner(e.owner)).region;
+            region = KBox::into_inner(Pin::into_inner(e.owner.ok_or(EIO)?)).region;
             check!(region.is_idle());
             check_err!(region.remote(0..1), ENOKEY);
         }

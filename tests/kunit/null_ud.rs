@@ -127,7 +127,8 @@ mod tests {
                 check_eq!(posted.is_err(), i == after);
                 if let Err(e) = posted {
                     check_eq!(e.error, EIO);
-                    check!(e.owner.to.as_ref().is_some_and(|ah| Arc::ptr_eq(ah, &to)));
+                    let letter = e.owner.ok_or(EIO)?;
+                    check!(letter.to.as_ref().is_some_and(|ah| Arc::ptr_eq(ah, &to)));
                 }
             }
             a.wait(|a| a.sent.len() == 3)?;

@@ -188,7 +188,7 @@ mod tests {
             return Err(EINVAL);
         };
         check_eq!(e.error, EINVAL);
-        let mut back = e.owner;
+        let mut back = e.owner.ok_or(EIO)?;
         check_eq!(*back.context(), 5);
         check_err!(back.read(qp, 3..3, nowhere), EINVAL);
         check_err!(op(&link, &[0; 8], 5)?.send(qp, 0..9), EINVAL);

@@ -37,9 +37,9 @@ fn given_back(
 ) -> Result {
     match result {
         Ok(()) => Err(crate::check::fail(fmt!("it was posted"))),
-        Err(mut e) => {
-            check_eq!(e.error, error);
-            check_eq!(&*e.owner.buf.cpu(), bytes);
+        Err(PostError { owner, error: e }) => {
+            check_eq!(e, error);
+            check_eq!(&*owner.ok_or(EIO)?.buf.cpu(), bytes);
             Ok(())
         }
     }
@@ -226,8 +226,9 @@ mod tests {
             match qp.post_send(owner.clone(), |_| Ok(SendWr::send([]))) {
                 Ok(()) => return Err(crate::check::fail(fmt!("it was posted"))),
                 Err(e) => {
-                    check!(Arc::ptr_eq(&e.owner, &owner));
-                    check_eq!(e.owner.value, 42);
+                    let back = e.owner.ok_or(EIO)?;
+                    check!(Arc::ptr_eq(&back, &owner));
+                    check_eq!(back.value, 42);
                 }
             }
         }
@@ -239,7 +240,7 @@ mod tests {
     #[test]
     fn error_converts() -> Result {
         let error: Error = PostError {
-            owner: (),
+            owner: Some(()),
             error: ENOSPC,
         }
         .into();

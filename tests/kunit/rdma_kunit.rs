@@ -72,6 +72,7 @@ suites! {
     null_lost: suite_null_lost,
     null_modify: suite_null_modify,
     null_mr: suite_null_mr,
+    null_mute: suite_null_mute,
     null_opcode: suite_null_opcode,
     null_operations: suite_null_operations,
     null_order: suite_null_order,

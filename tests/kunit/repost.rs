@@ -93,8 +93,8 @@ impl<C: Polled> CqeHandler<0> for Beat<C> {
             |beat| beat.peer.as_ref().unwrap_or(&beat.qp),
             |beat| Ok(SendWr::send([beat.buf.whole()])),
         );
-        if let Err(e) = posted {
-            e.owner.refused.up();
+        if let Some(beat) = posted.err().and_then(|e| e.owner) {
+            beat.refused.up();
         }
     }
 }
@@ -113,8 +113,8 @@ impl<C: Polled> CqeHandler<1> for Beat<C> {
             |beat| &beat.qp,
             |beat| Ok(RecvWr::new([beat.buf.whole_mut()])),
         );
-        if let Err(e) = posted {
-            e.owner.refused.up();
+        if let Some(beat) = posted.err().and_then(|e| e.owner) {
+            beat.refused.up();
         }
     }
 }

@@ -72,7 +72,9 @@ impl<C: Provides<context::Atomic> + Unpin> Owner<C> {
         let qp = self.qp.clone();
         if let Err(e) = qp.post_send(self, |_| Ok(SendWr::send([]))) {
             pr_err!("a request was refused: {:?}\n", e.error);
-            e.owner.end();
+            if let Some(owner) = e.owner {
+                owner.end();
+            }
         }
     }
 

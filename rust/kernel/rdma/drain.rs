@@ -22,7 +22,12 @@ use crate::{
     ah::Ah,
     bindings,
     context::Sleepable,
-    cq, //
+    cq,
+    qp::post::{
+        recv_raw,
+        send_raw,
+        Refusal, //
+    }, //
 };
 use core::mem::ManuallyDrop;
 use kernel::{
@@ -44,17 +49,17 @@ unsafe fn post_marker(
     wr: &mut bindings::ib_send_wr,
     opcode: bindings::ib_wr_opcode,
     cqe: *mut bindings::ib_cqe,
-) -> c_int {
+) -> Result<(), Refusal> {
     wr.__bindgen_anon_1.wr_cqe = ManuallyDrop::new(cqe);
     wr.opcode = opcode;
     wr.send_flags = bindings::ib_send_flags_IB_SEND_SIGNALED as c_int;
-    let mut bad = core::ptr::null();
+    // What an earlier try has left.
+    wr.next = core::ptr::null_mut();
     // SAFETY: By the caller's promise.
-    unsafe {
-        (*(*qp).device)
-            .ops
-            .post_send
-            .map_or(EOPNOTSUPP.to_errno(), |post| post(qp, wr, &mut bad))
+    match unsafe { send_raw(qp, wr) } {
+        0 => Ok(()),
+        // SAFETY: As just posted.
+        ret => Err(unsafe { Refusal::of_send(ret, wr) }),
     }
 }
 
@@ -151,11 +156,12 @@ pub(crate) unsafe fn drain(
         None => wait.post::<RECV>(|cqe| {
             let mut wr = bindings::ib_recv_wr::default();
             wr.__bindgen_anon_1.wr_cqe = ManuallyDrop::new(cqe);
-            let mut bad = core::ptr::null();
-            // SAFETY: As above.
-            ops.post_recv.map_or(EOPNOTSUPP.to_errno(), |post| unsafe {
-                post(qp, &wr, &mut bad)
-            })
+            // SAFETY: The QP is valid, and the request has no memory.
+            match unsafe { recv_raw(qp, &raw mut wr) } {
+                0 => Ok(()),
+                // SAFETY: As just posted.
+                ret => Err(unsafe { Refusal::of_recv(ret, &raw mut wr) }),
+            }
         })?,
     }
     wait.wait()

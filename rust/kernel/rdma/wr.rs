@@ -30,6 +30,20 @@ pub struct Sge<'a> {
 }
 
 impl Sge<'_> {
+    /// Forgets how long the memory lives.
+    ///
+    /// # Safety
+    ///
+    /// The memory lives as long as what is made of this is used.
+    #[inline]
+    pub(crate) unsafe fn erase(self) -> Sge<'static> {
+        // INVARIANT: By the caller's promise the memory lives as long as it has to.
+        Sge {
+            _memory: PhantomData,
+            ..self
+        }
+    }
+
     #[inline]
     pub(crate) fn to_raw(self) -> bindings::ib_sge {
         bindings::ib_sge {
@@ -203,10 +217,14 @@ impl<'a, const N: usize> SendWr<'a, N> {
         self
     }
 
-    /// Starts the request only after all earlier RDMA READs have completed (`IB_SEND_FENCE`).
+    /// Starts the request only after all earlier RDMA READs have completed (`IB_SEND_FENCE`). RDMA
+    /// READs are answered in their order anyway, and iWARP has no fence for them; they stay as they
+    /// are.
     #[inline]
     pub fn fenced(mut self) -> Self {
-        self.flags |= bindings::ib_send_flags_IB_SEND_FENCE;
+        if self.opcode != bindings::ib_wr_opcode_IB_WR_RDMA_READ {
+            self.flags |= bindings::ib_send_flags_IB_SEND_FENCE;
+        }
         self
     }
 
@@ -230,9 +248,39 @@ impl<'a, const N: usize> SendWr<'a, N> {
         sges: *mut [bindings::ib_sge; N],
         pd: *const bindings::ib_pd,
     ) -> Result {
+        // SAFETY: What is made of the borrow is used up here; the rest is the caller's promise.
+        unsafe { self.check(pd)?.put(to, sges) };
+        Ok(())
+    }
+
+    /// Checks that a request is for a QP of this PD, and forgets how long its memory lives.
+    ///
+    /// # Safety
+    ///
+    /// The memory lives as long as what is returned.
+    #[inline]
+    pub(crate) unsafe fn check(self, pd: *const bindings::ib_pd) -> Result<SendWr<'static, N>> {
         if self.sges.iter().any(|sge| sge.pd != pd) {
             return Err(EINVAL);
         }
+        Ok(SendWr {
+            // SAFETY: By the caller's promise.
+            sges: self.sges.map(|sge| unsafe { sge.erase() }),
+            ..self
+        })
+    }
+
+    /// Writes the C request and its entries as [`SendWr::write`], after [`SendWr::check`].
+    ///
+    /// # Safety
+    ///
+    /// As there.
+    #[inline]
+    pub(crate) unsafe fn put(
+        self,
+        to: *mut bindings::ib_rdma_wr,
+        sges: *mut [bindings::ib_sge; N],
+    ) {
         let n = const { N as c_int };
         // SAFETY: By the caller's promise. A driver reads what follows `wr` of RDMA requests only.
         unsafe {
@@ -250,7 +298,6 @@ impl<'a, const N: usize> SendWr<'a, N> {
                 (*to).rkey = remote.rkey;
             }
         }
-        Ok(())
     }
 }
 
@@ -312,10 +359,41 @@ impl<'a> AtomicWr<'a> {
         sge: *mut [bindings::ib_sge; 1],
         pd: *const bindings::ib_pd,
     ) -> Result {
+        // SAFETY: What is made of the borrow is used up here; the rest is the caller's promise.
+        unsafe { self.check(pd)?.put(to, sge) };
+        Ok(())
+    }
+
+    /// As [`SendWr::check`].
+    ///
+    /// # Safety
+    ///
+    /// As there.
+    #[inline]
+    pub(crate) unsafe fn check(self, pd: *const bindings::ib_pd) -> Result<AtomicWr<'static>> {
         let old = self.old.0;
         if old.pd != pd || old.length != 8 || self.remote.addr % 8 != 0 {
             return Err(EINVAL);
         }
+        Ok(AtomicWr {
+            // SAFETY: By the caller's promise.
+            old: SgeMut(unsafe { old.erase() }),
+            ..self
+        })
+    }
+
+    /// As [`SendWr::put`].
+    ///
+    /// # Safety
+    ///
+    /// As there.
+    #[inline]
+    pub(crate) unsafe fn put(
+        self,
+        to: *mut bindings::ib_atomic_wr,
+        sge: *mut [bindings::ib_sge; 1],
+    ) {
+        let old = self.old.0;
         // SAFETY: By the caller's promise.
         unsafe {
             sge.write([old.to_raw()]);
@@ -327,7 +405,6 @@ impl<'a> AtomicWr<'a> {
             (*to).swap_mask = 0;
             (*to).rkey = self.remote.rkey;
         }
-        Ok(())
     }
 }
 
@@ -347,9 +424,24 @@ impl<'a, const N: usize> RecvWr<'a, N> {
 /// A request that was not posted, with its owner.
 pub struct PostError<P> {
     /// What the request owned.
-    pub owner: P,
+    ///
+    /// It is not there if the driver has failed without saying that it was this request that it
+    /// refused. siw does so after it has queued one. Then it may complete yet, which gives the owner
+    /// to its handler, or never, and the owner is leaked; the log says so.
+    pub owner: Option<P>,
     /// Why it was not posted.
     pub error: Error,
+}
+
+impl<P> PostError<P> {
+    /// A request that no driver has seen.
+    #[inline]
+    pub(crate) fn new(owner: P, error: Error) -> Self {
+        Self {
+            owner: Some(owner),
+            error,
+        }
+    }
 }
 
 impl<P> From<PostError<P>> for Error {

@@ -8,10 +8,13 @@ use crate::{
     cq::{
         self,
         Seated, //
+    },
+    qp::post::{
+        unnamed,
+        Refusal, //
     }, //
 };
 use kernel::{
-    error::to_result,
     prelude::*,
     sync::Arc,
     time::{
@@ -73,23 +76,29 @@ impl<'a> Wait<'a> {
     /// flushed.
     pub(super) fn post<const OFFSET: usize>(
         &self,
-        post: impl Fn(*mut bindings::ib_cqe) -> c_int,
+        post: impl Fn(*mut bindings::ib_cqe) -> Result<(), Refusal>,
     ) -> Result {
         let cqe = self.markers.clone().give::<OFFSET>();
         let mut pauses = Pauses::new();
         let posted = loop {
-            match to_result(post(cqe)) {
-                Err(e) if e == ENOMEM => {
+            match post(cqe) {
+                Ok(()) => break Ok(()),
+                // It may be in the queue, which then keeps its reference.
+                Err(refusal) if !refusal.named => {
+                    unnamed();
+                    return Err(refusal.error());
+                }
+                Err(refusal) if refusal.error() == ENOMEM => {
                     if let Err(e) = self.check() {
                         break Err(e);
                     }
                     self.poll();
                     pauses.pause();
                 }
-                posted => break posted,
+                Err(refusal) => break Err(refusal.error()),
             }
         };
-        // SAFETY: It was just given, and not posted.
+        // SAFETY: It was just given, and the driver says that it did not post it.
         posted.inspect_err(|_| unsafe { Markers::take_back::<OFFSET>(cqe) })
     }
 

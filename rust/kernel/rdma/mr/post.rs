@@ -18,7 +18,10 @@ use crate::{
         CqePointer, //
     },
     qp::{
-        post::send_raw,
+        post::{
+            send_raw,
+            Refusal, //
+        },
         Qp, //
     },
     wc::Wc,
@@ -58,18 +61,18 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
         let wr = wr(&owner);
         let shared = wr.is_shared(&private);
         // The turn is kept until what was not posted is taken back.
-        let (cqe, remote, marked, ret, _turn) = {
+        let (cqe, marked, refusal, _turn) = {
             let mut raw = MaybeUninit::<bindings::ib_reg_wr>::uninit();
             let raw = raw.as_mut_ptr();
             // SAFETY: `shared` is as required.
             let place = match unsafe { wr.come_to(&self.place, shared) } {
                 Ok(place) => place,
-                Err(error) => return Err(PostError { owner, error }),
+                Err(error) => return Err(PostError::new(owner, error)),
             };
             // SAFETY: As above, and there is room for the request.
             let (remote, marked) = match unsafe { wr.write(raw, place, shared) } {
                 Ok(written) => written,
-                Err(error) => return Err(PostError { owner, error }),
+                Err(error) => return Err(PostError::new(owner, error)),
             };
             let cqe = owner.into_cqe();
             let turn = shared.then(|| {
@@ -83,18 +86,22 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
             // queue's until `done`.
             let ret = unsafe {
                 end(&raw mut (*raw).wr, cqe);
-                send_raw(place.raw.as_ptr(), &raw const (*raw).wr)
+                send_raw(place.raw.as_ptr(), &raw mut (*raw).wr)
             };
-            (cqe, remote, marked, ret, turn)
+            if ret == 0 {
+                return Ok(remote);
+            }
+            // SAFETY: As just posted.
+            let refusal = unsafe { Refusal::of_send(ret, &raw mut (*raw).wr) };
+            (cqe, marked, refusal, turn)
         };
-        if ret == 0 {
-            return Ok(remote);
+        if refusal.named {
+            // SAFETY: The only request was not posted. The owner, which is still given up, keeps the
+            // region.
+            unsafe { marked.undo() };
         }
-        // SAFETY: The only request was not posted. The owner keeps the region.
-        let error = unsafe { marked.refused(ret) };
-        // SAFETY: As above, so nothing else will take the owner back.
-        let owner = unsafe { P::take_back(cqe) };
-        Err(PostError { owner, error })
+        // SAFETY: It is the callback of the owner, and the request's.
+        Err(unsafe { refusal.take_back(cqe) })
     }
 
     /// Posts a local invalidation (`IB_WR_LOCAL_INV`), moving the owner of the region in.
@@ -157,21 +164,26 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
         };
         let marked = match marked {
             Ok(marked) => marked,
-            Err(error) => return Err(PostError { owner, error }),
+            Err(error) => return Err(PostError::new(owner, error)),
         };
-        let (cqe, ret) = {
+        let (cqe, refusal) = {
             let cqe = owner.into_cqe();
             // SAFETY: The region is kept by the owner, which is the queue's until the completion.
-            let raw = unsafe { marked.request::<P::Target, ID>(cqe, shared) };
+            let mut raw = unsafe { marked.request::<P::Target, ID>(cqe, shared) };
             // SAFETY: As above. The MR's own callback, made for `P`, gives the owner back.
-            (cqe, unsafe { send_raw(self.as_raw(), &raw) })
+            let ret = unsafe { send_raw(self.as_raw(), &raw mut raw) };
+            if ret == 0 {
+                return Ok(());
+            }
+            // SAFETY: As just posted.
+            (cqe, unsafe { Refusal::of_send(ret, &raw mut raw) })
         };
-        if ret == 0 {
-            return Ok(());
+        if refusal.named {
+            // SAFETY: As in `post_reg`.
+            unsafe { marked.undo() };
         }
-        // SAFETY: As in `post_reg`.
-        let (error, owner) = unsafe { (marked.refused(ret), P::take_back(cqe)) };
-        Err(PostError { owner, error })
+        // SAFETY: It is the callback of the owner, which that of the MR would give back.
+        Err(unsafe { refusal.take_back(cqe) })
     }
 
     /// Posts a fast registration as [`Qp::post_reg`], for an owner that has its QP: see

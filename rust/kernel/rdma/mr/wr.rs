@@ -226,17 +226,6 @@ impl Marked {
         // SAFETY: By the caller's promise.
         unsafe { self.0.as_ref().fmr.undo(self.1) };
     }
-
-    /// As [`Marked::undo`]; returns what the driver has said, which is `ret`.
-    ///
-    /// # Safety
-    ///
-    /// As there.
-    #[inline]
-    pub(crate) unsafe fn refused(self, ret: c_int) -> Error {
-        // SAFETY: By the caller's promise.
-        unsafe { self.0.as_ref().fmr.refused(self.1, ret) }
-    }
 }
 
 /// A request to invalidate the key of a [`Region`] locally (`IB_WR_LOCAL_INV`).
@@ -306,14 +295,14 @@ impl Invalidating {
         unsafe { self.fmr.as_ref().invalidation::<T, ID>(user, shared) }
     }
 
-    /// Takes the mark back; returns what the driver has said, which is `ret`.
+    /// Takes the mark back.
     ///
     /// # Safety
     ///
     /// The region is alive and has not moved, and the invalidation was not posted.
     #[inline]
-    pub(crate) unsafe fn refused(self, ret: c_int) -> Error {
+    pub(crate) unsafe fn undo(self) {
         // SAFETY: By the caller's promise.
-        unsafe { self.mr.as_ref() }.fmr.not_invalidated(ret)
+        unsafe { self.mr.as_ref() }.fmr.not_invalidated();
     }
 }

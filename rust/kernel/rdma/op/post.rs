@@ -52,7 +52,7 @@ where
     ) -> Posted<Self> {
         self.0.kind = kind;
         post(self.0).map_err(|e| PostError {
-            owner: Self(e.owner),
+            owner: e.owner.map(Self),
             error: e.error,
         })
     }

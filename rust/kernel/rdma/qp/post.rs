@@ -31,50 +31,119 @@ use kernel::prelude::*;
 /// Refuses a request with entries of another PD.
 #[cold]
 fn foreign<P>(owner: P) -> PostError<P> {
-    PostError {
-        owner,
-        error: EINVAL,
+    PostError::new(owner, EINVAL)
+}
+
+/// Gives back the owner of a request that was not made. Not inlined, as the error would be loaded
+/// before it is known whether there is one.
+#[cold]
+#[inline(never)]
+fn unmade<P>(owner: P, error: Error) -> PostError<P> {
+    PostError::new(owner, error)
+}
+
+/// What a driver has said when it did not post a request, which was the only one.
+#[derive(Clone, Copy)]
+pub(crate) struct Refusal {
+    ret: c_int,
+    /// Whether the driver has named the request. Otherwise it may have queued it before it failed,
+    /// as siw does.
+    pub(crate) named: bool,
+}
+
+impl Refusal {
+    /// # Safety
+    ///
+    /// `ret` is what [`send_raw`] has returned for `wr`, and not 0.
+    #[inline]
+    pub(crate) unsafe fn of_send(ret: c_int, wr: *mut bindings::ib_send_wr) -> Self {
+        // SAFETY: By the caller's promise the request is there. Its successor was null, and the
+        // driver has been given nothing to name but the request.
+        let named = !unsafe { (*wr).next }.is_null();
+        Self { ret, named }
+    }
+
+    /// # Safety
+    ///
+    /// `ret` is what a driver has returned for `wr`, which had no successor, and not 0; the successor
+    /// was the place for it to name the request.
+    #[inline]
+    pub(crate) unsafe fn of_recv(ret: c_int, wr: *mut bindings::ib_recv_wr) -> Self {
+        // SAFETY: By the caller's promise the request is there. Its successor was null, and the
+        // driver has been given nothing to name but the request.
+        let named = !unsafe { (*wr).next }.is_null();
+        Self { ret, named }
+    }
+
+    /// A request that no driver has seen.
+    #[cold]
+    pub(crate) fn new(error: Error) -> Self {
+        Self {
+            ret: error.to_errno(),
+            named: true,
+        }
+    }
+
+    pub(crate) fn error(self) -> Error {
+        Error::from_errno(self.ret)
+    }
+
+    /// Takes the owner of the request back, if the request was not posted.
+    ///
+    /// Never inlined: what has to be kept meanwhile would be saved by each post.
+    ///
+    /// # Safety
+    ///
+    /// `cqe` is from its owner, and the request was to give the owner back when it completes.
+    #[cold]
+    #[inline(never)]
+    pub(crate) unsafe fn take_back<P, const ID: u64>(
+        self,
+        cqe: *mut bindings::ib_cqe,
+    ) -> PostError<P>
+    where
+        P: CqePointer<ID>,
+    {
+        let owner = if self.named {
+            // SAFETY: The driver says that it did not post the only request, so nothing else will
+            // take its owner back.
+            Some(unsafe { P::take_back(cqe) })
+        } else {
+            unnamed();
+            None
+        };
+        PostError {
+            owner,
+            error: self.error(),
+        }
     }
 }
 
-/// Takes the owner of a request back unless it was posted.
-///
-/// Callers have left the scope of what they have posted from: what ends there between the driver's
-/// answer and this look at it would have the compiler test the result once more for the caller.
-///
-/// # Safety
-///
-/// `ret` is what posting it, as the only request, has returned, and `cqe` is from its owner.
-#[inline]
-pub(crate) unsafe fn posted<P, const ID: u64>(
-    ret: c_int,
-    cqe: *mut bindings::ib_cqe,
-) -> Result<(), PostError<P>>
-where
-    P: CqePointer<ID>,
-{
-    if ret == 0 {
-        return Ok(());
-    }
-    Err(PostError {
-        // SAFETY: The only request was not posted, so nothing else will take its owner back.
-        owner: unsafe { P::take_back(cqe) },
-        error: Error::from_errno(ret),
-    })
+/// Reports a driver that has failed and did not name a request.
+#[cold]
+#[inline(never)]
+pub(crate) fn unnamed() {
+    pr_err!("a driver did not say which request it refused: the owner is leaked\n");
 }
 
 /// Posts a request to the send queue that is ready, and returns what the driver does.
+///
+/// The driver names a request that it refuses (`bad_send_wr`). That needs a place that says before
+/// whether it was named: here the successor of the request itself, which is null as it has to be,
+/// so that it costs nothing. Every driver names a request as the last thing that it does with it.
 ///
 /// # Safety
 ///
 /// `qp` is valid. `wr` is a valid request without a successor, whose memory is kept until it has
 /// completed.
 #[inline]
-pub(crate) unsafe fn send_raw(qp: *mut bindings::ib_qp, wr: *const bindings::ib_send_wr) -> c_int {
-    let mut bad = MaybeUninit::uninit();
+pub(crate) unsafe fn send_raw(qp: *mut bindings::ib_qp, wr: *mut bindings::ib_send_wr) -> c_int {
     // SAFETY: By the caller's promise. Clients are only told of devices that have all verbs
     // (`kverbs_provider`), so the operation exists.
-    unsafe { ((*(*qp).device).ops.post_send.unwrap_unchecked())(qp, wr, bad.as_mut_ptr()) }
+    unsafe {
+        let bad = (&raw mut (*wr).next).cast();
+        ((*(*qp).device).ops.post_send.unwrap_unchecked())(qp, wr, bad)
+    }
 }
 
 /// As [`send_raw`], to the receive queue.
@@ -83,46 +152,58 @@ pub(crate) unsafe fn send_raw(qp: *mut bindings::ib_qp, wr: *const bindings::ib_
 ///
 /// As there.
 #[inline]
-unsafe fn recv_raw(qp: *mut bindings::ib_qp, wr: *const bindings::ib_recv_wr) -> c_int {
-    let mut bad = MaybeUninit::uninit();
+pub(crate) unsafe fn recv_raw(qp: *mut bindings::ib_qp, wr: *mut bindings::ib_recv_wr) -> c_int {
     // SAFETY: As in `send_raw`.
-    unsafe { ((*(*qp).device).ops.post_recv.unwrap_unchecked())(qp, wr, bad.as_mut_ptr()) }
+    unsafe {
+        let bad = (&raw mut (*wr).next).cast();
+        ((*(*qp).device).ops.post_recv.unwrap_unchecked())(qp, wr, bad)
+    }
 }
 
 impl<S: PollContext, R: PollContext> Qp<S, R> {
-    /// Posts to the send queue what `write` writes, which is given the owner and room for the
-    /// request and its entries.
+    /// Posts to the send queue what `make` makes of the owner and `write` writes, which is given room
+    /// for the request and its entries.
+    ///
+    /// What can fail before is done outside of the scope of that room. Otherwise those failures and
+    /// the success would leave the scope together, and the compiler test the result once more.
     ///
     /// # Safety
     ///
-    /// `W` begins with a `struct ib_send_wr`. Unless it fails, `write` writes a valid request, all
-    /// but its callback and its successor, whose memory is kept by the owner. The owner's handler
-    /// may run where sends of this QP complete.
+    /// `W` begins with a `struct ib_send_wr`. `write` writes a valid request, all but its callback
+    /// and its successor, whose memory is kept by the owner. The owner's handler may run where sends
+    /// of this QP complete.
     #[inline]
-    pub(crate) unsafe fn post_written<P, W, const ID: u64, const N: usize>(
+    pub(crate) unsafe fn post_written<P, X, W, const ID: u64, const N: usize>(
         &self,
         owner: P,
-        write: impl FnOnce(&P::Target, *mut W, *mut [bindings::ib_sge; N]) -> Result,
+        make: impl FnOnce(&P::Target) -> Result<X>,
+        write: impl FnOnce(X, *mut W, *mut [bindings::ib_sge; N]),
     ) -> Result<(), PostError<P>>
     where
         P: CqePointer<ID>,
     {
-        let (cqe, ret) = {
+        let made = match make(&owner) {
+            Ok(made) => made,
+            Err(error) => return Err(unmade(owner, error)),
+        };
+        let (cqe, refusal) = {
             let mut raw = MaybeUninit::<W>::uninit();
             let mut sges = MaybeUninit::uninit();
-            if let Err(error) = write(&owner, raw.as_mut_ptr(), sges.as_mut_ptr()) {
-                return Err(PostError { owner, error });
-            }
+            write(made, raw.as_mut_ptr(), sges.as_mut_ptr());
             let (wr, cqe) = (raw.as_mut_ptr().cast(), owner.into_cqe());
             // SAFETY: The request was just written. The owner is the queue's until `done`.
             let ret = unsafe {
                 end(wr, cqe);
                 send_raw(self.as_raw(), wr)
             };
-            (cqe, ret)
+            if ret == 0 {
+                return Ok(());
+            }
+            // SAFETY: As just posted.
+            (cqe, unsafe { Refusal::of_send(ret, wr) })
         };
-        // SAFETY: It was the only request, and its owner's callback.
-        unsafe { posted(ret, cqe) }
+        // SAFETY: It is the callback of the owner, and the request's.
+        Err(unsafe { refusal.take_back(cqe) })
     }
 
     /// Posts a request to the send queue (`ib_post_send`), moving its owner in.
@@ -135,7 +216,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
     /// # Errors
     ///
     /// Gives the owner back with `EINVAL` if an entry is of another PD, or with the driver's error:
-    /// `ENOMEM` when the queue is full.
+    /// `ENOMEM` when the queue is full. See [`PostError`] for when it does not.
     ///
     /// # Examples
     ///
@@ -166,9 +247,11 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
         // SAFETY: An RDMA request begins as required, there is room for it, its entries are memory
         // that the owner keeps, and `S` provides what the handler needs.
         unsafe {
-            self.post_written(owner, |owner, raw: *mut bindings::ib_rdma_wr, sges| {
-                wr(owner)?.write(raw, sges, self.pd)
-            })
+            self.post_written(
+                owner,
+                |owner| wr(owner)?.check(self.pd),
+                |wr, raw: *mut bindings::ib_rdma_wr, sges| wr.put(raw, sges),
+            )
         }
     }
 
@@ -193,9 +276,11 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
     {
         // SAFETY: As in `post_send`; an atomic request begins as required, too.
         unsafe {
-            self.post_written(owner, |owner, raw: *mut bindings::ib_atomic_wr, sges| {
-                wr(owner)?.write(raw, sges, self.pd)
-            })
+            self.post_written(
+                owner,
+                |owner| wr(owner)?.check(self.pd),
+                |wr, raw: *mut bindings::ib_atomic_wr, sges| wr.put(raw, sges),
+            )
         }
     }
 
@@ -216,12 +301,12 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
         let wr = match wr(&owner) {
             Ok(wr) if wr.sges.iter().all(|sge| sge.0.pd == self.pd) => wr,
             Ok(_) => return Err(foreign(owner)),
-            Err(error) => return Err(PostError { owner, error }),
+            Err(error) => return Err(PostError::new(owner, error)),
         };
-        let (cqe, ret) = {
+        let (cqe, refusal) = {
             let mut sges = wr.sges.map(|sge| sge.0.to_raw());
             let cqe = owner.into_cqe();
-            let raw = bindings::ib_recv_wr {
+            let mut raw = bindings::ib_recv_wr {
                 next: core::ptr::null_mut(),
                 __bindgen_anon_1: bindings::ib_recv_wr__bindgen_ty_1 {
                     wr_cqe: ManuallyDrop::new(cqe),
@@ -230,9 +315,14 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
                 num_sge: const { N as c_int },
             };
             // SAFETY: As in `post_send`.
-            (cqe, unsafe { recv_raw(self.as_raw(), &raw) })
+            let ret = unsafe { recv_raw(self.as_raw(), &raw mut raw) };
+            if ret == 0 {
+                return Ok(());
+            }
+            // SAFETY: As just posted.
+            (cqe, unsafe { Refusal::of_recv(ret, &raw mut raw) })
         };
-        // SAFETY: It was the only request, and its owner's callback.
-        unsafe { posted(ret, cqe) }
+        // SAFETY: It is the callback of the owner, and the request's.
+        Err(unsafe { refusal.take_back(cqe) })
     }
 }

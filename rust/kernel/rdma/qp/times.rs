@@ -7,7 +7,11 @@
 
 use super::{
     chain::ChainError,
-    post::send_raw,
+    post::{
+        send_raw,
+        unnamed,
+        Refusal, //
+    },
     signal::{
         no_signal,
         signal, //
@@ -41,7 +45,8 @@ use kernel::{
 
 /// A request that was posted less often than it was to be.
 struct Stopped<P> {
-    owner: P,
+    /// Unless the request that is signaled may be in the queue.
+    owner: Option<P>,
     posted: u32,
     error: Error,
 }
@@ -64,8 +69,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
         P: CqePointer<ID>,
         P::Target: Sized,
     {
-        // Left before the result is looked at: see `post::posted`.
-        let (cqe, ret, before) = {
+        let (cqe, refusal, before) = {
             let mut raw = MaybeUninit::uninit();
             let mut sges = MaybeUninit::uninit();
             let written = wr(&owner).and_then(|wr| {
@@ -78,7 +82,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
             });
             if let Err(error) = written {
                 return Err(Stopped {
-                    owner,
+                    owner: Some(owner),
                     posted: 0,
                     error,
                 });
@@ -104,28 +108,58 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
                     before = before.wrapping_sub(1);
                 }
             };
-            (cqe, ret, before)
+            if ret == 0 {
+                return Ok(());
+            }
+            // SAFETY: As just posted, by itself.
+            (cqe, unsafe { Refusal::of_send(ret, wr) }, before)
         };
-        if ret == 0 {
-            return Ok(());
+        let posted = times.get().wrapping_sub(1).wrapping_sub(before);
+        // SAFETY: It is the callback of the owner, which only the last one has.
+        Err(unsafe { Self::not_posted(cqe, refusal, posted, before == 0) })
+    }
+
+    /// Takes the owner back of a request that was posted `posted` times before it was refused.
+    ///
+    /// # Safety
+    ///
+    /// `cqe` is from the owner, and is the callback of the request that was refused if that is the
+    /// `last` one; no other has it.
+    #[cold]
+    #[inline(never)]
+    unsafe fn not_posted<P, const ID: u64>(
+        cqe: *mut bindings::ib_cqe,
+        refusal: Refusal,
+        posted: u32,
+        last: bool,
+    ) -> Stopped<P>
+    where
+        P: CqePointer<ID>,
+    {
+        let error = refusal.error();
+        // Without a word from the driver, take it for posted.
+        let posted = posted.saturating_add(u32::from(!refusal.named));
+        if last && !refusal.named {
+            unnamed();
         }
-        Err(Stopped {
-            // SAFETY: Each was posted by itself, so the one that was refused was not posted, nor
-            // was the last, which alone would give the owner back.
-            owner: unsafe { P::take_back(cqe) },
-            posted: times.get().wrapping_sub(1).wrapping_sub(before),
-            error: Error::from_errno(ret),
-        })
+        Stopped {
+            // SAFETY: The last one, which alone would give the owner back, was not posted.
+            owner: (!last || refusal.named).then(|| unsafe { P::take_back(cqe) }),
+            posted,
+            error,
+        }
     }
 
     /// Gives the owner back if nothing was posted, and otherwise keeps it until the QP was drained.
     #[cold]
     #[inline(never)]
-    fn keep<P: Send + 'static>(&self, owner: P, posted: u32) -> Option<P> {
+    fn keep<P: Send + 'static>(&self, owner: Option<P>, posted: u32) -> Option<P> {
         if posted == 0 {
-            return Some(owner);
+            return owner;
         }
-        self.park(owner);
+        if let Some(owner) = owner {
+            self.park(owner);
+        }
         None
     }
 

@@ -18,6 +18,7 @@ use crate::{
         CqePointer, //
     },
     qp::{
+        post::unnamed,
         Qp,
         Transfers, //
     },
@@ -36,7 +37,9 @@ use kernel::prelude::*;
 pub struct RwError<P> {
     /// The owner, if nothing was posted.
     ///
-    /// Otherwise the QP keeps it and drops it once a drain has proved that it is out of use.
+    /// Otherwise the QP keeps it and drops it once a drain has proved that it is out of use; or, if
+    /// the driver did not say how far it came, it is the queue's: see
+    /// [`PostError`](crate::wr::PostError).
     pub owner: Option<P>,
     /// Why.
     pub error: Error,
@@ -52,6 +55,8 @@ impl<P> From<RwError<P>> for Error {
 enum Failed {
     Nowhere(Error),
     InPart(Error),
+    /// The driver did not say how far: the last request may be in the queue.
+    Unnamed(Error),
 }
 
 /// Begins a transfer and posts its requests, and `then` behind them.
@@ -95,6 +100,10 @@ unsafe fn begin(
         return Ok(());
     }
     let error = Error::from_errno(ret);
+    if bad.is_null() {
+        // The context may be gone by now.
+        return Err(Failed::Unnamed(error));
+    }
     if !core::ptr::eq(bad, first) {
         return Err(Failed::InPart(error));
     }
@@ -190,12 +199,16 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
         let Err(failed) = begun else {
             return Ok(());
         };
-        // SAFETY: The last request, which completes to the owner, was not posted.
-        let owner = unsafe { P::take_back(cqe) };
         match failed {
-            Failed::Nowhere(error) => Err(refused(owner, error)),
+            // SAFETY: Nothing was posted, so nothing else will take the owner back.
+            Failed::Nowhere(error) => Err(refused(unsafe { P::take_back(cqe) }, error)),
             Failed::InPart(error) => {
-                self.park(owner);
+                // SAFETY: The last request, which completes to the owner, was not posted.
+                self.park(unsafe { P::take_back(cqe) });
+                Err(RwError { owner: None, error })
+            }
+            Failed::Unnamed(error) => {
+                unnamed();
                 Err(RwError { owner: None, error })
             }
         }

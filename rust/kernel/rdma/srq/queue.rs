@@ -24,14 +24,12 @@ use crate::{
         Hold,
         Kind, //
     },
-    pd::Pd, //
+    pd::Pd,
+    qp::post::Refusal, //
 };
 use core::ptr::NonNull;
 use kernel::{
-    error::{
-        from_err_ptr,
-        to_result, //
-    },
+    error::from_err_ptr,
     prelude::*,
     sync::{
         atomic::{
@@ -104,19 +102,33 @@ impl Queue {
     /// The SRQ is there, and `wr` is a valid request without a successor, whose memory stays until
     /// it has completed or the SRQ is gone.
     #[inline]
-    pub(super) unsafe fn post(&self, wr: &bindings::ib_recv_wr) -> Result {
+    pub(super) unsafe fn post(&self, wr: *mut bindings::ib_recv_wr) -> Result<(), Refusal> {
         let srq = self.raw.as_ptr();
-        let mut bad = core::ptr::null();
-        // SAFETY: By the caller's promise; [`check`] has seen that there is the operation.
-        to_result(unsafe {
-            ((*(*srq).device).ops.post_srq_recv.unwrap_unchecked())(srq, wr, &mut bad)
-        })
+        // SAFETY: By the caller's promise; [`check`] has seen that there is the operation. The
+        // driver names what it refuses in the successor: see `send_raw`.
+        let ret = unsafe {
+            let bad = (&raw mut (*wr).next).cast();
+            ((*(*srq).device).ops.post_srq_recv.unwrap_unchecked())(srq, wr, bad)
+        };
+        if ret == 0 {
+            return Ok(());
+        }
+        // SAFETY: As just posted.
+        Err(unsafe { Refusal::of_recv(ret, wr) })
     }
 
     /// Counts a slot that cannot be posted. The caller holds the RCU read lock, or has the SRQ.
     #[cold]
     #[inline(never)]
-    pub(super) fn put_aside(&self, e: Error) {
+    pub(super) fn put_aside(&self, refusal: Refusal) {
+        let e = refusal.error();
+        if !refusal.named {
+            // It may be in the queue, so it counts as posted: it is handed out when it completes.
+            pr_err!(
+                "a driver did not say that it refused a slot of an SRQ ({e:?}): taken for posted\n"
+            );
+            return;
+        }
         let n = self.aside.fetch_add(1, Relaxed) + 1;
         pr_err!("a slot of an SRQ could not be posted ({e:?}): {n} set aside\n");
     }

@@ -14,6 +14,7 @@ use crate::{
         CqePointer, //
     },
     ledger,
+    qp::post::Refusal,
     wc::Wc,
     wr::{
         sg_list,
@@ -120,7 +121,7 @@ impl<T: Receive<N>, const N: usize> AnyEntries for Entries<T, N> {
             // is its queue.
             unsafe {
                 (*entry.as_ptr()).queue = queue;
-                post::<T, N>(queue.as_ref(), *entry)
+                post::<T, N>(queue.as_ref(), *entry).map_err(Refusal::error)
             }?;
         }
         Ok(())
@@ -153,14 +154,17 @@ impl<T, const N: usize> Drop for Entries<T, N> {
 /// The SRQ of `queue` is there; the entry is one of its own, is not posted, and nobody else uses it
 /// until it is. After success it must not be touched.
 #[inline]
-unsafe fn post<T: Receive<N>, const N: usize>(queue: &Queue, entry: NonNull<Entry<T>>) -> Result {
+unsafe fn post<T: Receive<N>, const N: usize>(
+    queue: &Queue,
+    entry: NonNull<Entry<T>>,
+) -> Result<(), Refusal> {
     // SAFETY: By the caller's promise.
     let RecvWr { sges } = unsafe { &(*entry.as_ptr()).value }.recv();
     if sges.iter().any(|sge| sge.0.pd != queue.pd) {
-        return Err(EINVAL);
+        return Err(Refusal::new(EINVAL));
     }
     let mut sges = sges.map(|sge| sge.0.to_raw());
-    let raw = bindings::ib_recv_wr {
+    let mut raw = bindings::ib_recv_wr {
         next: core::ptr::null_mut(),
         __bindgen_anon_1: bindings::ib_recv_wr__bindgen_ty_1 {
             wr_cqe: ManuallyDrop::new(entry.as_ptr().cast()),
@@ -171,7 +175,7 @@ unsafe fn post<T: Receive<N>, const N: usize>(queue: &Queue, entry: NonNull<Entr
     // SAFETY: The SRQ is there by the caller's promise. The memory is kept by the entry's value,
     // which nobody can reach until a completion hands the slot out again, and which is dropped only
     // after the SRQ.
-    unsafe { queue.post(&raw) }
+    unsafe { queue.post(&raw mut raw) }
 }
 
 /// The `done` callback of every slot.

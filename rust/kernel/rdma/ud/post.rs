@@ -70,22 +70,33 @@ impl<'a, const N: usize> UdWr<'a, N> {
         self
     }
 
-    /// Writes the C request and its entries, all but the callback and the successor, for a QP of
-    /// this PD.
+    /// Checks that a request is for a QP of this PD, and forgets how long its memory and its address
+    /// handle live.
     ///
     /// # Safety
     ///
-    /// `to` and `sges` are valid for writes.
+    /// They live as long as what is returned.
     #[inline]
-    unsafe fn write(
-        self,
-        to: *mut bindings::ib_ud_wr,
-        sges: *mut [bindings::ib_sge; N],
-        pd: *const bindings::ib_pd,
-    ) -> Result {
+    unsafe fn check(self, pd: *const bindings::ib_pd) -> Result<UdWr<'static, N>> {
         if !self.ah.is_of(pd) || self.sges.iter().any(|sge| sge.pd != pd) {
             return Err(EINVAL);
         }
+        Ok(UdWr {
+            // SAFETY: By the caller's promise.
+            sges: self.sges.map(|sge| unsafe { sge.erase() }),
+            // SAFETY: As above.
+            ah: unsafe { &*core::ptr::from_ref(self.ah) },
+            ..self
+        })
+    }
+
+    /// Writes the C request and its entries, all but the callback and the successor.
+    ///
+    /// # Safety
+    ///
+    /// `to` and `sges` are valid for writes, and the address handle is there.
+    #[inline]
+    unsafe fn put(self, to: *mut bindings::ib_ud_wr, sges: *mut [bindings::ib_sge; N]) {
         let n = const { N as c_int };
         // SAFETY: By the caller's promise.
         unsafe {
@@ -107,7 +118,6 @@ impl<'a, const N: usize> UdWr<'a, N> {
             (*to).pkey_index = 0;
             (*to).port_num = 0;
         }
-        Ok(())
     }
 }
 
@@ -135,10 +145,11 @@ impl<S: PollContext, R: PollContext> UdQp<S, R> {
         // SAFETY: A datagram begins as required, there is room for it, its entries are memory that
         // the owner keeps, as is the address handle, and `S` provides what the handler needs.
         unsafe {
-            self.qp
-                .post_written(owner, |owner, raw: *mut bindings::ib_ud_wr, sges| {
-                    wr(owner)?.write(raw, sges, self.qp.pd)
-                })
+            self.qp.post_written(
+                owner,
+                |owner| wr(owner)?.check(self.qp.pd),
+                |wr, raw: *mut bindings::ib_ud_wr, sges| wr.put(raw, sges),
+            )
         }
     }
 

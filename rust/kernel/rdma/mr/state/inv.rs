@@ -94,8 +94,7 @@ impl Fmr {
     /// that.
     #[cold]
     #[inline(never)]
-    pub(in crate::mr) fn not_invalidated(&self, ret: c_int) -> Error {
+    pub(in crate::mr) fn not_invalidated(&self) {
         self.word().still_registered();
-        Error::from_errno(ret)
     }
 }

@@ -157,17 +157,4 @@ impl Fmr {
             self.word().not_posted(registering.0);
         }
     }
-
-    /// As [`Fmr::undo`]; returns what the driver has said, which is `ret`.
-    ///
-    /// # Safety
-    ///
-    /// As there.
-    #[cold]
-    #[inline(never)]
-    pub(in crate::mr) unsafe fn refused(&self, registering: Registering, ret: c_int) -> Error {
-        // SAFETY: By the caller's promise.
-        unsafe { self.undo(registering) };
-        Error::from_errno(ret)
-    }
 }
