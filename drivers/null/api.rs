@@ -8,6 +8,7 @@ use crate::{
         Shared, //
     },
     inject::{
+        Arms,
         Deregs,
         Injection,
         Stall, //
@@ -139,6 +140,7 @@ impl Shared {
         match injection {
             Injection::Create { .. }
             | Injection::Dereg { .. }
+            | Injection::Arm { .. }
             | Injection::Peek { .. }
             | Injection::Eager { .. } => return Err(EINVAL),
             Injection::Connect { peer } => machine.connect_qp(index, peer),
@@ -169,6 +171,7 @@ impl Shared {
             } => machine.creations.set(object, after, errno),
             Injection::Dereg { errno, count } => machine.deregs = Deregs { errno, count },
             Injection::Eager { on } => machine.eager = on,
+            Injection::Arm { us, count } => machine.arms = Arms { us, count },
             Injection::Connect { .. }
             | Injection::Fail
             | Injection::Stall { .. }

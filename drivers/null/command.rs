@@ -95,6 +95,10 @@ impl FromStr for Injection {
                 peer: number(None)?,
             },
             ("fail", _) => Injection::Fail,
+            ("arm", _) => Injection::Arm {
+                us: number(Some(1000))?,
+                count: number(Some(1))?,
+            },
             ("peek", _) => Injection::Peek {
                 on: number(Some(1))? != 0,
             },

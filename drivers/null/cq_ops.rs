@@ -16,7 +16,13 @@ use crate::{
         MAX_CQE, //
     }, //
 };
-use kernel::prelude::*;
+use kernel::{
+    prelude::*,
+    time::{
+        Instant,
+        Monotonic, //
+    }, //
+};
 use rdma_bindings as bindings;
 
 /// The device's CQ.
@@ -135,6 +141,15 @@ pub(crate) unsafe extern "C" fn req_notify(
     let solicited = flags & bindings::ib_cq_notify_flags_IB_CQ_SOLICITED_MASK
         == bindings::ib_cq_notify_flags_IB_CQ_SOLICITED;
     let report = flags & bindings::ib_cq_notify_flags_IB_CQ_REPORT_MISSED_EVENTS != 0;
+    let longer = shared.machine.lock().arms.next();
+    if let Some(us) = longer {
+        let start = Instant::<Monotonic>::now();
+        while start.elapsed().as_micros_ceil() < i64::from(us) {
+            core::hint::spin_loop();
+        }
+        // The CQ may be gone by now, if its user has not waited for this.
+        return report.into();
+    }
     let mut machine = shared.machine.lock();
     let some = machine
         .cqs

@@ -143,6 +143,14 @@ pub enum Injection {
         /// The error.
         errno: u32,
     },
+    /// The next `count` times that a CQ is armed take longer, and find that there are completions.
+    /// Of the device only.
+    Arm {
+        /// How much longer, in microseconds.
+        us: u32,
+        /// How many; `u32::MAX` is all.
+        count: u32,
+    },
     /// Whether posting looks at the first entry of requests that have none, unless they have no list,
     /// as irdma and cxgb4 do: if it is not zero it would be used, so the request is refused
     /// (`EFAULT`). Of the device only.
@@ -250,6 +258,7 @@ impl Plan {
             | Injection::Dereg { .. }
             | Injection::Stall { .. }
             | Injection::Dwell { .. }
+            | Injection::Arm { .. }
             | Injection::Eager { .. } => {}
             Injection::Peek { on } => self.peek = on,
         }
@@ -376,6 +385,20 @@ impl Deregs {
             true => Err(error(self.errno)),
             false => Ok(()),
         }
+    }
+}
+
+/// How much longer arming a CQ takes: the next `count` times.
+#[derive(Default)]
+pub(crate) struct Arms {
+    pub(crate) us: u32,
+    pub(crate) count: u32,
+}
+
+impl Arms {
+    /// Returns how much longer it takes now.
+    pub(crate) fn next(&mut self) -> Option<u32> {
+        take(&mut self.count).then_some(self.us)
     }
 }
 

@@ -7,6 +7,7 @@
 use crate::{
     cq::Cq,
     inject::{
+        Arms,
         Creations,
         Deregs,
         Plan, //
@@ -34,6 +35,7 @@ pub(crate) struct Machine {
     pub(crate) plan: Plan,
     pub(crate) creations: Creations,
     pub(crate) deregs: Deregs,
+    pub(crate) arms: Arms,
     /// Whether the place of a request is free once it completes, as on rxe, not once its completion
     /// was polled.
     pub(crate) eager: bool,
@@ -50,6 +52,7 @@ impl Machine {
             plan: Plan::default(),
             creations: Creations::default(),
             deregs: Deregs::default(),
+            arms: Arms::default(),
             eager: false,
         })
     }
