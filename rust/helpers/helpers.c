@@ -5,9 +5,11 @@
 #include "helpers.h"
 
 #include <linux/export.h>
+#include <linux/irq_poll.h>
 #include <linux/netdevice.h>
 #include <linux/nsproxy.h>
 #include <linux/preempt.h>
+#include <linux/rcupdate.h>
 #include <linux/sched/task_stack.h>
 #include <linux/workqueue.h>
 #include <rdma/ib_cache.h>
@@ -102,6 +104,29 @@ void rdma_helper_device_name(struct ib_device *dev, char *name, size_t size)
 	strscpy(name, dev->name, size);
 }
 EXPORT_SYMBOL_GPL(rdma_helper_device_name);
+
+/*
+ * Waits for the end of a softirq CQ's poll, which ib_free_cq() does not: ib_poll_handler() arms the
+ * CQ, and perhaps schedules itself again, behind irq_poll_complete(), and irq_poll_disable() waits
+ * for nothing but that.
+ *
+ * Nothing can schedule the poll once this has returned. irq_poll_disable() leaves with SCHED set, so
+ * whoever tries meanwhile is turned away by that. DISABLE is set before the grace period, so that
+ * who has not seen it then has tried, and has been turned away. When irq_poll_enable() clears SCHED,
+ * as irq_poll_disable() in ib_free_cq() has to find it, everybody is turned away by DISABLE.
+ * Softirqs are RCU read-side sections, on PREEMPT_RT too, where local_bh_disable() begins one. What
+ * ends at the same time shares a grace period.
+ */
+void rdma_helper_cq_end_poll(struct ib_cq *cq)
+{
+	if (cq->poll_ctx != IB_POLL_SOFTIRQ)
+		return;
+	irq_poll_disable(&cq->iop);
+	set_bit(IRQ_POLL_F_DISABLE, &cq->iop.state);
+	synchronize_rcu();
+	irq_poll_enable(&cq->iop);
+}
+EXPORT_SYMBOL_GPL(rdma_helper_cq_end_poll);
 
 /* @holder: if the core does not poll the CQ, an address on the stack of who does, or 0. */
 bool rdma_helper_cq_is_polled_by_current(struct ib_cq *cq, unsigned long holder)

@@ -27,6 +27,7 @@ void *rdma_helper_page_address(struct page *page);
 bool rdma_helper_may_sleep(void);
 struct workqueue_struct *rdma_helper_alloc_workqueue(const char *name);
 void rdma_helper_device_name(struct ib_device *dev, char *name, size_t size);
+void rdma_helper_cq_end_poll(struct ib_cq *cq);
 bool rdma_helper_cq_is_polled_by_current(struct ib_cq *cq, unsigned long holder);
 int rdma_helper_map_mr(struct ib_mr *mr, u64 addr, u32 len);
 bool rdma_helper_device_try_get(struct ib_device *dev);

@@ -194,8 +194,13 @@ impl Teardown for State {
         let cq = self.raw.as_ptr();
         match &self.origin {
             // SAFETY: By the type invariant; QPs hold `Inner`, so none uses the CQ. This is the
-            // fence after which no handler runs.
-            Origin::Allocated(_) => unsafe { bindings::ib_free_cq(cq) },
+            // fence after which no handler runs: first for the poll of a softirq CQ, which the
+            // second call would free under its last steps, and then, in the second, for that of
+            // others.
+            Origin::Allocated(_) => unsafe {
+                bindings::rdma_helper_cq_end_poll(cq);
+                bindings::ib_free_cq(cq);
+            },
             Origin::Created(watch) => {
                 self.dev.inner().removal.remove(watch);
                 // SAFETY: As above. Nobody polls the CQ any more, and this is the fence after which
