@@ -251,8 +251,8 @@ impl Job {
 
 impl Drop for Ctx {
     fn drop(&mut self) {
-        // SAFETY: Whoever drops this owns it, so no request is outstanding. What was begun and has
-        // not ended was posted in part; the QP has kept it until it was drained.
+        // SAFETY: Whoever drops this owns it, so no request is outstanding: what is posted is the
+        // queue's, and what was posted in part is the QP's until it was drained.
         unsafe { self.finish() };
     }
 }

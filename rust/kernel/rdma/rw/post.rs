@@ -3,6 +3,7 @@
 //! Posting transfers.
 
 use super::{
+    Ctx,
     Plan,
     Rw, //
 };
@@ -57,6 +58,32 @@ enum Failed {
     InPart(Error),
     /// The driver did not say how far: the last request may be in the queue.
     Unnamed(Error),
+}
+
+/// A transfer that was posted in part, and its owner, which others may have too. It is ended when
+/// this is dropped, and only then can it begin again.
+///
+/// # Invariants
+///
+/// `ctx` is the context of a transfer that was begun, and is kept by the owner. This is dropped when
+/// no request of it is outstanding.
+struct InPart<P> {
+    ctx: NonNull<Ctx>,
+    _owner: P,
+}
+
+// SAFETY: A context may end on any thread.
+unsafe impl<P: Send> Send for InPart<P> {}
+
+impl<P> Drop for InPart<P> {
+    fn drop(&mut self) {
+        // SAFETY: By the type invariant; the owner is dropped after this.
+        let ctx = unsafe { self.ctx.as_ref() };
+        // SAFETY: By the type invariant no request is outstanding. As the state still is that of a
+        // transfer that was posted, nobody else uses the rest.
+        unsafe { ctx.finish() };
+        ctx.release();
+    }
 }
 
 /// Begins a transfer and posts its requests, and `then` behind them.
@@ -204,7 +231,13 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
             Failed::Nowhere(error) => Err(refused(unsafe { P::take_back(cqe) }, error)),
             Failed::InPart(error) => {
                 // SAFETY: The last request, which completes to the owner, was not posted.
-                self.park(unsafe { P::take_back(cqe) });
+                let owner = unsafe { P::take_back(cqe) };
+                // INVARIANT: The owner keeps the context, by the caller's promise. What is parked is
+                // dropped when the QP was drained, or never.
+                self.park(InPart {
+                    ctx: plan.ctx,
+                    _owner: owner,
+                });
                 Err(RwError { owner: None, error })
             }
             Failed::Unnamed(error) => {

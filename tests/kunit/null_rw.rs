@@ -1,0 +1,122 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Transfers by `rdma_rw` that are posted in part, of owners that others have, too: what a drain has
+//! proved to be out of use is ended by it.
+
+use crate::{
+    check::fail,
+    fixture::{
+        Counter,
+        NullEnv, //
+    }, //
+};
+use kernel::{
+    page::PAGE_SIZE,
+    prelude::*, //
+};
+use rdma::{
+    prelude::*,
+    qp::Init,
+    rw::{
+        Ctx,
+        Rw, //
+    }, //
+};
+use rdma_null::Injection;
+
+/// Two requests of as many entries as the device has in one.
+const LEN: usize = 40 * PAGE_SIZE;
+const NOWHERE: Remote = Remote { addr: 0, rkey: 0 };
+
+/// Pages that a table of requests would have, too.
+#[derive(HasCqe)]
+struct Shared {
+    cqe: Cqe<Self>,
+    data: Ctx,
+    times: Arc<Counter>,
+}
+
+impl Shared {
+    fn new(times: &Arc<Counter>, cx: &Sleepable) -> Result<Arc<Self>> {
+        let this = Self {
+            cqe: Cqe::new(),
+            data: Ctx::new(Pages::alloc(LEN, cx)?),
+            times: times.clone(),
+        };
+        Ok(Arc::new(this, GFP_KERNEL)?)
+    }
+
+    fn write(&self) -> Result<Rw<'_>> {
+        Ok(Rw::write(&self.data, 0..LEN, NOWHERE))
+    }
+}
+
+impl CqeHandler for Shared {
+    type Pointer = Arc<Self>;
+    type Needs = Atomic;
+
+    fn done(this: Arc<Self>, _wc: &Wc, _cx: &Atomic) {
+        this.times.up();
+    }
+}
+
+/// Returns a QP for transfers to nobody.
+fn lone(null: &NullEnv) -> Result<Qp<Direct>> {
+    let env = &null.env;
+    let cq = env.cq::<Direct>(64)?;
+    let caps = Caps {
+        send_sge: 32,
+        ..Caps::new(4, 4)
+    };
+    let qp = Init::new(&env.pd, &cq, &cq, &caps)
+        .rw_contexts(2, 1)
+        .create(&env.cx)?;
+    null.dev
+        .inject_qp(qp.num(), Injection::Connect { peer: 0 })?;
+    Ok(qp)
+}
+
+#[kunit_tests(rdma_null_rw)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shared_transfer_in_part_is_ended_by_the_drain() -> Result {
+        let (null, times) = (NullEnv::new()?, Counter::new()?);
+        let (cx, qp, other) = (&null.env.cx, lone(&null)?, lone(&null)?);
+        let shared = Shared::new(&times, cx)?;
+        null.dev
+            .inject_qp(qp.num(), Injection::Refuse { after: 1, errno: 5 })?;
+        let Err(e) = qp.post_rw(shared.clone(), Shared::write, cx) else {
+            return Err(fail(fmt!("it was posted")));
+        };
+        check_eq!(e.error, EIO);
+        check!(e.owner.is_none());
+        // As long as it may be in use it stays that.
+        check_err!(other.post_rw(shared.clone(), Shared::write, cx), EBUSY);
+        qp.drain(cx)?;
+        other.post_rw(shared.clone(), Shared::write, cx)?;
+        other.drain(cx)?;
+        check_eq!(times.get(), 1);
+        // Not leaked as one whose transfers have not ended.
+        qp.destroy(cx)?;
+        other.destroy(cx)?;
+        check!(Arc::into_unique_or_drop(shared).is_some());
+        Ok(())
+    }
+
+    /// As the one above, with no drain but the last.
+    #[test]
+    fn qp_of_a_shared_transfer_in_part_is_destroyed() -> Result {
+        let (null, times) = (NullEnv::new()?, Counter::new()?);
+        let (cx, qp) = (&null.env.cx, lone(&null)?);
+        let shared = Shared::new(&times, cx)?;
+        null.dev
+            .inject_qp(qp.num(), Injection::Refuse { after: 1, errno: 5 })?;
+        check_err!(qp.post_rw(shared.clone(), Shared::write, cx), EIO);
+        qp.destroy(cx)?;
+        check_eq!(times.get(), 0);
+        check!(Arc::into_unique_or_drop(shared).is_some());
+        Ok(())
+    }
+}
