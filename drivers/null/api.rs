@@ -69,6 +69,13 @@ impl NullDevice {
         self.shared.inject(Some(num), injection)
     }
 
+    /// Has the driver bring a drain of its own (`drain_sq`, `drain_rq`), one that does nothing: those
+    /// of hardware return nothing, and only warn when their marker finds no room. The caller sees to
+    /// it that nobody drains a QP meanwhile.
+    pub fn bring_drain(&self) {
+        self.shared.bring_drain();
+    }
+
     /// Returns how many completions of a QP are held back.
     ///
     /// # Errors

@@ -102,6 +102,16 @@ impl Shared {
         unsafe { &*(*dev.cast::<Ib>()).shared }
     }
 
+    pub(crate) fn bring_drain(&self) {
+        // SAFETY: By the type invariant. The operations are the device's own, and nobody looks at
+        // these two, by the caller's promise.
+        unsafe {
+            let ops = &raw mut (*self.ib.as_ptr()).ops;
+            (*ops).drain_sq = Some(no_drain);
+            (*ops).drain_rq = Some(no_drain);
+        }
+    }
+
     /// Makes the folder of a QP.
     pub(crate) fn add_files(&self, num: u32) {
         if let Some(files) = &mut *self.files.lock() {
@@ -123,6 +133,11 @@ impl Shared {
         drop(gone);
     }
 }
+
+/// # Safety
+///
+/// Called by the RDMA core, or a consumer, with a QP.
+unsafe extern "C" fn no_drain(_qp: *mut bindings::ib_qp) {}
 
 /// The devices of the module.
 struct Devices {
