@@ -70,6 +70,7 @@ suites! {
     null_device: suite_null_device,
     null_events: suite_null_events,
     null_fence: suite_null_fence,
+    null_full: suite_null_full,
     null_lost: suite_null_lost,
     null_modify: suite_null_modify,
     null_mr: suite_null_mr,

@@ -4,8 +4,8 @@
 //!
 //! `ib_drain_qp` returns nothing and only warns when it fails. This does what it does (the QP goes
 //! to the error state, and a marker request at the end of each queue completes after everything
-//! before it) with every result checked. Where a driver brings its own drain, that is called, and
-//! its contract is the proof.
+//! before it) with every result checked. A driver's own drain returns nothing, and is called only
+//! where that cannot be done.
 //!
 //! C source: `drivers/infiniband/core/verbs.c` (`ib_drain_qp`)
 
@@ -23,10 +23,13 @@ use crate::{
     bindings,
     context::Sleepable,
     cq,
-    qp::post::{
-        recv_raw,
-        send_raw,
-        Refusal, //
+    qp::{
+        self,
+        post::{
+            recv_raw,
+            send_raw,
+            Refusal, //
+        }, //
     }, //
 };
 use core::mem::ManuallyDrop;
@@ -34,7 +37,10 @@ use kernel::{
     prelude::*,
     sync::Arc, //
 };
-use wait::Wait;
+use wait::{
+    Unposted,
+    Wait, //
+};
 
 /// How long a drain may take before the QP is given up, in milliseconds.
 pub(crate) const PATIENCE_MS: u32 = 60_000;
@@ -80,6 +86,30 @@ unsafe fn last_wqe_reached(qp: *mut bindings::ib_qp, wait: &Wait<'_>) -> Result 
     Ok(())
 }
 
+/// Has the driver drain a queue by itself if it can, after a marker was refused, or fails with what
+/// it has said.
+///
+/// mlx4, mlx5 and hns bring a drain for devices that are dead, to which nothing can be posted any
+/// more; their reset completes what is left. It returns nothing, and nothing is said if its own
+/// marker finds no room. So it is called only where a marker was refused.
+///
+/// # Safety
+///
+/// `qp` is valid, one of its queues completes to `cq`, and the caller may sleep.
+unsafe fn drain_by_driver(
+    qp: *mut bindings::ib_qp,
+    drain: Option<unsafe extern "C" fn(*mut bindings::ib_qp)>,
+    wait: &Wait<'_>,
+    cq: &cq::Inner,
+    e: Error,
+) -> Result {
+    let drain = drain.ok_or(e)?;
+    let _seat = wait.sit(cq)?;
+    // SAFETY: The driver's own drain takes any connected QP, in process context.
+    unsafe { drain(qp) };
+    Ok(())
+}
+
 /// Moves a QP to the error state and waits until every request that was posted to it before has
 /// completed.
 ///
@@ -90,16 +120,14 @@ unsafe fn last_wqe_reached(qp: *mut bindings::ib_qp, wait: &Wait<'_>) -> Result 
 ///
 /// # Safety
 ///
-/// `qp` is a valid QP that completes to the two CQs. If it is on an SRQ they are the same, and not
-/// a direct one. If it is for datagrams, `nowhere` is an address handle of its PD; without one
-/// nothing was posted to its send queue. If `to_error` succeeds, it is in the error state.
-#[expect(clippy::too_many_arguments)]
+/// The QP completes to the two CQs. If it is on an SRQ they are the same, and not a direct one. If
+/// it is for datagrams, `nowhere` is an address handle of its PD; without one nothing was posted to
+/// its send queue.
 pub(crate) unsafe fn drain(
-    qp: *mut bindings::ib_qp,
+    inner: &qp::inner::Inner,
     send_cq: &cq::Inner,
     recv_cq: &cq::Inner,
     nowhere: Option<&Ah>,
-    to_error: impl FnOnce() -> Result,
     markers: Arc<Markers>,
     patience_ms: u32,
     _cx: &Sleepable,
@@ -108,61 +136,82 @@ pub(crate) unsafe fn drain(
         return Err(EDEADLK);
     }
     let wait = Wait::new(send_cq, recv_cq, markers, patience_ms);
+    let qp = inner.raw.as_ptr();
     // SAFETY: The QP is valid, so its device is, and the operations of a device do not change.
     let ops = unsafe { &(*(*qp).device).ops };
 
-    to_error()?;
+    inner.modifier().to_error()?;
 
-    // SAFETY: By the caller's promise; the SRQ of a QP does not change.
+    // SAFETY: The QP is valid, and its SRQ does not change.
     let on_srq = unsafe { !(*qp).srq.is_null() };
     if on_srq {
         // SAFETY: As above, and the token says that this may sleep.
         unsafe { last_wqe_reached(qp, &wait) }?;
     }
 
-    // Both queues flush at the same time: each has its marker before one is waited for.
-    //
-    // SAFETY: As above.
+    // SAFETY: The QP is valid, and its type does not change.
     let is_ud = unsafe { (*qp).qp_type } == bindings::ib_qp_type_IB_QPT_UD;
-    match (nowhere, ops.drain_sq) {
-        // Drivers' own drains, and the core's, post an RDMA WRITE.
-        (Some(ah), _) => wait.post::<SEND>(|cqe| {
+    // Drivers' own drains, and the core's, post an RDMA WRITE.
+    let send = |cqe| match nowhere {
+        Some(ah) => {
             let mut wr = bindings::ib_ud_wr {
                 ah: ah.as_raw(),
                 ..Default::default()
             };
             // SAFETY: The QP is valid, for datagrams, and the request has no memory.
             unsafe { post_marker(qp, &mut wr.wr, bindings::ib_wr_opcode_IB_WR_SEND, cqe) }
-        })?,
-        (None, _) if is_ud => {}
-        (None, Some(drain_sq)) => {
-            let _seat = wait.sit(send_cq)?;
-            // SAFETY: The driver's own drain takes any connected QP, in process context.
-            unsafe { drain_sq(qp) }
         }
-        (None, None) => wait.post::<SEND>(|cqe| {
+        None => {
             let mut wr = bindings::ib_rdma_wr::default();
             // SAFETY: The QP is valid, and the request has no memory.
             unsafe { post_marker(qp, &mut wr.wr, bindings::ib_wr_opcode_IB_WR_RDMA_WRITE, cqe) }
-        })?,
-    }
-    match ops.drain_rq {
-        _ if on_srq => {}
-        Some(drain_rq) => {
-            let _seat = wait.sit(recv_cq)?;
-            // SAFETY: As above.
-            unsafe { drain_rq(qp) }
         }
-        None => wait.post::<RECV>(|cqe| {
-            let mut wr = bindings::ib_recv_wr::default();
-            wr.__bindgen_anon_1.wr_cqe = ManuallyDrop::new(cqe);
-            // SAFETY: The QP is valid, and the request has no memory.
-            match unsafe { recv_raw(qp, &raw mut wr) } {
-                0 => Ok(()),
-                // SAFETY: As just posted.
-                ret => Err(unsafe { Refusal::of_recv(ret, &raw mut wr) }),
+    };
+    let recv = |cqe| {
+        let mut wr = bindings::ib_recv_wr::default();
+        wr.__bindgen_anon_1.wr_cqe = ManuallyDrop::new(cqe);
+        // SAFETY: The QP is valid, and the request has no memory.
+        match unsafe { recv_raw(qp, &raw mut wr) } {
+            0 => Ok(()),
+            // SAFETY: As just posted.
+            ret => Err(unsafe { Refusal::of_recv(ret, &raw mut wr) }),
+        }
+    };
+
+    // Both queues flush at the same time: each has its marker before one is waited for.
+    let has_sends = nowhere.is_some() || !is_ud;
+    let mut full = false;
+    if has_sends {
+        match wait.post::<SEND>(true, &send) {
+            Ok(()) => {}
+            Err(Unposted::Full) => full = true,
+            Err(Unposted::Lost(e)) => return Err(e),
+            // SAFETY: The QP is valid, and the token says that this may sleep.
+            Err(Unposted::Refused(e)) => {
+                unsafe { drain_by_driver(qp, ops.drain_sq.filter(|_| !is_ud), &wait, send_cq, e) }?
             }
-        })?,
+        }
     }
-    wait.wait()
+    if !on_srq {
+        match wait.post::<RECV>(false, recv) {
+            Ok(()) => {}
+            Err(Unposted::Full) => return Err(ETIMEDOUT),
+            Err(Unposted::Lost(e)) => return Err(e),
+            // SAFETY: As above.
+            Err(Unposted::Refused(e)) => {
+                unsafe { drain_by_driver(qp, ops.drain_rq, &wait, recv_cq, e) }?
+            }
+        }
+    }
+    wait.wait()?;
+    if full {
+        // What fills the queue was done, or flushed, without a completion of its own, and nothing is
+        // behind it that would have one. In the reset state a device forgets all that it was given.
+        // The receives have come back by now, and so have sends, for as long as was waited for room.
+        inner.modifier().restart()?;
+        wait.post::<SEND>(true, send)
+            .map_err(Unposted::into_error)?;
+        wait.wait()?;
+    }
+    Ok(())
 }

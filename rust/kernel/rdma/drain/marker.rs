@@ -101,6 +101,11 @@ impl Markers {
         self.leave()
     }
 
+    /// Has the drain, all of whose markers have been reached, give more.
+    pub(super) fn begin_again(&self) {
+        self.left.store(1, Relaxed);
+    }
+
     /// Returns whether this was the last one. What was done before the others has happened then.
     fn leave(&self) -> bool {
         self.left.fetch_sub(1, Full) == 1

@@ -35,6 +35,30 @@ const STEP_MS: u32 = 10;
 const BUDGET: i32 = 64;
 const ROWS: u32 = 16;
 
+/// How long a send queue may stay full, in milliseconds, and which part of the patience at the most,
+/// before it is taken to be full for ever. Flushing takes far less.
+const FULL_MS: u32 = 1_000;
+const FULL_PART: u32 = 4;
+
+/// Why a marker was not posted.
+pub(super) enum Unposted {
+    /// The queue is full, and has been for long.
+    Full,
+    /// The driver has refused it.
+    Refused(Error),
+    /// Nothing is known of it, or there is no use in trying.
+    Lost(Error),
+}
+
+impl Unposted {
+    pub(super) fn into_error(self) -> Error {
+        match self {
+            Self::Full => ETIMEDOUT,
+            Self::Refused(e) | Self::Lost(e) => e,
+        }
+    }
+}
+
 /// A drain that is under way.
 pub(super) struct Wait<'a> {
     send_cq: &'a cq::Inner,
@@ -42,6 +66,7 @@ pub(super) struct Wait<'a> {
     markers: Arc<Markers>,
     began: Instant<Monotonic>,
     patience: Delta,
+    full: Delta,
 }
 
 impl<'a> Wait<'a> {
@@ -58,6 +83,7 @@ impl<'a> Wait<'a> {
             markers,
             began: Instant::now(),
             patience: Delta::from_millis(patience_ms.into()),
+            full: Delta::from_millis(FULL_MS.min(patience_ms / FULL_PART).into()),
         }
     }
 
@@ -73,40 +99,51 @@ impl<'a> Wait<'a> {
     }
 
     /// Posts the marker at `OFFSET` by `post`. A full queue has room again once something was
-    /// flushed.
+    /// flushed, but for one of requests without completions: `may_stay_full` says that it may be one.
     pub(super) fn post<const OFFSET: usize>(
         &self,
+        may_stay_full: bool,
         post: impl Fn(*mut bindings::ib_cqe) -> Result<(), Refusal>,
-    ) -> Result {
+    ) -> Result<(), Unposted> {
         let cqe = self.markers.clone().give::<OFFSET>();
         let mut pauses = Pauses::new();
+        let began = Instant::<Monotonic>::now();
         let posted = loop {
             match post(cqe) {
                 Ok(()) => break Ok(()),
                 // It may be in the queue, which then keeps its reference.
                 Err(refusal) if !refusal.named => {
                     unnamed();
-                    return Err(refusal.error());
+                    return Err(Unposted::Lost(refusal.error()));
                 }
                 Err(refusal) if refusal.error() == ENOMEM => {
                     if let Err(e) = self.check() {
-                        break Err(e);
+                        break Err(Unposted::Lost(e));
+                    }
+                    if may_stay_full && began.elapsed() > self.full {
+                        break Err(Unposted::Full);
                     }
                     self.poll();
                     pauses.pause();
                 }
-                Err(refusal) => break Err(refusal.error()),
+                Err(refusal) => break Err(Unposted::Refused(refusal.error())),
             }
         };
         // SAFETY: It was just given, and the driver says that it did not post it.
         posted.inspect_err(|_| unsafe { Markers::take_back::<OFFSET>(cqe) })
     }
 
-    /// Waits until the markers that were posted have completed.
-    pub(super) fn wait(self) -> Result {
-        if self.markers.are_reached() {
-            return Ok(());
+    /// Waits until the markers that were posted have completed. More can be posted then.
+    pub(super) fn wait(&self) -> Result {
+        if !self.markers.are_reached() {
+            self.wait_for_last()?;
         }
+        self.markers.begin_again();
+        Ok(())
+    }
+
+    /// Waits until the last marker has completed.
+    fn wait_for_last(&self) -> Result {
         let reached = self.markers.reached.get();
         let mut pauses = Pauses::new();
         while self.poll() {

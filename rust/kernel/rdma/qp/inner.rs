@@ -148,14 +148,13 @@ impl Inner {
     /// completed.
     pub(crate) fn drain(&self, markers: Arc<Markers>, patience_ms: u32, cx: &Sleepable) -> Result {
         let parked = self.context.parked.take();
-        // SAFETY: By the type invariant. What is to move the QP to the error state does that.
+        // SAFETY: By the type invariant.
         unsafe {
             drain(
-                self.raw.as_ptr(),
+                self,
                 self.send.cq(),
                 self.recv.cq(),
                 self.ud.as_ref().map(|ud| &ud.nowhere),
-                || self.modifier().to_error(),
                 markers,
                 patience_ms,
                 cx,

@@ -174,7 +174,7 @@ impl Modifier<'_> {
     ///
     /// There is no way there from the reset state, so such a QP is initialised first: some drivers
     /// take receives in that state too, against the rules.
-    pub(super) fn to_error(&self) -> Result {
+    pub(crate) fn to_error(&self) -> Result {
         let moved = self.go_to(bindings::ib_qp_state_IB_QPS_ERR);
         if moved.is_ok() || !self.is_reset() {
             return moved;
@@ -195,6 +195,15 @@ impl Modifier<'_> {
         // SAFETY: The attributes are those that this transition needs, and point to nothing.
         unsafe { self.modify(&mut init, mask | own) }?;
         self.go_to(bindings::ib_qp_state_IB_QPS_ERR)
+    }
+}
+
+impl Modifier<'_> {
+    /// Goes to the reset state, where the device forgets all requests, and then to the error state,
+    /// where new ones are flushed.
+    pub(crate) fn restart(&self) -> Result {
+        self.go_to(bindings::ib_qp_state_IB_QPS_RESET)?;
+        self.to_error()
     }
 }
 

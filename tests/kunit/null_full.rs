@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Queues that have no room for the marker of a drain.
+
+use crate::{
+    check::fail,
+    fixture::{
+        Counted,
+        Counter,
+        Null, //
+    }, //
+};
+use kernel::prelude::*;
+use rdma::{
+    prelude::*,
+    qp::{
+        Chain,
+        State, //
+    }, //
+};
+
+const CAPS: Caps = Caps::new(8, 8);
+
+/// Fills the send queue of `a`, which sends to nobody, with requests of which none will be reported.
+/// The owner is that of all of them.
+fn fill(null: &Null<Direct>, owner: &Arc<Counted>) -> Result {
+    let mut batch = null.a.batch(owner.clone());
+    for _ in 0..100 {
+        let posted = batch.post(|_, chain: &mut Chain<'_, 1>| chain.push(SendWr::send([])));
+        if let Err(e) = posted {
+            check_eq!(e, ENOMEM);
+            return Ok(());
+        }
+    }
+    Err(fail(fmt!("the queue is never full")))
+}
+
+#[kunit_tests(rdma_null_full)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn queue_of_unsignaled_requests_is_drained() -> Result {
+        let (null, times) = (Null::<Direct>::with(&CAPS)?, Counter::new()?);
+        null.disconnect()?;
+        let (kept, received) = (Counted::new(&times)?, Counter::new()?);
+        null.a
+            .post_recv(Counted::new(&received)?, |_| Ok(RecvWr::new([])))?;
+        fill(&null, &kept)?;
+        null.a.drain_within(2_000, &null.env.cx)?;
+        check_eq!(null.a.query(&null.env.cx)?.state(), State::Err);
+        // Its receives came back as ever, and what the QP has kept was let go.
+        check_eq!((times.get(), received.get()), (0, 1));
+        check!(Arc::into_unique_or_drop(kept).is_some());
+        // And again, with room.
+        null.a
+            .post_send(Counted::new(&times)?, |_| Ok(SendWr::send([])))?;
+        null.a.drain(&null.env.cx)?;
+        check_eq!(times.get(), 1);
+        Ok(())
+    }
+
+    /// Chains that were refused in part, with signaled requests before them.
+    #[test]
+    fn queue_of_refused_chains_is_drained() -> Result {
+        let (null, times) = (Null::<Direct>::with(&CAPS)?, Counter::new()?);
+        null.disconnect()?;
+        for _ in 0..4 {
+            null.a
+                .post_send(Counted::new(&times)?, |_| Ok(SendWr::send([])))?;
+        }
+        for _ in 0..2 {
+            let posted = null
+                .a
+                .post_chain(Counted::new(&times)?, |_, chain: &mut Chain<'_, 6>| {
+                    (0..6).try_for_each(|_| chain.push(SendWr::send([])))
+                });
+            check_err!(posted, ENOMEM);
+            null.wait(|| times.get() == 4)?;
+        }
+        null.a.drain_within(2_000, &null.env.cx)?;
+        check_eq!(times.get(), 4);
+        Ok(())
+    }
+
+    #[test]
+    fn qp_with_a_full_queue_is_destroyed() -> Result {
+        let (null, times) = (Null::<Direct>::with(&CAPS)?, Counter::new()?);
+        null.disconnect()?;
+        let kept = Counted::new(&times)?;
+        fill(&null, &kept)?;
+        let Null {
+            a, b, cq, env, dev, ..
+        } = null;
+        a.destroy(&env.cx)?;
+        b.destroy(&env.cx)?;
+        check!(Arc::into_unique_or_drop(kept).is_some());
+        drop((cq, env));
+        check_eq!(dev.objects()[1], 0);
+        Ok(())
+    }
+
+    /// A driver's own drain returns nothing. It is no proof.
+    #[test]
+    fn driver_s_own_drain_is_not_believed() -> Result {
+        let (null, times) = (Null::<Direct>::with(&CAPS)?, Counter::new()?);
+        null.disconnect()?;
+        null.dev.bring_drain();
+        for _ in 0..4 {
+            null.a
+                .post_send(Counted::new(&times)?, |_| Ok(SendWr::send([])))?;
+            null.a
+                .post_recv(Counted::new(&times)?, |_| Ok(RecvWr::new([])))?;
+        }
+        null.a.drain(&null.env.cx)?;
+        check_eq!(times.get(), 8);
+        Ok(())
+    }
+}
