@@ -98,7 +98,7 @@ mod tests {
     fn route_needs_an_address() -> Result {
         let env = Env::new()?;
         let id = cm::Id::create(&env.client, &env.cx)?;
-        check_err!(id.resolve_route(STEP_MS, &env.cx), EINVAL);
+        check_err!(id.resolve_route(STEP_MS, &env.cx), ENOTCONN);
         Ok(())
     }
 

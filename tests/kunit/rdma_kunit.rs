@@ -38,6 +38,7 @@ suites! {
     cm_events: suite_cm_events,
     cm_listen: suite_cm_listen,
     cm_options: suite_cm_options,
+    cm_order: suite_cm_order,
     cm_reject: suite_cm_reject,
     cm_request: suite_cm_request,
     context: suite_context,

@@ -58,6 +58,9 @@ pub(super) struct Shared {
     pub(super) telling: Mutex<()>,
     /// The task that has the id's handler lock as it is in the id's callback, or zero.
     locked_by: Atomic<usize>,
+    /// The device and both addresses are known, and the event that says so was told, or they came
+    /// with a request: C does not change them any more.
+    resolved: Atomic<bool>,
     /// The id has a connection of the device's own manager, which stays until it is destroyed.
     attached: Atomic<bool>,
     established: Atomic<bool>,
@@ -81,6 +84,7 @@ impl Shared {
                 driven: Atomic::new(false),
                 telling <- new_mutex!(()),
                 locked_by: Atomic::new(0),
+                resolved: Atomic::new(false),
                 attached: Atomic::new(false),
                 established: Atomic::new(false),
                 ended: Atomic::new(false),
@@ -101,7 +105,16 @@ impl Shared {
         self.locked_by.load(Relaxed) == current_task()
     }
 
-    /// Says that the id can be disconnected and rejected from here on.
+    /// Says that the device and the addresses of the id are known.
+    pub(super) fn set_resolved(&self) {
+        self.resolved.store(true, Release);
+    }
+
+    pub(super) fn is_resolved(&self) -> bool {
+        self.resolved.load(Acquire)
+    }
+
+    /// Says that the id can be disconnected from here on.
     pub(super) fn attach(&self) {
         self.attached.store(true, Release);
     }
@@ -232,6 +245,7 @@ impl Shared {
             }
             Event::DeviceRemoval => Some(Err(ENODEV)),
             Event::Other(ADDR_RESOLVED | ROUTE_RESOLVED) => {
+                self.set_resolved();
                 if !self.drive(raw.event) {
                     self.end_step(raw.event, Ok(&[]));
                 }

@@ -139,14 +139,16 @@ impl Id {
     ///
     /// `ETIMEDOUT` or `EHOSTUNREACH` if nobody has the address, `ENODEV` if the device is not the
     /// client's (any more), `ERESTARTSYS` on a signal, `ECANCELED` after [`Id::disconnect`],
-    /// `EBUSY` if another step is waited for, `EDEADLK` in a callback of the connection manager.
-    /// After an error drop the id: it may keep the device from going.
+    /// `EBUSY` if another step is waited for or the id is one of [`Id::connect_to`], `EDEADLK` in a
+    /// callback of the connection manager. After an error drop the id: it may keep the device from
+    /// going.
     pub fn resolve_addr(&self, dst: SocketAddr, timeout_ms: u32, _cx: &Sleepable) -> Result {
         let mut dst = SockAddr::from(dst);
         let timeout = timeout_ms.try_into()?;
         let resolved = bindings::rdma_cm_event_type_RDMA_CM_EVENT_ADDR_RESOLVED;
         let (id, src) = (self.inner.as_raw(), core::ptr::null_mut());
         self.state().shared.step(resolved, || {
+            self.not_driven()?;
             // SAFETY: The id is alive, and the address is copied by the call.
             to_result(unsafe { bindings::rdma_resolve_addr(id, src, dst.as_mut_ptr(), timeout) })
         })?;
@@ -157,15 +159,38 @@ impl Id {
     ///
     /// # Errors
     ///
-    /// As [`Id::resolve_addr`].
+    /// As [`Id::resolve_addr`]; `ENOTCONN` before the address was found.
     pub fn resolve_route(&self, timeout_ms: u32, _cx: &Sleepable) -> Result {
         let timeout = timeout_ms.try_into()?;
         let resolved = bindings::rdma_cm_event_type_RDMA_CM_EVENT_ROUTE_RESOLVED;
         self.state().shared.step(resolved, || {
-            // SAFETY: The id is alive.
+            self.not_driven()?;
+            self.resolved()?;
+            // SAFETY: The id is alive. The call reads the device and the addresses without a lock:
+            // C sets them before it tells the event that `resolved()` has found, and does not
+            // change them afterwards.
             to_result(unsafe { bindings::rdma_resolve_route(self.inner.as_raw(), timeout) })
         })?;
         Ok(())
+    }
+
+    /// Fails if the id connects by itself.
+    fn not_driven(&self) -> Result {
+        if self.state().shared.is_driven() {
+            Err(EBUSY)
+        } else {
+            Ok(())
+        }
+    }
+
+    /// Fails unless the device and both addresses are known, which C says before it has them
+    /// (`addr_handler()` in core/cma.c changes the state, then looks for the device).
+    fn resolved(&self) -> Result {
+        if self.state().shared.is_resolved() {
+            Ok(())
+        } else {
+            Err(ENOTCONN)
+        }
     }
 
     /// Returns the client's handle of the device that the id was resolved to, or came on.
@@ -184,8 +209,10 @@ impl Id {
     /// `ENOTCONN` before the address was resolved.
     pub fn gids(&self) -> Result<(Gid, Gid)> {
         self.device()?;
+        self.resolved()?;
         let (mut src, mut dst) = (bindings::ib_gid::default(), bindings::ib_gid::default());
-        // SAFETY: The id is alive, and has its device and its addresses.
+        // SAFETY: The id is alive, and has its device and its addresses, which do not change any
+        // more.
         unsafe {
             bindings::rdma_read_gids(self.inner.as_raw(), &raw mut src, &raw mut dst);
         }

@@ -78,6 +78,7 @@ impl Request<'_> {
         // The id is ours: a work item will destroy it, never this callback's return. The callback
         // has the id's handler lock until then.
         shared.set_locked(true);
+        shared.set_resolved();
         shared.attach();
         self.taken.set(Some(shared.clone()));
         let inner = Inner::new(reserved.fill(State::new(self.id, shared, self.client)))?;
