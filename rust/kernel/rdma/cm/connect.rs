@@ -3,6 +3,7 @@
 //! Making and ending connections.
 
 use super::{
+    running::Running,
     ConnParam,
     Handler,
     Id,
@@ -75,8 +76,8 @@ impl Id {
     /// # Errors
     ///
     /// `EINVAL` without a QP or with too much private data; `EBUSY` if the id has a handler
-    /// already; `ENODEV` if its device goes; or the connection manager's error. The handler is
-    /// released.
+    /// already; `ENODEV` if its device goes; `EDEADLK` in a callback of the connection manager that
+    /// is not that of this request; or the connection manager's error. The handler is released.
     pub fn accept(
         &self,
         handler: Arc<dyn Handler>,
@@ -85,9 +86,13 @@ impl Id {
     ) -> Result {
         let mut param = self.qp_param(param)?;
         let shared = &self.state().shared;
+        let locked = shared.is_locked_by_current();
+        if !locked && Running::is_current() {
+            // Who has the lock of this id may wait for that of the current callback's.
+            return Err(EDEADLK);
+        }
         shared.set_handler(handler)?;
         let id = self.inner.as_raw();
-        let locked = shared.is_locked_by_current();
         // SAFETY: The id is alive, and the parameters are copied by the call. It needs the id's
         // handler lock, which a callback of the id has already.
         let ret = unsafe {
