@@ -240,7 +240,7 @@ mod tests {
         let events = Events::new()?;
         let gone = events.gone();
         let param = cm::ConnParam::default();
-        check_err!(link.b.id.accept(events, &param, &link.env.cx), EBUSY);
+        check_err!(link.b.id.accept(events, &param, &link.env.cx), EINVAL);
         check_eq!(gone.get(), 1);
         // The one that it has is still told.
         link.a.id.disconnect(&link.env.cx)?;

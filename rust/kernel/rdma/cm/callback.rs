@@ -28,6 +28,7 @@ use kernel::{
         atomic::{
             ordering::{
                 Acquire,
+                Full,
                 Relaxed,
                 Release, //
             },
@@ -61,6 +62,8 @@ pub(super) struct Shared {
     /// The device and both addresses are known, and the event that says so was told, or they came
     /// with a request: C does not change them any more.
     resolved: Atomic<bool>,
+    /// The id came with a request that was neither accepted nor rejected.
+    unanswered: Atomic<bool>,
     /// The id has a connection of the device's own manager, which stays until it is destroyed.
     attached: Atomic<bool>,
     established: Atomic<bool>,
@@ -85,6 +88,7 @@ impl Shared {
                 telling <- new_mutex!(()),
                 locked_by: Atomic::new(0),
                 resolved: Atomic::new(false),
+                unanswered: Atomic::new(false),
                 attached: Atomic::new(false),
                 established: Atomic::new(false),
                 ended: Atomic::new(false),
@@ -112,6 +116,23 @@ impl Shared {
 
     pub(super) fn is_resolved(&self) -> bool {
         self.resolved.load(Acquire)
+    }
+
+    /// Says that the id came with a request, which can be answered.
+    pub(super) fn set_unanswered(&self) {
+        self.unanswered.store(true, Release);
+    }
+
+    /// Takes the right to answer the request, which one has once.
+    ///
+    /// C lets an id be rejected that has asked, or accepted, itself; but then it goes on sending
+    /// that message, with a reference to the id, until nobody has answered for a minute.
+    pub(super) fn take_answer(&self) -> Result {
+        if self.unanswered.xchg(false, Full) {
+            Ok(())
+        } else {
+            Err(EINVAL)
+        }
     }
 
     /// Says that the id can be disconnected from here on.

@@ -21,6 +21,9 @@ use kernel::{
     sync::Arc, //
 };
 
+/// What fits into a rejection, in bytes.
+const REJECT_LEN: usize = bindings::ib_cm_data_size_IB_CM_REJ_PRIVATE_DATA_SIZE as usize;
+
 impl Id {
     /// Connects the id's QP to the peer (`rdma_connect`), waits until that has worked or failed,
     /// and returns what the peer sent along.
@@ -69,14 +72,15 @@ impl Id {
             })
     }
 
-    /// Accepts a connection request (`rdma_accept`). The peer may send from here on.
+    /// Accepts a connection request (`rdma_accept`), once. The peer may send from here on. If the
+    /// connection manager fails, it has rejected the request.
     ///
     /// `handler` is told of everything that happens to the connection.
     ///
     /// # Errors
     ///
-    /// `EINVAL` without a QP or with too much private data; `EBUSY` if the id has a handler
-    /// already; `ENODEV` if its device goes; `EDEADLK` in a callback of the connection manager that
+    /// `EINVAL` without a QP, without a request that is still to be answered, or with too much
+    /// private data; `ENODEV` if its device goes; `EDEADLK` in a callback of the connection manager that
     /// is not that of this request; or the connection manager's error. The handler is released.
     pub fn accept(
         &self,
@@ -91,7 +95,11 @@ impl Id {
             // Who has the lock of this id may wait for that of the current callback's.
             return Err(EDEADLK);
         }
-        shared.set_handler(handler)?;
+        shared.take_answer()?;
+        // Should the device go, it can still be rejected.
+        shared
+            .set_handler(handler)
+            .inspect_err(|_| shared.set_unanswered())?;
         let id = self.inner.as_raw();
         // SAFETY: The id is alive, and the parameters are copied by the call. It needs the id's
         // handler lock, which a callback of the id has already.
@@ -120,8 +128,8 @@ impl Id {
     ///
     /// # Errors
     ///
-    /// `EINVAL` with more than 148 bytes of private data or if there is nothing to reject, or the
-    /// connection manager's error.
+    /// `EINVAL` with more than 148 bytes of private data or if there is no request that is still to
+    /// be answered, or the connection manager's error.
     pub fn reject(&self, private_data: &[u8], cx: &Sleepable) -> Result {
         self.reject_for(RejectReason::CONSUMER_DEFINED, private_data, cx)
     }
@@ -133,8 +141,11 @@ impl Id {
     ///
     /// As [`Id::reject`], and `EINVAL` for a reason above 255.
     pub fn reject_for(&self, reason: RejectReason, private_data: &[u8], _cx: &Sleepable) -> Result {
-        self.inner.attached()?;
+        if private_data.len() > REJECT_LEN {
+            return Err(EINVAL);
+        }
         let (len, reason) = (private_data.len().try_into()?, reason.0.try_into()?);
+        self.state().shared.take_answer()?;
         // SAFETY: The id is alive, and the data are copied by the call.
         to_result(unsafe {
             bindings::rdma_reject(

@@ -79,6 +79,7 @@ impl Request<'_> {
         // has the id's handler lock until then.
         shared.set_locked(true);
         shared.set_resolved();
+        shared.set_unanswered();
         shared.attach();
         self.taken.set(Some(shared.clone()));
         let inner = Inner::new(reserved.fill(State::new(self.id, shared, self.client)))?;
