@@ -217,6 +217,8 @@ unsafe fn rejection(event: &bindings::ib_cm_event) -> ConnectError {
 
 impl OnRemoval for Shared {
     fn removed(&self, cx: &Sleepable) {
+        // A handler that waits here keeps all others from being told.
+        let _running = Running::enter();
         self.end(Err(ENODEV.into()), Event::DeviceRemoval, cx);
         if let Some(id) = *self.id.lock() {
             // SAFETY: The id is not destroyed while it is locked. Unless it is connected, C

@@ -111,6 +111,8 @@ impl Listening {
 impl OnRemoval for Listening {
     fn removed(&self, _cx: &Sleepable) {
         self.stop();
+        // Who waits in there keeps all others from being told.
+        let _running = Running::enter();
         self.accept.stopped();
     }
 }
