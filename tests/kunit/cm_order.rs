@@ -3,12 +3,26 @@
 //! Calls that come when the connection manager is not ready for them.
 
 use crate::fixture::{
+    accept,
+    dial,
+    gid,
+    listen,
+    listen_to_service,
+    refused,
+    wait,
+    CmEvents,
     Counter,
     Env,
+    Events,
+    Place,
+    Spare,
     STEP_MS, //
 };
 use kernel::prelude::*;
-use rdma::prelude::*;
+use rdma::{
+    ibcm,
+    prelude::*, //
+};
 
 /// A connection that gets no QP.
 struct NoQp;
@@ -26,6 +40,32 @@ impl cm::Connect for NoQp {
 fn begin(env: &Env, addr: SocketAddr) -> Result<cm::Id> {
     let (options, none) = (cm::Options::default(), Arc::new(NoQp, GFP_KERNEL)?);
     cm::Id::connect_to(&env.client, addr, STEP_MS, &options, none, &env.cx)
+}
+
+/// Destroys a listener when the device goes, and keeps what that says.
+struct Waits(Arc<Place<ibcm::Listener>>, Arc<Place<Result>>);
+
+impl ibcm::Handler for Waits {
+    fn event(&self, event: ibcm::Event, cx: &Sleepable) {
+        if let (ibcm::Event::DeviceRemoval, Some(listener)) = (event, self.0.take()) {
+            self.1.put(listener.destroy(cx));
+        }
+    }
+}
+
+const PARAM: ibcm::Param<'_> = ibcm::Param {
+    private_data: &[],
+    responder_resources: 1,
+    initiator_depth: 1,
+    retry_count: 6,
+    rnr_retry_count: 6,
+    response_timeout: 20,
+    max_cm_retries: 15,
+};
+
+fn raw_qp(pd: &Pd, cx: &Sleepable) -> Result<Qp<Softirq>> {
+    let cq = Cq::alloc_any(pd.device(), 64, cx)?;
+    Qp::create_raw(pd, &cq, &cq, &Caps::new(4, 4), cx)
 }
 
 #[kunit_tests(rdma_cm_order)]
@@ -64,6 +104,135 @@ mod tests {
             ended.up();
         }
         check_eq!((ended.get(), wrong.get()), (TURNS, 0));
+        Ok(())
+    }
+
+    #[test]
+    fn accept_of_another_id_in_a_callback() -> Result {
+        let (env, first, said) = (Env::new()?, Place::<cm::Id>::new()?, Place::new()?);
+        let (addr, pd) = (env.addr(), env.pd.clone());
+        let (kept, tell, own_pd) = (first.clone(), said.clone(), pd.clone());
+        let accepts_others = move |request: cm::Request<'_>, cx: &Sleepable| {
+            let id = request.into_id(cx)?;
+            let Some(other) = kept.take() else {
+                kept.put(id);
+                return Ok(());
+            };
+            tell.put((accept(&other, &own_pd, &[], cx), other));
+            Ok(())
+        };
+        let _listener = listen(&env, addr, accepts_others)?;
+        let (connected, client) = (Place::new()?, env.client.clone());
+        let tell = connected.clone();
+        client.spawn(GFP_KERNEL, move |_| {
+            tell.put(Env::new().and_then(|env| dial(&env, addr, &[]).map(|_| ())));
+        })?;
+        wait(|| first.is_full())?;
+        check_err!(dial(&env, addr, &[]).map(|_| ()), ECONNREFUSED);
+        let (accepted, other) = said.wait()?;
+        check_err!(accepted, EDEADLK);
+        // Nothing has become of the request. The QP that was made for it goes by a work item.
+        wait(|| accept(&other, &pd, &[], &env.cx).is_ok())?;
+        connected.wait()?
+    }
+
+    #[test]
+    fn one_answer_to_a_request() -> Result {
+        let (env, said) = (Env::new()?, Place::new()?);
+        let (addr, pd, tell) = (env.addr(), env.pd.clone(), said.clone());
+        let accepts_first = move |request: cm::Request<'_>, cx: &Sleepable| {
+            let id = request.into_id(cx)?;
+            let accepted = accept(&id, &pd, &[], cx);
+            let rejected = id.reject(&[], cx);
+            id.release_handler();
+            let again = id.accept(Events::new()?, &cm::ConnParam::default(), cx);
+            tell.put((id, accepted, rejected, again));
+            Ok(())
+        };
+        let _listener = listen(&env, addr, accepts_first)?;
+        let connected = dial(&env, addr, &[]);
+        let (_id, accepted, rejected, again) = said.wait()?;
+        accepted?;
+        check_err!(rejected, EINVAL);
+        check_err!(again, EINVAL);
+        connected.map(|_| ())
+    }
+
+    #[test]
+    fn no_answer_after_a_rejection() -> Result {
+        let (env, said) = (Env::new()?, Place::new()?);
+        let tell = said.clone();
+        refused(&env, move |request: cm::Request<'_>, cx: &Sleepable| {
+            let id = request.into_id(cx)?;
+            let rejected = id.reject(&[], cx);
+            tell.put((rejected, id.reject(&[], cx)));
+            Ok(())
+        })?;
+        let (rejected, again) = said.wait()?;
+        rejected?;
+        check_err!(again, EINVAL);
+        Ok(())
+    }
+
+    #[test]
+    fn the_active_side_answers_nothing() -> Result {
+        let (env, ids) = (Env::new()?, Place::new()?);
+        let addr = env.addr();
+        let leave = ids.clone();
+        let leaves = move |request: cm::Request<'_>, cx: &Sleepable| {
+            leave.put(request.into_id(cx)?);
+            Ok(())
+        };
+        let _listener = listen(&env, addr, leaves)?;
+        let (active, said) = (Place::<cm::Id>::new()?, Place::new()?);
+        let (leave, tell) = (active.clone(), said.clone());
+        env.client.spawn(GFP_KERNEL, move |cx| {
+            let connect = || -> Result {
+                let env = Env::new()?;
+                let id = cm::Id::resolve(&env.client, addr, STEP_MS, cx)?;
+                leave.put(id.clone());
+                let cq = env.cq::<Softirq>(64)?;
+                let _qp = Qp::create(&id, &env.pd, &cq, &cq, &Caps::new(4, 4), cx)?;
+                id.connect(Events::new()?, &cm::ConnParam::default(), cx)?;
+                Ok(())
+            };
+            tell.put(connect());
+        })?;
+        let passive: cm::Id = ids.wait()?;
+        let id = active.wait()?;
+        let rejected = id.reject(&[], &env.cx);
+        id.release_handler();
+        let accepted = id.accept(Events::new()?, &cm::ConnParam::default(), &env.cx);
+        passive.reject(&[], &env.cx)?;
+        check_err!(said.wait()?, ECONNREFUSED);
+        check_err!(rejected, EINVAL);
+        check_err!(accepted, EINVAL);
+        Ok(())
+    }
+
+    #[test]
+    fn nothing_waits_in_a_removal() -> Result {
+        let unplugged = Spare::new();
+        let env = unplugged.env()?;
+        let (listener, _) = listen_to_service(&env, |_, _| Ok(()))?;
+        let waits = Arc::new(Waits(Place::new()?, Place::new()?), GFP_KERNEL)?;
+        waits.0.put(listener);
+        let (passive, pd) = (Place::new()?, env.pd.clone());
+        let leave = passive.clone();
+        let (_server, service) = listen_to_service(&env, move |request, cx| {
+            let qp = raw_qp(&pd, cx)?;
+            let connection = request.accept(&qp, CmEvents::new()?, &PARAM, cx)?;
+            leave.put((qp, connection));
+            Ok(())
+        })?;
+        let qp = raw_qp(&env.pd, &env.cx)?;
+        let gid = gid(&env, env.ip)?;
+        let path = ibcm::Path::new(&gid, gid.gid(), &env.cx)?;
+        let made = ibcm::Connection::connect(&qp, &path, service, waits.clone(), &PARAM, &env.cx)?;
+        unplugged.unplug()?;
+        let said = waits.1.wait();
+        drop((made, passive));
+        check_err!(said?, EDEADLK);
         Ok(())
     }
 }
