@@ -93,6 +93,13 @@ $(obj)/drivers/null/exports_generated.h: $(obj)/drivers/null/rdma_null.o FORCE
 	$(call if_changed,rdma_exports)
 targets += drivers/null/exports_generated.h
 
+$(obj)/tests/twins/exports_generated.h: $(obj)/tests/twins/shelf.o FORCE
+	$(call if_changed,rdma_exports)
+targets += tests/twins/exports_generated.h
+
+$(obj)/tests/twins/exports.o: $(obj)/tests/twins/exports_generated.h
+CFLAGS_tests/twins/exports.o := -I$(obj)/tests/twins
+
 $(obj)/drivers/null/exports.o: $(obj)/drivers/null/exports_generated.h
 CFLAGS_drivers/null/exports.o := -I$(obj)/drivers/null
 

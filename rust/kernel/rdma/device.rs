@@ -39,8 +39,9 @@ pub use protocol::{
 use crate::{
     bindings,
     client::{
-        Client,
-        Core, //
+        Core,
+        Owned,
+        Slot, //
     },
     cm::bound::Bound,
     context::Sleepable,
@@ -51,10 +52,7 @@ use crate::{
     },
     removal::Removal, //
 };
-use core::{
-    any::TypeId,
-    ptr::NonNull, //
-};
+use core::ptr::NonNull;
 use kernel::{
     fmt,
     new_mutex,
@@ -73,7 +71,7 @@ use kernel::{
 /// # Invariants
 ///
 /// - `raw` is a registered device until `gate` is closed and empty.
-/// - `data` is a reference to the data of the client type that `owner` is of.
+/// - `data` is a reference to the data of the client type that `owner` is the slot of.
 #[pin_data]
 pub(crate) struct Inner {
     #[pin]
@@ -84,8 +82,9 @@ pub(crate) struct Inner {
     pub(crate) bound: Bound,
     #[pin]
     pub(crate) removal: Removal,
-    /// The type of the client.
-    owner: TypeId,
+    /// The slot of the client's type. Its address tells types apart, also those of several modules,
+    /// where a `TypeId` is a hash of names that they may share.
+    owner: &'static Slot,
     #[pin]
     data: Mutex<Option<RawData>>,
     #[pin]
@@ -104,7 +103,7 @@ impl Inner {
     pub(crate) fn new(
         raw: NonNull<bindings::ib_device>,
         client: &Core,
-        owner: TypeId,
+        owner: &'static Slot,
     ) -> Result<Pin<KBox<Self>>> {
         let init = pin_init!(Self {
             gate <- Gate::new(),
@@ -123,17 +122,23 @@ impl Inner {
         KBox::pin_init(init, GFP_KERNEL)
     }
 
+    /// Says whether the client is a `C`. Each slot belongs to one type, see [`Owned`], and is a static
+    /// variable, so no other has its address while the client's module is loaded.
+    fn is_of<C: Owned>(&self) -> bool {
+        core::ptr::eq(self.owner, C::slot())
+    }
+
     /// Keeps what the ULP has made for the device.
-    pub(crate) fn set_data<C: Client>(&self, data: Arc<C::Data>) {
-        if self.owner == TypeId::of::<C>() {
+    pub(crate) fn set_data<C: Owned>(&self, data: Arc<C::Data>) {
+        if self.is_of::<C>() {
             // INVARIANT: The type was just checked.
             *self.data.lock() = NonNull::new(Arc::into_raw(data).cast_mut().cast()).map(RawData);
         }
     }
 
     /// Returns what the ULP `C` has made for the device, if it has the device.
-    pub(crate) fn data<C: Client>(&self) -> Option<Arc<C::Data>> {
-        if self.owner != TypeId::of::<C>() {
+    pub(crate) fn data<C: Owned>(&self) -> Option<Arc<C::Data>> {
+        if !self.is_of::<C>() {
             return None;
         }
         let slot = self.data.lock();
@@ -144,8 +149,8 @@ impl Inner {
     }
 
     /// Takes what the ULP `C` has made for the device.
-    pub(crate) fn take_data<C: Client>(&self) -> Option<Arc<C::Data>> {
-        if self.owner != TypeId::of::<C>() {
+    pub(crate) fn take_data<C: Owned>(&self) -> Option<Arc<C::Data>> {
+        if !self.is_of::<C>() {
             return None;
         }
         let data = self.data.lock().take()?;
@@ -211,11 +216,12 @@ impl Device {
     }
 
     /// Returns what the ULP `C` keeps for the device (`ib_get_client_data`): between `add` and
-    /// `remove`, and if the handle is one of this ULP's.
+    /// `remove`, and if the handle is one of this ULP's. `C` is what
+    /// [`module_rdma_client!`](crate::module_rdma_client) has made a module of.
     ///
     /// Process context. Whoever keeps the reference keeps what is in the data, and so the device
     /// from going.
-    pub fn data<C: Client>(&self) -> Option<Arc<C::Data>> {
+    pub fn data<C: Owned>(&self) -> Option<Arc<C::Data>> {
         self.inner().data::<C>()
     }
 

@@ -54,3 +54,14 @@ def reload_traffic():
             assert refused.returncode, "unloaded while an instance exists"
         # The instances are gone, but what they began may still be ending.
         reload()
+
+
+@case("modules: a ULP gets no data of another whose names are the same")
+def twins():
+    names = [f"rdma_twin_{name}" for name in ("shelf", "first", "second")]
+    try:
+        for name in names:
+            sh("insmod", f"{BUILD}/{FLAVOUR}/{name}.ko")
+    finally:
+        for name in reversed(names):
+            subprocess.run(["rmmod", name], capture_output=True, check=False)

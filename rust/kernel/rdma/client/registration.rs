@@ -22,10 +22,7 @@ use crate::{
         Event, //
     }, //
 };
-use core::{
-    any::TypeId,
-    ptr::NonNull, //
-};
+use core::ptr::NonNull;
 use kernel::{
     error::{
         from_result,
@@ -74,7 +71,7 @@ impl Slot {
 ///
 /// # Safety
 ///
-/// The slot is for this type only, and the first registration is owned by the module, so that it is
+/// Each call returns the same slot, which is for this type only, and the first registration is owned by the module, so that it is
 /// dropped before the module's text goes.
 #[doc(hidden)]
 #[diagnostic::on_unimplemented(
@@ -176,7 +173,7 @@ impl<T: Owned> Registration<T> {
     fn add_device(&self, raw: NonNull<bindings::ib_device>) -> Result {
         // SAFETY: `add` is called in process context.
         let cx = unsafe { Sleepable::assume() };
-        let inner = device::Inner::new(raw, &self.core, TypeId::of::<T>())?;
+        let inner = device::Inner::new(raw, &self.core, T::slot())?;
         let entry = NonNull::from(&*inner);
         self.core.devices.lock().push(Entry(entry), GFP_KERNEL)?;
 
