@@ -6,6 +6,18 @@ rdma-bindings	:= $(obj)/rust/bindings
 rdma-macros	:= $(obj)/rust/macros
 rdma-crate	:= $(obj)/rust/kernel/rdma
 
+# The symbols' names are all that the module loader compares, and layouts are no part of them. So the
+# names carry a hash of what decides on layouts: sources, the kernel's configuration and release (the
+# compiler is in the former), flags from the command line. A module that was built against another
+# build of the crate is then refused: "Unknown symbol".
+rdma-hash = $(or $(shell { cd $(src) && \
+		find $(1) -type f \( -name '*.rs' -o -name '*.[ch]' -o -name '*.mk' \) | LC_ALL=C sort | \
+		xargs sha256sum; cd $(abspath $(objtree)) && \
+		cat include/config/auto.conf include/config/kernel.release; \
+		echo '$(KRUSTFLAGS)'; } | sha256sum | cut -c1-16),$(error no hash of $(1)))
+rdma-build	:= $(call rdma-hash,rust)
+rdma-null-build	:= $(call rdma-hash,rust/bindings drivers/null)
+
 # Bindings. libclang parses C also where GCC compiles it, so GCC's own flags are left out, as rust/Makefile does.
 bindgen-skip-c-flags := -mno-fp-ret-in-387 -mpreferred-stack-boundary=% \
 	-mskip-rax-setup -mgeneral-regs-only -msign-return-address=% \
@@ -53,7 +65,7 @@ targets += rust/bindings/rdma_bindings_generated.rs
 
 $(rdma-bindings)/rdma_bindings.o: private export RDMA_BINDINGS_DIR := $(abspath $(rdma-bindings))
 $(rdma-bindings)/rdma_bindings.o: $(rdma-bindings)/rdma_bindings_generated.rs
-RUSTFLAGS_rust/bindings/rdma_bindings.o += --emit=metadata=$(rdma-bindings)/librdma_bindings.rmeta
+RUSTFLAGS_rust/bindings/rdma_bindings.o += -Cmetadata=$(rdma-build) --emit=metadata=$(rdma-bindings)/librdma_bindings.rmeta
 
 # Procedural macros run on the host, inside the compiler.
 quiet_cmd_rdma_procmacro = $(RUSTC_OR_CLIPPY_QUIET) P $(quiet_modtag) $@
@@ -69,11 +81,12 @@ $(rdma-macros)/librdma_macros.so: $(src)/rust/macros/has_cqe.rs
 
 # The crate.
 $(rdma-crate)/rdma.o: $(rdma-bindings)/rdma_bindings.o $(rdma-macros)/librdma_macros.so
-RUSTFLAGS_rust/kernel/rdma/rdma.o += --emit=metadata=$(rdma-crate)/librdma.rmeta \
+$(rdma-crate)/rdma.o: private export RDMA_BUILD := $(rdma-build)
+RUSTFLAGS_rust/kernel/rdma/rdma.o += -Cmetadata=$(rdma-build) --emit=metadata=$(rdma-crate)/librdma.rmeta \
 	-L $(rdma-bindings) -L $(rdma-macros) --extern rdma_bindings --extern rdma_macros
 
-# What a crate that uses `rdma` is compiled with.
-rdma-user-flags := -L $(rdma-crate) -L $(rdma-bindings) -L $(rdma-macros) --extern rdma
+# What a crate that uses `rdma` is compiled with. What it exports itself may hand on types of `rdma`.
+rdma-user-flags := -Cmetadata=$(rdma-build) -L $(rdma-crate) -L $(rdma-bindings) -L $(rdma-macros) --extern rdma
 
 # What a crate that uses `rdma_null`, the device for tests, is compiled with.
 rdma-null-flags := -L $(obj)/drivers/null --extern rdma_null
@@ -102,6 +115,18 @@ CFLAGS_tests/twins/exports.o := -I$(obj)/tests/twins
 
 $(obj)/drivers/null/exports.o: $(obj)/drivers/null/exports_generated.h
 CFLAGS_drivers/null/exports.o := -I$(obj)/drivers/null
+
+ifdef CONFIG_MODVERSIONS
+# The C files declare the symbols as `extern int`: take the checksums from the Rust objects.
+rdma-gensymtypes = $(call getexportsymbols,\1) | \
+	$(objtree)/scripts/gendwarfksyms/gendwarfksyms \
+		$(if $(KBUILD_GENDWARFKSYMS_STABLE), --stable) \
+		$(if $(KBUILD_SYMTYPES), --symtypes $(@:.o=.symtypes),)
+$(obj)/rust/exports.o: private cmd_gensymtypes_c = \
+	$(rdma-gensymtypes) $(rdma-crate)/rdma.o $(rdma-bindings)/rdma_bindings.o
+$(obj)/drivers/null/exports.o: private cmd_gensymtypes_c = $(rdma-gensymtypes) $(obj)/drivers/null/rdma_null.o
+$(obj)/tests/twins/exports.o: private cmd_gensymtypes_c = $(rdma-gensymtypes) $(obj)/tests/twins/shelf.o
+endif
 
 $(obj)/rust/exports.o: $(obj)/rust/exports_generated.h
 CFLAGS_rust/exports.o := -I$(obj)/rust

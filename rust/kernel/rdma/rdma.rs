@@ -16,6 +16,9 @@
 //! - Receives of a shared receive queue are slots that post themselves again: [`srq`].
 //! - Peers reach memory only through a registration, and it outlives that: [`mr`].
 
+#[doc(hidden)]
+pub mod build;
+
 mod bindings {
     pub(crate) use rdma_bindings::*;
 }
@@ -59,6 +62,8 @@ module! {
     description: "RDMA verbs for ULPs in Rust",
     license: "GPL",
 }
+
+crate::build_info!();
 
 struct Module {
     _queue: deferred::Queue,

@@ -60,6 +60,8 @@ macro_rules! module_rdma_client {
             }
         }
 
+        $crate::build_info!();
+
         ::kernel::prelude::module! {
             type: RdmaClientModule,
             $($f)*
