@@ -183,14 +183,14 @@ impl Machine {
     pub(crate) fn post_recv(&mut self, index: usize, wr_id: u64, sges: &[Sge]) -> Result {
         let plan_idle = self.plan.is_idle();
         let qp = self.qps.get_mut(index).ok_or(EINVAL)?;
-        if qp.config.srq.is_some() || qp.state == bindings::ib_qp_state_IB_QPS_RESET {
-            return Err(EINVAL);
-        }
         let failed = qp.has_failed();
         if !(plan_idle && qp.plan.is_idle()) {
             self.refuses(index)?;
         }
         let qp = self.qps.get_mut(index).ok_or(EINVAL)?;
+        if qp.config.srq.is_some() || qp.state == bindings::ib_qp_state_IB_QPS_RESET {
+            return Err(EINVAL);
+        }
         qp.recvs.post(wr_id, sges)?;
         if failed {
             self.fail_qp(index);

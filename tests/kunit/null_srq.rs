@@ -6,9 +6,12 @@ use crate::{
     check::fail,
     fixture::{
         both,
+        recv,
         removal_waits_for,
         send,
         wait,
+        Counted,
+        Counter,
         Desk,
         Inbox,
         NullEnv,
@@ -95,6 +98,28 @@ fn many<C: CorePolled + Polled>() -> Result {
 #[kunit_tests(rdma_null_srq)]
 mod tests {
     use super::*;
+
+    /// Not all drivers refuse it, and none is asked.
+    #[test]
+    fn receives_are_not_posted_to_a_qp_on_an_srq() -> Result {
+        let shared = Shared::<Softirq>::new(4, false)?;
+        let (env, times) = (&shared.null.env, Counter::new()?);
+        let refuse = |after| {
+            let injection = Injection::Refuse { after, errno: 5 };
+            shared.null.dev.inject_qp(shared.b.num(), injection)
+        };
+        refuse(0)?;
+        let whole = recv(&shared.b, env.message(&shared.sent, b"x")?);
+        refuse(0)?;
+        let empty = shared
+            .b
+            .post_recv(Counted::new(&times)?, |_| Ok(RecvWr::new([])));
+        // Not the marker of the drain.
+        refuse(ALL)?;
+        check_err!(whole, EINVAL);
+        check_err!(empty, EINVAL);
+        Ok(())
+    }
 
     #[test]
     fn slots_post_themselves_again_softirq() -> Result {

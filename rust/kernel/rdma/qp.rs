@@ -102,6 +102,8 @@ use repost::Poller;
 pub struct Qp<S: PollContext, R: PollContext = S> {
     pub(crate) place: Place,
     pub(crate) pd: *const bindings::ib_pd,
+    /// The PD of receives; null if the QP takes them from an SRQ, so that no entry is of it.
+    recv_pd: *const bindings::ib_pd,
     /// Of the CQs of both queues.
     pollers: (Poller, Poller),
     /// How many sends it was made for.
@@ -159,6 +161,10 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
             // SAFETY: It was just created, and `inner` keeps it.
             place: unsafe { Place::new(inner.raw) },
             pd: parts.pd.as_raw(),
+            recv_pd: match parts.srq {
+                Some(_) => core::ptr::null(),
+                None => parts.pd.as_raw(),
+            },
             pollers: (Poller::of(parts.send_cq), Poller::of(parts.recv_cq)),
             sends: parts.caps.send_wr,
             inner,

@@ -286,7 +286,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
 
     /// Posts a request to the receive queue (`ib_post_recv`), moving its owner in.
     ///
-    /// As [`Qp::post_send`].
+    /// As [`Qp::post_send`]; `EINVAL` also if the QP takes its receives from an SRQ.
     #[inline]
     pub fn post_recv<P, const ID: u64, const N: usize>(
         &self,
@@ -299,7 +299,10 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
         R: Provides<<P::Target as CqeHandler<ID>>::Needs>,
     {
         let wr = match wr(&owner) {
-            Ok(wr) if wr.sges.iter().all(|sge| sge.0.pd == self.pd) => wr,
+            // Some drivers take receives of a QP on an SRQ. No entry is of such a QP's PD for them;
+            // without an entry there is nothing else that would say so.
+            Ok(_) if const { N == 0 } && self.recv_pd.is_null() => return Err(foreign(owner)),
+            Ok(wr) if wr.sges.iter().all(|sge| sge.0.pd == self.recv_pd) => wr,
             Ok(_) => return Err(foreign(owner)),
             Err(error) => return Err(PostError::new(owner, error)),
         };
