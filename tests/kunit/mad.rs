@@ -165,6 +165,20 @@ mod tests {
         Ok(())
     }
 
+    /// Who serves nothing gets replies, and those of these classes do not come by QP 1.
+    #[test]
+    fn no_such_class_for_replies_either() -> Result {
+        let env = Env::new()?;
+        for id in [0x01, 0x81] {
+            let class = Class::new(id, 1);
+            check_err!(
+                Agent::register(&env.dev, 1, class, Methods::NONE, 0, &env.cx),
+                EINVAL
+            );
+        }
+        Ok(())
+    }
+
     #[test]
     fn no_such_port() -> Result {
         let env = Env::new()?;

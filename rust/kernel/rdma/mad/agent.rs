@@ -115,6 +115,11 @@ impl Teardown for State {
     }
 }
 
+/// The classes of subnet management (`IB_MGMT_CLASS_SUBN_LID_ROUTED`,
+/// `IB_MGMT_CLASS_SUBN_DIRECTED_ROUTE`).
+const SUBN_LID_ROUTED: u8 = 0x01;
+const SUBN_DIRECTED_ROUTE: u8 = 0x81;
+
 /// Sends and receives MADs of one class through one port (`struct ib_mad_agent`).
 ///
 /// Dropping it ends it, from a work item.
@@ -147,6 +152,11 @@ impl Agent {
     ) -> Result<Self> {
         // The C function looks at the port before it checks it.
         dev.port(port).ok_or(EINVAL)?;
+        // These are QP 0's. The C function refuses them only to who serves methods; one that is sent
+        // by QP 1 all the same would come back with a source that is no more there.
+        if matches!(class.id, SUBN_LID_ROUTED | SUBN_DIRECTED_ROUTE) {
+            return Err(EINVAL);
+        }
         let mut request = bindings::ib_mad_reg_req {
             mgmt_class: class.id,
             mgmt_class_version: class.version,
