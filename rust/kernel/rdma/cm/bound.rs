@@ -119,7 +119,7 @@ impl Bound {
             shared.tell_removal();
         }
         for entry in &self.list.lock().ids {
-            if entry.shared.is_attached() {
+            if entry.shared.is_attached() && entry.shared.end() {
                 // SAFETY: By the type invariant the id is alive. Ids that are not connected any
                 // more are left alone.
                 unsafe { bindings::rdma_disconnect(entry.id.as_ptr()) };

@@ -70,6 +70,12 @@ pub(super) struct Shared {
     /// The ULP has disconnected. C does nothing, and does not say so, while the peer's last message
     /// of the connection's making is still to come (`ib_send_cm_dreq` in core/cm.c).
     ended: Atomic<bool>,
+    /// The ULP has said that the connection is there, which the manager's worker has yet to find.
+    /// If the state has changed before it does, it does not cancel the message that waits for the
+    /// peer's last one (`cm_establish_handler` in core/cm.c), and the id lives on for a minute.
+    noted: Atomic<bool>,
+    /// The last event came.
+    over: Atomic<bool>,
     /// The device goes. Set with the handler locked, so that none comes too late to be told.
     removed: Atomic<bool>,
     /// Where the id is in the list of its device, which protects this.
@@ -92,6 +98,8 @@ impl Shared {
                 attached: Atomic::new(false),
                 established: Atomic::new(false),
                 ended: Atomic::new(false),
+                noted: Atomic::new(false),
+                over: Atomic::new(false),
                 removed: Atomic::new(false),
                 place: Atomic::new(0),
             }),
@@ -143,8 +151,34 @@ impl Shared {
     /// Says that the connection is to end once it is there. Called before `rdma_disconnect`: either
     /// that finds the connection, or what finds it later finds this, by the connection manager's
     /// lock.
-    pub(super) fn end(&self) {
-        self.ended.store(true, Relaxed);
+    ///
+    /// Returns `false` if that is left to the event that is about to come: by the full barriers
+    /// either this finds that it came, or it finds that the connection is to end.
+    pub(super) fn end(&self) -> bool {
+        self.ended.xchg(true, Full);
+        let comes =
+            self.noted.load(Relaxed) && !self.established.load(Relaxed) && !self.over.load(Relaxed);
+        !comes
+    }
+
+    /// Tells the connection manager by `notify` that the connection is there, unless it is to end:
+    /// by the full barriers either this finds that, or `end` finds this. `later` ends what could
+    /// not be ended meanwhile.
+    pub(super) fn note(&self, notify: impl FnOnce() -> Result, later: impl FnOnce()) -> Result {
+        if self.noted.xchg(true, Full) {
+            return Err(EISCONN);
+        }
+        let noted = if self.ended.load(Relaxed) {
+            Err(EINVAL)
+        } else {
+            notify()
+        };
+        noted.inspect_err(|_| {
+            self.noted.xchg(false, Full);
+            if self.ended.load(Relaxed) {
+                later();
+            }
+        })
     }
 
     pub(super) fn is_attached(&self) -> bool {
@@ -246,7 +280,7 @@ impl Shared {
         let mut disconnect = false;
         let step = match event {
             Event::Established { private_data } => {
-                self.established.store(true, Relaxed);
+                self.established.xchg(true, Full);
                 disconnect = self.ended.load(Relaxed);
                 Some(Ok(private_data))
             }
@@ -278,6 +312,9 @@ impl Shared {
         };
         if is_last {
             self.release_driver();
+            self.over.xchg(true, Full);
+            // What was left to an event that does not come any more.
+            disconnect |= self.noted.load(Relaxed) && self.ended.load(Relaxed);
         }
         self.tell(event, is_last, || {
             if let Some(result) = step {

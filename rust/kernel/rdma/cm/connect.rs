@@ -165,17 +165,28 @@ impl Id {
     ///
     /// # Errors
     ///
-    /// `EISCONN` if the connection is known to be made; `EINVAL` if it is not being made; `ENOMEM`.
+    /// `EISCONN` if the connection is known to be made, or that was said before; `EINVAL` if it is
+    /// not being made, or is to end; `ENOMEM`.
     pub fn notify_established(&self) -> Result {
         self.inner.attached()?;
         let event = bindings::ib_event_type_IB_EVENT_COMM_EST;
-        // SAFETY: The id is alive, and what it is attached to stays until it is destroyed.
-        to_result(unsafe { bindings::rdma_notify(self.inner.as_raw(), event) })
+        let notify = || {
+            // SAFETY: The id is alive, and what it is attached to stays until it is destroyed.
+            to_result(unsafe { bindings::rdma_notify(self.inner.as_raw(), event) })
+        };
+        // SAFETY: The device is registered while there is a handle; its type does not change.
+        let node_type = unsafe { (*self.device()?.as_raw()).node_type };
+        if u32::from(node_type) != bindings::RDMA_NODE_IB_CA {
+            // C does nothing, and no event comes of it.
+            return notify();
+        }
+        self.state().shared.note(notify, || self.disconnect_later())
     }
 
     /// Ends the connection (`rdma_disconnect`): the QP goes to the error state, its requests are
     /// flushed, and the handler gets [`Event::Disconnected`](super::Event::Disconnected). If the
-    /// peer has not confirmed yet that the connection is there, it ends as soon as it has. If
+    /// peer has not confirmed yet that the connection is there, it ends as soon as it has; if
+    /// [`Id::notify_established`] was just called, as soon as the handler is told. If
     /// another thread is still making the connection, the step that it waits for fails with
     /// `ECANCELED`. What [`Id::connect_to`] has begun is given up: unless the connection is there,
     /// the handler is released without another event.

@@ -202,7 +202,9 @@ impl Inner {
             return Ok(());
         }
         self.attached()?;
-        self.state.shared.end();
+        if !self.state.shared.end() {
+            return Ok(());
+        }
         // SAFETY: The id is alive, and what it is attached to stays until it is destroyed. An id
         // that is not connected is left alone.
         let disconnected = to_result(unsafe { bindings::rdma_disconnect(self.as_raw()) });
