@@ -111,8 +111,9 @@ impl WorkItem for Listening {
 impl Listening {
     /// Destroys the C id, once, and waits for its callback.
     fn destroy(&self) {
-        let raw = self.raw.lock().take();
-        if let Some(raw) = raw {
+        // Locked meanwhile, so that whoever comes second waits for it too. No callback locks it.
+        let mut raw = self.raw.lock();
+        if let Some(raw) = raw.take() {
             // SAFETY: By the type invariant, and it was taken.
             unsafe { bindings::rdma_destroy_id(raw.0.as_ptr()) };
         }
