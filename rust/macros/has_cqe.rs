@@ -98,6 +98,8 @@ pub(crate) fn derive(input: TokenStream) -> Result<TokenStream, Error> {
     Ok(output)
 }
 
+/// What this expands to is safe code, as its paths may be others than those of the crate `rdma`: a ULP
+/// may call anything so (`extern crate self as rdma`). The proof is `rdma::cqe_field!`'s.
 fn implement(name: &Ident, generics: &Generics, field: &CqeField) -> TokenStream {
     let Generics {
         declared,
@@ -110,19 +112,8 @@ fn implement(name: &Ident, generics: &Generics, field: &CqeField) -> TokenStream
         field.span(),
         &format!(
             "#[automatically_derived]
-            // SAFETY: The offset is that of a field whose type is checked.
-            unsafe impl<{declared}> ::rdma::cqe::HasCqe<{id}> for {owner} {bounds} {{
-                const OFFSET: usize = {{
-                    #[allow(dead_code)]
-                    // A reference would be coerced from what derefs to a Cqe.
-                    fn check<{declared}>(this: &{owner}) -> *const ::rdma::cqe::Cqe<{owner}, {id}>
-                    {bounds}
-                    {{
-                        let field = &this.{field};
-                        &raw const *field
-                    }}
-                    ::core::mem::offset_of!(Self, {field})
-                }};
+            impl<{declared}> ::rdma::cqe::HasCqe<{id}> for {owner} {bounds} {{
+                const FIELD: ::rdma::cqe::Field<Self, {id}> = ::rdma::cqe_field!({field});
             }}"
         ),
     )

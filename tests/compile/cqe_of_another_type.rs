@@ -7,10 +7,10 @@ mod ulp;
 use kernel::prelude::*;
 use rdma::prelude::*;
 
-#[derive(HasCqe)]
+#[derive(HasCqe)] //~ E0308 mismatched types
 struct Send {
     #[cfg(mistake)]
-    cqe: Cqe<ulp::Shared>, //~ E0308 mismatched types
+    cqe: Cqe<ulp::Shared>,
     #[cfg(not(mistake))]
     cqe: Cqe<Self>,
 }

@@ -13,8 +13,7 @@ struct Send {
 
 #[cfg(mistake)]
 impl HasCqe for Send {
-    //~^ E0200 requires an `unsafe impl` declaration
-    const OFFSET: usize = core::mem::offset_of!(Self, number);
+    const FIELD: rdma::cqe::Field<Self, 0> = rdma::cqe_field!(number); //~ E0308 mismatched types
 }
 
 impl CqeHandler for Send {

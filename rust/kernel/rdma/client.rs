@@ -24,6 +24,16 @@ pub use registration::{
     Slot, //
 };
 
+/// The crates that the macros mean, under names that a ULP cannot take over.
+#[doc(hidden)]
+pub mod crates {
+    pub use ::{
+        core,
+        kernel,
+        pin_init, //
+    };
+}
+
 use crate::{
     context::Sleepable,
     device::{

@@ -97,19 +97,72 @@ impl<T: CqeHandler<ID>, const ID: u64> Default for Cqe<T, ID> {
     }
 }
 
+/// Where a `T` embeds its [`Cqe<T, ID>`]. Only [`cqe_field!`](crate::cqe_field) makes one.
+///
+/// # Invariants
+///
+/// A `Cqe<T, ID>`, aligned, is at `offset` of a `T`.
+#[doc(hidden)]
+pub struct Field<T, const ID: u64> {
+    offset: usize,
+    _owner: PhantomData<fn(T) -> T>,
+}
+
+impl<T, const ID: u64> Field<T, ID> {
+    /// The type of `get`, which nobody calls, is the check that the field is a `Cqe<T, ID>`.
+    ///
+    /// # Safety
+    ///
+    /// `get` returns the address of the field at `offset`, which is aligned.
+    #[doc(hidden)]
+    pub const unsafe fn new(offset: usize, _get: unsafe fn(*mut T) -> *mut Cqe<T, ID>) -> Self {
+        // INVARIANT: By the caller's promise, and the type of `get`.
+        Self {
+            offset,
+            _owner: PhantomData,
+        }
+    }
+}
+
+#[doc(hidden)]
+pub use core::mem::offset_of;
+
+/// Returns the [`Field`](crate::cqe::Field) of `Self` with this name.
+///
+/// The proof is here, with paths that no other crate can take over, and not in what the derive macro
+/// expands to: in that, `::rdma` is whatever a ULP calls so.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! cqe_field {
+    ($field:ident) => {{
+        // A reference to the field of a packed struct is an error. So is one to a field of what
+        // `Self` derefs to, in `offset_of!`.
+        let _ = |this: &Self| {
+            let _ = &this.$field;
+        };
+        // SAFETY: Nobody calls it; it is there for its type.
+        let get = |this: *mut Self| unsafe { &raw mut (*this).$field };
+        // SAFETY: Both are of the field of this name of `Self`, which is not packed.
+        unsafe { $crate::cqe::Field::<Self, _>::new($crate::cqe::offset_of!(Self, $field), get) }
+    }};
+}
+
 /// Says where a type embeds its [`Cqe<Self, ID>`]. Derive it: `#[derive(HasCqe)]`.
-///
-/// # Safety
-///
-/// A `Cqe<Self, ID>` is at offset `OFFSET` of `Self`.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` embeds no such `Cqe<Self>`",
     label = "a request's owner embeds its callback",
     note = "give it a field of type `Cqe<Self>`, or `Cqe<Self, ID>`, and `#[derive(HasCqe)]`"
 )]
-pub unsafe trait HasCqe<const ID: u64 = 0>: Sized {
-    /// The offset of the field, in bytes.
-    const OFFSET: usize;
+pub trait HasCqe<const ID: u64 = 0>: Sized {
+    /// The field. A value of this type is the proof that it is there.
+    #[doc(hidden)]
+    const FIELD: Field<Self, ID>;
+}
+
+/// Returns the offset of a type's callback in it, in bytes.
+#[inline(always)]
+pub(crate) const fn offset<T: HasCqe<ID>, const ID: u64>() -> usize {
+    T::FIELD.offset
 }
 
 /// A pointer that can own a posted request: `Pin<KBox<T>>` for exclusive owners,
@@ -288,7 +341,7 @@ where
         // SAFETY: The content is not moved: it goes back into a pinned box.
         let ptr = KBox::into_raw(unsafe { Pin::into_inner_unchecked(self) });
         // SAFETY: The field is inside of the allocation.
-        let cqe = unsafe { ptr.byte_add(T::OFFSET) }.cast();
+        let cqe = unsafe { ptr.byte_add(offset::<T, ID>()) }.cast();
         ledger::post(cqe);
         cqe
     }
@@ -296,7 +349,7 @@ where
     #[inline]
     unsafe fn from_cqe(cqe: *mut bindings::ib_cqe) -> Self {
         // SAFETY: By the caller's promise this is the pointer that `into_cqe` started from.
-        let ptr = unsafe { cqe.byte_sub(T::OFFSET) }.cast::<T>();
+        let ptr = unsafe { cqe.byte_sub(offset::<T, ID>()) }.cast::<T>();
         // SAFETY: As above, and the content was pinned.
         unsafe { Pin::new_unchecked(KBox::from_raw(ptr)) }
     }
@@ -311,7 +364,7 @@ where
     fn into_cqe(self) -> *mut bindings::ib_cqe {
         let ptr = Arc::into_raw(self).cast_mut();
         // SAFETY: The field is inside of the allocation.
-        let cqe = unsafe { ptr.byte_add(T::OFFSET) }.cast();
+        let cqe = unsafe { ptr.byte_add(offset::<T, ID>()) }.cast();
         ledger::post(cqe);
         cqe
     }
@@ -319,7 +372,7 @@ where
     #[inline]
     unsafe fn from_cqe(cqe: *mut bindings::ib_cqe) -> Self {
         // SAFETY: By the caller's promise this is the pointer that `into_cqe` started from.
-        let ptr = unsafe { cqe.byte_sub(T::OFFSET) }.cast::<T>();
+        let ptr = unsafe { cqe.byte_sub(offset::<T, ID>()) }.cast::<T>();
         // SAFETY: As above.
         unsafe { Arc::from_raw(ptr) }
     }

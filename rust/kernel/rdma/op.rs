@@ -47,6 +47,7 @@ use crate::{
     cqe::{
         Cqe,
         CqeHandler,
+        Field,
         HasCqe, //
     },
     dma::{
@@ -62,10 +63,7 @@ use crate::{
         WcError, //
     }, //
 };
-use core::{
-    marker::PhantomData,
-    mem::offset_of, //
-};
+use core::marker::PhantomData;
 use kernel::{
     prelude::*,
     sync::Arc, //
@@ -147,9 +145,8 @@ struct State<C, D: Direction, H> {
 // Nothing in it depends on its address but the device, while it is posted.
 impl<C, D: Direction, H> Unpin for State<C, D, H> {}
 
-// SAFETY: The offset is that of the field.
-unsafe impl<C, D: Direction, H> HasCqe for State<C, D, H> {
-    const OFFSET: usize = offset_of!(Self, cqe);
+impl<C, D: Direction, H> HasCqe for State<C, D, H> {
+    const FIELD: Field<Self, 0> = crate::cqe_field!(cqe);
 }
 
 impl<C, D, H> CqeHandler for State<C, D, H>

@@ -10,6 +10,7 @@ use crate::{
     bindings,
     context::Context,
     cqe::{
+        self,
         CqeHandler,
         CqePointer, //
     },
@@ -274,7 +275,7 @@ where
     fn into_cqe(self) -> *mut bindings::ib_cqe {
         let entry = ManuallyDrop::new(self).0.as_ptr();
         // SAFETY: The fields are inside of the entry.
-        let cqe = unsafe { (&raw mut (*entry).value).byte_add(T::OFFSET) }.cast();
+        let cqe = unsafe { (&raw mut (*entry).value).byte_add(cqe::offset::<T, ID>()) }.cast();
         ledger::post(cqe);
         cqe
     }
@@ -284,7 +285,7 @@ where
         // SAFETY: By the caller's promise this is what `into_cqe` started from, which is not null.
         // INVARIANT: As it was given up.
         unsafe {
-            let value = cqe.byte_sub(T::OFFSET);
+            let value = cqe.byte_sub(cqe::offset::<T, ID>());
             let entry = value.byte_sub(offset_of!(Entry<T>, value));
             Self(NonNull::new_unchecked(entry).cast())
         }
