@@ -165,6 +165,18 @@ pub(crate) const fn offset<T: HasCqe<ID>, const ID: u64>() -> usize {
     T::FIELD.offset
 }
 
+/// What only this crate has: an argument of the methods that a ULP is not to call, in traits that it
+/// can name.
+#[doc(hidden)]
+pub struct Sealed(());
+
+impl Sealed {
+    #[inline(always)]
+    pub(crate) const fn new() -> Self {
+        Self(())
+    }
+}
+
 /// A pointer that can own a posted request: `Pin<KBox<T>>` for exclusive owners,
 /// [`Lent<T>`](crate::lend::Lent) for those that are used again, `Arc<T>` for shared ones.
 ///
@@ -189,7 +201,7 @@ pub unsafe trait CqePointer<const ID: u64>: Deref + Sized + Send + 'static {
 
     /// Gives up the owner for the address of its callback.
     #[doc(hidden)]
-    fn into_cqe(self) -> *mut bindings::ib_cqe;
+    fn into_cqe(self, _: Sealed) -> *mut bindings::ib_cqe;
 
     /// Takes the owner back.
     ///
@@ -337,7 +349,7 @@ where
     const EXCLUSIVE: bool = true;
 
     #[inline]
-    fn into_cqe(self) -> *mut bindings::ib_cqe {
+    fn into_cqe(self, _: Sealed) -> *mut bindings::ib_cqe {
         // SAFETY: The content is not moved: it goes back into a pinned box.
         let ptr = KBox::into_raw(unsafe { Pin::into_inner_unchecked(self) });
         // SAFETY: The field is inside of the allocation.
@@ -361,7 +373,7 @@ where
     T: CqeHandler<ID, Pointer = Self> + Send + Sync + 'static,
 {
     #[inline]
-    fn into_cqe(self) -> *mut bindings::ib_cqe {
+    fn into_cqe(self, _: Sealed) -> *mut bindings::ib_cqe {
         let ptr = Arc::into_raw(self).cast_mut();
         // SAFETY: The field is inside of the allocation.
         let cqe = unsafe { ptr.byte_add(offset::<T, ID>()) }.cast();

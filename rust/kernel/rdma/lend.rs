@@ -249,7 +249,7 @@ where
     const EXCLUSIVE: bool = true;
 
     #[inline]
-    fn into_cqe(self) -> *mut bindings::ib_cqe {
+    fn into_cqe(self, _: cqe::Sealed) -> *mut bindings::ib_cqe {
         let entry = ManuallyDrop::new(self).0.as_ptr();
         // SAFETY: The fields are inside of the entry.
         let cqe = unsafe { (&raw mut (*entry).value).byte_add(cqe::offset::<T, ID>()) }.cast();

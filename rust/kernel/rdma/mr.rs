@@ -36,6 +36,7 @@ use crate::{
         PollContext,
         Sleepable, //
     },
+    cqe::Sealed,
     deferred::Deferred,
     dma::{
         Buf,
@@ -295,7 +296,7 @@ impl<D: Direction, M: Memory<D>> Region<D, M> {
     ///
     /// `EINVAL` if the range is not inside of the region.
     pub fn read(&self, offset: usize, to: &mut [u8]) -> Result {
-        self.memory.copy_out(offset, to)
+        self.memory.copy_out(offset, to, Sealed::new())
     }
 
     /// Copies bytes into the region from `offset` on. A peer that reads them meanwhile may get old
@@ -305,7 +306,7 @@ impl<D: Direction, M: Memory<D>> Region<D, M> {
     ///
     /// `EINVAL` if the range is not inside of the region.
     pub fn write(&self, offset: usize, from: &[u8]) -> Result {
-        self.memory.copy_in(offset, from)
+        self.memory.copy_in(offset, from, Sealed::new())
     }
 }
 

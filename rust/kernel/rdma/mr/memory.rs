@@ -4,6 +4,7 @@
 
 use crate::{
     bindings,
+    cqe::Sealed,
     dma::{
         Buf,
         Direction,
@@ -28,7 +29,8 @@ enum Untyped {
     Sg(#[expect(dead_code)] RawSg),
 }
 
-/// What can be done with memory of either kind.
+/// What can be done with memory of either kind. Memory that a device or a peer is using may be
+/// reached by reference, so what copies is sealed: only a region knows when it is allowed.
 pub trait Raw: Sized + Send + Sync + Unpin + 'static {
     fn pd(&self) -> &Pd;
 
@@ -37,9 +39,9 @@ pub trait Raw: Sized + Send + Sync + Unpin + 'static {
     /// Returns how many pages the memory touches, at the most.
     fn pages(&self) -> usize;
 
-    fn copy_out(&self, offset: usize, to: &mut [u8]) -> Result;
+    fn copy_out(&self, offset: usize, to: &mut [u8], _: Sealed) -> Result;
 
-    fn copy_in(&self, offset: usize, from: &[u8]) -> Result;
+    fn copy_in(&self, offset: usize, from: &[u8], _: Sealed) -> Result;
 
     /// Makes an MR map the memory (`ib_map_mr_sg`), and returns how many entries it mapped, or an
     /// error, and how many there are.
@@ -66,11 +68,11 @@ impl<D: Direction> Raw for Buf<D> {
         Self::len(self).div_ceil(PAGE_SIZE) + 1
     }
 
-    fn copy_out(&self, offset: usize, to: &mut [u8]) -> Result {
+    fn copy_out(&self, offset: usize, to: &mut [u8], _: Sealed) -> Result {
         self.raw().copy_out(offset, to)
     }
 
-    fn copy_in(&self, offset: usize, from: &[u8]) -> Result {
+    fn copy_in(&self, offset: usize, from: &[u8], _: Sealed) -> Result {
         self.raw().copy_in(offset, from)
     }
 
@@ -99,11 +101,11 @@ impl<D: Direction> Raw for SgBuf<D> {
         Self::len(self).div_ceil(PAGE_SIZE)
     }
 
-    fn copy_out(&self, offset: usize, to: &mut [u8]) -> Result {
+    fn copy_out(&self, offset: usize, to: &mut [u8], _: Sealed) -> Result {
         self.raw().copy_out(offset, to)
     }
 
-    fn copy_in(&self, offset: usize, from: &[u8]) -> Result {
+    fn copy_in(&self, offset: usize, from: &[u8], _: Sealed) -> Result {
         self.raw().copy_in(offset, from)
     }
 

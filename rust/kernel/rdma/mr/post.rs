@@ -74,7 +74,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
                 Ok(written) => written,
                 Err(error) => return Err(PostError::new(owner, error)),
             };
-            let cqe = owner.into_cqe();
+            let cqe = owner.into_cqe(crate::cqe::Sealed::new());
             let turn = shared.then(|| {
                 let turn = self.turn().lock();
                 // SAFETY: The owner, which keeps the region, is not posted yet. The turn is kept to
@@ -167,7 +167,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
             Err(error) => return Err(PostError::new(owner, error)),
         };
         let (cqe, refusal) = {
-            let cqe = owner.into_cqe();
+            let cqe = owner.into_cqe(crate::cqe::Sealed::new());
             // SAFETY: The region is kept by the owner, which is the queue's until the completion.
             let mut raw = unsafe { marked.request::<P::Target, ID>(cqe, shared) };
             // SAFETY: As above. The MR's own callback, made for `P`, gives the owner back.

@@ -219,7 +219,7 @@ where
             }
         };
         let turn = in_turn.then(|| qp.turn());
-        let cqe = owner.into_cqe();
+        let cqe = owner.into_cqe(crate::cqe::Sealed::new());
         // SAFETY: The QP is valid while it is borrowed, and the owner is the queue's until `done`.
         match unsafe { links.post(qp.as_raw(), turn, Some(cqe)) } {
             Ok(()) => Ok(()),

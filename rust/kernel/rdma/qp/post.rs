@@ -190,7 +190,10 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
             let mut raw = MaybeUninit::<W>::uninit();
             let mut sges = MaybeUninit::uninit();
             write(made, raw.as_mut_ptr(), sges.as_mut_ptr());
-            let (wr, cqe) = (raw.as_mut_ptr().cast(), owner.into_cqe());
+            let (wr, cqe) = (
+                raw.as_mut_ptr().cast(),
+                owner.into_cqe(crate::cqe::Sealed::new()),
+            );
             // SAFETY: The request was just written. The owner is the queue's until `done`.
             let ret = unsafe {
                 end(wr, cqe);
@@ -308,7 +311,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
         };
         let (cqe, refusal) = {
             let mut sges = wr.sges.map(|sge| sge.0.to_raw());
-            let cqe = owner.into_cqe();
+            let cqe = owner.into_cqe(crate::cqe::Sealed::new());
             let mut raw = bindings::ib_recv_wr {
                 next: core::ptr::null_mut(),
                 __bindgen_anon_1: bindings::ib_recv_wr__bindgen_ty_1 {

@@ -88,7 +88,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
                 });
             }
             let wr: *mut bindings::ib_send_wr = raw.as_mut_ptr().cast();
-            let cqe = owner.into_cqe();
+            let cqe = owner.into_cqe(crate::cqe::Sealed::new());
             // How often it is still to be posted before the last time.
             let mut before = times.get().wrapping_sub(1);
             // SAFETY: The request was just written. Its owner was given up for `cqe`, and is there

@@ -220,7 +220,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
     where
         P: CqePointer<ID>,
     {
-        let cqe = owner.into_cqe();
+        let cqe = owner.into_cqe(crate::cqe::Sealed::new());
         // SAFETY: By the caller's promise; the owner is the queue's, or parked below.
         let begun = unsafe { begin(plan, self.as_non_null(), self.transfers(), cqe, then, cx) };
         let Err(failed) = begun else {
