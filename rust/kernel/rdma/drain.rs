@@ -186,9 +186,11 @@ pub(crate) unsafe fn drain(
             Ok(()) => {}
             Err(Unposted::Full) => full = true,
             Err(Unposted::Lost(e)) => return Err(e),
-            // SAFETY: The QP is valid, and the token says that this may sleep.
             Err(Unposted::Refused(e)) => {
-                unsafe { drain_by_driver(qp, ops.drain_sq.filter(|_| !is_ud), &wait, send_cq, e) }?
+                let drain = ops.drain_sq.filter(|_| !is_ud);
+                // SAFETY: The QP is valid, its send queue completes to this CQ, and the token says
+                // that this may sleep.
+                unsafe { drain_by_driver(qp, drain, &wait, send_cq, e) }?
             }
         }
     }
@@ -197,8 +199,9 @@ pub(crate) unsafe fn drain(
             Ok(()) => {}
             Err(Unposted::Full) => return Err(ETIMEDOUT),
             Err(Unposted::Lost(e)) => return Err(e),
-            // SAFETY: As above.
             Err(Unposted::Refused(e)) => {
+                // SAFETY: The QP is valid, its receive queue completes to this CQ, and the token
+                // says that this may sleep.
                 unsafe { drain_by_driver(qp, ops.drain_rq, &wait, recv_cq, e) }?
             }
         }

@@ -263,11 +263,9 @@ impl<'a, const N: usize> SendWr<'a, N> {
         if self.sges.iter().any(|sge| sge.pd != pd) {
             return Err(EINVAL);
         }
-        Ok(SendWr {
-            // SAFETY: By the caller's promise.
-            sges: self.sges.map(|sge| unsafe { sge.erase() }),
-            ..self
-        })
+        // SAFETY: The caller keeps the memory for as long as what is returned.
+        let sges = self.sges.map(|sge| unsafe { sge.erase() });
+        Ok(SendWr { sges, ..self })
     }
 
     /// Writes the C request and its entries as [`SendWr::write`], after [`SendWr::check`].

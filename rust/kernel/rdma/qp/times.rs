@@ -142,9 +142,14 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
         if last && !refusal.named {
             unnamed();
         }
-        Stopped {
+        let owner = if !last || refusal.named {
             // SAFETY: The last one, which alone would give the owner back, was not posted.
-            owner: (!last || refusal.named).then(|| unsafe { P::take_back(cqe) }),
+            Some(unsafe { P::take_back(cqe) })
+        } else {
+            None
+        };
+        Stopped {
+            owner,
             posted,
             error,
         }

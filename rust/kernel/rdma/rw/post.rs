@@ -141,7 +141,7 @@ unsafe fn begin(
 }
 
 impl<S: PollContext, R: PollContext> Qp<S, R> {
-    /// Transfers pages of a [`Ctx`](super::Ctx) to or from the peer (`rdma_rw_ctx_init`,
+    /// Transfers pages of a [`Ctx`] to or from the peer (`rdma_rw_ctx_init`,
     /// `rdma_rw_ctx_post`), moving their owner in.
     ///
     /// The QP needs room for it: see [`Init::rw_contexts`](crate::qp::Init::rw_contexts) and

@@ -81,10 +81,11 @@ impl<'a, const N: usize> UdWr<'a, N> {
         if !self.ah.is_of(pd) || self.sges.iter().any(|sge| sge.pd != pd) {
             return Err(EINVAL);
         }
+        // SAFETY: The caller keeps the memory for as long as what is returned.
+        let sges = self.sges.map(|sge| unsafe { sge.erase() });
         Ok(UdWr {
-            // SAFETY: By the caller's promise.
-            sges: self.sges.map(|sge| unsafe { sge.erase() }),
-            // SAFETY: As above.
+            sges,
+            // SAFETY: The caller keeps the address handle for as long as what is returned.
             ah: unsafe { &*core::ptr::from_ref(self.ah) },
             ..self
         })
