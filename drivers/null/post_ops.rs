@@ -173,22 +173,19 @@ unsafe fn post_sends(
     bad: *mut *const bindings::ib_send_wr,
 ) -> c_int {
     while !wr.is_null() {
-        // SAFETY: By the caller's promise; the QP was created.
-        let posted = unsafe {
-            match machine.post_void(index, &*wr) {
-                true => Ok(()),
-                false => post_one(machine, qp, wr),
+        // SAFETY: By the caller's promise.
+        if !machine.post_void(index, unsafe { &*wr }) {
+            // SAFETY: By the caller's promise; the QP was created.
+            if let Err(e) = unsafe { post_one(machine, qp, wr) } {
+                if !machine.was_mute(index) {
+                    // SAFETY: By the caller's promise.
+                    unsafe { bad.write(wr) };
+                }
+                return e.to_errno();
             }
-        };
-        if let Err(e) = posted {
-            if !machine.was_mute(index) {
-                // SAFETY: By the caller's promise.
-                unsafe { bad.write(wr) };
+            if let Err(e) = machine.lapses(index) {
+                return e.to_errno();
             }
-            return e.to_errno();
-        }
-        if let Err(e) = machine.lapses(index) {
-            return e.to_errno();
         }
         // SAFETY: As above.
         wr = unsafe { (*wr).next };
