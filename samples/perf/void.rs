@@ -92,7 +92,7 @@ impl CqeHandler for Borrowed {
 /// Posts the requests of each owner to a QP.
 #[inline]
 fn post_round<'q, P>(
-    each: impl Iterator<Item = (&'q Arc<Qp<Direct>>, P)>,
+    mut each: impl Iterator<Item = (&'q Arc<Qp<Direct>>, P)>,
     signal: NonZero<u32>,
     buf: impl for<'a> Fn(&'a P::Target) -> &'a Buf<ToDevice> + Copy,
 ) -> Result
@@ -105,8 +105,12 @@ where
             post_all(qp, owner, signal, buf)?;
         }
     } else {
-        for (qp, owner) in each {
+        // The next one is come by at the end of the loop: LLVM does not join a post that has succeeded
+        // to the begin of one, and would test its result twice.
+        let mut next = each.next();
+        while let Some((qp, owner)) = next {
             qp.post_send(owner, |o| Ok(SendWr::send([buf(o).whole()])))?;
+            next = each.next();
         }
     }
     Ok(())
@@ -172,7 +176,7 @@ impl<const STATIC: bool> Taken<STATIC> {
 impl<const STATIC: bool> Round for Taken<STATIC> {
     #[inline(never)]
     fn post(&mut self, qps: &[Arc<Qp<Direct>>], signal: NonZero<u32>) -> Result {
-        let each = qps.iter().zip(core::iter::from_fn(|| self.here.pop()));
+        let each = qps.iter().zip(self.here.drain_all());
         post_round(each, signal, |r| &r.buf)?;
         core::mem::swap(&mut self.here, &mut self.back);
         Ok(())
