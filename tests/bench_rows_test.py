@@ -21,7 +21,8 @@ def runs(ratios, base, **more):
     """Rounds of Rust by C."""
     for n, ratio in enumerate(ratios):
         for twin, ns in (("rust", 1000 * ratio), ("c", 1000)):
-            result = {"ops": 1, "ns": ns, "post_ns": 0, "poll_ns": 0, "posts": 1, "completions": 1}
+            result = {"ops": 1, "ns": ns, "post_ns": 0, "poll_ns": 0, "setup_ns": 0, "teardown_ns": 0,
+                      "posts": 1, "completions": 1}
             yield {**base, "round": n, "twin": twin, **more, "result": result}
 
 
