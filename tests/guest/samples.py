@@ -4,6 +4,7 @@
 import os
 import re
 import subprocess
+import time
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -89,7 +90,12 @@ def ud_echo(count=300 // PART, lost=2):
     with module(UdEcho.module):
         echo = UdEcho()
         echo.write("ask", count)
-        first = echo.stats()
+        # An echo may be here before the server knows that it has gone back.
+        for _ in range(1000):
+            first = echo.stats()
+            if first["served"] >= count:
+                break
+            time.sleep(0.01)
         server = dict(zip(*[iter((echo.path / "server").read_text().split())] * 2))
         echo.write("ask", f"{lost} {0xfffff0} {server['gid']}")
         echo.write("ask", f"{count} {server['qpn']} {server['gid']}")

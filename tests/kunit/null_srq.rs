@@ -6,6 +6,7 @@ use crate::{
     check::fail,
     fixture::{
         both,
+        nothing,
         recv,
         removal_waits_for,
         send,
@@ -312,11 +313,10 @@ mod tests {
             send(&a, null.env.message(&sent, b"kept")?)?;
             wait(|| desk.len() == 1)?;
             a.drain(&null.env.cx)?;
-            Ok(desk)
+            let mut kept = desk.pop()?;
+            check_eq!(&kept.bytes()?[..], b"kept");
+            Ok(kept)
         };
-        removal_waits_for(make, |_, desk| {
-            check_eq!(&desk.pop()?.bytes()?[..], b"kept");
-            Ok(())
-        })
+        removal_waits_for(make, nothing)
     }
 }
