@@ -24,7 +24,7 @@ use rdma::{
 };
 
 /// After this time without a datagram an answer is lost.
-const PATIENCE_MS: u32 = 500;
+const PATIENCE_MS: u32 = 3_000;
 /// How many receives are posted: late answers take some.
 const DEPTH: usize = 8;
 const CAPS: Caps = Caps::new(DEPTH as u32, DEPTH as u32);

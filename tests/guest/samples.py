@@ -85,8 +85,8 @@ class UdEcho(Debugfs):
 
 
 @sample
-def ud_echo(count=300 // PART, lost=2):
-    """Datagrams that come back, and some that go to nobody and are lost."""
+def ud_echo(count=300 // PART, lost=1):
+    """Datagrams that come back, and one that goes to nobody and is lost."""
     with module(UdEcho.module):
         echo = UdEcho()
         echo.write("ask", count)
