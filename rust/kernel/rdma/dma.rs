@@ -22,9 +22,10 @@ pub use direction::{
     FromDevice,
     ToDevice, //
 };
-pub(crate) use raw::RawBuf;
+pub(crate) use raw::Mapped;
 
 use crate::{
+    bindings,
     context::Sleepable,
     pd::Pd,
     wr::{
@@ -34,6 +35,7 @@ use crate::{
 };
 use core::{
     marker::PhantomData,
+    mem::ManuallyDrop,
     ops::{
         Deref,
         DerefMut,
@@ -41,8 +43,13 @@ use core::{
     }, //
 };
 use kernel::prelude::*;
+use raw::RawBuf;
 
 /// A DMA-mapped buffer.
+///
+/// # Invariants
+///
+/// The memory is mapped in direction `D`, and nobody else unmaps or frees it.
 pub struct Buf<D: Direction> {
     raw: RawBuf,
     _direction: PhantomData<D>,
@@ -57,6 +64,7 @@ impl<D: Direction> Buf<D> {
     ///
     /// `ENOMEM`; `EINVAL` for a length of zero; `EIO` if the memory could not be mapped.
     pub fn alloc(pd: &Pd, len: usize, _cx: &Sleepable) -> Result<Self> {
+        // INVARIANT: Just mapped.
         Ok(Self {
             raw: RawBuf::alloc(pd, len, D::RAW)?,
             _direction: PhantomData,
@@ -74,16 +82,47 @@ impl<D: Direction> Buf<D> {
     /// ends).
     #[inline]
     pub fn cpu(&mut self) -> CpuView<'_> {
-        self.raw.sync_for_cpu();
-        CpuView(&mut self.raw)
+        self.raw.sync_for_cpu(D::RAW);
+        CpuView {
+            raw: &mut self.raw,
+            dir: D::RAW,
+        }
     }
 
-    pub(crate) fn raw(&self) -> &RawBuf {
-        &self.raw
+    pub(crate) fn pd(&self) -> &Pd {
+        self.raw.pd()
     }
 
-    pub(crate) fn into_raw(self) -> RawBuf {
-        self.raw
+    pub(crate) fn addr(&self) -> u64 {
+        self.raw.addr()
+    }
+
+    /// Copies bytes out while the device may be writing them.
+    pub(crate) fn copy_out(&self, offset: usize, to: &mut [u8]) -> Result {
+        self.raw.sync_for_cpu(D::RAW);
+        self.raw.copy_out(offset, to)
+    }
+
+    /// Copies bytes in while the device may be reading them.
+    pub(crate) fn copy_in(&self, offset: usize, from: &[u8]) -> Result {
+        self.raw.copy_in(offset, from)?;
+        self.raw.sync_for_device(D::RAW);
+        Ok(())
+    }
+
+    /// Forgets the type.
+    pub(crate) fn into_mapped(self) -> Mapped {
+        let buf = ManuallyDrop::new(self);
+        // SAFETY: `buf` is neither used again nor dropped. By its invariant the memory is mapped in
+        // this direction, and now nobody else frees it.
+        unsafe { Mapped::new(core::ptr::read(&buf.raw), D::RAW) }
+    }
+}
+
+impl<D: Direction> Drop for Buf<D> {
+    fn drop(&mut self) {
+        // SAFETY: By the type invariant; who drops a buffer owns it, so no request uses the memory.
+        unsafe { self.raw.free(D::RAW) };
     }
 }
 
@@ -126,7 +165,10 @@ impl<D: DeviceWrites> Buf<D> {
 }
 
 /// The bytes of a buffer, for the CPU, while the device has no business with them.
-pub struct CpuView<'a>(&'a mut RawBuf);
+pub struct CpuView<'a> {
+    raw: &'a mut RawBuf,
+    dir: bindings::dma_data_direction,
+}
 
 impl Deref for CpuView<'_> {
     type Target = [u8];
@@ -135,7 +177,7 @@ impl Deref for CpuView<'_> {
     fn deref(&self) -> &[u8] {
         // SAFETY: The memory is valid, initialised, and the borrow of the buffer is exclusive, so
         // neither a request nor another thread uses it.
-        unsafe { core::slice::from_raw_parts(self.0.memory.as_ptr(), self.0.len()) }
+        unsafe { core::slice::from_raw_parts(self.raw.memory.as_ptr(), self.raw.len()) }
     }
 }
 
@@ -143,13 +185,13 @@ impl DerefMut for CpuView<'_> {
     #[inline]
     fn deref_mut(&mut self) -> &mut [u8] {
         // SAFETY: As in `deref`.
-        unsafe { core::slice::from_raw_parts_mut(self.0.memory.as_ptr(), self.0.len()) }
+        unsafe { core::slice::from_raw_parts_mut(self.raw.memory.as_ptr(), self.raw.len()) }
     }
 }
 
 impl Drop for CpuView<'_> {
     #[inline]
     fn drop(&mut self) {
-        self.0.sync_for_device();
+        self.raw.sync_for_device(self.dir);
     }
 }

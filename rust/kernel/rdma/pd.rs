@@ -22,7 +22,10 @@ use core::ptr::NonNull;
 use kernel::{
     error::from_err_ptr,
     prelude::*,
-    sync::Arc, //
+    sync::{
+        Arc,
+        ArcBorrow, //
+    }, //
 };
 
 /// What the handles of one protection domain share.
@@ -64,9 +67,29 @@ impl Teardown for State {
 ///
 /// A counted handle. The PD is deallocated, from a work item, when the last handle and all that was
 /// made from it are gone.
-#[derive(Clone)]
-pub struct Pd {
-    pub(crate) inner: Arc<Inner>,
+///
+/// # Invariants
+///
+/// The address is from [`Arc::into_raw`], and this has the reference. It is the same for all handles
+/// of a PD, and of no other.
+pub struct Pd(NonNull<Inner>);
+
+// SAFETY: It is a counted reference to what may be used from any thread.
+unsafe impl Send for Pd {}
+// SAFETY: As above.
+unsafe impl Sync for Pd {}
+
+/// What a PD is told from others by. Nothing is said of whether it is still there.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Id(*const Inner);
+
+impl Id {
+    /// That of no PD.
+    pub(crate) const NONE: Self = Self(core::ptr::null());
+
+    pub(crate) fn is_none(self) -> bool {
+        self.0.is_null()
+    }
 }
 
 impl Pd {
@@ -95,27 +118,57 @@ impl Pd {
             },
             GFP_KERNEL,
         )?;
-        Ok(Self { inner })
+        // SAFETY: The address of what an `Arc` has is not null. INVARIANT: As required.
+        Ok(Self(unsafe {
+            NonNull::new_unchecked(Arc::into_raw(inner).cast_mut())
+        }))
+    }
+
+    fn inner(&self) -> &Inner {
+        // SAFETY: By the type invariant it is there while this lives, and is only shared.
+        unsafe { self.0.as_ref() }
+    }
+
+    #[inline]
+    pub(crate) fn id(&self) -> Id {
+        Id(self.0.as_ptr())
     }
 
     /// Returns the device.
     pub fn device(&self) -> &Device {
-        &self.inner.dev
+        &self.inner().dev
     }
 
     pub(crate) fn as_raw(&self) -> *mut bindings::ib_pd {
-        self.inner.raw.as_ptr()
+        self.inner().raw.as_ptr()
     }
 
     /// Returns the key of all DMA-mapped local memory of this PD.
     pub(crate) fn local_dma_lkey(&self) -> u32 {
-        // SAFETY: The PD is allocated while `inner` lives; the key does not change.
+        // SAFETY: The PD is allocated while this lives; the key does not change.
         unsafe { (*self.as_raw()).local_dma_lkey }
+    }
+}
+
+impl Clone for Pd {
+    fn clone(&self) -> Self {
+        // SAFETY: By the type invariant; the reference that is borrowed here stays with `self`.
+        let inner = unsafe { ArcBorrow::from_raw(self.0.as_ptr()) };
+        // INVARIANT: The address is the same, and there is another reference.
+        core::mem::forget(Arc::from(inner));
+        Self(self.0)
+    }
+}
+
+impl Drop for Pd {
+    fn drop(&mut self) {
+        // SAFETY: By the type invariant this has a reference, which is not used again.
+        drop(unsafe { Arc::from_raw(self.0.as_ptr()) });
     }
 }
 
 impl PartialEq for Pd {
     fn eq(&self, other: &Self) -> bool {
-        Arc::ptr_eq(&self.inner, &other.inner)
+        self.0 == other.0
     }
 }

@@ -72,7 +72,10 @@ use crate::{
         Markers,
         PATIENCE_MS, //
     },
-    pd::Pd, //
+    pd::{
+        self,
+        Pd, //
+    }, //
 };
 use core::{
     marker::PhantomData,
@@ -97,13 +100,12 @@ use repost::Poller;
 ///
 /// # Invariants
 ///
-/// `place` is that of the QP of `inner`, its PD is `pd`, and its queues complete to CQs that are
-/// polled in `S` and `R`, by `pollers`.
+/// `place` is that of the QP of `inner`, and its queues complete to CQs that are polled in `S` and `R`,
+/// by `pollers`.
 pub struct Qp<S: PollContext, R: PollContext = S> {
     pub(crate) place: Place,
-    pub(crate) pd: *const bindings::ib_pd,
-    /// The PD of receives; null if the QP takes them from an SRQ, so that no entry is of it.
-    recv_pd: *const bindings::ib_pd,
+    /// The PD of receives; none if the QP takes them from an SRQ, so that no entry is of it.
+    recv_pd: pd::Id,
     /// Of the CQs of both queues.
     pollers: (Poller, Poller),
     /// How many sends it was made for.
@@ -158,12 +160,11 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
         let inner = inner::create(parts, origin, cx)?;
         // INVARIANT: As created.
         Ok(Self {
-            // SAFETY: It was just created, and `inner` keeps it.
-            place: unsafe { Place::new(inner.raw) },
-            pd: parts.pd.as_raw(),
+            // SAFETY: It was just created for this PD, and `inner` keeps it.
+            place: unsafe { Place::new(inner.raw, parts.pd.id()) },
             recv_pd: match parts.srq {
-                Some(_) => core::ptr::null(),
-                None => parts.pd.as_raw(),
+                Some(_) => pd::Id::NONE,
+                None => parts.pd.id(),
             },
             pollers: (Poller::of(parts.send_cq), Poller::of(parts.recv_cq)),
             sends: parts.caps.send_wr,

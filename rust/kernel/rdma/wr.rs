@@ -8,7 +8,10 @@
 //! C header: [`include/rdma/ib_verbs.h`](srctree/include/rdma/ib_verbs.h) (`struct ib_send_wr`,
 //! `struct ib_recv_wr`)
 
-use crate::bindings;
+use crate::{
+    bindings,
+    pd, //
+};
 use core::{
     marker::PhantomData,
     mem::ManuallyDrop, //
@@ -25,7 +28,7 @@ pub struct Sge<'a> {
     pub(crate) addr: u64,
     pub(crate) length: u32,
     pub(crate) lkey: u32,
-    pub(crate) pd: *const bindings::ib_pd,
+    pub(crate) pd: pd::Id,
     pub(crate) _memory: PhantomData<&'a ()>,
 }
 
@@ -246,7 +249,7 @@ impl<'a, const N: usize> SendWr<'a, N> {
         self,
         to: *mut bindings::ib_rdma_wr,
         sges: *mut [bindings::ib_sge; N],
-        pd: *const bindings::ib_pd,
+        pd: pd::Id,
     ) -> Result {
         // SAFETY: What is made of the borrow is used up here; the rest is the caller's promise.
         unsafe { self.check(pd)?.put(to, sges) };
@@ -259,7 +262,7 @@ impl<'a, const N: usize> SendWr<'a, N> {
     ///
     /// The memory lives as long as what is returned.
     #[inline]
-    pub(crate) unsafe fn check(self, pd: *const bindings::ib_pd) -> Result<SendWr<'static, N>> {
+    pub(crate) unsafe fn check(self, pd: pd::Id) -> Result<SendWr<'static, N>> {
         if self.sges.iter().any(|sge| sge.pd != pd) {
             return Err(EINVAL);
         }
@@ -355,7 +358,7 @@ impl<'a> AtomicWr<'a> {
         self,
         to: *mut bindings::ib_atomic_wr,
         sge: *mut [bindings::ib_sge; 1],
-        pd: *const bindings::ib_pd,
+        pd: pd::Id,
     ) -> Result {
         // SAFETY: What is made of the borrow is used up here; the rest is the caller's promise.
         unsafe { self.check(pd)?.put(to, sge) };
@@ -368,7 +371,7 @@ impl<'a> AtomicWr<'a> {
     ///
     /// As there.
     #[inline]
-    pub(crate) unsafe fn check(self, pd: *const bindings::ib_pd) -> Result<AtomicWr<'static>> {
+    pub(crate) unsafe fn check(self, pd: pd::Id) -> Result<AtomicWr<'static>> {
         let old = self.old.0;
         if old.pd != pd || old.length != 8 || self.remote.addr % 8 != 0 {
             return Err(EINVAL);

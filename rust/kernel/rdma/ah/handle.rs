@@ -20,7 +20,10 @@ use crate::{
         GidAttr,
         Name, //
     },
-    pd::Pd,
+    pd::{
+        self,
+        Pd, //
+    },
     way, //
 };
 use core::ptr::NonNull;
@@ -78,9 +81,10 @@ impl Teardown for State {
 ///
 /// # Invariants
 ///
-/// `raw` is the address handle of `_state`.
+/// `raw` is the address handle of `_state`, and `pd` is its PD.
 pub struct Ah {
     raw: NonNull<bindings::ib_ah>,
+    pd: pd::Id,
     _state: Deferred<State>,
 }
 
@@ -97,7 +101,11 @@ impl Ah {
             raw,
             _pd: pd.clone(),
         });
-        Ok(Self { raw, _state: state })
+        Ok(Self {
+            raw,
+            pd: pd.id(),
+            _state: state,
+        })
     }
 
     /// Creates the handle of an address (`rdma_create_ah`).
@@ -173,8 +181,7 @@ impl Ah {
 
     /// Says whether the handle is of this PD.
     #[inline]
-    pub(crate) fn is_of(&self, pd: *const bindings::ib_pd) -> bool {
-        // SAFETY: By the type invariant; the field does not change.
-        core::ptr::eq(unsafe { self.raw.as_ref() }.pd, pd)
+    pub(crate) fn is_of(&self, pd: pd::Id) -> bool {
+        self.pd == pd
     }
 }

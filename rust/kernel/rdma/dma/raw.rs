@@ -17,23 +17,21 @@ use kernel::{
     prelude::*, //
 };
 
-/// A buffer without its direction's type.
+/// Mapped memory, without the direction that it is mapped in.
 ///
 /// # Invariants
 ///
 /// `memory` is `len` bytes of zeroed-at-first kmalloc memory, owned by this, and mapped at `addr`
-/// in direction `dir` for the device of `pd`, which is `raw_pd` to C.
+/// for the device of `pd`.
 ///
 /// What a post needs comes first, to be in one cache line with what is before it in a request.
 #[repr(C)]
-pub(crate) struct RawBuf {
+pub(super) struct RawBuf {
     addr: u64,
     len: u32,
     lkey: u32,
-    raw_pd: *const bindings::ib_pd,
     pd: Pd,
     pub(super) memory: NonNull<u8>,
-    dir: bindings::dma_data_direction,
 }
 
 // SAFETY: A buffer is plain memory, and DMA may be unmapped from any thread.
@@ -68,8 +66,6 @@ impl RawBuf {
             lkey: pd.local_dma_lkey(),
             // SAFETY: A vector that has allocated is not null.
             memory: unsafe { NonNull::new_unchecked(memory) },
-            dir,
-            raw_pd: pd.as_raw(),
             pd: pd.clone(),
         })
     }
@@ -97,33 +93,46 @@ impl RawBuf {
     }
 
     #[inline]
-    pub(super) fn sync_for_cpu(&self) {
+    pub(super) fn sync_for_cpu(&self, dir: bindings::dma_data_direction) {
         if !self.is_virt_dma() {
-            // SAFETY: By the type invariant.
+            // SAFETY: By the type invariant the memory is mapped for the device.
             unsafe {
                 bindings::rdma_helper_dma_sync_for_cpu(
                     self.pd.device().as_raw(),
                     self.addr,
                     self.len(),
-                    self.dir,
+                    dir,
                 )
             };
         }
     }
 
     #[inline]
-    pub(super) fn sync_for_device(&self) {
+    pub(super) fn sync_for_device(&self, dir: bindings::dma_data_direction) {
         if !self.is_virt_dma() {
-            // SAFETY: By the type invariant.
+            // SAFETY: By the type invariant the memory is mapped for the device.
             unsafe {
                 bindings::rdma_helper_dma_sync_for_device(
                     self.pd.device().as_raw(),
                     self.addr,
                     self.len(),
-                    self.dir,
+                    dir,
                 )
             };
         }
+    }
+
+    /// Unmaps and frees the memory.
+    ///
+    /// # Safety
+    ///
+    /// It is mapped in this direction, and is not used again.
+    pub(super) unsafe fn free(&mut self, dir: bindings::dma_data_direction) {
+        let (dev, len) = (self.pd.device().as_raw(), self.len());
+        // SAFETY: By the caller's promise, and the type invariant.
+        unsafe { bindings::rdma_helper_dma_unmap_single(dev, self.addr, len, dir) };
+        // SAFETY: By the type invariant these are the parts of a vector, which is not used again.
+        drop(unsafe { KVec::from_raw_parts(self.memory.as_ptr(), len, len) });
     }
 
     fn check(&self, offset: usize, len: usize) -> Result {
@@ -133,10 +142,9 @@ impl RawBuf {
         }
     }
 
-    /// Copies bytes out while the device may be writing them.
-    pub(crate) fn copy_out(&self, offset: usize, to: &mut [u8]) -> Result {
+    /// Copies bytes out.
+    pub(super) fn copy_out(&self, offset: usize, to: &mut [u8]) -> Result {
         self.check(offset, to.len())?;
-        self.sync_for_cpu();
         // SAFETY: The range is inside of the buffer. The copy is C's, so bytes that the device
         // changes meanwhile are torn at worst.
         unsafe {
@@ -149,8 +157,8 @@ impl RawBuf {
         Ok(())
     }
 
-    /// Copies bytes in while the device may be reading them.
-    pub(crate) fn copy_in(&self, offset: usize, from: &[u8]) -> Result {
+    /// Copies bytes in.
+    pub(super) fn copy_in(&self, offset: usize, from: &[u8]) -> Result {
         self.check(offset, from.len())?;
         // SAFETY: The range is inside of the buffer; see `copy_out`.
         unsafe {
@@ -160,7 +168,6 @@ impl RawBuf {
                 from.len(),
             )
         };
-        self.sync_for_device();
         Ok(())
     }
 
@@ -171,7 +178,7 @@ impl RawBuf {
             addr: self.addr,
             length: self.len,
             lkey: self.lkey,
-            pd: self.raw_pd,
+            pd: self.pd.id(),
             _memory: PhantomData,
         }
     }
@@ -191,19 +198,29 @@ impl RawBuf {
     }
 }
 
-impl Drop for RawBuf {
+/// Mapped memory that is unmapped and freed when it is dropped.
+///
+/// # Invariants
+///
+/// The memory is mapped in direction `dir`, and nobody else unmaps or frees it.
+pub(crate) struct Mapped {
+    raw: RawBuf,
+    dir: bindings::dma_data_direction,
+}
+
+impl Mapped {
+    /// # Safety
+    ///
+    /// As the type invariant.
+    pub(super) unsafe fn new(raw: RawBuf, dir: bindings::dma_data_direction) -> Self {
+        // INVARIANT: By the caller's promise.
+        Self { raw, dir }
+    }
+}
+
+impl Drop for Mapped {
     fn drop(&mut self) {
-        let len = self.len();
-        // SAFETY: By the type invariant; whoever drops a buffer owns it, so no request uses it.
-        unsafe {
-            bindings::rdma_helper_dma_unmap_single(
-                self.pd.device().as_raw(),
-                self.addr,
-                len,
-                self.dir,
-            )
-        };
-        // SAFETY: By the type invariant.
-        drop(unsafe { KVec::from_raw_parts(self.memory.as_ptr(), len, len) });
+        // SAFETY: By the type invariant; who drops this owns it, so no request uses the memory.
+        unsafe { self.raw.free(self.dir) };
     }
 }

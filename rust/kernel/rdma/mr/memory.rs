@@ -8,7 +8,7 @@ use crate::{
     dma::{
         Buf,
         Direction,
-        RawBuf, //
+        Mapped, //
     },
     pd::Pd,
     sg::{
@@ -25,7 +25,7 @@ use kernel::{
 pub struct Kept(#[expect(dead_code)] Untyped);
 
 enum Untyped {
-    Buf(#[expect(dead_code)] RawBuf),
+    Buf(#[expect(dead_code)] Mapped),
     Sg(#[expect(dead_code)] RawSg),
 }
 
@@ -56,7 +56,7 @@ pub trait Raw: Sized + Send + Sync + Unpin + 'static {
 
 impl<D: Direction> Raw for Buf<D> {
     fn pd(&self) -> &Pd {
-        self.raw().pd()
+        Self::pd(self)
     }
 
     fn len(&self) -> usize {
@@ -69,22 +69,22 @@ impl<D: Direction> Raw for Buf<D> {
     }
 
     fn copy_out(&self, offset: usize, to: &mut [u8], _: Sealed) -> Result {
-        self.raw().copy_out(offset, to)
+        Self::copy_out(self, offset, to)
     }
 
     fn copy_in(&self, offset: usize, from: &[u8], _: Sealed) -> Result {
-        self.raw().copy_in(offset, from)
+        Self::copy_in(self, offset, from)
     }
 
     unsafe fn map(&self, mr: *mut bindings::ib_mr) -> (c_int, u32) {
-        let raw = self.raw();
+        let len = Self::len(self) as u32;
         // SAFETY: By the caller's promise; the buffer is mapped for the device and its length fits.
-        let mapped = unsafe { bindings::rdma_helper_map_mr(mr, raw.addr(), raw.len() as u32) };
+        let mapped = unsafe { bindings::rdma_helper_map_mr(mr, self.addr(), len) };
         (mapped, 1)
     }
 
     fn keep(self) -> Kept {
-        Kept(Untyped::Buf(self.into_raw()))
+        Kept(Untyped::Buf(self.into_mapped()))
     }
 }
 

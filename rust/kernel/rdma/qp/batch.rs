@@ -162,7 +162,7 @@ where
         let len = links.len();
         // SAFETY: The QP is valid while it is borrowed. The owner is moved into a signaled request
         // that is posted later, or kept until the QP was drained.
-        let (posted, result) = match unsafe { links.post(self.qp.as_raw(), turn, None) } {
+        let (posted, result) = match unsafe { links.post(&self.qp.place, turn, None) } {
             Ok(()) => (len, Ok(())),
             Err(refused) => {
                 // SAFETY: The owner is there.
@@ -221,7 +221,7 @@ where
         let turn = in_turn.then(|| qp.turn());
         let cqe = owner.into_cqe(crate::cqe::Sealed::new());
         // SAFETY: The QP is valid while it is borrowed, and the owner is the queue's until `done`.
-        match unsafe { links.post(qp.as_raw(), turn, Some(cqe)) } {
+        match unsafe { links.post(&qp.place, turn, Some(cqe)) } {
             Ok(()) => Ok(()),
             // SAFETY: The signaled request was posted last, and with this callback.
             Err(refused) => Err(unsafe { batch(None).refused(refused, cqe) }),

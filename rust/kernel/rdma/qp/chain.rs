@@ -146,16 +146,16 @@ impl<const LINKS: usize, const SGES: usize> Links<LINKS, SGES> {
     ///
     /// # Safety
     ///
-    /// `qp` is valid. `turn` is that of `qp`, if the chain has to be posted in turn. What the links
-    /// are made of lives until the tail completes or, without one, until a signaled request that is
-    /// posted later completes or the QP was drained.
+    /// `place` is there. `turn` is that of its QP, if the chain has to be posted in turn. What the
+    /// links are made of lives until the tail completes or, without one, until a signaled request
+    /// that is posted later completes or the QP was drained.
     #[inline]
-    pub(super) unsafe fn post(
+    pub(super) unsafe fn post<'t>(
         self,
-        qp: *mut bindings::ib_qp,
-        turn: Option<&SpinLockIrq<()>>,
+        place: &Place,
+        turn: Option<&'t SpinLockIrq<()>>,
         tail: Option<*mut bindings::ib_cqe>,
-    ) -> Result<(), Refused<'_, LINKS, SGES>> {
+    ) -> Result<(), Refused<'t, LINKS, SGES>> {
         // SAFETY: There is a first and a last one: an empty chain is not made.
         let (first, last) = unsafe { (self.wr(0), self.wr(self.len - 1)) };
         // SAFETY: The request is written by the type invariant.
@@ -170,7 +170,7 @@ impl<const LINKS: usize, const SGES: usize> Links<LINKS, SGES> {
             unsafe { self.register() };
             turn
         });
-        let mut bad = core::ptr::null();
+        let (qp, mut bad) = (place.raw.as_ptr(), core::ptr::null());
         // SAFETY: By the caller's promise. The operation exists: see `send_raw`.
         let ret =
             unsafe { ((*(*qp).device).ops.post_send.unwrap_unchecked())(qp, first, &mut bad) };

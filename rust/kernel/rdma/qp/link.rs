@@ -107,19 +107,6 @@ pub struct Posting {
     pub(super) in_turn: bool,
 }
 
-impl Posting {
-    /// Returns the PD of the QP.
-    ///
-    /// # Safety
-    ///
-    /// The place is there.
-    #[inline]
-    unsafe fn pd(&self) -> *const bindings::ib_pd {
-        // SAFETY: By the caller's promise.
-        unsafe { (*self.place.as_ref().raw.as_ptr()).pd }
-    }
-}
-
 mod private {
     use super::*;
 
@@ -153,7 +140,7 @@ impl<const N: usize, const SGES: usize> Write<SGES> for SendWr<'_, N> {
         let sges = slot.sges.as_mut_ptr().cast();
         // SAFETY: There is room for the entries, and for a request of every kind; the place is
         // there.
-        unsafe { self.write(slot.wr().cast(), sges, posting.pd()) }
+        unsafe { self.write(slot.wr().cast(), sges, posting.place.as_ref().pd) }
     }
 }
 
@@ -166,7 +153,7 @@ impl<const SGES: usize> Write<SGES> for AtomicWr<'_> {
         const { assert!(1 <= SGES, "the chain has no room for an entry") };
         let sge = slot.sges.as_mut_ptr().cast();
         // SAFETY: There is room for the entry, and for a request of every kind; the place is there.
-        unsafe { self.write(slot.wr().cast(), sge, posting.pd()) }
+        unsafe { self.write(slot.wr().cast(), sge, posting.place.as_ref().pd) }
     }
 }
 

@@ -2,7 +2,10 @@
 
 //! Which QP it is, or was.
 
-use crate::bindings;
+use crate::{
+    bindings,
+    pd, //
+};
 use core::ptr::NonNull;
 use kernel::sync::atomic::{
     ordering::Relaxed,
@@ -28,23 +31,24 @@ impl Serial {
     }
 }
 
-/// What a region notes of the QP that it is registered through.
+/// Where requests are posted to, and what a region notes of the QP that it is registered through.
 ///
 /// # Invariants
 ///
-/// `raw` is valid, and no other QP has or had this number.
+/// `raw` is valid, of the PD `pd`, and no other QP has or had this number.
 pub(crate) struct Place {
     pub(crate) raw: NonNull<bindings::ib_qp>,
+    pub(crate) pd: pd::Id,
     pub(crate) serial: Serial,
 }
 
 impl Place {
     /// # Safety
     ///
-    /// `raw` is a new QP, and is there until what is returned is gone.
-    pub(super) unsafe fn new(raw: NonNull<bindings::ib_qp>) -> Self {
+    /// `raw` is a new QP of this PD, and is there until what is returned is gone.
+    pub(super) unsafe fn new(raw: NonNull<bindings::ib_qp>, pd: pd::Id) -> Self {
         let serial = Serial::next();
         // INVARIANT: By the caller's promise, and a new number.
-        Self { raw, serial }
+        Self { raw, pd, serial }
     }
 }

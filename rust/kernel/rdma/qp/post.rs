@@ -252,7 +252,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
         unsafe {
             self.post_written(
                 owner,
-                |owner| wr(owner)?.check(self.pd),
+                |owner| wr(owner)?.check(self.place.pd),
                 |wr, raw: *mut bindings::ib_rdma_wr, sges| wr.put(raw, sges),
             )
         }
@@ -281,7 +281,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
         unsafe {
             self.post_written(
                 owner,
-                |owner| wr(owner)?.check(self.pd),
+                |owner| wr(owner)?.check(self.place.pd),
                 |wr, raw: *mut bindings::ib_atomic_wr, sges| wr.put(raw, sges),
             )
         }
@@ -304,7 +304,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
         let wr = match wr(&owner) {
             // Some drivers take receives of a QP on an SRQ. No entry is of such a QP's PD for them;
             // without an entry there is nothing else that would say so.
-            Ok(_) if const { N == 0 } && self.recv_pd.is_null() => return Err(foreign(owner)),
+            Ok(_) if const { N == 0 } && self.recv_pd.is_none() => return Err(foreign(owner)),
             Ok(wr) if wr.sges.iter().all(|sge| sge.0.pd == self.recv_pd) => wr,
             Ok(_) => return Err(foreign(owner)),
             Err(error) => return Err(PostError::new(owner, error)),

@@ -78,7 +78,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
                     return Err(EINVAL);
                 }
                 // SAFETY: There is room for the request and its entries.
-                unsafe { wr.write(raw.as_mut_ptr(), sges.as_mut_ptr(), self.pd) }
+                unsafe { wr.write(raw.as_mut_ptr(), sges.as_mut_ptr(), self.place.pd) }
             });
             if let Err(error) = written {
                 return Err(Stopped {

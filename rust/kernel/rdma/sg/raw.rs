@@ -23,13 +23,11 @@ use kernel::{
 ///
 /// # Invariants
 ///
-/// The table of `pages` is mapped in direction `dir` for the device of `pd`, which C has as
-/// `raw_pd`.
+/// The table of `pages` is mapped in direction `dir` for the device of `pd`.
 pub(crate) struct RawSg {
     pub(super) pages: ManuallyDrop<Pages>,
     pub(super) dir: bindings::dma_data_direction,
     lkey: u32,
-    raw_pd: *const bindings::ib_pd,
     pd: Pd,
 }
 
@@ -55,7 +53,6 @@ impl RawSg {
                 pages: ManuallyDrop::new(pages),
                 dir,
                 lkey: pd.local_dma_lkey(),
-                raw_pd: pd.as_raw(),
                 pd: pd.clone(),
             }),
             Err(e) => Err((pages, e)),
@@ -147,7 +144,7 @@ impl RawSg {
             addr: 0,
             length: 0,
             lkey: self.lkey,
-            pd: self.raw_pd,
+            pd: self.pd.id(),
             _memory: PhantomData,
         };
         let mut sges = [none; N];

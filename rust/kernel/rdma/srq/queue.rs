@@ -24,7 +24,10 @@ use crate::{
         Hold,
         Kind, //
     },
-    pd::Pd,
+    pd::{
+        self,
+        Pd, //
+    },
     qp::post::Refusal, //
 };
 use core::ptr::NonNull;
@@ -57,7 +60,7 @@ const REPORT_MS: u32 = 10_000;
 #[pin_data]
 pub(super) struct Queue {
     raw: NonNull<bindings::ib_srq>,
-    pub(super) pd: *const bindings::ib_pd,
+    pub(super) pd: pd::Id,
     closed: Atomic<bool>,
     kept: Kept,
     aside: Atomic<u32>,
@@ -72,7 +75,7 @@ unsafe impl Sync for Queue {}
 
 impl Queue {
     fn new(raw: NonNull<bindings::ib_srq>, pd: &Pd) -> impl PinInit<Self> {
-        let pd: *const _ = pd.as_raw();
+        let pd = pd.id();
         // INVARIANT: The SRQ is open.
         pin_init!(Self {
             raw,

@@ -14,6 +14,7 @@ use crate::{
         CqeHandler,
         CqePointer, //
     },
+    pd,
     wr::{
         fill,
         sg_list,
@@ -77,7 +78,7 @@ impl<'a, const N: usize> UdWr<'a, N> {
     ///
     /// They live as long as what is returned.
     #[inline]
-    unsafe fn check(self, pd: *const bindings::ib_pd) -> Result<UdWr<'static, N>> {
+    unsafe fn check(self, pd: pd::Id) -> Result<UdWr<'static, N>> {
         if !self.ah.is_of(pd) || self.sges.iter().any(|sge| sge.pd != pd) {
             return Err(EINVAL);
         }
@@ -148,7 +149,7 @@ impl<S: PollContext, R: PollContext> UdQp<S, R> {
         unsafe {
             self.qp.post_written(
                 owner,
-                |owner| wr(owner)?.check(self.qp.pd),
+                |owner| wr(owner)?.check(self.qp.place.pd),
                 |wr, raw: *mut bindings::ib_ud_wr, sges| wr.put(raw, sges),
             )
         }

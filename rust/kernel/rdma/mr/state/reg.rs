@@ -35,11 +35,11 @@ impl Fmr {
     #[cold]
     #[inline(never)]
     unsafe fn come_to<'p>(&self, place: &'p Place) -> Option<&'p Place> {
-        // SAFETY: By the type invariant of `place`.
-        let (pd, recv_cq) = unsafe { ((*place.raw.as_ptr()).pd, (*place.raw.as_ptr()).recv_cq) };
-        if pd != self.pd.as_raw() {
+        if place.pd != self.pd.id() {
             return None;
         }
+        // SAFETY: By the type invariant of `place`.
+        let recv_cq = unsafe { (*place.raw.as_ptr()).recv_cq };
         // SAFETY: By the caller's promise.
         let own = unsafe { &mut *self.own.get() };
         if own.recv_cq != recv_cq {
