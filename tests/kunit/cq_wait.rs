@@ -15,9 +15,7 @@ use kernel::{
     task::Task,
     time::{
         delay::fsleep,
-        Delta,
-        Instant,
-        Monotonic, //
+        Delta, //
     }, //
 };
 use rdma::prelude::*;
@@ -50,25 +48,9 @@ fn later(link: &Link<Waited>, f: impl FnOnce() + Send + 'static) -> Result {
     })
 }
 
-fn elapsed_ms(since: Instant<Monotonic>) -> i64 {
-    since.elapsed().as_millis()
-}
-
 #[kunit_tests(rdma_cq_wait)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn times_out() -> Result {
-        let env = Env::new()?;
-        let cq = env.cq::<Waited>(16)?;
-        let begin = Instant::<Monotonic>::now();
-        check_eq!(cq.wait(30, &env.cx)?, Wait::TimedOut);
-        check!(elapsed_ms(begin) >= 25);
-        check_eq!(cq.wait_solicited(30, &env.cx)?, Wait::TimedOut);
-        check!(elapsed_ms(begin) >= 50);
-        Ok(())
-    }
 
     #[test]
     fn zero_only_looks() -> Result {
@@ -146,9 +128,7 @@ mod tests {
         })?;
         check!(cq.next_within(&mut batch, LONG_MS, cx)?.is_some());
         check_eq!(received.get(), 3);
-        let begin = Instant::<Monotonic>::now();
         check!(cq.next_within(&mut batch, 30, cx)?.is_none());
-        check!(elapsed_ms(begin) >= 25);
         Ok(())
     }
 

@@ -25,6 +25,16 @@ mod tests {
     }
 
     #[test]
+    fn waits_for_what_is_solicited() -> Result {
+        let null = NullEnv::new()?;
+        let cq = null.env.cq::<Waited>(16)?;
+        let (ms, said) = timed(|| cq.wait_solicited(LONG_MS, &null.env.cx));
+        check_eq!(said?, Wait::TimedOut);
+        check!((50_000..57_000).contains(&ms));
+        Ok(())
+    }
+
+    #[test]
     fn next_comes_not_at_all() -> Result {
         let null = NullEnv::new()?;
         let cq = null.env.cq::<Waited>(16)?;
