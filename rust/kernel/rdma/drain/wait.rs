@@ -40,6 +40,9 @@ const ROWS: u32 = 16;
 const FULL_MS: u32 = 1_000;
 const FULL_PART: u32 = 4;
 
+/// How long a drain waits for a marker that a CQ may have lost.
+const FAILED: Delta = Delta::from_millis(250);
+
 /// Why a marker was not posted.
 pub(super) enum Unposted {
     /// The queue is full, and has been for long.
@@ -87,15 +90,18 @@ impl<'a> Wait<'a> {
         }
     }
 
-    /// Fails if there is nothing to wait for, or no time is left.
+    /// Fails if no time is left, which on a CQ that has lost completions is soon so: what it has not
+    /// lost takes no longer to be processed.
     fn check(&self) -> Result {
-        if self.send_cq.has_failed() || self.recv_cq.has_failed() {
-            Err(EOVERFLOW)
-        } else if self.began.elapsed() > self.patience {
-            Err(ETIMEDOUT)
-        } else {
-            Ok(())
+        let failed = self.send_cq.has_failed() || self.recv_cq.has_failed();
+        let (patience, error) = match failed {
+            true => (self.patience.min(FAILED), EOVERFLOW),
+            false => (self.patience, ETIMEDOUT),
+        };
+        if self.began.elapsed() > patience {
+            return Err(error);
         }
+        Ok(())
     }
 
     /// Posts the marker at `OFFSET` by `post`. A full queue has room again once something was
