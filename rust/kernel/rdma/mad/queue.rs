@@ -8,6 +8,10 @@ use kernel::{
     new_spinlock,
     prelude::*,
     sync::{
+        atomic::{
+            ordering::Relaxed,
+            Atomic, //
+        },
         CondVar,
         CondVarTimeoutResult,
         SpinLock, //
@@ -24,7 +28,6 @@ struct Ring {
     places: KVec<Option<Received>>,
     first: usize,
     len: usize,
-    dropped: u64,
     closed: Option<Error>,
 }
 
@@ -32,7 +35,6 @@ impl Ring {
     fn push(&mut self, mad: Received) -> Result<(), Received> {
         let capacity = self.places.len();
         if self.closed.is_some() || self.len == capacity {
-            self.dropped += 1;
             return Err(mad);
         }
         let mut at = self.first + self.len;
@@ -65,6 +67,8 @@ pub(super) struct Queue {
     ring: SpinLock<Ring>,
     #[pin]
     changed: CondVar,
+    /// Not in the ring, whose lock is not for softirqs.
+    dropped: Atomic<u64>,
 }
 
 impl Queue {
@@ -78,24 +82,25 @@ impl Queue {
                 places,
                 first: 0,
                 len: 0,
-                dropped: 0,
                 closed: None,
             }),
             changed <- new_condvar!(),
+            dropped: Atomic::new(0),
         }))
     }
 
     /// Adds a MAD, or drops it where there is no room, and wakes up one thread.
     pub(super) fn push(&self, mad: Received) {
         let pushed = self.ring.lock().push(mad);
-        if pushed.is_ok() {
-            self.changed.notify_one();
+        match pushed {
+            Ok(()) => self.changed.notify_one(),
+            Err(_) => self.dropped.add(1, Relaxed),
         }
     }
 
     /// Returns how many MADs were dropped.
     pub(super) fn dropped(&self) -> u64 {
-        self.ring.lock().dropped
+        self.dropped.load(Relaxed)
     }
 
     /// Takes the MAD that came first, or waits for one, for ever if there is no time limit.
