@@ -135,7 +135,10 @@ impl<C: Mode> Connector<'_, C> {
 
 #[inline(never)]
 pub(crate) fn run<C: Mode>(client: &ClientRef, args: &Args<'_>, cx: &Sleepable) -> Result<Report> {
-    let (dev, peer) = (device(client, args.device)?, device(client, args.peer)?);
+    let (dev, peer) = (
+        device(client, args.device, cx)?,
+        device(client, args.peer, cx)?,
+    );
     let events = Arc::new(Events(Run::new(0)?), GFP_KERNEL)?;
     let parts = Parts::<C>::new(&peer, args, cx)?;
     let server = pin_init!(Server {

@@ -332,7 +332,10 @@ fn ping<C: Mode>(
 pub(crate) fn run<C: Mode>(client: &ClientRef, args: &Args<'_>, cx: &Sleepable) -> Result<Report> {
     // A slot may be both a receive and, for a moment, what was sent.
     let caps = Caps::new(SLOTS, SLOTS);
-    let (dev, peer) = (device(client, args.device)?, device(client, args.peer)?);
+    let (dev, peer) = (
+        device(client, args.device, cx)?,
+        device(client, args.peer, cx)?,
+    );
     let mut ends = [
         End::<C>::new(&dev, 1, &caps, args.context, cx)?,
         End::new(&peer, 1, &caps, args.context, cx)?,

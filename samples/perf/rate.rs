@@ -315,7 +315,7 @@ impl<C: Mode> Stream<'_, '_, C> {
 }
 
 pub(crate) fn run<C: Mode>(client: &ClientRef, args: &Args<'_>, cx: &Sleepable) -> Result<Report> {
-    let dev = device(client, args.device)?;
+    let dev = device(client, args.device, cx)?;
     let mut ends = KVec::with_capacity(2, GFP_KERNEL)?;
     let caps = Caps::new(args.depth, 0);
     ends.push(
@@ -323,7 +323,7 @@ pub(crate) fn run<C: Mode>(client: &ClientRef, args: &Args<'_>, cx: &Sleepable) 
         GFP_KERNEL,
     )?;
     if args.load != Load::VoidRate {
-        let peer = device(client, args.peer)?;
+        let peer = device(client, args.peer, cx)?;
         let recvs = match args.load {
             Load::SendRate => 2 * args.depth,
             _ => 0,

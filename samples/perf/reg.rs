@@ -214,7 +214,10 @@ fn register<C: Mode>(
 }
 
 pub(crate) fn run<C: Mode>(client: &ClientRef, args: &Args<'_>, cx: &Sleepable) -> Result<Report> {
-    let (dev, peer) = (device(client, args.device)?, device(client, args.peer)?);
+    let (dev, peer) = (
+        device(client, args.device, cx)?,
+        device(client, args.peer, cx)?,
+    );
     let ends = [
         End::<C>::new(&dev, 1, &Caps::new(args.depth, 0), args.context, cx)?,
         End::new(&peer, 1, &Caps::new(1, 0), args.context, cx)?,

@@ -300,9 +300,9 @@ pub(crate) fn share(total: u32, n: u32, owners: u32) -> u32 {
 }
 
 /// Finds a device.
-pub(crate) fn device(client: &ClientRef, name: &str) -> Result<Device> {
+pub(crate) fn device(client: &ClientRef, name: &str, cx: &Sleepable) -> Result<Device> {
     let name = CString::try_from_fmt(fmt!("{name}"))?;
-    client.device_by_name(&name).ok_or(ENODEV)
+    client.device_by_name(&name, cx).ok_or(ENODEV)
 }
 
 fn run_in<C: Mode>(client: &ClientRef, args: &Args<'_>, cx: &Sleepable) -> Result<Report> {

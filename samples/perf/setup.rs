@@ -89,7 +89,7 @@ pub(crate) fn phases<T>(
 /// QPs that can send, to nobody.
 #[inline(never)]
 pub(crate) fn qps(client: &ClientRef, args: &Args<'_>, cx: &Sleepable) -> Result<Report> {
-    let dev = device(client, args.device)?;
+    let dev = device(client, args.device, cx)?;
     let pd = Pd::alloc(&dev, cx)?;
     let entries = CAPS.entries().checked_mul(args.qps).ok_or(EINVAL)?;
     let cq = Softirq::cq(&dev, entries, args.context, cx)?;
@@ -105,7 +105,7 @@ pub(crate) fn qps(client: &ClientRef, args: &Args<'_>, cx: &Sleepable) -> Result
 /// CQs of a few entries. They are taken down by work items, so the time of that means nothing.
 #[inline(never)]
 pub(crate) fn cqs(client: &ClientRef, args: &Args<'_>, cx: &Sleepable) -> Result<Report> {
-    let dev = device(client, args.device)?;
+    let dev = device(client, args.device, cx)?;
     let set_up = || Softirq::cq(&dev, args.depth, args.context, cx);
     let take_down = |cq| {
         drop(cq);

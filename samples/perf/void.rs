@@ -284,7 +284,7 @@ fn stream(
 
 /// Runs where the caller polls.
 pub(crate) fn run(client: &ClientRef, args: &Args<'_>, cx: &Sleepable) -> Result<Report> {
-    let dev = device(client, args.device)?;
+    let dev = device(client, args.device, cx)?;
     let end = End::new(&dev, args.qps, &Caps::new(args.depth, 0), args.context, cx)?;
     let run = Run::new(0)?;
     let result = stream(&end, args, &run, cx);

@@ -61,7 +61,7 @@ impl Log {
             len: (self.region.len() as u32).into(),
         };
         buf.cpu().copy_from_slice(advertisement.as_bytes());
-        Ok(Op::<(), _>::new(buf, ())?.send(&qp, 0..ADVERTISEMENT)?)
+        Ok(Op::<(), _>::new(buf, (), cx)?.send(&qp, 0..ADVERTISEMENT)?)
     }
 
     /// Looks what is there, as after a crash.

@@ -82,7 +82,7 @@ impl Leader {
             last: 0,
             end: 0,
         };
-        let inbox = Op::<(), FromDevice>::new(Buf::alloc(pd, ADVERTISEMENT, cx)?, ())?;
+        let inbox = Op::<(), FromDevice>::new(Buf::alloc(pd, ADVERTISEMENT, cx)?, (), cx)?;
         inbox.recv(&leader.qp, 0..ADVERTISEMENT)?;
         (leader.id).connect(leader.qp.clone(), &cm::ConnParam::default(), cx)?;
 
@@ -131,7 +131,7 @@ impl Leader {
     /// the last of them written in part.
     pub(crate) fn run(mut self, count: u64, pd: &Pd, cx: &Sleepable) -> Result<u64> {
         for _ in 0..WINDOW {
-            let op = Op::new(Buf::alloc(pd, MAX_RECORD, cx)?, Append::default())?;
+            let op = Op::new(Buf::alloc(pd, MAX_RECORD, cx)?, Append::default(), cx)?;
             self.append(op, MAX_RECORD)?;
         }
         let mut acknowledged = 0;

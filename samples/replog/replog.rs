@@ -31,7 +31,7 @@ struct Replog;
 /// Appends until `count` records are acknowledged, crashes, and recovers. Returns how many were
 /// acknowledged, and what was found.
 fn round(client: &ClientRef, count: u64, cx: &Sleepable) -> Result<(u64, Recovered)> {
-    let dev = client.first_device().ok_or(ENODEV)?;
+    let dev = client.first_device(cx).ok_or(ENODEV)?;
     let addr = SocketAddr::new(dev.ip_addr().ok_or(ENODEV)?, 7176);
     let pd = Pd::alloc(&dev, cx)?;
     let log = Log::new(&pd, LOG, cx)?;

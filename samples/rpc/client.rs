@@ -173,7 +173,7 @@ impl Caller {
         (self.qp).post_recv(inbox, |inbox| Ok(RecvWr::new([inbox.buf.whole_mut()])))?;
         let mut buf = Buf::<ToDevice>::alloc(&self.pd, CALL, cx)?;
         buf.cpu().copy_from_slice(call);
-        Ok(Op::<(), _>::new(buf, ())?.send(&self.qp, 0..CALL)?)
+        Ok(Op::<(), _>::new(buf, (), cx)?.send(&self.qp, 0..CALL)?)
     }
 
     /// Waits for the answer, and looks whether it and the data are right.

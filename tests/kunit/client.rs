@@ -128,7 +128,7 @@ mod tests {
     fn clones_find_the_same_device() -> Result {
         let env = Env::new()?;
         let clone = env.client.clone();
-        let dev = clone.first_device().ok_or(ENODEV)?;
+        let dev = clone.first_device(&env.cx).ok_or(ENODEV)?;
         check!(dev == env.dev);
         check!(dev.clone() == dev);
         Ok(())

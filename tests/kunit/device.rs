@@ -86,7 +86,7 @@ mod tests {
         let netdev = env
             .dev
             .port(1)
-            .and_then(|port| port.netdev())
+            .and_then(|port| port.netdev(&env.cx))
             .ok_or(ENODEV)?;
         check_eq!(netdev.name().to_bytes(), b"rdma0");
         check!(netdev.index() > 0);
@@ -98,9 +98,14 @@ mod tests {
     #[test]
     fn device_is_found_by_its_interface() -> Result {
         let env = Env::new()?;
-        check!(env.client.device_of_netdev(c"rdma0").ok_or(ENODEV)? == env.dev);
-        check!(env.client.device_of_netdev(c"lo").is_none());
-        check!(env.client.device_of_netdev(c"none").is_none());
+        check!(
+            env.client
+                .device_of_netdev(c"rdma0", &env.cx)
+                .ok_or(ENODEV)?
+                == env.dev
+        );
+        check!(env.client.device_of_netdev(c"lo", &env.cx).is_none());
+        check!(env.client.device_of_netdev(c"none", &env.cx).is_none());
         Ok(())
     }
 
@@ -117,7 +122,7 @@ mod tests {
             check_eq!(attr.port_num(), 1);
             check!(attr.device() == &env.dev);
             check_eq!(port.gid(attr.index())?, Some(attr.gid()));
-            check!(Some(attr.netdev()?) == port.netdev());
+            check!(Some(attr.netdev()?) == port.netdev(&env.cx));
             let l2 = attr.l2()?;
             check!(l2.vlan.is_none());
             check!(l2.mac != [0; 6]);
@@ -193,13 +198,15 @@ mod tests {
 
     #[test]
     fn device_has_no_firmware() -> Result {
-        check_eq!(Env::new()?.dev.firmware().to_bytes(), b"");
+        let env = Env::new()?;
+        check_eq!(env.dev.firmware(&env.cx).to_bytes(), b"");
         Ok(())
     }
 
     #[test]
     fn device_is_accessible() -> Result {
-        check!(Env::new()?.dev.is_accessible());
+        let env = Env::new()?;
+        check!(env.dev.is_accessible(&env.cx));
         Ok(())
     }
 }

@@ -36,7 +36,7 @@ fn raise(event: bindings::ib_event_type, port: u32) -> Result {
 }
 
 fn data(env: &Env) -> Result<Arc<PerDevice>> {
-    env.dev.data::<Kunit>().ok_or(ENODEV)
+    env.dev.data::<Kunit>(&env.cx).ok_or(ENODEV)
 }
 
 /// Raises an event and waits until the ULP has been told.

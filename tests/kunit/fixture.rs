@@ -196,7 +196,7 @@ impl Env {
         let cx = Sleepable::current()?;
         let client = CLIENT.lock().clone().ok_or(ENODEV)?;
         let dev = client
-            .first_device()
+            .first_device(&cx)
             .ok_or(ENODEV)
             .inspect_err(|_| pr_err!("there is no RDMA device\n"))?;
         let ip = dev.ip_addr().ok_or(EADDRNOTAVAIL)?;
@@ -207,7 +207,7 @@ impl Env {
     pub(crate) fn of(name: &CStr) -> Result<Self> {
         let cx = Sleepable::current()?;
         let client = CLIENT.lock().clone().ok_or(ENODEV)?;
-        let dev = client.device_by_name(name).ok_or(ENODEV)?;
+        let dev = client.device_by_name(name, &cx).ok_or(ENODEV)?;
         // Null devices have none.
         let ip = dev.ip_addr().unwrap_or(Ipv6Addr::UNSPECIFIED.into());
         Self::on(client, dev, ip, cx)

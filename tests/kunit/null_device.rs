@@ -27,11 +27,11 @@ mod tests {
 
     #[test]
     fn comes_and_goes() -> Result {
-        let client = Env::new()?.client;
+        let Env { client, cx, .. } = Env::new()?;
         let dev = null_device()?;
-        check!(client.device_by_name(dev.name()).is_some());
+        check!(client.device_by_name(dev.name(), &cx).is_some());
         dev.remove();
-        check!(client.device_by_name(dev.name()).is_none());
+        check!(client.device_by_name(dev.name(), &cx).is_none());
         // It is gone already.
         dev.remove();
         Ok(())

@@ -58,7 +58,7 @@ fn of_qp(event: u32, expected: Option<qp::Event>) -> Result {
 /// The ULP is told of this event of the device, once.
 fn of_device(event: u32, expected: device::Event) -> Result {
     let null = NullEnv::new()?;
-    let data = null.env.dev.data::<Kunit>().ok_or(ENODEV)?;
+    let data = null.env.dev.data::<Kunit>(&null.env.cx).ok_or(ENODEV)?;
     data.take_events();
     null.dev.inject(Injection::Event { event })?;
     let mut told = KVec::new();

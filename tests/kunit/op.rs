@@ -33,7 +33,7 @@ type Taken = Op<u32>;
 fn op<C: Polled>(link: &Link<C>, bytes: &[u8], context: u32) -> Result<Taken> {
     let mut buf = Buf::alloc(&link.env.pd, bytes.len(), &link.env.cx)?;
     buf.cpu().copy_from_slice(bytes);
-    Op::new(buf, context)
+    Op::new(buf, context, &link.env.cx)
 }
 
 /// Waits for the next operation that is over.
@@ -223,7 +223,7 @@ mod tests {
             _gone: CountDrop(gone.clone()),
         };
         let buf = Buf::alloc(&link.env.pd, 8, &link.env.cx)?;
-        Op::<_, _, Keep>::new(buf, handled)?.recv(&link.a.qp, 0..8)?;
+        Op::<_, _, Keep>::new(buf, handled, &link.env.cx)?.recv(&link.a.qp, 0..8)?;
         check_eq!(gone.get(), 0);
         link.a.qp.drain(&link.env.cx)?;
         check_eq!(seen.copy(), Some((Kind::Recv, false)));
@@ -236,7 +236,7 @@ mod tests {
         let link = Link::<Softirq>::new()?;
         let gone = Counter::new()?;
         let buf = Buf::<Bidirectional>::alloc(&link.env.pd, 8, &link.env.cx)?;
-        let op = Op::<_>::new(buf, CountDrop(gone.clone()))?;
+        let op = Op::<_>::new(buf, CountDrop(gone.clone()), &link.env.cx)?;
         op.recv(&link.a.qp, 0..8)?;
         check_eq!(gone.get(), 0);
         link.a.qp.drain(&link.env.cx)?;

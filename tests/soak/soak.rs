@@ -175,7 +175,7 @@ impl Client for Soak {
     fn ready(self: Pin<&Self>, client: &ClientRef, cx: &Sleepable) -> Result {
         let count = module_parameters::completions.value();
         let null = NullDevice::new(c"soak")?;
-        let dev = client.device_by_name(null.name()).ok_or(ENODEV)?;
+        let dev = client.device_by_name(null.name(), cx).ok_or(ENODEV)?;
         soak::<Direct>(&dev, &null, count, poll, cx)?;
         soak::<Softirq>(&dev, &null, count, sleep, cx)?;
         soak::<Workqueue>(&dev, &null, count, sleep, cx)?;

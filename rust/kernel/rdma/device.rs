@@ -219,9 +219,8 @@ impl Device {
     /// `remove`, and if the handle is one of this ULP's. `C` is what
     /// [`module_rdma_client!`](crate::module_rdma_client) has made a module of.
     ///
-    /// Process context. Whoever keeps the reference keeps what is in the data, and so the device
-    /// from going.
-    pub fn data<C: Owned>(&self) -> Option<Arc<C::Data>> {
+    /// Whoever keeps the reference keeps what is in the data, and so the device from going.
+    pub fn data<C: Owned>(&self, _cx: &Sleepable) -> Option<Arc<C::Data>> {
         self.inner().data::<C>()
     }
 

@@ -41,7 +41,8 @@ mod post;
 use crate::{
     context::{
         Atomic,
-        Context, //
+        Context,
+        Sleepable, //
     },
     cq::Completion,
     cqe::{
@@ -177,12 +178,10 @@ where
 {
     /// Allocates an operation.
     ///
-    /// Process context.
-    ///
     /// # Errors
     ///
     /// `ENOMEM`.
-    pub fn new(buf: Buf<D>, context: C) -> Result<Self> {
+    pub fn new(buf: Buf<D>, context: C, _cx: &Sleepable) -> Result<Self> {
         let state = State {
             cqe: Cqe::new(),
             kind: Kind::Idle,

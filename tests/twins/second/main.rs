@@ -20,9 +20,9 @@ impl Client for Ulp {
         Ok(Ulp)
     }
 
-    fn ready(self: Pin<&Self>, _client: &ClientRef, _cx: &Sleepable) -> Result {
+    fn ready(self: Pin<&Self>, _client: &ClientRef, cx: &Sleepable) -> Result {
         let dev = shelf::put(None).ok_or(ENODEV)?;
-        if let Some(data) = dev.data::<Ulp>() {
+        if let Some(data) = dev.data::<Ulp>(cx) {
             pr_err!("data of another ULP: {:#x}\n", data.address);
             return Err(EBADF);
         }

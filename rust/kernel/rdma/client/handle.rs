@@ -74,7 +74,7 @@ impl ClientRef {
     }
 
     /// Returns a handle of the device that came first, if there is one.
-    pub fn first_device(&self) -> Option<Device> {
+    pub fn first_device(&self, _cx: &Sleepable) -> Option<Device> {
         self.core().devices.lock().iter().find_map(|entry| {
             // SAFETY: Entries of the list are valid while the list is locked, and freed only after
             // their gate was closed.
@@ -83,7 +83,7 @@ impl ClientRef {
     }
 
     /// Returns a handle of the device with this name, if there is one.
-    pub fn device_by_name(&self, name: &CStr) -> Option<Device> {
+    pub fn device_by_name(&self, name: &CStr, _cx: &Sleepable) -> Option<Device> {
         self.core().devices.lock().iter().find_map(|entry| {
             // SAFETY: As in `first_device`.
             let dev = unsafe { Device::new(entry.0) }.ok()?;
@@ -93,9 +93,7 @@ impl ClientRef {
 
     /// Returns a handle of the device that has a network interface, by the interface's name in the
     /// initial network namespace (`ib_device_get_by_netdev`).
-    ///
-    /// Process context.
-    pub fn device_of_netdev(&self, name: &CStr) -> Option<Device> {
+    pub fn device_of_netdev(&self, name: &CStr, _cx: &Sleepable) -> Option<Device> {
         // SAFETY: The name is a C string.
         let raw = unsafe { bindings::rdma_helper_device_by_netdev(name.as_char_ptr()) };
         let raw = NonNull::new(raw)?;

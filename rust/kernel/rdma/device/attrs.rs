@@ -2,10 +2,14 @@
 
 //! What a device can do (`struct ib_device_attr`).
 //!
-//! All of it is fixed once a device is registered, and can be read in any context.
+//! All of it is fixed once a device is registered, and can be read in any context, but for what asks
+//! for a token.
 
 use super::Device;
-use crate::bindings;
+use crate::{
+    bindings,
+    context::Sleepable, //
+};
 use kernel::str::CStr;
 
 /// What a device can do beyond the obligatory (`enum ib_device_cap_flags`, `enum
@@ -198,8 +202,9 @@ impl Device {
         NodeType::from_raw(unsafe { (*self.as_raw()).node_type })
     }
 
-    /// Returns the version of the firmware, empty if there is none (`ib_get_device_fw_str`).
-    pub fn firmware(&self) -> Firmware {
+    /// Returns the version of the firmware, empty if there is none (`ib_get_device_fw_str`). Drivers
+    /// may sleep to find it: usnic locks a mutex.
+    pub fn firmware(&self, _cx: &Sleepable) -> Firmware {
         let mut version = Firmware([0; Firmware::LEN]);
         // SAFETY: The device is registered by the invariant of `Inner`; drivers write at most so
         // many bytes.
@@ -209,9 +214,7 @@ impl Device {
 
     /// Says whether the current task's network namespace may use the device
     /// (`rdma_dev_access_netns`).
-    ///
-    /// Process context.
-    pub fn is_accessible(&self) -> bool {
+    pub fn is_accessible(&self, _cx: &Sleepable) -> bool {
         // SAFETY: The device is registered by the invariant of `Inner`; the helper only compares.
         unsafe { bindings::rdma_helper_device_is_accessible(self.as_raw()) }
     }

@@ -230,9 +230,7 @@ impl<'a> Port<'a> {
     }
 
     /// Returns the network interface of the port, if it has one (`ib_device_get_netdev`).
-    ///
-    /// Process context.
-    pub fn netdev(&self) -> Option<Netdev> {
+    pub fn netdev(&self, _cx: &Sleepable) -> Option<Netdev> {
         let mut netdev = bindings::rdma_helper_netdev::default();
         // SAFETY: The device is registered by the invariant of `Inner`.
         let ret = unsafe {
