@@ -146,7 +146,7 @@ impl Control {
         self.end(reason);
         // What is not connected yet cannot be disconnected, but who connects looks at `over` then.
         let _ = self.id.disconnect(cx);
-        self.id.release_handler();
+        self.id.release_handler(cx);
     }
 
     /// Returns why the connection is over, if it is.

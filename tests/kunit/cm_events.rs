@@ -276,9 +276,9 @@ mod tests {
         let End { qp, id, events } = a;
         drop(events);
         check_eq!(gone.get(), 0);
-        id.release_handler();
+        id.release_handler(&env.cx);
         wait(|| gone.get() == 1)?;
-        id.release_handler();
+        id.release_handler(&env.cx);
         b.id.disconnect(&env.cx)?;
         wait(|| b.events.disconnected() == 1)?;
         drop(qp);

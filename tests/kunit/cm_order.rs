@@ -144,7 +144,7 @@ mod tests {
             let id = request.into_id(cx)?;
             let accepted = accept(&id, &pd, &[], cx);
             let rejected = id.reject(&[], cx);
-            id.release_handler();
+            id.release_handler(cx);
             let again = id.accept(Events::new()?, &cm::ConnParam::default(), cx);
             tell.put((id, accepted, rejected, again));
             Ok(())
@@ -201,7 +201,7 @@ mod tests {
         let passive: cm::Id = ids.wait()?;
         let id = active.wait()?;
         let rejected = id.reject(&[], &env.cx);
-        id.release_handler();
+        id.release_handler(&env.cx);
         let accepted = id.accept(Events::new()?, &cm::ConnParam::default(), &env.cx);
         passive.reject(&[], &env.cx)?;
         check_err!(said.wait()?, ECONNREFUSED);

@@ -143,8 +143,8 @@ mod tests {
     #[test]
     fn connection_is_known_to_be_made() -> Result {
         let link = Link::<Softirq>::new()?;
-        check_err!(link.b.id.notify_established(), EISCONN);
-        check_err!(link.env.id()?.notify_established(), EINVAL);
+        check_err!(link.b.id.notify_established(&link.env.cx), EISCONN);
+        check_err!(link.env.id()?.notify_established(&link.env.cx), EINVAL);
         Ok(())
     }
 }

@@ -264,17 +264,18 @@ mod tests {
     #[test]
     fn active_side_disconnects() -> Result {
         let link = CmLink::new()?;
-        link.a.connection.disconnect()?;
+        let cx = &link.env.cx;
+        link.a.connection.disconnect(cx)?;
         wait(|| link.a.events.disconnected() == 1 && link.b.events.disconnected() == 1)?;
-        check_err!(link.a.connection.disconnect(), EINVAL);
-        check_err!(link.b.connection.disconnect(), EINVAL);
+        check_err!(link.a.connection.disconnect(cx), EINVAL);
+        check_err!(link.b.connection.disconnect(cx), EINVAL);
         Ok(())
     }
 
     #[test]
     fn passive_side_disconnects() -> Result {
         let link = CmLink::new()?;
-        link.b.connection.disconnect()?;
+        link.b.connection.disconnect(&link.env.cx)?;
         wait(|| link.a.events.disconnected() == 1 && link.b.events.disconnected() == 1)
     }
 
@@ -297,7 +298,7 @@ mod tests {
         let link = CmLink::new()?;
         let inbox = Inbox::new()?;
         recv(&link.b.qp, link.env.message(&inbox, &[0; 4])?)?;
-        link.a.connection.disconnect()?;
+        link.a.connection.disconnect(&link.env.cx)?;
         wait(|| link.b.events.disconnected() == 1)?;
         link.b.qp.drain(&link.env.cx)?;
         check!(inbox.pop()?.was_flushed());
@@ -381,7 +382,7 @@ mod tests {
         // The fixture's listener is gone.
         let link = CmLink::new()?;
         check_eq!(link.b.events.established(), 1);
-        check_err!(link.b.connection.established(), EISCONN);
+        check_err!(link.b.connection.established(&link.env.cx), EISCONN);
         Ok(())
     }
 
@@ -445,12 +446,12 @@ mod tests {
     fn handler_owns_its_connection() -> Result {
         let link = CmLink::new()?;
         let (gone_a, gone_b) = (link.a.events.gone(), link.b.events.gone());
-        let CmLink { a, b, .. } = link;
+        let CmLink { a, b, env, .. } = link;
         a.events.keep(a.connection);
         b.events.keep(b.connection);
         let events = a.events;
         drop(b.events);
-        events.disconnect()?;
+        events.disconnect(&env.cx)?;
         drop(events);
         wait(|| gone_a.get() == 1 && gone_b.get() == 1)
     }
@@ -462,8 +463,8 @@ mod tests {
         let (env, done) = (Env::new()?, Counter::new()?);
         for _ in 0..LINKS {
             let done = done.clone();
-            env.client.spawn(GFP_KERNEL, move |_| {
-                match CmLink::new().and_then(|link| link.a.connection.disconnect()) {
+            env.client.spawn(GFP_KERNEL, move |cx| {
+                match CmLink::new().and_then(|link| link.a.connection.disconnect(cx)) {
                     Ok(()) => done.up(),
                     Err(e) => {
                         pr_err!("FAILED: {e:?}\n");

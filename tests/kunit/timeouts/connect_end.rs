@@ -61,7 +61,7 @@ mod tests {
     #[test]
     fn disconnected_after_it_was_said_to_be_there() -> Result {
         let ms = destroyed_after(|id, cx| {
-            id.notify_established()?;
+            id.notify_established(cx)?;
             id.disconnect(cx)
         })?;
         check!(ms < BOUND_MS);

@@ -12,8 +12,7 @@ use super::{
 };
 use crate::{
     bindings,
-    context::Sleepable,
-    deferred::Queue, //
+    context::Sleepable, //
 };
 use kernel::{
     error::to_result,
@@ -161,26 +160,18 @@ impl Id {
     /// made, which proves that it is (`rdma_notify` with `IB_EVENT_COMM_EST`). Called on that event
     /// of the QP: the peer's last message may be lost.
     ///
-    /// Any context.
-    ///
     /// # Errors
     ///
     /// `EISCONN` if the connection is known to be made, or that was said before; `EINVAL` if it is
     /// not being made, or is to end; `ENOMEM`.
-    pub fn notify_established(&self) -> Result {
-        self.inner.attached()?;
-        let event = bindings::ib_event_type_IB_EVENT_COMM_EST;
-        let notify = || {
-            // SAFETY: The id is alive, and what it is attached to stays until it is destroyed.
-            to_result(unsafe { bindings::rdma_notify(self.inner.as_raw(), event) })
-        };
-        // SAFETY: The device is registered while there is a handle; its type does not change.
-        let node_type = unsafe { (*self.device()?.as_raw()).node_type };
-        if u32::from(node_type) != bindings::RDMA_NODE_IB_CA {
-            // C does nothing, and no event comes of it.
-            return notify();
-        }
-        self.state().shared.note(notify, || self.disconnect_later())
+    pub fn notify_established(&self, _cx: &Sleepable) -> Result {
+        self.inner.notify_established()
+    }
+
+    /// As [`Id::notify_established`], from a work item: for the handler of a QP's events, which may
+    /// not sleep. An error has no effect.
+    pub fn notify_established_later(&self) {
+        self.inner.notify_established_later();
     }
 
     /// Ends the connection (`rdma_disconnect`): the QP goes to the error state, its requests are
@@ -200,13 +191,12 @@ impl Id {
 
     /// As [`Id::disconnect`], from a work item: for completion handlers that may not sleep.
     pub fn disconnect_later(&self) {
-        // Already queued is as good.
-        let _ = Queue::get().enqueue(self.inner.clone());
+        self.inner.disconnect_later();
     }
 
     /// Lets go of the handler before the last event, for an owner of the connection that gives it
     /// up. A call of the handler that has begun goes on.
-    pub fn release_handler(&self) {
+    pub fn release_handler(&self, _cx: &Sleepable) {
         self.state().shared.release_handler();
     }
 }

@@ -113,8 +113,9 @@ impl Id {
     ///
     /// # Errors
     ///
-    /// The handle is gone in any case. `EBUSY` if there is another one, or the id's QP: the id ends
-    /// with the last of them. `EDEADLK` in a callback of the connection manager: the id is then
+    /// The handle is gone in any case. `EBUSY` if there is another one, as the work item of
+    /// [`Id::disconnect_later`] or [`Id::notify_established_later`] has until it has run, or the
+    /// id's QP: the id ends with the last of them. `EDEADLK` in a callback of the connection manager: the id is then
     /// destroyed by a work item.
     pub fn destroy(self, cx: &Sleepable) -> Result {
         if Running::is_current() {

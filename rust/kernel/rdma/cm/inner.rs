@@ -10,6 +10,7 @@ use crate::{
     deferred::{
         Deferred,
         Fate,
+        Queue,
         Teardown, //
     },
     device::Device,
@@ -114,18 +115,33 @@ pub(crate) struct Inner {
     destroyed: bool,
     has_qp: Atomic<bool>,
     #[pin]
-    disconnect: Work<Self>,
+    disconnect: Work<Self, DISCONNECT>,
+    #[pin]
+    established: Work<Self, ESTABLISHED>,
 }
+
+/// The work items of an id.
+const DISCONNECT: u64 = 0;
+const ESTABLISHED: u64 = 1;
 
 impl_has_work! {
-    impl HasWork<Self> for Inner { self.disconnect }
+    impl HasWork<Self, DISCONNECT> for Inner { self.disconnect }
+    impl HasWork<Self, ESTABLISHED> for Inner { self.established }
 }
 
-impl WorkItem for Inner {
+impl WorkItem<DISCONNECT> for Inner {
     type Pointer = Arc<Self>;
 
     fn run(this: Arc<Self>) {
         let _ = this.disconnect();
+    }
+}
+
+impl WorkItem<ESTABLISHED> for Inner {
+    type Pointer = Arc<Self>;
+
+    fn run(this: Arc<Self>) {
+        let _ = this.notify_established();
     }
 }
 
@@ -164,6 +180,7 @@ impl Inner {
                 destroyed: false,
                 has_qp: Atomic::new(false),
                 disconnect <- new_work!("rdma::cm::Id::disconnect"),
+                established <- new_work!("rdma::cm::Id::notify_established"),
             }),
             GFP_KERNEL,
         )
@@ -213,6 +230,35 @@ impl Inner {
             self.state.shared.release_handler();
         }
         disconnected
+    }
+
+    /// Disconnects from a work item.
+    pub(super) fn disconnect_later(self: &Arc<Self>) {
+        // Already queued is as good.
+        let _ = Queue::get().enqueue::<_, DISCONNECT>(self.clone());
+    }
+
+    pub(super) fn notify_established(self: &Arc<Self>) -> Result {
+        self.attached()?;
+        let event = bindings::ib_event_type_IB_EVENT_COMM_EST;
+        let notify = || {
+            // SAFETY: The id is alive, and what it is attached to stays until it is destroyed.
+            to_result(unsafe { bindings::rdma_notify(self.as_raw(), event) })
+        };
+        let device = self.state.device.as_ref().ok_or(ENOTCONN)?;
+        // SAFETY: The device is registered while there is a handle; its type does not change.
+        let node_type = unsafe { (*device.as_raw()).node_type };
+        if u32::from(node_type) != bindings::RDMA_NODE_IB_CA {
+            // C does nothing, and no event comes of it.
+            return notify();
+        }
+        self.state.shared.note(notify, || self.disconnect_later())
+    }
+
+    /// Says from a work item that the connection is there.
+    pub(super) fn notify_established_later(self: &Arc<Self>) {
+        // Already queued is as good.
+        let _ = Queue::get().enqueue::<_, ESTABLISHED>(self.clone());
     }
 
     /// Returns the device that the id is bound to, or null.

@@ -19,18 +19,26 @@ use crate::{
         Context as _,
         Sleepable, //
     },
+    deferred::Queue,
     removal::OnRemoval, //
 };
 use core::ptr::NonNull;
 use kernel::{
+    error::to_result,
+    impl_has_work,
     new_condvar,
     new_mutex,
+    new_work,
     prelude::*,
     sync::{
         Arc,
         ArcBorrow,
         CondVar,
         Mutex, //
+    },
+    workqueue::{
+        Work,
+        WorkItem, //
     }, //
 };
 
@@ -48,6 +56,19 @@ unsafe impl Sync for RawId {}
 impl RawId {
     pub(super) fn as_ptr(self) -> *mut bindings::ib_cm_id {
         self.0.as_ptr()
+    }
+
+    /// Asks the peer to end the connection, if there is one.
+    pub(super) fn disconnect(self) -> Result {
+        // SAFETY: By the type invariant the id is not destroyed; there are no private data.
+        to_result(unsafe { bindings::ib_send_cm_dreq(self.as_ptr(), core::ptr::null(), 0) })
+    }
+
+    /// Says that the peer uses the connection.
+    pub(super) fn established(self) -> Result {
+        let event = bindings::ib_event_type_IB_EVENT_COMM_EST;
+        // SAFETY: By the type invariant the id is not destroyed.
+        to_result(unsafe { bindings::ib_cm_notify(self.as_ptr(), event) })
     }
 }
 
@@ -67,7 +88,8 @@ enum Step {
 /// What the callback of a connection's id works with. Lives as long as the C id.
 #[pin_data]
 pub(super) struct Shared {
-    /// The id, until it is about to be destroyed: for the removal of its device.
+    /// The id, until it is about to be destroyed: for the removal of its device, and for work
+    /// items.
     #[pin]
     id: Mutex<Option<RawId>>,
     #[pin]
@@ -79,9 +101,40 @@ pub(super) struct Shared {
     /// Held while the handler is called.
     #[pin]
     telling: Mutex<()>,
+    #[pin]
+    disconnect: Work<Self, DISCONNECT>,
+    #[pin]
+    established: Work<Self, ESTABLISHED>,
+}
+
+/// The work items of a connection.
+const DISCONNECT: u64 = 0;
+const ESTABLISHED: u64 = 1;
+
+impl_has_work! {
+    impl HasWork<Self, DISCONNECT> for Shared { self.disconnect }
+    impl HasWork<Self, ESTABLISHED> for Shared { self.established }
+}
+
+impl WorkItem<DISCONNECT> for Shared {
+    type Pointer = Arc<Self>;
+
+    fn run(this: Arc<Self>) {
+        this.with_id(RawId::disconnect);
+    }
+}
+
+impl WorkItem<ESTABLISHED> for Shared {
+    type Pointer = Arc<Self>;
+
+    fn run(this: Arc<Self>) {
+        this.with_id(RawId::established);
+    }
 }
 
 impl Shared {
+    /// Never inlined, so that the code of the work items is this module's.
+    #[inline(never)]
     pub(super) fn new(handler: Arc<dyn Handler>, waits: bool) -> Result<Arc<Self>> {
         let step = if waits { Step::Waiting } else { Step::Over };
         Arc::pin_init(
@@ -91,6 +144,8 @@ impl Shared {
                 changed <- new_condvar!(),
                 handler <- new_mutex!(Some(handler)),
                 telling <- new_mutex!(()),
+                disconnect <- new_work!("rdma::ibcm::Connection::disconnect"),
+                established <- new_work!("rdma::ibcm::Connection::established"),
             }),
             GFP_KERNEL,
         )
@@ -98,6 +153,27 @@ impl Shared {
 
     pub(super) fn set_id(&self, id: Option<RawId>) {
         *self.id.lock() = id;
+    }
+
+    /// Calls a function with the id, unless it is destroyed. What it says is of no use: nobody
+    /// waits for it.
+    fn with_id(&self, call: impl FnOnce(RawId) -> Result) {
+        // The id is not destroyed while it is locked.
+        if let Some(id) = *self.id.lock() {
+            let _ = call(id);
+        }
+    }
+
+    /// Disconnects from a work item.
+    pub(super) fn disconnect_later(self: &Arc<Self>) {
+        // Already queued is as good.
+        let _ = Queue::get().enqueue::<_, DISCONNECT>(self.clone());
+    }
+
+    /// Says from a work item that the peer uses the connection.
+    pub(super) fn established_later(self: &Arc<Self>) {
+        // Already queued is as good.
+        let _ = Queue::get().enqueue::<_, ESTABLISHED>(self.clone());
     }
 
     /// Waits until the peer has answered.
@@ -220,11 +296,8 @@ impl OnRemoval for Shared {
         // A handler that waits here keeps all others from being told.
         let _running = Running::enter();
         self.end(Err(ENODEV.into()), Event::DeviceRemoval, cx);
-        if let Some(id) = *self.id.lock() {
-            // SAFETY: The id is not destroyed while it is locked. Unless it is connected, C
-            // refuses.
-            unsafe { bindings::ib_send_cm_dreq(id.as_ptr(), core::ptr::null(), 0) };
-        }
+        // Unless it is connected, C refuses.
+        self.with_id(RawId::disconnect);
     }
 }
 

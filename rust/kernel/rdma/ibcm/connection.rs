@@ -144,38 +144,39 @@ impl Connection {
     /// [`Event::Disconnected`](super::Event::Disconnected) when it has answered, or has not in
     /// time.
     ///
-    /// Any context.
-    ///
     /// # Errors
     ///
     /// `EINVAL` if there is no connection (any more); or the connection manager's error.
-    pub fn disconnect(&self) -> Result {
-        // SAFETY: The id is alive.
-        to_result(unsafe { bindings::ib_send_cm_dreq(self.as_raw(), core::ptr::null(), 0) })
+    pub fn disconnect(&self, _cx: &Sleepable) -> Result {
+        self.state.id.disconnect()
+    }
+
+    /// As [`Connection::disconnect`], from a work item: for completion handlers that may not sleep.
+    /// An error has no effect.
+    pub fn disconnect_later(&self) {
+        self.state.shared.disconnect_later();
     }
 
     /// Says that the peer uses the connection, when a message has come before its confirmation
     /// (`ib_cm_notify` of `IB_EVENT_COMM_EST`). The handler gets
     /// [`Event::Established`](super::Event::Established).
     ///
-    /// Any context.
-    ///
     /// # Errors
     ///
     /// `EISCONN` if that is known; `EINVAL` if there is no connection (any more); `ENOMEM`.
-    pub fn established(&self) -> Result {
-        let event = bindings::ib_event_type_IB_EVENT_COMM_EST;
-        // SAFETY: The id is alive.
-        to_result(unsafe { bindings::ib_cm_notify(self.as_raw(), event) })
+    pub fn established(&self, _cx: &Sleepable) -> Result {
+        self.state.id.established()
+    }
+
+    /// As [`Connection::established`], from a work item: for the handler of a QP's events, which may
+    /// not sleep. An error has no effect.
+    pub fn established_later(&self) {
+        self.state.shared.established_later();
     }
 
     /// Lets go of the handler before the last event. A call of it that has begun goes on.
-    pub fn release_handler(&self) {
+    pub fn release_handler(&self, _cx: &Sleepable) {
         self.state.shared.release_handler();
-    }
-
-    fn as_raw(&self) -> *mut bindings::ib_cm_id {
-        self.state.id.as_ptr()
     }
 }
 

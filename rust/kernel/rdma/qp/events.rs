@@ -80,7 +80,8 @@ pub trait Events: Send + Sync + 'static {
     /// Something has happened to the QP of this number.
     ///
     /// Any context; events may come at the same time, and the first before the creation of the QP
-    /// returns.
+    /// returns. To [`Event::COMM_EST`] the answer is
+    /// [`Id::notify_established_later`](crate::cm::Id::notify_established_later).
     fn event(&self, event: Event, qp_num: u32, cx: &Atomic);
 }
 
