@@ -31,6 +31,7 @@ mod timeouts;
 
 #[cfg(not(CONFIG_UML_TIME_TRAVEL_SUPPORT))]
 suites! {
+    any_context: suite_any_context,
     chain: suite_chain,
     cm_active: suite_cm_active,
     cm_driven: suite_cm_driven,

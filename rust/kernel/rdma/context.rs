@@ -6,6 +6,10 @@
 //! sleep asks for a [`&Sleepable`](Sleepable), and a completion handler is handed the token of the
 //! context that it runs in. The tokens are zero-sized and cannot leave their thread.
 //!
+//! What takes no token may be called in any context, softirqs and interrupts among them, and all
+//! may be dropped there. What takes a lock that is not for softirqs, here or in C, asks for a
+//! [`&Sleepable`](Sleepable) too.
+//!
 //! The polling contexts of a completion queue ([`Direct`], [`Waited`], [`Softirq`], [`Workqueue`],
 //! [`UnboundWorkqueue`]) are types too; [`Provides`] says which token each of them can give to a
 //! handler, [`CallerPolled`] and [`CorePolled`] who polls.
