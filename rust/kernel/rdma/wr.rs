@@ -275,7 +275,7 @@ impl<'a, const N: usize> SendWr<'a, N> {
     ///
     /// # Safety
     ///
-    /// As there.
+    /// `to` and `sges` are valid for writes.
     #[inline]
     pub(crate) unsafe fn put(
         self,
@@ -283,7 +283,8 @@ impl<'a, const N: usize> SendWr<'a, N> {
         sges: *mut [bindings::ib_sge; N],
     ) {
         let n = const { N as c_int };
-        // SAFETY: By the caller's promise. A driver reads what follows `wr` of RDMA requests only.
+        // SAFETY: The caller promises that both are valid for writes; the request begins with the
+        // one that `fill` writes. A driver reads what follows `wr` of RDMA requests only.
         unsafe {
             sges.write(self.sges.map(Sge::to_raw));
             fill(
@@ -365,11 +366,12 @@ impl<'a> AtomicWr<'a> {
         Ok(())
     }
 
-    /// As [`SendWr::check`].
+    /// Checks that a request is for a QP of this PD, and that the entry has eight bytes and the
+    /// peer's address is aligned to them, and forgets how long the memory lives.
     ///
     /// # Safety
     ///
-    /// As there.
+    /// The memory lives as long as what is returned.
     #[inline]
     pub(crate) unsafe fn check(self, pd: pd::Id) -> Result<AtomicWr<'static>> {
         let old = self.old.0;
@@ -377,17 +379,17 @@ impl<'a> AtomicWr<'a> {
             return Err(EINVAL);
         }
         Ok(AtomicWr {
-            // SAFETY: By the caller's promise.
+            // SAFETY: The caller keeps the memory for as long as what is returned.
             old: SgeMut(unsafe { old.erase() }),
             ..self
         })
     }
 
-    /// As [`SendWr::put`].
+    /// Writes the C request and its entry as [`AtomicWr::write`], after [`AtomicWr::check`].
     ///
     /// # Safety
     ///
-    /// As there.
+    /// `to` and `sge` are valid for writes.
     #[inline]
     pub(crate) unsafe fn put(
         self,
@@ -395,7 +397,8 @@ impl<'a> AtomicWr<'a> {
         sge: *mut [bindings::ib_sge; 1],
     ) {
         let old = self.old.0;
-        // SAFETY: By the caller's promise.
+        // SAFETY: The caller promises that both are valid for writes; the request begins with the
+        // one that `fill` writes.
         unsafe {
             sge.write([old.to_raw()]);
             fill(&raw mut (*to).wr, self.opcode, self.flags, 0, sge.cast(), 1);
