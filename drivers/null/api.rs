@@ -36,7 +36,20 @@ impl NullDevice {
     /// `ENFILE` if there is a device of this name; `ENOMEM`, or another error of the RDMA core.
     pub fn new(name: &CStr) -> Result<Self> {
         Ok(Self {
-            shared: device::register(name)?,
+            shared: device::register(name, false)?,
+        })
+    }
+
+    /// As [`NullDevice::new`], of a driver that brings a drain of its own (`drain_sq`, `drain_rq`),
+    /// one that does nothing: those of hardware return nothing, and only warn when their marker
+    /// finds no room.
+    ///
+    /// # Errors
+    ///
+    /// As [`NullDevice::new`].
+    pub fn with_drain(name: &CStr) -> Result<Self> {
+        Ok(Self {
+            shared: device::register(name, true)?,
         })
     }
 
@@ -67,13 +80,6 @@ impl NullDevice {
     /// `ENOENT` if there is no such QP; `EINVAL` for what is of devices only.
     pub fn inject_qp(&self, num: u32, injection: Injection) -> Result {
         self.shared.inject(Some(num), injection)
-    }
-
-    /// Has the driver bring a drain of its own (`drain_sq`, `drain_rq`), one that does nothing: those
-    /// of hardware return nothing, and only warn when their marker finds no room. The caller sees to
-    /// it that nobody drains a QP meanwhile.
-    pub fn bring_drain(&self) {
-        self.shared.bring_drain();
     }
 
     /// Returns how many completions of a QP are held back.

@@ -102,16 +102,6 @@ impl Shared {
         unsafe { &*(*dev.cast::<Ib>()).shared }
     }
 
-    pub(crate) fn bring_drain(&self) {
-        // SAFETY: By the type invariant. The operations are the device's own, and nobody looks at
-        // these two, by the caller's promise.
-        unsafe {
-            let ops = &raw mut (*self.ib.as_ptr()).ops;
-            (*ops).drain_sq = Some(no_drain);
-            (*ops).drain_rq = Some(no_drain);
-        }
-    }
-
     /// Makes the folder of a QP.
     pub(crate) fn add_files(&self, num: u32) {
         if let Some(files) = &mut *self.files.lock() {
@@ -180,8 +170,9 @@ pub(crate) fn unregister(shared: &Shared) {
     unsafe { bindings::ib_unregister_device(shared.ib()) };
 }
 
-/// Makes a device and registers it. Clients have been told of it when this returns.
-pub(crate) fn register(name: &CStr) -> Result<Arc<Shared>> {
+/// Makes a device and registers it, with a drain of its own or without. Clients have been told of it
+/// when this returns.
+pub(crate) fn register(name: &CStr, own_drain: bool) -> Result<Arc<Shared>> {
     // Machines are large, so they are not built on the stack.
     let machine = Machine::new()?;
     // SAFETY: The size is that of the structure that begins with the device.
@@ -222,6 +213,10 @@ pub(crate) fn register(name: &CStr) -> Result<Arc<Shared>> {
         (*raw).local_dma_lkey = LOCAL_KEY;
         (*raw).node_guid = guid.to_be();
         bindings::ib_set_device_ops(raw, &raw const ops::OPS.0);
+        if own_drain {
+            (*raw).ops.drain_sq = Some(no_drain);
+            (*raw).ops.drain_rq = Some(no_drain);
+        }
     }
     forget_gone();
     let kept = DEVICES.lock().all.push(shared.clone(), GFP_KERNEL);

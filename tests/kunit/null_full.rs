@@ -7,7 +7,8 @@ use crate::{
     fixture::{
         Counted,
         Counter,
-        Null, //
+        Null,
+        NullEnv, //
     }, //
 };
 use kernel::prelude::*;
@@ -103,9 +104,9 @@ mod tests {
     /// A driver's own drain returns nothing. It is no proof.
     #[test]
     fn driver_s_own_drain_is_not_believed() -> Result {
-        let (null, times) = (Null::<Direct>::with(&CAPS)?, Counter::new()?);
+        let null = Null::<Direct>::on(NullEnv::with_drain()?, &CAPS)?;
+        let times = Counter::new()?;
         null.disconnect()?;
-        null.dev.bring_drain();
         for _ in 0..4 {
             null.a
                 .post_send(Counted::new(&times)?, |_| Ok(SendWr::send([])))?;
