@@ -233,6 +233,22 @@ mod tests {
     }
 
     #[test]
+    fn completion_is_looked_at() -> Result {
+        let (link, right) = (Link::<Softirq>::new()?, Counter::new()?);
+        let (own, other, counts) = (link.a.qp.clone(), link.b.qp.clone(), right.clone());
+        let handler = OnDone::<Atomic, _>::new(move |wc, _| {
+            let Ok(wc) = wc.result() else { return };
+            let (is_own, is_other) = (wc.is_of(&own), wc.is_of(&other));
+            if is_own && !is_other && wc.opcode() == Opcode::RdmaWrite {
+                counts.up();
+            }
+        })?;
+        let nowhere = Remote { addr: 0, rkey: 0 };
+        (link.a.qp).post_send(handler, |_| Ok(SendWr::rdma_write([], nowhere)))?;
+        wait(|| right.get() == 1)
+    }
+
+    #[test]
     fn region_goes_its_way() -> Result {
         let (softirqs, link) = (Softirqs::new()?, Link::<Softirq>::new()?);
         let pool = Pool::new(&link.env.pd, 1, 2, &link.env.cx)?;
