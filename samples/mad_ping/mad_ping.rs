@@ -92,8 +92,11 @@ impl DeviceData<MadPing> for Pinger {
 
     /// Whoever is pinging now stops, and so does the thread that answers.
     fn remove(self: Pin<&Self>, _module: Pin<&MadPing>, _dev: &Device, cx: &Sleepable) {
-        self.ends.asks.stop(cx);
-        self.ends.answers.stop(cx);
+        for agent in [&self.ends.asks, &*self.ends.answers] {
+            if let Err(e) = agent.stop(cx) {
+                pr_err!("an agent was not stopped: {e:?}\n");
+            }
+        }
     }
 }
 

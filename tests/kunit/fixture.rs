@@ -7,6 +7,7 @@ mod cm_link;
 mod counter;
 mod dial;
 mod event_log;
+mod forged;
 mod link;
 mod mads;
 mod mail;
@@ -44,6 +45,7 @@ pub(crate) use dial::{
     refuses, //
 };
 pub(crate) use event_log::EventLog;
+pub(crate) use forged::Forger;
 pub(crate) use link::{
     End,
     Events,

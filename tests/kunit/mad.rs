@@ -136,7 +136,7 @@ mod tests {
     #[test]
     fn unserved_get_is_answered_by_the_mad_layer() -> Result {
         let mads = Mads::new()?;
-        mads.server.stop(&mads.env.cx);
+        mads.server.stop(&mads.env.cx)?;
         check_eq!(mads.ask(&[])?.status(), NOT_SUPPORTED);
         Ok(())
     }
@@ -195,8 +195,8 @@ mod tests {
     fn method_is_served_once() -> Result {
         let mads = Mads::new()?;
         check_err!(serve(&mads.env, mads.server.class(), 1), EINVAL);
-        mads.server.stop(&mads.env.cx);
-        serve(&mads.env, mads.server.class(), 1)?.stop(&mads.env.cx);
+        mads.server.stop(&mads.env.cx)?;
+        serve(&mads.env, mads.server.class(), 1)?.stop(&mads.env.cx)?;
         Ok(())
     }
 

@@ -34,7 +34,7 @@ fn served_again(env: &Env) -> Result {
         server.is_some()
     })?;
     if let Some(server) = server {
-        server.stop(&env.cx);
+        server.stop(&env.cx)?;
     }
     Ok(())
 }
@@ -47,8 +47,8 @@ mod tests {
     fn nothing_works_after_stop() -> Result {
         let (mads, cx) = (Mads::new()?, Sleepable::current()?);
         mads.tell(0)?;
-        mads.client.stop(&cx);
-        mads.client.stop(&cx);
+        mads.client.stop(&cx)?;
+        mads.client.stop(&cx)?;
         check_err!(mads.client.recv(None, &cx), ECANCELED);
         check_err!(mads.client.recv(Some(0), &cx), ECANCELED);
         check_err!(mads.tell(0), ECANCELED);
@@ -63,7 +63,7 @@ mod tests {
             mads.tell(number)?;
         }
         check_eq!(mads.told()?, 0);
-        mads.server.stop(&mads.env.cx);
+        mads.server.stop(&mads.env.cx)?;
         check_err!(mads.server.recv(Some(0), &mads.env.cx), ECANCELED);
         Ok(())
     }
@@ -73,7 +73,7 @@ mod tests {
         let mads = Mads::new()?;
         let recv = |agent: &Agent, cx: &Sleepable| agent.recv(None, cx).map(drop);
         let failed = mads.threads(ECANCELED, recv, &mads.server)?;
-        mads.server.stop(&mads.env.cx);
+        mads.server.stop(&mads.env.cx)?;
         wait(|| failed.get() == THREADS)
     }
 
@@ -89,7 +89,7 @@ mod tests {
         for _ in 0..THREADS {
             mads.server.recv(Some(LONG_MS), &mads.env.cx)?;
         }
-        mads.client.stop(&mads.env.cx);
+        mads.client.stop(&mads.env.cx)?;
         wait(|| failed.get() == THREADS)
     }
 
@@ -105,7 +105,7 @@ mod tests {
             };
             let failed = mads.threads(ECANCELED, ask, &mads.client)?;
             mads.ask(&[])?;
-            mads.client.stop(&mads.env.cx);
+            mads.client.stop(&mads.env.cx)?;
             wait(|| failed.get() == THREADS)?;
         }
         Ok(())
@@ -157,7 +157,7 @@ mod tests {
         let sent = message(Method::SEND, 0, b"still here");
         mads.client.send(&mads.peer, &sent, &mads.env.cx)?;
         let mad = mads.server.recv(Some(LONG_MS), &mads.env.cx)?;
-        mads.server.stop(&mads.env.cx);
+        mads.server.stop(&mads.env.cx)?;
         check_err!(mads.server.reply(&mad, 0, &[], &mads.env.cx), ECANCELED);
         drop(mads);
         check!(mad.payload().starts_with(b"still here\0"));
@@ -168,7 +168,7 @@ mod tests {
     fn peer_outlives_its_agent() -> Result {
         let mads = Mads::new()?;
         mads.echo()?;
-        mads.client.stop(&mads.env.cx);
+        mads.client.stop(&mads.env.cx)?;
         let (env, cx) = (&mads.env, &mads.env.cx);
         let other = Agent::register(&env.dev, 1, mads.client.class(), Methods::NONE, 0, cx)?;
         let asked = message(Method::GET, 0, b"peer");

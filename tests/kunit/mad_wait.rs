@@ -97,7 +97,7 @@ mod tests {
         }
         wait(|| counts.iter().all(|count| count.get() > 0))?;
         check!(counts.iter().all(|count| count.get() == 1));
-        mads.server.stop(&mads.env.cx);
+        mads.server.stop(&mads.env.cx)?;
         wait(|| ended.get() == THREADS as i32)
     }
 

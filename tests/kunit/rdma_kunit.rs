@@ -42,6 +42,7 @@ suites! {
     cm_order: suite_cm_order,
     cm_reject: suite_cm_reject,
     cm_request: suite_cm_request,
+    cm_silent: suite_cm_silent,
     context: suite_context,
     cq: suite_cq,
     cq_poll: suite_cq_poll,

@@ -103,7 +103,7 @@ mod tests {
         check_err!(mads.ask(&[]), ENODEV);
         check_err!(serve(&mads.env, own_class(), 1).map(drop), ENODEV);
         // Why it has ended stays.
-        mads.client.stop(&mads.env.cx);
+        mads.client.stop(&mads.env.cx)?;
         check_err!(mads.client.recv(Some(0), &mads.env.cx), ENODEV);
         Ok(())
     }

@@ -14,6 +14,7 @@ use super::{
 };
 use crate::{
     bindings,
+    cm::running::Running,
     context::Sleepable,
     deferred::{
         Deferred,
@@ -267,7 +268,17 @@ impl Agent {
 
     /// Ends the agent and waits for that (`ib_unregister_mad_agent`): all waits, and all that is
     /// still tried, fail with `ECANCELED`.
-    pub fn stop(&self, cx: &Sleepable) {
+    ///
+    /// # Errors
+    ///
+    /// `EDEADLK` in a callback of a connection manager, which may be that of a message that nobody
+    /// has answered: it is one of those that this waits for. The agent goes on; dropping it ends it
+    /// from a work item.
+    pub fn stop(&self, cx: &Sleepable) -> Result {
+        if Running::is_current() {
+            return Err(EDEADLK);
+        }
         self.state.registered.end(ECANCELED, cx);
+        Ok(())
     }
 }

@@ -13,7 +13,10 @@ use super::{
     Peer,
     Received, //
 };
-use crate::context::Sleepable;
+use crate::{
+    cm::running::Running,
+    context::Sleepable, //
+};
 use kernel::{
     prelude::*,
     sync::{
@@ -38,6 +41,7 @@ impl Agent {
     ///   from the agent's port; `EMSGSIZE` if the payload is too long.
     /// - `EPROTONOSUPPORT` if the peer has an IPv4 address: the MAD layer cannot match replies over
     ///   RoCE v2 with IPv4. It can with IPv6.
+    /// - `EDEADLK` in a callback of a connection manager, which may keep the timeouts of the port.
     /// - `ENOMEM`.
     pub fn request(
         &self,
@@ -47,6 +51,9 @@ impl Agent {
         retries: u32,
         _cx: &Sleepable,
     ) -> Result<Received> {
+        if Running::is_current() {
+            return Err(EDEADLK);
+        }
         if timeout_ms == 0 || message.method.is_response() {
             return Err(EINVAL);
         }
