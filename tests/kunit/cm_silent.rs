@@ -7,11 +7,20 @@ use crate::fixture::{
     listen,
     message,
     own_class,
+    wait,
+    CountDrop,
+    Counter,
     Env,
     Forger,
     Place, //
 };
-use kernel::prelude::*;
+use kernel::{
+    prelude::*,
+    time::{
+        delay::fsleep,
+        Delta, //
+    }, //
+};
 use rdma::{
     mad::{
         Agent,
@@ -24,6 +33,15 @@ use rdma::{
 
 /// A peer's patience, 4.096 us times two to this power: the manager makes 32 ms of it.
 const TIMEOUT: u8 = 13;
+
+/// What counts when it is dropped, which the connection manager does with a handler at the end.
+struct Nothing {
+    _gone: CountDrop,
+}
+
+impl cm::Handler for Nothing {
+    fn event(&self, _event: cm::Event<'_>, _cx: &Sleepable) {}
+}
 
 /// Uses an agent of the port in the callback of a peer that has not answered, and keeps what that
 /// says.
@@ -61,6 +79,32 @@ fn accept(
 #[kunit_tests(rdma_cm_silent)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn times_out_while_it_is_destroyed() -> Result {
+        const TURNS: i32 = 20;
+        let (env, gone, returned) = (Env::new()?, Counter::new()?, Counter::new()?);
+        let (addr, pd) = (env.addr(), env.pd.clone());
+        let (drops, returns) = (gone.clone(), returned.clone());
+        let accepts = move |request: cm::Request<'_>, cx: &Sleepable| {
+            let handler = Nothing {
+                _gone: CountDrop(drops.clone()),
+            };
+            let accepted = accept(request, &pd, Arc::new(handler, GFP_KERNEL)?, cx);
+            // Nobody has the id any more, but it is locked until this returns.
+            drop(accepted?);
+            fsleep(Delta::from_millis(150));
+            returns.up();
+            Ok(())
+        };
+        let listener = listen(&env, addr, accepts)?;
+        let forger = Forger::new(&env)?;
+        for turn in 1..=TURNS {
+            forger.ask(addr, TIMEOUT, 0, &env.cx)?;
+            wait(|| returned.get() == turn && gone.get() == turn)?;
+        }
+        listener.destroy(&env.cx)
+    }
 
     #[test]
     fn agent_in_the_callback_of_a_timeout() -> Result {

@@ -54,6 +54,7 @@
 //! C header: [`include/rdma/ib_mad.h`](srctree/include/rdma/ib_mad.h)
 
 mod agent;
+pub(crate) mod fence;
 mod handler;
 mod header;
 mod peer;

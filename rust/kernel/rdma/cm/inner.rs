@@ -17,10 +17,14 @@ use crate::{
     gate::{
         Hold,
         Kind, //
-    }, //
+    },
+    mad::fence::Fence, //
 };
 use core::{
-    mem::ManuallyDrop,
+    mem::{
+        replace,
+        ManuallyDrop, //
+    },
     ptr::NonNull, //
 };
 use kernel::{
@@ -49,10 +53,12 @@ use kernel::{
 ///
 /// - `raw` is an id whose callback is [`on_event`] with `shared` as its context.
 /// - The id is in the list of `device`.
+/// - `fence` is one of the id's port, or there is none as the port has no MADs.
 pub(super) struct State {
     raw: NonNull<bindings::rdma_cm_id>,
     pub(super) shared: Arc<Shared>,
     pub(super) device: SetOnce<Device>,
+    fence: SetOnce<Fence>,
     client: ClientRef,
     _hold: Hold,
 }
@@ -68,6 +74,7 @@ impl State {
             raw,
             shared,
             device: SetOnce::new(),
+            fence: SetOnce::new(),
             client: client.clone(),
             _hold: client.hold(Kind::Id),
         }
@@ -78,8 +85,17 @@ impl State {
         if self.device.as_ref().is_some() {
             return Ok(());
         }
-        // SAFETY: The id is alive, and its device is set by now.
-        let device = self.client.device(unsafe { self.raw.as_ref() }.device)?;
+        // SAFETY: The id is alive, and its device and its port are set by now.
+        let (raw, port) = unsafe { ((*self.raw.as_ptr()).device, (*self.raw.as_ptr()).port_num) };
+        let device = self.client.device(raw)?;
+        if self.fence.as_ref().is_none() {
+            // SAFETY: The device is registered while there is a handle, and until the id is
+            // destroyed, which `cma_remove_one()` in core/cma.c waits for.
+            if let Some(fence) = unsafe { Fence::reserve(raw, port) }? {
+                // INVARIANT: This is the id's port, which does not change once it has a device.
+                self.fence.populate(fence);
+            }
+        }
         // SAFETY: `teardown` removes the id, as the device is kept.
         unsafe { device.inner().bound.add(self.raw, self.shared.clone()) }?;
         self.device.populate(device);
@@ -92,13 +108,33 @@ unsafe impl Send for State {}
 // SAFETY: An id may be used from any thread; the connection manager locks it.
 unsafe impl Sync for State {}
 
+impl State {
+    /// Waits for the callback of a message that nobody has answered.
+    ///
+    /// `rdma_destroy_id()` does not: `cm_process_send_error()` in core/cm.c gives the message's
+    /// reference back, and only then calls `cma_ib_handler()`, which takes the id's handler lock.
+    /// Whoever has that lock may have it for long, so the lock is taken first: afterwards such a
+    /// callback waits for nobody, and the fence waits for it.
+    fn end_callback(&mut self) {
+        // SAFETY: The id is alive, and not locked by this task, which is in no callback.
+        unsafe {
+            bindings::rdma_lock_handler(self.raw.as_ptr());
+            bindings::rdma_unlock_handler(self.raw.as_ptr());
+        }
+        drop(replace(&mut self.fence, SetOnce::new()));
+    }
+}
+
 impl Teardown for State {
     fn teardown(&mut self, _cx: &Sleepable) -> Fate {
         if let Some(device) = self.device.as_ref() {
             device.inner().bound.remove(self.raw, &self.shared);
         }
-        // SAFETY: By the type invariant; the QP holds `Inner`, so it is gone. This waits for the
-        // callback.
+        self.end_callback();
+        // SAFETY: By the type invariant; the QP holds `Inner`, so it is gone. This waits for
+        // callbacks that have begun, by the id's handler lock and by the references that they have.
+        // That of a message which nobody has answered has none; it has returned. Should one begin
+        // only now, C's own memory is at stake: see the limits in Documentation/safety.rst.
         unsafe { bindings::rdma_destroy_id(self.raw.as_ptr()) };
         Fate::Gone
     }

@@ -327,10 +327,9 @@ pub(super) unsafe extern "C" fn on_event(
     id: *mut bindings::ib_cm_id,
     event: *const bindings::ib_cm_event,
 ) -> c_int {
-    // `ib_destroy_cm_id()` waits for callbacks, but not for that of a request that was not answered
-    // in time: the manager holds no reference to the id in there. So this has its own.
-    // SAFETY: The context of an id with this callback is its `Shared`, which lives as long as the
-    // id, and the event is valid during the call. Callbacks run in process context.
+    // SAFETY: The context of an id with this callback is its `Shared`, which lives until the id is
+    // destroyed and its fence has waited for this. The event is valid during the call. Callbacks
+    // run in process context.
     let (shared, event, cx) = unsafe {
         (
             Arc::from(ArcBorrow::from_raw((*id).context.cast::<Shared>())),

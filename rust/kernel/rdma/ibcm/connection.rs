@@ -32,6 +32,7 @@ use crate::{
         Hold,
         Kind, //
     },
+    mad::fence::Fence,
     qp::{
         self,
         Qp, //
@@ -44,18 +45,18 @@ use kernel::{
         to_result, //
     },
     prelude::*,
-    sync::{
-        rcu::synchronize_rcu,
-        Arc, //
-    }, //
+    sync::Arc, //
 };
 
 /// # Invariants
 ///
-/// `id` has [`on_event`] as its callback and `shared` as its context.
+/// - `id` has [`on_event`] as its callback and `shared` as its context.
+/// - The fences are those of the id's port, or there are none as the port has no MADs.
 struct State {
     id: RawId,
     shared: Arc<Shared>,
+    before: Option<Fence>,
+    after: Option<Fence>,
     device: Device,
     _hold: Hold,
 }
@@ -64,12 +65,16 @@ impl Teardown for State {
     fn teardown(&mut self, _cx: &Sleepable) -> Fate {
         self.device.inner().removal.remove(&self.shared);
         self.shared.set_id(None);
+        // `ib_destroy_cm_id()` waits for callbacks, but not for that of a message that was not
+        // answered in time: the manager gives its reference to the id back before. What has begun
+        // is over after the first fence.
+        drop(self.before.take());
         // SAFETY: By the type invariant; nobody else uses the id any more.
         unsafe { bindings::ib_destroy_cm_id(self.id.as_ptr()) };
-        // A callback may still be running: see `on_event()`. The id's memory stays for a grace
-        // period, so what it points to does too.
+        // The id has no messages any more. What has begun meanwhile is over after the second fence,
+        // and nobody uses `shared`.
+        drop(self.after.take());
         self.shared.end_handler();
-        synchronize_rcu();
         Fate::Gone
     }
 }
@@ -78,14 +83,26 @@ impl Teardown for State {
 pub(super) struct Place {
     reserved: Reserved<State>,
     pub(super) shared: Arc<Shared>,
+    fences: [Option<Fence>; 2],
     device: Device,
 }
 
 impl Place {
-    pub(super) fn new(device: &Device, handler: Arc<dyn Handler>, waits: bool) -> Result<Self> {
+    /// Reserves the place for an id of a port.
+    pub(super) fn new(
+        device: &Device,
+        port: u32,
+        handler: Arc<dyn Handler>,
+        waits: bool,
+    ) -> Result<Self> {
+        let (reserved, shared) = (Deferred::reserve()?, Shared::new(handler, waits)?);
+        // SAFETY: The device is registered while there is a handle, which is dropped after the
+        // fences.
+        let fence = || unsafe { Fence::reserve(device.as_raw(), port) };
         Ok(Self {
-            reserved: Deferred::reserve()?,
-            shared: Shared::new(handler, waits)?,
+            reserved,
+            shared,
+            fences: [fence()?, fence()?],
             device: device.clone(),
         })
     }
@@ -98,10 +115,13 @@ impl Place {
         self.shared.set_id(Some(id));
         let hold = self.device.hold(Kind::Id);
         let shared = self.shared.clone();
-        // INVARIANT: By the caller's promise.
+        let [before, after] = self.fences;
+        // INVARIANT: By the caller's promise; the place was made for the id's port.
         let state = self.reserved.fill(State {
             id,
             shared: self.shared,
+            before,
+            after,
             device: self.device,
             _hold: hold,
         });
@@ -198,7 +218,7 @@ fn connect(
     if *qp.pd.device() != *device {
         return Err(EINVAL.into());
     }
-    let place = Place::new(device, handler, true)?;
+    let place = Place::new(device, path.from().port_num(), handler, true)?;
     let shared = place.shared.clone();
     // SAFETY: The device is registered while there is a handle, and the context lives until the id
     // is destroyed.

@@ -113,7 +113,7 @@ impl Request<'_> {
             rnr_retry_count: param.rnr_retry_count,
             ..Default::default()
         };
-        let place = Place::new(self.device, handler, false)?;
+        let place = Place::new(self.device, self.port_num(), handler, false)?;
         let raw = self.id.as_ptr();
         // SAFETY: The id's own callback cannot run before this one has returned.
         unsafe {
