@@ -16,7 +16,7 @@
 
 mod addr;
 pub(crate) mod bound;
-mod callback;
+pub(crate) mod callback;
 mod connect;
 mod driver;
 mod event;

@@ -4,14 +4,32 @@
 
 use super::timed;
 use crate::fixture::{
+    connect_to_service,
     dial,
     listen,
+    listen_to_service,
+    wait,
+    CmEvents,
+    Counter,
     Env,
     Events,
+    Forger,
     Place, //
 };
-use kernel::prelude::*;
-use rdma::prelude::*;
+use kernel::{
+    prelude::*,
+    time::{
+        delay::fsleep,
+        Delta, //
+    }, //
+};
+use rdma::{
+    ibcm::{
+        self,
+        Param, //
+    },
+    prelude::*, //
+};
 
 /// No id takes so long to be destroyed, in milliseconds.
 const BOUND_MS: i64 = 10_000;
@@ -44,6 +62,31 @@ fn destroyed_after(
     Ok(ms)
 }
 
+/// Accepts a request of the other manager, does this to the connection before the peer has
+/// confirmed it, and returns what that does, and the connection's events.
+fn accepted_by_service<T: Send + Unpin + 'static>(
+    then: impl Fn(ibcm::Connection, &Sleepable) -> T + Send + Sync + 'static,
+) -> Result<(T, Arc<CmEvents>)> {
+    let (env, said) = (Env::new()?, Place::new()?);
+    let (pd, tell) = (env.pd.clone(), said.clone());
+    let (listener, service) = listen_to_service(&env, move |request, cx| {
+        let cq = Cq::<Softirq>::alloc_any(pd.device(), 64, cx)?;
+        let qp = Qp::create_raw(&pd, &cq, &cq, &Caps::new(4, 4), cx)?;
+        let events = CmEvents::new()?;
+        let connection = request.accept(&qp, events.clone(), &Param::default(), cx)?;
+        let done = then(connection, cx);
+        // What was dropped is destroyed now, while the manager's worker waits for this.
+        fsleep(Delta::from_millis(100));
+        tell.put((done, events, qp));
+        Ok(())
+    })?;
+    let connected = connect_to_service(&env, service, &Param::default()).map(drop);
+    let (done, events, qp) = said.wait()?;
+    drop((connected, qp));
+    listener.destroy(&env.cx)?;
+    Ok((done, events))
+}
+
 #[kunit_tests(rdma_connect_end)]
 mod tests {
     use super::*;
@@ -64,6 +107,68 @@ mod tests {
             id.notify_established(cx)?;
             id.disconnect(cx)
         })?;
+        check!(ms < BOUND_MS);
+        Ok(())
+    }
+
+    #[test]
+    fn destroyed_when_it_was_just_said_to_be_there() -> Result {
+        let (env, said, called) = (Env::new()?, Place::new()?, Counter::new()?);
+        let (addr, pd, tell, calls) = (env.addr(), env.pd.clone(), said.clone(), called.clone());
+        let accepts = move |request: cm::Request<'_>, cx: &Sleepable| {
+            if calls.up() > 1 {
+                // The manager's only worker on this kernel finds nothing meanwhile.
+                fsleep(Delta::from_secs(2));
+                return Ok(());
+            }
+            let id = request.into_id(cx)?;
+            let cq = Cq::<Softirq>::alloc_any(pd.device(), 64, cx)?;
+            let qp = Qp::create(&id, &pd, &cq, &cq, &Caps::new(4, 4), cx)?;
+            id.accept(Events::new()?, &cm::ConnParam::default(), cx)?;
+            tell.put((qp, id));
+            Ok(())
+        };
+        let (listener, forger) = (listen(&env, addr, accepts)?, Forger::new(&env)?);
+        forger.ask(addr, 20, 15, &env.cx)?;
+        let (qp, id) = said.wait()?;
+        forger.ask(addr, 20, 15, &env.cx)?;
+        wait(|| called.get() == 2)?;
+        let noted = id.notify_established(&env.cx);
+        let (ms, destroyed) = timed(|| {
+            qp.destroy(&env.cx)?;
+            id.destroy(&env.cx)
+        });
+        listener.destroy(&env.cx)?;
+        noted?;
+        destroyed?;
+        check!(ms < BOUND_MS);
+        Ok(())
+    }
+
+    #[test]
+    fn service_disconnected_when_it_was_just_said_to_be_there() -> Result {
+        let (done, events) = accepted_by_service(|connection, cx| {
+            let said = connection.established(cx);
+            (said, connection.disconnect(cx), connection)
+        })?;
+        let (said, disconnected, _connection) = done;
+        said?;
+        disconnected?;
+        wait(|| events.disconnected() == 1)?;
+        // The worker has found it, and so has cancelled the answer.
+        check_eq!(events.established(), 1);
+        Ok(())
+    }
+
+    #[test]
+    fn service_dropped_when_it_was_just_said_to_be_there() -> Result {
+        let (said, events) = accepted_by_service(|connection, cx| connection.established(cx))?;
+        said?;
+        // The id has the handler until it is destroyed.
+        let gone = events.gone();
+        drop(events);
+        let (ms, waited) = timed(|| wait(|| gone.get() == 1));
+        waited?;
         check!(ms < BOUND_MS);
         Ok(())
     }

@@ -36,9 +36,15 @@ use kernel::{
         },
         Arc,
         CondVar,
+        CondVarTimeoutResult,
         Mutex, //
-    }, //
+    },
+    time::msecs_to_jiffies, //
 };
+
+/// How long the end of an id waits for the manager's worker, in milliseconds. It runs at once,
+/// unless the callback of another id keeps it.
+pub(crate) const FOUND_MS: u32 = 10_000;
 
 /// What the callback of an id works with. Lives as long as the C id.
 #[pin_data]
@@ -156,9 +162,7 @@ impl Shared {
     /// either this finds that it came, or it finds that the connection is to end.
     pub(super) fn end(&self) -> bool {
         self.ended.xchg(true, Full);
-        let comes =
-            self.noted.load(Relaxed) && !self.established.load(Relaxed) && !self.over.load(Relaxed);
-        !comes
+        !self.is_to_be_found()
     }
 
     /// Tells the connection manager by `notify` that the connection is there, unless it is to end:
@@ -179,6 +183,33 @@ impl Shared {
                 later();
             }
         })
+    }
+
+    /// Says whether the manager's worker has yet to find that the connection is there.
+    fn is_to_be_found(&self) -> bool {
+        self.noted.load(Relaxed) && !self.established.load(Relaxed) && !self.over.load(Relaxed)
+    }
+
+    /// Notes that the connection is there, or over, for whoever waits until the worker has run.
+    fn set_found(&self, how: &Atomic<bool>) {
+        how.xchg(true, Full);
+        if self.noted.load(Relaxed) {
+            // Whoever waits has looked, or waits.
+            drop(self.step.lock());
+            self.changed.notify_all();
+        }
+    }
+
+    /// Waits until the worker has run, if it is about to.
+    pub(super) fn wait_found(&self) {
+        let mut step = self.step.lock();
+        let mut left = msecs_to_jiffies(FOUND_MS);
+        while self.is_to_be_found() {
+            match self.changed.wait_interruptible_timeout(&mut step, left) {
+                CondVarTimeoutResult::Woken { jiffies } => left = jiffies,
+                _ => return,
+            }
+        }
     }
 
     pub(super) fn is_attached(&self) -> bool {
@@ -280,7 +311,7 @@ impl Shared {
         let mut disconnect = false;
         let step = match event {
             Event::Established { private_data } => {
-                self.established.xchg(true, Full);
+                self.set_found(&self.established);
                 disconnect = self.ended.load(Relaxed);
                 Some(Ok(private_data))
             }
@@ -312,7 +343,7 @@ impl Shared {
         };
         if is_last {
             self.release_driver();
-            self.over.xchg(true, Full);
+            self.set_found(&self.over);
             // What was left to an event that does not come any more.
             disconnect |= self.noted.load(Relaxed) && self.ended.load(Relaxed);
         }

@@ -130,6 +130,7 @@ impl Teardown for State {
         if let Some(device) = self.device.as_ref() {
             device.inner().bound.remove(self.raw, &self.shared);
         }
+        self.shared.wait_found();
         self.end_callback();
         // SAFETY: By the type invariant; the QP holds `Inner`, so it is gone. This waits for
         // callbacks that have begun, by the id's handler lock and by the references that they have.

@@ -11,6 +11,7 @@ use super::{
 use crate::{
     bindings,
     cm::{
+        callback::FOUND_MS,
         running::Running,
         PrivateData,
         RejectReason, //
@@ -31,11 +32,20 @@ use kernel::{
     new_work,
     prelude::*,
     sync::{
+        atomic::{
+            ordering::{
+                Acquire,
+                Full, //
+            },
+            Atomic, //
+        },
         Arc,
         ArcBorrow,
         CondVar,
+        CondVarTimeoutResult,
         Mutex, //
     },
+    time::msecs_to_jiffies,
     workqueue::{
         Work,
         WorkItem, //
@@ -85,6 +95,15 @@ enum Step {
     Over,
 }
 
+/// The ULP has not said that the connection is there.
+const UNSAID: u32 = 0;
+/// It has, and the manager's worker has yet to find it.
+const SAID: u32 = 1;
+/// And the connection is to end then.
+const ENDS: u32 = 2;
+/// The worker has found it, or the connection was made or has ended by itself.
+const FOUND: u32 = 3;
+
 /// What the callback of a connection's id works with. Lives as long as the C id.
 #[pin_data]
 pub(super) struct Shared {
@@ -105,6 +124,10 @@ pub(super) struct Shared {
     disconnect: Work<Self, DISCONNECT>,
     #[pin]
     established: Work<Self, ESTABLISHED>,
+    /// How far [`Connection::established`](super::Connection::established) has come. If the state
+    /// of the C id changes before the worker runs, it does not cancel the message that waits for
+    /// the peer's last one (`cm_establish_handler` in core/cm.c), and the id lives on for a minute.
+    noted: Atomic<u32>,
 }
 
 /// The work items of a connection.
@@ -120,7 +143,7 @@ impl WorkItem<DISCONNECT> for Shared {
     type Pointer = Arc<Self>;
 
     fn run(this: Arc<Self>) {
-        this.with_id(RawId::disconnect);
+        this.with_id(|id| this.disconnect(id));
     }
 }
 
@@ -128,7 +151,7 @@ impl WorkItem<ESTABLISHED> for Shared {
     type Pointer = Arc<Self>;
 
     fn run(this: Arc<Self>) {
-        this.with_id(RawId::established);
+        this.with_id(|id| this.established(id));
     }
 }
 
@@ -146,6 +169,7 @@ impl Shared {
                 telling <- new_mutex!(()),
                 disconnect <- new_work!("rdma::ibcm::Connection::disconnect"),
                 established <- new_work!("rdma::ibcm::Connection::established"),
+                noted: Atomic::new(UNSAID),
             }),
             GFP_KERNEL,
         )
@@ -174,6 +198,62 @@ impl Shared {
     pub(super) fn established_later(self: &Arc<Self>) {
         // Already queued is as good.
         let _ = Queue::get().enqueue::<_, ESTABLISHED>(self.clone());
+    }
+
+    /// Tells the manager that the connection is there.
+    pub(super) fn established(&self, id: RawId) -> Result {
+        match self.noted.cmpxchg(UNSAID, SAID, Full) {
+            Ok(_) => (),
+            // The manager knows whether it is still there.
+            Err(FOUND) => return id.established(),
+            Err(_) => return Err(EISCONN),
+        }
+        id.established().inspect_err(|_| {
+            let kept = self.noted.cmpxchg(SAID, UNSAID, Full);
+            if kept == Err(ENDS) && self.noted.cmpxchg(ENDS, UNSAID, Full).is_ok() {
+                // No worker runs that it was left to.
+                let _ = id.disconnect();
+            }
+        })
+    }
+
+    /// Asks the peer to end the connection, or leaves that to the worker if it is about to run.
+    pub(super) fn disconnect(&self, id: RawId) -> Result {
+        if self.leave_end() {
+            return Ok(());
+        }
+        id.disconnect()
+    }
+
+    /// Leaves the end of the connection to the worker, if that is about to run.
+    fn leave_end(&self) -> bool {
+        match self.noted.cmpxchg(SAID, ENDS, Full) {
+            Ok(_) => true,
+            Err(noted) => noted == ENDS,
+        }
+    }
+
+    /// Notes that the worker has run, or needs not, and says whether the end was left to it.
+    fn found(&self) -> bool {
+        let noted = self.noted.xchg(FOUND, Full);
+        if noted == SAID || noted == ENDS {
+            // Whoever waits has looked, or waits.
+            drop(self.step.lock());
+            self.changed.notify_all();
+        }
+        noted == ENDS
+    }
+
+    /// Waits until the worker has run, if it is about to.
+    pub(super) fn wait_found(&self) {
+        let mut step = self.step.lock();
+        let mut left = msecs_to_jiffies(FOUND_MS);
+        while matches!(self.noted.load(Acquire), SAID | ENDS) {
+            match self.changed.wait_interruptible_timeout(&mut step, left) {
+                CondVarTimeoutResult::Woken { jiffies } => left = jiffies,
+                _ => return,
+            }
+        }
     }
 
     /// Waits until the peer has answered.
@@ -228,6 +308,8 @@ impl Shared {
     }
 
     fn on_event(&self, id: *mut bindings::ib_cm_id, event: &bindings::ib_cm_event, cx: &Sleepable) {
+        // All but a peer that asks for more time come after the state has changed.
+        let ends = event.event != bindings::ib_cm_event_type_IB_CM_MRA_RECEIVED && self.found();
         match event.event {
             bindings::ib_cm_event_type_IB_CM_REP_RECEIVED => {
                 // SAFETY: This member is set for this event, whose private data have this length.
@@ -268,6 +350,10 @@ impl Shared {
             | bindings::ib_cm_event_type_IB_CM_DREQ_ERROR => self.tell(Event::Disconnected, cx),
             _ => {}
         }
+        if ends {
+            // SAFETY: The id is alive during its callback. Unless it is connected, C refuses.
+            unsafe { bindings::ib_send_cm_dreq(id, core::ptr::null(), 0) };
+        }
     }
 }
 
@@ -297,7 +383,7 @@ impl OnRemoval for Shared {
         let _running = Running::enter();
         self.end(Err(ENODEV.into()), Event::DeviceRemoval, cx);
         // Unless it is connected, C refuses.
-        self.with_id(RawId::disconnect);
+        self.with_id(|id| self.disconnect(id));
     }
 }
 

@@ -65,6 +65,7 @@ impl Teardown for State {
     fn teardown(&mut self, _cx: &Sleepable) -> Fate {
         self.device.inner().removal.remove(&self.shared);
         self.shared.set_id(None);
+        self.shared.wait_found();
         // `ib_destroy_cm_id()` waits for callbacks, but not for that of a message that was not
         // answered in time: the manager gives its reference to the id back before. What has begun
         // is over after the first fence.
@@ -162,13 +163,14 @@ impl Connection {
 
     /// Asks the peer to end the connection (`ib_send_cm_dreq`). The handler gets
     /// [`Event::Disconnected`](super::Event::Disconnected) when it has answered, or has not in
-    /// time.
+    /// time. If [`Connection::established`] was just called, the peer is asked when the handler was
+    /// told of that.
     ///
     /// # Errors
     ///
     /// `EINVAL` if there is no connection (any more); or the connection manager's error.
     pub fn disconnect(&self, _cx: &Sleepable) -> Result {
-        self.state.id.disconnect()
+        self.state.shared.disconnect(self.state.id)
     }
 
     /// As [`Connection::disconnect`], from a work item: for completion handlers that may not sleep.
@@ -183,9 +185,10 @@ impl Connection {
     ///
     /// # Errors
     ///
-    /// `EISCONN` if that is known; `EINVAL` if there is no connection (any more); `ENOMEM`.
+    /// `EISCONN` if that is known, or was said before; `EINVAL` if there is no connection (any
+    /// more); `ENOMEM`.
     pub fn established(&self, _cx: &Sleepable) -> Result {
-        self.state.id.established()
+        self.state.shared.established(self.state.id)
     }
 
     /// As [`Connection::established`], from a work item: for the handler of a QP's events, which may
