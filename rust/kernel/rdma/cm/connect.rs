@@ -184,7 +184,8 @@ impl Id {
     ///
     /// # Errors
     ///
-    /// `EINVAL` if the id was never connected, or the driver's error.
+    /// `EINVAL` if the id was never connected; on iWARP `EDEADLK` in a callback of the connection
+    /// manager that is not this id's, where [`Id::disconnect_later`] is for; or the driver's error.
     pub fn disconnect(&self, _cx: &Sleepable) -> Result {
         self.inner.disconnect()
     }

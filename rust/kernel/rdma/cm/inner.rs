@@ -2,7 +2,10 @@
 
 //! What the handles of an id share.
 
-use super::callback::Shared;
+use super::{
+    callback::Shared,
+    running::Running, //
+};
 use crate::{
     bindings,
     client::ClientRef,
@@ -250,7 +253,25 @@ impl Inner {
         }
     }
 
+    /// Says whether a disconnection may wait for a callback that waits for the one of this task.
+    ///
+    /// iWARP's waits until the connection is made or refused (`iw_cm_disconnect()`), which its
+    /// ordered workqueue of callbacks finds.
+    fn waits_for_callbacks(&self) -> bool {
+        let Some(device) = self.state.device.as_ref() else {
+            return false;
+        };
+        // SAFETY: The device is registered while there is a handle; its type does not change.
+        let node_type = unsafe { (*device.as_raw()).node_type };
+        u32::from(node_type) == bindings::RDMA_NODE_RNIC
+            && Running::is_current()
+            && !self.state.shared.is_locked_by_current()
+    }
+
     pub(super) fn disconnect(&self) -> Result {
+        if self.waits_for_callbacks() {
+            return Err(EDEADLK);
+        }
         self.state.shared.fail_step(ECANCELED);
         if self.state.shared.cancel() {
             return Ok(());
