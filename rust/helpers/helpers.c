@@ -225,11 +225,21 @@ bool rdma_helper_device_is_accessible(struct ib_device *dev)
 }
 EXPORT_SYMBOL_GPL(rdma_helper_device_is_accessible);
 
-struct net *rdma_helper_device_net(struct ib_device *dev)
+/*
+ * Returns the network namespace of a device, or the initial one, with a reference, or NULL if it is
+ * being dismantled: that is when devices leave it.
+ */
+struct net *rdma_helper_get_net(struct ib_device *dev)
 {
-	return rdma_dev_net(dev);
+	return maybe_get_net(dev ? rdma_dev_net(dev) : &init_net);
 }
-EXPORT_SYMBOL_GPL(rdma_helper_device_net);
+EXPORT_SYMBOL_GPL(rdma_helper_get_net);
+
+void rdma_helper_put_net(struct net *net)
+{
+	put_net(net);
+}
+EXPORT_SYMBOL_GPL(rdma_helper_put_net);
 
 /* With a reference, to be given back by ib_device_put(). */
 struct ib_device *rdma_helper_device_by_netdev(const char *name)

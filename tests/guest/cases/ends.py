@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: GPL-2.0
 """Devices that go, and what is left after all of it."""
 
+import errno
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import null
-from case import FLAVOUR, ROUNDS, case, sh
+from case import BUILD, FLAVOUR, ROUNDS, case, sh
 from cases.hostile import wait_reason
 from rping import CONTEXTS
 from traffic import link, listening, serve_one, traffic
@@ -27,6 +29,40 @@ for c in CONTEXTS:
             with listening(context=context) as (server, port):
                 serve_one(server, port)
         return reason
+
+
+def ids_in_namespaces():
+    """What rdma_netns has said since it was loaded."""
+    log = sh("dmesg").stdout.rpartition("rdma-rs test: ")[2]
+    return re.findall(r"rdma_netns: id in the namespace of rxens: (.*)", log)
+
+
+def until(done):
+    """Waits: a namespace ends in a work item."""
+    while not done():       # the suite gives up some time
+        time.sleep(0.1)
+
+
+@case("namespaces: no id in one that is being dismantled")
+def dying_namespace():
+    sh("ip", "link", "add", "nsdummy", "type", "dummy")
+    sh("rdma", "link", "add", "rxens", "type", "rxe", "netdev", "nsdummy")
+    sh("insmod", f"{BUILD}/{FLAVOUR}/rdma_netns.ko")
+    sh("rdma", "system", "set", "netns", "exclusive")
+    try:
+        sh("ip", "netns", "add", "dying")
+        sh("rdma", "dev", "set", "rxens", "netns", "dying")
+        sh("ip", "netns", "del", "dying")
+        # The device comes back, to the client too.
+        until(lambda: len(ids_in_namespaces()) == 2)
+        until(lambda: subprocess.run(["rdma", "system", "set", "netns", "shared"],
+                                     capture_output=True, check=False).returncode == 0)
+    finally:
+        sh("rmmod", "rdma_netns")
+        sh("rdma", "link", "delete", "rxens")
+        sh("ip", "link", "del", "nsdummy")
+    said = ids_in_namespaces()[:2]
+    assert said == ["0", str(-errno.ENODEV)], said
 
 
 if FLAVOUR == "stock":

@@ -60,17 +60,18 @@ impl Id {
     ///
     /// # Errors
     ///
-    /// As [`Id::create`]; and for a source address `EADDRINUSE`, `EADDRNOTAVAIL`, or `ENODEV` if no
-    /// device has it.
+    /// As [`Id::create`]; `ENODEV` if the network namespace is being dismantled; and for a source
+    /// address `EADDRINUSE`, `EADDRNOTAVAIL`, or `ENODEV` if no device has it.
     #[inline(never)]
     pub fn create_with(client: &ClientRef, options: &Options<'_>, _cx: &Sleepable) -> Result<Self> {
         let reserved = Deferred::reserve()?;
         let shared = Shared::new()?;
+        let net = options.net()?;
         // SAFETY: The callback's context lives until the id is destroyed; so does the client's
-        // name. The network namespace is there, as `options` holds its device.
+        // name. `net` is a reference to the network namespace, of which the id takes its own.
         let raw = from_err_ptr(unsafe {
             bindings::__rdma_create_kernel_id(
-                options.net(),
+                net.as_raw(),
                 Some(on_event),
                 Arc::as_ptr(&shared).cast_mut().cast(),
                 bindings::rdma_ucm_port_space_RDMA_PS_TCP,

@@ -221,7 +221,8 @@ impl Listener {
     ///
     /// # Errors
     ///
-    /// As [`Listener::new`]; `EINVAL` if `options` have a source address.
+    /// As [`Listener::new`]; `EINVAL` if `options` have a source address; `ENODEV` if the network
+    /// namespace is being dismantled.
     #[inline(never)]
     pub fn with(
         client: &ClientRef,
@@ -246,11 +247,12 @@ impl Listener {
             }),
             GFP_KERNEL,
         )?;
+        let net = options.net()?;
         // SAFETY: The callback's context lives until the id is destroyed; so does the client's
-        // name. The network namespace is there, as `options` holds its device.
+        // name. `net` is a reference to the network namespace, of which the id takes its own.
         let raw = from_err_ptr(unsafe {
             bindings::__rdma_create_kernel_id(
-                options.net(),
+                net.as_raw(),
                 Some(on_listener_event),
                 Arc::as_ptr(&listening).cast_mut().cast(),
                 bindings::rdma_ucm_port_space_RDMA_PS_TCP,

@@ -39,6 +39,9 @@ use kernel::{
 #[derive(Clone, Copy, Default)]
 pub struct Options<'a> {
     /// The network namespace is that of this device (`rdma_dev_net`), instead of the initial one.
+    ///
+    /// `ENODEV` if it is being dismantled: a device that is still there then is removed from its
+    /// clients.
     pub net_of: Option<&'a Device>,
     /// The address to connect from (`rdma_bind_addr`). Port 0 is any free one. Not for listeners.
     pub src: Option<SocketAddr>,
@@ -59,14 +62,15 @@ pub struct Options<'a> {
 }
 
 impl Options<'_> {
-    /// Returns the network namespace, which stays while `self` lives.
-    pub(super) fn net(&self) -> *mut bindings::net {
-        match self.net_of {
-            // SAFETY: The device is registered by the invariant of its `Inner`; it changes its
-            // namespace only when clients have let go of it.
-            Some(dev) => unsafe { bindings::rdma_helper_device_net(dev.as_raw()) },
-            None => &raw mut bindings::init_net,
-        }
+    /// Returns the network namespace, or `ENODEV` if it is being dismantled.
+    pub(super) fn net(&self) -> Result<Net> {
+        let dev = self.net_of.map_or(core::ptr::null_mut(), Device::as_raw);
+        // SAFETY: The device is registered by the invariant of its `Inner`. It leaves its namespace
+        // only when clients have let go of it, and a namespace is freed only when its devices have
+        // left it, so the namespace is there.
+        let net = unsafe { bindings::rdma_helper_get_net(dev) };
+        // INVARIANT: The reference was just taken.
+        Ok(Net(NonNull::new(net).ok_or(ENODEV)?))
     }
 
     /// Makes an id so, and says whether that has bound it to a device.
@@ -115,6 +119,26 @@ impl Options<'_> {
             to_result(unsafe { bindings::rdma_set_min_rnr_timer(id, timer) })?;
         }
         Ok(())
+    }
+}
+
+/// A counted reference to a network namespace (`struct net`).
+///
+/// # Invariants
+///
+/// The pointer is valid, and has a reference that is given back when this is dropped.
+pub(super) struct Net(NonNull<bindings::net>);
+
+impl Net {
+    pub(super) fn as_raw(&self) -> *mut bindings::net {
+        self.0.as_ptr()
+    }
+}
+
+impl Drop for Net {
+    fn drop(&mut self) {
+        // SAFETY: By the type invariant; the reference is not used again.
+        unsafe { bindings::rdma_helper_put_net(self.0.as_ptr()) };
     }
 }
 
