@@ -5,6 +5,7 @@
 use crate::{
     device::{
         self,
+        Kind,
         Shared, //
     },
     inject::{
@@ -36,7 +37,7 @@ impl NullDevice {
     /// `ENFILE` if there is a device of this name; `ENOMEM`, or another error of the RDMA core.
     pub fn new(name: &CStr) -> Result<Self> {
         Ok(Self {
-            shared: device::register(name, false)?,
+            shared: device::register(name, Kind::Plain)?,
         })
     }
 
@@ -49,7 +50,19 @@ impl NullDevice {
     /// As [`NullDevice::new`].
     pub fn with_drain(name: &CStr) -> Result<Self> {
         Ok(Self {
-            shared: device::register(name, true)?,
+            shared: device::register(name, Kind::OwnDrain)?,
+        })
+    }
+
+    /// As [`NullDevice::new`], but a device of iWARP, for `rdma_protocol_iwarp()`. It invalidates
+    /// as siw does: the key's low byte is not compared, and what is invalid may be invalidated.
+    ///
+    /// # Errors
+    ///
+    /// As [`NullDevice::new`].
+    pub fn iwarp(name: &CStr) -> Result<Self> {
+        Ok(Self {
+            shared: device::register(name, Kind::Iwarp)?,
         })
     }
 

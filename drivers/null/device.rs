@@ -170,11 +170,21 @@ pub(crate) fn unregister(shared: &Shared) {
     unsafe { bindings::ib_unregister_device(shared.ib()) };
 }
 
-/// Makes a device and registers it, with a drain of its own or without. Clients have been told of it
-/// when this returns.
-pub(crate) fn register(name: &CStr, own_drain: bool) -> Result<Arc<Shared>> {
+/// What else a device is.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kind {
+    Plain,
+    /// Of a driver that brings a drain of its own, which does nothing.
+    OwnDrain,
+    /// Of iWARP.
+    Iwarp,
+}
+
+/// Makes a device and registers it. Clients have been told of it when this returns.
+pub(crate) fn register(name: &CStr, kind: Kind) -> Result<Arc<Shared>> {
     // Machines are large, so they are not built on the stack.
-    let machine = Machine::new()?;
+    let mut machine = Machine::new()?;
+    machine.iwarp = kind == Kind::Iwarp;
     // SAFETY: The size is that of the structure that begins with the device.
     let ib = unsafe { bindings::_ib_alloc_device(size_of::<Ib>(), &raw mut bindings::init_net) };
     let ib = NonNull::new(ib).ok_or(ENOMEM)?;
@@ -213,14 +223,25 @@ pub(crate) fn register(name: &CStr, own_drain: bool) -> Result<Arc<Shared>> {
         (*raw).local_dma_lkey = LOCAL_KEY;
         (*raw).node_guid = guid.to_be();
         bindings::ib_set_device_ops(raw, &raw const ops::OPS.0);
-        if own_drain {
+        if kind == Kind::OwnDrain {
             (*raw).ops.drain_sq = Some(no_drain);
             (*raw).ops.drain_rq = Some(no_drain);
         }
     }
     forget_gone();
     let kept = DEVICES.lock().all.push(shared.clone(), GFP_KERNEL);
-    let registered = kept.map_err(Error::from).and_then(|()| {
+    let netdev = |()| match kind {
+        // The core asks the interface for the state of such ports.
+        //
+        // SAFETY: The device is not registered yet, and has the port. The loopback interface lives
+        // as long as the kernel does, and the core takes a reference.
+        Kind::Iwarp => to_result(unsafe {
+            bindings::ib_device_set_netdev(ib.as_ptr(), bindings::init_net.loopback_dev, 1)
+        }),
+        Kind::Plain | Kind::OwnDrain => Ok(()),
+    };
+    let kept = kept.map_err(Error::from).and_then(netdev);
+    let registered = kept.and_then(|()| {
         // SAFETY: The device is complete. There is no DMA device, so addresses are the kernel's.
         to_result(unsafe {
             bindings::ib_register_device(

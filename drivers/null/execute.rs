@@ -195,7 +195,7 @@ impl Machine {
             solicited: wr.flags & bindings::ib_send_flags_IB_SEND_SOLICITED != 0,
             ..Entry::default()
         };
-        // What a completion says was invalidated was valid: ULPs take it for proof.
+        // But on iWARP, what a completion says was invalidated was valid: ULPs take it for proof.
         let moved = moved.and_then(|()| match wr.invalidates_remotely() {
             true if !self.invalidate(wr.ex) => Err((
                 bindings::ib_wc_status_IB_WC_REM_INV_REQ_ERR,

@@ -36,6 +36,8 @@ pub(crate) struct Machine {
     pub(crate) creations: Creations,
     pub(crate) deregs: Deregs,
     pub(crate) arms: Arms,
+    /// Whether the device is one of iWARP, as siw.
+    pub(crate) iwarp: bool,
     /// Whether the place of a request is free once it completes, as on rxe, not once its completion
     /// was polled.
     pub(crate) eager: bool,
@@ -53,6 +55,7 @@ impl Machine {
             creations: Creations::default(),
             deregs: Deregs::default(),
             arms: Arms::default(),
+            iwarp: false,
             eager: false,
         })
     }

@@ -208,12 +208,13 @@ pub(crate) fn atomic(mrs: &Slots<Mr>, sge: Sge, change: impl Fn(u64) -> u64) -> 
 }
 
 impl Machine {
-    /// Ends a registration. Says whether there was one.
+    /// Ends a registration. Says whether there was one, but on iWARP, where an MR that has none may
+    /// be invalidated, too, and by whatever key of it.
     pub(crate) fn invalidate(&mut self, key: u32) -> bool {
         let Some(mr) = self.mrs.get_mut(mr_of(key)) else {
             return false;
         };
-        let is_it = mr.registration.is_some_and(|reg| reg.key == key);
+        let is_it = self.iwarp || mr.registration.is_some_and(|reg| reg.key == key);
         if is_it {
             mr.registration = None;
         }

@@ -170,14 +170,21 @@ unsafe extern "C" fn query_port(
 ///
 /// Called by the RDMA core, with what `struct ib_device_ops` says.
 unsafe extern "C" fn port_immutable(
-    _dev: *mut bindings::ib_device,
+    dev: *mut bindings::ib_device,
     _port: u32,
     immutable: *mut bindings::ib_port_immutable,
 ) -> c_int {
+    // SAFETY: This is an operation.
+    let iwarp = unsafe { Shared::of(dev) }.machine.lock().iwarp;
     // No connection manager and no MADs.
     let is = bindings::ib_port_immutable {
         pkey_tbl_len: 1,
         gid_tbl_len: 1,
+        core_cap_flags: if iwarp {
+            bindings::RDMA_CORE_CAP_PROT_IWARP
+        } else {
+            0
+        },
         ..Default::default()
     };
     // SAFETY: The core gives memory for the attributes.

@@ -100,5 +100,5 @@ impl Drop for Module {
 unsafe extern "C" fn newlink(name: *const c_char, _netdev: *mut bindings::net_device) -> c_int {
     // SAFETY: By the caller's promise.
     let name = unsafe { CStr::from_char_ptr(name) };
-    ops::errno(device::register(name, false).map(drop))
+    ops::errno(device::register(name, device::Kind::Plain).map(drop))
 }
