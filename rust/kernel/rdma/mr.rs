@@ -251,11 +251,11 @@ impl<D: Direction, M: Memory<D>> Region<D, M> {
     /// Takes the completion of a receive of `qp` as proof that the peer has invalidated the region
     /// (SEND with invalidate), and says whether it is. The region is idle then.
     ///
-    /// It is proof if it carries the region's key, comes from the receive CQ of the QP that the
-    /// registration was posted to, is being dispatched by that CQ's own poller (so not by
-    /// [`Cq::process`](crate::cq::Cq::process)), and no more than 255 registrations of the MR have
-    /// passed since another such proof, or since it was allocated: keys come again after 256. What
-    /// is not proved can still be invalidated locally.
+    /// It is proof if the device is not one of iWARP, and it carries the region's key, comes from
+    /// the receive CQ of the QP that the registration was posted to, is being dispatched by that
+    /// CQ's own poller (so not by [`Cq::process`](crate::cq::Cq::process)), and no more than 255
+    /// registrations of the MR have passed since another such proof, or since it was allocated:
+    /// keys come again after 256. What is not proved can still be invalidated locally.
     ///
     /// Any context.
     pub fn remote_invalidated<S, R>(&self, wc: &Success<'_>, qp: &Qp<S, R>) -> bool

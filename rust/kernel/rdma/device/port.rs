@@ -155,6 +155,11 @@ impl Device {
         exists.then_some(Port { dev: self, num })
     }
 
+    /// Says whether a port of the device is one of iWARP.
+    pub(crate) fn is_iwarp(&self) -> bool {
+        self.ports().any(|port| port.protocols().iwarp())
+    }
+
     /// Returns the device's ports (`rdma_for_each_port`).
     pub fn ports(&self) -> Ports<'_> {
         // A switch has its port 0 only.

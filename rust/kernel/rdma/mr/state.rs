@@ -7,6 +7,10 @@
 //! invalidated the key. What proves neither leaves it registered, and only deregistration ends
 //! that.
 //!
+//! On iWARP the receive proves nothing: there, what is invalid may be invalidated, so that the key
+//! may have been invalidated before it was registered. siw does not even compare the key's low
+//! byte, so a peer needs no key but the one before.
+//!
 //! An invalidation proves the end of a registration only if it comes after it in the send queue. An
 //! MR has to be marked registered before the request is posted, as it may be gone when the post
 //! returns, so the mark alone does not say that. Who shares an MR with others therefore marks and
@@ -89,7 +93,8 @@ struct Own {
     qp: Serial,
     /// Where the completions are that may prove a remote invalidation.
     recv_cq: *const bindings::ib_cq,
-    /// The last generation whose key no earlier completion of that CQ can have.
+    /// The last generation whose key no earlier completion of that CQ can have. Zero, which is
+    /// none, on iWARP.
     trusted: u64,
 }
 
@@ -114,13 +119,14 @@ impl Teardown for Fmr {
 impl Fmr {
     /// `raw` is a new MR of `pd` that can map `pages` pages.
     pub(super) fn new(raw: NonNull<bindings::ib_mr>, pages: u32, pd: Pd, hold: Hold) -> Self {
+        let trusted = if pd.device().is_iwarp() { 0 } else { TRUSTED };
         Self {
             cqe: UnsafeCell::new(bindings::ib_cqe { done: None }),
             own: UnsafeCell::new(Own {
                 user: core::ptr::null_mut(),
                 qp: Serial::NONE,
                 recv_cq: core::ptr::null(),
-                trusted: TRUSTED,
+                trusted,
             }),
             word: UnsafeCell::new(Word::new()),
             rkey: Atomic::new(0),
@@ -181,7 +187,8 @@ impl Fmr {
             own.trusted = generation.saturating_add(TRUSTED);
         }
         // A key is valid on one device, which the CQ belongs to, as the QP does that the
-        // registration was posted to. The device says that it was valid, and is not any more.
+        // registration was posted to. The device says that it was valid, and is not any more; one
+        // of iWARP does not say that it was, but there no generation is trusted.
         self.word().looked(generation, proved);
         proved
     }
