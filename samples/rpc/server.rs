@@ -191,6 +191,10 @@ fn begin(mut slot: Slot<Request>, wc: &Success<'_>, qp: &ServerQp, cx: &Sleepabl
     drop(message);
     let call = call.ok_or(EBADMSG)?;
     slot.call = Some(call);
+    if slot.data.len() == 0 {
+        // On iWARP, a transfer that has failed has taken them along.
+        slot.data = Ctx::new(Pages::alloc(MAX_LEN, cx)?);
+    }
     let (range, data) = (0..call.len(), call.data());
     if call.op == GET {
         slot.conclude(&call);

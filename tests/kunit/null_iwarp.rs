@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! What iWARP does not promise: that a key which a peer has invalidated was valid.
+//! What iWARP does not promise: that a key which a peer has invalidated was valid, and that the key
+//! of an RDMA READ's own memory ends with a READ that fails.
 
 use crate::fixture::{
     both,
@@ -12,10 +13,18 @@ use crate::fixture::{
 };
 use kernel::{
     new_spinlock_irq,
+    page::PAGE_SIZE,
     prelude::*,
     sync::SpinLockIrq, //
 };
-use rdma::prelude::*;
+use rdma::{
+    prelude::*,
+    qp::Init,
+    rw::{
+        Ctx,
+        Rw, //
+    }, //
+};
 use rdma_null::Injection;
 
 type Shared<T> = Arc<SpinLockIrq<T>>;
@@ -24,16 +33,19 @@ fn shared<T>(value: T) -> Result<Shared<T>> {
     Arc::pin_init(new_spinlock_irq!(value), GFP_KERNEL)
 }
 
-/// Two QPs that are connected to each other.
+/// Two QPs that are connected to each other, of which `a` has room for transfers.
 struct Link {
     a: Qp<Softirq>,
     b: Arc<Qp<Softirq>>,
 }
 
 impl Link {
-    fn new(null: &NullEnv, cq: &Cq<Softirq>) -> Result<Self> {
-        let a = null.env.raw_qp(cq, &CAPS)?;
-        let b = Arc::new(null.env.raw_qp(cq, &CAPS)?, GFP_KERNEL)?;
+    fn new(null: &NullEnv, cq: &Cq<Softirq>, contexts: u32) -> Result<Self> {
+        let env = &null.env;
+        let a = Init::new(&env.pd, cq, cq, &CAPS)
+            .rw_contexts(contexts, 1)
+            .create(&env.cx)?;
+        let b = Arc::new(env.raw_qp(cq, &CAPS)?, GFP_KERNEL)?;
         null.connect(&a, &b)?;
         Ok(Self { a, b })
     }
@@ -64,8 +76,8 @@ impl Link {
         wait(|| region.is_idle())
     }
 
-    /// Has side `a` invalidate a key, and returns where side `b` says whether that was proof for the
-    /// region.
+    /// Has side `a` invalidate a key, and returns where side `b` says whether that was proof for
+    /// the region.
     fn end(
         &self,
         null: &NullEnv,
@@ -112,6 +124,67 @@ impl CqeHandler for Ends {
     }
 }
 
+/// What the tests transfer.
+const LEN: usize = 2 * PAGE_SIZE;
+const NOWHERE: Remote = Remote { addr: 0, rkey: 0 };
+/// The first key of the first MR of a null device, which is the first that a transfer takes.
+const KEY: u32 = 0x101;
+
+type Back = Shared<Option<(Pin<KBox<Transfer>>, Option<Status>)>>;
+
+/// Pages on their way.
+#[derive(HasCqe)]
+struct Transfer {
+    cqe: Cqe<Self>,
+    data: Ctx,
+    back: Back,
+}
+
+impl CqeHandler for Transfer {
+    type Pointer = Pin<KBox<Self>>;
+    type Needs = Atomic;
+
+    fn done(this: Self::Pointer, wc: &Wc, _cx: &Atomic) {
+        let (back, status) = (this.back.clone(), wc.result().err().map(|e| e.status));
+        *back.lock() = Some((this, status));
+    }
+}
+
+impl Transfer {
+    /// Returns a transfer, and where a peer finds its pages.
+    fn new(null: &NullEnv) -> Result<(Pin<KBox<Self>>, Remote)> {
+        let mut pages = Pages::alloc(LEN, &null.env.cx)?;
+        let addr = match pages.cpu().pages().next() {
+            Some(page) => page.as_ptr() as u64,
+            None => return Err(EINVAL),
+        };
+        let this = Self {
+            cqe: Cqe::new(),
+            data: Ctx::new(pages),
+            back: shared(None)?,
+        };
+        Ok((KBox::pin(this, GFP_KERNEL)?, Remote { addr, rkey: KEY }))
+    }
+
+    fn read(&self, remote: Remote) -> Result<Rw<'_>> {
+        Ok(Rw::read(&self.data, 0..LEN, remote))
+    }
+
+    /// Has side `a` transfer, and returns the status and where a peer finds the pages.
+    fn run(
+        null: &NullEnv,
+        link: &Link,
+        rw: impl for<'a> FnOnce(&'a Self) -> Result<Rw<'a>>,
+    ) -> Result<(Pin<KBox<Self>>, Option<Status>, Remote)> {
+        let (transfer, pages) = Self::new(null)?;
+        let back = transfer.back.clone();
+        link.a.post_rw(transfer, rw, &null.env.cx)?;
+        wait(|| back.lock().is_some())?;
+        let (transfer, status) = back.lock().take().ok_or(EINVAL)?;
+        Ok((transfer, status, pages))
+    }
+}
+
 #[kunit_tests(rdma_null_iwarp)]
 mod tests {
     use super::*;
@@ -119,7 +192,7 @@ mod tests {
     #[test]
     fn remote_invalidation_is_no_proof() -> Result {
         let null = NullEnv::iwarp()?;
-        let link = Link::new(&null, &null.env.cq(128)?)?;
+        let link = Link::new(&null, &null.env.cq(128)?, 0)?;
         let region = null.env.region(8)?;
         for _ in 0..2 {
             let remote = link.register(&region)?;
@@ -136,7 +209,7 @@ mod tests {
     #[test]
     fn key_that_comes_is_invalidated() -> Result {
         let null = NullEnv::iwarp()?;
-        let link = Link::new(&null, &null.env.cq(128)?)?;
+        let link = Link::new(&null, &null.env.cq(128)?, 0)?;
         let region = null.env.region(8)?;
         let next = link.register(&region)?.rkey + 1;
         let num = link.b.num();
@@ -157,6 +230,74 @@ mod tests {
         check_eq!(link.write(&null, remote)?, None);
         check_eq!(*proved.lock(), Some(false));
         check!(!region.is_idle());
+        Ok(())
+    }
+
+    #[test]
+    fn read_gives_its_pages_back() -> Result {
+        let null = NullEnv::iwarp()?;
+        let cq = null.env.cq(256)?;
+        let (link, other) = (Link::new(&null, &cq, 2)?, Link::new(&null, &cq, 0)?);
+        let region = null.env.region(LEN)?;
+        region.write(LEN - 4, b"tail")?;
+        let remote = link.register(&region)?;
+        let (mut transfer, status, pages) = Transfer::run(&null, &link, |x| x.read(remote))?;
+        check_eq!(status, None);
+        let mut tail = [0; 4];
+        transfer.data.cpu().read(LEN - 4, &mut tail)?;
+        check_eq!(&tail, b"tail");
+        check_eq!(transfer.data.len(), LEN);
+        check_eq!(other.write(&null, pages)?, Some(Status::REM_ACCESS_ERR));
+        Ok(())
+    }
+
+    #[test]
+    fn failed_write_gives_its_pages_back() -> Result {
+        let null = NullEnv::iwarp()?;
+        let link = Link::new(&null, &null.env.cq(256)?, 2)?;
+        let (mut transfer, status, _) =
+            Transfer::run(&null, &link, |x| Ok(Rw::write(&x.data, 0..LEN, NOWHERE)))?;
+        check_eq!(status, Some(Status::REM_ACCESS_ERR));
+        transfer.data.cpu().read(0, &mut [0; 4])?;
+        Ok(())
+    }
+
+    /// Peers can still write to its pages.
+    #[test]
+    fn pages_of_a_failed_read_stay_until_the_qp_is_gone() -> Result {
+        let null = NullEnv::iwarp()?;
+        let cq = null.env.cq(256)?;
+        let (link, other) = (Link::new(&null, &cq, 2)?, Link::new(&null, &cq, 0)?);
+        let (mut transfer, status, pages) = Transfer::run(&null, &link, |x| x.read(NOWHERE))?;
+        check_eq!(status, Some(Status::REM_ACCESS_ERR));
+        let shown = transfer.data.cpu().read(0, &mut [0; 4]);
+        let len = transfer.data.len();
+        drop(transfer);
+        check_eq!(other.write(&null, pages)?, None);
+        check_err!(shown, EINVAL);
+        check_eq!(len, 0);
+        link.a.destroy(&null.env.cx)?;
+        check_eq!(other.write(&null, pages)?, Some(Status::REM_ACCESS_ERR));
+        Ok(())
+    }
+
+    /// As the one above, of a READ that was not posted, behind the registration that was.
+    #[test]
+    fn pages_of_a_read_in_part_stay_until_the_qp_is_gone() -> Result {
+        let null = NullEnv::iwarp()?;
+        let cq = null.env.cq(256)?;
+        let (link, other) = (Link::new(&null, &cq, 2)?, Link::new(&null, &cq, 0)?);
+        let (transfer, pages) = Transfer::new(&null)?;
+        let num = link.a.num();
+        null.dev
+            .inject_qp(num, Injection::Refuse { after: 1, errno: 5 })?;
+        let posted = link.a.post_rw(transfer, |x| x.read(NOWHERE), &null.env.cx);
+        check_err!(posted, EIO);
+        // This drops the owner.
+        link.a.drain(&null.env.cx)?;
+        check_eq!(other.write(&null, pages)?, None);
+        link.a.destroy(&null.env.cx)?;
+        check_eq!(other.write(&null, pages)?, Some(Status::REM_ACCESS_ERR));
         Ok(())
     }
 }

@@ -65,6 +65,13 @@ struct Plan {
     dir: bindings::dma_data_direction,
 }
 
+impl Plan {
+    /// Says whether the peer's memory is read.
+    fn reads(&self) -> bool {
+        self.dir == bindings::dma_data_direction::DMA_FROM_DEVICE
+    }
+}
+
 /// A transfer between the pages of a [`Ctx`] and a peer's memory.
 ///
 /// # Invariants

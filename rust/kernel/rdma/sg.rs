@@ -90,10 +90,7 @@ impl<D: Direction> SgBuf<D> {
         let mapped = (raw.dev(), raw.dir);
         // SAFETY: By the type invariant; the table is only read.
         unsafe { bindings::rdma_helper_dma_sync_sgtable_for_cpu(mapped.0, raw.table(), mapped.1) };
-        CpuPages {
-            pages: &mut raw.pages,
-            mapped: Some(mapped),
-        }
+        CpuPages::of_mapped(&mut raw.pages, mapped.0, mapped.1)
     }
 
     /// Returns how many entries a request for the bytes in `range` has.

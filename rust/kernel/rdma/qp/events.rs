@@ -102,12 +102,12 @@ pub(super) struct QpContext {
 impl QpContext {
     /// Never inlined, so that all QPs give a lock one name, as lockdep wants it.
     #[inline(never)]
-    pub(super) fn new(events: Option<Arc<dyn Events>>) -> Result<Pin<KBox<Self>>> {
+    pub(super) fn new(events: Option<Arc<dyn Events>>, iwarp: bool) -> Result<Pin<KBox<Self>>> {
         let init = pin_init!(Self {
             modifying <- new_mutex!(()),
             turn <- new_spinlock_irq!((), "rdma::Qp::turn"),
             parked: Parked::new(),
-            transfers: Transfers::new(),
+            transfers: Transfers::new(iwarp),
             events,
         });
         KBox::pin_init(init, GFP_KERNEL)

@@ -272,7 +272,7 @@ pub(crate) fn create(
     let mut attr = parts.to_raw()?;
     let reserved = Deferred::reserve()?;
     let markers = Markers::new()?;
-    let context = QpContext::new(parts.events.clone())?;
+    let context = QpContext::new(parts.events.clone(), dev.is_iwarp())?;
     context.install(&mut attr);
     let hold = dev.hold(Kind::Qp);
     let owner = Owner::of(&origin, pd)?;

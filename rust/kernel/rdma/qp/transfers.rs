@@ -6,7 +6,11 @@
 //! proves that all requests have completed, not that all handlers have begun: those of a direct CQ,
 //! or of one that the drain of an SRQ polls, may still be waiting with another thread. So transfers
 //! are counted, and their QP is destroyed when none is left.
+//!
+//! On iWARP they may leave pages behind, which peers can write to until the QP, and its MRs with
+//! it, is destroyed.
 
+use super::parked::Parked;
 use crate::context::Sleepable;
 use kernel::{
     prelude::*,
@@ -27,22 +31,40 @@ use kernel::{
 /// How long handlers of a drained QP may take to begin, in milliseconds.
 const PATIENCE_MS: u32 = 60_000;
 
-/// The number of transfers that will use the QP.
-pub(crate) struct Transfers(Atomic<u32>);
+/// The transfers of a QP.
+pub(crate) struct Transfers {
+    /// How many will use the QP.
+    count: Atomic<u32>,
+    /// What they leave behind.
+    kept: Parked,
+    /// Whether the device is one of iWARP.
+    pub(crate) iwarp: bool,
+}
 
 impl Transfers {
-    pub(super) const fn new() -> Self {
-        Self(Atomic::new(0))
+    pub(super) const fn new(iwarp: bool) -> Self {
+        Self {
+            count: Atomic::new(0),
+            kept: Parked::new(),
+            iwarp,
+        }
     }
 
     /// A transfer has begun.
     pub(crate) fn begin(&self) {
-        self.0.add(1, Relaxed);
+        self.count.add(1, Relaxed);
     }
 
     /// A transfer has ended and does not use the QP, or this, any more.
     pub(crate) fn end(&self) {
-        self.0.fetch_sub(1, Release);
+        self.count.fetch_sub(1, Release);
+    }
+
+    /// Keeps what a transfer leaves behind until the QP is destroyed. Any context.
+    ///
+    /// The transfer has not ended.
+    pub(crate) fn keep<T: Send + 'static>(&self, left: T) {
+        self.kept.park(left);
     }
 
     /// Waits until no transfer is left.
@@ -52,11 +74,20 @@ impl Transfers {
     /// `ETIMEDOUT` after a minute.
     pub(super) fn wait(&self, _cx: &Sleepable) -> Result {
         for _ in 0..PATIENCE_MS {
-            if self.0.load(Acquire) == 0 {
+            if self.count.load(Acquire) == 0 {
                 return Ok(());
             }
             fsleep(Delta::from_millis(1));
         }
         Err(ETIMEDOUT)
+    }
+}
+
+impl Drop for Transfers {
+    fn drop(&mut self) {
+        // SAFETY: The context of a QP, which this is a part of, is dropped once the QP was
+        // destroyed, or when it could not be created, and is leaked with it otherwise. So no
+        // request is outstanding, and the MRs of the QP are gone; the PD is dropped after this.
+        unsafe { self.kept.take().release() };
     }
 }

@@ -23,6 +23,7 @@ use kernel::{
     sync::atomic::{
         ordering::{
             Full,
+            Relaxed,
             Release, //
         },
         Atomic, //
@@ -36,19 +37,22 @@ const POSTED: u32 = 1;
 ///
 /// # Invariants
 ///
-/// While `state` is `POSTED`, the post that has set it and then the completion have `own` and the
-/// scatter list of `pages` for themselves, and this stays where it is. From a successful
-/// `Ctx::start` to `Ctx::finish`, `own.job` is what was begun, counted by its QP.
+/// While `state` is `POSTED`, the post that has set it and then the completion have `own` for
+/// themselves, and this stays where it is. From a successful `Ctx::start` to `Ctx::finish`,
+/// `own.job` is what was begun, counted by its QP.
 #[repr(C)]
 pub struct Ctx {
     /// What the last request completes to. The first field, to get back from it.
     pub(super) cqe: bindings::ib_cqe,
     state: Atomic<u32>,
     own: UnsafeCell<Own>,
-    pages: Pages,
+    /// How long `own.pages` is: zero if there are none.
+    len: Atomic<usize>,
 }
 
 struct Own {
+    /// Until a peer may write to them.
+    pages: Option<Pages>,
     raw: bindings::rdma_rw_ctx,
     job: Option<Job>,
 }
@@ -62,8 +66,43 @@ struct Job {
     dir: bindings::dma_data_direction,
     first: *mut bindings::scatterlist,
     count: u32,
+    /// Whether peers can write to the pages, by the key of an MR, until a READ has succeeded.
+    exposed: bool,
     /// The last entry, and how long it was before it was made to end with the range.
     last: (*mut bindings::scatterlist, u32),
+}
+
+/// Pages that peers may write to, still mapped.
+///
+/// # Invariants
+///
+/// - `count` entries from `first` on of the table of `_pages` are mapped for `device` in direction
+///   `dir`.
+/// - This is dropped when the MRs that may have the pages are gone, and before `device` is.
+struct Exposed {
+    _pages: Pages,
+    device: *mut bindings::ib_device,
+    first: *mut bindings::scatterlist,
+    count: u32,
+    dir: bindings::dma_data_direction,
+}
+
+// SAFETY: It is memory that nobody looks at, and DMA may be unmapped from any thread.
+unsafe impl Send for Exposed {}
+
+impl Drop for Exposed {
+    fn drop(&mut self) {
+        let mut table = bindings::sg_table {
+            sgl: self.first,
+            nents: self.count,
+            orig_nents: self.count,
+        };
+        // SAFETY: By the type invariant the device is there, the entries are mapped for it in this
+        // direction, and no key gives access to them any more.
+        unsafe {
+            bindings::rdma_helper_dma_unmap_sgtable(self.device, &raw mut table, self.dir);
+        }
+    }
 }
 
 // SAFETY: A transfer may be begun and end on any thread.
@@ -80,23 +119,25 @@ impl Ctx {
                 done: Some(transferred),
             },
             state: Atomic::new(FREE),
+            len: Atomic::new(pages.len()),
             own: UnsafeCell::new(Own {
+                pages: Some(pages),
                 raw: Default::default(),
                 job: None,
             }),
-            pages,
         }
     }
 
-    /// Returns the length of the pages, in bytes.
+    /// Returns the length of the pages, in bytes: zero when they are lost, see
+    /// [`Qp::post_rw`](crate::qp::Qp::post_rw).
     #[expect(clippy::len_without_is_empty)]
     pub fn len(&self) -> usize {
-        self.pages.len()
+        self.len.load(Relaxed)
     }
 
     /// Lets the CPU see the bytes.
     pub fn cpu(&mut self) -> CpuPages<'_> {
-        self.pages.cpu()
+        CpuPages::of(self.own.get_mut().pages.as_mut())
     }
 
     /// Maps the pages and makes the requests (`rdma_rw_ctx_init`). May sleep.
@@ -111,8 +152,11 @@ impl Ctx {
         transfers: &Transfers,
         user: *mut bindings::ib_cqe,
     ) -> Result {
+        // SAFETY: The state makes this the only user.
+        let own = unsafe { &mut *self.own.get() };
+        let pages = own.pages.as_ref().ok_or(EINVAL)?;
         let Range { start, end } = plan.range;
-        if start >= end || end > self.pages.len() {
+        if start >= end || end > pages.len() {
             return Err(EINVAL);
         }
         // SAFETY: The QP is valid.
@@ -136,26 +180,26 @@ impl Ctx {
             }
             sg
         };
-        let first = nth(self.pages.table.sgl, skipped);
+        let first = nth(pages.table.sgl, skipped);
         let last = nth(first, count - 1);
-        // SAFETY: The state makes this the only user of the list and of `own`. C transfers all of
-        // an entry, so the last one has to end where the range does.
-        let own = unsafe {
+        // SAFETY: The state makes this the only user of the list. C transfers all of an entry, so
+        // the last one has to end where the range does.
+        let len = unsafe {
             let len = (*last).length;
             (*last).length = (end - (skipped + count - 1) * PAGE_SIZE) as u32;
-            let own = &mut *self.own.get();
-            own.job = Some(Job {
-                user,
-                transfers: NonNull::from(transfers),
-                qp,
-                port,
-                dir: plan.dir,
-                first,
-                count: count as u32,
-                last: (last, len),
-            });
-            own
+            len
         };
+        own.job = Some(Job {
+            user,
+            transfers: NonNull::from(transfers),
+            qp,
+            port,
+            dir: plan.dir,
+            first,
+            count: count as u32,
+            exposed: false,
+            last: (last, len),
+        });
         // SAFETY: The QP is valid, the list is as long as said, not mapped, and its first entry is
         // longer than the offset.
         let ret = unsafe {
@@ -182,30 +226,67 @@ impl Ctx {
     }
 
     /// Undoes [`Ctx::start`], and returns the callback of the owner (`rdma_rw_ctx_destroy`).
+    /// `succeeded` says whether all of the transfer was done.
+    ///
+    /// On iWARP, where a READ writes to an MR that peers have the key of, only the READ that has
+    /// succeeded has invalidated that (`IB_WR_RDMA_READ_WITH_INV`). `rdma_rw` keeps the MR all the
+    /// same, for another transfer, until the QP is destroyed. So does the QP with the pages.
     ///
     /// Any context.
     ///
     /// # Safety
     ///
     /// The transfer was begun and has no request outstanding, and nobody else uses this.
-    pub(super) unsafe fn finish(&self) -> Option<*mut bindings::ib_cqe> {
-        // SAFETY: By the caller's promise this is the only user. The QP is not destroyed while it
-        // counts this transfer.
+    pub(super) unsafe fn finish(&self, succeeded: bool) -> Option<*mut bindings::ib_cqe> {
+        // SAFETY: By the caller's promise this is the only user.
+        let own = unsafe { &mut *self.own.get() };
+        let job = own.job.take()?;
+        let read = job.dir == bindings::dma_data_direction::DMA_FROM_DEVICE;
+        let ended = !job.exposed || (succeeded && read);
+        // SAFETY: The transfer was begun with these. The QP is not destroyed while it counts this
+        // transfer. What has no entries is not unmapped.
         unsafe {
-            let own = &mut *self.own.get();
-            let job = own.job.take()?;
-            bindings::rdma_rw_ctx_destroy(
-                &raw mut own.raw,
-                job.qp.as_ptr(),
-                job.port,
-                job.first,
-                job.count,
-                job.dir,
-            );
-            job.restore();
-            job.transfers.as_ref().end();
-            Some(job.user)
+            let count = if ended { job.count } else { 0 };
+            let (qp, port) = (job.qp.as_ptr(), job.port);
+            bindings::rdma_rw_ctx_destroy(&raw mut own.raw, qp, port, job.first, count, job.dir);
         }
+        job.restore();
+        // SAFETY: The QP is not destroyed while it counts this transfer.
+        let transfers = unsafe { job.transfers.as_ref() };
+        if !ended {
+            self.len.store(0, Relaxed);
+            if let Some(pages) = own.pages.take() {
+                // INVARIANT: As `rdma_rw_ctx_init` has mapped them. The QP drops them when it was
+                // destroyed with its MRs, and before its PD.
+                transfers.keep(Exposed {
+                    _pages: pages,
+                    // SAFETY: The QP is not destroyed while it counts this transfer.
+                    device: unsafe { job.qp.as_ref() }.device,
+                    first: job.first,
+                    count: job.count,
+                    dir: job.dir,
+                });
+            }
+        }
+        transfers.end();
+        Some(job.user)
+    }
+
+    /// Undoes [`Ctx::start`], when nothing was posted.
+    ///
+    /// Any context.
+    ///
+    /// # Safety
+    ///
+    /// The transfer was begun, none of its requests was posted, and nobody else uses this.
+    pub(super) unsafe fn cancel(&self) {
+        // SAFETY: By the caller's promise this is the only user.
+        if let Some(job) = unsafe { &mut (*self.own.get()).job } {
+            job.exposed = false;
+        }
+        // SAFETY: By the caller's promise the transfer was begun, has no request outstanding, and
+        // has no other user.
+        unsafe { self.finish(false) };
     }
 
     /// Returns the first of the requests, of which the last completes to this context, or is
@@ -221,9 +302,17 @@ impl Ctx {
         // SAFETY: By the caller's promise. The callback is only read.
         unsafe {
             let own = &mut *self.own.get();
-            let Some(job) = &own.job else { return then };
+            let Some(job) = &mut own.job else { return then };
             let cqe = (&raw const self.cqe).cast_mut();
-            bindings::rdma_rw_ctx_wrs(&raw mut own.raw, job.qp.as_ptr(), job.port, cqe, then)
+            let (qp, port) = (job.qp.as_ptr(), job.port);
+            let first = bindings::rdma_rw_ctx_wrs(&raw mut own.raw, qp, port, cqe, then);
+            // With an MR, the first registers it, or invalidates it before that.
+            job.exposed = job.transfers.as_ref().iwarp
+                && matches!(
+                    (*first).opcode,
+                    bindings::ib_wr_opcode_IB_WR_REG_MR | bindings::ib_wr_opcode_IB_WR_LOCAL_INV
+                );
+            first
         }
     }
 
@@ -253,7 +342,7 @@ impl Drop for Ctx {
     fn drop(&mut self) {
         // SAFETY: Whoever drops this owns it, so no request is outstanding: what is posted is the
         // queue's, and what was posted in part is the QP's until it was drained.
-        unsafe { self.finish() };
+        unsafe { self.finish(false) };
     }
 }
 
@@ -268,7 +357,7 @@ unsafe extern "C" fn transferred(cq: *mut bindings::ib_cq, wc: *mut bindings::ib
     // the last request, so none is outstanding.
     unsafe {
         let ctx = &*(*(*wc).__bindgen_anon_1.wr_cqe).cast_const().cast::<Ctx>();
-        if let Some(user) = ctx.finish() {
+        if let Some(user) = ctx.finish((*wc).status == bindings::ib_wc_status_IB_WC_SUCCESS) {
             ctx.release();
             hand_on(user, cq, wc);
         }

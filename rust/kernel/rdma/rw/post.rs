@@ -81,7 +81,7 @@ impl<P> Drop for InPart<P> {
         let ctx = unsafe { self.ctx.as_ref() };
         // SAFETY: By the type invariant no request is outstanding. As the state still is that of a
         // transfer that was posted, nobody else uses the rest.
-        unsafe { ctx.finish() };
+        unsafe { ctx.finish(false) };
         ctx.release();
     }
 }
@@ -113,6 +113,11 @@ unsafe fn begin(
         })?;
         if !then.is_null() {
             end(then, (&raw const ctx.cqe).cast_mut());
+            let read = bindings::ib_wr_opcode_IB_WR_RDMA_READ;
+            if transfers.iwarp && plan.reads() && (*then).opcode != read {
+                // siw completes what follows a READ before that is done, unless it is another one.
+                (*then).send_flags |= bindings::ib_send_flags_IB_SEND_FENCE as c_int;
+            }
         }
         ctx.requests(then)
     };
@@ -135,7 +140,7 @@ unsafe fn begin(
         return Err(Failed::InPart(error));
     }
     // SAFETY: The driver says that it has posted none of the requests.
-    unsafe { ctx.finish() };
+    unsafe { ctx.cancel() };
     ctx.release();
     Err(Failed::Nowhere(error))
 }
@@ -148,14 +153,18 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
     /// [`Port::rw_contexts`](crate::device::Port::rw_contexts). In the owner's handler the pages
     /// are not mapped any more (`rdma_rw_ctx_destroy`).
     ///
+    /// On iWARP the peer of a READ gets a key by which it can write to the pages, and which ends
+    /// only with a READ that succeeds. The pages of one that has failed are lost to the [`Ctx`],
+    /// whose length is zero then; they are freed when the QP was destroyed.
+    ///
     /// Sleeps, as C allocates.
     ///
     /// # Errors
     ///
     /// What `rw` says; `EBUSY` if the context is in use; `EINVAL` if the range is empty or not
-    /// inside of the pages, or the QP is not initialised or has no entries; `EAGAIN` if MRs are
-    /// needed and all of the QP's are in use; `ENOMEM` also when the queue is full. See [`RwError`]
-    /// for what becomes of the owner.
+    /// inside of the pages, if these are lost, or the QP is not initialised or has no entries;
+    /// `EAGAIN` if MRs are needed and all of the QP's are in use; `ENOMEM` also when the queue is
+    /// full. See [`RwError`] for what becomes of the owner.
     pub fn post_rw<P, const ID: u64>(
         &self,
         owner: P,

@@ -81,10 +81,7 @@ impl Pages {
 
     /// Lets the CPU see the bytes.
     pub fn cpu(&mut self) -> CpuPages<'_> {
-        CpuPages {
-            pages: self,
-            mapped: None,
-        }
+        CpuPages::of(Some(self))
     }
 
     fn check(&self, offset: usize, len: usize) -> Result {
@@ -137,19 +134,40 @@ impl Drop for Pages {
 
 /// The bytes of pages, for the CPU, while no device has business with them.
 pub struct CpuPages<'a> {
-    pub(super) pages: &'a mut Pages,
+    /// None of a [`Ctx`](crate::rw::Ctx) that has lost them.
+    pages: Option<&'a mut Pages>,
     /// Where they are mapped, if they are.
-    pub(super) mapped: Option<(*mut bindings::ib_device, bindings::dma_data_direction)>,
+    mapped: Option<(*mut bindings::ib_device, bindings::dma_data_direction)>,
 }
 
-impl CpuPages<'_> {
+impl<'a> CpuPages<'a> {
+    /// Shows pages that are not mapped, if there are any.
+    pub(crate) fn of(pages: Option<&'a mut Pages>) -> Self {
+        Self {
+            pages,
+            mapped: None,
+        }
+    }
+
+    /// Shows pages that are mapped, for this device and in this direction, and belong to the CPU.
+    pub(super) fn of_mapped(
+        pages: &'a mut Pages,
+        dev: *mut bindings::ib_device,
+        dir: bindings::dma_data_direction,
+    ) -> Self {
+        Self {
+            pages: Some(pages),
+            mapped: Some((dev, dir)),
+        }
+    }
+
     /// Copies bytes from `offset` on out.
     ///
     /// # Errors
     ///
     /// `EINVAL` if the range is not inside of the memory.
     pub fn read(&self, offset: usize, to: &mut [u8]) -> Result {
-        self.pages.copy_out(offset, to)
+        self.pages.as_ref().ok_or(EINVAL)?.copy_out(offset, to)
     }
 
     /// Copies bytes in, from `offset` on.
@@ -158,13 +176,16 @@ impl CpuPages<'_> {
     ///
     /// `EINVAL` if the range is not inside of the memory.
     pub fn write(&mut self, offset: usize, from: &[u8]) -> Result {
-        self.pages.copy_in(offset, from)
+        self.pages.as_ref().ok_or(EINVAL)?.copy_in(offset, from)
     }
 
     /// Returns the pages, one after the other, the last as long as it is used.
     pub fn pages(&mut self) -> impl Iterator<Item = &mut [u8]> {
-        let len = self.pages.len;
-        self.pages.pages.iter().enumerate().map(move |(i, page)| {
+        let (pages, len) = match &self.pages {
+            Some(pages) => (&pages.pages[..], pages.len),
+            None => (&[][..], 0),
+        };
+        pages.iter().enumerate().map(move |(i, page)| {
             let len = PAGE_SIZE.min(len - i * PAGE_SIZE);
             // SAFETY: By the invariant of `Pages` the page has an address, and was zeroed. The
             // borrow is exclusive, and each page comes once.
@@ -178,14 +199,10 @@ impl CpuPages<'_> {
 
 impl Drop for CpuPages<'_> {
     fn drop(&mut self) {
-        if let Some((dev, dir)) = self.mapped {
+        if let (Some(pages), Some((dev, dir))) = (&mut self.pages, self.mapped) {
             // SAFETY: The pages are mapped for the device in this direction.
             unsafe {
-                bindings::rdma_helper_dma_sync_sgtable_for_device(
-                    dev,
-                    &raw mut *self.pages.table,
-                    dir,
-                )
+                bindings::rdma_helper_dma_sync_sgtable_for_device(dev, &raw mut *pages.table, dir)
             };
         }
     }
