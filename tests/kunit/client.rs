@@ -26,6 +26,7 @@ use rdma::{
     client::Registration,
     device::Event,
     prelude::{
+        Arc,
         Client,
         ClientRef,
         Device,
@@ -62,18 +63,45 @@ impl Drop for Kunit {
     }
 }
 
+/// What a test does once in a call of the device's.
+type Hook = Option<Arc<dyn Fn(&Sleepable) + Send + Sync>>;
+
 /// Keeps a PD, as ULPs do, to be let go when the device goes, and the events of the device.
 #[pin_data]
 pub(crate) struct PerDevice {
     _pd: Pd,
     #[pin]
     events: Mutex<KVec<Event>>,
+    #[pin]
+    in_event: Mutex<Hook>,
+    #[pin]
+    in_remove: Mutex<Hook>,
+}
+
+/// Calls what a test wants to be called, once.
+fn call(hook: &Mutex<Hook>, cx: &Sleepable) {
+    let hook = hook.lock().take();
+    if let Some(hook) = hook {
+        hook(cx);
+    }
 }
 
 impl PerDevice {
     /// Returns the events that have come since the last call.
     pub(crate) fn take_events(&self) -> KVec<Event> {
         core::mem::take(&mut *self.events.lock())
+    }
+
+    /// Has this called by the next event.
+    pub(crate) fn in_event(&self, hook: impl Fn(&Sleepable) + Send + Sync + 'static) -> Result {
+        *self.in_event.lock() = Some(Arc::new(hook, GFP_KERNEL)?);
+        Ok(())
+    }
+
+    /// Has this called when the device goes.
+    pub(crate) fn in_remove(&self, hook: impl Fn(&Sleepable) + Send + Sync + 'static) -> Result {
+        *self.in_remove.lock() = Some(Arc::new(hook, GFP_KERNEL)?);
+        Ok(())
     }
 }
 
@@ -87,12 +115,19 @@ impl DeviceData<Kunit> for PerDevice {
         try_pin_init!(Self {
             _pd: pd?,
             events <- new_mutex!(KVec::new()),
+            in_event <- new_mutex!(None),
+            in_remove <- new_mutex!(None),
         })
     }
 
-    fn event(self: Pin<&Self>, _client: Pin<&Kunit>, _dev: &Device, event: Event, _cx: &Sleepable) {
+    fn remove(self: Pin<&Self>, _client: Pin<&Kunit>, _dev: &Device, cx: &Sleepable) {
+        call(&self.in_remove, cx);
+    }
+
+    fn event(self: Pin<&Self>, _client: Pin<&Kunit>, _dev: &Device, event: Event, cx: &Sleepable) {
         // A test that misses one will say so.
         let _ = self.events.lock().push(event, GFP_KERNEL);
+        call(&self.in_event, cx);
     }
 }
 

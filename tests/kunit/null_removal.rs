@@ -2,19 +2,24 @@
 
 //! Surprise removal at each stage of an object's life: it waits for the last handle, and no longer.
 
-use crate::fixture::{
-    begin_removal,
-    both,
-    nothing,
-    removal_waits_for as waits_for,
-    send,
-    wait,
-    Inbox,
-    Null,
-    NullEnv,
-    Polled,
-    RegOwner,
-    CAPS, //
+use crate::{
+    client::Kunit,
+    fixture::{
+        begin_removal,
+        both,
+        nothing,
+        removal_waits_for as waits_for,
+        send,
+        wait,
+        Counter,
+        Inbox,
+        Null,
+        NullEnv,
+        Polled,
+        RegOwner,
+        CAPS,
+        LONG_MS, //
+    }, //
 };
 use kernel::{
     prelude::*,
@@ -250,6 +255,27 @@ mod tests {
             pair.a.drain(&cx)
         };
         waits_for(pair::<Direct>, last)
+    }
+
+    #[test]
+    fn what_an_event_waits_for_ends() -> Result {
+        let NullEnv { dev, env } = NullEnv::new()?;
+        let (cq, client) = (env.cq::<Waited>(16)?, env.client.clone());
+        let (begun, ended) = (Counter::new()?, Counter::new()?);
+        let (begins, ends) = (begun.clone(), ended.clone());
+        let data = env.dev.data::<Kunit>(&env.cx).ok_or(ENODEV)?;
+        data.in_event(move |cx| {
+            begins.up();
+            if cq.wait(LONG_MS, cx) == Err(ENODEV) {
+                ends.up();
+            }
+        })?;
+        drop((data, env));
+        dev.inject(Injection::Event { event: 1000 })?;
+        wait(|| begun.get() == 1)?;
+        let removed = begin_removal(&dev, &client)?;
+        wait(|| ended.get() == 1)?;
+        wait(|| removed.get() == 1)
     }
 
     #[test]

@@ -75,6 +75,32 @@ impl cm::Accept for Ear {
     }
 }
 
+/// Has much to do when it is told that nothing is heard any more: it waits until so many threads
+/// know that the device goes.
+struct Busy {
+    knowing: Arc<Counter>,
+    all: i32,
+    done: Arc<Counter>,
+}
+
+impl ibcm::Accept for Busy {
+    fn request(&self, _request: ibcm::Request<'_>, _cx: &Sleepable) {}
+
+    fn stopped(&self) {
+        if wait(|| self.knowing.get() == self.all).is_ok() {
+            self.done.up();
+        }
+    }
+}
+
+/// Counts who learns in a wait that the device goes.
+fn knows(counter: &Counter, waited: Result) {
+    match waited {
+        Err(ENODEV) => drop(counter.up()),
+        other => pr_err!("FAILED: {other:?}\n"),
+    }
+}
+
 #[kunit_tests(rdma_removal)]
 mod tests {
     use super::*;
@@ -151,6 +177,59 @@ mod tests {
         // Nobody is told twice.
         check_eq!((refused.get(), stopped.get()), (1, 1));
         drop(listener);
+        Ok(())
+    }
+
+    #[test]
+    fn who_waits_is_told_first() -> Result {
+        let link = Spare::new();
+        let env = link.env()?;
+        let (knowing, begun, done) = (Counter::new()?, Counter::new()?, Counter::new()?);
+        let busy = Busy {
+            knowing: knowing.clone(),
+            all: 3,
+            done: done.clone(),
+        };
+        let busy = Arc::new(busy, GFP_KERNEL)?;
+        let listener = ibcm::Listener::new(&env.dev, service_id(), busy, &env.cx)?;
+        let cq = env.cq::<Waited>(16)?;
+        let (knows_it, begins) = (knowing.clone(), begun.clone());
+        env.client.spawn(GFP_KERNEL, move |cx| {
+            begins.up();
+            knows(&knows_it, cq.wait(LONG_MS, cx).map(drop));
+        })?;
+        let ip = env.ip;
+        let mads = Mads::on(link.env()?, ip, own_class(), BACKLOG)?;
+        let (knows_it, begins, to) = (knowing.clone(), begun.clone(), mads.peer.clone());
+        let asker = mads.client.clone();
+        env.client.spawn(GFP_KERNEL, move |cx| {
+            begins.up();
+            let asked = message(Method::GET, 0, &[]);
+            knows(
+                &knows_it,
+                asker.request(&to, &asked, LONG_MS, 9, cx).map(drop),
+            );
+        })?;
+        let (knows_it, begins) = (knowing.clone(), begun.clone());
+        env.client.spawn(GFP_KERNEL, move |cx| {
+            let connect = || -> Result {
+                let other = link.env()?;
+                let to = SocketAddr::new(nobody(&other)?.into(), port());
+                let id = cm::Id::resolve(&other.client, to, STEP_MS, cx)?;
+                let cq = other.cq::<Softirq>(64)?;
+                let _qp = Qp::create(&id, &other.pd, &cq, &cq, &CAPS, cx)?;
+                begins.up();
+                id.connect(Events::new()?, &cm::ConnParam::default(), cx)?;
+                Ok(())
+            };
+            knows(&knows_it, connect());
+        })?;
+        wait(|| begun.get() == 3)?;
+        mads.server.recv(Some(LONG_MS), &mads.env.cx)?;
+        fsleep(Delta::from_millis(20));
+        link.unplug()?;
+        wait(|| done.get() == 1)?;
+        drop((listener, mads, env));
         Ok(())
     }
 

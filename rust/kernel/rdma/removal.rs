@@ -14,8 +14,13 @@ use kernel::{
 
 /// Something made from a device that threads may wait for.
 pub(crate) trait OnRemoval: Send + Sync {
-    /// The device goes: nobody may wait for this any more.
-    fn removed(&self, cx: &Sleepable);
+    /// The device is about to go: every thread that waits for this gets `ENODEV`, and no other one
+    /// waits from here on. Called before [`OnRemoval::removed`] of any object, with the list locked:
+    /// takes locks for a moment only, and waits for nothing.
+    fn gone(self: Arc<Self>) {}
+
+    /// The device goes: ends this. May wait, for handlers of the ULP too.
+    fn removed(&self, _cx: &Sleepable) {}
 }
 
 struct Entry {
@@ -72,17 +77,25 @@ impl Removal {
         }
     }
 
-    /// Closes the list, and returns an object that does not know yet.
-    fn next_untold(&self) -> Option<Arc<dyn OnRemoval>> {
+    /// Closes the list, and has everybody who waits for an object know that the device goes.
+    pub(crate) fn close(&self) {
         let mut list = self.list.lock();
         list.closed = true;
+        for entry in &list.entries {
+            entry.object.clone().gone();
+        }
+    }
+
+    /// Returns an object that was not ended yet.
+    fn next_untold(&self) -> Option<Arc<dyn OnRemoval>> {
+        let mut list = self.list.lock();
         let entry = list.entries.iter_mut().find(|entry| !entry.told)?;
         entry.told = true;
         Some(entry.object.clone())
     }
 
-    /// Tells all objects. None is listed from here on.
-    pub(crate) fn tell_all(&self, cx: &Sleepable) {
+    /// Ends all objects, after [`Removal::close`].
+    pub(crate) fn end_all(&self, cx: &Sleepable) {
         while let Some(object) = self.next_untold() {
             object.removed(cx);
         }

@@ -198,22 +198,31 @@ impl<T: Owned> Registration<T> {
                 Ok(())
             }
             Err(e) => {
-                self.release(inner, &cx);
+                self.release(inner, false, &cx);
                 Err(e)
             }
         }
     }
 
     /// Ends the use of a device: nobody finds it any more, and all that was made from it is gone.
-    fn release(&self, inner: Pin<KBox<device::Inner>>, cx: &Sleepable) {
+    /// `watched` says that its events come to [`Self::event`].
+    fn release(&self, inner: Pin<KBox<device::Inner>>, watched: bool, cx: &Sleepable) {
         let entry = NonNull::from(&*inner);
         self.core.devices.lock().retain(|other| other.0 != entry);
+        // Before anything here waits: what it waits for may itself wait for the device.
+        inner.removal.close();
+        inner.bound.close();
+        if watched {
+            // SAFETY: `add_device` has begun it, and this is the only end of the device. This waits
+            // for a call that has begun.
+            unsafe { inner.unwatch() };
+        }
         let data = inner.take_data::<T>();
         // SAFETY: `inner` is valid until its gate was closed, below.
         if let (Some(data), Ok(dev)) = (&data, unsafe { Device::new(entry) }) {
             pinned(data).remove(self.state(), &dev, cx);
         }
-        inner.removal.tell_all(cx);
+        inner.removal.end_all(cx);
         inner.bound.end_all(cx);
         // Now, as files that are part of it go only once nobody waits in them.
         drop(data);
@@ -233,9 +242,7 @@ impl<T: Owned> Registration<T> {
         // SAFETY: `remove` is called once after an `add` that succeeded and set this. It was pinned
         // there.
         let inner = unsafe { Pin::new_unchecked(KBox::from_raw(data.cast::<device::Inner>())) };
-        // SAFETY: `add` has begun it. This waits for a call that has begun.
-        unsafe { inner.unwatch() };
-        this.release(inner, &cx);
+        this.release(inner, true, &cx);
     }
 
     /// `ib_event_handler.handler`.

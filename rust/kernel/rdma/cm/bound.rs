@@ -22,7 +22,8 @@ use kernel::{
 };
 
 struct Entry {
-    id: NonNull<bindings::rdma_cm_id>,
+    /// `None` once it was destroyed, while its handler is still to be told that the device goes.
+    id: Option<NonNull<bindings::rdma_cm_id>>,
     shared: Arc<Shared>,
     told: bool,
 }
@@ -74,7 +75,7 @@ impl Bound {
         // INVARIANT: By the caller's promise.
         shared.place.store(list.ids.len(), Relaxed);
         let entry = Entry {
-            id,
+            id: Some(id),
             shared,
             told: false,
         };
@@ -85,9 +86,15 @@ impl Bound {
     /// costs the same whatever their number is.
     pub(super) fn remove(&self, id: NonNull<bindings::rdma_cm_id>, shared: &Shared) {
         let mut list = self.list.lock();
-        let place = shared.place.load(Relaxed);
-        if list.ids.get(place).is_none_or(|entry| entry.id != id) {
-            return;
+        let (place, closed) = (shared.place.load(Relaxed), list.closed);
+        match list.ids.get_mut(place) {
+            Some(entry) if entry.id == Some(id) && closed && !entry.told => {
+                // Who waited for the connection got `ENODEV` and has let go of the id.
+                entry.id = None;
+                return;
+            }
+            Some(entry) if entry.id == Some(id) => {}
+            _ => return,
         }
         let last = list.ids.pop();
         let entry = match (list.ids.get_mut(place), last) {
@@ -102,27 +109,39 @@ impl Bound {
         drop(entry);
     }
 
-    /// Closes the list, and returns an id whose handler does not know yet that the device goes.
-    fn next_untold(&self) -> Option<Arc<Shared>> {
+    /// Closes the list, and has everybody who waits for an id know that the device goes. Waits for
+    /// nothing.
+    pub(crate) fn close(&self) {
         let mut list = self.list.lock();
         list.closed = true;
+        for entry in &list.ids {
+            entry.shared.gone();
+        }
+    }
+
+    /// Returns an id whose handler does not know yet that the device goes.
+    fn next_untold(&self) -> Option<Arc<Shared>> {
+        let mut list = self.list.lock();
         let entry = list.ids.iter_mut().find(|entry| !entry.told)?;
         entry.told = true;
         Some(entry.shared.clone())
     }
 
-    /// Gives the handler of every id that is still there the last event and disconnects the id. No
-    /// id can be bound from here on.
+    /// Gives the handler of every id that was there the last event and disconnects the id, after
+    /// [`Bound::close`].
     pub(crate) fn end_all(&self, _cx: &Sleepable) {
         // First the handlers, so that they know why their requests are flushed.
         while let Some(shared) = self.next_untold() {
             shared.tell_removal();
         }
         for entry in &self.list.lock().ids {
-            if entry.shared.is_attached() && entry.shared.end() {
-                // SAFETY: By the type invariant the id is alive. Ids that are not connected any
-                // more are left alone.
-                unsafe { bindings::rdma_disconnect(entry.id.as_ptr()) };
+            match entry.id {
+                Some(id) if entry.shared.is_attached() && entry.shared.end() => {
+                    // SAFETY: By the type invariant the id is alive. Ids that are not connected any
+                    // more are left alone.
+                    unsafe { bindings::rdma_disconnect(id.as_ptr()) };
+                }
+                _ => {}
             }
         }
     }

@@ -82,7 +82,8 @@ pub(super) struct Shared {
     noted: Atomic<bool>,
     /// The last event came.
     over: Atomic<bool>,
-    /// The device goes. Set with the handler locked, so that none comes too late to be told.
+    /// The device goes. Set with the handler locked, so that none comes too late to be told, and
+    /// before the step is locked and failed, so that none begins after that.
     removed: Atomic<bool>,
     /// Where the id is in the list of its device, which protects this.
     pub(super) place: Atomic<usize>,
@@ -277,15 +278,25 @@ impl Shared {
         }
     }
 
-    /// Tells the handler that the device goes; there will be no other handler.
-    pub(super) fn tell_removal(&self) {
-        // A callback may wait for what is told here.
-        let _running = Running::enter();
+    /// The device is about to go: there will be no other handler, and nobody waits any more. The
+    /// handler stays, to be told by [`Shared::tell_removal`].
+    pub(super) fn gone(&self) {
         let slot = self.handler.lock();
         self.removed.store(true, Relaxed);
         drop(slot);
+        self.fail_step(ENODEV);
+    }
+
+    pub(super) fn is_gone(&self) -> bool {
+        self.removed.load(Relaxed)
+    }
+
+    /// Tells the handler that the device goes, after [`Shared::gone`].
+    pub(super) fn tell_removal(&self) {
+        // A callback may wait for what is told here.
+        let _running = Running::enter();
         self.release_driver();
-        self.tell(Event::DeviceRemoval, true, || self.fail_step(ENODEV));
+        self.tell(Event::DeviceRemoval, true, || {});
     }
 
     /// Handles an event, and says whether the id is to be disconnected.

@@ -65,7 +65,8 @@ impl Id {
                 })
             })
             .inspect_err(|_| {
-                if installed {
+                // If the device goes, the handler is still to be told that.
+                if installed && !shared.is_gone() {
                     shared.release_handler();
                 }
             })

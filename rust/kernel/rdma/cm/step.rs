@@ -36,6 +36,9 @@ impl Shared {
             if !matches!(*step, Step::Idle) {
                 return Err(EBUSY);
             }
+            if self.is_gone() {
+                return Err(ENODEV);
+            }
             *step = Step::Waiting(success);
         }
         let started = start();

@@ -4,7 +4,6 @@
 
 use crate::{
     bindings,
-    context::Sleepable,
     device::Name,
     removal::OnRemoval, //
 };
@@ -66,7 +65,7 @@ impl Watch {
 }
 
 impl OnRemoval for Watch {
-    fn removed(&self, _cx: &Sleepable) {
+    fn gone(self: Arc<Self>) {
         self.events.lock().gone = true;
         self.changed.notify_all();
     }

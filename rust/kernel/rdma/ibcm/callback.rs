@@ -93,6 +93,8 @@ enum Step {
     Done(Outcome),
     /// Nobody waits.
     Over,
+    /// The device goes, which whoever has waited knows. The handler is not told.
+    Gone,
 }
 
 /// The ULP has not said that the connection is there.
@@ -264,6 +266,9 @@ impl Shared {
                 break;
             }
         }
+        if matches!(*step, Step::Gone) {
+            return Err(ENODEV.into());
+        }
         match core::mem::replace(&mut *step, Step::Over) {
             Step::Done(outcome) => outcome,
             _ => Err(ERESTARTSYS.into()),
@@ -378,10 +383,20 @@ unsafe fn rejection(event: &bindings::ib_cm_event) -> ConnectError {
 }
 
 impl OnRemoval for Shared {
+    fn gone(self: Arc<Self>) {
+        let mut step = self.step.lock();
+        if matches!(*step, Step::Waiting) {
+            *step = Step::Gone;
+            self.changed.notify_all();
+        }
+    }
+
     fn removed(&self, cx: &Sleepable) {
         // A handler that waits here keeps all others from being told.
         let _running = Running::enter();
-        self.end(Err(ENODEV.into()), Event::DeviceRemoval, cx);
+        if !matches!(*self.step.lock(), Step::Gone) {
+            self.tell(Event::DeviceRemoval, cx);
+        }
         // Unless it is connected, C refuses.
         self.with_id(|id| self.disconnect(id));
     }

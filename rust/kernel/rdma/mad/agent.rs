@@ -15,8 +15,12 @@ use super::{
 use crate::{
     bindings,
     cm::running::Running,
-    context::Sleepable,
+    context::{
+        Context as _,
+        Sleepable, //
+    },
     deferred::{
+        self,
         Deferred,
         Fate,
         Teardown, //
@@ -35,13 +39,19 @@ use core::{
 };
 use kernel::{
     error::from_err_ptr,
+    impl_has_work,
     new_mutex,
+    new_work,
     prelude::*,
     sync::{
         atomic::Atomic,
         Arc,
         Mutex,
         UniqueArc, //
+    },
+    workqueue::{
+        Work,
+        WorkItem, //
     }, //
 };
 
@@ -58,6 +68,22 @@ pub(super) struct Registered {
     gate: Gate,
     #[pin]
     ended: Mutex<bool>,
+    #[pin]
+    end: Work<Self>,
+}
+
+impl_has_work! {
+    impl HasWork<Self> for Registered { self.end }
+}
+
+impl WorkItem for Registered {
+    type Pointer = Arc<Self>;
+
+    fn run(this: Arc<Self>) {
+        // SAFETY: Work items run in process context.
+        let cx = unsafe { Sleepable::assume() };
+        this.end(ENODEV, &cx);
+    }
 }
 
 // SAFETY: An agent may be used and unregistered from any thread.
@@ -81,6 +107,12 @@ impl Registered {
 }
 
 impl OnRemoval for Registered {
+    fn gone(self: Arc<Self>) {
+        self.queue.close(ENODEV);
+        // Who waits for a reply is told by the MAD layer, when the agent is unregistered.
+        let _ = deferred::Queue::get().enqueue(self);
+    }
+
     fn removed(&self, cx: &Sleepable) {
         self.end(ENODEV, cx);
     }
@@ -196,6 +228,7 @@ impl Agent {
             queue,
             gate <- Gate::new(),
             ended <- new_mutex!(false),
+            end <- new_work!("rdma::mad::Agent::end"),
         })) {
             Ok(registered) => registered.into(),
             Err(never) => match never {},
