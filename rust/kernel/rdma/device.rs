@@ -50,7 +50,11 @@ use crate::{
         Hold,
         Kind, //
     },
-    removal::Removal, //
+    removal::{
+        Progress,
+        Removal,
+        Step, //
+    }, //
 };
 use core::ptr::NonNull;
 use kernel::{
@@ -82,6 +86,8 @@ pub(crate) struct Inner {
     pub(crate) bound: Bound,
     #[pin]
     pub(crate) removal: Removal,
+    #[pin]
+    progress: Progress,
     /// The slot of the client's type. Its address tells types apart, also those of several modules,
     /// where a `TypeId` is a hash of names that they may share.
     owner: &'static Slot,
@@ -105,12 +111,15 @@ impl Inner {
         client: &Core,
         owner: &'static Slot,
     ) -> Result<Pin<KBox<Self>>> {
+        let name = client.name;
         let init = pin_init!(Self {
             gate <- Gate::new(),
             raw,
             client: NonNull::from(client),
             bound <- Bound::new(),
             removal <- Removal::new(),
+            // SAFETY: The device is registered until the removal, whose progress this is, has ended.
+            progress <- unsafe { Progress::new(*raw, name) },
             owner,
             // INVARIANT: There are no data yet.
             data <- new_mutex!(None),
@@ -120,6 +129,27 @@ impl Inner {
             }),
         });
         KBox::pin_init(init, GFP_KERNEL)
+    }
+
+    /// Has everybody who waits for something of the device know that it goes; nobody else waits from
+    /// here on. Waits for nothing.
+    #[inline(never)]
+    pub(crate) fn close(&self) {
+        self.removal.close();
+        self.bound.close();
+    }
+
+    /// Ends what is there of the device that others than the ULP know, after [`Inner::close`].
+    #[inline(never)]
+    pub(crate) fn end_all(self: Pin<&Self>, cx: &Sleepable) {
+        let progress = self.progress();
+        progress.during(Step::Objects, &mut || self.removal.end_all(cx));
+        progress.during(Step::Ids, &mut || self.bound.end_all(cx));
+    }
+
+    pub(crate) fn progress(self: Pin<&Self>) -> Pin<&Progress> {
+        // SAFETY: The field is pinned structurally.
+        unsafe { self.map_unchecked(|inner| &inner.progress) }
     }
 
     /// Says whether the client is a `C`. Each slot belongs to one type, see [`Owned`], and is a static

@@ -27,7 +27,7 @@ use kernel::{
 };
 
 /// How long to wait between two messages about what is still held, in milliseconds.
-const REPORT_MS: u32 = 10_000;
+pub(crate) const REPORT_MS: u32 = 10_000;
 
 /// What a hold is for, to name it in messages.
 #[derive(Clone, Copy)]
@@ -108,19 +108,33 @@ impl Gate {
     }
 
     /// Closes the gate and waits until nothing holds it, telling `who` is still waiting for what.
+    ///
+    /// No signal ends that: the caller is about to free what is held. It says so when it is killed.
     pub(crate) fn close(&self, who: &dyn fmt::Display, _cx: &Sleepable) {
         if !self.count.close() {
             return;
         }
+        let (empty, timeout) = (self.empty.get(), msecs_to_jiffies(REPORT_MS));
+        let mut killed = false;
         loop {
             // SAFETY: `empty` is initialised and pinned; the token says that this task may sleep.
             let left = unsafe {
-                bindings::wait_for_completion_timeout(self.empty.get(), msecs_to_jiffies(REPORT_MS))
+                if killed {
+                    bindings::wait_for_completion_timeout(empty, timeout) as c_long
+                } else {
+                    bindings::wait_for_completion_killable_timeout(empty, timeout)
+                }
             };
-            if left != 0 {
+            if left > 0 {
                 return;
             }
             pr_warn!("{who}: waits for {}\n", Report(self));
+            if left < 0 {
+                killed = true;
+                pr_warn!(
+                    "{who}: no signal ends this wait: what is held would be used when it is gone\n"
+                );
+            }
         }
     }
 }

@@ -4,7 +4,17 @@
 
 use crate::{
     check::expect,
-    fixture::removal_waits_for, //
+    client::{
+        Kunit,
+        PerDevice, //
+    },
+    fixture::{
+        begin_removal,
+        removal_waits_for,
+        wait,
+        Counter,
+        NullEnv, //
+    }, //
 };
 use kernel::{
     prelude::*,
@@ -13,6 +23,30 @@ use kernel::{
         Delta, //
     }, //
 };
+use rdma::prelude::*;
+use rdma_null::Injection;
+
+/// Takes a device away whose ULP takes 34 seconds for a call, which `set` has it do: for an event,
+/// which comes before, or for the removal.
+fn removal_with(set: impl FnOnce(&PerDevice, Arc<Counter>) -> Result, in_event: bool) -> Result {
+    let NullEnv { dev, env } = NullEnv::new()?;
+    let (client, begun) = (env.client.clone(), Counter::new()?);
+    let data = env.dev.data::<Kunit>(&env.cx).ok_or(ENODEV)?;
+    set(&data, begun.clone())?;
+    drop((data, env));
+    if in_event {
+        dev.inject(Injection::Event { event: 1000 })?;
+        wait(|| begun.get() == 1)?;
+    }
+    let removed = begin_removal(&dev, &client)?;
+    wait(|| removed.get() == 1)?;
+    check_eq!(begun.get(), 1);
+    Ok(())
+}
+
+fn sleep() {
+    fsleep(Delta::from_secs(34));
+}
 
 #[kunit_tests(rdma_removal_timeout)]
 mod tests {
@@ -27,6 +61,34 @@ mod tests {
                 fsleep(Delta::from_secs(34));
                 Ok(())
             },
+        )
+    }
+
+    #[test]
+    fn says_every_ten_seconds_that_an_event_has_not_ended() -> Result {
+        expect(3, "waits for the end of event()");
+        removal_with(
+            |data, begun| {
+                data.in_event(move |_| {
+                    begun.up();
+                    sleep();
+                })
+            },
+            true,
+        )
+    }
+
+    #[test]
+    fn says_every_ten_seconds_that_remove_has_not_ended() -> Result {
+        expect(3, "waits for the end of remove()");
+        removal_with(
+            |data, begun| {
+                data.in_remove(move |_| {
+                    begun.up();
+                    sleep();
+                })
+            },
+            false,
         )
     }
 }

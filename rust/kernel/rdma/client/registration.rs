@@ -20,7 +20,8 @@ use crate::{
         self,
         Device,
         Event, //
-    }, //
+    },
+    removal::Step, //
 };
 use core::ptr::NonNull;
 use kernel::{
@@ -210,22 +211,23 @@ impl<T: Owned> Registration<T> {
         let entry = NonNull::from(&*inner);
         self.core.devices.lock().retain(|other| other.0 != entry);
         // Before anything here waits: what it waits for may itself wait for the device.
-        inner.removal.close();
-        inner.bound.close();
+        inner.close();
         if watched {
             // SAFETY: `add_device` has begun it, and this is the only end of the device. This waits
             // for a call that has begun.
-            unsafe { inner.unwatch() };
+            unsafe { inner.as_ref().unwatch() };
         }
-        let data = inner.take_data::<T>();
+        let progress = inner.as_ref().progress();
+        let mut data = inner.take_data::<T>();
         // SAFETY: `inner` is valid until its gate was closed, below.
         if let (Some(data), Ok(dev)) = (&data, unsafe { Device::new(entry) }) {
-            pinned(data).remove(self.state(), &dev, cx);
+            progress.during(Step::Remove, &mut || {
+                pinned(data).remove(self.state(), &dev, cx);
+            });
         }
-        inner.removal.end_all(cx);
-        inner.bound.end_all(cx);
+        inner.as_ref().end_all(cx);
         // Now, as files that are part of it go only once nobody waits in them.
-        drop(data);
+        progress.during(Step::Data, &mut || drop(data.take()));
         device::wait_released(&inner, cx);
     }
 

@@ -3,7 +3,10 @@
 //! Events of devices and ports.
 
 use super::Inner;
-use crate::bindings;
+use crate::{
+    bindings,
+    removal::Step, //
+};
 use core::ptr::NonNull;
 use kernel::{
     container_of,
@@ -121,9 +124,12 @@ impl Inner {
     /// # Safety
     ///
     /// To be called once, after [`Inner::watch`], in process context and not by the handler.
-    pub(crate) unsafe fn unwatch(&self) {
-        // SAFETY: By the caller's promise.
-        unsafe { bindings::ib_unregister_event_handler(self.events.get()) };
+    #[inline(never)]
+    pub(crate) unsafe fn unwatch(self: Pin<&Self>) {
+        self.progress().during(Step::Event, &mut || {
+            // SAFETY: By the caller's promise.
+            unsafe { bindings::ib_unregister_event_handler(self.events.get()) };
+        });
     }
 
     /// Returns what a handler belongs to.
