@@ -154,6 +154,13 @@ def leaked():
     wait(lambda: re.search(r"soak: QP \d+ " + re.escape(said), log()))
     stall = wait(lambda: re.search(r"rdma_soak: removal of soak: waits for .*1 QP\(s\)", log()))
     assert load.poll() is None and null.state()["qps"] == 1, "it did not wait"
+    # The QP is named, and no signal ends the wait.
+    num = re.search(r"soak: QP (\d+) " + re.escape(said), log())[1]
+    wait(lambda: re.search(rf"rdma_soak: removal of soak: waits for QP {num}\b.*, made \d+ s ago", log()))
+    assert f"rdma_soak: soak: QP {num}" in Path("/sys/kernel/debug/rdma_rs/objects").read_text()
+    load.kill()
+    wait(lambda: "rdma_soak: removal of soak: no signal ends this wait" in log())
+    assert load.poll() is None, "it was ended"
     for verb in (("add", "null1", "type", "null", "netdev", "lo"), ("delete", "null1")):
         subprocess.run(["rdma", "link", *verb], check=True, timeout=30)
     return stall[0]

@@ -50,6 +50,10 @@ use crate::{
         Hold,
         Kind, //
     },
+    objects::{
+        Listed,
+        Owner, //
+    },
     removal::{
         Progress,
         Removal,
@@ -228,6 +232,11 @@ impl Device {
 
     pub(crate) fn hold(&self, kind: Kind) -> Hold {
         self.hold.another(kind)
+    }
+
+    /// Takes a hold for an object that is to be listed.
+    pub(crate) fn list(&self, kind: Kind) -> Result<Listed> {
+        Listed::new(self.hold(kind), Owner::Device(self.inner))
     }
 
     pub(crate) fn client(&self) -> &Core {

@@ -11,7 +11,8 @@ mod count;
 
 use crate::{
     bindings,
-    context::Sleepable, //
+    context::Sleepable,
+    objects, //
 };
 use core::ptr::NonNull;
 use count::Count;
@@ -42,6 +43,12 @@ pub(crate) enum Kind {
     Client,
     Ah,
     Mad,
+}
+
+impl Kind {
+    pub(crate) fn name(self) -> &'static str {
+        NAMES[self as usize]
+    }
 }
 
 const NAMES: [&str; 10] = [
@@ -129,6 +136,7 @@ impl Gate {
                 return;
             }
             pr_warn!("{who}: waits for {}\n", Report(self));
+            objects::report(self, who);
             if left < 0 {
                 killed = true;
                 pr_warn!(
@@ -172,6 +180,14 @@ unsafe impl Send for Hold {}
 unsafe impl Sync for Hold {}
 
 impl Hold {
+    pub(crate) fn kind(&self) -> Kind {
+        self.kind
+    }
+
+    pub(crate) fn gate(&self) -> NonNull<Gate> {
+        self.gate
+    }
+
     /// Takes another hold on the same gate, also when it is closed: the first one keeps it from
     /// opening.
     pub(crate) fn another(&self, kind: Kind) -> Self {

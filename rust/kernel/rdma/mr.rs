@@ -71,12 +71,14 @@ fn alloc(pd: &Pd, pages: u32, _cx: &Sleepable) -> Result<Deferred<Fmr>> {
         return Err(EINVAL);
     }
     let reserved = Deferred::reserve()?;
-    let hold = dev.hold(Kind::Mr);
+    let hold = dev.list(Kind::Mr)?;
     // SAFETY: The PD is alive, and the number of pages is in range.
     let mr = from_err_ptr(unsafe {
         bindings::ib_alloc_mr(pd.as_raw(), bindings::ib_mr_type_IB_MR_TYPE_MEM_REG, pages)
     })?;
     let mr = NonNull::new(mr).ok_or(ENOMEM)?;
+    // SAFETY: Just allocated; the number does not change.
+    hold.set_num(unsafe { mr.as_ref() }.res.id);
     Ok(reserved.fill(Fmr::new(mr, pages, pd.clone(), hold)))
 }
 

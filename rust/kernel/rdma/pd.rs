@@ -13,10 +13,8 @@ use crate::{
         Teardown, //
     },
     device::Device,
-    gate::{
-        Hold,
-        Kind, //
-    }, //
+    gate::Kind,
+    objects::Listed, //
 };
 use core::ptr::NonNull;
 use kernel::{
@@ -45,7 +43,7 @@ unsafe impl Sync for Inner {}
 /// `raw` is an allocated PD.
 struct State {
     raw: NonNull<bindings::ib_pd>,
-    _hold: Hold,
+    _hold: Listed,
 }
 
 // SAFETY: A PD may be deallocated from any thread.
@@ -101,7 +99,7 @@ impl Pd {
     #[inline(never)]
     pub fn alloc(dev: &Device, _cx: &Sleepable) -> Result<Self> {
         let reserved = Deferred::reserve()?;
-        let hold = dev.hold(Kind::Pd);
+        let hold = dev.list(Kind::Pd)?;
         // SAFETY: The device is registered while `dev` lives, and the client's name outlives the
         // PD.
         let raw = from_err_ptr(unsafe {
@@ -109,6 +107,8 @@ impl Pd {
         })?;
         let raw = NonNull::new(raw).ok_or(ENOMEM)?;
         // INVARIANT: Just allocated.
+        // SAFETY: Just allocated; the number does not change.
+        hold.set_num(unsafe { raw.as_ref() }.res.id);
         let state = reserved.fill(State { raw, _hold: hold });
         let inner = Arc::new(
             Inner {

@@ -195,9 +195,9 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
     }
 
     /// Keeps an owner, of which requests were posted whose completion does not give it back, until
-    /// the QP was drained.
-    pub(crate) fn park<P: Send + 'static>(&self, owner: P) {
-        self.inner.context.parked.park(owner);
+    /// the QP was drained. It is called a `T` where the QP is shown.
+    pub(crate) fn park<P: Send + 'static, T: ?Sized>(&self, owner: P) {
+        self.inner.park::<P, T>(owner);
     }
 
     /// Returns the QP's number.

@@ -40,6 +40,7 @@ mod ledger;
 pub mod lend;
 pub mod mad;
 pub mod mr;
+mod objects;
 pub mod op;
 pub mod pd;
 pub mod prelude;
@@ -68,6 +69,7 @@ crate::build_info!();
 struct Module {
     _queue: deferred::Queue,
     _running: cm::running::Table,
+    _objects: objects::Table,
     _ledger: Option<Pin<KBox<ledger::Ledger>>>,
 }
 
@@ -76,6 +78,8 @@ impl kernel::Module for Module {
         Ok(Self {
             // SAFETY: This is the module's init.
             _running: unsafe { cm::running::Table::new() },
+            // SAFETY: This is the module's init.
+            _objects: unsafe { objects::Table::new() },
             _queue: deferred::Queue::new()?,
             _ledger: ledger::Ledger::new()?,
         })

@@ -11,10 +11,30 @@ from pathlib import Path
 import null
 from case import BUILD, FLAVOUR, ROUNDS, case, sh
 from cases.hostile import wait_reason
-from rping import CONTEXTS
+from rping import ADDR, CONTEXTS
 from traffic import link, listening, serve_one, traffic
 
 KMEMLEAK = Path("/sys/kernel/debug/kmemleak")
+OBJECTS = Path("/sys/kernel/debug/rdma_rs/objects")
+
+
+@case("objects: those of connections are in debugfs with their peers, and go with them")
+def objects():
+    addr = re.escape(ADDR)
+    named = [rf"rdma_rping: rxe0: QP \d+ to {addr}:\d+, made \d+ s ago",
+             rf"rdma_rping: CM id to {addr}:\d+, made \d+ s ago",
+             rf"rdma_rping: CM id on {addr}:\d+, made \d+ s ago"]
+    with traffic():
+        said = OBJECTS.read_text()
+        for line in named:
+            assert re.search("^" + line, said, re.M), f"not there: {line}: {said}"
+    for _ in range(100):
+        if "QP" not in OBJECTS.read_text():
+            break
+        time.sleep(0.1)
+    else:
+        raise AssertionError(f"still there: {OBJECTS.read_text()}")
+    return len(said.splitlines())
 
 
 for c in CONTEXTS:

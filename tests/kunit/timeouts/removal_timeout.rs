@@ -12,19 +12,28 @@ use crate::{
         begin_removal,
         removal_waits_for,
         wait,
+        Counted,
         Counter,
-        NullEnv, //
+        NullEnv,
+        CAPS, //
     }, //
 };
 use kernel::{
     prelude::*,
+    str::CString,
     time::{
         delay::fsleep,
         Delta, //
     }, //
 };
-use rdma::prelude::*;
-use rdma_null::Injection;
+use rdma::{
+    prelude::*,
+    qp::Chain, //
+};
+use rdma_null::{
+    Injection,
+    NullDevice, //
+};
 
 /// Takes a device away whose ULP takes 34 seconds for a call, which `set` has it do: for an event,
 /// which comes before, or for the removal.
@@ -90,5 +99,38 @@ mod tests {
             },
             false,
         )
+    }
+
+    #[test]
+    fn names_what_it_waits_for() -> Result {
+        let make = |null: &NullEnv| {
+            let cq = null.env.cq::<Softirq>(64)?;
+            let qp = null.env.raw_qp(&cq, &CAPS)?;
+            null.dev
+                .inject_qp(qp.num(), Injection::Connect { peer: 0 })?;
+            let times = Counter::new()?;
+            // The first has no completion, so the QP keeps its owner; the second is still to come.
+            let mut batch = qp.batch(Counted::new(&times)?);
+            batch.post(|_, chain: &mut Chain<'_, 1>| chain.push(SendWr::send([])))?;
+            drop(batch);
+            qp.post_recv(Counted::new(&times)?, |_| Ok(RecvWr::new([])))?;
+            Ok((qp, cq))
+        };
+        let last = |_: &NullDevice, (qp, _): &(Qp<Softirq>, Cq<Softirq>)| {
+            let num = qp.num();
+            let counted = core::any::type_name::<Counted>();
+            // The QP is named more often: each line is one of these.
+            for text in [
+                fmt!("waits for QP {num}, made "),
+                fmt!("1 kept until it is drained, the first a {counted}, "),
+            ] {
+                expect(1, CString::try_from_fmt(text)?.to_str()?);
+            }
+            expect(3, "waits for CQ ");
+            expect(3, "waits for PD ");
+            sleep();
+            Ok(())
+        };
+        removal_waits_for(make, last)
     }
 }

@@ -18,6 +18,10 @@ use crate::{
         Hold,
         Kind, //
     },
+    objects::{
+        Listed,
+        Owner, //
+    }, //
 };
 use core::{
     marker::PhantomPinned,
@@ -48,8 +52,9 @@ unsafe impl Send for ClientRef {}
 unsafe impl Sync for ClientRef {}
 
 impl ClientRef {
-    pub(crate) fn hold(&self, kind: Kind) -> Hold {
-        self.hold.another(kind)
+    /// Takes a hold for an object that is to be listed.
+    pub(crate) fn list(&self, kind: Kind) -> Result<Listed> {
+        Listed::new(self.hold.another(kind), Owner::Client(self.core))
     }
 
     fn core(&self) -> &Core {

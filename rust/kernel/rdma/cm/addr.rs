@@ -3,7 +3,11 @@
 //! Socket addresses for C.
 
 use crate::bindings;
-use core::net::SocketAddr;
+use core::net::{
+    SocketAddr,
+    SocketAddrV4,
+    SocketAddrV6, //
+};
 
 const AF_INET: u16 = 2;
 const AF_INET6: u16 = 10;
@@ -62,6 +66,36 @@ impl From<SocketAddr> for SockAddr {
                     scope_id: addr.scope_id(),
                 },
             },
+        }
+    }
+}
+
+/// Reads an address that C has written; `None` if it is none of IP.
+///
+/// # Safety
+///
+/// `addr` is zero, or an address of the family that it says.
+pub(super) unsafe fn read(addr: &bindings::__kernel_sockaddr_storage) -> Option<SocketAddr> {
+    let addr: *const SockAddr = core::ptr::from_ref(addr).cast();
+    // SAFETY: A `sockaddr_storage` is as large as any address and aligned for it, and is initialised;
+    // the family is at the same place in all of them.
+    unsafe {
+        match (*addr).v4.family {
+            AF_INET => {
+                let In { addr, port, .. } = (*addr).v4;
+                Some(SocketAddrV4::new(addr.into(), u16::from_be_bytes(port)).into())
+            }
+            AF_INET6 => {
+                let In6 {
+                    addr,
+                    port,
+                    scope_id,
+                    ..
+                } = (*addr).v6;
+                let port = u16::from_be_bytes(port);
+                Some(SocketAddrV6::new(addr.into(), port, 0, scope_id).into())
+            }
+            _ => None,
         }
     }
 }

@@ -23,7 +23,8 @@ use crate::{
     device::{
         Device,
         Gid, //
-    }, //
+    },
+    gate::Kind, //
 };
 use core::{
     net::SocketAddr,
@@ -65,7 +66,7 @@ impl Id {
     #[inline(never)]
     pub fn create_with(client: &ClientRef, options: &Options<'_>, _cx: &Sleepable) -> Result<Self> {
         let reserved = Deferred::reserve()?;
-        let shared = Shared::new()?;
+        let (shared, listed) = (Shared::new()?, client.list(Kind::Id)?);
         let net = options.net()?;
         // SAFETY: The callback's context lives until the id is destroyed; so does the client's
         // name. `net` is a reference to the network namespace, of which the id takes its own.
@@ -80,7 +81,7 @@ impl Id {
             )
         })?;
         let raw = NonNull::new(raw).ok_or(ENOMEM)?;
-        let state = reserved.fill(State::new(raw, shared, client));
+        let state = reserved.fill(State::new(raw, shared, client, listed));
         let this = Self {
             inner: Inner::new(state)?,
         };

@@ -3,6 +3,7 @@
 //! What the handles of an id share.
 
 use super::{
+    addr,
     callback::Shared,
     running::Running, //
 };
@@ -17,11 +18,11 @@ use crate::{
         Teardown, //
     },
     device::Device,
-    gate::{
-        Hold,
-        Kind, //
-    },
-    mad::fence::Fence, //
+    mad::fence::Fence,
+    objects::{
+        Listed,
+        Peer, //
+    }, //
 };
 use core::{
     mem::{
@@ -63,7 +64,7 @@ pub(super) struct State {
     pub(super) device: SetOnce<Device>,
     fence: SetOnce<Fence>,
     client: ClientRef,
-    _hold: Hold,
+    pub(super) listed: Listed,
 }
 
 impl State {
@@ -71,6 +72,7 @@ impl State {
         raw: NonNull<bindings::rdma_cm_id>,
         shared: Arc<Shared>,
         client: &ClientRef,
+        listed: Listed,
     ) -> Self {
         // INVARIANT: The caller has set callback and context.
         Self {
@@ -79,7 +81,7 @@ impl State {
             device: SetOnce::new(),
             fence: SetOnce::new(),
             client: client.clone(),
-            _hold: client.hold(Kind::Id),
+            listed,
         }
     }
 
@@ -88,9 +90,19 @@ impl State {
         if self.device.as_ref().is_some() {
             return Ok(());
         }
-        // SAFETY: The id is alive, and its device and its port are set by now.
-        let (raw, port) = unsafe { ((*self.raw.as_ptr()).device, (*self.raw.as_ptr()).port_num) };
+        // SAFETY: The id is alive, and its device, its port and its addresses are set by now.
+        let (raw, port, to) = unsafe {
+            let id = self.raw.as_ptr();
+            (
+                (*id).device,
+                (*id).port_num,
+                addr::read(&(*id).route.addr.dst_addr),
+            )
+        };
         let device = self.client.device(raw)?;
+        if let Some(addr) = to {
+            self.listed.set_peer(Peer::To(addr));
+        }
         if self.fence.as_ref().is_none() {
             // SAFETY: The device is registered while there is a handle, and until the id is
             // destroyed, which `cma_remove_one()` in core/cma.c waits for.
@@ -200,6 +212,11 @@ impl PinnedDrop for Inner {
 pub(crate) struct QpClaim(Arc<Inner>);
 
 impl QpClaim {
+    /// Returns whom the id is to be connected to.
+    pub(crate) fn peer(&self) -> Peer {
+        self.0.state.listed.peer()
+    }
+
     pub(crate) fn as_raw(&self) -> *mut bindings::rdma_cm_id {
         self.0.as_raw()
     }

@@ -21,9 +21,10 @@ use crate::{
         Queue,
         Teardown, //
     },
-    gate::{
-        Hold,
-        Kind, //
+    gate::Kind,
+    objects::{
+        Listed,
+        Peer, //
     }, //
 };
 use core::{
@@ -87,7 +88,7 @@ struct Listening {
     client: ClientRef,
     #[pin]
     stop: Work<Self>,
-    _hold: Hold,
+    _hold: Listed,
 }
 
 struct RawId(NonNull<bindings::rdma_cm_id>);
@@ -237,13 +238,15 @@ impl Listener {
         }
         let backlog = backlog.try_into()?;
         let reserved = Deferred::reserve()?;
+        let hold = client.list(Kind::Id)?;
+        hold.set_peer(Peer::On(addr));
         let listening = Arc::pin_init(
             pin_init!(Listening {
                 raw <- new_mutex!(None),
                 accept,
                 client: client.clone(),
                 stop <- new_work!("rdma::cm::Listener::stop"),
-                _hold: client.hold(Kind::Id),
+                _hold: hold,
             }),
             GFP_KERNEL,
         )?;

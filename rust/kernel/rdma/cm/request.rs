@@ -18,7 +18,8 @@ use crate::{
     bindings,
     client::ClientRef,
     context::Sleepable,
-    deferred::Deferred, //
+    deferred::Deferred,
+    gate::Kind, //
 };
 use core::{
     cell::Cell,
@@ -67,7 +68,7 @@ impl Request<'_> {
     /// refused.
     #[inline(never)]
     pub fn into_id(self, _cx: &Sleepable) -> Result<Id> {
-        let shared = Shared::new()?;
+        let (shared, listed) = (Shared::new()?, self.client.list(Kind::Id)?);
         let reserved = Deferred::reserve()?;
         let raw = self.id.as_ptr();
         // SAFETY: The id is locked during this callback, so its own cannot run before it returns.
@@ -82,7 +83,7 @@ impl Request<'_> {
         shared.set_unanswered();
         shared.attach();
         self.taken.set(Some(shared.clone()));
-        let inner = Inner::new(reserved.fill(State::new(self.id, shared, self.client)))?;
+        let inner = Inner::new(reserved.fill(State::new(self.id, shared, self.client, listed)))?;
         inner.bind()?;
         Ok(Id { inner })
     }

@@ -79,7 +79,7 @@ pub(super) fn alloc(dev: &Device, request: &Request, _cx: &Sleepable) -> Result<
     }
     let reserved = Deferred::reserve()?;
     let watch = Watch::new()?;
-    let hold = dev.hold(Kind::Cq);
+    let hold = dev.list(Kind::Cq)?;
     let caller = dev.client().name.as_char_ptr();
     let private = Arc::as_ptr(&watch).cast_mut().cast();
     let attr = bindings::ib_cq_init_attr {
@@ -135,7 +135,8 @@ pub(super) fn alloc(dev: &Device, request: &Request, _cx: &Sleepable) -> Result<
         }
     }
     // SAFETY: As above. The driver may have given more entries than were asked for.
-    let given = unsafe { (*raw.as_ptr()).cqe };
+    let (given, num) = unsafe { ((*raw.as_ptr()).cqe, (*raw.as_ptr()).res.id) };
+    hold.set_num(num);
     let origin = if request.waited {
         Origin::Created(watch)
     } else {

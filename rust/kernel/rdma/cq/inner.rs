@@ -21,7 +21,7 @@ use crate::{
         Teardown, //
     },
     device::Device,
-    gate::Hold,
+    objects::Listed,
     wc::Wc, //
 };
 use core::{
@@ -183,7 +183,7 @@ pub(super) struct State {
     pub(super) raw: NonNull<bindings::ib_cq>,
     pub(super) origin: Origin,
     pub(super) dev: Device,
-    pub(super) _hold: Hold,
+    pub(super) _hold: Listed,
 }
 
 // SAFETY: A CQ may be freed from any thread.

@@ -48,7 +48,7 @@ fn get(
     // For more than a CQ can have, the core would look for ever.
     check(dev, entries)?;
     let reserved = Deferred::reserve()?;
-    let hold = dev.hold(Kind::Cq);
+    let hold = dev.list(Kind::Cq)?;
     let vector = match vector {
         Some(vector) => vector.try_into()?,
         None => -1,
@@ -56,6 +56,8 @@ fn get(
     // SAFETY: The device is registered while `dev` lives, and the arguments are in range.
     let raw = unsafe { bindings::ib_cq_pool_get(dev.as_raw(), entries, vector, context) };
     let raw = NonNull::new(from_err_ptr(raw)?).ok_or(ENOMEM)?;
+    // SAFETY: Just taken; the number does not change.
+    hold.set_num(unsafe { raw.as_ref() }.res.id);
     // INVARIANT: Just taken.
     let state = reserved.fill(State {
         raw,

@@ -28,11 +28,9 @@ use crate::{
         Teardown, //
     },
     device::Device,
-    gate::{
-        Hold,
-        Kind, //
-    },
+    gate::Kind,
     mad::fence::Fence,
+    objects::Listed,
     qp::{
         self,
         Qp, //
@@ -58,7 +56,7 @@ struct State {
     before: Option<Fence>,
     after: Option<Fence>,
     device: Device,
-    _hold: Hold,
+    _hold: Listed,
 }
 
 impl Teardown for State {
@@ -83,6 +81,7 @@ impl Teardown for State {
 /// What a connection is made of, before there is an id.
 pub(super) struct Place {
     reserved: Reserved<State>,
+    hold: Listed,
     pub(super) shared: Arc<Shared>,
     fences: [Option<Fence>; 2],
     device: Device,
@@ -102,6 +101,7 @@ impl Place {
         let fence = || unsafe { Fence::reserve(device.as_raw(), port) };
         Ok(Self {
             reserved,
+            hold: device.list(Kind::Id)?,
             shared,
             fences: [fence()?, fence()?],
             device: device.clone(),
@@ -114,7 +114,6 @@ impl Place {
     #[inline(never)]
     pub(super) fn fill(self, id: RawId) -> Result<Connection> {
         self.shared.set_id(Some(id));
-        let hold = self.device.hold(Kind::Id);
         let shared = self.shared.clone();
         let [before, after] = self.fences;
         // INVARIANT: By the caller's promise; the place was made for the id's port.
@@ -124,7 +123,7 @@ impl Place {
             before,
             after,
             device: self.device,
-            _hold: hold,
+            _hold: self.hold,
         });
         state.device.inner().removal.add(shared)?;
         Ok(Connection { state })

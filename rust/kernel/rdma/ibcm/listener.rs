@@ -19,10 +19,8 @@ use crate::{
         Teardown, //
     },
     device::Device,
-    gate::{
-        Hold,
-        Kind, //
-    },
+    gate::Kind,
+    objects::Listed,
     removal::OnRemoval, //
 };
 use core::{
@@ -140,7 +138,7 @@ unsafe extern "C" fn on_listener_event(
 
 struct State {
     listening: Arc<Listening>,
-    _hold: Hold,
+    _hold: Listed,
 }
 
 impl Teardown for State {
@@ -174,6 +172,7 @@ impl Listener {
         _cx: &Sleepable,
     ) -> Result<Self> {
         let reserved = Deferred::reserve()?;
+        let hold = device.list(Kind::Id)?;
         let listening = Arc::pin_init(
             pin_init!(Listening {
                 id <- new_mutex!(None),
@@ -196,7 +195,7 @@ impl Listener {
         let this = Self {
             state: reserved.fill(State {
                 listening: listening.clone(),
-                _hold: device.hold(Kind::Id),
+                _hold: hold,
             }),
         };
         // SAFETY: The id is alive: the removal of the device does not know it yet.

@@ -31,6 +31,7 @@ use crate::{
         Hold,
         Kind, //
     },
+    objects::Listed,
     removal::OnRemoval, //
 };
 use core::{
@@ -137,7 +138,7 @@ impl Live<'_> {
 struct State {
     registered: Arc<Registered>,
     device: Device,
-    _hold: Hold,
+    _hold: Listed,
 }
 
 impl Teardown for State {
@@ -203,7 +204,7 @@ impl Agent {
             &raw mut request
         };
         let reserved = Deferred::reserve()?;
-        let hold = dev.hold(Kind::Mad);
+        let hold = dev.list(Kind::Mad)?;
         let queue = Arc::pin_init(Queue::new(backlog)?, GFP_KERNEL)?;
         let place = UniqueArc::new_uninit(GFP_KERNEL)?;
         // SAFETY: The device is registered while there is a handle. The request is copied, and the

@@ -30,7 +30,6 @@ use crate::{
         Fate,
         Teardown, //
     },
-    gate::Hold,
     mr::{
         memory::Kept,
         word::{
@@ -38,6 +37,7 @@ use crate::{
             GENERATION, //
         }, //
     },
+    objects::Listed,
     pd::Pd,
     qp::Serial,
     wc::Success, //
@@ -83,7 +83,7 @@ pub(crate) struct Fmr {
     /// What the MR maps, when nobody else has it any more: dropped after the MR.
     pub(super) kept: Option<Kept>,
     pub(super) pd: Pd,
-    _hold: Hold,
+    _hold: Listed,
 }
 
 struct Own {
@@ -118,7 +118,7 @@ impl Teardown for Fmr {
 
 impl Fmr {
     /// `raw` is a new MR of `pd` that can map `pages` pages.
-    pub(super) fn new(raw: NonNull<bindings::ib_mr>, pages: u32, pd: Pd, hold: Hold) -> Self {
+    pub(super) fn new(raw: NonNull<bindings::ib_mr>, pages: u32, pd: Pd, hold: Listed) -> Self {
         let trusted = if pd.device().is_iwarp() { 0 } else { TRUSTED };
         Self {
             cqe: UnsafeCell::new(bindings::ib_cqe { done: None }),

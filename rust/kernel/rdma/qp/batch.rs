@@ -287,7 +287,7 @@ where
     fn drop(&mut self) {
         if let Some(owner) = self.owner.take() {
             if self.posted > 0 {
-                self.qp.inner.context.parked.park(owner);
+                self.qp.inner.park::<P, P::Target>(owner);
             }
         }
     }

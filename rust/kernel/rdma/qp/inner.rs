@@ -31,10 +31,8 @@ use crate::{
         Markers,
         PATIENCE_MS, //
     },
-    gate::{
-        Hold,
-        Kind, //
-    },
+    gate::Kind,
+    objects::Listed,
     pd::Pd,
     srq,
     ud, //
@@ -135,7 +133,7 @@ pub(crate) struct Inner {
     pub(super) context: Pin<KBox<QpContext>>,
     pub(crate) pd: Pd,
     // Dropped last: the ULP may be gone after that.
-    _hold: Hold,
+    pub(super) listed: Listed,
 }
 
 // SAFETY: A QP may be drained and destroyed from any thread.
@@ -148,6 +146,7 @@ impl Inner {
     /// completed.
     pub(crate) fn drain(&self, markers: Arc<Markers>, patience_ms: u32, cx: &Sleepable) -> Result {
         let parked = self.context.parked.take();
+        let kept = self.listed.take_kept();
         // SAFETY: By the type invariant.
         unsafe {
             drain(
@@ -159,10 +158,20 @@ impl Inner {
                 patience_ms,
                 cx,
             )
-        }?;
+        }
+        .inspect_err(|_| self.listed.put_kept(kept))?;
         // SAFETY: What these owners are for was posted before they were parked.
         unsafe { parked.release() };
         Ok(())
+    }
+
+    /// Keeps an owner, of which requests were posted whose completion does not give it back, until
+    /// the QP was drained. It is called a `T` where the QP is shown.
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn park<P: Send + 'static, T: ?Sized>(&self, owner: P) {
+        self.listed.keeps(core::any::type_name::<T>());
+        self.context.parked.park(owner);
     }
 
     /// Says whether the connection manager moves the QP through its states.
@@ -274,12 +283,17 @@ pub(crate) fn create(
     let markers = Markers::new()?;
     let context = QpContext::new(parts.events.clone(), dev.is_iwarp())?;
     context.install(&mut attr);
-    let hold = dev.hold(Kind::Qp);
+    let hold = dev.list(Kind::Qp)?;
     let owner = Owner::of(&origin, pd)?;
     // SAFETY: The CQs are of this device, as just checked, and nothing below drops the context of a
     // QP that is there.
     let raw = unsafe { owner.create(pd, &mut attr) }?;
 
+    // SAFETY: The QP was just created; its number does not change.
+    hold.set_num(unsafe { raw.as_ref() }.qp_num);
+    if let Owner::Id(claim) = &owner {
+        hold.set_peer(claim.peer());
+    }
     // SAFETY: The QP was just created.
     let given = unsafe { given(raw.as_ptr(), &attr.cap) };
     let leases = cq::lease(send_cq, given.max_send_wr).and_then(|send| {
@@ -301,7 +315,7 @@ pub(crate) fn create(
                 ud: SetOnce::new(),
                 context,
                 pd: pd.clone(),
-                _hold: hold,
+                listed: hold,
             }));
         }
         Err(e) => e,

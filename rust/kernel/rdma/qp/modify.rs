@@ -19,12 +19,20 @@ use crate::{
         PollContext,
         Sleepable, //
     },
+    device::Gid,
     drain::{
         Markers,
         PATIENCE_MS, //
+    },
+    objects::{
+        Listed,
+        Peer, //
     }, //
 };
-use core::ptr::NonNull;
+use core::{
+    net::IpAddr,
+    ptr::NonNull, //
+};
 use kernel::{
     error::to_result,
     fmt,
@@ -131,7 +139,14 @@ impl Transition {
 /// `qp` is valid for `'a`, and its lock is held.
 pub(crate) struct Modifier<'a> {
     qp: NonNull<bindings::ib_qp>,
+    listed: &'a Listed,
     _guard: MutexGuard<'a, ()>,
+}
+
+/// Returns the address in attributes that connect a QP, if they have one.
+fn ip(attr: &bindings::ib_qp_attr) -> Option<IpAddr> {
+    let has_grh = u32::from(attr.ah_attr.ah_flags) & bindings::ib_ah_flags_IB_AH_GRH != 0;
+    has_grh.then(|| Gid::from_raw(&attr.ah_attr.grh.dgid).ip())
 }
 
 impl Modifier<'_> {
@@ -146,7 +161,11 @@ impl Modifier<'_> {
         mask: bindings::ib_qp_attr_mask,
     ) -> Result {
         // SAFETY: The QP is valid by the type invariant; the rest is the caller's promise.
-        to_result(unsafe { bindings::ib_modify_qp(self.qp.as_ptr(), attr, mask as c_int) })
+        to_result(unsafe { bindings::ib_modify_qp(self.qp.as_ptr(), attr, mask as c_int) })?;
+        if mask & bindings::ib_qp_attr_mask_IB_QP_DEST_QPN != 0 {
+            self.listed.set_peer(Peer::ToQp(attr.dest_qp_num, ip(attr)));
+        }
+        Ok(())
     }
 
     /// Goes to a state that takes no other attributes.
@@ -213,6 +232,7 @@ impl Inner {
         // INVARIANT: The QP is valid while `self` lives, and the lock is its own.
         Modifier {
             qp: self.raw,
+            listed: &self.listed,
             _guard: self.context.modifying.lock(),
         }
     }

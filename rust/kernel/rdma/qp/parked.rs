@@ -60,7 +60,7 @@ impl Parked {
     }
 
     /// Keeps an owner. Any context.
-    #[cold]
+    #[inline]
     pub(super) fn park<P: Send + 'static>(&self, owner: P) {
         // What is reported here needs no other report.
         let Ok(place) = KBox::<Entry<P>>::new_uninit(GFP_ATOMIC | __GFP_NOWARN) else {

@@ -36,7 +36,8 @@ use core::{
         ManuallyDrop,
         MaybeUninit, //
     },
-    num::NonZero, //
+    num::NonZero,
+    ops::Deref, //
 };
 use kernel::{
     prelude::*,
@@ -158,18 +159,18 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
     /// Gives the owner back if nothing was posted, and otherwise keeps it until the QP was drained.
     #[cold]
     #[inline(never)]
-    fn keep<P: Send + 'static>(&self, owner: Option<P>, posted: u32) -> Option<P> {
+    fn keep<P: Deref + Send + 'static>(&self, owner: Option<P>, posted: u32) -> Option<P> {
         if posted == 0 {
             return owner;
         }
         if let Some(owner) = owner {
-            self.park(owner);
+            self.park::<P, P::Target>(owner);
         }
         None
     }
 
     #[inline]
-    fn stopped<P: Send + 'static>(&self, stopped: Stopped<P>) -> ChainError<P> {
+    fn stopped<P: Deref + Send + 'static>(&self, stopped: Stopped<P>) -> ChainError<P> {
         ChainError {
             owner: self.keep(stopped.owner, stopped.posted),
             posted: stopped.posted as usize,

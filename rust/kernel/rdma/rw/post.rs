@@ -243,10 +243,11 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
                 let owner = unsafe { P::take_back(cqe) };
                 // INVARIANT: The owner keeps the context, by the caller's promise. What is parked is
                 // dropped when the QP was drained, or never.
-                self.park(InPart {
+                let kept = InPart {
                     ctx: plan.ctx,
                     _owner: owner,
-                });
+                };
+                self.park::<_, P::Target>(kept);
                 Err(RwError { owner: None, error })
             }
             Failed::Unnamed(error) => {

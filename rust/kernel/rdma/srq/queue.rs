@@ -20,10 +20,8 @@ use crate::{
         Teardown, //
     },
     device::Device,
-    gate::{
-        Hold,
-        Kind, //
-    },
+    gate::Kind,
+    objects::Listed,
     pd::{
         self,
         Pd, //
@@ -187,7 +185,7 @@ pub(super) struct State {
     _events: KBox<Events>,
     pd: Pd,
     // Dropped last: the ULP may be gone after that.
-    _hold: Hold,
+    _hold: Listed,
 }
 
 // SAFETY: An SRQ may be destroyed from any thread; the rest is `Send`.
@@ -263,7 +261,7 @@ pub(super) fn create(
 ) -> Result<Arc<Inner>> {
     let dev = pd.device();
     let reserved = Deferred::reserve()?;
-    let hold = dev.hold(Kind::Srq);
+    let hold = dev.list(Kind::Srq)?;
     let events = KBox::new(events, GFP_KERNEL)?;
     let mut attr = bindings::ib_srq_init_attr {
         event_handler: Some(events::event),
@@ -297,6 +295,8 @@ pub(super) fn create(
             return Err(e);
         }
     };
+    // SAFETY: Just created; the number does not change.
+    hold.set_num(unsafe { raw.as_ref() }.res.id);
     // INVARIANT: As created.
     let state = reserved.fill(State {
         raw,
