@@ -354,7 +354,7 @@ where
         let ptr = KBox::into_raw(unsafe { Pin::into_inner_unchecked(self) });
         // SAFETY: The field is inside of the allocation.
         let cqe = unsafe { ptr.byte_add(offset::<T, ID>()) }.cast();
-        ledger::post(cqe);
+        ledger::post(cqe, core::any::type_name::<T>());
         cqe
     }
 
@@ -377,7 +377,7 @@ where
         let ptr = Arc::into_raw(self).cast_mut();
         // SAFETY: The field is inside of the allocation.
         let cqe = unsafe { ptr.byte_add(offset::<T, ID>()) }.cast();
-        ledger::post(cqe);
+        ledger::post(cqe, core::any::type_name::<T>());
         cqe
     }
 

@@ -12,6 +12,7 @@
 
 use crate::bindings;
 use kernel::{
+    fmt,
     new_spinlock_irq,
     prelude::*,
     rbtree::{
@@ -27,6 +28,10 @@ use kernel::{
             Atomic, //
         },
         SpinLockIrq, //
+    },
+    time::{
+        Instant,
+        Monotonic, //
     }, //
 };
 
@@ -40,12 +45,53 @@ static LEDGER: Atomic<usize> = Atomic::new(0);
 /// How many buckets there are.
 const BUCKETS: usize = 256;
 
+/// A callback that is posted.
+struct Posted {
+    times: u32,
+    /// The QP, or null while that is not known, or if it is an SRQ.
+    qp: *const bindings::ib_qp,
+    owner: TypeName,
+    since: Instant<Monotonic>,
+}
+
+/// The beginning of the name of a type. A copy: the original may be in a module that is gone.
+#[derive(Clone, Copy)]
+pub(crate) struct TypeName([u8; 64]);
+
+impl TypeName {
+    fn new(name: &str) -> Self {
+        let mut copy = [0; 64];
+        for (to, from) in copy.iter_mut().zip(name.bytes()) {
+            *to = from;
+        }
+        Self(copy)
+    }
+}
+
+impl fmt::Display for TypeName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let name = self.0.split(|byte| *byte == 0).next().unwrap_or(&[]);
+        f.write_str(core::str::from_utf8(name).unwrap_or("?"))
+    }
+}
+
+/// What is posted to a QP.
+pub(crate) struct Outstanding {
+    pub(crate) count: u32,
+    /// The type of the owner that was posted first of those, and when that was.
+    pub(crate) owner: TypeName,
+    pub(crate) since: Instant<Monotonic>,
+}
+
 struct State {
-    /// How often each callback is posted.
-    posted: RBTree<usize, u32>,
+    /// The callbacks that are posted.
+    posted: RBTree<usize, Posted>,
     /// Whether memory was missing for an entry, so that nothing can be said any more.
     incomplete: bool,
 }
+
+// SAFETY: The pointer to a QP is only compared.
+unsafe impl Send for Posted {}
 
 #[pin_data]
 struct Bucket {
@@ -95,12 +141,45 @@ impl Ledger {
     }
 }
 
-/// Notes that a callback is posted.
+/// Notes that a callback is posted, and the type of its owner.
 #[inline]
-pub(crate) fn post(cqe: *mut bindings::ib_cqe) {
+pub(crate) fn post(cqe: *mut bindings::ib_cqe, owner: &'static str) {
     if cfg!(debug_assertions) {
-        add(cqe as usize);
+        add(cqe as usize, owner);
     }
+}
+
+/// Notes which QP a callback is posted to, before it is.
+#[inline]
+pub(crate) fn post_to(qp: *const bindings::ib_qp, cqe: *mut bindings::ib_cqe) {
+    if cfg!(debug_assertions) {
+        set_qp(cqe as usize, qp);
+    }
+}
+
+/// Returns what is posted to a QP, as far as is known.
+pub(crate) fn of_qp(qp: *const bindings::ib_qp) -> Option<Outstanding> {
+    // SAFETY: By the invariant: the caller works for a user of this module.
+    let ledger = unsafe { (LEDGER.load(Acquire) as *const Ledger).as_ref() }?;
+    let mut found: Option<Outstanding> = None;
+    for bucket in &ledger.buckets {
+        let state = bucket.state.lock();
+        for (_, posted) in state.posted.iter().filter(|(_, posted)| posted.qp == qp) {
+            let Posted { owner, since, .. } = *posted;
+            let count = posted.times + found.as_ref().map_or(0, |found| found.count);
+            found = Some(match found {
+                Some(first) if first.since.elapsed() >= since.elapsed() => {
+                    Outstanding { count, ..first }
+                }
+                _ => Outstanding {
+                    count,
+                    owner,
+                    since,
+                },
+            });
+        }
+    }
+    found
 }
 
 /// Strikes out a callback that has completed, or was not posted after all. Says whether it was
@@ -125,14 +204,29 @@ fn find(cqe: usize) -> bool {
 }
 
 #[inline(never)]
-fn add(cqe: usize) {
+fn set_qp(cqe: usize, qp: *const bindings::ib_qp) {
+    if let Some(bucket) = Ledger::of(cqe) {
+        if let Some(posted) = bucket.lock().posted.get_mut(&cqe) {
+            posted.qp = qp;
+        }
+    }
+}
+
+#[inline(never)]
+fn add(cqe: usize, owner: &'static str) {
     let Some(bucket) = Ledger::of(cqe) else {
         return;
     };
-    let node = RBTreeNode::new(cqe, 1, GFP_ATOMIC);
+    let posted = Posted {
+        times: 1,
+        qp: core::ptr::null(),
+        owner: TypeName::new(owner),
+        since: Instant::now(),
+    };
+    let node = RBTreeNode::new(cqe, posted, GFP_ATOMIC);
     let mut state = bucket.lock();
     match (state.posted.get_mut(&cqe), node) {
-        (Some(times), _) => *times += 1,
+        (Some(posted), _) => posted.times += 1,
         (None, Ok(node)) => drop(state.posted.insert(node)),
         (None, Err(_)) => state.incomplete = true,
     }
@@ -145,7 +239,7 @@ fn remove(cqe: usize) -> bool {
     };
     let mut state = bucket.lock();
     match state.posted.get_mut(&cqe) {
-        Some(times) if *times > 1 => *times -= 1,
+        Some(posted) if posted.times > 1 => posted.times -= 1,
         Some(_) => drop(state.posted.remove_node(&cqe)),
         None => return state.incomplete,
     }

@@ -253,7 +253,7 @@ where
         let entry = ManuallyDrop::new(self).0.as_ptr();
         // SAFETY: The fields are inside of the entry.
         let cqe = unsafe { (&raw mut (*entry).value).byte_add(cqe::offset::<T, ID>()) }.cast();
-        ledger::post(cqe);
+        ledger::post(cqe, core::any::type_name::<T>());
         cqe
     }
 

@@ -7,6 +7,7 @@
 //! has those of all devices and modules.
 
 use crate::{
+    bindings,
     client::Core,
     device::{
         self,
@@ -16,7 +17,8 @@ use crate::{
         Gate,
         Hold,
         Kind, //
-    }, //
+    },
+    ledger, //
 };
 use core::{
     net::{
@@ -89,6 +91,8 @@ pub(crate) struct Kept {
 
 struct About {
     num: Option<u32>,
+    /// Null unless it is a QP.
+    qp: *const bindings::ib_qp,
     peer: Peer,
     kept: Option<Kept>,
 }
@@ -110,7 +114,7 @@ struct Entry {
     about: SpinLockIrq<About>,
 }
 
-// SAFETY: The pointers are only followed while there is a hold on what they point to, which may be
+// SAFETY: The pointer to a QP is only compared. The others are only followed while there is a hold on what they point to, which may be
 // used from any thread; the rest is `Send`.
 unsafe impl Send for Entry {}
 // SAFETY: A device, a client and a gate may be used from any thread; `about` is locked, and the rest
@@ -131,9 +135,9 @@ fn ago(since: Instant<Monotonic>) -> i64 {
 
 impl fmt::Display for Entry {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (num, peer, kept) = {
+        let (num, qp, peer, kept) = {
             let about = self.about.lock();
-            (about.num, about.peer, about.kept)
+            (about.num, about.qp, about.peer, about.kept)
         };
         f.write_str(self.kind.name())?;
         if let Some(num) = num {
@@ -148,6 +152,11 @@ impl fmt::Display for Entry {
             Peer::ToQp(num, Some(ip)) => write!(f, " to QP {num} at {ip}")?,
         }
         write!(f, ", made {} s ago", ago(self.since))?;
+        let posted = (!qp.is_null()).then(|| ledger::of_qp(qp)).flatten();
+        if let Some(posted) = posted {
+            let (count, owner, ago) = (posted.count, posted.owner, ago(posted.since));
+            f.write_fmt(fmt!(", {count} posted, the first a {owner}, {ago} s ago"))?;
+        }
         if let Some(Kept {
             count,
             first,
@@ -204,6 +213,7 @@ impl Listed {
                 since: Instant::now(),
                 about <- new_spinlock_irq!(About {
                     num: None,
+                    qp: core::ptr::null(),
                     peer: Peer::Unknown,
                     kept: None,
                 }),
@@ -222,6 +232,13 @@ impl Listed {
     /// Says which object of its kind it is.
     pub(crate) fn set_num(&self, num: u32) {
         self.entry.about.lock().num = Some(num);
+    }
+
+    /// Says which QP it is.
+    pub(crate) fn set_qp(&self, qp: &bindings::ib_qp) {
+        let mut about = self.entry.about.lock();
+        about.num = Some(qp.qp_num);
+        about.qp = qp;
     }
 
     pub(crate) fn set_peer(&self, peer: Peer) {

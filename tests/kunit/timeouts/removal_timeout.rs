@@ -119,9 +119,10 @@ mod tests {
         let last = |_: &NullDevice, (qp, _): &(Qp<Softirq>, Cq<Softirq>)| {
             let num = qp.num();
             let counted = core::any::type_name::<Counted>();
-            // The QP is named more often: each line is one of these.
+            // The QP is named three times: each line is one of these.
             for text in [
                 fmt!("waits for QP {num}, made "),
+                fmt!("1 posted, the first a {counted}, "),
                 fmt!("1 kept until it is drained, the first a {counted}, "),
             ] {
                 expect(1, CString::try_from_fmt(text)?.to_str()?);

@@ -68,7 +68,7 @@ impl Markers {
         // SAFETY: The offset is that of a field.
         let cqe = unsafe { Arc::into_raw(self).byte_add(OFFSET) };
         let cqe = cqe.cast_mut().cast();
-        ledger::post(cqe);
+        ledger::post(cqe, "the marker of a drain");
         cqe
     }
 

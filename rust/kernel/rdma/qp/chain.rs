@@ -26,6 +26,7 @@ use crate::{
         CqeHandler,
         CqePointer, //
     },
+    ledger,
     mr::Private, //
 };
 use core::{
@@ -163,6 +164,7 @@ impl<const LINKS: usize, const SGES: usize> Links<LINKS, SGES> {
         if let Some(tail) = tail {
             // SAFETY: As above.
             unsafe { signal(last, tail) };
+            ledger::post_to(place.raw.as_ptr(), tail);
         }
         let turn = turn.map(|turn| {
             let turn = turn.lock();

@@ -290,7 +290,7 @@ pub(crate) fn create(
     let raw = unsafe { owner.create(pd, &mut attr) }?;
 
     // SAFETY: The QP was just created; its number does not change.
-    hold.set_num(unsafe { raw.as_ref() }.qp_num);
+    hold.set_qp(unsafe { raw.as_ref() });
     if let Owner::Id(claim) = &owner {
         hold.set_peer(claim.peer());
     }

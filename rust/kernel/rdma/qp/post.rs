@@ -13,6 +13,7 @@ use crate::{
         CqeHandler,
         CqePointer, //
     },
+    ledger,
     wr::{
         end,
         sg_list,
@@ -141,6 +142,7 @@ pub(crate) unsafe fn send_raw(qp: *mut bindings::ib_qp, wr: *mut bindings::ib_se
     // SAFETY: By the caller's promise. Clients are only told of devices that have all verbs
     // (`kverbs_provider`), so the operation exists.
     unsafe {
+        ledger::post_to(qp, *(*wr).__bindgen_anon_1.wr_cqe);
         let bad = (&raw mut (*wr).next).cast();
         ((*(*qp).device).ops.post_send.unwrap_unchecked())(qp, wr, bad)
     }
@@ -155,6 +157,7 @@ pub(crate) unsafe fn send_raw(qp: *mut bindings::ib_qp, wr: *mut bindings::ib_se
 pub(crate) unsafe fn recv_raw(qp: *mut bindings::ib_qp, wr: *mut bindings::ib_recv_wr) -> c_int {
     // SAFETY: As in `send_raw`.
     unsafe {
+        ledger::post_to(qp, *(*wr).__bindgen_anon_1.wr_cqe);
         let bad = (&raw mut (*wr).next).cast();
         ((*(*qp).device).ops.post_recv.unwrap_unchecked())(qp, wr, bad)
     }

@@ -18,6 +18,7 @@ use crate::{
         CqeHandler,
         CqePointer, //
     },
+    ledger,
     qp::{
         post::unnamed,
         Qp,
@@ -121,6 +122,7 @@ unsafe fn begin(
         }
         ctx.requests(then)
     };
+    ledger::post_to(qp.as_ptr(), user);
     let mut bad = core::ptr::null();
     // SAFETY: As above. The operation exists: see `Qp::post_send_raw`.
     let ret = unsafe {
