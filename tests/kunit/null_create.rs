@@ -204,7 +204,8 @@ mod tests {
                 let posted = recv(&qp, null.env.message(&received, &[0])?);
                 check_eq!(posted.is_err(), i == after);
             }
-            qp.drain(&null.env.cx)?;
+            // Its entries of the CQ are for the next one.
+            qp.destroy(&null.env.cx)?;
             check_eq!(received.len(), 7);
         }
         Ok(())
