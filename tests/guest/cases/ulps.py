@@ -39,7 +39,8 @@ def mad_ping_removal():
         link()
         pings.write("answered", 3)
         assert pings.stats()["pings"] == 3, pings.stats()
-    assert failed == [errno.ECANCELED], failed
+    # The removal ends the agent, or the module does, which is told of it.
+    assert failed in ([errno.ENODEV], [errno.ECANCELED]), failed
 
 
 @case("ud_echo: rdma link delete while it asks")
