@@ -273,60 +273,33 @@ impl Machine {
         let Some(cq) = self.cqs.get_mut(cq) else {
             return 0;
         };
-        let (mut filled, mut sends) = (0, Sends::default());
+        let mut filled = 0;
         while let Some(rest @ [_, ..]) = room.get_mut(filled..) {
             let first = cq.ring.first(rest.len());
             if first.is_empty() {
                 break;
             }
             for (wc, entry) in rest.iter_mut().zip(first) {
-                match entry.retires {
-                    Retires::Sends(n) => sends.add(entry.index, n, &mut self.qps),
-                    _ => retire(entry, &mut self.qps, &mut self.srqs),
-                }
+                retire(entry, &mut self.qps, &mut self.srqs);
                 entry.fill(wc);
             }
             let n = first.len();
             cq.ring.drop_first(n);
             filled += n;
         }
-        sends.free(&mut self.qps);
         filled
     }
 }
 
-/// Places of a send queue that are free again, for which the queue need not be looked up each time.
-#[derive(Default)]
-struct Sends {
-    index: usize,
-    places: u32,
-}
-
-impl Sends {
-    /// Adds places of the QP at an index.
-    #[inline]
-    fn add(&mut self, index: usize, places: u32, qps: &mut Slots<Qp>) {
-        if index != self.index {
-            self.free(qps);
-            self.index = index;
-        }
-        // No more than the queue has.
-        self.places = self.places.wrapping_add(places);
-    }
-
-    #[inline]
-    fn free(&mut self, qps: &mut Slots<Qp>) {
-        let places = core::mem::take(&mut self.places);
-        if let Some(qp) = qps.get_mut(self.index) {
-            qp.sends = qp.sends.saturating_sub(places);
-        }
-    }
-}
-
-/// Frees the place of a receive that has completed.
+/// Frees the places that a completion gives back.
 #[inline]
 fn retire(entry: &Entry, qps: &mut Slots<Qp>, srqs: &mut Slots<Srq>) {
     match entry.retires {
+        Retires::Sends(n) => {
+            if let Some(qp) = qps.get_mut(entry.index) {
+                qp.sends = qp.sends.saturating_sub(n);
+            }
+        }
         Retires::Recv => {
             if let Some(qp) = qps.get_mut(entry.index) {
                 qp.recvs.retire();
@@ -337,6 +310,6 @@ fn retire(entry: &Entry, qps: &mut Slots<Qp>, srqs: &mut Slots<Srq>) {
                 srq.queue.retire();
             }
         }
-        Retires::Nothing | Retires::Sends(_) => {}
+        Retires::Nothing => {}
     }
 }
