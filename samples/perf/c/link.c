@@ -108,7 +108,7 @@ static int perf_to_rts(struct ib_qp *qp, u8 rd_atomic)
 {
 	struct ib_qp_attr attr = {
 		.qp_state = IB_QPS_RTS,
-		.timeout = 14,
+		.timeout = 20,	/* 4.3 s: late is not lost */
 		.retry_cnt = 7,
 		.rnr_retry = 7,
 		.max_rd_atomic = rd_atomic,
