@@ -114,8 +114,8 @@ struct Entry {
     about: SpinLockIrq<About>,
 }
 
-// SAFETY: The pointer to a QP is only compared. The others are only followed while there is a hold on what they point to, which may be
-// used from any thread; the rest is `Send`.
+// SAFETY: The pointer to a QP is only compared. The others are followed only while there is a hold on
+// what they point to, which may be used from any thread; the rest is `Send`.
 unsafe impl Send for Entry {}
 // SAFETY: A device, a client and a gate may be used from any thread; `about` is locked, and the rest
 // does not change.
