@@ -210,7 +210,8 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
     /// (`ib_drain_qp`).
     ///
     /// Their handlers have then returned, too, but for those of a direct CQ that another thread, or
-    /// a caller of this one, is processing. What is posted meanwhile is flushed as well, some time.
+    /// a caller of this one, is processing. What they post meanwhile is flushed as well, some time:
+    /// where the caller polls the CQ, a second drain waits for it.
     ///
     /// # Errors
     ///
