@@ -184,10 +184,6 @@ impl Hold {
         self.kind
     }
 
-    pub(crate) fn gate(&self) -> NonNull<Gate> {
-        self.gate
-    }
-
     /// Takes another hold on the same gate, also when it is closed: the first one keeps it from
     /// opening.
     pub(crate) fn another(&self, kind: Kind) -> Self {

@@ -18,7 +18,10 @@ use crate::{
         Hold,
         Kind, //
     },
-    ledger, //
+    ledger::{
+        self,
+        Outstanding, //
+    }, //
 };
 use core::{
     net::{
@@ -28,6 +31,7 @@ use core::{
     ptr::NonNull, //
 };
 use kernel::{
+    alloc::flags::__GFP_NOWARN,
     debugfs::{
         Dir,
         File,
@@ -44,6 +48,10 @@ use kernel::{
     new_spinlock_irq,
     prelude::*,
     sync::{
+        atomic::{
+            ordering::Relaxed,
+            Atomic, //
+        },
         Arc,
         SpinLockIrq, //
     },
@@ -68,14 +76,14 @@ pub(crate) enum Owner {
     Client(NonNull<Core>),
 }
 
-/// The other end of what an object is for.
+/// The other end of what an object is for. Ports are 0 where they are not known.
 #[derive(Clone, Copy)]
 pub(crate) enum Peer {
     Unknown,
     /// It listens on this address.
-    On(SocketAddr),
+    On(IpAddr, u16),
     /// It is to be connected to this address.
-    To(SocketAddr),
+    To(IpAddr, u16),
     /// It is to be connected to the QP of this number, at this address if it is known.
     ToQp(u32, Option<IpAddr>),
 }
@@ -89,30 +97,35 @@ pub(crate) struct Kept {
     since: Instant<Monotonic>,
 }
 
+/// How many ledgers there are.
+const LEDGERS: usize = cfg!(debug_assertions) as usize;
+
 struct About {
-    num: Option<u32>,
-    /// Null unless it is a QP.
-    qp: *const bindings::ib_qp,
+    /// Null unless it is a QP; nothing where there is no ledger to ask.
+    qp: [*const bindings::ib_qp; LEDGERS],
     peer: Peer,
-    kept: Option<Kept>,
+    kept: Option<KBox<Kept>>,
 }
 
-/// What is known of an object.
+/// What is known of an object. Of 96 bytes at most: C has none of this.
 ///
 /// # Invariants
 ///
-/// While this is in the list, there is a hold on `gate`, which is that of `owner`.
+/// While this is in the list, there is a hold on the gate of `owner`.
 #[pin_data]
 struct Entry {
     #[pin]
     links: ListLinks,
     kind: Kind,
-    gate: NonNull<Gate>,
+    /// Which of its kind it is, or `NO_NUM`.
+    num: Atomic<u32>,
     owner: Owner,
     since: Instant<Monotonic>,
     #[pin]
     about: SpinLockIrq<About>,
 }
+
+const NO_NUM: u32 = u32::MAX;
 
 // SAFETY: The pointer to a QP is only compared. The others are followed only while there is a hold on
 // what they point to, which may be used from any thread; the rest is `Send`.
@@ -133,27 +146,35 @@ fn ago(since: Instant<Monotonic>) -> i64 {
     since.elapsed().as_millis() / 1_000
 }
 
+impl Entry {
+    /// Returns what is posted to it, as far as is known.
+    fn posted(&self) -> Option<Outstanding> {
+        let qp = self.about.lock().qp.first().copied()?;
+        (!qp.is_null()).then(|| ledger::of_qp(qp)).flatten()
+    }
+}
+
 impl fmt::Display for Entry {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (num, qp, peer, kept) = {
+        let (peer, kept) = {
             let about = self.about.lock();
-            (about.num, about.qp, about.peer, about.kept)
+            (about.peer, about.kept.as_deref().copied())
         };
         f.write_str(self.kind.name())?;
-        if let Some(num) = num {
+        let num = self.num.load(Relaxed);
+        if num != NO_NUM {
             write!(f, " {num}")?;
         }
         match peer {
             Peer::Unknown => {}
-            Peer::On(addr) => write!(f, " on {addr}")?,
-            Peer::To(addr) if addr.port() == 0 => write!(f, " to {}", addr.ip())?,
-            Peer::To(addr) => write!(f, " to {addr}")?,
+            Peer::On(ip, port) => write!(f, " on {}", SocketAddr::new(ip, port))?,
+            Peer::To(ip, 0) => write!(f, " to {ip}")?,
+            Peer::To(ip, port) => write!(f, " to {}", SocketAddr::new(ip, port))?,
             Peer::ToQp(num, None) => write!(f, " to QP {num}")?,
             Peer::ToQp(num, Some(ip)) => write!(f, " to QP {num} at {ip}")?,
         }
         write!(f, ", made {} s ago", ago(self.since))?;
-        let posted = (!qp.is_null()).then(|| ledger::of_qp(qp)).flatten();
-        if let Some(posted) = posted {
+        if let Some(posted) = self.posted() {
             let (count, owner, ago) = (posted.count, posted.owner, ago(posted.since));
             f.write_fmt(fmt!(", {count} posted, the first a {owner}, {ago} s ago"))?;
         }
@@ -170,6 +191,20 @@ impl fmt::Display for Entry {
             )?;
         }
         Ok(())
+    }
+}
+
+impl Owner {
+    /// # Safety
+    ///
+    /// The device or the client is there.
+    unsafe fn gate(&self) -> &Gate {
+        match self {
+            // SAFETY: By the caller's promise.
+            Self::Device(inner) => unsafe { &inner.as_ref().gate },
+            // SAFETY: As above.
+            Self::Client(core) => unsafe { &core.as_ref().gate },
+        }
     }
 }
 
@@ -203,17 +238,16 @@ impl Listed {
     /// Lists an object that has a hold of `owner`. Not generic and never inlined: see `Core`.
     #[inline(never)]
     pub(crate) fn new(hold: Hold, owner: Owner) -> Result<Self> {
-        let (kind, gate) = (hold.kind(), hold.gate());
+        let kind = hold.kind();
         let entry = ListArc::pin_init(
             try_pin_init!(Entry {
                 links <- ListLinks::new(),
                 kind,
-                gate,
+                num: Atomic::new(NO_NUM),
                 owner,
                 since: Instant::now(),
                 about <- new_spinlock_irq!(About {
-                    num: None,
-                    qp: core::ptr::null(),
+                    qp: [core::ptr::null(); LEDGERS],
                     peer: Peer::Unknown,
                     kept: None,
                 }),
@@ -231,14 +265,13 @@ impl Listed {
 
     /// Says which object of its kind it is.
     pub(crate) fn set_num(&self, num: u32) {
-        self.entry.about.lock().num = Some(num);
+        self.entry.num.store(num, Relaxed);
     }
 
     /// Says which QP it is.
     pub(crate) fn set_qp(&self, qp: &bindings::ib_qp) {
-        let mut about = self.entry.about.lock();
-        about.num = Some(qp.qp_num);
-        about.qp = qp;
+        self.set_num(qp.qp_num);
+        self.entry.about.lock().qp.fill(qp);
     }
 
     pub(crate) fn set_peer(&self, peer: Peer) {
@@ -252,34 +285,34 @@ impl Listed {
 
     /// Says that the object keeps an owner of this type. Any context.
     pub(crate) fn keeps(&self, first: &'static str) {
-        let mut about = self.entry.about.lock();
-        match &mut about.kept {
-            Some(kept) => kept.count += 1,
-            none => {
-                *none = Some(Kept {
-                    count: 1,
-                    first,
-                    since: Instant::now(),
-                });
-            }
-        }
+        let kept = Kept {
+            count: 1,
+            first,
+            since: Instant::now(),
+        };
+        // Without memory for it, it is not shown.
+        self.put_kept(KBox::new(kept, GFP_ATOMIC | __GFP_NOWARN).ok());
     }
 
     /// Says that the object keeps nothing, and returns what it has kept.
-    pub(crate) fn take_kept(&self) -> Option<Kept> {
+    pub(crate) fn take_kept(&self) -> Option<KBox<Kept>> {
         self.entry.about.lock().kept.take()
     }
 
-    /// Says that the object still keeps what was taken.
-    pub(crate) fn put_kept(&self, old: Option<Kept>) {
-        let mut about = self.entry.about.lock();
-        about.kept = match (old, about.kept) {
-            (Some(old), new) => Some(Kept {
-                count: old.count + new.map_or(0, |new| new.count),
-                ..old
-            }),
-            (None, new) => new,
+    /// Says that the object keeps this as well. Any context.
+    pub(crate) fn put_kept(&self, kept: Option<KBox<Kept>>) {
+        let Some(mut kept) = kept else {
+            return;
         };
+        let mut about = self.entry.about.lock();
+        if let Some(other) = about.kept.take() {
+            let count = kept.count + other.count;
+            if other.since.elapsed() > kept.since.elapsed() {
+                kept = other;
+            }
+            kept.count = count;
+        }
+        about.kept = Some(kept);
     }
 }
 
@@ -296,7 +329,8 @@ pub(crate) fn report(gate: &Gate, who: &dyn fmt::Display) {
     let objects = OBJECTS.lock();
     let held = objects
         .iter()
-        .filter(|entry| core::ptr::eq(entry.gate.as_ptr(), gate));
+        // SAFETY: By the invariant of the entry, which is in the list.
+        .filter(|entry| core::ptr::eq(unsafe { entry.owner.gate() }, gate));
     for (n, entry) in held.enumerate() {
         if n == NAMED {
             pr_warn!("{who}: waits for more: see rdma_rs/objects in debugfs\n");

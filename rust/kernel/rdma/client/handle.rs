@@ -177,7 +177,7 @@ pub(crate) struct Core {
     #[pin]
     pub(super) raw: Opaque<bindings::ib_client>,
     #[pin]
-    gate: Gate,
+    pub(crate) gate: Gate,
     #[pin]
     pub(super) devices: Mutex<KVec<Entry>>,
     pub(crate) name: &'static CStr,

@@ -101,7 +101,7 @@ impl State {
         };
         let device = self.client.device(raw)?;
         if let Some(addr) = to {
-            self.listed.set_peer(Peer::To(addr));
+            self.listed.set_peer(Peer::To(addr.ip(), addr.port()));
         }
         if self.fence.as_ref().is_none() {
             // SAFETY: The device is registered while there is a handle, and until the id is

@@ -239,7 +239,7 @@ impl Listener {
         let backlog = backlog.try_into()?;
         let reserved = Deferred::reserve()?;
         let hold = client.list(Kind::Id)?;
-        hold.set_peer(Peer::On(addr));
+        hold.set_peer(Peer::On(addr.ip(), addr.port()));
         let listening = Arc::pin_init(
             pin_init!(Listening {
                 raw <- new_mutex!(None),

@@ -170,8 +170,8 @@ impl Inner {
     #[cold]
     #[inline(never)]
     pub(crate) fn park<P: Send + 'static, T: ?Sized>(&self, owner: P) {
-        self.listed.keeps(core::any::type_name::<T>());
         self.context.parked.park(owner);
+        self.listed.keeps(core::any::type_name::<T>());
     }
 
     /// Says whether the connection manager moves the QP through its states.
