@@ -8,17 +8,19 @@ use super::{
     PrivateData, //
 };
 use crate::bindings;
+use core::mem::replace;
 use kernel::prelude::*;
 
 /// A step that somebody waits for.
-#[expect(clippy::large_enum_variant, reason = "one in an id, never moved")]
 pub(super) enum Step {
     /// Nobody waits.
     Idle,
-    /// Started; the event with this C value is its success.
-    Waiting(bindings::rdma_cm_event_type),
-    /// Ended.
-    Done(Result<PrivateData>),
+    /// Started; the event with this C value is its success, and what comes along goes into the box.
+    Waiting(bindings::rdma_cm_event_type, KBox<PrivateData>),
+    /// Ended as it should.
+    Done(KBox<PrivateData>),
+    /// Ended otherwise.
+    Failed(Error),
 }
 
 impl Shared {
@@ -31,6 +33,7 @@ impl Shared {
         if Running::is_current() {
             return Err(EDEADLK);
         }
+        let private_data = KBox::new(PrivateData::new(&[]), GFP_KERNEL)?;
         {
             let mut step = self.step.lock();
             if !matches!(*step, Step::Idle) {
@@ -39,7 +42,7 @@ impl Shared {
             if self.is_gone() {
                 return Err(ENODEV);
             }
-            *step = Step::Waiting(success);
+            *step = Step::Waiting(success, private_data);
         }
         let started = start();
         let mut step = self.step.lock();
@@ -48,10 +51,10 @@ impl Shared {
             return Err(e);
         }
         loop {
-            if let Step::Done(result) = &*step {
-                let result = *result;
-                *step = Step::Idle;
-                return result;
+            match replace(&mut *step, Step::Idle) {
+                Step::Done(private_data) => return Ok(*private_data),
+                Step::Failed(e) => return Err(e),
+                waiting => *step = waiting,
             }
             if self.changed.wait_interruptible(&mut step) {
                 *step = Step::Idle;
@@ -64,10 +67,20 @@ impl Shared {
     /// along, or an error.
     pub(super) fn end_step(&self, event: bindings::rdma_cm_event_type, result: Result<&[u8]>) {
         let mut step = self.step.lock();
-        let ends = matches!(*step, Step::Waiting(success) if result.is_err() || success == event);
-        if ends {
-            *step = Step::Done(result.map(PrivateData::new));
-        }
+        let mut ends = false;
+        *step = match replace(&mut *step, Step::Idle) {
+            Step::Waiting(success, mut to) if result.is_err() || success == event => {
+                ends = true;
+                match result {
+                    Ok(sent) => {
+                        *to = PrivateData::new(sent);
+                        Step::Done(to)
+                    }
+                    Err(e) => Step::Failed(e),
+                }
+            }
+            other => other,
+        };
         drop(step);
         // Who waits is not to be woken up only to wait for the lock.
         if ends {

@@ -23,7 +23,10 @@ use crate::{
     deferred::Queue,
     removal::OnRemoval, //
 };
-use core::ptr::NonNull;
+use core::{
+    mem::replace,
+    ptr::NonNull, //
+};
 use kernel::{
     error::to_result,
     impl_has_work,
@@ -82,13 +85,12 @@ impl RawId {
     }
 }
 
-type Outcome = Result<Answer, ConnectError>;
+type Outcome = Result<KBox<Answer>, ConnectError>;
 
 /// How far the making of a connection is.
-#[expect(clippy::large_enum_variant, reason = "one in an id, never moved")]
 enum Step {
-    /// Somebody waits for the peer's answer.
-    Waiting,
+    /// Somebody waits for the peer's answer, which goes into the box.
+    Waiting(KBox<Answer>),
     /// That is there.
     Done(Outcome),
     /// Nobody waits.
@@ -161,7 +163,11 @@ impl Shared {
     /// Never inlined, so that the code of the work items is this module's.
     #[inline(never)]
     pub(super) fn new(handler: Arc<dyn Handler>, waits: bool) -> Result<Arc<Self>> {
-        let step = if waits { Step::Waiting } else { Step::Over };
+        let step = if waits {
+            Step::Waiting(KBox::new(Answer::none(), GFP_KERNEL)?)
+        } else {
+            Step::Over
+        };
         Arc::pin_init(
             pin_init!(Self {
                 id <- new_mutex!(None),
@@ -259,9 +265,9 @@ impl Shared {
     }
 
     /// Waits until the peer has answered.
-    pub(super) fn wait(&self) -> Outcome {
+    pub(super) fn wait(&self) -> Result<Answer, ConnectError> {
         let mut step = self.step.lock();
-        while matches!(*step, Step::Waiting) {
+        while matches!(*step, Step::Waiting(_)) {
             if self.changed.wait_interruptible(&mut step) {
                 break;
             }
@@ -269,8 +275,8 @@ impl Shared {
         if matches!(*step, Step::Gone) {
             return Err(ENODEV.into());
         }
-        match core::mem::replace(&mut *step, Step::Over) {
-            Step::Done(outcome) => outcome,
+        match replace(&mut *step, Step::Over) {
+            Step::Done(outcome) => outcome.map(|answer| *answer),
             _ => Err(ERESTARTSYS.into()),
         }
     }
@@ -278,7 +284,7 @@ impl Shared {
     /// Gives whoever waits an outcome; otherwise, or if nobody does, tells the handler.
     fn end(&self, outcome: Outcome, otherwise: Event, cx: &Sleepable) {
         let mut step = self.step.lock();
-        if matches!(*step, Step::Waiting) {
+        if matches!(*step, Step::Waiting(_)) {
             *step = Step::Done(outcome);
             self.changed.notify_all();
         } else {
@@ -317,20 +323,22 @@ impl Shared {
         let ends = event.event != bindings::ib_cm_event_type_IB_CM_MRA_RECEIVED && self.found();
         match event.event {
             bindings::ib_cm_event_type_IB_CM_REP_RECEIVED => {
-                // SAFETY: This member is set for this event, whose private data have this length.
-                let answer = unsafe {
-                    let rep = &*event.param.rep_rcvd;
-                    Answer {
-                        private_data: PrivateData::new(private_data(event, REP_LEN)),
-                        responder_resources: rep.responder_resources,
-                        initiator_depth: rep.initiator_depth,
-                    }
-                };
                 let mut step = self.step.lock();
-                if matches!(*step, Step::Waiting) {
-                    *step = Step::Done(Ok(answer));
-                    self.changed.notify_all();
-                }
+                *step = match replace(&mut *step, Step::Over) {
+                    Step::Waiting(mut answer) => {
+                        // SAFETY: This member is set for this event, whose private data have this
+                        // length.
+                        unsafe {
+                            let rep = &*event.param.rep_rcvd;
+                            answer.private_data = PrivateData::new(private_data(event, REP_LEN));
+                            answer.responder_resources = rep.responder_resources;
+                            answer.initiator_depth = rep.initiator_depth;
+                        }
+                        self.changed.notify_all();
+                        Step::Done(Ok(answer))
+                    }
+                    other => other,
+                };
             }
             bindings::ib_cm_event_type_IB_CM_REJ_RECEIVED => {
                 // SAFETY: As above.
@@ -385,7 +393,7 @@ unsafe fn rejection(event: &bindings::ib_cm_event) -> ConnectError {
 impl OnRemoval for Shared {
     fn gone(self: Arc<Self>) {
         let mut step = self.step.lock();
-        if matches!(*step, Step::Waiting) {
+        if matches!(*step, Step::Waiting(_)) {
             *step = Step::Gone;
             self.changed.notify_all();
         }
@@ -429,8 +437,8 @@ pub(super) unsafe extern "C" fn on_event(
     event: *const bindings::ib_cm_event,
 ) -> c_int {
     // SAFETY: The context of an id with this callback is its `Shared`, which lives until the id is
-    // destroyed and its fence has waited for this. The event is valid during the call. Callbacks
-    // run in process context.
+    // destroyed and the timeouts that had begun are over, of which this may be one. The event is
+    // valid during the call. Callbacks run in process context.
     let (shared, event, cx) = unsafe {
         (
             Arc::from(ArcBorrow::from_raw((*id).context.cast::<Shared>())),

@@ -22,6 +22,17 @@ pub struct Answer {
     pub initiator_depth: u8,
 }
 
+impl Answer {
+    /// Has nothing sent along.
+    pub(super) fn none() -> Self {
+        Self {
+            private_data: PrivateData::new(&[]),
+            responder_resources: 0,
+            initiator_depth: 0,
+        }
+    }
+}
+
 /// Why there is no connection.
 #[derive(Debug)]
 pub enum ConnectError {
