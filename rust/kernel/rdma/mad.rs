@@ -54,7 +54,6 @@
 //! C header: [`include/rdma/ib_mad.h`](srctree/include/rdma/ib_mad.h)
 
 mod agent;
-pub(crate) mod fence;
 mod handler;
 mod header;
 mod peer;
@@ -62,6 +61,7 @@ mod queue;
 mod received;
 mod request;
 mod send;
+pub(crate) mod timeouts;
 
 pub use agent::Agent;
 pub use header::{

@@ -18,17 +18,14 @@ use crate::{
         Teardown, //
     },
     device::Device,
-    mad::fence::Fence,
+    mad::timeouts::flush_timeouts,
     objects::{
         Listed,
         Peer, //
     }, //
 };
 use core::{
-    mem::{
-        replace,
-        ManuallyDrop, //
-    },
+    mem::ManuallyDrop,
     ptr::NonNull, //
 };
 use kernel::{
@@ -57,12 +54,10 @@ use kernel::{
 ///
 /// - `raw` is an id whose callback is [`on_event`] with `shared` as its context.
 /// - The id is in the list of `device`.
-/// - `fence` is one of the id's port, or there is none as the port has no MADs.
 pub(super) struct State {
     raw: NonNull<bindings::rdma_cm_id>,
     pub(super) shared: Arc<Shared>,
     pub(super) device: SetOnce<Device>,
-    fence: SetOnce<Fence>,
     client: ClientRef,
     pub(super) listed: Listed,
 }
@@ -79,7 +74,6 @@ impl State {
             raw,
             shared,
             device: SetOnce::new(),
-            fence: SetOnce::new(),
             client: client.clone(),
             listed,
         }
@@ -90,26 +84,14 @@ impl State {
         if self.device.as_ref().is_some() {
             return Ok(());
         }
-        // SAFETY: The id is alive, and its device, its port and its addresses are set by now.
-        let (raw, port, to) = unsafe {
+        // SAFETY: The id is alive, and its device and its addresses are set by now.
+        let (raw, to) = unsafe {
             let id = self.raw.as_ptr();
-            (
-                (*id).device,
-                (*id).port_num,
-                addr::read(&(*id).route.addr.dst_addr),
-            )
+            ((*id).device, addr::read(&(*id).route.addr.dst_addr))
         };
         let device = self.client.device(raw)?;
         if let Some(addr) = to {
             self.listed.set_peer(Peer::To(addr.ip(), addr.port()));
-        }
-        if self.fence.as_ref().is_none() {
-            // SAFETY: The device is registered while there is a handle, and until the id is
-            // destroyed, which `cma_remove_one()` in core/cma.c waits for.
-            if let Some(fence) = unsafe { Fence::reserve(raw, port) }? {
-                // INVARIANT: This is the id's port, which does not change once it has a device.
-                self.fence.populate(fence);
-            }
         }
         // SAFETY: `teardown` removes the id, as the device is kept.
         unsafe { device.inner().bound.add(self.raw, self.shared.clone()) }?;
@@ -129,24 +111,30 @@ impl State {
     /// `rdma_destroy_id()` does not: `cm_process_send_error()` in core/cm.c gives the message's
     /// reference back, and only then calls `cma_ib_handler()`, which takes the id's handler lock.
     /// Whoever has that lock may have it for long, so the lock is taken first: afterwards such a
-    /// callback waits for nobody, and the fence waits for it.
-    fn end_callback(&mut self) {
+    /// callback waits for nobody, and is waited for.
+    fn end_callback(&self, cx: &Sleepable) {
         // SAFETY: The id is alive, and not locked by this task, which is in no callback.
         unsafe {
             bindings::rdma_lock_handler(self.raw.as_ptr());
             bindings::rdma_unlock_handler(self.raw.as_ptr());
         }
-        drop(replace(&mut self.fence, SetOnce::new()));
+        if let Some(device) = self.device.as_ref() {
+            // SAFETY: The device is registered while there is a handle. The port of an id does not
+            // change once it has a device.
+            unsafe {
+                flush_timeouts(device.as_raw(), (*self.raw.as_ptr()).port_num, cx);
+            }
+        }
     }
 }
 
 impl Teardown for State {
-    fn teardown(&mut self, _cx: &Sleepable) -> Fate {
+    fn teardown(&mut self, cx: &Sleepable) -> Fate {
         if let Some(device) = self.device.as_ref() {
             device.inner().bound.remove(self.raw, &self.shared);
         }
         self.shared.wait_found();
-        self.end_callback();
+        self.end_callback(cx);
         // SAFETY: By the type invariant; the QP holds `Inner`, so it is gone. This waits for
         // callbacks that have begun, by the id's handler lock and by the references that they have.
         // That of a message which nobody has answered has none; it has returned. Should one begin

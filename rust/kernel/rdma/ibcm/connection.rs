@@ -29,7 +29,7 @@ use crate::{
     },
     device::Device,
     gate::Kind,
-    mad::fence::Fence,
+    mad::timeouts::flush_timeouts,
     objects::Listed,
     qp::{
         self,
@@ -49,30 +49,30 @@ use kernel::{
 /// # Invariants
 ///
 /// - `id` has [`on_event`] as its callback and `shared` as its context.
-/// - The fences are those of the id's port, or there are none as the port has no MADs.
 struct State {
     id: RawId,
+    port: u32,
     shared: Arc<Shared>,
-    before: Option<Fence>,
-    after: Option<Fence>,
     device: Device,
     _hold: Listed,
 }
 
 impl Teardown for State {
-    fn teardown(&mut self, _cx: &Sleepable) -> Fate {
+    fn teardown(&mut self, cx: &Sleepable) -> Fate {
+        // SAFETY: The device is registered while there is a handle.
+        let timeouts = || unsafe { flush_timeouts(self.device.as_raw(), self.port, cx) };
         self.device.inner().removal.remove(&self.shared);
         self.shared.set_id(None);
         self.shared.wait_found();
         // `ib_destroy_cm_id()` waits for callbacks, but not for that of a message that was not
         // answered in time: the manager gives its reference to the id back before. What has begun
-        // is over after the first fence.
-        drop(self.before.take());
+        // is over after this.
+        timeouts();
         // SAFETY: By the type invariant; nobody else uses the id any more.
         unsafe { bindings::ib_destroy_cm_id(self.id.as_ptr()) };
-        // The id has no messages any more. What has begun meanwhile is over after the second fence,
-        // and nobody uses `shared`.
-        drop(self.after.take());
+        // The id has no messages any more. What has begun meanwhile is over after this, and nobody
+        // uses `shared`.
+        timeouts();
         self.shared.end_handler();
         Fate::Gone
     }
@@ -83,7 +83,7 @@ pub(super) struct Place {
     reserved: Reserved<State>,
     hold: Listed,
     pub(super) shared: Arc<Shared>,
-    fences: [Option<Fence>; 2],
+    port: u32,
     device: Device,
 }
 
@@ -96,14 +96,11 @@ impl Place {
         waits: bool,
     ) -> Result<Self> {
         let (reserved, shared) = (Deferred::reserve()?, Shared::new(handler, waits)?);
-        // SAFETY: The device is registered while there is a handle, which is dropped after the
-        // fences.
-        let fence = || unsafe { Fence::reserve(device.as_raw(), port) };
         Ok(Self {
             reserved,
             hold: device.list(Kind::Id)?,
             shared,
-            fences: [fence()?, fence()?],
+            port,
             device: device.clone(),
         })
     }
@@ -115,13 +112,11 @@ impl Place {
     pub(super) fn fill(self, id: RawId) -> Result<Connection> {
         self.shared.set_id(Some(id));
         let shared = self.shared.clone();
-        let [before, after] = self.fences;
-        // INVARIANT: By the caller's promise; the place was made for the id's port.
+        // INVARIANT: By the caller's promise.
         let state = self.reserved.fill(State {
             id,
             shared: self.shared,
-            before,
-            after,
+            port: self.port,
             device: self.device,
             _hold: self.hold,
         });
