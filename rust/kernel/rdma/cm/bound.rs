@@ -73,7 +73,7 @@ impl Bound {
         }
         list.ids.reserve(1, GFP_KERNEL)?;
         // INVARIANT: By the caller's promise.
-        shared.place.store(list.ids.len(), Relaxed);
+        shared.place.store(list.ids.len().try_into()?, Relaxed);
         let entry = Entry {
             id: Some(id),
             shared,
@@ -87,7 +87,7 @@ impl Bound {
     pub(super) fn remove(&self, id: NonNull<bindings::rdma_cm_id>, shared: &Shared) {
         let mut list = self.list.lock();
         let (place, closed) = (shared.place.load(Relaxed), list.closed);
-        match list.ids.get_mut(place) {
+        match list.ids.get_mut(place as usize) {
             Some(entry) if entry.id == Some(id) && closed && !entry.told => {
                 // Who waited for the connection got `ENODEV` and has let go of the id.
                 entry.id = None;
@@ -97,7 +97,7 @@ impl Bound {
             _ => return,
         }
         let last = list.ids.pop();
-        let entry = match (list.ids.get_mut(place), last) {
+        let entry = match (list.ids.get_mut(place as usize), last) {
             (Some(entry), Some(last)) => {
                 // INVARIANT: It is there now.
                 last.shared.place.store(place, Relaxed);

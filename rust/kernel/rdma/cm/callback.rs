@@ -86,7 +86,7 @@ pub(super) struct Shared {
     /// before the step is locked and failed, so that none begins after that.
     removed: Atomic<bool>,
     /// Where the id is in the list of its device, which protects this.
-    pub(super) place: Atomic<usize>,
+    pub(super) place: Atomic<u32>,
 }
 
 impl Shared {
