@@ -2,6 +2,9 @@
 
 //! Protection domains.
 //!
+//! Each post compares the PD of its memory with that of the QP. So a handle is the address of what
+//! the handles share, by which two are compared without a look at either.
+//!
 //! C header: [`include/rdma/ib_verbs.h`](srctree/include/rdma/ib_verbs.h) (`struct ib_pd`)
 
 use crate::{
@@ -106,9 +109,9 @@ impl Pd {
             bindings::__ib_alloc_pd(dev.as_raw(), 0, dev.client().name.as_char_ptr())
         })?;
         let raw = NonNull::new(raw).ok_or(ENOMEM)?;
-        // INVARIANT: Just allocated.
         // SAFETY: Just allocated; the number does not change.
         hold.set_num(unsafe { raw.as_ref() }.res.id);
+        // INVARIANT: Just allocated.
         let state = reserved.fill(State { raw, _hold: hold });
         let inner = Arc::new(
             Inner {

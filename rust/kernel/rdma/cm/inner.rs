@@ -62,6 +62,11 @@ pub(super) struct State {
     pub(super) listed: Listed,
 }
 
+// SAFETY: An id may be destroyed from any thread.
+unsafe impl Send for State {}
+// SAFETY: An id may be used from any thread; the connection manager locks it.
+unsafe impl Sync for State {}
+
 impl State {
     pub(super) fn new(
         raw: NonNull<bindings::rdma_cm_id>,
@@ -98,14 +103,7 @@ impl State {
         self.device.populate(device);
         Ok(())
     }
-}
 
-// SAFETY: An id may be destroyed from any thread.
-unsafe impl Send for State {}
-// SAFETY: An id may be used from any thread; the connection manager locks it.
-unsafe impl Sync for State {}
-
-impl State {
     /// Waits for the callback of a message that nobody has answered.
     ///
     /// `rdma_destroy_id()` does not: `cm_process_send_error()` in core/cm.c gives the message's
