@@ -82,7 +82,8 @@ pub trait DeviceData<C: Client>: Sized + Send + Sync + 'static {
     ///
     /// Called in process context, after `add` has returned and never once `remove` has been called;
     /// removal waits for the end of the call, in which waits for the device fail by then. Other events of
-    /// the device wait too: leave what takes long to [`ClientRef::spawn`].
+    /// the device wait too, and with [`Event::GidChange`] all updates of the port's GIDs, whose mutex
+    /// is held: leave what takes long to [`ClientRef::spawn`].
     fn event(self: Pin<&Self>, _client: Pin<&C>, _dev: &Device, _event: Event, _cx: &Sleepable) {}
 }
 

@@ -264,7 +264,8 @@ impl<T: Owned> Registration<T> {
             unsafe { (device::Inner::of_handler(handler), Event::from_raw(&*event)) };
         // SAFETY: The device is released only after this call.
         let (dev, inner) = unsafe { (Device::new(inner), inner.as_ref()) };
-        // SAFETY: Events of devices come from a work item.
+        // SAFETY: Events of devices come from a work item; those of a GID table from whoever changes
+        // it, which may sleep and has the table's mutex.
         let cx = unsafe { Sleepable::assume() };
         if let (Ok(dev), Some(data)) = (dev, inner.data::<T>()) {
             pinned(&data).event(this.state(), &dev, event, &cx);

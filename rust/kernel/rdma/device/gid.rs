@@ -69,8 +69,8 @@ pub struct L2 {
     pub vlan: Option<u16>,
 }
 
-/// An entry of a GID table, which does not change or go away while this is held (`struct
-/// ib_gid_attr`).
+/// An entry of a GID table, which stays while this is held, but may lose its network interface
+/// (`struct ib_gid_attr`).
 ///
 /// # Invariants
 ///
@@ -80,29 +80,26 @@ pub struct GidAttr {
     dev: Device,
 }
 
-// SAFETY: The entry does not change, and references are counted.
+// SAFETY: References are counted. Of the entry, only the network interface changes, which C reads.
 unsafe impl Send for GidAttr {}
 // SAFETY: As above.
 unsafe impl Sync for GidAttr {}
 
 impl GidAttr {
-    fn raw(&self) -> &bindings::ib_gid_attr {
-        // SAFETY: By the type invariant.
-        unsafe { self.raw.as_ref() }
-    }
-
     pub(crate) fn as_raw(&self) -> *const bindings::ib_gid_attr {
         self.raw.as_ptr()
     }
 
     /// Returns the GID.
     pub fn gid(&self) -> Gid {
-        Gid::from_raw(&self.raw().gid)
+        // SAFETY: By the type invariant; this field does not change.
+        Gid::from_raw(unsafe { &(*self.as_raw()).gid })
     }
 
     /// Returns the protocol that the GID is for.
     pub fn gid_type(&self) -> GidType {
-        match self.raw().gid_type {
+        // SAFETY: As above.
+        match unsafe { (*self.as_raw()).gid_type } {
             bindings::ib_gid_type_IB_GID_TYPE_IB => GidType::Ib,
             bindings::ib_gid_type_IB_GID_TYPE_ROCE => GidType::RoceV1,
             bindings::ib_gid_type_IB_GID_TYPE_ROCE_UDP_ENCAP => GidType::RoceV2,
@@ -112,12 +109,14 @@ impl GidAttr {
 
     /// Returns the index of the entry in its port's table.
     pub fn index(&self) -> u16 {
-        self.raw().index
+        // SAFETY: As above.
+        unsafe { (*self.as_raw()).index }
     }
 
     /// Returns the number of the port.
     pub fn port_num(&self) -> u32 {
-        self.raw().port_num
+        // SAFETY: As above.
+        unsafe { (*self.as_raw()).port_num }
     }
 
     /// Returns the device.
