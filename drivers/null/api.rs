@@ -66,6 +66,18 @@ impl NullDevice {
         })
     }
 
+    /// As [`NullDevice::new`], but of a driver that does not say how much one request can have: the
+    /// sizes of an RDMA READ and of a registration (`max_sge_rd`, `max_fast_reg_page_list_len`).
+    ///
+    /// # Errors
+    ///
+    /// As [`NullDevice::new`].
+    pub fn vague(name: &CStr) -> Result<Self> {
+        Ok(Self {
+            shared: device::register(name, Kind::Vague)?,
+        })
+    }
+
     /// Returns the name that the device was made with.
     pub fn name(&self) -> &CStr {
         &self.shared.name

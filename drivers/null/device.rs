@@ -178,6 +178,8 @@ pub(crate) enum Kind {
     OwnDrain,
     /// Of iWARP.
     Iwarp,
+    /// Of a driver that does not say how much one request can have.
+    Vague,
 }
 
 /// Makes a device and registers it. Clients have been told of it when this returns.
@@ -185,6 +187,7 @@ pub(crate) fn register(name: &CStr, kind: Kind) -> Result<Arc<Shared>> {
     // Machines are large, so they are not built on the stack.
     let mut machine = Machine::new()?;
     machine.iwarp = kind == Kind::Iwarp;
+    machine.vague = kind == Kind::Vague;
     // SAFETY: The size is that of the structure that begins with the device.
     let ib = unsafe { bindings::_ib_alloc_device(size_of::<Ib>(), &raw mut bindings::init_net) };
     let ib = NonNull::new(ib).ok_or(ENOMEM)?;
@@ -238,7 +241,7 @@ pub(crate) fn register(name: &CStr, kind: Kind) -> Result<Arc<Shared>> {
         Kind::Iwarp => to_result(unsafe {
             bindings::ib_device_set_netdev(ib.as_ptr(), bindings::init_net.loopback_dev, 1)
         }),
-        Kind::Plain | Kind::OwnDrain => Ok(()),
+        Kind::Plain | Kind::OwnDrain | Kind::Vague => Ok(()),
     };
     let kept = kept.map_err(Error::from).and_then(netdev);
     let registered = kept.and_then(|()| {

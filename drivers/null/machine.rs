@@ -38,6 +38,8 @@ pub(crate) struct Machine {
     pub(crate) arms: Arms,
     /// Whether the device is one of iWARP, as siw.
     pub(crate) iwarp: bool,
+    /// It does not say how much one request can have.
+    pub(crate) vague: bool,
     /// Whether the place of a request is free once it completes, as on rxe, not once its completion
     /// was polled.
     pub(crate) eager: bool,
@@ -56,6 +58,7 @@ impl Machine {
             deregs: Deregs::default(),
             arms: Arms::default(),
             iwarp: false,
+            vague: false,
             eager: false,
         })
     }

@@ -101,7 +101,8 @@ unsafe extern "C" fn query_device(
     _udata: *mut bindings::ib_udata,
 ) -> c_int {
     // SAFETY: This is an operation.
-    let guid = unsafe { Shared::of(dev) }.guid;
+    let shared = unsafe { Shared::of(dev) };
+    let (guid, vague) = (shared.guid, shared.machine.lock().vague);
     let is = bindings::ib_device_attr {
         max_mr_size: u64::from(MAX_PAGES) << 12,
         page_size_cap: 0xffff_f000,
@@ -109,7 +110,7 @@ unsafe extern "C" fn query_device(
         max_qp_wr: MAX_WR,
         max_send_sge: MAX_SGE,
         max_recv_sge: MAX_SGE,
-        max_sge_rd: MAX_SGE,
+        max_sge_rd: if vague { 0 } else { MAX_SGE },
         max_cq: MAX_CQ as u32,
         max_cqe: MAX_CQE,
         max_mr: MAX_MR as u32,
@@ -122,7 +123,7 @@ unsafe extern "C" fn query_device(
         max_srq: MAX_SRQ as u32,
         max_srq_wr: MAX_WR,
         max_srq_sge: MAX_SGE,
-        max_fast_reg_page_list_len: MAX_PAGES,
+        max_fast_reg_page_list_len: if vague { 0 } else { MAX_PAGES },
         max_pkeys: 1,
         sys_image_guid: guid.to_be(),
         device_cap_flags: bindings::ib_device_cap_flags_IB_DEVICE_MEM_MGT_EXTENSIONS as u64,

@@ -97,7 +97,7 @@ pub(crate) fn serve(
     let srq = Srq::create(pd, SLOTS, slot, cx)?;
 
     let port = pd.device().port(1).ok_or(ENODEV)?;
-    let contexts = SLOTS * port.rw_contexts(PAGES);
+    let contexts = SLOTS * port.rw_contexts(PAGES)?;
     let requests = CAPS.send_wr + port.rw_requests(contexts);
     let entries = connections.saturating_mul(Caps::new(requests, 0).entries());
     let cq = Cq::<Workqueue>::alloc_any(pd.device(), entries.saturating_add(SLOTS), cx)?;

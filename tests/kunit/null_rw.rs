@@ -81,6 +81,18 @@ mod tests {
     use super::*;
 
     #[test]
+    fn device_that_does_not_say_its_limits() -> Result {
+        let (null, times) = (NullEnv::vague()?, Counter::new()?);
+        let port = null.env.dev.port(1).ok_or(ENODEV)?;
+        check_err!(port.rw_contexts(1), EOPNOTSUPP);
+        let shared = Shared::new(&times, &null.env.cx)?;
+        let qp = lone(&null)?;
+        check_err!(qp.post_rw(shared, Shared::write, &null.env.cx), EINVAL);
+        check_eq!(times.get(), 0);
+        Ok(())
+    }
+
+    #[test]
     fn shared_transfer_in_part_is_ended_by_the_drain() -> Result {
         let (null, times) = (NullEnv::new()?, Counter::new()?);
         let (cx, qp, other) = (&null.env.cx, lone(&null)?, lone(&null)?);

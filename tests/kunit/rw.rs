@@ -438,8 +438,8 @@ mod tests {
     fn room_for_contexts() -> Result {
         let env = crate::fixture::Env::new()?;
         let port = env.dev.port(1).ok_or(ENODEV)?;
-        check!(port.rw_contexts(1) == 1);
-        check!(port.rw_contexts(4096) > 1);
+        check!(port.rw_contexts(1)? == 1);
+        check!(port.rw_contexts(4096)? > 1);
         check!((4..=12).contains(&port.rw_requests(4)));
         Ok(())
     }

@@ -56,6 +56,7 @@ use core::{
     ops::Range,
     ptr::NonNull, //
 };
+use kernel::prelude::*;
 
 /// What is to be transferred.
 struct Plan {
@@ -118,9 +119,18 @@ impl<'a> Rw<'a> {
 impl Port<'_> {
     /// Returns how many contexts' worth of room in a QP a transfer of up to `pages` pages takes
     /// (`rdma_rw_mr_factor`).
-    pub fn rw_contexts(&self, pages: u32) -> u32 {
+    ///
+    /// # Errors
+    ///
+    /// `EOPNOTSUPP` if the device does not say how many pages one request can have.
+    pub fn rw_contexts(&self, pages: u32) -> Result<u32> {
+        let dev = self.device();
+        // C divides by one of them, and it is told to which by a parameter of its module, too.
+        if dev.max_fast_reg_pages() == 0 || dev.max_sge_rd() == 0 {
+            return Err(EOPNOTSUPP);
+        }
         // SAFETY: The device is registered while there is a handle, and has the port.
-        unsafe { bindings::rdma_rw_mr_factor(self.device().as_raw(), self.num(), pages) }
+        Ok(unsafe { bindings::rdma_rw_mr_factor(dev.as_raw(), self.num(), pages) })
     }
 
     /// Returns how many requests of the send queue so many contexts take at the most
