@@ -5,6 +5,7 @@
 #include "helpers.h"
 
 #include <linux/export.h>
+#include <linux/inetdevice.h>
 #include <linux/irq_poll.h>
 #include <linux/netdevice.h>
 #include <linux/nsproxy.h>
@@ -218,6 +219,30 @@ int rdma_helper_gid_netdev(const struct ib_gid_attr *attr, struct rdma_helper_ne
 	return ret;
 }
 EXPORT_SYMBOL_GPL(rdma_helper_gid_netdev);
+
+/* Returns the first global IPv4 address of a GID's interface, in host byte order, or 0. */
+u32 rdma_helper_gid_ipv4(const struct ib_gid_attr *attr)
+{
+	const struct in_ifaddr *ifa;
+	struct in_device *in_dev;
+	struct net_device *ndev;
+	__be32 addr = 0;
+
+	rcu_read_lock();
+	ndev = rdma_read_gid_attr_ndev_rcu(attr);
+	in_dev = IS_ERR(ndev) ? NULL : __in_dev_get_rcu(ndev);
+	if (in_dev) {
+		in_dev_for_each_ifa_rcu(ifa, in_dev) {
+			if (ifa->ifa_scope == RT_SCOPE_UNIVERSE) {
+				addr = ifa->ifa_local;
+				break;
+			}
+		}
+	}
+	rcu_read_unlock();
+	return be32_to_cpu(addr);
+}
+EXPORT_SYMBOL_GPL(rdma_helper_gid_ipv4);
 
 bool rdma_helper_device_is_accessible(struct ib_device *dev)
 {

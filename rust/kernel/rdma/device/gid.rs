@@ -11,6 +11,7 @@ use crate::bindings;
 use core::{
     net::{
         IpAddr,
+        Ipv4Addr,
         Ipv6Addr, //
     },
     ptr::NonNull, //
@@ -137,6 +138,13 @@ impl GidAttr {
         Ok(Netdev(netdev))
     }
 
+    /// Returns the first global IPv4 address of the GID's interface, if there is one.
+    fn ipv4(&self) -> Option<Ipv4Addr> {
+        // SAFETY: By the type invariant.
+        let ip = unsafe { bindings::rdma_helper_gid_ipv4(self.raw.as_ptr()) };
+        (ip != 0).then(|| Ipv4Addr::from(ip))
+    }
+
     /// Returns the MAC address and the VLAN of the GID (`rdma_read_gid_l2_fields`). Any context.
     ///
     /// # Errors
@@ -247,20 +255,25 @@ impl Iterator for Gids<'_> {
 }
 
 impl Device {
-    /// Returns the first IP address that one of the device's ports has, where its GIDs are IP
-    /// addresses: on RoCE.
+    /// Returns the first IP address that one of the device's ports has: on RoCE, where GIDs are IP
+    /// addresses, and on iWARP, where it is the first IPv4 address of the interface. Any context.
     ///
     /// Link-local addresses are passed over: they need a scope to be of use.
     pub fn ip_addr(&self) -> Option<IpAddr> {
         for port in self.ports() {
-            if !port.protocols().roce() {
-                continue;
-            }
+            let protocols = port.protocols();
             for attr in port.gids() {
-                let ip = attr.gid().ip();
+                let ip = if protocols.roce() {
+                    Some(attr.gid().ip())
+                } else if protocols.iwarp() {
+                    attr.ipv4().map(IpAddr::V4)
+                } else {
+                    None
+                };
                 match ip {
-                    IpAddr::V6(v6) if v6.is_unspecified() || v6.is_unicast_link_local() => {}
-                    _ => return Some(ip),
+                    None => {}
+                    Some(IpAddr::V6(ip)) if ip.is_unspecified() || ip.is_unicast_link_local() => {}
+                    Some(_) => return ip,
                 }
             }
         }
