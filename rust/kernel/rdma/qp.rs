@@ -161,7 +161,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
         // INVARIANT: As created.
         Ok(Self {
             // SAFETY: It was just created for this PD, and `inner` keeps it.
-            place: unsafe { Place::new(inner.raw, parts.pd.id()) },
+            place: unsafe { Place::new(inner.raw, parts.pd) },
             recv_pd: match parts.srq {
                 Some(_) => pd::Id::NONE,
                 None => parts.pd.id(),

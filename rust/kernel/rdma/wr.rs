@@ -10,7 +10,8 @@
 
 use crate::{
     bindings,
-    pd, //
+    pd,
+    qp::Place, //
 };
 use core::{
     marker::PhantomData,
@@ -231,6 +232,18 @@ impl<'a, const N: usize> SendWr<'a, N> {
         self
     }
 
+    /// Says whether iWARP has such a request: it has no immediate data, and an RDMA READ goes to one
+    /// entry.
+    #[inline]
+    fn is_for_iwarp(&self) -> bool {
+        match self.opcode {
+            bindings::ib_wr_opcode_IB_WR_SEND_WITH_IMM
+            | bindings::ib_wr_opcode_IB_WR_RDMA_WRITE_WITH_IMM => false,
+            bindings::ib_wr_opcode_IB_WR_RDMA_READ => const { N == 1 },
+            _ => true,
+        }
+    }
+
     /// Says whether the peer can take the same request more than once.
     #[inline]
     pub(crate) fn is_repeatable(&self) -> bool {
@@ -238,8 +251,7 @@ impl<'a, const N: usize> SendWr<'a, N> {
         self.opcode != bindings::ib_wr_opcode_IB_WR_SEND_WITH_INV
     }
 
-    /// Writes the C request and its entries, all but the callback and the successor, for a QP of
-    /// this PD.
+    /// Writes the C request and its entries, all but the callback and the successor, for a QP.
     ///
     /// # Safety
     ///
@@ -249,22 +261,28 @@ impl<'a, const N: usize> SendWr<'a, N> {
         self,
         to: *mut bindings::ib_rdma_wr,
         sges: *mut [bindings::ib_sge; N],
-        pd: pd::Id,
+        place: &Place,
     ) -> Result {
         // SAFETY: What is made of the borrow is used up here; the rest is the caller's promise.
-        unsafe { self.check(pd)?.put(to, sges) };
+        unsafe { self.check(place)?.put(to, sges) };
         Ok(())
     }
 
-    /// Checks that a request is for a QP of this PD, and forgets how long its memory lives.
+    /// Checks that a request is one for a QP, and forgets how long its memory lives.
+    ///
+    /// What iWARP does not have is not left to the driver: siw refuses it, but keeps its callback in
+    /// the slot, and calls that when the QP is flushed.
     ///
     /// # Safety
     ///
     /// The memory lives as long as what is returned.
     #[inline]
-    pub(crate) unsafe fn check(self, pd: pd::Id) -> Result<SendWr<'static, N>> {
-        if self.sges.iter().any(|sge| sge.pd != pd) {
+    pub(crate) unsafe fn check(self, place: &Place) -> Result<SendWr<'static, N>> {
+        if self.sges.iter().any(|sge| sge.pd != place.pd) {
             return Err(EINVAL);
+        }
+        if !self.is_for_iwarp() && place.iwarp {
+            return Err(EOPNOTSUPP);
         }
         // SAFETY: The caller keeps the memory for as long as what is returned.
         let sges = self.sges.map(|sge| unsafe { sge.erase() });
@@ -348,8 +366,7 @@ impl<'a> AtomicWr<'a> {
         self
     }
 
-    /// Writes the C request and its entry, all but the callback and the successor, for a QP of this
-    /// PD.
+    /// Writes the C request and its entry, all but the callback and the successor, for a QP.
     ///
     /// # Safety
     ///
@@ -359,24 +376,29 @@ impl<'a> AtomicWr<'a> {
         self,
         to: *mut bindings::ib_atomic_wr,
         sge: *mut [bindings::ib_sge; 1],
-        pd: pd::Id,
+        place: &Place,
     ) -> Result {
         // SAFETY: What is made of the borrow is used up here; the rest is the caller's promise.
-        unsafe { self.check(pd)?.put(to, sge) };
+        unsafe { self.check(place)?.put(to, sge) };
         Ok(())
     }
 
-    /// Checks that a request is for a QP of this PD, and that the entry has eight bytes and the
-    /// peer's address is aligned to them, and forgets how long the memory lives.
+    /// Checks that a request is for a QP of its PD, not of iWARP, which has no atomic operations,
+    /// and that the entry has eight bytes and the peer's address is aligned to them, and forgets how
+    /// long the memory lives.
     ///
     /// # Safety
     ///
     /// The memory lives as long as what is returned.
     #[inline]
-    pub(crate) unsafe fn check(self, pd: pd::Id) -> Result<AtomicWr<'static>> {
+    pub(crate) unsafe fn check(self, place: &Place) -> Result<AtomicWr<'static>> {
         let old = self.old.0;
-        if old.pd != pd || old.length != 8 || self.remote.addr % 8 != 0 {
+        if old.pd != place.pd || old.length != 8 || self.remote.addr % 8 != 0 {
             return Err(EINVAL);
+        }
+        if place.iwarp {
+            // As in `SendWr::check`.
+            return Err(EOPNOTSUPP);
         }
         Ok(AtomicWr {
             // SAFETY: The caller keeps the memory for as long as what is returned.

@@ -140,7 +140,7 @@ impl<const N: usize, const SGES: usize> Write<SGES> for SendWr<'_, N> {
         let sges = slot.sges.as_mut_ptr().cast();
         // SAFETY: There is room for the entries, and for a request of every kind; the place is
         // there.
-        unsafe { self.write(slot.wr().cast(), sges, posting.place.as_ref().pd) }
+        unsafe { self.write(slot.wr().cast(), sges, posting.place.as_ref()) }
     }
 }
 
@@ -153,7 +153,7 @@ impl<const SGES: usize> Write<SGES> for AtomicWr<'_> {
         const { assert!(1 <= SGES, "the chain has no room for an entry") };
         let sge = slot.sges.as_mut_ptr().cast();
         // SAFETY: There is room for the entry, and for a request of every kind; the place is there.
-        unsafe { self.write(slot.wr().cast(), sge, posting.place.as_ref().pd) }
+        unsafe { self.write(slot.wr().cast(), sge, posting.place.as_ref()) }
     }
 }
 

@@ -4,7 +4,10 @@
 
 use crate::{
     bindings,
-    pd, //
+    pd::{
+        self,
+        Pd, //
+    }, //
 };
 use core::ptr::NonNull;
 use kernel::sync::atomic::{
@@ -35,20 +38,26 @@ impl Serial {
 ///
 /// # Invariants
 ///
-/// `raw` is valid, of the PD `pd`, and no other QP has or had this number.
+/// `raw` is valid, of the PD `pd`, and no other QP has or had this number. `iwarp` says whether its
+/// device is one of iWARP.
 pub(crate) struct Place {
     pub(crate) raw: NonNull<bindings::ib_qp>,
     pub(crate) pd: pd::Id,
     pub(crate) serial: Serial,
+    pub(crate) iwarp: bool,
 }
 
 impl Place {
     /// # Safety
     ///
     /// `raw` is a new QP of this PD, and is there until what is returned is gone.
-    pub(super) unsafe fn new(raw: NonNull<bindings::ib_qp>, pd: pd::Id) -> Self {
-        let serial = Serial::next();
+    pub(super) unsafe fn new(raw: NonNull<bindings::ib_qp>, pd: &Pd) -> Self {
         // INVARIANT: By the caller's promise, and a new number.
-        Self { raw, pd, serial }
+        Self {
+            raw,
+            pd: pd.id(),
+            serial: Serial::next(),
+            iwarp: pd.device().is_iwarp(),
+        }
     }
 }

@@ -255,7 +255,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
         unsafe {
             self.post_written(
                 owner,
-                |owner| wr(owner)?.check(self.place.pd),
+                |owner| wr(owner)?.check(&self.place),
                 |wr, raw: *mut bindings::ib_rdma_wr, sges| wr.put(raw, sges),
             )
         }
@@ -284,7 +284,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
         unsafe {
             self.post_written(
                 owner,
-                |owner| wr(owner)?.check(self.place.pd),
+                |owner| wr(owner)?.check(&self.place),
                 |wr, raw: *mut bindings::ib_atomic_wr, sges| wr.put(raw, sges),
             )
         }

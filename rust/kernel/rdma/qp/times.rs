@@ -79,7 +79,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
                     return Err(EINVAL);
                 }
                 // SAFETY: There is room for the request and its entries.
-                unsafe { wr.write(raw.as_mut_ptr(), sges.as_mut_ptr(), self.place.pd) }
+                unsafe { wr.write(raw.as_mut_ptr(), sges.as_mut_ptr(), &self.place) }
             });
             if let Err(error) = written {
                 return Err(Stopped {

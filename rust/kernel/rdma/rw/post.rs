@@ -208,7 +208,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
         let (raw, sges) = (raw.as_mut_ptr(), sges.as_mut_ptr());
         let made = rw(&owner).and_then(|(rw, then)| {
             // SAFETY: There is room for the request and its entries.
-            unsafe { then.write(raw, sges, self.place.pd) }?;
+            unsafe { then.write(raw, sges, &self.place) }?;
             Ok(rw.plan)
         });
         match made {
