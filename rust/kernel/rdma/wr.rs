@@ -232,6 +232,11 @@ impl<'a, const N: usize> SendWr<'a, N> {
         self
     }
 
+    #[inline]
+    pub(crate) fn is_read(&self) -> bool {
+        self.opcode == bindings::ib_wr_opcode_IB_WR_RDMA_READ
+    }
+
     /// Says whether iWARP has such a request: it has no immediate data, and an RDMA READ goes to one
     /// entry.
     #[inline]

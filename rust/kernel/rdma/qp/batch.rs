@@ -43,6 +43,8 @@ where
     qp: &'q Qp<S, R>,
     owner: Option<P>,
     posted: usize,
+    /// Whether an RDMA READ may be among what was posted.
+    reads: bool,
 }
 
 /// A batch that could not be finished.
@@ -108,6 +110,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
             qp: self,
             owner: Some(owner),
             posted: 0,
+            reads: false,
         }
     }
 }
@@ -160,6 +163,7 @@ where
         }?;
         let turn = in_turn.then(|| self.qp.turn());
         let len = links.len();
+        self.reads |= links.reads;
         // SAFETY: The QP is valid while it is borrowed. The owner is moved into a signaled request
         // that is posted later, or kept until the QP was drained.
         let (posted, result) = match unsafe { links.post(&self.qp.place, turn, None) } {
@@ -187,14 +191,19 @@ where
         mut self,
         make: impl for<'a> FnOnce(&'a P::Target, &mut Chain<'a, LINKS, SGES>) -> Result,
     ) -> Result<(), BatchError<'q, S, R, P, ID>> {
-        let (qp, posted) = (self.qp, self.posted);
+        let (qp, posted, reads) = (self.qp, self.posted, self.reads);
         // What is left has no owner, so nothing ends with it, which the compiler would not see.
         let owner = self.owner.take();
         core::mem::forget(self);
-        let batch = |owner| Batch { qp, owner, posted };
+        let batch = |owner, reads| Batch {
+            qp,
+            owner,
+            posted,
+            reads,
+        };
         let Some(owner) = owner else {
             return Err(BatchError {
-                batch: batch(None),
+                batch: batch(None, reads),
                 error: EIO,
             });
         };
@@ -209,22 +218,24 @@ where
                 make,
             )
         };
-        let (links, in_turn) = match made {
+        let (mut links, in_turn) = match made {
             Ok(made) => made,
             Err(error) => {
                 return Err(BatchError {
-                    batch: batch(Some(owner)),
+                    batch: batch(Some(owner), reads),
                     error,
                 })
             }
         };
+        links.reads |= reads;
+        let reads = links.reads;
         let turn = in_turn.then(|| qp.turn());
         let cqe = owner.into_cqe(crate::cqe::Sealed::new());
         // SAFETY: The QP is valid while it is borrowed, and the owner is the queue's until `done`.
         match unsafe { links.post(&qp.place, turn, Some(cqe)) } {
             Ok(()) => Ok(()),
             // SAFETY: The signaled request was posted last, and with this callback.
-            Err(refused) => Err(unsafe { batch(None).refused(refused, cqe) }),
+            Err(refused) => Err(unsafe { batch(None, reads).refused(refused, cqe) }),
         }
     }
 

@@ -10,6 +10,7 @@ use super::{
         Slot, //
     },
     signal::{
+        come_after_reads,
         no_signal,
         signal, //
     },
@@ -50,6 +51,8 @@ use kernel::{
 pub(super) struct Links<const LINKS: usize, const SGES: usize> {
     slots: *mut Slot<SGES>,
     len: usize,
+    /// Whether there is an RDMA READ among them, or was one among those that were posted before.
+    pub(super) reads: bool,
 }
 
 /// A chain that the driver has refused, and what it says.
@@ -81,16 +84,21 @@ impl<const LINKS: usize, const SGES: usize> Links<LINKS, SGES> {
             links: Self {
                 slots: slots.cast(),
                 len: 0,
+                reads: false,
             },
             posting: Posting {
                 place: NonNull::from(place),
                 private,
                 in_turn: false,
+                reads: false,
             },
             _owner: PhantomData,
         };
         let made = make(owner, &mut chain);
-        let Chain { links, posting, .. } = chain;
+        let Chain {
+            mut links, posting, ..
+        } = chain;
+        links.reads = posting.reads;
         match made {
             Ok(()) if links.len > 0 => Ok((links, posting.in_turn)),
             made => {
@@ -164,6 +172,10 @@ impl<const LINKS: usize, const SGES: usize> Links<LINKS, SGES> {
         if let Some(tail) = tail {
             // SAFETY: As above.
             unsafe { signal(last, tail) };
+            if self.reads && place.iwarp {
+                // SAFETY: As above.
+                unsafe { come_after_reads(last) };
+            }
             ledger::post_to(place.raw.as_ptr(), tail);
         }
         let turn = turn.map(|turn| {

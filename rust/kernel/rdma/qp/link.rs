@@ -105,6 +105,8 @@ pub struct Posting {
     pub(super) private: Private,
     /// Whether it has to be in turn, as a link registers a region that others may reach.
     pub(super) in_turn: bool,
+    /// Whether a link is an RDMA READ.
+    pub(super) reads: bool,
 }
 
 mod private {
@@ -137,6 +139,7 @@ impl<const N: usize, const SGES: usize> Write<SGES> for SendWr<'_, N> {
     #[inline]
     unsafe fn write(self, slot: &mut Slot<SGES>, posting: &mut Posting) -> Result {
         const { assert!(N <= SGES, "the chain has no room for so many entries") };
+        posting.reads |= self.is_read();
         let sges = slot.sges.as_mut_ptr().cast();
         // SAFETY: There is room for the entries, and for a request of every kind; the place is
         // there.

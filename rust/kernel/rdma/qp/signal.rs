@@ -53,6 +53,22 @@ pub(super) unsafe fn no_signal(wr: *mut bindings::ib_send_wr) {
     }
 }
 
+/// Has a request complete after the RDMA READs before it, on iWARP: siw completes what follows a
+/// READ before that is done, unless it is another one or has a fence.
+///
+/// # Safety
+///
+/// `wr` is valid, and its flags are written.
+#[cold]
+pub(crate) unsafe fn come_after_reads(wr: *mut bindings::ib_send_wr) {
+    // SAFETY: By the caller's promise.
+    unsafe {
+        if (*wr).opcode != bindings::ib_wr_opcode_IB_WR_RDMA_READ {
+            (*wr).send_flags |= bindings::ib_send_flags_IB_SEND_FENCE as c_int;
+        }
+    }
+}
+
 /// Has a request be signaled, and complete to `cqe`.
 ///
 /// # Safety
