@@ -69,6 +69,14 @@ unsafe fn post_marker(
     }
 }
 
+/// Says whether a driver tells that a QP takes nothing from its SRQ any more.
+///
+/// siw does not (`siw_verbs_modify_qp()`): it moves a QP to the error state under a lock that excludes
+/// its receives, and completes the one that it is in the midst of before the call returns.
+fn has_last_wqe_event(ops: &bindings::ib_device_ops) -> bool {
+    ops.driver_id != bindings::rdma_driver_id_RDMA_DRIVER_SIW
+}
+
 /// Waits until a QP that is in the error state takes nothing from its SRQ any more, and the
 /// completions of all that it took are in its CQ (`IB_EVENT_QP_LAST_WQE_REACHED`).
 ///
@@ -144,7 +152,7 @@ pub(crate) unsafe fn drain(
 
     // SAFETY: The QP is valid, and its SRQ does not change.
     let on_srq = unsafe { !(*qp).srq.is_null() };
-    if on_srq {
+    if on_srq && has_last_wqe_event(ops) {
         // SAFETY: As above, and the token says that this may sleep.
         unsafe { last_wqe_reached(qp, &wait) }?;
     }
