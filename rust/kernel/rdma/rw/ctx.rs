@@ -68,8 +68,27 @@ struct Job {
     count: u32,
     /// Whether peers can write to the pages, by the key of an MR, until a READ has succeeded.
     exposed: bool,
-    /// The last entry, and how long it was before it was made to end with the range.
-    last: (*mut bindings::scatterlist, u32),
+    /// The first and the last entry, as they were before they were made to begin and to end with the
+    /// range.
+    ends: [Entry; 2],
+}
+
+/// What an entry of a list was.
+struct Entry {
+    sg: *mut bindings::scatterlist,
+    offset: u32,
+    length: u32,
+}
+
+impl Entry {
+    /// # Safety
+    ///
+    /// `sg` is valid.
+    unsafe fn of(sg: *mut bindings::scatterlist) -> Self {
+        // SAFETY: By the caller's promise.
+        let (offset, length) = unsafe { ((*sg).offset, (*sg).length) };
+        Self { sg, offset, length }
+    }
 }
 
 /// Pages that peers may write to, still mapped.
@@ -183,11 +202,15 @@ impl Ctx {
         let first = nth(pages.table.sgl, skipped);
         let last = nth(first, count - 1);
         // SAFETY: The state makes this the only user of the list. C transfers all of an entry, so
-        // the last one has to end where the range does.
-        let len = unsafe {
-            let len = (*last).length;
+        // the last one has to end where the range does. It would take an offset into the first one,
+        // which siw then forgets (`siw_map_mr_sg()`).
+        let ends = unsafe {
+            let ends = [Entry::of(first), Entry::of(last)];
+            let offset = (start % PAGE_SIZE) as u32;
             (*last).length = (end - (skipped + count - 1) * PAGE_SIZE) as u32;
-            len
+            (*first).offset += offset;
+            (*first).length -= offset;
+            ends
         };
         own.job = Some(Job {
             user,
@@ -198,10 +221,9 @@ impl Ctx {
             first,
             count: count as u32,
             exposed: false,
-            last: (last, len),
+            ends,
         });
-        // SAFETY: The QP is valid, the list is as long as said, not mapped, and its first entry is
-        // longer than the offset.
+        // SAFETY: The QP is valid, and the list is as long as said and not mapped.
         let ret = unsafe {
             bindings::rdma_rw_ctx_init(
                 &raw mut own.raw,
@@ -209,7 +231,7 @@ impl Ctx {
                 port,
                 first,
                 count as u32,
-                (start % PAGE_SIZE) as u32,
+                0,
                 plan.remote.addr,
                 plan.remote.rkey,
                 plan.dir,
@@ -330,11 +352,15 @@ impl Ctx {
 }
 
 impl Job {
-    /// Gives the last entry its length back.
+    /// Makes the entries what they were.
     fn restore(&self) {
-        let (sg, len) = self.last;
-        // SAFETY: The entry is one of the context's, which nobody else uses.
-        unsafe { (*sg).length = len };
+        for &Entry { sg, offset, length } in &self.ends {
+            // SAFETY: The entry is one of the context's, which nobody else uses.
+            unsafe {
+                (*sg).offset = offset;
+                (*sg).length = length;
+            }
+        }
     }
 }
 
