@@ -162,7 +162,8 @@ impl Listener {
     ///
     /// # Errors
     ///
-    /// `EBUSY` if somebody listens on it; `ENODEV` if the device goes; `ENOMEM`; or the connection
+    /// `EBUSY` if somebody listens on it; `EPROTONOSUPPORT` if the device is one of iWARP, which this
+    /// connection manager does not hear; `ENODEV` if the device goes; `ENOMEM`; or the connection
     /// manager's error.
     #[inline(never)]
     pub fn new(
@@ -171,6 +172,9 @@ impl Listener {
         accept: Arc<dyn Accept>,
         _cx: &Sleepable,
     ) -> Result<Self> {
+        if device.is_iwarp() {
+            return Err(EPROTONOSUPPORT);
+        }
         let reserved = Deferred::reserve()?;
         let hold = device.list(Kind::Id)?;
         let listening = Arc::pin_init(
