@@ -124,6 +124,11 @@ impl Shared {
         self.locked_by.load(Relaxed) == current_task()
     }
 
+    /// Says whether the handler was told that the connection is there, or is being told.
+    pub(super) fn is_established(&self) -> bool {
+        self.established.load(Relaxed)
+    }
+
     /// Says that the device and the addresses of the id are known.
     pub(super) fn set_resolved(&self) {
         self.resolved.store(true, Release);

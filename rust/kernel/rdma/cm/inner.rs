@@ -260,19 +260,18 @@ impl Inner {
     ///
     /// iWARP's waits until the connection is made or refused (`iw_cm_disconnect()`), which its
     /// ordered workqueue of callbacks finds.
-    fn waits_for_callbacks(&self) -> bool {
+    fn may_wait_for_callbacks(&self) -> bool {
         let Some(device) = self.state.device.as_ref() else {
             return false;
         };
         // SAFETY: The device is registered while there is a handle; its type does not change.
         let node_type = unsafe { (*device.as_raw()).node_type };
-        u32::from(node_type) == bindings::RDMA_NODE_RNIC
-            && Running::is_current()
-            && !self.state.shared.is_locked_by_current()
+        u32::from(node_type) == bindings::RDMA_NODE_RNIC && Running::is_current()
     }
 
     pub(super) fn disconnect(&self) -> Result {
-        if self.waits_for_callbacks() {
+        let may_wait = self.may_wait_for_callbacks();
+        if may_wait && !self.state.shared.is_locked_by_current() {
             return Err(EDEADLK);
         }
         self.state.shared.fail_step(ECANCELED);
@@ -281,6 +280,11 @@ impl Inner {
         }
         self.attached()?;
         if !self.state.shared.end() {
+            return Ok(());
+        }
+        if may_wait && !self.state.shared.is_established() {
+            // In its own callback. The event that the connection is there comes after that, and
+            // ends it.
             return Ok(());
         }
         // SAFETY: The id is alive, and what it is attached to stays until it is destroyed. An id
