@@ -119,7 +119,8 @@ impl<S: PollContext, R: PollContext> UdQp<S, R> {
     ///
     /// # Errors
     ///
-    /// `EADDRNOTAVAIL` if the port has no GID yet; otherwise as [`Qp::create_raw`].
+    /// `EADDRNOTAVAIL` if the port has no GID yet; `EOPNOTSUPP` on iWARP; otherwise as
+    /// [`Qp::create_raw`].
     pub fn create(
         pd: &Pd,
         send_cq: &Cq<S>,

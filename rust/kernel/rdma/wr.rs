@@ -176,7 +176,8 @@ impl<'a, const N: usize> SendWr<'a, N> {
         Self::new(bindings::ib_wr_opcode_IB_WR_RDMA_WRITE, sges, Some(remote))
     }
 
-    /// An RDMA READ of `remote` to local memory (`IB_WR_RDMA_READ`).
+    /// An RDMA READ of `remote` to local memory (`IB_WR_RDMA_READ`). On iWARP, to one entry: posting
+    /// another is `EOPNOTSUPP`.
     #[inline]
     pub fn rdma_read(sges: [SgeMut<'a>; N], remote: Remote) -> Self {
         Self::new(
@@ -188,7 +189,7 @@ impl<'a, const N: usize> SendWr<'a, N> {
 
     /// Adds immediate data, in host byte order, to a message or an RDMA WRITE
     /// (`IB_WR_SEND_WITH_IMM`, `IB_WR_RDMA_WRITE_WITH_IMM`). An RDMA READ carries none; it stays as
-    /// it is.
+    /// it is. iWARP has none: posting such a request there is `EOPNOTSUPP`.
     #[inline]
     pub fn with_imm(mut self, imm_data: u32) -> Self {
         self.opcode = match self.opcode {
@@ -330,7 +331,7 @@ impl<'a, const N: usize> SendWr<'a, N> {
 /// eight bytes of local memory, in the byte order of this CPU.
 ///
 /// It is atomic with respect to the device's other operations, and to the peer's CPU where the
-/// peer's device says so.
+/// peer's device says so. iWARP has none: posting one there is `EOPNOTSUPP`.
 pub struct AtomicWr<'a> {
     old: SgeMut<'a>,
     opcode: bindings::ib_wr_opcode,

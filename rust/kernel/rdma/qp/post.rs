@@ -221,8 +221,9 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
     ///
     /// # Errors
     ///
-    /// Gives the owner back with `EINVAL` if an entry is of another PD, or with the driver's error:
-    /// `ENOMEM` when the queue is full. See [`PostError`] for when it does not.
+    /// Gives the owner back with `EINVAL` if an entry is of another PD, `EOPNOTSUPP` if iWARP is to
+    /// carry immediate data or to read into any but one entry, or with the driver's error: `ENOMEM`
+    /// when the queue is full. See [`PostError`] for when it does not.
     ///
     /// # Examples
     ///
@@ -268,7 +269,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
     /// # Errors
     ///
     /// As [`Qp::post_send`]; `EINVAL` also if the local memory is not eight bytes, or the remote
-    /// address not aligned to eight.
+    /// address not aligned to eight; `EOPNOTSUPP` on iWARP.
     #[inline]
     pub fn post_atomic<P, const ID: u64>(
         &self,
