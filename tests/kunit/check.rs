@@ -3,8 +3,10 @@
 //! Assertions that return from the test.
 
 use kernel::{
+    bindings,
     fmt,
-    prelude::*, //
+    prelude::*,
+    str::CStr, //
 };
 
 /// Says what failed, and where.
@@ -21,6 +23,43 @@ pub(crate) fn expect(times: usize, text: &str) {
     for _ in 0..times {
         pr_info!("rdma-rs expects: {text}\n");
     }
+}
+
+/// Skips the running case, and says why.
+pub(crate) fn skip(why: &CStr) -> Result {
+    // SAFETY: Cases run in their own thread, as tests, so there is one. It is written by that thread
+    // only while the case runs, and the text is cut to its room, with a zero at its end.
+    unsafe {
+        let test = bindings::kunit_get_current_test();
+        if test.is_null() {
+            return Err(EINVAL);
+        }
+        (*test).status = bindings::kunit_status_KUNIT_SKIPPED;
+        let comment = &mut (*test).status_comment;
+        for (to, from) in comment.iter_mut().zip(why.to_bytes_with_nul()) {
+            *to = *from;
+        }
+        comment[comment.len() - 1] = 0;
+    }
+    Ok(())
+}
+
+/// Skips the running case if its device is one of iWARP.
+macro_rules! not_on_iwarp {
+    ($why:literal) => {
+        if $crate::fixture::on_iwarp()? {
+            return $crate::check::skip($why);
+        }
+    };
+}
+
+/// Skips the running case if its device is not one of iWARP.
+macro_rules! only_on_iwarp {
+    () => {
+        if !$crate::fixture::on_iwarp()? {
+            return $crate::check::skip(c"the device is not one of iWARP");
+        }
+    };
 }
 
 /// What is said of a request that completes twice.

@@ -164,6 +164,7 @@ mod tests {
 
     #[test]
     fn nobody_listens() -> Result {
+        not_on_iwarp!(c"rejections have no reason");
         let (env, gone) = (Env::new()?, Counter::new()?);
         let (id, dialer) = begin(&env, env.addr(), &gone, Dialer::make_qp)?;
         wait(|| dialer.rejected.lock().is_some())?;
@@ -178,6 +179,7 @@ mod tests {
 
     #[test]
     fn listener_refuses() -> Result {
+        not_on_iwarp!(c"rejections have no reason");
         let (env, gone) = (Env::new()?, Counter::new()?);
         let addr = env.addr();
         let _listener = listen(&env, addr, refuses)?;
@@ -205,6 +207,7 @@ mod tests {
 
     #[test]
     fn given_up_while_the_peer_is_silent() -> Result {
+        not_on_iwarp!(c"siw waits for TCP, for minutes");
         let (env, gone) = (Env::new()?, Counter::new()?);
         // The interface takes any address for one of its network, but nobody is there.
         let silent = SocketAddr::from(([192, 0, 2, 99], 1));

@@ -21,6 +21,7 @@ mod shared;
 mod spare;
 
 pub(crate) use access::{
+    denied,
     read,
     write, //
 };
@@ -226,6 +227,10 @@ impl Env {
         })
     }
 
+    pub(crate) fn is_iwarp(&self) -> bool {
+        self.dev.ports().all(|port| port.protocols().iwarp())
+    }
+
     /// Returns the device's own address with a port that no other test uses.
     pub(crate) fn addr(&self) -> SocketAddr {
         SocketAddr::new(self.ip, port())
@@ -255,6 +260,11 @@ impl Env {
     pub(crate) fn message(&self, inbox: &Arc<Inbox>, bytes: &[u8]) -> Result<Pin<KBox<Message>>> {
         Message::new(&self.pd, inbox, bytes, &self.cx)
     }
+}
+
+/// Says whether the tests run on a device of iWARP.
+pub(crate) fn on_iwarp() -> Result<bool> {
+    Ok(Env::new()?.is_iwarp())
 }
 
 /// Returns bytes that differ from page to page.

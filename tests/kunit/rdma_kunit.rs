@@ -55,6 +55,7 @@ suites! {
     dma: suite_dma,
     drain: suite_drain,
     ibcm: suite_ibcm,
+    iwarp: suite_iwarp,
     lease: suite_lease,
     lend: suite_lend,
     mad: suite_mad,

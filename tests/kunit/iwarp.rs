@@ -1,0 +1,364 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! iWARP, on siw: what it does not have is refused before the driver sees it, and what it completes in
+//! another order than InfiniBand.
+
+use crate::{
+    check::expect,
+    fixture::{
+        both,
+        dial,
+        listen,
+        recv,
+        send,
+        service_id,
+        wait,
+        Counter,
+        Env,
+        Inbox,
+        Link,
+        Message,
+        OnDone,
+        Registered, //
+    }, //
+};
+use core::net::IpAddr;
+use kernel::{
+    prelude::*,
+    sync::SetOnce, //
+};
+use rdma::{
+    ibcm,
+    mad,
+    prelude::*,
+    qp::Chain,
+    ud::UdQp,
+    wr::AtomicWr, //
+};
+
+/// The length of what is read: many packets.
+const LEN: usize = 64 << 10;
+
+const CAPS: Caps = Caps {
+    send_sge: 2,
+    ..Caps::new(8, 8)
+};
+
+fn link_with(param: &cm::ConnParam<'static>) -> Result<Link<Softirq>> {
+    let env = Env::new()?;
+    let cq = env.cq(4 * CAPS.entries())?;
+    Link::on(env, &cq, &cq, &CAPS, param)
+}
+
+fn link() -> Result<Link<Softirq>> {
+    link_with(&cm::ConnParam::default())
+}
+
+/// Memory of side `b` that is full of sevens.
+fn sevens(link: &Link<Softirq>) -> Result<Registered<Bidirectional>> {
+    let there = Registered::new(link, LEN, both)?;
+    there
+        .region
+        .write(0, &KVec::from_elem(7, LEN, GFP_KERNEL)?)?;
+    Ok(there)
+}
+
+/// Has a request refused.
+fn refused<const N: usize>(
+    link: &Link<Softirq>,
+    wr: impl for<'a> FnOnce(&'a Message) -> Result<SendWr<'a, N>>,
+) -> Result {
+    let inbox = Inbox::new()?;
+    let message = link.env.message(&inbox, &[0; 8])?;
+    check_err!(link.a.qp.post_send(message, wr), EOPNOTSUPP);
+    check_eq!(inbox.dropped(), 1);
+    Ok(())
+}
+
+/// A message arrives.
+fn arrives(link: &Link<Softirq>) -> Result {
+    let (sent, received) = (Inbox::new()?, Inbox::new()?);
+    recv(&link.b.qp, link.env.message(&received, &[0; 4])?)?;
+    send(&link.a.qp, link.env.message(&sent, &[7; 4])?)?;
+    link.wait(|| sent.len() == 1 && received.len() == 1)?;
+    sent.pop()?.ok()?;
+    check_eq!(received.pop()?.bytes()?[..], [7; 4][..]);
+    Ok(())
+}
+
+/// Whether what was read was there when the request completed, and which completion that was.
+type Said = Arc<SetOnce<(bool, i32)>>;
+
+/// Fetches sevens.
+#[derive(HasCqe)]
+struct Fetch {
+    cqe: Cqe<Self>,
+    buf: Buf<FromDevice>,
+    note: Buf<ToDevice>,
+    completions: Arc<Counter>,
+    said: Said,
+}
+
+impl Fetch {
+    fn new(env: &Env, completions: &Arc<Counter>) -> Result<(Pin<KBox<Self>>, Said)> {
+        let said = Arc::new(SetOnce::new(), GFP_KERNEL)?;
+        let this = Self {
+            cqe: Cqe::new(),
+            buf: Buf::alloc(&env.pd, LEN, &env.cx)?,
+            note: Buf::alloc(&env.pd, 4, &env.cx)?,
+            completions: completions.clone(),
+            said: said.clone(),
+        };
+        Ok((KBox::pin(this, GFP_KERNEL)?, said))
+    }
+}
+
+impl CqeHandler for Fetch {
+    type Pointer = Pin<KBox<Self>>;
+    type Needs = Atomic;
+
+    fn done(mut this: Self::Pointer, wc: &Wc, _cx: &Atomic) {
+        let whole = wc.result().is_ok() && this.buf.cpu().iter().all(|byte| *byte == 7);
+        let number = this.completions.up();
+        this.said.populate((whole, number));
+    }
+}
+
+#[kunit_tests(rdma_iwarp)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn address_is_that_of_the_interface() -> Result {
+        only_on_iwarp!();
+        let env = Env::new()?;
+        check_eq!(env.dev.ip_addr(), Some(IpAddr::from([192, 0, 2, 1])));
+        Ok(())
+    }
+
+    #[test]
+    fn immediate_data_are_refused() -> Result {
+        only_on_iwarp!();
+        let link = link()?;
+        let there = sevens(&link)?;
+        refused(&link, |m| Ok(SendWr::send([m.buf.whole()]).with_imm(1)))?;
+        refused(&link, |m| {
+            Ok(SendWr::rdma_write([m.buf.whole()], there.remote).with_imm(1))
+        })?;
+        arrives(&link)
+    }
+
+    #[test]
+    fn atomics_are_refused() -> Result {
+        only_on_iwarp!();
+        let link = link()?;
+        let there = sevens(&link)?;
+        let inbox = Inbox::new()?;
+        let message = link.env.message(&inbox, &[0; 8])?;
+        let posted = link.a.qp.post_atomic(message, |m| {
+            Ok(AtomicWr::fetch_add(m.buf.whole_mut(), there.remote, 1))
+        });
+        check_err!(posted, EOPNOTSUPP);
+        check_eq!(inbox.dropped(), 1);
+        arrives(&link)
+    }
+
+    #[test]
+    fn reads_into_several_entries_are_refused() -> Result {
+        only_on_iwarp!();
+        let link = link()?;
+        let there = sevens(&link)?;
+        refused(&link, |m| {
+            let halves = [m.buf.sge_mut(0..4)?, m.buf.sge_mut(4..8)?];
+            Ok(SendWr::rdma_read(halves, there.remote))
+        })?;
+        refused(&link, |_| Ok(SendWr::rdma_read([], there.remote)))?;
+        arrives(&link)
+    }
+
+    #[test]
+    fn nothing_of_a_chain_is_posted_if_a_link_is_refused() -> Result {
+        only_on_iwarp!();
+        let link = link()?;
+        let inbox = Inbox::new()?;
+        let message = link.env.message(&inbox, &[0; 8])?;
+        let posted = link
+            .a
+            .qp
+            .post_chain(message, |m, chain: &mut Chain<'_, 2>| {
+                chain.push(SendWr::send([m.buf.whole()]))?;
+                chain.push(SendWr::send([m.buf.whole()]).with_imm(1))
+            });
+        check_err!(posted, EOPNOTSUPP);
+        check_eq!(inbox.dropped(), 1);
+        arrives(&link)
+    }
+
+    #[test]
+    fn datagrams_and_mads_are_refused() -> Result {
+        only_on_iwarp!();
+        let env = Env::new()?;
+        let cq = env.cq::<Softirq>(64)?;
+        check_err!(
+            UdQp::create(&env.pd, &cq, &cq, &Caps::new(4, 4), 1, 1, &env.cx),
+            EOPNOTSUPP
+        );
+        let agent = mad::Agent::register(
+            &env.dev,
+            1,
+            mad::Class::new(0x30, 1),
+            mad::Methods::NONE,
+            0,
+            &env.cx,
+        );
+        check_err!(agent, EPROTONOSUPPORT);
+        Ok(())
+    }
+
+    #[test]
+    fn infiniband_connection_manager_is_refused() -> Result {
+        only_on_iwarp!();
+        let env = Env::new()?;
+        let accept = |_: ibcm::Request<'_>, _: &Sleepable| -> Result { Ok(()) };
+        let accept = Arc::new(accept, GFP_KERNEL)?;
+        let listener = ibcm::Listener::new(&env.dev, service_id(), accept, &env.cx);
+        check_err!(listener, EPROTONOSUPPORT);
+        let port = env.dev.port(1).ok_or(ENODEV)?;
+        let attr = port.gid_attr(0)?;
+        check_err!(ibcm::Path::new(&attr, attr.gid(), &env.cx), EPROTONOSUPPORT);
+        Ok(())
+    }
+
+    #[test]
+    fn completion_of_a_chain_comes_after_its_reads() -> Result {
+        only_on_iwarp!();
+        let link = link()?;
+        let there = sevens(&link)?;
+        let received = Inbox::new()?;
+        for n in 1..=4 {
+            recv(&link.b.qp, link.env.message(&received, &[0; 4])?)?;
+            let (fetch, said) = Fetch::new(&link.env, &Counter::new()?)?;
+            link.a.qp.post_chain(fetch, |f, chain: &mut Chain<'_, 2>| {
+                chain.push(SendWr::rdma_read([f.buf.whole_mut()], there.remote))?;
+                chain.push(SendWr::send([f.note.whole()]))
+            })?;
+            wait(|| said.copy().is_some() && received.len() == n)?;
+            check_eq!(said.copy(), Some((true, 1)));
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn completion_of_a_batch_comes_after_its_reads() -> Result {
+        only_on_iwarp!();
+        let link = link()?;
+        let there = sevens(&link)?;
+        let received = Inbox::new()?;
+        for n in 1..=4 {
+            recv(&link.b.qp, link.env.message(&received, &[0; 4])?)?;
+            let (fetch, said) = Fetch::new(&link.env, &Counter::new()?)?;
+            let mut batch = link.a.qp.batch(fetch);
+            batch.post(|f, chain: &mut Chain<'_, 1>| {
+                chain.push(SendWr::rdma_read([f.buf.whole_mut()], there.remote))
+            })?;
+            batch
+                .finish(|f, chain: &mut Chain<'_, 1>| chain.push(SendWr::send([f.note.whole()])))?;
+            wait(|| said.copy().is_some() && received.len() == n)?;
+            check_eq!(said.copy(), Some((true, 1)));
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn read_at_the_end_of_a_chain_needs_no_fence() -> Result {
+        only_on_iwarp!();
+        let link = link()?;
+        let there = sevens(&link)?;
+        let (fetch, said) = Fetch::new(&link.env, &Counter::new()?)?;
+        link.a.qp.post_chain(fetch, |f, chain: &mut Chain<'_, 2>| {
+            for range in [0..LEN / 2, LEN / 2..LEN] {
+                chain.push(SendWr::rdma_read([f.buf.sge_mut(range)?], there.remote))?;
+            }
+            Ok(())
+        })?;
+        wait(|| said.copy().is_some())?;
+        check_eq!(said.copy(), Some((true, 1)));
+        Ok(())
+    }
+
+    #[test]
+    fn fence_waits_for_a_read() -> Result {
+        only_on_iwarp!();
+        let link = link()?;
+        let there = sevens(&link)?;
+        let received = Inbox::new()?;
+        for _ in 0..4 {
+            recv(&link.b.qp, link.env.message(&received, &[0; 4])?)?;
+            let completions = Counter::new()?;
+            let (fetch, said) = Fetch::new(&link.env, &completions)?;
+            link.a.qp.post_send(fetch, |f| {
+                Ok(SendWr::rdma_read([f.buf.whole_mut()], there.remote))
+            })?;
+            let second = Arc::new(SetOnce::new(), GFP_KERNEL)?;
+            let (tell, counts) = (second.clone(), completions.clone());
+            let fenced = OnDone::<Atomic, _>::new(move |wc: &Wc, _: &Atomic| {
+                tell.populate((wc.result().is_ok(), counts.up()));
+            })?;
+            link.a
+                .qp
+                .post_send(fenced, |_| Ok(SendWr::send([]).fenced()))?;
+            wait(|| completions.get() == 2)?;
+            check_eq!(said.copy(), Some((true, 1)));
+            check_eq!(second.copy(), Some((true, 2)));
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn read_without_depth_comes_back_with_the_flush() -> Result {
+        only_on_iwarp!();
+        let link = link_with(&cm::ConnParam {
+            initiator_depth: 0,
+            responder_resources: 0,
+            ..Default::default()
+        })?;
+        let there = sevens(&link)?;
+        let completions = Counter::new()?;
+        let (fetch, said) = Fetch::new(&link.env, &completions)?;
+        expect(
+            1,
+            "a driver did not say which request it refused: the owner is leaked",
+        );
+        let posted = link.a.qp.post_send(fetch, |f| {
+            Ok(SendWr::rdma_read([f.buf.whole_mut()], there.remote))
+        });
+        let error = posted.err().ok_or(EINVAL)?;
+        check!(error.owner.is_none());
+        check_eq!(error.error, EINVAL);
+        check_eq!(completions.get(), 0);
+        link.a.qp.drain(&link.env.cx)?;
+        wait(|| said.copy().is_some())?;
+        check_eq!(said.copy(), Some((false, 1)));
+        Ok(())
+    }
+
+    #[test]
+    fn disconnection_of_another_id_in_a_callback_is_refused() -> Result {
+        only_on_iwarp!();
+        let link = link()?;
+        let other = link.a.id.clone();
+        let said = Arc::new(SetOnce::new(), GFP_KERNEL)?;
+        let tell = said.clone();
+        let addr = link.env.addr();
+        let refuses = move |_: cm::Request<'_>, cx: &Sleepable| -> Result {
+            tell.populate(other.disconnect(cx).err());
+            other.disconnect_later();
+            Err(ECONNREFUSED)
+        };
+        let listener = listen(&link.env, addr, refuses)?;
+        check!(dial(&link.env, addr, &[]).is_err());
+        check_eq!(said.copy(), Some(Some(EDEADLK)));
+        wait(|| link.a.events.disconnected() == 1 && link.b.events.disconnected() == 1)?;
+        listener.destroy(&link.env.cx)
+    }
+}
