@@ -43,6 +43,7 @@ def run(context, pairing, count):
             user = peer("client", port, count, SIZE)
         status, said = finish(user) if user else (0, "")
         stats = [end.settle("pings", count) for end in ends]
+        reasons = [end.read("reason") for end in ends]
     row = {"context": context, "pairing": pairing, "pings": stats[-1]["pings"]}
     for key in ("bytes_verified", "completions", "errors"):
         row[key] = sum(s[key] for s in stats)
@@ -50,7 +51,8 @@ def run(context, pairing, count):
     row["ok"] = (status == 0 and row["errors"] == 0 and row["rtt_ns"] > 0 and
                  all(s["pings"] == count and s["bytes_verified"] == count * SIZE and
                      s["completions"] >= 2 * count for s in stats))
-    return row, f"rping exited with {status}: {said}" if status else ""
+    why = f"rping exited with {status}: {said}" if status else ""
+    return row, why if row["ok"] else "; ".join([*filter(None, [why]), *reasons])
 
 
 def table(rows, keys, report):

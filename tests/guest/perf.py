@@ -167,6 +167,16 @@ def refusals(name):
                 perf.check(load, device="null0", context=context)
 
 
+def on_siw(name):
+    """Connections are made on iWARP; the other loads connect their QPs by themselves, which it refuses."""
+    with module(name):
+        perf = Perf(name)
+        perf.check("connect_rate", count=3, device="siw0", addr="192.0.2.1")
+        failed = perf.run("load=send_lat device=siw0")
+        assert failed == errno.EINVAL, f"send_lat: {failed}"
+        perf.check("connect_rate", count=8, qps=4, device="siw0", addr="192.0.2.1")
+
+
 def removal(name):
     """The device's removal waits for the run; and meanwhile there is no other."""
     with module(name):

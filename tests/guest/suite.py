@@ -13,7 +13,7 @@ from pathlib import Path
 
 from case import CASES, SECONDS
 # They run in this order.
-from cases import modules, pings, ulps, hostile, ends       # pylint: disable=unused-import
+from cases import modules, pings, ulps, hostile, iwarp, ends     # pylint: disable=unused-import
 
 
 def bound(name, seconds):
@@ -44,7 +44,7 @@ def main():
         try:
             said = function(*args)
         except subprocess.CalledProcessError as e:
-            print(f"not ok {name} # {e}: {e.stderr.strip()}")
+            print(f"not ok {name} # {e}: {(e.stderr or '').strip()}")
         except Exception as e:      # pylint: disable=broad-except
             print(f"not ok {name} # {type(e).__name__}: {e}".replace("\n", " "))
         else:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0
-"""The rxe link, and the rping module at work on it."""
+"""The links, and the rping module at work on them."""
 
 import threading
 from contextlib import contextmanager
@@ -13,6 +13,14 @@ def link(add=True):
         sh("rdma", "link", "add", "rxe0", "type", "rxe", "netdev", "rdma0")
     else:
         sh("rdma", "link", "delete", "rxe0")
+
+
+def siw_link(add=True):
+    """On the interface of the rxe link, which is not there meanwhile."""
+    if add:
+        sh("rdma", "link", "add", "siw0", "type", "siw", "netdev", "rdma0")
+    else:
+        sh("rdma", "link", "delete", "siw0")
 
 
 def serve_one(server, port, count=3, size=64, addr=ADDR):

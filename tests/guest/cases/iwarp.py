@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: GPL-2.0
+"""iWARP: siw in place of rxe, where the kernel has it."""
+
+import re
+
+import perf
+from case import FLAVOUR, case, sh
+from demo import PAIRINGS, run
+from rping import CONTEXTS
+from samples import MadPing, UdEcho, module, rpc
+from traffic import link, siw_link
+
+
+def begin():
+    link(False)
+    sh("modprobe", "siw")
+    siw_link()
+
+
+def matrix(context, pairing):
+    row, why = run(context, pairing, 20)
+    assert row["ok"], f"{row} {why}"
+
+
+def minimal():
+    sh("dmesg", "-C")
+    with module("rdma_minimal", "context=1"):
+        pass
+    assert 'Recv: Ok("hello")' in sh("dmesg").stdout, "no hello"
+
+
+def calls():
+    for row in rpc():
+        assert row["ok"], row
+
+
+def not_there():
+    """What needs datagrams or MADs refuses the device, and says why."""
+    for sample in (MadPing, UdEcho):
+        sh("dmesg", "-C")
+        with module(sample.module):
+            assert not sample("siw0").path.exists(), f"{sample.module} has files for it"
+        said = sh("dmesg").stdout
+        assert re.search(rf"{sample.module}: device siw0 is not used", said), said
+
+
+def end():
+    siw_link(False)
+    link()
+
+
+if FLAVOUR != "stock":
+    case("siw: in place of rxe")(begin)
+    for c in CONTEXTS:
+        for p in PAIRINGS:
+            case(f"siw: rping: {c}, {p}", c, p)(matrix)
+    case("siw: minimal: says hello")(minimal)
+    case("siw: sample: rpc")(calls)
+    case("siw: samples: what needs datagrams or MADs is refused")(not_there)
+    case("siw: perf: rdma_perf_rs: each load", "rdma_perf_rs")(perf.on_siw)
+    case("siw: rxe again")(end)
