@@ -111,8 +111,10 @@ impl Control {
 
     /// A request has failed.
     pub(crate) fn failed(&self, status: Status) {
-        // Who disconnects at once after its last ping may not acknowledge the go-ahead any more.
-        if status == Status::RETRY_EXC_ERR && !self.within_ping() {
+        // Who disconnects at once after its last ping may not acknowledge the go-ahead any more. On
+        // iWARP that flushes requests before it is told.
+        let left = matches!(status, Status::RETRY_EXC_ERR | Status::WR_FLUSH_ERR);
+        if left && !self.within_ping() {
             self.end(Reason::PeerDisconnected);
         } else {
             self.end(Reason::Request(status));
