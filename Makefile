@@ -5,7 +5,7 @@
 export KERNEL
 sandbox := scripts/sandbox
 
-.PHONY: help modules modules_install demo test vm check kunit soak bench update clean distclean
+.PHONY: help modules modules_install demo test vm check kunit soak bench patches update clean distclean
 
 ifneq ($(KDIR),)
 
@@ -40,6 +40,7 @@ help:
 	@echo 'make kunit       the KUnit suites under KASAN, lockdep and kmemleak, with SUITE=rdma_cq* only some'
 	@echo 'make soak        ten million completions in each polling context, on the stock kernel'
 	@echo 'make bench       Rust against C: instructions and time, a table and plots, in 15 minutes'
+	@echo 'make patches     patches for the kernel: each reproducer fails without its patch and passes with it'
 	@echo 'make update      look for newer kernels on the mirror the next time'
 	@echo 'make clean       remove build/'
 	@echo 'make distclean   remove build/ and the cache'
@@ -56,7 +57,7 @@ modules:
 modules_install:
 	@echo 'error: say for which kernel: make KDIR=/lib/modules/$$(uname -r)/build $@' >&2; exit 1
 
-demo test check bench:
+demo test check bench patches:
 	@$(sandbox) scripts/$@
 
 kunit:
