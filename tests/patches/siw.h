@@ -1,0 +1,113 @@
+/* SPDX-License-Identifier: GPL-2.0 */
+/* What the reproducers for siw share: two connected QPs of one device. See ends.h for run(). */
+
+#include <linux/module.h>
+#include <rdma/rdma_cm.h>
+
+#define PATIENCE (60 * HZ)
+
+static DECLARE_COMPLETION(event_seen);
+static struct rdma_cm_id *server;
+static struct ib_pd *pd;
+static struct ib_cq *cq;
+
+static inline int qp_create(struct rdma_cm_id *id)
+{
+	struct ib_qp_init_attr attr = {
+		.send_cq = cq,
+		.recv_cq = cq,
+		.cap = { .max_send_wr = 16, .max_send_sge = 1, .max_recv_wr = 4, .max_recv_sge = 1 },
+		.sq_sig_type = IB_SIGNAL_REQ_WR,
+		.qp_type = IB_QPT_RC,
+	};
+
+	return rdma_create_qp(id, pd, &attr);
+}
+
+static inline int server_handler(struct rdma_cm_id *id, struct rdma_cm_event *event)
+{
+	struct rdma_conn_param param = { .responder_resources = 1, .initiator_depth = 1 };
+
+	if (event->event != RDMA_CM_EVENT_CONNECT_REQUEST)
+		return 0;
+	server = id;
+	return qp_create(id) ?: rdma_accept(id, &param);
+}
+
+static inline int client_handler(struct rdma_cm_id *id, struct rdma_cm_event *event)
+{
+	id->context = (void *)(long)event->event;
+	complete(&event_seen);
+	return 0;
+}
+
+/* Waits for an event of the client. */
+static inline int wait_event_of(struct rdma_cm_id *id, enum rdma_cm_event_type event)
+{
+	if (!wait_for_completion_timeout(&event_seen, PATIENCE))
+		return -ETIMEDOUT;
+	return (long)id->context == event ? 0 : -ECONNREFUSED;
+}
+
+static inline int client_connect(struct rdma_cm_id *id, struct sockaddr *addr)
+{
+	struct rdma_conn_param param = { .responder_resources = 1, .initiator_depth = 1 };
+	int ret;
+
+	ret = rdma_resolve_addr(id, NULL, addr, 2000) ?: wait_event_of(id, RDMA_CM_EVENT_ADDR_RESOLVED);
+	ret = ret ?: rdma_resolve_route(id, 2000) ?: wait_event_of(id, RDMA_CM_EVENT_ROUTE_RESOLVED);
+	if (ret)
+		return ret;
+	pd = ib_alloc_pd(id->device, 0);
+	if (IS_ERR(pd))
+		return PTR_ERR(pd);
+	cq = ib_alloc_cq(id->device, NULL, 256, 0, IB_POLL_WORKQUEUE);
+	if (IS_ERR(cq))
+		return PTR_ERR(cq);
+	return qp_create(id) ?: rdma_connect(id, &param) ?: wait_event_of(id, RDMA_CM_EVENT_ESTABLISHED);
+}
+
+static inline void id_end(struct rdma_cm_id *id)
+{
+	if (id->qp) {
+		ib_drain_qp(id->qp);
+		rdma_destroy_qp(id);
+	}
+	rdma_destroy_id(id);
+}
+
+static int run(struct ib_qp *qp);
+
+static int __init reproducer_init(void)
+{
+	struct sockaddr_in addr = { .sin_family = AF_INET, .sin_port = htons(7471) };
+	struct rdma_cm_id *listener, *client;
+	int ret;
+
+	addr.sin_addr.s_addr = htonl(0xc6336401);
+	listener = rdma_create_id(&init_net, server_handler, NULL, RDMA_PS_TCP, IB_QPT_RC);
+	client = rdma_create_id(&init_net, client_handler, NULL, RDMA_PS_TCP, IB_QPT_RC);
+	if (IS_ERR(listener) || IS_ERR(client))
+		return -ENOMEM;
+	ret = rdma_bind_addr(listener, (struct sockaddr *)&addr) ?: rdma_listen(listener, 1);
+	ret = ret ?: client_connect(client, (struct sockaddr *)&addr);
+	pr_info("siw: connected: %d\n", ret);
+	ret = ret ?: run(client->qp);
+	id_end(client);
+	if (server)
+		id_end(server);
+	rdma_destroy_id(listener);
+	if (!IS_ERR_OR_NULL(cq))
+		ib_free_cq(cq);
+	if (!IS_ERR_OR_NULL(pd))
+		ib_dealloc_pd(pd);
+	return ret;
+}
+module_init(reproducer_init);
+
+static void __exit reproducer_exit(void)
+{
+}
+module_exit(reproducer_exit);
+
+MODULE_LICENSE("GPL");
