@@ -33,7 +33,9 @@ static int reject(struct ib_cm_id *id)
 
 static int reply(struct ib_cm_id *id)
 {
-	struct ib_cm_rep_param param = { .qp_num = 0x124, .rnr_retry_count = 7 };
+	/* A number that a request has as well would be refused as a stale connection. */
+	static u32 qp_num = 0x1000;
+	struct ib_cm_rep_param param = { .qp_num = qp_num++, .rnr_retry_count = 7 };
 
 	return ib_send_cm_rep(id, &param);
 }
