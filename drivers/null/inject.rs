@@ -143,8 +143,8 @@ pub enum Injection {
         /// The error.
         errno: u32,
     },
-    /// The next `count` times that a CQ is armed take longer, and find that there are completions.
-    /// Of the device only.
+    /// The next `count` times that a CQ is armed by one who asks for completions that are there
+    /// (`IB_CQ_REPORT_MISSED_EVENTS`) take longer, and find some. Of the device only.
     Arm {
         /// How much longer, in microseconds.
         us: u32,

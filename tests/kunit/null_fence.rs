@@ -66,6 +66,19 @@ mod tests {
         ends_while_it_is_polled::<Workqueue>()
     }
 
+    /// The core arms a new CQ without asking for completions: those that come have to be told.
+    #[test]
+    fn late_arming_loses_no_completion() -> Result {
+        let null = NullEnv::new()?;
+        null.dev.inject(Injection::Arm { us: 0, count: LATE })?;
+        let (cq, times) = (null.env.cq::<Softirq>(CAPS.entries())?, Counter::new()?);
+        let qp = null.env.raw_qp(&cq, &CAPS)?;
+        null.dev
+            .inject_qp(qp.num(), Injection::Connect { peer: 0 })?;
+        qp.post_send(Counted::new(&times)?, |_| Ok(SendWr::send([])))?;
+        wait(|| times.get() == 1)
+    }
+
     /// They share what they wait for. How long it takes is said, and nothing asserted.
     #[test]
     fn many_cqs_end_together() -> Result {
