@@ -1,0 +1,279 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! What owns requests: a type for each way to own them.
+
+use crate::{
+    tally::Life,
+    way::Way, //
+};
+use kernel::prelude::*;
+use rdma::{
+    ah::Ah,
+    prelude::*,
+    rw::{
+        Ctx,
+        Rw, //
+    },
+    srq::{
+        Receive,
+        Slot, //
+    }, //
+};
+
+/// The memory of each.
+pub(crate) type Memory = Buf<Bidirectional>;
+
+/// A box.
+#[derive(HasCqe)]
+pub(crate) struct Message {
+    cqe: Cqe<Self>,
+    pub(crate) buf: Memory,
+    /// Where a datagram goes.
+    pub(crate) to: Option<Arc<Ah>>,
+    pub(crate) life: Life,
+}
+
+impl Message {
+    pub(crate) fn new(buf: Memory, to: Option<Arc<Ah>>, life: Life) -> Result<Pin<KBox<Self>>> {
+        let this = Self {
+            cqe: Cqe::new(),
+            buf,
+            to,
+            life,
+        };
+        Ok(KBox::pin(this, GFP_KERNEL)?)
+    }
+
+    pub(crate) fn send(&self) -> Result<SendWr<'_>> {
+        Ok(SendWr::send([self.buf.whole()]))
+    }
+}
+
+impl CqeHandler for Message {
+    type Pointer = Pin<KBox<Self>>;
+    type Needs = Atomic;
+
+    fn done(this: Self::Pointer, _wc: &Wc, _cx: &Atomic) {
+        this.life.back();
+    }
+}
+
+/// A counted reference, of which others may be posted, too.
+#[derive(HasCqe)]
+pub(crate) struct Shared {
+    cqe: Cqe<Self>,
+    pub(crate) region: Arc<Region<Bidirectional>>,
+    pub(crate) life: Life,
+}
+
+impl Shared {
+    pub(crate) fn new(region: &Arc<Region<Bidirectional>>, life: Life) -> Result<Arc<Self>> {
+        let this = Self {
+            cqe: Cqe::new(),
+            region: region.clone(),
+            life,
+        };
+        Ok(Arc::new(this, GFP_KERNEL)?)
+    }
+}
+
+impl CqeHandler for Shared {
+    type Pointer = Arc<Self>;
+    type Needs = Atomic;
+
+    fn done(this: Arc<Self>, _wc: &Wc, _cx: &Atomic) {
+        this.life.back();
+    }
+}
+
+/// A request that is lent.
+#[derive(HasCqe)]
+pub(crate) struct Reused {
+    cqe: Cqe<Self>,
+    pub(crate) buf: Memory,
+    pub(crate) life: Life,
+}
+
+impl Reused {
+    pub(crate) fn new(buf: Memory, life: Life) -> Result<Kept<Self>> {
+        let this = Self {
+            cqe: Cqe::new(),
+            buf,
+            life,
+        };
+        Kept::new(this, GFP_KERNEL)
+    }
+}
+
+impl CqeHandler for Reused {
+    type Pointer = Lent<Self>;
+    type Needs = Atomic;
+
+    fn done(this: Lent<Self>, _wc: &Wc, _cx: &Atomic) {
+        this.life.back();
+    }
+}
+
+/// A box that posts itself again in its handler, and may have the last reference to its QP: so not
+/// in part, where both would be there until somebody drains the QP.
+#[derive(HasCqe)]
+pub(crate) struct Again<C: PollContext> {
+    cqe: Cqe<Self>,
+    buf: Memory,
+    pub(crate) qp: Arc<Qp<C>>,
+    /// How often.
+    left: u32,
+    how: How,
+    pub(crate) life: Life,
+}
+
+#[derive(Clone, Copy)]
+pub(crate) enum How {
+    Send,
+    Recv,
+}
+
+impl<C: Way> Again<C> {
+    pub(crate) fn new(
+        buf: Memory,
+        qp: &Arc<Qp<C>>,
+        left: u32,
+        how: How,
+        life: Life,
+    ) -> Result<Pin<KBox<Self>>> {
+        let this = Self {
+            cqe: Cqe::new(),
+            buf,
+            qp: qp.clone(),
+            left,
+            how,
+            life,
+        };
+        Ok(KBox::pin(this, GFP_KERNEL)?)
+    }
+
+    pub(crate) fn send(&self) -> Result<SendWr<'_>> {
+        Ok(SendWr::send([self.buf.whole()]))
+    }
+
+    pub(crate) fn recv(&self) -> Result<RecvWr<'_>> {
+        Ok(RecvWr::new([self.buf.whole_mut()]))
+    }
+}
+
+impl<C: Way> CqeHandler for Again<C> {
+    type Pointer = Pin<KBox<Self>>;
+    type Needs = Atomic;
+
+    fn done(mut this: Self::Pointer, wc: &Wc, _cx: &Atomic) {
+        this.life.back();
+        if this.left == 0 || wc.result().is_err() {
+            return;
+        }
+        this.left -= 1;
+        let refused = match this.how {
+            How::Send => {
+                this.life.post();
+                let posted = Qp::repost_send(this, wc, |o| &o.qp, Self::send);
+                posted.err().and_then(|e| e.owner)
+            }
+            How::Recv => {
+                this.life.post();
+                let posted = Qp::repost_recv(this, wc, |o| &o.qp, Self::recv);
+                posted.err().and_then(|e| e.owner)
+            }
+        };
+        if let Some(owner) = refused {
+            owner.life.refused();
+        }
+    }
+}
+
+/// A box with a region of its own, which its handler invalidates.
+#[derive(HasCqe)]
+pub(crate) struct Own<C: PollContext> {
+    cqe: Cqe<Self>,
+    qp: Arc<Qp<C>>,
+    pub(crate) region: Region<Bidirectional>,
+    pub(crate) life: Life,
+}
+
+impl<C: Way> Own<C> {
+    pub(crate) fn new(
+        region: Region<Bidirectional>,
+        qp: &Arc<Qp<C>>,
+        life: Life,
+    ) -> Result<Pin<KBox<Self>>> {
+        let this = Self {
+            cqe: Cqe::new(),
+            qp: qp.clone(),
+            region,
+            life,
+        };
+        Ok(KBox::pin(this, GFP_KERNEL)?)
+    }
+}
+
+impl<C: Way> CqeHandler for Own<C> {
+    type Pointer = Pin<KBox<Self>>;
+    type Needs = Atomic;
+
+    fn done(this: Self::Pointer, wc: &Wc, _cx: &Atomic) {
+        this.life.back();
+        if wc.result().is_ok_and(|wc| wc.opcode() == Opcode::RegMr) {
+            this.life.post();
+            let posted = Qp::repost_inv(this, wc, |o| &o.qp, |o| InvWr::new(&o.region));
+            if let Some(owner) = posted.err().and_then(|e| e.owner) {
+                owner.life.refused();
+            }
+        }
+    }
+}
+
+/// The pages of a transfer.
+#[derive(HasCqe)]
+pub(crate) struct Transfer {
+    cqe: Cqe<Self>,
+    data: Ctx,
+    pub(crate) life: Life,
+}
+
+impl Transfer {
+    pub(crate) fn new(pages: Pages, life: Life) -> Result<Arc<Self>> {
+        let this = Self {
+            cqe: Cqe::new(),
+            data: Ctx::new(pages),
+            life,
+        };
+        Ok(Arc::new(this, GFP_KERNEL)?)
+    }
+
+    pub(crate) fn write(&self, to: Remote) -> Result<Rw<'_>> {
+        Ok(Rw::write(&self.data, 0..self.data.len(), to))
+    }
+}
+
+impl CqeHandler for Transfer {
+    type Pointer = Arc<Self>;
+    type Needs = Atomic;
+
+    fn done(this: Arc<Self>, _wc: &Wc, _cx: &Atomic) {
+        this.life.back();
+    }
+}
+
+/// What a slot of an SRQ keeps. The slot comes back by itself, so only its end is counted.
+pub(crate) struct Ticket {
+    pub(crate) buf: Memory,
+    pub(crate) _life: Life,
+}
+
+impl Receive for Ticket {
+    type Needs = Atomic;
+
+    fn recv(&self) -> RecvWr<'_> {
+        RecvWr::new([self.buf.whole_mut()])
+    }
+
+    fn done(_slot: Slot<Self>, _wc: &Wc, _cx: &Atomic) {}
+}
