@@ -1,0 +1,401 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! The steps, one of which is taken at a time.
+//!
+//! A step may fail: queues are full, requests are refused, QPs have failed, the device goes. What it
+//! must not do is to lose an owner, or to get one twice; [`Life`] sees that. To add one, write a
+//! function of a [`Turn`] and add it to [`Turn::STEPS`].
+
+use crate::{
+    faults,
+    owners::{
+        Again,
+        How,
+        Memory,
+        Message,
+        Own,
+        Reused,
+        Shared,
+        Transfer, //
+    },
+    rng::Rng,
+    tally::Life,
+    way::Way,
+    world::{
+        calm,
+        Pair,
+        World,
+        LEN,
+        QKEY, //
+    }, //
+};
+use core::num::NonZero;
+use kernel::{
+    page::PAGE_SIZE,
+    prelude::*, //
+};
+use rdma::{
+    op::Op,
+    prelude::*,
+    qp::{
+        Attr,
+        Chain, //
+    },
+    ud::UdWr, //
+};
+
+/// One thread's part in a world.
+pub(crate) struct Turn<'a, C: Way> {
+    pub(crate) world: &'a World<C>,
+    pub(crate) rng: Rng,
+    /// Requests that this thread lends.
+    pub(crate) kept: KVec<Kept<Reused>>,
+    pub(crate) cx: &'a Sleepable,
+}
+
+type End<C> = Arc<Qp<C>>;
+type Shareable = Region<Bidirectional>;
+
+/// A step, and how often it is taken compared to others.
+type Step<C> = (&'static str, u32, fn(&mut Turn<'_, C>) -> Result);
+
+impl<C: Way> Turn<'_, C> {
+    pub(crate) const STEPS: &'static [Step<C>] = &[
+        ("poll", 60, |t| C::poll(&t.world.cq, &mut t.rng, t.cx)),
+        ("send", 40, send),
+        ("recv", 30, recv),
+        ("repost", 20, repost),
+        ("lend", 20, lend),
+        ("chain", 10, chain),
+        ("batch", 10, batch),
+        ("times", 10, times),
+        ("register", 10, register),
+        ("invalidate", 10, invalidate),
+        ("access", 20, access),
+        ("own region", 10, own_region),
+        ("transfer", 4, transfer),
+        ("operation", 10, operation),
+        ("srq", 10, srq),
+        ("datagram", 10, datagram),
+        ("status", 4, faults::status),
+        ("refuse", 4, faults::refuse),
+        ("late", 4, faults::late),
+        ("stall", 2, faults::stall),
+        ("arm", 2, faults::arm),
+        ("peek", 1, faults::peek),
+        ("event", 2, faults::event),
+        ("creation", 1, faults::creation),
+        ("failure", 1, faults::failure),
+        ("modify", 1, faults::modify),
+        ("error state", 1, error_state),
+        ("drain", 1, drain),
+        ("new pair", 2, new_pair),
+        ("new line", 1, new_line),
+        ("other CQ", 1, other_cq),
+    ];
+
+    /// Takes a step, and says which, and whether it could be done.
+    pub(crate) fn step(&mut self) -> (usize, bool) {
+        let mut left = self.rng.below(Self::STEPS.iter().map(|step| step.1).sum());
+        for (index, (_, share, step)) in Self::STEPS.iter().enumerate() {
+            match left.checked_sub(*share) {
+                Some(less) => left = less,
+                None => return (index, step(self).is_ok()),
+            }
+        }
+        (0, false)
+    }
+
+    pub(crate) fn pair(&mut self) -> Result<Arc<Pair<C>>> {
+        self.world.pair(&mut self.rng, self.cx)
+    }
+
+    /// Returns an end of a pair.
+    fn end(&mut self) -> Result<End<C>> {
+        let index = self.rng.below(2) as usize;
+        self.pair()?.ends.get(index).cloned().ok_or(EINVAL)
+    }
+
+    /// Returns an end of a pair that an owner will have, too.
+    fn held_end(&mut self) -> Result<(Arc<Pair<C>>, End<C>)> {
+        let (pair, index) = (self.pair()?, self.rng.below(2) as usize);
+        let end = pair.ends.get(index).ok_or(EINVAL)?.clone();
+        pair.hold();
+        Ok((pair, end))
+    }
+
+    /// Returns a region of a pair, and the end that the other may access it by.
+    fn region(&mut self) -> Result<(Arc<Shareable>, End<C>)> {
+        let index = self.rng.below(2) as usize;
+        let pair = self.pair()?;
+        let region = pair.regions.get(index).ok_or(EINVAL)?;
+        let end = pair.ends.get(index).ok_or(EINVAL)?;
+        Ok((region.clone(), end.clone()))
+    }
+
+    fn memory(&self) -> Result<Memory> {
+        Memory::alloc(&self.world.pd, LEN, self.cx)
+    }
+
+    fn life(&self) -> Life {
+        Life::new(&self.world.tally)
+    }
+
+    /// Fails where nothing is to be posted that may be posted in part.
+    fn may_be_in_part(&self) -> Result {
+        match self.world.parts {
+            true => Ok(()),
+            false => Err(EOPNOTSUPP),
+        }
+    }
+
+    fn message(&self) -> Result<Pin<KBox<Message>>> {
+        Message::new(self.memory()?, None, self.life())
+    }
+}
+
+/// Counts an owner that was not posted, and drops it.
+fn refused<P>(e: PostError<P>, life: impl Fn(&P) -> &Life) -> Error {
+    if let Some(owner) = &e.owner {
+        life(owner).refused();
+    }
+    e.error
+}
+
+/// Counts an owner of several requests of which none was posted.
+fn none_posted<P>(owner: Option<P>, life: impl Fn(&P) -> &Life) {
+    if let Some(owner) = &owner {
+        life(owner).refused();
+    }
+}
+
+fn send<C: Way>(t: &mut Turn<'_, C>) -> Result {
+    let (qp, message) = (t.end()?, t.message()?);
+    let (kind, imm) = (t.rng.below(4), t.rng.next() as u32);
+    message.life.post();
+    let posted = qp.post_send(message, |m| {
+        let wr = m.send()?;
+        Ok(match kind {
+            0 => wr.with_imm(imm),
+            1 => wr.solicited(),
+            2 => wr.fenced(),
+            _ => wr,
+        })
+    });
+    posted.map_err(|e| refused(e, |m| &m.life))
+}
+
+fn recv<C: Way>(t: &mut Turn<'_, C>) -> Result {
+    let (qp, message) = (t.end()?, t.message()?);
+    message.life.post();
+    qp.post_recv(message, |m| Ok(RecvWr::new([m.buf.whole_mut()])))
+        .map_err(|e| refused(e, |m| &m.life))
+}
+
+fn repost<C: Way>(t: &mut Turn<'_, C>) -> Result {
+    // The pair ends after the post.
+    let (_pair, qp) = t.held_end()?;
+    let how = t.rng.one_of(&[How::Send, How::Recv]).ok_or(EINVAL)?;
+    let owner = Again::new(t.memory()?, &qp, t.rng.below(8), how, t.life())?;
+    owner.life.post();
+    match how {
+        How::Recv => qp.post_recv(owner, Again::recv),
+        _ => qp.post_send(owner, Again::send),
+    }
+    .map_err(|e| refused(e, |o| &o.life))
+}
+
+fn lend<C: Way>(t: &mut Turn<'_, C>) -> Result {
+    if t.kept.len() < 4 {
+        let kept = Reused::new(t.memory()?, t.life())?;
+        t.kept.push(kept, GFP_KERNEL)?;
+    }
+    let (qp, index) = (t.end()?, t.rng.below(t.kept.len() as u32) as usize);
+    if t.rng.once_in(8) {
+        // It may be lent.
+        drop(t.kept.remove(index).map_err(|_| EINVAL)?);
+        return Ok(());
+    }
+    let lent = t.kept.get_mut(index).and_then(Kept::lend).ok_or(EBUSY)?;
+    lent.life.post();
+    qp.post_send(lent, |r| Ok(SendWr::send([r.buf.whole()])))
+        .map_err(|e| refused(e, |r| &r.life))
+}
+
+/// Adds the message a few times.
+fn links<'a>(m: &'a Message, chain: &mut Chain<'a, 4>, count: u32) -> Result {
+    (0..count).try_for_each(|_| chain.push(m.send()?))
+}
+
+fn chain<C: Way>(t: &mut Turn<'_, C>) -> Result {
+    t.may_be_in_part()?;
+    let (qp, message, count) = (t.end()?, t.message()?, 1 + t.rng.below(4));
+    message.life.post_in_part();
+    let posted = qp.post_chain(message, |m, chain: &mut Chain<'_, 4>| {
+        links(m, chain, count)
+    });
+    posted.map_err(|e| {
+        none_posted(e.owner, |m| &m.life);
+        e.error
+    })
+}
+
+fn batch<C: Way>(t: &mut Turn<'_, C>) -> Result {
+    t.may_be_in_part()?;
+    let (qp, message, count) = (t.end()?, t.message()?, 1 + t.rng.below(4));
+    message.life.post_in_part();
+    let mut batch = qp.batch(message);
+    for _ in 0..t.rng.below(3) {
+        batch.post(|m, chain: &mut Chain<'_, 4>| links(m, chain, count))?;
+    }
+    if t.rng.once_in(4) {
+        none_posted(batch.into_owner(), |m| &m.life);
+        return Ok(());
+    }
+    let finished = batch.finish(|m, chain: &mut Chain<'_, 4>| links(m, chain, count));
+    finished.map_err(|e| {
+        none_posted(e.batch.into_owner(), |m| &m.life);
+        e.error
+    })
+}
+
+fn times<C: Way>(t: &mut Turn<'_, C>) -> Result {
+    t.may_be_in_part()?;
+    let (qp, message) = (t.end()?, t.message()?);
+    let times = NonZero::new(1 + t.rng.below(6)).ok_or(EINVAL)?;
+    message.life.post_in_part();
+    qp.post_times(message, times, Message::send).map_err(|e| {
+        none_posted(e.owner, |m| &m.life);
+        e.error
+    })
+}
+
+fn register<C: Way>(t: &mut Turn<'_, C>) -> Result {
+    let (region, qp) = t.region()?;
+    let owner = Shared::new(&region, t.life())?;
+    owner.life.post();
+    qp.post_reg(owner, |o| RegWr::remote_read_write(&*o.region))
+        .map_err(|e| refused(e, |o| &o.life))?;
+    Ok(())
+}
+
+fn invalidate<C: Way>(t: &mut Turn<'_, C>) -> Result {
+    let (region, qp) = t.region()?;
+    let owner = Shared::new(&region, t.life())?;
+    owner.life.post();
+    qp.post_inv(owner, |o| InvWr::new(&*o.region))
+        .map_err(|e| refused(e, |o| &o.life))
+}
+
+/// Accesses the peer's region, or has it invalidated.
+fn access<C: Way>(t: &mut Turn<'_, C>) -> Result {
+    let (pair, message) = (t.pair()?, t.message()?);
+    let ([qp, _], [_, region]) = (&pair.ends, &pair.regions);
+    let (remote, kind) = (region.remote(0..LEN)?, t.rng.below(4));
+    message.life.post();
+    let posted = qp.post_send(message, |m| {
+        Ok(match kind {
+            0 => SendWr::rdma_write([m.buf.whole()], remote),
+            1 => SendWr::rdma_write([m.buf.whole()], remote).with_imm(1),
+            2 => SendWr::rdma_read([m.buf.whole_mut()], remote),
+            _ => SendWr::send([m.buf.whole()]).invalidating(remote.rkey),
+        })
+    });
+    posted.map_err(|e| refused(e, |m| &m.life))
+}
+
+fn own_region<C: Way>(t: &mut Turn<'_, C>) -> Result {
+    let (_pair, qp) = t.held_end()?;
+    let (mr, memory) = (t.world.pool.get().ok_or(EBUSY)?, t.memory()?);
+    let region = Region::map(mr, memory).map_err(|e| e.error)?;
+    let owner = Own::new(region, &qp, t.life())?;
+    // The pool's MRs are lost with regions that are registered at their end.
+    let _ = t.world.pool.refill(t.cx);
+    owner.life.post();
+    qp.post_reg(owner, |o| RegWr::remote_write(&o.region))
+        .map_err(|e| refused(e, |o| &o.life))?;
+    Ok(())
+}
+
+fn transfer<C: Way>(t: &mut Turn<'_, C>) -> Result {
+    t.may_be_in_part()?;
+    let (qp, pages) = (t.end()?, Pages::alloc(9 * PAGE_SIZE, t.cx)?);
+    let owner = Transfer::new(pages, t.life())?;
+    let nowhere = Remote { addr: 0, rkey: 0 };
+    owner.life.post_in_part();
+    qp.post_rw(owner, |o| o.write(nowhere), t.cx).map_err(|e| {
+        none_posted(e.owner, |o| &o.life);
+        e.error
+    })
+}
+
+fn operation<C: Way>(t: &mut Turn<'_, C>) -> Result {
+    let (qp, write) = (t.end()?, t.rng.once_in(2));
+    // Its handler, which drops it, is the crate's: only its end is counted.
+    let op = Op::<Life>::new(t.memory()?, t.life(), t.cx)?;
+    let posted = match write {
+        true => op.send(&qp, 0..LEN),
+        false => op.recv(&qp, 0..LEN),
+    };
+    Ok(posted?)
+}
+
+fn srq<C: Way>(t: &mut Turn<'_, C>) -> Result {
+    let (line, message) = (t.world.line(t.cx)?, t.message()?);
+    message.life.post();
+    line.from
+        .post_send(message, Message::send)
+        .map_err(|e| refused(e, |m| &m.life))
+}
+
+fn datagram<C: Way>(t: &mut Turn<'_, C>) -> Result {
+    let qp = &t.world.datagrams;
+    let message = Message::new(t.memory()?, Some(t.world.to.clone()), t.life())?;
+    message.life.post();
+    match t.rng.once_in(2) {
+        true => qp.post_recv(message, |m| Ok(RecvWr::new([m.buf.whole_mut()]))),
+        false => qp.post_send(message, |m| {
+            let to = m.to.as_ref().ok_or(EINVAL)?;
+            Ok(UdWr::send([m.buf.whole()], to, qp.num(), QKEY))
+        }),
+    }
+    .map_err(|e| refused(e, |m| &m.life))
+}
+
+fn error_state<C: Way>(t: &mut Turn<'_, C>) -> Result {
+    Ok(t.end()?.modify(Attr::error(), t.cx)?)
+}
+
+fn drain<C: Way>(t: &mut Turn<'_, C>) -> Result {
+    t.end()?.drain(t.cx)
+}
+
+fn new_pair<C: Way>(t: &mut Turn<'_, C>) -> Result {
+    t.world.forget_pair(&mut t.rng);
+    Ok(())
+}
+
+fn new_line<C: Way>(t: &mut Turn<'_, C>) -> Result {
+    t.world.forget_line();
+    Ok(())
+}
+
+/// A CQ that ends at once, with what a QP on it has. One of the posts may fail and be done all the
+/// same, as with siw; transfers, which may be in part then, are not for such a QP.
+fn other_cq<C: Way>(t: &mut Turn<'_, C>) -> Result {
+    let (pd, caps) = (&t.world.pd, Caps::new(2, 2));
+    let cq = C::make(&t.world.dev, caps.entries(), &mut t.rng, t.cx)?;
+    let qp = Qp::create_raw(pd, &cq, &cq, &caps, t.cx)?;
+    faults::lone(t, qp.num())?;
+    let posted = (0..2).try_for_each(|_| {
+        let message = t.message()?;
+        message.life.post();
+        qp.post_send(message, Message::send)
+            .map_err(|e| refused(e, |m| &m.life))
+    });
+    calm(&t.world.null, qp.num());
+    match t.rng.once_in(2) {
+        true => qp.destroy(t.cx).and(posted),
+        false => posted,
+    }
+}
