@@ -63,6 +63,7 @@ macro_rules! only_on_iwarp {
 }
 
 /// What is said of a request that completes twice.
+#[cfg(debug_assertions)]
 pub(crate) const TWICE: &str = "has completed twice: the device is broken; ignored";
 
 /// What is said of a CQ that has failed.
