@@ -5,7 +5,7 @@
 export KERNEL
 sandbox := scripts/sandbox
 
-.PHONY: help modules modules_install demo test vm check kunit soak bench patches update clean distclean
+.PHONY: help modules modules_install demo test vm check kunit random soak bench patches update clean distclean
 
 ifneq ($(KDIR),)
 
@@ -38,7 +38,10 @@ help:
 	@echo 'make vm          a shell in a VM with the modules loaded and an rxe link up'
 	@echo 'make check       formatting, clippy, rustdoc, checkpatch, warnings'
 	@echo 'make kunit       the KUnit suites under KASAN, lockdep and kmemleak, with SUITE=rdma_cq* only some'
-	@echo 'make soak        ten million completions in each polling context, on the stock kernel'
+	@echo 'make random      random steps on null devices in each polling context, with SEED= those of that seed'
+	@echo 'make soak        ten million completions in each polling context, on the stock kernel; the KUnit suites'
+	@echo '                 without debug assertions; as many random steps under KASAN and lockdep: for hours,'
+	@echo '                 and goes on where it was interrupted'
 	@echo 'make bench       Rust against C: instructions and time, a table and plots, in 15 minutes'
 	@echo 'make patches     patches for the kernel: each reproducer fails without its patch and passes with it'
 	@echo 'make update      look for newer kernels on the mirror the next time'
@@ -63,9 +66,13 @@ demo test check bench patches:
 kunit:
 	@$(sandbox) scripts/kunit '$(SUITE)'
 
+random:
+	@$(sandbox) scripts/random $(if $(SEED),seed=$(SEED)) $(if $(STEPS),steps=$(STEPS))
+
 soak:
 	@$(sandbox) sh -c 'scripts/build stock && \
 		scripts/vm --timeout 900 -- sh -c "tests/guest/up && tests/guest/soak 10000000"'
+	@$(sandbox) bash -c '. scripts/lib.sh; { scripts/kunit --release; scripts/random --soak 10000000; } | tally'
 
 vm:
 	@$(sandbox) sh -c 'scripts/build stock && scripts/vm'
