@@ -7,6 +7,8 @@ mod cm_link;
 mod counter;
 mod dial;
 mod event_log;
+#[cfg(CONFIG_FAILSLAB)]
+mod fault;
 mod forged;
 mod link;
 mod mads;
@@ -46,6 +48,8 @@ pub(crate) use dial::{
     refuses, //
 };
 pub(crate) use event_log::EventLog;
+#[cfg(CONFIG_FAILSLAB)]
+pub(crate) use fault::with_fault;
 pub(crate) use forged::Forger;
 pub(crate) use link::{
     End,

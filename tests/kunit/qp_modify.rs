@@ -54,9 +54,49 @@ fn out_of_range(result: core::result::Result<(), ModifyError>) -> Option<AttrMas
     }
 }
 
+/// How long the drain of a QP that nobody sends to may take: far longer than it does.
+#[cfg(CONFIG_FAILSLAB)]
+const DRAIN_MS: u32 = 10_000;
+
+/// Takes a QP to RTR, where an allocation fails, and drains it. Returns whether one has failed, and
+/// the change with it.
+#[cfg(CONFIG_FAILSLAB)]
+fn drains_after_fault<C: Polled>(nth: u32) -> Result<(bool, bool)> {
+    let (env, inbox) = (Env::new()?, Inbox::new()?);
+    let qp = env.raw_qp(&env.cq::<C>(64)?, &CAPS)?;
+    qp.modify(to_init(), &env.cx)?;
+    for _ in 0..3 {
+        recv(&qp, env.message(&inbox, &[0; 8])?)?;
+    }
+    let attr = to_rtr(&env, qp.num())?;
+    let (modified, failed) = crate::fixture::with_fault(nth, || qp.modify(attr, &env.cx));
+    check!(failed || modified.is_ok());
+    qp.drain_within(DRAIN_MS, &env.cx)?;
+    check_eq!(inbox.len(), 3);
+    check!(inbox.take().iter().all(|completed| completed.was_flushed()));
+    qp.destroy(&env.cx)?;
+    Ok((failed, modified.is_err()))
+}
+
 #[kunit_tests(rdma_qp_modify)]
 mod tests {
     use super::*;
+
+    #[cfg(CONFIG_FAILSLAB)]
+    #[test]
+    fn drains_after_a_change_without_memory() -> Result {
+        let mut refused = 0;
+        for nth in 1.. {
+            let (failed, with_it) = drains_after_fault::<Softirq>(nth)?;
+            if !failed {
+                break;
+            }
+            refused += u32::from(with_it);
+            drains_after_fault::<Direct>(nth)?;
+        }
+        check!(refused > 0);
+        Ok(())
+    }
 
     #[test]
     fn connected_by_hand_softirq() -> Result {

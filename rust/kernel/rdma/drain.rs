@@ -148,7 +148,11 @@ pub(crate) unsafe fn drain(
     // SAFETY: The QP is valid, so its device is, and the operations of a device do not change.
     let ops = unsafe { &(*(*qp).device).ops };
 
-    inner.modifier().to_error()?;
+    {
+        let modifier = inner.modifier();
+        modifier.to_error()?;
+        modifier.restart_receiver();
+    }
 
     // SAFETY: The QP is valid, and its SRQ does not change.
     let on_srq = unsafe { !(*qp).srq.is_null() };

@@ -218,6 +218,33 @@ impl Modifier<'_> {
 }
 
 impl Modifier<'_> {
+    /// Has rxe flush a QP in the error state although an earlier change has failed.
+    ///
+    /// With the change to RTR rxe replaces the array of the responder. It stops the receive task for
+    /// that, and does not start it again when there is no memory for a new array
+    /// (`rxe_qp_from_attr`), whoever asked for the change. Receives are then never flushed. An array
+    /// of no entries needs no memory, and rxe takes this attribute alone, in any state. In the error
+    /// state the responder does not look at the array.
+    pub(crate) fn restart_receiver(&self) {
+        // SAFETY: The QP is valid by the type invariant, so its device is; both do not change.
+        let (qp_type, driver) = unsafe {
+            let qp = self.qp.as_ref();
+            (qp.qp_type, (*qp.device).ops.driver_id)
+        };
+        if qp_type != bindings::ib_qp_type_IB_QPT_RC
+            || driver != bindings::rdma_driver_id_RDMA_DRIVER_RXE
+        {
+            return;
+        }
+        let mut none = bindings::ib_qp_attr::default();
+        let mask = bindings::ib_qp_attr_mask_IB_QP_MAX_DEST_RD_ATOMIC;
+        // The drain finds out whether the task runs.
+        // SAFETY: The attributes are complete for this mask, and point to nothing.
+        let restarted = unsafe { self.modify(&mut none, mask) };
+        // What was to be done while it was stopped is done when it is told again.
+        let _ = restarted.and_then(|()| self.go_to(bindings::ib_qp_state_IB_QPS_ERR));
+    }
+
     /// Goes to the reset state, where the device forgets all requests, and then to the error state,
     /// where new ones are flushed.
     pub(crate) fn restart(&self) -> Result {
