@@ -8,6 +8,7 @@ use crate::{
     PORT,
     QKEY, //
 };
+use core::ops::Deref;
 use kernel::{
     new_mutex,
     prelude::*,
@@ -38,8 +39,29 @@ pub(crate) struct Server {
     pub(crate) stats: Mutex<Stats>,
 }
 
+/// A server that receives until this is dropped.
+///
+/// The posted receives own the server, and the server owns its QP. The drain gives them back, which
+/// cuts the ring.
+pub(crate) struct Started(Arc<Server>);
+
+impl Deref for Started {
+    type Target = Server;
+
+    fn deref(&self) -> &Server {
+        &self.0
+    }
+}
+
+impl Drop for Started {
+    fn drop(&mut self) {
+        // If it fails, the removal of the device says what it waits for.
+        let _ = Sleepable::current().and_then(|cx| self.qp.drain(&cx));
+    }
+}
+
 impl Server {
-    pub(crate) fn new(dev: &Device, cx: &Sleepable) -> Result<Arc<Self>> {
+    pub(crate) fn start(dev: &Device, cx: &Sleepable) -> Result<Started> {
         let caps = Caps::new(DEPTH, DEPTH);
         let pd = Pd::alloc(dev, cx)?;
         let cq = Cq::alloc_any(dev, caps.entries(), cx)?;
@@ -48,14 +70,14 @@ impl Server {
             pd,
             stats <- new_mutex!(Stats::default()),
         });
-        let server = Arc::pin_init(server, GFP_KERNEL)?;
+        let server = Started(Arc::pin_init(server, GFP_KERNEL)?);
         for _ in 0..DEPTH {
             let echo = Echo {
                 received: Cqe::new(),
                 sent: Cqe::new(),
                 buf: Buf::alloc(&server.pd, HEADER + LEN, cx)?,
                 to: None,
-                server: server.clone(),
+                server: server.0.clone(),
             };
             receive(KBox::pin(echo, GFP_KERNEL)?);
         }

@@ -37,7 +37,10 @@ use rdma::{
     },
     prelude::*, //
 };
-use server::Server;
+use server::{
+    Server,
+    Started, //
+};
 
 const PORT: u32 = 1;
 /// The key without which a datagram is not received.
@@ -75,12 +78,12 @@ impl Client for UdEcho {
 struct Echo {
     name: Name,
     #[pin]
-    server: Scope<Arc<Server>>,
+    server: Scope<Started>,
 }
 
 impl DeviceData<UdEcho> for Echo {
     fn add(module: Pin<&UdEcho>, dev: &Device, cx: &Sleepable) -> impl PinInit<Self, Error> {
-        let server = Server::new(dev, cx);
+        let server = Server::start(dev, cx);
         try_pin_init!(Self {
             name: dev.name(),
             server <- module.dir.scope(server?, name, |it, dir| {
@@ -91,8 +94,7 @@ impl DeviceData<UdEcho> for Echo {
         })
     }
 
-    /// The posted receives own the server, and the server owns its QP. Now they come back, which
-    /// cuts the ring; if not, the removal says so.
+    /// Ends what is under way: the files, which ask, go after this.
     fn remove(self: Pin<&Self>, _module: Pin<&UdEcho>, _dev: &Device, cx: &Sleepable) {
         let _ = self.server.qp.drain(cx);
     }
@@ -108,13 +110,13 @@ fn own_gid(dev: &Device) -> Result<GidAttr> {
     gid.ok_or(EADDRNOTAVAIL)
 }
 
-fn show(server: &Arc<Server>, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+fn show(server: &Started, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     let gid = own_gid(server.pd.device()).map_or(Gid([0; 16]), |attr| attr.gid());
     f.write_fmt(fmt!("qpn {} gid {gid}\n", server.qp.num()))
 }
 
 /// `COUNT`, or `COUNT QPN GID` of another server.
-fn ask(server: &Arc<Server>, reader: &mut UserSliceReader) -> Result {
+fn ask(server: &Started, reader: &mut UserSliceReader) -> Result {
     let mut text = [0; 80];
     let text = text.get_mut(..reader.len()).ok_or(EINVAL)?;
     reader.read_slice(text)?;

@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * Has each case of a suite run with one allocation that fails: the nth of the thread that runs the
+ * case, where n is the parameter nth of the module, and none where that is zero.
+ *
+ * A suite is run again by its file in debugfs, with larger and larger numbers, until the parameter
+ * fired says that nothing has failed any more. A case in which nothing has failed is left out of what
+ * follows, until zero is written.
+ */
+#include <kunit/test.h>
+#include <linux/bitmap.h>
+#include <linux/module.h>
+#include <linux/sched/task.h>
+
+/* More than any suite has cases. */
+#define MAX_CASES 256
+
+static unsigned int nth;
+
+static unsigned int fired;
+module_param(fired, uint, 0444);
+MODULE_PARM_DESC(fired, "in how many cases an allocation has failed, since nth was written");
+
+/* The suite that runs, its case, the thread of that, and the cases that are left out. */
+static struct kunit_suite *suite;
+static unsigned int number;
+static struct task_struct *thread;
+static DECLARE_BITMAP(ended, MAX_CASES);
+
+static int begin_suite(struct kunit_suite *this)
+{
+	struct kunit_case *it;
+	unsigned int i = 0;
+
+	suite = this;
+	kunit_suite_for_each_test_case(this, it) {
+		if (i == MAX_CASES)
+			return -E2BIG;
+		if (test_bit(i++, ended))
+			it->status = KUNIT_SKIPPED;
+	}
+	return 0;
+}
+
+/* Runs in the thread of the case, before it. */
+static int begin_case(struct kunit *test)
+{
+	struct kunit_case *it;
+
+	number = 0;
+	kunit_suite_for_each_test_case(suite, it) {
+		if (it->name == test->name)
+			break;
+		number++;
+	}
+	pr_info("rdma-rs test: %s.%s, fault %u\n", suite->name, test->name, nth);
+	thread = get_task_struct(current);
+	current->fail_nth = nth;
+	return 0;
+}
+
+/* Runs in another thread, when that of the case has ended. */
+static void end_case(struct kunit *test)
+{
+	if (!thread)
+		return;
+	if (thread->fail_nth)
+		set_bit(number, ended);
+	else
+		fired++;
+	put_task_struct(thread);
+	thread = NULL;
+}
+
+static int set_nth(const char *text, const struct kernel_param *param)
+{
+	int i, ret = param_set_uint(text, param);
+
+	if (ret)
+		return ret;
+	fired = 0;
+	if (!nth)
+		bitmap_zero(ended, MAX_CASES);
+	for (i = 0; i < THIS_MODULE->num_kunit_suites; i++) {
+		struct kunit_suite *it = THIS_MODULE->kunit_suites[i];
+
+		it->suite_init = nth ? begin_suite : NULL;
+		it->init = nth ? begin_case : NULL;
+		it->exit = nth ? end_case : NULL;
+	}
+	return 0;
+}
+
+static const struct kernel_param_ops nth_ops = {
+	.set = set_nth,
+	.get = param_get_uint,
+};
+module_param_cb(nth, &nth_ops, &nth, 0644);
+MODULE_PARM_DESC(nth, "which allocation of each case fails, counted from one");
