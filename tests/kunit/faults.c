@@ -39,6 +39,7 @@ static int begin_suite(struct kunit_suite *this)
 		if (test_bit(i++, ended))
 			it->status = KUNIT_SKIPPED;
 	}
+	thread = NULL;
 	return 0;
 }
 
