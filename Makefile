@@ -5,7 +5,7 @@
 export KERNEL
 sandbox := scripts/sandbox
 
-.PHONY: help modules modules_install demo test vm check kunit random soak bench patches update clean distclean
+.PHONY: help modules modules_install demo test vm check kunit random soak faults bench patches update clean distclean
 
 ifneq ($(KDIR),)
 
@@ -42,6 +42,7 @@ help:
 	@echo 'make soak        ten million completions in each polling context, on the stock kernel; the KUnit suites'
 	@echo '                 without debug assertions; as many random steps under KASAN and lockdep: for hours,'
 	@echo '                 and goes on where it was interrupted'
+	@echo 'make faults      every allocation fails once, in an hour or more; goes on where it was ended'
 	@echo 'make bench       Rust against C: instructions and time, a table and plots, in 15 minutes'
 	@echo 'make patches     patches for the kernel: each reproducer fails without its patch and passes with it'
 	@echo 'make update      look for newer kernels on the mirror the next time'
@@ -61,6 +62,7 @@ modules_install:
 	@echo 'error: say for which kernel: make KDIR=/lib/modules/$$(uname -r)/build $@' >&2; exit 1
 
 demo test check bench patches:
+demo test check faults bench:
 	@$(sandbox) scripts/$@
 
 kunit:
