@@ -15,7 +15,8 @@
 /* More than any suite has cases. */
 #define MAX_CASES 256
 
-static unsigned int nth;
+/* The fixture, in Rust, looks at it, too. */
+unsigned int rdma_kunit_nth;
 
 static unsigned int fired;
 module_param(fired, uint, 0444);
@@ -54,9 +55,9 @@ static int begin_case(struct kunit *test)
 			break;
 		number++;
 	}
-	pr_info("rdma-rs test: %s.%s, fault %u\n", suite->name, test->name, nth);
+	pr_info("rdma-rs test: %s.%s, fault %u\n", suite->name, test->name, rdma_kunit_nth);
 	thread = get_task_struct(current);
-	current->fail_nth = nth;
+	current->fail_nth = rdma_kunit_nth;
 	return 0;
 }
 
@@ -80,14 +81,14 @@ static int set_nth(const char *text, const struct kernel_param *param)
 	if (ret)
 		return ret;
 	fired = 0;
-	if (!nth)
+	if (!rdma_kunit_nth)
 		bitmap_zero(ended, MAX_CASES);
 	for (i = 0; i < THIS_MODULE->num_kunit_suites; i++) {
 		struct kunit_suite *it = THIS_MODULE->kunit_suites[i];
 
-		it->suite_init = nth ? begin_suite : NULL;
-		it->init = nth ? begin_case : NULL;
-		it->exit = nth ? end_case : NULL;
+		it->suite_init = rdma_kunit_nth ? begin_suite : NULL;
+		it->init = rdma_kunit_nth ? begin_case : NULL;
+		it->exit = rdma_kunit_nth ? end_case : NULL;
 	}
 	return 0;
 }
@@ -96,5 +97,5 @@ static const struct kernel_param_ops nth_ops = {
 	.set = set_nth,
 	.get = param_get_uint,
 };
-module_param_cb(nth, &nth_ops, &nth, 0644);
+module_param_cb(nth, &nth_ops, &rdma_kunit_nth, 0644);
 MODULE_PARM_DESC(nth, "which allocation of each case fails, counted from one");

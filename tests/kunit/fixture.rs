@@ -164,8 +164,10 @@ pub(crate) const IPV6: Ipv6Addr = Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1)
 /// How long a step of the connection manager may take.
 pub(crate) const STEP_MS: u32 = 10_000;
 
-/// How long to wait for anything, far beyond what it takes, and how often to look.
+/// How long to wait for anything, far beyond what it takes, and how often to look. Where allocations
+/// fail, much is waited for in vain, and does not matter.
 const PATIENCE: Delta = Delta::from_secs(if TIME_JUMPS { 600 } else { 30 });
+const PATIENCE_WITH_FAULTS: Delta = Delta::from_secs(2);
 const STEP: Delta = Delta::from_micros(if TIME_JUMPS { 10_000 } else { 300 });
 
 /// Whether the kernel's time jumps to what is next when nothing is to be done.
@@ -286,10 +288,26 @@ pub(crate) fn port() -> u16 {
     NEXT.fetch_add(1, Relaxed) as u16
 }
 
+#[cfg(CONFIG_FAILSLAB)]
+extern "C" {
+    /// Which allocation of each case fails, zero being none. Defined in `faults.c`.
+    #[link_name = "rdma_kunit_nth"]
+    static NTH: c_uint;
+}
+
+fn patience() -> Delta {
+    #[cfg(CONFIG_FAILSLAB)]
+    // SAFETY: The variable is there as long as the module, and written while no case runs.
+    if unsafe { NTH } != 0 {
+        return PATIENCE_WITH_FAULTS;
+    }
+    PATIENCE
+}
+
 /// Waits until the condition holds; fails, and says where, when it never does.
 #[track_caller]
 pub(crate) fn wait(mut condition: impl FnMut() -> bool) -> Result {
-    match read_poll_timeout(|| Ok(condition()), |held| *held, STEP, PATIENCE) {
+    match read_poll_timeout(|| Ok(condition()), |held| *held, STEP, patience()) {
         Ok(_) => Ok(()),
         Err(_) => Err(fail(fmt!("waited in vain"))),
     }
