@@ -127,7 +127,14 @@ def attempt(function, nth=0, seed=None):
     os.waitpid(pid, 0)
     # Without an answer, the fault has ended the process itself.
     left, said = json.loads(answer) if answer else (0, "the process was ended")
-    return fail_nowhere() > 0 if seed else nth > 0 and left == 0, said
+    if not seed:
+        return nth > 0 and left == 0, said
+    try:
+        return fail_nowhere() > 0, said
+    except OSError:
+        # The fault has met this.
+        fail_nowhere()
+        return True, said
 
 
 def says(text):
@@ -212,7 +219,11 @@ def watched(path, patience):
         ended, status = os.waitpid(worker, os.WNOHANG)
         if ended:
             sys.exit(os.waitstatus_to_exitcode(status))
-        now = path.stat().st_size if path.exists() else 0
+        try:
+            now = path.stat().st_size if path.exists() else 0
+        except OSError:
+            # The fault has met this.
+            continue
         if now != size:
             size, since = now, time.monotonic()
         elif time.monotonic() - since > patience:
