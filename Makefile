@@ -61,8 +61,7 @@ modules:
 modules_install:
 	@echo 'error: say for which kernel: make KDIR=/lib/modules/$$(uname -r)/build $@' >&2; exit 1
 
-demo test check bench patches:
-demo test check faults bench:
+demo test check faults bench patches:
 	@$(sandbox) scripts/$@
 
 kunit:
