@@ -108,7 +108,7 @@ fn connect_to(
         let qp = Arc::new(Qp::create(&id, &pd, &cq, &cq, &CAPS, cx)?, GFP_KERNEL)?;
         answer(id, qp, cx)
     };
-    let listener = cm::Listener::new(&env.client, addr, 1, Arc::new(accept, GFP_KERNEL)?, &env.cx)?;
+    let listener = cm::Listener::new(&env.client, addr, 8, Arc::new(accept, GFP_KERNEL)?, &env.cx)?;
     let id = cm::Id::resolve(&env.client, addr, STEP_MS, &env.cx)?;
     let cq = env.cq::<Softirq>(64)?;
     let end = End::new(env, id, &cq, &cq, &CAPS)?;

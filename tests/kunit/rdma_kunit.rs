@@ -34,6 +34,7 @@ suites! {
     any_context: suite_any_context,
     chain: suite_chain,
     cm_active: suite_cm_active,
+    cm_confirm: suite_cm_confirm,
     cm_driven: suite_cm_driven,
     cm_end: suite_cm_end,
     cm_events: suite_cm_events,

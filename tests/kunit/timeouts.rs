@@ -15,6 +15,7 @@ fn timed<T>(call: impl FnOnce() -> T) -> (i64, T) {
 }
 
 suites! {
+    confirm_timeout: suite_confirm_timeout,
     connect_end: suite_connect_end,
     connect_timeout: suite_connect_timeout,
     cq_timeout: suite_cq_timeout,

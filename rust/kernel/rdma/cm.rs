@@ -17,6 +17,7 @@
 mod addr;
 pub(crate) mod bound;
 pub(crate) mod callback;
+mod confirm;
 mod connect;
 mod driver;
 mod event;

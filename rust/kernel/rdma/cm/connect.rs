@@ -75,7 +75,8 @@ impl Id {
     /// Accepts a connection request (`rdma_accept`), once. The peer may send from here on. If the
     /// connection manager fails, it has rejected the request.
     ///
-    /// `handler` is told of everything that happens to the connection.
+    /// `handler` is told of everything that happens to the connection. A peer that does not confirm
+    /// within 90 seconds, however often it wants to be asked, is given up with [`Event::Failed`](super::Event::Failed).
     ///
     /// # Errors
     ///
@@ -113,7 +114,9 @@ impl Id {
             }
             ret
         };
-        to_result(ret).inspect_err(|_| shared.release_handler())
+        to_result(ret).inspect_err(|_| shared.release_handler())?;
+        self.state().confirm.populate(shared.await_confirmation());
+        Ok(())
     }
 
     pub(super) fn qp_param(&self, param: &ConnParam<'_>) -> Result<bindings::rdma_conn_param> {
@@ -177,7 +180,8 @@ impl Id {
 
     /// Ends the connection (`rdma_disconnect`): the QP goes to the error state, its requests are
     /// flushed, and the handler gets [`Event::Disconnected`](super::Event::Disconnected). If the
-    /// peer has not confirmed yet that the connection is there, it ends as soon as it has; if
+    /// peer has not confirmed yet that the connection is there, it ends as soon as it has, or when
+    /// its time is over ([`Id::accept`]); if
     /// [`Id::notify_established`] was just called, as soon as the handler is told. If
     /// another thread is still making the connection, the step that it waits for fails with
     /// `ECANCELED`. What [`Id::connect_to`] has begun is given up: unless the connection is there,

@@ -44,6 +44,7 @@ use kernel::{
         Arc,
         SetOnce, //
     },
+    time::hrtimer::ArcHrTimerHandle,
     workqueue::{
         Work,
         WorkItem, //
@@ -58,6 +59,8 @@ pub(super) struct State {
     raw: NonNull<bindings::rdma_cm_id>,
     pub(super) shared: Arc<Shared>,
     pub(super) device: SetOnce<Device>,
+    /// Runs while the peer has to confirm.
+    pub(super) confirm: SetOnce<ArcHrTimerHandle<Shared>>,
     client: ClientRef,
     pub(super) listed: Listed,
 }
@@ -74,11 +77,14 @@ impl State {
         client: &ClientRef,
         listed: Listed,
     ) -> Self {
+        // SAFETY: `teardown` closes before it destroys the id.
+        unsafe { shared.open(raw) };
         // INVARIANT: The caller has set callback and context.
         Self {
             raw,
             shared,
             device: SetOnce::new(),
+            confirm: SetOnce::new(),
             client: client.clone(),
             listed,
         }
@@ -131,6 +137,7 @@ impl Teardown for State {
         if let Some(device) = self.device.as_ref() {
             device.inner().bound.remove(self.raw, &self.shared);
         }
+        self.shared.close();
         self.shared.wait_found();
         self.end_callback(cx);
         // SAFETY: By the type invariant; the QP holds `Inner`, so it is gone. This waits for
@@ -138,6 +145,7 @@ impl Teardown for State {
         // That of a message which nobody has answered has none; it has returned. Should one begin
         // only now, C's own memory is at stake: see the limits in Documentation/safety.rst.
         unsafe { bindings::rdma_destroy_id(self.raw.as_ptr()) };
+        self.shared.set_closed();
         Fate::Gone
     }
 }

@@ -3,6 +3,8 @@
 //! Listening for connections.
 
 use super::{
+    callback::RawId,
+    confirm::Unconfirmed,
     options,
     running::Running,
     Options,
@@ -87,14 +89,11 @@ struct Listening {
     accept: Arc<dyn Accept>,
     client: ClientRef,
     #[pin]
+    unconfirmed: Unconfirmed,
+    #[pin]
     stop: Work<Self>,
     _hold: Listed,
 }
-
-struct RawId(NonNull<bindings::rdma_cm_id>);
-
-// SAFETY: An id may be used and destroyed from any thread.
-unsafe impl Send for RawId {}
 
 impl_has_work! {
     impl HasWork<Self> for Listening { self.stop }
@@ -128,6 +127,9 @@ impl Listening {
     ) -> bool {
         match event.event {
             bindings::rdma_cm_event_type_RDMA_CM_EVENT_CONNECT_REQUEST => {
+                if !self.unconfirmed.make_room() {
+                    return false;
+                }
                 let taken = Cell::new(None);
                 let request = Request {
                     id,
@@ -140,6 +142,7 @@ impl Listening {
                 self.accept.request(request, &cx);
                 match taken.take() {
                     Some(shared) => {
+                        self.unconfirmed.add(&shared);
                         shared.set_locked(false);
                         true
                     }
@@ -202,7 +205,11 @@ impl Listener {
     /// unspecified address (`0.0.0.0`, `::`) listens on all devices, those to come included; an
     /// IPv6 one listens for IPv6 only.
     ///
-    /// `backlog` is the number of requests that may wait.
+    /// `backlog` is the number of connections that may wait for their peers to confirm them, at
+    /// least one. When one more comes, the one that has waited for longest is given up, with
+    /// [`Event::Failed`](super::Event::Failed). Requests are refused while as many again are being
+    /// given up, or while the ULP has not answered those that wait. So peers that never confirm hold
+    /// two times `backlog` connections at the most.
     ///
     /// # Errors
     ///
@@ -236,7 +243,6 @@ impl Listener {
         if options.src.is_some() {
             return Err(EINVAL);
         }
-        let backlog = backlog.try_into()?;
         let reserved = Deferred::reserve()?;
         let hold = client.list(Kind::Id)?;
         hold.set_peer(Peer::On(addr.ip(), addr.port()));
@@ -245,6 +251,7 @@ impl Listener {
                 raw <- new_mutex!(None),
                 accept,
                 client: client.clone(),
+                unconfirmed <- Unconfirmed::new(backlog),
                 stop <- new_work!("rdma::cm::Listener::stop"),
                 _hold: hold,
             }),
@@ -279,7 +286,7 @@ impl Listener {
                 to_result(bindings::rdma_set_afonly(raw.as_ptr(), only))?;
             }
             options::bind(raw, addr)?;
-            to_result(bindings::rdma_listen(raw.as_ptr(), backlog))?;
+            to_result(bindings::rdma_listen(raw.as_ptr(), backlog.try_into()?))?;
         }
         drop(locked);
         Ok(this)
