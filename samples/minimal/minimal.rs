@@ -55,7 +55,7 @@ fn hello<C: Provides<Atomic>>(client: &ClientRef, wait: fn(&Cq<C>, &Completion))
         qp.post_recv(empty, |m| Ok(RecvWr::new([m.buf.whole_mut()])))?;
         id.accept(Arc::new(qp, GFP_KERNEL)?, &cm::ConnParam::default(), cx)
     };
-    let _listener = cm::Listener::new(client, addr, 1, Arc::new(accept, GFP_KERNEL)?, cx)?;
+    let _listener = cm::Listener::new(client, addr, 8, Arc::new(accept, GFP_KERNEL)?, cx)?;
 
     // The active side.
     let id = cm::Id::resolve(client, addr, 1000, cx)?;

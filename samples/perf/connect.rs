@@ -147,7 +147,7 @@ pub(crate) fn run<C: Mode>(client: &ClientRef, args: &Args<'_>, cx: &Sleepable) 
         events,
     });
     let server = Arc::pin_init(server, GFP_KERNEL)?;
-    let listener = cm::Listener::new(client, args.addr, 1, server.clone(), cx)?;
+    let listener = cm::Listener::new(client, args.addr, 64, server.clone(), cx)?;
     let connector = Connector {
         client,
         addr: args.addr,

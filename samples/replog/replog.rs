@@ -38,7 +38,7 @@ fn round(client: &ClientRef, count: u64, cx: &Sleepable) -> Result<(u64, Recover
     let (own_pd, own_log) = (pd.clone(), log.clone());
     let accept =
         move |request: cm::Request<'_>, cx: &Sleepable| own_log.accept(request, &own_pd, cx);
-    let listener = cm::Listener::new(client, addr, 1, Arc::new(accept, GFP_KERNEL)?, cx)?;
+    let listener = cm::Listener::new(client, addr, 8, Arc::new(accept, GFP_KERNEL)?, cx)?;
 
     let acknowledged = Leader::connect(client, addr, &pd, cx)?.run(count, &pd, cx)?;
     listener.destroy(cx)?;

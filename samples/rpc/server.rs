@@ -40,6 +40,9 @@ use rdma::{
 /// How many calls are served at once. A slot is free a little after the answer has come, and a call
 /// that finds none is sent again after most of a second: so two for each of the usual clients.
 const SLOTS: u32 = 8;
+/// How many connections may wait for their peers to confirm them. Until these are gone, as many more
+/// may come.
+const BACKLOG: u32 = 8;
 /// The pages of a call's data, and how many of them a request has.
 const PAGES: u32 = MAX_LEN.div_ceil(PAGE_SIZE) as u32;
 const SGES: u32 = 4;
@@ -99,7 +102,8 @@ pub(crate) fn serve(
     let port = pd.device().port(1).ok_or(ENODEV)?;
     let contexts = SLOTS * port.rw_contexts(PAGES)?;
     let requests = CAPS.send_wr + port.rw_requests(contexts);
-    let entries = connections.saturating_mul(Caps::new(requests, 0).entries());
+    let qps = connections.saturating_add(2 * BACKLOG);
+    let entries = qps.saturating_mul(Caps::new(requests, 0).entries());
     let cq = Cq::<Workqueue>::alloc_any(pd.device(), entries.saturating_add(SLOTS), cx)?;
 
     let pd = pd.clone();
@@ -115,7 +119,7 @@ pub(crate) fn serve(
         let accepted = (connection.id).accept(connection.clone(), &cm::ConnParam::default(), cx);
         accepted.inspect_err(|_| connection.forget())
     };
-    cm::Listener::new(client, addr, connections, Arc::new(accept, GFP_KERNEL)?, cx)
+    cm::Listener::new(client, addr, BACKLOG, Arc::new(accept, GFP_KERNEL)?, cx)
 }
 
 /// A call, from its arrival to the end of its answer.

@@ -30,8 +30,8 @@ use rdma::{
     prelude::Arc, //
 };
 
-/// How many connection requests may wait.
-const BACKLOG: u32 = 16;
+/// How many connections may wait for their peers to confirm them.
+const BACKLOG: u32 = 64;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum State {
