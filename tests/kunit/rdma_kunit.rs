@@ -109,6 +109,7 @@ suites! {
     sg: suite_sg,
     srq: suite_srq,
     srq_ends: suite_srq_ends,
+    srq_lost: suite_srq_lost,
     status: suite_status,
     stress: suite_stress,
     teardown: suite_teardown,

@@ -3,9 +3,9 @@
 //! Shared receive queues.
 //!
 //! An [`Srq`] owns a fixed number of [`Slot`]s: receives that any of its QPs may consume. A
-//! completion hands a slot out; dropping the slot posts it again. So no error path can lose a
-//! receive credit, and nobody can free a buffer that is posted: the slots go only after the SRQ,
-//! and the SRQ only after its QPs.
+//! completion hands a slot out; dropping the slot posts it again. So no error path of the ULP loses
+//! a receive credit (rxe may: see Documentation/srq.rst), and nobody can free a buffer that is
+//! posted: the slots go only after the SRQ, and the SRQ only after its QPs.
 //!
 //! # Examples
 //!
