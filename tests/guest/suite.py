@@ -13,7 +13,7 @@ from pathlib import Path
 
 from case import CASES, SECONDS
 # They run in this order.
-from cases import modules, pings, ulps, hostile, iwarp, ends     # pylint: disable=unused-import
+from cases import modules, pings, ulps, hostile, strangers, iwarp, ends         # pylint: disable=unused-import
 
 
 def bound(name, seconds):
