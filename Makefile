@@ -5,7 +5,7 @@
 export KERNEL
 sandbox := scripts/sandbox
 
-.PHONY: help modules modules_install demo test vm check kunit random soak faults bench patches update clean distclean
+.PHONY: help modules modules_install demo test vm check kunit random soak faults fuzz bench patches update clean distclean
 
 ifneq ($(KDIR),)
 
@@ -43,6 +43,7 @@ help:
 	@echo '                 without debug assertions; as many random steps under KASAN and lockdep: for hours,'
 	@echo '                 and goes on where it was interrupted'
 	@echo 'make faults      every allocation fails once, in an hour or more; goes on where it was ended'
+	@echo 'make fuzz        a hundred thousand messages of a hostile peer to each sample, SEED=1 or another'
 	@echo 'make bench       Rust against C: instructions and time, a table and plots, in 15 minutes'
 	@echo 'make patches     patches for the kernel: each reproducer fails without its patch and passes with it'
 	@echo 'make update      look for newer kernels on the mirror the next time'
@@ -74,6 +75,9 @@ soak:
 	@$(sandbox) sh -c 'scripts/build stock && \
 		scripts/vm --timeout 900 -- sh -c "tests/guest/up && tests/guest/soak 10000000"'
 	@$(sandbox) bash -c '. scripts/lib.sh; { scripts/kunit --release; scripts/random --soak 10000000; } | tally'
+
+fuzz:
+	@$(sandbox) scripts/fuzz $(SEED)
 
 vm:
 	@$(sandbox) sh -c 'scripts/build stock && scripts/vm'

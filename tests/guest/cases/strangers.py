@@ -4,7 +4,8 @@
 import subprocess
 import time
 
-from case import SECONDS, case, sh
+from case import FLAVOUR, SECONDS, case, sh
+from fuzz import fuzz
 from samples import BUILD
 from stranger import REJ, REP, THERE, Stranger, cable
 from traffic import listening, serve_one
@@ -49,3 +50,12 @@ def broken_off(calls=100, slots=8):
         sh("rmmod", "rdma_rpc")
     assert broken > slots, f"only {broken} messages were begun meanwhile"
     return f"{broken} messages"
+
+
+if FLAVOUR != "stock":
+    # The long run is scripts/fuzz.
+    for t in "rping", "rpc", "ud_echo":
+        @case(f"stranger: a thousand messages, right and wrong, at {t}", t)
+        def messages(target):
+            sent, said, _ = fuzz(0, target, 0, 1)
+            return f"{sent.total()} sent, {said.total()} answered"
