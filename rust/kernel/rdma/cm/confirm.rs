@@ -149,7 +149,7 @@ impl Unconfirmed {
         if list.len() >= 2 * self.max {
             return false;
         }
-        let waiting = |id: &&Arc<Shared>| !id.given_up.load(Relaxed);
+        let waiting = |id: &&Arc<Shared>| !id.given_up.load(Relaxed) && !id.over.load(Relaxed);
         if list.iter().filter(waiting).count() >= self.max {
             match list.iter().filter(waiting).find(|id| id.is_unconfirmed()) {
                 Some(oldest) => oldest.clone().give_up_later(),
