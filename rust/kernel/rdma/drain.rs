@@ -143,16 +143,13 @@ pub(crate) unsafe fn drain(
     if send_cq.is_polled_by_current() || recv_cq.is_polled_by_current() {
         return Err(EDEADLK);
     }
-    let wait = Wait::new(send_cq, recv_cq, markers, patience_ms);
+    let restart_receiver = || inner.modifier().restart_receiver();
+    let wait = Wait::new(send_cq, recv_cq, markers, patience_ms, &restart_receiver);
     let qp = inner.raw.as_ptr();
     // SAFETY: The QP is valid, so its device is, and the operations of a device do not change.
     let ops = unsafe { &(*(*qp).device).ops };
 
-    {
-        let modifier = inner.modifier();
-        modifier.to_error()?;
-        modifier.restart_receiver();
-    }
+    inner.modifier().to_error()?;
 
     // SAFETY: The QP is valid, and its SRQ does not change.
     let on_srq = unsafe { !(*qp).srq.is_null() };

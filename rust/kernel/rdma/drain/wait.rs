@@ -14,6 +14,7 @@ use crate::{
         Refusal, //
     }, //
 };
+use core::cell::Cell;
 use kernel::{
     prelude::*,
     sync::Arc,
@@ -39,6 +40,9 @@ const ROWS: u32 = 16;
 /// before it is taken to be full for ever. Flushing takes far less.
 const FULL_MS: u32 = 1_000;
 const FULL_PART: u32 = 4;
+
+/// How long a drain waits until it looks for a reason.
+const STALLED: Delta = Delta::from_millis(100);
 
 /// How long a drain waits for a marker that a CQ may have lost.
 const FAILED: Delta = Delta::from_millis(250);
@@ -70,15 +74,18 @@ pub(super) struct Wait<'a> {
     began: Instant<Monotonic>,
     patience: Delta,
     full: Delta,
+    help: Cell<Option<&'a dyn Fn()>>,
 }
 
 impl<'a> Wait<'a> {
-    /// A drain of queues that complete to these CQs. `markers` were not used before.
+    /// A drain of queues that complete to these CQs. `markers` were not used before. `help` is called
+    /// once if it takes long.
     pub(super) fn new(
         send_cq: &'a cq::Inner,
         recv_cq: &'a cq::Inner,
         markers: Arc<Markers>,
         patience_ms: u32,
+        help: &'a dyn Fn(),
     ) -> Self {
         Self {
             send_cq,
@@ -87,6 +94,7 @@ impl<'a> Wait<'a> {
             began: Instant::now(),
             patience: Delta::from_millis(patience_ms.into()),
             full: Delta::from_millis(FULL_MS.min(patience_ms / FULL_PART).into()),
+            help: Cell::new(Some(help)),
         }
     }
 
@@ -98,8 +106,14 @@ impl<'a> Wait<'a> {
             true => (self.patience.min(FAILED), EOVERFLOW),
             false => (self.patience, ETIMEDOUT),
         };
-        if self.began.elapsed() > patience {
+        let elapsed = self.began.elapsed();
+        if elapsed > patience {
             return Err(error);
+        }
+        if elapsed > STALLED {
+            if let Some(help) = self.help.take() {
+                help();
+            }
         }
         Ok(())
     }
