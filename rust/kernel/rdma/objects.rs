@@ -263,6 +263,18 @@ impl Listed {
         Ok(this)
     }
 
+    /// Returns the client that the object belongs to.
+    pub(crate) fn client(&self) -> &Core {
+        // SAFETY: By the invariants of this and of the entry, the device or the client is there, and
+        // a device's client outlives it.
+        unsafe {
+            match self.entry.owner {
+                Owner::Device(inner) => inner.as_ref().client.as_ref(),
+                Owner::Client(core) => core.as_ref(),
+            }
+        }
+    }
+
     /// Says which object of its kind it is.
     pub(crate) fn set_num(&self, num: u32) {
         self.entry.num.store(num, Relaxed);

@@ -62,22 +62,6 @@ impl ClientRef {
         unsafe { self.core.as_ref() }
     }
 
-    /// Finds the client's handle of a device.
-    ///
-    /// # Errors
-    ///
-    /// `ENODEV` if the client does not have the device, or is losing it.
-    pub(crate) fn device(&self, raw: *mut bindings::ib_device) -> Result<Device> {
-        for inner in self.core().devices.lock().iter() {
-            // SAFETY: Entries of the list are valid while the list is locked.
-            if unsafe { inner.0.as_ref() }.raw.as_ptr() == raw {
-                // SAFETY: As above, and an entry is freed only after its gate was closed.
-                return unsafe { Device::new(inner.0) };
-            }
-        }
-        Err(ENODEV)
-    }
-
     /// Returns a handle of the device that came first, if there is one.
     pub fn first_device(&self, _cx: &Sleepable) -> Option<Device> {
         self.core().devices.lock().iter().find_map(|entry| {
@@ -102,7 +86,7 @@ impl ClientRef {
         // SAFETY: The name is a C string.
         let raw = unsafe { bindings::rdma_helper_device_by_netdev(name.as_char_ptr()) };
         let raw = NonNull::new(raw)?;
-        let dev = self.device(raw.as_ptr());
+        let dev = self.core().device(raw.as_ptr());
         // SAFETY: The helper has taken this reference.
         unsafe { bindings::ib_device_put(raw.as_ptr()) };
         dev.ok()
@@ -206,6 +190,22 @@ impl Core {
             _pin: PhantomPinned,
         });
         KBox::pin_init(init, GFP_KERNEL)
+    }
+
+    /// Finds the client's handle of a device.
+    ///
+    /// # Errors
+    ///
+    /// `ENODEV` if the client does not have the device, or is losing it.
+    pub(crate) fn device(&self, raw: *mut bindings::ib_device) -> Result<Device> {
+        for inner in self.devices.lock().iter() {
+            // SAFETY: Entries of the list are valid while the list is locked.
+            if unsafe { inner.0.as_ref() }.raw.as_ptr() == raw {
+                // SAFETY: As above, and an entry is freed only after its gate was closed.
+                return unsafe { Device::new(inner.0) };
+            }
+        }
+        Err(ENODEV)
     }
 
     pub(super) fn handle(&self) -> Result<ClientRef> {

@@ -19,12 +19,10 @@ use crate::{
         Sleepable, //
     }, //
 };
-use core::ptr::NonNull;
 use kernel::{
     error::to_result,
     new_condvar,
     new_mutex,
-    new_work,
     prelude::*,
     sync::{
         atomic::{
@@ -41,21 +39,12 @@ use kernel::{
         CondVarTimeoutResult,
         Mutex, //
     },
-    time::{
-        hrtimer::HrTimer,
-        msecs_to_jiffies, //
-    },
-    workqueue::Work, //
+    time::msecs_to_jiffies, //
 };
 
 /// How long the end of an id waits for the manager's worker, in milliseconds. It runs at once,
 /// unless the callback of another id keeps it.
 pub(crate) const FOUND_MS: u32 = 10_000;
-
-pub(super) struct RawId(pub(super) NonNull<bindings::rdma_cm_id>);
-
-// SAFETY: An id may be used from any thread; the connection manager locks it.
-unsafe impl Send for RawId {}
 
 /// What the callback of an id works with. Lives as long as the C id, at least.
 #[pin_data]
@@ -74,10 +63,6 @@ pub(super) struct Shared {
     /// Held while the handler is called.
     #[pin]
     pub(super) telling: Mutex<()>,
-    /// The id, for what is not its callback, until it is about to be destroyed. Locked before
-    /// `telling`.
-    #[pin]
-    pub(super) id: Mutex<Option<RawId>>,
     /// The task that has the id's handler lock as it is in the id's callback, or zero.
     locked_by: Atomic<usize>,
     /// The device and both addresses are known, and the event that says so was told, or they came
@@ -87,31 +72,21 @@ pub(super) struct Shared {
     unanswered: Atomic<bool>,
     /// The id has a connection of the device's own manager, which stays until it is destroyed.
     attached: Atomic<bool>,
-    /// The ULP has accepted the request that the id came with.
-    pub(super) accepted: Atomic<bool>,
-    pub(super) established: Atomic<bool>,
-    /// The connection is not confirmed, and a work item ends it.
-    pub(super) given_up: Atomic<bool>,
+    established: Atomic<bool>,
     /// The ULP has disconnected. C does nothing, and does not say so, while the peer's last message
     /// of the connection's making is still to come (`ib_send_cm_dreq` in core/cm.c).
-    pub(super) ended: Atomic<bool>,
+    ended: Atomic<bool>,
     /// The ULP has said that the connection is there, which the manager's worker has yet to find.
     /// If the state has changed before it does, it does not cancel the message that waits for the
     /// peer's last one (`cm_establish_handler` in core/cm.c), and the id lives on for a minute.
     noted: Atomic<bool>,
     /// The last event came.
-    pub(super) over: Atomic<bool>,
-    /// The id is destroyed.
-    pub(super) closed: Atomic<bool>,
+    over: Atomic<bool>,
     /// The device goes. Set with the handler locked, so that none comes too late to be told, and
     /// before the step is locked and failed, so that none begins after that.
     removed: Atomic<bool>,
     /// Where the id is in the list of its device, which protects this.
     pub(super) place: Atomic<u32>,
-    #[pin]
-    pub(super) timer: HrTimer<Self>,
-    #[pin]
-    pub(super) give_up: Work<Self>,
 }
 
 impl Shared {
@@ -124,22 +99,16 @@ impl Shared {
                 driver <- new_mutex!(None),
                 driven: Atomic::new(false),
                 telling <- new_mutex!(()),
-                id <- new_mutex!(None),
                 locked_by: Atomic::new(0),
                 resolved: Atomic::new(false),
                 unanswered: Atomic::new(false),
                 attached: Atomic::new(false),
-                accepted: Atomic::new(false),
                 established: Atomic::new(false),
-                given_up: Atomic::new(false),
                 ended: Atomic::new(false),
                 noted: Atomic::new(false),
                 over: Atomic::new(false),
-                closed: Atomic::new(false),
                 removed: Atomic::new(false),
                 place: Atomic::new(0),
-                timer <- HrTimer::new(),
-                give_up <- new_work!("rdma::cm::Id::give_up"),
             }),
             GFP_KERNEL,
         )
@@ -289,33 +258,27 @@ impl Shared {
         self.is_driven() && !self.established.load(Relaxed)
     }
 
+    /// Says whether the last event has come.
+    pub(super) fn is_over(&self) -> bool {
+        self.over.load(Relaxed)
+    }
+
+    /// Ends a connection that is not there: if it comes to be there now, its callback finds this and
+    /// disconnects. Returns the handler, to be told of that, its last event.
+    pub(super) fn give_up(&self, disconnect: impl FnOnce()) -> Option<Arc<dyn Handler>> {
+        self.ended.xchg(true, Full);
+        disconnect();
+        self.over.store(true, Relaxed);
+        self.take_handler()
+    }
+
     /// Returns the handler, which is told nothing more.
-    pub(super) fn take_handler(&self) -> Option<Arc<dyn Handler>> {
+    fn take_handler(&self) -> Option<Arc<dyn Handler>> {
         self.handler.lock().take()
     }
 
     pub(super) fn release_handler(&self) {
         drop(self.take_handler());
-    }
-
-    /// Says which id this is of.
-    ///
-    /// # Safety
-    ///
-    /// The id is alive until [`Shared::close`] has returned.
-    pub(super) unsafe fn open(&self, id: NonNull<bindings::rdma_cm_id>) {
-        *self.id.lock() = Some(RawId(id));
-    }
-
-    /// The id is about to be destroyed. Waits until nothing but its callback uses it.
-    pub(super) fn close(&self) {
-        *self.id.lock() = None;
-    }
-
-    /// Says that the id is destroyed. A listener may keep this for longer, but not the handler.
-    pub(super) fn set_closed(&self) {
-        self.closed.store(true, Relaxed);
-        self.release_handler();
     }
 
     /// Tells the handler, and lets go of it if this was the last event.

@@ -19,15 +19,17 @@ use crate::{
     },
     deferred::Queue, //
 };
+use core::ptr::NonNull;
 use kernel::{
     impl_has_hr_timer,
     impl_has_work,
     new_mutex,
+    new_work,
     prelude::*,
     sync::{
-        atomic::ordering::{
-            Full,
-            Relaxed, //
+        atomic::{
+            ordering::Relaxed,
+            Atomic, //
         },
         Arc,
         ArcBorrow,
@@ -36,6 +38,7 @@ use kernel::{
     time::{
         hrtimer::{
             ArcHrTimerHandle,
+            HrTimer,
             HrTimerCallback,
             HrTimerCallbackContext,
             HrTimerPointer,
@@ -45,24 +48,55 @@ use kernel::{
         Delta,
         Monotonic, //
     },
-    workqueue::WorkItem, //
+    workqueue::{
+        Work,
+        WorkItem, //
+    }, //
 };
 
 /// How long a peer has to confirm a connection. Peers that use the defaults of `rdma_cm` have
 /// the answer sent again for 74 seconds at the most.
 const TIMEOUT: Delta = Delta::from_secs(90);
 
+/// A connection that came with a request, until its id is destroyed.
+#[pin_data]
+pub(super) struct Incoming {
+    pub(super) shared: Arc<Shared>,
+    /// Until the id is about to be destroyed. Locked before the handler is told.
+    #[pin]
+    live: Mutex<Option<Live>>,
+    #[pin]
+    timer: HrTimer<Self>,
+    #[pin]
+    give_up: Work<Self>,
+    /// The ULP has accepted.
+    accepted: Atomic<bool>,
+    /// It is not confirmed, and a work item ends it.
+    given_up: Atomic<bool>,
+    /// The id is destroyed.
+    destroyed: Atomic<bool>,
+}
+
+struct Live {
+    id: NonNull<bindings::rdma_cm_id>,
+    /// Runs while the peer has to confirm.
+    timer: Option<ArcHrTimerHandle<Incoming>>,
+}
+
+// SAFETY: An id may be used from any thread; the connection manager locks it.
+unsafe impl Send for Live {}
+
 impl_has_hr_timer! {
-    impl HasHrTimer<Self> for Shared {
+    impl HasHrTimer<Self> for Incoming {
         mode: RelativeMode<Monotonic>, field: self.timer
     }
 }
 
 impl_has_work! {
-    impl HasWork<Self> for Shared { self.give_up }
+    impl HasWork<Self> for Incoming { self.give_up }
 }
 
-impl HrTimerCallback for Shared {
+impl HrTimerCallback for Incoming {
     type Pointer<'a> = Arc<Self>;
 
     fn run(this: ArcBorrow<'_, Self>, _cx: HrTimerCallbackContext<'_, Self>) -> HrTimerRestart {
@@ -73,7 +107,7 @@ impl HrTimerCallback for Shared {
     }
 }
 
-impl WorkItem for Shared {
+impl WorkItem for Incoming {
     type Pointer = Arc<Self>;
 
     fn run(this: Arc<Self>) {
@@ -81,21 +115,56 @@ impl WorkItem for Shared {
     }
 }
 
-impl Shared {
-    /// The ULP has accepted: the connection is given up unless it is confirmed in time, or the
-    /// handle is dropped.
-    pub(super) fn await_confirmation(self: &Arc<Self>) -> ArcHrTimerHandle<Self> {
+impl Incoming {
+    /// # Safety
+    ///
+    /// The id is alive until [`Incoming::close`] has returned, and `shared` is its context.
+    pub(super) unsafe fn new(
+        id: NonNull<bindings::rdma_cm_id>,
+        shared: Arc<Shared>,
+    ) -> Result<Arc<Self>> {
+        Arc::pin_init(
+            pin_init!(Self {
+                shared,
+                live <- new_mutex!(Some(Live { id, timer: None })),
+                timer <- HrTimer::new(),
+                give_up <- new_work!("rdma::cm::Incoming::give_up"),
+                accepted: Atomic::new(false),
+                given_up: Atomic::new(false),
+                destroyed: Atomic::new(false),
+            }),
+            GFP_KERNEL,
+        )
+    }
+
+    /// The ULP has accepted: the connection is given up unless it is confirmed in time.
+    pub(super) fn await_confirmation(self: &Arc<Self>) {
         self.accepted.store(true, Relaxed);
-        self.clone().start(TIMEOUT)
+        if let Some(live) = &mut *self.live.lock() {
+            live.timer = Some(self.clone().start(TIMEOUT));
+        }
+    }
+
+    /// The id is about to be destroyed. Waits until nothing but its callback uses it.
+    pub(super) fn close(&self) {
+        let live = self.live.lock().take();
+        // Waits for the timer.
+        drop(live);
+    }
+
+    /// The id is destroyed. A listener may keep this for longer, but not the handler.
+    pub(super) fn set_destroyed(&self) {
+        self.destroyed.store(true, Relaxed);
+        self.shared.release_handler();
     }
 
     /// Returns whether the ULP has accepted, and the peer has neither confirmed nor refused.
-    pub(super) fn is_unconfirmed(&self) -> bool {
-        self.accepted.load(Relaxed) && !self.established.load(Relaxed) && !self.over.load(Relaxed)
+    fn is_unconfirmed(&self) -> bool {
+        self.accepted.load(Relaxed) && !self.shared.is_established() && !self.shared.is_over()
     }
 
     /// Gives up, from a work item, a connection that is not confirmed. Any context.
-    pub(super) fn give_up_later(self: Arc<Self>) {
+    fn give_up_later(self: Arc<Self>) {
         self.given_up.store(true, Relaxed);
         // Already queued is as good.
         let _ = Queue::get().enqueue(self);
@@ -105,17 +174,16 @@ impl Shared {
     /// its last event.
     fn give_up(&self) {
         let _running = Running::enter();
-        let id = self.id.lock();
-        let _telling = self.telling.lock();
-        let Some(id) = id.as_ref().filter(|_| self.is_unconfirmed()) else {
+        let live = self.live.lock();
+        let _telling = self.shared.telling.lock();
+        let Some(live) = live.as_ref().filter(|_| self.is_unconfirmed()) else {
             return;
         };
-        // If the peer confirms now, the callback finds this and disconnects.
-        self.ended.xchg(true, Full);
-        // SAFETY: The id is alive while `id` has it, which is locked.
-        unsafe { bindings::rdma_disconnect(id.0.as_ptr()) };
-        self.over.store(true, Relaxed);
-        if let Some(handler) = self.take_handler() {
+        let handler = self.shared.give_up(|| {
+            // SAFETY: The id is alive while `live` has it, which is locked.
+            unsafe { bindings::rdma_disconnect(live.id.as_ptr()) };
+        });
+        if let Some(handler) = handler {
             // SAFETY: Work items run in process context, and the locks are mutexes.
             let cx = unsafe { Sleepable::assume() };
             handler.event(Event::Failed(ETIMEDOUT), &cx);
@@ -127,7 +195,7 @@ impl Shared {
 #[pin_data]
 pub(super) struct Unconfirmed {
     #[pin]
-    list: Mutex<KVec<Arc<Shared>>>,
+    list: Mutex<KVec<Arc<Incoming>>>,
     max: usize,
 }
 
@@ -145,13 +213,13 @@ impl Unconfirmed {
     /// or were not answered by the ULP.
     pub(super) fn make_room(&self) -> bool {
         let mut list = self.list.lock();
-        list.retain(|id| !id.established.load(Relaxed) && !id.closed.load(Relaxed));
+        list.retain(|it| !it.shared.is_established() && !it.destroyed.load(Relaxed));
         if list.len() >= 2 * self.max {
             return false;
         }
-        let waiting = |id: &&Arc<Shared>| !id.given_up.load(Relaxed) && !id.over.load(Relaxed);
+        let waiting = |it: &&Arc<Incoming>| !it.given_up.load(Relaxed) && !it.shared.is_over();
         if list.iter().filter(waiting).count() >= self.max {
-            match list.iter().filter(waiting).find(|id| id.is_unconfirmed()) {
+            match list.iter().filter(waiting).find(|it| it.is_unconfirmed()) {
                 Some(oldest) => oldest.clone().give_up_later(),
                 None => return false,
             }
@@ -160,10 +228,10 @@ impl Unconfirmed {
     }
 
     /// Adds a connection that the ULP has taken.
-    pub(super) fn add(&self, id: &Arc<Shared>) {
+    pub(super) fn add(&self, it: &Arc<Incoming>) {
         // One that cannot be counted may not wait.
-        if self.list.lock().push(id.clone(), GFP_KERNEL).is_err() {
-            id.clone().give_up_later();
+        if self.list.lock().push(it.clone(), GFP_KERNEL).is_err() {
+            it.clone().give_up_later();
         }
     }
 }

@@ -115,7 +115,9 @@ impl Id {
             ret
         };
         to_result(ret).inspect_err(|_| shared.release_handler())?;
-        self.state().confirm.populate(shared.await_confirmation());
+        if let Some(incoming) = &self.state().incoming {
+            incoming.await_confirmation();
+        }
         Ok(())
     }
 

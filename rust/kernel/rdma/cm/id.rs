@@ -81,7 +81,7 @@ impl Id {
             )
         })?;
         let raw = NonNull::new(raw).ok_or(ENOMEM)?;
-        let state = reserved.fill(State::new(raw, shared, client, listed));
+        let state = reserved.fill(State::new(raw, shared, None, listed));
         let this = Self {
             inner: Inner::new(state)?,
         };

@@ -5,11 +5,11 @@
 use super::{
     addr,
     callback::Shared,
+    confirm::Incoming,
     running::Running, //
 };
 use crate::{
     bindings,
-    client::ClientRef,
     context::Sleepable,
     deferred::{
         Deferred,
@@ -44,7 +44,6 @@ use kernel::{
         Arc,
         SetOnce, //
     },
-    time::hrtimer::ArcHrTimerHandle,
     workqueue::{
         Work,
         WorkItem, //
@@ -59,9 +58,8 @@ pub(super) struct State {
     raw: NonNull<bindings::rdma_cm_id>,
     pub(super) shared: Arc<Shared>,
     pub(super) device: SetOnce<Device>,
-    /// Runs while the peer has to confirm.
-    pub(super) confirm: SetOnce<ArcHrTimerHandle<Shared>>,
-    client: ClientRef,
+    /// If the id came with a request.
+    pub(super) incoming: Option<Arc<Incoming>>,
     pub(super) listed: Listed,
 }
 
@@ -74,18 +72,15 @@ impl State {
     pub(super) fn new(
         raw: NonNull<bindings::rdma_cm_id>,
         shared: Arc<Shared>,
-        client: &ClientRef,
+        incoming: Option<Arc<Incoming>>,
         listed: Listed,
     ) -> Self {
-        // SAFETY: `teardown` closes before it destroys the id.
-        unsafe { shared.open(raw) };
         // INVARIANT: The caller has set callback and context.
         Self {
             raw,
             shared,
             device: SetOnce::new(),
-            confirm: SetOnce::new(),
-            client: client.clone(),
+            incoming,
             listed,
         }
     }
@@ -100,7 +95,7 @@ impl State {
             let id = self.raw.as_ptr();
             ((*id).device, addr::read(&(*id).route.addr.dst_addr))
         };
-        let device = self.client.device(raw)?;
+        let device = self.listed.client().device(raw)?;
         if let Some(addr) = to {
             self.listed.set_peer(Peer::To(addr.ip(), addr.port()));
         }
@@ -137,7 +132,9 @@ impl Teardown for State {
         if let Some(device) = self.device.as_ref() {
             device.inner().bound.remove(self.raw, &self.shared);
         }
-        self.shared.close();
+        if let Some(incoming) = &self.incoming {
+            incoming.close();
+        }
         self.shared.wait_found();
         self.end_callback(cx);
         // SAFETY: By the type invariant; the QP holds `Inner`, so it is gone. This waits for
@@ -145,7 +142,9 @@ impl Teardown for State {
         // That of a message which nobody has answered has none; it has returned. Should one begin
         // only now, C's own memory is at stake: see the limits in Documentation/safety.rst.
         unsafe { bindings::rdma_destroy_id(self.raw.as_ptr()) };
-        self.shared.set_closed();
+        if let Some(incoming) = &self.incoming {
+            incoming.set_destroyed();
+        }
         Fate::Gone
     }
 }

@@ -3,7 +3,6 @@
 //! Listening for connections.
 
 use super::{
-    callback::RawId,
     confirm::Unconfirmed,
     options,
     running::Running,
@@ -95,6 +94,11 @@ struct Listening {
     _hold: Listed,
 }
 
+struct RawId(NonNull<bindings::rdma_cm_id>);
+
+// SAFETY: An id may be used and destroyed from any thread.
+unsafe impl Send for RawId {}
+
 impl_has_work! {
     impl HasWork<Self> for Listening { self.stop }
 }
@@ -141,9 +145,9 @@ impl Listening {
                 let cx = unsafe { Sleepable::assume() };
                 self.accept.request(request, &cx);
                 match taken.take() {
-                    Some(shared) => {
-                        self.unconfirmed.add(&shared);
-                        shared.set_locked(false);
+                    Some(incoming) => {
+                        self.unconfirmed.add(&incoming);
+                        incoming.shared.set_locked(false);
                         true
                     }
                     None => false,

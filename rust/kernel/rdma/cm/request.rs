@@ -7,6 +7,7 @@ use super::{
         on_event,
         Shared, //
     },
+    confirm::Incoming,
     event,
     inner::{
         Inner,
@@ -35,7 +36,7 @@ pub struct Request<'a> {
     pub(super) id: NonNull<bindings::rdma_cm_id>,
     pub(super) event: &'a bindings::rdma_cm_event,
     pub(super) client: &'a ClientRef,
-    pub(super) taken: &'a Cell<Option<Arc<Shared>>>,
+    pub(super) taken: &'a Cell<Option<Arc<Incoming>>>,
 }
 
 impl Request<'_> {
@@ -70,6 +71,8 @@ impl Request<'_> {
     pub fn into_id(self, _cx: &Sleepable) -> Result<Id> {
         let (shared, listed) = (Shared::new()?, self.client.list(Kind::Id)?);
         let reserved = Deferred::reserve()?;
+        // SAFETY: The id closes it before it is destroyed.
+        let incoming = unsafe { Incoming::new(self.id, shared.clone()) }?;
         let raw = self.id.as_ptr();
         // SAFETY: The id is locked during this callback, so its own cannot run before it returns.
         unsafe {
@@ -82,8 +85,9 @@ impl Request<'_> {
         shared.set_resolved();
         shared.set_unanswered();
         shared.attach();
-        self.taken.set(Some(shared.clone()));
-        let inner = Inner::new(reserved.fill(State::new(self.id, shared, self.client, listed)))?;
+        self.taken.set(Some(incoming.clone()));
+        let state = State::new(self.id, shared, Some(incoming), listed);
+        let inner = Inner::new(reserved.fill(state))?;
         inner.bind()?;
         Ok(Id { inner })
     }
