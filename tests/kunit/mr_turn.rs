@@ -150,13 +150,15 @@ struct Setup<C: Polled> {
 impl<C: Polled> Drop for Setup<C> {
     fn drop(&mut self) {
         // A thread that has the last handle of the device, and of what is on it, waits for itself.
-        let _ = wait(|| self.running.get() == 0);
+        // Each ends: it waits for nothing without a bound.
+        while wait(|| self.running.get() == 0).is_err() {}
     }
 }
 
 impl<C: Polled> Setup<C> {
     fn new() -> Result<Self> {
-        let Null { a, b, cq, env, dev } = Null::<C>::new()?;
+        // Where this fails, the last of them is dropped first.
+        let Null { dev, env, cq, b, a } = Null::<C>::new()?;
         let region = Region::new(Buf::alloc(&env.pd, 8, &env.cx)?, &env.cx)?;
         let shared = Shared {
             qp: a,
@@ -200,13 +202,14 @@ impl<C: Polled> Setup<C> {
     ) -> Result {
         let (shared, running) = (self.shared.clone(), self.running.clone());
         running.up();
-        self.null.env.client.spawn(GFP_KERNEL, move |cx| {
+        let spawned = self.null.env.client.spawn(GFP_KERNEL, move |cx| {
             if let Err(e) = function(&shared, cx) {
                 pr_err!("FAILED: the other thread: {e:?}\n");
             }
             drop(shared);
             running.down();
-        })
+        });
+        spawned.inspect_err(|_| self.running.down())
     }
 
     /// Waits until the region was registered and invalidated, and looks at what is left of that.
