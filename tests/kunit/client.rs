@@ -99,6 +99,8 @@ impl PerDevice {
     }
 
     /// Has this called when the device goes.
+    // Who uses it waits in vain.
+    #[cfg(CONFIG_UML_TIME_TRAVEL_SUPPORT)]
     pub(crate) fn in_remove(&self, hook: impl Fn(&Sleepable) + Send + Sync + 'static) -> Result {
         *self.in_remove.lock() = Some(Arc::new(hook, GFP_KERNEL)?);
         Ok(())
