@@ -23,13 +23,12 @@ use kernel::{
 };
 use rdma::{
     op::Op,
-    prelude::*,
-    wc::Success, //
+    prelude::*, //
 };
 
-/// A registration and a call, and those of the call before, whose completions may come later than
-/// its answer.
-const CAPS: Caps = Caps::new(4, 2);
+/// A registration, a call and an invalidation, and the registration and the call of before, whose
+/// completions may come later than the answer.
+const CAPS: Caps = Caps::new(5, 2);
 
 /// How long to look for an address and for a route, each, in milliseconds.
 const PATIENCE_MS: u32 = 5_000;
@@ -58,6 +57,11 @@ impl Lent {
             }
         }
     }
+
+    fn deliver(&self, answer: Result<Answer>) {
+        *self.answer.lock() = Some(answer);
+        self.came.notify_one();
+    }
 }
 
 impl CqeHandler for Lent {
@@ -68,24 +72,22 @@ impl CqeHandler for Lent {
     fn done(_this: Arc<Self>, _wc: &Wc, _cx: &Atomic) {}
 }
 
-/// The receive of an answer.
+/// The receive of an answer, and the end of the registration where the answer is no proof of it.
 #[derive(HasCqe)]
 struct Inbox {
     recv: Cqe<Self>,
+    inv: Cqe<Self, 1>,
     buf: Buf<FromDevice>,
+    len: usize,
     lent: Arc<Lent>,
     qp: Arc<Qp<Workqueue>>,
 }
 
 impl Inbox {
-    /// Looks whether there is an answer, with the proof that the server cannot reach the memory any
-    /// more.
-    fn open(&mut self, wc: Success<'_>) -> Result<Answer> {
-        if !self.lent.region.remote_invalidated(&wc, &self.qp) {
-            return Err(EKEYREVOKED);
-        }
+    /// Reads the answer. The server cannot reach the memory any more.
+    fn open(&mut self) -> Result<Answer> {
         let message = self.buf.cpu();
-        let answer = message.get(..wc.byte_len()).ok_or(EBADMSG)?;
+        let answer = message.get(..self.len).ok_or(EBADMSG)?;
         Answer::read_from_bytes(answer).map_err(|_| EBADMSG)
     }
 }
@@ -94,13 +96,33 @@ impl CqeHandler for Inbox {
     type Pointer = Pin<KBox<Self>>;
     type Needs = Sleepable;
 
+    /// An answer has come. Its completion proves that the key is invalid, but on iWARP, and if the
+    /// server does not keep to the protocol: then the key is invalidated here.
     fn done(mut this: Self::Pointer, wc: &Wc, _cx: &Sleepable) {
-        let answer = wc
-            .result()
-            .map_err(Error::from)
-            .and_then(|wc| this.open(wc));
-        *this.lent.answer.lock() = Some(answer);
-        this.lent.came.notify_one();
+        let wc = match wc.result() {
+            Ok(wc) => wc,
+            Err(e) => return this.lent.deliver(Err(e.into())),
+        };
+        this.len = wc.byte_len();
+        if this.lent.region.remote_invalidated(&wc, &this.qp) {
+            let answer = this.open();
+            return this.lent.deliver(answer);
+        }
+        let (qp, lent) = (this.qp.clone(), this.lent.clone());
+        if let Err(e) = qp.post_inv::<_, 1>(this, |inbox| InvWr::new(&inbox.lent.region)) {
+            lent.deliver(Err(e.error));
+        }
+    }
+}
+
+impl CqeHandler<1> for Inbox {
+    type Pointer = Pin<KBox<Self>>;
+    type Needs = Sleepable;
+
+    /// The key is invalid.
+    fn done(mut this: Self::Pointer, wc: &Wc, _cx: &Sleepable) {
+        let answer = wc.result().map_err(Error::from).and_then(|_| this.open());
+        this.lent.deliver(answer);
     }
 }
 
@@ -165,12 +187,14 @@ impl Caller {
     pub(crate) fn send(&self, call: &[u8], cx: &Sleepable) -> Result {
         let inbox = Inbox {
             recv: Cqe::new(),
+            inv: Cqe::new(),
             buf: Buf::alloc(&self.pd, ANSWER, cx)?,
+            len: 0,
             lent: self.lent.clone(),
             qp: self.qp.clone(),
         };
         let inbox = KBox::pin(inbox, GFP_KERNEL)?;
-        (self.qp).post_recv(inbox, |inbox| Ok(RecvWr::new([inbox.buf.whole_mut()])))?;
+        (self.qp).post_recv::<_, 0, 1>(inbox, |inbox| Ok(RecvWr::new([inbox.buf.whole_mut()])))?;
         let mut buf = Buf::<ToDevice>::alloc(&self.pd, CALL, cx)?;
         buf.cpu().copy_from_slice(call);
         Ok(Op::<(), _>::new(buf, (), cx)?.send(&self.qp, 0..CALL)?)

@@ -38,8 +38,9 @@ use rdma::{
 };
 
 /// How many calls are served at once. A slot is free a little after the answer has come, and a call
-/// that finds none is sent again after most of a second: so two for each of the usual clients.
-const SLOTS: u32 = 8;
+/// that finds none is sent again after most of a second, or, on iWARP, ends its connection: so two
+/// for each of the usual clients, and for the one that sends nonsense.
+const SLOTS: u32 = 10;
 /// How many connections may wait for their peers to confirm them. Until these are gone, as many more
 /// may come.
 const BACKLOG: u32 = 8;

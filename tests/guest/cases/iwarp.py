@@ -7,7 +7,7 @@ import perf
 from case import FLAVOUR, case, sh
 from demo import PAIRINGS, run
 from rping import CONTEXTS
-from samples import MadPing, UdEcho, module
+from samples import MadPing, UdEcho, module, rpc
 from traffic import link, siw_link
 
 
@@ -27,6 +27,11 @@ def minimal():
     with module("rdma_minimal", "context=1"):
         pass
     assert 'Recv: Ok("hello")' in sh("dmesg").stdout, "no hello"
+
+
+def calls():
+    for row in rpc():
+        assert row["ok"], row
 
 
 def not_there():
@@ -50,6 +55,7 @@ if FLAVOUR != "stock":
         for p in PAIRINGS:
             case(f"siw: rping: {c}, {p}", c, p)(matrix)
     case("siw: minimal: says hello")(minimal)
+    case("siw: rpc: calls")(calls)
     case("siw: samples: what needs datagrams or MADs is refused")(not_there)
     case("siw: perf: rdma_perf_rs: each load", "rdma_perf_rs")(perf.on_siw)
     case("siw: rxe again")(end)

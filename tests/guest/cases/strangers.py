@@ -33,7 +33,7 @@ def unconfirmed(count=300):
 
 
 @case("stranger: messages to rpc that break off")
-def broken_off(calls=100, slots=8):
+def broken_off(calls=100, slots=10):
     # rxe takes a receive for the first packet, and forgets that when the connection ends; but one
     # of rpc has no room for a whole packet.
     broken = 0
