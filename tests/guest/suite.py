@@ -16,11 +16,27 @@ from case import CASES, SECONDS
 from cases import modules, pings, ulps, hostile, strangers, iwarp, ends         # pylint: disable=unused-import
 
 
+def show_blocked():
+    """Has the kernel's log show where tasks wait that no signal wakes up."""
+    trigger = Path("/proc/sysrq-trigger")
+    if trigger.exists():
+        trigger.write_text("w")
+        return
+    for task in Path("/proc").glob("[0-9]*/task/[0-9]*"):
+        try:
+            who, _, rest = (task / "stat").read_text().rpartition(")")
+            stack = (task / "stack").read_text().splitlines() if rest.split()[0] == "D" else []
+        except OSError:
+            # It has ended.
+            continue
+        for line in stack:
+            Path("/dev/kmsg").write_text(f"rdma-rs blocked: {who}): {line}\n")
+
+
 def bound(name, seconds):
     """Has what follows fail after so long; and if its end lasts another minute, ends all."""
     def too_long(*_):
-        # The kernel's log shows what is waited for.
-        Path("/proc/sysrq-trigger").write_text("w")
+        show_blocked()
         signal.signal(signal.SIGALRM, far_too_long)
         signal.alarm(60)
         raise TimeoutError(f"not done after {seconds} s")
