@@ -62,14 +62,20 @@ modules:
 modules_install:
 	@echo 'error: say for which kernel: make KDIR=/lib/modules/$$(uname -r)/build $@' >&2; exit 1
 
-demo test check faults bench patches:
+# These print tests, which are counted here, so that it fails where one does.
+tally := bash -c '. scripts/lib.sh; "$$@" | tally' tally
+
+demo test check bench patches:
 	@$(sandbox) scripts/$@
 
 kunit:
-	@$(sandbox) scripts/kunit '$(SUITE)'
+	@$(sandbox) $(tally) scripts/kunit '$(SUITE)'
 
 random:
-	@$(sandbox) scripts/random $(if $(SEED),seed=$(SEED)) $(if $(STEPS),steps=$(STEPS))
+	@$(sandbox) $(tally) scripts/random $(if $(SEED),seed=$(SEED)) $(if $(STEPS),steps=$(STEPS))
+
+faults:
+	@$(sandbox) $(tally) scripts/faults
 
 soak:
 	@$(sandbox) sh -c 'scripts/build stock && \
