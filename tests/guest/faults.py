@@ -2,9 +2,10 @@
 # SPDX-License-Identifier: GPL-2.0
 """Has allocations fail, in a VM, and goes on where the last VM has ended.
 
-faults DIR SECONDS PATIENCE K [NAME...]: one of K faults of the actions whose names start so. DIR/progress
-has a line of JSON before each fault and one after it. Exits with 0 when nothing is left to do, with 4
-when another boot is needed, as after SECONDS, and with 5 when there was no progress for PATIENCE seconds.
+faults DIR SECONDS PATIENCE K ANYWHERE [NAME...]: one of K faults of the actions whose names start so, then
+one of K of as many as ANYWHERE that meet whoever allocates. DIR/progress has a line of JSON before each
+fault and one after it. Exits with 0 when nothing is left to do, with 4 when another boot is needed, as
+after SECONDS, and with 5 when there was no progress for PATIENCE seconds.
 
 Half of the allocations are kmemleak's own and may fail unnoticed, so K is to be odd."""
 
@@ -13,6 +14,7 @@ import itertools
 import json
 import os
 import random
+import signal
 import subprocess
 import sys
 import time
@@ -24,8 +26,7 @@ DEBUGFS = Path("/sys/kernel/debug")
 KMSG = Path("/dev/kmsg")
 # Where a case waits it allocates again and again. What is new comes earlier than this.
 MOST = 3000
-# How many faults at any place an action has, and how many allocations may come before each.
-ANYWHERE = 20
+# How many allocations may come before a fault at any place.
 WITHIN = 600
 LATER, HANGS = 4, 5
 
@@ -54,6 +55,7 @@ class Progress:
             file.write(json.dumps(entry) + "\n")
             file.flush()
             os.fsync(file.fileno())
+        os.kill(os.getppid(), signal.SIGUSR1)
 
 
 def write(path, value):
@@ -84,17 +86,23 @@ def fail_anywhere(seed):
 
 def fail_nowhere():
     """Returns how many have failed."""
-    fired = 0
-    for name in ("failslab", "fail_page_alloc"):
-        if int((DEBUGFS / name / "probability").read_text(encoding="ascii")):
-            fired = 1 - int((DEBUGFS / name / "times").read_text(encoding="ascii"))
-        write(DEBUGFS / name / "probability", 0)
-    return fired
+    while True:
+        try:
+            fired = 0
+            for name in ("failslab", "fail_page_alloc"):
+                if int((DEBUGFS / name / "probability").read_text(encoding="ascii")):
+                    fired = 1 - int((DEBUGFS / name / "times").read_text(encoding="ascii"))
+            for name in ("failslab", "fail_page_alloc"):
+                write(DEBUGFS / name / "probability", 0)
+            return fired
+        except OSError:
+            # The fault has met this, and it was the last.
+            continue
 
 
 def child(function, nth, seed, pipe):
     """Does it, with a fault, and says what has become of it."""
-    said = ""
+    said, fired = "", None
     with open("/proc/thread-self/fail-nth", "r+b", buffering=0) as fail_nth:
         try:
             if seed:
@@ -106,7 +114,9 @@ def child(function, nth, seed, pipe):
         finally:
             left = int(os.pread(fail_nth.fileno(), 16, 0).split()[0])
             fail_nth.write(b"0")
-    os.write(pipe, json.dumps([left, said[:200]]).encode())
+            # What is still to come is not for who waits for the answer.
+            fired = fail_nowhere() if seed else nth > 0 and left == 0
+    os.write(pipe, json.dumps([bool(fired), said[:200]]).encode())
     os._exit(0)
 
 
@@ -125,16 +135,10 @@ def attempt(function, nth=0, seed=None):
     answer = os.read(reading, 4096)
     os.close(reading)
     os.waitpid(pid, 0)
-    # Without an answer, the fault has ended the process itself.
-    left, said = json.loads(answer) if answer else (0, "the process was ended")
-    if not seed:
-        return nth > 0 and left == 0, said
-    try:
-        return fail_nowhere() > 0, said
-    except OSError:
-        # The fault has met this.
-        fail_nowhere()
-        return True, said
+    if answer:
+        return json.loads(answer)
+    fail_nowhere()
+    return True, "the process was ended"
 
 
 def says(text):
@@ -174,7 +178,7 @@ def faults(progress, every, name, where):
     return itertools.count(done + every if done else first, every)
 
 
-def run_action(progress, every, name, context, args):
+def run_action(progress, every, anywhere, name, context, args):
     """Has the allocations of an action fail, one after the other, then some at any place."""
     # Not for each fault again.
     if not is_loaded("rdma_rs"):
@@ -187,7 +191,7 @@ def run_action(progress, every, name, context, args):
     single_pages(True)
     for n in faults(progress, every, name, "anywhere"):
         yield
-        if n > ANYWHERE:
+        if n > anywhere:
             break
         one(progress, name, "anywhere", n, context, args)
     leaks(progress, name)
@@ -209,27 +213,22 @@ def run_suite(progress, every, name):
     leaks(progress, title)
 
 
-def watched(path, patience):
-    """Returns in a process of its own, which is to add to the progress. Where it does not, it hangs."""
+def watched(patience):
+    """Returns in a process of its own, which is to add to the progress. Where it does not, it hangs.
+
+    Who watches allocates nothing meanwhile, so that no fault meets it."""
+    def hangs(*_):
+        says("rdma-rs fault: it hangs")
+        os._exit(HANGS)
+
+    signal.signal(signal.SIGALRM, hangs)
+    signal.signal(signal.SIGUSR1, lambda *_: signal.alarm(patience))
     worker = os.fork()
     if not worker:
         return
-    size, since = None, 0
-    while True:
-        ended, status = os.waitpid(worker, os.WNOHANG)
-        if ended:
-            sys.exit(os.waitstatus_to_exitcode(status))
-        try:
-            now = path.stat().st_size if path.exists() else 0
-        except OSError:
-            # The fault has met this.
-            continue
-        if now != size:
-            size, since = now, time.monotonic()
-        elif time.monotonic() - since > patience:
-            says("rdma-rs fault: it hangs")
-            os._exit(HANGS)
-        time.sleep(1)
+    signal.alarm(patience)
+    _, status = os.waitpid(worker, 0)
+    sys.exit(os.waitstatus_to_exitcode(status))
 
 
 def main():
@@ -238,6 +237,7 @@ def main():
     parser.add_argument("seconds", type=int)
     parser.add_argument("patience", type=int)
     parser.add_argument("every", type=int)
+    parser.add_argument("anywhere", type=int)
     parser.add_argument("names", nargs="*")
     options = parser.parse_args()
     end = time.monotonic() + options.seconds
@@ -251,8 +251,8 @@ def main():
         ip link set rdma$i up
         done"""], check=True)
     prepare()
-    watched(progress.path, options.patience)
-    work = [(name, run_action(progress, options.every, name, context, args))
+    watched(options.patience)
+    work = [(name, run_action(progress, options.every, options.anywhere, name, context, args))
             for name, context, args in ACTIONS]
     work += [(f"kunit {name}", run_suite(progress, options.every, name)) for name in suites()]
     for name, steps in work:
