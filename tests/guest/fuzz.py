@@ -185,10 +185,10 @@ class Fuzzer:
         c.psn = c.psn + 1 & 0xffffff
         return "packets"
 
-    def round(self, number):
-        """Sends a round of messages."""
+    def round(self, number, size):
+        """Sends a round of so many messages."""
         self.random = some = random.Random(f"{self.seed} {number}")
-        end = self.sent.total() + ROUND
+        end = self.sent.total() + size
         while self.sent.total() < end:
             if self.target.port and len(self.connections) < 4 and some.random() < 0.1:
                 self.connect()
@@ -355,14 +355,14 @@ class Mad_ping(Target):
 TARGETS = {t.__name__.lower(): t for t in (Rping, Rpc, Replog, Minimal, Ud_echo, Mad_ping)}
 
 
-def fuzz(seed, name, first, rounds):
-    """Sends rounds; returns what was sent, what was answered, and how many peers were served."""
+def fuzz(seed, name, first, rounds, size=ROUND):
+    """Sends rounds of messages; returns what was sent, what was answered, and how many peers were served."""
     target, served = TARGETS[name](), 0
     with cable(), target.there(), Stranger() as peer:
         fuzzer = Fuzzer(peer, seed, target)
         for number in range(first, first + rounds):
             with target.serving():
-                fuzzer.round(number)
+                fuzzer.round(number, size)
             target.serve()
             served += 1
     return fuzzer.sent, fuzzer.said, served
