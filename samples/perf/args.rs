@@ -17,13 +17,18 @@
 //! | `qps`     | number of QPs, or of connections or CQs that are there at once   | 1          |
 //! | `count`   | operations to measure                                            | 1000       |
 //! | `warmup`  | operations before these                                          | 100        |
+//! | `timeout` | how long to wait for an acknowledgement, 4.096 us times two to this  |            |
+//! |           | power: late is not lost on a machine that is busy                | 20         |
 //! | `addr`    | address to connect to                                            | 127.0.0.1  |
 //! | `port`    | its port                                                         | 7471       |
 //! | `hold`    | 1: keep everything once it was measured, or set up, until 0 is   |            |
 //! |           | written to `held` (`void_rate`, `connect_rate`, `qp_rate`,       |            |
 //! |           | `cq_rate`)                                                       | 0          |
 
-use crate::run::Figures;
+use crate::{
+    link,
+    run::Figures, //
+};
 use core::{
     net::{
         IpAddr,
@@ -108,6 +113,7 @@ pub(crate) struct Args<'a> {
     pub(crate) qps: u32,
     pub(crate) count: u32,
     pub(crate) warmup: u32,
+    pub(crate) timeout: u8,
     pub(crate) addr: SocketAddr,
     /// The file `held`, if everything is to be kept.
     held: Option<&'a AtomicCell<u32>>,
@@ -225,6 +231,7 @@ impl<'a> Args<'a> {
             qps: words.number("qps", 1, 1..=16384)?,
             count: words.number("count", 1_000, 1..=u32::MAX)?,
             warmup: words.number("warmup", 100, 0..=u32::MAX)?,
+            timeout: words.number("timeout", link::TIMEOUT.into(), 1..=31)? as u8,
             addr: SocketAddr::new(
                 words.parse("addr", IpAddr::V4(Ipv4Addr::LOCALHOST))?,
                 words.number("port", 7471, 1..=65535)? as u16,

@@ -305,7 +305,7 @@ fn ping<C: Mode>(
     cx: &Sleepable,
 ) -> Result<Report> {
     let [a, b] = ends;
-    link::connect(a, b, cx)?;
+    link::connect(a, b, args.timeout, cx)?;
     let times = Times::new(args.count)?;
     if args.load == Load::ReadLat {
         let op = Op::Read(b.lend(args.size, cx)?);

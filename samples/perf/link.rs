@@ -25,10 +25,10 @@ use rdma::{
 
 const PORT: u32 = 1;
 
-/// How long to wait for an answer before sending again, as the exponent that verbs have: 4.3 s. Nothing
-/// is lost here, but a machine that is busy answers late, and what is then sent twice is not what is to
+/// How long to wait for an answer before sending again, as the exponent that verbs have: 4.3 s. Where
+/// nothing is lost, a machine that is busy answers late, and what is then sent twice is not what is to
 /// be measured.
-const ANSWER: u8 = 20;
+pub(crate) const TIMEOUT: u8 = 20;
 
 /// Returns the GID that stands for the first IPv4 address of a device, if there is one: where there
 /// is none, the path needs no GID.
@@ -59,6 +59,7 @@ fn connect_qp<C: PollContext>(
     peer: u32,
     path: &ah::Attr,
     rd_atomic: u8,
+    timeout: u8,
     cx: &Sleepable,
 ) -> Result {
     let init = Attr::init()
@@ -73,7 +74,7 @@ fn connect_qp<C: PollContext>(
         .max_dest_rd_atomic(rd_atomic)
         .min_rnr_timer(1);
     let rts = Attr::rts()
-        .timeout(ANSWER)
+        .timeout(timeout)
         .retry_count(7)
         .rnr_retry(7)
         .sq_psn(0)
@@ -91,7 +92,13 @@ fn rd_atomic(from: &Device, to: &Device) -> u8 {
 }
 
 /// Connects each QP of an end to one of the other, or to none.
-fn connect_one<C>(end: &End<C>, dev: &Device, to: Option<&End<C>>, cx: &Sleepable) -> Result
+fn connect_one<C>(
+    end: &End<C>,
+    dev: &Device,
+    to: Option<&End<C>>,
+    timeout: u8,
+    cx: &Sleepable,
+) -> Result
 where
     C: Mode,
 {
@@ -100,18 +107,18 @@ where
     let rd_atomic = rd_atomic(from, dev);
     for (n, qp) in end.qps.iter().enumerate() {
         let peer = to.and_then(|to| to.qps.get(n)).map_or(0, |qp| qp.num());
-        connect_qp(qp, peer, &path, rd_atomic, cx)?;
+        connect_qp(qp, peer, &path, rd_atomic, timeout, cx)?;
     }
     Ok(())
 }
 
 /// Connects two ends to each other.
-pub(crate) fn connect<C>(a: &End<C>, b: &End<C>, cx: &Sleepable) -> Result
+pub(crate) fn connect<C>(a: &End<C>, b: &End<C>, timeout: u8, cx: &Sleepable) -> Result
 where
     C: Mode,
 {
-    connect_one(a, b.cq.device(), Some(b), cx)?;
-    connect_one(b, a.cq.device(), Some(a), cx)
+    connect_one(a, b.cq.device(), Some(b), timeout, cx)?;
+    connect_one(b, a.cq.device(), Some(a), timeout, cx)
 }
 
 /// How QPs of a device are connected to nobody.
@@ -129,7 +136,7 @@ impl Nowhere {
     }
 
     pub(crate) fn connect<C: PollContext>(&self, qp: &Qp<C>, cx: &Sleepable) -> Result {
-        connect_qp(qp, 0, &self.path, self.rd_atomic, cx)
+        connect_qp(qp, 0, &self.path, self.rd_atomic, TIMEOUT, cx)
     }
 }
 
@@ -138,5 +145,5 @@ pub(crate) fn connect_to_none<C>(end: &End<C>, cx: &Sleepable) -> Result
 where
     C: Mode,
 {
-    connect_one(end, end.cq.device(), None, cx)
+    connect_one(end, end.cq.device(), None, TIMEOUT, cx)
 }

@@ -346,7 +346,7 @@ fn stream<C: Mode>(
     let (a, b) = ends.split_first_mut().ok_or(EINVAL)?;
     let mut b = b.first_mut();
     match &b {
-        Some(b) => link::connect(a, b, cx)?,
+        Some(b) => link::connect(a, b, args.timeout, cx)?,
         None => link::connect_to_none(a, cx)?,
     }
     let op = match (args.load, &mut b) {

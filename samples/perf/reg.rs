@@ -196,7 +196,7 @@ fn register<C: Mode>(
     cx: &Sleepable,
 ) -> Result<Figures> {
     let [a, b] = ends;
-    link::connect(a, b, cx)?;
+    link::connect(a, b, args.timeout, cx)?;
     let qp = a.qps.first().ok_or(EINVAL)?;
     for _ in 0..args.depth {
         let fmr = Fmr {

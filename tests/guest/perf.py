@@ -32,6 +32,7 @@ BAD = {
     "depth=1025": errno.EINVAL,
     "depth=4 signal=5": errno.EINVAL,
     "qps=0": errno.EINVAL,
+    "timeout=32": errno.EINVAL,
     "qps=16385": errno.EINVAL,
     "count=0": errno.EINVAL,
     "count=4294967296": errno.EINVAL,

@@ -97,6 +97,7 @@ static const struct perf_key {
 	{ "qps", NULL, offsetof(struct perf_args, qps), 1, 16384 },
 	{ "count", NULL, offsetof(struct perf_args, count), 1, U32_MAX },
 	{ "warmup", NULL, offsetof(struct perf_args, warmup), 0, U32_MAX },
+	{ "timeout", NULL, offsetof(struct perf_args, timeout), 1, 31 },
 	{ "port", NULL, offsetof(struct perf_args, port), 1, U16_MAX },
 	{ "hold", NULL, offsetof(struct perf_args, hold), 0, 1 },
 };
@@ -168,6 +169,7 @@ int perf_args_parse(struct perf_args *args, char *text)
 		.qps = 1,
 		.count = 1000,
 		.warmup = 100,
+		.timeout = PERF_TIMEOUT,
 		.port = 7471,
 	};
 	perf_parse_addr(args, "127.0.0.1");

@@ -104,11 +104,11 @@ static int perf_to_rtr(struct ib_qp *qp, u32 peer, u8 rd_atomic,
 				       IB_QP_MAX_DEST_RD_ATOMIC | IB_QP_MIN_RNR_TIMER);
 }
 
-static int perf_to_rts(struct ib_qp *qp, u8 rd_atomic)
+static int perf_to_rts(struct ib_qp *qp, u8 rd_atomic, u8 timeout)
 {
 	struct ib_qp_attr attr = {
 		.qp_state = IB_QPS_RTS,
-		.timeout = 20,	/* 4.3 s: late is not lost */
+		.timeout = timeout,
 		.retry_cnt = 7,
 		.rnr_retry = 7,
 		.max_rd_atomic = rd_atomic,
@@ -168,7 +168,7 @@ int perf_connect_to_none(struct ib_qp *qp, const struct perf_way *way)
 
 	if (!ret)
 		ret = perf_to_rtr(qp, 0, rd_atomic, way, way);
-	return ret ?: perf_to_rts(qp, rd_atomic);
+	return ret ?: perf_to_rts(qp, rd_atomic, PERF_TIMEOUT);
 }
 
 /* Connects the QPs of @from to those of @to, or to nobody. */
@@ -183,7 +183,8 @@ static int perf_connect_qps(struct perf_run *run, struct perf_end *from, struct 
 		ret = perf_to_rtr(from->qps[i], to ? to->qps[i]->qp_num : 0,
 				  perf_rd_atomic(peer, from->dev), from_way, to_way);
 		if (!ret)
-			ret = perf_to_rts(from->qps[i], perf_rd_atomic(from->dev, peer));
+			ret = perf_to_rts(from->qps[i], perf_rd_atomic(from->dev, peer),
+					  run->args->timeout);
 		if (ret)
 			return ret;
 	}

@@ -18,6 +18,7 @@
 #define PERF_PORT	1		/* of the device */
 #define PERF_SAMPLES	65536		/* that are kept of a run */
 #define PERF_STUCK	(10 * HZ)	/* without progress, before a run is given up */
+#define PERF_TIMEOUT	20		/* 4.3 s: late is not lost */
 
 /* Where completions are handled. The caller polls in the first three. */
 enum perf_context {
@@ -40,6 +41,7 @@ struct perf_args {
 	u32 qps;
 	u32 count;
 	u32 warmup;
+	u32 timeout;
 	u32 port;
 	u32 hold;
 	struct sockaddr_storage addr;	/* with its port */
