@@ -61,8 +61,11 @@ impl<C: Context> Conn<C> {
     /// connection, and keep it until it is over.
     pub(crate) fn shut_down(&self, reason: Reason, cx: &Sleepable) {
         self.control.stop(reason, cx);
-        if let Err(e) = self.qp.drain(cx) {
-            pr_err!("a QP was not drained: {e:?}\n");
+        for _ in 0..C::DRAINS {
+            if let Err(e) = self.qp.drain(cx) {
+                pr_err!("a QP was not drained: {e:?}\n");
+                break;
+            }
         }
         self.control.instance.connections.remove(&self.control);
     }

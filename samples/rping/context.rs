@@ -63,6 +63,10 @@ impl FromStr for Kind {
 
 /// A polling context, as a type.
 pub(crate) trait Context: PollContext + Provides<Atomic> {
+    /// How many drains it takes until everything that was posted has come back: what handlers post
+    /// in the first one is flushed after it, and where only the caller polls, a second one finds it.
+    const DRAINS: usize = 1;
+
     /// Has the CQ of a connection polled until nothing of the connection is left.
     fn serve(_cq: Cq<Self>, _control: &Arc<Control>) -> Result
     where
@@ -85,6 +89,8 @@ impl Context for Workqueue {}
 impl Context for UnboundWorkqueue {}
 
 impl Context for Direct {
+    const DRAINS: usize = 2;
+
     fn serve(cq: Cq<Self>, control: &Arc<Control>) -> Result {
         let watched = control.clone();
         control.instance.client.spawn(GFP_KERNEL, move |_cx| {

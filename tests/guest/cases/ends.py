@@ -18,6 +18,15 @@ KMEMLEAK = Path("/sys/kernel/debug/kmemleak")
 OBJECTS = Path("/sys/kernel/debug/rdma_rs/objects")
 
 
+def no_connection():
+    """Waits until no QP is left."""
+    for _ in range(300):
+        if "QP" not in OBJECTS.read_text():
+            return
+        time.sleep(0.1)
+    raise AssertionError(f"still there: {OBJECTS.read_text()}")
+
+
 @case("objects: those of connections are in debugfs with their peers, and go with them")
 def objects():
     addr = re.escape(ADDR)
@@ -28,13 +37,17 @@ def objects():
         said = OBJECTS.read_text()
         for line in named:
             assert re.search("^" + line, said, re.M), f"not there: {line}: {said}"
-    for _ in range(100):
-        if "QP" not in OBJECTS.read_text():
-            break
-        time.sleep(0.1)
-    else:
-        raise AssertionError(f"still there: {OBJECTS.read_text()}")
+    no_connection()
     return len(said.splitlines())
+
+
+@case("rping: a client that polls leaves nothing when it is stopped")
+def stopped():
+    for _ in range(20):
+        # Its last completions are found by the drain, and their handlers post once more.
+        with traffic("direct"):
+            pass
+        no_connection()
 
 
 for c in CONTEXTS:
