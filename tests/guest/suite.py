@@ -4,49 +4,15 @@
 
 suite [NAME...]: all of them, or those whose names start so. Exits with 0 once all have run."""
 
-import os
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 
-from case import CASES, SECONDS
+from case import CASES, SECONDS, bound
 # They run in this order.
 from cases import modules, pings, ulps, hostile, strangers, iwarp, ends         # pylint: disable=unused-import
-
-
-def show_blocked():
-    """Has the kernel's log show where tasks wait that no signal wakes up."""
-    trigger = Path("/proc/sysrq-trigger")
-    if trigger.exists():
-        trigger.write_text("w")
-        return
-    for task in Path("/proc").glob("[0-9]*/task/[0-9]*"):
-        try:
-            who, _, rest = (task / "stat").read_text().rpartition(")")
-            stack = (task / "stack").read_text().splitlines() if rest.split()[0] == "D" else []
-        except OSError:
-            # It has ended.
-            continue
-        for line in stack:
-            Path("/dev/kmsg").write_text(f"rdma-rs blocked: {who}): {line}\n")
-
-
-def bound(name, seconds):
-    """Has what follows fail after so long; and if its end lasts another minute, ends all."""
-    def too_long(*_):
-        show_blocked()
-        signal.signal(signal.SIGALRM, far_too_long)
-        signal.alarm(60)
-        raise TimeoutError(f"not done after {seconds} s")
-
-    def far_too_long(*_):
-        print(f"not ok {name} # not done after {seconds} s, and does not end", flush=True)
-        os._exit(1)
-
-    signal.signal(signal.SIGALRM, too_long)
-    signal.alarm(seconds)
 
 
 def main():
