@@ -67,10 +67,10 @@ class Instance:
         return self.stats()
 
 
-def peer(role, port, count, size=64, addr=ADDR):
+def peer(role, port, count, size=64, addr=ADDR, where=(), seconds=60):
     """Starts the userspace rping: role is "client" or "server"."""
     return subprocess.Popen(
-        ["timeout", "60", "rping", f"-{role[0]}", "-a", addr, "-p", str(port),
+        [*where, "timeout", str(seconds), "rping", f"-{role[0]}", "-a", addr, "-p", str(port),
          "-C", str(count), "-S", str(size), "-V"],
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 

@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: GPL-2.0
+"""Two rxe links with a wire between them: near0, and far0 in the network namespace "far"."""
+
+import json
+import subprocess
+from contextlib import contextmanager
+
+from case import sh
+
+NEAR, FAR = "198.51.100.1", "198.51.100.2"
+NETNS = ("ip", "netns", "exec", "far")
+# Each end of the wire: its device, its interface, and where commands that see this run.
+ENDS = {"near0": ("wire0", ()), "far0": ("wire1", NETNS)}
+# What can be wrong with a packet in twenty. Those that are reordered go ahead of others, which are delayed.
+TROUBLES = {
+    "loss": "loss 5%",
+    "duplication": "duplicate 5%",
+    "reordering": "delay 2ms reorder 5%",
+    "delay": "delay 5ms 5ms 5%",
+    "all": "delay 2ms reorder 5% loss 5% duplicate 5%",
+}
+
+
+def link(device):
+    interface, where = ENDS[device]
+    sh(*where, "rdma", "link", "add", device, "type", "rxe", "netdev", interface)
+
+
+def devices():
+    """The devices on the wire that are there."""
+    said = sh("rdma", "dev").stdout
+    return [device for device in ENDS if f" {device}:" in said]
+
+
+def up():
+    sh("modprobe", "-a", "veth", "sch_netem", "rdma_rxe")
+    sh("ip", "netns", "add", "far")
+    sh("ip", "link", "add", "wire0", "type", "veth", "peer", "name", "wire1", "netns", "far")
+    sh(*NETNS, "ip", "link", "set", "lo", "up")
+    for device, addr in (("near0", NEAR), ("far0", FAR)):
+        interface, where = ENDS[device]
+        sh(*where, "ip", "addr", "add", f"{addr}/24", "dev", interface)
+        sh(*where, "ip", "link", "set", interface, "up")
+        link(device)
+
+
+def down():
+    sh("ip", "netns", "del", "far")
+
+
+def counted(interface, where):
+    said = sh(*where, "tc", "-s", "-j", "qdisc", "show", "dev", interface).stdout
+    netem = json.loads(said)[0]
+    assert netem["kind"] == "netem", said
+    return {"sent": netem["packets"], "lost": netem["drops"], "reordered": netem["requeues"]}
+
+
+def received():
+    """What both devices have counted."""
+    names = {"duplicate_request": "duplicates", "out_of_seq_request": "gaps", "send_rnr_err": "rnr",
+             "completer_retry_err": "retries"}
+    said = dict.fromkeys(names.values(), 0)
+    for row in json.loads(sh("rdma", "-j", "statistic", "show").stdout):
+        if row["ifname"] in ENDS:
+            for key, name in names.items():
+                said[name] += row.get(key, 0)
+    return said
+
+
+@contextmanager
+def trouble(kind, figures):
+    """Has both directions of the wire in trouble; adds to the figures what was done to how many packets."""
+    for interface, where in ENDS.values():
+        sh(*where, "tc", "qdisc", "replace", "dev", interface, "root", "netem", *TROUBLES[kind].split())
+    before = received()
+    try:
+        yield
+    finally:
+        for key, value in received().items():
+            figures[key] = value - before[key]
+        for interface, where in ENDS.values():
+            for key, value in counted(interface, where).items():
+                figures[key] = figures.get(key, 0) + value
+            subprocess.run([*where, "tc", "qdisc", "del", "dev", interface, "root"], check=True)
