@@ -5,7 +5,7 @@
 export KERNEL
 sandbox := scripts/sandbox
 
-.PHONY: help modules modules_install demo test vm check kunit random soak faults fuzz bench patches update clean distclean
+.PHONY: help modules modules_install demo test vm check kunit random soak faults fuzz storms bench patches update clean distclean
 
 ifneq ($(KDIR),)
 
@@ -44,6 +44,8 @@ help:
 	@echo '                 and goes on where it was interrupted'
 	@echo 'make faults      every allocation fails once, in an hour or more; goes on where it was ended'
 	@echo 'make fuzz        a hundred thousand messages of a hostile peer to each sample, SEED=1 or another'
+	@echo 'make storms      networks in trouble and ends that nobody expects, in an hour or so, with SEED=;'
+	@echo '                 goes on where it was ended'
 	@echo 'make bench       Rust against C: instructions and time, a table and plots, in 15 minutes'
 	@echo 'make patches     patches for the kernel: each reproducer fails without its patch and passes with it'
 	@echo 'make update      look for newer kernels on the mirror the next time'
@@ -76,6 +78,9 @@ random:
 
 faults:
 	@$(sandbox) $(tally) scripts/faults
+
+storms:
+	@$(sandbox) scripts/storms $(if $(SEED),--seed $(SEED))
 
 soak:
 	@$(sandbox) sh -c 'scripts/build stock && \
