@@ -8,6 +8,9 @@
 #include <linux/mutex.h>
 #include <linux/slab.h>
 #include <linux/spinlock.h>
+#include <linux/workqueue.h>
+
+#include "race.h"
 
 static char *fault;
 module_param(fault, charp, 0);
@@ -58,6 +61,32 @@ static noinline void planted_lock_order(void)
 	mutex_unlock(&second);
 }
 
+static noinline void planted_race(struct work_struct *work)
+{
+	static unsigned long sum;
+	int i;
+
+	for (i = 0; i < 1000000; i++) {
+		sum++;
+		barrier();
+	}
+}
+
+static void run_twice(work_func_t run)
+{
+	struct work_struct works[2];
+	int i;
+
+	for (i = 0; i < 2; i++) {
+		INIT_WORK_ONSTACK(&works[i], run);
+		queue_work(system_dfl_wq, &works[i]);
+	}
+	for (i = 0; i < 2; i++) {
+		flush_work(&works[i]);
+		destroy_work_on_stack(&works[i]);
+	}
+}
+
 static int __init planted_init(void)
 {
 	if (!fault)
@@ -70,6 +99,14 @@ static int __init planted_init(void)
 		planted_sleep_in_atomic();
 	else if (!strcmp(fault, "lock_order"))
 		planted_lock_order();
+	else if (!strcmp(fault, "race"))
+		run_twice(planted_race);
+	else if (!strcmp(fault, "rust_race"))
+		run_twice(planted_rust_race);
+	else if (!strcmp(fault, "rust_order"))
+		run_twice(planted_rust_order);
+	else if (!strcmp(fault, "rust_lock"))
+		run_twice(planted_rust_lock);
 	else
 		return -EINVAL;
 	return 0;
