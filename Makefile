@@ -5,7 +5,8 @@
 export KERNEL
 sandbox := scripts/sandbox
 
-.PHONY: help modules modules_install demo test vm check kunit random soak faults fuzz storms bench patches update clean distclean
+.PHONY: help modules modules_install demo test vm check kunit random soak faults fuzz storms races bench patches \
+	update clean distclean
 
 ifneq ($(KDIR),)
 
@@ -46,6 +47,7 @@ help:
 	@echo 'make fuzz        a hundred thousand messages of a hostile peer to each sample, SEED=1 or another'
 	@echo 'make storms      networks in trouble and ends that nobody expects, in an hour or so, with SEED=;'
 	@echo '                 goes on where it was ended'
+	@echo 'make races       the KUnit suites and those with userspace under KCSAN, SUITE=rdma_cq* only some'
 	@echo 'make bench       Rust against C: instructions and time, a table and plots, in 15 minutes'
 	@echo 'make patches     patches for the kernel: each reproducer fails without its patch and passes with it'
 	@echo 'make update      look for newer kernels on the mirror the next time'
@@ -81,6 +83,9 @@ faults:
 
 storms:
 	@$(sandbox) scripts/storms $(if $(SEED),--seed $(SEED))
+
+races:
+	@$(sandbox) scripts/races $(if $(SUITE),'$(SUITE)')
 
 soak:
 	@$(sandbox) sh -c 'scripts/build stock && \
