@@ -5,6 +5,7 @@
 //!
 //! All of it is done while the module is loaded, which fails if a number is wrong.
 
+mod counts;
 mod faults;
 mod owners;
 mod rng;

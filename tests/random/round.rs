@@ -3,6 +3,7 @@
 //! Rounds: a device of its own, threads that use it, and its removal, at any time.
 
 use crate::{
+    counts::Counts,
     rng::Rng,
     steps::Turn,
     tally::Tally,
@@ -39,48 +40,6 @@ use rdma_null::{
     Injection,
     NullDevice, //
 };
-
-/// More than there are steps.
-const KINDS: usize = 40;
-
-/// What the threads of a run have done.
-pub(crate) struct Counts {
-    /// Of each kind of step: how often it was taken, and how often it could be done.
-    taken: [Atomic<u64>; KINDS],
-    done: [Atomic<u64>; KINDS],
-}
-
-impl Counts {
-    fn new() -> Result<Arc<Self>> {
-        let this = Self {
-            taken: [const { Atomic::new(0) }; KINDS],
-            done: [const { Atomic::new(0) }; KINDS],
-        };
-        Ok(Arc::new(this, GFP_KERNEL)?)
-    }
-
-    fn count(&self, (kind, done): (usize, bool)) {
-        for (sums, add) in [(&self.taken, true), (&self.done, done)] {
-            if let Some(sum) = sums.get(kind) {
-                sum.fetch_add(add.into(), Relaxed);
-            }
-        }
-    }
-
-    fn sum(&self) -> u64 {
-        self.taken.iter().map(|sum| sum.load(Relaxed)).sum()
-    }
-
-    fn print<C: Way>(&self) {
-        for ((name, ..), (taken, done)) in Turn::<C>::STEPS
-            .iter()
-            .zip(self.taken.iter().zip(&self.done))
-        {
-            let (taken, done) = (taken.load(Relaxed), done.load(Relaxed));
-            pr_info!("{} {name}: {done} of {taken}\n", C::NAME);
-        }
-    }
-}
 
 /// The threads of a round.
 struct Crew {
@@ -125,7 +84,7 @@ pub(crate) fn run<C: Way>(client: &ClientRef, plan: &Plan, cx: &Sleepable) -> Re
             }
         }
     }
-    counts.print::<C>();
+    counts.print(&C::NAME, Turn::<C>::STEPS.iter().map(|step| step.0));
     pr_info!(
         "{}: {} steps, {rounds} rounds, {} ms\n",
         C::NAME,
