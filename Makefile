@@ -41,7 +41,8 @@ help:
 	@echo 'make kunit       the KUnit suites under KASAN, lockdep and kmemleak, with SUITE=rdma_cq* only some'
 	@echo 'make random      random steps on null devices in each polling context, with SEED= those of that seed'
 	@echo 'make soak        ten million completions in each polling context, on the stock kernel; the KUnit suites'
-	@echo '                 without debug assertions; as many random steps under KASAN and lockdep: for hours,'
+	@echo '                 without debug assertions; as many random steps under KASAN and lockdep,'
+	@echo '                 and two hours of those on connections: for hours,'
 	@echo '                 and goes on where it was interrupted'
 	@echo 'make faults      every allocation fails once, in an hour or more; goes on where it was ended'
 	@echo 'make fuzz        a hundred thousand messages of a hostile peer to each sample, SEED=1 or another'
@@ -90,7 +91,9 @@ races:
 soak:
 	@$(sandbox) sh -c 'scripts/build stock && \
 		scripts/vm --timeout 900 -- sh -c "tests/guest/up && tests/guest/soak 10000000"'
-	@$(sandbox) bash -c '. scripts/lib.sh; { scripts/kunit --release; scripts/random --soak 10000000; } | tally'
+	@$(sandbox) bash -c '. scripts/lib.sh; { scripts/kunit --release; \
+		scripts/random --connections 3600; scripts/random --connections 3600 --fail; \
+		scripts/random --soak 10000000; } | tally'
 
 fuzz:
 	@$(sandbox) scripts/fuzz $(SEED)
