@@ -25,7 +25,7 @@ const NAP: Delta = Delta::from_millis(10);
 /// The MAD layer has one ordered workqueue a port, and calls the send handlers of all agents on it
 /// when nobody has answered in time (`timeout_sends()` in core/mad.c). To unregister an agent is
 /// all that flushes it, so one is registered that neither sends nor receives. That fails for want
-/// of memory alone, which is waited for.
+/// of memory, or of numbers, which is waited for.
 ///
 /// Not to be called in a callback of a connection manager, which may be called by one of them.
 ///
@@ -51,9 +51,9 @@ pub(crate) unsafe fn flush_timeouts(dev: *mut bindings::ib_device, port: u32, _c
         });
         match agent {
             Ok(agent) => break agent,
-            Err(ENOMEM) => fsleep(NAP),
             // The port has no MADs, and so no timeouts.
-            Err(_) => return,
+            Err(EPROTONOSUPPORT) => return,
+            Err(_) => fsleep(NAP),
         }
     };
     // SAFETY: Just registered. `unregister_mad_agent()` flushes the port's workqueue.
