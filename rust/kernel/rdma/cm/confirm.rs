@@ -5,6 +5,7 @@
 //! A request says how often the answer is sent again, and how long each is waited for. C believes
 //! that, and keeps the id meanwhile: for more than a day, if the peer likes. So a connection that is
 //! not confirmed in time is given up here, and a listener has no more than a number of them.
+//! Those of iWARP are counted only.
 
 use super::{
     callback::Shared,
@@ -69,7 +70,7 @@ pub(super) struct Incoming {
     timer: HrTimer<Self>,
     #[pin]
     give_up: Work<Self>,
-    /// The ULP has accepted.
+    /// The ULP has accepted, and the peer has to confirm in time.
     accepted: Atomic<bool>,
     /// It is not confirmed, and a work item ends it.
     given_up: Atomic<bool>,
@@ -137,7 +138,8 @@ impl Incoming {
         )
     }
 
-    /// The ULP has accepted: the connection is given up unless it is confirmed in time.
+    /// The ULP has accepted: the connection is given up unless it is confirmed in time. Not for
+    /// iWARP, where `rdma_disconnect` waits for callbacks.
     pub(super) fn await_confirmation(self: &Arc<Self>) {
         self.accepted.store(true, Relaxed);
         if let Some(live) = &mut *self.live.lock() {
@@ -158,7 +160,7 @@ impl Incoming {
         self.shared.release_handler();
     }
 
-    /// Returns whether the ULP has accepted, and the peer has neither confirmed nor refused.
+    /// Returns whether the peer has neither confirmed nor refused what is to be confirmed.
     fn is_unconfirmed(&self) -> bool {
         self.accepted.load(Relaxed) && !self.shared.is_established() && !self.shared.is_over()
     }

@@ -12,7 +12,8 @@ use super::{
 };
 use crate::{
     bindings,
-    context::Sleepable, //
+    context::Sleepable,
+    device::Device, //
 };
 use kernel::{
     error::to_result,
@@ -76,7 +77,8 @@ impl Id {
     /// connection manager fails, it has rejected the request.
     ///
     /// `handler` is told of everything that happens to the connection. A peer that does not confirm
-    /// within 90 seconds, however often it wants to be asked, is given up with [`Event::Failed`](super::Event::Failed).
+    /// within 90 seconds, however often it wants to be asked, is given up with
+    /// [`Event::Failed`](super::Event::Failed); not so on iWARP.
     ///
     /// # Errors
     ///
@@ -115,7 +117,10 @@ impl Id {
             ret
         };
         to_result(ret).inspect_err(|_| shared.release_handler())?;
-        if let Some(incoming) = &self.state().incoming {
+        let state = self.state();
+        // To disconnect waits on iWARP for the event that the connection is there.
+        let is_iwarp = state.device.as_ref().is_some_and(Device::is_iwarp);
+        if let Some(incoming) = state.incoming.as_ref().filter(|_| !is_iwarp) {
             incoming.await_confirmation();
         }
         Ok(())

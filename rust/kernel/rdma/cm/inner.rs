@@ -17,7 +17,10 @@ use crate::{
         Queue,
         Teardown, //
     },
-    device::Device,
+    device::{
+        Device,
+        NodeType, //
+    },
     mad::timeouts::flush_timeouts,
     objects::{
         Listed,
@@ -268,12 +271,8 @@ impl Inner {
     /// iWARP's waits until the connection is made or refused (`iw_cm_disconnect()`), which its
     /// ordered workqueue of callbacks finds.
     fn may_wait_for_callbacks(&self) -> bool {
-        let Some(device) = self.state.device.as_ref() else {
-            return false;
-        };
-        // SAFETY: The device is registered while there is a handle; its type does not change.
-        let node_type = unsafe { (*device.as_raw()).node_type };
-        u32::from(node_type) == bindings::RDMA_NODE_RNIC && Running::is_current()
+        let device = self.state.device.as_ref();
+        device.is_some_and(Device::is_iwarp) && Running::is_current()
     }
 
     pub(super) fn disconnect(&self) -> Result {
@@ -318,9 +317,7 @@ impl Inner {
             to_result(unsafe { bindings::rdma_notify(self.as_raw(), event) })
         };
         let device = self.state.device.as_ref().ok_or(ENOTCONN)?;
-        // SAFETY: The device is registered while there is a handle; its type does not change.
-        let node_type = unsafe { (*device.as_raw()).node_type };
-        if u32::from(node_type) != bindings::RDMA_NODE_IB_CA {
+        if device.node_type() != NodeType::Ca {
             // C does nothing, and no event comes of it.
             return notify();
         }
