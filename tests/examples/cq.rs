@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! What Documentation/cq.rst shows.
+
+use kernel::prelude::*;
+use rdma::{
+    flush::Pad,
+    op::{
+        Op,
+        Outcome, //
+    },
+    prelude::*, //
+};
+
+#[derive(HasCqe)]
+struct Request {
+    cqe: Cqe<Self>,
+    buf: Buf<ToDevice>,
+}
+
+impl CqeHandler for Request {
+    type Pointer = Lent<Self>;
+    type Needs = Atomic;
+
+    fn done(this: Lent<Self>, wc: &Wc, _cx: &Atomic) {
+        if let Err(e) = wc.result() {
+            pr_info!("{}\n", e.status);
+        }
+        // `this` is dropped: the request is home.
+    }
+}
+
+fn lend(qp: &Qp<Softirq>, requests: &mut KVec<Kept<Request>>) -> Result {
+    for request in requests.iter_mut().filter_map(Kept::lend) {
+        qp.post_send(request, |r| Ok(SendWr::send([r.buf.whole()])))?;
+    }
+    Ok(())
+}
+
+fn poll(cq: &Cq<Direct>, finished: fn(Lent<Request>, &Wc)) -> Result {
+    let mut batch = Batch::<16>::new();
+    while cq.poll(&mut batch)? != 0 {
+        while let Some(completion) = batch.next() {
+            match completion.take::<Request, 0>() {
+                Ok((request, wc)) => finished(request, wc),
+                Err(other) => drop(other), // To its handler.
+            }
+        }
+    }
+    Ok(())
+}
+
+/// What the ULP of the example knows of an operation.
+struct Context;
+
+fn write(qp: &Qp<Waited>, len: usize, (op, place): (Op<Context>, Remote)) -> Result {
+    op.write(&qp, 0..len, place)?;
+    Ok(())
+}
+
+fn continue_with(
+    (qp, pad): (&Qp<Waited>, &Arc<Pad>),
+    completions: &mut dyn Iterator<Item = Completion<'_>>,
+    (len, place): (usize, Remote),
+    acknowledged: fn(Op<Context>),
+    received: fn(Op<Context>, usize, Option<u32>),
+) -> Result {
+    for completion in completions {
+        let Ok(done) = Op::<Context>::take(completion) else {
+            continue;
+        };
+        match done.result? {
+            Outcome::Write => done.op.flush(&qp, &pad, place, len)?,
+            Outcome::Flush => acknowledged(done.op),
+            Outcome::Recv { len, imm } => received(done.op, len, imm),
+            _ => {}
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! What Documentation/mr.rst shows.
+
+use kernel::prelude::*;
+use rdma::{
+    prelude::*,
+    rw::{
+        Ctx,
+        Rw, //
+    }, //
+};
+
+#[derive(HasCqe)]
+struct Job {
+    cqe: Cqe<Self>,
+    data: Ctx,
+}
+
+impl CqeHandler for Job {
+    type Pointer = Pin<KBox<Self>>;
+    type Needs = Atomic;
+
+    fn done(_this: Self::Pointer, _wc: &Wc, _cx: &Atomic) {}
+}
+
+fn read(
+    qp: &Qp<Softirq>,
+    job: Pin<KBox<Job>>,
+    (remote, len): (Remote, usize),
+    cx: &Sleepable,
+) -> Result {
+    qp.post_rw(job, |job| Ok(Rw::read(&job.data, 0..len, remote)), cx)?;
+    Ok(())
+}

@@ -1,0 +1,14 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! What Documentation/null-device.rst shows.
+
+use kernel::prelude::*;
+use rdma::prelude::*;
+use rdma_null::Injection;
+
+fn hold(qp: &Qp<Softirq>) -> Result {
+    let null = rdma_null::NullDevice::new(c"null0")?; // Clients have been told when this returns.
+    null.inject_qp(qp.num(), Injection::Hold { count: 4 })?;
+    null.remove(); // So does dropping it.
+    Ok(())
+}

@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! What Documentation/srq.rst shows.
+
+use kernel::prelude::*;
+use rdma::{
+    prelude::*,
+    qp::Init,
+    srq::{
+        Receive,
+        Slot,
+        Srq, //
+    }, //
+};
+
+fn parse(_message: &[u8]) {}
+
+struct Request {
+    buf: Buf<FromDevice>,
+}
+
+impl Receive for Request {
+    type Needs = Atomic;
+
+    // Where a message goes: asked each time that the slot is posted.
+    fn recv(&self) -> RecvWr<'_> {
+        RecvWr::new([self.buf.whole_mut()])
+    }
+
+    fn done(mut slot: Slot<Self>, wc: &Wc, _cx: &Atomic) {
+        if let Ok(wc) = wc.result() {
+            parse(&slot.buf.cpu()[..wc.byte_len()]);
+        }
+        // Dropping the slot posts it again.
+    }
+}
+
+fn create(pd: Pd, cq: Cq<Softirq>, id: cm::Id, cx: &Sleepable) -> Result {
+    let request = || {
+        Ok::<_, Error>(Request {
+            buf: Buf::alloc(&pd, 64, cx)?,
+        })
+    };
+    let srq = Srq::create(&pd, 1024, |_| request(), cx)?;
+    let qp = Init::on_srq(&pd, &cq, &srq, &Caps::new(64, 0)).create_for(&id, cx)?;
+    Ok(())
+}
