@@ -6,7 +6,7 @@ export KERNEL
 sandbox := scripts/sandbox
 
 .PHONY: help modules modules_install demo test vm check kunit random soak faults fuzz storms races bench patches \
-	update clean distclean
+	doc update clean distclean
 
 ifneq ($(KDIR),)
 
@@ -51,6 +51,7 @@ help:
 	@echo 'make races       the KUnit suites and those with userspace under KCSAN, SUITE=rdma_cq* only some'
 	@echo 'make bench       Rust against C: instructions and time, a table and plots, in 15 minutes'
 	@echo 'make patches     patches for the kernel: each reproducer fails without its patch and passes with it'
+	@echo 'make doc         the pages of Documentation and the crate'\''s own, into build/doc'
 	@echo 'make update      look for newer kernels on the mirror the next time'
 	@echo 'make clean       remove build/'
 	@echo 'make distclean   remove build/ and the cache'
@@ -70,7 +71,7 @@ modules_install:
 # These print tests, which are counted here, so that it fails where one does.
 tally := bash -c '. scripts/lib.sh; "$$@" | tally' tally
 
-demo test check bench patches:
+demo test check bench patches doc:
 	@$(sandbox) scripts/$@
 
 kunit:

@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: GPL-2.0
+"""How Sphinx makes the pages: see make doc."""
+
+import re
+from pathlib import Path
+
+from docutils import nodes
+from sphinx import addnodes
+
+project = "rdma-rs"
+exclude_patterns = []
+html_theme = "alabaster"
+html_theme_options = {"page_width": "1100px"}
+html_copy_source = False
+html_show_sphinx = False
+highlight_language = "none"
+
+PAGE = re.compile(r"\b([a-z-]+)\.rst\b")
+
+
+def link(text, docname):
+    """Yields a text with the names of pages as references to them, as the kernel's automarkup does."""
+    at = 0
+    for match in PAGE.finditer(text):
+        if not Path(__file__).with_name(match[0]).exists():
+            continue
+        yield nodes.Text(text[at:match.start()])
+        reference = addnodes.pending_xref("", refdomain="std", reftype="doc", reftarget=f"/{match[1]}",
+                                          refdoc=docname, refexplicit=True, refwarn=True)
+        reference += nodes.inline(match[0], match[0])
+        yield reference
+        at = match.end()
+    yield nodes.Text(text[at:])
+
+
+def link_pages(app, doctree):
+    for node in list(doctree.findall(nodes.Text)):
+        if PAGE.search(node) and not isinstance(node.parent, (nodes.literal, nodes.literal_block)):
+            node.parent.replace(node, list(link(node.astext(), app.env.docname)))
+
+
+def setup(app):
+    app.connect("doctree-read", link_pages)
