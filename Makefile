@@ -6,7 +6,7 @@ export KERNEL
 sandbox := scripts/sandbox
 
 .PHONY: help modules modules_install demo test vm check kunit random soak faults fuzz storms races bench patches \
-	doc update clean distclean
+	doc rust-analyzer update clean distclean
 
 ifneq ($(KDIR),)
 
@@ -52,6 +52,7 @@ help:
 	@echo 'make bench       Rust against C: instructions and time, a table and plots, in 15 minutes'
 	@echo 'make patches     patches for the kernel: each reproducer fails without its patch and passes with it'
 	@echo 'make doc         the pages of Documentation and the crate'\''s own, into build/doc'
+	@echo 'make rust-analyzer  rust-project.json, with which editors see the crates'
 	@echo 'make update      look for newer kernels on the mirror the next time'
 	@echo 'make clean       remove build/'
 	@echo 'make distclean   remove build/ and the cache'
@@ -101,6 +102,9 @@ fuzz:
 
 vm:
 	@$(sandbox) sh -c 'scripts/build stock && scripts/vm'
+
+rust-analyzer:
+	@$(sandbox) sh -c 'scripts/build stock && scripts/rust-analyzer' >/dev/null
 
 update:
 	@$(sandbox) scripts/kernel update
