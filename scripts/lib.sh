@@ -71,24 +71,32 @@ step() {
 
 # Tests print "ok NAME" or "not ok NAME # REASON"; a name that is ever not ok has failed.
 # tally: passes such lines on from its input, then counts; fails unless all are ok, and there are any.
+# What is ok and what is not is in build/report/tests.ktap as well, which kunit.py parse reads.
 tally() {
-	local line name passed=0 failed=0
+	local line name passed=0 failed=0 names=()
 	local -A bad=()
 	while IFS= read -r line; do
 		printf '%s\n' "$line"
 		[[ $line =~ ^(not )?ok\ (.*)$ ]] || continue
 		name=${BASH_REMATCH[2]%% # *}
+		[[ ${bad[$name]+known} ]] || names+=("$name")
 		bad[$name]=${bad[$name]-}${BASH_REMATCH[1]}
 	done
 	echo
-	for name in "${!bad[@]}"; do
-		if [[ ${bad[$name]} ]]; then
-			((++failed))
-			echo "failed: $name"
-		else
-			((++passed))
-		fi
-	done
+	mkdir -p "$top/build/report"
+	{
+		printf 'KTAP version 1\n1..%s\n' "${#names[@]}" >&9
+		for name in "${names[@]}"; do
+			if [[ ${bad[$name]} ]]; then
+				((++failed))
+				echo "failed: $name"
+				printf 'not ok %s %s\n' "$((passed + failed))" "$name" >&9
+			else
+				((++passed))
+				printf 'ok %s %s\n' "$((passed + failed))" "$name" >&9
+			fi
+		done
+	} 9>"$top/build/report/tests.ktap"
 	echo "$passed passed, $failed failed"
 	((failed == 0 && passed > 0))
 }
