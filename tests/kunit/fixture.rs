@@ -25,6 +25,7 @@ mod spare;
 pub(crate) use access::{
     denied,
     read,
+    received,
     write, //
 };
 pub(crate) use cm_link::{
