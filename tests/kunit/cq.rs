@@ -3,12 +3,14 @@
 //! Completion queues: sizes, vectors, polling by budget.
 
 use crate::fixture::{
+    received,
     recv,
     send,
     wait,
     Env,
     Inbox,
-    Link, //
+    Link,
+    Polled, //
 };
 use kernel::prelude::*;
 use rdma::prelude::*;
@@ -34,15 +36,16 @@ fn pending(link: &Link<Direct>, inbox: &Arc<Inbox>, n: usize) -> Result {
     for _ in 0..n {
         send(&link.a.qp, link.env.message(&sent, &[7; 8])?)?;
     }
-    // All sends were acknowledged, so all receives have completed.
     wait(|| {
-        link.send_cq.process(16);
+        Direct::poll(&link.send_cq);
         sent.len() == n
     })?;
     for completed in sent.take() {
         completed.ok()?;
     }
-    Ok(())
+    received(&link.env, &link.a.qp, &link.b.qp, || {
+        Direct::poll(&link.send_cq)
+    })
 }
 
 #[kunit_tests(rdma_cq)]

@@ -3,6 +3,7 @@
 //! Completions that are polled into a batch, one at a time, or dispatched without an indirect call.
 
 use crate::fixture::{
+    received,
     recv,
     send,
     wait,
@@ -106,11 +107,11 @@ fn complete<C: Polled, T: Send + Unpin + 'static>(
     messages(link, n)
 }
 
-/// Sends `n` messages. They have been received when they are acknowledged.
+/// Sends `n` messages, and returns when they have been received.
 fn messages<C: Polled>(link: &Link<C>, n: usize) -> Result {
-    let acknowledged = Counter::new()?;
+    let sent = Counter::new()?;
     for _ in 0..n {
-        let counts = acknowledged.clone();
+        let counts = sent.clone();
         let nothing = OnDone::<Atomic, _>::new(move |_, _| {
             counts.up();
         })?;
@@ -118,8 +119,9 @@ fn messages<C: Polled>(link: &Link<C>, n: usize) -> Result {
     }
     wait(|| {
         C::poll(&link.send_cq);
-        acknowledged.get() == n as i32
-    })
+        sent.get() == n as i32
+    })?;
+    received(&link.env, &link.a.qp, &link.b.qp, || C::poll(&link.send_cq))
 }
 
 /// Polls into batches until `n` completions were seen.
