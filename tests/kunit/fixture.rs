@@ -26,7 +26,8 @@ pub(crate) use access::{
     denied,
     read,
     received,
-    write, //
+    write,
+    write_flushed, //
 };
 pub(crate) use cm_link::{
     connect_to_service,

@@ -11,6 +11,7 @@ use crate::fixture::{
     register,
     send,
     write,
+    write_flushed,
     Carried,
     Env,
     Inbox,
@@ -136,7 +137,7 @@ mod tests {
         let Err(region) = region.into_parts() else {
             return Err(crate::check::fail(fmt!("a registered region came apart")));
         };
-        write(&link, remote, b"works")?.ok()?;
+        write_flushed(&link, remote, b"works")?;
         let (region, _) = invalidate(&link, region)?;
         let (_, mut buf) = parts(region)?;
         check_eq!(&buf.cpu()[..5], b"works");
@@ -161,7 +162,7 @@ mod tests {
         for i in 0..300u64 {
             let (registered, remote) = register(&link, region, both)?;
             if i % 50 == 0 {
-                write(&link, remote, &i.to_le_bytes())?.ok()?;
+                write_flushed(&link, remote, &i.to_le_bytes())?;
             }
             region = invalidate(&link, registered)?.0;
         }
@@ -283,7 +284,7 @@ mod tests {
         for (start, end) in [(0, 9), (8, 9), (3, 3), (5, 4), (0, usize::MAX)] {
             check_err!(region.remote(start..end), EINVAL);
         }
-        write(&link, tail, b"end")?.ok()?;
+        write_flushed(&link, tail, b"end")?;
         let mut bytes = [1; 8];
         region.read(0, &mut bytes)?;
         check_eq!(&bytes, b"\0\0\0\0\0end");
@@ -297,7 +298,7 @@ mod tests {
         for i in 1..4u8 {
             let region = Region::map(mr, buf)?;
             let (region, remote) = register(&link, region, both)?;
-            write(&link, remote, &[i; 3000])?.ok()?;
+            write_flushed(&link, remote, &[i; 3000])?;
             let mut written;
             (mr, written) = parts(invalidate(&link, region)?.0)?;
             check!(written.cpu().iter().all(|byte| *byte == i));

@@ -7,6 +7,7 @@ use crate::fixture::{
     invalidate,
     register,
     write,
+    write_flushed,
     CountDrop,
     Counter,
     Env,
@@ -101,7 +102,7 @@ mod tests {
         for i in 1..6u8 {
             let region = region(&link.env, &pool, 10_000)?;
             let (region, remote) = register(&link, region, both)?;
-            write(&link, remote, &[i; 9])?.ok()?;
+            write_flushed(&link, remote, &[i; 9])?;
             let (region, _) = invalidate(&link, region)?;
             let (mr, memory) = region.into_parts().map_err(|_| EBUSY)?;
             let (mut pages, mut got) = (memory.unmap(), [0; 9]);
