@@ -17,10 +17,9 @@ use rdma::prelude::*;
 
 const CAPS: Caps = Caps::new(8, 8);
 
-/// A connection that gives up soon.
+/// A connection that does not wait for a receive.
 fn impatient() -> cm::ConnParam<'static> {
     cm::ConnParam {
-        retry_count: 0,
         rnr_retry_count: 0,
         ..Default::default()
     }
@@ -60,7 +59,11 @@ mod tests {
 
     #[test]
     fn peer_that_is_gone() -> Result {
-        let (link, sent) = (Link::<Softirq>::with(&CAPS, &impatient())?, Inbox::new()?);
+        let param = cm::ConnParam {
+            retry_count: 0,
+            ..Default::default()
+        };
+        let (link, sent) = (Link::<Softirq>::with(&CAPS, &param)?, Inbox::new()?);
         let free = link.send_cq.free_entries();
         let Link {
             a, b, send_cq, env, ..
