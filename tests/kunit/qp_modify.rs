@@ -123,7 +123,7 @@ mod tests {
         check_eq!(info.max_rd_atomic(), 4);
         check_eq!(info.max_dest_rd_atomic(), 4);
         check_eq!(info.min_rnr_timer(), 1);
-        check_eq!(info.timeout(), 14);
+        check_eq!(info.timeout(), 18);
         check_eq!(info.retry_count(), 6);
         check_eq!(info.rnr_retry(), 7);
         check_eq!(info.qkey(), 0);
