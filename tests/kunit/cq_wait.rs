@@ -9,6 +9,7 @@ use crate::fixture::{
     Env,
     Link,
     OnDone,
+    Place,
     Polled, //
 };
 use kernel::{
@@ -47,6 +48,15 @@ fn later(link: &Link<Waited>, f: impl FnOnce() + Send + 'static) -> Result {
     link.env.client.spawn(GFP_KERNEL, move |_| {
         fsleep(Delta::from_millis(50));
         f();
+    })
+}
+
+/// Waits until the task sleeps.
+fn sleeps(task: &Task) -> Result {
+    wait(|| {
+        // SAFETY: The reference keeps the task. Its state may change at any time.
+        let state = unsafe { (&raw const (*task.as_ptr()).__state).read_volatile() };
+        state == kernel::bindings::TASK_INTERRUPTIBLE
     })
 }
 
@@ -214,16 +224,18 @@ mod tests {
         expect(&link, &received)?;
         expect(&link, &received)?;
         let (cq, counts) = (link.recv_cq.clone(), woken.clone());
-        let waiting = Counter::new()?;
+        let waiting = Place::new()?;
         let begun = waiting.clone();
         link.env.client.spawn(GFP_KERNEL, move |cx| {
-            begun.up();
+            let task: ARef<Task> = (&**kernel::current!()).into();
+            begun.put(task);
             if cq.wait_solicited(LONG_MS, cx) == Ok(Wait::Ready) {
                 counts.up();
             }
         })?;
-        wait(|| waiting.get() == 1)?;
-        fsleep(Delta::from_millis(20));
+        // It has armed the CQ before it sleeps.
+        let task = waiting.wait()?;
+        sleeps(&task)?;
         message(&link, false)?;
         check_eq!(link.send_cq.wait(LONG_MS, &link.env.cx)?, Wait::Ready);
         fsleep(Delta::from_millis(20));
