@@ -157,6 +157,7 @@ mod tests {
         };
         let link = Link::<Waited>::with(&Caps::new(8, 8), &param)?;
         let (received, answered) = (Counter::new()?, Counter::new()?);
+        expect(&link, &received)?;
         // The peer sends the next message as soon as it sees that this one was received, which is
         // while this side is on its way to the next wait.
         let (qp, cq, seen) = (link.a.qp.clone(), link.send_cq.clone(), received.clone());
@@ -176,7 +177,6 @@ mod tests {
             over.up();
         })?;
         let mut fine = true;
-        expect(&link, &received)?;
         for n in 0..N {
             if n + 1 < N {
                 expect(&link, &received)?;
