@@ -30,7 +30,7 @@ use rdma_bindings as bindings;
 use rdma_null::Injection;
 
 /// Longer than anything takes.
-const LONG_MS: u32 = 30_000;
+const LONG_MS: u32 = 100_000;
 
 const FAILURE: Injection = Injection::Event {
     event: bindings::ib_event_type_IB_EVENT_CQ_ERR,
