@@ -192,7 +192,7 @@ mod tests {
 
     #[test]
     fn read_needs_read_access() -> Result {
-        not_on_iwarp!(c"siw lets a peer read what it may only write");
+        not_on_iwarp!(c"siw lets a peer read what it may only write: patches/siw/0003");
         let link = Link::<Softirq>::new()?;
         let registered = Registered::new(&link, 8, writable::<Bidirectional>)?;
         denied(&link, &read(&link, registered.remote, 4)?)

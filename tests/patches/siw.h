@@ -67,6 +67,29 @@ static inline int client_connect(struct rdma_cm_id *id, struct sockaddr *addr)
 	return qp_create(id) ?: rdma_connect(id, &param) ?: wait_event_of(id, RDMA_CM_EVENT_ESTABLISHED);
 }
 
+static DECLARE_COMPLETION(request_done);
+static enum ib_wc_status request_status;
+
+static inline void request_completes(struct ib_cq *cq, struct ib_wc *wc)
+{
+	request_status = wc->status;
+	complete(&request_done);
+}
+
+/* Posts a signaled request, and waits for request_status. */
+static inline int post_and_wait(struct ib_qp *qp, struct ib_send_wr *wr)
+{
+	static struct ib_cqe cqe = { .done = request_completes };
+	int ret;
+
+	wr->wr_cqe = &cqe;
+	wr->send_flags = IB_SEND_SIGNALED;
+	ret = ib_post_send(qp, wr, NULL);
+	if (!ret && !wait_for_completion_timeout(&request_done, PATIENCE))
+		ret = -ETIMEDOUT;
+	return ret;
+}
+
 static inline void id_end(struct rdma_cm_id *id)
 {
 	if (id->qp) {

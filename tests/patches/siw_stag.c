@@ -3,28 +3,6 @@
 
 #include "siw.h"
 
-static DECLARE_COMPLETION(done_once);
-static enum ib_wc_status status;
-
-static void done(struct ib_cq *cq, struct ib_wc *wc)
-{
-	status = wc->status;
-	complete(&done_once);
-}
-
-static int post_and_wait(struct ib_qp *qp, struct ib_send_wr *wr)
-{
-	static struct ib_cqe cqe = { .done = done };
-	int ret;
-
-	wr->wr_cqe = &cqe;
-	wr->send_flags = IB_SEND_SIGNALED;
-	ret = ib_post_send(qp, wr, NULL);
-	if (!ret && !wait_for_completion_timeout(&done_once, PATIENCE))
-		ret = -ETIMEDOUT;
-	return ret;
-}
-
 static int run(struct ib_qp *qp)
 {
 	void *page = kzalloc(PAGE_SIZE, GFP_KERNEL);
@@ -47,10 +25,10 @@ static int run(struct ib_qp *qp)
 	ib_update_fast_reg_key(mr, mr->rkey + 1);
 	reg.key = mr->rkey;
 	ret = ret ?: post_and_wait(qp, &reg.wr);
-	if (!ret && status != IB_WC_SUCCESS)
+	if (!ret && request_status != IB_WC_SUCCESS)
 		ret = -EIO;
 	ret = ret ?: post_and_wait(qp, &inv);
-	if (!ret && status == IB_WC_SUCCESS) {
+	if (!ret && request_status == IB_WC_SUCCESS) {
 		pr_err("siw_stag: key %#x is invalidated by %#x\n", reg.key, inv.ex.invalidate_rkey);
 		ret = -EIO;
 	}
