@@ -1,0 +1,77 @@
+/* SPDX-License-Identifier: GPL-2.0 */
+/* What the reproducers for rxe share that play a peer: packets of theirs. */
+
+#include <linux/crc32.h>
+#include <linux/ip.h>
+#include <linux/udp.h>
+#include <rdma/ib_pack.h>
+
+#include "ends.h"
+
+/* The peer, as end_to_rtr() has it. */
+#define HOST 2
+
+struct packet {
+	struct iphdr ip;
+	struct udphdr udp;
+	u8 opcode;
+	u8 flags;
+	__be16 pkey;
+	__be32 qpn;
+	__be32 psn;
+} __packed;
+
+static inline u32 packet_icrc(const struct packet *packet, const void *rest, size_t len)
+{
+	struct packet masked = *packet;
+	u32 crc;
+
+	masked.ip.tos = 0xff;
+	masked.ip.ttl = 0xff;
+	masked.ip.check = CSUM_MANGLED_0;
+	masked.udp.check = CSUM_MANGLED_0;
+	masked.qpn |= cpu_to_be32(0xff000000);
+	crc = crc32_le(0xdebb20e3, (u8 *)&masked, sizeof(masked));
+	return ~crc32_le(crc, rest, len);
+}
+
+/* The dummy device receives what a peer may send: the first packet to a QP. */
+static inline int packet_receive(u32 qpn, u8 opcode, const void *rest, size_t len)
+{
+	size_t all = sizeof(struct packet) + len + sizeof(u32);
+	struct sk_buff *skb = alloc_skb(all + 64, GFP_KERNEL);
+	struct net_device *ndev = dev_get_by_name(&init_net, "rdma0");
+	struct packet *packet;
+	u32 icrc;
+
+	if (!skb || !ndev)
+		return -ENOMEM;
+	skb_reserve(skb, 64);
+	packet = skb_put_zero(skb, sizeof(*packet));
+	packet->ip.version = 4;
+	packet->ip.ihl = 5;
+	packet->ip.tot_len = cpu_to_be16(all);
+	packet->ip.frag_off = cpu_to_be16(IP_DF);
+	packet->ip.ttl = 64;
+	packet->ip.protocol = IPPROTO_UDP;
+	packet->ip.saddr = cpu_to_be32(0xc0000200 + HOST);
+	packet->ip.daddr = cpu_to_be32(0xc0000201);
+	ip_send_check(&packet->ip);
+	packet->udp.source = cpu_to_be16(0xc000);
+	packet->udp.dest = cpu_to_be16(4791);
+	packet->udp.len = cpu_to_be16(all - sizeof(packet->ip));
+	packet->opcode = opcode;
+	packet->pkey = cpu_to_be16(0xffff);
+	packet->qpn = cpu_to_be32(qpn);
+	skb_put_data(skb, rest, len);
+	icrc = packet_icrc(packet, rest, len);
+	skb_put_data(skb, &icrc, sizeof(icrc));
+	skb->dev = ndev;
+	skb->protocol = cpu_to_be16(ETH_P_IP);
+	skb->pkt_type = PACKET_HOST;
+	skb_reset_mac_header(skb);
+	skb_reset_network_header(skb);
+	netif_rx(skb);
+	dev_put(ndev);
+	return 0;
+}
