@@ -2,6 +2,7 @@
 /* What the reproducers for siw share: two connected QPs of one device. See ends.h for run(). */
 
 #include <linux/module.h>
+#include <linux/slab.h>
 #include <rdma/rdma_cm.h>
 
 #define PATIENCE (60 * HZ)
@@ -87,6 +88,55 @@ static inline int post_and_wait(struct ib_qp *qp, struct ib_send_wr *wr)
 	ret = ib_post_send(qp, wr, NULL);
 	if (!ret && !wait_for_completion_timeout(&request_done, PATIENCE))
 		ret = -ETIMEDOUT;
+	return ret;
+}
+
+/* Registers a page for the peer from an offset on. */
+static inline struct ib_mr *page_register(struct scatterlist *sg, void *page, unsigned int offset,
+					  int access)
+{
+	struct ib_mr *mr = ib_alloc_mr(pd, IB_MR_TYPE_MEM_REG, 1);
+	struct ib_reg_wr reg = { .wr = { .opcode = IB_WR_REG_MR }, .mr = mr, .access = access };
+	int ret;
+
+	if (IS_ERR(mr))
+		return mr;
+	sg_init_one(sg, page, PAGE_SIZE);
+	ib_dma_map_sg(pd->device, sg, 1, DMA_BIDIRECTIONAL);
+	reg.key = mr->rkey;
+	ret = ib_map_mr_sg(mr, sg, 1, &offset, PAGE_SIZE) == 1 ? 0 : -EIO;
+	ret = ret ?: post_and_wait(server->qp, &reg.wr);
+	if (ret || request_status != IB_WC_SUCCESS) {
+		ib_dma_unmap_sg(pd->device, sg, 1, DMA_BIDIRECTIONAL);
+		ib_dereg_mr(mr);
+		return ERR_PTR(ret ?: -EIO);
+	}
+	return mr;
+}
+
+/* Both QPs are drained. */
+static inline void page_deregister(struct scatterlist *sg, struct ib_mr *mr)
+{
+	ib_dereg_mr(mr);
+	ib_dma_unmap_sg(pd->device, sg, 1, DMA_BIDIRECTIONAL);
+}
+
+/* Reads the first bytes of the peer's region, and waits for request_status. */
+static inline int read_and_wait(struct ib_qp *qp, struct ib_mr *mr, void *sink, u32 len)
+{
+	struct ib_sge sge = { .length = len, .lkey = pd->local_dma_lkey };
+	struct ib_rdma_wr read = {
+		.wr = { .opcode = IB_WR_RDMA_READ, .sg_list = &sge, .num_sge = 1 },
+		.remote_addr = mr->iova,
+		.rkey = mr->rkey,
+	};
+	int ret;
+
+	sge.addr = ib_dma_map_single(pd->device, sink, len, DMA_FROM_DEVICE);
+	ret = post_and_wait(qp, &read.wr);
+	ib_drain_qp(qp);
+	ib_drain_qp(server->qp);
+	ib_dma_unmap_single(pd->device, sge.addr, len, DMA_FROM_DEVICE);
 	return ret;
 }
 

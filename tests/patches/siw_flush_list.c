@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 /* Posts a list to a QP in the error state, and frees each request when it completes. */
 
-#include <linux/slab.h>
-
 #include "siw.h"
 
 struct request {
