@@ -46,9 +46,9 @@ pub struct ClientRef {
     hold: Hold,
 }
 
-// SAFETY: `Core` is `Sync`, and a hold only counts.
+// SAFETY: `Core` is `Sync`, and a hold may be given back in any thread.
 unsafe impl Send for ClientRef {}
-// SAFETY: As above.
+// SAFETY: What a reference gives access to is a `Core`, which is `Sync`, and the counts of a hold.
 unsafe impl Sync for ClientRef {}
 
 impl ClientRef {
@@ -58,24 +58,20 @@ impl ClientRef {
     }
 
     fn core(&self) -> &Core {
-        // SAFETY: By the type invariant.
+        // SAFETY: `core` is valid by the type invariant, as `self` has the hold.
         unsafe { self.core.as_ref() }
     }
 
     /// Returns a handle of the device that came first, if there is one.
     pub fn first_device(&self, _cx: &Sleepable) -> Option<Device> {
-        self.core().devices.lock().iter().find_map(|entry| {
-            // SAFETY: Entries of the list are valid while the list is locked, and freed only after
-            // their gate was closed.
-            unsafe { Device::new(entry.0) }.ok()
-        })
+        let devices = self.core().devices.lock();
+        devices.iter().find_map(|entry| entry.device().ok())
     }
 
     /// Returns a handle of the device with this name, if there is one.
     pub fn device_by_name(&self, name: &CStr, _cx: &Sleepable) -> Option<Device> {
         self.core().devices.lock().iter().find_map(|entry| {
-            // SAFETY: As in `first_device`.
-            let dev = unsafe { Device::new(entry.0) }.ok()?;
+            let dev = entry.device().ok()?;
             (*dev.name() == *name).then_some(dev)
         })
     }
@@ -150,10 +146,29 @@ impl Clone for ClientRef {
 }
 
 /// An entry of [`Core::devices`].
+///
+/// # Invariants
+///
+/// The pointer is valid while this is in the list, and what it points to is freed only after its
+/// gate was closed.
 pub(super) struct Entry(pub(super) NonNull<device::Inner>);
 
 // SAFETY: `device::Inner` is `Send` and `Sync` in all its parts, and the pointer owns nothing.
 unsafe impl Send for Entry {}
+
+impl Entry {
+    fn inner(&self) -> &device::Inner {
+        // SAFETY: The pointer is valid by the type invariant: `self` is borrowed from the list.
+        unsafe { self.0.as_ref() }
+    }
+
+    /// Returns a handle of the device, unless it is being removed from the client.
+    fn device(&self) -> Result<Device> {
+        // SAFETY: By the type invariant the pointer is valid until the gate of what it points to
+        // was closed.
+        unsafe { Device::new(self.0) }
+    }
+}
 
 /// The part of a registration that does not depend on the ULP's type.
 #[pin_data(PinnedDrop)]
@@ -172,9 +187,11 @@ pub(crate) struct Core {
     _pin: PhantomPinned,
 }
 
-// SAFETY: All parts may be used from any thread.
+// SAFETY: A `struct ib_client` may be registered and unregistered in different threads; all else is
+// `Send`.
 unsafe impl Send for Core {}
-// SAFETY: As above.
+// SAFETY: What changes in a `struct ib_client` is the RDMA core's, which locks it; all else is
+// `Sync`.
 unsafe impl Sync for Core {}
 
 impl Core {
@@ -198,18 +215,15 @@ impl Core {
     ///
     /// `ENODEV` if the client does not have the device, or is losing it.
     pub(crate) fn device(&self, raw: *mut bindings::ib_device) -> Result<Device> {
-        for inner in self.devices.lock().iter() {
-            // SAFETY: Entries of the list are valid while the list is locked.
-            if unsafe { inner.0.as_ref() }.raw.as_ptr() == raw {
-                // SAFETY: As above, and an entry is freed only after its gate was closed.
-                return unsafe { Device::new(inner.0) };
-            }
-        }
-        Err(ENODEV)
+        let devices = self.devices.lock();
+        let entry = devices
+            .iter()
+            .find(|entry| entry.inner().raw.as_ptr() == raw);
+        entry.ok_or(ENODEV)?.device()
     }
 
     pub(super) fn handle(&self) -> Result<ClientRef> {
-        // SAFETY: `self` is pinned, and dropping it closes the gate.
+        // SAFETY: `self` is pinned by `Core::new`, and its drop closes the gate.
         let hold = unsafe { self.gate.hold(Kind::Client) }?;
         // INVARIANT: Just taken.
         Ok(ClientRef {

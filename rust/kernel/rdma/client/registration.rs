@@ -72,8 +72,8 @@ impl Slot {
 ///
 /// # Safety
 ///
-/// Each call returns the same slot, which is for this type only, and the first registration is owned by the module, so that it is
-/// dropped before the module's text goes.
+/// Each call returns the same slot, which is for this type only, and the first registration is
+/// owned by the module, so that it is dropped before the module's text goes.
 #[doc(hidden)]
 #[diagnostic::on_unimplemented(
     message = "no module owns the client `{Self}`",
@@ -152,14 +152,25 @@ impl<T: Owned> Registration<T> {
         T::slot().registration.store(0, Release);
     }
 
+    /// Returns the registration in the slot.
+    ///
+    /// # Safety
+    ///
+    /// The RDMA core is calling the client, and the reference is not used after that call.
+    unsafe fn called<'a>() -> &'a Self {
+        // SAFETY: By the invariant of `Slot` this is the address of a live registration of this
+        // type: the RDMA core may call the client, as it does.
+        unsafe { &*(T::slot().registration.load(Acquire) as *const Self) }
+    }
+
     /// `ib_client.add`.
     ///
     /// # Safety
     ///
     /// Called by the RDMA core, for the registration in the slot.
     unsafe extern "C" fn add(dev: *mut bindings::ib_device) -> c_int {
-        // SAFETY: The RDMA core calls a registered client; see the invariant of `Slot`.
-        let this = unsafe { &*(T::slot().registration.load(Acquire) as *const Self) };
+        // SAFETY: The RDMA core is calling the client.
+        let this = unsafe { Self::called() };
         from_result(|| {
             this.add_device(NonNull::new(dev).ok_or(EINVAL)?)
                 .inspect_err(|e| {
@@ -176,6 +187,7 @@ impl<T: Owned> Registration<T> {
         let cx = unsafe { Sleepable::assume() };
         let inner = device::Inner::new(raw, &self.core, T::slot())?;
         let entry = NonNull::from(&*inner);
+        // INVARIANT: `release` takes the entry out before it closes the gate and frees `inner`.
         self.core.devices.lock().push(Entry(entry), GFP_KERNEL)?;
 
         // SAFETY: `inner` is valid until `release` has closed its gate.
@@ -194,7 +206,7 @@ impl<T: Owned> Registration<T> {
                 };
                 // SAFETY: `remove` ends it, and what is pinned does not move until then.
                 unsafe { inner.watch(Self::event) };
-                // SAFETY: It is not moved; `remove` gets it back.
+                // SAFETY: What is in the box stays where it is: `remove` pins it again.
                 let _ = KBox::into_raw(unsafe { Pin::into_inner_unchecked(inner) });
                 Ok(())
             }
@@ -235,14 +247,15 @@ impl<T: Owned> Registration<T> {
     ///
     /// # Safety
     ///
-    /// As [`Self::add`], after it has succeeded.
+    /// Called by the RDMA core, once, for the registration in the slot and a device for which
+    /// [`Self::add`] has succeeded, with the client data that this has set.
     unsafe extern "C" fn remove(_dev: *mut bindings::ib_device, data: *mut c_void) {
-        // SAFETY: The RDMA core calls a registered client; see the invariant of `Slot`.
-        let this = unsafe { &*(T::slot().registration.load(Acquire) as *const Self) };
+        // SAFETY: The RDMA core is calling the client.
+        let this = unsafe { Self::called() };
         // SAFETY: `remove` is called in process context.
         let cx = unsafe { Sleepable::assume() };
-        // SAFETY: `remove` is called once after an `add` that succeeded and set this. It was pinned
-        // there.
+        // SAFETY: The caller says that `data` is what `add` has set, a pinned box that it has left
+        // to this call.
         let inner = unsafe { Pin::new_unchecked(KBox::from_raw(data.cast::<device::Inner>())) };
         this.release(inner, true, &cx);
     }
@@ -257,15 +270,16 @@ impl<T: Owned> Registration<T> {
         handler: *mut bindings::ib_event_handler,
         event: *mut bindings::ib_event,
     ) {
-        // SAFETY: The client is registered while it has a device; see the invariant of `Slot`.
-        let this = unsafe { &*(T::slot().registration.load(Acquire) as *const Self) };
-        // SAFETY: By the caller's promise.
+        // SAFETY: The RDMA core is calling the client, which has the event's device.
+        let this = unsafe { Self::called() };
+        // SAFETY: `handler` is the one that `Inner::watch` has registered in `add`, and the event
+        // is valid during the call.
         let (inner, event) =
             unsafe { (device::Inner::of_handler(handler), Event::from_raw(&*event)) };
         // SAFETY: The device is released only after this call.
         let (dev, inner) = unsafe { (Device::new(inner), inner.as_ref()) };
-        // SAFETY: Events of devices come from a work item; those of a GID table from whoever changes
-        // it, which may sleep and has the table's mutex.
+        // SAFETY: Events of devices come from a work item; those of a GID table from whoever
+        // changes it, which may sleep and has the table's mutex.
         let cx = unsafe { Sleepable::assume() };
         if let (Ok(dev), Some(data)) = (dev, inner.data::<T>()) {
             pinned(&data).event(this.state(), &dev, event, &cx);
