@@ -139,7 +139,12 @@ impl<T: Owned> Registration<T> {
             .registration
             .store(core::ptr::from_ref(self) as usize, Release);
         // SAFETY: `raw` is initialised and pinned, and unregistered before it goes.
-        to_result(unsafe { bindings::ib_register_client(self.core.raw.get()) })?;
+        let registered = to_result(unsafe { bindings::ib_register_client(self.core.raw.get()) });
+        registered.inspect_err(|_| {
+            // INVARIANT: What has failed was undone: the RDMA core does not call the client any
+            // more.
+            T::slot().registration.store(0, Release);
+        })?;
         self.state()
             .ready(&client, &cx)
             .inspect_err(|_| self.unregister())
