@@ -72,7 +72,7 @@ impl Bound {
             return Err(ENODEV);
         }
         list.ids.reserve(1, GFP_KERNEL)?;
-        // INVARIANT: By the caller's promise.
+        // INVARIANT: The caller removes the id before it is destroyed, and its index is the length.
         shared.place.store(list.ids.len().try_into()?, Relaxed);
         let entry = Entry {
             id: Some(id),
@@ -137,8 +137,8 @@ impl Bound {
         for entry in &self.list.lock().ids {
             match entry.id {
                 Some(id) if entry.shared.is_attached() && entry.shared.end() => {
-                    // SAFETY: By the type invariant the id is alive. Ids that are not connected any
-                    // more are left alone.
+                    // SAFETY: By the invariant of `Bound` the id is alive: the list is locked. Ids
+                    // that are not connected any more are left alone.
                     unsafe { bindings::rdma_disconnect(id.as_ptr()) };
                 }
                 _ => {}

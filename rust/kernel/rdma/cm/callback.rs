@@ -263,8 +263,8 @@ impl Shared {
         self.over.load(Relaxed)
     }
 
-    /// Ends a connection that is not there: if it comes to be there now, its callback finds this and
-    /// disconnects. Returns the handler, to be told of that, its last event.
+    /// Ends a connection that is not there: if it comes to be there now, its callback finds this
+    /// and disconnects. Returns the handler, to be told of that, its last event.
     pub(super) fn give_up(&self, disconnect: impl FnOnce()) -> Option<Arc<dyn Handler>> {
         self.ended.xchg(true, Full);
         disconnect();
@@ -338,8 +338,8 @@ impl Shared {
             rdma_cm_event_type_RDMA_CM_EVENT_ROUTE_RESOLVED as ROUTE_RESOLVED, //
         };
 
-        // SAFETY: By the caller's promise; the events are those of a connected service, with their
-        // private data.
+        // SAFETY: The caller says that `raw` is an event of `id`. All ids with this callback are of
+        // a connected service, and the private data of an event are valid during the callback.
         let event = unsafe { Event::from_raw(id, raw) };
         let mut is_last = event.is_last();
         let mut disconnect = false;
@@ -404,7 +404,7 @@ pub(super) unsafe extern "C" fn on_event(
     let (shared, event) = unsafe { (&*(*id).context.cast::<Shared>(), &*event) };
     let _running = Running::enter();
     shared.set_locked(true);
-    // SAFETY: As above.
+    // SAFETY: This is the callback of `id`, and `event` the event that it is called with.
     if unsafe { shared.on_event(id, event) } {
         // SAFETY: The id is alive during its callback, and established, so attached.
         let _ = to_result(unsafe { bindings::rdma_disconnect(id) });

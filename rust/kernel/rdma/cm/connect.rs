@@ -53,8 +53,9 @@ impl Id {
             .step(established, || {
                 shared.set_handler(handler)?;
                 installed = true;
-                // SAFETY: The id is alive, and not locked by this task, which is in no callback.
-                // The parameters are copied by the call.
+                // SAFETY: The id is alive by the invariant of `State`, and not locked by this task,
+                // which is in no callback: `step` has looked. The parameters are copied by the
+                // call.
                 to_result(unsafe {
                     bindings::rdma_lock_handler(id);
                     let ret = bindings::rdma_connect_locked(id, &raw mut param);
@@ -83,8 +84,9 @@ impl Id {
     /// # Errors
     ///
     /// `EINVAL` without a QP, without a request that is still to be answered, or with too much
-    /// private data; `ENODEV` if its device goes; `EDEADLK` in a callback of the connection manager that
-    /// is not that of this request; or the connection manager's error. The handler is released.
+    /// private data; `ENODEV` if its device goes; `EDEADLK` in a callback of the connection manager
+    /// that is not that of this request; or the connection manager's error. The handler is
+    /// released.
     pub fn accept(
         &self,
         handler: Arc<dyn Handler>,
@@ -104,8 +106,8 @@ impl Id {
             .set_handler(handler)
             .inspect_err(|_| shared.set_unanswered())?;
         let id = self.inner.as_raw();
-        // SAFETY: The id is alive, and the parameters are copied by the call. It needs the id's
-        // handler lock, which a callback of the id has already.
+        // SAFETY: The id is alive by the invariant of `State`, and the parameters are copied by the
+        // call. It needs the id's handler lock, which a callback of the id has already.
         let ret = unsafe {
             if !locked {
                 bindings::rdma_lock_handler(id);
@@ -127,7 +129,8 @@ impl Id {
     }
 
     pub(super) fn qp_param(&self, param: &ConnParam<'_>) -> Result<bindings::rdma_conn_param> {
-        // SAFETY: The id is alive; the QP's presence is only looked at.
+        // SAFETY: The id is alive by the invariant of `State`; whether it has a QP is all that is
+        // read.
         if unsafe { (*self.inner.as_raw()).qp }.is_null() {
             return Err(EINVAL);
         }
@@ -156,7 +159,7 @@ impl Id {
         }
         let (len, reason) = (private_data.len().try_into()?, reason.0.try_into()?);
         self.state().shared.take_answer()?;
-        // SAFETY: The id is alive, and the data are copied by the call.
+        // SAFETY: The id is alive by the invariant of `State`, and the data are copied by the call.
         to_result(unsafe {
             bindings::rdma_reject(
                 self.inner.as_raw(),

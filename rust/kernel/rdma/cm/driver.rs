@@ -121,7 +121,8 @@ impl Id {
         let shared = &self.state().shared;
         shared.set_driver(handler, driver)?;
         let (id, src) = (self.inner.as_raw(), core::ptr::null_mut());
-        // SAFETY: The id is alive, and the address is copied by the call.
+        // SAFETY: The id is alive by the invariant of `State`, and the address is copied by the
+        // call.
         let ret = unsafe { bindings::rdma_resolve_addr(id, src, dst.as_mut_ptr(), timeout) };
         to_result(ret).inspect_err(|_| {
             shared.cancel();
@@ -142,18 +143,20 @@ impl Driver {
     fn resolve_route(&self) -> Result {
         self.id.inner.bind()?;
         let timeout = self.timeout_ms.try_into()?;
-        // SAFETY: The id is alive.
+        // SAFETY: The id is alive by the invariant of `State`, and its callback, which this is, has
+        // found the address.
         to_result(unsafe { bindings::rdma_resolve_route(self.id.inner.as_raw(), timeout) })
     }
 
     fn connect(&self, shared: &Shared) -> Result {
-        // SAFETY: Callbacks run in process context.
+        // SAFETY: This is in the id's callback, and the connection manager calls back in process
+        // context.
         let cx = unsafe { Sleepable::assume() };
         let param = self.connect.resolved(&self.id, &cx)?;
         let mut param = self.id.qp_param(&param)?;
         shared.ask(|| {
-            // SAFETY: The id is alive, and locked as this is its callback. The parameters are
-            // copied by the call.
+            // SAFETY: The id is alive by the invariant of `State`, and locked as this is its
+            // callback. The parameters are copied by the call.
             to_result(unsafe {
                 bindings::rdma_connect_locked(self.id.inner.as_raw(), &raw mut param)
             })

@@ -56,13 +56,15 @@ impl<'a> Event<'a> {
     ) -> Self {
         match raw.event {
             bindings::rdma_cm_event_type_RDMA_CM_EVENT_ESTABLISHED => Self::Established {
-                // SAFETY: By the caller's promise.
+                // SAFETY: The caller says that this is an event of a connected service, and that
+                // its private data live as long as it.
                 private_data: unsafe { private_data(raw) },
             },
             bindings::rdma_cm_event_type_RDMA_CM_EVENT_DISCONNECTED => Self::Disconnected,
             bindings::rdma_cm_event_type_RDMA_CM_EVENT_DEVICE_REMOVAL => Self::DeviceRemoval,
             bindings::rdma_cm_event_type_RDMA_CM_EVENT_REJECTED => {
-                // SAFETY: By the caller's promise. An id that is rejected has its device.
+                // SAFETY: The caller says that `raw` is an event of `id`, with its private data. An
+                // id that is rejected has its device.
                 Self::Rejected(unsafe { Rejected::from_raw(id, raw) })
             }
             bindings::rdma_cm_event_type_RDMA_CM_EVENT_CONNECT_ERROR
@@ -121,12 +123,14 @@ fn status(raw: &bindings::rdma_cm_event) -> Error {
 ///
 /// `raw` is an event of a connected service, and its private data live as long as it.
 pub(super) unsafe fn private_data(raw: &bindings::rdma_cm_event) -> &[u8] {
-    // SAFETY: By the caller's promise, `conn` is the member that is set.
+    // SAFETY: `conn` is the member that is set in events of a connected service, of which the
+    // caller says that this is one.
     let conn = unsafe { &*raw.param.conn };
     if conn.private_data.is_null() {
         return &[];
     }
-    // SAFETY: As above: pointer and length belong together.
+    // SAFETY: Pointer and length are those of the private data, which the caller says live as long
+    // as the event.
     unsafe { core::slice::from_raw_parts(conn.private_data.cast(), conn.private_data_len.into()) }
 }
 

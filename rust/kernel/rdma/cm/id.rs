@@ -110,15 +110,15 @@ impl Id {
         Ok(id)
     }
 
-    /// Destroys the id and waits for that (`rdma_destroy_id`), where dropping the last handle leaves
-    /// it to a work item.
+    /// Destroys the id and waits for that (`rdma_destroy_id`), where dropping the last handle
+    /// leaves it to a work item.
     ///
     /// # Errors
     ///
     /// The handle is gone in any case. `EBUSY` if there is another one, as the work item of
     /// [`Id::disconnect_later`] or [`Id::notify_established_later`] has until it has run, or the
-    /// id's QP: the id ends with the last of them. `EDEADLK` in a callback of the connection manager: the id is then
-    /// destroyed by a work item.
+    /// id's QP: the id ends with the last of them. `EDEADLK` in a callback of the connection
+    /// manager: the id is then destroyed by a work item.
     pub fn destroy(self, cx: &Sleepable) -> Result {
         if Running::is_current() {
             return Err(EDEADLK);
@@ -152,7 +152,8 @@ impl Id {
         let (id, src) = (self.inner.as_raw(), core::ptr::null_mut());
         self.state().shared.step(resolved, || {
             self.not_driven()?;
-            // SAFETY: The id is alive, and the address is copied by the call.
+            // SAFETY: The id is alive by the invariant of `State`, and the address is copied by the
+            // call.
             to_result(unsafe { bindings::rdma_resolve_addr(id, src, dst.as_mut_ptr(), timeout) })
         })?;
         self.inner.bind()
@@ -169,9 +170,9 @@ impl Id {
         self.state().shared.step(resolved, || {
             self.not_driven()?;
             self.resolved()?;
-            // SAFETY: The id is alive. The call reads the device and the addresses without a lock:
-            // C sets them before it tells the event that `resolved()` has found, and does not
-            // change them afterwards.
+            // SAFETY: The id is alive by the invariant of `State`. The call reads the device and
+            // the addresses without a lock: C sets them before it tells the event that `resolved()`
+            // has found, and does not change them afterwards.
             to_result(unsafe { bindings::rdma_resolve_route(self.inner.as_raw(), timeout) })
         })?;
         Ok(())
@@ -214,8 +215,8 @@ impl Id {
         self.device()?;
         self.resolved()?;
         let (mut src, mut dst) = (bindings::ib_gid::default(), bindings::ib_gid::default());
-        // SAFETY: The id is alive, and has its device and its addresses, which do not change any
-        // more.
+        // SAFETY: The id is alive by the invariant of `State`. `device()` and `resolved()` have
+        // found that it has its device and its addresses, which do not change any more.
         unsafe {
             bindings::rdma_read_gids(self.inner.as_raw(), &raw mut src, &raw mut dst);
         }

@@ -55,7 +55,8 @@ use kernel::{
 
 /// # Invariants
 ///
-/// - `raw` is an id whose callback is [`on_event`] with `shared` as its context.
+/// - `raw` is an id whose callback is [`on_event`] with `shared` as its context, and which is alive
+///   until `teardown` destroys it.
 /// - The id is in the list of `device`.
 pub(super) struct State {
     raw: NonNull<bindings::rdma_cm_id>,
@@ -78,7 +79,7 @@ impl State {
         incoming: Option<Arc<Incoming>>,
         listed: Listed,
     ) -> Self {
-        // INVARIANT: The caller has set callback and context.
+        // INVARIANT: The caller gives the id away, and has set its callback and its context.
         Self {
             raw,
             shared,
@@ -93,7 +94,8 @@ impl State {
         if self.device.as_ref().is_some() {
             return Ok(());
         }
-        // SAFETY: The id is alive, and its device and its addresses are set by now.
+        // SAFETY: The id is alive by the type invariant. It came with a request, was bound to an
+        // address, or its address was resolved: C sets the device and the addresses before.
         let (raw, to) = unsafe {
             let id = self.raw.as_ptr();
             ((*id).device, addr::read(&(*id).route.addr.dst_addr))
@@ -102,7 +104,8 @@ impl State {
         if let Some(addr) = to {
             self.listed.set_peer(Peer::To(addr.ip(), addr.port()));
         }
-        // SAFETY: `teardown` removes the id, as the device is kept.
+        // SAFETY: `teardown` removes the id from the list before it destroys it, as the device is
+        // kept.
         unsafe { device.inner().bound.add(self.raw, self.shared.clone()) }?;
         self.device.populate(device);
         Ok(())
@@ -115,14 +118,15 @@ impl State {
     /// Whoever has that lock may have it for long, so the lock is taken first: afterwards such a
     /// callback waits for nobody, and is waited for.
     fn end_callback(&self, cx: &Sleepable) {
-        // SAFETY: The id is alive, and not locked by this task, which is in no callback.
+        // SAFETY: The id is alive by the type invariant, and not locked by this task, which is in
+        // no callback.
         unsafe {
             bindings::rdma_lock_handler(self.raw.as_ptr());
             bindings::rdma_unlock_handler(self.raw.as_ptr());
         }
         if let Some(device) = self.device.as_ref() {
-            // SAFETY: The device is registered while there is a handle. The port of an id does not
-            // change once it has a device.
+            // SAFETY: The device is registered while there is a handle, and the id is alive by the
+            // type invariant. The port of an id does not change once it has a device.
             unsafe {
                 flush_timeouts(device.as_raw(), (*self.raw.as_ptr()).port_num, cx);
             }
@@ -140,10 +144,11 @@ impl Teardown for State {
         }
         self.shared.wait_found();
         self.end_callback(cx);
-        // SAFETY: By the type invariant; the QP holds `Inner`, so it is gone. This waits for
-        // callbacks that have begun, by the id's handler lock and by the references that they have.
-        // That of a message which nobody has answered has none; it has returned. Should one begin
-        // only now, C's own memory is at stake: see the limits in Documentation/safety.rst.
+        // SAFETY: The id is alive by the type invariant, and its QP, which has held `Inner`, is
+        // gone. This waits for callbacks that have begun, by the id's handler lock and by the
+        // references that they have. That of a message which nobody has answered has none; it has
+        // returned. Should one begin only now, C's own memory is at stake: see the limits in
+        // Documentation/safety.rst.
         unsafe { bindings::rdma_destroy_id(self.raw.as_ptr()) };
         if let Some(incoming) = &self.incoming {
             incoming.set_destroyed();
@@ -198,7 +203,7 @@ impl PinnedDrop for Inner {
     fn drop(self: Pin<&mut Self>) {
         let this = self.project();
         if !*this.destroyed {
-            // SAFETY: By the type invariant, and it is not used again.
+            // SAFETY: `state` is there by the type invariant, and is not used again.
             unsafe { ManuallyDrop::drop(this.state) };
         }
     }
@@ -244,7 +249,8 @@ impl Inner {
         let this = self.project();
         // INVARIANT: Nobody has another handle, and this one is given up.
         *this.destroyed = true;
-        // SAFETY: By the type invariant it was there, and it is not used again.
+        // SAFETY: `state` was there by the type invariant, as nobody has called this before, and is
+        // not used again.
         unsafe { ManuallyDrop::take(this.state) }.destroy(cx);
     }
 
@@ -293,8 +299,8 @@ impl Inner {
             // ends it.
             return Ok(());
         }
-        // SAFETY: The id is alive, and what it is attached to stays until it is destroyed. An id
-        // that is not connected is left alone.
+        // SAFETY: The id is alive by the invariant of `State`, and what `attached()` has found
+        // stays until it is destroyed. An id that is not connected is left alone.
         let disconnected = to_result(unsafe { bindings::rdma_disconnect(self.as_raw()) });
         if self.state.shared.is_being_driven() {
             // The connection manager goes on asking the peer for long.
@@ -313,7 +319,8 @@ impl Inner {
         self.attached()?;
         let event = bindings::ib_event_type_IB_EVENT_COMM_EST;
         let notify = || {
-            // SAFETY: The id is alive, and what it is attached to stays until it is destroyed.
+            // SAFETY: The id is alive by the invariant of `State`, and what `attached()` has found
+            // stays until it is destroyed.
             to_result(unsafe { bindings::rdma_notify(self.as_raw(), event) })
         };
         let device = self.state.device.as_ref().ok_or(ENOTCONN)?;

@@ -118,7 +118,8 @@ impl Listening {
         // Locked meanwhile, so that whoever comes second waits for it too. No callback locks it.
         let mut raw = self.raw.lock();
         if let Some(raw) = raw.take() {
-            // SAFETY: By the type invariant, and it was taken.
+            // SAFETY: The id is alive by the type invariant, and nobody else destroys it, as it was
+            // taken.
             unsafe { bindings::rdma_destroy_id(raw.0.as_ptr()) };
         }
     }
@@ -135,6 +136,7 @@ impl Listening {
                     return false;
                 }
                 let taken = Cell::new(None);
+                // INVARIANT: This is the callback of the request's id, with its event.
                 let request = Request {
                     id,
                     event,
@@ -212,8 +214,8 @@ impl Listener {
     /// `backlog` is the number of connections that may wait for their peers to confirm them, at
     /// least one. When one more comes, the one that has waited for longest is given up, with
     /// [`Event::Failed`](super::Event::Failed). Requests are refused while as many again are being
-    /// given up, or while the ULP has not answered those that wait. So peers that never confirm hold
-    /// two times `backlog` connections at the most.
+    /// given up, or while the ULP has not answered those that wait. So peers that never confirm
+    /// hold two times `backlog` connections at the most.
     ///
     /// # Errors
     ///
@@ -282,7 +284,8 @@ impl Listener {
         // Once it is bound, the removal of the device destroys the id: not before it is unlocked.
         let locked = this.state.0.raw.lock();
         let raw = locked.as_ref().ok_or(ENODEV)?.0;
-        // SAFETY: The id is alive while it is locked.
+        // SAFETY: By the invariant of `Listening` the id is alive while `raw`, which is locked, has
+        // it. It was just created.
         unsafe {
             options.set(raw)?;
             if addr.is_ipv6() {

@@ -79,12 +79,12 @@ impl Options<'_> {
     ///
     /// The id is alive, and was just created.
     pub(super) unsafe fn apply(&self, id: NonNull<bindings::rdma_cm_id>) -> Result<bool> {
-        // SAFETY: By the caller's promise.
+        // SAFETY: The caller says that the id is alive, and was just created.
         unsafe { self.set(id) }?;
         let Some(src) = self.src else {
             return Ok(false);
         };
-        // SAFETY: As above.
+        // SAFETY: The caller says that the id is alive.
         unsafe { bind(id, src) }
     }
 
@@ -92,31 +92,30 @@ impl Options<'_> {
     ///
     /// # Safety
     ///
-    /// As [`Self::apply`].
+    /// The id is alive, and was just created.
     pub(super) unsafe fn set(&self, id: NonNull<bindings::rdma_cm_id>) -> Result {
         let id = id.as_ptr();
-        if let Some(node_type) = self.node_type {
-            // SAFETY: By the caller's promise.
-            to_result(unsafe { bindings::rdma_restrict_node_type(id, node_type.to_raw()) })?;
+        if self.ack_timeout.is_some_and(|timeout| timeout > 31) {
+            return Err(EINVAL);
         }
-        if self.reuse_addr {
-            // SAFETY: As above.
-            to_result(unsafe { bindings::rdma_set_reuseaddr(id, 1) })?;
-        }
-        if let Some(service_type) = self.service_type {
-            // SAFETY: As above.
-            unsafe { bindings::rdma_set_service_type(id, service_type.into()) };
-        }
-        if let Some(timeout) = self.ack_timeout {
-            if timeout > 31 {
-                return Err(EINVAL);
+        // SAFETY: The caller says that the id is alive; the calls lock what they change. All ids
+        // here are of a reliable connected service, of which `rdma_set_min_rnr_timer` has to be.
+        unsafe {
+            if let Some(node_type) = self.node_type {
+                to_result(bindings::rdma_restrict_node_type(id, node_type.to_raw()))?;
             }
-            // SAFETY: As above.
-            to_result(unsafe { bindings::rdma_set_ack_timeout(id, timeout) })?;
-        }
-        if let Some(timer) = self.min_rnr_timer {
-            // SAFETY: As above; the id is one of a reliable connected service.
-            to_result(unsafe { bindings::rdma_set_min_rnr_timer(id, timer) })?;
+            if self.reuse_addr {
+                to_result(bindings::rdma_set_reuseaddr(id, 1))?;
+            }
+            if let Some(service_type) = self.service_type {
+                bindings::rdma_set_service_type(id, service_type.into());
+            }
+            if let Some(timeout) = self.ack_timeout {
+                to_result(bindings::rdma_set_ack_timeout(id, timeout))?;
+            }
+            if let Some(timer) = self.min_rnr_timer {
+                to_result(bindings::rdma_set_min_rnr_timer(id, timer))?;
+            }
         }
         Ok(())
     }
@@ -137,7 +136,7 @@ impl Net {
 
 impl Drop for Net {
     fn drop(&mut self) {
-        // SAFETY: By the type invariant; the reference is not used again.
+        // SAFETY: The reference is `self`'s by the type invariant, and is not used again.
         unsafe { bindings::rdma_helper_put_net(self.0.as_ptr()) };
     }
 }
@@ -149,8 +148,8 @@ impl Drop for Net {
 /// The id is alive.
 pub(super) unsafe fn bind(id: NonNull<bindings::rdma_cm_id>, addr: SocketAddr) -> Result<bool> {
     let mut addr = SockAddr::from(addr);
-    // SAFETY: By the caller's promise; the address is copied by the call.
+    // SAFETY: The caller says that the id is alive, and the address is copied by the call.
     to_result(unsafe { bindings::rdma_bind_addr(id.as_ptr(), addr.as_mut_ptr()) })?;
-    // SAFETY: As above. Only binding sets the device.
+    // SAFETY: The caller says that the id is alive. Nothing but the call above has set its device.
     Ok(!unsafe { (*id.as_ptr()).device }.is_null())
 }

@@ -52,13 +52,15 @@ pub struct Rejected<'a> {
 impl<'a> Rejected<'a> {
     /// # Safety
     ///
-    /// `id` is valid, has a device, and `raw` is its rejection.
+    /// `id` is valid, has a device, and `raw` is its rejection, whose private data live as long as
+    /// it.
     pub(super) unsafe fn from_raw(
         id: *mut bindings::rdma_cm_id,
         raw: &'a bindings::rdma_cm_event,
     ) -> Self {
         let mut len = 0;
-        // SAFETY: By the caller's promise; the message is one that is never freed.
+        // SAFETY: The caller says that the id has a device, and that this is its rejection. The
+        // message is one that is never freed.
         let (message, data) = unsafe {
             (
                 CStr::from_char_ptr(bindings::rdma_reject_msg(id, raw.status)),
@@ -72,7 +74,8 @@ impl<'a> Rejected<'a> {
         let private_data = if data.is_null() {
             None
         } else {
-            // SAFETY: Data and length are those of the event's private data.
+            // SAFETY: Data and length are those of the event's private data, which the caller says
+            // live as long as the event.
             Some(unsafe { core::slice::from_raw_parts(data.cast(), len.into()) })
         };
         Self {

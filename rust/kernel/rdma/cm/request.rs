@@ -32,6 +32,11 @@ use kernel::{
 };
 
 /// A connection request that waits for an answer.
+///
+/// # Invariants
+///
+/// `event` is the connection request of `id`, of a connected service, and this is the callback that
+/// tells it.
 pub struct Request<'a> {
     pub(super) id: NonNull<bindings::rdma_cm_id>,
     pub(super) event: &'a bindings::rdma_cm_event,
@@ -42,22 +47,27 @@ pub struct Request<'a> {
 impl Request<'_> {
     /// Returns what the peer sent along.
     pub fn private_data(&self) -> &[u8] {
-        // SAFETY: Connection requests are events of a connected service, valid while the request
-        // is.
+        // SAFETY: By the type invariant this is an event of a connected service; it is valid, with
+        // its private data, during the callback.
         unsafe { event::private_data(self.event) }
+    }
+
+    /// Returns what the peer asks for. The connection manager has made it the view of the
+    /// recipient: what the peer called its `responder_resources` is the `initiator_depth` here.
+    fn param(&self) -> &bindings::rdma_conn_param {
+        // SAFETY: By the type invariant this is an event of a connected service, which has this
+        // member set.
+        unsafe { &self.event.param.conn }
     }
 
     /// Returns how many RDMA READs the peer lets this side have outstanding.
     pub fn initiator_depth(&self) -> u8 {
-        // SAFETY: As above. The connection manager has made this the view of the recipient: it is
-        // what the peer called its `responder_resources`.
-        unsafe { self.event.param.conn.initiator_depth }
+        self.param().initiator_depth
     }
 
     /// Returns how many RDMA READs the peer wants to have outstanding here.
     pub fn responder_resources(&self) -> u8 {
-        // SAFETY: As above; what the peer called its `initiator_depth`.
-        unsafe { self.event.param.conn.responder_resources }
+        self.param().responder_resources
     }
 
     /// Takes the connection's id, to be accepted or rejected now or later; dropping the id refuses
@@ -71,10 +81,12 @@ impl Request<'_> {
     pub fn into_id(self, _cx: &Sleepable) -> Result<Id> {
         let (shared, listed) = (Shared::new()?, self.client.list(Kind::Id)?);
         let reserved = Deferred::reserve()?;
-        // SAFETY: The id closes it before it is destroyed.
+        // SAFETY: The id's `teardown` closes it before it destroys the id, and `shared` is made its
+        // context below.
         let incoming = unsafe { Incoming::new(self.id, shared.clone()) }?;
         let raw = self.id.as_ptr();
-        // SAFETY: The id is locked during this callback, so its own cannot run before it returns.
+        // SAFETY: By the type invariant this is the id's callback, during which it is locked: no
+        // other one of it runs before this has returned.
         unsafe {
             (*raw).context = Arc::as_ptr(&shared).cast_mut().cast();
             (*raw).event_handler = Some(on_event);

@@ -20,8 +20,8 @@ struct Tasks {
     unlisted: usize,
 }
 
-/// Owns what this file keeps for all ids; part of the core module. No callback runs any more when it
-/// is dropped.
+/// Owns what this file keeps for all ids; part of the core module. No callback runs any more when
+/// it is dropped.
 pub(crate) struct Table(());
 
 impl Table {
@@ -29,7 +29,7 @@ impl Table {
     ///
     /// To be called once, when the module is loaded.
     pub(crate) unsafe fn new() -> Self {
-        // SAFETY: By the caller's promise.
+        // SAFETY: The caller calls this once, when the module is loaded.
         unsafe { RUNNING.init() };
         Self(())
     }
@@ -53,8 +53,8 @@ pub(super) fn current_task() -> usize {
 /// Callbacks share a few work queues, one of them ordered: who waits in a callback for another
 /// event may wait for ever, and with it everybody else.
 ///
-/// While there is no memory to list a task, every task is taken to be in a callback: what would wait
-/// returns `EDEADLK` then.
+/// While there is no memory to list a task, every task is taken to be in a callback: what would
+/// wait returns `EDEADLK` then.
 pub(crate) struct Running {
     task: usize,
     listed: bool,
