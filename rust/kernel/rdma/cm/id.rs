@@ -81,7 +81,9 @@ impl Id {
             )
         })?;
         let raw = NonNull::new(raw).ok_or(ENOMEM)?;
-        let state = reserved.fill(State::new(raw, shared, None, listed));
+        // SAFETY: The id was just created, with this callback and context.
+        let state = unsafe { State::new(raw, shared, None, listed) };
+        let state = reserved.fill(state);
         let this = Self {
             inner: Inner::new(state)?,
         };

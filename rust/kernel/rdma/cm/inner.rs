@@ -73,13 +73,18 @@ unsafe impl Send for State {}
 unsafe impl Sync for State {}
 
 impl State {
-    pub(super) fn new(
+    /// # Safety
+    ///
+    /// The caller owns the id, whose callback is [`on_event`] with `shared` as its context.
+    ///
+    /// [`on_event`]: super::callback::on_event
+    pub(super) unsafe fn new(
         raw: NonNull<bindings::rdma_cm_id>,
         shared: Arc<Shared>,
         incoming: Option<Arc<Incoming>>,
         listed: Listed,
     ) -> Self {
-        // INVARIANT: The caller gives the id away, and has set its callback and its context.
+        // INVARIANT: The caller says so of callback and context, and gives the id away.
         Self {
             raw,
             shared,

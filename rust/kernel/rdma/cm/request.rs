@@ -98,7 +98,9 @@ impl Request<'_> {
         shared.set_unanswered();
         shared.attach();
         self.taken.set(Some(incoming.clone()));
-        let state = State::new(self.id, shared, Some(incoming), listed);
+        // SAFETY: What is taken is not destroyed by the callback's return; callback and context
+        // were set above.
+        let state = unsafe { State::new(self.id, shared, Some(incoming), listed) };
         let inner = Inner::new(reserved.fill(state))?;
         inner.bind()?;
         Ok(Id { inner })

@@ -105,14 +105,16 @@ impl Place {
         })
     }
 
-    /// Takes an id with the callback and the context.
+    /// Takes an id. Not generic and never inlined: see [`Reserved::fill`].
     ///
-    /// Not generic and never inlined: see [`Reserved::fill`].
+    /// # Safety
+    ///
+    /// The caller owns the id, whose callback is [`on_event`] with `self.shared` as its context.
     #[inline(never)]
-    pub(super) fn fill(self, id: RawId) -> Result<Connection> {
+    pub(super) unsafe fn fill(self, id: RawId) -> Result<Connection> {
         self.shared.set_id(Some(id));
         let shared = self.shared.clone();
-        // INVARIANT: By the caller's promise.
+        // INVARIANT: The caller says so of callback and context.
         let state = self.reserved.fill(State {
             id,
             shared: self.shared,
@@ -185,8 +187,8 @@ impl Connection {
         self.state.shared.established(self.state.id)
     }
 
-    /// As [`Connection::established`], from a work item: for the handler of a QP's events, which may
-    /// not sleep. An error has no effect.
+    /// As [`Connection::established`], from a work item: for the handler of a QP's events, which
+    /// may not sleep. An error has no effect.
     pub fn established_later(&self) {
         self.state.shared.established_later();
     }
@@ -226,8 +228,10 @@ fn connect(
             Arc::as_ptr(&shared).cast_mut().cast(),
         )
     })?;
+    // INVARIANT: The id was just created; the connection destroys it, as its last user.
     let id = RawId(NonNull::new(raw).ok_or(ENOMEM)?);
-    let connection = place.fill(id)?;
+    // SAFETY: The id was just created, with this callback and context.
+    let connection = unsafe { place.fill(id) }?;
     send_req(id, qp, path, service_id, &param.clamp())?;
     let made = shared.wait().and_then(|answer| {
         establish(qp, id)?;

@@ -123,7 +123,9 @@ impl Request<'_> {
         // The id is ours: a work item will destroy it, never this callback's return.
         self.taken.set(true);
         let shared = place.shared.clone();
-        let accepted = place.fill(self.id).and_then(|connection| {
+        // SAFETY: What is taken is not destroyed by the callback's return; callback and context
+        // were set above.
+        let accepted = unsafe { place.fill(self.id) }.and_then(|connection| {
             establish(qp, self.id)?;
             // SAFETY: The id is alive. The parameters are copied by the call.
             to_result(unsafe { bindings::ib_send_cm_rep(raw, &raw mut rep) })?;
