@@ -61,9 +61,9 @@ use kernel::{
 #[derive(Clone, Copy)]
 pub(super) struct RawId(pub(super) NonNull<bindings::ib_cm_id>);
 
-// SAFETY: An id may be used and destroyed from any thread; the connection manager locks it.
+// SAFETY: An id may be used and destroyed from any thread.
 unsafe impl Send for RawId {}
-// SAFETY: As above.
+// SAFETY: An id may be used by several threads at once: the connection manager locks it.
 unsafe impl Sync for RawId {}
 
 impl RawId {
@@ -341,7 +341,7 @@ impl Shared {
                 };
             }
             bindings::ib_cm_event_type_IB_CM_REJ_RECEIVED => {
-                // SAFETY: As above.
+                // SAFETY: This is the event of a rejection.
                 let rejected = unsafe { rejection(event) };
                 self.end(Err(rejected), Event::Failed, cx);
             }
@@ -423,7 +423,8 @@ pub(super) unsafe fn private_data(event: &bindings::ib_cm_event, len: usize) -> 
     if event.private_data.is_null() {
         return &[];
     }
-    // SAFETY: By the caller's promise: they are part of the datagram that the event is about.
+    // SAFETY: The caller says that private data have this length. They are part of the datagram
+    // that the event is about, which is valid as long as that.
     unsafe { core::slice::from_raw_parts(event.private_data.cast(), len) }
 }
 

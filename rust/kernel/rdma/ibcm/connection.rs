@@ -68,7 +68,8 @@ impl Teardown for State {
         // answered in time: the manager gives its reference to the id back before. What has begun
         // is over after this.
         timeouts();
-        // SAFETY: By the type invariant; nobody else uses the id any more.
+        // SAFETY: The id is not destroyed yet by the invariant of `RawId`, and nobody else uses it
+        // any more.
         unsafe { bindings::ib_destroy_cm_id(self.id.as_ptr()) };
         // The id has no messages any more. What has begun meanwhile is over after this, and nobody
         // uses `shared`.
@@ -235,7 +236,7 @@ fn connect(
     send_req(id, qp, path, service_id, &param.clamp())?;
     let made = shared.wait().and_then(|answer| {
         establish(qp, id)?;
-        // SAFETY: The id is alive.
+        // SAFETY: The id is alive by the invariant of `RawId`. There are no private data.
         to_result(unsafe { bindings::ib_send_cm_rtu(raw, core::ptr::null(), 0) })?;
         Ok(answer)
     });
@@ -275,13 +276,13 @@ fn send_req(
         max_cm_retries: param.max_cm_retries,
         ..Default::default()
     };
-    // SAFETY: The id is alive and not used yet. The parameters, and what they point to, are copied
-    // by the call, which takes a reference to the GID's entry.
+    // SAFETY: The id is alive by the invariant of `RawId`. The parameters, and what they point to,
+    // are copied by the call, which takes a reference to the GID's entry.
     to_result(unsafe { bindings::ib_send_cm_req(id.as_ptr(), &raw mut req) })
 }
 
 pub(super) fn number(qp: &qp::inner::Inner) -> u32 {
-    // SAFETY: The QP is alive, and its number does not change.
+    // SAFETY: `raw` is a QP by the invariant of `qp::Inner`, and its number does not change.
     unsafe { qp.raw.as_ref() }.qp_num
 }
 
@@ -303,7 +304,8 @@ pub(super) fn establish(qp: &qp::inner::Inner, id: RawId) -> Result {
             ..Default::default()
         };
         let mut mask = 0;
-        // SAFETY: The id is alive.
+        // SAFETY: The id is alive by the invariant of `RawId`; the call writes the attributes and
+        // the mask only.
         to_result(unsafe {
             bindings::ib_cm_init_qp_attr(id.as_ptr(), &raw mut attr, &raw mut mask)
         })?;

@@ -81,13 +81,15 @@ impl Listening {
         // Locked meanwhile, so that whoever comes second waits for it too.
         let mut id = self.id.lock();
         if let Some(id) = id.take() {
-            // SAFETY: By the type invariant, and it was taken.
+            // SAFETY: The id is not destroyed yet by the invariant of `RawId`, and nobody else
+            // destroys it, as it was taken.
             unsafe { bindings::ib_destroy_cm_id(id.as_ptr()) };
         }
     }
 
     fn on_request(&self, id: RawId, event: &bindings::ib_cm_event) -> c_int {
         let taken = Cell::new(false);
+        // INVARIANT: This is the callback of the request's id, with its event.
         let request = Request {
             id,
             event,
@@ -130,6 +132,7 @@ unsafe extern "C" fn on_listener_event(
     let _running = Running::enter();
     match NonNull::new(id) {
         Some(id) if event.event == bindings::ib_cm_event_type_IB_CM_REQ_RECEIVED => {
+            // INVARIANT: The id of a request is destroyed after this callback at the earliest.
             listening.on_request(RawId(id), event)
         }
         _ => 0,
@@ -162,9 +165,9 @@ impl Listener {
     ///
     /// # Errors
     ///
-    /// `EBUSY` if somebody listens on it; `EPROTONOSUPPORT` if the device is one of iWARP, which this
-    /// connection manager does not hear; `ENODEV` if the device goes; `ENOMEM`; or the connection
-    /// manager's error.
+    /// `EBUSY` if somebody listens on it; `EPROTONOSUPPORT` if the device is one of iWARP, which
+    /// this connection manager does not hear; `ENODEV` if the device goes; `ENOMEM`; or the
+    /// connection manager's error.
     #[inline(never)]
     pub fn new(
         device: &Device,
@@ -202,7 +205,8 @@ impl Listener {
                 _hold: hold,
             }),
         };
-        // SAFETY: The id is alive: the removal of the device does not know it yet.
+        // SAFETY: The id is alive: `this` has it, and the removal of the device does not know it
+        // yet.
         to_result(unsafe { bindings::ib_cm_listen(raw, service_id.to_be()) })?;
         device.inner().removal.add(listening)?;
         Ok(this)

@@ -40,6 +40,10 @@ use kernel::{
 };
 
 /// A connection request that waits for an answer.
+///
+/// # Invariants
+///
+/// `event` is the connection request of `id`, and this is the callback that tells it.
 pub struct Request<'a> {
     pub(super) id: RawId,
     pub(super) event: &'a bindings::ib_cm_event,
@@ -50,26 +54,31 @@ pub struct Request<'a> {
 impl Request<'_> {
     /// Returns what the peer sent along, 92 bytes.
     pub fn private_data(&self) -> &[u8] {
-        // SAFETY: Requests have private data of this length.
+        // SAFETY: By the type invariant this is the event of a request, whose private data have
+        // this length.
         unsafe { private_data(self.event, REQ_LEN) }
+    }
+
+    /// Returns what the peer asks for, which the connection manager has made the view of the
+    /// recipient.
+    fn param(&self) -> &bindings::ib_cm_req_event_param {
+        // SAFETY: By the type invariant this is the event of a request, which has this member set.
+        unsafe { &self.event.param.req_rcvd }
     }
 
     /// Returns the number of the port that the request came through.
     pub fn port_num(&self) -> u32 {
-        // SAFETY: This member is set for requests.
-        unsafe { self.event.param.req_rcvd.port }.into()
+        self.param().port.into()
     }
 
     /// Returns how many RDMA READs and atomics the peer wants to have outstanding here.
     pub fn responder_resources(&self) -> u8 {
-        // SAFETY: As above. The connection manager has made this the view of the recipient.
-        unsafe { self.event.param.req_rcvd.responder_resources }
+        self.param().responder_resources
     }
 
     /// Returns how many RDMA READs and atomics the peer lets this side have outstanding.
     pub fn initiator_depth(&self) -> u8 {
-        // SAFETY: As above.
-        unsafe { self.event.param.req_rcvd.initiator_depth }
+        self.param().initiator_depth
     }
 
     /// Takes the QP to RTS and accepts the connection (`ib_send_cm_rep`). The peer may send from
@@ -115,7 +124,8 @@ impl Request<'_> {
         };
         let place = Place::new(self.device, self.port_num(), handler, false)?;
         let raw = self.id.as_ptr();
-        // SAFETY: The id's own callback cannot run before this one has returned.
+        // SAFETY: The id is alive by the invariant of `RawId`. By that of the request this is its
+        // callback, and no other one runs before this has returned.
         unsafe {
             (*raw).context = Arc::as_ptr(&place.shared).cast_mut().cast();
             (*raw).cm_handler = Some(on_event);
@@ -127,7 +137,8 @@ impl Request<'_> {
         // were set above.
         let accepted = unsafe { place.fill(self.id) }.and_then(|connection| {
             establish(qp, self.id)?;
-            // SAFETY: The id is alive. The parameters are copied by the call.
+            // SAFETY: The id is alive by the invariant of `RawId`. The parameters are copied by the
+            // call.
             to_result(unsafe { bindings::ib_send_cm_rep(raw, &raw mut rep) })?;
             Ok(connection)
         });
@@ -142,7 +153,7 @@ impl Request<'_> {
     /// request is rejected all the same.
     pub fn reject(self, reason: RejectReason, private_data: &[u8], _cx: &Sleepable) -> Result {
         let len = private_data.len().try_into()?;
-        // SAFETY: The id is alive during its callback, and the data are copied by the call.
+        // SAFETY: The id is alive by the invariant of `RawId`, and the data are copied by the call.
         to_result(unsafe {
             bindings::ib_send_cm_rej(
                 self.id.as_ptr(),
