@@ -60,7 +60,8 @@ use kernel::{
 ///
 /// # Invariants
 ///
-/// `raw` is registered, with `queue` as its context, until `gate` is closed.
+/// `raw` is registered, with `queue` as its context, until [`Self::end`] unregisters it, once,
+/// after it has closed `gate`.
 #[pin_data]
 pub(super) struct Registered {
     raw: NonNull<bindings::ib_mad_agent>,
@@ -87,9 +88,10 @@ impl WorkItem for Registered {
     }
 }
 
-// SAFETY: An agent may be used and unregistered from any thread.
+// SAFETY: An agent may be used and unregistered from any thread, and the rest is `Send`.
 unsafe impl Send for Registered {}
-// SAFETY: As above; the MAD layer locks it.
+// SAFETY: An agent may be used by several threads at once: the MAD layer locks it. The rest is
+// `Sync`.
 unsafe impl Sync for Registered {}
 
 impl Registered {
@@ -102,7 +104,8 @@ impl Registered {
         }
         self.queue.close(reason);
         self.gate.close(&"MAD agent", cx);
-        // SAFETY: By the type invariant; with the gate closed, nobody uses the agent.
+        // SAFETY: The agent is still registered by the type invariant; with the gate closed, nobody
+        // uses it.
         unsafe { bindings::ib_unregister_mad_agent(self.raw.as_ptr()) };
     }
 }
@@ -186,8 +189,8 @@ impl Agent {
     ) -> Result<Self> {
         // The C function looks at the port before it checks it.
         dev.port(port).ok_or(EINVAL)?;
-        // These are QP 0's. The C function refuses them only to who serves methods; one that is sent
-        // by QP 1 all the same would come back with a source that is no more there.
+        // These are QP 0's. The C function refuses them only to who serves methods; one that is
+        // sent by QP 1 all the same would come back with a source that is no more there.
         if matches!(class.id, SUBN_LID_ROUTED | SUBN_DIRECTED_ROUTE) {
             return Err(EINVAL);
         }
@@ -277,7 +280,7 @@ impl Agent {
         let registered = &*self.state.registered;
         // SAFETY: The gate is closed before the registration is dropped.
         let hold = unsafe { registered.gate.hold(Kind::Mad) }.map_err(|e| self.reason(e))?;
-        // INVARIANT: The hold keeps it registered.
+        // INVARIANT: The hold keeps the gate from being closed, and so the agent registered.
         Ok(Live {
             registered,
             _hold: hold,

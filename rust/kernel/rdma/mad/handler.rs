@@ -19,7 +19,8 @@ use core::ptr::NonNull;
 ///
 /// `agent` is one of [`Agent::register`](super::Agent::register).
 unsafe fn queue<'a>(agent: *mut bindings::ib_mad_agent) -> &'a Queue {
-    // SAFETY: The context of such an agent is a queue that outlives it.
+    // SAFETY: By the invariant of `Registered` the context of such an agent is a queue that
+    // outlives it.
     unsafe { &*(*agent).context.cast::<Queue>() }
 }
 
@@ -39,7 +40,8 @@ pub(super) unsafe extern "C" fn on_recv(
     // SAFETY: The agent is alive while its handler runs, and the MAD is the handler's.
     let mad = unsafe { Received::new(&*agent, mad) };
     if buf.is_null() {
-        // SAFETY: By the caller's promise.
+        // SAFETY: The agent is one of `Agent::register`: no other agent of this crate has a receive
+        // handler.
         unsafe { queue(agent) }.push(mad);
         return;
     }

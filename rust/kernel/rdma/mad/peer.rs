@@ -51,11 +51,15 @@ unsafe impl Sync for State {}
 
 impl Teardown for State {
     fn teardown(&mut self, cx: &Sleepable) -> Fate {
-        // SAFETY: By the type invariant; whatever was sent to it had a reference, and is gone.
+        // SAFETY: `raw` is an address handle by the type invariant. Whatever was sent to it had a
+        // reference to its peer, and is gone.
         unsafe { ah::destroy(self.raw, cx) }
     }
 }
 
+/// # Invariants
+///
+/// `raw` is the address handle that `_state` has.
 struct Inner {
     raw: NonNull<bindings::ib_ah>,
     _state: Deferred<State>,
@@ -66,9 +70,9 @@ struct Inner {
     matches: bool,
 }
 
-// SAFETY: An address handle may be used from any thread.
+// SAFETY: An address handle may be used from any thread, and the rest is `Send`.
 unsafe impl Send for Inner {}
-// SAFETY: As above; it does not change.
+// SAFETY: An address handle does not change, and the rest is `Sync`.
 unsafe impl Sync for Inner {}
 
 /// Where MADs go: QP 1 of a port as seen from a port of this host, or whoever sent a MAD.
@@ -150,6 +154,7 @@ fn create(
     let raw = NonNull::new(raw).ok_or(ENOMEM)?;
     // INVARIANT: Just created.
     let state = reserved.fill(State { raw, _hold: hold });
+    // INVARIANT: The same address handle.
     let inner = Inner {
         raw,
         _state: state,

@@ -27,7 +27,7 @@ pub struct Received {
 
 // SAFETY: The MAD is plain memory that this owns; the device is only compared.
 unsafe impl Send for Received {}
-// SAFETY: As above, and it does not change.
+// SAFETY: The MAD does not change by the type invariant; the device is only compared.
 unsafe impl Sync for Received {}
 
 impl Received {
@@ -38,7 +38,7 @@ impl Received {
         agent: &bindings::ib_mad_agent,
         raw: NonNull<bindings::ib_mad_recv_wc>,
     ) -> Self {
-        // INVARIANT: By the caller's promise; the DMA mapping has ended.
+        // INVARIANT: The caller says that this is its MAD; the DMA mapping has ended.
         Self {
             raw,
             dev: agent.device,
@@ -46,11 +46,16 @@ impl Received {
         }
     }
 
+    fn raw(&self) -> &bindings::ib_mad_recv_wc {
+        // SAFETY: `raw` is a MAD that this owns by the type invariant, and nobody writes it.
+        unsafe { self.raw.as_ref() }
+    }
+
     /// Returns all of the MAD.
     pub fn bytes(&self) -> &[u8; MAD_LEN] {
-        // SAFETY: By the type invariant. Buffers have at least this length, and are initialised by
-        // their allocation.
-        unsafe { &*self.raw.as_ref().recv_buf.__bindgen_anon_1.mad.cast() }
+        // SAFETY: The buffer of a MAD has at least this length, was initialised by its allocation,
+        // and is not written any more by the type invariant.
+        unsafe { &*self.raw().recv_buf.__bindgen_anon_1.mad.cast() }
     }
 
     /// Returns the header.
@@ -86,20 +91,19 @@ impl Received {
     }
 
     pub(super) fn wc(&self) -> &bindings::ib_wc {
-        // SAFETY: By the type invariant. The completion is stored beside the MAD for all QPs but 0,
-        // which agents do not use.
-        unsafe { &*self.raw.as_ref().wc }
+        // SAFETY: The completion is stored beside the MAD, but for one of QP 0, whose classes
+        // `Agent::register` refuses.
+        unsafe { &*self.raw().wc }
     }
 
     pub(super) fn grh(&self) -> *const bindings::ib_grh {
-        // SAFETY: By the type invariant.
-        unsafe { self.raw.as_ref() }.recv_buf.grh
+        self.raw().recv_buf.grh
     }
 }
 
 impl Drop for Received {
     fn drop(&mut self) {
-        // SAFETY: By the type invariant; this was the owner.
+        // SAFETY: The MAD is this value's by the type invariant, and is not used again.
         unsafe { bindings::ib_free_recv_mad(self.raw.as_ptr()) };
     }
 }

@@ -29,7 +29,7 @@ use kernel::{
 ///
 /// # Invariants
 ///
-/// A buffer of an agent that is registered.
+/// A buffer of an agent that is registered, and which this owns.
 pub(super) struct Buf(NonNull<bindings::ib_mad_send_buf>);
 
 // SAFETY: A buffer may be used and freed from any thread.
@@ -56,15 +56,17 @@ impl Buf {
 
     /// Returns the MAD, to be written. Its memory is zero.
     pub(super) fn mad(&mut self) -> &mut [u8; MAD_LEN] {
-        // SAFETY: By the type invariant; nobody else uses the MAD before the buffer is posted, and
-        // that takes the buffer.
+        // SAFETY: By the type invariant this is a buffer, whose MAD has this length: header and
+        // data, as `new` has asked. Nobody else uses it before the buffer is posted, and that takes
+        // `self`.
         unsafe { &mut *self.0.as_ref().mad.cast() }
     }
 }
 
 impl Drop for Buf {
     fn drop(&mut self) {
-        // SAFETY: By the type invariant; this was the owner. It lets go of the agent.
+        // SAFETY: The buffer is this value's by the type invariant, and is not used again. Freeing
+        // it lets go of the agent.
         unsafe { bindings::ib_free_send_mad(self.0.as_ptr()) };
     }
 }
@@ -90,9 +92,9 @@ pub(super) struct Request {
     peer: Peer,
 }
 
-// SAFETY: A completion may be used from any thread, and the rest is `Send` and locked.
+// SAFETY: A completion may be used from any thread, and the rest is `Send`.
 unsafe impl Send for Request {}
-// SAFETY: As above.
+// SAFETY: A completion has its own lock, and the rest is `Sync`.
 unsafe impl Sync for Request {}
 
 impl Request {
@@ -118,7 +120,7 @@ impl Request {
     /// Gives a MAD to the MAD layer (`ib_post_send_mad`).
     pub(super) fn post(self: &Arc<Self>, buf: Buf, timeout_ms: c_int, retries: c_int) -> Result {
         let raw = buf.0.as_ptr();
-        // SAFETY: The buffer is not posted yet.
+        // SAFETY: `raw` is a buffer by the invariant of `Buf`, and is not posted yet.
         unsafe {
             (*raw).ah = self.peer.as_raw();
             (*raw).timeout_ms = timeout_ms;
@@ -126,7 +128,8 @@ impl Request {
             (*raw).context[0] = Arc::into_raw(self.clone()).cast_mut().cast();
         }
         self.progress.lock().buf = Some(buf);
-        // SAFETY: The buffer is ready. It may be freed before this returns.
+        // SAFETY: `raw` is a buffer by the invariant of `Buf`, ready to be posted. It may be freed
+        // before this returns.
         let posted = to_result(unsafe { bindings::ib_post_send_mad(raw, core::ptr::null_mut()) });
         if posted.is_err() {
             // SAFETY: There will be no call of the send handler, so the context is ours again.
@@ -141,7 +144,8 @@ impl Request {
     ///
     /// The buffer was posted by [`Request::post`]; to be called once.
     pub(super) unsafe fn take(raw: *mut bindings::ib_mad_send_buf) -> Arc<Self> {
-        // SAFETY: By the caller's promise the context is what `into_raw` made.
+        // SAFETY: `post` has set the context to what `into_raw` made, and the caller says that this
+        // is the only call for it.
         unsafe { Arc::from_raw((*raw).context[0].cast()) }
     }
 
@@ -176,7 +180,8 @@ impl Request {
             (Some(reply), _) => Ok(reply),
             (None, None) => {
                 if let Some(buf) = &progress.buf {
-                    // SAFETY: By the type invariant. This is `ib_cancel_mad()`, which only marks
+                    // SAFETY: By the invariant of `Buf` this is a buffer that is not freed: it is
+                    // in `progress`, which is locked. This is `ib_cancel_mad()`, which only marks
                     // the request.
                     unsafe { bindings::ib_modify_mad(buf.0.as_ptr(), 0) };
                 }

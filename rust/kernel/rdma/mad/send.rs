@@ -109,7 +109,7 @@ impl Agent {
     /// Returns a transaction id, by which the MAD layer finds the agent when the reply comes.
     fn tid(&self) -> Result<u64> {
         let live = self.enter()?;
-        // SAFETY: The agent is registered.
+        // SAFETY: The agent is registered by the invariant of `Live`, and this does not change.
         let high = unsafe { (*live.as_raw()).hi_tid };
         Ok(u64::from(high) << 32 | u64::from(self.next_tid.fetch_add(1, Relaxed)))
     }
