@@ -122,7 +122,8 @@ impl Inner {
             client: NonNull::from(client),
             bound <- Bound::new(),
             removal <- Removal::new(),
-            // SAFETY: The device is registered until the removal, whose progress this is, has ended.
+            // SAFETY: The device is registered until the removal, whose progress this is, has
+            // ended.
             progress <- unsafe { Progress::new(*raw, name) },
             owner,
             // INVARIANT: There are no data yet.
@@ -135,8 +136,8 @@ impl Inner {
         KBox::pin_init(init, GFP_KERNEL)
     }
 
-    /// Has everybody who waits for something of the device know that it goes; nobody else waits from
-    /// here on. Waits for nothing.
+    /// Has everybody who waits for something of the device know that it goes; nobody else waits
+    /// from here on. Waits for nothing.
     #[inline(never)]
     pub(crate) fn close(&self) {
         self.removal.close();
@@ -156,8 +157,8 @@ impl Inner {
         unsafe { self.map_unchecked(|inner| &inner.progress) }
     }
 
-    /// Says whether the client is a `C`. Each slot belongs to one type, see [`Owned`], and is a static
-    /// variable, so no other has its address while the client's module is loaded.
+    /// Says whether the client is a `C`. Each slot belongs to one type, see [`Owned`], and is a
+    /// static variable, so no other has its address while the client's module is loaded.
     fn is_of<C: Owned>(&self) -> bool {
         core::ptr::eq(self.owner, C::slot())
     }
@@ -207,9 +208,10 @@ pub struct Device {
     hold: Hold,
 }
 
-// SAFETY: `struct ib_device` may be used from any thread, and the rest is read-only or atomic.
+// SAFETY: `Inner` may be used from any thread, and a hold may be given back in any.
 unsafe impl Send for Device {}
-// SAFETY: As above.
+// SAFETY: `struct ib_device` may be used by several threads at once, and the rest of `Inner` is
+// read-only, atomic or locked.
 unsafe impl Sync for Device {}
 
 impl Device {
@@ -226,7 +228,7 @@ impl Device {
     }
 
     pub(crate) fn inner(&self) -> &Inner {
-        // SAFETY: By the type invariant.
+        // SAFETY: `inner` is valid by the type invariant, as `self` has the hold.
         unsafe { self.inner.as_ref() }
     }
 

@@ -112,7 +112,8 @@ impl Inner {
     /// To be called once, and [`Inner::unwatch`] before `self` goes or moves.
     pub(crate) unsafe fn watch(&self, handler: Handler) {
         let events = self.events.get();
-        // SAFETY: By the caller's promise nobody else uses it yet, and it stays in place.
+        // SAFETY: The caller calls this once, so nobody else uses `events` yet; it has its device
+        // since `Inner::new`, and stays in place until the caller has called `unwatch`.
         unsafe {
             (*events).handler = Some(handler);
             bindings::ib_register_event_handler(events);
@@ -127,7 +128,8 @@ impl Inner {
     #[inline(never)]
     pub(crate) unsafe fn unwatch(self: Pin<&Self>) {
         self.progress().during(Step::Event, &mut || {
-            // SAFETY: By the caller's promise.
+            // SAFETY: The caller says that `watch` has registered it, that this is the only end of
+            // that, and that it may sleep.
             unsafe { bindings::ib_unregister_event_handler(self.events.get()) };
         });
     }
@@ -139,7 +141,8 @@ impl Inner {
     /// The handler is one that [`Inner::watch`] has registered.
     pub(crate) unsafe fn of_handler(handler: *mut bindings::ib_event_handler) -> NonNull<Self> {
         let events: *mut Opaque<bindings::ib_event_handler> = handler.cast();
-        // SAFETY: By the caller's promise.
+        // SAFETY: `watch` registers the field `events` of an `Inner`, and the caller says that this
+        // is one that it has registered.
         unsafe { NonNull::new_unchecked(container_of!(events, Self, events)) }
     }
 }

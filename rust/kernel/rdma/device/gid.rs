@@ -81,9 +81,9 @@ pub struct GidAttr {
     dev: Device,
 }
 
-// SAFETY: References are counted. Of the entry, only the network interface changes, which C reads.
+// SAFETY: References are counted, and may be given back in any thread.
 unsafe impl Send for GidAttr {}
-// SAFETY: As above.
+// SAFETY: Of the entry, only the network interface changes, which only C reads, under RCU.
 unsafe impl Sync for GidAttr {}
 
 impl GidAttr {
@@ -93,13 +93,13 @@ impl GidAttr {
 
     /// Returns the GID.
     pub fn gid(&self) -> Gid {
-        // SAFETY: By the type invariant; this field does not change.
+        // SAFETY: `raw` is an entry by the type invariant, and its GID does not change.
         Gid::from_raw(unsafe { &(*self.as_raw()).gid })
     }
 
     /// Returns the protocol that the GID is for.
     pub fn gid_type(&self) -> GidType {
-        // SAFETY: As above.
+        // SAFETY: `raw` is an entry by the type invariant, and its type does not change.
         match unsafe { (*self.as_raw()).gid_type } {
             bindings::ib_gid_type_IB_GID_TYPE_IB => GidType::Ib,
             bindings::ib_gid_type_IB_GID_TYPE_ROCE => GidType::RoceV1,
@@ -110,13 +110,13 @@ impl GidAttr {
 
     /// Returns the index of the entry in its port's table.
     pub fn index(&self) -> u16 {
-        // SAFETY: As above.
+        // SAFETY: `raw` is an entry by the type invariant, and its index does not change.
         unsafe { (*self.as_raw()).index }
     }
 
     /// Returns the number of the port.
     pub fn port_num(&self) -> u32 {
-        // SAFETY: As above.
+        // SAFETY: `raw` is an entry by the type invariant, and its port does not change.
         unsafe { (*self.as_raw()).port_num }
     }
 
@@ -133,14 +133,16 @@ impl GidAttr {
     /// `ENODEV` if there is none, `EINVAL` if the address has been removed from it.
     pub fn netdev(&self) -> Result<Netdev> {
         let mut netdev = bindings::rdma_helper_netdev::default();
-        // SAFETY: By the type invariant.
+        // SAFETY: `raw` is an entry by the type invariant; the helper reads its interface under
+        // RCU.
         to_result(unsafe { bindings::rdma_helper_gid_netdev(self.raw.as_ptr(), &raw mut netdev) })?;
         Ok(Netdev(netdev))
     }
 
     /// Returns the first global IPv4 address of the GID's interface, if there is one.
     fn ipv4(&self) -> Option<Ipv4Addr> {
-        // SAFETY: By the type invariant.
+        // SAFETY: `raw` is an entry by the type invariant; the helper reads its interface under
+        // RCU.
         let ip = unsafe { bindings::rdma_helper_gid_ipv4(self.raw.as_ptr()) };
         (ip != 0).then(|| Ipv4Addr::from(ip))
     }
@@ -152,7 +154,7 @@ impl GidAttr {
     /// `ENODEV` if the GID has no network interface (any more).
     pub fn l2(&self) -> Result<L2> {
         let (mut vlan, mut mac) = (NO_VLAN, [0; 6]);
-        // SAFETY: By the type invariant; a MAC address has six bytes.
+        // SAFETY: `raw` is an entry by the type invariant; a MAC address has six bytes.
         to_result(unsafe {
             bindings::rdma_read_gid_l2_fields(self.raw.as_ptr(), &raw mut vlan, mac.as_mut_ptr())
         })?;
@@ -168,7 +170,7 @@ const NO_VLAN: u16 = 0xffff;
 
 impl Drop for GidAttr {
     fn drop(&mut self) {
-        // SAFETY: By the type invariant.
+        // SAFETY: The reference is `self`'s by the type invariant, and is not used again.
         unsafe { bindings::rdma_put_gid_attr(self.raw.as_ptr()) };
     }
 }
