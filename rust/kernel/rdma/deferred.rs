@@ -60,7 +60,7 @@ pub(crate) struct OwnedQueue(NonNull<bindings::workqueue_struct>);
 
 // SAFETY: A workqueue may be used and destroyed from any thread.
 unsafe impl Send for OwnedQueue {}
-// SAFETY: As above.
+// SAFETY: A workqueue may be used by several threads at once: C locks it.
 unsafe impl Sync for OwnedQueue {}
 
 impl OwnedQueue {
@@ -72,14 +72,15 @@ impl OwnedQueue {
     }
 
     pub(crate) fn get(&self) -> &workqueue::Queue {
-        // SAFETY: By the type invariant.
+        // SAFETY: By the type invariant the workqueue is valid while `self` is borrowed.
         unsafe { workqueue::Queue::from_raw(self.0.as_ptr()) }
     }
 }
 
 impl Drop for OwnedQueue {
     fn drop(&mut self) {
-        // SAFETY: By the type invariant. This waits for the end of what runs.
+        // SAFETY: The workqueue is valid by the type invariant, and is not used again. This waits
+        // for the end of what runs.
         unsafe { bindings::destroy_workqueue(self.0.as_ptr()) };
     }
 }
@@ -162,7 +163,8 @@ impl_has_work! {
 
 impl<T: Teardown> Item<T> {
     fn finish(self: Pin<KBox<Self>>, cx: &Sleepable) -> Fate {
-        // SAFETY: Nothing is moved out but `value`, which is not pinned structurally.
+        // SAFETY: What is in the box stays where it is until it is dropped; `value`, which is
+        // borrowed mutably below, is not pinned structurally.
         let mut item = unsafe { Pin::into_inner_unchecked(self) };
         let fate = item.value.teardown(cx);
         match fate {
@@ -194,7 +196,8 @@ impl<T: Teardown> Deferred<T> {
     /// Tears the value down now and waits for the end of it.
     pub(crate) fn destroy(self, cx: &Sleepable) -> Fate {
         let mut this = ManuallyDrop::new(self);
-        // SAFETY: `this` is not used again and is not dropped.
+        // SAFETY: The box is there by the type invariant; `this` is not used again and is not
+        // dropped.
         unsafe { ManuallyDrop::take(&mut this.0) }.finish(cx)
     }
 }
@@ -217,7 +220,7 @@ impl<T: Teardown> DerefMut for Deferred<T> {
 
 impl<T: Teardown> Drop for Deferred<T> {
     fn drop(&mut self) {
-        // SAFETY: By the type invariant, and `self` is not used again.
+        // SAFETY: The box is there by the type invariant, and `self` is not used again.
         let item = unsafe { ManuallyDrop::take(&mut self.0) };
         Queue::get().enqueue(item);
     }

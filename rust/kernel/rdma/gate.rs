@@ -80,7 +80,7 @@ pub(crate) struct Gate {
 
 // SAFETY: A gate is made of atomics and a completion, which may be used from any thread.
 unsafe impl Send for Gate {}
-// SAFETY: As above.
+// SAFETY: Several threads may use an atomic at once, and a completion has its own lock.
 unsafe impl Sync for Gate {}
 
 impl Gate {
@@ -174,12 +174,17 @@ pub(crate) struct Hold {
     kind: Kind,
 }
 
-// SAFETY: A hold only counts, with atomics.
+// SAFETY: A gate is `Sync`, and counts in whichever thread a hold is given back.
 unsafe impl Send for Hold {}
-// SAFETY: As above.
+// SAFETY: What a reference gives access to is a gate, which is `Sync`.
 unsafe impl Sync for Hold {}
 
 impl Hold {
+    fn gate(&self) -> &Gate {
+        // SAFETY: `gate` is valid by the type invariant.
+        unsafe { self.gate.as_ref() }
+    }
+
     pub(crate) fn kind(&self) -> Kind {
         self.kind
     }
@@ -187,8 +192,7 @@ impl Hold {
     /// Takes another hold on the same gate, also when it is closed: the first one keeps it from
     /// opening.
     pub(crate) fn another(&self, kind: Kind) -> Self {
-        // SAFETY: By the type invariant.
-        let gate = unsafe { self.gate.as_ref() };
+        let gate = self.gate();
         gate.count.enter_again();
         gate.kinds[kind as usize].add(1, Relaxed);
         // INVARIANT: Just counted, and `self` keeps the gate in place.
@@ -201,8 +205,7 @@ impl Hold {
 
 impl Drop for Hold {
     fn drop(&mut self) {
-        // SAFETY: By the type invariant.
-        let gate = unsafe { self.gate.as_ref() };
+        let gate = self.gate();
         gate.kinds[self.kind as usize].add(-1, Relaxed);
         if gate.count.leave() {
             // SAFETY: `close` cannot have returned: it waits for this completion. Waiting for a

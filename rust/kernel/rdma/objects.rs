@@ -3,8 +3,8 @@
 //! All objects, by name, for those who look for a leak.
 //!
 //! An object is listed from its creation to its destruction; requests never are. A removal, or an
-//! unload, that waits names the objects that it waits for, and the file `rdma_rs/objects` of debugfs
-//! has those of all devices and modules.
+//! unload, that waits names the objects that it waits for, and the file `rdma_rs/objects` of
+//! debugfs has those of all devices and modules.
 
 use crate::{
     bindings,
@@ -127,11 +127,11 @@ struct Entry {
 
 const NO_NUM: u32 = u32::MAX;
 
-// SAFETY: The pointer to a QP is only compared. The others are followed only while there is a hold on
-// what they point to, which may be used from any thread; the rest is `Send`.
+// SAFETY: The pointer to a QP is only compared. The others are followed only while there is a hold
+// on what they point to, which may be used from any thread; the rest is `Send`.
 unsafe impl Send for Entry {}
-// SAFETY: A device, a client and a gate may be used from any thread; `about` is locked, and the rest
-// does not change.
+// SAFETY: A device, a client and a gate may be used from any thread; `about` is locked, and the
+// rest does not change.
 unsafe impl Sync for Entry {}
 
 impl_list_arc_safe! {
@@ -199,11 +199,12 @@ impl Owner {
     ///
     /// The device or the client is there.
     unsafe fn gate(&self) -> &Gate {
-        match self {
-            // SAFETY: By the caller's promise.
-            Self::Device(inner) => unsafe { &inner.as_ref().gate },
-            // SAFETY: As above.
-            Self::Client(core) => unsafe { &core.as_ref().gate },
+        // SAFETY: The caller says that the device or the client is there.
+        unsafe {
+            match self {
+                Self::Device(inner) => &inner.as_ref().gate,
+                Self::Client(core) => &core.as_ref().gate,
+            }
         }
     }
 }
@@ -211,7 +212,8 @@ impl Owner {
 impl fmt::Display for Owner {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            // SAFETY: Shown for an entry of the list only, whose hold keeps the device and its client.
+            // SAFETY: Shown for an entry of the list only, whose hold keeps the device and its
+            // client.
             Self::Device(inner) => unsafe {
                 let inner = inner.as_ref();
                 let name = Name::of(inner.raw.as_ptr());
@@ -265,8 +267,8 @@ impl Listed {
 
     /// Returns the client that the object belongs to.
     pub(crate) fn client(&self) -> &Core {
-        // SAFETY: By the invariants of this and of the entry, the device or the client is there, and
-        // a device's client outlives it.
+        // SAFETY: By the invariants of this and of the entry, the device or the client is there,
+        // and a device's client outlives it.
         unsafe {
             match self.entry.owner {
                 Owner::Device(inner) => inner.as_ref().client.as_ref(),
@@ -330,7 +332,7 @@ impl Listed {
 
 impl Drop for Listed {
     fn drop(&mut self) {
-        // SAFETY: By the type invariant the entry is in this list and in no other.
+        // SAFETY: The entry is in this list by the type invariant, and entries are in no other.
         let entry = unsafe { OBJECTS.lock().remove(&self.entry) };
         drop(entry);
     }
@@ -341,7 +343,8 @@ pub(crate) fn report(gate: &Gate, who: &dyn fmt::Display) {
     let objects = OBJECTS.lock();
     let held = objects
         .iter()
-        // SAFETY: By the invariant of the entry, which is in the list.
+        // SAFETY: The entry is in the list, which is locked, so by its invariant there is a hold,
+        // which keeps the device or the client.
         .filter(|entry| core::ptr::eq(unsafe { entry.owner.gate() }, gate));
     for (n, entry) in held.enumerate() {
         if n == NAMED {
@@ -364,7 +367,8 @@ impl Writer for All {
     }
 }
 
-/// Owns what this file keeps; part of the core module. No object is there any more when it is dropped.
+/// Owns what this file keeps; part of the core module. No object is there any more when it is
+/// dropped.
 pub(crate) struct Table {
     // As always with debugfs, what cannot be made is missing.
     _file: Option<Pin<KBox<File<All>>>>,
@@ -375,7 +379,7 @@ impl Table {
     ///
     /// To be called once, when the module is loaded.
     pub(crate) unsafe fn new() -> Self {
-        // SAFETY: By the caller's promise.
+        // SAFETY: The caller calls this once, when the module is loaded.
         unsafe { OBJECTS.init() };
         let dir = Dir::new(c"rdma_rs");
         let file = KBox::pin_init(dir.read_only_file(c"objects", All), GFP_KERNEL).ok();

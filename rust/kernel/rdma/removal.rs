@@ -40,8 +40,8 @@ use kernel::{
 /// Something made from a device that threads may wait for.
 pub(crate) trait OnRemoval: Send + Sync {
     /// The device is about to go: every thread that waits for this gets `ENODEV`, and no other one
-    /// waits from here on. Called before [`OnRemoval::removed`] of any object, with the list locked:
-    /// takes locks for a moment only, and waits for nothing.
+    /// waits from here on. Called before [`OnRemoval::removed`] of any object, with the list
+    /// locked: takes locks for a moment only, and waits for nothing.
     fn gone(self: Arc<Self>) {}
 
     /// The device goes: ends this. May wait, for handlers of the ULP too.
@@ -175,7 +175,7 @@ impl HrTimerCallback for Progress {
     type Pointer<'a> = Pin<&'a Self>;
 
     fn run(this: Pin<&Self>, mut cx: HrTimerCallbackContext<'_, Self>) -> HrTimerRestart {
-        // SAFETY: By the type invariant: this is the timer.
+        // SAFETY: `device` is valid by the type invariant, as the timer is started: it runs.
         let name = unsafe { Name::of(this.device.as_ptr()) };
         let secs = this.secs.fetch_add(REPORT_MS / 1_000, Relaxed) + REPORT_MS / 1_000;
         let step = STEPS.get(this.step.load(Relaxed) as usize).unwrap_or(&"");
