@@ -238,7 +238,8 @@ impl Device {
 
     /// Takes a hold for an object that is to be listed.
     pub(crate) fn list(&self, kind: Kind) -> Result<Listed> {
-        Listed::new(self.hold(kind), Owner::Device(self.inner))
+        // SAFETY: `hold` is on the gate of `inner` by the type invariant, and so is another one.
+        unsafe { Listed::new(self.hold(kind), Owner::Device(self.inner)) }
     }
 
     pub(crate) fn client(&self) -> &Core {

@@ -197,7 +197,7 @@ impl fmt::Display for Entry {
 impl Owner {
     /// # Safety
     ///
-    /// The device or the client is there.
+    /// The device or the client is there while the reference is used.
     unsafe fn gate(&self) -> &Gate {
         // SAFETY: The caller says that the device or the client is there.
         unsafe {
@@ -207,20 +207,24 @@ impl Owner {
             }
         }
     }
-}
 
-impl fmt::Display for Owner {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            // SAFETY: Shown for an entry of the list only, whose hold keeps the device and its
-            // client.
-            Self::Device(inner) => unsafe {
-                let inner = inner.as_ref();
-                let name = Name::of(inner.raw.as_ptr());
-                f.write_fmt(fmt!("{}: {name}", inner.client.as_ref().name))
-            },
-            // SAFETY: Shown for an entry of the list only, whose hold keeps the client.
-            Self::Client(core) => fmt::Display::fmt(unsafe { core.as_ref() }.name, f),
+    /// Writes the client's name, and the device's.
+    ///
+    /// # Safety
+    ///
+    /// The device or the client is there.
+    unsafe fn write_name(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // SAFETY: The caller says that the device or the client is there. A device is registered
+        // and has its client while it is.
+        unsafe {
+            match self {
+                Self::Device(inner) => {
+                    let inner = inner.as_ref();
+                    let name = Name::of(inner.raw.as_ptr());
+                    f.write_fmt(fmt!("{}: {name}", inner.client.as_ref().name))
+                }
+                Self::Client(core) => fmt::Display::fmt(core.as_ref().name, f),
+            }
         }
     }
 }
@@ -237,9 +241,13 @@ pub(crate) struct Listed {
 }
 
 impl Listed {
-    /// Lists an object that has a hold of `owner`. Not generic and never inlined: see `Core`.
+    /// Lists an object of `owner`. Not generic and never inlined: see `Core`.
+    ///
+    /// # Safety
+    ///
+    /// `hold` is on the gate of `owner`.
     #[inline(never)]
-    pub(crate) fn new(hold: Hold, owner: Owner) -> Result<Self> {
+    pub(crate) unsafe fn new(hold: Hold, owner: Owner) -> Result<Self> {
         let kind = hold.kind();
         let entry = ListArc::pin_init(
             try_pin_init!(Entry {
@@ -256,7 +264,8 @@ impl Listed {
             }),
             GFP_KERNEL,
         )?;
-        // INVARIANT: The hold is there until the entry is taken out.
+        // INVARIANT: The caller says that the hold is the owner's; it is there until the entry is
+        // taken out.
         let this = Self {
             entry: entry.clone_arc(),
             _hold: hold,
@@ -361,7 +370,10 @@ struct All;
 impl Writer for All {
     fn write(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for entry in OBJECTS.lock().iter() {
-            f.write_fmt(fmt!("{}: {}\n", entry.owner, &*entry))?;
+            // SAFETY: The entry is in the list, which is locked, so by its invariant there is a
+            // hold, which keeps the device or the client.
+            unsafe { entry.owner.write_name(f) }?;
+            f.write_fmt(fmt!(": {}\n", &*entry))?;
         }
         Ok(())
     }

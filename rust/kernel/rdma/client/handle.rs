@@ -54,7 +54,8 @@ unsafe impl Sync for ClientRef {}
 impl ClientRef {
     /// Takes a hold for an object that is to be listed.
     pub(crate) fn list(&self, kind: Kind) -> Result<Listed> {
-        Listed::new(self.hold.another(kind), Owner::Client(self.core))
+        // SAFETY: `hold` is on the gate of `core` by the type invariant, and so is another one.
+        unsafe { Listed::new(self.hold.another(kind), Owner::Client(self.core)) }
     }
 
     fn core(&self) -> &Core {
