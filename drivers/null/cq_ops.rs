@@ -41,7 +41,7 @@ pub(crate) unsafe extern "C" fn create(
     attr: *const bindings::ib_cq_init_attr,
     _attrs: *mut bindings::uverbs_attr_bundle,
 ) -> c_int {
-    // SAFETY: The core has set the device, and gives valid attributes.
+    // SAFETY: The core has set the device, whose operation this is, and gives valid attributes.
     let (shared, attr) = unsafe { (Shared::of((*cq).device), &*attr) };
     let create = || -> Result<usize> {
         shared.machine.lock().creations.check(Object::Cq)?;
@@ -59,7 +59,7 @@ pub(crate) unsafe extern "C" fn create(
     };
     match create() {
         Ok(index) => {
-            // SAFETY: As above.
+            // SAFETY: The core has allocated the size that the device's operations ask for.
             unsafe {
                 (*cq.cast::<Cq>()).index = index;
                 (*cq).cqe = attr.cqe as c_int;
@@ -72,9 +72,11 @@ pub(crate) unsafe extern "C" fn create(
 
 /// # Safety
 ///
-/// `cq` is a CQ of this device.
+/// The RDMA core, or a consumer, is calling an operation of `cq`, which was created, and the
+/// reference is not used after that.
 unsafe fn parts<'a>(cq: *mut bindings::ib_cq) -> (&'a Shared, usize) {
-    // SAFETY: By the caller's promise.
+    // SAFETY: The caller says that this is an operation of the CQ, and so of its device. `create`
+    // has set the index.
     unsafe { (Shared::of((*cq).device), (*cq.cast::<Cq>()).index) }
 }
 
@@ -84,12 +86,12 @@ unsafe fn parts<'a>(cq: *mut bindings::ib_cq) -> (&'a Shared, usize) {
 ///
 /// Called by the RDMA core, with what `struct ib_device_ops` says.
 pub(crate) unsafe extern "C" fn pre_destroy(cq: *mut bindings::ib_cq) -> c_int {
-    // SAFETY: The CQ was created.
+    // SAFETY: This is an operation of a CQ that was created.
     let (shared, index) = unsafe { parts(cq) };
     if let Some(cq) = shared.machine.lock().cqs.get_mut(index) {
         cq.kill();
     }
-    // SAFETY: A CQ that was killed does not raise its line.
+    // SAFETY: `create` has initialised the line, and a CQ that was killed does not raise it.
     unsafe { irq::stop(&raw mut (*cq.cast::<Cq>()).line) };
     0
 }
@@ -102,9 +104,9 @@ pub(crate) unsafe extern "C" fn destroy(
     _udata: *mut bindings::ib_udata,
 ) -> c_int {
     // Where the creation of a CQ fails late, this is all that is called.
-    // SAFETY: As this operation.
+    // SAFETY: The core destroys the CQ, as when it calls that operation, which may be called twice.
     unsafe { pre_destroy(cq) };
-    // SAFETY: The CQ was created.
+    // SAFETY: This is an operation of a CQ that was created.
     let (shared, index) = unsafe { parts(cq) };
     let gone = shared.machine.lock().cqs.take(index);
     drop(gone);
@@ -119,7 +121,7 @@ pub(crate) unsafe extern "C" fn poll(
     entries: c_int,
     wc: *mut bindings::ib_wc,
 ) -> c_int {
-    // SAFETY: The CQ was created.
+    // SAFETY: This is an operation of a CQ that was created.
     let (shared, index) = unsafe { parts(cq) };
     let Ok(entries) = usize::try_from(entries) else {
         return EINVAL.to_errno();
@@ -136,7 +138,7 @@ pub(crate) unsafe extern "C" fn req_notify(
     cq: *mut bindings::ib_cq,
     flags: bindings::ib_cq_notify_flags,
 ) -> c_int {
-    // SAFETY: The CQ was created.
+    // SAFETY: This is an operation of a CQ that was created.
     let (shared, index) = unsafe { parts(cq) };
     let solicited = flags & bindings::ib_cq_notify_flags_IB_CQ_SOLICITED_MASK
         == bindings::ib_cq_notify_flags_IB_CQ_SOLICITED;

@@ -65,15 +65,15 @@ pub(crate) struct Shared {
     gone: Atomic<bool>,
 }
 
-// SAFETY: `struct ib_device` may be used from any thread, and the rest is locked.
+// SAFETY: A reference to a `struct ib_device` may be put in any thread, and the rest is `Send`.
 unsafe impl Send for Shared {}
-// SAFETY: As above.
+// SAFETY: A `struct ib_device` may be used by several threads at once, and the rest is `Sync`.
 unsafe impl Sync for Shared {}
 
 #[pinned_drop]
 impl PinnedDrop for Shared {
     fn drop(self: Pin<&mut Self>) {
-        // SAFETY: By the type invariant.
+        // SAFETY: `ib` is valid, with a reference that this gives back, by the type invariant.
         unsafe { bindings::put_device(device_of(self.ib)) };
     }
 }
@@ -82,7 +82,7 @@ impl PinnedDrop for Shared {
 ///
 /// `ib` is a valid device.
 unsafe fn device_of(ib: NonNull<bindings::ib_device>) -> *mut bindings::device {
-    // SAFETY: `dev` is the first member of the union.
+    // SAFETY: The caller says that the device is valid; `dev` is the first member of the union.
     unsafe { (&raw mut (*ib.as_ptr()).__bindgen_anon_1).cast() }
 }
 
@@ -98,7 +98,8 @@ impl Shared {
     /// The RDMA core is calling an operation of `dev`, other than `dealloc_driver`, and the
     /// reference is not used after that.
     pub(crate) unsafe fn of<'a>(dev: *mut bindings::ib_device) -> &'a Self {
-        // SAFETY: Set before the registration, and cleared after the last operation.
+        // SAFETY: The caller says that this is an operation. `register` sets the pointer before
+        // there can be one, and `dealloc` clears it after the last.
         unsafe { &*(*dev.cast::<Ib>()).shared }
     }
 
@@ -145,7 +146,7 @@ kernel::sync::global_lock! {
 ///
 /// Called once, first of all.
 pub(crate) unsafe fn init(root: Dir) {
-    // SAFETY: By the caller's promise.
+    // SAFETY: The caller calls this once, before anything else uses it.
     unsafe { DEVICES.init() };
     DEVICES.lock().root = Some(root);
 }
@@ -165,8 +166,8 @@ pub(crate) fn exit() {
 
 /// Takes a device from its clients and ends it; waits for that, also if others have begun.
 pub(crate) fn unregister(shared: &Shared) {
-    // SAFETY: The reference keeps the device. That it may be called several times is what the lock
-    // in it is for; the first call does it, and the others wait.
+    // SAFETY: `Shared` has a reference to the device by its invariant. That it may be called
+    // several times is what the lock in it is for; the first call does it, and the others wait.
     unsafe { bindings::ib_unregister_device(shared.ib()) };
 }
 
@@ -193,7 +194,8 @@ pub(crate) fn register(name: &CStr, kind: Kind) -> Result<Arc<Shared>> {
     let ib = NonNull::new(ib).ok_or(ENOMEM)?;
     // SAFETY: Just allocated; this reference is for `Shared`.
     unsafe { bindings::get_device(device_of(ib)) };
-    // SAFETY: As above.
+    // SAFETY: Called once, where there is no `Shared`: both references, to which `ib` has come
+    // since its allocation, are to be given back here.
     let put = |_: &Error| unsafe {
         bindings::put_device(device_of(ib));
         bindings::ib_dealloc_device(ib.as_ptr());
@@ -216,7 +218,7 @@ pub(crate) fn register(name: &CStr, kind: Kind) -> Result<Arc<Shared>> {
     });
     let shared = Arc::pin_init(init, GFP_KERNEL).inspect_err(put)?;
 
-    // SAFETY: Nobody else knows the device yet.
+    // SAFETY: The device is the first member of an `Ib`, and nobody else knows it yet.
     unsafe {
         let raw = ib.as_ptr();
         (*raw.cast::<Ib>()).shared = Arc::into_raw(shared.clone());
@@ -285,7 +287,7 @@ fn forget_gone() {
 ///
 /// Called by the RDMA core, once.
 pub(crate) unsafe extern "C" fn enable(dev: *mut bindings::ib_device) -> c_int {
-    // SAFETY: This is an operation.
+    // SAFETY: The RDMA core is calling an operation of `dev`.
     let shared = unsafe { Shared::of(dev) }.reference();
     if let Some(root) = &DEVICES.lock().root {
         *shared.files.lock() = Some(debugfs::Files::new(root, &shared));
@@ -303,7 +305,7 @@ pub(crate) unsafe extern "C" fn dealloc(dev: *mut bindings::ib_device) {
     // SAFETY: The device is valid, and nothing uses it at the same time.
     let shared = unsafe { core::mem::replace(&mut (*ib).shared, core::ptr::null()) };
     if !shared.is_null() {
-        // SAFETY: This is the reference that was left there.
+        // SAFETY: This is the reference that `register` has left there, and it was taken out.
         let shared = unsafe { Arc::from_raw(shared) };
         let files = shared.files.lock().take();
         // Waits until nobody uses them.

@@ -17,7 +17,7 @@ use rdma_bindings as bindings;
 ///
 /// The QP is valid until this returns. Process context.
 pub(crate) unsafe fn of_qp(qp: *mut bindings::ib_qp, event: bindings::ib_event_type) {
-    // SAFETY: By the caller's promise.
+    // SAFETY: The caller says that the QP is valid; the core has set these before it was created.
     let (device, handler, context) =
         unsafe { ((*qp).device, (*qp).event_handler, (*qp).qp_context) };
     let mut event = bindings::ib_event {
@@ -28,7 +28,8 @@ pub(crate) unsafe fn of_qp(qp: *mut bindings::ib_qp, event: bindings::ib_event_t
         event,
     };
     if let Some(handler) = handler {
-        // SAFETY: The core's handler, called as it expects.
+        // SAFETY: The core's handler, called in process context with an event of the QP and its
+        // context.
         unsafe { handler(&raw mut event, context) };
     }
 }
@@ -39,7 +40,7 @@ pub(crate) unsafe fn of_qp(qp: *mut bindings::ib_qp, event: bindings::ib_event_t
 ///
 /// The SRQ is valid until this returns. Process context.
 unsafe fn of_srq(srq: *mut bindings::ib_srq, event: bindings::ib_event_type) {
-    // SAFETY: By the caller's promise.
+    // SAFETY: The caller says that the SRQ is valid; the core has set these before it was created.
     let (device, handler, context) =
         unsafe { ((*srq).device, (*srq).event_handler, (*srq).srq_context) };
     let mut event = bindings::ib_event {
@@ -50,7 +51,8 @@ unsafe fn of_srq(srq: *mut bindings::ib_srq, event: bindings::ib_event_type) {
         event,
     };
     if let Some(handler) = handler {
-        // SAFETY: The consumer's handler, called as it expects.
+        // SAFETY: The consumer's handler, called in process context with an event of the SRQ and
+        // its context.
         unsafe { handler(&raw mut event, context) };
     }
 }
@@ -100,7 +102,7 @@ impl Shared {
     }
 
     fn dispatch(&self, event: u32) -> Result {
-        // SAFETY: This has a reference to the device.
+        // SAFETY: `Shared` has a reference to the device by its invariant.
         if !unsafe { bindings::rdma_helper_device_try_get(self.ib()) } {
             return Err(ENODEV);
         }
@@ -111,7 +113,7 @@ impl Shared {
             },
             event,
         };
-        // SAFETY: The device is registered until the put.
+        // SAFETY: The device is registered until the put of what `try_get` has taken.
         unsafe {
             bindings::ib_dispatch_event(&raw const event);
             bindings::ib_device_put(self.ib());

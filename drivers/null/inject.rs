@@ -151,9 +151,9 @@ pub enum Injection {
         /// How many; `u32::MAX` is all.
         count: u32,
     },
-    /// Whether posting looks at the first entry of requests that have none, unless they have no list,
-    /// as irdma and cxgb4 do: if it is not zero it would be used, so the request is refused
-    /// (`EFAULT`). Of the device only.
+    /// Whether posting looks at the first entry of requests that have none, unless they have no
+    /// list, as irdma and cxgb4 do: if it is not zero it would be used, so the request is refused
+    /// (`EFAULT`). As with those, such a list has memory for an entry. Of the device only.
     Peek {
         /// Whether it does.
         on: bool,

@@ -52,7 +52,7 @@ impl Irq {
     /// `line` is memory for a line, pinned, of the valid `cq`; the invariant of the type is the
     /// caller's to keep.
     pub(crate) unsafe fn new(line: *mut Line, cq: *mut bindings::ib_cq) -> Result<Self> {
-        // SAFETY: The memory is the caller's.
+        // SAFETY: The caller says that this is memory for a line, which nobody else uses yet.
         unsafe {
             (&raw mut (*line).completed).write(Atomic::new(0));
             (&raw mut (*line).failed).write(Atomic::new(0));
@@ -65,7 +65,7 @@ impl Irq {
                 static_lock_class!().as_ptr(),
             );
         }
-        // INVARIANT: Just initialised.
+        // INVARIANT: The line was just initialised, and the caller keeps the rest.
         Ok(Self(NonNull::new(line).ok_or(EINVAL)?))
     }
 
@@ -88,7 +88,7 @@ impl Irq {
     }
 
     fn queue(&self) {
-        // SAFETY: By the type invariant.
+        // SAFETY: The line is initialised and stays by the type invariant.
         unsafe {
             bindings::queue_work_on(
                 bindings::wq_misc_consts_WORK_CPU_UNBOUND as c_int,
@@ -105,7 +105,7 @@ impl Irq {
 ///
 /// The line is initialised, and not raised any more.
 pub(crate) unsafe fn stop(line: *mut Line) {
-    // SAFETY: By the caller's promise.
+    // SAFETY: The caller says that the work is initialised, and that nobody queues it any more.
     unsafe { bindings::cancel_work_sync(&raw mut (*line).work) };
 }
 
@@ -136,7 +136,7 @@ unsafe extern "C" fn interrupt(work: *mut bindings::work_struct) {
                 },
                 event: bindings::ib_event_type_IB_EVENT_CQ_ERR,
             };
-            // SAFETY: The consumer's handler, called as it expects.
+            // SAFETY: The consumer's handler, called with an event of the CQ and its context.
             unsafe { handler(&raw mut event, context) };
         }
     }
@@ -144,7 +144,7 @@ unsafe extern "C" fn interrupt(work: *mut bindings::work_struct) {
         return;
     }
     if let Some(handler) = comp {
-        // SAFETY: As above.
+        // SAFETY: The consumer's handler, called in softirq context with the CQ and its context.
         unsafe { handler(cq, context) };
     }
 }

@@ -200,11 +200,14 @@ pub(crate) fn atomic(mrs: &Slots<Mr>, sge: Sge, change: impl Fn(u64) -> u64) -> 
         return None;
     };
     let word = addr as *mut u64;
-    // SAFETY: As in `transfer`. Requests of one device exclude each other.
-    let old = unsafe { word.read_unaligned() };
-    // SAFETY: As above.
-    unsafe { word.write_unaligned(change(old)) };
-    Some(old)
+    // SAFETY: `piece` has found the eight bytes in an MR, and the consumer promises that memory
+    // that it registers is valid until the registration ends. Requests of one device exclude each
+    // other.
+    unsafe {
+        let old = word.read_unaligned();
+        word.write_unaligned(change(old));
+        Some(old)
+    }
 }
 
 impl Machine {

@@ -62,7 +62,7 @@ pub(crate) unsafe extern "C" fn alloc(
     kind: bindings::ib_mr_type,
     pages: u32,
 ) -> *mut bindings::ib_mr {
-    // SAFETY: The PD was allocated.
+    // SAFETY: The PD was allocated, and is one of the device whose operation this is.
     let shared = unsafe { Shared::of((*pd).device) };
     let alloc = || -> Result<*mut bindings::ib_mr> {
         shared.machine.lock().creations.check(Object::Mr)?;
@@ -89,9 +89,11 @@ pub(crate) unsafe extern "C" fn alloc(
 
 /// # Safety
 ///
-/// `mr` is an MR of this device.
+/// The RDMA core is calling an operation of `mr`, which `alloc` has made, and the reference is not
+/// used after that.
 unsafe fn parts<'a>(mr: *mut bindings::ib_mr) -> (&'a Shared, usize) {
-    // SAFETY: By the caller's promise.
+    // SAFETY: The caller says that this is an operation of the MR, and so of its device. `alloc`
+    // has set the index.
     unsafe { (Shared::of((*mr).device), (*mr.cast::<Mr>()).index) }
 }
 
@@ -104,20 +106,20 @@ pub(crate) unsafe extern "C" fn map(
     entries: c_int,
     offset: *mut c_uint,
 ) -> c_int {
-    // SAFETY: The MR was allocated.
+    // SAFETY: This is an operation of an MR that `alloc` has made.
     let (shared, index) = unsafe { parts(mr) };
     if let Some(mr) = shared.machine.lock().mrs.get_mut(index) {
         mr.unmap();
     }
-    // SAFETY: The arguments are the consumer's.
+    // SAFETY: The consumer gives a list of so many entries, and an offset or null.
     unsafe { bindings::ib_sg_to_pages(mr, sg, entries, offset, Some(set_page)) }
 }
 
 /// # Safety
 ///
-/// Called by the RDMA core, with what `struct ib_device_ops` says.
+/// Called by `ib_sg_to_pages`, which `map` calls, with the MR.
 unsafe extern "C" fn set_page(mr: *mut bindings::ib_mr, addr: u64) -> c_int {
-    // SAFETY: Called with the MR that is being mapped.
+    // SAFETY: This is called in `map`, an operation of the MR.
     let (shared, index) = unsafe { parts(mr) };
     let mut machine = shared.machine.lock();
     errno(
@@ -136,7 +138,7 @@ pub(crate) unsafe extern "C" fn dereg(
     mr: *mut bindings::ib_mr,
     _udata: *mut bindings::ib_udata,
 ) -> c_int {
-    // SAFETY: The MR was allocated.
+    // SAFETY: This is an operation of an MR that `alloc` has made.
     let (shared, index) = unsafe { parts(mr) };
     let mut machine = shared.machine.lock();
     if let Err(e) = machine.deregs.check() {
@@ -145,7 +147,7 @@ pub(crate) unsafe extern "C" fn dereg(
     let gone = machine.mrs.take(index);
     drop(machine);
     drop(gone);
-    // SAFETY: `alloc` has made this box.
+    // SAFETY: `alloc` has made this box, and the core uses the MR no more after this.
     drop(unsafe { KBox::from_raw(mr.cast::<Mr>()) });
     0
 }

@@ -27,7 +27,7 @@ pub(crate) unsafe extern "C" fn alloc_pd(
     pd: *mut bindings::ib_pd,
     _udata: *mut bindings::ib_udata,
 ) -> c_int {
-    // SAFETY: The core has set the device.
+    // SAFETY: The core has set the device, whose operation this is.
     let shared = unsafe { Shared::of((*pd).device) };
     errno(shared.machine.lock().creations.check(Object::Pd))
 }
@@ -50,7 +50,7 @@ pub(crate) unsafe extern "C" fn create_ah(
     _attr: *mut bindings::rdma_ah_init_attr,
     _udata: *mut bindings::ib_udata,
 ) -> c_int {
-    // SAFETY: The core has set the device.
+    // SAFETY: The core has set the device, whose operation this is.
     let shared = unsafe { Shared::of((*ah).device) };
     errno(shared.machine.lock().creations.check(Object::Ah))
 }
@@ -77,7 +77,7 @@ pub(crate) unsafe extern "C" fn create_srq(
     attr: *mut bindings::ib_srq_init_attr,
     _udata: *mut bindings::ib_udata,
 ) -> c_int {
-    // SAFETY: The core has set the device, and gives valid attributes.
+    // SAFETY: The core has set the device, whose operation this is, and gives valid attributes.
     let (shared, attr) = unsafe { (Shared::of((*srq).device), &mut *attr) };
     let create = || -> Result<usize> {
         shared.machine.lock().creations.check(Object::Srq)?;
@@ -101,12 +101,22 @@ pub(crate) unsafe extern "C" fn create_srq(
     };
     match create() {
         Ok(index) => {
-            // SAFETY: The core has allocated this structure.
+            // SAFETY: The core has allocated the size that the device's operations ask for.
             unsafe { (*srq.cast::<Srq>()).index = index };
             0
         }
         Err(e) => e.to_errno(),
     }
+}
+
+/// # Safety
+///
+/// The RDMA core is calling an operation of `srq`, which was created, and the reference is not used
+/// after that.
+pub(crate) unsafe fn srq_parts<'a>(srq: *mut bindings::ib_srq) -> (&'a Shared, usize) {
+    // SAFETY: The caller says that this is an operation of the SRQ, and so of its device.
+    // `create_srq` has set the index.
+    unsafe { (Shared::of((*srq).device), (*srq.cast::<Srq>()).index) }
 }
 
 /// # Safety
@@ -118,14 +128,8 @@ pub(crate) unsafe extern "C" fn modify_srq(
     mask: bindings::ib_srq_attr_mask,
     _udata: *mut bindings::ib_udata,
 ) -> c_int {
-    // SAFETY: The SRQ was created, and the attributes are valid.
-    let (shared, index, attr) = unsafe {
-        (
-            Shared::of((*srq).device),
-            (*srq.cast::<Srq>()).index,
-            &*attr,
-        )
-    };
+    // SAFETY: This is an operation of an SRQ that was created, and the attributes are valid.
+    let ((shared, index), attr) = unsafe { (srq_parts(srq), &*attr) };
     if mask & bindings::ib_srq_attr_mask_IB_SRQ_MAX_WR != 0 {
         return EOPNOTSUPP.to_errno();
     }
@@ -142,8 +146,8 @@ pub(crate) unsafe extern "C" fn query_srq(
     srq: *mut bindings::ib_srq,
     attr: *mut bindings::ib_srq_attr,
 ) -> c_int {
-    // SAFETY: The SRQ was created.
-    let (shared, index) = unsafe { (Shared::of((*srq).device), (*srq.cast::<Srq>()).index) };
+    // SAFETY: This is an operation of an SRQ that was created.
+    let (shared, index) = unsafe { srq_parts(srq) };
     if let Some(srq) = shared.machine.lock().srqs.get(index) {
         let is = bindings::ib_srq_attr {
             max_wr: srq.queue.capacity() as u32,
@@ -163,8 +167,8 @@ pub(crate) unsafe extern "C" fn destroy_srq(
     srq: *mut bindings::ib_srq,
     _udata: *mut bindings::ib_udata,
 ) -> c_int {
-    // SAFETY: The SRQ was created.
-    let (shared, index) = unsafe { (Shared::of((*srq).device), (*srq.cast::<Srq>()).index) };
+    // SAFETY: This is an operation of an SRQ that was created.
+    let (shared, index) = unsafe { srq_parts(srq) };
     // No event handler of the SRQ runs from here on.
     let _events = shared.events.lock();
     let gone = shared.machine.lock().srqs.take(index);

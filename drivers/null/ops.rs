@@ -100,7 +100,7 @@ unsafe extern "C" fn query_device(
     attr: *mut bindings::ib_device_attr,
     _udata: *mut bindings::ib_udata,
 ) -> c_int {
-    // SAFETY: This is an operation.
+    // SAFETY: The RDMA core is calling an operation of `dev`.
     let shared = unsafe { Shared::of(dev) };
     let (guid, vague) = (shared.guid, shared.machine.lock().vague);
     let is = bindings::ib_device_attr {
@@ -175,7 +175,7 @@ unsafe extern "C" fn port_immutable(
     _port: u32,
     immutable: *mut bindings::ib_port_immutable,
 ) -> c_int {
-    // SAFETY: This is an operation.
+    // SAFETY: The RDMA core is calling an operation of `dev`.
     let iwarp = unsafe { Shared::of(dev) }.machine.lock().iwarp;
     // No connection manager and no MADs.
     let is = bindings::ib_port_immutable {
@@ -205,7 +205,7 @@ unsafe extern "C" fn query_gid(
     if index != 0 {
         return EINVAL.to_errno();
     }
-    // SAFETY: This is an operation.
+    // SAFETY: The RDMA core is calling an operation of `dev`.
     let guid = unsafe { Shared::of(dev) }.guid;
     let global = bindings::ib_gid__bindgen_ty_1 {
         subnet_prefix: SUBNET_PREFIX.to_be(),

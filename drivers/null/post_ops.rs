@@ -29,10 +29,10 @@ use rdma_bindings as bindings;
 
 /// # Safety
 ///
-/// The list has so many entries.
+/// The list has so many entries, which do not change while the reference is used.
 unsafe fn entries<'a>(list: *mut bindings::ib_sge, count: c_int) -> &'a [Sge] {
     match usize::try_from(count) {
-        // SAFETY: By the caller's promise; `Sge` is laid out as in C.
+        // SAFETY: The caller says that the list has so many entries; `Sge` is laid out as in C.
         Ok(count) if count != 0 => unsafe { core::slice::from_raw_parts(list.cast(), count) },
         _ => &[],
     }
@@ -49,7 +49,7 @@ unsafe fn peek(list: *const bindings::ib_sge, count: c_int) -> Result {
     if count != 0 || list.is_null() {
         return Ok(());
     }
-    // SAFETY: By the caller's promise.
+    // SAFETY: The caller says that a list has memory for an entry, and there is one.
     let sge = unsafe { list.read() };
     match (sge.addr, sge.length, sge.lkey) {
         (0, 0, 0) => Ok(()),
@@ -64,7 +64,8 @@ unsafe fn peek(list: *const bindings::ib_sge, count: c_int) -> Result {
 /// `wr` is a valid request of a QP of that type.
 #[inline]
 unsafe fn extra(wr: *const bindings::ib_send_wr, is_ud: bool) -> Extra {
-    // SAFETY: By the caller's promise, the request is in the structure that its opcode says.
+    // SAFETY: The caller says that the request is valid: it is in the structure that its opcode, or
+    // the type of its QP, says, and an MR that it registers is one of this device.
     unsafe {
         match (*wr).opcode {
             _ if is_ud => {
@@ -138,11 +139,12 @@ pub(crate) unsafe extern "C" fn post_send(
     wr: *const bindings::ib_send_wr,
     bad: *mut *const bindings::ib_send_wr,
 ) -> c_int {
-    // SAFETY: The QP was created.
+    // SAFETY: This is an operation of a QP that was created.
     let (shared, index) = unsafe { qp_ops::parts(qp) };
     let mut machine = shared.machine.lock();
     let Some((us, late)) = machine.stall(index) else {
-        // SAFETY: The arguments are the consumer's.
+        // SAFETY: The consumer posts a list of valid requests, and the core sees to memory for
+        // `bad`.
         return unsafe { post_sends(&mut machine, (qp, index), wr, bad) };
     };
     if !late {
@@ -150,7 +152,7 @@ pub(crate) unsafe extern "C" fn post_send(
         wait_for_another(shared, index, us);
         machine = shared.machine.lock();
     }
-    // SAFETY: As above.
+    // SAFETY: The consumer posts a list of valid requests, and the core sees to memory for `bad`.
     let ret = unsafe { post_sends(&mut machine, (qp, index), wr, bad) };
     if late {
         drop(machine);
@@ -163,8 +165,8 @@ pub(crate) unsafe extern "C" fn post_send(
 ///
 /// # Safety
 ///
-/// `wr` is a list of valid requests of the QP, and `bad` is memory for the first that was not
-/// posted.
+/// `qp` is a QP whose operation this is, `wr` a list of valid requests of it, and `bad` memory for
+/// the first that was not posted.
 #[inline]
 unsafe fn post_sends(
     machine: &mut Machine,
@@ -173,12 +175,12 @@ unsafe fn post_sends(
     bad: *mut *const bindings::ib_send_wr,
 ) -> c_int {
     while !wr.is_null() {
-        // SAFETY: By the caller's promise.
+        // SAFETY: `wr` is not null, so it is a valid request of the caller's list.
         if !machine.post_void(index, unsafe { &*wr }) {
-            // SAFETY: By the caller's promise; the QP was created.
+            // SAFETY: The caller says that this is a valid request of the QP.
             if let Err(e) = unsafe { post_one(machine, qp, wr) } {
                 if !machine.was_mute(index) {
-                    // SAFETY: By the caller's promise.
+                    // SAFETY: The caller gives memory for the first that was not posted.
                     unsafe { bad.write(wr) };
                 }
                 return e.to_errno();
@@ -187,7 +189,7 @@ unsafe fn post_sends(
                 return e.to_errno();
             }
         }
-        // SAFETY: As above.
+        // SAFETY: The caller's list stays as it is until this returns.
         wr = unsafe { (*wr).next };
     }
     0
@@ -197,7 +199,7 @@ unsafe fn post_sends(
 ///
 /// # Safety
 ///
-/// `qp` is a QP of the device, and `wr` a valid request for it.
+/// `qp` is a QP whose operation this is, and `wr` a valid request of it.
 #[inline(never)]
 unsafe fn post_one(
     machine: &mut Machine,
@@ -205,10 +207,12 @@ unsafe fn post_one(
     wr: *const bindings::ib_send_wr,
 ) -> Result {
     if machine.plan.peek {
-        // SAFETY: By the caller's promise; that there is memory is what this is to find out.
+        // SAFETY: The caller says that the request is valid. If it has no entries, its list has
+        // memory for one all the same, or is null: `Injection::Peek` asks for that.
         unsafe { peek((*wr).sg_list, (*wr).num_sge) }?;
     }
-    // SAFETY: By the caller's promise. Both members of each union are as wide.
+    // SAFETY: The caller says that this is a valid request, with as many entries as it says, in an
+    // operation of its QP. Both members of each union are as wide.
     let (index, request) = unsafe {
         let is_ud = (*qp).qp_type == bindings::ib_qp_type_IB_QPT_UD;
         let request = SendWr {
@@ -237,7 +241,8 @@ unsafe fn post_recvs(
     lapses: impl Fn(&mut Machine) -> Result,
 ) -> c_int {
     while !wr.is_null() {
-        // SAFETY: By the caller's promise. Both members of the union are as wide.
+        // SAFETY: `wr` is not null, so it is a valid receive of the caller's list, with as many
+        // entries as it says. Both members of the union are as wide.
         let (wr_id, sges, next) = unsafe {
             (
                 *(*wr).__bindgen_anon_1.wr_id,
@@ -246,12 +251,13 @@ unsafe fn post_recvs(
             )
         };
         let peeked = match machine.plan.peek {
-            // SAFETY: As in `post_one`.
+            // SAFETY: This is a valid receive of the caller's list. If it has no entries, its own
+            // list has memory for one all the same, or is null: `Injection::Peek` asks for that.
             true => unsafe { peek((*wr).sg_list, (*wr).num_sge) },
             false => Ok(()),
         };
         if let Err(e) = peeked.and_then(|()| post(machine, wr_id, sges)) {
-            // SAFETY: By the caller's promise.
+            // SAFETY: The caller gives memory for the first that was not posted.
             unsafe { bad.write(wr) };
             return e.to_errno();
         }
@@ -271,10 +277,10 @@ pub(crate) unsafe extern "C" fn post_recv(
     wr: *const bindings::ib_recv_wr,
     bad: *mut *const bindings::ib_recv_wr,
 ) -> c_int {
-    // SAFETY: The QP was created.
+    // SAFETY: This is an operation of a QP that was created.
     let (shared, index) = unsafe { qp_ops::parts(qp) };
     let mut machine = shared.machine.lock();
-    // SAFETY: The consumer posts a list of valid requests.
+    // SAFETY: The consumer posts a list of valid receives, and the core sees to memory for `bad`.
     unsafe {
         post_recvs(
             &mut machine,
@@ -294,19 +300,14 @@ pub(crate) unsafe extern "C" fn post_srq_recv(
     wr: *const bindings::ib_recv_wr,
     bad: *mut *const bindings::ib_recv_wr,
 ) -> c_int {
-    // SAFETY: The SRQ was created.
-    let (shared, index) = unsafe {
-        (
-            Shared::of((*srq).device),
-            (*srq.cast::<object_ops::Srq>()).index,
-        )
-    };
+    // SAFETY: This is an operation of an SRQ that was created.
+    let (shared, index) = unsafe { object_ops::srq_parts(srq) };
     let mut machine = shared.machine.lock();
     let post = |machine: &mut Machine, wr_id: u64, sges: &[Sge]| {
         machine.plan.refuses()?;
         let srq = machine.srqs.get_mut(index).ok_or(EINVAL)?;
         srq.queue.post(wr_id, sges)
     };
-    // SAFETY: The consumer posts a list of valid requests.
+    // SAFETY: The consumer posts a list of valid receives, and the core sees to memory for `bad`.
     unsafe { post_recvs(&mut machine, wr, bad, post, |machine| machine.plan.lapses()) }
 }

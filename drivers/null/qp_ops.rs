@@ -38,9 +38,11 @@ pub(crate) struct Qp {
 
 /// # Safety
 ///
-/// `qp` is a QP of this device.
+/// The RDMA core, or a consumer, is calling an operation of `qp`, which was created, and the
+/// reference is not used after that.
 pub(crate) unsafe fn parts<'a>(qp: *mut bindings::ib_qp) -> (&'a Shared, usize) {
-    // SAFETY: By the caller's promise.
+    // SAFETY: The caller says that this is an operation of the QP, and so of its device. `create`
+    // has set the index.
     unsafe { (Shared::of((*qp).device), (*qp.cast::<Qp>()).index) }
 }
 
@@ -52,7 +54,7 @@ pub(crate) unsafe extern "C" fn create(
     attr: *mut bindings::ib_qp_init_attr,
     _udata: *mut bindings::ib_udata,
 ) -> c_int {
-    // SAFETY: The core has set the device, and gives valid attributes.
+    // SAFETY: The core has set the device, whose operation this is, and gives valid attributes.
     let (shared, attr) = unsafe { (Shared::of((*qp).device), &*attr) };
     let create = || -> Result<(usize, u32)> {
         shared.machine.lock().creations.check(Object::Qp)?;
@@ -98,7 +100,7 @@ pub(crate) unsafe extern "C" fn create(
         Ok(created) => created,
         Err(e) => return e.to_errno(),
     };
-    // SAFETY: The core has allocated this structure.
+    // SAFETY: The core has allocated the size that the device's operations ask for.
     unsafe {
         (*qp.cast::<Qp>()).index = index;
         (*qp).qp_num = num;
@@ -143,7 +145,7 @@ pub(crate) unsafe extern "C" fn modify(
     mask: c_int,
     _udata: *mut bindings::ib_udata,
 ) -> c_int {
-    // SAFETY: The QP was created, and the attributes are valid.
+    // SAFETY: This is an operation of a QP that was created, and the attributes are valid.
     let ((shared, index), attr) = unsafe { (parts(qp), &*attr) };
     // SAFETY: The QP was created; its number does not change.
     begin_change(shared, index, unsafe { (*qp).qp_num });
@@ -160,7 +162,7 @@ pub(crate) unsafe extern "C" fn modify(
         (modified, last)
     };
     if modified.is_ok() && last {
-        // SAFETY: The caller keeps the QP.
+        // SAFETY: The core keeps the QP while it calls an operation of it, and may sleep.
         unsafe { event::of_qp(qp, bindings::ib_event_type_IB_EVENT_QP_LAST_WQE_REACHED) };
     }
     errno(modified)
@@ -175,7 +177,8 @@ pub(crate) unsafe extern "C" fn query(
     _mask: c_int,
     init: *mut bindings::ib_qp_init_attr,
 ) -> c_int {
-    // SAFETY: The QP was created, and the core gives memory for the attributes.
+    // SAFETY: This is an operation of a QP that was created, and the core gives memory for the
+    // attributes.
     let ((shared, index), attr, init) = unsafe { (parts(qp), &mut *attr, &mut *init) };
     let machine = shared.machine.lock();
     let Some(qp) = machine.qps.get(index) else {
@@ -206,7 +209,7 @@ pub(crate) unsafe extern "C" fn destroy(
     qp: *mut bindings::ib_qp,
     _udata: *mut bindings::ib_udata,
 ) -> c_int {
-    // SAFETY: The QP was created.
+    // SAFETY: This is an operation of a QP that was created.
     let ((shared, index), num) = unsafe { (parts(qp), (*qp).qp_num) };
     shared.remove_files(num);
     // No event handler of the QP runs from here on.

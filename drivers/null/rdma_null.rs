@@ -62,9 +62,9 @@ struct Module {
     _root: kernel::debugfs::Dir,
 }
 
-// SAFETY: The list of link types has its own lock.
+// SAFETY: Link types may be registered and unregistered in different threads: their list is locked.
 unsafe impl Send for Module {}
-// SAFETY: As above.
+// SAFETY: Nothing can be done with a reference: both fields are private, and only dropped.
 unsafe impl Sync for Module {}
 
 impl kernel::Module for Module {
@@ -78,7 +78,7 @@ impl kernel::Module for Module {
             ..Default::default()
         };
         let links = KBox::pin(Opaque::new(links), GFP_KERNEL)?;
-        // SAFETY: The structure stays until it is unregistered.
+        // SAFETY: The structure is pinned, and stays until `drop` unregisters it.
         unsafe { bindings::rdma_link_register(links.get()) };
         Ok(Self { links, _root: root })
     }
@@ -98,7 +98,7 @@ impl Drop for Module {
 ///
 /// Called by the RDMA core with the name of the device.
 unsafe extern "C" fn newlink(name: *const c_char, _netdev: *mut bindings::net_device) -> c_int {
-    // SAFETY: By the caller's promise.
+    // SAFETY: The core gives a C string, which is valid during the call.
     let name = unsafe { CStr::from_char_ptr(name) };
     ops::errno(device::register(name, device::Kind::Plain).map(drop))
 }
