@@ -18,14 +18,16 @@ use kernel::{
             Release, //
         },
         Atomic, //
-    }, //
+    },
+    types::Opaque, //
 };
 use rdma_bindings as bindings;
 
 /// The driver's part of a CQ that concerns interrupts.
 #[repr(C)]
 pub(crate) struct Line {
-    work: bindings::work_struct,
+    /// The workqueue changes it while others have a reference to the line.
+    work: Opaque<bindings::work_struct>,
     /// Whether the handler of completions is to be called.
     completed: Atomic<u32>,
     /// Whether `IB_EVENT_CQ_ERR` is to be raised.
@@ -58,7 +60,7 @@ impl Irq {
             (&raw mut (*line).failed).write(Atomic::new(0));
             (&raw mut (*line).cq).write(cq);
             bindings::init_work_with_key(
-                &raw mut (*line).work,
+                Opaque::cast_into(&raw const (*line).work),
                 Some(interrupt),
                 false,
                 c"rdma_null".as_char_ptr(),
@@ -83,7 +85,8 @@ impl Irq {
     }
 
     fn line(&self) -> &Line {
-        // SAFETY: By the type invariant; all but the work is shared.
+        // SAFETY: The line is initialised and stays by the type invariant; what changes in it is
+        // atomic or opaque.
         unsafe { self.0.as_ref() }
     }
 
@@ -93,7 +96,7 @@ impl Irq {
             bindings::queue_work_on(
                 bindings::wq_misc_consts_WORK_CPU_UNBOUND as c_int,
                 bindings::system_bh_wq,
-                &raw mut (*self.0.as_ptr()).work,
+                Opaque::cast_into(&raw const (*self.0.as_ptr()).work),
             )
         };
     }
@@ -106,7 +109,7 @@ impl Irq {
 /// The line is initialised, and not raised any more.
 pub(crate) unsafe fn stop(line: *mut Line) {
     // SAFETY: The caller says that the work is initialised, and that nobody queues it any more.
-    unsafe { bindings::cancel_work_sync(&raw mut (*line).work) };
+    unsafe { bindings::cancel_work_sync(Opaque::cast_into(&raw const (*line).work)) };
 }
 
 /// # Safety
