@@ -43,8 +43,10 @@ impl Header {
 
     /// Says whether this is a reply (`ib_response_mad`).
     pub fn is_response(&self) -> bool {
-        // SAFETY: The C header has the same layout.
-        unsafe { bindings::ib_response_mad(core::ptr::from_ref(self).cast()) != 0 }
+        // C's header is aligned as its widest field is, which this is not.
+        let aligned: [u64; Self::LEN / size_of::<u64>()] = zerocopy::transmute!(*self);
+        // SAFETY: The C header has the same layout, and `u64` is its widest field.
+        unsafe { bindings::ib_response_mad(aligned.as_ptr().cast()) != 0 }
     }
 }
 
