@@ -130,8 +130,8 @@ impl State {
             bindings::rdma_unlock_handler(self.raw.as_ptr());
         }
         if let Some(device) = self.device.as_ref() {
-            // SAFETY: The device is registered while there is a handle, and the id is alive by the
-            // type invariant. The port of an id does not change once it has a device.
+            // SAFETY: The device is registered by the invariant of `device::Inner`, and the id is
+            // alive by the type invariant. The port of an id does not change once it has a device.
             unsafe {
                 flush_timeouts(device.as_raw(), (*self.raw.as_ptr()).port_num, cx);
             }

@@ -59,7 +59,7 @@ struct State {
 
 impl Teardown for State {
     fn teardown(&mut self, cx: &Sleepable) -> Fate {
-        // SAFETY: The device is registered while there is a handle.
+        // SAFETY: The device is registered by the invariant of `device::Inner`.
         let timeouts = || unsafe { flush_timeouts(self.device.as_raw(), self.port, cx) };
         self.device.inner().removal.remove(&self.shared);
         self.shared.set_id(None);
@@ -220,8 +220,8 @@ fn connect(
     }
     let place = Place::new(device, path.from().port_num(), handler, true)?;
     let shared = place.shared.clone();
-    // SAFETY: The device is registered while there is a handle, and the context lives until the id
-    // is destroyed.
+    // SAFETY: The device is registered by the invariant of `device::Inner`, and the context lives
+    // until the id is destroyed.
     let raw = from_err_ptr(unsafe {
         bindings::ib_create_cm_id(
             device.as_raw(),

@@ -188,8 +188,8 @@ impl Listener {
             }),
             GFP_KERNEL,
         )?;
-        // SAFETY: The device is registered while there is a handle, and the context lives until the
-        // id is destroyed.
+        // SAFETY: The device is registered by the invariant of `device::Inner`, and the context
+        // lives until the id is destroyed.
         let raw = from_err_ptr(unsafe {
             bindings::ib_create_cm_id(
                 device.as_raw(),

@@ -47,8 +47,8 @@ impl<'a> Path<'a> {
         let mtu = dev.port(port).ok_or(ENODEV)?.query(cx)?.active_mtu;
         let datagram = Datagram::new(from, to)?;
         let mut attr = bindings::rdma_ah_attr::default();
-        // SAFETY: The device is registered while there is a handle, and has the port. Completion
-        // and header belong together.
+        // SAFETY: The device is registered by the invariant of `device::Inner`, and has the port.
+        // Completion and header belong together.
         to_result(unsafe {
             bindings::ib_init_ah_attr_from_wc(
                 dev.as_raw(),

@@ -210,8 +210,8 @@ impl Agent {
         let hold = dev.list(Kind::Mad)?;
         let queue = Arc::pin_init(Queue::new(backlog)?, GFP_KERNEL)?;
         let place = UniqueArc::new_uninit(GFP_KERNEL)?;
-        // SAFETY: The device is registered while there is a handle. The request is copied, and the
-        // context lives until the agent is unregistered.
+        // SAFETY: The device is registered by the invariant of `device::Inner`. The request is
+        // copied, and the context lives until the agent is unregistered.
         let raw = from_err_ptr(unsafe {
             bindings::ib_register_mad_agent(
                 dev.as_raw(),
