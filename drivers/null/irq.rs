@@ -121,7 +121,7 @@ unsafe extern "C" fn interrupt(work: *mut bindings::work_struct) {
         let line = work.byte_sub(offset_of!(Line, work)).cast::<Line>();
         (&*line, (*line).cq)
     };
-    // SAFETY: The CQ is valid as long as its line is.
+    // SAFETY: The line is a part of the CQ, which is freed only after `stop` has returned.
     let (device, context, comp, event) = unsafe {
         (
             (*cq).device,

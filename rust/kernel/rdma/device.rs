@@ -104,7 +104,8 @@ pub(crate) struct Inner {
 /// The client's reference to a ULP's data, as [`Arc::into_raw`] gives it.
 struct RawData(NonNull<c_void>);
 
-// SAFETY: What a ULP keeps for a device is `Send` and `Sync`.
+// SAFETY: This is an `Arc` of what a ULP keeps for a device, which `DeviceData` says is `Send` and
+// `Sync`.
 unsafe impl Send for RawData {}
 
 impl Inner {
@@ -221,7 +222,8 @@ impl Device {
     ///
     /// `inner` must stay valid until its gate is closed.
     pub(crate) unsafe fn new(inner: NonNull<Inner>) -> Result<Self> {
-        // SAFETY: `inner` is valid by the caller's promise.
+        // SAFETY: The caller says that `inner`, and so its gate, stays valid until the gate is
+        // closed.
         let hold = unsafe { inner.as_ref().gate.hold(Kind::Device) }?;
         // INVARIANT: Just taken.
         Ok(Self { inner, hold })

@@ -151,7 +151,8 @@ impl<T: Owned> Registration<T> {
     }
 
     fn unregister(&self) {
-        // SAFETY: Called once after a registration that succeeded.
+        // SAFETY: The client is registered. This is called once: when `ready` has failed, after
+        // which there is no drop, or by the drop.
         unsafe { bindings::ib_unregister_client(self.core.raw.get()) };
         // INVARIANT: The RDMA core does not call the client any more.
         T::slot().registration.store(0, Release);
@@ -281,7 +282,8 @@ impl<T: Owned> Registration<T> {
         // is valid during the call.
         let (inner, event) =
             unsafe { (device::Inner::of_handler(handler), Event::from_raw(&*event)) };
-        // SAFETY: The device is released only after this call.
+        // SAFETY: `inner` is valid: `release` waits for the end of this call in `unwatch`, and
+        // closes the gate after that.
         let (dev, inner) = unsafe { (Device::new(inner), inner.as_ref()) };
         // SAFETY: Events of devices come from a work item; those of a GID table from whoever
         // changes it, which may sleep and has the table's mutex.

@@ -278,9 +278,9 @@ impl Agent {
     /// Keeps the agent from ending.
     pub(super) fn enter(&self) -> Result<Live<'_>> {
         let registered = &*self.state.registered;
-        // SAFETY: The gate is closed before the registration is dropped.
+        // SAFETY: `State` closes the gate, by `end`, before it lets go of the registration.
         let hold = unsafe { registered.gate.hold(Kind::Mad) }.map_err(|e| self.reason(e))?;
-        // INVARIANT: The hold keeps the gate from being closed, and so the agent registered.
+        // INVARIANT: `end` waits for the hold before it unregisters the agent.
         Ok(Live {
             registered,
             _hold: hold,

@@ -46,7 +46,7 @@ struct State {
 
 // SAFETY: An address handle may be destroyed from any thread.
 unsafe impl Send for State {}
-// SAFETY: It does not change.
+// SAFETY: An address handle does not change.
 unsafe impl Sync for State {}
 
 impl Teardown for State {
