@@ -121,7 +121,8 @@ impl<D: Direction> Buf<D> {
 
 impl<D: Direction> Drop for Buf<D> {
     fn drop(&mut self) {
-        // SAFETY: By the type invariant; who drops a buffer owns it, so no request uses the memory.
+        // SAFETY: By the type invariant the memory is mapped in this direction, and nobody else
+        // frees it. Who drops a buffer owns it, so no request uses the memory.
         unsafe { self.raw.free(D::RAW) };
     }
 }
@@ -175,8 +176,8 @@ impl Deref for CpuView<'_> {
 
     #[inline]
     fn deref(&self) -> &[u8] {
-        // SAFETY: The memory is valid, initialised, and the borrow of the buffer is exclusive, so
-        // neither a request nor another thread uses it.
+        // SAFETY: By the invariant of `RawBuf` this is `len` bytes that were zeroed at first. The
+        // borrow of the buffer is exclusive, so neither a request nor another thread uses them.
         unsafe { core::slice::from_raw_parts(self.raw.memory.as_ptr(), self.raw.len()) }
     }
 }
@@ -184,7 +185,8 @@ impl Deref for CpuView<'_> {
 impl DerefMut for CpuView<'_> {
     #[inline]
     fn deref_mut(&mut self) -> &mut [u8] {
-        // SAFETY: As in `deref`.
+        // SAFETY: By the invariant of `RawBuf` this is `len` bytes that were zeroed at first. The
+        // borrows of the buffer and of this view are exclusive, so nobody else uses them.
         unsafe { core::slice::from_raw_parts_mut(self.raw.memory.as_ptr(), self.raw.len()) }
     }
 }

@@ -88,7 +88,8 @@ impl<D: Direction> SgBuf<D> {
     pub fn cpu(&mut self) -> CpuPages<'_> {
         let raw = &mut self.raw;
         let mapped = (raw.dev(), raw.dir);
-        // SAFETY: By the type invariant; the table is only read.
+        // SAFETY: By the invariant of `RawSg` the table is mapped for the device in this direction;
+        // it is only read.
         unsafe { bindings::rdma_helper_dma_sync_sgtable_for_cpu(mapped.0, raw.table(), mapped.1) };
         CpuPages::of_mapped(&mut raw.pages, mapped.0, mapped.1)
     }

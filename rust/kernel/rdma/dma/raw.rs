@@ -129,7 +129,8 @@ impl RawBuf {
     /// It is mapped in this direction, and is not used again.
     pub(super) unsafe fn free(&mut self, dir: bindings::dma_data_direction) {
         let (dev, len) = (self.pd.device().as_raw(), self.len());
-        // SAFETY: By the caller's promise, and the type invariant.
+        // SAFETY: By the type invariant the memory is mapped at `addr` for this device; in this
+        // direction, and not to be used again, as the caller promises.
         unsafe { bindings::rdma_helper_dma_unmap_single(dev, self.addr, len, dir) };
         // SAFETY: By the type invariant these are the parts of a vector, which is not used again.
         drop(unsafe { KVec::from_raw_parts(self.memory.as_ptr(), len, len) });
@@ -160,7 +161,8 @@ impl RawBuf {
     /// Copies bytes in.
     pub(super) fn copy_in(&self, offset: usize, from: &[u8]) -> Result {
         self.check(offset, from.len())?;
-        // SAFETY: The range is inside of the buffer; see `copy_out`.
+        // SAFETY: The range is inside of the buffer. The copy is C's, so what the device reads
+        // meanwhile is torn at worst.
         unsafe {
             bindings::rdma_helper_memcpy(
                 self.memory.as_ptr().add(offset).cast(),
@@ -211,7 +213,7 @@ pub(crate) struct Mapped {
 impl Mapped {
     /// # Safety
     ///
-    /// As the type invariant.
+    /// `raw` is mapped in direction `dir`, and nobody else unmaps or frees its memory.
     pub(super) unsafe fn new(raw: RawBuf, dir: bindings::dma_data_direction) -> Self {
         // INVARIANT: By the caller's promise.
         Self { raw, dir }
@@ -220,7 +222,8 @@ impl Mapped {
 
 impl Drop for Mapped {
     fn drop(&mut self) {
-        // SAFETY: By the type invariant; who drops this owns it, so no request uses the memory.
+        // SAFETY: By the type invariant the memory is mapped in this direction, and nobody else
+        // frees it. Who drops this owns it, so no request uses the memory.
         unsafe { self.raw.free(self.dir) };
     }
 }

@@ -20,8 +20,8 @@ use kernel::{
 ///
 /// # Invariants
 ///
-/// `table` lists `pages`, one entry each, and the entries are `len` bytes in all. The pages are not
-/// in high memory.
+/// `table` lists `pages`, one entry each, and the entries are `len` bytes in all. The pages are
+/// initialised, and not in high memory.
 pub struct Pages {
     pub(crate) table: KBox<bindings::sg_table>,
     pages: KVec<Page>,
@@ -69,7 +69,7 @@ impl Pages {
                 bindings::GFP_KERNEL,
             )
         })?;
-        // INVARIANT: As listed; GFP_KERNEL takes no high memory.
+        // INVARIANT: As listed and zeroed; GFP_KERNEL takes no high memory.
         Ok(Self { table, pages, len })
     }
 
@@ -111,7 +111,8 @@ impl Pages {
     /// Copies bytes in while a device may be reading them.
     pub(crate) fn copy_in(&self, offset: usize, from: &[u8]) -> Result {
         self.check(offset, from.len())?;
-        // SAFETY: See `copy_out`.
+        // SAFETY: The range is inside of the table's entries. The copy is C's, so what a device
+        // reads meanwhile is torn at worst.
         unsafe {
             bindings::sg_pcopy_from_buffer(
                 self.table.sgl,
@@ -127,7 +128,8 @@ impl Pages {
 
 impl Drop for Pages {
     fn drop(&mut self) {
-        // SAFETY: By the type invariant; whoever drops this owns it, so nothing uses the table.
+        // SAFETY: By the type invariant the table lists the pages; whoever drops this owns it, so
+        // nothing uses it.
         unsafe { bindings::sg_free_table(&raw mut *self.table) };
     }
 }
@@ -187,7 +189,7 @@ impl<'a> CpuPages<'a> {
         };
         pages.iter().enumerate().map(move |(i, page)| {
             let len = PAGE_SIZE.min(len - i * PAGE_SIZE);
-            // SAFETY: By the invariant of `Pages` the page has an address, and was zeroed. The
+            // SAFETY: By the invariant of `Pages` the page has an address and is initialised. The
             // borrow is exclusive, and each page comes once.
             unsafe {
                 let start = bindings::rdma_helper_page_address(page.as_ptr());

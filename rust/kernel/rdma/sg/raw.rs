@@ -72,7 +72,8 @@ impl RawSg {
     }
 
     pub(crate) fn copy_out(&self, offset: usize, to: &mut [u8]) -> Result {
-        // SAFETY: By the type invariant; the table is only read.
+        // SAFETY: By the type invariant the table is mapped for the device in this direction; it is
+        // only read.
         unsafe {
             bindings::rdma_helper_dma_sync_sgtable_for_cpu(self.dev(), self.table(), self.dir)
         };
@@ -81,7 +82,8 @@ impl RawSg {
 
     pub(crate) fn copy_in(&self, offset: usize, from: &[u8]) -> Result {
         self.pages.copy_in(offset, from)?;
-        // SAFETY: As above.
+        // SAFETY: By the type invariant the table is mapped for the device in this direction; it is
+        // only read.
         unsafe {
             bindings::rdma_helper_dma_sync_sgtable_for_device(self.dev(), self.table(), self.dir)
         };
@@ -96,7 +98,8 @@ impl RawSg {
     /// `mr` is an MR of the device, is not registered, and is not used meanwhile.
     pub(crate) unsafe fn map_mr(&self, mr: *mut bindings::ib_mr) -> (c_int, u32) {
         let table = &self.pages.table;
-        // SAFETY: By the caller's promise; the table is mapped.
+        // SAFETY: `mr` is an MR of the device, is not registered and not used meanwhile, as the
+        // caller promises. By the type invariant the table is mapped.
         let mapped = unsafe {
             bindings::ib_map_mr_sg(
                 mr,
@@ -120,7 +123,8 @@ impl RawSg {
         }
         let (mut sg, mut at) = (self.pages.table.sgl, 0);
         while at < range.end {
-            // SAFETY: The entries are as long as the range's end at least, so this is one.
+            // SAFETY: The entries are as long as `pages`, so they do not end before the range does,
+            // and this is one.
             let (addr, len) = unsafe {
                 (
                     bindings::sg_dma_address(sg),
@@ -133,7 +137,8 @@ impl RawSg {
                 f(addr + (first - at) as u64, (last - first) as u32)?;
             }
             at = end;
-            // SAFETY: As above; the last entry has none after it, and then this is not used.
+            // SAFETY: `sg` is an entry of the table. After the last one there is none, and then
+            // this is not used, as the range has ended.
             sg = unsafe { bindings::sg_next(sg) };
         }
         Ok(())
@@ -165,8 +170,8 @@ impl RawSg {
 
     pub(super) fn unmap(self) -> Pages {
         let mut this = ManuallyDrop::new(self);
-        // SAFETY: By the type invariant; whoever has the value owns it, so no request uses it.
-        // Neither field is used again.
+        // SAFETY: By the type invariant the table is mapped; whoever has the value owns it, so no
+        // request uses the memory. `this` is not dropped, so neither field is used again.
         unsafe {
             bindings::rdma_helper_dma_unmap_sgtable(this.dev(), this.table(), this.dir);
             core::ptr::drop_in_place(&raw mut this.pd);
@@ -177,7 +182,8 @@ impl RawSg {
 
 impl Drop for RawSg {
     fn drop(&mut self) {
-        // SAFETY: As in `unmap`.
+        // SAFETY: By the type invariant the table is mapped; whoever drops this owns it, so no
+        // request uses the memory. The pages are not used again.
         unsafe {
             bindings::rdma_helper_dma_unmap_sgtable(self.dev(), self.table(), self.dir);
             ManuallyDrop::drop(&mut self.pages);
