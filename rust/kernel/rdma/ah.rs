@@ -210,7 +210,7 @@ impl Attr {
                 this.dmac(unsafe { raw.__bindgen_anon_1.roce.dmac })
             }
             bindings::rdma_ah_attr_type_RDMA_AH_ATTR_TYPE_IB => {
-                // SAFETY: As above.
+                // SAFETY: The type says that this member of the union is set; all are integers.
                 this.dlid(unsafe { raw.__bindgen_anon_1.ib.dlid })
             }
             _ => this,

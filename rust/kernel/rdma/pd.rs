@@ -38,7 +38,7 @@ pub(crate) struct Inner {
 
 // SAFETY: `struct ib_pd` may be used from any thread.
 unsafe impl Send for Inner {}
-// SAFETY: As above.
+// SAFETY: A shared reference gives the PD and its device, which may be used from any thread.
 unsafe impl Sync for Inner {}
 
 /// # Invariants
@@ -54,7 +54,8 @@ unsafe impl Send for State {}
 
 impl Teardown for State {
     fn teardown(&mut self, _cx: &Sleepable) -> Fate {
-        // SAFETY: By the type invariant; all that was made from the PD is gone, as it held `Inner`.
+        // SAFETY: By the type invariant `raw` is an allocated PD; all that was made from it is
+        // gone, as it held `Inner`.
         let ret = unsafe { bindings::ib_dealloc_pd_user(self.raw.as_ptr(), core::ptr::null_mut()) };
         if ret != 0 {
             pr_err!("a PD could not be deallocated ({ret}); it is leaked\n");
@@ -75,9 +76,10 @@ impl Teardown for State {
 /// of a PD, and of no other.
 pub struct Pd(NonNull<Inner>);
 
-// SAFETY: It is a counted reference to what may be used from any thread.
+// SAFETY: It is a counted reference to an `Inner`, which is `Send` and `Sync`.
 unsafe impl Send for Pd {}
-// SAFETY: As above.
+// SAFETY: A shared handle gives a reference to `Inner`, which is `Sync`, and clones, which are
+// `Send`.
 unsafe impl Sync for Pd {}
 
 /// What a PD is told from others by. Nothing is said of whether it is still there.
@@ -155,7 +157,8 @@ impl Pd {
 
 impl Clone for Pd {
     fn clone(&self) -> Self {
-        // SAFETY: By the type invariant; the reference that is borrowed here stays with `self`.
+        // SAFETY: By the type invariant the address is from `Arc::into_raw`, and the reference that
+        // is borrowed here stays with `self`.
         let inner = unsafe { ArcBorrow::from_raw(self.0.as_ptr()) };
         // INVARIANT: The address is the same, and there is another reference.
         core::mem::forget(Arc::from(inner));

@@ -36,10 +36,11 @@ use kernel::{
 ///
 /// # Safety
 ///
-/// `raw` is an address handle that nothing uses any more.
+/// `raw` is a valid address handle, whose device is there, and nothing uses it any more.
 pub(crate) unsafe fn destroy(raw: NonNull<bindings::ib_ah>, _cx: &Sleepable) -> Fate {
     let flags = bindings::rdma_destroy_ah_flags_RDMA_DESTROY_AH_SLEEPABLE;
-    // SAFETY: By the caller's promise, so its device is there.
+    // SAFETY: The handle is valid, its device is there and nothing uses it any more, as the caller
+    // promises.
     let (device, ret) = unsafe {
         (
             Name::of(raw.as_ref().device),
@@ -66,8 +67,9 @@ unsafe impl Send for State {}
 
 impl Teardown for State {
     fn teardown(&mut self, cx: &Sleepable) -> Fate {
-        // SAFETY: By the type invariant. A request that uses the handle has borrowed it from its
-        // owner, which has come back.
+        // SAFETY: By the type invariant `raw` is an address handle of `_pd`, which keeps the
+        // device. A request that uses the handle has borrowed it from its owner, which has come
+        // back.
         unsafe { destroy(self.raw, cx) }
     }
 }
@@ -90,7 +92,8 @@ pub struct Ah {
 
 // SAFETY: An address handle does not change, and may be used and destroyed from any thread.
 unsafe impl Send for Ah {}
-// SAFETY: As above.
+// SAFETY: A shared one gives the address of the handle, which does not change and may be used from
+// any thread.
 unsafe impl Sync for Ah {}
 
 impl Ah {
@@ -169,7 +172,8 @@ impl Ah {
             return Err(EINVAL);
         }
         let place = Deferred::reserve()?;
-        // SAFETY: The PD is alive and its device has the port; the rest by the caller's promise.
+        // SAFETY: The PD is alive, its device has the port, and `header` is what `wc` says was
+        // received, as the caller promises.
         let raw = unsafe { bindings::ib_create_ah_from_wc(pd.as_raw(), wc, header, port) };
         Self::new(pd, raw, place)
     }

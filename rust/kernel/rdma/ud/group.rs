@@ -32,7 +32,7 @@ impl Group {
     /// `qp` is valid.
     unsafe fn detach(&self, qp: *mut bindings::ib_qp) -> Result {
         let mut gid = self.raw_gid();
-        // SAFETY: By the caller's promise.
+        // SAFETY: The caller promises that `qp` is valid.
         to_result(unsafe { bindings::ib_detach_mcast(qp, &raw mut gid, self.lid) })
     }
 }
@@ -70,7 +70,7 @@ impl Groups {
         }
         list.push(Group { gid, lid }, GFP_KERNEL)?;
         let mut raw = Group { gid, lid }.raw_gid();
-        // SAFETY: By the caller's promise.
+        // SAFETY: The caller promises that `qp` is valid.
         to_result(unsafe { bindings::ib_attach_mcast(qp, &raw mut raw, lid) }).inspect_err(|_| {
             list.pop();
         })
@@ -78,7 +78,7 @@ impl Groups {
 
     /// # Safety
     ///
-    /// As [`Self::attach`].
+    /// `qp` is the valid QP that these groups are for.
     pub(super) unsafe fn detach(
         &self,
         qp: *mut bindings::ib_qp,
@@ -87,7 +87,7 @@ impl Groups {
     ) -> Result {
         let mut list = self.list.lock();
         let group = list.iter().find(|group| group.gid == gid).ok_or(ENOENT)?;
-        // SAFETY: By the caller's promise; the QP is in the group.
+        // SAFETY: The caller promises that `qp` is valid.
         unsafe { group.detach(qp) }?;
         list.retain(|group| group.gid != gid);
         Ok(())
@@ -97,11 +97,11 @@ impl Groups {
     ///
     /// # Safety
     ///
-    /// As [`Self::attach`].
+    /// `qp` is the valid QP that these groups are for.
     pub(crate) unsafe fn detach_all(&self, qp: *mut bindings::ib_qp, _cx: &Sleepable) -> Result {
         let mut list = self.list.lock();
         while let Some(group) = list.pop() {
-            // SAFETY: By the caller's promise; the QP is in the group.
+            // SAFETY: The caller promises that `qp` is valid.
             unsafe { group.detach(qp) }?;
         }
         Ok(())

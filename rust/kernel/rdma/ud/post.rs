@@ -100,7 +100,8 @@ impl<'a, const N: usize> UdWr<'a, N> {
     #[inline]
     unsafe fn put(self, to: *mut bindings::ib_ud_wr, sges: *mut [bindings::ib_sge; N]) {
         let n = const { N as c_int };
-        // SAFETY: By the caller's promise.
+        // SAFETY: `to` and `sges` are valid for writes, and the address handle is there, as the
+        // caller promises.
         unsafe {
             sges.write(self.sges.map(Sge::to_raw));
             fill(
