@@ -215,12 +215,13 @@ pub unsafe trait CqePointer<const ID: u64>: Deref + Sized + Send + 'static {
     ///
     /// # Safety
     ///
-    /// As [`CqePointer::from_cqe`].
+    /// `cqe` comes from `into_cqe` of the same type, and each one is taken back once.
     #[doc(hidden)]
     #[inline]
     unsafe fn take_back(cqe: *mut bindings::ib_cqe) -> Self {
         ledger::strike(cqe);
-        // SAFETY: By the caller's promise.
+        // SAFETY: `cqe` comes from `into_cqe` of this type and is taken back once, as the caller
+        // promises.
         unsafe { Self::from_cqe(cqe) }
     }
 }
@@ -294,7 +295,7 @@ pub(crate) fn identity<P: 'static, const ID: u64>() -> TypeId {
 #[inline]
 pub(crate) unsafe fn is_of<T: CqeHandler<ID>, const ID: u64>(cqe: *mut bindings::ib_cqe) -> bool {
     let ours: unsafe extern "C" fn(_, _) = done::<T, ID>;
-    // SAFETY: By the caller's promise the owner, and the callback in it, is there.
+    // SAFETY: The owner was not taken back, as the caller promises, so the callback in it is there.
     match unsafe { (*cqe).done } {
         Some(theirs) if core::ptr::fn_addr_eq(theirs, ours) => ledger::is_posted(cqe),
         _ => {
@@ -308,13 +309,15 @@ pub(crate) unsafe fn is_of<T: CqeHandler<ID>, const ID: u64>(cqe: *mut bindings:
 ///
 /// # Safety
 ///
-/// As for [`is_of`], which has returned `true`. The owner is not taken back again.
+/// `cqe` is that of a request that has completed and whose owner was not taken back, and is not
+/// taken back again. [`is_of`] has returned `true` for it.
 #[inline]
 pub(crate) unsafe fn take<T: CqeHandler<ID>, const ID: u64>(
     cqe: *mut bindings::ib_cqe,
 ) -> T::Pointer {
     ledger::strike(cqe);
-    // SAFETY: The callback is that of `T`, so the address is from `into_cqe` of its pointer.
+    // SAFETY: `is_of` has found the callback to be that of `T`, so the address is from `into_cqe`
+    // of its pointer; it is taken back once, as the caller promises.
     unsafe { T::Pointer::from_cqe(cqe) }
 }
 
@@ -331,7 +334,8 @@ pub(crate) unsafe fn hand_on(
 ) {
     // A copy: who has polled it into an array may be looking at the original.
     let mut copy = MaybeUninit::<bindings::ib_wc>::uninit();
-    // SAFETY: By the caller's promise; a `Cqe` has a callback.
+    // SAFETY: `wc` is valid and the owner was given up for `user`, as the caller promises, so that
+    // is there. By its invariant a `Cqe` has a callback.
     unsafe {
         copy.as_mut_ptr().copy_from_nonoverlapping(wc, 1);
         (*copy.as_mut_ptr()).__bindgen_anon_1.wr_cqe = ManuallyDrop::new(user);
@@ -360,10 +364,12 @@ where
 
     #[inline]
     unsafe fn from_cqe(cqe: *mut bindings::ib_cqe) -> Self {
-        // SAFETY: By the caller's promise this is the pointer that `into_cqe` started from.
-        let ptr = unsafe { cqe.byte_sub(offset::<T, ID>()) }.cast::<T>();
-        // SAFETY: As above, and the content was pinned.
-        unsafe { Pin::new_unchecked(KBox::from_raw(ptr)) }
+        // SAFETY: `cqe` is from `into_cqe` and taken back once, as the caller promises. So it is
+        // the address of the content of a pinned box that was given up, plus this offset.
+        unsafe {
+            let ptr = cqe.byte_sub(offset::<T, ID>()).cast::<T>();
+            Pin::new_unchecked(KBox::from_raw(ptr))
+        }
     }
 }
 
@@ -383,9 +389,11 @@ where
 
     #[inline]
     unsafe fn from_cqe(cqe: *mut bindings::ib_cqe) -> Self {
-        // SAFETY: By the caller's promise this is the pointer that `into_cqe` started from.
-        let ptr = unsafe { cqe.byte_sub(offset::<T, ID>()) }.cast::<T>();
-        // SAFETY: As above.
-        unsafe { Arc::from_raw(ptr) }
+        // SAFETY: `cqe` is from `into_cqe` and taken back once, as the caller promises. So it is
+        // the address that `Arc::into_raw` gave for a reference, plus this offset.
+        unsafe {
+            let ptr = cqe.byte_sub(offset::<T, ID>()).cast::<T>();
+            Arc::from_raw(ptr)
+        }
     }
 }

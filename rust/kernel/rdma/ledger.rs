@@ -133,7 +133,8 @@ impl Ledger {
 
     /// Returns the state of the bucket of a callback, if there is a ledger.
     fn of(cqe: usize) -> Option<&'static SpinLockIrq<State>> {
-        // SAFETY: By the invariant: the caller is, or works for, a user of this module.
+        // SAFETY: By the invariant of `LEDGER` the ledger is there, if there is one: the caller is,
+        // or works for, a user of this module.
         let ledger = unsafe { (LEDGER.load(Acquire) as *const Self).as_ref() }?;
         // The golden ratio, as in `hash_long`.
         let hash = (cqe as u64).wrapping_mul(0x61c8_8646_80b5_83eb) >> 32;
@@ -159,7 +160,8 @@ pub(crate) fn post_to(qp: *const bindings::ib_qp, cqe: *mut bindings::ib_cqe) {
 
 /// Returns what is posted to a QP, as far as is known.
 pub(crate) fn of_qp(qp: *const bindings::ib_qp) -> Option<Outstanding> {
-    // SAFETY: By the invariant: the caller works for a user of this module.
+    // SAFETY: By the invariant of `LEDGER` the ledger is there, if there is one: the caller works
+    // for a user of this module.
     let ledger = unsafe { (LEDGER.load(Acquire) as *const Ledger).as_ref() }?;
     let mut found: Option<Outstanding> = None;
     for bucket in &ledger.buckets {

@@ -92,7 +92,8 @@ struct Entry<T> {
 unsafe fn leave<T>(entry: NonNull<Entry<T>>) {
     // SAFETY: The entry is there while the handle counts.
     if unsafe { &(*entry.as_ptr()).holders }.leave() {
-        // SAFETY: As above, and there is no other handle.
+        // SAFETY: This was the last handle to the entry, and it is not used again, as the caller
+        // promises.
         unsafe { free(entry) };
     }
 }
@@ -150,7 +151,7 @@ impl<T> Kept<T> {
     /// Says whether nobody else has the request.
     #[inline]
     fn is_home(&self) -> bool {
-        // SAFETY: By the type invariant.
+        // SAFETY: By the type invariant the entry is valid; only its count is borrowed.
         unsafe { &(*self.0.as_ptr()).holders }.is_one()
     }
 
@@ -162,7 +163,7 @@ impl<T> Kept<T> {
         if !self.is_home() {
             return None;
         }
-        // SAFETY: By the type invariant.
+        // SAFETY: By the type invariant the entry is valid; only its count is borrowed.
         unsafe { &(*self.0.as_ptr()).holders }.lend();
         // INVARIANT: There was no other, and now it is counted.
         Some(Lent(self.0))
@@ -184,7 +185,7 @@ impl<T> Kept<T> {
 
 impl<T> Drop for Kept<T> {
     fn drop(&mut self) {
-        // SAFETY: By the type invariant; `self` is gone after this.
+        // SAFETY: By the type invariant the entry counts this handle, which is gone after this.
         unsafe { leave(self.0) };
     }
 }
@@ -208,8 +209,8 @@ impl<T> Lent<T> {
     /// Gives exclusive access to a request that must not be moved.
     #[inline]
     pub fn as_mut(&mut self) -> Pin<&mut T> {
-        // SAFETY: By the type invariant, and as `Kept` gives no access meanwhile; the request is
-        // never moved.
+        // SAFETY: By the type invariant the entry is valid and there is no other `Lent`, and `Kept`
+        // gives no access meanwhile. The request is never moved.
         unsafe { Pin::new_unchecked(&mut (*self.0.as_ptr()).value) }
     }
 }
@@ -219,7 +220,8 @@ impl<T> Deref for Lent<T> {
 
     #[inline]
     fn deref(&self) -> &T {
-        // SAFETY: By the type invariant, and as `Kept` gives no access meanwhile.
+        // SAFETY: By the type invariant the entry is valid and there is no other `Lent`, and `Kept`
+        // gives no access meanwhile.
         unsafe { &(*self.0.as_ptr()).value }
     }
 }
@@ -234,7 +236,7 @@ impl<T: Unpin> DerefMut for Lent<T> {
 impl<T> Drop for Lent<T> {
     #[inline]
     fn drop(&mut self) {
-        // SAFETY: By the type invariant; `self` is gone after this.
+        // SAFETY: By the type invariant the entry counts this handle, which is gone after this.
         unsafe { leave(self.0) };
     }
 }
@@ -259,7 +261,8 @@ where
 
     #[inline]
     unsafe fn from_cqe(cqe: *mut bindings::ib_cqe) -> Self {
-        // SAFETY: By the caller's promise this is what `into_cqe` started from, which is not null.
+        // SAFETY: `cqe` is from `into_cqe`, as the caller promises. So it is the address of an
+        // entry, plus these offsets, and that is not null.
         // INVARIANT: As it was given up.
         unsafe {
             let value = cqe.byte_sub(cqe::offset::<T, ID>());
