@@ -123,7 +123,7 @@ impl Mr {
 
 impl Drop for Mr {
     fn drop(&mut self) {
-        // SAFETY: By the type invariant; it is not used again.
+        // SAFETY: By the type invariant `fmr` is there; it is not used again.
         let fmr = unsafe { ManuallyDrop::take(&mut self.fmr) };
         if let Some(pool) = self.home.take() {
             pool.put(fmr);
@@ -202,9 +202,10 @@ impl<D: Direction, M: Memory<D>> Region<D, M> {
             let error = EINVAL;
             return Err(MapError { mr, memory, error });
         }
-        // SAFETY: An MR outside of a region is idle, and there is no other reference to it.
+        // SAFETY: By the invariant of `Mr` it is idle, as it is not in a region. It is of the
+        // memory's PD, as just checked, and owned here, so nobody else uses it.
         let (mapped, entries) = unsafe { memory.map(raw) };
-        // SAFETY: As above.
+        // SAFETY: `raw` is the MR of `mr`, which is owned here, so nobody else uses it.
         let (iova, len) = unsafe { ((*raw).iova, (*raw).length) };
         // A device that maps less than it was asked to does not say so.
         if u32::try_from(mapped) != Ok(entries) || len != memory.len() as u64 {
@@ -314,7 +315,7 @@ impl<D: Direction, M: Memory<D>> Region<D, M> {
 
 impl<D: Direction, M: Memory<D>> Drop for Region<D, M> {
     fn drop(&mut self) {
-        // SAFETY: By the type invariant; neither is used again.
+        // SAFETY: By the type invariant both are there; neither is used again.
         let (mut mr, memory) = unsafe {
             (
                 ManuallyDrop::take(&mut self.mr),

@@ -78,7 +78,8 @@ impl<D: Direction> Raw for Buf<D> {
 
     unsafe fn map(&self, mr: *mut bindings::ib_mr) -> (c_int, u32) {
         let len = Self::len(self) as u32;
-        // SAFETY: By the caller's promise; the buffer is mapped for the device and its length fits.
+        // SAFETY: `mr` is an MR of the buffer's device, is not registered and not used meanwhile,
+        // as the caller promises. The buffer is mapped for the device, and its length fits.
         let mapped = unsafe { bindings::rdma_helper_map_mr(mr, self.addr(), len) };
         (mapped, 1)
     }
@@ -110,7 +111,8 @@ impl<D: Direction> Raw for SgBuf<D> {
     }
 
     unsafe fn map(&self, mr: *mut bindings::ib_mr) -> (c_int, u32) {
-        // SAFETY: By the caller's promise.
+        // SAFETY: `mr` is an MR of the memory's device, is not registered and not used meanwhile,
+        // as the caller promises.
         unsafe { self.raw().map_mr(mr) }
     }
 

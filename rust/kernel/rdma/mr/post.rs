@@ -64,12 +64,13 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
         let (cqe, marked, refusal, _turn) = {
             let mut raw = MaybeUninit::<bindings::ib_reg_wr>::uninit();
             let raw = raw.as_mut_ptr();
-            // SAFETY: `shared` is as required.
+            // SAFETY: `shared` is what `is_shared` says of the owner.
             let place = match unsafe { wr.come_to(&self.place, shared) } {
                 Ok(place) => place,
                 Err(error) => return Err(PostError::new(owner, error)),
             };
-            // SAFETY: As above, and there is room for the request.
+            // SAFETY: `raw` has room for the request, `shared` is from `is_shared` and `place` from
+            // `come_to`. A shared region is registered below, and what is not posted is undone.
             let (remote, marked) = match unsafe { wr.write(raw, place, shared) } {
                 Ok(written) => written,
                 Err(error) => return Err(PostError::new(owner, error)),
@@ -91,7 +92,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
             if ret == 0 {
                 return Ok(remote);
             }
-            // SAFETY: As just posted.
+            // SAFETY: `raw` is valid, and `ret` is what `send_raw` has just returned for it.
             let refusal = unsafe { Refusal::of_send(ret, &raw mut (*raw).wr) };
             (cqe, marked, refusal, turn)
         };
@@ -168,18 +169,22 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
         };
         let (cqe, refusal) = {
             let cqe = owner.into_cqe(crate::cqe::Sealed::new());
-            // SAFETY: The region is kept by the owner, which is the queue's until the completion.
+            // SAFETY: `cqe` is from the owner, a `P::Target`, which keeps the region and is the
+            // queue's until the completion; `shared` is from `is_shared`. What is not posted is
+            // undone below.
             let mut raw = unsafe { marked.request::<P::Target, ID>(cqe, shared) };
-            // SAFETY: As above. The MR's own callback, made for `P`, gives the owner back.
+            // SAFETY: The request was just made. The owner, which keeps the region, is the queue's
+            // until the MR's own callback, made for `P`, gives it back.
             let ret = unsafe { send_raw(self.as_raw(), &raw mut raw) };
             if ret == 0 {
                 return Ok(());
             }
-            // SAFETY: As just posted.
+            // SAFETY: `raw` is valid, and `ret` is what `send_raw` has just returned for it.
             (cqe, unsafe { Refusal::of_send(ret, &raw mut raw) })
         };
         if refusal.named {
-            // SAFETY: As in `post_reg`.
+            // SAFETY: The only request was not posted. The owner, which is still given up, keeps
+            // the region.
             unsafe { marked.undo() };
         }
         // SAFETY: It is the callback of the owner, which that of the MR would give back.
@@ -207,11 +212,13 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
         let qp = qp(&owner);
         if qp.is_polled_at(wc) {
             let qp = Arc::as_ptr(qp);
-            // SAFETY: As in `repost_send`.
+            // SAFETY: The owner keeps the QP. It comes back from the queue only after the caller, a
+            // handler that borrows `wc`, has returned, as `is_polled_at` says; one that is refused
+            // is returned.
             return unsafe { &*qp }.post_reg(owner, wr);
         }
         let qp = core::ptr::from_ref(qp);
-        // SAFETY: The owner lends it.
+        // SAFETY: The reference is the owner's, which is there while it is not posted.
         let remote = unsafe { Self::post_reg_counted(qp, owner, wr) }?;
         Ok(remote)
     }
@@ -232,7 +239,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
         P::Target: CqeHandler<ID, Pointer = P> + Sized,
         S: Provides<<P::Target as CqeHandler<ID>>::Needs>,
     {
-        // SAFETY: By the caller's promise.
+        // SAFETY: `this` is valid, as the caller promises: the owner is not posted yet.
         let this = unsafe { &*this }.clone();
         this.post_reg(owner, wr)
     }
@@ -258,11 +265,13 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
         let qp = qp(&owner);
         if qp.is_polled_at(wc) {
             let qp = Arc::as_ptr(qp);
-            // SAFETY: As in `repost_send`.
+            // SAFETY: The owner keeps the QP. It comes back from the queue only after the caller, a
+            // handler that borrows `wc`, has returned, as `is_polled_at` says; one that is refused
+            // is returned.
             return unsafe { &*qp }.post_inv(owner, wr);
         }
         let qp = core::ptr::from_ref(qp);
-        // SAFETY: The owner lends it.
+        // SAFETY: The reference is the owner's, which is there while it is not posted.
         unsafe { Self::post_inv_counted(qp, owner, wr) }?;
         Ok(())
     }
@@ -283,7 +292,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
         P::Target: CqeHandler<ID, Pointer = P> + Sized,
         S: Provides<<P::Target as CqeHandler<ID>>::Needs>,
     {
-        // SAFETY: By the caller's promise.
+        // SAFETY: `this` is valid, as the caller promises: the owner is not posted yet.
         let this = unsafe { &*this }.clone();
         this.post_inv(owner, wr)
     }

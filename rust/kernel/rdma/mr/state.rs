@@ -100,13 +100,14 @@ struct Own {
 
 // SAFETY: An MR may be used and deregistered from any thread.
 unsafe impl Send for Fmr {}
-// SAFETY: As above, and the fields that are not atomic have one user at a time by the invariants.
+// SAFETY: An MR may be used from any thread, and by the type invariant what is not atomic has one
+// user at a time.
 unsafe impl Sync for Fmr {}
 
 impl Teardown for Fmr {
     fn teardown(&mut self, _cx: &Sleepable) -> Fate {
-        // SAFETY: By the type invariant. Whoever drops an MR owns it, so no request uses it. After
-        // this no peer can reach the memory, so it may be unmapped.
+        // SAFETY: By the type invariant `raw` is an MR of `pd`. Whoever drops it owns it, so no
+        // request uses it. After this no peer can reach the memory, so it may be unmapped.
         let ret = unsafe { bindings::ib_dereg_mr_user(self.raw.as_ptr(), core::ptr::null_mut()) };
         if ret != 0 {
             pr_err!("an MR could not be deregistered ({ret}); it is leaked with its memory\n");
@@ -140,7 +141,8 @@ impl Fmr {
 
     #[inline]
     fn word(&self) -> &Word {
-        // SAFETY: By the type invariant, as the caller can reach the MR.
+        // SAFETY: By the type invariant there is no mutable reference to `word`, as the caller can
+        // reach the MR.
         unsafe { &*self.word.get() }
     }
 
@@ -174,9 +176,9 @@ impl Fmr {
         let Some(generation) = self.word().look() else {
             return false;
         };
-        // SAFETY: The claim makes this the only user.
+        // SAFETY: `look` has claimed the word, so by the type invariant `own` has no other user.
         let own = unsafe { &mut *self.own.get() };
-        // SAFETY: By the type invariant.
+        // SAFETY: By the type invariant `raw` is an MR; its device does not change.
         let device = unsafe { (*self.raw.as_ptr()).device };
         // Of another device, the CQ may be at the address of one that is gone.
         let proved = key == self.rkey.load(Relaxed)

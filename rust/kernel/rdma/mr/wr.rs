@@ -163,9 +163,9 @@ impl<'a> RegWr<'a> {
         place: &Place,
         shared: bool,
     ) -> Result<(Remote, Marked)> {
-        // SAFETY: By the caller's promise. A region that is not shared is a part of an owner that
-        // nobody else has, and the owner is in the queue from the post on, to the end of the
-        // request.
+        // SAFETY: `shared` is what `is_shared` says and `place` is from `come_to`, as the caller
+        // promises, who also calls `register` and undoes what is not posted. A region that is not
+        // shared is a part of an owner that nobody else has until the request has completed.
         let (mr, rkey, registering) = unsafe {
             if shared {
                 self.mr.fmr.prepare(place)?
@@ -177,7 +177,7 @@ impl<'a> RegWr<'a> {
             bindings::ib_wr_opcode_IB_WR_REG_MR,
             bindings::ib_send_flags_IB_SEND_SIGNALED,
         );
-        // SAFETY: By the caller's promise.
+        // SAFETY: The caller promises that `to` is valid for writes.
         unsafe {
             fill(
                 &raw mut (*to).wr,
@@ -213,7 +213,8 @@ impl Marked {
     /// The region is alive. The request is about to be posted, and the caller has the turn of the
     /// QP that it was made for until that has returned.
     pub(crate) unsafe fn register(&self) {
-        // SAFETY: By the caller's promise. What is not undone is from the last `prepare`.
+        // SAFETY: The region is alive and the caller has the turn of the QP, as he promises. What
+        // is not undone is from the last `prepare`.
         unsafe { self.0.as_ref().fmr.register(self.1) };
     }
 
@@ -223,7 +224,8 @@ impl Marked {
     ///
     /// The region is alive and has not moved, and its registration was not posted.
     pub(crate) unsafe fn undo(self) {
-        // SAFETY: By the caller's promise.
+        // SAFETY: The region is alive and has not moved, and its registration was not posted, as
+        // the caller promises.
         unsafe { self.0.as_ref().fmr.undo(self.1) };
     }
 }
@@ -254,8 +256,9 @@ impl<'a> InvWr<'a> {
     /// the QP.
     #[inline]
     pub(crate) unsafe fn prepare(self, serial: Serial, shared: bool) -> Result<Invalidating> {
-        // SAFETY: By the caller's promise. A region that is not shared is a part of an owner that
-        // nobody else has.
+        // SAFETY: `shared` is what `is_shared` says and, if it is set, the caller has the turn of
+        // the QP, as he promises. A region that is not shared is a part of an owner that nobody
+        // else has.
         unsafe {
             if shared {
                 self.mr.fmr.invalidate(serial)
@@ -284,14 +287,16 @@ impl Invalidating {
     /// # Safety
     ///
     /// The region lives until that completion. `user` is from an owner of type `T`, given up by its
-    /// callback `ID`. `shared` is what [`InvWr::is_shared`] has said.
+    /// callback `ID`. `shared` is what [`InvWr::is_shared`] has said. If the request is not posted,
+    /// [`Invalidating::undo`] is called.
     #[inline]
     pub(crate) unsafe fn request<T: CqeHandler<ID>, const ID: u64>(
         &self,
         user: *mut bindings::ib_cqe,
         shared: bool,
     ) -> bindings::ib_send_wr {
-        // SAFETY: By the caller's promise, and the type says that the region is marked.
+        // SAFETY: The type says that the region is marked. It lives until the completion, `user` is
+        // from a `T`, and what is not posted is undone, as the caller promises.
         unsafe { self.fmr.as_ref().invalidation::<T, ID>(user, shared) }
     }
 
@@ -302,7 +307,7 @@ impl Invalidating {
     /// The region is alive and has not moved, and the invalidation was not posted.
     #[inline]
     pub(crate) unsafe fn undo(self) {
-        // SAFETY: By the caller's promise.
+        // SAFETY: The region is alive and has not moved, as the caller promises.
         unsafe { self.mr.as_ref() }.fmr.not_invalidated();
     }
 }

@@ -73,7 +73,8 @@ unsafe extern "C" fn ended<T: CqeHandler<ID>, const ID: u64>(
     };
     // SAFETY: The core passes a completion that is valid during this call, and `Wc` is transparent.
     let done = unsafe { &*wc.cast::<Wc>() };
-    // SAFETY: The request completes once: the driver's contract.
+    // SAFETY: This is the callback of a request from `Fmr::invalidation`. Its owner is not back, as
+    // a request completes once: the driver's contract.
     let (mr, user) = unsafe { parts(done) };
     if !ledger::is_posted(user) {
         return ledger::report(core::any::type_name::<T>());
@@ -82,7 +83,8 @@ unsafe extern "C" fn ended<T: CqeHandler<ID>, const ID: u64>(
     // the status, so that the compiler makes one of that and the handler's.
     unsafe { (*mr.word.get()).end_alone() };
     if done.result().is_err() {
-        // SAFETY: As for this function. It marks the MR registered again.
+        // SAFETY: The request is from `Fmr::invalidation` and has failed, its owner is not back,
+        // and this is its callback. The call marks the MR registered again.
         return unsafe { shared_ended(cq, wc) };
     }
     ledger::strike(user);
@@ -102,7 +104,8 @@ unsafe extern "C" fn ended<T: CqeHandler<ID>, const ID: u64>(
 /// Called once for each request from [`Fmr::invalidation`] that has it, by the RDMA core, or for one
 /// that has failed by its callback.
 unsafe extern "C" fn shared_ended(cq: *mut bindings::ib_cq, wc: *mut bindings::ib_wc) {
-    // SAFETY: As in `ended`. The owner was given up for `user`.
+    // SAFETY: `wc` is valid during this call, and of a request from `Fmr::invalidation`, for which
+    // this is called once: so its owner, given up for `user`, is not back.
     unsafe {
         let user = note(&*wc.cast::<Wc>());
         hand_on(user, cq, wc);
@@ -114,9 +117,11 @@ unsafe extern "C" fn shared_ended(cq: *mut bindings::ib_cq, wc: *mut bindings::i
 ///
 /// # Safety
 ///
-/// `wc` is of a request from [`Fmr::invalidation`], and this is not called for it again.
+/// `wc` is of a request from [`Fmr::invalidation`], whose owner was not taken back, and this is not
+/// called for it again.
 unsafe fn note(wc: &Wc) -> *mut bindings::ib_cqe {
-    // SAFETY: The owner was not taken back, as this is needed for that.
+    // SAFETY: `wc` is of a request from `Fmr::invalidation`, whose owner was not taken back, as the
+    // caller promises.
     let (mr, user) = unsafe { parts(wc) };
     if wc.result().is_ok() {
         mr.word().invalidated();
@@ -137,7 +142,7 @@ unsafe fn note(wc: &Wc) -> *mut bindings::ib_cqe {
 /// not taken back again.
 #[inline]
 pub(crate) unsafe fn take_ended<T: CqeHandler<ID>, const ID: u64>(wc: &Wc) -> Option<T::Pointer> {
-    // SAFETY: By the caller's promise the owner, and so the callback, is there.
+    // SAFETY: There is a callback, and its owner was not taken back, as the caller promises.
     let done = unsafe { (*wc.cqe()).done }?;
     if const { T::Pointer::EXCLUSIVE } && core::ptr::fn_addr_eq(done, callback::<T, ID>(false)) {
         // SAFETY: The callback says what the request is, and the owner's type; it completes once.
@@ -155,7 +160,8 @@ pub(crate) unsafe fn take_ended<T: CqeHandler<ID>, const ID: u64>(wc: &Wc) -> Op
             Some(T::Pointer::from_cqe(user))
         };
     }
-    // SAFETY: As the caller promises.
+    // SAFETY: `done` is the callback of the request, whose owner was not taken back and, if it is
+    // returned, is not again, as the caller promises.
     unsafe { take_shared::<T, ID>(wc, done) }
 }
 
@@ -163,7 +169,8 @@ pub(crate) unsafe fn take_ended<T: CqeHandler<ID>, const ID: u64>(wc: &Wc) -> Op
 ///
 /// # Safety
 ///
-/// As there, and `done` is the callback.
+/// `done` is the callback of the request of `wc`, whose owner was not taken back. If it is
+/// returned, it is not taken back again.
 #[cold]
 #[inline(never)]
 unsafe fn take_shared<T: CqeHandler<ID>, const ID: u64>(

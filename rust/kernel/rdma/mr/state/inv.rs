@@ -25,7 +25,8 @@ impl Fmr {
         if !self.word().invalidating() {
             return Err(EBUSY);
         }
-        // SAFETY: Just claimed.
+        // SAFETY: `invalidating` has claimed the word, so by the type invariant `own` has no other
+        // user.
         if unsafe { (*self.own.get()).qp } != serial {
             // The turn is not that of the QP that registered it, but nothing is posted.
             self.word().still_registered();
@@ -41,7 +42,8 @@ impl Fmr {
     /// Nobody else can reach the MR until the request was posted.
     #[inline]
     pub(in crate::mr) unsafe fn invalidate_alone(&self, serial: Serial) -> Result {
-        // SAFETY: By the caller's promise.
+        // SAFETY: Nobody else can reach the MR, as the caller promises, so nobody else uses the
+        // word, nor `own`.
         unsafe {
             if !(*self.word.get()).is_registered_alone() {
                 return Err(EBUSY);
@@ -68,7 +70,8 @@ impl Fmr {
         shared: bool,
     ) -> bindings::ib_send_wr {
         // INVARIANT: Made for that type.
-        // SAFETY: By the caller's promise this is the only user.
+        // SAFETY: The word was claimed, or nobody else can reach the MR, as the caller promises. So
+        // by the type invariant `cqe` and `own` have no other user.
         unsafe {
             (*self.cqe.get()).done = Some(ended::callback::<T, ID>(shared));
             (*self.own.get()).user = user;
@@ -84,7 +87,8 @@ impl Fmr {
             opcode: bindings::ib_wr_opcode_IB_WR_LOCAL_INV,
             send_flags: bindings::ib_send_flags_IB_SEND_SIGNALED as c_int,
             ex: bindings::ib_send_wr__bindgen_ty_2 {
-                // SAFETY: As above: nobody gives the MR another key.
+                // SAFETY: The word was claimed, or nobody else can reach the MR, as the caller
+                // promises, so nobody gives it another key.
                 invalidate_rkey: ManuallyDrop::new(unsafe { *self.rkey.as_ptr() }),
             },
         }

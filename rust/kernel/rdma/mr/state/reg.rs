@@ -38,9 +38,9 @@ impl Fmr {
         if place.pd != self.pd.id() {
             return None;
         }
-        // SAFETY: By the type invariant of `place`.
+        // SAFETY: The QP is valid by the invariant of `Place`, and its receive CQ does not change.
         let recv_cq = unsafe { (*place.raw.as_ptr()).recv_cq };
-        // SAFETY: By the caller's promise.
+        // SAFETY: The caller promises to have `own` for himself.
         let own = unsafe { &mut *self.own.get() };
         if own.recv_cq != recv_cq {
             // Nothing is known of what is left in this CQ, unless it is the MR's first.
@@ -62,8 +62,8 @@ impl Fmr {
     #[inline]
     unsafe fn renew(&self) -> (*mut bindings::ib_mr, u32) {
         let mr = self.raw.as_ptr();
-        // SAFETY: By the caller's promise nobody else uses the MR's keys. The low byte of a key is
-        // the consumer's (`ib_inc_rkey`, `ib_update_fast_reg_key`).
+        // SAFETY: The caller has the MR for himself, as he promises, so nobody else uses its keys.
+        // The low byte of a key is the consumer's (`ib_inc_rkey`, `ib_update_fast_reg_key`).
         unsafe {
             let own = (*mr).rkey.wrapping_add(1) & 0xff;
             (*mr).lkey = (*mr).lkey & 0xffff_ff00 | own;
@@ -81,12 +81,14 @@ impl Fmr {
     /// [`Fmr::undo`] is called.
     pub(in crate::mr) unsafe fn prepare(&self, place: &Place) -> Result<Prepared> {
         let generation = self.word().begin().ok_or(EBUSY)?;
-        // SAFETY: Just claimed, and not registered.
+        // SAFETY: `begin` has claimed the word of an idle MR, so that is not registered, and by the
+        // type invariant `own` has no other user.
         if unsafe { (*self.own.get()).qp != place.serial && self.come_to(place).is_none() } {
             self.word().not_begun(generation);
             return Err(EINVAL);
         }
-        // SAFETY: Just claimed.
+        // SAFETY: `begin` has claimed the word, so by the type invariant the caller has the MR for
+        // himself.
         let (mr, rkey) = unsafe { self.renew() };
         self.rkey.store(rkey, Relaxed);
         self.word().prepared(generation);
@@ -100,7 +102,8 @@ impl Fmr {
     /// Nobody else can reach the MR until the request was posted.
     #[inline]
     pub(in crate::mr) unsafe fn place_alone<'p>(&self, place: &'p Place) -> Result<&'p Place> {
-        // SAFETY: By the caller's promise nobody else uses the word, nor `own`.
+        // SAFETY: Nobody else can reach the MR, as the caller promises, so nobody else uses the
+        // word, nor `own`. Where `come_to` is called the MR is idle, so it is not registered.
         unsafe {
             if !(*self.word.get()).is_idle_alone() {
                 unlikely();
@@ -121,7 +124,8 @@ impl Fmr {
     /// posted. If it is not posted, [`Fmr::undo`] is called.
     #[inline]
     pub(in crate::mr) unsafe fn prepare_alone(&self) -> Prepared {
-        // SAFETY: By the caller's promise nobody else uses the word, the key, or anything else.
+        // SAFETY: Nobody else can reach the MR, as the caller promises, so nobody else uses the
+        // word or the key.
         unsafe {
             (*self.word.get()).register_alone();
             let (mr, rkey) = self.renew();
@@ -146,12 +150,14 @@ impl Fmr {
     ///
     /// # Safety
     ///
-    /// `registering` is from the last [`Fmr::prepare_alone`], or any [`Fmr::prepare`].
+    /// The request was not posted. `registering` is from the last [`Fmr::prepare_alone`], or any
+    /// [`Fmr::prepare`].
     #[cold]
     #[inline(never)]
     pub(in crate::mr) unsafe fn undo(&self, registering: Registering) {
         if registering == Registering::ALONE {
-            // SAFETY: By the caller's promise. Nobody else can reach the MR, as it was not posted.
+            // SAFETY: The caller of `prepare_alone` promised that nobody else can reach the MR
+            // until the request was posted, and it was not.
             unsafe { (*self.word.get()).end_alone() };
         } else {
             self.word().not_posted(registering.0);
