@@ -129,14 +129,16 @@ impl Port<'_> {
         if dev.max_fast_reg_pages() == 0 || dev.max_sge_rd() == 0 {
             return Err(EOPNOTSUPP);
         }
-        // SAFETY: The device is registered while there is a handle, and has the port.
+        // SAFETY: The device is registered while there is a handle, and has the port by the
+        // invariant of `Port`.
         Ok(unsafe { bindings::rdma_rw_mr_factor(dev.as_raw(), self.num(), pages) })
     }
 
     /// Returns how many requests of the send queue so many contexts take at the most
     /// (`rdma_rw_max_send_wr`).
     pub fn rw_requests(&self, contexts: u32) -> u32 {
-        // SAFETY: As above.
+        // SAFETY: The device is registered while there is a handle, and has the port by the
+        // invariant of `Port`.
         unsafe { bindings::rdma_rw_max_send_wr(self.device().as_raw(), self.num(), contexts, 0) }
     }
 }

@@ -85,7 +85,7 @@ impl Entry {
     ///
     /// `sg` is valid.
     unsafe fn of(sg: *mut bindings::scatterlist) -> Self {
-        // SAFETY: By the caller's promise.
+        // SAFETY: The caller promises that `sg` is valid.
         let (offset, length) = unsafe { ((*sg).offset, (*sg).length) };
         Self { sg, offset, length }
     }
@@ -178,7 +178,7 @@ impl Ctx {
         if start >= end || end > pages.len() {
             return Err(EINVAL);
         }
-        // SAFETY: The QP is valid.
+        // SAFETY: The caller promises that the QP is valid.
         let (sges, port) = unsafe {
             let qp = qp.as_ref();
             (qp.max_write_sge.min(qp.max_read_sge), qp.port)
@@ -258,9 +258,9 @@ impl Ctx {
     ///
     /// # Safety
     ///
-    /// The transfer was begun and has no request outstanding, and nobody else uses this.
+    /// No request of a transfer is outstanding, and nobody else uses this.
     pub(super) unsafe fn finish(&self, succeeded: bool) -> Option<*mut bindings::ib_cqe> {
-        // SAFETY: By the caller's promise this is the only user.
+        // SAFETY: The caller promises that nobody else uses this.
         let own = unsafe { &mut *self.own.get() };
         let job = own.job.take()?;
         let read = job.dir == bindings::dma_data_direction::DMA_FROM_DEVICE;
@@ -302,12 +302,12 @@ impl Ctx {
     ///
     /// The transfer was begun, none of its requests was posted, and nobody else uses this.
     pub(super) unsafe fn cancel(&self) {
-        // SAFETY: By the caller's promise this is the only user.
+        // SAFETY: The caller promises that nobody else uses this.
         if let Some(job) = unsafe { &mut (*self.own.get()).job } {
             job.exposed = false;
         }
-        // SAFETY: By the caller's promise the transfer was begun, has no request outstanding, and
-        // has no other user.
+        // SAFETY: None of the transfer's requests was posted, so none is outstanding, and nobody
+        // else uses this, as the caller promises.
         unsafe { self.finish(false) };
     }
 
@@ -321,7 +321,8 @@ impl Ctx {
         &self,
         then: *mut bindings::ib_send_wr,
     ) -> *mut bindings::ib_send_wr {
-        // SAFETY: By the caller's promise. The callback is only read.
+        // SAFETY: The transfer was begun, so `own.raw` was made for this QP and port, and nobody
+        // else uses it, as the caller promises. The callback is only read.
         unsafe {
             let own = &mut *self.own.get();
             let Some(job) = &mut own.job else { return then };

@@ -78,7 +78,7 @@ unsafe impl<P: Send> Send for InPart<P> {}
 
 impl<P> Drop for InPart<P> {
     fn drop(&mut self) {
-        // SAFETY: By the type invariant; the owner is dropped after this.
+        // SAFETY: By the type invariant the owner keeps the context; it is dropped after this.
         let ctx = unsafe { self.ctx.as_ref() };
         // SAFETY: By the type invariant no request is outstanding. As the state still is that of a
         // transfer that was posted, nobody else uses the rest.
@@ -91,9 +91,9 @@ impl<P> Drop for InPart<P> {
 ///
 /// # Safety
 ///
-/// `qp` is valid and counts its transfers in `transfers`. The context of `plan`, and what `then` is
-/// made of, stay where they are until `user` has completed or, on failure in part, until the QP was
-/// drained.
+/// `qp` is valid and counts its transfers in `transfers`. `then` is null, or a request that is
+/// written. What that is made of, and the context of `plan`, stay where they are until `user` has
+/// completed or, on failure in part, until the QP was drained.
 #[inline(never)]
 unsafe fn begin(
     plan: &Plan,
@@ -103,10 +103,12 @@ unsafe fn begin(
     then: *mut bindings::ib_send_wr,
     _cx: &Sleepable,
 ) -> Result<(), Failed> {
-    // SAFETY: By the caller's promise.
+    // SAFETY: The context stays where it is at least until something was posted, as the caller
+    // promises.
     let ctx = unsafe { plan.ctx.as_ref() };
     ctx.claim().map_err(Failed::Nowhere)?;
-    // SAFETY: The state was just set; the rest is the caller's promise.
+    // SAFETY: The state was just set to `POSTED`, so nobody else uses the context. `qp` is valid
+    // and counts in `transfers`, and `then` is null or written, as the caller promises.
     let first = unsafe {
         ctx.start(plan, qp, transfers, user).map_err(|e| {
             ctx.release();
@@ -141,7 +143,8 @@ unsafe fn begin(
     if !core::ptr::eq(bad, first) {
         return Err(Failed::InPart(error));
     }
-    // SAFETY: The driver says that it has posted none of the requests.
+    // SAFETY: The transfer was begun, the driver says that it has posted none of its requests, and
+    // the state keeps others from it.
     unsafe { ctx.cancel() };
     ctx.release();
     Err(Failed::Nowhere(error))
@@ -182,7 +185,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
             Ok(rw) => rw.plan,
             Err(error) => return Err(refused(owner, error)),
         };
-        // SAFETY: The owner keeps the context.
+        // SAFETY: The owner keeps the context, and no request follows.
         unsafe { self.post_plan(owner, &plan, core::ptr::null_mut(), cx) }
     }
 
@@ -220,7 +223,8 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
 
     /// # Safety
     ///
-    /// The owner keeps the context, and what `then` is made of, a request or null.
+    /// The owner keeps the context, and what `then` is made of, which is null or a request that is
+    /// written.
     unsafe fn post_plan<P, const ID: u64>(
         &self,
         owner: P,
@@ -232,7 +236,8 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
         P: CqePointer<ID>,
     {
         let cqe = owner.into_cqe(crate::cqe::Sealed::new());
-        // SAFETY: By the caller's promise; the owner is the queue's, or parked below.
+        // SAFETY: The QP is valid and counts in `transfers()`. The owner keeps the context and what
+        // `then` is made of, as the caller promises; it is the queue's, or parked below.
         let begun = unsafe { begin(plan, self.as_non_null(), self.transfers(), cqe, then, cx) };
         let Err(failed) = begun else {
             return Ok(());
