@@ -49,7 +49,8 @@ pub(crate) const PATIENCE_MS: u32 = 60_000;
 ///
 /// # Safety
 ///
-/// `qp` is valid, and `wr` is of the kind that its type and the opcode ask for.
+/// `qp` is valid. `wr` is of the kind that its type and the opcode ask for, and has no entries.
+/// `cqe` is that of a marker which is there until the request has completed.
 unsafe fn post_marker(
     qp: *mut bindings::ib_qp,
     wr: &mut bindings::ib_send_wr,
@@ -61,10 +62,11 @@ unsafe fn post_marker(
     wr.send_flags = bindings::ib_send_flags_IB_SEND_SIGNALED as c_int;
     // What an earlier try has left.
     wr.next = core::ptr::null_mut();
-    // SAFETY: By the caller's promise.
+    // SAFETY: `qp` and `wr`, now without a successor, are valid, and the marker is there until the
+    // request has completed, as the caller promises.
     match unsafe { send_raw(qp, wr) } {
         0 => Ok(()),
-        // SAFETY: As just posted.
+        // SAFETY: `wr` is valid, and `ret` is what `send_raw` has just returned for it.
         ret => Err(unsafe { Refusal::of_send(ret, wr) }),
     }
 }
@@ -84,7 +86,8 @@ fn has_last_wqe_event(ops: &bindings::ib_device_ops) -> bool {
 ///
 /// `qp` is a valid QP on an SRQ. The caller may sleep.
 unsafe fn last_wqe_reached(qp: *mut bindings::ib_qp, wait: &Wait<'_>) -> Result {
-    // SAFETY: By the caller's promise; the core has initialised the completion.
+    // SAFETY: `qp` is valid and on an SRQ, and this may sleep, as the caller promises. The core has
+    // initialised the completion of every QP.
     unsafe {
         let reached = &raw mut (*qp).srq_completion;
         wait.wait_for(reached)?;
@@ -103,7 +106,8 @@ unsafe fn last_wqe_reached(qp: *mut bindings::ib_qp, wait: &Wait<'_>) -> Result 
 ///
 /// # Safety
 ///
-/// `qp` is valid, one of its queues completes to `cq`, and the caller may sleep.
+/// `qp` is valid. `drain` is its device's, for a queue that completes to `cq`; if that is the send
+/// queue, `qp` is not for datagrams. The caller may sleep.
 unsafe fn drain_by_driver(
     qp: *mut bindings::ib_qp,
     drain: Option<unsafe extern "C" fn(*mut bindings::ib_qp)>,
@@ -113,7 +117,8 @@ unsafe fn drain_by_driver(
 ) -> Result {
     let drain = drain.ok_or(e)?;
     let _seat = wait.sit(cq)?;
-    // SAFETY: The driver's own drain takes any connected QP, in process context.
+    // SAFETY: `drain` is for a queue of this QP, which is valid, and this may sleep, as the caller
+    // promises.
     unsafe { drain(qp) };
     Ok(())
 }
@@ -154,7 +159,7 @@ pub(crate) unsafe fn drain(
     // SAFETY: The QP is valid, and its SRQ does not change.
     let on_srq = unsafe { !(*qp).srq.is_null() };
     if on_srq && has_last_wqe_event(ops) {
-        // SAFETY: As above, and the token says that this may sleep.
+        // SAFETY: The QP is valid and on an SRQ, and the token says that this may sleep.
         unsafe { last_wqe_reached(qp, &wait) }?;
     }
 
@@ -167,22 +172,25 @@ pub(crate) unsafe fn drain(
                 ah: ah.as_raw(),
                 ..Default::default()
             };
-            // SAFETY: The QP is valid, for datagrams, and the request has no memory.
+            // SAFETY: The QP is valid and for datagrams, the request has no entries, and the queue
+            // is given a reference to the marker of `cqe`: see `Wait::post`.
             unsafe { post_marker(qp, &mut wr.wr, bindings::ib_wr_opcode_IB_WR_SEND, cqe) }
         }
         None => {
             let mut wr = bindings::ib_rdma_wr::default();
-            // SAFETY: The QP is valid, and the request has no memory.
+            // SAFETY: The QP is valid, the request has no entries, and the queue is given a
+            // reference to the marker of `cqe`: see `Wait::post`.
             unsafe { post_marker(qp, &mut wr.wr, bindings::ib_wr_opcode_IB_WR_RDMA_WRITE, cqe) }
         }
     };
     let recv = |cqe| {
         let mut wr = bindings::ib_recv_wr::default();
         wr.__bindgen_anon_1.wr_cqe = ManuallyDrop::new(cqe);
-        // SAFETY: The QP is valid, and the request has no memory.
+        // SAFETY: The QP is valid, the request has no entries, and the queue is given a reference
+        // to the marker of `cqe`: see `Wait::post`.
         match unsafe { recv_raw(qp, &raw mut wr) } {
             0 => Ok(()),
-            // SAFETY: As just posted.
+            // SAFETY: `wr` is valid, and `ret` is what `recv_raw` has just returned for it.
             ret => Err(unsafe { Refusal::of_recv(ret, &raw mut wr) }),
         }
     };
@@ -197,8 +205,8 @@ pub(crate) unsafe fn drain(
             Err(Unposted::Lost(e)) => return Err(e),
             Err(Unposted::Refused(e)) => {
                 let drain = ops.drain_sq.filter(|_| !is_ud);
-                // SAFETY: The QP is valid, its send queue completes to this CQ, and the token says
-                // that this may sleep.
+                // SAFETY: The QP is valid and not for datagrams, its send queue completes to this
+                // CQ, and the token says that this may sleep.
                 unsafe { drain_by_driver(qp, drain, &wait, send_cq, e) }?
             }
         }

@@ -42,7 +42,7 @@ pub(super) const RECV: usize = offset_of!(Markers, recv);
 
 // SAFETY: A completion may be used from any thread, and the rest does not change.
 unsafe impl Send for Markers {}
-// SAFETY: As above.
+// SAFETY: A shared reference gives an atomic, a completion, and callbacks that are never written.
 unsafe impl Sync for Markers {}
 
 impl Markers {
@@ -78,7 +78,8 @@ impl Markers {
     ///
     /// `cqe` is from [`Markers::give`] with this offset. Each one is taken back once.
     unsafe fn from_cqe<const OFFSET: usize>(cqe: *mut bindings::ib_cqe) -> Arc<Self> {
-        // SAFETY: By the caller's promise.
+        // SAFETY: `cqe` is from `give`, which has added this offset to the address of a reference
+        // that it gave up, and is taken back once, as the caller promises.
         unsafe { Arc::from_raw(cqe.byte_sub(OFFSET).cast_const().cast()) }
     }
 
@@ -86,10 +87,11 @@ impl Markers {
     ///
     /// # Safety
     ///
-    /// As [`Markers::from_cqe`].
+    /// `cqe` is from [`Markers::give`] with this offset. Each one is taken back once.
     pub(super) unsafe fn take_back<const OFFSET: usize>(cqe: *mut bindings::ib_cqe) {
         ledger::strike(cqe);
-        // SAFETY: By the caller's promise.
+        // SAFETY: `cqe` is from `give` with this offset and is taken back once, as the caller
+        // promises.
         let markers = unsafe { Self::from_cqe::<OFFSET>(cqe) };
         // The drain does not wait yet, so it is not the last one.
         markers.left.fetch_sub(1, Relaxed);

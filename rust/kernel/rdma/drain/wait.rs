@@ -167,14 +167,14 @@ impl<'a> Wait<'a> {
         let reached = self.markers.reached.get();
         let mut pauses = Pauses::new();
         while self.poll() {
-            // SAFETY: The completion lives as long as the markers, and is initialised.
+            // SAFETY: The completion lives as long as the markers, which have initialised it.
             if unsafe { bindings::try_wait_for_completion(reached) } {
                 return Ok(());
             }
             self.check()?;
             pauses.pause();
         }
-        // SAFETY: As above.
+        // SAFETY: The completion lives as long as the markers, which have initialised it.
         unsafe { self.wait_for(reached) }
     }
 
@@ -185,7 +185,7 @@ impl<'a> Wait<'a> {
     /// `completion` is initialised and stays that. The caller may sleep.
     pub(super) unsafe fn wait_for(&self, completion: *mut bindings::completion) -> Result {
         let step = msecs_to_jiffies(STEP_MS);
-        // SAFETY: By the caller's promise.
+        // SAFETY: The completion is initialised, as the caller promises.
         while unsafe { bindings::wait_for_completion_timeout(completion, step) } == 0 {
             self.check()?;
         }

@@ -68,7 +68,8 @@ pub(super) struct Queue {
 
 // SAFETY: `struct ib_srq` may be used from any thread, and the rest is atomics and a completion.
 unsafe impl Send for Queue {}
-// SAFETY: As above.
+// SAFETY: A shared reference gives the SRQ, atomics and a completion, which may be used from any
+// thread.
 unsafe impl Sync for Queue {}
 
 impl Queue {
@@ -105,8 +106,9 @@ impl Queue {
     #[inline]
     pub(super) unsafe fn post(&self, wr: *mut bindings::ib_recv_wr) -> Result<(), Refusal> {
         let srq = self.raw.as_ptr();
-        // SAFETY: By the caller's promise; [`check`] has seen that there is the operation. The
-        // driver names what it refuses in the successor: see `send_raw`.
+        // SAFETY: The SRQ is there and `wr` valid, as the caller promises, and `check` has seen
+        // that the device has the operation. It names what it refuses in the successor: see
+        // `send_raw`.
         let ret = unsafe {
             let bad = (&raw mut (*wr).next).cast();
             ((*(*srq).device).ops.post_srq_recv.unwrap_unchecked())(srq, wr, bad)
@@ -114,7 +116,8 @@ impl Queue {
         if ret == 0 {
             return Ok(());
         }
-        // SAFETY: As just posted.
+        // SAFETY: `wr` is valid; the driver has just returned `ret` for it, and names it in its
+        // successor.
         Err(unsafe { Refusal::of_recv(ret, wr) })
     }
 
@@ -195,7 +198,8 @@ impl Teardown for State {
     fn teardown(&mut self, cx: &Sleepable) -> Fate {
         let dev = self.pd.device();
         self.queue.close(&*self.entries, dev, cx);
-        // SAFETY: By the type invariant. The QPs are gone, and nobody posts any more.
+        // SAFETY: By the type invariant `raw` is the SRQ of `queue`. The QPs are gone, and nobody
+        // posts any more.
         let ret =
             unsafe { bindings::ib_destroy_srq_user(self.raw.as_ptr(), core::ptr::null_mut()) };
         if ret != 0 {

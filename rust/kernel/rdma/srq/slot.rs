@@ -141,8 +141,8 @@ impl<T: Receive<N>, const N: usize> AnyEntries for Entries<T, N> {
 impl<T, const N: usize> Drop for Entries<T, N> {
     fn drop(&mut self) {
         for entry in &self.0 {
-            // SAFETY: By the type invariant. There is no SRQ and no slot any more, so nobody uses
-            // the entry.
+            // SAFETY: By the type invariant the pointer is from `KBox::into_raw`. There is no SRQ
+            // and no slot any more, so nobody uses the entry.
             drop(unsafe { KBox::from_raw(entry.as_ptr()) });
         }
     }
@@ -159,7 +159,7 @@ unsafe fn post<T: Receive<N>, const N: usize>(
     queue: &Queue,
     entry: NonNull<Entry<T>>,
 ) -> Result<(), Refusal> {
-    // SAFETY: By the caller's promise.
+    // SAFETY: The entry is one of the SRQ's, and nobody else uses it, as the caller promises.
     let RecvWr { sges } = unsafe { &(*entry.as_ptr()).value }.recv();
     if sges.iter().any(|sge| sge.0.pd != queue.pd) {
         return Err(Refusal::new(EINVAL));
@@ -223,7 +223,8 @@ impl<T: Receive<N>, const N: usize> Slot<T, N> {
     /// Gives exclusive access to a value that must not be moved.
     #[inline]
     pub fn as_mut(&mut self) -> Pin<&mut T> {
-        // SAFETY: By the type invariant; the value is never moved.
+        // SAFETY: By the type invariant the entry is valid, and this slot's alone; the value is
+        // never moved.
         unsafe { Pin::new_unchecked(&mut (*self.0.as_ptr()).value) }
     }
 }
@@ -233,7 +234,7 @@ impl<T: Receive<N>, const N: usize> Deref for Slot<T, N> {
 
     #[inline]
     fn deref(&self) -> &T {
-        // SAFETY: By the type invariant.
+        // SAFETY: By the type invariant the entry is valid, and this slot's alone.
         unsafe { &(*self.0.as_ptr()).value }
     }
 }
@@ -249,7 +250,8 @@ impl<T: Receive<N>, const N: usize> Drop for Slot<T, N> {
     #[inline]
     fn drop(&mut self) {
         let entry = self.0;
-        // SAFETY: By the type invariant. The queue stays until the slot has come back.
+        // SAFETY: By the type invariant the entry is valid. Its queue stays until the slot has come
+        // back, as `Queue::close` waits for it.
         let (out, queue) = unsafe { (&(*entry.as_ptr()).out, (*entry.as_ptr()).queue.as_ref()) };
         let rcu = rcu::read_lock();
         if queue.is_closed(&rcu) {
@@ -282,7 +284,8 @@ where
 
     #[inline]
     unsafe fn from_cqe(cqe: *mut bindings::ib_cqe) -> Self {
-        // SAFETY: By the caller's promise this is what `into_cqe` started from, which is not null.
+        // SAFETY: `cqe` is from `into_cqe`, as the caller promises. So it is the address of an
+        // entry, plus these offsets, and that is not null.
         // INVARIANT: As it was given up.
         unsafe {
             let value = cqe.byte_sub(cqe::offset::<T, ID>());
