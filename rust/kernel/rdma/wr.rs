@@ -116,7 +116,7 @@ pub(crate) unsafe fn fill(
     sg_list: *mut bindings::ib_sge,
     num_sge: c_int,
 ) {
-    // SAFETY: By the caller's promise.
+    // SAFETY: The caller promises that `to` is valid for writes.
     unsafe {
         (*to).sg_list = sg_list;
         (*to).num_sge = num_sge;
@@ -133,7 +133,7 @@ pub(crate) unsafe fn fill(
 /// `to` is valid for writes.
 #[inline]
 pub(crate) unsafe fn end(to: *mut bindings::ib_send_wr, cqe: *mut bindings::ib_cqe) {
-    // SAFETY: By the caller's promise.
+    // SAFETY: The caller promises that `to` is valid for writes.
     unsafe {
         (*to).next = core::ptr::null_mut();
         (*to).__bindgen_anon_1.wr_cqe = ManuallyDrop::new(cqe);
@@ -269,7 +269,8 @@ impl<'a, const N: usize> SendWr<'a, N> {
         sges: *mut [bindings::ib_sge; N],
         place: &Place,
     ) -> Result {
-        // SAFETY: What is made of the borrow is used up here; the rest is the caller's promise.
+        // SAFETY: What is made of the borrow is used up here. `to` and `sges` are valid for writes,
+        // as the caller promises.
         unsafe { self.check(place)?.put(to, sges) };
         Ok(())
     }
@@ -384,7 +385,8 @@ impl<'a> AtomicWr<'a> {
         sge: *mut [bindings::ib_sge; 1],
         place: &Place,
     ) -> Result {
-        // SAFETY: What is made of the borrow is used up here; the rest is the caller's promise.
+        // SAFETY: What is made of the borrow is used up here. `to` and `sge` are valid for writes,
+        // as the caller promises.
         unsafe { self.check(place)?.put(to, sge) };
         Ok(())
     }

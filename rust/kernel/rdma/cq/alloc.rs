@@ -103,7 +103,8 @@ pub(super) fn alloc(dev: &Device, request: &Request, _cx: &Sleepable) -> Result<
                 )
             }
         }
-        // SAFETY: As above.
+        // SAFETY: The device is registered while `dev` lives, the arguments are in range, the
+        // callbacks' context and the client's name outlive the CQ.
         Some(vector) => unsafe {
             bindings::__ib_alloc_cq(
                 dev.as_raw(),
@@ -114,7 +115,8 @@ pub(super) fn alloc(dev: &Device, request: &Request, _cx: &Sleepable) -> Result<
                 caller,
             )
         },
-        // SAFETY: As above.
+        // SAFETY: The device is registered while `dev` lives, the arguments are in range, the
+        // callbacks' context and the client's name outlive the CQ.
         None => unsafe {
             bindings::__ib_alloc_cq_any(dev.as_raw(), private, entries, request.context, caller)
         },
@@ -127,15 +129,15 @@ pub(super) fn alloc(dev: &Device, request: &Request, _cx: &Sleepable) -> Result<
     })?;
     // SAFETY: Just made; nothing completes to it yet, so nothing fails, and nobody looks at how it
     // is polled.
-    unsafe {
+    let (given, num) = unsafe {
         (*raw.as_ptr()).event_handler = Some(watch::event);
         if request.waited {
             (*raw.as_ptr()).poll_ctx = request.context;
             (*raw.as_ptr()).comp_vector = attr.comp_vector;
         }
-    }
-    // SAFETY: As above. The driver may have given more entries than were asked for.
-    let (given, num) = unsafe { ((*raw.as_ptr()).cqe, (*raw.as_ptr()).res.id) };
+        // The driver may have given more entries than were asked for.
+        ((*raw.as_ptr()).cqe, (*raw.as_ptr()).res.id)
+    };
     hold.set_num(num);
     let origin = if request.waited {
         Origin::Created(watch)

@@ -86,7 +86,8 @@ impl<const N: usize> Batch<N> {
         self.next = self.len;
         // INVARIANT: These are the last entries.
         Completions {
-            // SAFETY: By the type invariant.
+            // SAFETY: By the type invariant `cq` gave these, and their owners were not taken back.
+            // They have just left the range.
             polled: unsafe { Polled::new(self.cq, wcs) },
             next: &mut self.next,
         }
@@ -99,7 +100,8 @@ impl<const N: usize> Batch<N> {
         let wc = self.wcs.get(self.next..self.len)?.first()?;
         // INVARIANT: The entry leaves the range, whatever becomes of the completion.
         self.next += 1;
-        // SAFETY: By the type invariant.
+        // SAFETY: By the type invariant `cq` gave it, and its owner was not taken back. It has just
+        // left the range.
         Some(unsafe { Completion::new(self.cq, wc) })
     }
 
@@ -182,7 +184,8 @@ impl<'a> Iterator for Polled<'a> {
     #[inline]
     fn next(&mut self) -> Option<Completion<'a>> {
         let wc = self.wcs.next()?;
-        // SAFETY: By the type invariant; it is not in `wcs` any more.
+        // SAFETY: By the type invariant `cq` gave it, and its owner was not taken back. It is not
+        // in `wcs` any more.
         Some(unsafe { Completion::new(self.cq, wc) })
     }
 }
@@ -238,7 +241,8 @@ impl<'a> Completion<'a> {
     unsafe fn new(cq: *mut bindings::ib_cq, wc: &'a MaybeUninit<bindings::ib_wc>) -> Self {
         // INVARIANT: By the caller's promise.
         Self {
-            // SAFETY: By the caller's promise it is initialised; `Wc` is transparent.
+            // SAFETY: `cq` gave it, as the caller promises, so it is initialised; `Wc` is
+            // transparent.
             wc: unsafe { &*wc.as_ptr().cast::<Wc>() },
             cq,
         }
@@ -259,7 +263,8 @@ impl<'a> Completion<'a> {
             unlikely();
             return false;
         }
-        // SAFETY: By the type invariant.
+        // SAFETY: By the type invariant this is the callback of a completion whose owner was not
+        // taken back.
         unsafe { cqe::is_of::<T, ID>(cqe) }
     }
 
@@ -306,7 +311,8 @@ impl<'a> Completion<'a> {
             return Err(self);
         }
         let this = ManuallyDrop::new(self);
-        // SAFETY: The owner is a `T`'s, and `this` is not dropped, so it is not taken again.
+        // SAFETY: By the type invariant the owner was not taken back; it is a `T`'s, and `this` is
+        // not dropped, so it is not taken again.
         Ok((unsafe { cqe::take::<T, ID>(this.wc.cqe()) }, this.wc))
     }
 }
@@ -317,7 +323,9 @@ impl Drop for Completion<'_> {
         if self.wc.cqe().is_null() {
             return;
         }
-        // SAFETY: By the type invariant; `self` is gone after this.
+        // SAFETY: By the type invariant `cq` gave it, and its owner was not taken back; `self` is
+        // gone after this. Users poll a CQ for handlers that need `Atomic` only, which every
+        // context provides.
         unsafe { dispatch(self.cq, self.wc) };
     }
 }
@@ -330,8 +338,9 @@ impl Drop for Completion<'_> {
 /// and the caller's context provides what the owners posted to the CQ need.
 #[inline]
 pub(super) unsafe fn dispatch(cq: *mut bindings::ib_cq, wc: &Wc) {
-    // SAFETY: By the caller's promise. The callbacks of this crate do not look at the CQ, and those
-    // of drivers, which are their drains', keep it.
+    // SAFETY: There is a callback, its owner was not taken back, and it may run in this context, as
+    // the caller promises. The callbacks of this crate do not look at the CQ, and those of drivers,
+    // which are their drains', keep it.
     unsafe {
         let done = (*wc.cqe()).done.unwrap_unchecked();
         done(cq, core::ptr::from_ref(wc).cast_mut().cast());

@@ -52,7 +52,7 @@ pub(crate) struct Inner {
 
 // SAFETY: `struct ib_cq` may be used from any thread.
 unsafe impl Send for Inner {}
-// SAFETY: As above; only who has the seat uses `wcs`.
+// SAFETY: `struct ib_cq` may be used from any thread, and only who has the seat uses `wcs`.
 unsafe impl Sync for Inner {}
 
 impl Inner {
@@ -149,7 +149,7 @@ impl Seated<'_> {
     /// Returns the room for what is polled.
     #[inline]
     pub(super) fn room(&mut self) -> &mut Wcs {
-        // SAFETY: By the type invariant.
+        // SAFETY: By the type invariant who has this has the room, which is valid for `'a`.
         unsafe { &mut *self.wcs }
     }
 }
@@ -193,25 +193,27 @@ impl Teardown for State {
     fn teardown(&mut self, cx: &Sleepable) -> Fate {
         let cq = self.raw.as_ptr();
         match &self.origin {
-            // SAFETY: By the type invariant; QPs hold `Inner`, so none uses the CQ. This is the
-            // fence after which no handler runs: first for the poll of a softirq CQ, which the
-            // second call would free under its last steps, and then, in the second, for that of
-            // others.
+            // SAFETY: By the type invariant `raw` is from `ib_alloc_cq`; QPs hold `Inner`, so none
+            // uses the CQ. This is the fence after which no handler runs: first for the poll of a
+            // softirq CQ, which the second call would free under its last steps, and then, in the
+            // second, for that of others.
             Origin::Allocated(_) => unsafe {
                 bindings::rdma_helper_cq_end_poll(cq);
                 bindings::ib_free_cq(cq);
             },
             Origin::Created(watch) => {
                 self.dev.inner().removal.remove(watch);
-                // SAFETY: As above. Nobody polls the CQ any more, and this is the fence after which
-                // no `comp_handler` runs.
+                // SAFETY: By the type invariant `raw` is from `ib_create_cq`; QPs hold `Inner`, so
+                // none uses the CQ, and nobody polls it any more. This is the fence after which no
+                // `comp_handler` runs.
                 let ret = unsafe { bindings::ib_destroy_cq_user(cq, core::ptr::null_mut()) };
                 if ret != 0 {
                     pr_err!("a CQ could not be destroyed ({ret}); it is leaked\n");
                     return Fate::Leak;
                 }
             }
-            // SAFETY: By the type invariant, and no QP of ours uses the CQ, as above.
+            // SAFETY: By the type invariant so many entries were taken of `raw`; QPs hold `Inner`,
+            // so none of ours uses the CQ.
             Origin::Pooled { entries } => unsafe { pool::put(cq, *entries, cx) },
         }
         Fate::Gone

@@ -179,7 +179,8 @@ impl<C: CallerPolled> Cq<C> {
                 Err(_) if left != budget => break,
                 Err(e) => return Err(e),
             };
-            // SAFETY: The CQ has just given these.
+            // SAFETY: The CQ has just given these, into room that is the seat's, so nobody else
+            // takes their owners back.
             for completion in unsafe { Polled::new(cq, &room[..n]) } {
                 each(completion);
             }
@@ -237,7 +238,8 @@ impl<C: CallerPolled> Cq<C> {
     fn poll_raw(&self, room: &mut [MaybeUninit<bindings::ib_wc>]) -> Result<usize> {
         let cq = self.inner.raw.as_ptr();
         // SAFETY: The CQ is there while `self` lives, and there is room for that many entries.
-        // Clients are only told of devices that have all verbs (`kverbs_provider`).
+        // Clients are only told of devices that have all verbs (`kverbs_provider`), so the
+        // operation exists.
         let n = unsafe {
             let poll = (*(*cq).device).ops.poll_cq.unwrap_unchecked();
             poll(cq, room.len() as c_int, room.as_mut_ptr().cast())

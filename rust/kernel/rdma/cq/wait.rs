@@ -148,8 +148,8 @@ impl Cq<Waited> {
         let seen = watch.events.lock().completions;
         let flags = flag | bindings::ib_cq_notify_flags_IB_CQ_REPORT_MISSED_EVENTS;
         let cq = self.inner.raw.as_ptr();
-        // SAFETY: The CQ is there while `self` lives, and a device that lets CQs be created with a
-        // `comp_handler` can be asked for events (`kverbs_provider`).
+        // SAFETY: The CQ is there while `self` lives. Clients are only told of devices that have
+        // all verbs (`kverbs_provider`), so the operation exists.
         let missed = unsafe { ((*(*cq).device).ops.req_notify_cq.unwrap_unchecked())(cq, flags) };
         if missed < 0 {
             return Err(Error::from_errno(missed));

@@ -90,9 +90,11 @@ pub(super) unsafe extern "C" fn completed(_cq: *mut bindings::ib_cq, watch: *mut
 ///
 /// # Safety
 ///
-/// As [`completed`], and `event` is valid.
+/// Called by the driver, in any context, with an event that is valid during the call, and with the
+/// [`Watch`] of a CQ that is not destroyed.
 pub(super) unsafe extern "C" fn event(event: *mut bindings::ib_event, watch: *mut c_void) {
-    // SAFETY: As above.
+    // SAFETY: The event is valid during this call, as the caller promises, and the watch outlives
+    // its CQ.
     let (event, watch) = unsafe { (&*event, &*watch.cast::<Watch>()) };
     if event.event != bindings::ib_event_type_IB_EVENT_CQ_ERR || watch.failed.xchg(true, Full) {
         return;

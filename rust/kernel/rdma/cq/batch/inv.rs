@@ -55,7 +55,8 @@ impl<'a> Completion<'a> {
     ) -> core::result::Result<(T::Pointer, &'a Wc), Self> {
         let this = ManuallyDrop::new(self);
         if !this.wc.cqe().is_null() {
-            // SAFETY: By the type invariant, and if there is an owner, `this` is not dropped.
+            // SAFETY: By the type invariant the owner was not taken back, and there is a callback.
+            // If there is an owner, `this` is not dropped.
             if let Some(owner) = unsafe { mr::take_ended::<T, ID>(this.wc) } {
                 return Ok((owner, this.wc));
             }
