@@ -116,7 +116,8 @@ pub struct Qp<S: PollContext, R: PollContext = S> {
 
 // SAFETY: `struct ib_qp` may be used from any thread.
 unsafe impl<S: PollContext, R: PollContext> Send for Qp<S, R> {}
-// SAFETY: As above; drivers lock the queues.
+// SAFETY: Drivers lock the queues, so several threads may post at once; the rest is `Sync`, or is
+// only read.
 unsafe impl<S: PollContext, R: PollContext> Sync for Qp<S, R> {}
 
 impl<S: PollContext, R: PollContext> Qp<S, R> {
@@ -202,7 +203,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
 
     /// Returns the QP's number.
     pub fn num(&self) -> u32 {
-        // SAFETY: By the type invariant; the number does not change.
+        // SAFETY: The QP is valid by the invariant of `Place`; its number does not change.
         unsafe { self.place.raw.as_ref() }.qp_num
     }
 

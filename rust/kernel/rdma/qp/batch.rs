@@ -169,7 +169,7 @@ where
         let (posted, result) = match unsafe { links.post(&self.qp.place, turn, None) } {
             Ok(()) => (len, Ok(())),
             Err(refused) => {
-                // SAFETY: The owner is there.
+                // SAFETY: The owner, which is borrowed, keeps what the links are made of.
                 let (error, posted) = unsafe { refused.take_back() };
                 // Without a word from the driver, take all for posted.
                 (posted.unwrap_or(len), Err(error))

@@ -134,7 +134,9 @@ impl<const LINKS: usize, const SGES: usize> Links<LINKS, SGES> {
     #[cold]
     unsafe fn undo(self, from: usize) {
         for n in from..self.len {
-            // SAFETY: By the type invariant and the caller's promise.
+            // SAFETY: By the type invariant the slot is valid and its request is written. That is
+            // not posted and what it is made of is alive, as the caller promises; `self` goes, so
+            // this is done once.
             unsafe { (*self.slots.add(n)).undo() };
         }
     }
@@ -143,10 +145,12 @@ impl<const LINKS: usize, const SGES: usize> Links<LINKS, SGES> {
     ///
     /// # Safety
     ///
-    /// As [`Marked::register`](crate::mr::Marked::register), for all of them.
+    /// The regions that are to be registered are alive. The chain is about to be posted, and the
+    /// caller has the turn of its QP until that has returned.
     unsafe fn register(&self) {
         for n in 0..self.len {
-            // SAFETY: By the type invariant and the caller's promise.
+            // SAFETY: By the type invariant the slot is valid and its request is written. A region
+            // is alive, and the caller has the turn of the QP, as he promises.
             unsafe { (*self.slots.add(n)).register() };
         }
     }
@@ -167,16 +171,16 @@ impl<const LINKS: usize, const SGES: usize> Links<LINKS, SGES> {
     ) -> Result<(), Refused<'t, LINKS, SGES>> {
         // SAFETY: There is a first and a last one: an empty chain is not made.
         let (first, last) = unsafe { (self.wr(0), self.wr(self.len - 1)) };
-        // SAFETY: The request is written by the type invariant.
-        unsafe { (*last).next = core::ptr::null_mut() };
-        if let Some(tail) = tail {
-            // SAFETY: As above.
-            unsafe { signal(last, tail) };
-            if self.reads && place.iwarp {
-                // SAFETY: As above.
-                unsafe { come_after_reads(last) };
+        // SAFETY: By the type invariant the last request is written.
+        unsafe {
+            (*last).next = core::ptr::null_mut();
+            if let Some(tail) = tail {
+                signal(last, tail);
+                if self.reads && place.iwarp {
+                    come_after_reads(last);
+                }
+                ledger::post_to(place.raw.as_ptr(), tail);
             }
-            ledger::post_to(place.raw.as_ptr(), tail);
         }
         let turn = turn.map(|turn| {
             let turn = turn.lock();
@@ -215,11 +219,11 @@ impl<const LINKS: usize, const SGES: usize> Refused<'_, LINKS, SGES> {
             bad,
             ret,
         } = self;
-        // SAFETY: The numbers are in bounds.
+        // SAFETY: `n` is less than the number of links, which is at most `LINKS`.
         let posted = (0..links.len).find(|n| core::ptr::eq(unsafe { links.wr(*n) }, bad));
         if let Some(n) = posted {
-            // SAFETY: The driver says that it has posted none from this one on; the rest is the
-            // caller's promise.
+            // SAFETY: The driver says that it has posted none from this one on, and what the links
+            // are made of is alive, as the caller promises.
             unsafe { links.undo(n) };
         }
         (Error::from_errno(ret), posted)
@@ -254,9 +258,11 @@ impl<'a, const LINKS: usize, const SGES: usize> Chain<'a, LINKS, SGES> {
         if n >= LINKS {
             return Err(ENOSPC);
         }
-        // SAFETY: The slots are valid, and `n` was just checked.
+        // SAFETY: By the invariant of `Links` the slots are valid, and `n` is less than `LINKS`, as
+        // just checked.
         let slot = unsafe { &mut *links.slots.add(n) };
-        // SAFETY: By the type invariant. What is not posted is undone.
+        // SAFETY: By the type invariant the place is there. `Links::post` registers in turn, and
+        // what is not posted is undone.
         let output = unsafe { link.write(slot, &mut self.posting) }?;
         let wr = slot.wr();
         // SAFETY: The request was just written, and so was the one before, by the type invariant.

@@ -147,7 +147,9 @@ impl Inner {
     pub(crate) fn drain(&self, markers: Arc<Markers>, patience_ms: u32, cx: &Sleepable) -> Result {
         let parked = self.context.parked.take();
         let kept = self.listed.take_kept();
-        // SAFETY: By the type invariant.
+        // SAFETY: By the type invariant the QP completes to these CQs, which are one, and not a
+        // direct one, if it is on an SRQ. A QP for datagrams has its address handle before anybody
+        // can post to it.
         unsafe {
             drain(
                 self,
@@ -197,7 +199,7 @@ impl Teardown for Inner {
     fn teardown(&mut self, cx: &Sleepable) -> Fate {
         let markers = self.markers.take().ok_or(EIO);
         let left = match self.ud.as_ref() {
-            // SAFETY: By the type invariant.
+            // SAFETY: By the type invariant `raw` is a QP, and these are its groups.
             Some(ud) => unsafe { ud.groups.detach_all(self.raw.as_ptr(), cx) },
             None => Ok(()),
         };
@@ -213,7 +215,8 @@ impl Teardown for Inner {
         match destroyed {
             Ok(()) => Fate::Gone,
             Err((e, what)) => {
-                // SAFETY: By the type invariant.
+                // SAFETY: By the type invariant `raw` is a QP, which was not destroyed; its number
+                // does not change.
                 let num = unsafe { self.raw.as_ref() }.qp_num;
                 let dev = self.pd.device();
                 pr_err!(
@@ -238,7 +241,7 @@ unsafe fn given(qp: *mut bindings::ib_qp, returned: &bindings::ib_qp_cap) -> bin
     let mut attr = bindings::ib_qp_attr::default();
     let mut init = bindings::ib_qp_init_attr::default();
     let mask = bindings::ib_qp_attr_mask_IB_QP_CAP as c_int;
-    // SAFETY: By the caller's promise.
+    // SAFETY: The caller promises that `qp` is valid.
     let asked = unsafe { bindings::ib_query_qp(qp, &raw mut attr, mask, &raw mut init) } == 0;
     let more = |returned: u32, attr: u32, init: u32| {
         if asked {

@@ -70,10 +70,12 @@ impl<const SGES: usize> Slot<SGES> {
     ///
     /// # Safety
     ///
-    /// The request is written. The rest is as for [`Marked::register`].
+    /// The request is written. If it registers a region, that is alive; the request is about to be
+    /// posted, and the caller has the turn of its QP until that has returned.
     pub(super) unsafe fn register(&mut self) {
-        // SAFETY: By the caller's promise the request is written, so by the type invariant the mark
-        // of a registration is.
+        // SAFETY: The request is written, as the caller promises, so by the type invariant the mark
+        // of a registration is. Its region is alive, and the caller has the turn, as he promises,
+        // too.
         unsafe {
             if (*self.wr()).opcode == bindings::ib_wr_opcode_IB_WR_REG_MR {
                 self.marked.assume_init_ref().register();
@@ -88,8 +90,8 @@ impl<const SGES: usize> Slot<SGES> {
     /// The request is written and was not posted, what it is made of is alive, and this was not
     /// called for it before.
     pub(super) unsafe fn undo(&mut self) {
-        // SAFETY: By the caller's promise the request is written, so by the type invariant the mark
-        // of a registration is.
+        // SAFETY: The request is written, as the caller promises, so by the type invariant the mark
+        // of a registration is. It was not posted, its region is alive, and the mark is read once.
         unsafe {
             if (*self.wr()).opcode == bindings::ib_wr_opcode_IB_WR_REG_MR {
                 self.marked.assume_init_read().undo();

@@ -73,11 +73,13 @@ impl Owner {
     pub(super) unsafe fn destroy(&self, qp: NonNull<bindings::ib_qp>) -> Result {
         match self {
             Self::Id(claim) => {
-                // SAFETY: The QP is the id's, by the caller's promise.
+                // SAFETY: `qp` is from `create`, as the caller promises, so it is the id's. It has
+                // no request outstanding, and is not used any more.
                 unsafe { bindings::rdma_destroy_qp(claim.as_raw()) };
                 Ok(())
             }
-            // SAFETY: By the caller's promise.
+            // SAFETY: `qp` is from `create`, has no request outstanding and is not used any more,
+            // as the caller promises.
             Self::Raw => to_result(unsafe {
                 bindings::ib_destroy_qp_user(qp.as_ptr(), core::ptr::null_mut())
             }),

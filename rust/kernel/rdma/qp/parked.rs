@@ -37,7 +37,8 @@ struct Entry<P> {
 ///
 /// `node` is that of an `Entry<P>`, and is not used any more.
 unsafe fn drop_entry<P>(node: *mut Node) {
-    // SAFETY: By the caller's promise and the invariant of `Node`.
+    // SAFETY: `node` is that of an `Entry<P>` and is not used any more, as the caller promises; by
+    // the invariant of `Node` that is in a box of its own.
     drop(unsafe { KBox::from_raw(node.cast::<Entry<P>>()) });
 }
 
@@ -50,7 +51,7 @@ pub(super) struct Parked(Atomic<*mut Node>);
 
 // SAFETY: Owners can be sent, and the list is changed by atomics only.
 unsafe impl Send for Parked {}
-// SAFETY: As above.
+// SAFETY: The list is changed by atomics only, and who takes owners out of it has them for himself.
 unsafe impl Sync for Parked {}
 
 impl Parked {
@@ -109,7 +110,7 @@ impl Parked {
 ///
 /// # Invariants
 ///
-/// As [`Parked`].
+/// The head of a list of nodes that this owns.
 pub(super) struct Taken<'a> {
     head: *mut Node,
     parked: &'a Parked,
@@ -121,7 +122,8 @@ impl Taken<'_> {
         if node.is_null() {
             return None;
         }
-        // SAFETY: By the type invariant. INVARIANT: The node is the caller's now.
+        // SAFETY: By the type invariant the node is valid and owned by this.
+        // INVARIANT: It is the caller's now.
         self.head = unsafe { (*node).next };
         Some(node)
     }

@@ -55,23 +55,23 @@ pub(crate) struct Refusal {
 impl Refusal {
     /// # Safety
     ///
-    /// `ret` is what [`send_raw`] has returned for `wr`, and not 0.
+    /// `wr` is valid, and `ret` is what [`send_raw`] has returned for it, and not 0.
     #[inline]
     pub(crate) unsafe fn of_send(ret: c_int, wr: *mut bindings::ib_send_wr) -> Self {
-        // SAFETY: By the caller's promise the request is there. Its successor was null, and the
-        // driver has been given nothing to name but the request.
+        // SAFETY: `wr` is valid, as the caller promises. `send_raw` was given it without a
+        // successor, and has given the driver nothing to name but it.
         let named = !unsafe { (*wr).next }.is_null();
         Self { ret, named }
     }
 
     /// # Safety
     ///
-    /// `ret` is what a driver has returned for `wr`, which had no successor, and not 0; the successor
-    /// was the place for it to name the request.
+    /// `wr` is valid and had no successor, which was the place for the driver to name it; `ret` is
+    /// what the driver has returned for it, and not 0.
     #[inline]
     pub(crate) unsafe fn of_recv(ret: c_int, wr: *mut bindings::ib_recv_wr) -> Self {
-        // SAFETY: By the caller's promise the request is there. Its successor was null, and the
-        // driver has been given nothing to name but the request.
+        // SAFETY: `wr` is valid, as the caller promises. It had no successor, and the driver has
+        // been given nothing to name but it.
         let named = !unsafe { (*wr).next }.is_null();
         Self { ret, named }
     }
@@ -139,7 +139,8 @@ pub(crate) fn unnamed() {
 /// completed.
 #[inline]
 pub(crate) unsafe fn send_raw(qp: *mut bindings::ib_qp, wr: *mut bindings::ib_send_wr) -> c_int {
-    // SAFETY: By the caller's promise. Clients are only told of devices that have all verbs
+    // SAFETY: `qp` and `wr` are valid, and the memory is kept until the request has completed, as
+    // the caller promises. Clients are only told of devices that have all verbs
     // (`kverbs_provider`), so the operation exists.
     unsafe {
         ledger::post_to(qp, *(*wr).__bindgen_anon_1.wr_cqe);
@@ -152,10 +153,13 @@ pub(crate) unsafe fn send_raw(qp: *mut bindings::ib_qp, wr: *mut bindings::ib_se
 ///
 /// # Safety
 ///
-/// As there.
+/// `qp` is valid. `wr` is a valid request without a successor, whose memory is kept until it has
+/// completed.
 #[inline]
 pub(crate) unsafe fn recv_raw(qp: *mut bindings::ib_qp, wr: *mut bindings::ib_recv_wr) -> c_int {
-    // SAFETY: As in `send_raw`.
+    // SAFETY: `qp` and `wr` are valid, and the memory is kept until the request has completed, as
+    // the caller promises. Clients are only told of devices that have all verbs
+    // (`kverbs_provider`), so the operation exists.
     unsafe {
         ledger::post_to(qp, *(*wr).__bindgen_anon_1.wr_cqe);
         let bad = (&raw mut (*wr).next).cast();
@@ -197,7 +201,8 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
                 raw.as_mut_ptr().cast(),
                 owner.into_cqe(crate::cqe::Sealed::new()),
             );
-            // SAFETY: The request was just written. The owner is the queue's until `done`.
+            // SAFETY: The request was just written, and its memory is kept by the owner, which is
+            // the queue's until `done`.
             let ret = unsafe {
                 end(wr, cqe);
                 send_raw(self.as_raw(), wr)
@@ -205,7 +210,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
             if ret == 0 {
                 return Ok(());
             }
-            // SAFETY: As just posted.
+            // SAFETY: `wr` is valid, and `ret` is what `send_raw` has just returned for it.
             (cqe, unsafe { Refusal::of_send(ret, wr) })
         };
         // SAFETY: It is the callback of the owner, and the request's.
@@ -281,7 +286,8 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
         P::Target: CqeHandler<ID, Pointer = P> + Sized,
         S: Provides<<P::Target as CqeHandler<ID>>::Needs>,
     {
-        // SAFETY: As in `post_send`; an atomic request begins as required, too.
+        // SAFETY: An atomic request begins as required, there is room for it, its entry is memory
+        // that the owner keeps, and `S` provides what the handler needs.
         unsafe {
             self.post_written(
                 owner,
@@ -324,12 +330,13 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
                 sg_list: sg_list(&raw mut sges),
                 num_sge: const { N as c_int },
             };
-            // SAFETY: As in `post_send`.
+            // SAFETY: The request was just written, and its memory is kept by the owner, which is
+            // the queue's until `done`.
             let ret = unsafe { recv_raw(self.as_raw(), &raw mut raw) };
             if ret == 0 {
                 return Ok(());
             }
-            // SAFETY: As just posted.
+            // SAFETY: `raw` is valid, and `ret` is what `recv_raw` has just returned for it.
             (cqe, unsafe { Refusal::of_recv(ret, &raw mut raw) })
         };
         // SAFETY: It is the callback of the owner, and the request's.

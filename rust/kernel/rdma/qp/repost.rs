@@ -79,8 +79,9 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
         let qp = qp(&owner);
         if at_poller(qp) {
             let qp = Arc::as_ptr(qp);
-            // SAFETY: By the caller's promise the owner, and what it lends, is there until the
-            // caller has returned.
+            // SAFETY: `post` gives the owner back, or posts it to a CQ whose poller comes to
+            // nothing else before the caller has returned, as the caller promises. Until then the
+            // owner is there, and what it lends.
             return post(unsafe { &*qp }, owner);
         }
         Self::post_counted(qp.clone(), owner, post)?;
@@ -177,7 +178,8 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
         P::Target: CqeHandler<ID, Pointer = P> + Sized,
         R: Provides<<P::Target as CqeHandler<ID>>::Needs>,
     {
-        // SAFETY: As in `repost_send`.
+        // SAFETY: The owner is posted, and what is refused does not drop it. The caller is a
+        // handler that borrows `wc`, and the receive completes to the CQ that is dispatching it.
         unsafe {
             let at = |qp: &Self| qp.pollers.1.is_at(wc);
             Self::repost(owner, qp, at, |qp, owner| qp.post_recv(owner, wr))

@@ -46,7 +46,7 @@ unsafe extern "C" fn unsignaled(_cq: *mut bindings::ib_cq, wc: *mut bindings::ib
 /// `wr` is valid, and its flags are written.
 #[inline]
 pub(super) unsafe fn no_signal(wr: *mut bindings::ib_send_wr) {
-    // SAFETY: By the caller's promise.
+    // SAFETY: `wr` is valid and its flags are written, as the caller promises.
     unsafe {
         (*wr).send_flags &= !SIGNALED;
         (*wr).__bindgen_anon_1.wr_cqe = ManuallyDrop::new((&raw const UNSIGNALED.0).cast_mut());
@@ -61,7 +61,7 @@ pub(super) unsafe fn no_signal(wr: *mut bindings::ib_send_wr) {
 /// `wr` is valid, and its flags are written.
 #[cold]
 pub(crate) unsafe fn come_after_reads(wr: *mut bindings::ib_send_wr) {
-    // SAFETY: By the caller's promise.
+    // SAFETY: `wr` is valid and its flags are written, as the caller promises.
     unsafe {
         if (*wr).opcode != bindings::ib_wr_opcode_IB_WR_RDMA_READ {
             (*wr).send_flags |= bindings::ib_send_flags_IB_SEND_FENCE as c_int;
@@ -76,7 +76,7 @@ pub(crate) unsafe fn come_after_reads(wr: *mut bindings::ib_send_wr) {
 /// `wr` is valid, and its flags are written.
 #[inline]
 pub(super) unsafe fn signal(wr: *mut bindings::ib_send_wr, cqe: *mut bindings::ib_cqe) {
-    // SAFETY: By the caller's promise.
+    // SAFETY: `wr` is valid and its flags are written, as the caller promises.
     unsafe {
         (*wr).send_flags |= SIGNALED;
         (*wr).__bindgen_anon_1.wr_cqe = ManuallyDrop::new(cqe);

@@ -112,7 +112,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
             if ret == 0 {
                 return Ok(());
             }
-            // SAFETY: As just posted, by itself.
+            // SAFETY: `wr` is valid, and `ret` is what `send_raw` has just returned for it.
             (cqe, unsafe { Refusal::of_send(ret, wr) }, before)
         };
         let posted = times.get().wrapping_sub(1).wrapping_sub(before);
@@ -285,8 +285,9 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
     {
         let qp = qp(&owner);
         if qp.is_polled_at(wc) {
-            // SAFETY: As in `repost_send`: the owner, and its reference, is there until the caller
-            // has returned; or it was refused, and is below.
+            // SAFETY: The owner keeps the QP by this reference. It comes back from the queue only
+            // after the caller, a handler that borrows `wc`, has returned, as `is_polled_at` says;
+            // or it was refused, and is below.
             let qp = ManuallyDrop::new(unsafe { Arc::from_raw(Arc::as_ptr(qp)) });
             // SAFETY: `S` provides what the handler needs. The owner is kept by `stopped`.
             let Err(stopped) = (unsafe { qp.try_times(owner, times, wr) }) else {
