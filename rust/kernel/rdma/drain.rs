@@ -84,10 +84,10 @@ fn has_last_wqe_event(ops: &bindings::ib_device_ops) -> bool {
 ///
 /// # Safety
 ///
-/// `qp` is a valid QP on an SRQ. The caller may sleep.
+/// `qp` is a valid QP on an SRQ.
 unsafe fn last_wqe_reached(qp: *mut bindings::ib_qp, wait: &Wait<'_>) -> Result {
-    // SAFETY: `qp` is valid and on an SRQ, and this may sleep, as the caller promises. The core has
-    // initialised the completion of every QP.
+    // SAFETY: `qp` is valid and on an SRQ, as the caller promises. The core has initialised the
+    // completion of every QP.
     unsafe {
         let reached = &raw mut (*qp).srq_completion;
         wait.wait_for(reached)?;
@@ -143,13 +143,20 @@ pub(crate) unsafe fn drain(
     nowhere: Option<&Ah>,
     markers: Arc<Markers>,
     patience_ms: u32,
-    _cx: &Sleepable,
+    cx: &Sleepable,
 ) -> Result {
     if send_cq.is_polled_by_current() || recv_cq.is_polled_by_current() {
         return Err(EDEADLK);
     }
     let restart_receiver = || inner.modifier().restart_receiver();
-    let wait = Wait::new(send_cq, recv_cq, markers, patience_ms, &restart_receiver);
+    let wait = Wait::new(
+        send_cq,
+        recv_cq,
+        markers,
+        patience_ms,
+        &restart_receiver,
+        cx,
+    );
     let qp = inner.raw.as_ptr();
     // SAFETY: The QP is valid, so its device is, and the operations of a device do not change.
     let ops = unsafe { &(*(*qp).device).ops };
@@ -159,7 +166,7 @@ pub(crate) unsafe fn drain(
     // SAFETY: The QP is valid, and its SRQ does not change.
     let on_srq = unsafe { !(*qp).srq.is_null() };
     if on_srq && has_last_wqe_event(ops) {
-        // SAFETY: The QP is valid and on an SRQ, and the token says that this may sleep.
+        // SAFETY: The QP is valid and on an SRQ.
         unsafe { last_wqe_reached(qp, &wait) }?;
     }
 

@@ -5,6 +5,7 @@
 use super::marker::Markers;
 use crate::{
     bindings,
+    context::Sleepable,
     cq::{
         self,
         Seated, //
@@ -67,6 +68,10 @@ impl Unposted {
 }
 
 /// A drain that is under way.
+///
+/// # Invariants
+///
+/// The current task may sleep: this has borrowed its token.
 pub(super) struct Wait<'a> {
     send_cq: &'a cq::Inner,
     recv_cq: &'a cq::Inner,
@@ -75,6 +80,7 @@ pub(super) struct Wait<'a> {
     patience: Delta,
     full: Delta,
     help: Cell<Option<&'a dyn Fn()>>,
+    _cx: &'a Sleepable,
 }
 
 impl<'a> Wait<'a> {
@@ -86,7 +92,9 @@ impl<'a> Wait<'a> {
         markers: Arc<Markers>,
         patience_ms: u32,
         help: &'a dyn Fn(),
+        cx: &'a Sleepable,
     ) -> Self {
+        // INVARIANT: By that of the token.
         Self {
             send_cq,
             recv_cq,
@@ -95,6 +103,7 @@ impl<'a> Wait<'a> {
             patience: Delta::from_millis(patience_ms.into()),
             full: Delta::from_millis(FULL_MS.min(patience_ms / FULL_PART).into()),
             help: Cell::new(Some(help)),
+            _cx: cx,
         }
     }
 
@@ -182,10 +191,11 @@ impl<'a> Wait<'a> {
     ///
     /// # Safety
     ///
-    /// `completion` is initialised and stays that. The caller may sleep.
+    /// `completion` is initialised and stays that.
     pub(super) unsafe fn wait_for(&self, completion: *mut bindings::completion) -> Result {
         let step = msecs_to_jiffies(STEP_MS);
-        // SAFETY: The completion is initialised, as the caller promises.
+        // SAFETY: The completion is initialised, as the caller promises, and by the type invariant
+        // this may sleep.
         while unsafe { bindings::wait_for_completion_timeout(completion, step) } == 0 {
             self.check()?;
         }
