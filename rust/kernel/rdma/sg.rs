@@ -87,11 +87,10 @@ impl<D: Direction> SgBuf<D> {
     /// Lets the CPU see the bytes, until the view ends.
     pub fn cpu(&mut self) -> CpuPages<'_> {
         let raw = &mut self.raw;
-        let mapped = (raw.dev(), raw.dir);
         // SAFETY: By the invariant of `RawSg` the table is mapped for the device in this direction;
         // it is only read.
-        unsafe { bindings::rdma_helper_dma_sync_sgtable_for_cpu(mapped.0, raw.table(), mapped.1) };
-        CpuPages::of_mapped(&mut raw.pages, mapped.0, mapped.1)
+        unsafe { bindings::rdma_helper_dma_sync_sgtable_for_cpu(raw.dev(), raw.table(), raw.dir) };
+        CpuPages::of_mapped(raw)
     }
 
     /// Returns how many entries a request for the bytes in `range` has.

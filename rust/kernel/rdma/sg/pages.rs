@@ -2,6 +2,7 @@
 
 //! Memory in pages.
 
+use super::RawSg;
 use crate::{
     bindings,
     context::Sleepable, //
@@ -135,6 +136,11 @@ impl Drop for Pages {
 }
 
 /// The bytes of pages, for the CPU, while no device has business with them.
+///
+/// # Invariants
+///
+/// If there is a device in `mapped`, it is registered for `'a`, and the pages are mapped for it in
+/// that direction.
 pub struct CpuPages<'a> {
     /// None of a [`Ctx`](crate::rw::Ctx) that has lost them.
     pages: Option<&'a mut Pages>,
@@ -145,21 +151,20 @@ pub struct CpuPages<'a> {
 impl<'a> CpuPages<'a> {
     /// Shows pages that are not mapped, if there are any.
     pub(crate) fn of(pages: Option<&'a mut Pages>) -> Self {
+        // INVARIANT: There is no device.
         Self {
             pages,
             mapped: None,
         }
     }
 
-    /// Shows pages that are mapped, for this device and in this direction, and belong to the CPU.
-    pub(super) fn of_mapped(
-        pages: &'a mut Pages,
-        dev: *mut bindings::ib_device,
-        dir: bindings::dma_data_direction,
-    ) -> Self {
+    /// Shows pages that are mapped and belong to the CPU.
+    pub(super) fn of_mapped(raw: &'a mut RawSg) -> Self {
+        let mapped = (raw.dev(), raw.dir);
+        // INVARIANT: By that of `RawSg`, which keeps the PD and so the device.
         Self {
-            pages: Some(pages),
-            mapped: Some((dev, dir)),
+            pages: Some(&mut raw.pages),
+            mapped: Some(mapped),
         }
     }
 
@@ -202,7 +207,7 @@ impl<'a> CpuPages<'a> {
 impl Drop for CpuPages<'_> {
     fn drop(&mut self) {
         if let (Some(pages), Some((dev, dir))) = (&mut self.pages, self.mapped) {
-            // SAFETY: The pages are mapped for the device in this direction.
+            // SAFETY: By the type invariant the pages are mapped for the device in this direction.
             unsafe {
                 bindings::rdma_helper_dma_sync_sgtable_for_device(dev, &raw mut *pages.table, dir)
             };
