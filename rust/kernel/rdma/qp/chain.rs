@@ -9,6 +9,7 @@ use super::{
         Posting,
         Slot, //
     },
+    post::post_list,
     signal::{
         come_after_reads,
         no_signal,
@@ -189,9 +190,9 @@ impl<const LINKS: usize, const SGES: usize> Links<LINKS, SGES> {
             turn
         });
         let (qp, mut bad) = (place.raw.as_ptr(), core::ptr::null());
-        // SAFETY: By the caller's promise. The operation exists: see `send_raw`.
-        let ret =
-            unsafe { ((*(*qp).device).ops.post_send.unwrap_unchecked())(qp, first, &mut bad) };
+        // SAFETY: The QP of `place` is valid and what the links are made of is kept, as the caller
+        // promises. By the type invariant they are written and linked.
+        let ret = unsafe { post_list(qp, first, &mut bad) };
         if ret == 0 {
             return Ok(());
         }

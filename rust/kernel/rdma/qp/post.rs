@@ -127,6 +127,23 @@ pub(crate) fn unnamed() {
     pr_err!("a driver did not say which request it refused: the owner is leaked\n");
 }
 
+/// Posts a list of requests to the send queue (`ib_post_send`).
+///
+/// # Safety
+///
+/// `qp` is valid. `first` is a valid list of requests, whose memory is kept until they have
+/// completed. `bad` is valid for writes.
+#[inline(always)]
+pub(crate) unsafe fn post_list(
+    qp: *mut bindings::ib_qp,
+    first: *const bindings::ib_send_wr,
+    bad: *mut *const bindings::ib_send_wr,
+) -> c_int {
+    // SAFETY: `qp`, the list and `bad` are valid, as the caller promises. Clients are only told of
+    // devices that have all verbs (`kverbs_provider`), so the operation exists.
+    unsafe { ((*(*qp).device).ops.post_send.unwrap_unchecked())(qp, first, bad) }
+}
+
 /// Posts a request to the send queue that is ready, and returns what the driver does.
 ///
 /// The driver names a request that it refuses (`bad_send_wr`). That needs a place that says before
@@ -140,12 +157,11 @@ pub(crate) fn unnamed() {
 #[inline]
 pub(crate) unsafe fn send_raw(qp: *mut bindings::ib_qp, wr: *mut bindings::ib_send_wr) -> c_int {
     // SAFETY: `qp` and `wr` are valid, and the memory is kept until the request has completed, as
-    // the caller promises. Clients are only told of devices that have all verbs
-    // (`kverbs_provider`), so the operation exists.
+    // the caller promises.
     unsafe {
         ledger::post_to(qp, *(*wr).__bindgen_anon_1.wr_cqe);
         let bad = (&raw mut (*wr).next).cast();
-        ((*(*qp).device).ops.post_send.unwrap_unchecked())(qp, wr, bad)
+        post_list(qp, wr, bad)
     }
 }
 

@@ -20,7 +20,10 @@ use crate::{
     },
     ledger,
     qp::{
-        post::unnamed,
+        post::{
+            post_list,
+            unnamed, //
+        },
         Qp,
         Transfers, //
     },
@@ -126,11 +129,9 @@ unsafe fn begin(
     };
     ledger::post_to(qp.as_ptr(), user);
     let mut bad = core::ptr::null();
-    // SAFETY: As above. The operation exists: see `Qp::post_send_raw`.
-    let ret = unsafe {
-        let ops = &(*qp.as_ref().device).ops;
-        ops.post_send.unwrap_unchecked()(qp.as_ptr(), first, &mut bad)
-    };
+    // SAFETY: `qp` is valid, and what the requests are made of stays where it is, as the caller
+    // promises. They were just made and, with `then`, linked.
+    let ret = unsafe { post_list(qp.as_ptr(), first, &mut bad) };
     if ret == 0 {
         // The context may be gone by now.
         return Ok(());
