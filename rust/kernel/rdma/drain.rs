@@ -158,20 +158,17 @@ pub(crate) unsafe fn drain(
         cx,
     );
     let qp = inner.raw.as_ptr();
-    // SAFETY: The QP is valid, so its device is, and the operations of a device do not change.
-    let ops = unsafe { &(*(*qp).device).ops };
+    let ops = inner.ops();
 
     inner.modifier().to_error()?;
 
-    // SAFETY: The QP is valid, and its SRQ does not change.
-    let on_srq = unsafe { !(*qp).srq.is_null() };
+    let on_srq = inner.is_on_srq();
     if on_srq && has_last_wqe_event(ops) {
         // SAFETY: The QP is valid and on an SRQ.
         unsafe { last_wqe_reached(qp, &wait) }?;
     }
 
-    // SAFETY: The QP is valid, and its type does not change.
-    let is_ud = unsafe { (*qp).qp_type } == bindings::ib_qp_type_IB_QPT_UD;
+    let is_ud = inner.qp_type() == bindings::ib_qp_type_IB_QPT_UD;
     // Drivers' own drains, and the core's, post an RDMA WRITE.
     let send = |cqe| match nowhere {
         Some(ah) => {

@@ -167,6 +167,25 @@ impl Inner {
         Ok(())
     }
 
+    /// Returns the type.
+    pub(crate) fn qp_type(&self) -> bindings::ib_qp_type {
+        // SAFETY: By the type invariant `raw` is a QP; its type does not change.
+        unsafe { (*self.raw.as_ptr()).qp_type }
+    }
+
+    /// Says whether receives are taken from an SRQ.
+    pub(crate) fn is_on_srq(&self) -> bool {
+        // SAFETY: By the type invariant `raw` is a QP; its SRQ does not change.
+        unsafe { !(*self.raw.as_ptr()).srq.is_null() }
+    }
+
+    /// Returns the operations of the device.
+    pub(crate) fn ops(&self) -> &bindings::ib_device_ops {
+        // SAFETY: By the type invariant `raw` is a QP of `pd`, so its device is there while `self`
+        // is; its operations do not change.
+        unsafe { &(*(*self.raw.as_ptr()).device).ops }
+    }
+
     /// Keeps an owner, of which requests were posted whose completion does not give it back, until
     /// the QP was drained. It is called a `T` where the QP is shown.
     #[cold]

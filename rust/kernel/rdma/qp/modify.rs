@@ -24,15 +24,9 @@ use crate::{
         Markers,
         PATIENCE_MS, //
     },
-    objects::{
-        Listed,
-        Peer, //
-    }, //
+    objects::Peer, //
 };
-use core::{
-    net::IpAddr,
-    ptr::NonNull, //
-};
+use core::net::IpAddr;
 use kernel::{
     error::to_result,
     fmt,
@@ -136,10 +130,9 @@ impl Transition {
 ///
 /// # Invariants
 ///
-/// `qp` is valid for `'a`, and its lock is held.
+/// The lock of `inner` is held.
 pub(crate) struct Modifier<'a> {
-    qp: NonNull<bindings::ib_qp>,
-    listed: &'a Listed,
+    inner: &'a Inner,
     _guard: MutexGuard<'a, ()>,
 }
 
@@ -160,10 +153,13 @@ impl Modifier<'_> {
         attr: &mut bindings::ib_qp_attr,
         mask: bindings::ib_qp_attr_mask,
     ) -> Result {
-        // SAFETY: The QP is valid by the type invariant; the rest is the caller's promise.
-        to_result(unsafe { bindings::ib_modify_qp(self.qp.as_ptr(), attr, mask as c_int) })?;
+        let qp = self.inner.raw.as_ptr();
+        // SAFETY: The QP is valid by the invariant of `Inner`. The attributes are complete for the
+        // mask, and what they point to is valid, as the caller promises.
+        to_result(unsafe { bindings::ib_modify_qp(qp, attr, mask as c_int) })?;
         if mask & bindings::ib_qp_attr_mask_IB_QP_DEST_QPN != 0 {
-            self.listed.set_peer(Peer::ToQp(attr.dest_qp_num, ip(attr)));
+            let peer = Peer::ToQp(attr.dest_qp_num, ip(attr));
+            self.inner.listed.set_peer(peer);
         }
         Ok(())
     }
@@ -180,13 +176,8 @@ impl Modifier<'_> {
 
     /// Says whether the QP is in the reset state.
     fn is_reset(&self) -> bool {
-        let mut attr = bindings::ib_qp_attr::default();
-        let mut init = bindings::ib_qp_init_attr::default();
-        let mask = bindings::ib_qp_attr_mask_IB_QP_STATE as c_int;
-        // SAFETY: The QP is valid by the type invariant.
-        let asked =
-            unsafe { bindings::ib_query_qp(self.qp.as_ptr(), &raw mut attr, mask, &raw mut init) };
-        asked == 0 && attr.qp_state == bindings::ib_qp_state_IB_QPS_RESET
+        let asked = self.inner.query(bindings::ib_qp_attr_mask_IB_QP_STATE);
+        asked.is_ok_and(|(attr, _)| attr.qp_state == bindings::ib_qp_state_IB_QPS_RESET)
     }
 
     /// Goes to the error state.
@@ -203,8 +194,7 @@ impl Modifier<'_> {
             port_num: 1,
             ..Default::default()
         };
-        // SAFETY: The QP is valid by the type invariant; its type does not change.
-        let own = match unsafe { self.qp.as_ref() }.qp_type {
+        let own = match self.inner.qp_type() {
             bindings::ib_qp_type_IB_QPT_UD => bindings::ib_qp_attr_mask_IB_QP_QKEY,
             _ => bindings::ib_qp_attr_mask_IB_QP_ACCESS_FLAGS,
         };
@@ -226,13 +216,8 @@ impl Modifier<'_> {
     /// of no entries needs no memory, and rxe takes this attribute alone, in any state. In the error
     /// state the responder does not look at the array.
     pub(crate) fn restart_receiver(&self) {
-        // SAFETY: The QP is valid by the type invariant, so its device is; both do not change.
-        let (qp_type, driver) = unsafe {
-            let qp = self.qp.as_ref();
-            (qp.qp_type, (*qp.device).ops.driver_id)
-        };
-        if qp_type != bindings::ib_qp_type_IB_QPT_RC
-            || driver != bindings::rdma_driver_id_RDMA_DRIVER_RXE
+        if self.inner.qp_type() != bindings::ib_qp_type_IB_QPT_RC
+            || self.inner.ops().driver_id != bindings::rdma_driver_id_RDMA_DRIVER_RXE
         {
             return;
         }
@@ -256,10 +241,9 @@ impl Modifier<'_> {
 impl Inner {
     /// Waits until nobody else modifies the QP.
     pub(crate) fn modifier(&self) -> Modifier<'_> {
-        // INVARIANT: The QP is valid while `self` lives, and the lock is its own.
+        // INVARIANT: The lock was just taken.
         Modifier {
-            qp: self.raw,
-            listed: &self.listed,
+            inner: self,
             _guard: self.context.modifying.lock(),
         }
     }
@@ -291,8 +275,7 @@ impl Inner {
 
     fn state(&self) -> Result<(State, Service)> {
         let (attr, _) = self.query(bindings::ib_qp_attr_mask_IB_QP_STATE)?;
-        // SAFETY: The QP is valid by the type invariant; its type does not change.
-        let service = Service::from_raw(unsafe { self.raw.as_ref() }.qp_type);
+        let service = Service::from_raw(self.qp_type());
         State::from_raw(attr.qp_state).zip(service).ok_or(EIO)
     }
 
@@ -300,8 +283,7 @@ impl Inner {
     /// owner: the caller excludes that.
     fn reset(&self, cx: &Sleepable) -> Result {
         // The core tells only once that a QP takes nothing more from its SRQ.
-        // SAFETY: The QP is valid by the type invariant, and its SRQ does not change.
-        if self.is_managed() || !unsafe { self.raw.as_ref() }.srq.is_null() {
+        if self.is_managed() || self.is_on_srq() {
             return Err(EPERM);
         }
         self.drain(Markers::new()?, PATIENCE_MS, cx)?;
