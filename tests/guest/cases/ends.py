@@ -6,12 +6,13 @@ import re
 import subprocess
 import sys
 import time
+from contextlib import contextmanager
 from pathlib import Path
 
 import null
 from case import BUILD, FLAVOUR, ROUNDS, case, sh
 from cases.hostile import wait_reason
-from rping import ADDR, CONTEXTS
+from rping import ADDR, CONTEXTS, Instance, ports
 from traffic import link, listening, serve_one, traffic
 
 KMEMLEAK = Path("/sys/kernel/debug/kmemleak")
@@ -76,26 +77,62 @@ def until(done):
         time.sleep(0.1)
 
 
-@case("namespaces: no id in one that is being dismantled")
-def dying_namespace():
+@contextmanager
+def rxens():
+    """An RDMA device on an interface of its own: rxens, on nsdummy."""
     sh("ip", "link", "add", "nsdummy", "type", "dummy")
     sh("rdma", "link", "add", "rxens", "type", "rxe", "netdev", "nsdummy")
-    sh("insmod", f"{BUILD}/{FLAVOUR}/rdma_netns.ko")
-    sh("rdma", "system", "set", "netns", "exclusive")
     try:
-        sh("ip", "netns", "add", "dying")
-        sh("rdma", "dev", "set", "rxens", "netns", "dying")
-        sh("ip", "netns", "del", "dying")
-        # The device comes back, to the client too.
-        until(lambda: len(ids_in_namespaces()) == 2)
-        until(lambda: subprocess.run(["rdma", "system", "set", "netns", "shared"],
-                                     capture_output=True, check=False).returncode == 0)
+        yield
     finally:
-        sh("rmmod", "rdma_netns")
         sh("rdma", "link", "delete", "rxens")
         sh("ip", "link", "del", "nsdummy")
+
+
+@contextmanager
+def namespace_ends():
+    """rxens is in a network namespace that ends."""
+    sh("rdma", "system", "set", "netns", "exclusive")
+    sh("ip", "netns", "add", "dying")
+    sh("rdma", "dev", "set", "rxens", "netns", "dying")
+    sh("ip", "netns", "del", "dying")
+    yield
+    until(lambda: subprocess.run(["rdma", "system", "set", "netns", "shared"],
+                                 capture_output=True, check=False).returncode == 0)
+
+
+@case("namespaces: no id in one that is being dismantled")
+def dying_namespace():
+    with rxens():
+        sh("insmod", f"{BUILD}/{FLAVOUR}/rdma_netns.ko")
+        try:
+            with namespace_ends():
+                # The device comes back to the client, too.
+                until(lambda: len(ids_in_namespaces()) == 2)
+        finally:
+            sh("rmmod", "rdma_netns")
     said = ids_in_namespaces()[:2]
     assert said == ["0", str(-errno.ENODEV)], said
+
+
+@case("namespaces: an id ends on a device that came back without MADs")
+def no_mads():
+    addr = "203.0.113.1"
+    with rxens():
+        sh("ip", "addr", "add", f"{addr}/24", "dev", "nsdummy")
+        sh("ip", "link", "set", "nsdummy", "up")
+        with namespace_ends():
+            until(lambda: subprocess.run(["rdma", "dev", "show", "rxens"],
+                                         capture_output=True, check=False).returncode == 0)
+        # rxe does not forget the QP 1 that the device had before, and makes no other.
+        assert "rxens: Couldn't open port 1" in sh("dmesg").stdout
+        with Instance(addr=addr, port=next(ports)) as client:
+            try:
+                client.write("connect", 1)
+                raise AssertionError("connected without MADs")
+            except OSError as e:
+                failed = errno.errorcode[e.errno]
+    return failed
 
 
 if FLAVOUR == "stock":

@@ -25,7 +25,9 @@ const NAP: Delta = Delta::from_millis(10);
 /// The MAD layer has one ordered workqueue a port, and calls the send handlers of all agents on it
 /// when nobody has answered in time (`timeout_sends()` in core/mad.c). To unregister an agent is
 /// all that flushes it, so one is registered that neither sends nor receives. That fails for want
-/// of memory, or of numbers, which is waited for.
+/// of memory, or of numbers, which is waited for. A port that the MAD layer does not know (`ENODEV`)
+/// has no agents: it opens ports when a device is added, and closes them after all clients of this
+/// crate have let go of it.
 ///
 /// Not to be called in a callback of a connection manager, which may be called by one of them.
 ///
@@ -51,8 +53,9 @@ pub(crate) unsafe fn flush_timeouts(dev: *mut bindings::ib_device, port: u32, _c
         });
         match agent {
             Ok(agent) => break agent,
-            // The port has no MADs, and so no timeouts.
-            Err(EPROTONOSUPPORT) => return,
+            // The port has no MADs, or the MAD layer could not open it when the device was added:
+            // so there are no timeouts.
+            Err(EPROTONOSUPPORT | ENODEV) => return,
             Err(_) => fsleep(NAP),
         }
     };
