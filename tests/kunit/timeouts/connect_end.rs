@@ -146,6 +146,55 @@ mod tests {
     }
 
     #[test]
+    fn given_up_when_it_was_just_said_to_be_there() -> Result {
+        let (env, said, called) = (Env::new()?, Place::new()?, Counter::new()?);
+        let (addr, pd, tell, calls) = (env.addr(), env.pd.clone(), said.clone(), called.clone());
+        let unanswered = Place::new()?;
+        let keep = unanswered.clone();
+        let accepts = move |request: cm::Request<'_>, cx: &Sleepable| {
+            match calls.up() {
+                1 => {
+                    let id = request.into_id(cx)?;
+                    let cq = Cq::<Softirq>::alloc_any(pd.device(), 64, cx)?;
+                    let qp = Qp::create(&id, &pd, &cq, &cq, &Caps::new(4, 4), cx)?;
+                    id.accept(Events::new()?, &cm::ConnParam::default(), cx)?;
+                    tell.put((qp, id));
+                    return Ok(());
+                }
+                2 => keep.put(request.into_id(cx)?),
+                // There was no room for this one, so the first is given up meanwhile.
+                _ => (),
+            }
+            // The manager's only worker on this kernel finds nothing meanwhile.
+            fsleep(Delta::from_secs(2));
+            Ok(())
+        };
+        let accepts = Arc::new(accepts, GFP_KERNEL)?;
+        let listener = cm::Listener::new(&env.client, addr, 2, accepts, &env.cx)?;
+        let forger = Forger::new(&env)?;
+        forger.ask(addr, 20, 15, &env.cx)?;
+        let (qp, id) = said.wait()?;
+        forger.ask(addr, 20, 15, &env.cx)?;
+        let second = unanswered.wait()?;
+        forger.ask(addr, 20, 15, &env.cx)?;
+        // The third request waits for the worker, and what is said now comes behind it.
+        fsleep(Delta::from_millis(500));
+        let noted = id.notify_established(&env.cx);
+        wait(|| called.get() == 3)?;
+        fsleep(Delta::from_secs(3));
+        let (ms, destroyed) = timed(|| {
+            qp.destroy(&env.cx)?;
+            id.destroy(&env.cx)
+        });
+        drop(second);
+        listener.destroy(&env.cx)?;
+        noted?;
+        destroyed?;
+        check!(ms < BOUND_MS);
+        Ok(())
+    }
+
+    #[test]
     fn service_disconnected_when_it_was_just_said_to_be_there() -> Result {
         let (done, events) = accepted_by_service(|connection, cx| {
             let said = connection.established(cx);

@@ -264,9 +264,12 @@ impl Shared {
     }
 
     /// Ends a connection that is not there: if it comes to be there now, its callback finds this
-    /// and disconnects. Returns the handler, to be told of that, its last event.
+    /// and disconnects. Returns the handler, to be told of that, its last event; nothing if the end
+    /// is left to the event that is about to come.
     pub(super) fn give_up(&self, disconnect: impl FnOnce()) -> Option<Arc<dyn Handler>> {
-        self.ended.xchg(true, Full);
+        if !self.end() {
+            return None;
+        }
         disconnect();
         self.over.store(true, Relaxed);
         self.take_handler()
