@@ -6,30 +6,32 @@
 //! overrun. Owners are leaked then, as they have to be; `tests/kunit/null_*.rs` is for that.
 
 use crate::{
+    rng::Rng,
     steps::Turn,
     way::Way, //
 };
 use kernel::prelude::*;
 use rdma_null::{
     Injection,
+    NullDevice,
     Object, //
 };
 
 /// Has something go wrong with an end of a pair, or of the line to the SRQ.
 fn inject<C: Way>(t: &mut Turn<'_, C>, injection: Injection) -> Result {
     if t.rng.once_in(6) {
-        let line = t.world.line(t.cx)?;
+        let line = t.world.line(&mut t.rng, t.cx)?;
         let num = match t.rng.once_in(2) {
             true => line.from.num(),
             false => line.to.num(),
         };
-        return t.world.null.inject_qp(num, injection);
+        return t.world.null()?.inject_qp(num, injection);
     }
     // Kept until then, as what is to go wrong ends with the pair.
     let pair = t.pair()?;
     let [a, b] = &pair.ends;
     let end = if t.rng.once_in(2) { a } else { b };
-    t.world.null.inject_qp(end.num(), injection)
+    t.world.null()?.inject_qp(end.num(), injection)
 }
 
 pub(crate) fn status<C: Way>(t: &mut Turn<'_, C>) -> Result {
@@ -49,10 +51,9 @@ pub(crate) fn refuse<C: Way>(t: &mut Turn<'_, C>) -> Result {
 }
 
 /// Connects a QP to nobody. Posting one of its first requests may fail although it is done.
-pub(crate) fn lone<C: Way>(t: &mut Turn<'_, C>, num: u32) -> Result {
-    let null = &t.world.null;
+pub(crate) fn lone(null: &NullDevice, num: u32, rng: &mut Rng) -> Result {
     null.inject_qp(num, Injection::Connect { peer: 0 })?;
-    let after = t.rng.below(8);
+    let after = rng.below(8);
     if after < 2 {
         null.inject_qp(num, Injection::Lapse { after, errno: 107 })?;
     }
@@ -72,12 +73,12 @@ pub(crate) fn stall<C: Way>(t: &mut Turn<'_, C>) -> Result {
 
 pub(crate) fn arm<C: Way>(t: &mut Turn<'_, C>) -> Result {
     let (us, count) = (t.rng.below(40), 1 + t.rng.below(3));
-    t.world.null.inject(Injection::Arm { us, count })
+    t.world.null()?.inject(Injection::Arm { us, count })
 }
 
 pub(crate) fn peek<C: Way>(t: &mut Turn<'_, C>) -> Result {
     let on = t.rng.once_in(2);
-    t.world.null.inject(Injection::Peek { on })
+    t.world.null()?.inject(Injection::Peek { on })
 }
 
 /// An event of a QP, of the port, or of the SRQ, of those that do not say that something is over.
@@ -89,7 +90,7 @@ pub(crate) fn event<C: Way>(t: &mut Turn<'_, C>) -> Result {
         inject(t, Injection::Event { event })
     } else {
         let event = t.rng.one_of(&DEVICE).ok_or(EINVAL)?;
-        t.world.null.inject(Injection::Event { event })
+        t.world.null()?.inject(Injection::Event { event })
     }
 }
 
@@ -105,7 +106,7 @@ pub(crate) fn creation<C: Way>(t: &mut Turn<'_, C>) -> Result {
     ];
     let object = t.rng.one_of(&ALL).ok_or(EINVAL)?;
     let after = t.rng.below(3);
-    t.world.null.inject(Injection::Create {
+    t.world.null()?.inject(Injection::Create {
         object,
         after,
         errno: 12,

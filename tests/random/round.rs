@@ -4,11 +4,13 @@
 
 use crate::{
     counts::Counts,
+    net::Transport,
     rng::Rng,
     steps::Turn,
     tally::Tally,
     way::Way,
-    world::World, //
+    world::World,
+    Random, //
 };
 use kernel::{
     prelude::*,
@@ -34,6 +36,8 @@ use kernel::{
 };
 use rdma::prelude::{
     ClientRef,
+    Device,
+    DeviceData,
     Sleepable, //
 };
 use rdma_null::{
@@ -45,10 +49,29 @@ use rdma_null::{
 struct Crew {
     /// How many have not ended.
     running: Atomic<u32>,
-    /// Whether they are to end, as the device goes.
-    stop: Atomic<bool>,
-    /// Whether the device is gone.
+    /// Whether a null device is gone.
     removed: Atomic<bool>,
+}
+
+/// What is known of a device.
+pub(crate) struct OnDevice {
+    /// Whether it goes, as it is removed or the module is unloaded: the threads are to end.
+    goes: Arc<Atomic<bool>>,
+}
+
+impl DeviceData<Random> for OnDevice {
+    fn add(_client: Pin<&Random>, _dev: &Device, _cx: &Sleepable) -> impl PinInit<Self, Error> {
+        let goes = || {
+            Ok(Self {
+                goes: Arc::new(Atomic::new(false), GFP_KERNEL)?,
+            })
+        };
+        goes()
+    }
+
+    fn remove(self: Pin<&Self>, _client: Pin<&Random>, _dev: &Device, _cx: &Sleepable) {
+        self.goes.store(true, Relaxed);
+    }
 }
 
 /// What is to be done.
@@ -61,19 +84,29 @@ pub(crate) struct Plan {
     pub(crate) round: u64,
     /// Whether what may be posted in part is posted.
     pub(crate) parts: bool,
+    /// Whether CQs may be shared ones.
+    pub(crate) pool: bool,
+    pub(crate) transport: Transport,
 }
 
-/// Takes the steps of a plan in context `C`, in rounds.
-pub(crate) fn run<C: Way>(client: &ClientRef, plan: &Plan, cx: &Sleepable) -> Result {
+/// Takes the steps of a plan in context `C`, in rounds, until `over`.
+pub(crate) fn run<C: Way>(
+    client: &ClientRef,
+    plan: &Plan,
+    over: &Atomic<bool>,
+    cx: &Sleepable,
+) -> Result {
     let (counts, begin) = (Counts::new()?, Instant::<Monotonic>::now());
     let mut seeds = Rng::new(plan.seed);
     let mut rounds = 0;
-    while counts.sum() < plan.steps {
+    while counts.sum() < plan.steps && !over.load(Relaxed) {
         let seed = seeds.next();
         rounds += 1;
         match round::<C>(client, plan, seed, &counts, cx) {
             // Allocations may be made to fail.
             Ok(()) | Err(ENOMEM) => {}
+            // The device, or the module, is about to go.
+            Err(ENODEV) => fsleep(Delta::from_millis(10)),
             Err(e) => {
                 pr_err!(
                     "FAILED: {} round {rounds}, SEED={}: {e:?}\n",
@@ -104,14 +137,22 @@ fn round<C: Way>(
     static NEXT: Atomic<u32> = Atomic::new(0);
     let mut rng = Rng::new(seed);
     let tally = Tally::new()?;
-    let name = CString::try_from_fmt(fmt!("random{}", NEXT.fetch_add(1, Relaxed)))?;
-    let null = Arc::new(NullDevice::new(&name)?, GFP_KERNEL)?;
+    let name = match plan.transport.device() {
+        Some(name) => name.to_cstring()?,
+        None => CString::try_from_fmt(fmt!("random{}", NEXT.fetch_add(1, Relaxed)))?,
+    };
+    let null = match plan.transport {
+        Transport::Null => Some(Arc::new(NullDevice::new(&name)?, GFP_KERNEL)?),
+        _ => None,
+    };
     let dev = client.device_by_name(&name, cx).ok_or(ENODEV)?;
-    let world = World::<C>::new(&dev, &null, &tally, plan.parts, &mut rng, cx)?;
+    let goes = dev.data::<Random>(cx).ok_or(ENODEV)?.goes.clone();
+    let world = World::<C>::new(client, &dev, null.as_ref(), &tally, plan, &mut rng, cx);
     drop(dev);
+    // A device of the network may go at any time.
+    let world = world.map_err(|e| if null.is_some() { e } else { ENODEV })?;
     let crew = Crew {
         running: Atomic::new(0),
-        stop: Atomic::new(false),
         removed: Atomic::new(false),
     };
     let crew = Arc::new(crew, GFP_KERNEL)?;
@@ -119,11 +160,11 @@ fn round<C: Way>(
     let share = plan.round.checked_div(plan.threads.into()).ok_or(EINVAL)?;
     for _ in 0..plan.threads {
         let (world, crew, counts) = (world.clone(), crew.clone(), counts.clone());
-        let thread = Rng::new(rng.next());
+        let (thread, goes) = (Rng::new(rng.next()), goes.clone());
         crew.running.fetch_add(1, Full);
         let running = crew.clone();
         let spawned = client.spawn(GFP_KERNEL, move |cx| {
-            walk(&world, thread, share, &crew, &counts, cx);
+            walk(&world, thread, share, &goes, &counts, cx);
             drop(world);
             crew.running.fetch_sub(1, Full);
         });
@@ -132,18 +173,50 @@ fn round<C: Way>(
         }
     }
     // Owners may have the last reference to a QP, and nobody else may be left to poll.
-    let cq = world.cq.clone();
+    let cq = world.parts.cq.clone();
     drop(world);
 
-    // The device goes in the middle of one round in three.
-    let end = match rng.once_in(3) {
+    // A null device goes in the middle of one round in three.
+    let end = match rng.once_in(3) && null.is_some() {
         true => counts.sum() + u64::from(rng.below(plan.round as u32)),
         false => u64::MAX,
     };
     while crew.running.load(Acquire) > 0 && counts.sum() < end {
-        release(&null, &mut rng);
+        release(null.as_deref(), &mut rng);
     }
-    crew.stop.store(true, Relaxed);
+    if let Some(null) = &null {
+        remove(client, null, &crew);
+    }
+    for turn in 1_u64.. {
+        if crew.running.load(Acquire) == 0 && tally.is_over() {
+            break;
+        }
+        release(null.as_deref(), &mut rng);
+        C::settle(&cq);
+        if turn % 5000 == 0 {
+            pr_err!(
+                "FAILED: {}: SEED={}: waits, {}\n",
+                C::NAME,
+                plan.seed,
+                *tally
+            );
+        }
+    }
+    drop(cq);
+    while null.is_some() && !crew.removed.load(Acquire) {
+        release(null.as_deref(), &mut rng);
+    }
+
+    let left = null.is_some_and(|null| null.objects() != [0; 4]);
+    if !tally.is_exact() || left {
+        pr_err!("FAILED: {}: SEED={}: {}\n", C::NAME, plan.seed, *tally);
+        return Err(EIO);
+    }
+    Ok(())
+}
+
+/// Removes a null device, without waiting for that.
+fn remove(client: &ClientRef, null: &Arc<NullDevice>, crew: &Arc<Crew>) {
     loop {
         let (null, crew) = (null.clone(), crew.clone());
         let spawned = client.spawn(GFP_KERNEL, move |_| {
@@ -156,39 +229,17 @@ fn round<C: Way>(
             break;
         }
     }
-    for turn in 1_u64.. {
-        if crew.running.load(Acquire) == 0 && tally.is_over() {
-            break;
-        }
-        release(&null, &mut rng);
-        C::settle(&cq);
-        if turn % 5000 == 0 {
-            pr_err!(
-                "FAILED: {}: SEED={}: waits, {}\n",
-                C::NAME,
-                plan.seed,
-                *tally
-            );
-        }
-    }
-    drop(cq);
-    while !crew.removed.load(Acquire) {
-        release(&null, &mut rng);
-    }
-
-    if !tally.is_exact() || null.objects() != [0; 4] {
-        pr_err!("FAILED: {}: SEED={}: {}\n", C::NAME, plan.seed, *tally);
-        return Err(EIO);
-    }
-    Ok(())
 }
 
 /// Lets go of what is held back, in turn or reversed, now and then.
-fn release(null: &NullDevice, rng: &mut Rng) {
-    let _ = null.inject(Injection::Release {
-        count: u32::MAX,
-        reversed: rng.once_in(2),
-    });
+fn release(null: Option<&NullDevice>, rng: &mut Rng) {
+    let reversed = rng.once_in(2);
+    if let Some(null) = null {
+        let _ = null.inject(Injection::Release {
+            count: u32::MAX,
+            reversed,
+        });
+    }
     fsleep(Delta::from_millis(1));
 }
 
@@ -197,7 +248,7 @@ fn walk<C: Way>(
     world: &World<C>,
     rng: Rng,
     steps: u64,
-    crew: &Crew,
+    goes: &Atomic<bool>,
     counts: &Counts,
     cx: &Sleepable,
 ) {
@@ -208,7 +259,7 @@ fn walk<C: Way>(
         cx,
     };
     for _ in 0..steps {
-        if crew.stop.load(Relaxed) {
+        if goes.load(Relaxed) {
             break;
         }
         counts.count(turn.step());

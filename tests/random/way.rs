@@ -11,8 +11,14 @@ use rdma::prelude::*;
 
 /// A polling context.
 pub(crate) trait Way: Provides<Atomic> + Unpin + Sized {
-    /// Makes a CQ.
-    fn make(dev: &Device, entries: u32, _rng: &mut Rng, cx: &Sleepable) -> Result<Cq<Self>> {
+    /// Makes a CQ, which may be one that others share if `pool` says so.
+    fn make(
+        dev: &Device,
+        entries: u32,
+        _pool: bool,
+        _rng: &mut Rng,
+        cx: &Sleepable,
+    ) -> Result<Cq<Self>> {
         Cq::alloc_any(dev, entries, cx)
     }
 
@@ -52,11 +58,12 @@ fn poll_any<C: CallerPolled>(cq: &Cq<C>, rng: &mut Rng) -> Result {
 fn alloc_or_share<C: CorePolled>(
     dev: &Device,
     entries: u32,
+    pool: bool,
     rng: &mut Rng,
     cx: &Sleepable,
 ) -> Result<Cq<C>> {
     match rng.below(3) {
-        0 => Cq::pool_get(dev, entries, None, cx),
+        0 if pool => Cq::pool_get(dev, entries, None, cx),
         1 => Cq::alloc(dev, entries, rng.below(dev.num_comp_vectors()), cx),
         _ => Cq::alloc_any(dev, entries, cx),
     }
@@ -92,8 +99,14 @@ impl Way for Waited {
 macro_rules! core_polled {
     ($($context:ty),*) => {
         $(impl Way for $context {
-            fn make(dev: &Device, entries: u32, rng: &mut Rng, cx: &Sleepable) -> Result<Cq<Self>> {
-                alloc_or_share(dev, entries, rng, cx)
+            fn make(
+                dev: &Device,
+                entries: u32,
+                pool: bool,
+                rng: &mut Rng,
+                cx: &Sleepable,
+            ) -> Result<Cq<Self>> {
+                alloc_or_share(dev, entries, pool, rng, cx)
             }
 
             fn poll(cq: &Cq<Self>, rng: &mut Rng, cx: &Sleepable) -> Result {

@@ -3,11 +3,20 @@
 //! What the threads of a round share.
 
 use crate::{
+    net::{
+        Link,
+        Net,
+        Parts,
+        Transport,
+        CAPS,
+        PORT, //
+    },
     owners::{
         Memory,
         Ticket, //
     },
     rng::Rng,
+    round::Plan,
     tally::{
         Life,
         Tally, //
@@ -30,14 +39,9 @@ use rdma::{
         self,
         Ah, //
     },
-    context,
     mr::Pool,
     prelude::*,
-    qp::{
-        Event,
-        Events,
-        Init, //
-    },
+    qp::State,
     srq::Srq,
     ud::UdQp, //
 };
@@ -48,23 +52,11 @@ use rdma_null::{
 
 /// The length of each buffer and region; with room for the header of a datagram.
 pub(crate) const LEN: usize = 64;
-pub(crate) const PORT: u32 = 1;
 pub(crate) const QKEY: u32 = 0x1234;
-const CAPS: Caps = Caps {
-    send_sge: 4,
-    ..Caps::new(8, 8)
-};
 /// How many pairs there are at a time.
 const PAIRS: usize = 3;
 /// The entries of the CQ of all of them, with room for those that are ending.
 const ENTRIES: u32 = 2048;
-
-/// Nothing is done in the event but to be told of it.
-struct Told;
-
-impl Events for Told {
-    fn event(&self, _event: Event, _qp_num: u32, _cx: &context::Atomic) {}
-}
 
 /// Two QPs that are connected to each other, and a region of each.
 pub(crate) struct Pair<C: PollContext> {
@@ -72,31 +64,28 @@ pub(crate) struct Pair<C: PollContext> {
     pub(crate) regions: [Arc<Region<Bidirectional>>; 2],
     /// Whether owners have their QP. Nothing but a drain ends that.
     held: Atomic<bool>,
-    null: Arc<NullDevice>,
+    null: Option<Arc<NullDevice>>,
 }
 
 impl<C: Way> Pair<C> {
-    fn new(null: &Arc<NullDevice>, pd: &Pd, cq: &Cq<C>, cx: &Sleepable) -> Result<Arc<Self>> {
-        let qp = || {
-            let qp = Init::new(pd, cq, cq, &CAPS)
-                .rw_contexts(2, PORT)
-                .events(Arc::new(Told, GFP_KERNEL)?)
-                .create(cx)?;
-            Ok::<_, Error>(Arc::new(qp, GFP_KERNEL)?)
-        };
+    fn new(world: &World<C>, rng: &mut Rng, cx: &Sleepable) -> Result<Arc<Self>> {
         let region = || {
-            let region = Region::new(Memory::alloc(pd, LEN, cx)?, cx)?;
+            let region = Region::new(Memory::alloc(&world.parts.pd, LEN, cx)?, cx)?;
             Ok::<_, Error>(Arc::new(region, GFP_KERNEL)?)
         };
         let this = Self {
-            ends: [qp()?, qp()?],
+            ends: world.net.pair(&world.parts, rng, cx)?,
             regions: [region()?, region()?],
             held: Atomic::new(false),
-            null: null.clone(),
+            null: world.null().ok().cloned(),
         };
-        let [a, b] = &this.ends;
-        connect(null, a, b)?;
         Ok(Arc::new(this, GFP_KERNEL)?)
+    }
+
+    /// Says whether one of the QPs has failed.
+    fn is_broken(&self, cx: &Sleepable) -> bool {
+        let broken = |qp: &Arc<Qp<C>>| qp.query(cx).map_or(true, |info| info.state() != State::Rts);
+        self.ends.iter().any(broken)
     }
 }
 
@@ -111,7 +100,9 @@ impl<C: PollContext> Drop for Pair<C> {
     /// What is still to go wrong must not go wrong with the last drain: that would be a leak.
     fn drop(&mut self) {
         for qp in &self.ends {
-            calm(&self.null, qp.num());
+            if let Some(null) = &self.null {
+                calm(null, qp.num());
+            }
             if self.held.load(Relaxed) {
                 // Allocations may be made to fail.
                 while Sleepable::current().and_then(|cx| qp.drain(&cx)) == Err(ENOMEM) {}
@@ -124,13 +115,15 @@ impl<C: PollContext> Drop for Pair<C> {
 pub(crate) struct Line<C: PollContext> {
     pub(crate) from: Arc<Qp<C>>,
     pub(crate) to: Arc<Qp<Softirq>>,
-    null: Arc<NullDevice>,
+    null: Option<Arc<NullDevice>>,
 }
 
 impl<C: PollContext> Drop for Line<C> {
     fn drop(&mut self) {
-        calm(&self.null, self.from.num());
-        calm(&self.null, self.to.num());
+        if let Some(null) = &self.null {
+            calm(null, self.from.num());
+            calm(null, self.to.num());
+        }
     }
 }
 
@@ -162,9 +155,14 @@ pub(crate) fn calm(null: &NullDevice, num: u32) {
     }
 }
 
-fn connect<A: PollContext, B: PollContext>(null: &NullDevice, a: &Qp<A>, b: &Qp<B>) -> Result {
-    null.inject_qp(a.num(), Injection::Connect { peer: b.num() })?;
-    null.inject_qp(b.num(), Injection::Connect { peer: a.num() })
+/// Returns the way of a device to itself.
+fn own_ah(dev: &Device, pd: &Pd, null: bool, cx: &Sleepable) -> Result<Ah> {
+    if null {
+        return Ah::create(pd, &ah::Attr::new(PORT).dlid(1), cx);
+    }
+    let port = dev.port(PORT).ok_or(ENODEV)?;
+    let from = port.gids().next().ok_or(ENODEV)?;
+    Ah::resolve(pd, &from, from.gid(), cx)
 }
 
 /// A device and what is on it.
@@ -174,31 +172,31 @@ pub(crate) struct World<C: Way> {
     pairs: Mutex<[Option<Arc<Pair<C>>>; PAIRS]>,
     #[pin]
     line: Mutex<Option<Arc<Line<C>>>>,
-    pub(crate) datagrams: UdQp<C>,
-    pub(crate) to: Arc<Ah>,
-    srq: Srq<Ticket>,
-    srq_cq: Cq<Softirq>,
+    /// Where there are datagrams, and where those of all go.
+    pub(crate) datagrams: Option<(UdQp<C>, Arc<Ah>)>,
     pub(crate) pool: Pool,
-    pub(crate) cq: Cq<C>,
-    pub(crate) pd: Pd,
+    net: Net<C>,
+    pub(crate) parts: Arc<Parts<C>>,
     pub(crate) dev: Device,
-    pub(crate) null: Arc<NullDevice>,
     pub(crate) tally: Arc<Tally>,
     /// Whether what may be posted in part is posted.
-    pub(crate) parts: bool,
+    pub(crate) in_part: bool,
+    /// Whether CQs may be shared ones.
+    pub(crate) pools: bool,
 }
 
 impl<C: Way> World<C> {
     pub(crate) fn new(
+        client: &ClientRef,
         dev: &Device,
-        null: &Arc<NullDevice>,
+        null: Option<&Arc<NullDevice>>,
         tally: &Arc<Tally>,
-        parts: bool,
+        plan: &Plan,
         rng: &mut Rng,
         cx: &Sleepable,
     ) -> Result<Arc<Self>> {
         let pd = Pd::alloc(dev, cx)?;
-        let cq = C::make(dev, ENTRIES, rng, cx)?;
+        let cq = C::make(dev, ENTRIES, plan.pool, rng, cx)?;
         let srq_cq = match rng.once_in(2) {
             true => Cq::<Softirq>::alloc_any(dev, 256, cx)?,
             false => Cq::<Workqueue>::alloc_any(dev, 256, cx)?.into_atomic(),
@@ -210,34 +208,61 @@ impl<C: Way> World<C> {
             })
         };
         let srq = Srq::create_with_events(&pd, 6, ticket, |_| (), cx)?;
-        let to = Ah::create(&pd, &ah::Attr::new(PORT).dlid(1), cx)?;
-        let datagrams = UdQp::create(&pd, &cq, &cq, &CAPS, PORT, QKEY, cx)?;
+        let datagrams = match plan.transport {
+            // iWARP has none.
+            Transport::Siw => None,
+            _ => Some((
+                UdQp::create(&pd, &cq, &cq, &CAPS, PORT, QKEY, cx)?,
+                Arc::new(own_ah(dev, &pd, null.is_some(), cx)?, GFP_KERNEL)?,
+            )),
+        };
         let pool = Pool::new(&pd, 4, 2, cx)?;
+        let parts = Parts {
+            pd,
+            cq,
+            srq,
+            srq_cq,
+            transport: plan.transport,
+        };
+        let parts = Arc::new(parts, GFP_KERNEL)?;
         let init = pin_init!(Self {
             pairs <- new_mutex!([const { None }; PAIRS]),
             line <- new_mutex!(None),
             datagrams,
-            to: Arc::new(to, GFP_KERNEL)?,
-            srq,
-            srq_cq,
             pool,
-            cq,
-            pd,
-            dev: dev.clone(),
-            null: null.clone(),
-            tally: tally.clone(),
+            net: match null {
+                Some(null) => Net::Null(null.clone()),
+                None => Net::Link(Link::new(client, &parts, cx)?),
+            },
             parts,
+            dev: dev.clone(),
+            tally: tally.clone(),
+            in_part: plan.parts,
+            pools: plan.pool,
         }? Error);
         Arc::pin_init(init, GFP_KERNEL)
+    }
+
+    /// Returns the null device, which has things go wrong.
+    pub(crate) fn null(&self) -> Result<&Arc<NullDevice>> {
+        match &self.net {
+            Net::Null(null) => Ok(null),
+            Net::Link(_) => Err(EOPNOTSUPP),
+        }
     }
 
     /// Returns one of the pairs, a new one where there is none.
     pub(crate) fn pair(&self, rng: &mut Rng, cx: &Sleepable) -> Result<Arc<Pair<C>>> {
         let index = rng.below(PAIRS as u32) as usize;
-        if let Some(Some(pair)) = self.pairs.lock().get(index) {
-            return Ok(pair.clone());
+        let found = self.pairs.lock().get(index).cloned().flatten();
+        if let Some(pair) = found {
+            // Without a null device there is more that fails than steps that replace it.
+            let replace = self.null().is_err() && pair.is_broken(cx) && rng.once_in(4);
+            if !replace {
+                return Ok(pair);
+            }
         }
-        let pair = Pair::new(&self.null, &self.pd, &self.cq, cx)?;
+        let pair = Pair::new(self, rng, cx)?;
         self.replace(index, Some(pair.clone()));
         Ok(pair)
     }
@@ -257,17 +282,15 @@ impl<C: Way> World<C> {
     }
 
     /// Returns the line to the SRQ, a new one if there is none.
-    pub(crate) fn line(&self, cx: &Sleepable) -> Result<Arc<Line<C>>> {
+    pub(crate) fn line(&self, rng: &mut Rng, cx: &Sleepable) -> Result<Arc<Line<C>>> {
         if let Some(line) = &*self.line.lock() {
             return Ok(line.clone());
         }
-        let from = Qp::create_raw(&self.pd, &self.cq, &self.cq, &CAPS, cx)?;
-        let to = Init::on_srq(&self.pd, &self.srq_cq, &self.srq, &CAPS).create(cx)?;
-        connect(&self.null, &from, &to)?;
+        let (from, to) = self.net.line(&self.parts, rng, cx)?;
         let line = Line {
-            from: Arc::new(from, GFP_KERNEL)?,
-            to: Arc::new(to, GFP_KERNEL)?,
-            null: self.null.clone(),
+            from,
+            to,
+            null: self.null().ok().cloned(),
         };
         let line = Arc::new(line, GFP_KERNEL)?;
         let before = self.line.lock().replace(line.clone());

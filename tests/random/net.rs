@@ -1,0 +1,264 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! What is under a round: a null device of its own, or a device of the network, rxe or siw.
+
+use crate::{
+    owners::Ticket,
+    rng::Rng,
+    way::Way, //
+};
+use core::net::{
+    IpAddr,
+    Ipv4Addr, //
+};
+use kernel::{
+    new_mutex,
+    prelude::*,
+    sync::{
+        atomic::{
+            ordering::Relaxed,
+            Atomic, //
+        },
+        Mutex, //
+    }, //
+};
+use rdma::{
+    context,
+    prelude::*,
+    qp::{
+        Event,
+        Events,
+        Init, //
+    },
+    srq::Srq, //
+};
+use rdma_null::{
+    Injection,
+    NullDevice, //
+};
+
+pub(crate) const PORT: u32 = 1;
+pub(crate) const CAPS: Caps = Caps {
+    send_sge: 4,
+    ..Caps::new(8, 8)
+};
+/// What `tests/guest/up` gives the interface of the first device.
+const IP: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1));
+const RESOLVE_MS: u32 = 5_000;
+
+/// The parameter `device`.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Transport {
+    Null,
+    Rxe,
+    Siw,
+}
+
+impl Transport {
+    pub(crate) fn new(number: u8) -> Result<Self> {
+        [Self::Null, Self::Rxe, Self::Siw]
+            .get(usize::from(number))
+            .copied()
+            .ok_or(EINVAL)
+    }
+
+    /// Returns the name of the device, where there is only one.
+    pub(crate) fn device(self) -> Option<&'static CStr> {
+        match self {
+            Self::Null => None,
+            Self::Rxe => Some(c"rxe0"),
+            Self::Siw => Some(c"siw0"),
+        }
+    }
+}
+
+/// Nothing is done in an event but to be told of it.
+struct Told;
+
+impl Events for Told {
+    fn event(&self, _event: Event, _qp_num: u32, _cx: &context::Atomic) {}
+}
+
+impl cm::Handler for Told {
+    fn event(&self, _event: cm::Event<'_>, _cx: &Sleepable) {}
+}
+
+/// What QPs are made of.
+pub(crate) struct Parts<C: PollContext> {
+    pub(crate) pd: Pd,
+    pub(crate) cq: Cq<C>,
+    pub(crate) srq: Srq<Ticket>,
+    pub(crate) srq_cq: Cq<Softirq>,
+    pub(crate) transport: Transport,
+}
+
+impl<C: Way> Parts<C> {
+    fn qp(&self, id: Option<&cm::Id>, cx: &Sleepable) -> Result<Arc<Qp<C>>> {
+        let mut init = Init::new(&self.pd, &self.cq, &self.cq, &CAPS);
+        // siw is asked for no transfers.
+        if self.transport != Transport::Siw {
+            init = init.rw_contexts(2, PORT);
+        }
+        made(init.events(Arc::new(Told, GFP_KERNEL)?), id, cx)
+    }
+
+    /// Makes a QP on the SRQ.
+    fn srq_qp(&self, id: Option<&cm::Id>, cx: &Sleepable) -> Result<Arc<Qp<Softirq>>> {
+        let init = Init::on_srq(&self.pd, &self.srq_cq, &self.srq, &CAPS);
+        made(init, id, cx)
+    }
+}
+
+fn made<C: PollContext>(
+    init: Init<'_, C>,
+    id: Option<&cm::Id>,
+    cx: &Sleepable,
+) -> Result<Arc<Qp<C>>> {
+    let qp = match id {
+        Some(id) => init.create_for(id, cx)?,
+        None => init.create(cx)?,
+    };
+    Ok(Arc::new(qp, GFP_KERNEL)?)
+}
+
+/// What a request was accepted with.
+enum Accepted<C: PollContext> {
+    Qp(Arc<Qp<C>>),
+    OnSrq(Arc<Qp<Softirq>>),
+}
+
+/// A QP, and one on the SRQ that it sends to.
+type Line<C> = (Arc<Qp<C>>, Arc<Qp<Softirq>>);
+
+/// What a request says that is to be accepted with a QP on the SRQ.
+const ON_SRQ: &[u8] = b"s";
+
+/// Where QPs are connected to others of the same device.
+pub(crate) enum Net<C: PollContext> {
+    Null(Arc<NullDevice>),
+    Link(Pin<KBox<Link<C>>>),
+}
+
+impl<C: Way> Net<C> {
+    /// Connects two QPs.
+    pub(crate) fn pair(
+        &self,
+        parts: &Parts<C>,
+        rng: &mut Rng,
+        cx: &Sleepable,
+    ) -> Result<[Arc<Qp<C>>; 2]> {
+        match self {
+            Self::Null(null) => {
+                let ends = [parts.qp(None, cx)?, parts.qp(None, cx)?];
+                let [a, b] = &ends;
+                join(null, a, b)?;
+                Ok(ends)
+            }
+            Self::Link(link) => match link.dial(parts, &[], rng, cx)? {
+                (from, Accepted::Qp(to)) => Ok([from, to]),
+                _ => Err(ENOTCONN),
+            },
+        }
+    }
+
+    /// Connects a QP to one on the SRQ.
+    pub(crate) fn line(&self, parts: &Parts<C>, rng: &mut Rng, cx: &Sleepable) -> Result<Line<C>> {
+        match self {
+            Self::Null(null) => {
+                let ends = (parts.qp(None, cx)?, parts.srq_qp(None, cx)?);
+                join(null, &ends.0, &ends.1)?;
+                Ok(ends)
+            }
+            Self::Link(link) => match link.dial(parts, ON_SRQ, rng, cx)? {
+                (from, Accepted::OnSrq(to)) => Ok((from, to)),
+                _ => Err(ENOTCONN),
+            },
+        }
+    }
+}
+
+fn join<A: PollContext, B: PollContext>(null: &NullDevice, a: &Qp<A>, b: &Qp<B>) -> Result {
+    null.inject_qp(a.num(), Injection::Connect { peer: b.num() })?;
+    null.inject_qp(b.num(), Injection::Connect { peer: a.num() })
+}
+
+/// A device of the network that connects to itself, by the connection manager.
+#[pin_data]
+pub(crate) struct Link<C: PollContext> {
+    client: ClientRef,
+    addr: SocketAddr,
+    accepted: Arc<Last<C>>,
+    /// Held by whoever connects.
+    #[pin]
+    dialing: Mutex<()>,
+    _listener: cm::Listener,
+}
+
+/// What the last request was accepted with.
+#[pin_data]
+struct Last<C: PollContext> {
+    #[pin]
+    accepted: Mutex<Option<Accepted<C>>>,
+}
+
+impl<C: Way> Link<C> {
+    pub(crate) fn new(
+        client: &ClientRef,
+        parts: &Arc<Parts<C>>,
+        cx: &Sleepable,
+    ) -> Result<Pin<KBox<Self>>> {
+        // The listener of the round before may not have ended.
+        static ROUNDS: Atomic<u32> = Atomic::new(0);
+        let port = 7000 + (ROUNDS.fetch_add(1, Relaxed) % 4096) as u16;
+        let addr = SocketAddr::new(IP, port);
+        let last = pin_init!(Last {
+            accepted <- new_mutex!(None),
+        });
+        let accepted = Arc::pin_init(last, GFP_KERNEL)?;
+        let (parts, put) = (parts.clone(), accepted.clone());
+        let accept = move |request: cm::Request<'_>, cx: &Sleepable| -> Result {
+            let on_srq = request.private_data().starts_with(ON_SRQ);
+            let id = request.into_id(cx)?;
+            let accepted = match on_srq {
+                true => Accepted::OnSrq(parts.srq_qp(Some(&id), cx)?),
+                false => Accepted::Qp(parts.qp(Some(&id), cx)?),
+            };
+            let before = put.accepted.lock().replace(accepted);
+            drop(before);
+            id.accept(Arc::new(Told, GFP_KERNEL)?, &cm::ConnParam::default(), cx)
+        };
+        let accept = Arc::new(accept, GFP_KERNEL)?;
+        let listener = cm::Listener::new(client, addr, 8, accept, cx)?;
+        let init = pin_init!(Self {
+            client: client.clone(),
+            addr,
+            accepted,
+            dialing <- new_mutex!(()),
+            _listener: listener,
+        });
+        KBox::pin_init(init, GFP_KERNEL)
+    }
+
+    /// Connects a new QP, and returns what the other end is.
+    fn dial(
+        &self,
+        parts: &Parts<C>,
+        private_data: &[u8],
+        rng: &mut Rng,
+        cx: &Sleepable,
+    ) -> Result<(Arc<Qp<C>>, Accepted<C>)> {
+        let _dialing = self.dialing.lock();
+        let id = cm::Id::resolve(&self.client, self.addr, RESOLVE_MS, cx)?;
+        let qp = parts.qp(Some(&id), cx)?;
+        let param = cm::ConnParam {
+            private_data,
+            // Messages without a receive wait for it, or fail.
+            rnr_retry_count: if rng.once_in(2) { 7 } else { 1 },
+            ..Default::default()
+        };
+        let connected = id.connect(Arc::new(Told, GFP_KERNEL)?, &param, cx);
+        let accepted = self.accepted.accepted.lock().take();
+        connected?;
+        Ok((qp, accepted.ok_or(ENOTCONN)?))
+    }
+}
