@@ -39,7 +39,8 @@ help:
 	@echo 'make vm          a shell in a VM with the modules loaded and an rxe link up'
 	@echo 'make check       formatting, clippy, rustdoc, checkpatch, warnings'
 	@echo 'make kunit       the KUnit suites under KASAN, lockdep and kmemleak, with SUITE=rdma_cq* only some'
-	@echo 'make random      random steps on null devices in each polling context, with SEED= those of that seed'
+	@echo 'make random      random steps on null devices, rxe and siw in each polling context, with SEED= those of that'
+	@echo '                 seed, and the module unloaded in the middle of them'
 	@echo 'make soak        ten million completions in each polling context, on the stock kernel; the KUnit suites'
 	@echo '                 without debug assertions; as many random steps under KASAN and lockdep,'
 	@echo '                 and two hours of those on connections: for hours,'
@@ -79,7 +80,13 @@ kunit:
 	@$(sandbox) $(tally) scripts/kunit '$(SUITE)'
 
 random:
-	@$(sandbox) $(tally) scripts/random $(if $(SEED),seed=$(SEED)) $(if $(STEPS),steps=$(STEPS))
+	@$(sandbox) bash -c '. scripts/lib.sh; { \
+		scripts/random $(if $(SEED),seed=$(SEED)) $(if $(STEPS),steps=$(STEPS)) || :; \
+		for device in rxe siw; do \
+			scripts/random --device $$device $(if $(SEED),seed=$(SEED)) steps=$(or $(STEPS),2000) || :; \
+		done; \
+		scripts/random --unload 20 $(if $(SEED),--seed $(SEED)) || :; \
+		scripts/random --unload 20 --device rxe $(if $(SEED),--seed $(SEED)) || :; } | tally'
 
 faults:
 	@$(sandbox) $(tally) scripts/faults
@@ -94,8 +101,8 @@ soak:
 	@$(sandbox) sh -c 'scripts/build stock && \
 		scripts/vm --timeout 900 -- sh -c "tests/guest/up && tests/guest/soak 10000000"'
 	@$(sandbox) bash -c '. scripts/lib.sh; { scripts/kunit --release; \
-		scripts/random --connections 3600; scripts/random --connections 3600 --fail; \
-		scripts/random --soak 10000000; } | tally'
+		scripts/random --connections 3600 || :; scripts/random --connections 3600 --fail || :; \
+		scripts/random --soak 10000000 || :; } | tally'
 
 fuzz:
 	@$(sandbox) scripts/fuzz $(SEED)
