@@ -6,7 +6,17 @@ use crate::{
     tally::Life,
     way::Way, //
 };
-use kernel::prelude::*;
+use kernel::{
+    prelude::*,
+    sync::atomic::{
+        self,
+        ordering::{
+            Acquire,
+            Relaxed,
+            Release, //
+        }, //
+    }, //
+};
 use rdma::{
     ah::Ah,
     prelude::*,
@@ -55,6 +65,61 @@ impl CqeHandler for Message {
 
     fn done(this: Self::Pointer, _wc: &Wc, _cx: &Atomic) {
         this.life.back();
+    }
+}
+
+/// How many of some boxes were posted, and came back.
+pub(crate) struct Back {
+    posted: atomic::Atomic<u32>,
+    back: atomic::Atomic<u32>,
+}
+
+impl Back {
+    pub(crate) fn new() -> Result<Arc<Self>> {
+        let this = Self {
+            posted: atomic::Atomic::new(0),
+            back: atomic::Atomic::new(0),
+        };
+        Ok(Arc::new(this, GFP_KERNEL)?)
+    }
+
+    pub(crate) fn post(&self) {
+        self.posted.fetch_add(1, Relaxed);
+    }
+
+    pub(crate) fn is_all(&self) -> bool {
+        self.back.load(Acquire) >= self.posted.load(Relaxed)
+    }
+}
+
+/// A box that somebody waits for.
+#[derive(HasCqe)]
+pub(crate) struct Awaited {
+    cqe: Cqe<Self>,
+    pub(crate) buf: Memory,
+    back: Arc<Back>,
+    pub(crate) life: Life,
+}
+
+impl Awaited {
+    pub(crate) fn new(buf: Memory, back: &Arc<Back>, life: Life) -> Result<Pin<KBox<Self>>> {
+        let this = Self {
+            cqe: Cqe::new(),
+            buf,
+            back: back.clone(),
+            life,
+        };
+        Ok(KBox::pin(this, GFP_KERNEL)?)
+    }
+}
+
+impl CqeHandler for Awaited {
+    type Pointer = Pin<KBox<Self>>;
+    type Needs = Atomic;
+
+    fn done(this: Self::Pointer, _wc: &Wc, _cx: &Atomic) {
+        this.life.back();
+        this.back.back.fetch_add(1, Release);
     }
 }
 

@@ -11,6 +11,8 @@ use crate::{
     net::Transport,
     owners::{
         Again,
+        Awaited,
+        Back,
         How,
         Memory,
         Message,
@@ -33,7 +35,11 @@ use crate::{
 use core::num::NonZero;
 use kernel::{
     page::PAGE_SIZE,
-    prelude::*, //
+    prelude::*,
+    time::{
+        delay::fsleep,
+        Delta, //
+    }, //
 };
 use rdma::{
     op::Op,
@@ -44,6 +50,10 @@ use rdma::{
     },
     ud::UdWr, //
 };
+use rdma_null::Injection;
+
+/// How often a thread looks for a completion before it is taken for lost.
+const LOST: u32 = 100_000;
 
 /// One thread's part in a world.
 pub(crate) struct Turn<'a, C: Way> {
@@ -93,6 +103,7 @@ impl<C: Way> Turn<'_, C> {
         ("new pair", 2, new_pair),
         ("new line", 1, new_line),
         ("other CQ", 1, other_cq),
+        ("own CQ", 2, own_cq),
     ];
 
     /// Takes a step, and says which, and whether it could be done.
@@ -418,4 +429,36 @@ fn other_cq<C: Way>(t: &mut Turn<'_, C>) -> Result {
         true => qp.destroy(t.cx).and(posted),
         false => posted,
     }
+}
+
+/// A CQ of this thread alone: nobody else wakes it up, and it ends as soon as what was posted is back.
+fn own_cq<C: Way>(t: &mut Turn<'_, C>) -> Result {
+    let (pd, caps, null) = (&t.world.parts.pd, Caps::new(4, 4), t.world.null()?);
+    let cq = C::make(&t.world.dev, caps.entries(), false, &mut t.rng, t.cx)?;
+    let qp = Qp::create_raw(pd, &cq, &cq, &caps, t.cx)?;
+    null.inject_qp(qp.num(), Injection::Connect { peer: 0 })?;
+    if t.rng.once_in(2) {
+        let (us, count) = (t.rng.below(200), 1 + t.rng.below(3));
+        null.inject(Injection::Arm { us, count })?;
+    }
+    let back = Back::new()?;
+    for _ in 0..1 + t.rng.below(4) {
+        let message = Awaited::new(t.memory()?, &back, t.life())?;
+        message.life.post();
+        qp.post_send(message, |m| Ok(SendWr::send([m.buf.whole()])))
+            .map_err(|e| refused(e, |m| &m.life))?;
+        back.post();
+    }
+    for turn in 0.. {
+        if back.is_all() {
+            break;
+        }
+        if turn == LOST {
+            t.world.tally.wrong("a completion does not come");
+            break;
+        }
+        C::settle(&cq);
+        fsleep(Delta::from_micros(100));
+    }
+    qp.destroy(t.cx)
 }
