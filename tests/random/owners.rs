@@ -68,10 +68,11 @@ impl CqeHandler for Message {
     }
 }
 
-/// How many of some boxes were posted, and came back.
+/// How many of some boxes were posted, came back, and were dropped.
 pub(crate) struct Back {
     posted: atomic::Atomic<u32>,
     back: atomic::Atomic<u32>,
+    dropped: atomic::Atomic<u32>,
 }
 
 impl Back {
@@ -79,6 +80,7 @@ impl Back {
         let this = Self {
             posted: atomic::Atomic::new(0),
             back: atomic::Atomic::new(0),
+            dropped: atomic::Atomic::new(0),
         };
         Ok(Arc::new(this, GFP_KERNEL)?)
     }
@@ -90,6 +92,19 @@ impl Back {
     pub(crate) fn is_all(&self) -> bool {
         self.back.load(Acquire) >= self.posted.load(Relaxed)
     }
+
+    pub(crate) fn is_any_dropped(&self) -> bool {
+        self.dropped.load(Acquire) > 0
+    }
+}
+
+/// Counts the end of a box.
+struct Ends(Arc<Back>);
+
+impl Drop for Ends {
+    fn drop(&mut self) {
+        self.0.dropped.fetch_add(1, Release);
+    }
 }
 
 /// A box that somebody waits for.
@@ -97,7 +112,7 @@ impl Back {
 pub(crate) struct Awaited {
     cqe: Cqe<Self>,
     pub(crate) buf: Memory,
-    back: Arc<Back>,
+    back: Ends,
     pub(crate) life: Life,
 }
 
@@ -106,7 +121,7 @@ impl Awaited {
         let this = Self {
             cqe: Cqe::new(),
             buf,
-            back: back.clone(),
+            back: Ends(back.clone()),
             life,
         };
         Ok(KBox::pin(this, GFP_KERNEL)?)
@@ -119,7 +134,7 @@ impl CqeHandler for Awaited {
 
     fn done(this: Self::Pointer, _wc: &Wc, _cx: &Atomic) {
         this.life.back();
-        this.back.back.fetch_add(1, Release);
+        this.back.0.back.fetch_add(1, Release);
     }
 }
 
