@@ -83,7 +83,8 @@ random:
 	@$(sandbox) bash -c '. scripts/lib.sh; { \
 		scripts/random $(if $(SEED),seed=$(SEED)) $(if $(STEPS),steps=$(STEPS)) || :; \
 		for device in rxe siw; do \
-			scripts/random --device $$device $(if $(SEED),seed=$(SEED)) steps=$(or $(STEPS),2000) || :; \
+			scripts/random --device $$device $(if $(SEED),seed=$(SEED)) steps=$(or $(STEPS),2000) \
+				round=500 || :; \
 		done; \
 		scripts/random --unload 20 $(if $(SEED),--seed $(SEED)) || :; \
 		scripts/random --unload 20 --device rxe $(if $(SEED),--seed $(SEED)) || :; } | tally'

@@ -106,7 +106,10 @@ pub(crate) fn run<C: Way>(
             // Allocations may be made to fail.
             Ok(()) | Err(ENOMEM) => {}
             // The device, or the module, is about to go.
-            Err(ENODEV) => fsleep(Delta::from_millis(10)),
+            Err(ENODEV) => {
+                rounds -= 1;
+                fsleep(Delta::from_millis(10));
+            }
             Err(e) => {
                 pr_err!(
                     "FAILED: {} round {rounds}, SEED={}: {e:?}\n",

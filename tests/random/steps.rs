@@ -431,14 +431,15 @@ fn other_cq<C: Way>(t: &mut Turn<'_, C>) -> Result {
     }
 }
 
-/// A CQ of this thread alone: nobody else wakes it up, and it ends as soon as what was posted is back.
+/// A CQ of this thread alone: nobody else wakes it up, and it ends when what was posted is back.
 fn own_cq<C: Way>(t: &mut Turn<'_, C>) -> Result {
     let (pd, caps, null) = (&t.world.parts.pd, Caps::new(4, 4), t.world.null()?);
     let cq = C::make(&t.world.dev, caps.entries(), false, &mut t.rng, t.cx)?;
     let qp = Qp::create_raw(pd, &cq, &cq, &caps, t.cx)?;
     null.inject_qp(qp.num(), Injection::Connect { peer: 0 })?;
-    if t.rng.once_in(2) {
-        let (us, count) = (t.rng.below(200), 1 + t.rng.below(3));
+    if t.rng.once_in(3) {
+        // For longer than it takes to end the CQ.
+        let (us, count) = (t.rng.below(20_000), 1 + t.rng.below(3));
         null.inject(Injection::Arm { us, count })?;
     }
     let back = Back::new()?;
@@ -466,8 +467,8 @@ fn own_cq<C: Way>(t: &mut Turn<'_, C>) -> Result {
     qp.destroy(t.cx)
 }
 
-/// Gives a batch up of a QP of this thread alone: nobody drains it, so the owner stays. The null device
-/// is done with its memory when the post returns, so using that too early would not be seen.
+/// Gives a batch up of a QP of this thread alone: nobody drains it, so the owner stays. The null
+/// device is done with memory when the post returns, so KASAN would not see that it has gone.
 fn give_up_batch<C: Way>(t: &mut Turn<'_, C>, qp: &Qp<C>) -> Result {
     let back = Back::new()?;
     let message = Awaited::new(t.memory()?, &back, t.life())?;
