@@ -25,8 +25,8 @@ use rdma_bindings as bindings;
 /// The number of completion vectors.
 pub(crate) const VECTORS: i32 = 4;
 
-/// What stands in every field of a completion that is not valid, so that nobody relies on it. Without
-/// debug assertions there may be something older instead.
+/// What stands in every field of a completion that is not valid, so that nobody relies on it.
+/// Without debug assertions there may be something older instead.
 pub(crate) const POISON: u32 = 0xdead_beef;
 
 /// The address of a QP, for completions and events.
@@ -112,8 +112,8 @@ impl Entry {
         let qp = self.qp.map_or(core::ptr::null_mut(), |qp| qp.0.as_ptr());
         if self.plain && !cfg!(debug_assertions) {
             let wc = wc.as_mut_ptr();
-            // SAFETY: It points to memory for a completion. As most drivers do, this leaves there what
-            // was there before wherever nothing is valid.
+            // SAFETY: It points to memory for a completion. As most drivers do, this leaves there
+            // what was there before wherever nothing is valid.
             unsafe {
                 (*wc).__bindgen_anon_1 = request;
                 (*wc).status = bindings::ib_wc_status_IB_WC_SUCCESS;

@@ -98,8 +98,8 @@ pub(crate) fn derive(input: TokenStream) -> Result<TokenStream, Error> {
     Ok(output)
 }
 
-/// What this expands to is safe code, as its paths may be others than those of the crate `rdma`: a ULP
-/// may call anything so (`extern crate self as rdma`). The proof is `rdma::cqe_field!`'s.
+/// What this expands to is safe code, as its paths may be others than those of the crate `rdma`: a
+/// ULP may call anything so (`extern crate self as rdma`). The proof is `rdma::cqe_field!`'s.
 fn implement(name: &Ident, generics: &Generics, field: &CqeField) -> TokenStream {
     let Generics {
         declared,

@@ -98,8 +98,8 @@ impl<C: Mode> End<C> {
         for qp in self.qps.iter() {
             qp.modify(Attr::error(), cx)?;
         }
-        // Twice: while the first one waits, a send that was done may post its slot as a receive, behind
-        // what the first one waits for.
+        // Twice: while the first one waits, a send that was done may post its slot as a receive,
+        // behind what the first one waits for.
         for _ in 0..2 {
             for qp in self.qps.iter() {
                 qp.drain(cx)?;

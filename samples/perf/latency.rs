@@ -2,8 +2,8 @@
 
 //! How long a message takes to the peer and back, or an RDMA READ: one at a time.
 //!
-//! Each end has a few slots. What comes is sent back out of the slot that it came in, whose receive is
-//! posted again once it is sent.
+//! Each end has a few slots. What comes is sent back out of the slot that it came in, whose receive
+//! is posted again once it is sent.
 
 use crate::{
     args::{
@@ -111,8 +111,8 @@ impl<C: PollContext + Provides<Atomic>> Slot<C> {
         self.go_on(wc);
     }
 
-    /// Sends a message on, unless it was the last. Not inlined, as handlers and loops that poll share
-    /// it.
+    /// Sends a message on, unless it was the last. Not inlined, as handlers and loops that poll
+    /// share it.
     #[inline(never)]
     fn go_on(mut self: Pin<KBox<Self>>, wc: &Wc) {
         if let Some(laps) = &mut self.laps {
@@ -220,8 +220,8 @@ impl<C: PollContext + Provides<Atomic>> Owner for Slot<C> {
     }
 }
 
-/// Makes the slots of an end. The end that measures keeps the first one, the ball, and all others are
-/// posted as receives.
+/// Makes the slots of an end. The end that measures keeps the first one, the ball, and all others
+/// are posted as receives.
 fn fill<C: PollContext + Provides<Atomic>>(
     end: &End<C>,
     args: &Args<'_>,

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Connects QPs by their numbers and GIDs, without the connection manager: the two devices may be in
-//! two network namespaces.
+//! Connects QPs by their numbers and GIDs, without the connection manager: the two devices may be
+//! in two network namespaces.
 
 use crate::{
     end::End,
@@ -25,9 +25,9 @@ use rdma::{
 
 const PORT: u32 = 1;
 
-/// How long to wait for an answer before sending again, as the exponent that verbs have: 4.3 s. Where
-/// nothing is lost, a machine that is busy answers late, and what is then sent twice is not what is to
-/// be measured.
+/// How long to wait for an answer before sending again, as the exponent that verbs have: 4.3 s.
+/// Where nothing is lost, a machine that is busy answers late, and what is then sent twice is not
+/// what is to be measured.
 pub(crate) const TIMEOUT: u8 = 20;
 
 /// Returns the GID that stands for the first IPv4 address of a device, if there is one: where there

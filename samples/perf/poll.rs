@@ -18,8 +18,8 @@ pub(crate) trait Owner: CqeHandler<Needs = Atomic> {
 /// Handles completions, not many more than it is told, and returns their number.
 pub(crate) type Poll<C> = fn(&Cq<C>, u32) -> Result<u32>;
 
-/// Who polls. Loads are compiled once for each, and which of the contexts it is, is looked at when a
-/// run is set up.
+/// Who polls. Loads are compiled once for each, and which of the contexts it is, is looked at when
+/// a run is set up.
 pub(crate) trait Mode: PollContext + Provides<Atomic> {
     /// Allocates a CQ for a context.
     fn cq(dev: &Device, entries: u32, context: Context, cx: &Sleepable) -> Result<Cq<Self>>

@@ -51,8 +51,8 @@ struct Common<C: PollContext + Provides<Atomic>> {
     run: Arc<Run<Owned<C>>>,
 }
 
-/// So many requests, of which the last is signaled, and gives all of them back. It counts for itself:
-/// nobody else has it. What each completion needs is in one cache line.
+/// So many requests, of which the last is signaled, and gives all of them back. It counts for
+/// itself: nobody else has it. What each completion needs is in one cache line.
 #[derive(HasCqe)]
 #[repr(C)]
 struct Group<C: PollContext + Provides<Atomic>> {

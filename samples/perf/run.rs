@@ -158,8 +158,8 @@ impl<P: Send> Run<P> {
         self.over.store(false, Release);
     }
 
-    /// Says whether an owner goes on, which is to come back `left` more times; and now and then that
-    /// there is progress.
+    /// Says whether an owner goes on, which is to come back `left` more times; and now and then
+    /// that there is progress.
     #[inline]
     pub(crate) fn goes_on(&self, left: u32) -> bool {
         if left % 64 != 0 {

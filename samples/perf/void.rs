@@ -2,9 +2,9 @@
 
 //! Requests to nobody, for a null device: what the layers above a device cost.
 //!
-//! The caller posts all requests, then processes their completions, and again. Posting and processing
-//! are timed apart. So the requests have to come back to the caller: where he polls into an array or
-//! dispatches statically, he takes them; to callbacks he lends what he keeps.
+//! The caller posts all requests, then processes their completions, and again. Posting and
+//! processing are timed apart. So the requests have to come back to the caller: where he polls into
+//! an array or dispatches statically, he takes them; to callbacks he lends what he keeps.
 
 use crate::{
     args::{
@@ -105,8 +105,8 @@ where
             post_all(qp, owner, signal, buf)?;
         }
     } else {
-        // The next one is come by at the end of the loop: LLVM does not join a post that has succeeded
-        // to the begin of one, and would test its result twice.
+        // The next one is come by at the end of the loop: LLVM does not join a post that has
+        // succeeded to the begin of one, and would test its result twice.
         let mut next = each.next();
         while let Some((qp, owner)) = next {
             qp.post_send(owner, |o| Ok(SendWr::send([buf(o).whole()])))?;
@@ -116,8 +116,8 @@ where
     Ok(())
 }
 
-/// Posts requests of an owner, of which the last is signaled. Not inlined, so that single ones do not
-/// lack the registers that this needs.
+/// Posts requests of an owner, of which the last is signaled. Not inlined, so that single ones do
+/// not lack the registers that this needs.
 #[inline(never)]
 fn post_all<P>(
     qp: &Qp<Direct>,

@@ -41,8 +41,8 @@ use rdma::{
 /// that finds none is sent again after most of a second, or, on iWARP, ends its connection: so two
 /// for each of the usual clients, and for the one that sends nonsense.
 const SLOTS: u32 = 10;
-/// How many connections may wait for their peers to confirm them. Until these are gone, as many more
-/// may come.
+/// How many connections may wait for their peers to confirm them. Until these are gone, as many
+/// more may come.
 const BACKLOG: u32 = 8;
 /// The pages of a call's data, and how many of them a request has.
 const PAGES: u32 = MAX_LEN.div_ceil(PAGE_SIZE) as u32;

@@ -64,7 +64,8 @@ impl FromStr for Kind {
 /// A polling context, as a type.
 pub(crate) trait Context: PollContext + Provides<Atomic> {
     /// How many drains it takes until everything that was posted has come back: what handlers post
-    /// in the first one is flushed after it, and where only the caller polls, a second one finds it.
+    /// in the first one is flushed after it, and where only the caller polls, a second one finds
+    /// it.
     const DRAINS: usize = 1;
 
     /// Has the CQ of a connection polled until nothing of the connection is left.

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Taking over the paths of the derive macro, so that a number passes for the address of a callback.
+//! Taking over the paths of the derive macro, so that a number passes for the address of a
+//! callback.
 
 extern crate rdma as real;
 

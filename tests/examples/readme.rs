@@ -32,7 +32,8 @@ impl CqeHandler for Message {
 }
 
 fn hello(qp: &Qp<Softirq>, hello: Pin<KBox<Message>>) -> Result {
-    // Elsewhere: the queue owns `hello` from here on; if it cannot be posted, the error gives it back.
+    // Elsewhere: the queue owns `hello` from here on; if it cannot be posted, the error gives it
+    // back.
     qp.post_send(hello, |m| Ok(SendWr::send([m.buf.whole()])))?;
     Ok(())
 }

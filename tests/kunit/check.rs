@@ -27,8 +27,8 @@ pub(crate) fn expect(times: usize, text: &str) {
 
 /// Skips the running case, and says why.
 pub(crate) fn skip(why: &CStr) -> Result {
-    // SAFETY: Cases run in their own thread, as tests, so there is one. It is written by that thread
-    // only while the case runs, and the text is cut to its room, with a zero at its end.
+    // SAFETY: Cases run in their own thread, as tests, so there is one. It is written by that
+    // thread only while the case runs, and the text is cut to its room, with a zero at its end.
     unsafe {
         let test = bindings::kunit_get_current_test();
         if test.is_null() {

@@ -64,7 +64,8 @@ fn handler_may_sleep<C: Polled + Provides<N>, N: Context>() -> Result<bool> {
     said.copy().ok_or(EIO)
 }
 
-/// Returns whether a handler may sleep whose CQ is polled in context `C`, which its type does not say.
+/// Returns whether a handler may sleep whose CQ is polled in context `C`, which its type does not
+/// say.
 fn chosen_may_sleep<C: CorePolled>() -> Result<bool> {
     let (null, caps) = (NullEnv::new()?, Caps::new(1, 1));
     let cq: Cq<Softirq> = null.env.cq::<C>(caps.entries())?.into_atomic();

@@ -166,8 +166,8 @@ pub(crate) const IPV6: Ipv6Addr = Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1)
 /// How long a step of the connection manager may take.
 pub(crate) const STEP_MS: u32 = 60_000;
 
-/// How long to wait for anything, far beyond what it takes, and how often to look. Where allocations
-/// fail, much is waited for in vain, and does not matter.
+/// How long to wait for anything, far beyond what it takes, and how often to look. Where
+/// allocations fail, much is waited for in vain, and does not matter.
 const PATIENCE: Delta = Delta::from_secs(if TIME_JUMPS { 600 } else { 100 });
 const PATIENCE_WITH_FAULTS: Delta = Delta::from_secs(2);
 const STEP: Delta = Delta::from_micros(if TIME_JUMPS { 10_000 } else { 300 });

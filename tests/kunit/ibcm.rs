@@ -84,7 +84,8 @@ static RUNNING: Atomic<i32> = Atomic::new(0);
 static SEEN: Atomic<i32> = Atomic::new(0);
 static OVERLAPS: Atomic<i32> = Atomic::new(0);
 
-/// Watches the driver of the test link be asked to change a QP, each of which takes longer meanwhile.
+/// Watches the driver of the test link be asked to change a QP, each of which takes longer
+/// meanwhile.
 struct Watch;
 
 /// # Safety

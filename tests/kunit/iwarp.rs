@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! iWARP, on siw: what it does not have is refused before the driver sees it, and what it completes in
-//! another order than InfiniBand.
+//! iWARP, on siw: what it does not have is refused before the driver sees it, and what it completes
+//! in another order than InfiniBand.
 
 use crate::{
     check::expect,

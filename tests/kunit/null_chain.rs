@@ -235,8 +235,8 @@ mod tests {
             };
             check_eq!(e.error, EIO);
             check!(e.owner.is_none());
-            // It may complete yet, for all that is known, and here it does: as the second completion
-            // of another request of the same owner.
+            // It may complete yet, for all that is known, and here it does: as the second
+            // completion of another request of the same owner.
             check_eq!(times.get(), 0);
             null.inject(Injection::Duplicate { count: 1 })?;
             null.a

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Every event that a device can raise reaches whoever is to be told, and nobody else. That GIDs have
-//! changed is said by the core alone, not by devices.
+//! Every event that a device can raise reaches whoever is to be told, and nobody else. That GIDs
+//! have changed is said by the core alone, not by devices.
 
 use crate::{
     check::{

@@ -63,7 +63,8 @@ mod tests {
         let removed = begin_removal(&dev, &client)?;
         fsleep(Delta::from_millis(30));
         let early = removed.get();
-        // It would be there for ever. The device lets it go now, and the test wants its memory back.
+        // It would be there for ever. The device lets it go now, and the test wants its memory
+        // back.
         drop(ManuallyDrop::into_inner(leaked));
         wait(|| removed.get() == 1)?;
         written?;

@@ -213,7 +213,8 @@ mod tests {
         let (region, ..) = carry(&null, alone(&null)?, false)?;
         fail_next(&null, Status::RETRY_EXC_ERR)?;
         let (region, ..) = carry(&null, region, true)?;
-        // The device has forgotten the key, so that it can fail only. What it says then is no proof.
+        // The device has forgotten the key, so that it can fail only. What it says then is no
+        // proof.
         let (region, outcome, idle) = carry(&null, region, true)?;
         check_eq!((outcome, idle), (Err(Status::LOC_QP_OP_ERR), false));
         drop(region);

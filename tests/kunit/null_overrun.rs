@@ -61,8 +61,8 @@ impl<C: Polled> Eager<C> {
         Ok(())
     }
 
-    /// Drains while nothing completes: the drain knows that the CQ has failed as soon as it was told,
-    /// which the log says by then.
+    /// Drains while nothing completes: the drain knows that the CQ has failed as soon as it was
+    /// told, which the log says by then.
     fn drain_in_vain(&self) -> Result {
         let (num, dev) = (self.qp.num(), &self.null.dev);
         dev.inject_qp(num, Injection::Hold { count: ALL })?;

@@ -314,7 +314,8 @@ mod tests {
         Ok(())
     }
 
-    /// The requests of a transfer but the last have no callback, and complete when they are flushed.
+    /// The requests of a transfer but the last have no callback, and complete when they are
+    /// flushed.
     #[test]
     fn flushed_transfer_is_taken_once() -> Result {
         let t = Transfers::<Direct>::new()?;

@@ -72,8 +72,8 @@ fn many<C: CorePolled + Provides<Atomic>>() -> Result {
     const N: i32 = 50;
     let shared = Shared::<C>::new(4, false)?;
     for i in 0..N {
-        // No more than there are slots, so that none waits for the timer of who has none, and no more
-        // than the send queue has room for, which each is in until it is acknowledged.
+        // No more than there are slots, so that none waits for the timer of who has none, and no
+        // more than the send queue has room for, which each is in until it is acknowledged.
         wait(|| i < 4 + shared.desk.received() && i < 32 + shared.sent.len() as i32)?;
         shared.send(&[i as u8; SLOT])?;
     }

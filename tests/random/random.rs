@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Random steps on null devices, rxe and siw, by several threads, in each polling context: each owner
-//! that is made is dropped once, and comes back once for each time that it was posted.
+//! Random steps on null devices, rxe and siw, by several threads, in each polling context: each
+//! owner that is made is dropped once, and comes back once for each time that it was posted.
 //!
 //! It is done while the module is loaded, which fails if a number is wrong; or with `background=1`
 //! afterwards, until the module is unloaded.

@@ -2,8 +2,8 @@
 
 //! The steps, one of which is taken at a time.
 //!
-//! A step may fail: queues are full, requests are refused, QPs have failed, the device goes. What it
-//! must not do is to lose an owner, or to get one twice; [`Life`] sees that. To add one, write a
+//! A step may fail: queues are full, requests are refused, QPs have failed, the device goes. What
+//! it must not do is to lose an owner, or to get one twice; [`Life`] sees that. To add one, write a
 //! function of a [`Turn`] and add it to [`Turn::STEPS`].
 
 use crate::{

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! What becomes of owners: each one that is made is dropped once, and what is posted comes back once.
+//! What becomes of owners: each one that is made is dropped once, and what is posted comes back
+//! once.
 
 use kernel::{
     fmt,

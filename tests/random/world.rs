@@ -127,7 +127,8 @@ impl<C: PollContext> Drop for Line<C> {
     }
 }
 
-/// Has nothing more go wrong with a QP, and what was held back come, as it would be lost with the QP.
+/// Has nothing more go wrong with a QP, and what was held back come, as it would be lost with the
+/// QP.
 pub(crate) fn calm(null: &NullDevice, num: u32) {
     let never = u32::MAX;
     for injection in [

@@ -3,8 +3,8 @@
 //! Which build of the crate a module belongs to.
 //!
 //! The symbols of the crate carry a hash of its sources and of the kernel's configuration, so that
-//! the module loader refuses a module that was built against another build. `modinfo` says which one
-//! a module wants: `rdma_build`, that of `rdma_rs` itself and that of each ULP.
+//! the module loader refuses a module that was built against another build. `modinfo` says which
+//! one a module wants: `rdma_build`, that of `rdma_rs` itself and that of each ULP.
 
 const TAG: &[u8] = b"rdma_build=";
 

@@ -72,18 +72,18 @@ pub trait DeviceData<C: Client>: Sized + Send + Sync + 'static {
 
     /// The device goes (`ib_client.remove`): let go of everything that uses it.
     ///
-    /// Called in process context. Before this call, everybody who waits for a CQ, a MAD or a connection
-    /// of the device gets `ENODEV`, and from then on nobody waits and new connections are refused.
-    /// After it returns, MAD agents and connections end, the client lets go of `self`, and the removal
-    /// waits until the last handle of the device is gone.
+    /// Called in process context. Before this call, everybody who waits for a CQ, a MAD or a
+    /// connection of the device gets `ENODEV`, and from then on nobody waits and new connections
+    /// are refused. After it returns, MAD agents and connections end, the client lets go of `self`,
+    /// and the removal waits until the last handle of the device is gone.
     fn remove(self: Pin<&Self>, _client: Pin<&C>, _dev: &Device, _cx: &Sleepable) {}
 
     /// Something happened to the device or one of its ports (`ib_register_event_handler`).
     ///
     /// Called in process context, after `add` has returned and never once `remove` has been called;
-    /// removal waits for the end of the call, in which waits for the device fail by then. Other events of
-    /// the device wait too, and with [`Event::GidChange`] all updates of the port's GIDs, whose mutex
-    /// is held: leave what takes long to [`ClientRef::spawn`].
+    /// removal waits for the end of the call, in which waits for the device fail by then. Other
+    /// events of the device wait too, and with [`Event::GidChange`] all updates of the port's GIDs,
+    /// whose mutex is held: leave what takes long to [`ClientRef::spawn`].
     fn event(self: Pin<&Self>, _client: Pin<&C>, _dev: &Device, _event: Event, _cx: &Sleepable) {}
 }
 

@@ -129,8 +129,8 @@ pub use core::mem::offset_of;
 
 /// Returns the [`Field`](crate::cqe::Field) of `Self` with this name.
 ///
-/// The proof is here, with paths that no other crate can take over, and not in what the derive macro
-/// expands to: in that, `::rdma` is whatever a ULP calls so.
+/// The proof is here, with paths that no other crate can take over, and not in what the derive
+/// macro expands to: in that, `::rdma` is whatever a ULP calls so.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! cqe_field {
@@ -165,8 +165,8 @@ pub(crate) const fn offset<T: HasCqe<ID>, const ID: u64>() -> usize {
     T::FIELD.offset
 }
 
-/// What only this crate has: an argument of the methods that a ULP is not to call, in traits that it
-/// can name.
+/// What only this crate has: an argument of the methods that a ULP is not to call, in traits that
+/// it can name.
 #[doc(hidden)]
 pub struct Sealed(());
 
@@ -180,8 +180,8 @@ impl Sealed {
 /// A pointer that can own a posted request: `Pin<KBox<T>>` for exclusive owners,
 /// [`Lent<T>`](crate::lend::Lent) for those that are used again, `Arc<T>` for shared ones.
 ///
-/// Exclusive owners are `Unpin`: what has to be pinned, as a lock, a work item or a file in debugfs,
-/// may be known to others. It goes into an `Arc`, or into a box of its own.
+/// Exclusive owners are `Unpin`: what has to be pinned, as a lock, a work item or a file in
+/// debugfs, may be known to others. It goes into an `Arc`, or into a box of its own.
 ///
 /// # Safety
 ///

@@ -73,8 +73,8 @@ unsafe fn post_marker(
 
 /// Says whether a driver tells that a QP takes nothing from its SRQ any more.
 ///
-/// siw does not (`siw_verbs_modify_qp()`): it moves a QP to the error state under a lock that excludes
-/// its receives, and completes the one that it is in the midst of before the call returns.
+/// siw does not (`siw_verbs_modify_qp()`): it moves a QP to the error state under a lock that
+/// excludes its receives, and completes the one that it is in the midst of before the call returns.
 fn has_last_wqe_event(ops: &bindings::ib_device_ops) -> bool {
     ops.driver_id != bindings::rdma_driver_id_RDMA_DRIVER_SIW
 }
@@ -229,9 +229,10 @@ pub(crate) unsafe fn drain(
     }
     wait.wait()?;
     if full {
-        // What fills the queue was done, or flushed, without a completion of its own, and nothing is
-        // behind it that would have one. In the reset state a device forgets all that it was given.
-        // The receives have come back by now, and so have sends, for as long as was waited for room.
+        // What fills the queue was done, or flushed, without a completion of its own, and nothing
+        // is behind it that would have one. In the reset state a device forgets all that it was
+        // given. The receives have come back by now, and so have sends, for as long as was waited
+        // for room.
         inner.modifier().restart()?;
         wait.post::<SEND>(true, send)
             .map_err(Unposted::into_error)?;

@@ -72,8 +72,8 @@ impl Teardown for State {
 ///
 /// # Invariants
 ///
-/// The address is from [`Arc::into_raw`], and this has the reference. It is the same for all handles
-/// of a PD, and of no other.
+/// The address is from [`Arc::into_raw`], and this has the reference. It is the same for all
+/// handles of a PD, and of no other.
 pub struct Pd(NonNull<Inner>);
 
 // SAFETY: It is a counted reference to an `Inner`, which is `Send` and `Sync`.

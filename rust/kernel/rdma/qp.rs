@@ -100,8 +100,8 @@ use repost::Poller;
 ///
 /// # Invariants
 ///
-/// `place` is that of the QP of `inner`, and its queues complete to CQs that are polled in `S` and `R`,
-/// by `pollers`.
+/// `place` is that of the QP of `inner`, and its queues complete to CQs that are polled in `S` and
+/// `R`, by `pollers`.
 pub struct Qp<S: PollContext, R: PollContext = S> {
     pub(crate) place: Place,
     /// The PD of receives; none if the QP takes them from an SRQ, so that no entry is of it.

@@ -176,8 +176,8 @@ impl<'a, const N: usize> SendWr<'a, N> {
         Self::new(bindings::ib_wr_opcode_IB_WR_RDMA_WRITE, sges, Some(remote))
     }
 
-    /// An RDMA READ of `remote` to local memory (`IB_WR_RDMA_READ`). On iWARP, to one entry: posting
-    /// another is `EOPNOTSUPP`.
+    /// An RDMA READ of `remote` to local memory (`IB_WR_RDMA_READ`). On iWARP, to one entry:
+    /// posting another is `EOPNOTSUPP`.
     #[inline]
     pub fn rdma_read(sges: [SgeMut<'a>; N], remote: Remote) -> Self {
         Self::new(
@@ -238,8 +238,8 @@ impl<'a, const N: usize> SendWr<'a, N> {
         self.opcode == bindings::ib_wr_opcode_IB_WR_RDMA_READ
     }
 
-    /// Says whether iWARP has such a request: it has no immediate data, and an RDMA READ goes to one
-    /// entry.
+    /// Says whether iWARP has such a request: it has no immediate data, and an RDMA READ goes to
+    /// one entry.
     #[inline]
     fn is_for_iwarp(&self) -> bool {
         match self.opcode {
@@ -277,8 +277,8 @@ impl<'a, const N: usize> SendWr<'a, N> {
 
     /// Checks that a request is one for a QP, and forgets how long its memory lives.
     ///
-    /// What iWARP does not have is not left to the driver: siw refuses it, but keeps its callback in
-    /// the slot, and calls that when the QP is flushed.
+    /// What iWARP does not have is not left to the driver: siw refuses it, but keeps its callback
+    /// in the slot, and calls that when the QP is flushed.
     ///
     /// # Safety
     ///
@@ -392,8 +392,8 @@ impl<'a> AtomicWr<'a> {
     }
 
     /// Checks that a request is for a QP of its PD, not of iWARP, which has no atomic operations,
-    /// and that the entry has eight bytes and the peer's address is aligned to them, and forgets how
-    /// long the memory lives.
+    /// and that the entry has eight bytes and the peer's address is aligned to them, and forgets
+    /// how long the memory lives.
     ///
     /// # Safety
     ///
@@ -460,8 +460,8 @@ pub struct PostError<P> {
     /// What the request owned.
     ///
     /// It is not there if the driver has failed without saying that it was this request that it
-    /// refused. siw does so after it has queued one. Then it may complete yet, which gives the owner
-    /// to its handler, or never, and the owner is leaked; the log says so.
+    /// refused. siw does so after it has queued one. Then it may complete yet, which gives the
+    /// owner to its handler, or never, and the owner is leaked; the log says so.
     pub owner: Option<P>,
     /// Why it was not posted.
     pub error: Error,

@@ -77,8 +77,8 @@ impl From<SocketAddr> for SockAddr {
 /// `addr` is zero, or an address of the family that it says.
 pub(super) unsafe fn read(addr: &bindings::__kernel_sockaddr_storage) -> Option<SocketAddr> {
     let addr: *const SockAddr = core::ptr::from_ref(addr).cast();
-    // SAFETY: A `sockaddr_storage` is as large as any address and aligned for it, and is initialised;
-    // the family is at the same place in all of them.
+    // SAFETY: A `sockaddr_storage` is as large as any address and aligned for it, and is
+    // initialised; the family is at the same place in all of them.
     unsafe {
         match (*addr).v4.family {
             AF_INET => {

@@ -3,8 +3,8 @@
 //! Connections that were accepted and that the peer has not confirmed.
 //!
 //! A request says how often the answer is sent again, and how long each is waited for. C believes
-//! that, and keeps the id meanwhile: for more than a day, if the peer likes. So a connection that is
-//! not confirmed in time is given up here, and a listener has no more than a number of them.
+//! that, and keeps the id meanwhile: for more than a day, if the peer likes. So a connection that
+//! is not confirmed in time is given up here, and a listener has no more than a number of them.
 //! Those of iWARP are counted only.
 
 use super::{

@@ -82,7 +82,8 @@ impl<const N: usize> Batch<N> {
     #[inline]
     pub fn completions(&mut self) -> Completions<'_> {
         let wcs = self.wcs.get(self.next..self.len).unwrap_or(&[]);
-        // INVARIANT: The entries leave the range; those that are left come back when this is dropped.
+        // INVARIANT: The entries leave the range; those that are left come back when this is
+        // dropped.
         self.next = self.len;
         // INVARIANT: These are the last entries.
         Completions {

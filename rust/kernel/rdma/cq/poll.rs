@@ -195,9 +195,9 @@ impl<C: CallerPolled> Cq<C> {
     /// Polls at most `N` completions into the caller's batch (`ib_poll_cq`), calls no handler, and
     /// returns their number. What the batch still had is dispatched first.
     ///
-    /// May be called in any context, from any thread; each completion is in one batch. While another
-    /// thread polls, or [`Cq::process`] runs a handler, there is nothing to be had. What is in
-    /// batches is not waited for: its handlers may run at the same time as others, and late.
+    /// May be called in any context, from any thread; each completion is in one batch. While
+    /// another thread polls, or [`Cq::process`] runs a handler, there is nothing to be had. What is
+    /// in batches is not waited for: its handlers may run at the same time as others, and late.
     ///
     /// # Errors
     ///

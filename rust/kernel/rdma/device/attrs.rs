@@ -2,8 +2,8 @@
 
 //! What a device can do (`struct ib_device_attr`).
 //!
-//! All of it is fixed once a device is registered, and can be read in any context, but for what asks
-//! for a token.
+//! All of it is fixed once a device is registered, and can be read in any context, but for what
+//! asks for a token.
 
 use super::Device;
 use crate::{
@@ -202,8 +202,8 @@ impl Device {
         NodeType::from_raw(unsafe { (*self.as_raw()).node_type })
     }
 
-    /// Returns the version of the firmware, empty if there is none (`ib_get_device_fw_str`). Drivers
-    /// may sleep to find it: usnic locks a mutex.
+    /// Returns the version of the firmware, empty if there is none (`ib_get_device_fw_str`).
+    /// Drivers may sleep to find it: usnic locks a mutex.
     pub fn firmware(&self, _cx: &Sleepable) -> Firmware {
         let mut version = Firmware([0; Firmware::LEN]);
         // SAFETY: The device is registered by the invariant of `Inner`; drivers write at most so

@@ -25,8 +25,8 @@ use kernel::{
 /// The requests at the ends of a QP's two queues. A drain uses them once; they are allocated with
 /// the QP, so that its end needs no memory.
 ///
-/// The drain, and each queue that one was posted to, have a reference, so that one that is late does
-/// no harm.
+/// The drain, and each queue that one was posted to, have a reference, so that one that is late
+/// does no harm.
 pub(crate) struct Markers {
     send: bindings::ib_cqe,
     recv: bindings::ib_cqe,

@@ -37,8 +37,8 @@ const STEP_MS: u32 = 10;
 const BUDGET: i32 = 64;
 const ROWS: u32 = 16;
 
-/// How long a send queue may stay full, in milliseconds, and which part of the patience at the most,
-/// before it is taken to be full for ever. Flushing takes far less.
+/// How long a send queue may stay full, in milliseconds, and which part of the patience at the
+/// most, before it is taken to be full for ever. Flushing takes far less.
 const FULL_MS: u32 = 1_000;
 const FULL_PART: u32 = 4;
 
@@ -84,8 +84,8 @@ pub(super) struct Wait<'a> {
 }
 
 impl<'a> Wait<'a> {
-    /// A drain of queues that complete to these CQs. `markers` were not used before. `help` is called
-    /// once if it takes long.
+    /// A drain of queues that complete to these CQs. `markers` were not used before. `help` is
+    /// called once if it takes long.
     pub(super) fn new(
         send_cq: &'a cq::Inner,
         recv_cq: &'a cq::Inner,
@@ -107,8 +107,8 @@ impl<'a> Wait<'a> {
         }
     }
 
-    /// Fails if no time is left, which on a CQ that has lost completions is soon so: what it has not
-    /// lost takes no longer to be processed.
+    /// Fails if no time is left, which on a CQ that has lost completions is soon so: what it has
+    /// not lost takes no longer to be processed.
     fn check(&self) -> Result {
         let failed = self.send_cq.has_failed() || self.recv_cq.has_failed();
         let (patience, error) = match failed {
@@ -128,7 +128,8 @@ impl<'a> Wait<'a> {
     }
 
     /// Posts the marker at `OFFSET` by `post`. A full queue has room again once something was
-    /// flushed, but for one of requests without completions: `may_stay_full` says that it may be one.
+    /// flushed, but for one of requests without completions: `may_stay_full` says that it may be
+    /// one.
     pub(super) fn post<const OFFSET: usize>(
         &self,
         may_stay_full: bool,
@@ -245,8 +246,8 @@ fn poll(cq: &cq::Inner) -> bool {
     true
 }
 
-/// Pauses between looks at what nobody tells. Most of that happens at once, some of it late: none is
-/// much longer than a part of what was waited before.
+/// Pauses between looks at what nobody tells. Most of that happens at once, some of it late: none
+/// is much longer than a part of what was waited before.
 struct Pauses(u32);
 
 impl Pauses {

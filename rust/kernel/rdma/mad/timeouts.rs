@@ -19,15 +19,15 @@ use kernel::{
 /// How long to wait for memory.
 const NAP: Delta = Delta::from_millis(10);
 
-/// Waits for the timeouts of a port that have begun: until the send handlers that were called before
-/// have returned.
+/// Waits for the timeouts of a port that have begun: until the send handlers that were called
+/// before have returned.
 ///
 /// The MAD layer has one ordered workqueue a port, and calls the send handlers of all agents on it
 /// when nobody has answered in time (`timeout_sends()` in core/mad.c). To unregister an agent is
 /// all that flushes it, so one is registered that neither sends nor receives. That fails for want
-/// of memory, or of numbers, which is waited for. A port that the MAD layer does not know (`ENODEV`)
-/// has no agents: it opens ports when a device is added, and closes them after all clients of this
-/// crate have let go of it.
+/// of memory, or of numbers, which is waited for. A port that the MAD layer does not know
+/// (`ENODEV`) has no agents: it opens ports when a device is added, and closes them after all
+/// clients of this crate have let go of it.
 ///
 /// Not to be called in a callback of a connection manager, which may be called by one of them.
 ///

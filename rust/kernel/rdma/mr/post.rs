@@ -97,8 +97,8 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
             (cqe, marked, refusal, turn)
         };
         if refusal.named {
-            // SAFETY: The only request was not posted. The owner, which is still given up, keeps the
-            // region.
+            // SAFETY: The only request was not posted. The owner, which is still given up, keeps
+            // the region.
             unsafe { marked.undo() };
         }
         // SAFETY: It is the callback of the owner, and the request's.

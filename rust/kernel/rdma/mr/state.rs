@@ -65,10 +65,10 @@ const TRUSTED: u64 = 255 * GENERATION;
 /// - `raw` is an MR of `pd`.
 /// - There is a mutable reference to `word` only while nobody else can reach the MR.
 /// - Who has claimed `word` has `cqe` and the fields of `own` for himself until he changes it
-///   again; while an invalidation is posted, its completion has them. Then `cqe` stands every owner,
-///   or is made for the type of the one that `own.user` is from.
-/// - `own.qp` and `own.recv_cq` are of one QP, whose PD is or was `pd`, and which may be gone; or of
-///   none.
+///   again; while an invalidation is posted, its completion has them. Then `cqe` stands every
+///   owner, or is made for the type of the one that `own.user` is from.
+/// - `own.qp` and `own.recv_cq` are of one QP, whose PD is or was `pd`, and which may be gone; or
+///   of none.
 #[repr(C)]
 pub(crate) struct Fmr {
     /// What a local invalidation completes to. The first field, to get back from it.

@@ -125,8 +125,8 @@ impl Transition {
 
 /// The right to change the state and the attributes of a QP, which one has at a time.
 ///
-/// `ib_modify_qp` takes no lock, and drivers need not have one: rxe frees an array in it. So nothing
-/// here changes a QP but by this.
+/// `ib_modify_qp` takes no lock, and drivers need not have one: rxe frees an array in it. So
+/// nothing here changes a QP but by this.
 ///
 /// # Invariants
 ///
@@ -210,11 +210,11 @@ impl Modifier<'_> {
 impl Modifier<'_> {
     /// Has rxe flush a QP in the error state although an earlier change has failed.
     ///
-    /// With the change to RTR rxe replaces the array of the responder. It stops the receive task for
-    /// that, and does not start it again when there is no memory for a new array
-    /// (`rxe_qp_from_attr`), whoever asked for the change. Receives are then never flushed. An array
-    /// of no entries needs no memory, and rxe takes this attribute alone, in any state. In the error
-    /// state the responder does not look at the array.
+    /// With the change to RTR rxe replaces the array of the responder. It stops the receive task
+    /// for that, and does not start it again when there is no memory for a new array
+    /// (`rxe_qp_from_attr`), whoever asked for the change. Receives are then never flushed. An
+    /// array of no entries needs no memory, and rxe takes this attribute alone, in any state. In
+    /// the error state the responder does not look at the array.
     pub(crate) fn restart_receiver(&self) {
         if self.inner.qp_type() != bindings::ib_qp_type_IB_QPT_RC
             || self.inner.ops().driver_id != bindings::rdma_driver_id_RDMA_DRIVER_RXE

@@ -184,8 +184,8 @@ pub(crate) unsafe fn recv_raw(qp: *mut bindings::ib_qp, wr: *mut bindings::ib_re
 }
 
 impl<S: PollContext, R: PollContext> Qp<S, R> {
-    /// Posts to the send queue what `make` makes of the owner and `write` writes, which is given room
-    /// for the request and its entries.
+    /// Posts to the send queue what `make` makes of the owner and `write` writes, which is given
+    /// room for the request and its entries.
     ///
     /// What can fail before is done outside of the scope of that room. Otherwise those failures and
     /// the success would leave the scope together, and the compiler test the result once more.
@@ -193,8 +193,8 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
     /// # Safety
     ///
     /// `W` begins with a `struct ib_send_wr`. `write` writes a valid request, all but its callback
-    /// and its successor, whose memory is kept by the owner. The owner's handler may run where sends
-    /// of this QP complete.
+    /// and its successor, whose memory is kept by the owner. The owner's handler may run where
+    /// sends of this QP complete.
     #[inline]
     pub(crate) unsafe fn post_written<P, X, W, const ID: u64, const N: usize>(
         &self,

@@ -2,10 +2,10 @@
 
 //! Posting from a handler, where the owner has the QP.
 //!
-//! An owner that is moved into the queue cannot lend its QP to the call that posts it, and a reference
-//! of the caller's own is counted twice for each request. A handler needs none if its owner goes back
-//! to the CQ that is being polled: what is posted can come back only after the handler has returned,
-//! and until then keeps the QP.
+//! An owner that is moved into the queue cannot lend its QP to the call that posts it, and a
+//! reference of the caller's own is counted twice for each request. A handler needs none if its
+//! owner goes back to the CQ that is being polled: what is posted can come back only after the
+//! handler has returned, and until then keeps the QP.
 
 use super::Qp;
 use crate::{
@@ -42,7 +42,8 @@ pub(super) struct Poller(*const Wc);
 impl Poller {
     pub(super) fn of(cq: &cq::Inner) -> Self {
         // INVARIANT: The RDMA core polls its own CQs by one softirq or work item, and others are
-        // polled by who has the seat. Of a shared one, which C's drain of an SRQ may poll, it is null.
+        // polled by who has the seat. Of a shared one, which C's drain of an SRQ may poll, it is
+        // null.
         Self(cq.polled_into())
     }
 
@@ -152,8 +153,8 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
         P::Target: CqeHandler<ID, Pointer = P> + Sized,
         S: Provides<<P::Target as CqeHandler<ID>>::Needs>,
     {
-        // SAFETY: The owner is posted, and what is refused does not drop it. The caller is a handler
-        // that borrows `wc`, and the request completes to the CQ that is dispatching it.
+        // SAFETY: The owner is posted, and what is refused does not drop it. The caller is a
+        // handler that borrows `wc`, and the request completes to the CQ that is dispatching it.
         unsafe {
             let at = |qp: &Self| qp.is_polled_at(wc);
             Self::repost(owner, qp, at, |qp, owner| qp.post_send(owner, wr))

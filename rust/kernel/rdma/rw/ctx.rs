@@ -68,8 +68,8 @@ struct Job {
     count: u32,
     /// Whether peers can write to the pages, by the key of an MR, until a READ has succeeded.
     exposed: bool,
-    /// The first and the last entry, as they were before they were made to begin and to end with the
-    /// range.
+    /// The first and the last entry, as they were before they were made to begin and to end with
+    /// the range.
     ends: [Entry; 2],
 }
 

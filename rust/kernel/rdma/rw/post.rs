@@ -69,8 +69,8 @@ enum Failed {
 ///
 /// # Invariants
 ///
-/// `ctx` is the context of a transfer that was begun, and is kept by the owner. This is dropped when
-/// no request of it is outstanding.
+/// `ctx` is the context of a transfer that was begun, and is kept by the owner. This is dropped
+/// when no request of it is outstanding.
 struct InPart<P> {
     ctx: NonNull<Ctx>,
     _owner: P,
@@ -249,8 +249,8 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
             Failed::InPart(error) => {
                 // SAFETY: The last request, which completes to the owner, was not posted.
                 let owner = unsafe { P::take_back(cqe) };
-                // INVARIANT: The owner keeps the context, by the caller's promise. What is parked is
-                // dropped when the QP was drained, or never.
+                // INVARIANT: The owner keeps the context, by the caller's promise. What is parked
+                // is dropped when the QP was drained, or never.
                 let kept = InPart {
                     ctx: plan.ctx,
                     _owner: owner,

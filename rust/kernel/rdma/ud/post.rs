@@ -71,8 +71,8 @@ impl<'a, const N: usize> UdWr<'a, N> {
         self
     }
 
-    /// Checks that a request is for a QP of this PD, and forgets how long its memory and its address
-    /// handle live.
+    /// Checks that a request is for a QP of this PD, and forgets how long its memory and its
+    /// address handle live.
     ///
     /// # Safety
     ///

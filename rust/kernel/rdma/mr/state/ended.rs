@@ -101,8 +101,8 @@ unsafe extern "C" fn ended<T: CqeHandler<ID>, const ID: u64>(
 ///
 /// # Safety
 ///
-/// Called once for each request from [`Fmr::invalidation`] that has it, by the RDMA core, or for one
-/// that has failed by its callback.
+/// Called once for each request from [`Fmr::invalidation`] that has it, by the RDMA core, or for
+/// one that has failed by its callback.
 unsafe extern "C" fn shared_ended(cq: *mut bindings::ib_cq, wc: *mut bindings::ib_wc) {
     // SAFETY: `wc` is valid during this call, and of a request from `Fmr::invalidation`, for which
     // this is called once: so its owner, given up for `user`, is not back.
