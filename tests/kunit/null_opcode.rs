@@ -98,8 +98,10 @@ mod tests {
         let done = null.one(&sent)?.ok()?;
         check_eq!(done.imm_data, None);
         check_eq!(done.invalidated, None);
-        // What this says of a send means nothing, and here it is seen to.
-        check_eq!(done.byte_len, POISON as usize);
+        // What this says of a send means nothing: with assertions the null device sees to that.
+        if cfg!(debug_assertions) {
+            check_eq!(done.byte_len, POISON as usize);
+        }
         Ok(())
     }
 
