@@ -299,8 +299,10 @@ impl fmt::Display for Device {
     }
 }
 
-/// Waits until nothing of the device is used any more.
-pub(crate) fn wait_released(inner: &Inner, cx: &Sleepable) {
+/// Waits until nothing of the device is used any more, and frees what was kept for it. Never
+/// inlined, so that the drop is this module's.
+#[inline(never)]
+pub(crate) fn wait_released(inner: Pin<KBox<Inner>>, cx: &Sleepable) {
     struct Who<'a>(&'a Inner);
 
     impl fmt::Display for Who<'_> {
@@ -312,7 +314,7 @@ pub(crate) fn wait_released(inner: &Inner, cx: &Sleepable) {
         }
     }
 
-    inner.gate.close(&Who(inner), cx);
+    inner.gate.close(&Who(&inner), cx);
 }
 
 /// A copy of a device's name.

@@ -194,7 +194,11 @@ impl<T: Owned> Registration<T> {
         let inner = device::Inner::new(raw, &self.core, T::slot())?;
         let entry = NonNull::from(&*inner);
         // INVARIANT: `release` takes the entry out before it closes the gate and frees `inner`.
-        self.core.devices.lock().push(Entry(entry), GFP_KERNEL)?;
+        let listed = self.core.devices.lock().push(Entry(entry), GFP_KERNEL);
+        if let Err(e) = listed {
+            device::wait_released(inner, &cx);
+            return Err(e.into());
+        }
 
         // SAFETY: `inner` is valid until `release` has closed its gate.
         let added = unsafe { Device::new(entry) }
@@ -246,7 +250,7 @@ impl<T: Owned> Registration<T> {
         inner.as_ref().end_all(cx);
         // Now, as files that are part of it go only once nobody waits in them.
         progress.during(Step::Data, &mut || drop(data.take()));
-        device::wait_released(&inner, cx);
+        device::wait_released(inner, cx);
     }
 
     /// `ib_client.remove`.
