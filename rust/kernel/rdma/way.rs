@@ -27,12 +27,12 @@ const GIDS_AT: usize = 8;
 /// A datagram, as far as the way back to its sender needs it.
 pub(crate) struct Datagram {
     pub(crate) wc: bindings::ib_wc,
-    header: Header,
+    header: RoceHeader,
 }
 
 /// A received network header, as `union rdma_network_hdr`.
 #[repr(C, align(8))]
-struct Header([u8; 40]);
+struct RoceHeader([u8; 40]);
 
 impl Datagram {
     /// Makes the datagram that QP 1 at `to` might have sent to `from`.
@@ -77,7 +77,7 @@ impl Datagram {
                 network_hdr_type: network as u8,
                 ..Default::default()
             },
-            header: Header(header),
+            header: RoceHeader(header),
         })
     }
 

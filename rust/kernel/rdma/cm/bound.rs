@@ -21,7 +21,7 @@ use kernel::{
     }, //
 };
 
-struct Entry {
+struct BoundId {
     /// `None` once it was destroyed, while its handler is still to be told that the device goes.
     id: Option<NonNull<bindings::rdma_cm_id>>,
     shared: Arc<Shared>,
@@ -29,10 +29,10 @@ struct Entry {
 }
 
 // SAFETY: An id may be used from any thread.
-unsafe impl Send for Entry {}
+unsafe impl Send for BoundId {}
 
-struct List {
-    ids: KVec<Entry>,
+struct BoundIds {
+    ids: KVec<BoundId>,
     closed: bool,
 }
 
@@ -44,13 +44,13 @@ struct List {
 #[pin_data]
 pub(crate) struct Bound {
     #[pin]
-    list: Mutex<List>,
+    list: Mutex<BoundIds>,
 }
 
 impl Bound {
     pub(crate) fn new() -> impl PinInit<Self> {
         pin_init!(Self {
-            list <- new_mutex!(List {
+            list <- new_mutex!(BoundIds {
                 ids: KVec::new(),
                 closed: false,
             }),
@@ -74,7 +74,7 @@ impl Bound {
         list.ids.reserve(1, GFP_KERNEL)?;
         // INVARIANT: The caller removes the id before it is destroyed, and its index is the length.
         shared.place.store(list.ids.len().try_into()?, Relaxed);
-        let entry = Entry {
+        let entry = BoundId {
             id: Some(id),
             shared,
             told: false,

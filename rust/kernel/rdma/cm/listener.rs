@@ -190,9 +190,9 @@ unsafe extern "C" fn on_listener_event(
     }
 }
 
-struct State(Arc<Listening>);
+struct ListenerState(Arc<Listening>);
 
-impl Teardown for State {
+impl Teardown for ListenerState {
     fn teardown(&mut self, _cx: &Sleepable) -> Fate {
         self.0.destroy();
         Fate::Gone
@@ -203,7 +203,7 @@ impl Teardown for State {
 ///
 /// Dropping it stops listening, from a work item. Connections that were taken go on.
 pub struct Listener {
-    state: Deferred<State>,
+    state: Deferred<ListenerState>,
 }
 
 impl Listener {
@@ -279,7 +279,7 @@ impl Listener {
         // INVARIANT: Just created.
         *listening.raw.lock() = NonNull::new(raw).map(RawId);
         let this = Self {
-            state: reserved.fill(State(listening)),
+            state: reserved.fill(ListenerState(listening)),
         };
         // Once it is bound, the removal of the device destroys the id: not before it is unlocked.
         let locked = this.state.0.raw.lock();

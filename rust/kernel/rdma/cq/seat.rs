@@ -6,11 +6,7 @@
 
 use super::atomic::{
     AtomicUsize,
-    Ordering::{
-        Acquire,
-        Relaxed,
-        Release, //
-    }, //
+    Ordering, //
 };
 
 /// Nobody has the seat.
@@ -38,18 +34,18 @@ impl Seat {
     #[must_use]
     pub(crate) fn take(&self, at: usize) -> bool {
         // INVARIANT: By the caller's promise.
-        self.0.compare_exchange(EMPTY, at, Acquire, Relaxed).is_ok()
+        self.0.compare_exchange(EMPTY, at, Ordering::Acquire, Ordering::Relaxed).is_ok()
     }
 
     /// Leaves the seat, which the caller has.
     #[inline]
     pub(crate) fn leave(&self) {
         // INVARIANT: As required.
-        self.0.store(EMPTY, Release);
+        self.0.store(EMPTY, Ordering::Release);
     }
 
     /// Returns an address on the stack of who has the seat; of anybody else it may be an old one.
     pub(crate) fn holder(&self) -> usize {
-        self.0.load(Relaxed)
+        self.0.load(Ordering::Relaxed)
     }
 }

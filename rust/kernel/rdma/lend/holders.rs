@@ -6,11 +6,7 @@
 
 use super::atomic::{
     AtomicU32,
-    Ordering::{
-        AcqRel,
-        Acquire,
-        Relaxed, //
-    }, //
+    Ordering, //
 };
 
 /// How many handles there are to a request.
@@ -35,7 +31,7 @@ impl Holders {
     /// has happened.
     #[inline]
     pub(crate) fn is_one(&self) -> bool {
-        self.0.load(Acquire) == 1
+        self.0.load(Ordering::Acquire) == 1
     }
 
     /// There will be another handle; the caller's is the only one. So this is no race, and needs no
@@ -43,7 +39,7 @@ impl Holders {
     #[inline]
     pub(crate) fn lend(&self) {
         // INVARIANT: By the caller's promise.
-        self.0.store(2, Relaxed);
+        self.0.store(2, Ordering::Relaxed);
     }
 
     /// The caller's handle is gone. Says whether it was the last one: then what the other was used
@@ -52,6 +48,6 @@ impl Holders {
     #[must_use]
     pub(crate) fn leave(&self) -> bool {
         // INVARIANT: By the caller's promise.
-        self.0.fetch_sub(1, AcqRel) == 1
+        self.0.fetch_sub(1, Ordering::AcqRel) == 1
     }
 }

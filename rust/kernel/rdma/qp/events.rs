@@ -9,7 +9,7 @@ use super::{
 use crate::{
     bindings,
     context::{
-        Atomic,
+        self,
         Context, //
     }, //
 };
@@ -82,7 +82,7 @@ pub trait Events: Send + Sync + 'static {
     /// Any context; events may come at the same time, and the first before the creation of the QP
     /// returns. To [`Event::COMM_EST`] the answer is
     /// [`Id::notify_established_later`](crate::cm::Id::notify_established_later).
-    fn event(&self, event: Event, qp_num: u32, cx: &Atomic);
+    fn event(&self, event: Event, qp_num: u32, cx: &context::Atomic);
 }
 
 /// What the crate keeps for a QP besides C's own, as its `qp_context`.
@@ -133,7 +133,7 @@ unsafe extern "C" fn on_event(event: *mut bindings::ib_event, context: *mut c_vo
     // SAFETY: The event is valid during this call, and one of a QP.
     let (event, num) = unsafe { (Event((*event).event), (**(*event).element.qp).qp_num) };
     // SAFETY: Every context allows what this token does.
-    let cx = unsafe { Atomic::assume() };
+    let cx = unsafe { context::Atomic::assume() };
     if let Some(events) = &context.events {
         events.event(event, num, &cx);
     }

@@ -11,7 +11,10 @@
 //! it, is destroyed.
 
 use super::parked::Parked;
-use crate::context::Sleepable;
+use crate::{
+    context::Sleepable,
+    drain::PATIENCE_MS, //
+};
 use kernel::{
     prelude::*,
     sync::atomic::{
@@ -27,9 +30,6 @@ use kernel::{
         Delta, //
     }, //
 };
-
-/// How long handlers of a drained QP may take to begin, in milliseconds.
-const PATIENCE_MS: u32 = 60_000;
 
 /// The transfers of a QP.
 pub(crate) struct Transfers {
