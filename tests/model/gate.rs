@@ -2,7 +2,7 @@
 
 //! What a gate guards is used under holds only, and freed after the last of them.
 
-use crate::{completion::Completion, count::Count};
+use crate::{completion::Completion, counters::Count};
 use loom::{cell::UnsafeCell, sync::Arc, thread};
 
 /// A gate as `gate.rs` makes it, with the thing that it guards.

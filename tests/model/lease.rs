@@ -2,7 +2,7 @@
 
 //! An entry of a CQ is never leased twice, and is leased again only after it was let go.
 
-use crate::room::Room;
+use crate::counters::Room;
 use loom::{
     cell::UnsafeCell,
     sync::{

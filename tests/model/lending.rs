@@ -2,7 +2,7 @@
 
 //! A request that is lent has one user at a time, and is freed once, after the last one.
 
-use crate::holders::Holders;
+use crate::counters::Holders;
 use loom::{cell::UnsafeCell, sync::Arc, thread};
 
 const FREE: u32 = u32::MAX;

@@ -16,18 +16,10 @@ mod shim;
 use loom::sync::atomic;
 pub use shim::sync;
 
-#[path = "../../rust/kernel/rdma/gate/count.rs"]
-mod count;
-#[path = "../../rust/kernel/rdma/lend/holders.rs"]
-mod holders;
-#[path = "../../rust/kernel/rdma/srq/kept.rs"]
-mod kept;
-#[path = "../../rust/kernel/rdma/cq/room.rs"]
-mod room;
-#[path = "../../rust/kernel/rdma/cq/seat.rs"]
-mod seat;
-#[path = "../../rust/kernel/rdma/mr/word.rs"]
-mod word;
+#[path = "../../rust/kernel/rdma/mr/state.rs"]
+mod state;
+#[path = "../../rust/kernel/rdma/sync.rs"]
+mod counters;
 
 #[cfg(test)]
 mod completion;

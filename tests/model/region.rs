@@ -2,7 +2,7 @@
 
 //! A region is never idle while a peer can reach it, or is about to.
 
-use crate::word::Word;
+use crate::state::Word;
 use loom::{
     cell::UnsafeCell,
     sync::{Arc, Mutex},
@@ -294,7 +294,7 @@ fn owner_who_moves_needs_no_atomics() {
         owner.word.register_alone();
         assert!(!owner.word.is_idle());
         // Each of the three is counted.
-        assert_eq!(owner.word.look(), Some(3 * crate::word::GENERATION));
+        assert_eq!(owner.word.look(), Some(3 * crate::state::GENERATION));
     });
 }
 

@@ -2,7 +2,7 @@
 
 //! One at a time has the seat of a CQ's poller, and sees what the one before has done.
 
-use crate::seat::Seat;
+use crate::counters::Seat;
 use loom::{cell::UnsafeCell, sync::Arc, thread};
 
 struct Cq {

@@ -2,7 +2,7 @@
 
 //! The slots of an SRQ are freed after the last one that was kept has come back.
 
-use crate::{completion::Completion, kept::Kept};
+use crate::{completion::Completion, counters::Kept};
 use loom::{cell::UnsafeCell, sync::Arc, thread};
 
 /// An SRQ that is closed, with slots that are kept.

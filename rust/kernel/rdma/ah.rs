@@ -7,23 +7,36 @@
 //!
 //! C header: [`include/rdma/ib_verbs.h`](srctree/include/rdma/ib_verbs.h) (`struct rdma_ah_attr`)
 
-mod handle;
-mod source;
-
-pub(crate) use handle::destroy;
-pub use handle::Ah;
-pub use source::Source;
-pub(crate) use source::HEADER;
-
 use crate::{
     bindings,
+    context::Sleepable,
+    deferred::{
+        Deferred,
+        Fate,
+        Reserved,
+        Teardown, //
+    },
     device::{
         Device,
-        Gid, //
+        Gid,
+        GidAttr,
+        GidType,
+        Name, //
+    },
+    pd::{
+        self,
+        Pd, //
     }, //
 };
-use core::mem::ManuallyDrop;
-use kernel::prelude::*;
+use core::{
+    mem::ManuallyDrop,
+    net::IpAddr,
+    ptr::NonNull, //
+};
+use kernel::{
+    error::from_err_ptr,
+    prelude::*, //
+};
 
 /// The route of packets between subnets, as `struct ib_global_route`; on RoCE, their IP addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -216,4 +229,344 @@ impl Attr {
             _ => this,
         }
     }
+}
+
+/// Destroys an address handle (`rdma_destroy_ah`).
+///
+/// # Safety
+///
+/// `raw` is a valid address handle, whose device is there, and nothing uses it any more.
+pub(crate) unsafe fn destroy(raw: NonNull<bindings::ib_ah>, _cx: &Sleepable) -> Fate {
+    let flags = bindings::rdma_destroy_ah_flags_RDMA_DESTROY_AH_SLEEPABLE;
+    // SAFETY: The handle is valid, its device is there and nothing uses it any more, as the caller
+    // promises.
+    let (device, ret) = unsafe {
+        (
+            Name::of(raw.as_ref().device),
+            bindings::rdma_destroy_ah_user(raw.as_ptr(), flags, core::ptr::null_mut()),
+        )
+    };
+    if ret != 0 {
+        pr_err!("{device}: an address handle could not be destroyed ({ret}); it is leaked\n");
+        return Fate::Leak;
+    }
+    Fate::Gone
+}
+
+/// # Invariants
+///
+/// `raw` is an address handle of `_pd`.
+struct State {
+    raw: NonNull<bindings::ib_ah>,
+    _pd: Pd,
+}
+
+// SAFETY: An address handle may be destroyed from any thread.
+unsafe impl Send for State {}
+
+impl Teardown for State {
+    fn teardown(&mut self, cx: &Sleepable) -> Fate {
+        // SAFETY: By the type invariant `raw` is an address handle of `_pd`, which keeps the
+        // device. A request that uses the handle has borrowed it from its owner, which has come
+        // back.
+        unsafe { destroy(self.raw, cx) }
+    }
+}
+
+/// An address handle: where a datagram goes.
+///
+/// A request borrows it from its owner, so it stays as long as the request is posted: keep it in
+/// the owner, or an `Arc` of it if several requests share it. It may be dropped in any context and
+/// is destroyed by a work item: some drivers (rxe) take a lock for it that must not be taken in a
+/// softirq.
+///
+/// # Invariants
+///
+/// `raw` is the address handle of `_state`, and `pd` is its PD.
+pub struct Ah {
+    raw: NonNull<bindings::ib_ah>,
+    pd: pd::Id,
+    _state: Deferred<State>,
+}
+
+// SAFETY: An address handle does not change, and may be used and destroyed from any thread.
+unsafe impl Send for Ah {}
+// SAFETY: A shared one gives the address of the handle, which does not change and may be used from
+// any thread.
+unsafe impl Sync for Ah {}
+
+impl Ah {
+    fn new(pd: &Pd, raw: *mut bindings::ib_ah, place: Reserved<State>) -> Result<Self> {
+        let raw = NonNull::new(from_err_ptr(raw)?).ok_or(ENOMEM)?;
+        // INVARIANT: The caller has created it for this PD.
+        let state = place.fill(State {
+            raw,
+            _pd: pd.clone(),
+        });
+        Ok(Self {
+            raw,
+            pd: pd.id(),
+            _state: state,
+        })
+    }
+
+    /// Creates the handle of an address (`rdma_create_ah`).
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` if the attributes are not right for the port; `ENODATA` if the port's GID that they
+    /// name is not in use; `ENOMEM`, or the driver's error.
+    #[inline(never)]
+    pub fn create(pd: &Pd, attr: &Attr, _cx: &Sleepable) -> Result<Self> {
+        let mut attr = attr.to_raw(pd.device())?;
+        let place = Deferred::reserve()?;
+        let flags = bindings::rdma_create_ah_flags_RDMA_CREATE_AH_SLEEPABLE;
+        // SAFETY: The PD is alive. The core takes a reference of its own to the GID.
+        let raw = unsafe { bindings::rdma_create_ah(pd.as_raw(), &raw mut attr, flags) };
+        Self::new(pd, raw, place)
+    }
+
+    /// Creates the handle of the GID `to` on RoCE, as seen from the GID `from`. That asks the
+    /// network for the way, which may take a second.
+    ///
+    /// # Errors
+    ///
+    /// `EPROTONOSUPPORT` if `from` is not of RoCE: elsewhere a GID is not enough of an address;
+    /// `EINVAL` if it is of another device; `EHOSTUNREACH`, `ENETUNREACH` or `ETIMEDOUT` without a
+    /// way; or the driver's error.
+    pub fn resolve(pd: &Pd, from: &GidAttr, to: Gid, cx: &Sleepable) -> Result<Self> {
+        if from.device() != pd.device() {
+            return Err(EINVAL);
+        }
+        let datagram = Datagram::new(from, to)?;
+        // SAFETY: Completion and header belong together.
+        unsafe { Self::sender(pd, &datagram.wc, datagram.header(), from.port_num(), cx) }
+    }
+
+    /// Creates the handle of whoever sent a datagram (`ib_init_ah_attr_from_wc`,
+    /// `ib_create_ah_from_wc`). On RoCE that asks the network for the way, which may take a second.
+    ///
+    /// # Errors
+    ///
+    /// `ENOENT` if the GID that the datagram was sent to is not there any more; `EHOSTUNREACH`,
+    /// `ENETUNREACH` or `ETIMEDOUT` without a way; or the driver's error.
+    pub fn reply(pd: &Pd, source: &Source, cx: &Sleepable) -> Result<Self> {
+        let (wc, port) = (source.to_wc(), source.port());
+        // SAFETY: Completion and header belong together.
+        unsafe { Self::sender(pd, &wc, source.header(), port, cx) }
+    }
+
+    /// # Safety
+    ///
+    /// `header` is the header that `wc` says was received.
+    #[inline(never)]
+    unsafe fn sender(
+        pd: &Pd,
+        wc: &bindings::ib_wc,
+        header: *const bindings::ib_grh,
+        port: u32,
+        _cx: &Sleepable,
+    ) -> Result<Self> {
+        if pd.device().port(port).is_none() {
+            return Err(EINVAL);
+        }
+        let place = Deferred::reserve()?;
+        // SAFETY: The PD is alive, its device has the port, and `header` is what `wc` says was
+        // received, as the caller promises.
+        let raw = unsafe { bindings::ib_create_ah_from_wc(pd.as_raw(), wc, header, port) };
+        Self::new(pd, raw, place)
+    }
+
+    #[inline]
+    pub(crate) fn as_raw(&self) -> *mut bindings::ib_ah {
+        self.raw.as_ptr()
+    }
+
+    /// Says whether the handle is of this PD.
+    #[inline]
+    pub(crate) fn is_of(&self, pd: pd::Id) -> bool {
+        self.pd == pd
+    }
+}
+
+/// The length of the header in front of each received datagram, in bytes.
+pub(crate) const HEADER: usize = 40;
+
+/// A received network header, as `union rdma_network_hdr`.
+#[derive(Clone, Copy)]
+#[repr(C, align(8))]
+struct Header([u8; HEADER]);
+
+/// Who sent a datagram: what an answer needs, copied from its completion and its header.
+#[derive(Clone, Copy)]
+pub struct Source {
+    qpn: u32,
+    port: u32,
+    slid: u32,
+    flags: c_int,
+    vlan_id: u16,
+    sl: u8,
+    dlid_path_bits: u8,
+    network: u8,
+    header: Header,
+}
+
+impl Source {
+    /// `wc` is that of a datagram that was received by a QP of `port`, with this header.
+    pub(crate) fn new(wc: &bindings::ib_wc, header: &[u8; HEADER], port: u32) -> Self {
+        Self {
+            qpn: wc.src_qp,
+            port,
+            slid: wc.slid,
+            flags: wc.wc_flags,
+            vlan_id: wc.vlan_id,
+            sl: wc.sl,
+            dlid_path_bits: wc.dlid_path_bits,
+            network: wc.network_hdr_type,
+            header: Header(*header),
+        }
+    }
+
+    /// Returns the number of the QP that sent.
+    pub fn qpn(&self) -> u32 {
+        self.qpn
+    }
+
+    /// Returns the number of the port that received.
+    pub fn port(&self) -> u32 {
+        self.port
+    }
+
+    /// Returns the sender's LID, on InfiniBand.
+    pub fn lid(&self) -> u32 {
+        self.slid
+    }
+
+    /// Returns the service level that the datagram came with.
+    pub fn service_level(&self) -> u8 {
+        self.sl
+    }
+
+    /// Returns the GIDs of the sender and of where it sent to, a port or a multicast group, if the
+    /// datagram came with a global route (`ib_get_gids_from_rdma_hdr`): on RoCE always.
+    pub fn gids(&self) -> Option<(Gid, Gid)> {
+        if !self.has(bindings::ib_wc_flags_IB_WC_GRH) {
+            return None;
+        }
+        let network = if self.has(bindings::ib_wc_flags_IB_WC_WITH_NETWORK_HDR_TYPE) {
+            self.network.into()
+        } else {
+            bindings::rdma_network_type_RDMA_NETWORK_IB
+        };
+        let (mut from, mut to) = (bindings::ib_gid::default(), bindings::ib_gid::default());
+        // SAFETY: The header is as long as the union.
+        let ret = unsafe {
+            bindings::ib_get_gids_from_rdma_hdr(
+                self.header().cast(),
+                network,
+                &raw mut from,
+                &raw mut to,
+            )
+        };
+        (ret == 0).then(|| (Gid::from_raw(&from), Gid::from_raw(&to)))
+    }
+
+    fn has(&self, flag: bindings::ib_wc_flags) -> bool {
+        u32::try_from(self.flags).is_ok_and(|flags| flags & flag != 0)
+    }
+
+    fn header(&self) -> *const bindings::ib_grh {
+        self.header.0.as_ptr().cast()
+    }
+
+    fn to_wc(self) -> bindings::ib_wc {
+        bindings::ib_wc {
+            src_qp: self.qpn,
+            slid: self.slid,
+            wc_flags: self.flags,
+            vlan_id: self.vlan_id,
+            sl: self.sl,
+            dlid_path_bits: self.dlid_path_bits,
+            network_hdr_type: self.network,
+            ..Default::default()
+        }
+    }
+}
+
+// The RDMA core finds the way back to the sender of a datagram, and exports nothing else that does
+// so for kernel users. So the way to a peer is that to the sender of a datagram which the peer
+// might have sent.
+
+/// Where the addresses are in a received IPv4 header.
+const IPV4_ADDRS_AT: usize = 32;
+/// Where a GID that stands for an IPv4 address has it.
+const IPV4_IN_GID: usize = 12;
+/// Where the GIDs are in all other headers.
+const GIDS_AT: usize = 8;
+
+/// A datagram, as far as the way back to its sender needs it.
+pub(crate) struct Datagram {
+    pub(crate) wc: bindings::ib_wc,
+    header: RoceHeader,
+}
+
+/// A received network header, as `union rdma_network_hdr`.
+#[repr(C, align(8))]
+struct RoceHeader([u8; 40]);
+
+impl Datagram {
+    /// Makes the datagram that QP 1 at `to` might have sent to `from`.
+    ///
+    /// # Errors
+    ///
+    /// `EPROTONOSUPPORT` if `from` is not of RoCE: elsewhere a GID is not enough of an address;
+    /// `ENODEV` if it has no network interface (any more).
+    pub(crate) fn new(from: &GidAttr, to: Gid) -> Result<Self> {
+        let (network, at, skip) = match (from.gid_type(), from.gid().ip()) {
+            (GidType::RoceV1, _) => (bindings::rdma_network_type_RDMA_NETWORK_ROCE_V1, GIDS_AT, 0),
+            (GidType::RoceV2, IpAddr::V4(_)) => (
+                bindings::rdma_network_type_RDMA_NETWORK_IPV4,
+                IPV4_ADDRS_AT,
+                IPV4_IN_GID,
+            ),
+            (GidType::RoceV2, IpAddr::V6(_)) => {
+                (bindings::rdma_network_type_RDMA_NETWORK_IPV6, GIDS_AT, 0)
+            }
+            _ => return Err(EPROTONOSUPPORT),
+        };
+        let mut header = [0; 40];
+        let mut rest = header.iter_mut().skip(at);
+        for gid in [to, from.gid()] {
+            for byte in gid.0.iter().skip(skip) {
+                if let Some(place) = rest.next() {
+                    *place = *byte;
+                }
+            }
+        }
+        let vlan = from.l2()?.vlan;
+        let mut flags =
+            bindings::ib_wc_flags_IB_WC_GRH | bindings::ib_wc_flags_IB_WC_WITH_NETWORK_HDR_TYPE;
+        if vlan.is_some() {
+            flags |= bindings::ib_wc_flags_IB_WC_WITH_VLAN;
+        }
+        Ok(Self {
+            wc: bindings::ib_wc {
+                src_qp: 1,
+                wc_flags: flags as c_int,
+                vlan_id: vlan.unwrap_or(0),
+                network_hdr_type: network as u8,
+                ..Default::default()
+            },
+            header: RoceHeader(header),
+        })
+    }
+
+    pub(crate) fn header(&self) -> *const bindings::ib_grh {
+        self.header.0.as_ptr().cast()
+    }
+}
+
+/// Says whether datagrams of this GID have an IPv4 header.
+pub(crate) fn is_ipv4(from: &GidAttr) -> bool {
+    from.gid_type() == GidType::RoceV2 && from.gid().ip().is_ipv4()
 }

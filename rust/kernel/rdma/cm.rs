@@ -14,44 +14,38 @@
 //!
 //! C header: [`include/rdma/rdma_cm.h`](srctree/include/rdma/rdma_cm.h)
 
-mod addr;
-pub(crate) mod bound;
-pub(crate) mod callback;
-mod confirm;
-mod connect;
-mod driver;
+pub(crate) mod connection;
 mod event;
 mod id;
-mod inner;
 mod listener;
-mod options;
-mod reject;
-mod request;
-pub(crate) mod running;
-mod step;
 
-pub use driver::Connect;
+pub use connection::Connect;
 pub use event::{
     Event,
-    Handler, //
+    Handler,
+    RejectReason,
+    Rejected, //
 };
-pub use id::Id;
-pub(crate) use inner::{
+pub use id::{
+    Id,
+    Options, //
+};
+pub(crate) use id::{
     Inner,
     QpClaim, //
 };
 pub use listener::{
     Accept,
-    Listener, //
+    Listener,
+    Request, //
 };
-pub use options::Options;
-pub use reject::{
-    RejectReason,
-    Rejected, //
-};
-pub use request::Request;
 
 use crate::bindings;
+use core::net::{
+    SocketAddr,
+    SocketAddrV4,
+    SocketAddrV6, //
+};
 use kernel::prelude::*;
 
 /// How a connection is to be made, as `struct rdma_conn_param`.
@@ -125,5 +119,183 @@ impl core::ops::Deref for PrivateData {
 
     fn deref(&self) -> &[u8] {
         self.bytes.get(..self.len.into()).unwrap_or(&[])
+    }
+}
+
+const AF_INET: u16 = 2;
+const AF_INET6: u16 = 10;
+
+/// `struct sockaddr_in`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct In {
+    family: u16,
+    port: [u8; 2],
+    addr: [u8; 4],
+    zero: [u8; 8],
+}
+
+/// `struct sockaddr_in6`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct In6 {
+    family: u16,
+    port: [u8; 2],
+    flowinfo: [u8; 4],
+    addr: [u8; 16],
+    scope_id: u32,
+}
+
+/// A socket address as the connection manager takes it.
+#[repr(C, align(8))]
+union SockAddr {
+    v4: In,
+    v6: In6,
+}
+
+impl SockAddr {
+    fn as_mut_ptr(&mut self) -> *mut bindings::sockaddr {
+        core::ptr::from_mut(self).cast()
+    }
+}
+
+impl From<SocketAddr> for SockAddr {
+    fn from(addr: SocketAddr) -> Self {
+        match addr {
+            SocketAddr::V4(addr) => Self {
+                v4: In {
+                    family: AF_INET,
+                    port: addr.port().to_be_bytes(),
+                    addr: addr.ip().octets(),
+                    zero: [0; 8],
+                },
+            },
+            SocketAddr::V6(addr) => Self {
+                v6: In6 {
+                    family: AF_INET6,
+                    port: addr.port().to_be_bytes(),
+                    flowinfo: addr.flowinfo().to_be_bytes(),
+                    addr: addr.ip().octets(),
+                    scope_id: addr.scope_id(),
+                },
+            },
+        }
+    }
+}
+
+/// Reads an address that C has written; `None` if it is none of IP.
+///
+/// # Safety
+///
+/// `addr` is zero, or an address of the family that it says.
+unsafe fn read(addr: &bindings::__kernel_sockaddr_storage) -> Option<SocketAddr> {
+    let addr: *const SockAddr = core::ptr::from_ref(addr).cast();
+    // SAFETY: A `sockaddr_storage` is as large as any address and aligned for it, and is
+    // initialised; the family is at the same place in all of them.
+    unsafe {
+        match (*addr).v4.family {
+            AF_INET => {
+                let In { addr, port, .. } = (*addr).v4;
+                Some(SocketAddrV4::new(addr.into(), u16::from_be_bytes(port)).into())
+            }
+            AF_INET6 => {
+                let In6 {
+                    addr,
+                    port,
+                    scope_id,
+                    ..
+                } = (*addr).v6;
+                let port = u16::from_be_bytes(port);
+                Some(SocketAddrV6::new(addr.into(), port, 0, scope_id).into())
+            }
+            _ => None,
+        }
+    }
+}
+
+kernel::sync::global_lock! {
+    // SAFETY: Initialised by the module's init, before anything can use it.
+    unsafe(uninit) static RUNNING: Mutex<Tasks> = Tasks {
+        listed: KVec::new(),
+        unlisted: 0,
+    };
+}
+
+/// The tasks that are in callbacks.
+struct Tasks {
+    listed: KVec<usize>,
+    /// How many more there are, for which there was no memory.
+    unlisted: usize,
+}
+
+/// Owns what this file keeps for all ids; part of the core module. No callback runs any more when
+/// it is dropped.
+pub(crate) struct Table(());
+
+impl Table {
+    /// # Safety
+    ///
+    /// To be called once, when the module is loaded.
+    pub(crate) unsafe fn new() -> Self {
+        // SAFETY: The caller calls this once, when the module is loaded.
+        unsafe { RUNNING.init() };
+        Self(())
+    }
+}
+
+impl Drop for Table {
+    fn drop(&mut self) {
+        // Nothing drops a static when the module is unloaded.
+        RUNNING.lock().listed = KVec::new();
+    }
+}
+
+/// Returns the address of the current task, to be compared.
+fn current_task() -> usize {
+    // SAFETY: There is a current task.
+    unsafe { bindings::get_current() as usize }
+}
+
+/// A mark of the current task while it is in a callback of the connection manager.
+///
+/// Callbacks share a few work queues, one of them ordered: who waits in a callback for another
+/// event may wait for ever, and with it everybody else.
+///
+/// While there is no memory to list a task, every task is taken to be in a callback: what would
+/// wait returns `EDEADLK` then.
+pub(crate) struct Running {
+    task: usize,
+    listed: bool,
+}
+
+impl Running {
+    pub(crate) fn enter() -> Self {
+        let task = current_task();
+        let mut tasks = RUNNING.lock();
+        let listed = tasks.listed.push(task, GFP_KERNEL).is_ok();
+        if !listed {
+            tasks.unlisted += 1;
+        }
+        Self { task, listed }
+    }
+
+    /// Says whether the current task is in a callback.
+    pub(crate) fn is_current() -> bool {
+        let tasks = RUNNING.lock();
+        tasks.unlisted != 0 || tasks.listed.contains(&current_task())
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let mut tasks = RUNNING.lock();
+        if !self.listed {
+            tasks.unlisted -= 1;
+            return;
+        }
+        let last = tasks.listed.iter().rposition(|task| *task == self.task);
+        if let Some(index) = last {
+            let _ = tasks.listed.remove(index);
+        }
     }
 }

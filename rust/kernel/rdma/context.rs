@@ -21,11 +21,11 @@ use kernel::{
     prelude::*,
     types::NotThreadSafe, //
 };
+use private::Sealed;
 
 mod private {
     pub trait Sealed {}
 }
-use private::Sealed;
 
 /// A context that code can run in.
 pub trait Context: Sealed + 'static {

@@ -9,7 +9,7 @@
 //!   [`CqeHandler`](crate::cqe::CqeHandler) of each request ([`Cq::alloc`]). Such CQs can be shared
 //!   ([`Cq::pool_get`]). Where handlers do not sleep, which of the three it is can be chosen at run
 //!   time ([`Cq::into_atomic`]).
-//! - [`Direct`](crate::context::Direct): whoever has it, which calls handlers ([`Cq::process`],
+//! - [`Direct`]: whoever has it, which calls handlers ([`Cq::process`],
 //!   [`Cq::process_with`]) or takes completions without ([`Cq::poll`], [`Cq::next`]).
 //! - [`Waited`](crate::context::Waited): as a direct one, and completions can be waited for
 //!   ([`Cq::wait`]).
@@ -20,56 +20,74 @@
 //! C header: [`include/rdma/ib_verbs.h`](srctree/include/rdma/ib_verbs.h) (`struct ib_cq`);
 //! C source: `drivers/infiniband/core/cq.c`
 
-mod alloc;
 mod batch;
-mod inner;
-mod lease;
 mod poll;
-mod pool;
-mod room;
-mod seat;
-mod set;
-mod wait;
-mod watch;
 
 pub use batch::{
     Batch,
     Completion,
     Completions, //
 };
-pub(crate) use inner::{
-    Inner,
-    Seated, //
-};
-pub(crate) use lease::{
-    lease,
-    Lease, //
-};
-pub use set::CqSet;
-pub use wait::Wait;
+pub use poll::Wait;
 
 use crate::{
     bindings,
     context::{
         CorePolled,
+        Direct,
         PollContext,
         Sleepable,
         Softirq, //
     },
-    device::Device, //
-};
-use alloc::{
-    alloc,
-    Request, //
+    deferred::{
+        Deferred,
+        Fate,
+        Teardown, //
+    },
+    device::{
+        Device,
+        Name, //
+    },
+    gate::Kind,
+    objects::Listed,
+    removal::OnRemoval,
+    sync::{
+        Room,
+        Seat, //
+    },
+    wc::Wc, //
 };
 use core::{
+    cell::UnsafeCell,
     marker::PhantomData,
-    sync::atomic, //
+    mem::MaybeUninit,
+    ptr::NonNull, //
 };
 use kernel::{
-    error::to_result,
+    cpu::{
+        nr_cpu_ids,
+        CpuId, //
+    },
+    error::{
+        from_err_ptr,
+        to_result, //
+    },
+    new_condvar,
+    new_spinlock_irq,
     prelude::*,
-    sync::Arc, //
+    sync::{
+        atomic::{
+            ordering::{
+                Full,
+                Relaxed, //
+            },
+            Atomic, //
+        },
+        rcu::synchronize_rcu,
+        Arc,
+        CondVar,
+        SpinLockIrq, //
+    }, //
 };
 
 /// A completion queue that is polled in context `C`; if that is [`Softirq`], perhaps by a work item
@@ -193,4 +211,604 @@ impl<C: CorePolled> Cq<C> {
     pub fn into_atomic(self) -> Cq<Softirq> {
         Cq::from_inner(self.inner)
     }
+}
+
+/// Checks the size of a CQ.
+fn check(dev: &Device, entries: u32) -> Result {
+    if entries == 0 || entries > dev.max_cqe() {
+        pr_err!(
+            "{dev}: a CQ of {entries} entries was asked for; 1 to {} are possible\n",
+            dev.max_cqe()
+        );
+        return Err(EINVAL);
+    }
+    Ok(())
+}
+
+/// What a CQ is to be.
+struct Request {
+    entries: u32,
+    vector: Option<u32>,
+    context: bindings::ib_poll_context,
+    waited: bool,
+}
+
+impl Request {
+    fn new<C: PollContext>(entries: u32, vector: Option<u32>) -> Self {
+        Self {
+            entries,
+            vector,
+            context: C::RAW,
+            waited: C::WAITED,
+        }
+    }
+}
+
+/// Allocates or creates a CQ. Not generic, so that what the CQ needs at its end is code of this
+/// module.
+#[inline(never)]
+fn alloc(dev: &Device, request: &Request, _cx: &Sleepable) -> Result<Arc<Inner>> {
+    check(dev, request.entries)?;
+    let entries = request.entries.try_into()?;
+    if request.vector.is_some_and(|n| n >= dev.num_comp_vectors()) {
+        return Err(EINVAL);
+    }
+    let reserved = Deferred::reserve()?;
+    let watch = Watch::new()?;
+    let hold = dev.list(Kind::Cq)?;
+    let caller = dev.client().name.as_char_ptr();
+    let private = Arc::as_ptr(&watch).cast_mut().cast();
+    let attr = bindings::ib_cq_init_attr {
+        cqe: request.entries,
+        comp_vector: request.vector.unwrap_or_else(|| any_vector(dev)),
+        flags: 0,
+    };
+    let raw = match request.vector {
+        _ if request.waited => {
+            dev.inner().removal.add(watch.clone())?;
+            // SAFETY: The device is registered while `dev` lives, the arguments are in range, the
+            // callbacks' context and the client's name outlive the CQ.
+            unsafe {
+                bindings::__ib_create_cq(
+                    dev.as_raw(),
+                    Some(completed),
+                    Some(event),
+                    private,
+                    &attr,
+                    caller,
+                )
+            }
+        }
+        // SAFETY: The device is registered while `dev` lives, the arguments are in range, the
+        // callbacks' context and the client's name outlive the CQ.
+        Some(vector) => unsafe {
+            bindings::__ib_alloc_cq(
+                dev.as_raw(),
+                private,
+                entries,
+                vector.try_into()?,
+                request.context,
+                caller,
+            )
+        },
+        // SAFETY: The device is registered while `dev` lives, the arguments are in range, the
+        // callbacks' context and the client's name outlive the CQ.
+        None => unsafe {
+            bindings::__ib_alloc_cq_any(dev.as_raw(), private, entries, request.context, caller)
+        },
+    };
+    let raw = from_err_ptr(raw).and_then(|raw| NonNull::new(raw).ok_or(ENOMEM));
+    let raw = raw.inspect_err(|_| {
+        if request.waited {
+            dev.inner().removal.remove(&watch);
+        }
+    })?;
+    // SAFETY: Just made; nothing completes to it yet, so nothing fails, and nobody looks at how it
+    // is polled.
+    let (given, num) = unsafe {
+        (*raw.as_ptr()).event_handler = Some(event);
+        if request.waited {
+            (*raw.as_ptr()).poll_ctx = request.context;
+            (*raw.as_ptr()).comp_vector = attr.comp_vector;
+        }
+        // The driver may have given more entries than were asked for.
+        ((*raw.as_ptr()).cqe, (*raw.as_ptr()).res.id)
+    };
+    hold.set_num(num);
+    let origin = if request.waited {
+        Origin::Created(watch)
+    } else {
+        Origin::Allocated(watch)
+    };
+    // INVARIANT: Just made.
+    let state = reserved.fill(State {
+        raw,
+        origin,
+        dev: dev.clone(),
+        _hold: hold,
+    });
+    Inner::new(dev, given.try_into()?, state)
+}
+
+/// Chooses a completion vector as `ib_alloc_cq_any` does.
+fn any_vector(dev: &Device) -> u32 {
+    static NEXT: Atomic<u32> = Atomic::new(0);
+    let vectors = dev.num_comp_vectors().min(nr_cpu_ids());
+    NEXT.fetch_add(1, Relaxed).checked_rem(vectors).unwrap_or(0)
+}
+
+/// Takes entries of a pooled CQ. Not generic, so that what they need at their end is code of this
+/// module.
+#[inline(never)]
+fn get(
+    dev: &Device,
+    entries: u32,
+    vector: Option<u32>,
+    context: bindings::ib_poll_context,
+    _cx: &Sleepable,
+) -> Result<Arc<Inner>> {
+    // For more than a CQ can have, the core would look for ever.
+    check(dev, entries)?;
+    let reserved = Deferred::reserve()?;
+    let hold = dev.list(Kind::Cq)?;
+    let vector = match vector {
+        Some(vector) => vector.try_into()?,
+        None => -1,
+    };
+    // SAFETY: The device is registered while `dev` lives, and the arguments are in range.
+    let raw = unsafe { bindings::ib_cq_pool_get(dev.as_raw(), entries, vector, context) };
+    let raw = NonNull::new(from_err_ptr(raw)?).ok_or(ENOMEM)?;
+    // SAFETY: Just taken; the number does not change.
+    hold.set_num(unsafe { raw.as_ref() }.res.id);
+    // INVARIANT: Just taken.
+    let state = reserved.fill(State {
+        raw,
+        origin: Origin::Pooled { entries },
+        dev: dev.clone(),
+        _hold: hold,
+    });
+    Inner::new(dev, entries, state)
+}
+
+/// Gives entries back and waits until no handler of theirs is running.
+///
+/// Others go on using the CQ, and nothing but the last drain has told that the handlers have run.
+/// The last of them may still have to return, and its code may be about to go.
+///
+/// # Safety
+///
+/// `cq` is a pooled CQ of which the caller has that many entries, and no QP of the caller's uses
+/// it.
+unsafe fn put(cq: *mut bindings::ib_cq, entries: u32, _cx: &Sleepable) {
+    // SAFETY: The CQ is there, and the union is what the context says.
+    unsafe {
+        if (*cq).poll_ctx == Softirq::RAW {
+            // Softirqs are sections that RCU waits for.
+            synchronize_rcu();
+        } else {
+            bindings::flush_work(&raw mut *(*cq).__bindgen_anon_1.work);
+        }
+        bindings::ib_cq_pool_put(cq, entries);
+    }
+}
+
+impl<C: CorePolled> Cq<C> {
+    /// Takes `entries` entries of a CQ that other users of the device share, other modules among
+    /// them (`ib_cq_pool_get`). QPs lease from those entries as from those of a CQ of one's own.
+    ///
+    /// `vector` is a hint: the number of a completion vector or, modulo the number of vectors, of a
+    /// CPU; or the core's choice.
+    ///
+    /// A shared CQ does not tell that it has failed, cannot be moderated, and is not for QPs on an
+    /// SRQ. The entries are given
+    /// back, from a work item, when the last handle and every QP that uses them are gone.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` if the device has no CQ of that size; `ENOMEM`, or the driver's error.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use rdma::{context::{Sleepable, Workqueue}, cq::Cq, device::Device};
+    /// fn take(dev: &Device, cx: &Sleepable) -> Result<Cq<Workqueue>> {
+    ///     Cq::pool_get(dev, 128, None, cx)
+    /// }
+    /// ```
+    pub fn pool_get(
+        dev: &Device,
+        entries: u32,
+        vector: Option<u32>,
+        cx: &Sleepable,
+    ) -> Result<Self> {
+        Ok(Self::from_inner(get(dev, entries, vector, C::RAW, cx)?))
+    }
+}
+
+/// CQs on different completion vectors, so on different CPUs, for a ULP with many QPs.
+///
+/// C ULPs spell this out: nvme and srp give queue `i` the vector `i` modulo the number of vectors,
+/// isert the one that the fewest connections use, others that of the current CPU.
+pub struct CqSet<C: PollContext> {
+    first: Cq<C>,
+    others: KVec<Cq<C>>,
+    turn: Atomic<u32>,
+}
+
+impl<C: PollContext> CqSet<C> {
+    /// Allocates a CQ with at least `entries` entries for each completion vector of the device, but
+    /// not more than there are CPUs, nor more than `max`.
+    ///
+    /// # Errors
+    ///
+    /// As [`Cq::alloc`]; `EINVAL` if `max` is zero.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use rdma::{context::{Sleepable, Softirq}, cq::{Cq, CqSet}, device::Device};
+    /// fn make(dev: &Device, cx: &Sleepable) -> Result<Cq<Softirq>> {
+    ///     let cqs = CqSet::<Softirq>::alloc(dev, 128, u32::MAX, cx)?;
+    ///     Ok(cqs.next().clone())
+    /// }
+    /// ```
+    pub fn alloc(dev: &Device, entries: u32, max: u32, cx: &Sleepable) -> Result<Self> {
+        let vectors = dev.num_comp_vectors().min(nr_cpu_ids()).min(max);
+        if vectors == 0 {
+            return Err(EINVAL);
+        }
+        let mut others = KVec::new();
+        for vector in 1..vectors {
+            others.push(Cq::alloc(dev, entries, vector, cx)?, GFP_KERNEL)?;
+        }
+        Ok(Self {
+            first: Cq::alloc(dev, entries, 0, cx)?,
+            others,
+            turn: Atomic::new(0),
+        })
+    }
+
+    /// Returns the number of CQs, at least 1.
+    #[expect(clippy::len_without_is_empty)]
+    pub fn len(&self) -> usize {
+        1 + self.others.len()
+    }
+
+    /// Returns the CQ of a queue, by the queue's number.
+    pub fn of(&self, queue: usize) -> &Cq<C> {
+        match queue % self.len() {
+            0 => &self.first,
+            n => self.others.get(n - 1).unwrap_or(&self.first),
+        }
+    }
+
+    /// Returns one CQ after the other.
+    pub fn next(&self) -> &Cq<C> {
+        self.of(self.turn.fetch_add(1, Relaxed) as usize)
+    }
+
+    /// Returns the CQ of the current CPU, where drivers spread vectors over CPUs in order.
+    pub fn local(&self) -> &Cq<C> {
+        self.of(CpuId::current().as_u32() as usize)
+    }
+
+    /// Returns the CQ with the most entries that no QP has leased.
+    pub fn roomiest(&self) -> &Cq<C> {
+        self.iter()
+            .max_by_key(|cq| cq.free_entries())
+            .unwrap_or(&self.first)
+    }
+
+    /// Returns all CQs, in the order of their vectors.
+    pub fn iter(&self) -> impl Iterator<Item = &Cq<C>> {
+        Iterator::chain(core::iter::once(&self.first), &self.others)
+    }
+}
+
+/// What the handles of one completion queue share.
+///
+/// # Invariants
+///
+/// `entries` are the CQ's own, or those taken of it where it is shared.
+pub(crate) struct Inner {
+    pub(crate) raw: NonNull<bindings::ib_cq>,
+    pub(crate) dev: Device,
+    entries: u32,
+    room: Room,
+    seat: Seat,
+    /// Of a CQ that the RDMA core does not poll, for who has the seat.
+    wcs: Option<KBox<UnsafeCell<Wcs>>>,
+    state: Deferred<State>,
+}
+
+// SAFETY: `struct ib_cq` may be used from any thread.
+unsafe impl Send for Inner {}
+// SAFETY: `struct ib_cq` may be used from any thread, and only who has the seat uses `wcs`.
+unsafe impl Sync for Inner {}
+
+impl Inner {
+    fn new(dev: &Device, entries: u32, state: Deferred<State>) -> Result<Arc<Self>> {
+        let mut inner = Self {
+            raw: state.raw,
+            dev: dev.clone(),
+            entries,
+            room: Room::new(entries.try_into()?),
+            seat: Seat::new(),
+            wcs: None,
+            state,
+        };
+        if inner.is_caller_polled() {
+            let wcs = [const { MaybeUninit::uninit() }; ROW];
+            inner.wcs = Some(KBox::new(UnsafeCell::new(wcs), GFP_KERNEL)?);
+        }
+        Ok(Arc::new(inner, GFP_KERNEL)?)
+    }
+
+    /// Says whether the current task is in a handler of this CQ, where waiting for the CQ would
+    /// never end.
+    pub(crate) fn is_polled_by_current(&self) -> bool {
+        let holder = self.seat.holder();
+        // SAFETY: The CQ is there while `self` lives; the helper only compares.
+        unsafe { bindings::rdma_helper_cq_is_polled_by_current(self.raw.as_ptr(), holder) }
+    }
+
+    /// Takes the seat of a CQ that the RDMA core does not poll, for as long as what is returned
+    /// lives; `None` if somebody else has it.
+    #[inline]
+    pub(crate) fn sit(&self) -> Option<Seated<'_>> {
+        let here = MaybeUninit::<u8>::uninit();
+        let wcs = self.wcs.as_ref()?.get();
+        self.seat.take((&raw const here).addr()).then(|| {
+            let seat = &self.seat;
+            // INVARIANT: Just taken.
+            Seated { seat, wcs }
+        })
+    }
+
+    /// Says whether somebody has the seat.
+    fn is_taken(&self) -> bool {
+        self.seat.holder() != 0
+    }
+
+    /// Returns where the completions are that its poller dispatches; null if there may be others.
+    pub(crate) fn polled_into(&self) -> *const Wc {
+        match &self.wcs {
+            Some(wcs) => wcs.get().cast_const().cast(),
+            None if self.is_shared() => core::ptr::null(),
+            // SAFETY: The CQ is there while `self` lives, and its array does not change.
+            None => unsafe { (*self.raw.as_ptr()).wc }.cast_const().cast(),
+        }
+    }
+
+    /// Says whether the CQ has lost completions.
+    #[inline]
+    pub(crate) fn has_failed(&self) -> bool {
+        self.watch().is_some_and(|watch| watch.has_failed())
+    }
+
+    /// Says whether nobody but its users polls the CQ.
+    pub(crate) fn is_caller_polled(&self) -> bool {
+        // SAFETY: The CQ is there while `self` lives; the field does not change.
+        unsafe { (*self.raw.as_ptr()).poll_ctx == Direct::RAW }
+    }
+
+    /// Says whether other modules may use, and poll, the CQ too.
+    pub(crate) fn is_shared(&self) -> bool {
+        matches!(self.state.origin, Origin::Pooled { .. })
+    }
+
+    #[inline]
+    fn watch(&self) -> Option<&Watch> {
+        match &self.state.origin {
+            Origin::Allocated(watch) | Origin::Created(watch) => Some(watch),
+            Origin::Pooled { .. } => None,
+        }
+    }
+}
+
+/// The right to poll a CQ that the RDMA core does not poll: see [`Seat`].
+///
+/// # Invariants
+///
+/// Who has this has the seat, and with it the room at `wcs`, which is valid for `'a`.
+pub(crate) struct Seated<'a> {
+    seat: &'a Seat,
+    wcs: *mut Wcs,
+}
+
+impl Seated<'_> {
+    /// Returns the room for what is polled.
+    #[inline]
+    fn room(&mut self) -> &mut Wcs {
+        // SAFETY: By the type invariant who has this has the room, which is valid for `'a`.
+        unsafe { &mut *self.wcs }
+    }
+}
+
+impl Drop for Seated<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        self.seat.leave();
+    }
+}
+
+/// Room for the completions that are polled at once.
+type Wcs = [MaybeUninit<bindings::ib_wc>; ROW];
+
+/// How many completions are polled at once (`IB_POLL_BATCH`).
+const ROW: usize = 16;
+
+/// How a CQ was made, and so how it ends.
+enum Origin {
+    Allocated(Arc<Watch>),
+    Created(Arc<Watch>),
+    Pooled { entries: u32 },
+}
+
+/// A CQ, and what it needs at its end.
+///
+/// # Invariants
+///
+/// `raw` is a CQ of `dev` that was made as `origin` says; the watch is its context.
+struct State {
+    raw: NonNull<bindings::ib_cq>,
+    origin: Origin,
+    dev: Device,
+    _hold: Listed,
+}
+
+// SAFETY: A CQ may be freed from any thread.
+unsafe impl Send for State {}
+
+impl Teardown for State {
+    fn teardown(&mut self, cx: &Sleepable) -> Fate {
+        let cq = self.raw.as_ptr();
+        match &self.origin {
+            // SAFETY: By the type invariant `raw` is from `ib_alloc_cq`; QPs hold `Inner`, so none
+            // uses the CQ. This is the fence after which no handler runs: first for the poll of a
+            // softirq CQ, which the second call would free under its last steps, and then, in the
+            // second, for that of others.
+            Origin::Allocated(_) => unsafe {
+                bindings::rdma_helper_cq_end_poll(cq);
+                bindings::ib_free_cq(cq);
+            },
+            Origin::Created(watch) => {
+                self.dev.inner().removal.remove(watch);
+                // SAFETY: By the type invariant `raw` is from `ib_create_cq`; QPs hold `Inner`, so
+                // none uses the CQ, and nobody polls it any more. This is the fence after which no
+                // `comp_handler` runs.
+                let ret = unsafe { bindings::ib_destroy_cq_user(cq, core::ptr::null_mut()) };
+                if ret != 0 {
+                    pr_err!("a CQ could not be destroyed ({ret}); it is leaked\n");
+                    return Fate::Leak;
+                }
+            }
+            // SAFETY: By the type invariant so many entries were taken of `raw`; QPs hold `Inner`,
+            // so none of ours uses the CQ.
+            Origin::Pooled { entries } => unsafe { put(cq, *entries, cx) },
+        }
+        Fate::Gone
+    }
+}
+
+/// Entries of a CQ that a QP has reserved; given back when dropped.
+///
+/// # Invariants
+///
+/// `entries` were taken from the room of `cq`.
+pub(crate) struct Lease {
+    cq: Arc<Inner>,
+    entries: i32,
+}
+
+impl Lease {
+    pub(crate) fn cq(&self) -> &Arc<Inner> {
+        &self.cq
+    }
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        self.cq.room.give(self.entries);
+    }
+}
+
+/// Takes `entries` entries, all or nothing.
+pub(crate) fn lease(cq: &Arc<Inner>, entries: u32) -> Result<Lease> {
+    let entries: i32 = entries.try_into()?;
+    cq.room.take(entries).map_err(|free| {
+        pr_err!(
+            "{}: a QP needs {entries} CQ entries, {free} of {} are free\n",
+            cq.dev,
+            cq.entries
+        );
+        ENOSPC
+    })?;
+    // INVARIANT: Just taken.
+    Ok(Lease {
+        cq: cq.clone(),
+        entries,
+    })
+}
+
+/// What is waited for.
+struct Events {
+    /// How often the driver has said that completions come.
+    completions: u32,
+    /// Whether the device is being removed.
+    gone: bool,
+}
+
+/// The context of a CQ's C callbacks.
+#[pin_data]
+pub(crate) struct Watch {
+    failed: Atomic<bool>,
+    #[pin]
+    events: SpinLockIrq<Events>,
+    #[pin]
+    changed: CondVar,
+}
+
+impl Watch {
+    /// Never inlined, so that all modules give the lock one name, as lockdep wants it.
+    #[inline(never)]
+    fn new() -> Result<Arc<Self>> {
+        let init = pin_init!(Self {
+            failed: Atomic::new(false),
+            events <- new_spinlock_irq!(Events {
+                completions: 0,
+                gone: false,
+            }),
+            changed <- new_condvar!(),
+        });
+        Arc::pin_init(init, GFP_KERNEL)
+    }
+
+    #[inline]
+    fn has_failed(&self) -> bool {
+        self.failed.load(Relaxed)
+    }
+}
+
+impl OnRemoval for Watch {
+    fn gone(self: Arc<Self>) {
+        self.events.lock().gone = true;
+        self.changed.notify_all();
+    }
+}
+
+/// `ib_cq.comp_handler` of a CQ that can be waited for.
+///
+/// # Safety
+///
+/// Called by the driver, in any context, with the [`Watch`] of a CQ that is not destroyed.
+unsafe extern "C" fn completed(_cq: *mut bindings::ib_cq, watch: *mut c_void) {
+    // SAFETY: The watch outlives its CQ.
+    let watch = unsafe { &*watch.cast::<Watch>() };
+    {
+        let mut events = watch.events.lock();
+        events.completions = events.completions.wrapping_add(1);
+    }
+    watch.changed.notify_all();
+}
+
+/// `ib_cq.event_handler`.
+///
+/// # Safety
+///
+/// Called by the driver, in any context, with an event that is valid during the call, and with the
+/// [`Watch`] of a CQ that is not destroyed.
+unsafe extern "C" fn event(event: *mut bindings::ib_event, watch: *mut c_void) {
+    // SAFETY: The event is valid during this call, as the caller promises, and the watch outlives
+    // its CQ.
+    let (event, watch) = unsafe { (&*event, &*watch.cast::<Watch>()) };
+    if event.event != bindings::ib_event_type_IB_EVENT_CQ_ERR || watch.failed.xchg(true, Full) {
+        return;
+    }
+    // SAFETY: A device that has a CQ is there.
+    let device = unsafe { Name::of(event.device) };
+    pr_err!("{device}: a CQ was overrun or failed: completions are lost\n");
+    // Taking the lock makes those who have looked before wait in time.
+    drop(watch.events.lock());
+    watch.changed.notify_all();
 }

@@ -38,6 +38,10 @@
 //!
 //! C header: [`include/rdma/ib_verbs.h`](srctree/include/rdma/ib_verbs.h) (`struct ib_cqe`)
 
+#[doc(hidden)]
+pub use core::mem::offset_of;
+pub use rdma_macros::HasCqe;
+
 use crate::{
     bindings,
     context::Context,
@@ -61,8 +65,6 @@ use kernel::{
     prelude::*,
     sync::Arc, //
 };
-
-pub use rdma_macros::HasCqe;
 
 /// A completion callback embedded in `T`, as `struct ib_cqe`.
 ///
@@ -124,10 +126,7 @@ impl<T, const ID: u64> Field<T, ID> {
     }
 }
 
-#[doc(hidden)]
-pub use core::mem::offset_of;
-
-/// Returns the [`Field`](crate::cqe::Field) of `Self` with this name.
+/// Returns the [`Field`](Field) of `Self` with this name.
 ///
 /// The proof is here, with paths that no other crate can take over, and not in what the derive
 /// macro expands to: in that, `::rdma` is whatever a ULP calls so.

@@ -9,37 +9,52 @@
 //!
 //! C source: `drivers/infiniband/core/verbs.c` (`ib_drain_qp`)
 
-mod marker;
-mod wait;
-
-pub(crate) use marker::Markers;
-use marker::{
-    RECV,
-    SEND, //
-};
-
 use crate::{
     ah::Ah,
     bindings,
     context::Sleepable,
-    cq,
+    cq::{
+        self,
+        Seated, //
+    },
+    ledger,
     qp::{
         self,
         post::{
             recv_raw,
             send_raw,
+            unnamed,
             Refusal, //
         }, //
     }, //
 };
-use core::mem::ManuallyDrop;
+use core::{
+    cell::Cell,
+    mem::{
+        offset_of,
+        ManuallyDrop, //
+    }, //
+};
 use kernel::{
     prelude::*,
-    sync::Arc, //
-};
-use wait::{
-    Unposted,
-    Wait, //
+    sync::{
+        atomic::{
+            ordering::{
+                Full,
+                Relaxed, //
+            },
+            Atomic, //
+        },
+        Arc, //
+    },
+    time::{
+        delay::fsleep,
+        msecs_to_jiffies,
+        Delta,
+        Instant,
+        Monotonic, //
+    },
+    types::Opaque, //
 };
 
 /// How long a drain may take before the QP is given up, in milliseconds.
@@ -137,7 +152,7 @@ unsafe fn drain_by_driver(
 /// it is for datagrams, `nowhere` is an address handle of its PD; without one nothing was posted to
 /// its send queue.
 pub(crate) unsafe fn drain(
-    inner: &qp::inner::Inner,
+    inner: &qp::Inner,
     send_cq: &cq::Inner,
     recv_cq: &cq::Inner,
     nowhere: Option<&Ah>,
@@ -239,4 +254,353 @@ pub(crate) unsafe fn drain(
         wait.wait()?;
     }
     Ok(())
+}
+
+/// The requests at the ends of a QP's two queues. A drain uses them once; they are allocated with
+/// the QP, so that its end needs no memory.
+///
+/// The drain, and each queue that one was posted to, have a reference, so that one that is late
+/// does no harm.
+pub(crate) struct Markers {
+    send: bindings::ib_cqe,
+    recv: bindings::ib_cqe,
+    /// How many of them are given and were not reached, and one more until the drain waits.
+    left: Atomic<u32>,
+    /// Completed when none is left, so that the drain is woken up once.
+    reached: Opaque<bindings::completion>,
+}
+
+/// The offsets of the two.
+const SEND: usize = offset_of!(Markers, send);
+const RECV: usize = offset_of!(Markers, recv);
+
+// SAFETY: A completion may be used from any thread, and the rest does not change.
+unsafe impl Send for Markers {}
+// SAFETY: A shared reference gives an atomic, a completion, and callbacks that are never written.
+unsafe impl Sync for Markers {}
+
+impl Markers {
+    pub(crate) fn new() -> Result<Arc<Self>> {
+        let marker = |done| bindings::ib_cqe { done: Some(done) };
+        let markers = Arc::new(
+            Self {
+                send: marker(reached::<SEND>),
+                recv: marker(reached::<RECV>),
+                left: Atomic::new(1),
+                reached: Opaque::uninit(),
+            },
+            GFP_KERNEL,
+        )?;
+        // SAFETY: The memory is valid and stays in place.
+        unsafe { bindings::init_completion(markers.reached.get()) };
+        Ok(markers)
+    }
+
+    /// Gives a reference up for the address of the marker at `OFFSET`.
+    fn give<const OFFSET: usize>(self: Arc<Self>) -> *mut bindings::ib_cqe {
+        self.left.add(1, Relaxed);
+        // SAFETY: The offset is that of a field.
+        let cqe = unsafe { Arc::into_raw(self).byte_add(OFFSET) };
+        let cqe = cqe.cast_mut().cast();
+        ledger::post(cqe, "the marker of a drain");
+        cqe
+    }
+
+    /// Takes the reference back.
+    ///
+    /// # Safety
+    ///
+    /// `cqe` is from [`Markers::give`] with this offset. Each one is taken back once.
+    unsafe fn from_cqe<const OFFSET: usize>(cqe: *mut bindings::ib_cqe) -> Arc<Self> {
+        // SAFETY: `cqe` is from `give`, which has added this offset to the address of a reference
+        // that it gave up, and is taken back once, as the caller promises.
+        unsafe { Arc::from_raw(cqe.byte_sub(OFFSET).cast_const().cast()) }
+    }
+
+    /// Takes the reference of a marker back that was not posted.
+    ///
+    /// # Safety
+    ///
+    /// `cqe` is from [`Markers::give`] with this offset. Each one is taken back once.
+    unsafe fn take_back<const OFFSET: usize>(cqe: *mut bindings::ib_cqe) {
+        ledger::strike(cqe);
+        // SAFETY: `cqe` is from `give` with this offset and is taken back once, as the caller
+        // promises.
+        let markers = unsafe { Self::from_cqe::<OFFSET>(cqe) };
+        // The drain does not wait yet, so it is not the last one.
+        markers.left.fetch_sub(1, Relaxed);
+    }
+
+    /// Says whether the drain, which gives no more of them, has nothing to wait for: then all have
+    /// been reached. Otherwise the last one completes `reached`.
+    fn are_reached(&self) -> bool {
+        self.leave()
+    }
+
+    /// Has the drain, all of whose markers have been reached, give more.
+    fn begin_again(&self) {
+        self.left.store(1, Relaxed);
+    }
+
+    /// Returns whether this was the last one. What was done before the others has happened then.
+    fn leave(&self) -> bool {
+        self.left.fetch_sub(1, Full) == 1
+    }
+}
+
+/// The `done` callback of the marker at `OFFSET`.
+///
+/// # Safety
+///
+/// Called by the RDMA core for a request that was posted with the result of [`Markers::give`].
+unsafe extern "C" fn reached<const OFFSET: usize>(
+    _cq: *mut bindings::ib_cq,
+    wc: *mut bindings::ib_wc,
+) {
+    // SAFETY: `wc` is valid during this call, and both members of the union are as wide.
+    let cqe = unsafe { *(*wc).__bindgen_anon_1.wr_cqe };
+    if !ledger::strike(cqe) {
+        return ledger::report("a drain");
+    }
+    // SAFETY: The queue's reference is given up here.
+    let markers = unsafe { Markers::from_cqe::<OFFSET>(cqe) };
+    if markers.leave() {
+        // SAFETY: The completion is initialised.
+        unsafe { bindings::complete(markers.reached.get()) };
+    }
+}
+
+/// The length of one wait for something that will be told, in milliseconds: so often it is looked
+/// whether that is in vain.
+const STEP_MS: u32 = 10;
+
+/// How many completions of a CQ that nobody else polls are processed in a row, and how many rows at
+/// once.
+const BUDGET: i32 = 64;
+const ROWS: u32 = 16;
+
+/// How long a send queue may stay full, in milliseconds, and which part of the patience at the
+/// most, before it is taken to be full for ever. Flushing takes far less.
+const FULL_MS: u32 = 1_000;
+const FULL_PART: u32 = 4;
+
+/// How long a drain waits until it looks for a reason.
+const STALLED: Delta = Delta::from_millis(100);
+
+/// How long a drain waits for a marker that a CQ may have lost.
+const FAILED: Delta = Delta::from_millis(250);
+
+/// Why a marker was not posted.
+enum Unposted {
+    /// The queue is full, and has been for long.
+    Full,
+    /// The driver has refused it.
+    Refused(Error),
+    /// Nothing is known of it, or there is no use in trying.
+    Lost(Error),
+}
+
+impl Unposted {
+    fn into_error(self) -> Error {
+        match self {
+            Self::Full => ETIMEDOUT,
+            Self::Refused(e) | Self::Lost(e) => e,
+        }
+    }
+}
+
+/// A drain that is under way.
+///
+/// # Invariants
+///
+/// The current task may sleep: this has borrowed its token.
+struct Wait<'a> {
+    send_cq: &'a cq::Inner,
+    recv_cq: &'a cq::Inner,
+    markers: Arc<Markers>,
+    began: Instant<Monotonic>,
+    patience: Delta,
+    full: Delta,
+    help: Cell<Option<&'a dyn Fn()>>,
+    _cx: &'a Sleepable,
+}
+
+impl<'a> Wait<'a> {
+    /// A drain of queues that complete to these CQs. `markers` were not used before. `help` is
+    /// called once if it takes long.
+    fn new(
+        send_cq: &'a cq::Inner,
+        recv_cq: &'a cq::Inner,
+        markers: Arc<Markers>,
+        patience_ms: u32,
+        help: &'a dyn Fn(),
+        cx: &'a Sleepable,
+    ) -> Self {
+        // INVARIANT: By that of the token.
+        Self {
+            send_cq,
+            recv_cq,
+            markers,
+            began: Instant::now(),
+            patience: Delta::from_millis(patience_ms.into()),
+            full: Delta::from_millis(FULL_MS.min(patience_ms / FULL_PART).into()),
+            help: Cell::new(Some(help)),
+            _cx: cx,
+        }
+    }
+
+    /// Fails if no time is left, which on a CQ that has lost completions is soon so: what it has
+    /// not lost takes no longer to be processed.
+    fn check(&self) -> Result {
+        let failed = self.send_cq.has_failed() || self.recv_cq.has_failed();
+        let (patience, error) = match failed {
+            true => (self.patience.min(FAILED), EOVERFLOW),
+            false => (self.patience, ETIMEDOUT),
+        };
+        let elapsed = self.began.elapsed();
+        if elapsed > patience {
+            return Err(error);
+        }
+        if elapsed > STALLED {
+            if let Some(help) = self.help.take() {
+                help();
+            }
+        }
+        Ok(())
+    }
+
+    /// Posts the marker at `OFFSET` by `post`. A full queue has room again once something was
+    /// flushed, but for one of requests without completions: `may_stay_full` says that it may be
+    /// one.
+    fn post<const OFFSET: usize>(
+        &self,
+        may_stay_full: bool,
+        post: impl Fn(*mut bindings::ib_cqe) -> Result<(), Refusal>,
+    ) -> Result<(), Unposted> {
+        let cqe = self.markers.clone().give::<OFFSET>();
+        let mut pauses = Pauses::new();
+        let began = Instant::<Monotonic>::now();
+        let posted = loop {
+            match post(cqe) {
+                Ok(()) => break Ok(()),
+                // It may be in the queue, which then keeps its reference.
+                Err(refusal) if !refusal.named => {
+                    unnamed();
+                    return Err(Unposted::Lost(refusal.error()));
+                }
+                Err(refusal) if refusal.error() == ENOMEM => {
+                    if let Err(e) = self.check() {
+                        break Err(Unposted::Lost(e));
+                    }
+                    if may_stay_full && began.elapsed() > self.full {
+                        break Err(Unposted::Full);
+                    }
+                    self.poll();
+                    pauses.pause();
+                }
+                Err(refusal) => break Err(Unposted::Refused(refusal.error())),
+            }
+        };
+        // SAFETY: It was just given, and the driver says that it did not post it.
+        posted.inspect_err(|_| unsafe { Markers::take_back::<OFFSET>(cqe) })
+    }
+
+    /// Waits until the markers that were posted have completed. More can be posted then.
+    fn wait(&self) -> Result {
+        if !self.markers.are_reached() {
+            self.wait_for_last()?;
+        }
+        self.markers.begin_again();
+        Ok(())
+    }
+
+    /// Waits until the last marker has completed.
+    fn wait_for_last(&self) -> Result {
+        let reached = self.markers.reached.get();
+        let mut pauses = Pauses::new();
+        while self.poll() {
+            // SAFETY: The completion lives as long as the markers, which have initialised it.
+            if unsafe { bindings::try_wait_for_completion(reached) } {
+                return Ok(());
+            }
+            self.check()?;
+            pauses.pause();
+        }
+        // SAFETY: The completion lives as long as the markers, which have initialised it.
+        unsafe { self.wait_for(reached) }
+    }
+
+    /// Waits for a completion that is told without polling.
+    ///
+    /// # Safety
+    ///
+    /// `completion` is initialised and stays that.
+    unsafe fn wait_for(&self, completion: *mut bindings::completion) -> Result {
+        let step = msecs_to_jiffies(STEP_MS);
+        // SAFETY: The completion is initialised, as the caller promises, and by the type invariant
+        // this may sleep.
+        while unsafe { bindings::wait_for_completion_timeout(completion, step) } == 0 {
+            self.check()?;
+        }
+        Ok(())
+    }
+
+    /// Takes the seat of a CQ that its users poll, for a driver's own drain, which polls such a CQ,
+    /// too.
+    fn sit<'cq>(&self, cq: &'cq cq::Inner) -> Result<Option<Seated<'cq>>> {
+        if !cq.is_caller_polled() {
+            return Ok(None);
+        }
+        let mut pauses = Pauses::new();
+        loop {
+            if let Some(seat) = cq.sit() {
+                return Ok(Some(seat));
+            }
+            self.check()?;
+            pauses.pause();
+        }
+    }
+
+    /// Processes what has completed on CQs that nobody else polls, and says whether there are such.
+    fn poll(&self) -> bool {
+        let same = core::ptr::eq(self.send_cq, self.recv_cq);
+        let sends = poll(self.send_cq);
+        let recvs = if same { sends } else { poll(self.recv_cq) };
+        sends || recvs
+    }
+}
+
+/// Processes what has completed on a CQ if nobody else polls it, and says whether that is so.
+fn poll(cq: &cq::Inner) -> bool {
+    if !cq.is_caller_polled() {
+        return false;
+    }
+    let Some(_seat) = cq.sit() else {
+        // Who has the seat polls.
+        return true;
+    };
+    for _ in 0..ROWS {
+        // SAFETY: The CQ is there while `cq` lives, its users poll it, and it is our turn.
+        if unsafe { bindings::ib_process_cq_direct(cq.raw.as_ptr(), BUDGET) } < BUDGET {
+            break;
+        }
+    }
+    true
+}
+
+/// Pauses between looks at what nobody tells. Most of that happens at once, some of it late: none
+/// is much longer than a part of what was waited before.
+struct Pauses(u32);
+
+impl Pauses {
+    const FIRST_US: u32 = 20;
+
+    fn new() -> Self {
+        Self(Self::FIRST_US)
+    }
+
+    fn pause(&mut self) {
+        fsleep(Delta::from_micros(self.0.into()));
+        self.0 = (self.0 + self.0 / 4).min(1_000 * STEP_MS);
+    }
 }

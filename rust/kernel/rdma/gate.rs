@@ -7,15 +7,13 @@
 //! leaked stalls the removal, with a message that names it, instead of being used after it is gone.
 //! Posting and completing never touch a gate.
 
-mod count;
-
 use crate::{
     bindings,
     context::Sleepable,
-    objects, //
+    objects,
+    sync::Count, //
 };
 use core::ptr::NonNull;
-use count::Count;
 use kernel::{
     fmt,
     prelude::*,

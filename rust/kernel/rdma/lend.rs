@@ -46,8 +46,6 @@
 //! }
 //! ```
 
-mod holders;
-
 use crate::{
     bindings,
     cqe::{
@@ -55,7 +53,8 @@ use crate::{
         CqeHandler,
         CqePointer, //
     },
-    ledger, //
+    ledger,
+    sync::Holders, //
 };
 use core::{
     mem::{
@@ -66,10 +65,8 @@ use core::{
         Deref,
         DerefMut, //
     },
-    ptr::NonNull,
-    sync::atomic, //
+    ptr::NonNull, //
 };
-use holders::Holders;
 use kernel::{
     alloc::Flags,
     prelude::*, //

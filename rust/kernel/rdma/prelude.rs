@@ -8,77 +8,52 @@
 //! use rdma::prelude::*;
 //! ```
 
+pub use crate::client::Client;
+pub use crate::client::ClientRef;
+pub use crate::client::DeviceData;
+pub use crate::cm;
+pub use crate::context::Atomic;
+pub use crate::context::CallerPolled;
+pub use crate::context::CorePolled;
+pub use crate::context::Direct;
+pub use crate::context::PollContext;
+pub use crate::context::Provides;
+pub use crate::context::Sleepable;
+pub use crate::context::Softirq;
+pub use crate::context::UnboundWorkqueue;
+pub use crate::context::Waited;
+pub use crate::context::Workqueue;
+pub use crate::cq::Batch;
+pub use crate::cq::Completion;
+pub use crate::cq::Cq;
+pub use crate::cq::CqSet;
+pub use crate::cq::Wait;
+pub use crate::cqe::Cqe;
+pub use crate::cqe::CqeHandler;
+pub use crate::cqe::HasCqe;
+pub use crate::device::Device;
+pub use crate::dma::Bidirectional;
+pub use crate::dma::Buf;
+pub use crate::dma::FromDevice;
+pub use crate::dma::ToDevice;
+pub use crate::lend::Kept;
+pub use crate::lend::Lent;
+pub use crate::mr::InvWr;
+pub use crate::mr::Mr;
+pub use crate::mr::RegWr;
+pub use crate::mr::Region;
+pub use crate::pd::Pd;
+pub use crate::qp::Caps;
+pub use crate::qp::Qp;
+pub use crate::sg::Pages;
+pub use crate::sg::SgBuf;
+pub use crate::wc::Opcode;
+pub use crate::wc::Status;
+pub use crate::wc::Wc;
+pub use crate::wc::WcError;
+pub use crate::wr::PostError;
+pub use crate::wr::RecvWr;
+pub use crate::wr::Remote;
+pub use crate::wr::SendWr;
 pub use core::net::SocketAddr;
 pub use kernel::sync::Arc;
-
-pub use crate::{
-    client::{
-        Client,
-        ClientRef,
-        DeviceData, //
-    },
-    cm,
-    context::{
-        Atomic,
-        CallerPolled,
-        CorePolled,
-        Direct,
-        PollContext,
-        Provides,
-        Sleepable,
-        Softirq,
-        UnboundWorkqueue,
-        Waited,
-        Workqueue, //
-    },
-    cq::{
-        Batch,
-        Completion,
-        Cq,
-        CqSet,
-        Wait, //
-    },
-    cqe::{
-        Cqe,
-        CqeHandler,
-        HasCqe, //
-    },
-    device::Device,
-    dma::{
-        Bidirectional,
-        Buf,
-        FromDevice,
-        ToDevice, //
-    },
-    lend::{
-        Kept,
-        Lent, //
-    },
-    mr::{
-        InvWr,
-        Mr,
-        RegWr,
-        Region, //
-    },
-    pd::Pd,
-    qp::{
-        Caps,
-        Qp, //
-    },
-    sg::{
-        Pages,
-        SgBuf, //
-    },
-    wc::{
-        Opcode,
-        Status,
-        Wc,
-        WcError, //
-    },
-    wr::{
-        PostError,
-        RecvWr,
-        Remote,
-        SendWr, //
-    }, //
-};

@@ -6,91 +6,109 @@
 
 mod attr;
 mod batch;
-mod caps;
 mod chain;
-mod events;
-mod init;
-pub(crate) mod inner;
-mod link;
 mod modify;
-mod owner;
 mod parked;
-mod place;
 pub(crate) mod post;
-mod query;
-mod repost;
-mod signal;
-mod state;
-mod times;
-mod transfers;
 
 pub use attr::{
     Access,
     Attr,
-    Mtu, //
+    AttrMask,
+    Caps,
+    Info,
+    Mtu,
+    Service,
+    State,
+    Transition, //
 };
 pub use batch::{
     Batch,
     BatchError, //
 };
-pub use caps::Caps;
 pub use chain::{
     Chain,
-    ChainError, //
+    ChainError,
+    Link, //
 };
-pub use events::{
-    Event,
-    Events, //
-};
-pub use init::Init;
-pub(crate) use init::Rw;
-pub use link::Link;
 pub use modify::ModifyError;
-pub(crate) use place::{
-    Place,
-    Serial, //
-};
-pub use query::Info;
-pub use state::{
-    AttrMask,
-    Service,
-    State,
-    Transition, //
-};
-pub(crate) use transfers::Transfers;
 
 use crate::{
     bindings,
     cm,
     context::{
+        self,
+        Context,
+        CorePolled,
         PollContext,
+        Provides,
         Sleepable, //
     },
-    cq::Cq,
-    deferred::Deferred,
+    cq::{
+        self,
+        Cq,
+        Lease, //
+    },
+    deferred::{
+        Deferred,
+        Fate,
+        Teardown, //
+    },
     drain::{
+        drain,
         Markers,
         PATIENCE_MS, //
     },
+    gate::Kind,
+    objects::Listed,
     pd::{
         self,
         Pd, //
-    }, //
+    },
+    qp::{
+        parked::Parked,
+        post::Poller, //
+    },
+    srq::{
+        self,
+        Receive,
+        Srq, //
+    },
+    ud, //
 };
 use core::{
     marker::PhantomData,
     ptr::NonNull, //
 };
-use inner::{
-    Inner,
-    Parts, //
-};
 use kernel::{
+    error::{
+        from_err_ptr,
+        to_result, //
+    },
+    fmt,
+    new_mutex,
+    new_spinlock_irq,
     prelude::*,
-    sync::SpinLockIrq, //
+    str::CStr,
+    sync::{
+        atomic::{
+            ordering::{
+                Acquire,
+                Relaxed,
+                Release, //
+            },
+            Atomic, //
+        },
+        Arc,
+        Mutex,
+        SetOnce,
+        SpinLockIrq, //
+    },
+    time::{
+        delay::fsleep,
+        Delta, //
+    }, //
 };
-use owner::Origin;
-use repost::Poller;
 
 /// A reliable connected queue pair, whose queues complete in contexts `S` and `R`.
 ///
@@ -158,7 +176,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
     }
 
     fn new(parts: &Parts<'_>, origin: Origin<'_>, cx: &Sleepable) -> Result<Self> {
-        let inner = inner::create(parts, origin, cx)?;
+        let inner = create(parts, origin, cx)?;
         // INVARIANT: As created.
         Ok(Self {
             // SAFETY: It was just created for this PD, and `inner` keeps it.
@@ -240,5 +258,717 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
     /// the QP could not be drained or destroyed: it is leaked, and was reported.
     pub fn destroy(self, cx: &Sleepable) -> Result {
         Inner::destroy(self.inner, cx)
+    }
+}
+
+/// Room for transfers by `rdma_rw` contexts.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Rw {
+    pub(crate) contexts: u32,
+    pub(crate) port: u32,
+}
+
+/// What a reliable connected QP is to be made of, as `struct ib_qp_init_attr`.
+///
+/// # Examples
+///
+/// ```
+/// # use rdma::{context::*, cq::Cq, pd::Pd, qp::{Caps, Init, Qp}};
+/// fn create(pd: &Pd, cq: &Cq<Softirq>, cx: &Sleepable) -> Result<Qp<Softirq>> {
+///     Init::new(pd, cq, cq, &Caps::new(16, 16))
+///         .rw_contexts(4, 1)
+///         .create(cx)
+/// }
+/// ```
+#[must_use]
+pub struct Init<'a, S: PollContext, R: PollContext = S> {
+    parts: Parts<'a>,
+    _contexts: PhantomData<fn() -> (S, R)>,
+}
+
+impl<'a, S: PollContext, R: PollContext> Init<'a, S, R> {
+    /// A QP of this PD and these sizes, whose queues complete to these CQs.
+    pub fn new(pd: &'a Pd, send_cq: &'a Cq<S>, recv_cq: &'a Cq<R>, caps: &Caps) -> Self {
+        Self {
+            parts: Parts {
+                pd,
+                send_cq: send_cq.inner(),
+                recv_cq: recv_cq.inner(),
+                srq: None,
+                qp_type: bindings::ib_qp_type_IB_QPT_RC,
+                caps: *caps,
+                rw: None,
+                events: None,
+            },
+            _contexts: PhantomData,
+        }
+    }
+
+    /// Adds room for `contexts` transfers at once by `rdma_rw` contexts on `port`
+    /// (`cap.max_rdma_ctxs`): the core enlarges the send queue, as far as the device can, and gives
+    /// the QP a pool of MRs where the device needs them. The port of a connection manager id is its
+    /// own, whatever is said here.
+    pub fn rw_contexts(mut self, contexts: u32, port: u32) -> Self {
+        self.parts.rw = Some(Rw { contexts, port });
+        self
+    }
+
+    /// Tells `events` of the QP's events (`event_handler`), until the QP is destroyed.
+    pub fn events(mut self, events: Arc<dyn Events>) -> Self {
+        self.parts.events = Some(events);
+        self
+    }
+
+    /// Creates the QP (`ib_create_qp`), in the reset state.
+    ///
+    /// # Errors
+    ///
+    /// As [`Qp::create_raw`].
+    pub fn create(self, cx: &Sleepable) -> Result<Qp<S, R>> {
+        Qp::new(&self.parts, Origin::Raw, cx)
+    }
+
+    /// Creates a QP for datagrams, in the reset state.
+    pub(crate) fn create_ud(mut self, extra: ud::Extra, cx: &Sleepable) -> Result<Qp<S, R>> {
+        self.parts.qp_type = bindings::ib_qp_type_IB_QPT_UD;
+        let qp = Qp::new(&self.parts, Origin::Raw, cx)?;
+        // Nobody else has the QP yet.
+        qp.inner.ud.populate(extra);
+        Ok(qp)
+    }
+
+    /// Creates the QP of a connection (`rdma_create_qp`), ready for receives.
+    ///
+    /// # Errors
+    ///
+    /// As [`Qp::create`].
+    pub fn create_for(self, id: &cm::Id, cx: &Sleepable) -> Result<Qp<S, R>> {
+        Qp::new(&self.parts, Origin::Id(id.inner()), cx)
+    }
+}
+
+impl<'a, C: CorePolled> Init<'a, C, C> {
+    /// A QP that takes its receives from an SRQ. Of `caps`, what is said about receives does not
+    /// matter.
+    ///
+    /// Both queues complete to one CQ: the drain of such a QP is a request at the end of the send
+    /// queue, which has to come after the last receive. The SRQ leases room for its slots from the
+    /// CQ once, for all its QPs there.
+    pub fn on_srq<T: Receive<N>, const N: usize>(
+        pd: &'a Pd,
+        cq: &'a Cq<C>,
+        srq: &'a Srq<T, N>,
+        caps: &Caps,
+    ) -> Self
+    where
+        C: Provides<T::Needs>,
+    {
+        let mut init = Self::new(pd, cq, cq, caps);
+        init.parts.srq = Some(srq.inner());
+        init
+    }
+}
+
+/// What a QP is created from, as `struct ib_qp_init_attr`.
+pub(crate) struct Parts<'a> {
+    pub(crate) pd: &'a Pd,
+    pub(crate) send_cq: &'a Arc<cq::Inner>,
+    pub(crate) recv_cq: &'a Arc<cq::Inner>,
+    /// If there is one, the CQs are the same, and not a direct one.
+    pub(crate) srq: Option<&'a Arc<srq::Inner>>,
+    pub(crate) qp_type: bindings::ib_qp_type,
+    pub(crate) caps: Caps,
+    pub(crate) rw: Option<Rw>,
+    pub(crate) events: Option<Arc<dyn Events>>,
+}
+
+impl Parts<'_> {
+    fn to_raw(&self) -> Result<bindings::ib_qp_init_attr> {
+        let dev = self.pd.device();
+        // The marker of a drain needs a place of its own.
+        let with_marker = |wr: u32| {
+            wr.checked_add(1)
+                .filter(|n| *n <= dev.max_qp_wr())
+                .ok_or(EINVAL)
+        };
+        let rw = self.rw.unwrap_or_default();
+        // The core adds up to three requests for each context, unchecked.
+        if rw.contexts > dev.max_qp_wr() || (rw.contexts != 0 && dev.port(rw.port).is_none()) {
+            return Err(EINVAL);
+        }
+        let (srq, max_recv_wr, max_recv_sge) = match self.srq {
+            Some(srq) => (srq.as_raw(), 0, 0),
+            None => {
+                let recv_wr = with_marker(self.caps.recv_wr)?;
+                (core::ptr::null_mut(), recv_wr, self.caps.recv_sge)
+            }
+        };
+        Ok(bindings::ib_qp_init_attr {
+            send_cq: self.send_cq.raw.as_ptr(),
+            recv_cq: self.recv_cq.raw.as_ptr(),
+            srq,
+            cap: bindings::ib_qp_cap {
+                max_send_wr: with_marker(self.caps.send_wr)?,
+                max_recv_wr,
+                max_send_sge: self.caps.send_sge,
+                max_recv_sge,
+                max_rdma_ctxs: rw.contexts,
+                ..Default::default()
+            },
+            sq_sig_type: bindings::ib_sig_type_IB_SIGNAL_REQ_WR,
+            qp_type: self.qp_type,
+            port_num: rw.port,
+            ..Default::default()
+        })
+    }
+}
+
+/// Where the receives of a QP come from, with the room that they need in its CQ.
+enum Recv {
+    Own(Lease),
+    Shared(srq::Share),
+}
+
+impl Recv {
+    fn cq(&self) -> &Arc<cq::Inner> {
+        match self {
+            Self::Own(lease) => lease.cq(),
+            Self::Shared(share) => share.cq(),
+        }
+    }
+}
+
+/// A QP, and what it needs at its end.
+///
+/// # Invariants
+///
+/// `raw` was created by `owner`, completes to the CQs of the leases and belongs to `pd`. Its
+/// context is `context`, if it has one. If its receives are shared these CQs are the same, and not
+/// a direct one.
+pub(crate) struct Inner {
+    pub(crate) raw: NonNull<bindings::ib_qp>,
+    owner: Owner,
+    send: Lease,
+    recv: Recv,
+    markers: Option<Arc<Markers>>,
+    /// Of a QP for datagrams.
+    pub(crate) ud: SetOnce<ud::Extra>,
+    context: Pin<KBox<QpContext>>,
+    pub(crate) pd: Pd,
+    // Dropped last: the ULP may be gone after that.
+    listed: Listed,
+}
+
+// SAFETY: A QP may be drained and destroyed from any thread.
+unsafe impl Send for Inner {}
+// SAFETY: A QP may be used from any thread; what needs a lock takes that of the context.
+unsafe impl Sync for Inner {}
+
+impl Inner {
+    /// Moves the QP to the error state and waits until every request that was posted before has
+    /// completed.
+    pub(crate) fn drain(&self, markers: Arc<Markers>, patience_ms: u32, cx: &Sleepable) -> Result {
+        let parked = self.context.parked.take();
+        let kept = self.listed.take_kept();
+        // SAFETY: By the type invariant the QP completes to these CQs, which are one, and not a
+        // direct one, if it is on an SRQ. A QP for datagrams has its address handle before anybody
+        // can post to it.
+        unsafe {
+            drain(
+                self,
+                self.send.cq(),
+                self.recv.cq(),
+                self.ud.as_ref().map(|ud| &ud.nowhere),
+                markers,
+                patience_ms,
+                cx,
+            )
+        }
+        .inspect_err(|_| self.listed.put_kept(kept))?;
+        // SAFETY: What these owners are for was posted before they were parked.
+        unsafe { parked.release() };
+        Ok(())
+    }
+
+    /// Returns the type.
+    pub(crate) fn qp_type(&self) -> bindings::ib_qp_type {
+        // SAFETY: By the type invariant `raw` is a QP; its type does not change.
+        unsafe { (*self.raw.as_ptr()).qp_type }
+    }
+
+    /// Says whether receives are taken from an SRQ.
+    pub(crate) fn is_on_srq(&self) -> bool {
+        // SAFETY: By the type invariant `raw` is a QP; its SRQ does not change.
+        unsafe { !(*self.raw.as_ptr()).srq.is_null() }
+    }
+
+    /// Returns the operations of the device.
+    pub(crate) fn ops(&self) -> &bindings::ib_device_ops {
+        // SAFETY: By the type invariant `raw` is a QP of `pd`, so its device is there while `self`
+        // is; its operations do not change.
+        unsafe { &(*(*self.raw.as_ptr()).device).ops }
+    }
+
+    /// Keeps an owner, of which requests were posted whose completion does not give it back, until
+    /// the QP was drained. It is called a `T` where the QP is shown.
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn park<P: Send + 'static, T: ?Sized>(&self, owner: P) {
+        self.context.parked.park(owner);
+        self.listed.keeps(core::any::type_name::<T>());
+    }
+
+    /// Says whether the connection manager moves the QP through its states.
+    fn is_managed(&self) -> bool {
+        matches!(self.owner, Owner::Id(_))
+    }
+
+    /// Destroys a QP and waits for that. Not generic and not inlined, so that the code is here and
+    /// not in each ULP.
+    #[inline(never)]
+    fn destroy(this: Deferred<Self>, cx: &Sleepable) -> Result {
+        if this.send.cq().is_polled_by_current() || this.recv.cq().is_polled_by_current() {
+            return Err(EDEADLK);
+        }
+        match this.destroy(cx) {
+            Fate::Gone => Ok(()),
+            Fate::Leak => Err(EIO),
+        }
+    }
+}
+
+impl Teardown for Inner {
+    fn teardown(&mut self, cx: &Sleepable) -> Fate {
+        let markers = self.markers.take().ok_or(EIO);
+        let left = match self.ud.as_ref() {
+            // SAFETY: By the type invariant `raw` is a QP, and these are its groups.
+            Some(ud) => unsafe { ud.groups.detach_all(self.raw.as_ptr(), cx) },
+            None => Ok(()),
+        };
+        let destroyed = left
+            .and(markers)
+            .and_then(|markers| self.drain(markers, PATIENCE_MS, cx))
+            .and_then(|()| self.context.transfers.wait(cx))
+            .map_err(|e| (e, "drained"))
+            .and_then(|()| {
+                // SAFETY: The QP is drained, and nobody can post to it any more.
+                unsafe { self.owner.destroy(self.raw) }.map_err(|e| (e, "destroyed"))
+            });
+        match destroyed {
+            Ok(()) => Fate::Gone,
+            Err((e, what)) => {
+                // SAFETY: By the type invariant `raw` is a QP, which was not destroyed; its number
+                // does not change.
+                let num = unsafe { self.raw.as_ref() }.qp_num;
+                let dev = self.pd.device();
+                pr_err!(
+                    "{dev}: QP {num} was not {what} ({e:?}): it is leaked and holds its device\n"
+                );
+                Fate::Leak
+            }
+        }
+    }
+}
+
+/// Returns how many requests the driver really lets be outstanding, given the sizes that it
+/// returned.
+///
+/// Some round up and do not say so at creation, so they are asked again. Those that cannot tell are
+/// taken to round up to a power of two.
+///
+/// # Safety
+///
+/// `qp` is valid.
+unsafe fn given(qp: *mut bindings::ib_qp, returned: &bindings::ib_qp_cap) -> bindings::ib_qp_cap {
+    let mut attr = bindings::ib_qp_attr::default();
+    let mut init = bindings::ib_qp_init_attr::default();
+    let mask = bindings::ib_qp_attr_mask_IB_QP_CAP as c_int;
+    // SAFETY: The caller promises that `qp` is valid.
+    let asked = unsafe { bindings::ib_query_qp(qp, &raw mut attr, mask, &raw mut init) } == 0;
+    let more = |returned: u32, attr: u32, init: u32| {
+        if asked {
+            returned.max(attr).max(init)
+        } else {
+            returned.checked_next_power_of_two().unwrap_or(u32::MAX)
+        }
+    };
+    bindings::ib_qp_cap {
+        max_send_wr: more(
+            returned.max_send_wr,
+            attr.cap.max_send_wr,
+            init.cap.max_send_wr,
+        ),
+        max_recv_wr: more(
+            returned.max_recv_wr,
+            attr.cap.max_recv_wr,
+            init.cap.max_recv_wr,
+        ),
+        ..Default::default()
+    }
+}
+
+/// Creates a QP. Not generic, so that what the QP needs at its end is code of this module.
+///
+/// # Errors
+///
+/// See [`Qp::create`](Qp::create).
+#[inline(never)]
+pub(crate) fn create(
+    parts: &Parts<'_>,
+    origin: Origin<'_>,
+    _cx: &Sleepable,
+) -> Result<Deferred<Inner>> {
+    let (pd, send_cq, recv_cq) = (parts.pd, parts.send_cq, parts.recv_cq);
+    let dev = pd.device();
+    if send_cq.dev != *dev || recv_cq.dev != *dev || parts.srq.is_some_and(|srq| srq.pd() != pd) {
+        return Err(EINVAL);
+    }
+    let mut attr = parts.to_raw()?;
+    let reserved = Deferred::reserve()?;
+    let markers = Markers::new()?;
+    let context = QpContext::new(parts.events.clone(), dev.is_iwarp())?;
+    context.install(&mut attr);
+    let hold = dev.list(Kind::Qp)?;
+    let owner = Owner::of(&origin, pd)?;
+    // SAFETY: The CQs are of this device, as just checked, and nothing below drops the context of a
+    // QP that is there.
+    let raw = unsafe { owner.create(pd, &mut attr) }?;
+
+    // SAFETY: The QP was just created; its number does not change.
+    hold.set_qp(unsafe { raw.as_ref() });
+    if let Owner::Id(claim) = &owner {
+        hold.set_peer(claim.peer());
+    }
+    // SAFETY: The QP was just created.
+    let given = unsafe { given(raw.as_ptr(), &attr.cap) };
+    let leases = cq::lease(send_cq, given.max_send_wr).and_then(|send| {
+        let recv = match parts.srq {
+            Some(srq) => Recv::Shared(srq::Share::new(srq, recv_cq)?),
+            None => Recv::Own(cq::lease(recv_cq, given.max_recv_wr)?),
+        };
+        Ok((send, recv))
+    });
+    let e = match leases {
+        Ok((send, recv)) => {
+            // INVARIANT: As created.
+            return Ok(reserved.fill(Inner {
+                raw,
+                owner,
+                send,
+                recv,
+                markers: Some(markers),
+                ud: SetOnce::new(),
+                context,
+                pd: pd.clone(),
+                listed: hold,
+            }));
+        }
+        Err(e) => e,
+    };
+    // SAFETY: Nothing was posted to the QP.
+    if let Err(e) = unsafe { owner.destroy(raw) } {
+        pr_err!("{dev}: a new QP was not destroyed ({e:?}): it is leaked and holds its device\n");
+        let cqs = (send_cq.clone(), recv_cq.clone());
+        core::mem::forget((hold, owner, context, pd.clone(), cqs, parts.srq.cloned()));
+    }
+    Err(e)
+}
+
+/// Who creates a QP.
+pub(crate) enum Origin<'a> {
+    /// The connection manager, for an id.
+    Id(&'a Arc<cm::Inner>),
+    /// The verb.
+    Raw,
+}
+
+/// Who destroys a QP: who has created it.
+enum Owner {
+    Id(cm::QpClaim),
+    Raw,
+}
+
+impl Owner {
+    fn of(origin: &Origin<'_>, pd: &Pd) -> Result<Self> {
+        match origin {
+            Origin::Id(id) if id.device_raw() != pd.device().as_raw() => Err(EINVAL),
+            Origin::Id(id) => Ok(Self::Id(id.claim_qp()?)),
+            Origin::Raw => Ok(Self::Raw),
+        }
+    }
+
+    /// # Safety
+    ///
+    /// The CQs of `attr` are alive and of the device of `pd`, and its context lives until the QP is
+    /// destroyed.
+    unsafe fn create(
+        &self,
+        pd: &Pd,
+        attr: &mut bindings::ib_qp_init_attr,
+    ) -> Result<NonNull<bindings::ib_qp>> {
+        let raw = match self {
+            Self::Id(claim) => {
+                let id = claim.as_raw();
+                // SAFETY: The id is bound to this device and has no QP, and PD and CQs are alive.
+                to_result(unsafe { bindings::rdma_create_qp(id, pd.as_raw(), attr) })?;
+                // SAFETY: Creation has set the id's QP.
+                unsafe { (*id).qp }
+            }
+            // SAFETY: PD and CQs are alive, and the client's name outlives the QP.
+            Self::Raw => from_err_ptr(unsafe {
+                let caller = pd.device().client().name.as_char_ptr();
+                bindings::ib_create_qp_kernel(pd.as_raw(), attr, caller)
+            })?,
+        };
+        NonNull::new(raw).ok_or(EIO)
+    }
+
+    /// # Safety
+    ///
+    /// `qp` is from [`Self::create`], has no request outstanding and is not used any more, unless
+    /// this fails.
+    unsafe fn destroy(&self, qp: NonNull<bindings::ib_qp>) -> Result {
+        match self {
+            Self::Id(claim) => {
+                // SAFETY: `qp` is from `create`, as the caller promises, so it is the id's. It has
+                // no request outstanding, and is not used any more.
+                unsafe { bindings::rdma_destroy_qp(claim.as_raw()) };
+                Ok(())
+            }
+            // SAFETY: `qp` is from `create`, has no request outstanding and is not used any more,
+            // as the caller promises.
+            Self::Raw => to_result(unsafe {
+                bindings::ib_destroy_qp_user(qp.as_ptr(), core::ptr::null_mut())
+            }),
+        }
+    }
+}
+
+/// The number of QPs that there have been.
+static LAST: Atomic<u64> = Atomic::new(0);
+
+/// Tells a QP from all that there have been and will be, where its address may be another one's
+/// when it is gone.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Serial(u64);
+
+impl Serial {
+    /// That of no QP.
+    pub(crate) const NONE: Self = Self(0);
+
+    #[inline(never)]
+    fn next() -> Self {
+        // In 64 bits it does not come to its beginning again.
+        Self(LAST.fetch_add(1, Relaxed).wrapping_add(1))
+    }
+}
+
+/// Where requests are posted to, and what a region notes of the QP that it is registered through.
+///
+/// # Invariants
+///
+/// `raw` is valid, of the PD `pd`, and no other QP has or had this number. `iwarp` says whether its
+/// device is one of iWARP.
+pub(crate) struct Place {
+    pub(crate) raw: NonNull<bindings::ib_qp>,
+    pub(crate) pd: pd::Id,
+    pub(crate) serial: Serial,
+    pub(crate) iwarp: bool,
+}
+
+impl Place {
+    /// # Safety
+    ///
+    /// `raw` is a new QP of this PD, and is there until what is returned is gone.
+    unsafe fn new(raw: NonNull<bindings::ib_qp>, pd: &Pd) -> Self {
+        // INVARIANT: By the caller's promise, and a new number.
+        Self {
+            raw,
+            pd: pd.id(),
+            serial: Serial::next(),
+            iwarp: pd.device().is_iwarp(),
+        }
+    }
+}
+
+/// Something that has happened to a QP, as `enum ib_event_type`. It can be printed
+/// (`ib_event_msg`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Event(bindings::ib_event_type);
+
+macro_rules! events {
+    ($($(#[$doc:meta])* $name:ident = $raw:ident;)*) => {
+        impl Event {
+            $($(#[$doc])* pub const $name: Self = Self(bindings::$raw);)*
+        }
+    };
+}
+
+events! {
+    /// The QP has failed and is in the error state.
+    FATAL = ib_event_type_IB_EVENT_QP_FATAL;
+    /// The peer has sent what makes no sense, and the QP is in the error state.
+    REQUEST_ERROR = ib_event_type_IB_EVENT_QP_REQ_ERR;
+    /// The peer has asked for memory that it may not access, and the QP is in the error state.
+    ACCESS_ERROR = ib_event_type_IB_EVENT_QP_ACCESS_ERR;
+    /// A message has arrived before the connection was told to be established.
+    COMM_EST = ib_event_type_IB_EVENT_COMM_EST;
+    /// The send queue is drained: see [`Attr::sqd_notify`](Attr::sqd_notify).
+    SQ_DRAINED = ib_event_type_IB_EVENT_SQ_DRAINED;
+    /// The QP has moved to its alternate path.
+    PATH_MIGRATED = ib_event_type_IB_EVENT_PATH_MIG;
+    /// The QP could not move to its alternate path.
+    PATH_MIGRATION_ERROR = ib_event_type_IB_EVENT_PATH_MIG_ERR;
+    /// The QP is in the error state and takes nothing more from its shared receive queue.
+    LAST_WQE_REACHED = ib_event_type_IB_EVENT_QP_LAST_WQE_REACHED;
+}
+
+impl Event {
+    /// Returns the C value.
+    pub fn as_raw(self) -> u32 {
+        self.0
+    }
+}
+
+impl fmt::Display for Event {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // SAFETY: The function takes any value and returns a string that lives for ever.
+        let text = unsafe { CStr::from_char_ptr(bindings::ib_event_msg(self.0)) };
+        fmt::Display::fmt(text, f)
+    }
+}
+
+/// What is told of the events of a QP (`ib_qp_init_attr.event_handler`).
+///
+/// The QP keeps it until the QP is destroyed, so it must not own the QP.
+pub trait Events: Send + Sync + 'static {
+    /// Something has happened to the QP of this number.
+    ///
+    /// Any context; events may come at the same time, and the first before the creation of the QP
+    /// returns. To [`Event::COMM_EST`] the answer is
+    /// [`Id::notify_established_later`](crate::cm::Id::notify_established_later).
+    fn event(&self, event: Event, qp_num: u32, cx: &context::Atomic);
+}
+
+/// What the crate keeps for a QP besides C's own, as its `qp_context`.
+#[pin_data]
+struct QpContext {
+    /// Held while the QP is modified: see [`Modifier`](crate::qp::modify::Modifier).
+    #[pin]
+    modifying: Mutex<()>,
+    /// Held while registrations of shared regions are posted: see [`Qp::turn`](Qp::turn).
+    #[pin]
+    turn: SpinLockIrq<()>,
+    parked: Parked,
+    transfers: Transfers,
+    events: Option<Arc<dyn Events>>,
+}
+
+impl QpContext {
+    /// Never inlined, so that all QPs give a lock one name, as lockdep wants it.
+    #[inline(never)]
+    fn new(events: Option<Arc<dyn Events>>, iwarp: bool) -> Result<Pin<KBox<Self>>> {
+        let init = pin_init!(Self {
+            modifying <- new_mutex!(()),
+            turn <- new_spinlock_irq!((), "rdma::Qp::turn"),
+            parked: Parked::new(),
+            transfers: Transfers::new(iwarp),
+            events,
+        });
+        KBox::pin_init(init, GFP_KERNEL)
+    }
+
+    /// Has the QP that is created from these attributes tell this context of its events.
+    fn install(&self, attr: &mut bindings::ib_qp_init_attr) {
+        if self.events.is_some() {
+            attr.event_handler = Some(on_event);
+            attr.qp_context = core::ptr::from_ref(self).cast_mut().cast();
+        }
+    }
+}
+
+/// `ib_qp_init_attr.event_handler`.
+///
+/// # Safety
+///
+/// Called by the RDMA core for a QP whose context is a [`QpContext`].
+unsafe extern "C" fn on_event(event: *mut bindings::ib_event, context: *mut c_void) {
+    // SAFETY: The context lives until the QP is destroyed, which waits for this callback.
+    let context = unsafe { &*context.cast::<QpContext>() };
+    // SAFETY: The event is valid during this call, and one of a QP.
+    let (event, num) = unsafe { (Event((*event).event), (**(*event).element.qp).qp_num) };
+    // SAFETY: Every context allows what this token does.
+    let cx = unsafe { context::Atomic::assume() };
+    if let Some(events) = &context.events {
+        events.event(event, num, &cx);
+    }
+}
+
+// `rdma_rw_ctx_destroy` needs the QP, and it is called in the handler of the transfer. A drain
+// proves that all requests have completed, not that all handlers have begun: those of a direct CQ,
+// or of one that the drain of an SRQ polls, may still be waiting with another thread. So transfers
+// are counted, and their QP is destroyed when none is left.
+//
+// On iWARP they may leave pages behind, which peers can write to until the QP, and its MRs with
+// it, is destroyed.
+
+/// The transfers of a QP.
+pub(crate) struct Transfers {
+    /// How many will use the QP.
+    count: Atomic<u32>,
+    /// What they leave behind.
+    kept: Parked,
+    /// Whether the device is one of iWARP.
+    pub(crate) iwarp: bool,
+}
+
+impl Transfers {
+    const fn new(iwarp: bool) -> Self {
+        Self {
+            count: Atomic::new(0),
+            kept: Parked::new(),
+            iwarp,
+        }
+    }
+
+    /// A transfer has begun.
+    pub(crate) fn begin(&self) {
+        self.count.add(1, Relaxed);
+    }
+
+    /// A transfer has ended and does not use the QP, or this, any more.
+    pub(crate) fn end(&self) {
+        self.count.fetch_sub(1, Release);
+    }
+
+    /// Keeps what a transfer leaves behind until the QP is destroyed. Any context.
+    ///
+    /// The transfer has not ended.
+    pub(crate) fn keep<T: Send + 'static>(&self, left: T) {
+        self.kept.park(left);
+    }
+
+    /// Waits until no transfer is left.
+    ///
+    /// # Errors
+    ///
+    /// `ETIMEDOUT` after a minute.
+    fn wait(&self, _cx: &Sleepable) -> Result {
+        for _ in 0..PATIENCE_MS {
+            if self.count.load(Acquire) == 0 {
+                return Ok(());
+            }
+            fsleep(Delta::from_millis(1));
+        }
+        Err(ETIMEDOUT)
+    }
+}
+
+impl Drop for Transfers {
+    fn drop(&mut self) {
+        // SAFETY: The context of a QP, which this is a part of, is dropped once the QP was
+        // destroyed, or when it could not be created, and is leaked with it otherwise. So no
+        // request is outstanding, and the MRs of the QP are gone; the PD is dropped after this.
+        unsafe { self.kept.take().release() };
     }
 }

@@ -49,12 +49,13 @@ mod removal;
 pub mod rw;
 pub mod sg;
 pub mod srq;
+mod sync;
 pub mod ud;
-mod way;
 pub mod wc;
 pub mod wr;
 
 use ::kernel::prelude::*;
+use core::sync::atomic;
 
 module! {
     type: Module,
@@ -68,7 +69,7 @@ crate::build_info!();
 
 struct Module {
     _queue: deferred::Queue,
-    _running: cm::running::Table,
+    _running: cm::Table,
     _objects: objects::Table,
     _ledger: Option<Pin<KBox<ledger::Ledger>>>,
 }
@@ -77,7 +78,7 @@ impl kernel::Module for Module {
     fn init(_module: &'static ThisModule) -> Result<Self> {
         Ok(Self {
             // SAFETY: This is the module's init.
-            _running: unsafe { cm::running::Table::new() },
+            _running: unsafe { cm::Table::new() },
             // SAFETY: This is the module's init.
             _objects: unsafe { objects::Table::new() },
             _queue: deferred::Queue::new()?,

@@ -10,15 +10,6 @@
 //! C header: [`include/linux/scatterlist.h`](srctree/include/linux/scatterlist.h) (`struct
 //! sg_table`)
 
-mod pages;
-mod raw;
-
-pub use pages::{
-    CpuPages,
-    Pages, //
-};
-pub(crate) use raw::RawSg;
-
 use crate::{
     bindings,
     context::Sleepable,
@@ -35,9 +26,18 @@ use crate::{
 };
 use core::{
     marker::PhantomData,
+    mem::ManuallyDrop,
     ops::Range, //
 };
-use kernel::prelude::*;
+use kernel::{
+    alloc::flags::__GFP_ZERO,
+    error::to_result,
+    page::{
+        Page,
+        PAGE_SIZE, //
+    },
+    prelude::*, //
+};
 
 /// DMA-mapped memory in pages.
 pub struct SgBuf<D: Direction> {
@@ -136,5 +136,371 @@ impl<D: DeviceWrites> SgBuf<D> {
     /// As [`SgBuf::sges`].
     pub fn sges_mut<const N: usize>(&self, range: Range<usize>) -> Result<[SgeMut<'_>; N]> {
         Ok(self.raw.sges(range)?.map(SgeMut))
+    }
+}
+
+/// Memory in pages, with the table that lists them.
+///
+/// # Invariants
+///
+/// `table` lists `pages`, one entry each, and the entries are `len` bytes in all. The pages are
+/// initialised, and not in high memory.
+pub struct Pages {
+    pub(crate) table: KBox<bindings::sg_table>,
+    pages: KVec<Page>,
+    len: usize,
+}
+
+// SAFETY: It is plain memory.
+unsafe impl Send for Pages {}
+// SAFETY: A shared reference gives raw copies only.
+unsafe impl Sync for Pages {}
+
+impl Pages {
+    /// Allocates `len` zeroed bytes, in as many pages as that takes (`alloc_page`,
+    /// `sg_alloc_table_from_pages`).
+    ///
+    /// Process context.
+    ///
+    /// # Errors
+    ///
+    /// `ENOMEM`; `EINVAL` for a length of zero or of 4 GiB and more.
+    pub fn alloc(len: usize, _cx: &Sleepable) -> Result<Self> {
+        if len == 0 || u32::try_from(len).is_err() {
+            return Err(EINVAL);
+        }
+        let count = len.div_ceil(PAGE_SIZE);
+        let mut pages = KVec::with_capacity(count, GFP_KERNEL)?;
+        let mut raw = KVec::with_capacity(count, GFP_KERNEL)?;
+        for _ in 0..count {
+            let page = Page::alloc_page(GFP_KERNEL | __GFP_ZERO)?;
+            raw.push_within_capacity(page.as_ptr())?;
+            pages.push_within_capacity(page)?;
+        }
+        let mut table = KBox::new(bindings::sg_table::default(), GFP_KERNEL)?;
+        // Entries of one page are what every device takes; an IOMMU may merge them.
+        //
+        // SAFETY: There are `count` pages, which is at least one, and the table is ours.
+        to_result(unsafe {
+            bindings::sg_alloc_table_from_pages_segment(
+                &raw mut *table,
+                raw.as_mut_ptr(),
+                count.try_into()?,
+                0,
+                len,
+                PAGE_SIZE as u32,
+                bindings::GFP_KERNEL,
+            )
+        })?;
+        // INVARIANT: As listed and zeroed; GFP_KERNEL takes no high memory.
+        Ok(Self { table, pages, len })
+    }
+
+    /// Returns the length, in bytes.
+    #[expect(clippy::len_without_is_empty)]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Lets the CPU see the bytes.
+    pub fn cpu(&mut self) -> CpuPages<'_> {
+        CpuPages::of(Some(self))
+    }
+
+    fn check(&self, offset: usize, len: usize) -> Result {
+        match offset.checked_add(len) {
+            Some(end) if end <= self.len => Ok(()),
+            _ => Err(EINVAL),
+        }
+    }
+
+    /// Copies bytes out while a device may be writing them.
+    pub(crate) fn copy_out(&self, offset: usize, to: &mut [u8]) -> Result {
+        self.check(offset, to.len())?;
+        // SAFETY: The range is inside of the table's entries. The copy is C's, so bytes that a
+        // device changes meanwhile are torn at worst.
+        unsafe {
+            bindings::sg_pcopy_to_buffer(
+                self.table.sgl,
+                self.table.orig_nents,
+                to.as_mut_ptr().cast(),
+                to.len(),
+                offset as bindings::off_t,
+            )
+        };
+        Ok(())
+    }
+
+    /// Copies bytes in while a device may be reading them.
+    pub(crate) fn copy_in(&self, offset: usize, from: &[u8]) -> Result {
+        self.check(offset, from.len())?;
+        // SAFETY: The range is inside of the table's entries. The copy is C's, so what a device
+        // reads meanwhile is torn at worst.
+        unsafe {
+            bindings::sg_pcopy_from_buffer(
+                self.table.sgl,
+                self.table.orig_nents,
+                from.as_ptr().cast(),
+                from.len(),
+                offset as bindings::off_t,
+            )
+        };
+        Ok(())
+    }
+}
+
+impl Drop for Pages {
+    fn drop(&mut self) {
+        // SAFETY: By the type invariant the table lists the pages; whoever drops this owns it, so
+        // nothing uses it.
+        unsafe { bindings::sg_free_table(&raw mut *self.table) };
+    }
+}
+
+/// The bytes of pages, for the CPU, while no device has business with them.
+///
+/// # Invariants
+///
+/// If there is a device in `mapped`, it is registered for `'a`, and the pages are mapped for it in
+/// that direction.
+pub struct CpuPages<'a> {
+    /// None of a [`Ctx`](crate::rw::Ctx) that has lost them.
+    pages: Option<&'a mut Pages>,
+    /// Where they are mapped, if they are.
+    mapped: Option<(*mut bindings::ib_device, bindings::dma_data_direction)>,
+}
+
+impl<'a> CpuPages<'a> {
+    /// Shows pages that are not mapped, if there are any.
+    pub(crate) fn of(pages: Option<&'a mut Pages>) -> Self {
+        // INVARIANT: There is no device.
+        Self {
+            pages,
+            mapped: None,
+        }
+    }
+
+    /// Shows pages that are mapped and belong to the CPU.
+    fn of_mapped(raw: &'a mut RawSg) -> Self {
+        let mapped = (raw.dev(), raw.dir);
+        // INVARIANT: By that of `RawSg`, which keeps the PD and so the device.
+        Self {
+            pages: Some(&mut raw.pages),
+            mapped: Some(mapped),
+        }
+    }
+
+    /// Copies bytes from `offset` on out.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` if the range is not inside of the memory.
+    pub fn read(&self, offset: usize, to: &mut [u8]) -> Result {
+        self.pages.as_ref().ok_or(EINVAL)?.copy_out(offset, to)
+    }
+
+    /// Copies bytes in, from `offset` on.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` if the range is not inside of the memory.
+    pub fn write(&mut self, offset: usize, from: &[u8]) -> Result {
+        self.pages.as_ref().ok_or(EINVAL)?.copy_in(offset, from)
+    }
+
+    /// Returns the pages, one after the other, the last as long as it is used.
+    pub fn pages(&mut self) -> impl Iterator<Item = &mut [u8]> {
+        let (pages, len) = match &self.pages {
+            Some(pages) => (&pages.pages[..], pages.len),
+            None => (&[][..], 0),
+        };
+        pages.iter().enumerate().map(move |(i, page)| {
+            let len = PAGE_SIZE.min(len - i * PAGE_SIZE);
+            // SAFETY: By the invariant of `Pages` the page has an address and is initialised. The
+            // borrow is exclusive, and each page comes once.
+            unsafe {
+                let start = bindings::rdma_helper_page_address(page.as_ptr());
+                core::slice::from_raw_parts_mut(start.cast(), len)
+            }
+        })
+    }
+}
+
+impl Drop for CpuPages<'_> {
+    fn drop(&mut self) {
+        if let (Some(pages), Some((dev, dir))) = (&mut self.pages, self.mapped) {
+            // SAFETY: By the type invariant the pages are mapped for the device in this direction.
+            unsafe {
+                bindings::rdma_helper_dma_sync_sgtable_for_device(dev, &raw mut *pages.table, dir)
+            };
+        }
+    }
+}
+
+/// Pages that are mapped.
+///
+/// # Invariants
+///
+/// The table of `pages` is mapped in direction `dir` for the device of `pd`.
+pub(crate) struct RawSg {
+    pages: ManuallyDrop<Pages>,
+    dir: bindings::dma_data_direction,
+    lkey: u32,
+    pd: Pd,
+}
+
+// SAFETY: It is plain memory, and DMA may be unmapped from any thread.
+unsafe impl Send for RawSg {}
+// SAFETY: A shared reference gives raw copies only.
+unsafe impl Sync for RawSg {}
+
+impl RawSg {
+    fn map_pages(
+        mut pages: Pages,
+        pd: &Pd,
+        dir: bindings::dma_data_direction,
+    ) -> Result<Self, (Pages, Error)> {
+        let dev = pd.device().as_raw();
+        // SAFETY: The table is valid and not mapped; the device is registered while `pd` lives.
+        let mapped = to_result(unsafe {
+            bindings::rdma_helper_dma_map_sgtable(dev, &raw mut *pages.table, dir)
+        });
+        match mapped {
+            // INVARIANT: Just mapped.
+            Ok(()) => Ok(Self {
+                pages: ManuallyDrop::new(pages),
+                dir,
+                lkey: pd.local_dma_lkey(),
+                pd: pd.clone(),
+            }),
+            Err(e) => Err((pages, e)),
+        }
+    }
+
+    pub(crate) fn pd(&self) -> &Pd {
+        &self.pd
+    }
+
+    fn dev(&self) -> *mut bindings::ib_device {
+        self.pd.device().as_raw()
+    }
+
+    fn table(&self) -> *mut bindings::sg_table {
+        core::ptr::from_ref(&*self.pages.table).cast_mut()
+    }
+
+    pub(crate) fn copy_out(&self, offset: usize, to: &mut [u8]) -> Result {
+        // SAFETY: By the type invariant the table is mapped for the device in this direction; it is
+        // only read.
+        unsafe {
+            bindings::rdma_helper_dma_sync_sgtable_for_cpu(self.dev(), self.table(), self.dir)
+        };
+        self.pages.copy_out(offset, to)
+    }
+
+    pub(crate) fn copy_in(&self, offset: usize, from: &[u8]) -> Result {
+        self.pages.copy_in(offset, from)?;
+        // SAFETY: By the type invariant the table is mapped for the device in this direction; it is
+        // only read.
+        unsafe {
+            bindings::rdma_helper_dma_sync_sgtable_for_device(self.dev(), self.table(), self.dir)
+        };
+        Ok(())
+    }
+
+    /// Makes an MR map the pages (`ib_map_mr_sg`). Returns how many entries it mapped, or an error,
+    /// and how many there are.
+    ///
+    /// # Safety
+    ///
+    /// `mr` is an MR of the device, is not registered, and is not used meanwhile.
+    pub(crate) unsafe fn map_mr(&self, mr: *mut bindings::ib_mr) -> (c_int, u32) {
+        let table = &self.pages.table;
+        // SAFETY: `mr` is an MR of the device, is not registered and not used meanwhile, as the
+        // caller promises. By the type invariant the table is mapped.
+        let mapped = unsafe {
+            bindings::ib_map_mr_sg(
+                mr,
+                table.sgl,
+                table.nents as c_int,
+                core::ptr::null_mut(),
+                PAGE_SIZE as u32,
+            )
+        };
+        (mapped, table.nents)
+    }
+
+    /// Calls a function with address and length of each mapped piece of `range`.
+    fn each(&self, range: Range<usize>, mut f: impl FnMut(u64, u32) -> Result) -> Result {
+        if range.start >= range.end || range.end > self.pages.len() {
+            return Err(EINVAL);
+        }
+        let (mut sg, mut at) = (self.pages.table.sgl, 0);
+        while at < range.end {
+            // SAFETY: The entries are as long as `pages`, so they do not end before the range does,
+            // and this is one.
+            let (addr, len) = unsafe {
+                (
+                    bindings::sg_dma_address(sg),
+                    bindings::sg_dma_len(sg) as usize,
+                )
+            };
+            let end = at + len;
+            let (first, last) = (range.start.max(at), range.end.min(end));
+            if first < last {
+                f(addr + (first - at) as u64, (last - first) as u32)?;
+            }
+            at = end;
+            // SAFETY: `sg` is an entry of the table. After the last one there is none, and then
+            // this is not used, as the range has ended.
+            sg = unsafe { bindings::sg_next(sg) };
+        }
+        Ok(())
+    }
+
+    fn sges<const N: usize>(&self, range: Range<usize>) -> Result<[Sge<'_>; N]> {
+        let none = Sge {
+            addr: 0,
+            length: 0,
+            lkey: self.lkey,
+            pd: self.pd.id(),
+            _memory: PhantomData,
+        };
+        let mut sges = [none; N];
+        let mut left = sges.iter_mut();
+        self.each(range, |addr, length| {
+            // INVARIANT: A part of the mapped memory, which lives as long as the borrow.
+            let sge = left.next().ok_or(EINVAL)?;
+            (sge.addr, sge.length) = (addr, length);
+            Ok(())
+        })?;
+        // An entry that is left over would be memory of no length, of which some devices make two
+        // gigabytes.
+        match left.next() {
+            None => Ok(sges),
+            Some(_) => Err(EINVAL),
+        }
+    }
+
+    fn unmap(self) -> Pages {
+        let mut this = ManuallyDrop::new(self);
+        // SAFETY: By the type invariant the table is mapped; whoever has the value owns it, so no
+        // request uses the memory. `this` is not dropped, so neither field is used again.
+        unsafe {
+            bindings::rdma_helper_dma_unmap_sgtable(this.dev(), this.table(), this.dir);
+            core::ptr::drop_in_place(&raw mut this.pd);
+            ManuallyDrop::take(&mut this.pages)
+        }
+    }
+}
+
+impl Drop for RawSg {
+    fn drop(&mut self) {
+        // SAFETY: By the type invariant the table is mapped; whoever drops this owns it, so no
+        // request uses the memory. The pages are not used again.
+        unsafe {
+            bindings::rdma_helper_dma_unmap_sgtable(self.dev(), self.table(), self.dir);
+            ManuallyDrop::drop(&mut self.pages);
+        }
     }
 }

@@ -36,18 +36,12 @@
 //!
 //! C header: [`include/rdma/ib_verbs.h`](srctree/include/rdma/ib_verbs.h) (`struct ib_ud_wr`)
 
-mod datagram;
-pub(crate) mod group;
-mod post;
-
-pub use datagram::Datagram;
-pub use post::UdWr;
-
 use crate::{
     ah::{
         Ah,
         Attr,
-        Grh, //
+        Grh,
+        Source, //
     },
     bindings,
     context::{
@@ -57,8 +51,15 @@ use crate::{
         Sleepable, //
     },
     cq::Cq,
+    cqe::{
+        CqeHandler,
+        CqePointer, //
+    },
     device::Gid,
-    pd::Pd,
+    pd::{
+        self,
+        Pd, //
+    },
     qp::{
         Caps,
         Init,
@@ -67,11 +68,25 @@ use crate::{
     srq::{
         Receive,
         Srq, //
+    },
+    wc::{
+        Opcode,
+        Success, //
+    },
+    wr::{
+        fill,
+        sg_list,
+        PostError,
+        RecvWr,
+        Sge, //
     }, //
 };
-use group::Groups;
+use core::mem::ManuallyDrop;
 use kernel::{
-    prelude::*, //
+    error::to_result,
+    new_mutex,
+    prelude::*,
+    sync::Mutex, //
 };
 
 /// The number that a datagram to a multicast group is sent to.
@@ -247,4 +262,305 @@ fn start<S: PollContext, R: PollContext>(qp: &Qp<S, R>, port: u32, qkey: u32) ->
         unsafe { modifier.modify(&mut attr, mask) }?;
     }
     Ok(())
+}
+
+/// A datagram that was received into a buffer.
+///
+/// # Examples
+///
+/// ```
+/// # use rdma::{ah::Source, dma::*, ud::Datagram, wc::Wc};
+/// fn received(wc: &Wc, buf: &mut Buf<FromDevice>, port: u32) -> Result<Source> {
+///     let bytes = buf.cpu();
+///     let datagram = Datagram::new(wc.result()?, &bytes)?;
+///     pr_info!("{} bytes\n", datagram.payload().len());
+///     Ok(datagram.source(port))
+/// }
+/// ```
+pub struct Datagram<'a> {
+    wc: Success<'a>,
+    header: &'a [u8; HEADER],
+    payload: &'a [u8],
+}
+
+impl<'a> Datagram<'a> {
+    /// Takes a datagram apart that was received into `buf`, from its start.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` if it is not a receive that has completed; `EMSGSIZE` if `buf` is not where it was
+    /// received.
+    pub fn new(wc: Success<'a>, buf: &'a [u8]) -> Result<Self> {
+        if wc.opcode() != Opcode::Recv {
+            return Err(EINVAL);
+        }
+        let received = buf.get(..wc.byte_len()).ok_or(EMSGSIZE)?;
+        let (header, payload) = received.split_first_chunk().ok_or(EMSGSIZE)?;
+        Ok(Self {
+            wc,
+            header,
+            payload,
+        })
+    }
+
+    /// Returns what was sent.
+    pub fn payload(&self) -> &'a [u8] {
+        self.payload
+    }
+
+    /// Returns the number of the QP that sent (`wc->src_qp`).
+    pub fn src_qp(&self) -> u32 {
+        self.wc.raw().src_qp
+    }
+
+    /// Returns the immediate data, in host byte order, if there are any.
+    pub fn imm_data(&self) -> Option<u32> {
+        self.wc.imm_data()
+    }
+
+    /// Copies who sent, for an answer by [`Ah::reply`](crate::ah::Ah::reply). `port` is that of the
+    /// QP that received.
+    pub fn source(&self, port: u32) -> Source {
+        Source::new(self.wc.raw(), self.header, port)
+    }
+}
+
+struct Group {
+    gid: Gid,
+    lid: u16,
+}
+
+impl Group {
+    fn raw_gid(&self) -> bindings::ib_gid {
+        bindings::ib_gid {
+            raw: ManuallyDrop::new(self.gid.0),
+        }
+    }
+
+    /// # Safety
+    ///
+    /// `qp` is valid.
+    unsafe fn detach(&self, qp: *mut bindings::ib_qp) -> Result {
+        let mut gid = self.raw_gid();
+        // SAFETY: The caller promises that `qp` is valid.
+        to_result(unsafe { bindings::ib_detach_mcast(qp, &raw mut gid, self.lid) })
+    }
+}
+
+/// The groups that a QP is in. A QP must leave them before it is destroyed.
+///
+/// The list is not for that alone: some drivers take a second attachment to a group for the first,
+/// but the core counts both, and then the QP cannot be destroyed.
+#[pin_data]
+pub(crate) struct Groups {
+    #[pin]
+    list: Mutex<KVec<Group>>,
+}
+
+impl Groups {
+    fn new() -> impl PinInit<Self> {
+        pin_init!(Self {
+            list <- new_mutex!(KVec::new()),
+        })
+    }
+
+    /// # Safety
+    ///
+    /// `qp` is the valid QP that these groups are for.
+    unsafe fn attach(
+        &self,
+        qp: *mut bindings::ib_qp,
+        gid: Gid,
+        lid: u16,
+        _cx: &Sleepable,
+    ) -> Result {
+        let mut list = self.list.lock();
+        if list.iter().any(|group| group.gid == gid) {
+            return Err(EEXIST);
+        }
+        list.push(Group { gid, lid }, GFP_KERNEL)?;
+        let mut raw = Group { gid, lid }.raw_gid();
+        // SAFETY: The caller promises that `qp` is valid.
+        to_result(unsafe { bindings::ib_attach_mcast(qp, &raw mut raw, lid) }).inspect_err(|_| {
+            list.pop();
+        })
+    }
+
+    /// # Safety
+    ///
+    /// `qp` is the valid QP that these groups are for.
+    unsafe fn detach(&self, qp: *mut bindings::ib_qp, gid: Gid, _cx: &Sleepable) -> Result {
+        let mut list = self.list.lock();
+        let group = list.iter().find(|group| group.gid == gid).ok_or(ENOENT)?;
+        // SAFETY: The caller promises that `qp` is valid.
+        unsafe { group.detach(qp) }?;
+        list.retain(|group| group.gid != gid);
+        Ok(())
+    }
+
+    /// Leaves all groups.
+    ///
+    /// # Safety
+    ///
+    /// `qp` is the valid QP that these groups are for.
+    pub(crate) unsafe fn detach_all(&self, qp: *mut bindings::ib_qp, _cx: &Sleepable) -> Result {
+        let mut list = self.list.lock();
+        while let Some(group) = list.pop() {
+            // SAFETY: The caller promises that `qp` is valid.
+            unsafe { group.detach(qp) }?;
+        }
+        Ok(())
+    }
+}
+
+/// A datagram to be sent, with `N` scatter/gather entries, as `struct ib_ud_wr`.
+///
+/// All requests are signaled: their owner comes back when they complete. That says nothing about
+/// whether the datagram arrives.
+pub struct UdWr<'a, const N: usize = 1> {
+    sges: [Sge<'a>; N],
+    ah: &'a Ah,
+    qpn: u32,
+    qkey: u32,
+    opcode: bindings::ib_wr_opcode,
+    flags: bindings::ib_send_flags,
+    imm_data: u32,
+}
+
+impl<'a, const N: usize> UdWr<'a, N> {
+    /// A datagram to QP `qpn` at `ah`, which receives it if its Q_Key is `qkey` (`IB_WR_SEND`).
+    ///
+    /// It cannot be longer than the path's MTU.
+    #[inline]
+    pub fn send(sges: [Sge<'a>; N], ah: &'a Ah, qpn: u32, qkey: u32) -> Self {
+        Self {
+            sges,
+            ah,
+            qpn,
+            qkey,
+            opcode: bindings::ib_wr_opcode_IB_WR_SEND,
+            flags: bindings::ib_send_flags_IB_SEND_SIGNALED,
+            imm_data: 0,
+        }
+    }
+
+    /// Adds immediate data, in host byte order (`IB_WR_SEND_WITH_IMM`).
+    #[inline]
+    pub fn with_imm(mut self, imm_data: u32) -> Self {
+        self.opcode = bindings::ib_wr_opcode_IB_WR_SEND_WITH_IMM;
+        self.imm_data = imm_data.to_be();
+        self
+    }
+
+    /// Asks the peer for an event when the datagram arrives (`IB_SEND_SOLICITED`).
+    #[inline]
+    pub fn solicited(mut self) -> Self {
+        self.flags |= bindings::ib_send_flags_IB_SEND_SOLICITED;
+        self
+    }
+
+    /// Checks that a request is for a QP of this PD, and forgets how long its memory and its
+    /// address handle live.
+    ///
+    /// # Safety
+    ///
+    /// They live as long as what is returned.
+    #[inline]
+    unsafe fn check(self, pd: pd::Id) -> Result<UdWr<'static, N>> {
+        if !self.ah.is_of(pd) || self.sges.iter().any(|sge| sge.pd != pd) {
+            return Err(EINVAL);
+        }
+        // SAFETY: The caller keeps the memory for as long as what is returned.
+        let sges = self.sges.map(|sge| unsafe { sge.erase() });
+        Ok(UdWr {
+            sges,
+            // SAFETY: The caller keeps the address handle for as long as what is returned.
+            ah: unsafe { &*core::ptr::from_ref(self.ah) },
+            ..self
+        })
+    }
+
+    /// Writes the C request and its entries, all but the callback and the successor.
+    ///
+    /// # Safety
+    ///
+    /// `to` and `sges` are valid for writes, and the address handle is there.
+    #[inline]
+    unsafe fn put(self, to: *mut bindings::ib_ud_wr, sges: *mut [bindings::ib_sge; N]) {
+        let n = const { N as c_int };
+        // SAFETY: `to` and `sges` are valid for writes, and the address handle is there, as the
+        // caller promises.
+        unsafe {
+            sges.write(self.sges.map(Sge::to_raw));
+            fill(
+                &raw mut (*to).wr,
+                self.opcode,
+                self.flags,
+                self.imm_data,
+                sg_list(sges),
+                n,
+            );
+            (*to).ah = self.ah.as_raw();
+            (*to).header = core::ptr::null_mut();
+            (*to).hlen = 0;
+            (*to).mss = 0;
+            (*to).remote_qpn = self.qpn;
+            (*to).remote_qkey = self.qkey;
+            (*to).pkey_index = 0;
+            (*to).port_num = 0;
+        }
+    }
+}
+
+impl<S: PollContext, R: PollContext> UdQp<S, R> {
+    /// Posts a datagram (`ib_post_send`), moving its owner in, which has the memory and the address
+    /// handle.
+    ///
+    /// Any context.
+    ///
+    /// # Errors
+    ///
+    /// As [`Qp::post_send`](crate::qp::Qp::post_send); `EINVAL` also if the address handle is of
+    /// another PD.
+    #[inline]
+    pub fn post_send<P, const ID: u64, const N: usize>(
+        &self,
+        owner: P,
+        wr: impl for<'a> FnOnce(&'a P::Target) -> Result<UdWr<'a, N>>,
+    ) -> Result<(), PostError<P>>
+    where
+        P: CqePointer<ID>,
+        P::Target: CqeHandler<ID, Pointer = P> + Sized,
+        S: Provides<<P::Target as CqeHandler<ID>>::Needs>,
+    {
+        // SAFETY: A datagram begins as required, there is room for it, its entries are memory that
+        // the owner keeps, as is the address handle, and `S` provides what the handler needs.
+        unsafe {
+            self.qp.post_written(
+                owner,
+                |owner| wr(owner)?.check(self.qp.place.pd),
+                |wr, raw: *mut bindings::ib_ud_wr, sges| wr.put(raw, sges),
+            )
+        }
+    }
+
+    /// Posts a receive (`ib_post_recv`), moving its owner in. There has to be room for [`HEADER`]
+    /// bytes before the payload.
+    ///
+    /// As [`Qp::post_recv`](crate::qp::Qp::post_recv).
+    ///
+    /// [`HEADER`]: HEADER
+    #[inline]
+    pub fn post_recv<P, const ID: u64, const N: usize>(
+        &self,
+        owner: P,
+        wr: impl for<'a> FnOnce(&'a P::Target) -> Result<RecvWr<'a, N>>,
+    ) -> Result<(), PostError<P>>
+    where
+        P: CqePointer<ID>,
+        P::Target: CqeHandler<ID, Pointer = P> + Sized,
+        R: Provides<<P::Target as CqeHandler<ID>>::Needs>,
+    {
+        self.qp.post_recv(owner, wr)
+    }
 }

@@ -2,8 +2,6 @@
 
 //! Completions that were polled and not dispatched.
 
-mod inv;
-
 use crate::{
     bindings,
     cqe::{
@@ -230,7 +228,7 @@ impl Drop for Completions<'_> {
 ///
 /// `wc` is a completion that `cq` gave, and whose owner was not taken back.
 pub struct Completion<'a> {
-    wc: &'a Wc,
+    pub(crate) wc: &'a Wc,
     cq: *mut bindings::ib_cq,
 }
 

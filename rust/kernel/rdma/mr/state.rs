@@ -1,197 +1,204 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The states of an MR, and what proves that a registration has ended.
+//! The word that says what state an MR is in.
 //!
-//! An MR is idle, being changed, registered, or being invalidated. It becomes idle again by the
-//! completion of the local invalidation, or by that of a receive with which the peer has
-//! invalidated the key. What proves neither leaves it registered, and only deregistration ends
-//! that.
-//!
-//! On iWARP the receive proves nothing: there, what is invalid may be invalidated, so that the key
-//! may have been invalidated before it was registered. siw does not even compare the key's low
-//! byte, so a peer needs no key but the one before.
-//!
-//! An invalidation proves the end of a registration only if it comes after it in the send queue. An
-//! MR has to be marked registered before the request is posted, as it may be gone when the post
-//! returns, so the mark alone does not say that. Who shares an MR with others therefore marks and
-//! posts in turn, see [`Qp::turn`](crate::qp::Qp::turn).
+//! Nothing but an atomic, so that `tests/model` can run this very file in every order of its steps.
 
-mod ended;
-mod inv;
-mod reg;
-
-pub(crate) use ended::take_ended;
-pub(super) use reg::Registering;
-
-use crate::{
-    bindings,
-    context::Sleepable,
-    deferred::{
-        Fate,
-        Teardown, //
+use core::sync::atomic::{
+    compiler_fence,
+    Ordering, //
+};
+use kernel::sync::atomic::{
+    ordering::{
+        Acquire,
+        Full,
+        Relaxed,
+        Release, //
     },
-    mr::{
-        memory::Kept,
-        word::{
-            Word,
-            GENERATION, //
-        }, //
-    },
-    objects::Listed,
-    pd::Pd,
-    qp::Serial,
-    wc::Success, //
-};
-use core::{
-    cell::UnsafeCell,
-    ptr::NonNull, //
-};
-use kernel::{
-    prelude::*,
-    sync::atomic::{
-        ordering::Relaxed,
-        Atomic, //
-    }, //
+    Atomic, //
 };
 
-/// For how many registrations after a proof no completion can be left that has the same key: the
-/// consumer's part of a key has eight bits.
-const TRUSTED: u64 = 255 * GENERATION;
+/// No key gives access to the memory.
+const IDLE: u64 = 0;
+/// Somebody has the MR for himself, for a moment.
+const BUSY: u64 = 1;
+/// The MR has a new key, and the request to register it will be posted.
+const PREPARED: u64 = 2;
+/// A local invalidation was posted, or is about to be.
+const INVALIDATING: u64 = 3;
+/// A registration was posted, or is being posted, and has perhaps not ended. A bit that no other
+/// state has, so that the compiler looks at that one only.
+const REGISTERED: u64 = 4;
 
-/// An MR and what it needs at its end.
+const STATE: u64 = 7;
+
+/// One registration: what is above the state counts them.
+pub(crate) const GENERATION: u64 = STATE + 1;
+
+/// Has the compiler test a word in memory, and then change it there, where it would load it into a
+/// register for both.
+#[inline]
+fn look_again() {
+    compiler_fence(Ordering::SeqCst);
+}
+
+/// The state of an MR, and the number of its registrations: its generation, which functions here
+/// give and take with a state of zero.
 ///
 /// # Invariants
 ///
-/// - `raw` is an MR of `pd`.
-/// - There is a mutable reference to `word` only while nobody else can reach the MR.
-/// - Who has claimed `word` has `cqe` and the fields of `own` for himself until he changes it
-///   again; while an invalidation is posted, its completion has them. Then `cqe` stands every
-///   owner, or is made for the type of the one that `own.user` is from.
-/// - `own.qp` and `own.recv_cq` are of one QP, whose PD is or was `pd`, and which may be gone; or
-///   of none.
-#[repr(C)]
-pub(crate) struct Fmr {
-    /// What a local invalidation completes to. The first field, to get back from it.
-    cqe: UnsafeCell<bindings::ib_cqe>,
-    own: UnsafeCell<Own>,
-    word: UnsafeCell<Word>,
-    /// The key of the last registration.
-    rkey: Atomic<u32>,
-    /// How many pages it can map.
-    pub(super) pages: u32,
-    pub(super) raw: NonNull<bindings::ib_mr>,
-    /// What the MR maps, when nobody else has it any more: dropped after the MR.
-    pub(super) kept: Option<Kept>,
-    pub(super) pd: Pd,
-    _hold: Listed,
-}
+/// - While the state is `IDLE` no key gives access to the memory, nor is any request posted that
+///   would change that.
+/// - Who has changed the state from `IDLE` or `REGISTERED` is the only one to change it again; a
+///   request that was posted has that from its poster.
+/// - Who marks it `REGISTERED` has the MR for himself, or has the turn of the QP, until the request
+///   is in the queue. So who finds that mark, and has the one or the other, comes after it there.
+pub(crate) struct Word(Atomic<u64>);
 
-struct Own {
-    /// The callback of the owner of the local invalidation.
-    user: *mut bindings::ib_cqe,
-    /// The QP that the registration was posted to.
-    qp: Serial,
-    /// Where the completions are that may prove a remote invalidation.
-    recv_cq: *const bindings::ib_cq,
-    /// The last generation whose key no earlier completion of that CQ can have. Zero, which is
-    /// none, on iWARP.
-    trusted: u64,
-}
-
-// SAFETY: An MR may be used and deregistered from any thread.
-unsafe impl Send for Fmr {}
-// SAFETY: An MR may be used from any thread, and by the type invariant what is not atomic has one
-// user at a time.
-unsafe impl Sync for Fmr {}
-
-impl Teardown for Fmr {
-    fn teardown(&mut self, _cx: &Sleepable) -> Fate {
-        // SAFETY: By the type invariant `raw` is an MR of `pd`. Whoever drops it owns it, so no
-        // request uses it. After this no peer can reach the memory, so it may be unmapped.
-        let ret = unsafe { bindings::ib_dereg_mr_user(self.raw.as_ptr(), core::ptr::null_mut()) };
-        if ret != 0 {
-            pr_err!("an MR could not be deregistered ({ret}); it is leaked with its memory\n");
-            return Fate::Leak;
-        }
-        Fate::Gone
-    }
-}
-
-impl Fmr {
-    /// `raw` is a new MR of `pd` that can map `pages` pages.
-    pub(super) fn new(raw: NonNull<bindings::ib_mr>, pages: u32, pd: Pd, hold: Listed) -> Self {
-        let trusted = if pd.device().is_iwarp() { 0 } else { TRUSTED };
-        Self {
-            cqe: UnsafeCell::new(bindings::ib_cqe { done: None }),
-            own: UnsafeCell::new(Own {
-                user: core::ptr::null_mut(),
-                qp: Serial::NONE,
-                recv_cq: core::ptr::null(),
-                trusted,
-            }),
-            word: UnsafeCell::new(Word::new()),
-            rkey: Atomic::new(0),
-            pages,
-            raw,
-            kept: None,
-            pd,
-            _hold: hold,
-        }
+impl Word {
+    pub(crate) fn new() -> Self {
+        // INVARIANT: A new MR is not registered.
+        Self(Atomic::new(IDLE))
     }
 
+    /// Says whether the MR is idle. If it is, what peers and others did with it has happened.
     #[inline]
-    fn word(&self) -> &Word {
-        // SAFETY: By the type invariant there is no mutable reference to `word`, as the caller can
-        // reach the MR.
-        unsafe { &*self.word.get() }
+    pub(crate) fn is_idle(&self) -> bool {
+        self.0.load(Acquire) & STATE == IDLE
     }
 
-    pub(super) fn is_idle(&self) -> bool {
-        self.word().is_idle()
+    /// Says whether there is a key that is valid or will be.
+    pub(crate) fn has_key(&self) -> bool {
+        matches!(self.0.load(Acquire) & STATE, PREPARED | REGISTERED)
     }
 
-    /// Returns the key, if one was given that may still be valid.
-    pub(super) fn rkey(&self) -> Option<u32> {
-        self.word().has_key().then(|| self.rkey.load(Relaxed))
+    /// Returns the generation, to who has changed the state last.
+    fn generation(&self) -> u64 {
+        self.0.load(Relaxed) & !STATE
     }
 
-    /// The invalidation has failed.
-    #[cold]
-    #[inline(never)]
-    fn valid_still(&self) {
-        self.word().still_registered();
+    /// Changes the state from `from` to `to` and returns the generation.
+    #[inline]
+    fn claim(&self, from: u64, to: u64) -> Option<u64> {
+        let word = self.0.load(Relaxed);
+        let generation = word & !STATE;
+        (word & STATE == from
+            && self
+                .0
+                .cmpxchg(generation | from, generation | to, Full)
+                .is_ok())
+        .then_some(generation)
     }
 
-    /// Takes the completion of a receive for the end of the registration, if it proves that.
+    /// Claims an idle MR for another registration and returns its generation.
+    /// [`Word::prepared`] or [`Word::registered`] follows.
+    #[inline]
+    pub(crate) fn begin(&self) -> Option<u64> {
+        Some(self.claim(IDLE, BUSY)?.wrapping_add(GENERATION))
+    }
+
+    /// Marks the MR as having a key, for a request that will be posted, after [`Word::begin`].
+    /// [`Word::registered`] or [`Word::not_posted`] follows.
+    #[inline]
+    pub(crate) fn prepared(&self, generation: u64) {
+        self.0.store(generation | PREPARED, Release);
+    }
+
+    /// Marks the MR registered, before the request is posted: after that a peer may answer, and the
+    /// MR be gone.
     ///
-    /// It does if it carries the key, and cannot be left over from an earlier registration that had
-    /// the same one, 256 before or a multiple of that. It cannot if it comes from the CQ that has
-    /// proved the end of one of the last 255: the CQ's poller takes completions in order, so all
-    /// earlier ones are gone.
-    pub(super) fn remote_invalidated(&self, wc: &Success<'_>, cq: &bindings::ib_cq) -> bool {
-        let key = match wc.invalidated_rkey() {
-            Some(key) if wc.is_polled_by(cq) => key,
-            _ => return false,
-        };
-        let Some(generation) = self.word().look() else {
-            return false;
-        };
-        // SAFETY: `look` has claimed the word, so by the type invariant `own` has no other user.
-        let own = unsafe { &mut *self.own.get() };
-        // SAFETY: By the type invariant `raw` is an MR; its device does not change.
-        let device = unsafe { (*self.raw.as_ptr()).device };
-        // Of another device, the CQ may be at the address of one that is gone.
-        let proved = key == self.rkey.load(Relaxed)
-            && core::ptr::eq(cq, own.recv_cq)
-            && cq.device == device
-            && generation <= own.trusted;
-        if proved {
-            own.trusted = generation.saturating_add(TRUSTED);
+    /// The caller has the MR for himself, or the turn of the QP, until the post has returned.
+    #[inline]
+    pub(crate) fn registered(&self, generation: u64) {
+        // INVARIANT: As required.
+        self.0.store(generation | REGISTERED, Release);
+    }
+
+    /// Nothing will be posted, after [`Word::begin`].
+    pub(crate) fn not_begun(&self, generation: u64) {
+        // INVARIANT: Nothing has changed.
+        self.0
+            .store(generation.wrapping_sub(GENERATION) | IDLE, Release);
+    }
+
+    /// The request of a generation was not posted.
+    pub(crate) fn not_posted(&self, generation: u64) {
+        // INVARIANT: Nothing was posted under this generation. If it is in neither state, somebody
+        // is looking at it or invalidates it: so be it.
+        for state in [PREPARED, REGISTERED] {
+            let _ = self.0.cmpxchg(generation | state, generation | IDLE, Full);
         }
-        // A key is valid on one device, which the CQ belongs to, as the QP does that the
-        // registration was posted to. The device says that it was valid, and is not any more; one
-        // of iWARP does not say that it was, but there no generation is trusted.
-        self.word().looked(generation, proved);
-        proved
+    }
+
+    /// Claims a registered MR for a local invalidation. [`Word::still_registered`] or, when the
+    /// request has completed, [`Word::invalidated`] follows.
+    ///
+    /// The caller has the MR for himself, or the turn of the QP that the invalidation will be
+    /// posted to.
+    #[inline]
+    pub(crate) fn invalidating(&self) -> bool {
+        self.claim(REGISTERED, INVALIDATING).is_some()
+    }
+
+    /// As [`Word::is_idle`], where nobody else can reach the MR.
+    #[inline]
+    pub(crate) fn is_idle_alone(&mut self) -> bool {
+        *self.0.get_mut() & STATE == IDLE
+    }
+
+    /// Marks an idle MR registered, as [`Word::begin`] and [`Word::registered`] do, where nobody
+    /// else can reach it.
+    #[inline]
+    pub(crate) fn register_alone(&mut self) {
+        look_again();
+        let word = &mut *self.0.get_mut();
+        // INVARIANT: As required.
+        *word = word.wrapping_add(const { GENERATION + REGISTERED - IDLE });
+    }
+
+    /// Says whether the MR is registered, where nobody else can reach it.
+    #[inline]
+    pub(crate) fn is_registered_alone(&mut self) -> bool {
+        *self.0.get_mut() & REGISTERED != 0
+    }
+
+    /// As [`Word::invalidating`], of an MR that is registered, where nobody else can reach it.
+    #[inline]
+    pub(crate) fn invalidate_alone(&mut self) {
+        look_again();
+        let word = &mut *self.0.get_mut();
+        *word = word.wrapping_sub(const { REGISTERED - INVALIDATING });
+    }
+
+    /// As [`Word::not_posted`] and [`Word::invalidated`], where nobody else can reach the MR.
+    #[inline]
+    pub(crate) fn end_alone(&mut self) {
+        let word = &mut *self.0.get_mut();
+        // INVARIANT: As there.
+        *word = *word & !STATE | IDLE;
+    }
+
+    /// Claims a registered MR to look at it, and returns the generation. [`Word::looked`] follows.
+    pub(crate) fn look(&self) -> Option<u64> {
+        self.claim(REGISTERED, BUSY)
+    }
+
+    /// What was seen is, or is not, proof that the registration has ended.
+    pub(crate) fn looked(&self, generation: u64, proof: bool) {
+        // INVARIANT: The caller has proof, if he says so.
+        let state = if proof { IDLE } else { REGISTERED };
+        self.0.store(generation | state, Release);
+    }
+
+    /// The invalidation was not posted, or has failed.
+    pub(crate) fn still_registered(&self) {
+        self.0.store(self.generation() | REGISTERED, Release);
+    }
+
+    /// The invalidation has completed.
+    pub(crate) fn invalidated(&self) {
+        // INVARIANT: It followed the registration in one queue, as `invalidating` has found that
+        // registered, and has been done.
+        self.0.store(self.generation() | IDLE, Release);
     }
 }

@@ -2,17 +2,6 @@
 
 //! Changing the state of a QP.
 
-use super::{
-    inner::Inner,
-    state::{
-        AttrMask,
-        Service,
-        State,
-        Transition, //
-    },
-    Attr,
-    Qp, //
-};
 use crate::{
     bindings,
     context::{
@@ -24,7 +13,16 @@ use crate::{
         Markers,
         PATIENCE_MS, //
     },
-    objects::Peer, //
+    objects::Peer,
+    qp::{
+        Attr,
+        AttrMask,
+        Inner,
+        Qp,
+        Service,
+        State,
+        Transition, //
+    }, //
 };
 use core::net::IpAddr;
 use kernel::{

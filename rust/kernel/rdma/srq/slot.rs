@@ -2,10 +2,6 @@
 
 //! Slots: the receives of an SRQ.
 
-use super::{
-    queue::Queue,
-    Receive, //
-};
 use crate::{
     bindings,
     context::Context,
@@ -16,6 +12,10 @@ use crate::{
     },
     ledger,
     qp::post::Refusal,
+    srq::{
+        Queue,
+        Receive, //
+    },
     wc::Wc,
     wr::{
         sg_list,
