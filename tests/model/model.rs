@@ -16,10 +16,10 @@ mod shim;
 use loom::sync::atomic;
 pub use shim::sync;
 
-#[path = "../../rust/kernel/rdma/mr/state.rs"]
-mod state;
 #[path = "../../rust/kernel/rdma/sync.rs"]
 mod counters;
+#[path = "../../rust/kernel/rdma/mr/state.rs"]
+mod state;
 
 #[cfg(test)]
 mod completion;
