@@ -34,14 +34,14 @@ use rdma::prelude::*;
 /// The memory of an MR, in bytes.
 const SIZE: usize = 16 * PAGE_SIZE;
 
-/// The uses of an [`Fmr`] as a request.
+/// The uses of an [`FastReg`] as a request.
 const REG: u64 = 0;
 const INV: u64 = 1;
 
-type Owned<C> = Pin<KBox<Fmr<C>>>;
+type Owned<C> = Pin<KBox<FastReg<C>>>;
 
 #[derive(HasCqe)]
-struct Fmr<C: PollContext + Provides<Atomic>> {
+struct FastReg<C: PollContext + Provides<Atomic>> {
     reg: Cqe<Self, REG>,
     inv: Cqe<Self, INV>,
     region: Region<Bidirectional>,
@@ -51,7 +51,7 @@ struct Fmr<C: PollContext + Provides<Atomic>> {
     run: Arc<Run<Owned<C>>>,
 }
 
-impl<C: PollContext + Provides<Atomic>> Fmr<C> {
+impl<C: PollContext + Provides<Atomic>> FastReg<C> {
     /// Registers it for the first time.
     #[inline(never)]
     fn register(self: Pin<KBox<Self>>) {
@@ -121,7 +121,7 @@ impl<C: PollContext + Provides<Atomic>> Fmr<C> {
     }
 }
 
-impl<C: PollContext + Provides<Atomic>> CqeHandler<REG> for Fmr<C> {
+impl<C: PollContext + Provides<Atomic>> CqeHandler<REG> for FastReg<C> {
     type Pointer = Owned<C>;
     type Needs = Atomic;
 
@@ -131,7 +131,7 @@ impl<C: PollContext + Provides<Atomic>> CqeHandler<REG> for Fmr<C> {
     }
 }
 
-impl<C: PollContext + Provides<Atomic>> CqeHandler<INV> for Fmr<C> {
+impl<C: PollContext + Provides<Atomic>> CqeHandler<INV> for FastReg<C> {
     type Pointer = Owned<C>;
     type Needs = Atomic;
 
@@ -141,7 +141,7 @@ impl<C: PollContext + Provides<Atomic>> CqeHandler<INV> for Fmr<C> {
     }
 }
 
-impl<C: PollContext + Provides<Atomic>> Owner for Fmr<C> {
+impl<C: PollContext + Provides<Atomic>> Owner for FastReg<C> {
     #[inline]
     fn claim(completion: Completion<'_>) {
         match completion.take::<Self, REG>() {
@@ -172,7 +172,7 @@ fn phase<C: Mode>(
     if owners == 0 {
         return Ok(Figures::default());
     }
-    let poll = C::poll::<Fmr<C>>(args.context);
+    let poll = C::poll::<FastReg<C>>(args.context);
     run.begin(owners);
     let began = Instant::<Monotonic>::now();
     for fmr in fmrs {
@@ -199,7 +199,7 @@ fn register<C: Mode>(
     link::connect(a, b, args.timeout, cx)?;
     let qp = a.qps.first().ok_or(EINVAL)?;
     for _ in 0..args.depth {
-        let fmr = Fmr {
+        let fmr = FastReg {
             reg: Cqe::new(),
             inv: Cqe::new(),
             region: Region::new(Buf::alloc(&a.pd, SIZE, cx)?, cx)?,

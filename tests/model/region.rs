@@ -48,7 +48,7 @@ impl Shared {
         self.queue.lock().unwrap().push(request);
     }
 
-    /// As `Fmr::prepare`.
+    /// As `FastRegMr::prepare`.
     fn prepare(&self, alone: bool) -> Option<u64> {
         let generation = self.word.begin()?;
         self.use_own();

@@ -40,7 +40,7 @@ use crate::{
         Direction, //
     },
     gate::Kind,
-    mr::frwr::Fmr,
+    mr::frwr::FastRegMr,
     pd::Pd,
     qp::Qp,
     wc::Success,
@@ -71,7 +71,7 @@ use kernel::{
 
 /// Allocates an MR. Not generic, so that what it needs at its end is code of this module.
 #[inline(never)]
-fn alloc(pd: &Pd, pages: u32, _cx: &Sleepable) -> Result<Deferred<Fmr>> {
+fn alloc(pd: &Pd, pages: u32, _cx: &Sleepable) -> Result<Deferred<FastRegMr>> {
     let dev = pd.device();
     if pages == 0 || pages > dev.max_fast_reg_pages() {
         return Err(EINVAL);
@@ -85,7 +85,7 @@ fn alloc(pd: &Pd, pages: u32, _cx: &Sleepable) -> Result<Deferred<Fmr>> {
     let mr = NonNull::new(mr).ok_or(ENOMEM)?;
     // SAFETY: Just allocated; the number does not change.
     hold.set_num(unsafe { mr.as_ref() }.res.id);
-    Ok(reserved.fill(Fmr::new(mr, pages, pd.clone(), hold)))
+    Ok(reserved.fill(FastRegMr::new(mr, pages, pd.clone(), hold)))
 }
 
 /// A fast-registration MR without memory, ready to map some.
@@ -96,7 +96,7 @@ fn alloc(pd: &Pd, pages: u32, _cx: &Sleepable) -> Result<Deferred<Fmr>> {
 ///
 /// `fmr` is there until this is dropped. Outside of a [`Region`] it is idle and has no memory.
 pub struct Mr {
-    fmr: ManuallyDrop<Deferred<Fmr>>,
+    fmr: ManuallyDrop<Deferred<FastRegMr>>,
     home: Option<Pool>,
 }
 
@@ -113,7 +113,7 @@ impl Mr {
         Ok(Self::of(alloc(pd, pages, cx)?, None))
     }
 
-    fn of(fmr: Deferred<Fmr>, home: Option<Pool>) -> Self {
+    fn of(fmr: Deferred<FastRegMr>, home: Option<Pool>) -> Self {
         // INVARIANT: New, or from a pool, which has idle ones.
         Self {
             fmr: ManuallyDrop::new(fmr),
@@ -355,7 +355,7 @@ pub struct Pool(Arc<Inner>);
 #[pin_data]
 struct Inner {
     #[pin]
-    free: SpinLockIrq<KVec<Deferred<Fmr>>>,
+    free: SpinLockIrq<KVec<Deferred<FastRegMr>>>,
     lost: Atomic<u32>,
     pages: u32,
     pd: Pd,
@@ -421,7 +421,7 @@ impl Pool {
     }
 
     /// Takes an MR back (`ib_mr_pool_put`).
-    fn put(&self, fmr: Deferred<Fmr>) {
+    fn put(&self, fmr: Deferred<FastRegMr>) {
         if fmr.is_idle() {
             self.0.put(fmr);
         } else {
@@ -431,7 +431,7 @@ impl Pool {
 }
 
 impl Inner {
-    fn put(&self, fmr: Deferred<Fmr>) {
+    fn put(&self, fmr: Deferred<FastRegMr>) {
         // INVARIANT: The caller has an idle one of the pool's, so there is room for it.
         let put = self.free.lock().push_within_capacity(fmr);
         drop(put);

@@ -83,7 +83,7 @@ const TRUSTED: u64 = 255 * GENERATION;
 /// - `own.qp` and `own.recv_cq` are of one QP, whose PD is or was `pd`, and which may be gone; or
 ///   of none.
 #[repr(C)]
-pub(crate) struct Fmr {
+pub(crate) struct FastRegMr {
     /// What a local invalidation completes to. The first field, to get back from it.
     cqe: UnsafeCell<bindings::ib_cqe>,
     own: UnsafeCell<Own>,
@@ -112,12 +112,12 @@ struct Own {
 }
 
 // SAFETY: An MR may be used and deregistered from any thread.
-unsafe impl Send for Fmr {}
+unsafe impl Send for FastRegMr {}
 // SAFETY: An MR may be used from any thread, and by the type invariant what is not atomic has one
 // user at a time.
-unsafe impl Sync for Fmr {}
+unsafe impl Sync for FastRegMr {}
 
-impl Teardown for Fmr {
+impl Teardown for FastRegMr {
     fn teardown(&mut self, _cx: &Sleepable) -> Fate {
         // SAFETY: By the type invariant `raw` is an MR of `pd`. Whoever drops it owns it, so no
         // request uses it. After this no peer can reach the memory, so it may be unmapped.
@@ -130,7 +130,7 @@ impl Teardown for Fmr {
     }
 }
 
-impl Fmr {
+impl FastRegMr {
     /// `raw` is a new MR of `pd` that can map `pages` pages.
     pub(super) fn new(raw: NonNull<bindings::ib_mr>, pages: u32, pd: Pd, hold: Listed) -> Self {
         let trusted = if pd.device().is_iwarp() { 0 } else { TRUSTED };
@@ -221,7 +221,7 @@ impl Registering {
     const ALONE: Self = Self(0);
 }
 
-impl Fmr {
+impl FastRegMr {
     /// Notes the QP that the MR is registered through from now on, and returns it; `None` if it is
     /// of another PD.
     ///
@@ -273,8 +273,8 @@ impl Fmr {
     ///
     /// # Safety
     ///
-    /// [`Fmr::register`] is called before the request is posted. If that is not posted,
-    /// [`Fmr::undo`] is called.
+    /// [`FastRegMr::register`] is called before the request is posted. If that is not posted,
+    /// [`FastRegMr::undo`] is called.
     pub(super) unsafe fn prepare(&self, place: &Place) -> Result<Prepared> {
         let generation = self.word().begin().ok_or(EBUSY)?;
         // SAFETY: `begin` has claimed the word of an idle MR, so that is not registered, and by the
@@ -291,7 +291,7 @@ impl Fmr {
         Ok((mr, rkey, Registering(generation)))
     }
 
-    /// Notes the QP at `place`, if that is another one than before, for [`Fmr::prepare_alone`].
+    /// Notes the QP at `place`, if that is another one than before, for [`FastRegMr::prepare_alone`].
     ///
     /// # Safety
     ///
@@ -312,12 +312,12 @@ impl Fmr {
         }
     }
 
-    /// As [`Fmr::prepare`], but marks the MR registered at once.
+    /// As [`FastRegMr::prepare`], but marks the MR registered at once.
     ///
     /// # Safety
     ///
-    /// [`Fmr::place_alone`] has noted the QP. Nobody else can reach the MR until the request was
-    /// posted. If it is not posted, [`Fmr::undo`] is called.
+    /// [`FastRegMr::place_alone`] has noted the QP. Nobody else can reach the MR until the request was
+    /// posted. If it is not posted, [`FastRegMr::undo`] is called.
     #[inline]
     pub(super) unsafe fn prepare_alone(&self) -> Prepared {
         // SAFETY: Nobody else can reach the MR, as the caller promises, so nobody else uses the
@@ -334,7 +334,7 @@ impl Fmr {
     ///
     /// # Safety
     ///
-    /// `registering` is from the last [`Fmr::prepare`] or [`Fmr::prepare_alone`], which was not
+    /// `registering` is from the last [`FastRegMr::prepare`] or [`FastRegMr::prepare_alone`], which was not
     /// undone. The caller has the turn of the QP until the post has returned.
     pub(super) unsafe fn register(&self, registering: Registering) {
         if registering != Registering::ALONE {
@@ -346,8 +346,8 @@ impl Fmr {
     ///
     /// # Safety
     ///
-    /// The request was not posted. `registering` is from the last [`Fmr::prepare_alone`], or any
-    /// [`Fmr::prepare`].
+    /// The request was not posted. `registering` is from the last [`FastRegMr::prepare_alone`], or any
+    /// [`FastRegMr::prepare`].
     #[cold]
     #[inline(never)]
     pub(super) unsafe fn undo(&self, registering: Registering) {
@@ -361,7 +361,7 @@ impl Fmr {
     }
 }
 
-impl Fmr {
+impl FastRegMr {
     /// Marks the MR as being invalidated by a request that is to be posted to the QP with this
     /// number, which must be the QP that registered it: one queue keeps the two in order.
     ///
@@ -382,7 +382,7 @@ impl Fmr {
         Ok(())
     }
 
-    /// As [`Fmr::invalidate`].
+    /// As [`FastRegMr::invalidate`].
     ///
     /// # Safety
     ///
@@ -407,9 +407,9 @@ impl Fmr {
     ///
     /// # Safety
     ///
-    /// [`Fmr::invalidate`] has just succeeded, or [`Fmr::invalidate_alone`] unless `shared`. `user`
+    /// [`FastRegMr::invalidate`] has just succeeded, or [`FastRegMr::invalidate_alone`] unless `shared`. `user`
     /// is from an owner of type `T`, given up by its callback `ID`, who keeps the MR. If the
-    /// request is not posted, [`Fmr::not_invalidated`] is called.
+    /// request is not posted, [`FastRegMr::not_invalidated`] is called.
     #[inline]
     pub(super) unsafe fn invalidation<T: CqeHandler<ID>, const ID: u64>(
         &self,
@@ -472,13 +472,13 @@ pub(crate) fn callback<T: CqeHandler<ID>, const ID: u64>(shared: bool) -> Callba
 ///
 /// # Safety
 ///
-/// `wc` is of a request from [`Fmr::invalidation`], whose owner was not taken back.
+/// `wc` is of a request from [`FastRegMr::invalidation`], whose owner was not taken back.
 #[inline]
-unsafe fn parts(wc: &Wc) -> (&Fmr, *mut bindings::ib_cqe) {
+unsafe fn parts(wc: &Wc) -> (&FastRegMr, *mut bindings::ib_cqe) {
     // SAFETY: The request was posted with the address of an MR's first field; the request's owner,
     // who is not back, keeps the MR. Its completion has the field.
     unsafe {
-        let mr = &*wc.cqe().cast_const().cast::<Fmr>();
+        let mr = &*wc.cqe().cast_const().cast::<FastRegMr>();
         (mr, (*mr.own.get()).user)
     }
 }
@@ -487,7 +487,7 @@ unsafe fn parts(wc: &Wc) -> (&Fmr, *mut bindings::ib_cqe) {
 ///
 /// # Safety
 ///
-/// Called by the RDMA core, once for each request from [`Fmr::invalidation`] that has it.
+/// Called by the RDMA core, once for each request from [`FastRegMr::invalidation`] that has it.
 unsafe extern "C" fn ended<T: CqeHandler<ID>, const ID: u64>(
     cq: *mut bindings::ib_cq,
     wc: *mut bindings::ib_wc,
@@ -505,7 +505,7 @@ unsafe extern "C" fn ended<T: CqeHandler<ID>, const ID: u64>(
     };
     // SAFETY: The core passes a completion that is valid during this call, and `Wc` is transparent.
     let done = unsafe { &*wc.cast::<Wc>() };
-    // SAFETY: This is the callback of a request from `Fmr::invalidation`. Its owner is not back, as
+    // SAFETY: This is the callback of a request from `FastRegMr::invalidation`. Its owner is not back, as
     // a request completes once: the driver's contract.
     let (mr, user) = unsafe { parts(done) };
     if !ledger::is_posted(user) {
@@ -515,7 +515,7 @@ unsafe extern "C" fn ended<T: CqeHandler<ID>, const ID: u64>(
     // the status, so that the compiler makes one of that and the handler's.
     unsafe { (*mr.word.get()).end_alone() };
     if done.result().is_err() {
-        // SAFETY: The request is from `Fmr::invalidation` and has failed, its owner is not back,
+        // SAFETY: The request is from `FastRegMr::invalidation` and has failed, its owner is not back,
         // and this is its callback. The call marks the MR registered again.
         return unsafe { shared_ended(cq, wc) };
     }
@@ -533,10 +533,10 @@ unsafe extern "C" fn ended<T: CqeHandler<ID>, const ID: u64>(
 ///
 /// # Safety
 ///
-/// Called once for each request from [`Fmr::invalidation`] that has it, by the RDMA core, or for
+/// Called once for each request from [`FastRegMr::invalidation`] that has it, by the RDMA core, or for
 /// one that has failed by its callback.
 unsafe extern "C" fn shared_ended(cq: *mut bindings::ib_cq, wc: *mut bindings::ib_wc) {
-    // SAFETY: `wc` is valid during this call, and of a request from `Fmr::invalidation`, for which
+    // SAFETY: `wc` is valid during this call, and of a request from `FastRegMr::invalidation`, for which
     // this is called once: so its owner, given up for `user`, is not back.
     unsafe {
         let user = note(&*wc.cast::<Wc>());
@@ -549,10 +549,10 @@ unsafe extern "C" fn shared_ended(cq: *mut bindings::ib_cq, wc: *mut bindings::i
 ///
 /// # Safety
 ///
-/// `wc` is of a request from [`Fmr::invalidation`], whose owner was not taken back, and this is not
+/// `wc` is of a request from [`FastRegMr::invalidation`], whose owner was not taken back, and this is not
 /// called for it again.
 unsafe fn note(wc: &Wc) -> *mut bindings::ib_cqe {
-    // SAFETY: `wc` is of a request from `Fmr::invalidation`, whose owner was not taken back, as the
+    // SAFETY: `wc` is of a request from `FastRegMr::invalidation`, whose owner was not taken back, as the
     // caller promises.
     let (mr, user) = unsafe { parts(wc) };
     if wc.result().is_ok() {

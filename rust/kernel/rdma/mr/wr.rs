@@ -21,7 +21,7 @@ use crate::{
     mr::{
         self,
         frwr::{
-            Fmr,
+            FastRegMr,
             Registering, //
         },
         Memory,
@@ -303,7 +303,7 @@ impl<'a> InvWr<'a> {
 ///
 /// When it was refused, the MR is found again by its handle, as in [`Marked`].
 pub(crate) struct Invalidating {
-    fmr: NonNull<Fmr>,
+    fmr: NonNull<FastRegMr>,
     mr: NonNull<Mr>,
 }
 
