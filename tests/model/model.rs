@@ -24,7 +24,7 @@ mod state;
 #[cfg(test)]
 mod completion;
 #[cfg(test)]
-mod gate;
+mod refs;
 #[cfg(test)]
 mod lease;
 #[cfg(test)]

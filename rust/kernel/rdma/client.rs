@@ -23,9 +23,9 @@ use crate::{
         Device,
         Event, //
     },
-    gate::{
-        Gate,
-        Hold,
+    refs::{
+        Refs,
+        Ref,
         Kind, //
     },
     objects::{
@@ -278,7 +278,7 @@ impl<T: Owned> Registration<T> {
             return Err(e.into());
         }
 
-        // SAFETY: `inner` is valid until `release` has closed its gate.
+        // SAFETY: `inner` is valid until `release` has closed its refs.
         let added = unsafe { Device::new(entry) }
             .and_then(|dev| Arc::pin_init(T::Data::add(self.state(), &dev, &cx), GFP_KERNEL));
         match added {
@@ -392,10 +392,10 @@ impl<T: Owned> PinnedDrop for Registration<T> {
 ///
 /// # Invariants
 ///
-/// `core` is valid while `hold` lives, and `hold` is a hold on its gate.
+/// `core` is valid while `hold` lives, and `hold` is a hold on its refs.
 pub struct ClientRef {
     core: NonNull<Core>,
-    hold: Hold,
+    hold: Ref,
 }
 
 // SAFETY: `Core` is `Sync`, and a hold may be given back in any thread.
@@ -490,7 +490,7 @@ impl<F: FnOnce(&Sleepable) + Send> Job for Once<F> {
 
 impl Clone for ClientRef {
     fn clone(&self) -> Self {
-        // INVARIANT: The new hold is on the same gate.
+        // INVARIANT: The new hold is on the same refs.
         Self {
             core: self.core,
             hold: self.hold.another(Kind::Client),
@@ -529,7 +529,7 @@ pub(crate) struct Core {
     #[pin]
     raw: Opaque<bindings::ib_client>,
     #[pin]
-    pub(crate) gate: Gate,
+    pub(crate) refs: Refs,
     #[pin]
     devices: Mutex<KVec<Entry>>,
     pub(crate) name: &'static CStr,
@@ -553,7 +553,7 @@ impl Core {
     fn new(raw: bindings::ib_client, name: &'static CStr) -> Result<Pin<KBox<Self>>> {
         let init = try_pin_init!(Self {
             raw: Opaque::new(raw),
-            gate <- Gate::new(),
+            refs <- Refs::new(),
             devices <- new_mutex!(KVec::new()),
             name,
             queue: OwnedQueue::new(name)?,
@@ -576,8 +576,8 @@ impl Core {
     }
 
     fn handle(&self) -> Result<ClientRef> {
-        // SAFETY: `self` is pinned by `Core::new`, and its drop closes the gate.
-        let hold = unsafe { self.gate.hold(Kind::Client) }?;
+        // SAFETY: `self` is pinned by `Core::new`, and its drop closes the refs.
+        let hold = unsafe { self.refs.try_get(Kind::Client) }?;
         // INVARIANT: Just taken.
         Ok(ClientRef {
             core: NonNull::from(self),
@@ -592,7 +592,7 @@ impl PinnedDrop for Core {
         // SAFETY: A registration is dropped when its module is loaded in vain or unloaded, in
         // process context.
         let cx = unsafe { Sleepable::assume() };
-        self.gate.close(&fmt!("{}: unload", self.name), &cx);
+        self.refs.kill_and_wait(&fmt!("{}: unload", self.name), &cx);
     }
 }
 

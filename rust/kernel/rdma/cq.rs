@@ -48,7 +48,7 @@ use crate::{
         Device,
         Name, //
     },
-    gate::Kind,
+    refs::Kind,
     objects::Listed,
     removal::OnRemoval,
     sync::{
@@ -255,7 +255,7 @@ fn alloc(dev: &Device, request: &Request, _cx: &Sleepable) -> Result<Arc<Inner>>
     }
     let reserved = Deferred::reserve()?;
     let watch = Watch::new()?;
-    let hold = dev.list(Kind::Cq)?;
+    let listed = dev.list(Kind::Cq)?;
     let caller = dev.client().name.as_char_ptr();
     let private = Arc::as_ptr(&watch).cast_mut().cast();
     let attr = bindings::ib_cq_init_attr {
@@ -314,7 +314,7 @@ fn alloc(dev: &Device, request: &Request, _cx: &Sleepable) -> Result<Arc<Inner>>
         // The driver may have given more entries than were asked for.
         ((*raw.as_ptr()).cqe, (*raw.as_ptr()).res.id)
     };
-    hold.set_num(num);
+    listed.set_num(num);
     let origin = if request.waited {
         Origin::Created(watch)
     } else {
@@ -325,7 +325,7 @@ fn alloc(dev: &Device, request: &Request, _cx: &Sleepable) -> Result<Arc<Inner>>
         raw,
         origin,
         dev: dev.clone(),
-        _hold: hold,
+        _listed: listed,
     });
     Inner::new(dev, given.try_into()?, state)
 }
@@ -350,7 +350,7 @@ fn get(
     // For more than a CQ can have, the core would look for ever.
     check(dev, entries)?;
     let reserved = Deferred::reserve()?;
-    let hold = dev.list(Kind::Cq)?;
+    let listed = dev.list(Kind::Cq)?;
     let vector = match vector {
         Some(vector) => vector.try_into()?,
         None => -1,
@@ -359,13 +359,13 @@ fn get(
     let raw = unsafe { bindings::ib_cq_pool_get(dev.as_raw(), entries, vector, context) };
     let raw = NonNull::new(from_err_ptr(raw)?).ok_or(ENOMEM)?;
     // SAFETY: Just taken; the number does not change.
-    hold.set_num(unsafe { raw.as_ref() }.res.id);
+    listed.set_num(unsafe { raw.as_ref() }.res.id);
     // INVARIANT: Just taken.
     let state = reserved.fill(State {
         raw,
         origin: Origin::Pooled { entries },
         dev: dev.clone(),
-        _hold: hold,
+        _listed: listed,
     });
     Inner::new(dev, entries, state)
 }
@@ -654,7 +654,7 @@ struct State {
     raw: NonNull<bindings::ib_cq>,
     origin: Origin,
     dev: Device,
-    _hold: Listed,
+    _listed: Listed,
 }
 
 // SAFETY: A CQ may be freed from any thread.

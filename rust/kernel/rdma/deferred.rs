@@ -4,7 +4,7 @@
 //!
 //! The last handle of a QP may well be dropped in its own completion handler, in a softirq. So a
 //! drop only queues the object; a work item of this module, which may sleep, destroys it. What is
-//! queued still has its [`Hold`](crate::gate::Hold), so removal and unload wait for it.
+//! queued still has its [`Ref`](crate::refs::Ref), so removal and unload wait for it.
 
 use crate::{
     bindings,

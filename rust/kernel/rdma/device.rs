@@ -28,9 +28,9 @@ use crate::{
         Slot, //
     },
     context::Sleepable,
-    gate::{
-        Gate,
-        Hold,
+    refs::{
+        Refs,
+        Ref,
         Kind, //
     },
     objects::{
@@ -68,7 +68,7 @@ use kernel::{
 #[pin_data]
 pub(crate) struct Inner {
     #[pin]
-    pub(crate) gate: Gate,
+    pub(crate) refs: Refs,
     pub(crate) raw: NonNull<bindings::ib_device>,
     pub(crate) client: NonNull<Core>,
     #[pin]
@@ -103,7 +103,7 @@ impl Inner {
     ) -> Result<Pin<KBox<Self>>> {
         let name = client.name;
         let init = pin_init!(Self {
-            gate <- Gate::new(),
+            refs <- Refs::new(),
             raw,
             client: NonNull::from(client),
             bound <- Bound::new(),
@@ -188,10 +188,10 @@ impl Inner {
 ///
 /// # Invariants
 ///
-/// `inner` is valid while `hold` lives, and `hold` is a hold on its gate.
+/// `inner` is valid while `hold` lives, and `hold` is a hold on its refs.
 pub struct Device {
     inner: NonNull<Inner>,
-    hold: Hold,
+    hold: Ref,
 }
 
 // SAFETY: `Inner` may be used from any thread, and a hold may be given back in any.
@@ -207,9 +207,9 @@ impl Device {
     ///
     /// `inner` must stay valid until its gate is closed.
     pub(crate) unsafe fn new(inner: NonNull<Inner>) -> Result<Self> {
-        // SAFETY: The caller says that `inner`, and so its gate, stays valid until the gate is
+        // SAFETY: The caller says that `inner`, and so its refs, stays valid until the gate is
         // closed.
-        let hold = unsafe { inner.as_ref().gate.hold(Kind::Device) }?;
+        let hold = unsafe { inner.as_ref().refs.try_get(Kind::Device) }?;
         // INVARIANT: Just taken.
         Ok(Self { inner, hold })
     }
@@ -219,7 +219,7 @@ impl Device {
         unsafe { self.inner.as_ref() }
     }
 
-    pub(crate) fn hold(&self, kind: Kind) -> Hold {
+    pub(crate) fn hold(&self, kind: Kind) -> Ref {
         self.hold.another(kind)
     }
 
@@ -264,7 +264,7 @@ impl Device {
 
 impl Clone for Device {
     fn clone(&self) -> Self {
-        // INVARIANT: The new hold is on the same gate.
+        // INVARIANT: The new hold is on the same refs.
         Self {
             inner: self.inner,
             hold: self.hold.another(Kind::Device),
@@ -299,7 +299,7 @@ pub(crate) fn wait_released(inner: Pin<KBox<Inner>>, cx: &Sleepable) {
         }
     }
 
-    inner.gate.close(&Who(&inner), cx);
+    inner.refs.kill_and_wait(&Who(&inner), cx);
 }
 
 /// A copy of a device's name.

@@ -75,8 +75,8 @@ use crate::{
         Gid,
         GidAttr, //
     },
-    gate::{
-        Hold,
+    refs::{
+        Ref,
         Kind, //
     }, //
 };
@@ -312,7 +312,7 @@ fn put(mad: &mut [u8; MAD_LEN], at: usize, bytes: &[u8]) -> Result {
 /// `raw` is an address handle.
 struct State {
     raw: NonNull<bindings::ib_ah>,
-    _hold: Hold,
+    _hold: Ref,
 }
 
 // SAFETY: An address handle may be destroyed from any thread.
@@ -424,7 +424,7 @@ fn create(
     })?;
     let raw = NonNull::new(raw).ok_or(ENOMEM)?;
     // INVARIANT: Just created.
-    let state = reserved.fill(State { raw, _hold: hold });
+    let state = reserved.fill(State { raw, _listed: listed });
     // INVARIANT: The same address handle.
     let inner = Inner {
         raw,

@@ -39,7 +39,7 @@ use crate::{
         Buf,
         Direction, //
     },
-    gate::Kind,
+    refs::Kind,
     mr::frwr::FastRegMr,
     pd::Pd,
     qp::Qp,
@@ -77,14 +77,14 @@ fn alloc(pd: &Pd, pages: u32, _cx: &Sleepable) -> Result<Deferred<FastRegMr>> {
         return Err(EINVAL);
     }
     let reserved = Deferred::reserve()?;
-    let hold = dev.list(Kind::Mr)?;
+    let listed = dev.list(Kind::Mr)?;
     // SAFETY: The PD is alive, and the number of pages is in range.
     let mr = from_err_ptr(unsafe {
         bindings::ib_alloc_mr(pd.as_raw(), bindings::ib_mr_type_IB_MR_TYPE_MEM_REG, pages)
     })?;
     let mr = NonNull::new(mr).ok_or(ENOMEM)?;
     // SAFETY: Just allocated; the number does not change.
-    hold.set_num(unsafe { mr.as_ref() }.res.id);
+    listed.set_num(unsafe { mr.as_ref() }.res.id);
     Ok(reserved.fill(FastRegMr::new(mr, pages, pd.clone(), hold)))
 }
 

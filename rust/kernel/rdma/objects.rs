@@ -13,9 +13,9 @@ use crate::{
         self,
         Name, //
     },
-    gate::{
-        Gate,
-        Hold,
+    refs::{
+        Refs,
+        Ref,
         Kind, //
     },
     ledger::{
@@ -198,12 +198,12 @@ impl Owner {
     /// # Safety
     ///
     /// The device or the client is there while the reference is used.
-    unsafe fn gate(&self) -> &Gate {
+    unsafe fn refs(&self) -> &Refs {
         // SAFETY: The caller says that the device or the client is there.
         unsafe {
             match self {
-                Self::Device(inner) => &inner.as_ref().gate,
-                Self::Client(core) => &core.as_ref().gate,
+                Self::Device(inner) => &inner.as_ref().refs,
+                Self::Client(core) => &core.as_ref().refs,
             }
         }
     }
@@ -233,11 +233,11 @@ impl Owner {
 ///
 /// # Invariants
 ///
-/// `entry` is in the list, and `_hold` is on its gate.
+/// `entry` is in the list, and `_hold` is on its refs.
 pub(crate) struct Listed {
     entry: Arc<Entry>,
     // Dropped last: what the entry points to may be gone after that.
-    _hold: Hold,
+    _hold: Ref,
 }
 
 impl Listed {
@@ -247,7 +247,7 @@ impl Listed {
     ///
     /// `hold` is on the gate of `owner`.
     #[inline(never)]
-    pub(crate) unsafe fn new(hold: Hold, owner: Owner) -> Result<Self> {
+    pub(crate) unsafe fn new(hold: Ref, owner: Owner) -> Result<Self> {
         let kind = hold.kind();
         let entry = ListArc::pin_init(
             try_pin_init!(Entry {
@@ -268,7 +268,7 @@ impl Listed {
         // taken out.
         let this = Self {
             entry: entry.clone_arc(),
-            _hold: hold,
+            _listed: listed,
         };
         OBJECTS.lock().push_back(entry);
         Ok(this)
@@ -347,14 +347,14 @@ impl Drop for Listed {
     }
 }
 
-/// Names the objects that hold a gate, in the kernel log.
-pub(crate) fn report(gate: &Gate, who: &dyn fmt::Display) {
+/// Names the objects that hold a refs, in the kernel log.
+pub(crate) fn report(refs: &Refs, who: &dyn fmt::Display) {
     let objects = OBJECTS.lock();
     let held = objects
         .iter()
         // SAFETY: The entry is in the list, which is locked, so by its invariant there is a hold,
         // which keeps the device or the client.
-        .filter(|entry| core::ptr::eq(unsafe { entry.owner.gate() }, gate));
+        .filter(|entry| core::ptr::eq(unsafe { entry.owner.refs() }, refs));
     for (n, entry) in held.enumerate() {
         if n == NAMED {
             pr_warn!("{who}: waits for more: see rdma_rs/objects in debugfs\n");

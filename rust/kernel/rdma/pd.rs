@@ -16,7 +16,7 @@ use crate::{
         Teardown, //
     },
     device::Device,
-    gate::Kind,
+    refs::Kind,
     objects::Listed, //
 };
 use core::ptr::NonNull;
@@ -46,7 +46,7 @@ unsafe impl Sync for Inner {}
 /// `raw` is an allocated PD.
 struct State {
     raw: NonNull<bindings::ib_pd>,
-    _hold: Listed,
+    _listed: Listed,
 }
 
 // SAFETY: A PD may be deallocated from any thread.
@@ -104,7 +104,7 @@ impl Pd {
     #[inline(never)]
     pub fn alloc(dev: &Device, _cx: &Sleepable) -> Result<Self> {
         let reserved = Deferred::reserve()?;
-        let hold = dev.list(Kind::Pd)?;
+        let listed = dev.list(Kind::Pd)?;
         // SAFETY: The device is registered while `dev` lives, and the client's name outlives the
         // PD.
         let raw = from_err_ptr(unsafe {
@@ -112,9 +112,9 @@ impl Pd {
         })?;
         let raw = NonNull::new(raw).ok_or(ENOMEM)?;
         // SAFETY: Just allocated; the number does not change.
-        hold.set_num(unsafe { raw.as_ref() }.res.id);
+        listed.set_num(unsafe { raw.as_ref() }.res.id);
         // INVARIANT: Just allocated.
-        let state = reserved.fill(State { raw, _hold: hold });
+        let state = reserved.fill(State { raw, _listed: listed });
         let inner = Arc::new(
             Inner {
                 raw,

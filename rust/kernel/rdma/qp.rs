@@ -59,7 +59,7 @@ use crate::{
         Markers,
         PATIENCE_MS, //
     },
-    gate::Kind,
+    refs::Kind,
     objects::Listed,
     pd::{
         self,
@@ -628,16 +628,16 @@ pub(crate) fn create(
     let markers = Markers::new()?;
     let context = QpContext::new(parts.events.clone(), dev.is_iwarp())?;
     context.install(&mut attr);
-    let hold = dev.list(Kind::Qp)?;
+    let listed = dev.list(Kind::Qp)?;
     let owner = Owner::of(&origin, pd)?;
     // SAFETY: The CQs are of this device, as just checked, and nothing below drops the context of a
     // QP that is there.
     let raw = unsafe { owner.create(pd, &mut attr) }?;
 
     // SAFETY: The QP was just created; its number does not change.
-    hold.set_qp(unsafe { raw.as_ref() });
+    listed.set_qp(unsafe { raw.as_ref() });
     if let Owner::Id(claim) = &owner {
-        hold.set_peer(claim.peer());
+        listed.set_peer(claim.peer());
     }
     // SAFETY: The QP was just created.
     let given = unsafe { given(raw.as_ptr(), &attr.cap) };
@@ -660,7 +660,7 @@ pub(crate) fn create(
                 ud: SetOnce::new(),
                 context,
                 pd: pd.clone(),
-                listed: hold,
+                listed,
             }));
         }
         Err(e) => e,
@@ -669,7 +669,7 @@ pub(crate) fn create(
     if let Err(e) = unsafe { owner.destroy(raw) } {
         pr_err!("{dev}: a new QP was not destroyed ({e:?}): it is leaked and holds its device\n");
         let cqs = (send_cq.clone(), recv_cq.clone());
-        core::mem::forget((hold, owner, context, pd.clone(), cqs, parts.srq.cloned()));
+        core::mem::forget((listed, owner, context, pd.clone(), cqs, parts.srq.cloned()));
     }
     Err(e)
 }

@@ -34,7 +34,7 @@ pub mod device;
 pub mod dma;
 mod drain;
 pub mod flush;
-mod gate;
+mod refs;
 pub mod ibcm;
 mod ledger;
 pub mod lend;

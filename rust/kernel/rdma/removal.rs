@@ -8,7 +8,7 @@ use crate::{
     cm::connection::Shared,
     context::Sleepable,
     device::Name,
-    gate::REPORT_MS, //
+    refs::REPORT_MS, //
 };
 use core::ptr::NonNull;
 use kernel::{

@@ -76,7 +76,7 @@ use crate::{
         Device,
         Name, //
     },
-    gate::Kind,
+    refs::Kind,
     objects::Listed,
     pd::{
         self,
@@ -461,7 +461,7 @@ struct State {
     _events: KBox<Events>,
     pd: Pd,
     // Dropped last: the ULP may be gone after that.
-    _hold: Listed,
+    _listed: Listed,
 }
 
 // SAFETY: An SRQ may be destroyed from any thread; the rest is `Send`.
@@ -538,7 +538,7 @@ fn create(
 ) -> Result<Arc<Inner>> {
     let dev = pd.device();
     let reserved = Deferred::reserve()?;
-    let hold = dev.list(Kind::Srq)?;
+    let listed = dev.list(Kind::Srq)?;
     let events = KBox::new(events, GFP_KERNEL)?;
     let mut attr = bindings::ib_srq_init_attr {
         event_handler: Some(event),
@@ -567,13 +567,13 @@ fn create(
             // SAFETY: Just created; nothing was posted.
             let ret = unsafe { bindings::ib_destroy_srq_user(raw.as_ptr(), core::ptr::null_mut()) };
             if ret != 0 {
-                core::mem::forget((hold, events, pd.clone()));
+                core::mem::forget((listed, events, pd.clone()));
             }
             return Err(e);
         }
     };
     // SAFETY: Just created; the number does not change.
-    hold.set_num(unsafe { raw.as_ref() }.res.id);
+    listed.set_num(unsafe { raw.as_ref() }.res.id);
     // INVARIANT: As created.
     let state = reserved.fill(State {
         raw,
@@ -581,7 +581,7 @@ fn create(
         entries,
         _events: events,
         pd: pd.clone(),
-        _hold: hold,
+        _listed: listed,
     });
     // SAFETY: The SRQ is new, these are its slots, and it goes before its queue does.
     unsafe { state.entries.post_all(NonNull::from(&*state.queue)) }?;

@@ -32,9 +32,9 @@ const CLOSED: i64 = 1 << 62;
 /// # Invariants
 ///
 /// The low bits are the number of holds; the bit [`CLOSED`] is set once and stays.
-pub(crate) struct Count(Atomic<i64>);
+pub(crate) struct RefCount(Atomic<i64>);
 
-impl Count {
+impl RefCount {
     pub(crate) fn new() -> Self {
         // INVARIANT: Nothing is held, the gate is open.
         Self(Atomic::new(0))
@@ -42,9 +42,9 @@ impl Count {
 
     /// Adds a hold, unless the gate is closed.
     ///
-    /// Whatever is guarded was found by other means, and stays until [`Count::close`] has seen this
+    /// Whatever is guarded was found by other means, and stays until [`RefCount::kill`] has seen this
     /// hold go: no ordering is needed, as in `refcount_inc_not_zero()`.
-    pub(crate) fn enter(&self) -> bool {
+    pub(crate) fn try_get(&self) -> bool {
         let mut old = self.0.load(Relaxed);
         loop {
             if old & CLOSED != 0 {
@@ -58,24 +58,24 @@ impl Count {
     }
 
     /// Adds a hold beside one that is there, which keeps a closed gate from being empty.
-    pub(crate) fn enter_again(&self) {
+    pub(crate) fn get(&self) {
         self.0.add(1, Relaxed);
     }
 
-    /// Removes a hold, and says whether it was the last one of a closed gate: whoever closed it is
+    /// Removes a hold, and says whether it was the last one of a closed refs: whoever closed it is
     /// then to be told, and nothing else may be touched.
     ///
     /// Full ordering: everything that was done under any hold happens before the closer is told.
     #[must_use]
-    pub(crate) fn leave(&self) -> bool {
+    pub(crate) fn put(&self) -> bool {
         self.0.fetch_sub(1, Full) == CLOSED + 1
     }
 
-    /// Closes the gate, and says whether something is held: then the last hold will tell.
+    /// Closes the refs, and says whether something is held: then the last hold will tell.
     ///
     /// Full ordering: everything that was done under holds that are gone has happened.
     #[must_use]
-    pub(crate) fn close(&self) -> bool {
+    pub(crate) fn kill(&self) -> bool {
         // INVARIANT: From here a hold is added only beside another: the count falls to zero once.
         self.0.fetch_add(CLOSED, Full) != 0
     }

@@ -27,7 +27,7 @@ use crate::{
         Gid,
         NodeType, //
     },
-    gate::Kind,
+    refs::Kind,
     mad::agent::flush_timeouts,
     objects::{
         Listed,

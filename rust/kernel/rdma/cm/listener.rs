@@ -31,7 +31,7 @@ use crate::{
         Queue,
         Teardown, //
     },
-    gate::Kind,
+    refs::Kind,
     objects::{
         Listed,
         Peer, //
@@ -119,7 +119,7 @@ struct Listening {
     unconfirmed: Unconfirmed,
     #[pin]
     stop: Work<Self>,
-    _hold: Listed,
+    _listed: Listed,
 }
 
 struct RawId(NonNull<bindings::rdma_cm_id>);
@@ -278,8 +278,8 @@ impl Listener {
             return Err(EINVAL);
         }
         let reserved = Deferred::reserve()?;
-        let hold = client.list(Kind::Id)?;
-        hold.set_peer(Peer::On(addr.ip(), addr.port()));
+        let listed = client.list(Kind::Id)?;
+        listed.set_peer(Peer::On(addr.ip(), addr.port()));
         let listening = Arc::pin_init(
             pin_init!(Listening {
                 raw <- new_mutex!(None),
@@ -287,7 +287,7 @@ impl Listener {
                 client: client.clone(),
                 unconfirmed <- Unconfirmed::new(backlog),
                 stop <- new_work!("rdma::cm::Listener::stop"),
-                _hold: hold,
+                _listed: listed,
             }),
             GFP_KERNEL,
         )?;

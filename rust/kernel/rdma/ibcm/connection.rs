@@ -23,7 +23,7 @@ use crate::{
         Teardown, //
     },
     device::Device,
-    gate::Kind,
+    refs::Kind,
     ibcm::{
         Answer,
         ConnectError,
@@ -83,7 +83,7 @@ struct State {
     port: u32,
     shared: Arc<Shared>,
     device: Device,
-    _hold: Listed,
+    _listed: Listed,
 }
 
 impl Teardown for State {
@@ -111,7 +111,7 @@ impl Teardown for State {
 /// What a connection is made of, before there is an id.
 pub(super) struct Place {
     reserved: Reserved<State>,
-    hold: Listed,
+    listed: Listed,
     pub(super) shared: Arc<Shared>,
     port: u32,
     device: Device,
@@ -128,7 +128,7 @@ impl Place {
         let (reserved, shared) = (Deferred::reserve()?, Shared::new(handler, waits)?);
         Ok(Self {
             reserved,
-            hold: device.list(Kind::Id)?,
+            listed: device.list(Kind::Id)?,
             shared,
             port,
             device: device.clone(),
@@ -150,7 +150,7 @@ impl Place {
             shared: self.shared,
             port: self.port,
             device: self.device,
-            _hold: self.hold,
+            _listed: self.listed,
         });
         state.device.inner().removal.add(shared)?;
         Ok(Connection { state })

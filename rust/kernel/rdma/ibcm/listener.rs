@@ -19,7 +19,7 @@ use crate::{
         Teardown, //
     },
     device::Device,
-    gate::Kind,
+    refs::Kind,
     ibcm::{
         connection::{
             establish,
@@ -160,7 +160,7 @@ unsafe extern "C" fn on_listener_event(
 
 struct State {
     listening: Arc<Listening>,
-    _hold: Listed,
+    _listed: Listed,
 }
 
 impl Teardown for State {
@@ -198,7 +198,7 @@ impl Listener {
             return Err(EPROTONOSUPPORT);
         }
         let reserved = Deferred::reserve()?;
-        let hold = device.list(Kind::Id)?;
+        let listed = device.list(Kind::Id)?;
         let listening = Arc::pin_init(
             pin_init!(Listening {
                 id <- new_mutex!(None),
@@ -221,7 +221,7 @@ impl Listener {
         let this = Self {
             state: reserved.fill(State {
                 listening: listening.clone(),
-                _hold: hold,
+                _listed: listed,
             }),
         };
         // SAFETY: The id is alive: `this` has it, and the removal of the device does not know it

@@ -16,9 +16,9 @@ use crate::{
         Teardown, //
     },
     device::Device,
-    gate::{
-        Gate,
-        Hold,
+    refs::{
+        Refs,
+        Ref,
         Kind, //
     },
     mad::{
@@ -85,7 +85,7 @@ pub(super) struct Registered {
     raw: NonNull<bindings::ib_mad_agent>,
     queue: Arc<Queue>,
     #[pin]
-    gate: Gate,
+    refs: Refs,
     #[pin]
     ended: Mutex<bool>,
     #[pin]
@@ -121,7 +121,7 @@ impl Registered {
             return;
         }
         self.queue.close(reason);
-        self.gate.close(&"MAD agent", cx);
+        self.refs.kill_and_wait(&"MAD agent", cx);
         // SAFETY: The agent is still registered by the type invariant; with the gate closed, nobody
         // uses it.
         unsafe { bindings::ib_unregister_mad_agent(self.raw.as_ptr()) };
@@ -147,7 +147,7 @@ impl OnRemoval for Registered {
 /// The agent is registered.
 pub(super) struct Live<'a> {
     registered: &'a Registered,
-    _hold: Hold,
+    _hold: Ref,
 }
 
 impl Live<'_> {
@@ -159,7 +159,7 @@ impl Live<'_> {
 struct State {
     registered: Arc<Registered>,
     device: Device,
-    _hold: Listed,
+    _listed: Listed,
 }
 
 impl Teardown for State {
@@ -225,7 +225,7 @@ impl Agent {
             &raw mut request
         };
         let reserved = Deferred::reserve()?;
-        let hold = dev.list(Kind::Mad)?;
+        let listed = dev.list(Kind::Mad)?;
         let queue = Arc::pin_init(Queue::new(backlog)?, GFP_KERNEL)?;
         let place = UniqueArc::new_uninit(GFP_KERNEL)?;
         // SAFETY: The device is registered by the invariant of `device::Inner`. The request is
@@ -248,7 +248,7 @@ impl Agent {
         let registered: Arc<_> = match place.pin_init_with::<Infallible>(pin_init!(Registered {
             raw,
             queue,
-            gate <- Gate::new(),
+            refs <- Refs::new(),
             ended <- new_mutex!(false),
             end <- new_work!("rdma::mad::Agent::end"),
         })) {
@@ -258,7 +258,7 @@ impl Agent {
         let state = reserved.fill(State {
             registered: registered.clone(),
             device: dev.clone(),
-            _hold: hold,
+            _listed: listed,
         });
         dev.inner().removal.add(registered)?;
         Ok(Self {
@@ -296,12 +296,12 @@ impl Agent {
     /// Keeps the agent from ending.
     pub(super) fn enter(&self) -> Result<Live<'_>> {
         let registered = &*self.state.registered;
-        // SAFETY: `State` closes the gate, by `end`, before it lets go of the registration.
-        let hold = unsafe { registered.gate.hold(Kind::Mad) }.map_err(|e| self.reason(e))?;
+        // SAFETY: `State` closes the refs, by `end`, before it lets go of the registration.
+        let hold = unsafe { registered.refs.try_get(Kind::Mad) }.map_err(|e| self.reason(e))?;
         // INVARIANT: `end` waits for the hold before it unregisters the agent.
         Ok(Live {
             registered,
-            _hold: hold,
+            _listed: listed,
         })
     }
 

@@ -96,7 +96,7 @@ pub(crate) struct FastRegMr {
     /// What the MR maps, when nobody else has it any more: dropped after the MR.
     pub(super) kept: Option<Kept>,
     pub(super) pd: Pd,
-    _hold: Listed,
+    _listed: Listed,
 }
 
 struct Own {
@@ -148,7 +148,7 @@ impl FastRegMr {
             raw,
             kept: None,
             pd,
-            _hold: hold,
+            _listed: listed,
         }
     }
 

@@ -3,15 +3,15 @@
 //! Counts of what still uses something that is about to go away.
 //!
 //! A device cannot be removed and a module cannot be unloaded while a handle of theirs lives: each
-//! handle is a [`Hold`] on a [`Gate`], and the removal closes the gate and waits. A handle that is
+//! handle is a [`Ref`] on a [`Refs`], and the removal closes the gate and waits. A handle that is
 //! leaked stalls the removal, with a message that names it, instead of being used after it is gone.
-//! Posting and completing never touch a gate.
+//! Posting and completing never touch a refs.
 
 use crate::{
     bindings,
     context::Sleepable,
     objects,
-    sync::Count, //
+    sync::RefCount, //
 };
 use core::ptr::NonNull;
 use kernel::{
@@ -66,26 +66,26 @@ const NAMES: [&str; 10] = [
 ///
 /// # Invariants
 ///
-/// - `count` counts the live [`Hold`]s.
+/// - `count` counts the live [`Ref`]s.
 /// - `empty` is completed when the last hold of a closed gate goes, and is not touched after that.
 #[pin_data]
-pub(crate) struct Gate {
-    count: Count,
+pub(crate) struct Refs {
+    count: RefCount,
     kinds: [Atomic<i32>; NAMES.len()],
     #[pin]
     empty: Opaque<bindings::completion>,
 }
 
 // SAFETY: A gate is made of atomics and a completion, which may be used from any thread.
-unsafe impl Send for Gate {}
+unsafe impl Send for Refs {}
 // SAFETY: Several threads may use an atomic at once, and a completion has its own lock.
-unsafe impl Sync for Gate {}
+unsafe impl Sync for Refs {}
 
-impl Gate {
+impl Refs {
     pub(crate) fn new() -> impl PinInit<Self> {
         // INVARIANT: Nothing is held, the gate is open.
         pin_init!(Self {
-            count: Count::new(),
+            count: RefCount::new(),
             kinds: [const { Atomic::new(0) }; NAMES.len()],
             empty <- Opaque::ffi_init(|slot| {
                 // SAFETY: `slot` is valid for writes; a completion is initialised in place and
@@ -99,15 +99,15 @@ impl Gate {
     ///
     /// # Safety
     ///
-    /// The gate must stay where it is until it has been closed and [`Gate::close`] has returned.
-    pub(crate) unsafe fn hold(&self, kind: Kind) -> Result<Hold> {
-        if !self.count.enter() {
+    /// The gate must stay where it is until it has been closed and [`Refs::kill_and_wait`] has returned.
+    pub(crate) unsafe fn try_get(&self, kind: Kind) -> Result<Ref> {
+        if !self.count.try_get() {
             return Err(ENODEV);
         }
         self.kinds[kind as usize].add(1, Relaxed);
         // INVARIANT: Just counted.
-        Ok(Hold {
-            gate: NonNull::from(self),
+        Ok(Ref {
+            refs: NonNull::from(self),
             kind,
         })
     }
@@ -115,8 +115,8 @@ impl Gate {
     /// Closes the gate and waits until nothing holds it, telling `who` is still waiting for what.
     ///
     /// No signal ends that: the caller is about to free what is held. It says so when it is killed.
-    pub(crate) fn close(&self, who: &dyn fmt::Display, _cx: &Sleepable) {
-        if !self.count.close() {
+    pub(crate) fn kill_and_wait(&self, who: &dyn fmt::Display, _cx: &Sleepable) {
+        if !self.count.kill() {
             return;
         }
         let (empty, timeout) = (self.empty.get(), msecs_to_jiffies(REPORT_MS));
@@ -146,7 +146,7 @@ impl Gate {
 }
 
 /// What is held, for messages.
-struct Report<'a>(&'a Gate);
+struct Report<'a>(&'a Refs);
 
 impl fmt::Display for Report<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -162,54 +162,54 @@ impl fmt::Display for Report<'_> {
     }
 }
 
-/// A hold on a [`Gate`]: while it lives, what the gate guards stays.
+/// A hold on a [`Refs`]: while it lives, what the gate guards stays.
 ///
 /// # Invariants
 ///
 /// `gate` is valid, and its count includes this hold under `kind`.
-pub(crate) struct Hold {
-    gate: NonNull<Gate>,
+pub(crate) struct Ref {
+    refs: NonNull<Refs>,
     kind: Kind,
 }
 
 // SAFETY: A gate is `Sync`, and counts in whichever thread a hold is given back.
-unsafe impl Send for Hold {}
-// SAFETY: What a reference gives access to is a gate, which is `Sync`.
-unsafe impl Sync for Hold {}
+unsafe impl Send for Ref {}
+// SAFETY: What a reference gives access to is a refs, which is `Sync`.
+unsafe impl Sync for Ref {}
 
-impl Hold {
-    fn gate(&self) -> &Gate {
+impl Ref {
+    fn refs(&self) -> &Refs {
         // SAFETY: `gate` is valid by the type invariant.
-        unsafe { self.gate.as_ref() }
+        unsafe { self.refs.as_ref() }
     }
 
     pub(crate) fn kind(&self) -> Kind {
         self.kind
     }
 
-    /// Takes another hold on the same gate, also when it is closed: the first one keeps it from
+    /// Takes another hold on the same refs, also when it is closed: the first one keeps it from
     /// opening.
     pub(crate) fn another(&self, kind: Kind) -> Self {
-        let gate = self.gate();
-        gate.count.enter_again();
-        gate.kinds[kind as usize].add(1, Relaxed);
+        let refs = self.refs();
+        refs.count.get();
+        refs.kinds[kind as usize].add(1, Relaxed);
         // INVARIANT: Just counted, and `self` keeps the gate in place.
         Self {
-            gate: self.gate,
+            refs: self.refs,
             kind,
         }
     }
 }
 
-impl Drop for Hold {
+impl Drop for Ref {
     fn drop(&mut self) {
-        let gate = self.gate();
-        gate.kinds[self.kind as usize].add(-1, Relaxed);
-        if gate.count.leave() {
+        let refs = self.refs();
+        refs.kinds[self.kind as usize].add(-1, Relaxed);
+        if refs.count.put() {
             // SAFETY: `close` cannot have returned: it waits for this completion. Waiting for a
             // completion takes its lock, so `close` returns only after `complete` has done its last
             // access.
-            unsafe { bindings::complete(gate.empty.get()) };
+            unsafe { bindings::complete(refs.empty.get()) };
         }
     }
 }

@@ -2,12 +2,12 @@
 
 //! What a gate guards is used under holds only, and freed after the last of them.
 
-use crate::{completion::Completion, counters::Count};
+use crate::{completion::Completion, counters::RefCount};
 use loom::{cell::UnsafeCell, sync::Arc, thread};
 
 /// A gate as `gate.rs` makes it, with the thing that it guards.
 struct Guarded {
-    count: Count,
+    count: RefCount,
     empty: Completion,
     thing: UnsafeCell<u32>,
 }
@@ -15,20 +15,20 @@ struct Guarded {
 impl Guarded {
     fn new() -> Arc<Self> {
         Arc::new(Self {
-            count: Count::new(),
+            count: RefCount::new(),
             empty: Completion::new(),
             thing: UnsafeCell::new(1),
         })
     }
 
-    /// As `Gate::hold`.
-    fn hold(this: &Arc<Self>) -> Option<Hold> {
-        this.count.enter().then(|| Hold(this.clone()))
+    /// As `Refs::hold`.
+    fn hold(this: &Arc<Self>) -> Option<Ref> {
+        this.count.try_get().then(|| Ref(this.clone()))
     }
 
-    /// As `Gate::close`; then the thing goes.
+    /// As `Refs::close`; then the thing goes.
     fn close_and_free(&self) {
-        if self.count.close() {
+        if self.count.kill() {
             self.empty.wait();
         }
         // SAFETY: This is what is checked.
@@ -36,12 +36,12 @@ impl Guarded {
     }
 }
 
-/// As `gate::Hold`.
-struct Hold(Arc<Guarded>);
+/// As `refs::Ref`.
+struct Ref(Arc<Guarded>);
 
-impl Hold {
+impl Ref {
     fn another(&self) -> Self {
-        self.0.count.enter_again();
+        self.0.count.get();
         Self(self.0.clone())
     }
 
@@ -51,9 +51,9 @@ impl Hold {
     }
 }
 
-impl Drop for Hold {
+impl Drop for Ref {
     fn drop(&mut self) {
-        if self.0.count.leave() {
+        if self.0.count.put() {
             self.0.empty.complete();
         }
     }
