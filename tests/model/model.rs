@@ -32,6 +32,6 @@ mod lending;
 #[cfg(test)]
 mod region;
 #[cfg(test)]
-mod seating;
+mod polling;
 #[cfg(test)]
 mod slots;

@@ -53,7 +53,7 @@ use crate::{
     removal::OnRemoval,
     sync::{
         Room,
-        Seat, //
+        PollLock, //
     },
     wc::Wc, //
 };
@@ -515,7 +515,7 @@ pub(crate) struct Inner {
     pub(crate) dev: Device,
     entries: u32,
     room: Room,
-    seat: Seat,
+    poll_lock: PollLock,
     /// Of a CQ that the RDMA core does not poll, for who has the seat.
     wcs: Option<KBox<UnsafeCell<Wcs>>>,
     state: Deferred<State>,
@@ -533,7 +533,7 @@ impl Inner {
             dev: dev.clone(),
             entries,
             room: Room::new(entries.try_into()?),
-            seat: Seat::new(),
+            poll_lock: PollLock::new(),
             wcs: None,
             state,
         };
@@ -547,7 +547,7 @@ impl Inner {
     /// Says whether the current task is in a handler of this CQ, where waiting for the CQ would
     /// never end.
     pub(crate) fn is_polled_by_current(&self) -> bool {
-        let holder = self.seat.holder();
+        let holder = self.poll_lock.holder();
         // SAFETY: The CQ is there while `self` lives; the helper only compares.
         unsafe { bindings::rdma_helper_cq_is_polled_by_current(self.raw.as_ptr(), holder) }
     }
@@ -555,19 +555,19 @@ impl Inner {
     /// Takes the seat of a CQ that the RDMA core does not poll, for as long as what is returned
     /// lives; `None` if somebody else has it.
     #[inline]
-    pub(crate) fn sit(&self) -> Option<Seated<'_>> {
+    pub(crate) fn sit(&self) -> Option<PollGuard<'_>> {
         let here = MaybeUninit::<u8>::uninit();
         let wcs = self.wcs.as_ref()?.get();
-        self.seat.take((&raw const here).addr()).then(|| {
-            let seat = &self.seat;
+        self.poll_lock.try_lock((&raw const here).addr()).then(|| {
+            let poll_lock = &self.poll_lock;
             // INVARIANT: Just taken.
-            Seated { seat, wcs }
+            PollGuard { poll_lock, wcs }
         })
     }
 
     /// Says whether somebody has the seat.
     fn is_taken(&self) -> bool {
-        self.seat.holder() != 0
+        self.poll_lock.holder() != 0
     }
 
     /// Returns where the completions are that its poller dispatches; null if there may be others.
@@ -606,17 +606,17 @@ impl Inner {
     }
 }
 
-/// The right to poll a CQ that the RDMA core does not poll: see [`Seat`].
+/// The right to poll a CQ that the RDMA core does not poll: see [`PollLock`].
 ///
 /// # Invariants
 ///
 /// Who has this has the seat, and with it the room at `wcs`, which is valid for `'a`.
-pub(crate) struct Seated<'a> {
-    seat: &'a Seat,
+pub(crate) struct PollGuard<'a> {
+    poll_lock: &'a PollLock,
     wcs: *mut Wcs,
 }
 
-impl Seated<'_> {
+impl PollGuard<'_> {
     /// Returns the room for what is polled.
     #[inline]
     fn room(&mut self) -> &mut Wcs {
@@ -625,10 +625,10 @@ impl Seated<'_> {
     }
 }
 
-impl Drop for Seated<'_> {
+impl Drop for PollGuard<'_> {
     #[inline]
     fn drop(&mut self) {
-        self.seat.leave();
+        self.poll_lock.unlock();
     }
 }
 

@@ -15,7 +15,7 @@ use crate::{
     context::Sleepable,
     cq::{
         self,
-        Seated, //
+        PollGuard, //
     },
     ledger,
     qp::{
@@ -547,7 +547,7 @@ impl<'a> Wait<'a> {
 
     /// Takes the seat of a CQ that its users poll, for a driver's own drain, which polls such a CQ,
     /// too.
-    fn sit<'cq>(&self, cq: &'cq cq::Inner) -> Result<Option<Seated<'cq>>> {
+    fn sit<'cq>(&self, cq: &'cq cq::Inner) -> Result<Option<PollGuard<'cq>>> {
         if !cq.is_caller_polled() {
             return Ok(None);
         }

@@ -90,9 +90,9 @@ const EMPTY: usize = 0;
 /// # Invariants
 ///
 /// `EMPTY`, or an address on the stack of who has the seat.
-pub(crate) struct Seat(AtomicUsize);
+pub(crate) struct PollLock(AtomicUsize);
 
-impl Seat {
+impl PollLock {
     pub(crate) fn new() -> Self {
         // INVARIANT: As required.
         Self(AtomicUsize::new(EMPTY))
@@ -102,7 +102,7 @@ impl Seat {
     /// had it before has happened.
     #[inline]
     #[must_use]
-    pub(crate) fn take(&self, at: usize) -> bool {
+    pub(crate) fn try_lock(&self, at: usize) -> bool {
         // INVARIANT: By the caller's promise.
         self.0
             .compare_exchange(EMPTY, at, Ordering::Acquire, Ordering::Relaxed)
@@ -111,7 +111,7 @@ impl Seat {
 
     /// Leaves the seat, which the caller has.
     #[inline]
-    pub(crate) fn leave(&self) {
+    pub(crate) fn unlock(&self) {
         // INVARIANT: As required.
         self.0.store(EMPTY, Ordering::Release);
     }

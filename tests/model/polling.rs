@@ -2,23 +2,23 @@
 
 //! One at a time has the seat of a CQ's poller, and sees what the one before has done.
 
-use crate::counters::Seat;
+use crate::counters::PollLock;
 use loom::{cell::UnsafeCell, sync::Arc, thread};
 
 struct Cq {
-    seat: Seat,
+    poll_lock: PollLock,
     /// What is polled into.
     row: UnsafeCell<u32>,
 }
 
 impl Cq {
-    /// As `Cq::process`; says whether it had the seat.
+    /// As `Cq::process`; says whether it had the poll_lock.
     fn process(&self, at: usize) -> bool {
-        let taken = self.seat.take(at);
+        let taken = self.poll_lock.try_lock(at);
         if taken {
             // SAFETY: This is what is checked.
             self.row.with_mut(|row| unsafe { *row += 1 });
-            self.seat.leave();
+            self.poll_lock.unlock();
         }
         taken
     }
@@ -28,7 +28,7 @@ impl Cq {
 fn one_at_a_time_polls() {
     loom::model(|| {
         let cq = Arc::new(Cq {
-            seat: Seat::new(),
+            poll_lock: PollLock::new(),
             row: UnsafeCell::new(0),
         });
         let other = {
@@ -48,22 +48,22 @@ fn one_at_a_time_polls() {
 #[test]
 fn holder_knows_itself() {
     loom::model(|| {
-        let seat = Arc::new(Seat::new());
+        let seat = Arc::new(PollLock::new());
         let other = {
-            let seat = seat.clone();
+            let seat = poll_lock.clone();
             thread::spawn(move || {
-                if seat.take(1) {
-                    assert_eq!(seat.holder(), 1);
-                    seat.leave();
+                if poll_lock.try_lock(1) {
+                    assert_eq!(poll_lock.holder(), 1);
+                    poll_lock.unlock();
                 }
-                assert_ne!(seat.holder(), 1);
+                assert_ne!(poll_lock.holder(), 1);
             })
         };
-        if seat.take(2) {
-            assert_eq!(seat.holder(), 2);
-            seat.leave();
+        if poll_lock.try_lock(2) {
+            assert_eq!(poll_lock.holder(), 2);
+            poll_lock.unlock();
         }
-        assert_ne!(seat.holder(), 2);
+        assert_ne!(poll_lock.holder(), 2);
         other.join().unwrap();
     });
 }
