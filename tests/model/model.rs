@@ -26,7 +26,7 @@ mod completion;
 #[cfg(test)]
 mod refs;
 #[cfg(test)]
-mod lease;
+mod reservation;
 #[cfg(test)]
 mod lending;
 #[cfg(test)]

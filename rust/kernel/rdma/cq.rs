@@ -52,7 +52,7 @@ use crate::{
     objects::Listed,
     removal::OnRemoval,
     sync::{
-        Room,
+        FreeCqes,
         PollLock, //
     },
     wc::Wc, //
@@ -169,7 +169,7 @@ impl<C: PollContext> Cq<C> {
 
     /// Returns the number of entries that no QP has leased.
     pub fn free_entries(&self) -> u32 {
-        self.inner.room.free().try_into().unwrap_or(0)
+        self.inner.free.free().try_into().unwrap_or(0)
     }
 
     /// Returns the completion vector that the CQ is on.
@@ -514,7 +514,7 @@ pub(crate) struct Inner {
     pub(crate) raw: NonNull<bindings::ib_cq>,
     pub(crate) dev: Device,
     entries: u32,
-    room: Room,
+    free: FreeCqes,
     poll_lock: PollLock,
     /// Of a CQ that the RDMA core does not poll, for who has the seat.
     wcs: Option<KBox<UnsafeCell<Wcs>>>,
@@ -532,7 +532,7 @@ impl Inner {
             raw: state.raw,
             dev: dev.clone(),
             entries,
-            room: Room::new(entries.try_into()?),
+            free: FreeCqes::new(entries.try_into()?),
             poll_lock: PollLock::new(),
             wcs: None,
             state,
@@ -632,7 +632,7 @@ impl Drop for PollGuard<'_> {
     }
 }
 
-/// Room for the completions that are polled at once.
+/// FreeCqes for the completions that are polled at once.
 type Wcs = [MaybeUninit<bindings::ib_wc>; ROW];
 
 /// How many completions are polled at once (`IB_POLL_BATCH`).
@@ -696,27 +696,27 @@ impl Teardown for State {
 /// # Invariants
 ///
 /// `entries` were taken from the room of `cq`.
-pub(crate) struct Lease {
+pub(crate) struct Reservation {
     cq: Arc<Inner>,
     entries: i32,
 }
 
-impl Lease {
+impl Reservation {
     pub(crate) fn cq(&self) -> &Arc<Inner> {
         &self.cq
     }
 }
 
-impl Drop for Lease {
+impl Drop for Reservation {
     fn drop(&mut self) {
-        self.cq.room.give(self.entries);
+        self.cq.free.release(self.entries);
     }
 }
 
 /// Takes `entries` entries, all or nothing.
-pub(crate) fn lease(cq: &Arc<Inner>, entries: u32) -> Result<Lease> {
+pub(crate) fn reserve(cq: &Arc<Inner>, entries: u32) -> Result<Reservation> {
     let entries: i32 = entries.try_into()?;
-    cq.room.take(entries).map_err(|free| {
+    cq.free.reserve(entries).map_err(|free| {
         pr_err!(
             "{}: a QP needs {entries} CQ entries, {free} of {} are free\n",
             cq.dev,
@@ -725,7 +725,7 @@ pub(crate) fn lease(cq: &Arc<Inner>, entries: u32) -> Result<Lease> {
         ENOSPC
     })?;
     // INVARIANT: Just taken.
-    Ok(Lease {
+    Ok(Reservation {
         cq: cq.clone(),
         entries,
     })

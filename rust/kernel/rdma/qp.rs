@@ -47,7 +47,7 @@ use crate::{
     cq::{
         self,
         Cq,
-        Lease, //
+        Reservation, //
     },
     deferred::{
         Deferred,
@@ -425,7 +425,7 @@ impl Parts<'_> {
 
 /// Where the receives of a QP come from, with the room that they need in its CQ.
 enum Recv {
-    Own(Lease),
+    Own(Reservation),
     Shared(srq::Share),
 }
 
@@ -448,7 +448,7 @@ impl Recv {
 pub(crate) struct Inner {
     pub(crate) raw: NonNull<bindings::ib_qp>,
     owner: Owner,
-    send: Lease,
+    send: Reservation,
     recv: Recv,
     markers: Option<Arc<Markers>>,
     /// Of a QP for datagrams.
@@ -641,10 +641,10 @@ pub(crate) fn create(
     }
     // SAFETY: The QP was just created.
     let given = unsafe { given(raw.as_ptr(), &attr.cap) };
-    let leases = cq::lease(send_cq, given.max_send_wr).and_then(|send| {
+    let leases = cq::reserve(send_cq, given.max_send_wr).and_then(|send| {
         let recv = match parts.srq {
             Some(srq) => Recv::Shared(srq::Share::new(srq, recv_cq)?),
-            None => Recv::Own(cq::lease(recv_cq, given.max_recv_wr)?),
+            None => Recv::Own(cq::reserve(recv_cq, given.max_recv_wr)?),
         };
         Ok((send, recv))
     });

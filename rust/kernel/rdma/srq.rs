@@ -65,7 +65,7 @@ use crate::{
     },
     cq::{
         self,
-        Lease, //
+        Reservation, //
     },
     deferred::{
         Deferred,
@@ -214,7 +214,7 @@ impl<T: Receive<N>, const N: usize> Srq<T, N> {
         })
     }
 
-    /// Returns the number of slots: as many entries does the SRQ lease, once, from each CQ that its
+    /// Returns the number of slots: as many entries does the SRQ reserve, once, from each CQ that its
     /// QPs complete to.
     pub fn slots(&self) -> u32 {
         self.inner.slots
@@ -603,9 +603,9 @@ fn create(
 ///
 /// # Invariants
 ///
-/// `qps` is the number of [`Share`]s for the CQ of the lease, and not zero.
+/// `qps` is the number of [`Share`]s for the CQ of the reserve, and not zero.
 struct Entry {
-    lease: Lease,
+    lease: Reservation,
     qps: usize,
 }
 
@@ -648,9 +648,9 @@ impl Share {
             // INVARIANT: One more.
             Some(entry) => entry.qps += 1,
             None => {
-                let lease = cq::lease(cq, srq.slots)?;
+                let lease = cq::reserve(cq, srq.slots)?;
                 // INVARIANT: The first.
-                list.push(Entry { lease, qps: 1 }, GFP_KERNEL)?;
+                list.push(Entry { reserve, qps: 1 }, GFP_KERNEL)?;
             }
         }
         Ok(Self {

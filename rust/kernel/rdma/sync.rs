@@ -127,9 +127,9 @@ impl PollLock {
 /// # Invariants
 ///
 /// With the entries that are taken and not yet given back it is the number of entries.
-pub(crate) struct Room(Atomic<i32>);
+pub(crate) struct FreeCqes(Atomic<i32>);
 
-impl Room {
+impl FreeCqes {
     pub(crate) fn new(entries: i32) -> Self {
         // INVARIANT: Nothing is taken.
         Self(Atomic::new(entries))
@@ -142,7 +142,7 @@ impl Room {
     /// Takes entries, all or nothing; returns how many are free if there are not enough.
     ///
     /// Acquire: what used the entries before is done with them.
-    pub(crate) fn take(&self, entries: i32) -> core::result::Result<(), i32> {
+    pub(crate) fn reserve(&self, entries: i32) -> core::result::Result<(), i32> {
         let mut free = self.free();
         loop {
             if free < entries {
@@ -158,8 +158,8 @@ impl Room {
 
     /// Gives back entries that were taken.
     ///
-    /// Release: see [`Room::take`].
-    pub(crate) fn give(&self, entries: i32) {
+    /// Release: see [`FreeCqes::reserve`].
+    pub(crate) fn release(&self, entries: i32) {
         // INVARIANT: By the caller's promise.
         self.0.fetch_add(entries, Release);
     }

@@ -2,7 +2,7 @@
 
 //! An entry of a CQ is never leased twice, and is leased again only after it was let go.
 
-use crate::counters::Room;
+use crate::counters::FreeCqes;
 use loom::{
     cell::UnsafeCell,
     sync::{
@@ -13,7 +13,7 @@ use loom::{
 };
 
 struct Cq {
-    room: Room,
+    free: FreeCqes,
     /// The only entry.
     entry: UnsafeCell<u32>,
 }
@@ -22,38 +22,38 @@ struct Cq {
 fn entry_has_one_user() {
     loom::model(|| {
         let cq = Arc::new(Cq {
-            room: Room::new(1),
+            free: FreeCqes::new(1),
             entry: UnsafeCell::new(0),
         });
         let qps = [0, 1].map(|_| {
             let cq = cq.clone();
             thread::spawn(move || {
-                if cq.room.take(1).is_ok() {
+                if cq.free.reserve(1).is_ok() {
                     // SAFETY: This is what is checked.
                     cq.entry.with_mut(|entry| unsafe { *entry += 1 });
-                    cq.room.give(1);
+                    cq.free.release(1);
                 }
             })
         });
         for qp in qps {
             qp.join().unwrap();
         }
-        assert_eq!(cq.room.free(), 1);
+        assert_eq!(cq.free.free(), 1);
     });
 }
 
 #[test]
 fn leases_are_all_or_nothing() {
     loom::model(|| {
-        let room = Arc::new(Room::new(3));
+        let room = Arc::new(FreeCqes::new(3));
         let leased = Arc::new(AtomicI32::new(0));
         let qps = [2, 2].map(|entries| {
             let (room, leased) = (room.clone(), leased.clone());
-            thread::spawn(move || match room.take(entries) {
+            thread::spawn(move || match free.reserve(entries) {
                 Ok(()) => {
                     assert!(leased.fetch_add(entries, Relaxed) + entries <= 3);
                     leased.fetch_sub(entries, Relaxed);
-                    room.give(entries);
+                    free.release(entries);
                 }
                 Err(free) => assert!(free < entries),
             })
@@ -61,6 +61,6 @@ fn leases_are_all_or_nothing() {
         for qp in qps {
             qp.join().unwrap();
         }
-        assert_eq!(room.free(), 3);
+        assert_eq!(free.free(), 3);
     });
 }
