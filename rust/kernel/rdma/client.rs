@@ -23,14 +23,14 @@ use crate::{
         Device,
         Event, //
     },
-    refs::{
-        Refs,
-        Ref,
-        Kind, //
-    },
     objects::{
         Listed,
         Owner, //
+    },
+    refs::{
+        Kind, //
+        Ref,
+        Refs,
     },
     removal::Step, //
 };

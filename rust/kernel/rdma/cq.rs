@@ -48,14 +48,17 @@ use crate::{
         Device,
         Name, //
     },
-    refs::Kind,
     objects::Listed,
+    refs::Kind,
     removal::OnRemoval,
     sync::{
         FreeCqes,
         PollLock, //
     },
-    wc::Wc, //
+    wc::{
+        Wc,
+        POLL_BATCH, //
+    }, //
 };
 use core::{
     cell::UnsafeCell,
@@ -538,7 +541,7 @@ impl Inner {
             state,
         };
         if inner.is_caller_polled() {
-            let wcs = [const { MaybeUninit::uninit() }; ROW];
+            let wcs = [const { MaybeUninit::uninit() }; POLL_BATCH];
             inner.wcs = Some(KBox::new(UnsafeCell::new(wcs), GFP_KERNEL)?);
         }
         Ok(Arc::new(inner, GFP_KERNEL)?)
@@ -633,10 +636,7 @@ impl Drop for PollGuard<'_> {
 }
 
 /// FreeCqes for the completions that are polled at once.
-type Wcs = [MaybeUninit<bindings::ib_wc>; ROW];
-
-/// How many completions are polled at once (`IB_POLL_BATCH`).
-const ROW: usize = 16;
+type Wcs = [MaybeUninit<bindings::ib_wc>; POLL_BATCH];
 
 /// How a CQ was made, and so how it ends.
 enum Origin {

@@ -28,14 +28,14 @@ use crate::{
         Slot, //
     },
     context::Sleepable,
-    refs::{
-        Refs,
-        Ref,
-        Kind, //
-    },
     objects::{
         Listed,
         Owner, //
+    },
+    refs::{
+        Kind, //
+        Ref,
+        Refs,
     },
     removal::{
         Bound,

@@ -76,8 +76,8 @@ use crate::{
         GidAttr, //
     },
     refs::{
-        Ref,
         Kind, //
+        Ref,
     }, //
 };
 use core::ptr::NonNull;
@@ -312,7 +312,7 @@ fn put(mad: &mut [u8; MAD_LEN], at: usize, bytes: &[u8]) -> Result {
 /// `raw` is an address handle.
 struct State {
     raw: NonNull<bindings::ib_ah>,
-    _hold: Ref,
+    _ref: Ref,
 }
 
 // SAFETY: An address handle may be destroyed from any thread.
@@ -414,7 +414,7 @@ fn create(
 ) -> Result<Peer> {
     let (device, port) = (agent.device(), agent.port());
     let reserved = Deferred::reserve()?;
-    let hold = device.hold(Kind::Ah);
+    let held = device.hold(Kind::Ah);
     let live = agent.enter()?;
     // SAFETY: The agent is registered, so it has a QP with a PD, which stay until the device goes.
     // Completion and header belong together.
@@ -424,7 +424,7 @@ fn create(
     })?;
     let raw = NonNull::new(raw).ok_or(ENOMEM)?;
     // INVARIANT: Just created.
-    let state = reserved.fill(State { raw, _listed: listed });
+    let state = reserved.fill(State { raw, _ref: held });
     // INVARIANT: The same address handle.
     let inner = Inner {
         raw,

@@ -39,10 +39,10 @@ use crate::{
         Buf,
         Direction, //
     },
-    refs::Kind,
     mr::frwr::FastRegMr,
     pd::Pd,
     qp::Qp,
+    refs::Kind,
     wc::Success,
     wr::Remote, //
 };
@@ -85,7 +85,7 @@ fn alloc(pd: &Pd, pages: u32, _cx: &Sleepable) -> Result<Deferred<FastRegMr>> {
     let mr = NonNull::new(mr).ok_or(ENOMEM)?;
     // SAFETY: Just allocated; the number does not change.
     listed.set_num(unsafe { mr.as_ref() }.res.id);
-    Ok(reserved.fill(FastRegMr::new(mr, pages, pd.clone(), hold)))
+    Ok(reserved.fill(FastRegMr::new(mr, pages, pd.clone(), listed)))
 }
 
 /// A fast-registration MR without memory, ready to map some.

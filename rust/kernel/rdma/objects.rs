@@ -13,15 +13,15 @@ use crate::{
         self,
         Name, //
     },
-    refs::{
-        Refs,
-        Ref,
-        Kind, //
-    },
     ledger::{
         self,
         Outstanding, //
     }, //
+    refs::{
+        Kind, //
+        Ref,
+        Refs,
+    },
 };
 use core::{
     net::{
@@ -233,11 +233,11 @@ impl Owner {
 ///
 /// # Invariants
 ///
-/// `entry` is in the list, and `_hold` is on its refs.
+/// `entry` is in the list, and `_ref` is on its refs.
 pub(crate) struct Listed {
     entry: Arc<Entry>,
     // Dropped last: what the entry points to may be gone after that.
-    _hold: Ref,
+    _ref: Ref,
 }
 
 impl Listed {
@@ -245,10 +245,10 @@ impl Listed {
     ///
     /// # Safety
     ///
-    /// `hold` is on the gate of `owner`.
+    /// `held` is on the gate of `owner`.
     #[inline(never)]
-    pub(crate) unsafe fn new(hold: Ref, owner: Owner) -> Result<Self> {
-        let kind = hold.kind();
+    pub(crate) unsafe fn new(held: Ref, owner: Owner) -> Result<Self> {
+        let kind = held.kind();
         let entry = ListArc::pin_init(
             try_pin_init!(Entry {
                 links <- ListLinks::new(),
@@ -268,7 +268,7 @@ impl Listed {
         // taken out.
         let this = Self {
             entry: entry.clone_arc(),
-            _listed: listed,
+            _ref: held,
         };
         OBJECTS.lock().push_back(entry);
         Ok(this)

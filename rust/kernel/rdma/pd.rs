@@ -16,8 +16,8 @@ use crate::{
         Teardown, //
     },
     device::Device,
-    refs::Kind,
     objects::Listed, //
+    refs::Kind,
 };
 use core::ptr::NonNull;
 use kernel::{
@@ -114,7 +114,10 @@ impl Pd {
         // SAFETY: Just allocated; the number does not change.
         listed.set_num(unsafe { raw.as_ref() }.res.id);
         // INVARIANT: Just allocated.
-        let state = reserved.fill(State { raw, _listed: listed });
+        let state = reserved.fill(State {
+            raw,
+            _listed: listed,
+        });
         let inner = Arc::new(
             Inner {
                 raw,

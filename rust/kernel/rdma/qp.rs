@@ -59,7 +59,6 @@ use crate::{
         Markers,
         PATIENCE_MS, //
     },
-    refs::Kind,
     objects::Listed,
     pd::{
         self,
@@ -69,6 +68,7 @@ use crate::{
         parked::Parked,
         post::Poller, //
     },
+    refs::Kind,
     srq::{
         self,
         Receive,
@@ -121,7 +121,7 @@ use kernel::{
 /// `place` is that of the QP of `inner`, and its queues complete to CQs that are polled in `S` and
 /// `R`, by `pollers`.
 pub struct Qp<S: PollContext, R: PollContext = S> {
-    pub(crate) place: Place,
+    pub(crate) target: PostTarget,
     /// The PD of receives; none if the QP takes them from an SRQ, so that no entry is of it.
     recv_pd: pd::Id,
     /// Of the CQs of both queues.
@@ -180,7 +180,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
         // INVARIANT: As created.
         Ok(Self {
             // SAFETY: It was just created for this PD, and `inner` keeps it.
-            place: unsafe { Place::new(inner.raw, parts.pd) },
+            target: unsafe { PostTarget::new(inner.raw, parts.pd) },
             recv_pd: match parts.srq {
                 Some(_) => pd::Id::NONE,
                 None => parts.pd.id(),
@@ -201,11 +201,11 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
     }
 
     pub(crate) fn as_raw(&self) -> *mut bindings::ib_qp {
-        self.place.raw.as_ptr()
+        self.target.raw.as_ptr()
     }
 
     pub(crate) fn as_non_null(&self) -> NonNull<bindings::ib_qp> {
-        self.place.raw
+        self.target.raw
     }
 
     /// Returns the count of what keeps the QP after its drain.
@@ -221,8 +221,8 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
 
     /// Returns the QP's number.
     pub fn num(&self) -> u32 {
-        // SAFETY: The QP is valid by the invariant of `Place`; its number does not change.
-        unsafe { self.place.raw.as_ref() }.qp_num
+        // SAFETY: The QP is valid by the invariant of `PostTarget`; its number does not change.
+        unsafe { self.target.raw.as_ref() }.qp_num
     }
 
     /// Moves the QP to the error state and waits until every request that was posted has completed
@@ -432,7 +432,7 @@ enum Recv {
 impl Recv {
     fn cq(&self) -> &Arc<cq::Inner> {
         match self {
-            Self::Own(lease) => lease.cq(),
+            Self::Own(reservation) => reservation.cq(),
             Self::Shared(share) => share.cq(),
         }
     }
@@ -641,14 +641,14 @@ pub(crate) fn create(
     }
     // SAFETY: The QP was just created.
     let given = unsafe { given(raw.as_ptr(), &attr.cap) };
-    let leases = cq::reserve(send_cq, given.max_send_wr).and_then(|send| {
+    let reservations = cq::reserve(send_cq, given.max_send_wr).and_then(|send| {
         let recv = match parts.srq {
             Some(srq) => Recv::Shared(srq::Share::new(srq, recv_cq)?),
             None => Recv::Own(cq::reserve(recv_cq, given.max_recv_wr)?),
         };
         Ok((send, recv))
     });
-    let e = match leases {
+    let e = match reservations {
         Ok((send, recv)) => {
             // INVARIANT: As created.
             return Ok(reserved.fill(Inner {
@@ -750,9 +750,9 @@ static LAST: Atomic<u64> = Atomic::new(0);
 /// Tells a QP from all that there have been and will be, where its address may be another one's
 /// when it is gone.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Serial(u64);
+pub(crate) struct QpId(u64);
 
-impl Serial {
+impl QpId {
     /// That of no QP.
     pub(crate) const NONE: Self = Self(0);
 
@@ -769,14 +769,14 @@ impl Serial {
 ///
 /// `raw` is valid, of the PD `pd`, and no other QP has or had this number. `iwarp` says whether its
 /// device is one of iWARP.
-pub(crate) struct Place {
+pub(crate) struct PostTarget {
     pub(crate) raw: NonNull<bindings::ib_qp>,
     pub(crate) pd: pd::Id,
-    pub(crate) serial: Serial,
+    pub(crate) qp_id: QpId,
     pub(crate) iwarp: bool,
 }
 
-impl Place {
+impl PostTarget {
     /// # Safety
     ///
     /// `raw` is a new QP of this PD, and is there until what is returned is gone.
@@ -785,7 +785,7 @@ impl Place {
         Self {
             raw,
             pd: pd.id(),
-            serial: Serial::next(),
+            qp_id: QpId::next(),
             iwarp: pd.device().is_iwarp(),
         }
     }

@@ -709,7 +709,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
         let (raw, sges) = (raw.as_mut_ptr(), sges.as_mut_ptr());
         let made = rw(&owner).and_then(|(rw, then)| {
             // SAFETY: There is room for the request and its entries.
-            unsafe { then.write(raw, sges, &self.place) }?;
+            unsafe { then.write(raw, sges, &self.target) }?;
             Ok(rw.plan)
         });
         match made {

@@ -76,13 +76,13 @@ use crate::{
         Device,
         Name, //
     },
-    refs::Kind,
     objects::Listed,
     pd::{
         self,
         Pd, //
     },
     qp::post::Refusal,
+    refs::Kind,
     srq::slot::{
         AnyEntries,
         Entries, //
@@ -605,7 +605,7 @@ fn create(
 ///
 /// `qps` is the number of [`Share`]s for the CQ of the reserve, and not zero.
 struct Entry {
-    lease: Reservation,
+    reservation: Reservation,
     qps: usize,
 }
 
@@ -643,14 +643,20 @@ impl Share {
         let mut list = srq.shares.list.lock();
         match list
             .iter_mut()
-            .find(|entry| Arc::ptr_eq(entry.lease.cq(), cq))
+            .find(|entry| Arc::ptr_eq(entry.reservation.cq(), cq))
         {
             // INVARIANT: One more.
             Some(entry) => entry.qps += 1,
             None => {
-                let lease = cq::reserve(cq, srq.slots)?;
+                let reservation = cq::reserve(cq, srq.slots)?;
                 // INVARIANT: The first.
-                list.push(Entry { reserve, qps: 1 }, GFP_KERNEL)?;
+                list.push(
+                    Entry {
+                        reservation,
+                        qps: 1,
+                    },
+                    GFP_KERNEL,
+                )?;
             }
         }
         Ok(Self {
@@ -667,7 +673,7 @@ impl Share {
 impl Drop for Share {
     fn drop(&mut self) {
         self.srq.shares.list.lock().retain(|entry| {
-            if !Arc::ptr_eq(entry.lease.cq(), &self.cq) {
+            if !Arc::ptr_eq(entry.reservation.cq(), &self.cq) {
                 return true;
             }
             // INVARIANT: This one goes.

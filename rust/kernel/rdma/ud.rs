@@ -538,7 +538,7 @@ impl<S: PollContext, R: PollContext> UdQp<S, R> {
         unsafe {
             self.qp.post_written(
                 owner,
-                |owner| wr(owner)?.check(self.qp.place.pd),
+                |owner| wr(owner)?.check(self.qp.target.pd),
                 |wr, raw: *mut bindings::ib_ud_wr, sges| wr.put(raw, sges),
             )
         }

@@ -157,7 +157,7 @@ pub struct WcError {
 }
 
 /// How many completions fit into the array that a CQ's poller takes them to (`IB_POLL_BATCH`).
-const POLL_BATCH: usize = 16;
+pub(crate) const POLL_BATCH: usize = 16;
 
 /// A successful completion.
 #[derive(Clone, Copy)]

@@ -11,7 +11,7 @@
 use crate::{
     bindings,
     pd,
-    qp::Place, //
+    qp::PostTarget, //
 };
 use core::{
     marker::PhantomData,
@@ -267,11 +267,11 @@ impl<'a, const N: usize> SendWr<'a, N> {
         self,
         to: *mut bindings::ib_rdma_wr,
         sges: *mut [bindings::ib_sge; N],
-        place: &Place,
+        target: &PostTarget,
     ) -> Result {
         // SAFETY: What is made of the borrow is used up here. `to` and `sges` are valid for writes,
         // as the caller promises.
-        unsafe { self.check(place)?.put(to, sges) };
+        unsafe { self.check(target)?.put(to, sges) };
         Ok(())
     }
 
@@ -284,11 +284,11 @@ impl<'a, const N: usize> SendWr<'a, N> {
     ///
     /// The memory lives as long as what is returned.
     #[inline]
-    pub(crate) unsafe fn check(self, place: &Place) -> Result<SendWr<'static, N>> {
-        if self.sges.iter().any(|sge| sge.pd != place.pd) {
+    pub(crate) unsafe fn check(self, target: &PostTarget) -> Result<SendWr<'static, N>> {
+        if self.sges.iter().any(|sge| sge.pd != target.pd) {
             return Err(EINVAL);
         }
-        if !self.is_for_iwarp() && place.iwarp {
+        if !self.is_for_iwarp() && target.iwarp {
             return Err(EOPNOTSUPP);
         }
         // SAFETY: The caller keeps the memory for as long as what is returned.
@@ -383,11 +383,11 @@ impl<'a> AtomicWr<'a> {
         self,
         to: *mut bindings::ib_atomic_wr,
         sge: *mut [bindings::ib_sge; 1],
-        place: &Place,
+        target: &PostTarget,
     ) -> Result {
         // SAFETY: What is made of the borrow is used up here. `to` and `sge` are valid for writes,
         // as the caller promises.
-        unsafe { self.check(place)?.put(to, sge) };
+        unsafe { self.check(target)?.put(to, sge) };
         Ok(())
     }
 
@@ -399,12 +399,12 @@ impl<'a> AtomicWr<'a> {
     ///
     /// The memory lives as long as what is returned.
     #[inline]
-    pub(crate) unsafe fn check(self, place: &Place) -> Result<AtomicWr<'static>> {
+    pub(crate) unsafe fn check(self, target: &PostTarget) -> Result<AtomicWr<'static>> {
         let old = self.old.0;
-        if old.pd != place.pd || old.length != 8 || self.remote.addr % 8 != 0 {
+        if old.pd != target.pd || old.length != 8 || self.remote.addr % 8 != 0 {
             return Err(EINVAL);
         }
-        if place.iwarp {
+        if target.iwarp {
             // As in `SendWr::check`.
             return Err(EOPNOTSUPP);
         }

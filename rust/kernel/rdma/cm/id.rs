@@ -27,12 +27,12 @@ use crate::{
         Gid,
         NodeType, //
     },
-    refs::Kind,
     mad::agent::flush_timeouts,
     objects::{
         Listed,
         Peer, //
     }, //
+    refs::Kind,
 };
 use core::{
     mem::ManuallyDrop,

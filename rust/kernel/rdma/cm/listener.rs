@@ -31,11 +31,11 @@ use crate::{
         Queue,
         Teardown, //
     },
-    refs::Kind,
     objects::{
         Listed,
         Peer, //
     }, //
+    refs::Kind,
 };
 use core::{
     cell::Cell,

@@ -11,16 +11,12 @@ use crate::{
         Sleepable,
         Waited, //
     },
-    cq::{
-        batch::Polled,
-        Batch,
-        Completion,
-        Cq,
-        Watch,
-        ROW, //
-    },
+    cq::{batch::Polled, Batch, Completion, Cq, Watch},
     cqe::CqeHandler,
-    wc::Wc, //
+    wc::{
+        Wc,
+        POLL_BATCH, //
+    }, //
 };
 use core::mem::MaybeUninit;
 use kernel::{
@@ -181,7 +177,7 @@ impl<C: CallerPolled> Cq<C> {
         let cq = self.inner.raw.as_ptr();
         let mut left = budget;
         while left > 0 {
-            let row = ROW.min(left as usize);
+            let row = POLL_BATCH.min(left as usize);
             let n = match self.poll_raw(&mut room[..row]) {
                 Ok(n) => n.min(row),
                 Err(_) if left != budget => break,

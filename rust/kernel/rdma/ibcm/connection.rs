@@ -23,7 +23,6 @@ use crate::{
         Teardown, //
     },
     device::Device,
-    refs::Kind,
     ibcm::{
         Answer,
         ConnectError,
@@ -38,6 +37,7 @@ use crate::{
         self,
         Qp, //
     },
+    refs::Kind,
     removal::OnRemoval, //
 };
 use core::{

@@ -19,7 +19,6 @@ use crate::{
         Teardown, //
     },
     device::Device,
-    refs::Kind,
     ibcm::{
         connection::{
             establish,
@@ -40,6 +39,7 @@ use crate::{
         self,
         Qp, //
     },
+    refs::Kind,
     removal::OnRemoval, //
 };
 use core::{

@@ -16,11 +16,6 @@ use crate::{
         Teardown, //
     },
     device::Device,
-    refs::{
-        Refs,
-        Ref,
-        Kind, //
-    },
     mad::{
         Class,
         Message,
@@ -31,6 +26,11 @@ use crate::{
         MAD_LEN, //
     },
     objects::Listed,
+    refs::{
+        Kind, //
+        Ref,
+        Refs,
+    },
     removal::OnRemoval, //
 };
 use core::{
@@ -147,7 +147,7 @@ impl OnRemoval for Registered {
 /// The agent is registered.
 pub(super) struct Live<'a> {
     registered: &'a Registered,
-    _hold: Ref,
+    _ref: Ref,
 }
 
 impl Live<'_> {
@@ -297,11 +297,11 @@ impl Agent {
     pub(super) fn enter(&self) -> Result<Live<'_>> {
         let registered = &*self.state.registered;
         // SAFETY: `State` closes the refs, by `end`, before it lets go of the registration.
-        let hold = unsafe { registered.refs.try_get(Kind::Mad) }.map_err(|e| self.reason(e))?;
+        let held = unsafe { registered.refs.try_get(Kind::Mad) }.map_err(|e| self.reason(e))?;
         // INVARIANT: `end` waits for the hold before it unregisters the agent.
         Ok(Live {
             registered,
-            _listed: listed,
+            _ref: held,
         })
     }
 

@@ -44,8 +44,8 @@ use crate::{
     objects::Listed,
     pd::Pd,
     qp::{
-        Place,
-        Serial, //
+        PostTarget,
+        QpId, //
     },
     wc::{
         unlikely,
@@ -103,7 +103,7 @@ struct Own {
     /// The callback of the owner of the local invalidation.
     user: *mut bindings::ib_cqe,
     /// The QP that the registration was posted to.
-    qp: Serial,
+    qp: QpId,
     /// Where the completions are that may prove a remote invalidation.
     recv_cq: *const bindings::ib_cq,
     /// The last generation whose key no earlier completion of that CQ can have. Zero, which is
@@ -132,13 +132,13 @@ impl Teardown for FastRegMr {
 
 impl FastRegMr {
     /// `raw` is a new MR of `pd` that can map `pages` pages.
-    pub(super) fn new(raw: NonNull<bindings::ib_mr>, pages: u32, pd: Pd, hold: Listed) -> Self {
+    pub(super) fn new(raw: NonNull<bindings::ib_mr>, pages: u32, pd: Pd, listed: Listed) -> Self {
         let trusted = if pd.device().is_iwarp() { 0 } else { TRUSTED };
         Self {
             cqe: UnsafeCell::new(bindings::ib_cqe { done: None }),
             own: UnsafeCell::new(Own {
                 user: core::ptr::null_mut(),
-                qp: Serial::NONE,
+                qp: QpId::NONE,
                 recv_cq: core::ptr::null(),
                 trusted,
             }),
@@ -230,12 +230,12 @@ impl FastRegMr {
     /// The caller has `own` for himself, and the MR is not registered.
     #[cold]
     #[inline(never)]
-    unsafe fn come_to<'p>(&self, place: &'p Place) -> Option<&'p Place> {
-        if place.pd != self.pd.id() {
+    unsafe fn come_to<'p>(&self, target: &'p PostTarget) -> Option<&'p PostTarget> {
+        if target.pd != self.pd.id() {
             return None;
         }
-        // SAFETY: The QP is valid by the invariant of `Place`, and its receive CQ does not change.
-        let recv_cq = unsafe { (*place.raw.as_ptr()).recv_cq };
+        // SAFETY: The QP is valid by the invariant of `PostTarget`, and its receive CQ does not change.
+        let recv_cq = unsafe { (*target.raw.as_ptr()).recv_cq };
         // SAFETY: The caller promises to have `own` for himself.
         let own = unsafe { &mut *self.own.get() };
         if own.recv_cq != recv_cq {
@@ -246,8 +246,8 @@ impl FastRegMr {
             own.recv_cq = recv_cq;
         }
         // INVARIANT: Of this QP, as `recv_cq` is.
-        own.qp = place.serial;
-        Some(place)
+        own.qp = target.qp_id;
+        Some(target)
     }
 
     /// Gives the MR a new key, for a request that is to be posted to the QP noted.
@@ -275,11 +275,11 @@ impl FastRegMr {
     ///
     /// [`FastRegMr::register`] is called before the request is posted. If that is not posted,
     /// [`FastRegMr::undo`] is called.
-    pub(super) unsafe fn prepare(&self, place: &Place) -> Result<Prepared> {
+    pub(super) unsafe fn prepare(&self, target: &PostTarget) -> Result<Prepared> {
         let generation = self.word().begin().ok_or(EBUSY)?;
         // SAFETY: `begin` has claimed the word of an idle MR, so that is not registered, and by the
         // type invariant `own` has no other user.
-        if unsafe { (*self.own.get()).qp != place.serial && self.come_to(place).is_none() } {
+        if unsafe { (*self.own.get()).qp != target.qp_id && self.come_to(target).is_none() } {
             self.word().not_begun(generation);
             return Err(EINVAL);
         }
@@ -297,7 +297,7 @@ impl FastRegMr {
     ///
     /// Nobody else can reach the MR until the request was posted.
     #[inline]
-    pub(super) unsafe fn place_alone<'p>(&self, place: &'p Place) -> Result<&'p Place> {
+    pub(super) unsafe fn target_alone<'p>(&self, target: &'p PostTarget) -> Result<&'p PostTarget> {
         // SAFETY: Nobody else can reach the MR, as the caller promises, so nobody else uses the
         // word, nor `own`. Where `come_to` is called the MR is idle, so it is not registered.
         unsafe {
@@ -305,10 +305,10 @@ impl FastRegMr {
                 unlikely();
                 return Err(EBUSY);
             }
-            if (*self.own.get()).qp == place.serial {
-                return Ok(place);
+            if (*self.own.get()).qp == target.qp_id {
+                return Ok(target);
             }
-            self.come_to(place).ok_or(EINVAL)
+            self.come_to(target).ok_or(EINVAL)
         }
     }
 
@@ -368,13 +368,13 @@ impl FastRegMr {
     /// # Safety
     ///
     /// The caller has the turn of the QP.
-    pub(super) unsafe fn invalidate(&self, serial: Serial) -> Result {
+    pub(super) unsafe fn invalidate(&self, qp_id: QpId) -> Result {
         if !self.word().invalidating() {
             return Err(EBUSY);
         }
         // SAFETY: `invalidating` has claimed the word, so by the type invariant `own` has no other
         // user.
-        if unsafe { (*self.own.get()).qp } != serial {
+        if unsafe { (*self.own.get()).qp } != qp_id {
             // The turn is not that of the QP that registered it, but nothing is posted.
             self.word().still_registered();
             return Err(EINVAL);
@@ -388,14 +388,14 @@ impl FastRegMr {
     ///
     /// Nobody else can reach the MR until the request was posted.
     #[inline]
-    pub(super) unsafe fn invalidate_alone(&self, serial: Serial) -> Result {
+    pub(super) unsafe fn invalidate_alone(&self, qp_id: QpId) -> Result {
         // SAFETY: Nobody else can reach the MR, as the caller promises, so nobody else uses the
         // word, nor `own`.
         unsafe {
             if !(*self.word.get()).is_registered_alone() {
                 return Err(EBUSY);
             }
-            if (*self.own.get()).qp != serial {
+            if (*self.own.get()).qp != qp_id {
                 return Err(EINVAL);
             }
             (*self.word.get()).invalidate_alone();

@@ -33,9 +33,9 @@ use crate::{
             send_raw,
             Refusal, //
         },
-        Place,
+        PostTarget,
         Qp,
-        Serial, //
+        QpId, //
     },
     wc::{
         unlikely,
@@ -165,13 +165,17 @@ impl<'a> RegWr<'a> {
     ///
     /// `shared` is what [`RegWr::is_shared`] says of the owner.
     #[inline]
-    pub(crate) unsafe fn come_to<'p>(&self, place: &'p Place, shared: bool) -> Result<&'p Place> {
+    pub(crate) unsafe fn come_to<'p>(
+        &self,
+        target: &'p PostTarget,
+        shared: bool,
+    ) -> Result<&'p PostTarget> {
         if shared {
             // That is for who has claimed the region.
-            return Ok(place);
+            return Ok(target);
         }
         // SAFETY: A region that is not shared is a part of an owner that nobody else has.
-        unsafe { self.mr.fmr.place_alone(place) }
+        unsafe { self.mr.fmr.target_alone(target) }
     }
 
     /// Gives the region a new key and writes the C request, all but the callback and the successor,
@@ -186,7 +190,7 @@ impl<'a> RegWr<'a> {
     pub(crate) unsafe fn write(
         self,
         to: *mut bindings::ib_reg_wr,
-        place: &Place,
+        target: &PostTarget,
         shared: bool,
     ) -> Result<(Remote, Marked)> {
         // SAFETY: `shared` is what `is_shared` says and `place` is from `come_to`, as the caller
@@ -194,7 +198,7 @@ impl<'a> RegWr<'a> {
         // shared is a part of an owner that nobody else has until the request has completed.
         let (mr, rkey, registering) = unsafe {
             if shared {
-                self.mr.fmr.prepare(place)?
+                self.mr.fmr.prepare(target)?
             } else {
                 self.mr.fmr.prepare_alone()
             }
@@ -281,15 +285,15 @@ impl<'a> InvWr<'a> {
     /// `shared` is what [`InvWr::is_shared`] says of the owner. If so, the caller has the turn of
     /// the QP.
     #[inline]
-    pub(crate) unsafe fn prepare(self, serial: Serial, shared: bool) -> Result<Invalidating> {
+    pub(crate) unsafe fn prepare(self, qp_id: QpId, shared: bool) -> Result<Invalidating> {
         // SAFETY: `shared` is what `is_shared` says and, if it is set, the caller has the turn of
         // the QP, as he promises. A region that is not shared is a part of an owner that nobody
         // else has.
         unsafe {
             if shared {
-                self.mr.fmr.invalidate(serial)
+                self.mr.fmr.invalidate(qp_id)
             } else {
-                self.mr.fmr.invalidate_alone(serial)
+                self.mr.fmr.invalidate_alone(qp_id)
             }
         }?;
         Ok(Invalidating {
@@ -369,13 +373,13 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
             let mut raw = MaybeUninit::<bindings::ib_reg_wr>::uninit();
             let raw = raw.as_mut_ptr();
             // SAFETY: `shared` is what `is_shared` says of the owner.
-            let place = match unsafe { wr.come_to(&self.place, shared) } {
-                Ok(place) => place,
+            let target = match unsafe { wr.come_to(&self.target, shared) } {
+                Ok(target) => target,
                 Err(error) => return Err(PostError::new(owner, error)),
             };
             // SAFETY: `raw` has room for the request, `shared` is from `is_shared` and `place` from
             // `come_to`. A shared region is registered below, and what is not posted is undone.
-            let (remote, marked) = match unsafe { wr.write(raw, place, shared) } {
+            let (remote, marked) = match unsafe { wr.write(raw, target, shared) } {
                 Ok(written) => written,
                 Err(error) => return Err(PostError::new(owner, error)),
             };
@@ -391,7 +395,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
             // queue's until `done`.
             let ret = unsafe {
                 end(&raw mut (*raw).wr, cqe);
-                send_raw(place.raw.as_ptr(), &raw mut (*raw).wr)
+                send_raw(target.raw.as_ptr(), &raw mut (*raw).wr)
             };
             if ret == 0 {
                 return Ok(remote);
@@ -465,7 +469,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
         let marked = {
             let _turn = shared.then(|| self.turn().lock());
             // SAFETY: The turn is this QP's, or the region is the owner's alone.
-            unsafe { wr.prepare(self.place.serial, shared) }
+            unsafe { wr.prepare(self.target.qp_id, shared) }
         };
         let marked = match marked {
             Ok(marked) => marked,

@@ -175,7 +175,7 @@ where
         let (links, in_turn) = unsafe {
             Links::make(
                 &raw mut slots,
-                &self.qp.place,
+                &self.qp.target,
                 &**owner,
                 Private::of(owner),
                 make,
@@ -186,7 +186,7 @@ where
         self.reads |= links.reads;
         // SAFETY: The QP is valid while it is borrowed. The owner is moved into a signaled request
         // that is posted later, or kept until the QP was drained.
-        let (posted, result) = match unsafe { links.post(&self.qp.place, turn, None) } {
+        let (posted, result) = match unsafe { links.post(&self.qp.target, turn, None) } {
             Ok(()) => (len, Ok(())),
             Err(refused) => {
                 // SAFETY: The owner, which is borrowed, keeps what the links are made of.
@@ -232,7 +232,7 @@ where
         let made = unsafe {
             Links::make(
                 &raw mut slots,
-                &qp.place,
+                &qp.target,
                 &*owner,
                 Private::of(&owner),
                 make,
@@ -252,7 +252,7 @@ where
         let turn = in_turn.then(|| qp.turn());
         let cqe = owner.into_cqe(crate::cqe::Sealed::new());
         // SAFETY: The QP is valid while it is borrowed, and the owner is the queue's until `done`.
-        match unsafe { links.post(&qp.place, turn, Some(cqe)) } {
+        match unsafe { links.post(&qp.target, turn, Some(cqe)) } {
             Ok(()) => Ok(()),
             // SAFETY: The signaled request was posted last, and with this callback.
             Err(refused) => Err(unsafe { batch(None, reads).refused(refused, cqe) }),
@@ -362,7 +362,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
                     return Err(EINVAL);
                 }
                 // SAFETY: There is room for the request and its entries.
-                unsafe { wr.write(raw.as_mut_ptr(), sges.as_mut_ptr(), &self.place) }
+                unsafe { wr.write(raw.as_mut_ptr(), sges.as_mut_ptr(), &self.target) }
             });
             if let Err(error) = written {
                 return Err(Stopped {

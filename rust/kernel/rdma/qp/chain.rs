@@ -28,7 +28,7 @@ use crate::{
             signal, //
         },
         BatchError,
-        Place,
+        PostTarget,
         Qp, //
     },
     wr::{
@@ -85,7 +85,7 @@ impl<const LINKS: usize, const SGES: usize> Links<LINKS, SGES> {
     #[inline]
     pub(super) unsafe fn make<'a, T>(
         slots: *mut [Slot<SGES>; LINKS],
-        place: &Place,
+        target: &PostTarget,
         owner: &'a T,
         private: Private,
         make: impl FnOnce(&'a T, &mut Chain<'a, LINKS, SGES>) -> Result,
@@ -98,7 +98,7 @@ impl<const LINKS: usize, const SGES: usize> Links<LINKS, SGES> {
                 reads: false,
             },
             posting: Posting {
-                place: NonNull::from(place),
+                target: NonNull::from(target),
                 private,
                 in_turn: false,
                 reads: false,
@@ -176,7 +176,7 @@ impl<const LINKS: usize, const SGES: usize> Links<LINKS, SGES> {
     #[inline]
     pub(super) unsafe fn post<'t>(
         self,
-        place: &Place,
+        target: &PostTarget,
         turn: Option<&'t SpinLockIrq<()>>,
         tail: Option<*mut bindings::ib_cqe>,
     ) -> Result<(), Refused<'t, LINKS, SGES>> {
@@ -187,10 +187,10 @@ impl<const LINKS: usize, const SGES: usize> Links<LINKS, SGES> {
             (*last).next = core::ptr::null_mut();
             if let Some(tail) = tail {
                 signal(last, tail);
-                if self.reads && place.iwarp {
+                if self.reads && target.iwarp {
                     come_after_reads(last);
                 }
-                ledger::post_to(place.raw.as_ptr(), tail);
+                ledger::post_to(target.raw.as_ptr(), tail);
             }
         }
         let turn = turn.map(|turn| {
@@ -199,7 +199,7 @@ impl<const LINKS: usize, const SGES: usize> Links<LINKS, SGES> {
             unsafe { self.register() };
             turn
         });
-        let (qp, mut bad) = (place.raw.as_ptr(), core::ptr::null());
+        let (qp, mut bad) = (target.raw.as_ptr(), core::ptr::null());
         // SAFETY: The QP of `place` is valid and what the links are made of is kept, as the caller
         // promises. By the type invariant they are written and linked.
         let ret = unsafe { post_list(qp, first, &mut bad) };
@@ -436,7 +436,7 @@ impl<const SGES: usize> Slot<SGES> {
 /// How links are posted.
 #[doc(hidden)]
 pub struct Posting {
-    pub(super) place: NonNull<Place>,
+    pub(super) target: NonNull<PostTarget>,
     pub(super) private: Private,
     /// Whether it has to be in turn, as a link registers a region that others may reach.
     pub(super) in_turn: bool,
@@ -477,7 +477,7 @@ impl<const N: usize, const SGES: usize> Write<SGES> for SendWr<'_, N> {
         let sges = slot.sges.as_mut_ptr().cast();
         // SAFETY: There is room for the entries, and for a request of every kind; the place is
         // there.
-        unsafe { self.write(slot.wr().cast(), sges, posting.place.as_ref()) }
+        unsafe { self.write(slot.wr().cast(), sges, posting.target.as_ref()) }
     }
 }
 
@@ -490,7 +490,7 @@ impl<const SGES: usize> Write<SGES> for AtomicWr<'_> {
         const { assert!(1 <= SGES, "the chain has no room for an entry") };
         let sge = slot.sges.as_mut_ptr().cast();
         // SAFETY: There is room for the entry, and for a request of every kind; the place is there.
-        unsafe { self.write(slot.wr().cast(), sge, posting.place.as_ref()) }
+        unsafe { self.write(slot.wr().cast(), sge, posting.target.as_ref()) }
     }
 }
 
@@ -505,8 +505,8 @@ impl<const SGES: usize> Write<SGES> for RegWr<'_> {
         // SAFETY: There is room for a request of every kind; the place is there. In turn, the
         // region is marked before it is posted. If the request is not posted, that is taken back.
         let (remote, marked) = unsafe {
-            let place = self.come_to(posting.place.as_ref(), shared)?;
-            self.write(slot.wr().cast(), place, shared)?
+            let target = self.come_to(posting.target.as_ref(), shared)?;
+            self.write(slot.wr().cast(), target, shared)?
         };
         // INVARIANT: The request was just written.
         slot.marked.write(marked);

@@ -64,12 +64,12 @@ impl Parked {
     #[inline]
     pub(super) fn park<P: Send + 'static>(&self, owner: P) {
         // What is reported here needs no other report.
-        let Ok(place) = KBox::<Entry<P>>::new_uninit(GFP_ATOMIC | __GFP_NOWARN) else {
+        let Ok(target) = KBox::<Entry<P>>::new_uninit(GFP_ATOMIC | __GFP_NOWARN) else {
             pr_err!("no memory to keep the owner of posted requests: it is leaked\n");
             core::mem::forget(owner);
             return;
         };
-        let entry = place.write(Entry {
+        let entry = target.write(Entry {
             node: Node {
                 next: ptr::null_mut(),
                 drop: drop_entry::<P>,

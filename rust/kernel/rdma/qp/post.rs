@@ -288,7 +288,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
         unsafe {
             self.post_written(
                 owner,
-                |owner| wr(owner)?.check(&self.place),
+                |owner| wr(owner)?.check(&self.target),
                 |wr, raw: *mut bindings::ib_rdma_wr, sges| wr.put(raw, sges),
             )
         }
@@ -318,7 +318,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
         unsafe {
             self.post_written(
                 owner,
-                |owner| wr(owner)?.check(&self.place),
+                |owner| wr(owner)?.check(&self.target),
                 |wr, raw: *mut bindings::ib_atomic_wr, sges| wr.put(raw, sges),
             )
         }
