@@ -8,7 +8,7 @@ mod attr;
 mod batch;
 mod chain;
 mod modify;
-mod parked;
+mod drain_list;
 pub(crate) mod post;
 
 pub use attr::{
@@ -65,7 +65,7 @@ use crate::{
         Pd, //
     },
     qp::{
-        parked::Parked,
+        drain_list::DrainList,
         post::Poller, //
     },
     refs::Kind,
@@ -468,7 +468,7 @@ impl Inner {
     /// Moves the QP to the error state and waits until every request that was posted before has
     /// completed.
     pub(crate) fn drain(&self, markers: Arc<Markers>, patience_ms: u32, cx: &Sleepable) -> Result {
-        let parked = self.context.parked.take();
+        let drain_list = self.context.drain_list.take();
         let kept = self.listed.take_kept();
         // SAFETY: By the type invariant the QP completes to these CQs, which are one, and not a
         // direct one, if it is on an SRQ. A QP for datagrams has its address handle before anybody
@@ -486,7 +486,7 @@ impl Inner {
         }
         .inspect_err(|_| self.listed.put_kept(kept))?;
         // SAFETY: What these owners are for was posted before they were parked.
-        unsafe { parked.release() };
+        unsafe { drain_list.release() };
         Ok(())
     }
 
@@ -514,7 +514,7 @@ impl Inner {
     #[cold]
     #[inline(never)]
     pub(crate) fn park<P: Send + 'static, T: ?Sized>(&self, owner: P) {
-        self.context.parked.park(owner);
+        self.context.drain_list.keep(owner);
         self.listed.keeps(core::any::type_name::<T>());
     }
 
@@ -859,7 +859,7 @@ struct QpContext {
     /// Held while registrations of shared regions are posted: see [`Qp::turn`](Qp::turn).
     #[pin]
     turn: SpinLockIrq<()>,
-    parked: Parked,
+    drain_list: DrainList,
     transfers: Transfers,
     events: Option<Arc<dyn Events>>,
 }
@@ -871,7 +871,7 @@ impl QpContext {
         let init = pin_init!(Self {
             modifying <- new_mutex!(()),
             turn <- new_spinlock_irq!((), "rdma::Qp::turn"),
-            parked: Parked::new(),
+            drain_list: DrainList::new(),
             transfers: Transfers::new(iwarp),
             events,
         });
@@ -917,7 +917,7 @@ pub(crate) struct Transfers {
     /// How many will use the QP.
     count: Atomic<u32>,
     /// What they leave behind.
-    kept: Parked,
+    kept: DrainList,
     /// Whether the device is one of iWARP.
     pub(crate) iwarp: bool,
 }
@@ -926,7 +926,7 @@ impl Transfers {
     const fn new(iwarp: bool) -> Self {
         Self {
             count: Atomic::new(0),
-            kept: Parked::new(),
+            kept: DrainList::new(),
             iwarp,
         }
     }
@@ -945,7 +945,7 @@ impl Transfers {
     ///
     /// The transfer has not ended.
     pub(crate) fn keep<T: Send + 'static>(&self, left: T) {
-        self.kept.park(left);
+        self.kept.keep(left);
     }
 
     /// Waits until no transfer is left.

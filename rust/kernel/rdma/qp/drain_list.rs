@@ -47,14 +47,14 @@ unsafe fn drop_entry<P>(node: *mut Node) {
 /// # Invariants
 ///
 /// The head of a list of nodes that this owns.
-pub(super) struct Parked(Atomic<*mut Node>);
+pub(super) struct DrainList(Atomic<*mut Node>);
 
 // SAFETY: Owners can be sent, and the list is changed by atomics only.
-unsafe impl Send for Parked {}
+unsafe impl Send for DrainList {}
 // SAFETY: The list is changed by atomics only, and who takes owners out of it has them for himself.
-unsafe impl Sync for Parked {}
+unsafe impl Sync for DrainList {}
 
-impl Parked {
+impl DrainList {
     pub(super) const fn new() -> Self {
         // INVARIANT: The empty list.
         Self(Atomic::new(ptr::null_mut()))
@@ -101,19 +101,19 @@ impl Parked {
         // INVARIANT: The list is empty now, and its nodes are in what is returned.
         Taken {
             head: self.0.xchg(ptr::null_mut(), Full),
-            parked: self,
+            drain_list: self,
         }
     }
 }
 
-/// Owners that were taken out of a [`Parked`]; they go back unless they are dropped explicitly.
+/// Owners that were taken out of a [`DrainList`]; they go back unless they are dropped explicitly.
 ///
 /// # Invariants
 ///
 /// The head of a list of nodes that this owns.
 pub(super) struct Taken<'a> {
     head: *mut Node,
-    parked: &'a Parked,
+    drain_list: &'a DrainList,
 }
 
 impl Taken<'_> {
@@ -145,7 +145,7 @@ impl Drop for Taken<'_> {
     fn drop(&mut self) {
         while let Some(node) = self.pop() {
             // SAFETY: The node was just taken out of the list.
-            unsafe { self.parked.push(node) };
+            unsafe { self.drain_list.push(node) };
         }
     }
 }
