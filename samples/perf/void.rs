@@ -80,11 +80,11 @@ impl CqeHandler for Request {
 }
 
 impl CqeHandler for Borrowed {
-    type Pointer = Lent<Self>;
+    type Pointer = InFlight<Self>;
     type Needs = Atomic;
 
     #[inline]
-    fn done(this: Lent<Self>, wc: &Wc, _cx: &Atomic) {
+    fn done(this: InFlight<Self>, wc: &Wc, _cx: &Atomic) {
         this.request.completed(wc);
     }
 }
@@ -142,7 +142,7 @@ trait Round {
 }
 
 /// Completions come to callbacks.
-struct ByCallback(KVec<(Arc<Qp<Direct>>, Kept<Borrowed>)>);
+struct ByCallback(KVec<(Arc<Qp<Direct>>, Reusable<Borrowed>)>);
 
 impl Round for ByCallback {
     #[inline(never)]
@@ -150,7 +150,7 @@ impl Round for ByCallback {
         let each = self
             .0
             .iter_mut()
-            .map_while(|(qp, kept)| Some((&*qp, kept.lend()?)));
+            .map_while(|(qp, kept)| Some((&*qp, kept.start()?)));
         post_round(each, signal, |b| &b.request.buf)
     }
 
@@ -269,7 +269,7 @@ fn stream(
         let request = Request::new(end, args.size, run, cx)?;
         if args.context == Context::Direct {
             let cqe = Cqe::new();
-            let borrowed = Kept::new(Borrowed { cqe, request }, GFP_KERNEL)?;
+            let borrowed = Reusable::new(Borrowed { cqe, request }, GFP_KERNEL)?;
             kept.push((qp.clone(), borrowed), GFP_KERNEL)?;
         } else {
             requests.push(KBox::pin(request, GFP_KERNEL)?, GFP_KERNEL)?;

@@ -36,7 +36,7 @@ const PATIENCE_MS: u32 = 5_000;
 /// The memory that is lent, and the answer that comes with it.
 #[pin_data]
 #[derive(HasCqe)]
-struct Lent {
+struct InFlight {
     reg: Cqe<Self>,
     region: Region<Bidirectional, SgBuf<Bidirectional>>,
     #[pin]
@@ -45,7 +45,7 @@ struct Lent {
     came: CondVar,
 }
 
-impl Lent {
+impl InFlight {
     fn wait(&self) -> Result<Answer> {
         let mut answer = self.answer.lock();
         loop {
@@ -64,7 +64,7 @@ impl Lent {
     }
 }
 
-impl CqeHandler for Lent {
+impl CqeHandler for InFlight {
     type Pointer = Arc<Self>;
     type Needs = Atomic;
 
@@ -79,7 +79,7 @@ struct Inbox {
     inv: Cqe<Self, 1>,
     buf: Buf<FromDevice>,
     len: usize,
-    lent: Arc<Lent>,
+    lent: Arc<InFlight>,
     qp: Arc<Qp<Workqueue>>,
 }
 
@@ -131,7 +131,7 @@ pub(crate) struct Caller {
     id: cm::Id,
     qp: Arc<Qp<Workqueue>>,
     pd: Pd,
-    lent: Arc<Lent>,
+    lent: Arc<InFlight>,
     /// A copy of the memory.
     data: KVec<u8>,
 }
@@ -145,7 +145,7 @@ impl Caller {
     ) -> Result<Self> {
         let id = cm::Id::resolve(client, addr, PATIENCE_MS, cx)?;
         let cq = Cq::<Workqueue>::alloc_any(pd.device(), CAPS.entries(), cx)?;
-        let lent = try_pin_init!(Lent {
+        let lent = try_pin_init!(InFlight {
             reg: Cqe::new(),
             region: Region::new(SgBuf::alloc(pd, MAX_LEN, cx)?, cx)?,
             answer <- new_mutex!(None),

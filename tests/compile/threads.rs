@@ -60,13 +60,13 @@ fn objects() {
 }
 
 fn requests() {
-    send_and_sync::<Kept<u32>>();
-    send_and_sync::<Lent<u32>>();
+    send_and_sync::<Reusable<u32>>();
+    send_and_sync::<InFlight<u32>>();
     // Nobody gets at the content of a shared one.
-    send_and_sync::<Kept<core::cell::Cell<u32>>>();
-    send_only::<Lent<core::cell::Cell<u32>>>();
-    <Kept<*mut u32> as Ambiguous<_>>::check();
-    <Lent<*mut u32> as Ambiguous<_>>::check();
+    send_and_sync::<Reusable<core::cell::Cell<u32>>>();
+    send_only::<InFlight<core::cell::Cell<u32>>>();
+    <Reusable<*mut u32> as Ambiguous<_>>::check();
+    <InFlight<*mut u32> as Ambiguous<_>>::check();
 }
 
 fn memory() {

@@ -19,10 +19,10 @@ struct Request {
 }
 
 impl CqeHandler for Request {
-    type Pointer = Lent<Self>;
+    type Pointer = InFlight<Self>;
     type Needs = Atomic;
 
-    fn done(this: Lent<Self>, wc: &Wc, _cx: &Atomic) {
+    fn done(this: InFlight<Self>, wc: &Wc, _cx: &Atomic) {
         if let Err(e) = wc.result() {
             pr_info!("{}\n", e.status);
         }
@@ -30,14 +30,14 @@ impl CqeHandler for Request {
     }
 }
 
-fn lend(qp: &Qp<Softirq>, requests: &mut KVec<Kept<Request>>) -> Result {
-    for request in requests.iter_mut().filter_map(Kept::lend) {
+fn lend(qp: &Qp<Softirq>, requests: &mut KVec<Reusable<Request>>) -> Result {
+    for request in requests.iter_mut().filter_map(Reusable::start) {
         qp.post_send(request, |r| Ok(SendWr::send([r.buf.whole()])))?;
     }
     Ok(())
 }
 
-fn poll(cq: &Cq<Direct>, finished: fn(Lent<Request>, &Wc)) -> Result {
+fn poll(cq: &Cq<Direct>, finished: fn(InFlight<Request>, &Wc)) -> Result {
     let mut batch = Batch::<16>::new();
     while cq.poll(&mut batch)? != 0 {
         while let Some(completion) = batch.next() {

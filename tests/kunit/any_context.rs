@@ -353,13 +353,13 @@ mod tests {
 
     #[test]
     fn request_is_lent() -> Result {
-        let mut kept = Kept::new(Counter::new()?, GFP_KERNEL)?;
+        let mut kept = Reusable::new(Counter::new()?, GFP_KERNEL)?;
         in_softirq(move || {
             check!(kept.get().is_some());
-            let lent = kept.lend().ok_or(EBUSY)?;
-            check!(kept.lend().is_none() && kept.get().is_none());
+            let lent = kept.start().ok_or(EBUSY)?;
+            check!(kept.start().is_none() && kept.get().is_none());
             drop(lent);
-            let lent = kept.lend().ok_or(EBUSY)?;
+            let lent = kept.start().ok_or(EBUSY)?;
             drop(kept);
             drop(lent);
             Ok(())

@@ -58,7 +58,7 @@ suites! {
     ibcm: suite_ibcm,
     iwarp: suite_iwarp,
     lease: suite_lease,
-    lend: suite_lend,
+    reuse: suite_reuse,
     mad: suite_mad,
     mad_end: suite_mad_end,
     mad_wait: suite_mad_wait,

@@ -104,21 +104,21 @@ struct Again {
 }
 
 impl Again {
-    fn new(completed: &Arc<Counter>, gone: &Arc<Counter>) -> Result<Kept<Self>> {
+    fn new(completed: &Arc<Counter>, gone: &Arc<Counter>) -> Result<Reusable<Self>> {
         let this = Self {
             cqe: Cqe::new(),
             uses: 0,
             completed: completed.clone(),
             _gone: CountDrop(gone.clone()),
         };
-        Kept::new(this, GFP_KERNEL)
+        Reusable::new(this, GFP_KERNEL)
     }
 
     /// Posts it, once it is home, where others may poll.
-    fn post(kept: &mut Kept<Self>, qp: &Qp<Direct>) -> Result {
+    fn post(kept: &mut Reusable<Self>, qp: &Qp<Direct>) -> Result {
         let mut lent = None;
         wait(|| {
-            lent = kept.lend();
+            lent = kept.start();
             lent.is_some()
         })?;
         let nowhere = Remote { addr: 0, rkey: 0 };
@@ -128,10 +128,10 @@ impl Again {
 }
 
 impl CqeHandler for Again {
-    type Pointer = Lent<Self>;
+    type Pointer = InFlight<Self>;
     type Needs = Atomic;
 
-    fn done(mut this: Lent<Self>, _wc: &Wc, _cx: &Atomic) {
+    fn done(mut this: InFlight<Self>, _wc: &Wc, _cx: &Atomic) {
         this.uses += 1;
         this.completed.up();
     }

@@ -28,7 +28,7 @@ mod refs;
 #[cfg(test)]
 mod reservation;
 #[cfg(test)]
-mod lending;
+mod reuse;
 #[cfg(test)]
 mod region;
 #[cfg(test)]

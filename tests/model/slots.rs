@@ -2,12 +2,12 @@
 
 //! The slots of an SRQ are freed after the last one that was kept has come back.
 
-use crate::{completion::Completion, counters::Kept};
+use crate::{completion::Completion, counters::SlotsOut};
 use loom::{cell::UnsafeCell, sync::Arc, thread};
 
 /// An SRQ that is closed, with slots that are kept.
 struct Srq {
-    kept: Kept,
+    kept: SlotsOut,
     back: Completion,
     slots: [UnsafeCell<u32>; 2],
 }
@@ -16,7 +16,7 @@ struct Srq {
 fn kept_slots_come_back_at_the_end() {
     loom::model(|| {
         let srq = Arc::new(Srq {
-            kept: Kept::new(),
+            kept: SlotsOut::new(),
             back: Completion::new(),
             slots: [UnsafeCell::new(0), UnsafeCell::new(0)],
         });
@@ -26,7 +26,7 @@ fn kept_slots_come_back_at_the_end() {
                 // SAFETY: This is what is checked.
                 srq.slots[i].with_mut(|slot| unsafe { *slot = 1 });
                 // As `Slot::drop` when the queue is closed.
-                if srq.kept.came_back() {
+                if srq.kept.put() {
                     srq.back.complete();
                 }
             })

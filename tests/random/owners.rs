@@ -175,21 +175,21 @@ pub(crate) struct Reused {
 }
 
 impl Reused {
-    pub(crate) fn new(buf: Memory, life: Life) -> Result<Kept<Self>> {
+    pub(crate) fn new(buf: Memory, life: Life) -> Result<Reusable<Self>> {
         let this = Self {
             cqe: Cqe::new(),
             buf,
             life,
         };
-        Kept::new(this, GFP_KERNEL)
+        Reusable::new(this, GFP_KERNEL)
     }
 }
 
 impl CqeHandler for Reused {
-    type Pointer = Lent<Self>;
+    type Pointer = InFlight<Self>;
     type Needs = Atomic;
 
-    fn done(this: Lent<Self>, _wc: &Wc, _cx: &Atomic) {
+    fn done(this: InFlight<Self>, _wc: &Wc, _cx: &Atomic) {
         this.life.back();
     }
 }

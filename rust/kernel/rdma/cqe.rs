@@ -3,7 +3,7 @@
 //! Completion callbacks.
 //!
 //! A request is posted by moving its owner into the queue: a `Pin<KBox<T>>`, an `Arc<T>`, or a
-//! [`Lent<T>`](crate::lend::Lent) of one that is used again and again, where `T` embeds a [`Cqe`].
+//! [`InFlight<T>`](crate::reuse::InFlight) of one that is used again and again, where `T` embeds a [`Cqe`].
 //! When the request completes, [`CqeHandler::done`] gets the owner back, once. Between the two
 //! nobody can free or, but for an `Arc<T>`, touch what the device uses.
 //!
@@ -177,7 +177,7 @@ impl Sealed {
 }
 
 /// A pointer that can own a posted request: `Pin<KBox<T>>` for exclusive owners,
-/// [`Lent<T>`](crate::lend::Lent) for those that are used again, `Arc<T>` for shared ones.
+/// [`InFlight<T>`](crate::reuse::InFlight) for those that are used again, `Arc<T>` for shared ones.
 ///
 /// Exclusive owners are `Unpin`: what has to be pinned, as a lock, a work item or a file in
 /// debugfs, may be known to others. It goes into an `Arc`, or into a box of its own.
@@ -191,7 +191,7 @@ impl Sealed {
 #[diagnostic::on_unimplemented(
     message = "a `{Self}` cannot own a request",
     label = "not an owner",
-    note = "a request is owned by a `Pin<KBox<T>>` or a `Lent<T>` with a `T: Send + Unpin`, or an `Arc<T>` with a `T: Send + Sync`, where `T` has a `CqeHandler`"
+    note = "a request is owned by a `Pin<KBox<T>>` or a `InFlight<T>` with a `T: Send + Unpin`, or an `Arc<T>` with a `T: Send + Sync`, where `T` has a `CqeHandler`"
 )]
 pub unsafe trait CqePointer<const ID: u64>: Deref + Sized + Send + 'static {
     /// Whether the pointer is the only one to the `T`, and stays that while it is given up.

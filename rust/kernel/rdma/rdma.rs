@@ -36,7 +36,7 @@ mod drain;
 pub mod flush;
 pub mod ibcm;
 mod ledger;
-pub mod lend;
+pub mod reuse;
 pub mod mad;
 pub mod mr;
 mod objects;

@@ -87,7 +87,7 @@ use crate::{
         AnyEntries,
         Entries, //
     },
-    sync::Kept,
+    sync::SlotsOut,
     wc::Wc,
     wr::RecvWr, //
 };
@@ -333,7 +333,7 @@ struct Queue {
     raw: NonNull<bindings::ib_srq>,
     pd: pd::Id,
     closed: Atomic<bool>,
-    kept: Kept,
+    kept: SlotsOut,
     aside: Atomic<u32>,
     #[pin]
     back: Opaque<bindings::completion>,
@@ -353,7 +353,7 @@ impl Queue {
             raw,
             pd,
             closed: Atomic::new(false),
-            kept: Kept::new(),
+            kept: SlotsOut::new(),
             aside: Atomic::new(0),
             back <- Opaque::ffi_init(|slot| {
                 // SAFETY: `slot` is valid for writes; a completion is initialised in place and
@@ -417,8 +417,8 @@ impl Queue {
     /// A slot has come back after the queue was closed. The caller does not touch it any more.
     #[cold]
     #[inline(never)]
-    fn came_back(&self) {
-        if self.kept.came_back() {
+    fn put(&self) {
+        if self.kept.put() {
             // SAFETY: `close` cannot have returned: it waits for this completion, and returns only
             // after `complete` has done its last access.
             unsafe { bindings::complete(self.back.get()) };

@@ -170,9 +170,9 @@ impl FreeCqes {
 /// # Invariants
 ///
 /// The number of handles, 1 or 2; or 0 when the last one is being dropped.
-pub(crate) struct Holders(AtomicU32);
+pub(crate) struct Handles(AtomicU32);
 
-impl Holders {
+impl Handles {
     /// There is a keeper.
     pub(crate) fn new() -> Self {
         // INVARIANT: As required.
@@ -189,7 +189,7 @@ impl Holders {
     /// There will be another handle; the caller's is the only one. So this is no race, and needs no
     /// locked instruction.
     #[inline]
-    pub(crate) fn lend(&self) {
+    pub(crate) fn add(&self) {
         // INVARIANT: By the caller's promise.
         self.0.store(2, Ordering::Relaxed);
     }
@@ -198,7 +198,7 @@ impl Holders {
     /// for has happened.
     #[inline]
     #[must_use]
-    pub(crate) fn leave(&self) -> bool {
+    pub(crate) fn put(&self) -> bool {
         // INVARIANT: By the caller's promise.
         self.0.fetch_sub(1, Ordering::AcqRel) == 1
     }
@@ -211,11 +211,11 @@ const UNKNOWN: i32 = 1 << 30;
 ///
 /// # Invariants
 ///
-/// [`UNKNOWN`] less those that came back, until [`Kept::wait_for`] has said how many were kept;
+/// [`UNKNOWN`] less those that came back, until [`SlotsOut::wait_for`] has said how many were kept;
 /// from then on those that are still kept.
-pub(crate) struct Kept(Atomic<i32>);
+pub(crate) struct SlotsOut(Atomic<i32>);
 
-impl Kept {
+impl SlotsOut {
     pub(crate) fn new() -> Self {
         // INVARIANT: None has come back.
         Self(Atomic::new(UNKNOWN))
@@ -226,7 +226,7 @@ impl Kept {
     ///
     /// Full ordering: all use of any slot happens before the waiter is told.
     #[must_use]
-    pub(crate) fn came_back(&self) -> bool {
+    pub(crate) fn put(&self) -> bool {
         self.0.fetch_sub(1, Full) == 1
     }
 

@@ -35,7 +35,7 @@ use crate::{
     },
     ledger,
     mr::{
-        memory::Kept, //
+        memory::AnyMemory, //
         state::{
             Word,
             GENERATION, //
@@ -94,7 +94,7 @@ pub(crate) struct FastRegMr {
     pub(super) pages: u32,
     pub(super) raw: NonNull<bindings::ib_mr>,
     /// What the MR maps, when nobody else has it any more: dropped after the MR.
-    pub(super) kept: Option<Kept>,
+    pub(super) kept: Option<AnyMemory>,
     pub(super) pd: Pd,
     _listed: Listed,
 }

@@ -22,7 +22,7 @@ use kernel::{
 };
 
 /// Memory that outlives its type, only to be dropped.
-pub struct Kept(#[expect(dead_code)] Untyped);
+pub struct AnyMemory(#[expect(dead_code)] Untyped);
 
 enum Untyped {
     Buf(#[expect(dead_code)] Mapped),
@@ -51,7 +51,7 @@ pub trait Raw: Sized + Send + Sync + Unpin + 'static {
     /// `mr` is an MR of the memory's device, is not registered, and is not used meanwhile.
     unsafe fn map(&self, mr: *mut bindings::ib_mr) -> (c_int, u32);
 
-    fn keep(self) -> Kept;
+    fn keep(self) -> AnyMemory;
 }
 
 impl<D: Direction> Raw for Buf<D> {
@@ -84,8 +84,8 @@ impl<D: Direction> Raw for Buf<D> {
         (mapped, 1)
     }
 
-    fn keep(self) -> Kept {
-        Kept(Untyped::Buf(self.into_mapped()))
+    fn keep(self) -> AnyMemory {
+        AnyMemory(Untyped::Buf(self.into_mapped()))
     }
 }
 
@@ -116,8 +116,8 @@ impl<D: Direction> Raw for SgBuf<D> {
         unsafe { self.raw().map_mr(mr) }
     }
 
-    fn keep(self) -> Kept {
-        Kept(Untyped::Sg(self.into_raw()))
+    fn keep(self) -> AnyMemory {
+        AnyMemory(Untyped::Sg(self.into_raw()))
     }
 }
 

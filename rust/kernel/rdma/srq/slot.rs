@@ -255,7 +255,7 @@ impl<T: Receive<N>, const N: usize> Drop for Slot<T, N> {
         let (out, queue) = unsafe { (&(*entry.as_ptr()).out, (*entry.as_ptr()).queue.as_ref()) };
         let rcu = rcu::read_lock();
         if queue.is_closed(&rcu) {
-            queue.came_back();
+            queue.put();
             return;
         }
         out.store(0, Relaxed);

@@ -22,7 +22,7 @@ use rdma::{
 use rdma_null::Injection;
 
 /// Where handlers leave requests that they do not give back at once.
-type Shelf = Arc<SpinLockIrq<KVec<Lent<Request>>>>;
+type Shelf = Arc<SpinLockIrq<KVec<InFlight<Request>>>>;
 
 fn shelf() -> Result<Shelf> {
     Arc::pin_init(new_spinlock_irq!(KVec::new()), GFP_KERNEL)
@@ -45,10 +45,10 @@ struct Request {
 }
 
 impl CqeHandler for Request {
-    type Pointer = Lent<Self>;
+    type Pointer = InFlight<Self>;
     type Needs = Atomic;
 
-    fn done(mut this: Lent<Self>, _wc: &Wc, _cx: &Atomic) {
+    fn done(mut this: InFlight<Self>, _wc: &Wc, _cx: &Atomic) {
         if this.before == [1, 2, 3] {
             this.uses += 1;
             this.completed.up();
@@ -76,7 +76,7 @@ impl Counts {
         })
     }
 
-    fn request(&self, pd: &Pd, bytes: &[u8], cx: &Sleepable) -> Result<Kept<Request>> {
+    fn request(&self, pd: &Pd, bytes: &[u8], cx: &Sleepable) -> Result<Reusable<Request>> {
         self.request_for(pd, bytes, None, cx)
     }
 
@@ -86,7 +86,7 @@ impl Counts {
         bytes: &[u8],
         shelf: Option<Shelf>,
         cx: &Sleepable,
-    ) -> Result<Kept<Request>> {
+    ) -> Result<Reusable<Request>> {
         let mut buf = Buf::alloc(pd, bytes.len(), cx)?;
         buf.cpu().copy_from_slice(bytes);
         let request = Request {
@@ -98,7 +98,7 @@ impl Counts {
             shelf,
             _gone: CountDrop(self.gone.clone()),
         };
-        Kept::new(request, GFP_KERNEL)
+        Reusable::new(request, GFP_KERNEL)
     }
 
     fn get(&self) -> (i32, i32) {
@@ -106,11 +106,11 @@ impl Counts {
     }
 }
 
-fn send<C: Provides<Atomic>>(qp: &Qp<C>, request: Lent<Request>) -> Result {
+fn send<C: Provides<Atomic>>(qp: &Qp<C>, request: InFlight<Request>) -> Result {
     Ok(qp.post_send(request, |r| Ok(SendWr::send([r.buf.whole()])))?)
 }
 
-fn uses(kept: &mut Kept<Request>) -> Option<i32> {
+fn uses(kept: &mut Reusable<Request>) -> Option<i32> {
     Some(kept.get()?.uses)
 }
 
@@ -121,7 +121,7 @@ fn void() -> Result<Null<Direct>> {
     Ok(null)
 }
 
-#[kunit_tests(rdma_lend)]
+#[kunit_tests(rdma_reuse)]
 mod tests {
     use super::*;
 
@@ -130,7 +130,7 @@ mod tests {
         let (null, counts) = (void()?, Counts::new()?);
         let mut kept = counts.request(&null.env.pd, b"x", &null.env.cx)?;
         for turn in 1..=1000 {
-            send(&null.a, kept.lend().ok_or(EBUSY)?)?;
+            send(&null.a, kept.start().ok_or(EBUSY)?)?;
             check!(uses(&mut kept).is_none());
             check_eq!(null.cq.process(4), 1);
             check_eq!(uses(&mut kept), Some(turn));
@@ -145,15 +145,15 @@ mod tests {
     fn request_is_lent_once_at_a_time() -> Result {
         let (null, counts) = (void()?, Counts::new()?);
         let mut kept = counts.request(&null.env.pd, b"x", &null.env.cx)?;
-        let mut lent = kept.lend().ok_or(EBUSY)?;
-        check!(kept.lend().is_none());
+        let mut lent = kept.start().ok_or(EBUSY)?;
+        check!(kept.start().is_none());
         check!(kept.get().is_none());
         lent.uses = 7;
         lent.as_mut().uses += 1;
         // Not posted: it comes home all the same.
         drop(lent);
         check_eq!(uses(&mut kept), Some(8));
-        check!(kept.lend().is_some());
+        check!(kept.start().is_some());
         check_eq!(counts.get(), (0, 0));
         Ok(())
     }
@@ -162,7 +162,7 @@ mod tests {
     fn keeper_goes_before_the_completion() -> Result {
         let (null, counts) = (void()?, Counts::new()?);
         let mut kept = counts.request(&null.env.pd, b"x", &null.env.cx)?;
-        send(&null.a, kept.lend().ok_or(EBUSY)?)?;
+        send(&null.a, kept.start().ok_or(EBUSY)?)?;
         drop(kept);
         check_eq!(counts.get(), (0, 0));
         check_eq!(null.cq.process(4), 1);
@@ -175,10 +175,10 @@ mod tests {
         let (null, counts, shelf) = (void()?, Counts::new()?, shelf()?);
         let (pd, cx) = (&null.env.pd, &null.env.cx);
         let mut kept = counts.request_for(pd, b"x", Some(shelf.clone()), cx)?;
-        send(&null.a, kept.lend().ok_or(EBUSY)?)?;
+        send(&null.a, kept.start().ok_or(EBUSY)?)?;
         check_eq!(null.cq.process(4), 1);
         null.a.drain(cx)?;
-        check!(kept.lend().is_none());
+        check!(kept.start().is_none());
         let lent = shelf.lock().pop().ok_or(ENOENT)?;
         // It can be posted from there, too.
         send(&null.b, lent)?;
@@ -193,7 +193,7 @@ mod tests {
         let (null, counts, shelf) = (void()?, Counts::new()?, shelf()?);
         let (pd, cx) = (&null.env.pd, &null.env.cx);
         let mut kept = counts.request_for(pd, b"x", Some(shelf.clone()), cx)?;
-        send(&null.a, kept.lend().ok_or(EBUSY)?)?;
+        send(&null.a, kept.start().ok_or(EBUSY)?)?;
         check_eq!(null.cq.process(4), 1);
         drop(kept);
         check_eq!(counts.get(), (1, 0));
@@ -208,7 +208,7 @@ mod tests {
         let (null, counts) = (void()?, Counts::new()?);
         let mut kept = counts.request(&null.env.pd, b"x", &null.env.cx)?;
         null.inject(Injection::Refuse { after: 0, errno: 5 })?;
-        let lent = kept.lend().ok_or(EBUSY)?;
+        let lent = kept.start().ok_or(EBUSY)?;
         let posted = null
             .a
             .post_send(lent, |r| Ok(SendWr::send([r.buf.whole()])));
@@ -218,7 +218,7 @@ mod tests {
         check_eq!(refused.error, EIO);
         let lent = refused.owner.ok_or(EIO)?;
         check_eq!(lent.uses, 0);
-        check!(kept.lend().is_none());
+        check!(kept.start().is_none());
         drop(lent);
         check_eq!(uses(&mut kept), Some(0));
         check_eq!(null.cq.process(4), 0);
@@ -234,7 +234,7 @@ mod tests {
             counts.request(&link.env.pd, b"2", &link.env.cx)?,
         ];
         for kept in &mut all {
-            let lent = kept.lend().ok_or(EBUSY)?;
+            let lent = kept.start().ok_or(EBUSY)?;
             link.b
                 .qp
                 .post_recv(lent, |r| Ok(RecvWr::new([r.buf.whole_mut()])))?;
@@ -254,7 +254,7 @@ mod tests {
         let (link, counts, sent) = (Link::<Softirq>::new()?, Counts::new()?, Inbox::new()?);
         let mut kept = counts.request(&link.env.pd, &[0; 4], &link.env.cx)?;
         for turn in 0..4 {
-            let lent = kept.lend().ok_or(EBUSY)?;
+            let lent = kept.start().ok_or(EBUSY)?;
             link.b
                 .qp
                 .post_recv(lent, |r| Ok(RecvWr::new([r.buf.whole_mut()])))?;
@@ -272,7 +272,7 @@ mod tests {
         let (null, counts) = (void()?, Counts::new()?);
         let mut kept = counts.request(&null.env.pd, b"x", &null.env.cx)?;
         for turn in 1..=3 {
-            let lent = kept.lend().ok_or(EBUSY)?;
+            let lent = kept.start().ok_or(EBUSY)?;
             null.a.post_chain(lent, |r, chain: &mut Chain<'_, 2>| {
                 chain.push(SendWr::send([r.buf.whole()]))?;
                 chain.push(SendWr::send([r.buf.whole()]))
@@ -287,7 +287,7 @@ mod tests {
     fn batch_takes_what_was_lent() -> Result {
         let (null, counts) = (void()?, Counts::new()?);
         let mut kept = counts.request(&null.env.pd, b"x", &null.env.cx)?;
-        send(&null.a, kept.lend().ok_or(EBUSY)?)?;
+        send(&null.a, kept.start().ok_or(EBUSY)?)?;
         let polled = null
             .cq
             .process_each::<Request, 0>(4, |mut request, _wc| request.uses = 40)?;
@@ -306,21 +306,21 @@ mod tests {
             region: Region<Bidirectional>,
         }
         impl CqeHandler for Io {
-            type Pointer = Lent<Self>;
+            type Pointer = InFlight<Self>;
             type Needs = Atomic;
-            fn done(_this: Lent<Self>, _wc: &Wc, _cx: &Atomic) {}
+            fn done(_this: InFlight<Self>, _wc: &Wc, _cx: &Atomic) {}
         }
 
         let null = Null::<Direct>::new()?;
         let region = Region::new(Buf::alloc(&null.env.pd, 64, &null.env.cx)?, &null.env.cx)?;
         let cqe = Cqe::new();
-        let mut kept = Kept::new(Io { cqe, region }, GFP_KERNEL)?;
+        let mut kept = Reusable::new(Io { cqe, region }, GFP_KERNEL)?;
         for _ in 0..3 {
-            let lent = kept.lend().ok_or(EBUSY)?;
+            let lent = kept.start().ok_or(EBUSY)?;
             null.a.post_reg(lent, |io| both(&io.region))?;
             check_eq!(null.cq.process(4), 1);
             check!(kept.get().is_some_and(|io| !io.region.is_idle()));
-            let lent = kept.lend().ok_or(EBUSY)?;
+            let lent = kept.start().ok_or(EBUSY)?;
             null.a.post_inv(lent, |io| InvWr::new(&io.region))?;
             check_eq!(null.cq.process(4), 1);
             check!(kept.get().is_some_and(|io| io.region.is_idle()));
@@ -336,7 +336,7 @@ mod tests {
             value: SpinLockIrq<u32>,
         }
 
-        let mut kept = Kept::<Locked>::pin_init(
+        let mut kept = Reusable::<Locked>::pin_init(
             try_pin_init!(Locked { value <- new_spinlock_irq!(5) }),
             GFP_KERNEL,
         )?;
@@ -344,10 +344,10 @@ mod tests {
         let gone = Counter::new()?;
         let count = CountDrop(gone.clone());
         check_err!(
-            Kept::<CountDrop>::pin_init(Err(EDOM), GFP_KERNEL).map(drop),
+            Reusable::<CountDrop>::pin_init(Err(EDOM), GFP_KERNEL).map(drop),
             EDOM
         );
-        drop(Kept::new(count, GFP_KERNEL)?);
+        drop(Reusable::new(count, GFP_KERNEL)?);
         check_eq!(gone.get(), 1);
         Ok(())
     }

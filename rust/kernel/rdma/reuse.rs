@@ -4,8 +4,8 @@
 //!
 //! Most ULPs allocate their requests once, in an array or with the tags of blk-mq, and use each of
 //! them again when it has completed. In C they keep the pointer, and have to know whether the
-//! device still uses what it points at. Here the pointer is a [`Kept<T>`], and to post the request
-//! is to [lend](Kept::lend) it: there is one [`Lent<T>`] at a time, which can own a posted request
+//! device still uses what it points at. Here the pointer is a [`Reusable<T>`], and to post the request
+//! is to [lend](Reusable::start) it: there is one [`InFlight<T>`] at a time, which can own a posted request
 //! as a `Pin<KBox<T>>` can. The completion's handler gets it, and when that is dropped the request
 //! is home again. As long as it is not, its keeper has no access to it.
 //!
@@ -15,7 +15,7 @@
 //! # Examples
 //!
 //! ```
-//! use rdma::{lend::{Kept, Lent}, prelude::*};
+//! use rdma::{reuse::{Reusable, InFlight}, prelude::*};
 //!
 //! #[derive(HasCqe)]
 //! struct Request {
@@ -24,10 +24,10 @@
 //! }
 //!
 //! impl CqeHandler for Request {
-//!     type Pointer = Lent<Self>;
+//!     type Pointer = InFlight<Self>;
 //!     type Needs = Atomic;
 //!
-//!     fn done(this: Lent<Self>, wc: &Wc, _cx: &Atomic) {
+//!     fn done(this: InFlight<Self>, wc: &Wc, _cx: &Atomic) {
 //!         if let Err(e) = wc.result() {
 //!             pr_info!("{}\n", e.status);
 //!         }
@@ -36,9 +36,9 @@
 //! }
 //!
 //! /// Sends what is at home, and returns how many that were.
-//! fn send_all(qp: &Qp<Softirq>, requests: &mut [Kept<Request>]) -> Result<u32> {
+//! fn send_all(qp: &Qp<Softirq>, requests: &mut [Reusable<Request>]) -> Result<u32> {
 //!     let mut sent = 0;
-//!     for request in requests.iter_mut().filter_map(Kept::lend) {
+//!     for request in requests.iter_mut().filter_map(Reusable::start) {
 //!         qp.post_send(request, |r| Ok(SendWr::send([r.buf.whole()])))?;
 //!         sent += 1;
 //!     }
@@ -54,7 +54,7 @@ use crate::{
         CqePointer, //
     },
     ledger,
-    sync::Holders, //
+    sync::Handles, //
 };
 use core::{
     mem::{
@@ -75,7 +75,7 @@ use kernel::{
 /// A request, and who has it.
 #[pin_data]
 struct Entry<T> {
-    holders: Holders,
+    handles: Handles,
     #[pin]
     value: T,
 }
@@ -88,7 +88,7 @@ struct Entry<T> {
 #[inline]
 unsafe fn leave<T>(entry: NonNull<Entry<T>>) {
     // SAFETY: The entry is there while the handle counts.
-    if unsafe { &(*entry.as_ptr()).holders }.leave() {
+    if unsafe { &(*entry.as_ptr()).handles }.put() {
         // SAFETY: This was the last handle to the entry, and it is not used again, as the caller
         // promises.
         unsafe { free(entry) };
@@ -105,21 +105,21 @@ unsafe fn free<T>(entry: NonNull<Entry<T>>) {
     drop(unsafe { KBox::from_raw(entry.as_ptr()) });
 }
 
-/// A request that its owner keeps and [lends](Kept::lend) to a queue, again and again.
+/// A request that its owner keeps and [lends](Reusable::start) to a queue, again and again.
 ///
 /// If it is dropped while the request is lent, the request is freed when that comes back.
 ///
 /// # Invariants
 ///
-/// The entry is valid, and `holders` counts this handle and the one [`Lent`] that there may be.
-pub struct Kept<T>(NonNull<Entry<T>>);
+/// The entry is valid, and `handles` counts this handle and the one [`InFlight`] that there may be.
+pub struct Reusable<T>(NonNull<Entry<T>>);
 
 // SAFETY: It is, at times, exclusive access to its request.
-unsafe impl<T: Send> Send for Kept<T> {}
+unsafe impl<T: Send> Send for Reusable<T> {}
 // SAFETY: A shared one gives no access to the request.
-unsafe impl<T: Send> Sync for Kept<T> {}
+unsafe impl<T: Send> Sync for Reusable<T> {}
 
-impl<T> Kept<T> {
+impl<T> Reusable<T> {
     /// Allocates a request.
     ///
     /// # Errors
@@ -136,7 +136,7 @@ impl<T> Kept<T> {
     /// `ENOMEM`, or the initialiser's.
     pub fn pin_init(value: impl PinInit<T, Error>, flags: Flags) -> Result<Self> {
         let init = try_pin_init!(Entry {
-            holders: Holders::new(),
+            handles: Handles::new(),
             value <- value,
         });
         // SAFETY: The entry stays where it is until it is dropped.
@@ -149,21 +149,21 @@ impl<T> Kept<T> {
     #[inline]
     fn is_home(&self) -> bool {
         // SAFETY: By the type invariant the entry is valid; only its count is borrowed.
-        unsafe { &(*self.0.as_ptr()).holders }.is_one()
+        unsafe { &(*self.0.as_ptr()).handles }.is_one()
     }
 
     /// Lends the request, unless it is lent.
     ///
     /// Any context.
     #[inline]
-    pub fn lend(&mut self) -> Option<Lent<T>> {
+    pub fn start(&mut self) -> Option<InFlight<T>> {
         if !self.is_home() {
             return None;
         }
         // SAFETY: By the type invariant the entry is valid; only its count is borrowed.
-        unsafe { &(*self.0.as_ptr()).holders }.lend();
+        unsafe { &(*self.0.as_ptr()).handles }.add();
         // INVARIANT: There was no other, and now it is counted.
-        Some(Lent(self.0))
+        Some(InFlight(self.0))
     }
 
     /// Gives access to the request, unless it is lent.
@@ -180,7 +180,7 @@ impl<T> Kept<T> {
     }
 }
 
-impl<T> Drop for Kept<T> {
+impl<T> Drop for Reusable<T> {
     fn drop(&mut self) {
         // SAFETY: By the type invariant the entry counts this handle, which is gone after this.
         unsafe { leave(self.0) };
@@ -194,43 +194,43 @@ impl<T> Drop for Kept<T> {
 ///
 /// # Invariants
 ///
-/// The entry is valid, `holders` counts this handle, and there is no other [`Lent`] of it.
-pub struct Lent<T>(NonNull<Entry<T>>);
+/// The entry is valid, `handles` counts this handle, and there is no other [`InFlight`] of it.
+pub struct InFlight<T>(NonNull<Entry<T>>);
 
 // SAFETY: It is exclusive access to its request.
-unsafe impl<T: Send> Send for Lent<T> {}
+unsafe impl<T: Send> Send for InFlight<T> {}
 // SAFETY: A shared one gives shared access to the request only.
-unsafe impl<T: Sync> Sync for Lent<T> {}
+unsafe impl<T: Sync> Sync for InFlight<T> {}
 
-impl<T> Lent<T> {
+impl<T> InFlight<T> {
     /// Gives exclusive access to a request that must not be moved.
     #[inline]
     pub fn as_mut(&mut self) -> Pin<&mut T> {
-        // SAFETY: By the type invariant the entry is valid and there is no other `Lent`, and `Kept`
+        // SAFETY: By the type invariant the entry is valid and there is no other `InFlight`, and `Reusable`
         // gives no access meanwhile. The request is never moved.
         unsafe { Pin::new_unchecked(&mut (*self.0.as_ptr()).value) }
     }
 }
 
-impl<T> Deref for Lent<T> {
+impl<T> Deref for InFlight<T> {
     type Target = T;
 
     #[inline]
     fn deref(&self) -> &T {
-        // SAFETY: By the type invariant the entry is valid and there is no other `Lent`, and `Kept`
+        // SAFETY: By the type invariant the entry is valid and there is no other `InFlight`, and `Reusable`
         // gives no access meanwhile.
         unsafe { &(*self.0.as_ptr()).value }
     }
 }
 
-impl<T: Unpin> DerefMut for Lent<T> {
+impl<T: Unpin> DerefMut for InFlight<T> {
     #[inline]
     fn deref_mut(&mut self) -> &mut T {
         self.as_mut().get_mut()
     }
 }
 
-impl<T> Drop for Lent<T> {
+impl<T> Drop for InFlight<T> {
     #[inline]
     fn drop(&mut self) {
         // SAFETY: By the type invariant the entry counts this handle, which is gone after this.
@@ -239,9 +239,9 @@ impl<T> Drop for Lent<T> {
 }
 
 // SAFETY: The entry stays in place while the handle that was given up counts, and while it does
-// there is no other `Lent`, nor does `Kept` give access, nor is a part of the request `!Unpin` and
+// there is no other `InFlight`, nor does `Reusable` give access, nor is a part of the request `!Unpin` and
 // known to others. The address is that of the callback in the request.
-unsafe impl<T, const ID: u64> CqePointer<ID> for Lent<T>
+unsafe impl<T, const ID: u64> CqePointer<ID> for InFlight<T>
 where
     T: CqeHandler<ID, Pointer = Self> + Send + Unpin + 'static,
 {

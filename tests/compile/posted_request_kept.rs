@@ -12,13 +12,13 @@ struct Request {
 }
 
 impl CqeHandler for Request {
-    type Pointer = Lent<Self>;
+    type Pointer = InFlight<Self>;
     type Needs = Atomic;
 
-    fn done(_this: Lent<Self>, _wc: &Wc, _cx: &Atomic) {}
+    fn done(_this: InFlight<Self>, _wc: &Wc, _cx: &Atomic) {}
 }
 
-fn send(qp: &Qp<Softirq>, mut lent: Lent<Request>) -> Result {
+fn send(qp: &Qp<Softirq>, mut lent: InFlight<Request>) -> Result {
     #[cfg(not(mistake))]
     lent.buf.cpu().fill(1);
     qp.post_send(lent, |r| Ok(SendWr::send([r.buf.whole()])))?;

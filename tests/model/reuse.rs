@@ -2,21 +2,21 @@
 
 //! A request that is lent has one user at a time, and is freed once, after the last one.
 
-use crate::counters::Holders;
+use crate::counters::Handles;
 use loom::{cell::UnsafeCell, sync::Arc, thread};
 
 const FREE: u32 = u32::MAX;
 
 /// The memory of a request.
 struct Entry {
-    holders: Holders,
+    handles: Handles,
     value: UnsafeCell<u32>,
 }
 
 impl Entry {
     fn new() -> Arc<Self> {
         Arc::new(Self {
-            holders: Holders::new(),
+            handles: Handles::new(),
             value: UnsafeCell::new(0),
         })
     }
@@ -30,9 +30,9 @@ impl Entry {
         });
     }
 
-    /// As `Kept::drop` and `Lent::drop`.
+    /// As `Reusable::drop` and `InFlight::drop`.
     fn leave(&self) {
-        if self.holders.leave() {
+        if self.handles.put() {
             self.touch();
             // SAFETY: This is what is checked.
             self.value.with_mut(|value| unsafe { *value = FREE });
@@ -45,9 +45,9 @@ impl Entry {
     }
 }
 
-/// As `Kept::lend`, and the handler runs in another thread.
+/// As `Reusable::start`, and the handler runs in another thread.
 fn lend(entry: &Arc<Entry>) -> thread::JoinHandle<()> {
-    entry.holders.lend();
+    entry.handles.add();
     let entry = entry.clone();
     thread::spawn(move || {
         entry.touch();
@@ -59,17 +59,17 @@ fn lend(entry: &Arc<Entry>) -> thread::JoinHandle<()> {
 fn keeper_uses_what_is_home_again() {
     loom::model(|| {
         let entry = Entry::new();
-        assert!(entry.holders.is_one());
+        assert!(entry.handles.is_one());
         let mut handlers = vec![lend(&entry)];
-        // As `Kept::get`, and `Kept::lend` again.
-        if entry.holders.is_one() {
+        // As `Reusable::get`, and `Reusable::start` again.
+        if entry.handles.is_one() {
             entry.touch();
             handlers.push(lend(&entry));
         }
         for handler in handlers {
             handler.join().unwrap();
         }
-        assert!(entry.holders.is_one());
+        assert!(entry.handles.is_one());
         entry.leave();
         assert!(entry.is_free());
     });

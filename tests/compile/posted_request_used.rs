@@ -12,16 +12,16 @@ struct Request {
 }
 
 impl CqeHandler for Request {
-    type Pointer = Lent<Self>;
+    type Pointer = InFlight<Self>;
     type Needs = Atomic;
 
-    fn done(_this: Lent<Self>, _wc: &Wc, _cx: &Atomic) {}
+    fn done(_this: InFlight<Self>, _wc: &Wc, _cx: &Atomic) {}
 }
 
-fn send(qp: &Qp<Softirq>, kept: &mut Kept<Request>) -> Result {
+fn send(qp: &Qp<Softirq>, kept: &mut Reusable<Request>) -> Result {
     let mut request = kept.get().ok_or(EBUSY)?;
     request.buf.cpu().fill(0);
-    let lent = kept.lend().ok_or(EBUSY)?;
+    let lent = kept.start().ok_or(EBUSY)?;
     //~^ E0499 cannot borrow `*kept` as mutable more than once
     qp.post_send(lent, |r| Ok(SendWr::send([r.buf.whole()])))?;
     #[cfg(mistake)]
