@@ -45,7 +45,7 @@ pub use rdma_macros::HasCqe;
 use crate::{
     bindings,
     context::Context,
-    ledger,
+    debug,
     wc::{
         unlikely,
         Wc, //
@@ -218,7 +218,7 @@ pub unsafe trait CqePointer<const ID: u64>: Deref + Sized + Send + 'static {
     #[doc(hidden)]
     #[inline]
     unsafe fn take_back(cqe: *mut bindings::ib_cqe) -> Self {
-        ledger::strike(cqe);
+        debug::deactivate(cqe);
         // SAFETY: `cqe` comes from `into_cqe` of this type and is taken back once, as the caller
         // promises.
         unsafe { Self::from_cqe(cqe) }
@@ -266,8 +266,8 @@ unsafe extern "C" fn done<T: CqeHandler<ID>, const ID: u64>(
     };
     // SAFETY: The core passes a completion that is valid during this call, and `Wc` is transparent.
     let wc = unsafe { &*wc.cast::<Wc>() };
-    if !ledger::strike(wc.cqe()) {
-        return ledger::report(core::any::type_name::<T>());
+    if !debug::deactivate(wc.cqe()) {
+        return debug::report(core::any::type_name::<T>());
     }
     // SAFETY: The request was posted with the address from `into_cqe`, and completes once: the
     // driver's contract.
@@ -296,7 +296,7 @@ pub(crate) unsafe fn is_of<T: CqeHandler<ID>, const ID: u64>(cqe: *mut bindings:
     let ours: unsafe extern "C" fn(_, _) = done::<T, ID>;
     // SAFETY: The owner was not taken back, as the caller promises, so the callback in it is there.
     match unsafe { (*cqe).done } {
-        Some(theirs) if core::ptr::fn_addr_eq(theirs, ours) => ledger::is_posted(cqe),
+        Some(theirs) if core::ptr::fn_addr_eq(theirs, ours) => debug::is_active(cqe),
         _ => {
             unlikely();
             false
@@ -314,7 +314,7 @@ pub(crate) unsafe fn is_of<T: CqeHandler<ID>, const ID: u64>(cqe: *mut bindings:
 pub(crate) unsafe fn take<T: CqeHandler<ID>, const ID: u64>(
     cqe: *mut bindings::ib_cqe,
 ) -> T::Pointer {
-    ledger::strike(cqe);
+    debug::deactivate(cqe);
     // SAFETY: `is_of` has found the callback to be that of `T`, so the address is from `into_cqe`
     // of its pointer; it is taken back once, as the caller promises.
     unsafe { T::Pointer::from_cqe(cqe) }
@@ -357,7 +357,7 @@ where
         let ptr = KBox::into_raw(unsafe { Pin::into_inner_unchecked(self) });
         // SAFETY: The field is inside of the allocation.
         let cqe = unsafe { ptr.byte_add(offset::<T, ID>()) }.cast();
-        ledger::post(cqe, core::any::type_name::<T>());
+        debug::activate(cqe, core::any::type_name::<T>());
         cqe
     }
 
@@ -382,7 +382,7 @@ where
         let ptr = Arc::into_raw(self).cast_mut();
         // SAFETY: The field is inside of the allocation.
         let cqe = unsafe { ptr.byte_add(offset::<T, ID>()) }.cast();
-        ledger::post(cqe, core::any::type_name::<T>());
+        debug::activate(cqe, core::any::type_name::<T>());
         cqe
     }
 

@@ -17,7 +17,7 @@ use crate::{
         self,
         PollGuard, //
     },
-    ledger,
+    debug,
     qp::{
         self,
         post::{
@@ -302,7 +302,7 @@ impl Markers {
         // SAFETY: The offset is that of a field.
         let cqe = unsafe { Arc::into_raw(self).byte_add(OFFSET) };
         let cqe = cqe.cast_mut().cast();
-        ledger::post(cqe, "the marker of a drain");
+        debug::activate(cqe, "the marker of a drain");
         cqe
     }
 
@@ -323,7 +323,7 @@ impl Markers {
     ///
     /// `cqe` is from [`Markers::give`] with this offset. Each one is taken back once.
     unsafe fn take_back<const OFFSET: usize>(cqe: *mut bindings::ib_cqe) {
-        ledger::strike(cqe);
+        debug::deactivate(cqe);
         // SAFETY: `cqe` is from `give` with this offset and is taken back once, as the caller
         // promises.
         let markers = unsafe { Self::from_cqe::<OFFSET>(cqe) };
@@ -359,8 +359,8 @@ unsafe extern "C" fn reached<const OFFSET: usize>(
 ) {
     // SAFETY: `wc` is valid during this call, and both members of the union are as wide.
     let cqe = unsafe { *(*wc).__bindgen_anon_1.wr_cqe };
-    if !ledger::strike(cqe) {
-        return ledger::report("a drain");
+    if !debug::deactivate(cqe) {
+        return debug::report("a drain");
     }
     // SAFETY: The queue's reference is given up here.
     let markers = unsafe { Markers::from_cqe::<OFFSET>(cqe) };

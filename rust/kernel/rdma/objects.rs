@@ -13,7 +13,7 @@ use crate::{
         self,
         Name, //
     },
-    ledger::{
+    debug::{
         self,
         Outstanding, //
     }, //
@@ -150,7 +150,7 @@ impl Entry {
     /// Returns what is posted to it, as far as is known.
     fn posted(&self) -> Option<Outstanding> {
         let qp = self.about.lock().qp.first().copied()?;
-        (!qp.is_null()).then(|| ledger::of_qp(qp)).flatten()
+        (!qp.is_null()).then(|| debug::of_qp(qp)).flatten()
     }
 }
 

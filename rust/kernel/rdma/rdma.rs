@@ -35,7 +35,7 @@ pub mod dma;
 mod drain;
 pub mod flush;
 pub mod ibcm;
-mod ledger;
+mod debug;
 pub mod reuse;
 pub mod mad;
 pub mod mr;
@@ -71,7 +71,7 @@ struct Module {
     _queue: deferred::Queue,
     _running: cm::Table,
     _objects: objects::Table,
-    _ledger: Option<Pin<KBox<ledger::Ledger>>>,
+    _debug: Option<Pin<KBox<debug::Table>>>,
 }
 
 impl kernel::Module for Module {
@@ -82,7 +82,7 @@ impl kernel::Module for Module {
             // SAFETY: This is the module's init.
             _objects: unsafe { objects::Table::new() },
             _queue: deferred::Queue::new()?,
-            _ledger: ledger::Ledger::new()?,
+            _debug: debug::Table::new()?,
         })
     }
 }

@@ -53,7 +53,7 @@ use crate::{
         CqeHandler,
         CqePointer, //
     },
-    ledger,
+    debug,
     sync::Handles, //
 };
 use core::{
@@ -252,7 +252,7 @@ where
         let entry = ManuallyDrop::new(self).0.as_ptr();
         // SAFETY: The fields are inside of the entry.
         let cqe = unsafe { (&raw mut (*entry).value).byte_add(cqe::offset::<T, ID>()) }.cast();
-        ledger::post(cqe, core::any::type_name::<T>());
+        debug::activate(cqe, core::any::type_name::<T>());
         cqe
     }
 

@@ -53,7 +53,7 @@ use crate::{
         CqePointer, //
     },
     device::Port,
-    ledger,
+    debug,
     qp::{
         post::{
             post_list,
@@ -624,7 +624,7 @@ unsafe fn begin(
         }
         ctx.requests(then)
     };
-    ledger::post_to(qp.as_ptr(), user);
+    debug::set_qp_of(qp.as_ptr(), user);
     let mut bad = core::ptr::null();
     // SAFETY: `qp` is valid, and what the requests are made of stays where it is, as the caller
     // promises. They were just made and, with `then`, linked.

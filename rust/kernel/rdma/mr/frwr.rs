@@ -33,7 +33,7 @@ use crate::{
         Fate,
         Teardown, //
     },
-    ledger,
+    debug,
     mr::{
         memory::AnyMemory, //
         state::{
@@ -508,8 +508,8 @@ unsafe extern "C" fn ended<T: CqeHandler<ID>, const ID: u64>(
     // SAFETY: This is the callback of a request from `FastRegMr::invalidation`. Its owner is not back, as
     // a request completes once: the driver's contract.
     let (mr, user) = unsafe { parts(done) };
-    if !ledger::is_posted(user) {
-        return ledger::report(core::any::type_name::<T>());
+    if !debug::is_active(user) {
+        return debug::report(core::any::type_name::<T>());
     }
     // SAFETY: The owner is not back, so nobody can reach the MR. This is done before the look at
     // the status, so that the compiler makes one of that and the handler's.
@@ -519,7 +519,7 @@ unsafe extern "C" fn ended<T: CqeHandler<ID>, const ID: u64>(
         // and this is its callback. The call marks the MR registered again.
         return unsafe { shared_ended(cq, wc) };
     }
-    ledger::strike(user);
+    debug::deactivate(user);
     // SAFETY: The owner was given up as a `T` by its callback `ID`.
     let this = unsafe { T::Pointer::from_cqe(user) };
     // SAFETY: Posting checked that the completion queue is polled in a context that provides this
@@ -580,7 +580,7 @@ pub(crate) unsafe fn take_ended<T: CqeHandler<ID>, const ID: u64>(wc: &Wc) -> Op
         // SAFETY: The callback says what the request is, and the owner's type; it completes once.
         return unsafe {
             let (mr, user) = parts(wc);
-            if !ledger::is_posted(user) {
+            if !debug::is_active(user) {
                 return None;
             }
             // As in `ended`.
@@ -588,7 +588,7 @@ pub(crate) unsafe fn take_ended<T: CqeHandler<ID>, const ID: u64>(wc: &Wc) -> Op
             if wc.result().is_err() {
                 mr.valid_still();
             }
-            ledger::strike(user);
+            debug::deactivate(user);
             Some(T::Pointer::from_cqe(user))
         };
     }

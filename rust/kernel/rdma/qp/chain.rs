@@ -14,7 +14,7 @@ use crate::{
         CqeHandler,
         CqePointer, //
     },
-    ledger,
+    debug,
     mr::{
         Marked,
         Private,
@@ -190,7 +190,7 @@ impl<const LINKS: usize, const SGES: usize> Links<LINKS, SGES> {
                 if self.reads && target.iwarp {
                     come_after_reads(last);
                 }
-                ledger::post_to(target.raw.as_ptr(), tail);
+                debug::set_qp_of(target.raw.as_ptr(), tail);
             }
         }
         let turn = turn.map(|turn| {

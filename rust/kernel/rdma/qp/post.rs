@@ -13,7 +13,7 @@ use crate::{
         CqeHandler,
         CqePointer, //
     },
-    ledger,
+    debug,
     qp::Qp,
     wc::{
         Status,
@@ -170,7 +170,7 @@ pub(crate) unsafe fn send_raw(qp: *mut bindings::ib_qp, wr: *mut bindings::ib_se
     // SAFETY: `qp` and `wr` are valid, and the memory is kept until the request has completed, as
     // the caller promises.
     unsafe {
-        ledger::post_to(qp, *(*wr).__bindgen_anon_1.wr_cqe);
+        debug::set_qp_of(qp, *(*wr).__bindgen_anon_1.wr_cqe);
         let bad = (&raw mut (*wr).next).cast();
         post_list(qp, wr, bad)
     }
@@ -188,7 +188,7 @@ pub(crate) unsafe fn recv_raw(qp: *mut bindings::ib_qp, wr: *mut bindings::ib_re
     // the caller promises. Clients are only told of devices that have all verbs
     // (`kverbs_provider`), so the operation exists.
     unsafe {
-        ledger::post_to(qp, *(*wr).__bindgen_anon_1.wr_cqe);
+        debug::set_qp_of(qp, *(*wr).__bindgen_anon_1.wr_cqe);
         let bad = (&raw mut (*wr).next).cast();
         ((*(*qp).device).ops.post_recv.unwrap_unchecked())(qp, wr, bad)
     }

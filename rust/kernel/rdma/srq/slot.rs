@@ -10,7 +10,7 @@ use crate::{
         CqeHandler,
         CqePointer, //
     },
-    ledger,
+    debug,
     qp::post::Refusal,
     srq::{
         Queue,
@@ -278,7 +278,7 @@ where
         let entry = ManuallyDrop::new(self).0.as_ptr();
         // SAFETY: The fields are inside of the entry.
         let cqe = unsafe { (&raw mut (*entry).value).byte_add(cqe::offset::<T, ID>()) }.cast();
-        ledger::post(cqe, core::any::type_name::<T>());
+        debug::activate(cqe, core::any::type_name::<T>());
         cqe
     }
 

@@ -35,12 +35,12 @@ use kernel::{
     }, //
 };
 
-/// The ledger, owned by the core module.
+/// The table, owned by the core module.
 ///
 /// # Invariants
 ///
-/// Zero, or the address of a ledger that lives as long as this module has users.
-static LEDGER: Atomic<usize> = Atomic::new(0);
+/// Zero, or the address of a table that lives as long as this module has users.
+static TABLE: Atomic<usize> = Atomic::new(0);
 
 /// How many buckets there are.
 const BUCKETS: usize = 256;
@@ -111,13 +111,13 @@ impl Bucket {
 }
 
 #[pin_data]
-pub(crate) struct Ledger {
+pub(crate) struct Table {
     #[pin]
     buckets: [Bucket; BUCKETS],
 }
 
-impl Ledger {
-    /// Begins a ledger, where there is to be one.
+impl Table {
+    /// Begins a table, where there is to be one.
     pub(crate) fn new() -> Result<Option<Pin<KBox<Self>>>> {
         if !cfg!(debug_assertions) {
             return Ok(None);
@@ -125,26 +125,26 @@ impl Ledger {
         let init = try_pin_init!(Self {
             buckets <- pin_init::pin_init_array_from_fn(|_| Bucket::new()),
         }? Error);
-        let ledger = KBox::pin_init(init, GFP_KERNEL)?;
+        let table = KBox::pin_init(init, GFP_KERNEL)?;
         // INVARIANT: It is the core module's, which its users keep.
-        LEDGER.store(core::ptr::from_ref(&*ledger) as usize, Release);
-        Ok(Some(ledger))
+        TABLE.store(core::ptr::from_ref(&*table) as usize, Release);
+        Ok(Some(table))
     }
 
-    /// Returns the state of the bucket of a callback, if there is a ledger.
+    /// Returns the state of the bucket of a callback, if there is a table.
     fn of(cqe: usize) -> Option<&'static SpinLockIrq<State>> {
-        // SAFETY: By the invariant of `LEDGER` the ledger is there, if there is one: the caller is,
+        // SAFETY: By the invariant of `TABLE` the table is there, if there is one: the caller is,
         // or works for, a user of this module.
-        let ledger = unsafe { (LEDGER.load(Acquire) as *const Self).as_ref() }?;
+        let table = unsafe { (TABLE.load(Acquire) as *const Self).as_ref() }?;
         // The golden ratio, as in `hash_long`.
         let hash = (cqe as u64).wrapping_mul(0x61c8_8646_80b5_83eb) >> 32;
-        Some(&ledger.buckets.get(hash as usize % BUCKETS)?.state)
+        Some(&table.buckets.get(hash as usize % BUCKETS)?.state)
     }
 }
 
 /// Notes that a callback is posted, and the type of its owner.
 #[inline]
-pub(crate) fn post(cqe: *mut bindings::ib_cqe, owner: &'static str) {
+pub(crate) fn activate(cqe: *mut bindings::ib_cqe, owner: &'static str) {
     if cfg!(debug_assertions) {
         add(cqe as usize, owner);
     }
@@ -152,7 +152,7 @@ pub(crate) fn post(cqe: *mut bindings::ib_cqe, owner: &'static str) {
 
 /// Notes which QP a callback is posted to, before it is.
 #[inline]
-pub(crate) fn post_to(qp: *const bindings::ib_qp, cqe: *mut bindings::ib_cqe) {
+pub(crate) fn set_qp_of(qp: *const bindings::ib_qp, cqe: *mut bindings::ib_cqe) {
     if cfg!(debug_assertions) {
         set_qp(cqe as usize, qp);
     }
@@ -160,11 +160,11 @@ pub(crate) fn post_to(qp: *const bindings::ib_qp, cqe: *mut bindings::ib_cqe) {
 
 /// Returns what is posted to a QP, as far as is known.
 pub(crate) fn of_qp(qp: *const bindings::ib_qp) -> Option<Outstanding> {
-    // SAFETY: By the invariant of `LEDGER` the ledger is there, if there is one: the caller works
+    // SAFETY: By the invariant of `TABLE` the table is there, if there is one: the caller works
     // for a user of this module.
-    let ledger = unsafe { (LEDGER.load(Acquire) as *const Ledger).as_ref() }?;
+    let table = unsafe { (TABLE.load(Acquire) as *const Table).as_ref() }?;
     let mut found: Option<Outstanding> = None;
-    for bucket in &ledger.buckets {
+    for bucket in &table.buckets {
         let state = bucket.state.lock();
         for (_, posted) in state.posted.iter().filter(|(_, posted)| posted.qp == qp) {
             let Posted { owner, since, .. } = *posted;
@@ -187,19 +187,19 @@ pub(crate) fn of_qp(qp: *const bindings::ib_qp) -> Option<Outstanding> {
 /// Strikes out a callback that has completed, or was not posted after all. Says whether it was
 /// posted, as far as is known.
 #[inline]
-pub(crate) fn strike(cqe: *mut bindings::ib_cqe) -> bool {
+pub(crate) fn deactivate(cqe: *mut bindings::ib_cqe) -> bool {
     !cfg!(debug_assertions) || remove(cqe as usize)
 }
 
 /// Says whether a callback is posted, as far as is known.
 #[inline]
-pub(crate) fn is_posted(cqe: *mut bindings::ib_cqe) -> bool {
+pub(crate) fn is_active(cqe: *mut bindings::ib_cqe) -> bool {
     !cfg!(debug_assertions) || find(cqe as usize)
 }
 
 #[inline(never)]
 fn find(cqe: usize) -> bool {
-    Ledger::of(cqe).is_none_or(|bucket| {
+    Table::of(cqe).is_none_or(|bucket| {
         let state = bucket.lock();
         state.incomplete || state.posted.get(&cqe).is_some()
     })
@@ -207,7 +207,7 @@ fn find(cqe: usize) -> bool {
 
 #[inline(never)]
 fn set_qp(cqe: usize, qp: *const bindings::ib_qp) {
-    if let Some(bucket) = Ledger::of(cqe) {
+    if let Some(bucket) = Table::of(cqe) {
         if let Some(posted) = bucket.lock().posted.get_mut(&cqe) {
             posted.qp = qp;
         }
@@ -216,7 +216,7 @@ fn set_qp(cqe: usize, qp: *const bindings::ib_qp) {
 
 #[inline(never)]
 fn add(cqe: usize, owner: &'static str) {
-    let Some(bucket) = Ledger::of(cqe) else {
+    let Some(bucket) = Table::of(cqe) else {
         return;
     };
     let posted = Posted {
@@ -236,7 +236,7 @@ fn add(cqe: usize, owner: &'static str) {
 
 #[inline(never)]
 fn remove(cqe: usize) -> bool {
-    let Some(bucket) = Ledger::of(cqe) else {
+    let Some(bucket) = Table::of(cqe) else {
         return true;
     };
     let mut state = bucket.lock();
