@@ -24,7 +24,7 @@ use kernel::{
 };
 use rdma::{
     prelude::*,
-    qp::Init,
+    qp::InitAttr,
     rw::{
         Ctx,
         Rw, //
@@ -110,7 +110,7 @@ pub(crate) fn serve(
     let pd = pd.clone();
     let accept = move |request: cm::Request<'_>, cx: &Sleepable| {
         let id = request.into_id(cx)?;
-        let qp = Init::on_srq(&pd, &cq, &srq, &CAPS)
+        let qp = InitAttr::on_srq(&pd, &cq, &srq, &CAPS)
             .rw_contexts(contexts, 1)
             .create_for(&id, cx)?;
         let all = all.clone();

@@ -5,7 +5,7 @@
 use kernel::prelude::*;
 use rdma::{
     prelude::*,
-    qp::Init,
+    qp::InitAttr,
     srq::{Receive, Slot, Srq}, //
 };
 
@@ -29,5 +29,5 @@ type Context = Softirq;
 type Context = Workqueue;
 
 fn qp(pd: &Pd, cq: &Cq<Context>, srq: &Srq<Question>, cx: &Sleepable) -> Result<Qp<Context>> {
-    Init::on_srq(pd, cq, srq, &Caps::new(16, 0)).create(cx) //~ E0271 Receive>::Needs == Atomic
+    InitAttr::on_srq(pd, cq, srq, &Caps::new(16, 0)).create(cx) //~ E0271 Receive>::Needs == Atomic
 }

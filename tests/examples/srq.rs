@@ -5,7 +5,7 @@
 use kernel::prelude::*;
 use rdma::{
     prelude::*,
-    qp::Init,
+    qp::InitAttr,
     srq::{
         Receive,
         Slot,
@@ -42,6 +42,6 @@ fn create(pd: Pd, cq: Cq<Softirq>, id: cm::Id, cx: &Sleepable) -> Result {
         })
     };
     let srq = Srq::create(&pd, 1024, |_| request(), cx)?;
-    let qp = Init::on_srq(&pd, &cq, &srq, &Caps::new(64, 0)).create_for(&id, cx)?;
+    let qp = InitAttr::on_srq(&pd, &cq, &srq, &Caps::new(64, 0)).create_for(&id, cx)?;
     Ok(())
 }

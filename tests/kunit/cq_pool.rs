@@ -15,7 +15,7 @@ use crate::fixture::{
 use kernel::prelude::*;
 use rdma::{
     prelude::*,
-    qp::Init, //
+    qp::InitAttr, //
 };
 
 /// The largest CQ that the pool makes without being asked for more (`IB_MAX_SHARED_CQ_SZ`).
@@ -137,12 +137,12 @@ mod tests {
         let cq = Cq::<Softirq>::pool_get(&env.dev, 64, None, &env.cx)?;
         let caps = Caps::new(4, 0);
         check_err!(
-            Init::on_srq(&env.pd, &cq, &srq, &caps).create(&env.cx),
+            InitAttr::on_srq(&env.pd, &cq, &srq, &caps).create(&env.cx),
             EINVAL
         );
         check_eq!(cq.free_entries(), cq.entries());
         let own = env.cq::<Softirq>(64)?;
-        Init::on_srq(&env.pd, &own, &srq, &caps).create(&env.cx)?;
+        InitAttr::on_srq(&env.pd, &own, &srq, &caps).create(&env.cx)?;
         Ok(())
     }
 

@@ -25,7 +25,7 @@ use rdma::{
     prelude::*,
     qp::{
         self,
-        Init, //
+        InitAttr, //
     },
     srq::{
         self,
@@ -41,7 +41,7 @@ fn of_qp(event: u32, expected: Option<qp::Event>) -> Result {
     let cq = null.env.cq::<Softirq>(64)?;
     let logs = [EventLog::new(&gone)?, EventLog::new(&gone)?];
     let [one, _other] = logs.each_ref().map(|log| {
-        Init::new(&null.env.pd, &cq, &cq, &CAPS)
+        InitAttr::new(&null.env.pd, &cq, &cq, &CAPS)
             .events(log.clone())
             .create(&null.env.cx)
     });

@@ -19,7 +19,7 @@ use kernel::{
 };
 use rdma::{
     prelude::*,
-    qp::Init,
+    qp::InitAttr,
     rw::{
         Ctx,
         Rw, //
@@ -42,7 +42,7 @@ struct Link {
 impl Link {
     fn new(null: &NullEnv, cq: &Cq<Softirq>, contexts: u32) -> Result<Self> {
         let env = &null.env;
-        let a = Init::new(&env.pd, cq, cq, &CAPS)
+        let a = InitAttr::new(&env.pd, cq, cq, &CAPS)
             .rw_contexts(contexts, 1)
             .create(&env.cx)?;
         let b = Arc::new(env.raw_qp(cq, &CAPS)?, GFP_KERNEL)?;

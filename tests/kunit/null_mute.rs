@@ -24,7 +24,7 @@ use kernel::prelude::*;
 use rdma::{
     prelude::*,
     qp::{
-        Init,
+        InitAttr,
         State, //
     },
     rw::{
@@ -225,7 +225,7 @@ mod tests {
         let env = &null.env;
         let requests = env.dev.port(1).ok_or(ENODEV)?.rw_requests(1);
         let cq = env.cq::<Direct>(64 + requests)?;
-        let qp = Init::new(&env.pd, &cq, &cq, &Caps::new(4, 4))
+        let qp = InitAttr::new(&env.pd, &cq, &cq, &Caps::new(4, 4))
             .rw_contexts(1, 1)
             .create(&env.cx)?;
         null.dev
@@ -280,7 +280,7 @@ mod tests {
         let (a, b) = (
             null.env
                 .raw_qp(&null.env.cq::<Softirq>(64)?, &Caps::new(8, 8))?,
-            Init::on_srq(&null.env.pd, &cq, &srq, &caps).create(&null.env.cx)?,
+            InitAttr::on_srq(&null.env.pd, &cq, &srq, &caps).create(&null.env.cx)?,
         );
         null.dev
             .inject_qp(a.num(), Injection::Connect { peer: b.num() })?;

@@ -16,7 +16,7 @@ use kernel::{
 };
 use rdma::{
     prelude::*,
-    qp::Init,
+    qp::InitAttr,
     rw::{
         Ctx,
         Rw, //
@@ -68,7 +68,7 @@ fn lone(null: &NullEnv) -> Result<Qp<Direct>> {
         send_sge: 32,
         ..Caps::new(4, 4)
     };
-    let qp = Init::new(&env.pd, &cq, &cq, &caps)
+    let qp = InitAttr::new(&env.pd, &cq, &cq, &caps)
         .rw_contexts(2, 1)
         .create(&env.cx)?;
     null.dev

@@ -26,7 +26,7 @@ use kernel::prelude::*;
 use rdma::{
     context::CorePolled,
     prelude::*,
-    qp::Init,
+    qp::InitAttr,
     srq::Srq, //
 };
 use rdma_null::{
@@ -75,7 +75,7 @@ impl<C: CorePolled + Polled> Shared<C> {
 }
 
 fn on<C: CorePolled + Polled>(null: &NullEnv, cq: &Cq<C>, srq: &Srq<Ticket>) -> Result<Qp<C>> {
-    Init::on_srq(&null.env.pd, cq, srq, &CAPS).create(&null.env.cx)
+    InitAttr::on_srq(&null.env.pd, cq, srq, &CAPS).create(&null.env.cx)
 }
 
 fn connect<C: PollContext>(dev: &NullDevice, a: &Qp<Softirq>, b: &Qp<C>) -> Result {

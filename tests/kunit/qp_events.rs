@@ -23,7 +23,7 @@ use rdma::{
     qp::{
         Attr,
         Event,
-        Init, //
+        InitAttr, //
     }, //
 };
 
@@ -36,7 +36,7 @@ fn text(event: Event) -> Result<CString> {
 /// Returns a QP in the reset state that tells the log of its events.
 fn qp(env: &Env, log: &Arc<EventLog>) -> Result<Qp<Softirq>> {
     let cq = env.cq::<Softirq>(64)?;
-    Init::new(&env.pd, &cq, &cq, &CAPS)
+    InitAttr::new(&env.pd, &cq, &cq, &CAPS)
         .events(log.clone())
         .create(&env.cx)
 }
@@ -110,7 +110,7 @@ mod tests {
     fn handler_of_a_qp_that_could_not_be_created_is_dropped() -> Result {
         let (env, gone) = (Env::new()?, Counter::new()?);
         let (small, log) = (env.cq::<Softirq>(2)?, EventLog::new(&gone)?);
-        let made = Init::new(&env.pd, &small, &small, &CAPS)
+        let made = InitAttr::new(&env.pd, &small, &small, &CAPS)
             .events(log)
             .create(&env.cx);
         check_err!(made, ENOSPC);

@@ -12,7 +12,7 @@ use crate::fixture::{
 use kernel::prelude::*;
 use rdma::{
     prelude::*,
-    qp::Init, //
+    qp::InitAttr, //
 };
 
 const CAPS: Caps = Caps::new(4, 4);
@@ -20,7 +20,7 @@ const CAPS: Caps = Caps::new(4, 4);
 /// Returns how many entries a QP with room for `contexts` transfers takes of a CQ.
 fn cost(env: &Env, contexts: u32) -> Result<u32> {
     let (send, recv) = (env.cq::<Direct>(1024)?, env.cq::<Direct>(64)?);
-    let _qp = Init::new(&env.pd, &send, &recv, &CAPS)
+    let _qp = InitAttr::new(&env.pd, &send, &recv, &CAPS)
         .rw_contexts(contexts, 1)
         .create(&env.cx)?;
     Ok(send.entries() - send.free_entries())
@@ -117,7 +117,7 @@ mod tests {
     fn room_for_transfers_of_an_id() -> Result {
         let env = Env::new()?;
         let (id, cq) = (env.id()?, env.cq::<Softirq>(256)?);
-        let qp = Init::new(&env.pd, &cq, &cq, &CAPS)
+        let qp = InitAttr::new(&env.pd, &cq, &cq, &CAPS)
             .rw_contexts(27, 1)
             .create_for(&id, &env.cx)?;
         check!(cq.entries() - cq.free_entries() >= 31 + 7);
@@ -131,7 +131,7 @@ mod tests {
         let env = Env::new()?;
         let cq = env.cq::<Softirq>(64)?;
         for (contexts, port) in [(1, 0), (1, 2), (1, u32::MAX), (u32::MAX, 1)] {
-            let qp = Init::new(&env.pd, &cq, &cq, &CAPS)
+            let qp = InitAttr::new(&env.pd, &cq, &cq, &CAPS)
                 .rw_contexts(contexts, port)
                 .create(&env.cx);
             check_err!(qp, EINVAL);

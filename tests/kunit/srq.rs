@@ -416,7 +416,7 @@ mod tests {
         check_err!(Srq::create(&env.pd, 2, slot, &env.cx), EINVAL);
         wait(|| desk.gone() == 2)?;
         let (srq, cq) = (env.srq(2, &desk)?, env.cq::<Softirq>(64)?);
-        let init = rdma::qp::Init::on_srq(&other, &cq, &srq, &Caps::new(2, 0));
+        let init = rdma::qp::InitAttr::on_srq(&other, &cq, &srq, &Caps::new(2, 0));
         check_err!(init.create(&env.cx), EINVAL);
         Ok(())
     }
@@ -441,7 +441,7 @@ mod tests {
     fn leases_once_for_all_qps_on_a_cq() -> Result {
         let (env, desk) = (Env::new()?, Desk::new(false)?);
         let (srq, cq) = (env.srq(16, &desk)?, env.cq::<Softirq>(127)?);
-        let init = || rdma::qp::Init::on_srq(&env.pd, &cq, &srq, &Caps::new(2, 0));
+        let init = || rdma::qp::InitAttr::on_srq(&env.pd, &cq, &srq, &Caps::new(2, 0));
         let a = init().create(&env.cx)?;
         let first = cq.entries() - cq.free_entries();
         let b = init().create(&env.cx)?;
@@ -458,7 +458,7 @@ mod tests {
     fn cq_without_room_for_the_slots() -> Result {
         let (env, desk) = (Env::new()?, Desk::new(false)?);
         let (srq, cq) = (env.srq(64, &desk)?, env.cq::<Softirq>(31)?);
-        let init = rdma::qp::Init::on_srq(&env.pd, &cq, &srq, &Caps::new(2, 0));
+        let init = rdma::qp::InitAttr::on_srq(&env.pd, &cq, &srq, &Caps::new(2, 0));
         check_err!(init.create(&env.cx), ENOSPC);
         check_eq!(cq.entries(), cq.free_entries());
         Ok(())

@@ -172,7 +172,7 @@ mod tests {
     fn qp_that_was_never_connected() -> Result {
         let (env, desk) = (Env::new()?, Desk::new(false)?);
         let (srq, cq) = (env.srq(4, &desk)?, env.cq::<Softirq>(64)?);
-        let init = || rdma::qp::Init::on_srq(&env.pd, &cq, &srq, &Caps::new(2, 0));
+        let init = || rdma::qp::InitAttr::on_srq(&env.pd, &cq, &srq, &Caps::new(2, 0));
         init().create(&env.cx)?.destroy(&env.cx)?;
         init().create_for(&env.id()?, &env.cx)?.destroy(&env.cx)?;
         check_eq!(cq.entries(), cq.free_entries());

@@ -14,7 +14,7 @@ use crate::fixture::{
 use kernel::prelude::*;
 use rdma::{
     prelude::*,
-    qp::Init,
+    qp::InitAttr,
     srq::{
         Event,
         Receive,
@@ -123,7 +123,7 @@ impl Shared {
         let (pd, cq, cx) = (&self.env.pd, &self.cq, &self.env.cx);
         let before = self.taken.get();
         let sender = Qp::create_raw(pd, cq, cq, &CAPS, cx)?;
-        let receiver = Init::on_srq(pd, cq, &self.srq, &CAPS).create(cx)?;
+        let receiver = InitAttr::on_srq(pd, cq, &self.srq, &CAPS).create(cx)?;
         self.connect(&receiver, NOBODY)?;
         self.connect(&sender, receiver.num())?;
         let message = Outgoing {

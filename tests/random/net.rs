@@ -28,7 +28,7 @@ use rdma::{
     qp::{
         Event,
         Events,
-        Init, //
+        InitAttr, //
     },
     srq::Srq, //
 };
@@ -94,7 +94,7 @@ pub(crate) struct Parts<C: PollContext> {
 
 impl<C: Way> Parts<C> {
     fn qp(&self, id: Option<&cm::Id>, cx: &Sleepable) -> Result<Arc<Qp<C>>> {
-        let mut init = Init::new(&self.pd, &self.cq, &self.cq, &CAPS);
+        let mut init = InitAttr::new(&self.pd, &self.cq, &self.cq, &CAPS);
         // siw is asked for no transfers.
         if self.transport != Transport::Siw {
             init = init.rw_contexts(2, PORT);
@@ -104,13 +104,13 @@ impl<C: Way> Parts<C> {
 
     /// Makes a QP on the SRQ.
     fn srq_qp(&self, id: Option<&cm::Id>, cx: &Sleepable) -> Result<Arc<Qp<Softirq>>> {
-        let init = Init::on_srq(&self.pd, &self.srq_cq, &self.srq, &CAPS);
+        let init = InitAttr::on_srq(&self.pd, &self.srq_cq, &self.srq, &CAPS);
         made(init, id, cx)
     }
 }
 
 fn made<C: PollContext>(
-    init: Init<'_, C>,
+    init: InitAttr<'_, C>,
     id: Option<&cm::Id>,
     cx: &Sleepable,
 ) -> Result<Arc<Qp<C>>> {

@@ -154,7 +154,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
         caps: &Caps,
         cx: &Sleepable,
     ) -> Result<Self> {
-        Init::new(pd, send_cq, recv_cq, caps).create_for(id, cx)
+        InitAttr::new(pd, send_cq, recv_cq, caps).create_for(id, cx)
     }
 
     /// Creates a QP that belongs to no connection manager's id (`ib_create_qp`), in the reset
@@ -172,7 +172,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
         caps: &Caps,
         cx: &Sleepable,
     ) -> Result<Self> {
-        Init::new(pd, send_cq, recv_cq, caps).create(cx)
+        InitAttr::new(pd, send_cq, recv_cq, caps).create(cx)
     }
 
     fn new(parts: &Parts<'_>, origin: Origin<'_>, cx: &Sleepable) -> Result<Self> {
@@ -273,20 +273,20 @@ pub(crate) struct Rw {
 /// # Examples
 ///
 /// ```
-/// # use rdma::{context::*, cq::Cq, pd::Pd, qp::{Caps, Init, Qp}};
+/// # use rdma::{context::*, cq::Cq, pd::Pd, qp::{Caps, InitAttr, Qp}};
 /// fn create(pd: &Pd, cq: &Cq<Softirq>, cx: &Sleepable) -> Result<Qp<Softirq>> {
-///     Init::new(pd, cq, cq, &Caps::new(16, 16))
+///     InitAttr::new(pd, cq, cq, &Caps::new(16, 16))
 ///         .rw_contexts(4, 1)
 ///         .create(cx)
 /// }
 /// ```
 #[must_use]
-pub struct Init<'a, S: PollContext, R: PollContext = S> {
+pub struct InitAttr<'a, S: PollContext, R: PollContext = S> {
     parts: Parts<'a>,
     _contexts: PhantomData<fn() -> (S, R)>,
 }
 
-impl<'a, S: PollContext, R: PollContext> Init<'a, S, R> {
+impl<'a, S: PollContext, R: PollContext> InitAttr<'a, S, R> {
     /// A QP of this PD and these sizes, whose queues complete to these CQs.
     pub fn new(pd: &'a Pd, send_cq: &'a Cq<S>, recv_cq: &'a Cq<R>, caps: &Caps) -> Self {
         Self {
@@ -347,7 +347,7 @@ impl<'a, S: PollContext, R: PollContext> Init<'a, S, R> {
     }
 }
 
-impl<'a, C: CorePolled> Init<'a, C, C> {
+impl<'a, C: CorePolled> InitAttr<'a, C, C> {
     /// A QP that takes its receives from an SRQ. Of `caps`, what is said about receives does not
     /// matter.
     ///

@@ -652,7 +652,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
     /// Transfers pages of a [`Ctx`] to or from the peer (`rdma_rw_ctx_init`,
     /// `rdma_rw_ctx_post`), moving their owner in.
     ///
-    /// The QP needs room for it: see [`Init::rw_contexts`](crate::qp::Init::rw_contexts) and
+    /// The QP needs room for it: see [`InitAttr::rw_contexts`](crate::qp::InitAttr::rw_contexts) and
     /// [`Port::rw_contexts`](crate::device::Port::rw_contexts). In the owner's handler the pages
     /// are not mapped any more (`rdma_rw_ctx_destroy`).
     ///

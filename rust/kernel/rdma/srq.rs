@@ -15,7 +15,7 @@
 //!     cq::Cq,
 //!     dma::{Buf, FromDevice},
 //!     pd::Pd,
-//!     qp::{Caps, Init, Qp},
+//!     qp::{Caps, InitAttr, Qp},
 //!     srq::{Receive, Slot, Srq},
 //!     wc::Wc,
 //!     wr::RecvWr,
@@ -47,7 +47,7 @@
 //!         |_| Ok::<_, Error>(Request { buf: Buf::alloc(pd, 512, cx)? }),
 //!         cx,
 //!     )?;
-//!     Init::on_srq(pd, cq, &srq, &Caps::new(16, 0)).create(cx)
+//!     InitAttr::on_srq(pd, cq, &srq, &Caps::new(16, 0)).create(cx)
 //! }
 //! ```
 //!

@@ -62,7 +62,7 @@ use crate::{
     },
     qp::{
         Caps,
-        Init,
+        InitAttr,
         Qp, //
     },
     srq::{
@@ -145,10 +145,10 @@ impl<S: PollContext, R: PollContext> UdQp<S, R> {
         qkey: u32,
         cx: &Sleepable,
     ) -> Result<Self> {
-        Self::new(pd, Init::new(pd, send_cq, recv_cq, caps), port, qkey, cx)
+        Self::new(pd, InitAttr::new(pd, send_cq, recv_cq, caps), port, qkey, cx)
     }
 
-    fn new(pd: &Pd, init: Init<'_, S, R>, port: u32, qkey: u32, cx: &Sleepable) -> Result<Self> {
+    fn new(pd: &Pd, init: InitAttr<'_, S, R>, port: u32, qkey: u32, cx: &Sleepable) -> Result<Self> {
         let extra = Extra::new(pd, port, cx)?;
         let qp = init.create_ud(extra, cx)?;
         start(&qp, port, qkey)?;
@@ -216,7 +216,7 @@ impl<S: PollContext, R: PollContext> UdQp<S, R> {
 }
 
 impl<C: CorePolled> UdQp<C> {
-    /// Creates a QP that takes its receives from an SRQ; see [`Init::on_srq`].
+    /// Creates a QP that takes its receives from an SRQ; see [`InitAttr::on_srq`].
     ///
     /// # Errors
     ///
@@ -233,7 +233,7 @@ impl<C: CorePolled> UdQp<C> {
     where
         C: Provides<T::Needs>,
     {
-        Self::new(pd, Init::on_srq(pd, cq, srq, caps), port, qkey, cx)
+        Self::new(pd, InitAttr::on_srq(pd, cq, srq, caps), port, qkey, cx)
     }
 }
 
