@@ -257,10 +257,10 @@ fn alloc(dev: &Device, request: &Request, _cx: &Sleepable) -> Result<Arc<Inner>>
         return Err(EINVAL);
     }
     let reserved = Deferred::reserve()?;
-    let watch = Watch::new()?;
+    let context = CqContext::new()?;
     let listed = dev.list(Kind::Cq)?;
     let caller = dev.client().name.as_char_ptr();
-    let private = Arc::as_ptr(&watch).cast_mut().cast();
+    let private = Arc::as_ptr(&context).cast_mut().cast();
     let attr = bindings::ib_cq_init_attr {
         cqe: request.entries,
         comp_vector: request.vector.unwrap_or_else(|| any_vector(dev)),
@@ -268,7 +268,7 @@ fn alloc(dev: &Device, request: &Request, _cx: &Sleepable) -> Result<Arc<Inner>>
     };
     let raw = match request.vector {
         _ if request.waited => {
-            dev.inner().removal.add(watch.clone())?;
+            dev.inner().removal.add(context.clone())?;
             // SAFETY: The device is registered while `dev` lives, the arguments are in range, the
             // callbacks' context and the client's name outlive the CQ.
             unsafe {
@@ -303,7 +303,7 @@ fn alloc(dev: &Device, request: &Request, _cx: &Sleepable) -> Result<Arc<Inner>>
     let raw = from_err_ptr(raw).and_then(|raw| NonNull::new(raw).ok_or(ENOMEM));
     let raw = raw.inspect_err(|_| {
         if request.waited {
-            dev.inner().removal.remove(&watch);
+            dev.inner().removal.remove(&context);
         }
     })?;
     // SAFETY: Just made; nothing completes to it yet, so nothing fails, and nobody looks at how it
@@ -319,9 +319,9 @@ fn alloc(dev: &Device, request: &Request, _cx: &Sleepable) -> Result<Arc<Inner>>
     };
     listed.set_num(num);
     let origin = if request.waited {
-        Origin::Created(watch)
+        Origin::Created(context)
     } else {
-        Origin::Allocated(watch)
+        Origin::Allocated(context)
     };
     // INVARIANT: Just made.
     let state = reserved.fill(State {
@@ -586,7 +586,7 @@ impl Inner {
     /// Says whether the CQ has lost completions.
     #[inline]
     pub(crate) fn has_failed(&self) -> bool {
-        self.watch().is_some_and(|watch| watch.has_failed())
+        self.context().is_some_and(|context| context.has_failed())
     }
 
     /// Says whether nobody but its users polls the CQ.
@@ -601,9 +601,9 @@ impl Inner {
     }
 
     #[inline]
-    fn watch(&self) -> Option<&Watch> {
+    fn context(&self) -> Option<&CqContext> {
         match &self.state.origin {
-            Origin::Allocated(watch) | Origin::Created(watch) => Some(watch),
+            Origin::Allocated(context) | Origin::Created(context) => Some(context),
             Origin::Pooled { .. } => None,
         }
     }
@@ -640,8 +640,8 @@ type Wcs = [MaybeUninit<bindings::ib_wc>; POLL_BATCH];
 
 /// How a CQ was made, and so how it ends.
 enum Origin {
-    Allocated(Arc<Watch>),
-    Created(Arc<Watch>),
+    Allocated(Arc<CqContext>),
+    Created(Arc<CqContext>),
     Pooled { entries: u32 },
 }
 
@@ -649,7 +649,7 @@ enum Origin {
 ///
 /// # Invariants
 ///
-/// `raw` is a CQ of `dev` that was made as `origin` says; the watch is its context.
+/// `raw` is a CQ of `dev` that was made as `origin` says; the context is its context.
 struct State {
     raw: NonNull<bindings::ib_cq>,
     origin: Origin,
@@ -672,8 +672,8 @@ impl Teardown for State {
                 bindings::rdma_helper_cq_end_poll(cq);
                 bindings::ib_free_cq(cq);
             },
-            Origin::Created(watch) => {
-                self.dev.inner().removal.remove(watch);
+            Origin::Created(context) => {
+                self.dev.inner().removal.remove(context);
                 // SAFETY: By the type invariant `raw` is from `ib_create_cq`; QPs hold `Inner`, so
                 // none uses the CQ, and nobody polls it any more. This is the fence after which no
                 // `comp_handler` runs.
@@ -741,7 +741,7 @@ struct Events {
 
 /// The context of a CQ's C callbacks.
 #[pin_data]
-pub(crate) struct Watch {
+pub(crate) struct CqContext {
     failed: Atomic<bool>,
     #[pin]
     events: SpinLockIrq<Events>,
@@ -749,7 +749,7 @@ pub(crate) struct Watch {
     changed: CondVar,
 }
 
-impl Watch {
+impl CqContext {
     /// Never inlined, so that all modules give the lock one name, as lockdep wants it.
     #[inline(never)]
     fn new() -> Result<Arc<Self>> {
@@ -770,7 +770,7 @@ impl Watch {
     }
 }
 
-impl OnRemoval for Watch {
+impl OnRemoval for CqContext {
     fn gone(self: Arc<Self>) {
         self.events.lock().gone = true;
         self.changed.notify_all();
@@ -781,15 +781,15 @@ impl OnRemoval for Watch {
 ///
 /// # Safety
 ///
-/// Called by the driver, in any context, with the [`Watch`] of a CQ that is not destroyed.
-unsafe extern "C" fn completed(_cq: *mut bindings::ib_cq, watch: *mut c_void) {
-    // SAFETY: The watch outlives its CQ.
-    let watch = unsafe { &*watch.cast::<Watch>() };
+/// Called by the driver, in any context, with the [`CqContext`] of a CQ that is not destroyed.
+unsafe extern "C" fn completed(_cq: *mut bindings::ib_cq, context: *mut c_void) {
+    // SAFETY: The context outlives its CQ.
+    let context = unsafe { &*context.cast::<CqContext>() };
     {
-        let mut events = watch.events.lock();
+        let mut events = context.events.lock();
         events.completions = events.completions.wrapping_add(1);
     }
-    watch.changed.notify_all();
+    context.changed.notify_all();
 }
 
 /// `ib_cq.event_handler`.
@@ -797,18 +797,18 @@ unsafe extern "C" fn completed(_cq: *mut bindings::ib_cq, watch: *mut c_void) {
 /// # Safety
 ///
 /// Called by the driver, in any context, with an event that is valid during the call, and with the
-/// [`Watch`] of a CQ that is not destroyed.
-unsafe extern "C" fn event(event: *mut bindings::ib_event, watch: *mut c_void) {
-    // SAFETY: The event is valid during this call, as the caller promises, and the watch outlives
+/// [`CqContext`] of a CQ that is not destroyed.
+unsafe extern "C" fn event(event: *mut bindings::ib_event, context: *mut c_void) {
+    // SAFETY: The event is valid during this call, as the caller promises, and the context outlives
     // its CQ.
-    let (event, watch) = unsafe { (&*event, &*watch.cast::<Watch>()) };
-    if event.event != bindings::ib_event_type_IB_EVENT_CQ_ERR || watch.failed.xchg(true, Full) {
+    let (event, context) = unsafe { (&*event, &*context.cast::<CqContext>()) };
+    if event.event != bindings::ib_event_type_IB_EVENT_CQ_ERR || context.failed.xchg(true, Full) {
         return;
     }
     // SAFETY: A device that has a CQ is there.
     let device = unsafe { Name::of(event.device) };
     pr_err!("{device}: a CQ was overrun or failed: completions are lost\n");
     // Taking the lock makes those who have looked before wait in time.
-    drop(watch.events.lock());
-    watch.changed.notify_all();
+    drop(context.events.lock());
+    context.changed.notify_all();
 }

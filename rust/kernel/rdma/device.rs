@@ -38,7 +38,7 @@ use crate::{
         Refs,
     },
     removal::{
-        Bound,
+        BoundIds,
         Progress,
         Removal,
         Step, //
@@ -72,7 +72,7 @@ pub(crate) struct Inner {
     pub(crate) raw: NonNull<bindings::ib_device>,
     pub(crate) client: NonNull<Core>,
     #[pin]
-    pub(crate) bound: Bound,
+    pub(crate) bound: BoundIds,
     #[pin]
     pub(crate) removal: Removal,
     #[pin]
@@ -106,7 +106,7 @@ impl Inner {
             refs <- Refs::new(),
             raw,
             client: NonNull::from(client),
-            bound <- Bound::new(),
+            bound <- BoundIds::new(),
             removal <- Removal::new(),
             // SAFETY: The device is registered until the removal, whose progress this is, has
             // ended.

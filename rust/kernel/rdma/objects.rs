@@ -9,14 +9,14 @@
 use crate::{
     bindings,
     client::Core,
-    device::{
-        self,
-        Name, //
-    },
     debug::{
         self,
         Outstanding, //
     }, //
+    device::{
+        self,
+        Name, //
+    },
     refs::{
         Kind, //
         Ref,

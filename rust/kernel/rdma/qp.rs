@@ -7,8 +7,8 @@
 mod attr;
 mod batch;
 mod chain;
-mod modify;
 mod drain_list;
+mod modify;
 pub(crate) mod post;
 
 pub use attr::{
@@ -215,8 +215,8 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
 
     /// Keeps an owner, of which requests were posted whose completion does not give it back, until
     /// the QP was drained. It is called a `T` where the QP is shown.
-    pub(crate) fn park<P: Send + 'static, T: ?Sized>(&self, owner: P) {
-        self.inner.park::<P, T>(owner);
+    pub(crate) fn keep_until_drained<P: Send + 'static, T: ?Sized>(&self, owner: P) {
+        self.inner.keep_until_drained::<P, T>(owner);
     }
 
     /// Returns the QP's number.
@@ -426,7 +426,7 @@ impl Parts<'_> {
 /// Where the receives of a QP come from, with the room that they need in its CQ.
 enum Recv {
     Own(Reservation),
-    Shared(srq::Share),
+    Shared(srq::SrqReservation),
 }
 
 impl Recv {
@@ -513,8 +513,8 @@ impl Inner {
     /// the QP was drained. It is called a `T` where the QP is shown.
     #[cold]
     #[inline(never)]
-    pub(crate) fn park<P: Send + 'static, T: ?Sized>(&self, owner: P) {
-        self.context.drain_list.keep(owner);
+    pub(crate) fn keep_until_drained<P: Send + 'static, T: ?Sized>(&self, owner: P) {
+        self.context.drain_list.add(owner);
         self.listed.keeps(core::any::type_name::<T>());
     }
 
@@ -643,7 +643,7 @@ pub(crate) fn create(
     let given = unsafe { given(raw.as_ptr(), &attr.cap) };
     let reservations = cq::reserve(send_cq, given.max_send_wr).and_then(|send| {
         let recv = match parts.srq {
-            Some(srq) => Recv::Shared(srq::Share::new(srq, recv_cq)?),
+            Some(srq) => Recv::Shared(srq::SrqReservation::new(srq, recv_cq)?),
             None => Recv::Own(cq::reserve(recv_cq, given.max_recv_wr)?),
         };
         Ok((send, recv))
@@ -945,7 +945,7 @@ impl Transfers {
     ///
     /// The transfer has not ended.
     pub(crate) fn keep<T: Send + 'static>(&self, left: T) {
-        self.kept.keep(left);
+        self.kept.add(left);
     }
 
     /// Waits until no transfer is left.

@@ -230,7 +230,7 @@ struct BoundId {
 // SAFETY: An id may be used from any thread.
 unsafe impl Send for BoundId {}
 
-struct BoundIds {
+struct IdList {
     ids: KVec<BoundId>,
     closed: bool,
 }
@@ -241,15 +241,15 @@ struct BoundIds {
 ///
 /// An id that is listed is not destroyed while the list is locked. Its `place` is its index then.
 #[pin_data]
-pub(crate) struct Bound {
+pub(crate) struct BoundIds {
     #[pin]
-    list: Mutex<BoundIds>,
+    list: Mutex<IdList>,
 }
 
-impl Bound {
+impl BoundIds {
     pub(crate) fn new() -> impl PinInit<Self> {
         pin_init!(Self {
-            list <- new_mutex!(BoundIds {
+            list <- new_mutex!(IdList {
                 ids: KVec::new(),
                 closed: false,
             }),
@@ -327,7 +327,7 @@ impl Bound {
     }
 
     /// Gives the handler of every id that was there the last event and disconnects the id, after
-    /// [`Bound::close`].
+    /// [`BoundIds::close`].
     pub(crate) fn end_all(&self, _cx: &Sleepable) {
         // First the handlers, so that they know why their requests are flushed.
         while let Some(shared) = self.next_untold() {
@@ -336,7 +336,7 @@ impl Bound {
         for entry in &self.list.lock().ids {
             match entry.id {
                 Some(id) if entry.shared.is_attached() && entry.shared.end() => {
-                    // SAFETY: By the invariant of `Bound` the id is alive: the list is locked. Ids
+                    // SAFETY: By the invariant of `BoundIds` the id is alive: the list is locked. Ids
                     // that are not connected any more are left alone.
                     unsafe { bindings::rdma_disconnect(id.as_ptr()) };
                 }

@@ -52,8 +52,8 @@ use crate::{
         CqeHandler,
         CqePointer, //
     },
-    device::Port,
     debug,
+    device::Port,
     qp::{
         post::{
             post_list,
@@ -752,7 +752,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
                     ctx: plan.ctx,
                     _owner: owner,
                 };
-                self.park::<_, P::Target>(kept);
+                self.keep_until_drained::<_, P::Target>(kept);
                 Err(RwError { owner: None, error })
             }
             Failed::Unnamed(error) => {

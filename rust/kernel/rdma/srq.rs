@@ -488,7 +488,7 @@ impl Teardown for State {
 pub(crate) struct Inner {
     slots: u32,
     #[pin]
-    shares: Shares,
+    shares: Reservations,
     state: Deferred<State>,
 }
 
@@ -588,7 +588,7 @@ fn create(
     Arc::pin_init(
         pin_init!(Inner {
             slots,
-            shares <- Shares::new(),
+            shares <- Reservations::new(),
             state,
         }),
         GFP_KERNEL,
@@ -603,19 +603,19 @@ fn create(
 ///
 /// # Invariants
 ///
-/// `qps` is the number of [`Share`]s for the CQ of the reserve, and not zero.
+/// `qps` is the number of [`SrqReservation`]s for the CQ of the reserve, and not zero.
 struct Entry {
     reservation: Reservation,
     qps: usize,
 }
 
 #[pin_data]
-struct Shares {
+struct Reservations {
     #[pin]
     list: Mutex<KVec<Entry>>,
 }
 
-impl Shares {
+impl Reservations {
     fn new() -> impl PinInit<Self> {
         pin_init!(Self {
             list <- new_mutex!(KVec::new()),
@@ -624,12 +624,12 @@ impl Shares {
 }
 
 /// A QP's part in an SRQ: keeps it, and its lease from the QP's CQ.
-pub(crate) struct Share {
+pub(crate) struct SrqReservation {
     srq: Arc<Inner>,
     cq: Arc<cq::Inner>,
 }
 
-impl Share {
+impl SrqReservation {
     /// Takes part, for a QP that completes to `cq`.
     ///
     /// # Errors
@@ -670,7 +670,7 @@ impl Share {
     }
 }
 
-impl Drop for Share {
+impl Drop for SrqReservation {
     fn drop(&mut self) {
         self.srq.shares.list.lock().retain(|entry| {
             if !Arc::ptr_eq(entry.reservation.cq(), &self.cq) {

@@ -145,10 +145,22 @@ impl<S: PollContext, R: PollContext> UdQp<S, R> {
         qkey: u32,
         cx: &Sleepable,
     ) -> Result<Self> {
-        Self::new(pd, InitAttr::new(pd, send_cq, recv_cq, caps), port, qkey, cx)
+        Self::new(
+            pd,
+            InitAttr::new(pd, send_cq, recv_cq, caps),
+            port,
+            qkey,
+            cx,
+        )
     }
 
-    fn new(pd: &Pd, init: InitAttr<'_, S, R>, port: u32, qkey: u32, cx: &Sleepable) -> Result<Self> {
+    fn new(
+        pd: &Pd,
+        init: InitAttr<'_, S, R>,
+        port: u32,
+        qkey: u32,
+        cx: &Sleepable,
+    ) -> Result<Self> {
         let extra = Extra::new(pd, port, cx)?;
         let qp = init.create_ud(extra, cx)?;
         start(&qp, port, qkey)?;

@@ -11,7 +11,13 @@ use crate::{
         Sleepable,
         Waited, //
     },
-    cq::{batch::Polled, Batch, Completion, Cq, Watch},
+    cq::{
+        batch::Polled,
+        Batch,
+        Completion,
+        Cq,
+        CqContext, //
+    },
     cqe::CqeHandler,
     wc::{
         Wc,
@@ -351,14 +357,18 @@ impl Cq<Waited> {
 
     /// Waits until no other thread polls, as there is nothing to be had until then. Returns what is
     /// left of the time, or `None` if that was not long enough.
-    fn wait_for_seat(&self, watch: &Watch, mut left: Jiffies) -> Result<Option<Jiffies>> {
-        let mut events = watch.events.lock();
+    fn wait_for_poll_lock(
+        &self,
+        context: &CqContext,
+        mut left: Jiffies,
+    ) -> Result<Option<Jiffies>> {
+        let mut events = context.events.lock();
         while self.inner.is_taken() && !events.gone {
             if left == 0 {
                 return Ok(None);
             }
             // Nobody tells, so this looks again and again.
-            match watch.changed.wait_interruptible_timeout(&mut events, 1) {
+            match context.changed.wait_interruptible_timeout(&mut events, 1) {
                 CondVarTimeoutResult::Signal { .. } => return Err(ERESTARTSYS),
                 _ => left = left.saturating_sub(1),
             }
@@ -372,12 +382,12 @@ impl Cq<Waited> {
         timeout_ms: u32,
         _cx: &Sleepable,
     ) -> Result<Wait> {
-        let watch = self.inner.watch().ok_or(EINVAL)?;
-        let Some(mut left) = self.wait_for_seat(watch, msecs_to_jiffies(timeout_ms))? else {
+        let context = self.inner.context().ok_or(EINVAL)?;
+        let Some(mut left) = self.wait_for_poll_lock(context, msecs_to_jiffies(timeout_ms))? else {
             return Ok(Wait::TimedOut);
         };
         // Before arming: an event that another thread has armed for counts too.
-        let seen = watch.events.lock().completions;
+        let seen = context.events.lock().completions;
         let flags = flag | bindings::ib_cq_notify_flags_IB_CQ_REPORT_MISSED_EVENTS;
         let cq = self.inner.raw.as_ptr();
         // SAFETY: The CQ is there while `self` lives. Clients are only told of devices that have
@@ -390,12 +400,12 @@ impl Cq<Waited> {
             return Ok(Wait::Ready);
         }
         // Every completion from here on, and those that were not there to be missed, is an event.
-        let mut events = watch.events.lock();
+        let mut events = context.events.lock();
         loop {
             if events.completions != seen {
                 return Ok(Wait::Ready);
             }
-            if watch.has_failed() {
+            if context.has_failed() {
                 return Err(EOVERFLOW);
             }
             if events.gone {
@@ -404,7 +414,10 @@ impl Cq<Waited> {
             if left == 0 {
                 return Ok(Wait::TimedOut);
             }
-            left = match watch.changed.wait_interruptible_timeout(&mut events, left) {
+            left = match context
+                .changed
+                .wait_interruptible_timeout(&mut events, left)
+            {
                 CondVarTimeoutResult::Woken { jiffies } => jiffies,
                 CondVarTimeoutResult::Timeout => 0,
                 CondVarTimeoutResult::Signal { .. } if events.completions == seen => {

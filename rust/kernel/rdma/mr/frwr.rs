@@ -29,11 +29,11 @@ use crate::{
         CqeHandler,
         CqePointer, //
     },
+    debug,
     deferred::{
         Fate,
         Teardown, //
     },
-    debug,
     mr::{
         memory::AnyMemory, //
         state::{

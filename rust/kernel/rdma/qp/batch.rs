@@ -318,7 +318,7 @@ where
     fn drop(&mut self) {
         if let Some(owner) = self.owner.take() {
             if self.posted > 0 {
-                self.qp.inner.park::<P, P::Target>(owner);
+                self.qp.inner.keep_until_drained::<P, P::Target>(owner);
             }
         }
     }
@@ -447,7 +447,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
             return owner;
         }
         if let Some(owner) = owner {
-            self.park::<P, P::Target>(owner);
+            self.keep_until_drained::<P, P::Target>(owner);
         }
         None
     }

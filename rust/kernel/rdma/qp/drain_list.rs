@@ -62,7 +62,7 @@ impl DrainList {
 
     /// Keeps an owner. Any context.
     #[inline]
-    pub(super) fn park<P: Send + 'static>(&self, owner: P) {
+    pub(super) fn add<P: Send + 'static>(&self, owner: P) {
         // What is reported here needs no other report.
         let Ok(target) = KBox::<Entry<P>>::new_uninit(GFP_ATOMIC | __GFP_NOWARN) else {
             pr_err!("no memory to keep the owner of posted requests: it is leaked\n");
