@@ -24,14 +24,14 @@ mod state;
 #[cfg(test)]
 mod completion;
 #[cfg(test)]
+mod polling;
+#[cfg(test)]
 mod refs;
+#[cfg(test)]
+mod region;
 #[cfg(test)]
 mod reservation;
 #[cfg(test)]
 mod reuse;
-#[cfg(test)]
-mod region;
-#[cfg(test)]
-mod polling;
 #[cfg(test)]
 mod slots;

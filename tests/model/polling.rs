@@ -48,9 +48,9 @@ fn one_at_a_time_polls() {
 #[test]
 fn holder_knows_itself() {
     loom::model(|| {
-        let seat = Arc::new(PollLock::new());
+        let poll_lock = Arc::new(PollLock::new());
         let other = {
-            let seat = poll_lock.clone();
+            let poll_lock = poll_lock.clone();
             thread::spawn(move || {
                 if poll_lock.try_lock(1) {
                     assert_eq!(poll_lock.holder(), 1);

@@ -49,11 +49,11 @@ fn leases_are_all_or_nothing() {
         let leased = Arc::new(AtomicI32::new(0));
         let qps = [2, 2].map(|entries| {
             let (room, leased) = (room.clone(), leased.clone());
-            thread::spawn(move || match free.reserve(entries) {
+            thread::spawn(move || match room.reserve(entries) {
                 Ok(()) => {
                     assert!(leased.fetch_add(entries, Relaxed) + entries <= 3);
                     leased.fetch_sub(entries, Relaxed);
-                    free.release(entries);
+                    room.release(entries);
                 }
                 Err(free) => assert!(free < entries),
             })
@@ -61,6 +61,6 @@ fn leases_are_all_or_nothing() {
         for qp in qps {
             qp.join().unwrap();
         }
-        assert_eq!(free.free(), 3);
+        assert_eq!(room.free(), 3);
     });
 }

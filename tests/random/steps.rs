@@ -236,7 +236,11 @@ fn lend<C: Way>(t: &mut Turn<'_, C>) -> Result {
         drop(t.kept.remove(index).map_err(|_| EINVAL)?);
         return Ok(());
     }
-    let lent = t.kept.get_mut(index).and_then(Reusable::start).ok_or(EBUSY)?;
+    let lent = t
+        .kept
+        .get_mut(index)
+        .and_then(Reusable::start)
+        .ok_or(EBUSY)?;
     lent.life.post();
     qp.post_send(lent, |r| Ok(SendWr::send([r.buf.whole()])))
         .map_err(|e| refused(e, |r| &r.life))
