@@ -4,13 +4,7 @@
 
 use crate::{
     irq::Irq,
-    machine::Machine,
-    qp::Qp,
-    recv::Srq,
-    ring::{
-        Ring,
-        Slots, //
-    }, //
+    ring::Ring, //
 };
 use core::{
     mem::{
@@ -25,8 +19,8 @@ use rdma_bindings as bindings;
 /// The number of completion vectors.
 pub(crate) const VECTORS: i32 = 4;
 
-/// What stands in every field of a completion that is not valid, so that nobody relies on it.
-/// Without debug assertions there may be something older instead.
+/// The value of fields of a completion that are not valid, to catch code that relies on them.
+/// Without debug assertions such a field may have an older value instead.
 pub(crate) const POISON: u32 = 0xdead_beef;
 
 /// The address of a QP, for completions and events.
@@ -36,17 +30,17 @@ pub(crate) struct QpPtr(pub(crate) NonNull<bindings::ib_qp>);
 // SAFETY: It is an address, which only what is unsafe anyway may follow.
 unsafe impl Send for QpPtr {}
 
-/// What a completion gives back.
+/// The entries of a queue that a completion frees.
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) enum Retires {
     /// Nothing: a duplicate.
     #[default]
     Nothing,
-    /// This many places of the send queue.
+    /// This many entries of the send queue.
     Sends(u32),
-    /// A place of the receive queue.
+    /// An entry of the receive queue.
     Recv,
-    /// A place of the SRQ at this index.
+    /// An entry of the SRQ at this index.
     SrqRecv(usize),
 }
 
@@ -67,12 +61,12 @@ pub(crate) struct Entry {
     pub(crate) src_qp: u32,
     pub(crate) flags: u32,
     pub(crate) solicited: bool,
-    /// Whether it is that of a send that was done, and nothing but its opcode is valid.
+    /// `true` for a send that has succeeded: of the other fields only the opcode is valid.
     pub(crate) plain: bool,
 }
 
-/// The completion of a send that was done, but for the request, the opcode and the QP. What
-/// ibv_poll_cq(3) calls invalid is poison.
+/// The completion of a send that has succeeded, without its request, opcode and QP. The fields that
+/// ibv_poll_cq(3) calls invalid have [`POISON`].
 const DONE: bindings::ib_wc = bindings::ib_wc {
     __bindgen_anon_1: bindings::ib_wc__bindgen_ty_1 {
         wr_id: ManuallyDrop::new(0),
@@ -108,7 +102,7 @@ impl Entry {
         let request = bindings::ib_wc__bindgen_ty_1 {
             wr_id: ManuallyDrop::new(self.wr_id),
         };
-        // Where C finds the QP number, which is always valid.
+        // C finds the QP number by this, which is always valid.
         let qp = self.qp.map_or(core::ptr::null_mut(), |qp| qp.0.as_ptr());
         if self.plain && !cfg!(debug_assertions) {
             let wc = wc.as_mut_ptr();
@@ -134,7 +128,7 @@ impl Entry {
         }
     }
 
-    /// Fills in what else is valid, or not.
+    /// Fills in the other fields, and poison where they are not valid.
     #[inline(never)]
     fn fill_rest(&self, wc: &mut bindings::ib_wc) {
         if self.status != bindings::ib_wc_status_IB_WC_SUCCESS {
@@ -159,7 +153,7 @@ impl Entry {
     }
 }
 
-/// When the consumer wants to be told.
+/// The completions that the consumer wants an interrupt for.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Armed {
     No,
@@ -184,7 +178,7 @@ impl Cq {
         })
     }
 
-    /// Adds a completion. Where there is no room it is lost, and the CQ has failed.
+    /// Adds a completion. If the CQ is full the completion is lost, and the CQ fails.
     #[inline]
     pub(crate) fn push(&mut self, entry: Entry) {
         let Some((_, slot)) = self.ring.add() else {
@@ -194,11 +188,11 @@ impl Cq {
         match self.armed {
             Armed::No => {}
             Armed::Solicited if !entry.solicited && entry.status == 0 => {}
-            _ => self.tell(),
+            _ => self.notify(),
         }
     }
 
-    /// Adds the completion of a send that was done.
+    /// Adds the completion of a send that has succeeded.
     #[inline(always)]
     pub(crate) fn push_done(
         &mut self,
@@ -211,7 +205,7 @@ impl Cq {
         let Some((_, slot)) = self.ring.add() else {
             return self.fail();
         };
-        // What is not valid stays as it was.
+        // Fields that are not valid keep their values.
         slot.wr_id = wr_id;
         slot.opcode = opcode;
         slot.qp = Some(qp);
@@ -219,13 +213,13 @@ impl Cq {
         slot.retires = retires;
         slot.plain = true;
         if self.armed == Armed::Next {
-            self.tell();
+            self.notify();
         }
     }
 
-    /// Tells the consumer of a completion.
+    /// Raises the interrupt for a completion.
     #[inline(never)]
-    fn tell(&mut self) {
+    fn notify(&mut self) {
         if !self.dead {
             self.armed = Armed::No;
             self.irq.complete();
@@ -240,7 +234,7 @@ impl Cq {
         }
     }
 
-    /// Asks for the next completion to be told of; says whether there are some already.
+    /// Requests an interrupt for the next completion. Returns whether the CQ has completions.
     pub(crate) fn arm(&mut self, solicited: bool) -> bool {
         match (solicited, self.armed) {
             (true, Armed::No) => self.armed = Armed::Solicited,
@@ -250,66 +244,42 @@ impl Cq {
         self.ring.len() != 0
     }
 
-    /// Tells the consumer of nothing from now on.
+    /// Ends all interrupts.
     pub(crate) fn kill(&mut self) {
         self.dead = true;
     }
 
-    /// Forgets what is left of a QP.
+    /// Takes the first completions, at most as many as `wcs` has, and returns their number.
+    /// `retire` is called with each of them.
+    #[inline]
+    pub(crate) fn poll(
+        &mut self,
+        wcs: &mut [MaybeUninit<bindings::ib_wc>],
+        mut retire: impl FnMut(&Entry),
+    ) -> usize {
+        let mut filled = 0;
+        while let Some(rest @ [_, ..]) = wcs.get_mut(filled..) {
+            let first = self.ring.first(rest.len());
+            if first.is_empty() {
+                break;
+            }
+            for (wc, entry) in rest.iter_mut().zip(first) {
+                retire(entry);
+                entry.fill(wc);
+            }
+            let n = first.len();
+            self.ring.drop_first(n);
+            filled += n;
+        }
+        filled
+    }
+
+    /// Removes the completions of a QP.
     pub(crate) fn purge(&mut self, index: usize) {
         self.ring.retain(|entry| entry.index != index);
     }
 
     pub(crate) fn len(&self) -> usize {
         self.ring.len()
-    }
-}
-
-impl Machine {
-    /// Takes the first completions of a CQ, as many as there is room for, and returns their number.
-    /// With that the places of their requests are free again.
-    #[inline]
-    pub(crate) fn poll(&mut self, cq: usize, room: &mut [MaybeUninit<bindings::ib_wc>]) -> usize {
-        let Some(cq) = self.cqs.get_mut(cq) else {
-            return 0;
-        };
-        let mut filled = 0;
-        while let Some(rest @ [_, ..]) = room.get_mut(filled..) {
-            let first = cq.ring.first(rest.len());
-            if first.is_empty() {
-                break;
-            }
-            for (wc, entry) in rest.iter_mut().zip(first) {
-                retire(entry, &mut self.qps, &mut self.srqs);
-                entry.fill(wc);
-            }
-            let n = first.len();
-            cq.ring.drop_first(n);
-            filled += n;
-        }
-        filled
-    }
-}
-
-/// Frees the places that a completion gives back.
-#[inline]
-fn retire(entry: &Entry, qps: &mut Slots<Qp>, srqs: &mut Slots<Srq>) {
-    match entry.retires {
-        Retires::Sends(n) => {
-            if let Some(qp) = qps.get_mut(entry.index) {
-                qp.sends = qp.sends.saturating_sub(n);
-            }
-        }
-        Retires::Recv => {
-            if let Some(qp) = qps.get_mut(entry.index) {
-                qp.recvs.retire();
-            }
-        }
-        Retires::SrqRecv(srq) => {
-            if let Some(srq) = srqs.get_mut(srq) {
-                srq.queue.retire();
-            }
-        }
-        Retires::Nothing => {}
     }
 }

@@ -1,18 +1,36 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Devices: from `ib_alloc_device` to the end of `ib_unregister_device`.
+//! Devices: their state, their events and their files in debugfs.
 
 use crate::{
-    cq::VECTORS,
-    debugfs,
-    machine::Machine,
-    memory::LOCAL_KEY,
-    ops, //
+    cq::Cq,
+    inject::{
+        Arms,
+        Deregs,
+        Injection,
+        Stall, //
+    },
+    machine::{
+        Machine,
+        MAX_SRQ, //
+    },
+    qp::{
+        self,
+        MAX_QP, //
+    }, //
 };
-use core::ptr::NonNull;
+use core::{
+    mem::ManuallyDrop,
+    ptr::NonNull, //
+};
 use kernel::{
-    debugfs::Dir,
-    error::to_result,
+    debugfs::{
+        Dir,
+        File,
+        Reader,
+        Writer, //
+    },
+    fmt,
     new_mutex,
     new_spinlock_irq,
     prelude::*,
@@ -24,6 +42,7 @@ use kernel::{
         atomic::{
             ordering::{
                 Acquire,
+                Full,
                 Relaxed,
                 Release, //
             },
@@ -33,34 +52,38 @@ use kernel::{
         ArcBorrow,
         Mutex,
         SpinLockIrq, //
-    }, //
+    },
+    uaccess::UserSliceReader,
+    workqueue, //
 };
 use rdma_bindings as bindings;
 
-/// The device as C knows it.
+/// The device's `struct ib_device`.
 #[repr(C)]
-pub(crate) struct Ib {
+struct IbDevice {
     raw: bindings::ib_device,
-    /// A reference to a [`Shared`], from before the registration to `dealloc_driver`; or null.
+    /// A reference to a [`Shared`] from [`Shared::new`] to `dealloc_driver`, null otherwise.
     shared: *const Shared,
 }
 
-/// What the C device, its handles and its files share.
+/// The state that the C device, its handles and its files share.
 ///
 /// # Invariants
 ///
-/// `ib` is the `raw` of an [`Ib`], of which this has a reference.
+/// `ib` is the `raw` of an [`IbDevice`]; this has a reference of it.
 #[pin_data(PinnedDrop)]
 pub(crate) struct Shared {
     ib: NonNull<bindings::ib_device>,
     pub(crate) name: CString,
     #[pin]
     pub(crate) machine: SpinLockIrq<Machine>,
-    /// Held while a handler of events is called, and to destroy a QP or an SRQ.
+    /// Held while an event handler of a QP or an SRQ is called, and to destroy one.
     #[pin]
     pub(crate) events: Mutex<()>,
     #[pin]
-    files: Mutex<Option<debugfs::Files>>,
+    files: Mutex<Option<Files>>,
+    /// The folder that `files` are made in.
+    root: Option<Dir>,
     pub(crate) guid: u64,
     gone: Atomic<bool>,
 }
@@ -87,6 +110,46 @@ unsafe fn device_of(ib: NonNull<bindings::ib_device>) -> *mut bindings::device {
 }
 
 impl Shared {
+    /// Allocates a device, without operations, and its state. `root` is the folder for its files.
+    ///
+    /// The caller registers it, or gives the device back by `ib_dealloc_device`.
+    pub(crate) fn new(name: &CStr, machine: Machine, root: Option<Dir>) -> Result<Arc<Self>> {
+        // SAFETY: The size is that of the structure that begins with the device.
+        let ib = unsafe {
+            bindings::_ib_alloc_device(size_of::<IbDevice>(), &raw mut bindings::init_net)
+        };
+        let ib = NonNull::new(ib).ok_or(ENOMEM)?;
+        // SAFETY: Just allocated; this reference is for `Shared`.
+        unsafe { bindings::get_device(device_of(ib)) };
+        // SAFETY: Called at most once, where there is no `Shared`: `ib` has the reference of its
+        // allocation and the one that was just taken.
+        let put = |_: &Error| unsafe {
+            bindings::put_device(device_of(ib));
+            bindings::ib_dealloc_device(ib.as_ptr());
+        };
+        let name = CString::try_from(name)
+            .map_err(Error::from)
+            .inspect_err(put)?;
+        // A locally administered address, as those of vendors are not ours to give.
+        static GUIDS: Atomic<u64> = Atomic::new(0x0200_00ff_fe00_0001);
+        // INVARIANT: Just allocated and referenced.
+        let init = pin_init!(Shared {
+            ib,
+            name,
+            machine <- new_spinlock_irq!(machine),
+            events <- new_mutex!(()),
+            files <- new_mutex!(None),
+            root,
+            guid: GUIDS.fetch_add(1, Relaxed),
+            gone: Atomic::new(false),
+        });
+        let shared = Arc::pin_init(init, GFP_KERNEL).inspect_err(put)?;
+        // SAFETY: The device is the first member of an `IbDevice`, and there is no other reference
+        // to it outside of this function.
+        unsafe { (*ib.as_ptr().cast::<IbDevice>()).shared = Arc::into_raw(shared.clone()) };
+        Ok(shared)
+    }
+
     pub(crate) fn ib(&self) -> *mut bindings::ib_device {
         self.ib.as_ptr()
     }
@@ -98,21 +161,21 @@ impl Shared {
     /// The RDMA core is calling an operation of `dev`, other than `dealloc_driver`, and the
     /// reference is not used after that.
     pub(crate) unsafe fn of<'a>(dev: *mut bindings::ib_device) -> &'a Self {
-        // SAFETY: The caller says that this is an operation. `register` sets the pointer before
-        // there can be one, and `dealloc` clears it after the last.
-        unsafe { &*(*dev.cast::<Ib>()).shared }
+        // SAFETY: The caller says that this is an operation. `new` sets the pointer before the
+        // device has operations, and `Shared::dealloc` clears it after the last.
+        unsafe { &*(*dev.cast::<IbDevice>()).shared }
     }
 
     /// Makes the folder of a QP.
     pub(crate) fn add_files(&self, num: u32) {
         if let Some(files) = &mut *self.files.lock() {
-            // As always with debugfs, what cannot be made is missing.
+            // Files that cannot be made are missing, as usual in debugfs.
             let _ = files.add_qp(&self.reference(), num);
         }
     }
 
     fn reference(&self) -> Arc<Self> {
-        // SAFETY: All of these are in an `Arc`: see `register`. `self` proves that one is alive.
+        // SAFETY: `new` has made this in an `Arc`, and makes no others. `self` keeps it alive.
         unsafe { ArcBorrow::from_raw(core::ptr::from_ref(self)) }.into()
     }
 
@@ -123,193 +186,363 @@ impl Shared {
         };
         drop(gone);
     }
-}
 
-/// # Safety
-///
-/// Called by the RDMA core, or a consumer, with a QP.
-unsafe extern "C" fn no_drain(_qp: *mut bindings::ib_qp) {}
+    /// Unregisters the device from the RDMA core and waits until its clients have released it, also
+    /// if another thread has begun to.
+    pub(crate) fn unregister(&self) {
+        // SAFETY: `ib` is valid by the type invariant. The function may be called several times:
+        // the first call unregisters the device, and the others wait for it under its lock.
+        unsafe { bindings::ib_unregister_device(self.ib()) };
+    }
 
-/// The devices of the module.
-struct Devices {
-    all: KVec<Arc<Shared>>,
-    /// The folder of their folders.
-    root: Option<Dir>,
-}
-
-kernel::sync::global_lock! {
-    // SAFETY: The module's init initialises it, before anything else of the module runs.
-    unsafe(uninit) static DEVICES: Mutex<Devices> = Devices { all: KVec::new(), root: None };
-}
-
-/// # Safety
-///
-/// Called once, first of all.
-pub(crate) unsafe fn init(root: Dir) {
-    // SAFETY: The caller calls this once, before anything else uses it.
-    unsafe { DEVICES.init() };
-    DEVICES.lock().root = Some(root);
-}
-
-/// Removes all devices and waits for the end of removals that others have begun. No device can be
-/// made any more.
-pub(crate) fn exit() {
-    let devices = core::mem::replace(
-        &mut *DEVICES.lock(),
-        Devices {
-            all: KVec::new(),
-            root: None,
-        },
-    );
-    devices.all.iter().for_each(|shared| unregister(shared));
-}
-
-/// Takes a device from its clients and ends it; waits for that, also if others have begun.
-pub(crate) fn unregister(shared: &Shared) {
-    // SAFETY: `Shared` has a reference to the device by its invariant. That it may be called
-    // several times is what the lock in it is for; the first call does it, and the others wait.
-    unsafe { bindings::ib_unregister_device(shared.ib()) };
-}
-
-/// What else a device is.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Kind {
-    Plain,
-    /// Of a driver that brings a drain of its own, which does nothing.
-    OwnDrain,
-    /// Of iWARP.
-    Iwarp,
-    /// Of a driver that does not say how much one request can have.
-    Vague,
-}
-
-/// Makes a device and registers it. Clients have been told of it when this returns.
-pub(crate) fn register(name: &CStr, kind: Kind) -> Result<Arc<Shared>> {
-    // Machines are large, so they are not built on the stack.
-    let mut machine = Machine::new()?;
-    machine.iwarp = kind == Kind::Iwarp;
-    machine.vague = kind == Kind::Vague;
-    // SAFETY: The size is that of the structure that begins with the device.
-    let ib = unsafe { bindings::_ib_alloc_device(size_of::<Ib>(), &raw mut bindings::init_net) };
-    let ib = NonNull::new(ib).ok_or(ENOMEM)?;
-    // SAFETY: Just allocated; this reference is for `Shared`.
-    unsafe { bindings::get_device(device_of(ib)) };
-    // SAFETY: Called once, where there is no `Shared`: both references, to which `ib` has come
-    // since its allocation, are to be given back here.
-    let put = |_: &Error| unsafe {
-        bindings::put_device(device_of(ib));
-        bindings::ib_dealloc_device(ib.as_ptr());
-    };
-    let name = CString::try_from(name)
-        .map_err(Error::from)
-        .inspect_err(put)?;
-    // Locally administered, as a number of the vendor would be.
-    static GUIDS: Atomic<u64> = Atomic::new(0x0200_00ff_fe00_0001);
-    let guid = GUIDS.fetch_add(1, Relaxed);
-    // INVARIANT: Just allocated and referenced.
-    let init = pin_init!(Shared {
-        ib,
-        name,
-        machine <- new_spinlock_irq!(machine),
-        events <- new_mutex!(()),
-        files <- new_mutex!(None),
-        guid,
-        gone: Atomic::new(false),
-    });
-    let shared = Arc::pin_init(init, GFP_KERNEL).inspect_err(put)?;
-
-    // SAFETY: The device is the first member of an `Ib`, and nobody else knows it yet.
-    unsafe {
-        let raw = ib.as_ptr();
-        (*raw.cast::<Ib>()).shared = Arc::into_raw(shared.clone());
-        (*raw).node_type = bindings::RDMA_NODE_IB_CA as u8;
-        (*raw).phys_port_cnt = 1;
-        (*raw).num_comp_vectors = VECTORS;
-        (*raw).local_dma_lkey = LOCAL_KEY;
-        (*raw).node_guid = guid.to_be();
-        bindings::ib_set_device_ops(raw, &raw const ops::OPS.0);
-        if kind == Kind::OwnDrain {
-            (*raw).ops.drain_sq = Some(no_drain);
-            (*raw).ops.drain_rq = Some(no_drain);
+    /// Makes the device's files: it has a name that no other device has, and no clients yet.
+    pub(crate) fn enable(&self) {
+        if let Some(root) = &self.root {
+            *self.files.lock() = Some(Files::new(root, &self.reference()));
         }
     }
-    forget_gone();
-    let kept = DEVICES.lock().all.push(shared.clone(), GFP_KERNEL);
-    let netdev = |()| match kind {
-        // The core asks the interface for the state of such ports.
-        //
-        // SAFETY: The device is not registered yet, and has the port. The loopback interface lives
-        // as long as the kernel does, and the core takes a reference.
-        Kind::Iwarp => to_result(unsafe {
-            bindings::ib_device_set_netdev(ib.as_ptr(), bindings::init_net.loopback_dev, 1)
-        }),
-        Kind::Plain | Kind::OwnDrain | Kind::Vague => Ok(()),
-    };
-    let kept = kept.map_err(Error::from).and_then(netdev);
-    let registered = kept.and_then(|()| {
-        // SAFETY: The device is complete. There is no DMA device, so addresses are the kernel's.
-        to_result(unsafe {
-            bindings::ib_register_device(
-                ib.as_ptr(),
-                shared.name.as_char_ptr(),
-                core::ptr::null_mut(),
-            )
-        })
-    });
-    if let Err(e) = registered {
-        // SAFETY: Not registered. This calls `dealloc_driver`.
-        unsafe { bindings::ib_dealloc_device(ib.as_ptr()) };
-        forget_gone();
-        return Err(e);
+
+    /// Returns whether the last operation of the device was called.
+    pub(crate) fn is_gone(&self) -> bool {
+        self.gone.load(Acquire)
     }
-    Ok(shared)
+
+    /// Drops the reference that the C device has.
+    ///
+    /// # Safety
+    ///
+    /// The RDMA core is calling `dealloc_driver` of `dev`, which is the last operation.
+    pub(crate) unsafe fn dealloc(dev: *mut bindings::ib_device) {
+        let ib = dev.cast::<IbDevice>();
+        // SAFETY: The device is valid, and nothing uses it at the same time, as this is in its last
+        // operation.
+        let shared = unsafe { core::mem::replace(&mut (*ib).shared, core::ptr::null()) };
+        if !shared.is_null() {
+            // SAFETY: This is the reference that `new` has left there, and it was taken out.
+            let shared = unsafe { Arc::from_raw(shared) };
+            let files = shared.files.lock().take();
+            // This waits until the files are not in use.
+            drop(files);
+            shared.gone.store(true, Release);
+        }
+    }
 }
 
-/// Forgets devices that are gone, once their last operation has returned.
-fn forget_gone() {
-    loop {
-        let gone = {
-            let mut devices = DEVICES.lock();
-            let index = devices.all.iter().position(|it| it.gone.load(Acquire));
-            index.and_then(|index| devices.all.remove(index).ok())
+impl Shared {
+    pub(crate) fn inject(&self, qp: Option<u32>, injection: Injection) -> Result {
+        let Some(num) = qp else {
+            return self.inject_any(injection);
         };
-        match gone {
-            Some(shared) => unregister(&shared),
-            None => return,
+        if let Injection::Event { event } = injection {
+            return self.raise_of_qp(num, event);
+        }
+        let mut machine = self.machine.lock();
+        let index = machine.find_qp(num).ok_or(ENOENT)?;
+        match injection {
+            Injection::Create { .. }
+            | Injection::Dereg { .. }
+            | Injection::Arm { .. }
+            | Injection::Peek { .. }
+            | Injection::Eager { .. } => return Err(EINVAL),
+            Injection::Connect { peer } => machine.connect_qp(index, peer),
+            Injection::Fail => machine.fail_qp(index),
+            Injection::Release { count, reversed } => machine.release(index, count, reversed),
+            _ => {}
+        }
+        if let Some(qp) = machine.qps.get_mut(index) {
+            match injection {
+                Injection::Stall { us, late } => qp.stall = Stall::Next { us, late },
+                Injection::Dwell { us } => qp.changes.dwell = us,
+                _ => qp.plan.set(injection),
+            }
+        }
+        Ok(())
+    }
+
+    fn inject_any(&self, injection: Injection) -> Result {
+        if let Injection::Event { event } = injection {
+            return self.raise(event);
+        }
+        let mut machine = self.machine.lock();
+        match injection {
+            Injection::Create {
+                object,
+                after,
+                errno,
+            } => machine.creations.set(object, after, errno),
+            Injection::Dereg { errno, count } => machine.deregs = Deregs { errno, count },
+            Injection::Eager { on } => machine.eager = on,
+            Injection::Arm { us, count } => machine.arms = Arms { us, count },
+            Injection::Connect { .. }
+            | Injection::Fail
+            | Injection::Stall { .. }
+            | Injection::Dwell { .. } => return Err(EINVAL),
+            Injection::Release { count, reversed } => {
+                (0..MAX_QP).for_each(|index| machine.release(index, count, reversed));
+                machine.plan.set(injection);
+            }
+            _ => machine.plan.set(injection),
+        }
+        Ok(())
+    }
+}
+
+/// Raises an event of a QP.
+///
+/// # Safety
+///
+/// The QP is valid until this returns. Process context.
+pub(crate) unsafe fn raise_qp_event(qp: *mut bindings::ib_qp, event: bindings::ib_event_type) {
+    // SAFETY: The caller says that the QP is valid; the core has set these before it was created.
+    let (device, handler, context) =
+        unsafe { ((*qp).device, (*qp).event_handler, (*qp).qp_context) };
+    let mut event = bindings::ib_event {
+        device,
+        element: bindings::ib_event__bindgen_ty_1 {
+            qp: ManuallyDrop::new(qp),
+        },
+        event,
+    };
+    if let Some(handler) = handler {
+        // SAFETY: The core's handler, called in process context with an event of the QP and its
+        // context.
+        unsafe { handler(&raw mut event, context) };
+    }
+}
+
+/// Raises an event of an SRQ.
+///
+/// # Safety
+///
+/// The SRQ is valid until this returns. Process context.
+unsafe fn raise_srq_event(srq: *mut bindings::ib_srq, event: bindings::ib_event_type) {
+    // SAFETY: The caller says that the SRQ is valid; the core has set these before it was created.
+    let (device, handler, context) =
+        unsafe { ((*srq).device, (*srq).event_handler, (*srq).srq_context) };
+    let mut event = bindings::ib_event {
+        device,
+        element: bindings::ib_event__bindgen_ty_1 {
+            srq: ManuallyDrop::new(srq),
+        },
+        event,
+    };
+    if let Some(handler) = handler {
+        // SAFETY: The consumer's handler, called in process context with an event of the SRQ and
+        // its context.
+        unsafe { handler(&raw mut event, context) };
+    }
+}
+
+impl Shared {
+    /// Raises an event of the QP with this number.
+    pub(crate) fn raise_of_qp(&self, num: u32, event: u32) -> Result {
+        // No QP is destroyed while this is held.
+        let _events = self.events.lock();
+        let raw = {
+            let machine = self.machine.lock();
+            let qp = machine
+                .find_qp(num)
+                .and_then(|index| machine.qps.get(index));
+            qp.ok_or(ENOENT)?.config.raw
+        };
+        // SAFETY: The QP is in its table, and is taken out with `events` locked before it is freed.
+        unsafe { raise_qp_event(raw.0.as_ptr(), event) };
+        Ok(())
+    }
+
+    /// Raises an event of every SRQ.
+    fn raise_of_srqs(&self, event: u32) {
+        // No SRQ is destroyed while this is held.
+        let _events = self.events.lock();
+        for index in 0..MAX_SRQ {
+            let raw = self.machine.lock().srqs.get(index).map(|srq| srq.raw);
+            if let Some(raw) = raw {
+                // SAFETY: The SRQ is in its table, and is taken out with `events` locked before it
+                // is freed.
+                unsafe { raise_srq_event(raw.0.as_ptr(), event) };
+            }
         }
     }
-}
 
-/// `enable_driver`: the device is registered, under a name that no other has, but has no clients
-/// yet.
-///
-/// # Safety
-///
-/// Called by the RDMA core, once.
-pub(crate) unsafe extern "C" fn enable(dev: *mut bindings::ib_device) -> c_int {
-    // SAFETY: The RDMA core is calling an operation of `dev`.
-    let shared = unsafe { Shared::of(dev) }.reference();
-    if let Some(root) = &DEVICES.lock().root {
-        *shared.files.lock() = Some(debugfs::Files::new(root, &shared));
+    /// Raises an event of the device, of its port, or of all its CQs or SRQs.
+    pub(crate) fn raise(&self, event: u32) -> Result {
+        match event {
+            bindings::ib_event_type_IB_EVENT_CQ_ERR => {
+                self.machine.lock().cqs.iter().for_each(Cq::fail);
+            }
+            bindings::ib_event_type_IB_EVENT_SRQ_ERR
+            | bindings::ib_event_type_IB_EVENT_SRQ_LIMIT_REACHED => self.raise_of_srqs(event),
+            _ => return self.dispatch(event),
+        }
+        Ok(())
     }
-    0
+
+    fn dispatch(&self, event: u32) -> Result {
+        // SAFETY: `Shared` has a reference to the device by its invariant.
+        if !unsafe { bindings::rdma_helper_device_try_get(self.ib()) } {
+            return Err(ENODEV);
+        }
+        let event = bindings::ib_event {
+            device: self.ib(),
+            element: bindings::ib_event__bindgen_ty_1 {
+                port_num: ManuallyDrop::new(1),
+            },
+            event,
+        };
+        // SAFETY: The device is registered until the put of what `try_get` has taken.
+        unsafe {
+            bindings::ib_dispatch_event(&raw const event);
+            bindings::ib_device_put(self.ib());
+        }
+        Ok(())
+    }
 }
 
-/// `dealloc_driver`: the last operation.
-///
-/// # Safety
-///
-/// Called by the RDMA core, once.
-pub(crate) unsafe extern "C" fn dealloc(dev: *mut bindings::ib_device) {
-    let ib = dev.cast::<Ib>();
-    // SAFETY: The device is valid, and nothing uses it at the same time.
-    let shared = unsafe { core::mem::replace(&mut (*ib).shared, core::ptr::null()) };
-    if !shared.is_null() {
-        // SAFETY: This is the reference that `register` has left there, and it was taken out.
-        let shared = unsafe { Arc::from_raw(shared) };
-        let files = shared.files.lock().take();
-        // Waits until nobody uses them.
-        drop(files);
-        shared.gone.store(true, Release);
+/// The device or QP that a file belongs to.
+struct Subject {
+    shared: Arc<Shared>,
+    qp: Option<u32>,
+}
+
+/// The file `inject`.
+struct Inject(Subject);
+
+/// The file `state`.
+struct State(Subject);
+
+/// The file `remove`.
+struct Remove {
+    shared: Arc<Shared>,
+    begun: Atomic<bool>,
+}
+
+impl Reader for Inject {
+    fn read_from_slice(&self, reader: &mut UserSliceReader) -> Result {
+        let mut buf = [0; 64];
+        let line = buf.get_mut(..reader.len()).ok_or(EINVAL)?;
+        reader.read_slice(line)?;
+        let line = core::str::from_utf8(line).map_err(|_| EINVAL)?;
+        self.0.shared.inject(self.0.qp, line.parse()?)
+    }
+}
+
+impl Reader for Remove {
+    /// Removes the device from a work item: the removal waits for the end of this call.
+    fn read_from_slice(&self, reader: &mut UserSliceReader) -> Result {
+        reader.skip(reader.len())?;
+        if self.begun.xchg(true, Full) {
+            return Err(EALREADY);
+        }
+        let shared = self.shared.clone();
+        let removal = workqueue::system_long().try_spawn(GFP_KERNEL, move || {
+            shared.unregister();
+        });
+        removal.inspect_err(|_| self.begun.store(false, Relaxed))?;
+        Ok(())
+    }
+}
+
+impl Writer for State {
+    fn write(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let machine = self.0.shared.machine.lock();
+        let Some(num) = self.0.qp else {
+            let numbers = [
+                ("cqs", machine.cqs.iter().count()),
+                ("qps", machine.qps.iter().count()),
+                ("srqs", machine.srqs.iter().count()),
+                ("mrs", machine.mrs.iter().count()),
+                (
+                    "completions",
+                    machine.cqs.iter().map(|cq| cq.len()).sum::<usize>(),
+                ),
+                ("eager", machine.eager.into()),
+            ];
+            return numbers
+                .iter()
+                .try_for_each(|(name, number)| writeln!(f, "{name} {number}"));
+        };
+        let Some(qp) = machine
+            .find_qp(num)
+            .and_then(|index| machine.qps.get(index))
+        else {
+            return Ok(());
+        };
+        writeln!(f, "state {}", qp.state)?;
+        writeln!(f, "peer {}", qp.attr.dest_qp_num)?;
+        writeln!(f, "sends {}", qp.sends)?;
+        writeln!(f, "receives {}", qp.recvs.used())?;
+        writeln!(f, "held {}", qp.held.len())
+    }
+}
+
+/// The folder of a QP.
+struct QpFiles {
+    num: u32,
+    _inject: Pin<KBox<File<Inject>>>,
+    _state: Pin<KBox<File<State>>>,
+}
+
+/// The folder of a device.
+pub(crate) struct Files {
+    dir: Dir,
+    /// By the index of the QP.
+    qps: KVVec<Option<QpFiles>>,
+    _inject: Option<Pin<KBox<File<Inject>>>>,
+    _state: Option<Pin<KBox<File<State>>>>,
+    _remove: Option<Pin<KBox<File<Remove>>>>,
+}
+
+fn inject(dir: &Dir, shared: &Arc<Shared>, qp: Option<u32>) -> Result<Pin<KBox<File<Inject>>>> {
+    let shared = shared.clone();
+    let file = dir.write_only_file(c"inject", Inject(Subject { shared, qp }));
+    KBox::pin_init(file, GFP_KERNEL)
+}
+
+fn state(dir: &Dir, shared: &Arc<Shared>, qp: Option<u32>) -> Result<Pin<KBox<File<State>>>> {
+    let shared = shared.clone();
+    let file = dir.read_only_file(c"state", State(Subject { shared, qp }));
+    KBox::pin_init(file, GFP_KERNEL)
+}
+
+impl Files {
+    /// Makes the folder of a device. Files that cannot be made are missing, as usual in debugfs.
+    pub(crate) fn new(root: &Dir, shared: &Arc<Shared>) -> Self {
+        let dir = root.subdir(&shared.name);
+        let remove = Remove {
+            shared: shared.clone(),
+            begun: Atomic::new(false),
+        };
+        Self {
+            _inject: inject(&dir, shared, None).ok(),
+            _state: state(&dir, shared, None).ok(),
+            _remove: KBox::pin_init(dir.write_only_file(c"remove", remove), GFP_KERNEL).ok(),
+            qps: KVVec::new(),
+            dir,
+        }
+    }
+
+    /// Makes the folder of a QP.
+    pub(crate) fn add_qp(&mut self, shared: &Arc<Shared>, num: u32) -> Result {
+        let name = CString::try_from_fmt(fmt!("{num}"))?;
+        let dir = self.dir.subdir(&name);
+        let files = QpFiles {
+            num,
+            _inject: inject(&dir, shared, Some(num))?,
+            _state: state(&dir, shared, Some(num))?,
+        };
+        let index = qp::index_of(num);
+        while self.qps.len() <= index {
+            self.qps.push(None, GFP_KERNEL)?;
+        }
+        if let Some(slot) = self.qps.get_mut(index) {
+            *slot = Some(files);
+        }
+        Ok(())
+    }
+
+    /// Takes the folder of a QP out, to be dropped.
+    pub(crate) fn remove_qp(&mut self, num: u32) -> Option<impl Sized> {
+        let slot = self.qps.get_mut(qp::index_of(num))?;
+        slot.take_if(|files| files.num == num)
     }
 }

@@ -1,14 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! What is to go wrong.
+//! Injections: faults that tests ask for.
 
-use crate::{
-    cq::{
-        Entry,
-        Retires, //
-    },
-    machine::Machine, //
-};
+use crate::cq::Entry;
+use core::str::FromStr;
 use kernel::prelude::*;
 
 /// A kind of object whose creation can be made to fail.
@@ -28,7 +23,7 @@ pub enum Object {
     Mr,
 }
 
-/// Something to go wrong, on a QP or on whichever QP of the device comes first.
+/// A fault, of a QP or of any QP of the device.
 ///
 /// Statuses, opcodes and events are C's values, known or not. Errors are positive error numbers.
 #[derive(Clone, Copy, Debug)]
@@ -39,89 +34,88 @@ pub enum Injection {
         status: u32,
         /// The vendor's syndrome.
         vendor_err: u32,
-        /// How many.
+        /// Number of times.
         count: u32,
-        /// Whether the QP goes to the error state with the first, as it does on hardware.
+        /// `true` if the first one moves the QP to the error state, as on hardware.
         fatal: bool,
     },
     /// The next `count` successful completions have this opcode (`enum ib_wc_opcode`).
     Opcode {
         /// `enum ib_wc_opcode`.
         opcode: u32,
-        /// How many.
+        /// Number of times.
         count: u32,
     },
     /// The next `count` completions are held back until they are released, while later ones
-    /// pass. What is never released is lost.
+    /// pass. A completion that is never released is lost.
     Hold {
-        /// How many; `u32::MAX` is all.
+        /// Number of completions; `u32::MAX` is all of them.
         count: u32,
     },
     /// The first `count` completions that are held are let go, and none is held any more.
     Release {
-        /// How many; `u32::MAX` is all.
+        /// Number of completions; `u32::MAX` is all of them.
         count: u32,
-        /// Whether the last one comes first.
+        /// `true` for the last one first.
         reversed: bool,
     },
     /// The next `count` completions come twice.
     Duplicate {
-        /// How many.
+        /// Number of times.
         count: u32,
     },
     /// After `after` more requests one is refused: posting it fails.
     Refuse {
-        /// How many requests are posted before it.
+        /// Number of requests that are posted before it.
         after: u32,
         /// The error.
         errno: u32,
     },
-    /// As `Refuse`, but the device does not say which request it was, though it has to.
+    /// As `Refuse`, but the device does not set `bad_wr`, as it has to.
     Mute {
-        /// How many requests are posted before it.
+        /// Number of requests that are posted before it.
         after: u32,
         /// The error.
         errno: u32,
     },
-    /// After `after` more requests one is posted, and posting it fails all the same, without a word
-    /// about which it was: siw does that.
+    /// After `after` more requests one is posted, but the call returns an error and does not set
+    /// `bad_wr`, as siw does.
     Lapse {
-        /// How many requests are posted before it.
+        /// Number of requests that are posted before it.
         after: u32,
         /// The error.
         errno: u32,
     },
-    /// The next call that posts to the send queue waits, without sleeping, until another one posts
-    /// to it. Of a QP only.
+    /// The next call that posts to the send queue waits, without sleeping, until another thread
+    /// posts to it. Of a QP only.
     Stall {
-        /// For how long at the most, in microseconds.
+        /// The longest time, in microseconds.
         us: u32,
-        /// Whether it waits with its requests in the queue, before it returns, and not with nothing
-        /// done yet.
+        /// `true` if it waits after it has posted its requests, `false` if before.
         late: bool,
     },
     /// The next `count` changes of the QP's state fail.
     Modify {
         /// The error.
         errno: u32,
-        /// How many.
+        /// Number of times.
         count: u32,
     },
     /// The next change of the QP's state or attributes takes longer, until another one is begun. Of
     /// a QP only.
     Dwell {
-        /// How much longer at the most, in microseconds.
+        /// The longest additional time, in microseconds.
         us: u32,
     },
     /// The next `count` MRs cannot be deregistered. Of the device only.
     Dereg {
         /// The error.
         errno: u32,
-        /// How many.
+        /// Number of times.
         count: u32,
     },
-    /// The QP is connected to the one with this number, from whatever state it is in, as a
-    /// connection manager would; to nobody by a number that no QP has. Of a QP only.
+    /// The QP is connected to the one with this number, from any state, as by a connection manager;
+    /// to no QP if none has the number. Of a QP only.
     Connect {
         /// The number of the peer.
         peer: u32,
@@ -138,49 +132,49 @@ pub enum Injection {
     Create {
         /// The kind.
         object: Object,
-        /// How many are created before it.
+        /// Number of objects that are created before it.
         after: u32,
         /// The error.
         errno: u32,
     },
-    /// The next `count` times that a CQ is armed by one who asks for completions that are there
-    /// (`IB_CQ_REPORT_MISSED_EVENTS`) take longer, and find some. Of the device only.
+    /// The next `count` times that a CQ is armed with `IB_CQ_REPORT_MISSED_EVENTS` take longer, and
+    /// report some. Of the device only.
     Arm {
-        /// How much longer, in microseconds.
+        /// The additional time, in microseconds.
         us: u32,
-        /// How many; `u32::MAX` is all.
+        /// Number of times; `u32::MAX` is always.
         count: u32,
     },
-    /// Whether posting looks at the first entry of requests that have none, unless they have no
-    /// list, as irdma and cxgb4 do: if it is not zero it would be used, so the request is refused
-    /// (`EFAULT`). As with those, such a list has memory for an entry. Of the device only.
+    /// Posting reads the first entry of requests with `num_sge` 0, unless their `sg_list` is null,
+    /// as irdma and cxgb4 do: a request is refused with `EFAULT` if that entry is not zero. Such a
+    /// list has memory for an entry, as those drivers need. Of the device only.
     Peek {
-        /// Whether it does.
+        /// `false` ends this.
         on: bool,
     },
-    /// Whether a request's place in its queue is free once it completes, as on rxe, not once its
-    /// completion was polled. Of the device only.
+    /// A request's entry in its queue is free once it completes, as on rxe, not once its completion
+    /// was polled. Of the device only.
     Eager {
-        /// Whether it is.
+        /// `false` ends this.
         on: bool,
     },
 }
 
-/// Whether a call that posts is to wait for another one.
+/// The state of [`Injection::Stall`].
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) enum Stall {
     #[default]
     No,
-    /// The next one is to wait for so many microseconds at the most.
+    /// The next call waits for at most this number of microseconds.
     Next { us: u32, late: bool },
-    /// One waits.
+    /// A call waits.
     Waiting,
 }
 
-/// What is to go wrong with the requests of a QP.
+/// The injections that are left for the requests of a QP.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Plan {
-    /// Whether there may be something to do on the post path.
+    /// `true` if there may be injections for the post path.
     busy: bool,
     status: Option<(u32, u32, bool)>,
     statuses: u32,
@@ -207,7 +201,7 @@ fn take(count: &mut u32) -> bool {
     }
 }
 
-/// What becomes of a completion.
+/// The result of the plans for a completion.
 #[derive(Default)]
 pub(crate) struct Verdict {
     pub(crate) hold: bool,
@@ -216,13 +210,13 @@ pub(crate) struct Verdict {
 }
 
 impl Plan {
-    /// Says whether there is nothing to do on the post path.
+    /// Returns whether there is no injection for the post path.
     #[inline]
     pub(crate) fn is_idle(&self) -> bool {
         !self.busy
     }
 
-    /// Finds out whether there is something to do, when that may have changed.
+    /// Updates `busy` after a change.
     fn update(&mut self) {
         let counts = self.statuses | self.opcodes | self.holds | self.duplicates;
         self.busy = counts != 0 || self.refuse.is_some() || self.lapse.is_some() || self.peek;
@@ -299,8 +293,8 @@ impl Plan {
         }
     }
 
-    /// Says, once, whether a request was refused without a word about which.
-    fn was_mute(&mut self) -> bool {
+    /// Returns, once, whether a request was refused by [`Injection::Mute`].
+    pub(crate) fn was_mute(&mut self) -> bool {
         let mute = self.mute && self.refuse.is_none();
         self.mute &= !mute;
         mute
@@ -315,7 +309,7 @@ impl Plan {
     }
 
     /// Changes the result of a request.
-    fn spoil(&mut self, entry: &mut Entry, verdict: &mut Verdict) {
+    pub(crate) fn spoil(&mut self, entry: &mut Entry, verdict: &mut Verdict) {
         if let Some((status, vendor_err, fatal)) = self.status {
             if take(&mut self.statuses) {
                 (entry.status, entry.vendor_err) = (status, vendor_err);
@@ -329,7 +323,7 @@ impl Plan {
     }
 
     /// Decides about a completion.
-    fn judge(&mut self, verdict: &mut Verdict) {
+    pub(crate) fn judge(&mut self, verdict: &mut Verdict) {
         verdict.hold |= take(&mut self.holds);
         verdict.twice |= take(&mut self.duplicates);
         self.update();
@@ -340,7 +334,7 @@ fn error(errno: u32) -> Error {
     i32::try_from(errno).map_or(EINVAL, |errno| Error::from_errno(-errno))
 }
 
-/// Which creations are to fail, and after how many.
+/// The creations that are to fail, each after a number of others.
 #[derive(Default)]
 pub(crate) struct Creations([Option<(u32, u32)>; 6]);
 
@@ -371,7 +365,7 @@ impl Creations {
     }
 }
 
-/// Which MRs cannot be deregistered: the next `count`.
+/// The next `count` MRs cannot be deregistered.
 #[derive(Default)]
 pub(crate) struct Deregs {
     pub(crate) errno: u32,
@@ -388,7 +382,7 @@ impl Deregs {
     }
 }
 
-/// How much longer arming a CQ takes: the next `count` times.
+/// The next `count` times that a CQ is armed take longer.
 #[derive(Default)]
 pub(crate) struct Arms {
     pub(crate) us: u32,
@@ -396,93 +390,118 @@ pub(crate) struct Arms {
 }
 
 impl Arms {
-    /// Returns how much longer it takes now.
+    /// Returns the additional time for this one, in microseconds.
     pub(crate) fn next(&mut self) -> Option<u32> {
         take(&mut self.count).then_some(self.us)
     }
 }
 
-impl Machine {
-    /// Somebody posts to a QP: says whether he is to wait, for how long, and whether late. Who
-    /// waits already waits no longer.
-    #[inline]
-    pub(crate) fn stall(&mut self, index: usize) -> Option<(u32, bool)> {
-        let stall = &mut self.qps.get_mut(index)?.stall;
-        match *stall {
-            Stall::No => None,
-            Stall::Next { us, late } => {
-                *stall = Stall::Waiting;
-                Some((us, late))
-            }
-            Stall::Waiting => {
-                *stall = Stall::No;
-                None
-            }
+impl FromStr for Object {
+    type Err = Error;
+
+    fn from_str(word: &str) -> Result<Self> {
+        Ok(match word {
+            "pd" => Object::Pd,
+            "cq" => Object::Cq,
+            "qp" => Object::Qp,
+            "srq" => Object::Srq,
+            "ah" => Object::Ah,
+            "mr" => Object::Mr,
+            _ => return Err(EINVAL),
+        })
+    }
+}
+
+impl FromStr for Injection {
+    type Err = Error;
+
+    fn from_str(line: &str) -> Result<Self> {
+        let mut words = line.split_ascii_whitespace();
+        let command = words.next().ok_or(EINVAL)?;
+        let mut object = None;
+        if command == "create" {
+            object = Some(words.next().ok_or(EINVAL)?.parse::<Object>()?);
         }
-    }
-
-    /// Fails if the next request of a QP is to be refused.
-    pub(crate) fn refuses(&mut self, index: usize) -> Result {
-        self.qps.get_mut(index).ok_or(EINVAL)?.plan.refuses()?;
-        self.plan.refuses()
-    }
-
-    /// Fails if the call that has just posted a request of a QP is to fail.
-    pub(crate) fn lapses(&mut self, index: usize) -> Result {
-        if let Some(qp) = self.qps.get_mut(index) {
-            qp.plan.lapses()?;
-        }
-        self.plan.lapses()
-    }
-
-    /// Says, once, whether the last request of a QP was refused without a word about which.
-    pub(crate) fn was_mute(&mut self, index: usize) -> bool {
-        let qp = self.qps.get_mut(index).map(|qp| qp.plan.was_mute());
-        self.plan.was_mute() | qp.unwrap_or(false)
-    }
-
-    /// Applies the plans to the result of a request.
-    pub(crate) fn spoil(&mut self, entry: &mut Entry) -> Verdict {
-        let mut verdict = Verdict::default();
-        if let Some(qp) = self.qps.get_mut(entry.index) {
-            qp.plan.spoil(entry, &mut verdict);
-        }
-        self.plan.spoil(entry, &mut verdict);
-        verdict
-    }
-
-    /// Delivers a completion as the plans want it.
-    pub(crate) fn deliver_planned(&mut self, cq: usize, entry: Entry, mut verdict: Verdict) {
-        let Some(qp) = self.qps.get_mut(entry.index) else {
-            return;
+        let mut number = |default: Option<u32>| match words.next() {
+            None => default.ok_or(EINVAL),
+            Some("all") => Ok(u32::MAX),
+            Some(word) => word.parse().map_err(|_| EINVAL),
         };
-        qp.plan.judge(&mut verdict);
-        self.plan.judge(&mut verdict);
-        if !verdict.hold || qp.held.push((cq, entry)).is_err() {
-            self.push(cq, entry);
-        }
-        if verdict.twice {
-            let again = Entry {
-                retires: Retires::Nothing,
-                ..entry
-            };
-            self.push(cq, again);
-        }
-    }
-
-    /// Lets held completions go.
-    pub(crate) fn release(&mut self, index: usize, count: u32, reversed: bool) {
-        for _ in 0..count {
-            let Some(qp) = self.qps.get_mut(index) else {
-                return;
-            };
-            let next = if reversed {
-                qp.held.pop_back()
-            } else {
-                qp.held.pop().map(|(_, held)| held)
-            };
-            let Some((cq, entry)) = next else { return };
-            self.push(cq, entry);
+        let injection = match (command, object) {
+            ("status" | "fatal", _) => Injection::Status {
+                status: number(None)?,
+                count: number(Some(1))?,
+                vendor_err: number(Some(0))?,
+                fatal: command == "fatal",
+            },
+            ("opcode", _) => Injection::Opcode {
+                opcode: number(None)?,
+                count: number(Some(1))?,
+            },
+            ("hold", _) => Injection::Hold {
+                count: number(Some(u32::MAX))?,
+            },
+            ("release" | "reverse", _) => Injection::Release {
+                count: number(Some(u32::MAX))?,
+                reversed: command == "reverse",
+            },
+            ("duplicate", _) => Injection::Duplicate {
+                count: number(Some(1))?,
+            },
+            ("refuse", _) => Injection::Refuse {
+                after: number(Some(0))?,
+                errno: number(Some(ENOMEM.to_errno().unsigned_abs()))?,
+            },
+            ("mute", _) => Injection::Mute {
+                after: number(Some(0))?,
+                errno: number(Some(ENOMEM.to_errno().unsigned_abs()))?,
+            },
+            ("lapse", _) => Injection::Lapse {
+                after: number(Some(0))?,
+                errno: number(Some(ENOMEM.to_errno().unsigned_abs()))?,
+            },
+            ("stall" | "linger", _) => Injection::Stall {
+                us: number(Some(1000))?,
+                late: command == "linger",
+            },
+            ("modify", _) => Injection::Modify {
+                count: number(Some(1))?,
+                errno: number(Some(EIO.to_errno().unsigned_abs()))?,
+            },
+            ("dwell", _) => Injection::Dwell {
+                us: number(Some(1000))?,
+            },
+            ("dereg", _) => Injection::Dereg {
+                count: number(Some(1))?,
+                errno: number(Some(EIO.to_errno().unsigned_abs()))?,
+            },
+            ("event", _) => Injection::Event {
+                event: number(None)?,
+            },
+            ("connect", _) => Injection::Connect {
+                peer: number(None)?,
+            },
+            ("fail", _) => Injection::Fail,
+            ("arm", _) => Injection::Arm {
+                us: number(Some(1000))?,
+                count: number(Some(1))?,
+            },
+            ("peek", _) => Injection::Peek {
+                on: number(Some(1))? != 0,
+            },
+            ("eager", _) => Injection::Eager {
+                on: number(Some(1))? != 0,
+            },
+            ("create", Some(object)) => Injection::Create {
+                object,
+                after: number(Some(0))?,
+                errno: number(Some(ENOMEM.to_errno().unsigned_abs()))?,
+            },
+            _ => return Err(EINVAL),
+        };
+        match words.next() {
+            None => Ok(injection),
+            Some(_) => Err(EINVAL),
         }
     }
 }

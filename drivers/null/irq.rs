@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! What hardware would do by an interrupt: a work item in softirq context calls the CQ's handlers.
+//! Interrupts of CQs: a work item in softirq context calls the handlers.
 
 use core::{
     mem::{
@@ -23,14 +23,14 @@ use kernel::{
 };
 use rdma_bindings as bindings;
 
-/// The driver's part of a CQ that concerns interrupts.
+/// The work item of a CQ.
 #[repr(C)]
-pub(crate) struct Line {
-    /// The workqueue changes it while others have a reference to the line.
+pub(crate) struct CqWork {
+    /// The workqueue changes it while there are references to the structure.
     work: Opaque<bindings::work_struct>,
-    /// Whether the handler of completions is to be called.
+    /// Not 0 if `comp_handler` is to be called.
     completed: Atomic<u32>,
-    /// Whether `IB_EVENT_CQ_ERR` is to be raised.
+    /// Not 0 if `IB_EVENT_CQ_ERR` is to be raised.
     failed: Atomic<u32>,
     cq: *mut bindings::ib_cq,
 }
@@ -39,59 +39,59 @@ pub(crate) struct Line {
 ///
 /// # Invariants
 ///
-/// The line is initialised, and stays until [`stop`] was called on it, before which whoever owns
-/// this has stopped to raise it.
-pub(crate) struct Irq(NonNull<Line>);
+/// The work is initialised, and stays until [`stop`] was called on it. The owner of this raises no
+/// interrupt after that.
+pub(crate) struct Irq(NonNull<CqWork>);
 
 // SAFETY: Work may be queued from any thread.
 unsafe impl Send for Irq {}
 
 impl Irq {
-    /// Prepares a line.
+    /// Initialises a work item.
     ///
     /// # Safety
     ///
-    /// `line` is memory for a line, pinned, of the valid `cq`; the invariant of the type is the
-    /// caller's to keep.
-    pub(crate) unsafe fn new(line: *mut Line, cq: *mut bindings::ib_cq) -> Result<Self> {
-        // SAFETY: The caller says that this is memory for a line, which nobody else uses yet.
+    /// `work` is pinned memory for the work item of the valid `cq`, and the caller upholds the
+    /// invariant of the type.
+    pub(crate) unsafe fn new(work: *mut CqWork, cq: *mut bindings::ib_cq) -> Result<Self> {
+        // SAFETY: The caller says that this is memory for a work item, which is not in use yet.
         unsafe {
-            (&raw mut (*line).completed).write(Atomic::new(0));
-            (&raw mut (*line).failed).write(Atomic::new(0));
-            (&raw mut (*line).cq).write(cq);
+            (&raw mut (*work).completed).write(Atomic::new(0));
+            (&raw mut (*work).failed).write(Atomic::new(0));
+            (&raw mut (*work).cq).write(cq);
             bindings::init_work_with_key(
-                Opaque::cast_into(&raw const (*line).work),
+                Opaque::cast_into(&raw const (*work).work),
                 Some(interrupt),
                 false,
                 c"rdma_null".as_char_ptr(),
                 static_lock_class!().as_ptr(),
             );
         }
-        // INVARIANT: The line was just initialised, and the caller keeps the rest.
-        Ok(Self(NonNull::new(line).ok_or(EINVAL)?))
+        // INVARIANT: The work was just initialised, and the caller upholds the rest.
+        Ok(Self(NonNull::new(work).ok_or(EINVAL)?))
     }
 
-    /// Has the handler of completions called.
+    /// Calls the handler of completions, from the work item.
     #[inline]
     pub(crate) fn complete(&self) {
-        self.line().completed.store(1, Release);
+        self.work().completed.store(1, Release);
         self.queue();
     }
 
-    /// Has the handler of events called.
+    /// Calls the handler of events, from the work item.
     pub(crate) fn fail(&self) {
-        self.line().failed.store(1, Release);
+        self.work().failed.store(1, Release);
         self.queue();
     }
 
-    fn line(&self) -> &Line {
-        // SAFETY: The line is initialised and stays by the type invariant; what changes in it is
-        // atomic or opaque.
+    fn work(&self) -> &CqWork {
+        // SAFETY: The work is initialised and stays by the type invariant; its fields that change
+        // are atomic or opaque.
         unsafe { self.0.as_ref() }
     }
 
     fn queue(&self) {
-        // SAFETY: The line is initialised and stays by the type invariant.
+        // SAFETY: The work is initialised and stays by the type invariant.
         unsafe {
             bindings::queue_work_on(
                 bindings::wq_misc_consts_WORK_CPU_UNBOUND as c_int,
@@ -102,26 +102,26 @@ impl Irq {
     }
 }
 
-/// Waits until no handler runs.
+/// Waits until the handlers have returned.
 ///
 /// # Safety
 ///
-/// The line is initialised, and not raised any more.
-pub(crate) unsafe fn stop(line: *mut Line) {
-    // SAFETY: The caller says that the work is initialised, and that nobody queues it any more.
-    unsafe { bindings::cancel_work_sync(Opaque::cast_into(&raw const (*line).work)) };
+/// The work is initialised, and not queued any more.
+pub(crate) unsafe fn stop(work: *mut CqWork) {
+    // SAFETY: The caller says that the work is initialised and is not queued any more.
+    unsafe { bindings::cancel_work_sync(Opaque::cast_into(&raw const (*work).work)) };
 }
 
 /// # Safety
 ///
-/// Called by the workqueue with the work of a line.
+/// Called by the workqueue with the `work` of a [`CqWork`].
 unsafe extern "C" fn interrupt(work: *mut bindings::work_struct) {
-    // SAFETY: The work is that of a line, which `stop` keeps until this has returned.
-    let (line, cq) = unsafe {
-        let line = work.byte_sub(offset_of!(Line, work)).cast::<Line>();
-        (&*line, (*line).cq)
+    // SAFETY: The work is that of a `CqWork`, which stays until `stop` has waited for this.
+    let (pending, cq) = unsafe {
+        let pending = work.byte_sub(offset_of!(CqWork, work)).cast::<CqWork>();
+        (&*pending, (*pending).cq)
     };
-    // SAFETY: The line is a part of the CQ, which is freed only after `stop` has returned.
+    // SAFETY: The work is a part of the CQ, which is freed only after `stop` has returned.
     let (device, context, comp, event) = unsafe {
         (
             (*cq).device,
@@ -130,7 +130,7 @@ unsafe extern "C" fn interrupt(work: *mut bindings::work_struct) {
             (*cq).event_handler,
         )
     };
-    if line.failed.xchg(0, Full) != 0 {
+    if pending.failed.xchg(0, Full) != 0 {
         if let Some(handler) = event {
             let mut event = bindings::ib_event {
                 device,
@@ -143,7 +143,7 @@ unsafe extern "C" fn interrupt(work: *mut bindings::work_struct) {
             unsafe { handler(&raw mut event, context) };
         }
     }
-    if line.completed.xchg(0, Full) == 0 {
+    if pending.completed.xchg(0, Full) == 0 {
         return;
     }
     if let Some(handler) = comp {

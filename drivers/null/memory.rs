@@ -1,13 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Memory that requests name, and its transfer.
+//! Memory regions, and transfers between them.
 //!
-//! A device without a DMA device is given kernel addresses, so a transfer is a copy.
+//! The device has no DMA device, so addresses are those of the kernel, and a transfer is a copy.
 
-use crate::{
-    machine::Machine,
-    ring::Slots, //
-};
+use crate::ring::Slots;
 use kernel::prelude::*;
 use rdma_bindings as bindings;
 
@@ -28,7 +25,7 @@ pub(crate) struct Sge {
 
 const _: () = assert!(size_of::<Sge>() == size_of::<bindings::ib_sge>());
 
-/// What an entry is used for: the access that an MR must grant.
+/// The use of an entry, and with it the access that an MR must grant.
 #[derive(Clone, Copy)]
 pub(crate) enum Use {
     LocalRead,
@@ -78,18 +75,28 @@ impl Mr {
         })
     }
 
-    /// Forgets the pages, for others to be set.
+    /// Clears the pages, for others to be set.
     pub(crate) fn unmap(&mut self) {
         self.pages.clear();
     }
 
-    /// Adds a page, for which there was memory reserved.
+    /// Adds a page. Memory for it is allocated with the MR.
     pub(crate) fn set_page(&mut self, addr: u64) -> Result {
         self.pages.push_within_capacity(addr).map_err(|_| ENOMEM)
     }
 
     pub(crate) fn register(&mut self, registration: Registration) {
         self.registration = Some(registration);
+    }
+
+    /// Ends the registration and returns whether there was one with this key. On iWARP the key is
+    /// not compared, and an MR without a registration may be invalidated.
+    pub(crate) fn invalidate(&mut self, key: u32, iwarp: bool) -> bool {
+        let valid = iwarp || self.registration.is_some_and(|reg| reg.key == key);
+        if valid {
+            self.registration = None;
+        }
+        valid
     }
 
     /// Finds the start of a range, and how much of it is in one piece there.
@@ -111,12 +118,12 @@ impl Mr {
 
 /// Returns the key of the MR at an index; the low byte is the consumer's.
 pub(crate) fn key_of(index: usize) -> Result<u32> {
-    // The key of all local memory is in the first place.
+    // The first one is that of all local memory.
     Ok((u32::try_from(index)? + 1) << 8)
 }
 
 /// Returns the index of the MR that a key belongs to.
-fn mr_of(key: u32) -> usize {
+pub(crate) fn mr_of(key: u32) -> usize {
     (key >> 8).wrapping_sub(1) as usize
 }
 
@@ -127,13 +134,13 @@ fn piece(mrs: &Slots<Mr>, sge: Sge, what: Use) -> Option<(u64, u32)> {
     mrs.get(mr_of(sge.key))?.piece(sge, what)
 }
 
-/// Which end of a transfer does not allow it.
+/// The end of a transfer that does not allow it.
 pub(crate) enum Denied {
     Source,
     Target,
 }
 
-/// A place in a list of entries.
+/// A position in a list of entries.
 struct Cursor<'a> {
     entries: &'a [Sge],
     offset: u32,
@@ -163,7 +170,8 @@ pub(crate) fn length(entries: &[Sge]) -> u64 {
     entries.iter().map(|sge| u64::from(sge.length)).sum()
 }
 
-/// Copies all that `source` names to `target`, from `skip` bytes on, which has room for it.
+/// Copies the bytes of `source` to `target`, from its byte `skip` on. The caller has checked the
+/// lengths.
 pub(crate) fn transfer(
     mrs: &Slots<Mr>,
     source: (&[Sge], Use),
@@ -185,8 +193,9 @@ pub(crate) fn transfer(
             return Err(Denied::Target);
         };
         let len = left.min(room);
-        // SAFETY: The consumer promises that memory that it posts or registers is valid until the
-        // request has completed or the registration has ended, and the ranges were checked.
+        // SAFETY: `piece` has found both ranges in memory that the consumer has posted or
+        // registered, which it keeps valid until the request has completed or the registration has
+        // ended.
         unsafe { core::ptr::copy(source as *const u8, target as *mut u8, len as usize) };
         from.offset += len;
         to.offset += len;
@@ -207,20 +216,5 @@ pub(crate) fn atomic(mrs: &Slots<Mr>, sge: Sge, change: impl Fn(u64) -> u64) -> 
         let old = word.read_unaligned();
         word.write_unaligned(change(old));
         Some(old)
-    }
-}
-
-impl Machine {
-    /// Ends a registration. Says whether there was one, but on iWARP, where an MR that has none may
-    /// be invalidated, too, and by whatever key of it.
-    pub(crate) fn invalidate(&mut self, key: u32) -> bool {
-        let Some(mr) = self.mrs.get_mut(mr_of(key)) else {
-            return false;
-        };
-        let is_it = self.iwarp || mr.registration.is_some_and(|reg| reg.key == key);
-        if is_it {
-            mr.registration = None;
-        }
-        is_it
     }
 }

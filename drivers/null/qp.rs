@@ -11,35 +11,41 @@ use crate::{
         Plan,
         Stall, //
     },
-    machine::{
-        Machine,
-        MAX_QP, //
-    },
     recv::RecvQueue,
     ring::Ring, //
 };
 use kernel::prelude::*;
 use rdma_bindings as bindings;
 
-/// How many of the 24 bits of a QP number are its index.
+/// The number of QPs that a device can have.
+pub(crate) const MAX_QP: usize = 16384;
+
+/// A QP number has 24 bits: the QP's index, and above it a generation.
 const INDEX_BITS: u32 = MAX_QP.ilog2();
 const GENERATIONS: u32 = (1 << (24 - INDEX_BITS)) - 1;
 
-/// Returns the index of the QP of a number, if there is one.
+/// Returns the index of the QP with a number, if there is one.
 pub(crate) fn index_of(num: u32) -> usize {
     num as usize % MAX_QP
 }
 
+/// Returns the next number for an index. It is not used again soon, and never 0 or 1, which are
+/// special.
+pub(crate) fn next_num(generation: &mut u32, index: usize) -> u32 {
+    *generation = *generation % GENERATIONS + 1;
+    (*generation << INDEX_BITS) | index as u32
+}
+
 macro_rules! attributes {
     ($($mask:ident: $($field:ident: $type:ty),+;)*) => {
-        /// Attributes that are kept to be asked for.
+        /// The attributes that `query_qp` returns.
         #[derive(Default)]
         pub(crate) struct Attributes {
             $($(pub(crate) $field: $type,)+)*
         }
 
         impl Attributes {
-            fn modify(&mut self, from: &bindings::ib_qp_attr, mask: u32) {
+            pub(crate) fn modify(&mut self, from: &bindings::ib_qp_attr, mask: u32) {
                 $(if mask & bindings::$mask != 0 {
                     $(self.$field = from.$field;)+
                 })*
@@ -69,7 +75,7 @@ attributes! {
     ib_qp_attr_mask_IB_QP_DEST_QPN: dest_qp_num: u32;
 }
 
-/// What a QP is created with.
+/// The attributes that a QP is created with.
 pub(crate) struct Config {
     pub(crate) raw: QpPtr,
     pub(crate) kind: bindings::ib_qp_type,
@@ -81,14 +87,14 @@ pub(crate) struct Config {
     pub(crate) max_send_sge: usize,
 }
 
-/// The changes of a QP. It is for its users not to make two at once: `ib_modify_qp` takes no lock.
+/// The calls that modify a QP. Its users must not make two at once: `ib_modify_qp` takes no lock.
 #[derive(Default)]
 pub(crate) struct Changes {
-    /// How many are under way.
+    /// Number of calls that have not returned.
     pub(crate) running: u32,
-    /// How many have begun while another was under way.
+    /// Number of calls that have begun while another had not returned.
     pub(crate) overlaps: u32,
-    /// How much longer the next one takes, in microseconds.
+    /// Additional time of the next call, in microseconds.
     pub(crate) dwell: u32,
 }
 
@@ -97,9 +103,9 @@ pub(crate) struct Qp {
     pub(crate) num: u32,
     pub(crate) state: bindings::ib_qp_state,
     pub(crate) attr: Attributes,
-    /// Sends whose completions have not been polled.
+    /// Number of sends whose completions have not been polled.
     pub(crate) sends: u32,
-    /// Sends since the last completion that have none of their own.
+    /// Number of sends since the last completion that have none of their own.
     pub(crate) unsignaled: u32,
     pub(crate) recvs: RecvQueue,
     pub(crate) plan: Plan,
@@ -111,7 +117,7 @@ pub(crate) struct Qp {
 
 impl Qp {
     pub(crate) fn new(config: Config, recvs: RecvQueue) -> Result<Self> {
-        // An SRQ's receives count where they complete, so leave room for some.
+        // Receives of an SRQ may be held as well, so leave room for some.
         let recv = config.srq.map_or(recvs.capacity().max(16), |_| 64);
         let held = config.max_send_wr as usize + recv;
         Ok(Self {
@@ -167,101 +173,7 @@ impl Qp {
     }
 }
 
-impl Machine {
-    /// Puts a QP in its place, which is vacant, and returns its number.
-    pub(crate) fn add_qp(&mut self, index: usize, mut qp: KBox<Qp>) -> u32 {
-        // Numbers of 24 bits that are not soon used again; 0 and 1 are special.
-        self.generation = self.generation % GENERATIONS + 1;
-        qp.num = (self.generation << INDEX_BITS) | index as u32;
-        let num = qp.num;
-        self.qps.put(index, qp);
-        num
-    }
-
-    /// Finds a QP by its number.
-    pub(crate) fn find_qp(&self, num: u32) -> Option<usize> {
-        let index = index_of(num);
-        (self.qps.get(index)?.num == num).then_some(index)
-    }
-
-    /// Takes a QP out with all that is left of it.
-    pub(crate) fn remove_qp(&mut self, index: usize) -> Option<KBox<Qp>> {
-        let qp = self.qps.take(index)?;
-        self.purge_qp(&qp.config, index);
-        Some(qp)
-    }
-
-    fn purge_qp(&mut self, config: &Config, index: usize) {
-        for cq in [config.send_cq, config.recv_cq] {
-            if let Some(cq) = self.cqs.get_mut(cq) {
-                cq.purge(index);
-            }
-        }
-    }
-
-    /// Changes the state and other attributes of a QP.
-    pub(crate) fn modify_qp(
-        &mut self,
-        index: usize,
-        attr: &bindings::ib_qp_attr,
-        mask: u32,
-    ) -> Result {
-        self.plan.fails_modify()?;
-        let qp = self.qps.get_mut(index).ok_or(EINVAL)?;
-        qp.plan.fails_modify()?;
-        let next = if mask & bindings::ib_qp_attr_mask_IB_QP_STATE != 0 {
-            attr.qp_state
-        } else {
-            qp.state
-        };
-        // SAFETY: The function takes any values.
-        let ok = unsafe { bindings::ib_modify_qp_is_ok(qp.state, next, qp.config.kind, mask) };
-        if !ok {
-            return Err(EINVAL);
-        }
-        qp.attr.modify(attr, mask);
-        match next {
-            bindings::ib_qp_state_IB_QPS_ERR => self.fail_qp(index),
-            bindings::ib_qp_state_IB_QPS_RESET => self.reset_qp(index),
-            _ => qp.state = next,
-        }
-        Ok(())
-    }
-
-    /// Makes a QP ready to send to another one.
-    pub(crate) fn connect_qp(&mut self, index: usize, peer: u32) {
-        if let Some(qp) = self.qps.get_mut(index) {
-            qp.attr.dest_qp_num = peer;
-            qp.state = bindings::ib_qp_state_IB_QPS_RTS;
-        }
-    }
-
-    /// Forgets all requests of a QP, as hardware does.
-    fn reset_qp(&mut self, index: usize) {
-        let Some(mut qp) = self.qps.take(index) else {
-            return;
-        };
-        self.purge_qp(&qp.config, index);
-        qp.state = bindings::ib_qp_state_IB_QPS_RESET;
-        qp.attr = Attributes::default();
-        (qp.sends, qp.unsignaled) = (0, 0);
-        qp.recvs.clear();
-        qp.held.retain(|_| false);
-        self.qps.put(index, qp);
-    }
-
-    /// Moves a QP to the error state and flushes its receives. Sends are never left.
-    pub(crate) fn fail_qp(&mut self, index: usize) {
-        if let Some(qp) = self.qps.get_mut(index) {
-            qp.state = bindings::ib_qp_state_IB_QPS_ERR;
-        }
-        while let Some(recv) = self.qps.get_mut(index).and_then(|qp| qp.recvs.take()) {
-            self.flush_recv(index, recv.wr_id);
-        }
-    }
-}
-
-/// Says whether a QP can have this many requests and entries.
+/// Fails with `EINVAL` if a QP cannot have this number of requests and entries.
 pub(crate) fn check_caps(cap: &bindings::ib_qp_cap) -> Result {
     let requests = cap.max_send_wr.max(cap.max_recv_wr);
     let entries = cap.max_send_sge.max(cap.max_recv_sge);

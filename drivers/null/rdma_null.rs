@@ -1,44 +1,33 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! An RDMA device that does what a test tells it to.
+//! RDMA device for tests, with faults that can be injected.
 //!
 //! It has no hardware and no network: requests complete as soon as they are posted. Two QPs of one
-//! device whose `dest_qp_num` name each other are connected, and transfer data by copying it; a QP
-//! whose `dest_qp_num` names nobody sends into the void, at the cost of a completion alone. What is
-//! to go wrong is told by [`Injection`]s, in the kernel through [`NullDevice`], by hand through
-//! debugfs: see Documentation/null-device.rst.
+//! device whose `dest_qp_num` name each other are connected, and transfer data by copying; requests
+//! of a QP whose `dest_qp_num` names no QP only complete. Faults are [`Injection`]s, in the kernel
+//! through [`NullDevice`], by hand through debugfs: see Documentation/null-device.rst.
 //!
-//! All state is that of one [`machine`](machine::Machine) for each device, under one lock, and safe
-//! code; the operations that the RDMA core calls are the files that end in `_ops`.
+//! The state of a device is a [`machine`](machine::Machine), under one lock, and safe code. The
+//! operations that the RDMA core calls are in `verbs.rs`.
 
-mod api;
-mod command;
 mod cq;
-mod cq_ops;
-mod debugfs;
 mod device;
-mod event;
-mod execute;
 mod inject;
 mod irq;
 mod machine;
 mod memory;
-mod mr_ops;
-mod object_ops;
-mod ops;
+mod null_device;
 mod post;
-mod post_ops;
 mod qp;
-mod qp_ops;
 mod recv;
 mod ring;
-mod void;
+mod verbs;
 
-pub use api::NullDevice;
 pub use inject::{
     Injection,
     Object, //
 };
+pub use null_device::NullDevice;
 
 use kernel::{
     prelude::*,
@@ -69,9 +58,9 @@ unsafe impl Sync for Module {}
 
 impl kernel::Module for Module {
     fn init(_module: &'static ThisModule) -> Result<Self> {
-        let root = debugfs::root();
+        let root = kernel::debugfs::Dir::new(c"rdma_null");
         // SAFETY: This is the module's init.
-        unsafe { device::init(root.clone()) };
+        unsafe { null_device::init(root.clone()) };
         let links = bindings::rdma_link_ops {
             type_: c"null".as_char_ptr(),
             newlink: Some(newlink),
@@ -86,13 +75,13 @@ impl kernel::Module for Module {
 
 impl Drop for Module {
     fn drop(&mut self) {
-        // SAFETY: Registered by `init`. No `newlink` runs after this.
+        // SAFETY: Registered by `init`, and unregistered only here.
         unsafe { bindings::rdma_link_unregister(self.links.get()) };
-        device::exit();
+        null_device::exit();
     }
 }
 
-/// `rdma link add`. The network device is of no use here.
+/// `rdma link add`. The network device is not used.
 ///
 /// # Safety
 ///
@@ -100,5 +89,5 @@ impl Drop for Module {
 unsafe extern "C" fn newlink(name: *const c_char, _netdev: *mut bindings::net_device) -> c_int {
     // SAFETY: The core gives a C string, which is valid during the call.
     let name = unsafe { CStr::from_char_ptr(name) };
-    ops::errno(device::register(name, device::Kind::Plain).map(drop))
+    verbs::errno(null_device::register(name, null_device::Kind::Plain).map(drop))
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Queues of receives: those of QPs, and SRQs.
+//! Receive queues: those of QPs, and SRQs.
 
 use crate::{
     memory::Sge,
@@ -16,7 +16,7 @@ struct Wr {
     entries: usize,
 }
 
-/// A receive that was taken from its queue. Its entries stay until another one is posted.
+/// A receive that was taken from its queue. Its entries stay until the next one is posted.
 pub(crate) struct Recv {
     pub(crate) wr_id: u64,
     at: usize,
@@ -27,9 +27,9 @@ pub(crate) struct Recv {
 pub(crate) struct RecvQueue {
     wrs: Ring<Wr>,
     sges: KVVec<Sge>,
-    /// Room for entries in each receive.
+    /// Number of entries that a receive can have.
     max_sge: usize,
-    /// How many receives have not been polled.
+    /// Number of receives whose completions have not been polled.
     used: usize,
 }
 
@@ -44,7 +44,7 @@ impl RecvQueue {
         })
     }
 
-    /// Adds a receive. Fails with `ENOMEM` if all places are taken.
+    /// Adds a receive. Fails with `ENOMEM` if the queue is full.
     #[inline]
     pub(crate) fn post(&mut self, wr_id: u64, sges: &[Sge]) -> Result {
         let entries = sges.len();
@@ -78,12 +78,12 @@ impl RecvQueue {
         self.sges.get(begin..begin + recv.entries).unwrap_or(&[])
     }
 
-    /// Frees the place of a receive.
+    /// Frees the entry of a receive.
     pub(crate) fn retire(&mut self) {
         self.used = self.used.saturating_sub(1);
     }
 
-    /// Forgets all receives.
+    /// Drops all receives.
     pub(crate) fn clear(&mut self) {
         self.wrs.retain(|_| false);
         self.used = 0;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Queues of a fixed size, and tables of a fixed size: nothing is allocated after they are made.
+//! Queues and tables of a fixed size. Nothing is allocated after they are made.
 
 use kernel::prelude::*;
 
@@ -30,7 +30,7 @@ impl<T: Copy + Default> Ring<T> {
 
     #[inline]
     fn at(&self, nth: usize) -> usize {
-        // Neither is more than the number of slots.
+        // Neither is larger than the number of slots.
         let at = self.head.wrapping_add(nth);
         if at < self.slots.len() {
             at
@@ -39,7 +39,7 @@ impl<T: Copy + Default> Ring<T> {
         }
     }
 
-    /// Adds a value at the end and says where it is, or gives it back.
+    /// Adds a value at the end and returns its index, or the value if the ring is full.
     #[inline]
     pub(crate) fn push(&mut self, value: T) -> Result<usize, T> {
         match self.add() {
@@ -51,7 +51,7 @@ impl<T: Copy + Default> Ring<T> {
         }
     }
 
-    /// Adds some value at the end, for another to be put there.
+    /// Adds a slot at the end, with an old value. Returns `None` if the ring is full.
     #[inline(always)]
     pub(crate) fn add(&mut self) -> Option<(usize, &mut T)> {
         if self.len >= self.slots.len() {
@@ -63,7 +63,7 @@ impl<T: Copy + Default> Ring<T> {
         Some((at, slot))
     }
 
-    /// Takes the first value, and says where it was.
+    /// Takes the first value and returns it with its index.
     #[inline]
     pub(crate) fn pop(&mut self) -> Option<(usize, T)> {
         let at = self.head;

@@ -1,0 +1,284 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Devices by name: how tests make them, and how they end with the module.
+
+use crate::{
+    cq::VECTORS,
+    device::Shared,
+    inject::{
+        Injection,
+        Stall, //
+    },
+    machine::Machine,
+    memory::LOCAL_KEY,
+    verbs, //
+};
+use kernel::{
+    debugfs::Dir,
+    error::to_result,
+    prelude::*,
+    str::CStr,
+    sync::Arc, //
+};
+use rdma_bindings as bindings;
+
+/// A null device. It is removed when this is dropped.
+///
+/// All functions may sleep.
+pub struct NullDevice {
+    shared: Arc<Shared>,
+}
+
+impl NullDevice {
+    /// Makes a device and registers it: clients have been told of it when this returns.
+    ///
+    /// # Errors
+    ///
+    /// `ENFILE` if there is a device of this name; `ENOMEM`, or another error of the RDMA core.
+    pub fn new(name: &CStr) -> Result<Self> {
+        Ok(Self {
+            shared: register(name, Kind::Plain)?,
+        })
+    }
+
+    /// As [`NullDevice::new`], of a driver with drain operations of its own (`drain_sq`,
+    /// `drain_rq`), which do nothing: those of hardware have no result, and only warn if their
+    /// marker cannot be posted.
+    ///
+    /// # Errors
+    ///
+    /// As [`NullDevice::new`].
+    pub fn with_drain(name: &CStr) -> Result<Self> {
+        Ok(Self {
+            shared: register(name, Kind::OwnDrain)?,
+        })
+    }
+
+    /// As [`NullDevice::new`], but an iWARP device, for `rdma_protocol_iwarp()`. It invalidates as
+    /// siw does: the key's low byte is not compared, and an MR that is not valid may be
+    /// invalidated.
+    ///
+    /// # Errors
+    ///
+    /// As [`NullDevice::new`].
+    pub fn iwarp(name: &CStr) -> Result<Self> {
+        Ok(Self {
+            shared: register(name, Kind::Iwarp)?,
+        })
+    }
+
+    /// As [`NullDevice::new`], but of a driver that does not report the limits of an RDMA READ and
+    /// of a registration (`max_sge_rd`, `max_fast_reg_page_list_len`).
+    ///
+    /// # Errors
+    ///
+    /// As [`NullDevice::new`].
+    pub fn vague(name: &CStr) -> Result<Self> {
+        Ok(Self {
+            shared: register(name, Kind::Vague)?,
+        })
+    }
+
+    /// Returns the name that the device was made with.
+    pub fn name(&self) -> &CStr {
+        &self.shared.name
+    }
+
+    /// Unregisters the device, as if it were unplugged, and waits until its clients have released
+    /// it (`ib_unregister_device`).
+    pub fn remove(&self) {
+        self.shared.unregister();
+    }
+
+    /// Injects a fault for any QP of the device, or for the device itself.
+    ///
+    /// # Errors
+    ///
+    /// `ENODEV` for an event after the removal.
+    pub fn inject(&self, injection: Injection) -> Result {
+        self.shared.inject(None, injection)
+    }
+
+    /// Injects a fault for the QP with this number.
+    ///
+    /// # Errors
+    ///
+    /// `ENOENT` if there is no such QP; `EINVAL` for a fault of devices only.
+    pub fn inject_qp(&self, num: u32, injection: Injection) -> Result {
+        self.shared.inject(Some(num), injection)
+    }
+
+    /// Returns the number of completions of a QP that are held back.
+    ///
+    /// # Errors
+    ///
+    /// `ENOENT` if there is no such QP.
+    pub fn held(&self, num: u32) -> Result<usize> {
+        let machine = self.shared.machine.lock();
+        let index = machine.find_qp(num).ok_or(ENOENT)?;
+        Ok(machine.qps.get(index).map_or(0, |qp| qp.held.len()))
+    }
+
+    /// Returns whether the next call that posts to a QP will wait for another one.
+    ///
+    /// # Errors
+    ///
+    /// `ENOENT` if there is no such QP.
+    pub fn stalls(&self, num: u32) -> Result<bool> {
+        let machine = self.shared.machine.lock();
+        let index = machine.find_qp(num).ok_or(ENOENT)?;
+        let stall = machine.qps.get(index).map(|qp| qp.stall);
+        Ok(matches!(stall, Some(Stall::Next { .. })))
+    }
+
+    /// Returns the number of changes of a QP that are under way, and of those that have begun while
+    /// another was.
+    ///
+    /// # Errors
+    ///
+    /// `ENOENT` if there is no such QP.
+    pub fn changes(&self, num: u32) -> Result<(u32, u32)> {
+        let machine = self.shared.machine.lock();
+        let index = machine.find_qp(num).ok_or(ENOENT)?;
+        let qp = machine.qps.get(index).ok_or(ENOENT)?;
+        Ok((qp.changes.running, qp.changes.overlaps))
+    }
+
+    /// Returns the number of MRs that still cannot be deregistered.
+    pub fn deregs(&self) -> u32 {
+        self.shared.machine.lock().deregs.count
+    }
+
+    /// Returns the numbers of objects: CQs, QPs, SRQs and MRs.
+    pub fn objects(&self) -> [usize; 4] {
+        let machine = self.shared.machine.lock();
+        [
+            machine.cqs.iter().count(),
+            machine.qps.iter().count(),
+            machine.srqs.iter().count(),
+            machine.mrs.iter().count(),
+        ]
+    }
+}
+
+impl Drop for NullDevice {
+    fn drop(&mut self) {
+        self.remove();
+    }
+}
+
+/// The devices of the module.
+struct Devices {
+    all: KVec<Arc<Shared>>,
+    /// The folder in debugfs that has one for each device.
+    root: Option<Dir>,
+}
+
+kernel::sync::global_lock! {
+    // SAFETY: The module's init initialises it, before anything else of the module runs.
+    unsafe(uninit) static DEVICES: Mutex<Devices> = Devices { all: KVec::new(), root: None };
+}
+
+/// # Safety
+///
+/// Called once, before any other function of this file.
+pub(crate) unsafe fn init(root: Dir) {
+    // SAFETY: The caller calls this once, before anything else uses it.
+    unsafe { DEVICES.init() };
+    DEVICES.lock().root = Some(root);
+}
+
+/// Removes all devices and waits for removals that other threads have begun. The caller makes no
+/// more devices.
+pub(crate) fn exit() {
+    let devices = core::mem::replace(
+        &mut *DEVICES.lock(),
+        Devices {
+            all: KVec::new(),
+            root: None,
+        },
+    );
+    devices.all.iter().for_each(|shared| shared.unregister());
+}
+
+/// # Safety
+///
+/// Called by the RDMA core, or a consumer, with a QP.
+unsafe extern "C" fn no_drain(_qp: *mut bindings::ib_qp) {}
+
+/// The driver that a device imitates.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kind {
+    Plain,
+    /// One with drain operations of its own, which do nothing.
+    OwnDrain,
+    /// One of iWARP.
+    Iwarp,
+    /// One that does not report the limits of a request.
+    Vague,
+}
+
+/// Makes a device and registers it. Clients have been told of it when this returns.
+pub(crate) fn register(name: &CStr, kind: Kind) -> Result<Arc<Shared>> {
+    // Machines are large, so they are not built on the stack.
+    let mut machine = Machine::new()?;
+    machine.iwarp = kind == Kind::Iwarp;
+    machine.vague = kind == Kind::Vague;
+    let root = DEVICES.lock().root.clone();
+    let shared = Shared::new(name, machine, root)?;
+    let ib = shared.ib();
+    // SAFETY: The device was just allocated, and the RDMA core does not know it yet.
+    unsafe {
+        (*ib).node_type = bindings::RDMA_NODE_IB_CA as u8;
+        (*ib).phys_port_cnt = 1;
+        (*ib).num_comp_vectors = VECTORS;
+        (*ib).local_dma_lkey = LOCAL_KEY;
+        (*ib).node_guid = shared.guid.to_be();
+        bindings::ib_set_device_ops(ib, &raw const verbs::OPS.0);
+        if kind == Kind::OwnDrain {
+            (*ib).ops.drain_sq = Some(no_drain);
+            (*ib).ops.drain_rq = Some(no_drain);
+        }
+    }
+    forget_gone();
+    let kept = DEVICES.lock().all.push(shared.clone(), GFP_KERNEL);
+    let netdev = |()| match kind {
+        // The core reads the state of such ports from their interfaces.
+        //
+        // SAFETY: The device is not registered yet, and has the port. The loopback interface lives
+        // as long as the kernel does, and the core takes a reference.
+        Kind::Iwarp => to_result(unsafe {
+            bindings::ib_device_set_netdev(ib, bindings::init_net.loopback_dev, 1)
+        }),
+        Kind::Plain | Kind::OwnDrain | Kind::Vague => Ok(()),
+    };
+    let kept = kept.map_err(Error::from).and_then(netdev);
+    let registered = kept.and_then(|()| {
+        // SAFETY: The device is complete. There is no DMA device, so addresses are the kernel's.
+        to_result(unsafe {
+            bindings::ib_register_device(ib, shared.name.as_char_ptr(), core::ptr::null_mut())
+        })
+    });
+    if let Err(e) = registered {
+        // SAFETY: Not registered. This calls `dealloc_driver`.
+        unsafe { bindings::ib_dealloc_device(ib) };
+        forget_gone();
+        return Err(e);
+    }
+    Ok(shared)
+}
+
+/// Removes devices that are gone from the list, once their last operation has returned.
+fn forget_gone() {
+    loop {
+        let gone = {
+            let mut devices = DEVICES.lock();
+            let index = devices.all.iter().position(|it| it.is_gone());
+            index.and_then(|index| devices.all.remove(index).ok())
+        };
+        match gone {
+            Some(shared) => shared.unregister(),
+            None => return,
+        }
+    }
+}
