@@ -5,7 +5,7 @@
 //! ```text
 //! # cd /sys/kernel/debug/rdma_mad_ping/rxe0
 //! # echo 100 > answered         a hundred pings, each answered with its bytes inverted
-//! # echo 3 > unanswered         three that nobody answers, so that they time out
+//! # echo 3 > unanswered         three without an answer, so that they time out
 //! # cat stats
 //! ```
 //!
@@ -46,10 +46,10 @@ use rdma::{
 const CLASS: Class = Class::with_oui(0x31, [0x00, 0x00, 0x5e]);
 const PORT: u32 = 1;
 const LEN: usize = 216;
-/// How many pings may wait to be answered. More are dropped, and asked again.
+/// The number of pings that may wait to be answered. More are dropped, and asked again.
 const BACKLOG: usize = 32;
 
-/// How long to wait for an answer, and how often to ask again.
+/// The time to wait for an answer, and the number of retries.
 const TIMEOUT_MS: u32 = 50;
 const RETRIES: u32 = 2;
 
@@ -69,7 +69,7 @@ impl Client for MadPing {
     }
 }
 
-/// What there is for one device: the agents, and files to have them work.
+/// The state of a device: the agents, and the files that control them.
 #[pin_data]
 struct Pinger {
     name: Name,
@@ -90,7 +90,7 @@ impl DeviceData<MadPing> for Pinger {
         })
     }
 
-    /// Whoever is pinging now stops, and so does the thread that answers.
+    /// Ends pings that are under way, and the thread that answers.
     fn remove(self: Pin<&Self>, _module: Pin<&MadPing>, _dev: &Device, cx: &Sleepable) {
         for agent in [&self.ends.asks, &*self.ends.answers] {
             if let Err(e) = agent.stop(cx) {
@@ -110,7 +110,7 @@ fn unanswered(ends: &Arc<Ends>, reader: &mut UserSliceReader) -> Result {
     ends.ping(Method::REPORT, reader)
 }
 
-/// What has happened since the device came.
+/// Counts since the device was added.
 #[derive(Debug, Default)]
 struct Stats {
     pings: u64,
@@ -158,7 +158,7 @@ impl Ends {
         Peer::new(&self.asks, &gid, gid.gid(), cx)
     }
 
-    /// Sends as many pings as somebody has written, one after the other. An answer that does not
+    /// Sends the number of pings that was written, one after the other. An answer that does not
     /// come is counted; anything else that goes wrong is the end.
     fn ping(&self, method: Method, reader: &mut UserSliceReader) -> Result {
         let mut text = [0; 16];

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! What a run is to do: a line of `key=value`.
+//! The arguments of a run: a line of `key=value`.
 //!
 //! | key       | value                                                            | default    |
 //! |-----------|------------------------------------------------------------------|------------|
@@ -74,7 +74,7 @@ macro_rules! names {
 }
 
 names! {
-    /// What is measured.
+    /// The load.
     Load {
         SendLat = "send_lat",
         WriteLat = "write_lat",
@@ -91,7 +91,7 @@ names! {
 }
 
 names! {
-    /// How completions are come by.
+    /// The polling context.
     Context {
         Direct = "direct",
         Batch = "batch",
@@ -102,7 +102,7 @@ names! {
     }
 }
 
-/// What a run is to do.
+/// The arguments of a run.
 pub(crate) struct Args<'a> {
     pub(crate) load: Load,
     pub(crate) device: &'a str,
@@ -120,7 +120,7 @@ pub(crate) struct Args<'a> {
     held: Option<&'a AtomicCell<u32>>,
 }
 
-/// How long everything is kept for whoever wants to look at it, in milliseconds.
+/// The time for which all objects are kept to be looked at, in milliseconds.
 const HOLD_MS: u32 = 10_000;
 
 /// The words of a line, each of which is to be taken once.

@@ -22,7 +22,7 @@ use rdma::prelude::*;
 
 const CAPS: Caps = Caps::new(1, 1);
 
-/// How long to look for an address and for a route, each, in milliseconds.
+/// The longest time to resolve an address and a route, each, in milliseconds.
 const RESOLVE_MS: u32 = 2_000;
 
 const PARAM: cm::ConnParam<'static> = cm::ConnParam {
@@ -33,7 +33,7 @@ const PARAM: cm::ConnParam<'static> = cm::ConnParam {
     rnr_retry_count: 7,
 };
 
-/// What the QPs of an end are made of.
+/// The parts that the QPs of an end are made of.
 struct Parts<C: PollContext> {
     pd: Pd,
     cq: Cq<C>,
@@ -56,7 +56,7 @@ impl<C: Mode> Parts<C> {
     }
 }
 
-/// What is told of an end of a connection.
+/// The handler of an end of a connection.
 struct Events(Arc<Run<()>>);
 
 impl cm::Handler for Events {

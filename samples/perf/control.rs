@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! What files work with: one run at a time, and what has come of the last.
+//! The files: one run at a time, and the result of the last.
 
 use crate::{
     args::Args,
@@ -36,7 +36,7 @@ pub(crate) struct Control {
     running: Mutex<()>,
     #[pin]
     report: Mutex<Option<Report>>,
-    /// Whether the run keeps everything, until this is set to 0.
+    /// Not 0 while the run keeps its objects.
     held: AtomicCell<u32>,
 }
 
@@ -64,7 +64,7 @@ pub(crate) fn run(control: &Arc<Control>, reader: &mut UserSliceReader) -> Resul
     };
     let args = Args::parse(line, &control.held)?;
     let cx = Sleepable::current()?;
-    // What was there is not what comes of this, even if it fails.
+    // An old result must not be taken for that of this run, even if it fails.
     *control.report.lock() = None;
     let report = run_args(&control.client, &args, &cx)
         .inspect_err(|e| pr_err!("{}: {e:?}\n", line.trim()))?;
@@ -89,7 +89,7 @@ pub(crate) fn samples(control: &Arc<Control>, f: &mut fmt::Formatter<'_>) -> fmt
     Ok(())
 }
 
-/// Whether the run keeps everything.
+/// The file that ends the time for which a run keeps its objects.
 pub(crate) fn held(control: &Arc<Control>, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     f.write_fmt(fmt!("{}\n", control.held.load(Relaxed)))
 }

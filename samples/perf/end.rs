@@ -24,7 +24,7 @@ use rdma::{
     qp::Attr, //
 };
 
-/// How often to look whether something has happened, and for how long.
+/// The interval between two looks for an event, and the longest time.
 const NAP: Delta = Delta::from_micros(200);
 const NAPS: u32 = 50_000;
 
@@ -131,7 +131,7 @@ where
     result
 }
 
-/// What has become of a registration.
+/// The result of a registration.
 const PENDING: u32 = 0;
 const DONE: u32 = 1;
 const FAILED: u32 = 2;

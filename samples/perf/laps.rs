@@ -18,7 +18,7 @@ use kernel::{
     }, //
 };
 
-/// How many latencies are kept.
+/// The number of latencies that are kept.
 const SAMPLES: usize = 1 << 16;
 
 /// When the first laps that are measured were over, in nanoseconds from the epoch.
@@ -57,9 +57,9 @@ impl Times {
 pub(crate) struct Laps {
     /// The number of the next one. The first that is measured is zero, those before are negative.
     next: usize,
-    /// How far it is to the one after that.
+    /// The distance to the one after that.
     step: usize,
-    /// How many are measured.
+    /// The number of laps that are measured.
     count: usize,
     times: Arc<Times>,
 }
@@ -88,13 +88,13 @@ impl Laps {
         n.wrapping_add(1)
     }
 
-    /// Says whether there is more to do after so many laps than to begin the next one.
+    /// Returns whether there is more to do after this number of laps than to begin the next one.
     #[inline]
     pub(crate) fn is_milestone(&self, n: usize) -> bool {
         n % 64 == 0 || n == self.count
     }
 
-    /// Says whether a phase is over after so many laps.
+    /// Returns whether a phase is over after this number of laps.
     pub(crate) fn is_end(&self, n: usize) -> bool {
         n == 0 || n == self.count
     }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! How long a message takes to the peer and back, or an RDMA READ: one at a time.
+//! The time of a message to the peer and back, or of an RDMA READ: one at a time.
 //!
 //! Each end has a few slots. What comes is sent back out of the slot that it came in, whose receive
 //! is posted again once it is sent.
@@ -49,7 +49,7 @@ const SENT: u64 = 1;
 
 type Owned<C> = Pin<KBox<Slot<C>>>;
 
-/// How a message travels.
+/// The operation that carries a message.
 #[derive(Clone, Copy)]
 enum Op {
     Send,
@@ -128,7 +128,8 @@ impl<C: PollContext + Provides<Atomic>> Slot<C> {
         }
     }
 
-    /// Says whether the phase is over after so many laps, or else that there is progress.
+    /// Returns whether the phase is over after this number of laps, and otherwise notes the
+    /// progress.
     #[cold]
     #[inline(never)]
     fn is_over(&self, n: usize) -> bool {

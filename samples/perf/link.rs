@@ -25,9 +25,9 @@ use rdma::{
 
 const PORT: u32 = 1;
 
-/// How long to wait for an answer before sending again, as the exponent that verbs have: 4.3 s.
-/// Where nothing is lost, a machine that is busy answers late, and what is then sent twice is not
-/// what is to be measured.
+/// The time to wait for an answer before sending again, as the exponent that verbs have: 4.3 s.
+/// Without losses a busy machine answers late, and requests that are then sent twice are not
+/// to be measured.
 pub(crate) const TIMEOUT: u8 = 20;
 
 /// Returns the GID that stands for the first IPv4 address of a device, if there is one: where there
@@ -121,7 +121,7 @@ where
     connect_one(b, a.cq.device(), Some(a), timeout, cx)
 }
 
-/// How QPs of a device are connected to nobody.
+/// Connects the QPs of a device to none.
 pub(crate) struct Nowhere {
     path: ah::Attr,
     rd_atomic: u8,
@@ -140,7 +140,7 @@ impl Nowhere {
     }
 }
 
-/// Connects an end to nobody: on a null device, requests then complete and do nothing.
+/// Connects an end to no peer: on a null device, requests then only complete.
 pub(crate) fn connect_to_none<C>(end: &End<C>, cx: &Sleepable) -> Result
 where
     C: Mode,

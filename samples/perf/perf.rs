@@ -14,7 +14,7 @@
 //!
 //! In the folder `second` are the same files again, for a run at the same time on another CPU.
 //!
-//! Where to read on, in this order:
+//! The files, in the order to read them:
 //!
 //! - `args.rs` and `control.rs`: what can be asked for, and how.
 //! - `end.rs` and `link.rs`: what an end is made of, and how the QPs of two ends are connected.
@@ -89,7 +89,7 @@ struct Perf {
 }
 
 impl Client for Perf {
-    // What a run uses of a device is gone when it ends, and the device waits for that.
+    // The objects of a run are gone when it ends, and the removal of the device waits for that.
     type Data = ();
 
     fn init(client: &ClientRef) -> impl PinInit<Self, Error> {

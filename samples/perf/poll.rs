@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! How completions are come by: by the RDMA core, or by the caller in one of three ways.
+//! Polling of completions: by the RDMA core, or by the caller in one of three ways.
 
 use crate::args::Context;
 use kernel::prelude::*;
 use rdma::prelude::*;
 
-/// How many completions are polled at once, as the RDMA core does.
+/// The number of completions that are polled at once, as by the RDMA core.
 pub(crate) const BATCH: u32 = 16;
 
 /// An owner that is recognised where completions are polled.
@@ -18,7 +18,7 @@ pub(crate) trait Owner: CqeHandler<Needs = Atomic> {
 /// Handles completions, not many more than it is told, and returns their number.
 pub(crate) type Poll<C> = fn(&Cq<C>, u32) -> Result<u32>;
 
-/// Who polls. Loads are compiled once for each, and which of the contexts it is, is looked at when
+/// The polling context. Loads are compiled once for each, and one of them is chosen when
 /// a run is set up.
 pub(crate) trait Mode: PollContext + Provides<Atomic> {
     /// Allocates a CQ for a context.
@@ -33,7 +33,7 @@ pub(crate) trait Mode: PollContext + Provides<Atomic> {
     {
     }
 
-    /// Returns how the caller polls a CQ whose completions are mostly of owners `T`, if he does.
+    /// Returns how the caller polls a CQ whose completions are mostly of owners `T`, or `None`.
     fn poll<T: Owner>(_context: Context) -> Option<Poll<Self>>
     where
         Self: Sized,

@@ -34,7 +34,7 @@ use kernel::{
 };
 use rdma::prelude::*;
 
-/// What a request does, and where.
+/// The operation of a request and its range.
 #[derive(Clone, Copy)]
 enum Op {
     Send,
@@ -44,22 +44,22 @@ enum Op {
 
 type Owned<C> = Pin<KBox<Group<C>>>;
 
-/// What all requests of a stream have in common.
+/// The state that all requests of a stream share.
 struct Common<C: PollContext + Provides<Atomic>> {
     op: Op,
     signal: NonZero<u32>,
     run: Arc<Run<Owned<C>>>,
 }
 
-/// So many requests, of which the last is signaled, and gives all of them back. It counts for
-/// itself: nobody else has it. What each completion needs is in one cache line.
+/// A number of requests, of which the last is signaled, and gives all of them back. It counts for
+/// itself: it is not shared. All that a completion needs is in one cache line.
 #[derive(HasCqe)]
 #[repr(C)]
 struct Group<C: PollContext + Provides<Atomic>> {
     cqe: Cqe<Self>,
     qp: Arc<Qp<C>>,
     common: Arc<Common<C>>,
-    /// How often it is still to come back.
+    /// The number of times that it still has to complete.
     left: u32,
     buf: Buf<Bidirectional>,
 }

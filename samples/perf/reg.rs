@@ -45,7 +45,7 @@ struct FastReg<C: PollContext + Provides<Atomic>> {
     reg: Cqe<Self, REG>,
     inv: Cqe<Self, INV>,
     region: Region<Bidirectional>,
-    /// How often it is still to come back.
+    /// The number of times that it still has to complete.
     left: u32,
     qp: Arc<Qp<C>>,
     run: Arc<Run<Owned<C>>>,

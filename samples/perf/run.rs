@@ -48,12 +48,12 @@ use rdma::prelude::*;
 /// After so long without progress a run is stuck, in milliseconds.
 const STUCK_MS: u32 = 10_000;
 
-/// How often to poll in vain before sleeping. The other end may need the only CPU; where there are
-/// more, the sleep would be what is measured.
+/// The number of polls without a completion before sleeping. The other end may need the only CPU;
+/// where there are more, the sleep would be what is measured.
 const SPINS: u32 = 512;
 const SPINS_ALONE: u32 = 64;
 
-/// What a run has come to.
+/// The result of a run.
 #[derive(Default)]
 pub(crate) struct Figures {
     pub(crate) ops: u64,
@@ -78,7 +78,7 @@ impl fmt::Display for Figures {
     }
 }
 
-/// What can be read after a run.
+/// The text of the file `result`.
 pub(crate) struct Report {
     pub(crate) figures: Figures,
     /// Latencies, in nanoseconds.
@@ -94,9 +94,9 @@ impl From<Figures> for Report {
     }
 }
 
-/// Where a phase is.
+/// The state of a phase.
 struct State<P> {
-    /// How many owners are not through.
+    /// The number of owners that have not ended.
     left: u32,
     /// When the phase was over, or that it has failed.
     end: Option<Result<Instant<Monotonic>>>,
@@ -116,13 +116,13 @@ impl<P> State<P> {
     }
 }
 
-/// What the owners of a run share. They count for themselves; this is touched when one of them is
-/// through.
+/// The state that the owners of a run share. They count for themselves; this is touched when one of
+/// them is through.
 ///
 /// `P` is an owner, of which those that are through are kept for the next phase.
 #[pin_data]
 pub(crate) struct Run<P: Send> {
-    /// Whether the phase is over, for those who poll.
+    /// `true` once the phase is over, for callers that poll.
     over: AtomicCell<bool>,
     /// Changes now and then while there is progress.
     progress: AtomicCell<u32>,
@@ -158,7 +158,7 @@ impl<P: Send> Run<P> {
         self.over.store(false, Release);
     }
 
-    /// Says whether an owner goes on, which is to come back `left` more times; and now and then
+    /// Returns whether an owner goes on, which is to complete `left` more times; and now and then
     /// that there is progress.
     #[inline]
     pub(crate) fn goes_on(&self, left: u32) -> bool {
@@ -172,7 +172,7 @@ impl<P: Send> Run<P> {
         true
     }
 
-    /// Says that there is progress.
+    /// Notes that there is progress.
     #[cold]
     pub(crate) fn tick(&self) {
         let progress = self.progress.load(Relaxed).wrapping_add(1);
@@ -230,7 +230,7 @@ impl<P: Send> Run<P> {
         self.changed.notify_all();
     }
 
-    /// Waits for the end of the phase, and says when that was. Polls meanwhile where nobody else
+    /// Waits for the end of the phase and returns its time. Polls meanwhile if nothing else
     /// does.
     #[inline]
     pub(crate) fn wait(

@@ -86,7 +86,7 @@ pub(crate) fn phases<T>(
     rounds(args, &mut list, args.count, true)
 }
 
-/// QPs that can send, to nobody.
+/// QPs that can send, without a peer.
 #[inline(never)]
 pub(crate) fn qps(client: &ClientRef, args: &Args<'_>, cx: &Sleepable) -> Result<Report> {
     let dev = device(client, args.device, cx)?;

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Requests to nobody, for a null device: what the layers above a device cost.
+//! Requests without a peer, for a null device: the cost of the layers above a device.
 //!
 //! The caller posts all requests, then processes their completions, and again. Posting and
-//! processing are timed apart. So the requests have to come back to the caller: where he polls into
-//! an array or dispatches statically, he takes them; to callbacks he lends what he keeps.
+//! processing are timed apart. So the requests have to come back to the caller: it takes them from
+//! the array or the static dispatch, and lends its `Reusable` ones to callbacks.
 
 use crate::{
     args::{
@@ -159,7 +159,7 @@ impl Round for ByCallback {
     }
 }
 
-/// The caller takes the requests from the completions, which he has polled into an array, or which
+/// The caller takes the requests from the completions, which were polled into an array, or which
 /// are dispatched `STATIC`ally.
 struct Taken<const STATIC: bool> {
     here: KVec<Pin<KBox<Request>>>,

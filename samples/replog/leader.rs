@@ -22,13 +22,13 @@ use rdma::{
     prelude::*, //
 };
 
-/// How many records are under way at once.
+/// The number of records that are under way at once.
 const WINDOW: usize = 4;
 
 /// For each record a write or a flush, and a receive for the advertisement.
 const CAPS: Caps = Caps::new(WINDOW as u32, 1);
 
-/// How long to look for an address and for a route, each, and for a completion, in milliseconds.
+/// The longest time to resolve an address and a route, each, and for a completion, in milliseconds.
 const PATIENCE_MS: u32 = 5_000;
 
 /// A record under way.
@@ -41,7 +41,7 @@ struct Append {
 
 type AppendOp = Op<Append, ToDevice>;
 
-/// What appends to a follower's log. The connection ends when this is dropped.
+/// The writing end of a follower's log. The connection ends when this is dropped.
 pub(crate) struct Leader {
     id: cm::Id,
     qp: Arc<Qp<Waited>>,

@@ -13,7 +13,7 @@ use zerocopy::byteorder::{
 };
 use zerocopy_derive::Immutable;
 
-/// What is before the payload.
+/// The header of a record.
 #[derive(FromBytes, IntoBytes, Immutable)]
 #[repr(C)]
 struct Header {
@@ -68,14 +68,14 @@ fn whole(seq: u64, log: &[u8]) -> Option<&[u8]> {
     whole.then_some(payload)
 }
 
-/// What is found in a log.
+/// The records of a log.
 #[derive(Debug)]
 pub(crate) struct Recovered {
     /// The number of whole records.
     pub(crate) records: u64,
     /// Their length, in bytes.
     pub(crate) bytes: usize,
-    /// Whether each is what the leader has appended.
+    /// `true` if each is as the leader has appended it.
     pub(crate) right: bool,
 }
 
@@ -95,7 +95,7 @@ pub(crate) fn recover(mut log: &[u8]) -> Recovered {
     }
 }
 
-/// What the follower tells the leader: where its log is.
+/// The message of the follower to the leader: the address of its log.
 #[derive(FromBytes, IntoBytes, Immutable)]
 #[repr(C)]
 pub(crate) struct Advertisement {

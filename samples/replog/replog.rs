@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! A replicated log: a leader appends records to a follower's memory, which nobody but the leader's
+//! A replicated log: a leader appends records to a follower's memory, which only the leader's
 //! RDMA device touches.
 //!
 //! Each record is an RDMA WRITE and a flush, what librpma is for. The module plays both parts on

@@ -30,7 +30,7 @@ use rdma::{
 /// completions may come later than the answer.
 const CAPS: Caps = Caps::new(5, 2);
 
-/// How long to look for an address and for a route, each, in milliseconds.
+/// The longest time to resolve an address and a route, each, in milliseconds.
 const PATIENCE_MS: u32 = 5_000;
 
 /// The memory that is lent, and the answer that comes with it.
@@ -171,7 +171,7 @@ impl Caller {
     pub(crate) fn call(&mut self, op: u32, number: u32, len: usize, cx: &Sleepable) -> Result {
         let data = self.data.get_mut(..len).ok_or(EINVAL)?;
         data.iter_mut().zip(pattern(number)).for_each(|(to, byte)| {
-            // What the server is to write is something else before.
+            // The memory that the server is to write has other bytes before.
             *to = if op == PUT { byte } else { !byte };
         });
         self.lent.region.write(0, data)?;

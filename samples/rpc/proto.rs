@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! What goes over the wire: calls and answers, and the data that they are about.
+//! The wire format: calls and answers, and the data that they are about.
 
 use kernel::prelude::*;
 use rdma::prelude::Remote;

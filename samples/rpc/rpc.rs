@@ -31,7 +31,8 @@ use rdma::prelude::*;
 
 struct Rpc;
 
-/// What call `number` does, and its length: from one byte to all, each multiple of a page and not.
+/// The operation of call `number`, and its length: from one byte to all, each multiple of a page
+/// and not.
 fn plan(number: u32) -> (u32, usize) {
     let op = if number % 2 == 0 { PUT } else { GET };
     (op, 1 + (number as usize * 4_095) % MAX_LEN)

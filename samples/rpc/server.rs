@@ -37,12 +37,12 @@ use rdma::{
     wc::Success, //
 };
 
-/// How many calls are served at once. A slot is free a little after the answer has come, and a call
-/// that finds none is sent again after most of a second, or, on iWARP, ends its connection: so two
-/// for each of the usual clients, and for the one that sends nonsense.
+/// The number of calls that are served at once. A slot is free a little after the answer has come,
+/// and a call that finds none is sent again after most of a second, or, on iWARP, ends its
+/// connection: so two for each of the usual clients, and for the one that sends nonsense.
 const SLOTS: u32 = 10;
-/// How many connections may wait for their peers to confirm them. Until these are gone, as many
-/// more may come.
+/// The number of connections that may wait for their peers to confirm them. Until these are gone,
+/// as many more may come.
 const BACKLOG: u32 = 8;
 /// The pages of a call's data, and how many of them a request has.
 const PAGES: u32 = MAX_LEN.div_ceil(PAGE_SIZE) as u32;
@@ -87,8 +87,8 @@ impl cm::Handler for Connection {
     }
 }
 
-/// Serves whoever connects to `addr`, `connections` of them at once, until the listener is dropped
-/// and the peers have disconnected.
+/// Serves clients that connect to `addr`, `connections` of them at once, until the listener is
+/// dropped and the peers have disconnected.
 pub(crate) fn serve(
     client: &ClientRef,
     addr: SocketAddr,
@@ -128,7 +128,7 @@ pub(crate) fn serve(
 struct Request {
     fetched: Cqe<Self>,
     answered: Cqe<Self, 1>,
-    /// Where the call comes in, and the answer goes out.
+    /// The buffer of the call and of its answer.
     message: Buf<Bidirectional>,
     data: Ctx,
     call: Option<Call>,

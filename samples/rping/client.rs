@@ -38,7 +38,7 @@ use rdma::{
     prelude::*, //
 };
 
-/// How long to look for an address and for a route, each, in milliseconds.
+/// The longest time to resolve an address and a route, each, in milliseconds.
 const RESOLVE_MS: u32 = 2000;
 
 /// Runs a client to its end and says why that was.
@@ -167,18 +167,18 @@ struct Ping<C: Context> {
     recv: Cqe<Self>,
     conn: Arc<Conn<C>>,
     inbox: Buf<FromDevice>,
-    /// What the server reads, and the message that says where it is.
+    /// The memory that the server reads, and the message that advertises it.
     source: Arc<Memory<C, ToDevice>>,
     source_at: Arc<Message<C>>,
-    /// What the server writes.
+    /// The memory that the server writes.
     sink: Arc<Memory<C, FromDevice>>,
     sink_at: Arc<Message<C>>,
-    /// Whether the sink was advertised in this ping.
+    /// `true` once the sink was advertised in this ping.
     sink_offered: bool,
     /// A copy of the source or the sink.
     data: KVec<u8>,
     validate: bool,
-    /// How many pings to do; 0 for no end.
+    /// The number of pings; 0 for no end.
     count: u32,
     /// The number of the ping, from 0 on, and when it began.
     number: u32,

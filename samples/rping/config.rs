@@ -59,7 +59,7 @@ use rdma::{
     prelude::Arc, //
 };
 
-/// What can be configured.
+/// The attributes in configfs.
 #[derive(Clone, Copy)]
 pub(crate) struct Config {
     pub(crate) addr: IpAddr,

@@ -12,8 +12,8 @@
 //!
 //! So there is a circle: the QP keeps the receive, and the receive's owner keeps the QP. It opens
 //! when the QP goes to the error state: all that is posted comes back to its handlers, which drop
-//! it, the last of it drops the [`Conn`], and the crate destroys the QP from a work item. Whoever
-//! ends a connection does it in this way: every cause leads to [`Control::end`].
+//! it, the last of it drops the [`Conn`], and the crate destroys the QP from a work item. Every
+//! cause that ends a connection does it in this way, by [`Control::end`].
 
 use crate::{
     context::Context,
@@ -96,7 +96,7 @@ impl<C: Context> Drop for Conn<C> {
 
 /// A message that is sent any number of times, always the same.
 ///
-/// As nobody writes to it any more, it may be shared: the queue owns a reference for each time it
+/// As it is not written to any more, it may be shared: the queue owns a reference for each time it
 /// is posted.
 #[derive(HasCqe)]
 pub(crate) struct Message<C: Context> {

@@ -16,10 +16,10 @@ use rdma::{
     prelude::Arc, //
 };
 
-/// How many connections an instance may have at once.
+/// The number of connections that an instance may have at once.
 const MAX: usize = 256;
 
-/// A list of connections, for who has to end them all. Each takes itself out when it is over.
+/// A list of connections, to end them all. Each takes itself out when it is over.
 #[pin_data]
 pub(crate) struct Connections {
     #[pin]

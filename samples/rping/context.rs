@@ -19,10 +19,10 @@ use kernel::{
 };
 use rdma::prelude::*;
 
-/// How many completions are taken at once.
+/// The number of completions that are taken at once.
 const BUDGET: u32 = 16;
 
-/// How long to sleep when there were none, in microseconds.
+/// The time to sleep after a poll without completions, in microseconds.
 const NAP: Delta = Delta::from_micros(20);
 
 /// A polling context, chosen at run time.
@@ -63,7 +63,7 @@ impl FromStr for Kind {
 
 /// A polling context, as a type.
 pub(crate) trait Context: PollContext + Provides<Atomic> {
-    /// How many drains it takes until everything that was posted has come back: what handlers post
+    /// The number of drains until all requests have completed: what handlers post
     /// in the first one is flushed after it, and where only the caller polls, a second one finds
     /// it.
     const DRAINS: usize = 1;

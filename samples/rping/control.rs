@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! How a connection is found, watched and ended: the part that is the same in all contexts.
+//! Control of connections: finding, watching and ending them, in all contexts.
 
 use crate::{
     config::Config,
@@ -45,7 +45,7 @@ use rdma::{
     wc::Status, //
 };
 
-/// How often progress is looked for within the time that a connection may be idle.
+/// The number of checks for progress within the time that a connection may be idle.
 const TICKS: u32 = 4;
 
 /// The part of a connection that has its id.
@@ -53,7 +53,7 @@ const TICKS: u32 = 4;
 pub(crate) struct Control {
     pub(crate) instance: Arc<Instance>,
     pub(crate) id: cm::Id,
-    /// How many pings have begun plus how many have ended: odd within a ping.
+    /// The number of pings that have begun plus those that have ended: odd within a ping.
     steps: Atomic<u64>,
     /// The steps that the timer saw last, and how often it has seen them.
     seen: Atomic<u64>,
@@ -66,7 +66,7 @@ pub(crate) struct Control {
     over: SpinLockIrq<Option<Reason>>,
     #[pin]
     changed: CondVar,
-    /// Whether the [`Conn`](crate::conn::Conn) is gone.
+    /// `true` once the [`Conn`](crate::conn::Conn) is gone.
     gone: AtomicFlag,
 }
 
@@ -111,8 +111,8 @@ impl Control {
 
     /// A request has failed.
     pub(crate) fn failed(&self, status: Status) {
-        // Who disconnects at once after its last ping may not acknowledge the go-ahead any more. On
-        // iWARP that flushes requests before it is told.
+        // A peer that disconnects at once after its last ping may not acknowledge the go-ahead any
+        // more. On iWARP that flushes requests before it is told.
         let left = matches!(status, Status::RETRY_EXC_ERR | Status::WR_FLUSH_ERR);
         if left && !self.within_ping() {
             self.end(Reason::PeerDisconnected);
@@ -146,7 +146,8 @@ impl Control {
     /// Ends the connection and does not wait for the peer's consent.
     pub(crate) fn stop(&self, reason: Reason, cx: &Sleepable) {
         self.end(reason);
-        // What is not connected yet cannot be disconnected, but who connects looks at `over` then.
+        // A connection that is not established cannot be disconnected, but `connect` looks at
+        // `over` then.
         let _ = self.id.disconnect(cx);
         self.id.release_handler(cx);
     }
@@ -205,7 +206,7 @@ impl HrTimerCallback for Control {
 impl cm::Handler for Control {
     fn event(&self, event: cm::Event<'_>, cx: &Sleepable) {
         match event {
-            // What was over before it was established could not be disconnected then.
+            // A connection that was over before it was established could not be disconnected then.
             cm::Event::Established { .. } if self.over().is_some() => {
                 let _ = self.id.disconnect(cx);
                 return;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! What a directory in configfs stands for: a server or a client.
+//! The directories in configfs: each is a server or a client.
 
 use crate::{
     client,
@@ -30,7 +30,7 @@ use rdma::{
     prelude::Arc, //
 };
 
-/// How many connections may wait for their peers to confirm them.
+/// The number of connections that may wait for their peers to confirm them.
 const BACKLOG: u32 = 64;
 
 #[derive(Clone, Copy, PartialEq, Eq)]

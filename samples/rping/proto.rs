@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! What goes over the wire: messages, and the data of a ping.
+//! The wire format: messages, and the data of a ping.
 
 use kernel::{
     fmt::Write,
@@ -112,7 +112,7 @@ impl Pattern {
         }
     }
 
-    /// Says whether `data` is the ping.
+    /// Returns whether `data` is the ping.
     pub(crate) fn matches(&self, data: &[u8]) -> bool {
         let head = self.head(data.len());
         let (begin, rest) = data.split_at(head.len());

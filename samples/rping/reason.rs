@@ -45,7 +45,7 @@ pub(crate) enum Reason {
 }
 
 impl Reason {
-    /// Says whether the connection ended before its time.
+    /// Returns whether the connection ended before its time.
     pub(crate) fn is_error(self) -> bool {
         !matches!(self, Self::Done | Self::Stopped | Self::PeerDisconnected)
     }

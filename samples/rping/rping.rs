@@ -10,7 +10,7 @@
 //! 4. The server writes what it has read there by RDMA WRITE and says "go ahead".
 //! 5. The client compares.
 //!
-//! Where to read on, in this order:
+//! The files, in the order to read them:
 //!
 //! - `conn.rs` and `control.rs`: what a connection consists of, who owns it, and how it ends.
 //! - `server.rs` and `client.rs`: the protocol, as completion handlers.

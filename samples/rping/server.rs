@@ -37,7 +37,7 @@ use kernel::{
 };
 use rdma::prelude::*;
 
-/// What is told of a listener's events.
+/// The handler of a listener's events.
 pub(crate) struct Server {
     pub(crate) instance: Arc<Instance>,
     pub(crate) config: Config,
@@ -120,9 +120,9 @@ struct Ping<C: Context> {
     /// The number of the ping, from 0 on, and when it began.
     number: u32,
     began: Instant<Monotonic>,
-    /// How many bytes were read for this ping; 0 if they still have to be.
+    /// The number of bytes that were read for this ping; 0 if they still have to be.
     len: usize,
-    /// What was advertised last.
+    /// The last advertisement.
     remote: Remote,
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! What an instance counts.
+//! The counters of an instance.
 
 use kernel::{
     fmt,

@@ -25,7 +25,7 @@ use rdma::{
 
 /// After this time without a datagram an answer is lost.
 const PATIENCE_MS: u32 = 3_000;
-/// How many receives are posted: late answers take some.
+/// The number of receives that are posted: late answers take some.
 const DEPTH: usize = 8;
 const CAPS: Caps = Caps::new(DEPTH as u32, DEPTH as u32);
 
@@ -62,7 +62,7 @@ impl CqeHandler for Answer {
     type Pointer = Pin<KBox<Self>>;
     type Needs = Atomic;
 
-    /// Nobody waits for it any more.
+    /// The caller does not wait for it any more.
     fn done(_this: Self::Pointer, _wc: &Wc, _cx: &Atomic) {}
 }
 
@@ -94,7 +94,7 @@ pub(crate) fn ask(
         })?;
 
         loop {
-            // Whoever asks waits anyhow, and so looks at the completions too.
+            // The caller waits anyhow, so it polls the completions too.
             let Some(completion) = cq.next_within(&mut batch, PATIENCE_MS, cx)? else {
                 stats.lock().lost += 1;
                 break;

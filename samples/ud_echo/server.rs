@@ -26,7 +26,7 @@ use rdma::{
     wc::Success, //
 };
 
-/// How many datagrams may come at once. More are lost.
+/// The number of datagrams that may come at once. More are lost.
 const DEPTH: u32 = 32;
 
 #[pin_data]
@@ -98,7 +98,7 @@ struct Echo {
 /// Waits for a datagram, until the server stops.
 fn receive(echo: Pin<KBox<Echo>>) {
     let server = echo.server.clone();
-    // Where the QP refuses the buffer, it is freed.
+    // If the QP refuses the buffer, it is freed.
     let _ = (server.qp).post_recv::<_, 0, 1>(echo, |e| Ok(RecvWr::new([e.buf.whole_mut()])));
 }
 

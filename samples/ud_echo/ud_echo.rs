@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! UD echo: on every RDMA device a server that sends datagrams back to whoever they came from, and
+//! UD echo: on every RDMA device a server that sends datagrams back to their sources, and
 //! a client that counts what comes back.
 //!
 //! ```text
@@ -48,7 +48,7 @@ const QKEY: u32 = 0x0ec4_0ec4;
 /// The length of each datagram, which every network carries.
 const LEN: usize = 200;
 
-/// What has happened since the device came.
+/// Counts since the device was added.
 #[derive(Debug, Default)]
 struct Stats {
     served: u64,
@@ -73,7 +73,7 @@ impl Client for UdEcho {
     }
 }
 
-/// What there is for one device: a server, and files to see it and to set clients to work.
+/// The state of a device: a server, and files to see it and to run clients.
 #[pin_data]
 struct Echo {
     name: Name,

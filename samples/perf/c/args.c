@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * What is written to the file "run": words of the form key=value.
+ * The arguments that are written to the file "run": words of the form key=value.
  */
 
 #define pr_fmt(fmt) KBUILD_MODNAME ": " fmt

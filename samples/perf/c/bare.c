@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * The device's own share of a stream to nobody: a request that is made once is
- * posted again and again, and nobody looks at what comes of it.
+ * The device's own share of a stream without a peer: a request that is made once is
+ * posted again and again, and its completion is not looked at.
  */
 
 #define pr_fmt(fmt) KBUILD_MODNAME ": " fmt

@@ -26,7 +26,7 @@ struct perf_connector {
 		struct rdma_cm_id *server;
 	} *connections;
 	struct completion server_gone;
-	/* What has come last to the client. */
+	/* The last event of the client. */
 	struct completion client_event;
 	enum rdma_cm_event_type event;
 	int status;

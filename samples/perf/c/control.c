@@ -19,7 +19,7 @@
 
 #define PERF_MAX_TEXT	1024
 
-/* What the files of one run at a time work with. */
+/* The state of the files, for one run at a time. */
 struct perf_control {
 	struct mutex lock;		/* held for as long as a run takes */
 	struct perf_args args;

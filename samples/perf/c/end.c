@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * What one end of a run has: a PD, a completion queue, buffers, and memory that
+ * One end of a run: a PD, a completion queue, buffers, and memory that
  * its peer may access.
  */
 

@@ -73,7 +73,7 @@ static int perf_to_init(struct ib_qp *qp)
 				       IB_QP_ACCESS_FLAGS);
 }
 
-/* What READs a QP of @from can have outstanding at @to. */
+/* The number of READs that a QP of @from can have outstanding at @to. */
 static u8 perf_rd_atomic(const struct ib_device *from, const struct ib_device *to)
 {
 	int max = min(from->attrs.max_qp_init_rd_atom, to->attrs.max_qp_rd_atom);
@@ -171,7 +171,7 @@ int perf_connect_to_none(struct ib_qp *qp, const struct perf_way *way)
 	return ret ?: perf_to_rts(qp, rd_atomic, PERF_TIMEOUT);
 }
 
-/* Connects the QPs of @from to those of @to, or to nobody. */
+/* Connects the QPs of @from to those of @to, or to none. */
 static int perf_connect_qps(struct perf_run *run, struct perf_end *from, struct perf_end *to,
 			    const struct perf_way *from_way, const struct perf_way *to_way)
 {

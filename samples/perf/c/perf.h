@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
- * What an RDMA ULP costs: the twin in C of the benchmark in Rust beside it. Same
+ * The cost of an RDMA ULP: the twin in C of the benchmark in Rust beside it. Same
  * loads, same buffers, same posting pattern, same control files.
  */
 
@@ -20,7 +20,7 @@
 #define PERF_STUCK	(10 * HZ)	/* without progress, before a run is given up */
 #define PERF_TIMEOUT	20		/* 4.3 s: late is not lost */
 
-/* Where completions are handled. The caller polls in the first three. */
+/* The polling contexts. The caller polls in the first three. */
 enum perf_context {
 	PERF_DIRECT,
 	PERF_STATIC,	/* as PERF_DIRECT: C knows no other dispatch */
@@ -126,7 +126,7 @@ struct perf_load {
 	bool samples;		/* each operation is timed */
 	u32 max_size;
 
-	/* Says how many QPs there are and how large they are. */
+	/* Sets the number of QPs and their size. */
 	void (*shape)(struct perf_run *run);
 	/* The QPs are connected: make what is posted, post receives. */
 	int (*init)(struct perf_run *run);
@@ -159,7 +159,7 @@ void perf_region_exit(struct perf_end *end);
 
 struct ib_cq *perf_cq_alloc(struct perf_run *run, struct ib_device *dev, u32 cqes);
 
-/* How packets find the way to and from an end. */
+/* The addresses of packets to and from an end. */
 struct perf_way {
 	union ib_gid gid;
 	u8 mac[ETH_ALEN];
@@ -193,7 +193,7 @@ static inline bool perf_caller_polls(const struct perf_run *run)
 }
 
 /*
- * Says whether a request is to be posted again, of which @left are left.
+ * Returns whether a request is to be posted again, of which @left are left.
  * The last one of all ends the phase.
  */
 static inline bool perf_goes_on(struct perf_run *run, u32 *left)
@@ -210,7 +210,7 @@ static inline bool perf_goes_on(struct perf_run *run, u32 *left)
 	return false;
 }
 
-/* What request @i of @nr does of @total. */
+/* The range of request @i of @nr within @total. */
 static inline u32 perf_share(u32 total, u32 i, u32 nr)
 {
 	return total / nr + (i < total % nr);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
- * Waiting for a run to end, and polling meanwhile where nobody else does.
+ * Waiting for a run to end, and polling meanwhile if the caller has to.
  */
 
 #ifndef PERF_POLL_H
@@ -17,7 +17,7 @@
 #define PERF_BATCH_SIZE	16
 
 /*
- * How often to poll in vain before sleeping. The other end may need the only CPU;
+ * The number of polls without a completion before sleeping. The other end may need the only CPU;
  * where there are more, the sleep would be what is measured.
  */
 #define PERF_SPINS		512

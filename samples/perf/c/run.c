@@ -10,7 +10,7 @@
 
 #include "perf.h"
 
-/* How long everything is kept for whoever wants to look at it. */
+/* The time for which all objects are kept to be looked at. */
 #define PERF_HOLD_MS	10000
 
 /* Ends the run for its first error. Any context. */

@@ -48,7 +48,7 @@ int perf_setup_go(struct perf_run *run, u32 ops, int (*set_up)(struct perf_run *
 	return 0;
 }
 
-/* QPs that can send, to nobody. */
+/* QPs that can send, without a peer. */
 struct perf_qps {
 	struct perf_way way;
 	struct ib_qp *qps[];

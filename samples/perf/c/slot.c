@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * What is to be done with slots before and after a measurement.
+ * Slots before and after a measurement.
  */
 
 #include <linux/slab.h>

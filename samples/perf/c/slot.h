@@ -20,7 +20,7 @@ struct perf_slot {
 	struct perf_buf buf;
 };
 
-/* What is counted is touched by A's handlers only, one of which runs at a time. */
+/* The counts are touched by A's handlers only, one of which runs at a time. */
 struct perf_ball {
 	struct perf_slot a[PERF_SLOTS];
 	struct perf_slot b[PERF_SLOTS];

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * What streams are made of.
+ * The requests of streams.
  */
 
 #include <linux/slab.h>

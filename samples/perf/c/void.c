@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * A stream to nobody, on the null device, where each request completes as it is
+ * A stream without a peer, on the null device, where each request completes as it is
  * posted: what is left is what the ULP and the core cost. Where the caller
  * polls, posting and processing take turns, so that each is timed.
  */
