@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! What takes no token may be called, and dropped, in any context: called in softirqs.
+//! Functions without a token may be called, and their objects dropped, in any context: called in
+//! softirqs.
 
 use crate::fixture::{
     both,
@@ -16,17 +17,17 @@ use crate::fixture::{
     CmLink,
     Counted,
     Counter,
-    Desk,
     Env,
     Events,
     Inbox,
-    Letter,
-    Line,
     Link,
     Mads,
     Null,
-    Office,
     OnDone,
+    RecvListGuard,
+    SrqLink,
+    UdEnd,
+    UdMessage,
     QKEY, //
 };
 use core::num::NonZero;
@@ -53,7 +54,7 @@ use rdma::{
     wr::AtomicWr, //
 };
 
-/// Whose completions a softirq finds.
+/// An owner whose completions a softirq finds.
 struct Softirqs(Null<Softirq>);
 
 impl Softirqs {
@@ -88,7 +89,7 @@ impl Softirqs {
 
     /// Drops something there.
     fn drop<T: Send + 'static>(&self, value: T) -> Result {
-        // What is pinned in it is not moved: it goes with the box.
+        // A value that is pinned in it is not moved: it goes with the box.
         let value = KBox::new(value, GFP_KERNEL)?;
         self.call(move || {
             drop(value);
@@ -169,7 +170,7 @@ mod tests {
             to.established_later();
             from.disconnect_later();
             from.disconnect_later();
-            // What is queued finds them, or finds that they are destroyed.
+            // Queued work finds them, or finds that they are destroyed.
             drop((from, to));
             Ok(())
         })?;
@@ -369,10 +370,10 @@ mod tests {
     #[test]
     fn datagram_is_sent() -> Result {
         let (softirqs, env) = (Softirqs::new()?, Env::new()?);
-        let office = Arc::new(Office::<Softirq>::new(&env, 0)?, GFP_KERNEL)?;
-        let (from, to) = (office.clone(), env.own_ah()?);
-        let out = Letter::new(&env.pd, &office.sent, b"hello", Some(to.clone()), &env.cx)?;
-        let into = Letter::new(&env.pd, &office.received, &[0; 64], None, &env.cx)?;
+        let end = Arc::new(UdEnd::<Softirq>::new(&env, 0)?, GFP_KERNEL)?;
+        let (from, to) = (end.clone(), env.own_ah()?);
+        let out = UdMessage::new(&env.pd, &end.sent, b"hello", Some(to.clone()), &env.cx)?;
+        let into = UdMessage::new(&env.pd, &end.received, &[0; 64], None, &env.cx)?;
         softirqs.call(move || {
             from.qp
                 .post_recv(into, |l| Ok(RecvWr::new([l.buf.whole_mut()])))?;
@@ -383,28 +384,28 @@ mod tests {
             })?;
             Ok(())
         })?;
-        office.wait(|office| office.sent.len() == 1 && office.received.len() == 1)?;
+        end.wait(|end| end.sent.len() == 1 && end.received.len() == 1)?;
         // The last reference to the address handle, which is no owner's any more.
-        drop((office.sent.take(), office.received.take()));
+        drop((end.sent.take(), end.received.take()));
         softirqs.drop(to)?;
-        softirqs.drop(office)
+        softirqs.drop(end)
     }
 
     #[test]
     fn slot_comes_home() -> Result {
-        let (softirqs, env, desk) = (Softirqs::new()?, Env::new()?, Desk::new(true)?);
-        let srq = env.srq(4, &desk)?;
+        let (softirqs, env, recv_list) = (Softirqs::new()?, Env::new()?, RecvListGuard::new(true)?);
+        let srq = env.srq(4, &recv_list)?;
         let cq = env.cq::<Softirq>(64)?;
-        let line = Line::new(&env, &srq, &cq, &cm::ConnParam::default())?;
+        let link = SrqLink::new(&env, &srq, &cq, &cm::ConnParam::default())?;
         let sent = Inbox::new()?;
         for n in 1..=8 {
-            send(&line.a.qp, env.message(&sent, &[n; 8])?)?;
-            wait(|| desk.len() == 1 && sent.len() == n.into())?;
-            let received = desk.pop()?;
+            send(&link.a.qp, env.message(&sent, &[n; 8])?)?;
+            wait(|| recv_list.len() == 1 && sent.len() == n.into())?;
+            let received = recv_list.pop()?;
             softirqs.drop(received.slot)?;
         }
         check_eq!((srq.slots(), srq.set_aside()), (4, 0));
-        drop(line);
+        drop(link);
         softirqs.drop(srq)
     }
 

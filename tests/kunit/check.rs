@@ -9,7 +9,7 @@ use kernel::{
     str::CStr, //
 };
 
-/// Says what failed, and where.
+/// Prints the condition that failed, and its place.
 #[track_caller]
 pub(crate) fn fail(args: fmt::Arguments<'_>) -> Error {
     let at = core::panic::Location::caller();
@@ -17,7 +17,7 @@ pub(crate) fn fail(args: fmt::Arguments<'_>) -> Error {
     EINVAL
 }
 
-/// Announces a line that would be a sign of trouble if nobody had asked for it: it has to come this
+/// Announces a line that would be a sign of trouble if it were not expected: it has to come this
 /// often.
 pub(crate) fn expect(times: usize, text: &str) {
     for _ in 0..times {
@@ -62,11 +62,11 @@ macro_rules! only_on_iwarp {
     };
 }
 
-/// What is said of a request that completes twice.
+/// The message about a request that completes twice.
 #[cfg(debug_assertions)]
 pub(crate) const TWICE: &str = "has completed twice: the device is broken; ignored";
 
-/// What is said of a CQ that has failed.
+/// The message about a CQ that has failed.
 pub(crate) const OVERRUN: &str = "a CQ was overrun or failed: completions are lost";
 
 /// Returns an error unless the condition holds.

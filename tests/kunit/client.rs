@@ -36,7 +36,8 @@ use rdma::{
     }, //
 };
 
-/// How many devices have come, and whether that was before the client was told that all are there.
+/// The number of devices that have come, and whether that was before the client was told that all
+/// are there.
 static ADDED: Atomic<i32> = Atomic::new(0);
 static ADDED_BEFORE_READY: Atomic<i32> = Atomic::new(-1);
 
@@ -63,7 +64,7 @@ impl Drop for Kunit {
     }
 }
 
-/// What a test does once in a call of the device's.
+/// The action of a test, done once in a call of the device's.
 type Hook = Option<Arc<dyn Fn(&Sleepable) + Send + Sync>>;
 
 /// Keeps a PD, as ULPs do, to be let go when the device goes, and the events of the device.
@@ -99,7 +100,7 @@ impl PerDevice {
     }
 
     /// Has this called when the device goes.
-    // Who uses it waits in vain.
+    // A user of it waits in vain.
     #[cfg(CONFIG_UML_TIME_TRAVEL_SUPPORT)]
     pub(crate) fn in_remove(&self, hook: impl Fn(&Sleepable) + Send + Sync + 'static) -> Result {
         *self.in_remove.lock() = Some(Arc::new(hook, GFP_KERNEL)?);

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Connections that were accepted and that nobody confirms.
+//! Connections that were accepted, and whose peers do not confirm.
 
 use crate::fixture::{
-    dial,
+    connect_to,
     wait,
     Counter,
     Env,
@@ -13,11 +13,11 @@ use crate::fixture::{
 use kernel::prelude::*;
 use rdma::prelude::*;
 
-/// As the peers that do not answer want to be asked: 4.3 s each, 16 times.
+/// The timeout and retries of the peers that do not confirm: 4.3 s, 16 times.
 const TIMEOUT: u8 = 20;
 const RETRIES: u8 = 15;
 
-/// The state of a connection, which counts how many could not be made, and of what.
+/// The handler of a connection, which counts the failed ones and keeps their error.
 struct Waiting {
     _qp: Qp<Softirq>,
     failed: Arc<Counter>,
@@ -33,9 +33,8 @@ impl cm::Handler for Waiting {
     }
 }
 
-/// A listener for connections of which some may wait, what they say at their end, and ids of
-/// which one is each connection's.
-struct Desk {
+/// A listener, the error of the last connection that has failed, and the id of the last request.
+struct Server {
     env: Env,
     addr: SocketAddr,
     failed: Arc<Counter>,
@@ -44,7 +43,7 @@ struct Desk {
     _listener: cm::Listener,
 }
 
-fn listen(backlog: u32) -> Result<Desk> {
+fn listen(backlog: u32) -> Result<Server> {
     let (env, failed, said, kept) = (Env::new()?, Counter::new()?, Place::new()?, Place::new()?);
     let (addr, pd) = (env.addr(), env.pd.clone());
     let (fails, says, keeps) = (failed.clone(), said.clone(), kept.clone());
@@ -63,7 +62,7 @@ fn listen(backlog: u32) -> Result<Desk> {
     };
     let accept = Arc::new(accept, GFP_KERNEL)?;
     let listener = cm::Listener::new(&env.client, addr, backlog, accept, &env.cx)?;
-    Ok(Desk {
+    Ok(Server {
         env,
         addr,
         failed,
@@ -78,23 +77,23 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_too_many_ends_the_first() -> Result {
-        let desk = listen(2)?;
-        let forger = Forger::new(&desk.env)?;
+    fn full_backlog_ends_the_first() -> Result {
+        let server = listen(2)?;
+        let forger = Forger::new(&server.env)?;
         for _ in 0..3 {
-            forger.ask(desk.addr, TIMEOUT, RETRIES, &desk.env.cx)?;
-            drop(desk.id.wait()?);
+            forger.ask(server.addr, TIMEOUT, RETRIES, &server.env.cx)?;
+            drop(server.id.wait()?);
         }
-        wait(|| desk.failed.get() == 1)?;
-        check_eq!(desk.said.wait()?, ETIMEDOUT);
-        let connected = dial(&desk.env, desk.addr, &[])?;
-        wait(|| desk.failed.get() == 2)?;
+        wait(|| server.failed.get() == 1)?;
+        check_eq!(server.said.wait()?, ETIMEDOUT);
+        let connected = connect_to(&server.env, server.addr, &[])?;
+        wait(|| server.failed.get() == 2)?;
         drop(connected);
         Ok(())
     }
 
     #[test]
-    fn what_is_not_answered_waits() -> Result {
+    fn unanswered_request_is_in_the_backlog() -> Result {
         let (env, kept) = (Env::new()?, Place::new()?);
         let (addr, keeps) = (env.addr(), kept.clone());
         let keep = move |request: cm::Request<'_>, cx: &Sleepable| {
@@ -106,7 +105,7 @@ mod tests {
         Forger::new(&env)?.ask(addr, TIMEOUT, RETRIES, &env.cx)?;
         let unanswered = kept.wait()?;
         // The ULP may still accept it, so it is the second one that has no room.
-        check_err!(dial(&env, addr, &[]).map(drop), ECONNREFUSED);
+        check_err!(connect_to(&env, addr, &[]).map(drop), ECONNREFUSED);
         unanswered.destroy(&env.cx)
     }
 }

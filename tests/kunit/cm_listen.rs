@@ -4,7 +4,7 @@
 
 use crate::fixture::{
     accepts,
-    dial,
+    connect_to,
     listen,
     refuses,
     wait,
@@ -35,7 +35,7 @@ mod tests {
         for _ in 0..5 {
             listen(&env, addr, refuses)?.destroy(&env.cx)?;
         }
-        check_err!(dial(&env, addr, &[]).map(|_| ()), ECONNREFUSED);
+        check_err!(connect_to(&env, addr, &[]).map(|_| ()), ECONNREFUSED);
         Ok(())
     }
 
@@ -70,7 +70,7 @@ mod tests {
         let addr = env.addr();
         let any = SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), addr.port());
         let _listener = listen(&env, any, accepts(&env, b"any"))?;
-        let (_end, answer) = dial(&env, addr, &[])?;
+        let (_end, answer) = connect_to(&env, addr, &[])?;
         check!(answer.starts_with(b"any"));
         Ok(())
     }
@@ -80,7 +80,7 @@ mod tests {
         let env = Env::new()?;
         let addr = SocketAddr::new(IPV6.into(), env.addr().port());
         let _listener = listen(&env, addr, accepts(&env, b"six"))?;
-        let (_end, answer) = dial(&env, addr, &[])?;
+        let (_end, answer) = connect_to(&env, addr, &[])?;
         check!(answer.starts_with(b"six"));
         Ok(())
     }
@@ -95,15 +95,15 @@ mod tests {
             at(Ipv6Addr::UNSPECIFIED.into()),
             accepts(&env, b"six"),
         )?;
-        check_err!(dial(&env, addr, &[]).map(|_| ()), ECONNREFUSED);
+        check_err!(connect_to(&env, addr, &[]).map(|_| ()), ECONNREFUSED);
         let _four = listen(
             &env,
             at(Ipv4Addr::UNSPECIFIED.into()),
             accepts(&env, b"four"),
         )?;
-        let (_end, answer) = dial(&env, addr, &[])?;
+        let (_end, answer) = connect_to(&env, addr, &[])?;
         check!(answer.starts_with(b"four"));
-        let (_end, answer) = dial(&env, at(IPV6.into()), &[])?;
+        let (_end, answer) = connect_to(&env, at(IPV6.into()), &[])?;
         check!(answer.starts_with(b"six"));
         Ok(())
     }
@@ -115,7 +115,7 @@ mod tests {
         let _listener = listen(&env, addr, accepts(&env, &[]))?;
         let mut ends = KVec::new();
         for _ in 0..8 {
-            ends.push(dial(&env, addr, &[])?.0, GFP_KERNEL)?;
+            ends.push(connect_to(&env, addr, &[])?.0, GFP_KERNEL)?;
         }
         for end in &ends {
             wait(|| end.events.established() == 1)?;
@@ -128,7 +128,7 @@ mod tests {
         let env = Env::new()?;
         let addr = env.addr();
         let listener = listen(&env, addr, accepts(&env, &[]))?;
-        let (end, _) = dial(&env, addr, &[])?;
+        let (end, _) = connect_to(&env, addr, &[])?;
         listener.destroy(&env.cx)?;
         check_eq!(end.events.disconnected(), 0);
         end.id.disconnect(&env.cx)?;
@@ -146,7 +146,7 @@ mod tests {
             Ok(())
         })?;
         own.put(made);
-        let dialled = dial(&env, addr, &[]).map(|_| ());
+        let dialled = connect_to(&env, addr, &[]).map(|_| ());
         // Without a request it is still there, and would own itself.
         drop(own.take());
         check_err!(dialled, ECONNREFUSED);
@@ -164,7 +164,7 @@ mod tests {
             Ok(())
         })?;
         own.put(made);
-        let dialled = dial(&env, addr, &[]).map(|_| ());
+        let dialled = connect_to(&env, addr, &[]).map(|_| ());
         // Without a request it is still there, and would own itself.
         drop(own.take());
         check_err!(dialled, ECONNREFUSED);

@@ -4,7 +4,7 @@
 
 use crate::fixture::{
     accepts,
-    dial,
+    connect_to,
     listen,
     port,
     refuses,
@@ -150,15 +150,15 @@ mod tests {
         let port = port();
         let listener = listen_on_any(&env, port, true)?;
         for ip in [env.ip, IPV6.into()] {
-            dial(&env, SocketAddr::new(ip, port), b"")?;
+            connect_to(&env, SocketAddr::new(ip, port), b"")?;
         }
         listener.destroy(&env.cx)?;
         let _listener = listen_on_any(&env, port, false)?;
         check_err!(
-            dial(&env, SocketAddr::new(env.ip, port), b"").map(|_| ()),
+            connect_to(&env, SocketAddr::new(env.ip, port), b"").map(|_| ()),
             ECONNREFUSED
         );
-        dial(&env, SocketAddr::new(IpAddr::V6(IPV6), port), b"")?;
+        connect_to(&env, SocketAddr::new(IpAddr::V6(IPV6), port), b"")?;
         Ok(())
     }
 

@@ -4,7 +4,7 @@
 
 use crate::fixture::{
     accept,
-    dial,
+    connect_to,
     gid,
     listen,
     listen_to_service,
@@ -14,8 +14,8 @@ use crate::fixture::{
     Counter,
     Env,
     Events,
+    OwnLink,
     Place,
-    Spare,
     STEP_MS, //
 };
 use kernel::prelude::*;
@@ -125,10 +125,10 @@ mod tests {
         let (connected, client) = (Place::new()?, env.client.clone());
         let tell = connected.clone();
         client.spawn(GFP_KERNEL, move |_| {
-            tell.put(Env::new().and_then(|env| dial(&env, addr, &[]).map(|_| ())));
+            tell.put(Env::new().and_then(|env| connect_to(&env, addr, &[]).map(|_| ())));
         })?;
         wait(|| first.is_full())?;
-        check_err!(dial(&env, addr, &[]).map(|_| ()), ECONNREFUSED);
+        check_err!(connect_to(&env, addr, &[]).map(|_| ()), ECONNREFUSED);
         let (accepted, other) = said.wait()?;
         check_err!(accepted, EDEADLK);
         // Nothing has become of the request. The QP that was made for it goes by a work item.
@@ -150,7 +150,7 @@ mod tests {
             Ok(())
         };
         let _listener = listen(&env, addr, accepts_first)?;
-        let connected = dial(&env, addr, &[]);
+        let connected = connect_to(&env, addr, &[]);
         let (_id, accepted, rejected, again) = said.wait()?;
         accepted?;
         check_err!(rejected, EINVAL);
@@ -212,8 +212,8 @@ mod tests {
 
     #[test]
     fn nothing_waits_in_a_removal() -> Result {
-        not_on_iwarp!(c"the spare links are of rxe");
-        let unplugged = Spare::new();
+        not_on_iwarp!(c"the links of their own are of rxe");
+        let unplugged = OwnLink::new();
         let env = unplugged.env()?;
         let (listener, _) = listen_to_service(&env, |_, _| Ok(()))?;
         let waits = Arc::new(Waits(Place::new()?, Place::new()?), GFP_KERNEL)?;

@@ -4,7 +4,7 @@
 
 use crate::fixture::{
     accept,
-    dial,
+    connect_to,
     listen,
     refused,
     refuses,
@@ -36,7 +36,7 @@ mod tests {
             accept(&request.into_id(cx)?, &pd, b"answer", cx)
         };
         let _listener = listen(&env, addr, accepts)?;
-        let (_end, answer) = dial(&env, addr, b"question")?;
+        let (_end, answer) = connect_to(&env, addr, b"question")?;
         check_eq!(heard.copy(), Some(true));
         check!(answer.starts_with(b"answer"));
         Ok(())
@@ -51,7 +51,7 @@ mod tests {
             accept(&request.into_id(cx)?, &pd, &[9; 196], cx)
         };
         let _listener = listen(&env, addr, accepts)?;
-        let (_end, answer) = dial(&env, addr, &[7; 56])?;
+        let (_end, answer) = connect_to(&env, addr, &[7; 56])?;
         check_eq!(heard.copy(), Some(true));
         check_eq!(&answer[..], &[9; 196][..]);
         Ok(())
@@ -132,7 +132,7 @@ mod tests {
         env.client.spawn(GFP_KERNEL, move |cx| {
             tell.put(ids.wait().and_then(|id| accept(&id, &pd, &[], cx)));
         })?;
-        let connected = dial(&env, addr, &[]);
+        let connected = connect_to(&env, addr, &[]);
         said.wait()??;
         connected?;
         Ok(())

@@ -6,11 +6,11 @@ use crate::fixture::{
     recv,
     send,
     wait,
-    Desk,
     Env,
     Inbox,
     Link,
     Polled, //
+    RecvListGuard,
 };
 use kernel::prelude::*;
 use rdma::{
@@ -132,8 +132,8 @@ mod tests {
 
     #[test]
     fn qp_on_an_srq_is_refused() -> Result {
-        let (env, desk) = (Env::new()?, Desk::new(false)?);
-        let srq = env.srq(4, &desk)?;
+        let (env, recv_list) = (Env::new()?, RecvListGuard::new(false)?);
+        let srq = env.srq(4, &recv_list)?;
         let cq = Cq::<Softirq>::pool_get(&env.dev, 64, None, &env.cx)?;
         let caps = Caps::new(4, 0);
         check_err!(

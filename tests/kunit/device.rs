@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! What is known of devices, their ports and their addresses. The device is an rxe link.
+//! Attributes of devices, their ports and their addresses. The device is an rxe link.
 
 use crate::fixture::{
     Env,

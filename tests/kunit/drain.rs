@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_received_before_is_no_error() -> Result {
+    fn receive_before_the_drain_is_no_error() -> Result {
         let (link, sent, received) = (Link::<Softirq>::new()?, Inbox::new()?, Inbox::new()?);
         for _ in 0..4 {
             recv(&link.b.qp, link.env.message(&received, &[0; 4])?)?;

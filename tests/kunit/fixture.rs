@@ -1,26 +1,26 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! What the tests share.
+//! Common parts of the tests.
 
 mod access;
 mod cm_link;
+mod connect;
 mod counter;
-mod dial;
+mod datagram;
 mod event_log;
 #[cfg(CONFIG_FAILSLAB)]
 mod fault;
 mod forged;
 mod link;
 mod mads;
-mod mail;
 mod message;
 mod null;
+mod own_link;
 mod place;
 mod raw;
 mod region;
 mod removal;
 mod shared;
-mod spare;
 
 pub(crate) use access::{
     denied,
@@ -37,17 +37,24 @@ pub(crate) use cm_link::{
     CmEvents,
     CmLink, //
 };
+pub(crate) use connect::{
+    accept,
+    accepts,
+    connect_to,
+    listen,
+    refused,
+    refuses, //
+};
 pub(crate) use counter::{
     CountDrop,
     Counter, //
 };
-pub(crate) use dial::{
-    accept,
-    accepts,
-    dial,
-    listen,
-    refused,
-    refuses, //
+pub(crate) use datagram::{
+    UdEnd,
+    UdMessage,
+    PAYLOAD,
+    PORT,
+    QKEY, //
 };
 pub(crate) use event_log::EventLog;
 #[cfg(CONFIG_FAILSLAB)]
@@ -68,13 +75,6 @@ pub(crate) use mads::{
     CLASS,
     LONG_MS,
     THREADS, //
-};
-pub(crate) use mail::{
-    Letter,
-    Office,
-    PAYLOAD,
-    PORT,
-    QKEY, //
 };
 pub(crate) use message::{
     recv,
@@ -119,15 +119,15 @@ pub(crate) use removal::{
     removal_waits_for, //
 };
 pub(crate) use shared::{
-    Desk,
-    Line,
-    Ticket,
+    RecvBuf,
+    RecvListGuard,
+    SrqLink,
     SLOT, //
 };
 
-pub(crate) use spare::{
+pub(crate) use own_link::{
     with_device,
-    Spare, //
+    OwnLink, //
 };
 
 use crate::check::fail;
@@ -163,16 +163,16 @@ use rdma::prelude::{
 /// The IPv6 address of the test link.
 pub(crate) const IPV6: Ipv6Addr = Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1);
 
-/// How long a step of the connection manager may take.
+/// The longest time of a step of the connection manager.
 pub(crate) const STEP_MS: u32 = 60_000;
 
-/// How long to wait for anything, far beyond what it takes, and how often to look. Where
-/// allocations fail, much is waited for in vain, and does not matter.
+/// The time to wait for anything, far beyond what it takes, and the interval between two looks.
+/// If allocations fail, much is waited for in vain, and does not matter.
 const PATIENCE: Delta = Delta::from_secs(if TIME_JUMPS { 600 } else { 100 });
 const PATIENCE_WITH_FAULTS: Delta = Delta::from_secs(2);
 const STEP: Delta = Delta::from_micros(if TIME_JUMPS { 10_000 } else { 300 });
 
-/// Whether the kernel's time jumps to what is next when nothing is to be done.
+/// `true` if the kernel's time jumps to what is next when nothing is to be done.
 const TIME_JUMPS: bool = cfg!(CONFIG_UML_TIME_TRAVEL_SUPPORT);
 
 kernel::sync::global_lock! {
@@ -193,7 +193,7 @@ pub(crate) fn clear_client() {
     drop(client);
 }
 
-/// Where a test starts.
+/// The start of a test: a client, a device and its objects.
 pub(crate) struct Env {
     pub(crate) client: ClientRef,
     pub(crate) dev: Device,
@@ -270,7 +270,7 @@ impl Env {
     }
 }
 
-/// Says whether the tests run on a device of iWARP.
+/// Returns whether the tests run on a device of iWARP.
 pub(crate) fn on_iwarp() -> Result<bool> {
     Ok(Env::new()?.is_iwarp())
 }
@@ -292,7 +292,8 @@ pub(crate) fn port() -> u16 {
 
 #[cfg(CONFIG_FAILSLAB)]
 extern "C" {
-    /// Which allocation of each case fails, zero being none. Defined in `faults.c`.
+    /// The number of the allocation that fails in each case, zero being none. Defined in
+    /// `faults.c`.
     #[link_name = "rdma_kunit_nth"]
     static NTH: c_uint;
 }

@@ -7,7 +7,7 @@ use crate::{
     check::expect,
     fixture::{
         both,
-        dial,
+        connect_to,
         listen,
         recv,
         send,
@@ -86,7 +86,7 @@ fn arrives(link: &Link<Softirq>) -> Result {
     Ok(())
 }
 
-/// Whether what was read was there when the request completed, and which completion that was.
+/// `true` if what was read was there when the request completed, and which completion that was.
 type Said = Arc<SetOnce<(bool, i32)>>;
 
 /// Fetches sevens.
@@ -356,7 +356,7 @@ mod tests {
             Err(ECONNREFUSED)
         };
         let listener = listen(&link.env, addr, refuses)?;
-        check!(dial(&link.env, addr, &[]).is_err());
+        check!(connect_to(&link.env, addr, &[]).is_err());
         check_eq!(said.copy(), Some(Some(EDEADLK)));
         wait(|| link.a.events.disconnected() == 1 && link.b.events.disconnected() == 1)?;
         listener.destroy(&link.env.cx)

@@ -82,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn one_short_is_refused() -> Result {
+    fn one_entry_too_few_is_refused() -> Result {
         not_on_iwarp!(c"the sizes are those of rxe");
         let env = Env::new()?;
         let (cq, _other, _qps) = all_but_one(&env)?;

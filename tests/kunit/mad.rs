@@ -26,7 +26,7 @@ use rdma::{
     prelude::*, //
 };
 
-/// What the MAD layer says for those who serve nothing (`..._UNSUPPORTED_METHOD_ATTRIB`).
+/// The answer of the MAD layer where no agent serves the class (`..._UNSUPPORTED_METHOD_ATTRIB`).
 const NOT_SUPPORTED: u16 = 0x000c;
 
 fn refused(class: Class) -> Result<Error> {
@@ -165,7 +165,7 @@ mod tests {
         Ok(())
     }
 
-    /// Who serves nothing gets replies, and those of these classes do not come by QP 1.
+    /// An agent that serves nothing gets replies, and those of these classes do not come by QP 1.
     #[test]
     fn no_such_class_for_replies_either() -> Result {
         let env = Env::new()?;

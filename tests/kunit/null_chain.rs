@@ -200,7 +200,7 @@ mod tests {
                 null.inject_fatal(Status::LOC_PROT_ERR)?;
             }
             batch.finish(|m, chain: &mut Chain<'_, 1>| full(m, chain))?;
-            // What has succeeded without a signal does not complete.
+            // A request that has succeeded without a signal does not complete.
             check_eq!(null.cq.process(16), LINKS - position);
             let status = if position == LINKS - 1 {
                 Status::LOC_PROT_ERR

@@ -19,7 +19,7 @@ use rdma_null::{
     Object, //
 };
 
-/// What a ULP makes at its start.
+/// The objects that a ULP makes at its start.
 struct Ulp {
     _region: Region<Bidirectional>,
     _qps: [Qp<Softirq>; 2],

@@ -63,7 +63,7 @@ mod tests {
     fn counts_its_objects() -> Result {
         let null = Null::<Softirq>::new()?;
         check_eq!(null.dev.objects(), [1, 2, 0, 0]);
-        // What comes first is dropped last.
+        // The first one is dropped last.
         let Null { dev, env, cq, a, b } = null;
         a.destroy(&env.cx)?;
         b.destroy(&env.cx)?;

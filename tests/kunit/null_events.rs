@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Every event that a device can raise reaches whoever is to be told, and nobody else. That GIDs
+//! Every event that a device can raise reaches its handlers, and no others. That GIDs
 //! have changed is said by the core alone, not by devices.
 
 use crate::{
@@ -12,10 +12,10 @@ use crate::{
     fixture::{
         wait,
         Counter,
-        Desk,
         EventLog,
         NullEnv,
-        Ticket,
+        RecvBuf,
+        RecvListGuard,
         CAPS, //
     }, //
 };
@@ -72,20 +72,20 @@ fn of_device(event: u32, expected: device::Event) -> Result {
 
 /// An SRQ tells of this event.
 fn of_srq(event: u32, expected: srq::Event) -> Result {
-    let (null, desk, times) = (NullEnv::new()?, Desk::new(false)?, Counter::new()?);
+    let (null, recv_list, times) = (NullEnv::new()?, RecvListGuard::new(false)?, Counter::new()?);
     let counts = times.clone();
     let told = move |event| {
         if event == expected {
             counts.up();
         }
     };
-    let slot = |_| Ticket::new(&null.env.pd, &desk.0, &null.env.cx);
+    let slot = |_| RecvBuf::new(&null.env.pd, &recv_list.0, &null.env.cx);
     let srq = Srq::create_with_events(&null.env.pd, 2, slot, told, &null.env.cx)?;
     null.dev.inject(Injection::Event { event })?;
     check_eq!(times.get(), 1);
     drop(srq);
-    wait(|| desk.gone() == 2)?;
-    // Nobody is there any more.
+    wait(|| recv_list.gone() == 2)?;
+    // There is no handler any more.
     null.dev.inject(Injection::Event { event })?;
     check_eq!(times.get(), 1);
     Ok(())

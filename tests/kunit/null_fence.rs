@@ -24,7 +24,7 @@ use rdma_null::Injection;
 
 const CAPS: Caps = Caps::new(4, 4);
 
-/// How long a poll stays behind the point from which on the core does not wait for it, in
+/// The time that a poll stays behind the point from which on the core does not wait for it, in
 /// microseconds; and how many in a row, as a processor that polls for ever does nothing else.
 const LATE_US: u32 = 15_000;
 const LATE: u32 = 20;

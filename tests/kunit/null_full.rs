@@ -22,7 +22,7 @@ use rdma::{
 
 const CAPS: Caps = Caps::new(8, 8);
 
-/// Fills the send queue of `a`, which sends to nobody, with requests of which none will be
+/// Fills the send queue of `a`, which sends to no peer, with requests of which none will be
 /// reported. The owner is that of all of them.
 fn fill(null: &Null<Direct>, owner: &Arc<Counted>) -> Result {
     let mut batch = null.a.batch(owner.clone());

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! What iWARP does not promise: that a key which a peer has invalidated was valid, and that the key
-//! of an RDMA READ's own memory ends with a READ that fails.
+//! Guarantees that iWARP does not give: that a key which a peer has invalidated was valid, and that
+//! the key of an RDMA READ's own memory ends with a READ that fails.
 
 use crate::fixture::{
     both,
@@ -124,7 +124,7 @@ impl CqeHandler for Ends {
     }
 }
 
-/// What the tests transfer.
+/// The memory that the tests transfer.
 const LEN: usize = 2 * PAGE_SIZE;
 const NOWHERE: Remote = Remote { addr: 0, rkey: 0 };
 /// The first key of the first MR of a null device, which is the first that a transfer takes.

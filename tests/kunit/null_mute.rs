@@ -13,10 +13,10 @@ use crate::{
         CountDrop,
         Counted,
         Counter,
-        Desk,
         Null,
         NullEnv,
         Polled, //
+        RecvListGuard,
     }, //
 };
 use core::num::NonZero;
@@ -44,7 +44,7 @@ fn expect_leak() {
     );
 }
 
-/// A QP that sends to nobody, on a device that will forget to say what it has posted.
+/// A QP that sends to no peer, on a device that will forget to say what it has posted.
 fn ready<C: Polled>(injection: Injection) -> Result<(Null<C>, Arc<Counter>)> {
     let null = Null::new()?;
     null.disconnect()?;
@@ -273,8 +273,8 @@ mod tests {
 
     #[test]
     fn slot_that_was_queued_is_not_posted_again() -> Result {
-        let (null, desk) = (NullEnv::new()?, Desk::new(false)?);
-        let srq = null.env.srq(4, &desk)?;
+        let (null, recv_list) = (NullEnv::new()?, RecvListGuard::new(false)?);
+        let srq = null.env.srq(4, &recv_list)?;
         let cq = null.env.cq::<Softirq>(64)?;
         let caps = Caps::new(8, 0);
         let (a, b) = (
@@ -294,7 +294,7 @@ mod tests {
                 null.dev.inject(Injection::Lapse { after: 1, errno: 5 })?;
             }
             a.post_send(Counted::new(&times)?, |_| Ok(SendWr::send([])))?;
-            crate::fixture::wait(|| times.get() == n + 1 && desk.received() == n + 1)?;
+            crate::fixture::wait(|| times.get() == n + 1 && recv_list.received() == n + 1)?;
         }
         check_eq!(srq.set_aside(), 0);
         Ok(())

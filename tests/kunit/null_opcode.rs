@@ -12,7 +12,7 @@ use kernel::prelude::*;
 use rdma::prelude::*;
 use rdma_null::Injection;
 
-/// What stands in fields that are not valid.
+/// The value of fields that are not valid.
 const POISON: u32 = 0xdead_beef;
 
 /// A send completes with this opcode.
@@ -98,7 +98,7 @@ mod tests {
         let done = null.one(&sent)?.ok()?;
         check_eq!(done.imm_data, None);
         check_eq!(done.invalidated, None);
-        // What this says of a send means nothing: with assertions the null device sees to that.
+        // This field has no meaning for a send: with assertions the null device puts poison there.
         if cfg!(debug_assertions) {
             check_eq!(done.byte_len, POISON as usize);
         }

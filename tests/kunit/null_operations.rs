@@ -78,7 +78,7 @@ fn old(mut done: Completed, opcode: Opcode) -> Result<u64> {
 
 type Alone = Region<Bidirectional>;
 
-/// Registers a region that nobody else has, or invalidates it, with side `b`.
+/// Registers a region that has no other user, or invalidates it, with side `b`.
 fn carry(null: &Null<Softirq>, region: Alone, invalidate: bool) -> Result<(Alone, Outcome, bool)> {
     let (carrier, carried) = Carried::new(region)?;
     if invalidate {

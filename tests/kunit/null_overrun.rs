@@ -26,7 +26,7 @@ const ALL: u32 = u32::MAX;
 /// The entries that the QP leases: those of its sends, and of a marker in each queue.
 const ENTRIES: u32 = 10;
 
-/// A QP that sends to nobody and has leased a whole CQ, on a device that frees places early.
+/// A QP that sends to no peer and has leased a whole CQ, on a device that frees places early.
 struct Eager<C: Polled> {
     qp: Qp<C>,
     cq: Cq<C>,
@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn one_more_is_lost() -> Result {
+    fn completion_beyond_the_cq_is_lost() -> Result {
         expect(1, OVERRUN);
         let eager = Eager::<Direct>::new()?;
         eager.send(ENTRIES + 1)?;
@@ -135,12 +135,12 @@ mod tests {
     }
 
     #[test]
-    fn who_waits_is_told() -> Result {
+    fn waiter_is_told_of_an_overrun() -> Result {
         expect(1, OVERRUN);
         let eager = Eager::<Waited>::new()?;
         eager.send(ENTRIES + 1)?;
         let cx = &eager.null.env.cx;
-        // What is there comes first.
+        // Completions that are there come first.
         check_eq!(eager.cq.wait(10_000, cx)?, Wait::Ready);
         check_eq!(eager.cq.process(100), ENTRIES);
         wait(|| eager.cq.wait(0, cx) == Err(EOVERFLOW))?;

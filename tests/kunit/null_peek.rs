@@ -34,7 +34,7 @@ use rdma_null::Injection;
 
 const NOWHERE: Remote = Remote { addr: 0, rkey: 0 };
 
-/// Two QPs of such a device, of which `a` sends to nobody.
+/// Two QPs of such a device, of which `a` sends to no peer.
 fn ready() -> Result<(Null<Softirq>, Arc<Counter>)> {
     let null = Null::new()?;
     null.disconnect()?;

@@ -258,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn what_an_event_waits_for_ends() -> Result {
+    fn wait_in_an_event_ends() -> Result {
         let NullEnv { dev, env } = NullEnv::new()?;
         let (cq, client) = (env.cq::<Waited>(16)?, env.client.clone());
         let (begun, ended) = (Counter::new()?, Counter::new()?);
@@ -284,7 +284,7 @@ mod tests {
             let (null, inbox) = (Null::<Softirq>::new()?, Inbox::new()?);
             null.recv(&inbox, 4)?;
             let other = NullEnv::new()?;
-            // What is in there would hold the device.
+            // Objects that stay in there would keep the device.
             drop(inbox);
             drop(null);
             drop(other);

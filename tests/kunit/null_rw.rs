@@ -60,7 +60,7 @@ impl CqeHandler for Shared {
     }
 }
 
-/// Returns a QP for transfers to nobody.
+/// Returns a QP for transfers to no peer.
 fn lone(null: &NullEnv) -> Result<Qp<Direct>> {
     let env = &null.env;
     let cq = env.cq::<Direct>(64)?;

@@ -13,12 +13,12 @@ use crate::{
         wait,
         Counted,
         Counter,
-        Desk,
         Inbox,
         NullEnv,
         Polled,
+        RecvBuf,
+        RecvListGuard,
         RegOwner,
-        Ticket,
         CAPS, //
     }, //
 };
@@ -41,16 +41,16 @@ const ALL: u32 = u32::MAX;
 struct Shared<C: PollContext> {
     a: Qp<Softirq>,
     b: Qp<C>,
-    srq: Srq<Ticket>,
-    desk: Desk,
+    srq: Srq<RecvBuf>,
+    recv_list: RecvListGuard,
     sent: Arc<Inbox>,
     null: NullEnv,
 }
 
 impl<C: CorePolled + Polled> Shared<C> {
     fn new(slots: u32, keep: bool) -> Result<Self> {
-        let (null, desk) = (NullEnv::new()?, Desk::new(keep)?);
-        let srq = null.env.srq(slots, &desk)?;
+        let (null, recv_list) = (NullEnv::new()?, RecvListGuard::new(keep)?);
+        let srq = null.env.srq(slots, &recv_list)?;
         let (own, cq) = (null.env.cq::<Softirq>(64)?, null.env.cq::<C>(64)?);
         let a = null.env.raw_qp(&own, &CAPS)?;
         let b = on(&null, &cq, &srq)?;
@@ -59,7 +59,7 @@ impl<C: CorePolled + Polled> Shared<C> {
             a,
             b,
             srq,
-            desk,
+            recv_list,
             sent: Inbox::new()?,
             null,
         })
@@ -74,7 +74,7 @@ impl<C: CorePolled + Polled> Shared<C> {
     }
 }
 
-fn on<C: CorePolled + Polled>(null: &NullEnv, cq: &Cq<C>, srq: &Srq<Ticket>) -> Result<Qp<C>> {
+fn on<C: CorePolled + Polled>(null: &NullEnv, cq: &Cq<C>, srq: &Srq<RecvBuf>) -> Result<Qp<C>> {
     InitAttr::on_srq(&null.env.pd, cq, srq, &CAPS).create(&null.env.cx)
 }
 
@@ -88,7 +88,7 @@ fn many<C: CorePolled + Polled>() -> Result {
     let shared = Shared::<C>::new(3, false)?;
     for n in 1..=20 {
         shared.send(&[0; 64])?;
-        wait(|| shared.desk.received() == n && shared.sent.len() as i32 == n)?;
+        wait(|| shared.recv_list.received() == n && shared.sent.len() as i32 == n)?;
     }
     shared.a.drain(&shared.null.env.cx)?;
     check!(shared.sent.take().iter().all(|sent| sent.ok().is_ok()));
@@ -143,7 +143,7 @@ mod tests {
         for byte in 0..3 {
             shared.send(&[byte])?;
         }
-        wait(|| shared.desk.len() == 2 && shared.sent.len() == 3)?;
+        wait(|| shared.recv_list.len() == 2 && shared.sent.len() == 3)?;
         let last = shared.sent.pop()?.status();
         check_eq!(last, Some(Status::RNR_RETRY_EXC_ERR));
         Ok(())
@@ -152,10 +152,10 @@ mod tests {
     #[test]
     fn creation_is_refused_at_each_slot() -> Result {
         for after in 0..4 {
-            let (null, desk) = (NullEnv::new()?, Desk::new(false)?);
+            let (null, recv_list) = (NullEnv::new()?, RecvListGuard::new(false)?);
             null.dev.inject(Injection::Refuse { after, errno: 5 })?;
-            check_err!(null.env.srq(4, &desk).map(drop), EIO);
-            wait(|| desk.gone() == 4)?;
+            check_err!(null.env.srq(4, &recv_list).map(drop), EIO);
+            wait(|| recv_list.gone() == 4)?;
             check_eq!(null.dev.objects(), [0; 4]);
         }
         Ok(())
@@ -163,14 +163,14 @@ mod tests {
 
     #[test]
     fn creation_fails() -> Result {
-        let (null, desk) = (NullEnv::new()?, Desk::new(false)?);
+        let (null, recv_list) = (NullEnv::new()?, RecvListGuard::new(false)?);
         null.dev.inject(Injection::Create {
             object: Object::Srq,
             after: 0,
             errno: 28,
         })?;
-        check_err!(null.env.srq(4, &desk).map(drop), ENOSPC);
-        check_eq!(desk.gone(), 4);
+        check_err!(null.env.srq(4, &recv_list).map(drop), ENOSPC);
+        check_eq!(recv_list.gone(), 4);
         Ok(())
     }
 
@@ -179,28 +179,28 @@ mod tests {
         let shared = Shared::<Workqueue>::new(2, false)?;
         let refusal = Injection::Refuse { after: 0, errno: 5 };
         shared.send(b"1")?;
-        wait(|| shared.desk.received() == 1)?;
-        shared.desk.keep(true);
+        wait(|| shared.recv_list.received() == 1)?;
+        shared.recv_list.keep(true);
         shared.send(b"2")?;
-        wait(|| shared.desk.len() == 1)?;
+        wait(|| shared.recv_list.len() == 1)?;
         shared.null.dev.inject(refusal)?;
-        drop(shared.desk.take());
+        drop(shared.recv_list.take());
         check_eq!(shared.srq.set_aside(), 1);
         // The other one goes on, and both go with the SRQ.
-        shared.desk.keep(false);
+        shared.recv_list.keep(false);
         shared.send(b"3")?;
-        wait(|| shared.desk.received() == 3)?;
+        wait(|| shared.recv_list.received() == 3)?;
         let Shared {
             a,
             b,
             srq,
-            desk,
+            recv_list,
             sent,
             null,
         } = shared;
-        check_eq!(desk.gone(), 0);
+        check_eq!(recv_list.gone(), 0);
         drop((sent, a, b, srq));
-        wait(|| desk.gone() == 2)?;
+        wait(|| recv_list.gone() == 2)?;
         drop(null);
         Ok(())
     }
@@ -216,16 +216,16 @@ mod tests {
                 fatal: false,
             })?;
             shared.send(b"1")?;
-            wait(|| shared.desk.len() == 1)?;
-            let Err(e) = shared.desk.pop()?.result else {
+            wait(|| shared.recv_list.len() == 1)?;
+            let Err(e) = shared.recv_list.pop()?.result else {
                 return Err(fail(fmt!("it succeeded")));
             };
             check_eq!((e.status, e.vendor_err), (status, 7));
         }
         // Its only slot was posted again each time.
         shared.send(b"2")?;
-        wait(|| shared.desk.len() == 1)?;
-        check_eq!(&shared.desk.pop()?.bytes()?[..], b"2");
+        wait(|| shared.recv_list.len() == 1)?;
+        check_eq!(&shared.recv_list.pop()?.bytes()?[..], b"2");
         Ok(())
     }
 
@@ -241,8 +241,8 @@ mod tests {
         shared.a.post_send(message, |m| {
             Ok(SendWr::send([m.buf.whole()]).invalidating(remote.rkey))
         })?;
-        wait(|| shared.desk.len() == 1)?;
-        let done = shared.desk.pop()?.result.map_err(Error::from)?;
+        wait(|| shared.recv_list.len() == 1)?;
+        let done = shared.recv_list.pop()?.result.map_err(Error::from)?;
         check_eq!(done.invalidated, Some(remote.rkey));
 
         let message = shared.null.env.message(&shared.sent, b"x")?;
@@ -261,8 +261,8 @@ mod tests {
         shared.a.post_send(message, |m| {
             Ok(SendWr::send([m.buf.whole()]).invalidating(0x1234))
         })?;
-        wait(|| shared.desk.len() == 1 && shared.sent.len() == 1)?;
-        let Err(e) = shared.desk.pop()?.result else {
+        wait(|| shared.recv_list.len() == 1 && shared.sent.len() == 1)?;
+        let Err(e) = shared.recv_list.pop()?.result else {
             return Err(fail(fmt!("it succeeded")));
         };
         check_eq!(e.status, Status::REM_INV_REQ_ERR);
@@ -276,7 +276,7 @@ mod tests {
         shared.inject(Injection::Hold { count: ALL })?;
         shared.send(b"late")?;
         let cx = &shared.null.env.cx;
-        let (drained, early) = (shared.b.drain_within(50, cx), shared.desk.received());
+        let (drained, early) = (shared.b.drain_within(50, cx), shared.recv_list.received());
         shared.inject(Injection::Release {
             count: ALL,
             reversed: false,
@@ -284,7 +284,7 @@ mod tests {
         check_err!(drained, ETIMEDOUT);
         check_eq!(early, 0);
         shared.b.drain(cx)?;
-        check_eq!(&shared.desk.pop()?.bytes()?[..], b"late");
+        check_eq!(&shared.recv_list.pop()?.bytes()?[..], b"late");
         Ok(())
     }
 
@@ -295,25 +295,25 @@ mod tests {
         let other = on(&shared.null, &cq, &shared.srq)?;
         shared.inject(Injection::Fail)?;
         shared.b.drain(&shared.null.env.cx)?;
-        check_eq!(shared.desk.received(), 0);
+        check_eq!(shared.recv_list.received(), 0);
         connect(&shared.null.dev, &shared.a, &other)?;
         shared.send(b"1")?;
         shared.send(b"2")?;
-        wait(|| shared.desk.len() == 2)
+        wait(|| shared.recv_list.len() == 2)
     }
 
     #[test]
     fn removal_waits_for_a_kept_slot() -> Result {
         let make = |null: &NullEnv| {
-            let (desk, sent) = (Desk::new(true)?, Inbox::new()?);
-            let srq = null.env.srq(2, &desk)?;
+            let (recv_list, sent) = (RecvListGuard::new(true)?, Inbox::new()?);
+            let srq = null.env.srq(2, &recv_list)?;
             let cq = null.env.cq::<Softirq>(64)?;
             let (a, b) = (null.env.raw_qp(&cq, &CAPS)?, on(null, &cq, &srq)?);
             connect(&null.dev, &a, &b)?;
             send(&a, null.env.message(&sent, b"kept")?)?;
-            wait(|| desk.len() == 1)?;
+            wait(|| recv_list.len() == 1)?;
             a.drain(&null.env.cx)?;
-            let mut kept = desk.pop()?;
+            let mut kept = recv_list.pop()?;
             check_eq!(&kept.bytes()?[..], b"kept");
             Ok(kept)
         };

@@ -47,7 +47,7 @@ fn fails_with(null: &Null<Softirq>, status: u32) -> Result {
 mod tests {
     use super::*;
 
-    /// Those of C, the first one beyond, and what nobody has heard of.
+    /// Those of C, the first one beyond, and values far from them.
     #[test]
     fn every_status() -> Result {
         let null = Null::new()?;

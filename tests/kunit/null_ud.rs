@@ -6,11 +6,11 @@ use crate::fixture::{
     nothing,
     removal_waits_for,
     wait,
-    Desk,
-    Letter,
     NullEnv,
-    Office,
     Polled,
+    RecvListGuard,
+    UdEnd,
+    UdMessage,
     PORT,
     QKEY, //
 };
@@ -39,9 +39,9 @@ fn ah(null: &NullEnv) -> Result<Arc<Ah>> {
 }
 
 /// Two QPs, of which the second has this many receives, and an address.
-fn pair<C: Polled>(recvs: u32) -> Result<(NullEnv, Office<C>, Office<C>, Arc<Ah>)> {
+fn pair<C: Polled>(recvs: u32) -> Result<(NullEnv, UdEnd<C>, UdEnd<C>, Arc<Ah>)> {
     let null = NullEnv::new()?;
-    let (a, b) = (Office::new(&null.env, 0)?, Office::new(&null.env, recvs)?);
+    let (a, b) = (UdEnd::new(&null.env, 0)?, UdEnd::new(&null.env, recvs)?);
     let to = ah(&null)?;
     Ok((null, a, b, to))
 }
@@ -51,9 +51,9 @@ fn arrives<C: Polled>() -> Result {
     for text in [&b"one"[..], b"two"] {
         a.send(&null.env, &to, b.qp.num(), QKEY, text)?;
         b.wait(|b| b.received.len() == 1)?;
-        let mut letter = b.received.pop()?;
-        check_eq!(&letter.payload()?[..], text);
-        check_eq!(letter.source()?.qpn(), a.qp.num());
+        let mut message = b.received.pop()?;
+        check_eq!(&message.payload()?[..], text);
+        check_eq!(message.source()?.qpn(), a.qp.num());
     }
     a.wait(|a| a.sent.len() == 2)
 }
@@ -78,7 +78,7 @@ mod tests {
     }
 
     #[test]
-    fn what_nobody_receives_completes_all_the_same() -> Result {
+    fn datagram_without_a_receive_completes() -> Result {
         let (null, a, b, to) = pair::<Softirq>(1)?;
         let num = b.qp.num();
         for (num, qkey) in [(num, QKEY + 1), (num + (1 << 12), QKEY), (0, QKEY)] {
@@ -118,17 +118,17 @@ mod tests {
             null.dev
                 .inject_qp(num, Injection::Refuse { after, errno: 5 })?;
             for i in 0..4 {
-                let letter =
-                    Letter::new(&null.env.pd, &a.sent, b"x", Some(to.clone()), &null.env.cx)?;
-                let posted = a.qp.post_send(letter, |l| {
+                let message =
+                    UdMessage::new(&null.env.pd, &a.sent, b"x", Some(to.clone()), &null.env.cx)?;
+                let posted = a.qp.post_send(message, |l| {
                     let to = l.to.as_ref().ok_or(EINVAL)?;
                     Ok(UdWr::send([l.buf.whole()], to, 0, QKEY))
                 });
                 check_eq!(posted.is_err(), i == after);
                 if let Err(e) = posted {
                     check_eq!(e.error, EIO);
-                    let letter = e.owner.ok_or(EIO)?;
-                    check!(letter.to.as_ref().is_some_and(|ah| Arc::ptr_eq(ah, &to)));
+                    let message = e.owner.ok_or(EIO)?;
+                    check!(message.to.as_ref().is_some_and(|ah| Arc::ptr_eq(ah, &to)));
                 }
             }
             a.wait(|a| a.sent.len() == 3)?;
@@ -180,16 +180,16 @@ mod tests {
 
     #[test]
     fn slots_of_an_srq_receive_them() -> Result {
-        let (null, desk) = (NullEnv::new()?, Desk::new(true)?);
-        let srq = null.env.srq(2, &desk)?;
+        let (null, recv_list) = (NullEnv::new()?, RecvListGuard::new(true)?);
+        let srq = null.env.srq(2, &recv_list)?;
         let cq = null.env.cq::<Softirq>(64)?;
         let caps = Caps::new(4, 0);
         let (pd, cx) = (&null.env.pd, &null.env.cx);
         let b = UdQp::create_on_srq(pd, &cq, &srq, &caps, PORT, QKEY, cx)?;
-        let (a, to) = (Office::<Softirq>::new(&null.env, 0)?, ah(&null)?);
+        let (a, to) = (UdEnd::<Softirq>::new(&null.env, 0)?, ah(&null)?);
         a.send(&null.env, &to, b.num(), QKEY, b"hello")?;
-        a.wait(|_| desk.len() == 1)?;
-        let bytes = desk.pop()?.bytes()?;
+        a.wait(|_| recv_list.len() == 1)?;
+        let bytes = recv_list.pop()?.bytes()?;
         check_eq!(bytes.get(HEADER..), Some(&b"hello"[..]));
         Ok(())
     }
@@ -210,6 +210,6 @@ mod tests {
 
     #[test]
     fn removal_waits_for_a_qp() -> Result {
-        removal_waits_for(|null| Office::<Softirq>::new(&null.env, 4), nothing)
+        removal_waits_for(|null| UdEnd::<Softirq>::new(&null.env, 4), nothing)
     }
 }

@@ -104,7 +104,7 @@ mod tests {
         let ended = waiters(&null, &cq, ENODEV)?;
         let removed = begin_removal(&null.dev, &null.env.client)?;
         wait(|| ended.get() == 3)?;
-        // Who comes later does not wait, and there is no other such CQ.
+        // A later thread does not wait, and there is no other such CQ.
         check_err!(cq.wait(LONG_MS, &null.env.cx), ENODEV);
         check_err!(null.env.cq::<Waited>(16).map(drop), ENODEV);
         drop(null.env.cq::<Direct>(16)?);
@@ -124,7 +124,7 @@ mod tests {
         check_eq!(null.cq.wait(0, &null.env.cx)?, Wait::Ready);
         null.one(&sent)?.ok()?;
         wait(|| null.cq.wait(0, &null.env.cx) == Err(ENODEV))?;
-        // What is posted now completes as ever.
+        // Requests that are posted now complete as ever.
         null.send(&sent, b"y")?;
         check_eq!(null.cq.wait(LONG_MS, &null.env.cx)?, Wait::Ready);
         null.one(&sent)?.ok()?;

@@ -102,7 +102,7 @@ fn succeed<C: Polled + CallerPolled>() -> Result {
     Ok(())
 }
 
-/// What becomes of operations that nobody takes.
+/// The ends of operations that are not waited for.
 struct Handled {
     seen: Arc<SetOnce<(Kind, bool)>>,
     _gone: CountDrop,
@@ -176,7 +176,7 @@ mod tests {
         // One further it is not.
         op(&link, &[0], 0)?.flush(&link.a.qp, &pad, there.remote, 65)?;
         let done = next(&link.send_cq)?;
-        // On iWARP nobody says which request it was.
+        // On iWARP it is not known which request it was.
         let status = match link.env.is_iwarp() {
             true => Status::WR_FLUSH_ERR,
             false => Status::REM_ACCESS_ERR,

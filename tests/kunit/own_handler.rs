@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! What completion handlers do to their own QP.
+//! Completion handlers that use their own QP.
 
 use crate::fixture::{
     wait,

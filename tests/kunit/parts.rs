@@ -14,7 +14,7 @@ use crate::fixture::{
 use kernel::prelude::*;
 use rdma::prelude::*;
 
-/// What the handlers of a request have seen.
+/// The completions that the handlers of a request have seen.
 struct Seen {
     parts: Arc<Counter>,
     over: Arc<Counter>,

@@ -46,7 +46,7 @@ fn exchange<C: Polled>(pair: &Pair<C>) -> Result {
     Ok(())
 }
 
-/// Says which attributes of a change were out of range.
+/// Returns the attributes of a change that were out of range.
 fn out_of_range(result: core::result::Result<(), ModifyError>) -> Option<AttrMask> {
     match result {
         Err(ModifyError::OutOfRange { attrs }) => Some(attrs),
@@ -54,7 +54,7 @@ fn out_of_range(result: core::result::Result<(), ModifyError>) -> Option<AttrMas
     }
 }
 
-/// How long the drain of a QP that nobody sends to may take: far longer than it does.
+/// The longest time of the drain of a QP without a peer: far longer than it takes.
 #[cfg(CONFIG_FAILSLAB)]
 const DRAIN_MS: u32 = 10_000;
 
@@ -234,7 +234,7 @@ mod tests {
             let error = qp.modify(to_rtr(&env, 5)?.path(&path), &env.cx);
             check_eq!(out_of_range(error), Some(AttrMask::PATH));
         }
-        // What the core refuses: a GID that is not there, and RoCE without a GID.
+        // The core refuses a GID that is not there, and RoCE without a GID.
         grh.flow_label = 0;
         grh.sgid_index = u8::MAX;
         for path in [ah::Attr::new(1).grh(grh), ah::Attr::new(1)] {

@@ -15,7 +15,7 @@ extern "C" {
     fn ib_modify_qp_is_ok(from: u32, to: u32, qp_type: u32, mask: u32) -> bool;
 }
 
-/// What C says of a change.
+/// The result of C for a change.
 fn is_ok(service: Service, from: State, to: State, attrs: AttrMask) -> bool {
     // `IB_QP_STATE`.
     let mask = attrs.as_raw() | 1;

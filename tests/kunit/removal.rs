@@ -19,7 +19,7 @@ use crate::fixture::{
     Events,
     Link,
     Mads,
-    Spare,
+    OwnLink,
     BACKLOG,
     LONG_MS,
     STEP_MS,
@@ -48,8 +48,8 @@ use rdma::{
 
 const CAPS: Caps = Caps::new(4, 4);
 
-/// Returns an address behind the device that nobody has, so that nobody answers.
-fn nobody(env: &Env) -> Result<Ipv6Addr> {
+/// Returns an address behind the device that no host has, so that there is no answer.
+fn unused_address(env: &Env) -> Result<Ipv6Addr> {
     match env.ip {
         IpAddr::V6(own) => Ok(Ipv6Addr::from_bits(own.to_bits() + 1)),
         IpAddr::V4(_) => Err(EAFNOSUPPORT),
@@ -107,7 +107,7 @@ mod tests {
 
     #[test]
     fn of_mad_agents() -> Result {
-        let link = Spare::new();
+        let link = OwnLink::new();
         let (env, class) = (link.env()?, own_class());
         let ip = env.ip;
         let mads = Mads::on(env, ip, class, BACKLOG)?;
@@ -136,19 +136,19 @@ mod tests {
 
     #[test]
     fn of_what_the_infiniband_connection_manager_has() -> Result {
-        let unplugged = Spare::new();
+        let unplugged = OwnLink::new();
         let (connected, env) = (CmLink::on(unplugged.env()?)?, unplugged.env()?);
         let (stopped, refused, begun) = (Counter::new()?, Counter::new()?, Counter::new()?);
         let ear = Arc::new(Ear(stopped.clone()), GFP_KERNEL)?;
         let listener = ibcm::Listener::new(&env.dev, service_id(), ear.clone(), &env.cx)?;
-        // Somebody waits for an answer that never comes.
+        // A thread waits for an answer that never comes.
         let (failed, begins) = (refused.clone(), begun.clone());
         env.client.spawn(GFP_KERNEL, move |cx| {
             let connect = || -> Result<(), ibcm::ConnectError> {
                 let other = unplugged.env()?;
                 let qp = other.raw_qp(&other.cq::<Softirq>(64)?, &CAPS)?;
                 let from = gid(&other, other.ip)?;
-                let to = Gid(nobody(&other)?.octets());
+                let to = Gid(unused_address(&other)?.octets());
                 let path = ibcm::Path::new(&from, to, cx)?;
                 let (events, param) = (CmEvents::new()?, ibcm::Param::default());
                 begins.up();
@@ -174,15 +174,15 @@ mod tests {
         check!(connected.a.events.removed() + connected.b.events.removed() != 0);
         let another = ibcm::Listener::new(&env.dev, service_id(), ear, &env.cx);
         check_err!(another.map(drop), ENODEV);
-        // Nobody is told twice.
+        // No client is told twice.
         check_eq!((refused.get(), stopped.get()), (1, 1));
         drop(listener);
         Ok(())
     }
 
     #[test]
-    fn who_waits_is_told_first() -> Result {
-        let link = Spare::new();
+    fn waiter_is_told_first() -> Result {
+        let link = OwnLink::new();
         let env = link.env()?;
         let (knowing, begun, done) = (Counter::new()?, Counter::new()?, Counter::new()?);
         let busy = Busy {
@@ -214,7 +214,7 @@ mod tests {
         env.client.spawn(GFP_KERNEL, move |cx| {
             let connect = || -> Result {
                 let other = link.env()?;
-                let to = SocketAddr::new(nobody(&other)?.into(), port());
+                let to = SocketAddr::new(unused_address(&other)?.into(), port());
                 let id = cm::Id::resolve(&other.client, to, STEP_MS, cx)?;
                 let cq = other.cq::<Softirq>(64)?;
                 let _qp = Qp::create(&id, &other.pd, &cq, &cq, &CAPS, cx)?;
@@ -235,7 +235,7 @@ mod tests {
 
     #[test]
     fn of_what_the_connection_manager_has() -> Result {
-        let unplugged = Spare::new();
+        let unplugged = OwnLink::new();
         let env = unplugged.env()?;
         let (send, recv) = (env.cq::<Softirq>(64)?, env.cq::<Softirq>(64)?);
         let param = cm::ConnParam::default();
@@ -247,7 +247,7 @@ mod tests {
         env.client.spawn(GFP_KERNEL, move |cx| {
             let connect = || -> Result {
                 let other = unplugged.env()?;
-                let to = SocketAddr::new(nobody(&other)?.into(), port());
+                let to = SocketAddr::new(unused_address(&other)?.into(), port());
                 let id = cm::Id::resolve(&other.client, to, STEP_MS, cx)?;
                 let cq = other.cq::<Softirq>(64)?;
                 let _qp = Qp::create(&id, &other.pd, &cq, &cq, &CAPS, cx)?;
@@ -272,7 +272,7 @@ mod tests {
         }
         let late = cm::Id::create(&env.client, &env.cx)?;
         check!(late.resolve_addr(env.addr(), STEP_MS, &env.cx).is_err());
-        // The connection manager itself is told last, when nobody else uses the device.
+        // The connection manager itself is told last, when there is no other user of the device.
         check_eq!(stopped.get(), 0);
         drop((late, send, recv, connected, env));
         wait(|| stopped.get() == 1)?;

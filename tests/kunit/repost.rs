@@ -29,7 +29,7 @@ struct Beat<C: Polled> {
     left: u32,
     buf: Buf<Bidirectional>,
     qp: Arc<Qp<C>>,
-    /// Where it goes to, if not to `qp`.
+    /// The QP that it is posted to, if not to `qp`.
     peer: Option<Arc<Qp<C>>>,
     count: Arc<Counter>,
     refused: Arc<Counter>,
@@ -119,7 +119,7 @@ impl<C: Polled> CqeHandler<1> for Beat<C> {
     }
 }
 
-/// A QP that sends to nobody.
+/// A QP that sends to no peer.
 fn lone<C: Polled>(null: &NullEnv, cq: &Cq<C>) -> Result<Arc<Qp<C>>> {
     let qp = null.env.raw_qp(cq, &CAPS)?;
     null.dev
@@ -127,7 +127,7 @@ fn lone<C: Polled>(null: &NullEnv, cq: &Cq<C>) -> Result<Arc<Qp<C>>> {
     Ok(Arc::new(qp, GFP_KERNEL)?)
 }
 
-/// Says whether this is the only reference to the QP.
+/// Returns whether this is the only reference to the QP.
 fn is_only<C: Polled>(qp: &Arc<Qp<C>>) -> bool {
     // SAFETY: The reference is borrowed: below it is not let go, or replaced.
     let borrowed = unsafe { Arc::from_raw(Arc::as_ptr(qp)) };
@@ -143,7 +143,7 @@ fn is_only<C: Polled>(qp: &Arc<Qp<C>>) -> bool {
     }
 }
 
-/// Which queue an owner is posted to, and again.
+/// The queue that an owner is posted to, and again.
 #[derive(Clone, Copy)]
 enum Queues {
     Send,
@@ -231,7 +231,7 @@ impl<C: Polled> CqeHandler<1> for Asks<C> {
     }
 }
 
-/// Says whether the reference to a QP on these CQs is counted while its owner is posted again.
+/// Returns whether the reference to a QP on these CQs is counted while its owner is posted again.
 fn is_counted<C: Polled>(null: &NullEnv, cqs: [&Cq<C>; 2], queues: Queues) -> Result<bool> {
     is_counted_by(null, cqs, queues, C::poll)
 }
@@ -279,7 +279,7 @@ fn is_counted_by<C: Polled>(
         poll();
         only.copy().is_some()
     })?;
-    // What is in the receive queue ends with the QP, if that is still there.
+    // Requests in the receive queue end with the QP, if that is still there.
     let _ = inject(Injection::Fail);
     // The QP's entries are given back a little after it is gone.
     wait(|| {

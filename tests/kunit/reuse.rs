@@ -21,7 +21,7 @@ use rdma::{
 };
 use rdma_null::Injection;
 
-/// Where handlers leave requests that they do not give back at once.
+/// The list of requests that handlers do not give back at once.
 type Shelf = Arc<SpinLockIrq<KVec<InFlight<Request>>>>;
 
 fn shelf() -> Result<Shelf> {
@@ -36,9 +36,9 @@ struct Request {
     before: [u8; 3],
     cqe: Cqe<Self>,
     buf: Buf<Bidirectional>,
-    /// How often it has completed.
+    /// The number of times that it has completed.
     uses: i32,
-    /// How often all of them have.
+    /// The number of times that all of them have.
     completed: Arc<Counter>,
     shelf: Option<Shelf>,
     _gone: CountDrop,
@@ -62,7 +62,7 @@ impl CqeHandler for Request {
     }
 }
 
-/// What requests count.
+/// The counts of requests.
 struct Counts {
     completed: Arc<Counter>,
     gone: Arc<Counter>,
@@ -114,7 +114,7 @@ fn uses(kept: &mut Reusable<Request>) -> Option<i32> {
     Some(kept.get()?.uses)
 }
 
-/// A null device whose QP sends to nobody.
+/// A null device whose QP sends to no peer.
 fn void() -> Result<Null<Direct>> {
     let null = Null::<Direct>::new()?;
     null.disconnect()?;

@@ -30,7 +30,7 @@ use rdma::{
     }, //
 };
 
-/// What the tests transfer: pages, not all of the last.
+/// The memory that the tests transfer: pages, not all of the last.
 const LEN: usize = 10 * PAGE_SIZE - 7;
 
 type Outcome = core::result::Result<Opcode, Status>;
@@ -372,7 +372,7 @@ mod tests {
             ..t.remote
         };
         let (_, outcome) = t.run(t.transfer()?, |x| Ok(Rw::write(&x.data, 0..LEN, wrong)))?;
-        // What was refused may not be the last request, which is flushed then.
+        // The request that was refused may not be the last one, which is flushed then.
         check!(matches!(
             outcome,
             Err(Status::REM_ACCESS_ERR | Status::WR_FLUSH_ERR)

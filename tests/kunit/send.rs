@@ -71,7 +71,7 @@ mod tests {
         let (sent, received) = (Inbox::new()?, Inbox::new()?);
         recv(&link.b.qp, link.env.message(&received, &[0; 4])?)?;
         send(&link.a.qp, link.env.message(&sent, b"data")?)?;
-        // The workqueue needs nobody to poll it; the direct CQ does.
+        // The core polls the workqueue's CQ, but not the direct one.
         crate::fixture::wait(|| received.len() == 1)?;
         check_eq!(sent.len(), 0);
         crate::fixture::wait(|| link.send_cq.process(1) == 1)?;

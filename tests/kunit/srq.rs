@@ -7,11 +7,11 @@ use crate::fixture::{
     send,
     wait,
     Counter,
-    Desk,
     Env,
     Inbox,
-    Line,
-    Ticket,
+    RecvBuf,
+    RecvListGuard,
+    SrqLink,
     SLOT, //
 };
 use kernel::{
@@ -40,30 +40,30 @@ fn patient() -> cm::ConnParam<'static> {
 
 /// An SRQ, a CQ and a connection to a QP on both.
 struct Shared<C: PollContext> {
-    line: Line<C>,
+    link: SrqLink<C>,
     cq: Cq<C>,
-    srq: Srq<Ticket>,
-    desk: Desk,
+    srq: Srq<RecvBuf>,
+    recv_list: RecvListGuard,
     sent: Arc<Inbox>,
     env: Env,
 }
 
 impl<C: CorePolled + Provides<Atomic>> Shared<C> {
     fn new(slots: u32, keep: bool) -> Result<Self> {
-        let (env, desk) = (Env::new()?, Desk::new(keep)?);
-        let (srq, cq) = (env.srq(slots, &desk)?, env.cq(64)?);
+        let (env, recv_list) = (Env::new()?, RecvListGuard::new(keep)?);
+        let (srq, cq) = (env.srq(slots, &recv_list)?, env.cq(64)?);
         Ok(Self {
-            line: Line::new(&env, &srq, &cq, &patient())?,
+            link: SrqLink::new(&env, &srq, &cq, &patient())?,
             cq,
             srq,
-            desk,
+            recv_list,
             sent: Inbox::new()?,
             env,
         })
     }
 
     fn send(&self, bytes: &[u8]) -> Result {
-        Ok(send(&self.line.a.qp, self.env.message(&self.sent, bytes)?)?)
+        Ok(send(&self.link.a.qp, self.env.message(&self.sent, bytes)?)?)
     }
 }
 
@@ -72,12 +72,13 @@ fn many<C: CorePolled + Provides<Atomic>>() -> Result {
     const N: i32 = 50;
     let shared = Shared::<C>::new(4, false)?;
     for i in 0..N {
-        // No more than there are slots, so that none waits for the timer of who has none, and no
-        // more than the send queue has room for, which each is in until it is acknowledged.
-        wait(|| i < 4 + shared.desk.received() && i < 32 + shared.sent.len() as i32)?;
+        // No more than there are slots, so that none waits for the timer of a sender without a
+        // receive, and no more than the send queue has room for, which each is in until it is
+        // acknowledged.
+        wait(|| i < 4 + shared.recv_list.received() && i < 32 + shared.sent.len() as i32)?;
         shared.send(&[i as u8; SLOT])?;
     }
-    wait(|| shared.sent.len() == N as usize && shared.desk.received() == N)?;
+    wait(|| shared.sent.len() == N as usize && shared.recv_list.received() == N)?;
     for done in shared.sent.take() {
         done.ok()?;
     }
@@ -123,7 +124,7 @@ impl<const N: usize> Receive<N> for Split<N> {
     }
 }
 
-/// What receives say whose they are, by the QPs that there are.
+/// The QPs that receives name, of those that there are.
 #[pin_data]
 struct Owners {
     #[pin]
@@ -161,12 +162,12 @@ mod tests {
     #[test]
     fn receives_for_several_qps() -> Result {
         let shared = Shared::<Softirq>::new(8, true)?;
-        let other = Line::new(&shared.env, &shared.srq, &shared.cq, &patient())?;
+        let other = SrqLink::new(&shared.env, &shared.srq, &shared.cq, &patient())?;
         shared.send(b"one")?;
         send(&other.a.qp, shared.env.message(&shared.sent, b"two")?)?;
-        wait(|| shared.desk.len() == 2 && shared.sent.len() == 2)?;
+        wait(|| shared.recv_list.len() == 2 && shared.sent.len() == 2)?;
         let mut found = [false; 2];
-        for mut received in shared.desk.take() {
+        for mut received in shared.recv_list.take() {
             match &received.bytes()?[..] {
                 b"one" => found[0] = true,
                 b"two" => found[1] = true,
@@ -194,13 +195,13 @@ mod tests {
             })
         };
         let (srq, cq) = (Srq::create(&env.pd, 4, slot, &env.cx)?, env.cq(64)?);
-        let one = Line::<Workqueue>::new(&env, &srq, &cq, &patient())?;
-        let two = Line::new(&env, &srq, &cq, &patient())?;
-        for line in [&one, &two] {
-            owners.qps.lock().push(line.b.qp.clone(), GFP_KERNEL)?;
+        let one = SrqLink::<Workqueue>::new(&env, &srq, &cq, &patient())?;
+        let two = SrqLink::new(&env, &srq, &cq, &patient())?;
+        for link in [&one, &two] {
+            owners.qps.lock().push(link.b.qp.clone(), GFP_KERNEL)?;
         }
-        for line in [&one, &two, &two] {
-            send(&line.a.qp, env.message(&sent, b"mine")?)?;
+        for link in [&one, &two, &two] {
+            send(&link.a.qp, env.message(&sent, b"mine")?)?;
         }
         let came = wait(|| of[0].get() + of[1].get() == 3);
         // The slots own the QPs, which have the SRQ.
@@ -233,46 +234,46 @@ mod tests {
             shared.send(&[byte; 4])?;
         }
         // The third has no receive, and goes on trying.
-        wait(|| shared.desk.len() == 2 && shared.sent.len() == 2)?;
-        let mut first = shared.desk.pop()?;
+        wait(|| shared.recv_list.len() == 2 && shared.sent.len() == 2)?;
+        let mut first = shared.recv_list.pop()?;
         check_eq!(first.bytes()?.len(), 4);
         drop(first);
-        wait(|| shared.desk.received() == 3 && shared.sent.len() == 3)?;
+        wait(|| shared.recv_list.received() == 3 && shared.sent.len() == 3)?;
         Ok(())
     }
 
     #[test]
     fn sender_gives_up_when_all_are_kept() -> Result {
         not_on_iwarp!(c"no send waits for a receive");
-        let (env, desk, sent) = (Env::new()?, Desk::new(true)?, Inbox::new()?);
-        let (srq, cq) = (env.srq(1, &desk)?, env.cq::<Softirq>(64)?);
+        let (env, recv_list, sent) = (Env::new()?, RecvListGuard::new(true)?, Inbox::new()?);
+        let (srq, cq) = (env.srq(1, &recv_list)?, env.cq::<Softirq>(64)?);
         let param = cm::ConnParam {
             rnr_retry_count: 0,
             ..Default::default()
         };
-        let line = Line::new(&env, &srq, &cq, &param)?;
-        send(&line.a.qp, env.message(&sent, b"one")?)?;
-        send(&line.a.qp, env.message(&sent, b"two")?)?;
+        let link = SrqLink::new(&env, &srq, &cq, &param)?;
+        send(&link.a.qp, env.message(&sent, b"one")?)?;
+        send(&link.a.qp, env.message(&sent, b"two")?)?;
         wait(|| sent.len() == 2)?;
         check!(sent.pop()?.status() == Some(Status::RNR_RETRY_EXC_ERR));
         sent.pop()?.ok()?;
-        wait(|| desk.len() == 1)
+        wait(|| recv_list.len() == 1)
     }
 
     #[test]
     fn answer_goes_out_from_the_slot() -> Result {
         let (shared, answers) = (Shared::<Softirq>::new(2, true)?, Inbox::new()?);
-        recv(&shared.line.a.qp, shared.env.message(&answers, &[0; SLOT])?)?;
+        recv(&shared.link.a.qp, shared.env.message(&answers, &[0; SLOT])?)?;
         shared.send(b"ping")?;
-        wait(|| shared.desk.len() == 1)?;
-        let mut slot = shared.desk.pop()?.slot;
+        wait(|| shared.recv_list.len() == 1)?;
+        let mut slot = shared.recv_list.pop()?.slot;
         slot.buf.cpu()[..4].copy_from_slice(b"pong");
         shared
-            .line
+            .link
             .b
             .qp
             .post_send(slot, |s| Ok(SendWr::send([s.buf.sge(0..4)?])))?;
-        wait(|| answers.len() == 1 && shared.desk.answered() == 1)?;
+        wait(|| answers.len() == 1 && shared.recv_list.answered() == 1)?;
         check!(answers.pop()?.bytes()?.starts_with(b"pong"));
         Ok(())
     }
@@ -281,10 +282,10 @@ mod tests {
     fn refused_answer_gives_the_slot_back() -> Result {
         let shared = Shared::<Softirq>::new(1, true)?;
         shared.send(b"ping")?;
-        wait(|| shared.desk.len() == 1)?;
-        let slot = shared.desk.pop()?.slot;
+        wait(|| shared.recv_list.len() == 1)?;
+        let slot = shared.recv_list.pop()?.slot;
         let Err(e) = shared
-            .line
+            .link
             .b
             .qp
             .post_send(slot, |s| Ok(SendWr::send([s.buf.sge(0..SLOT + 1)?])))
@@ -295,15 +296,15 @@ mod tests {
         drop(e);
         // The only slot is posted again.
         shared.send(b"ping")?;
-        wait(|| shared.desk.received() == 2)
+        wait(|| shared.recv_list.received() == 2)
     }
 
     #[test]
     fn several_entries() -> Result {
         let (env, sent, received) = (Env::new()?, Inbox::new()?, Counter::new()?);
         let (srq, cq) = (Split::<2>::srq(&env, &received)?, env.cq::<Workqueue>(64)?);
-        let line = Line::new(&env, &srq, &cq, &patient())?;
-        send(&line.a.qp, env.message(&sent, b"abcdef")?)?;
+        let link = SrqLink::new(&env, &srq, &cq, &patient())?;
+        send(&link.a.qp, env.message(&sent, b"abcdef")?)?;
         wait(|| received.get() == 1)
     }
 
@@ -323,12 +324,12 @@ mod tests {
         let shared = Shared::<Softirq>::new(2, true)?;
         let message = shared.env.message(&shared.sent, b"x")?;
         shared
-            .line
+            .link
             .a
             .qp
             .post_send(message, |_| Ok(SendWr::send([]).with_imm(0x0102_0304)))?;
-        wait(|| shared.desk.len() == 1)?;
-        let received = shared.desk.pop()?;
+        wait(|| shared.recv_list.len() == 1)?;
+        let received = shared.recv_list.pop()?;
         let done = received.result.map_err(Error::from)?;
         check_eq!(done.byte_len, 0);
         check_eq!(done.imm_data, Some(0x0102_0304));
@@ -340,8 +341,8 @@ mod tests {
         not_on_iwarp!(c"a send completes before the peer has refused it");
         let shared = Shared::<Softirq>::new(2, true)?;
         shared.send(&[1; SLOT + 1])?;
-        wait(|| shared.desk.len() == 1 && shared.sent.len() == 1)?;
-        check!(shared.desk.pop()?.result.is_err());
+        wait(|| shared.recv_list.len() == 1 && shared.sent.len() == 1)?;
+        check!(shared.recv_list.pop()?.result.is_err());
         check!(shared.sent.pop()?.status().is_some());
         Ok(())
     }
@@ -350,7 +351,7 @@ mod tests {
     fn receives_cannot_be_posted_to_its_qps() -> Result {
         let shared = Shared::<Softirq>::new(2, true)?;
         let inbox = Inbox::new()?;
-        let posted = recv(&shared.line.b.qp, shared.env.message(&inbox, &[0; 4])?);
+        let posted = recv(&shared.link.b.qp, shared.env.message(&inbox, &[0; 4])?);
         check!(posted.is_err());
         drop(posted);
         check_eq!(inbox.dropped(), 1);
@@ -360,13 +361,13 @@ mod tests {
     #[test]
     fn limit_is_reached_once() -> Result {
         not_on_iwarp!(c"siw does not say that the limit is off again");
-        let (env, desk, sent) = (Env::new()?, Desk::new(true)?, Inbox::new()?);
+        let (env, recv_list, sent) = (Env::new()?, RecvListGuard::new(true)?, Inbox::new()?);
         let (limits, others) = (Counter::new()?, Counter::new()?);
         let told = (limits.clone(), others.clone());
         let srq = Srq::create_with_events(
             &env.pd,
             4,
-            |_| Ticket::new(&env.pd, &desk.0, &env.cx),
+            |_| RecvBuf::new(&env.pd, &recv_list.0, &env.cx),
             move |event| {
                 match event {
                     Event::LimitReached => told.0.up(),
@@ -379,14 +380,14 @@ mod tests {
         srq.arm_limit(3, &env.cx)?;
         check_eq!(srq.query(&env.cx)?.limit, 3);
         let cq = env.cq::<Softirq>(64)?;
-        let line = Line::new(&env, &srq, &cq, &patient())?;
-        send(&line.a.qp, env.message(&sent, b"one")?)?;
-        wait(|| desk.len() == 1)?;
+        let link = SrqLink::new(&env, &srq, &cq, &patient())?;
+        send(&link.a.qp, env.message(&sent, b"one")?)?;
+        wait(|| recv_list.len() == 1)?;
         check_eq!(limits.get(), 0);
         for _ in 0..2 {
-            send(&line.a.qp, env.message(&sent, b"more")?)?;
+            send(&link.a.qp, env.message(&sent, b"more")?)?;
         }
-        wait(|| desk.len() == 3)?;
+        wait(|| recv_list.len() == 3)?;
         check_eq!(limits.get(), 1);
         check_eq!(srq.query(&env.cx)?.limit, 0);
         check_eq!(others.get(), 0);
@@ -395,13 +396,13 @@ mod tests {
 
     #[test]
     fn sizes_are_checked() -> Result {
-        let (env, desk) = (Env::new()?, Desk::new(false)?);
-        check_err!(env.srq(0, &desk), EINVAL);
+        let (env, recv_list) = (Env::new()?, RecvListGuard::new(false)?);
+        check_err!(env.srq(0, &recv_list), EINVAL);
         check_err!(
-            Srq::<Ticket>::create(&env.pd, u32::MAX, |_| Err::<Ticket, _>(EIO), &env.cx),
+            Srq::<RecvBuf>::create(&env.pd, u32::MAX, |_| Err::<RecvBuf, _>(EIO), &env.cx),
             EINVAL
         );
-        let attr = env.srq(5, &desk)?.query(&env.cx)?;
+        let attr = env.srq(5, &recv_list)?.query(&env.cx)?;
         check!(attr.max_wr >= 5);
         check!(attr.max_sge >= 1);
         check_eq!(attr.limit, 0);
@@ -410,12 +411,12 @@ mod tests {
 
     #[test]
     fn all_is_of_one_pd() -> Result {
-        let (env, desk) = (Env::new()?, Desk::new(false)?);
+        let (env, recv_list) = (Env::new()?, RecvListGuard::new(false)?);
         let other = Pd::alloc(&env.dev, &env.cx)?;
-        let slot = |_| Ticket::new(&other, &desk.0, &env.cx);
+        let slot = |_| RecvBuf::new(&other, &recv_list.0, &env.cx);
         check_err!(Srq::create(&env.pd, 2, slot, &env.cx), EINVAL);
-        wait(|| desk.gone() == 2)?;
-        let (srq, cq) = (env.srq(2, &desk)?, env.cq::<Softirq>(64)?);
+        wait(|| recv_list.gone() == 2)?;
+        let (srq, cq) = (env.srq(2, &recv_list)?, env.cq::<Softirq>(64)?);
         let init = rdma::qp::InitAttr::on_srq(&other, &cq, &srq, &Caps::new(2, 0));
         check_err!(init.create(&env.cx), EINVAL);
         Ok(())
@@ -426,21 +427,21 @@ mod tests {
         let shared = Shared::<Softirq>::new(2, true)?;
         let other = Pd::alloc(&shared.env.dev, &shared.env.cx)?;
         shared.send(b"one")?;
-        wait(|| shared.desk.len() == 1)?;
-        let mut slot = shared.desk.pop()?.slot;
+        wait(|| shared.recv_list.len() == 1)?;
+        let mut slot = shared.recv_list.pop()?.slot;
         slot.buf = Buf::alloc(&other, SLOT, &shared.env.cx)?;
         check_eq!(shared.srq.set_aside(), 0);
         drop(slot);
         check_eq!(shared.srq.set_aside(), 1);
         // The other one goes on.
         shared.send(b"two")?;
-        wait(|| shared.desk.len() == 1)
+        wait(|| shared.recv_list.len() == 1)
     }
 
     #[test]
     fn leases_once_for_all_qps_on_a_cq() -> Result {
-        let (env, desk) = (Env::new()?, Desk::new(false)?);
-        let (srq, cq) = (env.srq(16, &desk)?, env.cq::<Softirq>(127)?);
+        let (env, recv_list) = (Env::new()?, RecvListGuard::new(false)?);
+        let (srq, cq) = (env.srq(16, &recv_list)?, env.cq::<Softirq>(127)?);
         let init = || rdma::qp::InitAttr::on_srq(&env.pd, &cq, &srq, &Caps::new(2, 0));
         let a = init().create(&env.cx)?;
         let first = cq.entries() - cq.free_entries();
@@ -456,8 +457,8 @@ mod tests {
 
     #[test]
     fn cq_without_room_for_the_slots() -> Result {
-        let (env, desk) = (Env::new()?, Desk::new(false)?);
-        let (srq, cq) = (env.srq(64, &desk)?, env.cq::<Softirq>(31)?);
+        let (env, recv_list) = (Env::new()?, RecvListGuard::new(false)?);
+        let (srq, cq) = (env.srq(64, &recv_list)?, env.cq::<Softirq>(31)?);
         let init = rdma::qp::InitAttr::on_srq(&env.pd, &cq, &srq, &Caps::new(2, 0));
         check_err!(init.create(&env.cx), ENOSPC);
         check_eq!(cq.entries(), cq.free_entries());

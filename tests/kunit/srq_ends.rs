@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! How shared receive queues end, and what becomes of their slots.
+//! The ends of shared receive queues and of their slots.
 
 use crate::fixture::{
     received,
     send,
     wait,
     Counter,
-    Desk,
     Env,
     Inbox,
-    Line,
-    Ticket,
+    RecvBuf,
+    RecvListGuard,
+    SrqLink,
     SLOT, //
 };
 use kernel::{
@@ -36,19 +36,19 @@ const PARAM: cm::ConnParam<'static> = cm::ConnParam {
 
 /// Drops an SRQ, a QP on it and their CQ in this order, with receives outstanding.
 fn in_order(order: [usize; 3]) -> Result {
-    let (env, desk) = (Env::new()?, Desk::new(false)?);
+    let (env, recv_list) = (Env::new()?, RecvListGuard::new(false)?);
     let cq = env.cq::<Workqueue>(64)?;
-    let srq = env.srq(4, &desk)?;
-    let line = Line::new(&env, &srq, &cq, &PARAM)?;
-    let (mut line, mut srq, mut cq) = (Some(line), Some(srq), Some(cq));
+    let srq = env.srq(4, &recv_list)?;
+    let link = SrqLink::new(&env, &srq, &cq, &PARAM)?;
+    let (mut link, mut srq, mut cq) = (Some(link), Some(srq), Some(cq));
     for which in order {
         match which {
-            0 => drop(line.take()),
+            0 => drop(link.take()),
             1 => drop(srq.take()),
             _ => drop(cq.take()),
         }
     }
-    wait(|| desk.gone() == 4)
+    wait(|| recv_list.gone() == 4)
 }
 
 /// Posts many messages, and returns how many were posted. iWARP ends the connection when the SRQ
@@ -70,25 +70,25 @@ mod tests {
 
     #[test]
     fn posted_slots_are_dropped_with_it() -> Result {
-        let (env, desk) = (Env::new()?, Desk::new(false)?);
-        let srq = env.srq(16, &desk)?;
+        let (env, recv_list) = (Env::new()?, RecvListGuard::new(false)?);
+        let srq = env.srq(16, &recv_list)?;
         let other = srq.clone();
         drop(srq);
         fsleep(Delta::from_millis(50));
-        check_eq!(desk.gone(), 0);
+        check_eq!(recv_list.gone(), 0);
         drop(other);
-        wait(|| desk.gone() == 16)
+        wait(|| recv_list.gone() == 16)
     }
 
     #[test]
     fn slots_that_were_made_are_dropped_when_one_fails() -> Result {
-        let (env, desk) = (Env::new()?, Desk::new(false)?);
+        let (env, recv_list) = (Env::new()?, RecvListGuard::new(false)?);
         let slot = |i| match i {
             5 => Err(EXDEV),
-            _ => Ticket::new(&env.pd, &desk.0, &env.cx),
+            _ => RecvBuf::new(&env.pd, &recv_list.0, &env.cx),
         };
         check_err!(Srq::create(&env.pd, 8, slot, &env.cx), EXDEV);
-        check_eq!(desk.gone(), 5);
+        check_eq!(recv_list.gone(), 5);
         Ok(())
     }
 
@@ -104,74 +104,74 @@ mod tests {
 
     #[test]
     fn qp_keeps_it() -> Result {
-        let (env, desk, sent) = (Env::new()?, Desk::new(false)?, Inbox::new()?);
-        let (srq, cq) = (env.srq(4, &desk)?, env.cq::<Softirq>(64)?);
-        let line = Line::new(&env, &srq, &cq, &PARAM)?;
+        let (env, recv_list, sent) = (Env::new()?, RecvListGuard::new(false)?, Inbox::new()?);
+        let (srq, cq) = (env.srq(4, &recv_list)?, env.cq::<Softirq>(64)?);
+        let link = SrqLink::new(&env, &srq, &cq, &PARAM)?;
         drop((srq, cq));
         for i in 0..10 {
             // No more than there are slots: on iWARP no send waits for one.
-            wait(|| i < 4 + desk.received())?;
-            send(&line.a.qp, env.message(&sent, b"data")?)?;
+            wait(|| i < 4 + recv_list.received())?;
+            send(&link.a.qp, env.message(&sent, b"data")?)?;
         }
-        wait(|| desk.received() == 10)?;
-        check_eq!(desk.gone(), 0);
-        drop(line);
-        wait(|| desk.gone() == 4)
+        wait(|| recv_list.received() == 10)?;
+        check_eq!(recv_list.gone(), 0);
+        drop(link);
+        wait(|| recv_list.gone() == 4)
     }
 
     #[test]
     fn kept_slot_outlives_everything_else() -> Result {
-        let (env, desk, sent) = (Env::new()?, Desk::new(true)?, Inbox::new()?);
-        let (srq, cq) = (env.srq(4, &desk)?, env.cq::<Softirq>(64)?);
-        let line = Line::new(&env, &srq, &cq, &PARAM)?;
-        send(&line.a.qp, env.message(&sent, b"kept")?)?;
-        send(&line.a.qp, env.message(&sent, b"more")?)?;
-        wait(|| desk.len() == 2 && sent.len() == 2)?;
-        let (mut last, mut first) = (desk.pop()?, desk.pop()?);
+        let (env, recv_list, sent) = (Env::new()?, RecvListGuard::new(true)?, Inbox::new()?);
+        let (srq, cq) = (env.srq(4, &recv_list)?, env.cq::<Softirq>(64)?);
+        let link = SrqLink::new(&env, &srq, &cq, &PARAM)?;
+        send(&link.a.qp, env.message(&sent, b"kept")?)?;
+        send(&link.a.qp, env.message(&sent, b"more")?)?;
+        wait(|| recv_list.len() == 2 && sent.len() == 2)?;
+        let (mut last, mut first) = (recv_list.pop()?, recv_list.pop()?);
         let entries = cq.entries();
-        let Line { a, b } = line;
+        let SrqLink { a, b } = link;
         drop((a, srq, b));
         wait(|| cq.free_entries() == entries)?;
         drop(cq);
         fsleep(Delta::from_millis(50));
-        check_eq!(desk.gone(), 0);
+        check_eq!(recv_list.gone(), 0);
         check_eq!(&first.bytes()?[..], b"kept");
         drop(first);
         check_eq!(&last.bytes()?[..], b"more");
-        check_eq!(desk.gone(), 0);
+        check_eq!(recv_list.gone(), 0);
         drop(last);
-        wait(|| desk.gone() == 4)
+        wait(|| recv_list.gone() == 4)
     }
 
     #[test]
     fn drain_twice() -> Result {
-        let (env, desk) = (Env::new()?, Desk::new(false)?);
-        let (srq, cq) = (env.srq(4, &desk)?, env.cq::<Softirq>(64)?);
-        let line = Line::new(&env, &srq, &cq, &PARAM)?;
-        line.b.qp.drain(&env.cx)?;
-        line.b.qp.drain(&env.cx)?;
+        let (env, recv_list) = (Env::new()?, RecvListGuard::new(false)?);
+        let (srq, cq) = (env.srq(4, &recv_list)?, env.cq::<Softirq>(64)?);
+        let link = SrqLink::new(&env, &srq, &cq, &PARAM)?;
+        link.b.qp.drain(&env.cx)?;
+        link.b.qp.drain(&env.cx)?;
         Ok(())
     }
 
     #[test]
     fn drain_waits_for_the_handlers() -> Result {
-        let (env, desk, sent) = (Env::new()?, Desk::new(true)?, Inbox::new()?);
-        let (srq, cq) = (env.srq(8, &desk)?, env.cq::<UnboundWorkqueue>(64)?);
-        let line = Line::new(&env, &srq, &cq, &PARAM)?;
+        let (env, recv_list, sent) = (Env::new()?, RecvListGuard::new(true)?, Inbox::new()?);
+        let (srq, cq) = (env.srq(8, &recv_list)?, env.cq::<UnboundWorkqueue>(64)?);
+        let link = SrqLink::new(&env, &srq, &cq, &PARAM)?;
         for _ in 0..8 {
-            send(&line.a.qp, env.message(&sent, b"data")?)?;
+            send(&link.a.qp, env.message(&sent, b"data")?)?;
         }
         wait(|| sent.len() == 8)?;
-        received(&env, &line.a.qp, &line.b.qp, || ())?;
-        line.b.qp.drain(&env.cx)?;
-        check_eq!(desk.len(), 8);
+        received(&env, &link.a.qp, &link.b.qp, || ())?;
+        link.b.qp.drain(&env.cx)?;
+        check_eq!(recv_list.len(), 8);
         Ok(())
     }
 
     #[test]
     fn qp_that_was_never_connected() -> Result {
-        let (env, desk) = (Env::new()?, Desk::new(false)?);
-        let (srq, cq) = (env.srq(4, &desk)?, env.cq::<Softirq>(64)?);
+        let (env, recv_list) = (Env::new()?, RecvListGuard::new(false)?);
+        let (srq, cq) = (env.srq(4, &recv_list)?, env.cq::<Softirq>(64)?);
         let init = || rdma::qp::InitAttr::on_srq(&env.pd, &cq, &srq, &Caps::new(2, 0));
         init().create(&env.cx)?.destroy(&env.cx)?;
         init().create_for(&env.id()?, &env.cx)?.destroy(&env.cx)?;
@@ -182,15 +182,15 @@ mod tests {
     #[test]
     fn under_traffic() -> Result {
         for round in 0..4 {
-            let (env, desk, sent) = (Env::new()?, Desk::new(false)?, Inbox::new()?);
-            let (srq, cq) = (env.srq(6, &desk)?, env.cq::<Workqueue>(64)?);
-            let line = Line::new(&env, &srq, &cq, &PARAM)?;
-            let posted = flood(&env, &line.a.qp, &sent, 40)?;
-            wait(|| desk.received() > round)?;
-            let Line { a, b } = line;
-            // Who receives goes first.
+            let (env, recv_list, sent) = (Env::new()?, RecvListGuard::new(false)?, Inbox::new()?);
+            let (srq, cq) = (env.srq(6, &recv_list)?, env.cq::<Workqueue>(64)?);
+            let link = SrqLink::new(&env, &srq, &cq, &PARAM)?;
+            let posted = flood(&env, &link.a.qp, &sent, 40)?;
+            wait(|| recv_list.received() > round)?;
+            let SrqLink { a, b } = link;
+            // The receiver goes first.
             drop((b, srq, cq));
-            wait(|| desk.gone() == 6)?;
+            wait(|| recv_list.gone() == 6)?;
             drop(a);
             wait(|| sent.len() == posted)?;
         }
@@ -201,23 +201,23 @@ mod tests {
     fn slots_come_back_from_other_threads_meanwhile() -> Result {
         const SLOTS: i32 = 16;
         for _ in 0..4 {
-            let (env, desk, sent) = (Env::new()?, Desk::new(true)?, Inbox::new()?);
-            let (srq, cq) = (env.srq(SLOTS as u32, &desk)?, env.cq::<Softirq>(64)?);
-            let line = Line::new(&env, &srq, &cq, &PARAM)?;
-            flood(&env, &line.a.qp, &sent, 60)?;
+            let (env, recv_list, sent) = (Env::new()?, RecvListGuard::new(true)?, Inbox::new()?);
+            let (srq, cq) = (env.srq(SLOTS as u32, &recv_list)?, env.cq::<Softirq>(64)?);
+            let link = SrqLink::new(&env, &srq, &cq, &PARAM)?;
+            flood(&env, &link.a.qp, &sent, 60)?;
             let threads = Counter::new()?;
             for _ in 0..2 {
-                let (tray, threads) = (desk.0.clone(), threads.clone());
+                let (recv_list, threads) = (recv_list.0.clone(), threads.clone());
                 env.client.spawn(GFP_KERNEL, move |_| {
                     let _ = wait(|| {
-                        drop(tray.pop_any());
-                        tray.gone() == SLOTS
+                        drop(recv_list.pop_any());
+                        recv_list.gone() == SLOTS
                     });
                     threads.up();
                 })?;
             }
-            wait(|| desk.received() >= SLOTS / 2)?;
-            let Line { a, b } = line;
+            wait(|| recv_list.received() >= SLOTS / 2)?;
+            let SrqLink { a, b } = link;
             drop((b, srq, cq, a));
             wait(|| threads.get() == 2)?;
         }

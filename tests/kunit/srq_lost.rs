@@ -73,7 +73,7 @@ struct Shared {
     received: Arc<Counter>,
     flushed: Arc<Counter>,
     gone: Arc<Counter>,
-    /// How often a slot was taken with the limit armed.
+    /// The number of times that a slot was taken with the limit armed.
     taken: Arc<Counter>,
 }
 

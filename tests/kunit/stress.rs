@@ -24,7 +24,7 @@ use rdma::prelude::*;
 const MESSAGES: u32 = 250;
 const WINDOW: u32 = 16;
 
-/// What all messages of a run share.
+/// The state that all messages of a run share.
 struct Run<C: Polled> {
     /// Taken by the messages that are to be sent; what is not positive any more ends the run.
     to_send: AtomicNumber<i32>,

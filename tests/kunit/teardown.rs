@@ -184,7 +184,7 @@ mod tests {
         for which in [2, 1, 3] {
             handles.drop_one(which);
         }
-        // Whoever forgets a QP leaves its requests posted and all that they use in place.
+        // Forgetting a QP leaves its requests posted and all that they use in place.
         in_order::<Softirq>([0, 1, 2, 3])?;
         check_eq!(inbox.len(), 0);
         check_eq!(inbox.dropped(), 0);

@@ -17,7 +17,7 @@ use rdma::{
     prelude::*, //
 };
 
-/// How often each thread does what it does.
+/// The number of times that each thread does what it does.
 const TURNS: i32 = 40;
 
 /// Runs functions at the same time, each in a thread, and waits for the end of all. They say what
@@ -35,7 +35,7 @@ fn at_once<const N: usize>(
             if all.and_then(|()| function(cx)).is_err() {
                 failed.up();
             }
-            // What it has goes in this thread.
+            // Its fields are dropped in this thread.
             drop(function);
             ended.up();
         })?;
@@ -97,7 +97,7 @@ impl CqeHandler for Sharing {
 #[derive(HasCqe)]
 struct Again {
     cqe: Cqe<Self>,
-    /// How often it has completed, which only who has it looks at.
+    /// The number of times that it has completed, which only its owner looks at.
     uses: i32,
     completed: Arc<Counter>,
     _gone: CountDrop,
@@ -161,7 +161,8 @@ mod tests {
         let batches = boxed(move |_| {
             let mut batch = Batch::<5>::new();
             wait(|| {
-                // What was not taken goes to its handler when the batch is filled again.
+                // A completion that was not taken goes to its handler when the batch is filled
+                // again.
                 let polled = cq.poll(&mut batch);
                 drop(batch.next());
                 batch.dispatch();

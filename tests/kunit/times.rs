@@ -51,18 +51,19 @@ fn ready<C: Polled>() -> Result<(Null<C>, Arc<Inbox>, Arc<Inbox>)> {
 struct Burst<C: Polled> {
     cqe: Cqe<Self>,
     times: NonZero<u32>,
-    /// How often it is still to come back.
+    /// The number of times that it is still to come back.
     left: u32,
     qp: Arc<Qp<C>>,
     seen: Arc<Seen>,
     _gone: CountDrop,
 }
 
-/// What has become of bursts.
+/// The counts of bursts.
 struct Seen {
     done: Arc<Counter>,
     gone: Arc<Counter>,
-    /// How many requests were posted before one was refused, and whether the owner was there.
+    /// The number of requests that were posted before one was refused, and whether the owner was
+    /// there.
     refused: SetOnce<(usize, bool)>,
 }
 
@@ -109,7 +110,7 @@ impl<C: Polled> CqeHandler for Burst<C> {
     }
 }
 
-/// A QP that sends to nobody.
+/// A QP that sends to no peer.
 fn lone<C: Polled>(null: &NullEnv, cq: &Cq<C>) -> Result<Arc<Qp<C>>> {
     let qp = null.env.raw_qp(cq, &CAPS)?;
     null.dev
@@ -238,7 +239,8 @@ mod tests {
         Ok(())
     }
 
-    /// What would be refused in the middle for sure, and leave a queue without room for a drain.
+    /// A number that would be refused in the middle for sure, and leave a queue without room for a
+    /// drain.
     #[test]
     fn more_than_the_queue_was_made_for() -> Result {
         let (null, sent) = (Null::<Direct>::with(&CAPS)?, Inbox::new()?);
@@ -315,7 +317,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_posted_gives_its_owner_back() -> Result {
+    fn refused_post_returns_its_owner() -> Result {
         let (null, other, inbox) = (Null::<Softirq>::new()?, NullEnv::new()?, Inbox::new()?);
         null.disconnect()?;
         let foreign = other.env.message(&inbox, b"x")?;

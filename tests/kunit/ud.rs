@@ -5,11 +5,11 @@
 use crate::fixture::{
     wait,
     Counter,
-    Desk,
     Env,
-    Letter,
-    Office,
     Polled,
+    RecvListGuard,
+    UdEnd,
+    UdMessage,
     PAYLOAD,
     PORT,
     QKEY,
@@ -35,7 +35,7 @@ use rdma::{
 /// A question and its answer, in context `C`.
 fn answered<C: Polled>() -> Result {
     let env = Env::new()?;
-    let (a, b) = (Office::<C>::new(&env, 2)?, Office::<C>::new(&env, 2)?);
+    let (a, b) = (UdEnd::<C>::new(&env, 2)?, UdEnd::<C>::new(&env, 2)?);
     let to = env.own_ah()?;
     a.send(&env, &to, b.qp.num(), QKEY, b"question")?;
     a.wait(|a| a.sent.len() == 1)?;
@@ -109,8 +109,8 @@ mod tests {
     fn every_address_of_the_port() -> Result {
         let env = Env::new()?;
         let (a, b) = (
-            Office::<Softirq>::new(&env, 0)?,
-            Office::<Softirq>::new(&env, 0)?,
+            UdEnd::<Softirq>::new(&env, 0)?,
+            UdEnd::<Softirq>::new(&env, 0)?,
         );
         let port = env.dev.port(PORT).ok_or(ENODEV)?;
         let mut n = 0;
@@ -120,9 +120,9 @@ mod tests {
             let to = Arc::new(to, GFP_KERNEL)?;
             a.send(&env, &to, b.qp.num(), QKEY, b"hello")?;
             b.wait(|b| b.received.len() == 1)?;
-            let mut letter = b.received.pop()?;
-            check_eq!(&letter.payload()?[..], b"hello");
-            let source = letter.source()?;
+            let mut message = b.received.pop()?;
+            check_eq!(&message.payload()?[..], b"hello");
+            let source = message.source()?;
             check!(source.gids() == Some((from.gid(), from.gid())));
             check_eq!(source.port(), PORT);
             n += 1;
@@ -136,20 +136,20 @@ mod tests {
     fn immediate_data() -> Result {
         let env = Env::new()?;
         let (a, b) = (
-            Office::<Softirq>::new(&env, 0)?,
-            Office::<Softirq>::new(&env, 1)?,
+            UdEnd::<Softirq>::new(&env, 0)?,
+            UdEnd::<Softirq>::new(&env, 1)?,
         );
-        let letter = Letter::new(&env.pd, &a.sent, b"x", Some(env.own_ah()?), &env.cx)?;
-        a.qp.post_send(letter, |l| {
+        let message = UdMessage::new(&env.pd, &a.sent, b"x", Some(env.own_ah()?), &env.cx)?;
+        a.qp.post_send(message, |l| {
             let to = l.to.as_ref().ok_or(EINVAL)?;
             Ok(UdWr::send([], to, b.qp.num(), QKEY)
                 .with_imm(0x0102_0304)
                 .solicited())
         })?;
         b.wait(|b| b.received.len() == 1)?;
-        let mut letter = b.received.pop()?;
-        check_eq!(letter.payload()?.len(), 0);
-        let done = letter.result.map_err(Error::from)?;
+        let mut message = b.received.pop()?;
+        check_eq!(message.payload()?.len(), 0);
+        let done = message.result.map_err(Error::from)?;
         check_eq!(done.imm_data, Some(0x0102_0304));
         Ok(())
     }
@@ -158,8 +158,8 @@ mod tests {
     fn wrong_qkey_is_dropped() -> Result {
         let env = Env::new()?;
         let (a, b) = (
-            Office::<Softirq>::new(&env, 0)?,
-            Office::<Softirq>::new(&env, 2)?,
+            UdEnd::<Softirq>::new(&env, 0)?,
+            UdEnd::<Softirq>::new(&env, 2)?,
         );
         let to = env.own_ah()?;
         a.send(&env, &to, b.qp.num(), QKEY + 1, b"wrong")?;
@@ -172,10 +172,10 @@ mod tests {
     }
 
     #[test]
-    fn nobody_there() -> Result {
+    fn unused_qpn() -> Result {
         let env = Env::new()?;
-        let a = Office::<Softirq>::new(&env, 0)?;
-        let gone = Office::<Softirq>::new(&env, 0)?;
+        let a = UdEnd::<Softirq>::new(&env, 0)?;
+        let gone = UdEnd::<Softirq>::new(&env, 0)?;
         let qpn = gone.qp.num();
         gone.qp.destroy(&env.cx)?;
         a.send(&env, &env.own_ah()?, qpn, QKEY, b"anyone?")?;
@@ -188,8 +188,8 @@ mod tests {
     fn lost_without_a_receive() -> Result {
         let env = Env::new()?;
         let (a, b) = (
-            Office::<Softirq>::new(&env, 0)?,
-            Office::<Softirq>::new(&env, 1)?,
+            UdEnd::<Softirq>::new(&env, 0)?,
+            UdEnd::<Softirq>::new(&env, 1)?,
         );
         let to = env.own_ah()?;
         for byte in [1, 2] {
@@ -215,8 +215,8 @@ mod tests {
     fn too_long_for_the_receive() -> Result {
         let env = Env::new()?;
         let (a, b) = (
-            Office::<Softirq>::new(&env, 0)?,
-            Office::<Softirq>::new(&env, 0)?,
+            UdEnd::<Softirq>::new(&env, 0)?,
+            UdEnd::<Softirq>::new(&env, 0)?,
         );
         let to = env.own_ah()?;
         b.recv(&env, 8)?;
@@ -231,8 +231,8 @@ mod tests {
     fn datagram_is_taken_apart_only_whole() -> Result {
         let (env, right) = (Env::new()?, Counter::new()?);
         let (a, b) = (
-            Office::<Softirq>::new(&env, 0)?,
-            Office::<Softirq>::new(&env, 0)?,
+            UdEnd::<Softirq>::new(&env, 0)?,
+            UdEnd::<Softirq>::new(&env, 0)?,
         );
         let parts = Parts {
             cqe: Cqe::new(),
@@ -255,8 +255,8 @@ mod tests {
     fn address_handle_stays_while_posted() -> Result {
         let env = Env::new()?;
         let (a, b) = (
-            Office::<Softirq>::new(&env, 0)?,
-            Office::<Softirq>::new(&env, 8)?,
+            UdEnd::<Softirq>::new(&env, 0)?,
+            UdEnd::<Softirq>::new(&env, 8)?,
         );
         for i in 0..8 {
             // The request has the only reference.
@@ -264,14 +264,14 @@ mod tests {
         }
         wait(|| a.sent.len() == 8 && b.received.len() == 8)?;
         let sent = a.sent.take();
-        check!(sent.iter().all(|sent| sent.letter.to.is_some()));
+        check!(sent.iter().all(|sent| sent.message.to.is_some()));
         Ok(())
     }
 
     #[test]
     fn address_handle_of_another_pd() -> Result {
         let env = Env::new()?;
-        let (a, other) = (Office::<Softirq>::new(&env, 0)?, Env::new()?);
+        let (a, other) = (UdEnd::<Softirq>::new(&env, 0)?, Env::new()?);
         let to = other.own_ah()?;
         check_err!(a.send(&env, &to, 2, QKEY, b"x"), EINVAL);
         // So is memory of another PD.
@@ -321,13 +321,16 @@ mod tests {
     #[test]
     fn receives_come_back_flushed() -> Result {
         let env = Env::new()?;
-        let office = Office::<Workqueue>::new(&env, 16)?;
-        let Office {
+        let end = UdEnd::<Workqueue>::new(&env, 16)?;
+        let UdEnd {
             qp, received, cq, ..
-        } = office;
+        } = end;
         drop(qp);
         wait(|| received.len() == 16)?;
-        check!(received.take().iter().all(|letter| letter.result.is_err()));
+        check!(received
+            .take()
+            .iter()
+            .all(|message| message.result.is_err()));
         wait(|| cq.free_entries() == cq.entries())
     }
 
@@ -336,8 +339,8 @@ mod tests {
         for _ in 0..3 {
             let env = Env::new()?;
             let (a, b) = (
-                Office::<Softirq>::new(&env, 0)?,
-                Office::<Softirq>::new(&env, 16)?,
+                UdEnd::<Softirq>::new(&env, 0)?,
+                UdEnd::<Softirq>::new(&env, 16)?,
             );
             let to = env.own_ah()?;
             for i in 0..16 {
@@ -355,26 +358,26 @@ mod tests {
 
     #[test]
     fn on_an_srq() -> Result {
-        let (env, desk) = (Env::new()?, Desk::new(true)?);
-        let a = Office::<Softirq>::new(&env, 0)?;
-        let (srq, cq) = (env.srq(2, &desk)?, env.cq::<Softirq>(64)?);
+        let (env, recv_list) = (Env::new()?, RecvListGuard::new(true)?);
+        let a = UdEnd::<Softirq>::new(&env, 0)?;
+        let (srq, cq) = (env.srq(2, &recv_list)?, env.cq::<Softirq>(64)?);
         let caps = Caps::new(2, 0);
         let qp = UdQp::create_on_srq(&env.pd, &cq, &srq, &caps, PORT, QKEY, &env.cx)?;
         let to = env.own_ah()?;
         a.send(&env, &to, qp.num(), QKEY, b"shared")?;
-        wait(|| desk.len() == 1)?;
-        let mut received = desk.pop()?;
+        wait(|| recv_list.len() == 1)?;
+        let mut received = recv_list.pop()?;
         check_eq!(received.bytes()?.get(HEADER..), Some(&b"shared"[..]));
         drop(received);
         for _ in 0..10 {
-            let n = desk.received();
+            let n = recv_list.received();
             a.send(&env, &to, qp.num(), QKEY, &[1; SLOT - HEADER])?;
-            wait(|| desk.received() == n + 1)?;
-            drop(desk.pop()?);
+            wait(|| recv_list.received() == n + 1)?;
+            drop(recv_list.pop()?);
         }
         qp.destroy(&env.cx)?;
         drop(srq);
-        wait(|| desk.gone() == 2)
+        wait(|| recv_list.gone() == 2)
     }
 
     #[test]
@@ -382,23 +385,23 @@ mod tests {
         const EACH: usize = 8;
         let env = Env::new()?;
         let (a, b) = (
-            Arc::new(Office::<Softirq>::new(&env, 0)?, GFP_KERNEL)?,
-            Office::<Softirq>::new(&env, 0)?,
+            Arc::new(UdEnd::<Softirq>::new(&env, 0)?, GFP_KERNEL)?,
+            UdEnd::<Softirq>::new(&env, 0)?,
         );
         let (to, qpn) = (env.own_ah()?, b.qp.num());
         for _ in 0..4 {
             for byte in 0..2 {
-                let mut letters = KVec::new();
+                let mut messages = KVec::new();
                 for _ in 0..EACH {
                     b.recv(&env, PAYLOAD)?;
                     let to = Some(to.clone());
-                    let letter = Letter::new(&env.pd, &a.sent, &[byte; 32], to, &env.cx)?;
-                    letters.push(letter, GFP_KERNEL)?;
+                    let message = UdMessage::new(&env.pd, &a.sent, &[byte; 32], to, &env.cx)?;
+                    messages.push(message, GFP_KERNEL)?;
                 }
                 let a = a.clone();
                 env.client.spawn(GFP_KERNEL, move |_| {
-                    for letter in letters {
-                        let posted = a.qp.post_send(letter, |l| {
+                    for message in messages {
+                        let posted = a.qp.post_send(message, |l| {
                             let to = l.to.as_ref().ok_or(EINVAL)?;
                             Ok(UdWr::send([l.buf.whole()], to, qpn, QKEY))
                         });
@@ -410,8 +413,8 @@ mod tests {
             }
             wait(|| a.sent.len() == 2 * EACH && b.received.len() == 2 * EACH)?;
             check!(a.sent.take().iter().all(|sent| sent.result.is_ok()));
-            for mut letter in b.received.take() {
-                check_eq!(letter.payload()?.len(), 32);
+            for mut message in b.received.take() {
+                check_eq!(message.payload()?.len(), 32);
             }
         }
         Ok(())

@@ -5,7 +5,7 @@
 use crate::fixture::{
     wait,
     Env,
-    Office,
+    UdEnd,
     PORT,
     QKEY, //
 };
@@ -55,11 +55,11 @@ mod tests {
     #[test]
     fn reaches_all_members() -> Result {
         let env = Env::new()?;
-        let a = Office::<Softirq>::new(&env, 0)?;
+        let a = UdEnd::<Softirq>::new(&env, 0)?;
         let (b, c, stranger) = (
-            Office::<Softirq>::new(&env, 2)?,
-            Office::<Workqueue>::new(&env, 2)?,
-            Office::<Softirq>::new(&env, 2)?,
+            UdEnd::<Softirq>::new(&env, 2)?,
+            UdEnd::<Workqueue>::new(&env, 2)?,
+            UdEnd::<Softirq>::new(&env, 2)?,
         );
         let all = group(&env, 1);
         b.qp.attach(all, 0, &env.cx)?;
@@ -68,9 +68,9 @@ mod tests {
         a.send(&env, &to, MULTICAST_QPN, QKEY, b"to all")?;
         wait(|| b.received.len() == 1 && c.received.len() == 1)?;
         for received in [&b.received, &c.received] {
-            let mut letter = received.pop()?;
-            check_eq!(&letter.payload()?[..], b"to all");
-            let source = letter.source()?;
+            let mut message = received.pop()?;
+            check_eq!(&message.payload()?[..], b"to all");
+            let source = message.source()?;
             check_eq!(source.qpn(), a.qp.num());
             check!(source.gids().is_some_and(|(_, to)| to == all));
         }
@@ -81,10 +81,10 @@ mod tests {
     #[test]
     fn member_that_left_gets_nothing() -> Result {
         let env = Env::new()?;
-        let a = Office::<Softirq>::new(&env, 0)?;
+        let a = UdEnd::<Softirq>::new(&env, 0)?;
         let (b, c) = (
-            Office::<Softirq>::new(&env, 2)?,
-            Office::<Softirq>::new(&env, 2)?,
+            UdEnd::<Softirq>::new(&env, 2)?,
+            UdEnd::<Softirq>::new(&env, 2)?,
         );
         let (all, to) = (group(&env, 2), address(&env, group(&env, 2))?);
         b.qp.attach(all, 0, &env.cx)?;
@@ -103,7 +103,7 @@ mod tests {
     #[test]
     fn groups_are_checked() -> Result {
         let env = Env::new()?;
-        let a = Office::<Softirq>::new(&env, 0)?;
+        let a = UdEnd::<Softirq>::new(&env, 0)?;
         let (one, two) = (group(&env, 3), group(&env, 4));
         check_err!(a.qp.attach(Gid([1; 16]), 0, &env.cx), EINVAL);
         check_err!(a.qp.detach(one, &env.cx), ENOENT);
@@ -119,7 +119,7 @@ mod tests {
     fn qp_leaves_its_groups_at_its_end() -> Result {
         let env = Env::new()?;
         for destroy in [false, true] {
-            let Office { qp, cq, .. } = Office::<Softirq>::new(&env, 2)?;
+            let UdEnd { qp, cq, .. } = UdEnd::<Softirq>::new(&env, 2)?;
             for n in 5..8 {
                 qp.attach(group(&env, n), 0, &env.cx)?;
             }
@@ -136,12 +136,12 @@ mod tests {
     #[test]
     fn qp_ends_while_its_group_is_sent_to() -> Result {
         let env = Env::new()?;
-        let (a, all) = (Office::<Softirq>::new(&env, 0)?, group(&env, 8));
+        let (a, all) = (UdEnd::<Softirq>::new(&env, 0)?, group(&env, 8));
         let to = address(&env, all)?;
         for n in 1..8 {
             let (b, c) = (
-                Office::<Softirq>::new(&env, 4)?,
-                Office::<Softirq>::new(&env, 4)?,
+                UdEnd::<Softirq>::new(&env, 4)?,
+                UdEnd::<Softirq>::new(&env, 4)?,
             );
             b.qp.attach(all, 0, &env.cx)?;
             c.qp.attach(all, 0, &env.cx)?;

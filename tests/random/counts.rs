@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! How often each kind of step was taken.
+//! The number of times that each kind of step was taken.
 
 use kernel::{
     fmt,
@@ -17,7 +17,7 @@ use kernel::{
 /// More than there are steps.
 const KINDS: usize = 40;
 
-/// What the threads of a run have done.
+/// The counts of the threads of a run.
 pub(crate) struct Counts {
     /// Of each kind of step: how often it was taken, and how often it could be done.
     taken: [Atomic<u64>; KINDS],

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The steps that have something go wrong.
+//! The steps that inject faults.
 //!
-//! What the device does is what devices do: no request completes twice or never, and no CQ is
+//! The device does only what real devices do: no request completes twice or never, and no CQ is
 //! overrun. Owners are leaked then, as they have to be; `tests/kunit/null_*.rs` is for that.
 
 use crate::{
@@ -17,13 +17,13 @@ use rdma_null::{
     Object, //
 };
 
-/// Has something go wrong with an end of a pair, or of the line to the SRQ.
+/// Has something go wrong with an end of a pair, or of the pair on the SRQ.
 fn inject<C: Way>(t: &mut Turn<'_, C>, injection: Injection) -> Result {
     if t.rng.once_in(6) {
-        let line = t.world.line(&mut t.rng, t.cx)?;
+        let srq_pair = t.world.srq_pair(&mut t.rng, t.cx)?;
         let num = match t.rng.once_in(2) {
-            true => line.from.num(),
-            false => line.to.num(),
+            true => srq_pair.from.num(),
+            false => srq_pair.to.num(),
         };
         return t.world.null()?.inject_qp(num, injection);
     }
@@ -50,7 +50,7 @@ pub(crate) fn refuse<C: Way>(t: &mut Turn<'_, C>) -> Result {
     inject(t, Injection::Refuse { after, errno })
 }
 
-/// Connects a QP to nobody. Posting one of its first requests may fail although it is done.
+/// Connects a QP to no peer. Posting one of its first requests may fail although it is done.
 pub(crate) fn lone(null: &NullDevice, num: u32, rng: &mut Rng) -> Result {
     null.inject_qp(num, Injection::Connect { peer: 0 })?;
     let after = rng.below(8);

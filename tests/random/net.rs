@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! What is under a round: a null device of its own, or a device of the network, rxe or siw.
+//! The device under a round: a null device of its own, or one of the network, rxe or siw.
 
 use crate::{
-    owners::Ticket,
+    owners::RecvBuf,
     rng::Rng,
     way::Way, //
 };
@@ -42,7 +42,7 @@ pub(crate) const CAPS: Caps = Caps {
     send_sge: 4,
     ..Caps::new(8, 8)
 };
-/// What `tests/guest/up` gives the interface of the first device.
+/// The address that `tests/guest/up` gives the interface of the first device.
 const IP: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1));
 const RESOLVE_MS: u32 = 5_000;
 
@@ -83,11 +83,11 @@ impl cm::Handler for Told {
     fn event(&self, _event: cm::Event<'_>, _cx: &Sleepable) {}
 }
 
-/// What QPs are made of.
+/// The parts that QPs are made of.
 pub(crate) struct Parts<C: PollContext> {
     pub(crate) pd: Pd,
     pub(crate) cq: Cq<C>,
-    pub(crate) srq: Srq<Ticket>,
+    pub(crate) srq: Srq<RecvBuf>,
     pub(crate) srq_cq: Cq<Softirq>,
     pub(crate) transport: Transport,
 }
@@ -121,19 +121,19 @@ fn made<C: PollContext>(
     Ok(Arc::new(qp, GFP_KERNEL)?)
 }
 
-/// What a request was accepted with.
+/// The QP that a request was accepted with.
 enum Accepted<C: PollContext> {
     Qp(Arc<Qp<C>>),
     OnSrq(Arc<Qp<Softirq>>),
 }
 
 /// A QP, and one on the SRQ that it sends to.
-type Line<C> = (Arc<Qp<C>>, Arc<Qp<Softirq>>);
+type SrqPair<C> = (Arc<Qp<C>>, Arc<Qp<Softirq>>);
 
-/// What a request says that is to be accepted with a QP on the SRQ.
+/// The private data of a request that is to be accepted with a QP on the SRQ.
 const ON_SRQ: &[u8] = b"s";
 
-/// Where QPs are connected to others of the same device.
+/// The network that connects QPs of one device.
 pub(crate) enum Net<C: PollContext> {
     Null(Arc<NullDevice>),
     Link(Pin<KBox<Link<C>>>),
@@ -154,7 +154,7 @@ impl<C: Way> Net<C> {
                 join(null, a, b)?;
                 Ok(ends)
             }
-            Self::Link(link) => match link.dial(parts, &[], rng, cx)? {
+            Self::Link(link) => match link.connect(parts, &[], rng, cx)? {
                 (from, Accepted::Qp(to)) => Ok([from, to]),
                 _ => Err(ENOTCONN),
             },
@@ -162,14 +162,19 @@ impl<C: Way> Net<C> {
     }
 
     /// Connects a QP to one on the SRQ.
-    pub(crate) fn line(&self, parts: &Parts<C>, rng: &mut Rng, cx: &Sleepable) -> Result<Line<C>> {
+    pub(crate) fn srq_pair(
+        &self,
+        parts: &Parts<C>,
+        rng: &mut Rng,
+        cx: &Sleepable,
+    ) -> Result<SrqPair<C>> {
         match self {
             Self::Null(null) => {
                 let ends = (parts.qp(None, cx)?, parts.srq_qp(None, cx)?);
                 join(null, &ends.0, &ends.1)?;
                 Ok(ends)
             }
-            Self::Link(link) => match link.dial(parts, ON_SRQ, rng, cx)? {
+            Self::Link(link) => match link.connect(parts, ON_SRQ, rng, cx)? {
                 (from, Accepted::OnSrq(to)) => Ok((from, to)),
                 _ => Err(ENOTCONN),
             },
@@ -188,13 +193,13 @@ pub(crate) struct Link<C: PollContext> {
     client: ClientRef,
     addr: SocketAddr,
     accepted: Arc<Last<C>>,
-    /// Held by whoever connects.
+    /// Held to connect.
     #[pin]
-    dialing: Mutex<()>,
+    connecting: Mutex<()>,
     _listener: cm::Listener,
 }
 
-/// What the last request was accepted with.
+/// The QP that the last request was accepted with.
 #[pin_data]
 struct Last<C: PollContext> {
     #[pin]
@@ -233,21 +238,21 @@ impl<C: Way> Link<C> {
             client: client.clone(),
             addr,
             accepted,
-            dialing <- new_mutex!(()),
+            connecting <- new_mutex!(()),
             _listener: listener,
         });
         KBox::pin_init(init, GFP_KERNEL)
     }
 
     /// Connects a new QP, and returns what the other end is.
-    fn dial(
+    fn connect(
         &self,
         parts: &Parts<C>,
         private_data: &[u8],
         rng: &mut Rng,
         cx: &Sleepable,
     ) -> Result<(Arc<Qp<C>>, Accepted<C>)> {
-        let _dialing = self.dialing.lock();
+        let _dialing = self.connecting.lock();
         let id = cm::Id::resolve(&self.client, self.addr, RESOLVE_MS, cx)?;
         let qp = parts.qp(Some(&id), cx)?;
         let param = cm::ConnParam {

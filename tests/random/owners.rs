@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! What owns requests: a type for each way to own them.
+//! Owners of requests: a type for each way to own them.
 
 use crate::{
     tally::Life,
@@ -38,7 +38,7 @@ pub(crate) type Memory = Buf<Bidirectional>;
 pub(crate) struct Message {
     cqe: Cqe<Self>,
     pub(crate) buf: Memory,
-    /// Where a datagram goes.
+    /// The destination of a datagram.
     pub(crate) to: Option<Arc<Ah>>,
     pub(crate) life: Life,
 }
@@ -68,7 +68,7 @@ impl CqeHandler for Message {
     }
 }
 
-/// How many of some boxes were posted, came back, and were dropped.
+/// The numbers of some boxes that were posted, came back, and were dropped.
 pub(crate) struct Back {
     posted: atomic::Atomic<u32>,
     back: atomic::Atomic<u32>,
@@ -107,7 +107,7 @@ impl Drop for Ends {
     }
 }
 
-/// A box that somebody waits for.
+/// A box that a thread waits for.
 #[derive(HasCqe)]
 pub(crate) struct Awaited {
     cqe: Cqe<Self>,
@@ -195,13 +195,13 @@ impl CqeHandler for Reused {
 }
 
 /// A box that posts itself again in its handler, and may have the last reference to its QP: so not
-/// in part, where both would be there until somebody drains the QP.
+/// in part, where both would stay until a drain of the QP.
 #[derive(HasCqe)]
 pub(crate) struct Again<C: PollContext> {
     cqe: Cqe<Self>,
     buf: Memory,
     pub(crate) qp: Arc<Qp<C>>,
-    /// How often.
+    /// The number of posts.
     left: u32,
     how: How,
     pub(crate) life: Life,
@@ -342,13 +342,13 @@ impl CqeHandler for Transfer {
     }
 }
 
-/// What a slot of an SRQ keeps. The slot comes back by itself, so only its end is counted.
-pub(crate) struct Ticket {
+/// The value of a slot of an SRQ. The slot comes back by itself, so only its end is counted.
+pub(crate) struct RecvBuf {
     pub(crate) buf: Memory,
     pub(crate) _life: Life,
 }
 
-impl Receive for Ticket {
+impl Receive for RecvBuf {
     type Needs = Atomic;
 
     fn recv(&self) -> RecvWr<'_> {

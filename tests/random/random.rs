@@ -33,7 +33,7 @@ use round::{
 };
 
 struct Random {
-    /// Whether the module is unloaded.
+    /// `true` if the module is unloaded.
     over: Arc<Atomic<bool>>,
 }
 

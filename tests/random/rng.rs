@@ -23,7 +23,7 @@ impl Rng {
         self.next().checked_rem(bound.into()).unwrap_or(0) as u32
     }
 
-    /// Says yes once in `times`.
+    /// Returns `true` once in `times`.
     pub(crate) fn once_in(&mut self, times: u32) -> bool {
         self.below(times) == 0
     }

@@ -47,15 +47,15 @@ use rdma_null::{
 
 /// The threads of a round.
 struct Crew {
-    /// How many have not ended.
+    /// The number that have not ended.
     running: Atomic<u32>,
-    /// Whether a null device is gone.
+    /// `true` if a null device is gone.
     removed: Atomic<bool>,
 }
 
-/// What is known of a device.
+/// The state of a device.
 pub(crate) struct OnDevice {
-    /// Whether it goes, as it is removed or the module is unloaded: the threads are to end.
+    /// `true` if it goes, as it is removed or the module is unloaded: the threads are to end.
     goes: Arc<Atomic<bool>>,
 }
 
@@ -74,7 +74,7 @@ impl DeviceData<Random> for OnDevice {
     }
 }
 
-/// What is to be done.
+/// The parameters of a run.
 #[derive(Clone, Copy)]
 pub(crate) struct Plan {
     pub(crate) seed: u64,
@@ -82,9 +82,9 @@ pub(crate) struct Plan {
     /// In each context, and in each round of it.
     pub(crate) steps: u64,
     pub(crate) round: u64,
-    /// Whether what may be posted in part is posted.
+    /// `true` if what may be posted in part is posted.
     pub(crate) parts: bool,
-    /// Whether CQs may be shared ones.
+    /// `true` if CQs may be shared ones.
     pub(crate) pool: bool,
     pub(crate) transport: Transport,
 }
@@ -160,7 +160,7 @@ fn round<C: Way>(
     };
     let crew = Arc::new(crew, GFP_KERNEL)?;
 
-    // Where there is only one, nobody else comes upon what the device is told to do next.
+    // A single thread meets the faults of its own injections only.
     let threads = if rng.once_in(4) { 1 } else { plan.threads };
     let share = plan.round.checked_div(threads.into()).ok_or(EINVAL)?;
     for _ in 0..threads {
@@ -177,7 +177,7 @@ fn round<C: Way>(
             running.running.fetch_sub(1, Full);
         }
     }
-    // Owners may have the last reference to a QP, and nobody else may be left to poll.
+    // Owners may have the last reference to a QP, and its CQ may not be polled by another thread.
     let cq = world.parts.cq.clone();
     drop(world);
 

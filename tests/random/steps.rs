@@ -52,7 +52,7 @@ use rdma::{
 };
 use rdma_null::Injection;
 
-/// How often a thread looks for a completion before it is taken for lost.
+/// The number of times that a thread looks for a completion before it is taken for lost.
 const LOST: u32 = 100_000;
 
 /// One thread's part in a world.
@@ -101,7 +101,7 @@ impl<C: Way> Turn<'_, C> {
         ("error state", 1, error_state),
         ("drain", 1, drain),
         ("new pair", 2, new_pair),
-        ("new line", 1, new_line),
+        ("new SRQ pair", 1, new_srq_pair),
         ("other CQ", 1, other_cq),
         ("own CQ", 2, own_cq),
     ];
@@ -371,9 +371,10 @@ fn operation<C: Way>(t: &mut Turn<'_, C>) -> Result {
 }
 
 fn srq<C: Way>(t: &mut Turn<'_, C>) -> Result {
-    let (line, message) = (t.world.line(&mut t.rng, t.cx)?, t.message()?);
+    let (srq_pair, message) = (t.world.srq_pair(&mut t.rng, t.cx)?, t.message()?);
     message.life.post();
-    line.from
+    srq_pair
+        .from
         .post_send(message, Message::send)
         .map_err(|e| refused(e, |m| &m.life))
 }
@@ -405,8 +406,8 @@ fn new_pair<C: Way>(t: &mut Turn<'_, C>) -> Result {
     Ok(())
 }
 
-fn new_line<C: Way>(t: &mut Turn<'_, C>) -> Result {
-    t.world.forget_line();
+fn new_srq_pair<C: Way>(t: &mut Turn<'_, C>) -> Result {
+    t.world.forget_srq_pair();
     Ok(())
 }
 
@@ -435,7 +436,7 @@ fn other_cq<C: Way>(t: &mut Turn<'_, C>) -> Result {
     }
 }
 
-/// A CQ of this thread alone: nobody else wakes it up, and it ends when what was posted is back.
+/// A CQ of this thread alone: no other thread wakes it up, and it ends when all posts are back.
 fn own_cq<C: Way>(t: &mut Turn<'_, C>) -> Result {
     let (pd, caps, null) = (&t.world.parts.pd, Caps::new(4, 4), t.world.null()?);
     let cq = C::make(&t.world.dev, caps.entries(), false, &mut t.rng, t.cx)?;
@@ -471,7 +472,7 @@ fn own_cq<C: Way>(t: &mut Turn<'_, C>) -> Result {
     qp.destroy(t.cx)
 }
 
-/// Gives a batch up of a QP of this thread alone: nobody drains it, so the owner stays. The null
+/// Gives a batch up of a QP of this thread alone: it is not drained, so the owner stays. The null
 /// device is done with memory when the post returns, so KASAN would not see that it has gone.
 fn give_up_batch<C: Way>(t: &mut Turn<'_, C>, qp: &Qp<C>) -> Result {
     let back = Back::new()?;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! What becomes of owners: each one that is made is dropped once, and what is posted comes back
+//! Counts of owners: each one that is made is dropped once, and each post comes back
 //! once.
 
 use kernel::{
@@ -54,13 +54,13 @@ impl Tally {
         self.wrong.fetch_add(1, Relaxed);
     }
 
-    /// Says whether no owner is left.
+    /// Returns whether no owner is left.
     pub(crate) fn is_over(&self) -> bool {
         let dropped = self.dropped.load(Acquire);
         dropped == self.made.load(Relaxed)
     }
 
-    /// Says whether every owner came back once, when there is none left.
+    /// Returns whether every owner came back once, when there is none left.
     pub(crate) fn is_exact(&self) -> bool {
         let [made, dropped, posted, back, refused, parked, wrong] = self.all();
         wrong == 0 && made == dropped && posted == back + refused + parked
@@ -93,9 +93,9 @@ impl fmt::Display for Tally {
 /// The part of an owner that counts what becomes of it.
 pub(crate) struct Life {
     tally: Arc<Tally>,
-    /// How many posts of it have not come back.
+    /// The number of posts of it that have not come back.
     out: Atomic<i32>,
-    /// Whether a post may be ended by a drain, without its handler.
+    /// `true` if a post may be ended by a drain, without its handler.
     in_part: Atomic<bool>,
 }
 

@@ -38,7 +38,7 @@ fn poll_any<C: CallerPolled>(cq: &Cq<C>, rng: &mut Rng) -> Result {
         2 => drop(cq.process_each::<Message, 0>(16, |owner, _wc| owner.life.back())?),
         3 => {
             cq.poll(&mut batch)?;
-            // What is not taken goes to its handler: now, or at the end of the batch.
+            // A completion that is not taken goes to its handler: now, or at the end of the batch.
             drop(batch.next());
             if rng.once_in(2) {
                 batch.dispatch();

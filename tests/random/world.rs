@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! What the threads of a round share.
+//! The state that the threads of a round share.
 
 use crate::{
     net::{
@@ -13,7 +13,7 @@ use crate::{
     },
     owners::{
         Memory,
-        Ticket, //
+        RecvBuf, //
     },
     rng::Rng,
     round::Plan,
@@ -53,7 +53,7 @@ use rdma_null::{
 /// The length of each buffer and region; with room for the header of a datagram.
 pub(crate) const LEN: usize = 64;
 pub(crate) const QKEY: u32 = 0x1234;
-/// How many pairs there are at a time.
+/// The number of pairs there that are at a time.
 const PAIRS: usize = 3;
 /// The entries of the CQ of all of them, with room for those that are ending.
 const ENTRIES: u32 = 2048;
@@ -62,7 +62,7 @@ const ENTRIES: u32 = 2048;
 pub(crate) struct Pair<C: PollContext> {
     pub(crate) ends: [Arc<Qp<C>>; 2],
     pub(crate) regions: [Arc<Region<Bidirectional>>; 2],
-    /// Whether owners have their QP. Nothing but a drain ends that.
+    /// `true` if owners have their QP. Nothing but a drain ends that.
     held: Atomic<bool>,
     null: Option<Arc<NullDevice>>,
 }
@@ -82,7 +82,7 @@ impl<C: Way> Pair<C> {
         Ok(Arc::new(this, GFP_KERNEL)?)
     }
 
-    /// Says whether one of the QPs has failed.
+    /// Returns whether one of the QPs has failed.
     fn is_broken(&self, cx: &Sleepable) -> bool {
         let broken = |qp: &Arc<Qp<C>>| qp.query(cx).map_or(true, |info| info.state() != State::Rts);
         self.ends.iter().any(broken)
@@ -97,7 +97,7 @@ impl<C: PollContext> Pair<C> {
 }
 
 impl<C: PollContext> Drop for Pair<C> {
-    /// What is still to go wrong must not go wrong with the last drain: that would be a leak.
+    /// Injections that are left must not hit the last drain: that would be a leak.
     fn drop(&mut self) {
         for qp in &self.ends {
             if let Some(null) = &self.null {
@@ -112,13 +112,13 @@ impl<C: PollContext> Drop for Pair<C> {
 }
 
 /// A QP, and one on an SRQ that it sends to.
-pub(crate) struct Line<C: PollContext> {
+pub(crate) struct SrqPair<C: PollContext> {
     pub(crate) from: Arc<Qp<C>>,
     pub(crate) to: Arc<Qp<Softirq>>,
     null: Option<Arc<NullDevice>>,
 }
 
-impl<C: PollContext> Drop for Line<C> {
+impl<C: PollContext> Drop for SrqPair<C> {
     fn drop(&mut self) {
         if let Some(null) = &self.null {
             calm(null, self.from.num());
@@ -172,17 +172,17 @@ pub(crate) struct World<C: Way> {
     #[pin]
     pairs: Mutex<[Option<Arc<Pair<C>>>; PAIRS]>,
     #[pin]
-    line: Mutex<Option<Arc<Line<C>>>>,
-    /// Where there are datagrams, and where those of all go.
+    srq_pair: Mutex<Option<Arc<SrqPair<C>>>>,
+    /// The QP for datagrams, if there are any, and the address of all of them.
     pub(crate) datagrams: Option<(UdQp<C>, Arc<Ah>)>,
     pub(crate) pool: Pool,
     net: Net<C>,
     pub(crate) parts: Arc<Parts<C>>,
     pub(crate) dev: Device,
     pub(crate) tally: Arc<Tally>,
-    /// Whether what may be posted in part is posted.
+    /// `true` if what may be posted in part is posted.
     pub(crate) in_part: bool,
-    /// Whether CQs may be shared ones.
+    /// `true` if CQs may be shared ones.
     pub(crate) pools: bool,
 }
 
@@ -202,13 +202,13 @@ impl<C: Way> World<C> {
             true => Cq::<Softirq>::alloc_any(dev, 256, cx)?,
             false => Cq::<Workqueue>::alloc_any(dev, 256, cx)?.into_atomic(),
         };
-        let ticket = |_| {
-            Ok::<_, Error>(Ticket {
+        let recv_buf = |_| {
+            Ok::<_, Error>(RecvBuf {
                 buf: Memory::alloc(&pd, LEN, cx)?,
                 _life: Life::new(tally),
             })
         };
-        let srq = Srq::create_with_events(&pd, 6, ticket, |_| (), cx)?;
+        let srq = Srq::create_with_events(&pd, 6, recv_buf, |_| (), cx)?;
         let datagrams = match plan.transport {
             // iWARP has none.
             Transport::Siw => None,
@@ -228,7 +228,7 @@ impl<C: Way> World<C> {
         let parts = Arc::new(parts, GFP_KERNEL)?;
         let init = pin_init!(Self {
             pairs <- new_mutex!([const { None }; PAIRS]),
-            line <- new_mutex!(None),
+            srq_pair <- new_mutex!(None),
             datagrams,
             pool,
             net: match null {
@@ -282,26 +282,26 @@ impl<C: Way> World<C> {
         drop(before);
     }
 
-    /// Returns the line to the SRQ, a new one if there is none.
-    pub(crate) fn line(&self, rng: &mut Rng, cx: &Sleepable) -> Result<Arc<Line<C>>> {
-        if let Some(line) = &*self.line.lock() {
-            return Ok(line.clone());
+    /// Returns the pair on the SRQ, a new one if there is none.
+    pub(crate) fn srq_pair(&self, rng: &mut Rng, cx: &Sleepable) -> Result<Arc<SrqPair<C>>> {
+        if let Some(srq_pair) = &*self.srq_pair.lock() {
+            return Ok(srq_pair.clone());
         }
-        let (from, to) = self.net.line(&self.parts, rng, cx)?;
-        let line = Line {
+        let (from, to) = self.net.srq_pair(&self.parts, rng, cx)?;
+        let srq_pair = SrqPair {
             from,
             to,
             null: self.null().ok().cloned(),
         };
-        let line = Arc::new(line, GFP_KERNEL)?;
-        let before = self.line.lock().replace(line.clone());
+        let srq_pair = Arc::new(srq_pair, GFP_KERNEL)?;
+        let before = self.srq_pair.lock().replace(srq_pair.clone());
         drop(before);
-        Ok(line)
+        Ok(srq_pair)
     }
 
-    /// Lets go of the line to the SRQ.
-    pub(crate) fn forget_line(&self) {
-        let before = self.line.lock().take();
+    /// Lets go of the pair on the SRQ.
+    pub(crate) fn forget_srq_pair(&self) {
+        let before = self.srq_pair.lock().take();
         drop(before);
     }
 }

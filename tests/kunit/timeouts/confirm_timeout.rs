@@ -18,7 +18,7 @@ use kernel::{
 };
 use rdma::prelude::*;
 
-/// How long a peer has to confirm, in milliseconds. The kernel's clock may be late.
+/// The time that a peer has to confirm, in milliseconds. The kernel's clock may be late.
 const GIVEN_UP_MS: core::ops::Range<i64> = 90_000..95_000;
 
 struct Waiting {

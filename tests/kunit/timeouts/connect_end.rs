@@ -4,8 +4,8 @@
 
 use super::timed;
 use crate::fixture::{
+    connect_to,
     connect_to_service,
-    dial,
     listen,
     listen_to_service,
     wait,
@@ -49,7 +49,7 @@ fn destroyed_after(
         Ok(())
     };
     let listener = listen(&env, addr, accepts)?;
-    let connected = dial(&env, addr, &[]).map(drop);
+    let connected = connect_to(&env, addr, &[]).map(drop);
     let (done, qp, id) = said.wait()?;
     done?;
     listener.destroy(&env.cx)?;
@@ -75,7 +75,7 @@ fn accepted_by_service<T: Send + Unpin + 'static>(
         let events = CmEvents::new()?;
         let connection = request.accept(&qp, events.clone(), &Param::default(), cx)?;
         let done = then(connection, cx);
-        // What was dropped is destroyed now, while the manager's worker waits for this.
+        // The dropped connection is destroyed now, while the manager's worker waits for this.
         fsleep(Delta::from_millis(100));
         tell.put((done, events, qp));
         Ok(())

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! MADs that nobody answers.
+//! MADs without an answer.
 
 use super::timed;
 use crate::fixture::{

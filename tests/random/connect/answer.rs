@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! What becomes of connection requests.
+//! Handlers of connection requests.
 
 use crate::{
     link::Link,
@@ -32,7 +32,7 @@ pub(crate) fn accept(world: &Arc<World>, id: cm::Id, rng: &mut Rng, cx: &Sleepab
     accepted
 }
 
-/// What is told of requests by the connection manager.
+/// The handler of requests of the connection manager.
 pub(crate) struct Answers(pub(crate) Arc<World>);
 
 impl cm::Accept for Answers {
@@ -60,7 +60,7 @@ impl cm::Accept for Answers {
     }
 }
 
-/// What is told of requests by the InfiniBand connection manager.
+/// The handler of requests of the InfiniBand connection manager.
 pub(crate) struct IbAnswers {
     pub(crate) world: Arc<World>,
     pub(crate) on: Arc<OnDevice>,
@@ -83,7 +83,7 @@ impl ibcm::Accept for IbAnswers {
     fn request(&self, request: ibcm::Request<'_>, cx: &Sleepable) {
         let mut rng = self.world.rng();
         match rng.below(8) {
-            // What is not answered is rejected.
+            // A request that is not answered is rejected.
             0 => {}
             1 => drop(request.reject(RejectReason::NO_RESOURCES, b"no", cx)),
             _ => drop(self.accept(request, &mut rng, cx)),

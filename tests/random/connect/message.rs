@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! What is sent and received.
+//! Messages that are sent and received.
 
 use crate::{
     tally::Life,
@@ -16,7 +16,7 @@ pub(crate) struct Message {
     cqe: Cqe<Self>,
     buf: Buf<Bidirectional>,
     life: Life,
-    /// Whose end says whether every message came back.
+    /// Its end shows whether every message came back.
     _world: Arc<World>,
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! What any thread may take.
+//! Objects that any thread may take.
 
 use crate::rng::Rng;
 use kernel::{

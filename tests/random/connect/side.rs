@@ -35,7 +35,7 @@ use rdma::{
 
 const CAPS: Caps = Caps::new(4, 4);
 
-/// What is posted to.
+/// The QP that is posted to.
 #[derive(Clone)]
 struct End {
     qp: Arc<Qp<Softirq>>,
@@ -48,7 +48,7 @@ struct Clock {
     kind: Kind,
     /// Zero before that.
     since: Atomic<i64>,
-    /// Whether the last event is to release it.
+    /// `true` if the last event is to release it.
     told: Atomic<bool>,
 }
 
@@ -82,11 +82,11 @@ pub(crate) struct Side {
     link: Mutex<Option<Link>>,
     #[pin]
     end: Mutex<Option<End>>,
-    /// Whether a thread waits for the connection.
+    /// `true` if a thread waits for the connection.
     waited: Atomic<bool>,
     /// When that was given up.
     given_up: Atomic<i64>,
-    /// Whether there was the last event.
+    /// `true` if there was the last event.
     over: Atomic<bool>,
     /// Before `clock`, which may have the last reference to what counts lives.
     _life: Life,
@@ -146,7 +146,7 @@ impl Side {
         self.link.lock().clone()
     }
 
-    /// Takes the id, unless somebody waits for the connection, whom only that can end.
+    /// Takes the id, unless a thread waits for the connection, which only that thread can end.
     fn take_link(&self) -> Option<Link> {
         match self.waited.load(Relaxed) {
             true => None,
@@ -199,7 +199,7 @@ impl Side {
     }
 
     /// Lets go of the connection in one way or another. Says whether that was done, which it cannot
-    /// be while somebody waits for it.
+    /// be while a thread waits for it.
     pub(crate) fn let_go(&self, rng: &mut Rng, cx: &Sleepable) -> bool {
         if let Some(link) = self.link() {
             let way = rng.below(4);
@@ -291,7 +291,7 @@ impl cm::Connect for Side {
         self.make_qp(id, cx)?;
         let _ = self.post(&mut rng, cx);
         match self.clock.is_running() {
-            // Nobody would end the connection to a peer that is silent.
+            // There is nothing else that ends the connection to a peer that is silent.
             true => Err(ECANCELED),
             false => Ok(cm::ConnParam::default()),
         }

@@ -2,8 +2,8 @@
 
 //! The steps, one of which is taken at a time.
 //!
-//! A step may fail: nobody listens, the peer refuses, the device goes. What it must not do is to
-//! wait for ever, or to leave anything. To add one, write a function of a [`Turn`] and add it to
+//! A step may fail: there is no listener, the peer refuses, the device goes. It must not
+//! wait for ever, or leak anything. To add one, write a function of a [`Turn`] and add it to
 //! [`Turn::STEPS`].
 
 use crate::{
@@ -119,7 +119,7 @@ pub(crate) fn walk(world: &Arc<World>, rng: Rng, cx: &Sleepable) {
     let mut turn = Turn { world, rng, cx };
     while !world.is_over() {
         world.counts.count(turn.step());
-        // What was begun has to get on, too.
+        // A step that was begun has to get on, too.
         fsleep(Delta::from_millis(2));
     }
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! How long things take.
+//! Times of operations.
 
 use kernel::{
     prelude::*,
@@ -14,10 +14,10 @@ use kernel::{
     }, //
 };
 
-/// What takes longer is said at once, in milliseconds.
+/// An operation that takes longer is reported at once, in milliseconds.
 const LONG: i64 = 10_000;
 
-/// What is measured.
+/// The operations that are measured.
 #[derive(Clone, Copy)]
 pub(crate) enum Kind {
     Resolve,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! What the threads share.
+//! The state that the threads share.
 
 use crate::{
     counts::Counts,
@@ -33,7 +33,7 @@ use rdma::{
     prelude::*, //
 };
 
-/// What is made on each device.
+/// The objects on each device.
 pub(crate) struct OnDevice {
     pub(crate) pd: Pd,
     pub(crate) cq: Cq<Softirq>,
@@ -83,7 +83,7 @@ pub(crate) struct World {
     seed: Atomic<u64>,
     /// The number of the last listener's port.
     ports: Atomic<u32>,
-    /// Whether listeners share ports.
+    /// `true` if listeners share ports.
     share: bool,
     pub(crate) client: ClientRef,
 }
@@ -128,7 +128,7 @@ impl World {
 
     /// Returns the port for a new listener: one that no other has.
     ///
-    /// Where listeners of C share a port, one may be freed while a request comes to it:
+    /// If listeners of C share a port, one may be freed while a request comes to it:
     /// `ib_destroy_cm_id()` waits for callbacks of the last one only, and `cma_ib_req_handler()`
     /// has no reference.
     pub(crate) fn new_port(&self, rng: &mut Rng) -> u16 {
@@ -138,7 +138,7 @@ impl World {
         }
     }
 
-    /// Returns an address: of one of the devices, or now and then one that nobody has.
+    /// Returns an address: of one of the devices, or now and then one that no device has.
     pub(crate) fn addr(&self, rng: &mut Rng) -> SocketAddr {
         let host = match rng.below(12) {
             0 => 9,
@@ -180,14 +180,14 @@ impl World {
         }
     }
 
-    /// Lets go of a side, or keeps one that somebody waits for.
+    /// Drops a side, or keeps one that a thread waits for.
     pub(crate) fn let_go(&self, side: Arc<Side>, rng: &mut Rng, cx: &Sleepable) {
         if !side.let_go(rng, cx) {
             self.keep(side, rng, cx);
         }
     }
 
-    /// Lets go of something, without waiting, so that whoever waits does not wait for long.
+    /// Drops an object, without waiting, so that a thread that waits for it does not wait for long.
     pub(crate) fn sweep(&self, rng: &mut Rng, cx: &Sleepable) {
         if let Some(side) = self.sides.thin(24, 4, rng) {
             self.let_go(side, rng, cx);
