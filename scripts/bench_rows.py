@@ -94,7 +94,7 @@ def rows(runs):
         rust, c = (list(twins[t].values()) for t in ("rust", "c"))
         ratios = [r / b for r, b in zip(rust, c)]
         low, high = interval(ratios)
-        # What else the machine does can move the median of one of them, as their runs are short.
+        # Other work of the machine can move the median of one of them, as their runs are short.
         ratio = median(ratios) if row["clock"] == "native" else median(rust) / median(c)
         yield row | {
             "unit": f"{UNITS[row['clock']]}/{WHAT.get(row['load']) or WHAT.get(row['load'].split()[0], 'request')}", "rust": median(rust), "c": median(c),

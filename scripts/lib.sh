@@ -71,7 +71,7 @@ step() {
 
 # Tests print "ok NAME" or "not ok NAME # REASON"; a name that is ever not ok has failed.
 # tally: passes such lines on from its input, then counts; fails unless all are ok, and there are any.
-# What is ok and what is not is in build/report/tests.ktap as well, which kunit.py parse reads.
+# The results are in build/report/tests.ktap as well, which kunit.py parse reads.
 tally() {
 	local line name passed=0 failed=0 names=()
 	local -A bad=()

@@ -69,7 +69,7 @@ void c_post_write(struct conn *conn, struct message *message, u64 addr, u32 rkey
 		message_failed(message, ret);
 }
 
-/* What requests that are not signaled complete to if they fail. */
+/* The handler of requests that are not signaled, if they fail. */
 static void c_unsignaled_done(struct ib_cq *cq, struct ib_wc *wc)
 {
 	if (wc->status != IB_WC_SUCCESS && wc->status != IB_WC_WR_FLUSH_ERR)

@@ -10,7 +10,7 @@ use rdma::{
     qp::Chain, //
 };
 
-/// What is posted.
+/// The owner of a request.
 #[repr(C)]
 #[derive(HasCqe)]
 struct Message {
@@ -18,7 +18,7 @@ struct Message {
     buf: Buf<Bidirectional>,
 }
 
-/// What is posted as two messages.
+/// The owner of two messages.
 #[repr(C)]
 #[derive(HasCqe)]
 struct Pair {
@@ -26,7 +26,7 @@ struct Pair {
     bufs: [Buf<Bidirectional>; 2],
 }
 
-/// What is posted as a registration and the message that tells of it.
+/// The owner of a registration and of the message that advertises it.
 #[repr(C)]
 #[derive(HasCqe)]
 struct Io {
@@ -35,7 +35,7 @@ struct Io {
     region: Region<Bidirectional>,
 }
 
-/// What a connection posts with.
+/// The part of a connection that posts.
 struct Conn {
     qp: Qp<Softirq>,
 }

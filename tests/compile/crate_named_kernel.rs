@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Taking over the paths of `module!`, so that nobody owns the registration.
+//! Taking over the paths of `module!`, so that the registration has no owner.
 
 extern crate kernel as real;
 

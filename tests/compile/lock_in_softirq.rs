@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! What locks that are not for softirqs, in a handler that runs in a softirq.
+//! A lock that is not for softirqs, in a handler that runs in a softirq.
 
 use kernel::prelude::*;
 use rdma::{

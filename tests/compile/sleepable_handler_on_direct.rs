@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Posting a request whose handler sleeps to a QP whose completions are polled by whoever calls.
+//! Posting a request whose handler sleeps to a QP whose completions are polled by its callers.
 
 mod ulp;
 

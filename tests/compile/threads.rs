@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Which types may go to other threads, and be used by several at once: as concurrency.rst says.
+//! The types that may go to other threads or be used by several at once: as concurrency.rst says.
 
 use rdma::{
     client::ClientRef,
@@ -62,7 +62,7 @@ fn objects() {
 fn requests() {
     send_and_sync::<Reusable<u32>>();
     send_and_sync::<InFlight<u32>>();
-    // Nobody gets at the content of a shared one.
+    // The content of a shared one cannot be reached.
     send_and_sync::<Reusable<core::cell::Cell<u32>>>();
     send_only::<InFlight<core::cell::Cell<u32>>>();
     <Reusable<*mut u32> as Ambiguous<_>>::check();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! What the programs of this folder share: the owners of a small ULP's requests.
+//! The common part of the programs of this folder: the owners of a small ULP's requests.
 
 use kernel::prelude::*;
 use rdma::{

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! What Documentation/cm.rst shows.
+//! Examples of Documentation/cm.rst.
 
 use kernel::{
     prelude::*,

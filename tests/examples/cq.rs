@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! What Documentation/cq.rst shows.
+//! Examples of Documentation/cq.rst.
 
 use kernel::prelude::*;
 use rdma::{
@@ -50,7 +50,7 @@ fn poll(cq: &Cq<Direct>, finished: fn(InFlight<Request>, &Wc)) -> Result {
     Ok(())
 }
 
-/// What the ULP of the example knows of an operation.
+/// The state of an operation of the example.
 struct Context;
 
 fn write(qp: &Qp<Waited>, len: usize, (op, place): (Op<Context>, Remote)) -> Result {

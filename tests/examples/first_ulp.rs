@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! What Documentation/first-ulp.rst shows beyond samples/minimal.
+//! Examples of Documentation/first-ulp.rst beyond samples/minimal.
 
 use kernel::{
     new_mutex,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! What Documentation/mr.rst shows.
+//! Examples of Documentation/mr.rst.
 
 use kernel::prelude::*;
 use rdma::{

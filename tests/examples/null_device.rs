@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! What Documentation/null-device.rst shows.
+//! Examples of Documentation/null-device.rst.
 
 use kernel::prelude::*;
 use rdma::prelude::*;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! What README.md shows.
+//! Examples of README.md.
 
 use kernel::{
     prelude::*,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! What Documentation/srq.rst shows.
+//! Examples of Documentation/srq.rst.
 
 use kernel::prelude::*;
 use rdma::{
@@ -22,7 +22,7 @@ struct Request {
 impl Receive for Request {
     type Needs = Atomic;
 
-    // Where a message goes: asked each time that the slot is posted.
+    // The memory for a message: called each time that the slot is posted.
     fn recv(&self) -> RecvWr<'_> {
         RecvWr::new([self.buf.whole_mut()])
     }

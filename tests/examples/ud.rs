@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! What Documentation/ud.rst shows.
+//! Examples of Documentation/ud.rst.
 
 use kernel::prelude::*;
 use rdma::{
@@ -61,7 +61,7 @@ struct Answer {
 }
 
 fn answer(this: &mut Answer, wc: &Wc, (pd, port): (Pd, u32), cx: &Sleepable) -> Result {
-    // What came: in a receive's handler.
+    // In the handler of a receive.
     let bytes = this.buf.cpu();
     let datagram = Datagram::new(wc.result()?, &bytes)?;
     parse(datagram.payload());

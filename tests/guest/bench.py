@@ -231,7 +231,7 @@ def measured(rows, rounds, said, **marks):
     """The runs of so many rounds."""
     lines, told = [], time.monotonic()
     for n in range(rounds):
-        # Which one is first changes, so that neither always follows the other.
+        # The first one changes, so that neither always follows the other.
         order = sorted(TWINS, reverse=bool(n % 2))
         for row in rows:
             for twin in (row["twin"],) if "twin" in row else order:
@@ -245,7 +245,7 @@ def measured(rows, rounds, said, **marks):
 def allocated():
     """Bytes that are allocated: in slabs, as large kmallocs, and by vmalloc."""
     for cache in Path("/sys/kernel/slab").iterdir():
-        # What was freed is not to look allocated.
+        # Freed memory is not to look allocated.
         (cache / "shrink").write_text("1")
     used, pages = 0, 0
     for line in Path("/proc/slabinfo").read_text().splitlines()[2:]:

@@ -3,7 +3,7 @@
 """Has allocations fail, in a VM, and goes on where the last VM has ended.
 
 faults DIR SECONDS PATIENCE K ANYWHERE [NAME...]: one of K faults of the actions whose names start so, then
-one of K of as many as ANYWHERE that meet whoever allocates. DIR/progress has a line of JSON before each
+one of K of as many as ANYWHERE that hit any allocation. DIR/progress has a line of JSON before each
 fault and one after it. Exits with 0 when nothing is left to do, with 4 when another boot is needed, as
 after SECONDS, and with 5 when there was no progress for PATIENCE seconds.
 
@@ -24,9 +24,9 @@ from faulty import ACTIONS, is_loaded, load, suite, suites
 
 DEBUGFS = Path("/sys/kernel/debug")
 KMSG = Path("/dev/kmsg")
-# Where a case waits it allocates again and again. What is new comes earlier than this.
+# A case that waits allocates again and again. New allocations come earlier than this.
 MOST = 3000
-# How many allocations may come before a fault at any place.
+# The number of allocations that may come before a fault at any place.
 WITHIN = 600
 LATER, HANGS = 4, 5
 
@@ -76,7 +76,7 @@ def single_pages(fail):
 
 
 def fail_anywhere(seed):
-    """Has one allocation fail, whoever makes it."""
+    """Fails one allocation, in any thread."""
     chosen = random.Random(seed)
     kind = chosen.choice(("failslab", "failslab", "failslab", "fail_page_alloc"))
     write(DEBUGFS / kind / "interval", chosen.randint(2, WITHIN if kind == "failslab" else 40))
@@ -114,7 +114,7 @@ def child(function, nth, seed, pipe):
         finally:
             left = int(os.pread(fail_nth.fileno(), 16, 0).split()[0])
             fail_nth.write(b"0")
-            # What is still to come is not for who waits for the answer.
+            # Later events are not for the thread that waits for the answer.
             fired = fail_nowhere() if seed else nth > 0 and left == 0
     os.write(pipe, json.dumps([bool(fired), said[:200]]).encode())
     os._exit(0)

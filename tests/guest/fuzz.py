@@ -24,7 +24,7 @@ from stranger import (APR, CM_QPN, DREP, DREQ, LAP, MRA, REJ, REP, RTU, SIDR_REP
 from traffic import listening, serve_one
 
 ROUND = 1000
-# What fits into a packet, with every header.
+# The payload that fits into a packet, with every header.
 LONGEST = 1300
 # Opcodes of RC, and which of them have which header.
 SENDS, WRITES, READ = range(0x00, 0x06), range(0x06, 0x0c), 0x0c
@@ -198,7 +198,7 @@ class Fuzzer:
                 self.drop(self.some_connection())
             if some.random() < 0.2:
                 self.listen()
-        # What is in flight is as good as gone.
+        # Packets in flight are as good as gone.
         time.sleep(0.05)
         self.listen()
         for connection in list(self.connections.values()):

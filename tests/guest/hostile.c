@@ -163,7 +163,7 @@ static void server(void)
 		send_msg(3);
 		wait_end();
 	} else if (is("early")) {
-		/* Says that all is done before it wrote anything. */
+		/* Reports that all is done before it wrote anything. */
 		receive();
 		send_msg(sizeof(*msg));
 		receive();

@@ -19,7 +19,7 @@ SET_UP = ("connect_rate", "qp_rate", "cq_rate")
 LOADS = (*LATENCIES, "send_rate", "write_rate", "read_rate", "reg_rate")
 NULL = Path("/sys/kernel/debug/rdma_null/null0")
 
-# What is refused, and why.
+# Arguments that are refused, and the reasons.
 BAD = {
     "load": errno.EINVAL,
     "load=": errno.EINVAL,

@@ -82,7 +82,7 @@ class Pair:
 
 
 def survive(rng):
-    # Opened anew each time: what came while nobody was there may have stopped the line.
+    # Opened anew each time: bytes that came meanwhile may have stopped the line.
     with line(), Pair("survivor", True, rng.choice(CONTEXTS)) as pair:
         print("ready", flush=True)
         until(lambda: pair.server.stats()["pings"] and pair.client.stats()["pings"], "no traffic")

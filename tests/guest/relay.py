@@ -13,7 +13,7 @@ import tty
 
 END, ESC = b"\xc0", b"\xdb"
 MAX_FRAME = 65536
-# What may wait for the line.
+# The bytes that may wait for the line.
 MAX_QUEUE = 1 << 18
 
 

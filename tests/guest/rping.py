@@ -88,5 +88,5 @@ def wait_listening(port, seconds=10):
             ["rdma", "resource", "show", "cm_id", "state", "listen"],
             capture_output=True, text=True, check=True).stdout + " ":
         if time.monotonic() > end:
-            raise TimeoutError(f"nobody listens on port {port}")
+            raise TimeoutError(f"there is no listener on port {port}")
         time.sleep(0.05)

@@ -86,7 +86,7 @@ class UdEcho(Debugfs):
 
 @sample
 def ud_echo(count=300 // PART, lost=1):
-    """Datagrams that come back, and one that goes to nobody and is lost."""
+    """Datagrams that come back, and one that goes to no peer and is lost."""
     with module(UdEcho.module):
         echo = UdEcho()
         echo.write("ask", count)

@@ -1,6 +1,6 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: GPL-2.0
-"""Networks in trouble, and ends that nobody expects, in a VM.
+"""Networks in trouble, and sudden ends, in a VM.
 
 storms STORM SEED SECONDS FOLDER: the rounds of a storm that the file FOLDER/STORM does not have yet, and for
 each a line there, for so many seconds or until one fails. Exits with 0 if there are none left, with 4 if
@@ -28,7 +28,7 @@ from wire import FAR, NEAR, NETNS
 
 DONE, LATER = 0, 4
 OBJECTS = Path("/sys/kernel/debug/rdma_rs/objects")
-# How long an end may take, in seconds, on the slowest machine.
+# The longest time of an end, in seconds, on the slowest machine.
 END = 120
 # A connection without a peer is to end long before.
 TIMEOUT_MS = 4000
@@ -275,12 +275,12 @@ def cut(rng):
             figures = {"longest": time.monotonic() - begin}
         else:
             traffic = stack.enter_context(Traffic(rng, Traffic.KINDS[:2]))
-            # Who has asked for a connection asks again for more than a minute.
+            # A client that waits for an answer repeats its request for more than a minute.
             some_time(rng, traffic, early=0.1)
             sh(*where, "ip", "link", "set", interface, "down")
             figures = {"longest": traffic.ended(), "bytes": traffic.bytes()}
     sh(*where, "ip", "link", "set", interface, "up")
-    # A device that could not send a MAD meanwhile has lost its QP 1, whoever uses it.
+    # A device that could not send a MAD meanwhile has lost its QP 1, for all of its users.
     for device in wire.ENDS:
         sh("rdma", "link", "delete", device)
         wire.link(device)
@@ -364,7 +364,7 @@ def main():
             file.write(json.dumps(row) + "\n")
         done += 1
         if row["failed"]:
-            # What is left of it would be the next one's trouble.
+            # An end that is left would be the next one's trouble.
             return LATER
         if done % 10 == 0 or done == rounds:
             print(f"  {name}: {done} of {rounds} rounds", flush=True)

@@ -90,7 +90,7 @@ class Stranger:
         length = 8 + len(bth) + len(body) + 4
         udp = struct.pack("!HHH", 0xc000, ROCE, length)
         ip = struct.pack("!BBHHH", 0x45, 0, 20 + length, 0, 0x4000)
-        # What routers change counts as ones.
+        # The fields that routers change count as ones.
         fixed = (b"\xff" * 8 + ip[:1] + b"\xff" + ip[2:] + b"\xff\x11\xff\xff" + self.addresses +
                  udp + b"\xff\xff" + bth[:4] + b"\xff" + bth[5:] + body)
         icrc = struct.pack("<I", zlib.crc32(fixed) ^ spoil)
@@ -133,7 +133,7 @@ class Stranger:
             44: ("I", number << 8 | timeout << 3 | 1),
             48: ("HBB", 0xffff, 3 << 4 | 1, retries << 4),
             52: ("HH16s16s", 0xffff, 0xffff, *path), 93: ("BBB", 64, 0, 12 << 3),
-            # What rdma_cm has of its own: the version of IP, the port, the addresses.
+            # The header of rdma_cm: the version of IP, the port, the addresses.
             140: ("BBH16s16s", 0, 4 << 4, 1, *path), **changes,
         }
         return mad(REQ, fields), number

@@ -11,7 +11,7 @@ NEAR, FAR = "198.51.100.1", "198.51.100.2"
 NETNS = ("ip", "netns", "exec", "far")
 # Each end of the wire: its device, its interface, and where commands that see this run.
 ENDS = {"near0": ("wire0", ()), "far0": ("wire1", NETNS)}
-# What can be wrong with a packet in twenty. Those that are reordered go ahead of others, which are delayed.
+# The faults of a packet in twenty. Those that are reordered go ahead of others, which are delayed.
 TROUBLES = {
     "loss": "loss 5%",
     "duplication": "duplicate 5%",

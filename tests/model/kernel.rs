@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! What the checked files use of the kernel crate, made of loom's types.
+//! The parts of the kernel crate that the checked files use, made of loom's types.
 
 pub mod sync {
     pub mod atomic {
@@ -99,7 +99,7 @@ pub mod sync {
             u64: AtomicU64,
         }
 
-        /// The value of an atomic that nobody else uses; loom has to be told what is written.
+        /// The value of an atomic that is not shared; loom has to be told what is written.
         pub struct Exclusive<'a, T: Number> {
             atomic: &'a mut T::Loom,
             value: T,

@@ -7,7 +7,7 @@ use loom::{cell::UnsafeCell, sync::Arc, thread};
 
 struct Cq {
     poll_lock: PollLock,
-    /// What is polled into.
+    /// The memory that completions are polled into.
     row: UnsafeCell<u32>,
 }
 
@@ -37,7 +37,7 @@ fn one_at_a_time_polls() {
         };
         let mut polled = u32::from(cq.process(2));
         polled += other.join().unwrap();
-        // Nobody is in the way of the other for good.
+        // Neither thread keeps the other from polling for good.
         polled += u32::from(cq.process(2));
         // SAFETY: There is no other thread.
         assert_eq!(polled, cq.row.with(|row| unsafe { *row }));

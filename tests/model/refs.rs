@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! What a gate guards is used under holds only, and freed after the last of them.
+//! An object that `Refs` guard is used under references only, and freed after the last of them.
 
 use crate::{completion::Completion, counters::RefCount};
 use loom::{cell::UnsafeCell, sync::Arc, thread};

@@ -21,7 +21,7 @@ impl Entry {
         })
     }
 
-    /// As who has `&mut` of the request.
+    /// As code with `&mut` of the request.
     fn touch(&self) {
         // SAFETY: This is what is checked.
         self.value.with_mut(|value| unsafe {

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0 */
-/* What the reproducers for ib_cm share: a request. */
+/* Common part of the reproducers for ib_cm: a request. */
 
 #include "ends.h"
 #include <rdma/ib_cm.h>

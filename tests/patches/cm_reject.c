@@ -40,7 +40,7 @@ static int reply(struct ib_cm_id *id)
 	return ib_send_cm_rep(id, &param);
 }
 
-/* Says in REP_SENT that the connection is there, and ends it before a worker cancels the reply. */
+/* Confirms the connection in REP_SENT, and ends it before a worker cancels the reply. */
 static int established(struct ib_cm_id *id)
 {
 	int ret;

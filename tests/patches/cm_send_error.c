@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-/* Destroys an id while its callback hears that nobody answers: that must wait for the callback. */
+/* Destroys an id while its callback is told of a timeout: that must wait for the callback. */
 
 #include "cm.h"
 
@@ -10,7 +10,7 @@ static int context = 1;
 
 static int requested(struct ib_cm_id *id, const struct ib_cm_event *event)
 {
-	/* Nobody answers. */
+	/* There is no peer. */
 	if (event->event == IB_CM_REQ_RECEIVED)
 		child = id;
 	return 0;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
- * What the reproducers share: a PD and a CQ of an rxe device, and RC QPs. A time-out only ends what
+ * Common part of the reproducers: a PD and a CQ of an rxe device, and RC QPs. A time-out only ends what
  * hangs. A function run() reproduces; insmod returns its error.
  */
 

@@ -10,7 +10,7 @@ static DECLARE_COMPLETION(given_up);
 static struct ib_cm_id *children[2];
 static unsigned int requests;
 
-/* Nobody answers. */
+/* There is no peer. */
 static int listener_handler(struct ib_cm_id *id, const struct ib_cm_event *event)
 {
 	if (event->event == IB_CM_REQ_RECEIVED && requests < ARRAY_SIZE(children)) {

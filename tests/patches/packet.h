@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0 */
-/* What the reproducers for rxe share that play a peer: packets of theirs. */
+/* Common part of the reproducers for rxe that play a peer: packets of theirs. */
 
 #include <linux/crc32.h>
 #include <linux/ip.h>

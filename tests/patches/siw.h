@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0 */
-/* What the reproducers for siw share: two connected QPs of one device. See ends.h for run(). */
+/* Common part of the reproducers for siw: two connected QPs of one device. See ends.h for run(). */
 
 #include <linux/module.h>
 #include <linux/slab.h>

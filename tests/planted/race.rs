@@ -31,7 +31,7 @@ fn add() {
 #[inline(always)]
 fn add_locked(unlock: Ordering) {
     let mut left = ROUNDS;
-    // Where KCSAN delays who has the lock, many tries fail.
+    // If KCSAN delays the thread that has the lock, many tries fail.
     for _ in 0..100 * ROUNDS {
         if !LOCK.swap(true, Ordering::Acquire) {
             add();

@@ -33,17 +33,17 @@ use rdma_null::{
     NullDevice, //
 };
 
-/// How many owners are under way at a time.
+/// The number of owners that are under way at a time.
 const OWNERS: u32 = 64;
 
-/// What the owners of one run share.
+/// The state that the owners of one run share.
 #[pin_data]
 struct Run {
-    /// How many requests are still to be posted; less than none at the end.
+    /// The number of requests that are still to be posted; less than none at the end.
     left: Atomic<i64>,
-    /// How many owners will not be posted again.
+    /// The number of owners that will not be posted again.
     ended: Atomic<u32>,
-    /// What they have counted.
+    /// Their counts.
     posted: Atomic<i64>,
     back: Atomic<i64>,
     #[pin]

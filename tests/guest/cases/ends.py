@@ -146,7 +146,7 @@ if FLAVOUR == "stock":
 
 @case("modules: unload after all of it")
 def last():
-    # Where kmemleak will find what the modules have allocated.
+    # The log of kmemleak shows what the modules have allocated.
     symbols.extend(line.split() for line in Path("/proc/kallsyms").read_text().splitlines()
                    if line.endswith(("[rdma_rs]", "[rdma_rping]")))
     sh("rmmod", "rdma_rping", "rdma_rs")
