@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Examples of Documentation/qp.rst.
+
+use kernel::prelude::*;
+use rdma::{
+    prelude::*,
+    qp::Chain, //
+};
+
+#[derive(HasCqe)]
+struct Io {
+    cqe: Cqe<Self>,
+    data: Buf<ToDevice>,
+    message: Buf<ToDevice>,
+}
+
+impl CqeHandler for Io {
+    type Pointer = Pin<KBox<Self>>;
+    type Needs = Atomic;
+
+    fn done(_this: Self::Pointer, _wc: &Wc, _cx: &Atomic) {}
+}
+
+fn write(qp: &Qp<Softirq>, io: Pin<KBox<Io>>, remote: Remote) -> Result {
+    qp.post_chain(io, |io, chain: &mut Chain<'_, 2>| {
+        chain.push(SendWr::rdma_write([io.data.whole()], remote))?;
+        chain.push(SendWr::send([io.message.whole()]))
+    })?;
+    Ok(())
+}
