@@ -23,10 +23,10 @@ use rdma_null::Injection;
 
 const ALL: u32 = u32::MAX;
 
-/// The entries that the QP leases: those of its sends, and of a marker in each queue.
+/// The entries that the QP reserves: those of its sends, and of a marker in each queue.
 const ENTRIES: u32 = 10;
 
-/// A QP that sends to no peer and has leased a whole CQ, on a device that frees places early.
+/// A QP that sends to no peer and has reserved a whole CQ, on a device that frees entries early.
 struct Eager<C: Polled> {
     qp: Qp<C>,
     cq: Cq<C>,

@@ -218,7 +218,7 @@ mod tests {
             let (pd, cq) = (env.pd.clone(), cq.clone());
             boxed(move |cx| {
                 for turn in 0..TURNS / 4 {
-                    // The leases bound how many there are, and are never too many.
+                    // The reservations bound their number, and are never too many.
                     match rdma::qp::InitAttr::new(&pd, &cq, &cq, &caps).create(cx) {
                         Ok(qp) if turn % 2 == 0 => qp.destroy(cx)?,
                         Ok(qp) => drop(qp),

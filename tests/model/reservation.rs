@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! An entry of a CQ is never leased twice, and is leased again only after it was let go.
+//! An entry of a CQ is never reserved twice, and is reserved again only after it was given back.
 
 use crate::counters::FreeCqes;
 use loom::{
@@ -46,13 +46,13 @@ fn entry_has_one_user() {
 fn leases_are_all_or_nothing() {
     loom::model(|| {
         let room = Arc::new(FreeCqes::new(3));
-        let leased = Arc::new(AtomicI32::new(0));
+        let reserved = Arc::new(AtomicI32::new(0));
         let qps = [2, 2].map(|entries| {
-            let (room, leased) = (room.clone(), leased.clone());
+            let (room, reserved) = (room.clone(), reserved.clone());
             thread::spawn(move || match room.reserve(entries) {
                 Ok(()) => {
-                    assert!(leased.fetch_add(entries, Relaxed) + entries <= 3);
-                    leased.fetch_sub(entries, Relaxed);
+                    assert!(reserved.fetch_add(entries, Relaxed) + entries <= 3);
+                    reserved.fetch_sub(entries, Relaxed);
                     room.release(entries);
                 }
                 Err(free) => assert!(free < entries),

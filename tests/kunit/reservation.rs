@@ -31,7 +31,7 @@ fn all_but_one(env: &Env) -> Result<(Cq<Direct>, Cq<Direct>, KVec<Qp<Direct>>)> 
     Ok((cq, other, qps))
 }
 
-#[kunit_tests(rdma_lease)]
+#[kunit_tests(rdma_reservation)]
 mod tests {
     use super::*;
 
@@ -174,12 +174,12 @@ mod tests {
             &Caps::new(2, 60),
             &env.cx,
         )?;
-        let leased = (
+        let reserved = (
             send.entries() - send.free_entries(),
             recv.entries() - recv.free_entries(),
         );
-        check!(leased.0 >= 3 && leased.0 < 16);
-        check!(leased.1 >= 61);
+        check!(reserved.0 >= 3 && reserved.0 < 16);
+        check!(reserved.1 >= 61);
         qp.destroy(&env.cx)?;
         check_eq!(send.free_entries(), send.entries());
         check_eq!(recv.free_entries(), recv.entries());
