@@ -43,6 +43,8 @@ bindgen-target-arm64	:= aarch64-linux-gnu
 bindgen-c-flags = $(if $(CONFIG_CC_IS_CLANG),$(c_flags),$(filter-out $(bindgen-skip-c-flags),$(c_flags)) \
 	-w --target=$(bindgen-target-$(SRCARCH)))
 
+# bindgen does not make the hundreds of `Default::default()` inline, so each would be a function, and exported. As inline
+# ones those that are used are compiled, where they are used.
 quiet_cmd_rdma_bindgen = BINDGEN $(quiet_modtag) $@
       cmd_rdma_bindgen = \
 	$(BINDGEN) $< $(shell grep -Ev '^\#|^$$' $(srctree)/rust/bindgen_parameters) \
@@ -53,7 +55,8 @@ quiet_cmd_rdma_bindgen = BINDGEN $(quiet_modtag) $@
 		--allowlist-file '.*/rust/helpers/.*' \
 		$(addprefix --allowlist-type ,$(rdma-bindgen-types)) \
 		$(addprefix --opaque-type ,dim ifla_vf_info ifla_vf_stats iphdr rdma_cgroup) \
-		-o $@ -- $(bindgen-c-flags) -I$(src)/rust/helpers -fno-builtin -D__BINDGEN__ -DMODULE
+		-o $@ -- $(bindgen-c-flags) -I$(src)/rust/helpers -fno-builtin -D__BINDGEN__ -DMODULE; \
+	sed -Ei 's/^( *)fn default\(\) -> Self \{/\1\#[inline]\n&/' $@
 
 # Types that the RDMA headers use and `kernel::bindings` does not bind.
 rdma-bindgen-types := dim ifla_vf_guid ifla_vf_info ifla_vf_stats iphdr irq_poll irq_poll_fn \
