@@ -111,12 +111,13 @@ EXPORT_SYMBOL_GPL(rdma_helper_device_name);
  * CQ, and perhaps schedules itself again, behind irq_poll_complete(), and irq_poll_disable() waits
  * for nothing but that.
  *
- * Nothing can schedule the poll once this has returned. irq_poll_disable() leaves with SCHED set, so
- * whoever tries meanwhile is turned away by that. DISABLE is set before the grace period, so that
- * who has not seen it then has tried, and has been turned away. When irq_poll_enable() clears SCHED,
- * as irq_poll_disable() in ib_free_cq() has to find it, everybody is turned away by DISABLE.
- * Softirqs are RCU read-side sections, on PREEMPT_RT too, where local_bh_disable() begins one. What
- * ends at the same time shares a grace period.
+ * Nothing can schedule the poll once this has returned. irq_poll_disable() leaves with SCHED set,
+ * which turns away attempts meanwhile. DISABLE is set before the grace period, so that an attempt
+ * that has not seen it has been turned away by the end of that. When irq_poll_enable() clears
+ * SCHED, as irq_poll_disable() in ib_free_cq() has to find it, all attempts are turned away by
+ * DISABLE.
+ * Softirqs are RCU read-side sections, on PREEMPT_RT too, where local_bh_disable() begins one. CQs
+ * that end at the same time share a grace period.
  */
 void rdma_helper_cq_end_poll(struct ib_cq *cq)
 {

@@ -17,7 +17,7 @@
 //! | `qps`     | number of QPs, or of connections or CQs that are there at once   | 1          |
 //! | `count`   | operations to measure                                            | 1000       |
 //! | `warmup`  | operations before these                                          | 100        |
-//! | `timeout` | how long to wait for an acknowledgement, 4.096 us times two to this  |
+//! | `timeout` | how long to wait for an acknowledgment, 4.096 us times two to this   |
 //! |
 //! |           | power: late is not lost on a machine that is busy                | 20         |
 //! | `addr`    | address to connect to                                            | 127.0.0.1  |

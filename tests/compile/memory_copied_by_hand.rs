@@ -11,7 +11,7 @@ use rdma::{
 
 fn len<D: Direction, M: Memory<D>>(memory: &M) -> Result<usize> {
     #[cfg(mistake)]
-    memory.copy_in(0, &[0; 8])?; //~ E0061 this method takes 3 arguments but 2 arguments were supplied
+    memory.copy_in(0, &[0; 8])?; //~ E0061 this method takes 3 arguments but 2
     Ok(memory.len())
 }
 

@@ -4,8 +4,8 @@
  * case, where n is the parameter nth of the module, and none where that is zero.
  *
  * A suite is run again by its file in debugfs, with larger and larger numbers, until the parameter
- * fired says that nothing has failed any more. A case in which nothing has failed is left out of what
- * follows, until zero is written.
+ * fired says that nothing has failed any more. A case in which nothing has failed is left out
+ * afterwards, until zero is written.
  */
 #include <kunit/test.h>
 #include <linux/bitmap.h>

@@ -21,7 +21,7 @@ static int given_up(struct ib_cm_id *id, const struct ib_cm_event *event)
 	if (event->event != IB_CM_REQ_ERROR)
 		return 0;
 	complete(&called);
-	/* The other task is in ib_destroy_cm_id() by then, or has done it: freed memory waits for RCU. */
+	/* The other task is in ib_destroy_cm_id(), or has returned: freed memory waits for RCU. */
 	msleep(1000);
 	if (!READ_ONCE(id->context))
 		pr_err("cm_send_error: no context\n");

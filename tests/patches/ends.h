@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
- * Common part of the reproducers: a PD and a CQ of an rxe device, and RC QPs. A time-out only ends what
- * hangs. A function run() reproduces; insmod returns its error.
+ * Common part of the reproducers: a PD and a CQ of an rxe device, and RC QPs. A time-out only ends
+ * what hangs. A function run() reproduces; insmod returns its error.
  */
 
 #include <linux/delay.h>
@@ -42,7 +42,12 @@ static inline struct ib_qp *end_create(struct ib_pd *pd, struct ib_cq *cq, struc
 		.send_cq = cq,
 		.recv_cq = cq,
 		.srq = srq,
-		.cap = { .max_send_wr = 64, .max_send_sge = 2, .max_recv_wr = srq ? 0 : 4, .max_recv_sge = 1 },
+		.cap = {
+			.max_send_wr = 64,
+			.max_send_sge = 2,
+			.max_recv_wr = srq ? 0 : 4,
+			.max_recv_sge = 1,
+		},
 		.sq_sig_type = IB_SIGNAL_ALL_WR,
 		.qp_type = IB_QPT_RC,
 	};
@@ -64,7 +69,8 @@ static inline int end_to_init(struct ib_qp *qp)
 		.qp_access_flags = IB_ACCESS_REMOTE_WRITE,
 	};
 
-	return ib_modify_qp(qp, &attr, IB_QP_STATE | IB_QP_PKEY_INDEX | IB_QP_PORT | IB_QP_ACCESS_FLAGS);
+	return ib_modify_qp(qp, &attr,
+			    IB_QP_STATE | IB_QP_PKEY_INDEX | IB_QP_PORT | IB_QP_ACCESS_FLAGS);
 }
 
 /* The peer is a QP of the device itself or, with a HOST, of that one in the device's network. */
@@ -88,7 +94,8 @@ static inline int end_to_rtr(struct ib_qp *qp, u32 peer, u8 host)
 	ret = rdma_read_gid_l2_fields(gid, NULL, attr.ah_attr.roce.dmac);
 	attr.ah_attr.roce.dmac[5] ^= host;
 	if (!ret)
-		ret = ib_modify_qp(qp, &attr, IB_QP_STATE | IB_QP_AV | IB_QP_PATH_MTU | IB_QP_DEST_QPN |
+		ret = ib_modify_qp(qp, &attr,
+				   IB_QP_STATE | IB_QP_AV | IB_QP_PATH_MTU | IB_QP_DEST_QPN |
 				   IB_QP_RQ_PSN | IB_QP_MAX_DEST_RD_ATOMIC | IB_QP_MIN_RNR_TIMER);
 	rdma_put_gid_attr(gid);
 	return ret;
@@ -96,9 +103,15 @@ static inline int end_to_rtr(struct ib_qp *qp, u32 peer, u8 host)
 
 static inline int end_to_rts(struct ib_qp *qp)
 {
-	struct ib_qp_attr attr = { .qp_state = IB_QPS_RTS, .timeout = 14, .retry_cnt = 7, .rnr_retry = 7 };
+	struct ib_qp_attr attr = {
+		.qp_state = IB_QPS_RTS,
+		.timeout = 14,
+		.retry_cnt = 7,
+		.rnr_retry = 7,
+	};
 
-	return ib_modify_qp(qp, &attr, IB_QP_STATE | IB_QP_TIMEOUT | IB_QP_RETRY_CNT | IB_QP_RNR_RETRY |
+	return ib_modify_qp(qp, &attr,
+			    IB_QP_STATE | IB_QP_TIMEOUT | IB_QP_RETRY_CNT | IB_QP_RNR_RETRY |
 			    IB_QP_SQ_PSN | IB_QP_MAX_QP_RD_ATOMIC);
 }
 
@@ -112,7 +125,8 @@ static inline int end_to_err(struct ib_qp *qp)
 static inline int ends_connect(struct ib_qp *a, struct ib_qp *b)
 {
 	return PTR_ERR_OR_ZERO(a) ?: PTR_ERR_OR_ZERO(b) ?: end_to_init(a) ?: end_to_init(b) ?:
-		end_to_rtr(a, b->qp_num, 0) ?: end_to_rtr(b, a->qp_num, 0) ?: end_to_rts(a) ?: end_to_rts(b);
+		end_to_rtr(a, b->qp_num, 0) ?: end_to_rtr(b, a->qp_num, 0) ?:
+		end_to_rts(a) ?: end_to_rts(b);
 }
 
 static int run(struct ib_pd *pd, struct ib_cq *cq);

@@ -56,7 +56,8 @@ static int request(struct rdma_cm_id *id, struct sockaddr *addr)
 
 	return rdma_resolve_addr(id, NULL, addr, 2000) ?:
 		wait_event_of_client(RDMA_CM_EVENT_ADDR_RESOLVED) ?:
-		rdma_resolve_route(id, 2000) ?: wait_event_of_client(RDMA_CM_EVENT_ROUTE_RESOLVED) ?:
+		rdma_resolve_route(id, 2000) ?:
+		wait_event_of_client(RDMA_CM_EVENT_ROUTE_RESOLVED) ?:
 		rdma_connect(id, &param);
 }
 

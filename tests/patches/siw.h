@@ -17,7 +17,12 @@ static inline int qp_create(struct rdma_cm_id *id)
 	struct ib_qp_init_attr attr = {
 		.send_cq = cq,
 		.recv_cq = cq,
-		.cap = { .max_send_wr = 16, .max_send_sge = 1, .max_recv_wr = 4, .max_recv_sge = 1 },
+		.cap = {
+			.max_send_wr = 16,
+			.max_send_sge = 1,
+			.max_recv_wr = 4,
+			.max_recv_sge = 1,
+		},
 		.sq_sig_type = IB_SIGNAL_REQ_WR,
 		.qp_type = IB_QPT_RC,
 	};
@@ -55,8 +60,10 @@ static inline int client_connect(struct rdma_cm_id *id, struct sockaddr *addr)
 	struct rdma_conn_param param = { .responder_resources = 1, .initiator_depth = 1 };
 	int ret;
 
-	ret = rdma_resolve_addr(id, NULL, addr, 2000) ?: wait_event_of(id, RDMA_CM_EVENT_ADDR_RESOLVED);
-	ret = ret ?: rdma_resolve_route(id, 2000) ?: wait_event_of(id, RDMA_CM_EVENT_ROUTE_RESOLVED);
+	ret = rdma_resolve_addr(id, NULL, addr, 2000) ?:
+	      wait_event_of(id, RDMA_CM_EVENT_ADDR_RESOLVED);
+	ret = ret ?: rdma_resolve_route(id, 2000) ?:
+	      wait_event_of(id, RDMA_CM_EVENT_ROUTE_RESOLVED);
 	if (ret)
 		return ret;
 	pd = ib_alloc_pd(id->device, 0);
@@ -65,7 +72,8 @@ static inline int client_connect(struct rdma_cm_id *id, struct sockaddr *addr)
 	cq = ib_alloc_cq(id->device, NULL, 256, 0, IB_POLL_WORKQUEUE);
 	if (IS_ERR(cq))
 		return PTR_ERR(cq);
-	return qp_create(id) ?: rdma_connect(id, &param) ?: wait_event_of(id, RDMA_CM_EVENT_ESTABLISHED);
+	return qp_create(id) ?: rdma_connect(id, &param) ?:
+	       wait_event_of(id, RDMA_CM_EVENT_ESTABLISHED);
 }
 
 static DECLARE_COMPLETION(request_done);

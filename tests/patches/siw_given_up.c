@@ -27,7 +27,8 @@ static int connect_and_close(struct sockaddr_in *addr)
 static int run(struct ib_qp *qp)
 {
 	struct sockaddr_in addr = { .sin_family = AF_INET, .sin_port = htons(7472) };
-	struct rdma_cm_id *listener = rdma_create_id(&init_net, refuse, NULL, RDMA_PS_TCP, IB_QPT_RC);
+	struct rdma_cm_id *listener = rdma_create_id(&init_net, refuse, NULL, RDMA_PS_TCP,
+						     IB_QPT_RC);
 	int i, ret;
 
 	if (IS_ERR(listener))

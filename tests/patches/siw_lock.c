@@ -23,7 +23,8 @@ static int write_both_ways(struct ib_qp *qp)
 		write.wr.send_flags = 0;
 		ret = ib_post_send(ends[i % 2], &write.wr, NULL);
 		if (ret == -ENOMEM)
-			ret = post_and_wait(ends[0], &write.wr) ?: post_and_wait(ends[1], &write.wr);
+			ret = post_and_wait(ends[0], &write.wr) ?:
+			      post_and_wait(ends[1], &write.wr);
 		if (ret == -ENOMEM)
 			ret = 0;
 	}

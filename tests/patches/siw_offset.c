@@ -40,7 +40,8 @@ static int run(struct ib_qp *qp)
 	if (!ret && request_status != IB_WC_SUCCESS)
 		ret = -EIO;
 	if (!ret && (*page || strcmp(page + OFFSET, "written"))) {
-		pr_err("siw_offset: there is \"%s\" before the region, \"%s\" in it\n", page, page + OFFSET);
+		pr_err("siw_offset: there is \"%s\" before the region, \"%s\" in it\n", page,
+		       page + OFFSET);
 		ret = -EIO;
 	}
 	page_deregister(&sg, mr);

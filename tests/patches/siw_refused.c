@@ -20,7 +20,8 @@ static void write_completes(struct ib_cq *cq, struct ib_wc *wc)
 
 static int run(struct ib_qp *qp)
 {
-	struct ib_cqe read_cqe = { .done = read_completes }, write_cqe = { .done = write_completes };
+	struct ib_cqe read_cqe = { .done = read_completes };
+	struct ib_cqe write_cqe = { .done = write_completes };
 	struct ib_sge sge = { .lkey = pd->local_dma_lkey };
 	struct ib_rdma_wr read = {
 		.wr = {

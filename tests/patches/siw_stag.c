@@ -29,7 +29,8 @@ static int run(struct ib_qp *qp)
 		ret = -EIO;
 	ret = ret ?: post_and_wait(qp, &inv);
 	if (!ret && request_status == IB_WC_SUCCESS) {
-		pr_err("siw_stag: key %#x is invalidated by %#x\n", reg.key, inv.ex.invalidate_rkey);
+		pr_err("siw_stag: key %#x is invalidated by %#x\n", reg.key,
+		       inv.ex.invalidate_rkey);
 		ret = -EIO;
 	}
 	ib_drain_qp(qp);

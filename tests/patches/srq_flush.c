@@ -26,7 +26,12 @@ static int send_half(struct ib_qp *qp, u64 addr)
 		{ .addr = addr, .length = 1024, .lkey = qp->pd->local_dma_lkey },
 		{ .addr = addr, .length = 1024, .lkey = 0xbad00 },
 	};
-	struct ib_send_wr wr = { .wr_cqe = &cqe, .sg_list = sge, .num_sge = 2, .opcode = IB_WR_SEND };
+	struct ib_send_wr wr = {
+		.wr_cqe = &cqe,
+		.sg_list = sge,
+		.num_sge = 2,
+		.opcode = IB_WR_SEND,
+	};
 
 	return ib_post_send(qp, &wr, NULL);
 }

@@ -108,6 +108,9 @@ rdma::module_rdma_client! {
         threads: u32 { default: 4, description: "how many at the same time", },
         device: u8 { default: 0, description: "null devices 0, rxe0 1, siw0 2", },
         background: u8 { default: 0, description: "1 to go on when the module is loaded", },
-        contexts: u32 { default: 31, description: "direct 1, waited 2, softirq 4, workqueue 8, unbound 16", },
+        contexts: u32 {
+            default: 31,
+            description: "direct 1, waited 2, softirq 4, workqueue 8, unbound 16",
+        },
     },
 }

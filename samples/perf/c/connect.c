@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
  * Connections by the connection manager: so many at once are set up, each before
- * the next one, and then taken down. The caller drives the client from step to step; the server does
- * what it is told to in its handler.
+ * the next one, and then taken down. The caller drives the client from step to step; the server
+ * does what it is told to in its handler.
  */
 
 #define pr_fmt(fmt) KBUILD_MODNAME ": " fmt
