@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: GPL-2.0
+"""The callers of the crate's public functions, as the compiler has resolved them.
+
+The samples and the examples (those of the pages in tests/examples, and those in the crate's own
+documentation) are compiled to MIR, in which each call has the path of the function that is meant. A
+name in a test's source is taken for a call.
+"""
+
+import os
+import re
+import subprocess
+from importlib.machinery import SourceFileLoader
+from importlib.util import module_from_spec, spec_from_loader
+from pathlib import Path
+
+import kbuild
+
+TOP = Path(__file__).resolve().parent.parent
+CRATE = TOP / "rust/kernel/rdma"
+OUT = TOP / "build/callers"
+# Nothing is inlined, and each function has its whole path.
+MIR = ["-Zinline-mir=no", "-Ztrim-diagnostic-paths=no", "-Awarnings"]
+SAMPLES = ["mad_ping/mad_ping", "minimal/minimal", "perf/perf", "replog/replog", "rpc/rpc", "rping/rping",
+           "ud_echo/ud_echo"]
+
+
+def public():
+    """Returns {(type, name)} of the methods of public types, and of {(module, name)} of functions."""
+    types, methods = set(), set()
+    for path in CRATE.rglob("*.rs"):
+        block, hidden = path.stem, False
+        for line in path.read_text().splitlines():
+            if match := re.match(r"\s*pub (?:struct|enum|union) (\w+)", line):
+                types.add(match[1])
+            if re.match(r"(unsafe )?impl\b", line):
+                head = line.removeprefix("unsafe ").removeprefix("impl")
+                head = head[closing(head, 0) if head.startswith("<") else 0 :].strip()
+                block = None if " for " in head else re.match(r"(?:\w+::)*(\w+)", head)[1]
+            elif line.startswith("}"):
+                block = path.stem
+            if match := re.match(r"\s*pub (?:const )?(?:unsafe )?fn (\w+)", line):
+                if not hidden and block:
+                    methods.add((block, match[1]))
+            hidden = "#[doc(hidden)]" in line or hidden and line.lstrip().startswith(("#[", "//"))
+    modules = {path.stem for path in CRATE.rglob("*.rs")}
+    return {(of, name) for of, name in methods if of in types | modules}
+
+
+def closing(text, at):
+    """Returns the end of the generic arguments that begin at `at`."""
+    depth = 0
+    for n in range(at, len(text)):
+        if text[n] == "<":
+            depth += 1
+        elif text[n] == ">" and text[n - 1] not in "-=":
+            depth -= 1
+            if depth == 0:
+                return n + 1
+    return len(text)
+
+
+def path_at(text, at):
+    """Returns the names of the path that begins at `at`, without generic arguments."""
+    names = []
+    while match := re.compile(r"(?:::)?(\w+)").match(text, at):
+        names.append(match[1])
+        at = match.end()
+        while text.startswith("::<", at):
+            end = closing(text, at + 2)
+            if impl := re.match(r"<impl (?:\w+::)*(\w+)", text[at + 2 : end]):
+                names.append(impl[1])
+            at = end
+    return names
+
+
+def calls(mir):
+    """Returns {(type or module, name)} of the crate's functions that a MIR file names."""
+    found = set()
+    for line in mir.read_text().splitlines():
+        for match in re.finditer(r"\brdma::", line):
+            found.add(tuple(path_at(line, match.start())[-2:]))
+    return found
+
+
+def compile_mir(name, kernel, command, env, source, *flags):
+    target = OUT / f"{name}.mir"
+    subprocess.run([*command, *flags, *MIR, f"--emit=mir={target}", source], cwd=TOP / "build" / kernel, check=True,
+                   env=os.environ | env)
+    return calls(target)
+
+
+def of_samples(kernel):
+    """Returns {(type, name): samples}, with the modules built for a kernel."""
+    found = {}
+    for sample in SAMPLES:
+        env, command = kbuild.rust(f"{kernel}/samples/{sample}.o")
+        for function in compile_mir(Path(sample).stem, kernel, command, env, TOP / f"samples/{sample}.rs"):
+            found.setdefault(function, []).append(Path(sample).stem)
+    return found
+
+
+def of_examples(kernel):
+    """Returns {(type, name)}; scripts/examples makes the crate."""
+    loader = SourceFileLoader("examples", str(TOP / "scripts/examples"))
+    examples = module_from_spec(spec_from_loader("examples", loader))
+    loader.exec_module(examples)
+    examples.collect()
+    env, command = kbuild.rust(f"{kernel}/samples/minimal/minimal.o")
+    flags = ["-L", "./drivers/null", "--extern", "rdma_null"]
+    return compile_mir("examples", kernel, command, env, examples.OUT / "all.rs", *flags)
+
+
+def table(kernel):
+    """Returns {(type, name): caller} of all public functions: a sample, "example", "test" or "none"."""
+    OUT.mkdir(parents=True, exist_ok=True)
+    samples, examples = of_samples(kernel), of_examples(kernel)
+    tests = "\n".join(path.read_text() for folder in ("kunit", "random", "soak", "twins", "netns", "asm", "compile")
+                      for path in (TOP / "tests" / folder).rglob("*.rs"))
+    found = {}
+    for function in sorted(public()):
+        if function in samples:
+            found[function] = " ".join(samples[function])
+        elif function in examples:
+            found[function] = "example"
+        else:
+            found[function] = "test" if re.search(rf"\b{function[1]}\b", tests) else "none"
+    return found
