@@ -414,7 +414,7 @@ fn create(
 ) -> Result<Peer> {
     let (device, port) = (agent.device(), agent.port());
     let reserved = Deferred::reserve()?;
-    let held = device.hold(Kind::Ah);
+    let held = device.get(Kind::Ah);
     let live = agent.enter()?;
     // SAFETY: The agent is registered, so it has a QP with a PD, which stay until the device goes.
     // Completion and header belong together.

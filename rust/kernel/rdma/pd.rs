@@ -16,7 +16,7 @@ use crate::{
         Teardown, //
     },
     device::Device,
-    objects::Listed, //
+    objects::Object, //
     refs::Kind,
 };
 use core::ptr::NonNull;
@@ -46,7 +46,7 @@ unsafe impl Sync for Inner {}
 /// `raw` is an allocated PD.
 struct State {
     raw: NonNull<bindings::ib_pd>,
-    _listed: Listed,
+    _listed: Object,
 }
 
 // SAFETY: A PD may be deallocated from any thread.

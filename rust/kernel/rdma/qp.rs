@@ -59,7 +59,7 @@ use crate::{
         Markers,
         PATIENCE_MS, //
     },
-    objects::Listed,
+    objects::Object,
     pd::{
         self,
         Pd, //
@@ -456,7 +456,7 @@ pub(crate) struct Inner {
     context: Pin<KBox<QpContext>>,
     pub(crate) pd: Pd,
     // Dropped last: the ULP may be gone after that.
-    listed: Listed,
+    listed: Object,
 }
 
 // SAFETY: A QP may be drained and destroyed from any thread.
@@ -469,7 +469,7 @@ impl Inner {
     /// completed.
     pub(crate) fn drain(&self, markers: Arc<Markers>, patience_ms: u32, cx: &Sleepable) -> Result {
         let drain_list = self.context.drain_list.take();
-        let kept = self.listed.take_kept();
+        let kept = self.listed.take_undrained();
         // SAFETY: By the type invariant the QP completes to these CQs, which are one, and not a
         // direct one, if it is on an SRQ. A QP for datagrams has its address handle before anybody
         // can post to it.
@@ -484,7 +484,7 @@ impl Inner {
                 cx,
             )
         }
-        .inspect_err(|_| self.listed.put_kept(kept))?;
+        .inspect_err(|_| self.listed.put_undrained(kept))?;
         // SAFETY: What these owners are for was posted before they were parked.
         unsafe { drain_list.release() };
         Ok(())
@@ -515,7 +515,7 @@ impl Inner {
     #[inline(never)]
     pub(crate) fn keep_until_drained<P: Send + 'static, T: ?Sized>(&self, owner: P) {
         self.context.drain_list.add(owner);
-        self.listed.keeps(core::any::type_name::<T>());
+        self.listed.add_undrained(core::any::type_name::<T>());
     }
 
     /// Says whether the connection manager moves the QP through its states.

@@ -26,6 +26,7 @@ mod bindings {
 pub mod ah;
 pub mod client;
 pub mod cm;
+mod completion;
 pub mod context;
 pub mod cq;
 pub mod cqe;

@@ -76,7 +76,7 @@ use crate::{
         Device,
         Name, //
     },
-    objects::Listed,
+    objects::Object,
     pd::{
         self,
         Pd, //
@@ -461,7 +461,7 @@ struct State {
     _events: KBox<Events>,
     pd: Pd,
     // Dropped last: the ULP may be gone after that.
-    _listed: Listed,
+    _listed: Object,
 }
 
 // SAFETY: An SRQ may be destroyed from any thread; the rest is `Send`.

@@ -25,7 +25,7 @@ use crate::{
         Received,
         MAD_LEN, //
     },
-    objects::Listed,
+    objects::Object,
     refs::{
         Kind, //
         Ref,
@@ -121,7 +121,7 @@ impl Registered {
             return;
         }
         self.queue.close(reason);
-        self.refs.kill_and_wait(&"MAD agent", cx);
+        self.refs.kill_and_wait(&"MAD agent", &|| {}, cx);
         // SAFETY: The agent is still registered by the type invariant; with the gate closed, nobody
         // uses it.
         unsafe { bindings::ib_unregister_mad_agent(self.raw.as_ptr()) };
@@ -159,7 +159,7 @@ impl Live<'_> {
 struct State {
     registered: Arc<Registered>,
     device: Device,
-    _listed: Listed,
+    _listed: Object,
 }
 
 impl Teardown for State {
