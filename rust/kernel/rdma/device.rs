@@ -420,6 +420,13 @@ impl Device {
         unsafe { &(*self.as_raw()).attrs }
     }
 
+    /// Returns the operations of the driver.
+    pub(crate) fn ops(&self) -> &bindings::ib_device_ops {
+        // SAFETY: The device is registered by the invariant of `Inner`; its operations do not
+        // change after that.
+        unsafe { &(*self.as_raw()).ops }
+    }
+
     /// Returns the largest number of entries that a completion queue can have.
     pub fn max_cqe(&self) -> u32 {
         self.attrs().max_cqe
