@@ -36,6 +36,7 @@ pub use modify::ModifyError;
 use crate::{
     bindings,
     cm,
+    completion::Completion,
     context::{
         self,
         Context,
@@ -74,6 +75,7 @@ use crate::{
         Receive,
         Srq, //
     },
+    sync::RefCount,
     ud, //
 };
 use core::{
@@ -92,21 +94,13 @@ use kernel::{
     str::CStr,
     sync::{
         atomic::{
-            ordering::{
-                Acquire,
-                Relaxed,
-                Release, //
-            },
-            Atomic, //
+            Atomic,
+            Relaxed, //
         },
         Arc,
         Mutex,
         SetOnce,
         SpinLockIrq, //
-    },
-    time::{
-        delay::fsleep,
-        Delta, //
     }, //
 };
 
@@ -504,9 +498,7 @@ impl Inner {
 
     /// Returns the operations of the device.
     pub(crate) fn ops(&self) -> &bindings::ib_device_ops {
-        // SAFETY: By the type invariant `raw` is a QP of `pd`, so its device is there while `self`
-        // is; its operations do not change.
-        unsafe { &(*(*self.raw.as_ptr()).device).ops }
+        self.pd.device().ops()
     }
 
     /// Keeps an owner, of which requests were posted whose completion does not give it back, until
@@ -860,6 +852,7 @@ struct QpContext {
     #[pin]
     turn: SpinLockIrq<()>,
     drain_list: DrainList,
+    #[pin]
     transfers: Transfers,
     events: Option<Arc<dyn Events>>,
 }
@@ -872,7 +865,7 @@ impl QpContext {
             modifying <- new_mutex!(()),
             turn <- new_spinlock_irq!((), "rdma::Qp::turn"),
             drain_list: DrainList::new(),
-            transfers: Transfers::new(iwarp),
+            transfers <- Transfers::new(iwarp),
             events,
         });
         KBox::pin_init(init, GFP_KERNEL)
@@ -913,62 +906,69 @@ unsafe extern "C" fn on_event(event: *mut bindings::ib_event, context: *mut c_vo
 // it, is destroyed.
 
 /// The transfers of a QP.
+#[pin_data(PinnedDrop)]
 pub(crate) struct Transfers {
-    /// How many will use the QP.
-    count: Atomic<u32>,
-    /// What they leave behind.
-    kept: DrainList,
+    /// The transfers that use the QP.
+    count: RefCount,
+    /// Completed by the last transfer once [`Transfers::wait`] was called.
+    #[pin]
+    ended: Completion,
+    /// The pages that transfers leave behind.
+    left: DrainList,
     /// Whether the device is one of iWARP.
     pub(crate) iwarp: bool,
 }
 
 impl Transfers {
-    const fn new(iwarp: bool) -> Self {
-        Self {
-            count: Atomic::new(0),
-            kept: DrainList::new(),
+    fn new(iwarp: bool) -> impl PinInit<Self> {
+        pin_init!(Self {
+            count: RefCount::new(),
+            ended <- Completion::new(),
+            left: DrainList::new(),
             iwarp,
-        }
+        })
     }
 
-    /// A transfer has begun.
+    /// Counts a transfer that has begun. The caller has a reference to the QP, so it is not being
+    /// destroyed.
     pub(crate) fn begin(&self) {
-        self.count.add(1, Relaxed);
+        let counted = self.count.try_get();
+        debug_assert!(counted);
     }
 
-    /// A transfer has ended and does not use the QP, or this, any more.
+    /// Ends a transfer, which does not use the QP, or this, any more.
     pub(crate) fn end(&self) {
-        self.count.fetch_sub(1, Release);
+        if self.count.put() {
+            self.ended.complete();
+        }
     }
 
     /// Keeps what a transfer leaves behind until the QP is destroyed. Any context.
     ///
     /// The transfer has not ended.
     pub(crate) fn keep<T: Send + 'static>(&self, left: T) {
-        self.kept.add(left);
+        self.left.add(left);
     }
 
-    /// Waits until no transfer is left.
+    /// Waits until no transfer is left. Called once, when there is no reference to the QP.
     ///
     /// # Errors
     ///
     /// `ETIMEDOUT` after a minute.
-    fn wait(&self, _cx: &Sleepable) -> Result {
-        for _ in 0..PATIENCE_MS {
-            if self.count.load(Acquire) == 0 {
-                return Ok(());
-            }
-            fsleep(Delta::from_millis(1));
+    fn wait(&self, cx: &Sleepable) -> Result {
+        if self.count.kill() && !self.ended.wait_timeout(PATIENCE_MS, cx) {
+            return Err(ETIMEDOUT);
         }
-        Err(ETIMEDOUT)
+        Ok(())
     }
 }
 
-impl Drop for Transfers {
-    fn drop(&mut self) {
+#[pinned_drop]
+impl PinnedDrop for Transfers {
+    fn drop(self: Pin<&mut Self>) {
         // SAFETY: The context of a QP, which this is a part of, is dropped once the QP was
         // destroyed, or when it could not be created, and is leaked with it otherwise. So no
         // request is outstanding, and the MRs of the QP are gone; the PD is dropped after this.
-        unsafe { self.kept.take().release() };
+        unsafe { self.left.take().release() };
     }
 }
