@@ -10,6 +10,7 @@ mod chain;
 mod drain_list;
 mod modify;
 pub(crate) mod post;
+mod ud;
 
 pub use attr::{
     Access,
@@ -32,6 +33,7 @@ pub use chain::{
     Link, //
 };
 pub use modify::ModifyError;
+pub(crate) use ud::UdState;
 
 use crate::{
     bindings,
@@ -75,8 +77,7 @@ use crate::{
         Receive,
         Srq, //
     },
-    sync::RefCount,
-    ud, //
+    sync::RefCount, //
 };
 use core::{
     marker::PhantomData,
@@ -322,12 +323,13 @@ impl<'a, S: PollContext, R: PollContext> InitAttr<'a, S, R> {
         Qp::new(&self.parts, Origin::Raw, cx)
     }
 
-    /// Creates a QP for datagrams, in the reset state.
-    pub(crate) fn create_ud(mut self, extra: ud::Extra, cx: &Sleepable) -> Result<Qp<S, R>> {
+    /// Creates a QP for datagrams on a port of the device, in the reset state.
+    pub(crate) fn create_ud(mut self, port: u32, cx: &Sleepable) -> Result<Qp<S, R>> {
+        let ud = UdState::new(self.parts.pd, port, cx)?;
         self.parts.qp_type = bindings::ib_qp_type_IB_QPT_UD;
         let qp = Qp::new(&self.parts, Origin::Raw, cx)?;
-        // Nobody else has the QP yet.
-        qp.inner.ud.populate(extra);
+        // The QP was just created, so this is the first value.
+        qp.inner.ud.populate(ud);
         Ok(qp)
     }
 
@@ -446,7 +448,7 @@ pub(crate) struct Inner {
     recv: Recv,
     markers: Option<Arc<Markers>>,
     /// Of a QP for datagrams.
-    pub(crate) ud: SetOnce<ud::Extra>,
+    pub(crate) ud: SetOnce<Pin<KBox<UdState>>>,
     context: Pin<KBox<QpContext>>,
     pub(crate) pd: Pd,
     // Dropped last: the ULP may be gone after that.
@@ -472,7 +474,7 @@ impl Inner {
                 self,
                 self.send.cq(),
                 self.recv.cq(),
-                self.ud.as_ref().map(|ud| &ud.nowhere),
+                self.ud.as_ref().map(|ud| &ud.marker_ah),
                 markers,
                 patience_ms,
                 cx,
@@ -533,8 +535,8 @@ impl Teardown for Inner {
     fn teardown(&mut self, cx: &Sleepable) -> Fate {
         let markers = self.markers.take().ok_or(EIO);
         let left = match self.ud.as_ref() {
-            // SAFETY: By the type invariant `raw` is a QP, and these are its groups.
-            Some(ud) => unsafe { ud.groups.detach_all(self.raw.as_ptr(), cx) },
+            // SAFETY: By the type invariant `raw` is a QP, and this is its state.
+            Some(ud) => unsafe { ud.detach_all(self.raw.as_ptr(), cx) },
             None => Ok(()),
         };
         let destroyed = left
