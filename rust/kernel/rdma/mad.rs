@@ -349,9 +349,9 @@ impl Peer {
         if from.device().as_raw() != agent.device().as_raw() || from.port_num() != agent.port() {
             return Err(EINVAL);
         }
-        let datagram = ah::Datagram::new(from, to)?;
+        let source = ah::Source::synthetic(from, to)?;
         let matches = !ah::is_ipv4(from);
-        create(agent, &datagram.wc, datagram.header(), matches, cx)
+        create(agent, &source.to_wc(), source.header(), matches, cx)
     }
 
     /// Creates the destination that is the sender of a MAD (`ib_create_ah_from_wc`).
