@@ -84,7 +84,7 @@ pub(crate) struct Outstanding {
 struct State {
     /// The posted callbacks, by address.
     posted: RBTree<usize, Posted>,
-    /// Whether memory was missing for a callback, so that one that is not found may be posted.
+    /// Set when memory was missing for a callback: one that is not found may be posted.
     incomplete: bool,
 }
 

@@ -917,7 +917,7 @@ pub(crate) struct Transfers {
     ended: Completion,
     /// The pages that transfers leave behind.
     left: DrainList,
-    /// Whether the device is one of iWARP.
+    /// Set if the device is one of iWARP.
     pub(crate) iwarp: bool,
 }
 

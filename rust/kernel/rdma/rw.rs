@@ -200,7 +200,7 @@ struct Job {
     dir: bindings::dma_data_direction,
     first: *mut bindings::scatterlist,
     count: u32,
-    /// Whether peers can write to the pages, by the key of an MR, until a READ has succeeded.
+    /// Set if peers can write to the pages, by the key of an MR, until a READ has succeeded.
     exposed: bool,
     /// The first and the last entry, before they were cut to begin and to end with the range.
     ends: [Extent; 2],

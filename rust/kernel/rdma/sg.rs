@@ -47,7 +47,6 @@ pub struct SgBuf<D: Direction> {
 
 impl<D: Direction> SgBuf<D> {
     /// Allocates `len` zeroed bytes and maps them, see [`Pages::alloc`] and [`SgBuf::map`].
-
     ///
     /// # Errors
     ///

@@ -343,7 +343,7 @@ unsafe impl Sync for Queue {}
 /// A receive that a driver refused.
 struct Refused {
     error: Error,
-    /// Whether the driver has named the request. If not, the request may be in the queue.
+    /// Set if the driver has named the request. If not, the request may be in the queue.
     named: bool,
 }
 
