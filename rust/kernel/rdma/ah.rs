@@ -463,6 +463,7 @@ impl Source {
     }
 
     /// Returns the completion, as far as it was copied.
+    #[inline(never)]
     pub(crate) fn to_wc(self) -> bindings::ib_wc {
         bindings::ib_wc {
             src_qp: self.qpn,
