@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
- * The headers from which bindgen makes the RDMA bindings. Everything that they declare themselves is bound; every other
- * type is the one that `kernel::bindings` already has.
+ * The headers of the RDMA bindings. bindgen binds what they declare themselves; all other types are those of
+ * `kernel::bindings`.
  */
 
 #include <linux/completion.h>

@@ -55,7 +55,10 @@ use crate::{
     debug,
     device::Port,
     qp::{
-        post,
+        post::{
+            post_list,
+            unnamed, //
+        },
         Qp,
         Transfers, //
     },
@@ -64,7 +67,7 @@ use crate::{
         Pages, //
     },
     wr::{
-        self,
+        end,
         Remote,
         SendWr, //
     }, //
@@ -525,15 +528,15 @@ unsafe extern "C" fn transferred(cq: *mut bindings::ib_cq, wc: *mut bindings::ib
     }
 }
 
-/// The error of a transfer that was not posted, or only in part.
+/// A transfer that was not posted, or not to its end.
 pub struct RwError<P> {
     /// The owner, if nothing was posted.
     ///
-    /// If a part was, the QP keeps the owner and drops it once it is drained. If the driver did not
-    /// name the request that it refused, the owner is the queue's: see
+    /// Otherwise the QP keeps it and drops it once a drain has proved that it is out of use; or, if
+    /// the driver did not say how far it came, it is the queue's: see
     /// [`PostError`](crate::wr::PostError).
     pub owner: Option<P>,
-    /// The error.
+    /// Why.
     pub error: Error,
 }
 
@@ -543,11 +546,11 @@ impl<P> From<RwError<P>> for Error {
     }
 }
 
-/// The error of a post, by the number of requests that were posted.
+/// How far a post came that has failed.
 enum Failed {
-    Nothing(Error),
+    Nowhere(Error),
     InPart(Error),
-    /// The driver has named no request: the last one may be in the queue.
+    /// The driver did not say how far: the last request may be in the queue.
     Unnamed(Error),
 }
 
@@ -596,16 +599,16 @@ unsafe fn begin(
     // SAFETY: The context stays where it is at least until a request is posted, as the caller
     // promises.
     let ctx = unsafe { plan.ctx.as_ref() };
-    ctx.claim().map_err(Failed::Nothing)?;
+    ctx.claim().map_err(Failed::Nowhere)?;
     // SAFETY: The state was just set to `POSTED`, so nothing else uses the context. `qp` is valid
     // and counts in `transfers`, and `then` is null or initialised, as the caller promises.
     let first = unsafe {
         ctx.start(plan, qp, transfers, user).map_err(|e| {
             ctx.release();
-            Failed::Nothing(e)
+            Failed::Nowhere(e)
         })?;
         if !then.is_null() {
-            wr::end(then, (&raw const ctx.cqe).cast_mut());
+            end(then, (&raw const ctx.cqe).cast_mut());
             let read = bindings::ib_wr_opcode_IB_WR_RDMA_READ;
             if transfers.iwarp && plan.dir == READ && (*then).opcode != read {
                 // siw completes a request that follows a READ before the READ, unless it is a READ
@@ -619,7 +622,7 @@ unsafe fn begin(
     let mut bad = core::ptr::null();
     // SAFETY: `qp` is valid, and the memory of the requests stays where it is, as the caller
     // promises. They were just made and, with `then`, linked.
-    let ret = unsafe { post::post_list(qp.as_ptr(), first, &mut bad) };
+    let ret = unsafe { post_list(qp.as_ptr(), first, &mut bad) };
     if ret == 0 {
         // The context may be gone by now.
         return Ok(());
@@ -636,7 +639,7 @@ unsafe fn begin(
     // none, and the state keeps all others from the context.
     unsafe { ctx.cancel() };
     ctx.release();
-    Err(Failed::Nothing(error))
+    Err(Failed::Nowhere(error))
 }
 
 impl<S: PollContext, R: PollContext> Qp<S, R> {
@@ -656,10 +659,10 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
     ///
     /// # Errors
     ///
-    /// The error of `rw`; `EBUSY` if the context is in use; `EINVAL` if the range is empty or not
-    /// inside of the pages, if these are lost, or if the QP is not initialised or has no entries;
-    /// `EAGAIN` if MRs are needed and all of the QP's are in use; `ENOMEM` also if the queue is
-    /// full. [`RwError`] has the owner if nothing was posted.
+    /// What `rw` says; `EBUSY` if the context is in use; `EINVAL` if the range is empty or not
+    /// inside of the pages, if these are lost, or the QP is not initialised or has no entries;
+    /// `EAGAIN` if MRs are needed and all of the QP's are in use; `ENOMEM` also when the queue is
+    /// full. See [`RwError`] for what becomes of the owner.
     pub fn post_rw<P, const ID: u64>(
         &self,
         owner: P,
@@ -700,7 +703,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
         let mut sges = MaybeUninit::uninit();
         let (raw, sges) = (raw.as_mut_ptr(), sges.as_mut_ptr());
         let made = rw(&owner).and_then(|(rw, then)| {
-            // SAFETY: `raw` and `sges` are valid for writes.
+            // SAFETY: There is room for the request and its entries.
             unsafe { then.write(raw, sges, &self.target) }?;
             Ok(rw.plan)
         });
@@ -735,22 +738,22 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
             return Ok(());
         };
         match failed {
-            // SAFETY: Nothing was posted, so no completion will take the owner back.
-            Failed::Nothing(error) => Err(refused(unsafe { P::take_back(cqe) }, error)),
+            // SAFETY: Nothing was posted, so nothing else will take the owner back.
+            Failed::Nowhere(error) => Err(refused(unsafe { P::take_back(cqe) }, error)),
             Failed::InPart(error) => {
                 // SAFETY: The last request, which completes to the owner, was not posted.
                 let owner = unsafe { P::take_back(cqe) };
-                // INVARIANT: The owner keeps the context, as the caller promises. This is dropped when
-                // the QP is drained, or never.
-                let in_part = InPart {
+                // INVARIANT: The owner keeps the context, by the caller's promise. What is parked
+                // is dropped when the QP was drained, or never.
+                let kept = InPart {
                     ctx: plan.ctx,
                     _owner: owner,
                 };
-                self.keep_until_drained::<_, P::Target>(in_part);
+                self.keep_until_drained::<_, P::Target>(kept);
                 Err(RwError { owner: None, error })
             }
             Failed::Unnamed(error) => {
-                post::unnamed();
+                unnamed();
                 Err(RwError { owner: None, error })
             }
         }

@@ -70,7 +70,8 @@ use crate::{
     },
     wc,
     wr::{
-        self,
+        fill,
+        sg_list,
         PostError,
         RecvWr,
         Sge, //
@@ -291,8 +292,8 @@ impl<'a> Datagram<'a> {
 
 /// A datagram to be sent, with `N` scatter/gather entries, as `struct ib_ud_wr`.
 ///
-/// All requests are signaled, and their owner comes back when they complete. A completed datagram
-/// may still get lost.
+/// All requests are signaled: their owner comes back when they complete. That says nothing about
+/// whether the datagram arrives.
 pub struct UdWr<'a, const N: usize = 1> {
     sges: [Sge<'a>; N],
     ah: &'a Ah,
@@ -304,8 +305,9 @@ pub struct UdWr<'a, const N: usize = 1> {
 }
 
 impl<'a, const N: usize> UdWr<'a, N> {
-    /// Makes a datagram to QP `qpn` at `ah`, which receives it if its Q_Key is `qkey`
-    /// (`IB_WR_SEND`). It cannot be longer than the path's MTU.
+    /// A datagram to QP `qpn` at `ah`, which receives it if its Q_Key is `qkey` (`IB_WR_SEND`).
+    ///
+    /// It cannot be longer than the path's MTU.
     #[inline]
     pub fn send(sges: [Sge<'a>; N], ah: &'a Ah, qpn: u32, qkey: u32) -> Self {
         Self {
@@ -327,29 +329,29 @@ impl<'a, const N: usize> UdWr<'a, N> {
         self
     }
 
-    /// Makes it a solicited event at the peer (`IB_SEND_SOLICITED`).
+    /// Asks the peer for an event when the datagram arrives (`IB_SEND_SOLICITED`).
     #[inline]
     pub fn solicited(mut self) -> Self {
         self.flags |= bindings::ib_send_flags_IB_SEND_SOLICITED;
         self
     }
 
-    /// Checks that a request is for a QP of this PD, and erases the lifetime of its memory and its
-    /// address handle.
+    /// Checks that a request is for a QP of this PD, and forgets how long its memory and its
+    /// address handle live.
     ///
     /// # Safety
     ///
-    /// They live as long as the returned request.
+    /// They live as long as what is returned.
     #[inline]
     unsafe fn check(self, pd: pd::Id) -> Result<UdWr<'static, N>> {
         if !self.ah.is_of(pd) || self.sges.iter().any(|sge| sge.pd != pd) {
             return Err(EINVAL);
         }
-        // SAFETY: The caller says that the memory lives as long as the returned request.
+        // SAFETY: The caller keeps the memory for as long as what is returned.
         let sges = self.sges.map(|sge| unsafe { sge.erase() });
         Ok(UdWr {
             sges,
-            // SAFETY: The caller says that the address handle lives as long as the returned request.
+            // SAFETY: The caller keeps the address handle for as long as what is returned.
             ah: unsafe { &*core::ptr::from_ref(self.ah) },
             ..self
         })
@@ -367,12 +369,12 @@ impl<'a, const N: usize> UdWr<'a, N> {
         // caller promises.
         unsafe {
             sges.write(self.sges.map(Sge::to_raw));
-            wr::fill(
+            fill(
                 &raw mut (*to).wr,
                 self.opcode,
                 self.flags,
                 self.imm_data,
-                wr::sg_list(sges),
+                sg_list(sges),
                 n,
             );
             (*to).ah = self.ah.as_raw();
@@ -408,9 +410,8 @@ impl<S: PollContext, R: PollContext> UdQp<S, R> {
         P::Target: CqeHandler<ID, Pointer = P> + Sized,
         S: Provides<<P::Target as CqeHandler<ID>>::Needs>,
     {
-        // SAFETY: A `struct ib_ud_wr` begins with a `struct ib_send_wr`, and `put` writes all of it.
-        // The owner keeps the memory of its entries and the address handle, and `S` provides the
-        // context that the handler needs.
+        // SAFETY: A datagram begins as required, there is room for it, its entries are memory that
+        // the owner keeps, as is the address handle, and `S` provides what the handler needs.
         unsafe {
             self.qp.post_written(
                 owner,
