@@ -21,15 +21,15 @@ use crate::{
     device::{
         self,
         Device,
-        Event,
-        Step, //
+        Event, //
     },
     objects,
     refs::{
         Kind, //
         Ref,
         Refs,
-    }, //
+    },
+    removal::Step, //
 };
 use core::{
     marker::PhantomPinned,

@@ -4,8 +4,14 @@
 //!
 //! C header: [`include/rdma/ib_verbs.h`](srctree/include/rdma/ib_verbs.h) (`struct ib_device`)
 
+pub(crate) mod name;
 mod port;
 
+pub use name::{
+    Firmware,
+    Name,
+    Netdev, //
+};
 pub use port::{
     Gid,
     GidAttr,
@@ -33,36 +39,24 @@ use crate::{
         Kind, //
         Ref,
         Refs,
-        REPORT_MS,
     },
     removal::{
         BoundIds,
-        Removal, //
+        Progress,
+        Removal,
+        Step, //
     }, //
 };
-use core::{
-    ops::Deref,
-    ptr::NonNull, //
-};
+use core::ptr::NonNull;
 use kernel::{
     container_of,
     fmt,
-    impl_has_hr_timer,
     new_mutex,
     prelude::*,
     sync::{
-        atomic::{
-            Atomic,
-            Relaxed, //
-        },
         Arc,
         ArcBorrow,
         Mutex, //
-    },
-    time::{
-        hrtimer,
-        Delta,
-        Monotonic, //
     },
     types::Opaque, //
 };
@@ -327,36 +321,6 @@ impl fmt::Display for Device {
     }
 }
 
-/// A copy of a device's name.
-#[derive(Clone, Copy)]
-pub struct Name([u8; bindings::IB_DEVICE_NAME_MAX as usize]);
-
-impl Name {
-    /// # Safety
-    ///
-    /// `dev` is a valid device.
-    pub(crate) unsafe fn of(dev: *mut bindings::ib_device) -> Self {
-        let mut name = [0; bindings::IB_DEVICE_NAME_MAX as usize];
-        // SAFETY: The caller says that `dev` is valid; the helper copies a string that fits.
-        unsafe { bindings::rdma_helper_device_name(dev, name.as_mut_ptr().cast(), name.len()) };
-        Self(name)
-    }
-}
-
-impl Deref for Name {
-    type Target = CStr;
-
-    fn deref(&self) -> &CStr {
-        CStr::from_bytes_until_nul(&self.0).unwrap_or(c"")
-    }
-}
-
-impl fmt::Display for Name {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(&**self, f)
-    }
-}
-
 /// A capability of a device beyond those that all have (`enum ib_device_cap_flags`, `enum
 /// ib_kernel_cap_flags`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -560,11 +524,8 @@ impl Device {
     /// Returns the version of the firmware, empty if there is none (`ib_get_device_fw_str`).
     /// Drivers may sleep to find it: usnic locks a mutex.
     pub fn firmware(&self, _cx: &Sleepable) -> Firmware {
-        let mut version = Firmware([0; Firmware::LEN]);
-        // SAFETY: The device is registered by the invariant of `Inner`, and drivers write at most
-        // `IB_FW_VERSION_NAME_MAX` bytes.
-        unsafe { bindings::ib_get_device_fw_str(self.as_raw(), version.0.as_mut_ptr().cast()) };
-        version
+        // SAFETY: The device is registered by the invariant of `Inner`.
+        unsafe { Firmware::of(self.as_raw()) }
     }
 
     /// Returns `true` if the current task's network namespace may use the device
@@ -572,51 +533,6 @@ impl Device {
     pub fn is_accessible(&self, _cx: &Sleepable) -> bool {
         // SAFETY: The device is registered by the invariant of `Inner`; the helper only compares.
         unsafe { bindings::rdma_helper_device_is_accessible(self.as_raw()) }
-    }
-}
-
-/// A copy of the version of a device's firmware.
-#[derive(Clone, Copy)]
-pub struct Firmware([u8; Self::LEN]);
-
-impl Firmware {
-    const LEN: usize = bindings::IB_FW_VERSION_NAME_MAX as usize;
-}
-
-impl Deref for Firmware {
-    type Target = CStr;
-
-    fn deref(&self) -> &CStr {
-        CStr::from_bytes_until_nul(&self.0).unwrap_or(c"")
-    }
-}
-
-/// A copy of the name and the index of a network interface.
-#[derive(Clone, Copy)]
-pub struct Netdev(bindings::rdma_helper_netdev);
-
-impl Netdev {
-    /// Returns the name, which an administrator may have changed since.
-    pub fn name(&self) -> &CStr {
-        // SAFETY: The helper has filled in a string that ends in the array, or the array is zero.
-        unsafe { CStr::from_char_ptr(self.0.name.as_ptr()) }
-    }
-
-    /// Returns the index, which identifies the interface in its network namespace.
-    pub fn index(&self) -> u32 {
-        self.0.index.try_into().unwrap_or(0)
-    }
-}
-
-impl PartialEq for Netdev {
-    fn eq(&self, other: &Self) -> bool {
-        self.0.index == other.0.index
-    }
-}
-
-impl fmt::Display for Netdev {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self.name(), f)
     }
 }
 
@@ -751,99 +667,5 @@ impl Inner {
         // SAFETY: The caller says that `register_handler` has registered the handler, which is the
         // field `events` of an `Inner`.
         unsafe { NonNull::new_unchecked(container_of!(events, Self, events)) }
-    }
-}
-
-/// A step of a removal that may wait.
-#[derive(Clone, Copy)]
-pub(crate) enum Step {
-    Event,
-    Remove,
-    Objects,
-    Ids,
-    Data,
-}
-
-const STEPS: [&str; 5] = [
-    "event()",
-    "remove()",
-    "MAD agents, and listeners and handlers of the InfiniBand connection manager",
-    "handlers of connections",
-    "the drop of the ULP's data",
-];
-
-/// Reports every ten seconds the step of a removal that has not ended.
-///
-/// # Invariants
-///
-/// `device` is valid while the timer is started.
-#[pin_data]
-pub(crate) struct Progress {
-    #[pin]
-    timer: hrtimer::HrTimer<Self>,
-    device: NonNull<bindings::ib_device>,
-    client: &'static CStr,
-    step: Atomic<u32>,
-    secs: Atomic<u32>,
-}
-
-// SAFETY: The name of a device may be read from any thread, and the rest is `Send`.
-unsafe impl Send for Progress {}
-// SAFETY: The name of a device may be read from any thread, and the rest is `Sync`.
-unsafe impl Sync for Progress {}
-
-impl_has_hr_timer! {
-    impl HasHrTimer<Self> for Progress {
-        mode: hrtimer::RelativeMode<Monotonic>, field: self.timer
-    }
-}
-
-impl hrtimer::HrTimerCallback for Progress {
-    type Pointer<'a> = Pin<&'a Self>;
-
-    fn run(
-        this: Pin<&Self>,
-        mut cx: hrtimer::HrTimerCallbackContext<'_, Self>,
-    ) -> hrtimer::HrTimerRestart {
-        // SAFETY: `device` is valid by the type invariant, as the timer is started: it runs.
-        let name = unsafe { Name::of(this.device.as_ptr()) };
-        let secs = this.secs.fetch_add(REPORT_MS / 1_000, Relaxed) + REPORT_MS / 1_000;
-        let step = STEPS.get(this.step.load(Relaxed) as usize).unwrap_or(&"");
-        pr_warn!(
-            "{}: removal of {name}: waits for the end of {step} since {secs} s\n",
-            this.client
-        );
-        cx.forward_now(Delta::from_millis(REPORT_MS.into()));
-        hrtimer::HrTimerRestart::Restart
-    }
-}
-
-impl Progress {
-    /// # Safety
-    ///
-    /// The device is valid whenever [`Progress::during`] is called.
-    unsafe fn new(
-        device: NonNull<bindings::ib_device>,
-        client: &'static CStr,
-    ) -> impl PinInit<Self> {
-        // INVARIANT: `during` starts the timer, and ends it before it returns.
-        pin_init!(Self {
-            timer <- hrtimer::HrTimer::new(),
-            device,
-            client,
-            step: Atomic::new(0),
-            secs: Atomic::new(0),
-        })
-    }
-
-    /// Calls `f`, which takes a step that may wait. Not generic, so that the timer's code is this
-    /// module's.
-    #[inline(never)]
-    pub(crate) fn during(self: Pin<&Self>, step: Step, f: &mut dyn FnMut()) {
-        use hrtimer::ScopedHrTimerPointer as _;
-
-        self.step.store(step as u32, Relaxed);
-        self.secs.store(0, Relaxed);
-        self.start_scoped(Delta::from_millis(REPORT_MS.into()), f);
     }
 }

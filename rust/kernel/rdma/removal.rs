@@ -1,20 +1,40 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The objects of a device that its removal ends.
+//! What has to know that a device goes, so that threads that wait for it let go; and what the
+//! removal itself waits for.
 
 use crate::{
     bindings,
     cm::connection::Shared,
-    context::Sleepable, //
+    context::Sleepable,
+    device::name::Name,
+    refs::REPORT_MS, //
 };
 use core::ptr::NonNull;
 use kernel::{
+    impl_has_hr_timer,
     new_mutex,
     prelude::*,
+    str::CStr,
     sync::{
-        atomic::Relaxed,
+        atomic::{
+            ordering::Relaxed,
+            Atomic, //
+        },
         Arc,
         Mutex, //
+    },
+    time::{
+        hrtimer::{
+            HrTimer,
+            HrTimerCallback,
+            HrTimerCallbackContext,
+            HrTimerRestart,
+            RelativeMode,
+            ScopedHrTimerPointer, //
+        },
+        Delta,
+        Monotonic, //
     }, //
 };
 
@@ -105,6 +125,95 @@ impl Removal {
         while let Some(object) = self.next_untold() {
             object.removed(cx);
         }
+    }
+}
+
+/// What a removal does that may wait.
+#[derive(Clone, Copy)]
+pub(crate) enum Step {
+    Event,
+    Remove,
+    Objects,
+    Ids,
+    Data,
+}
+
+const STEPS: [&str; 5] = [
+    "event()",
+    "remove()",
+    "MAD agents, and listeners and handlers of the InfiniBand connection manager",
+    "handlers of connections",
+    "the drop of the ULP's data",
+];
+
+/// Says every ten seconds which step of a removal has not ended.
+///
+/// # Invariants
+///
+/// `device` is valid while the timer is started.
+#[pin_data]
+pub(crate) struct Progress {
+    #[pin]
+    timer: HrTimer<Self>,
+    device: NonNull<bindings::ib_device>,
+    client: &'static CStr,
+    step: Atomic<u32>,
+    secs: Atomic<u32>,
+}
+
+// SAFETY: The name of a device may be read from any thread, and the rest is `Send`.
+unsafe impl Send for Progress {}
+// SAFETY: The name of a device may be read from any thread, and the rest is `Sync`.
+unsafe impl Sync for Progress {}
+
+impl_has_hr_timer! {
+    impl HasHrTimer<Self> for Progress {
+        mode: RelativeMode<Monotonic>, field: self.timer
+    }
+}
+
+impl HrTimerCallback for Progress {
+    type Pointer<'a> = Pin<&'a Self>;
+
+    fn run(this: Pin<&Self>, mut cx: HrTimerCallbackContext<'_, Self>) -> HrTimerRestart {
+        // SAFETY: `device` is valid by the type invariant, as the timer is started: it runs.
+        let name = unsafe { Name::of(this.device.as_ptr()) };
+        let secs = this.secs.fetch_add(REPORT_MS / 1_000, Relaxed) + REPORT_MS / 1_000;
+        let step = STEPS.get(this.step.load(Relaxed) as usize).unwrap_or(&"");
+        pr_warn!(
+            "{}: removal of {name}: waits for the end of {step} since {secs} s\n",
+            this.client
+        );
+        cx.forward_now(Delta::from_millis(REPORT_MS.into()));
+        HrTimerRestart::Restart
+    }
+}
+
+impl Progress {
+    /// # Safety
+    ///
+    /// The device is valid whenever [`Progress::during`] is called.
+    pub(crate) unsafe fn new(
+        device: NonNull<bindings::ib_device>,
+        client: &'static CStr,
+    ) -> impl PinInit<Self> {
+        // INVARIANT: `during` starts the timer, and ends it before it returns.
+        pin_init!(Self {
+            timer <- HrTimer::new(),
+            device,
+            client,
+            step: Atomic::new(0),
+            secs: Atomic::new(0),
+        })
+    }
+
+    /// Calls `f`, which takes a step that may wait. Not generic, so that the timer's code is this
+    /// module's.
+    #[inline(never)]
+    pub(crate) fn during(self: Pin<&Self>, step: Step, f: &mut dyn FnMut()) {
+        self.step.store(step as u32, Relaxed);
+        self.secs.store(0, Relaxed);
+        self.start_scoped(Delta::from_millis(REPORT_MS.into()), f);
     }
 }
 
