@@ -230,12 +230,45 @@ impl Attr {
     }
 }
 
-/// Destroys an address handle (`rdma_destroy_ah`).
+/// The owner of an address handle, and of a reference that keeps its device.
+///
+/// # Invariants
+///
+/// `raw` is an address handle of a device that `_keep` keeps.
+pub(crate) struct State<K> {
+    raw: NonNull<bindings::ib_ah>,
+    _keep: K,
+}
+
+// SAFETY: An address handle may be destroyed from any thread, and the rest is `Send`.
+unsafe impl<K: Send> Send for State<K> {}
+
+impl<K> State<K> {
+    /// # Safety
+    ///
+    /// `raw` is a new address handle of a device that `keep` keeps.
+    pub(crate) unsafe fn new(raw: NonNull<bindings::ib_ah>, keep: K) -> Self {
+        // INVARIANT: The caller says so.
+        Self { raw, _keep: keep }
+    }
+}
+
+impl<K: Send + 'static> Teardown for State<K> {
+    fn teardown(&mut self, _cx: &Sleepable) -> Fate {
+        // SAFETY: By the type invariant `raw` is an address handle whose device is registered. A
+        // request borrows the handle from its owner, or has a reference to it, so none uses it any
+        // more.
+        unsafe { destroy(self.raw) }
+    }
+}
+
+/// Destroys an address handle (`rdma_destroy_ah`). May sleep.
 ///
 /// # Safety
 ///
 /// `raw` is a valid address handle of a registered device, and is not used by anything else.
-pub(crate) unsafe fn destroy(raw: NonNull<bindings::ib_ah>, _cx: &Sleepable) -> Fate {
+#[inline(never)]
+unsafe fn destroy(raw: NonNull<bindings::ib_ah>) -> Fate {
     let flags = bindings::rdma_destroy_ah_flags_RDMA_DESTROY_AH_SLEEPABLE;
     // SAFETY: The handle is valid, its device is registered and nothing else uses it, as the caller
     // promises.
@@ -252,25 +285,6 @@ pub(crate) unsafe fn destroy(raw: NonNull<bindings::ib_ah>, _cx: &Sleepable) -> 
     Fate::Gone
 }
 
-/// # Invariants
-///
-/// `raw` is an address handle of `_pd`.
-struct State {
-    raw: NonNull<bindings::ib_ah>,
-    _pd: Pd,
-}
-
-// SAFETY: An address handle may be destroyed from any thread.
-unsafe impl Send for State {}
-
-impl Teardown for State {
-    fn teardown(&mut self, cx: &Sleepable) -> Fate {
-        // SAFETY: By the type invariant `raw` is an address handle of `_pd`, which keeps the
-        // device. A request borrows the handle from its owner, so no request uses it any more.
-        unsafe { destroy(self.raw, cx) }
-    }
-}
-
 /// An address handle: the destination of datagrams.
 ///
 /// A request borrows it from its owner, so it lives as long as the request is posted: keep it in
@@ -284,7 +298,7 @@ impl Teardown for State {
 pub struct Ah {
     raw: NonNull<bindings::ib_ah>,
     pd: pd::Id,
-    _state: Deferred<State>,
+    _state: Deferred<State<Pd>>,
 }
 
 // SAFETY: An address handle may be used and destroyed from any thread.
@@ -294,13 +308,11 @@ unsafe impl Send for Ah {}
 unsafe impl Sync for Ah {}
 
 impl Ah {
-    fn new(pd: &Pd, raw: *mut bindings::ib_ah, reserved: Reserved<State>) -> Result<Self> {
+    fn new(pd: &Pd, raw: *mut bindings::ib_ah, reserved: Reserved<State<Pd>>) -> Result<Self> {
         let raw = NonNull::new(from_err_ptr(raw)?).ok_or(ENOMEM)?;
-        // INVARIANT: The caller has created the handle for this PD.
-        let state = reserved.fill(State {
-            raw,
-            _pd: pd.clone(),
-        });
+        // SAFETY: The caller has created the handle for this PD, which keeps the device.
+        let state = reserved.fill(unsafe { State::new(raw, pd.clone()) });
+        // INVARIANT: `raw` is the handle of the state, and was created for this PD.
         Ok(Self {
             raw,
             pd: pd.id(),

@@ -47,11 +47,7 @@ use crate::{
     ah,
     bindings,
     context::Sleepable,
-    deferred::{
-        Deferred,
-        Fate,
-        Teardown, //
-    },
+    deferred::Deferred,
     device::{
         Device,
         Gid,
@@ -291,31 +287,10 @@ fn put(mad: &mut [u8; MAD_LEN], at: usize, bytes: &[u8]) -> Result {
 
 /// # Invariants
 ///
-/// `raw` is an address handle.
-struct State {
-    raw: NonNull<bindings::ib_ah>,
-    _ref: Ref,
-}
-
-// SAFETY: An address handle may be destroyed from any thread.
-unsafe impl Send for State {}
-// SAFETY: An address handle does not change.
-unsafe impl Sync for State {}
-
-impl Teardown for State {
-    fn teardown(&mut self, cx: &Sleepable) -> Fate {
-        // SAFETY: `raw` is an address handle by the type invariant. A request that is sent to it has
-        // a reference to its peer, so there is none any more.
-        unsafe { ah::destroy(self.raw, cx) }
-    }
-}
-
-/// # Invariants
-///
 /// `raw` is the address handle that `_state` has.
 struct Inner {
     raw: NonNull<bindings::ib_ah>,
-    _state: Deferred<State>,
+    _state: Deferred<ah::State<Ref>>,
     device: Device,
     port: u32,
     qpn: u32,
@@ -406,11 +381,8 @@ fn create(
         bindings::ib_create_ah_from_wc(pd, wc, header, port)
     })?;
     let raw = NonNull::new(raw).ok_or(ENOMEM)?;
-    // INVARIANT: The address handle was just created.
-    let state = reserved.fill(State {
-        raw,
-        _ref: reference,
-    });
+    // SAFETY: The address handle was just created, and the reference keeps the device.
+    let state = reserved.fill(unsafe { ah::State::new(raw, reference) });
     // INVARIANT: The address handle is the state's.
     let inner = Inner {
         raw,

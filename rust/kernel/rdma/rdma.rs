@@ -79,9 +79,9 @@ struct Module {
 impl kernel::Module for Module {
     fn init(_module: &'static ThisModule) -> Result<Self> {
         Ok(Self {
-            // SAFETY: This is the module's init, which is called once.
+            // SAFETY: This is the module's init.
             _running: unsafe { cm::Table::new() },
-            // SAFETY: This is the module's init, which is called once.
+            // SAFETY: This is the module's init.
             _objects: unsafe { objects::Table::new() },
             _queue: deferred::Queue::new()?,
             _debug: debug::Table::new()?,

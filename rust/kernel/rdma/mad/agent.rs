@@ -4,7 +4,7 @@
 
 use crate::{
     bindings,
-    cm,
+    cm::Running,
     completion::Completion,
     context::{
         Context as _,
@@ -304,7 +304,7 @@ impl Agent {
 
     /// Returns the reason for which the agent was ended, or `error` if it was not.
     fn reason(&self, error: Error) -> Error {
-        self.queue().ring.lock().closed.unwrap_or(error)
+        self.queue().mads.lock().closed.unwrap_or(error)
     }
 
     /// Takes the MAD that came first, or waits for one: for `timeout_ms` milliseconds, or without
@@ -327,7 +327,7 @@ impl Agent {
     /// unanswered message, and this waits for such timeouts. The agent stays registered; dropping
     /// it unregisters it from a work item.
     pub fn stop(&self, cx: &Sleepable) -> Result {
-        if cm::Running::is_current() {
+        if Running::is_current() {
             return Err(EDEADLK);
         }
         self.state.registered.end(ECANCELED, cx);
@@ -359,7 +359,7 @@ impl Agent {
         retries: u32,
         cx: &Sleepable,
     ) -> Result<Received> {
-        if cm::Running::is_current() {
+        if Running::is_current() {
             return Err(EDEADLK);
         }
         if timeout_ms == 0 || message.method.is_response() {
@@ -602,65 +602,28 @@ impl Request {
     }
 }
 
-/// A ring of MADs. Its size is fixed: a peer cannot make it grow.
-struct Ring {
-    mads: KVec<Option<Received>>,
-    first: usize,
-    len: usize,
+/// The MADs in a [`Queue`], at most as many as the vector was made for: a peer cannot make it grow.
+struct Mads {
+    queued: KVec<Received>,
     closed: Option<Error>,
-}
-
-impl Ring {
-    fn push(&mut self, mad: Received) -> Result<(), Received> {
-        let capacity = self.mads.len();
-        if self.closed.is_some() || self.len == capacity {
-            return Err(mad);
-        }
-        let mut at = self.first + self.len;
-        if at >= capacity {
-            at -= capacity;
-        }
-        match self.mads.get_mut(at) {
-            Some(free) => *free = Some(mad),
-            None => return Err(mad),
-        }
-        self.len += 1;
-        Ok(())
-    }
-
-    fn pop(&mut self) -> Option<Received> {
-        let mad = self.mads.get_mut(self.first)?.take()?;
-        self.first += 1;
-        if self.first == self.mads.len() {
-            self.first = 0;
-        }
-        self.len -= 1;
-        Some(mad)
-    }
 }
 
 /// The unsolicited MADs of an agent, which many threads may wait for.
 #[pin_data]
 struct Queue {
     #[pin]
-    ring: SpinLock<Ring>,
+    mads: SpinLock<Mads>,
     #[pin]
     changed: sync::CondVar,
-    /// Not in the ring, whose lock is not for softirqs.
     dropped: Atomic<u64>,
 }
 
 impl Queue {
     fn new(capacity: usize) -> Result<impl PinInit<Self>> {
-        let mut mads = KVec::with_capacity(capacity, GFP_KERNEL)?;
-        for _ in 0..capacity {
-            mads.push_within_capacity(None)?;
-        }
+        let queued = KVec::with_capacity(capacity, GFP_KERNEL)?;
         Ok(pin_init!(Self {
-            ring <- new_spinlock!(Ring {
-                mads,
-                first: 0,
-                len: 0,
+            mads <- new_spinlock!(Mads {
+                queued,
                 closed: None,
             }),
             changed <- new_condvar!(),
@@ -668,9 +631,15 @@ impl Queue {
         }))
     }
 
-    /// Adds a MAD and wakes one thread, or drops the MAD if the ring is full.
+    /// Adds a MAD and wakes one thread, or drops the MAD if the queue is full or closed.
     fn push(&self, mad: Received) {
-        let pushed = self.ring.lock().push(mad);
+        let pushed = {
+            let mut mads = self.mads.lock();
+            match mads.closed {
+                None => mads.queued.push_within_capacity(mad).map_err(|e| e.0),
+                Some(_) => Err(mad),
+            }
+        };
         match pushed {
             Ok(()) => self.changed.notify_one(),
             Err(_) => self.dropped.add(1, Relaxed),
@@ -683,22 +652,24 @@ impl Queue {
             Some(ms) => time::msecs_to_jiffies(ms),
             None => MAX_SCHEDULE_TIMEOUT as Jiffies,
         };
-        let mut ring = self.ring.lock();
+        let mut mads = self.mads.lock();
         loop {
             // Before anything else, as a thread that was woken for a MAD has to take it.
-            if let Some(mad) = ring.pop() {
+            if let Ok(mad) = mads.queued.remove(0) {
                 return Ok(mad);
             }
-            if let Some(reason) = ring.closed {
+            if let Some(reason) = mads.closed {
                 return Err(reason);
             }
             if left == 0 {
                 return Err(ETIMEDOUT);
             }
-            match self.changed.wait_interruptible_timeout(&mut ring, left) {
+            match self.changed.wait_interruptible_timeout(&mut mads, left) {
                 sync::CondVarTimeoutResult::Woken { jiffies } => left = jiffies,
                 sync::CondVarTimeoutResult::Timeout => left = 0,
-                sync::CondVarTimeoutResult::Signal { .. } => return ring.pop().ok_or(ERESTARTSYS),
+                sync::CondVarTimeoutResult::Signal { .. } => {
+                    return mads.queued.remove(0).map_err(|_| ERESTARTSYS)
+                }
             }
         }
     }
@@ -706,12 +677,11 @@ impl Queue {
     /// Drops the MADs that are queued and those that are still to come, and ends all waits with
     /// `reason`.
     fn close(&self, reason: Error) {
-        let mut ring = self.ring.lock();
-        ring.closed = Some(reason);
-        let mads = core::mem::take(&mut ring.mads);
-        ring.len = 0;
-        drop(ring);
+        let mut mads = self.mads.lock();
+        mads.closed = Some(reason);
+        let queued = core::mem::take(&mut mads.queued);
         drop(mads);
+        drop(queued);
         self.changed.notify_all();
     }
 }
