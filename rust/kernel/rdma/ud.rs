@@ -422,7 +422,7 @@ impl<S: PollContext, R: PollContext> UdQp<S, R> {
     }
 
     /// Posts a receive (`ib_post_recv`), moving its owner in. Its memory begins with the
-    /// [`HEADER`](HEADER) bytes before the payload.
+    /// [`HEADER`] bytes before the payload.
     ///
     /// As [`Qp::post_recv`](crate::qp::Qp::post_recv).
     #[inline]
