@@ -2,9 +2,9 @@
 
 //! Bindings to the RDMA subsystem.
 //!
-//! What `rdma_bindings.h` declares is generated; every other type comes from [`kernel::bindings`],
-//! so that a `struct device` here and there is the same type, and is re-exported. Safe code has no
-//! use for this crate.
+//! bindgen generates what `rdma_bindings.h` declares. All other types are those of
+//! [`kernel::bindings`], which is re-exported, so a `struct device` is one type in both. Safe code
+//! has no use for this crate.
 
 #![allow(
     clippy::all,

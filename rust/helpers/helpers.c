@@ -84,8 +84,8 @@ void *rdma_helper_page_address(struct page *page)
 EXPORT_SYMBOL_GPL(rdma_helper_page_address);
 
 /*
- * Interrupts and softirqs never go unnoticed. A held spinlock does without CONFIG_PREEMPT_COUNT,
- * and an RCU read-side section without CONFIG_PREEMPT_RCU.
+ * Interrupts and softirqs are always detected; a held spinlock only with CONFIG_PREEMPT_COUNT, and
+ * an RCU read-side section only with CONFIG_PREEMPT_RCU.
  */
 bool rdma_helper_may_sleep(void)
 {
@@ -99,7 +99,7 @@ struct workqueue_struct *rdma_helper_alloc_workqueue(const char *name)
 }
 EXPORT_SYMBOL_GPL(rdma_helper_alloc_workqueue);
 
-/* The copy in struct ib_device: what dev_name() returns is freed when the device is renamed. */
+/* Copies from struct ib_device, as the string of dev_name() is freed when the device is renamed. */
 void rdma_helper_device_name(struct ib_device *dev, char *name, size_t size)
 {
 	strscpy(name, dev->name, size);
@@ -108,16 +108,15 @@ EXPORT_SYMBOL_GPL(rdma_helper_device_name);
 
 /*
  * Waits for the end of a softirq CQ's poll, which ib_free_cq() does not: ib_poll_handler() arms the
- * CQ, and perhaps schedules itself again, behind irq_poll_complete(), and irq_poll_disable() waits
- * for nothing but that.
+ * CQ, and may schedule itself again, after irq_poll_complete(), and irq_poll_disable() waits only
+ * for that.
  *
- * Nothing can schedule the poll once this has returned. irq_poll_disable() leaves with SCHED set,
- * which turns away attempts meanwhile. DISABLE is set before the grace period, so that an attempt
- * that has not seen it has been turned away by the end of that. When irq_poll_enable() clears
- * SCHED, as irq_poll_disable() in ib_free_cq() has to find it, all attempts are turned away by
- * DISABLE.
- * Softirqs are RCU read-side sections, on PREEMPT_RT too, where local_bh_disable() begins one. CQs
- * that end at the same time share a grace period.
+ * The poll cannot be scheduled after this has returned. irq_poll_disable() leaves SCHED set, which
+ * makes irq_poll_sched() fail in the meantime. DISABLE is set before the grace period, so each call
+ * of irq_poll_sched() that has not seen it has failed by SCHED when the grace period ends. Then
+ * irq_poll_enable() clears SCHED, as irq_poll_disable() in ib_free_cq() must find it clear, and
+ * irq_poll_sched() fails by DISABLE. Softirqs are RCU read-side sections, on PREEMPT_RT too, where
+ * local_bh_disable() begins one. CQs that end at the same time share a grace period.
  */
 void rdma_helper_cq_end_poll(struct ib_cq *cq)
 {
@@ -130,7 +129,7 @@ void rdma_helper_cq_end_poll(struct ib_cq *cq)
 }
 EXPORT_SYMBOL_GPL(rdma_helper_cq_end_poll);
 
-/* @holder: if the core does not poll the CQ, an address on the stack of who does, or 0. */
+/* @holder: for a direct CQ, an address on the stack of the thread that polls it, or 0. */
 bool rdma_helper_cq_is_polled_by_current(struct ib_cq *cq, unsigned long holder)
 {
 	if (cq->poll_ctx == IB_POLL_DIRECT)
@@ -252,8 +251,8 @@ bool rdma_helper_device_is_accessible(struct ib_device *dev)
 EXPORT_SYMBOL_GPL(rdma_helper_device_is_accessible);
 
 /*
- * Returns the network namespace of a device, or the initial one, with a reference, or NULL if it is
- * being dismantled: that is when devices leave it.
+ * Returns the network namespace of a device, or the initial one if there is no device, with a
+ * reference, or NULL if it is being dismantled, which is when devices leave it.
  */
 struct net *rdma_helper_get_net(struct ib_device *dev)
 {
@@ -267,7 +266,7 @@ void rdma_helper_put_net(struct net *net)
 }
 EXPORT_SYMBOL_GPL(rdma_helper_put_net);
 
-/* With a reference, to be given back by ib_device_put(). */
+/* The caller releases the device by ib_device_put(). */
 struct ib_device *rdma_helper_device_by_netdev(const char *name)
 {
 	struct net_device *ndev = dev_get_by_name(&init_net, name);

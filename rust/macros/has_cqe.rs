@@ -2,8 +2,8 @@
 
 //! `#[derive(HasCqe)]`.
 //!
-//! The compiler's own token streams are enough for one struct; so the macro builds where the
-//! kernel's `syn` is not.
+//! It parses the compiler's token streams itself, as out-of-tree modules cannot use the kernel's
+//! `syn`.
 
 use proc_macro::{
     Delimiter,
@@ -15,7 +15,7 @@ use proc_macro::{
     TokenTree, //
 };
 
-/// What to tell the user, and where.
+/// An error at a place in the user's code.
 pub(crate) struct Error {
     span: Span,
     message: &'static str,
@@ -98,8 +98,8 @@ pub(crate) fn derive(input: TokenStream) -> Result<TokenStream, Error> {
     Ok(output)
 }
 
-/// What this expands to is safe code, as its paths may be others than those of the crate `rdma`: a
-/// ULP may call anything so (`extern crate self as rdma`). The proof is `rdma::cqe_field!`'s.
+/// Expands to safe code only, as its paths may not be those of the crate `rdma`: a ULP may give the
+/// name to another crate (`extern crate self as rdma`). The proof is in `rdma::cqe_field!`.
 fn implement(name: &Ident, generics: &Generics, field: &CqeField) -> TokenStream {
     let Generics {
         declared,
@@ -155,7 +155,7 @@ fn text(tokens: &[TokenTree]) -> String {
     tokens.iter().cloned().collect::<TokenStream>().to_string()
 }
 
-/// Parses what stands between the struct's name and its fields.
+/// Parses the tokens between the struct's name and its fields.
 fn parse_generics(tokens: &[TokenTree]) -> Generics {
     let mut generics = Generics::default();
     let mut rest = tokens;
@@ -187,7 +187,7 @@ fn parse_generics(tokens: &[TokenTree]) -> Generics {
     generics
 }
 
-/// Parses `attributes visibility name: path::Cqe<owner, ID>`; any other field is none.
+/// Parses `attributes visibility name: path::Cqe<owner, ID>`. Returns `None` for any other field.
 fn parse_field(tokens: &[TokenTree]) -> Option<CqeField> {
     let colon = tokens.iter().position(|token| {
         matches!(token, TokenTree::Punct(p) if p.as_char() == ':' && p.spacing() == Spacing::Alone)
@@ -208,7 +208,7 @@ fn parse_field(tokens: &[TokenTree]) -> Option<CqeField> {
     })
 }
 
-/// Parses `source`, with every token at `span`, where errors will point.
+/// Parses `source` into tokens at `span`, where the compiler reports errors.
 fn at(span: Span, source: &str) -> TokenStream {
     fn place(tokens: TokenStream, span: Span) -> TokenStream {
         tokens

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Addresses of packets.
+//! Address handles, the destinations of datagrams.
 //!
-//! An [`Attr`] says where packets go; an [`Ah`] is made from it, or from a GID, or from whoever
-//! sent a datagram, and names the destination of datagrams.
+//! An [`Ah`] is made from an address vector, an [`Attr`]; from a GID; or from the [`Source`] of a
+//! datagram that was received.
 //!
 //! C header: [`include/rdma/ib_verbs.h`](srctree/include/rdma/ib_verbs.h) (`struct rdma_ah_attr`)
 
@@ -43,13 +43,13 @@ use kernel::{
 pub struct Grh {
     /// The destination's GID.
     pub dgid: Gid,
-    /// The index of the source's GID in the table of the port.
+    /// The index of the source's GID in the port's table.
     pub sgid_index: u8,
-    /// How many routers may pass a packet on.
+    /// The maximum number of routers on the way.
     pub hop_limit: u8,
-    /// The class of traffic.
+    /// The traffic class.
     pub traffic_class: u8,
-    /// What tells the flow from others, 20 bits.
+    /// The flow label, 20 bits.
     pub flow_label: u32,
 }
 
@@ -66,8 +66,7 @@ impl Grh {
     }
 }
 
-/// Where packets go and how, as `struct rdma_ah_attr`: the address vector of a QP, or what an
-/// address handle is made from.
+/// An address vector, as `struct rdma_ah_attr`: of a connected QP, or of an address handle.
 ///
 /// # Examples
 ///
@@ -88,7 +87,7 @@ pub struct Attr {
 }
 
 impl Attr {
-    /// An address that is reached by a port of the device; the first is 1.
+    /// Makes an address that is reached through a port of the device; the first is 1.
     pub const fn new(port: u32) -> Self {
         Self {
             port,
@@ -100,21 +99,21 @@ impl Attr {
         }
     }
 
-    /// Sets the global route: a must on RoCE, and between subnets of InfiniBand.
+    /// Sets the global route, which RoCE requires, and InfiniBand between subnets.
     pub const fn grh(mut self, grh: Grh) -> Self {
         self.grh = Some(grh);
         self
     }
 
-    /// Sets the destination's LID: a must on InfiniBand.
+    /// Sets the destination's LID, which InfiniBand requires.
     pub const fn dlid(mut self, dlid: u16) -> Self {
         self.dlid = dlid;
         self
     }
 
-    /// Sets the Ethernet address of the destination or the next router: a must on RoCE. The core
-    /// resolves it for userspace only; [`Ah::resolve`] does for datagrams, and a peer can tell its
-    /// own, as [`GidAttr::l2`](crate::device::GidAttr::l2) returns it.
+    /// Sets the Ethernet address of the destination or the next router, which RoCE requires. The
+    /// core resolves it for userspace only; [`Ah::resolve`] does for datagrams, and a peer can send
+    /// its own, which [`GidAttr::l2`](crate::device::GidAttr::l2) returns.
     pub const fn dmac(mut self, dmac: [u8; 6]) -> Self {
         self.dmac = dmac;
         self
@@ -126,7 +125,7 @@ impl Attr {
         self
     }
 
-    /// Limits the rate of packets, by `enum ib_rate`; 0 stands for the port's own.
+    /// Limits the rate of packets, by `enum ib_rate`; 0 is the port's own rate.
     pub const fn static_rate(mut self, static_rate: u8) -> Self {
         self.static_rate = static_rate;
         self
@@ -142,7 +141,7 @@ impl Attr {
         self.grh
     }
 
-    /// Makes the C attributes, for the kind of port that it is.
+    /// Makes the C attributes, for the type of the port.
     ///
     /// # Errors
     ///
@@ -219,7 +218,7 @@ impl Attr {
         }
         match raw.type_ {
             bindings::rdma_ah_attr_type_RDMA_AH_ATTR_TYPE_ROCE => {
-                // SAFETY: The type says which member of the union is set; all are integers.
+                // SAFETY: The type says that this member of the union is set; all are integers.
                 this.dmac(unsafe { raw.__bindgen_anon_1.roce.dmac })
             }
             bindings::rdma_ah_attr_type_RDMA_AH_ATTR_TYPE_IB => {
@@ -231,14 +230,47 @@ impl Attr {
     }
 }
 
-/// Destroys an address handle (`rdma_destroy_ah`).
+/// The owner of an address handle, and of a reference that keeps its device.
+///
+/// # Invariants
+///
+/// `raw` is an address handle of a device that `_keep` keeps.
+pub(crate) struct State<K> {
+    raw: NonNull<bindings::ib_ah>,
+    _keep: K,
+}
+
+// SAFETY: An address handle may be destroyed from any thread, and the rest is `Send`.
+unsafe impl<K: Send> Send for State<K> {}
+
+impl<K> State<K> {
+    /// # Safety
+    ///
+    /// `raw` is a new address handle of a device that `keep` keeps.
+    pub(crate) unsafe fn new(raw: NonNull<bindings::ib_ah>, keep: K) -> Self {
+        // INVARIANT: The caller says so.
+        Self { raw, _keep: keep }
+    }
+}
+
+impl<K: Send + 'static> Teardown for State<K> {
+    fn teardown(&mut self, _cx: &Sleepable) -> Fate {
+        // SAFETY: By the type invariant `raw` is an address handle whose device is registered. A
+        // request borrows the handle from its owner, or has a reference to it, so none uses it any
+        // more.
+        unsafe { destroy(self.raw) }
+    }
+}
+
+/// Destroys an address handle (`rdma_destroy_ah`). May sleep.
 ///
 /// # Safety
 ///
-/// `raw` is a valid address handle, whose device is there, and nothing uses it any more.
-pub(crate) unsafe fn destroy(raw: NonNull<bindings::ib_ah>, _cx: &Sleepable) -> Fate {
+/// `raw` is a valid address handle of a registered device, and is not used by anything else.
+#[inline(never)]
+unsafe fn destroy(raw: NonNull<bindings::ib_ah>) -> Fate {
     let flags = bindings::rdma_destroy_ah_flags_RDMA_DESTROY_AH_SLEEPABLE;
-    // SAFETY: The handle is valid, its device is there and nothing uses it any more, as the caller
+    // SAFETY: The handle is valid, its device is registered and nothing else uses it, as the caller
     // promises.
     let (device, ret) = unsafe {
         (
@@ -253,31 +285,11 @@ pub(crate) unsafe fn destroy(raw: NonNull<bindings::ib_ah>, _cx: &Sleepable) -> 
     Fate::Gone
 }
 
-/// # Invariants
+/// An address handle: the destination of datagrams.
 ///
-/// `raw` is an address handle of `_pd`.
-struct State {
-    raw: NonNull<bindings::ib_ah>,
-    _pd: Pd,
-}
-
-// SAFETY: An address handle may be destroyed from any thread.
-unsafe impl Send for State {}
-
-impl Teardown for State {
-    fn teardown(&mut self, cx: &Sleepable) -> Fate {
-        // SAFETY: By the type invariant `raw` is an address handle of `_pd`, which keeps the
-        // device. A request that uses the handle has borrowed it from its owner, which has come
-        // back.
-        unsafe { destroy(self.raw, cx) }
-    }
-}
-
-/// An address handle: where a datagram goes.
-///
-/// A request borrows it from its owner, so it stays as long as the request is posted: keep it in
+/// A request borrows it from its owner, so it lives as long as the request is posted: keep it in
 /// the owner, or an `Arc` of it if several requests share it. It may be dropped in any context and
-/// is destroyed by a work item: some drivers (rxe) take a lock for it that must not be taken in a
+/// is destroyed by a work item, as drivers (rxe) take a lock for that which must not be taken in a
 /// softirq.
 ///
 /// # Invariants
@@ -286,23 +298,21 @@ impl Teardown for State {
 pub struct Ah {
     raw: NonNull<bindings::ib_ah>,
     pd: pd::Id,
-    _state: Deferred<State>,
+    _state: Deferred<State<Pd>>,
 }
 
-// SAFETY: An address handle does not change, and may be used and destroyed from any thread.
+// SAFETY: An address handle may be used and destroyed from any thread.
 unsafe impl Send for Ah {}
-// SAFETY: A shared one gives the address of the handle, which does not change and may be used from
-// any thread.
+// SAFETY: A shared reference gives the address of the handle, which does not change and may be used
+// by several threads at once.
 unsafe impl Sync for Ah {}
 
 impl Ah {
-    fn new(pd: &Pd, raw: *mut bindings::ib_ah, place: Reserved<State>) -> Result<Self> {
+    fn new(pd: &Pd, raw: *mut bindings::ib_ah, reserved: Reserved<State<Pd>>) -> Result<Self> {
         let raw = NonNull::new(from_err_ptr(raw)?).ok_or(ENOMEM)?;
-        // INVARIANT: The caller has created it for this PD.
-        let state = place.fill(State {
-            raw,
-            _pd: pd.clone(),
-        });
+        // SAFETY: The caller has created the handle for this PD, which keeps the device.
+        let state = reserved.fill(unsafe { State::new(raw, pd.clone()) });
+        // INVARIANT: `raw` is the handle of the state, and was created for this PD.
         Ok(Self {
             raw,
             pd: pd.id(),
@@ -314,67 +324,52 @@ impl Ah {
     ///
     /// # Errors
     ///
-    /// `EINVAL` if the attributes are not right for the port; `ENODATA` if the port's GID that they
-    /// name is not in use; `ENOMEM`, or the driver's error.
+    /// `EINVAL` if the attributes are invalid for the port; `ENODATA` if their index of the port's
+    /// GID table is not in use; `ENOMEM`, or the driver's error.
     #[inline(never)]
     pub fn create(pd: &Pd, attr: &Attr, _cx: &Sleepable) -> Result<Self> {
         let mut attr = attr.to_raw(pd.device())?;
-        let place = Deferred::reserve()?;
+        let reserved = Deferred::reserve()?;
         let flags = bindings::rdma_create_ah_flags_RDMA_CREATE_AH_SLEEPABLE;
-        // SAFETY: The PD is alive. The core takes a reference of its own to the GID.
+        // SAFETY: The PD is alive, and the attributes are initialised.
         let raw = unsafe { bindings::rdma_create_ah(pd.as_raw(), &raw mut attr, flags) };
-        Self::new(pd, raw, place)
+        Self::new(pd, raw, reserved)
     }
 
-    /// Creates the handle of the GID `to` on RoCE, as seen from the GID `from`. That asks the
-    /// network for the way, which may take a second.
+    /// Creates the handle of the GID `to` on RoCE, as seen from the GID `from`. This resolves the
+    /// route, which may take a second.
     ///
     /// # Errors
     ///
-    /// `EPROTONOSUPPORT` if `from` is not of RoCE: elsewhere a GID is not enough of an address;
+    /// `EPROTONOSUPPORT` if `from` is not of RoCE, as elsewhere a GID is not enough of an address;
     /// `EINVAL` if it is of another device; `EHOSTUNREACH`, `ENETUNREACH` or `ETIMEDOUT` without a
-    /// way; or the driver's error.
+    /// route; or the driver's error.
     pub fn resolve(pd: &Pd, from: &GidAttr, to: Gid, cx: &Sleepable) -> Result<Self> {
         if from.device() != pd.device() {
             return Err(EINVAL);
         }
-        let datagram = Datagram::new(from, to)?;
-        // SAFETY: Completion and header belong together.
-        unsafe { Self::sender(pd, &datagram.wc, datagram.header(), from.port_num(), cx) }
+        Self::reply(pd, &Source::synthetic(from, to)?, cx)
     }
 
-    /// Creates the handle of whoever sent a datagram (`ib_init_ah_attr_from_wc`,
-    /// `ib_create_ah_from_wc`). On RoCE that asks the network for the way, which may take a second.
+    /// Creates the handle of the sender of a datagram (`ib_init_ah_attr_from_wc`,
+    /// `ib_create_ah_from_wc`). On RoCE this resolves the route, which may take a second.
     ///
     /// # Errors
     ///
-    /// `ENOENT` if the GID that the datagram was sent to is not there any more; `EHOSTUNREACH`,
-    /// `ENETUNREACH` or `ETIMEDOUT` without a way; or the driver's error.
-    pub fn reply(pd: &Pd, source: &Source, cx: &Sleepable) -> Result<Self> {
-        let (wc, port) = (source.to_wc(), source.port());
-        // SAFETY: Completion and header belong together.
-        unsafe { Self::sender(pd, &wc, source.header(), port, cx) }
-    }
-
-    /// # Safety
-    ///
-    /// `header` is the header that `wc` says was received.
+    /// `ENOENT` if the GID that the datagram was sent to was removed; `EHOSTUNREACH`, `ENETUNREACH`
+    /// or `ETIMEDOUT` without a route; or the driver's error.
     #[inline(never)]
-    unsafe fn sender(
-        pd: &Pd,
-        wc: &bindings::ib_wc,
-        header: *const bindings::ib_grh,
-        port: u32,
-        _cx: &Sleepable,
-    ) -> Result<Self> {
+    pub fn reply(pd: &Pd, source: &Source, _cx: &Sleepable) -> Result<Self> {
+        let (wc, port) = (source.to_wc(), source.port());
         if pd.device().port(port).is_none() {
             return Err(EINVAL);
         }
-        let place = Deferred::reserve()?;
-        // SAFETY: The PD is alive, its device has the port, and `header` is what `wc` says was
-        // received, as the caller promises.
-        let raw = unsafe { bindings::ib_create_ah_from_wc(pd.as_raw(), wc, header, port) };
-        Self::new(pd, raw, place)
+        let reserved = Deferred::reserve()?;
+        // SAFETY: The PD is alive, its device has the port, and the header is that of `wc`.
+        let raw = unsafe {
+            bindings::ib_create_ah_from_wc(pd.as_raw(), &raw const wc, source.header(), port)
+        };
+        Self::new(pd, raw, reserved)
     }
 
     #[inline]
@@ -382,7 +377,7 @@ impl Ah {
         self.raw.as_ptr()
     }
 
-    /// Says whether the handle is of this PD.
+    /// Returns `true` if the handle is of this PD.
     #[inline]
     pub(crate) fn is_of(&self, pd: pd::Id) -> bool {
         self.pd == pd
@@ -397,7 +392,7 @@ pub(crate) const HEADER: usize = 40;
 #[repr(C, align(8))]
 struct Header([u8; HEADER]);
 
-/// Who sent a datagram: what an answer needs, copied from its completion and its header.
+/// The sender of a datagram: a copy of what a reply needs of its completion and its header.
 #[derive(Clone, Copy)]
 pub struct Source {
     qpn: u32,
@@ -412,7 +407,7 @@ pub struct Source {
 }
 
 impl Source {
-    /// `wc` is that of a datagram that was received by a QP of `port`, with this header.
+    /// Copies from the completion and the header of a datagram that a QP of `port` has received.
     pub(crate) fn new(wc: &bindings::ib_wc, header: &[u8; HEADER], port: u32) -> Self {
         Self {
             qpn: wc.src_qp,
@@ -427,12 +422,12 @@ impl Source {
         }
     }
 
-    /// Returns the number of the QP that sent.
+    /// Returns the number of the sender's QP.
     pub fn qpn(&self) -> u32 {
         self.qpn
     }
 
-    /// Returns the number of the port that received.
+    /// Returns the number of the port that received the datagram.
     pub fn port(&self) -> u32 {
         self.port
     }
@@ -442,13 +437,13 @@ impl Source {
         self.slid
     }
 
-    /// Returns the service level that the datagram came with.
+    /// Returns the service level of the datagram.
     pub fn service_level(&self) -> u8 {
         self.sl
     }
 
-    /// Returns the GIDs of the sender and of where it sent to, a port or a multicast group, if the
-    /// datagram came with a global route (`ib_get_gids_from_rdma_hdr`): on RoCE always.
+    /// Returns the GIDs of the sender and the destination, which is a port or a multicast group, if
+    /// the datagram has a global route (`ib_get_gids_from_rdma_hdr`), as all have on RoCE.
     pub fn gids(&self) -> Option<(Gid, Gid)> {
         if !self.has(bindings::ib_wc_flags_IB_WC_GRH) {
             return None;
@@ -475,11 +470,13 @@ impl Source {
         u32::try_from(self.flags).is_ok_and(|flags| flags & flag != 0)
     }
 
-    fn header(&self) -> *const bindings::ib_grh {
+    pub(crate) fn header(&self) -> *const bindings::ib_grh {
         self.header.0.as_ptr().cast()
     }
 
-    fn to_wc(self) -> bindings::ib_wc {
+    /// Returns the completion, as far as it was copied.
+    #[inline(never)]
+    pub(crate) fn to_wc(self) -> bindings::ib_wc {
         bindings::ib_wc {
             src_qp: self.qpn,
             slid: self.slid,
@@ -493,35 +490,25 @@ impl Source {
     }
 }
 
-// The RDMA core finds the way back to the sender of a datagram, and exports nothing else that does
-// so for kernel users. So the way to a peer is that to the sender of a datagram which the peer
-// might have sent.
+// The RDMA core exports one function to kernel users that resolves a route on RoCE: that to the
+// sender of a datagram. So the route to a peer is resolved as that of the reply to a datagram which
+// the peer might have sent.
 
-/// Where the addresses are in a received IPv4 header.
+/// The offset of the addresses in a received IPv4 header.
 const IPV4_ADDRS_AT: usize = 32;
-/// Where a GID that stands for an IPv4 address has it.
+/// The offset of the IPv4 address in a GID.
 const IPV4_IN_GID: usize = 12;
-/// Where the GIDs are in all other headers.
+/// The offset of the GIDs in all other headers.
 const GIDS_AT: usize = 8;
 
-/// A datagram, as far as the way back to its sender needs it.
-pub(crate) struct Datagram {
-    pub(crate) wc: bindings::ib_wc,
-    header: RoceHeader,
-}
-
-/// A received network header, as `union rdma_network_hdr`.
-#[repr(C, align(8))]
-struct RoceHeader([u8; 40]);
-
-impl Datagram {
-    /// Makes the datagram that QP 1 at `to` might have sent to `from`.
+impl Source {
+    /// Makes the source of a datagram that QP 1 at `to` might have sent to `from`.
     ///
     /// # Errors
     ///
-    /// `EPROTONOSUPPORT` if `from` is not of RoCE: elsewhere a GID is not enough of an address;
+    /// `EPROTONOSUPPORT` if `from` is not of RoCE, as elsewhere a GID is not enough of an address;
     /// `ENODEV` if it has no network interface (any more).
-    pub(crate) fn new(from: &GidAttr, to: Gid) -> Result<Self> {
+    pub(crate) fn synthetic(from: &GidAttr, to: Gid) -> Result<Self> {
         let (network, at, skip) = match (from.gid_type(), from.gid().ip()) {
             (GidType::RoceV1, _) => (bindings::rdma_network_type_RDMA_NETWORK_ROCE_V1, GIDS_AT, 0),
             (GidType::RoceV2, IpAddr::V4(_)) => (
@@ -534,14 +521,11 @@ impl Datagram {
             }
             _ => return Err(EPROTONOSUPPORT),
         };
-        let mut header = [0; 40];
-        let mut rest = header.iter_mut().skip(at);
-        for gid in [to, from.gid()] {
-            for byte in gid.0.iter().skip(skip) {
-                if let Some(place) = rest.next() {
-                    *place = *byte;
-                }
-            }
+        let mut header = [0; HEADER];
+        let gids = [to, from.gid()];
+        let bytes = gids.iter().flat_map(|gid| gid.0.iter().skip(skip));
+        for (header, byte) in header.iter_mut().skip(at).zip(bytes) {
+            *header = *byte;
         }
         let vlan = from.l2()?.vlan;
         let mut flags =
@@ -549,24 +533,18 @@ impl Datagram {
         if vlan.is_some() {
             flags |= bindings::ib_wc_flags_IB_WC_WITH_VLAN;
         }
-        Ok(Self {
-            wc: bindings::ib_wc {
-                src_qp: 1,
-                wc_flags: flags as c_int,
-                vlan_id: vlan.unwrap_or(0),
-                network_hdr_type: network as u8,
-                ..Default::default()
-            },
-            header: RoceHeader(header),
-        })
-    }
-
-    pub(crate) fn header(&self) -> *const bindings::ib_grh {
-        self.header.0.as_ptr().cast()
+        let wc = bindings::ib_wc {
+            src_qp: 1,
+            wc_flags: flags as c_int,
+            vlan_id: vlan.unwrap_or(0),
+            network_hdr_type: network as u8,
+            ..Default::default()
+        };
+        Ok(Self::new(&wc, &header, from.port_num()))
     }
 }
 
-/// Says whether datagrams of this GID have an IPv4 header.
+/// Returns `true` if datagrams of this GID have an IPv4 header.
 pub(crate) fn is_ipv4(from: &GidAttr) -> bool {
     from.gid_type() == GidType::RoceV2 && from.gid().ip().is_ipv4()
 }

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Which build of the crate a module belongs to.
+//! The build of the crate that a module belongs to.
 //!
-//! The symbols of the crate carry a hash of its sources and of the kernel's configuration, so that
-//! the module loader refuses a module that was built against another build. `modinfo` says which
-//! one a module wants: `rdma_build`, that of `rdma_rs` itself and that of each ULP.
+//! The symbols of the crate have a hash of its sources and of the kernel's configuration in their
+//! names, so the module loader refuses a module that was built against another build. `modinfo`
+//! shows the hash as `rdma_build`, for `rdma_rs` itself and for each ULP.
 
 const TAG: &[u8] = b"rdma_build=";
 
@@ -29,7 +29,7 @@ pub const INFO: [u8; TAG.len() + HASH.len() + 1] = {
     info
 };
 
-/// Says in the module's information which build of the crate it belongs to (`MODULE_INFO`).
+/// Adds the build of the crate to the module's information (`MODULE_INFO`).
 #[doc(hidden)]
 #[macro_export]
 macro_rules! build_info {

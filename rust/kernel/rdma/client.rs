@@ -1,32 +1,29 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! ULPs: what is told when devices come and go.
+//! Clients: the registration of a ULP.
 //!
 //! A ULP implements [`Client`] and is made a module by
 //! [`module_rdma_client!`](crate::module_rdma_client). The framework owns the registration, so no
 //! code can leak it. When the module is unloaded, every device is removed from the ULP first: its
-//! [`DeviceData`] lets go, connections that are still there are ended, and the removal waits until
-//! no object of the device is left. Then the [`Client`] is dropped, and at last the unload waits
-//! until what is left of listeners, ids and work items is gone.
+//! [`DeviceData`] drops its handles, connections that are left are ended, and the removal waits
+//! until no object of the device is left. Then the [`Client`] is dropped, and at last the unload
+//! waits until no listener, id or work item is left.
 //!
 //! C header: [`include/rdma/ib_verbs.h`](srctree/include/rdma/ib_verbs.h) (`struct ib_client`)
 
 use crate::{
     bindings,
     context::{
-        Context,
+        Context as _,
         Sleepable, //
     },
-    deferred::OwnedQueue,
+    deferred::Workqueue,
     device::{
         self,
         Device,
         Event, //
     },
-    objects::{
-        Listed,
-        Owner, //
-    },
+    objects,
     refs::{
         Kind, //
         Ref,
@@ -36,6 +33,7 @@ use crate::{
 };
 use core::{
     marker::PhantomPinned,
+    ops::Deref,
     ptr::NonNull, //
 };
 use kernel::{
@@ -44,17 +42,15 @@ use kernel::{
         from_result,
         to_result, //
     },
+    fmt,
     new_mutex,
     prelude::*,
-    str::CStr,
     sync::{
         atomic::{
-            ordering::{
-                Acquire,
-                Full,
-                Release, //
-            },
-            Atomic, //
+            Acquire,
+            Atomic,
+            Full,
+            Release, //
         },
         Arc,
         Mutex, //
@@ -62,7 +58,7 @@ use kernel::{
     types::Opaque, //
 };
 
-/// The crates that the macros mean, under names that a ULP cannot take over.
+/// The crates that the macros use, under names that a ULP cannot take over.
 #[doc(hidden)]
 pub mod crates {
     pub use ::{
@@ -74,12 +70,12 @@ pub mod crates {
 
 /// An upper-layer protocol, as `struct ib_client`.
 pub trait Client: Sized + Send + Sync + 'static {
-    /// What the ULP keeps for each device, if anything: `()`.
+    /// The ULP's data for each device, `()` if it has none.
     type Data: DeviceData<Self>;
 
     /// Makes the ULP's state when the module is loaded, before any device is known.
     ///
-    /// Keep a clone of `client` to create connection manager ids with.
+    /// A clone of `client` creates connection manager ids later.
     fn init(client: &ClientRef) -> impl PinInit<Self, Error>;
 
     /// Called once all devices that are present have been added. An error ends the loading of the
@@ -91,28 +87,28 @@ pub trait Client: Sized + Send + Sync + 'static {
     }
 }
 
-/// What a ULP keeps for one device, from the device's coming to its going.
+/// The data of a ULP for one device, from `add` to `remove`.
 pub trait DeviceData<C: Client>: Sized + Send + Sync + 'static {
-    /// A device has come (`ib_client.add`). An error leaves the device unused; it is reported.
+    /// Adds a device (`ib_client.add`). An error leaves the device unused; it is reported.
     ///
-    /// Called in process context, with the RDMA core's device and client locks held: create PDs,
-    /// CQs and the like here, but wait for no other device or connection.
+    /// Called in process context, with the RDMA core's device and client locks held: it may create
+    /// PDs, CQs and the like, but must not wait for another device or a connection.
     fn add(client: Pin<&C>, dev: &Device, cx: &Sleepable) -> impl PinInit<Self, Error>;
 
-    /// The device goes (`ib_client.remove`): let go of everything that uses it.
+    /// Removes a device (`ib_client.remove`): drop all handles of it here.
     ///
-    /// Called in process context. Before this call, everybody who waits for a CQ, a MAD or a
-    /// connection of the device gets `ENODEV`, and from then on nobody waits and new connections
-    /// are refused. After it returns, MAD agents and connections end, the client lets go of `self`,
-    /// and the removal waits until the last handle of the device is gone.
+    /// Called in process context. Before this call, all threads that wait for a CQ, a MAD or a
+    /// connection of the device get `ENODEV`, and from then on none waits and new connections are
+    /// refused. After it returns, MAD agents and connections are ended, the client drops its
+    /// reference to `self`, and the removal waits until the last handle of the device is gone.
     fn remove(self: Pin<&Self>, _client: Pin<&C>, _dev: &Device, _cx: &Sleepable) {}
 
-    /// Something happened to the device or one of its ports (`ib_register_event_handler`).
+    /// Handles an event of the device or one of its ports (`ib_register_event_handler`).
     ///
     /// Called in process context, after `add` has returned and never once `remove` has been called;
     /// removal waits for the end of the call, in which waits for the device fail by then. Other
     /// events of the device wait too, and with [`Event::GidChange`] all updates of the port's GIDs,
-    /// whose mutex is held: leave what takes long to [`ClientRef::spawn`].
+    /// whose mutex is held: long work belongs into [`ClientRef::spawn`].
     fn event(self: Pin<&Self>, _client: Pin<&C>, _dev: &Device, _event: Event, _cx: &Sleepable) {}
 }
 
@@ -122,25 +118,25 @@ impl<C: Client> DeviceData<C> for () {
     }
 }
 
-/// Where a module's only registration is found.
+/// The static variable that has the address of a module's only registration.
 ///
 /// # Invariants
 ///
-/// The address is zero or that of a live [`Registration`] of the type that the slot belongs to; it
+/// The address is zero or that of a live [`Registration`] of the client type that this is for; it
 /// is not zero while the RDMA core may call the client.
 #[doc(hidden)]
-pub struct Slot {
-    taken: Atomic<bool>,
+pub struct Singleton {
+    used: Atomic<bool>,
     registration: Atomic<usize>,
 }
 
-impl Slot {
-    /// Returns a slot for one registration, ever.
+impl Singleton {
+    /// Returns the variable for one registration, ever.
     #[expect(clippy::new_without_default)]
     pub const fn new() -> Self {
         // INVARIANT: The address is zero.
         Self {
-            taken: Atomic::new(false),
+            used: Atomic::new(false),
             registration: Atomic::new(0),
         }
     }
@@ -150,28 +146,28 @@ impl Slot {
 ///
 /// # Safety
 ///
-/// Each call returns the same slot, which is for this type only, and the first registration is
+/// Each call returns the same variable, which is for this type only, and the first registration is
 /// owned by the module, so that it is dropped before the module's text goes.
 #[doc(hidden)]
 #[diagnostic::on_unimplemented(
     message = "no module owns the client `{Self}`",
     note = "`rdma::module_rdma_client!` makes a module of it"
 )]
-pub unsafe trait Owned: Client {
-    fn slot() -> &'static Slot;
+pub unsafe trait ModuleClient: Client {
+    fn singleton() -> &'static Singleton;
 }
 
 /// A ULP's registration with the RDMA core, owned by its module.
 #[doc(hidden)]
 #[pin_data(PinnedDrop)]
-pub struct Registration<T: Owned> {
+pub struct Registration<T: ModuleClient> {
     // Dropped in this order, after the client was unregistered.
     #[pin]
     state: T,
     core: Pin<KBox<Core>>,
 }
 
-impl<T: Owned> Registration<T> {
+impl<T: ModuleClient> Registration<T> {
     /// Makes the ULP's state and registers it with the RDMA core.
     ///
     /// # Errors
@@ -186,7 +182,7 @@ impl<T: Owned> Registration<T> {
         };
         try_pin_init!(&this in Self {
             _: {
-                if T::slot().taken.xchg(true, Full) {
+                if T::singleton().used.xchg(true, Full) {
                     return Err(EBUSY);
                 }
             },
@@ -211,17 +207,16 @@ impl<T: Owned> Registration<T> {
     fn register(&self) -> Result {
         let cx = Sleepable::current()?;
         let client = self.core.handle()?;
-        // INVARIANT: This is the registration of the slot's type, and it lives until it is
-        // unregistered.
-        T::slot()
+        // INVARIANT: This is a registration of the type that the singleton is for, and it lives
+        // until it is unregistered.
+        T::singleton()
             .registration
             .store(core::ptr::from_ref(self) as usize, Release);
         // SAFETY: `raw` is initialised and pinned, and unregistered before it goes.
         let registered = to_result(unsafe { bindings::ib_register_client(self.core.raw.get()) });
         registered.inspect_err(|_| {
-            // INVARIANT: What has failed was undone: the RDMA core does not call the client any
-            // more.
-            T::slot().registration.store(0, Release);
+            // INVARIANT: The RDMA core does not call a client that it could not register.
+            T::singleton().registration.store(0, Release);
         })?;
         self.state()
             .ready(&client, &cx)
@@ -229,29 +224,29 @@ impl<T: Owned> Registration<T> {
     }
 
     fn unregister(&self) {
-        // SAFETY: The client is registered. This is called once: when `ready` has failed, after
-        // which there is no drop, or by the drop.
+        // SAFETY: The client is registered. It is unregistered once: here when `ready` has failed,
+        // after which the registration is not dropped, or when it is dropped.
         unsafe { bindings::ib_unregister_client(self.core.raw.get()) };
         // INVARIANT: The RDMA core does not call the client any more.
-        T::slot().registration.store(0, Release);
+        T::singleton().registration.store(0, Release);
     }
 
-    /// Returns the registration in the slot.
+    /// Returns the registration.
     ///
     /// # Safety
     ///
     /// The RDMA core is calling the client, and the reference is not used after that call.
     unsafe fn called<'a>() -> &'a Self {
-        // SAFETY: By the invariant of `Slot` this is the address of a live registration of this
-        // type: the RDMA core may call the client, as it does.
-        unsafe { &*(T::slot().registration.load(Acquire) as *const Self) }
+        // SAFETY: By the invariant of `Singleton` this is the address of a live registration of this
+        // type, as the RDMA core is calling the client.
+        unsafe { &*(T::singleton().registration.load(Acquire) as *const Self) }
     }
 
     /// `ib_client.add`.
     ///
     /// # Safety
     ///
-    /// Called by the RDMA core, for the registration in the slot.
+    /// Called by the RDMA core.
     unsafe extern "C" fn add(dev: *mut bindings::ib_device) -> c_int {
         // SAFETY: The RDMA core is calling the client.
         let this = unsafe { Self::called() };
@@ -269,17 +264,17 @@ impl<T: Owned> Registration<T> {
     fn add_device(&self, raw: NonNull<bindings::ib_device>) -> Result {
         // SAFETY: `add` is called in process context.
         let cx = unsafe { Sleepable::assume() };
-        let inner = device::Inner::new(raw, &self.core, T::slot())?;
-        let entry = NonNull::from(&*inner);
-        // INVARIANT: `release` takes the entry out before it closes the gate and frees `inner`.
-        let listed = self.core.devices.lock().push(Entry(entry), GFP_KERNEL);
-        if let Err(e) = listed {
+        let inner = device::Inner::new(raw, &self.core, T::singleton())?;
+        let ptr = NonNull::from(&*inner);
+        // INVARIANT: `release` takes it out of the list before it kills the refs and frees `inner`.
+        let pushed = self.core.devices.lock().push(DevicePtr(ptr), GFP_KERNEL);
+        if let Err(e) = pushed {
             device::wait_released(inner, &cx);
             return Err(e.into());
         }
 
-        // SAFETY: `inner` is valid until `release` has closed its refs.
-        let added = unsafe { Device::new(entry) }
+        // SAFETY: `inner` is valid until `release` has killed its refs and waited for them.
+        let added = unsafe { Device::new(ptr) }
             .and_then(|dev| Arc::pin_init(T::Data::add(self.state(), &dev, &cx), GFP_KERNEL));
         match added {
             Ok(data) => {
@@ -289,12 +284,13 @@ impl<T: Owned> Registration<T> {
                     bindings::ib_set_client_data(
                         raw.as_ptr(),
                         self.core.raw.get(),
-                        entry.as_ptr().cast(),
+                        ptr.as_ptr().cast(),
                     )
                 };
-                // SAFETY: `remove` ends it, and what is pinned does not move until then.
-                unsafe { inner.watch(Self::event) };
-                // SAFETY: What is in the box stays where it is: `remove` pins it again.
+                // SAFETY: This is the only call for `inner`. `remove` unregisters the handler, and
+                // `inner` is pinned until then.
+                unsafe { inner.register_handler(Self::event) };
+                // SAFETY: The content of the box is not moved: `remove` pins it again.
                 let _ = KBox::into_raw(unsafe { Pin::into_inner_unchecked(inner) });
                 Ok(())
             }
@@ -305,28 +301,29 @@ impl<T: Owned> Registration<T> {
         }
     }
 
-    /// Ends the use of a device: nobody finds it any more, and all that was made from it is gone.
-    /// `watched` says that its events come to [`Self::event`].
-    fn release(&self, inner: Pin<KBox<device::Inner>>, watched: bool, cx: &Sleepable) {
-        let entry = NonNull::from(&*inner);
-        self.core.devices.lock().retain(|other| other.0 != entry);
-        // Before anything here waits: what it waits for may itself wait for the device.
+    /// Removes a device: no handle of it can be taken any more, and all objects made from it are
+    /// gone when this returns. `registered` says that [`Self::event`] is registered for it.
+    fn release(&self, inner: Pin<KBox<device::Inner>>, registered: bool, cx: &Sleepable) {
+        let ptr = NonNull::from(&*inner);
+        self.core.devices.lock().retain(|other| other.0 != ptr);
+        // Before anything here waits, as that may itself wait for the device.
         inner.close();
-        if watched {
-            // SAFETY: `add_device` has begun it, and this is the only end of the device. This waits
-            // for a call that has begun.
-            unsafe { inner.as_ref().unwatch() };
+        if registered {
+            // SAFETY: `add_device` has registered the handler, and `release` is called once for a
+            // device, by `add` or by `remove`, which may sleep.
+            unsafe { inner.as_ref().unregister_handler() };
         }
         let progress = inner.as_ref().progress();
         let mut data = inner.take_data::<T>();
-        // SAFETY: `inner` is valid until its gate was closed, below.
-        if let (Some(data), Ok(dev)) = (&data, unsafe { Device::new(entry) }) {
+        // SAFETY: `inner` is valid until `wait_released` has killed its refs and waited for them.
+        if let (Some(data), Ok(dev)) = (&data, unsafe { Device::new(ptr) }) {
             progress.during(Step::Remove, &mut || {
                 pinned(data).remove(self.state(), &dev, cx);
             });
         }
         inner.as_ref().end_all(cx);
-        // Now, as files that are part of it go only once nobody waits in them.
+        // Not before `end_all`: files that are part of the data go only once no thread waits in
+        // them.
         progress.during(Step::Data, &mut || drop(data.take()));
         device::wait_released(inner, cx);
     }
@@ -335,15 +332,15 @@ impl<T: Owned> Registration<T> {
     ///
     /// # Safety
     ///
-    /// Called by the RDMA core, once, for the registration in the slot and a device for which
-    /// [`Self::add`] has succeeded, with the client data that this has set.
+    /// Called by the RDMA core, once for a device for which [`Self::add`] has succeeded, with the
+    /// client data that this has set.
     unsafe extern "C" fn remove(_dev: *mut bindings::ib_device, data: *mut c_void) {
         // SAFETY: The RDMA core is calling the client.
         let this = unsafe { Self::called() };
         // SAFETY: `remove` is called in process context.
         let cx = unsafe { Sleepable::assume() };
-        // SAFETY: The caller says that `data` is what `add` has set, a pinned box that it has left
-        // to this call.
+        // SAFETY: The caller says that `data` is what `add` has set, which is a pinned box that it
+        // has leaked for this call.
         let inner = unsafe { Pin::new_unchecked(KBox::from_raw(data.cast::<device::Inner>())) };
         this.release(inner, true, &cx);
     }
@@ -352,23 +349,23 @@ impl<T: Owned> Registration<T> {
     ///
     /// # Safety
     ///
-    /// Called by the RDMA core, between `add` and `remove` of a device of the registration in the
-    /// slot, with the device's event handler.
+    /// Called by the RDMA core, between `add` and `remove` of a device, with the device's event
+    /// handler.
     unsafe extern "C" fn event(
         handler: *mut bindings::ib_event_handler,
         event: *mut bindings::ib_event,
     ) {
         // SAFETY: The RDMA core is calling the client, which has the event's device.
         let this = unsafe { Self::called() };
-        // SAFETY: `handler` is the one that `Inner::watch` has registered in `add`, and the event
-        // is valid during the call.
+        // SAFETY: `handler` was registered by `Inner::register_handler` in `add`, and the event is
+        // valid during the call.
         let (inner, event) =
             unsafe { (device::Inner::of_handler(handler), Event::from_raw(&*event)) };
-        // SAFETY: `inner` is valid: `release` waits for the end of this call in `unwatch`, and
-        // closes the gate after that.
+        // SAFETY: `inner` is valid: `release` waits for the end of this call in
+        // `unregister_handler`, and kills the refs after that.
         let (dev, inner) = unsafe { (Device::new(inner), inner.as_ref()) };
-        // SAFETY: Events of devices come from a work item; those of a GID table from whoever
-        // changes it, which may sleep and has the table's mutex.
+        // SAFETY: Events of devices come from a work item, those of a GID table from the thread that
+        // changes it, which may sleep and holds the table's mutex.
         let cx = unsafe { Sleepable::assume() };
         if let (Ok(dev), Some(data)) = (dev, inner.data::<T>()) {
             pinned(&data).event(this.state(), &dev, event, &cx);
@@ -377,12 +374,12 @@ impl<T: Owned> Registration<T> {
 }
 
 fn pinned<T>(data: &Arc<T>) -> Pin<&T> {
-    // SAFETY: What is in an `Arc` does not move.
+    // SAFETY: The content of an `Arc` does not move.
     unsafe { Pin::new_unchecked(data) }
 }
 
 #[pinned_drop]
-impl<T: Owned> PinnedDrop for Registration<T> {
+impl<T: ModuleClient> PinnedDrop for Registration<T> {
     fn drop(self: Pin<&mut Self>) {
         self.unregister();
     }
@@ -392,39 +389,75 @@ impl<T: Owned> PinnedDrop for Registration<T> {
 ///
 /// # Invariants
 ///
-/// `core` is valid while `hold` lives, and `hold` is a hold on its refs.
+/// `core` is valid while `reference` lives, which is to its refs.
 pub struct ClientRef {
     core: NonNull<Core>,
-    hold: Ref,
+    reference: Ref,
 }
 
-// SAFETY: `Core` is `Sync`, and a hold may be given back in any thread.
+// SAFETY: `Core` is `Sync`, and a `Ref` may be dropped in any thread.
 unsafe impl Send for ClientRef {}
-// SAFETY: What a reference gives access to is a `Core`, which is `Sync`, and the counts of a hold.
+// SAFETY: A shared reference gives access to a `Core`, which is `Sync`, and to a `Ref`, which is.
 unsafe impl Sync for ClientRef {}
 
+/// An object of a client that is not bound to a device: an id of the connection manager.
+///
+/// # Invariants
+///
+/// `core` is the owner of `object`, so it is valid.
+pub(crate) struct Object {
+    core: NonNull<Core>,
+    object: objects::Object,
+}
+
+// SAFETY: `Core` is `Sync`, and the rest is `Send`.
+unsafe impl Send for Object {}
+// SAFETY: `Core` is `Sync`, and so is the rest.
+unsafe impl Sync for Object {}
+
+impl Object {
+    pub(crate) fn client(&self) -> &Core {
+        // SAFETY: `core` is valid by the type invariant.
+        unsafe { self.core.as_ref() }
+    }
+}
+
+impl Deref for Object {
+    type Target = objects::Object;
+
+    fn deref(&self) -> &objects::Object {
+        &self.object
+    }
+}
+
 impl ClientRef {
-    /// Takes a hold for an object that is to be listed.
-    pub(crate) fn list(&self, kind: Kind) -> Result<Listed> {
-        // SAFETY: `hold` is on the gate of `core` by the type invariant, and so is another one.
-        unsafe { Listed::new(self.hold.another(kind), Owner::Client(self.core)) }
+    /// Lists an object of the client, with a reference.
+    pub(crate) fn list(&self, kind: Kind) -> Result<Object> {
+        // SAFETY: By the type invariant the new reference is to the refs of `core`, which is valid
+        // while there is one.
+        let object = unsafe { objects::Object::new(self.reference.get(kind), self.core) }?;
+        // INVARIANT: The object was just made for this owner.
+        Ok(Object {
+            core: self.core,
+            object,
+        })
     }
 
     fn core(&self) -> &Core {
-        // SAFETY: `core` is valid by the type invariant, as `self` has the hold.
+        // SAFETY: `core` is valid by the type invariant.
         unsafe { self.core.as_ref() }
     }
 
-    /// Returns a handle of the device that came first, if there is one.
+    /// Returns a handle of the device that was added first, if there is one.
     pub fn first_device(&self, _cx: &Sleepable) -> Option<Device> {
         let devices = self.core().devices.lock();
-        devices.iter().find_map(|entry| entry.device().ok())
+        devices.iter().find_map(|ptr| ptr.device().ok())
     }
 
     /// Returns a handle of the device with this name, if there is one.
     pub fn device_by_name(&self, name: &CStr, _cx: &Sleepable) -> Option<Device> {
-        self.core().devices.lock().iter().find_map(|entry| {
-            let dev = entry.device().ok()?;
+        self.core().devices.lock().iter().find_map(|ptr| {
+            let dev = ptr.device().ok()?;
             (*dev.name() == *name).then_some(dev)
         })
     }
@@ -436,7 +469,7 @@ impl ClientRef {
         let raw = unsafe { bindings::rdma_helper_device_by_netdev(name.as_char_ptr()) };
         let raw = NonNull::new(raw)?;
         let dev = self.core().device(raw.as_ptr());
-        // SAFETY: The helper has taken this reference.
+        // SAFETY: The helper has taken a reference, and `raw` is not used after this.
         unsafe { bindings::ib_device_put(raw.as_ptr()) };
         dev.ok()
     }
@@ -446,8 +479,8 @@ impl ClientRef {
         self.core().name
     }
 
-    /// Calls `f` from a work item, which may sleep and may go on for long. Unloading the module
-    /// waits for its end.
+    /// Calls `f` from a work item, which may sleep and may run for long. Unloading the module waits
+    /// for its end.
     ///
     /// Any context that may allocate with `flags`.
     ///
@@ -455,70 +488,55 @@ impl ClientRef {
     ///
     /// `ENOMEM`; `f` is then dropped.
     pub fn spawn(&self, flags: Flags, f: impl FnOnce(&Sleepable) + Send + 'static) -> Result {
-        self.spawn_job(flags, KBox::new(Once(Some(f)), flags)?)
+        let mut f = Some(f);
+        let job = move |cx: &Sleepable| {
+            if let Some(f) = f.take() {
+                f(cx);
+            }
+        };
+        self.spawn_job(flags, KBox::new(job, flags)?)
     }
 
     /// Never inlined, so that all modules give the work item's lock one name, as lockdep wants it.
     #[inline(never)]
-    fn spawn_job(&self, flags: Flags, mut job: KBox<dyn Job>) -> Result {
+    fn spawn_job(&self, flags: Flags, mut job: KBox<dyn FnMut(&Sleepable) + Send>) -> Result {
         let client = self.clone();
         let run = move || {
             // SAFETY: Work items run in process context.
-            job.run(&unsafe { Sleepable::assume() });
+            job(&unsafe { Sleepable::assume() });
             drop(job);
-            // The unload waits for the rest of this work item too: it destroys the queue.
+            // The unload waits for the rest of this work item too: it destroys the workqueue.
             drop(client);
         };
-        Ok(self.core().queue.get().try_spawn(flags, run)?)
-    }
-}
-
-/// What [`ClientRef::spawn`] runs.
-trait Job: Send {
-    fn run(&mut self, cx: &Sleepable);
-}
-
-struct Once<F>(Option<F>);
-
-impl<F: FnOnce(&Sleepable) + Send> Job for Once<F> {
-    fn run(&mut self, cx: &Sleepable) {
-        if let Some(f) = self.0.take() {
-            f(cx);
-        }
+        Ok(self.core().workqueue.get().try_spawn(flags, run)?)
     }
 }
 
 impl Clone for ClientRef {
     fn clone(&self) -> Self {
-        // INVARIANT: The new hold is on the same refs.
+        // INVARIANT: The new reference is to the same refs.
         Self {
             core: self.core,
-            hold: self.hold.another(Kind::Client),
+            reference: self.reference.get(Kind::Client),
         }
     }
 }
 
-/// An entry of [`Core::devices`].
+/// An element of [`Core::devices`].
 ///
 /// # Invariants
 ///
-/// The pointer is valid while this is in the list, and what it points to is freed only after its
-/// gate was closed.
-struct Entry(NonNull<device::Inner>);
+/// The pointer is valid while this is in the list, and is freed only after its refs were killed.
+struct DevicePtr(NonNull<device::Inner>);
 
-// SAFETY: `device::Inner` is `Send` and `Sync` in all its parts, and the pointer owns nothing.
-unsafe impl Send for Entry {}
+// SAFETY: `device::Inner` is `Sync`, and the pointer owns nothing.
+unsafe impl Send for DevicePtr {}
 
-impl Entry {
-    fn inner(&self) -> &device::Inner {
-        // SAFETY: The pointer is valid by the type invariant: `self` is borrowed from the list.
-        unsafe { self.0.as_ref() }
-    }
-
+impl DevicePtr {
     /// Returns a handle of the device, unless it is being removed from the client.
     fn device(&self) -> Result<Device> {
-        // SAFETY: By the type invariant the pointer is valid until the gate of what it points to
-        // was closed.
+        // SAFETY: By the type invariant the pointer is valid, as `self` is borrowed from the list,
+        // and is freed only after its refs were killed.
         unsafe { Device::new(self.0) }
     }
 }
@@ -529,13 +547,13 @@ pub(crate) struct Core {
     #[pin]
     raw: Opaque<bindings::ib_client>,
     #[pin]
-    pub(crate) refs: Refs,
+    refs: Refs,
     #[pin]
-    devices: Mutex<KVec<Entry>>,
+    devices: Mutex<KVec<DevicePtr>>,
     pub(crate) name: &'static CStr,
-    /// For work items of the ULP. Dropped after the gate was closed; waits for the end of their
+    /// For work items of the ULP. Dropped after the refs were killed; waits for the end of their
     /// code.
-    queue: OwnedQueue,
+    workqueue: Workqueue,
     #[pin]
     _pin: PhantomPinned,
 }
@@ -543,8 +561,7 @@ pub(crate) struct Core {
 // SAFETY: A `struct ib_client` may be registered and unregistered in different threads; all else is
 // `Send`.
 unsafe impl Send for Core {}
-// SAFETY: What changes in a `struct ib_client` is the RDMA core's, which locks it; all else is
-// `Sync`.
+// SAFETY: The RDMA core locks what it changes in a `struct ib_client`; all else is `Sync`.
 unsafe impl Sync for Core {}
 
 impl Core {
@@ -556,49 +573,60 @@ impl Core {
             refs <- Refs::new(),
             devices <- new_mutex!(KVec::new()),
             name,
-            queue: OwnedQueue::new(name)?,
+            workqueue: Workqueue::new(name)?,
             _pin: PhantomPinned,
         });
         KBox::pin_init(init, GFP_KERNEL)
     }
 
-    /// Finds the client's handle of a device.
+    /// Returns a handle of a device.
     ///
     /// # Errors
     ///
-    /// `ENODEV` if the client does not have the device, or is losing it.
+    /// `ENODEV` if the client does not have the device, or it is being removed from the client.
     pub(crate) fn device(&self, raw: *mut bindings::ib_device) -> Result<Device> {
         let devices = self.devices.lock();
-        let entry = devices
-            .iter()
-            .find(|entry| entry.inner().raw.as_ptr() == raw);
-        entry.ok_or(ENODEV)?.device()
+        // SAFETY: By the invariant of `DevicePtr` the pointer is valid: it is in the list.
+        let is_it = |ptr: &&DevicePtr| unsafe { ptr.0.as_ref() }.raw.as_ptr() == raw;
+        devices.iter().find(is_it).ok_or(ENODEV)?.device()
     }
 
     fn handle(&self) -> Result<ClientRef> {
-        // SAFETY: `self` is pinned by `Core::new`, and its drop closes the refs.
-        let hold = unsafe { self.refs.try_get(Kind::Client) }?;
-        // INVARIANT: Just taken.
+        // SAFETY: `self` is pinned by `Core::new`, and its drop kills the refs and waits for them.
+        let reference = unsafe { self.refs.try_get(Kind::Client) }?;
+        // INVARIANT: The reference was just taken.
         Ok(ClientRef {
             core: NonNull::from(self),
-            hold,
+            reference,
         })
+    }
+}
+
+impl objects::Owner for Core {
+    fn refs(&self) -> &Refs {
+        &self.refs
+    }
+}
+
+impl fmt::Display for Core {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self.name, f)
     }
 }
 
 #[pinned_drop]
 impl PinnedDrop for Core {
     fn drop(self: Pin<&mut Self>) {
-        // SAFETY: A registration is dropped when its module is loaded in vain or unloaded, in
-        // process context.
+        // SAFETY: A registration is dropped when the loading of its module has failed, or when the
+        // module is unloaded, in process context.
         let cx = unsafe { Sleepable::assume() };
-        self.refs.kill_and_wait(&fmt!("{}: unload", self.name), &cx);
+        objects::kill_and_wait(&*self, &fmt!("{}: unload", self.name), &cx);
     }
 }
 
 /// Declares a kernel module that is an RDMA ULP.
 ///
-/// Takes what `module!` takes; `type` implements [`Client`](Client).
+/// The arguments are those of `module!`; `type` implements [`Client`](Client).
 ///
 /// # Examples
 ///
@@ -632,13 +660,13 @@ macro_rules! module_rdma_client {
             $crate::own_path!(pin_init);
         }
 
-        // SAFETY: The slot is this type's own, and the first registration is the module's:
-        // `module!` makes it before any other code of the module runs, and drops it when the module
-        // is unloaded.
-        unsafe impl $crate::client::Owned for $type {
-            fn slot() -> &'static $crate::client::Slot {
-                static SLOT: $crate::client::Slot = $crate::client::Slot::new();
-                &SLOT
+        // SAFETY: The static variable is for this type only, and the first registration is the
+        // module's: `module!` makes it before any other code of the module runs, and drops it when
+        // the module is unloaded.
+        unsafe impl $crate::client::ModuleClient for $type {
+            fn singleton() -> &'static $crate::client::Singleton {
+                static SINGLETON: $crate::client::Singleton = $crate::client::Singleton::new();
+                &SINGLETON
             }
         }
 
@@ -673,9 +701,9 @@ macro_rules! module_rdma_client {
 }
 
 /// Refuses a path such as `::kernel` that a ULP has taken over (`extern crate self as kernel`):
-/// `module!` and others expand to such paths, and what they mean decides who owns the registration.
+/// `module!` and other macros expand to such paths, so they decide what owns the registration.
 ///
-/// A name that two glob imports bring is an error where it is used, unless both are one thing.
+/// A name that two glob imports bring is an error where it is used, unless both are the same item.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! own_path {

@@ -48,7 +48,7 @@ use crate::{
         Device,
         Name, //
     },
-    objects::Listed,
+    objects::Object,
     refs::Kind,
     removal::OnRemoval,
     sync::{
@@ -654,7 +654,7 @@ struct State {
     raw: NonNull<bindings::ib_cq>,
     origin: Origin,
     dev: Device,
-    _listed: Listed,
+    _listed: Object,
 }
 
 // SAFETY: A CQ may be freed from any thread.

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! What is posted, for kernels with debug assertions (`CONFIG_RUST_DEBUG_ASSERTIONS`).
+//! Tracking of posted requests, for kernels with debug assertions
+//! (`CONFIG_RUST_DEBUG_ASSERTIONS`).
 //!
-//! That a request completes once is the driver's promise, on which giving its owner back rests. A
-//! device that breaks it would have the owner given back twice. Posting has no room for a check of
-//! that, so there is none in other kernels; here the address of each posted callback is kept, and a
-//! completion that nobody waits for is reported and goes no further.
+//! That a request completes once is the driver's promise, which the return of its owner relies on.
+//! A device that breaks it would return the owner twice. Posting must not pay for a check of that,
+//! so other kernels have none; here the address of each posted callback is recorded, and a
+//! completion of a callback that is not posted is reported and ignored.
 //!
 //! The addresses are spread over buckets with a lock each, as those of debug objects are. One lock
 //! would serialise all posts and completions, and hide the races that such kernels are to find.
@@ -21,11 +22,9 @@ use kernel::{
     },
     sync::{
         atomic::{
-            ordering::{
-                Acquire,
-                Release, //
-            },
-            Atomic, //
+            Acquire,
+            Atomic,
+            Release, //
         },
         SpinLockIrq, //
     },
@@ -35,26 +34,25 @@ use kernel::{
     }, //
 };
 
-/// The table, owned by the core module.
+/// The address of the table.
 ///
 /// # Invariants
 ///
 /// Zero, or the address of a table that lives as long as this module has users.
 static TABLE: Atomic<usize> = Atomic::new(0);
 
-/// How many buckets there are.
 const BUCKETS: usize = 256;
 
 /// A callback that is posted.
 struct Posted {
     times: u32,
-    /// The QP, or null while that is not known, or if it is an SRQ.
+    /// The QP; null while it is not known, or for an SRQ.
     qp: *const bindings::ib_qp,
     owner: TypeName,
     since: Instant<Monotonic>,
 }
 
-/// The beginning of the name of a type. A copy: the original may be in a module that is gone.
+/// A copy of the start of a type's name, which may be in a module that is unloaded meanwhile.
 #[derive(Clone, Copy)]
 pub(crate) struct TypeName([u8; 64]);
 
@@ -75,18 +73,18 @@ impl fmt::Display for TypeName {
     }
 }
 
-/// What is posted to a QP.
+/// The requests that are posted to a QP.
 pub(crate) struct Outstanding {
     pub(crate) count: u32,
-    /// The type of the owner that was posted first of those, and when that was.
+    /// The type of the owner that was posted first.
     pub(crate) owner: TypeName,
     pub(crate) since: Instant<Monotonic>,
 }
 
 struct State {
-    /// The callbacks that are posted.
+    /// The posted callbacks, by address.
     posted: RBTree<usize, Posted>,
-    /// Whether memory was missing for an entry, so that nothing can be said any more.
+    /// Set when memory was missing for a callback: one that is not found may be posted.
     incomplete: bool,
 }
 
@@ -110,6 +108,7 @@ impl Bucket {
     }
 }
 
+/// The posted callbacks; part of the core module.
 #[pin_data]
 pub(crate) struct Table {
     #[pin]
@@ -117,7 +116,7 @@ pub(crate) struct Table {
 }
 
 impl Table {
-    /// Begins a table, where there is to be one.
+    /// Creates the table, in kernels with debug assertions.
     pub(crate) fn new() -> Result<Option<Pin<KBox<Self>>>> {
         if !cfg!(debug_assertions) {
             return Ok(None);
@@ -126,23 +125,31 @@ impl Table {
             buckets <- pin_init::pin_init_array_from_fn(|_| Bucket::new()),
         }? Error);
         let table = KBox::pin_init(init, GFP_KERNEL)?;
-        // INVARIANT: It is the core module's, which its users keep.
+        // INVARIANT: The table is the core module's, which its users keep.
         TABLE.store(core::ptr::from_ref(&*table) as usize, Release);
         Ok(Some(table))
     }
 
-    /// Returns the state of the bucket of a callback, if there is a table.
-    fn of(cqe: usize) -> Option<&'static SpinLockIrq<State>> {
-        // SAFETY: By the invariant of `TABLE` the table is there, if there is one: the caller is,
-        // or works for, a user of this module.
-        let table = unsafe { (TABLE.load(Acquire) as *const Self).as_ref() }?;
+    /// Returns the table, if there is one.
+    fn get() -> Option<&'static Self> {
+        // So the compiler drops the code that uses the table.
+        if !cfg!(debug_assertions) {
+            return None;
+        }
+        // SAFETY: By the invariant of `TABLE` the table lives as long as this module has users, and
+        // the caller is, or works for, one.
+        unsafe { (TABLE.load(Acquire) as *const Self).as_ref() }
+    }
+
+    /// Returns the bucket of a callback, if there is a table.
+    fn bucket(cqe: usize) -> Option<&'static SpinLockIrq<State>> {
         // The golden ratio, as in `hash_long`.
         let hash = (cqe as u64).wrapping_mul(0x61c8_8646_80b5_83eb) >> 32;
-        Some(&table.buckets.get(hash as usize % BUCKETS)?.state)
+        Some(&Self::get()?.buckets.get(hash as usize % BUCKETS)?.state)
     }
 }
 
-/// Notes that a callback is posted, and the type of its owner.
+/// Records that a callback is posted, with the type of its owner.
 #[inline]
 pub(crate) fn activate(cqe: *mut bindings::ib_cqe, owner: &'static str) {
     if cfg!(debug_assertions) {
@@ -150,7 +157,7 @@ pub(crate) fn activate(cqe: *mut bindings::ib_cqe, owner: &'static str) {
     }
 }
 
-/// Notes which QP a callback is posted to, before it is.
+/// Records the QP that a callback is about to be posted to.
 #[inline]
 pub(crate) fn set_qp_of(qp: *const bindings::ib_qp, cqe: *mut bindings::ib_cqe) {
     if cfg!(debug_assertions) {
@@ -158,13 +165,10 @@ pub(crate) fn set_qp_of(qp: *const bindings::ib_qp, cqe: *mut bindings::ib_cqe) 
     }
 }
 
-/// Returns what is posted to a QP, as far as is known.
+/// Returns the requests that are posted to a QP, as far as is known.
 pub(crate) fn of_qp(qp: *const bindings::ib_qp) -> Option<Outstanding> {
-    // SAFETY: By the invariant of `TABLE` the table is there, if there is one: the caller works
-    // for a user of this module.
-    let table = unsafe { (TABLE.load(Acquire) as *const Table).as_ref() }?;
     let mut found: Option<Outstanding> = None;
-    for bucket in &table.buckets {
+    for bucket in &Table::get()?.buckets {
         let state = bucket.state.lock();
         for (_, posted) in state.posted.iter().filter(|(_, posted)| posted.qp == qp) {
             let Posted { owner, since, .. } = *posted;
@@ -184,14 +188,14 @@ pub(crate) fn of_qp(qp: *const bindings::ib_qp) -> Option<Outstanding> {
     found
 }
 
-/// Strikes out a callback that has completed, or was not posted after all. Says whether it was
+/// Removes a callback that has completed, or was not posted after all. Returns `true` if it was
 /// posted, as far as is known.
 #[inline]
 pub(crate) fn deactivate(cqe: *mut bindings::ib_cqe) -> bool {
     !cfg!(debug_assertions) || remove(cqe as usize)
 }
 
-/// Says whether a callback is posted, as far as is known.
+/// Returns `true` if a callback is posted, as far as is known.
 #[inline]
 pub(crate) fn is_active(cqe: *mut bindings::ib_cqe) -> bool {
     !cfg!(debug_assertions) || find(cqe as usize)
@@ -199,7 +203,7 @@ pub(crate) fn is_active(cqe: *mut bindings::ib_cqe) -> bool {
 
 #[inline(never)]
 fn find(cqe: usize) -> bool {
-    Table::of(cqe).is_none_or(|bucket| {
+    Table::bucket(cqe).is_none_or(|bucket| {
         let state = bucket.lock();
         state.incomplete || state.posted.get(&cqe).is_some()
     })
@@ -207,7 +211,7 @@ fn find(cqe: usize) -> bool {
 
 #[inline(never)]
 fn set_qp(cqe: usize, qp: *const bindings::ib_qp) {
-    if let Some(bucket) = Table::of(cqe) {
+    if let Some(bucket) = Table::bucket(cqe) {
         if let Some(posted) = bucket.lock().posted.get_mut(&cqe) {
             posted.qp = qp;
         }
@@ -216,7 +220,7 @@ fn set_qp(cqe: usize, qp: *const bindings::ib_qp) {
 
 #[inline(never)]
 fn add(cqe: usize, owner: &'static str) {
-    let Some(bucket) = Table::of(cqe) else {
+    let Some(bucket) = Table::bucket(cqe) else {
         return;
     };
     let posted = Posted {
@@ -236,7 +240,7 @@ fn add(cqe: usize, owner: &'static str) {
 
 #[inline(never)]
 fn remove(cqe: usize) -> bool {
-    let Some(bucket) = Table::of(cqe) else {
+    let Some(bucket) = Table::bucket(cqe) else {
         return true;
     };
     let mut state = bucket.lock();
@@ -248,7 +252,7 @@ fn remove(cqe: usize) -> bool {
     true
 }
 
-/// Reports a completion that nobody waits for.
+/// Reports a completion of a callback that is not posted.
 #[cold]
 #[inline(never)]
 pub(crate) fn report(owner: &str) {

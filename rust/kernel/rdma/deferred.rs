@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Destruction that sleeps, away from whoever drops the last handle.
+//! Destruction in a work item.
 //!
-//! The last handle of a QP may well be dropped in its own completion handler, in a softirq. So a
-//! drop only queues the object; a work item of this module, which may sleep, destroys it. What is
-//! queued still has its [`Ref`](crate::refs::Ref), so removal and unload wait for it.
+//! The last handle of a QP may be dropped in the QP's own completion handler, in a softirq. So a
+//! drop only queues the object; a work item of this module, which may sleep, destroys it. A queued
+//! object still has its [`Ref`](crate::refs::Ref), so removal and unload wait for it.
 
 use crate::{
     bindings,
     context::{
-        Context,
+        Context as _,
         Sleepable, //
     }, //
 };
@@ -30,11 +30,9 @@ use kernel::{
     new_work,
     prelude::*,
     sync::atomic::{
-        ordering::{
-            Acquire,
-            Release, //
-        },
-        Atomic, //
+        Acquire,
+        Atomic,
+        Release, //
     },
     workqueue::{
         self,
@@ -43,31 +41,23 @@ use kernel::{
     }, //
 };
 
-/// The queue that destroys, owned by the core module.
-///
-/// # Invariants
-///
-/// Zero, or the address of a workqueue that lives as long as this module's text can be reached by
-/// its users.
-static QUEUE: Atomic<usize> = Atomic::new(0);
-
 /// A workqueue of unbound workers.
 ///
 /// # Invariants
 ///
 /// The pointer is a workqueue that is valid until this is dropped.
-pub(crate) struct OwnedQueue(NonNull<bindings::workqueue_struct>);
+pub(crate) struct Workqueue(NonNull<bindings::workqueue_struct>);
 
 // SAFETY: A workqueue may be used and destroyed from any thread.
-unsafe impl Send for OwnedQueue {}
+unsafe impl Send for Workqueue {}
 // SAFETY: A workqueue may be used by several threads at once: C locks it.
-unsafe impl Sync for OwnedQueue {}
+unsafe impl Sync for Workqueue {}
 
-impl OwnedQueue {
+impl Workqueue {
     pub(crate) fn new(name: &CStr) -> Result<Self> {
         // SAFETY: The name is copied.
         let wq = unsafe { bindings::rdma_helper_alloc_workqueue(name.as_char_ptr()) };
-        // INVARIANT: Just allocated.
+        // INVARIANT: The workqueue was just allocated.
         Ok(Self(NonNull::new(wq).ok_or(ENOMEM)?))
     }
 
@@ -77,48 +67,57 @@ impl OwnedQueue {
     }
 }
 
-impl Drop for OwnedQueue {
+impl Drop for Workqueue {
     fn drop(&mut self) {
         // SAFETY: The workqueue is valid by the type invariant, and is not used again. This waits
-        // for the end of what runs.
+        // for the end of its work items.
         unsafe { bindings::destroy_workqueue(self.0.as_ptr()) };
     }
 }
 
-/// Owns the workqueue that destroys; part of the core module. Modules that use this one are gone
-/// before it is dropped, and all their objects before them, so nothing queues any more then.
+/// The address of the workqueue of [`Queue`].
+///
+/// # Invariants
+///
+/// Zero, or the address of a workqueue that is destroyed when the core module is unloaded.
+static QUEUE: Atomic<usize> = Atomic::new(0);
+
+/// The workqueue that destroys objects, part of the core module.
 pub(crate) struct Queue {
-    _queue: OwnedQueue,
+    _workqueue: Workqueue,
 }
 
 impl Queue {
     pub(crate) fn new() -> Result<Self> {
-        let queue = OwnedQueue::new(c"rdma_rs")?;
-        // INVARIANT: Just allocated, destroyed only with this module.
-        QUEUE.store(queue.0.as_ptr() as usize, Release);
-        Ok(Self { _queue: queue })
+        let workqueue = Workqueue::new(c"rdma_rs")?;
+        // INVARIANT: The workqueue was just allocated, and is the core module's.
+        QUEUE.store(workqueue.0.as_ptr() as usize, Release);
+        Ok(Self {
+            _workqueue: workqueue,
+        })
     }
 
     pub(crate) fn get() -> &'static workqueue::Queue {
-        // SAFETY: By the invariant of `QUEUE`: a caller has objects of this crate, so the module is
-        // initialised and not being unloaded.
+        // SAFETY: The caller has objects of this crate. So the core module is initialised and, as
+        // it is unloaded only after the modules that use it, is not being unloaded: the workqueue
+        // is there by the invariant of `QUEUE`.
         unsafe { workqueue::Queue::from_raw(QUEUE.load(Acquire) as *const _) }
     }
 }
 
-/// Something whose destruction sleeps.
+/// A value whose destruction sleeps.
 pub(crate) trait Teardown: Send + 'static {
-    /// Destroys it. Called once; what the value owns is dropped after that, unless it says to leak
-    /// it.
+    /// Destroys the value. Called once; the value is dropped after that if this returns
+    /// [`Fate::Gone`].
     fn teardown(&mut self, cx: &Sleepable) -> Fate;
 }
 
-/// What becomes of the value after its [`Teardown`].
+/// The result of [`Teardown::teardown`].
 #[derive(PartialEq, Eq)]
 pub(crate) enum Fate {
-    /// It is destroyed: drop it.
+    /// The value is destroyed: drop it.
     Gone,
-    /// It could not be proved to be out of use: never free it.
+    /// The value could not be proved to be out of use: never free it.
     Leak,
 }
 
@@ -126,16 +125,16 @@ pub(crate) enum Fate {
 ///
 /// # Invariants
 ///
-/// The box is there until the value is dropped or destroyed.
+/// The box is not taken out before the value is dropped or destroyed.
 pub(crate) struct Deferred<T: Teardown>(ManuallyDrop<Pin<KBox<Item<T>>>>);
 
-/// The place for a value that is to be wrapped.
+/// Memory for a [`Deferred`], allocated before its value is made.
 pub(crate) struct Reserved<T: Teardown>(KBox<MaybeUninit<Item<T>>>);
 
 impl<T: Teardown> Reserved<T> {
     /// Wraps a value.
     ///
-    /// To be called from functions that are not generic and never inlined, so that the work item's
+    /// Must be called from functions that are neither generic nor inlined, so that the work item's
     /// code is this module's: a ULP's code may be gone when it returns.
     pub(crate) fn fill(self, value: T) -> Deferred<T> {
         let item = self.0.write_pin_init::<Infallible>(pin_init!(Item {
@@ -143,7 +142,7 @@ impl<T: Teardown> Reserved<T> {
             value: ManuallyDrop::new(value),
         }));
         match item {
-            // INVARIANT: The box is there.
+            // INVARIANT: The box was just filled.
             Ok(item) => Deferred(ManuallyDrop::new(item)),
             Err(never) => match never {},
         }
@@ -163,14 +162,13 @@ impl_has_work! {
 
 impl<T: Teardown> Item<T> {
     fn finish(self: Pin<KBox<Self>>, cx: &Sleepable) -> Fate {
-        // SAFETY: What is in the box stays where it is until it is dropped; `value`, which is
+        // SAFETY: The content of the box is not moved before it is dropped; `value`, which is
         // borrowed mutably below, is not pinned structurally.
         let mut item = unsafe { Pin::into_inner_unchecked(self) };
         let fate = item.value.teardown(cx);
         match fate {
-            // SAFETY: Dropped once: the box is freed right after this.
+            // SAFETY: The value is not used again: the box is freed right after this.
             Fate::Gone => unsafe { ManuallyDrop::drop(&mut item.value) },
-            // The value stays where it is, for whoever still uses it.
             Fate::Leak => core::mem::forget(item),
         }
         fate
@@ -188,15 +186,15 @@ impl<T: Teardown> WorkItem for Item<T> {
 }
 
 impl<T: Teardown> Deferred<T> {
-    /// Allocates the place for a value, so that once there is one nothing can fail.
+    /// Allocates memory for a value, so that nothing fails once there is one.
     pub(crate) fn reserve() -> Result<Reserved<T>> {
         Ok(Reserved(KBox::new_uninit(GFP_KERNEL)?))
     }
 
-    /// Tears the value down now and waits for the end of it.
+    /// Tears the value down and waits for that.
     pub(crate) fn destroy(self, cx: &Sleepable) -> Fate {
         let mut this = ManuallyDrop::new(self);
-        // SAFETY: The box is there by the type invariant; `this` is not used again and is not
+        // SAFETY: The box was not taken out by the type invariant; `this` is neither used again nor
         // dropped.
         unsafe { ManuallyDrop::take(&mut this.0) }.finish(cx)
     }
@@ -220,7 +218,7 @@ impl<T: Teardown> DerefMut for Deferred<T> {
 
 impl<T: Teardown> Drop for Deferred<T> {
     fn drop(&mut self) {
-        // SAFETY: The box is there by the type invariant, and `self` is not used again.
+        // SAFETY: The box was not taken out by the type invariant, and `self` is not used again.
         let item = unsafe { ManuallyDrop::take(&mut self.0) };
         Queue::get().enqueue(item);
     }

@@ -4,8 +4,14 @@
 //!
 //! C header: [`include/rdma/ib_verbs.h`](srctree/include/rdma/ib_verbs.h) (`struct ib_device`)
 
+pub(crate) mod name;
 mod port;
 
+pub use name::{
+    Firmware,
+    Name,
+    Netdev, //
+};
 pub use port::{
     Gid,
     GidAttr,
@@ -24,14 +30,11 @@ use crate::{
     bindings,
     client::{
         Core,
-        Owned,
-        Slot, //
+        ModuleClient,
+        Singleton, //
     },
     context::Sleepable,
-    objects::{
-        Listed,
-        Owner, //
-    },
+    objects,
     refs::{
         Kind, //
         Ref,
@@ -50,7 +53,6 @@ use kernel::{
     fmt,
     new_mutex,
     prelude::*,
-    str::CStr,
     sync::{
         Arc,
         ArcBorrow,
@@ -59,47 +61,52 @@ use kernel::{
     types::Opaque, //
 };
 
-/// What the crate keeps for one device of one client, from `add` to the end of `remove`.
+/// One device of one client, from `add` to the end of `remove`.
 ///
 /// # Invariants
 ///
-/// - `raw` is a registered device until `gate` is closed and empty.
-/// - `data` is a reference to the data of the client type that `owner` is the slot of.
+/// - `raw` is a registered device until `refs` is killed and empty, and `client` outlives that.
+/// - `data` is a reference to the data of the client type that `singleton` is for.
 #[pin_data]
 pub(crate) struct Inner {
     #[pin]
-    pub(crate) refs: Refs,
+    refs: Refs,
     pub(crate) raw: NonNull<bindings::ib_device>,
-    pub(crate) client: NonNull<Core>,
+    client: NonNull<Core>,
     #[pin]
     pub(crate) bound: BoundIds,
     #[pin]
     pub(crate) removal: Removal,
     #[pin]
     progress: Progress,
-    /// The slot of the client's type. Its address tells types apart, also those of several modules,
-    /// where a `TypeId` is a hash of names that they may share.
-    owner: &'static Slot,
+    /// Its address tells client types apart, also those of several modules, where a `TypeId` is a
+    /// hash of names that they may share.
+    singleton: &'static Singleton,
     #[pin]
     data: Mutex<Option<RawData>>,
     #[pin]
     events: Opaque<bindings::ib_event_handler>,
 }
 
-/// The client's reference to a ULP's data, as [`Arc::into_raw`] gives it.
+// SAFETY: `struct ib_device` and a client may be used from any thread, and the rest is `Send`.
+unsafe impl Send for Inner {}
+// SAFETY: `struct ib_device` and a client may be used by several threads at once, `events` is used
+// by the thread that adds or removes the device only, and the rest is `Sync`.
+unsafe impl Sync for Inner {}
+
+/// The client's reference to a ULP's data, from [`Arc::into_raw`].
 struct RawData(NonNull<c_void>);
 
-// SAFETY: This is an `Arc` of what a ULP keeps for a device, which `DeviceData` says is `Send` and
-// `Sync`.
+// SAFETY: This is an `Arc` of `DeviceData`, which is `Send` and `Sync`.
 unsafe impl Send for RawData {}
 
 impl Inner {
-    /// Never inlined: see [`Core`].
+    /// Never inlined, so that all modules give the locks one name, as lockdep wants it.
     #[inline(never)]
     pub(crate) fn new(
         raw: NonNull<bindings::ib_device>,
         client: &Core,
-        owner: &'static Slot,
+        singleton: &'static Singleton,
     ) -> Result<Pin<KBox<Self>>> {
         let name = client.name;
         let init = pin_init!(Self {
@@ -108,10 +115,10 @@ impl Inner {
             client: NonNull::from(client),
             bound <- BoundIds::new(),
             removal <- Removal::new(),
-            // SAFETY: The device is registered until the removal, whose progress this is, has
-            // ended.
+            // SAFETY: The device is registered until the end of its removal, which is where the
+            // progress is used.
             progress <- unsafe { Progress::new(*raw, name) },
-            owner,
+            singleton,
             // INVARIANT: There are no data yet.
             data <- new_mutex!(None),
             events: Opaque::new(bindings::ib_event_handler {
@@ -122,15 +129,25 @@ impl Inner {
         KBox::pin_init(init, GFP_KERNEL)
     }
 
-    /// Has everybody who waits for something of the device know that it goes; nobody else waits
-    /// from here on. Waits for nothing.
+    fn client(&self) -> &Core {
+        // SAFETY: By the type invariant the client outlives the device.
+        unsafe { self.client.as_ref() }
+    }
+
+    fn name(&self) -> Name {
+        // SAFETY: By the type invariant the device is registered.
+        unsafe { Name::of(self.raw.as_ptr()) }
+    }
+
+    /// Wakes all threads that wait for something of the device with `ENODEV`; none waits from here
+    /// on. Does not wait itself.
     #[inline(never)]
     pub(crate) fn close(&self) {
         self.removal.close();
         self.bound.close();
     }
 
-    /// Ends what is there of the device that others than the ULP know, after [`Inner::close`].
+    /// Ends the objects of the device that have handlers, after [`Inner::close`].
     #[inline(never)]
     pub(crate) fn end_all(self: Pin<&Self>, cx: &Sleepable) {
         let progress = self.progress();
@@ -143,41 +160,62 @@ impl Inner {
         unsafe { self.map_unchecked(|inner| &inner.progress) }
     }
 
-    /// Says whether the client is a `C`. Each slot belongs to one type, see [`Owned`], and is a
-    /// static variable, so no other has its address while the client's module is loaded.
-    fn is_of<C: Owned>(&self) -> bool {
-        core::ptr::eq(self.owner, C::slot())
+    /// Returns `true` if the client is a `C`. Each [`Singleton`] is a static variable of one client
+    /// type, so no other has its address while the client's module is loaded.
+    fn is_of<C: ModuleClient>(&self) -> bool {
+        core::ptr::eq(self.singleton, C::singleton())
     }
 
-    /// Keeps what the ULP has made for the device.
-    pub(crate) fn set_data<C: Owned>(&self, data: Arc<C::Data>) {
+    /// Sets the data of the ULP `C`.
+    pub(crate) fn set_data<C: ModuleClient>(&self, data: Arc<C::Data>) {
         if self.is_of::<C>() {
             // INVARIANT: The type was just checked.
             *self.data.lock() = NonNull::new(Arc::into_raw(data).cast_mut().cast()).map(RawData);
         }
     }
 
-    /// Returns what the ULP `C` has made for the device, if it has the device.
-    pub(crate) fn data<C: Owned>(&self) -> Option<Arc<C::Data>> {
+    /// Returns the data of the ULP `C`, if it has the device.
+    pub(crate) fn data<C: ModuleClient>(&self) -> Option<Arc<C::Data>> {
         if !self.is_of::<C>() {
             return None;
         }
-        let slot = self.data.lock();
+        let data = self.data.lock();
         // SAFETY: By the type invariant the type is right, and the reference is there while the
         // lock is held.
-        let data = unsafe { ArcBorrow::<C::Data>::from_raw(slot.as_ref()?.0.as_ptr().cast()) };
+        let data = unsafe { ArcBorrow::<C::Data>::from_raw(data.as_ref()?.0.as_ptr().cast()) };
         Some(data.into())
     }
 
-    /// Takes what the ULP `C` has made for the device.
-    pub(crate) fn take_data<C: Owned>(&self) -> Option<Arc<C::Data>> {
+    /// Takes the data of the ULP `C`.
+    pub(crate) fn take_data<C: ModuleClient>(&self) -> Option<Arc<C::Data>> {
         if !self.is_of::<C>() {
             return None;
         }
         let data = self.data.lock().take()?;
-        // SAFETY: By the type invariant the type is right, and nobody else takes the reference.
+        // SAFETY: By the type invariant the type is right. The reference was just taken out, under
+        // the lock, so this is its only use.
         Some(unsafe { Arc::from_raw(data.0.as_ptr().cast()) })
     }
+}
+
+impl objects::Owner for Inner {
+    fn refs(&self) -> &Refs {
+        &self.refs
+    }
+}
+
+impl fmt::Display for Inner {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_fmt(fmt!("{}: {}", self.client().name, self.name()))
+    }
+}
+
+/// Waits until nothing references the device any more, and frees `inner`. Never inlined, so that
+/// the drop is this module's.
+#[inline(never)]
+pub(crate) fn wait_released(inner: Pin<KBox<Inner>>, cx: &Sleepable) {
+    let (client, name) = (inner.client().name, inner.name());
+    objects::kill_and_wait(&*inner, &fmt!("{client}: removal of {name}"), cx);
 }
 
 /// A handle of a device for one ULP: what `add` gets and what everything else is created from.
@@ -188,16 +226,15 @@ impl Inner {
 ///
 /// # Invariants
 ///
-/// `inner` is valid while `hold` lives, and `hold` is a hold on its refs.
+/// `inner` is valid while `reference` lives, which is to its refs.
 pub struct Device {
     inner: NonNull<Inner>,
-    hold: Ref,
+    reference: Ref,
 }
 
-// SAFETY: `Inner` may be used from any thread, and a hold may be given back in any.
+// SAFETY: `Inner` is `Sync`, and a `Ref` may be dropped in any thread.
 unsafe impl Send for Device {}
-// SAFETY: `struct ib_device` may be used by several threads at once, and the rest of `Inner` is
-// read-only, atomic or locked.
+// SAFETY: A shared reference gives access to `Inner` and `Ref`, which are `Sync`.
 unsafe impl Sync for Device {}
 
 impl Device {
@@ -205,33 +242,34 @@ impl Device {
     ///
     /// # Safety
     ///
-    /// `inner` must stay valid until its gate is closed.
+    /// `inner` stays valid until its refs are killed and empty.
     pub(crate) unsafe fn new(inner: NonNull<Inner>) -> Result<Self> {
-        // SAFETY: The caller says that `inner`, and so its refs, stays valid until the gate is
-        // closed.
-        let hold = unsafe { inner.as_ref().refs.try_get(Kind::Device) }?;
-        // INVARIANT: Just taken.
-        Ok(Self { inner, hold })
+        // SAFETY: The caller says that `inner`, and so its refs, stays valid until they are killed
+        // and empty.
+        let reference = unsafe { inner.as_ref().refs.try_get(Kind::Device) }?;
+        // INVARIANT: The reference was just taken.
+        Ok(Self { inner, reference })
     }
 
     pub(crate) fn inner(&self) -> &Inner {
-        // SAFETY: `inner` is valid by the type invariant, as `self` has the hold.
+        // SAFETY: `inner` is valid by the type invariant.
         unsafe { self.inner.as_ref() }
     }
 
-    pub(crate) fn hold(&self, kind: Kind) -> Ref {
-        self.hold.another(kind)
+    /// Takes a reference for an object that is not listed.
+    pub(crate) fn get(&self, kind: Kind) -> Ref {
+        self.reference.get(kind)
     }
 
-    /// Takes a hold for an object that is to be listed.
-    pub(crate) fn list(&self, kind: Kind) -> Result<Listed> {
-        // SAFETY: `hold` is on the gate of `inner` by the type invariant, and so is another one.
-        unsafe { Listed::new(self.hold(kind), Owner::Device(self.inner)) }
+    /// Lists an object of the device, with a reference.
+    pub(crate) fn list(&self, kind: Kind) -> Result<objects::Object> {
+        // SAFETY: By the type invariant the new reference is to the refs of `inner`, which is valid
+        // while there is one.
+        unsafe { objects::Object::new(self.get(kind), self.inner) }
     }
 
     pub(crate) fn client(&self) -> &Core {
-        // SAFETY: A client outlives its devices, and the hold keeps this device.
-        unsafe { self.inner().client.as_ref() }
+        self.inner().client()
     }
 
     pub(crate) fn as_raw(&self) -> *mut bindings::ib_device {
@@ -240,16 +278,15 @@ impl Device {
 
     /// Returns the device's name, such as `rxe0`, as it is now: an administrator may change it.
     pub fn name(&self) -> Name {
-        // SAFETY: The device is registered by the invariant of `Inner`.
-        unsafe { Name::of(self.as_raw()) }
+        self.inner().name()
     }
 
     /// Returns what the ULP `C` keeps for the device (`ib_get_client_data`): between `add` and
-    /// `remove`, and if the handle is one of this ULP's. `C` is what
-    /// [`module_rdma_client!`](crate::module_rdma_client) has made a module of.
+    /// `remove`, and if the handle is one of this ULP's. `C` is the type given to
+    /// [`module_rdma_client!`](crate::module_rdma_client).
     ///
-    /// Whoever keeps the reference keeps what is in the data, and so the device from going.
-    pub fn data<C: Owned>(&self, _cx: &Sleepable) -> Option<Arc<C::Data>> {
+    /// The reference keeps the data, and the handles in them, which the removal waits for.
+    pub fn data<C: ModuleClient>(&self, _cx: &Sleepable) -> Option<Arc<C::Data>> {
         self.inner().data::<C>()
     }
 
@@ -264,10 +301,10 @@ impl Device {
 
 impl Clone for Device {
     fn clone(&self) -> Self {
-        // INVARIANT: The new hold is on the same refs.
+        // INVARIANT: The new reference is to the same refs.
         Self {
             inner: self.inner,
-            hold: self.hold.another(Kind::Device),
+            reference: self.get(Kind::Device),
         }
     }
 }
@@ -284,58 +321,7 @@ impl fmt::Display for Device {
     }
 }
 
-/// Waits until nothing of the device is used any more, and frees what was kept for it. Never
-/// inlined, so that the drop is this module's.
-#[inline(never)]
-pub(crate) fn wait_released(inner: Pin<KBox<Inner>>, cx: &Sleepable) {
-    struct Who<'a>(&'a Inner);
-
-    impl fmt::Display for Who<'_> {
-        fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-            // SAFETY: The device is registered until `remove` returns, and its client outlives
-            // that.
-            let (name, client) = unsafe { (Name::of(self.0.raw.as_ptr()), self.0.client.as_ref()) };
-            f.write_fmt(fmt!("{}: removal of {name}", client.name))
-        }
-    }
-
-    inner.refs.kill_and_wait(&Who(&inner), cx);
-}
-
-/// A copy of a device's name.
-#[derive(Clone, Copy)]
-pub struct Name([u8; bindings::IB_DEVICE_NAME_MAX as usize]);
-
-impl Name {
-    /// # Safety
-    ///
-    /// `dev` is a valid device.
-    pub(crate) unsafe fn of(dev: *mut bindings::ib_device) -> Self {
-        let mut name = [0; bindings::IB_DEVICE_NAME_MAX as usize];
-        // SAFETY: `dev` is valid by the caller's promise; the helper copies a string that fits.
-        unsafe { bindings::rdma_helper_device_name(dev, name.as_mut_ptr().cast(), name.len()) };
-        Self(name)
-    }
-}
-
-impl core::ops::Deref for Name {
-    type Target = CStr;
-
-    fn deref(&self) -> &CStr {
-        CStr::from_bytes_until_nul(&self.0).unwrap_or(c"")
-    }
-}
-
-impl fmt::Display for Name {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(&**self, f)
-    }
-}
-
-// All of it is fixed once a device is registered, and can be read in any context, but for what
-// asks for a token.
-
-/// What a device can do beyond the obligatory (`enum ib_device_cap_flags`, `enum
+/// A capability of a device beyond those that all have (`enum ib_device_cap_flags`, `enum
 /// ib_kernel_cap_flags`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Capability {
@@ -346,7 +332,7 @@ pub enum Capability {
     SrqResize,
     /// Extended reliable connected service (`IB_DEVICE_XRC`).
     Xrc,
-    /// The device says when a port becomes active (`IB_DEVICE_PORT_ACTIVE_EVENT`).
+    /// The device has [`Event::PortActive`] (`IB_DEVICE_PORT_ACTIVE_EVENT`).
     PortActiveEvent,
     /// The device has a key for all local memory (`IBK_LOCAL_DMA_LKEY`).
     LocalDmaLkey,
@@ -356,7 +342,7 @@ pub enum Capability {
     Integrity,
 }
 
-/// What a device is, as `enum rdma_node_type`.
+/// The type of a device, as `enum rdma_node_type`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NodeType {
     /// A channel adapter of InfiniBand or RoCE (`RDMA_NODE_IB_CA`).
@@ -389,11 +375,20 @@ impl NodeType {
     }
 }
 
+/// The attributes of a device, which do not change once it is registered and can be read in any
+/// context.
 impl Device {
     pub(crate) fn attrs(&self) -> &bindings::ib_device_attr {
         // SAFETY: The device is registered by the invariant of `Inner`; its attributes do not
         // change after that.
         unsafe { &(*self.as_raw()).attrs }
+    }
+
+    /// Returns the operations of the driver.
+    pub(crate) fn ops(&self) -> &bindings::ib_device_ops {
+        // SAFETY: The device is registered by the invariant of `Inner`; its operations do not
+        // change after that.
+        unsafe { &(*self.as_raw()).ops }
     }
 
     /// Returns the largest number of entries that a completion queue can have.
@@ -427,15 +422,16 @@ impl Device {
         self.attrs().max_sgl_rd
     }
 
-    /// Returns how many RDMA READs and atomics of a peer a QP can answer at a time
+    /// Returns the number of RDMA READs and atomics of a peer that a QP can answer at a time
     /// (`max_qp_rd_atom`), for
     /// [`ConnParam::responder_resources`](crate::cm::ConnParam::responder_resources).
     pub fn max_responder_resources(&self) -> u32 {
         self.attrs().max_qp_rd_atom
     }
 
-    /// Returns how many RDMA READs and atomics a QP can have outstanding (`max_qp_init_rd_atom`),
-    /// for [`ConnParam::initiator_depth`](crate::cm::ConnParam::initiator_depth).
+    /// Returns the number of RDMA READs and atomics that a QP can have outstanding
+    /// (`max_qp_init_rd_atom`), for
+    /// [`ConnParam::initiator_depth`](crate::cm::ConnParam::initiator_depth).
     pub fn max_initiator_depth(&self) -> u32 {
         self.attrs().max_qp_init_rd_atom
     }
@@ -492,7 +488,7 @@ impl Device {
         self.attrs().hw_ver
     }
 
-    /// Says whether the device can do something.
+    /// Returns `true` if the device has a capability.
     pub fn has(&self, capability: Capability) -> bool {
         use bindings::{
             ib_device_cap_flags_IB_DEVICE_MEM_MGT_EXTENSIONS as MEM_MGT_EXTENSIONS,
@@ -518,7 +514,7 @@ impl Device {
         }
     }
 
-    /// Returns what the device is (`ib_device.node_type`).
+    /// Returns the type of the device (`ib_device.node_type`).
     pub fn node_type(&self) -> NodeType {
         // SAFETY: The device is registered by the invariant of `Inner`; the field does not change
         // after that.
@@ -528,14 +524,11 @@ impl Device {
     /// Returns the version of the firmware, empty if there is none (`ib_get_device_fw_str`).
     /// Drivers may sleep to find it: usnic locks a mutex.
     pub fn firmware(&self, _cx: &Sleepable) -> Firmware {
-        let mut version = Firmware([0; Firmware::LEN]);
-        // SAFETY: The device is registered by the invariant of `Inner`; drivers write at most so
-        // many bytes.
-        unsafe { bindings::ib_get_device_fw_str(self.as_raw(), version.0.as_mut_ptr().cast()) };
-        version
+        // SAFETY: The device is registered by the invariant of `Inner`.
+        unsafe { Firmware::of(self.as_raw()) }
     }
 
-    /// Says whether the current task's network namespace may use the device
+    /// Returns `true` if the current task's network namespace may use the device
     /// (`rdma_dev_access_netns`).
     pub fn is_accessible(&self, _cx: &Sleepable) -> bool {
         // SAFETY: The device is registered by the invariant of `Inner`; the helper only compares.
@@ -543,62 +536,18 @@ impl Device {
     }
 }
 
-/// A copy of the version of a device's firmware.
-#[derive(Clone, Copy)]
-pub struct Firmware([u8; Self::LEN]);
-
-impl Firmware {
-    const LEN: usize = bindings::IB_FW_VERSION_NAME_MAX as usize;
-}
-
-impl core::ops::Deref for Firmware {
-    type Target = CStr;
-
-    fn deref(&self) -> &CStr {
-        CStr::from_bytes_until_nul(&self.0).unwrap_or(c"")
-    }
-}
-
-/// The name and the index that a network interface had.
-#[derive(Clone, Copy)]
-pub struct Netdev(bindings::rdma_helper_netdev);
-
-impl Netdev {
-    /// Returns the name, which an administrator may have changed since.
-    pub fn name(&self) -> &CStr {
-        // SAFETY: The helper has filled in a string that ends in the array, or the array is zero.
-        unsafe { CStr::from_char_ptr(self.0.name.as_ptr()) }
-    }
-
-    /// Returns the index, which identifies the interface in its network namespace.
-    pub fn index(&self) -> u32 {
-        self.0.index.try_into().unwrap_or(0)
-    }
-}
-
-impl PartialEq for Netdev {
-    fn eq(&self, other: &Self) -> bool {
-        self.0.index == other.0.index
-    }
-}
-
-impl fmt::Display for Netdev {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self.name(), f)
-    }
-}
-
-/// What happened to a device or one of its ports, as `struct ib_event`.
+/// An event of a device or one of its ports, as `struct ib_event`. It can be printed
+/// (`ib_event_msg`).
 ///
-/// What happens to a queue is told to its owner. Can be printed (`ib_event_msg`).
+/// Events of QPs, CQs and SRQs go to their own handlers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Event {
     /// The device has failed, and will not work again (`IB_EVENT_DEVICE_FATAL`).
     DeviceFatal,
-    /// The link of this port is there (`IB_EVENT_PORT_ACTIVE`).
+    /// The link of this port is up (`IB_EVENT_PORT_ACTIVE`).
     PortActive(u32),
-    /// The link of this port is gone (`IB_EVENT_PORT_ERR`).
+    /// The link of this port is down (`IB_EVENT_PORT_ERR`).
     PortError(u32),
     /// This port has another LID (`IB_EVENT_LID_CHANGE`).
     LidChange(u32),
@@ -617,7 +566,8 @@ pub enum Event {
 
 impl Event {
     pub(crate) fn from_raw(raw: &bindings::ib_event) -> Self {
-        // SAFETY: Any value is one of this member, and it is the one that events of ports have set.
+        // SAFETY: All members of the union are as large as this one or larger, and it may have any
+        // value. Events of ports have set it.
         let port = || unsafe { *raw.element.port_num };
         match raw.event {
             bindings::ib_event_type_IB_EVENT_DEVICE_FATAL => Self::DeviceFatal,
@@ -673,48 +623,49 @@ impl fmt::Display for Event {
     }
 }
 
-/// A C function that is told of events.
-type Handler = unsafe extern "C" fn(*mut bindings::ib_event_handler, *mut bindings::ib_event);
-
 impl Inner {
-    /// Has `handler` told of the device's events (`ib_register_event_handler`).
+    /// Registers `handler` for the device's events (`ib_register_event_handler`).
     ///
     /// # Safety
     ///
-    /// To be called once, and [`Inner::unwatch`] before `self` goes or moves.
-    pub(crate) unsafe fn watch(&self, handler: Handler) {
+    /// Called once; [`Inner::unregister_handler`] is called before `self` is dropped or moved.
+    pub(crate) unsafe fn register_handler(
+        &self,
+        handler: unsafe extern "C" fn(*mut bindings::ib_event_handler, *mut bindings::ib_event),
+    ) {
         let events = self.events.get();
-        // SAFETY: The caller calls this once, so nobody else uses `events` yet; it has its device
-        // since `Inner::new`, and stays in place until the caller has called `unwatch`.
+        // SAFETY: The caller calls this once, so nothing else uses `events` yet; it has its device
+        // since `Inner::new`, and stays in place until `unregister_handler` was called.
         unsafe {
             (*events).handler = Some(handler);
             bindings::ib_register_event_handler(events);
         }
     }
 
-    /// Ends [`Inner::watch`], and waits for a call that has begun (`ib_unregister_event_handler`).
+    /// Unregisters the handler and waits for a call that has begun
+    /// (`ib_unregister_event_handler`).
     ///
     /// # Safety
     ///
-    /// To be called once, after [`Inner::watch`], in process context and not by the handler.
+    /// Called once, after [`Inner::register_handler`], in process context and not by the handler.
     #[inline(never)]
-    pub(crate) unsafe fn unwatch(self: Pin<&Self>) {
+    pub(crate) unsafe fn unregister_handler(self: Pin<&Self>) {
         self.progress().during(Step::Event, &mut || {
-            // SAFETY: The caller says that `watch` has registered it, that this is the only end of
-            // that, and that it may sleep.
+            // SAFETY: The caller says that the handler is registered, that this is the only call
+            // that unregisters it, and that it may sleep.
             unsafe { bindings::ib_unregister_event_handler(self.events.get()) };
         });
     }
 
-    /// Returns what a handler belongs to.
+    /// Returns the [`Inner`] of a handler.
     ///
     /// # Safety
     ///
-    /// The handler is one that [`Inner::watch`] has registered.
+    /// The handler was registered by [`Inner::register_handler`].
     pub(crate) unsafe fn of_handler(handler: *mut bindings::ib_event_handler) -> NonNull<Self> {
         let events: *mut Opaque<bindings::ib_event_handler> = handler.cast();
-        // SAFETY: `watch` registers the field `events` of an `Inner`, and the caller says that this
-        // is one that it has registered.
+        // SAFETY: The caller says that `register_handler` has registered the handler, which is the
+        // field `events` of an `Inner`.
         unsafe { NonNull::new_unchecked(container_of!(events, Self, events)) }
     }
 }

@@ -1,25 +1,23 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Knowing that RDMA WRITEs are in the peer's memory.
+//! Flushes of RDMA WRITEs to the peer's memory.
 //!
-//! The completion of an RDMA WRITE says that the peer's device has the data, which may be on their
-//! way to memory still. A flush is a request behind it that completes when they have arrived there.
+//! When an RDMA WRITE completes, the peer's device has the data, but they may not be in memory yet.
+//! A flush is a request behind it that completes when they are.
 //!
-//! The kernel has no request for that in its API for ULPs. So a flush is an RDMA READ of the last
-//! byte of the range, whose answer waits for all writes of the same QP before it:
+//! The kernel's API for ULPs has no request for that. So a flush is an RDMA READ of the last byte of
+//! the range, whose response waits for all writes of the same QP before it:
 //!
 //! - The peer's device executes the requests of a QP in order, so it reads after it has written.
-//! - On the peer's bus a read pushes the writes before it, unless they are allowed to be reordered:
-//!   the memory must not be registered with `IB_ACCESS_RELAXED_ORDERING`, which this crate never
-//!   asks for.
+//! - On the peer's bus a read pushes the writes before it, unless they may be reordered: the memory
+//!   must not be registered with `IB_ACCESS_RELAXED_ORDERING`, which this crate never sets.
 //!
-//! What is read goes to a [`Pad`], where nobody looks.
+//! The byte that is read goes to a [`Pad`] and is ignored.
 //!
-//! That makes the data visible to the peer's CPUs and to all other QPs. Whether they also survive a
-//! loss of power is up to the peer's platform: they do where caches belong to the persistence
-//! domain, or where the device writes past them. librpma says the same
-//! (`RPMA_FLUSH_TYPE_VISIBILITY`, and `RPMA_FLUSH_TYPE_PERSISTENT` for peers with direct writes to
-//! persistent memory).
+//! After a flush the data are visible to the peer's CPUs and to all other QPs
+//! (`RPMA_FLUSH_TYPE_VISIBILITY` in librpma). They survive a loss of power only if the peer's
+//! platform has its caches in the persistence domain, or its device bypasses them
+//! (`RPMA_FLUSH_TYPE_PERSISTENT`).
 //!
 //! # Examples
 //!
@@ -59,13 +57,11 @@ use kernel::{
     sync::Arc, //
 };
 
-/// Where flushes leave what they read. One serves any number of them at once.
+/// The memory that flushes read into. Any number of them can use one at once.
 pub struct Pad(Buf<FromDevice>);
 
 impl Pad {
     /// Allocates a pad for flushes by QPs of `pd`.
-    ///
-    /// Process context.
     ///
     /// # Errors
     ///
@@ -76,15 +72,15 @@ impl Pad {
 }
 
 impl<'a> SendWr<'a> {
-    /// A request that completes when all RDMA WRITEs to the `len` bytes from `remote` on, that were
-    /// posted to the same QP before it, are in the peer's memory: see [`crate::flush`].
+    /// Makes a request that completes when all RDMA WRITEs to the `len` bytes from `remote` on that
+    /// were posted to the same QP before it are in the peer's memory: see [`crate::flush`].
     ///
-    /// The peer must have allowed reading, and the connection an outstanding RDMA READ
+    /// The peer must have allowed reading, and the connection at least one outstanding RDMA READ
     /// ([`ConnParam::initiator_depth`](crate::cm::ConnParam::initiator_depth)).
     ///
     /// # Errors
     ///
-    /// `EINVAL` if the range is empty or has no end.
+    /// `EINVAL` if the range is empty or wraps around.
     #[inline]
     pub fn flush(pad: &'a Pad, remote: Remote, len: usize) -> Result<Self> {
         let last = (len as u64).checked_sub(1).ok_or(EINVAL)?;

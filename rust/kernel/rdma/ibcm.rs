@@ -30,7 +30,7 @@ pub use listener::{
 };
 
 use crate::{
-    ah::Datagram,
+    ah::Source,
     bindings,
     cm::{
         PrivateData,
@@ -127,16 +127,17 @@ impl<'a> Path<'a> {
         };
         let (dev, port) = (from.device(), from.port_num());
         let mtu = dev.port(port).ok_or(ENODEV)?.query(cx)?.active_mtu;
-        let datagram = Datagram::new(from, to)?;
+        let source = Source::synthetic(from, to)?;
+        let wc = source.to_wc();
         let mut attr = bindings::rdma_ah_attr::default();
         // SAFETY: The device is registered by the invariant of `device::Inner`, and has the port.
-        // Completion and header belong together.
+        // The header is that of the completion.
         to_result(unsafe {
             bindings::ib_init_ah_attr_from_wc(
                 dev.as_raw(),
                 port,
-                &raw const datagram.wc,
-                datagram.header(),
+                &raw const wc,
+                source.header(),
                 &raw mut attr,
             )
         })?;

@@ -8,31 +8,17 @@
 //! transaction id, or in [`Agent::recv`] for whatever comes, which goes to one of them.
 //!
 //! A wait ends with the MAD, with `ETIMEDOUT`, with `ERESTARTSYS` on a signal, or with `ENODEV` or
-//! `ECANCELED` when the device goes or the agent is stopped. No code of the ULP runs in the MAD
-//! layer's own context.
+//! `ECANCELED` when the device is removed or the agent is stopped. No code of the ULP runs in the
+//! MAD layer's own context.
 //!
-//! MADs of one segment only: there is no RMPP.
+//! MADs have one segment: RMPP is not supported.
 //!
 //! # Examples
 //!
 //! ```
-//! use rdma::{
-//!     device::{
-//!         Gid,
-//!         GidAttr, //
-//!     },
-//!     mad::{
-//!         Agent,
-//!         Class,
-//!         Message,
-//!         Method,
-//!         Methods,
-//!         Peer, //
-//!     },
-//!     prelude::*, //
-//! };
+//! use rdma::{device::{Gid, GidAttr}, mad::*, prelude::*};
 //!
-//! /// Asks who is there, and returns what the first byte of the answer is.
+//! /// Returns the first byte of the answer to a request.
 //! fn ask(from: &GidAttr, to: Gid, cx: &Sleepable) -> Result<u8> {
 //!     let class = Class::with_oui(0x30, [0x00, 0x00, 0x5e]);
 //!     let (dev, port) = (from.device(), from.port_num());
@@ -42,7 +28,7 @@
 //!         method: Method::GET,
 //!         attr_id: 1,
 //!         attr_mod: 0,
-//!         payload: b"who is there?",
+//!         payload: b"hello",
 //!     };
 //!     let reply = agent.request(&peer, &message, 100, 3, cx)?;
 //!     reply.payload().first().copied().ok_or(EIO)
@@ -58,18 +44,10 @@ pub(crate) mod agent;
 pub use agent::Agent;
 
 use crate::{
-    ah::{
-        self,
-        is_ipv4,
-        Datagram, //
-    },
+    ah,
     bindings,
     context::Sleepable,
-    deferred::{
-        Deferred,
-        Fate,
-        Teardown, //
-    },
+    deferred::Deferred,
     device::{
         Device,
         Gid,
@@ -109,15 +87,15 @@ pub struct Header {
     pub method: u8,
     /// In a reply, 0 for success.
     pub status: big_endian::U16,
-    /// What the class makes of it.
+    /// Defined by the class.
     pub class_specific: big_endian::U16,
     /// The transaction id, by which a reply is matched to its request.
     pub tid: big_endian::U64,
-    /// The attribute that the method is for.
+    /// The attribute.
     pub attr_id: big_endian::U16,
     /// Zero.
     pub resv: big_endian::U16,
-    /// More about the attribute.
+    /// The attribute modifier.
     pub attr_mod: big_endian::U32,
 }
 
@@ -125,7 +103,7 @@ impl Header {
     /// The length of the header, in bytes.
     pub const LEN: usize = size_of::<Self>();
 
-    /// Says whether this is a reply (`ib_response_mad`).
+    /// Returns `true` if this is a reply (`ib_response_mad`).
     pub fn is_response(&self) -> bool {
         // C's header is aligned as its widest field is, which this is not.
         let aligned: [u64; Self::LEN / size_of::<u64>()] = zerocopy::transmute!(*self);
@@ -134,23 +112,23 @@ impl Header {
     }
 }
 
-/// What is to be done with an attribute.
+/// A method: the operation on an attribute.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Method(pub u8);
 
 impl Method {
     const RESP: u8 = 0x80;
 
-    /// Reads an attribute (`IB_MGMT_METHOD_GET`). Where nobody serves it, the peer's MAD layer
+    /// Reads an attribute (`IB_MGMT_METHOD_GET`). If no agent serves it, the peer's MAD layer
     /// answers with an error.
     pub const GET: Self = Self(0x01);
     /// Writes an attribute (`IB_MGMT_METHOD_SET`). Answered as [`Method::GET`].
     pub const SET: Self = Self(0x02);
     /// Sends a datagram (`IB_MGMT_METHOD_SEND`).
     pub const SEND: Self = Self(0x03);
-    /// Tells of something (`IB_MGMT_METHOD_TRAP`).
+    /// Reports an event to a manager (`IB_MGMT_METHOD_TRAP`).
     pub const TRAP: Self = Self(0x05);
-    /// Passes a trap on (`IB_MGMT_METHOD_REPORT`).
+    /// Forwards a trap (`IB_MGMT_METHOD_REPORT`).
     pub const REPORT: Self = Self(0x06);
     /// Answers a trap (`IB_MGMT_METHOD_TRAP_REPRESS`).
     pub const TRAP_REPRESS: Self = Self(0x07);
@@ -198,7 +176,7 @@ impl Methods {
     }
 }
 
-/// A management class: what kind of MADs an agent sends and receives.
+/// A management class.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Class {
     id: u8,
@@ -211,10 +189,10 @@ impl Class {
     const FIRST_WITH_OUI: u8 = 0x30;
     /// The last one.
     const LAST_WITH_OUI: u8 = 0x4f;
-    /// Where the vendor's OUI is in those.
+    /// The offset of the vendor's OUI in those, in bytes.
     const OUI_AT: usize = 37;
 
-    /// A class by its number, such as 0x06 (`IB_MGMT_CLASS_DEVICE_MGMT`) or one that is left to
+    /// Returns a class by its number, such as 0x06 (`IB_MGMT_CLASS_DEVICE_MGMT`) or one of those for
     /// vendors, 0x09 to 0x0f.
     pub const fn new(id: u8, version: u8) -> Self {
         Self {
@@ -224,7 +202,7 @@ impl Class {
         }
     }
 
-    /// A class that several vendors share, 0x30 to 0x4f, told apart by their OUI; of version 1.
+    /// Returns a class that several vendors share, 0x30 to 0x4f, with the OUI of one; of version 1.
     pub const fn with_oui(id: u8, oui: [u8; 3]) -> Self {
         Self {
             id,
@@ -233,15 +211,15 @@ impl Class {
         }
     }
 
-    /// Returns how many bytes come before the payload in the MADs of this class
+    /// Returns the offset of the payload in the MADs of this class, in bytes
     /// (`ib_get_mad_data_offset`).
     pub fn payload_at(self) -> usize {
-        // SAFETY: Any class will do.
+        // SAFETY: The function takes any class.
         let offset = unsafe { bindings::ib_get_mad_data_offset(self.id) };
         usize::try_from(offset).map_or(MAD_LEN, |offset| offset.min(MAD_LEN))
     }
 
-    /// Returns how many bytes a payload can have.
+    /// Returns the maximum length of a payload, in bytes.
     pub fn payload_len(self) -> usize {
         MAD_LEN - self.payload_at()
     }
@@ -251,20 +229,20 @@ impl Class {
     }
 }
 
-/// What is to be sent. The agent adds its class and the transaction id.
+/// A message to be sent. The agent adds its class and the transaction id.
 #[derive(Clone, Copy)]
 pub struct Message<'a> {
-    /// What is to be done.
+    /// The method.
     pub method: Method,
-    /// With which attribute.
+    /// The attribute.
     pub attr_id: u16,
-    /// More about it.
+    /// The attribute modifier.
     pub attr_mod: u32,
-    /// The class's own part. The rest of the MAD is zero.
+    /// The payload. The rest of the MAD is zero.
     pub payload: &'a [u8],
 }
 
-/// A message with what the agent adds.
+/// A message, and the fields that the agent adds.
 struct Outgoing<'a> {
     class: Class,
     message: Message<'a>,
@@ -277,7 +255,7 @@ impl Outgoing<'_> {
     ///
     /// # Errors
     ///
-    /// `EMSGSIZE` if the payload has no room.
+    /// `EMSGSIZE` if the payload is too long.
     fn write(&self, mad: &mut [u8; MAD_LEN]) -> Result {
         let header = Header {
             base_version: bindings::IB_MGMT_BASE_VERSION as u8,
@@ -309,31 +287,10 @@ fn put(mad: &mut [u8; MAD_LEN], at: usize, bytes: &[u8]) -> Result {
 
 /// # Invariants
 ///
-/// `raw` is an address handle.
-struct State {
-    raw: NonNull<bindings::ib_ah>,
-    _ref: Ref,
-}
-
-// SAFETY: An address handle may be destroyed from any thread.
-unsafe impl Send for State {}
-// SAFETY: An address handle does not change.
-unsafe impl Sync for State {}
-
-impl Teardown for State {
-    fn teardown(&mut self, cx: &Sleepable) -> Fate {
-        // SAFETY: `raw` is an address handle by the type invariant. Whatever was sent to it had a
-        // reference to its peer, and is gone.
-        unsafe { ah::destroy(self.raw, cx) }
-    }
-}
-
-/// # Invariants
-///
 /// `raw` is the address handle that `_state` has.
 struct Inner {
     raw: NonNull<bindings::ib_ah>,
-    _state: Deferred<State>,
+    _state: Deferred<ah::State<Ref>>,
     device: Device,
     port: u32,
     qpn: u32,
@@ -346,32 +303,33 @@ unsafe impl Send for Inner {}
 // SAFETY: An address handle does not change, and the rest is `Sync`.
 unsafe impl Sync for Inner {}
 
-/// Where MADs go: QP 1 of a port as seen from a port of this host, or whoever sent a MAD.
+/// A destination of MADs: QP 1 of a port, or the sender of a MAD, as seen from a port of this host.
 ///
-/// A counted handle. What is being sent to it keeps it.
+/// A counted handle, which requests keep until they complete.
 #[derive(Clone)]
 pub struct Peer {
     inner: Arc<Inner>,
 }
 
 impl Peer {
-    /// Makes the address of QP 1 at the GID `to`, as seen from the GID `from`, which is one of the
-    /// agent's port (`rdma_create_ah`). That asks the network for the way, which may take a second.
+    /// Creates the destination QP 1 at the GID `to`, as seen from the GID `from` of the agent's port
+    /// (`rdma_create_ah`). This resolves the route, which may take a second.
     ///
     /// # Errors
     ///
-    /// `EINVAL` if `from` is not the agent's port's; `EPROTONOSUPPORT` if it is not of RoCE:
+    /// `EINVAL` if `from` is not of the agent's port; `EPROTONOSUPPORT` if it is not of RoCE, as
     /// elsewhere a GID is not enough of an address; `EHOSTUNREACH`, `ENETUNREACH` or `ETIMEDOUT`
-    /// without a way; `ENODEV` or `ECANCELED` if the agent has ended; or the driver's error.
+    /// without a route; `ENODEV` or `ECANCELED` if the agent has ended; or the driver's error.
     pub fn new(agent: &Agent, from: &GidAttr, to: Gid, cx: &Sleepable) -> Result<Self> {
         if from.device().as_raw() != agent.device().as_raw() || from.port_num() != agent.port() {
             return Err(EINVAL);
         }
-        let datagram = Datagram::new(from, to)?;
-        create(agent, &datagram.wc, datagram.header(), !is_ipv4(from), cx)
+        let source = ah::Source::synthetic(from, to)?;
+        let matches = !ah::is_ipv4(from);
+        create(agent, &source.to_wc(), source.header(), matches, cx)
     }
 
-    /// Makes the address of whoever sent a MAD (`ib_create_ah_from_wc`).
+    /// Creates the destination that is the sender of a MAD (`ib_create_ah_from_wc`).
     ///
     /// # Errors
     ///
@@ -392,8 +350,8 @@ impl Peer {
         self.inner.pkey_index
     }
 
-    /// Says whether the MAD layer can match replies of this peer to requests. It compares GIDs, but
-    /// finds an IPv4 header where the GIDs of the reply should be.
+    /// Returns `true` if the MAD layer can match replies of this peer to requests. It compares GIDs,
+    /// but a reply over IPv4 has an IPv4 header where the GIDs should be.
     fn matches_replies(&self) -> bool {
         self.inner.matches
     }
@@ -403,7 +361,7 @@ impl Peer {
     }
 }
 
-/// Creates an address handle. Not generic and never inlined: see `Reserved::fill`.
+/// Creates an address handle. Neither generic nor inlined: see `Reserved::fill`.
 #[inline(never)]
 fn create(
     agent: &Agent,
@@ -414,18 +372,18 @@ fn create(
 ) -> Result<Peer> {
     let (device, port) = (agent.device(), agent.port());
     let reserved = Deferred::reserve()?;
-    let held = device.hold(Kind::Ah);
-    let live = agent.enter()?;
-    // SAFETY: The agent is registered, so it has a QP with a PD, which stay until the device goes.
-    // Completion and header belong together.
+    let reference = device.get(Kind::Ah);
+    let live = agent.get()?;
+    // SAFETY: The agent is registered, so it has a QP with a PD, which stay until the device is
+    // removed. The header is the one that the completion is for.
     let raw = from_err_ptr(unsafe {
         let pd = (*(*live.as_raw()).qp).pd;
         bindings::ib_create_ah_from_wc(pd, wc, header, port)
     })?;
     let raw = NonNull::new(raw).ok_or(ENOMEM)?;
-    // INVARIANT: Just created.
-    let state = reserved.fill(State { raw, _ref: held });
-    // INVARIANT: The same address handle.
+    // SAFETY: The address handle was just created, and the reference keeps the device.
+    let state = reserved.fill(unsafe { ah::State::new(raw, reference) });
+    // INVARIANT: The address handle is the state's.
     let inner = Inner {
         raw,
         _state: state,
@@ -440,14 +398,14 @@ fn create(
     })
 }
 
-/// A MAD that was received: a reply, or somebody's request.
+/// A MAD that was received: a reply, or the request of a peer.
 ///
-/// Keeps neither agent nor device.
+/// It keeps neither the agent nor the device.
 ///
 /// # Invariants
 ///
-/// `raw` is a MAD that the MAD layer gave away, of a port of a device that was at `dev` then. It is
-/// complete: nobody writes it any more.
+/// `raw` is a MAD that this owns, received by port `port` of a device whose address was `dev`. It is
+/// complete, so it does not change.
 pub struct Received {
     raw: NonNull<bindings::ib_mad_recv_wc>,
     dev: *const bindings::ib_device,
@@ -464,7 +422,8 @@ impl Received {
     ///
     /// `raw` was given to `agent`'s receive handler and now belongs to the caller.
     unsafe fn new(agent: &bindings::ib_mad_agent, raw: NonNull<bindings::ib_mad_recv_wc>) -> Self {
-        // INVARIANT: The caller says that this is its MAD; the DMA mapping has ended.
+        // INVARIANT: The caller says that it owns the MAD, of which the MAD layer has ended the DMA
+        // mapping.
         Self {
             raw,
             dev: agent.device,
@@ -473,14 +432,14 @@ impl Received {
     }
 
     fn raw(&self) -> &bindings::ib_mad_recv_wc {
-        // SAFETY: `raw` is a MAD that this owns by the type invariant, and nobody writes it.
+        // SAFETY: `raw` is a MAD that this owns by the type invariant, and does not change.
         unsafe { self.raw.as_ref() }
     }
 
     /// Returns all of the MAD.
     pub fn bytes(&self) -> &[u8; MAD_LEN] {
         // SAFETY: The buffer of a MAD has at least this length, was initialised by its allocation,
-        // and is not written any more by the type invariant.
+        // and does not change by the type invariant.
         unsafe { &*self.raw().recv_buf.__bindgen_anon_1.mad.cast() }
     }
 
@@ -500,8 +459,8 @@ impl Received {
         self.header().status.get()
     }
 
-    /// Returns what comes after the header of the MAD's class, up to its end: it does not say how
-    /// long it is. Nothing of it can be trusted.
+    /// Returns what follows the header of the MAD's class, up to the end of the MAD, which does not
+    /// have the length of the payload. It is the peer's, so nothing of it can be trusted.
     pub fn payload(&self) -> &[u8] {
         let at = Class::new(self.header().mgmt_class, 0).payload_at();
         self.bytes().get(at..).unwrap_or(&[])
@@ -517,7 +476,7 @@ impl Received {
     }
 
     fn wc(&self) -> &bindings::ib_wc {
-        // SAFETY: The completion is stored beside the MAD, but for one of QP 0, whose classes
+        // SAFETY: The completion is stored beside the MAD, except for one of QP 0, whose classes
         // `Agent::register` refuses.
         unsafe { &*self.raw().wc }
     }

@@ -1,27 +1,20 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! All objects, by name, for those who look for a leak.
+//! The list of all objects, for messages and debugfs.
 //!
-//! An object is listed from its creation to its destruction; requests never are. A removal, or an
-//! unload, that waits names the objects that it waits for, and the file `rdma_rs/objects` of
-//! debugfs has those of all devices and modules.
+//! An object is in the list from its creation to its destruction; requests never are. A removal, or
+//! an unload, that waits names the objects that it waits for, and the file `rdma_rs/objects` of
+//! debugfs shows those of all devices and modules.
 
 use crate::{
     bindings,
-    client::Core,
-    debug::{
-        self,
-        Outstanding, //
-    }, //
-    device::{
-        self,
-        Name, //
-    },
+    context::Sleepable,
+    debug,
     refs::{
         Kind, //
         Ref,
         Refs,
-    },
+    }, //
 };
 use core::{
     net::{
@@ -32,25 +25,15 @@ use core::{
 };
 use kernel::{
     alloc::flags::__GFP_NOWARN,
-    debugfs::{
-        Dir,
-        File,
-        Writer, //
-    },
+    debugfs,
     fmt,
-    list::{
-        impl_list_arc_safe,
-        impl_list_item,
-        List,
-        ListArc,
-        ListLinks, //
-    },
+    list,
     new_spinlock_irq,
     prelude::*,
     sync::{
         atomic::{
-            ordering::Relaxed,
-            Atomic, //
+            Atomic,
+            Relaxed, //
         },
         Arc,
         SpinLockIrq, //
@@ -61,130 +44,118 @@ use kernel::{
     }, //
 };
 
-/// How many objects a message names.
-const NAMED: usize = 16;
+/// The number of objects that a message names.
+const REPORTED: usize = 16;
 
 kernel::sync::global_lock! {
-    // SAFETY: Initialised by the module's init, before anything can use it.
-    unsafe(uninit) static OBJECTS: Mutex<List<Entry>> = List::new();
+    // SAFETY: `Table::new` initialises it when the module is loaded, before there is any object.
+    unsafe(uninit) static OBJECTS: Mutex<list::List<Record>> = list::List::new();
 }
 
-/// Whose object it is.
-#[derive(Clone, Copy)]
-pub(crate) enum Owner {
-    Device(NonNull<device::Inner>),
-    Client(NonNull<Core>),
+/// A device or a client, which objects keep. It is printed as the client's name, and the device's.
+pub(crate) trait Owner: fmt::Display + Sync {
+    fn refs(&self) -> &Refs;
 }
 
-/// The other end of what an object is for. Ports are 0 where they are not known.
+/// The other end of an object. A port is 0 if it is not known.
 #[derive(Clone, Copy)]
 pub(crate) enum Peer {
     Unknown,
-    /// It listens on this address.
+    /// The object listens on this address.
     On(IpAddr, u16),
-    /// It is to be connected to this address.
+    /// The object connects to this address.
     To(IpAddr, u16),
-    /// It is to be connected to the QP of this number, at this address if it is known.
+    /// The object connects to the QP of this number, at this address if it is known.
     ToQp(u32, Option<IpAddr>),
+}
+
+impl fmt::Display for Peer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match *self {
+            Self::Unknown => Ok(()),
+            Self::On(ip, port) => write!(f, " on {}", SocketAddr::new(ip, port)),
+            Self::To(ip, 0) => write!(f, " to {ip}"),
+            Self::To(ip, port) => write!(f, " to {}", SocketAddr::new(ip, port)),
+            Self::ToQp(num, None) => write!(f, " to QP {num}"),
+            Self::ToQp(num, Some(ip)) => write!(f, " to QP {num} at {ip}"),
+        }
+    }
 }
 
 /// The owners that a QP keeps until it is drained.
 #[derive(Clone, Copy)]
-pub(crate) struct Kept {
+pub(crate) struct Undrained {
     count: u32,
-    /// The type of the first one, and when that was.
+    /// The type of the first one.
     first: &'static str,
     since: Instant<Monotonic>,
 }
 
-/// How many ledgers there are.
-const LEDGERS: usize = cfg!(debug_assertions) as usize;
+/// One where [`debug`] can be asked about a QP.
+const DEBUG: usize = cfg!(debug_assertions) as usize;
 
-struct About {
-    /// Null unless it is a QP; nothing where there is no ledger to ask.
-    qp: [*const bindings::ib_qp; LEDGERS],
+struct Details {
+    /// Null unless the object is a QP.
+    qp: [*const bindings::ib_qp; DEBUG],
     peer: Peer,
-    kept: Option<KBox<Kept>>,
+    undrained: Option<KBox<Undrained>>,
 }
 
-/// What is known of an object. Of 96 bytes at most: C has none of this.
+/// An object in the list: at most 96 bytes, as C keeps none of this.
 ///
 /// # Invariants
 ///
-/// While this is in the list, there is a hold on the gate of `owner`.
+/// While this is in the list, `owner` is valid and there is a reference to its refs.
 #[pin_data]
-struct Entry {
+struct Record {
     #[pin]
-    links: ListLinks,
+    links: list::ListLinks,
     kind: Kind,
-    /// Which of its kind it is, or `NO_NUM`.
+    /// The object's number, or `NO_NUM`.
     num: Atomic<u32>,
-    owner: Owner,
+    owner: NonNull<dyn Owner>,
     since: Instant<Monotonic>,
     #[pin]
-    about: SpinLockIrq<About>,
+    details: SpinLockIrq<Details>,
 }
 
 const NO_NUM: u32 = u32::MAX;
 
-// SAFETY: The pointer to a QP is only compared. The others are followed only while there is a hold
-// on what they point to, which may be used from any thread; the rest is `Send`.
-unsafe impl Send for Entry {}
-// SAFETY: A device, a client and a gate may be used from any thread; `about` is locked, and the
-// rest does not change.
-unsafe impl Sync for Entry {}
+// SAFETY: The pointer to a QP is only compared, `owner` is `Sync`, and the rest is `Send`.
+unsafe impl Send for Record {}
+// SAFETY: `owner` is `Sync`, `details` is locked, and the rest is atomic or does not change.
+unsafe impl Sync for Record {}
 
-impl_list_arc_safe! {
-    impl ListArcSafe<0> for Entry { untracked; }
+list::impl_list_arc_safe! {
+    impl ListArcSafe<0> for Record { untracked; }
 }
-impl_list_item! {
-    impl ListItem<0> for Entry { using ListLinks { self.links }; }
+list::impl_list_item! {
+    impl ListItem<0> for Record { using ListLinks { self.links }; }
 }
 
-/// How long ago something was, in seconds.
-fn ago(since: Instant<Monotonic>) -> i64 {
+fn seconds(since: Instant<Monotonic>) -> i64 {
     since.elapsed().as_millis() / 1_000
 }
 
-impl Entry {
-    /// Returns what is posted to it, as far as is known.
-    fn posted(&self) -> Option<Outstanding> {
-        let qp = self.about.lock().qp.first().copied()?;
-        (!qp.is_null()).then(|| debug::of_qp(qp)).flatten()
-    }
-}
-
-impl fmt::Display for Entry {
+impl fmt::Display for Record {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (peer, kept) = {
-            let about = self.about.lock();
-            (about.peer, about.kept.as_deref().copied())
+        let (peer, undrained, qp) = {
+            let details = self.details.lock();
+            let undrained = details.undrained.as_deref().copied();
+            (details.peer, undrained, details.qp.first().copied())
         };
         f.write_str(self.kind.name())?;
         let num = self.num.load(Relaxed);
         if num != NO_NUM {
             write!(f, " {num}")?;
         }
-        match peer {
-            Peer::Unknown => {}
-            Peer::On(ip, port) => write!(f, " on {}", SocketAddr::new(ip, port))?,
-            Peer::To(ip, 0) => write!(f, " to {ip}")?,
-            Peer::To(ip, port) => write!(f, " to {}", SocketAddr::new(ip, port))?,
-            Peer::ToQp(num, None) => write!(f, " to QP {num}")?,
-            Peer::ToQp(num, Some(ip)) => write!(f, " to QP {num} at {ip}")?,
-        }
-        write!(f, ", made {} s ago", ago(self.since))?;
-        if let Some(posted) = self.posted() {
-            let (count, owner, ago) = (posted.count, posted.owner, ago(posted.since));
+        f.write_fmt(fmt!("{peer}, made {} s ago", seconds(self.since)))?;
+        if let Some(posted) = qp.filter(|qp| !qp.is_null()).and_then(debug::of_qp) {
+            let (count, owner, ago) = (posted.count, posted.owner, seconds(posted.since));
             f.write_fmt(fmt!(", {count} posted, the first a {owner}, {ago} s ago"))?;
         }
-        if let Some(Kept {
-            count,
-            first,
-            since,
-        }) = kept
-        {
-            let ago = ago(since);
+        if let Some(undrained) = undrained {
+            let (count, first, ago) = (undrained.count, undrained.first, seconds(undrained.since));
             write!(
                 f,
                 ", {count} kept until it is drained, the first a {first}, {ago} s ago"
@@ -194,207 +165,168 @@ impl fmt::Display for Entry {
     }
 }
 
-impl Owner {
-    /// # Safety
-    ///
-    /// The device or the client is there while the reference is used.
-    unsafe fn refs(&self) -> &Refs {
-        // SAFETY: The caller says that the device or the client is there.
-        unsafe {
-            match self {
-                Self::Device(inner) => &inner.as_ref().refs,
-                Self::Client(core) => &core.as_ref().refs,
-            }
-        }
-    }
-
-    /// Writes the client's name, and the device's.
-    ///
-    /// # Safety
-    ///
-    /// The device or the client is there.
-    unsafe fn write_name(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // SAFETY: The caller says that the device or the client is there. A device is registered
-        // and has its client while it is.
-        unsafe {
-            match self {
-                Self::Device(inner) => {
-                    let inner = inner.as_ref();
-                    let name = Name::of(inner.raw.as_ptr());
-                    f.write_fmt(fmt!("{}: {name}", inner.client.as_ref().name))
-                }
-                Self::Client(core) => fmt::Display::fmt(core.as_ref().name, f),
-            }
-        }
-    }
-}
-
-/// A hold of an object, by which the object is listed.
+/// The reference of an object to its device or client, by which the object is in the list.
 ///
 /// # Invariants
 ///
-/// `entry` is in the list, and `_ref` is on its refs.
-pub(crate) struct Listed {
-    entry: Arc<Entry>,
-    // Dropped last: what the entry points to may be gone after that.
+/// `record` is in the list, and `_ref` is a reference to the refs of its owner.
+pub(crate) struct Object {
+    record: Arc<Record>,
+    // Dropped last: the owner may be gone after that.
     _ref: Ref,
 }
 
-impl Listed {
-    /// Lists an object of `owner`. Not generic and never inlined: see `Core`.
+impl Object {
+    /// Adds an object of `owner` to the list. Neither generic nor inlined, so that all modules give
+    /// the lock one name, as lockdep wants it.
     ///
     /// # Safety
     ///
-    /// `held` is on the gate of `owner`.
+    /// `owner` is valid while there is a reference to its refs, and `reference` is one.
     #[inline(never)]
-    pub(crate) unsafe fn new(held: Ref, owner: Owner) -> Result<Self> {
-        let kind = held.kind();
-        let entry = ListArc::pin_init(
-            try_pin_init!(Entry {
-                links <- ListLinks::new(),
+    pub(crate) unsafe fn new(reference: Ref, owner: NonNull<dyn Owner>) -> Result<Self> {
+        let kind = reference.kind();
+        let record = list::ListArc::pin_init(
+            try_pin_init!(Record {
+                links <- list::ListLinks::new(),
                 kind,
                 num: Atomic::new(NO_NUM),
                 owner,
                 since: Instant::now(),
-                about <- new_spinlock_irq!(About {
-                    qp: [core::ptr::null(); LEDGERS],
+                details <- new_spinlock_irq!(Details {
+                    qp: [core::ptr::null(); DEBUG],
                     peer: Peer::Unknown,
-                    kept: None,
+                    undrained: None,
                 }),
             }),
             GFP_KERNEL,
         )?;
-        // INVARIANT: The caller says that the hold is the owner's; it is there until the entry is
-        // taken out.
+        // INVARIANT: The caller says that the reference is to the owner's refs. It is dropped after
+        // the record was taken out of the list.
         let this = Self {
-            entry: entry.clone_arc(),
-            _ref: held,
+            record: record.clone_arc(),
+            _ref: reference,
         };
-        OBJECTS.lock().push_back(entry);
+        OBJECTS.lock().push_back(record);
         Ok(this)
     }
 
-    /// Returns the client that the object belongs to.
-    pub(crate) fn client(&self) -> &Core {
-        // SAFETY: By the invariants of this and of the entry, the device or the client is there,
-        // and a device's client outlives it.
-        unsafe {
-            match self.entry.owner {
-                Owner::Device(inner) => inner.as_ref().client.as_ref(),
-                Owner::Client(core) => core.as_ref(),
-            }
-        }
-    }
-
-    /// Says which object of its kind it is.
+    /// Sets the number that messages show.
     pub(crate) fn set_num(&self, num: u32) {
-        self.entry.num.store(num, Relaxed);
+        self.record.num.store(num, Relaxed);
     }
 
-    /// Says which QP it is.
+    /// Sets the QP, of which messages show the number and what is posted.
     pub(crate) fn set_qp(&self, qp: &bindings::ib_qp) {
         self.set_num(qp.qp_num);
-        self.entry.about.lock().qp.fill(qp);
+        self.record.details.lock().qp.fill(qp);
     }
 
+    /// Sets the other end.
     pub(crate) fn set_peer(&self, peer: Peer) {
-        self.entry.about.lock().peer = peer;
+        self.record.details.lock().peer = peer;
     }
 
-    /// Returns the other end, as far as it is known.
+    /// Returns the other end.
     pub(crate) fn peer(&self) -> Peer {
-        self.entry.about.lock().peer
+        self.record.details.lock().peer
     }
 
-    /// Says that the object keeps an owner of this type. Any context.
-    pub(crate) fn keeps(&self, first: &'static str) {
-        let kept = Kept {
+    /// Counts an owner of type `first` that the object keeps until it is drained. Any context.
+    pub(crate) fn add_undrained(&self, first: &'static str) {
+        let undrained = Undrained {
             count: 1,
             first,
             since: Instant::now(),
         };
         // Without memory for it, it is not shown.
-        self.put_kept(KBox::new(kept, GFP_ATOMIC | __GFP_NOWARN).ok());
+        self.put_undrained(KBox::new(undrained, GFP_ATOMIC | __GFP_NOWARN).ok());
     }
 
-    /// Says that the object keeps nothing, and returns what it has kept.
-    pub(crate) fn take_kept(&self) -> Option<KBox<Kept>> {
-        self.entry.about.lock().kept.take()
+    /// Takes the count of what the object keeps until it is drained.
+    pub(crate) fn take_undrained(&self) -> Option<KBox<Undrained>> {
+        self.record.details.lock().undrained.take()
     }
 
-    /// Says that the object keeps this as well. Any context.
-    pub(crate) fn put_kept(&self, kept: Option<KBox<Kept>>) {
-        let Some(mut kept) = kept else {
+    /// Adds what [`Object::take_undrained`] returned. Any context.
+    pub(crate) fn put_undrained(&self, undrained: Option<KBox<Undrained>>) {
+        let Some(mut undrained) = undrained else {
             return;
         };
-        let mut about = self.entry.about.lock();
-        if let Some(other) = about.kept.take() {
-            let count = kept.count + other.count;
-            if other.since.elapsed() > kept.since.elapsed() {
-                kept = other;
+        let mut details = self.record.details.lock();
+        if let Some(other) = details.undrained.take() {
+            let count = undrained.count + other.count;
+            if other.since.elapsed() > undrained.since.elapsed() {
+                undrained = other;
             }
-            kept.count = count;
+            undrained.count = count;
         }
-        about.kept = Some(kept);
+        details.undrained = Some(undrained);
     }
 }
 
-impl Drop for Listed {
+impl Drop for Object {
     fn drop(&mut self) {
-        // SAFETY: The entry is in this list by the type invariant, and entries are in no other.
-        let entry = unsafe { OBJECTS.lock().remove(&self.entry) };
-        drop(entry);
+        // SAFETY: The record is in this list by the type invariant, and records are in no other.
+        let record = unsafe { OBJECTS.lock().remove(&self.record) };
+        drop(record);
     }
 }
 
-/// Names the objects that hold a refs, in the kernel log.
-pub(crate) fn report(refs: &Refs, who: &dyn fmt::Display) {
+/// Kills the refs of `owner` and waits until nothing references it; `who` names the wait in
+/// messages, which name the objects.
+pub(crate) fn kill_and_wait(owner: &dyn Owner, who: &dyn fmt::Display, cx: &Sleepable) {
+    let refs = owner.refs();
+    refs.kill_and_wait(who, &|| report(refs, who), cx);
+}
+
+/// Names the objects that have references to `refs` in the kernel log.
+fn report(refs: &Refs, who: &dyn fmt::Display) {
     let objects = OBJECTS.lock();
-    let held = objects
-        .iter()
-        // SAFETY: The entry is in the list, which is locked, so by its invariant there is a hold,
-        // which keeps the device or the client.
-        .filter(|entry| core::ptr::eq(unsafe { entry.owner.refs() }, refs));
-    for (n, entry) in held.enumerate() {
-        if n == NAMED {
+    let of_refs = objects.iter().filter(|record| {
+        // SAFETY: The record is in the list, which is locked, so its owner is valid by the
+        // invariant of `Record`.
+        core::ptr::eq(unsafe { record.owner.as_ref() }.refs(), refs)
+    });
+    for (n, record) in of_refs.enumerate() {
+        if n == REPORTED {
             pr_warn!("{who}: waits for more: see rdma_rs/objects in debugfs\n");
             break;
         }
-        pr_warn!("{who}: waits for {}\n", &*entry);
+        pr_warn!("{who}: waits for {}\n", &*record);
     }
 }
 
-/// What the file shows.
-struct All;
+/// The content of the file in debugfs.
+struct AllObjects;
 
-impl Writer for All {
+impl debugfs::Writer for AllObjects {
     fn write(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for entry in OBJECTS.lock().iter() {
-            // SAFETY: The entry is in the list, which is locked, so by its invariant there is a
-            // hold, which keeps the device or the client.
-            unsafe { entry.owner.write_name(f) }?;
-            f.write_fmt(fmt!(": {}\n", &*entry))?;
+        for record in OBJECTS.lock().iter() {
+            // SAFETY: The record is in the list, which is locked, so its owner is valid by the
+            // invariant of `Record`.
+            let owner = unsafe { record.owner.as_ref() };
+            f.write_fmt(fmt!("{owner}: {}\n", &*record))?;
         }
         Ok(())
     }
 }
 
-/// Owns what this file keeps; part of the core module. No object is there any more when it is
-/// dropped.
+/// The list, initialised, and its file; part of the core module.
 pub(crate) struct Table {
-    // As always with debugfs, what cannot be made is missing.
-    _file: Option<Pin<KBox<File<All>>>>,
+    // As always with debugfs, a file that cannot be made is missing.
+    _file: Option<Pin<KBox<debugfs::File<AllObjects>>>>,
 }
 
 impl Table {
     /// # Safety
     ///
-    /// To be called once, when the module is loaded.
+    /// Called once, when the module is loaded.
     pub(crate) unsafe fn new() -> Self {
         // SAFETY: The caller calls this once, when the module is loaded.
         unsafe { OBJECTS.init() };
-        let dir = Dir::new(c"rdma_rs");
-        let file = KBox::pin_init(dir.read_only_file(c"objects", All), GFP_KERNEL).ok();
+        let dir = debugfs::Dir::new(c"rdma_rs");
+        let file = KBox::pin_init(dir.read_only_file(c"objects", AllObjects), GFP_KERNEL).ok();
         Self { _file: file }
     }
 }

@@ -1,20 +1,21 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Operations with a context of the caller's.
+//! Operations with a context, as those of librpma.
 //!
-//! For ULPs that want to read, write, flush, send and receive, and no types of their own. An
-//! [`Op`] is a buffer and a context, allocated once; posting it takes it away, and its completion
-//! gives it back as a [`Done`], with what has happened. It can then be posted again, as something
-//! else.
+//! For ULPs that read, write, flush, send and receive, and have no request types of their own. An
+//! [`Op`] is a buffer and a context, allocated once; posting moves it into the queue, and its
+//! completion gives it back as a [`Done`], with the result. It can then be posted again, as another
+//! operation.
 //!
-//! Completions are taken from a CQ of one's own, as in librpma, or go to an [`OpHandler`].
+//! Completions are taken from a CQ that the ULP polls, as in librpma, or handled by an
+//! [`OpHandler`].
 //!
 //! # Examples
 //!
 //! ```
 //! use rdma::{context::*, cq::*, dma::*, op::*, qp::Qp, wr::Remote};
 //!
-//! /// Copies what a peer has to another place of the peer's.
+//! /// Copies 64 bytes of a peer to another of its addresses.
 //! fn copy(qp: &Qp<Waited>, cq: &Cq<Waited>, op: Op<u32>, from: Remote, to: Remote) -> Result {
 //!     let cx = Sleepable::current()?;
 //!     let mut batch = Batch::<4>::new();
@@ -46,10 +47,9 @@ use crate::{
     },
     cq::Completion,
     cqe::{
+        self,
         Cqe,
-        CqeHandler,
-        Field,
-        HasCqe, //
+        CqeHandler, //
     },
     dma::{
         Bidirectional,
@@ -82,10 +82,10 @@ use kernel::{
     sync::Arc, //
 };
 
-/// What an operation was posted as.
+/// The type of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// Nothing yet.
+    /// Not posted yet.
     Idle,
     /// An RDMA READ.
     Read,
@@ -99,27 +99,27 @@ pub enum Kind {
     Recv,
 }
 
-/// What has happened when an operation succeeds.
+/// The result of an operation that has succeeded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// The peer's memory is in the buffer.
+    /// The peer's memory was read into the buffer.
     Read,
     /// The peer's device has the data.
     Write,
     /// The peer's memory has the data.
     Flush,
-    /// The peer has received the message.
+    /// The message was sent.
     Send,
-    /// A message has come.
+    /// A message was received.
     Recv {
         /// Its length, in bytes.
         len: usize,
         /// Its immediate data, in host byte order.
         imm: Option<u32>,
     },
-    /// The peer has written somewhere else, with immediate data; the receive's buffer is as it was.
+    /// The peer has written elsewhere, with immediate data; the receive's buffer is unchanged.
     RecvWrite {
-        /// How many bytes it has written.
+        /// The number of bytes that were written.
         len: usize,
         /// The immediate data, in host byte order.
         imm: u32,
@@ -145,7 +145,7 @@ impl Outcome {
     }
 }
 
-/// What is posted.
+/// The owner of the posted request.
 struct State<C, D: Direction, H> {
     cqe: Cqe<Self>,
     kind: Kind,
@@ -155,11 +155,11 @@ struct State<C, D: Direction, H> {
     _handler: PhantomData<fn(H)>,
 }
 
-// Nothing in it depends on its address but the device, while it is posted.
+// Only a posted request depends on its address, and a request is posted in a box.
 impl<C, D: Direction, H> Unpin for State<C, D, H> {}
 
-impl<C, D: Direction, H> HasCqe for State<C, D, H> {
-    const FIELD: Field<Self, 0> = crate::cqe_field!(cqe);
+impl<C, D: Direction, H> cqe::HasCqe for State<C, D, H> {
+    const FIELD: cqe::Field<Self, 0> = crate::cqe_field!(cqe);
 }
 
 impl<C, D, H> CqeHandler for State<C, D, H>
@@ -179,7 +179,7 @@ where
 
 /// A buffer and a context `C`, to be posted as one operation after the other.
 ///
-/// `D` is the direction of the buffer, `H` what completions go to that nobody takes.
+/// `D` is the direction of the buffer, `H` the handler of completions that are not taken.
 pub struct Op<C, D: Direction = Bidirectional, H = Unclaimed>(Pin<KBox<State<C, D, H>>>);
 
 impl<C, D, H> Op<C, D, H>
@@ -205,7 +205,7 @@ where
         Ok(Self(KBox::pin(state, GFP_KERNEL)?))
     }
 
-    /// Returns what it was posted as last.
+    /// Returns the type of operation that it was last posted as.
     pub fn kind(&self) -> Kind {
         self.0.kind
     }
@@ -224,7 +224,7 @@ where
     ///
     /// # Errors
     ///
-    /// The completion, if it is that of something else.
+    /// Gives the completion back if it is of another owner.
     #[inline]
     pub fn take(completion: Completion<'_>) -> Result<Done<C, D, H>, Completion<'_>> {
         let (state, wc) = completion.take::<State<C, D, H>, 0>()?;
@@ -232,11 +232,11 @@ where
     }
 }
 
-/// An operation that is over.
+/// An operation that has completed.
 pub struct Done<C, D: Direction = Bidirectional, H = Unclaimed> {
     /// The operation, which can be posted again.
     pub op: Op<C, D, H>,
-    /// What has happened.
+    /// The result.
     pub result: Result<Outcome, WcError>,
 }
 
@@ -252,18 +252,18 @@ impl<C, D: Direction, H> Done<C, D, H> {
     }
 }
 
-/// What gets operations that nobody takes: all of them, on a CQ that the RDMA core polls.
+/// The handler of operations that are not taken: of all operations, on a CQ that the RDMA core
+/// polls.
 pub trait OpHandler<C, D: Direction>: Sized + 'static {
     /// The context that the handler needs, as [`CqeHandler::Needs`].
     type Needs: Context;
 
-    /// An operation is over.
-    ///
-    /// At the same time as which others: see [`CqeHandler::done`].
+    /// Handles an operation that has completed. Concurrent calls are as those of
+    /// [`CqeHandler::done`].
     fn done(done: Done<C, D, Self>, cx: &Self::Needs);
 }
 
-/// Drops operations that nobody takes.
+/// Drops operations that are not taken.
 pub enum Unclaimed {}
 
 impl<C, D: Direction> OpHandler<C, D> for Unclaimed {
@@ -274,9 +274,8 @@ impl<C, D: Direction> OpHandler<C, D> for Unclaimed {
 
 type Posted<T> = Result<(), PostError<T>>;
 
-/// Each of these takes the operation away until its completion, or gives it back in the error: that
-/// of [`Qp::post_send`], and `EINVAL` if the range is empty or not inside of the buffer. Any
-/// context.
+/// Each of these moves the operation into the queue, or gives it back in the error: that of
+/// [`Qp::post_send`], and `EINVAL` if the range is empty or not inside of the buffer. Any context.
 impl<C, D, H> Op<C, D, H>
 where
     C: Send + 'static,
@@ -336,8 +335,8 @@ where
         })
     }
 
-    /// Writes as [`Op::write`], and tells the peer, which needs a receive for that
-    /// (`rpma_write_with_imm`). The immediate data are in host byte order.
+    /// Writes as [`Op::write`], and completes a receive of the peer (`rpma_write_with_imm`). The
+    /// immediate data are in host byte order.
     #[inline]
     pub fn write_with_imm<S, R>(
         self,
@@ -356,9 +355,8 @@ where
         })
     }
 
-    /// Completes when all that was written to the `len` bytes from `to` on, by this QP and before,
-    /// is in the peer's memory (`rpma_flush`): see [`crate::flush`], also for what that means. The
-    /// buffer is not touched.
+    /// Completes when all that this QP has written before to the `len` bytes from `to` on is in the
+    /// peer's memory (`rpma_flush`): see [`crate::flush`]. The buffer is not accessed.
     #[inline]
     pub fn flush<S, R>(
         mut self,
@@ -404,7 +402,7 @@ where
         })
     }
 
-    /// Receives a message, or the notice of an RDMA WRITE, into a range of the buffer
+    /// Receives a message into a range of the buffer, or the immediate data of an RDMA WRITE
     /// (`rpma_recv`).
     #[inline]
     pub fn recv<S, R>(self, qp: &Qp<S, R>, range: Range<usize>) -> Posted<Self>

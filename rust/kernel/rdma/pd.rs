@@ -2,8 +2,8 @@
 
 //! Protection domains.
 //!
-//! Each post compares the PD of its memory with that of the QP. So a handle is the address of what
-//! the handles share, by which two are compared without a look at either.
+//! Each post compares the PD of its memory with that of the QP. So a handle is the address of the
+//! shared part, and two are compared without a load.
 //!
 //! C header: [`include/rdma/ib_verbs.h`](srctree/include/rdma/ib_verbs.h) (`struct ib_pd`)
 
@@ -16,8 +16,8 @@ use crate::{
         Teardown, //
     },
     device::Device,
-    objects::Listed, //
-    refs::Kind,
+    objects::Object,
+    refs::Kind, //
 };
 use core::ptr::NonNull;
 use kernel::{
@@ -29,7 +29,7 @@ use kernel::{
     }, //
 };
 
-/// What the handles of one protection domain share.
+/// The part that all handles of a protection domain share.
 pub(crate) struct Inner {
     pub(crate) raw: NonNull<bindings::ib_pd>,
     pub(crate) dev: Device,
@@ -38,7 +38,8 @@ pub(crate) struct Inner {
 
 // SAFETY: `struct ib_pd` may be used from any thread.
 unsafe impl Send for Inner {}
-// SAFETY: A shared reference gives the PD and its device, which may be used from any thread.
+// SAFETY: A shared reference gives access to the PD and its device, which may be used by several
+// threads at once.
 unsafe impl Sync for Inner {}
 
 /// # Invariants
@@ -46,7 +47,7 @@ unsafe impl Sync for Inner {}
 /// `raw` is an allocated PD.
 struct State {
     raw: NonNull<bindings::ib_pd>,
-    _listed: Listed,
+    _object: Object,
 }
 
 // SAFETY: A PD may be deallocated from any thread.
@@ -54,8 +55,8 @@ unsafe impl Send for State {}
 
 impl Teardown for State {
     fn teardown(&mut self, _cx: &Sleepable) -> Fate {
-        // SAFETY: By the type invariant `raw` is an allocated PD; all that was made from it is
-        // gone, as it held `Inner`.
+        // SAFETY: By the type invariant `raw` is an allocated PD. All objects made from it have a
+        // reference to `Inner`, so they are gone.
         let ret = unsafe { bindings::ib_dealloc_pd_user(self.raw.as_ptr(), core::ptr::null_mut()) };
         if ret != 0 {
             pr_err!("a PD could not be deallocated ({ret}); it is leaked\n");
@@ -65,29 +66,28 @@ impl Teardown for State {
     }
 }
 
-/// A protection domain: what QPs, MRs and buffers that work together belong to.
+/// A protection domain, of QPs, MRs and buffers that can be used together.
 ///
-/// A counted handle. The PD is deallocated, from a work item, when the last handle and all that was
+/// A counted handle. The PD is deallocated, from a work item, when the last handle and all objects
 /// made from it are gone.
 ///
 /// # Invariants
 ///
-/// The address is from [`Arc::into_raw`], and this has the reference. It is the same for all
-/// handles of a PD, and of no other.
+/// The address is from [`Arc::into_raw`], and this owns the reference. It is the same for all
+/// handles of a PD, and differs from those of other PDs.
 pub struct Pd(NonNull<Inner>);
 
 // SAFETY: It is a counted reference to an `Inner`, which is `Send` and `Sync`.
 unsafe impl Send for Pd {}
-// SAFETY: A shared handle gives a reference to `Inner`, which is `Sync`, and clones, which are
-// `Send`.
+// SAFETY: A shared handle gives access to `Inner`, which is `Sync`, and clones, which are `Send`.
 unsafe impl Sync for Pd {}
 
-/// What a PD is told from others by. Nothing is said of whether it is still there.
+/// The identity of a PD. It does not keep the PD.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Id(*const Inner);
 
 impl Id {
-    /// That of no PD.
+    /// The identity of no PD.
     pub(crate) const NONE: Self = Self(core::ptr::null());
 
     pub(crate) fn is_none(self) -> bool {
@@ -104,19 +104,19 @@ impl Pd {
     #[inline(never)]
     pub fn alloc(dev: &Device, _cx: &Sleepable) -> Result<Self> {
         let reserved = Deferred::reserve()?;
-        let listed = dev.list(Kind::Pd)?;
-        // SAFETY: The device is registered while `dev` lives, and the client's name outlives the
-        // PD.
+        let object = dev.list(Kind::Pd)?;
+        // SAFETY: The device is registered while `dev` lives, and the client's name lives longer
+        // than the PD.
         let raw = from_err_ptr(unsafe {
             bindings::__ib_alloc_pd(dev.as_raw(), 0, dev.client().name.as_char_ptr())
         })?;
         let raw = NonNull::new(raw).ok_or(ENOMEM)?;
-        // SAFETY: Just allocated; the number does not change.
-        listed.set_num(unsafe { raw.as_ref() }.res.id);
-        // INVARIANT: Just allocated.
+        // SAFETY: The PD was just allocated; the number does not change.
+        object.set_num(unsafe { raw.as_ref() }.res.id);
+        // INVARIANT: The PD was just allocated.
         let state = reserved.fill(State {
             raw,
-            _listed: listed,
+            _object: object,
         });
         let inner = Arc::new(
             Inner {
@@ -126,14 +126,15 @@ impl Pd {
             },
             GFP_KERNEL,
         )?;
-        // SAFETY: The address of what an `Arc` has is not null. INVARIANT: As required.
+        // SAFETY: An address from `Arc::into_raw` is not null.
+        // INVARIANT: This owns the reference of the new `Arc`.
         Ok(Self(unsafe {
             NonNull::new_unchecked(Arc::into_raw(inner).cast_mut())
         }))
     }
 
     fn inner(&self) -> &Inner {
-        // SAFETY: By the type invariant it is there while this lives, and is only shared.
+        // SAFETY: By the type invariant this owns a reference, and an `Arc` gives shared access.
         unsafe { self.0.as_ref() }
     }
 
@@ -160,10 +161,10 @@ impl Pd {
 
 impl Clone for Pd {
     fn clone(&self) -> Self {
-        // SAFETY: By the type invariant the address is from `Arc::into_raw`, and the reference that
-        // is borrowed here stays with `self`.
+        // SAFETY: By the type invariant the address is from `Arc::into_raw`, and `self` keeps the
+        // reference that is borrowed here.
         let inner = unsafe { ArcBorrow::from_raw(self.0.as_ptr()) };
-        // INVARIANT: The address is the same, and there is another reference.
+        // INVARIANT: The address is the same, and the clone owns the new reference.
         core::mem::forget(Arc::from(inner));
         Self(self.0)
     }
@@ -171,7 +172,7 @@ impl Clone for Pd {
 
 impl Drop for Pd {
     fn drop(&mut self) {
-        // SAFETY: By the type invariant this has a reference, which is not used again.
+        // SAFETY: By the type invariant this owns a reference, which is not used again.
         drop(unsafe { Arc::from_raw(self.0.as_ptr()) });
     }
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! What nearly every ULP uses.
+//! The items that nearly every ULP uses.
 //!
 //! # Examples
 //!

@@ -10,6 +10,7 @@ mod chain;
 mod drain_list;
 mod modify;
 pub(crate) mod post;
+mod ud;
 
 pub use attr::{
     Access,
@@ -32,10 +33,12 @@ pub use chain::{
     Link, //
 };
 pub use modify::ModifyError;
+pub(crate) use ud::UdState;
 
 use crate::{
     bindings,
     cm,
+    completion::Completion,
     context::{
         self,
         Context,
@@ -59,7 +62,7 @@ use crate::{
         Markers,
         PATIENCE_MS, //
     },
-    objects::Listed,
+    objects::Object,
     pd::{
         self,
         Pd, //
@@ -74,7 +77,7 @@ use crate::{
         Receive,
         Srq, //
     },
-    ud, //
+    sync::RefCount, //
 };
 use core::{
     marker::PhantomData,
@@ -92,21 +95,13 @@ use kernel::{
     str::CStr,
     sync::{
         atomic::{
-            ordering::{
-                Acquire,
-                Relaxed,
-                Release, //
-            },
-            Atomic, //
+            Atomic,
+            Relaxed, //
         },
         Arc,
         Mutex,
         SetOnce,
         SpinLockIrq, //
-    },
-    time::{
-        delay::fsleep,
-        Delta, //
     }, //
 };
 
@@ -328,12 +323,13 @@ impl<'a, S: PollContext, R: PollContext> InitAttr<'a, S, R> {
         Qp::new(&self.parts, Origin::Raw, cx)
     }
 
-    /// Creates a QP for datagrams, in the reset state.
-    pub(crate) fn create_ud(mut self, extra: ud::Extra, cx: &Sleepable) -> Result<Qp<S, R>> {
+    /// Creates a QP for datagrams on a port of the device, in the reset state.
+    pub(crate) fn create_ud(mut self, port: u32, cx: &Sleepable) -> Result<Qp<S, R>> {
+        let ud = UdState::new(self.parts.pd, port, cx)?;
         self.parts.qp_type = bindings::ib_qp_type_IB_QPT_UD;
         let qp = Qp::new(&self.parts, Origin::Raw, cx)?;
-        // Nobody else has the QP yet.
-        qp.inner.ud.populate(extra);
+        // The QP was just created, so this is the first value.
+        qp.inner.ud.populate(ud);
         Ok(qp)
     }
 
@@ -452,11 +448,11 @@ pub(crate) struct Inner {
     recv: Recv,
     markers: Option<Arc<Markers>>,
     /// Of a QP for datagrams.
-    pub(crate) ud: SetOnce<ud::Extra>,
+    pub(crate) ud: SetOnce<Pin<KBox<UdState>>>,
     context: Pin<KBox<QpContext>>,
     pub(crate) pd: Pd,
     // Dropped last: the ULP may be gone after that.
-    listed: Listed,
+    listed: Object,
 }
 
 // SAFETY: A QP may be drained and destroyed from any thread.
@@ -469,7 +465,7 @@ impl Inner {
     /// completed.
     pub(crate) fn drain(&self, markers: Arc<Markers>, patience_ms: u32, cx: &Sleepable) -> Result {
         let drain_list = self.context.drain_list.take();
-        let kept = self.listed.take_kept();
+        let kept = self.listed.take_undrained();
         // SAFETY: By the type invariant the QP completes to these CQs, which are one, and not a
         // direct one, if it is on an SRQ. A QP for datagrams has its address handle before anybody
         // can post to it.
@@ -478,13 +474,13 @@ impl Inner {
                 self,
                 self.send.cq(),
                 self.recv.cq(),
-                self.ud.as_ref().map(|ud| &ud.nowhere),
+                self.ud.as_ref().map(|ud| &ud.marker_ah),
                 markers,
                 patience_ms,
                 cx,
             )
         }
-        .inspect_err(|_| self.listed.put_kept(kept))?;
+        .inspect_err(|_| self.listed.put_undrained(kept))?;
         // SAFETY: What these owners are for was posted before they were parked.
         unsafe { drain_list.release() };
         Ok(())
@@ -504,9 +500,7 @@ impl Inner {
 
     /// Returns the operations of the device.
     pub(crate) fn ops(&self) -> &bindings::ib_device_ops {
-        // SAFETY: By the type invariant `raw` is a QP of `pd`, so its device is there while `self`
-        // is; its operations do not change.
-        unsafe { &(*(*self.raw.as_ptr()).device).ops }
+        self.pd.device().ops()
     }
 
     /// Keeps an owner, of which requests were posted whose completion does not give it back, until
@@ -515,7 +509,7 @@ impl Inner {
     #[inline(never)]
     pub(crate) fn keep_until_drained<P: Send + 'static, T: ?Sized>(&self, owner: P) {
         self.context.drain_list.add(owner);
-        self.listed.keeps(core::any::type_name::<T>());
+        self.listed.add_undrained(core::any::type_name::<T>());
     }
 
     /// Says whether the connection manager moves the QP through its states.
@@ -541,8 +535,8 @@ impl Teardown for Inner {
     fn teardown(&mut self, cx: &Sleepable) -> Fate {
         let markers = self.markers.take().ok_or(EIO);
         let left = match self.ud.as_ref() {
-            // SAFETY: By the type invariant `raw` is a QP, and these are its groups.
-            Some(ud) => unsafe { ud.groups.detach_all(self.raw.as_ptr(), cx) },
+            // SAFETY: By the type invariant `raw` is a QP, and this is its state.
+            Some(ud) => unsafe { ud.detach_all(self.raw.as_ptr(), cx) },
             None => Ok(()),
         };
         let destroyed = left
@@ -860,6 +854,7 @@ struct QpContext {
     #[pin]
     turn: SpinLockIrq<()>,
     drain_list: DrainList,
+    #[pin]
     transfers: Transfers,
     events: Option<Arc<dyn Events>>,
 }
@@ -872,7 +867,7 @@ impl QpContext {
             modifying <- new_mutex!(()),
             turn <- new_spinlock_irq!((), "rdma::Qp::turn"),
             drain_list: DrainList::new(),
-            transfers: Transfers::new(iwarp),
+            transfers <- Transfers::new(iwarp),
             events,
         });
         KBox::pin_init(init, GFP_KERNEL)
@@ -913,62 +908,69 @@ unsafe extern "C" fn on_event(event: *mut bindings::ib_event, context: *mut c_vo
 // it, is destroyed.
 
 /// The transfers of a QP.
+#[pin_data(PinnedDrop)]
 pub(crate) struct Transfers {
-    /// How many will use the QP.
-    count: Atomic<u32>,
-    /// What they leave behind.
-    kept: DrainList,
-    /// Whether the device is one of iWARP.
+    /// The transfers that use the QP.
+    count: RefCount,
+    /// Completed by the last transfer once [`Transfers::wait`] was called.
+    #[pin]
+    ended: Completion,
+    /// The pages that transfers leave behind.
+    left: DrainList,
+    /// Set if the device is one of iWARP.
     pub(crate) iwarp: bool,
 }
 
 impl Transfers {
-    const fn new(iwarp: bool) -> Self {
-        Self {
-            count: Atomic::new(0),
-            kept: DrainList::new(),
+    fn new(iwarp: bool) -> impl PinInit<Self> {
+        pin_init!(Self {
+            count: RefCount::new(),
+            ended <- Completion::new(),
+            left: DrainList::new(),
             iwarp,
-        }
+        })
     }
 
-    /// A transfer has begun.
+    /// Counts a transfer that has begun. The caller has a reference to the QP, so it is not being
+    /// destroyed.
     pub(crate) fn begin(&self) {
-        self.count.add(1, Relaxed);
+        let counted = self.count.try_get();
+        debug_assert!(counted);
     }
 
-    /// A transfer has ended and does not use the QP, or this, any more.
+    /// Ends a transfer, which does not use the QP, or this, any more.
     pub(crate) fn end(&self) {
-        self.count.fetch_sub(1, Release);
+        if self.count.put() {
+            self.ended.complete();
+        }
     }
 
     /// Keeps what a transfer leaves behind until the QP is destroyed. Any context.
     ///
     /// The transfer has not ended.
     pub(crate) fn keep<T: Send + 'static>(&self, left: T) {
-        self.kept.add(left);
+        self.left.add(left);
     }
 
-    /// Waits until no transfer is left.
+    /// Waits until no transfer is left. Called once, when there is no reference to the QP.
     ///
     /// # Errors
     ///
     /// `ETIMEDOUT` after a minute.
-    fn wait(&self, _cx: &Sleepable) -> Result {
-        for _ in 0..PATIENCE_MS {
-            if self.count.load(Acquire) == 0 {
-                return Ok(());
-            }
-            fsleep(Delta::from_millis(1));
+    fn wait(&self, cx: &Sleepable) -> Result {
+        if self.count.kill() && !self.ended.wait_timeout(PATIENCE_MS, cx) {
+            return Err(ETIMEDOUT);
         }
-        Err(ETIMEDOUT)
+        Ok(())
     }
 }
 
-impl Drop for Transfers {
-    fn drop(&mut self) {
+#[pinned_drop]
+impl PinnedDrop for Transfers {
+    fn drop(self: Pin<&mut Self>) {
         // SAFETY: The context of a QP, which this is a part of, is dropped once the QP was
         // destroyed, or when it could not be created, and is leaked with it otherwise. So no
         // request is outstanding, and the MRs of the QP are gone; the PD is dropped after this.
-        unsafe { self.kept.take().release() };
+        unsafe { self.left.take().release() };
     }
 }

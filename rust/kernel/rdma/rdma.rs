@@ -2,19 +2,20 @@
 
 //! RDMA verbs for upper-layer protocols.
 //!
-//! The kernel's completion queue API (`ib_alloc_cq`, `struct ib_cqe`) and what a protocol needs
-//! around it, safe and at C's cost. The rules that C writes in comments are types here:
+//! The kernel's completion queue API (`ib_alloc_cq`, `struct ib_cqe`) and the verbs around it, safe
+//! and at the cost of C. The rules that C has in comments are types here:
 //!
-//! - A posted request owns what the device uses, until its completion gives it back: [`cqe`],
-//!   [`wr`].
-//! - A completion is a [`Result`](wc::Wc::result): of a failed one only what is valid can be read.
+//! - A posted request owns the memory that the device uses, until its completion gives it back:
+//!   [`cqe`], [`wr`].
+//! - A completion is a [`Result`](wc::Wc::result): of a failed one only the valid fields can be
+//!   read.
 //! - The context that a completion queue is polled in is a type: [`context`].
-//! - A queue pair leases the completion queue entries that it may need: [`cq`], [`qp`].
-//! - Teardown is in order, after a drain that was proved, and never in the context of whoever drops
-//!   last: [`qp`].
-//! - Devices and modules go only after every handle: [`client`].
-//! - Receives of a shared receive queue are slots that post themselves again: [`srq`].
-//! - Peers reach memory only through a registration, and it outlives that: [`mr`].
+//! - A queue pair reserves the completion queue entries that it may need: [`cq`], [`qp`].
+//! - Teardown is in order, after a drain that was proved, and in a work item if the last handle is
+//!   dropped where it must not sleep: [`qp`].
+//! - Devices and modules are removed only after every handle: [`client`].
+//! - Receives of a shared receive queue are slots that are posted again when dropped: [`srq`].
+//! - Peers access memory only through a registration, which the memory outlives: [`mr`].
 
 #[doc(hidden)]
 pub mod build;
@@ -26,6 +27,7 @@ mod bindings {
 pub mod ah;
 pub mod client;
 pub mod cm;
+mod completion;
 pub mod context;
 pub mod cq;
 pub mod cqe;

@@ -1,16 +1,15 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Counts of what still uses something that is about to go away.
+//! Reference counts of devices and clients, as `struct percpu_ref`.
 //!
 //! A device cannot be removed and a module cannot be unloaded while a handle of theirs lives: each
-//! handle is a [`Ref`] on a [`Refs`], and the removal closes the gate and waits. A handle that is
-//! leaked stalls the removal, with a message that names it, instead of being used after it is gone.
-//! Posting and completing never touch a refs.
+//! handle has a [`Ref`] on a [`Refs`], which the removal kills and waits for. A leaked handle stalls
+//! the removal, with a message that names it, and is never used after the device is gone. Posting
+//! and completing do not touch the counts.
 
 use crate::{
-    bindings,
+    completion::Completion,
     context::Sleepable,
-    objects,
     sync::RefCount, //
 };
 use core::ptr::NonNull;
@@ -18,17 +17,15 @@ use kernel::{
     fmt,
     prelude::*,
     sync::atomic::{
-        ordering::Relaxed,
-        Atomic, //
-    },
-    time::msecs_to_jiffies,
-    types::Opaque, //
+        Atomic,
+        Relaxed, //
+    }, //
 };
 
-/// How long to wait between two messages about what is still held, in milliseconds.
+/// The time between two messages about what is still referenced, in milliseconds.
 pub(crate) const REPORT_MS: u32 = 10_000;
 
-/// What a hold is for, to name it in messages.
+/// The kind of object that has a reference, for messages.
 #[derive(Clone, Copy)]
 pub(crate) enum Kind {
     Device,
@@ -62,81 +59,77 @@ const NAMES: [&str; 10] = [
     "MAD agent",
 ];
 
-/// A gate that stays open while holds on it may be taken.
+/// A count of references that can be killed: no reference is taken after that.
 ///
 /// # Invariants
 ///
 /// - `count` counts the live [`Ref`]s.
-/// - `empty` is completed when the last hold of a closed gate goes, and is not touched after that.
+/// - `empty` is completed when the last reference to killed refs is dropped; neither is accessed
+///   after that.
 #[pin_data]
 pub(crate) struct Refs {
     count: RefCount,
     kinds: [Atomic<i32>; NAMES.len()],
     #[pin]
-    empty: Opaque<bindings::completion>,
+    empty: Completion,
 }
-
-// SAFETY: A gate is made of atomics and a completion, which may be used from any thread.
-unsafe impl Send for Refs {}
-// SAFETY: Several threads may use an atomic at once, and a completion has its own lock.
-unsafe impl Sync for Refs {}
 
 impl Refs {
     pub(crate) fn new() -> impl PinInit<Self> {
-        // INVARIANT: Nothing is held, the gate is open.
+        // INVARIANT: There is no reference.
         pin_init!(Self {
             count: RefCount::new(),
             kinds: [const { Atomic::new(0) }; NAMES.len()],
-            empty <- Opaque::ffi_init(|slot| {
-                // SAFETY: `slot` is valid for writes; a completion is initialised in place and
-                // stays pinned.
-                unsafe { bindings::init_completion(slot) }
-            }),
+            empty <- Completion::new(),
         })
     }
 
-    /// Takes a hold, unless the gate is closed.
+    /// Takes a reference (`percpu_ref_tryget_live`).
+    ///
+    /// # Errors
+    ///
+    /// `ENODEV` once the refs are killed.
     ///
     /// # Safety
     ///
-    /// The gate must stay where it is until it has been closed and [`Refs::kill_and_wait`] has returned.
+    /// The refs stay where they are until [`Refs::kill_and_wait`] has returned.
     pub(crate) unsafe fn try_get(&self, kind: Kind) -> Result<Ref> {
         if !self.count.try_get() {
             return Err(ENODEV);
         }
         self.kinds[kind as usize].add(1, Relaxed);
-        // INVARIANT: Just counted.
+        // INVARIANT: The reference was just counted.
         Ok(Ref {
             refs: NonNull::from(self),
             kind,
         })
     }
 
-    /// Closes the gate and waits until nothing holds it, telling `who` is still waiting for what.
+    /// Kills the refs and waits until the last reference is dropped (`percpu_ref_kill`). Every ten
+    /// seconds a message of `who` counts the references that are left, and `report` is called.
     ///
-    /// No signal ends that: the caller is about to free what is held. It says so when it is killed.
-    pub(crate) fn kill_and_wait(&self, who: &dyn fmt::Display, _cx: &Sleepable) {
+    /// A signal does not end the wait, as the caller is about to free what is referenced; a message
+    /// says so when the task is killed.
+    pub(crate) fn kill_and_wait(&self, who: &dyn fmt::Display, report: &dyn Fn(), cx: &Sleepable) {
         if !self.count.kill() {
             return;
         }
-        let (empty, timeout) = (self.empty.get(), msecs_to_jiffies(REPORT_MS));
         let mut killed = false;
         loop {
-            // SAFETY: `empty` is initialised and pinned; the token says that this task may sleep.
-            let left = unsafe {
-                if killed {
-                    bindings::wait_for_completion_timeout(empty, timeout) as c_long
-                } else {
-                    bindings::wait_for_completion_killable_timeout(empty, timeout)
-                }
+            let was_killed = killed;
+            let done = if killed {
+                self.empty.wait_timeout(REPORT_MS, cx)
+            } else {
+                let waited = self.empty.wait_killable_timeout(REPORT_MS, cx);
+                killed = waited.is_err();
+                waited.unwrap_or(false)
             };
-            if left > 0 {
+            if done {
                 return;
             }
-            pr_warn!("{who}: waits for {}\n", Report(self));
-            objects::report(self, who);
-            if left < 0 {
-                killed = true;
+            pr_warn!("{who}: waits for {self}\n");
+            report();
+            if killed && !was_killed {
                 pr_warn!(
                     "{who}: no signal ends this wait: what is held would be used when it is gone\n"
                 );
@@ -145,13 +138,10 @@ impl Refs {
     }
 }
 
-/// What is held, for messages.
-struct Report<'a>(&'a Refs);
-
-impl fmt::Display for Report<'_> {
+impl fmt::Display for Refs {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut separator = "";
-        for (name, count) in NAMES.iter().zip(&self.0.kinds) {
+        for (name, count) in NAMES.iter().zip(&self.kinds) {
             let count = count.load(Relaxed);
             if count != 0 {
                 write!(f, "{separator}{count} {name}(s)")?;
@@ -162,24 +152,25 @@ impl fmt::Display for Report<'_> {
     }
 }
 
-/// A hold on a [`Refs`]: while it lives, what the gate guards stays.
+/// A reference to a [`Refs`]: while it lives, the device or the client that the refs are part of
+/// stays.
 ///
 /// # Invariants
 ///
-/// `gate` is valid, and its count includes this hold under `kind`.
+/// `refs` is valid, and its count includes this reference under `kind`.
 pub(crate) struct Ref {
     refs: NonNull<Refs>,
     kind: Kind,
 }
 
-// SAFETY: A gate is `Sync`, and counts in whichever thread a hold is given back.
+// SAFETY: `Refs` is `Sync`, so a reference may be dropped in any thread.
 unsafe impl Send for Ref {}
-// SAFETY: What a reference gives access to is a refs, which is `Sync`.
+// SAFETY: A shared reference gives access to a `Refs`, which is `Sync`.
 unsafe impl Sync for Ref {}
 
 impl Ref {
     fn refs(&self) -> &Refs {
-        // SAFETY: `gate` is valid by the type invariant.
+        // SAFETY: `refs` is valid by the type invariant.
         unsafe { self.refs.as_ref() }
     }
 
@@ -187,13 +178,12 @@ impl Ref {
         self.kind
     }
 
-    /// Takes another hold on the same refs, also when it is closed: the first one keeps it from
-    /// opening.
-    pub(crate) fn another(&self, kind: Kind) -> Self {
+    /// Takes another reference to the same refs (`percpu_ref_get`), killed or not.
+    pub(crate) fn get(&self, kind: Kind) -> Self {
         let refs = self.refs();
         refs.count.get();
         refs.kinds[kind as usize].add(1, Relaxed);
-        // INVARIANT: Just counted, and `self` keeps the gate in place.
+        // INVARIANT: The reference was just counted, and `self` has kept the refs valid until then.
         Self {
             refs: self.refs,
             kind,
@@ -206,10 +196,8 @@ impl Drop for Ref {
         let refs = self.refs();
         refs.kinds[self.kind as usize].add(-1, Relaxed);
         if refs.count.put() {
-            // SAFETY: `close` cannot have returned: it waits for this completion. Waiting for a
-            // completion takes its lock, so `close` returns only after `complete` has done its last
-            // access.
-            unsafe { bindings::complete(refs.empty.get()) };
+            // The refs are there until `kill_and_wait`, which waits for this, returns.
+            refs.empty.complete();
         }
     }
 }

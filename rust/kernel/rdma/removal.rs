@@ -7,7 +7,7 @@ use crate::{
     bindings,
     cm::connection::Shared,
     context::Sleepable,
-    device::Name,
+    device::name::Name,
     refs::REPORT_MS, //
 };
 use core::ptr::NonNull;

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Transfers of pages to and from a peer, in as many requests as that takes.
+//! Transfers of many pages by `rdma_rw`.
 //!
 //! A target moves bulk data by RDMA READ and WRITE between its own pages and memory that the
-//! initiator has registered. `rdma_rw` maps the pages, makes the requests (on some devices with
-//! registrations of its own), and cleans up after them. Here a [`Ctx`] owns the pages, and is a
-//! part of the owner that is moved into the send queue.
+//! initiator has registered. `rdma_rw` maps the pages, makes as many requests as the transfer takes
+//! (on some devices with registrations of its own), and cleans up after them. Here a [`Ctx`] owns
+//! the pages, and is a part of the owner that is moved into the send queue.
 //!
 //! # Examples
 //!
@@ -48,7 +48,7 @@ use crate::{
         Sleepable, //
     },
     cqe::{
-        hand_on,
+        self,
         CqeHandler,
         CqePointer, //
     },
@@ -83,28 +83,22 @@ use kernel::{
     page::PAGE_SIZE,
     prelude::*,
     sync::atomic::{
-        ordering::{
-            Full,
-            Relaxed,
-            Release, //
-        },
-        Atomic, //
+        Atomic,
+        Full,
+        Relaxed,
+        Release, //
     }, //
 };
 
-/// What is to be transferred.
+const READ: bindings::dma_data_direction = bindings::dma_data_direction::DMA_FROM_DEVICE;
+const WRITE: bindings::dma_data_direction = bindings::dma_data_direction::DMA_TO_DEVICE;
+
+/// An [`Rw`] without its lifetime.
 struct Plan {
     ctx: NonNull<Ctx>,
     range: Range<usize>,
     remote: Remote,
     dir: bindings::dma_data_direction,
-}
-
-impl Plan {
-    /// Says whether the peer's memory is read.
-    fn reads(&self) -> bool {
-        self.dir == bindings::dma_data_direction::DMA_FROM_DEVICE
-    }
 }
 
 /// A transfer between the pages of a [`Ctx`] and a peer's memory.
@@ -124,7 +118,7 @@ impl<'a> Rw<'a> {
         remote: Remote,
         dir: bindings::dma_data_direction,
     ) -> Self {
-        // INVARIANT: It is borrowed for that long.
+        // INVARIANT: The context is borrowed for `'a`.
         Self {
             plan: Plan {
                 ctx: NonNull::from(ctx),
@@ -136,42 +130,38 @@ impl<'a> Rw<'a> {
         }
     }
 
-    /// Reads as many bytes of the peer, from `remote` on, as `range` is long, into that range of
-    /// the pages (RDMA READ).
+    /// Reads the peer's bytes from `remote` on into the bytes in `range` of the pages (RDMA READ).
     pub fn read(ctx: &'a Ctx, range: Range<usize>, remote: Remote) -> Self {
-        let dir = bindings::dma_data_direction::DMA_FROM_DEVICE;
-        Self::new(ctx, range, remote, dir)
+        Self::new(ctx, range, remote, READ)
     }
 
     /// Writes the bytes in `range` of the pages to the peer, from `remote` on (RDMA WRITE).
     pub fn write(ctx: &'a Ctx, range: Range<usize>, remote: Remote) -> Self {
-        let dir = bindings::dma_data_direction::DMA_TO_DEVICE;
-        Self::new(ctx, range, remote, dir)
+        Self::new(ctx, range, remote, WRITE)
     }
 }
 
 impl Port<'_> {
-    /// Returns how many contexts' worth of room in a QP a transfer of up to `pages` pages takes
-    /// (`rdma_rw_mr_factor`).
+    /// Returns the number of contexts of a QP that a transfer of up to `pages` pages takes, for
+    /// [`InitAttr::rw_contexts`](crate::qp::InitAttr::rw_contexts) (`rdma_rw_mr_factor`).
     ///
     /// # Errors
     ///
-    /// `EOPNOTSUPP` if the device does not say how many pages one request can have.
+    /// `EOPNOTSUPP` if the driver has not set the number of pages that one request can have.
     pub fn rw_contexts(&self, pages: u32) -> Result<u32> {
         let dev = self.device();
-        // C divides by one of them, and it is told to which by a parameter of its module, too.
+        // C divides by one of them; a module parameter is among what decides by which.
         if dev.max_fast_reg_pages() == 0 || dev.max_sge_rd() == 0 {
             return Err(EOPNOTSUPP);
         }
-        // SAFETY: The device is registered while there is a handle, and has the port by the
+        // SAFETY: The device is registered while there is a handle of it, and has the port by the
         // invariant of `Port`.
         Ok(unsafe { bindings::rdma_rw_mr_factor(dev.as_raw(), self.num(), pages) })
     }
 
-    /// Returns how many requests of the send queue so many contexts take at the most
-    /// (`rdma_rw_max_send_wr`).
+    /// Returns the maximum number of send requests of `contexts` contexts (`rdma_rw_max_send_wr`).
     pub fn rw_requests(&self, contexts: u32) -> u32 {
-        // SAFETY: The device is registered while there is a handle, and has the port by the
+        // SAFETY: The device is registered while there is a handle of it, and has the port by the
         // invariant of `Port`.
         unsafe { bindings::rdma_rw_max_send_wr(self.device().as_raw(), self.num(), contexts, 0) }
     }
@@ -180,25 +170,25 @@ impl Port<'_> {
 const FREE: u32 = 0;
 const POSTED: u32 = 1;
 
-/// Pages, and what it takes to transfer them (`struct rdma_rw_ctx`).
+/// Pages, and the context of their transfer (`struct rdma_rw_ctx`).
 ///
 /// # Invariants
 ///
-/// While `state` is `POSTED`, the post that has set it and then the completion have `own` for
-/// themselves, and this stays where it is. From a successful `Ctx::start` to `Ctx::finish`,
-/// `own.job` is what was begun, counted by its QP.
+/// While `state` is `POSTED`, `inner` is accessed only by the post that has set it and then by the
+/// completion, and this is not moved. From a successful `Ctx::start` to `Ctx::finish`, `inner.job`
+/// is the transfer, counted by its QP.
 #[repr(C)]
 pub struct Ctx {
-    /// What the last request completes to. The first field, to get back from it.
+    /// The callback of the last request. The first field, so its address is the context's.
     cqe: bindings::ib_cqe,
     state: Atomic<u32>,
-    own: UnsafeCell<Own>,
-    /// How long `own.pages` is: zero if there are none.
+    inner: UnsafeCell<Inner>,
+    /// The length of `inner.pages`, zero if there are none.
     len: Atomic<usize>,
 }
 
-struct Own {
-    /// Until a peer may write to them.
+struct Inner {
+    /// `None` if a peer may still write to them.
     pages: Option<Pages>,
     raw: bindings::rdma_rw_ctx,
     job: Option<Job>,
@@ -213,21 +203,20 @@ struct Job {
     dir: bindings::dma_data_direction,
     first: *mut bindings::scatterlist,
     count: u32,
-    /// Whether peers can write to the pages, by the key of an MR, until a READ has succeeded.
+    /// Set if peers can write to the pages, by the key of an MR, until a READ has succeeded.
     exposed: bool,
-    /// The first and the last entry, as they were before they were made to begin and to end with
-    /// the range.
-    ends: [Entry; 2],
+    /// The first and the last entry, before they were cut to begin and to end with the range.
+    ends: [Extent; 2],
 }
 
-/// What an entry of a list was.
-struct Entry {
+/// The extent of an entry of a scatterlist, to be restored.
+struct Extent {
     sg: *mut bindings::scatterlist,
     offset: u32,
     length: u32,
 }
 
-impl Entry {
+impl Extent {
     /// # Safety
     ///
     /// `sg` is valid.
@@ -253,7 +242,7 @@ struct Exposed {
     dir: bindings::dma_data_direction,
 }
 
-// SAFETY: It is memory that nobody looks at, and DMA may be unmapped from any thread.
+// SAFETY: The pages are not accessed any more, and DMA may be unmapped from any thread.
 unsafe impl Send for Exposed {}
 
 impl Drop for Exposed {
@@ -277,16 +266,16 @@ unsafe impl Send for Ctx {}
 unsafe impl Sync for Ctx {}
 
 impl Ctx {
-    /// Makes transfers of these pages possible.
+    /// Makes a context for transfers of `pages`.
     pub fn new(pages: Pages) -> Self {
-        // INVARIANT: Nothing is posted.
+        // INVARIANT: No transfer is posted.
         Self {
             cqe: bindings::ib_cqe {
                 done: Some(transferred),
             },
             state: Atomic::new(FREE),
             len: Atomic::new(pages.len()),
-            own: UnsafeCell::new(Own {
+            inner: UnsafeCell::new(Inner {
                 pages: Some(pages),
                 raw: Default::default(),
                 job: None,
@@ -294,16 +283,16 @@ impl Ctx {
         }
     }
 
-    /// Returns the length of the pages, in bytes: zero when they are lost, see
+    /// Returns the length of the pages, in bytes: zero if they are lost, see
     /// [`Qp::post_rw`](crate::qp::Qp::post_rw).
     #[expect(clippy::len_without_is_empty)]
     pub fn len(&self) -> usize {
         self.len.load(Relaxed)
     }
 
-    /// Lets the CPU see the bytes.
+    /// Returns the bytes, for the CPU.
     pub fn cpu(&mut self) -> CpuPages<'_> {
-        CpuPages::of(self.own.get_mut().pages.as_mut())
+        CpuPages::of(self.inner.get_mut().pages.as_mut())
     }
 
     /// Maps the pages and makes the requests (`rdma_rw_ctx_init`). May sleep.
@@ -318,9 +307,9 @@ impl Ctx {
         transfers: &Transfers,
         user: *mut bindings::ib_cqe,
     ) -> Result {
-        // SAFETY: The state makes this the only user.
-        let own = unsafe { &mut *self.own.get() };
-        let pages = own.pages.as_ref().ok_or(EINVAL)?;
+        // SAFETY: The caller has set the state, which keeps all others from `inner`.
+        let inner = unsafe { &mut *self.inner.get() };
+        let pages = inner.pages.as_ref().ok_or(EINVAL)?;
         let Range { start, end } = plan.range;
         if start >= end || end > pages.len() {
             return Err(EINVAL);
@@ -339,7 +328,7 @@ impl Ctx {
             start / PAGE_SIZE,
             end.div_ceil(PAGE_SIZE) - start / PAGE_SIZE,
         );
-        // SAFETY: The range is inside of the pages, so the list is long enough.
+        // SAFETY: The range was checked to be inside of the pages, so the list is long enough.
         let nth = |mut sg: *mut bindings::scatterlist, n: usize| unsafe {
             for _ in 0..n {
                 sg = bindings::sg_next(sg);
@@ -348,18 +337,19 @@ impl Ctx {
         };
         let first = nth(pages.table.sgl, skipped);
         let last = nth(first, count - 1);
-        // SAFETY: The state makes this the only user of the list. C transfers all of an entry, so
-        // the last one has to end where the range does. It would take an offset into the first one,
-        // which siw then forgets (`siw_map_mr_sg()`).
+        // C transfers all of an entry, so the last one is cut to end where the range does. It takes
+        // an offset into the first one, but siw ignores that (`siw_map_mr_sg()`).
+        //
+        // SAFETY: The caller has set the state, which keeps all others from the list.
         let ends = unsafe {
-            let ends = [Entry::of(first), Entry::of(last)];
+            let ends = [Extent::of(first), Extent::of(last)];
             let offset = (start % PAGE_SIZE) as u32;
             (*last).length = (end - (skipped + count - 1) * PAGE_SIZE) as u32;
             (*first).offset += offset;
             (*first).length -= offset;
             ends
         };
-        own.job = Some(Job {
+        inner.job = Some(Job {
             user,
             transfers: NonNull::from(transfers),
             qp,
@@ -370,10 +360,11 @@ impl Ctx {
             exposed: false,
             ends,
         });
-        // SAFETY: The QP is valid, and the list is as long as said and not mapped.
+        // SAFETY: The QP is valid, as the caller promises, and the list has `count` entries from
+        // `first` on, which are not mapped.
         let ret = unsafe {
             bindings::rdma_rw_ctx_init(
-                &raw mut own.raw,
+                &raw mut inner.raw,
                 qp.as_ptr(),
                 port,
                 first,
@@ -385,7 +376,7 @@ impl Ctx {
             )
         };
         if ret < 0 {
-            if let Some(job) = own.job.take() {
+            if let Some(job) = inner.job.take() {
                 job.restore();
             }
             return Err(Error::from_errno(ret));
@@ -394,38 +385,37 @@ impl Ctx {
         Ok(())
     }
 
-    /// Undoes [`Ctx::start`], and returns the callback of the owner (`rdma_rw_ctx_destroy`).
-    /// `succeeded` says whether all of the transfer was done.
+    /// Undoes [`Ctx::start`] (`rdma_rw_ctx_destroy`), and returns the callback of the owner.
+    /// `succeeded` is `true` if all of the transfer was done.
     ///
-    /// On iWARP, where a READ writes to an MR that peers have the key of, only the READ that has
-    /// succeeded has invalidated that (`IB_WR_RDMA_READ_WITH_INV`). `rdma_rw` keeps the MR all the
-    /// same, for another transfer, until the QP is destroyed. So does the QP with the pages.
+    /// On iWARP a READ writes to an MR whose key the peer has, and which is invalidated only by a
+    /// READ that succeeds (`IB_WR_RDMA_READ_WITH_INV`). `rdma_rw` keeps such an MR, for other
+    /// transfers, until the QP is destroyed. So the QP keeps the pages as long.
     ///
     /// Any context.
     ///
     /// # Safety
     ///
-    /// No request of a transfer is outstanding, and nobody else uses this.
+    /// No request of a transfer is outstanding, and nothing else uses this.
     unsafe fn finish(&self, succeeded: bool) -> Option<*mut bindings::ib_cqe> {
-        // SAFETY: The caller promises that nobody else uses this.
-        let own = unsafe { &mut *self.own.get() };
-        let job = own.job.take()?;
-        let read = job.dir == bindings::dma_data_direction::DMA_FROM_DEVICE;
-        let ended = !job.exposed || (succeeded && read);
-        // SAFETY: The transfer was begun with these. The QP is not destroyed while it counts this
-        // transfer. What has no entries is not unmapped.
+        // SAFETY: The caller promises that nothing else uses this.
+        let inner = unsafe { &mut *self.inner.get() };
+        let job = inner.job.take()?;
+        let ended = !job.exposed || (succeeded && job.dir == READ);
+        // SAFETY: `start` has initialised the context with these. The QP is not destroyed while it
+        // counts this transfer. With a count of zero no page is unmapped.
         unsafe {
             let count = if ended { job.count } else { 0 };
             let (qp, port) = (job.qp.as_ptr(), job.port);
-            bindings::rdma_rw_ctx_destroy(&raw mut own.raw, qp, port, job.first, count, job.dir);
+            bindings::rdma_rw_ctx_destroy(&raw mut inner.raw, qp, port, job.first, count, job.dir);
         }
         job.restore();
         // SAFETY: The QP is not destroyed while it counts this transfer.
         let transfers = unsafe { job.transfers.as_ref() };
         if !ended {
             self.len.store(0, Relaxed);
-            if let Some(pages) = own.pages.take() {
-                // INVARIANT: As `rdma_rw_ctx_init` has mapped them. The QP drops them when it was
+            if let Some(pages) = inner.pages.take() {
+                // INVARIANT: `rdma_rw_ctx_init` has mapped them so. The QP drops them when it was
                 // destroyed with its MRs, and before its PD.
                 transfers.keep(Exposed {
                     _pages: pages,
@@ -441,39 +431,41 @@ impl Ctx {
         Some(job.user)
     }
 
-    /// Undoes [`Ctx::start`], when nothing was posted.
+    /// Undoes [`Ctx::start`] when nothing was posted.
     ///
     /// Any context.
     ///
     /// # Safety
     ///
-    /// The transfer was begun, none of its requests was posted, and nobody else uses this.
+    /// `start` has succeeded, no request was posted, and nothing else uses this.
     unsafe fn cancel(&self) {
-        // SAFETY: The caller promises that nobody else uses this.
-        if let Some(job) = unsafe { &mut (*self.own.get()).job } {
+        // SAFETY: The caller promises that nothing else uses this.
+        if let Some(job) = unsafe { &mut (*self.inner.get()).job } {
             job.exposed = false;
         }
-        // SAFETY: None of the transfer's requests was posted, so none is outstanding, and nobody
-        // else uses this, as the caller promises.
+        // SAFETY: No request was posted, so none is outstanding, and nothing else uses this, as the
+        // caller promises.
         unsafe { self.finish(false) };
     }
 
-    /// Returns the first of the requests, of which the last completes to this context, or is
-    /// followed by `then` (`rdma_rw_ctx_wrs`).
+    /// Returns the first of the requests (`rdma_rw_ctx_wrs`). The last one completes to this
+    /// context, or is followed by `then`.
     ///
     /// # Safety
     ///
-    /// The transfer was begun, and nobody else uses this.
+    /// `start` has succeeded, and nothing else uses this.
     unsafe fn requests(&self, then: *mut bindings::ib_send_wr) -> *mut bindings::ib_send_wr {
-        // SAFETY: The transfer was begun, so `own.raw` was made for this QP and port, and nobody
-        // else uses it, as the caller promises. The callback is only read.
+        // SAFETY: `start` has succeeded, so `inner.raw` is initialised for this QP and port, and
+        // nothing else uses it, as the caller promises. The callback is only read.
         unsafe {
-            let own = &mut *self.own.get();
-            let Some(job) = &mut own.job else { return then };
+            let inner = &mut *self.inner.get();
+            let Some(job) = &mut inner.job else {
+                return then;
+            };
             let cqe = (&raw const self.cqe).cast_mut();
             let (qp, port) = (job.qp.as_ptr(), job.port);
-            let first = bindings::rdma_rw_ctx_wrs(&raw mut own.raw, qp, port, cqe, then);
-            // With an MR, the first registers it, or invalidates it before that.
+            let first = bindings::rdma_rw_ctx_wrs(&raw mut inner.raw, qp, port, cqe, then);
+            // If there is an MR, the first request registers it, or invalidates it before that.
             job.exposed = job.transfers.as_ref().iwarp
                 && matches!(
                     (*first).opcode,
@@ -484,7 +476,7 @@ impl Ctx {
     }
 
     fn claim(&self) -> Result {
-        // INVARIANT: Whoever changes the state has the rest for himself.
+        // INVARIANT: If this changes the state, the post has `inner` for itself.
         match self.state.cmpxchg(FREE, POSTED, Full) {
             Ok(_) => Ok(()),
             Err(_) => Err(EBUSY),
@@ -497,10 +489,11 @@ impl Ctx {
 }
 
 impl Job {
-    /// Makes the entries what they were.
+    /// Restores the first and the last entry.
     fn restore(&self) {
-        for &Entry { sg, offset, length } in &self.ends {
-            // SAFETY: The entry is one of the context's, which nobody else uses.
+        for &Extent { sg, offset, length } in &self.ends {
+            // SAFETY: The entry is one of the list of the context, which nothing else uses while it
+            // has a job.
             unsafe {
                 (*sg).offset = offset;
                 (*sg).length = length;
@@ -511,26 +504,26 @@ impl Job {
 
 impl Drop for Ctx {
     fn drop(&mut self) {
-        // SAFETY: Whoever drops this owns it, so no request is outstanding: what is posted is the
-        // queue's, and what was posted in part is the QP's until it was drained.
+        // SAFETY: This is being dropped, so no request is outstanding: a posted context is owned by
+        // the queue, and one that was posted in part by the QP until it is drained.
         unsafe { self.finish(false) };
     }
 }
 
-/// The `done` callback of every transfer.
+/// The `done` callback of all transfers.
 ///
 /// # Safety
 ///
 /// Called by the RDMA core for the last request of a transfer.
 unsafe extern "C" fn transferred(cq: *mut bindings::ib_cq, wc: *mut bindings::ib_wc) {
-    // SAFETY: `wc` is valid during this call. The request was posted with the address of a
-    // context's first field; its owner keeps the context until its callback has it back. This is
-    // the last request, so none is outstanding.
+    // SAFETY: `wc` is valid during this call. The request was posted with the address of the first
+    // field of a context, which the owner keeps until its own callback is called. This is the last
+    // request, so none is outstanding.
     unsafe {
         let ctx = &*(*(*wc).__bindgen_anon_1.wr_cqe).cast_const().cast::<Ctx>();
         if let Some(user) = ctx.finish((*wc).status == bindings::ib_wc_status_IB_WC_SUCCESS) {
             ctx.release();
-            hand_on(user, cq, wc);
+            cqe::hand_on(user, cq, wc);
         }
     }
 }
@@ -561,27 +554,27 @@ enum Failed {
     Unnamed(Error),
 }
 
-/// A transfer that was posted in part, and its owner, which others may have too. It is ended when
-/// this is dropped, and only then can it begin again.
+/// A transfer that was posted in part, and a pointer to its owner. The transfer ends when this is
+/// dropped, and no other can begin before that.
 ///
 /// # Invariants
 ///
-/// `ctx` is the context of a transfer that was begun, and is kept by the owner. This is dropped
-/// when no request of it is outstanding.
+/// `ctx` is a context whose `start` has succeeded, and is kept by the owner. This is dropped when
+/// none of its requests is outstanding.
 struct InPart<P> {
     ctx: NonNull<Ctx>,
     _owner: P,
 }
 
-// SAFETY: A context may end on any thread.
+// SAFETY: A transfer may end on any thread.
 unsafe impl<P: Send> Send for InPart<P> {}
 
 impl<P> Drop for InPart<P> {
     fn drop(&mut self) {
         // SAFETY: By the type invariant the owner keeps the context; it is dropped after this.
         let ctx = unsafe { self.ctx.as_ref() };
-        // SAFETY: By the type invariant no request is outstanding. As the state still is that of a
-        // transfer that was posted, nobody else uses the rest.
+        // SAFETY: By the type invariant no request is outstanding. The state is still `POSTED`, which
+        // keeps all others from the rest.
         unsafe { ctx.finish(false) };
         ctx.release();
     }
@@ -591,9 +584,9 @@ impl<P> Drop for InPart<P> {
 ///
 /// # Safety
 ///
-/// `qp` is valid and counts its transfers in `transfers`. `then` is null, or a request that is
-/// written. What that is made of, and the context of `plan`, stay where they are until `user` has
-/// completed or, on failure in part, until the QP was drained.
+/// `qp` is valid and counts its transfers in `transfers`. `then` is null or an initialised request.
+/// The memory of `then` and the context of `plan` stay where they are until `user` has completed
+/// or, if the post fails in part, until the QP is drained.
 #[inline(never)]
 unsafe fn begin(
     plan: &Plan,
@@ -603,12 +596,12 @@ unsafe fn begin(
     then: *mut bindings::ib_send_wr,
     _cx: &Sleepable,
 ) -> Result<(), Failed> {
-    // SAFETY: The context stays where it is at least until something was posted, as the caller
+    // SAFETY: The context stays where it is at least until a request is posted, as the caller
     // promises.
     let ctx = unsafe { plan.ctx.as_ref() };
     ctx.claim().map_err(Failed::Nowhere)?;
-    // SAFETY: The state was just set to `POSTED`, so nobody else uses the context. `qp` is valid
-    // and counts in `transfers`, and `then` is null or written, as the caller promises.
+    // SAFETY: The state was just set to `POSTED`, so nothing else uses the context. `qp` is valid
+    // and counts in `transfers`, and `then` is null or initialised, as the caller promises.
     let first = unsafe {
         ctx.start(plan, qp, transfers, user).map_err(|e| {
             ctx.release();
@@ -617,8 +610,9 @@ unsafe fn begin(
         if !then.is_null() {
             end(then, (&raw const ctx.cqe).cast_mut());
             let read = bindings::ib_wr_opcode_IB_WR_RDMA_READ;
-            if transfers.iwarp && plan.reads() && (*then).opcode != read {
-                // siw completes what follows a READ before that is done, unless it is another one.
+            if transfers.iwarp && plan.dir == READ && (*then).opcode != read {
+                // siw completes a request that follows a READ before the READ, unless it is a READ
+                // too.
                 (*then).send_flags |= bindings::ib_send_flags_IB_SEND_FENCE as c_int;
             }
         }
@@ -626,7 +620,7 @@ unsafe fn begin(
     };
     debug::set_qp_of(qp.as_ptr(), user);
     let mut bad = core::ptr::null();
-    // SAFETY: `qp` is valid, and what the requests are made of stays where it is, as the caller
+    // SAFETY: `qp` is valid, and the memory of the requests stays where it is, as the caller
     // promises. They were just made and, with `then`, linked.
     let ret = unsafe { post_list(qp.as_ptr(), first, &mut bad) };
     if ret == 0 {
@@ -641,24 +635,25 @@ unsafe fn begin(
     if !core::ptr::eq(bad, first) {
         return Err(Failed::InPart(error));
     }
-    // SAFETY: The transfer was begun, the driver says that it has posted none of its requests, and
-    // the state keeps others from it.
+    // SAFETY: `start` has succeeded, the driver has refused the first request, so it has posted
+    // none, and the state keeps all others from the context.
     unsafe { ctx.cancel() };
     ctx.release();
     Err(Failed::Nowhere(error))
 }
 
 impl<S: PollContext, R: PollContext> Qp<S, R> {
-    /// Transfers pages of a [`Ctx`] to or from the peer (`rdma_rw_ctx_init`,
-    /// `rdma_rw_ctx_post`), moving their owner in.
+    /// Transfers pages of a [`Ctx`] to or from the peer (`rdma_rw_ctx_init`, `rdma_rw_ctx_post`),
+    /// moving in their owner.
     ///
-    /// The QP needs room for it: see [`InitAttr::rw_contexts`](crate::qp::InitAttr::rw_contexts) and
+    /// The QP must be created with contexts for it: see
+    /// [`InitAttr::rw_contexts`](crate::qp::InitAttr::rw_contexts) and
     /// [`Port::rw_contexts`](crate::device::Port::rw_contexts). In the owner's handler the pages
     /// are not mapped any more (`rdma_rw_ctx_destroy`).
     ///
-    /// On iWARP the peer of a READ gets a key by which it can write to the pages, and which ends
-    /// only with a READ that succeeds. The pages of one that has failed are lost to the [`Ctx`],
-    /// whose length is zero then; they are freed when the QP was destroyed.
+    /// On iWARP the peer of a READ gets a key by which it can write to the pages until a READ
+    /// succeeds. If a READ fails, its pages are lost to the [`Ctx`], whose length is zero then; they
+    /// are freed after the QP is destroyed.
     ///
     /// Sleeps, as C allocates.
     ///
@@ -683,12 +678,12 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
             Ok(rw) => rw.plan,
             Err(error) => return Err(refused(owner, error)),
         };
-        // SAFETY: The owner keeps the context, and no request follows.
+        // SAFETY: The owner keeps the context, which `rw` has borrowed from it; no request follows.
         unsafe { self.post_plan(owner, &plan, core::ptr::null_mut(), cx) }
     }
 
-    /// As [`Qp::post_rw`], followed by a request that completes in its stead: data, then the
-    /// message that says so.
+    /// As [`Qp::post_rw`], followed by a request that completes instead, as a response that follows
+    /// its data.
     ///
     /// # Errors
     ///
@@ -713,7 +708,8 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
             Ok(rw.plan)
         });
         match made {
-            // SAFETY: The owner keeps the context and what the request is made of.
+            // SAFETY: The owner keeps the context and the memory of the request, which `rw` has
+            // borrowed from it. The request was just written.
             Ok(plan) => unsafe { self.post_plan(owner, &plan, raw.cast(), cx) },
             Err(error) => Err(refused(owner, error)),
         }
@@ -721,8 +717,8 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
 
     /// # Safety
     ///
-    /// The owner keeps the context, and what `then` is made of, which is null or a request that is
-    /// written.
+    /// The owner keeps the context and the memory of `then`, which is null or an initialised
+    /// request.
     unsafe fn post_plan<P, const ID: u64>(
         &self,
         owner: P,
@@ -733,9 +729,10 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
     where
         P: CqePointer<ID>,
     {
-        let cqe = owner.into_cqe(crate::cqe::Sealed::new());
-        // SAFETY: The QP is valid and counts in `transfers()`. The owner keeps the context and what
-        // `then` is made of, as the caller promises; it is the queue's, or parked below.
+        let cqe = owner.into_cqe(cqe::Sealed::new());
+        // SAFETY: The QP is valid and counts in `transfers()`. The owner keeps the context and the
+        // memory of `then`, as the caller promises. It is the queue's until it completes, or is kept
+        // until the QP is drained below.
         let begun = unsafe { begin(plan, self.as_non_null(), self.transfers(), cqe, then, cx) };
         let Err(failed) = begun else {
             return Ok(());

@@ -2,10 +2,10 @@
 
 //! Scatter lists.
 //!
-//! [`Pages`] is memory in pages, as large as needed, that no device knows yet. An [`SgBuf`] is such
-//! memory mapped for a device, in a direction that is part of its type: it gives the entries of a
-//! request, one a page at the most, and can be a [`Region`](crate::mr::Region). The CPU sees either
-//! through [`CpuPages`], which needs exclusive access.
+//! [`Pages`] is memory in pages, of any length, that is not mapped. An [`SgBuf`] is such memory
+//! mapped for a device, in a direction that is part of its type: requests can have entries of it,
+//! one a page at most, and a [`Region`](crate::mr::Region) can be made of it. The CPU accesses
+//! either through [`CpuPages`], which borrows it exclusively.
 //!
 //! C header: [`include/linux/scatterlist.h`](srctree/include/linux/scatterlist.h) (`struct
 //! sg_table`)
@@ -48,8 +48,6 @@ pub struct SgBuf<D: Direction> {
 impl<D: Direction> SgBuf<D> {
     /// Allocates `len` zeroed bytes and maps them, see [`Pages::alloc`] and [`SgBuf::map`].
     ///
-    /// Process context.
-    ///
     /// # Errors
     ///
     /// As these.
@@ -84,16 +82,20 @@ impl<D: Direction> SgBuf<D> {
         self.raw.pages.len()
     }
 
-    /// Lets the CPU see the bytes, until the view ends.
+    /// Returns the bytes, for the CPU (`dma_sync_sgtable_for_cpu`, and `..._for_device` when the view
+    /// is dropped).
     pub fn cpu(&mut self) -> CpuPages<'_> {
         let raw = &mut self.raw;
-        // SAFETY: By the invariant of `RawSg` the table is mapped for the device in this direction;
-        // it is only read.
-        unsafe { bindings::rdma_helper_dma_sync_sgtable_for_cpu(raw.dev(), raw.table(), raw.dir) };
-        CpuPages::of_mapped(raw)
+        raw.sync_for_cpu();
+        let mapped = (raw.dev(), raw.dir);
+        // INVARIANT: By the invariant of `RawSg`, whose PD keeps the device.
+        CpuPages {
+            pages: Some(&mut raw.pages),
+            mapped: Some(mapped),
+        }
     }
 
-    /// Returns how many entries a request for the bytes in `range` has.
+    /// Returns the number of entries of a request for the bytes in `range`.
     ///
     /// # Errors
     ///
@@ -151,16 +153,14 @@ pub struct Pages {
     len: usize,
 }
 
-// SAFETY: It is plain memory.
+// SAFETY: It owns plain memory.
 unsafe impl Send for Pages {}
-// SAFETY: A shared reference gives raw copies only.
+// SAFETY: A shared reference gives access to the bytes only by copies that may race.
 unsafe impl Sync for Pages {}
 
 impl Pages {
     /// Allocates `len` zeroed bytes, in as many pages as that takes (`alloc_page`,
     /// `sg_alloc_table_from_pages`).
-    ///
-    /// Process context.
     ///
     /// # Errors
     ///
@@ -178,9 +178,9 @@ impl Pages {
             pages.push_within_capacity(page)?;
         }
         let mut table = KBox::new(bindings::sg_table::default(), GFP_KERNEL)?;
-        // Entries of one page are what every device takes; an IOMMU may merge them.
+        // Every device can use entries of one page; an IOMMU may merge them.
         //
-        // SAFETY: There are `count` pages, which is at least one, and the table is ours.
+        // SAFETY: There are `count` pages, at least one, and the table is valid for writes.
         to_result(unsafe {
             bindings::sg_alloc_table_from_pages_segment(
                 &raw mut *table,
@@ -192,7 +192,8 @@ impl Pages {
                 bindings::GFP_KERNEL,
             )
         })?;
-        // INVARIANT: As listed and zeroed; GFP_KERNEL takes no high memory.
+        // INVARIANT: The table was just made of the pages, which are zeroed. GFP_KERNEL allocates no
+        // high memory.
         Ok(Self { table, pages, len })
     }
 
@@ -202,7 +203,7 @@ impl Pages {
         self.len
     }
 
-    /// Lets the CPU see the bytes.
+    /// Returns the bytes, for the CPU.
     pub fn cpu(&mut self) -> CpuPages<'_> {
         CpuPages::of(Some(self))
     }
@@ -251,42 +252,30 @@ impl Pages {
 
 impl Drop for Pages {
     fn drop(&mut self) {
-        // SAFETY: By the type invariant the table lists the pages; whoever drops this owns it, so
-        // nothing uses it.
+        // SAFETY: By the type invariant the table was made of the pages. It is not used again.
         unsafe { bindings::sg_free_table(&raw mut *self.table) };
     }
 }
 
-/// The bytes of pages, for the CPU, while no device has business with them.
+/// The bytes of pages, for the CPU, while no device accesses them.
 ///
 /// # Invariants
 ///
 /// If there is a device in `mapped`, it is registered for `'a`, and the pages are mapped for it in
 /// that direction.
 pub struct CpuPages<'a> {
-    /// None of a [`Ctx`](crate::rw::Ctx) that has lost them.
+    /// `None` of a [`Ctx`](crate::rw::Ctx) that has lost them.
     pages: Option<&'a mut Pages>,
-    /// Where they are mapped, if they are.
     mapped: Option<(*mut bindings::ib_device, bindings::dma_data_direction)>,
 }
 
 impl<'a> CpuPages<'a> {
-    /// Shows pages that are not mapped, if there are any.
+    /// Makes the view of pages that are not mapped.
     pub(crate) fn of(pages: Option<&'a mut Pages>) -> Self {
         // INVARIANT: There is no device.
         Self {
             pages,
             mapped: None,
-        }
-    }
-
-    /// Shows pages that are mapped and belong to the CPU.
-    fn of_mapped(raw: &'a mut RawSg) -> Self {
-        let mapped = (raw.dev(), raw.dir);
-        // INVARIANT: By that of `RawSg`, which keeps the PD and so the device.
-        Self {
-            pages: Some(&mut raw.pages),
-            mapped: Some(mapped),
         }
     }
 
@@ -308,7 +297,7 @@ impl<'a> CpuPages<'a> {
         self.pages.as_ref().ok_or(EINVAL)?.copy_in(offset, from)
     }
 
-    /// Returns the pages, one after the other, the last as long as it is used.
+    /// Returns the pages one after the other, the last one up to the end of the memory.
     pub fn pages(&mut self) -> impl Iterator<Item = &mut [u8]> {
         let (pages, len) = match &self.pages {
             Some(pages) => (&pages.pages[..], pages.len),
@@ -316,8 +305,8 @@ impl<'a> CpuPages<'a> {
         };
         pages.iter().enumerate().map(move |(i, page)| {
             let len = PAGE_SIZE.min(len - i * PAGE_SIZE);
-            // SAFETY: By the invariant of `Pages` the page has an address and is initialised. The
-            // borrow is exclusive, and each page comes once.
+            // SAFETY: By the invariant of `Pages` the page is initialised and, not being in high
+            // memory, has an address. The borrow is exclusive, and each page is returned once.
             unsafe {
                 let start = bindings::rdma_helper_page_address(page.as_ptr());
                 core::slice::from_raw_parts_mut(start.cast(), len)
@@ -349,9 +338,9 @@ pub(crate) struct RawSg {
     pd: Pd,
 }
 
-// SAFETY: It is plain memory, and DMA may be unmapped from any thread.
+// SAFETY: It owns plain memory, and DMA may be unmapped from any thread.
 unsafe impl Send for RawSg {}
-// SAFETY: A shared reference gives raw copies only.
+// SAFETY: A shared reference gives access to the bytes only by copies that may race.
 unsafe impl Sync for RawSg {}
 
 impl RawSg {
@@ -366,7 +355,7 @@ impl RawSg {
             bindings::rdma_helper_dma_map_sgtable(dev, &raw mut *pages.table, dir)
         });
         match mapped {
-            // INVARIANT: Just mapped.
+            // INVARIANT: The table was just mapped.
             Ok(()) => Ok(Self {
                 pages: ManuallyDrop::new(pages),
                 dir,
@@ -389,12 +378,16 @@ impl RawSg {
         core::ptr::from_ref(&*self.pages.table).cast_mut()
     }
 
-    pub(crate) fn copy_out(&self, offset: usize, to: &mut [u8]) -> Result {
+    fn sync_for_cpu(&self) {
         // SAFETY: By the type invariant the table is mapped for the device in this direction; it is
         // only read.
         unsafe {
             bindings::rdma_helper_dma_sync_sgtable_for_cpu(self.dev(), self.table(), self.dir)
         };
+    }
+
+    pub(crate) fn copy_out(&self, offset: usize, to: &mut [u8]) -> Result {
+        self.sync_for_cpu();
         self.pages.copy_out(offset, to)
     }
 
@@ -408,16 +401,16 @@ impl RawSg {
         Ok(())
     }
 
-    /// Makes an MR map the pages (`ib_map_mr_sg`). Returns how many entries it mapped, or an error,
-    /// and how many there are.
+    /// Maps the pages by an MR (`ib_map_mr_sg`). Returns the number of entries that were mapped, or
+    /// an error, and the number of entries.
     ///
     /// # Safety
     ///
-    /// `mr` is an MR of the device, is not registered, and is not used meanwhile.
+    /// `mr` is an MR of the device, is not registered, and is not used by anything else.
     pub(crate) unsafe fn map_mr(&self, mr: *mut bindings::ib_mr) -> (c_int, u32) {
         let table = &self.pages.table;
-        // SAFETY: `mr` is an MR of the device, is not registered and not used meanwhile, as the
-        // caller promises. By the type invariant the table is mapped.
+        // SAFETY: `mr` is an MR of the device, is not registered and not used by anything else, as
+        // the caller promises. By the type invariant the table is mapped.
         let mapped = unsafe {
             bindings::ib_map_mr_sg(
                 mr,
@@ -430,15 +423,15 @@ impl RawSg {
         (mapped, table.nents)
     }
 
-    /// Calls a function with address and length of each mapped piece of `range`.
+    /// Calls `f` with the DMA address and the length of each part of `range`.
     fn each(&self, range: Range<usize>, mut f: impl FnMut(u64, u32) -> Result) -> Result {
         if range.start >= range.end || range.end > self.pages.len() {
             return Err(EINVAL);
         }
         let (mut sg, mut at) = (self.pages.table.sgl, 0);
         while at < range.end {
-            // SAFETY: The entries are as long as `pages`, so they do not end before the range does,
-            // and this is one.
+            // SAFETY: The mapped entries are as long as `pages` in all, so the range, which was
+            // checked, ends in one, and `sg` is not beyond that.
             let (addr, len) = unsafe {
                 (
                     bindings::sg_dma_address(sg),
@@ -451,8 +444,8 @@ impl RawSg {
                 f(addr + (first - at) as u64, (last - first) as u32)?;
             }
             at = end;
-            // SAFETY: `sg` is an entry of the table. After the last one there is none, and then
-            // this is not used, as the range has ended.
+            // SAFETY: `sg` is an entry of the table. If it is the last, the range has ended, and the
+            // result is not used.
             sg = unsafe { bindings::sg_next(sg) };
         }
         Ok(())
@@ -469,13 +462,12 @@ impl RawSg {
         let mut sges = [none; N];
         let mut left = sges.iter_mut();
         self.each(range, |addr, length| {
-            // INVARIANT: A part of the mapped memory, which lives as long as the borrow.
+            // INVARIANT: This is a part of the mapped memory, which lives as long as the borrow.
             let sge = left.next().ok_or(EINVAL)?;
             (sge.addr, sge.length) = (addr, length);
             Ok(())
         })?;
-        // An entry that is left over would be memory of no length, of which some devices make two
-        // gigabytes.
+        // An entry that is left has length zero, which to some devices means two gigabytes.
         match left.next() {
             None => Ok(sges),
             Some(_) => Err(EINVAL),
@@ -484,8 +476,8 @@ impl RawSg {
 
     fn unmap(self) -> Pages {
         let mut this = ManuallyDrop::new(self);
-        // SAFETY: By the type invariant the table is mapped; whoever has the value owns it, so no
-        // request uses the memory. `this` is not dropped, so neither field is used again.
+        // SAFETY: By the type invariant the table is mapped. A request borrows the memory from its
+        // owner, so none uses it. `this` is not dropped, so neither field is used again.
         unsafe {
             bindings::rdma_helper_dma_unmap_sgtable(this.dev(), this.table(), this.dir);
             core::ptr::drop_in_place(&raw mut this.pd);
@@ -496,8 +488,8 @@ impl RawSg {
 
 impl Drop for RawSg {
     fn drop(&mut self) {
-        // SAFETY: By the type invariant the table is mapped; whoever drops this owns it, so no
-        // request uses the memory. The pages are not used again.
+        // SAFETY: By the type invariant the table is mapped. A request borrows the memory from its
+        // owner, so none uses it. The pages are not used again.
         unsafe {
             bindings::rdma_helper_dma_unmap_sgtable(self.dev(), self.table(), self.dir);
             ManuallyDrop::drop(&mut self.pages);

@@ -4,8 +4,8 @@
 //!
 //! An [`Srq`] owns a fixed number of [`Slot`]s: receives that any of its QPs may consume. A
 //! completion hands a slot out; dropping the slot posts it again. So no error path of the ULP loses
-//! a receive credit (rxe may: see Documentation/srq.rst), and nobody can free a buffer that is
-//! posted: the slots go only after the SRQ, and the SRQ only after its QPs.
+//! a receive credit (rxe may: see Documentation/srq.rst), and no posted buffer can be freed: the
+//! slots are dropped only after the SRQ, and the SRQ only after its QPs.
 //!
 //! # Examples
 //!
@@ -53,12 +53,9 @@
 //!
 //! C header: [`include/rdma/ib_verbs.h`](srctree/include/rdma/ib_verbs.h) (`struct ib_srq`)
 
-mod slot;
-
-pub use slot::Slot;
-
 use crate::{
     bindings,
+    completion::Completion,
     context::{
         Context,
         Sleepable, //
@@ -67,6 +64,12 @@ use crate::{
         self,
         Reservation, //
     },
+    cqe::{
+        self,
+        CqeHandler,
+        CqePointer, //
+    },
+    debug,
     deferred::{
         Deferred,
         Fate,
@@ -76,23 +79,32 @@ use crate::{
         Device,
         Name, //
     },
-    objects::Listed,
+    objects::Object,
     pd::{
         self,
         Pd, //
     },
-    qp::post::Refusal,
-    refs::Kind,
-    srq::slot::{
-        AnyEntries,
-        Entries, //
+    refs::{
+        Kind,
+        REPORT_MS, //
     },
     sync::SlotsOut,
     wc::Wc,
-    wr::RecvWr, //
+    wr::{
+        sg_list,
+        RecvWr, //
+    }, //
 };
 use core::{
     marker::PhantomData,
+    mem::{
+        offset_of,
+        ManuallyDrop, //
+    },
+    ops::{
+        Deref,
+        DerefMut, //
+    },
     ptr::NonNull, //
 };
 use kernel::{
@@ -104,18 +116,16 @@ use kernel::{
     prelude::*,
     sync::{
         atomic::{
-            ordering::Relaxed,
-            Atomic, //
+            Atomic,
+            Relaxed, //
         },
         rcu,
         Arc,
         Mutex, //
-    },
-    time::msecs_to_jiffies,
-    types::Opaque, //
+    }, //
 };
 
-/// What a slot of an SRQ keeps, and what happens when it receives.
+/// The value of a slot of an SRQ, with the handler of its completions.
 ///
 /// `N` is the number of scatter entries of each receive.
 pub trait Receive<const N: usize = 1>: Sized + Send + 'static {
@@ -123,24 +133,24 @@ pub trait Receive<const N: usize = 1>: Sized + Send + 'static {
     /// SRQ.
     type Needs: Context;
 
-    /// Describes where a message goes. Called each time that the slot is posted.
+    /// Returns the request to be posted. Called each time that the slot is posted.
     ///
     /// Any context.
     fn recv(&self) -> RecvWr<'_, N>;
 
-    /// Takes a slot whose receive has completed (`ib_cqe.done`), in the context of the CQ of the QP
-    /// that received.
+    /// Handles the completion of a slot's receive (`ib_cqe.done`), in the context of the CQ of the
+    /// QP that received.
     ///
     /// Handlers of several CQs may run at the same time.
     fn done(slot: Slot<Self, N>, wc: &Wc, cx: &Self::Needs);
 }
 
-/// What an SRQ is like now, as `struct ib_srq_attr`.
+/// The attributes of an SRQ, as `struct ib_srq_attr`.
 #[derive(Clone, Copy, Debug)]
 pub struct Attr {
     /// The number of receives that can be posted: at least the number of slots.
     pub max_wr: u32,
-    /// The number of entries that a receive can have.
+    /// The number of scatter entries that a receive can have.
     pub max_sge: u32,
     /// The limit that is armed, or zero.
     pub limit: u32,
@@ -178,7 +188,7 @@ impl<T: Receive<N>, const N: usize> Srq<T, N> {
         init: impl FnMut(u32) -> I,
         cx: &Sleepable,
     ) -> Result<Self> {
-        Self::with_events(pd, slots, init, Events::none(), cx)
+        Self::new(pd, slots, init, None, cx)
     }
 
     /// As [`Srq::create`]; `events` is called for each event of the SRQ, in any context: it must
@@ -194,40 +204,41 @@ impl<T: Receive<N>, const N: usize> Srq<T, N> {
         events: impl Fn(Event) + Send + Sync + 'static,
         cx: &Sleepable,
     ) -> Result<Self> {
-        Self::with_events(pd, slots, init, Events::new(events)?, cx)
+        let events = KBox::new(events, GFP_KERNEL)? as KBox<EventFn>;
+        Self::new(pd, slots, init, Some(events), cx)
     }
 
-    fn with_events<I: PinInit<T, Error>>(
+    fn new<I: PinInit<T, Error>>(
         pd: &Pd,
         slots: u32,
         init: impl FnMut(u32) -> I,
-        events: Events,
+        events: Option<KBox<EventFn>>,
         cx: &Sleepable,
     ) -> Result<Self> {
         let sges = const { N as u32 };
         check(pd, slots, sges)?;
-        let entries = KBox::new(Entries::<T, N>::new(slots, init)?, GFP_KERNEL)?;
-        let inner = create(pd, slots, sges, entries, events, cx)?;
+        let all = KBox::new(Slots::<T, N>::new(slots, init)?, GFP_KERNEL)?;
+        let inner = create(pd, slots, sges, all, events, cx)?;
         Ok(Self {
             inner,
             _slots: PhantomData,
         })
     }
 
-    /// Returns the number of slots: as many entries does the SRQ reserve, once, from each CQ that its
-    /// QPs complete to.
+    /// Returns the number of slots. The SRQ reserves as many entries, once, of each CQ that its QPs
+    /// complete to.
     pub fn slots(&self) -> u32 {
         self.inner.slots
     }
 
-    /// Returns the number of slots that could not be posted again, as the driver refused them: they
-    /// were reported, and are dropped with the SRQ.
+    /// Returns the number of slots that the driver refused to post again. Each was reported, and is
+    /// dropped with the SRQ.
     pub fn set_aside(&self) -> u32 {
-        self.inner.queue().set_aside()
+        self.inner.state.queue.aside.load(Relaxed)
     }
 
-    /// Asks for [`Event::LimitReached`], once, as soon as fewer than `limit` receives are posted
-    /// (`ib_modify_srq`, `IB_SRQ_LIMIT`). Zero asks for none.
+    /// Arms [`Event::LimitReached`], which comes once, when fewer than `limit` receives are posted
+    /// (`ib_modify_srq`, `IB_SRQ_LIMIT`). Zero disarms it.
     ///
     /// # Errors
     ///
@@ -241,18 +252,18 @@ impl<T: Receive<N>, const N: usize> Srq<T, N> {
             ..Default::default()
         };
         let mask = bindings::ib_srq_attr_mask_IB_SRQ_LIMIT;
-        // SAFETY: The SRQ is there while `inner` lives; the attributes are complete for this mask.
+        // SAFETY: The SRQ lives as long as `inner`, and the attributes are complete for this mask.
         to_result(unsafe { bindings::ib_modify_srq(self.inner.as_raw(), &raw mut attr, mask) })
     }
 
-    /// Asks the driver what the SRQ is like (`ib_query_srq`).
+    /// Queries the attributes of the SRQ (`ib_query_srq`).
     ///
     /// # Errors
     ///
     /// The driver's error.
     pub fn query(&self, _cx: &Sleepable) -> Result<Attr> {
         let mut attr = bindings::ib_srq_attr::default();
-        // SAFETY: The SRQ is there while `inner` lives.
+        // SAFETY: The SRQ lives as long as `inner`.
         to_result(unsafe { bindings::ib_query_srq(self.inner.as_raw(), &raw mut attr) })?;
         Ok(Attr {
             max_wr: attr.max_wr,
@@ -266,7 +277,7 @@ impl<T: Receive<N>, const N: usize> Srq<T, N> {
     }
 }
 
-/// What happens to an SRQ.
+/// An event of an SRQ.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
     /// Fewer receives are posted than the limit that was armed says
@@ -277,94 +288,81 @@ pub enum Event {
     Failed,
 }
 
-type Function = dyn Fn(Event) + Send + Sync;
-
-/// Who is told of the events of an SRQ.
-struct Events(Option<KBox<Function>>);
-
-impl Events {
-    const fn none() -> Self {
-        Self(None)
-    }
-
-    fn new(function: impl Fn(Event) + Send + Sync + 'static) -> Result<Self> {
-        Ok(Self(Some(
-            KBox::new(function, GFP_KERNEL)? as KBox<Function>
-        )))
-    }
-}
+type EventFn = dyn Fn(Event) + Send + Sync;
 
 /// The `event_handler` of every SRQ.
 ///
 /// # Safety
 ///
-/// Called by the driver, with the SRQ's context, which is an [`Events`].
+/// Called by the driver, with the SRQ's context, which is an `Option<KBox<EventFn>>`.
 unsafe extern "C" fn event(event: *mut bindings::ib_event, context: *mut c_void) {
-    // SAFETY: Both are valid during this call.
-    let (kind, device, events) =
-        unsafe { ((*event).event, (*event).device, &*context.cast::<Events>()) };
+    // SAFETY: The event is valid during this call, and the context is as the caller says; it is
+    // dropped after the SRQ was destroyed.
+    let (kind, device, function) = unsafe {
+        let function = &*context.cast::<Option<KBox<EventFn>>>();
+        ((*event).event, (*event).device, function)
+    };
     let event = match kind {
         bindings::ib_event_type_IB_EVENT_SRQ_LIMIT_REACHED => Event::LimitReached,
         bindings::ib_event_type_IB_EVENT_SRQ_ERR => {
-            // SAFETY: An event comes from a device that is there.
+            // SAFETY: The device of an event is registered during this call.
             pr_err!("{}: an SRQ has failed\n", unsafe { Name::of(device) });
             Event::Failed
         }
         _ => return,
     };
-    if let Some(function) = &events.0 {
+    if let Some(function) = function {
         function(event);
     }
 }
 
-/// How long to wait between two messages about slots that are kept, in milliseconds.
-const REPORT_MS: u32 = 10_000;
-
-/// What the slots of one SRQ share.
+/// An SRQ, as its slots see it.
 ///
 /// # Invariants
 ///
 /// - `raw` is an SRQ that can be posted to, until `closed` was set and an RCU grace period has
 ///   passed.
-/// - `kept` counts the slots that come back after `closed` was set; `back` is completed when the
-///   last one comes.
+/// - `out` counts the slots that are dropped after `closed` was set; `returned` is completed when
+///   the last one is.
 #[pin_data]
 struct Queue {
     raw: NonNull<bindings::ib_srq>,
     pd: pd::Id,
     closed: Atomic<bool>,
-    kept: SlotsOut,
+    out: SlotsOut,
     aside: Atomic<u32>,
     #[pin]
-    back: Opaque<bindings::completion>,
+    returned: Completion,
 }
 
-// SAFETY: `struct ib_srq` may be used from any thread, and the rest is atomics and a completion.
+// SAFETY: `struct ib_srq` may be used from any thread, and the rest is `Send`.
 unsafe impl Send for Queue {}
-// SAFETY: A shared reference gives the SRQ, atomics and a completion, which may be used from any
-// thread.
+// SAFETY: `struct ib_srq` may be used by several threads at once, and the rest is `Sync`.
 unsafe impl Sync for Queue {}
+
+/// A receive that a driver refused.
+struct Refused {
+    error: Error,
+    /// Set if the driver has named the request. If not, the request may be in the queue.
+    named: bool,
+}
 
 impl Queue {
     fn new(raw: NonNull<bindings::ib_srq>, pd: &Pd) -> impl PinInit<Self> {
         let pd = pd.id();
-        // INVARIANT: The SRQ is open.
+        // INVARIANT: The queue is not closed.
         pin_init!(Self {
             raw,
             pd,
             closed: Atomic::new(false),
-            kept: SlotsOut::new(),
+            out: SlotsOut::new(),
             aside: Atomic::new(0),
-            back <- Opaque::ffi_init(|slot| {
-                // SAFETY: `slot` is valid for writes; a completion is initialised in place and
-                // stays pinned.
-                unsafe { bindings::init_completion(slot) }
-            }),
+            returned <- Completion::new(),
         })
     }
 
-    /// Says whether slots that are dropped are kept from the SRQ. While it says no, and the RCU
-    /// read lock is held, the SRQ is there.
+    /// Returns `true` if no slot may be posted any more. If not, the SRQ is there while the RCU read
+    /// lock is held.
     #[inline]
     fn is_closed(&self, _rcu: &rcu::Guard) -> bool {
         self.closed.load(Relaxed)
@@ -377,91 +375,81 @@ impl Queue {
     /// The SRQ is there, and `wr` is a valid request without a successor, whose memory stays until
     /// it has completed or the SRQ is gone.
     #[inline]
-    unsafe fn post(&self, wr: *mut bindings::ib_recv_wr) -> Result<(), Refusal> {
+    unsafe fn post(&self, wr: *mut bindings::ib_recv_wr) -> Result<(), Refused> {
         let srq = self.raw.as_ptr();
         // SAFETY: The SRQ is there and `wr` valid, as the caller promises, and `check` has seen
-        // that the device has the operation. It names what it refuses in the successor: see
-        // `send_raw`.
-        let ret = unsafe {
+        // that the device has the operation. The driver names a request that it refuses in the
+        // request's own successor, which is null before.
+        let (ret, named) = unsafe {
             let bad = (&raw mut (*wr).next).cast();
-            ((*(*srq).device).ops.post_srq_recv.unwrap_unchecked())(srq, wr, bad)
+            let ret = ((*(*srq).device).ops.post_srq_recv.unwrap_unchecked())(srq, wr, bad);
+            if ret == 0 {
+                return Ok(());
+            }
+            (ret, !(*wr).next.is_null())
         };
-        if ret == 0 {
-            return Ok(());
-        }
-        // SAFETY: `wr` is valid; the driver has just returned `ret` for it, and names it in its
-        // successor.
-        Err(unsafe { Refusal::of_recv(ret, wr) })
+        Err(Refused {
+            error: Error::from_errno(ret),
+            named,
+        })
     }
 
     /// Counts a slot that cannot be posted. The caller holds the RCU read lock, or has the SRQ.
     #[cold]
     #[inline(never)]
-    fn put_aside(&self, refusal: Refusal) {
-        let e = refusal.error();
-        if !refusal.named {
+    fn put_aside(&self, Refused { error, named }: Refused) {
+        if !named {
             // It may be in the queue, so it counts as posted: it is handed out when it completes.
             pr_err!(
-                "a driver did not say that it refused a slot of an SRQ ({e:?}): taken for posted\n"
+                "a driver did not say that it refused a slot of an SRQ ({error:?}): taken for posted\n"
             );
             return;
         }
         let n = self.aside.fetch_add(1, Relaxed) + 1;
-        pr_err!("a slot of an SRQ could not be posted ({e:?}): {n} set aside\n");
+        pr_err!("a slot of an SRQ could not be posted ({error:?}): {n} set aside\n");
     }
 
-    fn set_aside(&self) -> u32 {
-        self.aside.load(Relaxed)
-    }
-
-    /// A slot has come back after the queue was closed. The caller does not touch it any more.
+    /// Counts a slot that was dropped after the queue was closed. The caller does not access the
+    /// queue after this.
     #[cold]
     #[inline(never)]
     fn put(&self) {
-        if self.kept.put() {
-            // SAFETY: `close` cannot have returned: it waits for this completion, and returns only
-            // after `complete` has done its last access.
-            unsafe { bindings::complete(self.back.get()) };
+        if self.out.put() {
+            // The queue is there until `close`, which waits for this, returns.
+            self.returned.complete();
         }
     }
 
-    /// Closes the queue to slots that come back, and waits for those that are kept.
-    fn close(&self, entries: &dyn AnyEntries, dev: &Device, _cx: &Sleepable) {
+    /// Closes the queue to slots that are dropped, and waits for those that are handed out.
+    fn close(&self, slots: &dyn AnySlots, dev: &Device, cx: &Sleepable) {
         self.closed.store(true, Relaxed);
-        // After this nobody is posting, and who drops a slot sees that the queue is closed.
+        // After this no thread is posting, and one that drops a slot sees that the queue is closed.
         rcu::synchronize_rcu();
-        // No QP is there, so no slot is handed out any more, and each one that was when the queue
-        // was closed still says so.
-        if !self.kept.wait_for(entries.handed_out()) {
+        // There is no QP, so no slot is handed out any more, and those that were when the queue was
+        // closed are still marked so.
+        if !self.out.wait_for(slots.handed_out()) {
             return;
         }
-        loop {
-            // SAFETY: `back` is initialised and pinned; the token says that this task may sleep.
-            let left = unsafe {
-                bindings::wait_for_completion_timeout(self.back.get(), msecs_to_jiffies(REPORT_MS))
-            };
-            if left != 0 {
-                return;
-            }
-            let kept = self.kept.now();
-            pr_warn!("{dev}: the end of an SRQ waits for {kept} slot(s)\n");
+        while !self.returned.wait_timeout(REPORT_MS, cx) {
+            let out = self.out.now();
+            pr_warn!("{dev}: the end of an SRQ waits for {out} slot(s)\n");
         }
     }
 }
 
-/// What an SRQ needs at its end.
+/// The parts of an SRQ that are used or dropped when it is destroyed.
 ///
 /// # Invariants
 ///
-/// `raw` is the SRQ of `queue`, whose slots are `entries`.
+/// `raw` is the SRQ of `queue`, whose slots are `slots`.
 struct State {
     raw: NonNull<bindings::ib_srq>,
     queue: Pin<KBox<Queue>>,
-    entries: KBox<dyn AnyEntries>,
-    _events: KBox<Events>,
+    slots: KBox<dyn AnySlots>,
+    _events: KBox<Option<KBox<EventFn>>>,
     pd: Pd,
     // Dropped last: the ULP may be gone after that.
-    _listed: Listed,
+    _object: Object,
 }
 
 // SAFETY: An SRQ may be destroyed from any thread; the rest is `Send`.
@@ -470,9 +458,9 @@ unsafe impl Send for State {}
 impl Teardown for State {
     fn teardown(&mut self, cx: &Sleepable) -> Fate {
         let dev = self.pd.device();
-        self.queue.close(&*self.entries, dev, cx);
-        // SAFETY: By the type invariant `raw` is the SRQ of `queue`. The QPs are gone, and nobody
-        // posts any more.
+        self.queue.close(&*self.slots, dev, cx);
+        // SAFETY: By the type invariant `raw` is the SRQ of `queue`. The QPs on it had references to
+        // `Inner`, so they are gone, and the queue was just closed.
         let ret =
             unsafe { bindings::ib_destroy_srq_user(self.raw.as_ptr(), core::ptr::null_mut()) };
         if ret != 0 {
@@ -483,12 +471,13 @@ impl Teardown for State {
     }
 }
 
-/// What the handles of one SRQ share.
+/// The part that all handles of an SRQ share.
 #[pin_data]
 pub(crate) struct Inner {
     slots: u32,
+    /// Reservations of CQs that QPs on the SRQ complete to.
     #[pin]
-    shares: Reservations,
+    reservations: Mutex<KVec<CqReservation>>,
     state: Deferred<State>,
 }
 
@@ -505,17 +494,12 @@ impl Inner {
     pub(crate) fn pd(&self) -> &Pd {
         &self.state.pd
     }
-
-    fn queue(&self) -> &Queue {
-        &self.state.queue
-    }
 }
 
-/// Says whether the device can have an SRQ of this size.
+/// Checks that the device can have an SRQ of this size.
 fn check(pd: &Pd, slots: u32, sges: u32) -> Result {
     let dev = pd.device();
-    // SAFETY: The device is registered while `pd` lives; its operations do not change.
-    let ops = unsafe { &(*dev.as_raw()).ops };
+    let ops = dev.ops();
     if ops.create_srq.is_none() || ops.post_srq_recv.is_none() || ops.destroy_srq.is_none() {
         return Err(EOPNOTSUPP);
     }
@@ -525,33 +509,32 @@ fn check(pd: &Pd, slots: u32, sges: u32) -> Result {
     Ok(())
 }
 
-/// Creates an SRQ, after [`check`]. Not generic, so that what it needs at its end is code of this
-/// module.
+/// Creates an SRQ, after [`check`]. Neither generic nor inlined: see `Reserved::fill`.
 #[inline(never)]
 fn create(
     pd: &Pd,
-    slots: u32,
+    count: u32,
     sges: u32,
-    entries: KBox<dyn AnyEntries>,
-    events: Events,
+    slots: KBox<dyn AnySlots>,
+    events: Option<KBox<EventFn>>,
     _cx: &Sleepable,
 ) -> Result<Arc<Inner>> {
     let dev = pd.device();
     let reserved = Deferred::reserve()?;
-    let listed = dev.list(Kind::Srq)?;
+    let object = dev.list(Kind::Srq)?;
     let events = KBox::new(events, GFP_KERNEL)?;
     let mut attr = bindings::ib_srq_init_attr {
         event_handler: Some(event),
         srq_context: core::ptr::from_ref(&*events).cast_mut().cast(),
         attr: bindings::ib_srq_attr {
-            max_wr: slots,
+            max_wr: count,
             max_sge: sges,
             srq_limit: 0,
         },
         srq_type: bindings::ib_srq_type_IB_SRQT_BASIC,
         ..Default::default()
     };
-    // SAFETY: The PD is alive, and `events` outlives the SRQ.
+    // SAFETY: The PD is alive, and `events` is dropped after the SRQ was destroyed.
     let raw = from_err_ptr(unsafe {
         bindings::ib_create_srq_user(
             pd.as_raw(),
@@ -564,99 +547,82 @@ fn create(
     let queue = match KBox::pin_init(Queue::new(raw, pd), GFP_KERNEL) {
         Ok(queue) => queue,
         Err(e) => {
-            // SAFETY: Just created; nothing was posted.
+            // SAFETY: The SRQ was just created; nothing was posted to it.
             let ret = unsafe { bindings::ib_destroy_srq_user(raw.as_ptr(), core::ptr::null_mut()) };
             if ret != 0 {
-                core::mem::forget((listed, events, pd.clone()));
+                core::mem::forget((object, events, pd.clone()));
             }
             return Err(e);
         }
     };
-    // SAFETY: Just created; the number does not change.
-    listed.set_num(unsafe { raw.as_ref() }.res.id);
-    // INVARIANT: As created.
+    // SAFETY: The SRQ was just created; the number does not change.
+    object.set_num(unsafe { raw.as_ref() }.res.id);
+    // INVARIANT: The queue was made for the SRQ.
     let state = reserved.fill(State {
         raw,
         queue,
-        entries,
+        slots,
         _events: events,
         pd: pd.clone(),
-        _listed: listed,
+        _object: object,
     });
-    // SAFETY: The SRQ is new, these are its slots, and it goes before its queue does.
-    unsafe { state.entries.post_all(NonNull::from(&*state.queue)) }?;
+    // SAFETY: The SRQ is new, these are its slots, and the queue is dropped after it was destroyed.
+    unsafe { state.slots.post_all(NonNull::from(&*state.queue)) }?;
     Arc::pin_init(
         pin_init!(Inner {
-            slots,
-            shares <- Reservations::new(),
+            slots: count,
+            reservations <- new_mutex!(KVec::new()),
             state,
         }),
         GFP_KERNEL,
     )
 }
 
-// A slot has one completion at most that was not handled, as only its handler posts it again. So
-// however many QPs on an SRQ share a CQ, the SRQ leases as many entries of it as there are slots,
+// A slot has at most one completion that was not handled, as only its handler posts it again. So
+// however many QPs on an SRQ share a CQ, the SRQ reserves as many entries of it as there are slots,
 // once.
 
-/// The QPs of an SRQ that complete to one CQ.
+/// A reservation that all QPs of an SRQ that complete to one CQ share.
 ///
 /// # Invariants
 ///
-/// `qps` is the number of [`SrqReservation`]s for the CQ of the reserve, and not zero.
-struct Entry {
+/// `qps` is the number of [`SrqReservation`]s for the CQ of the reservation, and not zero.
+struct CqReservation {
     reservation: Reservation,
     qps: usize,
 }
 
-#[pin_data]
-struct Reservations {
-    #[pin]
-    list: Mutex<KVec<Entry>>,
-}
-
-impl Reservations {
-    fn new() -> impl PinInit<Self> {
-        pin_init!(Self {
-            list <- new_mutex!(KVec::new()),
-        })
-    }
-}
-
-/// A QP's part in an SRQ: keeps it, and its lease from the QP's CQ.
+/// The reference of a QP to its SRQ, and to the SRQ's reservation of the QP's CQ.
 pub(crate) struct SrqReservation {
     srq: Arc<Inner>,
     cq: Arc<cq::Inner>,
 }
 
 impl SrqReservation {
-    /// Takes part, for a QP that completes to `cq`.
+    /// Makes the reference of a QP that completes to `cq`.
     ///
     /// # Errors
     ///
-    /// `EINVAL` if the CQ is shared with other modules: these may poll it, so that the QP's last
-    /// receive would not be known to be over. `ENOSPC` if it has no room, or `ENOMEM`.
+    /// `EINVAL` if the CQ is shared with other modules: these may poll it, so that a drain could not
+    /// prove that the QP's last receive was handled. `ENOSPC` if it has not enough free entries, or
+    /// `ENOMEM`.
     pub(crate) fn new(srq: &Arc<Inner>, cq: &Arc<cq::Inner>) -> Result<Self> {
         if cq.is_shared() {
             return Err(EINVAL);
         }
-        let mut list = srq.shares.list.lock();
-        match list
-            .iter_mut()
-            .find(|entry| Arc::ptr_eq(entry.reservation.cq(), cq))
-        {
-            // INVARIANT: One more.
-            Some(entry) => entry.qps += 1,
+        let mut list = srq.reservations.lock();
+        let is_it = |shared: &&mut CqReservation| Arc::ptr_eq(shared.reservation.cq(), cq);
+        match list.iter_mut().find(is_it) {
+            // INVARIANT: This is one more.
+            Some(shared) => shared.qps += 1,
             None => {
                 let reservation = cq::reserve(cq, srq.slots)?;
-                // INVARIANT: The first.
-                list.push(
-                    Entry {
-                        reservation,
-                        qps: 1,
-                    },
-                    GFP_KERNEL,
-                )?;
+                // INVARIANT: This is the first.
+                let shared = CqReservation {
+                    reservation,
+                    qps: 1,
+                };
+                list.push(shared, GFP_KERNEL)?;
             }
         }
         Ok(Self {
@@ -672,13 +638,268 @@ impl SrqReservation {
 
 impl Drop for SrqReservation {
     fn drop(&mut self) {
-        self.srq.shares.list.lock().retain(|entry| {
-            if !Arc::ptr_eq(entry.reservation.cq(), &self.cq) {
+        self.srq.reservations.lock().retain(|shared| {
+            if !Arc::ptr_eq(shared.reservation.cq(), &self.cq) {
                 return true;
             }
-            // INVARIANT: This one goes.
-            entry.qps -= 1;
-            entry.qps != 0
+            // INVARIANT: This one is dropped.
+            shared.qps -= 1;
+            shared.qps != 0
         });
+    }
+}
+
+/// The memory of a slot.
+///
+/// # Invariants
+///
+/// - `cqe.done` is the function [`done`] of the SRQ's type.
+/// - `queue` is the SRQ's, from before the slot is posted.
+/// - `out` is 1 while the slot is handed out: there is a [`Slot`] that is not being posted again.
+#[pin_data]
+#[repr(C)]
+struct Memory<T> {
+    /// The first field, so its address is that of the memory.
+    cqe: bindings::ib_cqe,
+    queue: NonNull<Queue>,
+    out: Atomic<u32>,
+    #[pin]
+    value: T,
+}
+
+/// The slots of an SRQ, without their type.
+trait AnySlots: Send {
+    /// Posts all slots.
+    ///
+    /// # Safety
+    ///
+    /// Called once, with the queue of the SRQ that has the slots. The queue lives longer than the
+    /// SRQ.
+    unsafe fn post_all(&self, queue: NonNull<Queue>) -> Result;
+
+    /// Returns the number of slots that are handed out: [`Slot`]s.
+    fn handed_out(&self) -> i32;
+}
+
+/// All slots of an SRQ.
+///
+/// # Invariants
+///
+/// The pointers are from `KBox::into_raw`.
+struct Slots<T, const N: usize>(KVec<NonNull<Memory<T>>>);
+
+// SAFETY: It owns the values, which are `Send`.
+unsafe impl<T: Send, const N: usize> Send for Slots<T, N> {}
+
+impl<T: Receive<N>, const N: usize> Slots<T, N> {
+    fn new<I: PinInit<T, Error>>(slots: u32, mut init: impl FnMut(u32) -> I) -> Result<Self> {
+        let mut all = Self(KVec::with_capacity(slots as usize, GFP_KERNEL)?);
+        for i in 0..slots {
+            let value = init(i);
+            // INVARIANT: The slot is neither posted nor handed out.
+            let memory = KBox::pin_init(
+                try_pin_init!(Memory {
+                    cqe: bindings::ib_cqe {
+                        done: Some(done::<T, N>),
+                    },
+                    queue: NonNull::dangling(),
+                    out: Atomic::new(0),
+                    value <- value,
+                }),
+                GFP_KERNEL,
+            )?;
+            // SAFETY: The memory is not moved before it is dropped.
+            let memory = KBox::leak(unsafe { Pin::into_inner_unchecked(memory) });
+            // INVARIANT: The box was just leaked. The vector has the capacity for it.
+            all.0.push(NonNull::from(memory), GFP_KERNEL)?;
+        }
+        Ok(all)
+    }
+}
+
+impl<T: Receive<N>, const N: usize> AnySlots for Slots<T, N> {
+    unsafe fn post_all(&self, queue: NonNull<Queue>) -> Result {
+        for memory in &self.0 {
+            // SAFETY: The slot was not posted yet, so nothing else uses its memory; the caller says
+            // that this is the queue of its SRQ.
+            unsafe {
+                (*memory.as_ptr()).queue = queue;
+                post::<T, N>(queue.as_ref(), *memory).map_err(|refused| refused.error)
+            }?;
+        }
+        Ok(())
+    }
+
+    fn handed_out(&self) -> i32 {
+        let is_out = |memory: &&NonNull<Memory<T>>| {
+            // SAFETY: The memory is freed by the drop of `self`; only this field is borrowed.
+            unsafe { &(*memory.as_ptr()).out }.load(Relaxed) != 0
+        };
+        // An SRQ has fewer than `i32::MAX` slots.
+        self.0.iter().filter(is_out).count() as i32
+    }
+}
+
+impl<T, const N: usize> Drop for Slots<T, N> {
+    fn drop(&mut self) {
+        for memory in &self.0 {
+            // SAFETY: By the type invariant the pointer is from `KBox::into_raw`. `State` is dropped
+            // when the SRQ is destroyed and no slot is handed out, so nothing else uses the memory.
+            drop(unsafe { KBox::from_raw(memory.as_ptr()) });
+        }
+    }
+}
+
+/// Posts a slot.
+///
+/// # Safety
+///
+/// The SRQ of `queue` is there; the slot is one of its own, is not posted, and its memory is not
+/// used by anything else, nor after success.
+#[inline]
+unsafe fn post<T: Receive<N>, const N: usize>(
+    queue: &Queue,
+    memory: NonNull<Memory<T>>,
+) -> Result<(), Refused> {
+    // SAFETY: The caller says that the slot is one of the SRQ's, and that nothing else uses its
+    // memory.
+    let RecvWr { sges } = unsafe { &(*memory.as_ptr()).value }.recv();
+    if sges.iter().any(|sge| sge.0.pd != queue.pd) {
+        return Err(Refused {
+            error: EINVAL,
+            named: true,
+        });
+    }
+    let mut sges = sges.map(|sge| sge.0.to_raw());
+    let mut raw = bindings::ib_recv_wr {
+        next: core::ptr::null_mut(),
+        __bindgen_anon_1: bindings::ib_recv_wr__bindgen_ty_1 {
+            wr_cqe: ManuallyDrop::new(memory.as_ptr().cast()),
+        },
+        sg_list: sg_list(&raw mut sges),
+        num_sge: const { N as c_int },
+    };
+    // SAFETY: The caller says that the SRQ is there. The value keeps the buffers of the request. It
+    // is not accessed before a completion hands the slot out again, and is dropped after the SRQ.
+    unsafe { queue.post(&raw mut raw) }
+}
+
+/// The `done` callback of every slot.
+///
+/// # Safety
+///
+/// Called by the RDMA core, for a receive that was posted by [`post`].
+unsafe extern "C" fn done<T: Receive<N>, const N: usize>(
+    _cq: *mut bindings::ib_cq,
+    wc: *mut bindings::ib_wc,
+) {
+    // SAFETY: The core passes a completion that is valid during this call, and `Wc` is transparent.
+    let wc = unsafe { &*wc.cast::<Wc>() };
+    // SAFETY: The caller says that `post` has posted the receive, whose callback is the first field
+    // of the slot's memory.
+    let memory: NonNull<Memory<T>> = unsafe { NonNull::new_unchecked(wc.cqe()) }.cast();
+    // SAFETY: The memory is freed after the SRQ was destroyed, which waits for the completions of
+    // its QPs.
+    unsafe { &(*memory.as_ptr()).out }.store(1, Relaxed);
+    // INVARIANT: A receive completes once for each time that it is posted, so there is no other
+    // `Slot` of this memory.
+    let slot = Slot(memory);
+    // SAFETY: `InitAttr::on_srq` makes QPs only of CQs that are polled in a context that provides
+    // this one.
+    let cx = unsafe { T::Needs::assume() };
+    T::done(slot, wc, &cx);
+}
+
+/// A receive of an SRQ that has completed: exclusive access to its value.
+///
+/// Dropping it posts the receive again (`ib_post_srq_recv`), in any context. It may also be kept,
+/// which withholds the credit, sent to another thread, or moved into another request as its owner:
+/// a response can be sent from the slot that the request was received in.
+///
+/// The SRQ's end waits for slots that are kept.
+///
+/// # Invariants
+///
+/// The memory is valid, is not posted to the SRQ, and no other `Slot` has it.
+pub struct Slot<T: Receive<N>, const N: usize = 1>(NonNull<Memory<T>>);
+
+// SAFETY: A slot is exclusive access to its value, and an SRQ may be posted to from any thread.
+unsafe impl<T: Receive<N>, const N: usize> Send for Slot<T, N> {}
+// SAFETY: A shared slot gives shared access to its value only.
+unsafe impl<T: Receive<N> + Sync, const N: usize> Sync for Slot<T, N> {}
+
+impl<T: Receive<N>, const N: usize> Slot<T, N> {
+    /// Gives exclusive access to a value that must not be moved.
+    #[inline]
+    pub fn as_mut(&mut self) -> Pin<&mut T> {
+        // SAFETY: By the type invariant the memory is valid, and this slot's alone; the value is not
+        // moved before it is dropped.
+        unsafe { Pin::new_unchecked(&mut (*self.0.as_ptr()).value) }
+    }
+}
+
+impl<T: Receive<N>, const N: usize> Deref for Slot<T, N> {
+    type Target = T;
+
+    #[inline]
+    fn deref(&self) -> &T {
+        // SAFETY: By the type invariant the memory is valid, and this slot's alone.
+        unsafe { &(*self.0.as_ptr()).value }
+    }
+}
+
+impl<T: Receive<N> + Unpin, const N: usize> DerefMut for Slot<T, N> {
+    #[inline]
+    fn deref_mut(&mut self) -> &mut T {
+        self.as_mut().get_mut()
+    }
+}
+
+impl<T: Receive<N>, const N: usize> Drop for Slot<T, N> {
+    #[inline]
+    fn drop(&mut self) {
+        let memory = self.0.as_ptr();
+        // SAFETY: By the type invariant the memory is valid. `Queue::close` waits for slots that are
+        // handed out, so the queue is there.
+        let (out, queue) = unsafe { (&(*memory).out, (*memory).queue.as_ref()) };
+        let rcu = rcu::read_lock();
+        if queue.is_closed(&rcu) {
+            queue.put();
+            return;
+        }
+        out.store(0, Relaxed);
+        // SAFETY: The queue is not closed, and the RCU read lock is held, so the SRQ is there. By
+        // the type invariant nothing else uses the memory, nor does this slot after the post.
+        if let Err(refused) = unsafe { post::<T, N>(queue, self.0) } {
+            queue.put_aside(refused);
+        }
+    }
+}
+
+// SAFETY: The value stays in place until the slot is dropped: `out` is still set, and `Queue::close`
+// waits for it. The address is that of the callback in the value.
+unsafe impl<T, const N: usize, const ID: u64> CqePointer<ID> for Slot<T, N>
+where
+    T: Receive<N> + CqeHandler<ID, Pointer = Self>,
+{
+    #[inline]
+    fn into_cqe(self, _: cqe::Sealed) -> *mut bindings::ib_cqe {
+        let memory = ManuallyDrop::new(self).0.as_ptr();
+        // SAFETY: The callback is a field of the value, which is a field of the memory.
+        let cqe = unsafe { (&raw mut (*memory).value).byte_add(cqe::offset::<T, ID>()) }.cast();
+        debug::activate(cqe, core::any::type_name::<T>());
+        cqe
+    }
+
+    #[inline]
+    unsafe fn from_cqe(cqe: *mut bindings::ib_cqe) -> Self {
+        // SAFETY: `cqe` is from `into_cqe`, as the caller promises. So it is the address of a slot's
+        // memory, which is not null, plus these offsets.
+        // INVARIANT: `into_cqe` has consumed the only `Slot` of this memory.
+        unsafe {
+            let value = cqe.byte_sub(cqe::offset::<T, ID>());
+            let memory = value.byte_sub(offset_of!(Memory<T>, value));
+            Self(NonNull::new_unchecked(memory).cast())
+        }
     }
 }

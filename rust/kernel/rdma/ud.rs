@@ -2,9 +2,9 @@
 
 //! Datagrams.
 //!
-//! A [`UdQp`] sends to whoever an [`Ah`] and a QP number name, and receives from everybody who
-//! knows its Q_Key. Datagrams may get lost. A received one comes with 40 bytes of header in front:
-//! [`Datagram`] takes them apart.
+//! A [`UdQp`] sends to the destination of an [`Ah`] and a QP number, and receives from all peers that
+//! know its Q_Key. Datagrams may get lost. A received one has 40 bytes of header in front of its
+//! payload: [`Datagram`] splits them.
 //!
 //! # Examples
 //!
@@ -39,8 +39,6 @@
 use crate::{
     ah::{
         Ah,
-        Attr,
-        Grh,
         Source, //
     },
     bindings,
@@ -63,16 +61,14 @@ use crate::{
     qp::{
         Caps,
         InitAttr,
-        Qp, //
+        Qp,
+        UdState, //
     },
     srq::{
         Receive,
         Srq, //
     },
-    wc::{
-        Opcode,
-        Success, //
-    },
+    wc,
     wr::{
         fill,
         sg_list,
@@ -81,47 +77,18 @@ use crate::{
         Sge, //
     }, //
 };
-use core::mem::ManuallyDrop;
-use kernel::{
-    error::to_result,
-    new_mutex,
-    prelude::*,
-    sync::Mutex, //
-};
+use kernel::prelude::*;
 
-/// The number that a datagram to a multicast group is sent to.
+/// The QP number of multicast groups.
 pub const MULTICAST_QPN: u32 = 0xff_ffff;
 
-/// The length of the header in front of each received datagram, in bytes: a receive has to have
-/// room for it, before the payload.
+/// The length of the header in front of each received datagram, in bytes, which the memory of a
+/// receive starts with.
 pub const HEADER: usize = crate::ah::HEADER;
-
-/// What the QP of datagrams needs at its end, beyond other QPs.
-pub(crate) struct Extra {
-    /// An address for the marker of the drain. The marker is flushed and never sent.
-    pub(crate) nowhere: Ah,
-    pub(crate) groups: Pin<KBox<Groups>>,
-}
-
-impl Extra {
-    #[inline(never)]
-    fn new(pd: &Pd, port: u32, cx: &Sleepable) -> Result<Self> {
-        let gid = {
-            let port = pd.device().port(port).ok_or(EINVAL)?;
-            let gid = port.gids().next().ok_or(EADDRNOTAVAIL)?;
-            (gid.gid(), gid.index())
-        };
-        let attr = Attr::new(port).grh(Grh::new(gid.0, gid.1.try_into()?));
-        Ok(Self {
-            nowhere: Ah::create(pd, &attr, cx)?,
-            groups: KBox::pin_init(Groups::new(), GFP_KERNEL)?,
-        })
-    }
-}
 
 /// A QP for datagrams, whose queues complete in contexts `S` and `R`.
 ///
-/// It ends as a [`Qp`] does, and leaves its multicast groups before.
+/// It is drained and destroyed as a [`Qp`] is, after it has left its multicast groups.
 pub struct UdQp<S: PollContext, R: PollContext = S> {
     qp: Qp<S, R>,
     port: u32,
@@ -145,24 +112,12 @@ impl<S: PollContext, R: PollContext> UdQp<S, R> {
         qkey: u32,
         cx: &Sleepable,
     ) -> Result<Self> {
-        Self::new(
-            pd,
-            InitAttr::new(pd, send_cq, recv_cq, caps),
-            port,
-            qkey,
-            cx,
-        )
+        let init = InitAttr::new(pd, send_cq, recv_cq, caps);
+        Self::new(init, port, qkey, cx)
     }
 
-    fn new(
-        pd: &Pd,
-        init: InitAttr<'_, S, R>,
-        port: u32,
-        qkey: u32,
-        cx: &Sleepable,
-    ) -> Result<Self> {
-        let extra = Extra::new(pd, port, cx)?;
-        let qp = init.create_ud(extra, cx)?;
+    fn new(init: InitAttr<'_, S, R>, port: u32, qkey: u32, cx: &Sleepable) -> Result<Self> {
+        let qp = init.create_ud(port, cx)?;
         start(&qp, port, qkey)?;
         Ok(Self { qp, port })
     }
@@ -177,34 +132,32 @@ impl<S: PollContext, R: PollContext> UdQp<S, R> {
         self.port
     }
 
-    /// Receives what is sent to a multicast group, too (`ib_attach_mcast`), until the QP's end or
-    /// [`UdQp::detach`]. `lid` is the group's LID on InfiniBand, where the subnet's administration
-    /// has to be asked to join it first; on RoCE it does not matter.
-    ///
-    /// Such datagrams have to be sent with the QP's Q_Key, too. Any thread that may sleep.
+    /// Attaches the QP to a multicast group (`ib_attach_mcast`): it receives datagrams to the group,
+    /// which must have its Q_Key, until [`UdQp::detach`] or its end. `lid` is the group's LID on
+    /// InfiniBand, where the subnet administrator must have added the port to the group before; on
+    /// RoCE it is ignored.
     ///
     /// # Errors
     ///
     /// `EEXIST` if the QP is in the group; `EINVAL` if the GID is not that of a group; `EOPNOTSUPP`
     /// if the device has none; `ENOMEM`, or the driver's error.
     pub fn attach(&self, group: Gid, lid: u16, cx: &Sleepable) -> Result {
-        // SAFETY: The QP is alive, and leaves its groups at its end.
-        unsafe { self.groups()?.attach(self.qp.as_raw(), group, lid, cx) }
+        // SAFETY: This is the QP's own state, and the QP is valid while `self` lives.
+        unsafe { self.state()?.attach(self.qp.as_raw(), group, lid, cx) }
     }
 
-    /// Leaves a multicast group (`ib_detach_mcast`).
+    /// Detaches the QP from a multicast group (`ib_detach_mcast`).
     ///
     /// # Errors
     ///
     /// `ENOENT` if the QP is not in the group, or the driver's error.
     pub fn detach(&self, group: Gid, cx: &Sleepable) -> Result {
-        // SAFETY: The QP is alive.
-        unsafe { self.groups()?.detach(self.qp.as_raw(), group, cx) }
+        // SAFETY: This is the QP's own state, and the QP is valid while `self` lives.
+        unsafe { self.state()?.detach(self.qp.as_raw(), group, cx) }
     }
 
-    fn groups(&self) -> Result<&Groups> {
-        let extra = self.qp.inner.ud.as_ref().ok_or(EINVAL)?;
-        Ok(&extra.groups)
+    fn state(&self) -> Result<&UdState> {
+        Ok(self.qp.inner.ud.as_ref().ok_or(EINVAL)?)
     }
 
     /// Ends receiving and sending and waits until every request that was posted has completed. See
@@ -217,7 +170,7 @@ impl<S: PollContext, R: PollContext> UdQp<S, R> {
         self.qp.drain(cx)
     }
 
-    /// Drains and destroys the QP and waits for that, where dropping it leaves it to a work item.
+    /// Drains and destroys the QP, and waits for that. When it is dropped instead, a work item does.
     ///
     /// # Errors
     ///
@@ -245,11 +198,11 @@ impl<C: CorePolled> UdQp<C> {
     where
         C: Provides<T::Needs>,
     {
-        Self::new(pd, InitAttr::on_srq(pd, cq, srq, caps), port, qkey, cx)
+        Self::new(InitAttr::on_srq(pd, cq, srq, caps), port, qkey, cx)
     }
 }
 
-/// Takes a new QP to the state in which it sends and receives.
+/// Moves a new QP to the state in which it sends and receives.
 fn start<S: PollContext, R: PollContext>(qp: &Qp<S, R>, port: u32, qkey: u32) -> Result {
     const STATE: bindings::ib_qp_attr_mask = bindings::ib_qp_attr_mask_IB_QP_STATE;
     const INIT: bindings::ib_qp_attr_mask = STATE
@@ -290,20 +243,20 @@ fn start<S: PollContext, R: PollContext>(qp: &Qp<S, R>, port: u32, qkey: u32) ->
 /// }
 /// ```
 pub struct Datagram<'a> {
-    wc: Success<'a>,
+    wc: wc::Success<'a>,
     header: &'a [u8; HEADER],
     payload: &'a [u8],
 }
 
 impl<'a> Datagram<'a> {
-    /// Takes a datagram apart that was received into `buf`, from its start.
+    /// Splits a datagram that was received into `buf`, from its start, into header and payload.
     ///
     /// # Errors
     ///
-    /// `EINVAL` if it is not a receive that has completed; `EMSGSIZE` if `buf` is not where it was
-    /// received.
-    pub fn new(wc: Success<'a>, buf: &'a [u8]) -> Result<Self> {
-        if wc.opcode() != Opcode::Recv {
+    /// `EINVAL` if `wc` is not the completion of a receive; `EMSGSIZE` if `buf` is too short for the
+    /// datagram.
+    pub fn new(wc: wc::Success<'a>, buf: &'a [u8]) -> Result<Self> {
+        if wc.opcode() != wc::Opcode::Recv {
             return Err(EINVAL);
         }
         let received = buf.get(..wc.byte_len()).ok_or(EMSGSIZE)?;
@@ -315,12 +268,12 @@ impl<'a> Datagram<'a> {
         })
     }
 
-    /// Returns what was sent.
+    /// Returns the payload.
     pub fn payload(&self) -> &'a [u8] {
         self.payload
     }
 
-    /// Returns the number of the QP that sent (`wc->src_qp`).
+    /// Returns the number of the sender's QP (`wc->src_qp`).
     pub fn src_qp(&self) -> u32 {
         self.wc.raw().src_qp
     }
@@ -330,98 +283,10 @@ impl<'a> Datagram<'a> {
         self.wc.imm_data()
     }
 
-    /// Copies who sent, for an answer by [`Ah::reply`](crate::ah::Ah::reply). `port` is that of the
-    /// QP that received.
+    /// Returns a copy of the sender's address, for [`Ah::reply`](crate::ah::Ah::reply). `port` is
+    /// that of the QP that received.
     pub fn source(&self, port: u32) -> Source {
         Source::new(self.wc.raw(), self.header, port)
-    }
-}
-
-struct Group {
-    gid: Gid,
-    lid: u16,
-}
-
-impl Group {
-    fn raw_gid(&self) -> bindings::ib_gid {
-        bindings::ib_gid {
-            raw: ManuallyDrop::new(self.gid.0),
-        }
-    }
-
-    /// # Safety
-    ///
-    /// `qp` is valid.
-    unsafe fn detach(&self, qp: *mut bindings::ib_qp) -> Result {
-        let mut gid = self.raw_gid();
-        // SAFETY: The caller promises that `qp` is valid.
-        to_result(unsafe { bindings::ib_detach_mcast(qp, &raw mut gid, self.lid) })
-    }
-}
-
-/// The groups that a QP is in. A QP must leave them before it is destroyed.
-///
-/// The list is not for that alone: some drivers take a second attachment to a group for the first,
-/// but the core counts both, and then the QP cannot be destroyed.
-#[pin_data]
-pub(crate) struct Groups {
-    #[pin]
-    list: Mutex<KVec<Group>>,
-}
-
-impl Groups {
-    fn new() -> impl PinInit<Self> {
-        pin_init!(Self {
-            list <- new_mutex!(KVec::new()),
-        })
-    }
-
-    /// # Safety
-    ///
-    /// `qp` is the valid QP that these groups are for.
-    unsafe fn attach(
-        &self,
-        qp: *mut bindings::ib_qp,
-        gid: Gid,
-        lid: u16,
-        _cx: &Sleepable,
-    ) -> Result {
-        let mut list = self.list.lock();
-        if list.iter().any(|group| group.gid == gid) {
-            return Err(EEXIST);
-        }
-        list.push(Group { gid, lid }, GFP_KERNEL)?;
-        let mut raw = Group { gid, lid }.raw_gid();
-        // SAFETY: The caller promises that `qp` is valid.
-        to_result(unsafe { bindings::ib_attach_mcast(qp, &raw mut raw, lid) }).inspect_err(|_| {
-            list.pop();
-        })
-    }
-
-    /// # Safety
-    ///
-    /// `qp` is the valid QP that these groups are for.
-    unsafe fn detach(&self, qp: *mut bindings::ib_qp, gid: Gid, _cx: &Sleepable) -> Result {
-        let mut list = self.list.lock();
-        let group = list.iter().find(|group| group.gid == gid).ok_or(ENOENT)?;
-        // SAFETY: The caller promises that `qp` is valid.
-        unsafe { group.detach(qp) }?;
-        list.retain(|group| group.gid != gid);
-        Ok(())
-    }
-
-    /// Leaves all groups.
-    ///
-    /// # Safety
-    ///
-    /// `qp` is the valid QP that these groups are for.
-    pub(crate) unsafe fn detach_all(&self, qp: *mut bindings::ib_qp, _cx: &Sleepable) -> Result {
-        let mut list = self.list.lock();
-        while let Some(group) = list.pop() {
-            // SAFETY: The caller promises that `qp` is valid.
-            unsafe { group.detach(qp) }?;
-        }
-        Ok(())
     }
 }
 
@@ -525,7 +390,7 @@ impl<'a, const N: usize> UdWr<'a, N> {
 }
 
 impl<S: PollContext, R: PollContext> UdQp<S, R> {
-    /// Posts a datagram (`ib_post_send`), moving its owner in, which has the memory and the address
+    /// Posts a datagram (`ib_post_send`), moving in its owner, which has the memory and the address
     /// handle.
     ///
     /// Any context.
@@ -556,12 +421,10 @@ impl<S: PollContext, R: PollContext> UdQp<S, R> {
         }
     }
 
-    /// Posts a receive (`ib_post_recv`), moving its owner in. There has to be room for [`HEADER`]
-    /// bytes before the payload.
+    /// Posts a receive (`ib_post_recv`), moving its owner in. Its memory begins with the
+    /// [`HEADER`] bytes before the payload.
     ///
     /// As [`Qp::post_recv`](crate::qp::Qp::post_recv).
-    ///
-    /// [`HEADER`]: HEADER
     #[inline]
     pub fn post_recv<P, const ID: u64, const N: usize>(
         &self,

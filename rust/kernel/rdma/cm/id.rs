@@ -4,7 +4,10 @@
 
 use crate::{
     bindings,
-    client::ClientRef,
+    client::{
+        self,
+        ClientRef, //
+    },
     cm::{
         self,
         connection::{
@@ -28,10 +31,7 @@ use crate::{
         NodeType, //
     },
     mad::agent::flush_timeouts,
-    objects::{
-        Listed,
-        Peer, //
-    }, //
+    objects::Peer, //
     refs::Kind,
 };
 use core::{
@@ -397,7 +397,7 @@ pub(super) struct State {
     pub(super) device: SetOnce<Device>,
     /// If the id came with a request.
     pub(super) incoming: Option<Arc<Incoming>>,
-    pub(super) listed: Listed,
+    pub(super) listed: client::Object,
 }
 
 // SAFETY: An id may be destroyed from any thread.
@@ -415,7 +415,7 @@ impl State {
         raw: NonNull<bindings::rdma_cm_id>,
         shared: Arc<Shared>,
         incoming: Option<Arc<Incoming>>,
-        listed: Listed,
+        listed: client::Object,
     ) -> Self {
         // INVARIANT: The caller says so of callback and context, and gives the id away.
         Self {

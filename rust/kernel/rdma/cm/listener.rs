@@ -4,7 +4,10 @@
 
 use crate::{
     bindings,
-    client::ClientRef,
+    client::{
+        self,
+        ClientRef, //
+    },
     cm::{
         connection::{
             on_event,
@@ -31,10 +34,7 @@ use crate::{
         Queue,
         Teardown, //
     },
-    objects::{
-        Listed,
-        Peer, //
-    }, //
+    objects::Peer, //
     refs::Kind,
 };
 use core::{
@@ -119,7 +119,7 @@ struct Listening {
     unconfirmed: Unconfirmed,
     #[pin]
     stop: Work<Self>,
-    _listed: Listed,
+    _listed: client::Object,
 }
 
 struct RawId(NonNull<bindings::rdma_cm_id>);

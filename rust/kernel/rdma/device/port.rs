@@ -27,7 +27,7 @@ use kernel::{
     prelude::*, //
 };
 
-/// A port of a device, which exists.
+/// A port of a device.
 ///
 /// # Invariants
 ///
@@ -43,23 +43,23 @@ pub struct Port<'a> {
 pub enum PortState {
     /// There is no link.
     Down,
-    /// There is a link, not yet configured.
+    /// The link is up and not configured yet.
     Init,
-    /// The link is configured, and carries no data yet.
+    /// The link is configured and carries no data yet.
     Armed,
-    /// The port can be used.
+    /// The link carries data.
     Active,
     /// Anything else, by its C value.
     Other(u32),
 }
 
-/// What a port is like now, as `struct ib_port_attr`.
+/// The attributes of a port, as `struct ib_port_attr`.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct PortAttr {
     /// The state of the link.
     pub state: PortState,
-    /// The largest MTU that the port can have, in bytes.
+    /// The maximum MTU of the port, in bytes.
     pub max_mtu: u32,
     /// The MTU of the link, in bytes.
     pub active_mtu: u32,
@@ -69,11 +69,11 @@ pub struct PortAttr {
     pub gid_table_len: u32,
     /// The number of entries of the P_Key table.
     pub pkey_table_len: u16,
-    /// The port's address in its InfiniBand subnet.
+    /// The port's LID, on InfiniBand.
     pub lid: u32,
-    /// The address of the subnet manager.
+    /// The LID of the subnet manager.
     pub sm_lid: u32,
-    /// How many low bits of the port's address routes may choose.
+    /// The number of low bits of the LID that select a path (LID mask control).
     pub lmc: u8,
     /// The prefix of the subnet.
     pub subnet_prefix: u64,
@@ -113,8 +113,7 @@ impl PortAttr {
     }
 }
 
-/// Returns the bytes of an `enum ib_mtu`, zero for one that is not known (`rdma_mtu_enum_to_int`,
-/// of InfiniBand and RoCE).
+/// Returns an `enum ib_mtu` in bytes, or zero if it is not known (`ib_mtu_enum_to_int`).
 fn mtu_bytes(mtu: bindings::ib_mtu) -> u32 {
     match mtu {
         bindings::ib_mtu_IB_MTU_256 => 256,
@@ -126,7 +125,7 @@ fn mtu_bytes(mtu: bindings::ib_mtu) -> u32 {
     }
 }
 
-/// Returns the lanes of an `enum ib_port_width` (`ib_width_enum_to_int`).
+/// Returns the number of lanes of an `enum ib_port_width` (`ib_width_enum_to_int`).
 fn lanes(width: bindings::ib_port_width) -> Option<u32> {
     match width {
         bindings::ib_port_width_IB_WIDTH_1X => Some(1),
@@ -138,7 +137,7 @@ fn lanes(width: bindings::ib_port_width) -> Option<u32> {
     }
 }
 
-/// Returns the speed of a lane of an `enum ib_port_speed`, as IPoIB shows it.
+/// Returns the speed of a lane of an `enum ib_port_speed`, in Mbit/s, as IPoIB shows it.
 fn lane_mbps(speed: bindings::ib_port_speed) -> Option<u32> {
     match speed {
         bindings::ib_port_speed_IB_SPEED_SDR => Some(2_500),
@@ -157,15 +156,15 @@ fn lane_mbps(speed: bindings::ib_port_speed) -> Option<u32> {
 
 impl Device {
     /// Returns the port with this number, if the device has it (`rdma_is_port_valid`). The first
-    /// one is 1, but for switches, whose only one is 0.
+    /// is 1, except on a switch, whose only port is 0.
     pub fn port(&self, num: u32) -> Option<Port<'_>> {
         // SAFETY: The device is registered by the invariant of `Inner`.
         let exists = unsafe { bindings::rdma_helper_is_port_valid(self.as_raw(), num) };
-        // INVARIANT: Just checked.
+        // INVARIANT: The device has the port.
         exists.then_some(Port { dev: self, num })
     }
 
-    /// Says whether a port of the device is one of iWARP.
+    /// Returns `true` if the device is one of iWARP.
     pub(crate) fn is_iwarp(&self) -> bool {
         self.ports().any(|port| port.protocols().iwarp())
     }
@@ -178,7 +177,7 @@ impl Device {
     }
 }
 
-/// The ports of a device: see [`Device::ports`].
+/// The iterator of [`Device::ports`].
 pub struct Ports<'a> {
     dev: &'a Device,
     next: u32,
@@ -195,7 +194,7 @@ impl<'a> Iterator for Ports<'a> {
 }
 
 impl<'a> Port<'a> {
-    /// Returns the number of the port, which users and peers know it by.
+    /// Returns the number of the port.
     pub fn num(&self) -> u32 {
         self.num
     }
@@ -205,7 +204,7 @@ impl<'a> Port<'a> {
         self.dev
     }
 
-    /// Asks the device what the port is like now (`ib_query_port`).
+    /// Queries the attributes of the port (`ib_query_port`).
     ///
     /// # Errors
     ///
@@ -254,7 +253,7 @@ impl<'a> Port<'a> {
         (ret == 0).then_some(Netdev(netdev))
     }
 
-    /// Asks the device for the P_Key at an index of the port's table (`ib_query_pkey`).
+    /// Queries the P_Key at an index of the port's table (`ib_query_pkey`).
     ///
     /// # Errors
     ///
@@ -268,12 +267,12 @@ impl<'a> Port<'a> {
         Ok(pkey)
     }
 
-    /// Returns the index of a P_Key in the port's table, preferring that of a full member
+    /// Returns the index of a P_Key in the port's table, preferably that of a full member
     /// (`ib_find_cached_pkey`). Any context.
     ///
     /// # Errors
     ///
-    /// `ENOENT` if the table has not got it.
+    /// `ENOENT` if the table does not have it.
     pub fn find_pkey(&self, pkey: u16) -> Result<u16> {
         let mut index = 0;
         // SAFETY: The device is registered by the invariant of `Inner`.
@@ -284,7 +283,7 @@ impl<'a> Port<'a> {
     }
 }
 
-/// What is spoken on the wire of a port.
+/// The link layer of a port, as `enum rdma_link_layer`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LinkLayer {
     /// InfiniBand.
@@ -304,44 +303,44 @@ impl Protocols {
         self.0 & bit != 0
     }
 
-    /// Says whether the port is one of InfiniBand (`rdma_protocol_ib`).
+    /// Returns `true` for InfiniBand (`rdma_protocol_ib`).
     pub fn ib(self) -> bool {
         self.has(bindings::rdma_helper_protocol_RDMA_HELPER_IB)
     }
 
-    /// Says whether the port is one of RoCE (`rdma_protocol_roce`).
+    /// Returns `true` for RoCE (`rdma_protocol_roce`).
     pub fn roce(self) -> bool {
         self.has(bindings::rdma_helper_protocol_RDMA_HELPER_ROCE)
     }
 
-    /// Says whether the port has RoCE version 1, on Ethernet (`rdma_protocol_roce_eth_encap`).
+    /// Returns `true` for RoCE version 1, on Ethernet (`rdma_protocol_roce_eth_encap`).
     pub fn roce_v1(self) -> bool {
         self.has(bindings::rdma_helper_protocol_RDMA_HELPER_ROCE_V1)
     }
 
-    /// Says whether the port has RoCE version 2, on UDP (`rdma_protocol_roce_udp_encap`).
+    /// Returns `true` for RoCE version 2, on UDP (`rdma_protocol_roce_udp_encap`).
     pub fn roce_v2(self) -> bool {
         self.has(bindings::rdma_helper_protocol_RDMA_HELPER_ROCE_V2)
     }
 
-    /// Says whether the port is one of InfiniBand or RoCE (`rdma_ib_or_roce`).
+    /// Returns `true` for InfiniBand or RoCE (`rdma_ib_or_roce`).
     pub fn ib_or_roce(self) -> bool {
         self.ib() || self.roce()
     }
 
-    /// Says whether the port is one of iWARP (`rdma_protocol_iwarp`), where an RDMA READ needs a
-    /// remotely writable MR.
+    /// Returns `true` for iWARP (`rdma_protocol_iwarp`), on which an RDMA READ needs a remotely
+    /// writable MR.
     pub fn iwarp(self) -> bool {
         self.has(bindings::rdma_helper_protocol_RDMA_HELPER_IWARP)
     }
 
-    /// Says whether addresses are those of Omni-Path (`rdma_cap_opa_ah`).
+    /// Returns `true` if addresses are those of Omni-Path (`rdma_cap_opa_ah`).
     pub fn opa_addresses(self) -> bool {
         self.has(bindings::rdma_helper_protocol_RDMA_HELPER_OPA_AH)
     }
 }
 
-/// A GID. On RoCE it is an IPv6 address or a mapped IPv4 address.
+/// A GID, which on RoCE is an IPv6 address or a mapped IPv4 address.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Gid(pub [u8; 16]);
 
@@ -351,7 +350,7 @@ impl Gid {
         Self(unsafe { *raw.raw })
     }
 
-    /// Returns the IP address that the GID stands for on RoCE.
+    /// Returns the IP address that the GID is on RoCE.
     pub fn ip(&self) -> IpAddr {
         let ip = Ipv6Addr::from(self.0);
         ip.to_ipv4_mapped().map_or(IpAddr::V6(ip), IpAddr::V4)
@@ -377,7 +376,7 @@ pub enum GidType {
     Other(u32),
 }
 
-/// Where packets of a GID come from on Ethernet.
+/// The Ethernet address of a GID.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct L2 {
     /// The MAC address.
@@ -386,8 +385,8 @@ pub struct L2 {
     pub vlan: Option<u16>,
 }
 
-/// An entry of a GID table, which stays while this is held, but may lose its network interface
-/// (`struct ib_gid_attr`).
+/// A reference to an entry of a GID table (`struct ib_gid_attr`). The entry is not reused while
+/// this lives, but may lose its network interface.
 ///
 /// # Invariants
 ///
@@ -397,9 +396,9 @@ pub struct GidAttr {
     dev: Device,
 }
 
-// SAFETY: References are counted, and may be given back in any thread.
+// SAFETY: A reference to an entry may be released in any thread.
 unsafe impl Send for GidAttr {}
-// SAFETY: Of the entry, only the network interface changes, which only C reads, under RCU.
+// SAFETY: Only the network interface of the entry changes, which only C reads, under RCU.
 unsafe impl Sync for GidAttr {}
 
 impl GidAttr {
@@ -413,7 +412,7 @@ impl GidAttr {
         Gid::from_raw(unsafe { &(*self.as_raw()).gid })
     }
 
-    /// Returns the protocol that the GID is for.
+    /// Returns the protocol of the GID.
     pub fn gid_type(&self) -> GidType {
         // SAFETY: `raw` is an entry by the type invariant, and its type does not change.
         match unsafe { (*self.as_raw()).gid_type } {
@@ -481,12 +480,12 @@ impl GidAttr {
     }
 }
 
-/// What C says when there is no VLAN.
+/// The VLAN id of C that stands for no VLAN.
 const NO_VLAN: u16 = 0xffff;
 
 impl Drop for GidAttr {
     fn drop(&mut self) {
-        // SAFETY: The reference is `self`'s by the type invariant, and is not used again.
+        // SAFETY: The reference is this value's by the type invariant, and is not used again.
         unsafe { bindings::rdma_put_gid_attr(self.raw.as_ptr()) };
     }
 }
@@ -511,7 +510,7 @@ impl Port<'_> {
         }
     }
 
-    /// Returns what is known of the GID at an index of the port's table (`rdma_get_gid_attr`). Any
+    /// Returns a reference to the entry at an index of the port's table (`rdma_get_gid_attr`). Any
     /// context.
     ///
     /// # Errors
@@ -550,7 +549,7 @@ impl Port<'_> {
     }
 }
 
-/// The entries of a port's GID table that are in use: see [`Port::gids`].
+/// The iterator of [`Port::gids`].
 pub struct Gids<'a> {
     port: Port<'a>,
     next: u16,
@@ -573,10 +572,10 @@ impl Iterator for Gids<'_> {
 }
 
 impl Device {
-    /// Returns the first IP address that one of the device's ports has: on RoCE, where GIDs are IP
-    /// addresses, and on iWARP, where it is the first IPv4 address of the interface. Any context.
+    /// Returns the first IP address of the device's ports: on RoCE, where GIDs are IP addresses, and
+    /// on iWARP, where it is the first IPv4 address of the interface. Any context.
     ///
-    /// Link-local addresses are passed over: they need a scope to be of use.
+    /// Link-local addresses are skipped, as they need a scope.
     pub fn ip_addr(&self) -> Option<IpAddr> {
         for port in self.ports() {
             let protocols = port.protocols();

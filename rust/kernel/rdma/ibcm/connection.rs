@@ -32,7 +32,7 @@ use crate::{
         Path, //
     },
     mad::agent::flush_timeouts,
-    objects::Listed,
+    objects::Object,
     qp::{
         self,
         Qp, //
@@ -83,7 +83,7 @@ struct State {
     port: u32,
     shared: Arc<Shared>,
     device: Device,
-    _listed: Listed,
+    _listed: Object,
 }
 
 impl Teardown for State {
@@ -111,7 +111,7 @@ impl Teardown for State {
 /// What a connection is made of, before there is an id.
 pub(super) struct Place {
     reserved: Reserved<State>,
-    listed: Listed,
+    listed: Object,
     pub(super) shared: Arc<Shared>,
     port: u32,
     device: Device,

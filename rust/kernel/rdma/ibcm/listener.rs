@@ -34,7 +34,7 @@ use crate::{
         Handler,
         Param, //
     },
-    objects::Listed,
+    objects::Object,
     qp::{
         self,
         Qp, //
@@ -160,7 +160,7 @@ unsafe extern "C" fn on_listener_event(
 
 struct State {
     listening: Arc<Listening>,
-    _listed: Listed,
+    _listed: Object,
 }
 
 impl Teardown for State {

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Agents.
+//! MAD agents, and the requests that they send.
 
 use crate::{
     bindings,
     cm::Running,
+    completion::Completion,
     context::{
         Context as _,
         Sleepable, //
@@ -25,7 +26,7 @@ use crate::{
         Received,
         MAD_LEN, //
     },
-    objects::Listed,
+    objects::Object,
     refs::{
         Kind, //
         Ref,
@@ -49,25 +50,20 @@ use kernel::{
     new_work,
     prelude::*,
     sync::{
+        self,
         atomic::{
-            ordering::Relaxed,
-            Atomic, //
+            Atomic,
+            Relaxed, //
         },
         Arc,
-        CondVar,
-        CondVarTimeoutResult,
         Mutex,
-        SpinLock,
-        UniqueArc, //
+        SpinLock, //
     },
     task::MAX_SCHEDULE_TIMEOUT,
     time::{
-        delay::fsleep,
-        msecs_to_jiffies,
-        Delta,
+        self,
         Jiffies, //
     },
-    types::Opaque,
     workqueue::{
         Work,
         WorkItem, //
@@ -79,9 +75,9 @@ use kernel::{
 /// # Invariants
 ///
 /// `raw` is registered, with `queue` as its context, until [`Self::end`] unregisters it, once,
-/// after it has closed `gate`.
+/// after it has killed `refs` and waited for them.
 #[pin_data]
-pub(super) struct Registered {
+struct Registered {
     raw: NonNull<bindings::ib_mad_agent>,
     queue: Arc<Queue>,
     #[pin]
@@ -113,17 +109,17 @@ unsafe impl Send for Registered {}
 unsafe impl Sync for Registered {}
 
 impl Registered {
-    /// Unregisters the agent, unless that was done, and waits for it: all that waits for the agent
-    /// fails, and its handlers have returned.
+    /// Unregisters the agent, unless that was done: all threads that wait for the agent fail with
+    /// `reason`, and its handlers have returned when this does.
     fn end(&self, reason: Error, cx: &Sleepable) {
         let mut ended = self.ended.lock();
         if core::mem::replace(&mut *ended, true) {
             return;
         }
         self.queue.close(reason);
-        self.refs.kill_and_wait(&"MAD agent", cx);
-        // SAFETY: The agent is still registered by the type invariant; with the gate closed, nobody
-        // uses it.
+        self.refs.kill_and_wait(&"MAD agent", &|| {}, cx);
+        // SAFETY: The agent is still registered by the type invariant, as `ended` was not set. There
+        // is no `Live` any more, so no call to the MAD layer uses it.
         unsafe { bindings::ib_unregister_mad_agent(self.raw.as_ptr()) };
     }
 }
@@ -131,7 +127,7 @@ impl Registered {
 impl OnRemoval for Registered {
     fn gone(self: Arc<Self>) {
         self.queue.close(ENODEV);
-        // Who waits for a reply is told by the MAD layer, when the agent is unregistered.
+        // The MAD layer ends the waits for replies when the agent is unregistered.
         let _ = deferred::Queue::get().enqueue(self);
     }
 
@@ -140,7 +136,7 @@ impl OnRemoval for Registered {
     }
 }
 
-/// An agent that does not end while this lives.
+/// A reference to an agent, which is not unregistered while this lives.
 ///
 /// # Invariants
 ///
@@ -159,7 +155,7 @@ impl Live<'_> {
 struct State {
     registered: Arc<Registered>,
     device: Device,
-    _listed: Listed,
+    _object: Object,
 }
 
 impl Teardown for State {
@@ -177,18 +173,18 @@ const SUBN_DIRECTED_ROUTE: u8 = 0x81;
 
 /// Sends and receives MADs of one class through one port (`struct ib_mad_agent`).
 ///
-/// Dropping it ends it, from a work item.
+/// It is unregistered by a work item when it is dropped.
 pub struct Agent {
     state: Deferred<State>,
     class: Class,
     port: u32,
-    pub(super) next_tid: Atomic<u32>,
+    next_tid: Atomic<u32>,
 }
 
 impl Agent {
     /// Registers an agent of QP 1 of a port (`ib_register_mad_agent`).
     ///
-    /// It receives the requests of others for `methods`, of which at most `backlog` wait for
+    /// It receives the requests of others for `methods`, of which at most `backlog` are queued for
     /// [`Agent::recv`]; more are dropped and counted. An agent that serves no methods receives
     /// replies only, and there may be any number of those in a class.
     ///
@@ -205,10 +201,10 @@ impl Agent {
         backlog: usize,
         _cx: &Sleepable,
     ) -> Result<Self> {
-        // The C function looks at the port before it checks it.
+        // The C function uses the port before it checks it.
         dev.port(port).ok_or(EINVAL)?;
-        // These are QP 0's. The C function refuses them only to who serves methods; one that is
-        // sent by QP 1 all the same would come back with a source that is no more there.
+        // These are QP 0's. The C function refuses them only to an agent that serves methods; one
+        // that is sent by QP 1 all the same would come back without its completion.
         if matches!(class.id, SUBN_LID_ROUTED | SUBN_DIRECTED_ROUTE) {
             return Err(EINVAL);
         }
@@ -225,9 +221,9 @@ impl Agent {
             &raw mut request
         };
         let reserved = Deferred::reserve()?;
-        let listed = dev.list(Kind::Mad)?;
+        let object = dev.list(Kind::Mad)?;
         let queue = Arc::pin_init(Queue::new(backlog)?, GFP_KERNEL)?;
-        let place = UniqueArc::new_uninit(GFP_KERNEL)?;
+        let uninit = sync::UniqueArc::new_uninit(GFP_KERNEL)?;
         // SAFETY: The device is registered by the invariant of `device::Inner`. The request is
         // copied, and the context lives until the agent is unregistered.
         let raw = from_err_ptr(unsafe {
@@ -244,8 +240,8 @@ impl Agent {
             )
         })?;
         let raw = NonNull::new(raw).ok_or(ENOMEM)?;
-        // INVARIANT: Just registered.
-        let registered: Arc<_> = match place.pin_init_with::<Infallible>(pin_init!(Registered {
+        // INVARIANT: The agent was just registered.
+        let registered: Arc<_> = match uninit.pin_init_with::<Infallible>(pin_init!(Registered {
             raw,
             queue,
             refs <- Refs::new(),
@@ -258,7 +254,7 @@ impl Agent {
         let state = reserved.fill(State {
             registered: registered.clone(),
             device: dev.clone(),
-            _listed: listed,
+            _object: object,
         });
         dev.inner().removal.add(registered)?;
         Ok(Self {
@@ -284,34 +280,35 @@ impl Agent {
         self.class
     }
 
-    /// Returns how many MADs were dropped because the backlog was full.
+    /// Returns the number of MADs that were dropped because the backlog was full.
     pub fn dropped(&self) -> u64 {
-        self.queue().dropped()
+        self.queue().dropped.load(Relaxed)
     }
 
     fn queue(&self) -> &Queue {
         &self.state.registered.queue
     }
 
-    /// Keeps the agent from ending.
-    pub(super) fn enter(&self) -> Result<Live<'_>> {
+    /// Takes a reference that keeps the agent registered.
+    pub(super) fn get(&self) -> Result<Live<'_>> {
         let registered = &*self.state.registered;
-        // SAFETY: `State` closes the refs, by `end`, before it lets go of the registration.
-        let held = unsafe { registered.refs.try_get(Kind::Mad) }.map_err(|e| self.reason(e))?;
-        // INVARIANT: `end` waits for the hold before it unregisters the agent.
+        // SAFETY: `State` ends the registration, which kills the refs and waits for them, before it
+        // is dropped.
+        let live = unsafe { registered.refs.try_get(Kind::Mad) }.map_err(|e| self.reason(e))?;
+        // INVARIANT: `end` waits for the reference before it unregisters the agent.
         Ok(Live {
             registered,
-            _ref: held,
+            _ref: live,
         })
     }
 
-    /// Returns why the agent has ended, or the given error if it has not.
-    pub(super) fn reason(&self, error: Error) -> Error {
-        self.queue().closed().unwrap_or(error)
+    /// Returns the reason for which the agent was ended, or `error` if it was not.
+    fn reason(&self, error: Error) -> Error {
+        self.queue().mads.lock().closed.unwrap_or(error)
     }
 
-    /// Takes the MAD that came first, or waits for one: for `timeout_ms`, or for ever. Does not
-    /// wait at all for 0.
+    /// Takes the MAD that came first, or waits for one: for `timeout_ms` milliseconds, or without
+    /// a limit if that is `None`. Does not wait if it is 0.
     ///
     /// # Errors
     ///
@@ -321,14 +318,14 @@ impl Agent {
         self.queue().pop(timeout_ms)
     }
 
-    /// Ends the agent and waits for that (`ib_unregister_mad_agent`): all waits, and all that is
-    /// still tried, fail with `ECANCELED`.
+    /// Unregisters the agent (`ib_unregister_mad_agent`): all waits, and all later calls, fail with
+    /// `ECANCELED`.
     ///
     /// # Errors
     ///
-    /// `EDEADLK` in a callback of a connection manager, which may be that of a message that nobody
-    /// has answered: it is one of those that this waits for. The agent goes on; dropping it ends it
-    /// from a work item.
+    /// `EDEADLK` in a callback of a connection manager. It may be called by the timeout of an
+    /// unanswered message, and this waits for such timeouts. The agent stays registered; dropping
+    /// it unregisters it from a work item.
     pub fn stop(&self, cx: &Sleepable) -> Result {
         if Running::is_current() {
             return Err(EDEADLK);
@@ -336,11 +333,9 @@ impl Agent {
         self.state.registered.end(ECANCELED, cx);
         Ok(())
     }
-}
 
-impl Agent {
-    /// Sends a request and waits for the reply, at most `timeout_ms` each time that it is sent:
-    /// once, and up to `retries` times again.
+    /// Sends a request and waits for the reply, at most `timeout_ms` milliseconds each time that it
+    /// is sent: once, and up to `retries` times again.
     ///
     /// A reply may say that the request has failed: see [`Received::status`].
     ///
@@ -354,7 +349,7 @@ impl Agent {
     ///   from the agent's port; `EMSGSIZE` if the payload is too long.
     /// - `EPROTONOSUPPORT` if the peer has an IPv4 address: the MAD layer cannot match replies over
     ///   RoCE v2 with IPv4. It can with IPv6.
-    /// - `EDEADLK` in a callback of a connection manager, which may keep the timeouts of the port.
+    /// - `EDEADLK` in a callback of a connection manager, which may delay the timeouts of the port.
     /// - `ENOMEM`.
     pub fn request(
         &self,
@@ -362,7 +357,7 @@ impl Agent {
         message: &Message<'_>,
         timeout_ms: u32,
         retries: u32,
-        _cx: &Sleepable,
+        cx: &Sleepable,
     ) -> Result<Received> {
         if Running::is_current() {
             return Err(EDEADLK);
@@ -374,7 +369,7 @@ impl Agent {
             return Err(EPROTONOSUPPORT);
         }
         let request = self.post(peer, self.tid()?, 0, *message, timeout_ms, retries)?;
-        request.wait().map_err(|error| {
+        request.wait(cx).map_err(|error| {
             if error == ERESTARTSYS {
                 error
             } else {
@@ -383,7 +378,7 @@ impl Agent {
         })
     }
 
-    /// Sends a MAD that nobody answers. It may be lost.
+    /// Sends a MAD without waiting for a reply. It may be lost.
     ///
     /// # Errors
     ///
@@ -398,8 +393,8 @@ impl Agent {
     ///
     /// # Errors
     ///
-    /// As [`Agent::send`]; `EINVAL` too if the MAD is a reply, of another class, or did not come
-    /// through this port; or an error of finding the way back.
+    /// As [`Agent::send`]; `EINVAL` too if the MAD is a reply, of another class, or was not received
+    /// by this port; or an error of resolving the route to the sender.
     pub fn reply(&self, to: &Received, status: u16, payload: &[u8], cx: &Sleepable) -> Result {
         let header = to.header();
         if header.is_response()
@@ -421,8 +416,8 @@ impl Agent {
 
     /// Returns a transaction id, by which the MAD layer finds the agent when the reply comes.
     fn tid(&self) -> Result<u64> {
-        let live = self.enter()?;
-        // SAFETY: The agent is registered by the invariant of `Live`, and this does not change.
+        let live = self.get()?;
+        // SAFETY: The agent is registered by the invariant of `Live`, and the field does not change.
         let high = unsafe { (*live.as_raw()).hi_tid };
         Ok(u64::from(high) << 32 | u64::from(self.next_tid.fetch_add(1, Relaxed)))
     }
@@ -446,7 +441,7 @@ impl Agent {
             tid,
         };
         let request = Request::new(peer)?;
-        let live = self.enter()?;
+        let live = self.get()?;
         let mut buf = Buf::new(&live, peer, self.class())?;
         outgoing.write(buf.mad())?;
         request.post(buf, timeout_ms.try_into()?, retries.try_into()?)?;
@@ -458,15 +453,16 @@ impl Agent {
 ///
 /// # Invariants
 ///
-/// A buffer of an agent that is registered, and which this owns.
-pub(super) struct Buf(NonNull<bindings::ib_mad_send_buf>);
+/// A buffer that this owns, of an agent that is registered.
+struct Buf(NonNull<bindings::ib_mad_send_buf>);
 
 // SAFETY: A buffer may be used and freed from any thread.
 unsafe impl Send for Buf {}
 
 impl Buf {
-    pub(super) fn new(agent: &Live<'_>, peer: &Peer, class: Class) -> Result<Self> {
-        // SAFETY: The agent is registered while `agent` lives; and until its buffers are freed.
+    fn new(agent: &Live<'_>, peer: &Peer, class: Class) -> Result<Self> {
+        // SAFETY: The agent is registered while `agent` lives, and the MAD layer unregisters it only
+        // after its buffers are freed.
         let raw = from_err_ptr(unsafe {
             bindings::ib_create_send_mad(
                 agent.as_raw(),
@@ -479,55 +475,48 @@ impl Buf {
                 bindings::IB_MGMT_BASE_VERSION as u8,
             )
         })?;
-        // INVARIANT: Just created.
+        // INVARIANT: The buffer was just created.
         Ok(Self(NonNull::new(raw).ok_or(ENOMEM)?))
     }
 
-    /// Returns the MAD, to be written. Its memory is zero.
-    pub(super) fn mad(&mut self) -> &mut [u8; MAD_LEN] {
+    /// Returns the MAD, whose memory is zero at first.
+    fn mad(&mut self) -> &mut [u8; MAD_LEN] {
         // SAFETY: By the type invariant this is a buffer, whose MAD has this length: header and
-        // data, as `new` has asked. Nobody else uses it before the buffer is posted, and that takes
-        // `self`.
+        // data, as `new` has asked for. It is exclusive before it is posted, and posting consumes
+        // it.
         unsafe { &mut *self.0.as_ref().mad.cast() }
     }
 }
 
 impl Drop for Buf {
     fn drop(&mut self) {
-        // SAFETY: The buffer is this value's by the type invariant, and is not used again. Freeing
-        // it lets go of the agent.
+        // SAFETY: The buffer is this value's by the type invariant, and is not used again.
         unsafe { bindings::ib_free_send_mad(self.0.as_ptr()) };
     }
 }
 
-/// How far a request is.
-///
-/// `buf` is what was posted, until the MAD layer is done with it.
+/// The state of a request.
 struct Progress {
+    /// The posted buffer, until the send handler is called for it.
     buf: Option<Buf>,
     reply: Option<Received>,
     status: Option<bindings::ib_wc_status>,
 }
 
-/// A MAD on its way, with what it needs there. The MAD layer has a reference to it as the send
-/// buffer's context, until its send handler takes that back.
+/// A posted MAD. The MAD layer has a reference to this as the send buffer's context, which its send
+/// handler takes back.
 #[pin_data]
-pub(super) struct Request {
+struct Request {
     #[pin]
     progress: SpinLock<Progress>,
     #[pin]
-    done: Opaque<bindings::completion>,
-    /// The buffer points to its address handle.
+    done: Completion,
+    /// Keeps the address handle that the buffer points to.
     peer: Peer,
 }
 
-// SAFETY: A completion may be used from any thread, and the rest is `Send`.
-unsafe impl Send for Request {}
-// SAFETY: A completion has its own lock, and the rest is `Sync`.
-unsafe impl Sync for Request {}
-
 impl Request {
-    pub(super) fn new(peer: &Peer) -> Result<Arc<Self>> {
+    fn new(peer: &Peer) -> Result<Arc<Self>> {
         Arc::pin_init(
             pin_init!(Self {
                 progress <- new_spinlock!(Progress {
@@ -535,19 +524,15 @@ impl Request {
                     reply: None,
                     status: None,
                 }),
-                done <- Opaque::ffi_init(|slot| {
-                    // SAFETY: `slot` is valid for writes; a completion is initialised in place and
-                    // stays pinned.
-                    unsafe { bindings::init_completion(slot) }
-                }),
+                done <- Completion::new(),
                 peer: peer.clone(),
             }),
             GFP_KERNEL,
         )
     }
 
-    /// Gives a MAD to the MAD layer (`ib_post_send_mad`).
-    pub(super) fn post(self: &Arc<Self>, buf: Buf, timeout_ms: c_int, retries: c_int) -> Result {
+    /// Posts a MAD (`ib_post_send_mad`).
+    fn post(self: &Arc<Self>, buf: Buf, timeout_ms: c_int, retries: c_int) -> Result {
         let raw = buf.0.as_ptr();
         // SAFETY: `raw` is a buffer by the invariant of `Buf`, and is not posted yet.
         unsafe {
@@ -561,51 +546,46 @@ impl Request {
         // before this returns.
         let posted = to_result(unsafe { bindings::ib_post_send_mad(raw, core::ptr::null_mut()) });
         if posted.is_err() {
-            // SAFETY: There will be no call of the send handler, so the context is ours again.
+            // SAFETY: `post` has set the context above, and the MAD layer does not call the send
+            // handler for a buffer that it has refused.
             unsafe { Self::take(raw) }.complete(bindings::ib_wc_status_IB_WC_GENERAL_ERR);
         }
         posted
     }
 
-    /// Takes a posted buffer's reference back.
+    /// Takes back the reference that a posted buffer has.
     ///
     /// # Safety
     ///
-    /// The buffer was posted by [`Request::post`]; to be called once.
-    pub(super) unsafe fn take(raw: *mut bindings::ib_mad_send_buf) -> Arc<Self> {
-        // SAFETY: `post` has set the context to what `into_raw` made, and the caller says that this
-        // is the only call for it.
+    /// The buffer was posted by [`Request::post`]. Called once for it.
+    unsafe fn take(raw: *mut bindings::ib_mad_send_buf) -> Arc<Self> {
+        // SAFETY: `post` has set the context to an address from `into_raw`, and the caller says that
+        // this is the only call for it.
         unsafe { Arc::from_raw((*raw).context[0].cast()) }
     }
 
-    /// The reply has come.
-    pub(super) fn replied(&self, reply: Received) {
-        self.progress.lock().reply = Some(reply);
-    }
-
-    /// The MAD layer is done.
-    pub(super) fn complete(&self, status: bindings::ib_wc_status) {
+    /// Ends the request, of which the MAD layer has called the send handler.
+    fn complete(&self, status: bindings::ib_wc_status) {
         let mut progress = self.progress.lock();
         progress.status = Some(status);
         let buf = progress.buf.take();
         drop(progress);
         drop(buf);
-        // SAFETY: `done` is initialised and pinned.
-        unsafe { bindings::complete(self.done.get()) };
+        self.done.complete();
     }
 
-    /// Waits for the reply, or until the MAD layer has sent the request often enough. On a signal
-    /// the MAD layer is told to give it up.
+    /// Waits until the MAD layer has called the send handler: there is a reply, or the request was
+    /// sent often enough. On a signal the request is canceled.
     ///
     /// # Errors
     ///
-    /// `ETIMEDOUT`, `ERESTARTSYS`, or `EIO` if the MAD layer has given the request up.
-    pub(super) fn wait(&self) -> Result<Received> {
-        // SAFETY: `done` is initialised and pinned. The result says no more than `status`.
-        let _ = unsafe { bindings::wait_for_completion_interruptible(self.done.get()) };
+    /// `ETIMEDOUT`, `ERESTARTSYS`, or `EIO` if the request could not be sent or was canceled.
+    fn wait(&self, cx: &Sleepable) -> Result<Received> {
+        // `progress` has more than the result of this.
+        let _ = self.done.wait_interruptible(cx);
         let mut progress = self.progress.lock();
         match (progress.reply.take(), progress.status) {
-            // A reply that is there before the request is known to be sent is as good.
+            // A reply may be there before the send handler was called.
             (Some(reply), _) => Ok(reply),
             (None, None) => {
                 if let Some(buf) = &progress.buf {
@@ -622,65 +602,28 @@ impl Request {
     }
 }
 
-/// A ring of MADs, with as many places as it was made with: a peer cannot make it grow.
-struct Ring {
-    places: KVec<Option<Received>>,
-    first: usize,
-    len: usize,
+/// The MADs in a [`Queue`], at most as many as the vector was made for: a peer cannot make it grow.
+struct Mads {
+    queued: KVec<Received>,
     closed: Option<Error>,
 }
 
-impl Ring {
-    fn push(&mut self, mad: Received) -> Result<(), Received> {
-        let capacity = self.places.len();
-        if self.closed.is_some() || self.len == capacity {
-            return Err(mad);
-        }
-        let mut at = self.first + self.len;
-        if at >= capacity {
-            at -= capacity;
-        }
-        match self.places.get_mut(at) {
-            Some(place) => *place = Some(mad),
-            None => return Err(mad),
-        }
-        self.len += 1;
-        Ok(())
-    }
-
-    fn pop(&mut self) -> Option<Received> {
-        let mad = self.places.get_mut(self.first)?.take()?;
-        self.first += 1;
-        if self.first == self.places.len() {
-            self.first = 0;
-        }
-        self.len -= 1;
-        Some(mad)
-    }
-}
-
-/// A bounded queue of MADs that many threads may wait at.
+/// The unsolicited MADs of an agent, which many threads may wait for.
 #[pin_data]
-pub(super) struct Queue {
+struct Queue {
     #[pin]
-    ring: SpinLock<Ring>,
+    mads: SpinLock<Mads>,
     #[pin]
-    changed: CondVar,
-    /// Not in the ring, whose lock is not for softirqs.
+    changed: sync::CondVar,
     dropped: Atomic<u64>,
 }
 
 impl Queue {
-    pub(super) fn new(capacity: usize) -> Result<impl PinInit<Self>> {
-        let mut places = KVec::with_capacity(capacity, GFP_KERNEL)?;
-        for _ in 0..capacity {
-            places.push_within_capacity(None)?;
-        }
+    fn new(capacity: usize) -> Result<impl PinInit<Self>> {
+        let queued = KVec::with_capacity(capacity, GFP_KERNEL)?;
         Ok(pin_init!(Self {
-            ring <- new_spinlock!(Ring {
-                places,
-                first: 0,
-                len: 0,
+            mads <- new_spinlock!(Mads {
+                queued,
                 closed: None,
             }),
             changed <- new_condvar!(),
@@ -688,83 +631,71 @@ impl Queue {
         }))
     }
 
-    /// Adds a MAD, or drops it where there is no room, and wakes up one thread.
-    pub(super) fn push(&self, mad: Received) {
-        let pushed = self.ring.lock().push(mad);
+    /// Adds a MAD and wakes one thread, or drops the MAD if the queue is full or closed.
+    fn push(&self, mad: Received) {
+        let pushed = {
+            let mut mads = self.mads.lock();
+            match mads.closed {
+                None => mads.queued.push_within_capacity(mad).map_err(|e| e.0),
+                Some(_) => Err(mad),
+            }
+        };
         match pushed {
             Ok(()) => self.changed.notify_one(),
             Err(_) => self.dropped.add(1, Relaxed),
         }
     }
 
-    /// Returns how many MADs were dropped.
-    pub(super) fn dropped(&self) -> u64 {
-        self.dropped.load(Relaxed)
-    }
-
-    /// Takes the MAD that came first, or waits for one, for ever if there is no time limit.
-    pub(super) fn pop(&self, timeout_ms: Option<u32>) -> Result<Received> {
+    /// Takes the MAD that came first, or waits for one.
+    fn pop(&self, timeout_ms: Option<u32>) -> Result<Received> {
         let mut left: Jiffies = match timeout_ms {
-            Some(ms) => msecs_to_jiffies(ms),
+            Some(ms) => time::msecs_to_jiffies(ms),
             None => MAX_SCHEDULE_TIMEOUT as Jiffies,
         };
-        let mut ring = self.ring.lock();
+        let mut mads = self.mads.lock();
         loop {
-            // First of all, as whoever was woken up for a MAD has to take it.
-            if let Some(mad) = ring.pop() {
+            // Before anything else, as a thread that was woken for a MAD has to take it.
+            if let Ok(mad) = mads.queued.remove(0) {
                 return Ok(mad);
             }
-            if let Some(reason) = ring.closed {
+            if let Some(reason) = mads.closed {
                 return Err(reason);
             }
             if left == 0 {
                 return Err(ETIMEDOUT);
             }
-            match self.changed.wait_interruptible_timeout(&mut ring, left) {
-                CondVarTimeoutResult::Woken { jiffies } => left = jiffies,
-                CondVarTimeoutResult::Timeout => left = 0,
-                CondVarTimeoutResult::Signal { .. } => return ring.pop().ok_or(ERESTARTSYS),
+            match self.changed.wait_interruptible_timeout(&mut mads, left) {
+                sync::CondVarTimeoutResult::Woken { jiffies } => left = jiffies,
+                sync::CondVarTimeoutResult::Timeout => left = 0,
+                sync::CondVarTimeoutResult::Signal { .. } => {
+                    return mads.queued.remove(0).map_err(|_| ERESTARTSYS)
+                }
             }
         }
     }
 
-    /// Drops what is queued and what is still to come, and gives all threads the reason.
-    pub(super) fn close(&self, reason: Error) {
-        let mut ring = self.ring.lock();
-        ring.closed = Some(reason);
-        let places = core::mem::take(&mut ring.places);
-        ring.len = 0;
-        drop(ring);
-        drop(places);
+    /// Drops the MADs that are queued and those that are still to come, and ends all waits with
+    /// `reason`.
+    fn close(&self, reason: Error) {
+        let mut mads = self.mads.lock();
+        mads.closed = Some(reason);
+        let queued = core::mem::take(&mut mads.queued);
+        drop(mads);
+        drop(queued);
         self.changed.notify_all();
     }
-
-    /// Returns why the queue was closed, if it was.
-    pub(super) fn closed(&self) -> Option<Error> {
-        self.ring.lock().closed
-    }
 }
 
-// It does so in process context: from the work item of its CQ, from its timeouts, or from whoever
-// unregisters the agent. Only spinlocks are taken here, and only wake-ups done.
+// The MAD layer calls the handlers in process context: from the work item of its CQ, from its
+// timeouts, or from the thread that unregisters the agent. They only take spinlocks and wake
+// threads.
 
-/// The context of an agent: where its unsolicited MADs go.
+/// `ib_mad_agent.recv_handler`: receives the reply to `buf`, or an unsolicited MAD.
 ///
 /// # Safety
 ///
-/// `agent` is one of [`Agent::register`](crate::mad::Agent::register).
-unsafe fn queue<'a>(agent: *mut bindings::ib_mad_agent) -> &'a Queue {
-    // SAFETY: By the invariant of `Registered` the context of such an agent is a queue that
-    // outlives it.
-    unsafe { &*(*agent).context.cast::<Queue>() }
-}
-
-/// A MAD has come: the reply to `buf`, or an unsolicited one.
-///
-/// # Safety
-///
-/// Called by the MAD layer for an agent of this crate.
-pub(super) unsafe extern "C" fn on_recv(
+/// Called by the MAD layer for an agent of [`Agent::register`].
+unsafe extern "C" fn on_recv(
     agent: *mut bindings::ib_mad_agent,
     buf: *mut bindings::ib_mad_send_buf,
     mad: *mut bindings::ib_mad_recv_wc,
@@ -775,22 +706,23 @@ pub(super) unsafe extern "C" fn on_recv(
     // SAFETY: The agent is alive while its handler runs, and the MAD is the handler's.
     let mad = unsafe { Received::new(&*agent, mad) };
     if buf.is_null() {
-        // SAFETY: The agent is one of `Agent::register`: no other agent of this crate has a receive
-        // handler.
-        unsafe { queue(agent) }.push(mad);
+        // SAFETY: By the invariant of `Registered` the agent's context is a queue that outlives it.
+        unsafe { &*(*agent).context.cast::<Queue>() }.push(mad);
         return;
     }
-    // SAFETY: The MAD layer calls the send handler, which takes the context back, after this.
-    unsafe { &*(*buf).context[0].cast::<Request>() }.replied(mad);
+    // SAFETY: `Request::post` has set the context. The MAD layer calls the send handler, which takes
+    // it back, after this.
+    let request = unsafe { &*(*buf).context[0].cast::<Request>() };
+    request.progress.lock().reply = Some(mad);
 }
 
-/// The MAD layer is done with a MAD that was sent: it was sent and there is no reply to wait for,
-/// the reply has come, it has timed out, or it was given up.
+/// `ib_mad_agent.send_handler`: ends a request that was sent and has no reply, was answered, has
+/// timed out, or was canceled.
 ///
 /// # Safety
 ///
 /// Called by the MAD layer for an agent of this crate, once for each buffer that was posted.
-pub(super) unsafe extern "C" fn on_sent(
+unsafe extern "C" fn on_sent(
     _agent: *mut bindings::ib_mad_agent,
     wc: *mut bindings::ib_mad_send_wc,
 ) {
@@ -798,20 +730,20 @@ pub(super) unsafe extern "C" fn on_sent(
     unsafe { Request::take((*wc).send_buf).complete((*wc).status) };
 }
 
-/// How long to wait for memory.
-const NAP: Delta = Delta::from_millis(10);
+/// The time between two attempts to allocate, in milliseconds.
+const RETRY_MS: i64 = 10;
 
 /// Waits for the timeouts of a port that have begun: until the send handlers that were called
 /// before have returned.
 ///
-/// The MAD layer has one ordered workqueue a port, and calls the send handlers of all agents on it
-/// when nobody has answered in time (`timeout_sends()` in core/mad.c). To unregister an agent is
-/// all that flushes it, so one is registered that neither sends nor receives. That fails for want
-/// of memory, or of numbers, which is waited for. A port that the MAD layer does not know
-/// (`ENODEV`) has no agents: it opens ports when a device is added, and closes them after all
-/// clients of this crate have let go of it.
+/// The MAD layer has one ordered workqueue a port, on which it calls the send handlers of all agents
+/// for requests that have timed out (`timeout_sends()` in core/mad.c). Only unregistering an agent
+/// flushes it, so this registers one that neither sends nor receives, and retries while that fails
+/// for want of memory or of agent numbers. A port that the MAD layer does not know (`ENODEV`) has no
+/// agents: it opens ports when a device is added, and closes them after all clients of this crate
+/// have released it.
 ///
-/// Not to be called in a callback of a connection manager, which may be called by one of them.
+/// Must not be called in a callback of a connection manager, which may be called by such a timeout.
 ///
 /// # Safety
 ///
@@ -835,12 +767,12 @@ pub(crate) unsafe fn flush_timeouts(dev: *mut bindings::ib_device, port: u32, _c
         });
         match agent {
             Ok(agent) => break agent,
-            // The port has no MADs, or the MAD layer could not open it when the device was added:
-            // so there are no timeouts.
+            // The port has no MADs, or the MAD layer could not open it when the device was added, so
+            // there are no timeouts.
             Err(EPROTONOSUPPORT | ENODEV) => return,
-            Err(_) => fsleep(NAP),
+            Err(_) => time::delay::fsleep(time::Delta::from_millis(RETRY_MS)),
         }
     };
-    // SAFETY: Just registered. `unregister_mad_agent()` flushes the port's workqueue.
+    // SAFETY: The agent was just registered. `unregister_mad_agent()` flushes the port's workqueue.
     unsafe { bindings::ib_unregister_mad_agent(agent) };
 }

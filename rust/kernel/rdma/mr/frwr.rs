@@ -41,7 +41,7 @@ use crate::{
             GENERATION, //
         },
     },
-    objects::Listed,
+    objects::Object,
     pd::Pd,
     qp::{
         PostTarget,
@@ -96,7 +96,7 @@ pub(crate) struct FastRegMr {
     /// What the MR maps, when nobody else has it any more: dropped after the MR.
     pub(super) kept: Option<AnyMemory>,
     pub(super) pd: Pd,
-    _listed: Listed,
+    _listed: Object,
 }
 
 struct Own {
@@ -132,7 +132,7 @@ impl Teardown for FastRegMr {
 
 impl FastRegMr {
     /// `raw` is a new MR of `pd` that can map `pages` pages.
-    pub(super) fn new(raw: NonNull<bindings::ib_mr>, pages: u32, pd: Pd, listed: Listed) -> Self {
+    pub(super) fn new(raw: NonNull<bindings::ib_mr>, pages: u32, pd: Pd, listed: Object) -> Self {
         let trusted = if pd.device().is_iwarp() { 0 } else { TRUSTED };
         Self {
             cqe: UnsafeCell::new(bindings::ib_cqe { done: None }),

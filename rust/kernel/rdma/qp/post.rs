@@ -87,15 +87,6 @@ impl Refusal {
         Self { ret, named }
     }
 
-    /// A request that no driver has seen.
-    #[cold]
-    pub(crate) fn new(error: Error) -> Self {
-        Self {
-            ret: error.to_errno(),
-            named: true,
-        }
-    }
-
     pub(crate) fn error(self) -> Error {
         Error::from_errno(self.ret)
     }

@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! `struct completion`, with the waits that [`kernel::sync::Completion`] lacks.
+//!
+//! C header: [`include/linux/completion.h`](srctree/include/linux/completion.h)
+
+use crate::{
+    bindings,
+    context::Sleepable, //
+};
+use kernel::{
+    error::to_result,
+    prelude::*,
+    time::msecs_to_jiffies,
+    types::Opaque, //
+};
+
+/// A completion.
+///
+/// A wait takes the lock of the completion, so it returns only after [`Completion::complete`] has
+/// done its last access: the waiter may free the completion.
+#[pin_data]
+pub(crate) struct Completion {
+    #[pin]
+    inner: Opaque<bindings::completion>,
+}
+
+// SAFETY: A `struct completion` may be used from any thread.
+unsafe impl Send for Completion {}
+// SAFETY: A `struct completion` has its own lock.
+unsafe impl Sync for Completion {}
+
+impl Completion {
+    pub(crate) fn new() -> impl PinInit<Self> {
+        pin_init!(Self {
+            inner <- Opaque::ffi_init(|slot| {
+                // SAFETY: `slot` is valid for writes, and the completion stays pinned there.
+                unsafe { bindings::init_completion(slot) }
+            }),
+        })
+    }
+
+    /// Wakes one waiter (`complete`). Any context.
+    pub(crate) fn complete(&self) {
+        // SAFETY: The completion is initialised and pinned.
+        unsafe { bindings::complete(self.inner.get()) };
+    }
+
+    /// Waits for at most `ms` milliseconds (`wait_for_completion_timeout`). Returns `true` if the
+    /// completion has completed.
+    pub(crate) fn wait_timeout(&self, ms: u32, _cx: &Sleepable) -> bool {
+        // SAFETY: The completion is initialised and pinned; the token says that this may sleep.
+        unsafe {
+            bindings::wait_for_completion_timeout(self.inner.get(), msecs_to_jiffies(ms)) != 0
+        }
+    }
+
+    /// As [`Completion::wait_timeout`], but fails with `ERESTARTSYS` when the task is killed
+    /// (`wait_for_completion_killable_timeout`).
+    pub(crate) fn wait_killable_timeout(&self, ms: u32, _cx: &Sleepable) -> Result<bool> {
+        // SAFETY: The completion is initialised and pinned; the token says that this may sleep.
+        let left = unsafe {
+            bindings::wait_for_completion_killable_timeout(self.inner.get(), msecs_to_jiffies(ms))
+        };
+        match left {
+            0 => Ok(false),
+            1.. => Ok(true),
+            _ => Err(ERESTARTSYS),
+        }
+    }
+
+    /// Waits until the completion completes, or fails with `ERESTARTSYS` on a signal
+    /// (`wait_for_completion_interruptible`).
+    pub(crate) fn wait_interruptible(&self, _cx: &Sleepable) -> Result {
+        // SAFETY: The completion is initialised and pinned; the token says that this may sleep.
+        to_result(unsafe { bindings::wait_for_completion_interruptible(self.inner.get()) })
+    }
+}
