@@ -76,7 +76,7 @@ impl<C: Mode> End<C> {
         let qp = self.qps.first().ok_or(EINVAL)?;
         let memory = Memory {
             reg: Cqe::new(),
-            region: Region::new(SgBuf::alloc(&self.pd, size, cx)?, cx)?,
+            region: Region::new(SgBuf::alloc(&self.pd, size, cx)?, cx)?.into_shared(),
             registered: AtomicCell::new(PENDING),
         };
         let memory = Arc::new(memory, GFP_KERNEL)?;
@@ -140,7 +140,7 @@ const FAILED: u32 = 2;
 #[derive(HasCqe)]
 struct Memory {
     reg: Cqe<Self>,
-    region: Region<Bidirectional, SgBuf<Bidirectional>>,
+    region: SharedRegion<Bidirectional, SgBuf<Bidirectional>>,
     registered: AtomicCell<u32>,
 }
 

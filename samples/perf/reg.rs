@@ -56,7 +56,7 @@ impl<C: PollContext + Provides<Atomic>> FastReg<C> {
     #[inline(never)]
     fn register(self: Pin<KBox<Self>>) {
         let qp = self.qp.clone();
-        let posted = qp.post_reg::<_, REG>(self, |fmr| RegWr::remote_write(&fmr.region));
+        let posted = qp.post_reg::<_, _, REG>(self, |fmr| RegWr::remote_write(&fmr.region));
         if let Err(e) = posted {
             Self::refused(e);
         }
@@ -64,7 +64,7 @@ impl<C: PollContext + Provides<Atomic>> FastReg<C> {
 
     #[inline(never)]
     fn register_again(self: Pin<KBox<Self>>, wc: &Wc) {
-        let posted = Qp::repost_reg::<_, REG>(
+        let posted = Qp::repost_reg::<_, _, REG>(
             self,
             wc,
             |fmr| &fmr.qp,
@@ -81,7 +81,7 @@ impl<C: PollContext + Provides<Atomic>> FastReg<C> {
             return self.fail(e.into());
         }
         let posted =
-            Qp::repost_inv::<_, INV>(self, wc, |fmr| &fmr.qp, |fmr| InvWr::new(&fmr.region));
+            Qp::repost_inv::<_, _, INV>(self, wc, |fmr| &fmr.qp, |fmr| InvWr::new(&fmr.region));
         if let Err(e) = posted {
             Self::refused(e);
         }

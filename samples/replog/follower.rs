@@ -21,7 +21,7 @@ const CAPS: Caps = Caps::new(2, 1);
 #[derive(HasCqe)]
 pub(crate) struct Log {
     reg: Cqe<Self>,
-    region: Region<Bidirectional>,
+    region: SharedRegion<Bidirectional>,
 }
 
 impl CqeHandler for Log {
@@ -36,7 +36,7 @@ impl Log {
     pub(crate) fn new(pd: &Pd, len: usize, cx: &Sleepable) -> Result<Arc<Self>> {
         let log = Self {
             reg: Cqe::new(),
-            region: Region::new(Buf::alloc(pd, len, cx)?, cx)?,
+            region: Region::new(Buf::alloc(pd, len, cx)?, cx)?.into_shared(),
         };
         Ok(Arc::new(log, GFP_KERNEL)?)
     }

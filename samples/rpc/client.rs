@@ -38,7 +38,7 @@ const PATIENCE_MS: u32 = 5_000;
 #[derive(HasCqe)]
 struct InFlight {
     reg: Cqe<Self>,
-    region: Region<Bidirectional, SgBuf<Bidirectional>>,
+    region: SharedRegion<Bidirectional, SgBuf<Bidirectional>>,
     #[pin]
     answer: Mutex<Option<Result<Answer>>>,
     #[pin]
@@ -109,7 +109,7 @@ impl CqeHandler for Inbox {
             return this.lent.deliver(answer);
         }
         let (qp, lent) = (this.qp.clone(), this.lent.clone());
-        if let Err(e) = qp.post_inv::<_, 1>(this, |inbox| InvWr::new(&inbox.lent.region)) {
+        if let Err(e) = qp.post_inv::<_, _, 1>(this, |inbox| InvWr::new(&inbox.lent.region)) {
             lent.deliver(Err(e.error));
         }
     }
@@ -147,7 +147,7 @@ impl Caller {
         let cq = Cq::<Workqueue>::alloc_any(pd.device(), CAPS.entries(), cx)?;
         let lent = try_pin_init!(InFlight {
             reg: Cqe::new(),
-            region: Region::new(SgBuf::alloc(pd, MAX_LEN, cx)?, cx)?,
+            region: Region::new(SgBuf::alloc(pd, MAX_LEN, cx)?, cx)?.into_shared(),
             answer <- new_mutex!(None),
             came <- new_condvar!(),
         });

@@ -137,7 +137,7 @@ fn start<C: Context>(
 #[derive(HasCqe)]
 struct Memory<C: Context, D: Direction> {
     reg: Cqe<Self>,
-    region: Region<D>,
+    region: SharedRegion<D>,
     conn: Arc<Conn<C>>,
 }
 
@@ -145,7 +145,7 @@ impl<C: Context, D: Direction> Memory<C, D> {
     fn new(conn: &Arc<Conn<C>>, pd: &Pd, size: u32, cx: &Sleepable) -> Result<Arc<Self>> {
         let memory = Self {
             reg: Cqe::new(),
-            region: Region::new(Buf::alloc(pd, size as usize, cx)?, cx)?,
+            region: Region::new(Buf::alloc(pd, size as usize, cx)?, cx)?.into_shared(),
             conn: conn.clone(),
         };
         Ok(Arc::new(memory, GFP_KERNEL)?)

@@ -13,6 +13,6 @@ fn recv(owner: Arc<ulp::Shared>) -> Result<Arc<ulp::Shared>> {
         .qp
         .post_recv(owner, |m| Ok(RecvWr::new([m.buf.whole_mut()])))?;
     #[cfg(mistake)]
-    drop(posted.buf); //~ E0507 cannot move out of dereference of `kernel::sync::Arc<Shared>`
+    drop(posted.buf); //~ E0507 cannot move out of dereference of `kernel::sync::Arc<ulp::Shared>`
     Ok(posted)
 }

@@ -73,7 +73,9 @@ fn memory() {
     send_and_sync::<Buf<FromDevice>>();
     send_and_sync::<Pages>();
     send_and_sync::<SgBuf<ToDevice>>();
-    send_and_sync::<Region<Bidirectional>>();
+    send_and_sync::<SharedRegion<Bidirectional>>();
+    send_only::<Region<Bidirectional>>();
+    <&Region<Bidirectional> as Ambiguous<_>>::check();
 }
 
 fn what_stays_in_its_thread() {
@@ -85,6 +87,8 @@ fn what_stays_in_its_thread() {
     <SgeMut<'_> as Ambiguous<_>>::check();
     <SendWr<'_> as Ambiguous<_>>::check();
     <RecvWr<'_> as Ambiguous<_>>::check();
+    <RegWr<'_> as Ambiguous<_>>::check();
+    <InvWr<'_> as Ambiguous<_>>::check();
     <cm::Request<'_> as Ambiguous<_>>::check();
 }
 

@@ -78,7 +78,7 @@ impl Sender {
 struct Command {
     reg: Cqe<Self, 0>,
     send: Cqe<Self, 1>,
-    region: Region<FromDevice>,
+    region: SharedRegion<FromDevice>,
     buf: Buf<ToDevice>,
 }
 

@@ -52,7 +52,7 @@ fn fill(pair: &Pair<Softirq>, inbox: &Arc<Inbox>, room: usize) -> Result<usize> 
 struct Io {
     cqe: Cqe<Self>,
     buf: Buf<ToDevice>,
-    region: Arc<Region<Bidirectional>>,
+    region: Arc<SharedRegion<Bidirectional>>,
     sent: Arc<Counter>,
     _gone: CountDrop,
 }
@@ -63,7 +63,7 @@ impl Io {
         let this = Self {
             cqe: Cqe::new(),
             buf: Buf::alloc(&env.pd, 16, &env.cx)?,
-            region: Arc::new(region, GFP_KERNEL)?,
+            region: Arc::new(region.into_shared(), GFP_KERNEL)?,
             sent: sent.clone(),
             _gone: CountDrop(gone.clone()),
         };

@@ -121,7 +121,7 @@ mod tests {
     #[test]
     fn region_of_a_foreign_pd_is_not_registered() -> Result {
         let (link, foreign) = (Link::<Softirq>::new()?, Env::new()?);
-        let region = Arc::new(region(&foreign, 16)?, GFP_KERNEL)?;
+        let region = foreign.region(16)?;
         for _ in 0..2 {
             // The second time too: the region was not marked.
             let posted = link
@@ -145,7 +145,7 @@ mod tests {
             &Caps::new(4, 4),
             &link.env.cx,
         )?;
-        let region = Arc::new(region(&link.env, 16)?, GFP_KERNEL)?;
+        let region = link.env.region(16)?;
         for _ in 0..2 {
             let posted =
                 unconnected.post_reg(RegOwner::new(&region)?, |o| RegWr::remote_read(&o.region));

@@ -29,7 +29,7 @@ fn at(remote: Remote, offset: u64) -> Remote {
 /// A write and a read of the peer's memory, in one context.
 fn write_and_read<C: Polled>() -> Result {
     let link = Link::<C>::new()?;
-    let registered = Registered::new(&link, 6000, both::<Bidirectional, _>)?;
+    let registered = Registered::new(&link, 6000, both::<Bidirectional, _, _>)?;
     let mut bytes = KVec::from_elem(0, 6000, GFP_KERNEL)?;
     for (i, byte) in bytes.iter_mut().enumerate() {
         *byte = (i % 251) as u8;
@@ -76,7 +76,7 @@ mod tests {
     #[test]
     fn write_into_the_middle() -> Result {
         let link = Link::<Softirq>::new()?;
-        let registered = Registered::new(&link, 8, writable::<FromDevice>)?;
+        let registered = Registered::new(&link, 8, writable::<FromDevice, _, _>)?;
         write(&link, at(registered.remote, 3), b"ab")?.ok()?;
         link.wait(|| {
             registered
@@ -88,7 +88,7 @@ mod tests {
     #[test]
     fn read_from_the_middle() -> Result {
         let link = Link::<Softirq>::new()?;
-        let registered = Registered::new(&link, 8, readable::<ToDevice>)?;
+        let registered = Registered::new(&link, 8, readable::<ToDevice, _, _>)?;
         registered.region.write(0, b"01234567")?;
         check_eq!(
             &read(&link, at(registered.remote, 6), 2)?.bytes()?[..],
@@ -101,7 +101,7 @@ mod tests {
     fn write_with_immediate_consumes_a_receive() -> Result {
         not_on_iwarp!(c"there are no immediate data");
         let (link, received, sent) = (Link::<Softirq>::new()?, Inbox::new()?, Inbox::new()?);
-        let registered = Registered::new(&link, 8, writable::<Bidirectional>)?;
+        let registered = Registered::new(&link, 8, writable::<Bidirectional, _, _>)?;
         recv(&link.b.qp, link.env.message(&received, &[b'.'; 4])?)?;
         let message = link.env.message(&sent, b"8 bytes.")?;
         let remote = registered.remote;
@@ -122,7 +122,7 @@ mod tests {
     #[test]
     fn write_without_immediate_consumes_none() -> Result {
         let (link, received) = (Link::<Softirq>::new()?, Inbox::new()?);
-        let registered = Registered::new(&link, 8, writable::<Bidirectional>)?;
+        let registered = Registered::new(&link, 8, writable::<Bidirectional, _, _>)?;
         recv(&link.b.qp, link.env.message(&received, &[0; 4])?)?;
         write(&link, registered.remote, b"12345678")?.ok()?;
         check_eq!(received.len(), 0);
@@ -144,7 +144,7 @@ mod tests {
     #[test]
     fn key_of_an_earlier_registration_is_refused() -> Result {
         let link = Link::<Softirq>::new()?;
-        let registered = Registered::new(&link, 8, writable::<Bidirectional>)?;
+        let registered = Registered::new(&link, 8, writable::<Bidirectional, _, _>)?;
         let Remote { addr, rkey } = registered.remote;
         let before = Remote {
             addr,
@@ -158,7 +158,7 @@ mod tests {
     #[test]
     fn write_beyond_the_end_is_refused() -> Result {
         let link = Link::<Softirq>::new()?;
-        let registered = Registered::new(&link, 8, writable::<Bidirectional>)?;
+        let registered = Registered::new(&link, 8, writable::<Bidirectional, _, _>)?;
         denied(&link, &write(&link, at(registered.remote, 6), b"abc")?)?;
         check!(registered.bytes()?.iter().all(|byte| *byte == 0));
         Ok(())
@@ -167,14 +167,14 @@ mod tests {
     #[test]
     fn access_before_the_beginning_is_refused() -> Result {
         let link = Link::<Softirq>::new()?;
-        let registered = Registered::new(&link, 8, both::<Bidirectional, _>)?;
+        let registered = Registered::new(&link, 8, both::<Bidirectional, _, _>)?;
         denied(&link, &read(&link, at(registered.remote, u64::MAX), 4)?)
     }
 
     #[test]
     fn read_beyond_the_end_is_refused() -> Result {
         let link = Link::<Softirq>::new()?;
-        let registered = Registered::new(&link, 8, both::<Bidirectional, _>)?;
+        let registered = Registered::new(&link, 8, both::<Bidirectional, _, _>)?;
         let mut completed = read(&link, registered.remote, 9)?;
         denied(&link, &completed)?;
         check!(completed.bytes()?.iter().all(|byte| *byte == 0));
@@ -184,7 +184,7 @@ mod tests {
     #[test]
     fn write_needs_write_access() -> Result {
         let link = Link::<Softirq>::new()?;
-        let registered = Registered::new(&link, 8, readable::<Bidirectional>)?;
+        let registered = Registered::new(&link, 8, readable::<Bidirectional, _, _>)?;
         denied(&link, &write(&link, registered.remote, b"abc")?)?;
         check!(registered.bytes()?.iter().all(|byte| *byte == 0));
         Ok(())
@@ -194,14 +194,14 @@ mod tests {
     fn read_needs_read_access() -> Result {
         not_on_iwarp!(c"siw lets a peer read what it may only write: patches/siw/0003");
         let link = Link::<Softirq>::new()?;
-        let registered = Registered::new(&link, 8, writable::<Bidirectional>)?;
+        let registered = Registered::new(&link, 8, writable::<Bidirectional, _, _>)?;
         denied(&link, &read(&link, registered.remote, 4)?)
     }
 
     #[test]
     fn access_ends_with_the_region() -> Result {
         let link = Link::<Softirq>::new()?;
-        let Registered { region, remote } = Registered::new(&link, 8, both::<Bidirectional, _>)?;
+        let Registered { region, remote } = Registered::new(&link, 8, both::<Bidirectional, _, _>)?;
         read(&link, remote, 8)?.ok()?;
         drop(region);
         // A work item ends it, so it may be a while; then it stays so.

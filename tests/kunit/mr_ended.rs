@@ -16,14 +16,16 @@ use rdma::prelude::*;
 
 type Whole = Region<Bidirectional>;
 
+type Ours = SharedRegion<Bidirectional>;
+
 /// Has a region, or a part in one.
 #[derive(HasCqe)]
-struct Own<R: Send + Sync + Unpin + 'static> {
+struct Own<R: Send + Unpin + 'static> {
     cqe: Cqe<Self>,
     region: R,
 }
 
-impl<R: Send + Sync + Unpin + 'static> CqeHandler for Own<R> {
+impl<R: Send + Unpin + 'static> CqeHandler for Own<R> {
     type Pointer = Pin<KBox<Self>>;
     type Needs = Atomic;
 
@@ -32,12 +34,12 @@ impl<R: Send + Sync + Unpin + 'static> CqeHandler for Own<R> {
 
 /// Has a part in a region, and others have it too.
 #[derive(HasCqe)]
-struct Ours {
+struct Counted {
     cqe: Cqe<Self>,
-    region: Arc<Whole>,
+    region: Arc<Ours>,
 }
 
-impl CqeHandler for Ours {
+impl CqeHandler for Counted {
     type Pointer = Arc<Self>;
     type Needs = Atomic;
 
@@ -48,7 +50,7 @@ fn whole(null: &Null<Direct>) -> Result<Whole> {
     Region::new(Buf::alloc(&null.env.pd, 8, &null.env.cx)?, &null.env.cx)
 }
 
-fn own<R: Send + Sync + Unpin + 'static>(region: R) -> Result<Pin<KBox<Own<R>>>> {
+fn own<R: Send + Unpin + 'static>(region: R) -> Result<Pin<KBox<Own<R>>>> {
     let cqe = Cqe::new();
     Ok(KBox::pin(Own { cqe, region }, GFP_KERNEL)?)
 }
@@ -108,6 +110,47 @@ mod tests {
     }
 
     #[test]
+    fn exclusive_region_may_lie_behind_a_box() -> Result {
+        let null = Null::<Direct>::new()?;
+        let mut owner = own(KBox::new(whole(&null)?, GFP_KERNEL)?)?;
+        for _ in 0..3 {
+            null.a.post_reg(owner, |o| both(&o.region))?;
+            owner = polled(&null, |completion| {
+                let (owner, wc) = completion.take::<Own<KBox<Whole>>, 0>().map_err(|_| EIO)?;
+                wc.result()?;
+                Ok(owner)
+            })?;
+            check!(!owner.region.is_idle());
+            null.a.post_inv(owner, |o| InvWr::new(&o.region))?;
+            owner = polled(&null, |completion| {
+                let (owner, wc) = completion
+                    .take_inv::<Own<KBox<Whole>>, 0>()
+                    .map_err(|_| EIO)?;
+                wc.result()?;
+                Ok(owner)
+            })?;
+            check!(owner.region.is_idle());
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn registered_region_may_become_shared() -> Result {
+        let null = Null::new()?;
+        let owner = register(&null, own(whole(&null)?)?)?;
+        let region = KBox::into_inner(Pin::into_inner(owner)).region;
+        let region = Arc::new(region.into_shared(), GFP_KERNEL)?;
+        check!(region.remote(0..8).is_ok());
+        let again = null.a.post_reg(own(region.clone())?, |o| both(&o.region));
+        check_err!(again, EBUSY);
+        null.a
+            .post_inv(own(region.clone())?, |o| InvWr::new(&o.region))?;
+        polled(&null, |completion| Ok(drop(completion)))?;
+        check!(region.is_idle());
+        Ok(())
+    }
+
+    #[test]
     fn failed_invalidation_leaves_it_registered() -> Result {
         let null = Null::new()?;
         let owner = register(&null, own(whole(&null)?)?)?;
@@ -124,7 +167,7 @@ mod tests {
     #[test]
     fn invalidation_of_another_type_is_not_taken() -> Result {
         let null = Null::new()?;
-        let region = Arc::new(whole(&null)?, GFP_KERNEL)?;
+        let region = Arc::new(whole(&null)?.into_shared(), GFP_KERNEL)?;
         null.a.post_reg(own(region.clone())?, |o| both(&o.region))?;
         polled(&null, |completion| Ok(drop(completion)))?;
         let alone = register(&null, own(whole(&null)?)?)?;
@@ -134,7 +177,7 @@ mod tests {
                 Err(completion) => completion,
                 Ok(_) => return Err(fail(fmt!("its own callback has not completed"))),
             };
-            match completion.take_inv::<Own<Arc<Whole>>, 0>() {
+            match completion.take_inv::<Own<Arc<Ours>>, 0>() {
                 Err(_) => Ok(()),
                 Ok(_) => Err(fail(fmt!("an owner of another type"))),
             }
@@ -155,8 +198,8 @@ mod tests {
     #[test]
     fn invalidation_of_a_shared_region_is_taken() -> Result {
         let null = Null::new()?;
-        let region = Arc::new(whole(&null)?, GFP_KERNEL)?;
-        let ours = Ours {
+        let region = Arc::new(whole(&null)?.into_shared(), GFP_KERNEL)?;
+        let ours = Counted {
             cqe: Cqe::new(),
             region: region.clone(),
         };
@@ -168,7 +211,7 @@ mod tests {
                 .post_inv(own(region.clone())?, |o| InvWr::new(&o.region))?;
             polled(&null, |completion| {
                 let (owner, wc) = completion
-                    .take_inv::<Own<Arc<Whole>>, 0>()
+                    .take_inv::<Own<Arc<Ours>>, 0>()
                     .map_err(|_| EIO)?;
                 wc.result()?;
                 check!(owner.region.is_idle());
@@ -179,7 +222,7 @@ mod tests {
             polled(&null, |completion| Ok(drop(completion)))?;
             null.a.post_inv(ours.clone(), |o| InvWr::new(&o.region))?;
             polled(&null, |completion| {
-                let (owner, wc) = completion.take_inv::<Ours, 0>().map_err(|_| EIO)?;
+                let (owner, wc) = completion.take_inv::<Counted, 0>().map_err(|_| EIO)?;
                 wc.result()?;
                 check!(owner.region.is_idle());
                 Ok(())
@@ -190,7 +233,7 @@ mod tests {
         null.inject_fatal(Status::LOC_QP_OP_ERR)?;
         null.a.post_inv(ours.clone(), |o| InvWr::new(&o.region))?;
         polled(&null, |completion| {
-            let (owner, wc) = completion.take_inv::<Ours, 0>().map_err(|_| EIO)?;
+            let (owner, wc) = completion.take_inv::<Counted, 0>().map_err(|_| EIO)?;
             check!(wc.result().is_err() && !owner.region.is_idle());
             Ok(())
         })
@@ -242,7 +285,8 @@ mod tests {
             owner = e.owner.ok_or(EIO)?;
             check!(owner.region.is_idle());
         }
-        let region = Arc::new(KBox::into_inner(Pin::into_inner(owner)).region, GFP_KERNEL)?;
+        let region = KBox::into_inner(Pin::into_inner(owner)).region;
+        let region = Arc::new(region.into_shared(), GFP_KERNEL)?;
         for _ in 0..2 {
             check_err!(
                 null.a.post_reg(own(region.clone())?, |o| both(&o.region)),

@@ -27,6 +27,7 @@ use rdma::{
 };
 
 type Whole = Region<Bidirectional>;
+type Ours = SharedRegion<Bidirectional>;
 
 fn region(env: &Env, len: usize) -> Result<Whole> {
     Region::new(Buf::alloc(&env.pd, len, &env.cx)?, &env.cx)
@@ -65,11 +66,11 @@ fn cycle<C: Polled>() -> Result {
 #[derive(HasCqe)]
 struct Shared {
     cqe: Cqe<Self>,
-    region: Arc<Whole>,
+    region: Arc<Ours>,
 }
 
 impl Shared {
-    fn new(region: &Arc<Whole>) -> Result<Pin<KBox<Self>>> {
+    fn new(region: &Arc<Ours>) -> Result<Pin<KBox<Self>>> {
         let this = Self {
             cqe: Cqe::new(),
             region: region.clone(),
@@ -190,7 +191,7 @@ mod tests {
     fn region_is_busy_until_the_completion() -> Result {
         let link = Link::<Direct>::new()?;
         let (region, _) = register(&link, region(&link.env, 8)?, both)?;
-        let region = Arc::new(region, GFP_KERNEL)?;
+        let region = Arc::new(region.into_shared(), GFP_KERNEL)?;
         let qp = &link.b.qp;
         qp.post_inv(Shared::new(&region)?, |s| InvWr::new(&s.region))?;
         check!(!region.is_idle());
@@ -208,7 +209,7 @@ mod tests {
     fn another_qp_does_not_invalidate() -> Result {
         let link = Link::<Softirq>::new()?;
         let (region, remote) = register(&link, region(&link.env, 8)?, both)?;
-        let region = Arc::new(region, GFP_KERNEL)?;
+        let region = Arc::new(region.into_shared(), GFP_KERNEL)?;
         for _ in 0..2 {
             let posted = link
                 .a
@@ -250,8 +251,8 @@ mod tests {
         let link = Link::<Direct>::with(&Caps::new(8, 8), &patient)?;
         let (sent, received) = (Inbox::new()?, Inbox::new()?);
         let (registered, remote) = register(&link, region(&link.env, 8)?, both)?;
-        let registered = Arc::new(registered, GFP_KERNEL)?;
-        let idle = Arc::new(region(&link.env, 8)?, GFP_KERNEL)?;
+        let registered = Arc::new(registered.into_shared(), GFP_KERNEL)?;
+        let idle = link.env.region(8)?;
         let count = fill(&link, &sent)?;
         let qp = &link.b.qp;
         let posted = qp.post_inv(Shared::new(&registered)?, |s| InvWr::new(&s.region));
@@ -330,7 +331,7 @@ mod tests {
         // The owner comes back in the drain, and the region ends after that.
         let link = Link::<Direct>::new()?;
         let (region, _) = register(&link, region(&link.env, 8)?, both)?;
-        let region = Arc::new(region, GFP_KERNEL)?;
+        let region = Arc::new(region.into_shared(), GFP_KERNEL)?;
         let qp = &link.b.qp;
         qp.post_inv(Shared::new(&region)?, |s| InvWr::new(&s.region))?;
         drop(region);

@@ -41,12 +41,12 @@ impl<C: Polled> CqeHandler<REG> for Turns<C> {
             this.right.up();
         }
         // Only what is idle can be registered.
-        let posted = Qp::repost_reg::<_, REG>(this, wc, |t| &t.qp, |t| both(&t.region));
+        let posted = Qp::repost_reg::<_, _, REG>(this, wc, |t| &t.qp, |t| both(&t.region));
         let Err(e) = posted else { return };
         let Some(this) = e.owner.filter(|_| e.error == EBUSY) else {
             return;
         };
-        let posted = Qp::repost_inv::<_, INV>(this, wc, |t| &t.qp, |t| InvWr::new(&t.region));
+        let posted = Qp::repost_inv::<_, _, INV>(this, wc, |t| &t.qp, |t| InvWr::new(&t.region));
         if let Some(this) = posted.err().and_then(|e| e.owner) {
             this.over.up();
         }
@@ -68,12 +68,12 @@ impl<C: Polled> CqeHandler<INV> for Turns<C> {
             return;
         }
         // Only what is registered can be invalidated.
-        let posted = Qp::repost_inv::<_, INV>(this, wc, |t| &t.qp, |t| InvWr::new(&t.region));
+        let posted = Qp::repost_inv::<_, _, INV>(this, wc, |t| &t.qp, |t| InvWr::new(&t.region));
         let Err(e) = posted else { return };
         let Some(this) = e.owner.filter(|_| e.error == EBUSY) else {
             return;
         };
-        let posted = Qp::repost_reg::<_, REG>(this, wc, |t| &t.qp, |t| both(&t.region));
+        let posted = Qp::repost_reg::<_, _, REG>(this, wc, |t| &t.qp, |t| both(&t.region));
         if let Some(this) = posted.err().and_then(|e| e.owner) {
             this.over.up();
         }
@@ -106,7 +106,9 @@ fn turns<C: Polled>(
 fn many<C: Polled>() -> Result {
     let (link, counts) = (Link::<C>::new()?, [Counter::new()?, Counter::new()?]);
     let turns = turns(&link.env, &link, 300, &counts)?;
-    link.a.qp.post_reg::<_, REG>(turns, |t| both(&t.region))?;
+    link.a
+        .qp
+        .post_reg::<_, _, REG>(turns, |t| both(&t.region))?;
     let ended = goes_on(&link, &counts);
     // If it has not ended it has the QP still: until it was flushed in each of its turns.
     link.a.qp.drain(&link.env.cx)?;
@@ -155,7 +157,9 @@ mod tests {
         // It ends with its first invalidation.
         let turns = turns(&link.env, &link, 1, &counts)?;
         link.a.qp.drain(&link.env.cx)?;
-        link.a.qp.post_reg::<_, REG>(turns, |t| both(&t.region))?;
+        link.a
+            .qp
+            .post_reg::<_, _, REG>(turns, |t| both(&t.region))?;
         wait(|| counts[1].get() == 1)?;
         check_eq!(counts[0].get(), 0);
         Ok(())

@@ -44,7 +44,7 @@ fn ready<C: Polled>() -> Result<(Null<C>, Arc<Inbox>, Arc<Inbox>)> {
     Ok((null, sent, received))
 }
 
-type Shared = Arc<Region<Bidirectional>>;
+type Shared = Arc<SharedRegion<Bidirectional>>;
 
 /// Two registrations, each followed by a message.
 #[derive(HasCqe)]
@@ -73,6 +73,39 @@ impl Io {
 }
 
 impl CqeHandler for Io {
+    type Pointer = Pin<KBox<Self>>;
+    type Needs = Atomic;
+
+    fn done(_this: Self::Pointer, _wc: &Wc, _cx: &Atomic) {}
+}
+
+/// Registrations of a region of its own, behind a box, and of one that others have too.
+#[derive(HasCqe)]
+struct Mixed {
+    cqe: Cqe<Self>,
+    own: KBox<Region<Bidirectional>>,
+    shared: Shared,
+}
+
+impl Mixed {
+    fn new(null: &Null<Softirq>) -> Result<Pin<KBox<Self>>> {
+        let buf = Buf::alloc(&null.env.pd, 64, &null.env.cx)?;
+        let this = Self {
+            cqe: Cqe::new(),
+            own: KBox::new(Region::new(buf, &null.env.cx)?, GFP_KERNEL)?,
+            shared: null.env.region(64)?,
+        };
+        Ok(KBox::pin(this, GFP_KERNEL)?)
+    }
+
+    fn fill<'a>(&'a self, chain: &mut Chain<'a, 4>) -> Result {
+        chain.push(both(&self.own))?;
+        chain.push(both(&self.shared))?;
+        chain.push(SendWr::send([]))
+    }
+}
+
+impl CqeHandler for Mixed {
     type Pointer = Pin<KBox<Self>>;
     type Needs = Atomic;
 
@@ -245,6 +278,42 @@ mod tests {
             check_eq!(times.get(), 2);
             check!(Arc::into_unique_or_drop(counted).is_some());
         }
+        Ok(())
+    }
+
+    #[test]
+    fn exclusive_and_shared_region_in_one_chain() -> Result {
+        let null = Null::<Softirq>::new()?;
+        null.disconnect()?;
+        let mut owner = Mixed::new(&null)?;
+        // It is refused, and has an error in its making, and all is as before.
+        for _ in 0..2 {
+            null.inject(Injection::Refuse { after: 0, errno: 5 })?;
+            let Err(e) = null.a.post_chain(owner, Mixed::fill) else {
+                return Err(fail(fmt!("it was posted")));
+            };
+            check_eq!(e.error, EIO);
+            owner = e.owner.ok_or(EIO)?;
+            check!(owner.own.is_idle() && owner.shared.is_idle());
+            let posted = null.a.post_chain(owner, |m, chain: &mut Chain<'_, 4>| {
+                m.fill(chain)?;
+                // Each one is registered once.
+                check_err!(chain.push(both(&m.own)), EBUSY);
+                check_err!(chain.push(both(&m.shared)), EBUSY);
+                Err(EDOM)
+            });
+            let Err(e) = posted else {
+                return Err(fail(fmt!("it was posted")));
+            };
+            check_eq!(e.error, EDOM);
+            owner = e.owner.ok_or(EIO)?;
+            check!(owner.own.is_idle() && owner.shared.is_idle());
+        }
+        let shared = owner.shared.clone();
+        null.a.post_chain(owner, Mixed::fill)?;
+        check!(!shared.is_idle());
+        null.a.drain(&null.env.cx)?;
+        check!(!shared.is_idle());
         Ok(())
     }
 

@@ -61,7 +61,7 @@ impl Link {
     }
 
     /// Registers a region with side `b`.
-    fn register(&self, region: &Arc<Region<Bidirectional>>) -> Result<Remote> {
+    fn register(&self, region: &Arc<SharedRegion<Bidirectional>>) -> Result<Remote> {
         let owner = RegOwner::new(region)?;
         let registered = owner.registered.clone();
         let remote = self.b.post_reg(owner, |o| both(&*o.region))?;
@@ -70,7 +70,7 @@ impl Link {
     }
 
     /// Invalidates a region with side `b`.
-    fn invalidate(&self, region: &Arc<Region<Bidirectional>>) -> Result {
+    fn invalidate(&self, region: &Arc<SharedRegion<Bidirectional>>) -> Result {
         self.b
             .post_inv(RegOwner::new(region)?, |o| InvWr::new(&*o.region))?;
         wait(|| region.is_idle())
@@ -81,7 +81,7 @@ impl Link {
     fn end(
         &self,
         null: &NullEnv,
-        region: &Arc<Region<Bidirectional>>,
+        region: &Arc<SharedRegion<Bidirectional>>,
         rkey: u32,
     ) -> Result<Shared<Option<bool>>> {
         let proved = shared(None)?;
@@ -107,7 +107,7 @@ impl Link {
 #[derive(HasCqe)]
 struct Ends {
     cqe: Cqe<Self>,
-    region: Arc<Region<Bidirectional>>,
+    region: Arc<SharedRegion<Bidirectional>>,
     qp: Arc<Qp<Softirq>>,
     proved: Shared<Option<bool>>,
 }

@@ -47,7 +47,8 @@ mod tests {
         // SAFETY: This is dropped only when the other one was, and is leaked.
         let leaked = ManuallyDrop::new(unsafe { core::ptr::read(&mr) });
         let memory = SgBuf::<Bidirectional>::alloc(&null.env.pd, 8, &null.env.cx)?;
-        let region = Arc::new(Region::map(mr, memory)?, GFP_KERNEL)?;
+        let region = Region::map(mr, memory)?.into_shared();
+        let region = Arc::new(region, GFP_KERNEL)?;
         let owner = RegOwner::new(&region)?;
         let registered = owner.registered.clone();
         let remote = null.b.post_reg(owner, |o| both(&*o.region))?;

@@ -202,18 +202,18 @@ mod tests {
             Ok(KBox::pin(own, GFP_KERNEL)?)
         };
         expect_leak();
-        is_kept(null.a.post_reg::<_, 0>(own()?, |o| both(&o.region)))?;
+        is_kept(null.a.post_reg::<_, _, 0>(own()?, |o| both(&o.region)))?;
         null.wait(|| registered.get() == 1)?;
         check_eq!(gone.get(), 1);
 
         null.inject(Injection::Lapse { after: 1, errno: 5 })?;
         let mut batch = Batch::<4>::new();
-        null.a.post_reg::<_, 0>(own()?, |o| both(&o.region))?;
+        null.a.post_reg::<_, _, 0>(own()?, |o| both(&o.region))?;
         null.cq.poll(&mut batch)?;
         let completion = batch.next().ok_or(EIO)?;
         let (own, _) = completion.take::<Own, 0>().map_err(|_| EIO)?;
         expect_leak();
-        is_kept(null.a.post_inv::<_, 1>(own, |o| InvWr::new(&o.region)))?;
+        is_kept(null.a.post_inv::<_, _, 1>(own, |o| InvWr::new(&o.region)))?;
         null.wait(|| idle.get() == 1)?;
         check_eq!(gone.get(), 2);
         Ok(())

@@ -13,6 +13,7 @@ use crate::fixture::{
 };
 use kernel::prelude::*;
 use rdma::{
+    mr::Shared,
     prelude::*,
     wr::{
         AtomicWr,
@@ -21,13 +22,13 @@ use rdma::{
 };
 use rdma_null::Injection;
 
-type Shared = Arc<Region<Bidirectional>>;
+type Ours = Arc<SharedRegion<Bidirectional>>;
 
 /// A region of side `b` with the words 3 and 7, registered for access by side `a`.
 fn words(
     null: &Null<Softirq>,
-    wr: impl for<'a> FnOnce(&'a Region<Bidirectional>) -> RegWr<'a>,
-) -> Result<(Shared, Remote)> {
+    wr: impl for<'a> FnOnce(&'a SharedRegion<Bidirectional>) -> RegWr<'a, Shared>,
+) -> Result<(Ours, Remote)> {
     let region = null.env.region(16)?;
     region.write(0, &3u64.to_ne_bytes())?;
     region.write(8, &7u64.to_ne_bytes())?;
@@ -38,11 +39,11 @@ fn words(
     Ok((region, remote))
 }
 
-fn atomic(region: &Region<Bidirectional>) -> RegWr<'_> {
+fn atomic(region: &SharedRegion<Bidirectional>) -> RegWr<'_, Shared> {
     RegWr::remote_atomic(region)
 }
 
-fn word(region: &Shared, offset: usize) -> Result<u64> {
+fn word(region: &Ours, offset: usize) -> Result<u64> {
     let mut bytes = [0; 8];
     region.read(offset, &mut bytes)?;
     Ok(u64::from_ne_bytes(bytes))

@@ -13,6 +13,7 @@ use crate::fixture::{
 };
 use kernel::prelude::*;
 use rdma::{
+    mr::Shared,
     prelude::*,
     qp::Chain,
     wr::{
@@ -22,7 +23,7 @@ use rdma::{
     }, //
 };
 
-fn atomic(region: &Region<Bidirectional>) -> RegWr<'_> {
+fn atomic(region: &SharedRegion<Bidirectional>) -> RegWr<'_, Shared> {
     RegWr::remote_atomic(region)
 }
 

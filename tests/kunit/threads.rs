@@ -66,13 +66,13 @@ fn post(qp: &Qp<Direct>, completed: &Arc<Counter>, gone: &Arc<Counter>) -> Resul
 #[derive(HasCqe)]
 struct Sharing {
     cqe: Cqe<Self>,
-    region: Arc<Region<Bidirectional>>,
+    region: Arc<SharedRegion<Bidirectional>>,
     completed: Arc<Counter>,
 }
 
 impl Sharing {
     fn new(
-        region: &Arc<Region<Bidirectional>>,
+        region: &Arc<SharedRegion<Bidirectional>>,
         completed: &Arc<Counter>,
     ) -> Result<Pin<KBox<Self>>> {
         let this = Self {
@@ -257,7 +257,8 @@ mod tests {
     fn region_is_registered_by_one() -> Result {
         let link = Link::<Softirq>::new()?;
         let buf = Buf::alloc(&link.env.pd, 64, &link.env.cx)?;
-        let region = Arc::new(Region::new(buf, &link.env.cx)?, GFP_KERNEL)?;
+        let region = Region::new(buf, &link.env.cx)?.into_shared();
+        let region = Arc::new(region, GFP_KERNEL)?;
         for _ in 0..TURNS / 10 {
             let (registered, completed) = (Counter::new()?, Counter::new()?);
             let register = || {

@@ -2,7 +2,7 @@
 
 //! A region is never idle while a peer can reach it, or is about to.
 
-use crate::state::Word;
+use crate::state::{Exclusive, Shared as SharedState, State, GENERATION};
 use loom::{
     cell::UnsafeCell,
     sync::{Arc, Mutex},
@@ -18,29 +18,29 @@ enum Request {
 
 /// A region that threads share, the QP that they post to, and the device.
 struct Shared {
-    word: Word,
-    /// `Own`, in `mr/state.rs`.
-    own: UnsafeCell<u32>,
+    state: SharedState,
+    /// What a claim gives access to.
+    claimed: UnsafeCell<u32>,
     /// The memory, which peers write to.
     memory: UnsafeCell<u32>,
-    turn: Mutex<()>,
+    reg_lock: Mutex<()>,
     queue: Mutex<Vec<Request>>,
 }
 
 impl Shared {
     fn new() -> Arc<Self> {
         Arc::new(Self {
-            word: Word::new(),
-            own: UnsafeCell::new(0),
+            state: SharedState::new(),
+            claimed: UnsafeCell::new(0),
             memory: UnsafeCell::new(0),
-            turn: Mutex::new(()),
+            reg_lock: Mutex::new(()),
             queue: Mutex::new(Vec::new()),
         })
     }
 
-    fn use_own(&self) {
+    fn use_claim(&self) {
         // SAFETY: This is what is checked.
-        self.own.with_mut(|own| unsafe { *own += 1 });
+        self.claimed.with_mut(|claimed| unsafe { *claimed += 1 });
     }
 
     /// The driver: what is posted is in the queue, in the order of its lock.
@@ -49,70 +49,85 @@ impl Shared {
     }
 
     /// As `FastRegMr::prepare`.
-    fn prepare(&self, alone: bool) -> Option<u64> {
-        let generation = self.word.begin()?;
-        self.use_own();
-        match alone {
-            true => self.word.registered(generation),
-            false => self.word.prepared(generation),
+    fn prepare(&self) -> Option<u64> {
+        if !self.state.claim_idle() {
+            return None;
         }
-        Some(generation)
+        self.use_claim();
+        Some(self.state.prepare())
     }
 
-    /// As `Qp::post_reg`, of a region that others may reach.
+    /// As `FastRegMr::prepare` for a QP of another PD.
+    fn prepare_in_vain(&self) {
+        if self.state.claim_idle() {
+            self.use_claim();
+            self.state.unclaim_idle();
+        }
+    }
+
+    /// As `Qp::post_reg`.
     fn register(&self) -> bool {
-        let Some(generation) = self.prepare(false) else {
+        let Some(generation) = self.prepare() else {
             return false;
         };
-        let _turn = self.turn.lock().unwrap();
-        self.word.registered(generation);
+        let _lock = self.reg_lock.lock().unwrap();
+        self.state.commit(generation);
         self.post(Request::Register);
         true
     }
 
-    /// As `Qp::post_reg` when the driver refuses it.
-    fn register_in_vain(&self) {
-        let Some(generation) = self.prepare(false) else {
+    /// As `Qp::post_reg` when the driver refuses it. A chain that cannot be made does not come to
+    /// the commit.
+    fn register_in_vain(&self, commit: bool) {
+        let Some(generation) = self.prepare() else {
             return;
         };
-        let turn = self.turn.lock().unwrap();
-        self.word.registered(generation);
-        drop(turn);
-        self.word.not_posted(generation);
+        let lock = self.reg_lock.lock().unwrap();
+        if commit {
+            self.state.commit(generation);
+        }
+        self.state.abort(generation);
+        drop(lock);
     }
 
     /// As `Qp::post_inv`.
     fn invalidate(&self) -> bool {
-        let turn = self.turn.lock().unwrap();
-        let claimed = self.word.invalidating();
-        drop(turn);
+        let lock = self.reg_lock.lock().unwrap();
+        let claimed = self.state.claim_registered();
         if claimed {
-            self.use_own();
+            self.state.set_invalidating();
+        }
+        drop(lock);
+        if claimed {
+            self.use_claim();
             self.post(Request::Invalidate);
         }
         claimed
     }
 
-    /// As `Qp::post_inv` to another QP.
+    /// As `Qp::post_inv` to another QP, whose lock is another one.
     fn invalidate_elsewhere(&self) {
-        if self.word.invalidating() {
-            self.use_own();
-            self.word.still_registered();
+        if self.state.claim_registered() {
+            self.use_claim();
+            self.state.unclaim_registered();
         }
     }
 
     /// As `Region::remote_invalidated`. A device says that the peer has invalidated a key, which is
     /// valid at that time only.
     fn look(&self, proof: bool) {
-        if let Some(generation) = self.word.look() {
-            self.use_own();
-            self.word.looked(generation, proof);
+        if self.state.claim_registered() {
+            self.use_claim();
+            match proof {
+                true => self.state.set_idle(),
+                false => self.state.unclaim_registered(),
+            }
         }
     }
 
     /// As `Region::into_parts`, and the memory is used for something else.
     fn take_apart(&self) -> bool {
-        let idle = self.word.is_idle();
+        let idle = self.state.is_idle();
         if idle {
             // SAFETY: This is what is checked.
             self.memory.with_mut(|memory| unsafe { *memory = 0 });
@@ -121,7 +136,7 @@ impl Shared {
     }
 
     /// The device does what is in the queue, and takes no offence at the invalidation of a key that
-    /// is not registered. Says whether the key is valid.
+    /// is not registered. Returns whether the key is valid.
     fn work(&self, mut valid: bool) -> bool {
         let requests: Vec<_> = self.queue.lock().unwrap().drain(..).collect();
         for request in requests {
@@ -129,9 +144,9 @@ impl Shared {
                 Request::Register => valid = true,
                 Request::Invalidate => {
                     valid = false;
-                    // As `invalidated`, called by who polls the CQ.
-                    self.use_own();
-                    self.word.invalidated();
+                    // As `FastRegMr::invalidated`, in the thread that polls the CQ.
+                    self.use_claim();
+                    self.state.set_idle();
                 }
             }
             if valid {
@@ -208,8 +223,23 @@ fn one_registration_at_a_time() {
 }
 
 #[test]
-fn refused_registration_is_no_registration() {
+fn qp_of_another_pd_registers_nothing() {
     loom::model(|| {
+        let region = Shared::new();
+        let other = {
+            let region = region.clone();
+            thread::spawn(move || region.prepare_in_vain())
+        };
+        let registered = region.register();
+        other.join().unwrap();
+        assert!(registered || region.take_apart());
+        let valid = region.work(false);
+        assert_eq!(valid, registered);
+    });
+}
+
+fn refused(commit: bool) {
+    loom::model(move || {
         let region = Shared::new();
         let other = {
             let region = region.clone();
@@ -218,13 +248,23 @@ fn refused_registration_is_no_registration() {
                 region.invalidate()
             })
         };
-        region.register_in_vain();
+        region.register_in_vain(commit);
         let invalidated = other.join().unwrap();
         let valid = region.work(false);
         assert!(!valid);
-        // What somebody has claimed meanwhile may count as registered still.
+        // A region that was claimed meanwhile may count as registered still.
         assert!(!invalidated || region.take_apart());
     });
+}
+
+#[test]
+fn refused_registration_is_no_registration() {
+    refused(true);
+}
+
+#[test]
+fn prepared_registration_is_no_registration() {
+    refused(false);
 }
 
 #[test]
@@ -248,75 +288,107 @@ fn peer_invalidates_too() {
     });
 }
 
-/// A region that is a part of its owner, and so has one thread at a time.
-struct Alone {
-    word: Word,
+/// A region of one owner, with a state that is not atomic, and its memory.
+struct Owned {
+    state: UnsafeCell<Exclusive>,
     memory: u32,
 }
 
-/// The owner moves into the queue with each request, to the device, and back. What was written
-/// without an atomic on the way is seen by the next one.
+impl Owned {
+    /// A step of the state: loom fails if it does not come after those of other threads.
+    fn step<T>(&self, step: impl FnOnce(&Exclusive) -> T) -> T {
+        // SAFETY: This is what is checked.
+        self.state.with_mut(|state| step(unsafe { &*state }))
+    }
+}
+
+// SAFETY: `Exclusive` and `u32` are.
+unsafe impl Send for Owned {}
+
+/// The owner moves into the queue with each request, to the device, and back. A step without an
+/// atomic on the way is seen by the next one.
 #[test]
-fn owner_who_moves_needs_no_atomics() {
+fn exclusive_state_moves_with_its_owner() {
     loom::model(|| {
         let queue = Arc::new(Mutex::new(None));
-        let mut owner = Alone {
-            word: Word::new(),
+        let owner = Owned {
+            state: UnsafeCell::new(Exclusive::new()),
             memory: 0,
         };
-        let refused = |owner: &mut Alone| {
-            assert!(owner.word.is_idle_alone() && !owner.word.is_registered_alone());
-            owner.word.register_alone();
-            assert!(!owner.word.is_idle_alone() && owner.word.is_registered_alone());
-            owner.word.end_alone();
-        };
-        refused(&mut owner);
-        assert!(owner.word.is_idle_alone());
-        owner.word.register_alone();
-        assert!(owner.word.has_key());
-        owner.word.invalidate_alone();
-        assert!(!owner.word.is_idle_alone() && !owner.word.is_registered_alone());
-        assert!(!owner.word.has_key() && !owner.word.is_idle());
+        owner.step(|state| {
+            // One that is refused.
+            assert!(state.claim_idle() && !state.claim_registered());
+            assert_eq!(state.prepare(), 0);
+            assert!(!state.claim_idle() && state.claim_registered() && state.has_key());
+            state.set_idle();
+            assert!(state.is_idle() && !state.has_key());
+            // And one that is posted, and invalidated.
+            state.prepare();
+            assert!(state.has_key() && state.claim_registered());
+            state.set_invalidating();
+            assert!(!state.is_idle() && !state.has_key());
+            assert!(!state.claim_idle() && !state.claim_registered());
+        });
         *queue.lock().unwrap() = Some(owner);
         let device = {
             let queue = queue.clone();
             thread::spawn(move || {
-                let mut owner: Alone = queue.lock().unwrap().take().unwrap();
+                let mut owner: Owned = queue.lock().unwrap().take().unwrap();
                 owner.memory += 1;
-                owner.word.end_alone();
+                // As `FastRegMr::invalidated` of one that has failed, and of the next one.
+                owner.step(|state| {
+                    state.set_idle();
+                    state.set_registered();
+                    assert!(state.claim_registered());
+                    state.set_invalidating();
+                    state.set_idle();
+                });
                 *queue.lock().unwrap() = Some(owner);
             })
         };
         device.join().unwrap();
-        let mut owner = queue.lock().unwrap().take().unwrap();
-        assert!(owner.word.is_idle());
+        let owner = queue.lock().unwrap().take().unwrap();
         assert_eq!(owner.memory, 1);
-        owner.word.register_alone();
-        assert!(!owner.word.is_idle());
-        // Each of the three is counted.
-        assert_eq!(owner.word.look(), Some(3 * crate::state::GENERATION));
+        owner.step(|state| {
+            assert!(state.claim_idle());
+            state.prepare();
+            assert!(state.claim_registered());
+            // Each of the three is counted.
+            assert_eq!(state.generation(), 3 * GENERATION);
+        });
     });
 }
 
+/// Both kinds make of a step the same state: an exclusive region may become a shared one.
 #[test]
-fn who_is_alone_takes_no_turn() {
-    loom::model(|| {
-        let region = Shared::new();
-        let generation = region.prepare(true).unwrap();
-        region.post(Request::Register);
-        drop(generation);
-        // The owner is back when the device has done the request, and somebody else gets it.
-        let valid = region.work(false);
-        let other = {
-            let region = region.clone();
-            thread::spawn(move || {
-                assert!(region.word.invalidating());
-                region.use_own();
-                region.post(Request::Invalidate);
-            })
+fn both_kinds_agree() {
+    fn run<S: State>(state: &S, commit: fn(&S, u64)) -> Vec<(bool, bool, u64)> {
+        let mut seen = Vec::new();
+        let mut see = |state: &S| {
+            seen.push((state.is_idle(), state.has_key(), state.generation()));
         };
-        other.join().unwrap();
-        assert!(!region.work(valid));
-        assert!(region.take_apart());
+        for _ in 0..2 {
+            see(state);
+            assert!(!state.claim_registered() && state.claim_idle());
+            let generation = state.prepare();
+            commit(state, generation);
+            see(state);
+            for ok in [false, true] {
+                assert!(!state.claim_idle() && state.claim_registered());
+                state.set_invalidating();
+                see(state);
+                match ok {
+                    true => state.set_idle(),
+                    false => state.set_registered(),
+                }
+                see(state);
+            }
+        }
+        seen
+    }
+    loom::model(|| {
+        let exclusive = run(&Exclusive::new(), |_, generation| assert_eq!(generation, 0));
+        let shared = run(&SharedState::new(), SharedState::commit);
+        assert_eq!(exclusive, shared);
     });
 }

@@ -142,12 +142,12 @@ impl CqeHandler for Awaited {
 #[derive(HasCqe)]
 pub(crate) struct Shared {
     cqe: Cqe<Self>,
-    pub(crate) region: Arc<Region<Bidirectional>>,
+    pub(crate) region: Arc<SharedRegion<Bidirectional>>,
     pub(crate) life: Life,
 }
 
 impl Shared {
-    pub(crate) fn new(region: &Arc<Region<Bidirectional>>, life: Life) -> Result<Arc<Self>> {
+    pub(crate) fn new(region: &Arc<SharedRegion<Bidirectional>>, life: Life) -> Result<Arc<Self>> {
         let this = Self {
             cqe: Cqe::new(),
             region: region.clone(),

@@ -65,7 +65,7 @@ pub(crate) struct Turn<'a, C: Way> {
 }
 
 type End<C> = Arc<Qp<C>>;
-type Shareable = Region<Bidirectional>;
+type Shareable = SharedRegion<Bidirectional>;
 
 /// A step, and how often it is taken compared to others.
 type Step<C> = (&'static str, u32, fn(&mut Turn<'_, C>) -> Result);

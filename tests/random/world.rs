@@ -61,7 +61,7 @@ const ENTRIES: u32 = 2048;
 /// Two QPs that are connected to each other, and a region of each.
 pub(crate) struct Pair<C: PollContext> {
     pub(crate) ends: [Arc<Qp<C>>; 2],
-    pub(crate) regions: [Arc<Region<Bidirectional>>; 2],
+    pub(crate) regions: [Arc<SharedRegion<Bidirectional>>; 2],
     /// `true` if owners have their QP. Nothing but a drain ends that.
     held: Atomic<bool>,
     null: Option<Arc<NullDevice>>,
@@ -71,7 +71,7 @@ impl<C: Way> Pair<C> {
     fn new(world: &World<C>, rng: &mut Rng, cx: &Sleepable) -> Result<Arc<Self>> {
         let region = || {
             let region = Region::new(Memory::alloc(&world.parts.pd, LEN, cx)?, cx)?;
-            Ok::<_, Error>(Arc::new(region, GFP_KERNEL)?)
+            Ok::<_, Error>(Arc::new(region.into_shared(), GFP_KERNEL)?)
         };
         let this = Self {
             ends: world.net.pair(&world.parts, rng, cx)?,

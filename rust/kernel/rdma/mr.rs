@@ -2,11 +2,11 @@
 
 //! Memory that peers may access.
 //!
-//! An [`Mr`] maps nothing. A [`Region`] is an MR and the memory that it maps. Peers reach it from
+//! An [`Mr`] maps nothing; a [`Region`] is an MR and the memory that it maps. Peers reach that from
 //! the completion of [`Qp::post_reg`](crate::qp::Qp::post_reg) until a local or a remote
-//! invalidation has ended that, or the MR is deregistered; the memory is unmapped and freed only
-//! after one of these. As a peer may write the bytes at any time, the CPU gets at them by copies
-//! only, never as a slice, until [`Region::into_parts`] gives the memory back.
+//! invalidation has ended the registration, or the MR is deregistered; only then is the memory
+//! unmapped and freed. As a peer may write the bytes at any time, the CPU has copies of them, never
+//! a slice, until [`Region::into_parts`] gives the memory back.
 //!
 //! C header: [`include/rdma/ib_verbs.h`](srctree/include/rdma/ib_verbs.h) (`struct ib_mr`, `struct
 //! ib_reg_wr`)
@@ -16,15 +16,16 @@ mod memory;
 mod state;
 mod wr;
 
-pub(crate) use frwr::take_ended;
 pub use memory::Memory;
+pub use state::{
+    Exclusive,
+    Shared,
+    State, //
+};
+pub(crate) use wr::Registration;
 pub use wr::{
     InvWr,
     RegWr, //
-};
-pub(crate) use wr::{
-    Marked,
-    Private, //
 };
 
 use crate::{
@@ -69,7 +70,7 @@ use kernel::{
     }, //
 };
 
-/// Allocates an MR. Not generic, so that what it needs at its end is code of this module.
+/// Allocates an MR. Neither generic nor inlined, so that its end is code of this module.
 #[inline(never)]
 fn alloc(pd: &Pd, pages: u32, _cx: &Sleepable) -> Result<Deferred<FastRegMr>> {
     let dev = pd.device();
@@ -78,12 +79,12 @@ fn alloc(pd: &Pd, pages: u32, _cx: &Sleepable) -> Result<Deferred<FastRegMr>> {
     }
     let reserved = Deferred::reserve()?;
     let listed = dev.list(Kind::Mr)?;
-    // SAFETY: The PD is alive, and the number of pages is in range.
+    // SAFETY: The PD is alive, as there is a reference to it, and the number of pages is in range.
     let mr = from_err_ptr(unsafe {
         bindings::ib_alloc_mr(pd.as_raw(), bindings::ib_mr_type_IB_MR_TYPE_MEM_REG, pages)
     })?;
     let mr = NonNull::new(mr).ok_or(ENOMEM)?;
-    // SAFETY: Just allocated; the number does not change.
+    // SAFETY: The MR was just allocated, and its number does not change.
     listed.set_num(unsafe { mr.as_ref() }.res.id);
     Ok(reserved.fill(FastRegMr::new(mr, pages, pd.clone(), listed)))
 }
@@ -97,7 +98,7 @@ fn alloc(pd: &Pd, pages: u32, _cx: &Sleepable) -> Result<Deferred<FastRegMr>> {
 /// `fmr` is there until this is dropped. Outside of a [`Region`] it is idle and has no memory.
 pub struct Mr {
     fmr: ManuallyDrop<Deferred<FastRegMr>>,
-    home: Option<Pool>,
+    pool: Option<Pool>,
 }
 
 impl Mr {
@@ -113,15 +114,15 @@ impl Mr {
         Ok(Self::of(alloc(pd, pages, cx)?, None))
     }
 
-    fn of(fmr: Deferred<FastRegMr>, home: Option<Pool>) -> Self {
-        // INVARIANT: New, or from a pool, which has idle ones.
+    fn of(fmr: Deferred<FastRegMr>, pool: Option<Pool>) -> Self {
+        // INVARIANT: The MR is new, or from a pool, which has idle ones.
         Self {
             fmr: ManuallyDrop::new(fmr),
-            home,
+            pool,
         }
     }
 
-    /// Returns how many pages it can map.
+    /// Returns the number of pages that it can map.
     pub fn pages(&self) -> u32 {
         self.fmr.pages
     }
@@ -131,19 +132,19 @@ impl Drop for Mr {
     fn drop(&mut self) {
         // SAFETY: By the type invariant `fmr` is there; it is not used again.
         let fmr = unsafe { ManuallyDrop::take(&mut self.fmr) };
-        if let Some(pool) = self.home.take() {
+        if let Some(pool) = self.pool.take() {
             pool.put(fmr);
         }
     }
 }
 
-/// What could not be mapped, with what was to map it.
+/// Memory that could not be mapped, and the MR.
 pub struct MapError<M> {
     /// The MR.
     pub mr: Mr,
     /// The memory.
     pub memory: M,
-    /// Why.
+    /// The cause.
     pub error: Error,
 }
 
@@ -155,18 +156,29 @@ impl<M> From<MapError<M>> for Error {
 
 /// Memory that peers can be given access to.
 ///
+/// A region is used by one thread at a time. It is a part of the owner of its requests, directly or
+/// behind a box, or lies behind a lock. One that threads share, as in an [`Arc`], is a
+/// [`SharedRegion`].
+///
 /// It may be dropped in any state: unless it is idle, a work item deregisters the MR before the
 /// memory is unmapped and freed.
 ///
 /// # Invariants
 ///
-/// `mr` maps `memory`, which is at `iova` to peers; both are there until this is dropped.
-pub struct Region<D: Direction, M: Memory<D> = Buf<D>> {
+/// `mr` maps `memory`, which is at `iova` to peers, and has the state `S`; both are there until
+/// this is dropped.
+pub struct Region<D: Direction, M: Memory<D> = Buf<D>, S: State = Exclusive> {
     mr: ManuallyDrop<Mr>,
     memory: ManuallyDrop<M>,
     iova: u64,
-    _direction: PhantomData<D>,
+    // If the state is exclusive, this is not `Sync`.
+    _types: PhantomData<(D, S)>,
 }
+
+/// A [`Region`] that threads share: [`Region::into_shared`] makes it.
+///
+/// Its state is atomic, and a lock of the QP is taken for its registrations and invalidations.
+pub type SharedRegion<D, M = Buf<D>> = Region<D, M, Shared>;
 
 impl<D: Direction, M: Memory<D>> Region<D, M> {
     /// Allocates an MR and maps memory for access by peers (`ib_alloc_mr`, `ib_map_mr_sg`). It is
@@ -209,26 +221,66 @@ impl<D: Direction, M: Memory<D>> Region<D, M> {
             return Err(MapError { mr, memory, error });
         }
         // SAFETY: By the invariant of `Mr` it is idle, as it is not in a region. It is of the
-        // memory's PD, as just checked, and owned here, so nobody else uses it.
+        // memory's PD, as just checked, and owned here, so it is not used otherwise.
         let (mapped, entries) = unsafe { memory.map(raw) };
-        // SAFETY: `raw` is the MR of `mr`, which is owned here, so nobody else uses it.
+        // SAFETY: `raw` is the MR of `mr`, which is owned here, so it is not used otherwise.
         let (iova, len) = unsafe { ((*raw).iova, (*raw).length) };
-        // A device that maps less than it was asked to does not say so.
+        // A device that maps less than it was asked to reports no error.
         if u32::try_from(mapped) != Ok(entries) || len != memory.len() as u64 {
             let error = to_result(mapped.min(0)).err().unwrap_or(EINVAL);
             return Err(MapError { mr, memory, error });
         }
-        // INVARIANT: Just mapped.
+        // INVARIANT: The memory was just mapped. The MR, which is owned here, is idle.
         Ok(Self {
             mr: ManuallyDrop::new(mr),
             memory: ManuallyDrop::new(memory),
             iova,
-            _direction: PhantomData,
+            _types: PhantomData,
         })
     }
 
-    /// Gives the MR and the memory back, if the region is idle: never registered, or the end of the
-    /// last registration is proved.
+    /// Makes it a region that threads can share.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use kernel::sync::Arc;
+    /// # use rdma::{context::Sleepable, dma::*, mr::*};
+    /// fn share(
+    ///     memory: Buf<FromDevice>,
+    ///     cx: &Sleepable,
+    /// ) -> Result<Arc<SharedRegion<FromDevice>>> {
+    ///     Ok(Arc::new(Region::new(memory, cx)?.into_shared(), GFP_KERNEL)?)
+    /// }
+    /// ```
+    pub fn into_shared(self) -> SharedRegion<D, M> {
+        let mut this = ManuallyDrop::new(self);
+        // SAFETY: By the type invariant both are there, and `this` is neither used again nor
+        // dropped.
+        let (mr, memory) = unsafe {
+            (
+                ManuallyDrop::take(&mut this.mr),
+                ManuallyDrop::take(&mut this.memory),
+            )
+        };
+        // INVARIANT: The MR is owned here, so that its state may become another type.
+        Region {
+            mr: ManuallyDrop::new(mr),
+            memory: ManuallyDrop::new(memory),
+            iova: this.iova,
+            _types: PhantomData,
+        }
+    }
+}
+
+impl<D: Direction, M: Memory<D>, S: State> Region<D, M, S> {
+    #[inline]
+    fn state(&self) -> &S {
+        // SAFETY: By the type invariant `S` is the state of the MR.
+        unsafe { self.mr.fmr.state() }
+    }
+
+    /// Gives the MR and the memory back, if the region is idle.
     ///
     /// Any context.
     ///
@@ -236,11 +288,12 @@ impl<D: Direction, M: Memory<D>> Region<D, M> {
     ///
     /// Gives the region back if it may be registered.
     pub fn into_parts(self) -> Result<(Mr, M), Self> {
-        if !self.mr.fmr.is_idle() {
+        if !self.is_idle() {
             return Err(self);
         }
         let mut this = ManuallyDrop::new(self);
-        // SAFETY: `this` is neither used again nor dropped.
+        // SAFETY: By the type invariant both are there, and `this` is neither used again nor
+        // dropped.
         unsafe {
             Ok((
                 ManuallyDrop::take(&mut this.mr),
@@ -249,35 +302,36 @@ impl<D: Direction, M: Memory<D>> Region<D, M> {
         }
     }
 
-    /// Says whether the region is idle, so that it can be registered or taken apart.
+    /// Returns `true` if the region is idle, so that it can be registered or taken apart.
     ///
-    /// It is idle until it is registered, and again in the handler of its [`InvWr`] that has
-    /// succeeded, and after [`Region::remote_invalidated`] has said so.
+    /// It is idle until it is registered, and again in the handler of an [`InvWr`] that has
+    /// succeeded, and after [`Region::remote_invalidated`] has returned `true`.
     pub fn is_idle(&self) -> bool {
-        self.mr.fmr.is_idle()
+        self.state().is_idle()
     }
 
     /// Takes the completion of a receive of `qp` as proof that the peer has invalidated the region
-    /// (SEND with invalidate), and says whether it is. The region is idle then.
+    /// (SEND with invalidate). Returns `true` if it is proof; the region is idle then.
     ///
     /// It is proof if the device is not one of iWARP, and it carries the region's key, comes from
     /// the receive CQ of the QP that the registration was posted to, is being dispatched by that
     /// CQ's own poller (so not by [`Cq::process`](crate::cq::Cq::process)), and no more than 255
     /// registrations of the MR have passed since another such proof, or since it was allocated:
-    /// keys come again after 256. What is not proved can still be invalidated locally.
+    /// keys come again after 256. A region whose end is not proved can be invalidated locally.
     ///
     /// Any context.
-    pub fn remote_invalidated<S, R>(&self, wc: &Success<'_>, qp: &Qp<S, R>) -> bool
+    pub fn remote_invalidated<C, R>(&self, wc: &Success<'_>, qp: &Qp<C, R>) -> bool
     where
-        S: PollContext,
+        C: PollContext,
         R: PollContext,
     {
         // SAFETY: A QP that there is a reference to is valid, and so is its CQ.
         let cq = unsafe { &*(*qp.as_raw()).recv_cq };
-        self.mr.fmr.remote_invalidated(wc, cq)
+        self.mr.fmr.remote_invalidated(self.state(), wc, cq)
     }
 
-    /// Returns where a peer finds the bytes in `range` of the registered region.
+    /// Returns the address and the key by which a peer finds the bytes in `range` of the registered
+    /// region.
     ///
     /// # Errors
     ///
@@ -286,9 +340,12 @@ impl<D: Direction, M: Memory<D>> Region<D, M> {
         if range.start >= range.end || range.end > self.len() {
             return Err(EINVAL);
         }
+        if !self.state().has_key() {
+            return Err(ENOKEY);
+        }
         Ok(Remote {
             addr: self.iova.wrapping_add(range.start as u64),
-            rkey: self.mr.fmr.rkey().ok_or(ENOKEY)?,
+            rkey: self.mr.fmr.rkey(),
         })
     }
 
@@ -319,8 +376,9 @@ impl<D: Direction, M: Memory<D>> Region<D, M> {
     }
 }
 
-impl<D: Direction, M: Memory<D>> Drop for Region<D, M> {
+impl<D: Direction, M: Memory<D>, S: State> Drop for Region<D, M, S> {
     fn drop(&mut self) {
+        let idle = self.is_idle();
         // SAFETY: By the type invariant both are there; neither is used again.
         let (mut mr, memory) = unsafe {
             (
@@ -328,7 +386,7 @@ impl<D: Direction, M: Memory<D>> Drop for Region<D, M> {
                 ManuallyDrop::take(&mut self.memory),
             )
         };
-        if !mr.fmr.is_idle() {
+        if !idle {
             mr.fmr.kept = Some(memory.keep());
         }
     }
@@ -337,21 +395,17 @@ impl<D: Direction, M: Memory<D>> Drop for Region<D, M> {
 /// A pool of MRs, to be taken where nothing can be allocated.
 ///
 /// A counted handle. An [`Mr`] of the pool returns to it when it, or the [`Region`] that it is part
-/// of, is dropped idle. If the end of the registration is not proved then, the MR is deregistered,
-/// and the pool is one smaller until [`Pool::refill`].
+/// of, is dropped idle. Otherwise the MR is deregistered, and the pool is one smaller until
+/// [`Pool::refill`].
 ///
-/// C's `ib_mr_pool_init` keeps its MRs in a QP, and its users must have put all of them back before
-/// they destroy the QP, and must know that each is invalid. This one belongs to no QP, an MR of it
-/// lives as long as its user wants, and only those that are proved idle come back.
-///
-/// [`Region`]: Region
+/// C's `ib_mr_pool_init` keeps its MRs in a QP, and its users put all of them back before they
+/// destroy the QP, and know that each is invalid. This one belongs to no QP.
 #[derive(Clone)]
 pub struct Pool(Arc<Inner>);
 
 /// # Invariants
 ///
-/// The MRs in `free` are idle, have no memory, and belong to `pd`; there is room for all of the
-/// pool's.
+/// The MRs in `free` are idle, have no memory, and are of `pd`; it has room for all of the pool.
 #[pin_data]
 struct Inner {
     #[pin]
@@ -372,7 +426,7 @@ impl Pool {
         for _ in 0..count {
             free.push_within_capacity(alloc(pd, pages, cx)?)?;
         }
-        // INVARIANT: The MRs are new, and the vector has room for them.
+        // INVARIANT: The MRs are new, of `pd`, and the vector has room for them.
         let init = pin_init!(Inner {
             free <- new_spinlock_irq!(free, "rdma::mr::Pool"),
             lost: Atomic::new(0),
@@ -390,13 +444,13 @@ impl Pool {
         Some(Mr::of(fmr, Some(self.clone())))
     }
 
-    /// Returns how many MRs are there to be taken.
+    /// Returns the number of MRs that can be taken.
     pub fn available(&self) -> usize {
         self.0.free.lock().len()
     }
 
-    /// Returns how many MRs the pool has lost, as they were dropped without proof that they were
-    /// idle, since it was filled last.
+    /// Returns the number of MRs that were not idle when they were dropped, since the pool was
+    /// filled last.
     pub fn lost(&self) -> u32 {
         self.0.lost.load(Relaxed)
     }
@@ -422,7 +476,8 @@ impl Pool {
 
     /// Takes an MR back (`ib_mr_pool_put`).
     fn put(&self, fmr: Deferred<FastRegMr>) {
-        if fmr.is_idle() {
+        // SAFETY: The MR is owned here.
+        if unsafe { fmr.state::<Exclusive>() }.is_idle() {
             self.0.put(fmr);
         } else {
             self.0.lost.add(1, Relaxed);
@@ -432,7 +487,7 @@ impl Pool {
 
 impl Inner {
     fn put(&self, fmr: Deferred<FastRegMr>) {
-        // INVARIANT: The caller has an idle one of the pool's, so there is room for it.
+        // INVARIANT: The caller has an idle MR of the pool, so there is room for it.
         let put = self.free.lock().push_within_capacity(fmr);
         drop(put);
     }

@@ -40,6 +40,7 @@ pub use crate::mr::InvWr;
 pub use crate::mr::Mr;
 pub use crate::mr::RegWr;
 pub use crate::mr::Region;
+pub use crate::mr::SharedRegion;
 pub use crate::pd::Pd;
 pub use crate::qp::Caps;
 pub use crate::qp::Qp;

@@ -187,12 +187,12 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
         })
     }
 
-    /// Returns the lock under which shared regions are marked registered and posted. Who has it,
-    /// and finds one registered through this QP, knows that the request is in the queue.
+    /// Returns the lock that is held while registrations of shared regions are posted. A thread
+    /// that holds it and finds a region registered through this QP posts behind that registration.
     ///
-    /// Drivers do not call back from a post, so nothing else is locked under it but what is theirs.
-    pub(crate) fn turn(&self) -> &SpinLockIrq<()> {
-        &self.inner.context.turn
+    /// Drivers do not call back from a post, so only their own locks are taken under it.
+    pub(crate) fn reg_lock(&self) -> &SpinLockIrq<()> {
+        &self.inner.context.reg_lock
     }
 
     pub(crate) fn as_raw(&self) -> *mut bindings::ib_qp {
@@ -850,9 +850,9 @@ struct QpContext {
     /// Held while the QP is modified: see [`Modifier`](crate::qp::modify::Modifier).
     #[pin]
     modifying: Mutex<()>,
-    /// Held while registrations of shared regions are posted: see [`Qp::turn`](Qp::turn).
+    /// Held while registrations of shared regions are posted: see [`Qp::reg_lock`](Qp::reg_lock).
     #[pin]
-    turn: SpinLockIrq<()>,
+    reg_lock: SpinLockIrq<()>,
     drain_list: DrainList,
     #[pin]
     transfers: Transfers,
@@ -865,7 +865,7 @@ impl QpContext {
     fn new(events: Option<Arc<dyn Events>>, iwarp: bool) -> Result<Pin<KBox<Self>>> {
         let init = pin_init!(Self {
             modifying <- new_mutex!(()),
-            turn <- new_spinlock_irq!((), "rdma::Qp::turn"),
+            reg_lock <- new_spinlock_irq!((), "rdma::Qp::reg_lock"),
             drain_list: DrainList::new(),
             transfers <- Transfers::new(iwarp),
             events,

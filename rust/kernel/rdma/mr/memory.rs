@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! What an MR can map.
+//! Memory that an MR can map.
 
 use crate::{
     bindings,
@@ -29,8 +29,8 @@ enum Untyped {
     Sg(#[expect(dead_code)] RawSg),
 }
 
-/// What can be done with memory of either kind. Memory that a device or a peer is using may be
-/// reached by reference, so what copies is sealed: only a region knows when it is allowed.
+/// Operations on memory of either kind. Memory that a device or a peer is using may be reached by
+/// reference, so the copies are sealed: only a region knows when they are allowed.
 pub trait Raw: Sized + Send + Sync + Unpin + 'static {
     fn pd(&self) -> &Pd;
 

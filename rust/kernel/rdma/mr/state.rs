@@ -1,12 +1,15 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The word that says what state an MR is in.
+//! The state of an MR.
 //!
-//! Nothing but an atomic, so that `tests/model` can run this very file in every order of its steps.
+//! Of the kernel crate this has the atomics only, so that `tests/model` can run the file as it is.
 
-use core::sync::atomic::{
-    compiler_fence,
-    Ordering, //
+use core::{
+    cell::Cell,
+    sync::atomic::{
+        compiler_fence,
+        Ordering, //
+    }, //
 };
 use kernel::sync::atomic::{
     ordering::{
@@ -19,186 +22,259 @@ use kernel::sync::atomic::{
 };
 
 /// No key gives access to the memory.
-const IDLE: u64 = 0;
-/// Somebody has the MR for himself, for a moment.
+pub(super) const IDLE: u64 = 0;
+/// The MR is claimed.
 const BUSY: u64 = 1;
 /// The MR has a new key, and the request to register it will be posted.
 const PREPARED: u64 = 2;
 /// A local invalidation was posted, or is about to be.
 const INVALIDATING: u64 = 3;
-/// A registration was posted, or is being posted, and has perhaps not ended. A bit that no other
-/// state has, so that the compiler looks at that one only.
+/// A registration was posted, or is being posted, and may not have ended. The bit is in no other
+/// state, so that the compiler tests that one only.
 const REGISTERED: u64 = 4;
 
 const STATE: u64 = 7;
 
-/// One registration: what is above the state counts them.
+/// One registration: the bits above the state count them.
 pub(crate) const GENERATION: u64 = STATE + 1;
 
-/// Has the compiler test a word in memory, and then change it there, where it would load it into a
-/// register for both.
-#[inline]
-fn look_again() {
-    compiler_fence(Ordering::SeqCst);
+/// The state of a region: [`Exclusive`] or [`Shared`].
+///
+/// A claim is exclusive access to what belongs to the MR. It ends with the next change of the
+/// state.
+///
+/// # Safety
+///
+/// The type is transparent over a `u64`. An MR that is claimed is not claimed again before that has
+/// ended. While it is idle no key gives access to the memory, nor is a request posted that would
+/// change that.
+pub unsafe trait State: Sized + Send + 'static {
+    /// `true` if threads may share the state.
+    const SHARED: bool;
+
+    /// Returns `true` if the MR is idle. What peers and other threads did with it has happened
+    /// then.
+    fn is_idle(&self) -> bool;
+
+    /// Returns `true` if there is a key that is valid or will be.
+    fn has_key(&self) -> bool;
+
+    /// Claims an idle MR for a registration. [`State::prepare`] or [`State::unclaim_idle`] follows.
+    fn claim_idle(&self) -> bool;
+
+    /// Ends the claim of an idle MR.
+    fn unclaim_idle(&self);
+
+    /// Claims a registered MR. [`State::set_invalidating`], [`State::set_idle`] or
+    /// [`State::unclaim_registered`] follows.
+    ///
+    /// To invalidate it, the caller holds the lock of the QP if the state is shared.
+    fn claim_registered(&self) -> bool;
+
+    /// Ends the claim of a registered MR.
+    fn unclaim_registered(&self);
+
+    /// Returns the generation, the number of the last registration, of an MR that is claimed.
+    fn generation(&self) -> u64;
+
+    /// Counts the registration of an MR that was claimed idle and has its new key. Returns the
+    /// generation, for `Shared::commit()`, or zero if the state is exclusive: then the MR is
+    /// registered by this.
+    fn prepare(&self) -> u64;
+
+    /// The invalidation of an MR that was claimed registered is about to be posted. Its completion
+    /// has the claim.
+    fn set_invalidating(&self);
+
+    /// The MR is registered still: its invalidation was not posted or has failed.
+    fn set_registered(&self);
+
+    /// The MR is idle: its registration was not posted, or is proved to have ended.
+    fn set_idle(&self);
 }
 
-/// The state of an MR, and the number of its registrations: its generation, which functions here
-/// give and take with a state of zero.
+/// The state of a region that is used by one thread at a time.
+///
+/// As this is not `Sync`, a reference to it stays in its thread, and only the completion of an
+/// invalidation, which has the owner of the region, uses it elsewhere. So each step is a plain load
+/// and store, and a claim is none.
+#[repr(transparent)]
+pub struct Exclusive(Cell<u64>);
+
+impl Exclusive {
+    #[cfg(test)]
+    pub(crate) fn new() -> Self {
+        Self(Cell::new(IDLE))
+    }
+
+    #[inline]
+    fn set(&self, state: u64) {
+        self.0.set(self.0.get() & !STATE | state);
+    }
+
+    /// Adds to the state in memory. The fence keeps the compiler from loading it into a register
+    /// for this and the test before.
+    #[inline]
+    fn add(&self, n: u64) {
+        compiler_fence(Ordering::SeqCst);
+        self.0.set(self.0.get().wrapping_add(n));
+    }
+}
+
+// SAFETY: `Cell` is transparent. A claim is exclusive, as the state is not `Sync`. It is set idle
+// only as the trait says.
+unsafe impl State for Exclusive {
+    const SHARED: bool = false;
+
+    #[inline]
+    fn is_idle(&self) -> bool {
+        self.0.get() & STATE == IDLE
+    }
+
+    #[inline]
+    fn has_key(&self) -> bool {
+        self.0.get() & REGISTERED != 0
+    }
+
+    #[inline]
+    fn claim_idle(&self) -> bool {
+        self.is_idle()
+    }
+
+    #[inline]
+    fn unclaim_idle(&self) {}
+
+    #[inline]
+    fn claim_registered(&self) -> bool {
+        self.has_key()
+    }
+
+    #[inline]
+    fn unclaim_registered(&self) {}
+
+    fn generation(&self) -> u64 {
+        self.0.get() & !STATE
+    }
+
+    #[inline]
+    fn prepare(&self) -> u64 {
+        self.add(const { GENERATION + REGISTERED - IDLE });
+        0
+    }
+
+    #[inline]
+    fn set_invalidating(&self) {
+        self.add(const { INVALIDATING.wrapping_sub(REGISTERED) });
+    }
+
+    fn set_registered(&self) {
+        self.set(REGISTERED);
+    }
+
+    #[inline]
+    fn set_idle(&self) {
+        self.set(IDLE);
+    }
+}
+
+/// The state of a region that threads share.
 ///
 /// # Invariants
 ///
-/// - While the state is `IDLE` no key gives access to the memory, nor is any request posted that
-///   would change that.
-/// - Who has changed the state from `IDLE` or `REGISTERED` is the only one to change it again; a
-///   request that was posted has that from its poster.
-/// - Who marks it `REGISTERED` has the MR for himself, or has the turn of the QP, until the request
-///   is in the queue. So who finds that mark, and has the one or the other, comes after it there.
-pub(crate) struct Word(Atomic<u64>);
+/// - A state other than `IDLE` and `REGISTERED` is changed only by the thread that has set it, and
+///   `INVALIDATING` by the completion of the request.
+/// - It becomes `REGISTERED` under a claim or under the lock of the QP, which is held until the
+///   request is in the queue. So a thread that finds it registered and holds the lock posts behind
+///   that request.
+#[repr(transparent)]
+pub struct Shared(Atomic<u64>);
 
-impl Word {
+impl Shared {
+    #[cfg(test)]
     pub(crate) fn new() -> Self {
-        // INVARIANT: A new MR is not registered.
+        // INVARIANT: A new MR is idle.
         Self(Atomic::new(IDLE))
     }
 
-    /// Says whether the MR is idle. If it is, what peers and others did with it has happened.
-    #[inline]
-    pub(crate) fn is_idle(&self) -> bool {
-        self.0.load(Acquire) & STATE == IDLE
+    fn claim(&self, from: u64) -> bool {
+        let old = self.0.load(Relaxed);
+        // INVARIANT: `from` is `IDLE` or `REGISTERED`.
+        old & STATE == from && self.0.cmpxchg(old, old & !STATE | BUSY, Full).is_ok()
     }
 
-    /// Says whether there is a key that is valid or will be.
-    pub(crate) fn has_key(&self) -> bool {
-        matches!(self.0.load(Acquire) & STATE, PREPARED | REGISTERED)
+    fn set(&self, state: u64) {
+        // INVARIANT: The caller has claimed the MR.
+        self.0.store(self.generation() | state, Release);
     }
 
-    /// Returns the generation, to who has changed the state last.
-    fn generation(&self) -> u64 {
-        self.0.load(Relaxed) & !STATE
-    }
-
-    /// Changes the state from `from` to `to` and returns the generation.
-    #[inline]
-    fn claim(&self, from: u64, to: u64) -> Option<u64> {
-        let word = self.0.load(Relaxed);
-        let generation = word & !STATE;
-        (word & STATE == from
-            && self
-                .0
-                .cmpxchg(generation | from, generation | to, Full)
-                .is_ok())
-        .then_some(generation)
-    }
-
-    /// Claims an idle MR for another registration and returns its generation.
-    /// [`Word::prepared`] or [`Word::registered`] follows.
-    #[inline]
-    pub(crate) fn begin(&self) -> Option<u64> {
-        Some(self.claim(IDLE, BUSY)?.wrapping_add(GENERATION))
-    }
-
-    /// Marks the MR as having a key, for a request that will be posted, after [`Word::begin`].
-    /// [`Word::registered`] or [`Word::not_posted`] follows.
-    #[inline]
-    pub(crate) fn prepared(&self, generation: u64) {
-        self.0.store(generation | PREPARED, Release);
-    }
-
-    /// Marks the MR registered, before the request is posted: after that a peer may answer, and the
-    /// MR be gone.
+    /// Marks an MR registered that was prepared. The request is posted next: the peer may then
+    /// answer, and the MR be gone, before the post returns.
     ///
-    /// The caller has the MR for himself, or the turn of the QP, until the post has returned.
-    #[inline]
-    pub(crate) fn registered(&self, generation: u64) {
-        // INVARIANT: As required.
+    /// The caller holds the lock of the QP until the post has returned.
+    pub(crate) fn commit(&self, generation: u64) {
+        // INVARIANT: The caller has prepared the MR, and holds the lock.
         self.0.store(generation | REGISTERED, Release);
     }
 
-    /// Nothing will be posted, after [`Word::begin`].
-    pub(crate) fn not_begun(&self, generation: u64) {
-        // INVARIANT: Nothing has changed.
-        self.0
-            .store(generation.wrapping_sub(GENERATION) | IDLE, Release);
-    }
-
-    /// The request of a generation was not posted.
-    pub(crate) fn not_posted(&self, generation: u64) {
-        // INVARIANT: Nothing was posted under this generation. If it is in neither state, somebody
-        // is looking at it or invalidates it: so be it.
+    /// Ends a registration that was prepared and not posted.
+    pub(crate) fn abort(&self, generation: u64) {
+        // INVARIANT: Nothing was posted under this generation. In any other state the MR is claimed
+        // or was, and the next step of that thread counts.
         for state in [PREPARED, REGISTERED] {
             let _ = self.0.cmpxchg(generation | state, generation | IDLE, Full);
         }
     }
+}
 
-    /// Claims a registered MR for a local invalidation. [`Word::still_registered`] or, when the
-    /// request has completed, [`Word::invalidated`] follows.
-    ///
-    /// The caller has the MR for himself, or the turn of the QP that the invalidation will be
-    /// posted to.
-    #[inline]
-    pub(crate) fn invalidating(&self) -> bool {
-        self.claim(REGISTERED, INVALIDATING).is_some()
+// SAFETY: `Atomic` is transparent. A claim makes the state `BUSY` or leaves it `PREPARED` or
+// `INVALIDATING`, and none of these is claimed. It is set idle only as the trait says.
+unsafe impl State for Shared {
+    const SHARED: bool = true;
+
+    fn is_idle(&self) -> bool {
+        self.0.load(Acquire) & STATE == IDLE
     }
 
-    /// As [`Word::is_idle`], where nobody else can reach the MR.
-    #[inline]
-    pub(crate) fn is_idle_alone(&mut self) -> bool {
-        *self.0.get_mut() & STATE == IDLE
+    fn has_key(&self) -> bool {
+        matches!(self.0.load(Acquire) & STATE, PREPARED | REGISTERED)
     }
 
-    /// Marks an idle MR registered, as [`Word::begin`] and [`Word::registered`] do, where nobody
-    /// else can reach it.
-    #[inline]
-    pub(crate) fn register_alone(&mut self) {
-        look_again();
-        let word = &mut *self.0.get_mut();
-        // INVARIANT: As required.
-        *word = word.wrapping_add(const { GENERATION + REGISTERED - IDLE });
+    fn claim_idle(&self) -> bool {
+        self.claim(IDLE)
     }
 
-    /// Says whether the MR is registered, where nobody else can reach it.
-    #[inline]
-    pub(crate) fn is_registered_alone(&mut self) -> bool {
-        *self.0.get_mut() & REGISTERED != 0
+    fn unclaim_idle(&self) {
+        self.set(IDLE);
     }
 
-    /// As [`Word::invalidating`], of an MR that is registered, where nobody else can reach it.
-    #[inline]
-    pub(crate) fn invalidate_alone(&mut self) {
-        look_again();
-        let word = &mut *self.0.get_mut();
-        *word = word.wrapping_sub(const { REGISTERED - INVALIDATING });
+    fn claim_registered(&self) -> bool {
+        self.claim(REGISTERED)
     }
 
-    /// As [`Word::not_posted`] and [`Word::invalidated`], where nobody else can reach the MR.
-    #[inline]
-    pub(crate) fn end_alone(&mut self) {
-        let word = &mut *self.0.get_mut();
-        // INVARIANT: As there.
-        *word = *word & !STATE | IDLE;
+    fn unclaim_registered(&self) {
+        self.set(REGISTERED);
     }
 
-    /// Claims a registered MR to look at it, and returns the generation. [`Word::looked`] follows.
-    pub(crate) fn look(&self) -> Option<u64> {
-        self.claim(REGISTERED, BUSY)
+    fn generation(&self) -> u64 {
+        self.0.load(Relaxed) & !STATE
     }
 
-    /// What was seen is, or is not, proof that the registration has ended.
-    pub(crate) fn looked(&self, generation: u64, proof: bool) {
-        // INVARIANT: The caller has proof, if he says so.
-        let state = if proof { IDLE } else { REGISTERED };
-        self.0.store(generation | state, Release);
+    fn prepare(&self) -> u64 {
+        let generation = self.generation().wrapping_add(GENERATION);
+        // INVARIANT: The caller has claimed the MR.
+        self.0.store(generation | PREPARED, Release);
+        generation
     }
 
-    /// The invalidation was not posted, or has failed.
-    pub(crate) fn still_registered(&self) {
-        self.0.store(self.generation() | REGISTERED, Release);
+    fn set_invalidating(&self) {
+        self.set(INVALIDATING);
     }
 
-    /// The invalidation has completed.
-    pub(crate) fn invalidated(&self) {
-        // INVARIANT: It followed the registration in one queue, as `invalidating` has found that
-        // registered, and has been done.
-        self.0.store(self.generation() | IDLE, Release);
+    fn set_registered(&self) {
+        self.set(REGISTERED);
+    }
+
+    fn set_idle(&self) {
+        self.set(IDLE);
     }
 }

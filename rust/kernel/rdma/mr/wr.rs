@@ -11,7 +11,8 @@ use crate::{
     cq::Completion,
     cqe::{
         CqeHandler,
-        CqePointer, //
+        CqePointer,
+        Sealed, //
     },
     dma::{
         DeviceReads,
@@ -19,10 +20,11 @@ use crate::{
         Direction, //
     },
     mr::{
-        self,
-        frwr::{
-            FastRegMr,
-            Registering, //
+        frwr::take_invalidated,
+        state::{
+            Exclusive,
+            Shared,
+            State, //
         },
         Memory,
         Mr,
@@ -34,8 +36,7 @@ use crate::{
             Refusal, //
         },
         PostTarget,
-        Qp,
-        QpId, //
+        Qp, //
     },
     wc::{
         unlikely,
@@ -53,7 +54,10 @@ use core::{
         ManuallyDrop,
         MaybeUninit, //
     },
-    ptr::NonNull, //
+    ptr::{
+        null_mut,
+        NonNull, //
+    }, //
 };
 use kernel::{
     prelude::*,
@@ -65,55 +69,26 @@ const REMOTE_READ: u32 = bindings::ib_access_flags_IB_ACCESS_REMOTE_READ;
 const REMOTE_WRITE: u32 = bindings::ib_access_flags_IB_ACCESS_REMOTE_WRITE;
 const REMOTE_ATOMIC: u32 = bindings::ib_access_flags_IB_ACCESS_REMOTE_ATOMIC;
 
-/// The memory of a request's owner, if nobody else can have a reference to it.
-///
-/// A region that lies there is out of everybody's reach until the owner is back: it need not be
-/// marked and posted in turn. A region that the owner only refers to may be shared.
-pub(crate) struct Private {
-    addr: usize,
-    size: usize,
-}
-
-impl Private {
-    #[inline]
-    pub(crate) fn of<P, const ID: u64>(owner: &P) -> Self
-    where
-        P: CqePointer<ID>,
-        P::Target: Sized,
-    {
-        let owner: *const P::Target = &**owner;
-        Self {
-            addr: owner.addr(),
-            size: const {
-                if P::EXCLUSIVE {
-                    size_of::<P::Target>()
-                } else {
-                    0
-                }
-            },
-        }
-    }
-
-    /// Says whether the region lies in this memory. If it does, the compiler knows its offset, and
-    /// nothing is left of this.
-    #[inline]
-    fn has(&self, mr: &Mr) -> bool {
-        core::ptr::from_ref(mr).addr().wrapping_sub(self.addr) < self.size
-    }
-}
-
 /// A request to register a [`Region`], with the access that peers get.
-pub struct RegWr<'a> {
+///
+/// # Invariants
+///
+/// `state` is that of `mr`.
+pub struct RegWr<'a, S: State = Exclusive> {
     mr: &'a Mr,
+    // If it is exclusive, this is not `Send`, as a reference to the region is not.
+    state: &'a S,
     iova: u64,
     access: u32,
 }
 
-impl<'a> RegWr<'a> {
+impl<'a, S: State> RegWr<'a, S> {
     #[inline]
-    fn new<D: Direction, M: Memory<D>>(region: &'a Region<D, M>, access: u32) -> Self {
+    fn new<D: Direction, M: Memory<D>>(region: &'a Region<D, M, S>, access: u32) -> Self {
+        // INVARIANT: The MR is the region's.
         Self {
             mr: &region.mr,
+            state: region.state(),
             iova: region.iova,
             access,
         }
@@ -121,19 +96,19 @@ impl<'a> RegWr<'a> {
 
     /// Lets peers read the region (`IB_ACCESS_REMOTE_READ`).
     #[inline]
-    pub fn remote_read<D: DeviceReads, M: Memory<D>>(region: &'a Region<D, M>) -> Self {
+    pub fn remote_read<D: DeviceReads, M: Memory<D>>(region: &'a Region<D, M, S>) -> Self {
         Self::new(region, REMOTE_READ)
     }
 
     /// Lets peers write the region (`IB_ACCESS_REMOTE_WRITE`, which needs `IB_ACCESS_LOCAL_WRITE`).
     #[inline]
-    pub fn remote_write<D: DeviceWrites, M: Memory<D>>(region: &'a Region<D, M>) -> Self {
+    pub fn remote_write<D: DeviceWrites, M: Memory<D>>(region: &'a Region<D, M, S>) -> Self {
         Self::new(region, LOCAL_WRITE | REMOTE_WRITE)
     }
 
     /// Lets peers read and write the region.
     #[inline]
-    pub fn remote_read_write<D, M>(region: &'a Region<D, M>) -> Self
+    pub fn remote_read_write<D, M>(region: &'a Region<D, M, S>) -> Self
     where
         D: DeviceReads + DeviceWrites,
         M: Memory<D>,
@@ -144,7 +119,7 @@ impl<'a> RegWr<'a> {
     /// Lets peers change words of the region atomically (`IB_ACCESS_REMOTE_ATOMIC`, which needs
     /// `IB_ACCESS_LOCAL_WRITE`). They can neither read nor write it otherwise.
     #[inline]
-    pub fn remote_atomic<D, M>(region: &'a Region<D, M>) -> Self
+    pub fn remote_atomic<D, M>(region: &'a Region<D, M, S>) -> Self
     where
         D: DeviceReads + DeviceWrites,
         M: Memory<D>,
@@ -152,71 +127,30 @@ impl<'a> RegWr<'a> {
         Self::new(region, LOCAL_WRITE | REMOTE_ATOMIC)
     }
 
-    /// Says whether others may reach the region before `owner` is back.
-    #[inline]
-    pub(crate) fn is_shared(&self, owner: &Private) -> bool {
-        !owner.has(self.mr)
-    }
-
-    /// Has the region note the QP at `place`. That is returned, so that it need not be kept over
-    /// the call which a QP that is new to the region needs.
-    ///
-    /// # Safety
-    ///
-    /// `shared` is what [`RegWr::is_shared`] says of the owner.
-    #[inline]
-    pub(crate) unsafe fn come_to<'p>(
-        &self,
-        target: &'p PostTarget,
-        shared: bool,
-    ) -> Result<&'p PostTarget> {
-        if shared {
-            // That is for who has claimed the region.
-            return Ok(target);
-        }
-        // SAFETY: A region that is not shared is a part of an owner that nobody else has.
-        unsafe { self.mr.fmr.target_alone(target) }
-    }
-
     /// Gives the region a new key and writes the C request, all but the callback and the successor,
-    /// for the QP at `place`.
+    /// for `target`, which is returned.
     ///
     /// # Safety
     ///
-    /// `to` is valid for writes. `shared` is what [`RegWr::is_shared`] says of the owner, and
-    /// `place` is from [`RegWr::come_to`]. If it is shared, [`Marked::register`] is called. If the
-    /// request is not posted, what is returned is undone.
+    /// `to` is valid for writes. The registration is committed before the request is posted, and
+    /// aborted if it is not.
     #[inline]
-    pub(crate) unsafe fn write(
+    pub(crate) unsafe fn prepare<'t>(
         self,
         to: *mut bindings::ib_reg_wr,
-        target: &PostTarget,
-        shared: bool,
-    ) -> Result<(Remote, Marked)> {
-        // SAFETY: `shared` is what `is_shared` says and `place` is from `come_to`, as the caller
-        // promises, who also calls `register` and undoes what is not posted. A region that is not
-        // shared is a part of an owner that nobody else has until the request has completed.
-        let (mr, rkey, registering) = unsafe {
-            if shared {
-                self.mr.fmr.prepare(target)?
-            } else {
-                self.mr.fmr.prepare_alone()
-            }
-        };
+        target: &'t PostTarget,
+    ) -> Result<(&'t PostTarget, Remote, Registration)> {
+        let fmr = &self.mr.fmr;
+        // SAFETY: By the type invariant the state is that of the MR. The caller promises to commit
+        // the registration and to abort it if it is not posted.
+        let (target, mr, rkey, generation) = unsafe { fmr.prepare(self.state, target) }?;
         let (opcode, flags) = (
             bindings::ib_wr_opcode_IB_WR_REG_MR,
             bindings::ib_send_flags_IB_SEND_SIGNALED,
         );
         // SAFETY: The caller promises that `to` is valid for writes.
         unsafe {
-            fill(
-                &raw mut (*to).wr,
-                opcode,
-                flags,
-                0,
-                core::ptr::null_mut(),
-                0,
-            );
+            fill(&raw mut (*to).wr, opcode, flags, 0, null_mut(), 0);
             (*to).mr = mr;
             (*to).key = rkey;
             (*to).access = self.access as c_int;
@@ -225,120 +159,81 @@ impl<'a> RegWr<'a> {
             addr: self.iova,
             rkey,
         };
-        Ok((remote, Marked(NonNull::from(self.mr), registering)))
+        let mr = NonNull::from(self.mr);
+        // INVARIANT: The MR was just prepared.
+        Ok((target, remote, Registration { mr, generation }))
     }
 }
 
-/// A region that has a new key, by a request that is not posted yet.
+/// A registration that was prepared and is not posted yet.
 ///
-/// It is found by the MR's handle, which is in the region, so as a rule in the owner: its address
-/// need not be kept during the post.
-pub(crate) struct Marked(NonNull<Mr>, Registering);
+/// This has the address of the MR's handle, which is in the region and so, as a rule, in the owner:
+/// it need not be kept during the post.
+///
+/// # Invariants
+///
+/// `generation` is from [`State::prepare`] of the state of `mr`: zero if that is exclusive.
+pub(crate) struct Registration {
+    mr: NonNull<Mr>,
+    generation: u64,
+}
 
-impl Marked {
-    /// Marks the region registered, if it is not.
+impl Registration {
+    /// Marks the region registered. An exclusive one is marked when it is prepared.
     ///
     /// # Safety
     ///
-    /// The region is alive. The request is about to be posted, and the caller has the turn of the
-    /// QP that it was made for until that has returned.
-    pub(crate) unsafe fn register(&self) {
-        // SAFETY: The region is alive and the caller has the turn of the QP, as he promises. What
-        // is not undone is from the last `prepare`.
-        unsafe { self.0.as_ref().fmr.register(self.1) };
+    /// The region is alive and has not moved. The request is posted next. If the state is shared,
+    /// the caller holds the lock of the QP until that has returned.
+    #[inline]
+    pub(crate) unsafe fn commit(&self) {
+        if self.generation != 0 {
+            // SAFETY: The region is alive and has not moved, as the caller promises. By the type
+            // invariant its state is shared, as the generation is not zero.
+            unsafe { self.mr.as_ref().fmr.state::<Shared>() }.commit(self.generation);
+        }
     }
 
-    /// Takes the mark back.
+    /// Ends the registration.
     ///
     /// # Safety
     ///
-    /// The region is alive and has not moved, and its registration was not posted.
-    pub(crate) unsafe fn undo(self) {
-        // SAFETY: The region is alive and has not moved, and its registration was not posted, as
-        // the caller promises.
-        unsafe { self.0.as_ref().fmr.undo(self.1) };
+    /// The region is alive and has not moved, and the request was not posted.
+    #[cold]
+    #[inline(never)]
+    pub(crate) unsafe fn abort(self) {
+        // SAFETY: The region is alive and has not moved, as the caller promises.
+        let fmr = unsafe { &self.mr.as_ref().fmr };
+        // SAFETY: By the type invariant the generation is zero if the state is exclusive only.
+        unsafe {
+            match self.generation {
+                0 => fmr.state::<Exclusive>().set_idle(),
+                generation => fmr.state::<Shared>().abort(generation),
+            }
+        }
     }
 }
 
 /// A request to invalidate the key of a [`Region`] locally (`IB_WR_LOCAL_INV`).
-pub struct InvWr<'a> {
+///
+/// # Invariants
+///
+/// `state` is that of `mr`.
+pub struct InvWr<'a, S: State = Exclusive> {
     mr: &'a Mr,
+    // If it is exclusive, this is not `Send`, as a reference to the region is not.
+    state: &'a S,
 }
 
-impl<'a> InvWr<'a> {
+impl<'a, S: State> InvWr<'a, S> {
     /// Ends the access of peers to the region.
     #[inline]
-    pub fn new<D: Direction, M: Memory<D>>(region: &'a Region<D, M>) -> Self {
-        Self { mr: &region.mr }
-    }
-
-    /// Says whether others may reach the region now.
-    #[inline]
-    pub(crate) fn is_shared(&self, owner: &Private) -> bool {
-        !owner.has(self.mr)
-    }
-
-    /// Marks the region as being invalidated by a request for the QP with this number.
-    ///
-    /// # Safety
-    ///
-    /// `shared` is what [`InvWr::is_shared`] says of the owner. If so, the caller has the turn of
-    /// the QP.
-    #[inline]
-    pub(crate) unsafe fn prepare(self, qp_id: QpId, shared: bool) -> Result<Invalidating> {
-        // SAFETY: `shared` is what `is_shared` says and, if it is set, the caller has the turn of
-        // the QP, as he promises. A region that is not shared is a part of an owner that nobody
-        // else has.
-        unsafe {
-            if shared {
-                self.mr.fmr.invalidate(qp_id)
-            } else {
-                self.mr.fmr.invalidate_alone(qp_id)
-            }
-        }?;
-        Ok(Invalidating {
-            fmr: NonNull::from(&**self.mr.fmr),
-            mr: NonNull::from(self.mr),
-        })
-    }
-}
-
-/// A region that is marked as being invalidated, by a request that is not posted yet.
-///
-/// When it was refused, the MR is found again by its handle, as in [`Marked`].
-pub(crate) struct Invalidating {
-    fmr: NonNull<FastRegMr>,
-    mr: NonNull<Mr>,
-}
-
-impl Invalidating {
-    /// Makes the C request, whose completion gives the owner of `user` to its handler.
-    ///
-    /// # Safety
-    ///
-    /// The region lives until that completion. `user` is from an owner of type `T`, given up by its
-    /// callback `ID`. `shared` is what [`InvWr::is_shared`] has said. If the request is not posted,
-    /// [`Invalidating::undo`] is called.
-    #[inline]
-    pub(crate) unsafe fn request<T: CqeHandler<ID>, const ID: u64>(
-        &self,
-        user: *mut bindings::ib_cqe,
-        shared: bool,
-    ) -> bindings::ib_send_wr {
-        // SAFETY: The type says that the region is marked. It lives until the completion, `user` is
-        // from a `T`, and what is not posted is undone, as the caller promises.
-        unsafe { self.fmr.as_ref().invalidation::<T, ID>(user, shared) }
-    }
-
-    /// Takes the mark back.
-    ///
-    /// # Safety
-    ///
-    /// The region is alive and has not moved, and the invalidation was not posted.
-    #[inline]
-    pub(crate) unsafe fn undo(self) {
-        // SAFETY: The region is alive and has not moved, as the caller promises.
-        unsafe { self.mr.as_ref() }.fmr.not_invalidated();
+    pub fn new<D: Direction, M: Memory<D>>(region: &'a Region<D, M, S>) -> Self {
+        // INVARIANT: The MR is the region's.
+        Self {
+            mr: &region.mr,
+            state: region.state(),
+        }
     }
 }
 
@@ -355,42 +250,31 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
     ///
     /// As [`Qp::post_send`], and `EBUSY` if the region is not idle.
     #[inline(always)]
-    pub fn post_reg<P, const ID: u64>(
+    pub fn post_reg<P, K: State, const ID: u64>(
         &self,
         owner: P,
-        wr: impl for<'a> FnOnce(&'a P::Target) -> RegWr<'a>,
+        wr: impl for<'a> FnOnce(&'a P::Target) -> RegWr<'a, K>,
     ) -> Result<Remote, PostError<P>>
     where
         P: CqePointer<ID>,
         P::Target: CqeHandler<ID, Pointer = P> + Sized,
         S: Provides<<P::Target as CqeHandler<ID>>::Needs>,
     {
-        let private = Private::of(&owner);
-        let wr = wr(&owner);
-        let shared = wr.is_shared(&private);
-        // The turn is kept until what was not posted is taken back.
-        let (cqe, marked, refusal, _turn) = {
+        // The lock is held until a registration that was not posted has ended.
+        let (cqe, registration, refusal, _lock) = {
             let mut raw = MaybeUninit::<bindings::ib_reg_wr>::uninit();
-            let raw = raw.as_mut_ptr();
-            // SAFETY: `shared` is what `is_shared` says of the owner.
-            let target = match unsafe { wr.come_to(&self.target, shared) } {
-                Ok(target) => target,
+            let (raw, wr) = (raw.as_mut_ptr(), wr(&owner));
+            // SAFETY: `raw` has room for the request. The registration is committed and posted
+            // below, and aborted if that is refused.
+            let (target, remote, registration) = match unsafe { wr.prepare(raw, &self.target) } {
+                Ok(prepared) => prepared,
                 Err(error) => return Err(PostError::new(owner, error)),
             };
-            // SAFETY: `raw` has room for the request, `shared` is from `is_shared` and `place` from
-            // `come_to`. A shared region is registered below, and what is not posted is undone.
-            let (remote, marked) = match unsafe { wr.write(raw, target, shared) } {
-                Ok(written) => written,
-                Err(error) => return Err(PostError::new(owner, error)),
-            };
-            let cqe = owner.into_cqe(crate::cqe::Sealed::new());
-            let turn = shared.then(|| {
-                let turn = self.turn().lock();
-                // SAFETY: The owner, which keeps the region, is not posted yet. The turn is kept to
-                // the end.
-                unsafe { marked.register() };
-                turn
-            });
+            let cqe = owner.into_cqe(Sealed::new());
+            let lock = K::SHARED.then(|| self.reg_lock().lock());
+            // SAFETY: The owner, which keeps the region, is not posted yet. The lock of a shared
+            // state is held to the end.
+            unsafe { registration.commit() };
             // SAFETY: The request was just written. The region is kept by the owner, which is the
             // queue's until `done`.
             let ret = unsafe {
@@ -402,12 +286,12 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
             }
             // SAFETY: `raw` is valid, and `ret` is what `send_raw` has just returned for it.
             let refusal = unsafe { Refusal::of_send(ret, &raw mut (*raw).wr) };
-            (cqe, marked, refusal, turn)
+            (cqe, registration, refusal, lock)
         };
         if refusal.named {
             // SAFETY: The only request was not posted. The owner, which is still given up, keeps
             // the region.
-            unsafe { marked.undo() };
+            unsafe { registration.abort() };
         }
         // SAFETY: It is the callback of the owner, and the request's.
         Err(unsafe { refusal.take_back(cqe) })
@@ -418,6 +302,9 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
     /// When the owner's handler is called for success, the region is idle: it can be registered
     /// again, under a new key, or be taken apart. On failure (when it was flushed) it may still be
     /// registered, and only dropping it ends that.
+    ///
+    /// `wr` is `Send`, as the owner is: the completion changes the state of the region in another
+    /// thread, so no reference to an exclusive region may stay in this one.
     ///
     /// Any context.
     ///
@@ -453,36 +340,35 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
     /// }
     /// ```
     #[inline(always)]
-    pub fn post_inv<P, const ID: u64>(
+    pub fn post_inv<P, K: State, const ID: u64>(
         &self,
         owner: P,
-        wr: impl for<'a> FnOnce(&'a P::Target) -> InvWr<'a>,
+        wr: impl for<'a> FnOnce(&'a P::Target) -> InvWr<'a, K> + Send,
     ) -> Result<(), PostError<P>>
     where
         P: CqePointer<ID>,
         P::Target: CqeHandler<ID, Pointer = P> + Sized,
         S: Provides<<P::Target as CqeHandler<ID>>::Needs>,
     {
-        let private = Private::of(&owner);
-        let wr = wr(&owner);
-        let shared = wr.is_shared(&private);
-        let marked = {
-            let _turn = shared.then(|| self.turn().lock());
-            // SAFETY: The turn is this QP's, or the region is the owner's alone.
-            unsafe { wr.prepare(self.target.qp_id, shared) }
-        };
-        let marked = match marked {
-            Ok(marked) => marked,
-            Err(error) => return Err(PostError::new(owner, error)),
+        let (fmr, mr) = {
+            let InvWr { mr, state } = wr(&owner);
+            let fmr = &**mr.fmr;
+            let _lock = K::SHARED.then(|| self.reg_lock().lock());
+            // SAFETY: By the invariant of `InvWr` the state is that of the MR. The lock is held if
+            // it is shared.
+            match unsafe { fmr.prepare_invalidation(state, self.target.qp_id) } {
+                Ok(()) => (NonNull::from(fmr), NonNull::from(mr)),
+                Err(error) => return Err(PostError::new(owner, error)),
+            }
         };
         let (cqe, refusal) = {
-            let cqe = owner.into_cqe(crate::cqe::Sealed::new());
+            let cqe = owner.into_cqe(Sealed::new());
             // SAFETY: `cqe` is from the owner, a `P::Target`, which keeps the region and is the
-            // queue's until the completion; `shared` is from `is_shared`. What is not posted is
-            // undone below.
-            let mut raw = unsafe { marked.request::<P::Target, ID>(cqe, shared) };
+            // queue's until the completion. The MR was just prepared, and is marked registered
+            // below if the request is not posted.
+            let mut raw = unsafe { fmr.as_ref().invalidation::<P::Target, K, ID>(cqe) };
             // SAFETY: The request was just made. The owner, which keeps the region, is the queue's
-            // until the MR's own callback, made for `P`, gives it back.
+            // until the MR's callback, made for `P`, gives it back.
             let ret = unsafe { send_raw(self.as_raw(), &raw mut raw) };
             if ret == 0 {
                 return Ok(());
@@ -492,8 +378,11 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
         };
         if refusal.named {
             // SAFETY: The only request was not posted. The owner, which is still given up, keeps
-            // the region.
-            unsafe { marked.undo() };
+            // the region, so the MR's handle is where it was, and its state is a `K`.
+            unsafe {
+                let fmr = &mr.as_ref().fmr;
+                fmr.set_registered(fmr.state::<K>());
+            }
         }
         // SAFETY: It is the callback of the owner, which that of the MR would give back.
         Err(unsafe { refusal.take_back(cqe) })
@@ -506,11 +395,11 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
     ///
     /// As [`Qp::post_reg`].
     #[inline]
-    pub fn repost_reg<P, const ID: u64>(
+    pub fn repost_reg<P, K: State, const ID: u64>(
         owner: P,
         wc: &Wc,
         qp: impl for<'a> FnOnce(&'a P::Target) -> &'a Arc<Self>,
-        wr: impl for<'a> FnOnce(&'a P::Target) -> RegWr<'a>,
+        wr: impl for<'a> FnOnce(&'a P::Target) -> RegWr<'a, K>,
     ) -> Result<Remote, PostError<P>>
     where
         P: CqePointer<ID>,
@@ -526,30 +415,9 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
             return unsafe { &*qp }.post_reg(owner, wr);
         }
         let qp = core::ptr::from_ref(qp);
-        // SAFETY: The reference is the owner's, which is there while it is not posted.
-        let remote = unsafe { Self::post_reg_counted(qp, owner, wr) }?;
+        // SAFETY: The reference is the owner's, which is not posted yet.
+        let remote = unsafe { Self::post_by_ref(qp, owner, |qp, owner| qp.post_reg(owner, wr)) }?;
         Ok(remote)
-    }
-
-    /// As [`Qp::post_reg`], by a counted reference. Not inlined, as in `repost_send`.
-    ///
-    /// # Safety
-    ///
-    /// `this` is valid while the owner is not posted.
-    #[inline(never)]
-    unsafe fn post_reg_counted<P, const ID: u64>(
-        this: *const Arc<Self>,
-        owner: P,
-        wr: impl for<'a> FnOnce(&'a P::Target) -> RegWr<'a>,
-    ) -> Result<Remote, PostError<P>>
-    where
-        P: CqePointer<ID>,
-        P::Target: CqeHandler<ID, Pointer = P> + Sized,
-        S: Provides<<P::Target as CqeHandler<ID>>::Needs>,
-    {
-        // SAFETY: `this` is valid, as the caller promises: the owner is not posted yet.
-        let this = unsafe { &*this }.clone();
-        this.post_reg(owner, wr)
     }
 
     /// Posts a local invalidation as [`Qp::post_inv`], for an owner that has its QP: see
@@ -559,11 +427,11 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
     ///
     /// As [`Qp::post_inv`].
     #[inline]
-    pub fn repost_inv<P, const ID: u64>(
+    pub fn repost_inv<P, K: State, const ID: u64>(
         owner: P,
         wc: &Wc,
         qp: impl for<'a> FnOnce(&'a P::Target) -> &'a Arc<Self>,
-        wr: impl for<'a> FnOnce(&'a P::Target) -> InvWr<'a>,
+        wr: impl for<'a> FnOnce(&'a P::Target) -> InvWr<'a, K> + Send,
     ) -> Result<(), PostError<P>>
     where
         P: CqePointer<ID>,
@@ -579,30 +447,26 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
             return unsafe { &*qp }.post_inv(owner, wr);
         }
         let qp = core::ptr::from_ref(qp);
-        // SAFETY: The reference is the owner's, which is there while it is not posted.
-        unsafe { Self::post_inv_counted(qp, owner, wr) }?;
+        // SAFETY: The reference is the owner's, which is not posted yet.
+        unsafe { Self::post_by_ref(qp, owner, |qp, owner| qp.post_inv(owner, wr)) }?;
         Ok(())
     }
 
-    /// As [`Qp::post_inv`], by a counted reference. Not inlined, as in `repost_send`.
+    /// Has `post` post an owner by a counted reference. Not inlined, so that the registers that
+    /// this needs are not saved elsewhere.
     ///
     /// # Safety
     ///
     /// `this` is valid while the owner is not posted.
     #[inline(never)]
-    unsafe fn post_inv_counted<P, const ID: u64>(
+    unsafe fn post_by_ref<P, X>(
         this: *const Arc<Self>,
         owner: P,
-        wr: impl for<'a> FnOnce(&'a P::Target) -> InvWr<'a>,
-    ) -> Result<(), PostError<P>>
-    where
-        P: CqePointer<ID>,
-        P::Target: CqeHandler<ID, Pointer = P> + Sized,
-        S: Provides<<P::Target as CqeHandler<ID>>::Needs>,
-    {
+        post: impl FnOnce(&Self, P) -> Result<X, PostError<P>>,
+    ) -> Result<X, PostError<P>> {
         // SAFETY: `this` is valid, as the caller promises: the owner is not posted yet.
         let this = unsafe { &*this }.clone();
-        this.post_inv(owner, wr)
+        post(&this, owner)
     }
 }
 
@@ -650,7 +514,7 @@ impl<'a> Completion<'a> {
         if !this.wc.cqe().is_null() {
             // SAFETY: By the type invariant the owner was not taken back, and there is a callback.
             // If there is an owner, `this` is not dropped.
-            if let Some(owner) = unsafe { mr::take_ended::<T, ID>(this.wc) } {
+            if let Some(owner) = unsafe { take_invalidated::<T, ID>(this.wc) } {
                 return Ok((owner, this.wc));
             }
         }

@@ -12,7 +12,6 @@ use crate::{
         CqeHandler,
         CqePointer, //
     },
-    mr::Private,
     qp::{
         chain::{
             Links,
@@ -172,21 +171,14 @@ where
         let owner = self.owner.as_ref().ok_or(EIO)?;
         let mut slots = [const { Slot::new() }; LINKS];
         // SAFETY: The slots outlive the links, and the QP is valid while it is borrowed.
-        let (links, in_turn) = unsafe {
-            Links::make(
-                &raw mut slots,
-                &self.qp.target,
-                &**owner,
-                Private::of(owner),
-                make,
-            )
-        }?;
-        let turn = in_turn.then(|| self.qp.turn());
+        let made = unsafe { Links::make(&raw mut slots, &self.qp.target, &**owner, make) };
+        let (links, shared) = made?;
+        let reg_lock = shared.then(|| self.qp.reg_lock());
         let len = links.len();
         self.reads |= links.reads;
         // SAFETY: The QP is valid while it is borrowed. The owner is moved into a signaled request
         // that is posted later, or kept until the QP was drained.
-        let (posted, result) = match unsafe { links.post(&self.qp.target, turn, None) } {
+        let (posted, result) = match unsafe { links.post(&self.qp.target, reg_lock, None) } {
             Ok(()) => (len, Ok(())),
             Err(refused) => {
                 // SAFETY: The owner, which is borrowed, keeps what the links are made of.
@@ -229,16 +221,8 @@ where
         };
         let mut slots = [const { Slot::new() }; LINKS];
         // SAFETY: The slots outlive the links, as the QP does.
-        let made = unsafe {
-            Links::make(
-                &raw mut slots,
-                &qp.target,
-                &*owner,
-                Private::of(&owner),
-                make,
-            )
-        };
-        let (mut links, in_turn) = match made {
+        let made = unsafe { Links::make(&raw mut slots, &qp.target, &*owner, make) };
+        let (mut links, shared) = match made {
             Ok(made) => made,
             Err(error) => {
                 return Err(BatchError {
@@ -249,10 +233,10 @@ where
         };
         links.reads |= reads;
         let reads = links.reads;
-        let turn = in_turn.then(|| qp.turn());
+        let reg_lock = shared.then(|| qp.reg_lock());
         let cqe = owner.into_cqe(crate::cqe::Sealed::new());
         // SAFETY: The QP is valid while it is borrowed, and the owner is the queue's until `done`.
-        match unsafe { links.post(&qp.target, turn, Some(cqe)) } {
+        match unsafe { links.post(&qp.target, reg_lock, Some(cqe)) } {
             Ok(()) => Ok(()),
             // SAFETY: The signaled request was posted last, and with this callback.
             Err(refused) => Err(unsafe { batch(None, reads).refused(refused, cqe) }),

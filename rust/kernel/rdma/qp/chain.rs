@@ -16,9 +16,9 @@ use crate::{
     },
     debug,
     mr::{
-        Marked,
-        Private,
-        RegWr, //
+        RegWr,
+        Registration,
+        State, //
     },
     qp::{
         post::{
@@ -69,15 +69,15 @@ pub(super) struct Links<const LINKS: usize, const SGES: usize> {
 /// A chain that the driver has refused, and what it says.
 pub(super) struct Refused<'t, const LINKS: usize, const SGES: usize> {
     links: Links<LINKS, SGES>,
-    /// Kept until what was not posted is taken back.
-    _turn: Option<SpinLockIrqGuard<'t, ()>>,
+    /// Held until the registrations that were not posted have ended.
+    _lock: Option<SpinLockIrqGuard<'t, ()>>,
     bad: *const bindings::ib_send_wr,
     ret: c_int,
 }
 
 impl<const LINKS: usize, const SGES: usize> Links<LINKS, SGES> {
-    /// Has `make` add links, which are made of memory of `owner`, and says whether they have to be
-    /// posted in turn.
+    /// Has `make` add links, which are made of memory of `owner`. Returns them, and whether one
+    /// registers a region that is shared, so that they have to be posted under the QP's lock.
     ///
     /// # Safety
     ///
@@ -87,7 +87,6 @@ impl<const LINKS: usize, const SGES: usize> Links<LINKS, SGES> {
         slots: *mut [Slot<SGES>; LINKS],
         target: &PostTarget,
         owner: &'a T,
-        private: Private,
         make: impl FnOnce(&'a T, &mut Chain<'a, LINKS, SGES>) -> Result,
     ) -> Result<(Self, bool)> {
         let mut chain = Chain {
@@ -99,8 +98,7 @@ impl<const LINKS: usize, const SGES: usize> Links<LINKS, SGES> {
             },
             posting: Posting {
                 target: NonNull::from(target),
-                private,
-                in_turn: false,
+                shared: false,
                 reads: false,
             },
             _owner: PhantomData,
@@ -111,7 +109,7 @@ impl<const LINKS: usize, const SGES: usize> Links<LINKS, SGES> {
         } = chain;
         links.reads = posting.reads;
         match made {
-            Ok(()) if links.len > 0 => Ok((links, posting.in_turn)),
+            Ok(()) if links.len > 0 => Ok((links, posting.shared)),
             made => {
                 // SAFETY: Nothing is posted, and the owner is borrowed.
                 unsafe { links.undo(0) };
@@ -137,7 +135,7 @@ impl<const LINKS: usize, const SGES: usize> Links<LINKS, SGES> {
         unsafe { (*self.slots.add(n)).wr() }
     }
 
-    /// Takes back what the links from number `from` on have marked.
+    /// Ends the registrations among the links from number `from` on.
     ///
     /// # Safety
     ///
@@ -152,17 +150,17 @@ impl<const LINKS: usize, const SGES: usize> Links<LINKS, SGES> {
         }
     }
 
-    /// Marks the regions registered that the chain is about to register.
+    /// Marks the regions registered that the chain registers.
     ///
     /// # Safety
     ///
-    /// The regions that are to be registered are alive. The chain is about to be posted, and the
-    /// caller has the turn of its QP until that has returned.
-    unsafe fn register(&self) {
+    /// The regions are alive. The chain is posted next, and the caller holds the lock of its QP
+    /// until that has returned.
+    unsafe fn commit(&self) {
         for n in 0..self.len {
             // SAFETY: By the type invariant the slot is valid and its request is written. A region
-            // is alive, and the caller has the turn of the QP, as he promises.
-            unsafe { (*self.slots.add(n)).register() };
+            // is alive, and the caller holds the lock of the QP, as promised.
+            unsafe { (*self.slots.add(n)).commit() };
         }
     }
 
@@ -170,14 +168,14 @@ impl<const LINKS: usize, const SGES: usize> Links<LINKS, SGES> {
     ///
     /// # Safety
     ///
-    /// `place` is there. `turn` is that of its QP, if the chain has to be posted in turn. What the
-    /// links are made of lives until the tail completes or, without one, until a signaled request
-    /// that is posted later completes or the QP was drained.
+    /// `target` is valid. `reg_lock` is that of its QP if a region is shared. What the links are
+    /// made of lives until the tail completes or, without one, until a signaled request that is
+    /// posted later completes or the QP was drained.
     #[inline]
     pub(super) unsafe fn post<'t>(
         self,
         target: &PostTarget,
-        turn: Option<&'t SpinLockIrq<()>>,
+        reg_lock: Option<&'t SpinLockIrq<()>>,
         tail: Option<*mut bindings::ib_cqe>,
     ) -> Result<(), Refused<'t, LINKS, SGES>> {
         // SAFETY: There is a first and a last one: an empty chain is not made.
@@ -193,11 +191,11 @@ impl<const LINKS: usize, const SGES: usize> Links<LINKS, SGES> {
                 debug::set_qp_of(target.raw.as_ptr(), tail);
             }
         }
-        let turn = turn.map(|turn| {
-            let turn = turn.lock();
-            // SAFETY: Nothing is posted yet, so the regions are alive. The turn is kept to the end.
-            unsafe { self.register() };
-            turn
+        let lock = reg_lock.map(|reg_lock| {
+            let lock = reg_lock.lock();
+            // SAFETY: Nothing is posted yet, so the regions are alive. The lock is held to the end.
+            unsafe { self.commit() };
+            lock
         });
         let (qp, mut bad) = (target.raw.as_ptr(), core::ptr::null());
         // SAFETY: The QP of `place` is valid and what the links are made of is kept, as the caller
@@ -208,7 +206,7 @@ impl<const LINKS: usize, const SGES: usize> Links<LINKS, SGES> {
         }
         Err(Refused {
             links: self,
-            _turn: turn,
+            _lock: lock,
             bad,
             ret,
         })
@@ -226,7 +224,7 @@ impl<const LINKS: usize, const SGES: usize> Refused<'_, LINKS, SGES> {
     pub(super) unsafe fn take_back(self) -> (Error, Option<usize>) {
         let Self {
             links,
-            _turn,
+            _lock,
             bad,
             ret,
         } = self;
@@ -272,8 +270,8 @@ impl<'a, const LINKS: usize, const SGES: usize> Chain<'a, LINKS, SGES> {
         // SAFETY: By the invariant of `Links` the slots are valid, and `n` is less than `LINKS`, as
         // just checked.
         let slot = unsafe { &mut *links.slots.add(n) };
-        // SAFETY: By the type invariant the place is there. `Links::post` registers in turn, and
-        // what is not posted is undone.
+        // SAFETY: By the type invariant the place is there. `Links::post` commits registrations,
+        // and what is not posted is undone.
         let output = unsafe { link.write(slot, &mut self.posting) }?;
         let wr = slot.wr();
         // SAFETY: The request was just written, and so was the one before, by the type invariant.
@@ -375,11 +373,11 @@ union AnyWr {
 ///
 /// # Invariants
 ///
-/// When the request is written and is a registration, so is its mark.
+/// When the request is written and registers a region, `registration` is written.
 #[doc(hidden)]
 #[repr(C)]
 pub struct Slot<const SGES: usize> {
-    marked: MaybeUninit<Marked>,
+    registration: MaybeUninit<Registration>,
     wr: MaybeUninit<AnyWr>,
     sges: [MaybeUninit<bindings::ib_sge>; SGES],
 }
@@ -388,7 +386,7 @@ impl<const SGES: usize> Slot<SGES> {
     pub(super) const fn new() -> Self {
         // INVARIANT: No request is written.
         Self {
-            marked: MaybeUninit::uninit(),
+            registration: MaybeUninit::uninit(),
             wr: MaybeUninit::uninit(),
             sges: [const { MaybeUninit::uninit() }; SGES],
         }
@@ -399,35 +397,34 @@ impl<const SGES: usize> Slot<SGES> {
         self.wr.as_mut_ptr().cast()
     }
 
-    /// Marks the region registered, if the link is a registration.
+    /// Marks the region registered, if the link registers one.
     ///
     /// # Safety
     ///
-    /// The request is written. If it registers a region, that is alive; the request is about to be
-    /// posted, and the caller has the turn of its QP until that has returned.
-    pub(super) unsafe fn register(&mut self) {
-        // SAFETY: The request is written, as the caller promises, so by the type invariant the mark
-        // of a registration is. Its region is alive, and the caller has the turn, as he promises,
-        // too.
+    /// The request is written. Its region is alive; the request is posted next, and the caller
+    /// holds the lock of its QP until that has returned.
+    unsafe fn commit(&mut self) {
+        // SAFETY: The request is written, as the caller promises, so by the type invariant the
+        // registration is. Its region is alive, and the caller holds the lock.
         unsafe {
             if (*self.wr()).opcode == bindings::ib_wr_opcode_IB_WR_REG_MR {
-                self.marked.assume_init_ref().register();
+                self.registration.assume_init_ref().commit();
             }
         }
     }
 
-    /// Takes back what the link has marked.
+    /// Ends the registration, if the link registers a region.
     ///
     /// # Safety
     ///
     /// The request is written and was not posted, what it is made of is alive, and this was not
     /// called for it before.
-    pub(super) unsafe fn undo(&mut self) {
-        // SAFETY: The request is written, as the caller promises, so by the type invariant the mark
-        // of a registration is. It was not posted, its region is alive, and the mark is read once.
+    unsafe fn undo(&mut self) {
+        // SAFETY: The request is written, as the caller promises, so by the type invariant the
+        // registration is. It was not posted, its region is alive, and it is read once.
         unsafe {
             if (*self.wr()).opcode == bindings::ib_wr_opcode_IB_WR_REG_MR {
-                self.marked.assume_init_read().undo();
+                self.registration.assume_init_read().abort();
             }
         }
     }
@@ -437,9 +434,8 @@ impl<const SGES: usize> Slot<SGES> {
 #[doc(hidden)]
 pub struct Posting {
     pub(super) target: NonNull<PostTarget>,
-    pub(super) private: Private,
-    /// Whether it has to be in turn, as a link registers a region that others may reach.
-    pub(super) in_turn: bool,
+    /// A link registers a region that is shared.
+    pub(super) shared: bool,
     /// Whether a link is an RDMA READ.
     pub(super) reads: bool,
 }
@@ -455,8 +451,8 @@ mod private {
         ///
         /// # Safety
         ///
-        /// The place in `posting` is there. [`Slot::register`] is called in turn if `posting` says
-        /// so then. If the request is not posted, [`Slot::undo`] is called.
+        /// The target in `posting` is valid. [`Slot::commit`] is called under the lock of the QP if
+        /// `posting` is `shared` then. If the request is not posted, [`Slot::undo`] is called.
         unsafe fn write(self, slot: &mut Slot<SGES>, posting: &mut Posting)
             -> Result<Self::Output>;
     }
@@ -494,22 +490,20 @@ impl<const SGES: usize> Write<SGES> for AtomicWr<'_> {
     }
 }
 
-impl<'a, const SGES: usize> Link<'a, SGES> for RegWr<'a> {}
-impl<const SGES: usize> Write<SGES> for RegWr<'_> {
+impl<'a, S: State, const SGES: usize> Link<'a, SGES> for RegWr<'a, S> {}
+impl<S: State, const SGES: usize> Write<SGES> for RegWr<'_, S> {
     type Output = Remote;
 
     #[inline]
     unsafe fn write(self, slot: &mut Slot<SGES>, posting: &mut Posting) -> Result<Remote> {
-        let shared = self.is_shared(&posting.private);
-        posting.in_turn |= shared;
-        // SAFETY: There is room for a request of every kind; the place is there. In turn, the
-        // region is marked before it is posted. If the request is not posted, that is taken back.
-        let (remote, marked) = unsafe {
-            let target = self.come_to(posting.target.as_ref(), shared)?;
-            self.write(slot.wr().cast(), target, shared)?
-        };
+        // SAFETY: There is room for a request of every kind, and the target is valid. The caller
+        // commits the registration and ends it if it is not posted. An exclusive one is committed
+        // when it is prepared.
+        let prepared = unsafe { self.prepare(slot.wr().cast(), posting.target.as_ref()) };
+        let (_, remote, registration) = prepared?;
         // INVARIANT: The request was just written.
-        slot.marked.write(marked);
+        slot.registration.write(registration);
+        posting.shared |= S::SHARED;
         Ok(remote)
     }
 }

@@ -30,7 +30,7 @@ const WINDOW: u32 = 100_000;
 /// How often threads race.
 const TURNS: i32 = 100;
 
-type Whole = Region<Bidirectional>;
+type Whole = SharedRegion<Bidirectional>;
 
 /// A request of a region that others share.
 #[derive(HasCqe)]
@@ -56,11 +56,11 @@ impl CqeHandler for Sharing {
     }
 }
 
-/// A request of a region that is its own.
+/// A request of a region that is its own, behind a box.
 #[derive(HasCqe)]
 struct Owning {
     cqe: Cqe<Self>,
-    region: Whole,
+    region: KBox<Region<Bidirectional>>,
     done: Arc<Counter>,
 }
 
@@ -162,7 +162,7 @@ impl<C: Polled> Setup<C> {
         let region = Region::new(Buf::alloc(&env.pd, 8, &env.cx)?, &env.cx)?;
         let shared = Shared {
             qp: a,
-            region: Arc::new(region, GFP_KERNEL)?,
+            region: Arc::new(region.into_shared(), GFP_KERNEL)?,
             pd: env.pd.clone(),
             registered: Counter::new()?,
             invalidated: Counter::new()?,
@@ -227,7 +227,7 @@ impl<C: Polled> Setup<C> {
     }
 }
 
-#[kunit_tests(rdma_mr_turn)]
+#[kunit_tests(rdma_mr_lock)]
 mod tests {
     use super::*;
 
@@ -310,15 +310,16 @@ mod tests {
     }
 
     #[test]
-    fn region_of_a_box_is_not_posted_in_turn() -> Result {
-        // It takes another request, which has to be in turn, to let the first one go on.
+    fn exclusive_region_takes_no_lock() -> Result {
+        // The first post goes on when there is another one, and that waits for the lock.
         let setup = Setup::<Softirq>::new()?;
         let (env, shared) = (&setup.null.env, &setup.shared);
         shared.register(&env.cx)?;
         wait(|| shared.registered.get() == 1)?;
+        let region = Region::new(Buf::alloc(&env.pd, 8, &env.cx)?, &env.cx)?;
         let own = Owning {
             cqe: Cqe::new(),
-            region: Region::new(Buf::alloc(&env.pd, 8, &env.cx)?, &env.cx)?,
+            region: KBox::new(region, GFP_KERNEL)?,
             done: Counter::new()?,
         };
         let done = own.done.clone();
@@ -326,7 +327,7 @@ mod tests {
         let posted = Counter::new()?;
         setup.invalidate_then(&posted)?;
         let own = KBox::pin(own, GFP_KERNEL)?;
-        shared.qp.post_reg(own, |o| both(&o.region))?;
+        shared.qp.post_reg(own, |o| both(&*o.region))?;
         wait(|| done.get() == 1 && posted.get() == 1)?;
         setup.ends()
     }
