@@ -46,14 +46,13 @@ use crate::{
     bindings,
     context::Context,
     debug,
+    identity,
     wc::{
         unlikely,
         Wc, //
     }, //
 };
 use core::{
-    any::TypeId,
-    arch::asm,
     marker::PhantomData,
     mem::{
         ManuallyDrop,
@@ -252,18 +251,8 @@ unsafe extern "C" fn done<T: CqeHandler<ID>, const ID: u64>(
     _cq: *mut bindings::ib_cq,
     wc: *mut bindings::ib_wc,
 ) {
-    // The compiler merges functions whose code is the same, and `is_of` tells owners apart by this
-    // one's address. A symbol that no other type has makes the code differ, and costs no
-    // instruction.
-    //
-    // SAFETY: A comment.
-    unsafe {
-        asm!(
-            "/* {} */",
-            sym identity::<T::Pointer, ID>,
-            options(nomem, nostack, preserves_flags)
-        )
-    };
+    // `is_of` tells owners apart by this function's address.
+    identity::keep_distinct::<Cqe<T::Pointer, ID>>();
     // SAFETY: The core passes a completion that is valid during this call, and `Wc` is transparent.
     let wc = unsafe { &*wc.cast::<Wc>() };
     if !debug::deactivate(wc.cqe()) {
@@ -272,16 +261,10 @@ unsafe extern "C" fn done<T: CqeHandler<ID>, const ID: u64>(
     // SAFETY: The request was posted with the address from `into_cqe`, and completes once: the
     // driver's contract.
     let this = unsafe { T::Pointer::from_cqe(wc.cqe()) };
-    // SAFETY: Posting checked that the completion queue is polled in a context that provides this
-    // one.
+    // SAFETY: Posting checked that the completion queue is polled in a
+    // context that provides this one.
     let cx = unsafe { T::Needs::assume() };
     T::done(this, wc, &cx);
-}
-
-/// Returns a value that is another for each `P` and `ID`, so that no two of these functions are
-/// merged.
-pub(crate) fn identity<P: 'static, const ID: u64>() -> TypeId {
-    TypeId::of::<Cqe<P, ID>>()
 }
 
 /// Says whether a request was posted with a `Cqe<T, ID>`.

@@ -25,7 +25,7 @@ use crate::{
     cqe::{
         self,
         hand_on,
-        identity,
+        Cqe,
         CqeHandler,
         CqePointer, //
     },
@@ -34,6 +34,7 @@ use crate::{
         Fate,
         Teardown, //
     },
+    identity,
     mr::{
         memory::AnyMemory, //
         state::{
@@ -54,7 +55,6 @@ use crate::{
     }, //
 };
 use core::{
-    arch::asm,
     cell::UnsafeCell,
     mem::ManuallyDrop,
     ptr::NonNull, //
@@ -492,17 +492,8 @@ unsafe extern "C" fn ended<T: CqeHandler<ID>, const ID: u64>(
     cq: *mut bindings::ib_cq,
     wc: *mut bindings::ib_wc,
 ) {
-    // As in `cqe::done`: no two of these functions may be merged, nor one of these with one of
-    // those.
-    //
-    // SAFETY: A comment.
-    unsafe {
-        asm!(
-            "/* ended: {} */",
-            sym identity::<T::Pointer, ID>,
-            options(nomem, nostack, preserves_flags)
-        )
-    };
+    // `take_ended` tells owners apart by this function's address.
+    identity::keep_distinct::<(Callback, Cqe<T::Pointer, ID>)>();
     // SAFETY: The core passes a completion that is valid during this call, and `Wc` is transparent.
     let done = unsafe { &*wc.cast::<Wc>() };
     // SAFETY: This is the callback of a request from `FastRegMr::invalidation`. Its owner is not back, as
@@ -522,8 +513,8 @@ unsafe extern "C" fn ended<T: CqeHandler<ID>, const ID: u64>(
     debug::deactivate(user);
     // SAFETY: The owner was given up as a `T` by its callback `ID`.
     let this = unsafe { T::Pointer::from_cqe(user) };
-    // SAFETY: Posting checked that the completion queue is polled in a context that provides this
-    // one.
+    // SAFETY: Posting checked that the completion queue is polled in a
+    // context that provides this one.
     let cx = unsafe { T::Needs::assume() };
     T::done(this, done, &cx);
 }
