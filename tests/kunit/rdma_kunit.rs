@@ -71,6 +71,7 @@ suites! {
     mr_repost: suite_mr_repost,
     mr_turn: suite_mr_turn,
     null_chain: suite_null_chain,
+    null_context: suite_null_context,
     null_create: suite_null_create,
     null_device: suite_null_device,
     null_events: suite_null_events,

@@ -16,19 +16,22 @@
 //!
 //! C header: [`include/rdma/ib_verbs.h`](srctree/include/rdma/ib_verbs.h) (`enum ib_poll_context`)
 
-use crate::bindings;
+use crate::{
+    bindings,
+    wc::Wc, //
+};
 use kernel::{
     prelude::*,
     types::NotThreadSafe, //
 };
 use private::Sealed;
 
-mod private {
+pub(crate) mod private {
     pub trait Sealed {}
 }
 
 /// A context that code can run in.
-pub trait Context: Sealed + 'static {
+pub trait Context: Sealed + Sized + 'static {
     /// Claims to run in this context.
     ///
     /// # Safety
@@ -37,6 +40,20 @@ pub trait Context: Sealed + 'static {
     /// lives.
     #[doc(hidden)]
     unsafe fn assume() -> Self;
+
+    /// Claims to run in this context, in the handler of a completion.
+    ///
+    /// # Safety
+    ///
+    /// The caller must run in a context that allows what this one allows, for as long as the token
+    /// lives. `cq` has given `wc`, and is valid. The request was posted with a handler that needs
+    /// this context, to a QP that completes where [`Provides`] says that it is there.
+    #[doc(hidden)]
+    #[inline]
+    unsafe fn of_completion(_cq: *mut bindings::ib_cq, _wc: &Wc) -> Self {
+        // SAFETY: The caller's context allows what this one allows, as it promises.
+        unsafe { Self::assume() }
+    }
 }
 
 /// Proof of nothing: the code may run in any context and must not sleep.

@@ -248,7 +248,7 @@ pub trait CqeHandler<const ID: u64 = 0>: HasCqe<ID> {
 ///
 /// Called by the RDMA core, once for each request that was posted with a `Cqe<T, ID>`.
 unsafe extern "C" fn done<T: CqeHandler<ID>, const ID: u64>(
-    _cq: *mut bindings::ib_cq,
+    cq: *mut bindings::ib_cq,
     wc: *mut bindings::ib_wc,
 ) {
     // `is_of` tells owners apart by this function's address.
@@ -261,9 +261,9 @@ unsafe extern "C" fn done<T: CqeHandler<ID>, const ID: u64>(
     // SAFETY: The request was posted with the address from `into_cqe`, and completes once: the
     // driver's contract.
     let this = unsafe { T::Pointer::from_cqe(wc.cqe()) };
-    // SAFETY: Posting checked that the completion queue is polled in a
+    // SAFETY: Posting checked that the completion queue, which the core passes, is polled in a
     // context that provides this one.
-    let cx = unsafe { T::Needs::assume() };
+    let cx = unsafe { T::Needs::of_completion(cq, wc) };
     T::done(this, wc, &cx);
 }
 

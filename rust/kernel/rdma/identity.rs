@@ -20,6 +20,12 @@ fn identity<T: 'static>() -> TypeId {
     TypeId::of::<T>()
 }
 
+/// Returns an address that stands for the type. It is not null.
+#[inline(always)]
+pub(crate) fn address_of<T: 'static>() -> usize {
+    identity::<T> as fn() -> TypeId as usize
+}
+
 /// Keeps the function that this is inlined into from being merged with those for other types `T`,
 /// by a comment in its assembly. It costs no instruction.
 #[inline(always)]

@@ -266,6 +266,12 @@ impl Wc {
         at.wrapping_sub(array.addr()) < const { POLL_BATCH * size_of::<Self>() }
     }
 
+    /// Returns the QP. It may be gone: see [`QpContext`](crate::qp::QpContext).
+    #[inline]
+    pub(crate) fn qp(&self) -> *mut bindings::ib_qp {
+        self.0.qp
+    }
+
     #[inline]
     pub(crate) fn cqe(&self) -> *mut bindings::ib_cqe {
         // SAFETY: The core calls handlers with `wr_cqe` set; both members of the union are as wide.

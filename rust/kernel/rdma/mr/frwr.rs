@@ -513,9 +513,9 @@ unsafe extern "C" fn ended<T: CqeHandler<ID>, const ID: u64>(
     debug::deactivate(user);
     // SAFETY: The owner was given up as a `T` by its callback `ID`.
     let this = unsafe { T::Pointer::from_cqe(user) };
-    // SAFETY: Posting checked that the completion queue is polled in a
+    // SAFETY: Posting checked that the completion queue, which the core passes, is polled in a
     // context that provides this one.
-    let cx = unsafe { T::Needs::assume() };
+    let cx = unsafe { T::Needs::of_completion(cq, done) };
     T::done(this, done, &cx);
 }
 

@@ -185,7 +185,7 @@ unsafe fn post<T: Receive<N>, const N: usize>(
 ///
 /// Called by the RDMA core, for a receive that was posted by [`post`].
 unsafe extern "C" fn done<T: Receive<N>, const N: usize>(
-    _cq: *mut bindings::ib_cq,
+    cq: *mut bindings::ib_cq,
     wc: *mut bindings::ib_wc,
 ) {
     // SAFETY: The core passes a completion that is valid during this call, and `Wc` is transparent.
@@ -196,8 +196,9 @@ unsafe extern "C" fn done<T: Receive<N>, const N: usize>(
     // INVARIANT: Each receive completes once, so this is the only handle.
     unsafe { &(*entry.as_ptr()).out }.store(1, Relaxed);
     let slot = Slot(entry);
-    // SAFETY: A QP is put on the SRQ only if its CQ is polled in a context that provides this one.
-    let cx = unsafe { T::Needs::assume() };
+    // SAFETY: A QP is put on the SRQ only if its CQ, which the core passes, is polled in a context
+    // that provides this one.
+    let cx = unsafe { T::Needs::of_completion(cq, wc) };
     T::done(slot, wc, &cx);
 }
 
