@@ -4,11 +4,7 @@
 //!
 //! C header: [`include/rdma/ib_verbs.h`](srctree/include/rdma/ib_verbs.h) (`struct ib_wc`)
 
-use crate::{
-    bindings,
-    context::PollContext,
-    qp::Qp, //
-};
+use crate::bindings;
 use kernel::{
     fmt,
     prelude::*,
@@ -211,17 +207,6 @@ impl Success<'_> {
         let array = cq.wc.cast_const();
         let batch = array..array.wrapping_add(POLL_BATCH);
         batch.contains(&core::ptr::from_ref(self.0))
-    }
-
-    /// Says whether it was `qp` that completed this (`ib_wc.qp`): how the handler of an SRQ's
-    /// receives, which come from several QPs, knows whom to answer.
-    ///
-    /// Any context.
-    #[inline]
-    pub fn is_of<S: PollContext, R: PollContext>(&self, qp: &Qp<S, R>) -> bool {
-        // The pointer is compared only: of a direct CQ that several threads process, a completion
-        // may outlive its QP.
-        core::ptr::eq(self.0.qp, qp.as_raw())
     }
 
     /// Returns the remote key that the peer invalidated with this receive.
