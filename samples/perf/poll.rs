@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! How completions are come by: by the RDMA core, or by the caller in one of three ways.
+//! Polling: by the RDMA core, or by the caller in one of three ways.
 
 use crate::args::Context;
 use kernel::prelude::*;
@@ -55,8 +55,8 @@ impl Mode for Direct {
     #[inline]
     fn poll<T: Owner>(context: Context) -> Option<Poll<Self>> {
         Some(match context {
-            Context::Static => |cq, budget| cq.process_with::<T, 0>(budget),
-            Context::Batch => |cq, _| cq.process_by(BATCH, T::claim),
+            Context::Static => |cq, budget| cq.process_with(budget, T::claim),
+            Context::Batch => |cq, _| cq.process_with(BATCH, T::claim),
             _ => |cq, budget| Ok(cq.process(budget)),
         })
     }

@@ -180,10 +180,18 @@ extern "C" fn rust_post_io(conn: &Conn, io: Pin<KBox<Io>>) {
     }
 }
 
-/// Runs handlers, those of messages without an indirect call.
+/// Handles a completion, that of a message without an indirect call.
+fn handle(completion: Completion<'_>) {
+    match completion.take::<Message, 0>() {
+        Ok((message, wc)) => complete(message, wc),
+        Err(other) => other.dispatch(),
+    }
+}
+
+/// Processes completions in the order of a CQ.
 #[no_mangle]
 extern "C" fn rust_process(cq: &Cq<Direct>, budget: u32) -> u32 {
-    cq.process_with::<Message, 0>(budget).unwrap_or(0)
+    cq.process_with(budget, handle).unwrap_or(0)
 }
 
 /// Polls without handlers.
@@ -191,12 +199,7 @@ extern "C" fn rust_process(cq: &Cq<Direct>, budget: u32) -> u32 {
 extern "C" fn rust_poll(cq: &Cq<Direct>) {
     let mut batch = Batch::<16>::new();
     while cq.poll(&mut batch).is_ok_and(|n| n != 0) {
-        for completion in batch.completions() {
-            match completion.take::<Message, 0>() {
-                Ok((message, wc)) => complete(message, wc),
-                Err(other) => drop(other),
-            }
-        }
+        batch.completions().for_each(handle);
     }
 }
 

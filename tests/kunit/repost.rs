@@ -433,7 +433,7 @@ mod tests {
         let (null, entries) = (NullEnv::new()?, CAPS.entries());
         let cq = null.env.cq::<Direct>(entries)?;
         let polls = |cq: &Cq<Direct>| {
-            let _ = cq.process_by(16, |c| drop(c));
+            let _ = cq.process_with(16, |c| c.dispatch());
         };
         let counted = |queues| is_counted_by(&null, [&cq, &cq], queues, polls);
         check!(!counted(Queues::Send)? && !counted(Queues::Recv)?);

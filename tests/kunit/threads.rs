@@ -163,8 +163,8 @@ mod tests {
             wait(|| {
                 // What was not taken goes to its handler when the batch is filled again.
                 let polled = cq.poll(&mut batch);
-                drop(batch.next());
-                batch.dispatch();
+                drop(batch.completions().next());
+                batch.completions().for_each(Completion::dispatch);
                 polled.is_err() || done.get() == 2 * TURNS
             })
         })?;

@@ -131,7 +131,7 @@ unsafe fn drain_by_driver(
     e: Error,
 ) -> Result {
     let drain = drain.ok_or(e)?;
-    let _seat = wait.sit(cq)?;
+    let _guard = wait.lock(cq)?;
     // SAFETY: `drain` is for a queue of this QP, which is valid, and this may sleep, as the caller
     // promises.
     unsafe { drain(qp) };
@@ -545,16 +545,16 @@ impl<'a> Wait<'a> {
         Ok(())
     }
 
-    /// Takes the seat of a CQ that its users poll, for a driver's own drain, which polls such a CQ,
-    /// too.
-    fn sit<'cq>(&self, cq: &'cq cq::Inner) -> Result<Option<PollGuard<'cq>>> {
+    /// Takes the poll lock of a CQ that callers poll, for a driver's own drain, which polls such a
+    /// CQ, too.
+    fn lock<'cq>(&self, cq: &'cq cq::Inner) -> Result<Option<PollGuard<'cq>>> {
         if !cq.is_caller_polled() {
             return Ok(None);
         }
         let mut pauses = Pauses::new();
         loop {
-            if let Some(seat) = cq.sit() {
-                return Ok(Some(seat));
+            if let Some(guard) = cq.try_lock() {
+                return Ok(Some(guard));
             }
             self.check()?;
             pauses.pause();
@@ -575,12 +575,12 @@ fn poll(cq: &cq::Inner) -> bool {
     if !cq.is_caller_polled() {
         return false;
     }
-    let Some(_seat) = cq.sit() else {
-        // Who has the seat polls.
+    let Some(_guard) = cq.try_lock() else {
+        // The holder of the lock polls.
         return true;
     };
     for _ in 0..ROWS {
-        // SAFETY: The CQ is there while `cq` lives, its users poll it, and it is our turn.
+        // SAFETY: The CQ is there while `cq` lives, its users poll it, and the poll lock is held.
         if unsafe { bindings::ib_process_cq_direct(cq.raw.as_ptr(), BUDGET) } < BUDGET {
             break;
         }
