@@ -59,6 +59,7 @@ use crate::{
         PollLock, //
     },
     wc::{
+        core_array,
         Wc,
         POLL_BATCH, //
     }, //
@@ -403,9 +404,9 @@ impl<C: CorePolled> Cq<C> {
     /// `vector` is a hint: the number of a completion vector or, modulo the number of vectors, of a
     /// CPU; or the core's choice.
     ///
-    /// A failure of a shared CQ goes unseen. Such a CQ cannot be moderated, and is not for QPs on an
-    /// SRQ, nor for those with a [context](crate::qp::Qp::set_context). The entries are given back,
-    /// from a work item, when the last handle and every QP that uses them are gone.
+    /// A failure of a shared CQ goes unseen. Such a CQ cannot be moderated, and is not for QPs on
+    /// an SRQ, nor for those with a [context](crate::qp::Qp::set_context). The entries are given
+    /// back, from a work item, when the last handle and every QP that uses them are gone.
     ///
     /// # Errors
     ///
@@ -572,13 +573,14 @@ impl Inner {
         self.poll_lock.holder() != 0
     }
 
-    /// Returns where the completions are that its poller dispatches; null if there may be others.
+    /// Returns the array that completions are polled into which are handled one after the other;
+    /// null if the CQ is shared, as other modules may poll it too.
     pub(crate) fn polled_into(&self) -> *const Wc {
         match &self.wcs {
             Some(wcs) => wcs.get().cast_const().cast(),
             None if self.is_shared() => core::ptr::null(),
             // SAFETY: The CQ is there while `self` lives, and its array does not change.
-            None => unsafe { (*self.raw.as_ptr()).wc }.cast_const().cast(),
+            None => core_array(unsafe { self.raw.as_ref() }),
         }
     }
 
