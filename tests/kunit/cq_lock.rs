@@ -134,7 +134,7 @@ fn drain<C: Polled + CallerPolled>() -> Result {
     wait(|| drained.get() == 1)
 }
 
-#[kunit_tests(rdma_cq_seat)]
+#[kunit_tests(rdma_cq_lock)]
 mod tests {
     use super::*;
 
@@ -170,7 +170,7 @@ mod tests {
 
     /// What is in a batch does not keep others from polling.
     #[test]
-    fn batch_leaves_the_seat() -> Result {
+    fn batch_does_not_hold_the_lock() -> Result {
         let lone = Lone::<Direct>::new()?;
         let done = Counter::new()?;
         for _ in 0..2 {
@@ -187,7 +187,7 @@ mod tests {
         Ok(())
     }
 
-    /// Nor does who looks at each completion find others.
+    /// Nor are there others while one is looked at.
     #[test]
     fn each_completion_is_looked_at_alone() -> Result {
         let lone = Lone::<Direct>::new()?;

@@ -419,7 +419,7 @@ mod tests {
     }
 
     #[test]
-    fn counts_no_reference_where_the_caller_has_the_seat() -> Result {
+    fn counts_no_reference_where_the_caller_polls() -> Result {
         let (null, entries) = (NullEnv::new()?, CAPS.entries());
         let direct = null.env.cq::<Direct>(entries)?;
         check_eq!(are_counted(&null, &direct)?, [false; 2]);
