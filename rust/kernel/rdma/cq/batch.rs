@@ -320,8 +320,8 @@ impl Drop for Completion<'_> {
     #[inline]
     fn drop(&mut self) {
         // SAFETY: By the type invariant `cq` gave it, and its owner was not taken back; `self` is
-        // gone after this. Owners that need more than `Atomic` cannot be posted to a CQ that callers
-        // poll.
+        // gone after this. Owners that need more than `Atomic` cannot be posted to a CQ that
+        // callers poll.
         unsafe { dispatch(self.cq, self.wc) };
     }
 }

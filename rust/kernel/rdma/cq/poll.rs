@@ -33,8 +33,8 @@ impl<C: CallerPolled> Cq<C> {
     /// (`ib_process_cq_direct`).
     ///
     /// This polls 16 completions at a time instead of 8, and is compiled into the ULP: the RDMA
-    /// core's trace points (`cq_process`, `cq_poll`) do not see it. Errors of the driver count as no
-    /// completion.
+    /// core's trace points (`cq_process`, `cq_poll`) do not see it. Errors of the driver count as
+    /// no completion.
     ///
     /// Any context. One thread at a time polls: while another one does, or a handler of this CQ
     /// runs, this returns 0. So handlers of the CQ run one after the other, in the order of the
