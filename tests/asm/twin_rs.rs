@@ -7,7 +7,10 @@ use core::num::NonZero;
 use kernel::prelude::*;
 use rdma::{
     prelude::*,
-    qp::Chain, //
+    qp::{
+        Chain,
+        QpContext, //
+    }, //
 };
 
 /// What is posted.
@@ -35,6 +38,14 @@ struct Io {
     region: Region<Bidirectional>,
 }
 
+/// What completes by the connection of its QP.
+#[repr(C)]
+#[derive(HasCqe)]
+struct Answer {
+    cqe: Cqe<Self>,
+    buf: Buf<Bidirectional>,
+}
+
 /// What a connection posts with.
 struct Conn {
     qp: Qp<Softirq>,
@@ -46,6 +57,8 @@ extern "C" {
     fn message_failed(message: *mut Message, error: c_int);
     fn pair_failed(owner: *mut Pair, error: c_int);
     fn io_failed(owner: *mut Io, error: c_int);
+    fn answer_completed(conn: *const Conn, answer: *mut Answer);
+    fn answer_failed(answer: *mut Answer);
 }
 
 /// Hands an owner over to code that both twins share.
@@ -70,6 +83,20 @@ impl CqeHandler for Message {
 
     fn done(this: Self::Pointer, wc: &Wc, _cx: &Atomic) {
         complete(this, wc);
+    }
+}
+
+impl CqeHandler for Answer {
+    type Pointer = Pin<KBox<Self>>;
+    type Needs = QpContext<Conn>;
+
+    fn done(this: Self::Pointer, _wc: &Wc, cx: &QpContext<Conn>) {
+        match cx.get() {
+            // SAFETY: Compared, never run.
+            Some(conn) => unsafe { answer_completed(conn, into_raw(this)) },
+            // SAFETY: Compared, never run.
+            None => unsafe { answer_failed(into_raw(this)) },
+        }
     }
 }
 
@@ -206,3 +233,7 @@ extern "C" fn rust_poll(cq: &Cq<Direct>) {
 /// The callback that the RDMA core calls; see `Cqe`.
 #[no_mangle]
 static RUST_DONE: Cqe<Message> = Cqe::new();
+
+/// That of an answer.
+#[no_mangle]
+static RUST_ANSWERED: Cqe<Answer> = Cqe::new();

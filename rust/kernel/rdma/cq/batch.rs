@@ -270,8 +270,8 @@ impl<'a> Completion<'a> {
     /// Takes the owner, if it is a `T` that was posted by its callback `ID`; its handler is not
     /// called.
     ///
-    /// Where `T` is generic and of another crate, a module may not recognise owners that another
-    /// module has made.
+    /// If `T` is generic and of another crate, a module may not recognise owners that another module
+    /// has made.
     ///
     /// # Errors
     ///

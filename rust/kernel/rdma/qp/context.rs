@@ -26,6 +26,7 @@ use crate::{
     wc::Wc, //
 };
 use core::{
+    hint::assert_unchecked,
     ops::Deref,
     ptr::{
         null_mut,
@@ -250,7 +251,10 @@ impl UserContext {
         if self.of.load(Ordering::Acquire) != identity::address_of::<T>() {
             return None;
         }
-        NonNull::new(self.value.load(Ordering::Relaxed).cast())
+        let value = self.value.load(Ordering::Relaxed);
+        // SAFETY: By the type invariant `value` is a valid `T`, so it is not null.
+        unsafe { assert_unchecked(!value.is_null()) };
+        NonNull::new(value.cast())
     }
 
     /// Sets the context, `value`, which `owner` keeps; its type has the address `of`.
