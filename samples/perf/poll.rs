@@ -55,8 +55,8 @@ impl Mode for Direct {
     #[inline]
     fn poll<T: Owner>(context: Context) -> Option<Poll<Self>> {
         Some(match context {
-            Context::Static => |cq, budget| cq.process_with::<T, 0>(budget),
-            Context::Batch => |cq, _| cq.process_by(BATCH, T::claim),
+            Context::Static => |cq, budget| cq.process_with(budget, T::claim),
+            Context::Batch => |cq, _| cq.process_with(BATCH, T::claim),
             _ => |cq, budget| Ok(cq.process(budget)),
         })
     }

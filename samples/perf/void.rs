@@ -185,21 +185,19 @@ impl<const STATIC: bool> Round for Taken<STATIC> {
     #[inline(never)]
     fn process(&mut self, cq: &Cq<Direct>, left: u32) -> Result<u32> {
         let here = &mut self.here;
-        let mut take = |request: Pin<KBox<Request>>, wc: &Wc| {
-            request.completed(wc);
-            // There was room for all of them.
-            let _ = here.push_within_capacity(request);
+        let take = |completion: Completion<'_>| {
+            if let Ok((request, wc)) = completion.take::<Request, 0>() {
+                request.completed(wc);
+                // The vector has held all of them before.
+                let _ = here.push_within_capacity(request);
+            }
         };
         if STATIC {
-            return cq.process_each::<Request, 0>(left, take);
+            return cq.process_with(left, take);
         }
         let mut batch = Batch::<{ BATCH as usize }>::new();
         let n = cq.poll(&mut batch)?;
-        for completion in batch.completions() {
-            if let Ok((request, wc)) = completion.take::<Request, 0>() {
-                take(request, wc);
-            }
-        }
+        batch.completions().for_each(take);
         Ok(n as u32)
     }
 }

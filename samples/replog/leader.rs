@@ -99,7 +99,7 @@ impl Leader {
 
     /// Waits for a completion.
     fn next(&mut self, cx: &Sleepable) -> Result<Completion<'_>> {
-        let completion = self.cq.next_within(&mut self.batch, PATIENCE_MS, cx)?;
+        let completion = self.cq.next(&mut self.batch, PATIENCE_MS, cx)?;
         completion.ok_or(ETIMEDOUT)
     }
 

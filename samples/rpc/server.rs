@@ -17,14 +17,15 @@ use crate::proto::{
     MAX_LEN, //
 };
 use kernel::{
-    new_mutex,
     page::PAGE_SIZE,
-    prelude::*,
-    sync::Mutex, //
+    prelude::*, //
 };
 use rdma::{
     prelude::*,
-    qp::InitAttr,
+    qp::{
+        InitAttr,
+        QpContext, //
+    },
     rw::{
         Ctx,
         Rw, //
@@ -57,32 +58,23 @@ const CAPS: Caps = Caps {
 /// To transfer pages may sleep, so the completions are handled where that is allowed.
 type ServerQp = Qp<Workqueue>;
 
-/// The connections that there are.
-type Connections = Mutex<KVec<Arc<Connection>>>;
-
+/// A connection: the context of its QP, which all handlers of its completions borrow.
 struct Connection {
     id: cm::Id,
     qp: ServerQp,
-    all: Arc<Connections>,
 }
 
-impl Connection {
-    /// Finds the connection that something has completed on. What a call says about itself would be
-    /// no proof of that. (A server of thousands has them say where to look, then asks `is_of`.)
-    fn find(all: &Connections, wc: &Success<'_>) -> Option<Arc<Self>> {
-        all.lock().iter().find(|c| wc.is_of(&c.qp)).cloned()
-    }
-
-    fn forget(&self) {
-        self.all.lock().retain(|c| !core::ptr::eq(&**c, self));
-    }
-}
+/// The context that handlers run in.
+type InConnection = QpContext<Connection, Sleepable>;
 
 impl cm::Handler for Connection {
-    /// Each connection has a last event, after which nothing here keeps its QP.
-    fn event(&self, event: cm::Event<'_>, _cx: &Sleepable) {
+    /// Each connection has a last event. The QP keeps its context, which owns the QP, until this
+    /// takes it.
+    fn event(&self, event: cm::Event<'_>, cx: &Sleepable) {
         if !matches!(event, cm::Event::Established { .. } | cm::Event::Other(_)) {
-            self.forget();
+            if let Err(e) = self.qp.clear_context(cx) {
+                pr_err!("a connection was not drained: {e:?}\n");
+            }
         }
     }
 }
@@ -96,8 +88,7 @@ pub(crate) fn serve(
     pd: &Pd,
     cx: &Sleepable,
 ) -> Result<cm::Listener> {
-    let all = Arc::pin_init(new_mutex!(KVec::new()), GFP_KERNEL)?;
-    let slot = |_| Request::new(all.clone(), pd, cx);
+    let slot = |_| Request::new(pd, cx);
     let srq = Srq::create(pd, SLOTS, slot, cx)?;
 
     let port = pd.device().port(1).ok_or(ENODEV)?;
@@ -113,12 +104,11 @@ pub(crate) fn serve(
         let qp = InitAttr::on_srq(&pd, &cq, &srq, &CAPS)
             .rw_contexts(contexts, 1)
             .create_for(&id, cx)?;
-        let all = all.clone();
-        let connection = Arc::new(Connection { id, qp, all }, GFP_KERNEL)?;
+        let connection = Arc::new(Connection { id, qp }, GFP_KERNEL)?;
         // The peer may call before `accept` returns.
-        connection.all.lock().push(connection.clone(), GFP_KERNEL)?;
+        connection.qp.set_context(connection.clone(), cx)?;
         let accepted = (connection.id).accept(connection.clone(), &cm::ConnParam::default(), cx);
-        accepted.inspect_err(|_| connection.forget())
+        accepted.or_else(|e| connection.qp.clear_context(cx).and(Err(e)))
     };
     cm::Listener::new(client, addr, BACKLOG, Arc::new(accept, GFP_KERNEL)?, cx)
 }
@@ -132,18 +122,16 @@ struct Request {
     message: Buf<Bidirectional>,
     data: Ctx,
     call: Option<Call>,
-    all: Arc<Connections>,
 }
 
 impl Request {
-    fn new(all: Arc<Connections>, pd: &Pd, cx: &Sleepable) -> Result<Self> {
+    fn new(pd: &Pd, cx: &Sleepable) -> Result<Self> {
         Ok(Self {
             fetched: Cqe::new(),
             answered: Cqe::new(),
             message: Buf::alloc(pd, CALL.max(ANSWER), cx)?,
             data: Ctx::new(Pages::alloc(MAX_LEN, cx)?),
             call: None,
-            all,
         })
     }
 
@@ -169,17 +157,16 @@ impl Request {
 }
 
 impl Receive for Request {
-    type Needs = Sleepable;
+    type Needs = InConnection;
 
     fn recv(&self) -> RecvWr<'_> {
         RecvWr::new([self.message.whole_mut()])
     }
 
     /// A call has come.
-    fn done(slot: Slot<Self>, wc: &Wc, cx: &Sleepable) {
+    fn done(slot: Slot<Self>, wc: &Wc, cx: &InConnection) {
         // Flushed, or too long for the slot: its connection has ended.
-        let Ok(wc) = wc.result() else { return };
-        let Some(connection) = Connection::find(&slot.all, &wc) else {
+        let (Ok(wc), Some(connection)) = (wc.result(), cx.get()) else {
             return;
         };
         if let Err(e) = begin(slot, &wc, &connection.qp, cx) {
@@ -215,12 +202,11 @@ fn begin(mut slot: Slot<Request>, wc: &Success<'_>, qp: &ServerQp, cx: &Sleepabl
 
 impl CqeHandler for Request {
     type Pointer = Slot<Self>;
-    type Needs = Sleepable;
+    type Needs = InConnection;
 
     /// The caller's data are here. If not, its device has refused, and the connection has ended.
-    fn done(mut slot: Slot<Self>, wc: &Wc, _cx: &Sleepable) {
-        let Ok(wc) = wc.result() else { return };
-        let (Some(connection), Some(call)) = (Connection::find(&slot.all, &wc), slot.call) else {
+    fn done(mut slot: Slot<Self>, wc: &Wc, cx: &InConnection) {
+        let (Ok(_), Some(connection), Some(call)) = (wc.result(), cx.get(), slot.call) else {
             return;
         };
         slot.conclude(&call);

@@ -95,7 +95,7 @@ pub(crate) fn ask(
 
         loop {
             // The caller waits anyhow, so it polls the completions too.
-            let Some(completion) = cq.next_within(&mut batch, PATIENCE_MS, cx)? else {
+            let Some(completion) = cq.next(&mut batch, PATIENCE_MS, cx)? else {
                 stats.lock().lost += 1;
                 break;
             };

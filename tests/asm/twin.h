@@ -27,6 +27,11 @@ struct conn {
 	struct ib_qp *qp;
 };
 
+struct answer {
+	struct ib_cqe cqe;
+	u64 addr;
+};
+
 void message_completed(struct message *message, u32 byte_len);
 void message_failed(struct message *message, int error);
 void c_post_recv(struct conn *conn, struct message *message);
@@ -37,6 +42,8 @@ void pair_failed(struct pair *pair, int error);
 void c_post_pair(struct conn *conn, struct pair *pair);
 void io_failed(struct io *io, int error);
 void c_post_io(struct conn *conn, struct io *io);
+void answer_completed(struct conn *conn, struct answer *answer);
+void c_answered(struct ib_cq *cq, struct ib_wc *wc);
 void c_done(struct ib_cq *cq, struct ib_wc *wc);
 int c_process(struct ib_cq *cq, int budget);
 void c_poll(struct ib_cq *cq);

@@ -180,6 +180,13 @@ void c_done(struct ib_cq *cq, struct ib_wc *wc)
 	message_completed(message, wc->byte_len);
 }
 
+void c_answered(struct ib_cq *cq, struct ib_wc *wc)
+{
+	struct answer *answer = container_of(wc->wr_cqe, struct answer, cqe);
+
+	answer_completed(wc->qp->qp_context, answer);
+}
+
 /* As __ib_process_cq() in drivers/infiniband/core/cq.c, without its trace points. */
 int c_process(struct ib_cq *cq, int budget)
 {

@@ -7,7 +7,10 @@ use core::num::NonZero;
 use kernel::prelude::*;
 use rdma::{
     prelude::*,
-    qp::Chain, //
+    qp::{
+        Chain,
+        QpContext, //
+    }, //
 };
 
 /// The owner of a request.
@@ -35,6 +38,14 @@ struct Io {
     region: Region<Bidirectional>,
 }
 
+/// The owner of a request that finds its connection when it completes.
+#[repr(C)]
+#[derive(HasCqe)]
+struct Answer {
+    cqe: Cqe<Self>,
+    buf: Buf<Bidirectional>,
+}
+
 /// The part of a connection that posts.
 struct Conn {
     qp: Qp<Softirq>,
@@ -46,6 +57,8 @@ extern "C" {
     fn message_failed(message: *mut Message, error: c_int);
     fn pair_failed(owner: *mut Pair, error: c_int);
     fn io_failed(owner: *mut Io, error: c_int);
+    fn answer_completed(conn: *const Conn, answer: *mut Answer);
+    fn answer_failed(answer: *mut Answer);
 }
 
 /// Hands an owner over to code that both twins share.
@@ -70,6 +83,20 @@ impl CqeHandler for Message {
 
     fn done(this: Self::Pointer, wc: &Wc, _cx: &Atomic) {
         complete(this, wc);
+    }
+}
+
+impl CqeHandler for Answer {
+    type Pointer = Pin<KBox<Self>>;
+    type Needs = QpContext<Conn>;
+
+    fn done(this: Self::Pointer, _wc: &Wc, cx: &QpContext<Conn>) {
+        match cx.get() {
+            // SAFETY: Compared, never run.
+            Some(conn) => unsafe { answer_completed(conn, into_raw(this)) },
+            // SAFETY: Compared, never run.
+            None => unsafe { answer_failed(into_raw(this)) },
+        }
     }
 }
 
@@ -180,10 +207,18 @@ extern "C" fn rust_post_io(conn: &Conn, io: Pin<KBox<Io>>) {
     }
 }
 
-/// Runs handlers, those of messages without an indirect call.
+/// Handles a completion, that of a message without an indirect call.
+fn handle(completion: Completion<'_>) {
+    match completion.take::<Message, 0>() {
+        Ok((message, wc)) => complete(message, wc),
+        Err(other) => other.dispatch(),
+    }
+}
+
+/// Processes completions in the order of a CQ.
 #[no_mangle]
 extern "C" fn rust_process(cq: &Cq<Direct>, budget: u32) -> u32 {
-    cq.process_with::<Message, 0>(budget).unwrap_or(0)
+    cq.process_with(budget, handle).unwrap_or(0)
 }
 
 /// Polls without handlers.
@@ -191,15 +226,14 @@ extern "C" fn rust_process(cq: &Cq<Direct>, budget: u32) -> u32 {
 extern "C" fn rust_poll(cq: &Cq<Direct>) {
     let mut batch = Batch::<16>::new();
     while cq.poll(&mut batch).is_ok_and(|n| n != 0) {
-        for completion in batch.completions() {
-            match completion.take::<Message, 0>() {
-                Ok((message, wc)) => complete(message, wc),
-                Err(other) => drop(other),
-            }
-        }
+        batch.completions().for_each(handle);
     }
 }
 
 /// The callback that the RDMA core calls; see `Cqe`.
 #[no_mangle]
 static RUST_DONE: Cqe<Message> = Cqe::new();
+
+/// That of an answer.
+#[no_mangle]
+static RUST_ANSWERED: Cqe<Answer> = Cqe::new();

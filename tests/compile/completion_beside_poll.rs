@@ -7,7 +7,8 @@ use rdma::prelude::*;
 
 fn poll(cq: &Cq<Direct>) -> Result<bool> {
     let mut batch = Batch::<4>::new();
-    let first = cq.next(&mut batch)?;
+    cq.poll(&mut batch)?;
+    let first = batch.completions().next();
     #[cfg(mistake)]
     cq.poll(&mut batch)?; //~ E0499 cannot borrow `batch` as mutable more than once
     Ok(first.is_some_and(|completion| completion.result().is_ok()))

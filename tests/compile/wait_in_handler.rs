@@ -17,7 +17,7 @@ impl CqeHandler for Request {
 
     fn done(this: Self::Pointer, _wc: &Wc, cx: &Atomic) {
         #[cfg(mistake)]
-        let _ = this.cq.wait(1000, cx); //~ E0308 mismatched types
+        let _ = this.cq.wait(Notify::NextComp, 1000, cx); //~ E0308 mismatched types
         #[cfg(not(mistake))]
         let _ = (this.cq.process(0), cx);
     }

@@ -14,5 +14,5 @@ type Context = Direct;
 type Context = Waited;
 
 fn wait(cq: &Cq<Context>, cx: &Sleepable) -> Result<Wait> {
-    cq.wait(1000, cx) //~ E0599 no method named `wait`
+    cq.wait(Notify::NextComp, 1000, cx) //~ E0599 no method named `wait`
 }

@@ -40,10 +40,10 @@ fn lend(qp: &Qp<Softirq>, requests: &mut KVec<Reusable<Request>>) -> Result {
 fn poll(cq: &Cq<Direct>, finished: fn(InFlight<Request>, &Wc)) -> Result {
     let mut batch = Batch::<16>::new();
     while cq.poll(&mut batch)? != 0 {
-        while let Some(completion) = batch.next() {
+        for completion in batch.completions() {
             match completion.take::<Request, 0>() {
                 Ok((request, wc)) => finished(request, wc),
-                Err(other) => drop(other), // To its handler.
+                Err(other) => other.dispatch(),
             }
         }
     }

@@ -2,6 +2,7 @@
 
 //! Completions that are polled into a batch, one at a time, or dispatched without an indirect call.
 
+use crate::check::fail;
 use crate::fixture::{
     received,
     recv,
@@ -132,10 +133,12 @@ fn collect<C: Polled + CallerPolled, const N: usize>(
 ) -> Result {
     let (mut batch, mut seen) = (Batch::<N>::new(), 0);
     wait(|| {
-        while let Ok(Some(completion)) = cq.next(&mut batch) {
-            seen += 1;
-            if each(completion).is_err() {
-                return true;
+        while cq.poll(&mut batch).is_ok_and(|n| n > 0) {
+            for completion in batch.completions() {
+                seen += 1;
+                if each(completion).is_err() {
+                    return true;
+                }
             }
         }
         seen >= n
@@ -151,7 +154,7 @@ fn batches_are_bounded<C: Polled + CallerPolled>() -> Result {
     let mut sizes = [0; 4];
     for size in &mut sizes {
         *size = link.recv_cq.poll(&mut batch)?;
-        while let Some(completion) = batch.next() {
+        for completion in batch.completions() {
             completion.result().map_err(Error::from)?;
         }
         check!(batch.is_empty());
@@ -181,7 +184,7 @@ fn taken_owners_are_not_handled<C: Polled + CallerPolled>() -> Result {
     check_eq!(i, 4);
     check_eq!(received.len(), 0);
     check_eq!(received.dropped(), 4);
-    // Those that nobody takes go to their handler.
+    // Those that are not taken go to their handler.
     collect::<_, 3>(&link.send_cq, 4, |completion| {
         drop(completion);
         Ok(())
@@ -191,32 +194,46 @@ fn taken_owners_are_not_handled<C: Polled + CallerPolled>() -> Result {
     Ok(())
 }
 
-fn static_dispatch<C: Polled + CallerPolled>() -> Result {
+/// Takes owners of type `T`, and calls the handlers of others.
+fn take<T: Send + Unpin + 'static, C: CallerPolled>(
+    cq: &Cq<C>,
+    budget: u32,
+    mut done: impl FnMut(Pin<KBox<Same<T>>>, &Wc),
+) -> Result<u32> {
+    cq.process_with(budget, |completion| match completion.take::<Same<T>, 0>() {
+        Ok((owner, wc)) => done(owner, wc),
+        Err(other) => other.dispatch(),
+    })
+}
+
+fn owners_are_dispatched<C: Polled + CallerPolled>() -> Result {
     let (link, fates) = (Link::<C>::new()?, Fates::new()?);
-    check_eq!(link.recv_cq.process_with::<Same<u8>, 0>(1)?, 0);
+    let process = |budget| link.recv_cq.process_with(budget, |c| c.dispatch());
+    check_eq!(process(1)?, 0);
     complete::<_, u8>(&link, &fates, 5)?;
-    check_err!(link.recv_cq.process_with::<Same<u8>, 0>(0), EINVAL);
+    check_err!(process(0), EINVAL);
     check_eq!(fates.both(), (0, 0));
-    check_eq!(link.recv_cq.process_with::<Same<u8>, 0>(2)?, 2);
+    check_eq!(process(2)?, 2);
     check_eq!(fates.both(), (2, 2));
-    check_eq!(link.recv_cq.process_with::<Same<u8>, 0>(u32::MAX)?, 3);
+    check_eq!(process(u32::MAX)?, 3);
     check_eq!(fates.both(), (5, 5));
-    // Owners of other types go to their own handlers.
+    // Those that are dropped go to their handlers too.
     complete::<_, i8>(&link, &fates, 4)?;
-    check_eq!(link.recv_cq.process_with::<Same<u8>, 0>(100)?, 4);
+    check_eq!(
+        link.recv_cq
+            .process_with(100, |completion| drop(completion))?,
+        4
+    );
     check_eq!(fates.both(), (9, 9));
     Ok(())
 }
 
 fn owners_are_given<C: Polled + CallerPolled>() -> Result {
     let (link, fates) = (Link::<C>::new()?, Fates::new()?);
-    check_err!(
-        link.recv_cq.process_each::<Same<u8>, 0>(0, |_, _| ()),
-        EINVAL
-    );
+    check_err!(take::<u8, _>(&link.recv_cq, 0, |_, _| ()), EINVAL);
     complete::<_, u8>(&link, &fates, 3)?;
     let mut kept = KVec::with_capacity(3, GFP_KERNEL)?;
-    let n = link.recv_cq.process_each::<Same<u8>, 0>(2, |owner, wc| {
+    let n = take::<u8, _>(&link.recv_cq, 2, |owner, wc| {
         if wc.result().is_ok() {
             let _ = kept.push_within_capacity(owner);
         }
@@ -226,7 +243,7 @@ fn owners_are_given<C: Polled + CallerPolled>() -> Result {
     drop(kept);
     check_eq!(fates.both(), (0, 2));
     // Owners of other types go to their own handlers.
-    let n = link.recv_cq.process_each::<Same<i8>, 0>(100, |_, _| ())?;
+    let n = take::<i8, _>(&link.recv_cq, 100, |_, _| ())?;
     check_eq!(n, 1);
     check_eq!(fates.both(), (1, 3));
     Ok(())
@@ -241,8 +258,10 @@ fn drains_meanwhile<C: Polled + CallerPolled>() -> Result {
     link.env.client.spawn(GFP_KERNEL, move |_| {
         let mut batch = Batch::<4>::new();
         let _ = wait(|| {
-            while let Ok(Some(completion)) = cq.next(&mut batch) {
-                let _ = completion.take::<Same<u8>, 0>();
+            while cq.poll(&mut batch).is_ok_and(|n| n > 0) {
+                for completion in batch.completions() {
+                    let _ = completion.take::<Same<u8>, 0>();
+                }
             }
             end.get() == 1
         });
@@ -270,8 +289,7 @@ mod tests {
         let link = Link::<Direct>::new()?;
         let mut batch = Batch::<4>::new();
         check_eq!(link.recv_cq.poll(&mut batch)?, 0);
-        check!(link.recv_cq.next(&mut batch)?.is_none());
-        check!(batch.next().is_none());
+        check!(batch.completions().next().is_none());
         check!(batch.is_empty());
         Ok(())
     }
@@ -297,13 +315,13 @@ mod tests {
     }
 
     #[test]
-    fn static_dispatch_direct() -> Result {
-        static_dispatch::<Direct>()
+    fn owners_are_dispatched_direct() -> Result {
+        owners_are_dispatched::<Direct>()
     }
 
     #[test]
-    fn static_dispatch_waited() -> Result {
-        static_dispatch::<Waited>()
+    fn owners_are_dispatched_waited() -> Result {
+        owners_are_dispatched::<Waited>()
     }
 
     #[test]
@@ -332,13 +350,13 @@ mod tests {
         complete::<_, u8>(&link, &fates, 3)?;
         let mut one = Batch::<1>::new();
         for n in 1..4 {
-            let completion = link.recv_cq.next(&mut one)?.ok_or(EIO)?;
-            check!(completion.is::<Same<u8>, 0>());
+            check_eq!(link.recv_cq.poll(&mut one)?, 1);
+            let completion = one.completions().next().ok_or(EIO)?;
             let taken = completion.take::<Same<u8>, 0>().is_ok();
             check!(taken);
             check_eq!(fates.both(), (0, n));
         }
-        check!(link.recv_cq.next(&mut one)?.is_none());
+        check_eq!(link.recv_cq.poll(&mut one)?, 0);
         Ok(())
     }
 
@@ -349,7 +367,7 @@ mod tests {
         let mut batch = Batch::<8>::new();
         check_eq!(link.recv_cq.poll(&mut batch)?, 4);
         check_eq!(batch.len(), 4);
-        drop(batch.next());
+        drop(batch.completions().next());
         check_eq!(fates.both(), (1, 1));
         drop(batch);
         check_eq!(fates.both(), (4, 4));
@@ -414,14 +432,18 @@ mod tests {
         let (link, fates) = (Link::<Direct>::new()?, Fates::new()?);
         complete::<_, u8>(&link, &fates, 1)?;
         let mut one = Batch::<1>::new();
-        let completion = link.recv_cq.next(&mut one)?.ok_or(EIO)?;
+        check_eq!(link.recv_cq.poll(&mut one)?, 1);
+        let completion = one.completions().next().ok_or(EIO)?;
         // The machine code of all these callbacks is the same.
-        check!(!completion.is::<Same<i8>, 0>());
-        check!(!completion.is::<Same<u8>, 1>());
-        check!(!completion.is::<Shared, 0>());
+        let mistaken = || fail(fmt!("the owner was taken as another type"));
         let Err(completion) = completion.take::<Same<i8>, 0>() else {
-            check!(false);
-            return Ok(());
+            return Err(mistaken());
+        };
+        let Err(completion) = completion.take::<Same<u8>, 1>() else {
+            return Err(mistaken());
+        };
+        let Err(completion) = completion.take::<Shared, 0>() else {
+            return Err(mistaken());
         };
         check_eq!(fates.both(), (0, 0));
         check!(completion.take::<Same<u8>, 0>().is_ok());
@@ -471,9 +493,11 @@ mod tests {
             link.env.client.spawn(GFP_KERNEL, move |_| {
                 let mut batch = Batch::<5>::new();
                 let _ = wait(|| {
-                    while let Ok(Some(completion)) = cq.next(&mut batch) {
-                        if completion.take::<Same<u8>, 0>().is_ok() {
-                            taken.up();
+                    while cq.poll(&mut batch).is_ok_and(|n| n > 0) {
+                        for completion in batch.completions() {
+                            if completion.take::<Same<u8>, 0>().is_ok() {
+                                taken.up();
+                            }
                         }
                     }
                     taken.get() >= N
@@ -503,7 +527,7 @@ mod tests {
             let threads = threads.clone();
             link.env.client.spawn(GFP_KERNEL, move |_| {
                 let _ = wait(|| {
-                    let _ = cq.process_with::<Same<u8>, 0>(7);
+                    let _ = cq.process_with(7, |c| c.dispatch());
                     handled.get() >= N
                 });
                 threads.up();

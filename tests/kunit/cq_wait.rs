@@ -67,12 +67,18 @@ mod tests {
     #[test]
     fn zero_only_looks() -> Result {
         let (link, received) = (Link::<Waited>::new()?, Counter::new()?);
-        check_eq!(link.recv_cq.wait(0, &link.env.cx)?, Wait::TimedOut);
+        check_eq!(
+            link.recv_cq.wait(Notify::NextComp, 0, &link.env.cx)?,
+            Wait::TimedOut
+        );
         expect(&link, &received)?;
         message(&link, false)?;
-        wait(|| link.recv_cq.wait(0, &link.env.cx) == Ok(Wait::Ready))?;
+        wait(|| link.recv_cq.wait(Notify::NextComp, 0, &link.env.cx) == Ok(Wait::Ready))?;
         // Nobody has polled, so it still is.
-        check_eq!(link.recv_cq.wait(0, &link.env.cx)?, Wait::Ready);
+        check_eq!(
+            link.recv_cq.wait(Notify::NextComp, 0, &link.env.cx)?,
+            Wait::Ready
+        );
         check_eq!(link.recv_cq.process(8), 1);
         check_eq!(received.get(), 1);
         Ok(())
@@ -87,7 +93,10 @@ mod tests {
         later(&link, move || {
             let _ = qp.post_send(nothing, |_| Ok(SendWr::send([])));
         })?;
-        check_eq!(link.recv_cq.wait(LONG_MS, &link.env.cx)?, Wait::Ready);
+        check_eq!(
+            link.recv_cq.wait(Notify::NextComp, LONG_MS, &link.env.cx)?,
+            Wait::Ready
+        );
         check_eq!(link.recv_cq.process(8), 1);
         check_eq!(received.get(), 1);
         Ok(())
@@ -100,14 +109,24 @@ mod tests {
         message(&link, false)?;
         // Nobody has armed the receiver's CQ when it arrives. On InfiniBand it has when the sender
         // knows.
-        check_eq!(link.send_cq.wait(LONG_MS, &link.env.cx)?, Wait::Ready);
-        check_eq!(link.recv_cq.wait(LONG_MS, &link.env.cx)?, Wait::Ready);
         check_eq!(
-            link.recv_cq.wait_solicited(LONG_MS, &link.env.cx)?,
+            link.send_cq.wait(Notify::NextComp, LONG_MS, &link.env.cx)?,
+            Wait::Ready
+        );
+        check_eq!(
+            link.recv_cq.wait(Notify::NextComp, LONG_MS, &link.env.cx)?,
+            Wait::Ready
+        );
+        check_eq!(
+            link.recv_cq
+                .wait(Notify::Solicited, LONG_MS, &link.env.cx)?,
             Wait::Ready
         );
         check_eq!(link.recv_cq.process(8), 1);
-        check_eq!(link.recv_cq.wait(1, &link.env.cx)?, Wait::TimedOut);
+        check_eq!(
+            link.recv_cq.wait(Notify::NextComp, 1, &link.env.cx)?,
+            Wait::TimedOut
+        );
         Ok(())
     }
 
@@ -116,7 +135,7 @@ mod tests {
         let (link, received) = (Link::<Waited>::new()?, Counter::new()?);
         let mut batch = Batch::<4>::new();
         let (cq, cx) = (&link.recv_cq, &link.env.cx);
-        check!(cq.next_within(&mut batch, 0, cx)?.is_none());
+        check!(cq.next(&mut batch, 0, cx)?.is_none());
         for _ in 0..3 {
             expect(&link, &received)?;
         }
@@ -133,7 +152,7 @@ mod tests {
         })?;
         check_eq!(cq.poll(&mut batch)?, 2);
         for left in [1, 0] {
-            check!(cq.next_within(&mut batch, 0, cx)?.is_some());
+            check!(cq.next(&mut batch, 0, cx)?.is_some());
             check_eq!(batch.len(), left);
         }
         // One is still to come.
@@ -142,9 +161,9 @@ mod tests {
         later(&link, move || {
             let _ = qp.post_send(nothing, |_| Ok(SendWr::send([])));
         })?;
-        check!(cq.next_within(&mut batch, LONG_MS, cx)?.is_some());
+        check!(cq.next(&mut batch, LONG_MS, cx)?.is_some());
         check_eq!(received.get(), 3);
-        check!(cq.next_within(&mut batch, 30, cx)?.is_none());
+        check!(cq.next(&mut batch, 30, cx)?.is_none());
         Ok(())
     }
 
@@ -168,7 +187,7 @@ mod tests {
                     break;
                 };
                 let posted = qp.post_send(nothing, |_| Ok(SendWr::send([])));
-                let sent = cq.wait(LONG_MS, cx) == Ok(Wait::Ready);
+                let sent = cq.wait(Notify::NextComp, LONG_MS, cx) == Ok(Wait::Ready);
                 cq.process(8);
                 if posted.is_err() || !sent || wait(|| seen.get() > n).is_err() {
                     break;
@@ -182,7 +201,8 @@ mod tests {
                 expect(&link, &received)?;
             }
             while fine && received.get() == n {
-                fine = link.recv_cq.wait(LONG_MS, &link.env.cx) == Ok(Wait::Ready);
+                fine =
+                    link.recv_cq.wait(Notify::NextComp, LONG_MS, &link.env.cx) == Ok(Wait::Ready);
                 link.recv_cq.process(8);
             }
         }
@@ -202,7 +222,7 @@ mod tests {
             let (cq, waiting, ready) = (link.recv_cq.clone(), waiting.clone(), ready.clone());
             link.env.client.spawn(GFP_KERNEL, move |cx| {
                 waiting.up();
-                if cq.wait(LONG_MS, cx) == Ok(Wait::Ready) {
+                if cq.wait(Notify::NextComp, LONG_MS, cx) == Ok(Wait::Ready) {
                     ready.up();
                 }
             })?;
@@ -229,7 +249,7 @@ mod tests {
         link.env.client.spawn(GFP_KERNEL, move |cx| {
             let task: ARef<Task> = (&**kernel::current!()).into();
             begun.put(task);
-            if cq.wait_solicited(LONG_MS, cx) == Ok(Wait::Ready) {
+            if cq.wait(Notify::Solicited, LONG_MS, cx) == Ok(Wait::Ready) {
                 counts.up();
             }
         })?;
@@ -237,7 +257,10 @@ mod tests {
         let task = waiting.wait()?;
         sleeps(&task)?;
         message(&link, false)?;
-        check_eq!(link.send_cq.wait(LONG_MS, &link.env.cx)?, Wait::Ready);
+        check_eq!(
+            link.send_cq.wait(Notify::NextComp, LONG_MS, &link.env.cx)?,
+            Wait::Ready
+        );
         fsleep(Delta::from_millis(20));
         check_eq!(woken.get(), 0);
         message(&link, true)?;
@@ -261,10 +284,19 @@ mod tests {
             // SAFETY: The reference keeps the task.
             unsafe { kernel::bindings::send_sig(signal, task.as_ptr(), 0) };
         })?;
-        check_err!(link.recv_cq.wait(LONG_MS, &link.env.cx), ERESTARTSYS);
+        check_err!(
+            link.recv_cq.wait(Notify::NextComp, LONG_MS, &link.env.cx),
+            ERESTARTSYS
+        );
         // It is still pending, so the next wait does not begin; completions come first.
-        check_err!(link.recv_cq.wait(LONG_MS, &link.env.cx), ERESTARTSYS);
-        check_eq!(link.recv_cq.wait(0, &link.env.cx)?, Wait::TimedOut);
+        check_err!(
+            link.recv_cq.wait(Notify::NextComp, LONG_MS, &link.env.cx),
+            ERESTARTSYS
+        );
+        check_eq!(
+            link.recv_cq.wait(Notify::NextComp, 0, &link.env.cx)?,
+            Wait::TimedOut
+        );
         Ok(())
     }
 
@@ -274,7 +306,10 @@ mod tests {
         expect(&link, &received)?;
         let id = link.a.id.clone();
         later(&link, move || id.disconnect_later())?;
-        check_eq!(link.recv_cq.wait(LONG_MS, &link.env.cx)?, Wait::Ready);
+        check_eq!(
+            link.recv_cq.wait(Notify::NextComp, LONG_MS, &link.env.cx)?,
+            Wait::Ready
+        );
         wait(|| {
             link.recv_cq.process(8);
             received.get() == 1
@@ -289,7 +324,10 @@ mod tests {
         }
         link.b.qp.drain(&link.env.cx)?;
         check_eq!(received.get(), 8);
-        check_eq!(link.recv_cq.wait(0, &link.env.cx)?, Wait::TimedOut);
+        check_eq!(
+            link.recv_cq.wait(Notify::NextComp, 0, &link.env.cx)?,
+            Wait::TimedOut
+        );
         Ok(())
     }
 
@@ -303,7 +341,7 @@ mod tests {
         }
         link.env.client.spawn(GFP_KERNEL, move |cx| {
             // The drain may have the last one, not handled yet: then nothing else comes.
-            while seen.get() < 8 && cq.wait(100, cx).is_ok() {
+            while seen.get() < 8 && cq.wait(Notify::NextComp, 100, cx).is_ok() {
                 cq.process(1);
             }
             over.up();

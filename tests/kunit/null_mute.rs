@@ -210,7 +210,7 @@ mod tests {
         let mut batch = Batch::<4>::new();
         null.a.post_reg::<_, _, 0>(own()?, |o| both(&o.region))?;
         null.cq.poll(&mut batch)?;
-        let completion = batch.next().ok_or(EIO)?;
+        let completion = batch.completions().next().ok_or(EIO)?;
         let (own, _) = completion.take::<Own, 0>().map_err(|_| EIO)?;
         expect_leak();
         is_kept(null.a.post_inv::<_, _, 1>(own, |o| InvWr::new(&o.region)))?;

@@ -266,7 +266,7 @@ mod tests {
         let data = env.dev.data::<Kunit>(&env.cx).ok_or(ENODEV)?;
         data.in_event(move |cx| {
             begins.up();
-            if cq.wait(LONG_MS, cx) == Err(ENODEV) {
+            if cq.wait(Notify::NextComp, LONG_MS, cx) == Err(ENODEV) {
                 ends.up();
             }
         })?;

@@ -44,8 +44,8 @@ fn waiters(null: &NullEnv, cq: &Cq<Waited>, error: Error) -> Result<Arc<Counter>
         null.env.client.spawn(GFP_KERNEL, move |cx| {
             begun.up();
             let waited = match solicited {
-                false => cq.wait(LONG_MS, cx),
-                true => cq.wait_solicited(LONG_MS, cx),
+                false => cq.wait(Notify::NextComp, LONG_MS, cx),
+                true => cq.wait(Notify::Solicited, LONG_MS, cx),
             };
             if waited == Err(error) {
                 ended.up();
@@ -70,7 +70,7 @@ mod tests {
         expect(1, OVERRUN);
         null.dev.inject(FAILURE)?;
         wait(|| ended.get() == 3)?;
-        check_err!(cq.wait(LONG_MS, &null.env.cx), EOVERFLOW);
+        check_err!(cq.wait(Notify::NextComp, LONG_MS, &null.env.cx), EOVERFLOW);
         Ok(())
     }
 
@@ -81,9 +81,9 @@ mod tests {
         null.send(&sent, b"x")?;
         expect(1, OVERRUN);
         null.dev.inject(FAILURE)?;
-        wait(|| null.cq.wait(0, &null.env.cx) == Ok(Wait::Ready))?;
+        wait(|| null.cq.wait(Notify::NextComp, 0, &null.env.cx) == Ok(Wait::Ready))?;
         check_eq!(null.cq.process(8), 1);
-        wait(|| null.cq.wait(0, &null.env.cx) == Err(EOVERFLOW))
+        wait(|| null.cq.wait(Notify::NextComp, 0, &null.env.cx) == Err(EOVERFLOW))
     }
 
     #[test]
@@ -93,7 +93,7 @@ mod tests {
         null.dev.inject(Injection::Event {
             event: bindings::ib_event_type_IB_EVENT_DEVICE_FATAL,
         })?;
-        check_eq!(cq.wait(30, &null.env.cx)?, Wait::TimedOut);
+        check_eq!(cq.wait(Notify::NextComp, 30, &null.env.cx)?, Wait::TimedOut);
         Ok(())
     }
 
@@ -105,7 +105,7 @@ mod tests {
         let removed = begin_removal(&null.dev, &null.env.client)?;
         wait(|| ended.get() == 3)?;
         // A later thread does not wait, and there is no other such CQ.
-        check_err!(cq.wait(LONG_MS, &null.env.cx), ENODEV);
+        check_err!(cq.wait(Notify::NextComp, LONG_MS, &null.env.cx), ENODEV);
         check_err!(null.env.cq::<Waited>(16).map(drop), ENODEV);
         drop(null.env.cq::<Direct>(16)?);
         check_eq!(removed.get(), 0);
@@ -121,12 +121,18 @@ mod tests {
         null.disconnect()?;
         null.send(&sent, b"x")?;
         let removed = begin_removal(&null.dev, &null.env.client)?;
-        check_eq!(null.cq.wait(0, &null.env.cx)?, Wait::Ready);
+        check_eq!(
+            null.cq.wait(Notify::NextComp, 0, &null.env.cx)?,
+            Wait::Ready
+        );
         null.one(&sent)?.ok()?;
-        wait(|| null.cq.wait(0, &null.env.cx) == Err(ENODEV))?;
+        wait(|| null.cq.wait(Notify::NextComp, 0, &null.env.cx) == Err(ENODEV))?;
         // Requests that are posted now complete as ever.
         null.send(&sent, b"y")?;
-        check_eq!(null.cq.wait(LONG_MS, &null.env.cx)?, Wait::Ready);
+        check_eq!(
+            null.cq.wait(Notify::NextComp, LONG_MS, &null.env.cx)?,
+            Wait::Ready
+        );
         null.one(&sent)?.ok()?;
         check_eq!(removed.get(), 0);
         drop((sent, null));

@@ -40,8 +40,8 @@ fn op<C: Polled>(link: &Link<C>, bytes: &[u8], context: u32) -> Result<Taken> {
 fn next<C: Polled + CallerPolled>(cq: &Cq<C>) -> Result<Done<u32>> {
     let (mut batch, mut done) = (Batch::<1>::new(), None);
     wait(|| {
-        if let Ok(Some(completion)) = cq.next(&mut batch) {
-            done = Taken::take(completion).ok();
+        if cq.poll(&mut batch).is_ok() {
+            done = batch.completions().find_map(|c| Taken::take(c).ok());
         }
         done.is_some()
     })?;
@@ -147,10 +147,8 @@ mod tests {
             op(&link, &[0], 1)?.flush(&link.a.qp, &pad, there.remote, N)?;
             // The flush alone is looked at.
             loop {
-                let Some(completion) = link.send_cq.next(&mut batch)? else {
-                    link.send_cq.wait(10_000, &link.env.cx)?;
-                    continue;
-                };
+                let completion = link.send_cq.next(&mut batch, 10_000, &link.env.cx)?;
+                let completion = completion.ok_or(ETIMEDOUT)?;
                 let Ok(mut done) = Taken::take(completion) else {
                     continue;
                 };

@@ -196,7 +196,7 @@ mod tests {
         let (knows_it, begins) = (knowing.clone(), begun.clone());
         env.client.spawn(GFP_KERNEL, move |cx| {
             begins.up();
-            knows(&knows_it, cq.wait(LONG_MS, cx).map(drop));
+            knows(&knows_it, cq.wait(Notify::NextComp, LONG_MS, cx).map(drop));
         })?;
         let ip = env.ip;
         let mads = Mads::on(link.env()?, ip, own_class(), BACKLOG)?;

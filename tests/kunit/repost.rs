@@ -419,7 +419,7 @@ mod tests {
     }
 
     #[test]
-    fn counts_no_reference_where_the_caller_has_the_seat() -> Result {
+    fn counts_no_reference_where_the_caller_polls() -> Result {
         let (null, entries) = (NullEnv::new()?, CAPS.entries());
         let direct = null.env.cq::<Direct>(entries)?;
         check_eq!(are_counted(&null, &direct)?, [false; 2]);
@@ -433,7 +433,7 @@ mod tests {
         let (null, entries) = (NullEnv::new()?, CAPS.entries());
         let cq = null.env.cq::<Direct>(entries)?;
         let polls = |cq: &Cq<Direct>| {
-            let _ = cq.process_by(16, |c| drop(c));
+            let _ = cq.process_with(16, |c| c.dispatch());
         };
         let counted = |queues| is_counted_by(&null, [&cq, &cq], queues, polls);
         check!(!counted(Queues::Send)? && !counted(Queues::Recv)?);

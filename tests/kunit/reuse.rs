@@ -288,9 +288,11 @@ mod tests {
         let (null, counts) = (void()?, Counts::new()?);
         let mut kept = counts.request(&null.env.pd, b"x", &null.env.cx)?;
         send(&null.a, kept.start().ok_or(EBUSY)?)?;
-        let polled = null
-            .cq
-            .process_each::<Request, 0>(4, |mut request, _wc| request.uses = 40)?;
+        let polled = null.cq.process_with(4, |completion| {
+            if let Ok((mut request, _wc)) = completion.take::<Request, 0>() {
+                request.uses = 40;
+            }
+        })?;
         check_eq!(polled, 1);
         // The handler was not called.
         check_eq!(counts.get(), (0, 0));

@@ -14,14 +14,11 @@ use crate::fixture::{
     SrqLink,
     SLOT, //
 };
-use kernel::{
-    new_mutex,
-    prelude::*,
-    sync::Mutex, //
-};
+use kernel::prelude::*;
 use rdma::{
     context::CorePolled,
     prelude::*,
+    qp::QpContext,
     srq::{
         Event,
         Receive,
@@ -124,33 +121,21 @@ impl<const N: usize> Receive<N> for Split<N> {
     }
 }
 
-/// The QPs that receives name, of those that there are.
-#[pin_data]
-struct Owners {
-    #[pin]
-    qps: Mutex<KVec<Arc<Qp<Workqueue>>>>,
-    of: [Arc<Counter>; 2],
-}
-
-struct Whose {
+/// Receives that count at the context of their QP.
+struct CountedReceive {
     buf: Buf<FromDevice>,
-    owners: Arc<Owners>,
 }
 
-impl Receive for Whose {
-    type Needs = Sleepable;
+impl Receive for CountedReceive {
+    type Needs = QpContext<Counter, Sleepable>;
 
     fn recv(&self) -> RecvWr<'_> {
         RecvWr::new([self.buf.whole_mut()])
     }
 
-    fn done(slot: Slot<Self>, wc: &Wc, _cx: &Sleepable) {
-        let Ok(wc) = wc.result() else { return };
-        let qps = slot.owners.qps.lock();
-        for (qp, count) in qps.iter().zip(&slot.owners.of) {
-            if wc.is_of(qp) {
-                count.up();
-            }
+    fn done(_slot: Slot<Self>, wc: &Wc, cx: &QpContext<Counter, Sleepable>) {
+        if let (Ok(_), Some(count)) = (wc.result(), cx.get()) {
+            count.up();
         }
     }
 }
@@ -179,35 +164,25 @@ mod tests {
     }
 
     #[test]
-    fn receives_say_whose_they_are() -> Result {
+    fn receives_find_the_context_of_their_qp() -> Result {
         let (env, sent) = (Env::new()?, Inbox::new()?);
-        let of = [Counter::new()?, Counter::new()?];
-        let counts = of.clone();
-        let owners = pin_init!(Owners {
-            qps <- new_mutex!(KVec::new()),
-            of: counts,
-        });
-        let owners = Arc::pin_init(owners, GFP_KERNEL)?;
+        let counts = [Counter::new()?, Counter::new()?];
         let slot = |_| -> Result<_> {
-            Ok(Whose {
+            Ok(CountedReceive {
                 buf: Buf::alloc(&env.pd, 4, &env.cx)?,
-                owners: owners.clone(),
             })
         };
         let (srq, cq) = (Srq::create(&env.pd, 4, slot, &env.cx)?, env.cq(64)?);
         let one = SrqLink::<Workqueue>::new(&env, &srq, &cq, &patient())?;
         let two = SrqLink::new(&env, &srq, &cq, &patient())?;
-        for link in [&one, &two] {
-            owners.qps.lock().push(link.b.qp.clone(), GFP_KERNEL)?;
+        for (link, count) in [&one, &two].into_iter().zip(&counts) {
+            link.b.qp.set_context(count.clone(), &env.cx)?;
         }
         for link in [&one, &two, &two] {
             send(&link.a.qp, env.message(&sent, b"mine")?)?;
         }
-        let came = wait(|| of[0].get() + of[1].get() == 3);
-        // The slots own the QPs, which have the SRQ.
-        owners.qps.lock().clear();
-        came?;
-        check_eq!((of[0].get(), of[1].get()), (1, 2));
+        wait(|| counts[0].get() + counts[1].get() == 3)?;
+        check_eq!((counts[0].get(), counts[1].get()), (1, 2));
         Ok(())
     }
 

@@ -1,23 +1,23 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! One at a time has the seat of a CQ's poller, and sees what the one before has done.
+//! The poll lock of a CQ: one thread at a time holds it, and sees all that was done under it before.
 
 use crate::counters::PollLock;
 use loom::{cell::UnsafeCell, sync::Arc, thread};
 
 struct Cq {
     poll_lock: PollLock,
-    /// The memory that completions are polled into.
-    row: UnsafeCell<u32>,
+    /// The array that is polled into.
+    wc: UnsafeCell<u32>,
 }
 
 impl Cq {
-    /// As `Cq::process`; says whether it had the poll_lock.
+    /// As `Cq::process`; returns whether it got the lock.
     fn process(&self, at: usize) -> bool {
         let taken = self.poll_lock.try_lock(at);
         if taken {
             // SAFETY: This is what is checked.
-            self.row.with_mut(|row| unsafe { *row += 1 });
+            self.wc.with_mut(|wc| unsafe { *wc += 1 });
             self.poll_lock.unlock();
         }
         taken
@@ -29,7 +29,7 @@ fn one_at_a_time_polls() {
     loom::model(|| {
         let cq = Arc::new(Cq {
             poll_lock: PollLock::new(),
-            row: UnsafeCell::new(0),
+            wc: UnsafeCell::new(0),
         });
         let other = {
             let cq = cq.clone();
@@ -37,10 +37,10 @@ fn one_at_a_time_polls() {
         };
         let mut polled = u32::from(cq.process(2));
         polled += other.join().unwrap();
-        // Neither thread keeps the other from polling for good.
+        // The lock is released in the end.
         polled += u32::from(cq.process(2));
         // SAFETY: There is no other thread.
-        assert_eq!(polled, cq.row.with(|row| unsafe { *row }));
+        assert_eq!(polled, cq.wc.with(|wc| unsafe { *wc }));
         assert!(polled >= 2);
     });
 }

@@ -32,20 +32,25 @@ pub(crate) trait Way: Provides<Atomic> + Unpin + Sized {
 /// Polls in one of the ways in which callers can.
 fn poll_any<C: CallerPolled>(cq: &Cq<C>, rng: &mut Rng) -> Result {
     let mut batch = Batch::<5>::new();
-    match rng.below(5) {
+    // Owners that are not taken go to their handlers.
+    match rng.below(4) {
         0 => drop(cq.process(1 + rng.below(40))),
-        1 => drop(cq.process_with::<Message, 0>(1 + rng.below(40))?),
-        2 => drop(cq.process_each::<Message, 0>(16, |owner, _wc| owner.life.back())?),
-        3 => {
+        1 => drop(cq.process_with(1 + rng.below(40), |completion| {
+            if let Ok((owner, _wc)) = completion.take::<Message, 0>() {
+                owner.life.back();
+            }
+        })?),
+        2 => {
             cq.poll(&mut batch)?;
-            // A completion that is not taken goes to its handler: now, or at the end of the batch.
-            drop(batch.next());
+            // One now, the others now or at the end of the batch.
+            batch.completions().take(1).for_each(Completion::dispatch);
             if rng.once_in(2) {
-                batch.dispatch();
+                batch.completions().for_each(drop);
             }
         }
         _ => {
-            let completion = cq.next(&mut batch)?;
+            cq.poll(&mut batch)?;
+            let completion = batch.completions().next();
             if let Some(Ok((owner, _wc))) = completion.map(|c| c.take::<Message, 0>()) {
                 owner.life.back();
             }
@@ -86,7 +91,7 @@ impl Way for Direct {
 impl Way for Waited {
     fn poll(cq: &Cq<Self>, rng: &mut Rng, cx: &Sleepable) -> Result {
         if rng.once_in(4) {
-            cq.wait(1, cx)?;
+            cq.wait(Notify::NextComp, 1, cx)?;
         }
         poll_any(cq, rng)
     }

@@ -1,34 +1,37 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Where code runs, as types.
+//! Contexts that code runs in.
 //!
-//! A token of type [`Atomic`] or [`Sleepable`] is a proof of the caller's context: whatever may
-//! sleep asks for a [`&Sleepable`](Sleepable), and a completion handler is handed the token of the
+//! A token of type [`Atomic`] or [`Sleepable`] is a proof of the caller's context: a function that
+//! may sleep takes a [`&Sleepable`](Sleepable), and a completion handler gets the token of the
 //! context that it runs in. The tokens are zero-sized and cannot leave their thread.
 //!
-//! What takes no token may be called in any context, softirqs and interrupts among them, and all
-//! may be dropped there. What takes a lock that is not for softirqs, here or in C, asks for a
-//! [`&Sleepable`](Sleepable) too.
+//! A function without a token may be called in any context, softirqs and interrupts included, and
+//! all objects may be dropped there. A function that takes a lock that is not for softirqs, here or
+//! in C, takes a [`&Sleepable`](Sleepable) too.
 //!
 //! The polling contexts of a completion queue ([`Direct`], [`Waited`], [`Softirq`], [`Workqueue`],
-//! [`UnboundWorkqueue`]) are types too; [`Provides`] says which token each of them can give to a
-//! handler, [`CallerPolled`] and [`CorePolled`] who polls.
+//! [`UnboundWorkqueue`]) are types too. [`Provides`] relates them to the tokens that handlers get;
+//! they are [`CallerPolled`] or [`CorePolled`].
 //!
 //! C header: [`include/rdma/ib_verbs.h`](srctree/include/rdma/ib_verbs.h) (`enum ib_poll_context`)
 
-use crate::bindings;
+use crate::{
+    bindings,
+    wc::Wc, //
+};
 use kernel::{
     prelude::*,
     types::NotThreadSafe, //
 };
 use private::Sealed;
 
-mod private {
+pub(crate) mod private {
     pub trait Sealed {}
 }
 
 /// A context that code can run in.
-pub trait Context: Sealed + 'static {
+pub trait Context: Sealed + Sized + 'static {
     /// Claims to run in this context.
     ///
     /// # Safety
@@ -37,9 +40,23 @@ pub trait Context: Sealed + 'static {
     /// lives.
     #[doc(hidden)]
     unsafe fn assume() -> Self;
+
+    /// Claims to run in this context, in the handler of a completion.
+    ///
+    /// # Safety
+    ///
+    /// The caller must run in a context that allows what this one allows, for as long as the token
+    /// lives. `cq` has given `wc`, and is valid. The request was posted with a handler that needs
+    /// this context, to a QP that completes where [`Provides`] says that it is there.
+    #[doc(hidden)]
+    #[inline]
+    unsafe fn of_completion(_cq: *mut bindings::ib_cq, _wc: &Wc) -> Self {
+        // SAFETY: The caller's context allows what this one allows, as it promises.
+        unsafe { Self::assume() }
+    }
 }
 
-/// Proof of nothing: the code may run in any context and must not sleep.
+/// The code may run in any context and must not sleep. Proof of nothing.
 pub struct Atomic(NotThreadSafe);
 
 /// Proof that the code may sleep.
@@ -53,9 +70,9 @@ impl Sleepable {
     /// Returns the token where the caller may sleep: process context, no spinlock, no RCU read-side
     /// section.
     ///
-    /// This is how code that nobody handed a token (module initialisation, a configfs callback, a
-    /// work item) gets one. A held spinlock goes unnoticed without `CONFIG_PREEMPT_COUNT`, an RCU
-    /// read-side section without `CONFIG_PREEMPT_RCU`.
+    /// For code that is not passed a token: module initialisation, a configfs callback, a work
+    /// item. A held spinlock goes unnoticed without `CONFIG_PREEMPT_COUNT`, an RCU read-side
+    /// section without `CONFIG_PREEMPT_RCU`.
     ///
     /// # Errors
     ///
@@ -98,13 +115,13 @@ impl Context for Sleepable {
     }
 }
 
-/// How a completion queue is polled, as `enum ib_poll_context`.
+/// A context that a completion queue is polled in, as `enum ib_poll_context`.
 pub trait PollContext: Sealed + Send + Sync + 'static {
     /// The C value.
     #[doc(hidden)]
     const RAW: bindings::ib_poll_context;
 
-    /// Whether the completion queue tells when completions come (`ib_create_cq`).
+    /// Set if the completion queue raises events that can be waited for (`ib_create_cq`).
     #[doc(hidden)]
     const WAITED: bool = false;
 
@@ -112,11 +129,11 @@ pub trait PollContext: Sealed + Send + Sync + 'static {
     const NAME: &'static str;
 }
 
-/// A [`PollContext`] whose handlers run where a `C` token holds.
+/// A [`PollContext`] in which a token `C` holds.
 pub trait Provides<C: Context>: PollContext {}
 
-/// A [`PollContext`] whose completion queues are polled by who has them, in any context; so
-/// handlers must not sleep.
+/// A [`PollContext`] whose completion queues are polled by callers, in any context; so handlers
+/// must not sleep.
 pub trait CallerPolled: Provides<Atomic> {}
 
 /// A [`PollContext`] in which the RDMA core polls. Handlers of one completion queue run one after
@@ -143,9 +160,8 @@ poll_context!(
     Direct, ib_poll_context_IB_POLL_DIRECT, "direct", [Atomic]
 );
 poll_context!(
-    /// Polled in softirq context through `irq_poll` (`IB_POLL_SOFTIRQ`); or where the core polls a
-    /// CQ of another context, of which no more is asked
-    /// ([`Cq::into_atomic`](crate::cq::Cq::into_atomic)).
+    /// Polled in softirq context through `irq_poll` (`IB_POLL_SOFTIRQ`); or in another context of
+    /// the core, whose handlers do not sleep ([`Cq::into_atomic`](crate::cq::Cq::into_atomic)).
     Softirq, ib_poll_context_IB_POLL_SOFTIRQ, "softirq", [Atomic]
 );
 poll_context!(
@@ -163,10 +179,10 @@ impl CorePolled for Softirq {}
 impl CorePolled for Workqueue {}
 impl CorePolled for UnboundWorkqueue {}
 
-/// Polled by who has the queue, as [`Direct`], who can wait for completions:
-/// [`Cq::wait`](crate::cq::Cq::wait).
+/// Polled by the caller, as [`Direct`], which can also wait for completions
+/// ([`Cq::wait`](crate::cq::Cq::wait)).
 ///
-/// Such a queue is made by `ib_create_cq`. Handlers must not sleep.
+/// Such a queue is created by `ib_create_cq`. Handlers must not sleep.
 pub enum Waited {}
 impl Sealed for Waited {}
 impl PollContext for Waited {

@@ -2,20 +2,20 @@
 
 //! Completion queues.
 //!
-//! Who polls a [`Cq`], and where handlers run, is the type's parameter:
+//! The context that a [`Cq`] is polled in, and that handlers run in, is a parameter of its type:
 //!
 //! - [`Softirq`], [`Workqueue`](crate::context::Workqueue) and
-//!   [`UnboundWorkqueue`](crate::context::UnboundWorkqueue): the RDMA core, which calls the
+//!   [`UnboundWorkqueue`](crate::context::UnboundWorkqueue): the RDMA core polls, and calls the
 //!   [`CqeHandler`](crate::cqe::CqeHandler) of each request ([`Cq::alloc`]). Such CQs can be shared
-//!   ([`Cq::pool_get`]). Where handlers do not sleep, which of the three it is can be chosen at run
-//!   time ([`Cq::into_atomic`]).
-//! - [`Direct`]: whoever has it, which calls handlers ([`Cq::process`],
-//!   [`Cq::process_with`]) or takes completions without ([`Cq::poll`], [`Cq::next`]).
+//!   ([`Cq::pool_get`]). Where handlers do not sleep, one of the three can be chosen at run time
+//!   ([`Cq::into_atomic`]).
+//! - [`Direct`]: the caller polls, and has handlers called ([`Cq::process`]) or takes the
+//!   completions ([`Cq::process_with`], [`Cq::poll`]).
 //! - [`Waited`](crate::context::Waited): as a direct one, and completions can be waited for
-//!   ([`Cq::wait`]).
+//!   ([`Cq::wait`], [`Cq::next`]).
 //!
-//! Overrun is made impossible by leases: a QP takes as many entries as its queues can have
-//! outstanding when it is created, and creation fails where there is no room.
+//! A CQ cannot overrun: a QP reserves as many entries as its queues can have outstanding when it is
+//! created, and creation fails if there are not enough.
 //!
 //! C header: [`include/rdma/ib_verbs.h`](srctree/include/rdma/ib_verbs.h) (`struct ib_cq`);
 //! C source: `drivers/infiniband/core/cq.c`
@@ -28,7 +28,10 @@ pub use batch::{
     Completion,
     Completions, //
 };
-pub use poll::Wait;
+pub use poll::{
+    Notify,
+    Wait, //
+};
 
 use crate::{
     bindings,
@@ -56,6 +59,7 @@ use crate::{
         PollLock, //
     },
     wc::{
+        core_array,
         Wc,
         POLL_BATCH, //
     }, //
@@ -150,8 +154,8 @@ impl<C: PollContext> Cq<C> {
         }
     }
 
-    /// Has the device tell of completions once there are `count` of them, or `period_us`
-    /// microseconds after the first (`rdma_set_cq_moderation`).
+    /// Makes the device raise an event for every `count` completions, or `period_us` microseconds
+    /// after the first (`rdma_set_cq_moderation`).
     ///
     /// Process context.
     ///
@@ -170,7 +174,7 @@ impl<C: PollContext> Cq<C> {
         self.inner.entries
     }
 
-    /// Returns the number of entries that no QP has leased.
+    /// Returns the number of entries that no QP has reserved.
     pub fn free_entries(&self) -> u32 {
         self.inner.free.free().try_into().unwrap_or(0)
     }
@@ -195,9 +199,8 @@ impl<C: CorePolled> Cq<C> {
     /// Returns the CQ as one for handlers that do not sleep, so that such code is compiled once and
     /// the context chosen at run time, as the argument of `ib_alloc_cq` is.
     ///
-    /// The core goes on polling where it did. A [`Cq<Softirq>`](Cq) says that handlers are given
-    /// [`Atomic`](crate::context::Atomic), which every context provides, and that the core polls;
-    /// nothing else follows from its type, least of all that softirqs are disabled.
+    /// The core goes on polling in the context that the CQ was allocated for. So handlers of a
+    /// [`Cq<Softirq>`](Cq) must not rely on softirqs being disabled.
     ///
     /// # Examples
     ///
@@ -228,7 +231,7 @@ fn check(dev: &Device, entries: u32) -> Result {
     Ok(())
 }
 
-/// What a CQ is to be.
+/// The arguments of [`alloc`].
 struct Request {
     entries: u32,
     vector: Option<u32>,
@@ -247,8 +250,7 @@ impl Request {
     }
 }
 
-/// Allocates or creates a CQ. Not generic, so that what the CQ needs at its end is code of this
-/// module.
+/// Allocates or creates a CQ. Not generic, so that the code that frees the CQ is in this module.
 #[inline(never)]
 fn alloc(dev: &Device, request: &Request, _cx: &Sleepable) -> Result<Arc<Inner>> {
     check(dev, request.entries)?;
@@ -306,8 +308,8 @@ fn alloc(dev: &Device, request: &Request, _cx: &Sleepable) -> Result<Arc<Inner>>
             dev.inner().removal.remove(&context);
         }
     })?;
-    // SAFETY: Just made; nothing completes to it yet, so nothing fails, and nobody looks at how it
-    // is polled.
+    // SAFETY: The CQ was just made. No QP uses it yet, so the driver raises no event, and the core
+    // reads none of these fields.
     let (given, num) = unsafe {
         (*raw.as_ptr()).event_handler = Some(event);
         if request.waited {
@@ -340,7 +342,7 @@ fn any_vector(dev: &Device) -> u32 {
     NEXT.fetch_add(1, Relaxed).checked_rem(vectors).unwrap_or(0)
 }
 
-/// Takes entries of a pooled CQ. Not generic, so that what they need at their end is code of this
+/// Takes entries of a pooled CQ. Not generic, so that the code that gives them back is in this
 /// module.
 #[inline(never)]
 fn get(
@@ -350,7 +352,7 @@ fn get(
     context: bindings::ib_poll_context,
     _cx: &Sleepable,
 ) -> Result<Arc<Inner>> {
-    // For more than a CQ can have, the core would look for ever.
+    // The core never ends its search for more than a CQ can have.
     check(dev, entries)?;
     let reserved = Deferred::reserve()?;
     let listed = dev.list(Kind::Cq)?;
@@ -375,8 +377,8 @@ fn get(
 
 /// Gives entries back and waits until no handler of theirs is running.
 ///
-/// Others go on using the CQ, and nothing but the last drain has told that the handlers have run.
-/// The last of them may still have to return, and its code may be about to go.
+/// Others go on using the CQ. The last drain has proved that all handlers have begun; the last of
+/// them may still have to return, to code of a module that is about to be unloaded.
 ///
 /// # Safety
 ///
@@ -397,13 +399,13 @@ unsafe fn put(cq: *mut bindings::ib_cq, entries: u32, _cx: &Sleepable) {
 
 impl<C: CorePolled> Cq<C> {
     /// Takes `entries` entries of a CQ that other users of the device share, other modules among
-    /// them (`ib_cq_pool_get`). QPs lease from those entries as from those of a CQ of one's own.
+    /// them (`ib_cq_pool_get`). QPs reserve those entries as they do those of a CQ of one's own.
     ///
     /// `vector` is a hint: the number of a completion vector or, modulo the number of vectors, of a
     /// CPU; or the core's choice.
     ///
-    /// A shared CQ does not tell that it has failed, cannot be moderated, and is not for QPs on an
-    /// SRQ. The entries are given
+    /// A failure of a shared CQ goes unseen. Such a CQ cannot be moderated, and is not for QPs on
+    /// an SRQ, nor for those with a [context](crate::qp::Qp::set_context). The entries are given
     /// back, from a work item, when the last handle and every QP that uses them are gone.
     ///
     /// # Errors
@@ -495,7 +497,7 @@ impl<C: PollContext> CqSet<C> {
         self.of(CpuId::current().as_u32() as usize)
     }
 
-    /// Returns the CQ with the most entries that no QP has leased.
+    /// Returns the CQ with the most entries that no QP has reserved.
     pub fn roomiest(&self) -> &Cq<C> {
         self.iter()
             .max_by_key(|cq| cq.free_entries())
@@ -508,7 +510,7 @@ impl<C: PollContext> CqSet<C> {
     }
 }
 
-/// What the handles of one completion queue share.
+/// A completion queue, which its handles share.
 ///
 /// # Invariants
 ///
@@ -519,14 +521,14 @@ pub(crate) struct Inner {
     entries: u32,
     free: FreeCqes,
     poll_lock: PollLock,
-    /// Of a CQ that the RDMA core does not poll, for who has the seat.
+    /// For the holder of `poll_lock`; there if callers poll the CQ.
     wcs: Option<KBox<UnsafeCell<Wcs>>>,
     state: Deferred<State>,
 }
 
 // SAFETY: `struct ib_cq` may be used from any thread.
 unsafe impl Send for Inner {}
-// SAFETY: `struct ib_cq` may be used from any thread, and only who has the seat uses `wcs`.
+// SAFETY: `struct ib_cq` may be used from any thread, and `wcs` is used under `poll_lock` only.
 unsafe impl Sync for Inner {}
 
 impl Inner {
@@ -547,18 +549,16 @@ impl Inner {
         Ok(Arc::new(inner, GFP_KERNEL)?)
     }
 
-    /// Says whether the current task is in a handler of this CQ, where waiting for the CQ would
-    /// never end.
+    /// Returns whether the current task is in a handler of this CQ, which must not wait for the CQ.
     pub(crate) fn is_polled_by_current(&self) -> bool {
         let holder = self.poll_lock.holder();
         // SAFETY: The CQ is there while `self` lives; the helper only compares.
         unsafe { bindings::rdma_helper_cq_is_polled_by_current(self.raw.as_ptr(), holder) }
     }
 
-    /// Takes the seat of a CQ that the RDMA core does not poll, for as long as what is returned
-    /// lives; `None` if somebody else has it.
+    /// Takes the poll lock of a CQ that callers poll; `None` if it is held.
     #[inline]
-    pub(crate) fn sit(&self) -> Option<PollGuard<'_>> {
+    pub(crate) fn try_lock(&self) -> Option<PollGuard<'_>> {
         let here = MaybeUninit::<u8>::uninit();
         let wcs = self.wcs.as_ref()?.get();
         self.poll_lock.try_lock((&raw const here).addr()).then(|| {
@@ -568,34 +568,35 @@ impl Inner {
         })
     }
 
-    /// Says whether somebody has the seat.
-    fn is_taken(&self) -> bool {
+    /// Returns whether a thread holds the poll lock.
+    fn is_locked(&self) -> bool {
         self.poll_lock.holder() != 0
     }
 
-    /// Returns where the completions are that its poller dispatches; null if there may be others.
+    /// Returns the array that completions are polled into which are handled one after the other;
+    /// null if the CQ is shared, as other modules may poll it too.
     pub(crate) fn polled_into(&self) -> *const Wc {
         match &self.wcs {
             Some(wcs) => wcs.get().cast_const().cast(),
             None if self.is_shared() => core::ptr::null(),
             // SAFETY: The CQ is there while `self` lives, and its array does not change.
-            None => unsafe { (*self.raw.as_ptr()).wc }.cast_const().cast(),
+            None => core_array(unsafe { self.raw.as_ref() }),
         }
     }
 
-    /// Says whether the CQ has lost completions.
+    /// Returns whether the CQ has lost completions.
     #[inline]
     pub(crate) fn has_failed(&self) -> bool {
         self.context().is_some_and(|context| context.has_failed())
     }
 
-    /// Says whether nobody but its users polls the CQ.
+    /// Returns whether callers poll the CQ, and not the RDMA core.
     pub(crate) fn is_caller_polled(&self) -> bool {
         // SAFETY: The CQ is there while `self` lives; the field does not change.
         unsafe { (*self.raw.as_ptr()).poll_ctx == Direct::RAW }
     }
 
-    /// Says whether other modules may use, and poll, the CQ too.
+    /// Returns whether other modules may use, and poll, the CQ too.
     pub(crate) fn is_shared(&self) -> bool {
         matches!(self.state.origin, Origin::Pooled { .. })
     }
@@ -609,21 +610,21 @@ impl Inner {
     }
 }
 
-/// The right to poll a CQ that the RDMA core does not poll: see [`PollLock`].
+/// A [`PollLock`] that is held; it is released when this is dropped.
 ///
 /// # Invariants
 ///
-/// Who has this has the seat, and with it the room at `wcs`, which is valid for `'a`.
+/// `poll_lock` is held, and protects the array at `wcs`, which is valid for `'a`.
 pub(crate) struct PollGuard<'a> {
     poll_lock: &'a PollLock,
     wcs: *mut Wcs,
 }
 
 impl PollGuard<'_> {
-    /// Returns the room for what is polled.
+    /// Returns the array that completions are polled into.
     #[inline]
-    fn room(&mut self) -> &mut Wcs {
-        // SAFETY: By the type invariant who has this has the room, which is valid for `'a`.
+    fn wcs(&mut self) -> &mut Wcs {
+        // SAFETY: By the type invariant the lock of the array is held, and it is valid for `'a`.
         unsafe { &mut *self.wcs }
     }
 }
@@ -635,17 +636,17 @@ impl Drop for PollGuard<'_> {
     }
 }
 
-/// FreeCqes for the completions that are polled at once.
+/// The completions that are polled at once.
 type Wcs = [MaybeUninit<bindings::ib_wc>; POLL_BATCH];
 
-/// How a CQ was made, and so how it ends.
+/// The origin of a CQ, which decides on its end.
 enum Origin {
     Allocated(Arc<CqContext>),
     Created(Arc<CqContext>),
     Pooled { entries: u32 },
 }
 
-/// A CQ, and what it needs at its end.
+/// A CQ, and all that its end needs.
 ///
 /// # Invariants
 ///
@@ -665,9 +666,9 @@ impl Teardown for State {
         let cq = self.raw.as_ptr();
         match &self.origin {
             // SAFETY: By the type invariant `raw` is from `ib_alloc_cq`; QPs hold `Inner`, so none
-            // uses the CQ. This is the fence after which no handler runs: first for the poll of a
-            // softirq CQ, which the second call would free under its last steps, and then, in the
-            // second, for that of others.
+            // uses the CQ. No handler runs after this. The first call waits for the poll of a
+            // softirq CQ, which the second one would free under its last steps; the second call
+            // waits for that of others.
             Origin::Allocated(_) => unsafe {
                 bindings::rdma_helper_cq_end_poll(cq);
                 bindings::ib_free_cq(cq);
@@ -675,8 +676,8 @@ impl Teardown for State {
             Origin::Created(context) => {
                 self.dev.inner().removal.remove(context);
                 // SAFETY: By the type invariant `raw` is from `ib_create_cq`; QPs hold `Inner`, so
-                // none uses the CQ, and nobody polls it any more. This is the fence after which no
-                // `comp_handler` runs.
+                // none uses the CQ, and there is no handle that it could be polled by. No
+                // `comp_handler` runs after this.
                 let ret = unsafe { bindings::ib_destroy_cq_user(cq, core::ptr::null_mut()) };
                 if ret != 0 {
                     pr_err!("a CQ could not be destroyed ({ret}); it is leaked\n");
@@ -695,7 +696,7 @@ impl Teardown for State {
 ///
 /// # Invariants
 ///
-/// `entries` were taken from the room of `cq`.
+/// `entries` were taken from the free entries of `cq`.
 pub(crate) struct Reservation {
     cq: Arc<Inner>,
     entries: i32,
@@ -731,11 +732,11 @@ pub(crate) fn reserve(cq: &Arc<Inner>, entries: u32) -> Result<Reservation> {
     })
 }
 
-/// What is waited for.
+/// The events that a wait is for.
 struct Events {
-    /// How often the driver has said that completions come.
+    /// The number of calls of `comp_handler`.
     completions: u32,
-    /// Whether the device is being removed.
+    /// Set when the device is being removed.
     gone: bool,
 }
 
@@ -808,7 +809,8 @@ unsafe extern "C" fn event(event: *mut bindings::ib_event, context: *mut c_void)
     // SAFETY: A device that has a CQ is there.
     let device = unsafe { Name::of(event.device) };
     pr_err!("{device}: a CQ was overrun or failed: completions are lost\n");
-    // Taking the lock makes those who have looked before wait in time.
+    // A thread that has looked at `failed` before it was set sleeps when the lock is free, and is
+    // woken up.
     drop(context.events.lock());
     context.changed.notify_all();
 }

@@ -3,9 +3,9 @@
 //! Completion callbacks.
 //!
 //! A request is posted by moving its owner into the queue: a `Pin<KBox<T>>`, an `Arc<T>`, or a
-//! [`InFlight<T>`](crate::reuse::InFlight) of one that is used again and again, where `T` embeds a [`Cqe`].
-//! When the request completes, [`CqeHandler::done`] gets the owner back, once. Between the two
-//! nobody can free or, but for an `Arc<T>`, touch what the device uses.
+//! [`InFlight<T>`](crate::reuse::InFlight) that is used again, where `T` embeds a [`Cqe`]. When the
+//! request completes, [`CqeHandler::done`] gets the owner back, once. Until then the memory that
+//! the device uses cannot be freed nor, unless the owner is an `Arc<T>`, be accessed.
 //!
 //! The C core calls `wc->wr_cqe->done(cq, wc)`. Here `done` is a function made for `T` that does
 //! `container_of` and calls the handler, so a [`Cqe`] is the eight bytes of `struct ib_cqe`, and
@@ -46,14 +46,13 @@ use crate::{
     bindings,
     context::Context,
     debug,
+    identity,
     wc::{
         unlikely,
         Wc, //
     }, //
 };
 use core::{
-    any::TypeId,
-    arch::asm,
     marker::PhantomData,
     mem::{
         ManuallyDrop,
@@ -83,7 +82,7 @@ impl<T: CqeHandler<ID>, const ID: u64> Cqe<T, ID> {
     /// Creates a callback that gives a `T` to its handler.
     #[inline]
     pub const fn new() -> Self {
-        // INVARIANT: As required.
+        // INVARIANT: The callback is that of `T` and `ID`.
         Self {
             inner: bindings::ib_cqe {
                 done: Some(done::<T, ID>),
@@ -99,7 +98,7 @@ impl<T: CqeHandler<ID>, const ID: u64> Default for Cqe<T, ID> {
     }
 }
 
-/// Where a `T` embeds its [`Cqe<T, ID>`]. Only [`cqe_field!`](crate::cqe_field) makes one.
+/// The place of the [`Cqe<T, ID>`] in a `T`. Only [`cqe_field!`](crate::cqe_field) makes one.
 ///
 /// # Invariants
 ///
@@ -111,14 +110,15 @@ pub struct Field<T, const ID: u64> {
 }
 
 impl<T, const ID: u64> Field<T, ID> {
-    /// The type of `get`, which nobody calls, is the check that the field is a `Cqe<T, ID>`.
+    /// The type of `get`, which is never called, is the check that the field is a `Cqe<T, ID>`.
     ///
     /// # Safety
     ///
     /// `get` returns the address of the field at `offset`, which is aligned.
     #[doc(hidden)]
     pub const unsafe fn new(offset: usize, _get: unsafe fn(*mut T) -> *mut Cqe<T, ID>) -> Self {
-        // INVARIANT: By the caller's promise, and the type of `get`.
+        // INVARIANT: The field is at `offset`, as the caller promises, and a `Cqe<T, ID>` by the
+        // type of `get`.
         Self {
             offset,
             _owner: PhantomData,
@@ -128,8 +128,8 @@ impl<T, const ID: u64> Field<T, ID> {
 
 /// Returns the [`Field`](Field) of `Self` with this name.
 ///
-/// The proof is here, with paths that no other crate can take over, and not in what the derive
-/// macro expands to: in that, `::rdma` is whatever a ULP calls so.
+/// The proof is here, with paths that no other crate can take over, and not in the expansion of the
+/// derive macro, where `::rdma` may be another crate of that name.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! cqe_field {
@@ -139,14 +139,14 @@ macro_rules! cqe_field {
         let _ = |this: &Self| {
             let _ = &this.$field;
         };
-        // SAFETY: Nobody calls it; it is there for its type.
+        // SAFETY: The closure is never called; it is there for its type.
         let get = |this: *mut Self| unsafe { &raw mut (*this).$field };
         // SAFETY: Both are of the field of this name of `Self`, which is not packed.
         unsafe { $crate::cqe::Field::<Self, _>::new($crate::cqe::offset_of!(Self, $field), get) }
     }};
 }
 
-/// Says where a type embeds its [`Cqe<Self, ID>`]. Derive it: `#[derive(HasCqe)]`.
+/// A type that embeds a [`Cqe<Self, ID>`]. Derive it: `#[derive(HasCqe)]`.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` embeds no such `Cqe<Self>`",
     label = "a request's owner embeds its callback",
@@ -164,8 +164,7 @@ pub(crate) const fn offset<T: HasCqe<ID>, const ID: u64>() -> usize {
     T::FIELD.offset
 }
 
-/// What only this crate has: an argument of the methods that a ULP is not to call, in traits that
-/// it can name.
+/// An argument of methods that only this crate can call, in traits that ULPs can name.
 #[doc(hidden)]
 pub struct Sealed(());
 
@@ -179,22 +178,22 @@ impl Sealed {
 /// A pointer that can own a posted request: `Pin<KBox<T>>` for exclusive owners,
 /// [`InFlight<T>`](crate::reuse::InFlight) for those that are used again, `Arc<T>` for shared ones.
 ///
-/// Exclusive owners are `Unpin`: what has to be pinned, as a lock, a work item or a file in
-/// debugfs, may be known to others. It goes into an `Arc`, or into a box of its own.
+/// Exclusive owners are `Unpin`: the address of a pinned object, such as a lock, a work item or a
+/// file in debugfs, may be known elsewhere. It goes into an `Arc`, or into a box of its own.
 ///
 /// # Safety
 ///
 /// The address that `into_cqe` returns is that of the [`Cqe`] in a `T` that stays there, unmodified
-/// but through interior mutability, until `from_cqe` gets that address back. It is noted in the
-/// ledger. If `EXCLUSIVE`, nobody has another reference to the `T`, from when there is the pointer
-/// until it is gone.
+/// but through interior mutability, until `from_cqe` gets that address back. It is
+/// [activated](debug::activate). If `EXCLUSIVE`, there is no other reference to the `T` as long as
+/// there is the pointer.
 #[diagnostic::on_unimplemented(
     message = "a `{Self}` cannot own a request",
     label = "not an owner",
     note = "a request is owned by a `Pin<KBox<T>>` or a `InFlight<T>` with a `T: Send + Unpin`, or an `Arc<T>` with a `T: Send + Sync`, where `T` has a `CqeHandler`"
 )]
 pub unsafe trait CqePointer<const ID: u64>: Deref + Sized + Send + 'static {
-    /// Whether the pointer is the only one to the `T`, and stays that while it is given up.
+    /// Set if the pointer is the only one to the `T`, also while it is given up.
     #[doc(hidden)]
     const EXCLUSIVE: bool = false;
 
@@ -225,14 +224,14 @@ pub unsafe trait CqePointer<const ID: u64>: Deref + Sized + Send + 'static {
     }
 }
 
-/// What happens when a request that owns a `Self` completes.
+/// A handler of completions of requests that a `Self` owns.
 pub trait CqeHandler<const ID: u64 = 0>: HasCqe<ID> {
     /// The pointer that owns a posted request.
     type Pointer: CqePointer<ID, Target = Self>;
 
     /// The context that the handler needs: [`Atomic`](crate::context::Atomic) or
-    /// [`Sleepable`](crate::context::Sleepable). The request cannot be posted to a QP whose
-    /// completion queue is polled elsewhere.
+    /// [`Sleepable`](crate::context::Sleepable), or [`QpContext`](crate::qp::QpContext) of one of
+    /// them. The request cannot be posted to a QP whose completion queue does not provide it.
     type Needs: Context;
 
     /// Takes the owner of a completed request back (`ib_cqe.done`).
@@ -249,21 +248,11 @@ pub trait CqeHandler<const ID: u64 = 0>: HasCqe<ID> {
 ///
 /// Called by the RDMA core, once for each request that was posted with a `Cqe<T, ID>`.
 unsafe extern "C" fn done<T: CqeHandler<ID>, const ID: u64>(
-    _cq: *mut bindings::ib_cq,
+    cq: *mut bindings::ib_cq,
     wc: *mut bindings::ib_wc,
 ) {
-    // The compiler merges functions whose code is the same, and `is_of` tells owners apart by this
-    // one's address. A symbol that no other type has makes the code differ, and costs no
-    // instruction.
-    //
-    // SAFETY: A comment.
-    unsafe {
-        asm!(
-            "/* {} */",
-            sym identity::<T::Pointer, ID>,
-            options(nomem, nostack, preserves_flags)
-        )
-    };
+    // `is_of` tells owners apart by this function's address.
+    identity::keep_distinct::<Cqe<T::Pointer, ID>>();
     // SAFETY: The core passes a completion that is valid during this call, and `Wc` is transparent.
     let wc = unsafe { &*wc.cast::<Wc>() };
     if !debug::deactivate(wc.cqe()) {
@@ -272,21 +261,15 @@ unsafe extern "C" fn done<T: CqeHandler<ID>, const ID: u64>(
     // SAFETY: The request was posted with the address from `into_cqe`, and completes once: the
     // driver's contract.
     let this = unsafe { T::Pointer::from_cqe(wc.cqe()) };
-    // SAFETY: Posting checked that the completion queue is polled in a context that provides this
-    // one.
-    let cx = unsafe { T::Needs::assume() };
+    // SAFETY: Posting checked that the completion queue, which the core passes, is polled in a
+    // context that provides this one.
+    let cx = unsafe { T::Needs::of_completion(cq, wc) };
     T::done(this, wc, &cx);
 }
 
-/// Returns a value that is another for each `P` and `ID`, so that no two of these functions are
-/// merged.
-pub(crate) fn identity<P: 'static, const ID: u64>() -> TypeId {
-    TypeId::of::<Cqe<P, ID>>()
-}
-
-/// Says whether a request was posted with a `Cqe<T, ID>`.
+/// Returns `true` if a request was posted with a `Cqe<T, ID>`.
 ///
-/// A `false` proves nothing: a function may be there more than once, in several modules.
+/// A `false` proves nothing: see [`identity`].
 ///
 /// # Safety
 ///
@@ -320,8 +303,7 @@ pub(crate) unsafe fn take<T: CqeHandler<ID>, const ID: u64>(
     unsafe { T::Pointer::from_cqe(cqe) }
 }
 
-/// Hands a completion, which has come to a callback of this crate, on to that of the request's
-/// owner.
+/// Passes a completion from a callback of this crate on to that of the request's owner.
 ///
 /// # Safety
 ///
@@ -331,7 +313,7 @@ pub(crate) unsafe fn hand_on(
     cq: *mut bindings::ib_cq,
     wc: *mut bindings::ib_wc,
 ) {
-    // A copy: who has polled it into an array may be looking at the original.
+    // A copy, as the original is borrowed where it was polled into an array.
     let mut copy = MaybeUninit::<bindings::ib_wc>::uninit();
     // SAFETY: `wc` is valid and the owner was given up for `user`, as the caller promises, so that
     // is there. By its invariant a `Cqe` has a callback.
@@ -342,9 +324,9 @@ pub(crate) unsafe fn hand_on(
     }
 }
 
-// SAFETY: A pinned box has its content alone, as nothing in that is `!Unpin` and known to others,
-// and keeps it in place; the address is derived from the raw pointer that `from_cqe` makes the box
-// from again, and the offset is that of the field.
+// SAFETY: A pinned box has exclusive access to its content, which is `Unpin`, and keeps it in
+// place. The address is derived from the raw pointer that `from_cqe` makes the box from again, and
+// the offset is that of the field.
 unsafe impl<T, const ID: u64> CqePointer<ID> for Pin<KBox<T>>
 where
     T: CqeHandler<ID, Pointer = Self> + Send + Unpin + 'static,

@@ -57,7 +57,7 @@ use kernel::{
     types::Opaque, //
 };
 
-/// How long a drain may take before the QP is given up, in milliseconds.
+/// The time that a drain may take before the QP is given up, in milliseconds.
 pub(crate) const PATIENCE_MS: u32 = 60_000;
 
 /// Posts the marker of a send queue.
@@ -75,7 +75,7 @@ unsafe fn post_marker(
     wr.__bindgen_anon_1.wr_cqe = ManuallyDrop::new(cqe);
     wr.opcode = opcode;
     wr.send_flags = bindings::ib_send_flags_IB_SEND_SIGNALED as c_int;
-    // What an earlier try has left.
+    // It was set by an earlier try.
     wr.next = core::ptr::null_mut();
     // SAFETY: `qp` and `wr`, now without a successor, are valid, and the marker is there until the
     // request has completed, as the caller promises.
@@ -86,7 +86,7 @@ unsafe fn post_marker(
     }
 }
 
-/// Says whether a driver tells that a QP takes nothing from its SRQ any more.
+/// Returns whether a driver raises the event that a QP takes nothing from its SRQ any more.
 ///
 /// siw does not (`siw_verbs_modify_qp()`): it moves a QP to the error state under a lock that
 /// excludes its receives, and completes the one that it is in the midst of before the call returns.
@@ -112,12 +112,12 @@ unsafe fn last_wqe_reached(qp: *mut bindings::ib_qp, wait: &Wait<'_>) -> Result 
     Ok(())
 }
 
-/// Has the driver drain a queue by itself if it can, after a marker was refused, or fails with what
-/// it has said.
+/// Drains a queue by the driver's own function, if it has one, after a marker was refused;
+/// otherwise fails with the error of the refusal.
 ///
 /// mlx4, mlx5 and hns bring a drain for devices that are dead, to which nothing can be posted any
-/// more; their reset completes what is left. It returns nothing, and nothing is said if its own
-/// marker finds no room. So it is called only where a marker was refused.
+/// more; their reset completes what is left. It returns nothing, also if there is no room for its
+/// own marker. So it is called only if a marker was refused.
 ///
 /// # Safety
 ///
@@ -131,7 +131,7 @@ unsafe fn drain_by_driver(
     e: Error,
 ) -> Result {
     let drain = drain.ok_or(e)?;
-    let _seat = wait.sit(cq)?;
+    let _guard = wait.lock(cq)?;
     // SAFETY: `drain` is for a queue of this QP, which is valid, and this may sleep, as the caller
     // promises.
     unsafe { drain(qp) };
@@ -144,7 +144,7 @@ unsafe fn drain_by_driver(
 /// # Errors
 ///
 /// Nothing is proved on any error: `EDEADLK` in a handler of one of the CQs; `EOVERFLOW` if a CQ
-/// has lost completions; `ETIMEDOUT`; or what the driver said.
+/// has lost completions; `ETIMEDOUT`; or the driver's error.
 ///
 /// # Safety
 ///
@@ -244,9 +244,9 @@ pub(crate) unsafe fn drain(
     }
     wait.wait()?;
     if full {
-        // What fills the queue was done, or flushed, without a completion of its own, and nothing
-        // is behind it that would have one. In the reset state a device forgets all that it was
-        // given. The receives have come back by now, and so have sends, for as long as was waited
+        // The queue is full of requests without completions of their own, which are done or
+        // flushed, and of no request behind them that has one. In the reset state a device forgets
+        // all requests. The receives have come back by now, and the sends had the time of the wait
         // for room.
         inner.modifier().restart()?;
         wait.post::<SEND>(true, send)
@@ -264,7 +264,7 @@ pub(crate) unsafe fn drain(
 pub(crate) struct Markers {
     send: bindings::ib_cqe,
     recv: bindings::ib_cqe,
-    /// How many of them are given and were not reached, and one more until the drain waits.
+    /// The number of markers that were given and not reached, and one more until the drain waits.
     left: Atomic<u32>,
     /// Completed when none is left, so that the drain is woken up once.
     reached: Opaque<bindings::completion>,
@@ -331,18 +331,19 @@ impl Markers {
         markers.left.fetch_sub(1, Relaxed);
     }
 
-    /// Says whether the drain, which gives no more of them, has nothing to wait for: then all have
-    /// been reached. Otherwise the last one completes `reached`.
+    /// Begins to wait. Returns `true` if all markers have been reached; otherwise the last one
+    /// completes `reached`.
     fn are_reached(&self) -> bool {
         self.leave()
     }
 
-    /// Has the drain, all of whose markers have been reached, give more.
+    /// Prepares for more markers. All that were given have been reached.
     fn begin_again(&self) {
         self.left.store(1, Relaxed);
     }
 
-    /// Returns whether this was the last one. What was done before the others has happened then.
+    /// Returns whether this was the last one. Then all that was done before the others has
+    /// happened.
     fn leave(&self) -> bool {
         self.left.fetch_sub(1, Full) == 1
     }
@@ -370,33 +371,31 @@ unsafe extern "C" fn reached<const OFFSET: usize>(
     }
 }
 
-/// The length of one wait for something that will be told, in milliseconds: so often it is looked
-/// whether that is in vain.
+/// The interval, in milliseconds, at which a wait for a completion checks for failures.
 const STEP_MS: u32 = 10;
 
-/// How many completions of a CQ that nobody else polls are processed in a row, and how many rows at
-/// once.
+/// The budget of one call of `ib_process_cq_direct`, and the number of calls before a pause.
 const BUDGET: i32 = 64;
-const ROWS: u32 = 16;
+const CALLS: u32 = 16;
 
-/// How long a send queue may stay full, in milliseconds, and which part of the patience at the
-/// most, before it is taken to be full for ever. Flushing takes far less.
+/// The time, in milliseconds, and the part of the patience, after which a full send queue is taken
+/// to stay full. Flushing takes far less.
 const FULL_MS: u32 = 1_000;
 const FULL_PART: u32 = 4;
 
-/// How long a drain waits until it looks for a reason.
+/// The time after which a drain tries to help the driver.
 const STALLED: Delta = Delta::from_millis(100);
 
-/// How long a drain waits for a marker that a CQ may have lost.
+/// The time that a drain waits for a marker that a CQ may have lost.
 const FAILED: Delta = Delta::from_millis(250);
 
-/// Why a marker was not posted.
+/// The reason that a marker was not posted.
 enum Unposted {
-    /// The queue is full, and has been for long.
+    /// The queue stays full.
     Full,
     /// The driver has refused it.
     Refused(Error),
-    /// Nothing is known of it, or there is no use in trying.
+    /// It may be posted, or the time is over.
     Lost(Error),
 }
 
@@ -426,7 +425,7 @@ struct Wait<'a> {
 }
 
 impl<'a> Wait<'a> {
-    /// A drain of queues that complete to these CQs. `markers` were not used before. `help` is
+    /// Begins the drain of queues that complete to these CQs. `markers` are not in use. `help` is
     /// called once if it takes long.
     fn new(
         send_cq: &'a cq::Inner,
@@ -449,8 +448,8 @@ impl<'a> Wait<'a> {
         }
     }
 
-    /// Fails if no time is left, which on a CQ that has lost completions is soon so: what it has
-    /// not lost takes no longer to be processed.
+    /// Fails if no time is left. There is less of it on a CQ that has lost completions: those that
+    /// it has are processed in that time.
     fn check(&self) -> Result {
         let failed = self.send_cq.has_failed() || self.recv_cq.has_failed();
         let (patience, error) = match failed {
@@ -469,9 +468,8 @@ impl<'a> Wait<'a> {
         Ok(())
     }
 
-    /// Posts the marker at `OFFSET` by `post`. A full queue has room again once something was
-    /// flushed, but for one of requests without completions: `may_stay_full` says that it may be
-    /// one.
+    /// Posts the marker at `OFFSET` by `post`. A full queue is tried again: it has room when
+    /// requests were flushed. With `may_stay_full` it may be full of requests without completions.
     fn post<const OFFSET: usize>(
         &self,
         may_stay_full: bool,
@@ -530,7 +528,7 @@ impl<'a> Wait<'a> {
         unsafe { self.wait_for(reached) }
     }
 
-    /// Waits for a completion that is told without polling.
+    /// Waits for a completion that needs no polling.
     ///
     /// # Safety
     ///
@@ -545,23 +543,23 @@ impl<'a> Wait<'a> {
         Ok(())
     }
 
-    /// Takes the seat of a CQ that its users poll, for a driver's own drain, which polls such a CQ,
-    /// too.
-    fn sit<'cq>(&self, cq: &'cq cq::Inner) -> Result<Option<PollGuard<'cq>>> {
+    /// Takes the poll lock of a CQ that callers poll, for a driver's own drain, which polls such a
+    /// CQ, too.
+    fn lock<'cq>(&self, cq: &'cq cq::Inner) -> Result<Option<PollGuard<'cq>>> {
         if !cq.is_caller_polled() {
             return Ok(None);
         }
         let mut pauses = Pauses::new();
         loop {
-            if let Some(seat) = cq.sit() {
-                return Ok(Some(seat));
+            if let Some(guard) = cq.try_lock() {
+                return Ok(Some(guard));
             }
             self.check()?;
             pauses.pause();
         }
     }
 
-    /// Processes what has completed on CQs that nobody else polls, and says whether there are such.
+    /// Processes the completions of CQs that callers poll, and returns whether there are such.
     fn poll(&self) -> bool {
         let same = core::ptr::eq(self.send_cq, self.recv_cq);
         let sends = poll(self.send_cq);
@@ -570,17 +568,17 @@ impl<'a> Wait<'a> {
     }
 }
 
-/// Processes what has completed on a CQ if nobody else polls it, and says whether that is so.
+/// Processes the completions of a CQ if callers poll it, and returns whether they do.
 fn poll(cq: &cq::Inner) -> bool {
     if !cq.is_caller_polled() {
         return false;
     }
-    let Some(_seat) = cq.sit() else {
-        // Who has the seat polls.
+    let Some(_guard) = cq.try_lock() else {
+        // The holder of the lock polls.
         return true;
     };
-    for _ in 0..ROWS {
-        // SAFETY: The CQ is there while `cq` lives, its users poll it, and it is our turn.
+    for _ in 0..CALLS {
+        // SAFETY: The CQ is there while `cq` lives, its users poll it, and the poll lock is held.
         if unsafe { bindings::ib_process_cq_direct(cq.raw.as_ptr(), BUDGET) } < BUDGET {
             break;
         }
@@ -588,8 +586,8 @@ fn poll(cq: &cq::Inner) -> bool {
     true
 }
 
-/// Pauses between looks at what nobody tells. Most of that happens at once, some of it late: none
-/// is much longer than a part of what was waited before.
+/// Pauses between polls. Each is a quarter longer than the one before, up to 10 ms: most of what is
+/// polled for happens soon.
 struct Pauses(u32);
 
 impl Pauses {

@@ -20,20 +20,16 @@
 //!     let cx = Sleepable::current()?;
 //!     let mut batch = Batch::<4>::new();
 //!     op.read(qp, 0..64, from)?;
-//!     loop {
-//!         while let Some(completion) = cq.next(&mut batch)? {
-//!             let Ok(done) = Op::<u32>::take(completion) else {
-//!                 continue;
-//!             };
-//!             match done.result? {
-//!                 Outcome::Read => done.op.write(qp, 0..64, to)?,
-//!                 _ => return Ok(()),
-//!             }
-//!         }
-//!         if cq.wait(1000, &cx)? == Wait::TimedOut {
-//!             return Err(ETIMEDOUT);
+//!     while let Some(completion) = cq.next(&mut batch, 1_000, &cx)? {
+//!         let Ok(done) = Op::<u32>::take(completion) else {
+//!             continue;
+//!         };
+//!         match done.result? {
+//!             Outcome::Read => done.op.write(qp, 0..64, to)?,
+//!             _ => return Ok(()),
 //!         }
 //!     }
+//!     Err(ETIMEDOUT)
 //! }
 //! ```
 

@@ -7,6 +7,7 @@
 mod attr;
 mod batch;
 mod chain;
+mod context;
 mod drain_list;
 mod modify;
 pub(crate) mod post;
@@ -32,6 +33,7 @@ pub use chain::{
     ChainError,
     Link, //
 };
+pub use context::QpContext;
 pub use modify::ModifyError;
 pub(crate) use ud::UdState;
 
@@ -40,7 +42,7 @@ use crate::{
     cm,
     completion::Completion,
     context::{
-        self,
+        Atomic as AtomicContext,
         Context,
         CorePolled,
         PollContext,
@@ -439,7 +441,7 @@ impl Recv {
 /// # Invariants
 ///
 /// `raw` was created by `owner`, completes to the CQs of the leases and belongs to `pd`. Its
-/// context is `context`, if it has one. If its receives are shared these CQs are the same, and not
+/// context is `context`. If its receives are shared these CQs are the same, and not
 /// a direct one.
 pub(crate) struct Inner {
     pub(crate) raw: NonNull<bindings::ib_qp>,
@@ -449,7 +451,7 @@ pub(crate) struct Inner {
     markers: Option<Arc<Markers>>,
     /// Of a QP for datagrams.
     pub(crate) ud: SetOnce<Pin<KBox<UdState>>>,
-    context: Pin<KBox<QpContext>>,
+    context: Pin<KBox<QpPriv>>,
     pub(crate) pd: Pd,
     // Dropped last: the ULP may be gone after that.
     listed: Object,
@@ -510,6 +512,11 @@ impl Inner {
     pub(crate) fn keep_until_drained<P: Send + 'static, T: ?Sized>(&self, owner: P) {
         self.context.drain_list.add(owner);
         self.listed.add_undrained(core::any::type_name::<T>());
+    }
+
+    /// Returns whether other modules use a CQ of the QP, too.
+    fn is_on_shared_cq(&self) -> bool {
+        self.send.cq().is_shared() || self.recv.cq().is_shared()
     }
 
     /// Says whether the connection manager moves the QP through its states.
@@ -620,7 +627,7 @@ pub(crate) fn create(
     let mut attr = parts.to_raw()?;
     let reserved = Deferred::reserve()?;
     let markers = Markers::new()?;
-    let context = QpContext::new(parts.events.clone(), dev.is_iwarp())?;
+    let context = QpPriv::new(parts.events.clone(), dev.is_iwarp())?;
     context.install(&mut attr);
     let listed = dev.list(Kind::Qp)?;
     let owner = Owner::of(&origin, pd)?;
@@ -841,12 +848,12 @@ pub trait Events: Send + Sync + 'static {
     /// Any context; events may come at the same time, and the first before the creation of the QP
     /// returns. To [`Event::COMM_EST`] the answer is
     /// [`Id::notify_established_later`](crate::cm::Id::notify_established_later).
-    fn event(&self, event: Event, qp_num: u32, cx: &context::Atomic);
+    fn event(&self, event: Event, qp_num: u32, cx: &AtomicContext);
 }
 
 /// What the crate keeps for a QP besides C's own, as its `qp_context`.
 #[pin_data]
-struct QpContext {
+struct QpPriv {
     /// Held while the QP is modified: see [`Modifier`](crate::qp::modify::Modifier).
     #[pin]
     modifying: Mutex<()>,
@@ -857,9 +864,11 @@ struct QpContext {
     #[pin]
     transfers: Transfers,
     events: Option<Arc<dyn Events>>,
+    #[pin]
+    user_context: context::UserContext,
 }
 
-impl QpContext {
+impl QpPriv {
     /// Never inlined, so that all QPs give a lock one name, as lockdep wants it.
     #[inline(never)]
     fn new(events: Option<Arc<dyn Events>>, iwarp: bool) -> Result<Pin<KBox<Self>>> {
@@ -869,15 +878,16 @@ impl QpContext {
             drain_list: DrainList::new(),
             transfers <- Transfers::new(iwarp),
             events,
+            user_context <- context::UserContext::new(),
         });
         KBox::pin_init(init, GFP_KERNEL)
     }
 
-    /// Has the QP that is created from these attributes tell this context of its events.
+    /// Makes this the context of the QP that is created from these attributes.
     fn install(&self, attr: &mut bindings::ib_qp_init_attr) {
+        attr.qp_context = core::ptr::from_ref(self).cast_mut().cast();
         if self.events.is_some() {
             attr.event_handler = Some(on_event);
-            attr.qp_context = core::ptr::from_ref(self).cast_mut().cast();
         }
     }
 }
@@ -886,14 +896,14 @@ impl QpContext {
 ///
 /// # Safety
 ///
-/// Called by the RDMA core for a QP whose context is a [`QpContext`].
+/// Called by the RDMA core for a QP whose context is a [`QpPriv`].
 unsafe extern "C" fn on_event(event: *mut bindings::ib_event, context: *mut c_void) {
     // SAFETY: The context lives until the QP is destroyed, which waits for this callback.
-    let context = unsafe { &*context.cast::<QpContext>() };
+    let context = unsafe { &*context.cast::<QpPriv>() };
     // SAFETY: The event is valid during this call, and one of a QP.
     let (event, num) = unsafe { (Event((*event).event), (**(*event).element.qp).qp_num) };
     // SAFETY: Every context allows what this token does.
-    let cx = unsafe { context::Atomic::assume() };
+    let cx = unsafe { AtomicContext::assume() };
     if let Some(events) = &context.events {
         events.event(event, num, &cx);
     }

@@ -38,6 +38,7 @@ pub mod dma;
 mod drain;
 pub mod flush;
 pub mod ibcm;
+mod identity;
 pub mod mad;
 pub mod mr;
 mod objects;

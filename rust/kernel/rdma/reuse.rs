@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Requests that are used again and again: kept by the caller, lent to a queue.
+//! Requests that are allocated once and used again.
 //!
 //! Most ULPs allocate their requests once, in an array or with the tags of blk-mq, and use each of
 //! them again when it has completed. In C they keep the pointer, and have to know whether the
-//! device still uses what it points at. Here the pointer is a [`Reusable<T>`], and to post the request
-//! is to [lend](Reusable::start) it: there is one [`InFlight<T>`] at a time, which can own a posted request
-//! as a `Pin<KBox<T>>` can. The completion's handler gets it, and when that is dropped the request
-//! is home again. As long as it is not, its keeper has no access to it.
+//! device still uses the memory. Here the pointer is a [`Reusable<T>`]. [`Reusable::start`] returns
+//! an [`InFlight<T>`], of which there is one at a time, and which can own a posted request as a
+//! `Pin<KBox<T>>` can. The completion's handler gets it, and when it is dropped the request can be
+//! started again. Until then the `Reusable` gives no access to the request.
 //!
-//! Lending is a load, a compare and a store, coming home an atomic decrement. Nothing is allocated
-//! or freed in between, and the keeper needs no lock to get at what the handler gives back.
+//! Starting is a load, a compare and a store, dropping an atomic decrement. Nothing is allocated or
+//! freed in between, and no lock is needed.
 //!
 //! # Examples
 //!
@@ -31,11 +31,11 @@
 //!         if let Err(e) = wc.result() {
 //!             pr_info!("{}\n", e.status);
 //!         }
-//!         drop(this); // It can be lent again.
+//!         drop(this); // It can be started again.
 //!     }
 //! }
 //!
-//! /// Sends what is at home, and returns how many that were.
+//! /// Sends all requests that are not in flight, and returns their number.
 //! fn send_all(qp: &Qp<Softirq>, requests: &mut [Reusable<Request>]) -> Result<u32> {
 //!     let mut sent = 0;
 //!     for request in requests.iter_mut().filter_map(Reusable::start) {
@@ -72,7 +72,7 @@ use kernel::{
     prelude::*, //
 };
 
-/// A request, and who has it.
+/// A request, and the number of its handles.
 #[pin_data]
 struct Entry<T> {
     handles: Handles,
@@ -86,7 +86,7 @@ struct Entry<T> {
 ///
 /// `entry` is that of a handle that is not used again.
 #[inline]
-unsafe fn leave<T>(entry: NonNull<Entry<T>>) {
+unsafe fn put<T>(entry: NonNull<Entry<T>>) {
     // SAFETY: The entry is there while the handle counts.
     if unsafe { &(*entry.as_ptr()).handles }.put() {
         // SAFETY: This was the last handle to the entry, and it is not used again, as the caller
@@ -101,20 +101,20 @@ unsafe fn leave<T>(entry: NonNull<Entry<T>>) {
 #[cold]
 #[inline(never)]
 unsafe fn free<T>(entry: NonNull<Entry<T>>) {
-    // SAFETY: It was made by `KBox::into_raw`, and nobody uses it.
+    // SAFETY: The entry is from `KBox::leak`, and there is no handle that could use it.
     drop(unsafe { KBox::from_raw(entry.as_ptr()) });
 }
 
-/// A request that its owner keeps and [lends](Reusable::start) to a queue, again and again.
+/// A request that can be [started](Reusable::start) again when it has completed.
 ///
-/// If it is dropped while the request is lent, the request is freed when that comes back.
+/// If this is dropped while the request is in flight, dropping the [`InFlight`] frees the request.
 ///
 /// # Invariants
 ///
 /// The entry is valid, and `handles` counts this handle and the one [`InFlight`] that there may be.
 pub struct Reusable<T>(NonNull<Entry<T>>);
 
-// SAFETY: It is, at times, exclusive access to its request.
+// SAFETY: It gives exclusive access to its request while that is not in flight.
 unsafe impl<T: Send> Send for Reusable<T> {}
 // SAFETY: A shared one gives no access to the request.
 unsafe impl<T: Send> Sync for Reusable<T> {}
@@ -145,19 +145,19 @@ impl<T> Reusable<T> {
         Ok(Self(NonNull::from(KBox::leak(entry))))
     }
 
-    /// Says whether nobody else has the request.
+    /// Returns whether the request is not in flight.
     #[inline]
-    fn is_home(&self) -> bool {
+    fn is_idle(&self) -> bool {
         // SAFETY: By the type invariant the entry is valid; only its count is borrowed.
         unsafe { &(*self.0.as_ptr()).handles }.is_one()
     }
 
-    /// Lends the request, unless it is lent.
+    /// Returns the request to be posted; `None` if it is in flight.
     ///
     /// Any context.
     #[inline]
     pub fn start(&mut self) -> Option<InFlight<T>> {
-        if !self.is_home() {
+        if !self.is_idle() {
             return None;
         }
         // SAFETY: By the type invariant the entry is valid; only its count is borrowed.
@@ -166,16 +166,16 @@ impl<T> Reusable<T> {
         Some(InFlight(self.0))
     }
 
-    /// Gives access to the request, unless it is lent.
+    /// Returns access to the request; `None` if it is in flight.
     ///
     /// Any context.
     #[inline]
     pub fn get(&mut self) -> Option<Pin<&mut T>> {
-        if !self.is_home() {
+        if !self.is_idle() {
             return None;
         }
-        // SAFETY: By the type invariant nobody else has it, and it is lent only by who has `self`
-        // mutably; it is never moved.
+        // SAFETY: By the type invariant there is no `InFlight`, and only `start`, which borrows
+        // `self` mutably, makes one. The request is never moved.
         Some(unsafe { Pin::new_unchecked(&mut (*self.0.as_ptr()).value) })
     }
 }
@@ -183,13 +183,14 @@ impl<T> Reusable<T> {
 impl<T> Drop for Reusable<T> {
     fn drop(&mut self) {
         // SAFETY: By the type invariant the entry counts this handle, which is gone after this.
-        unsafe { leave(self.0) };
+        unsafe { put(self.0) };
     }
 }
 
-/// A request that is lent: exclusive access to it, and the owner of a request that is posted.
+/// A [`Reusable`] request that is in flight: exclusive access to it, and the owner of a request
+/// that is posted.
 ///
-/// Dropping it brings the request home; any context. It may be kept instead, or sent to another
+/// Dropping it, in any context, makes the request idle. It may be kept instead, or sent to another
 /// thread.
 ///
 /// # Invariants
@@ -206,8 +207,8 @@ impl<T> InFlight<T> {
     /// Gives exclusive access to a request that must not be moved.
     #[inline]
     pub fn as_mut(&mut self) -> Pin<&mut T> {
-        // SAFETY: By the type invariant the entry is valid and there is no other `InFlight`, and `Reusable`
-        // gives no access meanwhile. The request is never moved.
+        // SAFETY: By the type invariant the entry is valid and there is no other `InFlight`, and
+        // `Reusable` gives no access meanwhile. The request is never moved.
         unsafe { Pin::new_unchecked(&mut (*self.0.as_ptr()).value) }
     }
 }
@@ -217,8 +218,8 @@ impl<T> Deref for InFlight<T> {
 
     #[inline]
     fn deref(&self) -> &T {
-        // SAFETY: By the type invariant the entry is valid and there is no other `InFlight`, and `Reusable`
-        // gives no access meanwhile.
+        // SAFETY: By the type invariant the entry is valid and there is no other `InFlight`, and
+        // `Reusable` gives no access meanwhile.
         unsafe { &(*self.0.as_ptr()).value }
     }
 }
@@ -234,13 +235,13 @@ impl<T> Drop for InFlight<T> {
     #[inline]
     fn drop(&mut self) {
         // SAFETY: By the type invariant the entry counts this handle, which is gone after this.
-        unsafe { leave(self.0) };
+        unsafe { put(self.0) };
     }
 }
 
-// SAFETY: The entry stays in place while the handle that was given up counts, and while it does
-// there is no other `InFlight`, nor does `Reusable` give access, nor is a part of the request `!Unpin` and
-// known to others. The address is that of the callback in the request.
+// SAFETY: The entry stays in place while the handle that was given up counts. Until then there is
+// no other `InFlight`, and `Reusable` gives no access; the request is `Unpin`, so no other part of
+// the kernel has its address. The address that is returned is that of the callback in it.
 unsafe impl<T, const ID: u64> CqePointer<ID> for InFlight<T>
 where
     T: CqeHandler<ID, Pointer = Self> + Send + Unpin + 'static,

@@ -790,7 +790,7 @@ unsafe fn post<T: Receive<N>, const N: usize>(
 ///
 /// Called by the RDMA core, for a receive that was posted by [`post`].
 unsafe extern "C" fn done<T: Receive<N>, const N: usize>(
-    _cq: *mut bindings::ib_cq,
+    cq: *mut bindings::ib_cq,
     wc: *mut bindings::ib_wc,
 ) {
     // SAFETY: The core passes a completion that is valid during this call, and `Wc` is transparent.
@@ -805,8 +805,8 @@ unsafe extern "C" fn done<T: Receive<N>, const N: usize>(
     // `Slot` of this memory.
     let slot = Slot(memory);
     // SAFETY: `InitAttr::on_srq` makes QPs only of CQs that are polled in a context that provides
-    // this one.
-    let cx = unsafe { T::Needs::assume() };
+    // this one; the core passes that of the completion.
+    let cx = unsafe { T::Needs::of_completion(cq, wc) };
     T::done(slot, wc, &cx);
 }
 

@@ -2,12 +2,12 @@
 
 //! Counters and locks that are one atomic each.
 //!
-//! Nothing but atomics, so that `tests/model` can run this very file in every order of its steps.
+//! Nothing else is here, so that `tests/model` can run this file in every order of its steps.
 //!
-//! Those that are used for each request are atomics of the language. The kernel crate's are calls
-//! of functions unless the kernel has `CONFIG_RUST_INLINE_HELPERS`, two for each request: more than
-//! the rest of what a handler does. C does not look at any of them, and none is used with data that
-//! C protects. All others are the kernel crate's.
+//! The atomics that each request uses are those of the language. The kernel crate's are function
+//! calls unless the kernel has `CONFIG_RUST_INLINE_HELPERS`, which cost more than the rest of a
+//! handler. C does not access these, nor do they protect data that C accesses. All others are the
+//! kernel crate's.
 
 use crate::atomic::{
     AtomicU32,
@@ -24,30 +24,30 @@ use kernel::sync::atomic::{
     Atomic, //
 };
 
-/// Set once the gate is closed.
-const CLOSED: i64 = 1 << 62;
+/// Set when the count is killed.
+const DEAD: i64 = 1 << 62;
 
-/// A count of holds that can be closed.
+/// A count of references that can be killed, as `struct percpu_ref`.
 ///
 /// # Invariants
 ///
-/// The low bits are the number of holds; the bit [`CLOSED`] is set once and stays.
+/// The low bits are the number of references; the bit [`DEAD`] is set once and stays.
 pub(crate) struct RefCount(Atomic<i64>);
 
 impl RefCount {
     pub(crate) fn new() -> Self {
-        // INVARIANT: Nothing is held, the gate is open.
+        // INVARIANT: There is no reference.
         Self(Atomic::new(0))
     }
 
-    /// Adds a hold, unless the gate is closed.
+    /// Adds a reference, unless the count was killed. Returns whether it did.
     ///
-    /// Whatever is guarded was found by other means, and stays until [`RefCount::kill`] has seen this
-    /// hold go: no ordering is needed, as in `refcount_inc_not_zero()`.
+    /// No ordering is needed, as in `refcount_inc_not_zero()`: the caller has found the counted
+    /// object by other means.
     pub(crate) fn try_get(&self) -> bool {
         let mut old = self.0.load(Relaxed);
         loop {
-            if old & CLOSED != 0 {
+            if old & DEAD != 0 {
                 return false;
             }
             match self.0.cmpxchg(old, old + 1, Relaxed) {
@@ -57,81 +57,84 @@ impl RefCount {
         }
     }
 
-    /// Adds a hold beside one that is there, which keeps a closed gate from being empty.
+    /// Adds a reference. The caller has one, so that the count does not fall to zero.
     pub(crate) fn get(&self) {
         self.0.add(1, Relaxed);
     }
 
-    /// Removes a hold, and says whether it was the last one of a closed refs: whoever closed it is
-    /// then to be told, and nothing else may be touched.
+    /// Drops a reference. Returns `true` if it was the last one of a count that was killed: the
+    /// caller then wakes the waiter, and must not touch anything else.
     ///
-    /// Full ordering: everything that was done under any hold happens before the closer is told.
+    /// Full ordering: all that was done with any reference happens before the waiter is woken.
     #[must_use]
     pub(crate) fn put(&self) -> bool {
-        self.0.fetch_sub(1, Full) == CLOSED + 1
+        self.0.fetch_sub(1, Full) == DEAD + 1
     }
 
-    /// Closes the refs, and says whether something is held: then the last hold will tell.
+    /// Kills the count. Returns whether there are references: then [`RefCount::put`] returns `true`
+    /// for the last one.
     ///
-    /// Full ordering: everything that was done under holds that are gone has happened.
+    /// Full ordering: all that was done with references that were dropped has happened.
     #[must_use]
     pub(crate) fn kill(&self) -> bool {
-        // INVARIANT: From here a hold is added only beside another: the count falls to zero once.
-        self.0.fetch_add(CLOSED, Full) != 0
+        // INVARIANT: From here a reference is added only beside another: the count falls to zero
+        // once.
+        self.0.fetch_add(DEAD, Full) != 0
     }
 }
 
-/// Nobody has the seat.
-const EMPTY: usize = 0;
+/// The lock is not held.
+const UNLOCKED: usize = 0;
 
-/// The place of a CQ's poller, which one at a time has. Nobody waits for it here: to who finds it
-/// taken, the CQ looks empty.
+/// The lock of a CQ's poller. No thread spins or sleeps for it: while it is held, the CQ looks
+/// empty to others.
 ///
 /// # Invariants
 ///
-/// `EMPTY`, or an address on the stack of who has the seat.
+/// `UNLOCKED`, or an address on the stack of the thread that holds the lock.
 pub(crate) struct PollLock(AtomicUsize);
 
 impl PollLock {
     pub(crate) fn new() -> Self {
-        // INVARIANT: As required.
-        Self(AtomicUsize::new(EMPTY))
+        // INVARIANT: The lock is not held.
+        Self(AtomicUsize::new(UNLOCKED))
     }
 
-    /// Takes the seat, if nobody has it, for who has `at` on his stack. What was done by those who
-    /// had it before has happened.
+    /// Takes the lock if it is not held, for the thread that has the address `at` on its stack.
+    /// Returns whether it did. All that was done under the lock before has happened.
     #[inline]
     #[must_use]
     pub(crate) fn try_lock(&self, at: usize) -> bool {
-        // INVARIANT: By the caller's promise.
+        // INVARIANT: The caller, which holds the lock now, has `at` on its stack.
         self.0
-            .compare_exchange(EMPTY, at, Ordering::Acquire, Ordering::Relaxed)
+            .compare_exchange(UNLOCKED, at, Ordering::Acquire, Ordering::Relaxed)
             .is_ok()
     }
 
-    /// Leaves the seat, which the caller has.
+    /// Releases the lock, which the caller holds.
     #[inline]
     pub(crate) fn unlock(&self) {
-        // INVARIANT: As required.
-        self.0.store(EMPTY, Ordering::Release);
+        // INVARIANT: The lock is not held any more.
+        self.0.store(UNLOCKED, Ordering::Release);
     }
 
-    /// Returns an address on the stack of who has the seat; of anybody else it may be an old one.
+    /// Returns an address on the stack of the thread that holds the lock. It is exact if that is
+    /// the caller, and may be out of date otherwise.
     pub(crate) fn holder(&self) -> usize {
         self.0.load(Ordering::Relaxed)
     }
 }
 
-/// How many entries of a CQ are not leased.
+/// The number of entries of a CQ that are not reserved.
 ///
 /// # Invariants
 ///
-/// With the entries that are taken and not yet given back it is the number of entries.
+/// The sum of this and of the entries that are reserved is the number of entries.
 pub(crate) struct FreeCqes(Atomic<i32>);
 
 impl FreeCqes {
     pub(crate) fn new(entries: i32) -> Self {
-        // INVARIANT: Nothing is taken.
+        // INVARIANT: No entry is reserved.
         Self(Atomic::new(entries))
     }
 
@@ -139,16 +142,16 @@ impl FreeCqes {
         self.0.load(Relaxed)
     }
 
-    /// Takes entries, all or nothing; returns how many are free if there are not enough.
+    /// Reserves entries, all or none; fails with the number of free ones if there are not enough.
     ///
-    /// Acquire: what used the entries before is done with them.
+    /// Acquire: all that was done with the entries before they were released has happened.
     pub(crate) fn reserve(&self, entries: i32) -> core::result::Result<(), i32> {
         let mut free = self.free();
         loop {
             if free < entries {
                 return Err(free);
             }
-            // INVARIANT: What leaves `free` is taken.
+            // INVARIANT: The entries by which `free` is reduced are reserved.
             match self.0.cmpxchg(free, free - entries, Acquire) {
                 Ok(_) => return Ok(()),
                 Err(now) => free = now,
@@ -156,63 +159,63 @@ impl FreeCqes {
         }
     }
 
-    /// Gives back entries that were taken.
+    /// Releases entries that were reserved.
     ///
     /// Release: see [`FreeCqes::reserve`].
     pub(crate) fn release(&self, entries: i32) {
-        // INVARIANT: By the caller's promise.
+        // INVARIANT: The entries were reserved, as the caller promises.
         self.0.fetch_add(entries, Release);
     }
 }
 
-/// How many handles there are to a request.
+/// The number of handles of a request.
 ///
 /// # Invariants
 ///
-/// The number of handles, 1 or 2; or 0 when the last one is being dropped.
+/// 1 or 2; or 0 when the last handle is being dropped.
 pub(crate) struct Handles(AtomicU32);
 
 impl Handles {
-    /// There is a keeper.
+    /// Returns a count of one handle.
     pub(crate) fn new() -> Self {
-        // INVARIANT: As required.
+        // INVARIANT: There is one handle.
         Self(AtomicU32::new(1))
     }
 
-    /// Says whether the caller's handle is the only one. If it is, what the other one was used for
-    /// has happened.
+    /// Returns whether the caller's handle is the only one. If it is, all that was done with the
+    /// other one has happened.
     #[inline]
     pub(crate) fn is_one(&self) -> bool {
         self.0.load(Ordering::Acquire) == 1
     }
 
-    /// There will be another handle; the caller's is the only one. So this is no race, and needs no
-    /// locked instruction.
+    /// Adds a handle. The caller's is the only one, so this does not race, and needs no locked
+    /// instruction.
     #[inline]
     pub(crate) fn add(&self) {
-        // INVARIANT: By the caller's promise.
+        // INVARIANT: There was one handle, the caller's.
         self.0.store(2, Ordering::Relaxed);
     }
 
-    /// The caller's handle is gone. Says whether it was the last one: then what the other was used
-    /// for has happened.
+    /// Drops the caller's handle. Returns whether it was the last one: then all that was done with
+    /// the other one has happened.
     #[inline]
     #[must_use]
     pub(crate) fn put(&self) -> bool {
-        // INVARIANT: By the caller's promise.
+        // INVARIANT: The caller's handle was counted.
         self.0.fetch_sub(1, Ordering::AcqRel) == 1
     }
 }
 
-/// More than there can be slots.
+/// More slots than an SRQ can have.
 const UNKNOWN: i32 = 1 << 30;
 
-/// How many slots have not come back.
+/// The number of slots of an SRQ that are kept.
 ///
 /// # Invariants
 ///
-/// [`UNKNOWN`] less those that came back, until [`SlotsOut::wait_for`] has said how many were kept;
-/// from then on those that are still kept.
+/// [`UNKNOWN`] less the slots that came back, until [`SlotsOut::wait_for`] is given the number that
+/// were kept; from then on the number that still are.
 pub(crate) struct SlotsOut(Atomic<i32>);
 
 impl SlotsOut {
@@ -221,27 +224,27 @@ impl SlotsOut {
         Self(Atomic::new(UNKNOWN))
     }
 
-    /// A slot has come back. Says whether it was the last one that is waited for: the waiter is
-    /// then to be told, and nothing else may be touched.
+    /// Takes a slot back. Returns `true` if it was the last one that is waited for: the caller then
+    /// wakes the waiter, and must not touch anything else.
     ///
-    /// Full ordering: all use of any slot happens before the waiter is told.
+    /// Full ordering: all use of any slot happens before the waiter is woken.
     #[must_use]
     pub(crate) fn put(&self) -> bool {
         self.0.fetch_sub(1, Full) == 1
     }
 
-    /// Says how many slots were kept when they began to be counted, and whether some still are:
-    /// then the last one will tell.
+    /// Sets the number of slots that were kept when they began to be counted. Returns whether some
+    /// still are: then [`SlotsOut::put`] returns `true` for the last one.
     ///
     /// Full ordering: all use of slots that came back has happened.
     #[must_use]
     pub(crate) fn wait_for(&self, kept: i32) -> bool {
         let rest = UNKNOWN - kept;
-        // INVARIANT: What is left is what was kept less those that came back.
+        // INVARIANT: The rest is the number that were kept less those that came back.
         self.0.fetch_sub(rest, Full) != rest
     }
 
-    /// Returns how many are still kept, once that is known.
+    /// Returns the number of slots that are still kept, after [`SlotsOut::wait_for`].
     pub(crate) fn now(&self) -> i32 {
         self.0.load(Relaxed)
     }

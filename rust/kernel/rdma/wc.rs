@@ -4,18 +4,14 @@
 //!
 //! C header: [`include/rdma/ib_verbs.h`](srctree/include/rdma/ib_verbs.h) (`struct ib_wc`)
 
-use crate::{
-    bindings,
-    context::PollContext,
-    qp::Qp, //
-};
+use crate::bindings;
 use kernel::{
     fmt,
     prelude::*,
     str::CStr, //
 };
 
-/// Why a request failed, as `enum ib_wc_status` without `IB_WC_SUCCESS`.
+/// The status of a request that failed, as `enum ib_wc_status` without `IB_WC_SUCCESS`.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Status(bindings::ib_wc_status);
 
@@ -104,7 +100,7 @@ impl fmt::Display for Status {
     }
 }
 
-/// What a successful completion completes, as `enum ib_wc_opcode`.
+/// The operation that was completed, as `enum ib_wc_opcode`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Opcode {
     /// A SEND of any kind.
@@ -147,17 +143,29 @@ impl From<bindings::ib_wc_opcode> for Opcode {
     }
 }
 
-/// A failed completion: all that is valid of it besides its owner.
+/// A failed completion: all of it that is valid besides its owner.
 #[derive(Clone, Copy)]
 pub struct WcError {
-    /// Why.
+    /// The reason.
     pub status: Status,
     /// The vendor's syndrome.
     pub vendor_err: u32,
 }
 
-/// How many completions fit into the array that a CQ's poller takes them to (`IB_POLL_BATCH`).
+/// The length of the array that the poller of a CQ takes completions to: the RDMA core's
+/// (`IB_POLL_BATCH`), and that of callers.
 pub(crate) const POLL_BATCH: usize = 16;
+
+/// Returns the array that the RDMA core polls a CQ into.
+///
+/// It is the core's own, and of `IB_POLL_BATCH` entries (`drivers/infiniband/core/cq.c`). One
+/// softirq or work item at a time polls completions into it, and handles all of them, in their
+/// order, before it polls again. Other pollers of the CQ (callers of `ib_process_cq_direct`, such
+/// as C's drain of an SRQ) have an array on their stack.
+#[inline]
+pub(crate) fn core_array(cq: &bindings::ib_cq) -> *const Wc {
+    cq.wc.cast_const().cast()
+}
 
 /// A successful completion.
 #[derive(Clone, Copy)]
@@ -173,26 +181,26 @@ impl Success<'_> {
         u32::try_from(self.0.wc_flags).is_ok_and(|flags| flags & flag != 0)
     }
 
-    /// Returns what completed.
+    /// Returns the operation that was completed.
     #[inline]
     pub fn opcode(&self) -> Opcode {
         self.0.opcode.into()
     }
 
-    /// Returns the number of bytes transferred, of a receive or an RDMA READ. Of other requests the
-    /// value means nothing.
+    /// Returns the number of bytes transferred by a receive or an RDMA READ. It is meaningless for
+    /// other requests.
     ///
-    /// Of [`Opcode::RecvRdmaWithImm`] it is what the peer wrote elsewhere, so do not slice the
-    /// receive buffer by it unchecked.
+    /// For [`Opcode::RecvRdmaWithImm`] it is the number of bytes that the peer wrote elsewhere, so
+    /// do not slice the receive buffer by it unchecked.
     #[inline]
     pub fn byte_len(&self) -> usize {
-        // A 32-bit length fits everywhere that RDMA runs.
+        // RDMA needs pointers of 32 bits at least.
         self.0.byte_len as usize
     }
 
     /// Returns the immediate data of a receive, in host byte order.
     ///
-    /// The flag alone does not tell: rxe sets it in the sender's completion too.
+    /// The flag alone is no proof: rxe sets it in the sender's completion too.
     #[inline]
     pub fn imm_data(&self) -> Option<u32> {
         let received = self.0.opcode & bindings::ib_wc_opcode_IB_WC_RECV != 0;
@@ -202,26 +210,10 @@ impl Success<'_> {
         })
     }
 
-    /// Says whether the CQ's own poller is dispatching this completion.
-    ///
-    /// That poller takes one completion after the other, in their order. Others may take some
-    /// concurrently (the callers of `ib_process_cq_direct`, among them C's drain of an SRQ), but
-    /// not into the CQ's array.
+    /// Returns whether the RDMA core's poller of the CQ is handling this completion: see
+    /// [`core_array`].
     pub(crate) fn is_polled_by(&self, cq: &bindings::ib_cq) -> bool {
-        let array = cq.wc.cast_const();
-        let batch = array..array.wrapping_add(POLL_BATCH);
-        batch.contains(&core::ptr::from_ref(self.0))
-    }
-
-    /// Says whether it was `qp` that completed this (`ib_wc.qp`): how the handler of an SRQ's
-    /// receives, which come from several QPs, knows whom to answer.
-    ///
-    /// Any context.
-    #[inline]
-    pub fn is_of<S: PollContext, R: PollContext>(&self, qp: &Qp<S, R>) -> bool {
-        // The pointer is compared only: of a direct CQ that several threads process, a completion
-        // may outlive its QP.
-        core::ptr::eq(self.0.qp, qp.as_raw())
+        Wc::from_ref(self.0).is_in(core_array(cq))
     }
 
     /// Returns the remote key that the peer invalidated with this receive.
@@ -235,17 +227,23 @@ impl Success<'_> {
     }
 }
 
-/// Says to the compiler that the branch that calls it is seldom taken.
+/// Marks the branch that calls it as unlikely.
 #[cold]
 #[inline]
 pub(crate) fn unlikely() {}
 
-/// A work completion, as a handler sees it: valid during the call only.
+/// A work completion (`struct ib_wc`), which a handler borrows during the call.
 #[repr(transparent)]
 pub struct Wc(bindings::ib_wc);
 
 impl Wc {
-    /// Returns the request's result. Nothing but the [`WcError`] can be read of a failed one.
+    #[inline]
+    fn from_ref(wc: &bindings::ib_wc) -> &Self {
+        // SAFETY: `Wc` is transparent.
+        unsafe { &*core::ptr::from_ref(wc).cast() }
+    }
+
+    /// Returns the result of the request.
     #[inline]
     pub fn result(&self) -> core::result::Result<Success<'_>, WcError> {
         if self.0.status == bindings::ib_wc_status_IB_WC_SUCCESS {
@@ -259,11 +257,17 @@ impl Wc {
         }
     }
 
-    /// Says whether this is in the array that a CQ's poller takes completions to, at `array`.
+    /// Returns whether this is in `array`, of [`POLL_BATCH`] completions.
     #[inline]
     pub(crate) fn is_in(&self, array: *const Self) -> bool {
         let at = core::ptr::from_ref(self).addr();
         at.wrapping_sub(array.addr()) < const { POLL_BATCH * size_of::<Self>() }
+    }
+
+    /// Returns the QP. It may be gone: see [`QpContext`](crate::qp::QpContext).
+    #[inline]
+    pub(crate) fn qp(&self) -> *mut bindings::ib_qp {
+        self.0.qp
     }
 
     #[inline]

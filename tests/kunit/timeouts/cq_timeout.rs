@@ -18,7 +18,7 @@ mod tests {
     fn waits_to_its_end() -> Result {
         let null = NullEnv::new()?;
         let cq = null.env.cq::<Waited>(16)?;
-        let (ms, said) = timed(|| cq.wait(LONG_MS, &null.env.cx));
+        let (ms, said) = timed(|| cq.wait(Notify::NextComp, LONG_MS, &null.env.cx));
         check_eq!(said?, Wait::TimedOut);
         check!((50_000..57_000).contains(&ms));
         Ok(())
@@ -28,7 +28,7 @@ mod tests {
     fn waits_for_what_is_solicited() -> Result {
         let null = NullEnv::new()?;
         let cq = null.env.cq::<Waited>(16)?;
-        let (ms, said) = timed(|| cq.wait_solicited(LONG_MS, &null.env.cx));
+        let (ms, said) = timed(|| cq.wait(Notify::Solicited, LONG_MS, &null.env.cx));
         check_eq!(said?, Wait::TimedOut);
         check!((50_000..57_000).contains(&ms));
         Ok(())
@@ -40,7 +40,7 @@ mod tests {
         let cq = null.env.cq::<Waited>(16)?;
         let mut batch = Batch::<4>::new();
         let (ms, said) =
-            timed(|| Ok::<_, Error>(cq.next_within(&mut batch, LONG_MS, &null.env.cx)?.is_none()));
+            timed(|| Ok::<_, Error>(cq.next(&mut batch, LONG_MS, &null.env.cx)?.is_none()));
         check!(said?);
         check!((50_000..57_000).contains(&ms));
         Ok(())

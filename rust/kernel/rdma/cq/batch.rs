@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Completions that were polled and not dispatched.
+//! Completions that were polled and not yet dispatched.
 
 use crate::{
     bindings,
@@ -20,10 +20,10 @@ use core::mem::{
     MaybeUninit, //
 };
 
-/// Room for `N` completions, on the stack or in a struct of the caller's: what
+/// An array of `N` completions, on the stack or in a struct of the caller's, which
 /// [`Cq::poll`](crate::cq::Cq::poll) fills.
 ///
-/// What is still in it when it is dropped, or filled again, goes to its handler.
+/// Completions that are left in it when it is dropped, or filled again, are dispatched.
 ///
 /// # Invariants
 ///
@@ -40,10 +40,10 @@ pub struct Batch<const N: usize> {
 unsafe impl<const N: usize> Send for Batch<N> {}
 
 impl<const N: usize> Batch<N> {
-    /// Returns an empty batch. One without room does not compile.
+    /// Returns an empty batch. One of no length does not compile.
     #[inline]
     pub const fn new() -> Self {
-        const { assert!(N > 0 && N <= 1 << 16, "a batch has room for something") };
+        const { assert!(N > 0 && N <= 1 << 16, "a batch has 1 to 65536 entries") };
         // INVARIANT: There are no entries.
         Self {
             wcs: [const { MaybeUninit::uninit() }; N],
@@ -59,13 +59,14 @@ impl<const N: usize> Batch<N> {
         self.len - self.next
     }
 
-    /// Says whether all completions were taken.
+    /// Returns whether all completions were taken.
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.next == self.len
     }
 
-    /// Takes all completions, one after the other. Those that are not asked for stay in the batch.
+    /// Returns an iterator that takes the completions, one after the other. Those that it did not
+    /// come to stay in the batch.
     ///
     /// # Examples
     ///
@@ -92,21 +93,9 @@ impl<const N: usize> Batch<N> {
         }
     }
 
-    /// Takes the next completion.
+    /// Dispatches the completions that are left.
     #[inline]
-    #[expect(clippy::should_implement_trait)]
-    pub fn next(&mut self) -> Option<Completion<'_>> {
-        let wc = self.wcs.get(self.next..self.len)?.first()?;
-        // INVARIANT: The entry leaves the range, whatever becomes of the completion.
-        self.next += 1;
-        // SAFETY: By the type invariant `cq` gave it, and its owner was not taken back. It has just
-        // left the range.
-        Some(unsafe { Completion::new(self.cq, wc) })
-    }
-
-    /// Dispatches what is left.
-    #[inline]
-    pub fn dispatch(&mut self) {
+    pub(super) fn dispatch(&mut self) {
         if !self.is_empty() {
             self.dispatch_rest();
         }
@@ -114,23 +103,23 @@ impl<const N: usize> Batch<N> {
 
     #[inline(never)]
     fn dispatch_rest(&mut self) {
-        self.completions().for_each(drop);
+        self.completions().for_each(Completion::dispatch);
     }
 
-    /// Returns the room of an empty batch.
+    /// Returns the array of an empty batch.
     #[inline]
-    pub(super) fn room(&mut self) -> &mut [MaybeUninit<bindings::ib_wc>; N] {
+    pub(super) fn wcs(&mut self) -> &mut [MaybeUninit<bindings::ib_wc>; N] {
         &mut self.wcs
     }
 
-    /// Says what the room has been filled with.
+    /// Makes the batch one of `len` completions of `cq`.
     ///
     /// # Safety
     ///
     /// The batch was empty, and `cq` has given its first `len` entries, at most `N`.
     #[inline]
     pub(super) unsafe fn fill(&mut self, cq: *mut bindings::ib_cq, len: usize) {
-        // INVARIANT: By the caller's promise.
+        // INVARIANT: `cq` has given these entries, as the caller promises.
         self.next = 0;
         self.len = len;
         self.cq = cq;
@@ -169,7 +158,8 @@ impl<'a> Polled<'a> {
         cq: *mut bindings::ib_cq,
         wcs: &'a [MaybeUninit<bindings::ib_wc>],
     ) -> Self {
-        // INVARIANT: By the caller's promise.
+        // INVARIANT: `cq` gave these, and their owners are taken back here only, as the caller
+        // promises.
         Self {
             wcs: wcs.iter(),
             cq,
@@ -218,11 +208,11 @@ impl Drop for Completions<'_> {
 
 /// A completion that was polled, with the owner of its request.
 ///
-/// Whoever knows the owner's type can [take](Completion::take) it; otherwise the owner's handler
-/// gets it when this is dropped.
+/// The owner can be [taken](Completion::take) where its type is known; otherwise its handler is
+/// called by [`Completion::dispatch`], or when this is dropped.
 ///
 /// A request that was posted without a callback, at the front of a chain, completes only when it
-/// fails. It has no owner but the chain's, so it cannot be taken, and dropping this does nothing.
+/// fails. It has no owner but the chain's, so it cannot be taken, and dispatching it does nothing.
 ///
 /// # Invariants
 ///
@@ -238,7 +228,7 @@ impl<'a> Completion<'a> {
     /// `cq` gave `wc`, whose owner was not taken back and is not taken back otherwise.
     #[inline]
     unsafe fn new(cq: *mut bindings::ib_cq, wc: &'a MaybeUninit<bindings::ib_wc>) -> Self {
-        // INVARIANT: By the caller's promise.
+        // INVARIANT: `cq` gave it, and its owner is taken back here only, as the caller promises.
         Self {
             // SAFETY: `cq` gave it, as the caller promises, so it is initialised; `Wc` is
             // transparent.
@@ -253,10 +243,20 @@ impl<'a> Completion<'a> {
         self.wc.result()
     }
 
-    /// Says whether the owner is a `T` that was posted by its callback `ID`, but not with a local
-    /// invalidation.
+    /// Calls the handler of the request's owner.
     #[inline]
-    pub fn is<T: CqeHandler<ID>, const ID: u64>(&self) -> bool {
+    pub fn dispatch(self) {
+        let this = ManuallyDrop::new(self);
+        // SAFETY: By the type invariant `cq` gave it, and its owner was not taken back; `this` is
+        // not dropped, so it is not taken again. Owners that need more than `Atomic` cannot be
+        // posted to a CQ that callers poll.
+        unsafe { dispatch(this.cq, this.wc) };
+    }
+
+    /// Returns whether the owner is a `T` that was posted by its callback `ID`, but not with a
+    /// local invalidation.
+    #[inline]
+    fn is<T: CqeHandler<ID>, const ID: u64>(&self) -> bool {
         let cqe = self.wc.cqe();
         if cqe.is_null() {
             unlikely();
@@ -270,8 +270,8 @@ impl<'a> Completion<'a> {
     /// Takes the owner, if it is a `T` that was posted by its callback `ID`; its handler is not
     /// called.
     ///
-    /// Where `T` is generic and of another crate, a module may not recognise owners that another
-    /// module has made.
+    /// If `T` is generic and of another crate, a module may not recognise owners that another module
+    /// has made.
     ///
     /// # Errors
     ///
@@ -294,7 +294,7 @@ impl<'a> Completion<'a> {
     ///         for completion in batch.completions() {
     ///             match completion.take::<Request, 0>() {
     ///                 Ok((request, _wc)) => requests.push(request, GFP_KERNEL)?,
-    ///                 Err(other) => drop(other), // To its handler.
+    ///                 Err(other) => other.dispatch(),
     ///             }
     ///         }
     ///     }
@@ -319,27 +319,27 @@ impl<'a> Completion<'a> {
 impl Drop for Completion<'_> {
     #[inline]
     fn drop(&mut self) {
-        if self.wc.cqe().is_null() {
-            return;
-        }
         // SAFETY: By the type invariant `cq` gave it, and its owner was not taken back; `self` is
-        // gone after this. Users poll a CQ for handlers that need `Atomic` only, which every
-        // context provides.
+        // gone after this. Owners that need more than `Atomic` cannot be posted to a CQ that
+        // callers poll.
         unsafe { dispatch(self.cq, self.wc) };
     }
 }
 
-/// Calls the callback of a completion, as the RDMA core does.
+/// Calls the callback of a completion, as the RDMA core does, if it has one.
 ///
 /// # Safety
 ///
-/// `cq` gave `wc`, whose owner was not taken back and is not taken back again. It has a callback,
-/// and the caller's context provides what the owners posted to the CQ need.
+/// `cq` gave `wc`, whose owner was not taken back and is not taken back again. The caller's context
+/// provides what the owners posted to the CQ need.
 #[inline]
-pub(super) unsafe fn dispatch(cq: *mut bindings::ib_cq, wc: &Wc) {
-    // SAFETY: There is a callback, its owner was not taken back, and it may run in this context, as
-    // the caller promises. The callbacks of this crate do not look at the CQ, and those of drivers,
-    // which are their drains', keep it.
+unsafe fn dispatch(cq: *mut bindings::ib_cq, wc: &Wc) {
+    if wc.cqe().is_null() {
+        return;
+    }
+    // SAFETY: The callback's owner was not taken back, so it is there, and it may run in this
+    // context, as the caller promises. The callbacks of this crate keep no reference to the CQ, and
+    // those of drivers, which are their drains', keep it.
     unsafe {
         let done = (*wc.cqe()).done.unwrap_unchecked();
         done(cq, core::ptr::from_ref(wc).cast_mut().cast());

@@ -18,7 +18,7 @@ use crate::{
     },
     cqe::{
         hand_on,
-        identity,
+        Cqe,
         CqeHandler,
         CqePointer, //
     },
@@ -27,6 +27,7 @@ use crate::{
         Fate,
         Teardown, //
     },
+    identity,
     mr::{
         memory::AnyMemory,
         state::{
@@ -51,7 +52,6 @@ use crate::{
 };
 use core::{
     any::type_name,
-    arch::asm,
     cell::UnsafeCell,
     mem::ManuallyDrop,
     ptr::{
@@ -411,16 +411,8 @@ unsafe extern "C" fn done<T: CqeHandler<ID>, S: State, const ID: u64>(
     cq: *mut bindings::ib_cq,
     wc: *mut bindings::ib_wc,
 ) {
-    // `take_invalidated` tells owners apart by the address of this function, see `cqe::done`.
-    //
-    // SAFETY: This is a comment in the assembly. It changes no register and no memory.
-    unsafe {
-        asm!(
-            "/* {} */",
-            sym identity::<(T::Pointer, S), ID>,
-            options(nomem, nostack, preserves_flags)
-        )
-    };
+    // `take_invalidated` tells owners apart by this function's address.
+    identity::keep_distinct::<(Callback, Cqe<T::Pointer, ID>, S)>();
     // SAFETY: The core passes a completion that is valid during this call, and `Wc` is transparent.
     let completion = unsafe { &*wc.cast::<Wc>() };
     // SAFETY: The request is from `FastRegMr::invalidation`, as it has this callback. It completes
@@ -439,9 +431,9 @@ unsafe extern "C" fn done<T: CqeHandler<ID>, S: State, const ID: u64>(
     // SAFETY: The owner was given up as a `T` by its callback `ID`, and is taken back once, as the
     // request completes once.
     let owner = unsafe { T::Pointer::from_cqe(user) };
-    // SAFETY: Posting checked that the completion queue is polled in a context that provides this
-    // one.
-    let cx = unsafe { T::Needs::assume() };
+    // SAFETY: Posting checked that the completion queue, which the core passes, is polled in a
+    // context that provides this one.
+    let cx = unsafe { T::Needs::of_completion(cq, completion) };
     T::done(owner, completion, &cx);
 }
 

@@ -71,7 +71,7 @@ impl<C: Polled + CallerPolled> Lone<C> {
 fn polled<C: CallerPolled + Provides<Atomic>>(cq: &Cq<C>) -> (u32, Result<u32>, Result<usize>) {
     (
         cq.process(8),
-        cq.process_each::<OnDone<Atomic, fn(&Wc, &Atomic)>, 0>(8, |_, _| ()),
+        cq.process_with(8, |c| c.dispatch()),
         cq.poll(&mut Batch::<8>::new()),
     )
 }
@@ -134,7 +134,7 @@ fn drain<C: Polled + CallerPolled>() -> Result {
     wait(|| drained.get() == 1)
 }
 
-#[kunit_tests(rdma_cq_seat)]
+#[kunit_tests(rdma_cq_lock)]
 mod tests {
     use super::*;
 
@@ -170,7 +170,7 @@ mod tests {
 
     /// What is in a batch does not keep others from polling.
     #[test]
-    fn batch_leaves_the_seat() -> Result {
+    fn batch_does_not_hold_the_lock() -> Result {
         let lone = Lone::<Direct>::new()?;
         let done = Counter::new()?;
         for _ in 0..2 {
@@ -187,7 +187,7 @@ mod tests {
         Ok(())
     }
 
-    /// Nor does who looks at each completion find others.
+    /// Nor are there others while one is looked at.
     #[test]
     fn each_completion_is_looked_at_alone() -> Result {
         let lone = Lone::<Direct>::new()?;
@@ -199,16 +199,15 @@ mod tests {
             })?;
         }
         let mut before = 0;
-        let looked = lone.cq.process_by(18, |completion| {
+        let looked = lone.cq.process_with(18, |completion| {
             if polled(&lone.cq) == NOTHING && done.get() == before {
                 before += 1;
             }
-            // To its handler.
-            drop(completion);
+            completion.dispatch();
         })?;
         check_eq!((looked, before, done.get()), (18, 18, 18));
         check_eq!((lone.cq.process(8), done.get()), (2, 20));
-        check_eq!(lone.cq.process_by(0, |c| drop(c)), Err(EINVAL));
+        check_eq!(lone.cq.process_with(0, |c| c.dispatch()), Err(EINVAL));
         Ok(())
     }
 
@@ -220,11 +219,11 @@ mod tests {
         let cx = &lone.null.env.cx;
         lone.stay(&go, &ended)?;
         lone.post(|_, _| ())?;
-        check_eq!(lone.cq.wait(0, cx), Ok(Wait::TimedOut));
-        check_eq!(lone.cq.wait(30, cx), Ok(Wait::TimedOut));
+        check_eq!(lone.cq.wait(Notify::NextComp, 0, cx), Ok(Wait::TimedOut));
+        check_eq!(lone.cq.wait(Notify::NextComp, 30, cx), Ok(Wait::TimedOut));
         check_eq!(ended.get(), 0);
         go.up();
-        check_eq!(lone.cq.wait(10_000, cx), Ok(Wait::Ready));
+        check_eq!(lone.cq.wait(Notify::NextComp, 10_000, cx), Ok(Wait::Ready));
         check_eq!(lone.cq.process(8), 1);
         Ok(())
     }

@@ -1,0 +1,298 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Contexts of QPs (`ib_qp.qp_context`).
+
+use crate::{
+    atomic::{
+        AtomicPtr,
+        AtomicUsize,
+        Ordering, //
+    },
+    bindings,
+    context::{
+        private::Sealed,
+        Atomic,
+        Context,
+        CorePolled,
+        PollContext,
+        Provides,
+        Sleepable, //
+    },
+    identity,
+    qp::{
+        Qp,
+        QpPriv, //
+    },
+    wc::Wc, //
+};
+use core::{
+    hint::assert_unchecked,
+    ops::Deref,
+    ptr::{
+        null_mut,
+        NonNull, //
+    }, //
+};
+use kernel::{
+    new_mutex,
+    prelude::*,
+    sync::{
+        Arc,
+        Mutex, //
+    }, //
+};
+
+/// The context of the QP whose completion is handled (`wc->qp->qp_context`), and the proof of the
+/// context `C`.
+///
+/// A handler asks for it by [`CqeHandler::Needs`](crate::cqe::CqeHandler::Needs), and borrows the
+/// context without a reference of its own. Such a handler can be posted where the RDMA core polls
+/// the completion queue: there the drain of a QP waits until its handlers have returned, so the QP
+/// is there while they run. Completions that a caller polls may outlive their QP.
+///
+/// # Invariants
+///
+/// The context, if there is one, is valid while `self` lives.
+///
+/// # Examples
+///
+/// ```
+/// use rdma::{prelude::*, qp::QpContext};
+///
+/// struct Conn {
+///     qp: Qp<Softirq>,
+///     credits: Atomic<u32>,
+/// }
+/// # use kernel::sync::atomic::{ordering::Relaxed, Atomic};
+///
+/// #[derive(HasCqe)]
+/// struct Recv {
+///     cqe: Cqe<Self>,
+///     buf: Buf<FromDevice>,
+/// }
+///
+/// impl CqeHandler for Recv {
+///     type Pointer = Pin<KBox<Self>>;
+///     type Needs = QpContext<Conn>;
+///
+///     fn done(this: Self::Pointer, wc: &Wc, cx: &QpContext<Conn>) {
+///         if let (Some(conn), Ok(_)) = (cx.get(), wc.result()) {
+///             conn.credits.add(1, Relaxed);
+///             let _ = conn.qp.post_recv(this, |r| Ok(RecvWr::new([r.buf.whole_mut()])));
+///         }
+///     }
+/// }
+///
+/// fn connected(qp: Qp<Softirq>, cx: &Sleepable) -> Result<Arc<Conn>> {
+///     let credits = Atomic::new(0);
+///     let conn = Arc::new(Conn { qp, credits }, GFP_KERNEL)?;
+///     conn.qp.set_context(conn.clone(), cx)?;
+///     Ok(conn)
+/// }
+/// ```
+pub struct QpContext<T, C: Context = Atomic> {
+    context: Option<NonNull<T>>,
+    token: C,
+}
+
+impl<T, C: Context> QpContext<T, C> {
+    /// Returns the context of the QP; `None` if that has none, has lost it
+    /// ([`Qp::clear_context`]), has one of another type, or completes to a
+    /// [shared](crate::cq::Cq::pool_get) queue.
+    #[inline]
+    pub fn get(&self) -> Option<&T> {
+        // SAFETY: By the type invariant the context is valid while `self` lives.
+        self.context.map(|context| unsafe { context.as_ref() })
+    }
+}
+
+impl<T, C: Context> Deref for QpContext<T, C> {
+    type Target = C;
+
+    #[inline]
+    fn deref(&self) -> &C {
+        &self.token
+    }
+}
+
+impl<T: 'static, C: Context> Sealed for QpContext<T, C> {}
+
+impl<T: 'static, C: Context> Context for QpContext<T, C> {
+    #[inline]
+    unsafe fn assume() -> Self {
+        // INVARIANT: There is no context.
+        Self {
+            context: None,
+            // SAFETY: The caller runs in a context that allows what `C` allows, as it promises.
+            token: unsafe { C::assume() },
+        }
+    }
+
+    #[inline]
+    unsafe fn of_completion(cq: *mut bindings::ib_cq, wc: &Wc) -> Self {
+        // SAFETY: The caller runs in a context that allows what `C` allows, as it promises.
+        let token = unsafe { C::assume() };
+        // Other modules may poll a shared CQ when they drain. So the drain of a QP on it does not
+        // wait for all handlers, and the QP may be gone.
+        //
+        // SAFETY: `cq` is valid, as the caller promises; the field does not change.
+        if unsafe { bindings::ib_cq::shared_raw(cq) } != 0 {
+            return Self {
+                context: None,
+                token,
+            };
+        }
+        // SAFETY: `Provides` below lets a handler with this token be posted only to QPs that
+        // complete to a CQ that the core polls, and this one is not shared. So handlers run one
+        // after the other, in the order of the completions, and a QP is destroyed after the marker
+        // of its drain, behind all its completions, was handled. Drivers set `qp` in each
+        // completion, and `qp::create` sets the QP's context to a `QpPriv` that outlives it.
+        let qp = unsafe { &*(*wc.qp()).qp_context.cast::<QpPriv>() };
+        // INVARIANT: The QP has a reference to the context. It is dropped after the QP, or by
+        // `UserContext::clear`, after a drain that waits for this handler.
+        Self {
+            context: qp.user_context.get(),
+            token,
+        }
+    }
+}
+
+impl<T: 'static, C: Context, P: CorePolled + Provides<C>> Provides<QpContext<T, C>> for P {}
+
+impl<S: PollContext, R: PollContext> Qp<S, R> {
+    /// Gives the QP its context (`qp_context`), which handlers of its completions borrow by
+    /// [`QpContext`].
+    ///
+    /// The QP keeps the reference until it is destroyed, or until [`Qp::clear_context`]. A context
+    /// that owns the QP, as a connection mostly does, keeps it until then.
+    ///
+    /// # Errors
+    ///
+    /// `EBUSY` if the QP has a context; `EOPNOTSUPP` if it completes to a
+    /// [shared](crate::cq::Cq::pool_get) queue, whose handlers could not borrow it.
+    pub fn set_context<T: Send + Sync + 'static>(
+        &self,
+        context: Arc<T>,
+        _cx: &Sleepable,
+    ) -> Result {
+        if self.inner.is_on_shared_cq() {
+            return Err(EOPNOTSUPP);
+        }
+        let value = core::ptr::from_ref(&*context).cast_mut().cast();
+        let owner: Arc<dyn Anything> = context;
+        self.inner
+            .context
+            .user_context
+            .set(identity::address_of::<T>(), value, owner)
+    }
+
+    /// Takes the context from the QP, and drops the reference when no handler borrows it any more:
+    /// for that the QP is drained.
+    ///
+    /// Does nothing if the QP has no context, or while another thread does this.
+    ///
+    /// # Errors
+    ///
+    /// As [`Qp::drain`]. The reference is kept then, and handlers do not find it any more; this may
+    /// be called again.
+    pub fn clear_context(&self, cx: &Sleepable) -> Result {
+        self.inner.context.user_context.clear(|| self.drain(cx))
+    }
+}
+
+/// Whatever can be the context of a QP.
+trait Anything: Send + Sync + 'static {}
+
+impl<T: Send + Sync + 'static> Anything for T {}
+
+/// The reference that keeps a context.
+struct Owner {
+    context: Option<Arc<dyn Anything>>,
+    /// Set while a thread that removes the context drains the QP.
+    clearing: bool,
+}
+
+/// No type's address.
+const NONE: usize = 0;
+
+/// The context of a QP, and its type.
+///
+/// # Invariants
+///
+/// If `of` is the address of a type, `value` is a valid one of that type, and stays valid after
+/// `of` was changed until the QP was drained.
+#[pin_data]
+pub(super) struct UserContext {
+    of: AtomicUsize,
+    value: AtomicPtr<c_void>,
+    #[pin]
+    owner: Mutex<Owner>,
+}
+
+impl UserContext {
+    pub(super) fn new() -> impl PinInit<Self> {
+        // INVARIANT: There is no context.
+        pin_init!(Self {
+            of: AtomicUsize::new(NONE),
+            value: AtomicPtr::new(null_mut()),
+            owner <- new_mutex!(
+                Owner {
+                    context: None,
+                    clearing: false,
+                },
+                "rdma::Qp::context"
+            ),
+        })
+    }
+
+    /// Returns the context, if it is a `T`.
+    #[inline]
+    fn get<T: 'static>(&self) -> Option<NonNull<T>> {
+        if self.of.load(Ordering::Acquire) != identity::address_of::<T>() {
+            return None;
+        }
+        let value = self.value.load(Ordering::Relaxed);
+        // SAFETY: By the type invariant `value` is a valid `T`, so it is not null.
+        unsafe { assert_unchecked(!value.is_null()) };
+        NonNull::new(value.cast())
+    }
+
+    /// Sets the context, `value`, which `owner` keeps; its type has the address `of`.
+    fn set(&self, of: usize, value: *mut c_void, owner: Arc<dyn Anything>) -> Result {
+        let mut current = self.owner.lock();
+        if current.context.is_some() || current.clearing {
+            return Err(EBUSY);
+        }
+        current.context = Some(owner);
+        self.value.store(value, Ordering::Relaxed);
+        // INVARIANT: `owner` keeps the value, until `clear` has drained the QP.
+        self.of.store(of, Ordering::Release);
+        Ok(())
+    }
+
+    /// Removes the context, and drops it after `drain`, which drains the QP.
+    fn clear(&self, drain: impl FnOnce() -> Result) -> Result {
+        let context = {
+            let mut owner = self.owner.lock();
+            let Some(context) = owner.context.take() else {
+                return Ok(());
+            };
+            owner.clearing = true;
+            context
+        };
+        // A handler that has found the context began before the drain's marker was posted to its
+        // queue: what is behind the marker is handled after this was stored.
+        self.of.store(NONE, Ordering::Release);
+        let drained = drain();
+        let mut owner = self.owner.lock();
+        owner.clearing = false;
+        if drained.is_err() {
+            owner.context = Some(context);
+            return drained;
+        }
+        // The context's destructor may lock what is locked while a context is set.
+        drop(owner);
+        drop(context);
+        Ok(())
+    }
+}

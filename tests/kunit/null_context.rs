@@ -1,0 +1,282 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Contexts of QPs, which handlers of their completions borrow.
+
+use crate::fixture::{
+    wait,
+    Counter,
+    Null,
+    NullEnv,
+    OnDone,
+    Polled,
+    CAPS, //
+};
+use kernel::prelude::*;
+use rdma::{
+    context::{
+        Context,
+        CorePolled, //
+    },
+    prelude::*,
+    qp::{
+        QpContext,
+        State, //
+    }, //
+};
+
+/// A number, as one type.
+struct One(u32);
+
+/// A number, as another type that nothing but its name tells from the first.
+struct Other(u32);
+
+/// Counts when it is dropped.
+struct Dropped(Arc<Counter>);
+
+impl Drop for Dropped {
+    fn drop(&mut self) {
+        self.0.up();
+    }
+}
+
+/// A connection: the context owns its QP.
+struct Conn {
+    qp: Arc<Qp<Workqueue>>,
+}
+
+/// The number that a handler finds.
+trait Number: Send + Sync + 'static {
+    fn number(&self) -> u32;
+}
+
+impl Number for One {
+    fn number(&self) -> u32 {
+        self.0
+    }
+}
+
+impl Number for Other {
+    fn number(&self) -> u32 {
+        self.0
+    }
+}
+
+/// Completes a receive of `qp` by a handler that looks for a `T`, and returns what it has found.
+fn found<T, C>(qp: &Qp<C>, peer: &Qp<C>) -> Result<Option<u32>>
+where
+    T: Number,
+    C: CorePolled + Provides<Atomic> + Provides<QpContext<T>>,
+{
+    let (count, sum) = (Counter::new()?, Counter::new()?);
+    let (done, number) = (count.clone(), sum.clone());
+    let handler = OnDone::<QpContext<T>, _>::new(move |_, cx| {
+        if let Some(context) = cx.get() {
+            (0..=context.number()).for_each(|_| drop(number.up()));
+        }
+        done.up();
+    })?;
+    qp.post_recv(handler, |_| Ok(RecvWr::new([])))?;
+    let sent = OnDone::<Atomic, _>::new(|_, _| {})?;
+    peer.post_send(sent, |_| Ok(SendWr::send([])))?;
+    wait(|| count.get() == 1)?;
+    Ok((sum.get() as u32).checked_sub(1))
+}
+
+/// Two QPs on one CQ each have their context, and find no other type's.
+fn each_has_its_own<C: CorePolled + Polled + Provides<Atomic>>() -> Result {
+    let null = Null::<C>::new()?;
+    let (a, b, cx) = (&null.a, &null.b, &null.env.cx);
+    check_eq!(found::<One, C>(a, b)?, None);
+    a.set_context(Arc::new(One(3), GFP_KERNEL)?, cx)?;
+    b.set_context(Arc::new(Other(5), GFP_KERNEL)?, cx)?;
+    check_eq!(found::<One, C>(a, b)?, Some(3));
+    check_eq!(found::<Other, C>(b, a)?, Some(5));
+    check_eq!(found::<Other, C>(a, b)?, None);
+    check_eq!(found::<One, C>(b, a)?, None);
+    Ok(())
+}
+
+/// Takes the context from a QP while a handler borrows it, which goes on by `then` once the drain
+/// has begun. In the end nothing has the QP.
+fn cleared_in_handler<T: Send + Sync + 'static>(
+    make: impl FnOnce(Arc<Qp<Workqueue>>) -> Result<Arc<T>>,
+    then: impl FnOnce(&T, &Sleepable) + Unpin + Send + 'static,
+) -> Result {
+    let null = Null::<Workqueue>::new()?;
+    let (cx, (begun, cleared)) = (&null.env.cx, (Counter::new()?, Counter::new()?));
+    let free = null.cq.free_entries();
+    let qp = Arc::new(null.a, GFP_KERNEL)?;
+    qp.set_context(make(qp.clone())?, cx)?;
+
+    let (begins, own) = (begun.clone(), qp.clone());
+    let handler = OnDone::<QpContext<T, Sleepable>, _>::new(move |_, cx| {
+        let context = cx.get();
+        begins.up();
+        let failed = wait(|| own.query(cx).is_ok_and(|info| info.state() == State::Err));
+        if let (Some(context), Ok(())) = (context, failed) {
+            then(context, cx);
+        }
+    })?;
+    qp.post_recv(handler, |_| Ok(RecvWr::new([])))?;
+    let sent = OnDone::<Atomic, _>::new(|_, _| {})?;
+    null.b.post_send(sent, |_| Ok(SendWr::send([])))?;
+    wait(|| begun.get() == 1)?;
+    let clears = cleared.clone();
+    null.env.client.spawn(GFP_KERNEL, move |cx| {
+        if qp.clear_context(cx).is_ok() {
+            clears.up();
+        }
+    })?;
+    wait(|| cleared.get() == 1 && null.cq.free_entries() > free)
+}
+
+#[kunit_tests(rdma_null_context)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_qp_has_its_own_softirq() -> Result {
+        each_has_its_own::<Softirq>()
+    }
+
+    #[test]
+    fn each_qp_has_its_own_workqueue() -> Result {
+        each_has_its_own::<Workqueue>()
+    }
+
+    #[test]
+    fn each_qp_has_its_own_unbound_workqueue() -> Result {
+        each_has_its_own::<UnboundWorkqueue>()
+    }
+
+    #[test]
+    fn context_is_set_once() -> Result {
+        let null = Null::<Softirq>::new()?;
+        let (a, b, cx) = (&null.a, &null.b, &null.env.cx);
+        a.set_context(Arc::new(One(1), GFP_KERNEL)?, cx)?;
+        check_err!(a.set_context(Arc::new(One(2), GFP_KERNEL)?, cx), EBUSY);
+        check_eq!(found::<One, _>(a, b)?, Some(1));
+        Ok(())
+    }
+
+    /// A QP that was cleared is in the error state, and can have another context.
+    #[test]
+    fn cleared_context_is_dropped() -> Result {
+        let null = Null::<Softirq>::new()?;
+        let (a, cx, dropped) = (&null.a, &null.env.cx, Counter::new()?);
+        a.clear_context(cx)?;
+        a.set_context(Arc::new(Dropped(dropped.clone()), GFP_KERNEL)?, cx)?;
+        check_eq!(dropped.get(), 0);
+        a.clear_context(cx)?;
+        check_eq!(dropped.get(), 1);
+        a.set_context(Arc::new(Dropped(dropped.clone()), GFP_KERNEL)?, cx)?;
+        Ok(())
+    }
+
+    /// A QP that is destroyed with its context drops it after its last handler.
+    #[test]
+    fn context_goes_with_its_qp() -> Result {
+        let null = Null::<Workqueue>::new()?;
+        let (dropped, found) = (Counter::new()?, Counter::new()?);
+        let context = Arc::new(Dropped(dropped.clone()), GFP_KERNEL)?;
+        null.a.set_context(context, &null.env.cx)?;
+        let (gone, finds) = (dropped.clone(), found.clone());
+        let handler = OnDone::<QpContext<Dropped>, _>::new(move |_, cx| {
+            if cx.get().is_some() && gone.get() == 0 {
+                finds.up();
+            }
+        })?;
+        null.a.post_recv(handler, |_| Ok(RecvWr::new([])))?;
+        let Null { a, env, .. } = null;
+        a.destroy(&env.cx)?;
+        check_eq!((found.get(), dropped.get()), (1, 1));
+        Ok(())
+    }
+
+    /// While a handler borrows the context, it is not dropped.
+    #[test]
+    fn clearing_waits_for_handlers() -> Result {
+        let (dropped, alive) = (Counter::new()?, Counter::new()?);
+        let (context, lives) = (Dropped(dropped.clone()), alive.clone());
+        cleared_in_handler(
+            |_| Arc::new(context, GFP_KERNEL).map_err(Error::from),
+            move |context: &Dropped, _| {
+                if context.0.get() == 0 {
+                    lives.up();
+                }
+            },
+        )?;
+        check_eq!((alive.get(), dropped.get()), (1, 1));
+        Ok(())
+    }
+
+    #[test]
+    fn own_handler_does_not_clear() -> Result {
+        let null = Null::<Workqueue>::new()?;
+        let qp = Arc::new(null.a, GFP_KERNEL)?;
+        qp.set_context(Arc::new(One(0), GFP_KERNEL)?, &null.env.cx)?;
+        let (refused, own) = (Counter::new()?, qp.clone());
+        let count = refused.clone();
+        let handler = OnDone::<Sleepable, _>::new(move |_, cx| {
+            if own.clear_context(cx) == Err(EDEADLK) {
+                count.up();
+            }
+        })?;
+        qp.post_recv(handler, |_| Ok(RecvWr::new([])))?;
+        qp.drain(&null.env.cx)?;
+        check_eq!(refused.get(), 1);
+        let other = || Ok::<_, Error>(Arc::new(Other(0), GFP_KERNEL)?);
+        check_err!(qp.set_context(other()?, &null.env.cx), EBUSY);
+        qp.clear_context(&null.env.cx)?;
+        qp.set_context(other()?, &null.env.cx)
+    }
+
+    /// What a handler posts once the drain that takes its context has begun is drained too.
+    #[test]
+    fn context_may_own_its_qp() -> Result {
+        let sent = Counter::new()?;
+        let count = sent.clone();
+        cleared_in_handler(
+            |qp| Arc::new(Conn { qp }, GFP_KERNEL).map_err(Error::from),
+            move |conn: &Conn, _| {
+                let count = count.clone();
+                let answer = OnDone::<Atomic, _>::new(move |_, _| drop(count.up()));
+                if let Ok(answer) = answer {
+                    let _ = conn.qp.post_send(answer, |_| Ok(SendWr::send([])));
+                }
+            },
+        )?;
+        wait(|| sent.get() == 1)
+    }
+
+    #[test]
+    fn shared_cq_gives_no_context() -> Result {
+        let null = NullEnv::new()?;
+        let entries = 2 * CAPS.entries();
+        let cq = Cq::<Softirq>::pool_get(&null.env.dev, entries, None, &null.env.cx)?;
+        let (a, b) = (null.env.raw_qp(&cq, &CAPS)?, null.env.raw_qp(&cq, &CAPS)?);
+        null.connect(&a, &b)?;
+        check_err!(
+            a.set_context(Arc::new(One(1), GFP_KERNEL)?, &null.env.cx),
+            EOPNOTSUPP
+        );
+        check_eq!(found::<One, _>(&a, &b)?, None);
+        Ok(())
+    }
+
+    /// The token is that of the context that it is made of.
+    #[test]
+    fn token_is_passed_on() -> Result {
+        fn sleeps<C: Context>(_cx: &C) {}
+        let (null, count) = (Null::<Workqueue>::new()?, Counter::new()?);
+        let done = count.clone();
+        let handler = OnDone::<QpContext<One, Sleepable>, _>::new(move |_, cx| {
+            sleeps::<Sleepable>(cx);
+            done.up();
+        })?;
+        null.a.post_recv(handler, |_| Ok(RecvWr::new([])))?;
+        null.a.drain(&null.env.cx)?;
+        check_eq!(count.get(), 1);
+        Ok(())
+    }
+}
