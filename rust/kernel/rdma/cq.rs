@@ -50,7 +50,10 @@ use crate::{
     },
     objects::Listed,
     refs::Kind,
-    removal::OnRemoval,
+    removal::{
+        self,
+        OnRemoval, //
+    },
     sync::{
         FreeCqes,
         PollLock, //
@@ -747,6 +750,7 @@ pub(crate) struct CqContext {
     events: SpinLockIrq<Events>,
     #[pin]
     changed: CondVar,
+    place: removal::Place,
 }
 
 impl CqContext {
@@ -760,6 +764,7 @@ impl CqContext {
                 gone: false,
             }),
             changed <- new_condvar!(),
+            place: removal::Place::new(),
         });
         Arc::pin_init(init, GFP_KERNEL)
     }
@@ -771,6 +776,10 @@ impl CqContext {
 }
 
 impl OnRemoval for CqContext {
+    fn place(&self) -> &removal::Place {
+        &self.place
+    }
+
     fn gone(self: Arc<Self>) {
         self.events.lock().gone = true;
         self.changed.notify_all();

@@ -38,7 +38,6 @@ use crate::{
         Refs,
     },
     removal::{
-        BoundIds,
         Progress,
         Removal,
         Step, //
@@ -72,8 +71,6 @@ pub(crate) struct Inner {
     pub(crate) raw: NonNull<bindings::ib_device>,
     pub(crate) client: NonNull<Core>,
     #[pin]
-    pub(crate) bound: BoundIds,
-    #[pin]
     pub(crate) removal: Removal,
     #[pin]
     progress: Progress,
@@ -106,7 +103,6 @@ impl Inner {
             refs <- Refs::new(),
             raw,
             client: NonNull::from(client),
-            bound <- BoundIds::new(),
             removal <- Removal::new(),
             // SAFETY: The device is registered until the removal, whose progress this is, has
             // ended.
@@ -127,15 +123,12 @@ impl Inner {
     #[inline(never)]
     pub(crate) fn close(&self) {
         self.removal.close();
-        self.bound.close();
     }
 
     /// Ends what is there of the device that others than the ULP know, after [`Inner::close`].
     #[inline(never)]
     pub(crate) fn end_all(self: Pin<&Self>, cx: &Sleepable) {
-        let progress = self.progress();
-        progress.during(Step::Objects, &mut || self.removal.end_all(cx));
-        progress.during(Step::Ids, &mut || self.bound.end_all(cx));
+        self.removal.end_all(self.progress(), cx);
     }
 
     pub(crate) fn progress(self: Pin<&Self>) -> Pin<&Progress> {

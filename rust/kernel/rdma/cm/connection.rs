@@ -21,11 +21,16 @@ use crate::{
         Context as _,
         Sleepable, //
     },
-    device::Device, //
+    device::Device,
+    removal::{
+        self,
+        OnRemoval, //
+    }, //
 };
 use core::{
     mem::replace,
-    net::SocketAddr, //
+    net::SocketAddr,
+    ptr::NonNull, //
 };
 use kernel::{
     error::to_result,
@@ -485,8 +490,51 @@ pub(crate) struct Shared {
     /// The device goes. Set with the handler locked, so that none comes too late to be told, and
     /// before the step is locked and failed, so that none begins after that.
     removed: Atomic<bool>,
-    /// Where the id is in the list of its device, which protects this.
-    pub(crate) place: Atomic<u32>,
+    /// The id, until it is about to be destroyed: for the removal of its device.
+    #[pin]
+    id: Mutex<Option<RawId>>,
+    place: removal::Place,
+}
+
+/// # Invariants
+///
+/// An id that is not destroyed.
+#[derive(Clone, Copy)]
+pub(super) struct RawId(pub(super) NonNull<bindings::rdma_cm_id>);
+
+// SAFETY: An id may be used and destroyed from any thread.
+unsafe impl Send for RawId {}
+
+impl OnRemoval for Shared {
+    fn place(&self) -> &removal::Place {
+        &self.place
+    }
+
+    fn gone(self: Arc<Self>) {
+        let slot = self.handler.lock();
+        self.removed.store(true, Relaxed);
+        drop(slot);
+        self.fail_step(ENODEV);
+    }
+
+    fn removed(&self, _cx: &Sleepable) {
+        // A callback may wait for what is told here.
+        let _running = Running::enter();
+        self.release_driver();
+        self.tell(Event::DeviceRemoval, true, || {});
+    }
+
+    fn disconnect(&self) {
+        let id = self.id.lock();
+        match *id {
+            Some(id) if self.is_attached() && self.end() => {
+                // SAFETY: By its invariant the id is not destroyed, nor will it be while it is
+                // locked. C leaves ids alone that are not connected any more.
+                unsafe { bindings::rdma_disconnect(id.0.as_ptr()) };
+            }
+            _ => {}
+        }
+    }
 }
 
 impl Shared {
@@ -508,7 +556,8 @@ impl Shared {
                 noted: Atomic::new(false),
                 over: Atomic::new(false),
                 removed: Atomic::new(false),
-                place: Atomic::new(0),
+                id <- new_mutex!(None),
+                place: removal::Place::new(),
             }),
             GFP_KERNEL,
         )
@@ -704,25 +753,12 @@ impl Shared {
         }
     }
 
-    /// The device is about to go: there will be no other handler, and nobody waits any more. The
-    /// handler stays, to be told by [`Shared::tell_removal`].
-    pub(crate) fn gone(&self) {
-        let slot = self.handler.lock();
-        self.removed.store(true, Relaxed);
-        drop(slot);
-        self.fail_step(ENODEV);
+    pub(super) fn set_id(&self, id: Option<RawId>) {
+        *self.id.lock() = id;
     }
 
     pub(super) fn is_gone(&self) -> bool {
         self.removed.load(Relaxed)
-    }
-
-    /// Tells the handler that the device goes, after [`Shared::gone`].
-    pub(crate) fn tell_removal(&self) {
-        // A callback may wait for what is told here.
-        let _running = Running::enter();
-        self.release_driver();
-        self.tell(Event::DeviceRemoval, true, || {});
     }
 
     /// Handles an event, and says whether the id is to be disconnected.

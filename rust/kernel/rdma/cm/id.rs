@@ -9,6 +9,7 @@ use crate::{
         self,
         connection::{
             on_event,
+            RawId,
             Shared, //
         },
         listener::Incoming,
@@ -390,7 +391,6 @@ pub(super) unsafe fn bind(id: NonNull<bindings::rdma_cm_id>, addr: SocketAddr) -
 ///
 /// - `raw` is an id whose callback is [`on_event`] with `shared` as its context, and which is alive
 ///   until `teardown` destroys it.
-/// - The id is in the list of `device`.
 pub(super) struct State {
     raw: NonNull<bindings::rdma_cm_id>,
     pub(super) shared: Arc<Shared>,
@@ -442,9 +442,10 @@ impl State {
         if let Some(addr) = to {
             self.listed.set_peer(Peer::To(addr.ip(), addr.port()));
         }
-        // SAFETY: `teardown` removes the id from the list before it destroys it, as the device is
-        // kept.
-        unsafe { device.inner().bound.add(self.raw, self.shared.clone()) }?;
+        // INVARIANT: The id is alive by the type invariant; `teardown` takes it back before it
+        // destroys it.
+        self.shared.set_id(Some(RawId(self.raw)));
+        device.inner().removal.add(self.shared.clone())?;
         self.device.populate(device);
         Ok(())
     }
@@ -474,9 +475,12 @@ impl State {
 
 impl Teardown for State {
     fn teardown(&mut self, cx: &Sleepable) -> Fate {
-        if let Some(device) = self.device.as_ref() {
-            device.inner().bound.remove(self.raw, &self.shared);
+        // If the device goes, whoever has waited for the connection may have let go of the id, but
+        // the handler is still to be told.
+        if let Some(device) = self.device.as_ref().filter(|_| !self.shared.is_gone()) {
+            device.inner().removal.remove(&self.shared);
         }
+        self.shared.set_id(None);
         if let Some(incoming) = &self.incoming {
             incoming.close();
         }

@@ -38,7 +38,10 @@ use crate::{
         Qp, //
     },
     refs::Kind,
-    removal::OnRemoval, //
+    removal::{
+        self,
+        OnRemoval, //
+    }, //
 };
 use core::{
     mem::replace,
@@ -424,6 +427,7 @@ pub(super) struct Shared {
     /// of the C id changes before the worker runs, it does not cancel the message that waits for
     /// the peer's last one (`cm_establish_handler` in core/cm.c), and the id lives on for a minute.
     noted: Atomic<u32>,
+    place: removal::Place,
 }
 
 /// The work items of a connection.
@@ -470,6 +474,7 @@ impl Shared {
                 disconnect <- new_work!("rdma::ibcm::Connection::disconnect"),
                 established <- new_work!("rdma::ibcm::Connection::established"),
                 noted: Atomic::new(UNSAID),
+                place: removal::Place::new(),
             }),
             GFP_KERNEL,
         )
@@ -683,6 +688,10 @@ unsafe fn rejection(event: &bindings::ib_cm_event) -> ConnectError {
 }
 
 impl OnRemoval for Shared {
+    fn place(&self) -> &removal::Place {
+        &self.place
+    }
+
     fn gone(self: Arc<Self>) {
         let mut step = self.step.lock();
         if matches!(*step, Step::Waiting(_)) {
@@ -697,6 +706,9 @@ impl OnRemoval for Shared {
         if !matches!(*self.step.lock(), Step::Gone) {
             self.tell(Event::DeviceRemoval, cx);
         }
+    }
+
+    fn disconnect(&self) {
         // Unless it is connected, C refuses.
         self.with_id(|id| self.disconnect(id));
     }

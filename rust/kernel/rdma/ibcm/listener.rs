@@ -40,7 +40,10 @@ use crate::{
         Qp, //
     },
     refs::Kind,
-    removal::OnRemoval, //
+    removal::{
+        self,
+        OnRemoval, //
+    }, //
 };
 use core::{
     cell::Cell,
@@ -92,6 +95,7 @@ struct Listening {
     id: Mutex<Option<RawId>>,
     accept: Arc<dyn Accept>,
     device: Device,
+    place: removal::Place,
 }
 
 impl Listening {
@@ -128,6 +132,10 @@ impl Listening {
 }
 
 impl OnRemoval for Listening {
+    fn place(&self) -> &removal::Place {
+        &self.place
+    }
+
     fn removed(&self, _cx: &Sleepable) {
         self.stop();
         // Who waits in there keeps all others from being told.
@@ -204,6 +212,7 @@ impl Listener {
                 id <- new_mutex!(None),
                 accept,
                 device: device.clone(),
+                place: removal::Place::new(),
             }),
             GFP_KERNEL,
         )?;

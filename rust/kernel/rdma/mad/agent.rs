@@ -31,7 +31,10 @@ use crate::{
         Ref,
         Refs,
     },
-    removal::OnRemoval, //
+    removal::{
+        self,
+        OnRemoval, //
+    }, //
 };
 use core::{
     convert::Infallible,
@@ -90,6 +93,7 @@ pub(super) struct Registered {
     ended: Mutex<bool>,
     #[pin]
     end: Work<Self>,
+    place: removal::Place,
 }
 
 impl_has_work! {
@@ -129,6 +133,10 @@ impl Registered {
 }
 
 impl OnRemoval for Registered {
+    fn place(&self) -> &removal::Place {
+        &self.place
+    }
+
     fn gone(self: Arc<Self>) {
         self.queue.close(ENODEV);
         // Who waits for a reply is told by the MAD layer, when the agent is unregistered.
@@ -251,6 +259,7 @@ impl Agent {
             refs <- Refs::new(),
             ended <- new_mutex!(false),
             end <- new_work!("rdma::mad::Agent::end"),
+            place: removal::Place::new(),
         })) {
             Ok(registered) => registered.into(),
             Err(never) => match never {},
