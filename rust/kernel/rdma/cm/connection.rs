@@ -6,7 +6,10 @@ use crate::{
     bindings,
     client::ClientRef,
     cm::{
-        current_task,
+        callback::{
+            current_task,
+            InCallback, //
+        },
         ConnParam,
         Event,
         Handler,
@@ -14,7 +17,6 @@ use crate::{
         Options,
         PrivateData,
         RejectReason,
-        Running,
         SockAddr, //
     },
     context::{
@@ -130,7 +132,7 @@ impl Id {
         let mut param = self.qp_param(param)?;
         let shared = &self.state().shared;
         let locked = shared.is_locked_by_current();
-        if !locked && Running::is_current() {
+        if !locked && InCallback::is_current() {
             // Who has the lock of this id may wait for that of the current callback's.
             return Err(EDEADLK);
         }
@@ -519,7 +521,7 @@ impl OnRemoval for Shared {
 
     fn removed(&self, _cx: &Sleepable) {
         // A callback may wait for what is told here.
-        let _running = Running::enter();
+        let _in_callback = InCallback::enter();
         self.release_driver();
         self.tell(Event::DeviceRemoval, true, || {});
     }
@@ -841,7 +843,7 @@ pub(super) unsafe extern "C" fn on_event(
     // SAFETY: The context of an id with this callback is its `Shared`, which lives until the id is
     // destroyed, and the event is valid during the call.
     let (shared, event) = unsafe { (&*(*id).context.cast::<Shared>(), &*event) };
-    let _running = Running::enter();
+    let _in_callback = InCallback::enter();
     shared.set_locked(true);
     // SAFETY: This is the callback of `id`, and `event` the event that it is called with.
     if unsafe { shared.on_event(id, event) } {
@@ -872,7 +874,7 @@ impl Shared {
         success: bindings::rdma_cm_event_type,
         start: impl FnOnce() -> Result,
     ) -> Result<PrivateData> {
-        if Running::is_current() {
+        if InCallback::is_current() {
             return Err(EDEADLK);
         }
         let private_data = KBox::new(PrivateData::new(&[]), GFP_KERNEL)?;

@@ -7,13 +7,13 @@ use crate::{
     client::ClientRef,
     cm::{
         self,
+        callback::InCallback,
         connection::{
             on_event,
             RawId,
             Shared, //
         },
         listener::Incoming,
-        Running,
         SockAddr, //
     },
     context::Sleepable,
@@ -148,7 +148,7 @@ impl Id {
     /// id's QP: the id ends with the last of them. `EDEADLK` in a callback of the connection
     /// manager: the id is then destroyed by a work item.
     pub fn destroy(self, cx: &Sleepable) -> Result {
-        if Running::is_current() {
+        if InCallback::is_current() {
             return Err(EDEADLK);
         }
         let mut inner = Arc::into_unique_or_drop(self.inner).ok_or(EBUSY)?;
@@ -620,7 +620,7 @@ impl Inner {
     /// ordered workqueue of callbacks finds.
     fn may_wait_for_callbacks(&self) -> bool {
         let device = self.state.device.as_ref();
-        device.is_some_and(Device::is_iwarp) && Running::is_current()
+        device.is_some_and(Device::is_iwarp) && InCallback::is_current()
     }
 
     pub(super) fn disconnect(&self) -> Result {

@@ -6,6 +6,7 @@ use crate::{
     bindings,
     client::ClientRef,
     cm::{
+        callback::InCallback,
         connection::{
             on_event,
             Shared, //
@@ -18,8 +19,7 @@ use crate::{
         Event,
         Id,
         Inner,
-        Options,
-        Running, //
+        Options, //
     },
     context::{
         Context as _,
@@ -210,7 +210,7 @@ unsafe extern "C" fn on_listener_event(
         (kernel::sync::ArcBorrow::from_raw(this), &*event)
     };
     let this: Arc<Listening> = this.into();
-    let _running = Running::enter();
+    let _in_callback = InCallback::enter();
     if this.on_event(id, event) {
         0
     } else {
@@ -333,7 +333,7 @@ impl Listener {
     ///
     /// `EDEADLK` in a callback of the connection manager; it then ends from a work item.
     pub fn destroy(self, cx: &Sleepable) -> Result {
-        if Running::is_current() {
+        if InCallback::is_current() {
             return Err(EDEADLK);
         }
         self.state.destroy(cx);
@@ -542,7 +542,7 @@ impl Incoming {
     /// Gives up a connection that is not confirmed: its requests are flushed, and the handler gets
     /// its last event.
     fn give_up(&self) {
-        let _running = Running::enter();
+        let _in_callback = InCallback::enter();
         let live = self.live.lock();
         let _telling = self.shared.telling.lock();
         let Some(live) = live.as_ref().filter(|_| self.is_unconfirmed()) else {

@@ -5,10 +5,10 @@
 use crate::{
     bindings,
     cm::{
+        callback::InCallback,
         connection::FOUND_MS,
         PrivateData,
-        RejectReason,
-        Running, //
+        RejectReason, //
     },
     context::{
         Context as _,
@@ -243,7 +243,7 @@ fn connect(
     param: &Param<'_>,
     _cx: &Sleepable,
 ) -> Result<(Connection, Answer), ConnectError> {
-    if Running::is_current() {
+    if InCallback::is_current() {
         return Err(EDEADLK.into());
     }
     let device = path.from().device();
@@ -702,7 +702,7 @@ impl OnRemoval for Shared {
 
     fn removed(&self, cx: &Sleepable) {
         // A handler that waits here keeps all others from being told.
-        let _running = Running::enter();
+        let _in_callback = InCallback::enter();
         if !matches!(*self.step.lock(), Step::Gone) {
             self.tell(Event::DeviceRemoval, cx);
         }
@@ -751,7 +751,7 @@ pub(super) unsafe extern "C" fn on_event(
             Sleepable::assume(),
         )
     };
-    let _running = Running::enter();
+    let _in_callback = InCallback::enter();
     shared.on_event(id, event, &cx);
     // The id is never destroyed by its callback's return.
     0

@@ -5,8 +5,8 @@
 use crate::{
     bindings,
     cm::{
-        RejectReason,
-        Running, //
+        callback::InCallback,
+        RejectReason, //
     },
     context::{
         Context as _,
@@ -139,7 +139,7 @@ impl OnRemoval for Listening {
     fn removed(&self, _cx: &Sleepable) {
         self.stop();
         // Who waits in there keeps all others from being told.
-        let _running = Running::enter();
+        let _in_callback = InCallback::enter();
         self.accept.stopped();
     }
 }
@@ -156,7 +156,7 @@ unsafe extern "C" fn on_listener_event(
     // SAFETY: The context of an id with this callback is its listener's, which lives until that is
     // destroyed; and that waits for this. The event is valid during the call.
     let (listening, event) = unsafe { (&*(*id).context.cast::<Listening>(), &*event) };
-    let _running = Running::enter();
+    let _in_callback = InCallback::enter();
     match NonNull::new(id) {
         Some(id) if event.event == bindings::ib_cm_event_type_IB_CM_REQ_RECEIVED => {
             // INVARIANT: The id of a request is destroyed after this callback at the earliest.
@@ -246,7 +246,7 @@ impl Listener {
     ///
     /// `EDEADLK` in a callback of a connection manager; it then ends from a work item.
     pub fn destroy(self, cx: &Sleepable) -> Result {
-        if Running::is_current() {
+        if InCallback::is_current() {
             return Err(EDEADLK);
         }
         self.state.destroy(cx);

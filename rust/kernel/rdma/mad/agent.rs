@@ -4,7 +4,7 @@
 
 use crate::{
     bindings,
-    cm::Running,
+    cm::callback::InCallback,
     context::{
         Context as _,
         Sleepable, //
@@ -339,7 +339,7 @@ impl Agent {
     /// has answered: it is one of those that this waits for. The agent goes on; dropping it ends it
     /// from a work item.
     pub fn stop(&self, cx: &Sleepable) -> Result {
-        if Running::is_current() {
+        if InCallback::is_current() {
             return Err(EDEADLK);
         }
         self.state.registered.end(ECANCELED, cx);
@@ -373,7 +373,7 @@ impl Agent {
         retries: u32,
         _cx: &Sleepable,
     ) -> Result<Received> {
-        if Running::is_current() {
+        if InCallback::is_current() {
             return Err(EDEADLK);
         }
         if timeout_ms == 0 || message.method.is_response() {
