@@ -15,10 +15,12 @@
 //! C header: [`include/rdma/rdma_cm.h`](srctree/include/rdma/rdma_cm.h)
 
 pub(crate) mod callback;
-pub(crate) mod connection;
+mod connection;
 mod event;
 mod id;
+mod incoming;
 mod listener;
+pub(crate) mod state;
 
 pub use connection::Connect;
 pub use event::{

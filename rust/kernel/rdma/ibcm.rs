@@ -259,13 +259,6 @@ pub enum Event {
     DeviceRemoval,
 }
 
-impl Event {
-    /// Says whether nothing more will happen.
-    fn is_last(self) -> bool {
-        !matches!(self, Self::Established)
-    }
-}
-
 /// What is told of the events of a connection.
 pub trait Handler: Send + Sync + 'static {
     /// Something happened. Events of one connection come one after the other, in process context;

@@ -74,14 +74,6 @@ impl<'a> Event<'a> {
         }
     }
 
-    /// Says whether nothing more will happen to the id.
-    pub(super) fn is_last(&self) -> bool {
-        matches!(
-            self,
-            Self::Disconnected | Self::Rejected(_) | Self::Failed(_) | Self::DeviceRemoval
-        )
-    }
-
     fn raw(&self) -> bindings::rdma_cm_event_type {
         match self {
             Self::Established { .. } => bindings::rdma_cm_event_type_RDMA_CM_EVENT_ESTABLISHED,

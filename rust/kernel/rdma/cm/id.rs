@@ -10,17 +10,22 @@ use crate::{
         callback::InCallback,
         connection::{
             on_event,
-            RawId,
-            Shared, //
+            RdmaCm, //
         },
-        listener::Incoming,
+        incoming::Incoming,
+        state::{
+            self,
+            Conn,
+            Manager as _,
+            RawId, //
+        },
+        PrivateData,
         SockAddr, //
     },
     context::Sleepable,
     deferred::{
         Deferred,
         Fate,
-        Queue,
         Teardown, //
     },
     device::{
@@ -45,8 +50,6 @@ use kernel::{
         from_err_ptr,
         to_result, //
     },
-    impl_has_work,
-    new_work,
     prelude::*,
     sync::{
         atomic::{
@@ -59,10 +62,6 @@ use kernel::{
         Arc,
         SetOnce, //
     },
-    workqueue::{
-        Work,
-        WorkItem, //
-    }, //
 };
 
 /// A connection's id, as `struct rdma_cm_id` of a reliable connected service.
@@ -92,7 +91,8 @@ impl Id {
     #[inline(never)]
     pub fn create_with(client: &ClientRef, options: &Options<'_>, _cx: &Sleepable) -> Result<Self> {
         let reserved = Deferred::reserve()?;
-        let (shared, listed) = (Shared::new()?, client.list(Kind::Id)?);
+        let conn = Conn::new(state::State::Idle, None)?;
+        let listed = client.list(Kind::Id)?;
         let net = options.net()?;
         // SAFETY: The callback's context lives until the id is destroyed; so does the client's
         // name. `net` is a reference to the network namespace, of which the id takes its own.
@@ -100,7 +100,7 @@ impl Id {
             bindings::__rdma_create_kernel_id(
                 net.as_raw(),
                 Some(on_event),
-                Arc::as_ptr(&shared).cast_mut().cast(),
+                Arc::as_ptr(&conn).cast_mut().cast(),
                 bindings::rdma_ucm_port_space_RDMA_PS_TCP,
                 bindings::ib_qp_type_IB_QPT_RC,
                 client.name().as_char_ptr(),
@@ -108,7 +108,7 @@ impl Id {
         })?;
         let raw = NonNull::new(raw).ok_or(ENOMEM)?;
         // SAFETY: The id was just created, with this callback and context.
-        let state = unsafe { State::new(raw, shared, None, listed) };
+        let state = unsafe { State::new(raw, conn, None, listed) };
         let state = reserved.fill(state);
         let this = Self {
             inner: Inner::new(state)?,
@@ -164,6 +164,10 @@ impl Id {
         &self.inner.state
     }
 
+    pub(super) fn conn(&self) -> &Arc<Conn<RdmaCm>> {
+        &self.inner.state.conn
+    }
+
     /// Finds the device and the path to an address (`rdma_resolve_addr`) and waits for that.
     ///
     /// # Errors
@@ -178,8 +182,7 @@ impl Id {
         let timeout = timeout_ms.try_into()?;
         let resolved = bindings::rdma_cm_event_type_RDMA_CM_EVENT_ADDR_RESOLVED;
         let (id, src) = (self.inner.as_raw(), core::ptr::null_mut());
-        self.state().shared.step(resolved, || {
-            self.not_driven()?;
+        self.conn().wait_for(resolved, PrivateData::new(&[]), || {
             // SAFETY: The id is alive by the invariant of `State`, and the address is copied by the
             // call.
             to_result(unsafe { bindings::rdma_resolve_addr(id, src, dst.as_mut_ptr(), timeout) })
@@ -195,8 +198,7 @@ impl Id {
     pub fn resolve_route(&self, timeout_ms: u32, _cx: &Sleepable) -> Result {
         let timeout = timeout_ms.try_into()?;
         let resolved = bindings::rdma_cm_event_type_RDMA_CM_EVENT_ROUTE_RESOLVED;
-        self.state().shared.step(resolved, || {
-            self.not_driven()?;
+        self.conn().wait_for(resolved, PrivateData::new(&[]), || {
             self.resolved()?;
             // SAFETY: The id is alive by the invariant of `State`. The call reads the device and
             // the addresses without a lock: C sets them before it tells the event that `resolved()`
@@ -206,23 +208,13 @@ impl Id {
         Ok(())
     }
 
-    /// Fails if the id connects by itself.
-    fn not_driven(&self) -> Result {
-        if self.state().shared.is_driven() {
-            Err(EBUSY)
-        } else {
-            Ok(())
-        }
-    }
-
     /// Fails unless the device and both addresses are known, which C says before it has them
     /// (`addr_handler()` in core/cma.c changes the state, then looks for the device).
     fn resolved(&self) -> Result {
-        if self.state().shared.is_resolved() {
-            Ok(())
-        } else {
-            Err(ENOTCONN)
+        if self.conn().state() == state::State::Idle {
+            return Err(ENOTCONN);
         }
+        Ok(())
     }
 
     /// Returns the client's handle of the device that the id was resolved to, or came on.
@@ -389,11 +381,11 @@ pub(super) unsafe fn bind(id: NonNull<bindings::rdma_cm_id>, addr: SocketAddr) -
 
 /// # Invariants
 ///
-/// - `raw` is an id whose callback is [`on_event`] with `shared` as its context, and which is alive
+/// - `raw` is an id whose callback is [`on_event`] with `conn` as its context, and which is alive
 ///   until `teardown` destroys it.
 pub(super) struct State {
     raw: NonNull<bindings::rdma_cm_id>,
-    pub(super) shared: Arc<Shared>,
+    pub(super) conn: Arc<Conn<RdmaCm>>,
     pub(super) device: SetOnce<Device>,
     /// If the id came with a request.
     pub(super) incoming: Option<Arc<Incoming>>,
@@ -408,19 +400,21 @@ unsafe impl Sync for State {}
 impl State {
     /// # Safety
     ///
-    /// The caller owns the id, whose callback is [`on_event`] with `shared` as its context.
+    /// The caller owns the id, whose callback is [`on_event`] with `conn` as its context.
     ///
     /// [`on_event`]: crate::cm::connection::on_event
     pub(super) unsafe fn new(
         raw: NonNull<bindings::rdma_cm_id>,
-        shared: Arc<Shared>,
+        conn: Arc<Conn<RdmaCm>>,
         incoming: Option<Arc<Incoming>>,
         listed: Listed,
     ) -> Self {
+        // INVARIANT: The caller gives the id away; `teardown` takes it back before it destroys it.
+        conn.set_id(Some(RawId(raw)));
         // INVARIANT: The caller says so of callback and context, and gives the id away.
         Self {
             raw,
-            shared,
+            conn,
             device: SetOnce::new(),
             incoming,
             listed,
@@ -442,10 +436,7 @@ impl State {
         if let Some(addr) = to {
             self.listed.set_peer(Peer::To(addr.ip(), addr.port()));
         }
-        // INVARIANT: The id is alive by the type invariant; `teardown` takes it back before it
-        // destroys it.
-        self.shared.set_id(Some(RawId(self.raw)));
-        device.inner().removal.add(self.shared.clone())?;
+        device.inner().removal.add(self.conn.clone())?;
         self.device.populate(device);
         Ok(())
     }
@@ -475,16 +466,17 @@ impl State {
 
 impl Teardown for State {
     fn teardown(&mut self, cx: &Sleepable) -> Fate {
-        // If the device goes, whoever has waited for the connection may have let go of the id, but
-        // the handler is still to be told.
-        if let Some(device) = self.device.as_ref().filter(|_| !self.shared.is_gone()) {
-            device.inner().removal.remove(&self.shared);
+        // If the device goes, the task that has waited for the connection may have let go of the id,
+        // but the handler is still to be told.
+        let is_gone = self.conn.is_gone();
+        if let Some(device) = self.device.as_ref().filter(|_| !is_gone) {
+            device.inner().removal.remove(&self.conn);
         }
-        self.shared.set_id(None);
+        self.conn.set_id(None);
         if let Some(incoming) = &self.incoming {
             incoming.close();
         }
-        self.shared.wait_found();
+        self.conn.wait_notified();
         self.end_callback(cx);
         // SAFETY: The id is alive by the type invariant, and its QP, which has held `Inner`, is
         // gone. This waits for callbacks that have begun, by the id's handler lock and by the
@@ -494,6 +486,9 @@ impl Teardown for State {
         unsafe { bindings::rdma_destroy_id(self.raw.as_ptr()) };
         if let Some(incoming) = &self.incoming {
             incoming.set_destroyed();
+        }
+        if !is_gone {
+            self.conn.release_handler();
         }
         Fate::Gone
     }
@@ -509,35 +504,6 @@ pub(crate) struct Inner {
     pub(super) state: ManuallyDrop<Deferred<State>>,
     destroyed: bool,
     has_qp: Atomic<bool>,
-    #[pin]
-    disconnect: Work<Self, DISCONNECT>,
-    #[pin]
-    established: Work<Self, ESTABLISHED>,
-}
-
-/// The work items of an id.
-const DISCONNECT: u64 = 0;
-const ESTABLISHED: u64 = 1;
-
-impl_has_work! {
-    impl HasWork<Self, DISCONNECT> for Inner { self.disconnect }
-    impl HasWork<Self, ESTABLISHED> for Inner { self.established }
-}
-
-impl WorkItem<DISCONNECT> for Inner {
-    type Pointer = Arc<Self>;
-
-    fn run(this: Arc<Self>) {
-        let _ = this.disconnect();
-    }
-}
-
-impl WorkItem<ESTABLISHED> for Inner {
-    type Pointer = Arc<Self>;
-
-    fn run(this: Arc<Self>) {
-        let _ = this.notify_established();
-    }
 }
 
 #[pinned_drop]
@@ -579,8 +545,6 @@ impl Inner {
                 state: ManuallyDrop::new(state),
                 destroyed: false,
                 has_qp: Atomic::new(false),
-                disconnect <- new_work!("rdma::cm::Id::disconnect"),
-                established <- new_work!("rdma::cm::Id::notify_established"),
             }),
             GFP_KERNEL,
         )
@@ -604,16 +568,6 @@ impl Inner {
         self.state.bind()
     }
 
-    /// Fails unless the id has a connection of the device's own manager, which the calls that work
-    /// on it do not look after.
-    pub(super) fn attached(&self) -> Result {
-        if self.state.shared.is_attached() {
-            Ok(())
-        } else {
-            Err(EINVAL)
-        }
-    }
-
     /// Says whether a disconnection may wait for a callback that waits for the one of this task.
     ///
     /// iWARP's waits until the connection is made or refused (`iw_cm_disconnect()`), which its
@@ -624,59 +578,24 @@ impl Inner {
     }
 
     pub(super) fn disconnect(&self) -> Result {
-        let may_wait = self.may_wait_for_callbacks();
-        if may_wait && !self.state.shared.is_locked_by_current() {
-            return Err(EDEADLK);
+        let conn = &self.state.conn;
+        if self.may_wait_for_callbacks() {
+            if !conn.is_in_own_callback() {
+                return Err(EDEADLK);
+            }
+            if conn.state() != state::State::Established {
+                // The event that the connection is there comes after this callback, and ends it.
+                conn.begin_disconnect()?;
+                return Ok(());
+            }
         }
-        self.state.shared.fail_step(ECANCELED);
-        if self.state.shared.cancel() {
-            return Ok(());
-        }
-        self.attached()?;
-        if !self.state.shared.end() {
-            return Ok(());
-        }
-        if may_wait && !self.state.shared.is_established() {
-            // In its own callback. The event that the connection is there comes after that, and
-            // ends it.
-            return Ok(());
-        }
-        // SAFETY: The id is alive by the invariant of `State`, and what `attached()` has found
-        // stays until it is destroyed. An id that is not connected is left alone.
-        let disconnected = to_result(unsafe { bindings::rdma_disconnect(self.as_raw()) });
-        if self.state.shared.is_being_driven() {
-            // The connection manager goes on asking the peer for long.
-            self.state.shared.release_handler();
-        }
-        disconnected
+        // SAFETY: The id is alive by the invariant of `State`.
+        unsafe { RdmaCm::end(conn, self.as_raw()) }
     }
 
-    /// Disconnects from a work item.
-    pub(super) fn disconnect_later(self: &Arc<Self>) {
-        // Already queued is as good.
-        let _ = Queue::get().enqueue::<_, DISCONNECT>(self.clone());
-    }
-
-    pub(super) fn notify_established(self: &Arc<Self>) -> Result {
-        self.attached()?;
-        let event = bindings::ib_event_type_IB_EVENT_COMM_EST;
-        let notify = || {
-            // SAFETY: The id is alive by the invariant of `State`, and what `attached()` has found
-            // stays until it is destroyed.
-            to_result(unsafe { bindings::rdma_notify(self.as_raw(), event) })
-        };
-        let device = self.state.device.as_ref().ok_or(ENOTCONN)?;
-        if device.node_type() != NodeType::Ca {
-            // C does nothing, and no event comes of it.
-            return notify();
-        }
-        self.state.shared.note(notify, || self.disconnect_later())
-    }
-
-    /// Says from a work item that the connection is there.
-    pub(super) fn notify_established_later(self: &Arc<Self>) {
-        // Already queued is as good.
-        let _ = Queue::get().enqueue::<_, ESTABLISHED>(self.clone());
+    pub(super) fn notify_established(&self) -> Result {
+        // SAFETY: The id is alive by the invariant of `State`.
+        unsafe { self.state.conn.notify_established(self.as_raw()) }
     }
 
     /// Returns the device that the id is bound to, or null.

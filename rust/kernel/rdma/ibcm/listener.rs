@@ -6,6 +6,7 @@ use crate::{
     bindings,
     cm::{
         callback::InCallback,
+        state::RawId,
         RejectReason, //
     },
     context::{
@@ -26,8 +27,8 @@ use crate::{
             on_event,
             private_data,
             starting_psn,
-            Place,
-            RawId,
+            IbCm,
+            NewConnection,
             REQ_LEN, //
         },
         Connection,
@@ -92,7 +93,7 @@ impl<F: Fn(Request<'_>, &Sleepable) -> Result + Send + Sync + 'static> Accept fo
 #[pin_data]
 struct Listening {
     #[pin]
-    id: Mutex<Option<RawId>>,
+    id: Mutex<Option<RawId<IbCm>>>,
     accept: Arc<dyn Accept>,
     device: Device,
     place: removal::Place,
@@ -110,7 +111,7 @@ impl Listening {
         }
     }
 
-    fn on_request(&self, id: RawId, event: &bindings::ib_cm_event) -> c_int {
+    fn on_request(&self, id: RawId<IbCm>, event: &bindings::ib_cm_event) -> c_int {
         let taken = Cell::new(false);
         // INVARIANT: This is the callback of the request's id, with its event.
         let request = Request {
@@ -260,7 +261,7 @@ impl Listener {
 ///
 /// `event` is the connection request of `id`, and this is the callback that tells it.
 pub struct Request<'a> {
-    pub(super) id: RawId,
+    pub(super) id: RawId<IbCm>,
     pub(super) event: &'a bindings::ib_cm_event,
     pub(super) device: &'a Device,
     pub(super) taken: &'a Cell<bool>,
@@ -337,27 +338,27 @@ impl Request<'_> {
             rnr_retry_count: param.rnr_retry_count,
             ..Default::default()
         };
-        let place = Place::new(self.device, self.port_num(), handler, false)?;
+        let new = NewConnection::new(self.device, self.port_num(), handler)?;
+        let conn = new.conn.clone();
         let raw = self.id.as_ptr();
         // SAFETY: The id is alive by the invariant of `RawId`. By that of the request this is its
         // callback, and no other one runs before this has returned.
         unsafe {
-            (*raw).context = Arc::as_ptr(&place.shared).cast_mut().cast();
+            (*raw).context = Arc::as_ptr(&conn).cast_mut().cast();
             (*raw).cm_handler = Some(on_event);
         }
         // The id is ours: a work item will destroy it, never this callback's return.
         self.taken.set(true);
-        let shared = place.shared.clone();
         // SAFETY: What is taken is not destroyed by the callback's return; callback and context
         // were set above.
-        let accepted = unsafe { place.fill(self.id) }.and_then(|connection| {
+        let accepted = unsafe { new.fill(self.id) }.and_then(|connection| {
             establish(qp, self.id)?;
             // SAFETY: The id is alive by the invariant of `RawId`. The parameters are copied by the
             // call.
             to_result(unsafe { bindings::ib_send_cm_rep(raw, &raw mut rep) })?;
             Ok(connection)
         });
-        accepted.inspect_err(|_| shared.release_handler())
+        accepted.inspect_err(|_| conn.release_handler())
     }
 
     /// Rejects the connection (`ib_send_cm_rej`).
