@@ -4,10 +4,10 @@
 //!
 //! An active connection is made step by step, each call waiting for its event: [`Id::create`],
 //! [`Id::resolve_addr`], [`Id::resolve_route`], a QP, receives, [`Id::connect`]. A passive one
-//! comes as a [`Request`] to a [`Listener`] and is accepted with [`Id::accept`]. What happens
-//! afterwards is told to a [`Handler`].
+//! comes as a [`Request`] to a [`Listener`] and is accepted with [`Id::accept`]. A [`Handler`]
+//! gets the events of a connection.
 //!
-//! A ULP that must not wait begins with [`Id::connect_to`], and all the rest is told to it.
+//! A ULP that must not wait begins with [`Id::connect_to`], and gets the rest as events.
 //!
 //! An id is destroyed by a work item when its last handle is dropped, which may be in its own
 //! handler. [`Id::destroy`] waits for that. Its QP keeps it.
@@ -51,10 +51,10 @@ use core::net::{
 };
 use kernel::prelude::*;
 
-/// How a connection is to be made, as `struct rdma_conn_param`.
+/// Parameters of a connection, as `struct rdma_conn_param`.
 #[derive(Clone, Copy, Debug)]
 pub struct ConnParam<'a> {
-    /// What the peer gets along with the request or the answer; at most 56 bytes in a request, 196
+    /// Data for the peer along with the request or the answer; at most 56 bytes in a request, 196
     /// in an answer.
     pub private_data: &'a [u8],
     /// RDMA READs and atomics that the peer may have outstanding here.
@@ -62,10 +62,11 @@ pub struct ConnParam<'a> {
     /// RDMA READs and atomics that this side may have outstanding at the peer. With 0 they wait for
     /// ever.
     pub initiator_depth: u8,
-    /// How often an unanswered packet is sent again, up to 7. rxe takes 7 for "always".
-    pub retry_count: u8,
-    /// How often a message is sent again when the peer has posted no receive, up to 7, which means
+    /// The number of times that an unanswered packet is sent again, up to 7. rxe takes 7 for
     /// "always".
+    pub retry_count: u8,
+    /// The number of times that a message is sent again when the peer has posted no receive, up to
+    /// 7, which means "always".
     pub rnr_retry_count: u8,
 }
 
@@ -96,7 +97,7 @@ impl ConnParam<'_> {
     }
 }
 
-/// What a peer sent along with its answer.
+/// The private data of a peer's answer.
 #[derive(Clone, Copy)]
 pub struct PrivateData {
     len: u8,

@@ -3,8 +3,8 @@
 //! The removal of a device: the objects that end with it, and what it waits for.
 //!
 //! The connection manager tells ids of a device's removal only after the clients that were
-//! registered later, which are all ULPs, have let go of the device. So the crate tells their handlers
-//! itself.
+//! registered later, which are all ULPs, have let go of the device. So the crate tells their
+//! handlers itself.
 
 use crate::{
     bindings,
@@ -185,13 +185,13 @@ impl Removal {
             self.for_each(|object| object.removed(cx));
             self.for_each(|object| object.disconnect());
         });
-        // Objects that were left in the list for their handler to be told.
+        // The objects that were left in the list for their handlers.
         let entries = replace(&mut self.list.lock().entries, KVec::new());
         drop(entries);
     }
 }
 
-/// What a removal does that may wait.
+/// The steps of a removal that may wait.
 #[derive(Clone, Copy)]
 pub(crate) enum Step {
     Event,
@@ -207,7 +207,7 @@ const STEPS: [&str; 4] = [
     "the drop of the ULP's data",
 ];
 
-/// Says every ten seconds which step of a removal has not ended.
+/// Reports every ten seconds which step of a removal has not ended.
 ///
 /// # Invariants
 ///

@@ -29,8 +29,8 @@ pub(super) fn current_task() -> usize {
     unsafe { bindings::get_current() as usize }
 }
 
-/// A mark that the current task is in a callback, or in a handler of the ULP that callbacks may wait
-/// for.
+/// A mark that the current task is in a callback, or in a handler of the ULP that callbacks may
+/// wait for.
 pub(crate) struct InCallback(Option<&'static Atomic<usize>>);
 
 impl InCallback {

@@ -37,17 +37,17 @@ use kernel::{
     sync::Arc, //
 };
 
-/// What fits into a rejection, in bytes.
+/// The length of the private data of a rejection, in bytes.
 const REJECT_LEN: usize = bindings::ib_cm_data_size_IB_CM_REJ_PRIVATE_DATA_SIZE as usize;
 
 impl Id {
     /// Connects the id's QP to the peer (`rdma_connect`), waits until that has worked or failed,
     /// and returns what the peer sent along.
     ///
-    /// `handler` is told of everything that happens to the connection, the first event included.
+    /// `handler` gets all events of the connection, the first one included.
     ///
-    /// After an error, what was posted to the QP stays there: [`Qp::drain`](crate::qp::Qp::drain)
-    /// or the QP's end gives it back.
+    /// After an error, requests that were posted to the QP stay there:
+    /// [`Qp::drain`](crate::qp::Qp::drain) or the QP's end gives them back.
     ///
     /// # Errors
     ///
@@ -69,7 +69,8 @@ impl Id {
             conn.set_handler(handler)?;
             installed = true;
             // SAFETY: The id is alive by the invariant of `State`, and not locked by this task,
-            // which is in no callback: `wait_for` has looked. The parameters are copied by the call.
+            // which is in no callback: `wait_for` has looked. The parameters are copied by the
+            // call.
             to_result(unsafe {
                 bindings::rdma_lock_handler(id);
                 let ret = bindings::rdma_connect_locked(id, &raw mut param);
@@ -81,7 +82,7 @@ impl Id {
             })
         })
         .inspect_err(|_| {
-            // If the device goes, the handler is still to be told that.
+            // If the device goes, the handler still gets that event.
             if installed && !conn.is_gone() {
                 conn.release_handler();
             }
@@ -91,7 +92,7 @@ impl Id {
     /// Accepts a connection request (`rdma_accept`), once. The peer may send from here on. If the
     /// connection manager fails, it has rejected the request.
     ///
-    /// `handler` is told of everything that happens to the connection. A peer that does not confirm
+    /// `handler` gets all events of the connection. A peer that does not confirm
     /// within 90 seconds, however often it wants to be asked, is given up with
     /// [`Event::Failed`](crate::cm::Event::Failed); not so on iWARP.
     ///
@@ -111,7 +112,8 @@ impl Id {
         let conn = self.conn();
         let locked = conn.is_in_own_callback();
         if !locked && InCallback::is_current() {
-            // Another task may have the lock of this id, and wait for that of the current callback's.
+            // Another task may have the lock of this id, and wait for that of the current
+            // callback's.
             return Err(EDEADLK);
         }
         conn.begin_accept(handler)?;
@@ -199,10 +201,10 @@ impl Id {
     }
 
     /// Ends the connection (`rdma_disconnect`): the QP goes to the error state, its requests are
-    /// flushed, and the handler gets [`Event::Disconnected`](crate::cm::Event::Disconnected). If the
-    /// peer has not confirmed yet that the connection is there, it ends as soon as it has, or when
-    /// its time is over ([`Id::accept`]); if
-    /// [`Id::notify_established`] was just called, as soon as the handler is told. If
+    /// flushed, and the handler gets [`Event::Disconnected`](crate::cm::Event::Disconnected). If
+    /// the peer has not confirmed yet that the connection is there, it ends as soon as it has, or
+    /// when its time is over ([`Id::accept`]); if
+    /// [`Id::notify_established`] was just called, as soon as the handler gets that event. If
     /// another thread is still making the connection, the step that it waits for fails with
     /// `ECANCELED`. What [`Id::connect_to`] has begun is given up: unless the connection is there,
     /// the handler is released without another event.
@@ -227,10 +229,10 @@ impl Id {
     }
 }
 
-/// What is told of a connection that [`Id::connect_to`] makes.
+/// The handler of a connection that [`Id::connect_to`] makes.
 pub trait Connect: Handler {
-    /// The way to the peer is known: make the QP of `id`, post receives, and say how to connect.
-    /// The crate then asks the peer (`rdma_connect_locked`).
+    /// The route to the peer is known: make the QP of `id`, post receives, and return the
+    /// parameters of the connection. The crate then asks the peer (`rdma_connect_locked`).
     ///
     /// Called in process context, once, before any event. An error ends the connection: it becomes
     /// [`Event::Failed`].
@@ -247,8 +249,8 @@ pub(crate) struct AsyncConnect {
 impl Id {
     /// Begins to connect to an address and does not wait, as ULPs do that must not block.
     ///
-    /// `handler` is asked for a QP when the way to the peer is known, and is then told of all that
-    /// happens: that the connection is there, is gone, or could not be made. Each of finding the
+    /// `handler` is asked for a QP when the route to the peer is known, and then gets all events:
+    /// the connection is established, is disconnected, or could not be made. Each of finding the
     /// address and finding the route may take `timeout_ms`. What was begun goes on until then also
     /// if the id that is returned is dropped; [`Id::disconnect`] gives it up.
     ///

@@ -113,7 +113,7 @@ impl Id {
         let this = Self {
             inner: Inner::new(state)?,
         };
-        // SAFETY: The id was just created, and nobody else uses it yet.
+        // SAFETY: The id was just created, and no other thread knows it yet.
         if unsafe { options.apply(raw) }? {
             this.inner.bind()?;
         }
@@ -143,10 +143,9 @@ impl Id {
     ///
     /// # Errors
     ///
-    /// The handle is gone in any case. `EBUSY` if there is another one, as the work item of
-    /// [`Id::disconnect_later`] or [`Id::notify_established_later`] has until it has run, or the
-    /// id's QP: the id ends with the last of them. `EDEADLK` in a callback of the connection
-    /// manager: the id is then destroyed by a work item.
+    /// The handle is gone in any case. `EBUSY` if there is another one, or the id's QP: the id ends
+    /// with the last of them. `EDEADLK` in a callback of the connection manager: the id is then
+    /// destroyed by a work item.
     pub fn destroy(self, cx: &Sleepable) -> Result {
         if InCallback::is_current() {
             return Err(EDEADLK);
@@ -172,7 +171,7 @@ impl Id {
     ///
     /// # Errors
     ///
-    /// `ETIMEDOUT` or `EHOSTUNREACH` if nobody has the address, `ENODEV` if the device is not the
+    /// `ETIMEDOUT` or `EHOSTUNREACH` if no host has the address, `ENODEV` if the device is not the
     /// client's (any more), `ERESTARTSYS` on a signal, `ECANCELED` after [`Id::disconnect`],
     /// `EBUSY` if another step is waited for or the id is one of [`Id::connect_to`], `EDEADLK` in a
     /// callback of the connection manager. After an error drop the id: it may keep the device from
@@ -244,7 +243,7 @@ impl Id {
     }
 }
 
-/// How an id is to be. The default is what the connection manager does by itself.
+/// Options of an id. The default leaves all to the connection manager.
 ///
 /// # Examples
 ///
@@ -278,11 +277,11 @@ pub struct Options<'a> {
     pub node_type: Option<NodeType>,
     /// The traffic class of the packets (`rdma_set_service_type`): the type of service of IPv4.
     pub service_type: Option<u8>,
-    /// How long the device waits for an acknowledgement, 4.096 us times two to this power, up to 31
-    /// (`rdma_set_ack_timeout`).
+    /// The time that the device waits for an acknowledgement, 4.096 us times two to this power, up
+    /// to 31 (`rdma_set_ack_timeout`).
     pub ack_timeout: Option<u8>,
-    /// How long the peer is to wait when there is no receive for its message, as the encoding of
-    /// the InfiniBand specification, up to 31 (`rdma_set_min_rnr_timer`).
+    /// The time that the peer is to wait when there is no receive for its message, in the encoding
+    /// of the InfiniBand specification, up to 31 (`rdma_set_min_rnr_timer`).
     pub min_rnr_timer: Option<u8>,
 }
 
@@ -298,7 +297,7 @@ impl Options<'_> {
         Ok(Net(NonNull::new(net).ok_or(ENODEV)?))
     }
 
-    /// Makes an id so, and says whether that has bound it to a device.
+    /// Applies the options to an id, and returns whether that has bound it to a device.
     ///
     /// # Safety
     ///
@@ -313,7 +312,7 @@ impl Options<'_> {
         unsafe { bind(id, src) }
     }
 
-    /// Makes an id so, but for its address.
+    /// Applies the options but for the address.
     ///
     /// # Safety
     ///
@@ -366,7 +365,7 @@ impl Drop for Net {
     }
 }
 
-/// Gives an id its own address (`rdma_bind_addr`), and says whether it now has a device.
+/// Gives an id its own address (`rdma_bind_addr`), and returns whether it now has a device.
 ///
 /// # Safety
 ///
@@ -441,12 +440,12 @@ impl State {
         Ok(())
     }
 
-    /// Waits for the callback of a message that nobody has answered.
+    /// Waits for the callback of a message that was not answered.
     ///
     /// `rdma_destroy_id()` does not: `cm_process_send_error()` in core/cm.c gives the message's
     /// reference back, and only then calls `cma_ib_handler()`, which takes the id's handler lock.
-    /// Whoever has that lock may have it for long, so the lock is taken first: afterwards such a
-    /// callback waits for nobody, and is waited for.
+    /// That lock may be held for long, so it is taken first: afterwards such a callback waits for
+    /// no other one, and is waited for.
     fn end_callback(&self, cx: &Sleepable) {
         // SAFETY: The id is alive by the type invariant, and not locked by this task, which is in
         // no callback.
@@ -466,8 +465,8 @@ impl State {
 
 impl Teardown for State {
     fn teardown(&mut self, cx: &Sleepable) -> Fate {
-        // If the device goes, the task that has waited for the connection may have let go of the id,
-        // but the handler is still to be told.
+        // If the device goes, the task that has waited for the connection may have let go of the
+        // id, but the handler still gets that event.
         let is_gone = self.conn.is_gone();
         if let Some(device) = self.device.as_ref().filter(|_| !is_gone) {
             device.inner().removal.remove(&self.conn);
@@ -480,7 +479,7 @@ impl Teardown for State {
         self.end_callback(cx);
         // SAFETY: The id is alive by the type invariant, and its QP, which has held `Inner`, is
         // gone. This waits for callbacks that have begun, by the id's handler lock and by the
-        // references that they have. That of a message which nobody has answered has none; it has
+        // references that they have. That of a message that was not answered has none; it has
         // returned. Should one begin only now, C's own memory is at stake: see the limits in
         // Documentation/safety.rst.
         unsafe { bindings::rdma_destroy_id(self.raw.as_ptr()) };
@@ -494,7 +493,7 @@ impl Teardown for State {
     }
 }
 
-/// What the handles of one id share.
+/// The value that the handles of one id share.
 ///
 /// # Invariants
 ///
@@ -553,10 +552,10 @@ impl Inner {
     /// Destroys the id and waits for that, for the last handle.
     pub(super) fn destroy(self: Pin<&mut Self>, cx: &Sleepable) {
         let this = self.project();
-        // INVARIANT: Nobody has another handle, and this one is given up.
+        // INVARIANT: This is the last handle, and it is given up.
         *this.destroyed = true;
-        // SAFETY: `state` was there by the type invariant, as nobody has called this before, and is
-        // not used again.
+        // SAFETY: `state` was there by the type invariant, as this is called once, by the last
+        // handle, and is not used again.
         unsafe { ManuallyDrop::take(this.state) }.destroy(cx);
     }
 
@@ -568,7 +567,7 @@ impl Inner {
         self.state.bind()
     }
 
-    /// Says whether a disconnection may wait for a callback that waits for the one of this task.
+    /// Returns whether a disconnection may wait for a callback that waits for the one of this task.
     ///
     /// iWARP's waits until the connection is made or refused (`iw_cm_disconnect()`), which its
     /// ordered workqueue of callbacks finds.

@@ -3,9 +3,9 @@
 //! Connections that came with a request and that the peer has yet to confirm.
 //!
 //! A request says how often the answer is sent again, and how long each is waited for. C believes
-//! that, and keeps the id meanwhile: for more than a day, if the peer likes. So a connection that is
-//! not confirmed in time is given up here, and a listener has no more than a number of them. Those of
-//! iWARP are counted only.
+//! that, and keeps the id meanwhile: for more than a day, if the peer likes. So a connection that
+//! is not confirmed in time is given up here, and a listener has no more than a number of them.
+//! Those of iWARP are counted only.
 
 use crate::{
     cm::{
@@ -58,7 +58,7 @@ use kernel::{
     }, //
 };
 
-/// How long a peer has to confirm a connection. Peers that use the defaults of `rdma_cm` have
+/// The time that a peer has to confirm a connection. Peers that use the defaults of `rdma_cm` have
 /// the answer sent again for 74 seconds at the most.
 const TIMEOUT: Delta = Delta::from_secs(90);
 

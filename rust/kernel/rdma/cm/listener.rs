@@ -65,7 +65,7 @@ use kernel::{
     }, //
 };
 
-/// What is told of a listener's events.
+/// The handler of a listener's events.
 pub trait Accept: Send + Sync + 'static {
     /// A peer wants to connect: take the request's id with [`Request::into_id`], or drop the
     /// request to refuse it.
@@ -73,7 +73,7 @@ pub trait Accept: Send + Sync + 'static {
     /// Called in process context.
     fn request(&self, request: Request<'_>, cx: &Sleepable);
 
-    /// The device that the listener was bound to goes; nothing is heard any more. Listeners on all
+    /// The device that the listener was bound to goes, and the listener with it. Listeners on all
     /// addresses go on.
     fn stopped(&self) {}
 }
@@ -88,7 +88,7 @@ impl<F: Fn(Request<'_>, &Sleepable) -> Result + Send + Sync + 'static> Accept fo
     }
 }
 
-/// What a listener's callback works with. Lives as long as the C id.
+/// The context of a listener's C id, which lives as long as that.
 ///
 /// # Invariants
 ///
@@ -128,16 +128,16 @@ impl WorkItem for Listening {
 impl Listening {
     /// Destroys the C id, once, and waits for its callback.
     fn destroy(&self) {
-        // Locked meanwhile, so that whoever comes second waits for it too. No callback locks it.
+        // Locked meanwhile, so that a second task waits for it too. No callback locks it.
         let mut raw = self.raw.lock();
         if let Some(raw) = raw.take() {
-            // SAFETY: The id is alive by the type invariant, and nobody else destroys it, as it was
-            // taken.
+            // SAFETY: The id is alive by the type invariant, and this task alone destroys it, as it
+            // has taken it.
             unsafe { bindings::rdma_destroy_id(raw.0.as_ptr()) };
         }
     }
 
-    /// Returns whether the C id may live on; a child that nobody took is refused by saying no.
+    /// Returns whether the C id may live on. A child that was not taken may not, which refuses it.
     fn on_event(
         self: &Arc<Self>,
         id: NonNull<bindings::rdma_cm_id>,
@@ -226,9 +226,9 @@ impl Listener {
     ///
     /// `backlog` is the number of connections that may wait for their peers to confirm them, at
     /// least one. When one more comes, the one that has waited for longest is given up, with
-    /// [`Event::Failed`](crate::cm::Event::Failed). Requests are refused while as many again are being
-    /// given up, or while the ULP has not answered those that wait. So peers that never confirm
-    /// hold two times `backlog` connections at the most.
+    /// [`Event::Failed`](crate::cm::Event::Failed). Requests are refused while as many again are
+    /// being given up, or while the ULP has not answered those that wait. So peers that never
+    /// confirm hold two times `backlog` connections at the most.
     ///
     /// # Errors
     ///

@@ -25,10 +25,10 @@
 //!
 //! A disconnection is remembered in each state that can be disconnected: if the connection is
 //! established only afterwards, the callback ends it. C does nothing, and does not say so, while
-//! the peer's last message is still to come (`ib_send_cm_dreq()` in core/cm.c). Notified leaves it to
-//! the callback altogether: if the state of the C id changes before the manager's worker has found
-//! that the connection is there, the worker does not cancel the message that waits for the peer's
-//! last one (`cm_establish_handler()` in core/cm.c), and the id lives on for a minute.
+//! the peer's last message is still to come (`ib_send_cm_dreq()` in core/cm.c). Notified leaves it
+//! to the callback altogether: if the state of the C id changes before the manager's worker has
+//! found that the connection is there, the worker does not cancel the message that waits for the
+//! peer's last one (`cm_establish_handler()` in core/cm.c), and the id lives on for a minute.
 //!
 //! While Asking, C is called without the lock, as an iWARP driver may take long. A disconnection is
 //! then left to the task that asks.
@@ -84,7 +84,7 @@ pub(crate) trait Manager: Sized + Send + Sync + 'static {
     /// A connection that is made by its events.
     type Async: Send + Sync;
 
-    /// The handler is not told of an event that ends the wait of a call.
+    /// The handler does not get an event that ends the wait of a call.
     const WAITER_ONLY: bool;
 
     /// Disconnects an id, if it is connected.
@@ -109,7 +109,7 @@ pub(crate) trait Manager: Sized + Send + Sync + 'static {
     /// The id is alive, and that of the connection.
     unsafe fn end(conn: &Conn<Self>, id: *mut Self::Id) -> Result;
 
-    /// Tells the handler that the device goes.
+    /// Calls the handler for the removal of the device.
     fn device_removal(handler: &Self::Handler, cx: &Sleepable);
 }
 
@@ -152,13 +152,14 @@ enum Wait<M: Manager> {
     /// A call waits for the event with this C value. The data that come along go into the box.
     Event(u32, KBox<M::Reply>),
     Done(Result<KBox<M::Reply>, M::Error>),
-    /// No call ever waits: the connection is made by its events. Holds that until the peer was asked.
+    /// No call ever waits: the connection is made by its events. Holds that until the peer was
+    /// asked.
     Async(Option<Arc<M::Async>>),
 }
 
 struct Inner<M: Manager> {
     state: State,
-    /// The connection is to be disconnected.
+    /// The connection is to be disconnected, which the callback does if it cannot be done yet.
     end: bool,
     /// The device goes: no handler is set, and no call waits any more.
     gone: bool,
@@ -200,11 +201,11 @@ impl<M: Manager> Inner<M> {
 pub(crate) struct Effects<M: Manager> {
     /// The connection that is made by its events, to take its next step.
     pub(crate) connect: Option<Arc<M::Async>>,
-    /// The handler, to be told of the event.
+    /// The handler to call for the event.
     pub(crate) handler: Option<Arc<M::Handler>>,
     /// The id is to be disconnected.
     pub(crate) disconnect: bool,
-    /// What nobody needs any more, to be dropped without a lock.
+    /// A value that is to be dropped without the lock.
     _over: Option<Arc<M::Async>>,
 }
 
@@ -320,8 +321,8 @@ impl<M: Manager> OnRemoval for Conn<M> {
     }
 }
 
-/// How long the end of an id waits for the manager's worker to find that the connection is there, in
-/// milliseconds. It runs at once, unless the callback of another id keeps it.
+/// The time that the end of an id waits for the manager's worker to find that the connection is
+/// there, in milliseconds. It runs at once, unless the callback of another id keeps it.
 const NOTIFIED_MS: u32 = 10_000;
 
 impl<M: Manager> Conn<M> {
@@ -415,8 +416,9 @@ impl<M: Manager> Conn<M> {
     ///
     /// # Errors
     ///
-    /// `EDEADLK` in a callback, `EBUSY` if another call waits or the connection is made by its events,
-    /// `ENODEV` if the device goes, `ERESTARTSYS` on a signal, or the error of `start` or of an event.
+    /// `EDEADLK` in a callback, `EBUSY` if another call waits or the connection is made by its
+    /// events, `ENODEV` if the device goes, `ERESTARTSYS` on a signal, or the error of `start` or
+    /// of an event.
     pub(crate) fn wait_for(
         &self,
         event: u32,
@@ -457,8 +459,8 @@ impl<M: Manager> Conn<M> {
 
     /// Handles an event, whose C value this is, with the events locked.
     ///
-    /// `reply` fills in what came along, or is the error that the event is for a call that waits; `None`
-    /// if the event ends no wait.
+    /// `reply` fills in what came along, or is the error that the event is for a call that waits;
+    /// `None` if the event ends no wait.
     pub(crate) fn advance<F: FnOnce(&mut M::Reply)>(
         &self,
         change: Change,
@@ -477,8 +479,8 @@ impl<M: Manager> Conn<M> {
                 disconnect = inner.end;
                 State::Established
             }
-            // The neighbour of a connection that exists got another address: the connection is still
-            // there for the manager, but not for the network.
+            // The neighbour of a connection that exists got another address: the connection is
+            // still there for the manager, but not for the network.
             (State::Established, Change::Failed) => {
                 disconnect = true;
                 State::Established
@@ -520,14 +522,14 @@ impl<M: Manager> Conn<M> {
             _ if is_last => inner.handler.take(),
             _ => inner.handler.clone(),
         };
-        let tell = !(M::WAITER_ONLY && ends_wait);
+        let notify = !(M::WAITER_ONLY && ends_wait);
         drop(inner);
         if ends_wait || was == State::Notified {
             self.changed.notify_all();
         }
         Effects {
             connect,
-            handler: handler.filter(|_| tell),
+            handler: handler.filter(|_| notify),
             disconnect,
             _over: over,
         }
@@ -541,7 +543,7 @@ impl<M: Manager> Conn<M> {
         Ok(())
     }
 
-    /// Ends a connection that is made by its events and has failed. Returns the handler, to be told;
+    /// Ends a connection that is made by its events and has failed. Returns the handler to call;
     /// none if the connection was given up.
     pub(crate) fn end_async(&self) -> Option<Arc<M::Handler>> {
         let mut inner = self.inner.lock();
@@ -585,8 +587,8 @@ impl<M: Manager> Conn<M> {
 
     /// Begins to accept the request that has come, which is done once.
     ///
-    /// C lets an id be rejected that has asked, or accepted, itself; but then it goes on sending that
-    /// message, with a reference to the id, until nobody has answered for a minute.
+    /// C lets an id be rejected that has asked, or accepted, itself; but then it goes on sending
+    /// that message, with a reference to the id, until it was not answered for a minute.
     ///
     /// # Errors
     ///
@@ -616,8 +618,8 @@ impl<M: Manager> Conn<M> {
         Ok(())
     }
 
-    /// Begins to disconnect: ends the wait of a call with `ECANCELED`, and gives up a connection that
-    /// is made by its events. Returns whether the id is to be disconnected now.
+    /// Begins to disconnect: ends the wait of a call with `ECANCELED`, and gives up a connection
+    /// that is made by its events. Returns whether the id is to be disconnected now.
     ///
     /// # Errors
     ///
@@ -657,8 +659,8 @@ impl<M: Manager> Conn<M> {
     }
 
     /// Gives up a connection that the peer has not confirmed, with the events locked. If it is
-    /// confirmed now, its callback disconnects. Returns the handler, to be told; none if the end is left to
-    /// the event that is about to come.
+    /// confirmed now, its callback disconnects. Returns the handler to call; none if the end is
+    /// left to the event that is about to come.
     pub(crate) fn give_up(&self, disconnect: impl FnOnce()) -> Option<Arc<M::Handler>> {
         if !self.begin_disconnect().unwrap_or(false) {
             return None;
@@ -673,8 +675,8 @@ impl<M: Manager> Conn<M> {
     ///
     /// # Errors
     ///
-    /// `EISCONN` if that is known, or was said before; `EINVAL` if the connection is not being made, or
-    /// is to end; or the manager's error.
+    /// `EISCONN` if that is known, or was said before; `EINVAL` if the connection is not being
+    /// made, or is to end; or the manager's error.
     ///
     /// # Safety
     ///

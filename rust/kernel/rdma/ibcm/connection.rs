@@ -82,11 +82,11 @@ impl Teardown for State {
         // answered in time: the manager gives its reference to the id back before. What has begun
         // is over after this.
         timeouts();
-        // SAFETY: The id is not destroyed yet by the invariant of `RawId`, and nobody else uses it
-        // any more.
+        // SAFETY: The id is not destroyed yet by the invariant of `RawId`, and `set_id` has
+        // taken it from all others.
         unsafe { bindings::ib_destroy_cm_id(self.id.as_ptr()) };
-        // The id has no messages any more. What has begun meanwhile is over after this, and nobody
-        // uses `conn`.
+        // The id has no messages any more. Callbacks that have begun meanwhile are over after
+        // this, and none uses `conn`.
         timeouts();
         self.conn.end_handler();
         Fate::Gone
@@ -148,7 +148,7 @@ impl Connection {
     /// Asks for a connection to a service id (`ib_send_cm_req`), waits for the answer, takes the QP
     /// to RTS (`ib_cm_init_qp_attr`, `ib_modify_qp`), and confirms (`ib_send_cm_rtu`).
     ///
-    /// `handler` is told of everything that happens to the connection afterwards.
+    /// `handler` gets the events of the connection afterwards.
     ///
     /// # Errors
     ///
@@ -168,9 +168,9 @@ impl Connection {
     }
 
     /// Asks the peer to end the connection (`ib_send_cm_dreq`). The handler gets
-    /// [`Event::Disconnected`](crate::ibcm::Event::Disconnected) when it has answered, or has not in
-    /// time. If [`Connection::established`] was just called, the peer is asked when the handler was
-    /// told of that.
+    /// [`Event::Disconnected`](crate::ibcm::Event::Disconnected) when it has answered, or has not
+    /// in time. If [`Connection::established`] was just called, the peer is asked when the handler
+    /// was got that event.
     ///
     /// # Errors
     ///
@@ -186,8 +186,8 @@ impl Connection {
         self.state.conn.disconnect_later();
     }
 
-    /// Says that the peer uses the connection, when a message has come before its confirmation
-    /// (`ib_cm_notify` of `IB_EVENT_COMM_EST`). The handler gets
+    /// Tells the manager that the peer uses the connection, when a message has come before its
+    /// confirmation (`ib_cm_notify` of `IB_EVENT_COMM_EST`). The handler gets
     /// [`Event::Established`](crate::ibcm::Event::Established).
     ///
     /// # Errors

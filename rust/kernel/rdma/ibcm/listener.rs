@@ -63,7 +63,7 @@ use kernel::{
     }, //
 };
 
-/// What is told of a listener's events.
+/// The handler of a listener's events.
 pub trait Accept: Send + Sync + 'static {
     /// A peer wants to connect: [`Request::accept`] it, [`Request::reject`] it, or drop it, which
     /// rejects it as well ([`CONSUMER_DEFINED`](crate::cm::RejectReason::CONSUMER_DEFINED)).
@@ -71,7 +71,7 @@ pub trait Accept: Send + Sync + 'static {
     /// Called in process context; others wait for this to return.
     fn request(&self, request: Request<'_>, cx: &Sleepable);
 
-    /// The device goes; nothing is heard any more.
+    /// The device goes, and the listener with it.
     fn stopped(&self) {}
 }
 
@@ -84,7 +84,7 @@ impl<F: Fn(Request<'_>, &Sleepable) -> Result + Send + Sync + 'static> Accept fo
     }
 }
 
-/// What a listener's callback works with. Lives as long as the C id.
+/// The context of a listener's C id, which lives as long as that.
 ///
 /// # Invariants
 ///
@@ -102,11 +102,11 @@ struct Listening {
 impl Listening {
     /// Destroys the C id, unless that was done, and waits for its callback.
     fn stop(&self) {
-        // Locked meanwhile, so that whoever comes second waits for it too.
+        // Locked meanwhile, so that a second task waits for it too.
         let mut id = self.id.lock();
         if let Some(id) = id.take() {
-            // SAFETY: The id is not destroyed yet by the invariant of `RawId`, and nobody else
-            // destroys it, as it was taken.
+            // SAFETY: The id is not destroyed yet by the invariant of `RawId`, and this task
+            // alone destroys it, as it has taken it.
             unsafe { bindings::ib_destroy_cm_id(id.as_ptr()) };
         }
     }
@@ -123,7 +123,7 @@ impl Listening {
         // SAFETY: The connection manager calls back in process context.
         let cx = unsafe { Sleepable::assume() };
         self.accept.request(request, &cx);
-        // What nobody took is destroyed on return, and rejected if it was not.
+        // An id that was not taken is destroyed on return, and rejected if that was not done.
         if taken.get() {
             0
         } else {
@@ -139,7 +139,7 @@ impl OnRemoval for Listening {
 
     fn removed(&self, _cx: &Sleepable) {
         self.stop();
-        // Who waits in there keeps all others from being told.
+        // A handler that waits here holds up all others.
         let _in_callback = InCallback::enter();
         self.accept.stopped();
     }
@@ -193,7 +193,7 @@ impl Listener {
     ///
     /// # Errors
     ///
-    /// `EBUSY` if somebody listens on it; `EPROTONOSUPPORT` if the device is one of iWARP, which
+    /// `EBUSY` if there is a listener on it; `EPROTONOSUPPORT` if the device is one of iWARP, which
     /// this connection manager does not hear; `ENODEV` if the device goes; `ENOMEM`; or the
     /// connection manager's error.
     #[inline(never)]
@@ -300,7 +300,7 @@ impl Request<'_> {
     /// Takes the QP to RTS and accepts the connection (`ib_send_cm_rep`). The peer may send from
     /// here on.
     ///
-    /// `handler` is told of everything that happens to the connection.
+    /// `handler` gets the events of the connection.
     ///
     /// # Errors
     ///
