@@ -2,23 +2,24 @@
 
 //! The state of a connection of either connection manager, rdma_cm or ib_cm.
 //!
-//! ::
-//!
-//!   state        left by                                                for
-//!   -----        -------                                                ---
-//!   Idle         address resolved                                       Resolved
-//!   Resolved     connect() has asked the peer                           Connecting
-//!                connect_to() begins to ask the peer                    Asking
-//!   Asking       asked                                                  Connecting
-//!                refused by C                                           Resolved
-//!   Requested    accept()                                               Connecting
-//!                reject(), the peer gives up                            Closed
-//!   Connecting   established                                            Established
-//!                notify_established()                                   Notified
-//!                rejected, failed, disconnected, not confirmed in time  Closed
-//!   Notified     established                                            Established
-//!                rejected, failed, disconnected                         Closed
-//!   Established  rejected, disconnected                                 Closed
+//! ```text
+//! state        left by                                                for
+//! -----        -------                                                ---
+//! Idle         address resolved                                       Resolved
+//! Resolved     connect() has asked the peer                           Connecting
+//!              connect_to() begins to ask the peer                    Asking
+//! Asking       asked                                                  Connecting
+//!              refused by C                                           Resolved
+//! Requested    accept()                                               Connecting
+//!              reject(), the peer gives up                            Closed
+//! Connecting   established                                            Established
+//!              notify_established()                                   Notified
+//!              rejected, failed, disconnected, not confirmed in time  Closed
+//! Notified     established                                            Established
+//!              rejected, failed, disconnected                         Closed
+//! Established  rejected, disconnected                                 Closed
+//! Closed       established late, and disconnected at once              Established
+//! ```
 //!
 //! A passive connection begins as Requested, and one of ib_cm as Connecting. What fails before the
 //! peer was asked leaves the state as it is.
