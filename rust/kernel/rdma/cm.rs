@@ -4,20 +4,23 @@
 //!
 //! An active connection is made step by step, each call waiting for its event: [`Id::create`],
 //! [`Id::resolve_addr`], [`Id::resolve_route`], a QP, receives, [`Id::connect`]. A passive one
-//! comes as a [`Request`] to a [`Listener`] and is accepted with [`Id::accept`]. What happens
-//! afterwards is told to a [`Handler`].
+//! comes as a [`Request`] to a [`Listener`] and is accepted with [`Id::accept`]. A [`Handler`]
+//! gets the events of a connection.
 //!
-//! A ULP that must not wait begins with [`Id::connect_to`], and all the rest is told to it.
+//! A ULP that must not wait begins with [`Id::connect_to`], and gets the rest as events.
 //!
 //! An id is destroyed by a work item when its last handle is dropped, which may be in its own
 //! handler. [`Id::destroy`] waits for that. Its QP keeps it.
 //!
 //! C header: [`include/rdma/rdma_cm.h`](srctree/include/rdma/rdma_cm.h)
 
-pub(crate) mod connection;
+pub(crate) mod callback;
+mod connection;
 mod event;
 mod id;
+mod incoming;
 mod listener;
+pub(crate) mod state;
 
 pub use connection::Connect;
 pub use event::{
@@ -48,10 +51,10 @@ use core::net::{
 };
 use kernel::prelude::*;
 
-/// How a connection is to be made, as `struct rdma_conn_param`.
+/// Parameters of a connection, as `struct rdma_conn_param`.
 #[derive(Clone, Copy, Debug)]
 pub struct ConnParam<'a> {
-    /// What the peer gets along with the request or the answer; at most 56 bytes in a request, 196
+    /// Data for the peer along with the request or the answer; at most 56 bytes in a request, 196
     /// in an answer.
     pub private_data: &'a [u8],
     /// RDMA READs and atomics that the peer may have outstanding here.
@@ -59,10 +62,11 @@ pub struct ConnParam<'a> {
     /// RDMA READs and atomics that this side may have outstanding at the peer. With 0 they wait for
     /// ever.
     pub initiator_depth: u8,
-    /// How often an unanswered packet is sent again, up to 7. rxe takes 7 for "always".
-    pub retry_count: u8,
-    /// How often a message is sent again when the peer has posted no receive, up to 7, which means
+    /// The number of times that an unanswered packet is sent again, up to 7. rxe takes 7 for
     /// "always".
+    pub retry_count: u8,
+    /// The number of times that a message is sent again when the peer has posted no receive, up to
+    /// 7, which means "always".
     pub rnr_retry_count: u8,
 }
 
@@ -93,7 +97,7 @@ impl ConnParam<'_> {
     }
 }
 
-/// What a peer sent along with its answer.
+/// The private data of a peer's answer.
 #[derive(Clone, Copy)]
 pub struct PrivateData {
     len: u8,
@@ -209,93 +213,6 @@ unsafe fn read(addr: &bindings::__kernel_sockaddr_storage) -> Option<SocketAddr>
                 Some(SocketAddrV6::new(addr.into(), port, 0, scope_id).into())
             }
             _ => None,
-        }
-    }
-}
-
-kernel::sync::global_lock! {
-    // SAFETY: Initialised by the module's init, before anything can use it.
-    unsafe(uninit) static RUNNING: Mutex<Tasks> = Tasks {
-        listed: KVec::new(),
-        unlisted: 0,
-    };
-}
-
-/// The tasks that are in callbacks.
-struct Tasks {
-    listed: KVec<usize>,
-    /// How many more there are, for which there was no memory.
-    unlisted: usize,
-}
-
-/// Owns what this file keeps for all ids; part of the core module. No callback runs any more when
-/// it is dropped.
-pub(crate) struct Table(());
-
-impl Table {
-    /// # Safety
-    ///
-    /// To be called once, when the module is loaded.
-    pub(crate) unsafe fn new() -> Self {
-        // SAFETY: The caller calls this once, when the module is loaded.
-        unsafe { RUNNING.init() };
-        Self(())
-    }
-}
-
-impl Drop for Table {
-    fn drop(&mut self) {
-        // Nothing drops a static when the module is unloaded.
-        RUNNING.lock().listed = KVec::new();
-    }
-}
-
-/// Returns the address of the current task, to be compared.
-fn current_task() -> usize {
-    // SAFETY: There is a current task.
-    unsafe { bindings::get_current() as usize }
-}
-
-/// A mark of the current task while it is in a callback of the connection manager.
-///
-/// Callbacks share a few work queues, one of them ordered: who waits in a callback for another
-/// event may wait for ever, and with it everybody else.
-///
-/// While there is no memory to list a task, every task is taken to be in a callback: what would
-/// wait returns `EDEADLK` then.
-pub(crate) struct Running {
-    task: usize,
-    listed: bool,
-}
-
-impl Running {
-    pub(crate) fn enter() -> Self {
-        let task = current_task();
-        let mut tasks = RUNNING.lock();
-        let listed = tasks.listed.push(task, GFP_KERNEL).is_ok();
-        if !listed {
-            tasks.unlisted += 1;
-        }
-        Self { task, listed }
-    }
-
-    /// Says whether the current task is in a callback.
-    pub(crate) fn is_current() -> bool {
-        let tasks = RUNNING.lock();
-        tasks.unlisted != 0 || tasks.listed.contains(&current_task())
-    }
-}
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        let mut tasks = RUNNING.lock();
-        if !self.listed {
-            tasks.unlisted -= 1;
-            return;
-        }
-        let last = tasks.listed.iter().rposition(|task| *task == self.task);
-        if let Some(index) = last {
-            let _ = tasks.listed.remove(index);
         }
     }
 }

@@ -53,7 +53,10 @@ use crate::{
     },
     objects::Object,
     refs::Kind,
-    removal::OnRemoval,
+    removal::{
+        self,
+        OnRemoval, //
+    },
     sync::{
         FreeCqes,
         PollLock, //
@@ -748,6 +751,7 @@ pub(crate) struct CqContext {
     events: SpinLockIrq<Events>,
     #[pin]
     changed: CondVar,
+    place: removal::Place,
 }
 
 impl CqContext {
@@ -761,6 +765,7 @@ impl CqContext {
                 gone: false,
             }),
             changed <- new_condvar!(),
+            place: removal::Place::new(),
         });
         Arc::pin_init(init, GFP_KERNEL)
     }
@@ -772,6 +777,10 @@ impl CqContext {
 }
 
 impl OnRemoval for CqContext {
+    fn place(&self) -> &removal::Place {
+        &self.place
+    }
+
     fn gone(self: Arc<Self>) {
         self.events.lock().gone = true;
         self.changed.notify_all();

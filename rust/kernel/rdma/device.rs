@@ -41,7 +41,6 @@ use crate::{
         Refs,
     },
     removal::{
-        BoundIds,
         Progress,
         Removal,
         Step, //
@@ -73,8 +72,6 @@ pub(crate) struct Inner {
     refs: Refs,
     pub(crate) raw: NonNull<bindings::ib_device>,
     client: NonNull<Core>,
-    #[pin]
-    pub(crate) bound: BoundIds,
     #[pin]
     pub(crate) removal: Removal,
     #[pin]
@@ -113,7 +110,6 @@ impl Inner {
             refs <- Refs::new(),
             raw,
             client: NonNull::from(client),
-            bound <- BoundIds::new(),
             removal <- Removal::new(),
             // SAFETY: The device is registered until the end of its removal, which is where the
             // progress is used.
@@ -144,15 +140,12 @@ impl Inner {
     #[inline(never)]
     pub(crate) fn close(&self) {
         self.removal.close();
-        self.bound.close();
     }
 
     /// Ends the objects of the device that have handlers, after [`Inner::close`].
     #[inline(never)]
     pub(crate) fn end_all(self: Pin<&Self>, cx: &Sleepable) {
-        let progress = self.progress();
-        progress.during(Step::Objects, &mut || self.removal.end_all(cx));
-        progress.during(Step::Ids, &mut || self.bound.end_all(cx));
+        self.removal.end_all(self.progress(), cx);
     }
 
     pub(crate) fn progress(self: Pin<&Self>) -> Pin<&Progress> {

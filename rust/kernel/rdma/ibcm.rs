@@ -3,7 +3,7 @@
 //! The InfiniBand connection manager: connections to a service id over a path, without IP
 //! addresses.
 //!
-//! What ULPs use that have an addressing of their own (SRP, IPoIB); all others are better off with
+//! For ULPs that have an addressing of their own (SRP, IPoIB); all others are better off with
 //! [`cm`](crate::cm), whose C side is built upon it. Works on RoCE too, where a [`Path`] is made of
 //! two GIDs.
 //!
@@ -49,10 +49,10 @@ use kernel::{
     prelude::*, //
 };
 
-/// How a connection is to be made, as `struct ib_cm_req_param` and `struct ib_cm_rep_param`.
+/// Parameters of a connection, as `struct ib_cm_req_param` and `struct ib_cm_rep_param`.
 #[derive(Clone, Copy, Debug)]
 pub struct Param<'a> {
-    /// What the peer gets along with the request or the answer; at most 92 bytes in a request, 196
+    /// Data for the peer along with the request or the answer; at most 92 bytes in a request, 196
     /// in an answer. The peer cannot tell how many they were: zeroes follow.
     pub private_data: &'a [u8],
     /// RDMA READs and atomics that the peer may have outstanding here.
@@ -60,15 +60,16 @@ pub struct Param<'a> {
     /// RDMA READs and atomics that this side may have outstanding at the peer. With 0 they wait for
     /// ever.
     pub initiator_depth: u8,
-    /// How often an unanswered packet is sent again, up to 7. rxe takes 7 for "always".
-    pub retry_count: u8,
-    /// How often a message is sent again when the peer has posted no receive, up to 7, which means
+    /// The number of times that an unanswered packet is sent again, up to 7. rxe takes 7 for
     /// "always".
+    pub retry_count: u8,
+    /// The number of times that a message is sent again when the peer has posted no receive, up to
+    /// 7, which means "always".
     pub rnr_retry_count: u8,
-    /// How long either side may take to answer the other one's request: 4.096 µs times two to the
-    /// power of this, up to 31.
+    /// The time that either side may take to answer the other one's request: 4.096 µs times two to
+    /// the power of this, up to 31.
     pub response_timeout: u8,
-    /// How often a request of the connection manager is sent again, 1 to 15.
+    /// The number of times that a request of the connection manager is sent again, 1 to 15.
     pub max_cm_retries: u8,
 }
 
@@ -186,10 +187,10 @@ impl<'a> Path<'a> {
     }
 }
 
-/// What the peer has answered.
+/// The answer of a peer.
 #[derive(Clone, Copy)]
 pub struct Answer {
-    /// What it sent along, 196 bytes.
+    /// The data that it sent along, 196 bytes.
     pub private_data: PrivateData,
     /// RDMA READs and atomics that the peer wants to have outstanding here.
     pub responder_resources: u8,
@@ -237,9 +238,9 @@ impl From<ConnectError> for Error {
     }
 }
 
-/// What happened to a connection, as `struct ib_cm_event`.
+/// An event of a connection, as `struct ib_cm_event`.
 ///
-/// Whatever [`Connection::connect`](Connection::connect) waits for is not passed on.
+/// Events that [`Connection::connect`](Connection::connect) waits for are not passed on.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub enum Event {
@@ -260,16 +261,9 @@ pub enum Event {
     DeviceRemoval,
 }
 
-impl Event {
-    /// Says whether nothing more will happen.
-    fn is_last(self) -> bool {
-        !matches!(self, Self::Established)
-    }
-}
-
-/// What is told of the events of a connection.
+/// The handler of the events of a connection.
 pub trait Handler: Send + Sync + 'static {
-    /// Something happened. Events of one connection come one after the other, in process context;
+    /// Handles an event. Events of one connection come one after the other, in process context;
     /// others wait for this to return.
     ///
     /// The handler is released after the last event, so that it may own the connection.

@@ -72,7 +72,6 @@ crate::build_info!();
 
 struct Module {
     _queue: deferred::Queue,
-    _running: cm::Table,
     _objects: objects::Table,
     _debug: Option<Pin<KBox<debug::Table>>>,
 }
@@ -80,8 +79,6 @@ struct Module {
 impl kernel::Module for Module {
     fn init(_module: &'static ThisModule) -> Result<Self> {
         Ok(Self {
-            // SAFETY: This is the module's init.
-            _running: unsafe { cm::Table::new() },
             // SAFETY: This is the module's init.
             _objects: unsafe { objects::Table::new() },
             _queue: deferred::Queue::new()?,

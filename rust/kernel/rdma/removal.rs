@@ -1,16 +1,21 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! What has to know that a device goes, so that threads that wait for it let go; and what the
-//! removal itself waits for.
+//! The removal of a device: the objects that end with it, and what it waits for.
+//!
+//! The connection manager tells ids of a device's removal only after the clients that were
+//! registered later, which are all ULPs, have let go of the device. So the crate tells their
+//! handlers itself.
 
 use crate::{
     bindings,
-    cm::connection::Shared,
     context::Sleepable,
     device::name::Name,
     refs::REPORT_MS, //
 };
-use core::ptr::NonNull;
+use core::{
+    mem::replace,
+    ptr::NonNull, //
+};
 use kernel::{
     impl_has_hr_timer,
     new_mutex,
@@ -38,28 +43,59 @@ use kernel::{
     }, //
 };
 
-/// Something made from a device that threads may wait for.
+/// An object made from a device that is to end when the device goes.
 pub(crate) trait OnRemoval: Send + Sync {
-    /// The device is about to go: every thread that waits for this gets `ENODEV`, and no other one
-    /// waits from here on. Called before [`OnRemoval::removed`] of any object, with the list
-    /// locked: takes locks for a moment only, and waits for nothing.
+    /// Returns the object's own place in the list of its device.
+    fn place(&self) -> &Place;
+
+    /// The device is about to go: every thread that waits for the object gets `ENODEV`, and no
+    /// other one waits from here on. Called for all objects before [`OnRemoval::removed`] of any,
+    /// with the list locked: takes locks for a moment only, and waits for nothing.
     fn gone(self: Arc<Self>) {}
 
-    /// The device goes: ends this. May wait, for handlers of the ULP too.
+    /// The device goes: ends the object, or tells its handler. May wait, for handlers of the ULP
+    /// too.
     fn removed(&self, _cx: &Sleepable) {}
+
+    /// Disconnects the object. Called after [`OnRemoval::removed`] of all objects, so that their
+    /// handlers know why their requests are flushed.
+    fn disconnect(&self) {}
 }
 
-struct Entry {
-    object: Arc<dyn OnRemoval>,
-    told: bool,
+/// The place of an object in the list of its device. The list's lock protects it.
+pub(crate) struct Place(Atomic<u32>);
+
+impl Place {
+    pub(crate) const fn new() -> Self {
+        Self(Atomic::new(u32::MAX))
+    }
 }
 
+/// # Invariants
+///
+/// The `Place` of the object at index `i` is `i`, and free entries are linked from `free` on.
 struct List {
     entries: KVec<Entry>,
+    free: u32,
     closed: bool,
 }
 
-/// The objects of one device of one client that are to be told of its removal.
+enum Entry {
+    Used(Arc<dyn OnRemoval>),
+    /// The index of the next free entry.
+    Free(u32),
+}
+
+impl Entry {
+    fn object(&self) -> Option<&Arc<dyn OnRemoval>> {
+        match self {
+            Self::Used(object) => Some(object),
+            Self::Free(_) => None,
+        }
+    }
+}
+
+/// The objects of one device of one client that end when the device goes.
 #[pin_data]
 pub(crate) struct Removal {
     #[pin]
@@ -71,12 +107,13 @@ impl Removal {
         pin_init!(Self {
             list <- new_mutex!(List {
                 entries: KVec::new(),
+                free: u32::MAX,
                 closed: false,
             }),
         })
     }
 
-    /// Lists an object.
+    /// Lists an object, which is not in the list.
     ///
     /// # Errors
     ///
@@ -86,67 +123,91 @@ impl Removal {
         if list.closed {
             return Err(ENODEV);
         }
-        let entry = Entry {
-            object,
-            told: false,
-        };
-        Ok(list.entries.push(entry, GFP_KERNEL)?)
+        let index = list.free;
+        match list.entries.get_mut(index as usize) {
+            Some(entry) => {
+                object.place().0.store(index, Relaxed);
+                if let Entry::Free(next) = replace(entry, Entry::Used(object)) {
+                    list.free = next;
+                }
+            }
+            None => {
+                list.entries.reserve(1, GFP_KERNEL)?;
+                let index = list.entries.len().try_into()?;
+                object.place().0.store(index, Relaxed);
+                list.entries.push(Entry::Used(object), GFP_KERNEL)?;
+            }
+        }
+        Ok(())
     }
 
-    /// Takes an object out, if it is listed.
-    pub(crate) fn remove<T>(&self, object: &Arc<T>) {
-        let object: *const T = Arc::as_ptr(object);
+    /// Takes an object out, if it is listed. Costs the same however many there are.
+    pub(crate) fn remove<T: OnRemoval>(&self, object: &Arc<T>) {
         let mut list = self.list.lock();
-        let is_it = |entry: &Entry| core::ptr::addr_eq(Arc::as_ptr(&entry.object), object);
-        if let Some(index) = list.entries.iter().position(is_it) {
-            let _ = list.entries.remove(index);
+        let index = object.place().0.xchg(u32::MAX, Relaxed);
+        let next = list.free;
+        if let Some(entry) = list.entries.get_mut(index as usize) {
+            let removed = replace(entry, Entry::Free(next));
+            list.free = index;
+            drop(list);
+            drop(removed);
         }
     }
 
-    /// Closes the list, and has everybody who waits for an object know that the device goes.
+    /// Closes the list, and wakes up every thread that waits for one of the objects.
     pub(crate) fn close(&self) {
         let mut list = self.list.lock();
         list.closed = true;
-        for entry in &list.entries {
-            entry.object.clone().gone();
+        for object in list.entries.iter().filter_map(Entry::object) {
+            object.clone().gone();
         }
     }
 
-    /// Returns an object that was not ended yet.
-    fn next_untold(&self) -> Option<Arc<dyn OnRemoval>> {
-        let mut list = self.list.lock();
-        let entry = list.entries.iter_mut().find(|entry| !entry.told)?;
-        entry.told = true;
-        Some(entry.object.clone())
+    /// Calls `f` with each object, after [`Removal::close`]. Objects may be removed meanwhile.
+    fn for_each(&self, f: impl Fn(&dyn OnRemoval)) {
+        let mut index = 0;
+        loop {
+            // The list is not locked while `f` is called.
+            let object = match self.list.lock().entries.get(index) {
+                Some(entry) => entry.object().cloned(),
+                None => return,
+            };
+            if let Some(object) = object {
+                f(&*object);
+            }
+            index += 1;
+        }
     }
 
     /// Ends all objects, after [`Removal::close`].
-    pub(crate) fn end_all(&self, cx: &Sleepable) {
-        while let Some(object) = self.next_untold() {
-            object.removed(cx);
-        }
+    pub(crate) fn end_all(&self, progress: Pin<&Progress>, cx: &Sleepable) {
+        progress.during(Step::Objects, &mut || {
+            self.for_each(|object| object.removed(cx));
+            self.for_each(|object| object.disconnect());
+        });
+        // The objects that were left in the list for their handlers.
+        let entries = replace(&mut self.list.lock().entries, KVec::new());
+        drop(entries);
     }
 }
 
-/// What a removal does that may wait.
+/// The steps of a removal that may wait.
 #[derive(Clone, Copy)]
 pub(crate) enum Step {
     Event,
     Remove,
     Objects,
-    Ids,
     Data,
 }
 
-const STEPS: [&str; 5] = [
+const STEPS: [&str; 4] = [
     "event()",
     "remove()",
-    "MAD agents, and listeners and handlers of the InfiniBand connection manager",
-    "handlers of connections",
+    "MAD agents, listeners and handlers of connections",
     "the drop of the ULP's data",
 ];
 
-/// Says every ten seconds which step of a removal has not ended.
+/// Reports every ten seconds which step of a removal has not ended.
 ///
 /// # Invariants
 ///
@@ -214,134 +275,5 @@ impl Progress {
         self.step.store(step as u32, Relaxed);
         self.secs.store(0, Relaxed);
         self.start_scoped(Delta::from_millis(REPORT_MS.into()), f);
-    }
-}
-
-// The connection manager tells ids of a device's removal only after the clients that were
-// registered later, which are all ULPs, have let go of the device. So the crate tells them itself.
-
-struct BoundId {
-    /// `None` once it was destroyed, while its handler is still to be told that the device goes.
-    id: Option<NonNull<bindings::rdma_cm_id>>,
-    shared: Arc<Shared>,
-    told: bool,
-}
-
-// SAFETY: An id may be used from any thread.
-unsafe impl Send for BoundId {}
-
-struct IdList {
-    ids: KVec<BoundId>,
-    closed: bool,
-}
-
-/// The bound ids of one device of one client, until the device goes.
-///
-/// # Invariants
-///
-/// An id that is listed is not destroyed while the list is locked. Its `place` is its index then.
-#[pin_data]
-pub(crate) struct BoundIds {
-    #[pin]
-    list: Mutex<IdList>,
-}
-
-impl BoundIds {
-    pub(crate) fn new() -> impl PinInit<Self> {
-        pin_init!(Self {
-            list <- new_mutex!(IdList {
-                ids: KVec::new(),
-                closed: false,
-            }),
-        })
-    }
-
-    /// Lists an id.
-    ///
-    /// # Safety
-    ///
-    /// The id is removed from the list before it is destroyed.
-    pub(crate) unsafe fn add(
-        &self,
-        id: NonNull<bindings::rdma_cm_id>,
-        shared: Arc<Shared>,
-    ) -> Result {
-        let mut list = self.list.lock();
-        if list.closed {
-            return Err(ENODEV);
-        }
-        list.ids.reserve(1, GFP_KERNEL)?;
-        // INVARIANT: The caller removes the id before it is destroyed, and its index is the length.
-        shared.place.store(list.ids.len().try_into()?, Relaxed);
-        let entry = BoundId {
-            id: Some(id),
-            shared,
-            told: false,
-        };
-        Ok(list.ids.push(entry, GFP_KERNEL)?)
-    }
-
-    /// Removes an id that is about to be destroyed: the last one takes its place, so that this
-    /// costs the same whatever their number is.
-    pub(crate) fn remove(&self, id: NonNull<bindings::rdma_cm_id>, shared: &Shared) {
-        let mut list = self.list.lock();
-        let (place, closed) = (shared.place.load(Relaxed), list.closed);
-        match list.ids.get_mut(place as usize) {
-            Some(entry) if entry.id == Some(id) && closed && !entry.told => {
-                // Who waited for the connection got `ENODEV` and has let go of the id.
-                entry.id = None;
-                return;
-            }
-            Some(entry) if entry.id == Some(id) => {}
-            _ => return,
-        }
-        let last = list.ids.pop();
-        let entry = match (list.ids.get_mut(place as usize), last) {
-            (Some(entry), Some(last)) => {
-                // INVARIANT: It is there now.
-                last.shared.place.store(place, Relaxed);
-                Some(core::mem::replace(entry, last))
-            }
-            (_, last) => last,
-        };
-        drop(list);
-        drop(entry);
-    }
-
-    /// Closes the list, and has everybody who waits for an id know that the device goes. Waits for
-    /// nothing.
-    pub(crate) fn close(&self) {
-        let mut list = self.list.lock();
-        list.closed = true;
-        for entry in &list.ids {
-            entry.shared.gone();
-        }
-    }
-
-    /// Returns an id whose handler does not know yet that the device goes.
-    fn next_untold(&self) -> Option<Arc<Shared>> {
-        let mut list = self.list.lock();
-        let entry = list.ids.iter_mut().find(|entry| !entry.told)?;
-        entry.told = true;
-        Some(entry.shared.clone())
-    }
-
-    /// Gives the handler of every id that was there the last event and disconnects the id, after
-    /// [`BoundIds::close`].
-    pub(crate) fn end_all(&self, _cx: &Sleepable) {
-        // First the handlers, so that they know why their requests are flushed.
-        while let Some(shared) = self.next_untold() {
-            shared.tell_removal();
-        }
-        for entry in &self.list.lock().ids {
-            match entry.id {
-                Some(id) if entry.shared.is_attached() && entry.shared.end() => {
-                    // SAFETY: By the invariant of `BoundIds` the id is alive: the list is locked. Ids
-                    // that are not connected any more are left alone.
-                    unsafe { bindings::rdma_disconnect(id.as_ptr()) };
-                }
-                _ => {}
-            }
-        }
     }
 }

@@ -6,7 +6,12 @@ use crate::{
     bindings,
     client::ClientRef,
     cm::{
-        current_task,
+        callback::InCallback,
+        state::{
+            Change,
+            Conn,
+            Manager, //
+        },
         ConnParam,
         Event,
         Handler,
@@ -14,53 +19,35 @@ use crate::{
         Options,
         PrivateData,
         RejectReason,
-        Running,
         SockAddr, //
     },
     context::{
         Context as _,
         Sleepable, //
     },
-    device::Device, //
+    device::{
+        Device,
+        NodeType, //
+    }, //
 };
-use core::{
-    mem::replace,
-    net::SocketAddr, //
-};
+use core::net::SocketAddr;
 use kernel::{
     error::to_result,
-    new_condvar,
-    new_mutex,
     prelude::*,
-    sync::{
-        atomic::{
-            ordering::{
-                Acquire,
-                Full,
-                Relaxed,
-                Release, //
-            },
-            Atomic, //
-        },
-        Arc,
-        CondVar,
-        CondVarTimeoutResult,
-        Mutex, //
-    },
-    time::msecs_to_jiffies, //
+    sync::Arc, //
 };
 
-/// What fits into a rejection, in bytes.
+/// The length of the private data of a rejection, in bytes.
 const REJECT_LEN: usize = bindings::ib_cm_data_size_IB_CM_REJ_PRIVATE_DATA_SIZE as usize;
 
 impl Id {
     /// Connects the id's QP to the peer (`rdma_connect`), waits until that has worked or failed,
     /// and returns what the peer sent along.
     ///
-    /// `handler` is told of everything that happens to the connection, the first event included.
+    /// `handler` gets all events of the connection, the first one included.
     ///
-    /// After an error, what was posted to the QP stays there: [`Qp::drain`](crate::qp::Qp::drain)
-    /// or the QP's end gives it back.
+    /// After an error, requests that were posted to the QP stay there:
+    /// [`Qp::drain`](crate::qp::Qp::drain) or the QP's end gives them back.
     ///
     /// # Errors
     ///
@@ -74,39 +61,38 @@ impl Id {
         _cx: &Sleepable,
     ) -> Result<PrivateData> {
         let mut param = self.qp_param(param)?;
-        let shared = &self.state().shared;
+        let conn = self.conn();
         let id = self.inner.as_raw();
         let established = bindings::rdma_cm_event_type_RDMA_CM_EVENT_ESTABLISHED;
         let mut installed = false;
-        shared
-            .step(established, || {
-                shared.set_handler(handler)?;
-                installed = true;
-                // SAFETY: The id is alive by the invariant of `State`, and not locked by this task,
-                // which is in no callback: `step` has looked. The parameters are copied by the
-                // call.
-                to_result(unsafe {
-                    bindings::rdma_lock_handler(id);
-                    let ret = bindings::rdma_connect_locked(id, &raw mut param);
-                    if ret == 0 {
-                        shared.attach();
-                    }
-                    bindings::rdma_unlock_handler(id);
-                    ret
-                })
-            })
-            .inspect_err(|_| {
-                // If the device goes, the handler is still to be told that.
-                if installed && !shared.is_gone() {
-                    shared.release_handler();
+        conn.wait_for(established, PrivateData::new(&[]), || {
+            conn.set_handler(handler)?;
+            installed = true;
+            // SAFETY: The id is alive by the invariant of `State`, and not locked by this task,
+            // which is in no callback: `wait_for` has looked. The parameters are copied by the
+            // call.
+            to_result(unsafe {
+                bindings::rdma_lock_handler(id);
+                let ret = bindings::rdma_connect_locked(id, &raw mut param);
+                if ret == 0 {
+                    conn.set_asked();
                 }
+                bindings::rdma_unlock_handler(id);
+                ret
             })
+        })
+        .inspect_err(|_| {
+            // If the device goes, the handler still gets that event.
+            if installed && !conn.is_gone() {
+                conn.release_handler();
+            }
+        })
     }
 
     /// Accepts a connection request (`rdma_accept`), once. The peer may send from here on. If the
     /// connection manager fails, it has rejected the request.
     ///
-    /// `handler` is told of everything that happens to the connection. A peer that does not confirm
+    /// `handler` gets all events of the connection. A peer that does not confirm
     /// within 90 seconds, however often it wants to be asked, is given up with
     /// [`Event::Failed`](crate::cm::Event::Failed); not so on iWARP.
     ///
@@ -123,17 +109,14 @@ impl Id {
         _cx: &Sleepable,
     ) -> Result {
         let mut param = self.qp_param(param)?;
-        let shared = &self.state().shared;
-        let locked = shared.is_locked_by_current();
-        if !locked && Running::is_current() {
-            // Who has the lock of this id may wait for that of the current callback's.
+        let conn = self.conn();
+        let locked = conn.is_in_own_callback();
+        if !locked && InCallback::is_current() {
+            // Another task may have the lock of this id, and wait for that of the current
+            // callback's.
             return Err(EDEADLK);
         }
-        shared.take_answer()?;
-        // Should the device go, it can still be rejected.
-        shared
-            .set_handler(handler)
-            .inspect_err(|_| shared.set_unanswered())?;
+        conn.begin_accept(handler)?;
         let id = self.inner.as_raw();
         // SAFETY: The id is alive by the invariant of `State`, and the parameters are copied by the
         // call. It needs the id's handler lock, which a callback of the id has already.
@@ -147,7 +130,7 @@ impl Id {
             }
             ret
         };
-        to_result(ret).inspect_err(|_| shared.release_handler())?;
+        to_result(ret).inspect_err(|_| conn.release_handler())?;
         let state = self.state();
         // To disconnect waits on iWARP for the event that the connection is there.
         let is_iwarp = state.device.as_ref().is_some_and(Device::is_iwarp);
@@ -187,7 +170,7 @@ impl Id {
             return Err(EINVAL);
         }
         let (len, reason) = (private_data.len().try_into()?, reason.0.try_into()?);
-        self.state().shared.take_answer()?;
+        self.conn().begin_reject()?;
         // SAFETY: The id is alive by the invariant of `State`, and the data are copied by the call.
         to_result(unsafe {
             bindings::rdma_reject(
@@ -214,14 +197,14 @@ impl Id {
     /// As [`Id::notify_established`], from a work item: for the handler of a QP's events, which may
     /// not sleep. An error has no effect.
     pub fn notify_established_later(&self) {
-        self.inner.notify_established_later();
+        self.conn().notify_later();
     }
 
     /// Ends the connection (`rdma_disconnect`): the QP goes to the error state, its requests are
-    /// flushed, and the handler gets [`Event::Disconnected`](crate::cm::Event::Disconnected). If the
-    /// peer has not confirmed yet that the connection is there, it ends as soon as it has, or when
-    /// its time is over ([`Id::accept`]); if
-    /// [`Id::notify_established`] was just called, as soon as the handler is told. If
+    /// flushed, and the handler gets [`Event::Disconnected`](crate::cm::Event::Disconnected). If
+    /// the peer has not confirmed yet that the connection is there, it ends as soon as it has, or
+    /// when its time is over ([`Id::accept`]); if
+    /// [`Id::notify_established`] was just called, as soon as the handler gets that event. If
     /// another thread is still making the connection, the step that it waits for fails with
     /// `ECANCELED`. What [`Id::connect_to`] has begun is given up: unless the connection is there,
     /// the handler is released without another event.
@@ -236,28 +219,28 @@ impl Id {
 
     /// As [`Id::disconnect`], from a work item: for completion handlers that may not sleep.
     pub fn disconnect_later(&self) {
-        self.inner.disconnect_later();
+        self.conn().disconnect_later();
     }
 
     /// Lets go of the handler before the last event, for an owner of the connection that gives it
     /// up. A call of the handler that has begun goes on.
     pub fn release_handler(&self, _cx: &Sleepable) {
-        self.state().shared.release_handler();
+        self.conn().release_handler();
     }
 }
 
-/// What is told of a connection that [`Id::connect_to`] makes.
+/// The handler of a connection that [`Id::connect_to`] makes.
 pub trait Connect: Handler {
-    /// The way to the peer is known: make the QP of `id`, post receives, and say how to connect.
-    /// The crate then asks the peer (`rdma_connect_locked`).
+    /// The route to the peer is known: make the QP of `id`, post receives, and return the
+    /// parameters of the connection. The crate then asks the peer (`rdma_connect_locked`).
     ///
     /// Called in process context, once, before any event. An error ends the connection: it becomes
     /// [`Event::Failed`].
     fn resolved(&self, id: &Id, cx: &Sleepable) -> Result<ConnParam<'_>>;
 }
 
-/// How the connection of an id is made. Holds the id until the peer was asked.
-pub(super) struct Driver {
+/// A connection that is made by its events. Holds the id until the peer was asked.
+pub(crate) struct AsyncConnect {
     id: Id,
     connect: Arc<dyn Connect>,
     timeout_ms: u32,
@@ -266,8 +249,8 @@ pub(super) struct Driver {
 impl Id {
     /// Begins to connect to an address and does not wait, as ULPs do that must not block.
     ///
-    /// `handler` is asked for a QP when the way to the peer is known, and is then told of all that
-    /// happens: that the connection is there, is gone, or could not be made. Each of finding the
+    /// `handler` is asked for a QP when the route to the peer is known, and then gets all events:
+    /// the connection is established, is disconnected, or could not be made. Each of finding the
     /// address and finding the route may take `timeout_ms`. What was begun goes on until then also
     /// if the id that is returned is dropped; [`Id::disconnect`] gives it up.
     ///
@@ -332,30 +315,27 @@ impl Id {
     ) -> Result {
         let mut dst = SockAddr::from(dst);
         let timeout = timeout_ms.try_into()?;
-        let driver = Driver {
+        let connect = AsyncConnect {
             id: self.clone(),
             connect,
             timeout_ms,
         };
-        let driver = Arc::new(driver, GFP_KERNEL)?;
-        let shared = &self.state().shared;
-        shared.set_driver(handler, driver)?;
+        let conn = self.conn();
+        conn.begin_async(handler, Arc::new(connect, GFP_KERNEL)?)?;
         let (id, src) = (self.inner.as_raw(), core::ptr::null_mut());
         // SAFETY: The id is alive by the invariant of `State`, and the address is copied by the
         // call.
         let ret = unsafe { bindings::rdma_resolve_addr(id, src, dst.as_mut_ptr(), timeout) };
-        to_result(ret).inspect_err(|_| {
-            shared.cancel();
-        })
+        to_result(ret).inspect_err(|_| drop(conn.end_async()))
     }
 }
 
-impl Driver {
+impl AsyncConnect {
     /// Takes the next step after an event of the id, whose callback this is.
-    pub(super) fn step(&self, event: bindings::rdma_cm_event_type, shared: &Shared) -> Result {
+    fn step(&self, event: bindings::rdma_cm_event_type) -> Result {
         match event {
             bindings::rdma_cm_event_type_RDMA_CM_EVENT_ADDR_RESOLVED => self.resolve_route(),
-            bindings::rdma_cm_event_type_RDMA_CM_EVENT_ROUTE_RESOLVED => self.connect(shared),
+            bindings::rdma_cm_event_type_RDMA_CM_EVENT_ROUTE_RESOLVED => self.connect(),
             _ => Ok(()),
         }
     }
@@ -368,537 +348,142 @@ impl Driver {
         to_result(unsafe { bindings::rdma_resolve_route(self.id.inner.as_raw(), timeout) })
     }
 
-    fn connect(&self, shared: &Shared) -> Result {
+    fn connect(&self) -> Result {
         // SAFETY: This is in the id's callback, and the connection manager calls back in process
         // context.
         let cx = unsafe { Sleepable::assume() };
         let param = self.connect.resolved(&self.id, &cx)?;
         let mut param = self.id.qp_param(&param)?;
-        shared.ask(|| {
+        let id = self.id.inner.as_raw();
+        let disconnect = self.id.conn().ask(|| {
             // SAFETY: The id is alive by the invariant of `State`, and locked as this is its
             // callback. The parameters are copied by the call.
-            to_result(unsafe {
-                bindings::rdma_connect_locked(self.id.inner.as_raw(), &raw mut param)
-            })
-        })
-    }
-}
-
-impl Shared {
-    /// Lets go of what makes the connection.
-    pub(super) fn release_driver(&self) {
-        if !self.is_driven() {
-            return;
-        }
-        let driver = self.driver.lock().take();
-        drop(driver);
-    }
-
-    /// Gives up a connection for which the peer was not asked yet, if nobody waits for it, and says
-    /// whether there was one.
-    pub(super) fn cancel(&self) -> bool {
-        let driver = self.driver.lock().take();
-        if driver.is_none() {
-            return false;
-        }
-        self.release_handler();
-        true
-    }
-
-    /// Asks the peer by calling `connect`, unless that was given up.
-    pub(super) fn ask(&self, connect: impl FnOnce() -> Result) -> Result {
-        let mut driver = self.driver.lock();
-        if driver.is_none() {
-            return Err(ECANCELED);
-        }
-        connect()?;
-        self.attach();
-        let done = driver.take();
-        drop(driver);
-        drop(done);
-        Ok(())
-    }
-
-    /// Takes the next step of a connection that is made by its events; says `false` of others.
-    pub(super) fn drive(&self, event: bindings::rdma_cm_event_type) -> bool {
-        if !self.is_driven() {
-            return false;
-        }
-        let Some(driver) = self.driver.lock().clone() else {
-            return false;
-        };
-        let stepped = {
-            let _telling = self.telling.lock();
-            driver.step(event, self)
-        };
-        if let Err(e) = stepped {
-            // Unless it was given up, or the handler knows that the device goes.
-            let given_up = self.driver.lock().take().is_none();
-            if !given_up {
-                self.tell(Event::Failed(e), true, || {});
-            }
-        }
-        true
-    }
-}
-
-/// How long the end of an id waits for the manager's worker, in milliseconds. It runs at once,
-/// unless the callback of another id keeps it.
-pub(crate) const FOUND_MS: u32 = 10_000;
-
-/// What the callback of an id works with. Lives as long as the C id, at least.
-#[pin_data]
-pub(crate) struct Shared {
-    #[pin]
-    pub(super) step: Mutex<Step>,
-    #[pin]
-    pub(super) changed: CondVar,
-    #[pin]
-    handler: Mutex<Option<Arc<dyn Handler>>>,
-    /// What makes the connection, until the peer was asked, if nobody waits for that.
-    #[pin]
-    pub(super) driver: Mutex<Option<Arc<Driver>>>,
-    /// Nobody waits for the connection to be made.
-    driven: Atomic<bool>,
-    /// Held while the handler is called.
-    #[pin]
-    pub(super) telling: Mutex<()>,
-    /// The task that has the id's handler lock as it is in the id's callback, or zero.
-    locked_by: Atomic<usize>,
-    /// The device and both addresses are known, and the event that says so was told, or they came
-    /// with a request: C does not change them any more.
-    resolved: Atomic<bool>,
-    /// The id came with a request that was neither accepted nor rejected.
-    unanswered: Atomic<bool>,
-    /// The id has a connection of the device's own manager, which stays until it is destroyed.
-    attached: Atomic<bool>,
-    established: Atomic<bool>,
-    /// The ULP has disconnected. C does nothing, and does not say so, while the peer's last message
-    /// of the connection's making is still to come (`ib_send_cm_dreq` in core/cm.c).
-    ended: Atomic<bool>,
-    /// The ULP has said that the connection is there, which the manager's worker has yet to find.
-    /// If the state has changed before it does, it does not cancel the message that waits for the
-    /// peer's last one (`cm_establish_handler` in core/cm.c), and the id lives on for a minute.
-    noted: Atomic<bool>,
-    /// The last event came.
-    over: Atomic<bool>,
-    /// The device goes. Set with the handler locked, so that none comes too late to be told, and
-    /// before the step is locked and failed, so that none begins after that.
-    removed: Atomic<bool>,
-    /// Where the id is in the list of its device, which protects this.
-    pub(crate) place: Atomic<u32>,
-}
-
-impl Shared {
-    pub(super) fn new() -> Result<Arc<Self>> {
-        Arc::pin_init(
-            pin_init!(Self {
-                step <- new_mutex!(Step::Idle),
-                changed <- new_condvar!(),
-                handler <- new_mutex!(None),
-                driver <- new_mutex!(None),
-                driven: Atomic::new(false),
-                telling <- new_mutex!(()),
-                locked_by: Atomic::new(0),
-                resolved: Atomic::new(false),
-                unanswered: Atomic::new(false),
-                attached: Atomic::new(false),
-                established: Atomic::new(false),
-                ended: Atomic::new(false),
-                noted: Atomic::new(false),
-                over: Atomic::new(false),
-                removed: Atomic::new(false),
-                place: Atomic::new(0),
-            }),
-            GFP_KERNEL,
-        )
-    }
-
-    /// Says that the current task has the id's handler lock, or has it no more.
-    pub(super) fn set_locked(&self, locked: bool) {
-        self.locked_by
-            .store(if locked { current_task() } else { 0 }, Relaxed);
-    }
-
-    pub(super) fn is_locked_by_current(&self) -> bool {
-        self.locked_by.load(Relaxed) == current_task()
-    }
-
-    /// Says whether the handler was told that the connection is there, or is being told.
-    pub(super) fn is_established(&self) -> bool {
-        self.established.load(Relaxed)
-    }
-
-    /// Says that the device and the addresses of the id are known.
-    pub(super) fn set_resolved(&self) {
-        self.resolved.store(true, Release);
-    }
-
-    pub(super) fn is_resolved(&self) -> bool {
-        self.resolved.load(Acquire)
-    }
-
-    /// Says that the id came with a request, which can be answered.
-    pub(super) fn set_unanswered(&self) {
-        self.unanswered.store(true, Release);
-    }
-
-    /// Takes the right to answer the request, which one has once.
-    ///
-    /// C lets an id be rejected that has asked, or accepted, itself; but then it goes on sending
-    /// that message, with a reference to the id, until nobody has answered for a minute.
-    pub(super) fn take_answer(&self) -> Result {
-        if self.unanswered.xchg(false, Full) {
-            Ok(())
-        } else {
-            Err(EINVAL)
-        }
-    }
-
-    /// Says that the id can be disconnected from here on.
-    pub(super) fn attach(&self) {
-        self.attached.store(true, Release);
-    }
-
-    /// Says that the connection is to end once it is there. Called before `rdma_disconnect`: either
-    /// that finds the connection, or what finds it later finds this, by the connection manager's
-    /// lock.
-    ///
-    /// Returns `false` if that is left to the event that is about to come: by the full barriers
-    /// either this finds that it came, or it finds that the connection is to end.
-    pub(crate) fn end(&self) -> bool {
-        self.ended.xchg(true, Full);
-        !self.is_to_be_found()
-    }
-
-    /// Tells the connection manager by `notify` that the connection is there, unless it is to end:
-    /// by the full barriers either this finds that, or `end` finds this. `later` ends what could
-    /// not be ended meanwhile.
-    pub(super) fn note(&self, notify: impl FnOnce() -> Result, later: impl FnOnce()) -> Result {
-        if self.noted.xchg(true, Full) {
-            return Err(EISCONN);
-        }
-        let noted = if self.ended.load(Relaxed) {
-            Err(EINVAL)
-        } else {
-            notify()
-        };
-        noted.inspect_err(|_| {
-            self.noted.xchg(false, Full);
-            if self.ended.load(Relaxed) {
-                later();
-            }
-        })
-    }
-
-    /// Says whether the manager's worker has yet to find that the connection is there.
-    fn is_to_be_found(&self) -> bool {
-        self.noted.load(Relaxed) && !self.established.load(Relaxed) && !self.over.load(Relaxed)
-    }
-
-    /// Notes that the connection is there, or over, for whoever waits until the worker has run.
-    fn set_found(&self, how: &Atomic<bool>) {
-        how.xchg(true, Full);
-        if self.noted.load(Relaxed) {
-            // Whoever waits has looked, or waits.
-            drop(self.step.lock());
-            self.changed.notify_all();
-        }
-    }
-
-    /// Waits until the worker has run, if it is about to.
-    pub(super) fn wait_found(&self) {
-        let mut step = self.step.lock();
-        let mut left = msecs_to_jiffies(FOUND_MS);
-        while self.is_to_be_found() {
-            match self.changed.wait_interruptible_timeout(&mut step, left) {
-                CondVarTimeoutResult::Woken { jiffies } => left = jiffies,
-                _ => return,
-            }
-        }
-    }
-
-    pub(crate) fn is_attached(&self) -> bool {
-        self.attached.load(Acquire)
-    }
-
-    /// Sets what is told of the connection's events, unless the last one was told.
-    pub(super) fn set_handler(&self, handler: Arc<dyn Handler>) -> Result {
-        self.set_both(handler, None)
-    }
-
-    /// As [`Shared::set_handler`], with what makes the connection.
-    pub(super) fn set_driver(&self, handler: Arc<dyn Handler>, driver: Arc<Driver>) -> Result {
-        self.set_both(handler, Some(driver))
-    }
-
-    fn set_both(&self, handler: Arc<dyn Handler>, driver: Option<Arc<Driver>>) -> Result {
-        let mut slot = self.handler.lock();
-        if self.removed.load(Relaxed) {
-            return Err(ENODEV);
-        }
-        if slot.is_some() {
-            return Err(EBUSY);
-        }
-        *slot = Some(handler);
-        if driver.is_some() {
-            self.driven.store(true, Relaxed);
-            *self.driver.lock() = driver;
+            to_result(unsafe { bindings::rdma_connect_locked(id, &raw mut param) })
+        })?;
+        if disconnect {
+            // SAFETY: The id is alive by the invariant of `State`, and was connected above.
+            let _ = unsafe { RdmaCm::disconnect(id) };
         }
         Ok(())
     }
+}
 
-    /// Says whether nobody waits for the connection to be made.
-    pub(super) fn is_driven(&self) -> bool {
-        self.driven.load(Relaxed)
+/// The RDMA connection manager.
+pub(crate) struct RdmaCm;
+
+impl Manager for RdmaCm {
+    type Id = bindings::rdma_cm_id;
+    type Handler = dyn Handler;
+    type Reply = PrivateData;
+    type Error = Error;
+    type Async = AsyncConnect;
+
+    const WAITER_ONLY: bool = false;
+
+    unsafe fn disconnect(id: *mut Self::Id) -> Result {
+        // SAFETY: The caller says that the id is alive, and that it has had a connection of the
+        // device's own manager. An id that is not connected is left alone.
+        to_result(unsafe { bindings::rdma_disconnect(id) })
     }
 
-    /// Says whether the connection is still being made, and nobody waits for that.
-    pub(super) fn is_being_driven(&self) -> bool {
-        self.is_driven() && !self.established.load(Relaxed)
-    }
-
-    /// Says whether the last event has come.
-    pub(super) fn is_over(&self) -> bool {
-        self.over.load(Relaxed)
-    }
-
-    /// Ends a connection that is not there: if it comes to be there now, its callback finds this
-    /// and disconnects. Returns the handler, to be told of that, its last event; nothing if the end
-    /// is left to the event that is about to come.
-    pub(super) fn give_up(&self, disconnect: impl FnOnce()) -> Option<Arc<dyn Handler>> {
-        if !self.end() {
-            return None;
+    unsafe fn notify(id: *mut Self::Id) -> Result<bool> {
+        // SAFETY: The caller says that the id is alive, and that it has had a connection, so it has
+        // its device.
+        if unsafe { (*(*id).device).node_type } != NodeType::Ca.to_raw() {
+            // C does nothing.
+            return Ok(false);
         }
-        disconnect();
-        self.over.store(true, Relaxed);
-        self.take_handler()
+        let event = bindings::ib_event_type_IB_EVENT_COMM_EST;
+        // SAFETY: The caller says that the id is alive.
+        to_result(unsafe { bindings::rdma_notify(id, event) })?;
+        Ok(true)
     }
 
-    /// Returns the handler, which is told nothing more.
-    fn take_handler(&self) -> Option<Arc<dyn Handler>> {
-        self.handler.lock().take()
+    unsafe fn end(conn: &Conn<Self>, id: *mut Self::Id) -> Result {
+        if !conn.begin_disconnect()? {
+            return Ok(());
+        }
+        // SAFETY: The caller says that the id is alive. `begin_disconnect` has found its state.
+        let disconnected = unsafe { Self::disconnect(id) };
+        if conn.is_being_made_async() {
+            // The connection manager goes on asking the peer for long.
+            conn.release_handler();
+        }
+        disconnected
     }
 
-    pub(super) fn release_handler(&self) {
-        drop(self.take_handler());
+    fn device_removal(handler: &dyn Handler, cx: &Sleepable) {
+        handler.event(Event::DeviceRemoval, cx);
     }
+}
 
-    /// Tells the handler, and lets go of it if this was the last event.
-    ///
-    /// `end_step` wakes up who waits for the event and may let go of the handler at once. By then
-    /// the handler is sure to be told.
-    pub(super) fn tell(&self, event: Event<'_>, is_last: bool, end_step: impl FnOnce()) {
-        let _telling = self.telling.lock();
-        let handler = if is_last {
-            self.take_handler()
-        } else {
-            self.handler.lock().clone()
-        };
-        end_step();
-        if let Some(handler) = handler {
-            // SAFETY: Callbacks and the removal of a device run in process context, with mutexes of
-            // their own only.
-            let cx = unsafe { Sleepable::assume() };
-            handler.event(event, &cx);
+/// Handles an event, and returns whether the id is to be disconnected.
+///
+/// # Safety
+///
+/// This is the callback of `id`, whose connection is `conn`, and `raw` its event.
+unsafe fn handle(
+    conn: &Conn<RdmaCm>,
+    id: *mut bindings::rdma_cm_id,
+    raw: &bindings::rdma_cm_event,
+) -> bool {
+    use bindings::{
+        rdma_cm_event_type_RDMA_CM_EVENT_ADDR_RESOLVED as ADDR_RESOLVED,
+        rdma_cm_event_type_RDMA_CM_EVENT_CONNECT_RESPONSE as CONNECT_RESPONSE,
+        rdma_cm_event_type_RDMA_CM_EVENT_ROUTE_RESOLVED as ROUTE_RESOLVED, //
+    };
+
+    // SAFETY: The caller says that `raw` is an event of `id`. All ids with this callback are of a
+    // connected service, and the private data of an event are valid during the callback.
+    let event = unsafe { Event::from_raw(id, raw) };
+    let (change, result) = match event {
+        Event::Established { private_data } => (Change::Established, Some(Ok(private_data))),
+        Event::Failed(e) => (Change::Failed, Some(Err(e))),
+        Event::Rejected(_) => (Change::Closed, Some(Err(ECONNREFUSED))),
+        Event::Disconnected => (Change::Closed, Some(Err(ENOTCONN))),
+        Event::DeviceRemoval => (Change::Closed, Some(Err(ENODEV))),
+        Event::Other(ADDR_RESOLVED | ROUTE_RESOLVED) => (Change::Resolved, Some(Ok(&[][..]))),
+        // The peer answered, but the QP is gone.
+        Event::Other(CONNECT_RESPONSE) => (Change::None, Some(Err(ENOTCONN))),
+        Event::Other(_) => (Change::None, None),
+    };
+    let fill = |sent| move |reply: &mut PrivateData| *reply = PrivateData::new(sent);
+    let _events = conn.lock_events();
+    let effects = conn.advance(change, raw.event, result.map(|sent| sent.map(fill)));
+    // SAFETY: Callbacks run in process context, with mutexes of their own only.
+    let cx = unsafe { Sleepable::assume() };
+    if let Some(handler) = effects.handler {
+        handler.event(event, &cx);
+    }
+    if let Some(Err(e)) = effects.connect.map(|connect| connect.step(raw.event)) {
+        if let Some(handler) = conn.end_async() {
+            handler.event(Event::Failed(e), &cx);
         }
     }
-
-    /// The device is about to go: there will be no other handler, and nobody waits any more. The
-    /// handler stays, to be told by [`Shared::tell_removal`].
-    pub(crate) fn gone(&self) {
-        let slot = self.handler.lock();
-        self.removed.store(true, Relaxed);
-        drop(slot);
-        self.fail_step(ENODEV);
-    }
-
-    pub(super) fn is_gone(&self) -> bool {
-        self.removed.load(Relaxed)
-    }
-
-    /// Tells the handler that the device goes, after [`Shared::gone`].
-    pub(crate) fn tell_removal(&self) {
-        // A callback may wait for what is told here.
-        let _running = Running::enter();
-        self.release_driver();
-        self.tell(Event::DeviceRemoval, true, || {});
-    }
-
-    /// Handles an event, and says whether the id is to be disconnected.
-    ///
-    /// # Safety
-    ///
-    /// This is the callback of `id`, and `raw` its event.
-    unsafe fn on_event(
-        &self,
-        id: *mut bindings::rdma_cm_id,
-        raw: &bindings::rdma_cm_event,
-    ) -> bool {
-        use bindings::{
-            rdma_cm_event_type_RDMA_CM_EVENT_ADDR_RESOLVED as ADDR_RESOLVED,
-            rdma_cm_event_type_RDMA_CM_EVENT_CONNECT_RESPONSE as CONNECT_RESPONSE,
-            rdma_cm_event_type_RDMA_CM_EVENT_ROUTE_RESOLVED as ROUTE_RESOLVED, //
-        };
-
-        // SAFETY: The caller says that `raw` is an event of `id`. All ids with this callback are of
-        // a connected service, and the private data of an event are valid during the callback.
-        let event = unsafe { Event::from_raw(id, raw) };
-        let mut is_last = event.is_last();
-        let mut disconnect = false;
-        let step = match event {
-            Event::Established { private_data } => {
-                self.set_found(&self.established);
-                disconnect = self.ended.load(Relaxed);
-                Some(Ok(private_data))
-            }
-            // The neighbour of a connection that exists got another address: the connection is
-            // still there for the manager, but not for the network.
-            Event::Failed(_) if self.established.load(Relaxed) => {
-                is_last = false;
-                disconnect = true;
-                None
-            }
-            Event::Failed(e) => Some(Err(e)),
-            Event::Rejected(_) => Some(Err(ECONNREFUSED)),
-            // The peer waits for an answer, and the QP for its requests to be flushed.
-            Event::Disconnected => {
-                disconnect = true;
-                Some(Err(ENOTCONN))
-            }
-            Event::DeviceRemoval => Some(Err(ENODEV)),
-            Event::Other(ADDR_RESOLVED | ROUTE_RESOLVED) => {
-                self.set_resolved();
-                if !self.drive(raw.event) {
-                    self.end_step(raw.event, Ok(&[]));
-                }
-                return false;
-            }
-            // The peer answered, but the QP is gone.
-            Event::Other(CONNECT_RESPONSE) => Some(Err(ENOTCONN)),
-            Event::Other(_) => None,
-        };
-        if is_last {
-            self.release_driver();
-            self.set_found(&self.over);
-            // What was left to an event that does not come any more.
-            disconnect |= self.noted.load(Relaxed) && self.ended.load(Relaxed);
-        }
-        self.tell(event, is_last, || {
-            if let Some(result) = step {
-                self.end_step(raw.event, result);
-            }
-        });
-        disconnect
-    }
+    // A peer that has disconnected waits for an answer, and the QP for its requests to be flushed.
+    effects.disconnect || matches!(event, Event::Disconnected)
 }
 
 /// The callback of every connection's id.
 ///
 /// # Safety
 ///
-/// Called by the connection manager for an id whose context is a [`Shared`].
+/// Called by the connection manager for an id whose context is a [`Conn`].
 pub(super) unsafe extern "C" fn on_event(
     id: *mut bindings::rdma_cm_id,
     event: *mut bindings::rdma_cm_event,
 ) -> c_int {
-    // SAFETY: The context of an id with this callback is its `Shared`, which lives until the id is
+    // SAFETY: The context of an id with this callback is its `Conn`, which lives until the id is
     // destroyed, and the event is valid during the call.
-    let (shared, event) = unsafe { (&*(*id).context.cast::<Shared>(), &*event) };
-    let _running = Running::enter();
-    shared.set_locked(true);
+    let (conn, event) = unsafe { (&*(*id).context.cast::<Conn<RdmaCm>>(), &*event) };
+    let _in_callback = InCallback::enter();
+    conn.set_callback_task(true);
     // SAFETY: This is the callback of `id`, and `event` the event that it is called with.
-    if unsafe { shared.on_event(id, event) } {
-        // SAFETY: The id is alive during its callback, and established, so attached.
-        let _ = to_result(unsafe { bindings::rdma_disconnect(id) });
+    if unsafe { handle(conn, id, event) } {
+        // SAFETY: The id is alive during its callback, and was established or asked for.
+        let _ = unsafe { RdmaCm::disconnect(id) };
     }
-    shared.set_locked(false);
+    conn.set_callback_task(false);
     // The id is never destroyed by its callback's return.
     0
-}
-
-/// A step that somebody waits for.
-pub(super) enum Step {
-    /// Nobody waits.
-    Idle,
-    /// Started; the event with this C value is its success, and what comes along goes into the box.
-    Waiting(bindings::rdma_cm_event_type, KBox<PrivateData>),
-    /// Ended as it should.
-    Done(KBox<PrivateData>),
-    /// Ended otherwise.
-    Failed(Error),
-}
-
-impl Shared {
-    /// Starts a step and waits for the event that is its success, or for a failure.
-    pub(super) fn step(
-        &self,
-        success: bindings::rdma_cm_event_type,
-        start: impl FnOnce() -> Result,
-    ) -> Result<PrivateData> {
-        if Running::is_current() {
-            return Err(EDEADLK);
-        }
-        let private_data = KBox::new(PrivateData::new(&[]), GFP_KERNEL)?;
-        {
-            let mut step = self.step.lock();
-            if !matches!(*step, Step::Idle) {
-                return Err(EBUSY);
-            }
-            if self.is_gone() {
-                return Err(ENODEV);
-            }
-            *step = Step::Waiting(success, private_data);
-        }
-        let started = start();
-        let mut step = self.step.lock();
-        if let Err(e) = started {
-            *step = Step::Idle;
-            return Err(e);
-        }
-        loop {
-            match replace(&mut *step, Step::Idle) {
-                Step::Done(private_data) => return Ok(*private_data),
-                Step::Failed(e) => return Err(e),
-                waiting => *step = waiting,
-            }
-            if self.changed.wait_interruptible(&mut step) {
-                *step = Step::Idle;
-                return Err(ERESTARTSYS);
-            }
-        }
-    }
-
-    /// Ends the step that is waited for, if a result of this event does that: what the peer sent
-    /// along, or an error.
-    pub(super) fn end_step(&self, event: bindings::rdma_cm_event_type, result: Result<&[u8]>) {
-        let mut step = self.step.lock();
-        let mut ends = false;
-        *step = match replace(&mut *step, Step::Idle) {
-            Step::Waiting(success, mut to) if result.is_err() || success == event => {
-                ends = true;
-                match result {
-                    Ok(sent) => {
-                        *to = PrivateData::new(sent);
-                        Step::Done(to)
-                    }
-                    Err(e) => Step::Failed(e),
-                }
-            }
-            other => other,
-        };
-        drop(step);
-        // Who waits is not to be woken up only to wait for the lock.
-        if ends {
-            self.changed.notify_all();
-        }
-    }
-
-    /// Fails the step that is waited for, if there is one.
-    pub(super) fn fail_step(&self, error: Error) {
-        self.end_step(
-            bindings::rdma_cm_event_type_RDMA_CM_EVENT_UNREACHABLE,
-            Err(error),
-        );
-    }
 }

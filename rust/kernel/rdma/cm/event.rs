@@ -16,7 +16,7 @@ use kernel::{
     str::CStr, //
 };
 
-/// What happened to a connection, as `struct rdma_cm_event`.
+/// An event of a connection, as `struct rdma_cm_event`.
 ///
 /// The events of resolving are not passed on: the calls that start it wait for them.
 #[derive(Clone, Copy, Debug)]
@@ -24,7 +24,7 @@ use kernel::{
 pub enum Event<'a> {
     /// The connection is there (`RDMA_CM_EVENT_ESTABLISHED`).
     Established {
-        /// What the peer sent along.
+        /// The data that the peer sent along.
         private_data: &'a [u8],
     },
     /// The connection is gone (`RDMA_CM_EVENT_DISCONNECTED`). After the handler the crate answers
@@ -72,14 +72,6 @@ impl<'a> Event<'a> {
             | bindings::rdma_cm_event_type_RDMA_CM_EVENT_ROUTE_ERROR => Self::Failed(status(raw)),
             other => Self::Other(other),
         }
-    }
-
-    /// Says whether nothing more will happen to the id.
-    pub(super) fn is_last(&self) -> bool {
-        matches!(
-            self,
-            Self::Disconnected | Self::Rejected(_) | Self::Failed(_) | Self::DeviceRemoval
-        )
     }
 
     fn raw(&self) -> bindings::rdma_cm_event_type {
@@ -133,9 +125,9 @@ pub(super) unsafe fn private_data(raw: &bindings::rdma_cm_event) -> &[u8] {
     unsafe { core::slice::from_raw_parts(conn.private_data.cast(), conn.private_data_len.into()) }
 }
 
-/// What is told of the events of a connection.
+/// The handler of the events of a connection.
 pub trait Handler: Send + Sync + 'static {
-    /// Something happened. Events of one connection come one after the other, in process context.
+    /// Handles an event. Events of one connection come one after the other, in process context.
     ///
     /// The handler is released after the last event, so that it may own the connection.
     fn event(&self, event: Event<'_>, cx: &Sleepable);
@@ -146,7 +138,7 @@ impl<S: PollContext, R: PollContext> Handler for Qp<S, R> {
     fn event(&self, _event: Event<'_>, _cx: &Sleepable) {}
 }
 
-/// Why a connection request is rejected, as `enum ib_cm_rej_reason`. Can be printed
+/// The reason of a rejection, as `enum ib_cm_rej_reason`. Can be printed
 /// (`ibcm_reject_msg`).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct RejectReason(pub u32);
@@ -160,7 +152,7 @@ impl RejectReason {
     pub const TIMEOUT: Self = Self(bindings::ib_cm_rej_reason_IB_CM_REJ_TIMEOUT);
     /// The request is not supported.
     pub const UNSUPPORTED: Self = Self(bindings::ib_cm_rej_reason_IB_CM_REJ_UNSUPPORTED);
-    /// Nobody listens on the port, or the service id.
+    /// There is no listener on the port, or the service id.
     pub const INVALID_SERVICE_ID: Self =
         Self(bindings::ib_cm_rej_reason_IB_CM_REJ_INVALID_SERVICE_ID);
     /// There is an older connection of this QP.
@@ -178,7 +170,7 @@ impl fmt::Display for RejectReason {
     }
 }
 
-/// How a peer has rejected a connection request. Can be printed (`rdma_reject_msg`).
+/// A peer's rejection of a connection request. Can be printed (`rdma_reject_msg`).
 #[derive(Clone, Copy, Debug)]
 pub struct Rejected<'a> {
     status: i32,

@@ -10,19 +10,25 @@ use crate::{
     },
     cm::{
         self,
+        callback::InCallback,
         connection::{
             on_event,
-            Shared, //
+            RdmaCm, //
         },
-        listener::Incoming,
-        Running,
+        incoming::Incoming,
+        state::{
+            self,
+            Conn,
+            Manager as _,
+            RawId, //
+        },
+        PrivateData,
         SockAddr, //
     },
     context::Sleepable,
     deferred::{
         Deferred,
         Fate,
-        Queue,
         Teardown, //
     },
     device::{
@@ -44,8 +50,6 @@ use kernel::{
         from_err_ptr,
         to_result, //
     },
-    impl_has_work,
-    new_work,
     prelude::*,
     sync::{
         atomic::{
@@ -58,10 +62,6 @@ use kernel::{
         Arc,
         SetOnce, //
     },
-    workqueue::{
-        Work,
-        WorkItem, //
-    }, //
 };
 
 /// A connection's id, as `struct rdma_cm_id` of a reliable connected service.
@@ -91,7 +91,8 @@ impl Id {
     #[inline(never)]
     pub fn create_with(client: &ClientRef, options: &Options<'_>, _cx: &Sleepable) -> Result<Self> {
         let reserved = Deferred::reserve()?;
-        let (shared, listed) = (Shared::new()?, client.list(Kind::Id)?);
+        let conn = Conn::new(state::State::Idle, None)?;
+        let listed = client.list(Kind::Id)?;
         let net = options.net()?;
         // SAFETY: The callback's context lives until the id is destroyed; so does the client's
         // name. `net` is a reference to the network namespace, of which the id takes its own.
@@ -99,7 +100,7 @@ impl Id {
             bindings::__rdma_create_kernel_id(
                 net.as_raw(),
                 Some(on_event),
-                Arc::as_ptr(&shared).cast_mut().cast(),
+                Arc::as_ptr(&conn).cast_mut().cast(),
                 bindings::rdma_ucm_port_space_RDMA_PS_TCP,
                 bindings::ib_qp_type_IB_QPT_RC,
                 client.name().as_char_ptr(),
@@ -107,12 +108,12 @@ impl Id {
         })?;
         let raw = NonNull::new(raw).ok_or(ENOMEM)?;
         // SAFETY: The id was just created, with this callback and context.
-        let state = unsafe { State::new(raw, shared, None, listed) };
+        let state = unsafe { State::new(raw, conn, None, listed) };
         let state = reserved.fill(state);
         let this = Self {
             inner: Inner::new(state)?,
         };
-        // SAFETY: The id was just created, and nobody else uses it yet.
+        // SAFETY: The id was just created, and no other thread knows it yet.
         if unsafe { options.apply(raw) }? {
             this.inner.bind()?;
         }
@@ -142,12 +143,11 @@ impl Id {
     ///
     /// # Errors
     ///
-    /// The handle is gone in any case. `EBUSY` if there is another one, as the work item of
-    /// [`Id::disconnect_later`] or [`Id::notify_established_later`] has until it has run, or the
-    /// id's QP: the id ends with the last of them. `EDEADLK` in a callback of the connection
-    /// manager: the id is then destroyed by a work item.
+    /// The handle is gone in any case. `EBUSY` if there is another one, or the id's QP: the id ends
+    /// with the last of them. `EDEADLK` in a callback of the connection manager: the id is then
+    /// destroyed by a work item.
     pub fn destroy(self, cx: &Sleepable) -> Result {
-        if Running::is_current() {
+        if InCallback::is_current() {
             return Err(EDEADLK);
         }
         let mut inner = Arc::into_unique_or_drop(self.inner).ok_or(EBUSY)?;
@@ -163,11 +163,15 @@ impl Id {
         &self.inner.state
     }
 
+    pub(super) fn conn(&self) -> &Arc<Conn<RdmaCm>> {
+        &self.inner.state.conn
+    }
+
     /// Finds the device and the path to an address (`rdma_resolve_addr`) and waits for that.
     ///
     /// # Errors
     ///
-    /// `ETIMEDOUT` or `EHOSTUNREACH` if nobody has the address, `ENODEV` if the device is not the
+    /// `ETIMEDOUT` or `EHOSTUNREACH` if no host has the address, `ENODEV` if the device is not the
     /// client's (any more), `ERESTARTSYS` on a signal, `ECANCELED` after [`Id::disconnect`],
     /// `EBUSY` if another step is waited for or the id is one of [`Id::connect_to`], `EDEADLK` in a
     /// callback of the connection manager. After an error drop the id: it may keep the device from
@@ -177,8 +181,7 @@ impl Id {
         let timeout = timeout_ms.try_into()?;
         let resolved = bindings::rdma_cm_event_type_RDMA_CM_EVENT_ADDR_RESOLVED;
         let (id, src) = (self.inner.as_raw(), core::ptr::null_mut());
-        self.state().shared.step(resolved, || {
-            self.not_driven()?;
+        self.conn().wait_for(resolved, PrivateData::new(&[]), || {
             // SAFETY: The id is alive by the invariant of `State`, and the address is copied by the
             // call.
             to_result(unsafe { bindings::rdma_resolve_addr(id, src, dst.as_mut_ptr(), timeout) })
@@ -194,8 +197,7 @@ impl Id {
     pub fn resolve_route(&self, timeout_ms: u32, _cx: &Sleepable) -> Result {
         let timeout = timeout_ms.try_into()?;
         let resolved = bindings::rdma_cm_event_type_RDMA_CM_EVENT_ROUTE_RESOLVED;
-        self.state().shared.step(resolved, || {
-            self.not_driven()?;
+        self.conn().wait_for(resolved, PrivateData::new(&[]), || {
             self.resolved()?;
             // SAFETY: The id is alive by the invariant of `State`. The call reads the device and
             // the addresses without a lock: C sets them before it tells the event that `resolved()`
@@ -205,23 +207,13 @@ impl Id {
         Ok(())
     }
 
-    /// Fails if the id connects by itself.
-    fn not_driven(&self) -> Result {
-        if self.state().shared.is_driven() {
-            Err(EBUSY)
-        } else {
-            Ok(())
-        }
-    }
-
     /// Fails unless the device and both addresses are known, which C says before it has them
     /// (`addr_handler()` in core/cma.c changes the state, then looks for the device).
     fn resolved(&self) -> Result {
-        if self.state().shared.is_resolved() {
-            Ok(())
-        } else {
-            Err(ENOTCONN)
+        if self.conn().state() == state::State::Idle {
+            return Err(ENOTCONN);
         }
+        Ok(())
     }
 
     /// Returns the client's handle of the device that the id was resolved to, or came on.
@@ -251,7 +243,7 @@ impl Id {
     }
 }
 
-/// How an id is to be. The default is what the connection manager does by itself.
+/// Options of an id. The default leaves all to the connection manager.
 ///
 /// # Examples
 ///
@@ -285,11 +277,11 @@ pub struct Options<'a> {
     pub node_type: Option<NodeType>,
     /// The traffic class of the packets (`rdma_set_service_type`): the type of service of IPv4.
     pub service_type: Option<u8>,
-    /// How long the device waits for an acknowledgement, 4.096 us times two to this power, up to 31
-    /// (`rdma_set_ack_timeout`).
+    /// The time that the device waits for an acknowledgement, 4.096 us times two to this power, up
+    /// to 31 (`rdma_set_ack_timeout`).
     pub ack_timeout: Option<u8>,
-    /// How long the peer is to wait when there is no receive for its message, as the encoding of
-    /// the InfiniBand specification, up to 31 (`rdma_set_min_rnr_timer`).
+    /// The time that the peer is to wait when there is no receive for its message, in the encoding
+    /// of the InfiniBand specification, up to 31 (`rdma_set_min_rnr_timer`).
     pub min_rnr_timer: Option<u8>,
 }
 
@@ -305,7 +297,7 @@ impl Options<'_> {
         Ok(Net(NonNull::new(net).ok_or(ENODEV)?))
     }
 
-    /// Makes an id so, and says whether that has bound it to a device.
+    /// Applies the options to an id, and returns whether that has bound it to a device.
     ///
     /// # Safety
     ///
@@ -320,7 +312,7 @@ impl Options<'_> {
         unsafe { bind(id, src) }
     }
 
-    /// Makes an id so, but for its address.
+    /// Applies the options but for the address.
     ///
     /// # Safety
     ///
@@ -373,7 +365,7 @@ impl Drop for Net {
     }
 }
 
-/// Gives an id its own address (`rdma_bind_addr`), and says whether it now has a device.
+/// Gives an id its own address (`rdma_bind_addr`), and returns whether it now has a device.
 ///
 /// # Safety
 ///
@@ -388,12 +380,11 @@ pub(super) unsafe fn bind(id: NonNull<bindings::rdma_cm_id>, addr: SocketAddr) -
 
 /// # Invariants
 ///
-/// - `raw` is an id whose callback is [`on_event`] with `shared` as its context, and which is alive
+/// - `raw` is an id whose callback is [`on_event`] with `conn` as its context, and which is alive
 ///   until `teardown` destroys it.
-/// - The id is in the list of `device`.
 pub(super) struct State {
     raw: NonNull<bindings::rdma_cm_id>,
-    pub(super) shared: Arc<Shared>,
+    pub(super) conn: Arc<Conn<RdmaCm>>,
     pub(super) device: SetOnce<Device>,
     /// If the id came with a request.
     pub(super) incoming: Option<Arc<Incoming>>,
@@ -408,19 +399,21 @@ unsafe impl Sync for State {}
 impl State {
     /// # Safety
     ///
-    /// The caller owns the id, whose callback is [`on_event`] with `shared` as its context.
+    /// The caller owns the id, whose callback is [`on_event`] with `conn` as its context.
     ///
     /// [`on_event`]: crate::cm::connection::on_event
     pub(super) unsafe fn new(
         raw: NonNull<bindings::rdma_cm_id>,
-        shared: Arc<Shared>,
+        conn: Arc<Conn<RdmaCm>>,
         incoming: Option<Arc<Incoming>>,
         listed: client::Object,
     ) -> Self {
+        // INVARIANT: The caller gives the id away; `teardown` takes it back before it destroys it.
+        conn.set_id(Some(RawId(raw)));
         // INVARIANT: The caller says so of callback and context, and gives the id away.
         Self {
             raw,
-            shared,
+            conn,
             device: SetOnce::new(),
             incoming,
             listed,
@@ -442,19 +435,17 @@ impl State {
         if let Some(addr) = to {
             self.listed.set_peer(Peer::To(addr.ip(), addr.port()));
         }
-        // SAFETY: `teardown` removes the id from the list before it destroys it, as the device is
-        // kept.
-        unsafe { device.inner().bound.add(self.raw, self.shared.clone()) }?;
+        device.inner().removal.add(self.conn.clone())?;
         self.device.populate(device);
         Ok(())
     }
 
-    /// Waits for the callback of a message that nobody has answered.
+    /// Waits for the callback of a message that was not answered.
     ///
     /// `rdma_destroy_id()` does not: `cm_process_send_error()` in core/cm.c gives the message's
     /// reference back, and only then calls `cma_ib_handler()`, which takes the id's handler lock.
-    /// Whoever has that lock may have it for long, so the lock is taken first: afterwards such a
-    /// callback waits for nobody, and is waited for.
+    /// That lock may be held for long, so it is taken first: afterwards such a callback waits for
+    /// no other one, and is waited for.
     fn end_callback(&self, cx: &Sleepable) {
         // SAFETY: The id is alive by the type invariant, and not locked by this task, which is in
         // no callback.
@@ -474,28 +465,35 @@ impl State {
 
 impl Teardown for State {
     fn teardown(&mut self, cx: &Sleepable) -> Fate {
-        if let Some(device) = self.device.as_ref() {
-            device.inner().bound.remove(self.raw, &self.shared);
+        // If the device goes, the task that has waited for the connection may have let go of the
+        // id, but the handler still gets that event.
+        let is_gone = self.conn.is_gone();
+        if let Some(device) = self.device.as_ref().filter(|_| !is_gone) {
+            device.inner().removal.remove(&self.conn);
         }
+        self.conn.set_id(None);
         if let Some(incoming) = &self.incoming {
             incoming.close();
         }
-        self.shared.wait_found();
+        self.conn.wait_notified();
         self.end_callback(cx);
         // SAFETY: The id is alive by the type invariant, and its QP, which has held `Inner`, is
         // gone. This waits for callbacks that have begun, by the id's handler lock and by the
-        // references that they have. That of a message which nobody has answered has none; it has
+        // references that they have. That of a message that was not answered has none; it has
         // returned. Should one begin only now, C's own memory is at stake: see the limits in
         // Documentation/safety.rst.
         unsafe { bindings::rdma_destroy_id(self.raw.as_ptr()) };
         if let Some(incoming) = &self.incoming {
             incoming.set_destroyed();
         }
+        if !is_gone {
+            self.conn.release_handler();
+        }
         Fate::Gone
     }
 }
 
-/// What the handles of one id share.
+/// The value that the handles of one id share.
 ///
 /// # Invariants
 ///
@@ -505,35 +503,6 @@ pub(crate) struct Inner {
     pub(super) state: ManuallyDrop<Deferred<State>>,
     destroyed: bool,
     has_qp: Atomic<bool>,
-    #[pin]
-    disconnect: Work<Self, DISCONNECT>,
-    #[pin]
-    established: Work<Self, ESTABLISHED>,
-}
-
-/// The work items of an id.
-const DISCONNECT: u64 = 0;
-const ESTABLISHED: u64 = 1;
-
-impl_has_work! {
-    impl HasWork<Self, DISCONNECT> for Inner { self.disconnect }
-    impl HasWork<Self, ESTABLISHED> for Inner { self.established }
-}
-
-impl WorkItem<DISCONNECT> for Inner {
-    type Pointer = Arc<Self>;
-
-    fn run(this: Arc<Self>) {
-        let _ = this.disconnect();
-    }
-}
-
-impl WorkItem<ESTABLISHED> for Inner {
-    type Pointer = Arc<Self>;
-
-    fn run(this: Arc<Self>) {
-        let _ = this.notify_established();
-    }
 }
 
 #[pinned_drop]
@@ -575,8 +544,6 @@ impl Inner {
                 state: ManuallyDrop::new(state),
                 destroyed: false,
                 has_qp: Atomic::new(false),
-                disconnect <- new_work!("rdma::cm::Id::disconnect"),
-                established <- new_work!("rdma::cm::Id::notify_established"),
             }),
             GFP_KERNEL,
         )
@@ -585,10 +552,10 @@ impl Inner {
     /// Destroys the id and waits for that, for the last handle.
     pub(super) fn destroy(self: Pin<&mut Self>, cx: &Sleepable) {
         let this = self.project();
-        // INVARIANT: Nobody has another handle, and this one is given up.
+        // INVARIANT: This is the last handle, and it is given up.
         *this.destroyed = true;
-        // SAFETY: `state` was there by the type invariant, as nobody has called this before, and is
-        // not used again.
+        // SAFETY: `state` was there by the type invariant, as this is called once, by the last
+        // handle, and is not used again.
         unsafe { ManuallyDrop::take(this.state) }.destroy(cx);
     }
 
@@ -600,79 +567,34 @@ impl Inner {
         self.state.bind()
     }
 
-    /// Fails unless the id has a connection of the device's own manager, which the calls that work
-    /// on it do not look after.
-    pub(super) fn attached(&self) -> Result {
-        if self.state.shared.is_attached() {
-            Ok(())
-        } else {
-            Err(EINVAL)
-        }
-    }
-
-    /// Says whether a disconnection may wait for a callback that waits for the one of this task.
+    /// Returns whether a disconnection may wait for a callback that waits for the one of this task.
     ///
     /// iWARP's waits until the connection is made or refused (`iw_cm_disconnect()`), which its
     /// ordered workqueue of callbacks finds.
     fn may_wait_for_callbacks(&self) -> bool {
         let device = self.state.device.as_ref();
-        device.is_some_and(Device::is_iwarp) && Running::is_current()
+        device.is_some_and(Device::is_iwarp) && InCallback::is_current()
     }
 
     pub(super) fn disconnect(&self) -> Result {
-        let may_wait = self.may_wait_for_callbacks();
-        if may_wait && !self.state.shared.is_locked_by_current() {
-            return Err(EDEADLK);
+        let conn = &self.state.conn;
+        if self.may_wait_for_callbacks() {
+            if !conn.is_in_own_callback() {
+                return Err(EDEADLK);
+            }
+            if conn.state() != state::State::Established {
+                // The event that the connection is there comes after this callback, and ends it.
+                conn.begin_disconnect()?;
+                return Ok(());
+            }
         }
-        self.state.shared.fail_step(ECANCELED);
-        if self.state.shared.cancel() {
-            return Ok(());
-        }
-        self.attached()?;
-        if !self.state.shared.end() {
-            return Ok(());
-        }
-        if may_wait && !self.state.shared.is_established() {
-            // In its own callback. The event that the connection is there comes after that, and
-            // ends it.
-            return Ok(());
-        }
-        // SAFETY: The id is alive by the invariant of `State`, and what `attached()` has found
-        // stays until it is destroyed. An id that is not connected is left alone.
-        let disconnected = to_result(unsafe { bindings::rdma_disconnect(self.as_raw()) });
-        if self.state.shared.is_being_driven() {
-            // The connection manager goes on asking the peer for long.
-            self.state.shared.release_handler();
-        }
-        disconnected
+        // SAFETY: The id is alive by the invariant of `State`.
+        unsafe { RdmaCm::end(conn, self.as_raw()) }
     }
 
-    /// Disconnects from a work item.
-    pub(super) fn disconnect_later(self: &Arc<Self>) {
-        // Already queued is as good.
-        let _ = Queue::get().enqueue::<_, DISCONNECT>(self.clone());
-    }
-
-    pub(super) fn notify_established(self: &Arc<Self>) -> Result {
-        self.attached()?;
-        let event = bindings::ib_event_type_IB_EVENT_COMM_EST;
-        let notify = || {
-            // SAFETY: The id is alive by the invariant of `State`, and what `attached()` has found
-            // stays until it is destroyed.
-            to_result(unsafe { bindings::rdma_notify(self.as_raw(), event) })
-        };
-        let device = self.state.device.as_ref().ok_or(ENOTCONN)?;
-        if device.node_type() != NodeType::Ca {
-            // C does nothing, and no event comes of it.
-            return notify();
-        }
-        self.state.shared.note(notify, || self.disconnect_later())
-    }
-
-    /// Says from a work item that the connection is there.
-    pub(super) fn notify_established_later(self: &Arc<Self>) {
-        // Already queued is as good.
-        let _ = Queue::get().enqueue::<_, ESTABLISHED>(self.clone());
+    pub(super) fn notify_established(&self) -> Result {
+        // SAFETY: The id is alive by the invariant of `State`.
+        unsafe { self.state.conn.notify_established(self.as_raw()) }
     }
 
     /// Returns the device that the id is bound to, or null.

@@ -9,20 +9,24 @@ use crate::{
         ClientRef, //
     },
     cm::{
-        connection::{
-            on_event,
-            Shared, //
-        },
+        callback::InCallback,
+        connection::on_event,
         event,
         id::{
             self,
             State, //
         },
-        Event,
+        incoming::{
+            Incoming,
+            Unconfirmed, //
+        },
+        state::{
+            self,
+            Conn, //
+        },
         Id,
         Inner,
-        Options,
-        Running, //
+        Options, //
     },
     context::{
         Context as _,
@@ -34,8 +38,8 @@ use crate::{
         Queue,
         Teardown, //
     },
-    objects::Peer, //
-    refs::Kind,
+    objects::Peer,
+    refs::Kind, //
 };
 use core::{
     cell::Cell,
@@ -47,32 +51,13 @@ use kernel::{
         from_err_ptr,
         to_result, //
     },
-    impl_has_hr_timer,
     impl_has_work,
     new_mutex,
     new_work,
     prelude::*,
     sync::{
-        atomic::{
-            ordering::Relaxed,
-            Atomic, //
-        },
         Arc,
-        ArcBorrow,
         Mutex, //
-    },
-    time::{
-        hrtimer::{
-            ArcHrTimerHandle,
-            HrTimer,
-            HrTimerCallback,
-            HrTimerCallbackContext,
-            HrTimerPointer,
-            HrTimerRestart,
-            RelativeMode, //
-        },
-        Delta,
-        Monotonic, //
     },
     workqueue::{
         Work,
@@ -80,7 +65,7 @@ use kernel::{
     }, //
 };
 
-/// What is told of a listener's events.
+/// The handler of a listener's events.
 pub trait Accept: Send + Sync + 'static {
     /// A peer wants to connect: take the request's id with [`Request::into_id`], or drop the
     /// request to refuse it.
@@ -88,7 +73,7 @@ pub trait Accept: Send + Sync + 'static {
     /// Called in process context.
     fn request(&self, request: Request<'_>, cx: &Sleepable);
 
-    /// The device that the listener was bound to goes; nothing is heard any more. Listeners on all
+    /// The device that the listener was bound to goes, and the listener with it. Listeners on all
     /// addresses go on.
     fn stopped(&self) {}
 }
@@ -103,7 +88,7 @@ impl<F: Fn(Request<'_>, &Sleepable) -> Result + Send + Sync + 'static> Accept fo
     }
 }
 
-/// What a listener's callback works with. Lives as long as the C id.
+/// The context of a listener's C id, which lives as long as that.
 ///
 /// # Invariants
 ///
@@ -143,16 +128,16 @@ impl WorkItem for Listening {
 impl Listening {
     /// Destroys the C id, once, and waits for its callback.
     fn destroy(&self) {
-        // Locked meanwhile, so that whoever comes second waits for it too. No callback locks it.
+        // Locked meanwhile, so that a second task waits for it too. No callback locks it.
         let mut raw = self.raw.lock();
         if let Some(raw) = raw.take() {
-            // SAFETY: The id is alive by the type invariant, and nobody else destroys it, as it was
-            // taken.
+            // SAFETY: The id is alive by the type invariant, and this task alone destroys it, as it
+            // has taken it.
             unsafe { bindings::rdma_destroy_id(raw.0.as_ptr()) };
         }
     }
 
-    /// Returns whether the C id may live on; a child that nobody took is refused by saying no.
+    /// Returns whether the C id may live on. A child that was not taken may not, which refuses it.
     fn on_event(
         self: &Arc<Self>,
         id: NonNull<bindings::rdma_cm_id>,
@@ -177,7 +162,7 @@ impl Listening {
                 match taken.take() {
                     Some(incoming) => {
                         self.unconfirmed.add(&incoming);
-                        incoming.shared.set_locked(false);
+                        incoming.conn.set_callback_task(false);
                         true
                     }
                     None => false,
@@ -210,7 +195,7 @@ unsafe extern "C" fn on_listener_event(
         (kernel::sync::ArcBorrow::from_raw(this), &*event)
     };
     let this: Arc<Listening> = this.into();
-    let _running = Running::enter();
+    let _in_callback = InCallback::enter();
     if this.on_event(id, event) {
         0
     } else {
@@ -241,9 +226,9 @@ impl Listener {
     ///
     /// `backlog` is the number of connections that may wait for their peers to confirm them, at
     /// least one. When one more comes, the one that has waited for longest is given up, with
-    /// [`Event::Failed`](crate::cm::Event::Failed). Requests are refused while as many again are being
-    /// given up, or while the ULP has not answered those that wait. So peers that never confirm
-    /// hold two times `backlog` connections at the most.
+    /// [`Event::Failed`](crate::cm::Event::Failed). Requests are refused while as many again are
+    /// being given up, or while the ULP has not answered those that wait. So peers that never
+    /// confirm hold two times `backlog` connections at the most.
     ///
     /// # Errors
     ///
@@ -333,7 +318,7 @@ impl Listener {
     ///
     /// `EDEADLK` in a callback of the connection manager; it then ends from a work item.
     pub fn destroy(self, cx: &Sleepable) -> Result {
-        if Running::is_current() {
+        if InCallback::is_current() {
             return Err(EDEADLK);
         }
         self.state.destroy(cx);
@@ -389,218 +374,27 @@ impl Request<'_> {
     /// refused.
     #[inline(never)]
     pub fn into_id(self, _cx: &Sleepable) -> Result<Id> {
-        let (shared, listed) = (Shared::new()?, self.client.list(Kind::Id)?);
+        // The id came with its device and its addresses.
+        let conn = Conn::new(state::State::Requested, None)?;
+        let listed = self.client.list(Kind::Id)?;
         let reserved = Deferred::reserve()?;
-        // SAFETY: The id's `teardown` closes it before it destroys the id, and `shared` is made its
-        // context below.
-        let incoming = unsafe { Incoming::new(self.id, shared.clone()) }?;
+        let incoming = Incoming::new(conn.clone())?;
         let raw = self.id.as_ptr();
         // SAFETY: By the type invariant this is the id's callback, during which it is locked: no
         // other one of it runs before this has returned.
         unsafe {
-            (*raw).context = Arc::as_ptr(&shared).cast_mut().cast();
+            (*raw).context = Arc::as_ptr(&conn).cast_mut().cast();
             (*raw).event_handler = Some(on_event);
         }
         // The id is ours: a work item will destroy it, never this callback's return. The callback
         // has the id's handler lock until then.
-        shared.set_locked(true);
-        shared.set_resolved();
-        shared.set_unanswered();
-        shared.attach();
+        conn.set_callback_task(true);
         self.taken.set(Some(incoming.clone()));
         // SAFETY: What is taken is not destroyed by the callback's return; callback and context
         // were set above.
-        let state = unsafe { State::new(self.id, shared, Some(incoming), listed) };
+        let state = unsafe { State::new(self.id, conn, Some(incoming), listed) };
         let inner = Inner::new(reserved.fill(state))?;
         inner.bind()?;
         Ok(Id { inner })
-    }
-}
-
-// A request says how often the answer is sent again, and how long each is waited for. C believes
-// that, and keeps the id meanwhile: for more than a day, if the peer likes. So a connection that
-// is not confirmed in time is given up here, and a listener has no more than a number of them.
-// Those of iWARP are counted only.
-
-/// How long a peer has to confirm a connection. Peers that use the defaults of `rdma_cm` have
-/// the answer sent again for 74 seconds at the most.
-const TIMEOUT: Delta = Delta::from_secs(90);
-
-/// A connection that came with a request, until its id is destroyed.
-#[pin_data]
-pub(super) struct Incoming {
-    pub(super) shared: Arc<Shared>,
-    /// Until the id is about to be destroyed. Locked before the handler is told.
-    #[pin]
-    live: Mutex<Option<Live>>,
-    #[pin]
-    timer: HrTimer<Self>,
-    #[pin]
-    give_up: Work<Self>,
-    /// The ULP has accepted, and the peer has to confirm in time.
-    accepted: Atomic<bool>,
-    /// It is not confirmed, and a work item ends it.
-    given_up: Atomic<bool>,
-    /// The id is destroyed.
-    destroyed: Atomic<bool>,
-}
-
-struct Live {
-    id: NonNull<bindings::rdma_cm_id>,
-    /// Runs while the peer has to confirm.
-    timer: Option<ArcHrTimerHandle<Incoming>>,
-}
-
-// SAFETY: An id may be used from any thread; the connection manager locks it.
-unsafe impl Send for Live {}
-
-impl_has_hr_timer! {
-    impl HasHrTimer<Self> for Incoming {
-        mode: RelativeMode<Monotonic>, field: self.timer
-    }
-}
-
-impl_has_work! {
-    impl HasWork<Self> for Incoming { self.give_up }
-}
-
-impl HrTimerCallback for Incoming {
-    type Pointer<'a> = Arc<Self>;
-
-    fn run(this: ArcBorrow<'_, Self>, _cx: HrTimerCallbackContext<'_, Self>) -> HrTimerRestart {
-        if this.is_unconfirmed() {
-            Arc::from(this).give_up_later();
-        }
-        HrTimerRestart::NoRestart
-    }
-}
-
-impl WorkItem for Incoming {
-    type Pointer = Arc<Self>;
-
-    fn run(this: Arc<Self>) {
-        this.give_up();
-    }
-}
-
-impl Incoming {
-    /// # Safety
-    ///
-    /// The id is alive until [`Incoming::close`] has returned, and `shared` is its context.
-    pub(super) unsafe fn new(
-        id: NonNull<bindings::rdma_cm_id>,
-        shared: Arc<Shared>,
-    ) -> Result<Arc<Self>> {
-        Arc::pin_init(
-            pin_init!(Self {
-                shared,
-                live <- new_mutex!(Some(Live { id, timer: None })),
-                timer <- HrTimer::new(),
-                give_up <- new_work!("rdma::cm::Incoming::give_up"),
-                accepted: Atomic::new(false),
-                given_up: Atomic::new(false),
-                destroyed: Atomic::new(false),
-            }),
-            GFP_KERNEL,
-        )
-    }
-
-    /// The ULP has accepted: the connection is given up unless it is confirmed in time. Not for
-    /// iWARP, where `rdma_disconnect` waits for callbacks.
-    pub(super) fn await_confirmation(self: &Arc<Self>) {
-        self.accepted.store(true, Relaxed);
-        if let Some(live) = &mut *self.live.lock() {
-            live.timer = Some(self.clone().start(TIMEOUT));
-        }
-    }
-
-    /// The id is about to be destroyed. Waits until nothing but its callback uses it.
-    pub(super) fn close(&self) {
-        let live = self.live.lock().take();
-        // Waits for the timer.
-        drop(live);
-    }
-
-    /// The id is destroyed. A listener may keep this for longer, but not the handler.
-    pub(super) fn set_destroyed(&self) {
-        self.destroyed.store(true, Relaxed);
-        self.shared.release_handler();
-    }
-
-    /// Returns whether the peer has neither confirmed nor refused what is to be confirmed.
-    fn is_unconfirmed(&self) -> bool {
-        self.accepted.load(Relaxed) && !self.shared.is_established() && !self.shared.is_over()
-    }
-
-    /// Gives up, from a work item, a connection that is not confirmed. Any context.
-    fn give_up_later(self: Arc<Self>) {
-        self.given_up.store(true, Relaxed);
-        // Already queued is as good.
-        let _ = Queue::get().enqueue(self);
-    }
-
-    /// Gives up a connection that is not confirmed: its requests are flushed, and the handler gets
-    /// its last event.
-    fn give_up(&self) {
-        let _running = Running::enter();
-        let live = self.live.lock();
-        let _telling = self.shared.telling.lock();
-        let Some(live) = live.as_ref().filter(|_| self.is_unconfirmed()) else {
-            return;
-        };
-        let handler = self.shared.give_up(|| {
-            // SAFETY: The id is alive while `live` has it, which is locked.
-            unsafe { bindings::rdma_disconnect(live.id.as_ptr()) };
-        });
-        if let Some(handler) = handler {
-            // SAFETY: Work items run in process context, and the locks are mutexes.
-            let cx = unsafe { Sleepable::assume() };
-            handler.event(Event::Failed(ETIMEDOUT), &cx);
-        }
-    }
-}
-
-/// The connections that came to a listener and are not confirmed.
-#[pin_data]
-pub(super) struct Unconfirmed {
-    #[pin]
-    list: Mutex<KVec<Arc<Incoming>>>,
-    max: usize,
-}
-
-impl Unconfirmed {
-    pub(super) fn new(max: u32) -> impl PinInit<Self> {
-        pin_init!(Self {
-            list <- new_mutex!(KVec::new()),
-            max: max.max(1) as usize,
-        })
-    }
-
-    /// Makes room for one more connection, if need be by giving up the one that waits for longest.
-    ///
-    /// Returns whether there is room. There is none while as many as may wait are being given up,
-    /// or were not answered by the ULP.
-    pub(super) fn make_room(&self) -> bool {
-        let mut list = self.list.lock();
-        list.retain(|it| !it.shared.is_established() && !it.destroyed.load(Relaxed));
-        if list.len() >= 2 * self.max {
-            return false;
-        }
-        let waiting = |it: &&Arc<Incoming>| !it.given_up.load(Relaxed) && !it.shared.is_over();
-        if list.iter().filter(waiting).count() >= self.max {
-            match list.iter().filter(waiting).find(|it| it.is_unconfirmed()) {
-                Some(oldest) => oldest.clone().give_up_later(),
-                None => return false,
-            }
-        }
-        true
-    }
-
-    /// Adds a connection that the ULP has taken.
-    pub(super) fn add(&self, it: &Arc<Incoming>) {
-        // One that cannot be counted may not wait.
-        if self.list.lock().push(it.clone(), GFP_KERNEL).is_err() {
-            it.clone().give_up_later();
-        }
     }
 }

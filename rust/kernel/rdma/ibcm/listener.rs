@@ -5,8 +5,9 @@
 use crate::{
     bindings,
     cm::{
-        RejectReason,
-        Running, //
+        callback::InCallback,
+        state::RawId,
+        RejectReason, //
     },
     context::{
         Context as _,
@@ -26,8 +27,8 @@ use crate::{
             on_event,
             private_data,
             starting_psn,
-            Place,
-            RawId,
+            IbCm,
+            NewConnection,
             REQ_LEN, //
         },
         Connection,
@@ -40,7 +41,10 @@ use crate::{
         Qp, //
     },
     refs::Kind,
-    removal::OnRemoval, //
+    removal::{
+        self,
+        OnRemoval, //
+    }, //
 };
 use core::{
     cell::Cell,
@@ -59,7 +63,7 @@ use kernel::{
     }, //
 };
 
-/// What is told of a listener's events.
+/// The handler of a listener's events.
 pub trait Accept: Send + Sync + 'static {
     /// A peer wants to connect: [`Request::accept`] it, [`Request::reject`] it, or drop it, which
     /// rejects it as well ([`CONSUMER_DEFINED`](crate::cm::RejectReason::CONSUMER_DEFINED)).
@@ -67,7 +71,7 @@ pub trait Accept: Send + Sync + 'static {
     /// Called in process context; others wait for this to return.
     fn request(&self, request: Request<'_>, cx: &Sleepable);
 
-    /// The device goes; nothing is heard any more.
+    /// The device goes, and the listener with it.
     fn stopped(&self) {}
 }
 
@@ -80,7 +84,7 @@ impl<F: Fn(Request<'_>, &Sleepable) -> Result + Send + Sync + 'static> Accept fo
     }
 }
 
-/// What a listener's callback works with. Lives as long as the C id.
+/// The context of a listener's C id, which lives as long as that.
 ///
 /// # Invariants
 ///
@@ -89,24 +93,25 @@ impl<F: Fn(Request<'_>, &Sleepable) -> Result + Send + Sync + 'static> Accept fo
 #[pin_data]
 struct Listening {
     #[pin]
-    id: Mutex<Option<RawId>>,
+    id: Mutex<Option<RawId<IbCm>>>,
     accept: Arc<dyn Accept>,
     device: Device,
+    place: removal::Place,
 }
 
 impl Listening {
     /// Destroys the C id, unless that was done, and waits for its callback.
     fn stop(&self) {
-        // Locked meanwhile, so that whoever comes second waits for it too.
+        // Locked meanwhile, so that a second task waits for it too.
         let mut id = self.id.lock();
         if let Some(id) = id.take() {
-            // SAFETY: The id is not destroyed yet by the invariant of `RawId`, and nobody else
-            // destroys it, as it was taken.
+            // SAFETY: The id is not destroyed yet by the invariant of `RawId`, and this task
+            // alone destroys it, as it has taken it.
             unsafe { bindings::ib_destroy_cm_id(id.as_ptr()) };
         }
     }
 
-    fn on_request(&self, id: RawId, event: &bindings::ib_cm_event) -> c_int {
+    fn on_request(&self, id: RawId<IbCm>, event: &bindings::ib_cm_event) -> c_int {
         let taken = Cell::new(false);
         // INVARIANT: This is the callback of the request's id, with its event.
         let request = Request {
@@ -118,7 +123,7 @@ impl Listening {
         // SAFETY: The connection manager calls back in process context.
         let cx = unsafe { Sleepable::assume() };
         self.accept.request(request, &cx);
-        // What nobody took is destroyed on return, and rejected if it was not.
+        // An id that was not taken is destroyed on return, and rejected if that was not done.
         if taken.get() {
             0
         } else {
@@ -128,10 +133,14 @@ impl Listening {
 }
 
 impl OnRemoval for Listening {
+    fn place(&self) -> &removal::Place {
+        &self.place
+    }
+
     fn removed(&self, _cx: &Sleepable) {
         self.stop();
-        // Who waits in there keeps all others from being told.
-        let _running = Running::enter();
+        // A handler that waits here holds up all others.
+        let _in_callback = InCallback::enter();
         self.accept.stopped();
     }
 }
@@ -148,7 +157,7 @@ unsafe extern "C" fn on_listener_event(
     // SAFETY: The context of an id with this callback is its listener's, which lives until that is
     // destroyed; and that waits for this. The event is valid during the call.
     let (listening, event) = unsafe { (&*(*id).context.cast::<Listening>(), &*event) };
-    let _running = Running::enter();
+    let _in_callback = InCallback::enter();
     match NonNull::new(id) {
         Some(id) if event.event == bindings::ib_cm_event_type_IB_CM_REQ_RECEIVED => {
             // INVARIANT: The id of a request is destroyed after this callback at the earliest.
@@ -184,7 +193,7 @@ impl Listener {
     ///
     /// # Errors
     ///
-    /// `EBUSY` if somebody listens on it; `EPROTONOSUPPORT` if the device is one of iWARP, which
+    /// `EBUSY` if there is a listener on it; `EPROTONOSUPPORT` if the device is one of iWARP, which
     /// this connection manager does not hear; `ENODEV` if the device goes; `ENOMEM`; or the
     /// connection manager's error.
     #[inline(never)]
@@ -204,6 +213,7 @@ impl Listener {
                 id <- new_mutex!(None),
                 accept,
                 device: device.clone(),
+                place: removal::Place::new(),
             }),
             GFP_KERNEL,
         )?;
@@ -237,7 +247,7 @@ impl Listener {
     ///
     /// `EDEADLK` in a callback of a connection manager; it then ends from a work item.
     pub fn destroy(self, cx: &Sleepable) -> Result {
-        if Running::is_current() {
+        if InCallback::is_current() {
             return Err(EDEADLK);
         }
         self.state.destroy(cx);
@@ -251,7 +261,7 @@ impl Listener {
 ///
 /// `event` is the connection request of `id`, and this is the callback that tells it.
 pub struct Request<'a> {
-    pub(super) id: RawId,
+    pub(super) id: RawId<IbCm>,
     pub(super) event: &'a bindings::ib_cm_event,
     pub(super) device: &'a Device,
     pub(super) taken: &'a Cell<bool>,
@@ -290,7 +300,7 @@ impl Request<'_> {
     /// Takes the QP to RTS and accepts the connection (`ib_send_cm_rep`). The peer may send from
     /// here on.
     ///
-    /// `handler` is told of everything that happens to the connection.
+    /// `handler` gets the events of the connection.
     ///
     /// # Errors
     ///
@@ -328,27 +338,27 @@ impl Request<'_> {
             rnr_retry_count: param.rnr_retry_count,
             ..Default::default()
         };
-        let place = Place::new(self.device, self.port_num(), handler, false)?;
+        let new = NewConnection::new(self.device, self.port_num(), handler)?;
+        let conn = new.conn.clone();
         let raw = self.id.as_ptr();
         // SAFETY: The id is alive by the invariant of `RawId`. By that of the request this is its
         // callback, and no other one runs before this has returned.
         unsafe {
-            (*raw).context = Arc::as_ptr(&place.shared).cast_mut().cast();
+            (*raw).context = Arc::as_ptr(&conn).cast_mut().cast();
             (*raw).cm_handler = Some(on_event);
         }
         // The id is ours: a work item will destroy it, never this callback's return.
         self.taken.set(true);
-        let shared = place.shared.clone();
         // SAFETY: What is taken is not destroyed by the callback's return; callback and context
         // were set above.
-        let accepted = unsafe { place.fill(self.id) }.and_then(|connection| {
+        let accepted = unsafe { new.fill(self.id) }.and_then(|connection| {
             establish(qp, self.id)?;
             // SAFETY: The id is alive by the invariant of `RawId`. The parameters are copied by the
             // call.
             to_result(unsafe { bindings::ib_send_cm_rep(raw, &raw mut rep) })?;
             Ok(connection)
         });
-        accepted.inspect_err(|_| shared.release_handler())
+        accepted.inspect_err(|_| conn.release_handler())
     }
 
     /// Rejects the connection (`ib_send_cm_rej`).

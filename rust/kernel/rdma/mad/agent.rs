@@ -4,7 +4,7 @@
 
 use crate::{
     bindings,
-    cm::Running,
+    cm::callback::InCallback,
     completion::Completion,
     context::{
         Context as _,
@@ -32,7 +32,10 @@ use crate::{
         Ref,
         Refs,
     },
-    removal::OnRemoval, //
+    removal::{
+        self,
+        OnRemoval, //
+    }, //
 };
 use core::{
     convert::Infallible,
@@ -86,6 +89,7 @@ struct Registered {
     ended: Mutex<bool>,
     #[pin]
     end: Work<Self>,
+    place: removal::Place,
 }
 
 impl_has_work! {
@@ -125,6 +129,10 @@ impl Registered {
 }
 
 impl OnRemoval for Registered {
+    fn place(&self) -> &removal::Place {
+        &self.place
+    }
+
     fn gone(self: Arc<Self>) {
         self.queue.close(ENODEV);
         // The MAD layer ends the waits for replies when the agent is unregistered.
@@ -247,6 +255,7 @@ impl Agent {
             refs <- Refs::new(),
             ended <- new_mutex!(false),
             end <- new_work!("rdma::mad::Agent::end"),
+            place: removal::Place::new(),
         })) {
             Ok(registered) => registered.into(),
             Err(never) => match never {},
@@ -327,7 +336,7 @@ impl Agent {
     /// unanswered message, and this waits for such timeouts. The agent stays registered; dropping
     /// it unregisters it from a work item.
     pub fn stop(&self, cx: &Sleepable) -> Result {
-        if Running::is_current() {
+        if InCallback::is_current() {
             return Err(EDEADLK);
         }
         self.state.registered.end(ECANCELED, cx);
@@ -359,7 +368,7 @@ impl Agent {
         retries: u32,
         cx: &Sleepable,
     ) -> Result<Received> {
-        if Running::is_current() {
+        if InCallback::is_current() {
             return Err(EDEADLK);
         }
         if timeout_ms == 0 || message.method.is_response() {

@@ -131,7 +131,7 @@ fn fails(resolve: Resolve) -> Result<Error> {
     Ok(failure)
 }
 
-#[kunit_tests(rdma_cm_driven)]
+#[kunit_tests(rdma_cm_async)]
 mod tests {
     use super::*;
 

@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! The tasks that are in a callback of a connection manager.
+//!
+//! Callbacks share a few work queues, some of them ordered. A task that waits in a callback for
+//! another event may wait for ever, and all other callbacks with it: what would wait returns
+//! `EDEADLK` there.
+
+use crate::bindings;
+use kernel::sync::atomic::{
+    ordering::Relaxed,
+    Atomic, //
+};
+
+/// Enough for a callback on each of so many processors.
+const LEN: usize = 256;
+
+/// The tasks that are in callbacks, and zeroes. A task looks for itself only, so it depends on no
+/// other one's stores.
+static TASKS: [Atomic<usize>; LEN] = [const { Atomic::new(0) }; LEN];
+
+/// The number of tasks in callbacks for which there was no room. Until they return, every task is
+/// taken to be in a callback.
+static UNLISTED: Atomic<u32> = Atomic::new(0);
+
+/// Returns the address of the current task, to be compared.
+pub(super) fn current_task() -> usize {
+    // SAFETY: There is a current task.
+    unsafe { bindings::get_current() as usize }
+}
+
+/// A mark that the current task is in a callback, or in a handler of the ULP that callbacks may
+/// wait for.
+pub(crate) struct InCallback(Option<&'static Atomic<usize>>);
+
+impl InCallback {
+    pub(crate) fn enter() -> Self {
+        let task = current_task();
+        // Tasks begin at different places, so that they seldom meet.
+        let mut slots = TASKS.iter().cycle().skip((task >> 6) % LEN).take(LEN);
+        let slot = slots.find(|slot| slot.cmpxchg(0, task, Relaxed).is_ok());
+        if slot.is_none() {
+            UNLISTED.add(1, Relaxed);
+        }
+        Self(slot)
+    }
+
+    /// Returns whether the current task is in a callback.
+    pub(crate) fn is_current() -> bool {
+        let task = current_task();
+        UNLISTED.load(Relaxed) != 0 || TASKS.iter().any(|slot| slot.load(Relaxed) == task)
+    }
+}
+
+impl Drop for InCallback {
+    fn drop(&mut self) {
+        match self.0 {
+            Some(slot) => slot.store(0, Relaxed),
+            None => drop(UNLISTED.fetch_sub(1, Relaxed)),
+        }
+    }
+}

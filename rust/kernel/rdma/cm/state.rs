@@ -1,0 +1,731 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! The state of a connection of either connection manager, rdma_cm or ib_cm.
+//!
+//! ```text
+//! state        left by                                                for
+//! -----        -------                                                ---
+//! Idle         address resolved                                       Resolved
+//! Resolved     connect() has asked the peer                           Connecting
+//!              connect_to() begins to ask the peer                    Asking
+//! Asking       asked                                                  Connecting
+//!              refused by C                                           Resolved
+//! Requested    accept()                                               Connecting
+//!              reject(), the peer gives up                            Closed
+//! Connecting   established                                            Established
+//!              notify_established()                                   Notified
+//!              rejected, failed, disconnected, not confirmed in time  Closed
+//! Notified     established                                            Established
+//!              rejected, failed, disconnected                         Closed
+//! Established  rejected, disconnected                                 Closed
+//! Closed       established late, and disconnected at once              Established
+//! ```
+//!
+//! A passive connection begins as Requested, and one of ib_cm as Connecting. What fails before the
+//! peer was asked leaves the state as it is.
+//!
+//! A disconnection is remembered in each state that can be disconnected: if the connection is
+//! established only afterwards, the callback ends it. C does nothing, and does not say so, while
+//! the peer's last message is still to come (`ib_send_cm_dreq()` in core/cm.c). Notified leaves it
+//! to the callback altogether: if the state of the C id changes before the manager's worker has
+//! found that the connection is there, the worker does not cancel the message that waits for the
+//! peer's last one (`cm_establish_handler()` in core/cm.c), and the id lives on for a minute.
+//!
+//! While Asking, C is called without the lock, as an iWARP driver may take long. A disconnection is
+//! then left to the task that asks.
+
+use crate::{
+    cm::callback::{
+        current_task,
+        InCallback, //
+    },
+    context::Sleepable,
+    deferred::Queue,
+    removal::{
+        self,
+        OnRemoval, //
+    }, //
+};
+use core::{
+    mem::replace,
+    ptr::NonNull, //
+};
+use kernel::{
+    impl_has_work,
+    new_condvar,
+    new_mutex,
+    new_work,
+    prelude::*,
+    sync::{
+        atomic::{
+            ordering::Relaxed,
+            Atomic, //
+        },
+        Arc,
+        CondVar,
+        CondVarTimeoutResult,
+        Mutex,
+        MutexGuard, //
+    },
+    time::msecs_to_jiffies,
+    workqueue::{
+        Work,
+        WorkItem, //
+    }, //
+};
+
+/// A connection manager of C.
+pub(crate) trait Manager: Sized + Send + Sync + 'static {
+    /// The C type of an id.
+    type Id;
+    type Handler: ?Sized + Send + Sync;
+    /// The data that come with the event for which a call waits.
+    type Reply: Send;
+    type Error: From<Error> + Send + Unpin;
+    /// A connection that is made by its events.
+    type Async: Send + Sync;
+
+    /// The handler does not get an event that ends the wait of a call.
+    const WAITER_ONLY: bool;
+
+    /// Disconnects an id, if it is connected.
+    ///
+    /// # Safety
+    ///
+    /// The id is alive, and its state is Requested or a later one.
+    unsafe fn disconnect(id: *mut Self::Id) -> Result;
+
+    /// Tells the manager that the peer uses the connection (`IB_EVENT_COMM_EST`). Does not sleep.
+    /// Returns whether an event comes of that.
+    ///
+    /// # Safety
+    ///
+    /// The id is alive, and its state is Requested or a later one.
+    unsafe fn notify(id: *mut Self::Id) -> Result<bool>;
+
+    /// Disconnects a connection that the ULP, or the removal of its device, wants to end.
+    ///
+    /// # Safety
+    ///
+    /// The id is alive, and that of the connection.
+    unsafe fn end(conn: &Conn<Self>, id: *mut Self::Id) -> Result;
+
+    /// Calls the handler for the removal of the device.
+    fn device_removal(handler: &Self::Handler, cx: &Sleepable);
+}
+
+#[derive(Clone, Copy, PartialEq, PartialOrd)]
+pub(crate) enum State {
+    /// The device and the addresses are not known, or C may still change them.
+    Idle,
+    /// They are, and C does not change them any more.
+    Resolved,
+    /// The peer is being asked by the callback.
+    Asking,
+    /// A request has come that was neither accepted nor rejected. From here on the id can be
+    /// disconnected.
+    Requested,
+    /// The peer was asked, or a request accepted.
+    Connecting,
+    /// The ULP has said that the connection is there, which the manager's worker has yet to find.
+    Notified,
+    Established,
+    /// The last event has come, or the request was rejected.
+    Closed,
+}
+
+/// An event of the manager, as far as it changes the state.
+#[derive(Clone, Copy, PartialEq)]
+pub(crate) enum Change {
+    /// It does not.
+    None,
+    Resolved,
+    Established,
+    /// The connection could not be made; or the address of the peer has moved.
+    Failed,
+    Closed,
+}
+
+/// A call that waits for an event, or what is done instead of waiting.
+enum Wait<M: Manager> {
+    /// No call waits.
+    None,
+    /// A call waits for the event with this C value. The data that come along go into the box.
+    Event(u32, KBox<M::Reply>),
+    Done(Result<KBox<M::Reply>, M::Error>),
+    /// No call ever waits: the connection is made by its events. Holds that until the peer was
+    /// asked.
+    Async(Option<Arc<M::Async>>),
+}
+
+struct Inner<M: Manager> {
+    state: State,
+    /// The connection is to be disconnected, which the callback does if it cannot be done yet.
+    end: bool,
+    /// The device goes: no handler is set, and no call waits any more.
+    gone: bool,
+    wait: Wait<M>,
+    handler: Option<Arc<M::Handler>>,
+}
+
+impl<M: Manager> Inner<M> {
+    fn set_handler(&mut self, handler: Arc<M::Handler>) -> Result {
+        if self.gone {
+            return Err(ENODEV);
+        }
+        if self.handler.is_some() {
+            return Err(EBUSY);
+        }
+        self.handler = Some(handler);
+        Ok(())
+    }
+
+    /// Ends the wait of a call, if there is one, with an error.
+    fn fail_wait(&mut self, error: M::Error) -> bool {
+        let waits = matches!(self.wait, Wait::Event(..));
+        if waits {
+            self.wait = Wait::Done(Err(error));
+        }
+        waits
+    }
+
+    /// Takes the connection that is made by its events, unless that has begun to ask the peer.
+    fn take_async(&mut self) -> Option<Arc<M::Async>> {
+        match &mut self.wait {
+            Wait::Async(connect) if self.state != State::Asking => connect.take(),
+            _ => None,
+        }
+    }
+}
+
+/// The steps that an event leaves to the callback, in this order.
+pub(crate) struct Effects<M: Manager> {
+    /// The connection that is made by its events, to take its next step.
+    pub(crate) connect: Option<Arc<M::Async>>,
+    /// The handler to call for the event.
+    pub(crate) handler: Option<Arc<M::Handler>>,
+    /// The id is to be disconnected.
+    pub(crate) disconnect: bool,
+    /// A value that is to be dropped without the lock.
+    _over: Option<Arc<M::Async>>,
+}
+
+/// The C id of a connection.
+///
+/// # Invariants
+///
+/// The id is not destroyed.
+pub(crate) struct RawId<M: Manager>(pub(crate) NonNull<M::Id>);
+
+impl<M: Manager> Clone for RawId<M> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<M: Manager> Copy for RawId<M> {}
+
+// SAFETY: An id may be used and destroyed from any thread.
+unsafe impl<M: Manager> Send for RawId<M> {}
+// SAFETY: An id may be used by several threads at once: the connection manager locks it.
+unsafe impl<M: Manager> Sync for RawId<M> {}
+
+impl<M: Manager> RawId<M> {
+    pub(crate) fn as_ptr(self) -> *mut M::Id {
+        self.0.as_ptr()
+    }
+}
+
+/// A connection: the context of its C id. Lives as long as that, at least.
+#[pin_data]
+pub(crate) struct Conn<M: Manager> {
+    /// The id, until it is about to be destroyed: for work items, and the removal of the device.
+    #[pin]
+    id: Mutex<Option<RawId<M>>>,
+    #[pin]
+    inner: Mutex<Inner<M>>,
+    /// The wait of a call has ended, or the state is not Notified any more.
+    #[pin]
+    changed: CondVar,
+    /// Held while an event is handled, and so while the handler is called. Taken before `inner`.
+    #[pin]
+    event_lock: Mutex<()>,
+    /// The task that is in the callback of the id, with its handler lock, or zero.
+    callback_task: Atomic<usize>,
+    #[pin]
+    disconnect: Work<Self, DISCONNECT>,
+    #[pin]
+    notify: Work<Self, NOTIFY>,
+    place: removal::Place,
+}
+
+/// The work items of a connection.
+const DISCONNECT: u64 = 0;
+const NOTIFY: u64 = 1;
+
+impl_has_work! {
+    impl{M: Manager} HasWork<Self, DISCONNECT> for Conn<M> { self.disconnect }
+    impl{M: Manager} HasWork<Self, NOTIFY> for Conn<M> { self.notify }
+}
+
+impl<M: Manager> WorkItem<DISCONNECT> for Conn<M> {
+    type Pointer = Arc<Self>;
+
+    fn run(this: Arc<Self>) {
+        this.end_by_id();
+    }
+}
+
+impl<M: Manager> WorkItem<NOTIFY> for Conn<M> {
+    type Pointer = Arc<Self>;
+
+    fn run(this: Arc<Self>) {
+        this.with_id(|id| {
+            // SAFETY: `with_id` passes the id, which is not destroyed meanwhile.
+            let _ = unsafe { this.notify_established(id.as_ptr()) };
+        });
+    }
+}
+
+impl<M: Manager> OnRemoval for Conn<M> {
+    fn place(&self) -> &removal::Place {
+        &self.place
+    }
+
+    fn gone(self: Arc<Self>) {
+        let mut inner = self.inner.lock();
+        inner.gone = true;
+        if inner.fail_wait(ENODEV.into()) {
+            self.changed.notify_all();
+            if M::WAITER_ONLY {
+                let handler = inner.handler.take();
+                drop(inner);
+                drop(handler);
+            }
+        }
+    }
+
+    fn removed(&self, cx: &Sleepable) {
+        // Callbacks may wait for the handler that is called here.
+        let _in_callback = InCallback::enter();
+        let connect = self.inner.lock().take_async();
+        drop(connect);
+        let _events = self.event_lock.lock();
+        let handler = self.take_handler();
+        if let Some(handler) = handler {
+            M::device_removal(&handler, cx);
+        }
+    }
+
+    fn disconnect(&self) {
+        self.end_by_id();
+    }
+}
+
+/// The time that the end of an id waits for the manager's worker to find that the connection is
+/// there, in milliseconds. It runs at once, unless the callback of another id keeps it.
+const NOTIFIED_MS: u32 = 10_000;
+
+impl<M: Manager> Conn<M> {
+    /// Never inlined, so that the code of the work items is this module's.
+    #[inline(never)]
+    pub(crate) fn new(state: State, handler: Option<Arc<M::Handler>>) -> Result<Arc<Self>> {
+        let inner = Inner {
+            state,
+            end: false,
+            gone: false,
+            wait: Wait::None,
+            handler,
+        };
+        Arc::pin_init(
+            pin_init!(Self {
+                id <- new_mutex!(None),
+                inner <- new_mutex!(inner),
+                changed <- new_condvar!(),
+                event_lock <- new_mutex!(()),
+                callback_task: Atomic::new(0),
+                disconnect <- new_work!("rdma::cm::Conn::disconnect"),
+                notify <- new_work!("rdma::cm::Conn::notify"),
+                place: removal::Place::new(),
+            }),
+            GFP_KERNEL,
+        )
+    }
+
+    pub(crate) fn set_id(&self, id: Option<RawId<M>>) {
+        *self.id.lock() = id;
+    }
+
+    /// Calls a function with the id, unless it is about to be destroyed.
+    pub(crate) fn with_id(&self, f: impl FnOnce(RawId<M>)) {
+        // The id is not destroyed while it is locked.
+        if let Some(id) = *self.id.lock() {
+            f(id);
+        }
+    }
+
+    /// Notes that the current task is in the callback of the id, or that it has left it.
+    pub(crate) fn set_callback_task(&self, in_callback: bool) {
+        let task = if in_callback { current_task() } else { 0 };
+        self.callback_task.store(task, Relaxed);
+    }
+
+    /// Returns whether the current task is in the callback of the id, and has its handler lock.
+    pub(crate) fn is_in_own_callback(&self) -> bool {
+        self.callback_task.load(Relaxed) == current_task()
+    }
+
+    pub(crate) fn state(&self) -> State {
+        self.inner.lock().state
+    }
+
+    /// Returns whether the peer was asked, or answered, and has yet to answer or confirm.
+    pub(crate) fn is_unconfirmed(&self) -> bool {
+        matches!(self.state(), State::Connecting | State::Notified)
+    }
+
+    pub(crate) fn is_gone(&self) -> bool {
+        self.inner.lock().gone
+    }
+
+    /// Sets the handler of a connection that has none.
+    pub(crate) fn set_handler(&self, handler: Arc<M::Handler>) -> Result {
+        self.inner.lock().set_handler(handler)
+    }
+
+    fn take_handler(&self) -> Option<Arc<M::Handler>> {
+        self.inner.lock().handler.take()
+    }
+
+    /// Lets go of the handler. A call of it that has begun goes on.
+    pub(crate) fn release_handler(&self) {
+        drop(self.take_handler());
+    }
+
+    /// Lets go of the handler and waits for a call of it that has begun.
+    pub(crate) fn end_handler(&self) {
+        self.release_handler();
+        drop(self.event_lock.lock());
+    }
+
+    /// Excludes the handling of events.
+    pub(crate) fn lock_events(&self) -> MutexGuard<'_, ()> {
+        self.event_lock.lock()
+    }
+
+    /// Calls `start` and waits for an event, or for a failure.
+    ///
+    /// # Errors
+    ///
+    /// `EDEADLK` in a callback, `EBUSY` if another call waits or the connection is made by its
+    /// events, `ENODEV` if the device goes, `ERESTARTSYS` on a signal, or the error of `start` or
+    /// of an event.
+    pub(crate) fn wait_for(
+        &self,
+        event: u32,
+        reply: M::Reply,
+        start: impl FnOnce() -> Result,
+    ) -> Result<M::Reply, M::Error> {
+        if InCallback::is_current() {
+            return Err(EDEADLK.into());
+        }
+        let reply = KBox::new(reply, GFP_KERNEL).map_err(Error::from)?;
+        {
+            let mut inner = self.inner.lock();
+            if !matches!(inner.wait, Wait::None) {
+                return Err(EBUSY.into());
+            }
+            if inner.gone {
+                return Err(ENODEV.into());
+            }
+            inner.wait = Wait::Event(event, reply);
+        }
+        let started = start();
+        let mut inner = self.inner.lock();
+        if let Err(e) = started {
+            inner.wait = Wait::None;
+            return Err(e.into());
+        }
+        loop {
+            match replace(&mut inner.wait, Wait::None) {
+                Wait::Done(result) => return result.map(KBox::into_inner),
+                waiting => inner.wait = waiting,
+            }
+            if self.changed.wait_interruptible(&mut inner) {
+                inner.wait = Wait::None;
+                return Err(ERESTARTSYS.into());
+            }
+        }
+    }
+
+    /// Handles an event, whose C value this is, with the events locked.
+    ///
+    /// `reply` fills in what came along, or is the error that the event is for a call that waits;
+    /// `None` if the event ends no wait.
+    pub(crate) fn advance<F: FnOnce(&mut M::Reply)>(
+        &self,
+        change: Change,
+        event: u32,
+        reply: Option<Result<F, M::Error>>,
+    ) -> Effects<M> {
+        let mut inner = self.inner.lock();
+        let was = inner.state;
+        let mut disconnect = false;
+        let mut is_last = false;
+        inner.state = match (was, change) {
+            (state, Change::None) => state,
+            (State::Idle, Change::Resolved) => State::Resolved,
+            (state, Change::Resolved) => state,
+            (_, Change::Established) => {
+                disconnect = inner.end;
+                State::Established
+            }
+            // The neighbour of a connection that exists got another address: the connection is
+            // still there for the manager, but not for the network.
+            (State::Established, Change::Failed) => {
+                disconnect = true;
+                State::Established
+            }
+            (state, Change::Failed | Change::Closed) => {
+                is_last = true;
+                // The end was left to an event that does not come any more.
+                disconnect = state == State::Notified && inner.end;
+                if state >= State::Requested {
+                    State::Closed
+                } else {
+                    state
+                }
+            }
+        };
+        let mut ends_wait = false;
+        if let Some(reply) = reply {
+            inner.wait = match (replace(&mut inner.wait, Wait::None), reply) {
+                (Wait::Event(..), Err(e)) => {
+                    ends_wait = true;
+                    Wait::Done(Err(e))
+                }
+                (Wait::Event(success, mut to), Ok(fill)) if success == event => {
+                    ends_wait = true;
+                    fill(&mut to);
+                    Wait::Done(Ok(to))
+                }
+                (wait, _) => wait,
+            };
+        }
+        let (connect, over) = match &mut inner.wait {
+            Wait::Async(connect) if is_last => (None, connect.take()),
+            Wait::Async(connect) if change == Change::Resolved => (connect.clone(), None),
+            _ => (None, None),
+        };
+        // The handler is taken before the call that waits may let go of it.
+        let handler = match change {
+            Change::Resolved => None,
+            _ if is_last => inner.handler.take(),
+            _ => inner.handler.clone(),
+        };
+        let notify = !(M::WAITER_ONLY && ends_wait);
+        drop(inner);
+        if ends_wait || was == State::Notified {
+            self.changed.notify_all();
+        }
+        Effects {
+            connect,
+            handler: handler.filter(|_| notify),
+            disconnect,
+            _over: over,
+        }
+    }
+
+    /// Sets the handler of a connection that is made by its events, and the value that makes it.
+    pub(crate) fn begin_async(&self, handler: Arc<M::Handler>, connect: Arc<M::Async>) -> Result {
+        let mut inner = self.inner.lock();
+        inner.set_handler(handler)?;
+        inner.wait = Wait::Async(Some(connect));
+        Ok(())
+    }
+
+    /// Ends a connection that is made by its events and has failed. Returns the handler to call;
+    /// none if the connection was given up.
+    pub(crate) fn end_async(&self) -> Option<Arc<M::Handler>> {
+        let mut inner = self.inner.lock();
+        let connect = inner.take_async();
+        let handler = connect.as_ref().and_then(|_| inner.handler.take());
+        drop(inner);
+        drop(connect);
+        handler
+    }
+
+    /// Asks the peer by calling `ask`, in the callback of a connection that is made by its events.
+    /// Returns whether the id is to be disconnected, as that was asked for meanwhile.
+    ///
+    /// # Errors
+    ///
+    /// `ECANCELED` if the connection was given up, or the error of `ask`.
+    pub(crate) fn ask(&self, ask: impl FnOnce() -> Result) -> Result<bool> {
+        {
+            let mut inner = self.inner.lock();
+            if !matches!(inner.wait, Wait::Async(Some(_))) {
+                return Err(ECANCELED);
+            }
+            inner.state = State::Asking;
+        }
+        let asked = ask();
+        let mut inner = self.inner.lock();
+        inner.state = State::Resolved;
+        asked?;
+        let connect = inner.take_async();
+        inner.state = State::Connecting;
+        let end = inner.end;
+        drop(inner);
+        drop(connect);
+        Ok(end)
+    }
+
+    /// Notes that the peer was asked. Called with the handler lock of the id, so before any event.
+    pub(crate) fn set_asked(&self) {
+        self.inner.lock().state = State::Connecting;
+    }
+
+    /// Begins to accept the request that has come, which is done once.
+    ///
+    /// C lets an id be rejected that has asked, or accepted, itself; but then it goes on sending
+    /// that message, with a reference to the id, until it was not answered for a minute.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` if there is none that is still to be answered, `ENODEV` if the device goes: it can
+    /// still be rejected then.
+    pub(crate) fn begin_accept(&self, handler: Arc<M::Handler>) -> Result {
+        let mut inner = self.inner.lock();
+        if inner.state != State::Requested {
+            return Err(EINVAL);
+        }
+        inner.set_handler(handler)?;
+        inner.state = State::Connecting;
+        Ok(())
+    }
+
+    /// Begins to reject the request that has come.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` if there is none that is still to be answered.
+    pub(crate) fn begin_reject(&self) -> Result {
+        let mut inner = self.inner.lock();
+        if inner.state != State::Requested {
+            return Err(EINVAL);
+        }
+        inner.state = State::Closed;
+        Ok(())
+    }
+
+    /// Begins to disconnect: ends the wait of a call with `ECANCELED`, and gives up a connection
+    /// that is made by its events. Returns whether the id is to be disconnected now.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` if the id was never connected.
+    pub(crate) fn begin_disconnect(&self) -> Result<bool> {
+        let mut inner = self.inner.lock();
+        if inner.fail_wait(ECANCELED.into()) {
+            self.changed.notify_all();
+        }
+        let connect = inner.take_async();
+        if connect.is_some() || inner.state == State::Asking {
+            inner.end = true;
+            let handler = inner.handler.take();
+            drop(inner);
+            drop((connect, handler));
+            return Ok(false);
+        }
+        if inner.state < State::Requested {
+            return Err(EINVAL);
+        }
+        inner.end = true;
+        Ok(inner.state != State::Notified)
+    }
+
+    /// Leaves the disconnection to the callback, if the manager's worker is about to call it.
+    pub(crate) fn leave_disconnect(&self) -> bool {
+        let mut inner = self.inner.lock();
+        let leave = inner.state == State::Notified;
+        inner.end |= leave;
+        leave
+    }
+
+    /// Returns whether the connection is made by its events and not established yet.
+    pub(crate) fn is_being_made_async(&self) -> bool {
+        let inner = self.inner.lock();
+        matches!(inner.wait, Wait::Async(_)) && inner.state != State::Established
+    }
+
+    /// Gives up a connection that the peer has not confirmed, with the events locked. If it is
+    /// confirmed now, its callback disconnects. Returns the handler to call; none if the end is
+    /// left to the event that is about to come.
+    pub(crate) fn give_up(&self, disconnect: impl FnOnce()) -> Option<Arc<M::Handler>> {
+        if !self.begin_disconnect().unwrap_or(false) {
+            return None;
+        }
+        disconnect();
+        let mut inner = self.inner.lock();
+        inner.state = State::Closed;
+        inner.handler.take()
+    }
+
+    /// Tells the manager that the peer uses the connection.
+    ///
+    /// # Errors
+    ///
+    /// `EISCONN` if that is known, or was said before; `EINVAL` if the connection is not being
+    /// made, or is to end; or the manager's error.
+    ///
+    /// # Safety
+    ///
+    /// `id` is the id of this connection and alive.
+    pub(crate) unsafe fn notify_established(&self, id: *mut M::Id) -> Result {
+        let mut inner = self.inner.lock();
+        match inner.state {
+            State::Notified | State::Established => Err(EISCONN),
+            State::Connecting if !inner.end => {
+                // SAFETY: The caller says that the id is alive, and its state was just found to be
+                // Connecting.
+                if unsafe { M::notify(id) }? {
+                    inner.state = State::Notified;
+                }
+                Ok(())
+            }
+            _ => Err(EINVAL),
+        }
+    }
+
+    /// Waits until the manager's worker has found that the connection is there, if it is about to.
+    pub(crate) fn wait_notified(&self) {
+        let mut inner = self.inner.lock();
+        let mut left = msecs_to_jiffies(NOTIFIED_MS);
+        while inner.state == State::Notified {
+            match self.changed.wait_interruptible_timeout(&mut inner, left) {
+                CondVarTimeoutResult::Woken { jiffies } => left = jiffies,
+                _ => return,
+            }
+        }
+    }
+
+    fn end_by_id(&self) {
+        self.with_id(|id| {
+            // SAFETY: `with_id` passes the id of this connection, which is not destroyed meanwhile.
+            let _ = unsafe { M::end(self, id.as_ptr()) };
+        });
+    }
+
+    /// Disconnects from a work item.
+    pub(crate) fn disconnect_later(self: &Arc<Self>) {
+        // Already queued is as good.
+        let _ = Queue::get().enqueue::<_, DISCONNECT>(self.clone());
+    }
+
+    /// Tells the manager from a work item that the peer uses the connection.
+    pub(crate) fn notify_later(self: &Arc<Self>) {
+        // Already queued is as good.
+        let _ = Queue::get().enqueue::<_, NOTIFY>(self.clone());
+    }
+}
