@@ -71,7 +71,9 @@ where
     let (done, number) = (count.clone(), sum.clone());
     let handler = OnDone::<QpContext<T>, _>::new(move |_, cx| {
         if let Some(context) = cx.get() {
-            (0..=context.number()).for_each(|_| drop(number.up()));
+            (0..=context.number()).for_each(|_| {
+                number.up();
+            });
         }
         done.up();
     })?;
@@ -240,7 +242,9 @@ mod tests {
             |qp| Arc::new(Conn { qp }, GFP_KERNEL).map_err(Error::from),
             move |conn: &Conn, _| {
                 let count = count.clone();
-                let answer = OnDone::<Atomic, _>::new(move |_, _| drop(count.up()));
+                let answer = OnDone::<Atomic, _>::new(move |_, _| {
+                    count.up();
+                });
                 if let Ok(answer) = answer {
                     let _ = conn.qp.post_send(answer, |_| Ok(SendWr::send([])));
                 }
