@@ -9,7 +9,7 @@ use rdma::prelude::*;
 
 fn end(shared: Arc<ulp::Shared>, cx: &Sleepable) -> Result {
     #[cfg(mistake)]
-    shared.qp.destroy(cx)?; //~ E0507 cannot move out of dereference of `kernel::sync::Arc<ulp::Shared>`
+    shared.qp.destroy(cx)?; //~ E0507 cannot move out of dereference of `kernel::sync::Arc<ulp
     #[cfg(not(mistake))]
     shared.qp.drain(cx)?;
     Ok(())

@@ -29,5 +29,6 @@ type Context = Softirq;
 type Context = Workqueue;
 
 fn qp(pd: &Pd, cq: &Cq<Context>, srq: &Srq<Question>, cx: &Sleepable) -> Result<Qp<Context>> {
-    InitAttr::on_srq(pd, cq, srq, &Caps::new(16, 0)).create(cx) //~ E0277 `rdma::context::Softirq: Provides<rdma::context::Sleepable>` is not
+    let init = InitAttr::on_srq(pd, cq, srq, &Caps::new(16, 0)); //~ E0277 Provides<rdma::context::
+    init.create(cx)
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The poll lock of a CQ: one thread at a time holds it, and sees all that was done under it before.
+//! The poll lock of a CQ: one thread at a time holds it, and sees what was done under it before.
 
 use crate::counters::PollLock;
 use loom::{cell::UnsafeCell, sync::Arc, thread};
