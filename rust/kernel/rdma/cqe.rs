@@ -185,7 +185,7 @@ impl Sealed {
 ///
 /// The address that `into_cqe` returns is that of the [`Cqe`] in a `T` that stays there, unmodified
 /// but through interior mutability, until `from_cqe` gets that address back. It is
-/// [activated](debug::activate). If `EXCLUSIVE`, there is no other reference to the `T` as long as
+/// activated. If `EXCLUSIVE`, there is no other reference to the `T` as long as
 /// there is the pointer.
 #[diagnostic::on_unimplemented(
     message = "a `{Self}` cannot own a request",
