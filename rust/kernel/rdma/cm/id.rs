@@ -210,7 +210,7 @@ impl Id {
     /// Fails unless the device and both addresses are known, which C says before it has them
     /// (`addr_handler()` in core/cma.c changes the state, then looks for the device).
     fn resolved(&self) -> Result {
-        if self.conn().state() == state::State::Idle {
+        if !self.conn().is_resolved() {
             return Err(ENOTCONN);
         }
         Ok(())

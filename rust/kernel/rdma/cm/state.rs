@@ -58,7 +58,11 @@ use kernel::{
     prelude::*,
     sync::{
         atomic::{
-            ordering::Relaxed,
+            ordering::{
+                Acquire,
+                Relaxed,
+                Release, //
+            },
             Atomic, //
         },
         Arc,
@@ -252,6 +256,8 @@ pub(crate) struct Conn<M: Manager> {
     event_lock: Mutex<()>,
     /// The task that is in the callback of the id, with its handler lock, or zero.
     callback_task: Atomic<usize>,
+    /// The state is not Idle any more: for functions that any context may call.
+    resolved: Atomic<bool>,
     #[pin]
     disconnect: Work<Self, DISCONNECT>,
     #[pin]
@@ -344,6 +350,7 @@ impl<M: Manager> Conn<M> {
                 changed <- new_condvar!(),
                 event_lock <- new_mutex!(()),
                 callback_task: Atomic::new(0),
+                resolved: Atomic::new(state != State::Idle),
                 disconnect <- new_work!("rdma::cm::Conn::disconnect"),
                 notify <- new_work!("rdma::cm::Conn::notify"),
                 place: removal::Place::new(),
@@ -377,6 +384,12 @@ impl<M: Manager> Conn<M> {
 
     pub(crate) fn state(&self) -> State {
         self.inner.lock().state
+    }
+
+    /// Returns whether the device and the addresses are known, and do not change any more. Any
+    /// context.
+    pub(crate) fn is_resolved(&self) -> bool {
+        self.resolved.load(Acquire)
     }
 
     /// Returns whether the peer was asked, or answered, and has yet to answer or confirm.
@@ -474,7 +487,10 @@ impl<M: Manager> Conn<M> {
         let mut is_last = false;
         inner.state = match (was, change) {
             (state, Change::None) => state,
-            (State::Idle, Change::Resolved) => State::Resolved,
+            (State::Idle, Change::Resolved) => {
+                self.resolved.store(true, Release);
+                State::Resolved
+            }
             (state, Change::Resolved) => state,
             (_, Change::Established) => {
                 disconnect = inner.end;
