@@ -16,18 +16,19 @@ static void perf_unsignaled_done(struct ib_cq *cq, struct ib_wc *wc)
 
 static struct ib_cqe perf_unsignaled = { .done = perf_unsignaled_done };
 
-/* Posts @nr requests like @wr, which is signaled, before it. */
-int perf_post_unsignaled(struct ib_qp *qp, struct ib_send_wr *wr, u32 nr)
+/* Posts @nr requests before @wr, each made anew, as different ones would be. */
+int perf_post_unsignaled(const struct perf_run *run, struct perf_req *req,
+			 enum ib_wr_opcode opcode, struct ib_rdma_wr *wr, u32 nr)
 {
-	struct ib_cqe *cqe = wr->wr_cqe;
 	int ret = 0;
 
-	wr->wr_cqe = &perf_unsignaled;
-	wr->send_flags = 0;
-	while (nr-- && !ret)
-		ret = ib_post_send(qp, wr, NULL);
-	wr->wr_cqe = cqe;
-	wr->send_flags = IB_SEND_SIGNALED;
+	while (nr-- && !ret) {
+		perf_wr(run, req, opcode, wr);
+		wr->wr.wr_cqe = &perf_unsignaled;
+		wr->wr.send_flags = 0;
+		ret = ib_post_send(req->qp, &wr->wr, NULL);
+	}
+	perf_wr(run, req, opcode, wr);
 	return ret;
 }
 

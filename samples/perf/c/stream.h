@@ -28,10 +28,27 @@ int perf_stream_init(struct perf_run *run, void (*done)(struct ib_cq *cq, struct
 void perf_stream_exit(struct perf_run *run);
 void perf_stream_recv_done(struct ib_cq *cq, struct ib_wc *wc);
 
-int perf_post_unsignaled(struct ib_qp *qp, struct ib_send_wr *wr, u32 nr);
+int perf_post_unsignaled(const struct perf_run *run, struct perf_req *req,
+			 enum ib_wr_opcode opcode, struct ib_rdma_wr *wr, u32 nr);
 
 int perf_rate_init(struct perf_run *run);
 int perf_rate_go(struct perf_run *run, u32 ops);
+
+static __always_inline void perf_wr(const struct perf_run *run, struct perf_req *req,
+				    enum ib_wr_opcode opcode, struct ib_rdma_wr *wr)
+{
+	wr->wr = (struct ib_send_wr) {
+		.wr_cqe = &req->cqe,
+		.sg_list = &req->buf.sge,
+		.num_sge = 1,
+		.opcode = opcode,
+		.send_flags = IB_SEND_SIGNALED,
+	};
+	if (opcode != IB_WR_SEND) {
+		wr->remote_addr = run->remote_addr;
+		wr->rkey = run->rkey;
+	}
+}
 
 /* @opcode is a constant where it can be. */
 static __always_inline int perf_post(const struct perf_run *run, struct perf_req *req,
@@ -40,19 +57,9 @@ static __always_inline int perf_post(const struct perf_run *run, struct perf_req
 	struct ib_rdma_wr wr;
 	int ret;
 
-	wr.wr = (struct ib_send_wr) {
-		.wr_cqe = &req->cqe,
-		.sg_list = &req->buf.sge,
-		.num_sge = 1,
-		.opcode = opcode,
-		.send_flags = IB_SEND_SIGNALED,
-	};
-	if (opcode != IB_WR_SEND) {
-		wr.remote_addr = run->remote_addr;
-		wr.rkey = run->rkey;
-	}
+	perf_wr(run, req, opcode, &wr);
 	if (run->signal > 1) {
-		ret = perf_post_unsignaled(req->qp, &wr.wr, run->signal - 1);
+		ret = perf_post_unsignaled(run, req, opcode, &wr, run->signal - 1);
 		if (unlikely(ret))
 			return ret;
 	}
