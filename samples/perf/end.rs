@@ -81,7 +81,7 @@ impl<C: Mode> End<C> {
         };
         let memory = Arc::new(memory, GFP_KERNEL)?;
         self.region = Some(memory.clone());
-        let remote = qp.post_reg(memory.clone(), |m| RegWr::remote_read_write(&m.region))?;
+        let remote = qp.post_send(memory.clone(), |m| Ok(RegWr::remote_read_write(&m.region)))?;
         until(|| {
             C::process_one(&self.cq);
             match memory.registered.load(Acquire) {

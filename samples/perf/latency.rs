@@ -95,9 +95,9 @@ impl<C: PollContext + Provides<Atomic>> Slot<C> {
     /// Begins the first lap of a phase.
     fn begin(self: Pin<KBox<Self>>, qp: &Qp<C>) -> Result {
         let posted = match self.op {
-            Op::Send => qp.post_send::<_, SENT, 1>(self, |slot| Ok(slot.send_wr())),
-            Op::Write(to) => qp.post_send::<_, SENT, 1>(self, |slot| Ok(slot.write_wr(to))),
-            Op::Read(of) => qp.post_send::<_, ARRIVED, 1>(self, |slot| Ok(slot.read_wr(of))),
+            Op::Send => qp.post_send::<_, _, SENT, 1>(self, |slot| Ok(slot.send_wr())),
+            Op::Write(to) => qp.post_send::<_, _, SENT, 1>(self, |slot| Ok(slot.write_wr(to))),
+            Op::Read(of) => qp.post_send::<_, _, ARRIVED, 1>(self, |slot| Ok(slot.read_wr(of))),
         };
         Ok(posted?)
     }
@@ -150,11 +150,11 @@ impl<C: PollContext + Provides<Atomic>> Slot<C> {
     fn repost<const ID: u64>(
         self: Pin<KBox<Self>>,
         wc: &Wc,
-        wr: impl for<'a> FnOnce(&'a Self) -> SendWr<'a>,
+        wr: impl for<'a> FnOnce(&'a Self) -> SendWr<'a> + Send,
     ) where
         Self: CqeHandler<ID, Pointer = Owned<C>, Needs = Atomic>,
     {
-        let posted = Qp::repost_send::<_, ID, 1>(self, wc, |slot| &slot.qp, |slot| Ok(wr(slot)));
+        let posted = Qp::repost_send::<_, _, ID, 1>(self, wc, |slot| &slot.qp, |slot| Ok(wr(slot)));
         if let Err(e) = posted {
             Self::refused(e);
         }
@@ -181,8 +181,9 @@ impl<C: PollContext + Provides<Atomic>> Slot<C> {
     #[cold]
     #[inline(never)]
     fn refused(e: PostError<Pin<KBox<Self>>>) {
+        let error = e.error();
         if let Some(slot) = e.owner {
-            slot.failed(e.error);
+            slot.failed(error);
         }
     }
 }

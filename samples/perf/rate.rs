@@ -18,6 +18,7 @@ use crate::{
     },
     run::{
         device,
+        post_times,
         share,
         Figures,
         Report,
@@ -80,7 +81,7 @@ impl<C: PollContext + Provides<Atomic>> Group<C> {
             return self.post_all(qp);
         }
         if let Err(e) = qp.post_send(self, Self::wr) {
-            Self::refused(e.owner, e.error);
+            Self::refused(e);
         }
     }
 
@@ -88,16 +89,17 @@ impl<C: PollContext + Provides<Atomic>> Group<C> {
     #[inline(never)]
     fn post_all(self: Pin<KBox<Self>>, qp: &Qp<C>) {
         let times = self.common.signal;
-        if let Err(e) = qp.post_times(self, times, Self::wr) {
-            Self::refused(e.owner, e.error);
+        if let Err(e) = post_times(qp, self, times, Self::wr) {
+            Self::refused(e);
         }
     }
 
     /// If some were posted, or that is not known, the QP has the owner.
     #[cold]
-    fn refused(this: Option<Pin<KBox<Self>>>, error: Error) {
+    fn refused(e: PostError<Pin<KBox<Self>>>) {
+        let error = e.error();
         pr_err!("a request was refused: {error:?}\n");
-        if let Some(group) = this {
+        if let Some(group) = e.owner {
             group.common.run.fail(error);
         }
     }
@@ -128,7 +130,7 @@ impl<C: PollContext + Provides<Atomic>> Group<C> {
     #[inline]
     fn again(self: Pin<KBox<Self>>, wc: &Wc) {
         if self.common.signal.get() > 1 {
-            return self.again_all(wc);
+            return self.again_all();
         }
         match self.common.op {
             Op::Send => self.repost(wc, |group| SendWr::send([group.buf.whole()])),
@@ -138,20 +140,21 @@ impl<C: PollContext + Provides<Atomic>> Group<C> {
     }
 
     #[inline]
-    fn repost(self: Pin<KBox<Self>>, wc: &Wc, wr: impl for<'a> FnOnce(&'a Self) -> SendWr<'a>) {
+    fn repost(
+        self: Pin<KBox<Self>>,
+        wc: &Wc,
+        wr: impl for<'a> FnOnce(&'a Self) -> SendWr<'a> + Send,
+    ) {
         if let Err(e) = Qp::repost_send(self, wc, |group| &group.qp, |group| Ok(wr(group))) {
-            Self::refused(e.owner, e.error);
+            Self::refused(e);
         }
     }
 
-    /// As [`Group::post_all`], in the handler of `wc`.
+    /// As [`Group::post_all`], in a handler.
     #[inline(never)]
-    fn again_all(self: Pin<KBox<Self>>, wc: &Wc) {
-        let times = self.common.signal;
-        let posted = Qp::repost_times(self, wc, |group| &group.qp, times, Self::wr);
-        if let Err(e) = posted {
-            Self::refused(e.owner, e.error);
-        }
+    fn again_all(self: Pin<KBox<Self>>) {
+        let qp = self.qp.clone();
+        self.post_all(&qp);
     }
 
     #[cold]

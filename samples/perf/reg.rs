@@ -56,7 +56,7 @@ impl<C: PollContext + Provides<Atomic>> FastReg<C> {
     #[inline(never)]
     fn register(self: Pin<KBox<Self>>) {
         let qp = self.qp.clone();
-        let posted = qp.post_reg::<_, _, REG>(self, |fmr| RegWr::remote_write(&fmr.region));
+        let posted = qp.post_send::<_, _, REG, _>(self, |fmr| Ok(RegWr::remote_write(&fmr.region)));
         if let Err(e) = posted {
             Self::refused(e);
         }
@@ -64,11 +64,11 @@ impl<C: PollContext + Provides<Atomic>> FastReg<C> {
 
     #[inline(never)]
     fn register_again(self: Pin<KBox<Self>>, wc: &Wc) {
-        let posted = Qp::repost_reg::<_, _, REG>(
+        let posted = Qp::repost_send::<_, _, REG, _>(
             self,
             wc,
             |fmr| &fmr.qp,
-            |fmr| RegWr::remote_write(&fmr.region),
+            |fmr| Ok(RegWr::remote_write(&fmr.region)),
         );
         if let Err(e) = posted {
             Self::refused(e);
@@ -80,8 +80,12 @@ impl<C: PollContext + Provides<Atomic>> FastReg<C> {
         if let Err(e) = wc.result() {
             return self.fail(e.into());
         }
-        let posted =
-            Qp::repost_inv::<_, _, INV>(self, wc, |fmr| &fmr.qp, |fmr| InvWr::new(&fmr.region));
+        let posted = Qp::repost_send::<_, _, INV, _>(
+            self,
+            wc,
+            |fmr| &fmr.qp,
+            |fmr| Ok(InvWr::new(&fmr.region)),
+        );
         if let Err(e) = posted {
             Self::refused(e);
         }
@@ -109,8 +113,9 @@ impl<C: PollContext + Provides<Atomic>> FastReg<C> {
     #[cold]
     #[inline(never)]
     fn refused(e: PostError<Pin<KBox<Self>>>) {
+        let error = e.error();
         if let Some(fmr) = e.owner {
-            fmr.fail(e.error);
+            fmr.fail(error);
         }
     }
 

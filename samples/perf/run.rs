@@ -16,6 +16,7 @@ use crate::{
     setup,
     void, //
 };
+use core::num::NonZero;
 use kernel::{
     cpu::nr_cpu_ids,
     fmt,
@@ -43,7 +44,11 @@ use kernel::{
         Monotonic, //
     }, //
 };
-use rdma::prelude::*;
+use rdma::{
+    cqe::CqePointer,
+    prelude::*,
+    qp::Chain, //
+};
 
 /// After so long without progress a run is stuck, in milliseconds.
 const STUCK_MS: u32 = 10_000;
@@ -332,5 +337,32 @@ pub(crate) fn run(client: &ClientRef, args: &Args<'_>, cx: &Sleepable) -> Result
         (Context::Softirq | Context::Workqueue | Context::UnboundWorkqueue, _) => {
             run_in::<Softirq>(client, args, cx)
         }
+    }
+}
+
+/// Posts a request `times` times, only the last one signaled.
+#[inline]
+pub(crate) fn post_times<S, R, P>(
+    qp: &Qp<S, R>,
+    owner: P,
+    times: NonZero<u32>,
+    wr: impl for<'a> Fn(&'a P::Target) -> Result<SendWr<'a>> + Sync,
+) -> Result<(), PostError<P>>
+where
+    S: Provides<Atomic>,
+    R: PollContext,
+    P: CqePointer<0>,
+    P::Target: CqeHandler<Pointer = P, Needs = Atomic>,
+{
+    let mut batch = qp.batch(owner);
+    for _ in 1..times.get() {
+        let posted = batch.post(|owner, chain: &mut Chain<'_, 1>| chain.push(wr(owner)?));
+        if let Err(e) = posted {
+            return Err(batch.into_error(e));
+        }
+    }
+    match batch.finish(|owner, chain: &mut Chain<'_, 1>| chain.push(wr(owner)?)) {
+        Ok(()) => Ok(()),
+        Err(e) => Err(batch.into_error(e)),
     }
 }

@@ -19,6 +19,7 @@ use crate::{
     poll::BATCH,
     run::{
         device,
+        post_times,
         Figures,
         Report,
         Run, //
@@ -62,6 +63,11 @@ impl Request {
     }
 
     #[inline]
+    fn buf(&self) -> &Buf<ToDevice> {
+        &self.buf
+    }
+
+    #[inline]
     fn completed(&self, wc: &Wc) {
         if let Err(e) = wc.result() {
             self.run.fail(e);
@@ -94,7 +100,7 @@ impl CqeHandler for Borrowed {
 fn post_round<'q, P>(
     mut each: impl Iterator<Item = (&'q Arc<Qp<Direct>>, P)>,
     signal: NonZero<u32>,
-    buf: impl for<'a> Fn(&'a P::Target) -> &'a Buf<ToDevice> + Copy,
+    buf: impl for<'a> Fn(&'a P::Target) -> &'a Buf<ToDevice> + Copy + Sync,
 ) -> Result
 where
     P: CqePointer<0>,
@@ -105,13 +111,9 @@ where
             post_all(qp, owner, signal, buf)?;
         }
     } else {
-        // The next one is come by at the end of the loop: LLVM does not join a post that has
-        // succeeded to the begin of one, and would test its result twice.
-        let mut next = each.next();
-        while let Some((qp, owner)) = next {
-            qp.post_send(owner, |o| Ok(SendWr::send([buf(o).whole()])))?;
-            next = each.next();
-        }
+        each.try_for_each(|(qp, owner)| {
+            qp.post_send(owner, |o| Ok(SendWr::send([buf(o).whole()])))
+        })?;
     }
     Ok(())
 }
@@ -123,13 +125,15 @@ fn post_all<P>(
     qp: &Qp<Direct>,
     owner: P,
     signal: NonZero<u32>,
-    buf: impl for<'a> Fn(&'a P::Target) -> &'a Buf<ToDevice>,
+    buf: impl for<'a> Fn(&'a P::Target) -> &'a Buf<ToDevice> + Copy + Sync,
 ) -> Result
 where
     P: CqePointer<0>,
     P::Target: CqeHandler<Pointer = P, Needs = Atomic>,
 {
-    Ok(qp.post_times(owner, signal, |o| Ok(SendWr::send([buf(o).whole()])))?)
+    Ok(post_times(qp, owner, signal, |o| {
+        Ok(SendWr::send([buf(o).whole()]))
+    })?)
 }
 
 /// The requests of a round.
@@ -144,14 +148,31 @@ trait Round {
 /// Completions come to callbacks.
 struct ByCallback(KVec<(Arc<Qp<Direct>>, Reusable<Borrowed>)>);
 
+impl ByCallback {
+    /// Yields the requests that are not posted.
+    fn each(&mut self) -> impl Iterator<Item = (&Arc<Qp<Direct>>, InFlight<Borrowed>)> {
+        let each = self.0.iter_mut();
+        each.map_while(|(qp, kept)| Some((&*qp, kept.start()?)))
+    }
+
+    /// Not inlined, as [`post_all`].
+    #[inline(never)]
+    fn post_times(&mut self, signal: NonZero<u32>) -> Result {
+        self.each()
+            .try_for_each(|(qp, b)| post_all(qp, b, signal, |b| &b.request.buf))
+    }
+}
+
 impl Round for ByCallback {
     #[inline(never)]
     fn post(&mut self, _qps: &[Arc<Qp<Direct>>], signal: NonZero<u32>) -> Result {
-        let each = self
-            .0
-            .iter_mut()
-            .map_while(|(qp, kept)| Some((&*qp, kept.start()?)));
-        post_round(each, signal, |b| &b.request.buf)
+        if signal.get() > 1 {
+            return self.post_times(signal);
+        }
+        self.each().try_for_each(|(qp, b)| {
+            qp.post_send(b, |b| Ok(SendWr::send([b.request.buf.whole()])))
+        })?;
+        Ok(())
     }
 
     fn process(&mut self, cq: &Cq<Direct>, left: u32) -> Result<u32> {
@@ -160,24 +181,28 @@ impl Round for ByCallback {
 }
 
 /// The caller takes the requests from the completions, which were polled into an array, or which
-/// are dispatched `STATIC`ally.
-struct Taken<const STATIC: bool> {
+/// are dispatched statically.
+struct Taken {
     here: KVec<Pin<KBox<Request>>>,
     back: KVec<Pin<KBox<Request>>>,
+    is_static: bool,
 }
 
-impl<const STATIC: bool> Taken<STATIC> {
-    fn new(here: KVec<Pin<KBox<Request>>>) -> Result<Self> {
-        let back = KVec::with_capacity(here.len(), GFP_KERNEL)?;
-        Ok(Self { here, back })
+impl Taken {
+    fn new(here: KVec<Pin<KBox<Request>>>, context: Context) -> Result<Self> {
+        Ok(Self {
+            back: KVec::with_capacity(here.len(), GFP_KERNEL)?,
+            here,
+            is_static: context == Context::Static,
+        })
     }
 }
 
-impl<const STATIC: bool> Round for Taken<STATIC> {
+impl Round for Taken {
     #[inline(never)]
     fn post(&mut self, qps: &[Arc<Qp<Direct>>], signal: NonZero<u32>) -> Result {
         let each = qps.iter().zip(self.here.drain_all());
-        post_round(each, signal, |r| &r.buf)?;
+        post_round(each, signal, Request::buf)?;
         core::mem::swap(&mut self.here, &mut self.back);
         Ok(())
     }
@@ -192,7 +217,7 @@ impl<const STATIC: bool> Round for Taken<STATIC> {
                 let _ = here.push_within_capacity(request);
             }
         };
-        if STATIC {
+        if self.is_static {
             return cq.process_with(left, take);
         }
         let mut batch = Batch::<{ BATCH as usize }>::new();
@@ -275,8 +300,7 @@ fn stream(
     }
     match args.context {
         Context::Direct => alternate(end, &qps, ByCallback(kept), args, run),
-        Context::Static => alternate(end, &qps, Taken::<true>::new(requests)?, args, run),
-        _ => alternate(end, &qps, Taken::<false>::new(requests)?, args, run),
+        context => alternate(end, &qps, Taken::new(requests, context)?, args, run),
     }
 }
 

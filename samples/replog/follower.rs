@@ -54,7 +54,9 @@ impl Log {
         let mut buf = Buf::<ToDevice>::alloc(pd, ADVERTISEMENT, cx)?;
         id.accept(qp.clone(), &cm::ConnParam::default(), cx)?;
         // Reading is for the leader's flushes.
-        let at = qp.post_reg(self.clone(), |log| RegWr::remote_read_write(&log.region))?;
+        let at = qp.post_send(self.clone(), |log| {
+            Ok(RegWr::remote_read_write(&log.region))
+        })?;
         let advertisement = Advertisement {
             addr: at.addr.into(),
             rkey: at.rkey.into(),

@@ -109,8 +109,9 @@ impl CqeHandler for Inbox {
             return this.lent.deliver(answer);
         }
         let (qp, lent) = (this.qp.clone(), this.lent.clone());
-        if let Err(e) = qp.post_inv::<_, _, 1>(this, |inbox| InvWr::new(&inbox.lent.region)) {
-            lent.deliver(Err(e.error));
+        if let Err(e) = qp.post_send::<_, _, 1, _>(this, |inbox| Ok(InvWr::new(&inbox.lent.region)))
+        {
+            lent.deliver(Err(e.error()));
         }
     }
 }
@@ -176,9 +177,11 @@ impl Caller {
         });
         self.lent.region.write(0, data)?;
         // Each call lends the memory under a new key, and for no more than it needs.
-        let data = self.qp.post_reg(self.lent.clone(), |lent| match op {
-            PUT => RegWr::remote_read(&lent.region),
-            _ => RegWr::remote_write(&lent.region),
+        let data = self.qp.post_send(self.lent.clone(), |lent| {
+            Ok(match op {
+                PUT => RegWr::remote_read(&lent.region),
+                _ => RegWr::remote_write(&lent.region),
+            })
         })?;
         self.send(Call::new(op, number, len, data).as_bytes(), cx)
     }

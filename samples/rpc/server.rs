@@ -210,7 +210,7 @@ impl CqeHandler for Request {
             return;
         };
         slot.conclude(&call);
-        let posted = (connection.qp).post_send::<_, 1, 1>(slot, |slot| slot.answer(&call));
+        let posted = (connection.qp).post_send::<_, _, 1, 1>(slot, |slot| slot.answer(&call));
         if posted.is_err() {
             connection.id.disconnect_later();
         }

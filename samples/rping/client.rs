@@ -104,11 +104,11 @@ fn start<C: Context>(
     // Both buffers are registered once; so their advertisements are always the same.
     let source_at = conn
         .qp
-        .post_reg(source.clone(), |m| RegWr::remote_read(&m.region))
+        .post_send(source.clone(), |m| Ok(RegWr::remote_read(&m.region)))
         .map_err(Error::from)?;
     let sink_at = conn
         .qp
-        .post_reg(sink.clone(), |m| RegWr::remote_write(&m.region))
+        .post_send(sink.clone(), |m| Ok(RegWr::remote_write(&m.region)))
         .map_err(Error::from)?;
     let advertise = |remote| {
         let size = config.size;

@@ -83,7 +83,7 @@ impl<C: Context> Conn<C> {
     #[inline]
     pub(crate) fn posted<P>(&self, result: Result<(), PostError<P>>) {
         if let Err(e) = result {
-            self.control.end(e.error.into());
+            self.control.end(e.error().into());
         }
     }
 }

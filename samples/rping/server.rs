@@ -194,7 +194,7 @@ impl<C: Context> CqeHandler<RECV> for Ping<C> {
             if (size as usize) < this.len {
                 return conn.control.end(Reason::SinkSize(size));
             }
-            return conn.posted(conn.qp.post_send::<_, WRITE, _>(this, |ping| {
+            return conn.posted(conn.qp.post_send::<_, _, WRITE, _>(this, |ping| {
                 Ok(SendWr::rdma_write(
                     [ping.data.sge(0..ping.len)?],
                     ping.remote,
@@ -207,7 +207,7 @@ impl<C: Context> CqeHandler<RECV> for Ping<C> {
         conn.control.step();
         this.began = Instant::now();
         this.len = size as usize;
-        conn.posted(conn.qp.post_send::<_, READ, _>(this, |ping| {
+        conn.posted(conn.qp.post_send::<_, _, READ, _>(this, |ping| {
             Ok(SendWr::rdma_read(
                 [ping.data.sge_mut(0..ping.len)?],
                 ping.remote,

@@ -90,7 +90,7 @@ pub(crate) fn ask(
         buf.cpu().copy_from_slice(&pattern(number));
         let question = KBox::pin(Question { cqe, buf, to }, GFP_KERNEL)?;
         qp.post_send(question, |q| {
-            Ok(UdWr::send([q.buf.whole()], &q.to, qpn, QKEY))
+            Ok(UdWr::new([q.buf.whole()], &q.to, qpn, QKEY))
         })?;
 
         loop {

@@ -127,7 +127,7 @@ impl CqeHandler for Echo {
         let server = this.server.clone();
         let sent = server.qp.post_send::<_, 1, 1>(this, |e| {
             let (sge, to) = (e.buf.sge(HEADER..HEADER + len)?, e.to.as_ref());
-            Ok(UdWr::send([sge], to.ok_or(EINVAL)?, qpn, QKEY))
+            Ok(UdWr::new([sge], to.ok_or(EINVAL)?, qpn, QKEY))
         });
         if let Some(echo) = sent.err().and_then(|refused| refused.owner) {
             receive(echo);

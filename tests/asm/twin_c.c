@@ -85,24 +85,30 @@ void c_post_times(struct conn *conn, struct message *message, u32 times)
 		.length = message->length,
 		.lkey = conn->qp->pd->local_dma_lkey,
 	};
-	struct ib_send_wr wr = {
-		.wr_cqe = &c_unsignaled,
-		.sg_list = &sge,
-		.num_sge = 1,
-		.opcode = IB_WR_SEND,
-	};
+	struct ib_send_wr wr;
 	u32 i;
 	int ret;
 
 	for (i = 1; i < times; i++) {
+		wr = (struct ib_send_wr) {
+			.wr_cqe = &c_unsignaled,
+			.sg_list = &sge,
+			.num_sge = 1,
+			.opcode = IB_WR_SEND,
+		};
 		ret = ib_post_send(conn->qp, &wr, NULL);
 		if (unlikely(ret)) {
 			message_failed(i == 1 ? message : NULL, ret);
 			return;
 		}
 	}
-	wr.wr_cqe = &message->cqe;
-	wr.send_flags = IB_SEND_SIGNALED;
+	wr = (struct ib_send_wr) {
+		.wr_cqe = &message->cqe,
+		.sg_list = &sge,
+		.num_sge = 1,
+		.opcode = IB_WR_SEND,
+		.send_flags = IB_SEND_SIGNALED,
+	};
 	ret = ib_post_send(conn->qp, &wr, NULL);
 	if (unlikely(ret))
 		message_failed(times == 1 ? message : NULL, ret);

@@ -3,7 +3,6 @@
 //! The hot paths of a ULP: a post to each queue, and a completion. `twin_c.c` does the same in C;
 //! `scripts/asm` compares the machine code. Never loaded.
 
-use core::num::NonZero;
 use kernel::prelude::*;
 use rdma::{
     prelude::*,
@@ -121,13 +120,10 @@ extern "C" fn rust_post_recv(conn: &Conn, message: Pin<KBox<Message>>) {
         .qp
         .post_recv(message, |m| Ok(RecvWr::new([m.buf.whole_mut()])))
     {
+        let errno = e.error().to_errno();
+        let owner = e.owner.map_or(core::ptr::null_mut(), into_raw);
         // SAFETY: As above.
-        unsafe {
-            message_failed(
-                e.owner.map_or(core::ptr::null_mut(), into_raw),
-                e.error.to_errno(),
-            )
-        }
+        unsafe { message_failed(owner, errno) }
     }
 }
 
@@ -138,13 +134,10 @@ extern "C" fn rust_post_send(conn: &Conn, message: Pin<KBox<Message>>) {
         .qp
         .post_send(message, |m| Ok(SendWr::send([m.buf.whole()])))
     {
+        let errno = e.error().to_errno();
+        let owner = e.owner.map_or(core::ptr::null_mut(), into_raw);
         // SAFETY: As above.
-        unsafe {
-            message_failed(
-                e.owner.map_or(core::ptr::null_mut(), into_raw),
-                e.error.to_errno(),
-            )
-        }
+        unsafe { message_failed(owner, errno) }
     }
 }
 
@@ -156,26 +149,31 @@ extern "C" fn rust_post_write(conn: &Conn, message: Pin<KBox<Message>>, addr: u6
         .qp
         .post_send(message, |m| Ok(SendWr::rdma_write([m.buf.whole()], remote)));
     if let Err(e) = posted {
+        let errno = e.error().to_errno();
+        let owner = e.owner.map_or(core::ptr::null_mut(), into_raw);
         // SAFETY: As above.
-        unsafe {
-            message_failed(
-                e.owner.map_or(core::ptr::null_mut(), into_raw),
-                e.error.to_errno(),
-            )
-        }
+        unsafe { message_failed(owner, errno) }
     }
 }
 
 /// Posts a message several times.
 #[no_mangle]
-extern "C" fn rust_post_times(conn: &Conn, message: Pin<KBox<Message>>, times: NonZero<u32>) {
-    let posted = conn
-        .qp
-        .post_times(message, times, |m| Ok(SendWr::send([m.buf.whole()])));
+extern "C" fn rust_post_times(conn: &Conn, message: Pin<KBox<Message>>, times: u32) {
+    let mut batch = conn.qp.batch(message);
+    for _ in 1..times {
+        let posted =
+            batch.post(|m, chain: &mut Chain<'_, 1>| chain.push(SendWr::send([m.buf.whole()])));
+        if let Err(e) = posted {
+            // SAFETY: As above.
+            return unsafe { message_failed(core::ptr::null_mut(), e.to_errno()) };
+        }
+    }
+    let posted =
+        batch.finish(|m, chain: &mut Chain<'_, 1>| chain.push(SendWr::send([m.buf.whole()])));
     if let Err(e) = posted {
-        let owner = e.owner.map_or(core::ptr::null_mut(), into_raw);
+        let owner = batch.into_error(e).owner;
         // SAFETY: As above.
-        unsafe { message_failed(owner, e.error.to_errno()) }
+        unsafe { message_failed(owner.map_or(core::ptr::null_mut(), into_raw), e.to_errno()) }
     }
 }
 
@@ -187,9 +185,10 @@ extern "C" fn rust_post_pair(conn: &Conn, pair: Pin<KBox<Pair>>) {
         chain.push(SendWr::send([p.bufs[1].whole()]))
     });
     if let Err(e) = posted {
+        let errno = e.error().to_errno();
         let owner = e.owner.map_or(core::ptr::null_mut(), into_raw);
         // SAFETY: As above.
-        unsafe { pair_failed(owner, e.error.to_errno()) }
+        unsafe { pair_failed(owner, errno) }
     }
 }
 
@@ -201,9 +200,10 @@ extern "C" fn rust_post_io(conn: &Conn, io: Pin<KBox<Io>>) {
         chain.push(SendWr::send([io.buf.whole()]))
     });
     if let Err(e) = posted {
+        let errno = e.error().to_errno();
         let owner = e.owner.map_or(core::ptr::null_mut(), into_raw);
         // SAFETY: As above.
-        unsafe { io_failed(owner, e.error.to_errno()) }
+        unsafe { io_failed(owner, errno) }
     }
 }
 

@@ -26,10 +26,10 @@ impl CqeHandler for Datagram {
 fn send(qp: &UdQp<Softirq>, datagram: Pin<KBox<Datagram>>, to: Ah) -> Result {
     #[cfg(mistake)]
     qp.post_send(datagram, |d| {
-        Ok(UdWr::send([d.buf.whole()], &to, 2, 1)) //~ E0597 does not live
+        Ok(UdWr::new([d.buf.whole()], &to, 2, 1)) //~ E0597 does not live
     })?;
     #[cfg(not(mistake))]
-    qp.post_send(datagram, |d| Ok(UdWr::send([d.buf.whole()], &d.to, 2, 1)))?;
+    qp.post_send(datagram, |d| Ok(UdWr::new([d.buf.whole()], &d.to, 2, 1)))?;
     #[cfg(not(mistake))]
     drop(to);
     Ok(())

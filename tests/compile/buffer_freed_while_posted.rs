@@ -13,8 +13,9 @@ fn send(qp: &Qp<Softirq>, message: Pin<KBox<ulp::Message<ToDevice>>>) -> Result 
     drop(message); //~ E0382 use of moved value: `message`
     #[cfg(not(mistake))]
     if let Err(refused) = posted {
+        let error = refused.error();
         drop(refused.owner);
-        return Err(refused.error);
+        return Err(error);
     }
     #[cfg(mistake)]
     posted?;

@@ -16,14 +16,14 @@ type Leaked = Region<FromDevice>;
 type Leaked = SharedRegion<FromDevice>;
 
 fn end(qp: &Qp<Softirq>, owner: Owner, region: &'static Leaked) -> Result {
-    qp.post_inv(owner, move |_| InvWr::new(region))?;
+    qp.post_send(owner, move |_| Ok(InvWr::new(region)))?;
     //~^ E0277 `Cell<u64>` cannot be shared between threads safely
     Ok(())
 }
 
 fn end_described(qp: &Qp<Softirq>, owner: Owner, region: &'static Leaked) -> Result {
     let wr = InvWr::new(region);
-    qp.post_inv(owner, move |_| wr)?;
+    qp.post_send(owner, move |_| Ok(wr))?;
     //~^ E0277 `Cell<u64>` cannot be shared between threads safely
     Ok(())
 }

@@ -72,6 +72,10 @@ fn requests() {
 fn memory() {
     send_and_sync::<Buf<FromDevice>>();
     send_and_sync::<Pages>();
+    send_and_sync::<Sge<'_>>();
+    send_and_sync::<SgeMut<'_>>();
+    send_and_sync::<SendWr<'_>>();
+    send_and_sync::<RecvWr<'_>>();
     send_and_sync::<SgBuf<ToDevice>>();
     send_and_sync::<SharedRegion<Bidirectional>>();
     send_only::<Region<Bidirectional>>();
@@ -83,10 +87,6 @@ fn what_stays_in_its_thread() {
     <Sleepable as Ambiguous<_>>::check();
     <Wc as Ambiguous<_>>::check();
     <Success<'_> as Ambiguous<_>>::check();
-    <Sge<'_> as Ambiguous<_>>::check();
-    <SgeMut<'_> as Ambiguous<_>>::check();
-    <SendWr<'_> as Ambiguous<_>>::check();
-    <RecvWr<'_> as Ambiguous<_>>::check();
     <RegWr<'_> as Ambiguous<_>>::check();
     <InvWr<'_> as Ambiguous<_>>::check();
     <cm::Request<'_> as Ambiguous<_>>::check();

@@ -63,9 +63,9 @@ impl Sender {
     fn send(&self, qp: &Qp<Softirq>, message: Pin<KBox<Message>>) -> Result {
         match qp.post_send(message, |m| Ok(SendWr::send([m.buf.whole()]))) {
             Ok(()) => {}
-            Err(PostError { owner, error }) => {
-                pr_err!("not posted: {error:?}\n");
-                if let Some(message) = owner {
+            Err(e) => {
+                pr_err!("not posted: {:?}\n", e.error());
+                if let Some(message) = e.owner {
                     self.idle.lock().push(message, GFP_KERNEL)?;
                 }
             }
@@ -97,6 +97,6 @@ impl CqeHandler<1> for Command {
 }
 
 fn command(qp: &Qp<Softirq>, command: &Arc<Command>) -> Result {
-    qp.post_send::<_, 1, 1>(command.clone(), |c| Ok(SendWr::send([c.buf.whole()])))?;
+    qp.post_send::<_, _, 1, 1>(command.clone(), |c| Ok(SendWr::send([c.buf.whole()])))?;
     Ok(())
 }

@@ -51,7 +51,7 @@ fn ask(
     // A question. The request owns its buffer and its address handle.
     let to = Ah::resolve(&pd, &from, peer_gid, cx)?;
     qp.post_send(Question::new(buf, to)?, |q| {
-        Ok(UdWr::send([q.buf.whole()], &q.to, peer_qpn, qkey))
+        Ok(UdWr::new([q.buf.whole()], &q.to, peer_qpn, qkey))
     })?;
     Ok(())
 }

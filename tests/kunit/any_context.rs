@@ -30,7 +30,6 @@ use crate::fixture::{
     UdMessage,
     QKEY, //
 };
-use core::num::NonZero;
 use kernel::{
     new_spinlock_irq,
     prelude::*, //
@@ -221,11 +220,10 @@ mod tests {
             batch
                 .finish(|m, chain: &mut Chain<'_, 1>| chain.push(SendWr::send([m.buf.whole()])))?;
             let nowhere = Remote { addr: 0, rkey: 0 };
-            let twice = NonZero::new(2).ok_or(EINVAL)?;
             // Of no length, which nothing has to be registered for.
-            a.post_times(counted, twice, |_| Ok(SendWr::rdma_write([], nowhere)))?;
+            a.post_send(counted, |_| Ok(SendWr::rdma_write([], nowhere)))?;
             // The last one, as the peer refuses it.
-            a.post_atomic(read, |m| {
+            a.post_send(read, |m| {
                 Ok(AtomicWr::fetch_add(m.buf.whole_mut(), nowhere, 1))
             })?;
             Ok(())
@@ -263,7 +261,7 @@ mod tests {
         let (carrier, registered) = Carried::new(region)?;
         let qp = link.b.qp.clone();
         softirqs.call(move || {
-            qp.post_reg(carrier, |c| both(&c.region))?;
+            qp.post_send(carrier, |c| Ok(both(&c.region)))?;
             Ok(())
         })?;
         let (region, outcome) = registered.wait(&link)?;
@@ -272,7 +270,7 @@ mod tests {
         let (carrier, invalidated) = Carried::new(region)?;
         let qp = link.b.qp.clone();
         softirqs.call(move || {
-            qp.post_inv(carrier, |c| InvWr::new(&c.region))?;
+            qp.post_send(carrier, |c| Ok(InvWr::new(&c.region)))?;
             Ok(())
         })?;
         let (region, outcome) = invalidated.wait(&link)?;
@@ -381,7 +379,7 @@ mod tests {
             let num = from.qp.num();
             from.qp.post_send(out, |l| {
                 let to = l.to.as_ref().ok_or(EINVAL)?;
-                Ok(UdWr::send([l.buf.whole()], to, num, QKEY))
+                Ok(UdWr::new([l.buf.whole()], to, num, QKEY))
             })?;
             Ok(())
         })?;

@@ -191,14 +191,15 @@ mod tests {
         let Err(e) = posted else {
             return Err(crate::check::fail(fmt!("the chain was posted")));
         };
-        check_eq!(e.error, ENOMEM);
-        check_eq!(e.posted, 0);
+        check_eq!(e.error(), ENOMEM);
+        check_eq!(e.posted(), 0);
         let io = e.owner.ok_or(EIO)?;
         pair.a.drain(&pair.env.cx)?;
         check_eq!(inbox.len(), others);
         // The registration was taken back, so there can be another.
         let again = RegOwner::new(&io.region)?;
-        pair.a.post_reg(again, |o| RegWr::remote_write(&o.region))?;
+        pair.a
+            .post_send(again, |o| Ok(RegWr::remote_write(&o.region)))?;
         pair.a.drain(&pair.env.cx)
     }
 
@@ -213,8 +214,8 @@ mod tests {
         else {
             return Err(crate::check::fail(fmt!("the chain was posted")));
         };
-        check_eq!(e.error, ENOMEM);
-        check_eq!(e.posted, 2);
+        check_eq!(e.error(), ENOMEM);
+        check_eq!(e.posted(), 2);
         check!(e.owner.is_none());
         check_eq!(chained.dropped(), 0);
         pair.a.drain(&pair.env.cx)?;
@@ -250,7 +251,8 @@ mod tests {
         pair.a.drain(&pair.env.cx)?;
         check_eq!(gone.get(), 1);
         let again = RegOwner::new(&region)?;
-        pair.a.post_reg(again, |o| RegWr::remote_write(&o.region))?;
+        pair.a
+            .post_send(again, |o| Ok(RegWr::remote_write(&o.region)))?;
         pair.a.drain(&pair.env.cx)
     }
 
@@ -265,10 +267,11 @@ mod tests {
         let Err(e) = posted else {
             return Err(crate::check::fail(fmt!("the chain was posted")));
         };
-        check_eq!(e.error, EDOM);
+        check_eq!(e.error(), EDOM);
         let io = e.owner.ok_or(EIO)?;
         let again = RegOwner::new(&io.region)?;
-        pair.a.post_reg(again, |o| RegWr::remote_write(&o.region))?;
+        pair.a
+            .post_send(again, |o| Ok(RegWr::remote_write(&o.region)))?;
         pair.a.drain(&pair.env.cx)
     }
 
@@ -328,7 +331,7 @@ mod tests {
         drop(pair.a.batch(pair.env.message(&inbox, &[0; 4])?));
         check_eq!(inbox.dropped(), 1);
         let batch = pair.a.batch(pair.env.message(&inbox, &[0; 4])?);
-        check!(batch.into_owner().is_some());
+        check!(batch.into_error(ECANCELED).owner.is_some());
         Ok(())
     }
 
@@ -356,10 +359,9 @@ mod tests {
         let Err(e) = batch.finish(|_, _: &mut Chain<'_, 1>| Err(EDOM)) else {
             return Err(crate::check::fail(fmt!("the batch was finished")));
         };
-        check_eq!(e.error, EDOM);
-        check_eq!(e.batch.posted(), 1);
-        e.batch
-            .finish(|m, chain: &mut Chain<'_, 1>| add(m, chain))?;
+        check_eq!(e, EDOM);
+        check_eq!(batch.posted(), 1);
+        batch.finish(|m, chain: &mut Chain<'_, 1>| add(m, chain))?;
         pair.a.drain(&pair.env.cx)?;
         check_eq!(inbox.len(), 1);
         Ok(())

@@ -507,9 +507,11 @@ mod tests {
         }
         let nowhere = Remote { addr: 0, rkey: 0 };
         for _ in 0..N {
-            link.a.qp.post_send::<_, 0, 0>(fates.owner::<u8>()?, |_| {
-                Ok(SendWr::rdma_write([], nowhere))
-            })?;
+            link.a
+                .qp
+                .post_send::<_, _, 0, 0>(fates.owner::<u8>()?, |_| {
+                    Ok(SendWr::rdma_write([], nowhere))
+                })?;
         }
         wait(|| threads.get() == 2)?;
         check_eq!(taken.get(), N);
@@ -535,9 +537,11 @@ mod tests {
         }
         let nowhere = Remote { addr: 0, rkey: 0 };
         for _ in 0..N {
-            link.a.qp.post_send::<_, 0, 0>(fates.owner::<u8>()?, |_| {
-                Ok(SendWr::rdma_write([], nowhere))
-            })?;
+            link.a
+                .qp
+                .post_send::<_, _, 0, 0>(fates.owner::<u8>()?, |_| {
+                    Ok(SendWr::rdma_write([], nowhere))
+                })?;
         }
         wait(|| threads.get() == 2)?;
         check_eq!(fates.both(), (N, N));

@@ -66,7 +66,7 @@ fn sevens(link: &Link<Softirq>) -> Result<Registered<Bidirectional>> {
 /// Has a request refused.
 fn refused<const N: usize>(
     link: &Link<Softirq>,
-    wr: impl for<'a> FnOnce(&'a Message) -> Result<SendWr<'a, N>>,
+    wr: impl for<'a> FnOnce(&'a Message) -> Result<SendWr<'a, N>> + Send,
 ) -> Result {
     let inbox = Inbox::new()?;
     let message = link.env.message(&inbox, &[0; 8])?;
@@ -155,7 +155,7 @@ mod tests {
         let there = sevens(&link)?;
         let inbox = Inbox::new()?;
         let message = link.env.message(&inbox, &[0; 8])?;
-        let posted = link.a.qp.post_atomic(message, |m| {
+        let posted = link.a.qp.post_send(message, |m| {
             Ok(AtomicWr::fetch_add(m.buf.whole_mut(), there.remote, 1))
         });
         check_err!(posted, EOPNOTSUPP);
@@ -334,7 +334,7 @@ mod tests {
         });
         let error = posted.err().ok_or(EINVAL)?;
         check!(error.owner.is_none());
-        check_eq!(error.error, EINVAL);
+        check_eq!(error.error(), EINVAL);
         check_eq!(completions.get(), 0);
         link.a.qp.drain(&link.env.cx)?;
         wait(|| said.copy().is_some())?;

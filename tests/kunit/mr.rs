@@ -107,11 +107,11 @@ mod tests {
         match link
             .a
             .qp
-            .post_reg(owner, |o| RegWr::remote_write(&o.region))
+            .post_send(owner, |o| Ok(RegWr::remote_write(&o.region)))
         {
             Ok(_) => Err(crate::check::fail(fmt!("it was registered twice"))),
             Err(e) => {
-                check_eq!(e.error, EBUSY);
+                check_eq!(e.error(), EBUSY);
                 check!(Arc::ptr_eq(&e.owner.ok_or(EIO)?.region, &registered.region));
                 Ok(())
             }
@@ -124,10 +124,9 @@ mod tests {
         let region = foreign.region(16)?;
         for _ in 0..2 {
             // The second time too: the region was not marked.
-            let posted = link
-                .a
-                .qp
-                .post_reg(RegOwner::new(&region)?, |o| RegWr::remote_read(&o.region));
+            let posted = link.a.qp.post_send(RegOwner::new(&region)?, |o| {
+                Ok(RegWr::remote_read(&o.region))
+            });
             check_err!(posted, EINVAL);
         }
         Ok(())
@@ -147,8 +146,9 @@ mod tests {
         )?;
         let region = link.env.region(16)?;
         for _ in 0..2 {
-            let posted =
-                unconnected.post_reg(RegOwner::new(&region)?, |o| RegWr::remote_read(&o.region));
+            let posted = unconnected.post_send(RegOwner::new(&region)?, |o| {
+                Ok(RegWr::remote_read(&o.region))
+            });
             check_err!(posted, EINVAL);
         }
         Registered::of(&link, region, readable)?;

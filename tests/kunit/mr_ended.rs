@@ -66,7 +66,7 @@ fn polled<T>(null: &Null<Direct>, look: impl FnOnce(Completion<'_>) -> Result<T>
 
 /// Registers a region that is a part of its owner, with side `a`.
 fn register(null: &Null<Direct>, owner: Pin<KBox<Own<Whole>>>) -> Result<Pin<KBox<Own<Whole>>>> {
-    null.a.post_reg(owner, |o| both(&o.region))?;
+    null.a.post_send(owner, |o| Ok(both(&o.region)))?;
     polled(null, |completion| {
         // It is no invalidation.
         let Err(completion) = completion.take_inv::<Own<Whole>, 0>() else {
@@ -84,7 +84,7 @@ fn invalidate(
     null: &Null<Direct>,
     owner: Pin<KBox<Own<Whole>>>,
 ) -> Result<(Pin<KBox<Own<Whole>>>, bool)> {
-    null.a.post_inv(owner, |o| InvWr::new(&o.region))?;
+    null.a.post_send(owner, |o| Ok(InvWr::new(&o.region)))?;
     polled(null, |completion| {
         let (owner, wc) = completion.take_inv::<Own<Whole>, 0>().map_err(|_| EIO)?;
         Ok((owner, wc.result().is_ok()))
@@ -114,14 +114,14 @@ mod tests {
         let null = Null::<Direct>::new()?;
         let mut owner = own(KBox::new(whole(&null)?, GFP_KERNEL)?)?;
         for _ in 0..3 {
-            null.a.post_reg(owner, |o| both(&o.region))?;
+            null.a.post_send(owner, |o| Ok(both(&o.region)))?;
             owner = polled(&null, |completion| {
                 let (owner, wc) = completion.take::<Own<KBox<Whole>>, 0>().map_err(|_| EIO)?;
                 wc.result()?;
                 Ok(owner)
             })?;
             check!(!owner.region.is_idle());
-            null.a.post_inv(owner, |o| InvWr::new(&o.region))?;
+            null.a.post_send(owner, |o| Ok(InvWr::new(&o.region)))?;
             owner = polled(&null, |completion| {
                 let (owner, wc) = completion
                     .take_inv::<Own<KBox<Whole>>, 0>()
@@ -141,10 +141,12 @@ mod tests {
         let region = KBox::into_inner(Pin::into_inner(owner)).region;
         let region = Arc::new(region.into_shared(), GFP_KERNEL)?;
         check!(region.remote(0..8).is_ok());
-        let again = null.a.post_reg(own(region.clone())?, |o| both(&o.region));
+        let again = null
+            .a
+            .post_send(own(region.clone())?, |o| Ok(both(&o.region)));
         check_err!(again, EBUSY);
         null.a
-            .post_inv(own(region.clone())?, |o| InvWr::new(&o.region))?;
+            .post_send(own(region.clone())?, |o| Ok(InvWr::new(&o.region)))?;
         polled(&null, |completion| Ok(drop(completion)))?;
         check!(region.is_idle());
         Ok(())
@@ -168,10 +170,11 @@ mod tests {
     fn invalidation_of_another_type_is_not_taken() -> Result {
         let null = Null::new()?;
         let region = Arc::new(whole(&null)?.into_shared(), GFP_KERNEL)?;
-        null.a.post_reg(own(region.clone())?, |o| both(&o.region))?;
+        null.a
+            .post_send(own(region.clone())?, |o| Ok(both(&o.region)))?;
         polled(&null, |completion| Ok(drop(completion)))?;
         let alone = register(&null, own(whole(&null)?)?)?;
-        null.a.post_inv(alone, |o| InvWr::new(&o.region))?;
+        null.a.post_send(alone, |o| Ok(InvWr::new(&o.region)))?;
         polled(&null, |completion| {
             let completion = match completion.take::<Own<Whole>, 0>() {
                 Err(completion) => completion,
@@ -183,7 +186,7 @@ mod tests {
             }
         })?;
         null.a
-            .post_inv(own(region.clone())?, |o| InvWr::new(&o.region))?;
+            .post_send(own(region.clone())?, |o| Ok(InvWr::new(&o.region)))?;
         polled(&null, |completion| {
             match completion.take_inv::<Own<Whole>, 0>() {
                 // Its handler ends it.
@@ -205,10 +208,11 @@ mod tests {
         };
         let ours = Arc::new(ours, GFP_KERNEL)?;
         for _ in 0..2 {
-            null.a.post_reg(own(region.clone())?, |o| both(&o.region))?;
+            null.a
+                .post_send(own(region.clone())?, |o| Ok(both(&o.region)))?;
             polled(&null, |completion| Ok(drop(completion)))?;
             null.a
-                .post_inv(own(region.clone())?, |o| InvWr::new(&o.region))?;
+                .post_send(own(region.clone())?, |o| Ok(InvWr::new(&o.region)))?;
             polled(&null, |completion| {
                 let (owner, wc) = completion
                     .take_inv::<Own<Arc<Ours>>, 0>()
@@ -218,9 +222,10 @@ mod tests {
                 Ok(())
             })?;
 
-            null.a.post_reg(ours.clone(), |o| both(&o.region))?;
+            null.a.post_send(ours.clone(), |o| Ok(both(&o.region)))?;
             polled(&null, |completion| Ok(drop(completion)))?;
-            null.a.post_inv(ours.clone(), |o| InvWr::new(&o.region))?;
+            null.a
+                .post_send(ours.clone(), |o| Ok(InvWr::new(&o.region)))?;
             polled(&null, |completion| {
                 let (owner, wc) = completion.take_inv::<Counted, 0>().map_err(|_| EIO)?;
                 wc.result()?;
@@ -228,10 +233,11 @@ mod tests {
                 Ok(())
             })?;
         }
-        null.a.post_reg(ours.clone(), |o| both(&o.region))?;
+        null.a.post_send(ours.clone(), |o| Ok(both(&o.region)))?;
         polled(&null, |completion| Ok(drop(completion)))?;
         null.inject_fatal(Status::LOC_QP_OP_ERR)?;
-        null.a.post_inv(ours.clone(), |o| InvWr::new(&o.region))?;
+        null.a
+            .post_send(ours.clone(), |o| Ok(InvWr::new(&o.region)))?;
         polled(&null, |completion| {
             let (owner, wc) = completion.take_inv::<Counted, 0>().map_err(|_| EIO)?;
             check!(wc.result().is_err() && !owner.region.is_idle());
@@ -244,26 +250,26 @@ mod tests {
         let null = Null::new()?;
         let mut owner = register(&null, own(whole(&null)?)?)?;
         for _ in 0..2 {
-            let Err(e) = null.b.post_inv(owner, |o| InvWr::new(&o.region)) else {
+            let Err(e) = null.b.post_send(owner, |o| Ok(InvWr::new(&o.region))) else {
                 return Err(fail(fmt!("it was invalidated by another QP")));
             };
-            check_eq!(e.error, EINVAL);
+            check_eq!(e.error(), EINVAL);
             owner = e.owner.ok_or(EIO)?;
             check!(!owner.region.is_idle());
         }
         let (owner, ok) = invalidate(&null, owner)?;
         check!(ok && owner.region.is_idle());
         // Now the other one may.
-        null.b.post_reg(owner, |o| both(&o.region))?;
+        null.b.post_send(owner, |o| Ok(both(&o.region)))?;
         let owner = polled(&null, |completion| {
             Ok(completion.take::<Own<Whole>, 0>().map_err(|_| EIO)?.0)
         })?;
-        let Err(e) = null.a.post_inv(owner, |o| InvWr::new(&o.region)) else {
+        let Err(e) = null.a.post_send(owner, |o| Ok(InvWr::new(&o.region))) else {
             return Err(fail(fmt!("it was invalidated by the QP before")));
         };
-        check_eq!(e.error, EINVAL);
+        check_eq!(e.error(), EINVAL);
         null.b
-            .post_inv(e.owner.ok_or(EIO)?, |o| InvWr::new(&o.region))?;
+            .post_send(e.owner.ok_or(EIO)?, |o| Ok(InvWr::new(&o.region)))?;
         polled(&null, |completion| {
             let (owner, _) = completion.take_inv::<Own<Whole>, 0>().map_err(|_| EIO)?;
             check!(owner.region.is_idle());
@@ -278,10 +284,10 @@ mod tests {
         let buf = Buf::<Bidirectional>::alloc(&pd, 8, &null.env.cx)?;
         let mut owner = own(Region::new(buf, &null.env.cx)?)?;
         for _ in 0..2 {
-            let Err(e) = null.a.post_reg(owner, |o| both(&o.region)) else {
+            let Err(e) = null.a.post_send(owner, |o| Ok(both(&o.region))) else {
                 return Err(fail(fmt!("it was registered through another PD")));
             };
-            check_eq!(e.error, EINVAL);
+            check_eq!(e.error(), EINVAL);
             owner = e.owner.ok_or(EIO)?;
             check!(owner.region.is_idle());
         }
@@ -289,7 +295,8 @@ mod tests {
         let region = Arc::new(region.into_shared(), GFP_KERNEL)?;
         for _ in 0..2 {
             check_err!(
-                null.a.post_reg(own(region.clone())?, |o| both(&o.region)),
+                null.a
+                    .post_send(own(region.clone())?, |o| Ok(both(&o.region))),
                 EINVAL
             );
             check!(region.is_idle());

@@ -20,11 +20,7 @@ use crate::fixture::{
     Polled, //
 };
 use kernel::prelude::*;
-use rdma::{
-    mr::Memory,
-    prelude::*,
-    wr::PostError, //
-};
+use rdma::{mr::Memory, prelude::*};
 
 type Whole = Region<Bidirectional>;
 type Ours = SharedRegion<Bidirectional>;
@@ -177,11 +173,11 @@ mod tests {
     fn idle_region_is_not_invalidated() -> Result {
         let link = Link::<Softirq>::new()?;
         let (carrier, _) = Carried::new(region(&link.env, 8)?)?;
-        match link.b.qp.post_inv(carrier, |c| InvWr::new(&c.region)) {
+        match link.b.qp.post_send(carrier, |c| Ok(InvWr::new(&c.region))) {
             Ok(()) => Err(crate::check::fail(fmt!("an idle region was invalidated"))),
-            Err(PostError { owner, error }) => {
-                check_eq!(error, EBUSY);
-                check!(owner.ok_or(EIO)?.region.is_idle());
+            Err(e) => {
+                check_eq!(e.error(), EBUSY);
+                check!(e.owner.ok_or(EIO)?.region.is_idle());
                 Ok(())
             }
         }
@@ -193,13 +189,13 @@ mod tests {
         let (region, _) = register(&link, region(&link.env, 8)?, both)?;
         let region = Arc::new(region.into_shared(), GFP_KERNEL)?;
         let qp = &link.b.qp;
-        qp.post_inv(Shared::new(&region)?, |s| InvWr::new(&s.region))?;
+        qp.post_send(Shared::new(&region)?, |s| Ok(InvWr::new(&s.region)))?;
         check!(!region.is_idle());
         check_err!(region.remote(0..8), ENOKEY);
         for _ in 0..2 {
-            let twice = qp.post_inv(Shared::new(&region)?, |s| InvWr::new(&s.region));
+            let twice = qp.post_send(Shared::new(&region)?, |s| Ok(InvWr::new(&s.region)));
             check_err!(twice, EBUSY);
-            let again = qp.post_reg(Shared::new(&region)?, |s| RegWr::remote_read(&s.region));
+            let again = qp.post_send(Shared::new(&region)?, |s| Ok(RegWr::remote_read(&s.region)));
             check_err!(again, EBUSY);
         }
         link.wait(|| region.is_idle())
@@ -214,7 +210,7 @@ mod tests {
             let posted = link
                 .a
                 .qp
-                .post_inv(Shared::new(&region)?, |s| InvWr::new(&s.region));
+                .post_send(Shared::new(&region)?, |s| Ok(InvWr::new(&s.region)));
             check_err!(posted, EINVAL);
         }
         write(&link, remote, b"valid")?.ok()?;
@@ -230,7 +226,7 @@ mod tests {
         for _ in 0..2 {
             let (carrier, carried) = Carried::new(self::region(&link.env, 8)?)?;
             // The registration too is flushed, and may have been done for all one knows.
-            link.b.qp.post_reg(carrier, |c| readable(&c.region))?;
+            link.b.qp.post_send(carrier, |c| Ok(readable(&c.region)))?;
             let (region, outcome) = carried.wait(&link)?;
             check_eq!(outcome, Err(Status::WR_FLUSH_ERR));
             check!(!region.is_idle());
@@ -255,9 +251,9 @@ mod tests {
         let idle = link.env.region(8)?;
         let count = fill(&link, &sent)?;
         let qp = &link.b.qp;
-        let posted = qp.post_inv(Shared::new(&registered)?, |s| InvWr::new(&s.region));
+        let posted = qp.post_send(Shared::new(&registered)?, |s| Ok(InvWr::new(&s.region)));
         check_err!(posted, ENOMEM);
-        let posted = qp.post_reg(Shared::new(&idle)?, |s| both(&s.region));
+        let posted = qp.post_send(Shared::new(&idle)?, |s| Ok(both(&s.region)));
         check_err!(posted, ENOMEM);
         check!(idle.is_idle());
         check_eq!(registered.remote(0..1)?, remote);
@@ -266,8 +262,8 @@ mod tests {
             recv(&link.a.qp, link.env.message(&received, b"x")?)?;
         }
         link.wait(|| sent.len() == count)?;
-        qp.post_inv(Shared::new(&registered)?, |s| InvWr::new(&s.region))?;
-        qp.post_reg(Shared::new(&idle)?, |s| both(&s.region))?;
+        qp.post_send(Shared::new(&registered)?, |s| Ok(InvWr::new(&s.region)))?;
+        qp.post_send(Shared::new(&idle)?, |s| Ok(both(&s.region)))?;
         link.wait(|| registered.is_idle())?;
         check!(!idle.is_idle());
         Ok(())
@@ -333,7 +329,7 @@ mod tests {
         let (region, _) = register(&link, region(&link.env, 8)?, both)?;
         let region = Arc::new(region.into_shared(), GFP_KERNEL)?;
         let qp = &link.b.qp;
-        qp.post_inv(Shared::new(&region)?, |s| InvWr::new(&s.region))?;
+        qp.post_send(Shared::new(&region)?, |s| Ok(InvWr::new(&s.region)))?;
         drop(region);
         qp.post_send(OnDone::<rdma::context::Atomic, _>::new(|_, _| {})?, |_| {
             Ok(SendWr::send([]))

@@ -96,14 +96,16 @@ impl<C: Polled> Shared<C> {
     /// Registers the region as soon as that is possible.
     fn register(&self, cx: &Sleepable) -> Result {
         soon(self.owner(&self.registered, cx)?, |owner| {
-            self.qp.post_reg(owner, |o| both(&*o.region)).map(|_| ())
+            self.qp
+                .post_send(owner, |o| Ok(both(&*o.region)))
+                .map(|_| ())
         })
     }
 
     /// Invalidates the region as soon as that is possible.
     fn invalidate(&self, cx: &Sleepable) -> Result {
         soon(self.owner(&self.invalidated, cx)?, |owner| {
-            self.qp.post_inv(owner, |o| InvWr::new(&*o.region))
+            self.qp.post_send(owner, |o| Ok(InvWr::new(&*o.region)))
         })
     }
 
@@ -128,7 +130,7 @@ fn soon(
         for _ in 0..100 {
             let Some(again) = owner.take() else { break };
             match post(again) {
-                Err(e) if e.error == EBUSY => owner = e.owner,
+                Err(e) if e.error() == EBUSY => owner = e.owner,
                 posted => result = posted.map_err(Error::from),
             }
         }
@@ -261,7 +263,7 @@ mod tests {
             answered.clone(),
         );
         let answer = OnDone::<Atomic, _>::new(move |wc, _| {
-            let posted = shared.qp.post_inv(owner, |o| InvWr::new(&*o.region));
+            let posted = shared.qp.post_send(owner, |o| Ok(InvWr::new(&*o.region)));
             if wc.result().is_ok() && posted.is_ok() {
                 up.up();
             }
@@ -327,7 +329,7 @@ mod tests {
         let posted = Counter::new()?;
         setup.invalidate_then(&posted)?;
         let own = KBox::pin(own, GFP_KERNEL)?;
-        shared.qp.post_reg(own, |o| both(&*o.region))?;
+        shared.qp.post_send(own, |o| Ok(both(&*o.region)))?;
         wait(|| done.get() == 1 && posted.get() == 1)?;
         setup.ends()
     }

@@ -41,12 +41,14 @@ impl<C: Polled> CqeHandler<REG> for Turns<C> {
             this.right.up();
         }
         // Only what is idle can be registered.
-        let posted = Qp::repost_reg::<_, _, REG>(this, wc, |t| &t.qp, |t| both(&t.region));
+        let posted = Qp::repost_send::<_, _, REG, _>(this, wc, |t| &t.qp, |t| Ok(both(&t.region)));
         let Err(e) = posted else { return };
-        let Some(this) = e.owner.filter(|_| e.error == EBUSY) else {
+        let error = e.error();
+        let Some(this) = e.owner.filter(|_| error == EBUSY) else {
             return;
         };
-        let posted = Qp::repost_inv::<_, _, INV>(this, wc, |t| &t.qp, |t| InvWr::new(&t.region));
+        let posted =
+            Qp::repost_send::<_, _, INV, _>(this, wc, |t| &t.qp, |t| Ok(InvWr::new(&t.region)));
         if let Some(this) = posted.err().and_then(|e| e.owner) {
             this.over.up();
         }
@@ -68,12 +70,14 @@ impl<C: Polled> CqeHandler<INV> for Turns<C> {
             return;
         }
         // Only what is registered can be invalidated.
-        let posted = Qp::repost_inv::<_, _, INV>(this, wc, |t| &t.qp, |t| InvWr::new(&t.region));
+        let posted =
+            Qp::repost_send::<_, _, INV, _>(this, wc, |t| &t.qp, |t| Ok(InvWr::new(&t.region)));
         let Err(e) = posted else { return };
-        let Some(this) = e.owner.filter(|_| e.error == EBUSY) else {
+        let error = e.error();
+        let Some(this) = e.owner.filter(|_| error == EBUSY) else {
             return;
         };
-        let posted = Qp::repost_reg::<_, _, REG>(this, wc, |t| &t.qp, |t| both(&t.region));
+        let posted = Qp::repost_send::<_, _, REG, _>(this, wc, |t| &t.qp, |t| Ok(both(&t.region)));
         if let Some(this) = posted.err().and_then(|e| e.owner) {
             this.over.up();
         }
@@ -108,7 +112,7 @@ fn many<C: Polled>() -> Result {
     let turns = turns(&link.env, &link, 300, &counts)?;
     link.a
         .qp
-        .post_reg::<_, _, REG>(turns, |t| both(&t.region))?;
+        .post_send::<_, _, REG, _>(turns, |t| Ok(both(&t.region)))?;
     let ended = goes_on(&link, &counts);
     // If it has not ended it has the QP still: until it was flushed in each of its turns.
     link.a.qp.drain(&link.env.cx)?;
@@ -159,7 +163,7 @@ mod tests {
         link.a.qp.drain(&link.env.cx)?;
         link.a
             .qp
-            .post_reg::<_, _, REG>(turns, |t| both(&t.region))?;
+            .post_send::<_, _, REG, _>(turns, |t| Ok(both(&t.region)))?;
         wait(|| counts[1].get() == 1)?;
         check_eq!(counts[0].get(), 0);
         Ok(())

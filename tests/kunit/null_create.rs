@@ -158,12 +158,12 @@ mod tests {
         })?;
         check_err!(
             null.a
-                .post_reg(RegOwner::new(&region)?, |o| both(&o.region)),
+                .post_send(RegOwner::new(&region)?, |o| Ok(both(&o.region))),
             ENOMEM
         );
         let owner = RegOwner::new(&region)?;
         let registered = owner.registered.clone();
-        null.a.post_reg(owner, |o| both(&o.region))?;
+        null.a.post_send(owner, |o| Ok(both(&o.region)))?;
         null.wait(|| registered.get() == 1)
     }
 

@@ -64,7 +64,7 @@ impl Link {
     fn register(&self, region: &Arc<SharedRegion<Bidirectional>>) -> Result<Remote> {
         let owner = RegOwner::new(region)?;
         let registered = owner.registered.clone();
-        let remote = self.b.post_reg(owner, |o| both(&*o.region))?;
+        let remote = self.b.post_send(owner, |o| Ok(both(&*o.region)))?;
         wait(|| registered.get() == 1)?;
         Ok(remote)
     }
@@ -72,7 +72,7 @@ impl Link {
     /// Invalidates a region with side `b`.
     fn invalidate(&self, region: &Arc<SharedRegion<Bidirectional>>) -> Result {
         self.b
-            .post_inv(RegOwner::new(region)?, |o| InvWr::new(&*o.region))?;
+            .post_send(RegOwner::new(region)?, |o| Ok(InvWr::new(&*o.region)))?;
         wait(|| region.is_idle())
     }
 

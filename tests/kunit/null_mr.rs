@@ -51,7 +51,7 @@ mod tests {
         let region = Arc::new(region, GFP_KERNEL)?;
         let owner = RegOwner::new(&region)?;
         let registered = owner.registered.clone();
-        let remote = null.b.post_reg(owner, |o| both(&*o.region))?;
+        let remote = null.b.post_send(owner, |o| Ok(both(&*o.region)))?;
         null.wait(|| registered.get() == 1)?;
 
         null.dev.inject(Injection::Dereg { errno: 5, count: 1 })?;

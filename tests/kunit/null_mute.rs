@@ -19,11 +19,11 @@ use crate::{
         RecvListGuard,
     }, //
 };
-use core::num::NonZero;
 use kernel::prelude::*;
 use rdma::{
     prelude::*,
     qp::{
+        Chain,
         InitAttr,
         State, //
     },
@@ -57,7 +57,7 @@ fn is_kept<P, T>(posted: core::result::Result<T, PostError<P>>) -> Result {
     match posted {
         Ok(_) => Err(fail(fmt!("it was posted"))),
         Err(e) => {
-            check_eq!(e.error, EIO);
+            check_eq!(e.error(), EIO);
             check!(e.owner.is_none());
             Ok(())
         }
@@ -169,15 +169,19 @@ mod tests {
             if last {
                 expect_leak();
             }
-            let n = NonZero::new(TIMES).ok_or(EINVAL)?;
-            let Err(e) = null
-                .a
-                .post_times(counted.clone(), n, |_| Ok(SendWr::send([])))
-            else {
-                return Err(fail(fmt!("it was posted")));
-            };
-            check_eq!((e.error, e.posted), (EIO, after as usize + 1));
-            check!(e.owner.is_none());
+            let mut batch = null.a.batch(counted.clone());
+            let mut result = Ok(());
+            for _ in 1..TIMES {
+                result = result.and_then(|()| {
+                    batch.post(|_, chain: &mut Chain<'_, 1>| chain.push(SendWr::send([])))
+                });
+            }
+            let result = result.and_then(|()| {
+                batch.finish(|_, chain: &mut Chain<'_, 1>| chain.push(SendWr::send([])))
+            });
+            check_err!(result, EIO);
+            check_eq!(batch.posted(), after + u32::from(!last));
+            check!(batch.into_error(EIO).owner.is_none());
             null.a.drain(&null.env.cx)?;
             check_eq!(times.get(), i32::from(last));
             check!(Arc::into_unique_or_drop(counted).is_some());
@@ -202,18 +206,25 @@ mod tests {
             Ok(KBox::pin(own, GFP_KERNEL)?)
         };
         expect_leak();
-        is_kept(null.a.post_reg::<_, _, 0>(own()?, |o| both(&o.region)))?;
+        is_kept(
+            null.a
+                .post_send::<_, _, 0, _>(own()?, |o| Ok(both(&o.region))),
+        )?;
         null.wait(|| registered.get() == 1)?;
         check_eq!(gone.get(), 1);
 
         null.inject(Injection::Lapse { after: 1, errno: 5 })?;
         let mut batch = Batch::<4>::new();
-        null.a.post_reg::<_, _, 0>(own()?, |o| both(&o.region))?;
+        null.a
+            .post_send::<_, _, 0, _>(own()?, |o| Ok(both(&o.region)))?;
         null.cq.poll(&mut batch)?;
         let completion = batch.completions().next().ok_or(EIO)?;
         let (own, _) = completion.take::<Own, 0>().map_err(|_| EIO)?;
         expect_leak();
-        is_kept(null.a.post_inv::<_, _, 1>(own, |o| InvWr::new(&o.region)))?;
+        is_kept(
+            null.a
+                .post_send::<_, _, 1, _>(own, |o| Ok(InvWr::new(&o.region))),
+        )?;
         null.wait(|| idle.get() == 1)?;
         check_eq!(gone.get(), 2);
         Ok(())
@@ -248,7 +259,7 @@ mod tests {
         let Err(e) = posted else {
             return Err(fail(fmt!("it was posted")));
         };
-        check_eq!(e.error, EIO);
+        check_eq!(e.error(), EIO);
         check!(e.owner.is_none());
         qp.drain(&env.cx)?;
         check_eq!((times.get(), gone.get()), (1, 1));

@@ -151,7 +151,7 @@ mod tests {
         let region = null.env.region(9000)?;
         let owner = RegOwner::new(&region)?;
         let registered = owner.registered.clone();
-        let remote = null.b.post_reg(owner, |o| both(&o.region))?;
+        let remote = null.b.post_send(owner, |o| Ok(both(&o.region)))?;
         null.wait(|| registered.get() == 1)?;
 
         // Across the pages of the region.

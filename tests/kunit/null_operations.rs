@@ -27,14 +27,14 @@ type Ours = Arc<SharedRegion<Bidirectional>>;
 /// A region of side `b` with the words 3 and 7, registered for access by side `a`.
 fn words(
     null: &Null<Softirq>,
-    wr: impl for<'a> FnOnce(&'a SharedRegion<Bidirectional>) -> RegWr<'a, Shared>,
+    wr: impl for<'a> FnOnce(&'a SharedRegion<Bidirectional>) -> RegWr<'a, Shared> + Send,
 ) -> Result<(Ours, Remote)> {
     let region = null.env.region(16)?;
     region.write(0, &3u64.to_ne_bytes())?;
     region.write(8, &7u64.to_ne_bytes())?;
     let owner = RegOwner::new(&region)?;
     let registered = owner.registered.clone();
-    let remote = null.b.post_reg(owner, |o| wr(&o.region))?;
+    let remote = null.b.post_send(owner, |o| Ok(wr(&o.region)))?;
     null.wait(|| registered.get() == 1)?;
     Ok((region, remote))
 }
@@ -59,12 +59,12 @@ fn at(remote: Remote, offset: u64) -> Remote {
 /// Does an atomic operation.
 fn run(
     null: &Null<Softirq>,
-    wr: impl for<'a> FnOnce(SgeMut<'a>) -> AtomicWr<'a>,
+    wr: impl for<'a> FnOnce(SgeMut<'a>) -> AtomicWr<'a> + Send,
 ) -> Result<Completed> {
     let inbox = Inbox::new()?;
     let message = null.env.message(&inbox, &[0xff; 8])?;
     null.a
-        .post_atomic(message, |m| Ok(wr(m.buf.sge_mut(0..8)?)))?;
+        .post_send(message, |m| Ok(wr(m.buf.sge_mut(0..8)?)))?;
     null.one(&inbox)
 }
 
@@ -83,9 +83,9 @@ type Alone = Region<Bidirectional>;
 fn carry(null: &Null<Softirq>, region: Alone, invalidate: bool) -> Result<(Alone, Outcome, bool)> {
     let (carrier, carried) = Carried::new(region)?;
     if invalidate {
-        null.b.post_inv(carrier, |c| InvWr::new(&c.region))?;
+        null.b.post_send(carrier, |c| Ok(InvWr::new(&c.region)))?;
     } else {
-        null.b.post_reg(carrier, |c| both(&c.region))?;
+        null.b.post_send(carrier, |c| Ok(both(&c.region)))?;
     }
     let mut back = None;
     null.wait(|| {
@@ -148,7 +148,7 @@ mod tests {
         let (region, remote) = words(&null, atomic)?;
         for offset in 1..8 {
             let message = null.env.message(&inbox, &[0; 8])?;
-            let posted = null.a.post_atomic(message, |m| {
+            let posted = null.a.post_send(message, |m| {
                 let old = m.buf.whole_mut();
                 Ok(AtomicWr::fetch_add(old, at(remote, offset), 1))
             });
@@ -231,10 +231,10 @@ mod tests {
             null.dev
                 .inject_qp(num, Injection::Refuse { after: 0, errno: 5 })?;
             let (carrier, carried) = Carried::new(region)?;
-            let Err(e) = null.b.post_inv(carrier, |c| InvWr::new(&c.region)) else {
+            let Err(e) = null.b.post_send(carrier, |c| Ok(InvWr::new(&c.region))) else {
                 return Err(crate::check::fail(fmt!("it was posted")));
             };
-            check_eq!(e.error, EIO);
+            check_eq!(e.error(), EIO);
             check!(carried.take().is_none());
             region = KBox::into_inner(Pin::into_inner(e.owner.ok_or(EIO)?)).region;
             check!(region.remote(0..1).is_ok());
@@ -254,7 +254,7 @@ mod tests {
             null.dev
                 .inject_qp(num, Injection::Refuse { after: 0, errno: 5 })?;
             let (carrier, _) = Carried::new(region)?;
-            let Err(e) = null.b.post_reg(carrier, |c| both(&c.region)) else {
+            let Err(e) = null.b.post_send(carrier, |c| Ok(both(&c.region))) else {
                 return Err(crate::check::fail(fmt!("it was posted")));
             };
             region = KBox::into_inner(Pin::into_inner(e.owner.ok_or(EIO)?)).region;

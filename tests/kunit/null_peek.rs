@@ -11,7 +11,6 @@ use crate::fixture::{
     Null,
     NullEnv, //
 };
-use core::num::NonZero;
 use kernel::prelude::*;
 use rdma::{
     ah::{
@@ -93,9 +92,9 @@ mod tests {
                     chain.push(SendWr::send([]))
                 })?;
         }
-        let three = NonZero::new(3).ok_or(EINVAL)?;
-        null.a
-            .post_times(Counted::new(&times)?, three, |_| Ok(SendWr::send([])))?;
+        let mut batch = null.a.batch(Counted::new(&times)?);
+        batch.post(|_, chain: &mut Chain<'_, 1, 1>| chain.push(SendWr::send([])))?;
+        batch.finish(|_, chain: &mut Chain<'_, 1, 1>| chain.push(SendWr::send([])))?;
         null.wait(|| times.get() == 3)
     }
 
@@ -117,7 +116,7 @@ mod tests {
         };
         let knock = Arc::new(knock, GFP_KERNEL)?;
         qp.post_recv(knock.clone(), |_| Ok(RecvWr::new([])))?;
-        qp.post_send(knock, |k| Ok(UdWr::send([], &k.ah, 5, 7)))?;
+        qp.post_send(knock, |k| Ok(UdWr::new([], &k.ah, 5, 7)))?;
         qp.drain(&env.cx)?;
         check_eq!(times.get(), 2);
         Ok(())

@@ -211,7 +211,7 @@ mod tests {
             let region = null.env.region(5000)?;
             let owner = RegOwner::new(&region)?;
             let registered = owner.registered.clone();
-            pair.a.post_reg(owner, |o| both(&o.region))?;
+            pair.a.post_send(owner, |o| Ok(both(&o.region)))?;
             wait(|| registered.get() == 1)?;
             Ok(region)
         };

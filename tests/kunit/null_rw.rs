@@ -102,7 +102,7 @@ mod tests {
         let Err(e) = qp.post_rw(shared.clone(), Shared::write, cx) else {
             return Err(fail(fmt!("it was posted")));
         };
-        check_eq!(e.error, EIO);
+        check_eq!(e.error(), EIO);
         check!(e.owner.is_none());
         // As long as it may be in use it stays that.
         check_err!(other.post_rw(shared.clone(), Shared::write, cx), EBUSY);

@@ -235,7 +235,7 @@ mod tests {
         let region = shared.null.env.region(64)?;
         let owner = RegOwner::new(&region)?;
         let registered = owner.registered.clone();
-        let remote = shared.b.post_reg(owner, |o| both(&o.region))?;
+        let remote = shared.b.post_send(owner, |o| Ok(both(&o.region)))?;
         wait(|| registered.get() == 1)?;
         let message = shared.null.env.message(&shared.sent, b"x")?;
         shared.a.post_send(message, |m| {

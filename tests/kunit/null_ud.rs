@@ -122,11 +122,11 @@ mod tests {
                     UdMessage::new(&null.env.pd, &a.sent, b"x", Some(to.clone()), &null.env.cx)?;
                 let posted = a.qp.post_send(message, |l| {
                     let to = l.to.as_ref().ok_or(EINVAL)?;
-                    Ok(UdWr::send([l.buf.whole()], to, 0, QKEY))
+                    Ok(UdWr::new([l.buf.whole()], to, 0, QKEY))
                 });
                 check_eq!(posted.is_err(), i == after);
                 if let Err(e) = posted {
-                    check_eq!(e.error, EIO);
+                    check_eq!(e.error(), EIO);
                     let message = e.owner.ok_or(EIO)?;
                     check!(message.to.as_ref().is_some_and(|ah| Arc::ptr_eq(ah, &to)));
                 }

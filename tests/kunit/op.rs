@@ -192,7 +192,7 @@ mod tests {
         let Err(e) = op(&link, &[0; 8], 5)?.write(qp, 4..9, nowhere) else {
             return Err(EINVAL);
         };
-        check_eq!(e.error, EINVAL);
+        check_eq!(e.error(), EINVAL);
         let mut back = e.owner.ok_or(EIO)?;
         check_eq!(*back.context(), 5);
         check_err!(back.read(qp, 3..3, nowhere), EINVAL);

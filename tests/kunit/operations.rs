@@ -45,19 +45,19 @@ fn post(
     link: &Link<Softirq>,
     inbox: &Arc<Inbox>,
     len: usize,
-    wr: impl for<'a> FnOnce(SgeMut<'a>) -> AtomicWr<'a>,
+    wr: impl for<'a> FnOnce(SgeMut<'a>) -> AtomicWr<'a> + Send,
 ) -> Result<core::result::Result<(), PostError<Pin<KBox<crate::fixture::Message>>>>> {
     let message = link.env.message(inbox, &[0xff; 16])?;
     Ok(link
         .a
         .qp
-        .post_atomic(message, |m| Ok(wr(m.buf.sge_mut(0..len)?))))
+        .post_send(message, |m| Ok(wr(m.buf.sge_mut(0..len)?))))
 }
 
 /// Does an atomic operation and returns how it ended.
 fn run(
     link: &Link<Softirq>,
-    wr: impl for<'a> FnOnce(SgeMut<'a>) -> AtomicWr<'a>,
+    wr: impl for<'a> FnOnce(SgeMut<'a>) -> AtomicWr<'a> + Send,
 ) -> Result<Completed> {
     let inbox = Inbox::new()?;
     post(link, &inbox, 8, wr)??;

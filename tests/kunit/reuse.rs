@@ -215,7 +215,7 @@ mod tests {
         let Err(refused) = posted else {
             return Err(crate::check::fail(fmt!("it was posted")));
         };
-        check_eq!(refused.error, EIO);
+        check_eq!(refused.error(), EIO);
         let lent = refused.owner.ok_or(EIO)?;
         check_eq!(lent.uses, 0);
         check!(kept.start().is_none());
@@ -319,11 +319,11 @@ mod tests {
         let mut kept = Reusable::new(Io { cqe, region }, GFP_KERNEL)?;
         for _ in 0..3 {
             let lent = kept.start().ok_or(EBUSY)?;
-            null.a.post_reg(lent, |io| both(&io.region))?;
+            null.a.post_send(lent, |io| Ok(both(&io.region)))?;
             check_eq!(null.cq.process(4), 1);
             check!(kept.get().is_some_and(|io| !io.region.is_idle()));
             let lent = kept.start().ok_or(EBUSY)?;
-            null.a.post_inv(lent, |io| InvWr::new(&io.region))?;
+            null.a.post_send(lent, |io| Ok(InvWr::new(&io.region)))?;
             check_eq!(null.cq.process(4), 1);
             check!(kept.get().is_some_and(|io| io.region.is_idle()));
         }

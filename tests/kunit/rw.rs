@@ -25,8 +25,7 @@ use rdma::{
     prelude::*,
     rw::{
         Ctx,
-        Rw,
-        RwError, //
+        Rw, //
     }, //
 };
 
@@ -155,12 +154,9 @@ fn there_and_back<C: Polled>() -> Result {
 
 /// The post was refused, and has given the owner back.
 #[track_caller]
-fn refused<T>(posted: Result<(), RwError<T>>, error: Error) -> Result<T> {
-    match posted {
-        Err(RwError {
-            owner: Some(owner),
-            error: e,
-        }) => {
+fn refused<T>(posted: Result<(), PostError<T>>, error: Error) -> Result<T> {
+    match posted.map_err(|e| (e.error(), e.owner)) {
+        Err((e, Some(owner))) => {
             check_eq!(e, error);
             Ok(owner)
         }
@@ -435,7 +431,10 @@ mod tests {
             &t.link.env.cx,
         );
         match posted {
-            Err(RwError { owner: None, error }) => check_eq!(error, ENOMEM),
+            Err(e) if e.owner.is_none() => {
+                check_eq!(e.error(), ENOMEM);
+                check!(e.posted() > 0);
+            }
             _ => return Err(crate::check::fail(fmt!("it was not posted in part"))),
         }
         check_eq!(t.gone.get(), 0);

@@ -267,7 +267,7 @@ mod tests {
         else {
             return Err(EINVAL);
         };
-        check_eq!(e.error, EINVAL);
+        check_eq!(e.error(), EINVAL);
         drop(e);
         // The only slot is posted again.
         shared.send(b"ping")?;

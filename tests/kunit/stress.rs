@@ -91,7 +91,7 @@ impl<C: Polled> Round<C> {
         }
         let posted = run
             .from
-            .post_send::<_, 0, 1>(self, |m| Ok(SendWr::send([m.buf.sge(0..64)?])));
+            .post_send::<_, _, 0, 1>(self, |m| Ok(SendWr::send([m.buf.sge(0..64)?])));
         if posted.is_err() {
             run.wrong.add(1, Relaxed);
         }

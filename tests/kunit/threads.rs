@@ -266,13 +266,13 @@ mod tests {
                 let (registered, completed) = (registered.clone(), completed.clone());
                 boxed(move |_| {
                     let owner = Sharing::new(&region, &completed)?;
-                    match qp.post_reg(owner, |o| RegWr::remote_read(&*o.region)) {
+                    match qp.post_send(owner, |o| Ok(RegWr::remote_read(&*o.region))) {
                         Ok(_) => {
                             registered.up();
                             Ok(())
                         }
-                        Err(refused) if refused.error == EBUSY => Ok(()),
-                        Err(refused) => Err(refused.error),
+                        Err(refused) if refused.error() == EBUSY => Ok(()),
+                        Err(refused) => Err(refused.error()),
                     }
                 })
             };
@@ -282,7 +282,7 @@ mod tests {
             let owner = Sharing::new(&region, &completed)?;
             link.a
                 .qp
-                .post_inv(owner, |o| rdma::mr::InvWr::new(&*o.region))?;
+                .post_send(owner, |o| Ok(rdma::mr::InvWr::new(&*o.region)))?;
             wait(|| completed.get() == 2)?;
             check!(region.is_idle());
         }

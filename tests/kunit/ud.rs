@@ -142,7 +142,7 @@ mod tests {
         let message = UdMessage::new(&env.pd, &a.sent, b"x", Some(env.own_ah()?), &env.cx)?;
         a.qp.post_send(message, |l| {
             let to = l.to.as_ref().ok_or(EINVAL)?;
-            Ok(UdWr::send([], to, b.qp.num(), QKEY)
+            Ok(UdWr::new([], to, b.qp.num(), QKEY)
                 .with_imm(0x0102_0304)
                 .solicited())
         })?;
@@ -403,7 +403,7 @@ mod tests {
                     for message in messages {
                         let posted = a.qp.post_send(message, |l| {
                             let to = l.to.as_ref().ok_or(EINVAL)?;
-                            Ok(UdWr::send([l.buf.whole()], to, qpn, QKEY))
+                            Ok(UdWr::new([l.buf.whole()], to, qpn, QKEY))
                         });
                         if posted.is_err() {
                             pr_err!("FAILED: a datagram was refused\n");

@@ -65,7 +65,7 @@ impl Shared {
         }
     }
 
-    /// As `Qp::post_reg`.
+    /// As posting a `RegWr`.
     fn register(&self) -> bool {
         let Some(generation) = self.prepare() else {
             return false;
@@ -76,7 +76,7 @@ impl Shared {
         true
     }
 
-    /// As `Qp::post_reg` when the driver refuses it. A chain that cannot be made does not come to
+    /// As posting a `RegWr` when the driver refuses it. A chain that cannot be made does not get to
     /// the commit.
     fn register_in_vain(&self, commit: bool) {
         let Some(generation) = self.prepare() else {
@@ -90,7 +90,7 @@ impl Shared {
         drop(lock);
     }
 
-    /// As `Qp::post_inv`.
+    /// As posting an `InvWr`.
     fn invalidate(&self) -> bool {
         let lock = self.reg_lock.lock().unwrap();
         let claimed = self.state.claim_registered();
@@ -105,7 +105,7 @@ impl Shared {
         claimed
     }
 
-    /// As `Qp::post_inv` to another QP, whose lock is another one.
+    /// As posting an `InvWr` to another QP, whose lock is another one.
     fn invalidate_elsewhere(&self) {
         if self.state.claim_registered() {
             self.use_claim();

@@ -302,7 +302,7 @@ impl<C: Way> CqeHandler for Own<C> {
         this.life.back();
         if wc.result().is_ok_and(|wc| wc.opcode() == Opcode::RegMr) {
             this.life.post();
-            let posted = Qp::repost_inv(this, wc, |o| &o.qp, |o| InvWr::new(&o.region));
+            let posted = Qp::repost_send(this, wc, |o| &o.qp, |o| Ok(InvWr::new(&o.region)));
             if let Some(owner) = posted.err().and_then(|e| e.owner) {
                 owner.life.refused();
             }

@@ -32,7 +32,6 @@ use crate::{
         QKEY, //
     }, //
 };
-use core::num::NonZero;
 use kernel::{
     page::PAGE_SIZE,
     prelude::*,
@@ -79,7 +78,6 @@ impl<C: Way> Turn<'_, C> {
         ("lend", 20, lend),
         ("chain", 10, chain),
         ("batch", 10, batch),
-        ("times", 10, times),
         ("register", 10, register),
         ("invalidate", 10, invalidate),
         ("access", 20, access),
@@ -179,7 +177,7 @@ fn refused<P>(e: PostError<P>, life: impl Fn(&P) -> &Life) -> Error {
     if let Some(owner) = &e.owner {
         life(owner).refused();
     }
-    e.error
+    e.error()
 }
 
 /// Counts an owner of several requests of which none was posted.
@@ -259,8 +257,9 @@ fn chain<C: Way>(t: &mut Turn<'_, C>) -> Result {
         links(m, chain, count)
     });
     posted.map_err(|e| {
+        let error = e.error();
         none_posted(e.owner, |m| &m.life);
-        e.error
+        error
     })
 }
 
@@ -273,32 +272,18 @@ fn batch<C: Way>(t: &mut Turn<'_, C>) -> Result {
         batch.post(|m, chain: &mut Chain<'_, 4>| links(m, chain, count))?;
     }
     if t.rng.once_in(4) {
-        none_posted(batch.into_owner(), |m| &m.life);
+        none_posted(batch.into_error(ECANCELED).owner, |m| &m.life);
         return Ok(());
     }
     let finished = batch.finish(|m, chain: &mut Chain<'_, 4>| links(m, chain, count));
-    finished.map_err(|e| {
-        none_posted(e.batch.into_owner(), |m| &m.life);
-        e.error
-    })
-}
-
-fn times<C: Way>(t: &mut Turn<'_, C>) -> Result {
-    t.may_be_in_part()?;
-    let (qp, message) = (t.end()?, t.message()?);
-    let times = NonZero::new(1 + t.rng.below(6)).ok_or(EINVAL)?;
-    message.life.post_in_part();
-    qp.post_times(message, times, Message::send).map_err(|e| {
-        none_posted(e.owner, |m| &m.life);
-        e.error
-    })
+    finished.inspect_err(|e| none_posted(batch.into_error(*e).owner, |m| &m.life))
 }
 
 fn register<C: Way>(t: &mut Turn<'_, C>) -> Result {
     let (region, qp) = t.region()?;
     let owner = Shared::new(&region, t.life())?;
     owner.life.post();
-    qp.post_reg(owner, |o| RegWr::remote_read_write(&*o.region))
+    qp.post_send(owner, |o| Ok(RegWr::remote_read_write(&*o.region)))
         .map_err(|e| refused(e, |o| &o.life))?;
     Ok(())
 }
@@ -307,7 +292,7 @@ fn invalidate<C: Way>(t: &mut Turn<'_, C>) -> Result {
     let (region, qp) = t.region()?;
     let owner = Shared::new(&region, t.life())?;
     owner.life.post();
-    qp.post_inv(owner, |o| InvWr::new(&*o.region))
+    qp.post_send(owner, |o| Ok(InvWr::new(&*o.region)))
         .map_err(|e| refused(e, |o| &o.life))
 }
 
@@ -340,7 +325,7 @@ fn own_region<C: Way>(t: &mut Turn<'_, C>) -> Result {
     // The pool's MRs are lost with regions that are registered at their end.
     let _ = t.world.pool.refill(t.cx);
     owner.life.post();
-    qp.post_reg(owner, |o| RegWr::remote_write(&o.region))
+    qp.post_send(owner, |o| Ok(RegWr::remote_write(&o.region)))
         .map_err(|e| refused(e, |o| &o.life))?;
     Ok(())
 }
@@ -354,8 +339,9 @@ fn transfer<C: Way>(t: &mut Turn<'_, C>) -> Result {
     let nowhere = Remote { addr: 0, rkey: 0 };
     owner.life.post_in_part();
     qp.post_rw(owner, |o| o.write(nowhere), t.cx).map_err(|e| {
+        let error = e.error();
         none_posted(e.owner, |o| &o.life);
-        e.error
+        error
     })
 }
 
@@ -387,7 +373,7 @@ fn datagram<C: Way>(t: &mut Turn<'_, C>) -> Result {
         true => qp.post_recv(message, |m| Ok(RecvWr::new([m.buf.whole_mut()]))),
         false => qp.post_send(message, |m| {
             let to = m.to.as_ref().ok_or(EINVAL)?;
-            Ok(UdWr::send([m.buf.whole()], to, qp.num(), QKEY))
+            Ok(UdWr::new([m.buf.whole()], to, qp.num(), QKEY))
         }),
     }
     .map_err(|e| refused(e, |m| &m.life))
@@ -483,7 +469,7 @@ fn give_up_batch<C: Way>(t: &mut Turn<'_, C>, qp: &Qp<C>) -> Result {
         (0..2).try_for_each(|_| chain.push(SendWr::send([m.buf.whole()])))
     });
     let posted = batch.posted() > 0;
-    let owner = batch.into_owner();
+    let owner = batch.into_error(ECANCELED).owner;
     if posted && (owner.is_some() || back.is_any_dropped()) {
         t.world
             .tally

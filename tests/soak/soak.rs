@@ -71,7 +71,7 @@ impl<C: Provides<context::Atomic> + Unpin> Owner<C> {
         self.posted += 1;
         let qp = self.qp.clone();
         if let Err(e) = qp.post_send(self, |_| Ok(SendWr::send([]))) {
-            pr_err!("a request was refused: {:?}\n", e.error);
+            pr_err!("a request was refused: {:?}\n", e.error());
             if let Some(owner) = e.owner {
                 owner.end();
             }

@@ -184,19 +184,13 @@ impl Sealed {
 /// # Safety
 ///
 /// The address that `into_cqe` returns is that of the [`Cqe`] in a `T` that stays there, unmodified
-/// but through interior mutability, until `from_cqe` gets that address back. It is
-/// activated. If `EXCLUSIVE`, there is no other reference to the `T` as long as
-/// there is the pointer.
+/// but through interior mutability, until `from_cqe` gets that address back. It is activated.
 #[diagnostic::on_unimplemented(
     message = "a `{Self}` cannot own a request",
     label = "not an owner",
     note = "a request is owned by a `Pin<KBox<T>>` or a `InFlight<T>` with a `T: Send + Unpin`, or an `Arc<T>` with a `T: Send + Sync`, where `T` has a `CqeHandler`"
 )]
 pub unsafe trait CqePointer<const ID: u64>: Deref + Sized + Send + 'static {
-    /// Set if the pointer is the only one to the `T`, also while it is given up.
-    #[doc(hidden)]
-    const EXCLUSIVE: bool = false;
-
     /// Gives up the owner for the address of its callback.
     #[doc(hidden)]
     fn into_cqe(self, _: Sealed) -> *mut bindings::ib_cqe;
@@ -331,8 +325,6 @@ unsafe impl<T, const ID: u64> CqePointer<ID> for Pin<KBox<T>>
 where
     T: CqeHandler<ID, Pointer = Self> + Send + Unpin + 'static,
 {
-    const EXCLUSIVE: bool = true;
-
     #[inline]
     fn into_cqe(self, _: Sealed) -> *mut bindings::ib_cqe {
         // SAFETY: The content is not moved: it goes back into a pinned box.

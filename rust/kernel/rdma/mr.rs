@@ -3,7 +3,7 @@
 //! Memory that peers may access.
 //!
 //! An [`Mr`] maps nothing; a [`Region`] is an MR and the memory that it maps. Peers reach that from
-//! the completion of [`Qp::post_reg`](crate::qp::Qp::post_reg) until a local or a remote
+//! the completion of a [`RegWr`] until a local or a remote
 //! invalidation has ended the registration, or the MR is deregistered; only then is the memory
 //! unmapped and freed. As a peer may write the bytes at any time, the CPU has copies of them, never
 //! a slice, until [`Region::into_parts`] gives the memory back.
@@ -24,7 +24,9 @@ pub use state::{
 };
 pub(crate) use wr::Registration;
 pub use wr::{
+    InvOp,
     InvWr,
+    RegOp,
     RegWr, //
 };
 

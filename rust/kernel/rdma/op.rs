@@ -285,10 +285,7 @@ where
         post: impl FnOnce(Pin<KBox<State<C, D, H>>>) -> Posted<Pin<KBox<State<C, D, H>>>>,
     ) -> Posted<Self> {
         self.0.kind = kind;
-        post(self.0).map_err(|e| PostError {
-            owner: e.owner.map(Self),
-            error: e.error,
-        })
+        post(self.0).map_err(|e| e.map(Self))
     }
 
     #[inline]
@@ -296,7 +293,7 @@ where
         self,
         kind: Kind,
         qp: &Qp<S, R>,
-        wr: impl for<'a> FnOnce(&'a State<C, D, H>) -> Result<SendWr<'a>>,
+        wr: impl for<'a> FnOnce(&'a State<C, D, H>) -> Result<SendWr<'a>> + Send,
     ) -> Posted<Self>
     where
         S: Provides<H::Needs>,

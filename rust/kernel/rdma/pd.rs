@@ -86,6 +86,11 @@ unsafe impl Sync for Pd {}
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Id(*const Inner);
 
+// SAFETY: The address is only compared.
+unsafe impl Send for Id {}
+// SAFETY: The address is only compared.
+unsafe impl Sync for Id {}
+
 impl Id {
     /// The identity of no PD.
     pub(crate) const NONE: Self = Self(core::ptr::null());

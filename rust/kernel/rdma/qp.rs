@@ -24,15 +24,8 @@ pub use attr::{
     State,
     Transition, //
 };
-pub use batch::{
-    Batch,
-    BatchError, //
-};
-pub use chain::{
-    Chain,
-    ChainError,
-    Link, //
-};
+pub use batch::Batch;
+pub use chain::Chain;
 pub use context::QpContext;
 pub use modify::ModifyError;
 pub(crate) use ud::UdState;
@@ -79,7 +72,8 @@ use crate::{
         Receive,
         Srq, //
     },
-    sync::RefCount, //
+    sync::RefCount,
+    wr::PostTarget, //
 };
 use core::{
     marker::PhantomData,
@@ -96,10 +90,6 @@ use kernel::{
     prelude::*,
     str::CStr,
     sync::{
-        atomic::{
-            Atomic,
-            Relaxed, //
-        },
         Arc,
         Mutex,
         SetOnce,
@@ -123,8 +113,6 @@ pub struct Qp<S: PollContext, R: PollContext = S> {
     recv_pd: pd::Id,
     /// Of the CQs of both queues.
     pollers: (Poller, Poller),
-    /// How many sends it was made for.
-    sends: u32,
     pub(crate) inner: Deferred<Inner>,
     _contexts: PhantomData<fn() -> (S, R)>,
 }
@@ -183,7 +171,6 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
                 None => parts.pd.id(),
             },
             pollers: (Poller::of(parts.send_cq), Poller::of(parts.recv_cq)),
-            sends: parts.caps.send_wr,
             inner,
             _contexts: PhantomData,
         })
@@ -741,53 +728,6 @@ impl Owner {
             Self::Raw => to_result(unsafe {
                 bindings::ib_destroy_qp_user(qp.as_ptr(), core::ptr::null_mut())
             }),
-        }
-    }
-}
-
-/// The number of QPs that there have been.
-static LAST: Atomic<u64> = Atomic::new(0);
-
-/// Tells a QP from all that there have been and will be, where its address may be another one's
-/// when it is gone.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) struct QpId(u64);
-
-impl QpId {
-    /// That of no QP.
-    pub(crate) const NONE: Self = Self(0);
-
-    #[inline(never)]
-    fn next() -> Self {
-        // In 64 bits it does not come to its beginning again.
-        Self(LAST.fetch_add(1, Relaxed).wrapping_add(1))
-    }
-}
-
-/// Where requests are posted to, and what a region notes of the QP that it is registered through.
-///
-/// # Invariants
-///
-/// `raw` is valid, of the PD `pd`, and no other QP has or had this number. `iwarp` says whether its
-/// device is one of iWARP.
-pub(crate) struct PostTarget {
-    pub(crate) raw: NonNull<bindings::ib_qp>,
-    pub(crate) pd: pd::Id,
-    pub(crate) qp_id: QpId,
-    pub(crate) iwarp: bool,
-}
-
-impl PostTarget {
-    /// # Safety
-    ///
-    /// `raw` is a new QP of this PD, and is there until what is returned is gone.
-    unsafe fn new(raw: NonNull<bindings::ib_qp>, pd: &Pd) -> Self {
-        // INVARIANT: By the caller's promise, and a new number.
-        Self {
-            raw,
-            pd: pd.id(),
-            qp_id: QpId::next(),
-            iwarp: pd.device().is_iwarp(),
         }
     }
 }

@@ -246,8 +246,6 @@ unsafe impl<T, const ID: u64> CqePointer<ID> for InFlight<T>
 where
     T: CqeHandler<ID, Pointer = Self> + Send + Unpin + 'static,
 {
-    const EXCLUSIVE: bool = true;
-
     #[inline]
     fn into_cqe(self, _: cqe::Sealed) -> *mut bindings::ib_cqe {
         let entry = ManuallyDrop::new(self).0.as_ptr();

@@ -68,6 +68,8 @@ use crate::{
     },
     wr::{
         end,
+        Op as _,
+        PostError,
         Remote,
         SendWr, //
     }, //
@@ -528,28 +530,11 @@ unsafe extern "C" fn transferred(cq: *mut bindings::ib_cq, wc: *mut bindings::ib
     }
 }
 
-/// A transfer that was not posted, or not to its end.
-pub struct RwError<P> {
-    /// The owner, if nothing was posted.
-    ///
-    /// Otherwise the QP keeps it and drops it once a drain has proved that it is out of use; or, if
-    /// the driver did not say how far it came, it is the queue's: see
-    /// [`PostError`](crate::wr::PostError).
-    pub owner: Option<P>,
-    /// Why.
-    pub error: Error,
-}
-
-impl<P> From<RwError<P>> for Error {
-    fn from(e: RwError<P>) -> Self {
-        e.error
-    }
-}
-
 /// How far a post came that has failed.
 enum Failed {
     Nowhere(Error),
-    InPart(Error),
+    /// After so many requests.
+    InPart(u32, Error),
     /// The driver did not say how far: the last request may be in the queue.
     Unnamed(Error),
 }
@@ -633,13 +618,35 @@ unsafe fn begin(
         return Err(Failed::Unnamed(error));
     }
     if !core::ptr::eq(bad, first) {
-        return Err(Failed::InPart(error));
+        // SAFETY: The requests that were posted are linked, up to the one that the driver names,
+        // and the owner, which no completion gives back yet, keeps them.
+        let posted = unsafe { distance(first, bad) };
+        return Err(Failed::InPart(posted, error));
     }
     // SAFETY: `start` has succeeded, the driver has refused the first request, so it has posted
     // none, and the state keeps all others from the context.
     unsafe { ctx.cancel() };
     ctx.release();
     Err(Failed::Nowhere(error))
+}
+
+/// Returns the number of requests between two of a list.
+///
+/// # Safety
+///
+/// The requests from `first` to `last`, which is one of the list behind it, are valid.
+#[cold]
+unsafe fn distance(
+    mut first: *const bindings::ib_send_wr,
+    last: *const bindings::ib_send_wr,
+) -> u32 {
+    let mut n = 0u32;
+    while !core::ptr::eq(first, last) {
+        // SAFETY: The request is valid, as the caller promises.
+        first = unsafe { (*first).next };
+        n = n.saturating_add(1);
+    }
+    n
 }
 
 impl<S: PollContext, R: PollContext> Qp<S, R> {
@@ -662,13 +669,13 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
     /// What `rw` says; `EBUSY` if the context is in use; `EINVAL` if the range is empty or not
     /// inside of the pages, if these are lost, or the QP is not initialised or has no entries;
     /// `EAGAIN` if MRs are needed and all of the QP's are in use; `ENOMEM` also when the queue is
-    /// full. See [`RwError`] for what becomes of the owner.
+    /// full. See [`PostError`] for what becomes of the owner.
     pub fn post_rw<P, const ID: u64>(
         &self,
         owner: P,
         rw: impl for<'a> FnOnce(&'a P::Target) -> Result<Rw<'a>>,
         cx: &Sleepable,
-    ) -> Result<(), RwError<P>>
+    ) -> Result<(), PostError<P>>
     where
         P: CqePointer<ID>,
         P::Target: CqeHandler<ID, Pointer = P> + Sized,
@@ -676,7 +683,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
     {
         let plan = match rw(&owner) {
             Ok(rw) => rw.plan,
-            Err(error) => return Err(refused(owner, error)),
+            Err(error) => return Err(PostError::new(owner, error)),
         };
         // SAFETY: The owner keeps the context, which `rw` has borrowed from it; no request follows.
         unsafe { self.post_plan(owner, &plan, core::ptr::null_mut(), cx) }
@@ -693,7 +700,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
         owner: P,
         rw: impl for<'a> FnOnce(&'a P::Target) -> Result<(Rw<'a>, SendWr<'a, N>)>,
         cx: &Sleepable,
-    ) -> Result<(), RwError<P>>
+    ) -> Result<(), PostError<P>>
     where
         P: CqePointer<ID>,
         P::Target: CqeHandler<ID, Pointer = P> + Sized,
@@ -703,15 +710,19 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
         let mut sges = MaybeUninit::uninit();
         let (raw, sges) = (raw.as_mut_ptr(), sges.as_mut_ptr());
         let made = rw(&owner).and_then(|(rw, then)| {
-            // SAFETY: There is room for the request and its entries.
-            unsafe { then.write(raw, sges, &self.target) }?;
+            // SAFETY: There is room for the request and its entries; the owner keeps its memory.
+            unsafe {
+                let mut then = then.erase();
+                then.op.prepare(&then.sges, &self.target, self.reg_lock())?;
+                then.write(raw, sges);
+            }
             Ok(rw.plan)
         });
         match made {
             // SAFETY: The owner keeps the context and the memory of the request, which `rw` has
             // borrowed from it. The request was just written.
             Ok(plan) => unsafe { self.post_plan(owner, &plan, raw.cast(), cx) },
-            Err(error) => Err(refused(owner, error)),
+            Err(error) => Err(PostError::new(owner, error)),
         }
     }
 
@@ -725,7 +736,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
         plan: &Plan,
         then: *mut bindings::ib_send_wr,
         cx: &Sleepable,
-    ) -> Result<(), RwError<P>>
+    ) -> Result<(), PostError<P>>
     where
         P: CqePointer<ID>,
     {
@@ -739,8 +750,8 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
         };
         match failed {
             // SAFETY: Nothing was posted, so nothing else will take the owner back.
-            Failed::Nowhere(error) => Err(refused(unsafe { P::take_back(cqe) }, error)),
-            Failed::InPart(error) => {
+            Failed::Nowhere(error) => Err(PostError::new(unsafe { P::take_back(cqe) }, error)),
+            Failed::InPart(posted, error) => {
                 // SAFETY: The last request, which completes to the owner, was not posted.
                 let owner = unsafe { P::take_back(cqe) };
                 // INVARIANT: The owner keeps the context, by the caller's promise. What is parked
@@ -750,19 +761,12 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
                     _owner: owner,
                 };
                 self.keep_until_drained::<_, P::Target>(kept);
-                Err(RwError { owner: None, error })
+                Err(PostError::in_part(None, posted, error))
             }
             Failed::Unnamed(error) => {
                 unnamed();
-                Err(RwError { owner: None, error })
+                Err(PostError::in_part(None, 0, error))
             }
         }
-    }
-}
-
-fn refused<P>(owner: P, error: Error) -> RwError<P> {
-    RwError {
-        owner: Some(owner),
-        error,
     }
 }

@@ -29,7 +29,7 @@
 //!
 //! fn ask(qp: &UdQp<Softirq>, question: Pin<KBox<Question>>, qpn: u32, qkey: u32) -> Result {
 //!     Ok(qp.post_send(question, |q| {
-//!         Ok(UdWr::send([q.buf.whole()], &q.to, qpn, qkey))
+//!         Ok(UdWr::new([q.buf.whole()], &q.to, qpn, qkey))
 //!     })?)
 //! }
 //! ```
@@ -54,10 +54,7 @@ use crate::{
         CqePointer, //
     },
     device::Gid,
-    pd::{
-        self,
-        Pd, //
-    },
+    pd::Pd,
     qp::{
         Caps,
         InitAttr,
@@ -71,13 +68,19 @@ use crate::{
     wc,
     wr::{
         fill,
-        sg_list,
+        Op,
         PostError,
+        PostTarget,
         RecvWr,
+        SendWr,
         Sge, //
     }, //
 };
-use kernel::prelude::*;
+use core::ptr::NonNull;
+use kernel::{
+    prelude::*,
+    sync::SpinLockIrq, //
+};
 
 /// The QP number of multicast groups.
 pub const MULTICAST_QPN: u32 = 0xff_ffff;
@@ -294,9 +297,11 @@ impl<'a> Datagram<'a> {
 ///
 /// All requests are signaled: their owner comes back when they complete. That says nothing about
 /// whether the datagram arrives.
-pub struct UdWr<'a, const N: usize = 1> {
-    sges: [Sge<'a>; N],
-    ah: &'a Ah,
+pub type UdWr<'a, const N: usize = 1> = SendWr<'a, N, UdOp>;
+
+/// The operation of a [`UdWr`].
+pub struct UdOp {
+    ah: NonNull<Ah>,
     qpn: u32,
     qkey: u32,
     opcode: bindings::ib_wr_opcode,
@@ -309,75 +314,67 @@ impl<'a, const N: usize> UdWr<'a, N> {
     ///
     /// It cannot be longer than the path's MTU.
     #[inline]
-    pub fn send(sges: [Sge<'a>; N], ah: &'a Ah, qpn: u32, qkey: u32) -> Self {
-        Self {
-            sges,
-            ah,
+    pub fn new(sges: [Sge<'a>; N], ah: &'a Ah, qpn: u32, qkey: u32) -> Self {
+        let op = UdOp {
+            ah: NonNull::from(ah),
             qpn,
             qkey,
             opcode: bindings::ib_wr_opcode_IB_WR_SEND,
             flags: bindings::ib_send_flags_IB_SEND_SIGNALED,
             imm_data: 0,
-        }
+        };
+        Self { sges, op }
     }
 
     /// Adds immediate data, in host byte order (`IB_WR_SEND_WITH_IMM`).
     #[inline]
     pub fn with_imm(mut self, imm_data: u32) -> Self {
-        self.opcode = bindings::ib_wr_opcode_IB_WR_SEND_WITH_IMM;
-        self.imm_data = imm_data.to_be();
+        self.op.opcode = bindings::ib_wr_opcode_IB_WR_SEND_WITH_IMM;
+        self.op.imm_data = imm_data.to_be();
         self
     }
 
     /// Asks the peer for an event when the datagram arrives (`IB_SEND_SOLICITED`).
     #[inline]
     pub fn solicited(mut self) -> Self {
-        self.flags |= bindings::ib_send_flags_IB_SEND_SOLICITED;
+        self.op.flags |= bindings::ib_send_flags_IB_SEND_SOLICITED;
         self
     }
+}
 
-    /// Checks that a request is for a QP of this PD, and forgets how long its memory and its
-    /// address handle live.
-    ///
-    /// # Safety
-    ///
-    /// They live as long as what is returned.
+impl Op for UdOp {
+    type Output = ();
+    type Raw = bindings::ib_ud_wr;
+    type Undo = ();
+
     #[inline]
-    unsafe fn check(self, pd: pd::Id) -> Result<UdWr<'static, N>> {
-        if !self.ah.is_of(pd) || self.sges.iter().any(|sge| sge.pd != pd) {
+    unsafe fn prepare<const N: usize>(
+        &mut self,
+        sges: &[Sge<'_>; N],
+        target: &PostTarget,
+        _lock: &SpinLockIrq<()>,
+    ) -> Result<((), ())> {
+        // SAFETY: The address handle lives until the request has completed, as the caller promises.
+        let ah = unsafe { self.ah.as_ref() };
+        if !ah.is_of(target.pd) || sges.iter().any(|sge| sge.pd != target.pd) {
             return Err(EINVAL);
         }
-        // SAFETY: The caller keeps the memory for as long as what is returned.
-        let sges = self.sges.map(|sge| unsafe { sge.erase() });
-        Ok(UdWr {
-            sges,
-            // SAFETY: The caller keeps the address handle for as long as what is returned.
-            ah: unsafe { &*core::ptr::from_ref(self.ah) },
-            ..self
-        })
+        Ok(((), ()))
     }
 
-    /// Writes the C request and its entries, all but the callback and the successor.
-    ///
-    /// # Safety
-    ///
-    /// `to` and `sges` are valid for writes, and the address handle is there.
     #[inline]
-    unsafe fn put(self, to: *mut bindings::ib_ud_wr, sges: *mut [bindings::ib_sge; N]) {
-        let n = const { N as c_int };
-        // SAFETY: `to` and `sges` are valid for writes, and the address handle is there, as the
-        // caller promises.
+    unsafe fn write(
+        self,
+        to: *mut bindings::ib_ud_wr,
+        sg_list: *mut bindings::ib_sge,
+        num_sge: c_int,
+    ) {
+        let (opcode, flags, ex) = (self.opcode, self.flags, self.imm_data);
+        // SAFETY: `to` is valid for writes, and the address handle lives until the request has
+        // completed, as the caller promises.
         unsafe {
-            sges.write(self.sges.map(Sge::to_raw));
-            fill(
-                &raw mut (*to).wr,
-                self.opcode,
-                self.flags,
-                self.imm_data,
-                sg_list(sges),
-                n,
-            );
-            (*to).ah = self.ah.as_raw();
+            fill(to.cast(), opcode, flags, ex, sg_list, num_sge);
+            (*to).ah = self.ah.as_ref().as_raw();
             (*to).header = core::ptr::null_mut();
             (*to).hlen = 0;
             (*to).mss = 0;
@@ -390,7 +387,7 @@ impl<'a, const N: usize> UdWr<'a, N> {
 }
 
 impl<S: PollContext, R: PollContext> UdQp<S, R> {
-    /// Posts a datagram (`ib_post_send`), moving in its owner, which has the memory and the address
+    /// Posts a datagram (`ib_post_send`), moving its owner in, which has the memory and the address
     /// handle.
     ///
     /// Any context.
@@ -410,15 +407,8 @@ impl<S: PollContext, R: PollContext> UdQp<S, R> {
         P::Target: CqeHandler<ID, Pointer = P> + Sized,
         S: Provides<<P::Target as CqeHandler<ID>>::Needs>,
     {
-        // SAFETY: A datagram begins as required, there is room for it, its entries are memory that
-        // the owner keeps, as is the address handle, and `S` provides what the handler needs.
-        unsafe {
-            self.qp.post_written(
-                owner,
-                |owner| wr(owner)?.check(self.qp.target.pd),
-                |wr, raw: *mut bindings::ib_ud_wr, sges| wr.put(raw, sges),
-            )
-        }
+        // SAFETY: This is a QP for datagrams, and `S` provides what the handler needs.
+        unsafe { self.qp.post_op(owner, wr) }
     }
 
     /// Posts a receive (`ib_post_recv`), moving its owner in. Its memory begins with the

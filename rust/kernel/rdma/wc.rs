@@ -74,11 +74,8 @@ impl Status {
         self.0
     }
 
-    /// Returns the text of the status (`ib_wc_status_msg`).
-    pub fn as_str(self) -> &'static CStr {
-        // SAFETY: The function takes any value and returns a string that lives as long as the
-        // kernel.
-        unsafe { CStr::from_char_ptr(bindings::ib_wc_status_msg(self.0)) }
+    pub(crate) fn from_raw(raw: bindings::ib_wc_status) -> Self {
+        Self(raw)
     }
 }
 
@@ -88,15 +85,13 @@ impl fmt::Debug for Status {
     }
 }
 
-impl Status {
-    pub(crate) fn from_raw(raw: bindings::ib_wc_status) -> Self {
-        Self(raw)
-    }
-}
-
+/// The text that C has for it (`ib_wc_status_msg`).
 impl fmt::Display for Status {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self.as_str(), f)
+        // SAFETY: The function takes any value and returns a string that lives as long as the
+        // kernel.
+        let text = unsafe { CStr::from_char_ptr(bindings::ib_wc_status_msg(self.0)) };
+        fmt::Display::fmt(text, f)
     }
 }
 

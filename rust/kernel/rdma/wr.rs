@@ -10,14 +10,30 @@
 
 use crate::{
     bindings,
-    pd,
-    qp::PostTarget, //
+    cqe::CqeHandler,
+    mr::Registration,
+    pd::{
+        self,
+        Pd, //
+    }, //
 };
 use core::{
     marker::PhantomData,
-    mem::ManuallyDrop, //
+    mem::ManuallyDrop,
+    num::NonZero,
+    ptr::NonNull, //
 };
-use kernel::prelude::*;
+use kernel::{
+    prelude::*,
+    sync::{
+        atomic::{
+            ordering::Relaxed,
+            Atomic, //
+        },
+        SpinLockIrq,
+        SpinLockIrqGuard, //
+    }, //
+};
 
 /// A scatter/gather entry of memory that the device may read.
 ///
@@ -73,6 +89,53 @@ pub struct Remote {
     pub addr: u64,
     /// The remote key.
     pub rkey: u32,
+}
+
+/// The number of QPs that there have been.
+static LAST: Atomic<u64> = Atomic::new(0);
+
+/// Tells a QP from all that there have been and will be, where its address may be another one's
+/// when it is gone.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) struct QpId(u64);
+
+impl QpId {
+    /// That of no QP.
+    pub(crate) const NONE: Self = Self(0);
+
+    #[inline(never)]
+    fn next() -> Self {
+        // In 64 bits it does not come to its beginning again.
+        Self(LAST.fetch_add(1, Relaxed).wrapping_add(1))
+    }
+}
+
+/// Where requests are posted to, and what a region notes of the QP that it is registered through.
+///
+/// # Invariants
+///
+/// `raw` is valid, of the PD `pd`, and no other QP has or had this number. `iwarp` says whether its
+/// device is one of iWARP.
+pub struct PostTarget {
+    pub(crate) raw: NonNull<bindings::ib_qp>,
+    pub(crate) pd: pd::Id,
+    pub(crate) qp_id: QpId,
+    pub(crate) iwarp: bool,
+}
+
+impl PostTarget {
+    /// # Safety
+    ///
+    /// `raw` is a new QP of this PD, and is there until what is returned is gone.
+    pub(crate) unsafe fn new(raw: NonNull<bindings::ib_qp>, pd: &Pd) -> Self {
+        // INVARIANT: By the caller's promise, and a new number.
+        Self {
+            raw,
+            pd: pd.id(),
+            qp_id: QpId::next(),
+            iwarp: pd.device().is_iwarp(),
+        }
+    }
 }
 
 /// The list of requests that have no entries.
@@ -140,11 +203,146 @@ pub(crate) unsafe fn end(to: *mut bindings::ib_send_wr, cqe: *mut bindings::ib_c
     }
 }
 
-/// A request for the send queue, with `N` scatter/gather entries.
+/// A request for the send queue, with `N` scatter/gather entries, to do what `O` says.
 ///
 /// A request that is posted by itself is signaled: its owner comes back when it completes.
-pub struct SendWr<'a, const N: usize = 1> {
-    sges: [Sge<'a>; N],
+pub struct SendWr<'a, const N: usize = 1, O = RdmaOp> {
+    pub(crate) sges: [Sge<'a>; N],
+    pub(crate) op: O,
+}
+
+/// An operation for the send queue of a connected QP: [`RdmaOp`], [`AtomicOp`],
+/// [`RegOp`](crate::mr::RegOp) or [`InvOp`](crate::mr::InvOp).
+pub trait SendOp: Op {}
+
+/// An operation that can be posted in a [`Chain`](crate::qp::Chain): all but
+/// [`InvOp`](crate::mr::InvOp), which completes to a callback of its own.
+pub trait ChainOp: SendOp + Link {}
+
+pub(crate) use private::{
+    Link,
+    Op, //
+};
+
+mod private {
+    use super::*;
+
+    /// An operation of a send queue.
+    pub trait Op: Sized {
+        /// What posting returns.
+        type Output;
+        /// The C request, which begins with a `struct ib_send_wr`.
+        type Raw;
+        /// What is needed to take back a request that was not posted.
+        type Undo;
+
+        /// Checks that the request is one for the QP of `target`, and prepares what it changes.
+        ///
+        /// What iWARP does not have is not left to the driver: siw refuses it, but keeps its
+        /// callback in the slot, and calls that when the QP is flushed.
+        ///
+        /// # Safety
+        ///
+        /// What the operation refers to lives until the request has completed. If it is not posted,
+        /// [`Op::undo`] is called before that.
+        unsafe fn prepare<const N: usize>(
+            &mut self,
+            sges: &[Sge<'_>; N],
+            target: &PostTarget,
+            lock: &SpinLockIrq<()>,
+        ) -> Result<(Self::Output, Self::Undo)>;
+
+        /// Writes the C request, all but its callback and its successor.
+        ///
+        /// # Safety
+        ///
+        /// `to` is valid for writes, and [`Op::prepare`] has succeeded.
+        unsafe fn write(self, to: *mut Self::Raw, sg_list: *mut bindings::ib_sge, num_sge: c_int);
+
+        /// Takes the lock under which the request is posted, if it needs that, and does what has to
+        /// be done under it.
+        ///
+        /// # Safety
+        ///
+        /// `undo` is from [`Op::prepare`] for the QP of `lock`, and the request is about to be
+        /// posted.
+        #[inline]
+        unsafe fn lock<'l>(
+            _undo: &Self::Undo,
+            _lock: &'l SpinLockIrq<()>,
+        ) -> Option<SpinLockIrqGuard<'l, ()>> {
+            None
+        }
+
+        /// Returns the callback of the request, whose owner was given up for `user`.
+        ///
+        /// # Safety
+        ///
+        /// `user` is from an owner of type `T`, by its callback `ID`, and `undo` from
+        /// [`Op::prepare`].
+        #[inline]
+        unsafe fn callback<T: CqeHandler<ID>, const ID: u64>(
+            _undo: &Self::Undo,
+            user: *mut bindings::ib_cqe,
+        ) -> *mut bindings::ib_cqe {
+            user
+        }
+
+        /// Takes back what was prepared.
+        ///
+        /// # Safety
+        ///
+        /// `undo` is from [`Op::prepare`], and the request was not posted.
+        #[inline]
+        unsafe fn undo(_undo: Self::Undo) {}
+    }
+
+    /// An operation of a link of a chain.
+    pub trait Link: Op {
+        /// Returns whether this is an RDMA READ.
+        #[inline]
+        fn is_read(&self) -> bool {
+            false
+        }
+
+        /// Returns the registration of a region.
+        #[inline]
+        fn registration(_undo: Self::Undo) -> Option<Registration> {
+            None
+        }
+    }
+}
+
+impl<'a, const N: usize, O: Op> SendWr<'a, N, O> {
+    /// Forgets how long what the request refers to lives.
+    ///
+    /// # Safety
+    ///
+    /// It lives as long as what is returned is used.
+    #[inline]
+    pub(crate) unsafe fn erase(self) -> SendWr<'static, N, O> {
+        // SAFETY: The memory lives long enough, as the caller promises.
+        let sges = self.sges.map(|sge| unsafe { sge.erase() });
+        SendWr { sges, op: self.op }
+    }
+
+    /// Writes the C request and its entries, all but the callback and the successor.
+    ///
+    /// # Safety
+    ///
+    /// `to` and `sges` are valid for writes, and [`Op::prepare`] has succeeded.
+    #[inline]
+    pub(crate) unsafe fn write(self, to: *mut O::Raw, sges: *mut [bindings::ib_sge; N]) {
+        // SAFETY: Both are valid for writes and the request is prepared, as the caller promises.
+        unsafe {
+            sges.write(self.sges.map(Sge::to_raw));
+            self.op.write(to, sg_list(sges), const { N as c_int });
+        }
+    }
+}
+
+/// Messages, RDMA WRITEs and RDMA READs.
+pub struct RdmaOp {
     opcode: bindings::ib_wr_opcode,
     flags: bindings::ib_send_flags,
     /// Immediate data, in network byte order, or the key that the peer is to invalidate.
@@ -152,174 +350,54 @@ pub struct SendWr<'a, const N: usize = 1> {
     remote: Option<Remote>,
 }
 
-impl<'a, const N: usize> SendWr<'a, N> {
+impl SendOp for RdmaOp {}
+impl ChainOp for RdmaOp {}
+impl Link for RdmaOp {
     #[inline]
-    fn new(opcode: bindings::ib_wr_opcode, sges: [Sge<'a>; N], remote: Option<Remote>) -> Self {
-        Self {
-            sges,
-            opcode,
-            flags: bindings::ib_send_flags_IB_SEND_SIGNALED,
-            ex: 0,
-            remote,
-        }
-    }
-
-    /// A message (`IB_WR_SEND`).
-    #[inline]
-    pub fn send(sges: [Sge<'a>; N]) -> Self {
-        Self::new(bindings::ib_wr_opcode_IB_WR_SEND, sges, None)
-    }
-
-    /// An RDMA WRITE of local memory to `remote` (`IB_WR_RDMA_WRITE`).
-    #[inline]
-    pub fn rdma_write(sges: [Sge<'a>; N], remote: Remote) -> Self {
-        Self::new(bindings::ib_wr_opcode_IB_WR_RDMA_WRITE, sges, Some(remote))
-    }
-
-    /// An RDMA READ of `remote` to local memory (`IB_WR_RDMA_READ`). On iWARP, to one entry:
-    /// posting another is `EOPNOTSUPP`.
-    #[inline]
-    pub fn rdma_read(sges: [SgeMut<'a>; N], remote: Remote) -> Self {
-        Self::new(
-            bindings::ib_wr_opcode_IB_WR_RDMA_READ,
-            sges.map(|sge| sge.0),
-            Some(remote),
-        )
-    }
-
-    /// Adds immediate data, in host byte order, to a message or an RDMA WRITE
-    /// (`IB_WR_SEND_WITH_IMM`, `IB_WR_RDMA_WRITE_WITH_IMM`). An RDMA READ carries none; it stays as
-    /// it is. iWARP has none: posting such a request there is `EOPNOTSUPP`.
-    #[inline]
-    pub fn with_imm(mut self, imm_data: u32) -> Self {
-        self.opcode = match self.opcode {
-            bindings::ib_wr_opcode_IB_WR_SEND => bindings::ib_wr_opcode_IB_WR_SEND_WITH_IMM,
-            bindings::ib_wr_opcode_IB_WR_RDMA_WRITE => {
-                bindings::ib_wr_opcode_IB_WR_RDMA_WRITE_WITH_IMM
-            }
-            _ => return self,
-        };
-        self.ex = imm_data.to_be();
-        self
-    }
-
-    /// Has the peer invalidate a key of its own when the message arrives (`IB_WR_SEND_WITH_INV`):
-    /// the `rkey` that it has lent for what the message answers. Only a message without immediate
-    /// data can; other requests stay as they are.
-    #[inline]
-    pub fn invalidating(mut self, rkey: u32) -> Self {
-        if self.opcode == bindings::ib_wr_opcode_IB_WR_SEND {
-            self.opcode = bindings::ib_wr_opcode_IB_WR_SEND_WITH_INV;
-            self.ex = rkey;
-        }
-        self
-    }
-
-    /// Asks the peer for an event when the message arrives (`IB_SEND_SOLICITED`).
-    #[inline]
-    pub fn solicited(mut self) -> Self {
-        self.flags |= bindings::ib_send_flags_IB_SEND_SOLICITED;
-        self
-    }
-
-    /// Starts the request only after all earlier RDMA READs have completed (`IB_SEND_FENCE`). RDMA
-    /// READs are answered in their order anyway, and iWARP has no fence for them; they stay as they
-    /// are.
-    #[inline]
-    pub fn fenced(mut self) -> Self {
-        if self.opcode != bindings::ib_wr_opcode_IB_WR_RDMA_READ {
-            self.flags |= bindings::ib_send_flags_IB_SEND_FENCE;
-        }
-        self
-    }
-
-    #[inline]
-    pub(crate) fn is_read(&self) -> bool {
+    fn is_read(&self) -> bool {
         self.opcode == bindings::ib_wr_opcode_IB_WR_RDMA_READ
     }
+}
+impl Op for RdmaOp {
+    type Output = ();
+    type Raw = bindings::ib_rdma_wr;
+    type Undo = ();
 
-    /// Says whether iWARP has such a request: it has no immediate data, and an RDMA READ goes to
-    /// one entry.
     #[inline]
-    fn is_for_iwarp(&self) -> bool {
-        match self.opcode {
+    unsafe fn prepare<const N: usize>(
+        &mut self,
+        sges: &[Sge<'_>; N],
+        target: &PostTarget,
+        _lock: &SpinLockIrq<()>,
+    ) -> Result<((), ())> {
+        if sges.iter().any(|sge| sge.pd != target.pd) {
+            return Err(EINVAL);
+        }
+        // iWARP has no immediate data, and an RDMA READ goes to one entry.
+        let is_for_iwarp = match self.opcode {
             bindings::ib_wr_opcode_IB_WR_SEND_WITH_IMM
             | bindings::ib_wr_opcode_IB_WR_RDMA_WRITE_WITH_IMM => false,
             bindings::ib_wr_opcode_IB_WR_RDMA_READ => const { N == 1 },
             _ => true,
-        }
-    }
-
-    /// Says whether the peer can take the same request more than once.
-    #[inline]
-    pub(crate) fn is_repeatable(&self) -> bool {
-        // The key is gone with the first.
-        self.opcode != bindings::ib_wr_opcode_IB_WR_SEND_WITH_INV
-    }
-
-    /// Writes the C request and its entries, all but the callback and the successor, for a QP.
-    ///
-    /// # Safety
-    ///
-    /// `to` and `sges` are valid for writes.
-    #[inline]
-    pub(crate) unsafe fn write(
-        self,
-        to: *mut bindings::ib_rdma_wr,
-        sges: *mut [bindings::ib_sge; N],
-        target: &PostTarget,
-    ) -> Result {
-        // SAFETY: What is made of the borrow is used up here. `to` and `sges` are valid for writes,
-        // as the caller promises.
-        unsafe { self.check(target)?.put(to, sges) };
-        Ok(())
-    }
-
-    /// Checks that a request is one for a QP, and forgets how long its memory lives.
-    ///
-    /// What iWARP does not have is not left to the driver: siw refuses it, but keeps its callback
-    /// in the slot, and calls that when the QP is flushed.
-    ///
-    /// # Safety
-    ///
-    /// The memory lives as long as what is returned.
-    #[inline]
-    pub(crate) unsafe fn check(self, target: &PostTarget) -> Result<SendWr<'static, N>> {
-        if self.sges.iter().any(|sge| sge.pd != target.pd) {
-            return Err(EINVAL);
-        }
-        if !self.is_for_iwarp() && target.iwarp {
+        };
+        if !is_for_iwarp && target.iwarp {
             return Err(EOPNOTSUPP);
         }
-        // SAFETY: The caller keeps the memory for as long as what is returned.
-        let sges = self.sges.map(|sge| unsafe { sge.erase() });
-        Ok(SendWr { sges, ..self })
+        Ok(((), ()))
     }
 
-    /// Writes the C request and its entries as [`SendWr::write`], after [`SendWr::check`].
-    ///
-    /// # Safety
-    ///
-    /// `to` and `sges` are valid for writes.
     #[inline]
-    pub(crate) unsafe fn put(
+    unsafe fn write(
         self,
         to: *mut bindings::ib_rdma_wr,
-        sges: *mut [bindings::ib_sge; N],
+        sg_list: *mut bindings::ib_sge,
+        num_sge: c_int,
     ) {
-        let n = const { N as c_int };
-        // SAFETY: The caller promises that both are valid for writes; the request begins with the
-        // one that `fill` writes. A driver reads what follows `wr` of RDMA requests only.
+        let wr = to.cast();
+        // SAFETY: `to` is valid for writes, as the caller promises. A driver reads what follows the
+        // `struct ib_send_wr` of RDMA requests only.
         unsafe {
-            sges.write(self.sges.map(Sge::to_raw));
-            fill(
-                &raw mut (*to).wr,
-                self.opcode,
-                self.flags,
-                self.ex,
-                sg_list(sges),
-                n,
-            );
+            fill(wr, self.opcode, self.flags, self.ex, sg_list, num_sge);
             if let Some(remote) = self.remote {
                 (*to).remote_addr = remote.addr;
                 (*to).rkey = remote.rkey;
@@ -328,13 +406,94 @@ impl<'a, const N: usize> SendWr<'a, N> {
     }
 }
 
+impl<'a, const N: usize> SendWr<'a, N> {
+    #[inline]
+    fn rdma(opcode: bindings::ib_wr_opcode, sges: [Sge<'a>; N], remote: Option<Remote>) -> Self {
+        let op = RdmaOp {
+            opcode,
+            flags: bindings::ib_send_flags_IB_SEND_SIGNALED,
+            ex: 0,
+            remote,
+        };
+        Self { sges, op }
+    }
+
+    /// A message (`IB_WR_SEND`).
+    #[inline]
+    pub fn send(sges: [Sge<'a>; N]) -> Self {
+        Self::rdma(bindings::ib_wr_opcode_IB_WR_SEND, sges, None)
+    }
+
+    /// An RDMA WRITE of local memory to `remote` (`IB_WR_RDMA_WRITE`).
+    #[inline]
+    pub fn rdma_write(sges: [Sge<'a>; N], remote: Remote) -> Self {
+        Self::rdma(bindings::ib_wr_opcode_IB_WR_RDMA_WRITE, sges, Some(remote))
+    }
+
+    /// An RDMA READ of `remote` to local memory (`IB_WR_RDMA_READ`). On iWARP, to one entry:
+    /// posting another is `EOPNOTSUPP`.
+    #[inline]
+    pub fn rdma_read(sges: [SgeMut<'a>; N], remote: Remote) -> Self {
+        let sges = sges.map(|sge| sge.0);
+        Self::rdma(bindings::ib_wr_opcode_IB_WR_RDMA_READ, sges, Some(remote))
+    }
+
+    /// Adds immediate data, in host byte order, to a message or an RDMA WRITE
+    /// (`IB_WR_SEND_WITH_IMM`, `IB_WR_RDMA_WRITE_WITH_IMM`). An RDMA READ carries none; it stays as
+    /// it is. iWARP has none: posting such a request there is `EOPNOTSUPP`.
+    #[inline]
+    pub fn with_imm(mut self, imm_data: u32) -> Self {
+        self.op.opcode = match self.op.opcode {
+            bindings::ib_wr_opcode_IB_WR_SEND => bindings::ib_wr_opcode_IB_WR_SEND_WITH_IMM,
+            bindings::ib_wr_opcode_IB_WR_RDMA_WRITE => {
+                bindings::ib_wr_opcode_IB_WR_RDMA_WRITE_WITH_IMM
+            }
+            _ => return self,
+        };
+        self.op.ex = imm_data.to_be();
+        self
+    }
+
+    /// Makes the peer invalidate a key of its own when the message arrives (`IB_WR_SEND_WITH_INV`):
+    /// the `rkey` of the memory that the message answers for. Only a message without immediate data
+    /// can; other requests stay as they are.
+    #[inline]
+    pub fn invalidating(mut self, rkey: u32) -> Self {
+        if self.op.opcode == bindings::ib_wr_opcode_IB_WR_SEND {
+            self.op.opcode = bindings::ib_wr_opcode_IB_WR_SEND_WITH_INV;
+            self.op.ex = rkey;
+        }
+        self
+    }
+
+    /// Asks the peer for an event when the message arrives (`IB_SEND_SOLICITED`).
+    #[inline]
+    pub fn solicited(mut self) -> Self {
+        self.op.flags |= bindings::ib_send_flags_IB_SEND_SOLICITED;
+        self
+    }
+
+    /// Starts the request only after all earlier RDMA READs have completed (`IB_SEND_FENCE`). RDMA
+    /// READs are answered in their order anyway, and iWARP has no fence for them; they stay as they
+    /// are.
+    #[inline]
+    pub fn fenced(mut self) -> Self {
+        if self.op.opcode != bindings::ib_wr_opcode_IB_WR_RDMA_READ {
+            self.op.flags |= bindings::ib_send_flags_IB_SEND_FENCE;
+        }
+        self
+    }
+}
+
 /// An atomic operation on eight bytes of a peer's memory, aligned to eight. Their old value goes to
 /// eight bytes of local memory, in the byte order of this CPU.
 ///
 /// It is atomic with respect to the device's other operations, and to the peer's CPU where the
 /// peer's device says so. iWARP has none: posting one there is `EOPNOTSUPP`.
-pub struct AtomicWr<'a> {
-    old: SgeMut<'a>,
+pub type AtomicWr<'a> = SendWr<'a, 1, AtomicOp>;
+
+/// The operation of an [`AtomicWr`].
+pub struct AtomicOp {
     opcode: bindings::ib_wr_opcode,
     flags: bindings::ib_send_flags,
     remote: Remote,
@@ -342,96 +501,44 @@ pub struct AtomicWr<'a> {
     swap: u64,
 }
 
-impl<'a> AtomicWr<'a> {
-    /// Adds to the value at `remote` (`IB_WR_ATOMIC_FETCH_AND_ADD`).
-    #[inline]
-    pub fn fetch_add(old: SgeMut<'a>, remote: Remote, add: u64) -> Self {
-        Self {
-            old,
-            opcode: bindings::ib_wr_opcode_IB_WR_ATOMIC_FETCH_AND_ADD,
-            flags: bindings::ib_send_flags_IB_SEND_SIGNALED,
-            remote,
-            compare_add: add,
-            swap: 0,
-        }
-    }
+impl SendOp for AtomicOp {}
+impl ChainOp for AtomicOp {}
+impl Link for AtomicOp {}
+impl Op for AtomicOp {
+    type Output = ();
+    type Raw = bindings::ib_atomic_wr;
+    type Undo = ();
 
-    /// Sets the value at `remote` to `swap` if it is `compare` (`IB_WR_ATOMIC_CMP_AND_SWP`).
     #[inline]
-    pub fn cmp_swap(old: SgeMut<'a>, remote: Remote, compare: u64, swap: u64) -> Self {
-        Self {
-            opcode: bindings::ib_wr_opcode_IB_WR_ATOMIC_CMP_AND_SWP,
-            swap,
-            ..Self::fetch_add(old, remote, compare)
-        }
-    }
-
-    /// Starts the operation only after all earlier RDMA READs have completed (`IB_SEND_FENCE`).
-    #[inline]
-    pub fn fenced(mut self) -> Self {
-        self.flags |= bindings::ib_send_flags_IB_SEND_FENCE;
-        self
-    }
-
-    /// Writes the C request and its entry, all but the callback and the successor, for a QP.
-    ///
-    /// # Safety
-    ///
-    /// `to` and `sge` are valid for writes.
-    #[inline]
-    pub(crate) unsafe fn write(
-        self,
-        to: *mut bindings::ib_atomic_wr,
-        sge: *mut [bindings::ib_sge; 1],
+    unsafe fn prepare<const N: usize>(
+        &mut self,
+        sges: &[Sge<'_>; N],
         target: &PostTarget,
-    ) -> Result {
-        // SAFETY: What is made of the borrow is used up here. `to` and `sge` are valid for writes,
-        // as the caller promises.
-        unsafe { self.check(target)?.put(to, sge) };
-        Ok(())
-    }
-
-    /// Checks that a request is for a QP of its PD, not of iWARP, which has no atomic operations,
-    /// and that the entry has eight bytes and the peer's address is aligned to them, and forgets
-    /// how long the memory lives.
-    ///
-    /// # Safety
-    ///
-    /// The memory lives as long as what is returned.
-    #[inline]
-    pub(crate) unsafe fn check(self, target: &PostTarget) -> Result<AtomicWr<'static>> {
-        let old = self.old.0;
-        if old.pd != target.pd || old.length != 8 || self.remote.addr % 8 != 0 {
+        _lock: &SpinLockIrq<()>,
+    ) -> Result<((), ())> {
+        if sges
+            .iter()
+            .any(|old| old.pd != target.pd || old.length != 8)
+            || self.remote.addr % 8 != 0
+        {
             return Err(EINVAL);
         }
         if target.iwarp {
-            // As in `SendWr::check`.
             return Err(EOPNOTSUPP);
         }
-        Ok(AtomicWr {
-            // SAFETY: The caller keeps the memory for as long as what is returned.
-            old: SgeMut(unsafe { old.erase() }),
-            ..self
-        })
+        Ok(((), ()))
     }
 
-    /// Writes the C request and its entry as [`AtomicWr::write`], after [`AtomicWr::check`].
-    ///
-    /// # Safety
-    ///
-    /// `to` and `sge` are valid for writes.
     #[inline]
-    pub(crate) unsafe fn put(
+    unsafe fn write(
         self,
         to: *mut bindings::ib_atomic_wr,
-        sge: *mut [bindings::ib_sge; 1],
+        sg_list: *mut bindings::ib_sge,
+        num_sge: c_int,
     ) {
-        let old = self.old.0;
-        // SAFETY: The caller promises that both are valid for writes; the request begins with the
-        // one that `fill` writes.
+        // SAFETY: `to` is valid for writes, as the caller promises.
         unsafe {
-            sge.write([old.to_raw()]);
-            fill(&raw mut (*to).wr, self.opcode, self.flags, 0, sge.cast(), 1);
+            fill(to.cast(), self.opcode, self.flags, 0, sg_list, num_sge);
             (*to).remote_addr = self.remote.addr;
             (*to).compare_add = self.compare_add;
             (*to).swap = self.swap;
@@ -439,6 +546,47 @@ impl<'a> AtomicWr<'a> {
             (*to).swap_mask = 0;
             (*to).rkey = self.remote.rkey;
         }
+    }
+}
+
+impl<'a> AtomicWr<'a> {
+    #[inline]
+    fn atomic(
+        opcode: bindings::ib_wr_opcode,
+        old: SgeMut<'a>,
+        remote: Remote,
+        compare_add: u64,
+        swap: u64,
+    ) -> Self {
+        let op = AtomicOp {
+            opcode,
+            flags: bindings::ib_send_flags_IB_SEND_SIGNALED,
+            remote,
+            compare_add,
+            swap,
+        };
+        Self { sges: [old.0], op }
+    }
+
+    /// Adds to the value at `remote` (`IB_WR_ATOMIC_FETCH_AND_ADD`).
+    #[inline]
+    pub fn fetch_add(old: SgeMut<'a>, remote: Remote, add: u64) -> Self {
+        let opcode = bindings::ib_wr_opcode_IB_WR_ATOMIC_FETCH_AND_ADD;
+        Self::atomic(opcode, old, remote, add, 0)
+    }
+
+    /// Sets the value at `remote` to `swap` if it is `compare` (`IB_WR_ATOMIC_CMP_AND_SWP`).
+    #[inline]
+    pub fn cmp_swap(old: SgeMut<'a>, remote: Remote, compare: u64, swap: u64) -> Self {
+        let opcode = bindings::ib_wr_opcode_IB_WR_ATOMIC_CMP_AND_SWP;
+        Self::atomic(opcode, old, remote, compare, swap)
+    }
+
+    /// Starts the operation only after all earlier RDMA READs have completed (`IB_SEND_FENCE`).
+    #[inline]
+    pub fn fenced(mut self) -> Self {
+        self.op.flags |= bindings::ib_send_flags_IB_SEND_FENCE;
+        self
     }
 }
 
@@ -455,31 +603,68 @@ impl<'a, const N: usize> RecvWr<'a, N> {
     }
 }
 
-/// A request that was not posted, with its owner.
+/// Requests that were not posted, or not all of them.
 pub struct PostError<P> {
-    /// What the request owned.
+    /// The owner, if nothing was posted.
     ///
-    /// It is not there if the driver has failed without saying that it was this request that it
-    /// refused. siw does so after it has queued one. Then it may complete yet, which gives the
-    /// owner to its handler, or never, and the owner is leaked; the log says so.
+    /// Where some requests of a chain or a transfer were posted, the QP keeps it and drops it once
+    /// a drain has proved that it is out of use. If the driver has failed without a word on which
+    /// request it refused, as siw does after it has queued one, the last request may complete yet,
+    /// which gives the owner to its handler, or never, and the owner is leaked; the log says so.
     pub owner: Option<P>,
-    /// Why it was not posted.
-    pub error: Error,
+    /// The number of requests that were posted, above the error number. In one word, so that a post
+    /// returns two registers.
+    why: NonZero<u64>,
 }
 
 impl<P> PostError<P> {
     /// A request that no driver has seen.
     #[inline]
     pub(crate) fn new(owner: P, error: Error) -> Self {
-        Self {
-            owner: Some(owner),
-            error,
+        Self::in_part(Some(owner), 0, error)
+    }
+
+    /// Requests of which so many were posted.
+    #[inline]
+    pub(crate) fn in_part(owner: Option<P>, posted: u32, error: Error) -> Self {
+        let errno = u64::from(error.to_errno().unsigned_abs());
+        // An error number is not zero.
+        let why = NonZero::new(u64::from(posted) << 32 | errno).unwrap_or(NonZero::<u64>::MIN);
+        Self { owner, why }
+    }
+
+    /// Makes something else of the owner.
+    #[inline]
+    pub(crate) fn map<Q>(self, f: impl FnOnce(P) -> Q) -> PostError<Q> {
+        PostError {
+            owner: self.owner.map(f),
+            why: self.why,
         }
+    }
+
+    /// Returns the number of requests, from the first, that were posted, as far as the driver says
+    /// so.
+    pub fn posted(&self) -> u32 {
+        (self.why.get() >> 32) as u32
+    }
+
+    /// Returns why the next request was not posted.
+    #[inline]
+    pub fn error(&self) -> Error {
+        error_in(self.why)
     }
 }
 
+/// Returns the error in the word of a [`PostError`].
+#[cold]
+#[inline(never)]
+fn error_in(why: NonZero<u64>) -> Error {
+    Error::from_errno((why.get() as u32 as c_int).wrapping_neg())
+}
+
 impl<P> From<PostError<P>> for Error {
+    #[inline]
     fn from(e: PostError<P>) -> Self {
-        e.error
+        e.error()
     }
 }

@@ -49,7 +49,7 @@ impl Message {
         if let Some(message) = &e.owner {
             message.life.refused();
         }
-        e.error
+        e.error()
     }
 }
 

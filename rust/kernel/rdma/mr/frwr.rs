@@ -40,20 +40,19 @@ use crate::{
     },
     objects::Object,
     pd::Pd,
-    qp::{
-        PostTarget,
-        QpId, //
-    },
     wc::{
         unlikely,
         Success,
         Wc, //
+    },
+    wr::{
+        PostTarget,
+        QpId, //
     }, //
 };
 use core::{
     any::type_name,
     cell::UnsafeCell,
-    mem::ManuallyDrop,
     ptr::{
         fn_addr_eq,
         null,
@@ -296,7 +295,7 @@ impl FastRegMr {
         Ok((target, mr, rkey, state.prepare()))
     }
 
-    /// Marks the MR as being invalidated by a request for the QP `qp`, which has to be the one that
+    /// Marks the MR as being invalidated and returns its key, for a request to the QP `qp`, which has to be the one that
     /// the registration was posted to: one queue keeps the two in order.
     ///
     /// # Errors
@@ -307,7 +306,7 @@ impl FastRegMr {
     ///
     /// `state` is the MR's. If it is shared, the caller holds the lock of the QP.
     #[inline]
-    pub(super) unsafe fn prepare_invalidation<S: State>(&self, state: &S, qp: QpId) -> Result {
+    pub(super) unsafe fn prepare_invalidation<S: State>(&self, state: &S, qp: QpId) -> Result<u32> {
         if !state.claim_registered() {
             return Err(EBUSY);
         }
@@ -318,10 +317,11 @@ impl FastRegMr {
             return Err(EINVAL);
         }
         state.set_invalidating();
-        Ok(())
+        // SAFETY: The key changes by a claim only, and the state was just claimed.
+        Ok(unsafe { *self.rkey.as_ptr() })
     }
 
-    /// Returns the request of an invalidation that was prepared.
+    /// Sets the owner of an invalidation that was prepared, and returns its callback.
     ///
     /// # Safety
     ///
@@ -329,10 +329,10 @@ impl FastRegMr {
     /// owner of type `T`, given up by its callback `ID`, which keeps the MR. If the request is not
     /// posted, [`FastRegMr::set_registered`] is called.
     #[inline]
-    pub(super) unsafe fn invalidation<T: CqeHandler<ID>, S: State, const ID: u64>(
+    pub(super) unsafe fn set_callback<T: CqeHandler<ID>, S: State, const ID: u64>(
         &self,
         user: *mut bindings::ib_cqe,
-    ) -> bindings::ib_send_wr {
+    ) -> *mut bindings::ib_cqe {
         // INVARIANT: The callback is that for the type of the owner.
         // SAFETY: The invalidation was prepared, as the caller promises, so the state is claimed,
         // and by the type invariant these have no other user.
@@ -340,21 +340,8 @@ impl FastRegMr {
             (*self.cqe.get()).done = Some(done::<T, S, ID>);
             (*self.claimed.get()).user = user;
         }
-        bindings::ib_send_wr {
-            next: null_mut(),
-            __bindgen_anon_1: bindings::ib_send_wr__bindgen_ty_1 {
-                // The fields that are written through this address are cells.
-                wr_cqe: ManuallyDrop::new(core::ptr::from_ref(self).cast_mut().cast()),
-            },
-            sg_list: null_mut(),
-            num_sge: 0,
-            opcode: bindings::ib_wr_opcode_IB_WR_LOCAL_INV,
-            send_flags: bindings::ib_send_flags_IB_SEND_SIGNALED as c_int,
-            ex: bindings::ib_send_wr__bindgen_ty_2 {
-                // SAFETY: The key changes by a claim only, which the caller has.
-                invalidate_rkey: ManuallyDrop::new(unsafe { *self.rkey.as_ptr() }),
-            },
-        }
+        // The fields that are written through this address are cells.
+        core::ptr::from_ref(self).cast_mut().cast()
     }
 
     /// The invalidation was not posted or has failed.
@@ -390,7 +377,7 @@ impl FastRegMr {
 ///
 /// # Safety
 ///
-/// `wc` is of a request from [`FastRegMr::invalidation`], whose owner was not taken back.
+/// `wc` is of a request from [`FastRegMr::set_callback`], whose owner was not taken back.
 #[inline]
 unsafe fn parts(wc: &Wc) -> (&FastRegMr, *mut bindings::ib_cqe) {
     // SAFETY: The request was posted with the address of an MR's first field, and its owner, which
@@ -406,7 +393,7 @@ unsafe fn parts(wc: &Wc) -> (&FastRegMr, *mut bindings::ib_cqe) {
 ///
 /// # Safety
 ///
-/// Called by the RDMA core, once for each request from [`FastRegMr::invalidation`] that has it.
+/// Called by the RDMA core, once for each request from [`FastRegMr::set_callback`] that has it.
 unsafe extern "C" fn done<T: CqeHandler<ID>, S: State, const ID: u64>(
     cq: *mut bindings::ib_cq,
     wc: *mut bindings::ib_wc,
@@ -415,7 +402,7 @@ unsafe extern "C" fn done<T: CqeHandler<ID>, S: State, const ID: u64>(
     identity::keep_distinct::<(Callback, Cqe<T::Pointer, ID>, S)>();
     // SAFETY: The core passes a completion that is valid during this call, and `Wc` is transparent.
     let completion = unsafe { &*wc.cast::<Wc>() };
-    // SAFETY: The request is from `FastRegMr::invalidation`, as it has this callback. It completes
+    // SAFETY: The request is from `FastRegMr::set_callback`, as it has this callback. It completes
     // once, by the driver's contract, so its owner is not back.
     let (mr, user) = unsafe { parts(completion) };
     if !debug::is_active(user) {
@@ -441,12 +428,12 @@ unsafe extern "C" fn done<T: CqeHandler<ID>, S: State, const ID: u64>(
 ///
 /// # Safety
 ///
-/// `wc` is valid, and of a request from [`FastRegMr::invalidation`] for the state `S`, whose owner
+/// `wc` is valid, and of a request from [`FastRegMr::set_callback`] for the state `S`, whose owner
 /// was not taken back.
 #[cold]
 #[inline(never)]
 unsafe fn failed<S: State>(cq: *mut bindings::ib_cq, wc: *mut bindings::ib_wc) {
-    // SAFETY: The request is from `FastRegMr::invalidation`, for the state `S`, and its owner,
+    // SAFETY: The request is from `FastRegMr::set_callback`, for the state `S`, and its owner,
     // which was given up for `user`, was not taken back, as the caller promises.
     unsafe {
         let (mr, user) = parts(&*wc.cast::<Wc>());
@@ -495,7 +482,7 @@ type Callback = unsafe extern "C" fn(*mut bindings::ib_cq, *mut bindings::ib_wc)
 /// not taken back again if it is returned.
 #[inline]
 unsafe fn take<T: CqeHandler<ID>, S: State, const ID: u64>(wc: &Wc) -> Option<T::Pointer> {
-    // SAFETY: By the callback the request is from `FastRegMr::invalidation`, for the state `S` and
+    // SAFETY: By the callback the request is from `FastRegMr::set_callback`, for the state `S` and
     // an owner that was given up as a `T` by its callback `ID`. That was not taken back, and is
     // taken back here once, as the caller promises.
     unsafe {

@@ -11,7 +11,8 @@ use crate::{
     cq,
     cqe::{
         CqeHandler,
-        CqePointer, //
+        CqePointer,
+        Sealed, //
     },
     debug,
     qp::Qp,
@@ -22,9 +23,10 @@ use crate::{
     wr::{
         end,
         sg_list,
-        AtomicWr,
+        Op,
         PostError,
         RecvWr,
+        SendOp,
         SendWr, //
     }, //
 };
@@ -115,10 +117,7 @@ impl Refusal {
             unnamed();
             None
         };
-        PostError {
-            owner,
-            error: self.error(),
-        }
+        PostError::in_part(owner, 0, self.error())
     }
 }
 
@@ -186,67 +185,90 @@ pub(crate) unsafe fn recv_raw(qp: *mut bindings::ib_qp, wr: *mut bindings::ib_re
 }
 
 impl<S: PollContext, R: PollContext> Qp<S, R> {
-    /// Posts to the send queue what `make` makes of the owner and `write` writes, which is given
-    /// room for the request and its entries.
+    /// Posts a request to the send queue, of any kind of QP.
     ///
-    /// What can fail before is done outside of the scope of that room. Otherwise those failures and
-    /// the success would leave the scope together, and the compiler test the result once more.
+    /// What can fail before is done outside of the scope of the C request. Otherwise those failures
+    /// and the success would leave the scope together, and the compiler test the result once more.
     ///
     /// # Safety
     ///
-    /// `W` begins with a `struct ib_send_wr`. `write` writes a valid request, all but its callback
-    /// and its successor, whose memory is kept by the owner. The owner's handler may run where
-    /// sends of this QP complete.
+    /// The QP has such operations. The owner's handler may run where sends of this QP complete.
     #[inline]
-    pub(crate) unsafe fn post_written<P, X, W, const ID: u64, const N: usize>(
+    pub(crate) unsafe fn post_op<P, O, const ID: u64, const N: usize>(
         &self,
         owner: P,
-        make: impl FnOnce(&P::Target) -> Result<X>,
-        write: impl FnOnce(X, *mut W, *mut [bindings::ib_sge; N]),
-    ) -> Result<(), PostError<P>>
+        wr: impl for<'a> FnOnce(&'a P::Target) -> Result<SendWr<'a, N, O>>,
+    ) -> Result<O::Output, PostError<P>>
     where
         P: CqePointer<ID>,
+        P::Target: CqeHandler<ID, Pointer = P> + Sized,
+        O: Op,
     {
-        let made = match make(&owner) {
-            Ok(made) => made,
+        let prepared = wr(&owner).and_then(|wr| {
+            // SAFETY: The owner keeps what the request refers to until it has completed. If the
+            // request is not posted, it is undone below.
+            unsafe {
+                let mut wr = wr.erase();
+                let prepared = wr.op.prepare(&wr.sges, &self.target, self.reg_lock())?;
+                Ok((wr, prepared))
+            }
+        });
+        let (wr, (output, undo)) = match prepared {
+            Ok(prepared) => prepared,
             Err(error) => return Err(unmade(owner, error)),
         };
-        let (cqe, refusal) = {
-            let mut raw = MaybeUninit::<W>::uninit();
+        // The lock is held until what was not posted is taken back.
+        let (cqe, refusal, _guard) = {
+            let mut raw = MaybeUninit::<O::Raw>::uninit();
             let mut sges = MaybeUninit::uninit();
-            write(made, raw.as_mut_ptr(), sges.as_mut_ptr());
-            let (wr, cqe) = (
-                raw.as_mut_ptr().cast(),
-                owner.into_cqe(crate::cqe::Sealed::new()),
-            );
-            // SAFETY: The request was just written, and its memory is kept by the owner, which is
-            // the queue's until `done`.
-            let ret = unsafe {
-                end(wr, cqe);
-                send_raw(self.as_raw(), wr)
+            // SAFETY: There is room for both, and the request is prepared.
+            unsafe { wr.write(raw.as_mut_ptr(), sges.as_mut_ptr()) };
+            let wr = raw.as_mut_ptr().cast();
+            let cqe = owner.into_cqe(Sealed::new());
+            // SAFETY: The request was prepared for this QP and is written. The owner, a
+            // `P::Target` that was given up for `cqe`, keeps what it refers to and is the queue's
+            // until `done`.
+            let (guard, ret) = unsafe {
+                let guard = O::lock(&undo, self.reg_lock());
+                end(wr, O::callback::<P::Target, ID>(&undo, cqe));
+                (guard, send_raw(self.as_raw(), wr))
             };
             if ret == 0 {
-                return Ok(());
+                return Ok(output);
             }
             // SAFETY: `wr` is valid, and `ret` is what `send_raw` has just returned for it.
-            (cqe, unsafe { Refusal::of_send(ret, wr) })
+            (cqe, unsafe { Refusal::of_send(ret, wr) }, guard)
         };
-        // SAFETY: It is the callback of the owner, and the request's.
+        if refusal.named {
+            // SAFETY: The only request was not posted. The owner, which is still given up, keeps
+            // what it refers to.
+            unsafe { O::undo(undo) };
+        }
+        // SAFETY: `cqe` is from the owner, which the request was to give back.
         Err(unsafe { refusal.take_back(cqe) })
     }
 
-    /// Posts a request to the send queue (`ib_post_send`), moving its owner in.
+    /// Posts a request to the send queue (`ib_post_send`), moving its owner in, and returns what
+    /// the operation returns: where the peer will find the region for a [`RegWr`], otherwise
+    /// nothing.
     ///
-    /// `wr` describes the request from what the owner has. After success the owner may already be
-    /// in its handler.
+    /// `wr` describes the request from what the owner has. It is `Send`, as the owner is: the
+    /// completion of an [`InvWr`] changes the state of the region in another thread, so no reference
+    /// to an exclusive region may stay in this one. After success the owner may already be in its
+    /// handler.
     ///
     /// Any context.
     ///
     /// # Errors
     ///
-    /// Gives the owner back with `EINVAL` if an entry is of another PD, `EOPNOTSUPP` if iWARP is to
-    /// carry immediate data or to read into any but one entry, or with the driver's error: `ENOMEM`
-    /// when the queue is full. See [`PostError`] for when it does not.
+    /// Gives the owner back with `EINVAL` if an entry is of another PD, or an atomic operation is
+    /// not for eight bytes, aligned to eight; `EOPNOTSUPP` if iWARP is to carry immediate data, to
+    /// read into any but one entry, or to do atomic operations; what a [`RegWr`] or an [`InvWr`]
+    /// is refused with; or with the driver's error: `ENOMEM` when the queue is full. See
+    /// [`PostError`] for when it does not.
+    ///
+    /// [`RegWr`]: crate::mr::RegWr
+    /// [`InvWr`]: crate::mr::InvWr
     ///
     /// # Examples
     ///
@@ -264,55 +286,19 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
     /// }
     /// ```
     #[inline]
-    pub fn post_send<P, const ID: u64, const N: usize>(
+    pub fn post_send<P, O, const ID: u64, const N: usize>(
         &self,
         owner: P,
-        wr: impl for<'a> FnOnce(&'a P::Target) -> Result<SendWr<'a, N>>,
-    ) -> Result<(), PostError<P>>
+        wr: impl for<'a> FnOnce(&'a P::Target) -> Result<SendWr<'a, N, O>> + Send,
+    ) -> Result<O::Output, PostError<P>>
     where
         P: CqePointer<ID>,
         P::Target: CqeHandler<ID, Pointer = P> + Sized,
         S: Provides<<P::Target as CqeHandler<ID>>::Needs>,
+        O: SendOp,
     {
-        // SAFETY: An RDMA request begins as required, there is room for it, its entries are memory
-        // that the owner keeps, and `S` provides what the handler needs.
-        unsafe {
-            self.post_written(
-                owner,
-                |owner| wr(owner)?.check(&self.target),
-                |wr, raw: *mut bindings::ib_rdma_wr, sges| wr.put(raw, sges),
-            )
-        }
-    }
-
-    /// Posts an atomic operation (`ib_post_send`), moving its owner in.
-    ///
-    /// Any context.
-    ///
-    /// # Errors
-    ///
-    /// As [`Qp::post_send`]; `EINVAL` also if the local memory is not eight bytes, or the remote
-    /// address not aligned to eight; `EOPNOTSUPP` on iWARP.
-    #[inline]
-    pub fn post_atomic<P, const ID: u64>(
-        &self,
-        owner: P,
-        wr: impl for<'a> FnOnce(&'a P::Target) -> Result<AtomicWr<'a>>,
-    ) -> Result<(), PostError<P>>
-    where
-        P: CqePointer<ID>,
-        P::Target: CqeHandler<ID, Pointer = P> + Sized,
-        S: Provides<<P::Target as CqeHandler<ID>>::Needs>,
-    {
-        // SAFETY: An atomic request begins as required, there is room for it, its entry is memory
-        // that the owner keeps, and `S` provides what the handler needs.
-        unsafe {
-            self.post_written(
-                owner,
-                |owner| wr(owner)?.check(&self.target),
-                |wr, raw: *mut bindings::ib_atomic_wr, sges| wr.put(raw, sges),
-            )
-        }
+        // SAFETY: A connected QP has these operations, and `S` provides what the handler needs.
+        unsafe { self.post_op(owner, wr) }
     }
 
     /// Posts a request to the receive queue (`ib_post_recv`), moving its owner in.
@@ -339,7 +325,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
         };
         let (cqe, refusal) = {
             let mut sges = wr.sges.map(|sge| sge.0.to_raw());
-            let cqe = owner.into_cqe(crate::cqe::Sealed::new());
+            let cqe = owner.into_cqe(Sealed::new());
             let mut raw = bindings::ib_recv_wr {
                 next: core::ptr::null_mut(),
                 __bindgen_anon_1: bindings::ib_recv_wr__bindgen_ty_1 {
@@ -407,12 +393,12 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
     /// a CQ of which the caller handles a completion, and whose poller comes to no other one before
     /// the caller has returned.
     #[inline]
-    unsafe fn repost<P: Deref>(
+    unsafe fn repost<P: Deref, T>(
         owner: P,
         qp: impl for<'a> FnOnce(&'a P::Target) -> &'a Arc<Self>,
         at_poller: impl FnOnce(&Self) -> bool,
-        post: impl FnOnce(&Self, P) -> Result<(), PostError<P>>,
-    ) -> Result<(), PostError<P>> {
+        post: impl FnOnce(&Self, P) -> Result<T, PostError<P>>,
+    ) -> Result<T, PostError<P>> {
         let qp = qp(&owner);
         if at_poller(qp) {
             let qp = Arc::as_ptr(qp);
@@ -421,18 +407,18 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
             // owner is there, and what it lends.
             return post(unsafe { &*qp }, owner);
         }
-        Self::post_counted(qp.clone(), owner, post)?;
-        Ok(())
+        let output = Self::post_counted(qp.clone(), owner, post)?;
+        Ok(output)
     }
 
     /// Has `post` post an owner, by a reference that the caller has. Not inlined, so that the
     /// registers that this needs are not saved in vain.
     #[inline(never)]
-    fn post_counted<P>(
+    fn post_counted<P, T>(
         this: Arc<Self>,
         owner: P,
-        post: impl FnOnce(&Self, P) -> Result<(), PostError<P>>,
-    ) -> Result<(), PostError<P>> {
+        post: impl FnOnce(&Self, P) -> Result<T, PostError<P>>,
+    ) -> Result<T, PostError<P>> {
         post(&this, owner)
     }
 
@@ -471,23 +457,24 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
     ///                 Ok(SendWr::send([b.buf.whole()]))
     ///             });
     ///             if let Err(e) = posted {
-    ///                 pr_err!("no more: {:?}\n", e.error);
+    ///                 pr_err!("no more: {:?}\n", e.error());
     ///             }
     ///         }
     ///     }
     /// }
     /// ```
     #[inline]
-    pub fn repost_send<P, const ID: u64, const N: usize>(
+    pub fn repost_send<P, O, const ID: u64, const N: usize>(
         owner: P,
         wc: &Wc,
         qp: impl for<'a> FnOnce(&'a P::Target) -> &'a Arc<Self>,
-        wr: impl for<'a> FnOnce(&'a P::Target) -> Result<SendWr<'a, N>>,
-    ) -> Result<(), PostError<P>>
+        wr: impl for<'a> FnOnce(&'a P::Target) -> Result<SendWr<'a, N, O>> + Send,
+    ) -> Result<O::Output, PostError<P>>
     where
         P: CqePointer<ID>,
         P::Target: CqeHandler<ID, Pointer = P> + Sized,
         S: Provides<<P::Target as CqeHandler<ID>>::Needs>,
+        O: SendOp,
     {
         // SAFETY: The owner is posted, and what is refused does not drop it. The caller is a
         // handler that borrows `wc`, and the request completes to the CQ that is dispatching it.
