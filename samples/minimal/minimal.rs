@@ -38,7 +38,10 @@ impl CqeHandler for Message {
 }
 
 /// Connects a device to itself and sends one message.
-fn hello<C: Provides<Atomic>>(client: &ClientRef, wait: fn(&Cq<C>, &Completion)) -> Result {
+fn hello<C: FixedContext + Provides<Atomic>>(
+    client: &ClientRef,
+    wait: fn(&Cq<C>, &Completion),
+) -> Result {
     let cx = &Sleepable::current()?;
     let dev = client.first_device(cx).ok_or(ENODEV)?;
     let addr = SocketAddr::new(dev.ip_addr().ok_or(ENODEV)?, 7175);

@@ -5,7 +5,11 @@
 
 use crate::{
     args::Args,
-    poll::Mode,
+    poll::{
+        alloc_cq,
+        Cq,
+        Qp, //
+    },
     run::{
         device,
         Report,
@@ -34,24 +38,24 @@ const PARAM: cm::ConnParam<'static> = cm::ConnParam {
 };
 
 /// The parts that the QPs of an end are made of.
-struct Parts<C: PollContext> {
+struct Parts {
     pd: Pd,
-    cq: Cq<C>,
+    cq: Cq,
 }
 
-impl<C: Mode> Parts<C> {
+impl Parts {
     fn new(dev: &Device, args: &Args<'_>, cx: &Sleepable) -> Result<Self> {
         // The last QP may still be going when the next one comes.
         let qps = args.qps.saturating_add(1);
         let entries = CAPS.entries().checked_mul(qps).ok_or(EINVAL)?;
         Ok(Self {
             pd: Pd::alloc(dev, cx)?,
-            cq: C::cq(dev, entries, args.context, cx)?,
+            cq: alloc_cq(dev, entries, args.context, cx)?,
         })
     }
 
     /// The address may be that of another device than the one that was named: then this fails.
-    fn qp(&self, id: &cm::Id, cx: &Sleepable) -> Result<Qp<C>> {
+    fn qp(&self, id: &cm::Id, cx: &Sleepable) -> Result<Qp> {
         Qp::create(id, &self.pd, &self.cq, &self.cq, &CAPS, cx)
     }
 }
@@ -73,18 +77,18 @@ impl cm::Handler for Events {
 }
 
 /// One end of a connection.
-type End<C> = (cm::Id, Qp<C>);
+type End = (cm::Id, Qp);
 
 /// The server, with its end of the last connection, until that is taken.
 #[pin_data]
-struct Server<C: PollContext> {
-    parts: Parts<C>,
+struct Server {
+    parts: Parts,
     #[pin]
-    end: Mutex<Option<End<C>>>,
+    end: Mutex<Option<End>>,
     events: Arc<Events>,
 }
 
-impl<C: Mode> Server<C> {
+impl Server {
     fn accept(&self, request: cm::Request<'_>, cx: &Sleepable) -> Result {
         let id = request.into_id(cx)?;
         let qp = self.parts.qp(&id, cx)?;
@@ -93,7 +97,7 @@ impl<C: Mode> Server<C> {
     }
 }
 
-impl<C: Mode> cm::Accept for Server<C> {
+impl cm::Accept for Server {
     fn request(&self, request: cm::Request<'_>, cx: &Sleepable) {
         if let Err(e) = self.accept(request, cx) {
             self.events.0.fail(e);
@@ -101,16 +105,16 @@ impl<C: Mode> cm::Accept for Server<C> {
     }
 }
 
-struct Connector<'a, C: PollContext> {
+struct Connector<'a> {
     client: &'a ClientRef,
     addr: SocketAddr,
-    parts: Parts<C>,
-    server: Arc<Server<C>>,
+    parts: Parts,
+    server: Arc<Server>,
 }
 
-impl<C: Mode> Connector<'_, C> {
+impl Connector<'_> {
     /// Returns the two ends of a new connection, the server's first.
-    fn set_up(&self, cx: &Sleepable) -> Result<[End<C>; 2]> {
+    fn set_up(&self, cx: &Sleepable) -> Result<[End; 2]> {
         let id = cm::Id::resolve(self.client, self.addr, RESOLVE_MS, cx)?;
         let qp = self.parts.qp(&id, cx)?;
         id.connect(self.server.events.clone(), &PARAM, cx)?;
@@ -118,7 +122,7 @@ impl<C: Mode> Connector<'_, C> {
         Ok([peer, (id, qp)])
     }
 
-    fn take_down(&self, ends: [End<C>; 2], cx: &Sleepable) -> Result {
+    fn take_down(&self, ends: [End; 2], cx: &Sleepable) -> Result {
         let events = &self.server.events;
         let [_, (id, _)] = &ends;
         events.0.begin(2);
@@ -134,13 +138,13 @@ impl<C: Mode> Connector<'_, C> {
 }
 
 #[inline(never)]
-pub(crate) fn run<C: Mode>(client: &ClientRef, args: &Args<'_>, cx: &Sleepable) -> Result<Report> {
+pub(crate) fn run(client: &ClientRef, args: &Args<'_>, cx: &Sleepable) -> Result<Report> {
     let (dev, peer) = (
         device(client, args.device, cx)?,
         device(client, args.peer, cx)?,
     );
     let events = Arc::new(Events(Run::new(0)?), GFP_KERNEL)?;
-    let parts = Parts::<C>::new(&peer, args, cx)?;
+    let parts = Parts::new(&peer, args, cx)?;
     let server = pin_init!(Server {
         parts,
         end <- new_mutex!(None),

@@ -4,7 +4,11 @@
 
 use crate::{
     args::Context,
-    poll::Mode,
+    poll::{
+        alloc_cq,
+        Cq,
+        Qp, //
+    },
     run::Run, //
 };
 use kernel::{
@@ -40,14 +44,14 @@ fn until(mut condition: impl FnMut() -> Result<bool>) -> Result {
 }
 
 /// A PD, a CQ for all requests of this end, and QPs.
-pub(crate) struct End<C: PollContext> {
+pub(crate) struct End {
     pub(crate) pd: Pd,
-    pub(crate) cq: Cq<C>,
-    pub(crate) qps: KVec<Arc<Qp<C>>>,
+    pub(crate) cq: Cq,
+    pub(crate) qps: KVec<Arc<Qp>>,
     region: Option<Arc<Memory>>,
 }
 
-impl<C: Mode> End<C> {
+impl End {
     pub(crate) fn new(
         dev: &Device,
         qps: u32,
@@ -57,7 +61,7 @@ impl<C: Mode> End<C> {
     ) -> Result<Self> {
         let pd = Pd::alloc(dev, cx)?;
         let entries = caps.entries().checked_mul(qps).ok_or(EINVAL)?;
-        let cq = C::cq(dev, entries, context, cx)?;
+        let cq = alloc_cq(dev, entries, context, cx)?;
         let mut end = Self {
             pd,
             cq,
@@ -83,7 +87,7 @@ impl<C: Mode> End<C> {
         self.region = Some(memory.clone());
         let remote = qp.post_send(memory.clone(), |m| Ok(RegWr::remote_read_write(&m.region)))?;
         until(|| {
-            C::process_one(&self.cq);
+            self.cq.process(1);
             match memory.registered.load(Acquire) {
                 FAILED => Err(EIO),
                 registered => Ok(registered != PENDING),
@@ -112,14 +116,13 @@ impl<C: Mode> End<C> {
 
 /// Ends both ends of a run, whatever has come of it.
 #[inline(never)]
-pub(crate) fn finish<C, P, T>(
+pub(crate) fn finish<P, T>(
     run: &Run<P>,
-    ends: impl IntoIterator<Item = End<C>>,
+    ends: impl IntoIterator<Item = End>,
     result: Result<T>,
     cx: &Sleepable,
 ) -> Result<T>
 where
-    C: Mode,
     P: Send,
 {
     // Owners have references to their QPs. Those that are still posted come back flushed.

@@ -21,8 +21,9 @@ use crate::{
     },
     link,
     poll::{
-        Mode,
-        Owner, //
+        caller,
+        Owner,
+        Qp, //
     },
     run::{
         device,
@@ -47,7 +48,7 @@ const SLOTS: u32 = 4;
 const ARRIVED: u64 = 0;
 const SENT: u64 = 1;
 
-type Owned<C> = Pin<KBox<Slot<C>>>;
+type Owned = Pin<KBox<Slot>>;
 
 /// The operation that carries a message.
 #[derive(Clone, Copy)]
@@ -59,18 +60,18 @@ enum Op {
 
 /// A place for a message. It is posted as a receive, or as what sends the message on.
 #[derive(HasCqe)]
-struct Slot<C: PollContext + Provides<Atomic>> {
+struct Slot {
     arrived: Cqe<Self, ARRIVED>,
     sent: Cqe<Self, SENT>,
     buf: Buf<Bidirectional>,
     op: Op,
-    qp: Arc<Qp<C>>,
-    run: Arc<Run<Owned<C>>>,
+    qp: Arc<Qp>,
+    run: Arc<Run<Owned>>,
     /// At the end that measures.
     laps: Option<Laps>,
 }
 
-impl<C: PollContext + Provides<Atomic>> Slot<C> {
+impl Slot {
     #[inline]
     fn send_wr(&self) -> SendWr<'_> {
         SendWr::send([self.buf.whole()])
@@ -93,7 +94,7 @@ impl<C: PollContext + Provides<Atomic>> Slot<C> {
     }
 
     /// Begins the first lap of a phase.
-    fn begin(self: Pin<KBox<Self>>, qp: &Qp<C>) -> Result {
+    fn begin(self: Pin<KBox<Self>>, qp: &Qp) -> Result {
         let posted = match self.op {
             Op::Send => qp.post_send::<_, _, SENT, 1>(self, |slot| Ok(slot.send_wr())),
             Op::Write(to) => qp.post_send::<_, _, SENT, 1>(self, |slot| Ok(slot.write_wr(to))),
@@ -152,7 +153,7 @@ impl<C: PollContext + Provides<Atomic>> Slot<C> {
         wc: &Wc,
         wr: impl for<'a> FnOnce(&'a Self) -> SendWr<'a> + Send,
     ) where
-        Self: CqeHandler<ID, Pointer = Owned<C>, Needs = Atomic>,
+        Self: CqeHandler<ID, Pointer = Owned, Needs = Atomic>,
     {
         let posted = Qp::repost_send::<_, _, ID, 1>(self, wc, |slot| &slot.qp, |slot| Ok(wr(slot)));
         if let Err(e) = posted {
@@ -188,27 +189,27 @@ impl<C: PollContext + Provides<Atomic>> Slot<C> {
     }
 }
 
-impl<C: PollContext + Provides<Atomic>> CqeHandler<ARRIVED> for Slot<C> {
-    type Pointer = Owned<C>;
+impl CqeHandler<ARRIVED> for Slot {
+    type Pointer = Owned;
     type Needs = Atomic;
 
     #[inline]
-    fn done(this: Owned<C>, wc: &Wc, _cx: &Atomic) {
+    fn done(this: Owned, wc: &Wc, _cx: &Atomic) {
         this.arrived(wc);
     }
 }
 
-impl<C: PollContext + Provides<Atomic>> CqeHandler<SENT> for Slot<C> {
-    type Pointer = Owned<C>;
+impl CqeHandler<SENT> for Slot {
+    type Pointer = Owned;
     type Needs = Atomic;
 
     #[inline]
-    fn done(this: Owned<C>, wc: &Wc, _cx: &Atomic) {
+    fn done(this: Owned, wc: &Wc, _cx: &Atomic) {
         this.sent(wc);
     }
 }
 
-impl<C: PollContext + Provides<Atomic>> Owner for Slot<C> {
+impl Owner for Slot {
     #[inline]
     fn claim(completion: Completion<'_>) {
         match completion.take::<Self, ARRIVED>() {
@@ -224,11 +225,11 @@ impl<C: PollContext + Provides<Atomic>> Owner for Slot<C> {
 
 /// Makes the slots of an end. The end that measures keeps the first one, the ball, and all others
 /// are posted as receives.
-fn fill<C: PollContext + Provides<Atomic>>(
-    end: &End<C>,
+fn fill(
+    end: &End,
     args: &Args<'_>,
     op: Op,
-    run: &Arc<Run<Owned<C>>>,
+    run: &Arc<Run<Owned>>,
     times: Option<&Arc<Times>>,
     cx: &Sleepable,
 ) -> Result {
@@ -261,10 +262,10 @@ fn fill<C: PollContext + Provides<Atomic>>(
 }
 
 /// Sends the ball so many times there and back. Says also when that began.
-fn phase<C: Mode>(
-    a: &End<C>,
-    b: &End<C>,
-    run: &Run<Owned<C>>,
+fn phase(
+    a: &End,
+    b: &End,
+    run: &Run<Owned>,
     context: Context,
     count: u32,
 ) -> Result<(Figures, Instant<Monotonic>)> {
@@ -275,7 +276,7 @@ fn phase<C: Mode>(
     let ball = run.take().ok_or(EIO)?;
     let there_only = matches!(ball.op, Op::Read(_));
     let sends = if there_only { 1 } else { 2 };
-    let poll = C::poll::<Slot<C>>(context);
+    let poll = caller::<Slot>(context);
     let qp = ball.qp.clone();
     run.begin(1);
     let began = Instant::now();
@@ -300,10 +301,10 @@ fn phase<C: Mode>(
 }
 
 #[inline(never)]
-fn ping<C: Mode>(
+fn ping(
     args: &Args<'_>,
-    ends: &mut [End<C>; 2],
-    run: &Arc<Run<Owned<C>>>,
+    ends: &mut [End; 2],
+    run: &Arc<Run<Owned>>,
     cx: &Sleepable,
 ) -> Result<Report> {
     let [a, b] = ends;
@@ -331,7 +332,7 @@ fn ping<C: Mode>(
     })
 }
 
-pub(crate) fn run<C: Mode>(client: &ClientRef, args: &Args<'_>, cx: &Sleepable) -> Result<Report> {
+pub(crate) fn run(client: &ClientRef, args: &Args<'_>, cx: &Sleepable) -> Result<Report> {
     // A slot may be both a receive and, for a moment, what was sent.
     let caps = Caps::new(SLOTS, SLOTS);
     let (dev, peer) = (
@@ -339,7 +340,7 @@ pub(crate) fn run<C: Mode>(client: &ClientRef, args: &Args<'_>, cx: &Sleepable) 
         device(client, args.peer, cx)?,
     );
     let mut ends = [
-        End::<C>::new(&dev, 1, &caps, args.context, cx)?,
+        End::new(&dev, 1, &caps, args.context, cx)?,
         End::new(&peer, 1, &caps, args.context, cx)?,
     ];
     let run = Run::new(1)?;

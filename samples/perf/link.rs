@@ -5,7 +5,7 @@
 
 use crate::{
     end::End,
-    poll::Mode, //
+    poll::Qp, //
 };
 use core::net::IpAddr;
 use kernel::prelude::*;
@@ -54,8 +54,8 @@ fn path(from: &Device, to: &Device) -> Result<ah::Attr> {
 
 /// Takes a QP from the reset state to where it can send, to QP number `peer`.
 #[inline(never)]
-fn connect_qp<C: PollContext>(
-    qp: &Qp<C>,
+fn connect_qp(
+    qp: &Qp,
     peer: u32,
     path: &ah::Attr,
     rd_atomic: u8,
@@ -92,16 +92,7 @@ fn rd_atomic(from: &Device, to: &Device) -> u8 {
 }
 
 /// Connects each QP of an end to one of the other, or to none.
-fn connect_one<C>(
-    end: &End<C>,
-    dev: &Device,
-    to: Option<&End<C>>,
-    timeout: u8,
-    cx: &Sleepable,
-) -> Result
-where
-    C: Mode,
-{
+fn connect_one(end: &End, dev: &Device, to: Option<&End>, timeout: u8, cx: &Sleepable) -> Result {
     let from = end.cq.device();
     let path = path(from, dev)?;
     let rd_atomic = rd_atomic(from, dev);
@@ -113,10 +104,7 @@ where
 }
 
 /// Connects two ends to each other.
-pub(crate) fn connect<C>(a: &End<C>, b: &End<C>, timeout: u8, cx: &Sleepable) -> Result
-where
-    C: Mode,
-{
+pub(crate) fn connect(a: &End, b: &End, timeout: u8, cx: &Sleepable) -> Result {
     connect_one(a, b.cq.device(), Some(b), timeout, cx)?;
     connect_one(b, a.cq.device(), Some(a), timeout, cx)
 }
@@ -135,15 +123,12 @@ impl Nowhere {
         })
     }
 
-    pub(crate) fn connect<C: PollContext>(&self, qp: &Qp<C>, cx: &Sleepable) -> Result {
+    pub(crate) fn connect(&self, qp: &Qp, cx: &Sleepable) -> Result {
         connect_qp(qp, 0, &self.path, self.rd_atomic, TIMEOUT, cx)
     }
 }
 
 /// Connects an end to no peer: on a null device, requests then only complete.
-pub(crate) fn connect_to_none<C>(end: &End<C>, cx: &Sleepable) -> Result
-where
-    C: Mode,
-{
+pub(crate) fn connect_to_none(end: &End, cx: &Sleepable) -> Result {
     connect_one(end, end.cq.device(), None, TIMEOUT, cx)
 }

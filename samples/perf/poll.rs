@@ -4,7 +4,15 @@
 
 use crate::args::Context;
 use kernel::prelude::*;
-use rdma::prelude::*;
+use rdma::{
+    cq,
+    prelude::*,
+    qp, //
+};
+
+/// What a load is compiled for: the context is chosen when a run is set up.
+pub(crate) type Cq = cq::Cq<AnyContext>;
+pub(crate) type Qp = qp::Qp<AnyContext>;
 
 /// The number of completions that are polled at once, as by the RDMA core.
 pub(crate) const BATCH: u32 = 16;
@@ -16,61 +24,29 @@ pub(crate) trait Owner: CqeHandler<Needs = Atomic> {
 }
 
 /// Handles completions, not many more than it is told, and returns their number.
-pub(crate) type Poll<C> = fn(&Cq<C>, u32) -> Result<u32>;
+pub(crate) type Poll = fn(&Cq, u32) -> Result<u32>;
 
-/// The polling context. Loads are compiled once for each, and one of them is chosen when
-/// a run is set up.
-pub(crate) trait Mode: PollContext + Provides<Atomic> {
-    /// Allocates a CQ for a context.
-    fn cq(dev: &Device, entries: u32, context: Context, cx: &Sleepable) -> Result<Cq<Self>>
-    where
-        Self: Sized;
-
-    /// Handles a completion, if there is one and it is the caller who polls.
-    fn process_one(_cq: &Cq<Self>)
-    where
-        Self: Sized,
-    {
-    }
-
-    /// Returns how the caller polls a CQ whose completions are mostly of owners `T`, or `None`.
-    fn poll<T: Owner>(_context: Context) -> Option<Poll<Self>>
-    where
-        Self: Sized,
-    {
-        None
-    }
+/// Allocates a CQ for a context.
+pub(crate) fn alloc_cq(dev: &Device, entries: u32, context: Context, cx: &Sleepable) -> Result<Cq> {
+    Ok(match context {
+        Context::Direct | Context::Batch | Context::Static => {
+            cq::Cq::<Direct>::alloc(dev, entries, 0, cx)?.into_any()
+        }
+        Context::Softirq => cq::Cq::<Softirq>::alloc(dev, entries, 0, cx)?.into_any(),
+        Context::Workqueue => cq::Cq::<Workqueue>::alloc(dev, entries, 0, cx)?.into_any(),
+        Context::UnboundWorkqueue => {
+            cq::Cq::<UnboundWorkqueue>::alloc(dev, entries, 0, cx)?.into_any()
+        }
+    })
 }
 
-/// The caller.
-impl Mode for Direct {
-    fn cq(dev: &Device, entries: u32, _context: Context, cx: &Sleepable) -> Result<Cq<Self>> {
-        Cq::alloc(dev, entries, 0, cx)
-    }
-
-    fn process_one(cq: &Cq<Self>) {
-        cq.process(1);
-    }
-
-    #[inline]
-    fn poll<T: Owner>(context: Context) -> Option<Poll<Self>> {
-        Some(match context {
-            Context::Static => |cq, budget| cq.process_with(budget, T::claim),
-            Context::Batch => |cq, _| cq.process_with(BATCH, T::claim),
-            _ => |cq, budget| Ok(cq.process(budget)),
-        })
-    }
-}
-
-/// The RDMA core.
-impl Mode for Softirq {
-    fn cq(dev: &Device, entries: u32, context: Context, cx: &Sleepable) -> Result<Cq<Self>> {
-        Ok(match context {
-            Context::Workqueue => Cq::<Workqueue>::alloc(dev, entries, 0, cx)?.into_atomic(),
-            Context::UnboundWorkqueue => {
-                Cq::<UnboundWorkqueue>::alloc(dev, entries, 0, cx)?.into_atomic()
-            }
-            _ => Cq::alloc(dev, entries, 0, cx)?,
-        })
+/// Returns how the caller polls a CQ whose completions are mostly of owners `T`; `None` if the RDMA
+/// core does.
+pub(crate) fn caller<T: Owner>(context: Context) -> Option<Poll> {
+    match context {
+        Context::Static => Some(|cq, budget| cq.process_with(budget, T::claim)),
+        Context::Batch => Some(|cq, _| cq.process_with(BATCH, T::claim)),
+        Context::Direct => Some(|cq, budget| Ok(cq.process(budget))),
+        _ => None,
     }
 }

@@ -13,8 +13,9 @@ use crate::{
     },
     link,
     poll::{
-        Mode,
-        Owner, //
+        caller,
+        Owner,
+        Qp, //
     },
     run::{
         device,
@@ -43,29 +44,29 @@ enum Op {
     Read(Remote),
 }
 
-type Owned<C> = Pin<KBox<Group<C>>>;
+type Owned = Pin<KBox<Group>>;
 
 /// The state that all requests of a stream share.
-struct Common<C: PollContext + Provides<Atomic>> {
+struct Common {
     op: Op,
     signal: NonZero<u32>,
-    run: Arc<Run<Owned<C>>>,
+    run: Arc<Run<Owned>>,
 }
 
 /// A number of requests, of which the last is signaled, and gives all of them back. It counts for
 /// itself: it is not shared. All that a completion needs is in one cache line.
 #[derive(HasCqe)]
 #[repr(C)]
-struct Group<C: PollContext + Provides<Atomic>> {
+struct Group {
     cqe: Cqe<Self>,
-    qp: Arc<Qp<C>>,
-    common: Arc<Common<C>>,
+    qp: Arc<Qp>,
+    common: Arc<Common>,
     /// The number of times that it still has to complete.
     left: u32,
     buf: Buf<Bidirectional>,
 }
 
-impl<C: PollContext + Provides<Atomic>> Group<C> {
+impl Group {
     #[inline]
     fn wr(&self) -> Result<SendWr<'_>> {
         Ok(match self.common.op {
@@ -76,7 +77,7 @@ impl<C: PollContext + Provides<Atomic>> Group<C> {
     }
 
     /// Posts all requests, each by itself, to its QP, to which the caller has a reference.
-    fn post(self: Pin<KBox<Self>>, qp: &Qp<C>) {
+    fn post(self: Pin<KBox<Self>>, qp: &Qp) {
         if self.common.signal.get() > 1 {
             return self.post_all(qp);
         }
@@ -87,7 +88,7 @@ impl<C: PollContext + Provides<Atomic>> Group<C> {
 
     /// Posts requests of which only the last is signaled.
     #[inline(never)]
-    fn post_all(self: Pin<KBox<Self>>, qp: &Qp<C>) {
+    fn post_all(self: Pin<KBox<Self>>, qp: &Qp) {
         let times = self.common.signal;
         if let Err(e) = post_times(qp, self, times, Self::wr) {
             Self::refused(e);
@@ -164,7 +165,7 @@ impl<C: PollContext + Provides<Atomic>> Group<C> {
     }
 }
 
-impl<C: PollContext + Provides<Atomic>> CqeHandler for Group<C> {
+impl CqeHandler for Group {
     type Pointer = Pin<KBox<Self>>;
     type Needs = Atomic;
 
@@ -174,7 +175,7 @@ impl<C: PollContext + Provides<Atomic>> CqeHandler for Group<C> {
     }
 }
 
-impl<C: PollContext + Provides<Atomic>> Owner for Group<C> {
+impl Owner for Group {
     #[inline]
     fn claim(completion: Completion<'_>) {
         if let Ok((this, wc)) = completion.take::<Self, 0>() {
@@ -185,13 +186,13 @@ impl<C: PollContext + Provides<Atomic>> Owner for Group<C> {
 
 /// A receive, which is posted again each time.
 #[derive(HasCqe)]
-struct Receive<C: PollContext + Provides<Atomic>> {
+struct Receive {
     cqe: Cqe<Self>,
     buf: Buf<FromDevice>,
-    qp: Arc<Qp<C>>,
+    qp: Arc<Qp>,
 }
 
-impl<C: PollContext + Provides<Atomic>> Receive<C> {
+impl Receive {
     #[inline]
     fn wr(&self) -> Result<RecvWr<'_>> {
         Ok(RecvWr::new([self.buf.whole_mut()]))
@@ -206,7 +207,7 @@ impl<C: PollContext + Provides<Atomic>> Receive<C> {
     }
 }
 
-impl<C: PollContext + Provides<Atomic>> CqeHandler for Receive<C> {
+impl CqeHandler for Receive {
     type Pointer = Pin<KBox<Self>>;
     type Needs = Atomic;
 
@@ -216,7 +217,7 @@ impl<C: PollContext + Provides<Atomic>> CqeHandler for Receive<C> {
     }
 }
 
-impl<C: PollContext + Provides<Atomic>> Owner for Receive<C> {
+impl Owner for Receive {
     #[inline]
     fn claim(completion: Completion<'_>) {
         if let Ok((this, wc)) = completion.take::<Self, 0>() {
@@ -226,14 +227,14 @@ impl<C: PollContext + Provides<Atomic>> Owner for Receive<C> {
 }
 
 /// Both ends. There is no other end where requests go nowhere.
-struct Stream<'a, 'b, C: Mode> {
+struct Stream<'a, 'b> {
     args: &'a Args<'b>,
-    a: &'a End<C>,
-    b: Option<&'a End<C>>,
-    run: &'a Arc<Run<Owned<C>>>,
+    a: &'a End,
+    b: Option<&'a End>,
+    run: &'a Arc<Run<Owned>>,
 }
 
-impl<C: Mode> Stream<'_, '_, C> {
+impl Stream<'_, '_> {
     /// Makes the owners of all requests.
     fn make(&self, op: Op, cx: &Sleepable) -> Result {
         let common = Common {
@@ -258,7 +259,7 @@ impl<C: Mode> Stream<'_, '_, C> {
     }
 
     /// Posts more receives than there can be messages.
-    fn receive(&self, b: &End<C>, cx: &Sleepable) -> Result {
+    fn receive(&self, b: &End, cx: &Sleepable) -> Result {
         for _ in 0..2 * self.args.depth {
             for qp in b.qps.iter() {
                 let receive = Receive {
@@ -288,7 +289,7 @@ impl<C: Mode> Stream<'_, '_, C> {
         if owners == 0 {
             return Ok(Figures::default());
         }
-        let polls = C::poll::<Group<C>>(args.context).zip(C::poll::<Receive<C>>(args.context));
+        let polls = caller::<Group>(args.context).zip(caller::<Receive>(args.context));
         // Otherwise nothing is posted there.
         let b = self.b.filter(|_| args.load == Load::SendRate);
         self.run.begin(owners);
@@ -317,12 +318,12 @@ impl<C: Mode> Stream<'_, '_, C> {
     }
 }
 
-pub(crate) fn run<C: Mode>(client: &ClientRef, args: &Args<'_>, cx: &Sleepable) -> Result<Report> {
+pub(crate) fn run(client: &ClientRef, args: &Args<'_>, cx: &Sleepable) -> Result<Report> {
     let dev = device(client, args.device, cx)?;
     let mut ends = KVec::with_capacity(2, GFP_KERNEL)?;
     let caps = Caps::new(args.depth, 0);
     ends.push(
-        End::<C>::new(&dev, args.qps, &caps, args.context, cx)?,
+        End::new(&dev, args.qps, &caps, args.context, cx)?,
         GFP_KERNEL,
     )?;
     if args.load != Load::VoidRate {
@@ -340,10 +341,10 @@ pub(crate) fn run<C: Mode>(client: &ClientRef, args: &Args<'_>, cx: &Sleepable) 
 }
 
 #[inline(never)]
-fn stream<C: Mode>(
+fn stream(
     args: &Args<'_>,
-    ends: &mut [End<C>],
-    run: &Arc<Run<Owned<C>>>,
+    ends: &mut [End],
+    run: &Arc<Run<Owned>>,
     cx: &Sleepable,
 ) -> Result<Figures> {
     let (a, b) = ends.split_first_mut().ok_or(EINVAL)?;

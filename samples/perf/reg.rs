@@ -10,8 +10,9 @@ use crate::{
     },
     link,
     poll::{
-        Mode,
-        Owner, //
+        caller,
+        Owner,
+        Qp, //
     },
     run::{
         device,
@@ -38,20 +39,20 @@ const SIZE: usize = 16 * PAGE_SIZE;
 const REG: u64 = 0;
 const INV: u64 = 1;
 
-type Owned<C> = Pin<KBox<FastReg<C>>>;
+type Owned = Pin<KBox<FastReg>>;
 
 #[derive(HasCqe)]
-struct FastReg<C: PollContext + Provides<Atomic>> {
+struct FastReg {
     reg: Cqe<Self, REG>,
     inv: Cqe<Self, INV>,
     region: Region<Bidirectional>,
     /// The number of times that it still has to complete.
     left: u32,
-    qp: Arc<Qp<C>>,
-    run: Arc<Run<Owned<C>>>,
+    qp: Arc<Qp>,
+    run: Arc<Run<Owned>>,
 }
 
-impl<C: PollContext + Provides<Atomic>> FastReg<C> {
+impl FastReg {
     /// Registers it for the first time.
     #[inline(never)]
     fn register(self: Pin<KBox<Self>>) {
@@ -126,27 +127,27 @@ impl<C: PollContext + Provides<Atomic>> FastReg<C> {
     }
 }
 
-impl<C: PollContext + Provides<Atomic>> CqeHandler<REG> for FastReg<C> {
-    type Pointer = Owned<C>;
+impl CqeHandler<REG> for FastReg {
+    type Pointer = Owned;
     type Needs = Atomic;
 
     #[inline]
-    fn done(this: Owned<C>, wc: &Wc, _cx: &Atomic) {
+    fn done(this: Owned, wc: &Wc, _cx: &Atomic) {
         this.registered(wc);
     }
 }
 
-impl<C: PollContext + Provides<Atomic>> CqeHandler<INV> for FastReg<C> {
-    type Pointer = Owned<C>;
+impl CqeHandler<INV> for FastReg {
+    type Pointer = Owned;
     type Needs = Atomic;
 
     #[inline]
-    fn done(this: Owned<C>, wc: &Wc, _cx: &Atomic) {
+    fn done(this: Owned, wc: &Wc, _cx: &Atomic) {
         this.invalidated(wc);
     }
 }
 
-impl<C: PollContext + Provides<Atomic>> Owner for FastReg<C> {
+impl Owner for FastReg {
     #[inline]
     fn claim(completion: Completion<'_>) {
         match completion.take::<Self, REG>() {
@@ -161,12 +162,7 @@ impl<C: PollContext + Provides<Atomic>> Owner for FastReg<C> {
 }
 
 #[inline(never)]
-fn phase<C: Mode>(
-    end: &End<C>,
-    args: &Args<'_>,
-    run: &Run<Owned<C>>,
-    count: u32,
-) -> Result<Figures> {
+fn phase(end: &End, args: &Args<'_>, run: &Run<Owned>, count: u32) -> Result<Figures> {
     let owners = args.depth.min(count);
     let mut fmrs = KVec::with_capacity(owners as usize, GFP_KERNEL)?;
     for n in 0..owners {
@@ -177,7 +173,7 @@ fn phase<C: Mode>(
     if owners == 0 {
         return Ok(Figures::default());
     }
-    let poll = C::poll::<FastReg<C>>(args.context);
+    let poll = caller::<FastReg>(args.context);
     run.begin(owners);
     let began = Instant::<Monotonic>::now();
     for fmr in fmrs {
@@ -194,10 +190,10 @@ fn phase<C: Mode>(
 }
 
 #[inline(never)]
-fn register<C: Mode>(
+fn register(
     args: &Args<'_>,
-    ends: &[End<C>; 2],
-    run: &Arc<Run<Owned<C>>>,
+    ends: &[End; 2],
+    run: &Arc<Run<Owned>>,
     cx: &Sleepable,
 ) -> Result<Figures> {
     let [a, b] = ends;
@@ -218,13 +214,13 @@ fn register<C: Mode>(
     phase(a, args, run, args.count)
 }
 
-pub(crate) fn run<C: Mode>(client: &ClientRef, args: &Args<'_>, cx: &Sleepable) -> Result<Report> {
+pub(crate) fn run(client: &ClientRef, args: &Args<'_>, cx: &Sleepable) -> Result<Report> {
     let (dev, peer) = (
         device(client, args.device, cx)?,
         device(client, args.peer, cx)?,
     );
     let ends = [
-        End::<C>::new(&dev, 1, &Caps::new(args.depth, 0), args.context, cx)?,
+        End::new(&dev, 1, &Caps::new(args.depth, 0), args.context, cx)?,
         End::new(&peer, 1, &Caps::new(1, 0), args.context, cx)?,
     ];
     let run = Run::new(args.depth as usize)?;

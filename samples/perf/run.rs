@@ -10,7 +10,7 @@ use crate::{
     },
     connect,
     latency,
-    poll::Mode,
+    poll::Qp,
     rate,
     reg,
     setup,
@@ -310,47 +310,35 @@ pub(crate) fn device(client: &ClientRef, name: &str, cx: &Sleepable) -> Result<D
     client.device_by_name(&name, cx).ok_or(ENODEV)
 }
 
-fn run_in<C: Mode>(client: &ClientRef, args: &Args<'_>, cx: &Sleepable) -> Result<Report> {
-    match args.load {
-        Load::SendLat | Load::WriteLat | Load::ReadLat => latency::run::<C>(client, args, cx),
-        Load::SendRate | Load::WriteRate | Load::ReadRate | Load::VoidRate => {
-            rate::run::<C>(client, args, cx)
-        }
-        Load::RegRate => reg::run::<C>(client, args, cx),
-        Load::ConnectRate => connect::run::<C>(client, args, cx),
-        // Only where the core polls.
-        Load::QpRate | Load::CqRate => Err(EINVAL),
-    }
-}
-
 /// Does what is asked for.
 pub(crate) fn run(client: &ClientRef, args: &Args<'_>, cx: &Sleepable) -> Result<Report> {
-    match (args.context, args.load) {
-        (Context::Direct | Context::Batch | Context::Static, Load::VoidRate) => {
-            void::run(client, args, cx)
+    let caller_polls = matches!(
+        args.context,
+        Context::Direct | Context::Batch | Context::Static
+    );
+    match args.load {
+        Load::VoidRate if caller_polls => void::run(client, args, cx),
+        Load::QpRate | Load::CqRate if caller_polls => Err(EINVAL),
+        Load::SendLat | Load::WriteLat | Load::ReadLat => latency::run(client, args, cx),
+        Load::SendRate | Load::WriteRate | Load::ReadRate | Load::VoidRate => {
+            rate::run(client, args, cx)
         }
-        (Context::Direct | Context::Batch | Context::Static, _) => {
-            run_in::<Direct>(client, args, cx)
-        }
-        (_, Load::QpRate) => setup::qps(client, args, cx),
-        (_, Load::CqRate) => setup::cqs(client, args, cx),
-        (Context::Softirq | Context::Workqueue | Context::UnboundWorkqueue, _) => {
-            run_in::<Softirq>(client, args, cx)
-        }
+        Load::RegRate => reg::run(client, args, cx),
+        Load::ConnectRate => connect::run(client, args, cx),
+        Load::QpRate => setup::qps(client, args, cx),
+        Load::CqRate => setup::cqs(client, args, cx),
     }
 }
 
 /// Posts a request `times` times, only the last one signaled.
 #[inline]
-pub(crate) fn post_times<S, R, P>(
-    qp: &Qp<S, R>,
+pub(crate) fn post_times<P>(
+    qp: &Qp,
     owner: P,
     times: NonZero<u32>,
     wr: impl for<'a> Fn(&'a P::Target) -> Result<SendWr<'a>> + Sync,
 ) -> Result<(), PostError<P>>
 where
-    S: Provides<Atomic>,
-    R: PollContext,
     P: CqePointer<0>,
     P::Target: CqeHandler<Pointer = P, Needs = Atomic>,
 {

@@ -5,7 +5,10 @@
 use crate::{
     args::Args,
     link::Nowhere,
-    poll::Mode,
+    poll::{
+        alloc_cq,
+        Qp, //
+    },
     run::{
         device,
         Figures,
@@ -92,7 +95,7 @@ pub(crate) fn qps(client: &ClientRef, args: &Args<'_>, cx: &Sleepable) -> Result
     let dev = device(client, args.device, cx)?;
     let pd = Pd::alloc(&dev, cx)?;
     let entries = CAPS.entries().checked_mul(args.qps).ok_or(EINVAL)?;
-    let cq = Softirq::cq(&dev, entries, args.context, cx)?;
+    let cq = alloc_cq(&dev, entries, args.context, cx)?;
     let nowhere = Nowhere::new(&dev)?;
     let set_up = || {
         let qp = Qp::create_raw(&pd, &cq, &cq, &CAPS, cx)?;
@@ -106,7 +109,7 @@ pub(crate) fn qps(client: &ClientRef, args: &Args<'_>, cx: &Sleepable) -> Result
 #[inline(never)]
 pub(crate) fn cqs(client: &ClientRef, args: &Args<'_>, cx: &Sleepable) -> Result<Report> {
     let dev = device(client, args.device, cx)?;
-    let set_up = || Softirq::cq(&dev, args.depth, args.context, cx);
+    let set_up = || alloc_cq(&dev, args.depth, args.context, cx);
     let take_down = |cq| {
         drop(cq);
         Ok(())

@@ -16,7 +16,11 @@ use crate::{
         End, //
     },
     link,
-    poll::BATCH,
+    poll::{
+        Cq,
+        Qp,
+        BATCH, //
+    },
     run::{
         device,
         post_times,
@@ -54,7 +58,7 @@ struct Borrowed {
 }
 
 impl Request {
-    fn new(end: &End<Direct>, size: usize, run: &Arc<Run<()>>, cx: &Sleepable) -> Result<Self> {
+    fn new(end: &End, size: usize, run: &Arc<Run<()>>, cx: &Sleepable) -> Result<Self> {
         Ok(Self {
             cqe: Cqe::new(),
             buf: Buf::alloc(&end.pd, size, cx)?,
@@ -98,7 +102,7 @@ impl CqeHandler for Borrowed {
 /// Posts the requests of each owner to a QP.
 #[inline]
 fn post_round<'q, P>(
-    mut each: impl Iterator<Item = (&'q Arc<Qp<Direct>>, P)>,
+    mut each: impl Iterator<Item = (&'q Arc<Qp>, P)>,
     signal: NonZero<u32>,
     buf: impl for<'a> Fn(&'a P::Target) -> &'a Buf<ToDevice> + Copy + Sync,
 ) -> Result
@@ -122,7 +126,7 @@ where
 /// not lack the registers that this needs.
 #[inline(never)]
 fn post_all<P>(
-    qp: &Qp<Direct>,
+    qp: &Qp,
     owner: P,
     signal: NonZero<u32>,
     buf: impl for<'a> Fn(&'a P::Target) -> &'a Buf<ToDevice> + Copy + Sync,
@@ -139,18 +143,18 @@ where
 /// The requests of a round.
 trait Round {
     /// Posts all of them, each to one of these QPs.
-    fn post(&mut self, qps: &[Arc<Qp<Direct>>], signal: NonZero<u32>) -> Result;
+    fn post(&mut self, qps: &[Arc<Qp>], signal: NonZero<u32>) -> Result;
 
     /// Processes completions, and returns their number.
-    fn process(&mut self, cq: &Cq<Direct>, left: u32) -> Result<u32>;
+    fn process(&mut self, cq: &Cq, left: u32) -> Result<u32>;
 }
 
 /// Completions come to callbacks.
-struct ByCallback(KVec<(Arc<Qp<Direct>>, Reusable<Borrowed>)>);
+struct ByCallback(KVec<(Arc<Qp>, Reusable<Borrowed>)>);
 
 impl ByCallback {
     /// Yields the requests that are not posted.
-    fn each(&mut self) -> impl Iterator<Item = (&Arc<Qp<Direct>>, InFlight<Borrowed>)> {
+    fn each(&mut self) -> impl Iterator<Item = (&Arc<Qp>, InFlight<Borrowed>)> {
         let each = self.0.iter_mut();
         each.map_while(|(qp, kept)| Some((&*qp, kept.start()?)))
     }
@@ -165,7 +169,7 @@ impl ByCallback {
 
 impl Round for ByCallback {
     #[inline(never)]
-    fn post(&mut self, _qps: &[Arc<Qp<Direct>>], signal: NonZero<u32>) -> Result {
+    fn post(&mut self, _qps: &[Arc<Qp>], signal: NonZero<u32>) -> Result {
         if signal.get() > 1 {
             return self.post_times(signal);
         }
@@ -175,7 +179,7 @@ impl Round for ByCallback {
         Ok(())
     }
 
-    fn process(&mut self, cq: &Cq<Direct>, left: u32) -> Result<u32> {
+    fn process(&mut self, cq: &Cq, left: u32) -> Result<u32> {
         Ok(cq.process(left))
     }
 }
@@ -200,7 +204,7 @@ impl Taken {
 
 impl Round for Taken {
     #[inline(never)]
-    fn post(&mut self, qps: &[Arc<Qp<Direct>>], signal: NonZero<u32>) -> Result {
+    fn post(&mut self, qps: &[Arc<Qp>], signal: NonZero<u32>) -> Result {
         let each = qps.iter().zip(self.here.drain_all());
         post_round(each, signal, Request::buf)?;
         core::mem::swap(&mut self.here, &mut self.back);
@@ -208,7 +212,7 @@ impl Round for Taken {
     }
 
     #[inline(never)]
-    fn process(&mut self, cq: &Cq<Direct>, left: u32) -> Result<u32> {
+    fn process(&mut self, cq: &Cq, left: u32) -> Result<u32> {
         let here = &mut self.here;
         let take = |completion: Completion<'_>| {
             if let Ok((request, wc)) = completion.take::<Request, 0>() {
@@ -229,8 +233,8 @@ impl Round for Taken {
 
 /// Does `count` requests, in whole rounds.
 fn rounds(
-    end: &End<Direct>,
-    qps: &[Arc<Qp<Direct>>],
+    end: &End,
+    qps: &[Arc<Qp>],
     round: &mut impl Round,
     args: &Args<'_>,
     run: &Run<()>,
@@ -264,8 +268,8 @@ fn rounds(
 }
 
 fn alternate(
-    end: &End<Direct>,
-    qps: &[Arc<Qp<Direct>>],
+    end: &End,
+    qps: &[Arc<Qp>],
     mut round: impl Round,
     args: &Args<'_>,
     run: &Run<()>,
@@ -275,12 +279,7 @@ fn alternate(
     args.held(figures)
 }
 
-fn stream(
-    end: &End<Direct>,
-    args: &Args<'_>,
-    run: &Arc<Run<()>>,
-    cx: &Sleepable,
-) -> Result<Figures> {
+fn stream(end: &End, args: &Args<'_>, run: &Arc<Run<()>>, cx: &Sleepable) -> Result<Figures> {
     link::connect_to_none(end, cx)?;
     // In turn to each QP, for each of the requests that go to it.
     let mut qps = KVec::new();

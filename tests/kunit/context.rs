@@ -64,12 +64,12 @@ fn handler_may_sleep<C: Polled + Provides<N>, N: Context>() -> Result<bool> {
     said.copy().ok_or(EIO)
 }
 
-/// Returns whether a handler may sleep whose CQ is polled in context `C`, which its type does not
-/// say.
-fn chosen_may_sleep<C: CorePolled>() -> Result<bool> {
-    let (null, caps) = (NullEnv::new()?, Caps::new(1, 1));
-    let cq: Cq<Softirq> = null.env.cq::<C>(caps.entries())?.into_atomic();
-    let qp = null.env.raw_qp(&cq, &caps)?;
+/// Whether a handler could sleep, once it has run.
+type Answer = Arc<kernel::sync::SetOnce<bool>>;
+
+/// Posts a request that completes to a CQ, whose handler says whether it may sleep.
+fn ask(null: &NullEnv, cq: &Cq<AnyContext>) -> Result<(Qp<AnyContext>, Answer)> {
+    let qp = null.env.raw_qp(cq, &Caps::new(1, 1))?;
     null.dev
         .inject_qp(qp.num(), Injection::Connect { peer: 0 })?;
     let said = Arc::new(kernel::sync::SetOnce::new(), GFP_KERNEL)?;
@@ -78,7 +78,17 @@ fn chosen_may_sleep<C: CorePolled>() -> Result<bool> {
         answer.populate(may_sleep());
     })?;
     qp.post_send(asks, |_| Ok(SendWr::send([])))?;
+    Ok((qp, said))
+}
+
+/// Returns whether a handler may sleep whose CQ the core polls in context `C`, which its type does
+/// not say.
+fn chosen_may_sleep<C: CorePolled + FixedContext>() -> Result<bool> {
+    let null = NullEnv::new()?;
+    let cq = null.env.cq::<C>(4)?.into_any();
+    let (_qp, said) = ask(&null, &cq)?;
     wait(|| said.copy().is_some())?;
+    check_eq!(cq.process(1), 0);
     said.copy().ok_or(EIO)
 }
 
@@ -147,6 +157,21 @@ mod tests {
         check!(!chosen_may_sleep::<Softirq>()?);
         check!(chosen_may_sleep::<Workqueue>()?);
         check!(chosen_may_sleep::<UnboundWorkqueue>()?);
+        Ok(())
+    }
+
+    #[test]
+    fn callers_poll_what_was_chosen_to_be_polled_by_them() -> Result {
+        let null = NullEnv::new()?;
+        for cq in [
+            null.env.cq::<Direct>(4)?.into_any(),
+            null.env.cq::<Waited>(4)?.into_any(),
+        ] {
+            let (_qp, said) = ask(&null, &cq)?;
+            check_eq!(said.copy(), None);
+            check_eq!(cq.process(1), 1);
+            check_eq!(said.copy(), Some(true));
+        }
         Ok(())
     }
 

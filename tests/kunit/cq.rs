@@ -10,13 +10,13 @@ use crate::fixture::{
     Env,
     Inbox,
     Link,
-    Polled, //
+    Polls, //
 };
 use kernel::prelude::*;
 use rdma::prelude::*;
 
 /// A CQ in context `C` is of the device, is large enough, and nothing of it is leased.
-fn allocates<C: PollContext>() -> Result {
+fn allocates<C: FixedContext>() -> Result {
     let env = Env::new()?;
     for entries in [1, 2, 100, 128] {
         let cq = Cq::<C>::alloc(&env.dev, entries, 0, &env.cx)?;

@@ -10,7 +10,7 @@ use crate::fixture::{
     Link,
     OnDone,
     Place,
-    Polled, //
+    Polls, //
 };
 use kernel::{
     prelude::*,

@@ -85,7 +85,8 @@ pub(crate) use message::{
     Inbox,
     Message,
     OnDone,
-    Polled, //
+    Polled,
+    Polls, //
 };
 pub(crate) use null::{
     null_device,
@@ -153,6 +154,7 @@ use rdma::prelude::{
     ClientRef,
     Cq,
     Device,
+    FixedContext,
     Pd,
     PollContext,
     Qp,
@@ -251,7 +253,7 @@ impl Env {
         Ok(id)
     }
 
-    pub(crate) fn cq<C: PollContext>(&self, entries: u32) -> Result<Cq<C>> {
+    pub(crate) fn cq<C: FixedContext>(&self, entries: u32) -> Result<Cq<C>> {
         Cq::alloc_any(&self.dev, entries, &self.cx)
     }
 

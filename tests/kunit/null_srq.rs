@@ -74,7 +74,11 @@ impl<C: CorePolled + Polled> Shared<C> {
     }
 }
 
-fn on<C: CorePolled + Polled>(null: &NullEnv, cq: &Cq<C>, srq: &Srq<RecvBuf>) -> Result<Qp<C>> {
+fn on<C: CorePolled + Provides<Atomic>>(
+    null: &NullEnv,
+    cq: &Cq<C>,
+    srq: &Srq<RecvBuf>,
+) -> Result<Qp<C>> {
     InitAttr::on_srq(&null.env.pd, cq, srq, &CAPS).create(&null.env.cx)
 }
 
@@ -99,6 +103,17 @@ fn many<C: CorePolled + Polled>() -> Result {
 #[kunit_tests(rdma_null_srq)]
 mod tests {
     use super::*;
+
+    /// The type does not say it, so it is found out when the QP is created.
+    #[test]
+    fn is_not_for_a_cq_that_callers_poll() -> Result {
+        let (null, recv_list) = (NullEnv::new()?, RecvListGuard::new(false)?);
+        let srq = null.env.srq(4, &recv_list)?;
+        let direct = null.env.cq::<Direct>(64)?.into_any();
+        check_err!(on(&null, &direct, &srq), EINVAL);
+        drop(on(&null, &null.env.cq::<Softirq>(64)?.into_any(), &srq)?);
+        Ok(())
+    }
 
     /// Not all drivers refuse it, and none is asked.
     #[test]

@@ -8,7 +8,8 @@ use crate::fixture::{
     Counter,
     Env,
     NullEnv,
-    Polled, //
+    Polled,
+    Polls, //
 };
 use kernel::{
     prelude::*,
@@ -21,7 +22,7 @@ const CAPS: Caps = Caps::new(4, 4);
 
 /// Goes round until it was often enough.
 #[derive(HasCqe)]
-struct Beat<C: Polled> {
+struct Beat<C: Polls> {
     sent: Cqe<Self, 0>,
     received: Cqe<Self, 1>,
     left: u32,
@@ -34,7 +35,7 @@ struct Beat<C: Polled> {
     _gone: CountDrop,
 }
 
-impl<C: Polled> Beat<C> {
+impl<C: Polls> Beat<C> {
     fn new(env: &Env, qp: &Arc<Qp<C>>, left: u32, counts: &Counts) -> Result<Pin<KBox<Self>>> {
         let beat = Self {
             sent: Cqe::new(),
@@ -77,7 +78,7 @@ impl Counts {
     }
 }
 
-impl<C: Polled> CqeHandler<0> for Beat<C> {
+impl<C: Polls> CqeHandler<0> for Beat<C> {
     type Pointer = Pin<KBox<Self>>;
     type Needs = Atomic;
 
@@ -97,7 +98,7 @@ impl<C: Polled> CqeHandler<0> for Beat<C> {
     }
 }
 
-impl<C: Polled> CqeHandler<1> for Beat<C> {
+impl<C: Polls> CqeHandler<1> for Beat<C> {
     type Pointer = Pin<KBox<Self>>;
     type Needs = Atomic;
 
@@ -118,7 +119,7 @@ impl<C: Polled> CqeHandler<1> for Beat<C> {
 }
 
 /// A QP that sends to no peer.
-fn lone<C: Polled>(null: &NullEnv, cq: &Cq<C>) -> Result<Arc<Qp<C>>> {
+fn lone<C: Polls>(null: &NullEnv, cq: &Cq<C>) -> Result<Arc<Qp<C>>> {
     let qp = null.env.raw_qp(cq, &CAPS)?;
     null.dev
         .inject_qp(qp.num(), Injection::Connect { peer: 0 })?;
@@ -126,7 +127,7 @@ fn lone<C: Polled>(null: &NullEnv, cq: &Cq<C>) -> Result<Arc<Qp<C>>> {
 }
 
 /// Returns whether this is the only reference to the QP.
-fn is_only<C: Polled>(qp: &Arc<Qp<C>>) -> bool {
+fn is_only<C: Polls>(qp: &Arc<Qp<C>>) -> bool {
     // SAFETY: The reference is borrowed: below it is not let go, or replaced.
     let borrowed = unsafe { Arc::from_raw(Arc::as_ptr(qp)) };
     match Arc::into_unique_or_drop(borrowed) {
@@ -151,7 +152,7 @@ enum Queues {
 
 /// Posts itself again once, and says whether it had the only reference to its QP meanwhile.
 #[derive(HasCqe)]
-struct Asks<C: Polled> {
+struct Asks<C: Polls> {
     sent: Cqe<Self, 0>,
     received: Cqe<Self, 1>,
     queues: Queues,
@@ -159,7 +160,7 @@ struct Asks<C: Polled> {
     only: Arc<SetOnce<bool>>,
 }
 
-impl<C: Polled> Asks<C> {
+impl<C: Polls> Asks<C> {
     fn ask(&self) {
         self.only.populate(is_only(&self.qp));
     }
@@ -194,7 +195,7 @@ impl<C: Polled> Asks<C> {
     }
 }
 
-impl<C: Polled> CqeHandler<0> for Asks<C> {
+impl<C: Polls> CqeHandler<0> for Asks<C> {
     type Pointer = Pin<KBox<Self>>;
     type Needs = Atomic;
 
@@ -203,7 +204,7 @@ impl<C: Polled> CqeHandler<0> for Asks<C> {
     }
 }
 
-impl<C: Polled> CqeHandler<1> for Asks<C> {
+impl<C: Polls> CqeHandler<1> for Asks<C> {
     type Pointer = Pin<KBox<Self>>;
     type Needs = Atomic;
 
@@ -213,12 +214,12 @@ impl<C: Polled> CqeHandler<1> for Asks<C> {
 }
 
 /// Returns whether the reference to a QP on these CQs is counted while its owner is posted again.
-fn is_counted<C: Polled>(null: &NullEnv, cqs: [&Cq<C>; 2], queues: Queues) -> Result<bool> {
+fn is_counted<C: Polls>(null: &NullEnv, cqs: [&Cq<C>; 2], queues: Queues) -> Result<bool> {
     is_counted_by(null, cqs, queues, C::poll)
 }
 
 /// The same, where CQs are polled by a function of the caller's.
-fn is_counted_by<C: Polled>(
+fn is_counted_by<C: Polls>(
     null: &NullEnv,
     cqs: [&Cq<C>; 2],
     queues: Queues,
@@ -271,14 +272,14 @@ fn is_counted_by<C: Polled>(
 }
 
 /// The same for both queues of a QP that has one CQ.
-fn are_counted<C: Polled>(null: &NullEnv, cq: &Cq<C>) -> Result<[bool; 2]> {
+fn are_counted<C: Polls>(null: &NullEnv, cq: &Cq<C>) -> Result<[bool; 2]> {
     Ok([
         is_counted(null, [cq, cq], Queues::Send)?,
         is_counted(null, [cq, cq], Queues::Recv)?,
     ])
 }
 
-fn poll_until<C: Polled>(cq: &Cq<C>, mut condition: impl FnMut() -> bool) -> Result {
+fn poll_until<C: Polls>(cq: &Cq<C>, mut condition: impl FnMut() -> bool) -> Result {
     wait(|| {
         C::poll(cq);
         condition()
@@ -290,7 +291,7 @@ fn sends<C: Polled>(rounds: u32) -> Result {
     sends_on(rounds, |env| env.cq::<C>(2 * CAPS.entries()))
 }
 
-fn sends_on<C: Polled>(rounds: u32, cq: impl FnOnce(&Env) -> Result<Cq<C>>) -> Result {
+fn sends_on<C: Polls>(rounds: u32, cq: impl FnOnce(&Env) -> Result<Cq<C>>) -> Result {
     let (null, counts) = (NullEnv::new()?, Counts::new()?);
     let cq = cq(&null.env)?;
     let qp = lone(&null, &cq)?;
@@ -319,13 +320,13 @@ mod tests {
         sends::<Workqueue>(50)
     }
 
-    /// The type says softirq, and it is a work item that knows where it is.
+    /// The type does not say that a work item polls, which knows where it is.
     #[test]
     fn from_a_work_item_by_choice() -> Result {
         let entries = 2 * CAPS.entries();
-        sends_on(50, |env| Ok(env.cq::<Workqueue>(entries)?.into_atomic()))?;
+        sends_on(50, |env| Ok(env.cq::<Workqueue>(entries)?.into_any()))?;
         sends_on(50, |env| {
-            Ok(env.cq::<UnboundWorkqueue>(entries)?.into_atomic())
+            Ok(env.cq::<UnboundWorkqueue>(entries)?.into_any())
         })
     }
 
@@ -394,7 +395,7 @@ mod tests {
         check_eq!(are_counted(&null, &workqueue)?, [false; 2]);
         let unbound = null.env.cq::<UnboundWorkqueue>(entries)?;
         check_eq!(are_counted(&null, &unbound)?, [false; 2]);
-        let chosen = null.env.cq::<Workqueue>(entries)?.into_atomic();
+        let chosen = null.env.cq::<Workqueue>(entries)?.into_any();
         check_eq!(are_counted(&null, &chosen)?, [false; 2]);
         Ok(())
     }

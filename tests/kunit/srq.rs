@@ -45,7 +45,7 @@ struct Shared<C: PollContext> {
     env: Env,
 }
 
-impl<C: CorePolled + Provides<Atomic>> Shared<C> {
+impl<C: CorePolled + FixedContext + Provides<Atomic>> Shared<C> {
     fn new(slots: u32, keep: bool) -> Result<Self> {
         let (env, recv_list) = (Env::new()?, RecvListGuard::new(keep)?);
         let (srq, cq) = (env.srq(slots, &recv_list)?, env.cq(64)?);
@@ -65,7 +65,7 @@ impl<C: CorePolled + Provides<Atomic>> Shared<C> {
 }
 
 /// Sends many messages through few slots, which post themselves again.
-fn many<C: CorePolled + Provides<Atomic>>() -> Result {
+fn many<C: CorePolled + FixedContext + Provides<Atomic>>() -> Result {
     const N: i32 = 50;
     let shared = Shared::<C>::new(4, false)?;
     for i in 0..N {

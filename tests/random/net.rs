@@ -88,7 +88,7 @@ pub(crate) struct Parts<C: PollContext> {
     pub(crate) pd: Pd,
     pub(crate) cq: Cq<C>,
     pub(crate) srq: Srq<RecvBuf>,
-    pub(crate) srq_cq: Cq<Softirq>,
+    pub(crate) srq_cq: Cq<AnyContext>,
     pub(crate) transport: Transport,
 }
 
@@ -103,7 +103,7 @@ impl<C: Way> Parts<C> {
     }
 
     /// Makes a QP on the SRQ.
-    fn srq_qp(&self, id: Option<&cm::Id>, cx: &Sleepable) -> Result<Arc<Qp<Softirq>>> {
+    fn srq_qp(&self, id: Option<&cm::Id>, cx: &Sleepable) -> Result<Arc<Qp<AnyContext>>> {
         let init = InitAttr::on_srq(&self.pd, &self.srq_cq, &self.srq, &CAPS);
         made(init, id, cx)
     }
@@ -124,11 +124,11 @@ fn made<C: PollContext>(
 /// The QP that a request was accepted with.
 enum Accepted<C: PollContext> {
     Qp(Arc<Qp<C>>),
-    OnSrq(Arc<Qp<Softirq>>),
+    OnSrq(Arc<Qp<AnyContext>>),
 }
 
 /// A QP, and one on the SRQ that it sends to.
-type SrqPair<C> = (Arc<Qp<C>>, Arc<Qp<Softirq>>);
+type SrqPair<C> = (Arc<Qp<C>>, Arc<Qp<AnyContext>>);
 
 /// The private data of a request that is to be accepted with a QP on the SRQ.
 const ON_SRQ: &[u8] = b"s";

@@ -10,7 +10,7 @@ use kernel::prelude::*;
 use rdma::prelude::*;
 
 /// A polling context.
-pub(crate) trait Way: Provides<Atomic> + Unpin + Sized {
+pub(crate) trait Way: FixedContext + Provides<Atomic> + Unpin + Sized {
     /// Makes a CQ, which may be one that others share if `pool` says so.
     fn make(
         dev: &Device,
@@ -60,7 +60,7 @@ fn poll_any<C: CallerPolled>(cq: &Cq<C>, rng: &mut Rng) -> Result {
 }
 
 /// Makes a CQ of one's own or takes a part of one that others share.
-fn alloc_or_share<C: CorePolled>(
+fn alloc_or_share<C: CorePolled + FixedContext>(
     dev: &Device,
     entries: u32,
     pool: bool,

@@ -114,7 +114,7 @@ impl<C: PollContext> Drop for Pair<C> {
 /// A QP, and one on an SRQ that it sends to.
 pub(crate) struct SrqPair<C: PollContext> {
     pub(crate) from: Arc<Qp<C>>,
-    pub(crate) to: Arc<Qp<Softirq>>,
+    pub(crate) to: Arc<Qp<AnyContext>>,
     null: Option<Arc<NullDevice>>,
 }
 
@@ -199,8 +199,8 @@ impl<C: Way> World<C> {
         let pd = Pd::alloc(dev, cx)?;
         let cq = C::make(dev, ENTRIES, plan.pool, rng, cx)?;
         let srq_cq = match rng.once_in(2) {
-            true => Cq::<Softirq>::alloc_any(dev, 256, cx)?,
-            false => Cq::<Workqueue>::alloc_any(dev, 256, cx)?.into_atomic(),
+            true => Cq::<Softirq>::alloc_any(dev, 256, cx)?.into_any(),
+            false => Cq::<Workqueue>::alloc_any(dev, 256, cx)?.into_any(),
         };
         let recv_buf = |_| {
             Ok::<_, Error>(RecvBuf {

@@ -102,7 +102,7 @@ impl<C: Provides<context::Atomic> + Unpin> CqeHandler for Owner<C> {
 }
 
 /// Completes `count` requests in polling context `C`.
-fn soak<C: Provides<context::Atomic> + Unpin>(
+fn soak<C: context::FixedContext + Provides<context::Atomic> + Unpin>(
     dev: &Device,
     null: &NullDevice,
     count: i64,

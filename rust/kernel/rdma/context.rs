@@ -11,8 +11,9 @@
 //! in C, takes a [`&Sleepable`](Sleepable) too.
 //!
 //! The polling contexts of a completion queue ([`Direct`], [`Waited`], [`Softirq`], [`Workqueue`],
-//! [`UnboundWorkqueue`]) are types too. [`Provides`] relates them to the tokens that handlers get;
-//! they are [`CallerPolled`] or [`CorePolled`].
+//! [`UnboundWorkqueue`]) are types too, and [`AnyContext`] is one that is chosen at run time.
+//! [`Provides`] relates them to the tokens that handlers get; they are [`CallerPolled`] or
+//! [`CorePolled`].
 //!
 //! C header: [`include/rdma/ib_verbs.h`](srctree/include/rdma/ib_verbs.h) (`enum ib_poll_context`)
 
@@ -115,8 +116,11 @@ impl Context for Sleepable {
     }
 }
 
-/// A context that a completion queue is polled in, as `enum ib_poll_context`.
-pub trait PollContext: Sealed + Send + Sync + 'static {
+/// A context that a completion queue is polled in.
+pub trait PollContext: Sealed + Send + Sync + 'static {}
+
+/// A [`PollContext`] that is known at compile time, as `enum ib_poll_context`.
+pub trait FixedContext: PollContext {
     /// The C value.
     #[doc(hidden)]
     const RAW: bindings::ib_poll_context;
@@ -145,7 +149,8 @@ macro_rules! poll_context {
         $(#[$doc])*
         pub enum $name {}
         impl Sealed for $name {}
-        impl PollContext for $name {
+        impl PollContext for $name {}
+        impl FixedContext for $name {
             const RAW: bindings::ib_poll_context = bindings::$raw;
             const NAME: &'static str = $text;
         }
@@ -160,8 +165,7 @@ poll_context!(
     Direct, ib_poll_context_IB_POLL_DIRECT, "direct", [Atomic]
 );
 poll_context!(
-    /// Polled in softirq context through `irq_poll` (`IB_POLL_SOFTIRQ`); or in another context of
-    /// the core, whose handlers do not sleep ([`Cq::into_atomic`](crate::cq::Cq::into_atomic)).
+    /// Polled in softirq context through `irq_poll` (`IB_POLL_SOFTIRQ`).
     Softirq, ib_poll_context_IB_POLL_SOFTIRQ, "softirq", [Atomic]
 );
 poll_context!(
@@ -185,7 +189,8 @@ impl CorePolled for UnboundWorkqueue {}
 /// Such a queue is created by `ib_create_cq`. Handlers must not sleep.
 pub enum Waited {}
 impl Sealed for Waited {}
-impl PollContext for Waited {
+impl PollContext for Waited {}
+impl FixedContext for Waited {
     // Drains, the drivers' own among them, poll such a queue themselves.
     const RAW: bindings::ib_poll_context = Direct::RAW;
     const WAITED: bool = true;
@@ -193,3 +198,15 @@ impl PollContext for Waited {
 }
 impl Provides<Atomic> for Waited {}
 impl CallerPolled for Waited {}
+
+/// Any of these contexts, as chosen at run time ([`Cq::into_any`](crate::cq::Cq::into_any)).
+///
+/// Handlers must not sleep, nor rely on softirqs being disabled. Where the RDMA core polls,
+/// [`Cq::process`](crate::cq::Cq::process) returns 0; where the caller does, a QP on an SRQ is not
+/// created.
+pub enum AnyContext {}
+impl Sealed for AnyContext {}
+impl PollContext for AnyContext {}
+impl Provides<Atomic> for AnyContext {}
+impl CallerPolled for AnyContext {}
+impl CorePolled for AnyContext {}

@@ -7,12 +7,12 @@
 //! - [`Softirq`], [`Workqueue`](crate::context::Workqueue) and
 //!   [`UnboundWorkqueue`](crate::context::UnboundWorkqueue): the RDMA core polls, and calls the
 //!   [`CqeHandler`](crate::cqe::CqeHandler) of each request ([`Cq::alloc`]). Such CQs can be shared
-//!   ([`Cq::pool_get`]). Where handlers do not sleep, one of the three can be chosen at run time
-//!   ([`Cq::into_atomic`]).
+//!   ([`Cq::pool_get`]).
 //! - [`Direct`]: the caller polls, and has handlers called ([`Cq::process`]) or takes the
 //!   completions ([`Cq::process_with`], [`Cq::poll`]).
 //! - [`Waited`](crate::context::Waited): as a direct one, and completions can be waited for
 //!   ([`Cq::wait`], [`Cq::next`]).
+//! - [`AnyContext`]: one of these, chosen at run time ([`Cq::into_any`]).
 //!
 //! A CQ cannot overrun: a QP reserves as many entries as its queues can have outstanding when it is
 //! created, and creation fails if there are not enough.
@@ -36,8 +36,10 @@ pub use poll::{
 use crate::{
     bindings,
     context::{
+        AnyContext,
         CorePolled,
         Direct,
+        FixedContext,
         PollContext,
         Sleepable,
         Softirq, //
@@ -100,8 +102,7 @@ use kernel::{
     }, //
 };
 
-/// A completion queue that is polled in context `C`; if that is [`Softirq`], perhaps by a work item
-/// instead ([`Cq::into_atomic`]).
+/// A completion queue that is polled in context `C`.
 ///
 /// A counted handle. The CQ is freed, from a work item, when the last handle and every QP that uses
 /// it are gone.
@@ -116,7 +117,7 @@ impl<C: PollContext> Clone for Cq<C> {
     }
 }
 
-impl<C: PollContext> Cq<C> {
+impl<C: FixedContext> Cq<C> {
     /// Allocates a CQ with at least `entries` entries on completion vector `vector`
     /// (`ib_alloc_cq`; `ib_create_cq` for a [`Waited`](crate::context::Waited) one).
     ///
@@ -149,7 +150,9 @@ impl<C: PollContext> Cq<C> {
         let request = Request::new::<C>(entries, None);
         Ok(Self::from_inner(alloc(dev, &request, cx)?))
     }
+}
 
+impl<C: PollContext> Cq<C> {
     fn from_inner(inner: Arc<Inner>) -> Self {
         Self {
             inner,
@@ -193,32 +196,27 @@ impl<C: PollContext> Cq<C> {
         &self.inner.dev
     }
 
-    pub(crate) fn inner(&self) -> &Arc<Inner> {
-        &self.inner
-    }
-}
-
-impl<C: CorePolled> Cq<C> {
-    /// Returns the CQ as one for handlers that do not sleep, so that such code is compiled once and
-    /// the context chosen at run time, as the argument of `ib_alloc_cq` is.
-    ///
-    /// The core goes on polling in the context that the CQ was allocated for. So handlers of a
-    /// [`Cq<Softirq>`](Cq) must not rely on softirqs being disabled.
+    /// Returns the CQ as one of any context, so that code is compiled once and the context chosen
+    /// at run time, as the argument of `ib_alloc_cq` is. It is polled as before.
     ///
     /// # Examples
     ///
     /// ```
     /// # use rdma::{context::*, cq::Cq, device::Device};
-    /// fn make(dev: &Device, in_softirq: bool, cx: &Sleepable) -> Result<Cq<Softirq>> {
-    ///     if in_softirq {
-    ///         Cq::alloc(dev, 128, 0, cx)
+    /// fn make(dev: &Device, polled: bool, cx: &Sleepable) -> Result<Cq<AnyContext>> {
+    ///     Ok(if polled {
+    ///         Cq::<Direct>::alloc(dev, 128, 0, cx)?.into_any()
     ///     } else {
-    ///         Ok(Cq::<Workqueue>::alloc(dev, 128, 0, cx)?.into_atomic())
-    ///     }
+    ///         Cq::<Softirq>::alloc(dev, 128, 0, cx)?.into_any()
+    ///     })
     /// }
     /// ```
-    pub fn into_atomic(self) -> Cq<Softirq> {
+    pub fn into_any(self) -> Cq<AnyContext> {
         Cq::from_inner(self.inner)
+    }
+
+    pub(crate) fn inner(&self) -> &Arc<Inner> {
+        &self.inner
     }
 }
 
@@ -243,7 +241,7 @@ struct Request {
 }
 
 impl Request {
-    fn new<C: PollContext>(entries: u32, vector: Option<u32>) -> Self {
+    fn new<C: FixedContext>(entries: u32, vector: Option<u32>) -> Self {
         Self {
             entries,
             vector,
@@ -400,7 +398,7 @@ unsafe fn put(cq: *mut bindings::ib_cq, entries: u32, _cx: &Sleepable) {
     }
 }
 
-impl<C: CorePolled> Cq<C> {
+impl<C: CorePolled + FixedContext> Cq<C> {
     /// Takes `entries` entries of a CQ that other users of the device share, other modules among
     /// them (`ib_cq_pool_get`). QPs reserve those entries as they do those of a CQ of one's own.
     ///
@@ -443,7 +441,7 @@ pub struct CqSet<C: PollContext> {
     turn: Atomic<u32>,
 }
 
-impl<C: PollContext> CqSet<C> {
+impl<C: FixedContext> CqSet<C> {
     /// Allocates a CQ with at least `entries` entries for each completion vector of the device, but
     /// not more than there are CPUs, nor more than `max`.
     ///
@@ -475,7 +473,9 @@ impl<C: PollContext> CqSet<C> {
             turn: Atomic::new(0),
         })
     }
+}
 
+impl<C: PollContext> CqSet<C> {
     /// Returns the number of CQs, at least 1.
     #[expect(clippy::len_without_is_empty)]
     pub fn len(&self) -> usize {

@@ -359,7 +359,7 @@ pub(crate) struct Parts<'a> {
     pub(crate) pd: &'a Pd,
     pub(crate) send_cq: &'a Arc<cq::Inner>,
     pub(crate) recv_cq: &'a Arc<cq::Inner>,
-    /// If there is one, the CQs are the same, and not a direct one.
+    /// If there is one, the CQs are the same.
     pub(crate) srq: Option<&'a Arc<srq::Inner>>,
     pub(crate) qp_type: bindings::ib_qp_type,
     pub(crate) caps: Caps,

@@ -604,10 +604,10 @@ impl SrqReservation {
     /// # Errors
     ///
     /// `EINVAL` if the CQ is shared with other modules: these may poll it, so that a drain could not
-    /// prove that the QP's last receive was handled. `ENOSPC` if it has not enough free entries, or
+    /// prove that the QP's last receive was handled. Also if callers poll it. `ENOSPC` if it has not enough free entries, or
     /// `ENOMEM`.
     pub(crate) fn new(srq: &Arc<Inner>, cq: &Arc<cq::Inner>) -> Result<Self> {
-        if cq.is_shared() {
+        if cq.is_shared() || cq.is_caller_polled() {
             return Err(EINVAL);
         }
         let mut list = srq.reservations.lock();
