@@ -13,10 +13,6 @@ use crate::{
         Message,
         CAPS, //
     },
-    context::{
-        in_context,
-        Context, //
-    },
     control::Control,
     instance::Instance,
     proto::{
@@ -54,7 +50,7 @@ pub(crate) fn run(instance: &Arc<Instance>, config: &Config, cx: &Sleepable) -> 
         }
     };
     let reason = resolve(&control, config, cx)
-        .and_then(|()| in_context!(config.context, ping::<_>(&control, config, cx)))
+        .and_then(|()| ping(&control, config, cx))
         .err()
         .unwrap_or(Reason::Done);
     control.stop(reason, cx);
@@ -72,26 +68,21 @@ fn resolve(control: &Control, config: &Config, cx: &Sleepable) -> Result<(), Rea
 }
 
 /// Makes what a connection needs, connects, and waits for the end of all pings.
-fn ping<C: Context>(control: &Arc<Control>, config: &Config, cx: &Sleepable) -> Result<(), Reason> {
+fn ping(control: &Arc<Control>, config: &Config, cx: &Sleepable) -> Result<(), Reason> {
     let dev = control.id.device()?;
     let pd = Pd::alloc(dev, cx)?;
-    let cq = Cq::<C>::alloc_any(dev, CAPS.entries(), cx)?;
+    let cq = config.context.alloc_cq(dev, CAPS.entries(), cx)?;
     let conn = Conn::new(control, &pd, &cq, cx)?;
     let started = start(&conn, &pd, config, cx);
     if started.is_ok() {
-        C::wait(&cq, control);
+        config.context.wait(&cq, control);
     }
     conn.shut_down(started.err().unwrap_or(Reason::Done), cx);
     Ok(())
 }
 
 /// Connects and begins the first ping.
-fn start<C: Context>(
-    conn: &Arc<Conn<C>>,
-    pd: &Pd,
-    config: &Config,
-    cx: &Sleepable,
-) -> Result<(), Reason> {
+fn start(conn: &Arc<Conn>, pd: &Pd, config: &Config, cx: &Sleepable) -> Result<(), Reason> {
     let control = &conn.control;
     let source = Memory::new(conn, pd, config.size, cx)?;
     let sink = Memory::new(conn, pd, config.size, cx)?;
@@ -135,14 +126,14 @@ fn start<C: Context>(
 
 /// A buffer that the server may access, from its registration to the end of the connection.
 #[derive(HasCqe)]
-struct Memory<C: Context, D: Direction> {
+struct Memory<D: Direction> {
     reg: Cqe<Self>,
     region: SharedRegion<D>,
-    conn: Arc<Conn<C>>,
+    conn: Arc<Conn>,
 }
 
-impl<C: Context, D: Direction> Memory<C, D> {
-    fn new(conn: &Arc<Conn<C>>, pd: &Pd, size: u32, cx: &Sleepable) -> Result<Arc<Self>> {
+impl<D: Direction> Memory<D> {
+    fn new(conn: &Arc<Conn>, pd: &Pd, size: u32, cx: &Sleepable) -> Result<Arc<Self>> {
         let memory = Self {
             reg: Cqe::new(),
             region: Region::new(Buf::alloc(pd, size as usize, cx)?, cx)?.into_shared(),
@@ -152,7 +143,7 @@ impl<C: Context, D: Direction> Memory<C, D> {
     }
 }
 
-impl<C: Context, D: Direction> CqeHandler for Memory<C, D> {
+impl<D: Direction> CqeHandler for Memory<D> {
     type Pointer = Arc<Self>;
     type Needs = Atomic;
 
@@ -163,16 +154,16 @@ impl<C: Context, D: Direction> CqeHandler for Memory<C, D> {
 
 /// The state of a connection's protocol.
 #[derive(HasCqe)]
-struct Ping<C: Context> {
+struct Ping {
     recv: Cqe<Self>,
-    conn: Arc<Conn<C>>,
+    conn: Arc<Conn>,
     inbox: Buf<FromDevice>,
     /// The memory that the server reads, and the message that advertises it.
-    source: Arc<Memory<C, ToDevice>>,
-    source_at: Arc<Message<C>>,
+    source: Arc<Memory<ToDevice>>,
+    source_at: Arc<Message>,
     /// The memory that the server writes.
-    sink: Arc<Memory<C, FromDevice>>,
-    sink_at: Arc<Message<C>>,
+    sink: Arc<Memory<FromDevice>>,
+    sink_at: Arc<Message>,
     /// `true` once the sink was advertised in this ping.
     sink_offered: bool,
     /// A copy of the source or the sink.
@@ -185,7 +176,7 @@ struct Ping<C: Context> {
     began: Instant<Monotonic>,
 }
 
-impl<C: Context> Ping<C> {
+impl Ping {
     /// Begins a ping.
     fn begin(mut self: Pin<KBox<Self>>) {
         Pattern::new(self.number).fill(&mut self.data);
@@ -200,7 +191,7 @@ impl<C: Context> Ping<C> {
     }
 
     /// Sends an advertisement. The answer may come at once, so the receive goes first.
-    fn advertise(self: Pin<KBox<Self>>, message: Arc<Message<C>>) {
+    fn advertise(self: Pin<KBox<Self>>, message: Arc<Message>) {
         let conn = self.conn.clone();
         conn.posted(conn.qp.post_recv(self, |ping| {
             Ok(RecvWr::new([ping.inbox.sge_mut(0..MESSAGE_LEN)?]))
@@ -220,7 +211,7 @@ impl<C: Context> Ping<C> {
 }
 
 /// The server says to go on.
-impl<C: Context> CqeHandler for Ping<C> {
+impl CqeHandler for Ping {
     type Pointer = Pin<KBox<Self>>;
     type Needs = Atomic;
 

@@ -16,7 +16,10 @@
 //! cause that ends a connection does it in this way, by [`Control::end`].
 
 use crate::{
-    context::Context,
+    context::{
+        Cq,
+        Qp, //
+    },
     control::Control,
     proto::MESSAGE_LEN,
     reason::Reason, //
@@ -35,18 +38,18 @@ use rdma::{
 pub(crate) const CAPS: Caps = Caps::new(6, 2);
 
 /// The part of a connection that has the QP.
-pub(crate) struct Conn<C: Context> {
-    pub(crate) qp: Qp<C>,
+pub(crate) struct Conn {
+    pub(crate) qp: Qp,
     pub(crate) control: Arc<Control>,
     _watch: ArcHrTimerHandle<Control>,
 }
 
-impl<C: Context> Conn<C> {
+impl Conn {
     /// Makes the QP, and starts to watch for progress.
     pub(crate) fn new(
         control: &Arc<Control>,
         pd: &Pd,
-        cq: &Cq<C>,
+        cq: &Cq,
         cx: &Sleepable,
     ) -> Result<Arc<Self>> {
         let conn = Self {
@@ -61,7 +64,9 @@ impl<C: Context> Conn<C> {
     /// connection, and keep it until it is over.
     pub(crate) fn shut_down(&self, reason: Reason, cx: &Sleepable) {
         self.control.stop(reason, cx);
-        for _ in 0..C::DRAINS {
+        // What handlers post during the first drain is flushed after it; where only the caller polls,
+        // the second one finds that.
+        for _ in 0..2 {
             if let Err(e) = self.qp.drain(cx) {
                 pr_err!("a QP was not drained: {e:?}\n");
                 break;
@@ -88,7 +93,7 @@ impl<C: Context> Conn<C> {
     }
 }
 
-impl<C: Context> Drop for Conn<C> {
+impl Drop for Conn {
     fn drop(&mut self) {
         self.control.set_gone();
     }
@@ -99,13 +104,13 @@ impl<C: Context> Drop for Conn<C> {
 /// As it is not written to any more, it may be shared: the queue owns a reference for each time it
 /// is posted.
 #[derive(HasCqe)]
-pub(crate) struct Message<C: Context> {
+pub(crate) struct Message {
     cqe: Cqe<Self>,
     buf: Buf<ToDevice>,
-    conn: Arc<Conn<C>>,
+    conn: Arc<Conn>,
 }
 
-impl<C: Context> CqeHandler for Message<C> {
+impl CqeHandler for Message {
     type Pointer = Arc<Self>;
     type Needs = Atomic;
 
@@ -114,9 +119,9 @@ impl<C: Context> CqeHandler for Message<C> {
     }
 }
 
-impl<C: Context> Message<C> {
+impl Message {
     pub(crate) fn new(
-        conn: &Arc<Conn<C>>,
+        conn: &Arc<Conn>,
         pd: &Pd,
         bytes: [u8; MESSAGE_LEN],
         cx: &Sleepable,

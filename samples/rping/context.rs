@@ -2,8 +2,8 @@
 
 //! The polling contexts.
 //!
-//! All handlers of this module are atomic, so they run in every context. What differs is only who
-//! polls: the RDMA core, or, for [`Direct`], this module.
+//! All handlers of this module are atomic, so they run in every context. Only the poller differs:
+//! the RDMA core or, for [`Direct`], this module.
 
 use crate::{
     control::Control,
@@ -17,7 +17,15 @@ use kernel::{
         Delta, //
     }, //
 };
-use rdma::prelude::*;
+use rdma::{
+    cq,
+    prelude::*,
+    qp, //
+};
+
+/// What a connection is compiled for: its context is chosen at run time.
+pub(crate) type Cq = cq::Cq<AnyContext>;
+pub(crate) type Qp = qp::Qp<AnyContext>;
 
 /// The number of completions that are taken at once.
 const BUDGET: u32 = 16;
@@ -61,38 +69,24 @@ impl FromStr for Kind {
     }
 }
 
-/// A polling context, as a type.
-pub(crate) trait Context: PollContext + Provides<Atomic> {
-    /// The number of drains until all requests have completed: what handlers post
-    /// in the first one is flushed after it, and where only the caller polls, a second one finds
-    /// it.
-    const DRAINS: usize = 1;
+impl Kind {
+    /// Allocates the CQ of a connection.
+    pub(crate) fn alloc_cq(self, dev: &Device, entries: u32, cx: &Sleepable) -> Result<Cq> {
+        Ok(match self {
+            Self::Direct => cq::Cq::<Direct>::alloc_any(dev, entries, cx)?.into_any(),
+            Self::Softirq => cq::Cq::<Softirq>::alloc_any(dev, entries, cx)?.into_any(),
+            Self::Workqueue => cq::Cq::<Workqueue>::alloc_any(dev, entries, cx)?.into_any(),
+            Self::UnboundWorkqueue => {
+                cq::Cq::<UnboundWorkqueue>::alloc_any(dev, entries, cx)?.into_any()
+            }
+        })
+    }
 
     /// Has the CQ of a connection polled until nothing of the connection is left.
-    fn serve(_cq: Cq<Self>, _control: &Arc<Control>) -> Result
-    where
-        Self: Sized,
-    {
-        Ok(())
-    }
-
-    /// Waits for the end of a connection.
-    fn wait(_cq: &Cq<Self>, control: &Control)
-    where
-        Self: Sized,
-    {
-        control.wait();
-    }
-}
-
-impl Context for Softirq {}
-impl Context for Workqueue {}
-impl Context for UnboundWorkqueue {}
-
-impl Context for Direct {
-    const DRAINS: usize = 2;
-
-    fn serve(cq: Cq<Self>, control: &Arc<Control>) -> Result {
+    pub(crate) fn serve(self, cq: Cq, control: &Arc<Control>) -> Result {
+        let Self::Direct = self else {
+            return Ok(());
+        };
         let watched = control.clone();
         control.instance.client.spawn(GFP_KERNEL, move |_cx| {
             while !watched.is_gone() {
@@ -101,7 +95,11 @@ impl Context for Direct {
         })
     }
 
-    fn wait(cq: &Cq<Self>, control: &Control) {
+    /// Waits for the end of a connection.
+    pub(crate) fn wait(self, cq: &Cq, control: &Control) {
+        let Self::Direct = self else {
+            return control.wait();
+        };
         while control.over().is_none() {
             poll(cq);
             if current!().signal_pending() {
@@ -111,23 +109,8 @@ impl Context for Direct {
     }
 }
 
-fn poll(cq: &Cq<Direct>) {
+fn poll(cq: &Cq) {
     if cq.process(BUDGET) == 0 {
         fsleep(NAP);
     }
 }
-
-/// Calls a generic function for a context that is known at run time only.
-macro_rules! in_context {
-    ($kind:expr, $f:ident::<_>($($arg:expr),* $(,)?)) => {
-        match $kind {
-            $crate::context::Kind::Direct => $f::<::rdma::context::Direct>($($arg),*),
-            $crate::context::Kind::Softirq => $f::<::rdma::context::Softirq>($($arg),*),
-            $crate::context::Kind::Workqueue => $f::<::rdma::context::Workqueue>($($arg),*),
-            $crate::context::Kind::UnboundWorkqueue => {
-                $f::<::rdma::context::UnboundWorkqueue>($($arg),*)
-            }
-        }
-    };
-}
-pub(crate) use in_context;

@@ -14,10 +14,6 @@ use crate::{
         Message,
         CAPS, //
     },
-    context::{
-        in_context,
-        Context, //
-    },
     control::Control,
     instance::Instance,
     proto::{
@@ -68,28 +64,24 @@ impl Server {
             responder_resources,
             ..Default::default()
         };
-        let validate = self.config.validate;
-        in_context!(
-            self.config.context,
-            accept::<_>(&control, validate, &param, cx)
-        )
-        .inspect_err(|_| self.instance.connections.remove(&control))
+        accept(&control, &self.config, &param, cx)
+            .inspect_err(|_| self.instance.connections.remove(&control))
     }
 }
 
 /// Makes what a connection needs, and accepts it.
-fn accept<C: Context>(
+fn accept(
     control: &Arc<Control>,
-    validate: bool,
+    config: &Config,
     param: &cm::ConnParam<'_>,
     cx: &Sleepable,
 ) -> Result<(), Reason> {
     let dev = control.id.device()?;
     let pd = Pd::alloc(dev, cx)?;
-    let cq = Cq::<C>::alloc_any(dev, CAPS.entries(), cx)?;
+    let cq = config.context.alloc_cq(dev, CAPS.entries(), cx)?;
     let conn = Conn::new(control, &pd, &cq, cx)?;
-    let ping = Ping::new(&conn, &pd, validate, cx)?;
-    C::serve(cq, control)?;
+    let ping = Ping::new(&conn, &pd, config.validate, cx)?;
+    config.context.serve(cq, control)?;
     ping.receive();
     control
         .id
@@ -108,14 +100,14 @@ const WRITE: u64 = 2;
 
 /// The state of a connection's protocol.
 #[derive(HasCqe)]
-struct Ping<C: Context> {
+struct Ping {
     recv: Cqe<Self, RECV>,
     read: Cqe<Self, READ>,
     write: Cqe<Self, WRITE>,
-    conn: Arc<Conn<C>>,
+    conn: Arc<Conn>,
     inbox: Buf<FromDevice>,
     data: Buf<Bidirectional>,
-    go_ahead: Arc<Message<C>>,
+    go_ahead: Arc<Message>,
     validate: bool,
     /// The number of the ping, from 0 on, and when it began.
     number: u32,
@@ -126,13 +118,8 @@ struct Ping<C: Context> {
     remote: Remote,
 }
 
-impl<C: Context> Ping<C> {
-    fn new(
-        conn: &Arc<Conn<C>>,
-        pd: &Pd,
-        validate: bool,
-        cx: &Sleepable,
-    ) -> Result<Pin<KBox<Self>>> {
+impl Ping {
+    fn new(conn: &Arc<Conn>, pd: &Pd, validate: bool, cx: &Sleepable) -> Result<Pin<KBox<Self>>> {
         let ping = Self {
             recv: Cqe::new(),
             read: Cqe::new(),
@@ -176,7 +163,7 @@ impl<C: Context> Ping<C> {
 }
 
 /// An advertisement has come.
-impl<C: Context> CqeHandler<RECV> for Ping<C> {
+impl CqeHandler<RECV> for Ping {
     type Pointer = Pin<KBox<Self>>;
     type Needs = Atomic;
 
@@ -217,7 +204,7 @@ impl<C: Context> CqeHandler<RECV> for Ping<C> {
 }
 
 /// The client's data are here.
-impl<C: Context> CqeHandler<READ> for Ping<C> {
+impl CqeHandler<READ> for Ping {
     type Pointer = Pin<KBox<Self>>;
     type Needs = Atomic;
 
@@ -243,7 +230,7 @@ impl<C: Context> CqeHandler<READ> for Ping<C> {
 }
 
 /// The client has its data back.
-impl<C: Context> CqeHandler<WRITE> for Ping<C> {
+impl CqeHandler<WRITE> for Ping {
     type Pointer = Pin<KBox<Self>>;
     type Needs = Atomic;
 
