@@ -187,8 +187,8 @@ pub(crate) unsafe fn recv_raw(qp: *mut bindings::ib_qp, wr: *mut bindings::ib_re
 impl<S: PollContext, R: PollContext> Qp<S, R> {
     /// Posts a request to the send queue, of any kind of QP.
     ///
-    /// What can fail before is done outside of the scope of the C request. Otherwise those failures
-    /// and the success would leave the scope together, and the compiler test the result once more.
+    /// What can fail before is done outside of the scope of the C request: the compiler would merge
+    /// these failures with the success at the scope's end, and test the result once more.
     ///
     /// # Safety
     ///
@@ -349,11 +349,11 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
 }
 
 // An owner that is moved into the queue cannot lend its QP to the call that posts it, and a
-// reference of the caller's own is counted twice for each request. A handler needs none if its
-// owner goes back to the CQ that is being polled: what is posted can come back only after the
-// handler has returned, and until then keeps the QP.
+// reference of the caller's own costs two atomic operations a request. A handler needs none if its
+// owner goes back to the CQ that is being polled: that CQ's next completion is dispatched after the
+// handler has returned, and until then the owner keeps the QP.
 
-/// Where a CQ's poller has the completions that it is dispatching.
+/// The array from which the poller of a CQ dispatches completions.
 ///
 /// # Invariants
 ///
@@ -363,13 +363,12 @@ pub(super) struct Poller(*const Wc);
 
 impl Poller {
     pub(super) fn of(cq: &cq::Inner) -> Self {
-        // INVARIANT: The RDMA core polls its own CQs by one softirq or work item, and others are
-        // polled by who has the seat. Of a shared one, which C's drain of an SRQ may poll, it is
-        // null.
+        // INVARIANT: The RDMA core polls its own CQs by one softirq or work item, and callers poll
+        // theirs under the poll lock. It is null for a shared CQ, which C's drain of an SRQ may poll.
         Self(cq.polled_into())
     }
 
-    /// Says whether it is dispatching this completion.
+    /// Returns whether it is dispatching this completion.
     #[inline]
     fn is_at(self, wc: &Wc) -> bool {
         wc.is_in(self.0)
@@ -377,21 +376,21 @@ impl Poller {
 }
 
 impl<S: PollContext, R: PollContext> Qp<S, R> {
-    /// Says whether sends complete where `wc` is being dispatched, by one who does not come to
-    /// another completion before who has borrowed it has returned.
+    /// Returns whether the CQ of the sends is being polled, and `wc` is its completion that is being
+    /// dispatched: the next one comes after the borrow of `wc` has ended.
     #[inline]
     pub(crate) fn is_polled_at(&self, wc: &Wc) -> bool {
         self.pollers.0.is_at(wc)
     }
 
-    /// Has `post` post an owner to the QP that it has, by a counted reference unless `at_poller`
-    /// says that none is needed.
+    /// Calls `post` with the QP that an owner has, by a counted reference unless `at_poller` returns
+    /// `true`.
     ///
     /// # Safety
     ///
-    /// `post` posts the owner or gives it back. Where `at_poller` is true, the request completes to
-    /// a CQ of which the caller handles a completion, and whose poller comes to no other one before
-    /// the caller has returned.
+    /// `post` posts the owner or gives it back. If `at_poller` returns `true`, the caller handles a
+    /// completion of the CQ that the request completes to, and that CQ's next completion is
+    /// dispatched after the caller has returned.
     #[inline]
     unsafe fn repost<P: Deref, T>(
         owner: P,
@@ -402,17 +401,17 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
         let qp = qp(&owner);
         if at_poller(qp) {
             let qp = Arc::as_ptr(qp);
-            // SAFETY: `post` gives the owner back, or posts it to a CQ whose poller comes to
-            // nothing else before the caller has returned, as the caller promises. Until then the
-            // owner is there, and what it lends.
+            // SAFETY: `post` gives the owner back, or posts it to a CQ whose next completion is
+            // dispatched after the caller has returned, as the caller promises. Until then the owner
+            // is there, and with it the QP.
             return post(unsafe { &*qp }, owner);
         }
         let output = Self::post_counted(qp.clone(), owner, post)?;
         Ok(output)
     }
 
-    /// Has `post` post an owner, by a reference that the caller has. Not inlined, so that the
-    /// registers that this needs are not saved in vain.
+    /// Calls `post` with a counted reference. Not inlined, so that callers that need none do not save
+    /// the registers that this needs.
     #[inline(never)]
     fn post_counted<P, T>(
         this: Arc<Self>,
@@ -422,12 +421,12 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
         post(&this, owner)
     }
 
-    /// Posts a request to the send queue as [`Qp::post_send`], for an owner that has its QP: `qp`
-    /// finds it there.
+    /// Posts a request to the send queue as [`Qp::post_send`], for an owner that has a reference to
+    /// its QP, which `qp` returns.
     ///
-    /// In a handler of `wc`, on a CQ that is not shared and is where the QP's sends complete, the
-    /// QP's references are not counted. Elsewhere, and for what comes out of a
-    /// [`Batch`](crate::cq::Batch), this does what cloning the reference does.
+    /// In a handler of `wc`, and if the QP's sends complete to the CQ of `wc`, which is not shared,
+    /// the reference is not cloned. Otherwise it is, as for completions of a
+    /// [`Batch`](crate::cq::Batch).
     ///
     /// Any context.
     ///
@@ -541,7 +540,7 @@ unsafe extern "C" fn unsignaled(_cq: *mut bindings::ib_cq, wc: *mut bindings::ib
     }
 }
 
-/// Has a request not be signaled.
+/// Makes a request one that is not signaled.
 ///
 /// # Safety
 ///
@@ -555,7 +554,7 @@ pub(super) unsafe fn no_signal(wr: *mut bindings::ib_send_wr) {
     }
 }
 
-/// Has a request complete after the RDMA READs before it, on iWARP: siw completes what follows a
+/// Makes a request complete after the RDMA READs before it, on iWARP: siw completes what follows a
 /// READ before that is done, unless it is another one or has a fence.
 ///
 /// # Safety
@@ -571,7 +570,7 @@ pub(crate) unsafe fn come_after_reads(wr: *mut bindings::ib_send_wr) {
     }
 }
 
-/// Has a request be signaled, and complete to `cqe`.
+/// Makes a request signaled, with the callback `cqe`.
 ///
 /// # Safety
 ///
