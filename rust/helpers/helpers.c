@@ -186,39 +186,18 @@ u32 rdma_helper_port_protocols(struct ib_device *dev, u32 port)
 }
 EXPORT_SYMBOL_GPL(rdma_helper_port_protocols);
 
-static void rdma_helper_copy_netdev(struct rdma_helper_netdev *to, const struct net_device *ndev)
-{
-	strscpy(to->name, ndev->name, sizeof(to->name));
-	to->index = ndev->ifindex;
-}
-
 int rdma_helper_port_netdev(struct ib_device *dev, u32 port, struct rdma_helper_netdev *to)
 {
 	struct net_device *ndev = ib_device_get_netdev(dev, port);
 
 	if (!ndev)
 		return -ENODEV;
-	rdma_helper_copy_netdev(to, ndev);
+	strscpy(to->name, ndev->name, sizeof(to->name));
+	to->index = ndev->ifindex;
 	dev_put(ndev);
 	return 0;
 }
 EXPORT_SYMBOL_GPL(rdma_helper_port_netdev);
-
-int rdma_helper_gid_netdev(const struct ib_gid_attr *attr, struct rdma_helper_netdev *to)
-{
-	struct net_device *ndev;
-	int ret = 0;
-
-	rcu_read_lock();
-	ndev = rdma_read_gid_attr_ndev_rcu(attr);
-	if (IS_ERR(ndev))
-		ret = PTR_ERR(ndev);
-	else
-		rdma_helper_copy_netdev(to, ndev);
-	rcu_read_unlock();
-	return ret;
-}
-EXPORT_SYMBOL_GPL(rdma_helper_gid_netdev);
 
 /* Returns the first global IPv4 address of a GID's interface, in host byte order, or 0. */
 u32 rdma_helper_gid_ipv4(const struct ib_gid_attr *attr)

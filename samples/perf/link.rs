@@ -87,7 +87,10 @@ fn connect_qp(
 
 /// Returns how many READs a QP of one device can have outstanding at another.
 fn rd_atomic(from: &Device, to: &Device) -> u8 {
-    let limit = from.max_initiator_depth().min(to.max_responder_resources());
+    let limit = from
+        .attrs()
+        .max_qp_init_rd_atom
+        .min(to.attrs().max_qp_rd_atom);
     limit.clamp(1, 128) as u8
 }
 

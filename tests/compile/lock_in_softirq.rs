@@ -30,7 +30,6 @@ impl CqeHandler for Recv {
         let _ = this.client.first_device(cx); //~ E0308 mismatched types
         let _ = this.client.device_by_name(c"rxe0", cx); //~ E0308 mismatched types
         let _ = this.client.device_of_netdev(c"eth0", cx); //~ E0308 mismatched types
-        let _ = this.dev.firmware(cx); //~ E0308 mismatched types
         let _ = this.dev.port(1).map(|port| port.netdev(cx)); //~ E0308 mismatched types
         let _ = this.id.notify_established(cx); //~ E0308 mismatched types
         this.id.release_handler(cx); //~ E0308 mismatched types

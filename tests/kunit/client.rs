@@ -184,9 +184,9 @@ mod tests {
     #[test]
     fn device_has_limits() -> Result {
         let dev = Env::new()?.dev;
-        check!(dev.max_cqe() >= 1024);
-        check!(dev.max_qp_wr() >= 1024);
-        check!(dev.max_fast_reg_pages() >= 16);
+        check!(dev.attrs().max_cqe >= 1024);
+        check!(dev.attrs().max_qp_wr >= 1024);
+        check!(dev.attrs().max_fast_reg_page_list_len >= 16);
         check!(dev.num_comp_vectors() >= 1);
         Ok(())
     }

@@ -91,15 +91,15 @@ mod tests {
     #[test]
     fn largest_size_is_given() -> Result {
         let env = Env::new()?;
-        let cq = Cq::<Workqueue>::alloc(&env.dev, env.dev.max_cqe(), 0, &env.cx)?;
-        check!(cq.entries() >= env.dev.max_cqe());
+        let cq = Cq::<Workqueue>::alloc(&env.dev, env.dev.attrs().max_cqe, 0, &env.cx)?;
+        check!(cq.entries() >= env.dev.attrs().max_cqe);
         Ok(())
     }
 
     #[test]
     fn larger_sizes_are_refused() -> Result {
         let env = Env::new()?;
-        for entries in [env.dev.max_cqe() + 1, 1 << 31, u32::MAX] {
+        for entries in [env.dev.attrs().max_cqe + 1, 1 << 31, u32::MAX] {
             check_err!(Cq::<Softirq>::alloc(&env.dev, entries, 0, &env.cx), EINVAL);
             check_err!(Cq::<Softirq>::alloc_any(&env.dev, entries, &env.cx), EINVAL);
         }

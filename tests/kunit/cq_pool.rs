@@ -65,7 +65,7 @@ mod tests {
     #[test]
     fn size_is_checked_before_the_core_loops() -> Result {
         let env = Env::new()?;
-        for entries in [0, env.dev.max_cqe() + 1, 1 << 31, u32::MAX] {
+        for entries in [0, env.dev.attrs().max_cqe + 1, 1 << 31, u32::MAX] {
             check_err!(
                 Cq::<Softirq>::pool_get(&env.dev, entries, None, &env.cx),
                 EINVAL
@@ -77,7 +77,7 @@ mod tests {
     #[test]
     fn largest_size_is_given() -> Result {
         let env = Env::new()?;
-        let max = env.dev.max_cqe();
+        let max = env.dev.attrs().max_cqe;
         let cq = Cq::<Softirq>::pool_get(&env.dev, max, Some(0), &env.cx)?;
         check_eq!(cq.entries(), max);
         // The pool has to make another CQ.

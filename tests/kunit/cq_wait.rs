@@ -356,7 +356,7 @@ mod tests {
         let env = Env::new()?;
         check_err!(Cq::<Waited>::alloc(&env.dev, 0, 0, &env.cx), EINVAL);
         check_err!(
-            Cq::<Waited>::alloc_any(&env.dev, env.dev.max_cqe() + 1, &env.cx),
+            Cq::<Waited>::alloc_any(&env.dev, env.dev.attrs().max_cqe + 1, &env.cx),
             EINVAL
         );
         let vectors = env.dev.num_comp_vectors();

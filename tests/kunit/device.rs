@@ -9,12 +9,10 @@ use crate::fixture::{
 use core::net::IpAddr;
 use kernel::prelude::*;
 use rdma::device::{
-    Capability,
     Gid,
     GidType,
-    LinkLayer,
-    NodeType,
-    PortState, //
+    PortState,
+    Protocol, //
 };
 
 /// Returns the number of GIDs that the port's table has room for.
@@ -35,7 +33,6 @@ mod tests {
         for num in [0, 2, 255, u32::MAX] {
             check!(env.dev.port(num).is_none());
         }
-        check!(env.dev.port(1).ok_or(ENODEV)?.device() == &env.dev);
         Ok(())
     }
 
@@ -45,12 +42,8 @@ mod tests {
         let attr = env.dev.port(1).ok_or(ENODEV)?.query(&env.cx)?;
         check_eq!(attr.state, PortState::Active);
         check_eq!((attr.max_mtu, attr.active_mtu), (4096, 1024));
-        check_eq!((attr.pkey_table_len, attr.lid, attr.lmc), (1, 0, 0));
+        check_eq!((attr.pkey_table_len, attr.lid, attr.sm_lid), (1, 0, 0));
         check!(attr.gid_table_len >= 4);
-        check!(attr.max_msg >= 1 << 20);
-        // The dummy interface has no speed, for which the RDMA core takes 1 Gbit/s: the slowest.
-        check_eq!((attr.lanes, attr.lane_mbps), (Some(1), Some(2_500)));
-        check_eq!(attr.mbps(), Some(2_500));
         Ok(())
     }
 
@@ -58,12 +51,16 @@ mod tests {
     fn port_is_one_of_roce_v2() -> Result {
         let env = Env::new()?;
         let port = env.dev.port(1).ok_or(ENODEV)?;
-        let protocols = port.protocols();
-        check!(protocols.roce() && protocols.roce_v2() && protocols.ib_or_roce());
-        check!(!protocols.roce_v1() && !protocols.ib() && !protocols.iwarp());
-        check!(!protocols.opa_addresses());
-        check_eq!(port.link_layer(), LinkLayer::Ethernet);
-        check_eq!(env.dev.node_type(), NodeType::Ca);
+        check!(port.has(Protocol::Ib) || port.has(Protocol::Roce));
+        check!(port.has(Protocol::Roce) && port.has(Protocol::RoceV2));
+        for other in [
+            Protocol::Ib,
+            Protocol::RoceV1,
+            Protocol::Iwarp,
+            Protocol::OpaAh,
+        ] {
+            check!(!port.has(other));
+        }
         Ok(())
     }
 
@@ -71,8 +68,6 @@ mod tests {
     fn port_has_the_default_pkey() -> Result {
         let env = Env::new()?;
         let port = env.dev.port(1).ok_or(ENODEV)?;
-        check_eq!(port.pkey(0, &env.cx)?, 0xffff);
-        check!(port.pkey(1, &env.cx).is_err());
         check_eq!(port.find_pkey(0xffff)?, 0);
         // The highest bit is membership, which does not have to match.
         check_eq!(port.find_pkey(0x7fff)?, 0);
@@ -90,8 +85,6 @@ mod tests {
             .ok_or(ENODEV)?;
         check_eq!(netdev.name().to_bytes(), b"rdma0");
         check!(netdev.index() > 0);
-        let shown = kernel::str::CString::try_from_fmt(fmt!("{netdev}"))?;
-        check_eq!(shown.to_bytes(), b"rdma0");
         Ok(())
     }
 
@@ -122,7 +115,6 @@ mod tests {
             check_eq!(attr.port_num(), 1);
             check!(attr.device() == &env.dev);
             check_eq!(port.gid(attr.index())?, Some(attr.gid()));
-            check!(Some(attr.netdev()?) == port.netdev(&env.cx));
             let l2 = attr.l2()?;
             check!(l2.vlan.is_none());
             check!(l2.mac != [0; 6]);
@@ -137,10 +129,7 @@ mod tests {
         let len = table_len(&env)?;
         check!(port.gids().count() < len.into());
         check_eq!(port.gid(len - 1)?, None);
-        check_err!(port.gid_attr(len - 1), ENODATA);
         check_err!(port.gid(len), EINVAL);
-        check_err!(port.gid_attr(len), EINVAL);
-        check_err!(port.gid_attr(u16::MAX), EINVAL);
         Ok(())
     }
 
@@ -172,34 +161,17 @@ mod tests {
 
     #[test]
     fn device_has_attributes() -> Result {
-        let dev = Env::new()?.dev;
-        check!(dev.max_send_sge() >= 16 && dev.max_recv_sge() >= 16 && dev.max_sge_rd() >= 16);
-        check!(dev.max_responder_resources() >= 16 && dev.max_initiator_depth() >= 16);
-        check!(dev.max_mr() >= 1024 && dev.max_mr_size() == u64::MAX);
-        check!(dev.max_srq() >= 64 && dev.max_srq_wr() >= 64 && dev.max_srq_sge() >= 16);
-        check!(dev.page_sizes() & 4096 != 0);
-        check_eq!(dev.max_sgl_rd(), 0);
+        let attrs = Env::new()?.dev.attrs();
+        check!(attrs.max_send_sge >= 16 && attrs.max_recv_sge >= 16 && attrs.max_sge_rd >= 16);
+        check!(attrs.max_qp_rd_atom >= 16 && attrs.max_qp_init_rd_atom >= 16);
+        check!(attrs.max_mr >= 1024 && attrs.max_mr_size == u64::MAX);
+        check!(attrs.max_srq >= 64 && attrs.max_srq_wr >= 64 && attrs.max_srq_sge >= 16);
+        check!(attrs.page_size_cap & 4096 != 0 && attrs.max_sgl_rd == 0 && attrs.max_pkeys == 64);
         check_eq!(
-            (dev.vendor_id(), dev.vendor_part_id(), dev.hw_version()),
+            (attrs.vendor_id, attrs.vendor_part_id, attrs.hw_ver),
             (0xff_ffff, 0, 0)
         );
-        Ok(())
-    }
-
-    #[test]
-    fn device_has_capabilities() -> Result {
-        let dev = Env::new()?.dev;
-        check!(dev.has(Capability::MemMgtExtensions));
-        check!(dev.has(Capability::SrqResize));
-        check!(!dev.has(Capability::Xrc) && !dev.has(Capability::Integrity));
-        check!(!dev.has(Capability::SgGaps) && !dev.has(Capability::LocalDmaLkey));
-        Ok(())
-    }
-
-    #[test]
-    fn device_has_no_firmware() -> Result {
-        let env = Env::new()?;
-        check_eq!(env.dev.firmware(&env.cx).to_bytes(), b"");
+        check!(attrs.mem_mgt_extensions && !attrs.sg_gaps_reg);
         Ok(())
     }
 

@@ -238,7 +238,9 @@ impl Env {
     }
 
     pub(crate) fn is_iwarp(&self) -> bool {
-        self.dev.ports().all(|port| port.protocols().iwarp())
+        self.dev
+            .ports()
+            .all(|port| port.has(rdma::device::Protocol::Iwarp))
     }
 
     /// Returns the device's own address with a port that no other test uses.

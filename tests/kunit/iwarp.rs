@@ -224,7 +224,7 @@ mod tests {
         let listener = ibcm::Listener::new(&env.dev, service_id(), accept, &env.cx);
         check_err!(listener, EPROTONOSUPPORT);
         let port = env.dev.port(1).ok_or(ENODEV)?;
-        let attr = port.gid_attr(0)?;
+        let attr = port.gids().next().ok_or(EADDRNOTAVAIL)?;
         check_err!(ibcm::Path::new(&attr, attr.gid(), &env.cx), EPROTONOSUPPORT);
         Ok(())
     }

@@ -36,7 +36,7 @@ mod tests {
     #[test]
     fn largest_region() -> Result {
         let env = Env::new()?;
-        let pages = env.dev.max_fast_reg_pages() as usize;
+        let pages = env.dev.attrs().max_fast_reg_page_list_len as usize;
         region(&env, (pages - 1) * PAGE_SIZE)?;
         Ok(())
     }
@@ -44,7 +44,7 @@ mod tests {
     #[test]
     fn larger_region_is_refused() -> Result {
         let env = Env::new()?;
-        let pages = env.dev.max_fast_reg_pages() as usize;
+        let pages = env.dev.attrs().max_fast_reg_page_list_len as usize;
         check_err!(region(&env, pages * PAGE_SIZE), EINVAL);
         check_err!(region(&env, (pages - 1) * PAGE_SIZE + 1), EINVAL);
         Ok(())

@@ -317,7 +317,7 @@ mod tests {
         let other = SgBuf::<Bidirectional>::alloc(&foreign.pd, 100, &env.cx)?;
         check_err!(Region::map(e.mr, other), EINVAL);
         check_err!(Mr::alloc(&env.pd, 0, &env.cx), EINVAL);
-        let most = env.dev.max_fast_reg_pages();
+        let most = env.dev.attrs().max_fast_reg_page_list_len;
         check_err!(Mr::alloc(&env.pd, most + 1, &env.cx), EINVAL);
         Ok(())
     }

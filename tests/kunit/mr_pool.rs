@@ -77,7 +77,7 @@ mod tests {
     fn sizes_are_checked() -> Result {
         let env = Env::new()?;
         check_err!(Pool::new(&env.pd, 1, 0, &env.cx), EINVAL);
-        let most = env.dev.max_fast_reg_pages();
+        let most = env.dev.attrs().max_fast_reg_page_list_len;
         check_err!(Pool::new(&env.pd, 1, most + 1, &env.cx), EINVAL);
         let none = Pool::new(&env.pd, 0, 1, &env.cx)?;
         check!(none.get().is_none());

@@ -52,9 +52,9 @@ mod tests {
     fn has_limits() -> Result {
         let null = NullEnv::new()?;
         check!(null.env.dev.num_comp_vectors() >= 4);
-        check!(null.env.dev.max_cqe() >= 65536);
-        check!(null.env.dev.max_qp_wr() >= 16384);
-        check!(null.env.dev.max_fast_reg_pages() >= 256);
+        check!(null.env.dev.attrs().max_cqe >= 65536);
+        check!(null.env.dev.attrs().max_qp_wr >= 16384);
+        check!(null.env.dev.attrs().max_fast_reg_page_list_len >= 256);
         check!(null.env.dev.ip_addr().is_none());
         Ok(())
     }

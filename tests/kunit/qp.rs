@@ -52,8 +52,8 @@ mod tests {
         let env = Env::new()?;
         let cq = env.cq::<Softirq>(64)?;
         for wr in [
-            env.dev.max_qp_wr(),
-            env.dev.max_qp_wr() + 1,
+            env.dev.attrs().max_qp_wr,
+            env.dev.attrs().max_qp_wr + 1,
             u32::MAX - 1,
             u32::MAX,
         ] {

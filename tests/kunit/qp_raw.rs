@@ -97,7 +97,7 @@ mod tests {
     fn sizes_beyond_the_device_are_refused() -> Result {
         let env = Env::new()?;
         let cq = env.cq::<Softirq>(64)?;
-        for wr in [env.dev.max_qp_wr(), u32::MAX] {
+        for wr in [env.dev.attrs().max_qp_wr, u32::MAX] {
             check_err!(env.raw_qp(&cq, &Caps::new(wr, 1)), EINVAL);
             check_err!(env.raw_qp(&cq, &Caps::new(1, wr)), EINVAL);
         }

@@ -187,7 +187,7 @@ mod tests {
     #[test]
     fn largest_region() -> Result {
         let env = Env::new()?;
-        let most = env.dev.max_fast_reg_pages() as usize * PAGE_SIZE;
+        let most = env.dev.attrs().max_fast_reg_page_list_len as usize * PAGE_SIZE;
         Region::new(Paged::alloc(&env.pd, most, &env.cx)?, &env.cx)?;
         let more = Paged::alloc(&env.pd, most + 1, &env.cx)?;
         check_err!(Region::new(more, &env.cx), EINVAL);

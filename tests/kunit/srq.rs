@@ -286,7 +286,7 @@ mod tests {
     #[test]
     fn as_many_entries_as_the_device_has() -> Result {
         let (env, received) = (Env::new()?, Counter::new()?);
-        let max = env.dev.max_srq_sge();
+        let max = env.dev.attrs().max_srq_sge;
         check!(max >= 1);
         check_eq!(Split::<27>::srq(&env, &received).is_ok(), max >= 27);
         check_eq!(Split::<28>::srq(&env, &received).is_ok(), max >= 28);

@@ -222,10 +222,10 @@ impl<C: PollContext> Cq<C> {
 
 /// Checks the size of a CQ.
 fn check(dev: &Device, entries: u32) -> Result {
-    if entries == 0 || entries > dev.max_cqe() {
+    if entries == 0 || entries > dev.attrs().max_cqe {
         pr_err!(
             "{dev}: a CQ of {entries} entries was asked for; 1 to {} are possible\n",
-            dev.max_cqe()
+            dev.attrs().max_cqe
         );
         return Err(EINVAL);
     }

@@ -4,25 +4,17 @@
 //!
 //! C header: [`include/rdma/ib_verbs.h`](srctree/include/rdma/ib_verbs.h) (`struct ib_device`)
 
-pub(crate) mod name;
 mod port;
 
-pub use name::{
-    Firmware,
-    Name,
-    Netdev, //
-};
 pub use port::{
     Gid,
     GidAttr,
     GidType,
-    Gids,
-    LinkLayer,
+    Netdev,
     Port,
     PortAttr,
     PortState,
-    Ports,
-    Protocols,
+    Protocol,
     L2, //
 };
 
@@ -46,7 +38,10 @@ use crate::{
         Step, //
     }, //
 };
-use core::ptr::NonNull;
+use core::{
+    ops::Deref,
+    ptr::NonNull, //
+};
 use kernel::{
     container_of,
     fmt,
@@ -59,6 +54,36 @@ use kernel::{
     },
     types::Opaque, //
 };
+
+/// A copy of a device's name, which an administrator may change.
+#[derive(Clone, Copy)]
+pub struct Name([u8; bindings::IB_DEVICE_NAME_MAX as usize]);
+
+impl Name {
+    /// # Safety
+    ///
+    /// `dev` is a valid device.
+    pub(crate) unsafe fn of(dev: *mut bindings::ib_device) -> Self {
+        let mut name = [0; bindings::IB_DEVICE_NAME_MAX as usize];
+        // SAFETY: The caller says that `dev` is valid; the helper copies a string that fits.
+        unsafe { bindings::rdma_helper_device_name(dev, name.as_mut_ptr().cast(), name.len()) };
+        Self(name)
+    }
+}
+
+impl Deref for Name {
+    type Target = CStr;
+
+    fn deref(&self) -> &CStr {
+        CStr::from_bytes_until_nul(&self.0).unwrap_or(c"")
+    }
+}
+
+impl fmt::Display for Name {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(&**self, f)
+    }
+}
 
 /// One device of one client, from `add` to the end of `remove`.
 ///
@@ -283,6 +308,27 @@ impl Device {
         self.inner().data::<C>()
     }
 
+    /// Returns the attributes, which do not change once the device is registered.
+    pub fn attrs(&self) -> DeviceAttr {
+        // SAFETY: The device is registered by the invariant of `Inner`; its attributes do not
+        // change after that.
+        DeviceAttr::from_raw(unsafe { &(*self.as_raw()).attrs })
+    }
+
+    /// Returns the operations of the driver.
+    pub(crate) fn ops(&self) -> &bindings::ib_device_ops {
+        // SAFETY: The device is registered by the invariant of `Inner`; its operations do not
+        // change after that.
+        unsafe { &(*self.as_raw()).ops }
+    }
+
+    /// Returns `true` if the current task's network namespace may use the device
+    /// (`rdma_dev_access_netns`).
+    pub fn is_accessible(&self, _cx: &Sleepable) -> bool {
+        // SAFETY: The device is registered by the invariant of `Inner`; the helper only compares.
+        unsafe { bindings::rdma_helper_device_is_accessible(self.as_raw()) }
+    }
+
     /// Returns the number of completion vectors, at least 1.
     pub fn num_comp_vectors(&self) -> u32 {
         // SAFETY: The device is registered by the invariant of `Inner`; the field does not change
@@ -314,218 +360,99 @@ impl fmt::Display for Device {
     }
 }
 
-/// A capability of a device beyond those that all have (`enum ib_device_cap_flags`, `enum
-/// ib_kernel_cap_flags`).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Capability {
-    /// Fast registration, local invalidation and SEND with invalidate
-    /// (`IB_DEVICE_MEM_MGT_EXTENSIONS`).
-    MemMgtExtensions,
-    /// Shared receive queues can be resized (`IB_DEVICE_SRQ_RESIZE`).
-    SrqResize,
-    /// Extended reliable connected service (`IB_DEVICE_XRC`).
-    Xrc,
-    /// The device has [`Event::PortActive`] (`IB_DEVICE_PORT_ACTIVE_EVENT`).
-    PortActiveEvent,
-    /// The device has a key for all local memory (`IBK_LOCAL_DMA_LKEY`).
-    LocalDmaLkey,
-    /// MRs may have gaps between their pages (`IBK_SG_GAPS_REG`).
-    SgGaps,
-    /// T10-PI by the device (`IBK_INTEGRITY_HANDOVER`).
-    Integrity,
-}
-
 /// The type of a device, as `enum rdma_node_type`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
 pub enum NodeType {
-    /// A channel adapter of InfiniBand or RoCE (`RDMA_NODE_IB_CA`).
-    Ca,
-    /// An InfiniBand switch (`RDMA_NODE_IB_SWITCH`).
-    Switch,
-    /// An iWARP adapter (`RDMA_NODE_RNIC`).
-    Rnic,
-    /// Anything else, by its C value.
-    Other(u8),
+    /// A channel adapter of InfiniBand or RoCE.
+    Ca = bindings::RDMA_NODE_IB_CA as u8,
+    /// An InfiniBand switch.
+    Switch = bindings::RDMA_NODE_IB_SWITCH as u8,
+    /// An iWARP adapter.
+    Rnic = bindings::RDMA_NODE_RNIC as u8,
 }
 
-impl NodeType {
-    fn from_raw(raw: u8) -> Self {
-        match raw.into() {
-            bindings::RDMA_NODE_IB_CA => Self::Ca,
-            bindings::RDMA_NODE_IB_SWITCH => Self::Switch,
-            bindings::RDMA_NODE_RNIC => Self::Rnic,
-            _ => Self::Other(raw),
-        }
-    }
-
-    pub(crate) fn to_raw(self) -> u8 {
-        match self {
-            Self::Ca => bindings::RDMA_NODE_IB_CA as u8,
-            Self::Switch => bindings::RDMA_NODE_IB_SWITCH as u8,
-            Self::Rnic => bindings::RDMA_NODE_RNIC as u8,
-            Self::Other(raw) => raw,
-        }
-    }
-}
-
-/// The attributes of a device, which do not change once it is registered and can be read in any
-/// context.
-impl Device {
-    pub(crate) fn attrs(&self) -> &bindings::ib_device_attr {
-        // SAFETY: The device is registered by the invariant of `Inner`; its attributes do not
-        // change after that.
-        unsafe { &(*self.as_raw()).attrs }
-    }
-
-    /// Returns the operations of the driver.
-    pub(crate) fn ops(&self) -> &bindings::ib_device_ops {
-        // SAFETY: The device is registered by the invariant of `Inner`; its operations do not
-        // change after that.
-        unsafe { &(*self.as_raw()).ops }
-    }
-
-    /// Returns the largest number of entries that a completion queue can have.
-    pub fn max_cqe(&self) -> u32 {
-        self.attrs().max_cqe
-    }
-
-    /// Returns the largest number of outstanding work requests of a queue.
-    pub fn max_qp_wr(&self) -> u32 {
-        self.attrs().max_qp_wr
-    }
-
-    /// Returns the largest number of entries of a send request (`max_send_sge`).
-    pub fn max_send_sge(&self) -> u32 {
-        self.attrs().max_send_sge
-    }
-
-    /// Returns the largest number of entries of a receive request (`max_recv_sge`).
-    pub fn max_recv_sge(&self) -> u32 {
-        self.attrs().max_recv_sge
-    }
-
-    /// Returns the largest number of entries of an RDMA READ (`max_sge_rd`).
-    pub fn max_sge_rd(&self) -> u32 {
-        self.attrs().max_sge_rd
-    }
-
-    /// Returns the number of entries above which an RDMA READ is better done by an MR, or zero
-    /// (`max_sgl_rd`).
-    pub fn max_sgl_rd(&self) -> u32 {
-        self.attrs().max_sgl_rd
-    }
-
-    /// Returns the number of RDMA READs and atomics of a peer that a QP can answer at a time
-    /// (`max_qp_rd_atom`), for
+/// The attributes of a device, as `struct ib_device_attr`.
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub struct DeviceAttr {
+    /// The largest number of entries of a CQ.
+    pub max_cqe: u32,
+    /// The largest number of requests of a queue of a QP.
+    pub max_qp_wr: u32,
+    /// The largest number of entries of a send request.
+    pub max_send_sge: u32,
+    /// The largest number of entries of a receive request.
+    pub max_recv_sge: u32,
+    /// The largest number of entries of an RDMA READ.
+    pub max_sge_rd: u32,
+    /// The number of entries above which an RDMA READ is better done by an MR, or zero.
+    pub max_sgl_rd: u32,
+    /// The number of RDMA READs and atomics of a peer that a QP can answer at a time, for
     /// [`ConnParam::responder_resources`](crate::cm::ConnParam::responder_resources).
-    pub fn max_responder_resources(&self) -> u32 {
-        self.attrs().max_qp_rd_atom
-    }
-
-    /// Returns the number of RDMA READs and atomics that a QP can have outstanding
-    /// (`max_qp_init_rd_atom`), for
+    pub max_qp_rd_atom: u32,
+    /// The number of RDMA READs and atomics that a QP can have outstanding, for
     /// [`ConnParam::initiator_depth`](crate::cm::ConnParam::initiator_depth).
-    pub fn max_initiator_depth(&self) -> u32 {
-        self.attrs().max_qp_init_rd_atom
-    }
+    pub max_qp_init_rd_atom: u32,
+    /// The largest number of MRs.
+    pub max_mr: u32,
+    /// The size of the largest MR, in bytes.
+    pub max_mr_size: u64,
+    /// The number of pages that a fast-registration MR can map.
+    pub max_fast_reg_page_list_len: u32,
+    /// The sizes of the pages that MRs can have, a bit for each power of two.
+    pub page_size_cap: u64,
+    /// The largest number of SRQs, zero if there are none.
+    pub max_srq: u32,
+    /// The largest number of requests on an SRQ.
+    pub max_srq_wr: u32,
+    /// The largest number of entries of a request on an SRQ.
+    pub max_srq_sge: u32,
+    /// The number of P_Keys.
+    pub max_pkeys: u16,
+    /// The vendor's number.
+    pub vendor_id: u32,
+    /// The vendor's number of the device's model.
+    pub vendor_part_id: u32,
+    /// The version of the hardware.
+    pub hw_ver: u32,
+    /// The device has fast registration, local invalidation and SEND with invalidate
+    /// (`IB_DEVICE_MEM_MGT_EXTENSIONS`).
+    pub mem_mgt_extensions: bool,
+    /// MRs may have gaps between their pages (`IBK_SG_GAPS_REG`).
+    pub sg_gaps_reg: bool,
+}
 
-    /// Returns the largest number of MRs (`max_mr`).
-    pub fn max_mr(&self) -> u32 {
-        self.attrs().max_mr
-    }
-
-    /// Returns the size of the largest MR, in bytes (`max_mr_size`).
-    pub fn max_mr_size(&self) -> u64 {
-        self.attrs().max_mr_size
-    }
-
-    /// Returns the number of pages that a fast-registration MR can map.
-    pub fn max_fast_reg_pages(&self) -> u32 {
-        self.attrs().max_fast_reg_page_list_len
-    }
-
-    /// Returns the sizes of the pages that MRs can have, a bit for each power of two
-    /// (`page_size_cap`).
-    pub fn page_sizes(&self) -> u64 {
-        self.attrs().page_size_cap
-    }
-
-    /// Returns the largest number of shared receive queues, zero if there are none (`max_srq`).
-    pub fn max_srq(&self) -> u32 {
-        self.attrs().max_srq
-    }
-
-    /// Returns the largest number of requests on a shared receive queue (`max_srq_wr`).
-    pub fn max_srq_wr(&self) -> u32 {
-        self.attrs().max_srq_wr
-    }
-
-    /// Returns the largest number of entries of a request on a shared receive queue
-    /// (`max_srq_sge`).
-    pub fn max_srq_sge(&self) -> u32 {
-        self.attrs().max_srq_sge
-    }
-
-    /// Returns the vendor's number (`vendor_id`).
-    pub fn vendor_id(&self) -> u32 {
-        self.attrs().vendor_id
-    }
-
-    /// Returns the vendor's number of the device's model (`vendor_part_id`).
-    pub fn vendor_part_id(&self) -> u32 {
-        self.attrs().vendor_part_id
-    }
-
-    /// Returns the version of the hardware (`hw_ver`).
-    pub fn hw_version(&self) -> u32 {
-        self.attrs().hw_ver
-    }
-
-    /// Returns `true` if the device has a capability.
-    pub fn has(&self, capability: Capability) -> bool {
+impl DeviceAttr {
+    fn from_raw(raw: &bindings::ib_device_attr) -> Self {
         use bindings::{
             ib_device_cap_flags_IB_DEVICE_MEM_MGT_EXTENSIONS as MEM_MGT_EXTENSIONS,
-            ib_device_cap_flags_IB_DEVICE_PORT_ACTIVE_EVENT as PORT_ACTIVE_EVENT,
-            ib_device_cap_flags_IB_DEVICE_SRQ_RESIZE as SRQ_RESIZE,
-            ib_device_cap_flags_IB_DEVICE_XRC as XRC,
-            ib_kernel_cap_flags_IBK_INTEGRITY_HANDOVER as INTEGRITY,
-            ib_kernel_cap_flags_IBK_LOCAL_DMA_LKEY as LOCAL_DMA_LKEY,
-            ib_kernel_cap_flags_IBK_SG_GAPS_REG as SG_GAPS, //
+            ib_kernel_cap_flags_IBK_SG_GAPS_REG as SG_GAPS_REG, //
         };
 
-        let attrs = self.attrs();
-        let device = |flag| attrs.device_cap_flags & flag as u64 != 0;
-        let kernel = |flag: u32| attrs.kernel_cap_flags & u64::from(flag) != 0;
-        match capability {
-            Capability::MemMgtExtensions => device(MEM_MGT_EXTENSIONS),
-            Capability::SrqResize => device(SRQ_RESIZE),
-            Capability::Xrc => device(XRC),
-            Capability::PortActiveEvent => device(PORT_ACTIVE_EVENT),
-            Capability::LocalDmaLkey => kernel(LOCAL_DMA_LKEY),
-            Capability::SgGaps => kernel(SG_GAPS),
-            Capability::Integrity => kernel(INTEGRITY),
+        Self {
+            max_cqe: raw.max_cqe,
+            max_qp_wr: raw.max_qp_wr,
+            max_send_sge: raw.max_send_sge,
+            max_recv_sge: raw.max_recv_sge,
+            max_sge_rd: raw.max_sge_rd,
+            max_sgl_rd: raw.max_sgl_rd,
+            max_qp_rd_atom: raw.max_qp_rd_atom,
+            max_qp_init_rd_atom: raw.max_qp_init_rd_atom,
+            max_mr: raw.max_mr,
+            max_mr_size: raw.max_mr_size,
+            max_fast_reg_page_list_len: raw.max_fast_reg_page_list_len,
+            page_size_cap: raw.page_size_cap,
+            max_srq: raw.max_srq,
+            max_srq_wr: raw.max_srq_wr,
+            max_srq_sge: raw.max_srq_sge,
+            max_pkeys: raw.max_pkeys,
+            vendor_id: raw.vendor_id,
+            vendor_part_id: raw.vendor_part_id,
+            hw_ver: raw.hw_ver,
+            mem_mgt_extensions: raw.device_cap_flags & MEM_MGT_EXTENSIONS as u64 != 0,
+            sg_gaps_reg: raw.kernel_cap_flags & u64::from(SG_GAPS_REG) != 0,
         }
-    }
-
-    /// Returns the type of the device (`ib_device.node_type`).
-    pub fn node_type(&self) -> NodeType {
-        // SAFETY: The device is registered by the invariant of `Inner`; the field does not change
-        // after that.
-        NodeType::from_raw(unsafe { (*self.as_raw()).node_type })
-    }
-
-    /// Returns the version of the firmware, empty if there is none (`ib_get_device_fw_str`).
-    /// Drivers may sleep to find it: usnic locks a mutex.
-    pub fn firmware(&self, _cx: &Sleepable) -> Firmware {
-        // SAFETY: The device is registered by the invariant of `Inner`.
-        unsafe { Firmware::of(self.as_raw()) }
-    }
-
-    /// Returns `true` if the current task's network namespace may use the device
-    /// (`rdma_dev_access_netns`).
-    pub fn is_accessible(&self, _cx: &Sleepable) -> bool {
-        // SAFETY: The device is registered by the invariant of `Inner`; the helper only compares.
-        unsafe { bindings::rdma_helper_device_is_accessible(self.as_raw()) }
     }
 }
 
@@ -589,8 +516,7 @@ impl Event {
         }
     }
 
-    /// Returns the number of the port, if the event is one of a port.
-    pub fn port(&self) -> Option<u32> {
+    fn port(&self) -> Option<u32> {
         match *self {
             Self::DeviceFatal | Self::Other(_) => None,
             Self::PortActive(port)

@@ -76,7 +76,7 @@ use kernel::{
 #[inline(never)]
 fn alloc(pd: &Pd, pages: u32, _cx: &Sleepable) -> Result<Deferred<FastRegMr>> {
     let dev = pd.device();
-    if pages == 0 || pages > dev.max_fast_reg_pages() {
+    if pages == 0 || pages > dev.attrs().max_fast_reg_page_list_len {
         return Err(EINVAL);
     }
     let reserved = Deferred::reserve()?;

@@ -373,12 +373,13 @@ impl Parts<'_> {
         // The marker of a drain needs a place of its own.
         let with_marker = |wr: u32| {
             wr.checked_add(1)
-                .filter(|n| *n <= dev.max_qp_wr())
+                .filter(|n| *n <= dev.attrs().max_qp_wr)
                 .ok_or(EINVAL)
         };
         let rw = self.rw.unwrap_or_default();
         // The core adds up to three requests for each context, unchecked.
-        if rw.contexts > dev.max_qp_wr() || (rw.contexts != 0 && dev.port(rw.port).is_none()) {
+        if rw.contexts > dev.attrs().max_qp_wr || (rw.contexts != 0 && dev.port(rw.port).is_none())
+        {
             return Err(EINVAL);
         }
         let (srq, max_recv_wr, max_recv_sge) = match self.srq {

@@ -9,7 +9,7 @@
 use crate::{
     bindings,
     context::Sleepable,
-    device::name::Name,
+    device::Name,
     refs::REPORT_MS, //
 };
 use core::{

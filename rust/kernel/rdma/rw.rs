@@ -153,7 +153,7 @@ impl Port<'_> {
     pub fn rw_contexts(&self, pages: u32) -> Result<u32> {
         let dev = self.device();
         // C divides by one of them; a module parameter is among what decides by which.
-        if dev.max_fast_reg_pages() == 0 || dev.max_sge_rd() == 0 {
+        if dev.attrs().max_fast_reg_page_list_len == 0 || dev.attrs().max_sge_rd == 0 {
             return Err(EOPNOTSUPP);
         }
         // SAFETY: The device is registered while there is a handle of it, and has the port by the

@@ -503,7 +503,7 @@ fn check(pd: &Pd, slots: u32, sges: u32) -> Result {
     if ops.create_srq.is_none() || ops.post_srq_recv.is_none() || ops.destroy_srq.is_none() {
         return Err(EOPNOTSUPP);
     }
-    if slots == 0 || slots > dev.max_srq_wr() || sges > dev.max_srq_sge() {
+    if slots == 0 || slots > dev.attrs().max_srq_wr || sges > dev.attrs().max_srq_sge {
         return Err(EINVAL);
     }
     Ok(())

@@ -389,7 +389,7 @@ impl Manager for RdmaCm {
     unsafe fn notify(id: *mut Self::Id) -> Result<bool> {
         // SAFETY: The caller says that the id is alive, and that it has had a connection, so it has
         // its device.
-        if unsafe { (*(*id).device).node_type } != NodeType::Ca.to_raw() {
+        if unsafe { (*(*id).device).node_type } != NodeType::Ca as u8 {
             // C does nothing.
             return Ok(false);
         }

@@ -326,7 +326,7 @@ impl Options<'_> {
         // here are of a reliable connected service, of which `rdma_set_min_rnr_timer` has to be.
         unsafe {
             if let Some(node_type) = self.node_type {
-                to_result(bindings::rdma_restrict_node_type(id, node_type.to_raw()))?;
+                to_result(bindings::rdma_restrict_node_type(id, node_type as u8))?;
             }
             if self.reuse_addr {
                 to_result(bindings::rdma_set_reuseaddr(id, 1))?;

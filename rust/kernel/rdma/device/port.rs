@@ -5,10 +5,7 @@
 use crate::{
     bindings,
     context::Sleepable,
-    device::{
-        Device,
-        Netdev, //
-    }, //
+    device::Device, //
 };
 use core::{
     net::{
@@ -29,13 +26,31 @@ use kernel::{
 
 /// A port of a device.
 ///
+/// # Examples
+///
+/// ```
+/// # use rdma::{context::Sleepable, device::{Device, PortState, Protocol}};
+/// fn show_active_ports(dev: &Device, cx: &Sleepable) -> Result {
+///     for port in dev.ports() {
+///         let active = port.query(cx)?.state == PortState::Active;
+///         let roce = port.has(Protocol::Roce);
+///         if let (true, true, Some(netdev)) = (active, roce, port.netdev(cx)) {
+///             let (num, gid) = (port.num(), port.gid(0)?.ok_or(ENOENT)?);
+///             pr_info!("{num}: {gid} of {} ({})\n", netdev.name(), netdev.index());
+///             pr_info!("{num}: P_Key 0xffff at {}\n", port.find_pkey(0xffff)?);
+///         }
+///     }
+///     Ok(())
+/// }
+/// ```
+///
 /// # Invariants
 ///
 /// The device has a port `num`.
 #[derive(Clone, Copy)]
 pub struct Port<'a> {
-    pub(super) dev: &'a Device,
-    pub(super) num: u32,
+    dev: &'a Device,
+    num: u32,
 }
 
 /// The state of a port's link, as `enum ib_port_state`.
@@ -63,8 +78,6 @@ pub struct PortAttr {
     pub max_mtu: u32,
     /// The MTU of the link, in bytes.
     pub active_mtu: u32,
-    /// The size of the largest message, in bytes.
-    pub max_msg: u32,
     /// The number of entries of the GID table.
     pub gid_table_len: u32,
     /// The number of entries of the P_Key table.
@@ -73,14 +86,6 @@ pub struct PortAttr {
     pub lid: u32,
     /// The LID of the subnet manager.
     pub sm_lid: u32,
-    /// The number of low bits of the LID that select a path (LID mask control).
-    pub lmc: u8,
-    /// The prefix of the subnet.
-    pub subnet_prefix: u64,
-    /// The number of lanes, if known.
-    pub lanes: Option<u32>,
-    /// The speed of a lane, in Mbit/s, if known.
-    pub lane_mbps: Option<u32>,
 }
 
 impl PortAttr {
@@ -95,62 +100,53 @@ impl PortAttr {
             },
             max_mtu: mtu_bytes(raw.max_mtu),
             active_mtu: mtu_bytes(raw.active_mtu),
-            max_msg: raw.max_msg_sz,
             gid_table_len: raw.gid_tbl_len.try_into().unwrap_or(0),
             pkey_table_len: raw.pkey_tbl_len,
             lid: raw.lid,
             sm_lid: raw.sm_lid,
-            lmc: raw.lmc,
-            subnet_prefix: raw.subnet_prefix,
-            lanes: lanes(raw.active_width.into()),
-            lane_mbps: lane_mbps(raw.active_speed.into()),
         }
-    }
-
-    /// Returns the speed of the link, in Mbit/s, if known.
-    pub fn mbps(&self) -> Option<u32> {
-        self.lanes?.checked_mul(self.lane_mbps?)
     }
 }
 
 /// Returns an `enum ib_mtu` in bytes, or zero if it is not known (`ib_mtu_enum_to_int`).
 fn mtu_bytes(mtu: bindings::ib_mtu) -> u32 {
     match mtu {
-        bindings::ib_mtu_IB_MTU_256 => 256,
-        bindings::ib_mtu_IB_MTU_512 => 512,
-        bindings::ib_mtu_IB_MTU_1024 => 1024,
-        bindings::ib_mtu_IB_MTU_2048 => 2048,
-        bindings::ib_mtu_IB_MTU_4096 => 4096,
+        bindings::ib_mtu_IB_MTU_256..=bindings::ib_mtu_IB_MTU_4096 => 128 << mtu,
         _ => 0,
     }
 }
 
-/// Returns the number of lanes of an `enum ib_port_width` (`ib_width_enum_to_int`).
-fn lanes(width: bindings::ib_port_width) -> Option<u32> {
-    match width {
-        bindings::ib_port_width_IB_WIDTH_1X => Some(1),
-        bindings::ib_port_width_IB_WIDTH_2X => Some(2),
-        bindings::ib_port_width_IB_WIDTH_4X => Some(4),
-        bindings::ib_port_width_IB_WIDTH_8X => Some(8),
-        bindings::ib_port_width_IB_WIDTH_12X => Some(12),
-        _ => None,
-    }
+/// A protocol of a port.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum Protocol {
+    /// InfiniBand (`rdma_protocol_ib`).
+    Ib = bindings::rdma_helper_protocol_RDMA_HELPER_IB,
+    /// RoCE of any version (`rdma_protocol_roce`).
+    Roce = bindings::rdma_helper_protocol_RDMA_HELPER_ROCE,
+    /// RoCE version 1, on Ethernet (`rdma_protocol_roce_eth_encap`).
+    RoceV1 = bindings::rdma_helper_protocol_RDMA_HELPER_ROCE_V1,
+    /// RoCE version 2, on UDP (`rdma_protocol_roce_udp_encap`).
+    RoceV2 = bindings::rdma_helper_protocol_RDMA_HELPER_ROCE_V2,
+    /// iWARP (`rdma_protocol_iwarp`), on which an RDMA READ needs a remotely writable MR.
+    Iwarp = bindings::rdma_helper_protocol_RDMA_HELPER_IWARP,
+    /// The addresses of Omni-Path (`rdma_cap_opa_ah`).
+    OpaAh = bindings::rdma_helper_protocol_RDMA_HELPER_OPA_AH,
 }
 
-/// Returns the speed of a lane of an `enum ib_port_speed`, in Mbit/s, as IPoIB shows it.
-fn lane_mbps(speed: bindings::ib_port_speed) -> Option<u32> {
-    match speed {
-        bindings::ib_port_speed_IB_SPEED_SDR => Some(2_500),
-        bindings::ib_port_speed_IB_SPEED_DDR => Some(5_000),
-        bindings::ib_port_speed_IB_SPEED_QDR | bindings::ib_port_speed_IB_SPEED_FDR10 => {
-            Some(10_000)
-        }
-        bindings::ib_port_speed_IB_SPEED_FDR => Some(14_000),
-        bindings::ib_port_speed_IB_SPEED_EDR => Some(25_000),
-        bindings::ib_port_speed_IB_SPEED_HDR => Some(50_000),
-        bindings::ib_port_speed_IB_SPEED_NDR => Some(100_000),
-        bindings::ib_port_speed_IB_SPEED_XDR => Some(200_000),
-        _ => None,
+/// A copy of the name and the index of a network interface.
+pub struct Netdev(bindings::rdma_helper_netdev);
+
+impl Netdev {
+    /// Returns the name, which an administrator may have changed since.
+    pub fn name(&self) -> &CStr {
+        // SAFETY: The helper has filled in a string that ends in the array.
+        unsafe { CStr::from_char_ptr(self.0.name.as_ptr()) }
+    }
+
+    /// Returns the index, which identifies the interface in its network namespace.
+    pub fn index(&self) -> u32 {
+        self.0.index.try_into().unwrap_or(0)
     }
 }
 
@@ -164,32 +160,37 @@ impl Device {
         exists.then_some(Port { dev: self, num })
     }
 
+    /// Returns the first IP address of the device's ports: on RoCE, where GIDs are IP addresses,
+    /// and on iWARP, where it is the first IPv4 address of the interface. Any context.
+    ///
+    /// Link-local addresses are skipped, as they need a scope.
+    pub fn ip_addr(&self) -> Option<IpAddr> {
+        let needs_scope = |ip: &IpAddr| match ip {
+            IpAddr::V4(_) => false,
+            IpAddr::V6(ip) => ip.is_unspecified() || ip.is_unicast_link_local(),
+        };
+        self.ports().find_map(|port| {
+            let (roce, iwarp) = (port.has(Protocol::Roce), port.has(Protocol::Iwarp));
+            let ip = |attr: GidAttr| match (roce, iwarp) {
+                (true, _) => Some(attr.gid().ip()),
+                (_, true) => attr.ipv4().map(IpAddr::V4),
+                _ => None,
+            };
+            let mut ips = port.gids().filter_map(ip);
+            ips.find(|ip| !needs_scope(ip))
+        })
+    }
+
     /// Returns `true` if the device is one of iWARP.
     pub(crate) fn is_iwarp(&self) -> bool {
-        self.ports().any(|port| port.protocols().iwarp())
+        self.ports().any(|port| port.has(Protocol::Iwarp))
     }
 
     /// Returns the device's ports (`rdma_for_each_port`).
-    pub fn ports(&self) -> Ports<'_> {
+    pub fn ports(&self) -> impl Iterator<Item = Port<'_>> {
         // A switch has its port 0 only.
-        let next = if self.port(0).is_some() { 0 } else { 1 };
-        Ports { dev: self, next }
-    }
-}
-
-/// The iterator of [`Device::ports`].
-pub struct Ports<'a> {
-    dev: &'a Device,
-    next: u32,
-}
-
-impl<'a> Iterator for Ports<'a> {
-    type Item = Port<'a>;
-
-    fn next(&mut self) -> Option<Port<'a>> {
-        let port = self.dev.port(self.next)?;
-        self.next = self.next.checked_add(1)?;
-        Some(port)
+        let first = if self.port(0).is_some() { 0 } else { 1 };
+        (first..).map_while(|num| self.port(num))
     }
 }
 
@@ -199,8 +200,7 @@ impl<'a> Port<'a> {
         self.num
     }
 
-    /// Returns the device.
-    pub fn device(&self) -> &'a Device {
+    pub(crate) fn device(&self) -> &'a Device {
         self.dev
     }
 
@@ -209,16 +209,6 @@ impl<'a> Port<'a> {
     /// # Errors
     ///
     /// The driver's error.
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// # use rdma::{context::Sleepable, device::{Device, PortState}};
-    /// fn active_ports(dev: &Device, cx: &Sleepable) -> usize {
-    ///     let attrs = dev.ports().filter_map(|port| port.query(cx).ok());
-    ///     attrs.filter(|attr| attr.state == PortState::Active).count()
-    /// }
-    /// ```
     pub fn query(&self, _cx: &Sleepable) -> Result<PortAttr> {
         let mut attr = bindings::ib_port_attr::default();
         // SAFETY: The device is registered by the invariant of `Inner`, and the caller may sleep.
@@ -227,20 +217,11 @@ impl<'a> Port<'a> {
         Ok(PortAttr::from_raw(&attr))
     }
 
-    /// Returns the protocols of the port. Any context.
-    pub fn protocols(&self) -> Protocols {
+    /// Returns `true` if the port has a protocol. Any context.
+    pub fn has(&self, protocol: Protocol) -> bool {
         // SAFETY: The device is registered by the invariant of `Inner`, and has this port.
-        Protocols(unsafe { bindings::rdma_helper_port_protocols(self.dev.as_raw(), self.num) })
-    }
-
-    /// Returns the link layer of the port (`rdma_port_get_link_layer`). Any context.
-    pub fn link_layer(&self) -> LinkLayer {
-        // SAFETY: The device is registered by the invariant of `Inner`, and has this port.
-        match unsafe { bindings::rdma_port_get_link_layer(self.dev.as_raw(), self.num) } {
-            bindings::rdma_link_layer_IB_LINK_LAYER_INFINIBAND => LinkLayer::Infiniband,
-            bindings::rdma_link_layer_IB_LINK_LAYER_ETHERNET => LinkLayer::Ethernet,
-            _ => LinkLayer::Unspecified,
-        }
+        let all = unsafe { bindings::rdma_helper_port_protocols(self.dev.as_raw(), self.num) };
+        all & protocol as u32 != 0
     }
 
     /// Returns the network interface of the port, if it has one (`ib_device_get_netdev`).
@@ -251,20 +232,6 @@ impl<'a> Port<'a> {
             bindings::rdma_helper_port_netdev(self.dev.as_raw(), self.num, &raw mut netdev)
         };
         (ret == 0).then_some(Netdev(netdev))
-    }
-
-    /// Queries the P_Key at an index of the port's table (`ib_query_pkey`).
-    ///
-    /// # Errors
-    ///
-    /// `EINVAL` beyond the table, `EOPNOTSUPP` if the port has none, or the driver's error.
-    pub fn pkey(&self, index: u16, _cx: &Sleepable) -> Result<u16> {
-        let mut pkey = 0;
-        // SAFETY: The device is registered by the invariant of `Inner`, and the caller may sleep.
-        to_result(unsafe {
-            bindings::ib_query_pkey(self.dev.as_raw(), self.num, index, &raw mut pkey)
-        })?;
-        Ok(pkey)
     }
 
     /// Returns the index of a P_Key in the port's table, preferably that of a full member
@@ -281,62 +248,47 @@ impl<'a> Port<'a> {
         })?;
         Ok(index)
     }
-}
 
-/// The link layer of a port, as `enum rdma_link_layer`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum LinkLayer {
-    /// InfiniBand.
-    Infiniband,
-    /// Ethernet: RoCE or iWARP.
-    Ethernet,
-    /// Not known.
-    Unspecified,
-}
-
-/// The protocols of a port.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Protocols(pub(super) u32);
-
-impl Protocols {
-    fn has(self, bit: u32) -> bool {
-        self.0 & bit != 0
+    /// Returns the GID at an index of the port's table, if the entry is in use
+    /// (`rdma_query_gid`). Any context.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` beyond the table.
+    pub fn gid(&self, index: u16) -> Result<Option<Gid>> {
+        let mut gid = bindings::ib_gid::default();
+        // SAFETY: The device is registered by the invariant of `Inner`.
+        let ret = unsafe {
+            bindings::rdma_query_gid(self.dev.as_raw(), self.num, index.into(), &raw mut gid)
+        };
+        match to_result(ret) {
+            Ok(()) => Ok(Some(Gid::from_raw(&gid))),
+            Err(ENOENT) => Ok(None),
+            Err(e) => Err(e),
+        }
     }
 
-    /// Returns `true` for InfiniBand (`rdma_protocol_ib`).
-    pub fn ib(self) -> bool {
-        self.has(bindings::rdma_helper_protocol_RDMA_HELPER_IB)
+    /// Returns the entries of the port's table that are in use (`rdma_get_gid_attr`). Any context.
+    pub fn gids(&self) -> impl Iterator<Item = GidAttr> + 'a {
+        let port = *self;
+        let entries = (0..=u16::MAX).map(move |index| port.gid_attr(index));
+        entries
+            .take_while(|attr| !matches!(attr, Err(EINVAL)))
+            .flatten()
     }
 
-    /// Returns `true` for RoCE (`rdma_protocol_roce`).
-    pub fn roce(self) -> bool {
-        self.has(bindings::rdma_helper_protocol_RDMA_HELPER_ROCE)
-    }
-
-    /// Returns `true` for RoCE version 1, on Ethernet (`rdma_protocol_roce_eth_encap`).
-    pub fn roce_v1(self) -> bool {
-        self.has(bindings::rdma_helper_protocol_RDMA_HELPER_ROCE_V1)
-    }
-
-    /// Returns `true` for RoCE version 2, on UDP (`rdma_protocol_roce_udp_encap`).
-    pub fn roce_v2(self) -> bool {
-        self.has(bindings::rdma_helper_protocol_RDMA_HELPER_ROCE_V2)
-    }
-
-    /// Returns `true` for InfiniBand or RoCE (`rdma_ib_or_roce`).
-    pub fn ib_or_roce(self) -> bool {
-        self.ib() || self.roce()
-    }
-
-    /// Returns `true` for iWARP (`rdma_protocol_iwarp`), on which an RDMA READ needs a remotely
-    /// writable MR.
-    pub fn iwarp(self) -> bool {
-        self.has(bindings::rdma_helper_protocol_RDMA_HELPER_IWARP)
-    }
-
-    /// Returns `true` if addresses are those of Omni-Path (`rdma_cap_opa_ah`).
-    pub fn opa_addresses(self) -> bool {
-        self.has(bindings::rdma_helper_protocol_RDMA_HELPER_OPA_AH)
+    /// # Errors
+    ///
+    /// `ENODATA` if the entry is not in use, `EINVAL` beyond the table.
+    fn gid_attr(&self, index: u16) -> Result<GidAttr> {
+        // SAFETY: The device is registered by the invariant of `Inner`.
+        let raw = unsafe { bindings::rdma_get_gid_attr(self.dev.as_raw(), self.num, index.into()) };
+        let raw = from_err_ptr(raw.cast_mut())?;
+        // INVARIANT: The call has taken a reference.
+        Ok(GidAttr {
+            raw: NonNull::new(raw).ok_or(ENODATA)?,
+            dev: self.dev.clone(),
+        })
     }
 }
 
@@ -440,20 +392,6 @@ impl GidAttr {
         &self.dev
     }
 
-    /// Returns the network interface that the GID is an address of
-    /// (`rdma_read_gid_attr_ndev_rcu`). Any context.
-    ///
-    /// # Errors
-    ///
-    /// `ENODEV` if there is none, `EINVAL` if the address has been removed from it.
-    pub fn netdev(&self) -> Result<Netdev> {
-        let mut netdev = bindings::rdma_helper_netdev::default();
-        // SAFETY: `raw` is an entry by the type invariant; the helper reads its interface under
-        // RCU.
-        to_result(unsafe { bindings::rdma_helper_gid_netdev(self.raw.as_ptr(), &raw mut netdev) })?;
-        Ok(Netdev(netdev))
-    }
-
     /// Returns the first global IPv4 address of the GID's interface, if there is one.
     fn ipv4(&self) -> Option<Ipv4Addr> {
         // SAFETY: `raw` is an entry by the type invariant; the helper reads its interface under
@@ -487,113 +425,5 @@ impl Drop for GidAttr {
     fn drop(&mut self) {
         // SAFETY: The reference is this value's by the type invariant, and is not used again.
         unsafe { bindings::rdma_put_gid_attr(self.raw.as_ptr()) };
-    }
-}
-
-impl Port<'_> {
-    /// Returns the GID at an index of the port's table, if the entry is in use
-    /// (`rdma_query_gid`). Any context.
-    ///
-    /// # Errors
-    ///
-    /// `EINVAL` beyond the table.
-    pub fn gid(&self, index: u16) -> Result<Option<Gid>> {
-        let mut gid = bindings::ib_gid::default();
-        // SAFETY: The device is registered by the invariant of `Inner`.
-        let ret = unsafe {
-            bindings::rdma_query_gid(self.dev.as_raw(), self.num, index.into(), &raw mut gid)
-        };
-        match to_result(ret) {
-            Ok(()) => Ok(Some(Gid::from_raw(&gid))),
-            Err(ENOENT) => Ok(None),
-            Err(e) => Err(e),
-        }
-    }
-
-    /// Returns a reference to the entry at an index of the port's table (`rdma_get_gid_attr`). Any
-    /// context.
-    ///
-    /// # Errors
-    ///
-    /// `ENODATA` if the entry is not in use, `EINVAL` beyond the table.
-    pub fn gid_attr(&self, index: u16) -> Result<GidAttr> {
-        // SAFETY: The device is registered by the invariant of `Inner`.
-        let raw = unsafe { bindings::rdma_get_gid_attr(self.dev.as_raw(), self.num, index.into()) };
-        let raw = from_err_ptr(raw.cast_mut())?;
-        // INVARIANT: The call has taken a reference.
-        Ok(GidAttr {
-            raw: NonNull::new(raw).ok_or(ENODATA)?,
-            dev: self.dev.clone(),
-        })
-    }
-
-    /// Returns the entries of the port's table that are in use. Any context.
-    ///
-    /// # Examples
-    ///
-    /// The entry of an address:
-    ///
-    /// ```
-    /// # use core::net::IpAddr;
-    /// # use rdma::device::{GidAttr, GidType, Port};
-    /// fn find(port: &Port<'_>, ip: IpAddr) -> Option<GidAttr> {
-    ///     port.gids()
-    ///         .find(|attr| attr.gid_type() == GidType::RoceV2 && attr.gid().ip() == ip)
-    /// }
-    /// ```
-    pub fn gids(&self) -> Gids<'_> {
-        Gids {
-            port: *self,
-            next: 0,
-        }
-    }
-}
-
-/// The iterator of [`Port::gids`].
-pub struct Gids<'a> {
-    port: Port<'a>,
-    next: u16,
-}
-
-impl Iterator for Gids<'_> {
-    type Item = GidAttr;
-
-    fn next(&mut self) -> Option<GidAttr> {
-        loop {
-            let attr = self.port.gid_attr(self.next);
-            self.next = self.next.checked_add(1)?;
-            match attr {
-                Ok(attr) => return Some(attr),
-                Err(EINVAL) => return None,
-                Err(_) => {}
-            }
-        }
-    }
-}
-
-impl Device {
-    /// Returns the first IP address of the device's ports: on RoCE, where GIDs are IP addresses, and
-    /// on iWARP, where it is the first IPv4 address of the interface. Any context.
-    ///
-    /// Link-local addresses are skipped, as they need a scope.
-    pub fn ip_addr(&self) -> Option<IpAddr> {
-        for port in self.ports() {
-            let protocols = port.protocols();
-            for attr in port.gids() {
-                let ip = if protocols.roce() {
-                    Some(attr.gid().ip())
-                } else if protocols.iwarp() {
-                    attr.ipv4().map(IpAddr::V4)
-                } else {
-                    None
-                };
-                match ip {
-                    None => {}
-                    Some(IpAddr::V6(ip)) if ip.is_unspecified() || ip.is_unicast_link_local() => {}
-                    Some(_) => return ip,
-                }
-            }
-        }
-        None
     }
 }
