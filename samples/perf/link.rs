@@ -45,8 +45,9 @@ fn path(from: &Device, to: &Device) -> Result<ah::Attr> {
     let path = ah::Attr::new(PORT);
     match (gid(from)?, gid(to)?) {
         (Some(from), Some(to)) => {
-            let grh = ah::Grh::new(to.gid(), from.index().try_into()?);
-            Ok(path.grh(grh).dmac(to.l2()?.mac))
+            let grh = Some(ah::Grh::new(to.gid(), from.index().try_into()?));
+            let dmac = to.l2()?.mac;
+            Ok(ah::Attr { grh, dmac, ..path })
         }
         _ => Ok(path),
     }

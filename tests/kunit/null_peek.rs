@@ -105,10 +105,11 @@ mod tests {
         let (env, times) = (&null.env, Counter::new()?);
         let (cq, caps) = (env.cq::<Softirq>(64)?, Caps::new(4, 4));
         let qp = UdQp::create(&env.pd, &cq, &cq, &caps, 1, 7, &env.cx)?;
-        let ah = Arc::new(
-            Ah::create(&env.pd, &Attr::new(1).dlid(1), &env.cx)?,
-            GFP_KERNEL,
-        )?;
+        let attr = Attr {
+            dlid: 1,
+            ..Attr::new(1)
+        };
+        let ah = Arc::new(Ah::create(&env.pd, &attr, &env.cx)?, GFP_KERNEL)?;
         let knock = Knock {
             cqe: Cqe::new(),
             ah,

@@ -130,8 +130,8 @@ mod tests {
         check!(info
             .access()
             .contains(Access::REMOTE_READ | Access::REMOTE_WRITE));
-        check_eq!(info.path().route(), path(&pair.env)?.route());
-        check_eq!(info.path().port(), 1);
+        check_eq!(info.path().grh, path(&pair.env)?.grh);
+        check_eq!(info.path().port, 1);
         // One place is the drain's.
         check!(info.caps().send_wr > CAPS.send_wr);
         check!(info.caps().recv_wr > CAPS.recv_wr);
@@ -222,14 +222,19 @@ mod tests {
         let env = Env::new()?;
         let qp = env.raw_qp(&env.cq::<Softirq>(64)?, &CAPS)?;
         qp.modify(to_init(), &env.cx)?;
-        let mut grh = path(&env)?.route().ok_or(EIO)?;
+        let mut grh = path(&env)?.grh.ok_or(EIO)?;
         grh.flow_label = 1 << 20;
         for path in [
             ah::Attr::new(0),
             ah::Attr::new(2),
-            path(&env)?.service_level(16),
-            path(&env)?.static_rate(u8::MAX),
-            path(&env)?.grh(grh),
+            ah::Attr {
+                service_level: 16,
+                ..path(&env)?
+            },
+            ah::Attr {
+                grh: Some(grh),
+                ..path(&env)?
+            },
         ] {
             let error = qp.modify(to_rtr(&env, 5)?.path(&path), &env.cx);
             check_eq!(out_of_range(error), Some(AttrMask::PATH));
@@ -237,7 +242,11 @@ mod tests {
         // The core refuses a GID that is not there, and RoCE without a GID.
         grh.flow_label = 0;
         grh.sgid_index = u8::MAX;
-        for path in [ah::Attr::new(1).grh(grh), ah::Attr::new(1)] {
+        for grh in [Some(grh), None] {
+            let path = ah::Attr {
+                grh,
+                ..ah::Attr::new(1)
+            };
             let error = qp.modify(to_rtr(&env, 5)?.path(&path), &env.cx);
             check!(matches!(error, Err(ModifyError::Failed(_))));
         }

@@ -117,7 +117,6 @@ suites! {
     threads: suite_threads,
     times: suite_times,
     ud: suite_ud,
-    ud_group: suite_ud_group,
 }
 
 rdma::module_rdma_client! {

@@ -159,7 +159,11 @@ pub(crate) fn calm(null: &NullDevice, num: u32) {
 /// Returns the way of a device to itself.
 fn own_ah(dev: &Device, pd: &Pd, null: bool, cx: &Sleepable) -> Result<Ah> {
     if null {
-        return Ah::create(pd, &ah::Attr::new(PORT).dlid(1), cx);
+        let attr = ah::Attr {
+            dlid: 1,
+            ..ah::Attr::new(PORT)
+        };
+        return Ah::create(pd, &attr, cx);
     }
     let port = dev.port(PORT).ok_or(ENODEV)?;
     let from = port.gids().next().ok_or(ENODEV)?;

@@ -71,23 +71,30 @@ impl Grh {
 /// # Examples
 ///
 /// ```
-/// use rdma::{ah::{Attr, Grh}, device::Gid};
-///
-/// # let (dgid, mac) = (Gid([0; 16]), [0; 6]);
-/// let path = Attr::new(1).grh(Grh::new(dgid, 0)).dmac(mac);
+/// # use rdma::{ah::{Ah, Attr, Grh}, context::Sleepable, device::Gid, pd::Pd};
+/// fn on_infiniband(pd: &Pd, dgid: Gid, dlid: u16, cx: &Sleepable) -> Result<Ah> {
+///     let grh = Some(Grh::new(dgid, 0));
+///     Ah::create(pd, &Attr { grh, dlid, ..Attr::new(1) }, cx)
+/// }
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Attr {
-    port: u32,
-    grh: Option<Grh>,
-    dlid: u16,
-    dmac: [u8; 6],
-    service_level: u8,
-    static_rate: u8,
+    /// The port of the device; the first is 1.
+    pub port: u32,
+    /// The global route, which RoCE requires, and InfiniBand between subnets.
+    pub grh: Option<Grh>,
+    /// The destination's LID, which InfiniBand requires.
+    pub dlid: u16,
+    /// The Ethernet address of the destination or the next router, which RoCE requires. The core
+    /// resolves it for userspace only; [`Ah::resolve`] does for datagrams, and a peer can send its
+    /// own, which [`GidAttr::l2`] returns.
+    pub dmac: [u8; 6],
+    /// The service level, up to 15.
+    pub service_level: u8,
 }
 
 impl Attr {
-    /// Makes an address that is reached through a port of the device; the first is 1.
+    /// Returns an address through a port, with all else zero.
     pub const fn new(port: u32) -> Self {
         Self {
             port,
@@ -95,50 +102,7 @@ impl Attr {
             dlid: 0,
             dmac: [0; 6],
             service_level: 0,
-            static_rate: 0,
         }
-    }
-
-    /// Sets the global route, which RoCE requires, and InfiniBand between subnets.
-    pub const fn grh(mut self, grh: Grh) -> Self {
-        self.grh = Some(grh);
-        self
-    }
-
-    /// Sets the destination's LID, which InfiniBand requires.
-    pub const fn dlid(mut self, dlid: u16) -> Self {
-        self.dlid = dlid;
-        self
-    }
-
-    /// Sets the Ethernet address of the destination or the next router, which RoCE requires. The
-    /// core resolves it for userspace only; [`Ah::resolve`] does for datagrams, and a peer can send
-    /// its own, which [`GidAttr::l2`](crate::device::GidAttr::l2) returns.
-    pub const fn dmac(mut self, dmac: [u8; 6]) -> Self {
-        self.dmac = dmac;
-        self
-    }
-
-    /// Sets the service level, up to 15.
-    pub const fn service_level(mut self, service_level: u8) -> Self {
-        self.service_level = service_level;
-        self
-    }
-
-    /// Limits the rate of packets, by `enum ib_rate`; 0 is the port's own rate.
-    pub const fn static_rate(mut self, static_rate: u8) -> Self {
-        self.static_rate = static_rate;
-        self
-    }
-
-    /// Returns the port.
-    pub const fn port(&self) -> u32 {
-        self.port
-    }
-
-    /// Returns the global route.
-    pub const fn route(&self) -> Option<Grh> {
-        self.grh
     }
 
     /// Makes the C attributes, for the type of the port.
@@ -148,11 +112,7 @@ impl Attr {
     /// `EINVAL` if the device has no such port, or if a value is too large for its field.
     pub(crate) fn to_raw(self, dev: &Device) -> Result<bindings::rdma_ah_attr> {
         let grh = self.grh.unwrap_or(Grh::new(Gid([0; 16]), 0));
-        if dev.port(self.port).is_none()
-            || self.service_level > 15
-            || u32::from(self.static_rate) > bindings::ib_rate_IB_RATE_1600_GBPS
-            || grh.flow_label >= 1 << 20
-        {
+        if dev.port(self.port).is_none() || self.service_level > 15 || grh.flow_label >= 1 << 20 {
             return Err(EINVAL);
         }
         // SAFETY: The device is registered while `dev` lives, and has the port.
@@ -194,7 +154,7 @@ impl Attr {
                 traffic_class: grh.traffic_class,
             },
             sl: self.service_level,
-            static_rate: self.static_rate,
+            static_rate: 0,
             port_num: self.port,
             ah_flags: flags as u8,
             type_,
@@ -204,9 +164,10 @@ impl Attr {
 
     /// Reads C attributes.
     pub(crate) fn from_raw(raw: &bindings::rdma_ah_attr) -> Self {
-        let mut this = Self::new(raw.port_num)
-            .service_level(raw.sl)
-            .static_rate(raw.static_rate);
+        let mut this = Self {
+            service_level: raw.sl,
+            ..Self::new(raw.port_num)
+        };
         if u32::from(raw.ah_flags) & bindings::ib_ah_flags_IB_AH_GRH != 0 {
             this.grh = Some(Grh {
                 dgid: Gid::from_raw(&raw.grh.dgid),
@@ -219,14 +180,15 @@ impl Attr {
         match raw.type_ {
             bindings::rdma_ah_attr_type_RDMA_AH_ATTR_TYPE_ROCE => {
                 // SAFETY: The type says that this member of the union is set; all are integers.
-                this.dmac(unsafe { raw.__bindgen_anon_1.roce.dmac })
+                this.dmac = unsafe { raw.__bindgen_anon_1.roce.dmac };
             }
             bindings::rdma_ah_attr_type_RDMA_AH_ATTR_TYPE_IB => {
                 // SAFETY: The type says that this member of the union is set; all are integers.
-                this.dlid(unsafe { raw.__bindgen_anon_1.ib.dlid })
+                this.dlid = unsafe { raw.__bindgen_anon_1.ib.dlid };
             }
-            _ => this,
+            _ => {}
         }
+        this
     }
 }
 
@@ -360,14 +322,13 @@ impl Ah {
     /// or `ETIMEDOUT` without a route; or the driver's error.
     #[inline(never)]
     pub fn reply(pd: &Pd, source: &Source, _cx: &Sleepable) -> Result<Self> {
-        let (wc, port) = (source.to_wc(), source.port());
-        if pd.device().port(port).is_none() {
+        if pd.device().port(source.port).is_none() {
             return Err(EINVAL);
         }
         let reserved = Deferred::reserve()?;
         // SAFETY: The PD is alive, its device has the port, and the header is that of `wc`.
         let raw = unsafe {
-            bindings::ib_create_ah_from_wc(pd.as_raw(), &raw const wc, source.header(), port)
+            bindings::ib_create_ah_from_wc(pd.as_raw(), source.wc(), source.header(), source.port)
         };
         Self::new(pd, raw, reserved)
     }
@@ -388,105 +349,55 @@ impl Ah {
 pub(crate) const HEADER: usize = 40;
 
 /// A received network header, as `union rdma_network_hdr`.
-#[derive(Clone, Copy)]
 #[repr(C, align(8))]
 struct Header([u8; HEADER]);
 
 /// The sender of a datagram: a copy of what a reply needs of its completion and its header.
-#[derive(Clone, Copy)]
 pub struct Source {
-    qpn: u32,
+    /// Only the members of a datagram's sender are set, which are no pointers.
+    wc: bindings::ib_wc,
     port: u32,
-    slid: u32,
-    flags: c_int,
-    vlan_id: u16,
-    sl: u8,
-    dlid_path_bits: u8,
-    network: u8,
     header: Header,
 }
 
+// SAFETY: The completion has no pointer to anything.
+unsafe impl Send for Source {}
+// SAFETY: The completion has no pointer to anything.
+unsafe impl Sync for Source {}
+
 impl Source {
     /// Copies from the completion and the header of a datagram that a QP of `port` has received.
+    #[inline(never)]
     pub(crate) fn new(wc: &bindings::ib_wc, header: &[u8; HEADER], port: u32) -> Self {
-        Self {
-            qpn: wc.src_qp,
-            port,
+        let wc = bindings::ib_wc {
+            src_qp: wc.src_qp,
             slid: wc.slid,
-            flags: wc.wc_flags,
+            wc_flags: wc.wc_flags,
             vlan_id: wc.vlan_id,
             sl: wc.sl,
             dlid_path_bits: wc.dlid_path_bits,
-            network: wc.network_hdr_type,
+            network_hdr_type: wc.network_hdr_type,
+            ..Default::default()
+        };
+        Self {
+            wc,
+            port,
             header: Header(*header),
         }
     }
 
     /// Returns the number of the sender's QP.
     pub fn qpn(&self) -> u32 {
-        self.qpn
+        self.wc.src_qp
     }
 
-    /// Returns the number of the port that received the datagram.
-    pub fn port(&self) -> u32 {
-        self.port
-    }
-
-    /// Returns the sender's LID, on InfiniBand.
-    pub fn lid(&self) -> u32 {
-        self.slid
-    }
-
-    /// Returns the service level of the datagram.
-    pub fn service_level(&self) -> u8 {
-        self.sl
-    }
-
-    /// Returns the GIDs of the sender and the destination, which is a port or a multicast group, if
-    /// the datagram has a global route (`ib_get_gids_from_rdma_hdr`), as all have on RoCE.
-    pub fn gids(&self) -> Option<(Gid, Gid)> {
-        if !self.has(bindings::ib_wc_flags_IB_WC_GRH) {
-            return None;
-        }
-        let network = if self.has(bindings::ib_wc_flags_IB_WC_WITH_NETWORK_HDR_TYPE) {
-            self.network.into()
-        } else {
-            bindings::rdma_network_type_RDMA_NETWORK_IB
-        };
-        let (mut from, mut to) = (bindings::ib_gid::default(), bindings::ib_gid::default());
-        // SAFETY: The header is as long as the union.
-        let ret = unsafe {
-            bindings::ib_get_gids_from_rdma_hdr(
-                self.header().cast(),
-                network,
-                &raw mut from,
-                &raw mut to,
-            )
-        };
-        (ret == 0).then(|| (Gid::from_raw(&from), Gid::from_raw(&to)))
-    }
-
-    fn has(&self, flag: bindings::ib_wc_flags) -> bool {
-        u32::try_from(self.flags).is_ok_and(|flags| flags & flag != 0)
+    /// Returns the completion, as far as it was copied.
+    pub(crate) fn wc(&self) -> &bindings::ib_wc {
+        &self.wc
     }
 
     pub(crate) fn header(&self) -> *const bindings::ib_grh {
         self.header.0.as_ptr().cast()
-    }
-
-    /// Returns the completion, as far as it was copied.
-    #[inline(never)]
-    pub(crate) fn to_wc(self) -> bindings::ib_wc {
-        bindings::ib_wc {
-            src_qp: self.qpn,
-            slid: self.slid,
-            wc_flags: self.flags,
-            vlan_id: self.vlan_id,
-            sl: self.sl,
-            dlid_path_bits: self.dlid_path_bits,
-            network_hdr_type: self.network,
-            ..Default::default()
-        }
     }
 }
 

@@ -129,7 +129,6 @@ impl<'a> Path<'a> {
         let (dev, port) = (from.device(), from.port_num());
         let mtu = dev.port(port).ok_or(ENODEV)?.query(cx)?.active_mtu;
         let source = Source::synthetic(from, to)?;
-        let wc = source.to_wc();
         let mut attr = bindings::rdma_ah_attr::default();
         // SAFETY: The device is registered by the invariant of `device::Inner`, and has the port.
         // The header is that of the completion.
@@ -137,7 +136,7 @@ impl<'a> Path<'a> {
             bindings::ib_init_ah_attr_from_wc(
                 dev.as_raw(),
                 port,
-                &raw const wc,
+                source.wc(),
                 source.header(),
                 &raw mut attr,
             )

@@ -326,7 +326,7 @@ impl Peer {
         }
         let source = ah::Source::synthetic(from, to)?;
         let matches = !ah::is_ipv4(from);
-        create(agent, &source.to_wc(), source.header(), matches, cx)
+        create(agent, source.wc(), source.header(), matches, cx)
     }
 
     /// Creates the destination that is the sender of a MAD (`ib_create_ah_from_wc`).

@@ -11,7 +11,6 @@ mod context;
 mod drain_list;
 mod modify;
 pub(crate) mod post;
-mod ud;
 
 pub use attr::{
     Access,
@@ -28,9 +27,9 @@ pub use batch::Batch;
 pub use chain::Chain;
 pub use context::QpContext;
 pub use modify::ModifyError;
-pub(crate) use ud::UdState;
 
 use crate::{
+    ah::Ah,
     bindings,
     cm,
     completion::Completion,
@@ -312,13 +311,12 @@ impl<'a, S: PollContext, R: PollContext> InitAttr<'a, S, R> {
         Qp::new(&self.parts, Origin::Raw, cx)
     }
 
-    /// Creates a QP for datagrams on a port of the device, in the reset state.
-    pub(crate) fn create_ud(mut self, port: u32, cx: &Sleepable) -> Result<Qp<S, R>> {
-        let ud = UdState::new(self.parts.pd, port, cx)?;
+    /// Creates a QP for datagrams, in the reset state. The marker of its drain goes to `marker_ah`.
+    pub(crate) fn create_ud(mut self, marker_ah: Ah, cx: &Sleepable) -> Result<Qp<S, R>> {
         self.parts.qp_type = bindings::ib_qp_type_IB_QPT_UD;
         let qp = Qp::new(&self.parts, Origin::Raw, cx)?;
         // The QP was just created, so this is the first value.
-        qp.inner.ud.populate(ud);
+        qp.inner.marker_ah.populate(marker_ah);
         Ok(qp)
     }
 
@@ -438,7 +436,7 @@ pub(crate) struct Inner {
     recv: Recv,
     markers: Option<Arc<Markers>>,
     /// Of a QP for datagrams.
-    pub(crate) ud: SetOnce<Pin<KBox<UdState>>>,
+    marker_ah: SetOnce<Ah>,
     context: Pin<KBox<QpPriv>>,
     pub(crate) pd: Pd,
     // Dropped last: the ULP may be gone after that.
@@ -464,7 +462,7 @@ impl Inner {
                 self,
                 self.send.cq(),
                 self.recv.cq(),
-                self.ud.as_ref().map(|ud| &ud.marker_ah),
+                self.marker_ah.as_ref(),
                 markers,
                 patience_ms,
                 cx,
@@ -529,13 +527,7 @@ impl Inner {
 impl Teardown for Inner {
     fn teardown(&mut self, cx: &Sleepable) -> Fate {
         let markers = self.markers.take().ok_or(EIO);
-        let left = match self.ud.as_ref() {
-            // SAFETY: By the type invariant `raw` is a QP, and this is its state.
-            Some(ud) => unsafe { ud.detach_all(self.raw.as_ptr(), cx) },
-            None => Ok(()),
-        };
-        let destroyed = left
-            .and(markers)
+        let destroyed = markers
             .and_then(|markers| self.drain(markers, PATIENCE_MS, cx))
             .and_then(|()| self.context.transfers.wait(cx))
             .map_err(|e| (e, "drained"))
@@ -646,7 +638,7 @@ pub(crate) fn create(
                 send,
                 recv,
                 markers: Some(markers),
-                ud: SetOnce::new(),
+                marker_ah: SetOnce::new(),
                 context,
                 pd: pd.clone(),
                 listed,

@@ -39,11 +39,12 @@
 use crate::{
     ah::{
         Ah,
+        Attr,
+        Grh,
         Source, //
     },
     bindings,
     context::{
-        CorePolled,
         PollContext,
         Provides,
         Sleepable, //
@@ -53,17 +54,11 @@ use crate::{
         CqeHandler,
         CqePointer, //
     },
-    device::Gid,
     pd::Pd,
     qp::{
         Caps,
         InitAttr,
-        Qp,
-        UdState, //
-    },
-    srq::{
-        Receive,
-        Srq, //
+        Qp, //
     },
     wc,
     wr::{
@@ -82,19 +77,15 @@ use kernel::{
     sync::SpinLockIrq, //
 };
 
-/// The QP number of multicast groups.
-pub const MULTICAST_QPN: u32 = 0xff_ffff;
-
 /// The length of the header in front of each received datagram, in bytes, which the memory of a
 /// receive starts with.
 pub const HEADER: usize = crate::ah::HEADER;
 
 /// A QP for datagrams, whose queues complete in contexts `S` and `R`.
 ///
-/// It is drained and destroyed as a [`Qp`] is, after it has left its multicast groups.
+/// It is drained and destroyed as a [`Qp`] is.
 pub struct UdQp<S: PollContext, R: PollContext = S> {
     qp: Qp<S, R>,
-    port: u32,
 }
 
 impl<S: PollContext, R: PollContext> UdQp<S, R> {
@@ -116,51 +107,14 @@ impl<S: PollContext, R: PollContext> UdQp<S, R> {
         cx: &Sleepable,
     ) -> Result<Self> {
         let init = InitAttr::new(pd, send_cq, recv_cq, caps);
-        Self::new(init, port, qkey, cx)
-    }
-
-    fn new(init: InitAttr<'_, S, R>, port: u32, qkey: u32, cx: &Sleepable) -> Result<Self> {
-        let qp = init.create_ud(port, cx)?;
+        let qp = init.create_ud(marker_ah(pd, port, cx)?, cx)?;
         start(&qp, port, qkey)?;
-        Ok(Self { qp, port })
+        Ok(Self { qp })
     }
 
     /// Returns the QP's number, which peers send to.
     pub fn num(&self) -> u32 {
         self.qp.num()
-    }
-
-    /// Returns the number of the port.
-    pub fn port(&self) -> u32 {
-        self.port
-    }
-
-    /// Attaches the QP to a multicast group (`ib_attach_mcast`): it receives datagrams to the group,
-    /// which must have its Q_Key, until [`UdQp::detach`] or its end. `lid` is the group's LID on
-    /// InfiniBand, where the subnet administrator must have added the port to the group before; on
-    /// RoCE it is ignored.
-    ///
-    /// # Errors
-    ///
-    /// `EEXIST` if the QP is in the group; `EINVAL` if the GID is not that of a group; `EOPNOTSUPP`
-    /// if the device has none; `ENOMEM`, or the driver's error.
-    pub fn attach(&self, group: Gid, lid: u16, cx: &Sleepable) -> Result {
-        // SAFETY: This is the QP's own state, and the QP is valid while `self` lives.
-        unsafe { self.state()?.attach(self.qp.as_raw(), group, lid, cx) }
-    }
-
-    /// Detaches the QP from a multicast group (`ib_detach_mcast`).
-    ///
-    /// # Errors
-    ///
-    /// `ENOENT` if the QP is not in the group, or the driver's error.
-    pub fn detach(&self, group: Gid, cx: &Sleepable) -> Result {
-        // SAFETY: This is the QP's own state, and the QP is valid while `self` lives.
-        unsafe { self.state()?.detach(self.qp.as_raw(), group, cx) }
-    }
-
-    fn state(&self) -> Result<&UdState> {
-        Ok(self.qp.inner.ud.as_ref().ok_or(EINVAL)?)
     }
 
     /// Ends receiving and sending and waits until every request that was posted has completed. See
@@ -183,26 +137,16 @@ impl<S: PollContext, R: PollContext> UdQp<S, R> {
     }
 }
 
-impl<C: CorePolled> UdQp<C> {
-    /// Creates a QP that takes its receives from an SRQ; see [`InitAttr::on_srq`].
-    ///
-    /// # Errors
-    ///
-    /// As [`UdQp::create`].
-    pub fn create_on_srq<T: Receive<N>, const N: usize>(
-        pd: &Pd,
-        cq: &Cq<C>,
-        srq: &Srq<T, N>,
-        caps: &Caps,
-        port: u32,
-        qkey: u32,
-        cx: &Sleepable,
-    ) -> Result<Self>
-    where
-        C: Provides<T::Needs>,
-    {
-        Self::new(InitAttr::on_srq(pd, cq, srq, caps), port, qkey, cx)
-    }
+/// Creates the destination of the marker of a drain, which is flushed and never sent.
+fn marker_ah(pd: &Pd, port: u32, cx: &Sleepable) -> Result<Ah> {
+    let mut gids = pd.device().port(port).ok_or(EINVAL)?.gids();
+    let own = gids.next().ok_or(EADDRNOTAVAIL)?;
+    let grh = Grh::new(own.gid(), own.index().try_into()?);
+    let attr = Attr {
+        grh: Some(grh),
+        ..Attr::new(port)
+    };
+    Ah::create(pd, &attr, cx)
 }
 
 /// Moves a new QP to the state in which it sends and receives.
@@ -276,16 +220,6 @@ impl<'a> Datagram<'a> {
         self.payload
     }
 
-    /// Returns the number of the sender's QP (`wc->src_qp`).
-    pub fn src_qp(&self) -> u32 {
-        self.wc.raw().src_qp
-    }
-
-    /// Returns the immediate data, in host byte order, if there are any.
-    pub fn imm_data(&self) -> Option<u32> {
-        self.wc.imm_data()
-    }
-
     /// Returns a copy of the sender's address, for [`Ah::reply`](crate::ah::Ah::reply). `port` is
     /// that of the QP that received.
     pub fn source(&self, port: u32) -> Source {
@@ -304,9 +238,6 @@ pub struct UdOp {
     ah: NonNull<Ah>,
     qpn: u32,
     qkey: u32,
-    opcode: bindings::ib_wr_opcode,
-    flags: bindings::ib_send_flags,
-    imm_data: u32,
 }
 
 impl<'a, const N: usize> UdWr<'a, N> {
@@ -319,26 +250,8 @@ impl<'a, const N: usize> UdWr<'a, N> {
             ah: NonNull::from(ah),
             qpn,
             qkey,
-            opcode: bindings::ib_wr_opcode_IB_WR_SEND,
-            flags: bindings::ib_send_flags_IB_SEND_SIGNALED,
-            imm_data: 0,
         };
         Self { sges, op }
-    }
-
-    /// Adds immediate data, in host byte order (`IB_WR_SEND_WITH_IMM`).
-    #[inline]
-    pub fn with_imm(mut self, imm_data: u32) -> Self {
-        self.op.opcode = bindings::ib_wr_opcode_IB_WR_SEND_WITH_IMM;
-        self.op.imm_data = imm_data.to_be();
-        self
-    }
-
-    /// Asks the peer for an event when the datagram arrives (`IB_SEND_SOLICITED`).
-    #[inline]
-    pub fn solicited(mut self) -> Self {
-        self.op.flags |= bindings::ib_send_flags_IB_SEND_SOLICITED;
-        self
     }
 }
 
@@ -369,11 +282,12 @@ impl Op for UdOp {
         sg_list: *mut bindings::ib_sge,
         num_sge: c_int,
     ) {
-        let (opcode, flags, ex) = (self.opcode, self.flags, self.imm_data);
+        let opcode = bindings::ib_wr_opcode_IB_WR_SEND;
+        let flags = bindings::ib_send_flags_IB_SEND_SIGNALED;
         // SAFETY: `to` is valid for writes, and the address handle lives until the request has
         // completed, as the caller promises.
         unsafe {
-            fill(to.cast(), opcode, flags, ex, sg_list, num_sge);
+            fill(to.cast(), opcode, flags, 0, sg_list, num_sge);
             (*to).ah = self.ah.as_ref().as_raw();
             (*to).header = core::ptr::null_mut();
             (*to).hlen = 0;
