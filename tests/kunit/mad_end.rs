@@ -170,19 +170,10 @@ mod tests {
         mads.echo()?;
         mads.client.stop(&mads.env.cx)?;
         let (env, cx) = (&mads.env, &mads.env.cx);
-        let other = Agent::register(&env.dev, 1, mads.client.class(), Methods::NONE, 0, cx)?;
+        let other = Agent::register(&env.dev, 1, mads.class, Methods::NONE, 0, cx)?;
         let asked = message(Method::GET, 0, b"peer");
         let reply = other.request(&mads.peer, &asked, LONG_MS, 0, cx)?;
         check!(reply.payload().starts_with(b"peer\0"));
-        Ok(())
-    }
-
-    #[test]
-    fn agent_knows_what_it_is() -> Result {
-        let mads = Mads::new()?;
-        check!(mads.client.device() == &mads.env.dev);
-        check_eq!(mads.client.port(), 1);
-        check_eq!(mads.client.class(), mads.server.class());
         Ok(())
     }
 

@@ -30,7 +30,13 @@
 //!         attr_mod: 0,
 //!         payload: b"hello",
 //!     };
+//!     let sent = Message {
+//!         method: Method::SEND,
+//!         ..message
+//!     };
+//!     agent.send(&peer, &sent, cx)?; // Needs no answer.
 //!     let reply = agent.request(&peer, &message, 100, 3, cx)?;
+//!     pr_info!("attribute {}\n", reply.header().attr_id.get());
 //!     reply.payload().first().copied().ok_or(EIO)
 //! }
 //! # let _ = ask;
@@ -39,30 +45,71 @@
 //!
 //! C header: [`include/rdma/ib_mad.h`](srctree/include/rdma/ib_mad.h)
 
-pub(crate) mod agent;
-
-pub use agent::Agent;
-
 use crate::{
     ah,
     bindings,
-    context::Sleepable,
-    deferred::Deferred,
+    cm::callback::InCallback,
+    completion::Completion,
+    context::{
+        Context as _,
+        Sleepable, //
+    },
+    deferred::{
+        self,
+        Deferred,
+        Fate,
+        Teardown, //
+    },
     device::{
         Device,
         Gid,
         GidAttr, //
     },
+    objects::Object,
     refs::{
         Kind, //
         Ref,
+        Refs,
+    },
+    removal::{
+        self,
+        OnRemoval, //
     }, //
 };
-use core::ptr::NonNull;
+use core::{
+    convert::Infallible,
+    ptr::NonNull, //
+};
 use kernel::{
-    error::from_err_ptr,
+    error::{
+        from_err_ptr,
+        to_result, //
+    },
+    impl_has_work,
+    new_condvar,
+    new_mutex,
+    new_spinlock,
+    new_work,
     prelude::*,
-    sync::Arc, //
+    sync::{
+        self,
+        atomic::{
+            Atomic,
+            Relaxed, //
+        },
+        Arc,
+        Mutex,
+        SpinLock, //
+    },
+    task::MAX_SCHEDULE_TIMEOUT,
+    time::{
+        self,
+        Jiffies, //
+    },
+    workqueue::{
+        Work,
+        WorkItem, //
+    }, //
 };
 use zerocopy::byteorder::big_endian;
 use zerocopy_derive::{
@@ -71,7 +118,7 @@ use zerocopy_derive::{
 };
 
 /// The length of a MAD, in bytes.
-pub const MAD_LEN: usize = 256;
+const MAD_LEN: usize = 256;
 
 /// The header that all MADs begin with (`struct ib_mad_hdr`).
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
@@ -83,8 +130,8 @@ pub struct Header {
     pub mgmt_class: u8,
     /// The version of the class.
     pub class_version: u8,
-    /// The [`Method`].
-    pub method: u8,
+    /// The operation on the attribute.
+    pub method: Method,
     /// In a reply, 0 for success.
     pub status: big_endian::U16,
     /// Defined by the class.
@@ -99,21 +146,9 @@ pub struct Header {
     pub attr_mod: big_endian::U32,
 }
 
-impl Header {
-    /// The length of the header, in bytes.
-    pub const LEN: usize = size_of::<Self>();
-
-    /// Returns `true` if this is a reply (`ib_response_mad`).
-    pub fn is_response(&self) -> bool {
-        // C's header is aligned as its widest field is, which this is not.
-        let aligned: [u64; Self::LEN / size_of::<u64>()] = zerocopy::transmute!(*self);
-        // SAFETY: The C header has the same layout, and `u64` is its widest field.
-        unsafe { bindings::ib_response_mad(aligned.as_ptr().cast()) != 0 }
-    }
-}
-
 /// A method: the operation on an attribute.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(transparent)]
 pub struct Method(pub u8);
 
 impl Method {
@@ -138,7 +173,7 @@ impl Method {
     }
 
     /// Returns the method of a reply to this one.
-    pub const fn response(self) -> Self {
+    const fn response(self) -> Self {
         match self {
             Self::TRAP => Self::TRAP_REPRESS,
             Self(method) => Self(method | Self::RESP),
@@ -185,11 +220,7 @@ pub struct Class {
 }
 
 impl Class {
-    /// The first class whose MADs name a vendor.
-    const FIRST_WITH_OUI: u8 = 0x30;
-    /// The last one.
-    const LAST_WITH_OUI: u8 = 0x4f;
-    /// The offset of the vendor's OUI in those, in bytes.
+    /// The offset of the vendor's OUI in the MADs that have one, in bytes.
     const OUI_AT: usize = 37;
 
     /// Returns a class by its number, such as 0x06 (`IB_MGMT_CLASS_DEVICE_MGMT`) or one of those for
@@ -213,19 +244,16 @@ impl Class {
 
     /// Returns the offset of the payload in the MADs of this class, in bytes
     /// (`ib_get_mad_data_offset`).
-    pub fn payload_at(self) -> usize {
+    fn payload_at(self) -> usize {
         // SAFETY: The function takes any class.
         let offset = unsafe { bindings::ib_get_mad_data_offset(self.id) };
         usize::try_from(offset).map_or(MAD_LEN, |offset| offset.min(MAD_LEN))
     }
 
-    /// Returns the maximum length of a payload, in bytes.
-    pub fn payload_len(self) -> usize {
-        MAD_LEN - self.payload_at()
-    }
-
     fn has_oui(self) -> bool {
-        (Self::FIRST_WITH_OUI..=Self::LAST_WITH_OUI).contains(&self.id)
+        let id = u32::from(self.id);
+        (bindings::IB_MGMT_CLASS_VENDOR_RANGE2_START..=bindings::IB_MGMT_CLASS_VENDOR_RANGE2_END)
+            .contains(&id)
     }
 }
 
@@ -242,38 +270,29 @@ pub struct Message<'a> {
     pub payload: &'a [u8],
 }
 
-/// A message, and the fields that the agent adds.
-struct Outgoing<'a> {
-    class: Class,
-    message: Message<'a>,
-    status: u16,
-    tid: u64,
-}
-
-impl Outgoing<'_> {
+impl Message<'_> {
     /// Writes the MAD into memory that is zero.
     ///
     /// # Errors
     ///
     /// `EMSGSIZE` if the payload is too long.
-    fn write(&self, mad: &mut [u8; MAD_LEN]) -> Result {
+    fn write(&self, mad: &mut [u8; MAD_LEN], class: Class, status: u16, tid: u64) -> Result {
         let header = Header {
             base_version: bindings::IB_MGMT_BASE_VERSION as u8,
-            mgmt_class: self.class.id,
-            class_version: self.class.version,
-            method: self.message.method.0,
-            status: self.status.into(),
+            mgmt_class: class.id,
+            class_version: class.version,
+            method: self.method,
+            status: status.into(),
             class_specific: 0.into(),
-            tid: self.tid.into(),
-            attr_id: self.message.attr_id.into(),
+            tid: tid.into(),
+            attr_id: self.attr_id.into(),
             resv: 0.into(),
-            attr_mod: self.message.attr_mod.into(),
+            attr_mod: self.attr_mod.into(),
         };
-        let payload = self.message.payload;
-        put(mad, self.class.payload_at(), payload)?;
+        put(mad, class.payload_at(), self.payload)?;
         put(mad, 0, header.as_bytes())?;
-        if self.class.has_oui() {
-            put(mad, Class::OUI_AT, &self.class.oui)?;
+        if class.has_oui() {
+            put(mad, Class::OUI_AT, &class.oui)?;
         }
         Ok(())
     }
@@ -288,28 +307,28 @@ fn put(mad: &mut [u8; MAD_LEN], at: usize, bytes: &[u8]) -> Result {
 /// # Invariants
 ///
 /// `raw` is the address handle that `_state` has.
-struct Inner {
+struct PeerInner {
     raw: NonNull<bindings::ib_ah>,
     _state: Deferred<ah::State<Ref>>,
     device: Device,
     port: u32,
     qpn: u32,
     pkey_index: u16,
+    /// The MAD layer can match replies of this peer to requests. It compares GIDs, but a reply over
+    /// IPv4 has an IPv4 header where the GIDs should be.
     matches: bool,
 }
 
 // SAFETY: An address handle may be used from any thread, and the rest is `Send`.
-unsafe impl Send for Inner {}
+unsafe impl Send for PeerInner {}
 // SAFETY: An address handle does not change, and the rest is `Sync`.
-unsafe impl Sync for Inner {}
+unsafe impl Sync for PeerInner {}
 
 /// A destination of MADs: QP 1 of a port, or the sender of a MAD, as seen from a port of this host.
 ///
 /// A counted handle, which requests keep until they complete.
 #[derive(Clone)]
-pub struct Peer {
-    inner: Arc<Inner>,
-}
+pub struct Peer(Arc<PeerInner>);
 
 impl Peer {
     /// Creates the destination QP 1 at the GID `to`, as seen from the GID `from` of the agent's port
@@ -321,81 +340,54 @@ impl Peer {
     /// elsewhere a GID is not enough of an address; `EHOSTUNREACH`, `ENETUNREACH` or `ETIMEDOUT`
     /// without a route; `ENODEV` or `ECANCELED` if the agent has ended; or the driver's error.
     pub fn new(agent: &Agent, from: &GidAttr, to: Gid, cx: &Sleepable) -> Result<Self> {
-        if from.device().as_raw() != agent.device().as_raw() || from.port_num() != agent.port() {
+        if from.device().as_raw() != agent.device().as_raw() || from.port_num() != agent.port {
             return Err(EINVAL);
         }
         let source = ah::Source::synthetic(from, to)?;
         let matches = !ah::is_ipv4(from);
-        create(agent, source.wc(), source.header(), matches, cx)
+        // SAFETY: The header is that of the completion.
+        unsafe { Self::create(agent, source.wc(), source.header(), matches, cx) }
     }
 
-    /// Creates the destination that is the sender of a MAD (`ib_create_ah_from_wc`).
+    /// Creates an address handle (`ib_create_ah_from_wc`). Neither generic nor inlined: see
+    /// `Reserved::fill`.
     ///
-    /// # Errors
+    /// # Safety
     ///
-    /// As [`Peer::new`].
-    fn sender(agent: &Agent, mad: &Received, cx: &Sleepable) -> Result<Self> {
-        create(agent, mad.wc(), mad.grh(), false, cx)
+    /// `header` is the valid header of the datagram of `wc`.
+    #[inline(never)]
+    unsafe fn create(
+        agent: &Agent,
+        wc: &bindings::ib_wc,
+        header: *const bindings::ib_grh,
+        matches: bool,
+        _cx: &Sleepable,
+    ) -> Result<Self> {
+        let (device, port) = (agent.device(), agent.port);
+        let reserved = Deferred::reserve()?;
+        let reference = device.get(Kind::Ah);
+        let live = agent.get()?;
+        // SAFETY: The agent is registered, so it has a QP with a PD, which stay until the device is
+        // removed. The caller says that the header is that of the completion.
+        let raw = from_err_ptr(unsafe {
+            let pd = (*(*live.as_raw()).qp).pd;
+            bindings::ib_create_ah_from_wc(pd, wc, header, port)
+        })?;
+        let raw = NonNull::new(raw).ok_or(ENOMEM)?;
+        // SAFETY: The address handle was just created, and the reference keeps the device.
+        let state = reserved.fill(unsafe { ah::State::new(raw, reference) });
+        // INVARIANT: The address handle is the state's.
+        let inner = PeerInner {
+            raw,
+            _state: state,
+            device: device.clone(),
+            port,
+            qpn: wc.src_qp,
+            pkey_index: wc.pkey_index,
+            matches,
+        };
+        Ok(Self(Arc::new(inner, GFP_KERNEL)?))
     }
-
-    fn as_raw(&self) -> *mut bindings::ib_ah {
-        self.inner.raw.as_ptr()
-    }
-
-    fn qpn(&self) -> u32 {
-        self.inner.qpn
-    }
-
-    fn pkey_index(&self) -> u16 {
-        self.inner.pkey_index
-    }
-
-    /// Returns `true` if the MAD layer can match replies of this peer to requests. It compares GIDs,
-    /// but a reply over IPv4 has an IPv4 header where the GIDs should be.
-    fn matches_replies(&self) -> bool {
-        self.inner.matches
-    }
-
-    fn is_seen_from(&self, device: &Device, port: u32) -> bool {
-        self.inner.device.as_raw() == device.as_raw() && self.inner.port == port
-    }
-}
-
-/// Creates an address handle. Neither generic nor inlined: see `Reserved::fill`.
-#[inline(never)]
-fn create(
-    agent: &Agent,
-    wc: &bindings::ib_wc,
-    header: *const bindings::ib_grh,
-    matches: bool,
-    _cx: &Sleepable,
-) -> Result<Peer> {
-    let (device, port) = (agent.device(), agent.port());
-    let reserved = Deferred::reserve()?;
-    let reference = device.get(Kind::Ah);
-    let live = agent.get()?;
-    // SAFETY: The agent is registered, so it has a QP with a PD, which stay until the device is
-    // removed. The header is the one that the completion is for.
-    let raw = from_err_ptr(unsafe {
-        let pd = (*(*live.as_raw()).qp).pd;
-        bindings::ib_create_ah_from_wc(pd, wc, header, port)
-    })?;
-    let raw = NonNull::new(raw).ok_or(ENOMEM)?;
-    // SAFETY: The address handle was just created, and the reference keeps the device.
-    let state = reserved.fill(unsafe { ah::State::new(raw, reference) });
-    // INVARIANT: The address handle is the state's.
-    let inner = Inner {
-        raw,
-        _state: state,
-        device: device.clone(),
-        port,
-        qpn: wc.src_qp,
-        pkey_index: wc.pkey_index,
-        matches,
-    };
-    Ok(Peer {
-        inner: Arc::new(inner, GFP_KERNEL)?,
-    })
 }
 
 /// A MAD that was received: a reply, or the request of a peer.
@@ -436,8 +428,7 @@ impl Received {
         unsafe { self.raw.as_ref() }
     }
 
-    /// Returns all of the MAD.
-    pub fn bytes(&self) -> &[u8; MAD_LEN] {
+    fn bytes(&self) -> &[u8; MAD_LEN] {
         // SAFETY: The buffer of a MAD has at least this length, was initialised by its allocation,
         // and does not change by the type invariant.
         unsafe { &*self.raw().recv_buf.__bindgen_anon_1.mad.cast() }
@@ -449,9 +440,10 @@ impl Received {
         unsafe { &*self.bytes().as_ptr().cast() }
     }
 
-    /// Returns the header's method.
-    pub fn method(&self) -> Method {
-        Method(self.header().method)
+    /// Returns `true` if this is a reply (`ib_response_mad`).
+    fn is_response(&self) -> bool {
+        // SAFETY: This is a MAD by the type invariant, which begins with its header.
+        unsafe { bindings::ib_response_mad(self.raw().recv_buf.__bindgen_anon_1.mad.cast()) != 0 }
     }
 
     /// Returns the header's status: 0 for success.
@@ -466,23 +458,10 @@ impl Received {
         self.bytes().get(at..).unwrap_or(&[])
     }
 
-    /// Returns the number of the QP that sent this.
-    pub fn src_qp(&self) -> u32 {
-        self.wc().src_qp
-    }
-
-    fn is_from(&self, dev: *const bindings::ib_device, port: u32) -> bool {
-        self.dev == dev && self.port == port
-    }
-
     fn wc(&self) -> &bindings::ib_wc {
         // SAFETY: The completion is stored beside the MAD, except for one of QP 0, whose classes
         // `Agent::register` refuses.
         unsafe { &*self.raw().wc }
-    }
-
-    fn grh(&self) -> *const bindings::ib_grh {
-        self.raw().recv_buf.grh
     }
 }
 
@@ -491,4 +470,689 @@ impl Drop for Received {
         // SAFETY: The MAD is this value's by the type invariant, and is not used again.
         unsafe { bindings::ib_free_recv_mad(self.raw.as_ptr()) };
     }
+}
+
+/// A registration with the MAD layer.
+///
+/// # Invariants
+///
+/// `raw` is registered, with `queue` as its context, until [`Self::end`] unregisters it, once,
+/// after it has killed `refs` and waited for them.
+#[pin_data]
+struct Registered {
+    raw: NonNull<bindings::ib_mad_agent>,
+    queue: Arc<Queue>,
+    #[pin]
+    refs: Refs,
+    #[pin]
+    ended: Mutex<bool>,
+    #[pin]
+    end: Work<Self>,
+    place: removal::Place,
+}
+
+impl_has_work! {
+    impl HasWork<Self> for Registered { self.end }
+}
+
+impl WorkItem for Registered {
+    type Pointer = Arc<Self>;
+
+    fn run(this: Arc<Self>) {
+        // SAFETY: Work items run in process context.
+        let cx = unsafe { Sleepable::assume() };
+        this.end(ENODEV, &cx);
+    }
+}
+
+// SAFETY: An agent may be used and unregistered from any thread, and the rest is `Send`.
+unsafe impl Send for Registered {}
+// SAFETY: An agent may be used by several threads at once: the MAD layer locks it. The rest is
+// `Sync`.
+unsafe impl Sync for Registered {}
+
+impl Registered {
+    /// Unregisters the agent, unless that was done: all threads that wait for the agent fail with
+    /// `reason`, and its handlers have returned when this does.
+    fn end(&self, reason: Error, cx: &Sleepable) {
+        let mut ended = self.ended.lock();
+        if core::mem::replace(&mut *ended, true) {
+            return;
+        }
+        self.queue.close(reason);
+        self.refs.kill_and_wait(&"MAD agent", &|| {}, cx);
+        // SAFETY: The agent is still registered by the type invariant, as `ended` was not set. There
+        // is no `Live` any more, so no call to the MAD layer uses it.
+        unsafe { bindings::ib_unregister_mad_agent(self.raw.as_ptr()) };
+    }
+}
+
+impl OnRemoval for Registered {
+    fn place(&self) -> &removal::Place {
+        &self.place
+    }
+
+    fn gone(self: Arc<Self>) {
+        self.queue.close(ENODEV);
+        // The MAD layer ends the waits for replies when the agent is unregistered.
+        let _ = deferred::Queue::get().enqueue(self);
+    }
+
+    fn removed(&self, cx: &Sleepable) {
+        self.end(ENODEV, cx);
+    }
+}
+
+/// A reference to an agent, which is not unregistered while this lives.
+///
+/// # Invariants
+///
+/// The agent is registered.
+struct Live<'a> {
+    registered: &'a Registered,
+    _ref: Ref,
+}
+
+impl Live<'_> {
+    fn as_raw(&self) -> *mut bindings::ib_mad_agent {
+        self.registered.raw.as_ptr()
+    }
+}
+
+struct State {
+    registered: Arc<Registered>,
+    device: Device,
+    _object: Object,
+}
+
+impl Teardown for State {
+    fn teardown(&mut self, cx: &Sleepable) -> Fate {
+        self.device.inner().removal.remove(&self.registered);
+        self.registered.end(ECANCELED, cx);
+        Fate::Gone
+    }
+}
+
+/// Sends and receives MADs of one class through one port (`struct ib_mad_agent`).
+///
+/// It is unregistered by a work item when it is dropped.
+pub struct Agent {
+    state: Deferred<State>,
+    class: Class,
+    port: u32,
+    next_tid: Atomic<u32>,
+}
+
+impl Agent {
+    /// Registers an agent of QP 1 of a port (`ib_register_mad_agent`).
+    ///
+    /// It receives the requests of others for `methods`, of which at most `backlog` are queued for
+    /// [`Agent::recv`]; more are dropped. An agent that serves no methods receives
+    /// replies only, and there may be any number of those in a class.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` if there is no such class or port, or if another agent serves one of the methods;
+    /// `EPROTONOSUPPORT` if the port has no MADs; `ENODEV` if the device goes; `ENOMEM`.
+    #[inline(never)]
+    pub fn register(
+        dev: &Device,
+        port: u32,
+        class: Class,
+        methods: Methods,
+        backlog: usize,
+        _cx: &Sleepable,
+    ) -> Result<Self> {
+        // The C function uses the port before it checks it.
+        dev.port(port).ok_or(EINVAL)?;
+        // These are QP 0's. The C function refuses them only to an agent that serves methods; one
+        // that is sent by QP 1 all the same would come back without its completion.
+        if matches!(
+            u32::from(class.id),
+            bindings::IB_MGMT_CLASS_SUBN_LID_ROUTED | bindings::IB_MGMT_CLASS_SUBN_DIRECTED_ROUTE
+        ) {
+            return Err(EINVAL);
+        }
+        let mut request = bindings::ib_mad_reg_req {
+            mgmt_class: class.id,
+            mgmt_class_version: class.version,
+            oui: class.oui,
+            ..Default::default()
+        };
+        methods.write_mask(&mut request.method_mask);
+        let request = if methods.is_empty() {
+            core::ptr::null_mut()
+        } else {
+            &raw mut request
+        };
+        let reserved = Deferred::reserve()?;
+        let object = dev.list(Kind::Mad)?;
+        let queue = Arc::pin_init(Queue::new(backlog)?, GFP_KERNEL)?;
+        let uninit = sync::UniqueArc::new_uninit(GFP_KERNEL)?;
+        // SAFETY: The device is registered by the invariant of `device::Inner`. The request is
+        // copied, and the context lives until the agent is unregistered.
+        let raw = from_err_ptr(unsafe {
+            bindings::ib_register_mad_agent(
+                dev.as_raw(),
+                port,
+                bindings::ib_qp_type_IB_QPT_GSI,
+                request,
+                0,
+                Some(on_sent),
+                Some(on_recv),
+                Arc::as_ptr(&queue).cast_mut().cast(),
+                0,
+            )
+        })?;
+        let raw = NonNull::new(raw).ok_or(ENOMEM)?;
+        // INVARIANT: The agent was just registered.
+        let registered: Arc<_> = match uninit.pin_init_with::<Infallible>(pin_init!(Registered {
+            raw,
+            queue,
+            refs <- Refs::new(),
+            ended <- new_mutex!(false),
+            end <- new_work!("rdma::mad::Agent::end"),
+            place: removal::Place::new(),
+        })) {
+            Ok(registered) => registered.into(),
+            Err(never) => match never {},
+        };
+        let state = reserved.fill(State {
+            registered: registered.clone(),
+            device: dev.clone(),
+            _object: object,
+        });
+        dev.inner().removal.add(registered)?;
+        Ok(Self {
+            state,
+            class,
+            port,
+            next_tid: Atomic::new(0),
+        })
+    }
+
+    /// Returns the device.
+    pub fn device(&self) -> &Device {
+        &self.state.device
+    }
+
+    fn queue(&self) -> &Queue {
+        &self.state.registered.queue
+    }
+
+    /// Takes a reference that keeps the agent registered.
+    fn get(&self) -> Result<Live<'_>> {
+        let registered = &*self.state.registered;
+        // SAFETY: `State` ends the registration, which kills the refs and waits for them, before it
+        // is dropped.
+        let live = unsafe { registered.refs.try_get(Kind::Mad) }.map_err(|e| self.reason(e))?;
+        // INVARIANT: `end` waits for the reference before it unregisters the agent.
+        Ok(Live {
+            registered,
+            _ref: live,
+        })
+    }
+
+    /// Returns the reason for which the agent was ended, or `error` if it was not.
+    fn reason(&self, error: Error) -> Error {
+        self.queue().mads.lock().closed.unwrap_or(error)
+    }
+
+    /// Takes the MAD that came first, or waits for one: for `timeout_ms` milliseconds, or without
+    /// a limit if that is `None`. Does not wait if it is 0.
+    ///
+    /// # Errors
+    ///
+    /// `ETIMEDOUT`; `ERESTARTSYS` on a signal; `ENODEV` if the device goes, `ECANCELED` after
+    /// [`Agent::stop`].
+    pub fn recv(&self, timeout_ms: Option<u32>, _cx: &Sleepable) -> Result<Received> {
+        self.queue().pop(timeout_ms)
+    }
+
+    /// Unregisters the agent (`ib_unregister_mad_agent`): all waits, and all later calls, fail with
+    /// `ECANCELED`.
+    ///
+    /// # Errors
+    ///
+    /// `EDEADLK` in a callback of a connection manager. It may be called by the timeout of an
+    /// unanswered message, and this waits for such timeouts. The agent stays registered; dropping
+    /// it unregisters it from a work item.
+    pub fn stop(&self, cx: &Sleepable) -> Result {
+        if InCallback::is_current() {
+            return Err(EDEADLK);
+        }
+        self.state.registered.end(ECANCELED, cx);
+        Ok(())
+    }
+
+    /// Sends a request and waits for the reply, at most `timeout_ms` milliseconds each time that it
+    /// is sent: once, and up to `retries` times again.
+    ///
+    /// A reply may say that the request has failed: see [`Received::status`].
+    ///
+    /// # Errors
+    ///
+    /// - `ETIMEDOUT` if no reply comes.
+    /// - `ERESTARTSYS` on a signal. The request is given up.
+    /// - `EIO` if the request cannot be sent.
+    /// - `ENODEV` if the device goes, `ECANCELED` after [`Agent::stop`].
+    /// - `EINVAL` without a timeout, for a method that is a reply's, or if the peer is not seen
+    ///   from the agent's port; `EMSGSIZE` if the payload is too long.
+    /// - `EPROTONOSUPPORT` if the peer has an IPv4 address: the MAD layer cannot match replies over
+    ///   RoCE v2 with IPv4. It can with IPv6.
+    /// - `EDEADLK` in a callback of a connection manager, which may delay the timeouts of the port.
+    /// - `ENOMEM`.
+    pub fn request(
+        &self,
+        peer: &Peer,
+        message: &Message<'_>,
+        timeout_ms: u32,
+        retries: u32,
+        cx: &Sleepable,
+    ) -> Result<Received> {
+        if InCallback::is_current() {
+            return Err(EDEADLK);
+        }
+        if timeout_ms == 0 || message.method.is_response() {
+            return Err(EINVAL);
+        }
+        if !peer.0.matches {
+            return Err(EPROTONOSUPPORT);
+        }
+        let request = self.post(peer, self.tid()?, 0, message, timeout_ms, retries)?;
+        request.wait(cx).map_err(|error| match error {
+            ERESTARTSYS => error,
+            _ => self.reason(error),
+        })
+    }
+
+    /// Sends a MAD without waiting for a reply. It may be lost.
+    ///
+    /// # Errors
+    ///
+    /// `ENODEV`, `ECANCELED`, `EINVAL` and `EMSGSIZE` as for [`Agent::request`], `ENOMEM`, or the
+    /// driver's error.
+    pub fn send(&self, peer: &Peer, message: &Message<'_>, _cx: &Sleepable) -> Result {
+        self.post(peer, self.tid()?, 0, message, 0, 0)?;
+        Ok(())
+    }
+
+    /// Answers a request, with a status that is 0 for success. The answer may be lost.
+    ///
+    /// # Errors
+    ///
+    /// As [`Agent::send`]; `EINVAL` too if the MAD is a reply, of another class, or was not received
+    /// by this port; or an error of resolving the route to the sender.
+    pub fn reply(&self, to: &Received, status: u16, payload: &[u8], cx: &Sleepable) -> Result {
+        let header = to.header();
+        if to.is_response()
+            || header.mgmt_class != self.class.id
+            || (to.dev, to.port) != (self.device().as_raw().cast_const(), self.port)
+        {
+            return Err(EINVAL);
+        }
+        let message = Message {
+            method: header.method.response(),
+            attr_id: header.attr_id.get(),
+            attr_mod: header.attr_mod.get(),
+            payload,
+        };
+        // SAFETY: The header is in the MAD, in front of it.
+        let peer = unsafe { Peer::create(self, to.wc(), to.raw().recv_buf.grh, false, cx) }?;
+        self.post(&peer, header.tid.get(), status, &message, 0, 0)?;
+        Ok(())
+    }
+
+    /// Returns a transaction id, by which the MAD layer finds the agent when the reply comes.
+    fn tid(&self) -> Result<u64> {
+        let live = self.get()?;
+        // SAFETY: The agent is registered by the invariant of `Live`, and the field does not change.
+        let high = unsafe { (*live.as_raw()).hi_tid };
+        Ok(u64::from(high) << 32 | u64::from(self.next_tid.fetch_add(1, Relaxed)))
+    }
+
+    fn post(
+        &self,
+        peer: &Peer,
+        tid: u64,
+        status: u16,
+        message: &Message<'_>,
+        timeout_ms: u32,
+        retries: u32,
+    ) -> Result<Arc<Request>> {
+        if peer.0.device.as_raw() != self.device().as_raw() || peer.0.port != self.port {
+            return Err(EINVAL);
+        }
+        let request = Request::new(peer)?;
+        let live = self.get()?;
+        let mut buf = Buf::new(&live, peer, self.class)?;
+        message.write(buf.mad(), self.class, status, tid)?;
+        request.post(buf, timeout_ms.try_into()?, retries.try_into()?)?;
+        Ok(request)
+    }
+}
+
+/// A MAD to be sent, as its `struct ib_mad_send_buf`.
+///
+/// # Invariants
+///
+/// A buffer that this owns, of an agent that is registered.
+struct Buf(NonNull<bindings::ib_mad_send_buf>);
+
+// SAFETY: A buffer may be used and freed from any thread.
+unsafe impl Send for Buf {}
+
+impl Buf {
+    fn new(agent: &Live<'_>, peer: &Peer, class: Class) -> Result<Self> {
+        // SAFETY: The agent is registered while `agent` lives, and the MAD layer unregisters it only
+        // after its buffers are freed.
+        let raw = from_err_ptr(unsafe {
+            bindings::ib_create_send_mad(
+                agent.as_raw(),
+                peer.0.qpn,
+                peer.0.pkey_index,
+                0,
+                class.payload_at().try_into()?,
+                (MAD_LEN - class.payload_at()).try_into()?,
+                bindings::GFP_KERNEL,
+                bindings::IB_MGMT_BASE_VERSION as u8,
+            )
+        })?;
+        // INVARIANT: The buffer was just created.
+        Ok(Self(NonNull::new(raw).ok_or(ENOMEM)?))
+    }
+
+    /// Returns the MAD, whose memory is zero at first.
+    fn mad(&mut self) -> &mut [u8; MAD_LEN] {
+        // SAFETY: By the type invariant this is a buffer, whose MAD has this length: header and
+        // data, as `new` has asked for. It is exclusive before it is posted, and posting consumes
+        // it.
+        unsafe { &mut *self.0.as_ref().mad.cast() }
+    }
+}
+
+impl Drop for Buf {
+    fn drop(&mut self) {
+        // SAFETY: The buffer is this value's by the type invariant, and is not used again.
+        unsafe { bindings::ib_free_send_mad(self.0.as_ptr()) };
+    }
+}
+
+/// The state of a request.
+struct Progress {
+    /// The posted buffer, until the send handler is called for it.
+    buf: Option<Buf>,
+    reply: Option<Received>,
+    status: Option<bindings::ib_wc_status>,
+}
+
+/// A posted MAD. The MAD layer has a reference to this as the send buffer's context, which its send
+/// handler takes back.
+#[pin_data]
+struct Request {
+    #[pin]
+    progress: SpinLock<Progress>,
+    #[pin]
+    done: Completion,
+    /// Keeps the address handle that the buffer points to.
+    peer: Peer,
+}
+
+impl Request {
+    fn new(peer: &Peer) -> Result<Arc<Self>> {
+        Arc::pin_init(
+            pin_init!(Self {
+                progress <- new_spinlock!(Progress {
+                    buf: None,
+                    reply: None,
+                    status: None,
+                }),
+                done <- Completion::new(),
+                peer: peer.clone(),
+            }),
+            GFP_KERNEL,
+        )
+    }
+
+    /// Posts a MAD (`ib_post_send_mad`).
+    fn post(self: &Arc<Self>, buf: Buf, timeout_ms: c_int, retries: c_int) -> Result {
+        let raw = buf.0.as_ptr();
+        // SAFETY: `raw` is a buffer by the invariant of `Buf`, and is not posted yet.
+        unsafe {
+            (*raw).ah = self.peer.0.raw.as_ptr();
+            (*raw).timeout_ms = timeout_ms;
+            (*raw).retries = retries;
+            (*raw).context[0] = Arc::into_raw(self.clone()).cast_mut().cast();
+        }
+        self.progress.lock().buf = Some(buf);
+        // SAFETY: `raw` is a buffer by the invariant of `Buf`, ready to be posted. It may be freed
+        // before this returns.
+        let posted = to_result(unsafe { bindings::ib_post_send_mad(raw, core::ptr::null_mut()) });
+        if posted.is_err() {
+            // SAFETY: `post` has set the context above, and the MAD layer does not call the send
+            // handler for a buffer that it has refused.
+            unsafe { Self::take(raw) }.complete(bindings::ib_wc_status_IB_WC_GENERAL_ERR);
+        }
+        posted
+    }
+
+    /// Takes back the reference that a posted buffer has.
+    ///
+    /// # Safety
+    ///
+    /// The buffer was posted by [`Request::post`]. Called once for it.
+    unsafe fn take(raw: *mut bindings::ib_mad_send_buf) -> Arc<Self> {
+        // SAFETY: `post` has set the context to an address from `into_raw`, and the caller says that
+        // this is the only call for it.
+        unsafe { Arc::from_raw((*raw).context[0].cast()) }
+    }
+
+    /// Ends the request, of which the MAD layer has called the send handler.
+    fn complete(&self, status: bindings::ib_wc_status) {
+        let mut progress = self.progress.lock();
+        progress.status = Some(status);
+        let buf = progress.buf.take();
+        drop(progress);
+        drop(buf);
+        self.done.complete();
+    }
+
+    /// Waits until the MAD layer has called the send handler: there is a reply, or the request was
+    /// sent often enough. On a signal the request is canceled.
+    ///
+    /// # Errors
+    ///
+    /// `ETIMEDOUT`, `ERESTARTSYS`, or `EIO` if the request could not be sent or was canceled.
+    fn wait(&self, cx: &Sleepable) -> Result<Received> {
+        // `progress` has more than the result of this.
+        let _ = self.done.wait_interruptible(cx);
+        let mut progress = self.progress.lock();
+        match (progress.reply.take(), progress.status) {
+            // A reply may be there before the send handler was called.
+            (Some(reply), _) => Ok(reply),
+            (None, None) => {
+                if let Some(buf) = &progress.buf {
+                    // SAFETY: By the invariant of `Buf` this is a buffer that is not freed: it is
+                    // in `progress`, which is locked. This is `ib_cancel_mad()`, which only marks
+                    // the request.
+                    unsafe { bindings::ib_modify_mad(buf.0.as_ptr(), 0) };
+                }
+                Err(ERESTARTSYS)
+            }
+            (None, Some(bindings::ib_wc_status_IB_WC_RESP_TIMEOUT_ERR)) => Err(ETIMEDOUT),
+            (None, Some(_)) => Err(EIO),
+        }
+    }
+}
+
+/// The MADs in a [`Queue`], at most as many as the vector was made for: a peer cannot make it grow.
+struct Mads {
+    queued: KVec<Received>,
+    closed: Option<Error>,
+}
+
+/// The unsolicited MADs of an agent, which many threads may wait for.
+#[pin_data]
+struct Queue {
+    #[pin]
+    mads: SpinLock<Mads>,
+    #[pin]
+    changed: sync::CondVar,
+}
+
+impl Queue {
+    fn new(capacity: usize) -> Result<impl PinInit<Self>> {
+        let queued = KVec::with_capacity(capacity, GFP_KERNEL)?;
+        Ok(pin_init!(Self {
+            mads <- new_spinlock!(Mads {
+                queued,
+                closed: None,
+            }),
+            changed <- new_condvar!(),
+        }))
+    }
+
+    /// Adds a MAD and wakes one thread, or drops the MAD if the queue is full or closed.
+    fn push(&self, mad: Received) {
+        let pushed = {
+            let mut mads = self.mads.lock();
+            match mads.closed {
+                None => mads.queued.push_within_capacity(mad).map_err(|e| e.0),
+                Some(_) => Err(mad),
+            }
+        };
+        if pushed.is_ok() {
+            self.changed.notify_one();
+        }
+    }
+
+    /// Takes the MAD that came first, or waits for one.
+    fn pop(&self, timeout_ms: Option<u32>) -> Result<Received> {
+        let mut left: Jiffies = match timeout_ms {
+            Some(ms) => time::msecs_to_jiffies(ms),
+            None => MAX_SCHEDULE_TIMEOUT as Jiffies,
+        };
+        let mut mads = self.mads.lock();
+        loop {
+            // Before anything else, as a thread that was woken for a MAD has to take it.
+            if let Ok(mad) = mads.queued.remove(0) {
+                return Ok(mad);
+            }
+            if let Some(reason) = mads.closed {
+                return Err(reason);
+            }
+            if left == 0 {
+                return Err(ETIMEDOUT);
+            }
+            match self.changed.wait_interruptible_timeout(&mut mads, left) {
+                sync::CondVarTimeoutResult::Woken { jiffies } => left = jiffies,
+                sync::CondVarTimeoutResult::Timeout => left = 0,
+                sync::CondVarTimeoutResult::Signal { .. } => {
+                    return mads.queued.remove(0).map_err(|_| ERESTARTSYS)
+                }
+            }
+        }
+    }
+
+    /// Drops the MADs that are queued and those that are still to come, and ends all waits with
+    /// `reason`.
+    fn close(&self, reason: Error) {
+        let mut mads = self.mads.lock();
+        mads.closed = Some(reason);
+        let queued = core::mem::take(&mut mads.queued);
+        drop(mads);
+        drop(queued);
+        self.changed.notify_all();
+    }
+}
+
+// The MAD layer calls the handlers in process context: from the work item of its CQ, from its
+// timeouts, or from the thread that unregisters the agent. They only take spinlocks and wake
+// threads.
+
+/// `ib_mad_agent.recv_handler`: receives the reply to `buf`, or an unsolicited MAD.
+///
+/// # Safety
+///
+/// Called by the MAD layer for an agent of [`Agent::register`].
+unsafe extern "C" fn on_recv(
+    agent: *mut bindings::ib_mad_agent,
+    buf: *mut bindings::ib_mad_send_buf,
+    mad: *mut bindings::ib_mad_recv_wc,
+) {
+    let Some(mad) = NonNull::new(mad) else {
+        return;
+    };
+    // SAFETY: The agent is alive while its handler runs, and the MAD is the handler's.
+    let mad = unsafe { Received::new(&*agent, mad) };
+    if buf.is_null() {
+        // SAFETY: By the invariant of `Registered` the agent's context is a queue that outlives it.
+        unsafe { &*(*agent).context.cast::<Queue>() }.push(mad);
+        return;
+    }
+    // SAFETY: `Request::post` has set the context. The MAD layer calls the send handler, which takes
+    // it back, after this.
+    let request = unsafe { &*(*buf).context[0].cast::<Request>() };
+    request.progress.lock().reply = Some(mad);
+}
+
+/// `ib_mad_agent.send_handler`: ends a request that was sent and has no reply, was answered, has
+/// timed out, or was canceled.
+///
+/// # Safety
+///
+/// Called by the MAD layer for an agent of this crate, once for each buffer that was posted.
+unsafe extern "C" fn on_sent(
+    _agent: *mut bindings::ib_mad_agent,
+    wc: *mut bindings::ib_mad_send_wc,
+) {
+    // SAFETY: Both are valid during this call, which is the only one for the buffer.
+    unsafe { Request::take((*wc).send_buf).complete((*wc).status) };
+}
+
+/// The time between two attempts to allocate, in milliseconds.
+const RETRY_MS: i64 = 10;
+
+/// Waits for the timeouts of a port that have begun: until the send handlers that were called
+/// before have returned.
+///
+/// The MAD layer has one ordered workqueue a port, on which it calls the send handlers of all agents
+/// for requests that have timed out (`timeout_sends()` in core/mad.c). Only unregistering an agent
+/// flushes it, so this registers one that neither sends nor receives, and retries while that fails
+/// for want of memory or of agent numbers. A port that the MAD layer does not know (`ENODEV`) has no
+/// agents: it opens ports when a device is added, and closes them after all clients of this crate
+/// have released it.
+///
+/// Must not be called in a callback of a connection manager, which may be called by such a timeout.
+///
+/// # Safety
+///
+/// `dev` is registered, and stays so during the call.
+pub(crate) unsafe fn flush_timeouts(dev: *mut bindings::ib_device, port: u32, _cx: &Sleepable) {
+    let agent = loop {
+        // SAFETY: The caller says that the device is registered. An agent without a request
+        // receives nothing but replies, and this one sends nothing, so no handler is called.
+        let agent = from_err_ptr(unsafe {
+            bindings::ib_register_mad_agent(
+                dev,
+                port,
+                bindings::ib_qp_type_IB_QPT_GSI,
+                core::ptr::null_mut(),
+                0,
+                Some(on_sent),
+                None,
+                core::ptr::null_mut(),
+                0,
+            )
+        });
+        match agent {
+            Ok(agent) => break agent,
+            // The port has no MADs, or the MAD layer could not open it when the device was added, so
+            // there are no timeouts.
+            Err(EPROTONOSUPPORT | ENODEV) => return,
+            Err(_) => time::delay::fsleep(time::Delta::from_millis(RETRY_MS)),
+        }
+    };
+    // SAFETY: The agent was just registered. `unregister_mad_agent()` flushes the port's workqueue.
+    unsafe { bindings::ib_unregister_mad_agent(agent) };
 }

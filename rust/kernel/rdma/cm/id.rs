@@ -36,7 +36,7 @@ use crate::{
         Gid,
         NodeType, //
     },
-    mad::agent::flush_timeouts,
+    mad::flush_timeouts,
     objects::Peer, //
     refs::Kind,
 };

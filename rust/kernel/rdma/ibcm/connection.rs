@@ -36,7 +36,7 @@ use crate::{
         Param,
         Path, //
     },
-    mad::agent::flush_timeouts,
+    mad::flush_timeouts,
     objects::Object,
     qp::{
         self,
