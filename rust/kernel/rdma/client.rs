@@ -307,7 +307,7 @@ impl<T: ModuleClient> Registration<T> {
         let ptr = NonNull::from(&*inner);
         self.core.devices.lock().retain(|other| other.0 != ptr);
         // Before anything here waits, as that may itself wait for the device.
-        inner.close();
+        inner.removal.close();
         if registered {
             // SAFETY: `add_device` has registered the handler, and `release` is called once for a
             // device, by `add` or by `remove`, which may sleep.
@@ -464,6 +464,17 @@ impl ClientRef {
 
     /// Returns a handle of the device that has a network interface, by the interface's name in the
     /// initial network namespace (`ib_device_get_by_netdev`).
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use rdma::prelude::*;
+    /// fn usable(client: &ClientRef, name: &CStr, cx: &Sleepable) -> Option<Device> {
+    ///     let dev = client.device_of_netdev(name, cx)?;
+    ///     let attrs = dev.attrs();
+    ///     (dev.is_accessible(cx) && attrs.mem_mgt_extensions).then_some(dev)
+    /// }
+    /// ```
     pub fn device_of_netdev(&self, name: &CStr, _cx: &Sleepable) -> Option<Device> {
         // SAFETY: The name is a C string.
         let raw = unsafe { bindings::rdma_helper_device_by_netdev(name.as_char_ptr()) };
@@ -635,8 +646,25 @@ impl PinnedDrop for Core {
 ///
 /// struct Ulp;
 ///
+/// /// What all connections on a device share.
+/// struct PerDevice {
+///     pd: Pd,
+/// }
+///
+/// impl DeviceData<Ulp> for PerDevice {
+///     fn add(_ulp: Pin<&Ulp>, dev: &Device, cx: &Sleepable) -> impl PinInit<Self, Error> {
+///         Ok(PerDevice {
+///             pd: Pd::alloc(dev, cx)?,
+///         })
+///     }
+/// }
+///
+/// fn pd_of(dev: &Device, cx: &Sleepable) -> Result<Pd> {
+///     Ok(dev.data::<Ulp>(cx).ok_or(ENODEV)?.pd.clone())
+/// }
+///
 /// impl Client for Ulp {
-///     type Data = ();
+///     type Data = PerDevice;
 ///
 ///     fn init(_client: &ClientRef) -> impl PinInit<Self, Error> {
 ///         Ok(Ulp)

@@ -160,14 +160,7 @@ impl Inner {
         unsafe { Name::of(self.raw.as_ptr()) }
     }
 
-    /// Wakes all threads that wait for something of the device with `ENODEV`; none waits from here
-    /// on. Does not wait itself.
-    #[inline(never)]
-    pub(crate) fn close(&self) {
-        self.removal.close();
-    }
-
-    /// Ends the objects of the device that have handlers, after [`Inner::close`].
+    /// Ends the objects of the device that have handlers, after `Removal::close`.
     #[inline(never)]
     pub(crate) fn end_all(self: Pin<&Self>, cx: &Sleepable) {
         self.removal.end_all(self.progress(), cx);

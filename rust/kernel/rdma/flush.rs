@@ -18,27 +18,6 @@
 //! (`RPMA_FLUSH_TYPE_VISIBILITY` in librpma). They survive a loss of power only if the peer's
 //! platform has its caches in the persistence domain, or its device bypasses them
 //! (`RPMA_FLUSH_TYPE_PERSISTENT`).
-//!
-//! # Examples
-//!
-//! ```
-//! # use rdma::{context::*, cqe::*, dma::*, flush::Pad, qp::Qp, wc::Wc, wr::{Remote, SendWr}};
-//! #[derive(HasCqe)]
-//! struct Flush {
-//!     cqe: Cqe<Self>,
-//!     pad: Arc<Pad>,
-//! }
-//! # impl CqeHandler for Flush {
-//! #     type Pointer = Pin<KBox<Self>>;
-//! #     type Needs = Atomic;
-//! #     fn done(_: Self::Pointer, _: &Wc, _: &Atomic) {}
-//! # }
-//! # use kernel::sync::Arc;
-//!
-//! fn flush(qp: &Qp<Softirq>, flush: Pin<KBox<Flush>>, to: Remote, len: usize) -> Result {
-//!     Ok(qp.post_send(flush, |f| SendWr::flush(&f.pad, to, len))?)
-//! }
-//! ```
 
 use crate::{
     context::Sleepable,
@@ -82,7 +61,7 @@ impl<'a> SendWr<'a> {
     ///
     /// `EINVAL` if the range is empty or wraps around.
     #[inline]
-    pub fn flush(pad: &'a Pad, remote: Remote, len: usize) -> Result<Self> {
+    pub(crate) fn flush(pad: &'a Pad, remote: Remote, len: usize) -> Result<Self> {
         let last = (len as u64).checked_sub(1).ok_or(EINVAL)?;
         let addr = remote.addr.checked_add(last).ok_or(EINVAL)?;
         let last = Remote { addr, ..remote };

@@ -154,7 +154,9 @@ impl Removal {
         }
     }
 
-    /// Closes the list, and wakes up every thread that waits for one of the objects.
+    /// Closes the list, and wakes up every thread that waits for one of the objects with `ENODEV`:
+    /// none waits from here on. Does not wait itself.
+    #[inline(never)]
     pub(crate) fn close(&self) {
         let mut list = self.list.lock();
         list.closed = true;

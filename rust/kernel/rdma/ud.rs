@@ -6,34 +6,6 @@
 //! know its Q_Key. Datagrams may get lost. A received one has 40 bytes of header in front of its
 //! payload: [`Datagram`] splits them.
 //!
-//! # Examples
-//!
-//! ```
-//! use rdma::{ah::Ah, context::*, cqe::*, device::Gid, dma::*, ud::{UdQp, UdWr}, wc::Wc};
-//!
-//! #[derive(HasCqe)]
-//! struct Question {
-//!     cqe: Cqe<Self>,
-//!     buf: Buf<ToDevice>,
-//!     to: Ah,
-//! }
-//!
-//! impl CqeHandler for Question {
-//!     type Pointer = Pin<KBox<Self>>;
-//!     type Needs = Atomic;
-//!
-//!     fn done(this: Self::Pointer, _wc: &Wc, _cx: &Atomic) {
-//!         drop(this);
-//!     }
-//! }
-//!
-//! fn ask(qp: &UdQp<Softirq>, question: Pin<KBox<Question>>, qpn: u32, qkey: u32) -> Result {
-//!     Ok(qp.post_send(question, |q| {
-//!         Ok(UdWr::new([q.buf.whole()], &q.to, qpn, qkey))
-//!     })?)
-//! }
-//! ```
-//!
 //! C header: [`include/rdma/ib_verbs.h`](srctree/include/rdma/ib_verbs.h) (`struct ib_ud_wr`)
 
 use crate::{
@@ -177,18 +149,6 @@ fn start<S: PollContext, R: PollContext>(qp: &Qp<S, R>, port: u32, qkey: u32) ->
 }
 
 /// A datagram that was received into a buffer.
-///
-/// # Examples
-///
-/// ```
-/// # use rdma::{ah::Source, dma::*, ud::Datagram, wc::Wc};
-/// fn received(wc: &Wc, buf: &mut Buf<FromDevice>, port: u32) -> Result<Source> {
-///     let bytes = buf.cpu();
-///     let datagram = Datagram::new(wc.result()?, &bytes)?;
-///     pr_info!("{} bytes\n", datagram.payload().len());
-///     Ok(datagram.source(port))
-/// }
-/// ```
 pub struct Datagram<'a> {
     wc: wc::Success<'a>,
     header: &'a [u8; HEADER],
