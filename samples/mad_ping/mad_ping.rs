@@ -36,7 +36,6 @@ use rdma::{
         Class,
         Message,
         Method,
-        Methods,
         Peer, //
     },
     prelude::*, //
@@ -132,9 +131,9 @@ struct Ends {
 
 impl Ends {
     fn new(client: &ClientRef, dev: &Device, cx: &Sleepable) -> Result<Arc<Self>> {
-        let methods = Methods::NONE.with(Method::GET);
-        let asks = Agent::register(dev, PORT, CLASS, Methods::NONE, 0, cx)?;
-        let answers = Agent::register(dev, PORT, CLASS, methods, BACKLOG, cx)?;
+        let methods = [Method::GET];
+        let asks = Agent::register(dev, PORT, CLASS, &[], 0, cx)?;
+        let answers = Agent::register(dev, PORT, CLASS, &methods, BACKLOG, cx)?;
         let answers = Arc::new(answers, GFP_KERNEL)?;
         let agent = answers.clone();
         let ends = pin_init!(Self {

@@ -25,7 +25,6 @@ use rdma::{
     mad::{
         Agent,
         Method,
-        Methods,
         Peer, //
     },
     prelude::*, //
@@ -110,7 +109,7 @@ mod tests {
     fn agent_in_the_callback_of_a_timeout() -> Result {
         let (env, said, kept) = (Env::new()?, Place::new()?, Place::new()?);
         let (addr, pd, keep, gid) = (env.addr(), env.pd.clone(), kept.clone(), gid(&env, env.ip)?);
-        let agent = Agent::register(&env.dev, 1, own_class(), Methods::NONE, 0, &env.cx)?;
+        let agent = Agent::register(&env.dev, 1, own_class(), &[], 0, &env.cx)?;
         let uses = UsesAgent {
             peer: Peer::new(&agent, &gid, gid.gid(), &env.cx)?,
             agent,

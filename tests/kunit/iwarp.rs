@@ -203,14 +203,7 @@ mod tests {
             UdQp::create(&env.pd, &cq, &cq, &Caps::new(4, 4), 1, 1, &env.cx),
             EOPNOTSUPP
         );
-        let agent = mad::Agent::register(
-            &env.dev,
-            1,
-            mad::Class::new(0x30, 1),
-            mad::Methods::NONE,
-            0,
-            &env.cx,
-        );
+        let agent = mad::Agent::register(&env.dev, 1, mad::Class::new(0x30, 1), &[], 0, &env.cx);
         check_err!(agent, EPROTONOSUPPORT);
         Ok(())
     }

@@ -19,7 +19,6 @@ use rdma::{
         Agent,
         Class,
         Method,
-        Methods,
         Peer, //
     },
     prelude::*, //
@@ -30,8 +29,8 @@ const NOT_SUPPORTED: u16 = 0x000c;
 
 fn refused(class: Class) -> Result<Error> {
     let env = Env::new()?;
-    let methods = Methods::NONE.with(Method::GET);
-    match Agent::register(&env.dev, 1, class, methods, 1, &env.cx) {
+    let methods = [Method::GET];
+    match Agent::register(&env.dev, 1, class, &methods, 1, &env.cx) {
         Ok(_) => Err(EINVAL),
         Err(e) => Ok(e),
     }
@@ -138,7 +137,7 @@ mod tests {
     fn another_oui_is_another_class() -> Result {
         let mads = Mads::new()?;
         let other = Class::with_oui(0x30, [0x00, 0x00, 0x5f]);
-        let agent = Agent::register(&mads.env.dev, 1, other, Methods::NONE, 0, &mads.env.cx)?;
+        let agent = Agent::register(&mads.env.dev, 1, other, &[], 0, &mads.env.cx)?;
         let asked = message(Method::GET, 0, &[]);
         let reply = agent.request(&mads.peer, &asked, LONG_MS, 0, &mads.env.cx)?;
         check_eq!(reply.status(), NOT_SUPPORTED);
@@ -164,10 +163,7 @@ mod tests {
         let env = Env::new()?;
         for id in [0x01, 0x81] {
             let class = Class::new(id, 1);
-            check_err!(
-                Agent::register(&env.dev, 1, class, Methods::NONE, 0, &env.cx),
-                EINVAL
-            );
+            check_err!(Agent::register(&env.dev, 1, class, &[], 0, &env.cx), EINVAL);
         }
         Ok(())
     }
@@ -177,7 +173,7 @@ mod tests {
         let env = Env::new()?;
         for port in [0, 2, u32::MAX] {
             check_err!(
-                Agent::register(&env.dev, port, CLASS, Methods::NONE, 0, &env.cx),
+                Agent::register(&env.dev, port, CLASS, &[], 0, &env.cx),
                 EINVAL
             );
         }
@@ -188,6 +184,10 @@ mod tests {
     fn method_is_served_once() -> Result {
         let mads = Mads::new()?;
         check_err!(serve(&mads.env, mads.class, 1), EINVAL);
+        // Replies go to who has asked.
+        let (dev, cx) = (&mads.env.dev, &mads.env.cx);
+        let reply = [Method(0x81)];
+        check_err!(Agent::register(dev, 1, mads.class, &reply, 1, cx), EINVAL);
         mads.server.stop(&mads.env.cx)?;
         serve(&mads.env, mads.class, 1)?.stop(&mads.env.cx)?;
         Ok(())
@@ -221,7 +221,7 @@ mod tests {
         mads.tell(0)?;
         let mad = mads.server.recv(Some(LONG_MS), &mads.env.cx)?;
         let other = Class::new(0x0a, 1);
-        let other = Agent::register(&mads.env.dev, 1, other, Methods::NONE, 0, &mads.env.cx)?;
+        let other = Agent::register(&mads.env.dev, 1, other, &[], 0, &mads.env.cx)?;
         check_err!(other.reply(&mad, 0, &[], &mads.env.cx), EINVAL);
         Ok(())
     }

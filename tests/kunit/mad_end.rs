@@ -20,8 +20,7 @@ use kernel::prelude::*;
 use rdma::{
     mad::{
         Agent,
-        Method,
-        Methods, //
+        Method, //
     },
     prelude::*, //
 };
@@ -170,7 +169,7 @@ mod tests {
         mads.echo()?;
         mads.client.stop(&mads.env.cx)?;
         let (env, cx) = (&mads.env, &mads.env.cx);
-        let other = Agent::register(&env.dev, 1, mads.class, Methods::NONE, 0, cx)?;
+        let other = Agent::register(&env.dev, 1, mads.class, &[], 0, cx)?;
         let asked = message(Method::GET, 0, b"peer");
         let reply = other.request(&mads.peer, &asked, LONG_MS, 0, cx)?;
         check!(reply.payload().starts_with(b"peer\0"));

@@ -13,7 +13,6 @@ use crate::{
     deferred::{
         Deferred,
         Fate,
-        Reserved,
         Teardown, //
     },
     device::{
@@ -109,7 +108,8 @@ impl Attr {
     ///
     /// # Errors
     ///
-    /// `EINVAL` if the device has no such port, or if a value is too large for its field.
+    /// `EINVAL` if the device has no such port, or if a value is too large for its field;
+    /// `EOPNOTSUPP` for the addresses of Omni-Path.
     pub(crate) fn to_raw(self, dev: &Device) -> Result<bindings::rdma_ah_attr> {
         let grh = self.grh.unwrap_or(Grh::new(Gid([0; 16]), 0));
         if dev.port(self.port).is_none() || self.service_level > 15 || grh.flow_label >= 1 << 20 {
@@ -123,14 +123,7 @@ impl Attr {
                     roce: ManuallyDrop::new(bindings::roce_ah_attr { dmac: self.dmac }),
                 }
             }
-            bindings::rdma_ah_attr_type_RDMA_AH_ATTR_TYPE_OPA => {
-                bindings::rdma_ah_attr__bindgen_ty_1 {
-                    opa: ManuallyDrop::new(bindings::opa_ah_attr {
-                        dlid: self.dlid.into(),
-                        ..Default::default()
-                    }),
-                }
-            }
+            bindings::rdma_ah_attr_type_RDMA_AH_ATTR_TYPE_OPA => return Err(EOPNOTSUPP),
             _ => bindings::rdma_ah_attr__bindgen_ty_1 {
                 ib: ManuallyDrop::new(bindings::ib_ah_attr {
                     dlid: self.dlid,
@@ -270,7 +263,11 @@ unsafe impl Send for Ah {}
 unsafe impl Sync for Ah {}
 
 impl Ah {
-    fn new(pd: &Pd, raw: *mut bindings::ib_ah, reserved: Reserved<State<Pd>>) -> Result<Self> {
+    fn new(
+        pd: &Pd,
+        raw: *mut bindings::ib_ah,
+        reserved: crate::deferred::Reserved<State<Pd>>,
+    ) -> Result<Self> {
         let raw = NonNull::new(from_err_ptr(raw)?).ok_or(ENOMEM)?;
         // SAFETY: The caller has created the handle for this PD, which keeps the device.
         let state = reserved.fill(unsafe { State::new(raw, pd.clone()) });

@@ -3,7 +3,7 @@
 //! Management datagrams (MADs): 256 bytes to and from queue pair 1 of a port.
 //!
 //! An [`Agent`] sends requests of its [`Class`] and waits for the replies, and receives the
-//! requests of others for the [`Methods`] that it serves. Any number of threads may wait at one
+//! requests of others for the [`Method`]s that it serves. Any number of threads may wait at one
 //! agent at once: each for the reply to its own request, which the MAD layer finds by its
 //! transaction id, or in [`Agent::recv`] for whatever comes, which goes to one of them.
 //!
@@ -22,7 +22,7 @@
 //! fn ask(from: &GidAttr, to: Gid, cx: &Sleepable) -> Result<u8> {
 //!     let class = Class::with_oui(0x30, [0x00, 0x00, 0x5e]);
 //!     let (dev, port) = (from.device(), from.port_num());
-//!     let agent = Agent::register(dev, port, class, Methods::NONE, 0, cx)?;
+//!     let agent = Agent::register(dev, port, class, &[], 0, cx)?;
 //!     let peer = Peer::new(&agent, from, to, cx)?;
 //!     let message = Message {
 //!         method: Method::GET,
@@ -67,29 +67,19 @@ use crate::{
     },
     objects::Object,
     refs::{
-        Kind, //
+        Kind,
         Ref,
-        Refs,
+        Refs, //
     },
-    removal::{
-        self,
-        OnRemoval, //
-    }, //
+    removal, //
 };
-use core::{
-    convert::Infallible,
-    ptr::NonNull, //
-};
+use core::ptr::NonNull;
 use kernel::{
     error::{
         from_err_ptr,
         to_result, //
     },
-    impl_has_work,
-    new_condvar,
-    new_mutex,
     new_spinlock,
-    new_work,
     prelude::*,
     sync::{
         self,
@@ -101,14 +91,9 @@ use kernel::{
         Mutex,
         SpinLock, //
     },
-    task::MAX_SCHEDULE_TIMEOUT,
     time::{
         self,
         Jiffies, //
-    },
-    workqueue::{
-        Work,
-        WorkItem, //
     }, //
 };
 use zerocopy::byteorder::big_endian;
@@ -177,36 +162,6 @@ impl Method {
         match self {
             Self::TRAP => Self::TRAP_REPRESS,
             Self(method) => Self(method | Self::RESP),
-        }
-    }
-}
-
-/// A set of methods.
-#[derive(Clone, Copy)]
-pub struct Methods(u128);
-
-impl Methods {
-    /// No method: the agent receives only replies.
-    pub const NONE: Self = Self(0);
-
-    /// Adds a method. Those of replies cannot be served, and are left out.
-    pub const fn with(self, method: Method) -> Self {
-        match method.0 {
-            method @ 0..0x80 => Self(self.0 | 1 << method),
-            _ => self,
-        }
-    }
-
-    const fn is_empty(self) -> bool {
-        self.0 == 0
-    }
-
-    /// Writes the set as C's bitmap.
-    fn write_mask(self, mask: &mut [c_ulong]) {
-        let mut left = self.0;
-        for word in mask {
-            *word = left as c_ulong;
-            left >>= c_ulong::BITS;
         }
     }
 }
@@ -487,15 +442,15 @@ struct Registered {
     #[pin]
     ended: Mutex<bool>,
     #[pin]
-    end: Work<Self>,
+    end: kernel::workqueue::Work<Self>,
     place: removal::Place,
 }
 
-impl_has_work! {
+kernel::impl_has_work! {
     impl HasWork<Self> for Registered { self.end }
 }
 
-impl WorkItem for Registered {
+impl kernel::workqueue::WorkItem for Registered {
     type Pointer = Arc<Self>;
 
     fn run(this: Arc<Self>) {
@@ -527,7 +482,7 @@ impl Registered {
     }
 }
 
-impl OnRemoval for Registered {
+impl removal::OnRemoval for Registered {
     fn place(&self) -> &removal::Place {
         &self.place
     }
@@ -587,19 +542,20 @@ impl Agent {
     /// Registers an agent of QP 1 of a port (`ib_register_mad_agent`).
     ///
     /// It receives the requests of others for `methods`, of which at most `backlog` are queued for
-    /// [`Agent::recv`]; more are dropped. An agent that serves no methods receives
-    /// replies only, and there may be any number of those in a class.
+    /// [`Agent::recv`]; more are dropped. An agent that serves no methods receives replies only, and
+    /// there may be any number of those in a class.
     ///
     /// # Errors
     ///
-    /// `EINVAL` if there is no such class or port, or if another agent serves one of the methods;
+    /// `EINVAL` if there is no such class or port, or if one of the methods is a reply's or served
+    /// by another agent;
     /// `EPROTONOSUPPORT` if the port has no MADs; `ENODEV` if the device goes; `ENOMEM`.
     #[inline(never)]
     pub fn register(
         dev: &Device,
         port: u32,
         class: Class,
-        methods: Methods,
+        methods: &[Method],
         backlog: usize,
         _cx: &Sleepable,
     ) -> Result<Self> {
@@ -619,11 +575,18 @@ impl Agent {
             oui: class.oui,
             ..Default::default()
         };
-        methods.write_mask(&mut request.method_mask);
-        let request = if methods.is_empty() {
-            core::ptr::null_mut()
-        } else {
-            &raw mut request
+        for method in methods {
+            let (word, bit) = (
+                u32::from(method.0) / c_ulong::BITS,
+                u32::from(method.0) % c_ulong::BITS,
+            );
+            // The method of a reply is in no word.
+            let word = request.method_mask.get_mut(word as usize).ok_or(EINVAL)?;
+            *word |= 1 << bit;
+        }
+        let request = match methods {
+            [] => core::ptr::null_mut(),
+            _ => &raw mut request,
         };
         let reserved = Deferred::reserve()?;
         let object = dev.list(Kind::Mad)?;
@@ -646,17 +609,18 @@ impl Agent {
         })?;
         let raw = NonNull::new(raw).ok_or(ENOMEM)?;
         // INVARIANT: The agent was just registered.
-        let registered: Arc<_> = match uninit.pin_init_with::<Infallible>(pin_init!(Registered {
-            raw,
-            queue,
-            refs <- Refs::new(),
-            ended <- new_mutex!(false),
-            end <- new_work!("rdma::mad::Agent::end"),
-            place: removal::Place::new(),
-        })) {
-            Ok(registered) => registered.into(),
-            Err(never) => match never {},
-        };
+        let registered: Arc<_> =
+            match uninit.pin_init_with::<core::convert::Infallible>(pin_init!(Registered {
+                raw,
+                queue,
+                refs <- Refs::new(),
+                ended <- kernel::new_mutex!(false),
+                end <- kernel::new_work!("rdma::mad::Agent::end"),
+                place: removal::Place::new(),
+            })) {
+                Ok(registered) => registered.into(),
+                Err(never) => match never {},
+            };
         let state = reserved.fill(State {
             registered: registered.clone(),
             device: dev.clone(),
@@ -1008,7 +972,7 @@ impl Queue {
                 queued,
                 closed: None,
             }),
-            changed <- new_condvar!(),
+            changed <- kernel::new_condvar!(),
         }))
     }
 
@@ -1030,7 +994,7 @@ impl Queue {
     fn pop(&self, timeout_ms: Option<u32>) -> Result<Received> {
         let mut left: Jiffies = match timeout_ms {
             Some(ms) => time::msecs_to_jiffies(ms),
-            None => MAX_SCHEDULE_TIMEOUT as Jiffies,
+            None => kernel::task::MAX_SCHEDULE_TIMEOUT as Jiffies,
         };
         let mut mads = self.mads.lock();
         loop {
