@@ -25,15 +25,14 @@ use crate::{
     },
     objects,
     refs::{
-        Kind, //
+        Kind,
         Ref,
-        Refs,
+        Refs, //
     },
     removal::Step, //
 };
 use core::{
     marker::PhantomPinned,
-    ops::Deref,
     ptr::NonNull, //
 };
 use kernel::{
@@ -43,7 +42,6 @@ use kernel::{
         to_result, //
     },
     fmt,
-    new_mutex,
     prelude::*,
     sync::{
         atomic::{
@@ -422,7 +420,7 @@ impl Object {
     }
 }
 
-impl Deref for Object {
+impl core::ops::Deref for Object {
     type Target = objects::Object;
 
     fn deref(&self) -> &objects::Object {
@@ -582,7 +580,7 @@ impl Core {
         let init = try_pin_init!(Self {
             raw: Opaque::new(raw),
             refs <- Refs::new(),
-            devices <- new_mutex!(KVec::new()),
+            devices <- kernel::new_mutex!(KVec::new()),
             name,
             workqueue: Workqueue::new(name)?,
             _pin: PhantomPinned,

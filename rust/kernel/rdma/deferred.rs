@@ -14,31 +14,17 @@ use crate::{
     }, //
 };
 use core::{
-    convert::Infallible,
-    mem::{
-        ManuallyDrop,
-        MaybeUninit, //
-    },
-    ops::{
-        Deref,
-        DerefMut, //
-    },
+    mem::ManuallyDrop,
     ptr::NonNull, //
 };
 use kernel::{
-    impl_has_work,
-    new_work,
     prelude::*,
     sync::atomic::{
         Acquire,
         Atomic,
         Release, //
     },
-    workqueue::{
-        self,
-        Work,
-        WorkItem, //
-    }, //
+    workqueue, //
 };
 
 /// A workqueue of unbound workers.
@@ -129,7 +115,7 @@ pub(crate) enum Fate {
 pub(crate) struct Deferred<T: Teardown>(ManuallyDrop<Pin<KBox<Item<T>>>>);
 
 /// Memory for a [`Deferred`], allocated before its value is made.
-pub(crate) struct Reserved<T: Teardown>(KBox<MaybeUninit<Item<T>>>);
+pub(crate) struct Reserved<T: Teardown>(KBox<core::mem::MaybeUninit<Item<T>>>);
 
 impl<T: Teardown> Reserved<T> {
     /// Wraps a value.
@@ -137,10 +123,12 @@ impl<T: Teardown> Reserved<T> {
     /// Must be called from functions that are neither generic nor inlined, so that the work item's
     /// code is this module's: a ULP's code may be gone when it returns.
     pub(crate) fn fill(self, value: T) -> Deferred<T> {
-        let item = self.0.write_pin_init::<Infallible>(pin_init!(Item {
-            work <- new_work!("rdma::Deferred"),
-            value: ManuallyDrop::new(value),
-        }));
+        let item = self
+            .0
+            .write_pin_init::<core::convert::Infallible>(pin_init!(Item {
+                work <- kernel::new_work!("rdma::Deferred"),
+                value: ManuallyDrop::new(value),
+            }));
         match item {
             // INVARIANT: The box was just filled.
             Ok(item) => Deferred(ManuallyDrop::new(item)),
@@ -152,11 +140,11 @@ impl<T: Teardown> Reserved<T> {
 #[pin_data]
 struct Item<T: Teardown> {
     #[pin]
-    work: Work<Item<T>>,
+    work: workqueue::Work<Item<T>>,
     value: ManuallyDrop<T>,
 }
 
-impl_has_work! {
+kernel::impl_has_work! {
     impl{T: Teardown} HasWork<Self> for Item<T> { self.work }
 }
 
@@ -175,7 +163,7 @@ impl<T: Teardown> Item<T> {
     }
 }
 
-impl<T: Teardown> WorkItem for Item<T> {
+impl<T: Teardown> workqueue::WorkItem for Item<T> {
     type Pointer = Pin<KBox<Self>>;
 
     fn run(this: Self::Pointer) {
@@ -200,7 +188,7 @@ impl<T: Teardown> Deferred<T> {
     }
 }
 
-impl<T: Teardown> Deref for Deferred<T> {
+impl<T: Teardown> core::ops::Deref for Deferred<T> {
     type Target = T;
 
     fn deref(&self) -> &T {
@@ -208,7 +196,7 @@ impl<T: Teardown> Deref for Deferred<T> {
     }
 }
 
-impl<T: Teardown> DerefMut for Deferred<T> {
+impl<T: Teardown> core::ops::DerefMut for Deferred<T> {
     fn deref_mut(&mut self) -> &mut T {
         // SAFETY: Nothing is moved out, and `value` is not pinned structurally.
         let item = unsafe { self.0.as_mut().get_unchecked_mut() };

@@ -28,9 +28,9 @@ use crate::{
     context::Sleepable,
     objects,
     refs::{
-        Kind, //
+        Kind,
         Ref,
-        Refs,
+        Refs, //
     },
     removal::{
         Progress,
@@ -38,14 +38,9 @@ use crate::{
         Step, //
     }, //
 };
-use core::{
-    ops::Deref,
-    ptr::NonNull, //
-};
+use core::ptr::NonNull;
 use kernel::{
-    container_of,
     fmt,
-    new_mutex,
     prelude::*,
     sync::{
         Arc,
@@ -71,7 +66,7 @@ impl Name {
     }
 }
 
-impl Deref for Name {
+impl core::ops::Deref for Name {
     type Target = CStr;
 
     fn deref(&self) -> &CStr {
@@ -141,7 +136,7 @@ impl Inner {
             progress <- unsafe { Progress::new(*raw, name) },
             singleton,
             // INVARIANT: There are no data yet.
-            data <- new_mutex!(None),
+            data <- kernel::new_mutex!(None),
             events: Opaque::new(bindings::ib_event_handler {
                 device: raw.as_ptr(),
                 ..Default::default()
@@ -578,6 +573,6 @@ impl Inner {
         let events: *mut Opaque<bindings::ib_event_handler> = handler.cast();
         // SAFETY: The caller says that `register_handler` has registered the handler, which is the
         // field `events` of an `Inner`.
-        unsafe { NonNull::new_unchecked(container_of!(events, Self, events)) }
+        unsafe { NonNull::new_unchecked(kernel::container_of!(events, Self, events)) }
     }
 }

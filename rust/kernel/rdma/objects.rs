@@ -11,9 +11,9 @@ use crate::{
     context::Sleepable,
     debug,
     refs::{
-        Kind, //
+        Kind,
         Ref,
-        Refs,
+        Refs, //
     }, //
 };
 use core::{
@@ -28,7 +28,6 @@ use kernel::{
     debugfs,
     fmt,
     list,
-    new_spinlock_irq,
     prelude::*,
     sync::{
         atomic::{
@@ -193,7 +192,7 @@ impl Object {
                 num: Atomic::new(NO_NUM),
                 owner,
                 since: Instant::now(),
-                details <- new_spinlock_irq!(Details {
+                details <- kernel::new_spinlock_irq!(Details {
                     qp: [core::ptr::null(); DEBUG],
                     peer: Peer::Unknown,
                     undrained: None,

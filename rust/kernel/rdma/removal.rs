@@ -18,7 +18,6 @@ use core::{
 };
 use kernel::{
     impl_has_hr_timer,
-    new_mutex,
     prelude::*,
     str::CStr,
     sync::{
@@ -105,7 +104,7 @@ pub(crate) struct Removal {
 impl Removal {
     pub(crate) fn new() -> impl PinInit<Self> {
         pin_init!(Self {
-            list <- new_mutex!(List {
+            list <- kernel::new_mutex!(List {
                 entries: KVec::new(),
                 free: u32::MAX,
                 closed: false,
