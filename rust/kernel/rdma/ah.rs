@@ -13,6 +13,7 @@ use crate::{
     deferred::{
         Deferred,
         Fate,
+        Reserved,
         Teardown, //
     },
     device::{
@@ -263,11 +264,7 @@ unsafe impl Send for Ah {}
 unsafe impl Sync for Ah {}
 
 impl Ah {
-    fn new(
-        pd: &Pd,
-        raw: *mut bindings::ib_ah,
-        reserved: crate::deferred::Reserved<State<Pd>>,
-    ) -> Result<Self> {
+    fn new(pd: &Pd, raw: *mut bindings::ib_ah, reserved: Reserved<State<Pd>>) -> Result<Self> {
         let raw = NonNull::new(from_err_ptr(raw)?).ok_or(ENOMEM)?;
         // SAFETY: The caller has created the handle for this PD, which keeps the device.
         let state = reserved.fill(unsafe { State::new(raw, pd.clone()) });

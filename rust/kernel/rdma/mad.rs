@@ -7,11 +7,8 @@
 //! agent at once: each for the reply to its own request, which the MAD layer finds by its
 //! transaction id, or in [`Agent::recv`] for whatever comes, which goes to one of them.
 //!
-//! A wait ends with the MAD, with `ETIMEDOUT`, with `ERESTARTSYS` on a signal, or with `ENODEV` or
-//! `ECANCELED` when the device is removed or the agent is stopped. No code of the ULP runs in the
-//! MAD layer's own context.
-//!
-//! MADs have one segment: RMPP is not supported.
+//! No code of the ULP runs in the MAD layer's own context. MADs have one segment: RMPP is not
+//! supported.
 //!
 //! # Examples
 //!
