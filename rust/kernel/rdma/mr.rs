@@ -108,10 +108,9 @@ impl Mr {
     ///
     /// # Errors
     ///
-    /// `EINVAL` if the device has no such MRs, see [`Device::max_fast_reg_pages`]; `ENOMEM`, or the
-    /// driver's error.
+    /// `EINVAL` if the device has no such MRs, see [`DeviceAttr`]; `ENOMEM`, or the driver's error.
     ///
-    /// [`Device::max_fast_reg_pages`]: crate::device::Device::max_fast_reg_pages
+    /// [`DeviceAttr`]: crate::device::DeviceAttr
     pub fn alloc(pd: &Pd, pages: u32, cx: &Sleepable) -> Result<Self> {
         Ok(Self::of(alloc(pd, pages, cx)?, None))
     }

@@ -165,20 +165,23 @@ impl Device {
     ///
     /// Link-local addresses are skipped, as they need a scope.
     pub fn ip_addr(&self) -> Option<IpAddr> {
-        let needs_scope = |ip: &IpAddr| match ip {
-            IpAddr::V4(_) => false,
-            IpAddr::V6(ip) => ip.is_unspecified() || ip.is_unicast_link_local(),
-        };
-        self.ports().find_map(|port| {
-            let (roce, iwarp) = (port.has(Protocol::Roce), port.has(Protocol::Iwarp));
-            let ip = |attr: GidAttr| match (roce, iwarp) {
-                (true, _) => Some(attr.gid().ip()),
-                (_, true) => attr.ipv4().map(IpAddr::V4),
-                _ => None,
-            };
-            let mut ips = port.gids().filter_map(ip);
-            ips.find(|ip| !needs_scope(ip))
-        })
+        for port in self.ports() {
+            for attr in port.gids() {
+                let ip = if port.has(Protocol::Roce) {
+                    Some(attr.gid().ip())
+                } else if port.has(Protocol::Iwarp) {
+                    attr.ipv4().map(IpAddr::V4)
+                } else {
+                    None
+                };
+                match ip {
+                    None => {}
+                    Some(IpAddr::V6(ip)) if ip.is_unspecified() || ip.is_unicast_link_local() => {}
+                    Some(_) => return ip,
+                }
+            }
+        }
+        None
     }
 
     /// Returns `true` if the device is one of iWARP.
@@ -270,11 +273,14 @@ impl<'a> Port<'a> {
 
     /// Returns the entries of the port's table that are in use (`rdma_get_gid_attr`). Any context.
     pub fn gids(&self) -> impl Iterator<Item = GidAttr> + 'a {
-        let port = *self;
-        let entries = (0..=u16::MAX).map(move |index| port.gid_attr(index));
-        entries
-            .take_while(|attr| !matches!(attr, Err(EINVAL)))
-            .flatten()
+        let (port, mut indices) = (*self, 0..=u16::MAX);
+        core::iter::from_fn(move || loop {
+            match port.gid_attr(indices.next()?) {
+                Ok(attr) => return Some(attr),
+                Err(EINVAL) => return None,
+                Err(_) => {}
+            }
+        })
     }
 
     /// # Errors
