@@ -647,12 +647,14 @@ impl PinnedDrop for Core {
 /// /// What all connections on a device share.
 /// struct PerDevice {
 ///     pd: Pd,
+///     queues: u32,
 /// }
 ///
 /// impl DeviceData<Ulp> for PerDevice {
 ///     fn add(_ulp: Pin<&Ulp>, dev: &Device, cx: &Sleepable) -> impl PinInit<Self, Error> {
 ///         Ok(PerDevice {
 ///             pd: Pd::alloc(dev, cx)?,
+///             queues: dev.num_comp_vectors(),
 ///         })
 ///     }
 /// }

@@ -17,7 +17,7 @@
 //!
 //! /// Returns the first byte of the answer to a request.
 //! fn ask(from: &GidAttr, to: Gid, cx: &Sleepable) -> Result<u8> {
-//!     let class = Class::with_oui(0x30, [0x00, 0x00, 0x5e]);
+//!     let class = Class::new(0x09, 1); // One of those for vendors.
 //!     let (dev, port) = (from.device(), from.port_num());
 //!     let agent = Agent::register(dev, port, class, &[], 0, cx)?;
 //!     let peer = Peer::new(&agent, from, to, cx)?;
