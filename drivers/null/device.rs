@@ -370,8 +370,7 @@ impl Shared {
             bindings::ib_event_type_IB_EVENT_CQ_ERR => {
                 self.machine.lock().cqs.iter().for_each(Cq::fail);
             }
-            bindings::ib_event_type_IB_EVENT_SRQ_ERR
-            | bindings::ib_event_type_IB_EVENT_SRQ_LIMIT_REACHED => self.raise_of_srqs(event),
+            bindings::ib_event_type_IB_EVENT_SRQ_ERR => self.raise_of_srqs(event),
             _ => return self.dispatch(event),
         }
         Ok(())

@@ -113,5 +113,4 @@ unsafe impl Send for SrqPtr {}
 pub(crate) struct Srq {
     pub(crate) raw: SrqPtr,
     pub(crate) queue: RecvQueue,
-    pub(crate) limit: u32,
 }

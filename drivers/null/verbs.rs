@@ -101,8 +101,6 @@ pub(crate) static OPS: Ops = Ops(bindings::ib_device_ops {
     create_ah: Some(create_ah),
     destroy_ah: Some(destroy_ah),
     create_srq: Some(create_srq),
-    modify_srq: Some(modify_srq),
-    query_srq: Some(query_srq),
     destroy_srq: Some(destroy_srq),
     create_cq: Some(create_cq),
     pre_destroy_cq: Some(pre_destroy_cq),
@@ -361,11 +359,7 @@ unsafe extern "C" fn create_srq(
         }
         let queue = RecvQueue::new(max_wr as usize, max_sge as usize)?;
         let raw = SrqPtr(NonNull::new(srq).ok_or(EINVAL)?);
-        let new = Srq {
-            raw,
-            queue,
-            limit: 0,
-        };
+        let new = Srq { raw, queue };
         let new = KBox::new(new, GFP_KERNEL)?;
         let mut machine = shared.machine.lock();
         let index = machine.srqs.vacant()?;
@@ -390,47 +384,6 @@ unsafe fn srq_parts<'a>(srq: *mut bindings::ib_srq) -> (&'a Shared, usize) {
     // SAFETY: The caller says that this is an operation of the SRQ, and so of its device.
     // `create_srq` has set the index.
     unsafe { (Shared::of((*srq).device), (*srq.cast::<IbSrq>()).index) }
-}
-
-/// # Safety
-///
-/// Called by the RDMA core, with what `struct ib_device_ops` says.
-unsafe extern "C" fn modify_srq(
-    srq: *mut bindings::ib_srq,
-    attr: *mut bindings::ib_srq_attr,
-    mask: bindings::ib_srq_attr_mask,
-    _udata: *mut bindings::ib_udata,
-) -> c_int {
-    // SAFETY: This is an operation of an SRQ that was created, and the attributes are valid.
-    let ((shared, index), attr) = unsafe { (srq_parts(srq), &*attr) };
-    if mask & bindings::ib_srq_attr_mask_IB_SRQ_MAX_WR != 0 {
-        return EOPNOTSUPP.to_errno();
-    }
-    if let Some(srq) = shared.machine.lock().srqs.get_mut(index) {
-        srq.limit = attr.srq_limit;
-    }
-    0
-}
-
-/// # Safety
-///
-/// Called by the RDMA core, with what `struct ib_device_ops` says.
-unsafe extern "C" fn query_srq(
-    srq: *mut bindings::ib_srq,
-    attr: *mut bindings::ib_srq_attr,
-) -> c_int {
-    // SAFETY: This is an operation of an SRQ that was created.
-    let (shared, index) = unsafe { srq_parts(srq) };
-    if let Some(srq) = shared.machine.lock().srqs.get(index) {
-        let is = bindings::ib_srq_attr {
-            max_wr: srq.queue.capacity() as u32,
-            max_sge: srq.queue.max_sge() as u32,
-            srq_limit: srq.limit,
-        };
-        // SAFETY: The core gives memory for the attributes.
-        unsafe { attr.write(is) };
-    }
-    0
 }
 
 /// # Safety

@@ -2,17 +2,20 @@
 
 //! Shared receive queues: what their slots receive.
 
-use crate::fixture::{
-    recv,
-    send,
-    wait,
-    Counter,
-    Env,
-    Inbox,
-    RecvBuf,
-    RecvListGuard,
-    SrqLink,
-    SLOT, //
+use crate::{
+    check::expect,
+    fixture::{
+        recv,
+        send,
+        wait,
+        Counter,
+        Env,
+        Inbox,
+        RecvBuf,
+        RecvListGuard,
+        SrqLink,
+        SLOT, //
+    }, //
 };
 use kernel::prelude::*;
 use rdma::{
@@ -20,7 +23,6 @@ use rdma::{
     prelude::*,
     qp::QpContext,
     srq::{
-        Event,
         Receive,
         Slot,
         Srq, //
@@ -79,7 +81,6 @@ fn many<C: CorePolled + FixedContext + Provides<Atomic>>() -> Result {
     for done in shared.sent.take() {
         done.ok()?;
     }
-    check_eq!(shared.srq.set_aside(), 0);
     Ok(())
 }
 
@@ -334,42 +335,6 @@ mod tests {
     }
 
     #[test]
-    fn limit_is_reached_once() -> Result {
-        not_on_iwarp!(c"siw does not say that the limit is off again");
-        let (env, recv_list, sent) = (Env::new()?, RecvListGuard::new(true)?, Inbox::new()?);
-        let (limits, others) = (Counter::new()?, Counter::new()?);
-        let told = (limits.clone(), others.clone());
-        let srq = Srq::create_with_events(
-            &env.pd,
-            4,
-            |_| RecvBuf::new(&env.pd, &recv_list.0, &env.cx),
-            move |event| {
-                match event {
-                    Event::LimitReached => told.0.up(),
-                    Event::Failed => told.1.up(),
-                };
-            },
-            &env.cx,
-        )?;
-        check_err!(srq.arm_limit(5, &env.cx), EINVAL);
-        srq.arm_limit(3, &env.cx)?;
-        check_eq!(srq.query(&env.cx)?.limit, 3);
-        let cq = env.cq::<Softirq>(64)?;
-        let link = SrqLink::new(&env, &srq, &cq, &patient())?;
-        send(&link.a.qp, env.message(&sent, b"one")?)?;
-        wait(|| recv_list.len() == 1)?;
-        check_eq!(limits.get(), 0);
-        for _ in 0..2 {
-            send(&link.a.qp, env.message(&sent, b"more")?)?;
-        }
-        wait(|| recv_list.len() == 3)?;
-        check_eq!(limits.get(), 1);
-        check_eq!(srq.query(&env.cx)?.limit, 0);
-        check_eq!(others.get(), 0);
-        Ok(())
-    }
-
-    #[test]
     fn sizes_are_checked() -> Result {
         let (env, recv_list) = (Env::new()?, RecvListGuard::new(false)?);
         check_err!(env.srq(0, &recv_list), EINVAL);
@@ -377,10 +342,6 @@ mod tests {
             Srq::<RecvBuf>::create(&env.pd, u32::MAX, |_| Err::<RecvBuf, _>(EIO), &env.cx),
             EINVAL
         );
-        let attr = env.srq(5, &recv_list)?.query(&env.cx)?;
-        check!(attr.max_wr >= 5);
-        check!(attr.max_sge >= 1);
-        check_eq!(attr.limit, 0);
         Ok(())
     }
 
@@ -405,9 +366,8 @@ mod tests {
         wait(|| shared.recv_list.len() == 1)?;
         let mut slot = shared.recv_list.pop()?.slot;
         slot.buf = Buf::alloc(&other, SLOT, &shared.env.cx)?;
-        check_eq!(shared.srq.set_aside(), 0);
+        expect(1, "a slot of an SRQ could not be posted");
         drop(slot);
-        check_eq!(shared.srq.set_aside(), 1);
         // The other one goes on.
         shared.send(b"two")?;
         wait(|| shared.recv_list.len() == 1)

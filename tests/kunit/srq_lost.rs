@@ -16,7 +16,6 @@ use rdma::{
     prelude::*,
     qp::InitAttr,
     srq::{
-        Event,
         Receive,
         Slot,
         Srq, //
@@ -56,13 +55,18 @@ impl Receive for Incoming {
 struct Outgoing {
     cqe: Cqe<Self>,
     buf: Buf<ToDevice>,
+    given_up: Arc<Counter>,
 }
 
 impl CqeHandler for Outgoing {
     type Pointer = Pin<KBox<Self>>;
     type Needs = Atomic;
 
-    fn done(_this: Self::Pointer, _wc: &Wc, _cx: &Atomic) {}
+    fn done(this: Self::Pointer, wc: &Wc, _cx: &Atomic) {
+        if wc.result().is_err() {
+            this.given_up.up();
+        }
+    }
 }
 
 /// An SRQ, a CQ for its QPs, and what becomes of its slots.
@@ -73,8 +77,6 @@ struct Shared {
     received: Arc<Counter>,
     flushed: Arc<Counter>,
     gone: Arc<Counter>,
-    /// The number of times that a slot was taken with the limit armed.
-    taken: Arc<Counter>,
 }
 
 const CAPS: Caps = Caps::new(2, 0);
@@ -83,8 +85,6 @@ impl Shared {
     fn new() -> Result<Self> {
         let env = Env::new()?;
         let (received, flushed, gone) = (Counter::new()?, Counter::new()?, Counter::new()?);
-        let taken = Counter::new()?;
-        let takes = taken.clone();
         let slot = |_| {
             Ok::<_, Error>(Incoming {
                 buf: Buf::alloc(&env.pd, LONG, &env.cx)?,
@@ -93,19 +93,13 @@ impl Shared {
                 _gone: CountDrop(gone.clone()),
             })
         };
-        let events = move |event| {
-            if event == Event::LimitReached {
-                takes.up();
-            }
-        };
-        let srq = Srq::create_with_events(&env.pd, SLOTS, slot, events, &env.cx)?;
+        let srq = Srq::create(&env.pd, SLOTS, slot, &env.cx)?;
         Ok(Self {
             cq: env.cq(64)?,
             srq,
             received,
             flushed,
             gone,
-            taken,
             env,
         })
     }
@@ -113,27 +107,28 @@ impl Shared {
     fn connect(&self, qp: &Qp<Softirq>, peer: u32) -> Result {
         qp.modify(to_init(), &self.env.cx)?;
         qp.modify(to_rtr(&self.env, peer)?, &self.env.cx)?;
-        qp.modify(to_rts(), &self.env.cx)?;
+        qp.modify(to_rts().timeout(14).retry_count(1), &self.env.cx)?;
         Ok(())
     }
 
     /// Has a QP take a slot for a message that does not end, as its sender hears of none of the
-    /// packets, and drains it.
+    /// packets: it sends them again until it gives up. Then drains both.
     fn break_off(&self) -> Result {
         let (pd, cq, cx) = (&self.env.pd, &self.cq, &self.env.cx);
-        let before = self.taken.get();
         let sender = Qp::create_raw(pd, cq, cq, &CAPS, cx)?;
         let receiver = InitAttr::on_srq(pd, cq, &self.srq, &CAPS).create(cx)?;
         self.connect(&receiver, NOBODY)?;
         self.connect(&sender, receiver.num())?;
+        let given_up = Counter::new()?;
         let message = Outgoing {
             cqe: Cqe::new(),
             buf: Buf::alloc(pd, LONG, cx)?,
+            given_up: given_up.clone(),
         };
         sender.post_send(KBox::pin(message, GFP_KERNEL)?, |message| {
             Ok(SendWr::send([message.buf.whole()]))
         })?;
-        wait(|| self.taken.get() > before)?;
+        wait(|| given_up.get() == 1)?;
         receiver.drain(cx)?;
         sender.drain(cx)
     }
@@ -147,7 +142,6 @@ mod tests {
     fn message_that_breaks_off() -> Result {
         let shared = Shared::new()?;
         for _ in 0..SLOTS {
-            shared.srq.arm_limit(SLOTS, &shared.env.cx)?;
             shared.break_off()?;
         }
         check_eq!(shared.received.get(), 0);

@@ -212,7 +212,7 @@ impl<C: Way> World<C> {
                 _life: Life::new(tally),
             })
         };
-        let srq = Srq::create_with_events(&pd, 6, recv_buf, |_| (), cx)?;
+        let srq = Srq::create(&pd, 6, recv_buf, cx)?;
         let datagrams = match plan.transport {
             // iWARP has none.
             Transport::Siw => None,

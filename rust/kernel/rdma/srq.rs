@@ -108,10 +108,7 @@ use core::{
     ptr::NonNull, //
 };
 use kernel::{
-    error::{
-        from_err_ptr,
-        to_result, //
-    },
+    error::from_err_ptr,
     new_mutex,
     prelude::*,
     sync::{
@@ -145,17 +142,6 @@ pub trait Receive<const N: usize = 1>: Sized + Send + 'static {
     fn done(slot: Slot<Self, N>, wc: &Wc, cx: &Self::Needs);
 }
 
-/// The attributes of an SRQ, as `struct ib_srq_attr`.
-#[derive(Clone, Copy, Debug)]
-pub struct Attr {
-    /// The number of receives that can be posted: at least the number of slots.
-    pub max_wr: u32,
-    /// The number of scatter entries that a receive can have.
-    pub max_sge: u32,
-    /// The limit that is armed, or zero.
-    pub limit: u32,
-}
-
 /// A shared receive queue with slots of type `T`.
 ///
 /// A counted handle. The SRQ is destroyed, from a work item, when the last handle and all QPs on it
@@ -176,7 +162,8 @@ impl<T: Receive<N>, const N: usize> Clone for Srq<T, N> {
 
 impl<T: Receive<N>, const N: usize> Srq<T, N> {
     /// Creates an SRQ with `slots` slots (`ib_create_srq`) and posts all of them
-    /// (`ib_post_srq_recv`). `init` makes the value of each.
+    /// (`ib_post_srq_recv`). `init` makes the value of each. The SRQ reserves as many entries, once, of
+    /// each CQ that its QPs complete to.
     ///
     /// # Errors
     ///
@@ -188,87 +175,13 @@ impl<T: Receive<N>, const N: usize> Srq<T, N> {
         init: impl FnMut(u32) -> I,
         cx: &Sleepable,
     ) -> Result<Self> {
-        Self::new(pd, slots, init, None, cx)
-    }
-
-    /// As [`Srq::create`]; `events` is called for each event of the SRQ, in any context: it must
-    /// not sleep.
-    ///
-    /// # Errors
-    ///
-    /// As [`Srq::create`].
-    pub fn create_with_events<I: PinInit<T, Error>>(
-        pd: &Pd,
-        slots: u32,
-        init: impl FnMut(u32) -> I,
-        events: impl Fn(Event) + Send + Sync + 'static,
-        cx: &Sleepable,
-    ) -> Result<Self> {
-        let events = KBox::new(events, GFP_KERNEL)? as KBox<EventFn>;
-        Self::new(pd, slots, init, Some(events), cx)
-    }
-
-    fn new<I: PinInit<T, Error>>(
-        pd: &Pd,
-        slots: u32,
-        init: impl FnMut(u32) -> I,
-        events: Option<KBox<EventFn>>,
-        cx: &Sleepable,
-    ) -> Result<Self> {
         let sges = const { N as u32 };
         check(pd, slots, sges)?;
         let all = KBox::new(Slots::<T, N>::new(slots, init)?, GFP_KERNEL)?;
-        let inner = create(pd, slots, sges, all, events, cx)?;
+        let inner = create(pd, slots, sges, all, cx)?;
         Ok(Self {
             inner,
             _slots: PhantomData,
-        })
-    }
-
-    /// Returns the number of slots. The SRQ reserves as many entries, once, of each CQ that its QPs
-    /// complete to.
-    pub fn slots(&self) -> u32 {
-        self.inner.slots
-    }
-
-    /// Returns the number of slots that the driver refused to post again. Each was reported, and is
-    /// dropped with the SRQ.
-    pub fn set_aside(&self) -> u32 {
-        self.inner.state.queue.aside.load(Relaxed)
-    }
-
-    /// Arms [`Event::LimitReached`], which comes once, when fewer than `limit` receives are posted
-    /// (`ib_modify_srq`, `IB_SRQ_LIMIT`). Zero disarms it.
-    ///
-    /// # Errors
-    ///
-    /// `EINVAL` for more than there are slots, or the driver's error.
-    pub fn arm_limit(&self, limit: u32, _cx: &Sleepable) -> Result {
-        if limit > self.slots() {
-            return Err(EINVAL);
-        }
-        let mut attr = bindings::ib_srq_attr {
-            srq_limit: limit,
-            ..Default::default()
-        };
-        let mask = bindings::ib_srq_attr_mask_IB_SRQ_LIMIT;
-        // SAFETY: The SRQ lives as long as `inner`, and the attributes are complete for this mask.
-        to_result(unsafe { bindings::ib_modify_srq(self.inner.as_raw(), &raw mut attr, mask) })
-    }
-
-    /// Queries the attributes of the SRQ (`ib_query_srq`).
-    ///
-    /// # Errors
-    ///
-    /// The driver's error.
-    pub fn query(&self, _cx: &Sleepable) -> Result<Attr> {
-        let mut attr = bindings::ib_srq_attr::default();
-        // SAFETY: The SRQ lives as long as `inner`.
-        to_result(unsafe { bindings::ib_query_srq(self.inner.as_raw(), &raw mut attr) })?;
-        Ok(Attr {
-            max_wr: attr.max_wr,
-            max_sge: attr.max_sge,
-            limit: attr.srq_limit,
         })
     }
 
@@ -277,42 +190,16 @@ impl<T: Receive<N>, const N: usize> Srq<T, N> {
     }
 }
 
-/// An event of an SRQ.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Event {
-    /// Fewer receives are posted than the limit that was armed says
-    /// (`IB_EVENT_SRQ_LIMIT_REACHED`).
-    LimitReached,
-    /// The SRQ has failed and receives nothing any more (`IB_EVENT_SRQ_ERR`). This is reported in
-    /// the log, too.
-    Failed,
-}
-
-type EventFn = dyn Fn(Event) + Send + Sync;
-
-/// The `event_handler` of every SRQ.
+/// The `event_handler` of every SRQ, which reports that it has failed and receives nothing any more.
 ///
 /// # Safety
 ///
-/// Called by the driver, with the SRQ's context, which is an `Option<KBox<EventFn>>`.
-unsafe extern "C" fn event(event: *mut bindings::ib_event, context: *mut c_void) {
-    // SAFETY: The event is valid during this call, and the context is as the caller says; it is
-    // dropped after the SRQ was destroyed.
-    let (kind, device, function) = unsafe {
-        let function = &*context.cast::<Option<KBox<EventFn>>>();
-        ((*event).event, (*event).device, function)
-    };
-    let event = match kind {
-        bindings::ib_event_type_IB_EVENT_SRQ_LIMIT_REACHED => Event::LimitReached,
-        bindings::ib_event_type_IB_EVENT_SRQ_ERR => {
-            // SAFETY: The device of an event is registered during this call.
-            pr_err!("{}: an SRQ has failed\n", unsafe { Name::of(device) });
-            Event::Failed
-        }
-        _ => return,
-    };
-    if let Some(function) = function {
-        function(event);
+/// Called by the driver.
+unsafe extern "C" fn event(event: *mut bindings::ib_event, _context: *mut c_void) {
+    // SAFETY: The event is valid during this call, and its device is registered.
+    let (kind, device) = unsafe { ((*event).event, Name::of((*event).device)) };
+    if kind == bindings::ib_event_type_IB_EVENT_SRQ_ERR {
+        pr_err!("{device}: an SRQ has failed\n");
     }
 }
 
@@ -330,7 +217,6 @@ struct Queue {
     pd: pd::Id,
     closed: Atomic<bool>,
     out: SlotsOut,
-    aside: Atomic<u32>,
     #[pin]
     returned: Completion,
 }
@@ -347,6 +233,22 @@ struct Refused {
     named: bool,
 }
 
+impl Refused {
+    #[cold]
+    #[inline(never)]
+    fn report(self) {
+        let error = self.error;
+        if self.named {
+            pr_err!("a slot of an SRQ could not be posted ({error:?}): it is set aside\n");
+        } else {
+            // It may be in the queue, so it counts as posted: it is handed out when it completes.
+            pr_err!(
+                "a driver did not say that it refused a slot of an SRQ ({error:?}): taken for posted\n"
+            );
+        }
+    }
+}
+
 impl Queue {
     fn new(raw: NonNull<bindings::ib_srq>, pd: &Pd) -> impl PinInit<Self> {
         let pd = pd.id();
@@ -356,7 +258,6 @@ impl Queue {
             pd,
             closed: Atomic::new(false),
             out: SlotsOut::new(),
-            aside: Atomic::new(0),
             returned <- Completion::new(),
         })
     }
@@ -392,21 +293,6 @@ impl Queue {
             error: Error::from_errno(ret),
             named,
         })
-    }
-
-    /// Counts a slot that cannot be posted. The caller holds the RCU read lock, or has the SRQ.
-    #[cold]
-    #[inline(never)]
-    fn put_aside(&self, Refused { error, named }: Refused) {
-        if !named {
-            // It may be in the queue, so it counts as posted: it is handed out when it completes.
-            pr_err!(
-                "a driver did not say that it refused a slot of an SRQ ({error:?}): taken for posted\n"
-            );
-            return;
-        }
-        let n = self.aside.fetch_add(1, Relaxed) + 1;
-        pr_err!("a slot of an SRQ could not be posted ({error:?}): {n} set aside\n");
     }
 
     /// Counts a slot that was dropped after the queue was closed. The caller does not access the
@@ -446,7 +332,6 @@ struct State {
     raw: NonNull<bindings::ib_srq>,
     queue: Pin<KBox<Queue>>,
     slots: KBox<dyn AnySlots>,
-    _events: KBox<Option<KBox<EventFn>>>,
     pd: Pd,
     // Dropped last: the ULP may be gone after that.
     _object: Object,
@@ -516,16 +401,13 @@ fn create(
     count: u32,
     sges: u32,
     slots: KBox<dyn AnySlots>,
-    events: Option<KBox<EventFn>>,
     _cx: &Sleepable,
 ) -> Result<Arc<Inner>> {
     let dev = pd.device();
     let reserved = Deferred::reserve()?;
     let object = dev.list(Kind::Srq)?;
-    let events = KBox::new(events, GFP_KERNEL)?;
     let mut attr = bindings::ib_srq_init_attr {
         event_handler: Some(event),
-        srq_context: core::ptr::from_ref(&*events).cast_mut().cast(),
         attr: bindings::ib_srq_attr {
             max_wr: count,
             max_sge: sges,
@@ -534,7 +416,7 @@ fn create(
         srq_type: bindings::ib_srq_type_IB_SRQT_BASIC,
         ..Default::default()
     };
-    // SAFETY: The PD is alive, and `events` is dropped after the SRQ was destroyed.
+    // SAFETY: The PD is alive.
     let raw = from_err_ptr(unsafe {
         bindings::ib_create_srq_user(
             pd.as_raw(),
@@ -550,7 +432,7 @@ fn create(
             // SAFETY: The SRQ was just created; nothing was posted to it.
             let ret = unsafe { bindings::ib_destroy_srq_user(raw.as_ptr(), core::ptr::null_mut()) };
             if ret != 0 {
-                core::mem::forget((object, events, pd.clone()));
+                core::mem::forget((object, pd.clone()));
             }
             return Err(e);
         }
@@ -562,7 +444,6 @@ fn create(
         raw,
         queue,
         slots,
-        _events: events,
         pd: pd.clone(),
         _object: object,
     });
@@ -871,7 +752,7 @@ impl<T: Receive<N>, const N: usize> Drop for Slot<T, N> {
         // SAFETY: The queue is not closed, and the RCU read lock is held, so the SRQ is there. By
         // the type invariant nothing else uses the memory, nor does this slot after the post.
         if let Err(refused) = unsafe { post::<T, N>(queue, self.0) } {
-            queue.put_aside(refused);
+            refused.report();
         }
     }
 }
