@@ -7,7 +7,7 @@ use rdma::{
     cq::Cq,
     device::Device,
     mad::Agent,
-    mr::{Mr, Pool},
+    mr::Mr,
     pd::Pd,
     prelude::*,
     sg::{Pages, SgBuf},
@@ -53,7 +53,6 @@ fn objects() {
     send_and_sync::<Srq<Question>>();
     send_and_sync::<Slot<Question>>();
     send_and_sync::<Mr>();
-    send_and_sync::<Pool>();
     send_and_sync::<cm::Id>();
     send_and_sync::<cm::Listener>();
     send_and_sync::<Agent>();

@@ -121,8 +121,7 @@ mod tests {
         let region = region(&env, 10)?;
         check!(region.is_idle());
         region.write(0, b"0123456789")?;
-        let (mr, mut buf) = parts(region)?;
-        check!(mr.pages() >= 1);
+        let (_, mut buf) = parts(region)?;
         check_eq!(&buf.cpu()[..], b"0123456789");
         Ok(())
     }
@@ -191,7 +190,6 @@ mod tests {
         let qp = &link.b.qp;
         qp.post_send(Shared::new(&region)?, |s| Ok(InvWr::new(&s.region)))?;
         check!(!region.is_idle());
-        check_err!(region.remote(0..8), ENOKEY);
         for _ in 0..2 {
             let twice = qp.post_send(Shared::new(&region)?, |s| Ok(InvWr::new(&s.region)));
             check_err!(twice, EBUSY);
@@ -214,7 +212,6 @@ mod tests {
             check_err!(posted, EINVAL);
         }
         write(&link, remote, b"valid")?.ok()?;
-        check_eq!(region.remote(0..8)?, remote);
         Ok(())
     }
 
@@ -246,7 +243,7 @@ mod tests {
         };
         let link = Link::<Direct>::with(&Caps::new(8, 8), &patient)?;
         let (sent, received) = (Inbox::new()?, Inbox::new()?);
-        let (registered, remote) = register(&link, region(&link.env, 8)?, both)?;
+        let (registered, _) = register(&link, region(&link.env, 8)?, both)?;
         let registered = Arc::new(registered.into_shared(), GFP_KERNEL)?;
         let idle = link.env.region(8)?;
         let count = fill(&link, &sent)?;
@@ -256,7 +253,6 @@ mod tests {
         let posted = qp.post_send(Shared::new(&idle)?, |s| Ok(both(&s.region)));
         check_err!(posted, ENOMEM);
         check!(idle.is_idle());
-        check_eq!(registered.remote(0..1)?, remote);
 
         for _ in 0..count {
             recv(&link.a.qp, link.env.message(&received, b"x")?)?;
@@ -272,15 +268,11 @@ mod tests {
     #[test]
     fn parts_of_a_region() -> Result {
         let link = Link::<Softirq>::new()?;
-        let region = region(&link.env, 8)?;
-        check_err!(region.remote(0..8), ENOKEY);
-        let (region, remote) = register(&link, region, both)?;
-        check_eq!(region.remote(0..8)?, remote);
-        let tail = region.remote(5..8)?;
-        check_eq!(tail.rkey, remote.rkey);
-        for (start, end) in [(0, 9), (8, 9), (3, 3), (5, 4), (0, usize::MAX)] {
-            check_err!(region.remote(start..end), EINVAL);
-        }
+        let (region, remote) = register(&link, region(&link.env, 8)?, both)?;
+        let tail = Remote {
+            addr: remote.addr + 5,
+            ..remote
+        };
         write_flushed(&link, tail, b"end")?;
         let mut bytes = [1; 8];
         region.read(0, &mut bytes)?;
@@ -308,12 +300,11 @@ mod tests {
     fn what_is_not_mapped_comes_back() -> Result {
         let (env, foreign) = (Env::new()?, Env::new()?);
         let mr = Mr::alloc(&env.pd, 1, &env.cx)?;
-        check_eq!(mr.pages(), 1);
         let large = SgBuf::<Bidirectional>::alloc(&env.pd, 5000, &env.cx)?;
         let Err(e) = Region::map(mr, large) else {
             return Err(crate::check::fail(fmt!("two pages were mapped by one")));
         };
-        check_eq!((e.error, e.memory.len()), (EINVAL, 5000));
+        check_eq!(e.error, EINVAL);
         let other = SgBuf::<Bidirectional>::alloc(&foreign.pd, 100, &env.cx)?;
         check_err!(Region::map(e.mr, other), EINVAL);
         check_err!(Mr::alloc(&env.pd, 0, &env.cx), EINVAL);

@@ -66,7 +66,6 @@ suites! {
     mr_ended: suite_mr_ended,
     mr_inv: suite_mr_inv,
     mr_lock: suite_mr_lock,
-    mr_pool: suite_mr_pool,
     mr_remote: suite_mr_remote,
     mr_repost: suite_mr_repost,
     null_chain: suite_null_chain,

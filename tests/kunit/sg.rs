@@ -173,7 +173,10 @@ mod tests {
         let (region, remote) = register(&link, Region::new(memory, &link.env.cx)?, both)?;
         write(&link, remote, &all)?.ok()?;
         check!(read(&link, remote, all.len())?.bytes()?[..] == all[..]);
-        let middle = region.remote(7 * PAGE_SIZE - 2..7 * PAGE_SIZE + 2)?;
+        let middle = Remote {
+            addr: remote.addr + 7 * PAGE_SIZE as u64 - 2,
+            ..remote
+        };
         check!(read(&link, middle, 4)?.bytes()?[..] == all[7 * PAGE_SIZE - 2..7 * PAGE_SIZE + 2]);
         let (region, _) = invalidate(&link, region)?;
         let (_, memory) = region.into_parts().map_err(|_| EBUSY)?;

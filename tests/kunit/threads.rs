@@ -13,7 +13,6 @@ use crate::fixture::{
 use kernel::prelude::*;
 use rdma::{
     cq::Batch,
-    mr::Pool,
     prelude::*, //
 };
 
@@ -286,29 +285,6 @@ mod tests {
             wait(|| completed.get() == 2)?;
             check!(region.is_idle());
         }
-        Ok(())
-    }
-
-    #[test]
-    fn pool_is_shared() -> Result {
-        let env = Env::new()?;
-        let pool = Pool::new(&env.pd, 2, 1, &env.cx)?;
-        let out = Counter::new()?;
-        let user = || {
-            let (pool, out) = (pool.clone(), out.clone());
-            boxed(move |_| {
-                for _ in 0..TURNS {
-                    let Some(mr) = pool.get() else { continue };
-                    check!(out.up() <= 2);
-                    out.down();
-                    drop(mr);
-                }
-                Ok(())
-            })
-        };
-        at_once(&env, [user()?, user()?, user()?])?;
-        check_eq!(pool.available(), 2);
-        check_eq!(pool.lost(), 0);
         Ok(())
     }
 }

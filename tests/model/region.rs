@@ -61,7 +61,7 @@ impl Shared {
     fn prepare_in_vain(&self) {
         if self.state.claim_idle() {
             self.use_claim();
-            self.state.unclaim_idle();
+            self.state.set_idle();
         }
     }
 
@@ -109,7 +109,7 @@ impl Shared {
     fn invalidate_elsewhere(&self) {
         if self.state.claim_registered() {
             self.use_claim();
-            self.state.unclaim_registered();
+            self.state.set_registered();
         }
     }
 
@@ -120,7 +120,7 @@ impl Shared {
             self.use_claim();
             match proof {
                 true => self.state.set_idle(),
-                false => self.state.unclaim_registered(),
+                false => self.state.set_registered(),
             }
         }
     }
@@ -319,14 +319,14 @@ fn exclusive_state_moves_with_its_owner() {
             // One that is refused.
             assert!(state.claim_idle() && !state.claim_registered());
             assert_eq!(state.prepare(), 0);
-            assert!(!state.claim_idle() && state.claim_registered() && state.has_key());
+            assert!(!state.claim_idle() && state.claim_registered());
             state.set_idle();
-            assert!(state.is_idle() && !state.has_key());
+            assert!(state.is_idle());
             // And one that is posted, and invalidated.
             state.prepare();
-            assert!(state.has_key() && state.claim_registered());
+            assert!(state.claim_registered());
             state.set_invalidating();
-            assert!(!state.is_idle() && !state.has_key());
+            assert!(!state.is_idle());
             assert!(!state.claim_idle() && !state.claim_registered());
         });
         *queue.lock().unwrap() = Some(owner);
@@ -362,11 +362,9 @@ fn exclusive_state_moves_with_its_owner() {
 /// Both kinds make of a step the same state: an exclusive region may become a shared one.
 #[test]
 fn both_kinds_agree() {
-    fn run<S: State>(state: &S, commit: fn(&S, u64)) -> Vec<(bool, bool, u64)> {
+    fn run<S: State>(state: &S, commit: fn(&S, u64)) -> Vec<(bool, u64)> {
         let mut seen = Vec::new();
-        let mut see = |state: &S| {
-            seen.push((state.is_idle(), state.has_key(), state.generation()));
-        };
+        let mut see = |state: &S| seen.push((state.is_idle(), state.generation()));
         for _ in 0..2 {
             see(state);
             assert!(!state.claim_registered() && state.claim_idle());

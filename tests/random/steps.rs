@@ -283,11 +283,13 @@ fn register<C: Way>(t: &mut Turn<'_, C>) -> Result {
     let (region, qp) = t.region()?;
     let owner = Shared::new(&region, t.life())?;
     owner.life.post();
-    qp.post_send(owner, |o| Ok(RegWr::remote_read_write(&*o.region)))
+    let remote = qp
+        .post_send(owner, |o| Ok(RegWr::remote_read_write(&*o.region)))
         .map_err(|e| refused(e, |o| &o.life))?;
     Ok(())
 }
 
+    pair.set_remote(index, remote);
 fn invalidate<C: Way>(t: &mut Turn<'_, C>) -> Result {
     let (region, qp) = t.region()?;
     let owner = Shared::new(&region, t.life())?;
@@ -300,7 +302,10 @@ fn invalidate<C: Way>(t: &mut Turn<'_, C>) -> Result {
 fn access<C: Way>(t: &mut Turn<'_, C>) -> Result {
     let (pair, message) = (t.pair()?, t.message()?);
     let ([qp, _], [_, region]) = (&pair.ends, &pair.regions);
-    let (remote, kind) = (region.remote(0..LEN)?, t.rng.below(4));
+    if region.is_idle() {
+        return Err(ENOKEY);
+    }
+    let (remote, kind) = (pair.remote(1).ok_or(EINVAL)?, t.rng.below(4));
     if kind == 2 {
         // A READ that is flushed before it is sent completes twice there.
         t.not_on_siw()?;
@@ -319,11 +324,7 @@ fn access<C: Way>(t: &mut Turn<'_, C>) -> Result {
 
 fn own_region<C: Way>(t: &mut Turn<'_, C>) -> Result {
     let (_pair, qp) = t.held_end()?;
-    let (mr, memory) = (t.world.pool.get().ok_or(EBUSY)?, t.memory()?);
-    let region = Region::map(mr, memory).map_err(|e| e.error)?;
-    let owner = Own::new(region, &qp, t.life())?;
-    // The pool's MRs are lost with regions that are registered at their end.
-    let _ = t.world.pool.refill(t.cx);
+    let owner = Own::new(Region::new(t.memory()?, t.cx)?, &qp, t.life())?;
     owner.life.post();
     qp.post_send(owner, |o| Ok(RegWr::remote_write(&o.region)))
         .map_err(|e| refused(e, |o| &o.life))?;

@@ -39,7 +39,6 @@ use rdma::{
         self,
         Ah, //
     },
-    mr::Pool,
     prelude::*,
     qp::State,
     srq::Srq,
@@ -62,6 +61,8 @@ const ENTRIES: u32 = 2048;
 pub(crate) struct Pair<C: PollContext> {
     pub(crate) ends: [Arc<Qp<C>>; 2],
     pub(crate) regions: [Arc<SharedRegion<Bidirectional>>; 2],
+    /// The address and the key of each region, once it was registered.
+    remotes: [(Atomic<u64>, Atomic<u32>); 2],
     /// `true` if owners have their QP. Nothing but a drain ends that.
     held: Atomic<bool>,
     null: Option<Arc<NullDevice>>,
@@ -76,6 +77,7 @@ impl<C: Way> Pair<C> {
         let this = Self {
             ends: world.net.pair(&world.parts, rng, cx)?,
             regions: [region()?, region()?],
+            remotes: [const { (Atomic::new(0), Atomic::new(0)) }; 2],
             held: Atomic::new(false),
             null: world.null().ok().cloned(),
         };
@@ -90,6 +92,22 @@ impl<C: Way> Pair<C> {
 }
 
 impl<C: PollContext> Pair<C> {
+    pub(crate) fn set_remote(&self, end: usize, remote: Remote) {
+        if let Some((addr, rkey)) = self.remotes.get(end) {
+            addr.store(remote.addr, Relaxed);
+            rkey.store(remote.rkey, Relaxed);
+        }
+    }
+
+    /// Returns where the region of an end was registered last.
+    pub(crate) fn remote(&self, end: usize) -> Option<Remote> {
+        let (addr, rkey) = self.remotes.get(end)?;
+        Some(Remote {
+            addr: addr.load(Relaxed),
+            rkey: rkey.load(Relaxed),
+        })
+    }
+
     /// An owner is about to have one of the QPs.
     pub(crate) fn hold(&self) {
         self.held.store(true, Relaxed);
@@ -179,7 +197,6 @@ pub(crate) struct World<C: Way> {
     srq_pair: Mutex<Option<Arc<SrqPair<C>>>>,
     /// The QP for datagrams, if there are any, and the address of all of them.
     pub(crate) datagrams: Option<(UdQp<C>, Arc<Ah>)>,
-    pub(crate) pool: Pool,
     net: Net<C>,
     pub(crate) parts: Arc<Parts<C>>,
     pub(crate) dev: Device,
@@ -221,7 +238,6 @@ impl<C: Way> World<C> {
                 Arc::new(own_ah(dev, &pd, null.is_some(), cx)?, GFP_KERNEL)?,
             )),
         };
-        let pool = Pool::new(&pd, 4, 2, cx)?;
         let parts = Parts {
             pd,
             cq,
@@ -234,7 +250,6 @@ impl<C: Way> World<C> {
             pairs <- new_mutex!([const { None }; PAIRS]),
             srq_pair <- new_mutex!(None),
             datagrams,
-            pool,
             net: match null {
                 Some(null) => Net::Null(null.clone()),
                 None => Net::Link(Link::new(client, &parts, cx)?),

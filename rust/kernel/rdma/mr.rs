@@ -46,13 +46,11 @@ use crate::{
     pd::Pd,
     qp::Qp,
     refs::Kind,
-    wc::Success,
-    wr::Remote, //
+    wc::Success, //
 };
 use core::{
     marker::PhantomData,
     mem::ManuallyDrop,
-    ops::Range,
     ptr::NonNull, //
 };
 use kernel::{
@@ -60,48 +58,17 @@ use kernel::{
         from_err_ptr,
         to_result, //
     },
-    new_spinlock_irq,
     prelude::*,
-    sync::{
-        atomic::{
-            ordering::Relaxed,
-            Atomic, //
-        },
-        Arc,
-        SpinLockIrq, //
-    }, //
 };
-
-/// Allocates an MR. Neither generic nor inlined, so that its end is code of this module.
-#[inline(never)]
-fn alloc(pd: &Pd, pages: u32, _cx: &Sleepable) -> Result<Deferred<FastRegMr>> {
-    let dev = pd.device();
-    if pages == 0 || pages > dev.attrs().max_fast_reg_page_list_len {
-        return Err(EINVAL);
-    }
-    let reserved = Deferred::reserve()?;
-    let listed = dev.list(Kind::Mr)?;
-    // SAFETY: The PD is alive, as there is a reference to it, and the number of pages is in range.
-    let mr = from_err_ptr(unsafe {
-        bindings::ib_alloc_mr(pd.as_raw(), bindings::ib_mr_type_IB_MR_TYPE_MEM_REG, pages)
-    })?;
-    let mr = NonNull::new(mr).ok_or(ENOMEM)?;
-    // SAFETY: The MR was just allocated, and its number does not change.
-    listed.set_num(unsafe { mr.as_ref() }.res.id);
-    Ok(reserved.fill(FastRegMr::new(mr, pages, pd.clone(), listed)))
-}
 
 /// A fast-registration MR without memory, ready to map some.
 ///
-/// When it is dropped it goes back to its [`Pool`], or a work item deregisters it.
+/// When it is dropped, a work item deregisters it.
 ///
 /// # Invariants
 ///
-/// `fmr` is there until this is dropped. Outside of a [`Region`] it is idle and has no memory.
-pub struct Mr {
-    fmr: ManuallyDrop<Deferred<FastRegMr>>,
-    pool: Option<Pool>,
-}
+/// Outside of a [`Region`] it is idle and has no memory.
+pub struct Mr(Deferred<FastRegMr>);
 
 impl Mr {
     /// Allocates an MR that can map `pages` pages (`ib_alloc_mr`).
@@ -111,31 +78,30 @@ impl Mr {
     /// `EINVAL` if the device has no such MRs, see [`DeviceAttr`]; `ENOMEM`, or the driver's error.
     ///
     /// [`DeviceAttr`]: crate::device::DeviceAttr
-    pub fn alloc(pd: &Pd, pages: u32, cx: &Sleepable) -> Result<Self> {
-        Ok(Self::of(alloc(pd, pages, cx)?, None))
-    }
-
-    fn of(fmr: Deferred<FastRegMr>, pool: Option<Pool>) -> Self {
-        // INVARIANT: The MR is new, or from a pool, which has idle ones.
-        Self {
-            fmr: ManuallyDrop::new(fmr),
-            pool,
+    // Not inlined, so that its end is code of this module.
+    #[inline(never)]
+    pub fn alloc(pd: &Pd, pages: u32, _cx: &Sleepable) -> Result<Self> {
+        let dev = pd.device();
+        if pages == 0 || pages > dev.attrs().max_fast_reg_page_list_len {
+            return Err(EINVAL);
         }
-    }
-
-    /// Returns the number of pages that it can map.
-    pub fn pages(&self) -> u32 {
-        self.fmr.pages
-    }
-}
-
-impl Drop for Mr {
-    fn drop(&mut self) {
-        // SAFETY: By the type invariant `fmr` is there; it is not used again.
-        let fmr = unsafe { ManuallyDrop::take(&mut self.fmr) };
-        if let Some(pool) = self.pool.take() {
-            pool.put(fmr);
-        }
+        let reserved = Deferred::reserve()?;
+        let listed = dev.list(Kind::Mr)?;
+        // SAFETY: The PD is alive, as there is a reference to it, and the number of pages is in
+        // range.
+        let mr = from_err_ptr(unsafe {
+            bindings::ib_alloc_mr(pd.as_raw(), bindings::ib_mr_type_IB_MR_TYPE_MEM_REG, pages)
+        })?;
+        let mr = NonNull::new(mr).ok_or(ENOMEM)?;
+        // SAFETY: The MR was just allocated, and its number does not change.
+        listed.set_num(unsafe { mr.as_ref() }.res.id);
+        // INVARIANT: The MR is new.
+        Ok(Self(reserved.fill(FastRegMr::new(
+            mr,
+            pages,
+            pd.clone(),
+            listed,
+        ))))
     }
 }
 
@@ -158,7 +124,7 @@ impl<M> From<MapError<M>> for Error {
 /// Memory that peers can be given access to.
 ///
 /// A region is used by one thread at a time. It is a part of the owner of its requests, directly or
-/// behind a box, or lies behind a lock. One that threads share, as in an [`Arc`], is a
+/// behind a box, or lies behind a lock. One that threads share, as in an `Arc`, is a
 /// [`SharedRegion`].
 ///
 /// It may be dropped in any state: unless it is idle, a work item deregisters the MR before the
@@ -206,18 +172,19 @@ impl<D: Direction, M: Memory<D>> Region<D, M> {
     /// # Examples
     ///
     /// ```
-    /// # use rdma::{dma::{Bidirectional, Buf}, mr::Region};
-    /// fn remap(
-    ///     region: Region<Bidirectional>,
-    ///     memory: Buf<Bidirectional>,
-    /// ) -> Result<Region<Bidirectional>> {
-    ///     let (mr, _) = region.into_parts().map_err(|_| EBUSY)?;
-    ///     Ok(Region::map(mr, memory)?)
+    /// # use rdma::{context::Sleepable, dma::{FromDevice, ToDevice}, mr::{Mr, Region}, pd::Pd, sg::SgBuf};
+    /// /// Gives one MR the memory of one I/O after the other.
+    /// fn serve(pd: &Pd, cx: &Sleepable) -> Result {
+    ///     let mr = Mr::alloc(pd, 16, cx)?;
+    ///     let read = Region::map(mr, SgBuf::<FromDevice>::alloc(pd, 60_000, cx)?)?;
+    ///     let (mr, _) = read.into_parts().map_err(|_| EBUSY)?;
+    ///     Region::map(mr, SgBuf::<ToDevice>::alloc(pd, 100, cx)?)?;
+    ///     Ok(())
     /// }
     /// ```
     pub fn map(mr: Mr, memory: M) -> Result<Self, MapError<M>> {
-        let raw = mr.fmr.raw.as_ptr();
-        if memory.pages() > mr.pages() as usize || *memory.pd() != mr.fmr.pd {
+        let raw = mr.0.raw.as_ptr();
+        if memory.pages() > mr.0.pages as usize || *memory.pd() != mr.0.pd {
             let error = EINVAL;
             return Err(MapError { mr, memory, error });
         }
@@ -241,34 +208,16 @@ impl<D: Direction, M: Memory<D>> Region<D, M> {
     }
 
     /// Makes it a region that threads can share.
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// # use kernel::sync::Arc;
-    /// # use rdma::{context::Sleepable, dma::*, mr::*};
-    /// fn share(
-    ///     memory: Buf<FromDevice>,
-    ///     cx: &Sleepable,
-    /// ) -> Result<Arc<SharedRegion<FromDevice>>> {
-    ///     Ok(Arc::new(Region::new(memory, cx)?.into_shared(), GFP_KERNEL)?)
-    /// }
-    /// ```
     pub fn into_shared(self) -> SharedRegion<D, M> {
+        let iova = self.iova;
         let mut this = ManuallyDrop::new(self);
-        // SAFETY: By the type invariant both are there, and `this` is neither used again nor
-        // dropped.
-        let (mr, memory) = unsafe {
-            (
-                ManuallyDrop::take(&mut this.mr),
-                ManuallyDrop::take(&mut this.memory),
-            )
-        };
+        // SAFETY: `this` is neither used again nor dropped.
+        let (mr, memory) = unsafe { this.take() };
         // INVARIANT: The MR is owned here, so that its state may become another type.
         Region {
             mr: ManuallyDrop::new(mr),
             memory: ManuallyDrop::new(memory),
-            iova: this.iova,
+            iova,
             _types: PhantomData,
         }
     }
@@ -278,7 +227,7 @@ impl<D: Direction, M: Memory<D>, S: State> Region<D, M, S> {
     #[inline]
     fn state(&self) -> &S {
         // SAFETY: By the type invariant `S` is the state of the MR.
-        unsafe { self.mr.fmr.state() }
+        unsafe { self.mr.0.state() }
     }
 
     /// Gives the MR and the memory back, if the region is idle.
@@ -292,14 +241,23 @@ impl<D: Direction, M: Memory<D>, S: State> Region<D, M, S> {
         if !self.is_idle() {
             return Err(self);
         }
-        let mut this = ManuallyDrop::new(self);
-        // SAFETY: By the type invariant both are there, and `this` is neither used again nor
-        // dropped.
+        // SAFETY: The region is neither used again nor dropped.
+        Ok(unsafe { ManuallyDrop::new(self).take() })
+    }
+
+    /// Takes both parts out.
+    ///
+    /// # Safety
+    ///
+    /// The region is neither used again nor dropped.
+    unsafe fn take(&mut self) -> (Mr, M) {
+        // SAFETY: By the type invariant both are there. They are not used again, as the caller
+        // promises.
         unsafe {
-            Ok((
-                ManuallyDrop::take(&mut this.mr),
-                ManuallyDrop::take(&mut this.memory),
-            ))
+            (
+                ManuallyDrop::take(&mut self.mr),
+                ManuallyDrop::take(&mut self.memory),
+            )
         }
     }
 
@@ -328,26 +286,7 @@ impl<D: Direction, M: Memory<D>, S: State> Region<D, M, S> {
     {
         // SAFETY: A QP that there is a reference to is valid, and so is its CQ.
         let cq = unsafe { &*(*qp.as_raw()).recv_cq };
-        self.mr.fmr.remote_invalidated(self.state(), wc, cq)
-    }
-
-    /// Returns the address and the key by which a peer finds the bytes in `range` of the registered
-    /// region.
-    ///
-    /// # Errors
-    ///
-    /// `EINVAL` if the range is empty or outside the region; `ENOKEY` if it is not registered.
-    pub fn remote(&self, range: Range<usize>) -> Result<Remote> {
-        if range.start >= range.end || range.end > self.len() {
-            return Err(EINVAL);
-        }
-        if !self.state().has_key() {
-            return Err(ENOKEY);
-        }
-        Ok(Remote {
-            addr: self.iova.wrapping_add(range.start as u64),
-            rkey: self.mr.fmr.rkey(),
-        })
+        self.mr.0.remote_invalidated(self.state(), wc, cq)
     }
 
     /// Returns the length, in bytes.
@@ -380,128 +319,10 @@ impl<D: Direction, M: Memory<D>, S: State> Region<D, M, S> {
 impl<D: Direction, M: Memory<D>, S: State> Drop for Region<D, M, S> {
     fn drop(&mut self) {
         let idle = self.is_idle();
-        // SAFETY: By the type invariant both are there; neither is used again.
-        let (mut mr, memory) = unsafe {
-            (
-                ManuallyDrop::take(&mut self.mr),
-                ManuallyDrop::take(&mut self.memory),
-            )
-        };
+        // SAFETY: The region is being dropped, and is not used after this.
+        let (mut mr, memory) = unsafe { self.take() };
         if !idle {
-            mr.fmr.kept = Some(memory.keep());
+            mr.0.kept = Some(memory.keep());
         }
     }
-}
-
-/// A pool of MRs, to be taken where nothing can be allocated.
-///
-/// A counted handle. An [`Mr`] of the pool returns to it when it, or the [`Region`] that it is part
-/// of, is dropped idle. Otherwise the MR is deregistered, and the pool is one smaller until
-/// [`Pool::refill`].
-///
-/// C's `ib_mr_pool_init` keeps its MRs in a QP, and its users put all of them back before they
-/// destroy the QP, and know that each is invalid. This one belongs to no QP.
-#[derive(Clone)]
-pub struct Pool(Arc<Inner>);
-
-/// # Invariants
-///
-/// The MRs in `free` are idle, have no memory, and are of `pd`; it has room for all of the pool.
-#[pin_data]
-struct Inner {
-    #[pin]
-    free: SpinLockIrq<KVec<Deferred<FastRegMr>>>,
-    lost: Atomic<u32>,
-    pages: u32,
-    pd: Pd,
-}
-
-impl Pool {
-    /// Allocates `count` MRs that can map `pages` pages each (`ib_mr_pool_init`).
-    ///
-    /// # Errors
-    ///
-    /// As [`Mr::alloc`].
-    pub fn new(pd: &Pd, count: u32, pages: u32, cx: &Sleepable) -> Result<Self> {
-        let mut free = KVec::with_capacity(count.try_into()?, GFP_KERNEL)?;
-        for _ in 0..count {
-            free.push_within_capacity(alloc(pd, pages, cx)?)?;
-        }
-        // INVARIANT: The MRs are new, of `pd`, and the vector has room for them.
-        let init = pin_init!(Inner {
-            free <- new_spinlock_irq!(free, "rdma::mr::Pool"),
-            lost: Atomic::new(0),
-            pages,
-            pd: pd.clone(),
-        });
-        Ok(Self(Arc::pin_init(init, GFP_KERNEL)?))
-    }
-
-    /// Takes an MR, if one is there (`ib_mr_pool_get`).
-    ///
-    /// Any context.
-    pub fn get(&self) -> Option<Mr> {
-        let fmr = self.0.free.lock().pop()?;
-        Some(Mr::of(fmr, Some(self.clone())))
-    }
-
-    /// Returns the number of MRs that can be taken.
-    pub fn available(&self) -> usize {
-        self.0.free.lock().len()
-    }
-
-    /// Returns the number of MRs that were not idle when they were dropped, since the pool was
-    /// filled last.
-    pub fn lost(&self) -> u32 {
-        self.0.lost.load(Relaxed)
-    }
-
-    /// Replaces the MRs that the pool has lost.
-    ///
-    /// # Errors
-    ///
-    /// As [`Mr::alloc`].
-    pub fn refill(&self, cx: &Sleepable) -> Result {
-        let inner = &*self.0;
-        while take_one(&inner.lost) {
-            match alloc(&inner.pd, inner.pages, cx) {
-                Ok(fmr) => inner.put(fmr),
-                Err(e) => {
-                    inner.lost.add(1, Relaxed);
-                    return Err(e);
-                }
-            }
-        }
-        Ok(())
-    }
-
-    /// Takes an MR back (`ib_mr_pool_put`).
-    fn put(&self, fmr: Deferred<FastRegMr>) {
-        // SAFETY: The MR is owned here.
-        if unsafe { fmr.state::<Exclusive>() }.is_idle() {
-            self.0.put(fmr);
-        } else {
-            self.0.lost.add(1, Relaxed);
-        }
-    }
-}
-
-impl Inner {
-    fn put(&self, fmr: Deferred<FastRegMr>) {
-        // INVARIANT: The caller has an idle MR of the pool, so there is room for it.
-        let put = self.free.lock().push_within_capacity(fmr);
-        drop(put);
-    }
-}
-
-/// Subtracts one, unless it is zero.
-fn take_one(count: &Atomic<u32>) -> bool {
-    let mut old = count.load(Relaxed);
-    while old != 0 {
-        match count.cmpxchg(old, old - 1, Relaxed) {
-            Ok(_) => return true,
-            Err(now) => old = now,
-        }
-    }
-    false
 }

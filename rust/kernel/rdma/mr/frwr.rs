@@ -60,13 +60,7 @@ use core::{
         NonNull, //
     }, //
 };
-use kernel::{
-    prelude::*,
-    sync::atomic::{
-        ordering::Relaxed,
-        Atomic, //
-    }, //
-};
+use kernel::prelude::*;
 
 /// The number of registrations after a proof for which no completion with the same key can be left:
 /// the consumer's part of a key has eight bits.
@@ -90,8 +84,6 @@ pub(crate) struct FastRegMr {
     cqe: UnsafeCell<bindings::ib_cqe>,
     claimed: UnsafeCell<Claimed>,
     state: UnsafeCell<u64>,
-    /// The key of the last registration.
-    rkey: Atomic<u32>,
     /// The number of pages that it can map.
     pub(super) pages: u32,
     pub(super) raw: NonNull<bindings::ib_mr>,
@@ -104,6 +96,8 @@ pub(crate) struct FastRegMr {
 struct Claimed {
     /// The callback of the owner of the local invalidation.
     user: *mut bindings::ib_cqe,
+    /// The key of the last registration.
+    rkey: u32,
     /// The QP that the registration was posted to.
     qp: QpId,
     /// The CQ whose completions may prove a remote invalidation.
@@ -141,12 +135,12 @@ impl FastRegMr {
             cqe: UnsafeCell::new(bindings::ib_cqe { done: None }),
             claimed: UnsafeCell::new(Claimed {
                 user: null_mut(),
+                rkey: 0,
                 qp: QpId::NONE,
                 recv_cq: null(),
                 trusted,
             }),
             state: UnsafeCell::new(IDLE),
-            rkey: Atomic::new(0),
             pages,
             raw,
             kept: None,
@@ -165,11 +159,6 @@ impl FastRegMr {
         // SAFETY: `S` is transparent over a `u64`, as each `State` is. As the caller promises, it
         // is the type that all others use, or there are no others.
         unsafe { &*self.state.get().cast() }
-    }
-
-    /// Returns the key of the last registration.
-    pub(super) fn rkey(&self) -> u32 {
-        self.rkey.load(Relaxed)
     }
 
     /// Takes the completion of a receive for the end of the registration, if it proves that.
@@ -197,7 +186,7 @@ impl FastRegMr {
         // SAFETY: By the type invariant `raw` is an MR; its device does not change.
         let device = unsafe { (*self.raw.as_ptr()).device };
         // Of another device, the CQ may be at the address of one that is gone.
-        let proved = key == self.rkey()
+        let proved = key == claimed.rkey
             && core::ptr::eq(cq, claimed.recv_cq)
             && cq.device == device
             && generation <= claimed.trusted;
@@ -208,22 +197,23 @@ impl FastRegMr {
             claimed.trusted = generation.saturating_add(TRUSTED);
             state.set_idle();
         } else {
-            state.unclaim_registered();
+            state.set_registered();
         }
         proved
     }
 
-    /// Notes the QP that the MR is registered through from now on, and returns it; `None` if that
-    /// is of another PD.
+    /// Notes the QP that the MR is registered through from now on. Returns `false`, and ends the
+    /// claim, if that is of another PD.
     ///
     /// # Safety
     ///
-    /// The caller has claimed the MR, which was idle.
+    /// `state` is the MR's. The caller has claimed the MR, which was idle.
     #[cold]
     #[inline(never)]
-    unsafe fn change_qp<'t>(&self, target: &'t PostTarget) -> Option<&'t PostTarget> {
+    unsafe fn change_qp<S: State>(&self, state: &S, target: &PostTarget) -> bool {
         if target.pd != self.pd.id() {
-            return None;
+            state.set_idle();
+            return false;
         }
         // SAFETY: The QP is valid by the invariant of `PostTarget`, and its receive CQ does not
         // change.
@@ -239,11 +229,11 @@ impl FastRegMr {
         }
         // INVARIANT: `recv_cq` is of this QP, too.
         claimed.qp = target.qp_id;
-        Some(target)
+        true
     }
 
-    /// Gives the MR a new key for a registration that is posted to `target`, which is returned: so
-    /// it need not be kept over the call of [`FastRegMr::change_qp`].
+    /// Gives the MR a new key for a registration that is posted to `target`. Returns the MR, the key
+    /// and the generation.
     ///
     /// # Errors
     ///
@@ -254,49 +244,37 @@ impl FastRegMr {
     /// `state` is the MR's. The caller commits the registration before it is posted, and aborts it
     /// if it is not.
     #[inline]
-    pub(super) unsafe fn prepare<'t, S: State>(
+    pub(super) unsafe fn prepare<S: State>(
         &self,
         state: &S,
-        target: &'t PostTarget,
-    ) -> Result<(&'t PostTarget, *mut bindings::ib_mr, u32, u64)> {
+        target: &PostTarget,
+    ) -> Result<(*mut bindings::ib_mr, u32, u64)> {
         if !state.claim_idle() {
             unlikely();
             return Err(EBUSY);
         }
+        let claimed = self.claimed.get();
         // SAFETY: The state was just claimed, so by the type invariant `claimed` has no other user.
-        let target = if unsafe { (*self.claimed.get()).qp } == target.qp_id {
-            target
-        } else {
-            // SAFETY: The MR was idle when it was claimed just now.
-            match unsafe { self.change_qp(target) } {
-                Some(target) => target,
-                None => {
-                    state.unclaim_idle();
-                    return Err(EINVAL);
-                }
-            }
-        };
+        // The MR was idle, and `state` is its own, as the caller promises.
+        if unsafe { (*claimed).qp != target.qp_id && !self.change_qp(state, target) } {
+            return Err(EINVAL);
+        }
         let mr = self.raw.as_ptr();
-        // SAFETY: By the type invariant `raw` is an MR, and the claim has its keys. The low byte of
-        // a key is the consumer's (`ib_inc_rkey`, `ib_update_fast_reg_key`).
+        // SAFETY: By the type invariant `raw` is an MR, and the claim has its keys and `claimed`.
+        // The low byte of a key is the consumer's (`ib_inc_rkey`, `ib_update_fast_reg_key`).
         let rkey = unsafe {
             let own = (*mr).rkey.wrapping_add(1) & 0xff;
             (*mr).lkey = (*mr).lkey & 0xffff_ff00 | own;
             let rkey = (*mr).rkey & 0xffff_ff00 | own;
             (*mr).rkey = rkey;
+            (*claimed).rkey = rkey;
             rkey
         };
-        if S::SHARED {
-            self.rkey.store(rkey, Relaxed);
-        } else {
-            // SAFETY: The state is not `Sync`, so no other thread reads the key.
-            unsafe { *self.rkey.as_ptr() = rkey };
-        }
-        Ok((target, mr, rkey, state.prepare()))
+        Ok((mr, rkey, state.prepare()))
     }
 
-    /// Marks the MR as being invalidated and returns its key, for a request to the QP `qp`, which has to be the one that
-    /// the registration was posted to: one queue keeps the two in order.
+    /// Marks the MR as being invalidated and returns its key, for a request to the QP `qp`. That has
+    /// to be the one that the registration was posted to: one queue keeps the two in order.
     ///
     /// # Errors
     ///
@@ -311,14 +289,15 @@ impl FastRegMr {
             return Err(EBUSY);
         }
         // SAFETY: The state was just claimed, so by the type invariant `claimed` has no other user.
-        if unsafe { (*self.claimed.get()).qp } != qp {
+        let claimed = unsafe { &*self.claimed.get() };
+        if claimed.qp != qp {
             // The lock is not that of the QP of the registration, but nothing is posted.
-            state.unclaim_registered();
+            self.set_registered(state);
             return Err(EINVAL);
         }
+        let rkey = claimed.rkey;
         state.set_invalidating();
-        // SAFETY: The key changes by a claim only, and the state was just claimed.
-        Ok(unsafe { *self.rkey.as_ptr() })
+        Ok(rkey)
     }
 
     /// Sets the owner of an invalidation that was prepared, and returns its callback.

@@ -6,10 +6,7 @@
 
 use core::{
     cell::Cell,
-    sync::atomic::{
-        compiler_fence,
-        Ordering, //
-    }, //
+    sync::atomic, //
 };
 use kernel::sync::atomic::{
     ordering::{
@@ -38,6 +35,12 @@ const STATE: u64 = 7;
 /// One registration: the bits above the state count them.
 pub(crate) const GENERATION: u64 = STATE + 1;
 
+mod private {
+    pub trait Sealed {}
+    impl Sealed for super::Exclusive {}
+    impl Sealed for super::Shared {}
+}
+
 /// The state of a region: [`Exclusive`] or [`Shared`].
 ///
 /// A claim is exclusive access to what belongs to the MR. It ends with the next change of the
@@ -48,7 +51,7 @@ pub(crate) const GENERATION: u64 = STATE + 1;
 /// The type is transparent over a `u64`. An MR that is claimed is not claimed again before that has
 /// ended. While it is idle no key gives access to the memory, nor is a request posted that would
 /// change that.
-pub unsafe trait State: Sized + Send + 'static {
+pub unsafe trait State: private::Sealed + Sized + Send + 'static {
     /// `true` if threads may share the state.
     const SHARED: bool;
 
@@ -56,23 +59,14 @@ pub unsafe trait State: Sized + Send + 'static {
     /// then.
     fn is_idle(&self) -> bool;
 
-    /// Returns `true` if there is a key that is valid or will be.
-    fn has_key(&self) -> bool;
-
-    /// Claims an idle MR for a registration. [`State::prepare`] or [`State::unclaim_idle`] follows.
+    /// Claims an idle MR for a registration. [`State::prepare`] or [`State::set_idle`] follows.
     fn claim_idle(&self) -> bool;
 
-    /// Ends the claim of an idle MR.
-    fn unclaim_idle(&self);
-
     /// Claims a registered MR. [`State::set_invalidating`], [`State::set_idle`] or
-    /// [`State::unclaim_registered`] follows.
+    /// [`State::set_registered`] follows.
     ///
     /// To invalidate it, the caller holds the lock of the QP if the state is shared.
     fn claim_registered(&self) -> bool;
-
-    /// Ends the claim of a registered MR.
-    fn unclaim_registered(&self);
 
     /// Returns the generation, the number of the last registration, of an MR that is claimed.
     fn generation(&self) -> u64;
@@ -86,10 +80,12 @@ pub unsafe trait State: Sized + Send + 'static {
     /// has the claim.
     fn set_invalidating(&self);
 
-    /// The MR is registered still: its invalidation was not posted or has failed.
+    /// Ends the claim of an MR that is registered still: its invalidation was not posted or has
+    /// failed.
     fn set_registered(&self);
 
-    /// The MR is idle: its registration was not posted, or is proved to have ended.
+    /// Ends the claim of an MR that is idle: its registration was not posted, or is proved to have
+    /// ended.
     fn set_idle(&self);
 }
 
@@ -116,7 +112,7 @@ impl Exclusive {
     /// for this and the test before.
     #[inline]
     fn add(&self, n: u64) {
-        compiler_fence(Ordering::SeqCst);
+        atomic::compiler_fence(atomic::Ordering::SeqCst);
         self.0.set(self.0.get().wrapping_add(n));
     }
 }
@@ -132,25 +128,14 @@ unsafe impl State for Exclusive {
     }
 
     #[inline]
-    fn has_key(&self) -> bool {
-        self.0.get() & REGISTERED != 0
-    }
-
-    #[inline]
     fn claim_idle(&self) -> bool {
         self.is_idle()
     }
 
     #[inline]
-    fn unclaim_idle(&self) {}
-
-    #[inline]
     fn claim_registered(&self) -> bool {
-        self.has_key()
+        self.0.get() & REGISTERED != 0
     }
-
-    #[inline]
-    fn unclaim_registered(&self) {}
 
     fn generation(&self) -> u64 {
         self.0.get() & !STATE
@@ -235,24 +220,12 @@ unsafe impl State for Shared {
         self.0.load(Acquire) & STATE == IDLE
     }
 
-    fn has_key(&self) -> bool {
-        matches!(self.0.load(Acquire) & STATE, PREPARED | REGISTERED)
-    }
-
     fn claim_idle(&self) -> bool {
         self.claim(IDLE)
     }
 
-    fn unclaim_idle(&self) {
-        self.set(IDLE);
-    }
-
     fn claim_registered(&self) -> bool {
         self.claim(REGISTERED)
-    }
-
-    fn unclaim_registered(&self) {
-        self.set(REGISTERED);
     }
 
     fn generation(&self) -> u64 {

@@ -156,7 +156,7 @@ impl<S: State> Op for RegOp<S> {
         let (mr, state) = unsafe { (self.mr.as_ref(), self.state.as_ref()) };
         // SAFETY: By the type invariant the state is that of the MR. The registration is committed
         // by `lock` or `Links::post`, and aborted by `undo` if it is not posted.
-        let (_, raw, key, generation) = unsafe { mr.fmr.prepare(state, target) }?;
+        let (raw, key, generation) = unsafe { mr.0.prepare(state, target) }?;
         (self.raw, self.key) = (raw, key);
         let remote = Remote {
             addr: self.iova,
@@ -238,7 +238,7 @@ impl Registration {
         if self.is_shared() {
             // SAFETY: The region is alive and has not moved, as the caller promises. By the type
             // invariant its state is shared, as the generation is not zero.
-            unsafe { self.mr.as_ref().fmr.state::<Shared>() }.commit(self.generation);
+            unsafe { self.mr.as_ref().0.state::<Shared>() }.commit(self.generation);
         }
     }
 
@@ -252,7 +252,7 @@ impl Registration {
     #[inline(never)]
     pub(crate) unsafe fn abort(&self) {
         // SAFETY: The region is alive and has not moved, as the caller promises.
-        let fmr = unsafe { &self.mr.as_ref().fmr };
+        let fmr = unsafe { &self.mr.as_ref().0 };
         // SAFETY: By the type invariant the generation is zero if the state is exclusive only.
         unsafe {
             match self.generation {
@@ -346,7 +346,7 @@ impl<S: State> Op for InvOp<S> {
         let _guard = S::SHARED.then(|| lock.lock());
         // SAFETY: By the type invariant the state is that of the MR. The lock of the QP is held if
         // it is shared.
-        self.key = unsafe { mr.fmr.prepare_invalidation(state, target.qp_id) }?;
+        self.key = unsafe { mr.0.prepare_invalidation(state, target.qp_id) }?;
         Ok(((), self.mr))
     }
 
@@ -370,13 +370,13 @@ impl<S: State> Op for InvOp<S> {
     ) -> *mut bindings::ib_cqe {
         // SAFETY: The region is alive, as the request is not posted yet, and was prepared. `user`
         // is from a `T`, as the caller promises.
-        unsafe { undo.as_ref().fmr.set_callback::<T, S, ID>(user) }
+        unsafe { undo.as_ref().0.set_callback::<T, S, ID>(user) }
     }
 
     #[inline]
     unsafe fn undo(undo: NonNull<Mr>) {
         // SAFETY: The region is alive and has not moved, as the caller promises.
-        let fmr = unsafe { &undo.as_ref().fmr };
+        let fmr = unsafe { &undo.as_ref().0 };
         // SAFETY: The state of the region is an `S`.
         fmr.set_registered(unsafe { fmr.state::<S>() });
     }
