@@ -130,7 +130,7 @@ impl Request {
             fetched: Cqe::new(),
             answered: Cqe::new(),
             message: Buf::alloc(pd, CALL.max(ANSWER), cx)?,
-            data: Ctx::new(Pages::alloc(MAX_LEN, cx)?),
+            data: Ctx::alloc(MAX_LEN, cx)?,
             call: None,
         })
     }
@@ -185,7 +185,7 @@ fn begin(mut slot: Slot<Request>, wc: &Success<'_>, qp: &ServerQp, cx: &Sleepabl
     slot.call = Some(call);
     if slot.data.len() == 0 {
         // On iWARP, a transfer that has failed has taken them along.
-        slot.data = Ctx::new(Pages::alloc(MAX_LEN, cx)?);
+        slot.data = Ctx::alloc(MAX_LEN, cx)?;
     }
     let (range, data) = (0..call.len(), call.data());
     if call.op == GET {

@@ -10,7 +10,8 @@ use rdma::{
     mr::Mr,
     pd::Pd,
     prelude::*,
-    sg::{Pages, SgBuf},
+    rw::Ctx,
+    sg::SgBuf,
     srq::{Receive, Slot, Srq},
     wc::Success,
     wr::{Sge, SgeMut}, //
@@ -70,7 +71,7 @@ fn requests() {
 
 fn memory() {
     send_and_sync::<Buf<FromDevice>>();
-    send_and_sync::<Pages>();
+    send_and_sync::<Ctx>();
     send_and_sync::<Sge<'_>>();
     send_and_sync::<SgeMut<'_>>();
     send_and_sync::<SendWr<'_>>();

@@ -153,14 +153,14 @@ impl CqeHandler for Transfer {
 impl Transfer {
     /// Returns a transfer, and where a peer finds its pages.
     fn new(null: &NullEnv) -> Result<(Pin<KBox<Self>>, Remote)> {
-        let mut pages = Pages::alloc(LEN, &null.env.cx)?;
-        let addr = match pages.cpu().pages().next() {
+        let mut data = Ctx::alloc(LEN, &null.env.cx)?;
+        let addr = match data.cpu().pages().next() {
             Some(page) => page.as_ptr() as u64,
             None => return Err(EINVAL),
         };
         let this = Self {
             cqe: Cqe::new(),
-            data: Ctx::new(pages),
+            data,
             back: shared(None)?,
         };
         Ok((KBox::pin(this, GFP_KERNEL)?, Remote { addr, rkey: KEY }))

@@ -245,7 +245,7 @@ mod tests {
         let (times, gone) = (Counter::new()?, Counter::new()?);
         let transfer = Transfer {
             cqe: Cqe::new(),
-            data: Ctx::new(Pages::alloc(64, &env.cx)?),
+            data: Ctx::alloc(64, &env.cx)?,
             times: times.clone(),
             _gone: CountDrop(gone.clone()),
         };

@@ -40,7 +40,7 @@ impl Shared {
     fn new(times: &Arc<Counter>, cx: &Sleepable) -> Result<Arc<Self>> {
         let this = Self {
             cqe: Cqe::new(),
-            data: Ctx::new(Pages::alloc(LEN, cx)?),
+            data: Ctx::alloc(LEN, cx)?,
             times: times.clone(),
         };
         Ok(Arc::new(this, GFP_KERNEL)?)

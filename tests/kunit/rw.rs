@@ -99,7 +99,7 @@ impl<C: Polled> Transfers<C> {
         let env = &self.link.env;
         let transfer = Transfer {
             cqe: Cqe::new(),
-            data: Ctx::new(Pages::alloc(LEN, &env.cx)?),
+            data: Ctx::alloc(LEN, &env.cx)?,
             message: Buf::alloc(&env.pd, 4, &env.cx)?,
             back: None,
             _gone: CountDrop(self.gone.clone()),
@@ -284,7 +284,7 @@ mod tests {
         let shared = Arc::new(
             Shared {
                 cqe: Cqe::new(),
-                data: Ctx::new(Pages::alloc(LEN, cx)?),
+                data: Ctx::alloc(LEN, cx)?,
                 done: Counter::new()?,
             },
             GFP_KERNEL,

@@ -319,10 +319,10 @@ pub(crate) struct Transfer {
 }
 
 impl Transfer {
-    pub(crate) fn new(pages: Pages, life: Life) -> Result<Arc<Self>> {
+    pub(crate) fn new(len: usize, life: Life, cx: &Sleepable) -> Result<Arc<Self>> {
         let this = Self {
             cqe: Cqe::new(),
-            data: Ctx::new(pages),
+            data: Ctx::alloc(len, cx)?,
             life,
         };
         Ok(Arc::new(this, GFP_KERNEL)?)

@@ -280,16 +280,19 @@ fn batch<C: Way>(t: &mut Turn<'_, C>) -> Result {
 }
 
 fn register<C: Way>(t: &mut Turn<'_, C>) -> Result {
-    let (region, qp) = t.region()?;
-    let owner = Shared::new(&region, t.life())?;
+    let (pair, index) = (t.pair()?, t.rng.below(2) as usize);
+    let (Some(region), Some(qp)) = (pair.regions.get(index), pair.ends.get(index)) else {
+        return Err(EINVAL);
+    };
+    let owner = Shared::new(region, t.life())?;
     owner.life.post();
     let remote = qp
         .post_send(owner, |o| Ok(RegWr::remote_read_write(&*o.region)))
         .map_err(|e| refused(e, |o| &o.life))?;
+    pair.set_remote(index, remote);
     Ok(())
 }
 
-    pair.set_remote(index, remote);
 fn invalidate<C: Way>(t: &mut Turn<'_, C>) -> Result {
     let (region, qp) = t.region()?;
     let owner = Shared::new(&region, t.life())?;
@@ -335,8 +338,8 @@ fn transfer<C: Way>(t: &mut Turn<'_, C>) -> Result {
     t.may_be_in_part()?;
     // `siw_sq_flush_wr()` uses its requests after they have completed.
     t.not_on_siw()?;
-    let (qp, pages) = (t.end()?, Pages::alloc(9 * PAGE_SIZE, t.cx)?);
-    let owner = Transfer::new(pages, t.life())?;
+    let qp = t.end()?;
+    let owner = Transfer::new(9 * PAGE_SIZE, t.life(), t.cx)?;
     let nowhere = Remote { addr: 0, rkey: 0 };
     owner.life.post_in_part();
     qp.post_rw(owner, |o| o.write(nowhere), t.cx).map_err(|e| {

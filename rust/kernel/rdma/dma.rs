@@ -41,7 +41,7 @@ use private::Sealed;
 ///
 /// `mapped` is mapped in direction `D`.
 pub struct Buf<D: Direction> {
-    mapped: Mapped,
+    pub(crate) mapped: Mapped,
     _direction: PhantomData<D>,
 }
 
@@ -72,32 +72,6 @@ impl<D: Direction> Buf<D> {
     pub fn cpu(&mut self) -> CpuView<'_> {
         self.mapped.sync_for_cpu();
         CpuView(&mut self.mapped)
-    }
-
-    pub(crate) fn pd(&self) -> &Pd {
-        &self.mapped.pd
-    }
-
-    pub(crate) fn addr(&self) -> u64 {
-        self.mapped.addr
-    }
-
-    /// Copies bytes out while the device may be writing them.
-    pub(crate) fn copy_out(&self, offset: usize, to: &mut [u8]) -> Result {
-        self.mapped.sync_for_cpu();
-        self.mapped.copy_out(offset, to)
-    }
-
-    /// Copies bytes in while the device may be reading them.
-    pub(crate) fn copy_in(&self, offset: usize, from: &[u8]) -> Result {
-        self.mapped.copy_in(offset, from)?;
-        self.mapped.sync_for_device();
-        Ok(())
-    }
-
-    /// Returns the buffer without the type of its direction.
-    pub(crate) fn into_mapped(self) -> Mapped {
-        self.mapped
     }
 }
 
@@ -232,10 +206,10 @@ direction!(
 /// a request.
 #[repr(C)]
 pub(crate) struct Mapped {
-    addr: u64,
-    len: u32,
+    pub(crate) addr: u64,
+    pub(crate) len: u32,
     lkey: u32,
-    pd: Pd,
+    pub(crate) pd: Pd,
     memory: NonNull<u8>,
     dir: bindings::dma_data_direction,
 }
@@ -273,7 +247,7 @@ impl Mapped {
         })
     }
 
-    fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.len as usize
     }
 
@@ -313,19 +287,23 @@ impl Mapped {
         }
     }
 
-    fn copy_out(&self, offset: usize, to: &mut [u8]) -> Result {
+    /// Copies bytes out while the device may be writing them.
+    pub(crate) fn copy_out(&self, offset: usize, to: &mut [u8]) -> Result {
         let (from, len) = (self.bytes(offset, to.len())?, to.len());
+        self.sync_for_cpu();
         // SAFETY: The range is inside of the memory. The copy is C's, so bytes that the device
         // changes meanwhile are torn at worst.
         unsafe { bindings::rdma_helper_memcpy(to.as_mut_ptr().cast(), from, len) };
         Ok(())
     }
 
-    fn copy_in(&self, offset: usize, from: &[u8]) -> Result {
+    /// Copies bytes in while the device may be reading them.
+    pub(crate) fn copy_in(&self, offset: usize, from: &[u8]) -> Result {
         let (to, len) = (self.bytes(offset, from.len())?, from.len());
         // SAFETY: The range is inside of the memory. The copy is C's, so bytes that the device reads
         // meanwhile are torn at worst.
         unsafe { bindings::rdma_helper_memcpy(to, from.as_ptr().cast(), len) };
+        self.sync_for_device();
         Ok(())
     }
 

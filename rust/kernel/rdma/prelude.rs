@@ -49,7 +49,6 @@ pub use crate::qp::Caps;
 pub use crate::qp::Qp;
 pub use crate::reuse::InFlight;
 pub use crate::reuse::Reusable;
-pub use crate::sg::Pages;
 pub use crate::sg::SgBuf;
 pub use crate::wc::Opcode;
 pub use crate::wc::Status;

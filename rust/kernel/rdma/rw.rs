@@ -3,14 +3,13 @@
 //! Transfers of many pages by `rdma_rw`.
 //!
 //! A target moves bulk data by RDMA READ and WRITE between its own pages and memory that the
-//! initiator has registered. `rdma_rw` maps the pages, makes as many requests as the transfer takes
-//! (on some devices with registrations of its own), and cleans up after them. Here a [`Ctx`] owns
-//! the pages, and is a part of the owner that is moved into the send queue.
+//! initiator has registered. A [`Ctx`] owns the pages, and is a part of the owner that is moved into
+//! the send queue.
 //!
 //! # Examples
 //!
 //! ```
-//! use rdma::{context::*, cqe::*, qp::Qp, rw::{Ctx, Rw}, sg::Pages, wc::Wc, wr::Remote};
+//! use rdma::{context::*, cqe::*, qp::Qp, rw::{Ctx, Rw}, wc::Wc, wr::Remote};
 //!
 //! #[derive(HasCqe)]
 //! struct Fetch {
@@ -31,7 +30,7 @@
 //! }
 //!
 //! fn fetch(qp: &Qp<Workqueue>, remote: Remote, cx: &Sleepable) -> Result {
-//!     let fetch = Fetch { cqe: Cqe::new(), data: Ctx::new(Pages::alloc(100_000, cx)?) };
+//!     let fetch = Fetch { cqe: Cqe::new(), data: Ctx::alloc(100_000, cx)? };
 //!     let fetch = KBox::pin(fetch, GFP_KERNEL)?;
 //!     Ok(qp.post_rw(fetch, |f| Ok(Rw::read(&f.data, 0..100_000, remote)), cx)?)
 //! }
@@ -107,39 +106,28 @@ struct Plan {
 ///
 /// # Invariants
 ///
-/// The context of `plan` lives for `'a`.
-pub struct Rw<'a> {
-    plan: Plan,
-    _ctx: PhantomData<&'a Ctx>,
-}
+/// The context of the plan lives for `'a`.
+pub struct Rw<'a>(Plan, PhantomData<&'a Ctx>);
 
 impl<'a> Rw<'a> {
-    fn new(
-        ctx: &'a Ctx,
-        range: Range<usize>,
-        remote: Remote,
-        dir: bindings::dma_data_direction,
-    ) -> Self {
-        // INVARIANT: The context is borrowed for `'a`.
-        Self {
-            plan: Plan {
-                ctx: NonNull::from(ctx),
-                range,
-                remote,
-                dir,
-            },
-            _ctx: PhantomData,
-        }
-    }
-
     /// Reads the peer's bytes from `remote` on into the bytes in `range` of the pages (RDMA READ).
     pub fn read(ctx: &'a Ctx, range: Range<usize>, remote: Remote) -> Self {
-        Self::new(ctx, range, remote, READ)
+        let (ctx, dir) = (NonNull::from(ctx), READ);
+        let plan = Plan {
+            ctx,
+            range,
+            remote,
+            dir,
+        };
+        // INVARIANT: The context is borrowed for `'a`.
+        Self(plan, PhantomData)
     }
 
     /// Writes the bytes in `range` of the pages to the peer, from `remote` on (RDMA WRITE).
     pub fn write(ctx: &'a Ctx, range: Range<usize>, remote: Remote) -> Self {
-        Self::new(ctx, range, remote, WRITE)
+        let mut rw = Self::read(ctx, range, remote);
+        rw.0.dir = WRITE;
+        rw
     }
 }
 
@@ -268,21 +256,26 @@ unsafe impl Send for Ctx {}
 unsafe impl Sync for Ctx {}
 
 impl Ctx {
-    /// Makes a context for transfers of `pages`.
-    pub fn new(pages: Pages) -> Self {
+    /// Allocates `len` zeroed bytes, in as many pages as that takes.
+    ///
+    /// # Errors
+    ///
+    /// `ENOMEM`; `EINVAL` for a length of zero or of 4 GiB and more.
+    pub fn alloc(len: usize, cx: &Sleepable) -> Result<Self> {
+        let pages = Some(Pages::alloc(len, cx)?);
         // INVARIANT: No transfer is posted.
-        Self {
+        Ok(Self {
             cqe: bindings::ib_cqe {
                 done: Some(transferred),
             },
             state: Atomic::new(FREE),
-            len: Atomic::new(pages.len()),
+            len: Atomic::new(len),
             inner: UnsafeCell::new(Inner {
-                pages: Some(pages),
+                pages,
                 raw: Default::default(),
                 job: None,
             }),
-        }
+        })
     }
 
     /// Returns the length of the pages, in bytes: zero if they are lost, see
@@ -313,7 +306,7 @@ impl Ctx {
         let inner = unsafe { &mut *self.inner.get() };
         let pages = inner.pages.as_ref().ok_or(EINVAL)?;
         let Range { start, end } = plan.range;
-        if start >= end || end > pages.len() {
+        if start >= end || end > pages.len {
             return Err(EINVAL);
         }
         // SAFETY: The caller promises that the QP is valid.
@@ -682,7 +675,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
         S: Provides<<P::Target as CqeHandler<ID>>::Needs>,
     {
         let plan = match rw(&owner) {
-            Ok(rw) => rw.plan,
+            Ok(rw) => rw.0,
             Err(error) => return Err(PostError::new(owner, error)),
         };
         // SAFETY: The owner keeps the context, which `rw` has borrowed from it; no request follows.
@@ -716,7 +709,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
                 then.op.prepare(&then.sges, &self.target, self.reg_lock())?;
                 then.write(raw, sges);
             }
-            Ok(rw.plan)
+            Ok(rw.0)
         });
         match made {
             // SAFETY: The owner keeps the context and the memory of the request, which `rw` has

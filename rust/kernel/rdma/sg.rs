@@ -2,10 +2,9 @@
 
 //! Scatter lists.
 //!
-//! [`Pages`] is memory in pages, of any length, that is not mapped. An [`SgBuf`] is such memory
-//! mapped for a device, in a direction that is part of its type: requests can have entries of it,
-//! one a page at most, and a [`Region`](crate::mr::Region) can be made of it. The CPU accesses
-//! either through [`CpuPages`], which borrows it exclusively.
+//! An [`SgBuf`] is memory in pages, of any length, that is mapped for a device, in a direction that
+//! is part of its type: a [`Region`](crate::mr::Region) can be made of it. The CPU accesses it
+//! through [`CpuPages`], which borrows it exclusively.
 //!
 //! C header: [`include/linux/scatterlist.h`](srctree/include/linux/scatterlist.h) (`struct
 //! sg_table`)
@@ -13,22 +12,10 @@
 use crate::{
     bindings,
     context::Sleepable,
-    dma::{
-        DeviceReads,
-        DeviceWrites,
-        Direction, //
-    },
-    pd::Pd,
-    wr::{
-        Sge,
-        SgeMut, //
-    }, //
+    dma::Direction,
+    pd::Pd, //
 };
-use core::{
-    marker::PhantomData,
-    mem::ManuallyDrop,
-    ops::Range, //
-};
+use core::marker::PhantomData;
 use kernel::{
     alloc::flags::__GFP_ZERO,
     error::to_result,
@@ -41,103 +28,34 @@ use kernel::{
 
 /// DMA-mapped memory in pages.
 pub struct SgBuf<D: Direction> {
-    raw: RawSg,
+    pub(crate) raw: RawSg,
     _direction: PhantomData<D>,
 }
 
 impl<D: Direction> SgBuf<D> {
-    /// Allocates `len` zeroed bytes and maps them, see [`Pages::alloc`] and [`SgBuf::map`].
+    /// Allocates `len` zeroed bytes, in as many pages as that takes, and maps them (`alloc_page`,
+    /// `sg_alloc_table_from_pages`, `ib_dma_map_sg`).
     ///
     /// # Errors
     ///
-    /// As these.
+    /// `ENOMEM`; `EINVAL` for a length of zero or of 4 GiB and more; `EIO` if the memory could not
+    /// be mapped.
     pub fn alloc(pd: &Pd, len: usize, cx: &Sleepable) -> Result<Self> {
-        Self::map(Pages::alloc(len, cx)?, pd).map_err(|(_, e)| e)
-    }
-
-    /// Maps pages for the device (`ib_dma_map_sg`).
-    ///
-    /// Any context.
-    ///
-    /// # Errors
-    ///
-    /// Gives the pages back with `EIO`.
-    pub fn map(pages: Pages, pd: &Pd) -> Result<Self, (Pages, Error)> {
         Ok(Self {
-            raw: RawSg::map_pages(pages, pd, D::RAW)?,
+            raw: RawSg::alloc(pd, len, D::RAW, cx)?,
             _direction: PhantomData,
         })
-    }
-
-    /// Unmaps the pages (`ib_dma_unmap_sg`).
-    ///
-    /// Any context.
-    pub fn unmap(self) -> Pages {
-        self.raw.unmap()
-    }
-
-    /// Returns the length, in bytes.
-    #[expect(clippy::len_without_is_empty)]
-    pub fn len(&self) -> usize {
-        self.raw.pages.len()
     }
 
     /// Returns the bytes, for the CPU (`dma_sync_sgtable_for_cpu`, and `..._for_device` when the view
     /// is dropped).
     pub fn cpu(&mut self) -> CpuPages<'_> {
-        let raw = &mut self.raw;
-        raw.sync_for_cpu();
-        let mapped = (raw.dev(), raw.dir);
-        // INVARIANT: By the invariant of `RawSg`, whose PD keeps the device.
+        self.raw.sync_for_cpu();
+        // INVARIANT: Both are borrowed exclusively.
         CpuPages {
-            pages: Some(&mut raw.pages),
-            mapped: Some(mapped),
+            pages: Some(&self.raw.pages),
+            mapped: Some(&self.raw),
         }
-    }
-
-    /// Returns the number of entries of a request for the bytes in `range`.
-    ///
-    /// # Errors
-    ///
-    /// `EINVAL` if the range is empty or not inside of the memory.
-    pub fn entries(&self, range: Range<usize>) -> Result<usize> {
-        let mut count = 0;
-        self.raw.each(range, |_, _| {
-            count += 1;
-            Ok(())
-        })?;
-        Ok(count)
-    }
-
-    pub(crate) fn raw(&self) -> &RawSg {
-        &self.raw
-    }
-
-    pub(crate) fn into_raw(self) -> RawSg {
-        self.raw
-    }
-}
-
-impl<D: DeviceReads> SgBuf<D> {
-    /// Returns entries for the bytes in `range`, for the device to read.
-    ///
-    /// # Errors
-    ///
-    /// `EINVAL` if the range is empty, not inside of the memory, or has not `N` entries: see
-    /// [`SgBuf::entries`].
-    pub fn sges<const N: usize>(&self, range: Range<usize>) -> Result<[Sge<'_>; N]> {
-        self.raw.sges(range)
-    }
-}
-
-impl<D: DeviceWrites> SgBuf<D> {
-    /// Returns entries for the bytes in `range`, for the device to write.
-    ///
-    /// # Errors
-    ///
-    /// As [`SgBuf::sges`].
-    pub fn sges_mut<const N: usize>(&self, range: Range<usize>) -> Result<[SgeMut<'_>; N]> {
-        Ok(self.raw.sges(range)?.map(SgeMut))
     }
 }
 
@@ -147,10 +65,10 @@ impl<D: DeviceWrites> SgBuf<D> {
 ///
 /// `table` lists `pages`, one entry each, and the entries are `len` bytes in all. The pages are
 /// initialised, and not in high memory.
-pub struct Pages {
+pub(crate) struct Pages {
     pub(crate) table: KBox<bindings::sg_table>,
     pages: KVec<Page>,
-    len: usize,
+    pub(crate) len: usize,
 }
 
 // SAFETY: It owns plain memory.
@@ -159,13 +77,8 @@ unsafe impl Send for Pages {}
 unsafe impl Sync for Pages {}
 
 impl Pages {
-    /// Allocates `len` zeroed bytes, in as many pages as that takes (`alloc_page`,
-    /// `sg_alloc_table_from_pages`).
-    ///
-    /// # Errors
-    ///
-    /// `ENOMEM`; `EINVAL` for a length of zero or of 4 GiB and more.
-    pub fn alloc(len: usize, _cx: &Sleepable) -> Result<Self> {
+    /// Allocates `len` zeroed bytes.
+    pub(crate) fn alloc(len: usize, _cx: &Sleepable) -> Result<Self> {
         if len == 0 || u32::try_from(len).is_err() {
             return Err(EINVAL);
         }
@@ -197,17 +110,6 @@ impl Pages {
         Ok(Self { table, pages, len })
     }
 
-    /// Returns the length, in bytes.
-    #[expect(clippy::len_without_is_empty)]
-    pub fn len(&self) -> usize {
-        self.len
-    }
-
-    /// Returns the bytes, for the CPU.
-    pub fn cpu(&mut self) -> CpuPages<'_> {
-        CpuPages::of(Some(self))
-    }
-
     fn check(&self, offset: usize, len: usize) -> Result {
         match offset.checked_add(len) {
             Some(end) if end <= self.len => Ok(()),
@@ -216,7 +118,7 @@ impl Pages {
     }
 
     /// Copies bytes out while a device may be writing them.
-    pub(crate) fn copy_out(&self, offset: usize, to: &mut [u8]) -> Result {
+    fn copy_out(&self, offset: usize, to: &mut [u8]) -> Result {
         self.check(offset, to.len())?;
         // SAFETY: The range is inside of the table's entries. The copy is C's, so bytes that a
         // device changes meanwhile are torn at worst.
@@ -233,7 +135,7 @@ impl Pages {
     }
 
     /// Copies bytes in while a device may be reading them.
-    pub(crate) fn copy_in(&self, offset: usize, from: &[u8]) -> Result {
+    fn copy_in(&self, offset: usize, from: &[u8]) -> Result {
         self.check(offset, from.len())?;
         // SAFETY: The range is inside of the table's entries. The copy is C's, so what a device
         // reads meanwhile is torn at worst.
@@ -261,20 +163,19 @@ impl Drop for Pages {
 ///
 /// # Invariants
 ///
-/// If there is a device in `mapped`, it is registered for `'a`, and the pages are mapped for it in
-/// that direction.
+/// The pages are borrowed exclusively for `'a`, with `mapped`, which they are part of.
 pub struct CpuPages<'a> {
     /// `None` of a [`Ctx`](crate::rw::Ctx) that has lost them.
-    pages: Option<&'a mut Pages>,
-    mapped: Option<(*mut bindings::ib_device, bindings::dma_data_direction)>,
+    pages: Option<&'a Pages>,
+    mapped: Option<&'a RawSg>,
 }
 
 impl<'a> CpuPages<'a> {
     /// Makes the view of pages that are not mapped.
     pub(crate) fn of(pages: Option<&'a mut Pages>) -> Self {
-        // INVARIANT: There is no device.
+        // INVARIANT: The pages are borrowed exclusively.
         Self {
-            pages,
+            pages: pages.map(|pages| &*pages),
             mapped: None,
         }
     }
@@ -285,7 +186,7 @@ impl<'a> CpuPages<'a> {
     ///
     /// `EINVAL` if the range is not inside of the memory.
     pub fn read(&self, offset: usize, to: &mut [u8]) -> Result {
-        self.pages.as_ref().ok_or(EINVAL)?.copy_out(offset, to)
+        self.pages.ok_or(EINVAL)?.copy_out(offset, to)
     }
 
     /// Copies bytes in, from `offset` on.
@@ -294,19 +195,20 @@ impl<'a> CpuPages<'a> {
     ///
     /// `EINVAL` if the range is not inside of the memory.
     pub fn write(&mut self, offset: usize, from: &[u8]) -> Result {
-        self.pages.as_ref().ok_or(EINVAL)?.copy_in(offset, from)
+        self.pages.ok_or(EINVAL)?.copy_in(offset, from)
     }
 
     /// Returns the pages one after the other, the last one up to the end of the memory.
     pub fn pages(&mut self) -> impl Iterator<Item = &mut [u8]> {
-        let (pages, len) = match &self.pages {
+        let (pages, len) = match self.pages {
             Some(pages) => (&pages.pages[..], pages.len),
             None => (&[][..], 0),
         };
         pages.iter().enumerate().map(move |(i, page)| {
             let len = PAGE_SIZE.min(len - i * PAGE_SIZE);
             // SAFETY: By the invariant of `Pages` the page is initialised and, not being in high
-            // memory, has an address. The borrow is exclusive, and each page is returned once.
+            // memory, has an address. By the type invariant and that of `self` the borrow is
+            // exclusive, and each page is returned once.
             unsafe {
                 let start = bindings::rdma_helper_page_address(page.as_ptr());
                 core::slice::from_raw_parts_mut(start.cast(), len)
@@ -317,11 +219,8 @@ impl<'a> CpuPages<'a> {
 
 impl Drop for CpuPages<'_> {
     fn drop(&mut self) {
-        if let (Some(pages), Some((dev, dir))) = (&mut self.pages, self.mapped) {
-            // SAFETY: By the type invariant the pages are mapped for the device in this direction.
-            unsafe {
-                bindings::rdma_helper_dma_sync_sgtable_for_device(dev, &raw mut *pages.table, dir)
-            };
+        if let Some(mapped) = self.mapped {
+            mapped.sync_for_device();
         }
     }
 }
@@ -332,10 +231,9 @@ impl Drop for CpuPages<'_> {
 ///
 /// The table of `pages` is mapped in direction `dir` for the device of `pd`.
 pub(crate) struct RawSg {
-    pages: ManuallyDrop<Pages>,
+    pub(crate) pages: Pages,
     dir: bindings::dma_data_direction,
-    lkey: u32,
-    pd: Pd,
+    pub(crate) pd: Pd,
 }
 
 // SAFETY: It owns plain memory, and DMA may be unmapped from any thread.
@@ -344,30 +242,23 @@ unsafe impl Send for RawSg {}
 unsafe impl Sync for RawSg {}
 
 impl RawSg {
-    fn map_pages(
-        mut pages: Pages,
+    fn alloc(
         pd: &Pd,
+        len: usize,
         dir: bindings::dma_data_direction,
-    ) -> Result<Self, (Pages, Error)> {
-        let dev = pd.device().as_raw();
+        cx: &Sleepable,
+    ) -> Result<Self> {
+        let (mut pages, dev) = (Pages::alloc(len, cx)?, pd.device().as_raw());
         // SAFETY: The table is valid and not mapped; the device is registered while `pd` lives.
-        let mapped = to_result(unsafe {
+        to_result(unsafe {
             bindings::rdma_helper_dma_map_sgtable(dev, &raw mut *pages.table, dir)
-        });
-        match mapped {
-            // INVARIANT: The table was just mapped.
-            Ok(()) => Ok(Self {
-                pages: ManuallyDrop::new(pages),
-                dir,
-                lkey: pd.local_dma_lkey(),
-                pd: pd.clone(),
-            }),
-            Err(e) => Err((pages, e)),
-        }
-    }
-
-    pub(crate) fn pd(&self) -> &Pd {
-        &self.pd
+        })?;
+        // INVARIANT: The table was just mapped.
+        Ok(Self {
+            pages,
+            dir,
+            pd: pd.clone(),
+        })
     }
 
     fn dev(&self) -> *mut bindings::ib_device {
@@ -386,6 +277,14 @@ impl RawSg {
         };
     }
 
+    fn sync_for_device(&self) {
+        // SAFETY: By the type invariant the table is mapped for the device in this direction; it is
+        // only read.
+        unsafe {
+            bindings::rdma_helper_dma_sync_sgtable_for_device(self.dev(), self.table(), self.dir)
+        };
+    }
+
     pub(crate) fn copy_out(&self, offset: usize, to: &mut [u8]) -> Result {
         self.sync_for_cpu();
         self.pages.copy_out(offset, to)
@@ -393,11 +292,7 @@ impl RawSg {
 
     pub(crate) fn copy_in(&self, offset: usize, from: &[u8]) -> Result {
         self.pages.copy_in(offset, from)?;
-        // SAFETY: By the type invariant the table is mapped for the device in this direction; it is
-        // only read.
-        unsafe {
-            bindings::rdma_helper_dma_sync_sgtable_for_device(self.dev(), self.table(), self.dir)
-        };
+        self.sync_for_device();
         Ok(())
     }
 
@@ -422,77 +317,12 @@ impl RawSg {
         };
         (mapped, table.nents)
     }
-
-    /// Calls `f` with the DMA address and the length of each part of `range`.
-    fn each(&self, range: Range<usize>, mut f: impl FnMut(u64, u32) -> Result) -> Result {
-        if range.start >= range.end || range.end > self.pages.len() {
-            return Err(EINVAL);
-        }
-        let (mut sg, mut at) = (self.pages.table.sgl, 0);
-        while at < range.end {
-            // SAFETY: The mapped entries are as long as `pages` in all, so the range, which was
-            // checked, ends in one, and `sg` is not beyond that.
-            let (addr, len) = unsafe {
-                (
-                    bindings::sg_dma_address(sg),
-                    bindings::sg_dma_len(sg) as usize,
-                )
-            };
-            let end = at + len;
-            let (first, last) = (range.start.max(at), range.end.min(end));
-            if first < last {
-                f(addr + (first - at) as u64, (last - first) as u32)?;
-            }
-            at = end;
-            // SAFETY: `sg` is an entry of the table. If it is the last, the range has ended, and the
-            // result is not used.
-            sg = unsafe { bindings::sg_next(sg) };
-        }
-        Ok(())
-    }
-
-    fn sges<const N: usize>(&self, range: Range<usize>) -> Result<[Sge<'_>; N]> {
-        let none = Sge {
-            addr: 0,
-            length: 0,
-            lkey: self.lkey,
-            pd: self.pd.id(),
-            _memory: PhantomData,
-        };
-        let mut sges = [none; N];
-        let mut left = sges.iter_mut();
-        self.each(range, |addr, length| {
-            // INVARIANT: This is a part of the mapped memory, which lives as long as the borrow.
-            let sge = left.next().ok_or(EINVAL)?;
-            (sge.addr, sge.length) = (addr, length);
-            Ok(())
-        })?;
-        // An entry that is left has length zero, which to some devices means two gigabytes.
-        match left.next() {
-            None => Ok(sges),
-            Some(_) => Err(EINVAL),
-        }
-    }
-
-    fn unmap(self) -> Pages {
-        let mut this = ManuallyDrop::new(self);
-        // SAFETY: By the type invariant the table is mapped. A request borrows the memory from its
-        // owner, so none uses it. `this` is not dropped, so neither field is used again.
-        unsafe {
-            bindings::rdma_helper_dma_unmap_sgtable(this.dev(), this.table(), this.dir);
-            core::ptr::drop_in_place(&raw mut this.pd);
-            ManuallyDrop::take(&mut this.pages)
-        }
-    }
 }
 
 impl Drop for RawSg {
     fn drop(&mut self) {
         // SAFETY: By the type invariant the table is mapped. A request borrows the memory from its
-        // owner, so none uses it. The pages are not used again.
-        unsafe {
-            bindings::rdma_helper_dma_unmap_sgtable(self.dev(), self.table(), self.dir);
-            ManuallyDrop::drop(&mut self.pages);
-        }
+        // owner, so none uses it. The pages are freed after this.
+        unsafe { bindings::rdma_helper_dma_unmap_sgtable(self.dev(), self.table(), self.dir) };
     }
 }

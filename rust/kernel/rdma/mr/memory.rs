@@ -56,68 +56,67 @@ pub trait Raw: Sized + Send + Sync + Unpin + 'static {
 
 impl<D: Direction> Raw for Buf<D> {
     fn pd(&self) -> &Pd {
-        Self::pd(self)
+        &self.mapped.pd
     }
 
     fn len(&self) -> usize {
-        Self::len(self)
+        self.mapped.len()
     }
 
     fn pages(&self) -> usize {
         // A buffer that does not start on a page covers one more.
-        Self::len(self).div_ceil(PAGE_SIZE) + 1
+        self.mapped.len().div_ceil(PAGE_SIZE) + 1
     }
 
     fn copy_out(&self, offset: usize, to: &mut [u8], _: Sealed) -> Result {
-        Self::copy_out(self, offset, to)
+        self.mapped.copy_out(offset, to)
     }
 
     fn copy_in(&self, offset: usize, from: &[u8], _: Sealed) -> Result {
-        Self::copy_in(self, offset, from)
+        self.mapped.copy_in(offset, from)
     }
 
     unsafe fn map(&self, mr: *mut bindings::ib_mr) -> (c_int, u32) {
-        let len = Self::len(self) as u32;
+        let Mapped { addr, len, .. } = self.mapped;
         // SAFETY: `mr` is an MR of the buffer's device, is not registered and not used meanwhile,
-        // as the caller promises. The buffer is mapped for the device, and its length fits.
-        let mapped = unsafe { bindings::rdma_helper_map_mr(mr, self.addr(), len) };
-        (mapped, 1)
+        // as the caller promises. The buffer is mapped for the device.
+        (unsafe { bindings::rdma_helper_map_mr(mr, addr, len) }, 1)
     }
 
     fn keep(self) -> AnyMemory {
-        AnyMemory(Untyped::Buf(self.into_mapped()))
+        AnyMemory(Untyped::Buf(self.mapped))
     }
 }
 
 impl<D: Direction> Raw for SgBuf<D> {
     fn pd(&self) -> &Pd {
-        self.raw().pd()
+        &self.raw.pd
     }
 
     fn len(&self) -> usize {
-        Self::len(self)
+        self.raw.pages.len
     }
 
     fn pages(&self) -> usize {
-        Self::len(self).div_ceil(PAGE_SIZE)
+        self.raw.pages.len.div_ceil(PAGE_SIZE)
     }
 
     fn copy_out(&self, offset: usize, to: &mut [u8], _: Sealed) -> Result {
-        self.raw().copy_out(offset, to)
+        self.raw.copy_out(offset, to)
     }
 
     fn copy_in(&self, offset: usize, from: &[u8], _: Sealed) -> Result {
-        self.raw().copy_in(offset, from)
+        self.raw.copy_in(offset, from)
     }
 
     unsafe fn map(&self, mr: *mut bindings::ib_mr) -> (c_int, u32) {
         // SAFETY: `mr` is an MR of the memory's device, is not registered and not used meanwhile,
         // as the caller promises.
-        unsafe { self.raw().map_mr(mr) }
+        unsafe { self.raw.map_mr(mr) }
     }
 
     fn keep(self) -> AnyMemory {
-        AnyMemory(Untyped::Sg(self.into_raw()))
+        AnyMemory(Untyped::Sg(self.raw))
     }
 }
 
