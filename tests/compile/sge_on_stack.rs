@@ -16,8 +16,8 @@ fn send(qp: &Qp<Softirq>, message: Owner, pd: &Pd, cx: &Sleepable) -> Result {
     #[cfg(mistake)]
     qp.post_send(message, move |_| Ok(SendWr::send([sge])))?;
     #[cfg(not(mistake))]
-    qp.post_send(message, |m| {
-        Ok(SendWr::send([m.buf.sge(0..local.len())?]))
-    })?;
+    drop(local);
+    #[cfg(not(mistake))]
+    qp.post_send(message, |m| Ok(SendWr::send([m.buf.whole()])))?;
     Ok(())
 }

@@ -27,7 +27,7 @@ const CAPS: Caps = Caps::new(8, 8);
 
 /// Adds the message to a chain, as a SEND.
 fn add<'a, const LINKS: usize>(m: &'a Message, chain: &mut Chain<'a, LINKS>) -> Result {
-    chain.push(SendWr::send([m.buf.sge(0..m.buf.len())?]))
+    chain.push(SendWr::send([m.buf.whole()]))
 }
 
 /// Adds the message three times.

@@ -2,10 +2,6 @@
 
 //! DMA-mapped buffers.
 //!
-//! A [`Buf`] is memory that is mapped for a device, in a direction that is part of its type. The CPU
-//! accesses its bytes only through a [`CpuView`], which borrows the buffer exclusively: there is
-//! none of a buffer whose owner is posted.
-//!
 //! Buffers are mapped by `ib_dma_map_single`, not by [`kernel::dma`], as software devices have no
 //! DMA device.
 //!
@@ -29,13 +25,10 @@ use core::{
     },
     ptr::NonNull, //
 };
-use kernel::{
-    error::to_result,
-    prelude::*, //
-};
-use private::Sealed;
+use kernel::prelude::*;
 
-/// A DMA-mapped buffer.
+/// A DMA-mapped buffer. The CPU accesses its bytes through [`Buf::cpu`], which borrows it
+/// exclusively: a buffer whose owner is posted cannot be accessed.
 ///
 /// # Invariants
 ///
@@ -57,13 +50,6 @@ impl<D: Direction> Buf<D> {
             mapped: Mapped::alloc(pd, len, D::RAW)?,
             _direction: PhantomData,
         })
-    }
-
-    /// Returns the length, in bytes.
-    #[inline]
-    #[expect(clippy::len_without_is_empty)]
-    pub fn len(&self) -> usize {
-        self.mapped.len()
     }
 
     /// Returns the bytes, for the CPU (`ib_dma_sync_single_for_cpu`, and `..._for_device` when the
@@ -105,8 +91,7 @@ impl<D: DeviceWrites> Buf<D> {
     ///
     /// # Errors
     ///
-    /// `EINVAL` if the range is empty or not inside of the buffer. A request without memory has no
-    /// entries.
+    /// As [`Buf::sge`].
     #[inline]
     pub fn sge_mut(&self, range: Range<usize>) -> Result<SgeMut<'_>> {
         self.mapped.sge(range).map(SgeMut)
@@ -148,7 +133,7 @@ mod private {
 }
 
 /// The direction of DMA, as `enum dma_data_direction`.
-pub trait Direction: Sealed + Send + Sync + Unpin + 'static {
+pub trait Direction: private::Sealed + Send + Sync + Unpin + 'static {
     /// The C value.
     #[doc(hidden)]
     const RAW: bindings::dma_data_direction;
@@ -174,7 +159,7 @@ macro_rules! direction {
     ($(#[$doc:meta])* $name:ident, $raw:ident, [$($can:ident),*]) => {
         $(#[$doc])*
         pub enum $name {}
-        impl Sealed for $name {}
+        impl private::Sealed for $name {}
         impl Direction for $name {
             const RAW: bindings::dma_data_direction = bindings::dma_data_direction::$raw;
         }
@@ -199,11 +184,9 @@ direction!(
 ///
 /// # Invariants
 ///
-/// `memory` is `len` initialised bytes of kmalloc memory, the parts of a `KVec` that this owns. They
-/// are mapped at `addr` for the device of `pd`, in direction `dir`.
-///
-/// The fields that a post uses come first, to be in one cache line with what precedes the buffer in
-/// a request.
+/// `memory` is `len` initialised bytes of kmalloc memory, the parts of a `KVec` that this owns.
+/// They are mapped at `addr` for the device of `pd`, in direction `dir`.
+// What a post uses comes first, to be in one cache line with what precedes the buffer in a request.
 #[repr(C)]
 pub(crate) struct Mapped {
     pub(crate) addr: u64,
@@ -229,9 +212,9 @@ impl Mapped {
         bytes.extend_with(len, 0, GFP_KERNEL)?;
         let (dev, mut addr) = (pd.device().as_raw(), 0);
         let memory = bytes.as_mut_ptr();
-        // SAFETY: The memory is valid for `len` bytes and from kmalloc, and the device is registered
-        // while `pd` lives.
-        to_result(unsafe {
+        // SAFETY: The memory is valid for `len` bytes and from kmalloc, and the device is
+        // registered while `pd` lives.
+        kernel::error::to_result(unsafe {
             bindings::rdma_helper_dma_map_single(dev, memory.cast(), len, dir, &mut addr)
         })?;
         let (memory, _, _) = bytes.into_raw_parts();
@@ -300,8 +283,8 @@ impl Mapped {
     /// Copies bytes in while the device may be reading them.
     pub(crate) fn copy_in(&self, offset: usize, from: &[u8]) -> Result {
         let (to, len) = (self.bytes(offset, from.len())?, from.len());
-        // SAFETY: The range is inside of the memory. The copy is C's, so bytes that the device reads
-        // meanwhile are torn at worst.
+        // SAFETY: The range is inside of the memory. The copy is C's, so bytes that the device
+        // reads meanwhile are torn at worst.
         unsafe { bindings::rdma_helper_memcpy(to, from.as_ptr().cast(), len) };
         self.sync_for_device();
         Ok(())
@@ -309,7 +292,8 @@ impl Mapped {
 
     #[inline]
     fn whole(&self) -> Sge<'_> {
-        // INVARIANT: By the type invariant the memory is mapped, and it lives as long as the borrow.
+        // INVARIANT: By the type invariant the memory is mapped, and it lives as long as the
+        // borrow.
         Sge {
             addr: self.addr,
             length: self.len,
