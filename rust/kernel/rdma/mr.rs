@@ -2,11 +2,10 @@
 
 //! Memory that peers may access.
 //!
-//! An [`Mr`] maps nothing; a [`Region`] is an MR and the memory that it maps. Peers reach that from
-//! the completion of a [`RegWr`] until a local or a remote
-//! invalidation has ended the registration, or the MR is deregistered; only then is the memory
-//! unmapped and freed. As a peer may write the bytes at any time, the CPU has copies of them, never
-//! a slice, until [`Region::into_parts`] gives the memory back.
+//! Peers reach the memory of a [`Region`] from the completion of a [`RegWr`] until a local or a
+//! remote invalidation has ended the registration, or the MR is deregistered; only then is the
+//! memory unmapped and freed. As a peer may write the bytes at any time, the CPU has copies of
+//! them, never a slice, until [`Region::into_parts`] gives the memory back.
 //!
 //! C header: [`include/rdma/ib_verbs.h`](srctree/include/rdma/ib_verbs.h) (`struct ib_mr`, `struct
 //! ib_reg_wr`)
@@ -42,10 +41,8 @@ use crate::{
         Buf,
         Direction, //
     },
-    mr::frwr::FastRegMr,
     pd::Pd,
     qp::Qp,
-    refs::Kind,
     wc::Success, //
 };
 use core::{
@@ -58,7 +55,7 @@ use kernel::{
         from_err_ptr,
         to_result, //
     },
-    prelude::*,
+    prelude::*, //
 };
 
 /// A fast-registration MR without memory, ready to map some.
@@ -68,7 +65,7 @@ use kernel::{
 /// # Invariants
 ///
 /// Outside of a [`Region`] it is idle and has no memory.
-pub struct Mr(Deferred<FastRegMr>);
+pub struct Mr(Deferred<frwr::FastRegMr>);
 
 impl Mr {
     /// Allocates an MR that can map `pages` pages (`ib_alloc_mr`).
@@ -86,7 +83,7 @@ impl Mr {
             return Err(EINVAL);
         }
         let reserved = Deferred::reserve()?;
-        let listed = dev.list(Kind::Mr)?;
+        let listed = dev.list(crate::refs::Kind::Mr)?;
         // SAFETY: The PD is alive, as there is a reference to it, and the number of pages is in
         // range.
         let mr = from_err_ptr(unsafe {
@@ -96,7 +93,7 @@ impl Mr {
         // SAFETY: The MR was just allocated, and its number does not change.
         listed.set_num(unsafe { mr.as_ref() }.res.id);
         // INVARIANT: The MR is new.
-        Ok(Self(reserved.fill(FastRegMr::new(
+        Ok(Self(reserved.fill(frwr::FastRegMr::new(
             mr,
             pages,
             pd.clone(),
@@ -123,12 +120,9 @@ impl<M> From<MapError<M>> for Error {
 
 /// Memory that peers can be given access to.
 ///
-/// A region is used by one thread at a time. It is a part of the owner of its requests, directly or
-/// behind a box, or lies behind a lock. One that threads share, as in an `Arc`, is a
-/// [`SharedRegion`].
-///
-/// It may be dropped in any state: unless it is idle, a work item deregisters the MR before the
-/// memory is unmapped and freed.
+/// A region is used by one thread at a time; one that threads share, as in an `Arc`, is a
+/// [`SharedRegion`]. It may be dropped in any state: unless it is idle, a work item deregisters the
+/// MR before the memory is unmapped and freed.
 ///
 /// # Invariants
 ///
@@ -148,8 +142,7 @@ pub struct Region<D: Direction, M: Memory<D> = Buf<D>, S: State = Exclusive> {
 pub type SharedRegion<D, M = Buf<D>> = Region<D, M, Shared>;
 
 impl<D: Direction, M: Memory<D>> Region<D, M> {
-    /// Allocates an MR and maps memory for access by peers (`ib_alloc_mr`, `ib_map_mr_sg`). It is
-    /// not accessible yet.
+    /// As [`Mr::alloc`] and [`Region::map`].
     ///
     /// # Errors
     ///
@@ -159,10 +152,8 @@ impl<D: Direction, M: Memory<D>> Region<D, M> {
         Ok(Self::map(mr, memory)?)
     }
 
-    /// Maps memory for access by peers (`ib_map_mr_sg`), without any allocation. It is not
-    /// accessible yet.
-    ///
-    /// Any context.
+    /// Maps memory for access by peers (`ib_map_mr_sg`), without any allocation, in any context. It
+    /// is not accessible yet.
     ///
     /// # Errors
     ///
@@ -172,13 +163,15 @@ impl<D: Direction, M: Memory<D>> Region<D, M> {
     /// # Examples
     ///
     /// ```
-    /// # use rdma::{context::Sleepable, dma::{FromDevice, ToDevice}, mr::{Mr, Region}, pd::Pd, sg::SgBuf};
+    /// # use rdma::prelude::*;
     /// /// Gives one MR the memory of one I/O after the other.
     /// fn serve(pd: &Pd, cx: &Sleepable) -> Result {
     ///     let mr = Mr::alloc(pd, 16, cx)?;
     ///     let read = Region::map(mr, SgBuf::<FromDevice>::alloc(pd, 60_000, cx)?)?;
     ///     let (mr, _) = read.into_parts().map_err(|_| EBUSY)?;
-    ///     Region::map(mr, SgBuf::<ToDevice>::alloc(pd, 100, cx)?)?;
+    ///     let mut memory = SgBuf::<ToDevice>::alloc(pd, 100, cx)?;
+    ///     memory.cpu().write(0, b"answer")?;
+    ///     Region::map(mr, memory)?;
     ///     Ok(())
     /// }
     /// ```
@@ -230,9 +223,7 @@ impl<D: Direction, M: Memory<D>, S: State> Region<D, M, S> {
         unsafe { self.mr.0.state() }
     }
 
-    /// Gives the MR and the memory back, if the region is idle.
-    ///
-    /// Any context.
+    /// Gives the MR and the memory back, if the region is idle. Any context.
     ///
     /// # Errors
     ///
@@ -277,13 +268,11 @@ impl<D: Direction, M: Memory<D>, S: State> Region<D, M, S> {
     /// CQ's own poller (so not by [`Cq::process`](crate::cq::Cq::process)), and no more than 255
     /// registrations of the MR have passed since another such proof, or since it was allocated:
     /// keys come again after 256. A region whose end is not proved can be invalidated locally.
-    ///
-    /// Any context.
-    pub fn remote_invalidated<C, R>(&self, wc: &Success<'_>, qp: &Qp<C, R>) -> bool
-    where
-        C: PollContext,
-        R: PollContext,
-    {
+    pub fn remote_invalidated<C: PollContext, R: PollContext>(
+        &self,
+        wc: &Success<'_>,
+        qp: &Qp<C, R>,
+    ) -> bool {
         // SAFETY: A QP that there is a reference to is valid, and so is its CQ.
         let cq = unsafe { &*(*qp.as_raw()).recv_cq };
         self.mr.0.remote_invalidated(self.state(), wc, cq)

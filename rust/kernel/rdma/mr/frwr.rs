@@ -1,14 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! MRs for fast registration, and what proves that a registration has ended.
-//!
-//! A registration ends with the completion of the local invalidation, or with that of a receive by
-//! which the peer has invalidated the key. An MR whose end neither proves stays registered until it
-//! is deregistered.
-//!
-//! On iWARP the receive is no proof. A key that is not valid may be invalidated there, so that
-//! might have happened before the registration. siw does not even compare the key's low byte, so a
-//! peer needs no key but the one before.
+//! MRs for fast registration, and what proves that a registration has ended: see
+//! Documentation/mr.rst.
 
 use crate::{
     bindings,
@@ -17,8 +10,7 @@ use crate::{
         Sleepable, //
     },
     cqe::{
-        hand_on,
-        Cqe,
+        self,
         CqeHandler,
         CqePointer, //
     },
@@ -30,13 +22,10 @@ use crate::{
     identity,
     mr::{
         memory::AnyMemory,
-        state::{
-            Exclusive,
-            Shared,
-            State,
-            GENERATION,
-            IDLE, //
-        }, //
+        state,
+        Exclusive,
+        Shared,
+        State, //
     },
     objects::Object,
     pd::Pd,
@@ -51,12 +40,9 @@ use crate::{
     }, //
 };
 use core::{
-    any::type_name,
     cell::UnsafeCell,
     ptr::{
-        fn_addr_eq,
-        null,
-        null_mut,
+        self,
         NonNull, //
     }, //
 };
@@ -64,7 +50,7 @@ use kernel::prelude::*;
 
 /// The number of registrations after a proof for which no completion with the same key can be left:
 /// the consumer's part of a key has eight bits.
-const TRUSTED: u64 = 255 * GENERATION;
+const TRUSTED: u64 = 255 * state::GENERATION;
 
 /// An MR and what it needs at its end.
 ///
@@ -118,7 +104,7 @@ impl Teardown for FastRegMr {
         // SAFETY: By the type invariant `raw` is an MR of `pd`. It is owned by `self`, which is
         // dropped, so no request uses it. No peer can reach the memory after this, so it may be
         // unmapped.
-        let ret = unsafe { bindings::ib_dereg_mr_user(self.raw.as_ptr(), null_mut()) };
+        let ret = unsafe { bindings::ib_dereg_mr_user(self.raw.as_ptr(), ptr::null_mut()) };
         if ret != 0 {
             pr_err!("an MR could not be deregistered ({ret}); it is leaked with its memory\n");
             return Fate::Leak;
@@ -134,13 +120,13 @@ impl FastRegMr {
         Self {
             cqe: UnsafeCell::new(bindings::ib_cqe { done: None }),
             claimed: UnsafeCell::new(Claimed {
-                user: null_mut(),
+                user: ptr::null_mut(),
                 rkey: 0,
                 qp: QpId::NONE,
-                recv_cq: null(),
+                recv_cq: ptr::null(),
                 trusted,
             }),
-            state: UnsafeCell::new(IDLE),
+            state: UnsafeCell::new(state::IDLE),
             pages,
             raw,
             kept: None,
@@ -161,12 +147,11 @@ impl FastRegMr {
         unsafe { &*self.state.get().cast() }
     }
 
-    /// Takes the completion of a receive for the end of the registration, if it proves that.
+    /// See [`Region::remote_invalidated`](crate::mr::Region::remote_invalidated).
     ///
-    /// It is proof if it carries the key and is not left over from an earlier registration with the
-    /// same key, 256 or a multiple of that before. It is not left over if it comes from the CQ that
-    /// has proved the end of one of the last 255: the CQ's poller takes completions in order, so
-    /// all earlier ones are gone.
+    /// A completion with the key is not left over from an earlier registration, 256 or a multiple
+    /// of that before, if it comes from the CQ that has proved the end of one of the last 255: the
+    /// CQ's poller takes completions in order, so all earlier ones are gone.
     pub(super) fn remote_invalidated<S: State>(
         &self,
         state: &S,
@@ -187,7 +172,7 @@ impl FastRegMr {
         let device = unsafe { (*self.raw.as_ptr()).device };
         // Of another device, the CQ may be at the address of one that is gone.
         let proved = key == claimed.rkey
-            && core::ptr::eq(cq, claimed.recv_cq)
+            && ptr::eq(cq, claimed.recv_cq)
             && cq.device == device
             && generation <= claimed.trusted;
         // A key is valid on one device, which the CQ belongs to, as the QP does that the
@@ -207,12 +192,13 @@ impl FastRegMr {
     ///
     /// # Safety
     ///
-    /// `state` is the MR's. The caller has claimed the MR, which was idle.
+    /// The state is an `S`. The caller has claimed the MR, which was idle.
     #[cold]
     #[inline(never)]
-    unsafe fn change_qp<S: State>(&self, state: &S, target: &PostTarget) -> bool {
+    unsafe fn change_qp<S: State>(&self, target: &PostTarget) -> bool {
         if target.pd != self.pd.id() {
-            state.set_idle();
+            // SAFETY: The state is an `S`, as the caller promises.
+            unsafe { self.state::<S>() }.set_idle();
             return false;
         }
         // SAFETY: The QP is valid by the invariant of `PostTarget`, and its receive CQ does not
@@ -232,8 +218,8 @@ impl FastRegMr {
         true
     }
 
-    /// Gives the MR a new key for a registration that is posted to `target`. Returns the MR, the key
-    /// and the generation.
+    /// Gives the MR a new key for a registration that is posted to `target`. Returns the MR, the
+    /// key and the generation.
     ///
     /// # Errors
     ///
@@ -241,22 +227,23 @@ impl FastRegMr {
     ///
     /// # Safety
     ///
-    /// `state` is the MR's. The caller commits the registration before it is posted, and aborts it
+    /// The state is an `S`. The caller commits the registration before it is posted, and aborts it
     /// if it is not.
     #[inline]
     pub(super) unsafe fn prepare<S: State>(
         &self,
-        state: &S,
         target: &PostTarget,
     ) -> Result<(*mut bindings::ib_mr, u32, u64)> {
+        // SAFETY: The state is an `S`, as the caller promises.
+        let state = unsafe { self.state::<S>() };
         if !state.claim_idle() {
             unlikely();
             return Err(EBUSY);
         }
         let claimed = self.claimed.get();
         // SAFETY: The state was just claimed, so by the type invariant `claimed` has no other user.
-        // The MR was idle, and `state` is its own, as the caller promises.
-        if unsafe { (*claimed).qp != target.qp_id && !self.change_qp(state, target) } {
+        // The MR was idle, and its state is an `S`, as the caller promises.
+        if unsafe { (*claimed).qp != target.qp_id && !self.change_qp::<S>(target) } {
             return Err(EINVAL);
         }
         let mr = self.raw.as_ptr();
@@ -273,8 +260,8 @@ impl FastRegMr {
         Ok((mr, rkey, state.prepare()))
     }
 
-    /// Marks the MR as being invalidated and returns its key, for a request to the QP `qp`. That has
-    /// to be the one that the registration was posted to: one queue keeps the two in order.
+    /// Marks the MR as being invalidated and returns its key, for a request to the QP `qp`. That
+    /// has to be the one that the registration was posted to: one queue keeps the two in order.
     ///
     /// # Errors
     ///
@@ -282,9 +269,11 @@ impl FastRegMr {
     ///
     /// # Safety
     ///
-    /// `state` is the MR's. If it is shared, the caller holds the lock of the QP.
+    /// The state is an `S`. If it is shared, the caller holds the lock of the QP.
     #[inline]
-    pub(super) unsafe fn prepare_invalidation<S: State>(&self, state: &S, qp: QpId) -> Result<u32> {
+    pub(super) unsafe fn prepare_invalidation<S: State>(&self, qp: QpId) -> Result<u32> {
+        // SAFETY: The state is an `S`, as the caller promises.
+        let state = unsafe { self.state::<S>() };
         if !state.claim_registered() {
             return Err(EBUSY);
         }
@@ -292,7 +281,9 @@ impl FastRegMr {
         let claimed = unsafe { &*self.claimed.get() };
         if claimed.qp != qp {
             // The lock is not that of the QP of the registration, but nothing is posted.
-            self.set_registered(state);
+            //
+            // SAFETY: The state is an `S`, as the caller promises.
+            unsafe { self.set_registered::<S>() };
             return Err(EINVAL);
         }
         let rkey = claimed.rkey;
@@ -300,7 +291,9 @@ impl FastRegMr {
         Ok(rkey)
     }
 
-    /// Sets the owner of an invalidation that was prepared, and returns its callback.
+    /// Sets the owner of an invalidation that was prepared, and returns the callback, which is in
+    /// the MR: so nothing but its own completion makes an MR idle, and the owner's handler finds
+    /// that done.
     ///
     /// # Safety
     ///
@@ -320,21 +313,24 @@ impl FastRegMr {
             (*self.claimed.get()).user = user;
         }
         // The fields that are written through this address are cells.
-        core::ptr::from_ref(self).cast_mut().cast()
+        ptr::from_ref(self).cast_mut().cast()
     }
 
     /// The invalidation was not posted or has failed.
+    ///
+    /// # Safety
+    ///
+    /// The state is an `S`.
     #[cold]
     #[inline(never)]
-    pub(super) fn set_registered<S: State>(&self, state: &S) {
-        state.set_registered();
+    pub(super) unsafe fn set_registered<S: State>(&self) {
+        // SAFETY: The state is an `S`, as the caller promises.
+        unsafe { self.state::<S>() }.set_registered();
     }
 
-    /// Makes the MR idle when its invalidation has completed and was successful.
-    ///
-    /// One that is exclusive may be idle for a moment: it is also if the invalidation has failed,
-    /// so that the compiler makes one test of that in the caller and in the handler. The caller
-    /// marks it registered then.
+    /// Makes the MR idle when its invalidation has completed and was successful. One that is
+    /// exclusive becomes idle in any case, so that the compiler makes one test of that in the
+    /// caller, which marks it registered, and in the handler.
     ///
     /// # Safety
     ///
@@ -347,10 +343,6 @@ impl FastRegMr {
         }
     }
 }
-
-// The callback of an invalidation is in the MR, so that nothing but its own completion makes an MR
-// idle, and the owner's handler finds that done. It is made for the type of the owner, and written
-// when the invalidation is posted.
 
 /// Returns the MR whose invalidation has completed, and the callback of its owner.
 ///
@@ -378,14 +370,14 @@ unsafe extern "C" fn done<T: CqeHandler<ID>, S: State, const ID: u64>(
     wc: *mut bindings::ib_wc,
 ) {
     // `take_invalidated` tells owners apart by this function's address.
-    identity::keep_distinct::<(Callback, Cqe<T::Pointer, ID>, S)>();
+    identity::keep_distinct::<(Callback, cqe::Cqe<T::Pointer, ID>, S)>();
     // SAFETY: The core passes a completion that is valid during this call, and `Wc` is transparent.
     let completion = unsafe { &*wc.cast::<Wc>() };
     // SAFETY: The request is from `FastRegMr::set_callback`, as it has this callback. It completes
     // once, by the driver's contract, so its owner is not back.
     let (mr, user) = unsafe { parts(completion) };
     if !debug::is_active(user) {
-        return debug::report(type_name::<T>());
+        return debug::report(core::any::type_name::<T>());
     }
     // SAFETY: The callback was made for the state of the MR's region, and is called once.
     unsafe { mr.invalidated::<S>(completion) };
@@ -416,8 +408,8 @@ unsafe fn failed<S: State>(cq: *mut bindings::ib_cq, wc: *mut bindings::ib_wc) {
     // which was given up for `user`, was not taken back, as the caller promises.
     unsafe {
         let (mr, user) = parts(&*wc.cast::<Wc>());
-        mr.state::<S>().set_registered();
-        hand_on(user, cq, wc);
+        mr.set_registered::<S>();
+        cqe::hand_on(user, cq, wc);
     }
 }
 
@@ -437,13 +429,13 @@ pub(super) unsafe fn take_invalidated<T: CqeHandler<ID>, const ID: u64>(
     // SAFETY: The request has a callback, and its owner, which was not taken back, keeps that, as
     // the caller promises.
     let callback = unsafe { (*wc.cqe()).done }?;
-    if fn_addr_eq(callback, done::<T, Exclusive, ID> as Callback) {
+    if ptr::fn_addr_eq(callback, done::<T, Exclusive, ID> as Callback) {
         // SAFETY: The callback was made for these types. The owner was not taken back and is not
         // taken back again, as the caller promises.
         return unsafe { take::<T, Exclusive, ID>(wc) };
     }
     unlikely();
-    if fn_addr_eq(callback, done::<T, Shared, ID> as Callback) {
+    if ptr::fn_addr_eq(callback, done::<T, Shared, ID> as Callback) {
         // SAFETY: The callback was made for these types. The owner was not taken back and is not
         // taken back again, as the caller promises.
         return unsafe { take::<T, Shared, ID>(wc) };
@@ -471,7 +463,7 @@ unsafe fn take<T: CqeHandler<ID>, S: State, const ID: u64>(wc: &Wc) -> Option<T:
         }
         mr.invalidated::<S>(wc);
         if wc.result().is_err() {
-            mr.set_registered(mr.state::<S>());
+            mr.set_registered::<S>();
         }
         debug::deactivate(user);
         Some(T::Pointer::from_cqe(user))

@@ -11,10 +11,7 @@ use crate::{
         Mapped, //
     },
     pd::Pd,
-    sg::{
-        RawSg,
-        SgBuf, //
-    }, //
+    sg, //
 };
 use kernel::{
     page::PAGE_SIZE,
@@ -26,7 +23,7 @@ pub struct AnyMemory(#[expect(dead_code)] Untyped);
 
 enum Untyped {
     Buf(#[expect(dead_code)] Mapped),
-    Sg(#[expect(dead_code)] RawSg),
+    Sg(#[expect(dead_code)] sg::RawSg),
 }
 
 /// Operations on memory of either kind. Memory that a device or a peer is using may be reached by
@@ -88,7 +85,7 @@ impl<D: Direction> Raw for Buf<D> {
     }
 }
 
-impl<D: Direction> Raw for SgBuf<D> {
+impl<D: Direction> Raw for sg::SgBuf<D> {
     fn pd(&self) -> &Pd {
         &self.raw.pd
     }
@@ -120,8 +117,8 @@ impl<D: Direction> Raw for SgBuf<D> {
     }
 }
 
-/// DMA-mapped memory, in direction `D`, that an MR can map: [`Buf`] and [`SgBuf`].
+/// DMA-mapped memory, in direction `D`, that an MR can map: [`Buf`] and [`SgBuf`](sg::SgBuf).
 pub trait Memory<D: Direction>: Raw {}
 
 impl<D: Direction> Memory<D> for Buf<D> {}
-impl<D: Direction> Memory<D> for SgBuf<D> {}
+impl<D: Direction> Memory<D> for sg::SgBuf<D> {}

@@ -12,18 +12,16 @@ use crate::{
         Direction, //
     },
     mr::{
-        frwr::take_invalidated,
-        state::{
-            Exclusive,
-            Shared,
-            State, //
-        },
+        frwr,
+        Exclusive,
         Memory,
         Mr,
-        Region, //
+        Region,
+        Shared,
+        State, //
     },
     wc::{
-        unlikely,
+        self,
         Wc, //
     },
     wr::{
@@ -39,11 +37,9 @@ use crate::{
     }, //
 };
 use core::{
+    marker::PhantomData,
     mem::ManuallyDrop,
-    ptr::{
-        null_mut,
-        NonNull, //
-    }, //
+    ptr::NonNull, //
 };
 use kernel::{
     prelude::*,
@@ -69,10 +65,10 @@ pub type RegWr<'a, S = Exclusive> = SendWr<'a, 0, RegOp<S>>;
 ///
 /// # Invariants
 ///
-/// `state` is that of `mr`.
+/// `mr` is a region's with the state `S`.
 pub struct RegOp<S: State> {
     mr: NonNull<Mr>,
-    state: NonNull<S>,
+    _state: PhantomData<S>,
     iova: u64,
     access: u32,
     /// The MR and its new key, once the request is prepared.
@@ -89,10 +85,10 @@ impl<'a, S: State> RegWr<'a, S> {
         // INVARIANT: The MR is the region's.
         let op = RegOp {
             mr: NonNull::from(&*region.mr),
-            state: NonNull::from(region.state()),
+            _state: PhantomData,
             iova: region.iova,
             access,
-            raw: null_mut(),
+            raw: core::ptr::null_mut(),
             key: 0,
         };
         Self { sges: [], op }
@@ -152,11 +148,10 @@ impl<S: State> Op for RegOp<S> {
         target: &PostTarget,
         _lock: &SpinLockIrq<()>,
     ) -> Result<(Remote, Registration)> {
-        // SAFETY: The region lives until the request has completed, as the caller promises.
-        let (mr, state) = unsafe { (self.mr.as_ref(), self.state.as_ref()) };
-        // SAFETY: By the type invariant the state is that of the MR. The registration is committed
-        // by `lock` or `Links::post`, and aborted by `undo` if it is not posted.
-        let (raw, key, generation) = unsafe { mr.0.prepare(state, target) }?;
+        // SAFETY: The region lives until the request has completed, as the caller promises. By the
+        // type invariant its state is an `S`. The registration is committed by `lock` or
+        // `Links::post`, and aborted by `undo` if it is not posted.
+        let (raw, key, generation) = unsafe { self.mr.as_ref().0.prepare::<S>(target) }?;
         (self.raw, self.key) = (raw, key);
         let remote = Remote {
             addr: self.iova,
@@ -208,9 +203,6 @@ impl<S: State> Op for RegOp<S> {
 }
 
 /// A registration that was prepared and is not posted yet.
-///
-/// This has the address of the MR's handle, which is in the region and so, as a rule, in the owner:
-/// it need not be kept during the post.
 ///
 /// # Invariants
 ///
@@ -265,9 +257,8 @@ impl Registration {
 
 /// A request to invalidate the key of a [`Region`] locally (`IB_WR_LOCAL_INV`).
 ///
-/// When the owner's handler is called for success, the region is idle: it can be registered again,
-/// under a new key, or be taken apart. On failure (when it was flushed) it may still be registered,
-/// and only dropping it ends that.
+/// When the owner's handler is called for success, the region is idle. On failure (when it was
+/// flushed) it may still be registered, and only dropping it ends that.
 ///
 /// Posting it is refused with `EBUSY` if the region is not registered or is being invalidated, and
 /// with `EINVAL` if its registration was not posted to the same QP.
@@ -287,9 +278,9 @@ impl Registration {
 ///     type Needs = Atomic;
 ///
 ///     fn done(this: Self::Pointer, _wc: &Wc, _cx: &Atomic) {
-///         let io = KBox::into_inner(Pin::into_inner(this));
-///         if let Ok((_mr, mut memory)) = io.region.into_parts() {
-///             pr_info!("the peer wrote {:?}\n", &memory.cpu()[..]);
+///         let mut bytes = [0; 4];
+///         if this.region.is_idle() && this.region.read(0, &mut bytes).is_ok() {
+///             pr_info!("the peer wrote {bytes:?}\n");
 ///         }
 ///     }
 /// }
@@ -304,10 +295,10 @@ pub type InvWr<'a, S = Exclusive> = SendWr<'a, 0, InvOp<S>>;
 ///
 /// # Invariants
 ///
-/// `state` is that of `mr`.
+/// `mr` is a region's with the state `S`.
 pub struct InvOp<S: State> {
     mr: NonNull<Mr>,
-    state: NonNull<S>,
+    _state: PhantomData<S>,
     key: u32,
 }
 
@@ -321,7 +312,7 @@ impl<'a, S: State> InvWr<'a, S> {
         // INVARIANT: The MR is the region's.
         let op = InvOp {
             mr: NonNull::from(&*region.mr),
-            state: NonNull::from(region.state()),
+            _state: PhantomData,
             key: 0,
         };
         Self { sges: [], op }
@@ -341,12 +332,10 @@ impl<S: State> Op for InvOp<S> {
         target: &PostTarget,
         lock: &SpinLockIrq<()>,
     ) -> Result<((), NonNull<Mr>)> {
-        // SAFETY: The region lives until the request has completed, as the caller promises.
-        let (mr, state) = unsafe { (self.mr.as_ref(), self.state.as_ref()) };
         let _guard = S::SHARED.then(|| lock.lock());
-        // SAFETY: By the type invariant the state is that of the MR. The lock of the QP is held if
-        // it is shared.
-        self.key = unsafe { mr.0.prepare_invalidation(state, target.qp_id) }?;
+        // SAFETY: The region lives until the request has completed, as the caller promises. By the
+        // type invariant its state is an `S`. The lock of the QP is held if that is shared.
+        self.key = unsafe { self.mr.as_ref().0.prepare_invalidation::<S>(target.qp_id) }?;
         Ok(((), self.mr))
     }
 
@@ -375,49 +364,19 @@ impl<S: State> Op for InvOp<S> {
 
     #[inline]
     unsafe fn undo(undo: NonNull<Mr>) {
-        // SAFETY: The region is alive and has not moved, as the caller promises.
-        let fmr = unsafe { &undo.as_ref().0 };
-        // SAFETY: The state of the region is an `S`.
-        fmr.set_registered(unsafe { fmr.state::<S>() });
+        // SAFETY: The region is alive and has not moved, as the caller promises, and its state is
+        // an `S`.
+        unsafe { undo.as_ref().0.set_registered::<S>() };
     }
 }
 
 impl<'a> Completion<'a> {
-    /// Takes the owner, if it is a `T` that was posted by its callback `ID` with a local
-    /// invalidation ([`InvWr`]); its handler is not called. If that
-    /// was successful, the region is idle.
-    ///
-    /// [`Completion::take`] does not know these: an invalidation completes to a callback in its MR.
-    ///
-    /// Where `T` is generic and of another crate, a module may not recognise owners that another
-    /// module has made.
+    /// As [`Completion::take`], of an owner that was posted with a local invalidation ([`InvWr`]):
+    /// that completes to a callback in the MR. If it was successful, the region is idle.
     ///
     /// # Errors
     ///
     /// The completion, if it is another one.
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// # use rdma::{context::*, cq::{Batch, Cq}, cqe::*, dma::*, mr::Region, wc::Wc};
-    /// # #[derive(HasCqe)]
-    /// # struct Io { cqe: Cqe<Self>, region: Region<Bidirectional> }
-    /// # impl CqeHandler for Io {
-    /// #     type Pointer = Pin<KBox<Self>>;
-    /// #     type Needs = Atomic;
-    /// #     fn done(_: Self::Pointer, _: &Wc, _: &Atomic) {}
-    /// # }
-    /// /// Drops what is idle again; other requests go to their handlers.
-    /// fn reap(cq: &Cq<Direct>, batch: &mut Batch<16>) -> Result {
-    ///     cq.poll(batch)?;
-    ///     for completion in batch.completions() {
-    ///         if let Ok((io, _wc)) = completion.take_inv::<Io, 0>() {
-    ///             drop(io);
-    ///         }
-    ///     }
-    ///     Ok(())
-    /// }
-    /// ```
     #[inline]
     pub fn take_inv<T: CqeHandler<ID>, const ID: u64>(
         self,
@@ -426,11 +385,11 @@ impl<'a> Completion<'a> {
         if !this.wc.cqe().is_null() {
             // SAFETY: By the type invariant the owner was not taken back, and there is a callback.
             // If there is an owner, `this` is not dropped.
-            if let Some(owner) = unsafe { take_invalidated::<T, ID>(this.wc) } {
+            if let Some(owner) = unsafe { frwr::take_invalidated::<T, ID>(this.wc) } {
                 return Ok((owner, this.wc));
             }
         }
-        unlikely();
+        wc::unlikely();
         Err(ManuallyDrop::into_inner(this))
     }
 }
