@@ -3,23 +3,12 @@
 //! Shared receive queues.
 //!
 //! An [`Srq`] owns a fixed number of [`Slot`]s: receives that any of its QPs may consume. A
-//! completion hands a slot out; dropping the slot posts it again. So no error path of the ULP loses
-//! a receive credit (rxe may: see Documentation/srq.rst), and no posted buffer can be freed: the
-//! slots are dropped only after the SRQ, and the SRQ only after its QPs.
+//! completion hands a slot out; dropping the slot posts it again. See Documentation/srq.rst.
 //!
 //! # Examples
 //!
 //! ```
-//! use rdma::{
-//!     context::{Atomic, Sleepable, Softirq},
-//!     cq::Cq,
-//!     dma::{Buf, FromDevice},
-//!     pd::Pd,
-//!     qp::{Caps, InitAttr, Qp},
-//!     srq::{Receive, Slot, Srq},
-//!     wc::Wc,
-//!     wr::RecvWr,
-//! };
+//! use rdma::{prelude::*, qp::InitAttr, srq::{Receive, Slot, Srq}};
 //!
 //! struct Request {
 //!     buf: Buf<FromDevice>,
@@ -60,10 +49,7 @@ use crate::{
         Context,
         Sleepable, //
     },
-    cq::{
-        self,
-        Reservation, //
-    },
+    cq,
     cqe::{
         self,
         CqeHandler,
@@ -84,28 +70,25 @@ use crate::{
         self,
         Pd, //
     },
-    refs::{
-        Kind,
-        REPORT_MS, //
-    },
+    refs,
     sync::SlotsOut,
     wc::Wc,
     wr::{
-        sg_list,
+        self,
         RecvWr, //
     }, //
 };
 use core::{
     marker::PhantomData,
-    mem::{
-        offset_of,
-        ManuallyDrop, //
-    },
+    mem::ManuallyDrop,
     ops::{
         Deref,
         DerefMut, //
     },
-    ptr::NonNull, //
+    ptr::{
+        self,
+        NonNull, //
+    }, //
 };
 use kernel::{
     error::from_err_ptr,
@@ -130,22 +113,18 @@ pub trait Receive<const N: usize = 1>: Sized + Send + 'static {
     /// SRQ.
     type Needs: Context;
 
-    /// Returns the request to be posted. Called each time that the slot is posted.
-    ///
-    /// Any context.
+    /// Returns the request to be posted. Called each time that the slot is posted, in any context.
     fn recv(&self) -> RecvWr<'_, N>;
 
     /// Handles the completion of a slot's receive (`ib_cqe.done`), in the context of the CQ of the
-    /// QP that received.
-    ///
-    /// Handlers of several CQs may run at the same time.
+    /// QP that received. Handlers of several CQs may run at the same time.
     fn done(slot: Slot<Self, N>, wc: &Wc, cx: &Self::Needs);
 }
 
 /// A shared receive queue with slots of type `T`.
 ///
-/// A counted handle. The SRQ is destroyed, from a work item, when the last handle and all QPs on it
-/// are gone and every slot that was kept is dropped; the values of its slots are dropped then.
+/// A counted handle. A work item destroys the SRQ, and drops the values of its slots, when the last
+/// handle, all QPs on it and every slot that was kept are gone.
 pub struct Srq<T: Receive<N>, const N: usize = 1> {
     inner: Arc<Inner>,
     _slots: PhantomData<fn() -> T>,
@@ -162,8 +141,8 @@ impl<T: Receive<N>, const N: usize> Clone for Srq<T, N> {
 
 impl<T: Receive<N>, const N: usize> Srq<T, N> {
     /// Creates an SRQ with `slots` slots (`ib_create_srq`) and posts all of them
-    /// (`ib_post_srq_recv`). `init` makes the value of each. The SRQ reserves as many entries, once, of
-    /// each CQ that its QPs complete to.
+    /// (`ib_post_srq_recv`). `init` makes the value of each. The SRQ reserves as many entries,
+    /// once, of each CQ that its QPs complete to.
     ///
     /// # Errors
     ///
@@ -176,7 +155,7 @@ impl<T: Receive<N>, const N: usize> Srq<T, N> {
         cx: &Sleepable,
     ) -> Result<Self> {
         let sges = const { N as u32 };
-        check(pd, slots, sges)?;
+        check(pd.device(), slots, sges)?;
         let all = KBox::new(Slots::<T, N>::new(slots, init)?, GFP_KERNEL)?;
         let inner = create(pd, slots, sges, all, cx)?;
         Ok(Self {
@@ -190,7 +169,8 @@ impl<T: Receive<N>, const N: usize> Srq<T, N> {
     }
 }
 
-/// The `event_handler` of every SRQ, which reports that it has failed and receives nothing any more.
+/// The `event_handler` of every SRQ, which reports that it has failed and receives nothing any
+/// more.
 ///
 /// # Safety
 ///
@@ -240,61 +220,16 @@ impl Refused {
         let error = self.error;
         if self.named {
             pr_err!("a slot of an SRQ could not be posted ({error:?}): it is set aside\n");
-        } else {
-            // It may be in the queue, so it counts as posted: it is handed out when it completes.
-            pr_err!(
-                "a driver did not say that it refused a slot of an SRQ ({error:?}): taken for posted\n"
-            );
+            return;
         }
+        // It may be in the queue, so it counts as posted: it is handed out when it completes.
+        pr_err!(
+            "a driver did not say that it refused a slot of an SRQ ({error:?}): taken for posted\n"
+        );
     }
 }
 
 impl Queue {
-    fn new(raw: NonNull<bindings::ib_srq>, pd: &Pd) -> impl PinInit<Self> {
-        let pd = pd.id();
-        // INVARIANT: The queue is not closed.
-        pin_init!(Self {
-            raw,
-            pd,
-            closed: Atomic::new(false),
-            out: SlotsOut::new(),
-            returned <- Completion::new(),
-        })
-    }
-
-    /// Returns `true` if no slot may be posted any more. If not, the SRQ is there while the RCU read
-    /// lock is held.
-    #[inline]
-    fn is_closed(&self, _rcu: &rcu::Guard) -> bool {
-        self.closed.load(Relaxed)
-    }
-
-    /// Posts a receive (`ib_post_srq_recv`).
-    ///
-    /// # Safety
-    ///
-    /// The SRQ is there, and `wr` is a valid request without a successor, whose memory stays until
-    /// it has completed or the SRQ is gone.
-    #[inline]
-    unsafe fn post(&self, wr: *mut bindings::ib_recv_wr) -> Result<(), Refused> {
-        let srq = self.raw.as_ptr();
-        // SAFETY: The SRQ is there and `wr` valid, as the caller promises, and `check` has seen
-        // that the device has the operation. The driver names a request that it refuses in the
-        // request's own successor, which is null before.
-        let (ret, named) = unsafe {
-            let bad = (&raw mut (*wr).next).cast();
-            let ret = ((*(*srq).device).ops.post_srq_recv.unwrap_unchecked())(srq, wr, bad);
-            if ret == 0 {
-                return Ok(());
-            }
-            (ret, !(*wr).next.is_null())
-        };
-        Err(Refused {
-            error: Error::from_errno(ret),
-            named,
-        })
-    }
-
     /// Counts a slot that was dropped after the queue was closed. The caller does not access the
     /// queue after this.
     #[cold]
@@ -316,7 +251,7 @@ impl Queue {
         if !self.out.wait_for(slots.handed_out()) {
             return;
         }
-        while !self.returned.wait_timeout(REPORT_MS, cx) {
+        while !self.returned.wait_timeout(refs::REPORT_MS, cx) {
             let out = self.out.now();
             pr_warn!("{dev}: the end of an SRQ waits for {out} slot(s)\n");
         }
@@ -327,9 +262,8 @@ impl Queue {
 ///
 /// # Invariants
 ///
-/// `raw` is the SRQ of `queue`, whose slots are `slots`.
+/// The SRQ of `queue` has the slots `slots`.
 struct State {
-    raw: NonNull<bindings::ib_srq>,
     queue: Pin<KBox<Queue>>,
     slots: KBox<dyn AnySlots>,
     pd: Pd,
@@ -337,17 +271,14 @@ struct State {
     _object: Object,
 }
 
-// SAFETY: An SRQ may be destroyed from any thread; the rest is `Send`.
-unsafe impl Send for State {}
-
 impl Teardown for State {
     fn teardown(&mut self, cx: &Sleepable) -> Fate {
         let dev = self.pd.device();
         self.queue.close(&*self.slots, dev, cx);
-        // SAFETY: By the type invariant `raw` is the SRQ of `queue`. The QPs on it had references to
-        // `Inner`, so they are gone, and the queue was just closed.
-        let ret =
-            unsafe { bindings::ib_destroy_srq_user(self.raw.as_ptr(), core::ptr::null_mut()) };
+        let raw = self.queue.raw.as_ptr();
+        // SAFETY: The queue has an SRQ by its invariant, and was just closed. The QPs on it had
+        // references to `Inner`, so they are gone.
+        let ret = unsafe { bindings::ib_destroy_srq_user(raw, ptr::null_mut()) };
         if ret != 0 {
             pr_err!("{dev}: an SRQ could not be destroyed ({ret}); it is leaked with its slots\n");
             return Fate::Leak;
@@ -366,14 +297,9 @@ pub(crate) struct Inner {
     state: Deferred<State>,
 }
 
-// SAFETY: A shared reference gives the SRQ and its queue only, which may be used from any thread.
-unsafe impl Sync for Inner {}
-// SAFETY: All parts are `Send`.
-unsafe impl Send for Inner {}
-
 impl Inner {
     pub(crate) fn as_raw(&self) -> *mut bindings::ib_srq {
-        self.state.raw.as_ptr()
+        self.state.queue.raw.as_ptr()
     }
 
     pub(crate) fn pd(&self) -> &Pd {
@@ -382,8 +308,7 @@ impl Inner {
 }
 
 /// Checks that the device can have an SRQ of this size.
-fn check(pd: &Pd, slots: u32, sges: u32) -> Result {
-    let dev = pd.device();
+fn check(dev: &Device, slots: u32, sges: u32) -> Result {
     let ops = dev.ops();
     if ops.create_srq.is_none() || ops.post_srq_recv.is_none() || ops.destroy_srq.is_none() {
         return Err(EOPNOTSUPP);
@@ -405,7 +330,8 @@ fn create(
 ) -> Result<Arc<Inner>> {
     let dev = pd.device();
     let reserved = Deferred::reserve()?;
-    let object = dev.list(Kind::Srq)?;
+    let object = dev.list(refs::Kind::Srq)?;
+    let queue = KBox::new_uninit(GFP_KERNEL)?;
     let mut attr = bindings::ib_srq_init_attr {
         event_handler: Some(event),
         attr: bindings::ib_srq_attr {
@@ -418,30 +344,21 @@ fn create(
     };
     // SAFETY: The PD is alive.
     let raw = from_err_ptr(unsafe {
-        bindings::ib_create_srq_user(
-            pd.as_raw(),
-            &raw mut attr,
-            core::ptr::null_mut(),
-            core::ptr::null_mut(),
-        )
+        bindings::ib_create_srq_user(pd.as_raw(), &raw mut attr, ptr::null_mut(), ptr::null_mut())
     })?;
     let raw = NonNull::new(raw).ok_or(ENOMEM)?;
-    let queue = match KBox::pin_init(Queue::new(raw, pd), GFP_KERNEL) {
-        Ok(queue) => queue,
-        Err(e) => {
-            // SAFETY: The SRQ was just created; nothing was posted to it.
-            let ret = unsafe { bindings::ib_destroy_srq_user(raw.as_ptr(), core::ptr::null_mut()) };
-            if ret != 0 {
-                core::mem::forget((object, pd.clone()));
-            }
-            return Err(e);
-        }
-    };
+    // INVARIANT: The SRQ is new, and the queue not closed.
+    let Ok(queue) = queue.write_pin_init(pin_init!(Queue {
+        raw,
+        pd: pd.id(),
+        closed: Atomic::new(false),
+        out: SlotsOut::new(),
+        returned <- Completion::new(),
+    }));
     // SAFETY: The SRQ was just created; the number does not change.
     object.set_num(unsafe { raw.as_ref() }.res.id);
     // INVARIANT: The queue was made for the SRQ.
     let state = reserved.fill(State {
-        raw,
         queue,
         slots,
         pd: pd.clone(),
@@ -459,17 +376,14 @@ fn create(
     )
 }
 
-// A slot has at most one completion that was not handled, as only its handler posts it again. So
-// however many QPs on an SRQ share a CQ, the SRQ reserves as many entries of it as there are slots,
-// once.
-
-/// A reservation that all QPs of an SRQ that complete to one CQ share.
+/// A reservation that all QPs of an SRQ that complete to one CQ share: a slot has at most one
+/// completion that was not handled.
 ///
 /// # Invariants
 ///
 /// `qps` is the number of [`SrqReservation`]s for the CQ of the reservation, and not zero.
 struct CqReservation {
-    reservation: Reservation,
+    reservation: cq::Reservation,
     qps: usize,
 }
 
@@ -484,9 +398,8 @@ impl SrqReservation {
     ///
     /// # Errors
     ///
-    /// `EINVAL` if the CQ is shared with other modules: these may poll it, so that a drain could not
-    /// prove that the QP's last receive was handled. Also if callers poll it. `ENOSPC` if it has not enough free entries, or
-    /// `ENOMEM`.
+    /// `EINVAL` if other modules or callers may poll the CQ: a drain could not prove then that the
+    /// QP's last receive was handled. `ENOSPC` if it has not enough free entries, or `ENOMEM`.
     pub(crate) fn new(srq: &Arc<Inner>, cq: &Arc<cq::Inner>) -> Result<Self> {
         if cq.is_shared() || cq.is_caller_polled() {
             return Err(EINVAL);
@@ -549,7 +462,7 @@ struct Memory<T> {
 }
 
 /// The slots of an SRQ, without their type.
-trait AnySlots: Send {
+trait AnySlots: Send + Sync {
     /// Posts all slots.
     ///
     /// # Safety
@@ -571,6 +484,8 @@ struct Slots<T, const N: usize>(KVec<NonNull<Memory<T>>>);
 
 // SAFETY: It owns the values, which are `Send`.
 unsafe impl<T: Send, const N: usize> Send for Slots<T, N> {}
+// SAFETY: A shared reference gives access to atomics only, and to what is posted once.
+unsafe impl<T: Send, const N: usize> Sync for Slots<T, N> {}
 
 impl<T: Receive<N>, const N: usize> Slots<T, N> {
     fn new<I: PinInit<T, Error>>(slots: u32, mut init: impl FnMut(u32) -> I) -> Result<Self> {
@@ -624,8 +539,9 @@ impl<T: Receive<N>, const N: usize> AnySlots for Slots<T, N> {
 impl<T, const N: usize> Drop for Slots<T, N> {
     fn drop(&mut self) {
         for memory in &self.0 {
-            // SAFETY: By the type invariant the pointer is from `KBox::into_raw`. `State` is dropped
-            // when the SRQ is destroyed and no slot is handed out, so nothing else uses the memory.
+            // SAFETY: By the type invariant the pointer is from `KBox::into_raw`. `State` is
+            // dropped when the SRQ is destroyed and no slot is handed out, so nothing else uses the
+            // memory.
             drop(unsafe { KBox::from_raw(memory.as_ptr()) });
         }
     }
@@ -653,16 +569,30 @@ unsafe fn post<T: Receive<N>, const N: usize>(
     }
     let mut sges = sges.map(|sge| sge.0.to_raw());
     let mut raw = bindings::ib_recv_wr {
-        next: core::ptr::null_mut(),
+        next: ptr::null_mut(),
         __bindgen_anon_1: bindings::ib_recv_wr__bindgen_ty_1 {
             wr_cqe: ManuallyDrop::new(memory.as_ptr().cast()),
         },
-        sg_list: sg_list(&raw mut sges),
+        sg_list: wr::sg_list(&raw mut sges),
         num_sge: const { N as c_int },
     };
-    // SAFETY: The caller says that the SRQ is there. The value keeps the buffers of the request. It
-    // is not accessed before a completion hands the slot out again, and is dropped after the SRQ.
-    unsafe { queue.post(&raw mut raw) }
+    let (srq, raw) = (queue.raw.as_ptr(), &raw mut raw);
+    // SAFETY: The caller says that the SRQ is there, and `check` has seen that the device has the
+    // operation. The value keeps the buffers of the request. It is not accessed before a completion
+    // hands the slot out again, and is dropped after the SRQ. The driver names a request that it
+    // refuses in the request's own successor, which is null before.
+    let (ret, named) = unsafe {
+        let bad = (&raw mut (*raw).next).cast();
+        let ret = ((*(*srq).device).ops.post_srq_recv.unwrap_unchecked())(srq, raw, bad);
+        if ret == 0 {
+            return Ok(());
+        }
+        (ret, !(*raw).next.is_null())
+    };
+    Err(Refused {
+        error: Error::from_errno(ret),
+        named,
+    })
 }
 
 /// The `done` callback of every slot.
@@ -694,10 +624,8 @@ unsafe extern "C" fn done<T: Receive<N>, const N: usize>(
 /// A receive of an SRQ that has completed: exclusive access to its value.
 ///
 /// Dropping it posts the receive again (`ib_post_srq_recv`), in any context. It may also be kept,
-/// which withholds the credit, sent to another thread, or moved into another request as its owner:
-/// a response can be sent from the slot that the request was received in.
-///
-/// The SRQ's end waits for slots that are kept.
+/// which withholds the credit, or be the owner of another request, as of the response. The SRQ's
+/// end waits for it.
 ///
 /// # Invariants
 ///
@@ -708,16 +636,6 @@ pub struct Slot<T: Receive<N>, const N: usize = 1>(NonNull<Memory<T>>);
 unsafe impl<T: Receive<N>, const N: usize> Send for Slot<T, N> {}
 // SAFETY: A shared slot gives shared access to its value only.
 unsafe impl<T: Receive<N> + Sync, const N: usize> Sync for Slot<T, N> {}
-
-impl<T: Receive<N>, const N: usize> Slot<T, N> {
-    /// Gives exclusive access to a value that must not be moved.
-    #[inline]
-    pub fn as_mut(&mut self) -> Pin<&mut T> {
-        // SAFETY: By the type invariant the memory is valid, and this slot's alone; the value is not
-        // moved before it is dropped.
-        unsafe { Pin::new_unchecked(&mut (*self.0.as_ptr()).value) }
-    }
-}
 
 impl<T: Receive<N>, const N: usize> Deref for Slot<T, N> {
     type Target = T;
@@ -732,7 +650,9 @@ impl<T: Receive<N>, const N: usize> Deref for Slot<T, N> {
 impl<T: Receive<N> + Unpin, const N: usize> DerefMut for Slot<T, N> {
     #[inline]
     fn deref_mut(&mut self) -> &mut T {
-        self.as_mut().get_mut()
+        // SAFETY: By the type invariant the memory is valid, and this slot's alone. The value may
+        // be moved.
+        unsafe { &mut (*self.0.as_ptr()).value }
     }
 }
 
@@ -740,11 +660,11 @@ impl<T: Receive<N>, const N: usize> Drop for Slot<T, N> {
     #[inline]
     fn drop(&mut self) {
         let memory = self.0.as_ptr();
-        // SAFETY: By the type invariant the memory is valid. `Queue::close` waits for slots that are
-        // handed out, so the queue is there.
+        // SAFETY: By the type invariant the memory is valid. `Queue::close` waits for slots that
+        // are handed out, so the queue is there.
         let (out, queue) = unsafe { (&(*memory).out, (*memory).queue.as_ref()) };
-        let rcu = rcu::read_lock();
-        if queue.is_closed(&rcu) {
+        let _rcu = rcu::read_lock();
+        if queue.closed.load(Relaxed) {
             queue.put();
             return;
         }
@@ -757,8 +677,8 @@ impl<T: Receive<N>, const N: usize> Drop for Slot<T, N> {
     }
 }
 
-// SAFETY: The value stays in place until the slot is dropped: `out` is still set, and `Queue::close`
-// waits for it. The address is that of the callback in the value.
+// SAFETY: The value stays in place until the slot is dropped: `out` is still set, and
+// `Queue::close` waits for it. The address is that of the callback in the value.
 unsafe impl<T, const N: usize, const ID: u64> CqePointer<ID> for Slot<T, N>
 where
     T: Receive<N> + CqeHandler<ID, Pointer = Self>,
@@ -774,12 +694,12 @@ where
 
     #[inline]
     unsafe fn from_cqe(cqe: *mut bindings::ib_cqe) -> Self {
-        // SAFETY: `cqe` is from `into_cqe`, as the caller promises. So it is the address of a slot's
-        // memory, which is not null, plus these offsets.
-        // INVARIANT: `into_cqe` has consumed the only `Slot` of this memory.
+        // SAFETY: `cqe` is from `into_cqe`, as the caller promises. So it is the address of a
+        // slot's memory, which is not null, plus these offsets. INVARIANT: `into_cqe` has consumed
+        // the only `Slot` of this memory.
         unsafe {
             let value = cqe.byte_sub(cqe::offset::<T, ID>());
-            let memory = value.byte_sub(offset_of!(Memory<T>, value));
+            let memory = value.byte_sub(core::mem::offset_of!(Memory<T>, value));
             Self(NonNull::new_unchecked(memory).cast())
         }
     }
