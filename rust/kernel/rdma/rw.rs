@@ -2,14 +2,10 @@
 
 //! Transfers of many pages by `rdma_rw`.
 //!
-//! A target moves bulk data by RDMA READ and WRITE between its own pages and memory that the
-//! initiator has registered. A [`Ctx`] owns the pages, and is a part of the owner that is moved into
-//! the send queue.
-//!
 //! # Examples
 //!
 //! ```
-//! use rdma::{context::*, cqe::*, qp::Qp, rw::{Ctx, Rw}, wc::Wc, wr::Remote};
+//! use rdma::{prelude::*, rw::{Ctx, Rw}};
 //!
 //! #[derive(HasCqe)]
 //! struct Fetch {
@@ -54,23 +50,16 @@ use crate::{
     debug,
     device::Port,
     qp::{
-        post::{
-            post_list,
-            unnamed, //
-        },
+        post,
         Qp,
         Transfers, //
     },
-    sg::{
-        CpuPages,
-        Pages, //
-    },
+    sg,
     wr::{
-        end,
+        self,
         Op as _,
         PostError,
-        Remote,
-        SendWr, //
+        Remote, //
     }, //
 };
 use core::{
@@ -78,7 +67,10 @@ use core::{
     marker::PhantomData,
     mem::MaybeUninit,
     ops::Range,
-    ptr::NonNull, //
+    ptr::{
+        self,
+        NonNull, //
+    }, //
 };
 use kernel::{
     page::PAGE_SIZE,
@@ -157,21 +149,19 @@ impl Port<'_> {
     }
 }
 
-const FREE: u32 = 0;
-const POSTED: u32 = 1;
-
-/// Pages, and the context of their transfer (`struct rdma_rw_ctx`).
+/// Pages, and the context of their transfer (`struct rdma_rw_ctx`): a part of the owner that is
+/// moved into the send queue.
 ///
 /// # Invariants
 ///
-/// While `state` is `POSTED`, `inner` is accessed only by the post that has set it and then by the
+/// While `posted` is set, `inner` is accessed only by the post that has set it and then by the
 /// completion, and this is not moved. From a successful `Ctx::start` to `Ctx::finish`, `inner.job`
 /// is the transfer, counted by its QP.
 #[repr(C)]
 pub struct Ctx {
     /// The callback of the last request. The first field, so its address is the context's.
     cqe: bindings::ib_cqe,
-    state: Atomic<u32>,
+    posted: Atomic<bool>,
     inner: UnsafeCell<Inner>,
     /// The length of `inner.pages`, zero if there are none.
     len: Atomic<usize>,
@@ -179,7 +169,7 @@ pub struct Ctx {
 
 struct Inner {
     /// `None` if a peer may still write to them.
-    pages: Option<Pages>,
+    pages: Option<sg::Pages>,
     raw: bindings::rdma_rw_ctx,
     job: Option<Job>,
 }
@@ -206,30 +196,17 @@ struct Extent {
     length: u32,
 }
 
-impl Extent {
-    /// # Safety
-    ///
-    /// `sg` is valid.
-    unsafe fn of(sg: *mut bindings::scatterlist) -> Self {
-        // SAFETY: The caller promises that `sg` is valid.
-        let (offset, length) = unsafe { ((*sg).offset, (*sg).length) };
-        Self { sg, offset, length }
-    }
-}
-
 /// Pages that peers may write to, still mapped.
 ///
 /// # Invariants
 ///
-/// - `count` entries from `first` on of the table of `_pages` are mapped for `device` in direction
-///   `dir`.
+/// - `job.count` entries from `job.first` on of the table of `_pages` are mapped for `device` in
+///   direction `job.dir`.
 /// - This is dropped when the MRs that may have the pages are gone, and before `device` is.
 struct Exposed {
-    _pages: Pages,
+    _pages: sg::Pages,
     device: *mut bindings::ib_device,
-    first: *mut bindings::scatterlist,
-    count: u32,
-    dir: bindings::dma_data_direction,
+    job: Job,
 }
 
 // SAFETY: The pages are not accessed any more, and DMA may be unmapped from any thread.
@@ -237,15 +214,18 @@ unsafe impl Send for Exposed {}
 
 impl Drop for Exposed {
     fn drop(&mut self) {
+        let Job {
+            first, count, dir, ..
+        } = self.job;
         let mut table = bindings::sg_table {
-            sgl: self.first,
-            nents: self.count,
-            orig_nents: self.count,
+            sgl: first,
+            nents: count,
+            orig_nents: count,
         };
         // SAFETY: By the type invariant the device is there, the entries are mapped for it in this
         // direction, and no key gives access to them any more.
         unsafe {
-            bindings::rdma_helper_dma_unmap_sgtable(self.device, &raw mut table, self.dir);
+            bindings::rdma_helper_dma_unmap_sgtable(self.device, &raw mut table, dir);
         }
     }
 }
@@ -262,13 +242,13 @@ impl Ctx {
     ///
     /// `ENOMEM`; `EINVAL` for a length of zero or of 4 GiB and more.
     pub fn alloc(len: usize, cx: &Sleepable) -> Result<Self> {
-        let pages = Some(Pages::alloc(len, cx)?);
+        let pages = Some(sg::Pages::alloc(len, cx)?);
         // INVARIANT: No transfer is posted.
         Ok(Self {
             cqe: bindings::ib_cqe {
                 done: Some(transferred),
             },
-            state: Atomic::new(FREE),
+            posted: Atomic::new(false),
             len: Atomic::new(len),
             inner: UnsafeCell::new(Inner {
                 pages,
@@ -286,15 +266,15 @@ impl Ctx {
     }
 
     /// Returns the bytes, for the CPU.
-    pub fn cpu(&mut self) -> CpuPages<'_> {
-        CpuPages::of(self.inner.get_mut().pages.as_mut())
+    pub fn cpu(&mut self) -> sg::CpuPages<'_> {
+        sg::CpuPages::of(self.inner.get_mut().pages.as_mut())
     }
 
     /// Maps the pages and makes the requests (`rdma_rw_ctx_init`). May sleep.
     ///
     /// # Safety
     ///
-    /// The caller has set the state to `POSTED`. `qp` is valid and `transfers` counts for it.
+    /// The caller has claimed this. `qp` is valid and `transfers` counts for it.
     unsafe fn start(
         &self,
         plan: &Plan,
@@ -302,7 +282,7 @@ impl Ctx {
         transfers: &Transfers,
         user: *mut bindings::ib_cqe,
     ) -> Result {
-        // SAFETY: The caller has set the state, which keeps all others from `inner`.
+        // SAFETY: The caller has claimed this, which keeps all others from `inner`.
         let inner = unsafe { &mut *self.inner.get() };
         let pages = inner.pages.as_ref().ok_or(EINVAL)?;
         let Range { start, end } = plan.range;
@@ -335,9 +315,13 @@ impl Ctx {
         // C transfers all of an entry, so the last one is cut to end where the range does. It takes
         // an offset into the first one, but siw ignores that (`siw_map_mr_sg()`).
         //
-        // SAFETY: The caller has set the state, which keeps all others from the list.
+        // SAFETY: The caller has claimed this, which keeps all others from the list.
         let ends = unsafe {
-            let ends = [Extent::of(first), Extent::of(last)];
+            let ends = [first, last].map(|sg| Extent {
+                sg,
+                offset: (*sg).offset,
+                length: (*sg).length,
+            });
             let offset = (start % PAGE_SIZE) as u32;
             (*last).length = (end - (skipped + count - 1) * PAGE_SIZE) as u32;
             (*first).offset += offset;
@@ -381,13 +365,11 @@ impl Ctx {
     }
 
     /// Undoes [`Ctx::start`] (`rdma_rw_ctx_destroy`), and returns the callback of the owner.
-    /// `succeeded` is `true` if all of the transfer was done.
+    /// `succeeded` is `true` if all of the transfer was done. Any context.
     ///
-    /// On iWARP a READ writes to an MR whose key the peer has, and which is invalidated only by a
-    /// READ that succeeds (`IB_WR_RDMA_READ_WITH_INV`). `rdma_rw` keeps such an MR, for other
-    /// transfers, until the QP is destroyed. So the QP keeps the pages as long.
-    ///
-    /// Any context.
+    /// `rdma_rw` keeps an MR that only a READ that succeeds invalidates
+    /// (`IB_WR_RDMA_READ_WITH_INV`, on iWARP) until the QP is destroyed. So the QP keeps the pages
+    /// as long.
     ///
     /// # Safety
     ///
@@ -407,6 +389,7 @@ impl Ctx {
         job.restore();
         // SAFETY: The QP is not destroyed while it counts this transfer.
         let transfers = unsafe { job.transfers.as_ref() };
+        let user = job.user;
         if !ended {
             self.len.store(0, Relaxed);
             if let Some(pages) = inner.pages.take() {
@@ -416,31 +399,12 @@ impl Ctx {
                     _pages: pages,
                     // SAFETY: The QP is not destroyed while it counts this transfer.
                     device: unsafe { job.qp.as_ref() }.device,
-                    first: job.first,
-                    count: job.count,
-                    dir: job.dir,
+                    job,
                 });
             }
         }
         transfers.end();
-        Some(job.user)
-    }
-
-    /// Undoes [`Ctx::start`] when nothing was posted.
-    ///
-    /// Any context.
-    ///
-    /// # Safety
-    ///
-    /// `start` has succeeded, no request was posted, and nothing else uses this.
-    unsafe fn cancel(&self) {
-        // SAFETY: The caller promises that nothing else uses this.
-        if let Some(job) = unsafe { &mut (*self.inner.get()).job } {
-            job.exposed = false;
-        }
-        // SAFETY: No request was posted, so none is outstanding, and nothing else uses this, as the
-        // caller promises.
-        unsafe { self.finish(false) };
+        Some(user)
     }
 
     /// Returns the first of the requests (`rdma_rw_ctx_wrs`). The last one completes to this
@@ -470,16 +434,8 @@ impl Ctx {
         }
     }
 
-    fn claim(&self) -> Result {
-        // INVARIANT: If this changes the state, the post has `inner` for itself.
-        match self.state.cmpxchg(FREE, POSTED, Full) {
-            Ok(_) => Ok(()),
-            Err(_) => Err(EBUSY),
-        }
-    }
-
     fn release(&self) {
-        self.state.store(FREE, Release);
+        self.posted.store(false, Release);
     }
 }
 
@@ -532,8 +488,7 @@ enum Failed {
     Unnamed(Error),
 }
 
-/// A transfer that was posted in part, and a pointer to its owner. The transfer ends when this is
-/// dropped, and no other can begin before that.
+/// A transfer that was posted in part, and its owner. The transfer ends when this is dropped.
 ///
 /// # Invariants
 ///
@@ -551,7 +506,7 @@ impl<P> Drop for InPart<P> {
     fn drop(&mut self) {
         // SAFETY: By the type invariant the owner keeps the context; it is dropped after this.
         let ctx = unsafe { self.ctx.as_ref() };
-        // SAFETY: By the type invariant no request is outstanding. The state is still `POSTED`, which
+        // SAFETY: By the type invariant no request is outstanding. `posted` is still set, which
         // keeps all others from the rest.
         unsafe { ctx.finish(false) };
         ctx.release();
@@ -577,16 +532,19 @@ unsafe fn begin(
     // SAFETY: The context stays where it is at least until a request is posted, as the caller
     // promises.
     let ctx = unsafe { plan.ctx.as_ref() };
-    ctx.claim().map_err(Failed::Nowhere)?;
-    // SAFETY: The state was just set to `POSTED`, so nothing else uses the context. `qp` is valid
-    // and counts in `transfers`, and `then` is null or initialised, as the caller promises.
+    // INVARIANT: If this sets it, the post has `inner` for itself.
+    if ctx.posted.cmpxchg(false, true, Full).is_err() {
+        return Err(Failed::Nowhere(EBUSY));
+    }
+    // SAFETY: The context was just claimed, so nothing else uses it. `qp` is valid and counts in
+    // `transfers`, and `then` is null or initialised, as the caller promises.
     let first = unsafe {
         ctx.start(plan, qp, transfers, user).map_err(|e| {
             ctx.release();
             Failed::Nowhere(e)
         })?;
         if !then.is_null() {
-            end(then, (&raw const ctx.cqe).cast_mut());
+            wr::end(then, (&raw const ctx.cqe).cast_mut());
             let read = bindings::ib_wr_opcode_IB_WR_RDMA_READ;
             if transfers.iwarp && plan.dir == READ && (*then).opcode != read {
                 // siw completes a request that follows a READ before the READ, unless it is a READ
@@ -597,10 +555,10 @@ unsafe fn begin(
         ctx.requests(then)
     };
     debug::set_qp_of(qp.as_ptr(), user);
-    let mut bad = core::ptr::null();
+    let mut bad = ptr::null();
     // SAFETY: `qp` is valid, and the memory of the requests stays where it is, as the caller
     // promises. They were just made and, with `then`, linked.
-    let ret = unsafe { post_list(qp.as_ptr(), first, &mut bad) };
+    let ret = unsafe { post::post_list(qp.as_ptr(), first, &mut bad) };
     if ret == 0 {
         // The context may be gone by now.
         return Ok(());
@@ -610,15 +568,21 @@ unsafe fn begin(
         // The context may be gone by now.
         return Err(Failed::Unnamed(error));
     }
-    if !core::ptr::eq(bad, first) {
+    if !ptr::eq(bad, first) {
         // SAFETY: The requests that were posted are linked, up to the one that the driver names,
         // and the owner, which no completion gives back yet, keeps them.
         let posted = unsafe { distance(first, bad) };
         return Err(Failed::InPart(posted, error));
     }
     // SAFETY: `start` has succeeded, the driver has refused the first request, so it has posted
-    // none, and the state keeps all others from the context.
-    unsafe { ctx.cancel() };
+    // none: no peer has a key, and no request is outstanding. The claim keeps all others from the
+    // context.
+    unsafe {
+        if let Some(job) = &mut (*ctx.inner.get()).job {
+            job.exposed = false;
+        }
+        ctx.finish(false);
+    }
     ctx.release();
     Err(Failed::Nowhere(error))
 }
@@ -634,7 +598,7 @@ unsafe fn distance(
     last: *const bindings::ib_send_wr,
 ) -> u32 {
     let mut n = 0u32;
-    while !core::ptr::eq(first, last) {
+    while !ptr::eq(first, last) {
         // SAFETY: The request is valid, as the caller promises.
         first = unsafe { (*first).next };
         n = n.saturating_add(1);
@@ -647,15 +611,11 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
     /// moving in their owner.
     ///
     /// The QP must be created with contexts for it: see
-    /// [`InitAttr::rw_contexts`](crate::qp::InitAttr::rw_contexts) and
-    /// [`Port::rw_contexts`](crate::device::Port::rw_contexts). In the owner's handler the pages
-    /// are not mapped any more (`rdma_rw_ctx_destroy`).
+    /// [`InitAttr::rw_contexts`](crate::qp::InitAttr::rw_contexts). In the owner's handler the
+    /// pages are not mapped any more (`rdma_rw_ctx_destroy`).
     ///
-    /// On iWARP the peer of a READ gets a key by which it can write to the pages until a READ
-    /// succeeds. If a READ fails, its pages are lost to the [`Ctx`], whose length is zero then; they
-    /// are freed after the QP is destroyed.
-    ///
-    /// Sleeps, as C allocates.
+    /// If a READ fails on iWARP, where the peer has a key, its pages are lost to the [`Ctx`], whose
+    /// length is zero then; they are freed after the QP is destroyed.
     ///
     /// # Errors
     ///
@@ -679,7 +639,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
             Err(error) => return Err(PostError::new(owner, error)),
         };
         // SAFETY: The owner keeps the context, which `rw` has borrowed from it; no request follows.
-        unsafe { self.post_plan(owner, &plan, core::ptr::null_mut(), cx) }
+        unsafe { self.post_plan(owner, &plan, ptr::null_mut(), cx) }
     }
 
     /// As [`Qp::post_rw`], followed by a request that completes instead, as a response that follows
@@ -691,7 +651,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
     pub fn post_rw_then<P, const ID: u64, const N: usize>(
         &self,
         owner: P,
-        rw: impl for<'a> FnOnce(&'a P::Target) -> Result<(Rw<'a>, SendWr<'a, N>)>,
+        rw: impl for<'a> FnOnce(&'a P::Target) -> Result<(Rw<'a>, wr::SendWr<'a, N>)>,
         cx: &Sleepable,
     ) -> Result<(), PostError<P>>
     where
@@ -735,8 +695,8 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
     {
         let cqe = owner.into_cqe(cqe::Sealed::new());
         // SAFETY: The QP is valid and counts in `transfers()`. The owner keeps the context and the
-        // memory of `then`, as the caller promises. It is the queue's until it completes, or is kept
-        // until the QP is drained below.
+        // memory of `then`, as the caller promises. It is the queue's until it completes, or is
+        // kept until the QP is drained below.
         let begun = unsafe { begin(plan, self.as_non_null(), self.transfers(), cqe, then, cx) };
         let Err(failed) = begun else {
             return Ok(());
@@ -757,7 +717,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
                 Err(PostError::in_part(None, posted, error))
             }
             Failed::Unnamed(error) => {
-                unnamed();
+                post::unnamed();
                 Err(PostError::in_part(None, 0, error))
             }
         }
