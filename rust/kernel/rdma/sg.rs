@@ -2,10 +2,6 @@
 
 //! Scatter lists.
 //!
-//! An [`SgBuf`] is memory in pages, of any length, that is mapped for a device, in a direction that
-//! is part of its type: a [`Region`](crate::mr::Region) can be made of it. The CPU accesses it
-//! through [`CpuPages`], which borrows it exclusively.
-//!
 //! C header: [`include/linux/scatterlist.h`](srctree/include/linux/scatterlist.h) (`struct
 //! sg_table`)
 
@@ -26,7 +22,8 @@ use kernel::{
     prelude::*, //
 };
 
-/// DMA-mapped memory in pages.
+/// DMA-mapped memory in pages, for a [`Region`](crate::mr::Region). The CPU accesses its bytes
+/// through [`SgBuf::cpu`], which borrows it exclusively.
 pub struct SgBuf<D: Direction> {
     pub(crate) raw: RawSg,
     _direction: PhantomData<D>,
@@ -47,8 +44,8 @@ impl<D: Direction> SgBuf<D> {
         })
     }
 
-    /// Returns the bytes, for the CPU (`dma_sync_sgtable_for_cpu`, and `..._for_device` when the view
-    /// is dropped).
+    /// Returns the bytes, for the CPU (`dma_sync_sgtable_for_cpu`, and `..._for_device` when the
+    /// view is dropped).
     pub fn cpu(&mut self) -> CpuPages<'_> {
         self.raw.sync_for_cpu();
         // INVARIANT: Both are borrowed exclusively.
@@ -105,49 +102,38 @@ impl Pages {
                 bindings::GFP_KERNEL,
             )
         })?;
-        // INVARIANT: The table was just made of the pages, which are zeroed. GFP_KERNEL allocates no
-        // high memory.
+        // INVARIANT: The table was just made of the pages, which are zeroed. GFP_KERNEL allocates
+        // no high memory.
         Ok(Self { table, pages, len })
-    }
-
-    fn check(&self, offset: usize, len: usize) -> Result {
-        match offset.checked_add(len) {
-            Some(end) if end <= self.len => Ok(()),
-            _ => Err(EINVAL),
-        }
     }
 
     /// Copies bytes out while a device may be writing them.
     fn copy_out(&self, offset: usize, to: &mut [u8]) -> Result {
-        self.check(offset, to.len())?;
-        // SAFETY: The range is inside of the table's entries. The copy is C's, so bytes that a
-        // device changes meanwhile are torn at worst.
-        unsafe {
-            bindings::sg_pcopy_to_buffer(
-                self.table.sgl,
-                self.table.orig_nents,
-                to.as_mut_ptr().cast(),
-                to.len(),
-                offset as bindings::off_t,
-            )
-        };
-        Ok(())
+        // SAFETY: `to` is valid for writes of its length.
+        unsafe { self.copy(offset, to.as_mut_ptr(), to.len(), true) }
     }
 
     /// Copies bytes in while a device may be reading them.
     fn copy_in(&self, offset: usize, from: &[u8]) -> Result {
-        self.check(offset, from.len())?;
-        // SAFETY: The range is inside of the table's entries. The copy is C's, so what a device
-        // reads meanwhile is torn at worst.
-        unsafe {
-            bindings::sg_pcopy_from_buffer(
-                self.table.sgl,
-                self.table.orig_nents,
-                from.as_ptr().cast(),
-                from.len(),
-                offset as bindings::off_t,
-            )
-        };
+        // SAFETY: `from` is valid for reads of its length.
+        unsafe { self.copy(offset, from.as_ptr().cast_mut(), from.len(), false) }
+    }
+
+    /// # Safety
+    ///
+    /// `bytes` is valid for reads of `len` bytes; for writes, if the copy is `out` of the pages.
+    unsafe fn copy(&self, offset: usize, bytes: *mut u8, len: usize, out: bool) -> Result {
+        if offset.checked_add(len).is_none_or(|end| end > self.len) {
+            return Err(EINVAL);
+        }
+        let (sgl, count, skip) = (
+            self.table.sgl,
+            self.table.orig_nents,
+            offset as bindings::off_t,
+        );
+        // SAFETY: The range is inside of the table's entries, and `bytes` is valid, as the caller
+        // promises. The copy is C's, so bytes that a device changes meanwhile are torn at worst.
+        unsafe { bindings::sg_copy_buffer(sgl, count, bytes.cast(), len, skip, out) };
         Ok(())
     }
 }
