@@ -3,17 +3,13 @@
 //! Contexts that code runs in.
 //!
 //! A token of type [`Atomic`] or [`Sleepable`] is a proof of the caller's context: a function that
-//! may sleep takes a [`&Sleepable`](Sleepable), and a completion handler gets the token of the
-//! context that it runs in. The tokens are zero-sized and cannot leave their thread.
+//! may sleep, or that takes a lock which is not for softirqs, takes a [`&Sleepable`](Sleepable),
+//! and a completion handler gets the token of the context that it runs in. The tokens are
+//! zero-sized and cannot leave their thread. A function without a token may be called in any
+//! context, softirqs and interrupts included, and all objects may be dropped there.
 //!
-//! A function without a token may be called in any context, softirqs and interrupts included, and
-//! all objects may be dropped there. A function that takes a lock that is not for softirqs, here or
-//! in C, takes a [`&Sleepable`](Sleepable) too.
-//!
-//! The polling contexts of a completion queue ([`Direct`], [`Waited`], [`Softirq`], [`Workqueue`],
-//! [`UnboundWorkqueue`]) are types too, and [`AnyContext`] is one that is chosen at run time.
-//! [`Provides`] relates them to the tokens that handlers get; they are [`CallerPolled`] or
-//! [`CorePolled`].
+//! The polling contexts of a completion queue are types too, and [`AnyContext`] is one that is
+//! chosen at run time. [`Provides`] relates them to the tokens that handlers get.
 //!
 //! C header: [`include/rdma/ib_verbs.h`](srctree/include/rdma/ib_verbs.h) (`enum ib_poll_context`)
 
@@ -78,15 +74,6 @@ impl Sleepable {
     /// # Errors
     ///
     /// `EAGAIN` in interrupt, softirq or otherwise atomic context.
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// use rdma::context::Sleepable;
-    ///
-    /// let cx = Sleepable::current()?;
-    /// # Ok::<(), Error>(())
-    /// ```
     #[inline]
     pub fn current() -> Result<Self> {
         // SAFETY: The helper only reads the state of the current task and CPU.
@@ -136,8 +123,7 @@ pub trait FixedContext: PollContext {
 /// A [`PollContext`] in which a token `C` holds.
 pub trait Provides<C: Context>: PollContext {}
 
-/// A [`PollContext`] whose completion queues are polled by callers, in any context; so handlers
-/// must not sleep.
+/// A [`PollContext`] whose completion queues are polled by callers, which may be atomic.
 pub trait CallerPolled: Provides<Atomic> {}
 
 /// A [`PollContext`] in which the RDMA core polls. Handlers of one completion queue run one after
@@ -160,8 +146,6 @@ macro_rules! poll_context {
 
 poll_context!(
     /// Polled by the caller of [`Cq::process`](crate::cq::Cq::process) (`IB_POLL_DIRECT`).
-    ///
-    /// The caller may be atomic, so handlers must not sleep.
     Direct, ib_poll_context_IB_POLL_DIRECT, "direct", [Atomic]
 );
 poll_context!(
@@ -184,10 +168,9 @@ impl CorePolled for Workqueue {}
 impl CorePolled for UnboundWorkqueue {}
 
 /// Polled by the caller, as [`Direct`], which can also wait for completions
-/// ([`Cq::wait`](crate::cq::Cq::wait)).
-///
-/// Such a queue is created by `ib_create_cq`. Handlers must not sleep.
+/// ([`Cq::wait`](crate::cq::Cq::wait)); created by `ib_create_cq`.
 pub enum Waited {}
+
 impl Sealed for Waited {}
 impl PollContext for Waited {}
 impl FixedContext for Waited {

@@ -3,13 +3,10 @@
 //! Tracking of posted requests, for kernels with debug assertions
 //! (`CONFIG_RUST_DEBUG_ASSERTIONS`).
 //!
-//! That a request completes once is the driver's promise, which the return of its owner relies on.
-//! A device that breaks it would return the owner twice. Posting must not pay for a check of that,
-//! so other kernels have none; here the address of each posted callback is recorded, and a
-//! completion of a callback that is not posted is reported and ignored.
-//!
-//! The addresses are spread over buckets with a lock each, as those of debug objects are. One lock
-//! would serialise all posts and completions, and hide the races that such kernels are to find.
+//! A device that completes a request twice would return its owner twice. Here the address of each
+//! posted callback is recorded, and a completion of a callback that is not posted is reported and
+//! ignored. The addresses are spread over buckets with a lock each, as those of debug objects are:
+//! one lock would hide the races that such kernels are to find.
 
 use crate::bindings;
 use kernel::{
@@ -91,28 +88,11 @@ struct State {
 // SAFETY: The pointer to a QP is only compared.
 unsafe impl Send for Posted {}
 
-#[pin_data]
-struct Bucket {
-    #[pin]
-    state: SpinLockIrq<State>,
-}
-
-impl Bucket {
-    fn new() -> impl PinInit<Self, Error> {
-        try_pin_init!(Self {
-            state <- new_spinlock_irq!(State {
-                posted: RBTree::new(),
-                incomplete: false,
-            }),
-        })
-    }
-}
-
 /// The posted callbacks; part of the core module.
 #[pin_data]
 pub(crate) struct Table {
     #[pin]
-    buckets: [Bucket; BUCKETS],
+    buckets: [SpinLockIrq<State>; BUCKETS],
 }
 
 impl Table {
@@ -122,7 +102,10 @@ impl Table {
             return Ok(None);
         }
         let init = try_pin_init!(Self {
-            buckets <- pin_init::pin_init_array_from_fn(|_| Bucket::new()),
+            buckets <- pin_init::pin_init_array_from_fn(|_| new_spinlock_irq!(State {
+                posted: RBTree::new(),
+                incomplete: false,
+            })),
         }? Error);
         let table = KBox::pin_init(init, GFP_KERNEL)?;
         // INVARIANT: The table is the core module's, which its users keep.
@@ -145,7 +128,7 @@ impl Table {
     fn bucket(cqe: usize) -> Option<&'static SpinLockIrq<State>> {
         // The golden ratio, as in `hash_long`.
         let hash = (cqe as u64).wrapping_mul(0x61c8_8646_80b5_83eb) >> 32;
-        Some(&Self::get()?.buckets.get(hash as usize % BUCKETS)?.state)
+        Self::get()?.buckets.get(hash as usize % BUCKETS)
     }
 }
 
@@ -169,7 +152,7 @@ pub(crate) fn set_qp_of(qp: *const bindings::ib_qp, cqe: *mut bindings::ib_cqe) 
 pub(crate) fn of_qp(qp: *const bindings::ib_qp) -> Option<Outstanding> {
     let mut found: Option<Outstanding> = None;
     for bucket in &Table::get()?.buckets {
-        let state = bucket.state.lock();
+        let state = bucket.lock();
         for (_, posted) in state.posted.iter().filter(|(_, posted)| posted.qp == qp) {
             let Posted { owner, since, .. } = *posted;
             let count = posted.times + found.as_ref().map_or(0, |found| found.count);

@@ -3,9 +3,8 @@
 //! Reference counts of devices and clients, as `struct percpu_ref`.
 //!
 //! A device cannot be removed and a module cannot be unloaded while a handle of theirs lives: each
-//! handle has a [`Ref`] on a [`Refs`], which the removal kills and waits for. A leaked handle stalls
-//! the removal, with a message that names it, and is never used after the device is gone. Posting
-//! and completing do not touch the counts.
+//! handle has a [`Ref`] on a [`Refs`], which the removal kills and waits for. A leaked handle
+//! stalls the removal, with a message that names it.
 
 use crate::{
     completion::Completion,
@@ -106,10 +105,8 @@ impl Refs {
     }
 
     /// Kills the refs and waits until the last reference is dropped (`percpu_ref_kill`). Every ten
-    /// seconds a message of `who` counts the references that are left, and `report` is called.
-    ///
-    /// A signal does not end the wait, as the caller is about to free what is referenced; a message
-    /// says so when the task is killed.
+    /// seconds a message of `who` counts the references that are left, and `report` is called. A
+    /// signal does not end the wait; a message says so when the task is killed.
     pub(crate) fn kill_and_wait(&self, who: &dyn fmt::Display, report: &dyn Fn(), cx: &Sleepable) {
         if !self.count.kill() {
             return;

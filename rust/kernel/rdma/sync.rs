@@ -4,10 +4,9 @@
 //!
 //! Nothing else is here, so that `tests/model` can run this file in every order of its steps.
 //!
-//! The atomics that each request uses are those of the language. The kernel crate's are function
-//! calls unless the kernel has `CONFIG_RUST_INLINE_HELPERS`, which cost more than the rest of a
-//! handler. C does not access these, nor do they protect data that C accesses. All others are the
-//! kernel crate's.
+//! The atomics that each request uses are those of the language, as the kernel crate's are function
+//! calls unless the kernel has `CONFIG_RUST_INLINE_HELPERS`. C does not access these, nor do they
+//! protect data that C accesses.
 
 use crate::atomic::{
     AtomicU32,
@@ -83,21 +82,18 @@ impl RefCount {
     }
 }
 
-/// The lock is not held.
-const UNLOCKED: usize = 0;
-
 /// The lock of a CQ's poller. No thread spins or sleeps for it: while it is held, the CQ looks
 /// empty to others.
 ///
 /// # Invariants
 ///
-/// `UNLOCKED`, or an address on the stack of the thread that holds the lock.
+/// Zero, or an address on the stack of the thread that holds the lock.
 pub(crate) struct PollLock(AtomicUsize);
 
 impl PollLock {
     pub(crate) fn new() -> Self {
         // INVARIANT: The lock is not held.
-        Self(AtomicUsize::new(UNLOCKED))
+        Self(AtomicUsize::new(0))
     }
 
     /// Takes the lock if it is not held, for the thread that has the address `at` on its stack.
@@ -107,7 +103,7 @@ impl PollLock {
     pub(crate) fn try_lock(&self, at: usize) -> bool {
         // INVARIANT: The caller, which holds the lock now, has `at` on its stack.
         self.0
-            .compare_exchange(UNLOCKED, at, Ordering::Acquire, Ordering::Relaxed)
+            .compare_exchange(0, at, Ordering::Acquire, Ordering::Relaxed)
             .is_ok()
     }
 
@@ -115,7 +111,7 @@ impl PollLock {
     #[inline]
     pub(crate) fn unlock(&self) {
         // INVARIANT: The lock is not held any more.
-        self.0.store(UNLOCKED, Ordering::Release);
+        self.0.store(0, Ordering::Release);
     }
 
     /// Returns an address on the stack of the thread that holds the lock. It is exact if that is
