@@ -6,6 +6,7 @@
 use crate::fixture::{
     gid,
     listen,
+    listen_to_service,
     message,
     own_class,
     port,
@@ -30,7 +31,9 @@ use core::net::{
     Ipv6Addr, //
 };
 use kernel::{
+    new_mutex,
     prelude::*,
+    sync::Mutex,
     time::{
         delay::fsleep,
         Delta, //
@@ -90,6 +93,19 @@ impl ibcm::Accept for Busy {
         if wait(|| self.knowing.get() == self.all).is_ok() {
             self.done.up();
         }
+    }
+}
+
+/// A handler that takes a lock of the ULP when it is dropped.
+struct Locks(Arc<Mutex<()>>);
+
+impl ibcm::Handler for Locks {
+    fn event(&self, _event: ibcm::Event, _cx: &Sleepable) {}
+}
+
+impl Drop for Locks {
+    fn drop(&mut self) {
+        drop(self.0.lock());
     }
 }
 
@@ -178,6 +194,37 @@ mod tests {
         check_eq!((refused.get(), stopped.get()), (1, 1));
         drop(listener);
         Ok(())
+    }
+
+    /// Lockdep reports the order of the two locks.
+    #[test]
+    fn handler_is_not_dropped_with_the_list_locked() -> Result {
+        let unplugged = OwnLink::new();
+        let env = unplugged.env()?;
+        let lock = Arc::pin_init(new_mutex!(()), GFP_KERNEL)?;
+        let (asked, refused) = (Counter::new()?, Counter::new()?);
+        let (asks, ended) = (asked.clone(), refused.clone());
+        let locked = lock.lock();
+        let (_listener, service) = listen_to_service(&env, move |_, _| {
+            asks.up();
+            wait(|| ended.get() == 1)
+        })?;
+        drop(locked);
+        let (handler, fails) = (Arc::new(Locks(lock), GFP_KERNEL)?, refused.clone());
+        env.client.spawn(GFP_KERNEL, move |cx| {
+            let connect = || -> Result {
+                let other = unplugged.env()?;
+                let qp = other.raw_qp(&other.cq::<Softirq>(64)?, &CAPS)?;
+                let gid = gid(&other, other.ip)?;
+                let (path, param) = (ibcm::Path::new(&gid, gid.gid(), cx)?, Default::default());
+                ibcm::Connection::connect(&qp, &path, service, handler, &param, cx)?;
+                Ok(())
+            };
+            knows(&fails, connect());
+        })?;
+        wait(|| asked.get() == 1)?;
+        unplugged.unplug()?;
+        wait(|| refused.get() == 1)
     }
 
     #[test]

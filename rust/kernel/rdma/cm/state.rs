@@ -303,11 +303,6 @@ impl<M: Manager> OnRemoval for Conn<M> {
         inner.gone = true;
         if inner.fail_wait(ENODEV.into()) {
             self.changed.notify_all();
-            if M::WAITER_ONLY {
-                let handler = inner.handler.take();
-                drop(inner);
-                drop(handler);
-            }
         }
     }
 
