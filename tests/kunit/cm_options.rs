@@ -113,20 +113,18 @@ mod tests {
     }
 
     #[test]
-    fn times_have_a_range() -> Result {
+    fn timer_has_a_range() -> Result {
         let env = Env::new()?;
-        let set = |ack_timeout, min_rnr_timer| {
+        let set = |timer| {
             let options = cm::Options {
-                ack_timeout: Some(ack_timeout),
-                min_rnr_timer: Some(min_rnr_timer),
+                min_rnr_timer: Some(timer),
                 ..Default::default()
             };
             create(&env, &options).map(|_| ())
         };
-        set(31, 31)?;
-        check_err!(set(32, 0), EINVAL);
-        check_err!(set(0, 32), EINVAL);
-        check_err!(set(255, 255), EINVAL);
+        set(31)?;
+        check_err!(set(32), EINVAL);
+        check_err!(set(255), EINVAL);
         Ok(())
     }
 

@@ -277,9 +277,6 @@ pub struct Options<'a> {
     pub node_type: Option<NodeType>,
     /// The traffic class of the packets (`rdma_set_service_type`): the type of service of IPv4.
     pub service_type: Option<u8>,
-    /// The time that the device waits for an acknowledgement, 4.096 us times two to this power, up
-    /// to 31 (`rdma_set_ack_timeout`).
-    pub ack_timeout: Option<u8>,
     /// The time that the peer is to wait when there is no receive for its message, in the encoding
     /// of the InfiniBand specification, up to 31 (`rdma_set_min_rnr_timer`).
     pub min_rnr_timer: Option<u8>,
@@ -319,9 +316,6 @@ impl Options<'_> {
     /// The id is alive, and was just created.
     pub(super) unsafe fn set(&self, id: NonNull<bindings::rdma_cm_id>) -> Result {
         let id = id.as_ptr();
-        if self.ack_timeout.is_some_and(|timeout| timeout > 31) {
-            return Err(EINVAL);
-        }
         // SAFETY: The caller says that the id is alive; the calls lock what they change. All ids
         // here are of a reliable connected service, of which `rdma_set_min_rnr_timer` has to be.
         unsafe {
@@ -333,9 +327,6 @@ impl Options<'_> {
             }
             if let Some(service_type) = self.service_type {
                 bindings::rdma_set_service_type(id, service_type.into());
-            }
-            if let Some(timeout) = self.ack_timeout {
-                to_result(bindings::rdma_set_ack_timeout(id, timeout))?;
             }
             if let Some(timer) = self.min_rnr_timer {
                 to_result(bindings::rdma_set_min_rnr_timer(id, timer))?;
