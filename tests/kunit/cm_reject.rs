@@ -97,19 +97,6 @@ mod tests {
     }
 
     #[test]
-    fn peer_gets_the_reason() -> Result {
-        let told =
-            rejected(|id, cx| id.reject_for(cm::RejectReason::NO_RESOURCES, b"ignored", cx))?;
-        check_eq!(told.reason, Some(cm::RejectReason::NO_RESOURCES));
-        check!(told.data.is_none());
-        check_eq!(
-            told.text.ok_or(EINVAL)?.to_bytes(),
-            b"rejected: no resources"
-        );
-        Ok(())
-    }
-
-    #[test]
     fn dropped_requests_are_rejected() -> Result {
         let told = rejected(|_, _| Ok(()))?;
         check_eq!(told.reason, Some(cm::RejectReason::CONSUMER_DEFINED));

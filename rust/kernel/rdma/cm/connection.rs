@@ -149,27 +149,19 @@ impl Id {
         param.to_raw()
     }
 
-    /// Rejects a connection request with data of the ULP's own (`rdma_reject`).
+    /// Rejects a connection request, with data for the peer (`rdma_reject` for
+    /// [`RejectReason::CONSUMER_DEFINED`]).
     ///
     /// # Errors
     ///
     /// `EINVAL` with more than 148 bytes of private data or if there is no request that is still to
     /// be answered, or the connection manager's error.
-    pub fn reject(&self, private_data: &[u8], cx: &Sleepable) -> Result {
-        self.reject_for(RejectReason::CONSUMER_DEFINED, private_data, cx)
-    }
-
-    /// Rejects a connection request for a reason (`rdma_reject`). iWARP has no reasons: peers get
-    /// the data only.
-    ///
-    /// # Errors
-    ///
-    /// As [`Id::reject`], and `EINVAL` for a reason above 255.
-    pub fn reject_for(&self, reason: RejectReason, private_data: &[u8], _cx: &Sleepable) -> Result {
+    pub fn reject(&self, private_data: &[u8], _cx: &Sleepable) -> Result {
         if private_data.len() > REJECT_LEN {
             return Err(EINVAL);
         }
-        let (len, reason) = (private_data.len().try_into()?, reason.0.try_into()?);
+        let len = private_data.len().try_into()?;
+        let reason = RejectReason::CONSUMER_DEFINED.0.try_into()?;
         self.conn().begin_reject()?;
         // SAFETY: The id is alive by the invariant of `State`, and the data are copied by the call.
         to_result(unsafe {
