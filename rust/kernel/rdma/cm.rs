@@ -15,14 +15,11 @@
 //! C header: [`include/rdma/rdma_cm.h`](srctree/include/rdma/rdma_cm.h)
 
 pub(crate) mod callback;
-mod connection;
 mod event;
 mod id;
-mod incoming;
 mod listener;
 pub(crate) mod state;
 
-pub use connection::Connect;
 pub use event::{
     Event,
     Handler,
@@ -30,6 +27,7 @@ pub use event::{
     Rejected, //
 };
 pub use id::{
+    Connect,
     Id,
     Options, //
 };

@@ -19,34 +19,68 @@
 //!
 //! [`Qp::create_raw`]: crate::qp::Qp::create_raw
 
-mod connection;
-mod listener;
-
-pub use connection::Connection;
-pub use listener::{
-    Accept,
-    Listener,
-    Request, //
-};
-
 use crate::{
     ah::Source,
     bindings,
     cm::{
+        callback::InCallback,
+        state::{
+            Change,
+            Conn,
+            Manager,
+            RawId,
+            State, //
+        },
         PrivateData,
         RejectReason, //
     },
-    context::Sleepable,
+    context::{
+        Context as _,
+        PollContext,
+        Sleepable, //
+    },
+    deferred::{
+        Deferred,
+        Fate,
+        Reserved,
+        Teardown, //
+    },
     device::{
+        Device,
         Gid,
         GidAttr,
         GidType, //
+    },
+    mad::flush_timeouts,
+    objects::Object,
+    qp::{
+        self,
+        Qp, //
+    },
+    refs::Kind,
+    removal::{
+        self,
+        OnRemoval, //
     }, //
 };
-use core::mem::ManuallyDrop;
+use core::{
+    cell::Cell,
+    convert::Infallible,
+    mem::ManuallyDrop,
+    ptr::NonNull, //
+};
 use kernel::{
-    error::to_result,
-    prelude::*, //
+    error::{
+        from_err_ptr,
+        to_result, //
+    },
+    new_mutex,
+    prelude::*,
+    sync::{
+        Arc,
+        ArcBorrow,
+        Mutex, //
+    }, //
 };
 
 /// Parameters of a connection, as `struct ib_cm_req_param` and `struct ib_cm_rep_param`.
@@ -267,4 +301,762 @@ pub trait Handler: Send + Sync + 'static {
     ///
     /// The handler is released after the last event, so that it may own the connection.
     fn event(&self, event: Event, cx: &Sleepable);
+}
+
+/// # Invariants
+///
+/// `id` has [`on_event`] as its callback and `conn` as its context.
+struct Connected {
+    id: RawId<IbCm>,
+    port: u32,
+    conn: Arc<Conn<IbCm>>,
+    device: Device,
+    _listed: Object,
+}
+
+impl Teardown for Connected {
+    fn teardown(&mut self, cx: &Sleepable) -> Fate {
+        // SAFETY: The device is registered by the invariant of `device::Inner`.
+        let timeouts = || unsafe { flush_timeouts(self.device.as_raw(), self.port, cx) };
+        self.device.inner().removal.remove(&self.conn);
+        self.conn.set_id(None);
+        self.conn.wait_notified();
+        // `ib_destroy_cm_id()` waits for callbacks, but not for that of a message that was not
+        // answered in time: the manager gives its reference to the id back before. What has begun
+        // is over after this.
+        timeouts();
+        // SAFETY: The id is not destroyed yet by the invariant of `RawId`, and `set_id` has
+        // taken it from all others.
+        unsafe { bindings::ib_destroy_cm_id(self.id.as_ptr()) };
+        // The id has no messages any more. Callbacks that have begun meanwhile are over after
+        // this, and none uses `conn`.
+        timeouts();
+        self.conn.end_handler();
+        Fate::Gone
+    }
+}
+
+/// A connection that has no id yet.
+struct NewConnection {
+    reserved: Reserved<Connected>,
+    listed: Object,
+    conn: Arc<Conn<IbCm>>,
+    port: u32,
+    device: Device,
+}
+
+impl NewConnection {
+    /// Allocates a connection whose id is one of a port.
+    fn new(device: &Device, port: u32, handler: Arc<dyn Handler>) -> Result<Self> {
+        let conn = Conn::new(State::Connecting, Some(handler))?;
+        Ok(Self {
+            reserved: Deferred::reserve()?,
+            listed: device.list(Kind::Id)?,
+            conn,
+            port,
+            device: device.clone(),
+        })
+    }
+
+    /// Takes an id. Not generic and never inlined: see [`Reserved::fill`].
+    ///
+    /// # Safety
+    ///
+    /// The caller owns the id, whose callback is [`on_event`] with `self.conn` as its context.
+    #[inline(never)]
+    unsafe fn fill(self, id: RawId<IbCm>) -> Result<Connection> {
+        self.conn.set_id(Some(id));
+        let conn = self.conn.clone();
+        // INVARIANT: The caller says so of callback and context.
+        let state = self.reserved.fill(Connected {
+            id,
+            conn: self.conn,
+            port: self.port,
+            device: self.device,
+            _listed: self.listed,
+        });
+        state.device.inner().removal.add(conn)?;
+        Ok(Connection { state })
+    }
+}
+
+/// A reliable connection that the InfiniBand connection manager has made (`struct ib_cm_id`).
+///
+/// Dropping it disconnects it, without waiting for the peer, and destroys the id, from a work item.
+pub struct Connection {
+    state: Deferred<Connected>,
+}
+
+impl Connection {
+    /// Asks for a connection to a service id (`ib_send_cm_req`), waits for the answer, takes the QP
+    /// to RTS (`ib_cm_init_qp_attr`, `ib_modify_qp`), and confirms (`ib_send_cm_rtu`).
+    ///
+    /// `handler` gets the events of the connection afterwards.
+    ///
+    /// # Errors
+    ///
+    /// [`ConnectError::Rejected`]; or `ETIMEDOUT` without an answer; `EINVAL` if QP and path are
+    /// not of one device, if the QP is in use already, or with too much private data;
+    /// `ERESTARTSYS` on a signal; `ENODEV` if the device goes; `EDEADLK` in a callback of a
+    /// connection manager; or the connection manager's or driver's error.
+    pub fn connect<S: PollContext, R: PollContext>(
+        qp: &Qp<S, R>,
+        path: &Path<'_>,
+        service_id: u64,
+        handler: Arc<dyn Handler>,
+        param: &Param<'_>,
+        cx: &Sleepable,
+    ) -> Result<(Self, Answer), ConnectError> {
+        connect(&qp.inner, path, service_id, handler, param, cx)
+    }
+
+    /// Asks the peer to end the connection (`ib_send_cm_dreq`). The handler gets
+    /// [`Event::Disconnected`] when it has answered, or has not
+    /// in time. If [`Connection::established`] was just called, the peer is asked when the handler
+    /// was got that event.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` if there is no connection (any more); or the connection manager's error.
+    pub fn disconnect(&self, _cx: &Sleepable) -> Result {
+        // SAFETY: The id is not destroyed by its invariant.
+        unsafe { IbCm::end(&self.state.conn, self.state.id.as_ptr()) }
+    }
+
+    /// As [`Connection::disconnect`], from a work item: for completion handlers that may not sleep.
+    /// An error has no effect.
+    pub fn disconnect_later(&self) {
+        self.state.conn.disconnect_later();
+    }
+
+    /// Tells the manager that the peer uses the connection, when a message has come before its
+    /// confirmation (`ib_cm_notify` of `IB_EVENT_COMM_EST`). The handler gets
+    /// [`Event::Established`].
+    ///
+    /// # Errors
+    ///
+    /// `EISCONN` if that is known, or was said before; `EINVAL` if there is no connection (any
+    /// more); `ENOMEM`.
+    pub fn established(&self, _cx: &Sleepable) -> Result {
+        // SAFETY: The id is not destroyed by its invariant.
+        unsafe { self.state.conn.notify_established(self.state.id.as_ptr()) }
+    }
+
+    /// As [`Connection::established`], from a work item: for the handler of a QP's events, which
+    /// may not sleep. An error has no effect.
+    pub fn established_later(&self) {
+        self.state.conn.notify_later();
+    }
+
+    /// Lets go of the handler before the last event. A call of it that has begun goes on.
+    pub fn release_handler(&self, _cx: &Sleepable) {
+        self.state.conn.release_handler();
+    }
+}
+
+/// As [`Connection::connect`]. Not generic, so that what it needs at its end is code of this
+/// module.
+#[inline(never)]
+fn connect(
+    qp: &qp::Inner,
+    path: &Path<'_>,
+    service_id: u64,
+    handler: Arc<dyn Handler>,
+    param: &Param<'_>,
+    _cx: &Sleepable,
+) -> Result<(Connection, Answer), ConnectError> {
+    let device = path.from().device();
+    if *qp.pd.device() != *device {
+        return Err(EINVAL.into());
+    }
+    let new = NewConnection::new(device, path.from().port_num(), handler)?;
+    let conn = new.conn.clone();
+    // SAFETY: The device is registered by the invariant of `device::Inner`, and the context lives
+    // until the id is destroyed.
+    let raw = from_err_ptr(unsafe {
+        bindings::ib_create_cm_id(
+            device.as_raw(),
+            Some(on_event),
+            Arc::as_ptr(&conn).cast_mut().cast(),
+        )
+    })?;
+    // INVARIANT: The id was just created; the connection destroys it, as its last user.
+    let id = RawId(NonNull::new(raw).ok_or(ENOMEM)?);
+    // SAFETY: The id was just created, with this callback and context.
+    let connection = unsafe { new.fill(id) }?;
+    let answered = bindings::ib_cm_event_type_IB_CM_REP_RECEIVED;
+    let connect = || {
+        let param = param.clamp();
+        let answer = conn.wait_for(answered, Answer::none(), || {
+            send_req(id, qp, path, service_id, &param)
+        })?;
+        establish(qp, id)?;
+        // SAFETY: The id is alive by the invariant of `RawId`. There are no private data.
+        to_result(unsafe { bindings::ib_send_cm_rtu(raw, core::ptr::null(), 0) })?;
+        Ok(answer)
+    };
+    match connect() {
+        Ok(answer) => Ok((connection, answer)),
+        Err(e) => {
+            conn.release_handler();
+            Err(e)
+        }
+    }
+}
+
+fn send_req(
+    id: RawId<IbCm>,
+    qp: &qp::Inner,
+    path: &Path<'_>,
+    service_id: u64,
+    param: &Param<'_>,
+) -> Result {
+    let mut record = path.to_raw();
+    let mut req = bindings::ib_cm_req_param {
+        primary_path: &raw mut record,
+        ppath_sgid_attr: path.from().as_raw(),
+        service_id: service_id.to_be(),
+        qp_num: number(qp),
+        qp_type: bindings::ib_qp_type_IB_QPT_RC,
+        starting_psn: starting_psn(qp),
+        private_data: param.private_data.as_ptr().cast(),
+        private_data_len: param.private_data.len().try_into()?,
+        responder_resources: param.responder_resources,
+        initiator_depth: param.initiator_depth,
+        remote_cm_response_timeout: param.response_timeout,
+        flow_control: 1,
+        local_cm_response_timeout: param.response_timeout,
+        retry_count: param.retry_count,
+        rnr_retry_count: param.rnr_retry_count,
+        max_cm_retries: param.max_cm_retries,
+        ..Default::default()
+    };
+    // SAFETY: The id is alive by the invariant of `RawId`. The parameters, and what they point to,
+    // are copied by the call, which takes a reference to the GID's entry.
+    to_result(unsafe { bindings::ib_send_cm_req(id.as_ptr(), &raw mut req) })
+}
+
+fn number(qp: &qp::Inner) -> u32 {
+    // SAFETY: `raw` is a QP by the invariant of `qp::Inner`, and its number does not change.
+    unsafe { qp.raw.as_ref() }.qp_num
+}
+
+/// Returns the number of the first packet that the peer is to send.
+fn starting_psn(qp: &qp::Inner) -> u32 {
+    number(qp)
+}
+
+/// Takes a QP to RTS, with the attributes of the connection (`ib_cm_init_qp_attr`, `ib_modify_qp`).
+fn establish(qp: &qp::Inner, id: RawId<IbCm>) -> Result {
+    let modifier = qp.modifier();
+    for state in [
+        bindings::ib_qp_state_IB_QPS_INIT,
+        bindings::ib_qp_state_IB_QPS_RTR,
+        bindings::ib_qp_state_IB_QPS_RTS,
+    ] {
+        let mut attr = bindings::ib_qp_attr {
+            qp_state: state,
+            ..Default::default()
+        };
+        let mut mask = 0;
+        // SAFETY: The id is alive by the invariant of `RawId`; the call writes the attributes and
+        // the mask only.
+        to_result(unsafe {
+            bindings::ib_cm_init_qp_attr(id.as_ptr(), &raw mut attr, &raw mut mask)
+        })?;
+        // The manager learns it only from the answer, which may be sent after this.
+        attr.rq_psn = starting_psn(qp);
+        // SAFETY: The attributes are complete for the mask, as the manager has written both. What
+        // they point to, the entry of a GID, is the id's, which is alive.
+        unsafe { modifier.modify(&mut attr, mask as bindings::ib_qp_attr_mask) }?;
+    }
+    Ok(())
+}
+
+/// The InfiniBand connection manager.
+pub(crate) struct IbCm;
+
+impl Manager for IbCm {
+    type Id = bindings::ib_cm_id;
+    type Handler = dyn Handler;
+    type Reply = Answer;
+    type Error = ConnectError;
+    type Async = Infallible;
+
+    const WAITER_ONLY: bool = true;
+
+    unsafe fn disconnect(id: *mut Self::Id) -> Result {
+        // SAFETY: The caller says that the id is alive; there are no private data. Unless it is
+        // connected, C refuses.
+        to_result(unsafe { bindings::ib_send_cm_dreq(id, core::ptr::null(), 0) })
+    }
+
+    unsafe fn notify(id: *mut Self::Id) -> Result<bool> {
+        let event = bindings::ib_event_type_IB_EVENT_COMM_EST;
+        // SAFETY: The caller says that the id is alive.
+        to_result(unsafe { bindings::ib_cm_notify(id, event) })?;
+        Ok(true)
+    }
+
+    unsafe fn end(conn: &Conn<Self>, id: *mut Self::Id) -> Result {
+        if conn.leave_disconnect() {
+            return Ok(());
+        }
+        // SAFETY: The caller says that the id is alive.
+        unsafe { Self::disconnect(id) }
+    }
+
+    fn device_removal(handler: &dyn Handler, cx: &Sleepable) {
+        handler.event(Event::DeviceRemoval, cx);
+    }
+}
+
+/// Handles an event.
+///
+/// # Safety
+///
+/// This is the callback of `id`, whose connection is `conn`, and `raw` its event.
+unsafe fn handle(
+    conn: &Conn<IbCm>,
+    id: *mut bindings::ib_cm_id,
+    raw: &bindings::ib_cm_event,
+    cx: &Sleepable,
+) {
+    let (change, error, event) = match raw.event {
+        bindings::ib_cm_event_type_IB_CM_REP_RECEIVED => (Change::Established, None, None),
+        bindings::ib_cm_event_type_IB_CM_REJ_RECEIVED => {
+            // SAFETY: This is the event of a rejection.
+            let rejected = unsafe { rejection(raw) };
+            (Change::Closed, Some(rejected), Some(Event::Failed))
+        }
+        bindings::ib_cm_event_type_IB_CM_REQ_ERROR | bindings::ib_cm_event_type_IB_CM_REP_ERROR => {
+            (Change::Closed, Some(ETIMEDOUT.into()), Some(Event::Failed))
+        }
+        bindings::ib_cm_event_type_IB_CM_RTU_RECEIVED
+        | bindings::ib_cm_event_type_IB_CM_USER_ESTABLISHED => {
+            (Change::Established, None, Some(Event::Established))
+        }
+        bindings::ib_cm_event_type_IB_CM_DREQ_RECEIVED => {
+            // SAFETY: The id is alive during its callback. Should the answer be lost, the peer asks
+            // again, or gives up.
+            unsafe { bindings::ib_send_cm_drep(id, core::ptr::null(), 0) };
+            (
+                Change::Closed,
+                Some(ENOTCONN.into()),
+                Some(Event::Disconnected),
+            )
+        }
+        bindings::ib_cm_event_type_IB_CM_DREP_RECEIVED
+        | bindings::ib_cm_event_type_IB_CM_DREQ_ERROR => {
+            (Change::Closed, None, Some(Event::Disconnected))
+        }
+        _ => (Change::None, None, None),
+    };
+    let fill = |answer: &mut Answer| {
+        // SAFETY: Only the event of an answer ends the wait of a call with success. It has this
+        // member set, and private data of this length.
+        unsafe {
+            let rep = &*raw.param.rep_rcvd;
+            answer.private_data = PrivateData::new(private_data(raw, REP_LEN));
+            answer.responder_resources = rep.responder_resources;
+            answer.initiator_depth = rep.initiator_depth;
+        }
+    };
+    let reply = match error {
+        Some(error) => Some(Err(error)),
+        None => Some(Ok(fill)),
+    };
+    let _events = conn.lock_events();
+    let effects = conn.advance(change, raw.event, reply);
+    if let (Some(handler), Some(event)) = (effects.handler, event) {
+        handler.event(event, cx);
+    }
+    if effects.disconnect {
+        // SAFETY: The id is alive during its callback.
+        let _ = unsafe { IbCm::disconnect(id) };
+    }
+}
+
+/// Returns the reason for which the peer has rejected a connection, and what it sent along.
+///
+/// # Safety
+///
+/// The event is that of a rejection.
+unsafe fn rejection(event: &bindings::ib_cm_event) -> ConnectError {
+    // SAFETY: This member is set for this event, whose private data have this length.
+    let (reason, sent) = unsafe {
+        let rej = &*event.param.rej_rcvd;
+        (RejectReason(rej.reason), private_data(event, REJ_LEN))
+    };
+    let mut private_data = KVec::new();
+    // Without memory there is the reason at least.
+    let _ = private_data.extend_from_slice(sent, GFP_KERNEL);
+    ConnectError::Rejected {
+        reason,
+        private_data,
+    }
+}
+
+const REP_LEN: usize = bindings::ib_cm_data_size_IB_CM_REP_PRIVATE_DATA_SIZE as usize;
+const REJ_LEN: usize = bindings::ib_cm_data_size_IB_CM_REJ_PRIVATE_DATA_SIZE as usize;
+const REQ_LEN: usize = bindings::ib_cm_data_size_IB_CM_REQ_PRIVATE_DATA_SIZE as usize;
+
+/// Returns the private data of an event.
+///
+/// # Safety
+///
+/// Events of this type have private data of this length, if any.
+unsafe fn private_data(event: &bindings::ib_cm_event, len: usize) -> &[u8] {
+    if event.private_data.is_null() {
+        return &[];
+    }
+    // SAFETY: The caller says that private data have this length. They are part of the datagram
+    // that the event is about, which is valid as long as that.
+    unsafe { core::slice::from_raw_parts(event.private_data.cast(), len) }
+}
+
+/// The callback of every connection's id.
+///
+/// # Safety
+///
+/// Called by the connection manager for an id whose context is a [`Conn`].
+unsafe extern "C" fn on_event(
+    id: *mut bindings::ib_cm_id,
+    event: *const bindings::ib_cm_event,
+) -> c_int {
+    // SAFETY: The context of an id with this callback is its `Conn`, which lives until the id is
+    // destroyed and the timeouts that had begun are over, of which this may be one. The event is
+    // valid during the call. Callbacks run in process context.
+    let (conn, event, cx) = unsafe {
+        (
+            Arc::from(ArcBorrow::from_raw((*id).context.cast::<Conn<IbCm>>())),
+            &*event,
+            Sleepable::assume(),
+        )
+    };
+    let _in_callback = InCallback::enter();
+    // SAFETY: This is the callback of `id`, and `event` the event that it is called with.
+    unsafe { handle(&conn, id, event, &cx) };
+    // The id is never destroyed by its callback's return.
+    0
+}
+
+/// The handler of a listener's events.
+pub trait Accept: Send + Sync + 'static {
+    /// A peer wants to connect: [`Request::accept`] it, [`Request::reject`] it, or drop it, which
+    /// rejects it as well ([`CONSUMER_DEFINED`](RejectReason::CONSUMER_DEFINED)).
+    ///
+    /// Called in process context; others wait for this to return.
+    fn request(&self, request: Request<'_>, cx: &Sleepable);
+
+    /// The device goes, and the listener with it.
+    fn stopped(&self) {}
+}
+
+/// A function that is called with each request. Its errors are reported.
+impl<F: Fn(Request<'_>, &Sleepable) -> Result + Send + Sync + 'static> Accept for F {
+    fn request(&self, request: Request<'_>, cx: &Sleepable) {
+        if let Err(e) = self(request, cx) {
+            pr_warn!("a connection request was refused: {e:?}\n");
+        }
+    }
+}
+
+/// The context of a listener's C id, which lives as long as that.
+///
+/// # Invariants
+///
+/// `id` has [`on_listener_event`] as its callback and this as its context, until it is taken to be
+/// destroyed.
+#[pin_data]
+struct Listening {
+    #[pin]
+    id: Mutex<Option<RawId<IbCm>>>,
+    accept: Arc<dyn Accept>,
+    device: Device,
+    place: removal::Place,
+}
+
+impl Listening {
+    /// Destroys the C id, unless that was done, and waits for its callback.
+    fn stop(&self) {
+        // Locked meanwhile, so that a second task waits for it too.
+        let mut id = self.id.lock();
+        if let Some(id) = id.take() {
+            // SAFETY: The id is not destroyed yet by the invariant of `RawId`, and this task
+            // alone destroys it, as it has taken it.
+            unsafe { bindings::ib_destroy_cm_id(id.as_ptr()) };
+        }
+    }
+
+    fn on_request(&self, id: RawId<IbCm>, event: &bindings::ib_cm_event) -> c_int {
+        let taken = Cell::new(false);
+        // INVARIANT: This is the callback of the request's id, with its event.
+        let request = Request {
+            id,
+            event,
+            device: &self.device,
+            taken: &taken,
+        };
+        // SAFETY: The connection manager calls back in process context.
+        let cx = unsafe { Sleepable::assume() };
+        self.accept.request(request, &cx);
+        // An id that was not taken is destroyed on return, and rejected if that was not done.
+        if taken.get() {
+            0
+        } else {
+            ECONNREFUSED.to_errno()
+        }
+    }
+}
+
+impl OnRemoval for Listening {
+    fn place(&self) -> &removal::Place {
+        &self.place
+    }
+
+    fn removed(&self, _cx: &Sleepable) {
+        self.stop();
+        // A handler that waits here holds up all others.
+        let _in_callback = InCallback::enter();
+        self.accept.stopped();
+    }
+}
+
+/// The callback of every listener's id, and of a request's until it is taken.
+///
+/// # Safety
+///
+/// Called by the connection manager for an id whose context is a [`Listening`].
+unsafe extern "C" fn on_listener_event(
+    id: *mut bindings::ib_cm_id,
+    event: *const bindings::ib_cm_event,
+) -> c_int {
+    // SAFETY: The context of an id with this callback is its listener's, which lives until that is
+    // destroyed; and that waits for this. The event is valid during the call.
+    let (listening, event) = unsafe { (&*(*id).context.cast::<Listening>(), &*event) };
+    let _in_callback = InCallback::enter();
+    match NonNull::new(id) {
+        Some(id) if event.event == bindings::ib_cm_event_type_IB_CM_REQ_RECEIVED => {
+            // INVARIANT: The id of a request is destroyed after this callback at the earliest.
+            listening.on_request(RawId(id), event)
+        }
+        _ => 0,
+    }
+}
+
+struct ListenerState {
+    listening: Arc<Listening>,
+    _listed: Object,
+}
+
+impl Teardown for ListenerState {
+    fn teardown(&mut self, _cx: &Sleepable) -> Fate {
+        let device = &self.listening.device;
+        device.inner().removal.remove(&self.listening);
+        self.listening.stop();
+        Fate::Gone
+    }
+}
+
+/// Listens for connections to a service id on one device (`ib_cm_listen`).
+///
+/// Dropping it stops listening, from a work item. Connections that were accepted go on.
+pub struct Listener {
+    state: Deferred<ListenerState>,
+}
+
+impl Listener {
+    /// Listens on a service id.
+    ///
+    /// # Errors
+    ///
+    /// `EBUSY` if there is a listener on it; `EPROTONOSUPPORT` if the device is one of iWARP, which
+    /// this connection manager does not hear; `ENODEV` if the device goes; `ENOMEM`; or the
+    /// connection manager's error.
+    #[inline(never)]
+    pub fn new(
+        device: &Device,
+        service_id: u64,
+        accept: Arc<dyn Accept>,
+        _cx: &Sleepable,
+    ) -> Result<Self> {
+        if device.is_iwarp() {
+            return Err(EPROTONOSUPPORT);
+        }
+        let reserved = Deferred::reserve()?;
+        let listed = device.list(Kind::Id)?;
+        let listening = Arc::pin_init(
+            pin_init!(Listening {
+                id <- new_mutex!(None),
+                accept,
+                device: device.clone(),
+                place: removal::Place::new(),
+            }),
+            GFP_KERNEL,
+        )?;
+        // SAFETY: The device is registered by the invariant of `device::Inner`, and the context
+        // lives until the id is destroyed.
+        let raw = from_err_ptr(unsafe {
+            bindings::ib_create_cm_id(
+                device.as_raw(),
+                Some(on_listener_event),
+                Arc::as_ptr(&listening).cast_mut().cast(),
+            )
+        })?;
+        // INVARIANT: Just created.
+        *listening.id.lock() = NonNull::new(raw).map(RawId);
+        let this = Self {
+            state: reserved.fill(ListenerState {
+                listening: listening.clone(),
+                _listed: listed,
+            }),
+        };
+        // SAFETY: The id is alive: `this` has it, and the removal of the device does not know it
+        // yet.
+        to_result(unsafe { bindings::ib_cm_listen(raw, service_id.to_be()) })?;
+        device.inner().removal.add(listening)?;
+        Ok(this)
+    }
+
+    /// Stops listening and waits for that, so that the service id is free.
+    ///
+    /// # Errors
+    ///
+    /// `EDEADLK` in a callback of a connection manager; it then ends from a work item.
+    pub fn destroy(self, cx: &Sleepable) -> Result {
+        if InCallback::is_current() {
+            return Err(EDEADLK);
+        }
+        self.state.destroy(cx);
+        Ok(())
+    }
+}
+
+/// A connection request that waits for an answer.
+///
+/// # Invariants
+///
+/// `event` is the connection request of `id`, and this is the callback that tells it.
+pub struct Request<'a> {
+    id: RawId<IbCm>,
+    event: &'a bindings::ib_cm_event,
+    device: &'a Device,
+    taken: &'a Cell<bool>,
+}
+
+impl Request<'_> {
+    /// Returns what the peer sent along, 92 bytes.
+    pub fn private_data(&self) -> &[u8] {
+        // SAFETY: By the type invariant this is the event of a request, whose private data have
+        // this length.
+        unsafe { private_data(self.event, REQ_LEN) }
+    }
+
+    /// Returns what the peer asks for, which the connection manager has made the view of the
+    /// recipient.
+    fn param(&self) -> &bindings::ib_cm_req_event_param {
+        // SAFETY: By the type invariant this is the event of a request, which has this member set.
+        unsafe { &self.event.param.req_rcvd }
+    }
+
+    /// Returns the number of the port that the request came through.
+    pub fn port_num(&self) -> u32 {
+        self.param().port.into()
+    }
+
+    /// Returns how many RDMA READs and atomics the peer wants to have outstanding here.
+    pub fn responder_resources(&self) -> u8 {
+        self.param().responder_resources
+    }
+
+    /// Returns how many RDMA READs and atomics the peer lets this side have outstanding.
+    pub fn initiator_depth(&self) -> u8 {
+        self.param().initiator_depth
+    }
+
+    /// Takes the QP to RTS and accepts the connection (`ib_send_cm_rep`). The peer may send from
+    /// here on.
+    ///
+    /// `handler` gets the events of the connection.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` if the QP is of another device, or in use already, or with too much private data;
+    /// `ENODEV` if the device goes; `ENOMEM`; or the connection manager's or driver's error.
+    /// The request is then rejected.
+    pub fn accept<S: PollContext, R: PollContext>(
+        self,
+        qp: &Qp<S, R>,
+        handler: Arc<dyn Handler>,
+        param: &Param<'_>,
+        _cx: &Sleepable,
+    ) -> Result<Connection> {
+        self.accept_inner(&qp.inner, handler, &param.clamp())
+    }
+
+    #[inline(never)]
+    fn accept_inner(
+        self,
+        qp: &qp::Inner,
+        handler: Arc<dyn Handler>,
+        param: &Param<'_>,
+    ) -> Result<Connection> {
+        if *qp.pd.device() != *self.device {
+            return Err(EINVAL);
+        }
+        let mut rep = bindings::ib_cm_rep_param {
+            qp_num: number(qp),
+            starting_psn: starting_psn(qp),
+            private_data: param.private_data.as_ptr().cast(),
+            private_data_len: param.private_data.len().try_into()?,
+            responder_resources: param.responder_resources,
+            initiator_depth: param.initiator_depth,
+            flow_control: 1,
+            rnr_retry_count: param.rnr_retry_count,
+            ..Default::default()
+        };
+        let new = NewConnection::new(self.device, self.port_num(), handler)?;
+        let conn = new.conn.clone();
+        let raw = self.id.as_ptr();
+        // SAFETY: The id is alive by the invariant of `RawId`. By that of the request this is its
+        // callback, and no other one runs before this has returned.
+        unsafe {
+            (*raw).context = Arc::as_ptr(&conn).cast_mut().cast();
+            (*raw).cm_handler = Some(on_event);
+        }
+        // The id is ours: a work item will destroy it, never this callback's return.
+        self.taken.set(true);
+        // SAFETY: What is taken is not destroyed by the callback's return; callback and context
+        // were set above.
+        let accepted = unsafe { new.fill(self.id) }.and_then(|connection| {
+            establish(qp, self.id)?;
+            // SAFETY: The id is alive by the invariant of `RawId`. The parameters are copied by the
+            // call.
+            to_result(unsafe { bindings::ib_send_cm_rep(raw, &raw mut rep) })?;
+            Ok(connection)
+        });
+        accepted.inspect_err(|_| conn.release_handler())
+    }
+
+    /// Rejects the connection (`ib_send_cm_rej`).
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` with more than 148 bytes of private data, or the connection manager's error. The
+    /// request is rejected all the same.
+    pub fn reject(self, reason: RejectReason, private_data: &[u8], _cx: &Sleepable) -> Result {
+        let len = private_data.len().try_into()?;
+        // SAFETY: The id is alive by the invariant of `RawId`, and the data are copied by the call.
+        to_result(unsafe {
+            bindings::ib_send_cm_rej(
+                self.id.as_ptr(),
+                reason.0,
+                core::ptr::null_mut(),
+                0,
+                private_data.as_ptr().cast(),
+                len,
+            )
+        })
+    }
 }
