@@ -31,15 +31,13 @@ impl CqeHandler for Recv {
         let _ = this.client.device_by_name(c"rxe0", cx); //~ E0308 mismatched types
         let _ = this.client.device_of_netdev(c"eth0", cx); //~ E0308 mismatched types
         let _ = this.dev.port(1).map(|port| port.netdev(cx)); //~ E0308 mismatched types
-        let _ = this.id.notify_established(cx); //~ E0308 mismatched types
+        let _ = this.id.disconnect(cx); //~ E0308 mismatched types
         this.id.release_handler(cx); //~ E0308 mismatched types
-        let _ = this.connection.established(cx); //~ E0308 mismatched types
         let _ = this.connection.disconnect(cx); //~ E0308 mismatched types
-        this.connection.release_handler(cx); //~ E0308 mismatched types
 
         // These are for any context.
-        this.id.notify_established_later();
-        this.connection.established_later();
+        this.id.notify_established();
+        this.connection.notify_established();
         this.connection.disconnect_later();
     }
 }

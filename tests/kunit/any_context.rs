@@ -154,8 +154,8 @@ mod tests {
         in_softirq(move || {
             check!(a.device()? == b.device()?);
             check_eq!(a.gids()?.0, b.gids()?.1);
-            b.notify_established_later();
-            b.notify_established_later();
+            b.notify_established();
+            b.notify_established();
             a.disconnect_later();
             a.disconnect_later();
             Ok(())
@@ -168,7 +168,7 @@ mod tests {
         let CmLink { a, b, env, .. } = CmLink::new()?;
         let (from, to) = (a.connection, b.connection);
         in_softirq(move || {
-            to.established_later();
+            to.notify_established();
             from.disconnect_later();
             from.disconnect_later();
             // Queued work finds them, or finds that they are destroyed.

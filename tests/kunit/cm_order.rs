@@ -45,23 +45,13 @@ fn begin(env: &Env, addr: SocketAddr) -> Result<cm::Id> {
 /// Destroys a listener when the device goes, and keeps what that says.
 struct Waits(Arc<Place<ibcm::Listener>>, Arc<Place<Result>>);
 
-impl ibcm::Handler for Waits {
-    fn event(&self, event: ibcm::Event, cx: &Sleepable) {
-        if let (ibcm::Event::DeviceRemoval, Some(listener)) = (event, self.0.take()) {
+impl cm::Handler for Waits {
+    fn event(&self, event: cm::Event<'_>, cx: &Sleepable) {
+        if let (cm::Event::DeviceRemoval, Some(listener)) = (event, self.0.take()) {
             self.1.put(listener.destroy(cx));
         }
     }
 }
-
-const PARAM: ibcm::Param<'_> = ibcm::Param {
-    private_data: &[],
-    responder_resources: 1,
-    initiator_depth: 1,
-    retry_count: 6,
-    rnr_retry_count: 6,
-    response_timeout: 20,
-    max_cm_retries: 15,
-};
 
 fn raw_qp(pd: &Pd, cx: &Sleepable) -> Result<Qp<Softirq>> {
     let cq = Cq::alloc_any(pd.device(), 64, cx)?;
@@ -222,14 +212,15 @@ mod tests {
         let leave = passive.clone();
         let (_server, service) = listen_to_service(&env, move |request, cx| {
             let qp = raw_qp(&pd, cx)?;
-            let connection = request.accept(&qp, CmEvents::new()?, &PARAM, cx)?;
+            let connection = request.accept(&qp, CmEvents::new()?, &cm::ConnParam::default(), cx)?;
             leave.put((qp, connection));
             Ok(())
         })?;
         let qp = raw_qp(&env.pd, &env.cx)?;
         let gid = gid(&env, env.ip)?;
         let path = ibcm::Path::new(&gid, gid.gid(), &env.cx)?;
-        let made = ibcm::Connection::connect(&qp, &path, service, waits.clone(), &PARAM, &env.cx)?;
+        let (handler, param) = (waits.clone(), ibcm::Param::default());
+        let made = ibcm::Connection::connect(&qp, &path, service, handler, &param, &env.cx)?;
         unplugged.unplug()?;
         let said = waits.1.wait();
         drop((made, passive));

@@ -5,7 +5,6 @@
 use crate::fixture::{
     listen,
     Env,
-    Link,
     STEP_MS, //
 };
 use kernel::{
@@ -125,13 +124,5 @@ mod tests {
         let failed = CString::try_from_fmt(fmt!("connect error: {EINVAL:?}"))?;
         shown(cm::Event::Failed(EINVAL), failed.to_bytes())?;
         shown(cm::Event::Other(1000), b"unrecognized event")
-    }
-
-    #[test]
-    fn connection_is_known_to_be_made() -> Result {
-        let link = Link::<Softirq>::new()?;
-        check_err!(link.b.id.notify_established(&link.env.cx), EISCONN);
-        check_err!(link.env.id()?.notify_established(&link.env.cx), EINVAL);
-        Ok(())
     }
 }

@@ -31,6 +31,7 @@ pub(crate) use access::{
 };
 pub(crate) use cm_link::{
     connect_to_service,
+    connect_with,
     listen_to_service,
     service_id,
     CmEnd,

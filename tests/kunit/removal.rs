@@ -99,8 +99,8 @@ impl ibcm::Accept for Busy {
 /// A handler that takes a lock of the ULP when it is dropped.
 struct Locks(Arc<Mutex<()>>);
 
-impl ibcm::Handler for Locks {
-    fn event(&self, _event: ibcm::Event, _cx: &Sleepable) {}
+impl cm::Handler for Locks {
+    fn event(&self, _event: cm::Event<'_>, _cx: &Sleepable) {}
 }
 
 impl Drop for Locks {
@@ -160,7 +160,7 @@ mod tests {
         // A thread waits for an answer that never comes.
         let (failed, begins) = (refused.clone(), begun.clone());
         env.client.spawn(GFP_KERNEL, move |cx| {
-            let connect = || -> Result<(), ibcm::ConnectError> {
+            let connect = || -> Result {
                 let other = unplugged.env()?;
                 let qp = other.raw_qp(&other.cq::<Softirq>(64)?, &CAPS)?;
                 let from = gid(&other, other.ip)?;
@@ -171,7 +171,7 @@ mod tests {
                 ibcm::Connection::connect(&qp, &path, service_id(), events, &param, cx).map(drop)
             };
             match connect() {
-                Err(ibcm::ConnectError::Failed(ENODEV)) => failed.up(),
+                Err(ENODEV) => failed.up(),
                 other => {
                     pr_err!("FAILED: {other:?}\n");
                     0

@@ -81,7 +81,7 @@ impl Default for ConnParam<'_> {
 }
 
 impl ConnParam<'_> {
-    fn to_raw(self) -> Result<bindings::rdma_conn_param> {
+    pub(crate) fn to_raw(self) -> Result<bindings::rdma_conn_param> {
         Ok(bindings::rdma_conn_param {
             private_data: self.private_data.as_ptr().cast(),
             private_data_len: self.private_data.len().try_into()?,

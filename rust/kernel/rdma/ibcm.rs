@@ -15,6 +15,54 @@
 //! An id is destroyed by a work item when its connection or listener is dropped, which may be in
 //! its own handler.
 //!
+//! # Examples
+//!
+//! ```
+//! # use rdma::{cm::RejectReason, device::Gid, ibcm, prelude::*};
+//! const VERSION: &[u8] = b"v1";
+//!
+//! /// Connects to a service.
+//! fn connect(
+//!     (dev, qp): (&Device, &Qp<Softirq>),
+//!     (to, service): (Gid, u64),
+//!     handler: Arc<dyn cm::Handler>,
+//!     cx: &Sleepable,
+//! ) -> Result<ibcm::Connection> {
+//!     let from = dev.port(1).and_then(|port| port.gids().next()).ok_or(ENODEV)?;
+//!     let path = ibcm::Path::new(&from, to, cx)?;
+//!     let param = ibcm::Param::default();
+//!     let (connection, answer) =
+//!         ibcm::Connection::connect(qp, &path, service, handler, &param, cx)?;
+//!     if !answer.starts_with(VERSION) {
+//!         connection.disconnect(cx)?;
+//!     }
+//!     Ok(connection)
+//! }
+//!
+//! /// Answers a request.
+//! fn answer(
+//!     request: ibcm::Request<'_>,
+//!     qp: &Qp<Softirq>,
+//!     handler: Arc<dyn cm::Handler>,
+//!     cx: &Sleepable,
+//! ) -> Result<ibcm::Connection> {
+//!     if !request.private_data().starts_with(VERSION) {
+//!         request.reject(RejectReason::CONSUMER_DEFINED, VERSION, cx)?;
+//!         return Err(EPROTO);
+//!     }
+//!     pr_info!("a request through port {}\n", request.port_num());
+//!     request.accept(qp, handler, &cm::ConnParam::default(), cx)
+//! }
+//!
+//! /// A receive has completed, perhaps before the peer's confirmation has come.
+//! fn received(connection: &ibcm::Connection, wc: &Wc) {
+//!     match wc.result() {
+//!         Ok(_) => connection.notify_established(),
+//!         Err(_) => connection.disconnect_later(),
+//!     }
+//! }
+//! ```
+//!
 //! C header: [`include/rdma/ib_cm.h`](srctree/include/rdma/ib_cm.h)
 //!
 //! [`Qp::create_raw`]: crate::qp::Qp::create_raw
@@ -25,14 +73,17 @@ use crate::{
     cm::{
         callback::InCallback,
         state::{
-            Change,
             Conn,
             Manager,
             RawId,
             State, //
         },
+        ConnParam,
+        Event,
+        Handler,
         PrivateData,
-        RejectReason, //
+        RejectReason,
+        Rejected, //
     },
     context::{
         Context as _,
@@ -83,23 +134,12 @@ use kernel::{
     }, //
 };
 
-/// Parameters of a connection, as `struct ib_cm_req_param` and `struct ib_cm_rep_param`.
+/// Parameters of a request, as `struct ib_cm_req_param`.
 #[derive(Clone, Copy, Debug)]
 pub struct Param<'a> {
-    /// Data for the peer along with the request or the answer; at most 92 bytes in a request, 196
-    /// in an answer. The peer cannot tell how many they were: zeroes follow.
-    pub private_data: &'a [u8],
-    /// RDMA READs and atomics that the peer may have outstanding here.
-    pub responder_resources: u8,
-    /// RDMA READs and atomics that this side may have outstanding at the peer. With 0 they wait for
-    /// ever.
-    pub initiator_depth: u8,
-    /// The number of times that an unanswered packet is sent again, up to 7. rxe takes 7 for
-    /// "always".
-    pub retry_count: u8,
-    /// The number of times that a message is sent again when the peer has posted no receive, up to
-    /// 7, which means "always".
-    pub rnr_retry_count: u8,
+    /// What both connection managers have; at most 92 bytes of private data. The peer cannot tell
+    /// how many they were: zeroes follow.
+    pub conn: ConnParam<'a>,
     /// The time that either side may take to answer the other one's request: 4.096 µs times two to
     /// the power of this, up to 31.
     pub response_timeout: u8,
@@ -110,27 +150,9 @@ pub struct Param<'a> {
 impl Default for Param<'_> {
     fn default() -> Self {
         Self {
-            private_data: &[],
-            responder_resources: 1,
-            initiator_depth: 1,
-            retry_count: 6,
-            rnr_retry_count: 6,
+            conn: ConnParam::default(),
             response_timeout: 20,
             max_cm_retries: 15,
-        }
-    }
-}
-
-impl Param<'_> {
-    /// Brings all values into the range of their fields.
-    fn clamp(self) -> Self {
-        Self {
-            retry_count: self.retry_count.min(7),
-            rnr_retry_count: self.rnr_retry_count.min(7),
-            response_timeout: self.response_timeout.min(31),
-            // Without a retry C does not wait at all when it destroys the id.
-            max_cm_retries: self.max_cm_retries.clamp(1, 15),
-            ..self
         }
     }
 }
@@ -209,98 +231,10 @@ impl<'a> Path<'a> {
         Ok(Self { from, raw })
     }
 
-    /// Returns where the path begins.
-    pub fn from(&self) -> &GidAttr {
-        self.from
-    }
-
     fn to_raw(&self) -> bindings::sa_path_rec {
         // SAFETY: The record is plain data.
         unsafe { core::ptr::read(&raw const self.raw) }
     }
-}
-
-/// The answer of a peer.
-#[derive(Clone, Copy)]
-pub struct Answer {
-    /// The data that it sent along, 196 bytes.
-    pub private_data: PrivateData,
-    /// RDMA READs and atomics that the peer wants to have outstanding here.
-    pub responder_resources: u8,
-    /// RDMA READs and atomics that it lets this side have outstanding.
-    pub initiator_depth: u8,
-}
-
-impl Answer {
-    /// Has nothing sent along.
-    fn none() -> Self {
-        Self {
-            private_data: PrivateData::new(&[]),
-            responder_resources: 0,
-            initiator_depth: 0,
-        }
-    }
-}
-
-/// Why there is no connection.
-#[derive(Debug)]
-pub enum ConnectError {
-    /// The peer did not want it.
-    Rejected {
-        /// Why.
-        reason: RejectReason,
-        /// What it sent along, 148 bytes; nothing, if there was no memory for it.
-        private_data: KVec<u8>,
-    },
-    /// It could not be made.
-    Failed(Error),
-}
-
-impl From<Error> for ConnectError {
-    fn from(e: Error) -> Self {
-        Self::Failed(e)
-    }
-}
-
-impl From<ConnectError> for Error {
-    fn from(e: ConnectError) -> Self {
-        match e {
-            ConnectError::Rejected { .. } => ECONNREFUSED,
-            ConnectError::Failed(e) => e,
-        }
-    }
-}
-
-/// An event of a connection, as `struct ib_cm_event`.
-///
-/// Events that [`Connection::connect`](Connection::connect) waits for are not passed on.
-#[derive(Clone, Copy, Debug)]
-#[non_exhaustive]
-pub enum Event {
-    /// The peer knows that its request was accepted (`IB_CM_RTU_RECEIVED`), or
-    /// [`Connection::established`](Connection::established) has said so
-    /// (`IB_CM_USER_ESTABLISHED`).
-    Established,
-    /// The connection has ended: the peer asked for that, and was answered (`IB_CM_DREQ_RECEIVED`),
-    /// or it has answered, or not, to [`Connection::disconnect`](Connection::disconnect)
-    /// (`IB_CM_DREP_RECEIVED`, `IB_CM_DREQ_ERROR`). The QP does not know: see
-    /// [`Qp::drain`](crate::qp::Qp::drain). The last event.
-    Disconnected,
-    /// The peer has not confirmed the connection in time (`IB_CM_REP_ERROR`), or has rejected it
-    /// after all (`IB_CM_REJ_RECEIVED`). The last event.
-    Failed,
-    /// The device goes, or the module: after the handler the crate asks the peer to disconnect, and
-    /// the removal waits until the connection is dropped. The last event.
-    DeviceRemoval,
-}
-
-/// The handler of the events of a connection.
-pub trait Handler: Send + Sync + 'static {
-    /// Handles an event. Events of one connection come one after the other, in process context;
-    /// others wait for this to return.
-    ///
-    /// The handler is released after the last event, so that it may own the connection.
-    fn event(&self, event: Event, cx: &Sleepable);
 }
 
 /// # Invariants
@@ -331,7 +265,9 @@ impl Teardown for Connected {
         // The id has no messages any more. Callbacks that have begun meanwhile are over after
         // this, and none uses `conn`.
         timeouts();
-        self.conn.end_handler();
+        self.conn.release_handler();
+        // Waits for a call of the handler that has begun.
+        drop(self.conn.lock_events());
         Fate::Gone
     }
 }
@@ -348,7 +284,8 @@ struct NewConnection {
 impl NewConnection {
     /// Allocates a connection whose id is one of a port.
     fn new(device: &Device, port: u32, handler: Arc<dyn Handler>) -> Result<Self> {
-        let conn = Conn::new(State::Connecting, Some(handler))?;
+        let conn = Conn::new(State::Connecting)?;
+        conn.set_handler(&handler)?;
         Ok(Self {
             reserved: Deferred::reserve()?,
             listed: device.list(Kind::Id)?,
@@ -389,16 +326,18 @@ pub struct Connection {
 
 impl Connection {
     /// Asks for a connection to a service id (`ib_send_cm_req`), waits for the answer, takes the QP
-    /// to RTS (`ib_cm_init_qp_attr`, `ib_modify_qp`), and confirms (`ib_send_cm_rtu`).
+    /// to RTS (`ib_cm_init_qp_attr`, `ib_modify_qp`), confirms (`ib_send_cm_rtu`), and returns the
+    /// 196 bytes that the peer sent along.
     ///
-    /// `handler` gets the events of the connection afterwards.
+    /// `handler` gets the events of the connection but for [`Event::Established`], which this
+    /// returns.
     ///
     /// # Errors
     ///
-    /// [`ConnectError::Rejected`]; or `ETIMEDOUT` without an answer; `EINVAL` if QP and path are
-    /// not of one device, if the QP is in use already, or with too much private data;
+    /// `ECONNREFUSED` if the peer rejects; `ETIMEDOUT` without an answer; `EINVAL` if QP and path
+    /// are not of one device, if the QP is in use already, or with too much private data;
     /// `ERESTARTSYS` on a signal; `ENODEV` if the device goes; `EDEADLK` in a callback of a
-    /// connection manager; or the connection manager's or driver's error.
+    /// connection manager; or the connection manager's or driver's error. The handler is released.
     pub fn connect<S: PollContext, R: PollContext>(
         qp: &Qp<S, R>,
         path: &Path<'_>,
@@ -406,21 +345,20 @@ impl Connection {
         handler: Arc<dyn Handler>,
         param: &Param<'_>,
         cx: &Sleepable,
-    ) -> Result<(Self, Answer), ConnectError> {
+    ) -> Result<(Self, PrivateData)> {
         connect(&qp.inner, path, service_id, handler, param, cx)
     }
 
     /// Asks the peer to end the connection (`ib_send_cm_dreq`). The handler gets
-    /// [`Event::Disconnected`] when it has answered, or has not
-    /// in time. If [`Connection::established`] was just called, the peer is asked when the handler
-    /// was got that event.
+    /// [`Event::Disconnected`] when it has answered, or has not in time. A connection that the peer
+    /// has yet to confirm ends as soon as it has.
     ///
     /// # Errors
     ///
-    /// `EINVAL` if there is no connection (any more); or the connection manager's error.
+    /// `EINVAL` if there is no connection (yet, or any more); or the connection manager's error.
     pub fn disconnect(&self, _cx: &Sleepable) -> Result {
         // SAFETY: The id is not destroyed by its invariant.
-        unsafe { IbCm::end(&self.state.conn, self.state.id.as_ptr()) }
+        unsafe { self.state.conn.end(self.state.id.as_ptr()) }
     }
 
     /// As [`Connection::disconnect`], from a work item: for completion handlers that may not sleep.
@@ -429,28 +367,13 @@ impl Connection {
         self.state.conn.disconnect_later();
     }
 
-    /// Tells the manager that the peer uses the connection, when a message has come before its
-    /// confirmation (`ib_cm_notify` of `IB_EVENT_COMM_EST`). The handler gets
-    /// [`Event::Established`].
+    /// Tells the manager, from a work item, that the peer uses the connection, when a message has
+    /// come before its confirmation (`ib_cm_notify` of `IB_EVENT_COMM_EST`). The handler gets
+    /// [`Event::Established`]. Any context.
     ///
-    /// # Errors
-    ///
-    /// `EISCONN` if that is known, or was said before; `EINVAL` if there is no connection (any
-    /// more); `ENOMEM`.
-    pub fn established(&self, _cx: &Sleepable) -> Result {
-        // SAFETY: The id is not destroyed by its invariant.
-        unsafe { self.state.conn.notify_established(self.state.id.as_ptr()) }
-    }
-
-    /// As [`Connection::established`], from a work item: for the handler of a QP's events, which
-    /// may not sleep. An error has no effect.
-    pub fn established_later(&self) {
-        self.state.conn.notify_later();
-    }
-
-    /// Lets go of the handler before the last event. A call of it that has begun goes on.
-    pub fn release_handler(&self, _cx: &Sleepable) {
-        self.state.conn.release_handler();
+    /// Does nothing if that is known, or if there is no connection (any more).
+    pub fn notify_established(&self) {
+        self.state.conn.notify_established();
     }
 }
 
@@ -464,12 +387,12 @@ fn connect(
     handler: Arc<dyn Handler>,
     param: &Param<'_>,
     _cx: &Sleepable,
-) -> Result<(Connection, Answer), ConnectError> {
-    let device = path.from().device();
+) -> Result<(Connection, PrivateData)> {
+    let device = path.from.device();
     if *qp.pd.device() != *device {
-        return Err(EINVAL.into());
+        return Err(EINVAL);
     }
-    let new = NewConnection::new(device, path.from().port_num(), handler)?;
+    let new = NewConnection::new(device, path.from.port_num(), handler)?;
     let conn = new.conn.clone();
     // SAFETY: The device is registered by the invariant of `device::Inner`, and the context lives
     // until the id is destroyed.
@@ -486,22 +409,13 @@ fn connect(
     let connection = unsafe { new.fill(id) }?;
     let answered = bindings::ib_cm_event_type_IB_CM_REP_RECEIVED;
     let connect = || {
-        let param = param.clamp();
-        let answer = conn.wait_for(answered, Answer::none(), || {
-            send_req(id, qp, path, service_id, &param)
-        })?;
+        let answer = conn.wait_for(answered, || send_req(id, qp, path, service_id, param))?;
         establish(qp, id)?;
         // SAFETY: The id is alive by the invariant of `RawId`. There are no private data.
         to_result(unsafe { bindings::ib_send_cm_rtu(raw, core::ptr::null(), 0) })?;
-        Ok(answer)
+        Ok((connection, answer))
     };
-    match connect() {
-        Ok(answer) => Ok((connection, answer)),
-        Err(e) => {
-            conn.release_handler();
-            Err(e)
-        }
-    }
+    connect().inspect_err(|_| conn.release_handler())
 }
 
 fn send_req(
@@ -512,23 +426,26 @@ fn send_req(
     param: &Param<'_>,
 ) -> Result {
     let mut record = path.to_raw();
+    let response_timeout = param.response_timeout.min(31);
+    let conn = param.conn.to_raw()?;
     let mut req = bindings::ib_cm_req_param {
         primary_path: &raw mut record,
-        ppath_sgid_attr: path.from().as_raw(),
+        ppath_sgid_attr: path.from.as_raw(),
         service_id: service_id.to_be(),
         qp_num: number(qp),
         qp_type: bindings::ib_qp_type_IB_QPT_RC,
-        starting_psn: starting_psn(qp),
-        private_data: param.private_data.as_ptr().cast(),
-        private_data_len: param.private_data.len().try_into()?,
-        responder_resources: param.responder_resources,
-        initiator_depth: param.initiator_depth,
-        remote_cm_response_timeout: param.response_timeout,
-        flow_control: 1,
-        local_cm_response_timeout: param.response_timeout,
-        retry_count: param.retry_count,
-        rnr_retry_count: param.rnr_retry_count,
-        max_cm_retries: param.max_cm_retries,
+        starting_psn: number(qp),
+        private_data: conn.private_data,
+        private_data_len: conn.private_data_len,
+        responder_resources: conn.responder_resources,
+        initiator_depth: conn.initiator_depth,
+        remote_cm_response_timeout: response_timeout,
+        flow_control: conn.flow_control,
+        local_cm_response_timeout: response_timeout,
+        retry_count: conn.retry_count,
+        rnr_retry_count: conn.rnr_retry_count,
+        // Without a retry C does not wait at all when it destroys the id.
+        max_cm_retries: param.max_cm_retries.clamp(1, 15),
         ..Default::default()
     };
     // SAFETY: The id is alive by the invariant of `RawId`. The parameters, and what they point to,
@@ -539,11 +456,6 @@ fn send_req(
 fn number(qp: &qp::Inner) -> u32 {
     // SAFETY: `raw` is a QP by the invariant of `qp::Inner`, and its number does not change.
     unsafe { qp.raw.as_ref() }.qp_num
-}
-
-/// Returns the number of the first packet that the peer is to send.
-fn starting_psn(qp: &qp::Inner) -> u32 {
-    number(qp)
 }
 
 /// Takes a QP to RTS, with the attributes of the connection (`ib_cm_init_qp_attr`, `ib_modify_qp`).
@@ -564,8 +476,9 @@ fn establish(qp: &qp::Inner, id: RawId<IbCm>) -> Result {
         to_result(unsafe {
             bindings::ib_cm_init_qp_attr(id.as_ptr(), &raw mut attr, &raw mut mask)
         })?;
-        // The manager learns it only from the answer, which may be sent after this.
-        attr.rq_psn = starting_psn(qp);
+        // The first packet that the peer is to send has the QP's number, which the manager learns
+        // only from the answer, which may be sent after this.
+        attr.rq_psn = number(qp);
         // SAFETY: The attributes are complete for the mask, as the manager has written both. What
         // they point to, the entry of a GID, is the id's, which is alive.
         unsafe { modifier.modify(&mut attr, mask as bindings::ib_qp_attr_mask) }?;
@@ -578,12 +491,7 @@ pub(crate) struct IbCm;
 
 impl Manager for IbCm {
     type Id = bindings::ib_cm_id;
-    type Handler = dyn Handler;
-    type Reply = Answer;
-    type Error = ConnectError;
     type Async = Infallible;
-
-    const WAITER_ONLY: bool = true;
 
     unsafe fn disconnect(id: *mut Self::Id) -> Result {
         // SAFETY: The caller says that the id is alive; there are no private data. Unless it is
@@ -596,18 +504,6 @@ impl Manager for IbCm {
         // SAFETY: The caller says that the id is alive.
         to_result(unsafe { bindings::ib_cm_notify(id, event) })?;
         Ok(true)
-    }
-
-    unsafe fn end(conn: &Conn<Self>, id: *mut Self::Id) -> Result {
-        if conn.leave_disconnect() {
-            return Ok(());
-        }
-        // SAFETY: The caller says that the id is alive.
-        unsafe { Self::disconnect(id) }
-    }
-
-    fn device_removal(handler: &dyn Handler, cx: &Sleepable) {
-        handler.event(Event::DeviceRemoval, cx);
     }
 }
 
@@ -622,78 +518,44 @@ unsafe fn handle(
     raw: &bindings::ib_cm_event,
     cx: &Sleepable,
 ) {
-    let (change, error, event) = match raw.event {
-        bindings::ib_cm_event_type_IB_CM_REP_RECEIVED => (Change::Established, None, None),
+    let is_answer = raw.event == bindings::ib_cm_event_type_IB_CM_REP_RECEIVED;
+    let event = match raw.event {
+        _ if is_answer => Event::Established {
+            // SAFETY: The private data of an answer have this length.
+            private_data: unsafe { private_data(raw, REP_LEN) },
+        },
         bindings::ib_cm_event_type_IB_CM_REJ_RECEIVED => {
-            // SAFETY: This is the event of a rejection.
-            let rejected = unsafe { rejection(raw) };
-            (Change::Closed, Some(rejected), Some(Event::Failed))
+            // SAFETY: This member is set for this event, whose private data have this length.
+            let (reason, sent) =
+                unsafe { ((*raw.param.rej_rcvd).reason, private_data(raw, REJ_LEN)) };
+            Event::Rejected(Rejected::new(RejectReason(reason), sent))
         }
         bindings::ib_cm_event_type_IB_CM_REQ_ERROR | bindings::ib_cm_event_type_IB_CM_REP_ERROR => {
-            (Change::Closed, Some(ETIMEDOUT.into()), Some(Event::Failed))
+            Event::Failed(ETIMEDOUT)
         }
         bindings::ib_cm_event_type_IB_CM_RTU_RECEIVED
         | bindings::ib_cm_event_type_IB_CM_USER_ESTABLISHED => {
-            (Change::Established, None, Some(Event::Established))
+            Event::Established { private_data: &[] }
         }
         bindings::ib_cm_event_type_IB_CM_DREQ_RECEIVED => {
             // SAFETY: The id is alive during its callback. Should the answer be lost, the peer asks
             // again, or gives up.
             unsafe { bindings::ib_send_cm_drep(id, core::ptr::null(), 0) };
-            (
-                Change::Closed,
-                Some(ENOTCONN.into()),
-                Some(Event::Disconnected),
-            )
+            Event::Disconnected
         }
         bindings::ib_cm_event_type_IB_CM_DREP_RECEIVED
-        | bindings::ib_cm_event_type_IB_CM_DREQ_ERROR => {
-            (Change::Closed, None, Some(Event::Disconnected))
-        }
-        _ => (Change::None, None, None),
-    };
-    let fill = |answer: &mut Answer| {
-        // SAFETY: Only the event of an answer ends the wait of a call with success. It has this
-        // member set, and private data of this length.
-        unsafe {
-            let rep = &*raw.param.rep_rcvd;
-            answer.private_data = PrivateData::new(private_data(raw, REP_LEN));
-            answer.responder_resources = rep.responder_resources;
-            answer.initiator_depth = rep.initiator_depth;
-        }
-    };
-    let reply = match error {
-        Some(error) => Some(Err(error)),
-        None => Some(Ok(fill)),
+        | bindings::ib_cm_event_type_IB_CM_DREQ_ERROR => Event::Disconnected,
+        _ => return,
     };
     let _events = conn.lock_events();
-    let effects = conn.advance(change, raw.event, reply);
-    if let (Some(handler), Some(event)) = (effects.handler, event) {
+    let effects = conn.advance(&event, raw.event);
+    // The caller of `connect` has yet to take the QP to where it can send.
+    if let Some(handler) = effects.handler.filter(|_| !is_answer) {
         handler.event(event, cx);
     }
     if effects.disconnect {
         // SAFETY: The id is alive during its callback.
         let _ = unsafe { IbCm::disconnect(id) };
-    }
-}
-
-/// Returns the reason for which the peer has rejected a connection, and what it sent along.
-///
-/// # Safety
-///
-/// The event is that of a rejection.
-unsafe fn rejection(event: &bindings::ib_cm_event) -> ConnectError {
-    // SAFETY: This member is set for this event, whose private data have this length.
-    let (reason, sent) = unsafe {
-        let rej = &*event.param.rej_rcvd;
-        (RejectReason(rej.reason), private_data(event, REJ_LEN))
-    };
-    let mut private_data = KVec::new();
-    // Without memory there is the reason at least.
-    let _ = private_data.extend_from_slice(sent, GFP_KERNEL);
-    ConnectError::Rejected {
-        reason,
-        private_data,
     }
 }
 
@@ -788,26 +650,6 @@ impl Listening {
             unsafe { bindings::ib_destroy_cm_id(id.as_ptr()) };
         }
     }
-
-    fn on_request(&self, id: RawId<IbCm>, event: &bindings::ib_cm_event) -> c_int {
-        let taken = Cell::new(false);
-        // INVARIANT: This is the callback of the request's id, with its event.
-        let request = Request {
-            id,
-            event,
-            device: &self.device,
-            taken: &taken,
-        };
-        // SAFETY: The connection manager calls back in process context.
-        let cx = unsafe { Sleepable::assume() };
-        self.accept.request(request, &cx);
-        // An id that was not taken is destroyed on return, and rejected if that was not done.
-        if taken.get() {
-            0
-        } else {
-            ECONNREFUSED.to_errno()
-        }
-    }
 }
 
 impl OnRemoval for Listening {
@@ -833,15 +675,32 @@ unsafe extern "C" fn on_listener_event(
     event: *const bindings::ib_cm_event,
 ) -> c_int {
     // SAFETY: The context of an id with this callback is its listener's, which lives until that is
-    // destroyed; and that waits for this. The event is valid during the call.
-    let (listening, event) = unsafe { (&*(*id).context.cast::<Listening>(), &*event) };
+    // destroyed; and that waits for this. The event is valid during the call. The connection
+    // manager calls back in process context.
+    let (listening, event, cx) = unsafe {
+        let listening = &*(*id).context.cast::<Listening>();
+        (listening, &*event, Sleepable::assume())
+    };
     let _in_callback = InCallback::enter();
-    match NonNull::new(id) {
-        Some(id) if event.event == bindings::ib_cm_event_type_IB_CM_REQ_RECEIVED => {
-            // INVARIANT: The id of a request is destroyed after this callback at the earliest.
-            listening.on_request(RawId(id), event)
-        }
-        _ => 0,
+    let Some(id) = NonNull::new(id) else { return 0 };
+    if event.event != bindings::ib_cm_event_type_IB_CM_REQ_RECEIVED {
+        return 0;
+    }
+    let taken = Cell::new(false);
+    // INVARIANT: This is the callback of the request's id, with its event. The id is destroyed
+    // after it at the earliest.
+    let request = Request {
+        id: RawId(id),
+        event,
+        device: &listening.device,
+        taken: &taken,
+    };
+    listening.accept.request(request, &cx);
+    // An id that was not taken is destroyed on return, and rejected if that was not done.
+    if taken.get() {
+        0
+    } else {
+        ECONNREFUSED.to_errno()
     }
 }
 
@@ -989,10 +848,10 @@ impl Request<'_> {
         self,
         qp: &Qp<S, R>,
         handler: Arc<dyn Handler>,
-        param: &Param<'_>,
+        param: &ConnParam<'_>,
         _cx: &Sleepable,
     ) -> Result<Connection> {
-        self.accept_inner(&qp.inner, handler, &param.clamp())
+        self.accept_inner(&qp.inner, handler, param)
     }
 
     #[inline(never)]
@@ -1000,19 +859,20 @@ impl Request<'_> {
         self,
         qp: &qp::Inner,
         handler: Arc<dyn Handler>,
-        param: &Param<'_>,
+        param: &ConnParam<'_>,
     ) -> Result<Connection> {
         if *qp.pd.device() != *self.device {
             return Err(EINVAL);
         }
+        let param = param.to_raw()?;
         let mut rep = bindings::ib_cm_rep_param {
             qp_num: number(qp),
-            starting_psn: starting_psn(qp),
-            private_data: param.private_data.as_ptr().cast(),
-            private_data_len: param.private_data.len().try_into()?,
+            starting_psn: number(qp),
+            private_data: param.private_data,
+            private_data_len: param.private_data_len,
             responder_resources: param.responder_resources,
             initiator_depth: param.initiator_depth,
-            flow_control: 1,
+            flow_control: param.flow_control,
             rnr_retry_count: param.rnr_retry_count,
             ..Default::default()
         };

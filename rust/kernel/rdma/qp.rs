@@ -780,7 +780,7 @@ pub trait Events: Send + Sync + 'static {
     ///
     /// Any context; events may come at the same time, and the first before the creation of the QP
     /// returns. To [`Event::COMM_EST`] the answer is
-    /// [`Id::notify_established_later`](crate::cm::Id::notify_established_later).
+    /// [`Id::notify_established`](crate::cm::Id::notify_established).
     fn event(&self, event: Event, qp_num: u32, cx: &AtomicContext);
 }
 

@@ -14,10 +14,7 @@ use crate::fixture::{
 };
 use kernel::prelude::*;
 use rdma::{
-    ibcm::{
-        ConnectError,
-        Param, //
-    },
+    ibcm::Param,
     prelude::*, //
 };
 
@@ -37,7 +34,7 @@ mod tests {
         let (_listener, service) = listen_to_service(&env, move |_, _| wait(|| done.get() == 1))?;
         let (ms, said) = timed(|| connect_to_service(&env, service, &Param::default()));
         over.up();
-        check!(matches!(said, Err(ConnectError::Failed(ETIMEDOUT))));
+        check_err!(said, ETIMEDOUT);
         check!(GIVES_UP_MS.contains(&ms));
         Ok(())
     }

@@ -70,7 +70,7 @@ impl IbAnswers {
     fn accept(&self, request: ibcm::Request<'_>, rng: &mut Rng, cx: &Sleepable) -> Result {
         let side = Side::new(&self.world, Kind::IbRelease)?;
         let qp = side.make_raw_qp(&self.on, cx)?;
-        let param = ibcm::Param::default();
+        let param = cm::ConnParam::default();
         let connection = request.accept(&qp, side.clone(), &param, cx)?;
         side.set_link(Link::Ib(Arc::new(connection, GFP_KERNEL)?));
         let _ = side.post(rng, cx);

@@ -30,24 +30,16 @@ impl Link {
         }
     }
 
-    pub(crate) fn established(&self, cx: &Sleepable) -> Result {
+    pub(crate) fn notify_established(&self) {
         match self {
-            Self::Cm(id) => id.notify_established(cx),
-            Self::Ib(connection) => connection.established(cx),
-        }
-    }
-
-    pub(crate) fn established_later(&self) {
-        match self {
-            Self::Cm(id) => id.notify_established_later(),
-            Self::Ib(connection) => connection.established_later(),
+            Self::Cm(id) => id.notify_established(),
+            Self::Ib(connection) => connection.notify_established(),
         }
     }
 
     pub(crate) fn release_handler(&self, cx: &Sleepable) {
-        match self {
-            Self::Cm(id) => id.release_handler(cx),
-            Self::Ib(connection) => connection.release_handler(cx),
+        if let Self::Cm(id) = self {
+            id.release_handler(cx);
         }
     }
 }

@@ -28,10 +28,7 @@ use kernel::{
         Mutex, //
     }, //
 };
-use rdma::{
-    ibcm,
-    prelude::*, //
-};
+use rdma::prelude::*;
 
 const CAPS: Caps = Caps::new(4, 4);
 
@@ -244,8 +241,7 @@ impl Side {
         match (rng.below(16), &link) {
             (0, Some(link)) => drop(link.disconnect(cx)),
             (1, Some(link)) => link.disconnect_later(),
-            (2, Some(link)) => drop(link.established(cx)),
-            (3, Some(link)) => link.established_later(),
+            (2..=3, Some(link)) => link.notify_established(),
             (4, Some(link)) => link.release_handler(cx),
             (5, _) => {
                 drop(link);
@@ -295,15 +291,5 @@ impl cm::Connect for Side {
             true => Err(ECANCELED),
             false => Ok(cm::ConnParam::default()),
         }
-    }
-}
-
-impl ibcm::Handler for Side {
-    fn event(&self, event: ibcm::Event, cx: &Sleepable) {
-        let last = !matches!(event, ibcm::Event::Established);
-        if !last {
-            self.world.established();
-        }
-        self.told(last, cx);
     }
 }

@@ -74,9 +74,8 @@ impl Turn<'_> {
             t.link()?.disconnect_later();
             Ok(())
         }),
-        ("established", 4, |t| t.link()?.established(t.cx)),
-        ("established later", 4, |t| {
-            t.link()?.established_later();
+        ("established", 8, |t| {
+            t.link()?.notify_established();
             Ok(())
         }),
         ("accept again", 2, accept_again),

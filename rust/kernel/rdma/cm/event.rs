@@ -138,8 +138,7 @@ impl<S: PollContext, R: PollContext> Handler for Qp<S, R> {
     fn event(&self, _event: Event<'_>, _cx: &Sleepable) {}
 }
 
-/// The reason of a rejection, as `enum ib_cm_rej_reason`. Can be printed
-/// (`ibcm_reject_msg`).
+/// The reason of a rejection, as `enum ib_cm_rej_reason`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct RejectReason(pub u32);
 
@@ -148,10 +147,6 @@ impl RejectReason {
     pub const NO_QP: Self = Self(bindings::ib_cm_rej_reason_IB_CM_REJ_NO_QP);
     /// There is no room for another connection.
     pub const NO_RESOURCES: Self = Self(bindings::ib_cm_rej_reason_IB_CM_REJ_NO_RESOURCES);
-    /// An answer has not come in time.
-    pub const TIMEOUT: Self = Self(bindings::ib_cm_rej_reason_IB_CM_REJ_TIMEOUT);
-    /// The request is not supported.
-    pub const UNSUPPORTED: Self = Self(bindings::ib_cm_rej_reason_IB_CM_REJ_UNSUPPORTED);
     /// There is no listener on the port, or the service id.
     pub const INVALID_SERVICE_ID: Self =
         Self(bindings::ib_cm_rej_reason_IB_CM_REJ_INVALID_SERVICE_ID);
@@ -161,19 +156,21 @@ impl RejectReason {
     pub const CONSUMER_DEFINED: Self = Self(bindings::ib_cm_rej_reason_IB_CM_REJ_CONSUMER_DEFINED);
 }
 
-impl fmt::Display for RejectReason {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let reason = c_int::try_from(self.0).unwrap_or(0);
-        // SAFETY: Any number will do; the string is static.
-        let text = unsafe { CStr::from_char_ptr(bindings::ibcm_reject_msg(reason)) };
-        fmt::Display::fmt(text, f)
-    }
-}
-
 /// A peer's rejection of a connection request. Can be printed (`rdma_reject_msg`).
+///
+/// # Examples
+///
+/// ```
+/// # use rdma::{cm::RejectReason, prelude::*};
+/// /// Returns whether it is worth to ask again.
+/// fn is_stale(rejected: &cm::Rejected<'_>) -> bool {
+///     pr_info!("{rejected}, with {:?}\n", rejected.private_data());
+///     rejected.reason() == Some(RejectReason::STALE_CONN)
+/// }
+/// ```
 #[derive(Clone, Copy, Debug)]
 pub struct Rejected<'a> {
-    status: i32,
+    reason: Option<RejectReason>,
     message: &'static CStr,
     private_data: Option<&'a [u8]>,
 }
@@ -183,10 +180,7 @@ impl<'a> Rejected<'a> {
     ///
     /// `id` is valid, has a device, and `raw` is its rejection, whose private data live as long as
     /// it.
-    pub(super) unsafe fn from_raw(
-        id: *mut bindings::rdma_cm_id,
-        raw: &'a bindings::rdma_cm_event,
-    ) -> Self {
+    unsafe fn from_raw(id: *mut bindings::rdma_cm_id, raw: &'a bindings::rdma_cm_event) -> Self {
         let mut len = 0;
         // SAFETY: The caller says that the id has a device, and that this is its rejection. The
         // message is one that is never freed.
@@ -208,15 +202,27 @@ impl<'a> Rejected<'a> {
             Some(unsafe { core::slice::from_raw_parts(data.cast(), len.into()) })
         };
         Self {
-            status: raw.status,
+            reason: raw.status.try_into().ok().map(RejectReason),
             message,
             private_data,
         }
     }
 
+    /// Makes the rejection of an id of the InfiniBand connection manager.
+    pub(crate) fn new(reason: RejectReason, private_data: &'a [u8]) -> Self {
+        let raw = c_int::try_from(reason.0).unwrap_or(0);
+        // SAFETY: Any number will do; the string is static.
+        let message = unsafe { CStr::from_char_ptr(bindings::ibcm_reject_msg(raw)) };
+        Self {
+            reason: Some(reason),
+            message,
+            private_data: (reason == RejectReason::CONSUMER_DEFINED).then_some(private_data),
+        }
+    }
+
     /// Returns the reason, on InfiniBand and RoCE.
     pub fn reason(&self) -> Option<RejectReason> {
-        self.status.try_into().ok().map(RejectReason)
+        self.reason
     }
 
     /// Returns what the peer's ULP sent along, if it was the peer's ULP that has rejected

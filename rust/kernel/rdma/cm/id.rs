@@ -14,7 +14,6 @@ use crate::{
         listener::Incoming,
         state::{
             self,
-            Change,
             Conn,
             Manager,
             RawId, //
@@ -47,7 +46,10 @@ use crate::{
 use core::{
     mem::ManuallyDrop,
     net::SocketAddr,
-    ptr::NonNull, //
+    ptr::{
+        null_mut,
+        NonNull, //
+    }, //
 };
 use kernel::{
     error::{
@@ -98,22 +100,11 @@ impl Id {
     #[inline(never)]
     pub fn create_with(client: &ClientRef, options: &Options<'_>, _cx: &Sleepable) -> Result<Self> {
         let reserved = Deferred::reserve()?;
-        let conn = Conn::new(state::State::Idle, None)?;
+        let conn = Conn::new(state::State::Idle)?;
         let listed = client.list(Kind::Id)?;
-        let net = options.net()?;
-        // SAFETY: The callback's context lives until the id is destroyed; so does the client's
-        // name. `net` is a reference to the network namespace, of which the id takes its own.
-        let raw = from_err_ptr(unsafe {
-            bindings::__rdma_create_kernel_id(
-                net.as_raw(),
-                Some(on_event),
-                Arc::as_ptr(&conn).cast_mut().cast(),
-                bindings::rdma_ucm_port_space_RDMA_PS_TCP,
-                bindings::ib_qp_type_IB_QPT_RC,
-                client.name().as_char_ptr(),
-            )
-        })?;
-        let raw = NonNull::new(raw).ok_or(ENOMEM)?;
+        let context = Arc::as_ptr(&conn).cast_mut().cast();
+        // SAFETY: The context lives until the id is destroyed.
+        let raw = unsafe { options.create(client, on_event, context) }?;
         // SAFETY: The id was just created, with this callback and context.
         let state = unsafe { State::new(raw, conn, None, listed) };
         let state = reserved.fill(state);
@@ -121,8 +112,15 @@ impl Id {
             inner: Inner::new(state)?,
         };
         // SAFETY: The id was just created, and no other thread knows it yet.
-        if unsafe { options.apply(raw) }? {
-            this.inner.bind()?;
+        let is_bound = unsafe {
+            options.apply(raw)?;
+            match options.src {
+                Some(src) => bind(raw, src)?,
+                None => false,
+            }
+        };
+        if is_bound {
+            this.state().bind()?;
         }
         Ok(this)
     }
@@ -175,13 +173,13 @@ impl Id {
         let mut dst = SockAddr::from(dst);
         let timeout = timeout_ms.try_into()?;
         let resolved = bindings::rdma_cm_event_type_RDMA_CM_EVENT_ADDR_RESOLVED;
-        let (id, src) = (self.inner.as_raw(), core::ptr::null_mut());
-        self.conn().wait_for(resolved, PrivateData::new(&[]), || {
+        let (id, src) = (self.inner.as_raw(), null_mut());
+        self.conn().wait_for(resolved, || {
             // SAFETY: The id is alive by the invariant of `State`, and the address is copied by the
             // call.
             to_result(unsafe { bindings::rdma_resolve_addr(id, src, dst.as_mut_ptr(), timeout) })
         })?;
-        self.inner.bind()
+        self.state().bind()
     }
 
     /// Finds the route (`rdma_resolve_route`) and waits for that.
@@ -192,7 +190,7 @@ impl Id {
     pub fn resolve_route(&self, timeout_ms: u32, _cx: &Sleepable) -> Result {
         let timeout = timeout_ms.try_into()?;
         let resolved = bindings::rdma_cm_event_type_RDMA_CM_EVENT_ROUTE_RESOLVED;
-        self.conn().wait_for(resolved, PrivateData::new(&[]), || {
+        self.conn().wait_for(resolved, || {
             self.resolved()?;
             // SAFETY: The id is alive by the invariant of `State`. The call reads the device and
             // the addresses without a lock: C sets them before it tells the event that `resolved()`
@@ -248,41 +246,6 @@ impl Id {
     ///
     /// As [`Id::create_with`], or what is wrong with the address. The handler is then released, and
     /// gets no event.
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// # use core::net::SocketAddr;
-    /// # use rdma::{cm::{self, Id}, prelude::*};
-    /// struct Connection {
-    ///     qp: kernel::sync::SetOnce<Qp<Softirq>>,
-    ///     pd: Pd,
-    ///     cq: Cq<Softirq>,
-    /// }
-    ///
-    /// impl cm::Handler for Connection {
-    ///     fn event(&self, event: cm::Event<'_>, _cx: &Sleepable) {
-    ///         pr_info!("{event}\n");
-    ///     }
-    /// }
-    ///
-    /// impl cm::Connect for Connection {
-    ///     fn resolved(&self, id: &Id, cx: &Sleepable) -> Result<cm::ConnParam<'_>> {
-    ///         let qp = Qp::create(id, &self.pd, &self.cq, &self.cq, &Caps::new(8, 8), cx)?;
-    ///         self.qp.populate(qp);
-    ///         Ok(cm::ConnParam::default())
-    ///     }
-    /// }
-    ///
-    /// fn begin(
-    ///     client: &ClientRef,
-    ///     peer: SocketAddr,
-    ///     connection: Arc<Connection>,
-    ///     cx: &Sleepable,
-    /// ) -> Result<Id> {
-    ///     Id::connect_to(client, peer, 2_000, &cm::Options::default(), connection, cx)
-    /// }
-    /// ```
     pub fn connect_to<H: Connect>(
         client: &ClientRef,
         dst: SocketAddr,
@@ -312,7 +275,7 @@ impl Id {
         };
         let conn = self.conn();
         conn.begin_async(handler, Arc::new(connect, GFP_KERNEL)?)?;
-        let (id, src) = (self.inner.as_raw(), core::ptr::null_mut());
+        let (id, src) = (self.inner.as_raw(), null_mut());
         // SAFETY: The id is alive by the invariant of `State`, and the address is copied by the
         // call.
         let ret = unsafe { bindings::rdma_resolve_addr(id, src, dst.as_mut_ptr(), timeout) };
@@ -343,8 +306,8 @@ impl Id {
         let id = self.inner.as_raw();
         let established = bindings::rdma_cm_event_type_RDMA_CM_EVENT_ESTABLISHED;
         let mut installed = false;
-        conn.wait_for(established, PrivateData::new(&[]), || {
-            conn.set_handler(handler)?;
+        conn.wait_for(established, || {
+            conn.set_handler(&handler)?;
             installed = true;
             // SAFETY: The id is alive by the invariant of `State`, and not locked by this task,
             // which is in no callback: `wait_for` has looked. The parameters are copied by the
@@ -409,10 +372,9 @@ impl Id {
             ret
         };
         to_result(ret).inspect_err(|_| conn.release_handler())?;
-        let state = self.state();
         // To disconnect waits on iWARP for the event that the connection is there.
-        let is_iwarp = state.device.as_ref().is_some_and(Device::is_iwarp);
-        if let Some(incoming) = state.incoming.as_ref().filter(|_| !is_iwarp) {
+        let is_iwarp = self.device().is_ok_and(Device::is_iwarp);
+        if let Some(incoming) = self.state().incoming.as_ref().filter(|_| !is_iwarp) {
             incoming.await_confirmation();
         }
         Ok(())
@@ -443,22 +405,29 @@ impl Id {
         })
     }
 
-    /// Tells the connection manager that data have come on a QP whose connection is still being
-    /// made, which proves that it is (`rdma_notify` with `IB_EVENT_COMM_EST`). Called on that event
-    /// of the QP: the peer's last message may be lost.
+    /// Tells the connection manager, from a work item, that data have come on a QP whose connection
+    /// is still being made, which proves that it is (`rdma_notify` with `IB_EVENT_COMM_EST`): the
+    /// peer's last message may be lost. For the handler of the QP's events. Any context.
     ///
-    /// # Errors
+    /// Does nothing if the connection is not being made, or is to end.
     ///
-    /// `EISCONN` if the connection is known to be made, or that was said before; `EINVAL` if it is
-    /// not being made, or is to end; `ENOMEM`.
-    pub fn notify_established(&self, _cx: &Sleepable) -> Result {
-        self.inner.notify_established()
-    }
-
-    /// As [`Id::notify_established`], from a work item: for the handler of a QP's events, which may
-    /// not sleep. An error has no effect.
-    pub fn notify_established_later(&self) {
-        self.conn().notify_later();
+    /// # Examples
+    ///
+    /// ```
+    /// # use kernel::sync::SetOnce;
+    /// # use rdma::{prelude::*, qp};
+    /// struct QpEvents(SetOnce<cm::Id>);
+    ///
+    /// impl qp::Events for QpEvents {
+    ///     fn event(&self, event: qp::Event, _qp_num: u32, _cx: &Atomic) {
+    ///         if let (qp::Event::COMM_EST, Some(id)) = (event, self.0.as_ref()) {
+    ///             id.notify_established();
+    ///         }
+    ///     }
+    /// }
+    /// ```
+    pub fn notify_established(&self) {
+        self.conn().notify_established();
     }
 
     /// Ends the connection (`rdma_disconnect`): the QP goes to the error state, its requests are
@@ -475,7 +444,21 @@ impl Id {
     /// `EINVAL` if the id was never connected; on iWARP `EDEADLK` in a callback of the connection
     /// manager that is not this id's, where [`Id::disconnect_later`] is for; or the driver's error.
     pub fn disconnect(&self, _cx: &Sleepable) -> Result {
-        self.inner.disconnect()
+        let conn = self.conn();
+        let is_iwarp = self.device().is_ok_and(Device::is_iwarp);
+        // iWARP waits until the connection is made or refused (`iw_cm_disconnect()`), which its
+        // ordered workqueue of callbacks finds.
+        if is_iwarp && InCallback::is_current() {
+            if !conn.is_in_own_callback() {
+                return Err(EDEADLK);
+            }
+            if conn.state() != state::State::Established {
+                // The event that the connection is there comes after this callback, and ends it.
+                return conn.begin_disconnect().map(drop);
+            }
+        }
+        // SAFETY: The id is alive by the invariant of `State`.
+        unsafe { conn.end(self.inner.as_raw()) }
     }
 
     /// As [`Id::disconnect`], from a work item: for completion handlers that may not sleep.
@@ -539,7 +522,7 @@ impl AsyncConnect {
     }
 
     fn resolve_route(&self) -> Result {
-        self.id.inner.bind()?;
+        self.id.state().bind()?;
         let timeout = self.timeout_ms.try_into()?;
         // SAFETY: The id is alive by the invariant of `State`, and its callback, which this is, has
         // found the address.
@@ -571,12 +554,7 @@ pub(crate) struct RdmaCm;
 
 impl Manager for RdmaCm {
     type Id = bindings::rdma_cm_id;
-    type Handler = dyn Handler;
-    type Reply = PrivateData;
-    type Error = Error;
     type Async = AsyncConnect;
-
-    const WAITER_ONLY: bool = false;
 
     unsafe fn disconnect(id: *mut Self::Id) -> Result {
         // SAFETY: The caller says that the id is alive, and that it has had a connection of the
@@ -596,23 +574,6 @@ impl Manager for RdmaCm {
         to_result(unsafe { bindings::rdma_notify(id, event) })?;
         Ok(true)
     }
-
-    unsafe fn end(conn: &Conn<Self>, id: *mut Self::Id) -> Result {
-        if !conn.begin_disconnect()? {
-            return Ok(());
-        }
-        // SAFETY: The caller says that the id is alive. `begin_disconnect` has found its state.
-        let disconnected = unsafe { Self::disconnect(id) };
-        if conn.is_being_made_async() {
-            // The connection manager goes on asking the peer for long.
-            conn.release_handler();
-        }
-        disconnected
-    }
-
-    fn device_removal(handler: &dyn Handler, cx: &Sleepable) {
-        handler.event(Event::DeviceRemoval, cx);
-    }
 }
 
 /// Handles an event, and returns whether the id is to be disconnected.
@@ -625,29 +586,11 @@ unsafe fn handle(
     id: *mut bindings::rdma_cm_id,
     raw: &bindings::rdma_cm_event,
 ) -> bool {
-    use bindings::{
-        rdma_cm_event_type_RDMA_CM_EVENT_ADDR_RESOLVED as ADDR_RESOLVED,
-        rdma_cm_event_type_RDMA_CM_EVENT_CONNECT_RESPONSE as CONNECT_RESPONSE,
-        rdma_cm_event_type_RDMA_CM_EVENT_ROUTE_RESOLVED as ROUTE_RESOLVED, //
-    };
-
     // SAFETY: The caller says that `raw` is an event of `id`. All ids with this callback are of a
     // connected service, and the private data of an event are valid during the callback.
     let event = unsafe { Event::from_raw(id, raw) };
-    let (change, result) = match event {
-        Event::Established { private_data } => (Change::Established, Some(Ok(private_data))),
-        Event::Failed(e) => (Change::Failed, Some(Err(e))),
-        Event::Rejected(_) => (Change::Closed, Some(Err(ECONNREFUSED))),
-        Event::Disconnected => (Change::Closed, Some(Err(ENOTCONN))),
-        Event::DeviceRemoval => (Change::Closed, Some(Err(ENODEV))),
-        Event::Other(ADDR_RESOLVED | ROUTE_RESOLVED) => (Change::Resolved, Some(Ok(&[][..]))),
-        // The peer answered, but the QP is gone.
-        Event::Other(CONNECT_RESPONSE) => (Change::None, Some(Err(ENOTCONN))),
-        Event::Other(_) => (Change::None, None),
-    };
-    let fill = |sent| move |reply: &mut PrivateData| *reply = PrivateData::new(sent);
     let _events = conn.lock_events();
-    let effects = conn.advance(change, raw.event, result.map(|sent| sent.map(fill)));
+    let effects = conn.advance(&event, raw.event);
     // SAFETY: Callbacks run in process context, with mutexes of their own only.
     let cx = unsafe { Sleepable::assume() };
     if let Some(handler) = effects.handler {
@@ -686,21 +629,38 @@ pub(super) unsafe extern "C" fn on_event(
     0
 }
 
+/// The callback of an id.
+type Callback =
+    unsafe extern "C" fn(*mut bindings::rdma_cm_id, *mut bindings::rdma_cm_event) -> c_int;
+
 /// Options of an id. The default leaves all to the connection manager.
 ///
 /// # Examples
 ///
 /// ```
-/// # use rdma::{client::ClientRef, cm::{Id, Options}, context::Sleepable};
-/// # use core::net::SocketAddr;
+/// # use rdma::prelude::*;
 /// /// Asks for low latency, from an address of the caller's choice.
-/// fn create(client: &ClientRef, src: SocketAddr, cx: &Sleepable) -> Result<Id> {
-///     let options = Options {
+/// fn create(client: &ClientRef, src: SocketAddr, cx: &Sleepable) -> Result<cm::Id> {
+///     let options = cm::Options {
 ///         src: Some(src),
 ///         service_type: Some(0x10),
 ///         ..Default::default()
 ///     };
-///     Id::create_with(client, &options, cx)
+///     cm::Id::create_with(client, &options, cx)
+/// }
+///
+/// /// Listens on an address of IPv6, for IPv4 too.
+/// fn listen(
+///     client: &ClientRef,
+///     addr: SocketAddr,
+///     accept: Arc<dyn cm::Accept>,
+///     cx: &Sleepable,
+/// ) -> Result<cm::Listener> {
+///     let options = cm::Options {
+///         dual_stack: true,
+///         ..Default::default()
+///     };
+///     cm::Listener::with(client, addr, 128, &options, accept, cx)
 /// }
 /// ```
 #[derive(Clone, Copy, Default)]
@@ -726,30 +686,41 @@ pub struct Options<'a> {
 }
 
 impl Options<'_> {
-    /// Returns the network namespace, or `ENODEV` if it is being dismantled.
-    pub(super) fn net(&self) -> Result<Net> {
-        let dev = self.net_of.map_or(core::ptr::null_mut(), Device::as_raw);
+    /// Creates an id, to which the options are still to be applied.
+    ///
+    /// # Safety
+    ///
+    /// `context` is what `callback` expects, and lives until the id is destroyed.
+    pub(super) unsafe fn create(
+        &self,
+        client: &ClientRef,
+        callback: Callback,
+        context: *mut c_void,
+    ) -> Result<NonNull<bindings::rdma_cm_id>> {
+        let dev = self.net_of.map_or(null_mut(), Device::as_raw);
         // SAFETY: The device is registered by the invariant of its `Inner`. It leaves its namespace
         // only when clients have let go of it, and a namespace is freed only when its devices have
         // left it, so the namespace is there.
         let net = unsafe { bindings::rdma_helper_get_net(dev) };
-        // INVARIANT: The reference was just taken.
-        Ok(Net(NonNull::new(net).ok_or(ENODEV)?))
-    }
-
-    /// Applies the options to an id, and returns whether that has bound it to a device.
-    ///
-    /// # Safety
-    ///
-    /// The id is alive, and was just created.
-    pub(super) unsafe fn apply(&self, id: NonNull<bindings::rdma_cm_id>) -> Result<bool> {
-        // SAFETY: The caller says that the id is alive, and was just created.
-        unsafe { self.set(id) }?;
-        let Some(src) = self.src else {
-            return Ok(false);
+        if net.is_null() {
+            return Err(ENODEV);
+        }
+        // SAFETY: The caller says so of callback and context, and the client's name lives until the
+        // id is destroyed, too. The reference to the network namespace was just taken, and is not
+        // used again: the id takes its own.
+        let raw = unsafe {
+            let raw = bindings::__rdma_create_kernel_id(
+                net,
+                Some(callback),
+                context,
+                bindings::rdma_ucm_port_space_RDMA_PS_TCP,
+                bindings::ib_qp_type_IB_QPT_RC,
+                client.name().as_char_ptr(),
+            );
+            bindings::rdma_helper_put_net(net);
+            raw
         };
-        // SAFETY: The caller says that the id is alive.
-        unsafe { bind(id, src) }
+        NonNull::new(from_err_ptr(raw)?).ok_or(ENOMEM)
     }
 
     /// Applies the options but for the address.
@@ -757,7 +728,7 @@ impl Options<'_> {
     /// # Safety
     ///
     /// The id is alive, and was just created.
-    pub(super) unsafe fn set(&self, id: NonNull<bindings::rdma_cm_id>) -> Result {
+    pub(super) unsafe fn apply(&self, id: NonNull<bindings::rdma_cm_id>) -> Result {
         let id = id.as_ptr();
         // SAFETY: The caller says that the id is alive; the calls lock what they change. All ids
         // here are of a reliable connected service, of which `rdma_set_min_rnr_timer` has to be.
@@ -776,26 +747,6 @@ impl Options<'_> {
             }
         }
         Ok(())
-    }
-}
-
-/// A counted reference to a network namespace (`struct net`).
-///
-/// # Invariants
-///
-/// The pointer is valid, and has a reference that is given back when this is dropped.
-pub(super) struct Net(NonNull<bindings::net>);
-
-impl Net {
-    pub(super) fn as_raw(&self) -> *mut bindings::net {
-        self.0.as_ptr()
-    }
-}
-
-impl Drop for Net {
-    fn drop(&mut self) {
-        // SAFETY: The reference is `self`'s by the type invariant, and is not used again.
-        unsafe { bindings::rdma_helper_put_net(self.0.as_ptr()) };
     }
 }
 
@@ -853,7 +804,7 @@ impl State {
     }
 
     /// Keeps the id's device from going away unnoticed. Does nothing if it is kept already.
-    fn bind(&self) -> Result {
+    pub(super) fn bind(&self) -> Result {
         if self.device.as_ref().is_some() {
             return Ok(());
         }
@@ -930,20 +881,17 @@ impl Teardown for State {
 /// # Invariants
 ///
 /// `state` is there unless `destroyed`, which is set by the last handle.
-#[pin_data(PinnedDrop)]
 pub(crate) struct Inner {
     pub(super) state: ManuallyDrop<Deferred<State>>,
     destroyed: bool,
     has_qp: Atomic<bool>,
 }
 
-#[pinned_drop]
-impl PinnedDrop for Inner {
-    fn drop(self: Pin<&mut Self>) {
-        let this = self.project();
-        if !*this.destroyed {
+impl Drop for Inner {
+    fn drop(&mut self) {
+        if !self.destroyed {
             // SAFETY: `state` is there by the type invariant, and is not used again.
-            unsafe { ManuallyDrop::drop(this.state) };
+            unsafe { ManuallyDrop::drop(&mut self.state) };
         }
     }
 }
@@ -970,63 +918,26 @@ impl Drop for QpClaim {
 
 impl Inner {
     pub(super) fn new(state: Deferred<State>) -> Result<Arc<Self>> {
-        Arc::pin_init(
-            // INVARIANT: The state is there.
-            pin_init!(Self {
-                state: ManuallyDrop::new(state),
-                destroyed: false,
-                has_qp: Atomic::new(false),
-            }),
-            GFP_KERNEL,
-        )
+        // INVARIANT: The state is there.
+        let this = Self {
+            state: ManuallyDrop::new(state),
+            destroyed: false,
+            has_qp: Atomic::new(false),
+        };
+        Ok(Arc::new(this, GFP_KERNEL)?)
     }
 
     /// Destroys the id and waits for that, for the last handle.
-    pub(super) fn destroy(self: Pin<&mut Self>, cx: &Sleepable) {
-        let this = self.project();
+    fn destroy(&mut self, cx: &Sleepable) {
         // INVARIANT: This is the last handle, and it is given up.
-        *this.destroyed = true;
+        self.destroyed = true;
         // SAFETY: `state` was there by the type invariant, as this is called once, by the last
         // handle, and is not used again.
-        unsafe { ManuallyDrop::take(this.state) }.destroy(cx);
+        unsafe { ManuallyDrop::take(&mut self.state) }.destroy(cx);
     }
 
     pub(crate) fn as_raw(&self) -> *mut bindings::rdma_cm_id {
         self.state.raw.as_ptr()
-    }
-
-    pub(super) fn bind(&self) -> Result {
-        self.state.bind()
-    }
-
-    /// Returns whether a disconnection may wait for a callback that waits for the one of this task.
-    ///
-    /// iWARP's waits until the connection is made or refused (`iw_cm_disconnect()`), which its
-    /// ordered workqueue of callbacks finds.
-    fn may_wait_for_callbacks(&self) -> bool {
-        let device = self.state.device.as_ref();
-        device.is_some_and(Device::is_iwarp) && InCallback::is_current()
-    }
-
-    pub(super) fn disconnect(&self) -> Result {
-        let conn = &self.state.conn;
-        if self.may_wait_for_callbacks() {
-            if !conn.is_in_own_callback() {
-                return Err(EDEADLK);
-            }
-            if conn.state() != state::State::Established {
-                // The event that the connection is there comes after this callback, and ends it.
-                conn.begin_disconnect()?;
-                return Ok(());
-            }
-        }
-        // SAFETY: The id is alive by the invariant of `State`.
-        unsafe { RdmaCm::end(conn, self.as_raw()) }
-    }
-
-    pub(super) fn notify_established(&self) -> Result {
-        // SAFETY: The id is alive by the invariant of `State`.
-        unsafe { self.state.conn.notify_established(self.as_raw()) }
     }
 
     /// Returns the device that the id is bound to, or null.
@@ -1034,7 +945,7 @@ impl Inner {
         self.state
             .device
             .as_ref()
-            .map_or(core::ptr::null_mut(), Device::as_raw)
+            .map_or(null_mut(), Device::as_raw)
     }
 
     pub(crate) fn claim_qp(self: &Arc<Self>) -> Result<QpClaim> {

@@ -24,6 +24,7 @@ use crate::{
         state::{
             Conn,
             Manager,
+            RawId,
             State, //
         },
         Event,
@@ -50,10 +51,7 @@ use core::{
     ptr::NonNull, //
 };
 use kernel::{
-    error::{
-        from_err_ptr,
-        to_result, //
-    },
+    error::to_result,
     impl_has_hr_timer,
     impl_has_work,
     new_mutex,
@@ -119,7 +117,7 @@ impl<F: Fn(Request<'_>, &Sleepable) -> Result + Send + Sync + 'static> Accept fo
 #[pin_data]
 struct Listening {
     #[pin]
-    raw: Mutex<Option<RawId>>,
+    raw: Mutex<Option<RawId<RdmaCm>>>,
     accept: Arc<dyn Accept>,
     client: ClientRef,
     #[pin]
@@ -128,11 +126,6 @@ struct Listening {
     stop: Work<Self>,
     _listed: client::Object,
 }
-
-struct RawId(NonNull<bindings::rdma_cm_id>);
-
-// SAFETY: An id may be used and destroyed from any thread.
-unsafe impl Send for RawId {}
 
 impl_has_work! {
     impl HasWork<Self> for Listening { self.stop }
@@ -155,7 +148,7 @@ impl Listening {
         if let Some(raw) = raw.take() {
             // SAFETY: The id is alive by the type invariant, and this task alone destroys it, as it
             // has taken it.
-            unsafe { bindings::rdma_destroy_id(raw.0.as_ptr()) };
+            unsafe { bindings::rdma_destroy_id(raw.as_ptr()) };
         }
     }
 
@@ -298,21 +291,11 @@ impl Listener {
             }),
             GFP_KERNEL,
         )?;
-        let net = options.net()?;
-        // SAFETY: The callback's context lives until the id is destroyed; so does the client's
-        // name. `net` is a reference to the network namespace, of which the id takes its own.
-        let raw = from_err_ptr(unsafe {
-            bindings::__rdma_create_kernel_id(
-                net.as_raw(),
-                Some(on_listener_event),
-                Arc::as_ptr(&listening).cast_mut().cast(),
-                bindings::rdma_ucm_port_space_RDMA_PS_TCP,
-                bindings::ib_qp_type_IB_QPT_RC,
-                client.name().as_char_ptr(),
-            )
-        })?;
+        let context = Arc::as_ptr(&listening).cast_mut().cast();
+        // SAFETY: The context lives until the id is destroyed.
+        let raw = unsafe { options.create(client, on_listener_event, context) }?;
         // INVARIANT: Just created.
-        *listening.raw.lock() = NonNull::new(raw).map(RawId);
+        *listening.raw.lock() = Some(RawId(raw));
         let this = Self {
             state: reserved.fill(ListenerState(listening)),
         };
@@ -322,7 +305,7 @@ impl Listener {
         // SAFETY: By the invariant of `Listening` the id is alive while `raw`, which is locked, has
         // it. It was just created.
         unsafe {
-            options.set(raw)?;
+            options.apply(raw)?;
             if addr.is_ipv6() {
                 let only = (!options.dual_stack).into();
                 to_result(bindings::rdma_set_afonly(raw.as_ptr(), only))?;
@@ -394,10 +377,30 @@ impl Request<'_> {
     ///
     /// `ENODEV` if the device is not the client's (any more), or `ENOMEM`; the connection is then
     /// refused.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use rdma::prelude::*;
+    /// const VERSION: &[u8] = b"v1";
+    ///
+    /// /// Takes a connection from a peer that speaks the same version.
+    /// fn take(request: cm::Request<'_>, cx: &Sleepable) -> Result<cm::Id> {
+    ///     let is_known = request.private_data().starts_with(VERSION);
+    ///     let id = request.into_id(cx)?;
+    ///     if !is_known {
+    ///         id.reject(VERSION, cx)?;
+    ///         return Err(EPROTO);
+    ///     }
+    ///     let (_, peer) = id.gids()?;
+    ///     pr_info!("a connection from {peer}\n");
+    ///     Ok(id)
+    /// }
+    /// ```
     #[inline(never)]
     pub fn into_id(self, _cx: &Sleepable) -> Result<Id> {
         // The id came with its device and its addresses.
-        let conn = Conn::new(State::Requested, None)?;
+        let conn = Conn::new(State::Requested)?;
         let listed = self.client.list(Kind::Id)?;
         let reserved = Deferred::reserve()?;
         let incoming = Incoming::new(conn.clone())?;
@@ -416,7 +419,7 @@ impl Request<'_> {
         // were set above.
         let state = unsafe { id::State::new(self.id, conn, Some(incoming), listed) };
         let inner = Inner::new(reserved.fill(state))?;
-        inner.bind()?;
+        inner.state.bind()?;
         Ok(Id { inner })
     }
 }

@@ -13,7 +13,7 @@
 //! Requested    accept()                                               Connecting
 //!              reject(), the peer gives up                            Closed
 //! Connecting   established                                            Established
-//!              notify_established()                                   Notified
+//!              notify_established(), by its work item                 Notified
 //!              rejected, failed, disconnected, not confirmed in time  Closed
 //! Notified     established                                            Established
 //!              rejected, failed, disconnected                         Closed
@@ -35,9 +35,17 @@
 //! then left to the task that asks.
 
 use crate::{
-    cm::callback::{
-        current_task,
-        InCallback, //
+    bindings,
+    cm::{
+        callback::{
+            current_task,
+            InCallback, //
+        },
+        event::{
+            Event,
+            Handler, //
+        },
+        PrivateData, //
     },
     context::Sleepable,
     deferred::Queue,
@@ -82,15 +90,8 @@ use kernel::{
 pub(crate) trait Manager: Sized + Send + Sync + 'static {
     /// The C type of an id.
     type Id;
-    type Handler: ?Sized + Send + Sync;
-    /// The data that come with the event for which a call waits.
-    type Reply: Send;
-    type Error: From<Error> + Send + Unpin;
     /// A connection that is made by its events.
     type Async: Send + Sync;
-
-    /// The handler does not get an event that ends the wait of a call.
-    const WAITER_ONLY: bool;
 
     /// Disconnects an id, if it is connected.
     ///
@@ -106,16 +107,6 @@ pub(crate) trait Manager: Sized + Send + Sync + 'static {
     ///
     /// The id is alive, and its state is Requested or a later one.
     unsafe fn notify(id: *mut Self::Id) -> Result<bool>;
-
-    /// Disconnects a connection that the ULP, or the removal of its device, wants to end.
-    ///
-    /// # Safety
-    ///
-    /// The id is alive, and that of the connection.
-    unsafe fn end(conn: &Conn<Self>, id: *mut Self::Id) -> Result;
-
-    /// Calls the handler for the removal of the device.
-    fn device_removal(handler: &Self::Handler, cx: &Sleepable);
 }
 
 #[derive(Clone, Copy, PartialEq, PartialOrd)]
@@ -138,25 +129,13 @@ pub(crate) enum State {
     Closed,
 }
 
-/// An event of the manager, as far as it changes the state.
-#[derive(Clone, Copy, PartialEq)]
-pub(crate) enum Change {
-    /// It does not.
-    None,
-    Resolved,
-    Established,
-    /// The connection could not be made; or the address of the peer has moved.
-    Failed,
-    Closed,
-}
-
 /// A call that waits for an event, or what is done instead of waiting.
 enum Wait<M: Manager> {
     /// No call waits.
     None,
     /// A call waits for the event with this C value. The data that come along go into the box.
-    Event(u32, KBox<M::Reply>),
-    Done(Result<KBox<M::Reply>, M::Error>),
+    Event(u32, KBox<PrivateData>),
+    Done(Result<KBox<PrivateData>>),
     /// No call ever waits: the connection is made by its events. Holds that until the peer was
     /// asked.
     Async(Option<Arc<M::Async>>),
@@ -169,28 +148,19 @@ struct Inner<M: Manager> {
     /// The device goes: no handler is set, and no call waits any more.
     gone: bool,
     wait: Wait<M>,
-    handler: Option<Arc<M::Handler>>,
+    handler: Option<Arc<dyn Handler>>,
 }
 
 impl<M: Manager> Inner<M> {
-    fn set_handler(&mut self, handler: Arc<M::Handler>) -> Result {
+    fn set_handler(&mut self, handler: &Arc<dyn Handler>) -> Result {
         if self.gone {
             return Err(ENODEV);
         }
         if self.handler.is_some() {
             return Err(EBUSY);
         }
-        self.handler = Some(handler);
+        self.handler = Some(handler.clone());
         Ok(())
-    }
-
-    /// Ends the wait of a call, if there is one, with an error.
-    fn fail_wait(&mut self, error: M::Error) -> bool {
-        let waits = matches!(self.wait, Wait::Event(..));
-        if waits {
-            self.wait = Wait::Done(Err(error));
-        }
-        waits
     }
 
     /// Takes the connection that is made by its events, unless that has begun to ask the peer.
@@ -204,14 +174,12 @@ impl<M: Manager> Inner<M> {
 
 /// The steps that an event leaves to the callback, in this order.
 pub(crate) struct Effects<M: Manager> {
+    /// The handler to call for the event.
+    pub(crate) handler: Option<Arc<dyn Handler>>,
     /// The connection that is made by its events, to take its next step.
     pub(crate) connect: Option<Arc<M::Async>>,
-    /// The handler to call for the event.
-    pub(crate) handler: Option<Arc<M::Handler>>,
     /// The id is to be disconnected.
     pub(crate) disconnect: bool,
-    /// A value that is to be dropped without the lock.
-    _over: Option<Arc<M::Async>>,
 }
 
 /// The C id of a connection.
@@ -246,6 +214,7 @@ pub(crate) struct Conn<M: Manager> {
     /// The id, until it is about to be destroyed: for work items, and the removal of the device.
     #[pin]
     id: Mutex<Option<RawId<M>>>,
+    /// No reference to a value of the ULP is dropped with it locked.
     #[pin]
     inner: Mutex<Inner<M>>,
     /// The wait of a call has ended, or the state is not Notified any more.
@@ -278,7 +247,7 @@ impl<M: Manager> WorkItem<DISCONNECT> for Conn<M> {
     type Pointer = Arc<Self>;
 
     fn run(this: Arc<Self>) {
-        this.end_by_id();
+        OnRemoval::disconnect(&*this);
     }
 }
 
@@ -287,8 +256,14 @@ impl<M: Manager> WorkItem<NOTIFY> for Conn<M> {
 
     fn run(this: Arc<Self>) {
         this.with_id(|id| {
-            // SAFETY: `with_id` passes the id, which is not destroyed meanwhile.
-            let _ = unsafe { this.notify_established(id.as_ptr()) };
+            let mut inner = this.inner.lock();
+            if inner.state == State::Connecting && !inner.end {
+                // SAFETY: `with_id` passes the id, which is not destroyed meanwhile. Its state was
+                // just found to be Connecting.
+                if let Ok(true) = unsafe { M::notify(id.as_ptr()) } {
+                    inner.state = State::Notified;
+                }
+            }
         });
     }
 }
@@ -301,9 +276,7 @@ impl<M: Manager> OnRemoval for Conn<M> {
     fn gone(self: Arc<Self>) {
         let mut inner = self.inner.lock();
         inner.gone = true;
-        if inner.fail_wait(ENODEV.into()) {
-            self.changed.notify_all();
-        }
+        self.fail_wait(&mut inner, ENODEV);
     }
 
     fn removed(&self, cx: &Sleepable) {
@@ -311,15 +284,17 @@ impl<M: Manager> OnRemoval for Conn<M> {
         let _in_callback = InCallback::enter();
         let connect = self.inner.lock().take_async();
         drop(connect);
-        let _events = self.event_lock.lock();
-        let handler = self.take_handler();
-        if let Some(handler) = handler {
-            M::device_removal(&handler, cx);
+        let _events = self.lock_events();
+        if let Some(handler) = self.take_handler() {
+            handler.event(Event::DeviceRemoval, cx);
         }
     }
 
     fn disconnect(&self) {
-        self.end_by_id();
+        self.with_id(|id| {
+            // SAFETY: `with_id` passes the id of this connection, which is not destroyed meanwhile.
+            let _ = unsafe { self.end(id.as_ptr()) };
+        });
     }
 }
 
@@ -330,13 +305,13 @@ const NOTIFIED_MS: u32 = 10_000;
 impl<M: Manager> Conn<M> {
     /// Never inlined, so that the code of the work items is this module's.
     #[inline(never)]
-    pub(crate) fn new(state: State, handler: Option<Arc<M::Handler>>) -> Result<Arc<Self>> {
+    pub(crate) fn new(state: State) -> Result<Arc<Self>> {
         let inner = Inner {
             state,
             end: false,
             gone: false,
             wait: Wait::None,
-            handler,
+            handler: None,
         };
         Arc::pin_init(
             pin_init!(Self {
@@ -397,11 +372,11 @@ impl<M: Manager> Conn<M> {
     }
 
     /// Sets the handler of a connection that has none.
-    pub(crate) fn set_handler(&self, handler: Arc<M::Handler>) -> Result {
+    pub(crate) fn set_handler(&self, handler: &Arc<dyn Handler>) -> Result {
         self.inner.lock().set_handler(handler)
     }
 
-    fn take_handler(&self) -> Option<Arc<M::Handler>> {
+    fn take_handler(&self) -> Option<Arc<dyn Handler>> {
         self.inner.lock().handler.take()
     }
 
@@ -410,18 +385,20 @@ impl<M: Manager> Conn<M> {
         drop(self.take_handler());
     }
 
-    /// Lets go of the handler and waits for a call of it that has begun.
-    pub(crate) fn end_handler(&self) {
-        self.release_handler();
-        drop(self.event_lock.lock());
-    }
-
     /// Excludes the handling of events.
     pub(crate) fn lock_events(&self) -> MutexGuard<'_, ()> {
         self.event_lock.lock()
     }
 
-    /// Calls `start` and waits for an event, or for a failure.
+    /// Ends the wait of a call, if there is one, with an error.
+    fn fail_wait(&self, inner: &mut Inner<M>, error: Error) {
+        if matches!(inner.wait, Wait::Event(..)) {
+            inner.wait = Wait::Done(Err(error));
+            self.changed.notify_all();
+        }
+    }
+
+    /// Calls `start` and waits for an event, or for a failure. Returns the data that came along.
     ///
     /// # Errors
     ///
@@ -431,20 +408,19 @@ impl<M: Manager> Conn<M> {
     pub(crate) fn wait_for(
         &self,
         event: u32,
-        reply: M::Reply,
         start: impl FnOnce() -> Result,
-    ) -> Result<M::Reply, M::Error> {
+    ) -> Result<PrivateData> {
         if InCallback::is_current() {
-            return Err(EDEADLK.into());
+            return Err(EDEADLK);
         }
-        let reply = KBox::new(reply, GFP_KERNEL).map_err(Error::from)?;
+        let reply = KBox::new(PrivateData::new(&[]), GFP_KERNEL)?;
         {
             let mut inner = self.inner.lock();
             if !matches!(inner.wait, Wait::None) {
-                return Err(EBUSY.into());
+                return Err(EBUSY);
             }
             if inner.gone {
-                return Err(ENODEV.into());
+                return Err(ENODEV);
             }
             inner.wait = Wait::Event(event, reply);
         }
@@ -452,7 +428,7 @@ impl<M: Manager> Conn<M> {
         let mut inner = self.inner.lock();
         if let Err(e) = started {
             inner.wait = Wait::None;
-            return Err(e.into());
+            return Err(e);
         }
         loop {
             match replace(&mut inner.wait, Wait::None) {
@@ -461,103 +437,100 @@ impl<M: Manager> Conn<M> {
             }
             if self.changed.wait_interruptible(&mut inner) {
                 inner.wait = Wait::None;
-                return Err(ERESTARTSYS.into());
+                return Err(ERESTARTSYS);
             }
         }
     }
 
-    /// Handles an event, whose C value this is, with the events locked.
-    ///
-    /// `reply` fills in what came along, or is the error that the event is for a call that waits;
-    /// `None` if the event ends no wait.
-    pub(crate) fn advance<F: FnOnce(&mut M::Reply)>(
-        &self,
-        change: Change,
-        event: u32,
-        reply: Option<Result<F, M::Error>>,
-    ) -> Effects<M> {
+    /// Handles an event, whose C value is `raw`, with the events locked.
+    pub(crate) fn advance(&self, event: &Event<'_>, raw: u32) -> Effects<M> {
+        use bindings::{
+            rdma_cm_event_type_RDMA_CM_EVENT_ADDR_RESOLVED as ADDR_RESOLVED,
+            rdma_cm_event_type_RDMA_CM_EVENT_CONNECT_RESPONSE as CONNECT_RESPONSE,
+            rdma_cm_event_type_RDMA_CM_EVENT_ROUTE_RESOLVED as ROUTE_RESOLVED, //
+        };
+
+        let is_resolved = matches!(event, Event::Other(ADDR_RESOLVED | ROUTE_RESOLVED));
+        let reply: Result<&[u8]> = match *event {
+            Event::Established { private_data } => Ok(private_data),
+            Event::Failed(e) => Err(e),
+            Event::Rejected(_) => Err(ECONNREFUSED),
+            Event::Disconnected => Err(ENOTCONN),
+            Event::DeviceRemoval => Err(ENODEV),
+            // The peer answered, but the QP is gone.
+            Event::Other(CONNECT_RESPONSE) => Err(ENOTCONN),
+            Event::Other(_) => Ok(&[]),
+        };
         let mut inner = self.inner.lock();
         let was = inner.state;
         let mut disconnect = false;
         let mut is_last = false;
-        inner.state = match (was, change) {
-            (state, Change::None) => state,
-            (State::Idle, Change::Resolved) => {
+        inner.state = match event {
+            Event::Other(_) if is_resolved && was == State::Idle => {
                 self.resolved.store(true, Release);
                 State::Resolved
             }
-            (state, Change::Resolved) => state,
-            (_, Change::Established) => {
+            Event::Other(_) => was,
+            Event::Established { .. } => {
                 disconnect = inner.end;
                 State::Established
             }
             // The neighbour of a connection that exists got another address: the connection is
             // still there for the manager, but not for the network.
-            (State::Established, Change::Failed) => {
+            Event::Failed(_) if was == State::Established => {
                 disconnect = true;
-                State::Established
+                was
             }
-            (state, Change::Failed | Change::Closed) => {
+            _ => {
                 is_last = true;
                 // The end was left to an event that does not come any more.
-                disconnect = state == State::Notified && inner.end;
-                if state >= State::Requested {
+                disconnect = was == State::Notified && inner.end;
+                if was >= State::Requested {
                     State::Closed
                 } else {
-                    state
+                    was
                 }
             }
         };
-        let mut ends_wait = false;
-        if let Some(reply) = reply {
-            inner.wait = match (replace(&mut inner.wait, Wait::None), reply) {
-                (Wait::Event(..), Err(e)) => {
-                    ends_wait = true;
-                    Wait::Done(Err(e))
-                }
-                (Wait::Event(success, mut to), Ok(fill)) if success == event => {
-                    ends_wait = true;
-                    fill(&mut to);
-                    Wait::Done(Ok(to))
-                }
-                (wait, _) => wait,
-            };
-        }
-        let (connect, over) = match &mut inner.wait {
-            Wait::Async(connect) if is_last => (None, connect.take()),
-            Wait::Async(connect) if change == Change::Resolved => (connect.clone(), None),
-            _ => (None, None),
+        inner.wait = match (replace(&mut inner.wait, Wait::None), reply) {
+            (Wait::Event(..), Err(e)) => Wait::Done(Err(e)),
+            (Wait::Event(success, mut to), Ok(sent)) if success == raw => {
+                *to = PrivateData::new(sent);
+                Wait::Done(Ok(to))
+            }
+            (wait, _) => wait,
+        };
+        self.changed.notify_all();
+        let connect = match &mut inner.wait {
+            // What is over is dropped without the lock.
+            Wait::Async(connect) if is_last => connect.take(),
+            Wait::Async(connect) if is_resolved => connect.clone(),
+            _ => None,
         };
         // The handler is taken before the call that waits may let go of it.
-        let handler = match change {
-            Change::Resolved => None,
+        let handler = match event {
+            _ if is_resolved => None,
             _ if is_last => inner.handler.take(),
             _ => inner.handler.clone(),
         };
-        let notify = !(M::WAITER_ONLY && ends_wait);
-        drop(inner);
-        if ends_wait || was == State::Notified {
-            self.changed.notify_all();
-        }
         Effects {
+            handler,
             connect,
-            handler: handler.filter(|_| notify),
             disconnect,
-            _over: over,
         }
     }
 
     /// Sets the handler of a connection that is made by its events, and the value that makes it.
-    pub(crate) fn begin_async(&self, handler: Arc<M::Handler>, connect: Arc<M::Async>) -> Result {
+    pub(crate) fn begin_async(&self, handler: Arc<dyn Handler>, connect: Arc<M::Async>) -> Result {
         let mut inner = self.inner.lock();
-        inner.set_handler(handler)?;
+        inner.set_handler(&handler)?;
         inner.wait = Wait::Async(Some(connect));
         Ok(())
     }
 
     /// Ends a connection that is made by its events and has failed. Returns the handler to call;
     /// none if the connection was given up.
-    pub(crate) fn end_async(&self) -> Option<Arc<M::Handler>> {
+    pub(crate) fn end_async(&self) -> Option<Arc<dyn Handler>> {
         let mut inner = self.inner.lock();
         let connect = inner.take_async();
         let handler = connect.as_ref().and_then(|_| inner.handler.take());
@@ -606,12 +579,12 @@ impl<M: Manager> Conn<M> {
     ///
     /// `EINVAL` if there is none that is still to be answered, `ENODEV` if the device goes: it can
     /// still be rejected then.
-    pub(crate) fn begin_accept(&self, handler: Arc<M::Handler>) -> Result {
+    pub(crate) fn begin_accept(&self, handler: Arc<dyn Handler>) -> Result {
         let mut inner = self.inner.lock();
         if inner.state != State::Requested {
             return Err(EINVAL);
         }
-        inner.set_handler(handler)?;
+        inner.set_handler(&handler)?;
         inner.state = State::Connecting;
         Ok(())
     }
@@ -638,9 +611,7 @@ impl<M: Manager> Conn<M> {
     /// `EINVAL` if the id was never connected.
     pub(crate) fn begin_disconnect(&self) -> Result<bool> {
         let mut inner = self.inner.lock();
-        if inner.fail_wait(ECANCELED.into()) {
-            self.changed.notify_all();
-        }
+        self.fail_wait(&mut inner, ECANCELED);
         let connect = inner.take_async();
         if connect.is_some() || inner.state == State::Asking {
             inner.end = true;
@@ -656,24 +627,36 @@ impl<M: Manager> Conn<M> {
         Ok(inner.state != State::Notified)
     }
 
-    /// Leaves the disconnection to the callback, if the manager's worker is about to call it.
-    pub(crate) fn leave_disconnect(&self) -> bool {
-        let mut inner = self.inner.lock();
-        let leave = inner.state == State::Notified;
-        inner.end |= leave;
-        leave
-    }
-
-    /// Returns whether the connection is made by its events and not established yet.
-    pub(crate) fn is_being_made_async(&self) -> bool {
+    /// Disconnects, or leaves that to the callback.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` if the id was never connected, or the manager's error.
+    ///
+    /// # Safety
+    ///
+    /// `id` is the id of this connection and alive.
+    pub(crate) unsafe fn end(&self, id: *mut M::Id) -> Result {
+        if !self.begin_disconnect()? {
+            return Ok(());
+        }
+        // SAFETY: The caller says that the id is alive. `begin_disconnect` has found its state.
+        let disconnected = unsafe { M::disconnect(id) };
         let inner = self.inner.lock();
-        matches!(inner.wait, Wait::Async(_)) && inner.state != State::Established
+        let is_being_made =
+            matches!(inner.wait, Wait::Async(_)) && inner.state != State::Established;
+        drop(inner);
+        if is_being_made {
+            // The connection manager goes on asking the peer for long.
+            self.release_handler();
+        }
+        disconnected
     }
 
     /// Gives up a connection that the peer has not confirmed, with the events locked. If it is
     /// confirmed now, its callback disconnects. Returns the handler to call; none if the end is
     /// left to the event that is about to come.
-    pub(crate) fn give_up(&self, disconnect: impl FnOnce()) -> Option<Arc<M::Handler>> {
+    pub(crate) fn give_up(&self, disconnect: impl FnOnce()) -> Option<Arc<dyn Handler>> {
         if !self.begin_disconnect().unwrap_or(false) {
             return None;
         }
@@ -681,32 +664,6 @@ impl<M: Manager> Conn<M> {
         let mut inner = self.inner.lock();
         inner.state = State::Closed;
         inner.handler.take()
-    }
-
-    /// Tells the manager that the peer uses the connection.
-    ///
-    /// # Errors
-    ///
-    /// `EISCONN` if that is known, or was said before; `EINVAL` if the connection is not being
-    /// made, or is to end; or the manager's error.
-    ///
-    /// # Safety
-    ///
-    /// `id` is the id of this connection and alive.
-    pub(crate) unsafe fn notify_established(&self, id: *mut M::Id) -> Result {
-        let mut inner = self.inner.lock();
-        match inner.state {
-            State::Notified | State::Established => Err(EISCONN),
-            State::Connecting if !inner.end => {
-                // SAFETY: The caller says that the id is alive, and its state was just found to be
-                // Connecting.
-                if unsafe { M::notify(id) }? {
-                    inner.state = State::Notified;
-                }
-                Ok(())
-            }
-            _ => Err(EINVAL),
-        }
     }
 
     /// Waits until the manager's worker has found that the connection is there, if it is about to.
@@ -721,21 +678,14 @@ impl<M: Manager> Conn<M> {
         }
     }
 
-    fn end_by_id(&self) {
-        self.with_id(|id| {
-            // SAFETY: `with_id` passes the id of this connection, which is not destroyed meanwhile.
-            let _ = unsafe { M::end(self, id.as_ptr()) };
-        });
-    }
-
     /// Disconnects from a work item.
     pub(crate) fn disconnect_later(self: &Arc<Self>) {
         // Already queued is as good.
         let _ = Queue::get().enqueue::<_, DISCONNECT>(self.clone());
     }
 
-    /// Tells the manager from a work item that the peer uses the connection.
-    pub(crate) fn notify_later(self: &Arc<Self>) {
+    /// Tells the manager from a work item that the peer uses the connection, if it is being made.
+    pub(crate) fn notify_established(self: &Arc<Self>) {
         // Already queued is as good.
         let _ = Queue::get().enqueue::<_, NOTIFY>(self.clone());
     }
