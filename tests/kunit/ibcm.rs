@@ -18,7 +18,8 @@ use crate::fixture::{
     CmLink,
     Counter,
     Env,
-    Inbox, //
+    Inbox,
+    Place, //
 };
 use kernel::{
     new_mutex,
@@ -311,6 +312,31 @@ mod tests {
         let link = CmLink::new()?;
         link.b.connection.disconnect(&link.env.cx)?;
         wait(|| link.a.events.disconnected() == 1 && link.b.events.disconnected() == 1)
+    }
+
+    #[test]
+    fn disconnected_before_the_peer_has_confirmed() -> Result {
+        let (env, accepted) = (Env::new()?, Place::new()?);
+        let (pd, tell) = (env.pd.clone(), accepted.clone());
+        let (_listener, service) = listen_to_service(&env, move |request, cx| {
+            let cq = Cq::<Softirq>::alloc_any(pd.device(), 64, cx)?;
+            let qp = Qp::create_raw(&pd, &cq, &cq, &Caps::new(4, 4), cx)?;
+            let events = CmEvents::new()?;
+            let param = cm::ConnParam::default();
+            let connection = request.accept(&qp, events.clone(), &param, cx)?;
+            // An error, unless the peer has confirmed it already.
+            let _ = connection.disconnect(cx);
+            tell.put((connection, qp, events));
+            Ok(())
+        })?;
+        let (cq, events) = (env.cq::<Softirq>(64)?, CmEvents::new()?);
+        let qp = env.raw_qp(&cq, &Caps::new(4, 4))?;
+        let gid = gid(&env, env.ip)?;
+        let path = Path::new(&gid, gid.gid(), &env.cx)?;
+        let handler = events.clone();
+        let _made = Connection::connect(&qp, &path, service, handler, &hasty(), &env.cx)?;
+        let (_connection, _qp, peer) = accepted.wait()?;
+        wait(|| events.disconnected() == 1 && peer.disconnected() == 1)
     }
 
     #[test]
