@@ -11,7 +11,6 @@ use crate::{
     cm::{
         self,
         callback::InCallback,
-        listener::Incoming,
         state::{
             self,
             Conn,
@@ -32,6 +31,7 @@ use crate::{
     deferred::{
         Deferred,
         Fate,
+        Queue,
         Teardown, //
     },
     device::{
@@ -56,18 +56,42 @@ use kernel::{
         from_err_ptr,
         to_result, //
     },
+    impl_has_hr_timer,
+    impl_has_work,
+    new_mutex,
+    new_work,
     prelude::*,
     sync::{
         atomic::{
             ordering::{
                 Full,
+                Relaxed,
                 Release, //
             },
             Atomic, //
         },
         Arc,
+        ArcBorrow,
+        Mutex,
         SetOnce, //
     },
+    time::{
+        hrtimer::{
+            ArcHrTimerHandle,
+            HrTimer,
+            HrTimerCallback,
+            HrTimerCallbackContext,
+            HrTimerPointer,
+            HrTimerRestart,
+            RelativeMode, //
+        },
+        Delta,
+        Monotonic, //
+    },
+    workqueue::{
+        Work,
+        WorkItem, //
+    }, //
 };
 
 /// The length of the private data of a rejection, in bytes.
@@ -763,17 +787,153 @@ pub(super) unsafe fn bind(id: NonNull<bindings::rdma_cm_id>, addr: SocketAddr) -
     Ok(!unsafe { (*id.as_ptr()).device }.is_null())
 }
 
+/// The time that a peer has to confirm a connection. Peers that use the defaults of `rdma_cm` have
+/// the answer sent again for 74 seconds at the most.
+const TIMEOUT: Delta = Delta::from_secs(90);
+
+/// A connection that came with a request, until its id is destroyed.
+///
+/// A request says how often the answer is sent again, and how long each is waited for. C believes
+/// that, and keeps the id meanwhile: for more than a day, if the peer likes. So a connection that
+/// is not confirmed in time is given up here, and a listener has no more than a number of them.
+/// Those of iWARP are counted only.
+#[pin_data]
+pub(super) struct Incoming {
+    pub(super) conn: Arc<Conn<RdmaCm>>,
+    /// Runs while the peer has to confirm.
+    #[pin]
+    timeout: Mutex<Option<ArcHrTimerHandle<Incoming>>>,
+    #[pin]
+    timer: HrTimer<Self>,
+    #[pin]
+    give_up: Work<Self>,
+    /// The ULP has accepted, and the peer has to confirm in time.
+    accepted: Atomic<bool>,
+    /// A work item ends it unless it is confirmed.
+    given_up: Atomic<bool>,
+    /// The id is destroyed.
+    destroyed: Atomic<bool>,
+}
+
+impl_has_hr_timer! {
+    impl HasHrTimer<Self> for Incoming {
+        mode: RelativeMode<Monotonic>, field: self.timer
+    }
+}
+
+impl_has_work! {
+    impl HasWork<Self> for Incoming { self.give_up }
+}
+
+impl HrTimerCallback for Incoming {
+    type Pointer<'a> = Arc<Self>;
+
+    fn run(this: ArcBorrow<'_, Self>, _cx: HrTimerCallbackContext<'_, Self>) -> HrTimerRestart {
+        // The work item looks whether it is confirmed, which takes a mutex.
+        Arc::from(this).give_up_later();
+        HrTimerRestart::NoRestart
+    }
+}
+
+impl WorkItem for Incoming {
+    type Pointer = Arc<Self>;
+
+    fn run(this: Arc<Self>) {
+        this.give_up();
+    }
+}
+
+impl Incoming {
+    pub(super) fn new(conn: Arc<Conn<RdmaCm>>) -> Result<Arc<Self>> {
+        Arc::pin_init(
+            pin_init!(Self {
+                conn,
+                timeout <- new_mutex!(None),
+                timer <- HrTimer::new(),
+                give_up <- new_work!("rdma::cm::Incoming::give_up"),
+                accepted: Atomic::new(false),
+                given_up: Atomic::new(false),
+                destroyed: Atomic::new(false),
+            }),
+            GFP_KERNEL,
+        )
+    }
+
+    /// The ULP has accepted: the connection is given up unless it is confirmed in time. Not for
+    /// iWARP, where `rdma_disconnect` waits for callbacks.
+    fn await_confirmation(self: &Arc<Self>) {
+        self.accepted.store(true, Relaxed);
+        *self.timeout.lock() = Some(self.clone().start(TIMEOUT));
+    }
+
+    /// Stops the timer, and waits for it. The id is about to be destroyed.
+    fn close(&self) {
+        let timeout = self.timeout.lock().take();
+        drop(timeout);
+    }
+
+    /// Notes that the id is destroyed. A listener may keep this for longer.
+    fn set_destroyed(&self) {
+        self.destroyed.store(true, Relaxed);
+    }
+
+    /// Returns whether the connection is there, or its id is destroyed.
+    pub(super) fn is_settled(&self) -> bool {
+        self.destroyed.load(Relaxed) || self.conn.state() == state::State::Established
+    }
+
+    /// Returns whether the connection waits for the ULP or the peer, and is not being given up.
+    pub(super) fn is_waiting(&self) -> bool {
+        !self.given_up.load(Relaxed) && self.conn.state() != state::State::Closed
+    }
+
+    /// Returns whether the peer has neither confirmed nor refused what is to be confirmed.
+    pub(super) fn is_unconfirmed(&self) -> bool {
+        self.accepted.load(Relaxed) && self.conn.is_unconfirmed()
+    }
+
+    /// Gives up, from a work item, a connection that is not confirmed. Any context.
+    pub(super) fn give_up_later(self: Arc<Self>) {
+        self.given_up.store(true, Relaxed);
+        // Already queued is as good.
+        let _ = Queue::get().enqueue(self);
+    }
+
+    /// Gives up a connection that is not confirmed: its requests are flushed, and the handler gets
+    /// its last event.
+    fn give_up(&self) {
+        let _in_callback = InCallback::enter();
+        let _events = self.conn.lock_events();
+        if !self.is_unconfirmed() {
+            return;
+        }
+        let mut handler = None;
+        self.conn.with_id(|id| {
+            handler = self.conn.give_up(|| {
+                // SAFETY: `with_id` passes the id, which is not destroyed meanwhile. It was
+                // accepted.
+                let _ = unsafe { RdmaCm::disconnect(id.as_ptr()) };
+            });
+        });
+        if let Some(handler) = handler {
+            // SAFETY: Work items run in process context, and the locks are mutexes.
+            let cx = unsafe { Sleepable::assume() };
+            handler.event(Event::Failed(ETIMEDOUT), &cx);
+        }
+    }
+}
+
 /// # Invariants
 ///
 /// - `raw` is an id whose callback is [`on_event`] with `conn` as its context, and which is alive
 ///   until `teardown` destroys it.
 pub(super) struct State {
     raw: NonNull<bindings::rdma_cm_id>,
-    pub(super) conn: Arc<Conn<RdmaCm>>,
-    pub(super) device: SetOnce<Device>,
+    conn: Arc<Conn<RdmaCm>>,
+    device: SetOnce<Device>,
     /// If the id came with a request.
-    pub(super) incoming: Option<Arc<Incoming>>,
-    pub(super) listed: client::Object,
+    incoming: Option<Arc<Incoming>>,
+    listed: client::Object,
 }
 
 // SAFETY: An id may be destroyed from any thread.
