@@ -100,7 +100,7 @@ impl End {
     fn end(self, cx: &Sleepable) -> Result {
         // All at once, so that they flush at the same time.
         for qp in self.qps.iter() {
-            qp.modify(Attr::error(), cx)?;
+            qp.modify(Attr::Error, cx)?;
         }
         // Twice: while the first one waits, a send that was done may post its slot as a receive,
         // behind what the first one waits for.

@@ -63,25 +63,28 @@ fn connect_qp(
     timeout: u8,
     cx: &Sleepable,
 ) -> Result {
-    let init = Attr::init()
-        .port(PORT)
-        .pkey_index(0)
-        .access(Access::REMOTE_READ | Access::REMOTE_WRITE);
-    let rtr = Attr::rtr()
-        .path(path)
-        .path_mtu(Mtu::B1024)
-        .dest_qp(peer)
-        .rq_psn(0)
-        .max_dest_rd_atomic(rd_atomic)
-        .min_rnr_timer(1);
-    let rts = Attr::rts()
-        .timeout(timeout)
-        .retry_count(7)
-        .rnr_retry(7)
-        .sq_psn(0)
-        .max_rd_atomic(rd_atomic);
+    let init = Attr::Init {
+        port: PORT,
+        pkey_index: 0,
+        access: Access::REMOTE_READ | Access::REMOTE_WRITE,
+    };
+    let rtr = Attr::Rtr {
+        path: *path,
+        path_mtu: Mtu::B1024,
+        dest_qp: peer,
+        rq_psn: 0,
+        max_dest_rd_atomic: rd_atomic,
+        min_rnr_timer: 1,
+    };
+    let rts = Attr::Rts {
+        timeout,
+        retry_count: 7,
+        rnr_retry: 7,
+        sq_psn: 0,
+        max_rd_atomic: rd_atomic,
+    };
     for attr in [init, rtr, rts] {
-        qp.modify(attr, cx).inspect_err(|e| pr_err!("{e}\n"))?;
+        qp.modify(attr, cx)?;
     }
     Ok(())
 }

@@ -40,7 +40,7 @@ fn thrice<'a>(m: &'a Message, chain: &mut Chain<'a, 3>) -> Result {
 /// Posts sends that find no receive until the queue has room for `room` more only, and returns
 /// their number.
 fn fill(pair: &Pair<Softirq>, inbox: &Arc<Inbox>, room: usize) -> Result<usize> {
-    let size = pair.a.query(&pair.env.cx)?.caps().send_wr as usize;
+    let size = pair.a.query(&pair.env.cx)?.caps.send_wr as usize;
     for _ in room..size {
         send(&pair.a, pair.env.message(inbox, &[0; 4])?)?;
     }
@@ -153,7 +153,7 @@ mod tests {
     #[test]
     fn flushed_chain_comes_back_once() -> Result {
         let (pair, inbox) = (Pair::<Softirq>::new(&CAPS)?, Inbox::new()?);
-        pair.a.modify(Attr::error(), &pair.env.cx)?;
+        pair.a.modify(Attr::Error, &pair.env.cx)?;
         pair.a
             .post_chain(pair.env.message(&inbox, &[0; 4])?, thrice)?;
         pair.wait(|| inbox.len() == 1)?;

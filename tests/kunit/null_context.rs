@@ -114,7 +114,7 @@ fn cleared_in_handler<T: Send + Sync + 'static>(
     let handler = OnDone::<QpContext<T, Sleepable>, _>::new(move |_, cx| {
         let context = cx.get();
         begins.up();
-        let failed = wait(|| own.query(cx).is_ok_and(|info| info.state() == State::Err));
+        let failed = wait(|| own.query(cx).is_ok_and(|info| info.state == State::Err));
         if let (Some(context), Ok(())) = (context, failed) {
             then(context, cx);
         }

@@ -30,7 +30,7 @@ fn one_after_the_other(second: impl FnOnce(&Arc<Qp<Softirq>>, &Sleepable) -> Res
     let (ended, counter, first) = (Counter::new()?, Counter::new()?, qp.clone());
     let ends = (ended.clone(), counter.clone());
     null.env.client.spawn(GFP_KERNEL, move |cx| {
-        if first.modify(Attr::sqd(), cx).is_ok() {
+        if first.modify(Attr::Error, cx).is_ok() {
             ends.1.up();
         }
         drop(first);
@@ -55,6 +55,6 @@ mod tests {
 
     #[test]
     fn change_waits_for_a_change() -> Result {
-        one_after_the_other(|qp, cx| Ok(qp.modify(Attr::error(), cx)?))
+        one_after_the_other(|qp, cx| qp.modify(Attr::Error, cx))
     }
 }

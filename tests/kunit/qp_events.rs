@@ -3,8 +3,6 @@
 //! Events of QPs.
 
 use crate::fixture::{
-    recv,
-    send,
     to_init,
     to_rtr,
     to_rts,
@@ -21,7 +19,6 @@ use kernel::{
 use rdma::{
     prelude::*,
     qp::{
-        Attr,
         Event,
         InitAttr, //
     }, //
@@ -51,7 +48,6 @@ mod tests {
             text(Event::COMM_EST)?.to_bytes(),
             b"communication established"
         );
-        check_eq!(text(Event::SQ_DRAINED)?.to_bytes(), b"send queue drained");
         check_eq!(text(Event::FATAL)?.to_bytes(), b"QP fatal error");
         Ok(())
     }
@@ -73,26 +69,6 @@ mod tests {
         wait(|| written.len() == 1 && log.count() == 1)?;
         check_eq!(written.pop()?.status(), Some(Status::REM_ACCESS_ERR));
         check_eq!(log.last(), (Event::ACCESS_ERROR.as_raw(), b.num()));
-        Ok(())
-    }
-
-    #[test]
-    fn end_of_a_drained_send_queue() -> Result {
-        let (env, gone) = (Env::new()?, Counter::new()?);
-        let log = EventLog::new(&gone)?;
-        let (sent, received) = (Inbox::new()?, Inbox::new()?);
-        let (a, b) = (qp(&env, &log)?, env.raw_qp(&env.cq::<Softirq>(64)?, &CAPS)?);
-        for (qp, peer) in [(&a, &b), (&b, &a)] {
-            qp.modify(to_init(), &env.cx)?;
-            qp.modify(to_rtr(&env, peer.num())?, &env.cx)?;
-            qp.modify(to_rts(), &env.cx)?;
-        }
-        recv(&b, env.message(&received, &[0; 4])?)?;
-        send(&a, env.message(&sent, &[0; 4])?)?;
-        wait(|| sent.len() == 1)?;
-        a.modify(Attr::sqd().sqd_notify(true), &env.cx)?;
-        wait(|| log.count() == 1)?;
-        check_eq!(log.last(), (Event::SQ_DRAINED.as_raw(), a.num()));
         Ok(())
     }
 

@@ -100,7 +100,6 @@ suites! {
     qp_events: suite_qp_events,
     qp_modify: suite_qp_modify,
     qp_raw: suite_qp_raw,
-    qp_state: suite_qp_state,
     removal: suite_removal,
     repost: suite_repost,
     reservation: suite_reservation,

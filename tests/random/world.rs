@@ -86,7 +86,7 @@ impl<C: Way> Pair<C> {
 
     /// Returns whether one of the QPs has failed.
     fn is_broken(&self, cx: &Sleepable) -> bool {
-        let broken = |qp: &Arc<Qp<C>>| qp.query(cx).map_or(true, |info| info.state() != State::Rts);
+        let broken = |qp: &Arc<Qp<C>>| qp.query(cx).map_or(true, |info| info.state != State::Rts);
         self.ends.iter().any(broken)
     }
 }

@@ -155,35 +155,6 @@ impl Attr {
             __bindgen_anon_1: link,
         })
     }
-
-    /// Reads C attributes.
-    pub(crate) fn from_raw(raw: &bindings::rdma_ah_attr) -> Self {
-        let mut this = Self {
-            service_level: raw.sl,
-            ..Self::new(raw.port_num)
-        };
-        if u32::from(raw.ah_flags) & bindings::ib_ah_flags_IB_AH_GRH != 0 {
-            this.grh = Some(Grh {
-                dgid: Gid::from_raw(&raw.grh.dgid),
-                sgid_index: raw.grh.sgid_index,
-                hop_limit: raw.grh.hop_limit,
-                traffic_class: raw.grh.traffic_class,
-                flow_label: raw.grh.flow_label,
-            });
-        }
-        match raw.type_ {
-            bindings::rdma_ah_attr_type_RDMA_AH_ATTR_TYPE_ROCE => {
-                // SAFETY: The type says that this member of the union is set; all are integers.
-                this.dmac = unsafe { raw.__bindgen_anon_1.roce.dmac };
-            }
-            bindings::rdma_ah_attr_type_RDMA_AH_ATTR_TYPE_IB => {
-                // SAFETY: The type says that this member of the union is set; all are integers.
-                this.dlid = unsafe { raw.__bindgen_anon_1.ib.dlid };
-            }
-            _ => {}
-        }
-        this
-    }
 }
 
 /// The owner of an address handle, and of a reference that keeps its device.

@@ -9,24 +9,19 @@ mod batch;
 mod chain;
 mod context;
 mod drain_list;
-mod modify;
 pub(crate) mod post;
 
 pub use attr::{
     Access,
     Attr,
-    AttrMask,
     Caps,
     Info,
     Mtu,
-    Service,
-    State,
-    Transition, //
+    State, //
 };
 pub use batch::Batch;
 pub use chain::Chain;
 pub use context::QpContext;
-pub use modify::ModifyError;
 
 use crate::{
     ah::Ah,
@@ -747,12 +742,6 @@ events! {
     ACCESS_ERROR = ib_event_type_IB_EVENT_QP_ACCESS_ERR;
     /// A message has arrived before the connection was told to be established.
     COMM_EST = ib_event_type_IB_EVENT_COMM_EST;
-    /// The send queue is drained: see [`Attr::sqd_notify`](Attr::sqd_notify).
-    SQ_DRAINED = ib_event_type_IB_EVENT_SQ_DRAINED;
-    /// The QP has moved to its alternate path.
-    PATH_MIGRATED = ib_event_type_IB_EVENT_PATH_MIG;
-    /// The QP could not move to its alternate path.
-    PATH_MIGRATION_ERROR = ib_event_type_IB_EVENT_PATH_MIG_ERR;
     /// The QP is in the error state and takes nothing more from its shared receive queue.
     LAST_WQE_REACHED = ib_event_type_IB_EVENT_QP_LAST_WQE_REACHED;
 }
