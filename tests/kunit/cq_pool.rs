@@ -112,8 +112,7 @@ mod tests {
     fn vector_is_a_hint() -> Result {
         let env = Env::new()?;
         for hint in [0, 1, 2, 77] {
-            let cq = Cq::<Softirq>::pool_get(&env.dev, 16, Some(hint), &env.cx)?;
-            check!(cq.vector() < env.dev.num_comp_vectors());
+            Cq::<Softirq>::pool_get(&env.dev, 16, Some(hint), &env.cx)?;
         }
         check_err!(
             Cq::<Softirq>::pool_get(&env.dev, 16, Some(u32::MAX), &env.cx),
@@ -151,56 +150,6 @@ mod tests {
         let env = Env::new()?;
         let cq = env.cq::<Softirq>(16)?;
         check_err!(cq.moderate(8, 16, &env.cx), EOPNOTSUPP);
-        Ok(())
-    }
-
-    #[test]
-    fn one_cq_for_each_vector() -> Result {
-        let env = Env::new()?;
-        let cqs = CqSet::<Softirq>::alloc(&env.dev, 32, u32::MAX, &env.cx)?;
-        let vectors = env.dev.num_comp_vectors().min(kernel::cpu::nr_cpu_ids()) as usize;
-        check_eq!(cqs.len(), vectors);
-        for (vector, cq) in cqs.iter().enumerate() {
-            check_eq!(cq.vector(), vector as u32);
-            check!(cq.entries() >= 32);
-        }
-        for queue in 0..10 {
-            check_eq!(cqs.of(queue).vector(), (queue % vectors) as u32);
-        }
-        check!(cqs.local().entries() >= 32);
-        Ok(())
-    }
-
-    #[test]
-    fn set_goes_round() -> Result {
-        let env = Env::new()?;
-        let cqs = CqSet::<Workqueue>::alloc(&env.dev, 32, u32::MAX, &env.cx)?;
-        for turn in 0..3 * cqs.len() {
-            check_eq!(cqs.next().vector() as usize, turn % cqs.len());
-        }
-        Ok(())
-    }
-
-    #[test]
-    fn set_finds_room() -> Result {
-        let env = Env::new()?;
-        let cqs = CqSet::<Direct>::alloc(&env.dev, 64, u32::MAX, &env.cx)?;
-        let mut qps = KVec::new();
-        for _ in 0..cqs.len() {
-            qps.push(env.qp(cqs.roomiest(), &Caps::new(4, 4))?, GFP_KERNEL)?;
-        }
-        let free = cqs.of(0).free_entries();
-        check!(free < cqs.of(0).entries());
-        check!(cqs.iter().all(|cq| cq.free_entries() == free));
-        Ok(())
-    }
-
-    #[test]
-    fn set_is_bounded() -> Result {
-        let env = Env::new()?;
-        check_eq!(CqSet::<Waited>::alloc(&env.dev, 8, 1, &env.cx)?.len(), 1);
-        check_err!(CqSet::<Waited>::alloc(&env.dev, 8, 0, &env.cx), EINVAL);
-        check_err!(CqSet::<Waited>::alloc(&env.dev, 0, 8, &env.cx), EINVAL);
         Ok(())
     }
 }

@@ -76,10 +76,6 @@ use core::{
     ptr::NonNull, //
 };
 use kernel::{
-    cpu::{
-        nr_cpu_ids,
-        CpuId, //
-    },
     error::{
         from_err_ptr,
         to_result, //
@@ -133,12 +129,15 @@ impl<C: FixedContext> Cq<C> {
     /// ```
     /// # use rdma::{context::{Sleepable, Softirq}, cq::Cq, device::Device};
     /// fn make(dev: &Device, cx: &Sleepable) -> Result<Cq<Softirq>> {
-    ///     Cq::alloc(dev, 128, 0, cx)
+    ///     let cq = Cq::alloc(dev, 128, 0, cx)?;
+    ///     // Not all devices can.
+    ///     let _ = cq.moderate(16, 10, cx);
+    ///     Ok(cq)
     /// }
     /// ```
     pub fn alloc(dev: &Device, entries: u32, vector: u32, cx: &Sleepable) -> Result<Self> {
-        let request = Request::new::<C>(entries, Some(vector));
-        Ok(Self::from_inner(alloc(dev, &request, cx)?))
+        let inner = alloc(dev, entries, Some(vector), C::RAW, C::WAITED, cx)?;
+        Ok(Self::from_inner(inner))
     }
 
     /// Allocates a CQ on a completion vector of the core's choice (`ib_alloc_cq_any`).
@@ -147,8 +146,8 @@ impl<C: FixedContext> Cq<C> {
     ///
     /// As [`Cq::alloc`].
     pub fn alloc_any(dev: &Device, entries: u32, cx: &Sleepable) -> Result<Self> {
-        let request = Request::new::<C>(entries, None);
-        Ok(Self::from_inner(alloc(dev, &request, cx)?))
+        let inner = alloc(dev, entries, None, C::RAW, C::WAITED, cx)?;
+        Ok(Self::from_inner(inner))
     }
 }
 
@@ -162,8 +161,6 @@ impl<C: PollContext> Cq<C> {
 
     /// Makes the device raise an event for every `count` completions, or `period_us` microseconds
     /// after the first (`rdma_set_cq_moderation`).
-    ///
-    /// Process context.
     ///
     /// # Errors
     ///
@@ -183,12 +180,6 @@ impl<C: PollContext> Cq<C> {
     /// Returns the number of entries that no QP has reserved.
     pub fn free_entries(&self) -> u32 {
         self.inner.free.free().try_into().unwrap_or(0)
-    }
-
-    /// Returns the completion vector that the CQ is on.
-    pub fn vector(&self) -> u32 {
-        // SAFETY: The CQ is there while `self` lives; the field does not change.
-        unsafe { (*self.inner.raw.as_ptr()).comp_vector }
     }
 
     /// Returns the device.
@@ -232,46 +223,33 @@ fn check(dev: &Device, entries: u32) -> Result {
     Ok(())
 }
 
-/// The arguments of [`alloc`].
-struct Request {
+/// Allocates or creates a CQ. Not generic, so that the code that frees the CQ is in this module.
+#[inline(never)]
+fn alloc(
+    dev: &Device,
     entries: u32,
     vector: Option<u32>,
     context: bindings::ib_poll_context,
     waited: bool,
-}
-
-impl Request {
-    fn new<C: FixedContext>(entries: u32, vector: Option<u32>) -> Self {
-        Self {
-            entries,
-            vector,
-            context: C::RAW,
-            waited: C::WAITED,
-        }
-    }
-}
-
-/// Allocates or creates a CQ. Not generic, so that the code that frees the CQ is in this module.
-#[inline(never)]
-fn alloc(dev: &Device, request: &Request, _cx: &Sleepable) -> Result<Arc<Inner>> {
-    check(dev, request.entries)?;
-    let entries = request.entries.try_into()?;
-    if request.vector.is_some_and(|n| n >= dev.num_comp_vectors()) {
+    _cx: &Sleepable,
+) -> Result<Arc<Inner>> {
+    check(dev, entries)?;
+    if vector.is_some_and(|n| n >= dev.num_comp_vectors()) {
         return Err(EINVAL);
     }
     let reserved = Deferred::reserve()?;
-    let context = CqContext::new()?;
+    let callbacks = CqContext::new()?;
     let listed = dev.list(Kind::Cq)?;
     let caller = dev.client().name.as_char_ptr();
-    let private = Arc::as_ptr(&context).cast_mut().cast();
+    let private = Arc::as_ptr(&callbacks).cast_mut().cast();
     let attr = bindings::ib_cq_init_attr {
-        cqe: request.entries,
-        comp_vector: request.vector.unwrap_or_else(|| any_vector(dev)),
+        cqe: entries,
+        comp_vector: vector.unwrap_or_else(|| any_vector(dev)),
         flags: 0,
     };
-    let raw = match request.vector {
-        _ if request.waited => {
-            dev.inner().removal.add(context.clone())?;
+    let raw = match vector {
+        _ if waited => {
+            dev.inner().removal.add(callbacks.clone())?;
             // SAFETY: The device is registered while `dev` lives, the arguments are in range, the
             // callbacks' context and the client's name outlive the CQ.
             unsafe {
@@ -291,40 +269,39 @@ fn alloc(dev: &Device, request: &Request, _cx: &Sleepable) -> Result<Arc<Inner>>
             bindings::__ib_alloc_cq(
                 dev.as_raw(),
                 private,
-                entries,
+                entries.try_into()?,
                 vector.try_into()?,
-                request.context,
+                context,
                 caller,
             )
         },
         // SAFETY: The device is registered while `dev` lives, the arguments are in range, the
         // callbacks' context and the client's name outlive the CQ.
         None => unsafe {
-            bindings::__ib_alloc_cq_any(dev.as_raw(), private, entries, request.context, caller)
+            bindings::__ib_alloc_cq_any(dev.as_raw(), private, entries.try_into()?, context, caller)
         },
     };
     let raw = from_err_ptr(raw).and_then(|raw| NonNull::new(raw).ok_or(ENOMEM));
     let raw = raw.inspect_err(|_| {
-        if request.waited {
-            dev.inner().removal.remove(&context);
+        if waited {
+            dev.inner().removal.remove(&callbacks);
         }
     })?;
     // SAFETY: The CQ was just made. No QP uses it yet, so the driver raises no event, and the core
     // reads none of these fields.
     let (given, num) = unsafe {
         (*raw.as_ptr()).event_handler = Some(event);
-        if request.waited {
-            (*raw.as_ptr()).poll_ctx = request.context;
-            (*raw.as_ptr()).comp_vector = attr.comp_vector;
+        if waited {
+            (*raw.as_ptr()).poll_ctx = context;
         }
         // The driver may have given more entries than were asked for.
         ((*raw.as_ptr()).cqe, (*raw.as_ptr()).res.id)
     };
     listed.set_num(num);
-    let origin = if request.waited {
-        Origin::Created(context)
+    let origin = if waited {
+        Origin::Created(callbacks)
     } else {
-        Origin::Allocated(context)
+        Origin::Allocated(callbacks)
     };
     // INVARIANT: Just made.
     let state = reserved.fill(State {
@@ -339,7 +316,7 @@ fn alloc(dev: &Device, request: &Request, _cx: &Sleepable) -> Result<Arc<Inner>>
 /// Chooses a completion vector as `ib_alloc_cq_any` does.
 fn any_vector(dev: &Device) -> u32 {
     static NEXT: Atomic<u32> = Atomic::new(0);
-    let vectors = dev.num_comp_vectors().min(nr_cpu_ids());
+    let vectors = dev.num_comp_vectors().min(kernel::cpu::nr_cpu_ids());
     NEXT.fetch_add(1, Relaxed).checked_rem(vectors).unwrap_or(0)
 }
 
@@ -428,88 +405,6 @@ impl<C: CorePolled + FixedContext> Cq<C> {
         cx: &Sleepable,
     ) -> Result<Self> {
         Ok(Self::from_inner(get(dev, entries, vector, C::RAW, cx)?))
-    }
-}
-
-/// CQs on different completion vectors, so on different CPUs, for a ULP with many QPs.
-///
-/// C ULPs spell this out: nvme and srp give queue `i` the vector `i` modulo the number of vectors,
-/// isert the one that the fewest connections use, others that of the current CPU.
-pub struct CqSet<C: PollContext> {
-    first: Cq<C>,
-    others: KVec<Cq<C>>,
-    turn: Atomic<u32>,
-}
-
-impl<C: FixedContext> CqSet<C> {
-    /// Allocates a CQ with at least `entries` entries for each completion vector of the device, but
-    /// not more than there are CPUs, nor more than `max`.
-    ///
-    /// # Errors
-    ///
-    /// As [`Cq::alloc`]; `EINVAL` if `max` is zero.
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// # use rdma::{context::{Sleepable, Softirq}, cq::{Cq, CqSet}, device::Device};
-    /// fn make(dev: &Device, cx: &Sleepable) -> Result<Cq<Softirq>> {
-    ///     let cqs = CqSet::<Softirq>::alloc(dev, 128, u32::MAX, cx)?;
-    ///     Ok(cqs.next().clone())
-    /// }
-    /// ```
-    pub fn alloc(dev: &Device, entries: u32, max: u32, cx: &Sleepable) -> Result<Self> {
-        let vectors = dev.num_comp_vectors().min(nr_cpu_ids()).min(max);
-        if vectors == 0 {
-            return Err(EINVAL);
-        }
-        let mut others = KVec::new();
-        for vector in 1..vectors {
-            others.push(Cq::alloc(dev, entries, vector, cx)?, GFP_KERNEL)?;
-        }
-        Ok(Self {
-            first: Cq::alloc(dev, entries, 0, cx)?,
-            others,
-            turn: Atomic::new(0),
-        })
-    }
-}
-
-impl<C: PollContext> CqSet<C> {
-    /// Returns the number of CQs, at least 1.
-    #[expect(clippy::len_without_is_empty)]
-    pub fn len(&self) -> usize {
-        1 + self.others.len()
-    }
-
-    /// Returns the CQ of a queue, by the queue's number.
-    pub fn of(&self, queue: usize) -> &Cq<C> {
-        match queue % self.len() {
-            0 => &self.first,
-            n => self.others.get(n - 1).unwrap_or(&self.first),
-        }
-    }
-
-    /// Returns one CQ after the other.
-    pub fn next(&self) -> &Cq<C> {
-        self.of(self.turn.fetch_add(1, Relaxed) as usize)
-    }
-
-    /// Returns the CQ of the current CPU, where drivers spread vectors over CPUs in order.
-    pub fn local(&self) -> &Cq<C> {
-        self.of(CpuId::current().as_u32() as usize)
-    }
-
-    /// Returns the CQ with the most entries that no QP has reserved.
-    pub fn roomiest(&self) -> &Cq<C> {
-        self.iter()
-            .max_by_key(|cq| cq.free_entries())
-            .unwrap_or(&self.first)
-    }
-
-    /// Returns all CQs, in the order of their vectors.
-    pub fn iter(&self) -> impl Iterator<Item = &Cq<C>> {
-        Iterator::chain(core::iter::once(&self.first), &self.others)
     }
 }
 

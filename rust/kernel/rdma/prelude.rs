@@ -28,7 +28,6 @@ pub use crate::context::Workqueue;
 pub use crate::cq::Batch;
 pub use crate::cq::Completion;
 pub use crate::cq::Cq;
-pub use crate::cq::CqSet;
 pub use crate::cq::Notify;
 pub use crate::cq::Wait;
 pub use crate::cqe::Cqe;
