@@ -219,7 +219,7 @@ mod tests {
         check_eq!(cq.process(100), 18);
         check_eq!(inbox.len(), 18);
         null.dev.inject_qp(num, Injection::Hold { count: ALL })?;
-        let drained = qp.drain_within(10_000, &null.env.cx);
+        let drained = qp.drain(&null.env.cx);
         null.dev.inject_qp(num, RELEASE)?;
         check_err!(drained, EOVERFLOW);
         Ok(())

@@ -25,11 +25,17 @@ use crate::{
         CAPS, //
     }, //
 };
-use kernel::prelude::*;
+use kernel::{
+    prelude::*,
+    sync::SetOnce, //
+};
 use rdma::{
     context::CorePolled,
     prelude::*,
-    qp::InitAttr,
+    qp::{
+        InitAttr,
+        State, //
+    },
     srq::Srq, //
 };
 use rdma_null::{
@@ -292,15 +298,29 @@ mod tests {
         let shared = Shared::<Softirq>::new(2, true)?;
         shared.inject(Injection::Hold { count: ALL })?;
         shared.send(b"late")?;
-        let cx = &shared.null.env.cx;
-        let (drained, early) = (shared.b.drain_within(50, cx), shared.recv_list.received());
-        shared.inject(Injection::Release {
-            count: ALL,
-            reversed: false,
+        let (cx, num) = (&shared.null.env.cx, shared.b.num());
+        let (qp, drained) = (
+            Arc::new(shared.b, GFP_KERNEL)?,
+            Arc::new(SetOnce::new(), GFP_KERNEL)?,
+        );
+        let (own, result) = (qp.clone(), drained.clone());
+        shared.null.env.client.spawn(GFP_KERNEL, move |cx| {
+            let ok = own.drain(cx).is_ok();
+            drop(own);
+            result.populate(ok);
         })?;
-        check_err!(drained, ETIMEDOUT);
-        check_eq!(early, 0);
-        shared.b.drain(cx)?;
+        wait(|| qp.query(cx).is_ok_and(|info| info.state == State::Err))?;
+        let early = (drained.copy(), shared.recv_list.received());
+        shared.null.dev.inject_qp(
+            num,
+            Injection::Release {
+                count: ALL,
+                reversed: false,
+            },
+        )?;
+        wait(|| drained.copy().is_some())?;
+        check_eq!(early, (None, 0));
+        check_eq!(drained.copy(), Some(true));
         check_eq!(&shared.recv_list.pop()?.bytes()?[..], b"late");
         Ok(())
     }

@@ -471,15 +471,16 @@ impl Inner {
         self.poll_lock.holder() != 0
     }
 
-    /// Returns the array that completions are polled into which are handled one after the other;
-    /// null if the CQ is shared, as other modules may poll it too.
-    pub(crate) fn polled_into(&self) -> *const Wc {
-        match &self.wcs {
+    pub(crate) fn poller(&self) -> Poller {
+        // INVARIANT: The RDMA core polls its own CQs by one softirq or work item, and others are
+        // polled by the holder of the poll lock. Of a shared one, which C's drain of an SRQ may
+        // poll, it is null.
+        Poller(match &self.wcs {
             Some(wcs) => wcs.get().cast_const().cast(),
             None if self.is_shared() => core::ptr::null(),
             // SAFETY: The CQ is there while `self` lives, and its array does not change.
             None => core_array(unsafe { self.raw.as_ref() }),
-        }
+        })
     }
 
     /// Returns whether the CQ has lost completions.
@@ -505,6 +506,22 @@ impl Inner {
             Origin::Allocated(context) | Origin::Created(context) => Some(context),
             Origin::Pooled { .. } => None,
         }
+    }
+}
+
+/// Where a CQ's poller has the completions that it is dispatching.
+///
+/// # Invariants
+///
+/// While a completion is dispatched from there, none is polled from the CQ; or null.
+#[derive(Clone, Copy)]
+pub(crate) struct Poller(*const Wc);
+
+impl Poller {
+    /// Returns whether it is dispatching this completion.
+    #[inline]
+    pub(crate) fn is_at(self, wc: &Wc) -> bool {
+        wc.is_in(self.0)
     }
 }
 

@@ -8,7 +8,9 @@ mod attr;
 mod batch;
 mod chain;
 mod context;
+mod drain;
 mod drain_list;
+mod marker;
 pub(crate) mod post;
 
 pub use attr::{
@@ -39,17 +41,13 @@ use crate::{
     cq::{
         self,
         Cq,
+        Poller,
         Reservation, //
     },
     deferred::{
         Deferred,
         Fate,
         Teardown, //
-    },
-    drain::{
-        drain,
-        Markers,
-        PATIENCE_MS, //
     },
     objects::Object,
     pd::{
@@ -58,7 +56,7 @@ use crate::{
     },
     qp::{
         drain_list::DrainList,
-        post::Poller, //
+        marker::Markers, //
     },
     refs::Kind,
     srq::{
@@ -164,7 +162,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
                 Some(_) => pd::Id::NONE,
                 None => parts.pd.id(),
             },
-            pollers: (Poller::of(parts.send_cq), Poller::of(parts.recv_cq)),
+            pollers: (parts.send_cq.poller(), parts.recv_cq.poller()),
             inner,
             _contexts: PhantomData,
         })
@@ -216,16 +214,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
     /// `EOVERFLOW` if a CQ has lost completions, `ETIMEDOUT` after a minute, `ENOMEM`, or what the
     /// driver said.
     pub fn drain(&self, cx: &Sleepable) -> Result {
-        self.drain_within(PATIENCE_MS, cx)
-    }
-
-    /// As [`Qp::drain`], but gives up after `timeout_ms` milliseconds.
-    ///
-    /// # Errors
-    ///
-    /// As [`Qp::drain`], with its own time.
-    pub fn drain_within(&self, timeout_ms: u32, cx: &Sleepable) -> Result {
-        self.inner.drain(Markers::new()?, timeout_ms, cx)
+        self.inner.drain(Markers::new()?, cx)
     }
 
     /// Drains and destroys the QP and waits for that, where dropping it leaves it to a work item.
@@ -444,45 +433,20 @@ unsafe impl Send for Inner {}
 unsafe impl Sync for Inner {}
 
 impl Inner {
-    /// Moves the QP to the error state and waits until every request that was posted before has
-    /// completed.
-    pub(crate) fn drain(&self, markers: Arc<Markers>, patience_ms: u32, cx: &Sleepable) -> Result {
-        let drain_list = self.context.drain_list.take();
-        let kept = self.listed.take_undrained();
-        // SAFETY: By the type invariant the QP completes to these CQs, which are one, and not a
-        // direct one, if it is on an SRQ. A QP for datagrams has its address handle before anybody
-        // can post to it.
-        unsafe {
-            drain(
-                self,
-                self.send.cq(),
-                self.recv.cq(),
-                self.marker_ah.as_ref(),
-                markers,
-                patience_ms,
-                cx,
-            )
-        }
-        .inspect_err(|_| self.listed.put_undrained(kept))?;
-        // SAFETY: What these owners are for was posted before they were parked.
-        unsafe { drain_list.release() };
-        Ok(())
-    }
-
     /// Returns the type.
-    pub(crate) fn qp_type(&self) -> bindings::ib_qp_type {
+    fn qp_type(&self) -> bindings::ib_qp_type {
         // SAFETY: By the type invariant `raw` is a QP; its type does not change.
         unsafe { (*self.raw.as_ptr()).qp_type }
     }
 
-    /// Says whether receives are taken from an SRQ.
-    pub(crate) fn is_on_srq(&self) -> bool {
+    /// Returns whether receives are taken from an SRQ.
+    fn is_on_srq(&self) -> bool {
         // SAFETY: By the type invariant `raw` is a QP; its SRQ does not change.
         unsafe { !(*self.raw.as_ptr()).srq.is_null() }
     }
 
     /// Returns the operations of the device.
-    pub(crate) fn ops(&self) -> &bindings::ib_device_ops {
+    fn ops(&self) -> &bindings::ib_device_ops {
         self.pd.device().ops()
     }
 
@@ -493,6 +457,11 @@ impl Inner {
     pub(crate) fn keep_until_drained<P: Send + 'static, T: ?Sized>(&self, owner: P) {
         self.context.drain_list.add(owner);
         self.listed.add_undrained(core::any::type_name::<T>());
+    }
+
+    /// Returns whether the current task is in a handler of the QP's CQs.
+    fn is_polled_by_current(&self) -> bool {
+        self.send.cq().is_polled_by_current() || self.recv.cq().is_polled_by_current()
     }
 
     /// Returns whether other modules use a CQ of the QP, too.
@@ -509,7 +478,7 @@ impl Inner {
     /// not in each ULP.
     #[inline(never)]
     fn destroy(this: Deferred<Self>, cx: &Sleepable) -> Result {
-        if this.send.cq().is_polled_by_current() || this.recv.cq().is_polled_by_current() {
+        if this.is_polled_by_current() {
             return Err(EDEADLK);
         }
         match this.destroy(cx) {
@@ -523,7 +492,7 @@ impl Teardown for Inner {
     fn teardown(&mut self, cx: &Sleepable) -> Fate {
         let markers = self.markers.take().ok_or(EIO);
         let destroyed = markers
-            .and_then(|markers| self.drain(markers, PATIENCE_MS, cx))
+            .and_then(|markers| self.drain(markers, cx))
             .and_then(|()| self.context.transfers.wait(cx))
             .map_err(|e| (e, "drained"))
             .and_then(|()| {
@@ -890,7 +859,7 @@ impl Transfers {
     ///
     /// `ETIMEDOUT` after a minute.
     fn wait(&self, cx: &Sleepable) -> Result {
-        if self.count.kill() && !self.ended.wait_timeout(PATIENCE_MS, cx) {
+        if self.count.kill() && !self.ended.wait_timeout(60_000, cx) {
             return Err(ETIMEDOUT);
         }
         Ok(())

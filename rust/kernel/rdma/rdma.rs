@@ -35,7 +35,6 @@ mod debug;
 mod deferred;
 pub mod device;
 pub mod dma;
-mod drain;
 pub mod flush;
 pub mod ibcm;
 mod identity;

@@ -8,7 +8,6 @@ use crate::{
         PollContext,
         Provides, //
     },
-    cq,
     cqe::{
         CqeHandler,
         CqePointer,
@@ -352,28 +351,6 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
 // reference of the caller's own costs two atomic operations a request. A handler needs none if its
 // owner goes back to the CQ that is being polled: that CQ's next completion is dispatched after the
 // handler has returned, and until then the owner keeps the QP.
-
-/// The array from which the poller of a CQ dispatches completions.
-///
-/// # Invariants
-///
-/// While a completion is dispatched from there, none is polled from the CQ; or null.
-#[derive(Clone, Copy)]
-pub(super) struct Poller(*const Wc);
-
-impl Poller {
-    pub(super) fn of(cq: &cq::Inner) -> Self {
-        // INVARIANT: The RDMA core polls its own CQs by one softirq or work item, and callers poll
-        // theirs under the poll lock. It is null for a shared CQ, which C's drain of an SRQ may poll.
-        Self(cq.polled_into())
-    }
-
-    /// Returns whether it is dispatching this completion.
-    #[inline]
-    fn is_at(self, wc: &Wc) -> bool {
-        wc.is_in(self.0)
-    }
-}
 
 impl<S: PollContext, R: PollContext> Qp<S, R> {
     /// Returns whether the CQ of the sends is being polled, and `wc` is its completion that is being

@@ -1,0 +1,414 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Proof that a QP has no request outstanding.
+//!
+//! `ib_drain_qp` returns nothing and only warns when it fails. This does what it does (the QP goes
+//! to the error state, and a marker request at the end of each queue completes after everything
+//! before it) with every result checked. A driver's own drain returns nothing, and is called only
+//! where that cannot be done.
+//!
+//! C source: `drivers/infiniband/core/verbs.c` (`ib_drain_qp`)
+
+use crate::{
+    bindings,
+    context::Sleepable,
+    cq::{
+        self,
+        PollGuard, //
+    },
+    qp::{
+        marker::{
+            Markers,
+            RECV,
+            SEND, //
+        },
+        post::{
+            recv_raw,
+            send_raw,
+            unnamed,
+            Refusal, //
+        },
+        Inner, //
+    }, //
+};
+use core::{
+    cell::Cell,
+    mem::ManuallyDrop, //
+};
+use kernel::{
+    prelude::*,
+    sync::Arc,
+    time::{
+        delay::fsleep,
+        msecs_to_jiffies,
+        Delta,
+        Instant,
+        Monotonic, //
+    }, //
+};
+
+/// The time that a drain may take before the QP is given up.
+const PATIENCE: Delta = Delta::from_secs(60);
+
+/// The time after which a full send queue is taken to stay full. Flushing takes far less.
+const FULL: Delta = Delta::from_secs(1);
+
+/// The time after which a drain tries to help the driver.
+const STALLED: Delta = Delta::from_millis(100);
+
+/// The time that a drain waits for a marker that a CQ may have lost.
+const FAILED: Delta = Delta::from_millis(250);
+
+/// The interval, in milliseconds, at which a wait for a completion checks for failures.
+const STEP_MS: u32 = 10;
+
+/// The budget of one call of `ib_process_cq_direct`, and the number of calls before a pause.
+const BUDGET: i32 = 64;
+const CALLS: u32 = 16;
+
+impl Inner {
+    /// Moves the QP to the error state and waits until every request that was posted to it before
+    /// has completed. Then drops the owners that were kept until this.
+    ///
+    /// # Errors
+    ///
+    /// Nothing is proved on any error: `EDEADLK` in a handler of one of the CQs; `EOVERFLOW` if a
+    /// CQ has lost completions; `ETIMEDOUT`; or the driver's error.
+    pub(super) fn drain(&self, markers: Arc<Markers>, cx: &Sleepable) -> Result {
+        let drain_list = self.context.drain_list.take();
+        let kept = self.listed.take_undrained();
+        self.flush(markers, cx)
+            .inspect_err(|_| self.listed.put_undrained(kept))?;
+        // SAFETY: The requests of these owners were posted before the markers, which have completed.
+        unsafe { drain_list.release() };
+        Ok(())
+    }
+
+    fn flush(&self, markers: Arc<Markers>, cx: &Sleepable) -> Result {
+        if self.is_polled_by_current() {
+            return Err(EDEADLK);
+        }
+        let wait = Wait {
+            qp: self,
+            markers,
+            began: Instant::now(),
+            helped: Cell::new(false),
+            cx,
+        };
+        let ops = self.ops();
+
+        self.modifier().to_error()?;
+        wait.last_wqe_reached()?;
+
+        let is_ud = self.qp_type() == bindings::ib_qp_type_IB_QPT_UD;
+        // SAFETY: The queue is given a reference to the marker of `cqe`: see `Wait::post`. It is not
+        // called for a QP for datagrams without a state.
+        let send = |cqe| unsafe { self.post_send_marker(cqe) };
+        // SAFETY: The queue is given a reference to the marker of `cqe`: see `Wait::post`.
+        let recv = |cqe| unsafe { self.post_recv_marker(cqe) };
+
+        // Both queues flush at the same time: each has its marker before one is waited for. Nobody
+        // could post to a QP for datagrams that has no address handle yet.
+        let mut full = false;
+        if self.marker_ah.as_ref().is_some() || !is_ud {
+            match wait.post::<SEND>(true, send) {
+                Ok(()) => {}
+                Err(Unposted::Full) => full = true,
+                Err(Unposted::Lost(e)) => return Err(e),
+                Err(Unposted::Refused(e)) => {
+                    // It posts an RDMA WRITE.
+                    let drain = ops.drain_sq.filter(|_| !is_ud).ok_or(e)?;
+                    // SAFETY: It is the device's, for the send queue of a QP that is not for
+                    // datagrams.
+                    unsafe { wait.drain_by_driver(drain, self.send.cq()) }?
+                }
+            }
+        }
+        if !self.is_on_srq() {
+            match wait.post::<RECV>(false, recv) {
+                Ok(()) => {}
+                Err(Unposted::Full) => return Err(ETIMEDOUT),
+                Err(Unposted::Lost(e)) => return Err(e),
+                Err(Unposted::Refused(e)) => {
+                    let drain = ops.drain_rq.ok_or(e)?;
+                    // SAFETY: It is the device's, for the receive queue.
+                    unsafe { wait.drain_by_driver(drain, self.recv.cq()) }?
+                }
+            }
+        }
+        wait.wait()?;
+        if full {
+            // The queue is full of requests without completions of their own, which are done or
+            // flushed, and of no request behind them that has one. In the reset state a device
+            // forgets all requests. The receives have come back by now, and the sends had the time
+            // of the wait for room.
+            self.modifier().restart()?;
+            wait.post::<SEND>(true, send).map_err(|e| match e {
+                Unposted::Full => ETIMEDOUT,
+                Unposted::Refused(e) | Unposted::Lost(e) => e,
+            })?;
+            wait.wait()?;
+        }
+        Ok(())
+    }
+
+    /// Posts a marker to the send queue: to an address handle of its own if the QP is for
+    /// datagrams.
+    ///
+    /// # Safety
+    ///
+    /// `cqe` is that of a marker which is there until the request has completed. If the QP is for
+    /// datagrams it has the state for that.
+    unsafe fn post_send_marker(&self, cqe: *mut bindings::ib_cqe) -> Result<(), Refusal> {
+        let (mut rdma, mut ud);
+        let (wr, opcode): (*mut bindings::ib_send_wr, _) = match self.marker_ah.as_ref() {
+            Some(state) => {
+                ud = bindings::ib_ud_wr {
+                    ah: state.marker_ah.as_raw(),
+                    ..Default::default()
+                };
+                ((&raw mut ud).cast(), bindings::ib_wr_opcode_IB_WR_SEND)
+            }
+            None => {
+                rdma = bindings::ib_rdma_wr::default();
+                (
+                    (&raw mut rdma).cast(),
+                    bindings::ib_wr_opcode_IB_WR_RDMA_WRITE,
+                )
+            }
+        };
+        // SAFETY: `wr` is the request above, which is of the kind that the type of the QP and the
+        // opcode ask for, and has neither entries nor a successor. By the type invariant the QP is
+        // valid; the marker is there until the request has completed, as the caller promises.
+        // `ret` is what `send_raw` has returned for the request.
+        unsafe {
+            (*wr).__bindgen_anon_1.wr_cqe = ManuallyDrop::new(cqe);
+            (*wr).opcode = opcode;
+            (*wr).send_flags = bindings::ib_send_flags_IB_SEND_SIGNALED as c_int;
+            match send_raw(self.raw.as_ptr(), wr) {
+                0 => Ok(()),
+                ret => Err(Refusal::of_send(ret, wr)),
+            }
+        }
+    }
+
+    /// Posts a marker to the receive queue.
+    ///
+    /// # Safety
+    ///
+    /// `cqe` is that of a marker which is there until the request has completed.
+    unsafe fn post_recv_marker(&self, cqe: *mut bindings::ib_cqe) -> Result<(), Refusal> {
+        let mut wr = bindings::ib_recv_wr::default();
+        wr.__bindgen_anon_1.wr_cqe = ManuallyDrop::new(cqe);
+        // SAFETY: By the type invariant the QP is valid. The request has neither entries nor a
+        // successor, and the marker is there until it has completed, as the caller promises. `ret`
+        // is what `recv_raw` has returned for it.
+        unsafe {
+            match recv_raw(self.raw.as_ptr(), &raw mut wr) {
+                0 => Ok(()),
+                ret => Err(Refusal::of_recv(ret, &raw mut wr)),
+            }
+        }
+    }
+}
+
+/// The reason that a marker was not posted.
+enum Unposted {
+    /// The queue stays full.
+    Full,
+    /// The driver has refused it.
+    Refused(Error),
+    /// It may be posted, or the time is over.
+    Lost(Error),
+}
+
+/// A drain that is under way.
+struct Wait<'a> {
+    qp: &'a Inner,
+    markers: Arc<Markers>,
+    began: Instant<Monotonic>,
+    helped: Cell<bool>,
+    cx: &'a Sleepable,
+}
+
+impl Wait<'_> {
+    /// Fails if no time is left. There is less of it on a CQ that has lost completions: those that
+    /// it has are processed in that time.
+    fn check(&self) -> Result {
+        let elapsed = self.began.elapsed();
+        let failed = self.qp.send.cq().has_failed() || self.qp.recv.cq().has_failed();
+        if failed && elapsed > FAILED {
+            return Err(EOVERFLOW);
+        }
+        if elapsed > PATIENCE {
+            return Err(ETIMEDOUT);
+        }
+        if elapsed > STALLED && !self.helped.replace(true) {
+            self.qp.modifier().restart_receiver();
+        }
+        Ok(())
+    }
+
+    /// Waits until a QP on an SRQ, which is in the error state, takes nothing from that any more,
+    /// and the completions of all that it took are in its CQ (`IB_EVENT_QP_LAST_WQE_REACHED`).
+    ///
+    /// siw does not raise the event (`siw_verbs_modify_qp()`): it moves a QP to the error state
+    /// under a lock that excludes its receives, and completes the one that it is in the midst of
+    /// before the call returns.
+    fn last_wqe_reached(&self) -> Result {
+        let driver = self.qp.ops().driver_id;
+        if !self.qp.is_on_srq() || driver == bindings::rdma_driver_id_RDMA_DRIVER_SIW {
+            return Ok(());
+        }
+        // SAFETY: By the type invariant of `Inner` the QP is valid.
+        let reached = unsafe { &raw mut (*self.qp.raw.as_ptr()).srq_completion };
+        let step = msecs_to_jiffies(STEP_MS);
+        // SAFETY: The core has initialised the completion of every QP, and the token says that this
+        // may sleep.
+        while unsafe { bindings::wait_for_completion_timeout(reached, step) } == 0 {
+            self.check()?;
+        }
+        // The event comes once, and there may be another drain.
+        // SAFETY: The core has initialised the completion of every QP.
+        unsafe { bindings::complete_all(reached) };
+        Ok(())
+    }
+
+    /// Posts the marker at `OFFSET` by `post`. A full queue is tried again: it has room when
+    /// requests were flushed. With `may_stay_full` it may be full of requests without completions.
+    fn post<const OFFSET: usize>(
+        &self,
+        may_stay_full: bool,
+        post: impl Fn(*mut bindings::ib_cqe) -> Result<(), Refusal>,
+    ) -> Result<(), Unposted> {
+        let cqe = self.markers.clone().give::<OFFSET>();
+        let mut pauses = Pauses::new();
+        let began = Instant::<Monotonic>::now();
+        let posted = loop {
+            match post(cqe) {
+                Ok(()) => break Ok(()),
+                // It may be in the queue, which then keeps its reference.
+                Err(refusal) if !refusal.named => {
+                    unnamed();
+                    return Err(Unposted::Lost(refusal.error()));
+                }
+                Err(refusal) if refusal.error() == ENOMEM => {
+                    if let Err(e) = self.check() {
+                        break Err(Unposted::Lost(e));
+                    }
+                    if may_stay_full && began.elapsed() > FULL {
+                        break Err(Unposted::Full);
+                    }
+                    self.poll();
+                    pauses.pause();
+                }
+                Err(refusal) => break Err(Unposted::Refused(refusal.error())),
+            }
+        };
+        // SAFETY: It was just given, and the driver says that it did not post it.
+        posted.inspect_err(|_| unsafe { Markers::take_back::<OFFSET>(cqe) })
+    }
+
+    /// Drains a queue by the driver's own function, after a marker was refused.
+    ///
+    /// mlx4, mlx5 and hns bring a drain for devices that are dead, to which nothing can be posted
+    /// any more; their reset completes what is left. It returns nothing, also if there is no room
+    /// for its own marker. So it is called only if a marker was refused. It polls the CQ if callers
+    /// do.
+    ///
+    /// # Safety
+    ///
+    /// `drain` is the device's, for a queue of the QP that completes to `cq`; if that is the send
+    /// queue, the QP is not for datagrams.
+    unsafe fn drain_by_driver(
+        &self,
+        drain: unsafe extern "C" fn(*mut bindings::ib_qp),
+        cq: &cq::Inner,
+    ) -> Result {
+        let _guard = self.lock(cq)?;
+        // SAFETY: `drain` is for a queue of this QP, as the caller promises, which is valid by the
+        // type invariant of `Inner`. The token says that this may sleep.
+        unsafe { drain(self.qp.raw.as_ptr()) };
+        Ok(())
+    }
+
+    /// Takes the poll lock of a CQ that callers poll.
+    fn lock<'cq>(&self, cq: &'cq cq::Inner) -> Result<Option<PollGuard<'cq>>> {
+        if !cq.is_caller_polled() {
+            return Ok(None);
+        }
+        let mut pauses = Pauses::new();
+        loop {
+            if let Some(guard) = cq.try_lock() {
+                return Ok(Some(guard));
+            }
+            self.check()?;
+            pauses.pause();
+        }
+    }
+
+    /// Waits until the markers that were posted have completed. More can be posted then.
+    fn wait(&self) -> Result {
+        if !self.markers.put() {
+            let mut pauses = Pauses::new();
+            loop {
+                let polled = self.poll();
+                let step = if polled { 0 } else { STEP_MS };
+                if self.markers.reached.wait_timeout(step, self.cx) {
+                    break;
+                }
+                self.check()?;
+                if polled {
+                    pauses.pause();
+                }
+            }
+        }
+        self.markers.begin_again();
+        Ok(())
+    }
+
+    /// Processes the completions of CQs that callers poll, and returns whether there are such.
+    fn poll(&self) -> bool {
+        let (send, recv) = (self.qp.send.cq(), self.qp.recv.cq());
+        let sends = poll(send);
+        let recvs = if Arc::ptr_eq(send, recv) {
+            sends
+        } else {
+            poll(recv)
+        };
+        sends || recvs
+    }
+}
+
+/// Processes the completions of a CQ if callers poll it, and returns whether they do.
+fn poll(cq: &cq::Inner) -> bool {
+    if !cq.is_caller_polled() {
+        return false;
+    }
+    let Some(_guard) = cq.try_lock() else {
+        // The holder of the lock polls.
+        return true;
+    };
+    for _ in 0..CALLS {
+        // SAFETY: The CQ is there while `cq` lives, its users poll it, and the poll lock is held.
+        if unsafe { bindings::ib_process_cq_direct(cq.raw.as_ptr(), BUDGET) } < BUDGET {
+            break;
+        }
+    }
+    true
+}
+
+/// Pauses between polls. Each is a quarter longer than the one before, up to 10 ms: most of what is
+/// polled for happens soon.
+struct Pauses(u32);
+
+impl Pauses {
+    fn new() -> Self {
+        Self(20)
+    }
+
+    fn pause(&mut self) {
+        fsleep(Delta::from_micros(self.0.into()));
+        self.0 = (self.0 + self.0 / 4).min(1_000 * STEP_MS);
+    }
+}
