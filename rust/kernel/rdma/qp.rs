@@ -22,7 +22,10 @@ pub use attr::{
     State, //
 };
 pub use batch::Batch;
-pub use chain::Chain;
+pub use chain::{
+    Chain,
+    ChainOp, //
+};
 pub use context::QpContext;
 
 use crate::{

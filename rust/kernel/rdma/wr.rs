@@ -11,7 +11,6 @@
 use crate::{
     bindings,
     cqe::CqeHandler,
-    mr::Registration,
     pd::{
         self,
         Pd, //
@@ -215,14 +214,7 @@ pub struct SendWr<'a, const N: usize = 1, O = RdmaOp> {
 /// [`RegOp`](crate::mr::RegOp) or [`InvOp`](crate::mr::InvOp).
 pub trait SendOp: Op {}
 
-/// An operation that can be posted in a [`Chain`](crate::qp::Chain): all but
-/// [`InvOp`](crate::mr::InvOp), which completes to a callback of its own.
-pub trait ChainOp: SendOp + Link {}
-
-pub(crate) use private::{
-    Link,
-    Op, //
-};
+pub(crate) use private::Op;
 
 mod private {
     use super::*;
@@ -296,21 +288,6 @@ mod private {
         #[inline]
         unsafe fn undo(_undo: Self::Undo) {}
     }
-
-    /// An operation of a link of a chain.
-    pub trait Link: Op {
-        /// Returns whether this is an RDMA READ.
-        #[inline]
-        fn is_read(&self) -> bool {
-            false
-        }
-
-        /// Returns the registration of a region.
-        #[inline]
-        fn registration(_undo: Self::Undo) -> Option<Registration> {
-            None
-        }
-    }
 }
 
 impl<'a, const N: usize, O: Op> SendWr<'a, N, O> {
@@ -343,7 +320,7 @@ impl<'a, const N: usize, O: Op> SendWr<'a, N, O> {
 
 /// Messages, RDMA WRITEs and RDMA READs.
 pub struct RdmaOp {
-    opcode: bindings::ib_wr_opcode,
+    pub(crate) opcode: bindings::ib_wr_opcode,
     flags: bindings::ib_send_flags,
     /// Immediate data, in network byte order, or the key that the peer is to invalidate.
     ex: u32,
@@ -351,13 +328,6 @@ pub struct RdmaOp {
 }
 
 impl SendOp for RdmaOp {}
-impl ChainOp for RdmaOp {}
-impl Link for RdmaOp {
-    #[inline]
-    fn is_read(&self) -> bool {
-        self.opcode == bindings::ib_wr_opcode_IB_WR_RDMA_READ
-    }
-}
 impl Op for RdmaOp {
     type Output = ();
     type Raw = bindings::ib_rdma_wr;
@@ -502,8 +472,6 @@ pub struct AtomicOp {
 }
 
 impl SendOp for AtomicOp {}
-impl ChainOp for AtomicOp {}
-impl Link for AtomicOp {}
 impl Op for AtomicOp {
     type Output = ();
     type Raw = bindings::ib_atomic_wr;

@@ -26,8 +26,6 @@ use crate::{
     },
     wr::{
         fill,
-        ChainOp,
-        Link,
         Op,
         PostTarget,
         Remote,
@@ -129,13 +127,6 @@ impl<'a, S: State> RegWr<'a, S> {
 }
 
 impl<S: State> SendOp for RegOp<S> {}
-impl<S: State> ChainOp for RegOp<S> {}
-impl<S: State> Link for RegOp<S> {
-    #[inline]
-    fn registration(undo: Registration) -> Option<Registration> {
-        Some(undo)
-    }
-}
 impl<S: State> Op for RegOp<S> {
     type Output = Remote;
     type Raw = bindings::ib_reg_wr;

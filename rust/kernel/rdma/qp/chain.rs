@@ -5,7 +5,11 @@
 use crate::{
     bindings,
     debug,
-    mr::Registration,
+    mr::{
+        self,
+        RegOp,
+        Registration, //
+    },
     qp::post::{
         come_after_reads,
         no_signal,
@@ -13,8 +17,11 @@ use crate::{
         signal, //
     },
     wr::{
-        ChainOp,
+        AtomicOp,
+        Op,
         PostTarget,
+        RdmaOp,
+        SendOp,
         SendWr, //
     }, //
 };
@@ -33,6 +40,44 @@ use kernel::{
         SpinLockIrqGuard, //
     }, //
 };
+
+/// An operation that can be posted in a [`Chain`]: all but [`InvOp`](mr::InvOp), which completes to a
+/// callback of its own.
+pub trait ChainOp: SendOp + Link {}
+
+/// An operation of a link of a chain.
+pub trait Link: Op {
+    /// Returns whether this is an RDMA READ.
+    #[inline]
+    fn is_read(&self) -> bool {
+        false
+    }
+
+    /// Returns the registration of a region.
+    #[inline]
+    fn registration(_undo: Self::Undo) -> Option<Registration> {
+        None
+    }
+}
+
+impl ChainOp for RdmaOp {}
+impl Link for RdmaOp {
+    #[inline]
+    fn is_read(&self) -> bool {
+        self.opcode == bindings::ib_wr_opcode_IB_WR_RDMA_READ
+    }
+}
+
+impl ChainOp for AtomicOp {}
+impl Link for AtomicOp {}
+
+impl<S: mr::State> ChainOp for RegOp<S> {}
+impl<S: mr::State> Link for RegOp<S> {
+    #[inline]
+    fn registration(undo: Registration) -> Option<Registration> {
+        Some(undo)
+    }
+}
 
 /// A C request of any kind.
 ///
