@@ -100,7 +100,7 @@ use kernel::{
 ///
 /// # Invariants
 ///
-/// `place` is that of the QP of `inner`, and its queues complete to CQs that are polled in `S` and
+/// `target` is the QP of `inner`, and its queues complete to CQs that are polled in `S` and
 /// `R`, by `pollers`.
 pub struct Qp<S: PollContext, R: PollContext = S> {
     pub(crate) target: PostTarget,
@@ -155,8 +155,8 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
         InitAttr::new(pd, send_cq, recv_cq, caps).create(cx)
     }
 
-    fn new(parts: &Parts<'_>, origin: Origin<'_>, cx: &Sleepable) -> Result<Self> {
-        let inner = create(parts, origin, cx)?;
+    fn new(parts: &Parts<'_>, id: Option<&Arc<cm::Inner>>, cx: &Sleepable) -> Result<Self> {
+        let inner = create(parts, id, cx)?;
         // INVARIANT: As created.
         Ok(Self {
             // SAFETY: It was just created for this PD, and `inner` keeps it.
@@ -181,10 +181,6 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
 
     pub(crate) fn as_raw(&self) -> *mut bindings::ib_qp {
         self.target.raw.as_ptr()
-    }
-
-    pub(crate) fn as_non_null(&self) -> NonNull<bindings::ib_qp> {
-        self.target.raw
     }
 
     /// Returns the count of what keeps the QP after its drain.
@@ -231,13 +227,6 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
     }
 }
 
-/// Room for transfers by `rdma_rw` contexts.
-#[derive(Clone, Copy, Default)]
-pub(crate) struct Rw {
-    pub(crate) contexts: u32,
-    pub(crate) port: u32,
-}
-
 /// What a reliable connected QP is to be made of, as `struct ib_qp_init_attr`.
 ///
 /// # Examples
@@ -267,7 +256,8 @@ impl<'a, S: PollContext, R: PollContext> InitAttr<'a, S, R> {
                 srq: None,
                 qp_type: bindings::ib_qp_type_IB_QPT_RC,
                 caps: *caps,
-                rw: None,
+                rw_contexts: 0,
+                port: 0,
                 events: None,
             },
             _contexts: PhantomData,
@@ -279,7 +269,8 @@ impl<'a, S: PollContext, R: PollContext> InitAttr<'a, S, R> {
     /// the QP a pool of MRs where the device needs them. The port of a connection manager id is its
     /// own, whatever is said here.
     pub fn rw_contexts(mut self, contexts: u32, port: u32) -> Self {
-        self.parts.rw = Some(Rw { contexts, port });
+        self.parts.rw_contexts = contexts;
+        self.parts.port = port;
         self
     }
 
@@ -295,13 +286,13 @@ impl<'a, S: PollContext, R: PollContext> InitAttr<'a, S, R> {
     ///
     /// As [`Qp::create_raw`].
     pub fn create(self, cx: &Sleepable) -> Result<Qp<S, R>> {
-        Qp::new(&self.parts, Origin::Raw, cx)
+        Qp::new(&self.parts, None, cx)
     }
 
     /// Creates a QP for datagrams, in the reset state. The marker of its drain goes to `marker_ah`.
     pub(crate) fn create_ud(mut self, marker_ah: Ah, cx: &Sleepable) -> Result<Qp<S, R>> {
         self.parts.qp_type = bindings::ib_qp_type_IB_QPT_UD;
-        let qp = Qp::new(&self.parts, Origin::Raw, cx)?;
+        let qp = Qp::new(&self.parts, None, cx)?;
         // The QP was just created, so this is the first value.
         qp.inner.marker_ah.populate(marker_ah);
         Ok(qp)
@@ -313,7 +304,7 @@ impl<'a, S: PollContext, R: PollContext> InitAttr<'a, S, R> {
     ///
     /// As [`Qp::create`].
     pub fn create_for(self, id: &cm::Id, cx: &Sleepable) -> Result<Qp<S, R>> {
-        Qp::new(&self.parts, Origin::Id(id.inner()), cx)
+        Qp::new(&self.parts, Some(id.inner()), cx)
     }
 }
 
@@ -340,16 +331,17 @@ impl<'a, C: CorePolled> InitAttr<'a, C, C> {
 }
 
 /// What a QP is created from, as `struct ib_qp_init_attr`.
-pub(crate) struct Parts<'a> {
-    pub(crate) pd: &'a Pd,
-    pub(crate) send_cq: &'a Arc<cq::Inner>,
-    pub(crate) recv_cq: &'a Arc<cq::Inner>,
+struct Parts<'a> {
+    pd: &'a Pd,
+    send_cq: &'a Arc<cq::Inner>,
+    recv_cq: &'a Arc<cq::Inner>,
     /// If there is one, the CQs are the same.
-    pub(crate) srq: Option<&'a Arc<srq::Inner>>,
-    pub(crate) qp_type: bindings::ib_qp_type,
-    pub(crate) caps: Caps,
-    pub(crate) rw: Option<Rw>,
-    pub(crate) events: Option<Arc<dyn Events>>,
+    srq: Option<&'a Arc<srq::Inner>>,
+    qp_type: bindings::ib_qp_type,
+    caps: Caps,
+    rw_contexts: u32,
+    port: u32,
+    events: Option<Arc<dyn Events>>,
 }
 
 impl Parts<'_> {
@@ -361,10 +353,9 @@ impl Parts<'_> {
                 .filter(|n| *n <= dev.attrs().max_qp_wr)
                 .ok_or(EINVAL)
         };
-        let rw = self.rw.unwrap_or_default();
+        let contexts = self.rw_contexts;
         // The core adds up to three requests for each context, unchecked.
-        if rw.contexts > dev.attrs().max_qp_wr || (rw.contexts != 0 && dev.port(rw.port).is_none())
-        {
+        if contexts > dev.attrs().max_qp_wr || (contexts != 0 && dev.port(self.port).is_none()) {
             return Err(EINVAL);
         }
         let (srq, max_recv_wr, max_recv_sge) = match self.srq {
@@ -383,12 +374,12 @@ impl Parts<'_> {
                 max_recv_wr,
                 max_send_sge: self.caps.send_sge,
                 max_recv_sge,
-                max_rdma_ctxs: rw.contexts,
+                max_rdma_ctxs: contexts,
                 ..Default::default()
             },
             sq_sig_type: bindings::ib_sig_type_IB_SIGNAL_REQ_WR,
             qp_type: self.qp_type,
-            port_num: rw.port,
+            port_num: self.port,
             ..Default::default()
         })
     }
@@ -413,12 +404,12 @@ impl Recv {
 ///
 /// # Invariants
 ///
-/// `raw` was created by `owner`, completes to the CQs of the leases and belongs to `pd`. Its
-/// context is `context`. If its receives are shared these CQs are the same, and not
-/// a direct one.
+/// `raw` was created for the id of `claim`, if there is one, completes to the CQs of the
+/// reservations and belongs to `pd`. Its context is `context`. If its receives are shared these CQs
+/// are the same, and not a direct one.
 pub(crate) struct Inner {
     pub(crate) raw: NonNull<bindings::ib_qp>,
-    owner: Owner,
+    claim: Option<cm::QpClaim>,
     send: Reservation,
     recv: Recv,
     markers: Option<Arc<Markers>>,
@@ -472,9 +463,9 @@ impl Inner {
         self.send.cq().is_shared() || self.recv.cq().is_shared()
     }
 
-    /// Says whether the connection manager moves the QP through its states.
+    /// Returns whether the connection manager moves the QP through its states.
     fn is_managed(&self) -> bool {
-        matches!(self.owner, Owner::Id(_))
+        self.claim.is_some()
     }
 
     /// Destroys a QP and waits for that. Not generic and not inlined, so that the code is here and
@@ -500,7 +491,7 @@ impl Teardown for Inner {
             .map_err(|e| (e, "drained"))
             .and_then(|()| {
                 // SAFETY: The QP is drained, and nobody can post to it any more.
-                unsafe { self.owner.destroy(self.raw) }.map_err(|e| (e, "destroyed"))
+                unsafe { destroy_raw(&self.claim, self.raw) }.map_err(|e| (e, "destroyed"))
             });
         match destroyed {
             Ok(()) => Fate::Gone,
@@ -518,8 +509,8 @@ impl Teardown for Inner {
     }
 }
 
-/// Returns how many requests the driver really lets be outstanding, given the sizes that it
-/// returned.
+/// Returns how many sends and receives the driver really lets be outstanding, given the sizes that
+/// it returned.
 ///
 /// Some round up and do not say so at creation, so they are asked again. Those that cannot tell are
 /// taken to round up to a power of two.
@@ -527,32 +518,17 @@ impl Teardown for Inner {
 /// # Safety
 ///
 /// `qp` is valid.
-unsafe fn given(qp: *mut bindings::ib_qp, returned: &bindings::ib_qp_cap) -> bindings::ib_qp_cap {
+unsafe fn given(qp: *mut bindings::ib_qp, returned: &bindings::ib_qp_cap) -> (u32, u32) {
     let mut attr = bindings::ib_qp_attr::default();
     let mut init = bindings::ib_qp_init_attr::default();
     let mask = bindings::ib_qp_attr_mask_IB_QP_CAP as c_int;
     // SAFETY: The caller promises that `qp` is valid.
     let asked = unsafe { bindings::ib_query_qp(qp, &raw mut attr, mask, &raw mut init) } == 0;
-    let more = |returned: u32, attr: u32, init: u32| {
-        if asked {
-            returned.max(attr).max(init)
-        } else {
-            returned.checked_next_power_of_two().unwrap_or(u32::MAX)
-        }
+    let most = |wr: fn(&bindings::ib_qp_cap) -> u32| match asked {
+        true => wr(returned).max(wr(&attr.cap)).max(wr(&init.cap)),
+        false => wr(returned).checked_next_power_of_two().unwrap_or(u32::MAX),
     };
-    bindings::ib_qp_cap {
-        max_send_wr: more(
-            returned.max_send_wr,
-            attr.cap.max_send_wr,
-            init.cap.max_send_wr,
-        ),
-        max_recv_wr: more(
-            returned.max_recv_wr,
-            attr.cap.max_recv_wr,
-            init.cap.max_recv_wr,
-        ),
-        ..Default::default()
-    }
+    (most(|cap| cap.max_send_wr), most(|cap| cap.max_recv_wr))
 }
 
 /// Creates a QP. Not generic, so that what the QP needs at its end is code of this module.
@@ -561,14 +537,18 @@ unsafe fn given(qp: *mut bindings::ib_qp, returned: &bindings::ib_qp_cap) -> bin
 ///
 /// See [`Qp::create`](Qp::create).
 #[inline(never)]
-pub(crate) fn create(
+fn create(
     parts: &Parts<'_>,
-    origin: Origin<'_>,
+    id: Option<&Arc<cm::Inner>>,
     _cx: &Sleepable,
 ) -> Result<Deferred<Inner>> {
     let (pd, send_cq, recv_cq) = (parts.pd, parts.send_cq, parts.recv_cq);
     let dev = pd.device();
-    if send_cq.dev != *dev || recv_cq.dev != *dev || parts.srq.is_some_and(|srq| srq.pd() != pd) {
+    if send_cq.dev != *dev
+        || recv_cq.dev != *dev
+        || parts.srq.is_some_and(|srq| srq.pd() != pd)
+        || id.is_some_and(|id| id.device_raw() != dev.as_raw())
+    {
         return Err(EINVAL);
     }
     let mut attr = parts.to_raw()?;
@@ -577,22 +557,22 @@ pub(crate) fn create(
     let context = QpPriv::new(parts.events.clone(), dev.is_iwarp())?;
     context.install(&mut attr);
     let listed = dev.list(Kind::Qp)?;
-    let owner = Owner::of(&origin, pd)?;
-    // SAFETY: The CQs are of this device, as just checked, and nothing below drops the context of a
-    // QP that is there.
-    let raw = unsafe { owner.create(pd, &mut attr) }?;
+    let claim = id.map(|id| id.claim_qp()).transpose()?;
+    // SAFETY: The CQs and the id are of this device, as just checked, and nothing below drops the
+    // context of a QP that is there.
+    let raw = unsafe { create_raw(&claim, pd, &mut attr) }?;
 
     // SAFETY: The QP was just created; its number does not change.
     listed.set_qp(unsafe { raw.as_ref() });
-    if let Owner::Id(claim) = &owner {
+    if let Some(claim) = &claim {
         listed.set_peer(claim.peer());
     }
     // SAFETY: The QP was just created.
-    let given = unsafe { given(raw.as_ptr(), &attr.cap) };
-    let reservations = cq::reserve(send_cq, given.max_send_wr).and_then(|send| {
+    let (send_wr, recv_wr) = unsafe { given(raw.as_ptr(), &attr.cap) };
+    let reservations = cq::reserve(send_cq, send_wr).and_then(|send| {
         let recv = match parts.srq {
             Some(srq) => Recv::Shared(srq::SrqReservation::new(srq, recv_cq)?),
-            None => Recv::Own(cq::reserve(recv_cq, given.max_recv_wr)?),
+            None => Recv::Own(cq::reserve(recv_cq, recv_wr)?),
         };
         Ok((send, recv))
     });
@@ -601,7 +581,7 @@ pub(crate) fn create(
             // INVARIANT: As created.
             return Ok(reserved.fill(Inner {
                 raw,
-                owner,
+                claim,
                 send,
                 recv,
                 markers: Some(markers),
@@ -614,80 +594,58 @@ pub(crate) fn create(
         Err(e) => e,
     };
     // SAFETY: Nothing was posted to the QP.
-    if let Err(e) = unsafe { owner.destroy(raw) } {
+    if let Err(e) = unsafe { destroy_raw(&claim, raw) } {
         pr_err!("{dev}: a new QP was not destroyed ({e:?}): it is leaked and holds its device\n");
         let cqs = (send_cq.clone(), recv_cq.clone());
-        core::mem::forget((listed, owner, context, pd.clone(), cqs, parts.srq.cloned()));
+        core::mem::forget((listed, claim, context, pd.clone(), cqs, parts.srq.cloned()));
     }
     Err(e)
 }
 
-/// Who creates a QP.
-pub(crate) enum Origin<'a> {
-    /// The connection manager, for an id.
-    Id(&'a Arc<cm::Inner>),
-    /// The verb.
-    Raw,
-}
-
-/// Who destroys a QP: who has created it.
-enum Owner {
-    Id(cm::QpClaim),
-    Raw,
-}
-
-impl Owner {
-    fn of(origin: &Origin<'_>, pd: &Pd) -> Result<Self> {
-        match origin {
-            Origin::Id(id) if id.device_raw() != pd.device().as_raw() => Err(EINVAL),
-            Origin::Id(id) => Ok(Self::Id(id.claim_qp()?)),
-            Origin::Raw => Ok(Self::Raw),
+/// Creates a QP, for the id of `claim` if there is one.
+///
+/// # Safety
+///
+/// The id and the CQs of `attr` are alive and of the device of `pd`, and its context lives until
+/// the QP is destroyed.
+unsafe fn create_raw(
+    claim: &Option<cm::QpClaim>,
+    pd: &Pd,
+    attr: &mut bindings::ib_qp_init_attr,
+) -> Result<NonNull<bindings::ib_qp>> {
+    let raw = match claim {
+        Some(claim) => {
+            let id = claim.as_raw();
+            // SAFETY: The id is bound to this device and has no QP, and PD and CQs are alive.
+            to_result(unsafe { bindings::rdma_create_qp(id, pd.as_raw(), attr) })?;
+            // SAFETY: Creation has set the id's QP.
+            unsafe { (*id).qp }
         }
-    }
+        // SAFETY: PD and CQs are alive, and the client's name outlives the QP.
+        None => from_err_ptr(unsafe {
+            let caller = pd.device().client().name.as_char_ptr();
+            bindings::ib_create_qp_kernel(pd.as_raw(), attr, caller)
+        })?,
+    };
+    NonNull::new(raw).ok_or(EIO)
+}
 
-    /// # Safety
-    ///
-    /// The CQs of `attr` are alive and of the device of `pd`, and its context lives until the QP is
-    /// destroyed.
-    unsafe fn create(
-        &self,
-        pd: &Pd,
-        attr: &mut bindings::ib_qp_init_attr,
-    ) -> Result<NonNull<bindings::ib_qp>> {
-        let raw = match self {
-            Self::Id(claim) => {
-                let id = claim.as_raw();
-                // SAFETY: The id is bound to this device and has no QP, and PD and CQs are alive.
-                to_result(unsafe { bindings::rdma_create_qp(id, pd.as_raw(), attr) })?;
-                // SAFETY: Creation has set the id's QP.
-                unsafe { (*id).qp }
-            }
-            // SAFETY: PD and CQs are alive, and the client's name outlives the QP.
-            Self::Raw => from_err_ptr(unsafe {
-                let caller = pd.device().client().name.as_char_ptr();
-                bindings::ib_create_qp_kernel(pd.as_raw(), attr, caller)
-            })?,
-        };
-        NonNull::new(raw).ok_or(EIO)
-    }
-
-    /// # Safety
-    ///
-    /// `qp` is from [`Self::create`], has no request outstanding and is not used any more, unless
-    /// this fails.
-    unsafe fn destroy(&self, qp: NonNull<bindings::ib_qp>) -> Result {
-        match self {
-            Self::Id(claim) => {
-                // SAFETY: `qp` is from `create`, as the caller promises, so it is the id's. It has
-                // no request outstanding, and is not used any more.
-                unsafe { bindings::rdma_destroy_qp(claim.as_raw()) };
-                Ok(())
-            }
-            // SAFETY: `qp` is from `create`, has no request outstanding and is not used any more,
-            // as the caller promises.
-            Self::Raw => to_result(unsafe {
-                bindings::ib_destroy_qp_user(qp.as_ptr(), core::ptr::null_mut())
-            }),
+/// # Safety
+///
+/// `qp` is from [`create_raw`] with this claim, has no request outstanding and is not used any
+/// more, unless this fails.
+unsafe fn destroy_raw(claim: &Option<cm::QpClaim>, qp: NonNull<bindings::ib_qp>) -> Result {
+    match claim {
+        Some(claim) => {
+            // SAFETY: `qp` is the id's, has no request outstanding and is not used any more, as the
+            // caller promises.
+            unsafe { bindings::rdma_destroy_qp(claim.as_raw()) };
+            Ok(())
+        }
+        // SAFETY: `qp` was created by the verb, has no request outstanding and is not used any
+        // more, as the caller promises.
+        None => {
+            to_result(unsafe { bindings::ib_destroy_qp_user(qp.as_ptr(), core::ptr::null_mut()) })
         }
     }
 }
@@ -736,6 +694,25 @@ impl fmt::Display for Event {
 /// What is told of the events of a QP (`ib_qp_init_attr.event_handler`).
 ///
 /// The QP keeps it until the QP is destroyed, so it must not own the QP.
+///
+/// # Examples
+///
+/// ```
+/// # use rdma::{context::*, cq::Cq, pd::Pd, qp::*};
+/// # use kernel::sync::Arc;
+/// struct Log;
+///
+/// impl Events for Log {
+///     fn event(&self, event: Event, qp_num: u32, _cx: &Atomic) {
+///         pr_info!("QP {qp_num}: {event} ({})\n", event.as_raw());
+///     }
+/// }
+///
+/// fn create(pd: &Pd, cq: &Cq<Softirq>, cx: &Sleepable) -> Result<Qp<Softirq>> {
+///     let log = Arc::new(Log, GFP_KERNEL)?;
+///     InitAttr::new(pd, cq, cq, &Caps::new(16, 16)).events(log).create(cx)
+/// }
+/// ```
 pub trait Events: Send + Sync + 'static {
     /// Something has happened to the QP of this number.
     ///

@@ -697,7 +697,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
         // SAFETY: The QP is valid and counts in `transfers()`. The owner keeps the context and the
         // memory of `then`, as the caller promises. It is the queue's until it completes, or is
         // kept until the QP is drained below.
-        let begun = unsafe { begin(plan, self.as_non_null(), self.transfers(), cqe, then, cx) };
+        let begun = unsafe { begin(plan, self.target.raw, self.transfers(), cqe, then, cx) };
         let Err(failed) = begun else {
             return Ok(());
         };

@@ -158,13 +158,13 @@ impl Inner {
     /// # Safety
     ///
     /// `cqe` is that of a marker which is there until the request has completed. If the QP is for
-    /// datagrams it has the state for that.
+    /// datagrams it has an address handle for that.
     unsafe fn post_send_marker(&self, cqe: *mut bindings::ib_cqe) -> Result<(), Refusal> {
         let (mut rdma, mut ud);
         let (wr, opcode): (*mut bindings::ib_send_wr, _) = match self.marker_ah.as_ref() {
-            Some(state) => {
+            Some(ah) => {
                 ud = bindings::ib_ud_wr {
-                    ah: state.marker_ah.as_raw(),
+                    ah: ah.as_raw(),
                     ..Default::default()
                 };
                 ((&raw mut ud).cast(), bindings::ib_wr_opcode_IB_WR_SEND)
