@@ -731,6 +731,7 @@ struct QpPriv {
     /// Held while registrations of shared regions are posted: see [`Qp::reg_lock`](Qp::reg_lock).
     #[pin]
     reg_lock: SpinLockIrq<()>,
+    #[pin]
     drain_list: DrainList,
     #[pin]
     transfers: Transfers,
@@ -746,7 +747,7 @@ impl QpPriv {
         let init = pin_init!(Self {
             modifying <- new_mutex!(()),
             reg_lock <- new_spinlock_irq!((), "rdma::Qp::reg_lock"),
-            drain_list: DrainList::new(),
+            drain_list <- DrainList::new(),
             transfers <- Transfers::new(iwarp),
             events,
             user_context <- context::UserContext::new(),
@@ -789,7 +790,7 @@ unsafe extern "C" fn on_event(event: *mut bindings::ib_event, context: *mut c_vo
 // it, is destroyed.
 
 /// The transfers of a QP.
-#[pin_data(PinnedDrop)]
+#[pin_data]
 pub(crate) struct Transfers {
     /// The transfers that use the QP.
     count: RefCount,
@@ -797,6 +798,7 @@ pub(crate) struct Transfers {
     #[pin]
     ended: Completion,
     /// The pages that transfers leave behind.
+    #[pin]
     left: DrainList,
     /// Set if the device is one of iWARP.
     pub(crate) iwarp: bool,
@@ -807,7 +809,7 @@ impl Transfers {
         pin_init!(Self {
             count: RefCount::new(),
             ended <- Completion::new(),
-            left: DrainList::new(),
+            left <- DrainList::new(),
             iwarp,
         })
     }
@@ -826,9 +828,8 @@ impl Transfers {
         }
     }
 
-    /// Keeps what a transfer leaves behind until the QP is destroyed. Any context.
-    ///
-    /// The transfer has not ended.
+    /// Keeps what a transfer, which has not ended, leaves behind until the QP is destroyed. Any
+    /// context.
     pub(crate) fn keep<T: Send + 'static>(&self, left: T) {
         self.left.add(left);
     }
@@ -843,15 +844,5 @@ impl Transfers {
             return Err(ETIMEDOUT);
         }
         Ok(())
-    }
-}
-
-#[pinned_drop]
-impl PinnedDrop for Transfers {
-    fn drop(self: Pin<&mut Self>) {
-        // SAFETY: The context of a QP, which this is a part of, is dropped once the QP was
-        // destroyed, or when it could not be created, and is leaked with it otherwise. So no
-        // request is outstanding, and the MRs of the QP are gone; the PD is dropped after this.
-        unsafe { self.left.take().release() };
     }
 }
