@@ -7,15 +7,15 @@
 //! completion gives it back as a [`Done`], with the result. It can then be posted again, as another
 //! operation.
 //!
-//! Completions are taken from a CQ that the ULP polls, as in librpma, or handled by an
-//! [`OpHandler`].
+//! Completions are taken from a CQ that the ULP polls, as in librpma; operations that are not taken
+//! are dropped.
 //!
 //! # Examples
 //!
 //! ```
 //! use rdma::{context::*, cq::*, dma::*, op::*, qp::Qp, wr::Remote};
 //!
-//! /// Copies 64 bytes of a peer to another of its addresses.
+//! /// Copies 64 bytes of a peer to another of its addresses, and sends it the first eight.
 //! fn copy(qp: &Qp<Waited>, cq: &Cq<Waited>, op: Op<u32>, from: Remote, to: Remote) -> Result {
 //!     let cx = Sleepable::current()?;
 //!     let mut batch = Batch::<4>::new();
@@ -25,7 +25,8 @@
 //!             continue;
 //!         };
 //!         match done.result? {
-//!             Outcome::Read => done.op.write(qp, 0..64, to)?,
+//!             Outcome::Read => done.op.write_with_imm(qp, 0..64, to, 1)?,
+//!             Outcome::Write => done.op.send_with_imm(qp, 0..8, 2)?,
 //!             _ => return Ok(()),
 //!         }
 //!     }
@@ -36,7 +37,6 @@
 use crate::{
     context::{
         Atomic,
-        Context,
         PollContext,
         Provides,
         Sleepable, //
@@ -69,29 +69,18 @@ use crate::{
         SendWr, //
     }, //
 };
-use core::{
-    marker::PhantomData,
-    ops::Range, //
-};
+use core::ops::Range;
 use kernel::{
     prelude::*,
     sync::Arc, //
 };
 
-/// The type of an operation.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
-    /// Not posted yet.
-    Idle,
-    /// An RDMA READ.
+/// The type of an operation, which its completion does not tell.
+enum Kind {
     Read,
-    /// An RDMA WRITE, with immediate data or without.
     Write,
-    /// A flush: see [`crate::flush`].
     Flush,
-    /// A message, with immediate data or without.
     Send,
-    /// A receive.
     Recv,
 }
 
@@ -123,12 +112,12 @@ pub enum Outcome {
 }
 
 impl Outcome {
-    fn new(kind: Kind, wc: Success<'_>) -> Self {
+    fn new(kind: &Kind, wc: Success<'_>) -> Self {
         match (kind, wc.imm_data()) {
             (Kind::Read, _) => Self::Read,
             (Kind::Write, _) => Self::Write,
             (Kind::Flush, _) => Self::Flush,
-            (Kind::Idle | Kind::Send, _) => Self::Send,
+            (Kind::Send, _) => Self::Send,
             (Kind::Recv, Some(imm)) if wc.opcode() == Opcode::RecvRdmaWithImm => Self::RecvWrite {
                 len: wc.byte_len(),
                 imm,
@@ -142,48 +131,41 @@ impl Outcome {
 }
 
 /// The owner of the posted request.
-struct State<C, D: Direction, H> {
+struct State<C, D: Direction> {
     cqe: Cqe<Self>,
     kind: Kind,
     buf: Buf<D>,
     context: C,
     pad: Option<Arc<Pad>>,
-    _handler: PhantomData<fn(H)>,
 }
 
 // Only a posted request depends on its address, and a request is posted in a box.
-impl<C, D: Direction, H> Unpin for State<C, D, H> {}
+impl<C, D: Direction> Unpin for State<C, D> {}
 
-impl<C, D: Direction, H> cqe::HasCqe for State<C, D, H> {
+impl<C, D: Direction> cqe::HasCqe for State<C, D> {
     const FIELD: cqe::Field<Self, 0> = crate::cqe_field!(cqe);
 }
 
-impl<C, D, H> CqeHandler for State<C, D, H>
-where
-    C: Send + 'static,
-    D: Direction,
-    H: OpHandler<C, D>,
-{
+impl<C: Send + 'static, D: Direction> CqeHandler for State<C, D> {
     type Pointer = Pin<KBox<Self>>;
-    type Needs = H::Needs;
+    type Needs = Atomic;
 
-    #[inline]
-    fn done(this: Self::Pointer, wc: &Wc, cx: &H::Needs) {
-        H::done(Done::new(this, wc), cx);
-    }
+    fn done(_this: Self::Pointer, _wc: &Wc, _cx: &Atomic) {}
 }
 
-/// A buffer and a context `C`, to be posted as one operation after the other.
-///
-/// `D` is the direction of the buffer, `H` the handler of completions that are not taken.
-pub struct Op<C, D: Direction = Bidirectional, H = Unclaimed>(Pin<KBox<State<C, D, H>>>);
+/// A buffer, used by the device in the direction `D`, and a context `C`, to be posted as one
+/// operation after the other.
+pub struct Op<C, D: Direction = Bidirectional>(Pin<KBox<State<C, D>>>);
 
-impl<C, D, H> Op<C, D, H>
-where
-    C: Send + 'static,
-    D: Direction,
-    H: OpHandler<C, D>,
-{
+/// An operation that has completed.
+pub struct Done<C, D: Direction = Bidirectional> {
+    /// The operation, which can be posted again.
+    pub op: Op<C, D>,
+    /// The result.
+    pub result: Result<Outcome, WcError>,
+}
+
+impl<C: Send + 'static, D: Direction> Op<C, D> {
     /// Allocates an operation.
     ///
     /// # Errors
@@ -192,18 +174,12 @@ where
     pub fn new(buf: Buf<D>, context: C, _cx: &Sleepable) -> Result<Self> {
         let state = State {
             cqe: Cqe::new(),
-            kind: Kind::Idle,
+            kind: Kind::Recv,
             buf,
             context,
             pad: None,
-            _handler: PhantomData,
         };
         Ok(Self(KBox::pin(state, GFP_KERNEL)?))
-    }
-
-    /// Returns the type of operation that it was last posted as.
-    pub fn kind(&self) -> Kind {
-        self.0.kind
     }
 
     /// Returns the context.
@@ -222,93 +198,52 @@ where
     ///
     /// Gives the completion back if it is of another owner.
     #[inline]
-    pub fn take(completion: Completion<'_>) -> Result<Done<C, D, H>, Completion<'_>> {
-        let (state, wc) = completion.take::<State<C, D, H>, 0>()?;
-        Ok(Done::new(state, wc))
-    }
-}
-
-/// An operation that has completed.
-pub struct Done<C, D: Direction = Bidirectional, H = Unclaimed> {
-    /// The operation, which can be posted again.
-    pub op: Op<C, D, H>,
-    /// The result.
-    pub result: Result<Outcome, WcError>,
-}
-
-impl<C, D: Direction, H> Done<C, D, H> {
-    #[inline]
-    fn new(mut state: Pin<KBox<State<C, D, H>>>, wc: &Wc) -> Self {
+    pub fn take(completion: Completion<'_>) -> Result<Done<C, D>, Completion<'_>> {
+        let (mut state, wc) = completion.take::<State<C, D>, 0>()?;
         state.pad = None;
-        let result = wc.result().map(|wc| Outcome::new(state.kind, wc));
-        Self {
-            op: Op(state),
+        let result = wc.result().map(|wc| Outcome::new(&state.kind, wc));
+        Ok(Done {
+            op: Self(state),
             result,
-        }
+        })
     }
-}
-
-/// The handler of operations that are not taken: of all operations, on a CQ that the RDMA core
-/// polls.
-pub trait OpHandler<C, D: Direction>: Sized + 'static {
-    /// The context that the handler needs, as [`CqeHandler::Needs`].
-    type Needs: Context;
-
-    /// Handles an operation that has completed. Concurrent calls are as those of
-    /// [`CqeHandler::done`].
-    fn done(done: Done<C, D, Self>, cx: &Self::Needs);
-}
-
-/// Drops operations that are not taken.
-pub enum Unclaimed {}
-
-impl<C, D: Direction> OpHandler<C, D> for Unclaimed {
-    type Needs = Atomic;
-
-    fn done(_done: Done<C, D, Self>, _cx: &Atomic) {}
 }
 
 type Posted<T> = Result<(), PostError<T>>;
 
 /// Each of these moves the operation into the queue, or gives it back in the error: that of
 /// [`Qp::post_send`], and `EINVAL` if the range is empty or not inside of the buffer. Any context.
-impl<C, D, H> Op<C, D, H>
-where
-    C: Send + 'static,
-    D: Direction,
-    H: OpHandler<C, D>,
-{
+impl<C: Send + 'static, D: Direction> Op<C, D> {
     #[inline]
     fn post(
         mut self,
         kind: Kind,
-        post: impl FnOnce(Pin<KBox<State<C, D, H>>>) -> Posted<Pin<KBox<State<C, D, H>>>>,
+        post: impl FnOnce(Pin<KBox<State<C, D>>>) -> Posted<Pin<KBox<State<C, D>>>>,
     ) -> Posted<Self> {
         self.0.kind = kind;
         post(self.0).map_err(|e| e.map(Self))
     }
 
     #[inline]
-    fn post_send<S, R>(
+    fn post_send(
         self,
         kind: Kind,
-        qp: &Qp<S, R>,
-        wr: impl for<'a> FnOnce(&'a State<C, D, H>) -> Result<SendWr<'a>> + Send,
-    ) -> Posted<Self>
-    where
-        S: Provides<H::Needs>,
-        R: PollContext,
-    {
+        qp: &Qp<impl Provides<Atomic>, impl PollContext>,
+        wr: impl for<'a> FnOnce(&'a State<C, D>) -> Result<SendWr<'a>> + Send,
+    ) -> Posted<Self> {
         self.post(kind, |state| qp.post_send(state, wr))
     }
 
     /// Reads the peer's memory at `from` into a range of the buffer (`rpma_read`).
     #[inline]
-    pub fn read<S, R>(self, qp: &Qp<S, R>, range: Range<usize>, from: Remote) -> Posted<Self>
+    pub fn read(
+        self,
+        qp: &Qp<impl Provides<Atomic>, impl PollContext>,
+        range: Range<usize>,
+        from: Remote,
+    ) -> Posted<Self>
     where
         D: DeviceWrites,
-        S: Provides<H::Needs>,
-        R: PollContext,
     {
         self.post_send(Kind::Read, qp, |op| {
             Ok(SendWr::rdma_read([op.buf.sge_mut(range)?], from))
@@ -317,11 +252,14 @@ where
 
     /// Writes a range of the buffer to the peer's memory at `to` (`rpma_write`).
     #[inline]
-    pub fn write<S, R>(self, qp: &Qp<S, R>, range: Range<usize>, to: Remote) -> Posted<Self>
+    pub fn write(
+        self,
+        qp: &Qp<impl Provides<Atomic>, impl PollContext>,
+        range: Range<usize>,
+        to: Remote,
+    ) -> Posted<Self>
     where
         D: DeviceReads,
-        S: Provides<H::Needs>,
-        R: PollContext,
     {
         self.post_send(Kind::Write, qp, |op| {
             Ok(SendWr::rdma_write([op.buf.sge(range)?], to))
@@ -331,17 +269,15 @@ where
     /// Writes as [`Op::write`], and completes a receive of the peer (`rpma_write_with_imm`). The
     /// immediate data are in host byte order.
     #[inline]
-    pub fn write_with_imm<S, R>(
+    pub fn write_with_imm(
         self,
-        qp: &Qp<S, R>,
+        qp: &Qp<impl Provides<Atomic>, impl PollContext>,
         range: Range<usize>,
         to: Remote,
         imm: u32,
     ) -> Posted<Self>
     where
         D: DeviceReads,
-        S: Provides<H::Needs>,
-        R: PollContext,
     {
         self.post_send(Kind::Write, qp, |op| {
             Ok(SendWr::rdma_write([op.buf.sge(range)?], to).with_imm(imm))
@@ -351,17 +287,13 @@ where
     /// Completes when all that this QP has written before to the `len` bytes from `to` on is in the
     /// peer's memory (`rpma_flush`): see [`crate::flush`]. The buffer is not accessed.
     #[inline]
-    pub fn flush<S, R>(
+    pub fn flush(
         mut self,
-        qp: &Qp<S, R>,
+        qp: &Qp<impl Provides<Atomic>, impl PollContext>,
         pad: &Arc<Pad>,
         to: Remote,
         len: usize,
-    ) -> Posted<Self>
-    where
-        S: Provides<H::Needs>,
-        R: PollContext,
-    {
+    ) -> Posted<Self> {
         self.0.pad = Some(pad.clone());
         self.post_send(Kind::Flush, qp, |op| {
             let pad = op.pad.as_ref().ok_or(EINVAL)?;
@@ -371,11 +303,13 @@ where
 
     /// Sends a range of the buffer (`rpma_send`).
     #[inline]
-    pub fn send<S, R>(self, qp: &Qp<S, R>, range: Range<usize>) -> Posted<Self>
+    pub fn send(
+        self,
+        qp: &Qp<impl Provides<Atomic>, impl PollContext>,
+        range: Range<usize>,
+    ) -> Posted<Self>
     where
         D: DeviceReads,
-        S: Provides<H::Needs>,
-        R: PollContext,
     {
         self.post_send(Kind::Send, qp, |op| {
             Ok(SendWr::send([op.buf.sge(range)?]))
@@ -384,11 +318,14 @@ where
 
     /// Sends as [`Op::send`], with immediate data, in host byte order (`rpma_send_with_imm`).
     #[inline]
-    pub fn send_with_imm<S, R>(self, qp: &Qp<S, R>, range: Range<usize>, imm: u32) -> Posted<Self>
+    pub fn send_with_imm(
+        self,
+        qp: &Qp<impl Provides<Atomic>, impl PollContext>,
+        range: Range<usize>,
+        imm: u32,
+    ) -> Posted<Self>
     where
         D: DeviceReads,
-        S: Provides<H::Needs>,
-        R: PollContext,
     {
         self.post_send(Kind::Send, qp, |op| {
             Ok(SendWr::send([op.buf.sge(range)?]).with_imm(imm))
@@ -398,11 +335,13 @@ where
     /// Receives a message into a range of the buffer, or the immediate data of an RDMA WRITE
     /// (`rpma_recv`).
     #[inline]
-    pub fn recv<S, R>(self, qp: &Qp<S, R>, range: Range<usize>) -> Posted<Self>
+    pub fn recv(
+        self,
+        qp: &Qp<impl PollContext, impl Provides<Atomic>>,
+        range: Range<usize>,
+    ) -> Posted<Self>
     where
         D: DeviceWrites,
-        S: PollContext,
-        R: Provides<H::Needs>,
     {
         self.post(Kind::Recv, |state| {
             qp.post_recv(state, |op| Ok(RecvWr::new([op.buf.sge_mut(range)?])))
