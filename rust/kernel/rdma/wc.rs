@@ -12,6 +12,8 @@ use kernel::{
 };
 
 /// The status of a request that failed, as `enum ib_wc_status` without `IB_WC_SUCCESS`.
+///
+/// Those of reliable datagrams, which no driver has, are without a name.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Status(bindings::ib_wc_status);
 
@@ -28,8 +30,6 @@ statuses! {
     LOC_LEN_ERR = ib_wc_status_IB_WC_LOC_LEN_ERR,
     /// Local QP operation error.
     LOC_QP_OP_ERR = ib_wc_status_IB_WC_LOC_QP_OP_ERR,
-    /// Local end-to-end context error.
-    LOC_EEC_OP_ERR = ib_wc_status_IB_WC_LOC_EEC_OP_ERR,
     /// A local key does not give access to the memory.
     LOC_PROT_ERR = ib_wc_status_IB_WC_LOC_PROT_ERR,
     /// The QP was in the error state: the request was flushed.
@@ -50,16 +50,8 @@ statuses! {
     RETRY_EXC_ERR = ib_wc_status_IB_WC_RETRY_EXC_ERR,
     /// The peer had no receive posted for too long.
     RNR_RETRY_EXC_ERR = ib_wc_status_IB_WC_RNR_RETRY_EXC_ERR,
-    /// Local RDD violation.
-    LOC_RDD_VIOL_ERR = ib_wc_status_IB_WC_LOC_RDD_VIOL_ERR,
-    /// The peer rejected an RD request.
-    REM_INV_RD_REQ_ERR = ib_wc_status_IB_WC_REM_INV_RD_REQ_ERR,
     /// The peer aborted the operation.
     REM_ABORT_ERR = ib_wc_status_IB_WC_REM_ABORT_ERR,
-    /// Invalid end-to-end context number.
-    INV_EECN_ERR = ib_wc_status_IB_WC_INV_EECN_ERR,
-    /// Invalid end-to-end context state.
-    INV_EEC_STATE_ERR = ib_wc_status_IB_WC_INV_EEC_STATE_ERR,
     /// Fatal error.
     FATAL_ERR = ib_wc_status_IB_WC_FATAL_ERR,
     /// Response timeout.
@@ -228,6 +220,21 @@ impl Success<'_> {
 pub(crate) fn unlikely() {}
 
 /// A work completion (`struct ib_wc`), which a handler borrows during the call.
+///
+/// # Examples
+///
+/// ```
+/// # use rdma::wc::Wc;
+/// fn log(wc: &Wc) {
+///     match wc.result() {
+///         Ok(wc) => {
+///             let (imm, rkey) = (wc.imm_data(), wc.invalidated_rkey());
+///             pr_info!("{} bytes, {imm:?}, invalidated {rkey:?}\n", wc.byte_len());
+///         }
+///         Err(e) => pr_err!("{} ({}), {:#x}\n", e.status, e.status.as_raw(), e.vendor_err),
+///     }
+/// }
+/// ```
 #[repr(transparent)]
 pub struct Wc(bindings::ib_wc);
 
