@@ -179,11 +179,8 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
             return Err(EOPNOTSUPP);
         }
         let value = core::ptr::from_ref(&*context).cast_mut().cast();
-        let owner: Arc<dyn Anything> = context;
-        self.inner
-            .context
-            .user_context
-            .set(identity::address_of::<T>(), value, owner)
+        let user_context = &self.inner.context.user_context;
+        user_context.set(identity::address_of::<T>(), value, context)
     }
 
     /// Takes the context from the QP, and drops the reference when no handler borrows it any more:
@@ -200,14 +197,9 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
     }
 }
 
-/// Whatever can be the context of a QP.
-trait Anything: Send + Sync + 'static {}
-
-impl<T: Send + Sync + 'static> Anything for T {}
-
 /// The reference that keeps a context.
 struct Owner {
-    context: Option<Arc<dyn Anything>>,
+    context: Option<Arc<dyn Send + Sync>>,
     /// Set while a thread that removes the context drains the QP.
     clearing: bool,
 }
@@ -258,7 +250,7 @@ impl UserContext {
     }
 
     /// Sets the context, `value`, which `owner` keeps; its type has the address `of`.
-    fn set(&self, of: usize, value: *mut c_void, owner: Arc<dyn Anything>) -> Result {
+    fn set(&self, of: usize, value: *mut c_void, owner: Arc<dyn Send + Sync>) -> Result {
         let mut current = self.owner.lock();
         if current.context.is_some() || current.clearing {
             return Err(EBUSY);
