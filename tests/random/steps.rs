@@ -384,7 +384,7 @@ fn datagram<C: Way>(t: &mut Turn<'_, C>) -> Result {
 }
 
 fn error_state<C: Way>(t: &mut Turn<'_, C>) -> Result {
-    Ok(t.end()?.modify(Attr::Error, t.cx)?)
+    t.end()?.modify(Attr::Error, t.cx)
 }
 
 fn drain<C: Way>(t: &mut Turn<'_, C>) -> Result {

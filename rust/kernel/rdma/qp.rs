@@ -228,17 +228,6 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
 }
 
 /// What a reliable connected QP is to be made of, as `struct ib_qp_init_attr`.
-///
-/// # Examples
-///
-/// ```
-/// # use rdma::{context::*, cq::Cq, pd::Pd, qp::{Caps, InitAttr, Qp}};
-/// fn create(pd: &Pd, cq: &Cq<Softirq>, cx: &Sleepable) -> Result<Qp<Softirq>> {
-///     InitAttr::new(pd, cq, cq, &Caps::new(16, 16))
-///         .rw_contexts(4, 1)
-///         .create(cx)
-/// }
-/// ```
 #[must_use]
 pub struct InitAttr<'a, S: PollContext, R: PollContext = S> {
     parts: Parts<'a>,
@@ -642,10 +631,11 @@ unsafe fn destroy_raw(claim: &Option<cm::QpClaim>, qp: NonNull<bindings::ib_qp>)
             unsafe { bindings::rdma_destroy_qp(claim.as_raw()) };
             Ok(())
         }
-        // SAFETY: `qp` was created by the verb, has no request outstanding and is not used any
-        // more, as the caller promises.
         None => {
-            to_result(unsafe { bindings::ib_destroy_qp_user(qp.as_ptr(), core::ptr::null_mut()) })
+            let qp = qp.as_ptr();
+            // SAFETY: `qp` was created by the verb, has no request outstanding and is not used any
+            // more, as the caller promises.
+            to_result(unsafe { bindings::ib_destroy_qp_user(qp, core::ptr::null_mut()) })
         }
     }
 }

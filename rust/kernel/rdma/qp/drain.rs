@@ -112,9 +112,7 @@ impl Inner {
         let mut full = false;
         if self.marker_ah.as_ref().is_some() || !is_ud {
             match wait.post::<SEND>(true, send) {
-                Ok(()) => {}
                 Err(Unposted::Full) => full = true,
-                Err(Unposted::Lost(e)) => return Err(e),
                 Err(Unposted::Refused(e)) => {
                     // It posts an RDMA WRITE.
                     let drain = ops.drain_sq.filter(|_| !is_ud).ok_or(e)?;
@@ -122,18 +120,17 @@ impl Inner {
                     // datagrams.
                     unsafe { wait.drain_by_driver(drain, self.send.cq()) }?
                 }
+                posted => posted?,
             }
         }
         if !self.is_on_srq() {
             match wait.post::<RECV>(false, recv) {
-                Ok(()) => {}
-                Err(Unposted::Full) => return Err(ETIMEDOUT),
-                Err(Unposted::Lost(e)) => return Err(e),
                 Err(Unposted::Refused(e)) => {
                     let drain = ops.drain_rq.ok_or(e)?;
                     // SAFETY: It is the device's, for the receive queue.
                     unsafe { wait.drain_by_driver(drain, self.recv.cq()) }?
                 }
+                posted => posted?,
             }
         }
         wait.wait()?;
@@ -143,10 +140,7 @@ impl Inner {
             // forgets all requests. The receives have come back by now, and the sends had the time
             // of the wait for room.
             self.modifier().restart()?;
-            wait.post::<SEND>(true, send).map_err(|e| match e {
-                Unposted::Full => ETIMEDOUT,
-                Unposted::Refused(e) | Unposted::Lost(e) => e,
-            })?;
+            wait.post::<SEND>(true, send)?;
             wait.wait()?;
         }
         Ok(())
@@ -220,6 +214,15 @@ enum Unposted {
     Refused(Error),
     /// It may be posted, or the time is over.
     Lost(Error),
+}
+
+impl From<Unposted> for Error {
+    fn from(e: Unposted) -> Self {
+        match e {
+            Unposted::Full => ETIMEDOUT,
+            Unposted::Refused(e) | Unposted::Lost(e) => e,
+        }
+    }
 }
 
 /// A drain that is under way.
