@@ -5,10 +5,13 @@
 use crate::{
     check::fail,
     fixture::{
+        wait,
+        CountDrop,
         Counted,
         Counter,
         Null,
-        NullEnv, //
+        NullEnv,
+        OnDone, //
     }, //
 };
 use kernel::prelude::*;
@@ -81,6 +84,38 @@ mod tests {
         }
         null.a.drain(&null.env.cx)?;
         check_eq!(times.get(), 4);
+        Ok(())
+    }
+
+    /// In a handler of its CQ a drain fails at once.
+    #[test]
+    fn drain_that_fails_goes_on_keeping_owners() -> Result {
+        let (null, times, gone) = (
+            Null::<Direct>::with(&CAPS)?,
+            Counter::new()?,
+            Counter::new()?,
+        );
+        null.disconnect()?;
+        let kept = CountDrop(gone.clone());
+        let mut batch = null
+            .a
+            .batch(OnDone::<Atomic, _>::new(move |_, _| drop(kept))?);
+        batch.post(|_, chain: &mut Chain<'_, 1>| chain.push(SendWr::send([])))?;
+        drop(batch);
+        null.a
+            .post_send(Counted::new(&times)?, |_| Ok(SendWr::send([])))?;
+        let (mut drained, cx) = (Ok(()), &null.env.cx);
+        wait(|| {
+            let processed = null.cq.process_with(1, |completion| {
+                drained = null.a.drain(cx);
+                completion.dispatch();
+            });
+            processed == Ok(1)
+        })?;
+        check_err!(drained, EDEADLK);
+        check_eq!(gone.get(), 0);
+        null.a.drain(cx)?;
+        check_eq!(gone.get(), 1);
         Ok(())
     }
 
