@@ -54,7 +54,6 @@ use crate::{
         Name, //
     },
     objects::Object,
-    refs::Kind,
     removal::{
         self,
         OnRemoval, //
@@ -239,7 +238,7 @@ fn alloc(
     }
     let reserved = Deferred::reserve()?;
     let callbacks = CqContext::new()?;
-    let listed = dev.list(Kind::Cq)?;
+    let listed = dev.list(crate::refs::Kind::Cq)?;
     let caller = dev.client().name.as_char_ptr();
     let private = Arc::as_ptr(&callbacks).cast_mut().cast();
     let attr = bindings::ib_cq_init_attr {
@@ -333,7 +332,7 @@ fn get(
     // The core never ends its search for more than a CQ can have.
     check(dev, entries)?;
     let reserved = Deferred::reserve()?;
-    let listed = dev.list(Kind::Cq)?;
+    let listed = dev.list(crate::refs::Kind::Cq)?;
     let vector = match vector {
         Some(vector) => vector.try_into()?,
         None => -1,

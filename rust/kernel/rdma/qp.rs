@@ -61,13 +61,11 @@ use crate::{
         drain_list::DrainList,
         marker::Markers, //
     },
-    refs::Kind,
     srq::{
         self,
         Receive,
         Srq, //
     },
-    sync::RefCount,
     wr::PostTarget, //
 };
 use core::{
@@ -545,7 +543,7 @@ fn create(
     let markers = Markers::new()?;
     let context = QpPriv::new(parts.events.clone(), dev.is_iwarp())?;
     context.install(&mut attr);
-    let listed = dev.list(Kind::Qp)?;
+    let listed = dev.list(crate::refs::Kind::Qp)?;
     let claim = id.map(|id| id.claim_qp()).transpose()?;
     // SAFETY: The CQs and the id are of this device, as just checked, and nothing below drops the
     // context of a QP that is there.
@@ -783,7 +781,7 @@ unsafe extern "C" fn on_event(event: *mut bindings::ib_event, context: *mut c_vo
 #[pin_data]
 pub(crate) struct Transfers {
     /// The transfers that use the QP.
-    count: RefCount,
+    count: crate::sync::RefCount,
     /// Completed by the last transfer once [`Transfers::wait`] was called.
     #[pin]
     ended: Completion,
@@ -797,7 +795,7 @@ pub(crate) struct Transfers {
 impl Transfers {
     fn new(iwarp: bool) -> impl PinInit<Self> {
         pin_init!(Self {
-            count: RefCount::new(),
+            count: crate::sync::RefCount::new(),
             ended <- Completion::new(),
             left <- DrainList::new(),
             iwarp,

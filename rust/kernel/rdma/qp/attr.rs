@@ -15,15 +15,10 @@ use crate::{
         Device,
         Gid, //
     },
-    objects::Peer,
     qp::{
         Inner,
         Qp, //
     }, //
-};
-use core::{
-    net::IpAddr,
-    ops::BitOr, //
 };
 use kernel::{
     error::to_result,
@@ -60,7 +55,7 @@ impl State {
     }
 }
 
-/// What peers may do by way of a QP, to memory that is registered for it, as `enum
+/// The access of peers, by way of a QP, to memory that is registered for it, as `enum
 /// ib_access_flags`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Access(bindings::ib_access_flags);
@@ -76,7 +71,7 @@ impl Access {
     pub const REMOTE_ATOMIC: Self = Self(bindings::ib_access_flags_IB_ACCESS_REMOTE_ATOMIC);
 }
 
-impl BitOr for Access {
+impl core::ops::BitOr for Access {
     type Output = Self;
 
     fn bitor(self, other: Self) -> Self {
@@ -84,7 +79,7 @@ impl BitOr for Access {
     }
 }
 
-/// How much a packet carries on a path, as `enum ib_mtu`.
+/// The number of bytes that a packet carries on a path, as `enum ib_mtu`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Mtu {
@@ -112,7 +107,7 @@ pub enum Attr {
         port: u32,
         /// The index of the partition key in the port's table.
         pkey_index: u16,
-        /// What peers may do.
+        /// The access of peers to memory.
         access: Access,
     },
     /// To [`State::Rtr`].
@@ -125,24 +120,26 @@ pub enum Attr {
         dest_qp: u32,
         /// The number of the first packet from the peer, 24 bits: the peer's `sq_psn`.
         rq_psn: u32,
-        /// How many RDMA READs and atomics the peer may have outstanding here.
+        /// The number of RDMA READs and atomics that the peer may have outstanding here.
         max_dest_rd_atomic: u8,
-        /// How long a peer that found no receive is to wait, by `enum ib_rnr_timeout`, up to 31.
+        /// The time that a peer which found no receive is to wait, by `enum ib_rnr_timeout`, up to
+        /// 31.
         min_rnr_timer: u8,
     },
     /// To [`State::Rts`].
     Rts {
-        /// How long an answer may take: 4.096 µs times two to this, up to 31; 0 is for ever.
+        /// The time that an answer may take: 4.096 µs times two to this, up to 31; 0 is for ever.
         timeout: u8,
-        /// How often an unanswered packet is sent again, up to 7. rxe takes 7 for "always".
+        /// The number of times that an unanswered packet is sent again, up to 7. rxe takes 7 for
+        /// "always".
         retry_count: u8,
-        /// How often a message is sent again when the peer has posted no receive, up to 7, which
-        /// means "always".
+        /// The number of times that a message is sent again when the peer has posted no receive, up
+        /// to 7, which means "always".
         rnr_retry: u8,
         /// The number of the first packet to the peer, 24 bits.
         sq_psn: u32,
-        /// How many RDMA READs and atomics may be outstanding at the peer. With 0 they wait for
-        /// ever.
+        /// The number of RDMA READs and atomics that may be outstanding at the peer. With 0 they
+        /// wait for ever.
         max_rd_atomic: u8,
     },
     /// To [`State::Err`].
@@ -271,7 +268,7 @@ impl Caps {
     }
 }
 
-/// What [`Qp::query`] returns.
+/// The attributes that [`Qp::query`] returns.
 pub struct Info {
     /// The state.
     pub state: State,
@@ -401,7 +398,7 @@ pub(crate) struct Modifier<'a> {
 }
 
 /// Returns the address in attributes that connect a QP, if they have one.
-fn ip(attr: &bindings::ib_qp_attr) -> Option<IpAddr> {
+fn ip(attr: &bindings::ib_qp_attr) -> Option<core::net::IpAddr> {
     let has_grh = u32::from(attr.ah_attr.ah_flags) & bindings::ib_ah_flags_IB_AH_GRH != 0;
     has_grh.then(|| Gid::from_raw(&attr.ah_attr.grh.dgid).ip())
 }
@@ -422,7 +419,7 @@ impl Modifier<'_> {
         // mask, and what they point to is valid, as the caller promises.
         to_result(unsafe { bindings::ib_modify_qp(qp, attr, mask as c_int) })?;
         if mask & bindings::ib_qp_attr_mask_IB_QP_DEST_QPN != 0 {
-            let peer = Peer::ToQp(attr.dest_qp_num, ip(attr));
+            let peer = crate::objects::Peer::ToQp(attr.dest_qp_num, ip(attr));
             self.inner.listed.set_peer(peer);
         }
         Ok(())
