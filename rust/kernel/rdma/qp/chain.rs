@@ -41,8 +41,8 @@ use kernel::{
     }, //
 };
 
-/// An operation that can be posted in a [`Chain`]: all but [`InvOp`](mr::InvOp), which completes to a
-/// callback of its own.
+/// An operation that can be posted in a [`Chain`]: all but [`InvOp`](mr::InvOp), which completes to
+/// a callback of its own.
 pub trait ChainOp: SendOp + Link {}
 
 /// An operation of a link of a chain.

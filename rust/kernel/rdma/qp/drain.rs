@@ -79,7 +79,8 @@ impl Inner {
         let kept = self.listed.take_undrained();
         self.flush(markers, cx)
             .inspect_err(|_| self.listed.put_undrained(kept))?;
-        // SAFETY: The requests of these owners were posted before the markers, which have completed.
+        // SAFETY: The requests of these owners were posted before the markers, which have
+        // completed.
         unsafe { drain_list.release() };
         Ok(())
     }
@@ -101,8 +102,8 @@ impl Inner {
         wait.last_wqe_reached()?;
 
         let is_ud = self.qp_type() == bindings::ib_qp_type_IB_QPT_UD;
-        // SAFETY: The queue is given a reference to the marker of `cqe`: see `Wait::post`. It is not
-        // called for a QP for datagrams without a state.
+        // SAFETY: The queue is given a reference to the marker of `cqe`: see `Wait::post`. It is
+        // not called for a QP for datagrams without a state.
         let send = |cqe| unsafe { self.post_send_marker(cqe) };
         // SAFETY: The queue is given a reference to the marker of `cqe`: see `Wait::post`.
         let recv = |cqe| unsafe { self.post_recv_marker(cqe) };

@@ -18,8 +18,8 @@ struct Node {
     _owner: KBox<dyn Send>,
 }
 
-/// The owners that a QP keeps, the last one first. What is left when this is dropped is dropped: the
-/// QP is gone by then.
+/// The owners that a QP keeps, the last one first. What is left when this is dropped is dropped:
+/// the QP is gone by then.
 #[pin_data]
 pub(super) struct DrainList {
     #[pin]
