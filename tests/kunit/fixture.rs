@@ -102,6 +102,7 @@ pub(crate) use raw::{
     to_init,
     to_rtr,
     to_rts,
+    to_rts_with,
     Pair, //
 };
 pub(crate) use region::{

@@ -5,7 +5,7 @@
 use crate::fixture::{
     to_init,
     to_rtr,
-    to_rts,
+    to_rts_with,
     wait,
     CountDrop,
     Counter,
@@ -107,7 +107,7 @@ impl Shared {
     fn connect(&self, qp: &Qp<Softirq>, peer: u32) -> Result {
         qp.modify(to_init(), &self.env.cx)?;
         qp.modify(to_rtr(&self.env, peer)?, &self.env.cx)?;
-        qp.modify(to_rts().timeout(14).retry_count(1), &self.env.cx)?;
+        qp.modify(to_rts_with(14, 1), &self.env.cx)?;
         Ok(())
     }
 
