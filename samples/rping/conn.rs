@@ -64,8 +64,8 @@ impl Conn {
     /// connection, and keep it until it is over.
     pub(crate) fn shut_down(&self, reason: Reason, cx: &Sleepable) {
         self.control.stop(reason, cx);
-        // What handlers post during the first drain is flushed after it; where only the caller polls,
-        // the second one finds that.
+        // What handlers post during the first drain is flushed after it; where only the caller
+        // polls, the second one finds that.
         for _ in 0..2 {
             if let Err(e) = self.qp.drain(cx) {
                 pr_err!("a QP was not drained: {e:?}\n");

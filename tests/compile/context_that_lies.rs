@@ -7,7 +7,7 @@ use rdma::{context::Context, prelude::*};
 #[cfg(mistake)]
 impl Provides<Sleepable> for Softirq {} //~ E0117 only traits defined in the current crate
 
-fn promises<C: Provides<N>, N: Context>() -> &'static str {
+fn promises<C: FixedContext + Provides<N>, N: Context>() -> &'static str {
     C::NAME
 }
 

@@ -10,7 +10,7 @@ enum Mine {}
 #[cfg(mistake)]
 impl Provides<Sleepable> for Mine {} //~ E0277 `Mine: rdma::context::PollContext` is not satisfied
 
-fn promises<C: Provides<N>, N: Context>() -> &'static str {
+fn promises<C: FixedContext + Provides<N>, N: Context>() -> &'static str {
     C::NAME
 }
 

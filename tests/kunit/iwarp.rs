@@ -14,6 +14,7 @@ use crate::{
         service_id,
         wait,
         Counter,
+        End,
         Env,
         Inbox,
         Link,
@@ -332,6 +333,27 @@ mod tests {
         link.a.qp.drain(&link.env.cx)?;
         wait(|| said.copy().is_some())?;
         check_eq!(said.copy(), Some((false, 1)));
+        Ok(())
+    }
+
+    /// `iw_cm_disconnect()` uses a QP to which it has no reference.
+    #[test]
+    fn qp_is_not_destroyed_while_its_id_is_disconnected() -> Result {
+        only_on_iwarp!();
+        for n in 0..100 {
+            let Link { a, b, env, .. } = link()?;
+            let End { qp, id, .. } = a;
+            // A work item disconnects, and another one destroys the QP.
+            if n % 2 == 0 {
+                id.disconnect_later();
+                drop(qp);
+            } else {
+                drop(qp);
+                id.disconnect_later();
+            }
+            wait(|| b.events.disconnected() == 1)?;
+            drop((b, env));
+        }
         Ok(())
     }
 

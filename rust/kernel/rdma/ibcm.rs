@@ -493,7 +493,7 @@ impl Manager for IbCm {
     type Id = bindings::ib_cm_id;
     type Async = Infallible;
 
-    unsafe fn disconnect(id: *mut Self::Id) -> Result {
+    unsafe fn disconnect(_conn: &Conn<Self>, id: *mut Self::Id) -> Result {
         // SAFETY: The caller says that the id is alive; there are no private data. Unless it is
         // connected, C refuses.
         to_result(unsafe { bindings::ib_send_cm_dreq(id, core::ptr::null(), 0) })
@@ -555,7 +555,7 @@ unsafe fn handle(
     }
     if effects.disconnect {
         // SAFETY: The id is alive during its callback.
-        let _ = unsafe { IbCm::disconnect(id) };
+        let _ = unsafe { IbCm::disconnect(conn, id) };
     }
 }
 

@@ -626,7 +626,7 @@ unsafe fn destroy_raw(claim: &Option<cm::QpClaim>, qp: NonNull<bindings::ib_qp>)
         Some(claim) => {
             // SAFETY: `qp` is the id's, has no request outstanding and is not used any more, as the
             // caller promises.
-            unsafe { bindings::rdma_destroy_qp(claim.as_raw()) };
+            unsafe { claim.destroy_qp() };
             Ok(())
         }
         None => {

@@ -567,7 +567,7 @@ impl AsyncConnect {
         })?;
         if disconnect {
             // SAFETY: The id is alive by the invariant of `State`, and was connected above.
-            let _ = unsafe { RdmaCm::disconnect(id) };
+            let _ = unsafe { RdmaCm::disconnect(self.id.conn(), id) };
         }
         Ok(())
     }
@@ -580,7 +580,16 @@ impl Manager for RdmaCm {
     type Id = bindings::rdma_cm_id;
     type Async = AsyncConnect;
 
-    unsafe fn disconnect(id: *mut Self::Id) -> Result {
+    unsafe fn disconnect(conn: &Conn<Self>, id: *mut Self::Id) -> Result {
+        // SAFETY: The caller says that the id is alive, and that it has had a connection, so it has
+        // its device.
+        let is_iwarp = unsafe { (*(*id).device).node_type } == NodeType::Rnic as u8;
+        // `iw_cm_disconnect()` modifies the QP without a reference to it. One that is being
+        // destroyed, or disconnected by another thread, ends its connection anyway.
+        let guard = is_iwarp.then(|| conn.qp.try_lock());
+        if let Some(None) = guard {
+            return Ok(());
+        }
         // SAFETY: The caller says that the id is alive, and that it has had a connection of the
         // device's own manager. An id that is not connected is left alone.
         to_result(unsafe { bindings::rdma_disconnect(id) })
@@ -646,7 +655,7 @@ pub(super) unsafe extern "C" fn on_event(
     // SAFETY: This is the callback of `id`, and `event` the event that it is called with.
     if unsafe { handle(conn, id, event) } {
         // SAFETY: The id is alive during its callback, and was established or asked for.
-        let _ = unsafe { RdmaCm::disconnect(id) };
+        let _ = unsafe { RdmaCm::disconnect(conn, id) };
     }
     conn.set_callback_task(false);
     // The id is never destroyed by its callback's return.
@@ -912,7 +921,7 @@ impl Incoming {
             handler = self.conn.give_up(|| {
                 // SAFETY: `with_id` passes the id, which is not destroyed meanwhile. It was
                 // accepted.
-                let _ = unsafe { RdmaCm::disconnect(id.as_ptr()) };
+                let _ = unsafe { RdmaCm::disconnect(&self.conn, id.as_ptr()) };
             });
         });
         if let Some(handler) = handler {
@@ -1067,6 +1076,18 @@ impl QpClaim {
 
     pub(crate) fn as_raw(&self) -> *mut bindings::rdma_cm_id {
         self.0.as_raw()
+    }
+
+    /// Destroys the QP (`rdma_destroy_qp`).
+    ///
+    /// # Safety
+    ///
+    /// The id has a QP, which has no request outstanding and is not used any more.
+    pub(crate) unsafe fn destroy_qp(&self) {
+        let _guard = self.0.state.conn.qp.lock();
+        // SAFETY: The id is alive by the invariant of `State`, and its QP is not used any more, as
+        // the caller promises; nor by `iw_cm_disconnect()`, as the lock is held.
+        unsafe { bindings::rdma_destroy_qp(self.as_raw()) };
     }
 }
 

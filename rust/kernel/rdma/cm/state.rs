@@ -93,12 +93,12 @@ pub(crate) trait Manager: Sized + Send + Sync + 'static {
     /// A connection that is made by its events.
     type Async: Send + Sync;
 
-    /// Disconnects an id, if it is connected.
+    /// Disconnects the id of a connection, if it is connected.
     ///
     /// # Safety
     ///
-    /// The id is alive, and its state is Requested or a later one.
-    unsafe fn disconnect(id: *mut Self::Id) -> Result;
+    /// The id is alive and the connection's, and its state is Requested or a later one.
+    unsafe fn disconnect(conn: &Conn<Self>, id: *mut Self::Id) -> Result;
 
     /// Tells the manager that the peer uses the connection (`IB_EVENT_COMM_EST`). Does not sleep.
     /// Returns whether an event comes of that.
@@ -217,6 +217,9 @@ pub(crate) struct Conn<M: Manager> {
     /// No reference to a value of the ULP is dropped with it locked.
     #[pin]
     inner: Mutex<Inner<M>>,
+    /// Locked while the QP of the id is destroyed, and where C uses it without a reference.
+    #[pin]
+    pub(super) qp: Mutex<()>,
     /// The wait of a call has ended, or the state is not Notified any more.
     #[pin]
     changed: CondVar,
@@ -317,6 +320,7 @@ impl<M: Manager> Conn<M> {
             pin_init!(Self {
                 id <- new_mutex!(None),
                 inner <- new_mutex!(inner),
+                qp <- new_mutex!(()),
                 changed <- new_condvar!(),
                 event_lock <- new_mutex!(()),
                 callback_task: Atomic::new(0),
@@ -641,7 +645,7 @@ impl<M: Manager> Conn<M> {
             return Ok(());
         }
         // SAFETY: The caller says that the id is alive. `begin_disconnect` has found its state.
-        let disconnected = unsafe { M::disconnect(id) };
+        let disconnected = unsafe { M::disconnect(self, id) };
         let inner = self.inner.lock();
         let is_being_made =
             matches!(inner.wait, Wait::Async(_)) && inner.state != State::Established;
