@@ -212,7 +212,8 @@ mod tests {
         let leave = passive.clone();
         let (_server, service) = listen_to_service(&env, move |request, cx| {
             let qp = raw_qp(&pd, cx)?;
-            let connection = request.accept(&qp, CmEvents::new()?, &cm::ConnParam::default(), cx)?;
+            let connection =
+                request.accept(&qp, CmEvents::new()?, &cm::ConnParam::default(), cx)?;
             leave.put((qp, connection));
             Ok(())
         })?;

@@ -76,7 +76,10 @@ fn rejected(
 ) -> Result<(Option<cm::RejectReason>, KVec<u8>)> {
     let told = pin_init!(Told { rejection <- new_mutex!(None) });
     let told = Arc::pin_init(told, GFP_KERNEL)?;
-    check_err!(connect_with(env, service, told.clone(), param), ECONNREFUSED);
+    check_err!(
+        connect_with(env, service, told.clone(), param),
+        ECONNREFUSED
+    );
     wait(|| told.rejection.lock().is_some())?;
     let rejection = told.rejection.lock().take();
     rejection.ok_or(ENODATA)
@@ -204,12 +207,7 @@ mod tests {
         let passive = env.raw_qp(&cq, &Caps::new(4, 4))?;
         let (_listener, service) = listen_to_service(&env, move |request, cx| {
             let events = CmEvents::new()?;
-            events.keep(request.accept(
-                &passive,
-                events.clone(),
-                &cm::ConnParam::default(),
-                cx,
-            )?);
+            events.keep(request.accept(&passive, events.clone(), &cm::ConnParam::default(), cx)?);
             Ok(())
         })?;
         let qp = Arc::new(env.raw_qp(&cq, &Caps::new(4, 4))?, GFP_KERNEL)?;
