@@ -8,7 +8,7 @@ use rdma::{context::Context, prelude::*};
 enum Mine {}
 
 #[cfg(mistake)]
-impl Provides<Sleepable> for Mine {} //~ E0277 `Mine: rdma::context::PollContext` is not satisfied
+impl Provides<Sleepable> for Mine {} //~ E0277 the trait bound `Mine: PollContext` is not satisfied
 
 fn promises<C: FixedContext + Provides<N>, N: Context>() -> &'static str {
     C::NAME
