@@ -19,7 +19,7 @@ impl CqeHandler for Request {
 }
 
 fn send(qp: &Qp<Softirq>, kept: &mut Reusable<Request>) -> Result {
-    let mut request = kept.get().ok_or(EBUSY)?;
+    let request = kept.get().ok_or(EBUSY)?;
     request.buf.cpu().fill(0);
     let lent = kept.start().ok_or(EBUSY)?;
     //~^ E0499 cannot borrow `*kept` as mutable more than once

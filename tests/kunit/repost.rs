@@ -351,7 +351,7 @@ mod tests {
         for n in 1..=10 {
             let (qp, other) = (lone(&null, &cqs[0])?, lone(&null, &cqs[1])?);
             let mut beat = Beat::new(&null.env, &qp, 1, &counts)?;
-            beat.as_mut().get_mut().peer = Some(other);
+            beat.peer = Some(other);
             qp.post_send::<_, _, 0, 1>(beat, |beat| Ok(SendWr::send([beat.buf.whole()])))?;
             drop(qp);
             wait(|| counts.gone.get() == n && null.dev.objects()[1] == 0)?;

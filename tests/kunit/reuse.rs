@@ -149,7 +149,7 @@ mod tests {
         check!(kept.start().is_none());
         check!(kept.get().is_none());
         lent.uses = 7;
-        lent.as_mut().uses += 1;
+        lent.uses += 1;
         // Not posted: it comes home all the same.
         drop(lent);
         check_eq!(uses(&mut kept), Some(8));
@@ -261,7 +261,7 @@ mod tests {
             let bytes = [turn, 1, 2, 3];
             crate::fixture::send(&link.a.qp, link.env.message(&sent, &bytes)?)?;
             link.wait(|| kept.get().is_some())?;
-            let mut request = kept.get().ok_or(EBUSY)?;
+            let request = kept.get().ok_or(EBUSY)?;
             check_eq!(&*request.buf.cpu(), &bytes);
         }
         link.wait(|| sent.len() == 4)
@@ -331,25 +331,13 @@ mod tests {
     }
 
     #[test]
-    fn request_is_initialised_in_place() -> Result {
-        #[pin_data]
-        struct Locked {
-            #[pin]
-            value: SpinLockIrq<u32>,
-        }
-
-        let mut kept = Reusable::<Locked>::pin_init(
-            try_pin_init!(Locked { value <- new_spinlock_irq!(5) }),
-            GFP_KERNEL,
-        )?;
-        check_eq!(kept.get().map(|locked| *locked.value.lock()), Some(5));
+    fn request_is_dropped_with_its_last_handle() -> Result {
         let gone = Counter::new()?;
-        let count = CountDrop(gone.clone());
-        check_err!(
-            Reusable::<CountDrop>::pin_init(Err(EDOM), GFP_KERNEL).map(drop),
-            EDOM
-        );
-        drop(Reusable::new(count, GFP_KERNEL)?);
+        let mut kept = Reusable::new(CountDrop(gone.clone()), GFP_KERNEL)?;
+        let lent = kept.start().ok_or(EBUSY)?;
+        drop(kept);
+        check_eq!(gone.get(), 0);
+        drop(lent);
         check_eq!(gone.get(), 1);
         Ok(())
     }

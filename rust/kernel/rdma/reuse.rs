@@ -38,6 +38,9 @@
 //! /// Sends all requests that are not in flight, and returns their number.
 //! fn send_all(qp: &Qp<Softirq>, requests: &mut [Reusable<Request>]) -> Result<u32> {
 //!     let mut sent = 0;
+//!     for request in requests.iter_mut().filter_map(Reusable::get) {
+//!         request.buf.cpu().fill(0);
+//!     }
 //!     for request in requests.iter_mut().filter_map(Reusable::start) {
 //!         qp.post_send(request, |r| Ok(SendWr::send([r.buf.whole()])))?;
 //!         sent += 1;
@@ -73,10 +76,8 @@ use kernel::{
 };
 
 /// A request, and the number of its handles.
-#[pin_data]
 struct Entry<T> {
     handles: Handles,
-    #[pin]
     value: T,
 }
 
@@ -126,21 +127,8 @@ impl<T> Reusable<T> {
     ///
     /// `ENOMEM`; the value is dropped.
     pub fn new(value: T, flags: Flags) -> Result<Self> {
-        Self::pin_init(Ok(value), flags)
-    }
-
-    /// Allocates a request that is initialised where it stays.
-    ///
-    /// # Errors
-    ///
-    /// `ENOMEM`, or the initialiser's.
-    pub fn pin_init(value: impl PinInit<T, Error>, flags: Flags) -> Result<Self> {
-        let init = try_pin_init!(Entry {
-            handles: Handles::new(),
-            value <- value,
-        });
-        // SAFETY: The entry stays where it is until it is dropped.
-        let entry = unsafe { Pin::into_inner_unchecked(KBox::pin_init(init, flags)?) };
+        let handles = Handles::new();
+        let entry = KBox::new(Entry { handles, value }, flags)?;
         // INVARIANT: Just made.
         Ok(Self(NonNull::from(KBox::leak(entry))))
     }
@@ -170,13 +158,13 @@ impl<T> Reusable<T> {
     ///
     /// Any context.
     #[inline]
-    pub fn get(&mut self) -> Option<Pin<&mut T>> {
+    pub fn get(&mut self) -> Option<&mut T> {
         if !self.is_idle() {
             return None;
         }
         // SAFETY: By the type invariant there is no `InFlight`, and only `start`, which borrows
-        // `self` mutably, makes one. The request is never moved.
-        Some(unsafe { Pin::new_unchecked(&mut (*self.0.as_ptr()).value) })
+        // `self` mutably, makes one.
+        Some(unsafe { &mut (*self.0.as_ptr()).value })
     }
 }
 
@@ -203,16 +191,6 @@ unsafe impl<T: Send> Send for InFlight<T> {}
 // SAFETY: A shared one gives shared access to the request only.
 unsafe impl<T: Sync> Sync for InFlight<T> {}
 
-impl<T> InFlight<T> {
-    /// Gives exclusive access to a request that must not be moved.
-    #[inline]
-    pub fn as_mut(&mut self) -> Pin<&mut T> {
-        // SAFETY: By the type invariant the entry is valid and there is no other `InFlight`, and
-        // `Reusable` gives no access meanwhile. The request is never moved.
-        unsafe { Pin::new_unchecked(&mut (*self.0.as_ptr()).value) }
-    }
-}
-
 impl<T> Deref for InFlight<T> {
     type Target = T;
 
@@ -224,10 +202,12 @@ impl<T> Deref for InFlight<T> {
     }
 }
 
-impl<T: Unpin> DerefMut for InFlight<T> {
+impl<T> DerefMut for InFlight<T> {
     #[inline]
     fn deref_mut(&mut self) -> &mut T {
-        self.as_mut().get_mut()
+        // SAFETY: By the type invariant the entry is valid and there is no other `InFlight`, and
+        // `Reusable` gives no access meanwhile.
+        unsafe { &mut (*self.0.as_ptr()).value }
     }
 }
 
