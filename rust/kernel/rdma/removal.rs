@@ -9,7 +9,7 @@
 use crate::{
     bindings,
     context::Sleepable,
-    device::Name,
+    device::name::Name,
     refs::REPORT_MS, //
 };
 use core::{
