@@ -205,6 +205,16 @@ pub(crate) unsafe fn end(to: *mut bindings::ib_send_wr, cqe: *mut bindings::ib_c
 /// A request for the send queue, with `N` scatter/gather entries, to do what `O` says.
 ///
 /// A request that is posted by itself is signaled: its owner comes back when it completes.
+///
+/// # Examples
+///
+/// ```
+/// # use rdma::{dma::*, wr::SendWr};
+/// /// Tells the peer, by an event, that its memory was read: after the RDMA READs have completed.
+/// fn release(note: &Buf<ToDevice>) -> SendWr<'_> {
+///     SendWr::send([note.whole()]).fenced().solicited()
+/// }
+/// ```
 pub struct SendWr<'a, const N: usize = 1, O = RdmaOp> {
     pub(crate) sges: [Sge<'a>; N],
     pub(crate) op: O,
@@ -460,6 +470,21 @@ impl<'a, const N: usize> SendWr<'a, N> {
 ///
 /// It is atomic with respect to the device's other operations, and to the peer's CPU where the
 /// peer's device says so. iWARP has none: posting one there is `EOPNOTSUPP`.
+///
+/// # Examples
+///
+/// ```
+/// # use rdma::{dma::*, wr::{AtomicWr, Remote}};
+/// /// Takes a ticket, after earlier RDMA READs.
+/// fn ticket(old: &Buf<FromDevice>, next: Remote) -> AtomicWr<'_> {
+///     AtomicWr::fetch_add(old.whole_mut(), next, 1).fenced()
+/// }
+///
+/// /// Takes a lock, if nobody has it.
+/// fn lock(old: &Buf<FromDevice>, word: Remote) -> AtomicWr<'_> {
+///     AtomicWr::cmp_swap(old.whole_mut(), word, 0, 1)
+/// }
+/// ```
 pub type AtomicWr<'a> = SendWr<'a, 1, AtomicOp>;
 
 /// The operation of an [`AtomicWr`].
@@ -572,6 +597,16 @@ impl<'a, const N: usize> RecvWr<'a, N> {
 }
 
 /// Requests that were not posted, or not all of them.
+///
+/// # Examples
+///
+/// ```
+/// # use rdma::wr::PostError;
+/// fn report<P>(e: PostError<P>) -> Option<P> {
+///     pr_err!("refused after {} requests: {:?}\n", e.posted(), e.error());
+///     e.owner
+/// }
+/// ```
 pub struct PostError<P> {
     /// The owner, if nothing was posted.
     ///

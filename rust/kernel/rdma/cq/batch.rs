@@ -72,10 +72,16 @@ impl<const N: usize> Batch<N> {
     ///
     /// ```
     /// # use rdma::{context::*, cq::{Batch, Cq}};
-    /// fn count(cq: &Cq<Direct>) -> Result<usize> {
-    ///     let mut batch = Batch::<16>::new();
+    /// /// Counts the requests that have failed.
+    /// fn failures(cq: &Cq<Direct>) -> Result<usize> {
+    ///     let (mut batch, mut failures) = (Batch::<16>::new(), 0);
     ///     cq.poll(&mut batch)?;
-    ///     Ok(batch.completions().filter(|c| c.result().is_ok()).count())
+    ///     while !batch.is_empty() {
+    ///         failures += batch.len();
+    ///         failures -= batch.completions().filter(|c| c.result().is_ok()).count();
+    ///         cq.poll(&mut batch)?;
+    ///     }
+    ///     Ok(failures)
     /// }
     /// ```
     #[inline]

@@ -195,6 +195,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
     ///     batch.post(|log, chain: &mut Chain<'_, 1>| {
     ///         chain.push(SendWr::rdma_write([log.record.whole()], to[0]))
     ///     })?;
+    ///     pr_debug!("{} records are on their way\n", batch.posted());
     ///     batch.finish(|log, chain: &mut Chain<'_, 1>| {
     ///         chain.push(SendWr::rdma_write([log.index.whole()], to[1]))
     ///     })
