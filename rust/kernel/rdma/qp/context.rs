@@ -14,6 +14,7 @@ use crate::{
         Atomic,
         Context,
         CorePolled,
+        FixedContext,
         PollContext,
         Provides,
         Sleepable, //
@@ -157,7 +158,14 @@ impl<T: 'static, C: Context> Context for QpContext<T, C> {
     }
 }
 
-impl<T: 'static, C: Context, P: CorePolled + Provides<C>> Provides<QpContext<T, C>> for P {}
+// Not for `AnyContext`, whose completions callers may keep for longer than there is the QP.
+impl<T, C, P> Provides<QpContext<T, C>> for P
+where
+    T: 'static,
+    C: Context,
+    P: CorePolled + FixedContext + Provides<C>,
+{
+}
 
 impl<S: PollContext, R: PollContext> Qp<S, R> {
     /// Gives the QP its context (`qp_context`), which handlers of its completions borrow by
