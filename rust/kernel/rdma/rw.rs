@@ -591,15 +591,16 @@ unsafe fn begin(
 ///
 /// # Safety
 ///
-/// The requests from `first` to `last`, which is one of the list behind it, are valid.
+/// `first` is a list of valid requests.
 #[cold]
 unsafe fn distance(
     mut first: *const bindings::ib_send_wr,
     last: *const bindings::ib_send_wr,
 ) -> u32 {
     let mut n = 0u32;
-    while !ptr::eq(first, last) {
-        // SAFETY: The request is valid, as the caller promises.
+    while !ptr::eq(first, last) && !first.is_null() {
+        // SAFETY: The request is one of the list, as it is not behind its end, and valid, as the
+        // caller promises.
         first = unsafe { (*first).next };
         n = n.saturating_add(1);
     }

@@ -44,7 +44,8 @@ where
 {
     qp: &'q Qp<S, R>,
     owner: Option<P>,
-    posted: u32,
+    /// In so many bits that it cannot wrap.
+    posted: u64,
     /// Whether an RDMA READ may be among what was posted.
     reads: bool,
 }
@@ -228,16 +229,16 @@ where
     /// Returns the number of requests that were posted.
     #[inline]
     pub fn posted(&self) -> u32 {
-        self.posted
+        self.posted.try_into().unwrap_or(u32::MAX)
     }
 
     /// Gives the batch up, for this error.
     #[cold]
     #[inline(never)]
     pub fn into_error(mut self, error: Error) -> PostError<P> {
-        let owner = self.owner.take();
+        let (owner, posted) = (self.owner.take(), self.posted());
         self.qp
-            .keep_posted(PostError::in_part(owner, self.posted, error))
+            .keep_posted(PostError::in_part(owner, posted, error))
     }
 
     /// Posts requests that are not signaled, in one call.
@@ -270,7 +271,7 @@ where
                 (posted.unwrap_or(len), Err(error))
             }
         };
-        self.posted = self.posted.wrapping_add(posted as u32);
+        self.posted = self.posted.wrapping_add(posted as u64);
         result
     }
 
@@ -290,7 +291,9 @@ where
         let owner = self.owner.take().ok_or(EIO)?;
         self.qp.post_links(owner, self.reads, make).map_err(|e| {
             let error = e.error();
-            self.posted = self.posted.wrapping_add(e.posted());
+            self.posted = self.posted.wrapping_add(e.posted().into());
+            // An RDMA READ may be among what was posted now.
+            self.reads |= e.posted() > 0;
             self.owner = e.owner;
             error
         })
