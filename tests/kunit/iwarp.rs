@@ -25,6 +25,7 @@ use crate::{
 };
 use core::net::IpAddr;
 use kernel::{
+    new_mutex,
     prelude::*,
     sync::SetOnce, //
 };
@@ -355,6 +356,26 @@ mod tests {
             drop((b, env));
         }
         Ok(())
+    }
+
+    /// It would wait for a later event, which is handled by the same ordered workqueue.
+    #[test]
+    fn qp_is_not_destroyed_in_a_callback() -> Result {
+        only_on_iwarp!();
+        let env = Env::new()?;
+        let qp = env.qp(&env.cq::<Softirq>(CAPS.entries())?, &CAPS)?;
+        let kept = Arc::pin_init(new_mutex!(Some(qp)), GFP_KERNEL)?;
+        let said = Arc::new(SetOnce::new(), GFP_KERNEL)?;
+        let (addr, tell) = (env.addr(), said.clone());
+        let refuses = move |_: cm::Request<'_>, cx: &Sleepable| -> Result {
+            let qp = kept.lock().take().ok_or(EIO)?;
+            tell.populate(qp.destroy(cx).err());
+            Err(ECONNREFUSED)
+        };
+        let listener = listen(&env, addr, refuses)?;
+        check!(connect_to(&env, addr, &[]).is_err());
+        check_eq!(said.copy(), Some(Some(EDEADLK)));
+        listener.destroy(&env.cx)
     }
 
     #[test]

@@ -31,7 +31,10 @@ pub use context::QpContext;
 use crate::{
     ah::Ah,
     bindings,
-    cm,
+    cm::{
+        self,
+        callback::InCallback, //
+    },
     completion::Completion,
     context::{
         Atomic as AtomicContext,
@@ -218,8 +221,9 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
     ///
     /// # Errors
     ///
-    /// `EDEADLK` in a handler of the QP's CQs: the QP is then destroyed by a work item. `EIO` if
-    /// the QP could not be drained or destroyed: it is leaked, and was reported.
+    /// `EDEADLK` in a handler of the QP's CQs, and on iWARP in a callback of the connection
+    /// manager: the QP is then destroyed by a work item. `EIO` if the QP could not be drained or
+    /// destroyed: it is leaked, and was reported.
     pub fn destroy(self, cx: &Sleepable) -> Result {
         Inner::destroy(self.inner, cx)
     }
@@ -459,7 +463,9 @@ impl Inner {
     /// not in each ULP.
     #[inline(never)]
     fn destroy(this: Deferred<Self>, cx: &Sleepable) -> Result {
-        if this.is_polled_by_current() {
+        // iWARP waits for a later event of the connection.
+        let waits_for_callback = this.is_managed() && this.pd.device().is_iwarp();
+        if this.is_polled_by_current() || waits_for_callback && InCallback::is_current() {
             return Err(EDEADLK);
         }
         match this.destroy(cx) {
@@ -713,7 +719,7 @@ pub trait Events: Send + Sync + 'static {
 /// What the crate keeps for a QP besides C's own, as its `qp_context`.
 #[pin_data]
 struct QpPriv {
-    /// Held while the QP is modified: see [`Modifier`](crate::qp::modify::Modifier).
+    /// Held while the QP is modified: see [`Modifier`](crate::qp::attr::Modifier).
     #[pin]
     modifying: Mutex<()>,
     /// Held while registrations of shared regions are posted: see [`Qp::reg_lock`](Qp::reg_lock).

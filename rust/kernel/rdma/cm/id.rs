@@ -565,7 +565,9 @@ impl AsyncConnect {
             // callback. The parameters are copied by the call.
             to_result(unsafe { bindings::rdma_connect_locked(id, &raw mut param) })
         })?;
-        if disconnect {
+        // On iWARP that would wait for the event that the connection is there, which is handled after
+        // this callback, and disconnects then.
+        if disconnect && !self.id.device().is_ok_and(Device::is_iwarp) {
             // SAFETY: The id is alive by the invariant of `State`, and was connected above.
             let _ = unsafe { RdmaCm::disconnect(self.id.conn(), id) };
         }
@@ -1041,6 +1043,8 @@ impl Teardown for State {
         if !is_gone {
             self.conn.release_handler();
         }
+        // A work item that has given the connection up may still be in the handler.
+        drop(self.conn.lock_events());
         Fate::Gone
     }
 }

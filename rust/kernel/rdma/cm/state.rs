@@ -294,6 +294,8 @@ impl<M: Manager> OnRemoval for Conn<M> {
     }
 
     fn disconnect(&self) {
+        // A handler that is dropped here must not wait for the id, which is locked.
+        let _in_callback = InCallback::enter();
         self.with_id(|id| {
             // SAFETY: `with_id` passes the id of this connection, which is not destroyed meanwhile.
             let _ = unsafe { self.end(id.as_ptr()) };
