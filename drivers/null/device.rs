@@ -31,8 +31,10 @@ use kernel::{
         Writer, //
     },
     fmt,
+    impl_has_work,
     new_mutex,
     new_spinlock_irq,
+    new_work,
     prelude::*,
     str::{
         CStr,
@@ -54,7 +56,11 @@ use kernel::{
         SpinLockIrq, //
     },
     uaccess::UserSliceReader,
-    workqueue, //
+    workqueue::{
+        self,
+        Work,
+        WorkItem, //
+    }, //
 };
 use rdma_bindings as bindings;
 
@@ -85,6 +91,10 @@ pub(crate) struct Shared {
     /// The folder that `files` are made in.
     root: Option<Dir>,
     pub(crate) guid: u64,
+    /// `true` once `removal` was queued.
+    removed: Atomic<bool>,
+    #[pin]
+    removal: Work<Shared>,
     gone: Atomic<bool>,
 }
 
@@ -141,6 +151,8 @@ impl Shared {
             files <- new_mutex!(None),
             root,
             guid: GUIDS.fetch_add(1, Relaxed),
+            removed: Atomic::new(false),
+            removal <- new_work!("rdma_null::Shared::removal"),
             gone: Atomic::new(false),
         });
         let shared = Arc::pin_init(init, GFP_KERNEL).inspect_err(put)?;
@@ -195,6 +207,20 @@ impl Shared {
         unsafe { bindings::ib_unregister_device(self.ib()) };
     }
 
+    /// Unregisters the device from a work item.
+    ///
+    /// # Errors
+    ///
+    /// `EALREADY` if that was begun before.
+    pub(crate) fn begin_removal(&self) -> Result {
+        if self.removed.xchg(true, Full) {
+            return Err(EALREADY);
+        }
+        // It is queued once only, so this cannot fail.
+        let _ = workqueue::system_long().enqueue(self.reference());
+        Ok(())
+    }
+
     /// Makes the device's files: it has a name that no other device has, and no clients yet.
     pub(crate) fn enable(&self) {
         if let Some(root) = &self.root {
@@ -225,6 +251,18 @@ impl Shared {
             drop(files);
             shared.gone.store(true, Release);
         }
+    }
+}
+
+impl_has_work! {
+    impl HasWork<Self> for Shared { self.removal }
+}
+
+impl WorkItem for Shared {
+    type Pointer = Arc<Self>;
+
+    fn run(this: Arc<Self>) {
+        this.unregister();
     }
 }
 
@@ -410,10 +448,7 @@ struct Inject(Subject);
 struct State(Subject);
 
 /// The file `remove`.
-struct Remove {
-    shared: Arc<Shared>,
-    begun: Atomic<bool>,
-}
+struct Remove(Arc<Shared>);
 
 impl Reader for Inject {
     fn read_from_slice(&self, reader: &mut UserSliceReader) -> Result {
@@ -429,15 +464,7 @@ impl Reader for Remove {
     /// Removes the device from a work item: the removal waits for the end of this call.
     fn read_from_slice(&self, reader: &mut UserSliceReader) -> Result {
         reader.skip(reader.len())?;
-        if self.begun.xchg(true, Full) {
-            return Err(EALREADY);
-        }
-        let shared = self.shared.clone();
-        let removal = workqueue::system_long().try_spawn(GFP_KERNEL, move || {
-            shared.unregister();
-        });
-        removal.inspect_err(|_| self.begun.store(false, Relaxed))?;
-        Ok(())
+        self.0.begin_removal()
     }
 }
 
@@ -507,10 +534,7 @@ impl Files {
     /// Makes the folder of a device. Files that cannot be made are missing, as usual in debugfs.
     pub(crate) fn new(root: &Dir, shared: &Arc<Shared>) -> Self {
         let dir = root.subdir(&shared.name);
-        let remove = Remove {
-            shared: shared.clone(),
-            begun: Atomic::new(false),
-        };
+        let remove = Remove(shared.clone());
         Self {
             _inject: inject(&dir, shared, None).ok(),
             _state: state(&dir, shared, None).ok(),

@@ -90,6 +90,20 @@ impl NullDevice {
         self.shared.unregister();
     }
 
+    /// Begins to remove the device, as [`NullDevice::remove`] does, without waiting for it.
+    ///
+    /// # Errors
+    ///
+    /// `EALREADY` if that was begun before.
+    pub fn begin_removal(&self) -> Result {
+        self.shared.begin_removal()
+    }
+
+    /// Returns whether the device was removed: its clients have released it.
+    pub fn is_removed(&self) -> bool {
+        self.shared.is_gone()
+    }
+
     /// Injects a fault for any QP of the device, or for the device itself.
     ///
     /// # Errors

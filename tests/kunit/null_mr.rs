@@ -61,15 +61,15 @@ mod tests {
         let (dev, client) = (null.dev.clone(), null.env.client.clone());
         let (written, mrs) = (written(&null, remote), dev.objects()[3]);
         drop(null);
-        let removed = begin_removal(&dev, &client)?;
+        begin_removal(&dev, &client)?;
         fsleep(Delta::from_millis(30));
-        let early = removed.get();
+        let early = dev.is_removed();
         // It would be there for ever. The device lets it go now, and the test wants its memory
         // back.
         drop(ManuallyDrop::into_inner(leaked));
-        wait(|| removed.get() == 1)?;
+        wait(|| dev.is_removed())?;
         written?;
-        check_eq!((mrs, early), (1, 0));
+        check_eq!((mrs, early), (1, false));
         check_eq!(dev.objects(), [0; 4]);
         Ok(())
     }

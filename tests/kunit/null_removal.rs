@@ -70,8 +70,8 @@ mod tests {
         let NullEnv { dev, env } = NullEnv::new()?;
         let client = env.client.clone();
         drop(env);
-        let removed = begin_removal(&dev, &client)?;
-        wait(|| removed.get() == 1)
+        begin_removal(&dev, &client)?;
+        wait(|| dev.is_removed())
     }
 
     #[test]
@@ -273,9 +273,9 @@ mod tests {
         drop((data, env));
         dev.inject(Injection::Event { event: 1000 })?;
         wait(|| begun.get() == 1)?;
-        let removed = begin_removal(&dev, &client)?;
+        begin_removal(&dev, &client)?;
         wait(|| ended.get() == 1)?;
-        wait(|| removed.get() == 1)
+        wait(|| dev.is_removed())
     }
 
     #[test]

@@ -102,17 +102,17 @@ mod tests {
         let null = NullEnv::new()?;
         let cq = null.env.cq::<Waited>(16)?;
         let ended = waiters(&null, &cq, ENODEV)?;
-        let removed = begin_removal(&null.dev, &null.env.client)?;
+        begin_removal(&null.dev, &null.env.client)?;
         wait(|| ended.get() == 3)?;
         // A later thread does not wait, and there is no other such CQ.
         check_err!(cq.wait(Notify::NextComp, LONG_MS, &null.env.cx), ENODEV);
         check_err!(null.env.cq::<Waited>(16).map(drop), ENODEV);
         drop(null.env.cq::<Direct>(16)?);
-        check_eq!(removed.get(), 0);
+        check!(!null.dev.is_removed());
         drop(cq);
-        let NullEnv { env, dev: _dev } = null;
+        let NullEnv { env, dev } = null;
         drop(env);
-        wait(|| removed.get() == 1)
+        wait(|| dev.is_removed())
     }
 
     #[test]
@@ -120,7 +120,7 @@ mod tests {
         let (null, sent) = (Null::<Waited>::new()?, Inbox::new()?);
         null.disconnect()?;
         null.send(&sent, b"x")?;
-        let removed = begin_removal(&null.dev, &null.env.client)?;
+        begin_removal(&null.dev, &null.env.client)?;
         check_eq!(
             null.cq.wait(Notify::NextComp, 0, &null.env.cx)?,
             Wait::Ready
@@ -134,9 +134,10 @@ mod tests {
             Wait::Ready
         );
         null.one(&sent)?.ok()?;
-        check_eq!(removed.get(), 0);
+        check!(!null.dev.is_removed());
+        let dev = null.dev.clone();
         drop((sent, null));
-        wait(|| removed.get() == 1)
+        wait(|| dev.is_removed())
     }
 
     #[test]

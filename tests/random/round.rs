@@ -20,8 +20,7 @@ use kernel::{
             ordering::{
                 Acquire,
                 Full,
-                Relaxed,
-                Release, //
+                Relaxed, //
             },
             Atomic, //
         },
@@ -44,14 +43,6 @@ use rdma_null::{
     Injection,
     NullDevice, //
 };
-
-/// The threads of a round.
-struct Crew {
-    /// The number that have not ended.
-    running: Atomic<u32>,
-    /// `true` if a null device is gone.
-    removed: Atomic<bool>,
-}
 
 /// The state of a device.
 pub(crate) struct OnDevice {
@@ -154,27 +145,23 @@ fn round<C: Way>(
     drop(dev);
     // A device of the network may go at any time.
     let world = world.map_err(|e| if null.is_some() { e } else { ENODEV })?;
-    let crew = Crew {
-        running: Atomic::new(0),
-        removed: Atomic::new(false),
-    };
-    let crew = Arc::new(crew, GFP_KERNEL)?;
+    // The threads that have not ended.
+    let running = Arc::new(Atomic::new(0_u32), GFP_KERNEL)?;
 
     // A single thread meets the faults of its own injections only.
     let threads = if rng.once_in(4) { 1 } else { plan.threads };
     let share = plan.round.checked_div(threads.into()).ok_or(EINVAL)?;
     for _ in 0..threads {
-        let (world, crew, counts) = (world.clone(), crew.clone(), counts.clone());
+        let (world, counts, ended) = (world.clone(), counts.clone(), running.clone());
         let (thread, goes) = (Rng::new(rng.next()), goes.clone());
-        crew.running.fetch_add(1, Full);
-        let running = crew.clone();
+        running.fetch_add(1, Full);
         let spawned = client.spawn(GFP_KERNEL, move |cx| {
             walk(&world, thread, share, &goes, &counts, cx);
             drop(world);
-            crew.running.fetch_sub(1, Full);
+            ended.fetch_sub(1, Full);
         });
         if spawned.is_err() {
-            running.running.fetch_sub(1, Full);
+            running.fetch_sub(1, Full);
         }
     }
     // Owners may have the last reference to a QP, and its CQ may not be polled by another thread.
@@ -186,14 +173,14 @@ fn round<C: Way>(
         true => counts.sum() + u64::from(rng.below(plan.round as u32)),
         false => u64::MAX,
     };
-    while crew.running.load(Acquire) > 0 && counts.sum() < end {
+    while running.load(Acquire) > 0 && counts.sum() < end {
         release(null.as_deref(), &mut rng);
     }
     if let Some(null) = &null {
-        remove(client, null, &crew);
+        null.begin_removal()?;
     }
     for turn in 1_u64.. {
-        if crew.running.load(Acquire) == 0 && tally.is_over() {
+        if running.load(Acquire) == 0 && tally.is_over() {
             break;
         }
         release(null.as_deref(), &mut rng);
@@ -208,7 +195,7 @@ fn round<C: Way>(
         }
     }
     drop(cq);
-    while null.is_some() && !crew.removed.load(Acquire) {
+    while null.as_ref().is_some_and(|null| !null.is_removed()) {
         release(null.as_deref(), &mut rng);
     }
 
@@ -218,22 +205,6 @@ fn round<C: Way>(
         return Err(EIO);
     }
     Ok(())
-}
-
-/// Removes a null device, without waiting for that.
-fn remove(client: &ClientRef, null: &Arc<NullDevice>, crew: &Arc<Crew>) {
-    loop {
-        let (null, crew) = (null.clone(), crew.clone());
-        let spawned = client.spawn(GFP_KERNEL, move |_| {
-            null.remove();
-            drop(null);
-            crew.removed.store(true, Release);
-        });
-        // Allocations may be made to fail.
-        if spawned.is_ok() {
-            break;
-        }
-    }
 }
 
 /// Lets go of what is held back, in turn or reversed, now and then.
