@@ -101,8 +101,8 @@ pub enum Injection {
         /// Number of times.
         count: u32,
     },
-    /// The next change of the QP's state or attributes takes longer, until another one is begun. Of
-    /// a QP only.
+    /// The next change of the QP's state or attributes takes longer, until another one is begun or
+    /// another time is injected. Of a QP only.
     Dwell {
         /// The longest additional time, in microseconds.
         us: u32,

@@ -642,15 +642,15 @@ fn begin_change(shared: &Shared, index: usize, num: u32) {
                 pr_err!("QP {num} is modified by two at once\n");
             }
             changes.running += 1;
-            (core::mem::take(&mut changes.dwell), changes.overlaps)
+            (changes.dwell, changes.overlaps)
         })
     };
     let Some((us, overlaps)) = begun else { return };
     let start = Instant::<Monotonic>::now();
     while start.elapsed().as_micros_ceil() < i64::from(us) {
         let machine = shared.machine.lock();
-        let qp = machine.qps.get(index);
-        if qp.is_none_or(|qp| qp.changes.overlaps != overlaps) {
+        let changes = machine.qps.get(index).map(|qp| &qp.changes);
+        if changes.is_none_or(|it| (it.dwell, it.overlaps) != (us, overlaps)) {
             return;
         }
         drop(machine);
@@ -676,6 +676,7 @@ unsafe extern "C" fn modify_qp(
         let modified = machine.modify_qp(index, attr, mask as u32);
         if let Some(qp) = machine.qps.get_mut(index) {
             qp.changes.running -= 1;
+            qp.changes.dwell = 0;
         }
         let last = machine
             .qps

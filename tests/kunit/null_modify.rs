@@ -7,7 +7,13 @@ use crate::fixture::{
     Counter,
     NullEnv, //
 };
-use kernel::prelude::*;
+use kernel::{
+    prelude::*,
+    time::{
+        delay::fsleep,
+        Delta, //
+    }, //
+};
 use rdma::{
     prelude::*,
     qp::Attr, //
@@ -16,32 +22,41 @@ use rdma_null::Injection;
 
 const CAPS: Caps = Caps::new(4, 4);
 
-/// Far longer than what is done meanwhile.
-const LONG_US: u32 = 20_000;
+/// Longer than the test takes, which ends it.
+const LONG_US: u32 = 100_000_000;
+
+type Change = fn(&Qp<Softirq>, &Sleepable) -> Result;
 
 /// Has `second` change a QP while another thread is at it.
-fn one_after_the_other(second: impl FnOnce(&Arc<Qp<Softirq>>, &Sleepable) -> Result) -> Result {
+fn one_after_the_other(second: Change) -> Result {
     let null = NullEnv::new()?;
     let cq = null.env.cq::<Softirq>(CAPS.entries())?;
     let qp = Arc::new(null.env.raw_qp(&cq, &CAPS)?, GFP_KERNEL)?;
     let num = qp.num();
     null.dev.inject_qp(num, Injection::Connect { peer: 0 })?;
     null.dev.inject_qp(num, Injection::Dwell { us: LONG_US })?;
-    let (ended, counter, first) = (Counter::new()?, Counter::new()?, qp.clone());
-    let ends = (ended.clone(), counter.clone());
-    null.env.client.spawn(GFP_KERNEL, move |cx| {
-        if first.modify(Attr::Error, cx).is_ok() {
-            ends.1.up();
-        }
-        drop(first);
-        ends.0.up();
-    })?;
+    let done = Counter::new()?;
+    let change = |change: Change, begun: &Arc<Counter>| {
+        let (qp, done, begun) = (qp.clone(), done.clone(), begun.clone());
+        null.env.client.spawn(GFP_KERNEL, move |cx| {
+            begun.up();
+            if change(&qp, cx).is_ok() {
+                done.up();
+            }
+        })
+    };
+    let begun = Counter::new()?;
+    change(|qp, cx| qp.modify(Attr::Error, cx), &begun)?;
     wait(|| null.dev.changes(num).is_ok_and(|(running, _)| running == 1))?;
-    let done = second(&qp, &null.env.cx);
-    wait(|| ended.get() == 1)?;
+    change(second, &begun)?;
+    wait(|| begun.get() == 2)?;
+    fsleep(Delta::from_millis(20));
+    check_eq!(null.dev.changes(num)?, (1, 0));
+    check_eq!(done.get(), 0);
+    null.dev.inject_qp(num, Injection::Dwell { us: 0 })?;
+    wait(|| done.get() == 2)?;
     check_eq!(null.dev.changes(num)?, (0, 0));
-    check_eq!(counter.get(), 1);
-    done
+    Ok(())
 }
 
 #[kunit_tests(rdma_null_modify)]
