@@ -224,7 +224,7 @@ impl Round for Taken {
         if self.is_static {
             return cq.process_with(left, take);
         }
-        let mut batch = Batch::<{ BATCH as usize }>::new();
+        let mut batch = WcArray::<{ BATCH as usize }>::new();
         let n = cq.poll(&mut batch)?;
         batch.completions().for_each(take);
         Ok(n as u32)

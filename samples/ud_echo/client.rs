@@ -78,7 +78,7 @@ pub(crate) fn ask(
 ) -> Result {
     let cq = Cq::<Waited>::alloc_any(pd.device(), CAPS.entries(), cx)?;
     let qp = UdQp::create(pd, &cq, &cq, &CAPS, PORT, QKEY, cx)?;
-    let (mut batch, mut receives) = (Batch::<DEPTH>::new(), 0);
+    let (mut batch, mut receives) = (WcArray::<DEPTH>::new(), 0);
     for number in 0..count {
         while receives < DEPTH {
             let (cqe, buf) = (Cqe::new(), Buf::alloc(pd, HEADER + LEN, cx)?);

@@ -224,7 +224,7 @@ extern "C" fn rust_process(cq: &Cq<Direct>, budget: u32) -> u32 {
 /// Polls without handlers.
 #[no_mangle]
 extern "C" fn rust_poll(cq: &Cq<Direct>) {
-    let mut batch = Batch::<16>::new();
+    let mut batch = WcArray::<16>::new();
     while cq.poll(&mut batch).is_ok_and(|n| n != 0) {
         batch.completions().for_each(handle);
     }

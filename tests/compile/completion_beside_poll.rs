@@ -6,7 +6,7 @@ use kernel::prelude::*;
 use rdma::prelude::*;
 
 fn poll(cq: &Cq<Direct>) -> Result<bool> {
-    let mut batch = Batch::<4>::new();
+    let mut batch = WcArray::<4>::new();
     cq.poll(&mut batch)?;
     let first = batch.completions().next();
     #[cfg(mistake)]

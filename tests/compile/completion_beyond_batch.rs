@@ -3,10 +3,10 @@
 //! Keeping a polled completion when its array is filled again.
 
 use kernel::prelude::*;
-use rdma::{cq::Batch, prelude::*};
+use rdma::{cq::WcArray, prelude::*};
 
 fn poll(cq: &Cq<Direct>) -> Result<usize> {
-    let mut batch = Batch::<4>::new();
+    let mut batch = WcArray::<4>::new();
     cq.poll(&mut batch)?;
     let first = batch.completions().next();
     #[cfg(not(mistake))]

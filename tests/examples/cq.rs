@@ -38,7 +38,7 @@ fn lend(qp: &Qp<Softirq>, requests: &mut KVec<Reusable<Request>>) -> Result {
 }
 
 fn poll(cq: &Cq<Direct>, finished: fn(InFlight<Request>, &Wc)) -> Result {
-    let mut batch = Batch::<16>::new();
+    let mut batch = WcArray::<16>::new();
     while cq.poll(&mut batch)? != 0 {
         for completion in batch.completions() {
             match completion.take::<Request, 0>() {

@@ -316,13 +316,13 @@ mod tests {
             },
             |cq, _| cq.process_with(1, |completion| drop(completion)).map(drop),
             |cq, _| {
-                let mut batch = Batch::<1>::new();
+                let mut batch = WcArray::<1>::new();
                 cq.poll(&mut batch)?;
                 drop(batch);
                 Ok(())
             },
             |cq, _| {
-                let mut batch = Batch::<1>::new();
+                let mut batch = WcArray::<1>::new();
                 cq.poll(&mut batch)?;
                 batch.completions().for_each(Completion::dispatch);
                 Ok(())

@@ -72,7 +72,7 @@ fn polled<C: CallerPolled + Provides<Atomic>>(cq: &Cq<C>) -> (u32, Result<u32>, 
     (
         cq.process(8),
         cq.process_with(8, |c| c.dispatch()),
-        cq.poll(&mut Batch::<8>::new()),
+        cq.poll(&mut WcArray::<8>::new()),
     )
 }
 
@@ -179,7 +179,7 @@ mod tests {
                 counts.up();
             })?;
         }
-        let mut batch = Batch::<1>::new();
+        let mut batch = WcArray::<1>::new();
         check_eq!(lone.cq.poll(&mut batch), Ok(1));
         check_eq!((lone.cq.process(8), done.get()), (1, 1));
         drop(batch);

@@ -131,7 +131,7 @@ fn collect<C: Polled + CallerPolled, const N: usize>(
     n: usize,
     mut each: impl FnMut(Completion<'_>) -> Result,
 ) -> Result {
-    let (mut batch, mut seen) = (Batch::<N>::new(), 0);
+    let (mut batch, mut seen) = (WcArray::<N>::new(), 0);
     wait(|| {
         while cq.poll(&mut batch).is_ok_and(|n| n > 0) {
             for completion in batch.completions() {
@@ -150,7 +150,7 @@ fn collect<C: Polled + CallerPolled, const N: usize>(
 fn batches_are_bounded<C: Polled + CallerPolled>() -> Result {
     let (link, fates) = (Link::<C>::new()?, Fates::new()?);
     complete::<_, u8>(&link, &fates, 5)?;
-    let mut batch = Batch::<2>::new();
+    let mut batch = WcArray::<2>::new();
     let mut sizes = [0; 4];
     for size in &mut sizes {
         *size = link.recv_cq.poll(&mut batch)?;
@@ -256,7 +256,7 @@ fn drains_meanwhile<C: Polled + CallerPolled>() -> Result {
     let (cq, end, done) = (link.recv_cq.clone(), ended.clone(), Counter::new()?);
     let thread_done = done.clone();
     link.env.client.spawn(GFP_KERNEL, move |_| {
-        let mut batch = Batch::<4>::new();
+        let mut batch = WcArray::<4>::new();
         let _ = wait(|| {
             while cq.poll(&mut batch).is_ok_and(|n| n > 0) {
                 for completion in batch.completions() {
@@ -287,7 +287,7 @@ mod tests {
     #[test]
     fn nothing_yet() -> Result {
         let link = Link::<Direct>::new()?;
-        let mut batch = Batch::<4>::new();
+        let mut batch = WcArray::<4>::new();
         check_eq!(link.recv_cq.poll(&mut batch)?, 0);
         check!(batch.completions().next().is_none());
         check!(batch.is_empty());
@@ -348,7 +348,7 @@ mod tests {
     fn one_at_a_time() -> Result {
         let (link, fates) = (Link::<Direct>::new()?, Fates::new()?);
         complete::<_, u8>(&link, &fates, 3)?;
-        let mut one = Batch::<1>::new();
+        let mut one = WcArray::<1>::new();
         for n in 1..4 {
             check_eq!(link.recv_cq.poll(&mut one)?, 1);
             let completion = one.completions().next().ok_or(EIO)?;
@@ -364,7 +364,7 @@ mod tests {
     fn dropped_batch_calls_the_handlers() -> Result {
         let (link, fates) = (Link::<Direct>::new()?, Fates::new()?);
         complete::<_, u8>(&link, &fates, 4)?;
-        let mut batch = Batch::<8>::new();
+        let mut batch = WcArray::<8>::new();
         check_eq!(link.recv_cq.poll(&mut batch)?, 4);
         check_eq!(batch.len(), 4);
         drop(batch.completions().next());
@@ -378,7 +378,7 @@ mod tests {
     fn completions_that_are_left_stay() -> Result {
         let (link, fates) = (Link::<Direct>::new()?, Fates::new()?);
         complete::<_, u8>(&link, &fates, 4)?;
-        let mut batch = Batch::<8>::new();
+        let mut batch = WcArray::<8>::new();
         check_eq!(link.recv_cq.poll(&mut batch)?, 4);
         check_eq!(batch.completions().take(2).map(drop).count(), 2);
         check_eq!((fates.both(), batch.len()), ((2, 2), 2));
@@ -403,7 +403,7 @@ mod tests {
     fn batch_may_outlive_all_else() -> Result {
         let (link, fates) = (Link::<Direct>::new()?, Fates::new()?);
         complete::<_, u8>(&link, &fates, 4)?;
-        let mut batch = Batch::<8>::new();
+        let mut batch = WcArray::<8>::new();
         check_eq!(link.recv_cq.poll(&mut batch)?, 4);
         link.b.qp.drain(&link.env.cx)?;
         drop(link);
@@ -417,7 +417,7 @@ mod tests {
     fn refilled_batch_calls_the_handlers() -> Result {
         let (link, fates) = (Link::<Direct>::new()?, Fates::new()?);
         complete::<_, u8>(&link, &fates, 5)?;
-        let mut batch = Batch::<3>::new();
+        let mut batch = WcArray::<3>::new();
         check_eq!(link.recv_cq.poll(&mut batch)?, 3);
         check_eq!(fates.both(), (0, 0));
         check_eq!(link.recv_cq.poll(&mut batch)?, 2);
@@ -431,7 +431,7 @@ mod tests {
     fn owner_of_another_type_is_not_taken() -> Result {
         let (link, fates) = (Link::<Direct>::new()?, Fates::new()?);
         complete::<_, u8>(&link, &fates, 1)?;
-        let mut one = Batch::<1>::new();
+        let mut one = WcArray::<1>::new();
         check_eq!(link.recv_cq.poll(&mut one)?, 1);
         let completion = one.completions().next().ok_or(EIO)?;
         // The machine code of all these callbacks is the same.
@@ -491,7 +491,7 @@ mod tests {
             let (cq, taken) = (link.send_cq.clone(), taken.clone());
             let threads = threads.clone();
             link.env.client.spawn(GFP_KERNEL, move |_| {
-                let mut batch = Batch::<5>::new();
+                let mut batch = WcArray::<5>::new();
                 let _ = wait(|| {
                     while cq.poll(&mut batch).is_ok_and(|n| n > 0) {
                         for completion in batch.completions() {

@@ -133,7 +133,7 @@ mod tests {
     #[test]
     fn next_comes_within_a_time() -> Result {
         let (link, received) = (Link::<Waited>::new()?, Counter::new()?);
-        let mut batch = Batch::<4>::new();
+        let mut batch = WcArray::<4>::new();
         let (cq, cx) = (&link.recv_cq, &link.env.cx);
         check!(cq.next(&mut batch, 0, cx)?.is_none());
         for _ in 0..3 {

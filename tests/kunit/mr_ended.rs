@@ -58,7 +58,7 @@ fn own<R: Send + Unpin + 'static>(region: R) -> Result<Pin<KBox<Own<R>>>> {
 /// Polls one completion and gives it to `look`.
 #[track_caller]
 fn polled<T>(null: &Null<Direct>, look: impl FnOnce(Completion<'_>) -> Result<T>) -> Result<T> {
-    let mut batch = Batch::<1>::new();
+    let mut batch = WcArray::<1>::new();
     wait(|| null.cq.poll(&mut batch).is_ok_and(|n| n == 1))?;
     let completion = batch.completions().next().ok_or(EIO)?;
     look(completion)

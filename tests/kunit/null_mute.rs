@@ -214,7 +214,7 @@ mod tests {
         check_eq!(gone.get(), 1);
 
         null.inject(Injection::Lapse { after: 1, errno: 5 })?;
-        let mut batch = Batch::<4>::new();
+        let mut batch = WcArray::<4>::new();
         null.a
             .post_send::<_, _, 0, _>(own()?, |o| Ok(both(&o.region)))?;
         null.cq.poll(&mut batch)?;

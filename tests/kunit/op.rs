@@ -33,7 +33,7 @@ fn op<C: Polled>(link: &Link<C>, bytes: &[u8], context: u32) -> Result<Taken> {
 
 /// Waits for the next operation that is over.
 fn next<C: Polled + CallerPolled>(cq: &Cq<C>) -> Result<Done<u32>> {
-    let (mut batch, mut done) = (Batch::<1>::new(), None);
+    let (mut batch, mut done) = (WcArray::<1>::new(), None);
     wait(|| {
         if cq.poll(&mut batch).is_ok() {
             done = batch.completions().find_map(|c| Taken::take(c).ok());
@@ -117,7 +117,7 @@ mod tests {
         let link = Link::<Waited>::new()?;
         let there = Registered::<Bidirectional>::new(&link, N, both)?;
         let pad = Pad::alloc(&link.env.pd, &link.env.cx)?;
-        let mut batch = Batch::<4>::new();
+        let mut batch = WcArray::<4>::new();
         for round in 1..8u8 {
             op(&link, &[round; N], 0)?.write(&link.a.qp, 0..N, there.remote)?;
             op(&link, &[0], 1)?.flush(&link.a.qp, &pad, there.remote, N)?;

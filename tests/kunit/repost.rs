@@ -427,7 +427,7 @@ mod tests {
         let (null, entries) = (NullEnv::new()?, CAPS.entries());
         let cq = null.env.cq::<Direct>(entries)?;
         let polls = |cq: &Cq<Direct>| {
-            let _ = cq.poll(&mut Batch::<16>::new());
+            let _ = cq.poll(&mut WcArray::<16>::new());
         };
         let counted = |queues| is_counted_by(&null, [&cq, &cq], queues, polls);
         check!(counted(Queues::Send)? && counted(Queues::Recv)?);

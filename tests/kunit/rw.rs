@@ -331,7 +331,7 @@ mod tests {
             Ok(qp.post_rw(transfer, |x| Ok(Rw::read(&x.data, 0..LEN, t.remote)), cx)?)
         };
         post()?;
-        let (mut batch, mut polled) = (Batch::<4>::new(), 0);
+        let (mut batch, mut polled) = (WcArray::<4>::new(), 0);
         wait(|| {
             polled += cq.poll(&mut batch).unwrap_or(0);
             for completion in batch.completions() {

@@ -12,7 +12,7 @@ use crate::fixture::{
 };
 use kernel::prelude::*;
 use rdma::{
-    cq::Batch,
+    cq::WcArray,
     prelude::*, //
 };
 
@@ -158,7 +158,7 @@ mod tests {
         })?;
         let (cq, done) = (link.send_cq.clone(), completed.clone());
         let batches = boxed(move |_| {
-            let mut batch = Batch::<5>::new();
+            let mut batch = WcArray::<5>::new();
             wait(|| {
                 // A completion that was not taken goes to its handler when the batch is filled
                 // again.

@@ -31,7 +31,7 @@ pub(crate) trait Way: FixedContext + Provides<Atomic> + Unpin + Sized {
 
 /// Polls in one of the ways in which callers can.
 fn poll_any<C: CallerPolled>(cq: &Cq<C>, rng: &mut Rng) -> Result {
-    let mut batch = Batch::<5>::new();
+    let mut batch = WcArray::<5>::new();
     // Owners that are not taken go to their handlers.
     match rng.below(4) {
         0 => drop(cq.process(1 + rng.below(40))),

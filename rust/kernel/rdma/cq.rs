@@ -20,17 +20,17 @@
 //! C header: [`include/rdma/ib_verbs.h`](srctree/include/rdma/ib_verbs.h) (`struct ib_cq`);
 //! C source: `drivers/infiniband/core/cq.c`
 
-mod batch;
 mod poll;
+mod wc_array;
 
-pub use batch::{
-    Batch,
-    Completion,
-    Completions, //
-};
 pub use poll::{
     Notify,
     Wait, //
+};
+pub use wc_array::{
+    Completion,
+    Completions,
+    WcArray, //
 };
 
 use crate::{

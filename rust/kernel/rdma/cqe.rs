@@ -231,7 +231,7 @@ pub trait CqeHandler<const ID: u64 = 0>: HasCqe<ID> {
     /// Takes the owner of a completed request back (`ib_cqe.done`).
     ///
     /// Handlers of one completion queue run one after the other, but for those of completions in a
-    /// [`Batch`](crate::cq::Batch) and of [shared](crate::cq::Cq::pool_get) queues, which may run
+    /// [`WcArray`](crate::cq::WcArray) and of [shared](crate::cq::Cq::pool_get) queues, which may run
     /// at the same time as others.
     fn done(this: Self::Pointer, wc: &Wc, cx: &Self::Needs);
 }

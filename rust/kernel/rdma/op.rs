@@ -18,7 +18,7 @@
 //! /// Copies 64 bytes of a peer to another of its addresses, and sends it the first eight.
 //! fn copy(qp: &Qp<Waited>, cq: &Cq<Waited>, op: Op<u32>, from: Remote, to: Remote) -> Result {
 //!     let cx = Sleepable::current()?;
-//!     let mut batch = Batch::<4>::new();
+//!     let mut batch = WcArray::<4>::new();
 //!     op.read(qp, 0..64, from)?;
 //!     while let Some(completion) = cq.next(&mut batch, 1_000, &cx)? {
 //!         let Ok(done) = Op::<u32>::take(completion) else {

@@ -38,7 +38,7 @@ mod tests {
     fn next_comes_not_at_all() -> Result {
         let null = NullEnv::new()?;
         let cq = null.env.cq::<Waited>(16)?;
-        let mut batch = Batch::<4>::new();
+        let mut batch = WcArray::<4>::new();
         let (ms, said) =
             timed(|| Ok::<_, Error>(cq.next(&mut batch, LONG_MS, &null.env.cx)?.is_none()));
         check!(said?);

@@ -10,8 +10,8 @@ use crate::{
         Waited, //
     },
     cq::{
-        batch::Polled,
-        Batch,
+        wc_array::Polled,
+        WcArray,
         Completion,
         Cq,
         CqContext, //
@@ -113,26 +113,26 @@ impl<C: CallerPolled> Cq<C> {
         Ok(budget.saturating_sub(left))
     }
 
-    /// Polls at most `N` completions into the caller's batch (`ib_poll_cq`), calls no handler, and
-    /// returns their number. Completions that are left in the batch are dispatched first.
+    /// Polls at most `N` completions into the caller's array (`ib_poll_cq`), calls no handler, and
+    /// returns their number. Completions that are left in it are dispatched first.
     ///
-    /// Any context, any thread; each completion is in one batch. While another thread polls, or
-    /// [`Cq::process`] runs a handler, the CQ looks empty. Completions in batches are not waited
+    /// Any context, any thread; each completion is in one array. While another thread polls, or
+    /// [`Cq::process`] runs a handler, the CQ looks empty. Completions in arrays are not waited
     /// for: their handlers may run at the same time as others, and late.
     ///
     /// # Errors
     ///
     /// `EOVERFLOW` if there is no completion and the CQ has lost some; or the driver's error.
     #[inline]
-    pub fn poll<const N: usize>(&self, batch: &mut Batch<N>) -> Result<usize> {
-        batch.dispatch();
+    pub fn poll<const N: usize>(&self, array: &mut WcArray<N>) -> Result<usize> {
+        array.dispatch();
         let n = match self.inner.try_lock() {
-            Some(_guard) => self.poll_raw(batch.wcs())?,
+            Some(_guard) => self.poll_raw(array.wcs())?,
             None => 0,
         };
-        // SAFETY: The batch is empty, and the CQ has given `n` entries.
-        unsafe { batch.fill(self.inner.raw.as_ptr(), n) };
-        Ok(batch.len())
+        // SAFETY: The array is empty, and the CQ has given `n` entries.
+        unsafe { array.fill(self.inner.raw.as_ptr(), n) };
+        Ok(array.len())
     }
 
     /// Polls completions into `wcs`, and returns their number. The caller holds the poll lock.
@@ -254,11 +254,11 @@ impl Cq<Waited> {
         }
     }
 
-    /// Takes the next completion of the batch, which is filled again when it is empty, and waits
+    /// Takes the next completion of the array, which is filled again when it is empty, and waits
     /// for one at most `timeout_ms` milliseconds; `None` if there is none by then. If other threads
     /// take completions, the wait may begin anew.
     ///
-    /// With a `Batch<1>`, one completion is polled at a time.
+    /// With a `WcArray<1>`, one completion is polled at a time.
     ///
     /// # Errors
     ///
@@ -267,11 +267,11 @@ impl Cq<Waited> {
     /// # Examples
     ///
     /// ```
-    /// # use rdma::{context::{Sleepable, Waited}, cq::{Batch, Cq}};
+    /// # use rdma::{context::{Sleepable, Waited}, cq::{WcArray, Cq}};
     /// /// Runs the handlers of all completions, until none comes for a second.
     /// fn serve(cq: &Cq<Waited>, cx: &Sleepable) -> Result {
-    ///     let mut batch = Batch::<8>::new();
-    ///     while let Some(completion) = cq.next(&mut batch, 1_000, cx)? {
+    ///     let mut array = WcArray::<8>::new();
+    ///     while let Some(completion) = cq.next(&mut array, 1_000, cx)? {
     ///         completion.dispatch();
     ///     }
     ///     Ok(())
@@ -279,16 +279,16 @@ impl Cq<Waited> {
     /// ```
     pub fn next<'a, const N: usize>(
         &self,
-        batch: &'a mut Batch<N>,
+        array: &'a mut WcArray<N>,
         timeout_ms: u32,
         cx: &Sleepable,
     ) -> Result<Option<Completion<'a>>> {
-        while batch.is_empty() && self.poll(batch)? == 0 {
+        while array.is_empty() && self.poll(array)? == 0 {
             if self.wait(Notify::NextComp, timeout_ms, cx)? == Wait::TimedOut {
                 return Ok(None);
             }
         }
-        Ok(batch.completions().next())
+        Ok(array.completions().next())
     }
 
     /// Waits until no other thread polls, as the CQ looks empty until then. Returns the rest of the

@@ -403,7 +403,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
     ///
     /// In a handler of `wc`, and if the QP's sends complete to the CQ of `wc`, which is not shared,
     /// the reference is not cloned. Otherwise it is, as for completions of a
-    /// [`Batch`](crate::cq::Batch).
+    /// [`WcArray`](crate::cq::WcArray).
     ///
     /// Any context.
     ///

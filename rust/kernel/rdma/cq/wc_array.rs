@@ -28,7 +28,7 @@ use core::mem::{
 /// # Invariants
 ///
 /// The entries `next..len` are completions that `cq` gave, and whose owners were not taken back.
-pub struct Batch<const N: usize> {
+pub struct WcArray<const N: usize> {
     wcs: [MaybeUninit<bindings::ib_wc>; N],
     next: usize,
     len: usize,
@@ -37,13 +37,13 @@ pub struct Batch<const N: usize> {
 
 // SAFETY: Owners of requests are `Send`, and their handlers, which need no context, may run in any
 // thread. The address of the CQ is only passed on.
-unsafe impl<const N: usize> Send for Batch<N> {}
+unsafe impl<const N: usize> Send for WcArray<N> {}
 
-impl<const N: usize> Batch<N> {
-    /// Returns an empty batch. One of no length does not compile.
+impl<const N: usize> WcArray<N> {
+    /// Returns an empty array. One of no length does not compile.
     #[inline]
     pub const fn new() -> Self {
-        const { assert!(N > 0 && N <= 1 << 16, "a batch has 1 to 65536 entries") };
+        const { assert!(N > 0 && N <= 1 << 16, "an array has 1 to 65536 entries") };
         // INVARIANT: There are no entries.
         Self {
             wcs: [const { MaybeUninit::uninit() }; N],
@@ -66,20 +66,20 @@ impl<const N: usize> Batch<N> {
     }
 
     /// Returns an iterator that takes the completions, one after the other. Those that it did not
-    /// come to stay in the batch.
+    /// come to stay in the array.
     ///
     /// # Examples
     ///
     /// ```
-    /// # use rdma::{context::*, cq::{Batch, Cq}};
+    /// # use rdma::{context::*, cq::{WcArray, Cq}};
     /// /// Counts the requests that have failed.
     /// fn failures(cq: &Cq<Direct>) -> Result<usize> {
-    ///     let (mut batch, mut failures) = (Batch::<16>::new(), 0);
-    ///     cq.poll(&mut batch)?;
-    ///     while !batch.is_empty() {
-    ///         failures += batch.len();
-    ///         failures -= batch.completions().filter(|c| c.result().is_ok()).count();
-    ///         cq.poll(&mut batch)?;
+    ///     let (mut array, mut failures) = (WcArray::<16>::new(), 0);
+    ///     cq.poll(&mut array)?;
+    ///     while !array.is_empty() {
+    ///         failures += array.len();
+    ///         failures -= array.completions().filter(|c| c.result().is_ok()).count();
+    ///         cq.poll(&mut array)?;
     ///     }
     ///     Ok(failures)
     /// }
@@ -112,17 +112,17 @@ impl<const N: usize> Batch<N> {
         self.completions().for_each(Completion::dispatch);
     }
 
-    /// Returns the array of an empty batch.
+    /// Returns the array of an empty array.
     #[inline]
     pub(super) fn wcs(&mut self) -> &mut [MaybeUninit<bindings::ib_wc>; N] {
         &mut self.wcs
     }
 
-    /// Makes the batch one of `len` completions of `cq`.
+    /// Makes the array one of `len` completions of `cq`.
     ///
     /// # Safety
     ///
-    /// The batch was empty, and `cq` has given its first `len` entries, at most `N`.
+    /// The array was empty, and `cq` has given its first `len` entries, at most `N`.
     #[inline]
     pub(super) unsafe fn fill(&mut self, cq: *mut bindings::ib_cq, len: usize) {
         // INVARIANT: `cq` has given these entries, as the caller promises.
@@ -132,13 +132,13 @@ impl<const N: usize> Batch<N> {
     }
 }
 
-impl<const N: usize> Default for Batch<N> {
+impl<const N: usize> Default for WcArray<N> {
     fn default() -> Self {
         Self::new()
     }
 }
 
-impl<const N: usize> Drop for Batch<N> {
+impl<const N: usize> Drop for WcArray<N> {
     #[inline]
     fn drop(&mut self) {
         self.dispatch();
@@ -185,11 +185,11 @@ impl<'a> Iterator for Polled<'a> {
     }
 }
 
-/// The completions of a [`Batch`], in order.
+/// The completions of a [`WcArray`], in order.
 ///
 /// # Invariants
 ///
-/// `polled` has the last entries of the batch. `next` is that of the batch, and its length.
+/// `polled` has the last entries of the array. `next` is that of the array, and its length.
 pub struct Completions<'a> {
     polled: Polled<'a>,
     next: &'a mut usize,
@@ -207,7 +207,7 @@ impl<'a> Iterator for Completions<'a> {
 impl Drop for Completions<'_> {
     #[inline]
     fn drop(&mut self) {
-        // INVARIANT: What was not taken is in the batch again.
+        // INVARIANT: What was not taken is in the array again.
         *self.next = self.next.saturating_sub(self.polled.wcs.len());
     }
 }
@@ -286,7 +286,7 @@ impl<'a> Completion<'a> {
     /// # Examples
     ///
     /// ```
-    /// # use rdma::{context::*, cq::{Batch, Cq}, cqe::*, wc::Wc};
+    /// # use rdma::{context::*, cq::{WcArray, Cq}, cqe::*, wc::Wc};
     /// # #[derive(HasCqe)]
     /// # struct Request { cqe: Cqe<Self> }
     /// # impl CqeHandler for Request {
@@ -295,9 +295,9 @@ impl<'a> Completion<'a> {
     /// #     fn done(_: Self::Pointer, _: &Wc, _: &Atomic) {}
     /// # }
     /// fn collect(cq: &Cq<Direct>, requests: &mut KVec<Pin<KBox<Request>>>) -> Result {
-    ///     let mut batch = Batch::<16>::new();
-    ///     while cq.poll(&mut batch)? != 0 {
-    ///         for completion in batch.completions() {
+    ///     let mut array = WcArray::<16>::new();
+    ///     while cq.poll(&mut array)? != 0 {
+    ///         for completion in array.completions() {
     ///             match completion.take::<Request, 0>() {
     ///                 Ok((request, _wc)) => requests.push(request, GFP_KERNEL)?,
     ///                 Err(other) => other.dispatch(),
