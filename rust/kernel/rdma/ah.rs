@@ -9,7 +9,6 @@
 
 use crate::{
     bindings,
-    context::Sleepable,
     deferred::{
         Deferred,
         Fate,
@@ -17,16 +16,13 @@ use crate::{
         Teardown, //
     },
     device::{
-        Device,
         Gid,
         GidAttr,
         GidType,
         Name, //
     },
-    pd::{
-        self,
-        Pd, //
-    }, //
+    pd,
+    prelude::*, //
 };
 use core::{
     mem::ManuallyDrop,

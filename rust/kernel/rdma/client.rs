@@ -13,17 +13,14 @@
 
 use crate::{
     bindings,
-    context::{
-        Context as _,
-        Sleepable, //
-    },
+    context::Context as _,
     deferred::Workqueue,
     device::{
         self,
-        Device,
         Event, //
     },
     objects,
+    prelude::*,
     refs::{
         Kind,
         Ref,

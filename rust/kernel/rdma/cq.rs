@@ -4,14 +4,11 @@
 //!
 //! The context that a [`Cq`] is polled in, and that handlers run in, is a parameter of its type:
 //!
-//! - [`Softirq`], [`Workqueue`](crate::context::Workqueue) and
-//!   [`UnboundWorkqueue`](crate::context::UnboundWorkqueue): the RDMA core polls, and calls the
-//!   [`CqeHandler`](crate::cqe::CqeHandler) of each request ([`Cq::alloc`]). Such CQs can be shared
-//!   ([`Cq::pool_get`]).
+//! - [`Softirq`], [`Workqueue`] and [`UnboundWorkqueue`]: the RDMA core polls, and calls the
+//!   [`CqeHandler`] of each request ([`Cq::alloc`]). Such CQs can be shared ([`Cq::pool_get`]).
 //! - [`Direct`]: the caller polls, and has handlers called ([`Cq::process`]) or takes the
 //!   completions ([`Cq::process_with`], [`Cq::poll`]).
-//! - [`Waited`](crate::context::Waited): as a direct one, and completions can be waited for
-//!   ([`Cq::wait`], [`Cq::next`]).
+//! - [`Waited`]: as a direct one, and completions can be waited for ([`Cq::wait`], [`Cq::next`]).
 //! - [`AnyContext`]: one of these, chosen at run time ([`Cq::into_any`]).
 //!
 //! A CQ cannot overrun: a QP reserves as many entries as its queues can have outstanding when it is
@@ -35,25 +32,14 @@ pub use wc_array::{
 
 use crate::{
     bindings,
-    context::{
-        AnyContext,
-        CorePolled,
-        Direct,
-        FixedContext,
-        PollContext,
-        Sleepable,
-        Softirq, //
-    },
     deferred::{
         Deferred,
         Fate,
         Teardown, //
     },
-    device::{
-        Device,
-        Name, //
-    },
+    device::Name,
     objects::Object,
+    prelude::*,
     removal::{
         self,
         OnRemoval, //
@@ -64,7 +50,6 @@ use crate::{
     },
     wc::{
         core_array,
-        Wc,
         POLL_BATCH, //
     }, //
 };
@@ -114,7 +99,7 @@ impl<C: PollContext> Clone for Cq<C> {
 
 impl<C: FixedContext> Cq<C> {
     /// Allocates a CQ with at least `entries` entries on completion vector `vector`
-    /// (`ib_alloc_cq`; `ib_create_cq` for a [`Waited`](crate::context::Waited) one).
+    /// (`ib_alloc_cq`; `ib_create_cq` for a [`Waited`] one).
     ///
     /// Size it by [`Caps::entries`](crate::qp::Caps::entries) of the QPs that will use it.
     ///

@@ -9,8 +9,7 @@
 
 use crate::{
     bindings,
-    context::Sleepable,
-    pd::Pd,
+    prelude::*,
     wr::{
         Sge,
         SgeMut, //

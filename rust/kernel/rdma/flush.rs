@@ -19,18 +19,7 @@
 //! platform has its caches in the persistence domain, or its device bypasses them
 //! (`RPMA_FLUSH_TYPE_PERSISTENT`).
 
-use crate::{
-    context::Sleepable,
-    dma::{
-        Buf,
-        FromDevice, //
-    },
-    pd::Pd,
-    wr::{
-        Remote,
-        SendWr, //
-    }, //
-};
+use crate::prelude::*;
 use kernel::{
     prelude::*,
     sync::Arc, //

@@ -4,8 +4,7 @@
 //! addresses.
 //!
 //! For ULPs that have an addressing of their own (SRP, IPoIB); all others are better off with
-//! [`cm`](crate::cm), whose C side is built upon it. Works on RoCE too, where a [`Path`] is made of
-//! two GIDs.
+//! [`cm`], whose C side is built upon it. Works on RoCE too, where a [`Path`] is made of two GIDs.
 //!
 //! The QP is one of [`Qp::create_raw`], in the reset state, or in the INIT state so that receives
 //! can be posted before: [`Connection::connect`] and [`Request::accept`] take it to where it can
@@ -85,11 +84,7 @@ use crate::{
         RejectReason,
         Rejected, //
     },
-    context::{
-        Context as _,
-        PollContext,
-        Sleepable, //
-    },
+    context::Context as _,
     deferred::{
         Deferred,
         Fate,
@@ -97,17 +92,14 @@ use crate::{
         Teardown, //
     },
     device::{
-        Device,
         Gid,
         GidAttr,
         GidType, //
     },
     mad::flush_timeouts,
     objects::Object,
-    qp::{
-        self,
-        Qp, //
-    },
+    prelude::*,
+    qp,
     refs::Kind,
     removal::{
         self,

@@ -47,10 +47,7 @@ use crate::{
     bindings,
     cm::callback::InCallback,
     completion::Completion,
-    context::{
-        Context as _,
-        Sleepable, //
-    },
+    context::Context as _,
     deferred::{
         self,
         Deferred,
@@ -58,11 +55,11 @@ use crate::{
         Teardown, //
     },
     device::{
-        Device,
         Gid,
         GidAttr, //
     },
     objects::Object,
+    prelude::*,
     refs::{
         Kind,
         Ref,

@@ -31,18 +31,10 @@ pub use wr::{
 
 use crate::{
     bindings,
-    context::{
-        PollContext,
-        Sleepable, //
-    },
     cqe::Sealed,
     deferred::Deferred,
-    dma::{
-        Buf,
-        Direction, //
-    },
-    pd::Pd,
-    qp::Qp,
+    dma::Direction,
+    prelude::*,
     wc::Success, //
 };
 use core::{

@@ -35,39 +35,15 @@
 //! ```
 
 use crate::{
-    context::{
-        Atomic,
-        PollContext,
-        Provides,
-        Sleepable, //
-    },
-    cq::Completion,
-    cqe::{
-        self,
-        Cqe,
-        CqeHandler, //
-    },
+    cqe,
     dma::{
-        Bidirectional,
-        Buf,
         DeviceReads,
         DeviceWrites,
         Direction, //
     },
     flush::Pad,
-    qp::Qp,
-    wc::{
-        Opcode,
-        Success,
-        Wc,
-        WcError, //
-    },
-    wr::{
-        PostError,
-        RecvWr,
-        Remote,
-        SendWr, //
-    }, //
+    prelude::*,
+    wc::Success, //
 };
 use core::ops::Range;
 use kernel::{

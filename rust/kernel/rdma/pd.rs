@@ -9,14 +9,13 @@
 
 use crate::{
     bindings,
-    context::Sleepable,
     deferred::{
         Deferred,
         Fate,
         Teardown, //
     },
-    device::Device,
     objects::Object,
+    prelude::*,
     refs::Kind, //
 };
 use core::ptr::NonNull;

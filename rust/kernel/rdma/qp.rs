@@ -38,15 +38,10 @@ use crate::{
     completion::Completion,
     context::{
         Atomic as AtomicContext,
-        Context,
-        CorePolled,
-        PollContext,
-        Provides,
-        Sleepable, //
+        Context, //
     },
     cq::{
         self,
-        Cq,
         Poller,
         Reservation, //
     },
@@ -56,10 +51,8 @@ use crate::{
         Teardown, //
     },
     objects::Object,
-    pd::{
-        self,
-        Pd, //
-    },
+    pd,
+    prelude::*,
     qp::{
         drain_list::DrainList,
         marker::Markers, //

@@ -37,29 +37,21 @@
 
 use crate::{
     bindings,
-    context::{
-        PollContext,
-        Provides,
-        Sleepable, //
-    },
     cqe::{
         self,
-        CqeHandler,
         CqePointer, //
     },
     debug,
     device::Port,
+    prelude::*,
     qp::{
         post,
-        Qp,
         Transfers, //
     },
     sg,
     wr::{
         self,
-        Op as _,
-        PostError,
-        Remote, //
+        Op as _, //
     }, //
 };
 use core::{

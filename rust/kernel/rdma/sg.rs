@@ -7,9 +7,8 @@
 
 use crate::{
     bindings,
-    context::Sleepable,
     dma::Direction,
-    pd::Pd, //
+    prelude::*, //
 };
 use core::marker::PhantomData;
 use kernel::{
@@ -22,8 +21,8 @@ use kernel::{
     prelude::*, //
 };
 
-/// DMA-mapped memory in pages, for a [`Region`](crate::mr::Region). The CPU accesses its bytes
-/// through [`SgBuf::cpu`], which borrows it exclusively.
+/// DMA-mapped memory in pages, for a [`Region`]. The CPU accesses its bytes through
+/// [`SgBuf::cpu`], which borrows it exclusively.
 pub struct SgBuf<D: Direction> {
     pub(crate) raw: RawSg,
     _direction: PhantomData<D>,

@@ -45,14 +45,10 @@
 use crate::{
     bindings,
     completion::Completion,
-    context::{
-        Context,
-        Sleepable, //
-    },
+    context::Context,
     cq,
     cqe::{
         self,
-        CqeHandler,
         CqePointer, //
     },
     debug,
@@ -61,22 +57,13 @@ use crate::{
         Fate,
         Teardown, //
     },
-    device::{
-        Device,
-        Name, //
-    },
+    device::Name,
     objects::Object,
-    pd::{
-        self,
-        Pd, //
-    },
+    pd,
+    prelude::*,
     refs,
     sync::SlotsOut,
-    wc::Wc,
-    wr::{
-        self,
-        RecvWr, //
-    }, //
+    wr, //
 };
 use core::{
     marker::PhantomData,

@@ -16,30 +16,14 @@ use crate::{
         Source, //
     },
     bindings,
-    context::{
-        PollContext,
-        Provides,
-        Sleepable, //
-    },
-    cq::Cq,
-    cqe::{
-        CqeHandler,
-        CqePointer, //
-    },
-    pd::Pd,
-    qp::{
-        Caps,
-        InitAttr,
-        Qp, //
-    },
+    cqe::CqePointer,
+    prelude::*,
+    qp::InitAttr,
     wc,
     wr::{
         fill,
         Op,
-        PostError,
         PostTarget,
-        RecvWr,
-        SendWr,
         Sge, //
     }, //
 };

@@ -10,11 +10,8 @@
 
 use crate::{
     bindings,
-    cqe::CqeHandler,
-    pd::{
-        self,
-        Pd, //
-    }, //
+    pd,
+    prelude::*, //
 };
 use core::{
     marker::PhantomData,

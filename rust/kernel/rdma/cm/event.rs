@@ -4,11 +4,7 @@
 
 use crate::{
     bindings,
-    context::{
-        PollContext,
-        Sleepable, //
-    },
-    qp::Qp, //
+    prelude::*, //
 };
 use kernel::{
     fmt,

@@ -4,10 +4,7 @@
 
 use crate::{
     bindings,
-    client::{
-        self,
-        ClientRef, //
-    },
+    client,
     cm::{
         self,
         callback::InCallback,
@@ -24,10 +21,7 @@ use crate::{
         RejectReason,
         SockAddr, //
     },
-    context::{
-        Context as _,
-        Sleepable, //
-    },
+    context::Context as _,
     deferred::{
         Deferred,
         Fate,
@@ -35,13 +29,13 @@ use crate::{
         Teardown, //
     },
     device::{
-        Device,
         Gid,
         NodeType, //
     },
     mad::flush_timeouts,
-    objects::Peer, //
-    refs::Kind,
+    objects::Peer,
+    prelude::*,
+    refs::Kind, //
 };
 use core::{
     mem::ManuallyDrop,

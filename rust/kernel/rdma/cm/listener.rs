@@ -4,10 +4,7 @@
 
 use crate::{
     bindings,
-    client::{
-        self,
-        ClientRef, //
-    },
+    client,
     cm::{
         callback::InCallback,
         event,
@@ -26,10 +23,7 @@ use crate::{
         Inner,
         Options, //
     },
-    context::{
-        Context as _,
-        Sleepable, //
-    },
+    context::Context as _,
     deferred::{
         Deferred,
         Fate,
@@ -37,6 +31,7 @@ use crate::{
         Teardown, //
     },
     objects::Peer,
+    prelude::*,
     refs::Kind, //
 };
 use core::{

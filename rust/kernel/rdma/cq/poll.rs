@@ -4,18 +4,11 @@
 
 use crate::{
     bindings,
-    context::{
-        CallerPolled,
-        Sleepable,
-        Waited, //
-    },
     cq::{
         wc_array::Polled,
-        WcArray,
-        Completion,
-        Cq,
         CqContext, //
     },
+    prelude::*,
     wc::POLL_BATCH, //
 };
 use core::mem::MaybeUninit;

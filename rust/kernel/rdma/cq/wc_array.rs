@@ -4,15 +4,11 @@
 
 use crate::{
     bindings,
-    cqe::{
-        self,
-        CqeHandler, //
-    },
+    cqe,
+    prelude::*,
     wc::{
         unlikely,
-        Success,
-        Wc,
-        WcError, //
+        Success, //
     }, //
 };
 use core::mem::{

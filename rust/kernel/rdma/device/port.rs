@@ -4,8 +4,7 @@
 
 use crate::{
     bindings,
-    context::Sleepable,
-    device::Device, //
+    prelude::*, //
 };
 use core::{
     net::{

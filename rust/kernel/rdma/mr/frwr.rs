@@ -5,13 +5,9 @@
 
 use crate::{
     bindings,
-    context::{
-        Context,
-        Sleepable, //
-    },
+    context::Context,
     cqe::{
         self,
-        CqeHandler,
         CqePointer, //
     },
     debug,
@@ -28,11 +24,10 @@ use crate::{
         State, //
     },
     objects::Object,
-    pd::Pd,
+    prelude::*,
     wc::{
         unlikely,
-        Success,
-        Wc, //
+        Success, //
     },
     wr::{
         PostTarget,

@@ -6,11 +6,10 @@ use crate::{
     bindings,
     cqe::Sealed,
     dma::{
-        Buf,
         Direction,
         Mapped, //
     },
-    pd::Pd,
+    prelude::*,
     sg, //
 };
 use kernel::{

@@ -4,8 +4,6 @@
 
 use crate::{
     bindings,
-    cq::Completion,
-    cqe::CqeHandler,
     dma::{
         DeviceReads,
         DeviceWrites,
@@ -15,22 +13,16 @@ use crate::{
         frwr,
         Exclusive,
         Memory,
-        Mr,
-        Region,
         Shared,
         State, //
     },
-    wc::{
-        self,
-        Wc, //
-    },
+    prelude::*,
+    wc,
     wr::{
         fill,
         Op,
         PostTarget,
-        Remote,
         SendOp,
-        SendWr,
         Sge, //
     }, //
 };

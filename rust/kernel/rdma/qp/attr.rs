@@ -7,18 +7,9 @@
 use crate::{
     ah,
     bindings,
-    context::{
-        PollContext,
-        Sleepable, //
-    },
-    device::{
-        Device,
-        Gid, //
-    },
-    qp::{
-        Inner,
-        Qp, //
-    }, //
+    device::Gid,
+    prelude::*,
+    qp::Inner, //
 };
 use kernel::{
     error::to_result,

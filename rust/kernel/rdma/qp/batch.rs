@@ -4,15 +4,11 @@
 
 use crate::{
     bindings,
-    context::{
-        PollContext,
-        Provides, //
-    },
     cqe::{
-        CqeHandler,
         CqePointer,
         Sealed, //
     },
+    prelude::*,
     qp::{
         chain::{
             Links,
@@ -20,10 +16,8 @@ use crate::{
             Slot, //
         },
         post::unnamed,
-        Chain,
-        Qp, //
-    },
-    wr::PostError, //
+        Chain, //
+    }, //
 };
 use core::ops::Deref;
 use kernel::prelude::*;

@@ -11,20 +11,11 @@ use crate::{
     bindings,
     context::{
         private::Sealed,
-        Atomic,
-        Context,
-        CorePolled,
-        FixedContext,
-        PollContext,
-        Provides,
-        Sleepable, //
+        Context, //
     },
     identity,
-    qp::{
-        Qp,
-        QpPriv, //
-    },
-    wc::Wc, //
+    prelude::*,
+    qp::QpPriv, //
 };
 use core::{
     hint::assert_unchecked,

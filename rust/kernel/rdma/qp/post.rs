@@ -4,29 +4,17 @@
 
 use crate::{
     bindings,
-    context::{
-        PollContext,
-        Provides, //
-    },
     cqe::{
-        CqeHandler,
         CqePointer,
         Sealed, //
     },
     debug,
-    qp::Qp,
-    wc::{
-        Status,
-        Wc, //
-    },
+    prelude::*,
     wr::{
         end,
         sg_list,
         Op,
-        PostError,
-        RecvWr,
-        SendOp,
-        SendWr, //
+        SendOp, //
     }, //
 };
 use core::{
@@ -402,8 +390,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
     /// its QP, which `qp` returns.
     ///
     /// In a handler of `wc`, and if the QP's sends complete to the CQ of `wc`, which is not shared,
-    /// the reference is not cloned. Otherwise it is, as for completions of a
-    /// [`WcArray`](crate::cq::WcArray).
+    /// the reference is not cloned. Otherwise it is, as for completions of a [`WcArray`].
     ///
     /// Any context.
     ///
