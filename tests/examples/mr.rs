@@ -30,6 +30,6 @@ fn read(
     (remote, len): (Remote, usize),
     cx: &Sleepable,
 ) -> Result {
-    qp.post_rw(job, |job| Ok(Rw::read(&job.data, 0..len, remote)), cx)?;
+    qp.post_rw(job, |job| Ok(Rw::read(&job.data, 0..len, remote, cx)))?;
     Ok(())
 }

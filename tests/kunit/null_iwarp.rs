@@ -166,8 +166,8 @@ impl Transfer {
         Ok((KBox::pin(this, GFP_KERNEL)?, Remote { addr, rkey: KEY }))
     }
 
-    fn read(&self, remote: Remote) -> Result<Rw<'_>> {
-        Ok(Rw::read(&self.data, 0..LEN, remote))
+    fn read<'a>(&'a self, remote: Remote, cx: &Sleepable) -> Result<Rw<'a>> {
+        Ok(Rw::read(&self.data, 0..LEN, remote, cx))
     }
 
     /// Has side `a` transfer, and returns the status and where a peer finds the pages.
@@ -178,7 +178,7 @@ impl Transfer {
     ) -> Result<(Pin<KBox<Self>>, Option<Status>, Remote)> {
         let (transfer, pages) = Self::new(null)?;
         let back = transfer.back.clone();
-        link.a.post_rw(transfer, rw, &null.env.cx)?;
+        link.a.post_rw(transfer, rw)?;
         wait(|| back.lock().is_some())?;
         let (transfer, status) = back.lock().take().ok_or(EINVAL)?;
         Ok((transfer, status, pages))
@@ -241,7 +241,8 @@ mod tests {
         let region = null.env.region(LEN)?;
         region.write(LEN - 4, b"tail")?;
         let remote = link.register(&region)?;
-        let (mut transfer, status, pages) = Transfer::run(&null, &link, |x| x.read(remote))?;
+        let (mut transfer, status, pages) =
+            Transfer::run(&null, &link, |x| x.read(remote, &null.env.cx))?;
         check_eq!(status, None);
         let mut tail = [0; 4];
         transfer.data.cpu().read(LEN - 4, &mut tail)?;
@@ -255,8 +256,9 @@ mod tests {
     fn failed_write_gives_its_pages_back() -> Result {
         let null = NullEnv::iwarp()?;
         let link = Link::new(&null, &null.env.cq(256)?, 2)?;
-        let (mut transfer, status, _) =
-            Transfer::run(&null, &link, |x| Ok(Rw::write(&x.data, 0..LEN, NOWHERE)))?;
+        let (mut transfer, status, _) = Transfer::run(&null, &link, |x| {
+            Ok(Rw::write(&x.data, 0..LEN, NOWHERE, &null.env.cx))
+        })?;
         check_eq!(status, Some(Status::REM_ACCESS_ERR));
         transfer.data.cpu().read(0, &mut [0; 4])?;
         Ok(())
@@ -268,7 +270,8 @@ mod tests {
         let null = NullEnv::iwarp()?;
         let cq = null.env.cq(256)?;
         let (link, other) = (Link::new(&null, &cq, 2)?, Link::new(&null, &cq, 0)?);
-        let (mut transfer, status, pages) = Transfer::run(&null, &link, |x| x.read(NOWHERE))?;
+        let (mut transfer, status, pages) =
+            Transfer::run(&null, &link, |x| x.read(NOWHERE, &null.env.cx))?;
         check_eq!(status, Some(Status::REM_ACCESS_ERR));
         let shown = transfer.data.cpu().read(0, &mut [0; 4]);
         let len = transfer.data.len();
@@ -291,7 +294,7 @@ mod tests {
         let num = link.a.num();
         null.dev
             .inject_qp(num, Injection::Refuse { after: 1, errno: 5 })?;
-        let posted = link.a.post_rw(transfer, |x| x.read(NOWHERE), &null.env.cx);
+        let posted = link.a.post_rw(transfer, |x| x.read(NOWHERE, &null.env.cx));
         check_err!(posted, EIO);
         // This drops the owner.
         link.a.drain(&null.env.cx)?;

@@ -251,11 +251,9 @@ mod tests {
         };
         let nowhere = Remote { addr: 0, rkey: 0 };
         expect_leak();
-        let posted = qp.post_rw(
-            KBox::pin(transfer, GFP_KERNEL)?,
-            |t| Ok(Rw::write(&t.data, 0..64, nowhere)),
-            &env.cx,
-        );
+        let posted = qp.post_rw(KBox::pin(transfer, GFP_KERNEL)?, |t| {
+            Ok(Rw::write(&t.data, 0..64, nowhere, &env.cx))
+        });
         let Err(e) = posted else {
             return Err(fail(fmt!("it was posted")));
         };

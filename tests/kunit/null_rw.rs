@@ -1,18 +1,23 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Transfers by `rdma_rw` that are posted in part, of owners that others have, too: what a drain
-//! has proved to be out of use is ended by it.
+//! Transfers by `rdma_rw` that are prepared and not posted, or posted in part, of owners that others
+//! have, too: what a drain has proved to be out of use is ended by it.
 
 use crate::{
     check::fail,
     fixture::{
+        wait,
         Counter,
         NullEnv, //
     }, //
 };
 use kernel::{
     page::PAGE_SIZE,
-    prelude::*, //
+    prelude::*,
+    time::{
+        delay::fsleep,
+        Delta, //
+    }, //
 };
 use rdma::{
     prelude::*,
@@ -46,8 +51,8 @@ impl Shared {
         Ok(Arc::new(this, GFP_KERNEL)?)
     }
 
-    fn write(&self) -> Result<Rw<'_>> {
-        Ok(Rw::write(&self.data, 0..LEN, NOWHERE))
+    fn write<'a>(&'a self, cx: &Sleepable) -> Result<Rw<'a>> {
+        Ok(Rw::write(&self.data, 0..LEN, NOWHERE, cx))
     }
 }
 
@@ -87,7 +92,7 @@ mod tests {
         check_err!(port.rw_contexts(1), EOPNOTSUPP);
         let shared = Shared::new(&times, &null.env.cx)?;
         let qp = lone(&null)?;
-        check_err!(qp.post_rw(shared, Shared::write, &null.env.cx), EINVAL);
+        check_err!(qp.post_rw(shared, |x| x.write(&null.env.cx)), EINVAL);
         check_eq!(times.get(), 0);
         Ok(())
     }
@@ -99,15 +104,15 @@ mod tests {
         let shared = Shared::new(&times, cx)?;
         null.dev
             .inject_qp(qp.num(), Injection::Refuse { after: 1, errno: 5 })?;
-        let Err(e) = qp.post_rw(shared.clone(), Shared::write, cx) else {
+        let Err(e) = qp.post_rw(shared.clone(), |x| x.write(cx)) else {
             return Err(fail(fmt!("it was posted")));
         };
         check_eq!(e.error(), EIO);
         check!(e.owner.is_none());
         // As long as it may be in use it stays that.
-        check_err!(other.post_rw(shared.clone(), Shared::write, cx), EBUSY);
+        check_err!(other.post_rw(shared.clone(), |x| x.write(cx)), EBUSY);
         qp.drain(cx)?;
-        other.post_rw(shared.clone(), Shared::write, cx)?;
+        other.post_rw(shared.clone(), |x| x.write(cx))?;
         other.drain(cx)?;
         check_eq!(times.get(), 1);
         // Not leaked as one whose transfers have not ended.
@@ -117,7 +122,40 @@ mod tests {
         Ok(())
     }
 
-    /// As the one above, with no drain but the last.
+    #[test]
+    fn qp_stays_while_a_context_is_prepared() -> Result {
+        let (null, times) = (NullEnv::new()?, Counter::new()?);
+        let (cx, qp) = (&null.env.cx, lone(&null)?);
+        let shared = Shared::new(&times, cx)?;
+        qp.prepare_rw(shared.write(cx)?)?;
+        drop(qp);
+        fsleep(Delta::from_millis(30));
+        check_eq!(null.dev.objects()[1], 1);
+        drop(shared);
+        wait(|| null.dev.objects()[1] == 0)?;
+        check_eq!(times.get(), 0);
+        Ok(())
+    }
+
+    #[test]
+    fn prepared_transfer_that_is_refused_is_prepared_again() -> Result {
+        let (null, times) = (NullEnv::new()?, Counter::new()?);
+        let (cx, qp) = (&null.env.cx, lone(&null)?);
+        let shared = Shared::new(&times, cx)?;
+        null.dev
+            .inject_qp(qp.num(), Injection::Refuse { after: 0, errno: 5 })?;
+        qp.prepare_rw(shared.write(cx)?)?;
+        let post = || qp.post_rw(shared.clone(), |x| Ok(Rw::prepared(&x.data)));
+        check_err!(post(), EIO);
+        check_err!(post(), EINVAL);
+        qp.prepare_rw(shared.write(cx)?)?;
+        post()?;
+        qp.drain(cx)?;
+        check_eq!(times.get(), 1);
+        Ok(())
+    }
+
+    /// As `shared_transfer_in_part_is_ended_by_the_drain`, with no drain but the last.
     #[test]
     fn qp_of_a_shared_transfer_in_part_is_destroyed() -> Result {
         let (null, times) = (NullEnv::new()?, Counter::new()?);
@@ -125,7 +163,7 @@ mod tests {
         let shared = Shared::new(&times, cx)?;
         null.dev
             .inject_qp(qp.num(), Injection::Refuse { after: 1, errno: 5 })?;
-        check_err!(qp.post_rw(shared.clone(), Shared::write, cx), EIO);
+        check_err!(qp.post_rw(shared.clone(), |x| x.write(cx)), EIO);
         qp.destroy(cx)?;
         check_eq!(times.get(), 0);
         check!(Arc::into_unique_or_drop(shared).is_some());

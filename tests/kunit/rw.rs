@@ -107,6 +107,10 @@ impl<C: Polled> Transfers<C> {
         Ok(KBox::pin(transfer, GFP_KERNEL)?)
     }
 
+    fn cx(&self) -> &Sleepable {
+        &self.link.env.cx
+    }
+
     /// Posts a transfer from side `a` and waits for it.
     fn run(
         &self,
@@ -115,7 +119,7 @@ impl<C: Polled> Transfers<C> {
     ) -> Result<(Pin<KBox<Transfer>>, Outcome)> {
         let back = Arc::pin_init(new_spinlock_irq!(None), GFP_KERNEL)?;
         transfer.back = Some(back.clone());
-        self.link.a.qp.post_rw(transfer, rw, &self.link.env.cx)?;
+        self.link.a.qp.post_rw(transfer, rw)?;
         self.wait(&back)
     }
 
@@ -147,14 +151,18 @@ fn there_and_back<C: Polled>() -> Result {
     let (t, all) = (Transfers::<C>::new()?, pattern(LEN)?);
     let mut transfer = t.transfer()?;
     transfer.data.cpu().write(0, &all)?;
-    let (_, outcome) = t.run(transfer, |x| Ok(Rw::write(&x.data, 0..LEN, t.remote)))?;
+    let (_, outcome) = t.run(transfer, |x| {
+        Ok(Rw::write(&x.data, 0..LEN, t.remote, t.cx()))
+    })?;
     check_eq!(outcome, Ok(Opcode::RdmaWrite));
     // On iWARP they may still be on their way.
     t.link
         .wait(|| t.bytes().is_ok_and(|is| is[..] == all[..]))?;
 
     let transfer = t.transfer()?;
-    let (mut transfer, outcome) = t.run(transfer, |x| Ok(Rw::read(&x.data, 0..LEN, t.remote)))?;
+    let (mut transfer, outcome) = t.run(transfer, |x| {
+        Ok(Rw::read(&x.data, 0..LEN, t.remote, t.cx()))
+    })?;
     check_eq!(outcome, Ok(Opcode::RdmaRead));
     check!(bytes(&mut transfer)?[..] == all[..]);
     Ok(())
@@ -228,15 +236,18 @@ mod tests {
         let mut expected = KVec::from_elem(0, LEN, GFP_KERNEL)?;
         for range in &ranges {
             let remote = t.remote_at(range.start);
-            let (back, outcome) =
-                t.run(transfer, |x| Ok(Rw::read(&x.data, range.clone(), remote)))?;
+            let (back, outcome) = t.run(transfer, |x| {
+                Ok(Rw::read(&x.data, range.clone(), remote, t.cx()))
+            })?;
             check_eq!(outcome, Ok(Opcode::RdmaRead));
             expected[range.clone()].copy_from_slice(&all[range.clone()]);
             transfer = back;
             check!(bytes(&mut transfer)?[..] == expected[..]);
         }
         // The list is as long as it was.
-        let (mut transfer, _) = t.run(transfer, |x| Ok(Rw::read(&x.data, 0..LEN, t.remote)))?;
+        let (mut transfer, _) = t.run(transfer, |x| {
+            Ok(Rw::read(&x.data, 0..LEN, t.remote, t.cx()))
+        })?;
         check!(bytes(&mut transfer)?[..] == all[..]);
         Ok(())
     }
@@ -248,7 +259,9 @@ mod tests {
         transfer.data.cpu().write(0, &all)?;
         let range = PAGE_SIZE + 100..4 * PAGE_SIZE - 100;
         let remote = t.remote_at(range.start);
-        let (_, outcome) = t.run(transfer, |x| Ok(Rw::write(&x.data, range.clone(), remote)))?;
+        let (_, outcome) = t.run(transfer, |x| {
+            Ok(Rw::write(&x.data, range.clone(), remote, t.cx()))
+        })?;
         check!(outcome.is_ok());
         t.link.wait(|| {
             t.bytes()
@@ -265,14 +278,14 @@ mod tests {
         let t = Transfers::<Softirq>::new()?;
         let mut transfer = t.transfer()?;
         for (start, end) in [(0, 0), (7, 6), (0, LEN + 1), (LEN, LEN), (0, usize::MAX)] {
-            let posted = t.link.a.qp.post_rw(
-                transfer,
-                |x| Ok(Rw::read(&x.data, start..end, t.remote)),
-                &t.link.env.cx,
-            );
+            let posted = t.link.a.qp.post_rw(transfer, |x| {
+                Ok(Rw::read(&x.data, start..end, t.remote, t.cx()))
+            });
             transfer = refused(posted, EINVAL)?;
         }
-        let (_, outcome) = t.run(transfer, |x| Ok(Rw::read(&x.data, 0..LEN, t.remote)))?;
+        let (_, outcome) = t.run(transfer, |x| {
+            Ok(Rw::read(&x.data, 0..LEN, t.remote, t.cx()))
+        })?;
         check!(outcome.is_ok());
         Ok(())
     }
@@ -291,11 +304,9 @@ mod tests {
         )?;
         for i in 1..4 {
             let post = || {
-                t.link.a.qp.post_rw(
-                    shared.clone(),
-                    |x| Ok(Rw::read(&x.data, 0..LEN, t.remote)),
-                    cx,
-                )
+                t.link.a.qp.post_rw(shared.clone(), |x| {
+                    Ok(Rw::read(&x.data, 0..LEN, t.remote, t.cx()))
+                })
             };
             post()?;
             refused(post(), EBUSY)?;
@@ -312,7 +323,9 @@ mod tests {
         let mut transfer = t.transfer()?;
         for _ in 0..3 {
             let outcome;
-            (transfer, outcome) = t.run(transfer, |x| Ok(Rw::read(&x.data, 0..LEN, t.remote)))?;
+            (transfer, outcome) = t.run(transfer, |x| {
+                Ok(Rw::read(&x.data, 0..LEN, t.remote, t.cx()))
+            })?;
             check_eq!(outcome, Err(Status::WR_FLUSH_ERR));
         }
         Ok(())
@@ -328,7 +341,9 @@ mod tests {
         let post = || -> Result {
             let transfer = t.transfer()?;
             let qp = &t.link.a.qp;
-            Ok(qp.post_rw(transfer, |x| Ok(Rw::read(&x.data, 0..LEN, t.remote)), cx)?)
+            Ok(qp.post_rw(transfer, |x| {
+                Ok(Rw::read(&x.data, 0..LEN, t.remote, t.cx()))
+            })?)
         };
         post()?;
         let (mut batch, mut polled) = (WcArray::<4>::new(), 0);
@@ -356,11 +371,9 @@ mod tests {
         let t = Transfers::<Direct>::new()?;
         for _ in 0..3 {
             let transfer = t.transfer()?;
-            t.link.a.qp.post_rw(
-                transfer,
-                |x| Ok(Rw::write(&x.data, 0..LEN, t.remote)),
-                &t.link.env.cx,
-            )?;
+            t.link.a.qp.post_rw(transfer, |x| {
+                Ok(Rw::write(&x.data, 0..LEN, t.remote, t.cx()))
+            })?;
         }
         check_eq!(t.gone.get(), 0);
         t.link.a.qp.drain(&t.link.env.cx)?;
@@ -376,7 +389,9 @@ mod tests {
             rkey: t.remote.rkey ^ 1,
             ..t.remote
         };
-        let (_, outcome) = t.run(t.transfer()?, |x| Ok(Rw::write(&x.data, 0..LEN, wrong)))?;
+        let (_, outcome) = t.run(t.transfer()?, |x| {
+            Ok(Rw::write(&x.data, 0..LEN, wrong, t.cx()))
+        })?;
         // The request that was refused may not be the last one, which is flushed then.
         check!(matches!(
             outcome,
@@ -396,14 +411,10 @@ mod tests {
         transfer.message.cpu().copy_from_slice(b"done");
         let back: Back = Arc::pin_init(new_spinlock_irq!(None), GFP_KERNEL)?;
         transfer.back = Some(back.clone());
-        t.link.a.qp.post_rw_then(
-            transfer,
-            |x| {
-                let rw = Rw::write(&x.data, 0..LEN, t.remote);
-                Ok((rw, SendWr::send([x.message.whole()])))
-            },
-            &env.cx,
-        )?;
+        t.link.a.qp.post_rw_then(transfer, |x| {
+            let rw = Rw::write(&x.data, 0..LEN, t.remote, t.cx());
+            Ok((rw, SendWr::send([x.message.whole()])))
+        })?;
         t.link.wait(|| received.len() == 1)?;
         check!(t.bytes()?[..] == all[..]);
         check_eq!(&received.pop()?.bytes()?[..], b"done");
@@ -417,27 +428,104 @@ mod tests {
         let (t, foreign) = (Transfers::<Softirq>::new()?, crate::fixture::Env::new()?);
         let mut transfer = t.transfer()?;
         transfer.message = Buf::alloc(&foreign.pd, 4, &foreign.cx)?;
-        let posted = t.link.a.qp.post_rw_then(
-            transfer,
-            |x| {
-                let rw = Rw::write(&x.data, 0..LEN, t.remote);
-                Ok((rw, SendWr::send([x.message.whole()])))
-            },
-            &foreign.cx,
-        );
+        let posted = t.link.a.qp.post_rw_then(transfer, |x| {
+            let rw = Rw::write(&x.data, 0..LEN, t.remote, t.cx());
+            Ok((rw, SendWr::send([x.message.whole()])))
+        });
         refused(posted, EINVAL)?;
         Ok(())
+    }
+
+    #[test]
+    fn prepared_transfer_is_posted_where_one_cannot_sleep() -> Result {
+        let (t, all) = (Transfers::<Softirq>::new()?, pattern(LEN)?);
+        let (mut transfer, qp) = (t.transfer()?, &t.link.a.qp);
+        let range = PAGE_SIZE + 100..4 * PAGE_SIZE - 100;
+        let back: Back = Arc::pin_init(new_spinlock_irq!(None), GFP_KERNEL)?;
+        transfer.back = Some(back.clone());
+        let remote = t.remote_at(range.start);
+        qp.prepare_rw(Rw::write(&transfer.data, range.clone(), remote, t.cx()))?;
+        // The data come when the transfer is prepared, as those of a disk do; all of the pages are
+        // where they were, also those that are not transferred.
+        transfer.data.cpu().write(0, &all)?;
+        check!(bytes(&mut transfer)?[..] == all[..]);
+        {
+            let _atomic = back.lock();
+            qp.post_rw(transfer, |x| Ok(Rw::prepared(&x.data)))?;
+        }
+        let (mut transfer, outcome) = t.wait(&back)?;
+        check!(outcome.is_ok());
+        check!(bytes(&mut transfer)?[..] == all[..]);
+        t.link.wait(|| {
+            t.bytes()
+                .is_ok_and(|is| is[range.clone()] == all[range.clone()])
+        })?;
+        for (i, byte) in t.bytes()?.iter().enumerate() {
+            check_eq!(*byte, if range.contains(&i) { all[i] } else { 0 });
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn prepared_context_may_be_moved() -> Result {
+        let (t, all) = (Transfers::<Workqueue>::new()?, pattern(LEN)?);
+        t.region.write(0, &all)?;
+        let (mut old, mut new) = (t.transfer()?, t.transfer()?);
+        let qp = &t.link.a.qp;
+        qp.prepare_rw(Rw::read(&old.data, 0..LEN, t.remote, t.cx()))?;
+        core::mem::swap(&mut old.data, &mut new.data);
+        drop(old);
+        let (mut new, outcome) = t.run(new, |x| Ok(Rw::prepared(&x.data)))?;
+        check!(outcome.is_ok());
+        check!(bytes(&mut new)?[..] == all[..]);
+        // It has to be prepared again.
+        let posted = qp.post_rw(new, |x| Ok(Rw::prepared(&x.data)));
+        refused(posted, EINVAL)?;
+        Ok(())
+    }
+
+    #[test]
+    fn context_is_prepared_once() -> Result {
+        let t = Transfers::<Softirq>::new()?;
+        let (transfer, qp) = (t.transfer()?, &t.link.a.qp);
+        let read = || Rw::read(&transfer.data, 0..LEN, t.remote, t.cx());
+        check_err!(qp.prepare_rw(Rw::prepared(&transfer.data)), EINVAL);
+        qp.prepare_rw(read())?;
+        check_err!(qp.prepare_rw(read()), EBUSY);
+        check_err!(t.link.b.qp.prepare_rw(read()), EBUSY);
+        let posted = t.link.b.qp.post_rw(transfer, |x| Ok(Rw::prepared(&x.data)));
+        let transfer = refused(posted, EINVAL)?;
+        let (_, outcome) = t.run(transfer, |x| Ok(Rw::prepared(&x.data)))?;
+        check!(outcome.is_ok());
+        Ok(())
+    }
+
+    #[test]
+    fn prepared_transfer_has_a_message_behind() -> Result {
+        let (t, received) = (Transfers::<Softirq>::new()?, Inbox::new()?);
+        let (all, env) = (pattern(LEN)?, &t.link.env);
+        recv(&t.link.b.qp, env.message(&received, &[0; 4])?)?;
+        let mut transfer = t.transfer()?;
+        transfer.data.cpu().write(0, &all)?;
+        transfer.message.cpu().copy_from_slice(b"done");
+        let qp = &t.link.a.qp;
+        qp.prepare_rw(Rw::write(&transfer.data, 0..LEN, t.remote, t.cx()))?;
+        qp.post_rw_then(transfer, |x| {
+            let message = SendWr::send([x.message.whole()]);
+            Ok((Rw::prepared(&x.data), message))
+        })?;
+        t.link.wait(|| received.len() == 1)?;
+        check!(t.bytes()?[..] == all[..]);
+        t.link.wait(|| t.gone.get() == 1)
     }
 
     #[test]
     fn owner_of_a_part_stays_until_the_drain() -> Result {
         // Ten pages, one a request, are too many for this queue.
         let t = Transfers::<Softirq>::with(&Caps::new(2, 2), 0)?;
-        let posted = t.link.a.qp.post_rw(
-            t.transfer()?,
-            |x| Ok(Rw::write(&x.data, 0..LEN, t.remote)),
-            &t.link.env.cx,
-        );
+        let posted = t.link.a.qp.post_rw(t.transfer()?, |x| {
+            Ok(Rw::write(&x.data, 0..LEN, t.remote, t.cx()))
+        });
         match posted {
             Err(e) if e.owner.is_none() => {
                 check_eq!(e.error(), ENOMEM);

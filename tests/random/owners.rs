@@ -328,8 +328,8 @@ impl Transfer {
         Ok(Arc::new(this, GFP_KERNEL)?)
     }
 
-    pub(crate) fn write(&self, to: Remote) -> Result<Rw<'_>> {
-        Ok(Rw::write(&self.data, 0..self.data.len(), to))
+    pub(crate) fn write<'a>(&'a self, to: Remote, cx: &Sleepable) -> Result<Rw<'a>> {
+        Ok(Rw::write(&self.data, 0..self.data.len(), to, cx))
     }
 }
 

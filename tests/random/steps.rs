@@ -342,7 +342,7 @@ fn transfer<C: Way>(t: &mut Turn<'_, C>) -> Result {
     let owner = Transfer::new(9 * PAGE_SIZE, t.life(), t.cx)?;
     let nowhere = Remote { addr: 0, rkey: 0 };
     owner.life.post_in_part();
-    qp.post_rw(owner, |o| o.write(nowhere), t.cx).map_err(|e| {
+    qp.post_rw(owner, |o| o.write(nowhere, t.cx)).map_err(|e| {
         let error = e.error();
         none_posted(e.owner, |o| &o.life);
         error

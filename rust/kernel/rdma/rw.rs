@@ -28,7 +28,7 @@
 //! fn fetch(qp: &Qp<Workqueue>, remote: Remote, cx: &Sleepable) -> Result {
 //!     let fetch = Fetch { cqe: Cqe::new(), data: Ctx::alloc(100_000, cx)? };
 //!     let fetch = KBox::pin(fetch, GFP_KERNEL)?;
-//!     Ok(qp.post_rw(fetch, |f| Ok(Rw::read(&f.data, 0..100_000, remote)), cx)?)
+//!     Ok(qp.post_rw(fetch, |f| Ok(Rw::read(&f.data, 0..100_000, remote, cx)))?)
 //! }
 //! ```
 //!
@@ -72,18 +72,26 @@ use kernel::{
         Full,
         Relaxed,
         Release, //
-    }, //
+    },
+    types::Opaque, //
 };
 
 const READ: bindings::dma_data_direction = bindings::dma_data_direction::DMA_FROM_DEVICE;
 const WRITE: bindings::dma_data_direction = bindings::dma_data_direction::DMA_TO_DEVICE;
 
-/// An [`Rw`] without its lifetime.
-struct Plan {
-    ctx: NonNull<Ctx>,
+/// What is transferred.
+#[derive(Clone)]
+struct Extents {
     range: Range<usize>,
     remote: Remote,
     dir: bindings::dma_data_direction,
+}
+
+/// An [`Rw`] without its lifetime.
+struct Plan {
+    ctx: NonNull<Ctx>,
+    /// `None` if the context was prepared.
+    extents: Option<Extents>,
 }
 
 /// A transfer between the pages of a [`Ctx`] and a peer's memory.
@@ -94,24 +102,30 @@ struct Plan {
 pub struct Rw<'a>(Plan, PhantomData<&'a Ctx>);
 
 impl<'a> Rw<'a> {
-    /// Reads the peer's bytes from `remote` on into the bytes in `range` of the pages (RDMA READ).
-    pub fn read(ctx: &'a Ctx, range: Range<usize>, remote: Remote) -> Self {
-        let (ctx, dir) = (NonNull::from(ctx), READ);
-        let plan = Plan {
-            ctx,
-            range,
-            remote,
-            dir,
-        };
+    fn new(ctx: &'a Ctx, extents: Option<Extents>) -> Self {
+        let ctx = NonNull::from(ctx);
         // INVARIANT: The context is borrowed for `'a`.
-        Self(plan, PhantomData)
+        Self(Plan { ctx, extents }, PhantomData)
     }
 
-    /// Writes the bytes in `range` of the pages to the peer, from `remote` on (RDMA WRITE).
-    pub fn write(ctx: &'a Ctx, range: Range<usize>, remote: Remote) -> Self {
-        let mut rw = Self::read(ctx, range, remote);
-        rw.0.dir = WRITE;
-        rw
+    /// Reads the peer's bytes from `remote` on into the bytes in `range` of the pages (RDMA READ).
+    /// Posting or preparing it may sleep.
+    pub fn read(ctx: &'a Ctx, range: Range<usize>, remote: Remote, _cx: &Sleepable) -> Self {
+        let dir = READ;
+        Self::new(ctx, Some(Extents { range, remote, dir }))
+    }
+
+    /// Writes the bytes in `range` of the pages to the peer, from `remote` on (RDMA WRITE). Posting
+    /// or preparing it may sleep.
+    pub fn write(ctx: &'a Ctx, range: Range<usize>, remote: Remote, _cx: &Sleepable) -> Self {
+        let dir = WRITE;
+        Self::new(ctx, Some(Extents { range, remote, dir }))
+    }
+
+    /// The transfer that the context was prepared for by [`Qp::prepare_rw`]. Posting it does not
+    /// sleep.
+    pub fn prepared(ctx: &'a Ctx) -> Self {
+        Self::new(ctx, None)
     }
 }
 
@@ -146,14 +160,14 @@ impl Port<'_> {
 ///
 /// # Invariants
 ///
-/// While `posted` is set, `inner` is accessed only by the post that has set it and then by the
-/// completion, and this is not moved. From a successful `Ctx::start` to `Ctx::finish`, `inner.job`
-/// is the transfer, counted by its QP.
+/// While `claimed` is set, `inner` is accessed only by the call that has set it and, if that posts,
+/// by the completion then, and this is not moved. From a successful `Ctx::start` to `Ctx::finish`,
+/// `inner.job` is the transfer, counted by its QP.
 #[repr(C)]
 pub struct Ctx {
     /// The callback of the last request. The first field, so its address is the context's.
     cqe: bindings::ib_cqe,
-    posted: Atomic<bool>,
+    claimed: Atomic<bool>,
     inner: UnsafeCell<Inner>,
     /// The length of `inner.pages`, zero if there are none.
     len: Atomic<usize>,
@@ -162,7 +176,8 @@ pub struct Ctx {
 struct Inner {
     /// `None` if a peer may still write to them.
     pages: Option<sg::Pages>,
-    raw: bindings::rdma_rw_ctx,
+    /// C keeps addresses of parts of it in others.
+    raw: Pin<KBox<Opaque<bindings::rdma_rw_ctx>>>,
     job: Option<Job>,
 }
 
@@ -172,9 +187,8 @@ struct Job {
     transfers: NonNull<Transfers>,
     qp: NonNull<bindings::ib_qp>,
     port: u32,
-    dir: bindings::dma_data_direction,
-    first: *mut bindings::scatterlist,
-    count: u32,
+    /// Of the entries of the range.
+    mapping: sg::Mapping,
     /// Set if peers can write to the pages, by the key of an MR, until a READ has succeeded.
     exposed: bool,
     /// The first and the last entry, before they were cut to begin and to end with the range.
@@ -192,33 +206,17 @@ struct Extent {
 ///
 /// # Invariants
 ///
-/// - `job.count` entries from `job.first` on of the table of `_pages` are mapped for `device` in
-///   direction `job.dir`.
-/// - This is dropped when the MRs that may have the pages are gone, and before `device` is.
+/// - `mapping` is of entries of the table of `_pages`.
+/// - This is dropped when the MRs that may have the pages are gone, and before the device is.
 struct Exposed {
     _pages: sg::Pages,
-    device: *mut bindings::ib_device,
-    job: Job,
+    mapping: sg::Mapping,
 }
-
-// SAFETY: The pages are not accessed any more, and DMA may be unmapped from any thread.
-unsafe impl Send for Exposed {}
 
 impl Drop for Exposed {
     fn drop(&mut self) {
-        let Job {
-            first, count, dir, ..
-        } = self.job;
-        let mut table = bindings::sg_table {
-            sgl: first,
-            nents: count,
-            orig_nents: count,
-        };
-        // SAFETY: By the type invariant the device is there, the entries are mapped for it in this
-        // direction, and no key gives access to them any more.
-        unsafe {
-            bindings::rdma_helper_dma_unmap_sgtable(self.device, &raw mut table, dir);
-        }
+        // SAFETY: By the type invariant no key gives access to the pages any more.
+        unsafe { self.mapping.unmap() };
     }
 }
 
@@ -240,11 +238,11 @@ impl Ctx {
             cqe: bindings::ib_cqe {
                 done: Some(transferred),
             },
-            posted: Atomic::new(false),
+            claimed: Atomic::new(false),
             len: Atomic::new(len),
             inner: UnsafeCell::new(Inner {
                 pages,
-                raw: Default::default(),
+                raw: KBox::pin_init(Opaque::zeroed(), GFP_KERNEL)?,
                 job: None,
             }),
         })
@@ -259,25 +257,42 @@ impl Ctx {
 
     /// Returns the bytes, for the CPU.
     pub fn cpu(&mut self) -> sg::CpuPages<'_> {
-        sg::CpuPages::of(self.inner.get_mut().pages.as_mut())
+        let Inner { pages, job, .. } = self.inner.get_mut();
+        let mapping = job.as_mut().map(|job| &mut job.mapping);
+        sg::CpuPages::new(pages.as_mut(), mapping)
     }
 
-    /// Maps the pages and makes the requests (`rdma_rw_ctx_init`). May sleep.
+    /// Begins the access to `inner`, which [`Ctx::release`] or the completion ends.
+    fn claim(&self) -> Result {
+        // INVARIANT: If this sets it, the caller has `inner` for itself.
+        match self.claimed.cmpxchg(false, true, Full) {
+            Ok(_) => Ok(()),
+            Err(_) => Err(EBUSY),
+        }
+    }
+
+    /// Maps the pages and makes the requests (`rdma_rw_ctx_init`), which may sleep, if that was not
+    /// prepared.
     ///
     /// # Safety
     ///
     /// The caller has claimed this. `qp` is valid and `transfers` counts for it.
     unsafe fn start(
         &self,
-        plan: &Plan,
+        extents: &Option<Extents>,
         qp: NonNull<bindings::ib_qp>,
         transfers: &Transfers,
-        user: *mut bindings::ib_cqe,
     ) -> Result {
         // SAFETY: The caller has claimed this, which keeps all others from `inner`.
         let inner = unsafe { &mut *self.inner.get() };
+        let Extents { range, remote, dir } = match (extents, &inner.job) {
+            (Some(extents), None) => extents.clone(),
+            (None, Some(job)) if job.qp == qp => return Ok(()),
+            (None, _) => return Err(EINVAL),
+            (Some(_), Some(_)) => return Err(EBUSY),
+        };
         let pages = inner.pages.as_ref().ok_or(EINVAL)?;
-        let Range { start, end } = plan.range;
+        let Range { start, end } = range;
         if start >= end || end > pages.len {
             return Err(EINVAL);
         }
@@ -320,39 +335,48 @@ impl Ctx {
             (*first).length -= offset;
             ends
         };
-        inner.job = Some(Job {
-            user,
-            transfers: NonNull::from(transfers),
-            qp,
-            port,
-            dir: plan.dir,
-            first,
-            count: count as u32,
-            exposed: false,
-            ends,
-        });
+        let count = count as u32;
         // SAFETY: The QP is valid, as the caller promises, and the list has `count` entries from
         // `first` on, which are not mapped.
         let ret = unsafe {
             bindings::rdma_rw_ctx_init(
-                &raw mut inner.raw,
+                inner.raw.get(),
                 qp.as_ptr(),
                 port,
                 first,
-                count as u32,
+                count,
                 0,
-                plan.remote.addr,
-                plan.remote.rkey,
-                plan.dir,
+                remote.addr,
+                remote.rkey,
+                dir,
             )
         };
         if ret < 0 {
-            if let Some(job) = inner.job.take() {
-                job.restore();
-            }
+            ends.iter().for_each(Extent::restore);
             return Err(Error::from_errno(ret));
         }
         transfers.begin();
+        let table = bindings::sg_table {
+            sgl: first,
+            nents: count,
+            orig_nents: count,
+        };
+        inner.job = Some(Job {
+            user: ptr::null_mut(),
+            transfers: NonNull::from(transfers),
+            qp,
+            port,
+            // INVARIANT: `rdma_rw_ctx_init` has just mapped them. The device is there while the QP
+            // is, which is not destroyed before it has ended what it counts.
+            mapping: sg::Mapping {
+                // SAFETY: The QP is valid, as the caller promises.
+                dev: unsafe { qp.as_ref() }.device,
+                table,
+                dir,
+            },
+            exposed: false,
+            ends,
+        });
         Ok(())
     }
 
@@ -370,28 +394,27 @@ impl Ctx {
         // SAFETY: The caller promises that nothing else uses this.
         let inner = unsafe { &mut *self.inner.get() };
         let job = inner.job.take()?;
-        let ended = !job.exposed || (succeeded && job.dir == READ);
+        let sg::Mapping { table, dir, .. } = job.mapping;
+        let ended = !job.exposed || (succeeded && dir == READ);
         // SAFETY: `start` has initialised the context with these. The QP is not destroyed while it
         // counts this transfer. With a count of zero no page is unmapped.
         unsafe {
-            let count = if ended { job.count } else { 0 };
-            let (qp, port) = (job.qp.as_ptr(), job.port);
-            bindings::rdma_rw_ctx_destroy(&raw mut inner.raw, qp, port, job.first, count, job.dir);
+            let count = if ended { table.orig_nents } else { 0 };
+            let (raw, qp) = (inner.raw.get(), job.qp.as_ptr());
+            bindings::rdma_rw_ctx_destroy(raw, qp, job.port, table.sgl, count, dir);
         }
-        job.restore();
+        job.ends.iter().for_each(Extent::restore);
         // SAFETY: The QP is not destroyed while it counts this transfer.
         let transfers = unsafe { job.transfers.as_ref() };
         let user = job.user;
         if !ended {
             self.len.store(0, Relaxed);
             if let Some(pages) = inner.pages.take() {
-                // INVARIANT: `rdma_rw_ctx_init` has mapped them so. The QP drops them when it was
-                // destroyed with its MRs, and before its PD.
+                // INVARIANT: The mapping is of these pages. The QP drops them when it was destroyed
+                // with its MRs, and before its PD.
                 transfers.keep(Exposed {
                     _pages: pages,
-                    // SAFETY: The QP is not destroyed while it counts this transfer.
-                    device: unsafe { job.qp.as_ref() }.device,
-                    job,
+                    mapping: job.mapping,
                 });
             }
         }
@@ -399,23 +422,39 @@ impl Ctx {
         Some(user)
     }
 
-    /// Returns the first of the requests (`rdma_rw_ctx_wrs`). The last one completes to this
-    /// context, or is followed by `then`.
+    /// Returns the first of the requests (`rdma_rw_ctx_wrs`). The last one, or `then`, which
+    /// follows, completes to this context, and that to `user`.
     ///
     /// # Safety
     ///
-    /// `start` has succeeded, and nothing else uses this.
-    unsafe fn requests(&self, then: *mut bindings::ib_send_wr) -> *mut bindings::ib_send_wr {
+    /// `start` has succeeded, and nothing else uses this. `then` is null or an initialised request.
+    unsafe fn requests(
+        &self,
+        user: *mut bindings::ib_cqe,
+        then: *mut bindings::ib_send_wr,
+    ) -> *mut bindings::ib_send_wr {
         // SAFETY: `start` has succeeded, so `inner.raw` is initialised for this QP and port, and
-        // nothing else uses it, as the caller promises. The callback is only read.
+        // nothing else uses it, as the caller promises. `then` is initialised unless it is null.
+        // The callback is only read.
         unsafe {
             let inner = &mut *self.inner.get();
             let Some(job) = &mut inner.job else {
                 return then;
             };
+            job.user = user;
             let cqe = (&raw const self.cqe).cast_mut();
+            if !then.is_null() {
+                wr::end(then, cqe);
+                let read = bindings::ib_wr_opcode_IB_WR_RDMA_READ;
+                if job.transfers.as_ref().iwarp && job.mapping.dir == READ && (*then).opcode != read
+                {
+                    // siw completes a request that follows a READ before the READ, unless it is a
+                    // READ too.
+                    (*then).send_flags |= bindings::ib_send_flags_IB_SEND_FENCE as c_int;
+                }
+            }
             let (qp, port) = (job.qp.as_ptr(), job.port);
-            let first = bindings::rdma_rw_ctx_wrs(&raw mut inner.raw, qp, port, cqe, then);
+            let first = bindings::rdma_rw_ctx_wrs(inner.raw.get(), qp, port, cqe, then);
             // If there is an MR, the first request registers it, or invalidates it before that.
             job.exposed = job.transfers.as_ref().iwarp
                 && matches!(
@@ -427,20 +466,17 @@ impl Ctx {
     }
 
     fn release(&self) {
-        self.posted.store(false, Release);
+        self.claimed.store(false, Release);
     }
 }
 
-impl Job {
-    /// Restores the first and the last entry.
+impl Extent {
     fn restore(&self) {
-        for &Extent { sg, offset, length } in &self.ends {
-            // SAFETY: The entry is one of the list of the context, which nothing else uses while it
-            // has a job.
-            unsafe {
-                (*sg).offset = offset;
-                (*sg).length = length;
-            }
+        // SAFETY: The entry is one of the list of a context, which nothing else uses while this is
+        // there.
+        unsafe {
+            (*self.sg).offset = self.offset;
+            (*self.sg).length = self.length;
         }
     }
 }
@@ -498,7 +534,7 @@ impl<P> Drop for InPart<P> {
     fn drop(&mut self) {
         // SAFETY: By the type invariant the owner keeps the context; it is dropped after this.
         let ctx = unsafe { self.ctx.as_ref() };
-        // SAFETY: By the type invariant no request is outstanding. `posted` is still set, which
+        // SAFETY: By the type invariant no request is outstanding. `claimed` is still set, which
         // keeps all others from the rest.
         unsafe { ctx.finish(false) };
         ctx.release();
@@ -519,32 +555,19 @@ unsafe fn begin(
     transfers: &Transfers,
     user: *mut bindings::ib_cqe,
     then: *mut bindings::ib_send_wr,
-    _cx: &Sleepable,
 ) -> Result<(), Failed> {
     // SAFETY: The context stays where it is at least until a request is posted, as the caller
     // promises.
     let ctx = unsafe { plan.ctx.as_ref() };
-    // INVARIANT: If this sets it, the post has `inner` for itself.
-    if ctx.posted.cmpxchg(false, true, Full).is_err() {
-        return Err(Failed::Nowhere(EBUSY));
-    }
+    ctx.claim().map_err(Failed::Nowhere)?;
     // SAFETY: The context was just claimed, so nothing else uses it. `qp` is valid and counts in
     // `transfers`, and `then` is null or initialised, as the caller promises.
     let first = unsafe {
-        ctx.start(plan, qp, transfers, user).map_err(|e| {
+        ctx.start(&plan.extents, qp, transfers).map_err(|e| {
             ctx.release();
             Failed::Nowhere(e)
         })?;
-        if !then.is_null() {
-            wr::end(then, (&raw const ctx.cqe).cast_mut());
-            let read = bindings::ib_wr_opcode_IB_WR_RDMA_READ;
-            if transfers.iwarp && plan.dir == READ && (*then).opcode != read {
-                // siw completes a request that follows a READ before the READ, unless it is a READ
-                // too.
-                (*then).send_flags |= bindings::ib_send_flags_IB_SEND_FENCE as c_int;
-            }
-        }
-        ctx.requests(then)
+        ctx.requests(user, then)
     };
     debug::set_qp_of(qp.as_ptr(), user);
     let mut bad = ptr::null();
@@ -600,8 +623,51 @@ unsafe fn distance(
 }
 
 impl<S: PollContext, R: PollContext> Qp<S, R> {
+    /// Maps the pages of a [`Ctx`] for a transfer and makes its requests (`rdma_rw_ctx_init`), so
+    /// that it can be posted where one cannot sleep.
+    ///
+    /// The QP is not destroyed before the transfer has completed, or the context was dropped: if
+    /// that takes more than a minute after the last reference to the QP is gone, it is leaked.
+    ///
+    /// # Errors
+    ///
+    /// `EBUSY` if the context is posted or was prepared; `EINVAL` if the range is empty or not
+    /// inside of the pages, if these are lost, or the QP is not initialised or has no entries;
+    /// `EAGAIN` if MRs are needed and all of the QP's are in use; `ENOMEM`.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use rdma::{prelude::*, rw::{Ctx, Rw}};
+    /// # #[derive(HasCqe)]
+    /// # struct Answer { cqe: Cqe<Self>, data: Ctx }
+    /// # impl CqeHandler for Answer {
+    /// #     type Pointer = Pin<KBox<Self>>;
+    /// #     type Needs = Atomic;
+    /// #     fn done(_: Self::Pointer, _: &Wc, _: &Atomic) {}
+    /// # }
+    /// /// When the request came.
+    /// fn prepare(qp: &Qp<Softirq>, answer: &Answer, to: Remote, cx: &Sleepable) -> Result {
+    ///     qp.prepare_rw(Rw::write(&answer.data, 0..4096, to, cx))
+    /// }
+    ///
+    /// /// When the data is there.
+    /// fn respond(qp: &Qp<Softirq>, answer: Pin<KBox<Answer>>, _cx: &Atomic) -> Result {
+    ///     Ok(qp.post_rw(answer, |a| Ok(Rw::prepared(&a.data)))?)
+    /// }
+    /// ```
+    pub fn prepare_rw(&self, rw: Rw<'_>) -> Result {
+        // SAFETY: By the invariant of `Rw` the context is borrowed.
+        let ctx = unsafe { rw.0.ctx.as_ref() };
+        ctx.claim()?;
+        // SAFETY: The context was just claimed. The QP is valid and counts in `transfers()`.
+        let started = unsafe { ctx.start(&rw.0.extents, self.target.raw, self.transfers()) };
+        ctx.release();
+        started
+    }
+
     /// Transfers pages of a [`Ctx`] to or from the peer (`rdma_rw_ctx_init`, `rdma_rw_ctx_post`),
-    /// moving in their owner.
+    /// moving in their owner. Any context, if the transfer was prepared.
     ///
     /// The QP must be created with contexts for it: see
     /// [`InitAttr::rw_contexts`](crate::qp::InitAttr::rw_contexts). In the owner's handler the
@@ -612,15 +678,13 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
     ///
     /// # Errors
     ///
-    /// What `rw` says; `EBUSY` if the context is in use; `EINVAL` if the range is empty or not
-    /// inside of the pages, if these are lost, or the QP is not initialised or has no entries;
-    /// `EAGAIN` if MRs are needed and all of the QP's are in use; `ENOMEM` also when the queue is
-    /// full. See [`PostError`] for what becomes of the owner.
+    /// What `rw` says, or as [`Qp::prepare_rw`]; `EINVAL` also if the context is to be prepared for
+    /// this QP and is not; `ENOMEM` also when the queue is full. See [`PostError`] for what becomes
+    /// of the owner. A transfer that was prepared and not posted is to be prepared again.
     pub fn post_rw<P, const ID: u64>(
         &self,
         owner: P,
         rw: impl for<'a> FnOnce(&'a P::Target) -> Result<Rw<'a>>,
-        cx: &Sleepable,
     ) -> Result<(), PostError<P>>
     where
         P: CqePointer<ID>,
@@ -632,7 +696,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
             Err(error) => return Err(PostError::new(owner, error)),
         };
         // SAFETY: The owner keeps the context, which `rw` has borrowed from it; no request follows.
-        unsafe { self.post_plan(owner, &plan, ptr::null_mut(), cx) }
+        unsafe { self.post_plan(owner, &plan, ptr::null_mut()) }
     }
 
     /// As [`Qp::post_rw`], followed by a request that completes instead, as a response that follows
@@ -645,7 +709,6 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
         &self,
         owner: P,
         rw: impl for<'a> FnOnce(&'a P::Target) -> Result<(Rw<'a>, wr::SendWr<'a, N>)>,
-        cx: &Sleepable,
     ) -> Result<(), PostError<P>>
     where
         P: CqePointer<ID>,
@@ -667,7 +730,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
         match made {
             // SAFETY: The owner keeps the context and the memory of the request, which `rw` has
             // borrowed from it. The request was just written.
-            Ok(plan) => unsafe { self.post_plan(owner, &plan, raw.cast(), cx) },
+            Ok(plan) => unsafe { self.post_plan(owner, &plan, raw.cast()) },
             Err(error) => Err(PostError::new(owner, error)),
         }
     }
@@ -681,7 +744,6 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
         owner: P,
         plan: &Plan,
         then: *mut bindings::ib_send_wr,
-        cx: &Sleepable,
     ) -> Result<(), PostError<P>>
     where
         P: CqePointer<ID>,
@@ -690,7 +752,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
         // SAFETY: The QP is valid and counts in `transfers()`. The owner keeps the context and the
         // memory of `then`, as the caller promises. It is the queue's until it completes, or is
         // kept until the QP is drained below.
-        let begun = unsafe { begin(plan, self.target.raw, self.transfers(), cqe, then, cx) };
+        let begun = unsafe { begin(plan, self.target.raw, self.transfers(), cqe, then) };
         let Err(failed) = begun else {
             return Ok(());
         };

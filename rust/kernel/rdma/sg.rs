@@ -10,7 +10,10 @@ use crate::{
     dma::Direction,
     prelude::*, //
 };
-use core::marker::PhantomData;
+use core::{
+    marker::PhantomData,
+    ptr, //
+};
 use kernel::{
     alloc::flags::__GFP_ZERO,
     error::to_result,
@@ -46,12 +49,7 @@ impl<D: Direction> SgBuf<D> {
     /// Returns the bytes, for the CPU (`dma_sync_sgtable_for_cpu`, and `..._for_device` when the
     /// view is dropped).
     pub fn cpu(&mut self) -> CpuPages<'_> {
-        self.raw.sync_for_cpu();
-        // INVARIANT: Both are borrowed exclusively.
-        CpuPages {
-            pages: Some(&self.raw.pages),
-            mapped: Some(&self.raw),
-        }
+        CpuPages::new(Some(&mut self.raw.pages), Some(&mut self.raw.mapping))
     }
 }
 
@@ -108,31 +106,48 @@ impl Pages {
 
     /// Copies bytes out while a device may be writing them.
     fn copy_out(&self, offset: usize, to: &mut [u8]) -> Result {
-        // SAFETY: `to` is valid for writes of its length.
-        unsafe { self.copy(offset, to.as_mut_ptr(), to.len(), true) }
+        let at = to.as_mut_ptr();
+        // SAFETY: The part is of `to` and of a page. The copy is C's, so bytes that a device changes
+        // meanwhile are torn at worst.
+        self.for_each_part(offset, to.len(), |done, page, len| unsafe {
+            bindings::rdma_helper_memcpy(at.add(done).cast(), page, len);
+        })
     }
 
     /// Copies bytes in while a device may be reading them.
     fn copy_in(&self, offset: usize, from: &[u8]) -> Result {
-        // SAFETY: `from` is valid for reads of its length.
-        unsafe { self.copy(offset, from.as_ptr().cast_mut(), from.len(), false) }
+        let at = from.as_ptr();
+        // SAFETY: The part is of `from` and of a page. The copy is C's, so bytes that a device reads
+        // meanwhile are torn at worst.
+        self.for_each_part(offset, from.len(), |done, page, len| unsafe {
+            bindings::rdma_helper_memcpy(page, at.add(done).cast(), len);
+        })
     }
 
-    /// # Safety
+    /// Calls `f` for the part in each page of a range: with the number of bytes before it, and with
+    /// its address and length.
     ///
-    /// `bytes` is valid for reads of `len` bytes; for writes, if the copy is `out` of the pages.
-    unsafe fn copy(&self, offset: usize, bytes: *mut u8, len: usize, out: bool) -> Result {
+    /// The entries of the table may be cut meanwhile.
+    fn for_each_part(
+        &self,
+        offset: usize,
+        len: usize,
+        f: impl Fn(usize, *mut c_void, usize),
+    ) -> Result {
         if offset.checked_add(len).is_none_or(|end| end > self.len) {
             return Err(EINVAL);
         }
-        let (sgl, count, skip) = (
-            self.table.sgl,
-            self.table.orig_nents,
-            offset as bindings::off_t,
-        );
-        // SAFETY: The range is inside of the table's entries, and `bytes` is valid, as the caller
-        // promises. The copy is C's, so bytes that a device changes meanwhile are torn at worst.
-        unsafe { bindings::sg_copy_buffer(sgl, count, bytes.cast(), len, skip, out) };
+        let (mut done, mut skip) = (0, offset % PAGE_SIZE);
+        for page in self.pages.iter().skip(offset / PAGE_SIZE) {
+            let part = (PAGE_SIZE - skip).min(len - done);
+            if part == 0 {
+                break;
+            }
+            // SAFETY: By the type invariant the page is not in high memory, so it has an address.
+            let start = unsafe { bindings::rdma_helper_page_address(page.as_ptr()) };
+            f(done, start.wrapping_byte_add(skip), part);
+            (done, skip) = (done + part, 0);
+        }
         Ok(())
     }
 }
@@ -148,20 +163,24 @@ impl Drop for Pages {
 ///
 /// # Invariants
 ///
-/// The pages are borrowed exclusively for `'a`, with `mapped`, which they are part of.
+/// The pages are borrowed exclusively for `'a`, and so is `mapping`, if some of them are mapped.
 pub struct CpuPages<'a> {
     /// `None` of a [`Ctx`](crate::rw::Ctx) that has lost them.
     pages: Option<&'a Pages>,
-    mapped: Option<&'a RawSg>,
+    mapping: Option<&'a Mapping>,
 }
 
 impl<'a> CpuPages<'a> {
-    /// Makes the view of pages that are not mapped.
-    pub(crate) fn of(pages: Option<&'a mut Pages>) -> Self {
-        // INVARIANT: The pages are borrowed exclusively.
+    /// Makes the view of pages, and of the mapping of some of them, if there is one.
+    pub(crate) fn new(pages: Option<&'a mut Pages>, mapping: Option<&'a mut Mapping>) -> Self {
+        let mapping = mapping.map(|mapping| &*mapping);
+        if let Some(mapping) = mapping {
+            mapping.sync_for_cpu();
+        }
+        // INVARIANT: Both are borrowed exclusively.
         Self {
             pages: pages.map(|pages| &*pages),
-            mapped: None,
+            mapping,
         }
     }
 
@@ -204,9 +223,55 @@ impl<'a> CpuPages<'a> {
 
 impl Drop for CpuPages<'_> {
     fn drop(&mut self) {
-        if let Some(mapped) = self.mapped {
-            mapped.sync_for_device();
+        if let Some(mapping) = self.mapping {
+            mapping.sync_for_device();
         }
+    }
+}
+
+/// The mapping of a scatter list.
+///
+/// # Invariants
+///
+/// `table` is a list that is mapped for `dev`, which is there, in direction `dir`.
+pub(crate) struct Mapping {
+    pub(crate) dev: *mut bindings::ib_device,
+    pub(crate) table: bindings::sg_table,
+    pub(crate) dir: bindings::dma_data_direction,
+}
+
+// SAFETY: DMA may be synchronised and unmapped from any thread.
+unsafe impl Send for Mapping {}
+// SAFETY: A shared reference gives access to functions only that may be called at the same time.
+unsafe impl Sync for Mapping {}
+
+impl Mapping {
+    fn table(&self) -> *mut bindings::sg_table {
+        ptr::from_ref(&self.table).cast_mut()
+    }
+
+    fn sync_for_cpu(&self) {
+        // SAFETY: By the type invariant the table is mapped for the device in this direction; it is
+        // only read.
+        unsafe { bindings::rdma_helper_dma_sync_sgtable_for_cpu(self.dev, self.table(), self.dir) };
+    }
+
+    fn sync_for_device(&self) {
+        let (dev, table, dir) = (self.dev, self.table(), self.dir);
+        // SAFETY: By the type invariant the table is mapped for the device in this direction; it is
+        // only read.
+        unsafe { bindings::rdma_helper_dma_sync_sgtable_for_device(dev, table, dir) };
+    }
+
+    /// Unmaps the list (`ib_dma_unmap_sg`).
+    ///
+    /// # Safety
+    ///
+    /// No device uses it, and this is not used again.
+    pub(crate) unsafe fn unmap(&mut self) {
+        // SAFETY: By the type invariant the table is mapped for the device in this direction. It is
+        // not used any more, as the caller promises.
+        unsafe { bindings::rdma_helper_dma_unmap_sgtable(self.dev, &raw mut self.table, self.dir) };
     }
 }
 
@@ -214,17 +279,12 @@ impl Drop for CpuPages<'_> {
 ///
 /// # Invariants
 ///
-/// The table of `pages` is mapped in direction `dir` for the device of `pd`.
+/// `mapping` is of the table of `pages`, for the device of `pd`.
 pub(crate) struct RawSg {
+    mapping: Mapping,
     pub(crate) pages: Pages,
-    dir: bindings::dma_data_direction,
     pub(crate) pd: Pd,
 }
-
-// SAFETY: It owns plain memory, and DMA may be unmapped from any thread.
-unsafe impl Send for RawSg {}
-// SAFETY: A shared reference gives access to the bytes only by copies that may race.
-unsafe impl Sync for RawSg {}
 
 impl RawSg {
     fn alloc(
@@ -238,46 +298,26 @@ impl RawSg {
         to_result(unsafe {
             bindings::rdma_helper_dma_map_sgtable(dev, &raw mut *pages.table, dir)
         })?;
-        // INVARIANT: The table was just mapped.
+        // INVARIANT: The table was just mapped. The device is there while `pd` is.
         Ok(Self {
+            mapping: Mapping {
+                dev,
+                table: *pages.table,
+                dir,
+            },
             pages,
-            dir,
             pd: pd.clone(),
         })
     }
 
-    fn dev(&self) -> *mut bindings::ib_device {
-        self.pd.device().as_raw()
-    }
-
-    fn table(&self) -> *mut bindings::sg_table {
-        core::ptr::from_ref(&*self.pages.table).cast_mut()
-    }
-
-    fn sync_for_cpu(&self) {
-        // SAFETY: By the type invariant the table is mapped for the device in this direction; it is
-        // only read.
-        unsafe {
-            bindings::rdma_helper_dma_sync_sgtable_for_cpu(self.dev(), self.table(), self.dir)
-        };
-    }
-
-    fn sync_for_device(&self) {
-        // SAFETY: By the type invariant the table is mapped for the device in this direction; it is
-        // only read.
-        unsafe {
-            bindings::rdma_helper_dma_sync_sgtable_for_device(self.dev(), self.table(), self.dir)
-        };
-    }
-
     pub(crate) fn copy_out(&self, offset: usize, to: &mut [u8]) -> Result {
-        self.sync_for_cpu();
+        self.mapping.sync_for_cpu();
         self.pages.copy_out(offset, to)
     }
 
     pub(crate) fn copy_in(&self, offset: usize, from: &[u8]) -> Result {
         self.pages.copy_in(offset, from)?;
-        self.sync_for_device();
+        self.mapping.sync_for_device();
         Ok(())
     }
 
@@ -288,7 +328,7 @@ impl RawSg {
     ///
     /// `mr` is an MR of the device, is not registered, and is not used by anything else.
     pub(crate) unsafe fn map_mr(&self, mr: *mut bindings::ib_mr) -> (c_int, u32) {
-        let table = &self.pages.table;
+        let table = &self.mapping.table;
         // SAFETY: `mr` is an MR of the device, is not registered and not used by anything else, as
         // the caller promises. By the type invariant the table is mapped.
         let mapped = unsafe {
@@ -296,7 +336,7 @@ impl RawSg {
                 mr,
                 table.sgl,
                 table.nents as c_int,
-                core::ptr::null_mut(),
+                ptr::null_mut(),
                 PAGE_SIZE as u32,
             )
         };
@@ -306,8 +346,8 @@ impl RawSg {
 
 impl Drop for RawSg {
     fn drop(&mut self) {
-        // SAFETY: By the type invariant the table is mapped. A request borrows the memory from its
-        // owner, so none uses it. The pages are freed after this.
-        unsafe { bindings::rdma_helper_dma_unmap_sgtable(self.dev(), self.table(), self.dir) };
+        // SAFETY: A request borrows the memory from its owner, so none uses it, and the region that
+        // it may have been of has ended. The pages are freed after this.
+        unsafe { self.mapping.unmap() };
     }
 }
