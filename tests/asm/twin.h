@@ -20,6 +20,7 @@ struct io {
 	struct ib_cqe cqe;
 	u64 addr;
 	u32 length;
+	__le32 *message;
 	struct ib_mr *mr;
 };
 
@@ -42,6 +43,7 @@ void pair_failed(struct pair *pair, int error);
 void c_post_pair(struct conn *conn, struct pair *pair);
 void io_failed(struct io *io, int error);
 void c_post_io(struct conn *conn, struct io *io);
+void c_post_key(struct conn *conn, struct io *io);
 void answer_completed(struct conn *conn, struct answer *answer);
 void c_answered(struct ib_cq *cq, struct ib_wc *wc);
 void c_done(struct ib_cq *cq, struct ib_wc *wc);

@@ -175,6 +175,41 @@ void c_post_io(struct conn *conn, struct io *io)
 		io_failed(io, bad == &reg.wr ? ret : -EIO);
 }
 
+void c_post_key(struct conn *conn, struct io *io)
+{
+	struct ib_sge sge = {
+		.addr = io->addr,
+		.length = io->length,
+		.lkey = conn->qp->pd->local_dma_lkey,
+	};
+	struct ib_send_wr send = {
+		.wr_cqe = &io->cqe,
+		.sg_list = &sge,
+		.num_sge = 1,
+		.opcode = IB_WR_SEND,
+		.send_flags = IB_SEND_SIGNALED,
+	};
+	struct ib_reg_wr reg = {
+		.wr = {
+			.next = &send,
+			.wr_cqe = &c_unsignaled,
+			.opcode = IB_WR_REG_MR,
+		},
+		.mr = io->mr,
+		.access = IB_ACCESS_LOCAL_WRITE | IB_ACCESS_REMOTE_WRITE,
+	};
+	const struct ib_send_wr *bad;
+	int ret;
+
+	ib_update_fast_reg_key(io->mr, ib_inc_rkey(io->mr->rkey));
+	reg.key = io->mr->rkey;
+	WRITE_ONCE(*io->message, cpu_to_le32(reg.key));
+	ib_dma_sync_single_for_device(conn->qp->device, io->addr, io->length, DMA_TO_DEVICE);
+	ret = ib_post_send(conn->qp, &reg.wr, &bad);
+	if (unlikely(ret))
+		io_failed(io, bad == &reg.wr ? ret : -EIO);
+}
+
 void c_done(struct ib_cq *cq, struct ib_wc *wc)
 {
 	struct message *message = container_of(wc->wr_cqe, struct message, cqe);

@@ -207,6 +207,22 @@ extern "C" fn rust_post_io(conn: &Conn, io: Pin<KBox<Io>>) {
     }
 }
 
+/// As above, where the message has the key.
+#[no_mangle]
+extern "C" fn rust_post_key(conn: &Conn, io: Pin<KBox<Io>>) {
+    let posted = conn.qp.post_chain(io, |io, chain: &mut Chain<'_, 2>| {
+        let remote = chain.push(RegWr::remote_write(&io.region))?;
+        io.buf.write(0, &remote.rkey.to_le_bytes())?;
+        chain.push(SendWr::send([io.buf.whole()]))
+    });
+    if let Err(e) = posted {
+        let errno = e.error().to_errno();
+        let owner = e.owner.map_or(core::ptr::null_mut(), into_raw);
+        // SAFETY: As above.
+        unsafe { io_failed(owner, errno) }
+    }
+}
+
 /// Handles a completion, that of a message without an indirect call.
 fn handle(completion: Completion<'_>) {
     match completion.take::<Message, 0>() {

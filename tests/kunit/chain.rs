@@ -130,16 +130,25 @@ mod tests {
         recv(&pair.b, pair.env.message(&received, &[0; 16])?)?;
         let io = Io::new(&pair.env, &sent, &gone)?;
         let region = io.region.clone();
-        let mut remote = None;
         pair.a.post_chain(io, |io, chain: &mut Chain<'_, 2>| {
-            remote = Some(chain.push(RegWr::remote_write(&io.region))?);
+            let Remote { addr, rkey } = chain.push(RegWr::remote_write(&io.region))?;
+            check_err!(io.buf.write(13, &[0; 4]), EINVAL);
+            check_err!(io.buf.write(usize::MAX, &[0; 4]), EINVAL);
+            io.buf.write(0, &addr.to_le_bytes())?;
+            io.buf.write(8, &rkey.to_le_bytes())?;
             chain.push(SendWr::send([io.buf.whole()]))
         })?;
         pair.wait(|| received.len() == 1 && gone.get() == 1)?;
         check_eq!(sent.get(), 1);
 
-        // The peer of the message can write now.
-        let (message, remote) = (pair.env.message(&written, &[9; 64])?, remote.ok_or(EIO)?);
+        // The peer of the message can write now, where that says.
+        let told = received.pop()?.bytes()?;
+        let le = |bytes: &[u8]| bytes.iter().rev().fold(0, |n, b| n << 8 | u64::from(*b));
+        let remote = Remote {
+            addr: le(&told[..8]),
+            rkey: le(&told[8..12]) as u32,
+        };
+        let message = pair.env.message(&written, &[9; 64])?;
         pair.b
             .post_send(message, |m| Ok(SendWr::rdma_write([m.buf.whole()], remote)))?;
         pair.wait(|| written.len() == 1)?;

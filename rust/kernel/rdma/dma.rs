@@ -27,7 +27,8 @@ use core::{
 use kernel::prelude::*;
 
 /// A DMA-mapped buffer. The CPU accesses its bytes through [`Buf::cpu`], which borrows it
-/// exclusively: a buffer whose owner is posted cannot be accessed.
+/// exclusively: a buffer whose owner is posted cannot be accessed so. Bytes that are known only when
+/// the request is made, as a key, are written by [`Buf::write`].
 ///
 /// # Invariants
 ///
@@ -61,6 +62,28 @@ impl<D: Direction> Buf<D> {
 }
 
 impl<D: DeviceReads> Buf<D> {
+    /// Writes bytes at `offset` (`ib_dma_sync_single_for_device`), in the call that posts the
+    /// buffer, where it is borrowed already. A device that reads them meanwhile may get old or new
+    /// ones. Any context.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` if they are not inside of the buffer.
+    ///
+    /// # Examples
+    ///
+    /// See [`Qp::post_chain`].
+    #[inline]
+    pub fn write<const N: usize>(&self, offset: usize, bytes: &[u8; N]) -> Result {
+        let to = self.mapped.bytes(offset, N)?.cast::<[u8; N]>();
+        // SAFETY: The range is inside of the memory. A shared reference gives no other access to
+        // the bytes but this one and copies by C, and this is volatile: what a device reads
+        // meanwhile is torn at worst.
+        unsafe { to.write_volatile(*bytes) };
+        self.mapped.sync_for_device();
+        Ok(())
+    }
+
     /// Returns an entry for the whole buffer, for the device to read.
     #[inline]
     pub fn whole(&self) -> Sge<'_> {
@@ -262,6 +285,7 @@ impl Mapped {
     }
 
     /// Returns the address of `len` bytes at `offset`.
+    #[inline]
     fn bytes(&self, offset: usize, len: usize) -> Result<*mut c_void> {
         match offset.checked_add(len) {
             Some(end) if end <= self.len() => Ok(self.memory.as_ptr().wrapping_add(offset).cast()),

@@ -61,7 +61,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
     /// # Examples
     ///
     /// ```
-    /// # use rdma::{context::*, cqe::*, dma::*, mr::*, qp::*, wc::Wc, wr::SendWr};
+    /// # use rdma::{context::*, cqe::*, dma::*, mr::*, qp::*, wc::Wc, wr::{Remote, SendWr}};
     /// # #[derive(HasCqe)]
     /// # struct Io { cqe: Cqe<Self>, message: Buf<ToDevice>, region: Region<FromDevice> }
     /// # impl CqeHandler for Io {
@@ -71,7 +71,8 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
     /// # }
     /// fn submit(qp: &Qp<Softirq>, io: Pin<KBox<Io>>) -> Result {
     ///     Ok(qp.post_chain(io, |io, chain: &mut Chain<'_, 2>| {
-    ///         chain.push(RegWr::remote_write(&io.region))?;
+    ///         let Remote { rkey, .. } = chain.push(RegWr::remote_write(&io.region))?;
+    ///         io.message.write(0, &rkey.to_le_bytes())?;
     ///         chain.push(SendWr::send([io.message.whole()]))
     ///     })?)
     /// }
