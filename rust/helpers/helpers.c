@@ -140,6 +140,16 @@ bool rdma_helper_cq_is_polled_by_current(struct ib_cq *cq, unsigned long holder)
 EXPORT_SYMBOL_GPL(rdma_helper_cq_is_polled_by_current);
 
 /* Maps memory that is contiguous to the device. Returns 1, or an error. */
+/* A device that maps less than it was asked to reports no error. */
+static int map_mr(struct ib_mr *mr, struct scatterlist *sgl, int nents, size_t len)
+{
+	int ret = ib_map_mr_sg(mr, sgl, nents, NULL, PAGE_SIZE);
+
+	if (ret < 0)
+		return ret;
+	return ret == nents && mr->length == len ? 0 : -EINVAL;
+}
+
 int rdma_helper_map_mr(struct ib_mr *mr, u64 addr, u32 len)
 {
 	struct scatterlist sg;
@@ -147,9 +157,41 @@ int rdma_helper_map_mr(struct ib_mr *mr, u64 addr, u32 len)
 	sg_init_table(&sg, 1);
 	sg_dma_address(&sg) = addr;
 	sg_dma_len(&sg) = len;
-	return ib_map_mr_sg(mr, &sg, 1, NULL, PAGE_SIZE);
+	return map_mr(mr, &sg, 1, len);
 }
 EXPORT_SYMBOL_GPL(rdma_helper_map_mr);
+
+/*
+ * Maps @len bytes from @start on of a list that is mapped for DMA. The first and the last entry are
+ * cut meanwhile: siw ignores an offset, and there is none for the end.
+ */
+int rdma_helper_map_mr_sg(struct ib_mr *mr, struct sg_table *sgt, size_t start, size_t len)
+{
+	struct scatterlist *first = sgt->sgl, *last;
+	unsigned int first_len, last_len;
+	dma_addr_t addr;
+	int nents = 1, ret;
+	size_t end;
+
+	for (; start >= sg_dma_len(first); first = sg_next(first))
+		start -= sg_dma_len(first);
+	last = first;
+	for (end = start + len; end > sg_dma_len(last); last = sg_next(last), nents++)
+		end -= sg_dma_len(last);
+
+	addr = sg_dma_address(first);
+	first_len = sg_dma_len(first);
+	last_len = sg_dma_len(last);
+	sg_dma_len(last) = end;
+	sg_dma_address(first) += start;
+	sg_dma_len(first) -= start;
+	ret = map_mr(mr, first, nents, len);
+	sg_dma_address(first) = addr;
+	sg_dma_len(first) = first_len;
+	sg_dma_len(last) = last_len;
+	return ret;
+}
+EXPORT_SYMBOL_GPL(rdma_helper_map_mr_sg);
 
 bool rdma_helper_device_try_get(struct ib_device *dev)
 {

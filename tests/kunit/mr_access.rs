@@ -5,18 +5,32 @@
 use crate::fixture::{
     both,
     denied,
+    pattern,
     read,
     readable,
     recv,
+    register,
     writable,
     write,
+    write_flushed,
+    Env,
     Inbox,
     Link,
     Polled,
     Registered, //
 };
-use kernel::prelude::*;
-use rdma::prelude::*;
+use core::ops::Range;
+use kernel::{
+    page::PAGE_SIZE,
+    prelude::*, //
+};
+use rdma::{
+    mr::Memory,
+    prelude::*, //
+};
+
+/// The memory that parts of are registered: pages, not all of the last.
+const LEN: usize = 3 * PAGE_SIZE - 7;
 
 /// Moves `remote` on by some bytes.
 fn at(remote: Remote, offset: u64) -> Remote {
@@ -49,9 +63,67 @@ fn write_and_read<C: Polled>() -> Result {
     Ok(())
 }
 
+/// Returns whether the region has these bytes in the range, and zeroes beside it.
+fn has<M: Memory<Bidirectional>>(
+    region: &Region<Bidirectional, M>,
+    range: &Range<usize>,
+    bytes: &[u8],
+) -> Result<bool> {
+    let mut is = KVec::from_elem(1, LEN, GFP_KERNEL)?;
+    region.read(0, &mut is)?;
+    let zeroes = |bytes: &[u8]| bytes.iter().all(|byte| *byte == 0);
+    let beside = zeroes(&is[..range.start]) && zeroes(&is[range.end..]);
+    Ok(beside && is[range.clone()] == *bytes)
+}
+
+/// Peers reach the bytes in each of these ranges, and none beside them.
+fn ranges<M: Memory<Bidirectional>>(alloc: impl Fn(&Env) -> Result<M>) -> Result {
+    let middle = PAGE_SIZE + 100..2 * PAGE_SIZE + 50;
+    for range in [0..1, 0..PAGE_SIZE, middle, 7..LEN, LEN - 1..LEN] {
+        for before in [false, true] {
+            let link = Link::<Softirq>::new()?;
+            let mut region = Region::new(alloc(&link.env)?, &link.env.cx)?;
+            region.set_range(range.clone())?;
+            let (region, remote) = register(&link, region, both)?;
+            let bytes = pattern(range.len())?;
+            write_flushed(&link, remote, &bytes)?;
+            check!(has(&region, &range, &bytes)?);
+            let end = range.len() as u64;
+            let offset = if before { 0 } else { end }.wrapping_sub(1);
+            denied(&link, &write(&link, at(remote, offset), b"ab")?)?;
+            check!(has(&region, &range, &bytes)?);
+        }
+    }
+    Ok(())
+}
+
 #[kunit_tests(rdma_mr_access)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn part_of_a_buffer() -> Result {
+        ranges(|env| Buf::alloc(&env.pd, LEN, &env.cx))
+    }
+
+    #[test]
+    fn part_of_a_scatter_list() -> Result {
+        ranges(|env| SgBuf::alloc(&env.pd, LEN, &env.cx))
+    }
+
+    #[test]
+    fn bad_ranges_are_refused() -> Result {
+        let link = Link::<Softirq>::new()?;
+        let memory = SgBuf::<Bidirectional>::alloc(&link.env.pd, LEN, &link.env.cx)?;
+        let mut region = Region::new(memory, &link.env.cx)?;
+        for (start, end) in [(0, 0), (7, 6), (0, LEN + 1), (LEN, LEN), (0, usize::MAX)] {
+            check_err!(region.set_range(start..end), EINVAL);
+        }
+        let (mut region, remote) = register(&link, region, both)?;
+        check_err!(region.set_range(0..1), EBUSY);
+        // It is all of the memory still.
+        write_flushed(&link, at(remote, LEN as u64 - 1), b"a")
+    }
 
     #[test]
     fn write_and_read_direct() -> Result {

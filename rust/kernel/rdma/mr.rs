@@ -40,13 +40,11 @@ use crate::{
 use core::{
     marker::PhantomData,
     mem::ManuallyDrop,
+    ops::Range,
     ptr::NonNull, //
 };
 use kernel::{
-    error::{
-        from_err_ptr,
-        to_result, //
-    },
+    error::from_err_ptr,
     prelude::*, //
 };
 
@@ -118,8 +116,8 @@ impl<M> From<MapError<M>> for Error {
 ///
 /// # Invariants
 ///
-/// `mr` maps `memory`, which is at `iova` to peers, and has the state `S`; both are there until
-/// this is dropped.
+/// `mr` maps a range of `memory`, which is at `iova` to peers, or is claimed for ever; it has the
+/// state `S`. Both are there until this is dropped.
 pub struct Region<D: Direction, M: Memory<D> = Buf<D>, S: State = Exclusive> {
     mr: ManuallyDrop<Mr>,
     memory: ManuallyDrop<M>,
@@ -167,27 +165,24 @@ impl<D: Direction, M: Memory<D>> Region<D, M> {
     ///     Ok(())
     /// }
     /// ```
-    pub fn map(mr: Mr, memory: M) -> Result<Self, MapError<M>> {
+    pub fn map(mr: Mr, mut memory: M) -> Result<Self, MapError<M>> {
         let raw = mr.0.raw.as_ptr();
         if memory.pages() > mr.0.pages as usize || *memory.pd() != mr.0.pd {
             let error = EINVAL;
             return Err(MapError { mr, memory, error });
         }
+        let range = 0..memory.len();
         // SAFETY: By the invariant of `Mr` it is idle, as it is not in a region. It is of the
         // memory's PD, as just checked, and owned here, so it is not used otherwise.
-        let (mapped, entries) = unsafe { memory.map(raw) };
-        // SAFETY: `raw` is the MR of `mr`, which is owned here, so it is not used otherwise.
-        let (iova, len) = unsafe { ((*raw).iova, (*raw).length) };
-        // A device that maps less than it was asked to reports no error.
-        if u32::try_from(mapped) != Ok(entries) || len != memory.len() as u64 {
-            let error = to_result(mapped.min(0)).err().unwrap_or(EINVAL);
+        if let Err(error) = unsafe { memory.map(raw, range) } {
             return Err(MapError { mr, memory, error });
         }
         // INVARIANT: The memory was just mapped. The MR, which is owned here, is idle.
         Ok(Self {
+            // SAFETY: `raw` is the MR of `mr`, which is owned here, so it is not used otherwise.
+            iova: unsafe { (*raw).iova },
             mr: ManuallyDrop::new(mr),
             memory: ManuallyDrop::new(memory),
-            iova,
             _types: PhantomData,
         })
     }
@@ -242,6 +237,45 @@ impl<D: Direction, M: Memory<D>, S: State> Region<D, M, S> {
                 ManuallyDrop::take(&mut self.memory),
             )
         }
+    }
+
+    /// Limits what peers will be given access to, to the bytes in `range` (`ib_map_mr_sg`). Until
+    /// this is called that is all of the memory. The address that a registration tells is that of
+    /// the first byte of the range. Any context.
+    ///
+    /// # Errors
+    ///
+    /// `EBUSY` if the region is not idle; `EINVAL` if the range is empty or not inside of the
+    /// memory; or the driver's error: the region can only be dropped then.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use rdma::{dma::*, mr::Region, prelude::*};
+    /// /// Lets a peer read the record, not what is beside it.
+    /// fn lend(region: &mut Region<ToDevice, SgBuf<ToDevice>>, record: &[u8]) -> Result {
+    ///     region.write(4096, record)?;
+    ///     region.set_range(4096..4096 + record.len())
+    /// }
+    /// ```
+    pub fn set_range(&mut self, range: Range<usize>) -> Result {
+        if range.start >= range.end || range.end > self.len() {
+            return Err(EINVAL);
+        }
+        if !self.is_idle() {
+            return Err(EBUSY);
+        }
+        let raw = self.mr.0.raw.as_ptr();
+        // SAFETY: The MR is of the memory's device and idle, and the region is borrowed exclusively,
+        // so it is not used otherwise. The range was checked.
+        let mapped = unsafe { self.memory.map(raw, range) };
+        // INVARIANT: The MR maps the range, or is claimed.
+        match mapped {
+            // SAFETY: `raw` is the MR of the region, which is borrowed exclusively.
+            Ok(()) => self.iova = unsafe { (*raw).iova },
+            Err(_) => self.mr.0.claim_for_ever(),
+        }
+        mapped
     }
 
     /// Returns `true` if the region is idle, so that it can be registered or taken apart.

@@ -12,6 +12,7 @@ use crate::{
 };
 use core::{
     marker::PhantomData,
+    ops::Range,
     ptr, //
 };
 use kernel::{
@@ -263,6 +264,24 @@ impl Mapping {
         unsafe { bindings::rdma_helper_dma_sync_sgtable_for_device(dev, table, dir) };
     }
 
+    /// Makes an MR map a range of the list (`ib_map_mr_sg`).
+    ///
+    /// # Safety
+    ///
+    /// `mr` is an MR of the device, is not registered, and is not used by anything else. The range
+    /// is not empty, and inside of the list.
+    pub(crate) unsafe fn map_mr(
+        &mut self,
+        mr: *mut bindings::ib_mr,
+        range: Range<usize>,
+    ) -> Result {
+        let (start, len) = (range.start, range.len());
+        // SAFETY: `mr` is an MR of the device, is not registered and not used by anything else, and
+        // the range is one of the list, as the caller promises. By the type invariant the list is
+        // mapped; it is borrowed exclusively, as its ends are changed meanwhile.
+        to_result(unsafe { bindings::rdma_helper_map_mr_sg(mr, &raw mut self.table, start, len) })
+    }
+
     /// Unmaps the list (`ib_dma_unmap_sg`).
     ///
     /// # Safety
@@ -281,7 +300,7 @@ impl Mapping {
 ///
 /// `mapping` is of the table of `pages`, for the device of `pd`.
 pub(crate) struct RawSg {
-    mapping: Mapping,
+    pub(crate) mapping: Mapping,
     pub(crate) pages: Pages,
     pub(crate) pd: Pd,
 }
@@ -319,28 +338,6 @@ impl RawSg {
         self.pages.copy_in(offset, from)?;
         self.mapping.sync_for_device();
         Ok(())
-    }
-
-    /// Maps the pages by an MR (`ib_map_mr_sg`). Returns the number of entries that were mapped, or
-    /// an error, and the number of entries.
-    ///
-    /// # Safety
-    ///
-    /// `mr` is an MR of the device, is not registered, and is not used by anything else.
-    pub(crate) unsafe fn map_mr(&self, mr: *mut bindings::ib_mr) -> (c_int, u32) {
-        let table = &self.mapping.table;
-        // SAFETY: `mr` is an MR of the device, is not registered and not used by anything else, as
-        // the caller promises. By the type invariant the table is mapped.
-        let mapped = unsafe {
-            bindings::ib_map_mr_sg(
-                mr,
-                table.sgl,
-                table.nents as c_int,
-                ptr::null_mut(),
-                PAGE_SIZE as u32,
-            )
-        };
-        (mapped, table.nents)
     }
 }
 

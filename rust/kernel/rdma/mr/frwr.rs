@@ -142,6 +142,11 @@ impl FastRegMr {
         unsafe { &*self.state.get().cast() }
     }
 
+    /// Claims an idle MR so that it is not registered again.
+    pub(super) fn claim_for_ever(&mut self) {
+        *self.state.get_mut() = state::BUSY;
+    }
+
     /// See [`Region::remote_invalidated`](crate::mr::Region::remote_invalidated).
     ///
     /// A completion with the key is not left over from an earlier registration, 256 or a multiple

@@ -12,7 +12,9 @@ use crate::{
     prelude::*,
     sg, //
 };
+use core::ops::Range;
 use kernel::{
+    error::to_result,
     page::PAGE_SIZE,
     prelude::*, //
 };
@@ -39,13 +41,13 @@ pub trait Raw: Sized + Send + Sync + Unpin + 'static {
 
     fn copy_in(&self, offset: usize, from: &[u8], _: Sealed) -> Result;
 
-    /// Makes an MR map the memory (`ib_map_mr_sg`), and returns how many entries it mapped, or an
-    /// error, and how many there are.
+    /// Makes an MR map a range of the memory (`ib_map_mr_sg`).
     ///
     /// # Safety
     ///
-    /// `mr` is an MR of the memory's device, is not registered, and is not used meanwhile.
-    unsafe fn map(&self, mr: *mut bindings::ib_mr) -> (c_int, u32);
+    /// `mr` is an MR of the memory's device, is not registered, and is not used meanwhile. The
+    /// range is not empty, and inside of the memory.
+    unsafe fn map(&mut self, mr: *mut bindings::ib_mr, range: Range<usize>) -> Result;
 
     fn keep(self) -> AnyMemory;
 }
@@ -72,11 +74,12 @@ impl<D: Direction> Raw for Buf<D> {
         self.mapped.copy_in(offset, from)
     }
 
-    unsafe fn map(&self, mr: *mut bindings::ib_mr) -> (c_int, u32) {
-        let Mapped { addr, len, .. } = self.mapped;
+    unsafe fn map(&mut self, mr: *mut bindings::ib_mr, range: Range<usize>) -> Result {
+        let addr = self.mapped.addr + range.start as u64;
         // SAFETY: `mr` is an MR of the buffer's device, is not registered and not used meanwhile,
-        // as the caller promises. The buffer is mapped for the device.
-        (unsafe { bindings::rdma_helper_map_mr(mr, addr, len) }, 1)
+        // and the range is inside of the buffer, as the caller promises, which is mapped for the
+        // device.
+        to_result(unsafe { bindings::rdma_helper_map_mr(mr, addr, range.len() as u32) })
     }
 
     fn keep(self) -> AnyMemory {
@@ -105,10 +108,10 @@ impl<D: Direction> Raw for sg::SgBuf<D> {
         self.raw.copy_in(offset, from)
     }
 
-    unsafe fn map(&self, mr: *mut bindings::ib_mr) -> (c_int, u32) {
+    unsafe fn map(&mut self, mr: *mut bindings::ib_mr, range: Range<usize>) -> Result {
         // SAFETY: `mr` is an MR of the memory's device, is not registered and not used meanwhile,
-        // as the caller promises.
-        unsafe { self.raw.map_mr(mr) }
+        // and the range is one of the memory, as the caller promises.
+        unsafe { self.raw.mapping.map_mr(mr, range) }
     }
 
     fn keep(self) -> AnyMemory {

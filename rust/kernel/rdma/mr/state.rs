@@ -21,7 +21,7 @@ use kernel::sync::atomic::{
 /// No key gives access to the memory.
 pub(super) const IDLE: u64 = 0;
 /// The MR is claimed.
-const BUSY: u64 = 1;
+pub(super) const BUSY: u64 = 1;
 /// The MR has a new key, and the request to register it will be posted.
 const PREPARED: u64 = 2;
 /// A local invalidation was posted, or is about to be.
