@@ -77,6 +77,32 @@ void rdma_helper_dma_sync_sgtable_for_device(struct ib_device *dev, struct sg_ta
 }
 EXPORT_SYMBOL_GPL(rdma_helper_dma_sync_sgtable_for_device);
 
+/* Lists the pages of memory of any kind that the kernel has an address of. */
+int rdma_helper_sg_of_bytes(struct sg_table *sgt, const void *bytes, size_t len)
+{
+	size_t offset = offset_in_page(bytes), n, count = DIV_ROUND_UP(offset + len, PAGE_SIZE);
+	const void *page = bytes - offset;
+	struct page **pages;
+	int ret = -EINVAL;
+
+	pages = kvmalloc_array(count, sizeof(*pages), GFP_KERNEL);
+	if (!pages)
+		return -ENOMEM;
+	for (n = 0; n < count; n++, page += PAGE_SIZE) {
+		if (is_vmalloc_or_module_addr(page))
+			pages[n] = vmalloc_to_page(page);
+		else if (virt_addr_valid(page))
+			pages[n] = virt_to_page(page);
+		else
+			goto out;
+	}
+	ret = sg_alloc_table_from_pages(sgt, pages, count, offset, len, GFP_KERNEL);
+out:
+	kvfree(pages);
+	return ret;
+}
+EXPORT_SYMBOL_GPL(rdma_helper_sg_of_bytes);
+
 void *rdma_helper_page_address(struct page *page)
 {
 	return page_address(page);
@@ -141,10 +167,8 @@ EXPORT_SYMBOL_GPL(rdma_helper_cq_is_polled_by_current);
 
 /* Maps memory that is contiguous to the device. Returns 1, or an error. */
 /* A device that maps less than it was asked to reports no error. */
-static int map_mr(struct ib_mr *mr, struct scatterlist *sgl, int nents, size_t len)
+static int all_mapped(struct ib_mr *mr, int ret, int nents, size_t len)
 {
-	int ret = ib_map_mr_sg(mr, sgl, nents, NULL, PAGE_SIZE);
-
 	if (ret < 0)
 		return ret;
 	return ret == nents && mr->length == len ? 0 : -EINVAL;
@@ -157,7 +181,7 @@ int rdma_helper_map_mr(struct ib_mr *mr, u64 addr, u32 len)
 	sg_init_table(&sg, 1);
 	sg_dma_address(&sg) = addr;
 	sg_dma_len(&sg) = len;
-	return map_mr(mr, &sg, 1, len);
+	return all_mapped(mr, ib_map_mr_sg(mr, &sg, 1, NULL, PAGE_SIZE), 1, len);
 }
 EXPORT_SYMBOL_GPL(rdma_helper_map_mr);
 
@@ -185,7 +209,7 @@ int rdma_helper_map_mr_sg(struct ib_mr *mr, struct sg_table *sgt, size_t start, 
 	sg_dma_len(last) = end;
 	sg_dma_address(first) += start;
 	sg_dma_len(first) -= start;
-	ret = map_mr(mr, first, nents, len);
+	ret = all_mapped(mr, ib_map_mr_sg(mr, first, nents, NULL, PAGE_SIZE), nents, len);
 	sg_dma_address(first) = addr;
 	sg_dma_len(first) = first_len;
 	sg_dma_len(last) = last_len;

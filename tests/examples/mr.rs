@@ -33,3 +33,16 @@ fn read(
     qp.post_rw(job, |job| Ok(Rw::read(&job.data, 0..len, remote, cx)))?;
     Ok(())
 }
+
+fn respond(
+    qp: &Qp<Softirq>,
+    answer: Pin<KBox<Job>>,
+    (remote, len): (Remote, usize),
+    cx: &Sleepable,
+) -> Result {
+    // When the request came:
+    qp.prepare_rw(Rw::write(&answer.data, 0..len, remote, cx))?;
+    // When the data are there:
+    qp.post_rw(answer, |answer| Ok(Rw::prepared(&answer.data)))?;
+    Ok(())
+}

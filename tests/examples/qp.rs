@@ -13,6 +13,7 @@ struct Io {
     cqe: Cqe<Self>,
     data: Buf<ToDevice>,
     message: Buf<ToDevice>,
+    region: Region<FromDevice>,
 }
 
 impl CqeHandler for Io {
@@ -20,6 +21,15 @@ impl CqeHandler for Io {
     type Needs = Atomic;
 
     fn done(_this: Self::Pointer, _wc: &Wc, _cx: &Atomic) {}
+}
+
+fn register(qp: &Qp<Softirq>, io: Pin<KBox<Io>>) -> Result {
+    qp.post_chain(io, |io, chain: &mut Chain<'_, 2>| {
+        let remote = chain.push(RegWr::remote_write(&io.region))?;
+        io.message.write(0, &remote.rkey.to_le_bytes())?;
+        chain.push(SendWr::send([io.message.whole()]))
+    })?;
+    Ok(())
 }
 
 fn write(qp: &Qp<Softirq>, io: Pin<KBox<Io>>, remote: Remote) -> Result {

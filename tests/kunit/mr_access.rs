@@ -25,7 +25,7 @@ use kernel::{
     prelude::*, //
 };
 use rdma::{
-    mr::Memory,
+    mr::OwnMemory,
     prelude::*, //
 };
 
@@ -64,7 +64,7 @@ fn write_and_read<C: Polled>() -> Result {
 }
 
 /// Returns whether the region has these bytes in the range, and zeroes beside it.
-fn has<M: Memory<Bidirectional>>(
+fn has<M: OwnMemory<Bidirectional>>(
     region: &Region<Bidirectional, M>,
     range: &Range<usize>,
     bytes: &[u8],
@@ -77,7 +77,7 @@ fn has<M: Memory<Bidirectional>>(
 }
 
 /// Peers reach the bytes in each of these ranges, and none beside them.
-fn ranges<M: Memory<Bidirectional>>(alloc: impl Fn(&Env) -> Result<M>) -> Result {
+fn ranges<M: OwnMemory<Bidirectional>>(alloc: impl Fn(&Env) -> Result<M>) -> Result {
     let middle = PAGE_SIZE + 100..2 * PAGE_SIZE + 50;
     for range in [0..1, 0..PAGE_SIZE, middle, 7..LEN, LEN - 1..LEN] {
         for before in [false, true] {

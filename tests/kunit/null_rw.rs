@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Transfers by `rdma_rw` that are prepared and not posted, or posted in part, of owners that others
-//! have, too: what a drain has proved to be out of use is ended by it.
+//! Transfers by `rdma_rw` that are prepared and not posted, or posted in part, of owners that
+//! others have, too: what a drain has proved to be out of use is ended by it.
 
 use crate::{
     check::fail,

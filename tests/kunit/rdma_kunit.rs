@@ -106,6 +106,7 @@ suites! {
     rw: suite_rw,
     send: suite_send,
     sg: suite_sg,
+    sg_map: suite_sg_map,
     srq: suite_srq,
     srq_ends: suite_srq_ends,
     srq_lost: suite_srq_lost,

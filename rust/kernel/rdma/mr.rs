@@ -15,7 +15,10 @@ mod memory;
 mod state;
 mod wr;
 
-pub use memory::Memory;
+pub use memory::{
+    Memory,
+    OwnMemory, //
+};
 pub use state::{
     Exclusive,
     Shared,
@@ -309,7 +312,9 @@ impl<D: Direction, M: Memory<D>, S: State> Region<D, M, S> {
     pub fn len(&self) -> usize {
         self.memory.len()
     }
+}
 
+impl<D: Direction, M: OwnMemory<D>, S: State> Region<D, M, S> {
     /// Copies bytes from `offset` on out of the region. Bytes that a peer is writing meanwhile may
     /// be old or new.
     ///

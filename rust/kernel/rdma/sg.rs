@@ -5,6 +5,19 @@
 //! C header: [`include/linux/scatterlist.h`](srctree/include/linux/scatterlist.h) (`struct
 //! sg_table`)
 
+mod map;
+
+pub(crate) use map::{
+    AnyOwner,
+    RawMap, //
+};
+pub use map::{
+    SgList,
+    SgMap,
+    SgMapError,
+    SgOwner, //
+};
+
 use crate::{
     bindings,
     dma::Direction,

@@ -25,10 +25,10 @@ pub struct AnyMemory(#[expect(dead_code)] Untyped);
 enum Untyped {
     Buf(#[expect(dead_code)] Mapped),
     Sg(#[expect(dead_code)] sg::RawSg),
+    Map(#[expect(dead_code)] sg::RawMap<sg::AnyOwner>),
 }
 
-/// Operations on memory of either kind. Memory that a device or a peer is using may be reached by
-/// reference, so the copies are sealed: only a region knows when they are allowed.
+/// Operations on memory of every kind.
 pub trait Raw: Sized + Send + Sync + Unpin + 'static {
     fn pd(&self) -> &Pd;
 
@@ -36,10 +36,6 @@ pub trait Raw: Sized + Send + Sync + Unpin + 'static {
 
     /// Returns how many pages the memory touches, at the most.
     fn pages(&self) -> usize;
-
-    fn copy_out(&self, offset: usize, to: &mut [u8], _: Sealed) -> Result;
-
-    fn copy_in(&self, offset: usize, from: &[u8], _: Sealed) -> Result;
 
     /// Makes an MR map a range of the memory (`ib_map_mr_sg`).
     ///
@@ -50,6 +46,16 @@ pub trait Raw: Sized + Send + Sync + Unpin + 'static {
     unsafe fn map(&mut self, mr: *mut bindings::ib_mr, range: Range<usize>) -> Result;
 
     fn keep(self) -> AnyMemory;
+}
+
+/// Memory of the crate's own, whose bytes the CPU may copy at any time.
+///
+/// A device or a peer may be using it, and it may be reached by reference, so the copies are sealed:
+/// only a region knows when they are allowed.
+pub trait Copies: Raw {
+    fn copy_out(&self, offset: usize, to: &mut [u8], _: Sealed) -> Result;
+
+    fn copy_in(&self, offset: usize, from: &[u8], _: Sealed) -> Result;
 }
 
 impl<D: Direction> Raw for Buf<D> {
@@ -66,14 +72,6 @@ impl<D: Direction> Raw for Buf<D> {
         self.mapped.len().div_ceil(PAGE_SIZE) + 1
     }
 
-    fn copy_out(&self, offset: usize, to: &mut [u8], _: Sealed) -> Result {
-        self.mapped.copy_out(offset, to)
-    }
-
-    fn copy_in(&self, offset: usize, from: &[u8], _: Sealed) -> Result {
-        self.mapped.copy_in(offset, from)
-    }
-
     unsafe fn map(&mut self, mr: *mut bindings::ib_mr, range: Range<usize>) -> Result {
         let addr = self.mapped.addr + range.start as u64;
         // SAFETY: `mr` is an MR of the buffer's device, is not registered and not used meanwhile,
@@ -84,6 +82,16 @@ impl<D: Direction> Raw for Buf<D> {
 
     fn keep(self) -> AnyMemory {
         AnyMemory(Untyped::Buf(self.mapped))
+    }
+}
+
+impl<D: Direction> Copies for Buf<D> {
+    fn copy_out(&self, offset: usize, to: &mut [u8], _: Sealed) -> Result {
+        self.mapped.copy_out(offset, to)
+    }
+
+    fn copy_in(&self, offset: usize, from: &[u8], _: Sealed) -> Result {
+        self.mapped.copy_in(offset, from)
     }
 }
 
@@ -100,14 +108,6 @@ impl<D: Direction> Raw for sg::SgBuf<D> {
         self.raw.pages.len.div_ceil(PAGE_SIZE)
     }
 
-    fn copy_out(&self, offset: usize, to: &mut [u8], _: Sealed) -> Result {
-        self.raw.copy_out(offset, to)
-    }
-
-    fn copy_in(&self, offset: usize, from: &[u8], _: Sealed) -> Result {
-        self.raw.copy_in(offset, from)
-    }
-
     unsafe fn map(&mut self, mr: *mut bindings::ib_mr, range: Range<usize>) -> Result {
         // SAFETY: `mr` is an MR of the memory's device, is not registered and not used meanwhile,
         // and the range is one of the memory, as the caller promises.
@@ -119,8 +119,51 @@ impl<D: Direction> Raw for sg::SgBuf<D> {
     }
 }
 
-/// DMA-mapped memory, in direction `D`, that an MR can map: [`Buf`] and [`SgBuf`](sg::SgBuf).
+impl<D: Direction> Copies for sg::SgBuf<D> {
+    fn copy_out(&self, offset: usize, to: &mut [u8], _: Sealed) -> Result {
+        self.raw.copy_out(offset, to)
+    }
+
+    fn copy_in(&self, offset: usize, from: &[u8], _: Sealed) -> Result {
+        self.raw.copy_in(offset, from)
+    }
+}
+
+impl<O: sg::SgOwner<D>, D: Direction> Raw for sg::SgMap<O, D> {
+    fn pd(&self) -> &Pd {
+        &self.raw.pd
+    }
+
+    fn len(&self) -> usize {
+        self.raw.len as usize
+    }
+
+    fn pages(&self) -> usize {
+        self.raw.pages
+    }
+
+    unsafe fn map(&mut self, mr: *mut bindings::ib_mr, range: Range<usize>) -> Result {
+        // SAFETY: `mr` is an MR of the memory's device, is not registered and not used meanwhile,
+        // and the range is one of the memory, as the caller promises.
+        unsafe { self.raw.mapping.map_mr(mr, range) }
+    }
+
+    fn keep(self) -> AnyMemory {
+        AnyMemory(Untyped::Map(self.raw.erase()))
+    }
+}
+
+/// DMA-mapped memory, in direction `D`, that an MR can map: [`Buf`], [`SgBuf`](sg::SgBuf), and that
+/// of others, an [`SgMap`](sg::SgMap).
 pub trait Memory<D: Direction>: Raw {}
 
 impl<D: Direction> Memory<D> for Buf<D> {}
 impl<D: Direction> Memory<D> for sg::SgBuf<D> {}
+impl<O: sg::SgOwner<D>, D: Direction> Memory<D> for sg::SgMap<O, D> {}
+
+/// [`Memory`] whose bytes the CPU can copy while peers may access them: [`Buf`] and
+/// [`SgBuf`](sg::SgBuf).
+pub trait OwnMemory<D: Direction>: Memory<D> + Copies {}
+
+impl<D: Direction> OwnMemory<D> for Buf<D> {}
+impl<D: Direction> OwnMemory<D> for sg::SgBuf<D> {}

@@ -1,0 +1,361 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Memory of others.
+
+use crate::{
+    bindings,
+    dma::Direction,
+    prelude::*,
+    sg::Mapping, //
+};
+use core::{
+    marker::PhantomData,
+    mem::{
+        ManuallyDrop,
+        MaybeUninit, //
+    },
+    ops::Deref,
+    ptr, //
+};
+use kernel::{
+    alloc::{
+        Allocator,
+        Vec, //
+    },
+    error::to_result,
+    page::PAGE_SIZE,
+    prelude::*, //
+};
+
+/// An owner of memory that a scatter list describes, which a device may access in direction `D`:
+/// what a request of the block layer, a socket buffer or pinned pages are behind a ULP's own type.
+///
+/// # Safety
+///
+/// From the call of [`SgOwner::table`] on until the owner is dropped, or [`SgMap::into_owner`] gives it
+/// back:
+///
+/// - the table stays where it is, also if the owner is moved, and nothing else uses it;
+/// - its first `orig_nents` entries, at least one, are pages that are there, and neither freed nor
+///   given to anybody else;
+/// - nobody reads them by reference if the device writes (all directions but
+///   [`ToDevice`](crate::dma::ToDevice)), and nobody writes them by reference.
+pub unsafe trait SgOwner<D: Direction>: Send + Unpin + 'static {
+    /// Returns the table. Called when it is not mapped.
+    fn table(&mut self) -> *mut bindings::sg_table;
+}
+
+/// DMA-mapped memory of another owner, which travels with it: it comes back when neither the device
+/// nor a peer can reach the memory.
+///
+/// Where C completes a request of its upper layer with a key that may still be valid, a [`Region`]
+/// of this that is dropped is deregistered before the memory is unmapped and the owner dropped.
+///
+/// # Examples
+///
+/// ```
+/// use rdma::{prelude::*, sg::{SgList, SgMap}};
+///
+/// /// Lets peers read a table that the ULP goes on using.
+/// fn publish(pd: &Pd, table: Arc<KVec<u8>>, cx: &Sleepable) -> Result {
+///     let memory = SgMap::<_, ToDevice>::new(pd, SgList::new(table, cx)?)?;
+///     let region = Region::new(memory, cx)?;
+///     // When it is idle again:
+///     let (_mr, memory) = region.into_parts().map_err(|_| EBUSY)?;
+///     let _table: Arc<KVec<u8>> = memory.into_owner().into_inner();
+///     Ok(())
+/// }
+/// ```
+pub struct SgMap<O: SgOwner<D>, D: Direction> {
+    pub(crate) raw: RawMap<O>,
+    _direction: PhantomData<D>,
+}
+
+/// Memory that could not be mapped.
+pub struct SgMapError<O> {
+    /// Its owner.
+    pub owner: O,
+    /// The cause.
+    pub error: Error,
+}
+
+impl<O> From<SgMapError<O>> for Error {
+    fn from(e: SgMapError<O>) -> Self {
+        e.error
+    }
+}
+
+impl<O: SgOwner<D>, D: Direction> SgMap<O, D> {
+    /// Maps the memory of an owner (`ib_dma_map_sg`). Any context.
+    ///
+    /// # Errors
+    ///
+    /// Gives the owner back with `EINVAL` if the memory has no bytes, or 4 GiB and more; with `EIO`
+    /// if it could not be mapped.
+    pub fn new(pd: &Pd, mut owner: O) -> Result<Self, SgMapError<O>> {
+        let table = owner.table();
+        match RawMap::<O>::map(pd, table, D::RAW) {
+            Ok((mapping, len, pages)) => Ok(Self {
+                // INVARIANT: The list, which is the owner's, was just mapped, for the PD's device.
+                raw: RawMap {
+                    mapping,
+                    owner: ManuallyDrop::new(owner),
+                    pd: pd.clone(),
+                    len,
+                    pages,
+                },
+                _direction: PhantomData,
+            }),
+            Err(error) => Err(SgMapError { owner, error }),
+        }
+    }
+
+    /// Unmaps the memory (`ib_dma_unmap_sg`) and gives its owner back. Any context.
+    pub fn into_owner(self) -> O {
+        self.raw.into_parts().0
+    }
+}
+
+/// A list that is mapped, and its owner.
+///
+/// # Invariants
+///
+/// `mapping` is of a list of `len` bytes in at most `pages` pages, for the device of `pd`. The
+/// memory is there until `owner` is dropped.
+pub(crate) struct RawMap<O> {
+    pub(crate) mapping: Mapping,
+    /// Dropped, or moved out, after the list was unmapped.
+    owner: ManuallyDrop<O>,
+    pub(crate) pd: Pd,
+    pub(crate) len: u32,
+    pub(crate) pages: usize,
+}
+
+// SAFETY: A shared reference gives no access to the owner.
+unsafe impl<O> Sync for RawMap<O> {}
+
+impl<O> RawMap<O> {
+    /// Maps a list. Returns the mapping, the number of bytes, and of the pages that they touch.
+    fn map(
+        pd: &Pd,
+        table: *mut bindings::sg_table,
+        dir: bindings::dma_data_direction,
+    ) -> Result<(Mapping, u32, usize)> {
+        let (mut len, mut pages) = (0_u32, 0_usize);
+        // SAFETY: The table is valid and has so many entries, by the contract of `SgOwner`.
+        unsafe {
+            let mut sg = (*table).sgl;
+            for _ in 0..(*table).orig_nents {
+                let (offset, length) = ((*sg).offset as usize, (*sg).length);
+                len = len.checked_add(length).ok_or(EINVAL)?;
+                let touched = (offset % PAGE_SIZE + length as usize).div_ceil(PAGE_SIZE);
+                pages = touched.saturating_add(pages);
+                sg = bindings::sg_next(sg);
+            }
+        }
+        if len == 0 {
+            return Err(EINVAL);
+        }
+        let dev = pd.device().as_raw();
+        // SAFETY: The table is valid and not mapped, by the contract of `SgOwner`; the device is
+        // registered while `pd` lives.
+        to_result(unsafe { bindings::rdma_helper_dma_map_sgtable(dev, table, dir) })?;
+        // SAFETY: The table is valid.
+        let table = unsafe { *table };
+        // INVARIANT: The list was just mapped.
+        Ok((Mapping { dev, table, dir }, len, pages))
+    }
+
+    /// Unmaps the list, and returns its owner and the rest.
+    fn into_parts(self) -> (O, Pd) {
+        let mut this = ManuallyDrop::new(self);
+        // SAFETY: `this` is neither used again nor dropped. A request borrows the memory from its
+        // owner, so none uses it, and the region that it may have been of has ended.
+        unsafe {
+            this.mapping.unmap();
+            (ManuallyDrop::take(&mut this.owner), ptr::read(&this.pd))
+        }
+    }
+
+    /// Forgets the type of the owner, which is only to be dropped.
+    pub(crate) fn erase(self) -> RawMap<AnyOwner>
+    where
+        O: Send + 'static,
+    {
+        let mut this = ManuallyDrop::new(self);
+        // SAFETY: `this` is neither used again nor dropped, so each part is moved once.
+        unsafe {
+            // INVARIANT: It is the same list, and the memory is there until the owner is dropped.
+            RawMap {
+                mapping: ptr::read(&this.mapping),
+                owner: ManuallyDrop::new(AnyOwner::new(ManuallyDrop::take(&mut this.owner))),
+                pd: ptr::read(&this.pd),
+                len: this.len,
+                pages: this.pages,
+            }
+        }
+    }
+}
+
+impl<O> Drop for RawMap<O> {
+    fn drop(&mut self) {
+        // SAFETY: A request borrows the memory from its owner, so none uses it, and the region that
+        // it may have been of has ended. The owner is not used again.
+        unsafe {
+            self.mapping.unmap();
+            ManuallyDrop::drop(&mut self.owner);
+        }
+    }
+}
+
+/// An owner of any type, which is only dropped.
+///
+/// # Invariants
+///
+/// `bytes` is a value that `drop` drops, and which may be in any thread.
+pub(crate) struct AnyOwner {
+    bytes: MaybeUninit<[usize; 4]>,
+    drop: unsafe fn(*mut ()),
+}
+
+// SAFETY: By the type invariant the value may be in any thread.
+unsafe impl Send for AnyOwner {}
+
+impl AnyOwner {
+    fn new<O: Send + 'static>(owner: O) -> Self {
+        const {
+            assert!(
+                size_of::<O>() <= size_of::<[usize; 4]>() && align_of::<O>() <= align_of::<usize>(),
+                "an owner of memory is at most four words: put it into a box"
+            )
+        };
+        /// # Safety
+        ///
+        /// `owner` is a valid `O`, which is not used again.
+        unsafe fn drop<O>(owner: *mut ()) {
+            // SAFETY: It is a valid `O`, which is not used again, as the caller promises.
+            unsafe { ptr::drop_in_place(owner.cast::<O>()) }
+        }
+        let mut bytes = MaybeUninit::<[usize; 4]>::uninit();
+        // SAFETY: There is room for it, which is aligned, as was just checked.
+        unsafe { bytes.as_mut_ptr().cast::<O>().write(owner) };
+        // INVARIANT: The value was just written, and is `Send`.
+        Self {
+            bytes,
+            drop: drop::<O>,
+        }
+    }
+}
+
+impl Drop for AnyOwner {
+    fn drop(&mut self) {
+        // SAFETY: By the type invariant it is a value that the function drops; it is not used again.
+        unsafe { (self.drop)(self.bytes.as_mut_ptr().cast()) }
+    }
+}
+
+mod private {
+    use super::*;
+
+    /// # Safety
+    ///
+    /// The bytes are valid, and stay where they are, until the value is dropped, also if it is
+    /// moved. Nobody writes them, unless a device does to which the value was given for that.
+    pub unsafe trait Bytes: Send + Unpin + 'static {
+        fn bytes(&self) -> &[u8];
+    }
+
+    // SAFETY: The bytes are an allocation of the vector's own.
+    unsafe impl<A: Allocator + 'static> Bytes for Vec<u8, A>
+    where
+        Self: Send + Unpin,
+    {
+        fn bytes(&self) -> &[u8] {
+            self
+        }
+    }
+
+    // SAFETY: The bytes could be borrowed for as long as there is a reference to the value, which
+    // this has.
+    unsafe impl<T: Deref<Target = [u8]> + Send + Sync + 'static> Bytes for Arc<T> {
+        fn bytes(&self) -> &[u8] {
+            self
+        }
+    }
+}
+
+/// Bytes, with a scatter list that describes them: a vector, or what many share and a device only
+/// reads.
+///
+/// # Invariants
+///
+/// `table` describes the bytes of `owner`.
+pub struct SgList<T: private::Bytes> {
+    table: KBox<bindings::sg_table>,
+    owner: T,
+}
+
+// SAFETY: The table is plain memory, and the owner is `Send`.
+unsafe impl<T: private::Bytes> Send for SgList<T> {}
+
+impl<T: private::Bytes> SgList<T> {
+    /// Describes the bytes of an owner (`sg_alloc_table_from_pages`).
+    ///
+    /// # Errors
+    ///
+    /// `ENOMEM`; `EINVAL` if there are no bytes, or they are a part of the kernel's image.
+    pub fn new(owner: T, _cx: &Sleepable) -> Result<Self> {
+        let mut table = KBox::new(bindings::sg_table::default(), GFP_KERNEL)?;
+        let bytes = owner.bytes();
+        if bytes.is_empty() {
+            return Err(EINVAL);
+        }
+        // SAFETY: The bytes are valid, and the table is valid for writes.
+        to_result(unsafe {
+            bindings::rdma_helper_sg_of_bytes(&raw mut *table, bytes.as_ptr().cast(), bytes.len())
+        })?;
+        // INVARIANT: The table was just made of them.
+        Ok(Self { table, owner })
+    }
+
+    /// Gives the owner back.
+    pub fn into_inner(self) -> T {
+        let mut this = ManuallyDrop::new(self);
+        // SAFETY: `this` is neither used again nor dropped. By the type invariant the table was
+        // made of the bytes.
+        unsafe {
+            let mut table = ptr::read(&this.table);
+            bindings::sg_free_table(&raw mut *table);
+            ptr::read(&this.owner)
+        }
+    }
+}
+
+impl<T: private::Bytes> Drop for SgList<T> {
+    fn drop(&mut self) {
+        // SAFETY: By the type invariant the table was made of the bytes. It is not used again.
+        unsafe { bindings::sg_free_table(&raw mut *self.table) };
+    }
+}
+
+// SAFETY: The table is in a box, and describes an allocation of the vector's own, to which there is
+// no reference while this has it.
+unsafe impl<A: Allocator + 'static, D: Direction> SgOwner<D> for SgList<Vec<u8, A>>
+where
+    Vec<u8, A>: Send + Unpin,
+{
+    fn table(&mut self) -> *mut bindings::sg_table {
+        &raw mut *self.table
+    }
+}
+
+// SAFETY: The table is in a box, and describes bytes that are there while this has a reference to
+// what has them. Nobody writes them, as it is shared, and no more does the device.
+unsafe impl<T> SgOwner<ToDevice> for SgList<Arc<T>>
+where
+    T: Deref<Target = [u8]> + Send + Sync + 'static,
+{
+    fn table(&mut self) -> *mut bindings::sg_table {
+        &raw mut *self.table
+    }
+}

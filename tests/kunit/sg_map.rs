@@ -1,0 +1,252 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Memory of others that peers access, and its owner.
+
+use crate::fixture::{
+    both,
+    denied,
+    invalidate,
+    pattern,
+    read,
+    readable,
+    register,
+    write,
+    write_flushed,
+    CountDrop,
+    Counter,
+    Env,
+    Link, //
+};
+use core::ops::Deref;
+use kernel::{
+    alloc::{
+        Allocator,
+        Vec, //
+    },
+    bindings,
+    page::{
+        Page,
+        PAGE_SIZE, //
+    },
+    prelude::*, //
+};
+use rdma::{
+    dma::Direction,
+    prelude::*,
+    sg::{
+        SgList,
+        SgMap,
+        SgOwner, //
+    }, //
+};
+
+/// Pages, not all of the last.
+const LEN: usize = 3 * PAGE_SIZE - 7;
+
+/// Bytes of the module's image.
+static IMAGE: [u8; 5000] = [0x5a; 5000];
+
+/// Bytes that tell when they are dropped.
+struct Watched {
+    bytes: KVec<u8>,
+    _gone: CountDrop,
+}
+
+impl Deref for Watched {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
+/// Maps an owner.
+fn map<O: SgOwner<D>, D: Direction>(env: &Env, owner: O) -> Result<SgMap<O, D>> {
+    Ok(SgMap::new(&env.pd, owner)?)
+}
+
+/// A peer writes a vector.
+fn written<A: Allocator + Unpin + 'static>() -> Result
+where
+    Vec<u8, A>: Send + Unpin,
+{
+    let (link, bytes) = (Link::<Softirq>::new()?, pattern(LEN)?);
+    let cx = &link.env.cx;
+    let vector = Vec::<u8, A>::from_elem(0, LEN, GFP_KERNEL)?;
+    let memory = map::<_, Bidirectional>(&link.env, SgList::new(vector, cx)?)?;
+    let (region, remote) = register(&link, Region::new(memory, cx)?, both)?;
+    write_flushed(&link, remote, &bytes)?;
+    let (region, _) = invalidate(&link, region)?;
+    let (_mr, memory) = region.into_parts().map_err(|_| EBUSY)?;
+    check!(memory.into_owner().into_inner()[..] == bytes[..]);
+    Ok(())
+}
+
+/// Two pages, of which the first ends where a test wants it to.
+struct Gap {
+    table: KBox<bindings::sg_table>,
+    _pages: [Page; 2],
+}
+
+// SAFETY: It is plain memory.
+unsafe impl Send for Gap {}
+
+impl Gap {
+    fn new(first: u32) -> Result<Self> {
+        let pages = [Page::alloc_page(GFP_KERNEL)?, Page::alloc_page(GFP_KERNEL)?];
+        let mut table = KBox::new(bindings::sg_table::default(), GFP_KERNEL)?;
+        // SAFETY: The table is valid for writes, and has two entries then.
+        unsafe {
+            kernel::error::to_result(bindings::sg_alloc_table(
+                &raw mut *table,
+                2,
+                bindings::GFP_KERNEL,
+            ))?;
+            for (i, page) in pages.iter().enumerate() {
+                let sg = table.sgl.add(i);
+                (*sg).page_link |= page.as_ptr() as usize;
+                (*sg).length = if i == 0 { first } else { 100 };
+            }
+        }
+        Ok(Self {
+            table,
+            _pages: pages,
+        })
+    }
+}
+
+impl Drop for Gap {
+    fn drop(&mut self) {
+        // SAFETY: The table was allocated, and is not used again.
+        unsafe { bindings::sg_free_table(&raw mut *self.table) };
+    }
+}
+
+// SAFETY: The table is in a box, and the pages are the value's own.
+unsafe impl<D: Direction> SgOwner<D> for Gap {
+    fn table(&mut self) -> *mut bindings::sg_table {
+        &raw mut *self.table
+    }
+}
+
+#[kunit_tests(rdma_sg_map)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shared_bytes_are_read() -> Result {
+        let (link, bytes) = (Link::<Softirq>::new()?, pattern(LEN)?);
+        let cx = &link.env.cx;
+        let shared = Arc::new(pattern(LEN)?, GFP_KERNEL)?;
+        let memory = map::<_, ToDevice>(&link.env, SgList::new(shared.clone(), cx)?)?;
+        let (region, remote) = register(&link, Region::new(memory, cx)?, readable)?;
+        check!(read(&link, remote, LEN)?.bytes()?[..] == bytes[..]);
+        check!(shared[..] == bytes[..]);
+        let (region, _) = invalidate(&link, region)?;
+        let (_mr, memory) = region.into_parts().map_err(|_| EBUSY)?;
+        check!(Arc::ptr_eq(&memory.into_owner().into_inner(), &shared));
+        check!(Arc::into_unique_or_drop(shared).is_some());
+        Ok(())
+    }
+
+    #[test]
+    fn bytes_of_the_image_are_read() -> Result {
+        let link = Link::<Softirq>::new()?;
+        let cx = &link.env.cx;
+        let image = Arc::new(&IMAGE[100..4900], GFP_KERNEL)?;
+        let memory = map::<_, ToDevice>(&link.env, SgList::new(image, cx)?)?;
+        let (_region, remote) = register(&link, Region::new(memory, cx)?, readable)?;
+        check!(read(&link, remote, 4800)?.bytes()?[..] == IMAGE[100..4900]);
+        Ok(())
+    }
+
+    #[test]
+    fn kmalloc_is_written() -> Result {
+        written::<kernel::alloc::allocator::Kmalloc>()
+    }
+
+    #[test]
+    fn vmalloc_is_written() -> Result {
+        written::<kernel::alloc::allocator::Vmalloc>()
+    }
+
+    #[test]
+    fn part_is_registered() -> Result {
+        let (link, bytes) = (Link::<Softirq>::new()?, pattern(LEN)?);
+        let cx = &link.env.cx;
+        let shared = Arc::new(pattern(LEN)?, GFP_KERNEL)?;
+        let memory = map::<_, ToDevice>(&link.env, SgList::new(shared, cx)?)?;
+        let mut region = Region::new(memory, cx)?;
+        region.set_range(PAGE_SIZE - 1..PAGE_SIZE + 3)?;
+        let (_region, remote) = register(&link, region, readable)?;
+        check!(read(&link, remote, 4)?.bytes()?[..] == bytes[PAGE_SIZE - 1..PAGE_SIZE + 3]);
+        denied(&link, &read(&link, remote, 5)?)
+    }
+
+    #[test]
+    fn owner_comes_back_when_the_key_is_dead() -> Result {
+        let (link, gone) = (Link::<Softirq>::new()?, Counter::new()?);
+        let cx = &link.env.cx;
+        let watched = Watched {
+            bytes: pattern(LEN)?,
+            _gone: CountDrop(gone.clone()),
+        };
+        let list = SgList::new(Arc::new(watched, GFP_KERNEL)?, cx)?;
+        let memory = map::<_, ToDevice>(&link.env, list)?;
+        let (region, remote) = register(&link, Region::new(memory, cx)?, readable)?;
+        read(&link, remote, 4)?.ok()?;
+        check_eq!(gone.get(), 0);
+        drop(region);
+        link.wait(|| gone.get() == 1)?;
+        denied(&link, &read(&link, remote, 4)?)
+    }
+
+    #[test]
+    fn owner_of_an_idle_region_is_dropped_at_once() -> Result {
+        let (env, gone) = (Env::new()?, Counter::new()?);
+        let watched = Watched {
+            bytes: pattern(LEN)?,
+            _gone: CountDrop(gone.clone()),
+        };
+        let list = SgList::new(Arc::new(watched, GFP_KERNEL)?, &env.cx)?;
+        drop(Region::new(map::<_, ToDevice>(&env, list)?, &env.cx)?);
+        check_eq!(gone.get(), 1);
+        Ok(())
+    }
+
+    #[test]
+    fn write_of_a_peer_that_may_read_is_denied() -> Result {
+        let (link, bytes) = (Link::<Softirq>::new()?, pattern(LEN)?);
+        let cx = &link.env.cx;
+        let shared = Arc::new(pattern(LEN)?, GFP_KERNEL)?;
+        let memory = map::<_, ToDevice>(&link.env, SgList::new(shared.clone(), cx)?)?;
+        let (_region, remote) = register(&link, Region::new(memory, cx)?, readable)?;
+        denied(&link, &write(&link, remote, b"other")?)?;
+        check!(shared[..] == bytes[..]);
+        Ok(())
+    }
+
+    #[test]
+    fn no_bytes_are_refused() -> Result {
+        let env = Env::new()?;
+        check_err!(SgList::new(KVec::<u8>::new(), &env.cx).map(drop), EINVAL);
+        Ok(())
+    }
+
+    #[test]
+    fn gap_is_refused() -> Result {
+        let env = Env::new()?;
+        let whole = map::<_, Bidirectional>(&env, Gap::new(PAGE_SIZE as u32)?)?;
+        drop(Region::new(whole, &env.cx)?);
+        let memory = map::<_, Bidirectional>(&env, Gap::new(100)?)?;
+        let mr = Mr::alloc(&env.pd, 8, &env.cx)?;
+        let Err(e) = Region::map(mr, memory) else {
+            return Err(crate::check::fail(fmt!("it was mapped")));
+        };
+        check_eq!(e.error, EINVAL);
+        // Both are there for another try.
+        let whole = map::<_, Bidirectional>(&env, Gap::new(PAGE_SIZE as u32)?)?;
+        drop(Region::map(e.mr, whole)?);
+        Ok(())
+    }
+}
