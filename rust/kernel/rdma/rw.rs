@@ -541,6 +541,24 @@ impl<P> Drop for InPart<P> {
     }
 }
 
+/// Begins a transfer without posting it.
+///
+/// # Safety
+///
+/// The context of `plan` stays where it is during this call. `qp` is valid and counts its transfers
+/// in `transfers`.
+#[inline(never)]
+unsafe fn prepare(plan: &Plan, qp: NonNull<bindings::ib_qp>, transfers: &Transfers) -> Result {
+    // SAFETY: The context is there, as the caller promises.
+    let ctx = unsafe { plan.ctx.as_ref() };
+    ctx.claim()?;
+    // SAFETY: The context was just claimed. `qp` is valid and counts in `transfers`, as the caller
+    // promises.
+    let started = unsafe { ctx.start(&plan.extents, qp, transfers) };
+    ctx.release();
+    started
+}
+
 /// Begins a transfer and posts its requests, and `then` behind them.
 ///
 /// # Safety
@@ -657,13 +675,9 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
     /// }
     /// ```
     pub fn prepare_rw(&self, rw: Rw<'_>) -> Result {
-        // SAFETY: By the invariant of `Rw` the context is borrowed.
-        let ctx = unsafe { rw.0.ctx.as_ref() };
-        ctx.claim()?;
-        // SAFETY: The context was just claimed. The QP is valid and counts in `transfers()`.
-        let started = unsafe { ctx.start(&rw.0.extents, self.target.raw, self.transfers()) };
-        ctx.release();
-        started
+        // SAFETY: By the invariant of `Rw` the context is borrowed. The QP is valid and counts in
+        // `transfers()`.
+        unsafe { prepare(&rw.0, self.target.raw, self.transfers()) }
     }
 
     /// Transfers pages of a [`Ctx`] to or from the peer (`rdma_rw_ctx_init`, `rdma_rw_ctx_post`),

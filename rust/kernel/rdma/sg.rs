@@ -120,47 +120,41 @@ impl Pages {
 
     /// Copies bytes out while a device may be writing them.
     fn copy_out(&self, offset: usize, to: &mut [u8]) -> Result {
-        let at = to.as_mut_ptr();
-        // SAFETY: The part is of `to` and of a page. The copy is C's, so bytes that a device changes
-        // meanwhile are torn at worst.
-        self.for_each_part(offset, to.len(), |done, page, len| unsafe {
-            bindings::rdma_helper_memcpy(at.add(done).cast(), page, len);
-        })
+        // SAFETY: `to` is valid for writes of its length.
+        unsafe { self.copy(offset, to.as_mut_ptr(), to.len(), true) }
     }
 
     /// Copies bytes in while a device may be reading them.
     fn copy_in(&self, offset: usize, from: &[u8]) -> Result {
-        let at = from.as_ptr();
-        // SAFETY: The part is of `from` and of a page. The copy is C's, so bytes that a device reads
-        // meanwhile are torn at worst.
-        self.for_each_part(offset, from.len(), |done, page, len| unsafe {
-            bindings::rdma_helper_memcpy(page, at.add(done).cast(), len);
-        })
+        // SAFETY: `from` is valid for reads of its length.
+        unsafe { self.copy(offset, from.as_ptr().cast_mut(), from.len(), false) }
     }
 
-    /// Calls `f` for the part in each page of a range: with the number of bytes before it, and with
-    /// its address and length.
+    /// Copies page by page, as the entries of the table may be cut meanwhile.
     ///
-    /// The entries of the table may be cut meanwhile.
-    fn for_each_part(
-        &self,
-        offset: usize,
-        len: usize,
-        f: impl Fn(usize, *mut c_void, usize),
-    ) -> Result {
+    /// # Safety
+    ///
+    /// `bytes` is valid for reads of `len` bytes; for writes, if the copy is `out` of the pages.
+    unsafe fn copy(&self, offset: usize, bytes: *mut u8, len: usize, out: bool) -> Result {
         if offset.checked_add(len).is_none_or(|end| end > self.len) {
             return Err(EINVAL);
         }
         let (mut done, mut skip) = (0, offset % PAGE_SIZE);
         for page in self.pages.iter().skip(offset / PAGE_SIZE) {
             let part = (PAGE_SIZE - skip).min(len - done);
-            if part == 0 {
+            // SAFETY: By the type invariant the page is not in high memory, so it has an address.
+            // The part is in it, and one of `bytes`, which is valid, as the caller promises. The
+            // copy is C's, so bytes that a device changes meanwhile are torn at worst.
+            unsafe {
+                let page = bindings::rdma_helper_page_address(page.as_ptr()).byte_add(skip);
+                let bytes = bytes.add(done).cast();
+                let (to, from) = if out { (bytes, page) } else { (page, bytes) };
+                bindings::rdma_helper_memcpy(to, from, part);
+            }
+            (done, skip) = (done + part, 0);
+            if done == len {
                 break;
             }
-            // SAFETY: By the type invariant the page is not in high memory, so it has an address.
-            let start = unsafe { bindings::rdma_helper_page_address(page.as_ptr()) };
-            f(done, start.wrapping_byte_add(skip), part);
-            (done, skip) = (done + part, 0);
         }
         Ok(())
     }
