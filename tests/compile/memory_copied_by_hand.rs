@@ -5,11 +5,11 @@
 use kernel::prelude::*;
 use rdma::{
     dma::Direction,
-    mr::Memory,
+    mr::OwnMemory,
     prelude::*, //
 };
 
-fn len<D: Direction, M: Memory<D>>(memory: &M) -> Result<usize> {
+fn len<D: Direction, M: OwnMemory<D>>(memory: &M) -> Result<usize> {
     #[cfg(mistake)]
     memory.copy_in(0, &[0; 8])?; //~ E0061 this method takes 3 arguments but 2
     Ok(memory.len())

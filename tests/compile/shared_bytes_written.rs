@@ -11,7 +11,7 @@ use rdma::{
 fn lend(pd: &Pd, shared: Arc<KVec<u8>>, cx: &Sleepable) -> Result {
     let list = SgList::new(shared, cx)?;
     #[cfg(mistake)]
-    SgMap::<_, FromDevice>::new(pd, list)?; //~ E0277 SgOwner<rdma::dma::FromDevice>` is not satisfied
+    SgMap::<_, FromDevice>::new(pd, list)?; //~ E0277 SgOwner<rdma::dma::FromDevice>`
     #[cfg(not(mistake))]
     SgMap::<_, ToDevice>::new(pd, list)?;
     Ok(())

@@ -5,13 +5,18 @@
 use crate::fixture::{
     recv,
     send,
+    Env,
     Inbox,
     Link,
     OnDone,
     Polled, //
 };
 use kernel::prelude::*;
-use rdma::prelude::*;
+use rdma::{
+    cm::ConnParam,
+    prelude::*,
+    wr::SgeList, //
+};
 
 /// A message from `a` arrives at `b` whole, and both owners come back once.
 fn arrives<C: Polled>() -> Result {
@@ -44,6 +49,54 @@ fn arrives<C: Polled>() -> Result {
 #[kunit_tests(rdma_send)]
 mod tests {
     use super::*;
+
+    /// The lists have room for more entries than the QP: how many there are counts.
+    #[test]
+    fn number_of_entries_is_known_at_run_time() -> Result {
+        let caps = Caps {
+            send_sge: 3,
+            recv_sge: 3,
+            ..Caps::new(8, 8)
+        };
+        let link = Link::<Softirq>::with(&caps, &ConnParam::default())?;
+        for n in 1..=3 {
+            let (received, sent) = (Inbox::new()?, Inbox::new()?);
+            let message = link.env.message(&received, &[0; 9])?;
+            link.b.qp.post_recv(message, |m| {
+                // The last bytes first.
+                let mut list = SgeList::<_, 16>::new(m.buf.sge_mut(6..9)?);
+                for i in 1..n {
+                    list.push(m.buf.sge_mut(6 - 3 * i..9 - 3 * i)?)?;
+                }
+                Ok(RecvWr::new(list))
+            })?;
+            let message = link.env.message(&sent, b"abcdefghi")?;
+            link.a.qp.post_send(message, |m| {
+                let mut list = SgeList::<_, 16>::new(m.buf.sge(0..3)?);
+                for i in 1..n {
+                    list.push(m.buf.sge(3 * i..3 * i + 3)?)?;
+                }
+                Ok(SendWr::send(list))
+            })?;
+            link.wait(|| received.len() == 1 && sent.len() == 1)?;
+            sent.pop()?.ok()?;
+            let mut completed = received.pop()?;
+            check_eq!(completed.ok()?.byte_len, 3 * n);
+            let expected = [b"\0\0\0\0\0\0abc", b"\0\0\0defabc", b"ghidefabc"];
+            check_eq!(&completed.bytes()?[..], expected[n - 1]);
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn list_of_entries_is_full() -> Result {
+        let env = Env::new()?;
+        let buf = Buf::<ToDevice>::alloc(&env.pd, 4, &env.cx)?;
+        let mut list = SgeList::<_, 2>::new(buf.whole());
+        list.push(buf.whole())?;
+        check_err!(list.push(buf.whole()), ENOSPC);
+        Ok(())
+    }
 
     #[test]
     fn message_arrives_direct() -> Result {

@@ -736,7 +736,8 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
             // SAFETY: There is room for the request and its entries; the owner keeps its memory.
             unsafe {
                 let mut then = then.erase();
-                then.op.prepare(&then.sges, &self.target, self.reg_lock())?;
+                then.op
+                    .prepare(&then.sges.sges, &self.target, self.reg_lock())?;
                 then.write(raw, sges);
             }
             Ok(rw.0)

@@ -547,7 +547,7 @@ unsafe fn post<T: Receive<N>, const N: usize>(
 ) -> Result<(), Refused> {
     // SAFETY: The caller says that the slot is one of the SRQ's, and that nothing else uses its
     // memory.
-    let RecvWr { sges } = unsafe { &(*memory.as_ptr()).value }.recv();
+    let wr::SgeList { sges, len } = unsafe { &(*memory.as_ptr()).value }.recv().sges;
     if sges.iter().any(|sge| sge.0.pd != queue.pd) {
         return Err(Refused {
             error: EINVAL,
@@ -561,7 +561,7 @@ unsafe fn post<T: Receive<N>, const N: usize>(
             wr_cqe: ManuallyDrop::new(memory.as_ptr().cast()),
         },
         sg_list: wr::sg_list(&raw mut sges),
-        num_sge: const { N as c_int },
+        num_sge: len as c_int,
     };
     let (srq, raw) = (queue.raw.as_ptr(), &raw mut raw);
     // SAFETY: The caller says that the SRQ is there, and `check` has seen that the device has the

@@ -22,6 +22,7 @@ use crate::{
     wc,
     wr::{
         fill,
+        Entries,
         Op,
         PostTarget,
         Sge, //
@@ -189,12 +190,13 @@ impl<'a, const N: usize> UdWr<'a, N> {
     ///
     /// It cannot be longer than the path's MTU.
     #[inline]
-    pub fn new(sges: [Sge<'a>; N], ah: &'a Ah, qpn: u32, qkey: u32) -> Self {
+    pub fn new(sges: impl Entries<Sge<'a>, N>, ah: &'a Ah, qpn: u32, qkey: u32) -> Self {
         let op = UdOp {
             ah: NonNull::from(ah),
             qpn,
             qkey,
         };
+        let sges = sges.into_list();
         Self { sges, op }
     }
 }

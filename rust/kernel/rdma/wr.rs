@@ -78,6 +78,76 @@ impl Sge<'_> {
 #[derive(Clone, Copy)]
 pub struct SgeMut<'a>(pub(crate) Sge<'a>);
 
+/// Entries whose number, at least one and at most `N`, is known at run time only.
+///
+/// # Examples
+///
+/// ```
+/// # use rdma::{dma::*, wr::{SendWr, SgeList}};
+/// /// Sends a header and as many pieces as there are.
+/// fn gather<'a>(head: &'a Buf<ToDevice>, data: &'a [Buf<ToDevice>]) -> Result<SendWr<'a, 8>> {
+///     let mut list = SgeList::new(head.whole());
+///     for piece in data {
+///         list.push(piece.whole())?;
+///     }
+///     Ok(SendWr::send(list))
+/// }
+/// ```
+#[derive(Clone, Copy)]
+pub struct SgeList<E, const N: usize> {
+    /// Behind the first `len` there are copies of one of them.
+    pub(crate) sges: [E; N],
+    pub(crate) len: usize,
+}
+
+impl<E: Copy, const N: usize> SgeList<E, N> {
+    /// A list of one entry.
+    #[inline]
+    pub fn new(first: E) -> Self {
+        const { assert!(N > 0, "a list has at least one entry") };
+        let sges = [first; N];
+        Self { sges, len: 1 }
+    }
+
+    /// Adds an entry at the end.
+    ///
+    /// # Errors
+    ///
+    /// `ENOSPC` if the list is full.
+    #[inline]
+    pub fn push(&mut self, entry: E) -> Result {
+        *self.sges.get_mut(self.len).ok_or(ENOSPC)? = entry;
+        self.len += 1;
+        Ok(())
+    }
+}
+
+/// The entries of a request: an array, or a list whose length is known at run time only.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is not a list of `{E}`",
+    note = "entries for the device to write are from `whole_mut()` and `sge_mut()`"
+)]
+pub trait Entries<E, const N: usize>: private::Sealed {
+    #[doc(hidden)]
+    fn into_list(self) -> SgeList<E, N>;
+}
+
+impl<E, const N: usize> private::Sealed for [E; N] {}
+impl<E, const N: usize> Entries<E, N> for [E; N] {
+    #[inline]
+    fn into_list(self) -> SgeList<E, N> {
+        SgeList { sges: self, len: N }
+    }
+}
+
+impl<E, const N: usize> private::Sealed for SgeList<E, N> {}
+impl<E, const N: usize> Entries<E, N> for SgeList<E, N> {
+    #[inline]
+    fn into_list(self) -> Self {
+        self
+    }
+}
+
 /// Where a peer's memory is, and the key to it: what an advertisement carries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Remote {
@@ -199,7 +269,7 @@ pub(crate) unsafe fn end(to: *mut bindings::ib_send_wr, cqe: *mut bindings::ib_c
     }
 }
 
-/// A request for the send queue, with `N` scatter/gather entries, to do what `O` says.
+/// A request for the send queue, with up to `N` scatter/gather entries, to do what `O` says.
 ///
 /// A request that is posted by itself is signaled: its owner comes back when it completes.
 ///
@@ -213,7 +283,7 @@ pub(crate) unsafe fn end(to: *mut bindings::ib_send_wr, cqe: *mut bindings::ib_c
 /// }
 /// ```
 pub struct SendWr<'a, const N: usize = 1, O = RdmaOp> {
-    pub(crate) sges: [Sge<'a>; N],
+    pub(crate) sges: SgeList<Sge<'a>, N>,
     pub(crate) op: O,
 }
 
@@ -225,6 +295,8 @@ pub(crate) use private::Op;
 
 mod private {
     use super::*;
+
+    pub trait Sealed {}
 
     /// An operation of a send queue.
     pub trait Op: Sized {
@@ -306,8 +378,12 @@ impl<'a, const N: usize, O: Op> SendWr<'a, N, O> {
     #[inline]
     pub(crate) unsafe fn erase(self) -> SendWr<'static, N, O> {
         // SAFETY: The memory lives long enough, as the caller promises.
-        let sges = self.sges.map(|sge| unsafe { sge.erase() });
-        SendWr { sges, op: self.op }
+        let sges = self.sges.sges.map(|sge| unsafe { sge.erase() });
+        let len = self.sges.len;
+        SendWr {
+            sges: SgeList { sges, len },
+            op: self.op,
+        }
     }
 
     /// Writes the C request and its entries, all but the callback and the successor.
@@ -319,8 +395,8 @@ impl<'a, const N: usize, O: Op> SendWr<'a, N, O> {
     pub(crate) unsafe fn write(self, to: *mut O::Raw, sges: *mut [bindings::ib_sge; N]) {
         // SAFETY: Both are valid for writes and the request is prepared, as the caller promises.
         unsafe {
-            sges.write(self.sges.map(Sge::to_raw));
-            self.op.write(to, sg_list(sges), const { N as c_int });
+            sges.write(self.sges.sges.map(Sge::to_raw));
+            self.op.write(to, sg_list(sges), self.sges.len as c_int);
         }
     }
 }
@@ -385,7 +461,11 @@ impl Op for RdmaOp {
 
 impl<'a, const N: usize> SendWr<'a, N> {
     #[inline]
-    fn rdma(opcode: bindings::ib_wr_opcode, sges: [Sge<'a>; N], remote: Option<Remote>) -> Self {
+    fn rdma(
+        opcode: bindings::ib_wr_opcode,
+        sges: SgeList<Sge<'a>, N>,
+        remote: Option<Remote>,
+    ) -> Self {
         let op = RdmaOp {
             opcode,
             flags: bindings::ib_send_flags_IB_SEND_SIGNALED,
@@ -397,22 +477,25 @@ impl<'a, const N: usize> SendWr<'a, N> {
 
     /// A message (`IB_WR_SEND`).
     #[inline]
-    pub fn send(sges: [Sge<'a>; N]) -> Self {
-        Self::rdma(bindings::ib_wr_opcode_IB_WR_SEND, sges, None)
+    pub fn send(sges: impl Entries<Sge<'a>, N>) -> Self {
+        Self::rdma(bindings::ib_wr_opcode_IB_WR_SEND, sges.into_list(), None)
     }
 
     /// An RDMA WRITE of local memory to `remote` (`IB_WR_RDMA_WRITE`).
     #[inline]
-    pub fn rdma_write(sges: [Sge<'a>; N], remote: Remote) -> Self {
-        Self::rdma(bindings::ib_wr_opcode_IB_WR_RDMA_WRITE, sges, Some(remote))
+    pub fn rdma_write(sges: impl Entries<Sge<'a>, N>, remote: Remote) -> Self {
+        let opcode = bindings::ib_wr_opcode_IB_WR_RDMA_WRITE;
+        Self::rdma(opcode, sges.into_list(), Some(remote))
     }
 
-    /// An RDMA READ of `remote` to local memory (`IB_WR_RDMA_READ`). On iWARP, to one entry:
-    /// posting another is `EOPNOTSUPP`.
+    /// An RDMA READ of `remote` to local memory (`IB_WR_RDMA_READ`). On iWARP, `N` is one: posting
+    /// another is `EOPNOTSUPP`.
     #[inline]
-    pub fn rdma_read(sges: [SgeMut<'a>; N], remote: Remote) -> Self {
+    pub fn rdma_read(sges: impl Entries<SgeMut<'a>, N>, remote: Remote) -> Self {
+        let SgeList { sges, len } = sges.into_list();
         let sges = sges.map(|sge| sge.0);
-        Self::rdma(bindings::ib_wr_opcode_IB_WR_RDMA_READ, sges, Some(remote))
+        let opcode = bindings::ib_wr_opcode_IB_WR_RDMA_READ;
+        Self::rdma(opcode, SgeList { sges, len }, Some(remote))
     }
 
     /// Adds immediate data, in host byte order, to a message or an RDMA WRITE
@@ -555,7 +638,8 @@ impl<'a> AtomicWr<'a> {
             compare_add,
             swap,
         };
-        Self { sges: [old.0], op }
+        let sges = [old.0].into_list();
+        Self { sges, op }
     }
 
     /// Adds to the value at `remote` (`IB_WR_ATOMIC_FETCH_AND_ADD`).
@@ -580,15 +664,16 @@ impl<'a> AtomicWr<'a> {
     }
 }
 
-/// A request for the receive queue, with `N` scatter entries.
+/// A request for the receive queue, with up to `N` scatter entries.
 pub struct RecvWr<'a, const N: usize = 1> {
-    pub(crate) sges: [SgeMut<'a>; N],
+    pub(crate) sges: SgeList<SgeMut<'a>, N>,
 }
 
 impl<'a, const N: usize> RecvWr<'a, N> {
     /// A receive into local memory.
     #[inline]
-    pub fn new(sges: [SgeMut<'a>; N]) -> Self {
+    pub fn new(sges: impl Entries<SgeMut<'a>, N>) -> Self {
+        let sges = sges.into_list();
         Self { sges }
     }
 }

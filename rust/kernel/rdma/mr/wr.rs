@@ -20,6 +20,7 @@ use crate::{
     wc,
     wr::{
         fill,
+        Entries as _,
         Op,
         PostTarget,
         SendOp,
@@ -81,7 +82,8 @@ impl<'a, S: State> RegWr<'a, S> {
             raw: core::ptr::null_mut(),
             key: 0,
         };
-        Self { sges: [], op }
+        let sges = [].into_list();
+        Self { sges, op }
     }
 
     /// Lets peers read the region (`IB_ACCESS_REMOTE_READ`).
@@ -298,7 +300,8 @@ impl<'a, S: State> InvWr<'a, S> {
             _state: PhantomData,
             key: 0,
         };
-        Self { sges: [], op }
+        let sges = [].into_list();
+        Self { sges, op }
     }
 }
 

@@ -355,7 +355,7 @@ impl<'a, const LINKS: usize, const SGES: usize> Chain<'a, LINKS, SGES> {
         // `Links` commits and aborts registrations.
         let (output, undo) = unsafe {
             let (target, lock) = (self.target.as_ref(), self.lock.as_ref());
-            wr.op.prepare(&wr.sges, target, lock)
+            wr.op.prepare(&wr.sges.sges, target, lock)
         }?;
         // SAFETY: By the invariant of `Links` the slots are valid, and `n` is less than `LINKS`, as
         // just checked.

@@ -14,7 +14,8 @@ use crate::{
         end,
         sg_list,
         Op,
-        SendOp, //
+        SendOp,
+        SgeList, //
     }, //
 };
 use core::{
@@ -196,7 +197,9 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
             // request is not posted, it is undone below.
             unsafe {
                 let mut wr = wr.erase();
-                let prepared = wr.op.prepare(&wr.sges, &self.target, self.reg_lock())?;
+                let prepared = wr
+                    .op
+                    .prepare(&wr.sges.sges, &self.target, self.reg_lock())?;
                 Ok((wr, prepared))
             }
         });
@@ -306,12 +309,13 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
             // Some drivers take receives of a QP on an SRQ. No entry is of such a QP's PD for them;
             // without an entry there is nothing else that would say so.
             Ok(_) if const { N == 0 } && self.recv_pd.is_none() => return Err(foreign(owner)),
-            Ok(wr) if wr.sges.iter().all(|sge| sge.0.pd == self.recv_pd) => wr,
+            Ok(wr) if wr.sges.sges.iter().all(|sge| sge.0.pd == self.recv_pd) => wr,
             Ok(_) => return Err(foreign(owner)),
             Err(error) => return Err(PostError::new(owner, error)),
         };
         let (cqe, refusal) = {
-            let mut sges = wr.sges.map(|sge| sge.0.to_raw());
+            let SgeList { sges, len } = wr.sges;
+            let mut sges = sges.map(|sge| sge.0.to_raw());
             let cqe = owner.into_cqe(Sealed::new());
             let mut raw = bindings::ib_recv_wr {
                 next: core::ptr::null_mut(),
@@ -319,7 +323,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
                     wr_cqe: ManuallyDrop::new(cqe),
                 },
                 sg_list: sg_list(&raw mut sges),
-                num_sge: const { N as c_int },
+                num_sge: len as c_int,
             };
             // SAFETY: The request was just written, and its memory is kept by the owner, which is
             // the queue's until `done`.
