@@ -207,6 +207,14 @@ impl Shared {
         unsafe { bindings::ib_unregister_device(self.ib()) };
     }
 
+    /// Waits until the work item of a removal that was begun has returned, so that the module may
+    /// go. The device is unregistered.
+    pub(crate) fn flush_removal(&self) {
+        // SAFETY: The work item is initialised, and there is a reference to it. This is not called
+        // by itself.
+        unsafe { bindings::flush_work(Work::raw_get(&raw const self.removal)) };
+    }
+
     /// Unregisters the device from a work item.
     ///
     /// # Errors

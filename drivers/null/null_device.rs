@@ -212,7 +212,10 @@ pub(crate) fn exit() {
             root: None,
         },
     );
-    devices.all.iter().for_each(|shared| shared.unregister());
+    for shared in &devices.all {
+        shared.unregister();
+        shared.flush_removal();
+    }
 }
 
 /// # Safety
@@ -291,7 +294,10 @@ fn forget_gone() {
             index.and_then(|index| devices.all.remove(index).ok())
         };
         match gone {
-            Some(shared) => shared.unregister(),
+            Some(shared) => {
+                shared.unregister();
+                shared.flush_removal();
+            }
             None => return,
         }
     }

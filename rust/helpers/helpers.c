@@ -94,9 +94,13 @@ int rdma_helper_sg_of_bytes(struct sg_table *sgt, const void *bytes, size_t len)
 		else if (virt_addr_valid(page))
 			pages[n] = virt_to_page(page);
 		else
+			pages[n] = NULL;
+		if (!pages[n] || !pfn_valid(page_to_pfn(pages[n])))
 			goto out;
 	}
-	ret = sg_alloc_table_from_pages(sgt, pages, count, offset, len, GFP_KERNEL);
+	/* Every device can use entries of one page; an IOMMU may merge them. */
+	ret = sg_alloc_table_from_pages_segment(sgt, pages, count, offset, len, PAGE_SIZE,
+						GFP_KERNEL);
 out:
 	kvfree(pages);
 	return ret;
@@ -165,7 +169,6 @@ bool rdma_helper_cq_is_polled_by_current(struct ib_cq *cq, unsigned long holder)
 }
 EXPORT_SYMBOL_GPL(rdma_helper_cq_is_polled_by_current);
 
-/* Maps memory that is contiguous to the device. Returns 1, or an error. */
 /* A device that maps less than it was asked to reports no error. */
 static int all_mapped(struct ib_mr *mr, int ret, int nents, size_t len)
 {
@@ -174,6 +177,7 @@ static int all_mapped(struct ib_mr *mr, int ret, int nents, size_t len)
 	return ret == nents && mr->length == len ? 0 : -EINVAL;
 }
 
+/* Maps memory that is contiguous to the device. */
 int rdma_helper_map_mr(struct ib_mr *mr, u64 addr, u32 len)
 {
 	struct scatterlist sg;

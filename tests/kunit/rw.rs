@@ -501,6 +501,28 @@ mod tests {
     }
 
     #[test]
+    fn prepared_transfer_is_cancelled() -> Result {
+        let (t, all) = (Transfers::<Softirq>::new()?, pattern(LEN)?);
+        t.region.write(0, &all)?;
+        let (mut transfer, other) = (t.transfer()?, Link::<Softirq>::new()?);
+        transfer.data.cancel();
+        let part = Rw::read(&transfer.data, 7..PAGE_SIZE, t.remote, t.cx());
+        t.link.a.qp.prepare_rw(part)?;
+        transfer.data.cancel();
+        let part = Rw::read(&transfer.data, 9..10, t.remote, t.cx());
+        other.a.qp.prepare_rw(part)?;
+        transfer.data.cancel();
+        drop(other);
+        // Its list is as it was.
+        let (mut transfer, outcome) = t.run(transfer, |x| {
+            Ok(Rw::read(&x.data, 0..LEN, t.remote, t.cx()))
+        })?;
+        check!(outcome.is_ok());
+        check!(bytes(&mut transfer)?[..] == all[..]);
+        Ok(())
+    }
+
+    #[test]
     fn prepared_transfer_has_a_message_behind() -> Result {
         let (t, received) = (Transfers::<Softirq>::new()?, Inbox::new()?);
         let (all, env) = (pattern(LEN)?, &t.link.env);

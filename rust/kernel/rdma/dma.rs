@@ -63,8 +63,8 @@ impl<D: Direction> Buf<D> {
 
 impl<D: DeviceReads> Buf<D> {
     /// Writes bytes at `offset` (`ib_dma_sync_single_for_device`), in the call that posts the
-    /// buffer, where it is borrowed already. A device that reads them meanwhile may get old or new
-    /// ones. Any context.
+    /// buffer, where it is borrowed already: 64 at most. A device that reads them meanwhile may get
+    /// old or new ones, and so it is where two threads write the same ones. Any context.
     ///
     /// # Errors
     ///
@@ -75,12 +75,18 @@ impl<D: DeviceReads> Buf<D> {
     /// See [`Qp::post_chain`].
     #[inline]
     pub fn write<const N: usize>(&self, offset: usize, bytes: &[u8; N]) -> Result {
+        const {
+            assert!(
+                N <= 64,
+                "write more by `cpu()`, before the buffer is posted"
+            )
+        };
         let to = self.mapped.bytes(offset, N)?.cast::<[u8; N]>();
         // SAFETY: The range is inside of the memory. A shared reference gives no other access to
-        // the bytes but this one and copies by C, and this is volatile: what a device reads
-        // meanwhile is torn at worst.
+        // the bytes but this one and copies by C, and this is volatile, as WRITE_ONCE(): what is
+        // read or written meanwhile is torn at worst.
         unsafe { to.write_volatile(*bytes) };
-        self.mapped.sync_for_device();
+        self.mapped.sync_for_device(offset, N);
         Ok(())
     }
 
@@ -146,7 +152,7 @@ impl DerefMut for CpuView<'_> {
 impl Drop for CpuView<'_> {
     #[inline]
     fn drop(&mut self) {
-        self.0.sync_for_device();
+        self.0.sync_for_device(0, self.0.len());
     }
 }
 
@@ -275,12 +281,14 @@ impl Mapped {
         }
     }
 
+    /// Synchronises `len` bytes at `offset`, which are inside of the memory: where memory is
+    /// bounced, the device may have written beside them.
     #[inline]
-    fn sync_for_device(&self) {
+    fn sync_for_device(&self, offset: usize, len: usize) {
         if !self.is_virt_dma() {
-            let (dev, len) = (self.pd.device().as_raw(), self.len());
+            let (dev, addr) = (self.pd.device().as_raw(), self.addr + offset as u64);
             // SAFETY: By the type invariant the memory is mapped for the device in this direction.
-            unsafe { bindings::rdma_helper_dma_sync_for_device(dev, self.addr, len, self.dir) };
+            unsafe { bindings::rdma_helper_dma_sync_for_device(dev, addr, len, self.dir) };
         }
     }
 
@@ -309,7 +317,7 @@ impl Mapped {
         // SAFETY: The range is inside of the memory. The copy is C's, so bytes that the device
         // reads meanwhile are torn at worst.
         unsafe { bindings::rdma_helper_memcpy(to, from.as_ptr().cast(), len) };
-        self.sync_for_device();
+        self.sync_for_device(offset, len);
         Ok(())
     }
 

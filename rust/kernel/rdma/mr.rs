@@ -145,8 +145,8 @@ impl<D: Direction, M: Memory<D>> Region<D, M> {
         Ok(Self::map(mr, memory)?)
     }
 
-    /// Maps memory for access by peers (`ib_map_mr_sg`), without any allocation, in any context. It
-    /// is not accessible yet.
+    /// Maps memory for access by peers (`ib_map_mr_sg`), without any allocation, in any context (but
+    /// hns allocates memory, and may sleep). It is not accessible yet.
     ///
     /// # Errors
     ///
@@ -244,7 +244,7 @@ impl<D: Direction, M: Memory<D>, S: State> Region<D, M, S> {
 
     /// Limits what peers will be given access to, to the bytes in `range` (`ib_map_mr_sg`). Until
     /// this is called that is all of the memory. The address that a registration tells is that of
-    /// the first byte of the range. Any context.
+    /// the first byte of the range. The contexts of [`Region::map`].
     ///
     /// # Errors
     ///

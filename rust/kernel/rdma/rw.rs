@@ -262,6 +262,24 @@ impl Ctx {
         sg::CpuPages::new(pages.as_mut(), mapping)
     }
 
+    /// Unmaps the pages of a transfer that was prepared and is not to be posted
+    /// (`rdma_rw_ctx_destroy`). Any context.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use rdma::{prelude::*, rw::{Ctx, Rw}};
+    /// /// After a reconnect.
+    /// fn again(data: &mut Ctx, qp: &Qp<Softirq>, to: Remote, cx: &Sleepable) -> Result {
+    ///     data.cancel();
+    ///     qp.prepare_rw(Rw::write(data, 0..4096, to, cx))
+    /// }
+    /// ```
+    pub fn cancel(&mut self) {
+        // SAFETY: This is borrowed exclusively, so it is not posted.
+        unsafe { self.finish(false) };
+    }
+
     /// Begins the access to `inner`, which [`Ctx::release`] or the completion ends.
     fn claim(&self) -> Result {
         // INVARIANT: If this sets it, the caller has `inner` for itself.
@@ -644,8 +662,9 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
     /// Maps the pages of a [`Ctx`] for a transfer and makes its requests (`rdma_rw_ctx_init`), so
     /// that it can be posted where one cannot sleep.
     ///
-    /// The QP is not destroyed before the transfer has completed, or the context was dropped: if
-    /// that takes more than a minute after the last reference to the QP is gone, it is leaked.
+    /// The QP is not destroyed before the transfer has completed, or was cancelled
+    /// ([`Ctx::cancel`]), as dropping the context does, too: if that takes more than a minute after
+    /// the last reference to the QP is gone, the QP is leaked and holds its device.
     ///
     /// # Errors
     ///
@@ -694,7 +713,8 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
     ///
     /// What `rw` says, or as [`Qp::prepare_rw`]; `EINVAL` also if the context is to be prepared for
     /// this QP and is not; `ENOMEM` also when the queue is full. See [`PostError`] for what becomes
-    /// of the owner. A transfer that was prepared and not posted is to be prepared again.
+    /// of the owner. A transfer that was prepared and that the driver has refused is to be prepared
+    /// again.
     pub fn post_rw<P, const ID: u64>(
         &self,
         owner: P,

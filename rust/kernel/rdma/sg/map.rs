@@ -35,11 +35,15 @@ use kernel::{
 /// From the call of [`SgOwner::table`] on until the owner is dropped, or [`SgMap::into_owner`] gives it
 /// back:
 ///
-/// - the table stays where it is, also if the owner is moved, and nothing else uses it;
-/// - its first `orig_nents` entries, at least one, are pages that are there, and neither freed nor
-///   given to anybody else;
+/// - the table, and all entries that it leads to, stay where they are, also if the owner is moved,
+///   and nothing else uses them;
+/// - its first `orig_nents` entries, at least one, which `sg_next` finds and none of which is empty,
+///   are pages that are there, and neither freed nor given to anybody else;
 /// - nobody reads them by reference if the device writes (all directions but
 ///   [`ToDevice`](crate::dma::ToDevice)), and nobody writes them by reference.
+///
+/// The owner may be dropped in any context that a region of it is dropped in, and in a work item.
+/// That must not wait for the device or for a client to go.
 pub unsafe trait SgOwner<D: Direction>: Send + Unpin + 'static {
     /// Returns the table. Called when it is not mapped.
     fn table(&mut self) -> *mut bindings::sg_table;
@@ -49,7 +53,9 @@ pub unsafe trait SgOwner<D: Direction>: Send + Unpin + 'static {
 /// nor a peer can reach the memory.
 ///
 /// Where C completes a request of its upper layer with a key that may still be valid, a [`Region`]
-/// of this that is dropped is deregistered before the memory is unmapped and the owner dropped.
+/// of this that is dropped is deregistered before the memory is unmapped and the owner dropped. An
+/// owner that must not be dropped goes into a region by [`Region::map`], which gives it back if it
+/// fails, as [`Region::new`] does not.
 ///
 /// # Examples
 ///
@@ -303,7 +309,8 @@ impl<T: private::Bytes> SgList<T> {
     ///
     /// # Errors
     ///
-    /// `ENOMEM`; `EINVAL` if there are no bytes, or they are a part of the kernel's image.
+    /// `ENOMEM`; `EINVAL` if there are no bytes, or there are no pages of them, as of parts of the
+    /// kernel's image on some architectures.
     pub fn new(owner: T, _cx: &Sleepable) -> Result<Self> {
         let mut table = KBox::new(bindings::sg_table::default(), GFP_KERNEL)?;
         let bytes = owner.bytes();
@@ -320,7 +327,7 @@ impl<T: private::Bytes> SgList<T> {
 
     /// Gives the owner back.
     pub fn into_inner(self) -> T {
-        let mut this = ManuallyDrop::new(self);
+        let this = ManuallyDrop::new(self);
         // SAFETY: `this` is neither used again nor dropped. By the type invariant the table was
         // made of the bytes.
         unsafe {
