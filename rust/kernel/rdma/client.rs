@@ -169,19 +169,13 @@ impl<T: ModuleClient> Registration<T> {
     ///
     /// `EBUSY` for any but the first call, which is the module's own.
     pub fn new(name: &'static CStr) -> impl PinInit<Self, Error> {
-        let raw = bindings::ib_client {
-            name: name.as_char_ptr(),
-            add: Some(Self::add),
-            remove: Some(Self::remove),
-            ..Default::default()
-        };
         try_pin_init!(&this in Self {
             _: {
                 if T::singleton().used.xchg(true, Full) {
                     return Err(EBUSY);
                 }
             },
-            core: Core::new(raw, name)?,
+            core: Core::new(name, Self::add, Self::remove)?,
             state <- {
                 // SAFETY: `core` is initialised.
                 let core = unsafe { &(*this.as_ptr()).core };
@@ -202,17 +196,12 @@ impl<T: ModuleClient> Registration<T> {
     fn register(&self) -> Result {
         let cx = Sleepable::current()?;
         let client = self.core.handle()?;
-        // INVARIANT: This is a registration of the type that the singleton is for, and it lives
-        // until it is unregistered.
-        T::singleton()
-            .registration
-            .store(core::ptr::from_ref(self) as usize, Release);
-        // SAFETY: `raw` is initialised and pinned, and unregistered before it goes.
-        let registered = to_result(unsafe { bindings::ib_register_client(self.core.raw.get()) });
-        registered.inspect_err(|_| {
-            // INVARIANT: The RDMA core does not call a client that it could not register.
-            T::singleton().registration.store(0, Release);
-        })?;
+        // SAFETY: The registration is one of the type that the singleton is for. It is pinned, and
+        // unregistered before it goes.
+        unsafe {
+            self.core
+                .register(T::singleton(), core::ptr::from_ref(self).addr())
+        }?;
         self.state()
             .ready(&client, &cx)
             .inspect_err(|_| self.unregister())
@@ -221,9 +210,7 @@ impl<T: ModuleClient> Registration<T> {
     fn unregister(&self) {
         // SAFETY: The client is registered. It is unregistered once: here when `ready` has failed,
         // after which the registration is not dropped, or when it is dropped.
-        unsafe { bindings::ib_unregister_client(self.core.raw.get()) };
-        // INVARIANT: The RDMA core does not call the client any more.
-        T::singleton().registration.store(0, Release);
+        unsafe { self.core.unregister(T::singleton()) };
     }
 
     /// Returns the registration.
@@ -246,12 +233,12 @@ impl<T: ModuleClient> Registration<T> {
         // SAFETY: The RDMA core is calling the client.
         let this = unsafe { Self::called() };
         from_result(|| {
-            this.add_device(NonNull::new(dev).ok_or(EINVAL)?)
-                .inspect_err(|e| {
-                    // SAFETY: `dev` is valid in this callback.
-                    let device = unsafe { device::Name::of(dev) };
-                    pr_err!("{}: device {device} is not used: {e:?}\n", this.core.name)
-                })?;
+            let dev = NonNull::new(dev).ok_or(EINVAL)?;
+            this.add_device(dev).inspect_err(|e| {
+                // SAFETY: `dev` is valid in this callback.
+                let name = unsafe { device::Name::of(dev.as_ptr()) };
+                this.core.report_unused(name, *e);
+            })?;
             Ok(0)
         })
     }
@@ -259,34 +246,15 @@ impl<T: ModuleClient> Registration<T> {
     fn add_device(&self, raw: NonNull<bindings::ib_device>) -> Result {
         // SAFETY: `add` is called in process context.
         let cx = unsafe { Sleepable::assume() };
-        let inner = device::Inner::new(raw, &self.core, T::singleton())?;
-        let ptr = NonNull::from(&*inner);
-        // INVARIANT: `release` takes it out of the list before it kills the refs and frees `inner`.
-        let pushed = self.core.devices.lock().push(DevicePtr(ptr), GFP_KERNEL);
-        if let Err(e) = pushed {
-            device::wait_released(inner, &cx);
-            return Err(e.into());
-        }
-
-        // SAFETY: `inner` is valid until `release` has killed its refs and waited for them.
-        let added = unsafe { Device::new(ptr) }
-            .and_then(|dev| Arc::pin_init(T::Data::add(self.state(), &dev, &cx), GFP_KERNEL));
+        let (inner, dev) = self.core.begin_add(raw, T::singleton(), &cx)?;
+        let added = Arc::pin_init(T::Data::add(self.state(), &dev, &cx), GFP_KERNEL);
+        drop(dev);
         match added {
             Ok(data) => {
                 inner.set_data::<T>(data);
-                // SAFETY: Both are valid in `add`, which is where client data are set.
-                unsafe {
-                    bindings::ib_set_client_data(
-                        raw.as_ptr(),
-                        self.core.raw.get(),
-                        ptr.as_ptr().cast(),
-                    )
-                };
-                // SAFETY: This is the only call for `inner`. `remove` unregisters the handler, and
-                // `inner` is pinned until then.
-                unsafe { inner.register_handler(Self::event) };
-                // SAFETY: The content of the box is not moved: `remove` pins it again.
-                let _ = KBox::into_raw(unsafe { Pin::into_inner_unchecked(inner) });
+                // SAFETY: `add` is being called for this device, of which the core has just made
+                // `inner`.
+                unsafe { self.core.end_add(inner, Self::event) };
                 Ok(())
             }
             Err(e) => {
@@ -299,19 +267,12 @@ impl<T: ModuleClient> Registration<T> {
     /// Removes a device: no handle of it can be taken any more, and all objects made from it are
     /// gone when this returns. `registered` says that [`Self::event`] is registered for it.
     fn release(&self, inner: Pin<KBox<device::Inner>>, registered: bool, cx: &Sleepable) {
-        let ptr = NonNull::from(&*inner);
-        self.core.devices.lock().retain(|other| other.0 != ptr);
-        // Before anything here waits, as that may itself wait for the device.
-        inner.removal.close();
-        if registered {
-            // SAFETY: `add_device` has registered the handler, and `release` is called once for a
-            // device, by `add` or by `remove`, which may sleep.
-            unsafe { inner.as_ref().unregister_handler() };
-        }
+        // SAFETY: `add_device` has registered the handler if it is `registered`, and `release` is
+        // called once for a device, by `add` or by `remove`, which may sleep.
+        let dev = unsafe { self.core.begin_release(inner.as_ref(), registered) };
         let progress = inner.as_ref().progress();
         let mut data = inner.take_data::<T>();
-        // SAFETY: `inner` is valid until `wait_released` has killed its refs and waited for them.
-        if let (Some(data), Ok(dev)) = (&data, unsafe { Device::new(ptr) }) {
+        if let (Some(data), Ok(dev)) = (&data, dev) {
             progress.during(Step::Remove, &mut || {
                 pinned(data).remove(self.state(), &dev, cx);
             });
@@ -573,7 +534,17 @@ unsafe impl Sync for Core {}
 impl Core {
     /// Never inlined, so that all modules give the lock one name, as lockdep wants it.
     #[inline(never)]
-    fn new(raw: bindings::ib_client, name: &'static CStr) -> Result<Pin<KBox<Self>>> {
+    fn new(
+        name: &'static CStr,
+        add: unsafe extern "C" fn(*mut bindings::ib_device) -> c_int,
+        remove: unsafe extern "C" fn(*mut bindings::ib_device, *mut c_void),
+    ) -> Result<Pin<KBox<Self>>> {
+        let raw = bindings::ib_client {
+            name: name.as_char_ptr(),
+            add: Some(add),
+            remove: Some(remove),
+            ..Default::default()
+        };
         let init = try_pin_init!(Self {
             raw: Opaque::new(raw),
             refs <- Refs::new(),
@@ -595,6 +566,117 @@ impl Core {
         // SAFETY: By the invariant of `DevicePtr` the pointer is valid: it is in the list.
         let is_it = |ptr: &&DevicePtr| unsafe { ptr.0.as_ref() }.raw.as_ptr() == raw;
         devices.iter().find(is_it).ok_or(ENODEV)?.device()
+    }
+
+    /// Registers the client with the RDMA core, for the registration at `address`.
+    ///
+    /// # Safety
+    ///
+    /// The registration is of the type that the singleton is for, and stays where it is until
+    /// [`Core::unregister`] was called.
+    #[inline(never)]
+    unsafe fn register(&self, singleton: &Singleton, address: usize) -> Result {
+        // INVARIANT: This is a registration of the type that the singleton is for, and it lives
+        // until it is unregistered, as the caller promises.
+        singleton.registration.store(address, Release);
+        // SAFETY: `raw` is initialised and pinned, and unregistered before it goes.
+        let registered = to_result(unsafe { bindings::ib_register_client(self.raw.get()) });
+        registered.inspect_err(|_| {
+            // INVARIANT: The RDMA core does not call a client that it could not register.
+            singleton.registration.store(0, Release);
+        })
+    }
+
+    /// Unregisters the client.
+    ///
+    /// # Safety
+    ///
+    /// It is registered for this singleton, and this is called once.
+    #[inline(never)]
+    unsafe fn unregister(&self, singleton: &Singleton) {
+        // SAFETY: The client is registered, and is unregistered once, as the caller promises.
+        unsafe { bindings::ib_unregister_client(self.raw.get()) };
+        // INVARIANT: The RDMA core does not call the client any more.
+        singleton.registration.store(0, Release);
+    }
+
+    /// Makes the state of a device that is added, and lists it. Returns it with a handle of the
+    /// device.
+    #[inline(never)]
+    fn begin_add(
+        &self,
+        raw: NonNull<bindings::ib_device>,
+        singleton: &'static Singleton,
+        cx: &Sleepable,
+    ) -> Result<(Pin<KBox<device::Inner>>, Device)> {
+        let inner = device::Inner::new(raw, self, singleton)?;
+        let ptr = NonNull::from(&*inner);
+        // SAFETY: `inner` is valid until `wait_released` has killed its refs and waited for them.
+        let listed = unsafe { Device::new(ptr) }.and_then(|dev| {
+            // INVARIANT: `begin_release` takes it out of the list before `wait_released` kills the
+            // refs and frees `inner`.
+            self.devices.lock().push(DevicePtr(ptr), GFP_KERNEL)?;
+            Ok(dev)
+        });
+        match listed {
+            Ok(dev) => Ok((inner, dev)),
+            Err(e) => {
+                device::wait_released(inner, cx);
+                Err(e)
+            }
+        }
+    }
+
+    /// Has the RDMA core pass `inner` to `remove`, and tell `event` of the device's events until
+    /// then.
+    ///
+    /// # Safety
+    ///
+    /// `add` of this client is being called for the device of `inner`, and succeeds. This is called
+    /// once for `inner`.
+    #[inline(never)]
+    unsafe fn end_add(&self, inner: Pin<KBox<device::Inner>>, event: device::EventHandler) {
+        // SAFETY: Both are valid in `add`, which is where client data are set.
+        unsafe {
+            bindings::ib_set_client_data(
+                inner.raw.as_ptr(),
+                self.raw.get(),
+                NonNull::from(&*inner).as_ptr().cast(),
+            )
+        };
+        // SAFETY: This is the only call for `inner`, as the caller promises. `remove` unregisters
+        // the handler, and `inner` is pinned until then.
+        unsafe { inner.register_handler(event) };
+        // SAFETY: The content of the box is not moved: `remove` pins it again.
+        let _ = KBox::into_raw(unsafe { Pin::into_inner_unchecked(inner) });
+    }
+
+    /// Begins to remove a device: no handle of it is looked up any more, and no thread waits for
+    /// it. Returns a last handle.
+    ///
+    /// # Safety
+    ///
+    /// If an event handler is `registered` for the device, it was not unregistered. The caller may
+    /// sleep, and calls `wait_released` after this.
+    #[inline(never)]
+    unsafe fn begin_release(&self, inner: Pin<&device::Inner>, registered: bool) -> Result<Device> {
+        let ptr = NonNull::from(&*inner);
+        self.devices.lock().retain(|other| other.0 != ptr);
+        // Before anything here waits, as that may itself wait for the device.
+        inner.removal.close();
+        if registered {
+            // SAFETY: The handler is registered, and the caller may sleep, as it promises.
+            unsafe { inner.unregister_handler() };
+        }
+        // SAFETY: `inner` is valid until `wait_released`, which the caller calls, has killed its
+        // refs and waited for them.
+        unsafe { Device::new(ptr) }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn report_unused(&self, device: device::Name, e: Error) {
+        pr_err!("{}: device {device} is not used: {e:?}\n", self.name);
     }
 
     fn handle(&self) -> Result<ClientRef> {

@@ -502,16 +502,17 @@ impl fmt::Display for Event {
     }
 }
 
+/// `ib_event_handler.handler`.
+pub(crate) type EventHandler =
+    unsafe extern "C" fn(*mut bindings::ib_event_handler, *mut bindings::ib_event);
+
 impl Inner {
     /// Registers `handler` for the device's events (`ib_register_event_handler`).
     ///
     /// # Safety
     ///
     /// Called once; [`Inner::unregister_handler`] is called before `self` is dropped or moved.
-    pub(crate) unsafe fn register_handler(
-        &self,
-        handler: unsafe extern "C" fn(*mut bindings::ib_event_handler, *mut bindings::ib_event),
-    ) {
+    pub(crate) unsafe fn register_handler(&self, handler: EventHandler) {
         let events = self.events.get();
         // SAFETY: The caller calls this once, so nothing else uses `events` yet; it has its device
         // since `Inner::new`, and stays in place until `unregister_handler` was called.
