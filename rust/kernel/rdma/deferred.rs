@@ -24,7 +24,10 @@ use kernel::{
         Atomic,
         Release, //
     },
-    workqueue, //
+    workqueue::{
+        self,
+        RawWorkItem, //
+    }, //
 };
 
 /// A workqueue of unbound workers.
@@ -81,6 +84,20 @@ impl Queue {
         Ok(Self {
             _workqueue: workqueue,
         })
+    }
+
+    /// Queues a work item, unless it is queued (`queue_work`). Not inlined, as each drop of a
+    /// [`Deferred`] in a ULP calls it.
+    ///
+    /// # Safety
+    ///
+    /// `work` is valid, and stays so until it runs if this returns `true`.
+    #[inline(never)]
+    unsafe fn push(work: *mut bindings::work_struct) -> bool {
+        let cpu = bindings::wq_misc_consts_WORK_CPU_UNBOUND as c_int;
+        // SAFETY: The workqueue is there, as in `get`: the caller has an object of this crate. The
+        // caller says that `work` is valid, and stays so while it is queued.
+        unsafe { bindings::queue_work_on(cpu, QUEUE.load(Acquire) as *mut _, work) }
     }
 
     pub(crate) fn get() -> &'static workqueue::Queue {
@@ -208,6 +225,9 @@ impl<T: Teardown> Drop for Deferred<T> {
     fn drop(&mut self) {
         // SAFETY: The box was not taken out by the type invariant, and `self` is not used again.
         let item = unsafe { ManuallyDrop::take(&mut self.0) };
-        Queue::get().enqueue(item);
+        // SAFETY: `push` returns `false` only if the work item is queued already. An item is `Send`
+        // and has no lifetime, as a `Teardown` value is and has none. `__enqueue` says that its
+        // pointer is valid, and stays so while it is queued.
+        unsafe { item.__enqueue(|work| Queue::push(work)) };
     }
 }
