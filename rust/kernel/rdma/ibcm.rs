@@ -338,7 +338,7 @@ impl Connection {
         param: &Param<'_>,
         cx: &Sleepable,
     ) -> Result<(Self, PrivateData)> {
-        connect(&qp.inner, path, service_id, handler, param, cx)
+        connect(&qp.any.inner, path, service_id, handler, param, cx)
     }
 
     /// Asks the peer to end the connection (`ib_send_cm_dreq`). The handler gets
@@ -843,7 +843,7 @@ impl Request<'_> {
         param: &ConnParam<'_>,
         _cx: &Sleepable,
     ) -> Result<Connection> {
-        self.accept_inner(&qp.inner, handler, param)
+        self.accept_inner(&qp.any.inner, handler, param)
     }
 
     #[inline(never)]

@@ -94,16 +94,48 @@ use kernel::{
 ///
 /// # Invariants
 ///
-/// `target` is the QP of `inner`, and its queues complete to CQs that are polled in `S` and
-/// `R`, by `pollers`.
+/// The queues of the QP complete to CQs that are polled in `S` and `R`.
 pub struct Qp<S: PollContext, R: PollContext = S> {
+    pub(crate) any: AnyQp,
+    _contexts: PhantomData<fn() -> (S, R)>,
+}
+
+/// A [`Qp`] whose queues complete in any context. Not generic, so that what makes and drops it is
+/// not in each ULP.
+///
+/// # Invariants
+///
+/// `target` is the QP of `inner`, and its queues complete to CQs that are polled by `pollers`.
+pub(crate) struct AnyQp {
     pub(crate) target: PostTarget,
     /// The PD of receives; none if the QP takes them from an SRQ, so that no entry is of it.
     recv_pd: pd::Id,
     /// Of the CQs of both queues.
     pollers: (Poller, Poller),
     pub(crate) inner: Deferred<Inner>,
-    _contexts: PhantomData<fn() -> (S, R)>,
+}
+
+impl AnyQp {
+    #[inline(never)]
+    fn new(parts: &Parts<'_>, id: Option<&Arc<cm::Inner>>, cx: &Sleepable) -> Result<Self> {
+        let inner = create(parts, id, cx)?;
+        // INVARIANT: As created.
+        Ok(Self {
+            // SAFETY: It was just created for this PD, and `inner` keeps it.
+            target: unsafe { PostTarget::new(inner.raw, parts.pd) },
+            recv_pd: match parts.srq {
+                Some(_) => pd::Id::NONE,
+                None => parts.pd.id(),
+            },
+            pollers: (parts.send_cq.poller(), parts.recv_cq.poller()),
+            inner,
+        })
+    }
+
+    #[inline(never)]
+    fn drain(&self, cx: &Sleepable) -> Result {
+        self.inner.drain(Markers::new()?, cx)
+    }
 }
 
 // SAFETY: `struct ib_qp` may be used from any thread.
@@ -150,17 +182,10 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
     }
 
     fn new(parts: &Parts<'_>, id: Option<&Arc<cm::Inner>>, cx: &Sleepable) -> Result<Self> {
-        let inner = create(parts, id, cx)?;
-        // INVARIANT: As created.
+        // INVARIANT: `parts` is that of an `InitAttr<'_, S, R>`, so its CQs are polled in these
+        // contexts.
         Ok(Self {
-            // SAFETY: It was just created for this PD, and `inner` keeps it.
-            target: unsafe { PostTarget::new(inner.raw, parts.pd) },
-            recv_pd: match parts.srq {
-                Some(_) => pd::Id::NONE,
-                None => parts.pd.id(),
-            },
-            pollers: (parts.send_cq.poller(), parts.recv_cq.poller()),
-            inner,
+            any: AnyQp::new(parts, id, cx)?,
             _contexts: PhantomData,
         })
     }
@@ -170,28 +195,28 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
     ///
     /// Drivers do not call back from a post, so only their own locks are taken under it.
     pub(crate) fn reg_lock(&self) -> &SpinLockIrq<()> {
-        &self.inner.context.reg_lock
+        &self.any.inner.context.reg_lock
     }
 
     pub(crate) fn as_raw(&self) -> *mut bindings::ib_qp {
-        self.target.raw.as_ptr()
+        self.any.target.raw.as_ptr()
     }
 
     /// Returns the count of what keeps the QP after its drain.
     pub(crate) fn transfers(&self) -> &Transfers {
-        &self.inner.context.transfers
+        &self.any.inner.context.transfers
     }
 
     /// Keeps an owner, of which requests were posted whose completion does not give it back, until
     /// the QP was drained. It is called a `T` where the QP is shown.
     pub(crate) fn keep_until_drained<P: Send + 'static, T: ?Sized>(&self, owner: P) {
-        self.inner.keep_until_drained::<P, T>(owner);
+        self.any.inner.keep_until_drained::<P, T>(owner);
     }
 
     /// Returns the QP's number.
     pub fn num(&self) -> u32 {
         // SAFETY: The QP is valid by the invariant of `PostTarget`; its number does not change.
-        unsafe { self.target.raw.as_ref() }.qp_num
+        unsafe { self.any.target.raw.as_ref() }.qp_num
     }
 
     /// Moves the QP to the error state and waits until every request that was posted has completed
@@ -207,7 +232,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
     /// `EOVERFLOW` if a CQ has lost completions, `ETIMEDOUT` after a minute, `ENOMEM`, or what the
     /// driver said.
     pub fn drain(&self, cx: &Sleepable) -> Result {
-        self.inner.drain(Markers::new()?, cx)
+        self.any.drain(cx)
     }
 
     /// Drains and destroys the QP and waits for that, where dropping it leaves it to a work item.
@@ -218,7 +243,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
     /// manager: the QP is then destroyed by a work item. `EIO` if the QP could not be drained or
     /// destroyed: it is leaked, and was reported.
     pub fn destroy(self, cx: &Sleepable) -> Result {
-        Inner::destroy(self.inner, cx)
+        Inner::destroy(self.any.inner, cx)
     }
 }
 
@@ -278,7 +303,7 @@ impl<'a, S: PollContext, R: PollContext> InitAttr<'a, S, R> {
         self.parts.qp_type = bindings::ib_qp_type_IB_QPT_UD;
         let qp = Qp::new(&self.parts, None, cx)?;
         // The QP was just created, so this is the first value.
-        qp.inner.marker_ah.populate(marker_ah);
+        qp.any.inner.marker_ah.populate(marker_ah);
         Ok(qp)
     }
 
@@ -517,12 +542,11 @@ unsafe fn given(qp: *mut bindings::ib_qp, returned: &bindings::ib_qp_cap) -> (u3
     (most(|cap| cap.max_send_wr), most(|cap| cap.max_recv_wr))
 }
 
-/// Creates a QP. Not generic, so that what the QP needs at its end is code of this module.
+/// Creates a QP.
 ///
 /// # Errors
 ///
 /// See [`Qp::create`](Qp::create).
-#[inline(never)]
 fn create(
     parts: &Parts<'_>,
     id: Option<&Arc<cm::Inner>>,

@@ -696,7 +696,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
     pub fn prepare_rw(&self, rw: Rw<'_>) -> Result {
         // SAFETY: By the invariant of `Rw` the context is borrowed. The QP is valid and counts in
         // `transfers()`.
-        unsafe { prepare(&rw.0, self.target.raw, self.transfers()) }
+        unsafe { prepare(&rw.0, self.any.target.raw, self.transfers()) }
     }
 
     /// Transfers pages of a [`Ctx`] to or from the peer (`rdma_rw_ctx_init`, `rdma_rw_ctx_post`),
@@ -757,7 +757,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
             unsafe {
                 let mut then = then.erase();
                 then.op
-                    .prepare(&then.sges.sges, &self.target, self.reg_lock())?;
+                    .prepare(&then.sges.sges, &self.any.target, self.reg_lock())?;
                 then.write(raw, sges);
             }
             Ok(rw.0)
@@ -787,7 +787,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
         // SAFETY: The QP is valid and counts in `transfers()`. The owner keeps the context and the
         // memory of `then`, as the caller promises. It is the queue's until it completes, or is
         // kept until the QP is drained below.
-        let begun = unsafe { begin(plan, self.target.raw, self.transfers(), cqe, then) };
+        let begun = unsafe { begin(plan, self.any.target.raw, self.transfers(), cqe, then) };
         let Err(failed) = begun else {
             return Ok(());
         };

@@ -311,7 +311,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
     /// }
     /// ```
     pub fn modify(&self, attr: Attr, _cx: &Sleepable) -> Result {
-        self.inner.modify(attr)
+        self.any.inner.modify(attr)
     }
 
     /// Asks the driver for the state, the peer and the sizes of the QP (`ib_query_qp`).
@@ -321,7 +321,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
     /// `EOPNOTSUPP` if the driver cannot tell, or its error.
     pub fn query(&self, _cx: &Sleepable) -> Result<Info> {
         let mask = bindings::ib_qp_attr_mask_IB_QP_ATTR_STANDARD_BITS;
-        let (raw, cap) = self.inner.query(mask)?;
+        let (raw, cap) = self.any.inner.query(mask)?;
         Ok(Info {
             state: State::from_raw(raw.qp_state).ok_or(EIO)?,
             dest_qp: raw.dest_qp_num,

@@ -109,7 +109,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
         P: CqePointer<ID>,
         P::Target: Sized,
     {
-        let (target, lock) = (&self.target, self.reg_lock());
+        let (target, lock) = (&self.any.target, self.reg_lock());
         let mut slots = [const { Slot::new() }; LINKS];
         // SAFETY: The slots outlive the links. The owner is given up before they are posted, and
         // stays where it is.
@@ -248,7 +248,7 @@ where
         &mut self,
         make: impl for<'a> FnOnce(&'a P::Target, &mut Chain<'a, LINKS, SGES>) -> Result,
     ) -> Result {
-        let (target, lock) = (&self.qp.target, self.qp.reg_lock());
+        let (target, lock) = (&self.qp.any.target, self.qp.reg_lock());
         let owner = self.owner.as_ref().ok_or(EIO)?;
         let mut slots = [const { Slot::new() }; LINKS];
         // SAFETY: The slots outlive the links, and the owner does not move.
@@ -305,7 +305,7 @@ where
     fn drop(&mut self) {
         if let Some(owner) = self.owner.take() {
             if self.posted > 0 {
-                self.qp.inner.keep_until_drained::<P, P::Target>(owner);
+                self.qp.any.inner.keep_until_drained::<P, P::Target>(owner);
             }
         }
     }

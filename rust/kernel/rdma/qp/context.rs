@@ -174,11 +174,11 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
         context: Arc<T>,
         _cx: &Sleepable,
     ) -> Result {
-        if self.inner.is_on_shared_cq() {
+        if self.any.inner.is_on_shared_cq() {
             return Err(EOPNOTSUPP);
         }
         let value = core::ptr::from_ref(&*context).cast_mut().cast();
-        let user_context = &self.inner.context.user_context;
+        let user_context = &self.any.inner.context.user_context;
         user_context.set(identity::address_of::<T>(), value, context)
     }
 
@@ -192,7 +192,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
     /// As [`Qp::drain`]. The reference is kept then, and handlers do not find it any more; this may
     /// be called again.
     pub fn clear_context(&self, cx: &Sleepable) -> Result {
-        self.inner.context.user_context.clear(|| self.drain(cx))
+        self.any.inner.context.user_context.clear(|| self.drain(cx))
     }
 }
 

@@ -199,7 +199,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
                 let mut wr = wr.erase();
                 let prepared = wr
                     .op
-                    .prepare(&wr.sges.sges, &self.target, self.reg_lock())?;
+                    .prepare(&wr.sges.sges, &self.any.target, self.reg_lock())?;
                 Ok((wr, prepared))
             }
         });
@@ -308,8 +308,8 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
         let wr = match wr(&owner) {
             // Some drivers take receives of a QP on an SRQ. No entry is of such a QP's PD for them;
             // without an entry there is nothing else that would say so.
-            Ok(_) if const { N == 0 } && self.recv_pd.is_none() => return Err(foreign(owner)),
-            Ok(wr) if wr.sges.sges.iter().all(|sge| sge.0.pd == self.recv_pd) => wr,
+            Ok(_) if const { N == 0 } && self.any.recv_pd.is_none() => return Err(foreign(owner)),
+            Ok(wr) if wr.sges.sges.iter().all(|sge| sge.0.pd == self.any.recv_pd) => wr,
             Ok(_) => return Err(foreign(owner)),
             Err(error) => return Err(PostError::new(owner, error)),
         };
@@ -349,7 +349,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
     /// dispatched: the next one comes after the borrow of `wc` has ended.
     #[inline]
     pub(crate) fn is_polled_at(&self, wc: &Wc) -> bool {
-        self.pollers.0.is_at(wc)
+        self.any.pollers.0.is_at(wc)
     }
 
     /// Calls `post` with the QP that an owner has, by a counted reference unless `at_poller` returns
@@ -472,7 +472,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
         // SAFETY: The owner is posted, and what is refused does not drop it. The caller is a
         // handler that borrows `wc`, and the receive completes to the CQ that is dispatching it.
         unsafe {
-            let at = |qp: &Self| qp.pollers.1.is_at(wc);
+            let at = |qp: &Self| qp.any.pollers.1.is_at(wc);
             Self::repost(owner, qp, at, |qp, owner| qp.post_recv(owner, wr))
         }
     }
