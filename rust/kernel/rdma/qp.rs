@@ -54,7 +54,10 @@ use crate::{
     pd,
     prelude::*,
     qp::{
-        drain_list::DrainList,
+        drain_list::{
+            DrainList,
+            Node, //
+        },
         marker::Markers, //
     },
     srq::{
@@ -458,8 +461,13 @@ impl Inner {
     #[cold]
     #[inline(never)]
     pub(crate) fn keep_until_drained<P: Send + 'static, T: ?Sized>(&self, owner: P) {
-        self.context.drain_list.add(owner);
-        self.listed.add_undrained(core::any::type_name::<T>());
+        self.keep(Node::new(owner), core::any::type_name::<T>());
+    }
+
+    #[inline(never)]
+    fn keep(&self, node: Option<KBox<Node>>, name: &'static str) {
+        self.context.drain_list.add(node);
+        self.listed.add_undrained(name);
     }
 
     /// Returns whether the current task is in a handler of the QP's CQs.
@@ -842,7 +850,7 @@ impl Transfers {
     /// Keeps what a transfer, which has not ended, leaves behind until the QP is destroyed. Any
     /// context.
     pub(crate) fn keep<T: Send + 'static>(&self, left: T) {
-        self.left.add(left);
+        self.left.add(Node::new(left));
     }
 
     /// Waits until no transfer is left. Called once, when there is no reference to the QP.

@@ -13,9 +13,25 @@ use kernel::{
     sync::SpinLockIrq, //
 };
 
-struct Node {
+/// An owner in a list.
+pub(super) struct Node<P: ?Sized = dyn Send> {
     next: Option<KBox<Node>>,
-    _owner: KBox<dyn Send>,
+    _owner: P,
+}
+
+impl Node {
+    /// Makes the node of an owner, which is leaked if there is no memory. Any context.
+    pub(super) fn new<P: Send + 'static>(owner: P) -> Option<KBox<Self>> {
+        // What is reported by `DrainList::add` needs no other report.
+        let Ok(node) = KBox::<Node<P>>::new_uninit(GFP_ATOMIC | __GFP_NOWARN) else {
+            forget(owner);
+            return None;
+        };
+        Some(node.write(Node {
+            next: None,
+            _owner: owner,
+        }))
+    }
 }
 
 /// The owners that a QP keeps, the last one first. What is left when this is dropped is dropped:
@@ -33,19 +49,12 @@ impl DrainList {
         })
     }
 
-    /// Keeps an owner. Any context.
-    pub(super) fn add<P: Send + 'static>(&self, owner: P) {
-        // What is reported here needs no other report.
-        let flags = GFP_ATOMIC | __GFP_NOWARN;
-        let (Ok(kept), Ok(node)) = (KBox::<P>::new_uninit(flags), KBox::new_uninit(flags)) else {
-            pr_err!("no memory to keep the owner of posted requests: it is leaked\n");
-            return forget(owner);
-        };
-        let owner = kept.write(owner);
-        self.push(node.write(Node {
-            next: None,
-            _owner: owner,
-        }));
+    /// Keeps an owner, if there was memory for its node. Any context.
+    pub(super) fn add(&self, node: Option<KBox<Node>>) {
+        match node {
+            Some(node) => self.push(node),
+            None => pr_err!("no memory to keep the owner of posted requests: it is leaked\n"),
+        }
     }
 
     fn push(&self, mut node: KBox<Node>) {
@@ -64,7 +73,7 @@ impl DrainList {
     }
 }
 
-impl Drop for Node {
+impl<P: ?Sized> Drop for Node<P> {
     /// Drops a list without recursion.
     fn drop(&mut self) {
         let mut next = self.next.take();
