@@ -349,14 +349,21 @@ impl Inner {
         Ok((attr, init.cap))
     }
 
+    /// Asks the driver for the state. Not inlined, as the structs that this needs are large.
+    #[inline(never)]
+    fn query_state(&self) -> Result<bindings::ib_qp_state> {
+        let (attr, _) = self.query(bindings::ib_qp_attr_mask_IB_QP_STATE)?;
+        Ok(attr.qp_state)
+    }
+
     fn modify(&self, attr: Attr) -> Result {
         if self.is_managed() && !matches!(attr, Attr::Error) {
             return Err(EPERM);
         }
         let (mut raw, mask) = attr.to_raw(self.pd.device())?;
         let modifier = self.modifier();
-        let (now, _) = self.query(bindings::ib_qp_attr_mask_IB_QP_STATE)?;
-        let (from, to) = (State::from_raw(now.qp_state).ok_or(EIO)?, raw.qp_state);
+        let from = State::from_raw(self.query_state()?).ok_or(EIO)?;
+        let to = raw.qp_state;
         // SAFETY: The function looks these values up in a table, and they are in its range.
         if !unsafe { bindings::ib_modify_qp_is_ok(from as u32, to, self.qp_type(), mask) } {
             return Err(EINVAL);
@@ -417,6 +424,7 @@ impl Modifier<'_> {
     }
 
     /// Goes to a state that takes no other attributes.
+    #[inline(never)]
     fn go_to(&self, state: bindings::ib_qp_state) -> Result {
         let mut attr = bindings::ib_qp_attr {
             qp_state: state,
@@ -432,10 +440,7 @@ impl Modifier<'_> {
     /// take receives in that state too, against the rules.
     pub(crate) fn to_error(&self) -> Result {
         let moved = self.go_to(bindings::ib_qp_state_IB_QPS_ERR);
-        let is_reset = || {
-            let asked = self.inner.query(bindings::ib_qp_attr_mask_IB_QP_STATE);
-            asked.is_ok_and(|(attr, _)| attr.qp_state == bindings::ib_qp_state_IB_QPS_RESET)
-        };
+        let is_reset = || self.inner.query_state() == Ok(bindings::ib_qp_state_IB_QPS_RESET);
         if moved.is_ok() || !is_reset() {
             return moved;
         }
