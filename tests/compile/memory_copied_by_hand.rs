@@ -11,7 +11,7 @@ use rdma::{
 
 fn len<D: Direction, M: OwnMemory<D>>(memory: &M) -> Result<usize> {
     #[cfg(mistake)]
-    memory.copy_in(0, &[0; 8])?; //~ E0061 this method takes 3 arguments but 2
+    memory.copy_in(0, &[0; 8])?; //~ E0599 no method named `copy_in` found
     Ok(memory.len())
 }
 

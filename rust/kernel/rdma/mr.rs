@@ -15,6 +15,10 @@ mod memory;
 mod state;
 mod wr;
 
+use memory::{
+    AnyMemory,
+    MemoryRef, //
+};
 pub use memory::{
     Memory,
     OwnMemory, //
@@ -34,7 +38,6 @@ pub use wr::{
 
 use crate::{
     bindings,
-    cqe::Sealed,
     deferred::Deferred,
     dma::Direction,
     prelude::*,
@@ -93,6 +96,57 @@ impl Mr {
             listed,
         ))))
     }
+
+    /// Allocates an MR for memory and maps that, and returns where it is to peers.
+    ///
+    /// # Safety
+    ///
+    /// The memory is not used meanwhile.
+    #[inline(never)]
+    unsafe fn alloc_for(memory: MemoryRef<'_>, cx: &Sleepable) -> Result<(Self, u64)> {
+        let mr = Self::alloc(memory.pd(), memory.pages().try_into()?, cx)?;
+        // SAFETY: The MR is new, and the memory is not used meanwhile, as the caller promises.
+        let iova = unsafe { mr.map(memory) }?;
+        Ok((mr, iova))
+    }
+
+    /// Maps memory (`ib_map_mr_sg`), and returns where it is to peers.
+    ///
+    /// # Safety
+    ///
+    /// The MR is idle, and neither it nor the memory is used meanwhile.
+    #[inline(never)]
+    unsafe fn map(&self, memory: MemoryRef<'_>) -> Result<u64> {
+        if memory.pages() > self.0.pages as usize || *memory.pd() != self.0.pd {
+            return Err(EINVAL);
+        }
+        // SAFETY: The MR is of the memory's PD, as just checked, and the range is all of it. The MR
+        // is idle, and neither is used otherwise, as the caller promises.
+        unsafe { self.map_range(memory, 0..memory.len()) }
+    }
+
+    /// Maps a range of memory (`ib_map_mr_sg`), and returns where it is to peers.
+    ///
+    /// # Safety
+    ///
+    /// The MR is idle, and neither it nor the memory, which is of its PD, is used meanwhile. The
+    /// range is not empty, and inside of the memory.
+    #[inline(never)]
+    unsafe fn map_range(&self, memory: MemoryRef<'_>, range: Range<usize>) -> Result<u64> {
+        let raw = self.0.raw.as_ptr();
+        // SAFETY: As the caller promises.
+        unsafe { memory.map(raw, range) }?;
+        // SAFETY: `raw` is the MR, which is not used meanwhile.
+        Ok(unsafe { (*raw).iova })
+    }
+
+    /// Drops an MR and its memory, which is kept until the MR is deregistered unless it is `idle`.
+    #[inline(never)]
+    fn release(mut self, memory: AnyMemory, idle: bool) {
+        if !idle {
+            self.0.kept = Some(memory);
+        }
+    }
 }
 
 /// Memory that could not be mapped, and the MR.
@@ -141,8 +195,10 @@ impl<D: Direction, M: Memory<D>> Region<D, M> {
     ///
     /// `EINVAL` if the memory is too large for the device's MRs; `ENOMEM`, or the driver's error.
     pub fn new(memory: M, cx: &Sleepable) -> Result<Self> {
-        let mr = Mr::alloc(memory.pd(), memory.pages().try_into()?, cx)?;
-        Ok(Self::map(mr, memory)?)
+        // SAFETY: The memory is owned here.
+        let (mr, iova) = unsafe { Mr::alloc_for(memory.get(), cx) }?;
+        // SAFETY: The memory was just mapped by the MR, which is new.
+        Ok(unsafe { Self::from_parts(mr, memory, iova) })
     }
 
     /// Maps memory for access by peers (`ib_map_mr_sg`), without any allocation, in any context (but
@@ -168,26 +224,13 @@ impl<D: Direction, M: Memory<D>> Region<D, M> {
     ///     Ok(())
     /// }
     /// ```
-    pub fn map(mr: Mr, mut memory: M) -> Result<Self, MapError<M>> {
-        let raw = mr.0.raw.as_ptr();
-        if memory.pages() > mr.0.pages as usize || *memory.pd() != mr.0.pd {
-            let error = EINVAL;
-            return Err(MapError { mr, memory, error });
+    pub fn map(mr: Mr, memory: M) -> Result<Self, MapError<M>> {
+        // SAFETY: By the invariant of `Mr` it is idle, as it is not in a region. Both are owned here.
+        match unsafe { mr.map(memory.get()) } {
+            // SAFETY: The memory was just mapped. The MR, which is owned here, is idle.
+            Ok(iova) => Ok(unsafe { Self::from_parts(mr, memory, iova) }),
+            Err(error) => Err(MapError { mr, memory, error }),
         }
-        let range = 0..memory.len();
-        // SAFETY: By the invariant of `Mr` it is idle, as it is not in a region. It is of the
-        // memory's PD, as just checked, and owned here, so it is not used otherwise.
-        if let Err(error) = unsafe { memory.map(raw, range) } {
-            return Err(MapError { mr, memory, error });
-        }
-        // INVARIANT: The memory was just mapped. The MR, which is owned here, is idle.
-        Ok(Self {
-            // SAFETY: `raw` is the MR of `mr`, which is owned here, so it is not used otherwise.
-            iova: unsafe { (*raw).iova },
-            mr: ManuallyDrop::new(mr),
-            memory: ManuallyDrop::new(memory),
-            _types: PhantomData,
-        })
     }
 
     /// Makes it a region that threads can share.
@@ -196,17 +239,27 @@ impl<D: Direction, M: Memory<D>> Region<D, M> {
         let mut this = ManuallyDrop::new(self);
         // SAFETY: `this` is neither used again nor dropped.
         let (mr, memory) = unsafe { this.take() };
-        // INVARIANT: The MR is owned here, so that its state may become another type.
-        Region {
+        // SAFETY: The MR, which maps the memory at `iova`, is owned here, so that its state may
+        // become another type.
+        unsafe { Region::from_parts(mr, memory, iova) }
+    }
+}
+
+impl<D: Direction, M: Memory<D>, S: State> Region<D, M, S> {
+    /// # Safety
+    ///
+    /// `mr` maps a range of `memory`, which is at `iova` to peers, or is claimed for ever; it may have
+    /// the state `S`.
+    unsafe fn from_parts(mr: Mr, memory: M, iova: u64) -> Self {
+        // INVARIANT: As the caller promises.
+        Self {
             mr: ManuallyDrop::new(mr),
             memory: ManuallyDrop::new(memory),
             iova,
             _types: PhantomData,
         }
     }
-}
 
-impl<D: Direction, M: Memory<D>, S: State> Region<D, M, S> {
     #[inline]
     fn state(&self) -> &S {
         // SAFETY: By the type invariant `S` is the state of the MR.
@@ -268,17 +321,15 @@ impl<D: Direction, M: Memory<D>, S: State> Region<D, M, S> {
         if !self.is_idle() {
             return Err(EBUSY);
         }
-        let raw = self.mr.0.raw.as_ptr();
-        // SAFETY: The MR is of the memory's device and idle, and the region is borrowed exclusively,
-        // so it is not used otherwise. The range was checked.
-        let mapped = unsafe { self.memory.map(raw, range) };
+        // SAFETY: The MR is of the memory's PD and idle, and the region is borrowed exclusively, so
+        // neither is used otherwise. The range was checked.
+        let mapped = unsafe { self.mr.map_range(self.memory.get(), range) };
         // INVARIANT: The MR maps the range, or is claimed.
         match mapped {
-            // SAFETY: `raw` is the MR of the region, which is borrowed exclusively.
-            Ok(()) => self.iova = unsafe { (*raw).iova },
+            Ok(iova) => self.iova = iova,
             Err(_) => self.mr.0.claim_for_ever(),
         }
-        mapped
+        mapped.map(drop)
     }
 
     /// Returns `true` if the region is idle, so that it can be registered or taken apart.
@@ -310,7 +361,7 @@ impl<D: Direction, M: Memory<D>, S: State> Region<D, M, S> {
     /// Returns the length, in bytes.
     #[expect(clippy::len_without_is_empty)]
     pub fn len(&self) -> usize {
-        self.memory.len()
+        self.memory.get().len()
     }
 }
 
@@ -322,7 +373,7 @@ impl<D: Direction, M: OwnMemory<D>, S: State> Region<D, M, S> {
     ///
     /// `EINVAL` if the range is not inside of the region.
     pub fn read(&self, offset: usize, to: &mut [u8]) -> Result {
-        self.memory.copy_out(offset, to, Sealed::new())
+        self.memory.get().copy_out(offset, to)
     }
 
     /// Copies bytes into the region from `offset` on. A peer that reads them meanwhile may get old
@@ -332,7 +383,7 @@ impl<D: Direction, M: OwnMemory<D>, S: State> Region<D, M, S> {
     ///
     /// `EINVAL` if the range is not inside of the region.
     pub fn write(&self, offset: usize, from: &[u8]) -> Result {
-        self.memory.copy_in(offset, from, Sealed::new())
+        self.memory.get().copy_in(offset, from)
     }
 }
 
@@ -340,9 +391,7 @@ impl<D: Direction, M: Memory<D>, S: State> Drop for Region<D, M, S> {
     fn drop(&mut self) {
         let idle = self.is_idle();
         // SAFETY: The region is being dropped, and is not used after this.
-        let (mut mr, memory) = unsafe { self.take() };
-        if !idle {
-            mr.0.kept = Some(memory.keep());
-        }
+        let (mr, memory) = unsafe { self.take() };
+        mr.release(memory.keep(), idle);
     }
 }

@@ -9,6 +9,7 @@ mod map;
 
 pub(crate) use map::{
     AnyOwner,
+    MappedList,
     RawMap, //
 };
 pub use map::{
@@ -275,18 +276,14 @@ impl Mapping {
     ///
     /// # Safety
     ///
-    /// `mr` is an MR of the device, is not registered, and is not used by anything else. The range
-    /// is not empty, and inside of the list.
-    pub(crate) unsafe fn map_mr(
-        &mut self,
-        mr: *mut bindings::ib_mr,
-        range: Range<usize>,
-    ) -> Result {
+    /// `mr` is an MR of the device, and is not registered. Neither it nor the list is used by
+    /// anything else. The range is not empty, and inside of the list.
+    pub(crate) unsafe fn map_mr(&self, mr: *mut bindings::ib_mr, range: Range<usize>) -> Result {
         let (start, len) = (range.start, range.len());
         // SAFETY: `mr` is an MR of the device, is not registered and not used by anything else, and
         // the range is one of the list, as the caller promises. By the type invariant the list is
-        // mapped; it is borrowed exclusively, as its ends are changed meanwhile.
-        to_result(unsafe { bindings::rdma_helper_map_mr_sg(mr, &raw mut self.table, start, len) })
+        // mapped; nothing else uses it, as its ends are changed meanwhile. The table is only read.
+        to_result(unsafe { bindings::rdma_helper_map_mr_sg(mr, self.table(), start, len) })
     }
 
     /// Unmaps the list (`ib_dma_unmap_sg`).

@@ -4,7 +4,6 @@
 
 use crate::{
     bindings,
-    cqe::Sealed,
     dma::{
         Direction,
         Mapped, //
@@ -28,56 +27,100 @@ enum Untyped {
     Map(#[expect(dead_code)] sg::RawMap<sg::AnyOwner>),
 }
 
-/// Operations on memory of every kind.
-pub trait Raw: Sized + Send + Sync + Unpin + 'static {
-    fn pd(&self) -> &Pd;
+/// Memory of any kind, which a device or a peer may be using: only a region knows when it may be
+/// copied.
+#[derive(Clone, Copy)]
+pub struct MemoryRef<'a>(UntypedRef<'a>);
 
-    fn len(&self) -> usize;
+#[derive(Clone, Copy)]
+enum UntypedRef<'a> {
+    Buf(&'a Mapped),
+    Sg(&'a sg::RawSg),
+    Map(&'a sg::MappedList),
+}
+
+// None is inlined: what maps and copies is not in each ULP.
+impl MemoryRef<'_> {
+    pub(super) fn pd(&self) -> &Pd {
+        match self.0 {
+            UntypedRef::Buf(buf) => &buf.pd,
+            UntypedRef::Sg(sg) => &sg.pd,
+            UntypedRef::Map(map) => &map.pd,
+        }
+    }
+
+    #[inline(never)]
+    pub(super) fn len(&self) -> usize {
+        match self.0 {
+            UntypedRef::Buf(buf) => buf.len(),
+            UntypedRef::Sg(sg) => sg.pages.len,
+            UntypedRef::Map(map) => map.len as usize,
+        }
+    }
 
     /// Returns how many pages the memory touches, at the most.
-    fn pages(&self) -> usize;
+    pub(super) fn pages(&self) -> usize {
+        match self.0 {
+            // A buffer that does not start on a page covers one more.
+            UntypedRef::Buf(buf) => buf.len().div_ceil(PAGE_SIZE) + 1,
+            UntypedRef::Sg(sg) => sg.pages.len.div_ceil(PAGE_SIZE),
+            UntypedRef::Map(map) => map.pages,
+        }
+    }
+
+    #[inline(never)]
+    pub(super) fn copy_out(&self, offset: usize, to: &mut [u8]) -> Result {
+        match self.0 {
+            UntypedRef::Buf(buf) => buf.copy_out(offset, to),
+            UntypedRef::Sg(sg) => sg.copy_out(offset, to),
+            UntypedRef::Map(_) => Err(EOPNOTSUPP),
+        }
+    }
+
+    #[inline(never)]
+    pub(super) fn copy_in(&self, offset: usize, from: &[u8]) -> Result {
+        match self.0 {
+            UntypedRef::Buf(buf) => buf.copy_in(offset, from),
+            UntypedRef::Sg(sg) => sg.copy_in(offset, from),
+            UntypedRef::Map(_) => Err(EOPNOTSUPP),
+        }
+    }
 
     /// Makes an MR map a range of the memory (`ib_map_mr_sg`).
     ///
     /// # Safety
     ///
-    /// `mr` is an MR of the memory's device, is not registered, and is not used meanwhile. The
-    /// range is not empty, and inside of the memory.
-    unsafe fn map(&mut self, mr: *mut bindings::ib_mr, range: Range<usize>) -> Result;
+    /// `mr` is an MR of the memory's device, is not registered, and is not used meanwhile, nor is
+    /// the memory. The range is not empty, and inside of the memory.
+    pub(super) unsafe fn map(&self, mr: *mut bindings::ib_mr, range: Range<usize>) -> Result {
+        let mapping = match self.0 {
+            UntypedRef::Buf(buf) => {
+                let (addr, len) = (buf.addr + range.start as u64, range.len() as u32);
+                // SAFETY: `mr` is an MR of the buffer's device, is not registered and not used
+                // meanwhile, and the range is inside of the buffer, as the caller promises, which
+                // is mapped for the device.
+                return to_result(unsafe { bindings::rdma_helper_map_mr(mr, addr, len) });
+            }
+            UntypedRef::Sg(sg) => &sg.mapping,
+            UntypedRef::Map(map) => &map.mapping,
+        };
+        // SAFETY: `mr` is an MR of the memory's device, is not registered and not used meanwhile,
+        // nor is the memory, and the range is one of it, as the caller promises.
+        unsafe { mapping.map_mr(mr, range) }
+    }
+}
+
+/// Memory of any kind, by its type.
+pub trait Raw: Sized + Send + Sync + Unpin + 'static {
+    fn get(&self) -> MemoryRef<'_>;
 
     fn keep(self) -> AnyMemory;
 }
 
-/// Memory of the crate's own, whose bytes the CPU may copy at any time.
-///
-/// A device or a peer may be using it, and it may be reached by reference, so the copies are sealed:
-/// only a region knows when they are allowed.
-pub trait Copies: Raw {
-    fn copy_out(&self, offset: usize, to: &mut [u8], _: Sealed) -> Result;
-
-    fn copy_in(&self, offset: usize, from: &[u8], _: Sealed) -> Result;
-}
-
 impl<D: Direction> Raw for Buf<D> {
-    fn pd(&self) -> &Pd {
-        &self.mapped.pd
-    }
-
-    fn len(&self) -> usize {
-        self.mapped.len()
-    }
-
-    fn pages(&self) -> usize {
-        // A buffer that does not start on a page covers one more.
-        self.mapped.len().div_ceil(PAGE_SIZE) + 1
-    }
-
-    unsafe fn map(&mut self, mr: *mut bindings::ib_mr, range: Range<usize>) -> Result {
-        let addr = self.mapped.addr + range.start as u64;
-        // SAFETY: `mr` is an MR of the buffer's device, is not registered and not used meanwhile,
-        // and the range is inside of the buffer, as the caller promises, which is mapped for the
-        // device.
-        to_result(unsafe { bindings::rdma_helper_map_mr(mr, addr, range.len() as u32) })
+    #[inline]
+    fn get(&self) -> MemoryRef<'_> {
+        MemoryRef(UntypedRef::Buf(&self.mapped))
     }
 
     fn keep(self) -> AnyMemory {
@@ -85,33 +128,10 @@ impl<D: Direction> Raw for Buf<D> {
     }
 }
 
-impl<D: Direction> Copies for Buf<D> {
-    fn copy_out(&self, offset: usize, to: &mut [u8], _: Sealed) -> Result {
-        self.mapped.copy_out(offset, to)
-    }
-
-    fn copy_in(&self, offset: usize, from: &[u8], _: Sealed) -> Result {
-        self.mapped.copy_in(offset, from)
-    }
-}
-
 impl<D: Direction> Raw for sg::SgBuf<D> {
-    fn pd(&self) -> &Pd {
-        &self.raw.pd
-    }
-
-    fn len(&self) -> usize {
-        self.raw.pages.len
-    }
-
-    fn pages(&self) -> usize {
-        self.raw.pages.len.div_ceil(PAGE_SIZE)
-    }
-
-    unsafe fn map(&mut self, mr: *mut bindings::ib_mr, range: Range<usize>) -> Result {
-        // SAFETY: `mr` is an MR of the memory's device, is not registered and not used meanwhile,
-        // and the range is one of the memory, as the caller promises.
-        unsafe { self.raw.mapping.map_mr(mr, range) }
+    #[inline]
+    fn get(&self) -> MemoryRef<'_> {
+        MemoryRef(UntypedRef::Sg(&self.raw))
     }
 
     fn keep(self) -> AnyMemory {
@@ -119,33 +139,10 @@ impl<D: Direction> Raw for sg::SgBuf<D> {
     }
 }
 
-impl<D: Direction> Copies for sg::SgBuf<D> {
-    fn copy_out(&self, offset: usize, to: &mut [u8], _: Sealed) -> Result {
-        self.raw.copy_out(offset, to)
-    }
-
-    fn copy_in(&self, offset: usize, from: &[u8], _: Sealed) -> Result {
-        self.raw.copy_in(offset, from)
-    }
-}
-
 impl<O: sg::SgOwner<D>, D: Direction> Raw for sg::SgMap<O, D> {
-    fn pd(&self) -> &Pd {
-        &self.raw.pd
-    }
-
-    fn len(&self) -> usize {
-        self.raw.len as usize
-    }
-
-    fn pages(&self) -> usize {
-        self.raw.pages
-    }
-
-    unsafe fn map(&mut self, mr: *mut bindings::ib_mr, range: Range<usize>) -> Result {
-        // SAFETY: `mr` is an MR of the memory's device, is not registered and not used meanwhile,
-        // and the range is one of the memory, as the caller promises.
-        unsafe { self.raw.mapping.map_mr(mr, range) }
+    #[inline]
+    fn get(&self) -> MemoryRef<'_> {
+        MemoryRef(UntypedRef::Map(&self.raw.list))
     }
 
     fn keep(self) -> AnyMemory {
@@ -163,7 +160,7 @@ impl<O: sg::SgOwner<D>, D: Direction> Memory<D> for sg::SgMap<O, D> {}
 
 /// [`Memory`] whose bytes the CPU can copy while peers may access them: [`Buf`] and
 /// [`SgBuf`](sg::SgBuf).
-pub trait OwnMemory<D: Direction>: Memory<D> + Copies {}
+pub trait OwnMemory<D: Direction>: Memory<D> {}
 
 impl<D: Direction> OwnMemory<D> for Buf<D> {}
 impl<D: Direction> OwnMemory<D> for sg::SgBuf<D> {}

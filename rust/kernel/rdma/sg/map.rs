@@ -99,17 +99,10 @@ impl<O: SgOwner<D>, D: Direction> SgMap<O, D> {
     /// Gives the owner back with `EINVAL` if the memory has no bytes, or 4 GiB and more; with `EIO`
     /// if it could not be mapped.
     pub fn new(pd: &Pd, mut owner: O) -> Result<Self, SgMapError<O>> {
-        let table = owner.table();
-        match RawMap::<O>::map(pd, table, D::RAW) {
-            Ok((mapping, len, pages)) => Ok(Self {
-                // INVARIANT: The list, which is the owner's, was just mapped, for the PD's device.
-                raw: RawMap {
-                    mapping,
-                    owner: ManuallyDrop::new(owner),
-                    pd: pd.clone(),
-                    len,
-                    pages,
-                },
+        // SAFETY: The owner keeps the memory until the list was unmapped.
+        match unsafe { MappedList::new(pd, owner.table(), D::RAW) } {
+            Ok(list) => Ok(Self {
+                raw: RawMap { list, owner },
                 _direction: PhantomData,
             }),
             Err(error) => Err(SgMapError { owner, error }),
@@ -118,35 +111,38 @@ impl<O: SgOwner<D>, D: Direction> SgMap<O, D> {
 
     /// Unmaps the memory (`ib_dma_unmap_sg`) and gives its owner back. Any context.
     pub fn into_owner(self) -> O {
-        self.raw.into_parts().0
+        let RawMap { list, owner } = self.raw;
+        drop(list);
+        owner
     }
 }
 
-/// A list that is mapped, and its owner.
+/// A list that is mapped.
 ///
 /// # Invariants
 ///
 /// `mapping` is of a list of `len` bytes in at most `pages` pages, for the device of `pd`. The
-/// memory is there until `owner` is dropped.
-pub(crate) struct RawMap<O> {
+/// memory is there until this is dropped.
+pub(crate) struct MappedList {
     pub(crate) mapping: Mapping,
-    /// Dropped, or moved out, after the list was unmapped.
-    owner: ManuallyDrop<O>,
     pub(crate) pd: Pd,
     pub(crate) len: u32,
     pub(crate) pages: usize,
 }
 
-// SAFETY: A shared reference gives no access to the owner.
-unsafe impl<O> Sync for RawMap<O> {}
-
-impl<O> RawMap<O> {
-    /// Maps a list. Returns the mapping, the number of bytes, and of the pages that they touch.
-    fn map(
+impl MappedList {
+    /// Maps a list.
+    ///
+    /// # Safety
+    ///
+    /// The table is one that [`SgOwner::table`] has returned. Its owner is there until what this
+    /// returns is dropped.
+    #[inline(never)]
+    unsafe fn new(
         pd: &Pd,
         table: *mut bindings::sg_table,
         dir: bindings::dma_data_direction,
-    ) -> Result<(Mapping, u32, usize)> {
+    ) -> Result<Self> {
         let (mut len, mut pages) = (0_u32, 0_usize);
         // SAFETY: The table is valid and has so many entries, by the contract of `SgOwner`.
         unsafe {
@@ -168,48 +164,40 @@ impl<O> RawMap<O> {
         to_result(unsafe { bindings::rdma_helper_dma_map_sgtable(dev, table, dir) })?;
         // SAFETY: The table is valid.
         let table = unsafe { *table };
-        // INVARIANT: The list was just mapped.
-        Ok((Mapping { dev, table, dir }, len, pages))
-    }
-
-    /// Unmaps the list, and returns its owner and the rest.
-    fn into_parts(self) -> (O, Pd) {
-        let mut this = ManuallyDrop::new(self);
-        // SAFETY: `this` is neither used again nor dropped. A request borrows the memory from its
-        // owner, so none uses it, and the region that it may have been of has ended.
-        unsafe {
-            this.mapping.unmap();
-            (ManuallyDrop::take(&mut this.owner), ptr::read(&this.pd))
-        }
-    }
-
-    /// Forgets the type of the owner, which is only to be dropped.
-    pub(crate) fn erase(self) -> RawMap<AnyOwner>
-    where
-        O: Send + 'static,
-    {
-        let mut this = ManuallyDrop::new(self);
-        // SAFETY: `this` is neither used again nor dropped, so each part is moved once.
-        unsafe {
-            // INVARIANT: It is the same list, and the memory is there until the owner is dropped.
-            RawMap {
-                mapping: ptr::read(&this.mapping),
-                owner: ManuallyDrop::new(AnyOwner::new(ManuallyDrop::take(&mut this.owner))),
-                pd: ptr::read(&this.pd),
-                len: this.len,
-                pages: this.pages,
-            }
-        }
+        // INVARIANT: The list was just mapped for the PD's device. The memory is there, as the
+        // caller promises.
+        Ok(Self {
+            mapping: Mapping { dev, table, dir },
+            pd: pd.clone(),
+            len,
+            pages,
+        })
     }
 }
 
-impl<O> Drop for RawMap<O> {
+impl Drop for MappedList {
     fn drop(&mut self) {
         // SAFETY: A request borrows the memory from its owner, so none uses it, and the region that
-        // it may have been of has ended. The owner is not used again.
-        unsafe {
-            self.mapping.unmap();
-            ManuallyDrop::drop(&mut self.owner);
+        // it may have been of has ended.
+        unsafe { self.mapping.unmap() };
+    }
+}
+
+/// A list that is mapped, and its owner, in the order in which they are dropped.
+pub(crate) struct RawMap<O> {
+    pub(crate) list: MappedList,
+    owner: O,
+}
+
+// SAFETY: A shared reference gives no access to the owner.
+unsafe impl<O> Sync for RawMap<O> {}
+
+impl<O: Send + 'static> RawMap<O> {
+    /// Forgets the type of the owner, which is only to be dropped.
+    pub(crate) fn erase(self) -> RawMap<AnyOwner> {
+        RawMap {
+            list: self.list,
+            owner: AnyOwner::new(self.owner),
         }
     }
 }
