@@ -56,7 +56,10 @@ use crate::{
 use core::{
     cell::UnsafeCell,
     marker::PhantomData,
-    mem::MaybeUninit,
+    mem::{
+        ManuallyDrop,
+        MaybeUninit, //
+    },
     ptr::NonNull, //
 };
 use kernel::{
@@ -87,13 +90,32 @@ use kernel::{
 /// A counted handle. The CQ is freed, from a work item, when the last handle and every QP that uses
 /// it are gone.
 pub struct Cq<C: PollContext> {
-    inner: Arc<Inner>,
+    inner: Handle,
     _context: PhantomData<fn() -> C>,
+}
+
+/// A reference to the CQ. Not generic, so that the drop of its last one is not in each ULP.
+struct Handle(ManuallyDrop<Arc<Inner>>);
+
+impl core::ops::Deref for Handle {
+    type Target = Arc<Inner>;
+
+    #[inline]
+    fn deref(&self) -> &Arc<Inner> {
+        &self.0
+    }
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        // SAFETY: The reference is not used after this.
+        unsafe { ManuallyDrop::drop(&mut self.0) };
+    }
 }
 
 impl<C: PollContext> Clone for Cq<C> {
     fn clone(&self) -> Self {
-        Self::from_inner(self.inner.clone())
+        Self::from_inner((*self.inner).clone())
     }
 }
 
@@ -138,7 +160,7 @@ impl<C: FixedContext> Cq<C> {
 impl<C: PollContext> Cq<C> {
     fn from_inner(inner: Arc<Inner>) -> Self {
         Self {
-            inner,
+            inner: Handle(ManuallyDrop::new(inner)),
             _context: PhantomData,
         }
     }
@@ -187,7 +209,10 @@ impl<C: PollContext> Cq<C> {
     /// }
     /// ```
     pub fn into_any(self) -> Cq<AnyContext> {
-        Cq::from_inner(self.inner)
+        Cq {
+            inner: self.inner,
+            _context: PhantomData,
+        }
     }
 
     pub(crate) fn inner(&self) -> &Arc<Inner> {
