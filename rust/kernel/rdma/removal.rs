@@ -134,7 +134,7 @@ impl Removal {
                 list.entries.reserve(1, GFP_KERNEL)?;
                 let index = list.entries.len().try_into()?;
                 object.place().0.store(index, Relaxed);
-                list.entries.push(Entry::Used(object), GFP_KERNEL)?;
+                list.entries.push_within_capacity(Entry::Used(object))?;
             }
         }
         Ok(())
