@@ -26,10 +26,7 @@
 //! |           | written to `held` (`void_rate`, `connect_rate`, `qp_rate`,       |            |
 //! |           | `cq_rate`)                                                       | 0          |
 
-use crate::{
-    link,
-    run::Figures, //
-};
+use crate::link;
 use core::{
     net::{
         IpAddr,
@@ -199,14 +196,6 @@ impl<'a> Args<'a> {
         }
         held.store(0, Release);
         Err(ETIMEDOUT)
-    }
-
-    /// Does so unless there is an error already.
-    #[inline(never)]
-    pub(crate) fn held(&self, figures: Result<Figures>) -> Result<Figures> {
-        let figures = figures?;
-        self.hold()?;
-        Ok(figures)
     }
 
     pub(crate) fn parse(text: &'a str, held: &'a AtomicCell<u32>) -> Result<Self> {

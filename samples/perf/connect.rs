@@ -61,13 +61,13 @@ impl Parts {
 }
 
 /// The handler of an end of a connection.
-struct Events(Arc<Run<()>>);
+struct Events(Arc<Run>);
 
 impl cm::Handler for Events {
     fn event(&self, event: cm::Event<'_>, _cx: &Sleepable) {
         match event {
             cm::Event::Established { .. } => {}
-            cm::Event::Disconnected => self.0.through(()),
+            cm::Event::Disconnected => self.0.ended(),
             other => {
                 pr_err!("{other}\n");
                 self.0.fail(EIO);
@@ -138,7 +138,12 @@ impl Connector<'_> {
 }
 
 #[inline(never)]
-pub(crate) fn run(client: &ClientRef, args: &Args<'_>, cx: &Sleepable) -> Result<Report> {
+pub(crate) fn run(
+    client: &ClientRef,
+    args: &Args<'_>,
+    report: &mut Report,
+    cx: &Sleepable,
+) -> Result {
     let (dev, peer) = (
         device(client, args.device, cx)?,
         device(client, args.peer, cx)?,
@@ -158,13 +163,14 @@ pub(crate) fn run(client: &ClientRef, args: &Args<'_>, cx: &Sleepable) -> Result
         parts: Parts::new(&dev, args, cx)?,
         server,
     };
-    let figures = phases(
+    let result = phases(
         args,
         || connector.set_up(cx),
         |ends| connector.take_down(ends, cx),
+        report,
     );
     let left = connector.server.end.lock().take();
     drop(left);
     listener.destroy(cx)?;
-    Ok(figures?.into())
+    result
 }

@@ -35,12 +35,13 @@ pub(crate) struct Control {
     #[pin]
     running: Mutex<()>,
     #[pin]
-    report: Mutex<Option<Report>>,
+    report: Mutex<Option<KBox<Report>>>,
     /// Not 0 while the run keeps its objects.
     held: AtomicCell<u32>,
 }
 
 impl Control {
+    #[inline(never)]
     pub(crate) fn new(client: &ClientRef) -> Result<Arc<Self>> {
         let init = pin_init!(Self {
             client: client.clone(),
@@ -66,8 +67,9 @@ pub(crate) fn run(control: &Arc<Control>, reader: &mut UserSliceReader) -> Resul
     let cx = Sleepable::current()?;
     // An old result must not be taken for that of this run, even if it fails.
     *control.report.lock() = None;
-    let report = run_args(&control.client, &args, &cx)
-        .inspect_err(|e| pr_err!("{}: {e:?}\n", line.trim()))?;
+    let mut report = KBox::new(Report::default(), GFP_KERNEL)?;
+    run_args(&control.client, &args, &mut report, &cx)
+        .inspect_err(|e| pr_err!("{}: {e:?}\n", line.trim_ascii()))?;
     *control.report.lock() = Some(report);
     Ok(())
 }
@@ -75,7 +77,7 @@ pub(crate) fn run(control: &Arc<Control>, reader: &mut UserSliceReader) -> Resul
 pub(crate) fn result(control: &Arc<Control>, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     match &*control.report.lock() {
         None => Ok(()),
-        Some(report) => f.write_fmt(fmt!("{}", report.figures)),
+        Some(report) => report.figures.write(f),
     }
 }
 
@@ -90,11 +92,13 @@ pub(crate) fn samples(control: &Arc<Control>, f: &mut fmt::Formatter<'_>) -> fmt
 }
 
 /// The file that ends the time for which a run keeps its objects.
+#[inline]
 pub(crate) fn held(control: &Arc<Control>, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     f.write_fmt(fmt!("{}\n", control.held.load(Relaxed)))
 }
 
 /// Has the run go on.
+#[inline]
 pub(crate) fn release(control: &Arc<Control>, reader: &mut UserSliceReader) -> Result {
     reader.skip(reader.len())?;
     control.held.store(0, Release);

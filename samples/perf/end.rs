@@ -3,13 +3,22 @@
 //! One end: what is made of a device.
 
 use crate::{
-    args::Context,
+    args::{
+        Args,
+        Context,
+        Load, //
+    },
     poll::{
         alloc_cq,
+        process,
         Cq,
         Qp, //
     },
-    run::Run, //
+    run::{
+        device,
+        Report,
+        Run, //
+    }, //
 };
 use kernel::{
     prelude::*,
@@ -33,7 +42,7 @@ const NAP: Delta = Delta::from_micros(200);
 const NAPS: u32 = 50_000;
 
 /// Waits until a condition holds.
-fn until(mut condition: impl FnMut() -> Result<bool>) -> Result {
+fn until(condition: &mut dyn FnMut() -> Result<bool>) -> Result {
     for _ in 0..NAPS {
         if condition()? {
             return Ok(());
@@ -41,6 +50,14 @@ fn until(mut condition: impl FnMut() -> Result<bool>) -> Result {
         fsleep(NAP);
     }
     Err(ETIME)
+}
+
+/// The operation of a request, and its range.
+#[derive(Clone, Copy)]
+pub(crate) enum Op {
+    Send,
+    Write(Remote),
+    Read(Remote),
 }
 
 /// A PD, a CQ for all requests of this end, and QPs.
@@ -70,24 +87,33 @@ impl End {
         };
         for _ in 0..qps {
             let qp = Qp::create_raw(&end.pd, &end.cq, &end.cq, caps, cx)?;
-            end.qps.push(Arc::new(qp, GFP_KERNEL)?, GFP_KERNEL)?;
+            end.qps.push_within_capacity(Arc::new(qp, GFP_KERNEL)?)?;
         }
         Ok(end)
     }
 
+    /// Returns the operation of a load whose peer this is.
+    #[inline(never)]
+    pub(crate) fn op(&mut self, args: &Args<'_>, cx: &Sleepable) -> Result<Op> {
+        Ok(match args.load {
+            Load::WriteLat | Load::WriteRate => Op::Write(self.lend(args.size, cx)?),
+            Load::ReadLat | Load::ReadRate => Op::Read(self.lend(args.size, cx)?),
+            _ => Op::Send,
+        })
+    }
+
     /// Registers `size` bytes that the peer may read and write, and returns where it finds them.
-    pub(crate) fn lend(&mut self, size: usize, cx: &Sleepable) -> Result<Remote> {
+    fn lend(&mut self, size: usize, cx: &Sleepable) -> Result<Remote> {
         let qp = self.qps.first().ok_or(EINVAL)?;
         let memory = Memory {
             reg: Cqe::new(),
             region: Region::new(SgBuf::alloc(&self.pd, size, cx)?, cx)?.into_shared(),
             registered: AtomicCell::new(PENDING),
         };
-        let memory = Arc::new(memory, GFP_KERNEL)?;
-        self.region = Some(memory.clone());
+        let memory = self.region.insert(Arc::new(memory, GFP_KERNEL)?);
         let remote = qp.post_send(memory.clone(), |m| Ok(RegWr::remote_read_write(&m.region)))?;
-        until(|| {
-            self.cq.process(1);
+        until(&mut || {
+            process(&self.cq, 1)?;
             match memory.registered.load(Acquire) {
                 FAILED => Err(EIO),
                 registered => Ok(registered != PENDING),
@@ -97,7 +123,7 @@ impl End {
     }
 
     /// Waits until nothing of this end is posted any more, and its QPs are gone.
-    fn end(self, cx: &Sleepable) -> Result {
+    fn end(&mut self, cx: &Sleepable) -> Result {
         // All at once, so that they flush at the same time.
         for qp in self.qps.iter() {
             qp.modify(Attr::Error, cx)?;
@@ -109,25 +135,37 @@ impl End {
                 qp.drain(cx)?;
             }
         }
-        drop(self.qps);
-        until(|| Ok(self.cq.free_entries() == self.cq.entries()))
+        self.qps.clear();
+        until(&mut || Ok(self.cq.free_entries() == self.cq.entries()))
     }
 }
 
-/// Ends both ends of a run, whatever has come of it.
+/// A load between its ends.
+pub(crate) type Body = fn(&Args<'_>, &mut [End], &Arc<Run>, &mut Report, &Sleepable) -> Result;
+
+/// Makes the ends of a load, of so many QPs of these sizes each, and ends them, whatever has come
+/// of it.
 #[inline(never)]
-pub(crate) fn finish<P, T>(
-    run: &Run<P>,
-    ends: impl IntoIterator<Item = End>,
-    result: Result<T>,
+pub(crate) fn between(
+    client: &ClientRef,
+    args: &Args<'_>,
+    qps: u32,
+    caps: &[Caps],
+    body: Body,
+    report: &mut Report,
     cx: &Sleepable,
-) -> Result<T>
-where
-    P: Send,
-{
+) -> Result {
+    let mut ends = KVec::with_capacity(2, GFP_KERNEL)?;
+    for (name, caps) in [args.device, args.peer].into_iter().zip(caps) {
+        let dev = device(client, name, cx)?;
+        let end = End::new(&dev, qps, caps, args.context, cx)?;
+        ends.push_within_capacity(end)?;
+    }
+    let run = Run::new(qps.saturating_mul(args.depth) as usize)?;
+    let result = body(args, &mut ends, &run, report, cx);
     // Owners have references to their QPs. Those that are still posted come back flushed.
     run.dismiss();
-    for end in ends {
+    for end in ends.iter_mut() {
         end.end(cx)
             .inspect_err(|e| pr_err!("an end is not gone: {e:?}\n"))?;
     }
@@ -151,6 +189,7 @@ impl CqeHandler for Memory {
     type Pointer = Arc<Self>;
     type Needs = Atomic;
 
+    #[inline]
     fn done(this: Arc<Self>, wc: &Wc, _cx: &Atomic) {
         let registered = wc.result().map_or(FAILED, |_| DONE);
         this.registered.store(registered, Release);

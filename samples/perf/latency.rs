@@ -8,12 +8,12 @@
 use crate::{
     args::{
         Args,
-        Context,
         Load, //
     },
     end::{
-        finish,
-        End, //
+        between,
+        End,
+        Op, //
     },
     laps::{
         Laps,
@@ -26,8 +26,8 @@ use crate::{
         Qp, //
     },
     run::{
-        device,
         Figures,
+        Owned,
         Report,
         Run, //
     }, //
@@ -48,25 +48,15 @@ const SLOTS: u32 = 4;
 const ARRIVED: u64 = 0;
 const SENT: u64 = 1;
 
-type Owned = Pin<KBox<Slot>>;
-
-/// The operation that carries a message.
-#[derive(Clone, Copy)]
-enum Op {
-    Send,
-    Write(Remote),
-    Read(Remote),
-}
-
 /// A place for a message. It is posted as a receive, or as what sends the message on.
 #[derive(HasCqe)]
-struct Slot {
+pub(crate) struct Slot {
     arrived: Cqe<Self, ARRIVED>,
     sent: Cqe<Self, SENT>,
     buf: Buf<Bidirectional>,
     op: Op,
-    qp: Arc<Qp>,
-    run: Arc<Run<Owned>>,
+    pub(crate) qp: Arc<Qp>,
+    run: Arc<Run>,
     /// At the end that measures.
     laps: Option<Laps>,
 }
@@ -94,13 +84,15 @@ impl Slot {
     }
 
     /// Begins the first lap of a phase.
-    fn begin(self: Pin<KBox<Self>>, qp: &Qp) -> Result {
+    pub(crate) fn start(self: Pin<KBox<Self>>, qp: &Qp) {
         let posted = match self.op {
             Op::Send => qp.post_send::<_, _, SENT, 1>(self, |slot| Ok(slot.send_wr())),
             Op::Write(to) => qp.post_send::<_, _, SENT, 1>(self, |slot| Ok(slot.write_wr(to))),
             Op::Read(of) => qp.post_send::<_, _, ARRIVED, 1>(self, |slot| Ok(slot.read_wr(of))),
         };
-        Ok(posted?)
+        if let Err(e) = posted {
+            Self::refused(e);
+        }
     }
 
     /// A message is here.
@@ -144,7 +136,7 @@ impl Slot {
     #[cold]
     #[inline(never)]
     fn end(self: Pin<KBox<Self>>) {
-        self.run.clone().through(self);
+        self.run.clone().through(Owned::Ball(self));
     }
 
     #[inline]
@@ -153,7 +145,7 @@ impl Slot {
         wc: &Wc,
         wr: impl for<'a> FnOnce(&'a Self) -> SendWr<'a> + Send,
     ) where
-        Self: CqeHandler<ID, Pointer = Owned, Needs = Atomic>,
+        Self: CqeHandler<ID, Pointer = Pin<KBox<Self>>, Needs = Atomic>,
     {
         let posted = Qp::repost_send::<_, _, ID, 1>(self, wc, |slot| &slot.qp, |slot| Ok(wr(slot)));
         if let Err(e) = posted {
@@ -190,21 +182,21 @@ impl Slot {
 }
 
 impl CqeHandler<ARRIVED> for Slot {
-    type Pointer = Owned;
+    type Pointer = Pin<KBox<Self>>;
     type Needs = Atomic;
 
     #[inline]
-    fn done(this: Owned, wc: &Wc, _cx: &Atomic) {
+    fn done(this: Self::Pointer, wc: &Wc, _cx: &Atomic) {
         this.arrived(wc);
     }
 }
 
 impl CqeHandler<SENT> for Slot {
-    type Pointer = Owned;
+    type Pointer = Pin<KBox<Self>>;
     type Needs = Atomic;
 
     #[inline]
-    fn done(this: Owned, wc: &Wc, _cx: &Atomic) {
+    fn done(this: Self::Pointer, wc: &Wc, _cx: &Atomic) {
         this.sent(wc);
     }
 }
@@ -229,7 +221,7 @@ fn fill(
     end: &End,
     args: &Args<'_>,
     op: Op,
-    run: &Arc<Run<Owned>>,
+    run: &Arc<Run>,
     times: Option<&Arc<Times>>,
     cx: &Sleepable,
 ) -> Result {
@@ -253,7 +245,7 @@ fn fill(
         };
         let slot = KBox::pin(slot, GFP_KERNEL)?;
         if n == 0 && times.is_some() {
-            run.keep(slot);
+            run.keep(Owned::Ball(slot));
         } else {
             qp.post_recv::<_, ARRIVED, 1>(slot, Slot::recv_wr)?;
         }
@@ -261,89 +253,58 @@ fn fill(
     Ok(())
 }
 
-/// Sends the ball so many times there and back. Says also when that began.
+/// Sends the ball so many times there and back. Returns when that began.
 fn phase(
+    args: &Args<'_>,
     a: &End,
     b: &End,
-    run: &Run<Owned>,
-    context: Context,
+    run: &Run,
     count: u32,
-) -> Result<(Figures, Instant<Monotonic>)> {
-    let began = Instant::<Monotonic>::now();
-    if count == 0 {
-        return Ok((Figures::default(), began));
-    }
-    let ball = run.take().ok_or(EIO)?;
-    let there_only = matches!(ball.op, Op::Read(_));
-    let sends = if there_only { 1 } else { 2 };
-    let poll = caller::<Slot>(context);
-    let qp = ball.qp.clone();
-    run.begin(1);
-    let began = Instant::now();
-    ball.begin(&qp)?;
-    let end = run.wait(poll.map(|poll| {
-        move || {
-            let n = poll(&a.cq, SLOTS)?;
-            if there_only {
-                return Ok(n);
-            }
-            Ok(n + poll(&b.cq, SLOTS)?)
-        }
-    }))?;
-    let figures = Figures {
-        ops: count.into(),
-        ns: (end - began).as_nanos(),
-        posts: u64::from(count) * sends,
-        completions: u64::from(count) * sends,
-        ..Default::default()
-    };
-    Ok((figures, began))
+    figures: &mut Figures,
+) -> Result<Instant<Monotonic>> {
+    // A READ is of one end.
+    let b = Some(b).filter(|_| args.load != Load::ReadLat);
+    let sends = 1 + u64::from(b.is_some());
+    let there = caller::<Slot>(args.context, &a.cq, SLOTS);
+    let back = b.and_then(|b| caller::<Slot>(args.context, &b.cq, SLOTS));
+    let (began, ns) = run.phase(count, &[there, back])?;
+    figures.ops = count.into();
+    figures.ns = ns;
+    figures.posts = figures.ops * sends;
+    figures.completions = figures.posts;
+    Ok(began)
 }
 
-#[inline(never)]
 fn ping(
     args: &Args<'_>,
-    ends: &mut [End; 2],
-    run: &Arc<Run<Owned>>,
+    ends: &mut [End],
+    run: &Arc<Run>,
+    report: &mut Report,
     cx: &Sleepable,
-) -> Result<Report> {
-    let [a, b] = ends;
+) -> Result {
+    let [a, b] = ends else { return Err(EINVAL) };
     link::connect(a, b, args.timeout, cx)?;
     let times = Times::new(args.count)?;
-    if args.load == Load::ReadLat {
-        let op = Op::Read(b.lend(args.size, cx)?);
-        fill(a, args, op, run, Some(&times), cx)?;
-    } else {
-        let (to_a, to_b) = match args.load {
-            Load::WriteLat => (
-                Op::Write(a.lend(args.size, cx)?),
-                Op::Write(b.lend(args.size, cx)?),
-            ),
-            _ => (Op::Send, Op::Send),
-        };
-        fill(a, args, to_b, run, Some(&times), cx)?;
+    let to_b = b.op(args, cx)?;
+    fill(a, args, to_b, run, Some(&times), cx)?;
+    // A READ comes back by itself.
+    if args.load != Load::ReadLat {
+        let to_a = a.op(args, cx)?;
         fill(b, args, to_a, run, None, cx)?;
     }
-    phase(a, b, run, args.context, args.warmup)?;
-    let (figures, began) = phase(a, b, run, args.context, args.count)?;
-    Ok(Report {
-        figures,
-        samples: times.samples(began)?,
-    })
+    phase(args, a, b, run, args.warmup, &mut report.figures)?;
+    let began = phase(args, a, b, run, args.count, &mut report.figures)?;
+    report.samples = times.samples(began)?;
+    Ok(())
 }
 
-pub(crate) fn run(client: &ClientRef, args: &Args<'_>, cx: &Sleepable) -> Result<Report> {
+pub(crate) fn run(
+    client: &ClientRef,
+    args: &Args<'_>,
+    report: &mut Report,
+    cx: &Sleepable,
+) -> Result {
     // A slot may be both a receive and, for a moment, what was sent.
     let caps = Caps::new(SLOTS, SLOTS);
-    let (dev, peer) = (
-        device(client, args.device, cx)?,
-        device(client, args.peer, cx)?,
-    );
-    let mut ends = [
-        End::new(&dev, 1, &caps, args.context, cx)?,
-        End::new(&peer, 1, &caps, args.context, cx)?,
-    ];
-    let run = Run::new(1)?;
-    let result = ping(args, &mut ends, &run, cx);
-    finish(&run, ends, result, cx)
+    between(client, args, 1, &[caps, caps], ping, report, cx)
 }

@@ -59,6 +59,7 @@ struct Files {
 }
 
 impl Files {
+    #[inline]
     fn new<'a>(client: &'a ClientRef, dir: &'a Dir) -> impl PinInit<Self, Error> + 'a {
         let control = control::Control::new(client);
         try_pin_init!(Self {
@@ -92,6 +93,7 @@ impl Client for Perf {
     // The objects of a run are gone when it ends, and the removal of the device waits for that.
     type Data = ();
 
+    #[inline]
     fn init(client: &ClientRef) -> impl PinInit<Self, Error> {
         let dir = Dir::new(client.name());
         let subdir = dir.subdir(c"second");

@@ -23,8 +23,13 @@ pub(crate) trait Owner: CqeHandler<Needs = Atomic> {
     fn claim(completion: Completion<'_>);
 }
 
-/// Handles completions, not many more than it is told, and returns their number.
-pub(crate) type Poll = fn(&Cq, u32) -> Result<u32>;
+/// A CQ that the caller polls.
+pub(crate) struct Poller<'a> {
+    /// Handles completions, not many more than it is told, and returns their number.
+    pub(crate) poll: fn(&Cq, u32) -> Result<u32>,
+    pub(crate) cq: &'a Cq,
+    pub(crate) budget: u32,
+}
 
 /// Allocates a CQ for a context.
 pub(crate) fn alloc_cq(dev: &Device, entries: u32, context: Context, cx: &Sleepable) -> Result<Cq> {
@@ -40,13 +45,20 @@ pub(crate) fn alloc_cq(dev: &Device, entries: u32, context: Context, cx: &Sleepa
     })
 }
 
+/// Runs the handlers of completions, and returns their number.
+pub(crate) fn process(cq: &Cq, budget: u32) -> Result<u32> {
+    Ok(cq.process(budget))
+}
+
 /// Returns how the caller polls a CQ whose completions are mostly of owners `T`; `None` if the RDMA
 /// core does.
-pub(crate) fn caller<T: Owner>(context: Context) -> Option<Poll> {
-    match context {
-        Context::Static => Some(|cq, budget| cq.process_with(budget, T::claim)),
-        Context::Batch => Some(|cq, _| cq.process_with(BATCH, T::claim)),
-        Context::Direct => Some(|cq, budget| Ok(cq.process(budget))),
-        _ => None,
-    }
+pub(crate) fn caller<T: Owner>(context: Context, cq: &Cq, budget: u32) -> Option<Poller<'_>> {
+    let claim = |cq: &Cq, budget| cq.process_with(budget, T::claim);
+    let (poll, budget): (fn(&Cq, u32) -> Result<u32>, _) = match context {
+        Context::Static => (claim, budget),
+        Context::Batch => (claim, BATCH),
+        Context::Direct => (process, budget),
+        _ => return None,
+    };
+    Some(Poller { poll, cq, budget })
 }

@@ -8,8 +8,9 @@ use crate::{
         Load, //
     },
     end::{
-        finish,
-        End, //
+        between,
+        End,
+        Op, //
     },
     link,
     poll::{
@@ -18,48 +19,31 @@ use crate::{
         Qp, //
     },
     run::{
-        device,
         post_times,
-        share,
         Figures,
+        Owned,
         Report,
         Run, //
     }, //
 };
 use core::num::NonZero;
-use kernel::{
-    prelude::*,
-    time::{
-        Instant,
-        Monotonic, //
-    }, //
-};
+use kernel::prelude::*;
 use rdma::prelude::*;
-
-/// The operation of a request and its range.
-#[derive(Clone, Copy)]
-enum Op {
-    Send,
-    Write(Remote),
-    Read(Remote),
-}
-
-type Owned = Pin<KBox<Group>>;
 
 /// The state that all requests of a stream share.
 struct Common {
     op: Op,
     signal: NonZero<u32>,
-    run: Arc<Run<Owned>>,
+    run: Arc<Run>,
 }
 
 /// A number of requests, of which the last is signaled, and gives all of them back. It counts for
 /// itself: it is not shared. All that a completion needs is in one cache line.
 #[derive(HasCqe)]
 #[repr(C)]
-struct Group {
+pub(crate) struct Group {
     cqe: Cqe<Self>,
-    qp: Arc<Qp>,
+    pub(crate) qp: Arc<Qp>,
     common: Arc<Common>,
     /// The number of times that it still has to complete.
     left: u32,
@@ -76,8 +60,14 @@ impl Group {
         })
     }
 
-    /// Posts all requests, each by itself, to its QP, to which the caller has a reference.
-    fn post(self: Pin<KBox<Self>>, qp: &Qp) {
+    /// Has it complete so often, and returns its QP.
+    pub(crate) fn prepare(&mut self, times: u32) -> Arc<Qp> {
+        self.left = times;
+        self.qp.clone()
+    }
+
+    /// Posts all requests for the first time, each by itself.
+    pub(crate) fn start(self: Pin<KBox<Self>>, qp: &Qp) {
         if self.common.signal.get() > 1 {
             return self.post_all(qp);
         }
@@ -122,10 +112,11 @@ impl Group {
     #[cold]
     #[inline(never)]
     fn milestone(self: Pin<KBox<Self>>, wc: &Wc) {
-        match self.common.run.goes_on(self.left) {
-            true => self.again(wc),
-            false => self.common.run.clone().through(self),
+        if self.left == 0 {
+            return self.common.run.clone().through(Owned::Group(self));
         }
+        self.common.run.tick();
+        self.again(wc);
     }
 
     #[inline]
@@ -161,7 +152,7 @@ impl Group {
     #[cold]
     #[inline(never)]
     fn failed(self: Pin<KBox<Self>>, e: WcError) {
-        self.common.run.fail(e);
+        self.common.run.fail(e.into());
     }
 }
 
@@ -226,148 +217,108 @@ impl Owner for Receive {
     }
 }
 
-/// Both ends. There is no other end where requests go nowhere.
-struct Stream<'a, 'b> {
-    args: &'a Args<'b>,
-    a: &'a End,
-    b: Option<&'a End>,
-    run: &'a Arc<Run<Owned>>,
+/// Makes the owners of all requests.
+fn make(args: &Args<'_>, a: &End, op: Op, run: &Arc<Run>, cx: &Sleepable) -> Result {
+    let common = Common {
+        op,
+        signal: NonZero::new(args.signal).ok_or(EINVAL)?,
+        run: run.clone(),
+    };
+    let common = Arc::new(common, GFP_KERNEL)?;
+    for _ in 0..args.groups() {
+        for qp in a.qps.iter() {
+            let group = KBox::new_uninit(GFP_KERNEL)?;
+            let buf = Buf::alloc(&a.pd, args.size, cx)?;
+            let group = group.write(Group {
+                cqe: Cqe::new(),
+                buf,
+                common: common.clone(),
+                left: 0,
+                qp: qp.clone(),
+            });
+            run.keep(Owned::Group(group.into()));
+        }
+    }
+    Ok(())
 }
 
-impl Stream<'_, '_> {
-    /// Makes the owners of all requests.
-    fn make(&self, op: Op, cx: &Sleepable) -> Result {
-        let common = Common {
-            op,
-            signal: NonZero::new(self.args.signal).ok_or(EINVAL)?,
-            run: self.run.clone(),
-        };
-        let common = Arc::new(common, GFP_KERNEL)?;
-        for _ in 0..self.args.groups() {
-            for qp in self.a.qps.iter() {
-                let group = Group {
-                    cqe: Cqe::new(),
-                    buf: Buf::alloc(&self.a.pd, self.args.size, cx)?,
-                    common: common.clone(),
-                    left: 0,
-                    qp: qp.clone(),
-                };
-                self.run.keep(KBox::pin(group, GFP_KERNEL)?);
-            }
+/// Posts more receives than there can be messages.
+fn receive(args: &Args<'_>, b: &End, cx: &Sleepable) -> Result {
+    for _ in 0..2 * args.depth {
+        for qp in b.qps.iter() {
+            let receive = KBox::new_uninit(GFP_KERNEL)?;
+            let buf = Buf::alloc(&b.pd, args.size, cx)?;
+            let receive = receive.write(Receive {
+                cqe: Cqe::new(),
+                buf,
+                qp: qp.clone(),
+            });
+            qp.post_recv(Pin::from(receive), Receive::wr)?;
         }
-        Ok(())
     }
-
-    /// Posts more receives than there can be messages.
-    fn receive(&self, b: &End, cx: &Sleepable) -> Result {
-        for _ in 0..2 * self.args.depth {
-            for qp in b.qps.iter() {
-                let receive = Receive {
-                    cqe: Cqe::new(),
-                    buf: Buf::alloc(&b.pd, self.args.size, cx)?,
-                    qp: qp.clone(),
-                };
-                qp.post_recv(KBox::pin(receive, GFP_KERNEL)?, Receive::wr)?;
-            }
-        }
-        Ok(())
-    }
-
-    /// Does `count` requests, in whole groups.
-    fn phase(&self, count: u32) -> Result<Figures> {
-        let args = self.args;
-        let total = count.div_ceil(args.signal);
-        let owners = args.owners().min(total);
-        let mut groups = KVec::with_capacity(owners as usize, GFP_KERNEL)?;
-        let mut qps = KVec::with_capacity(owners as usize, GFP_KERNEL)?;
-        for n in 0..owners {
-            let mut group = self.run.take().ok_or(EIO)?;
-            group.left = share(total, n, owners);
-            qps.push(group.qp.clone(), GFP_KERNEL)?;
-            groups.push(group, GFP_KERNEL)?;
-        }
-        if owners == 0 {
-            return Ok(Figures::default());
-        }
-        let polls = caller::<Group>(args.context).zip(caller::<Receive>(args.context));
-        // Otherwise nothing is posted there.
-        let b = self.b.filter(|_| args.load == Load::SendRate);
-        self.run.begin(owners);
-        let began = Instant::<Monotonic>::now();
-        for (group, qp) in groups.into_iter().zip(&qps) {
-            group.post(qp);
-        }
-        let end = self.run.wait(polls.map(|(groups, receives)| {
-            move || {
-                let n = groups(&self.a.cq, args.depth)?;
-                let b = match b {
-                    Some(b) => receives(&b.cq, 2 * args.depth)?,
-                    None => 0,
-                };
-                Ok(n + b)
-            }
-        }))?;
-        let ops = u64::from(total) * u64::from(args.signal);
-        Ok(Figures {
-            ops,
-            ns: (end - began).as_nanos(),
-            posts: ops,
-            completions: total.into(),
-            ..Default::default()
-        })
-    }
+    Ok(())
 }
 
-pub(crate) fn run(client: &ClientRef, args: &Args<'_>, cx: &Sleepable) -> Result<Report> {
-    let dev = device(client, args.device, cx)?;
-    let mut ends = KVec::with_capacity(2, GFP_KERNEL)?;
-    let caps = Caps::new(args.depth, 0);
-    ends.push(
-        End::new(&dev, args.qps, &caps, args.context, cx)?,
-        GFP_KERNEL,
-    )?;
-    if args.load != Load::VoidRate {
-        let peer = device(client, args.peer, cx)?;
-        let recvs = match args.load {
-            Load::SendRate => 2 * args.depth,
-            _ => 0,
-        };
-        let end = End::new(&peer, args.qps, &Caps::new(1, recvs), args.context, cx)?;
-        ends.push(end, GFP_KERNEL)?;
-    }
-    let run = Run::new(args.owners() as usize)?;
-    let result = stream(args, &mut ends, &run, cx);
-    Ok(finish(&run, ends, result, cx)?.into())
+/// Does `count` requests, in whole groups.
+fn phase(
+    args: &Args<'_>,
+    a: &End,
+    b: Option<&End>,
+    run: &Run,
+    count: u32,
+    figures: &mut Figures,
+) -> Result {
+    let total = count.div_ceil(args.signal);
+    let receives = b.and_then(|b| caller::<Receive>(args.context, &b.cq, 2 * args.depth));
+    let groups = caller::<Group>(args.context, &a.cq, args.depth);
+    let (_, ns) = run.phase(total, &[groups, receives])?;
+    let ops = u64::from(total) * u64::from(args.signal);
+    figures.ops = ops;
+    figures.ns = ns;
+    figures.posts = ops;
+    figures.completions = total.into();
+    Ok(())
 }
 
-#[inline(never)]
 fn stream(
     args: &Args<'_>,
     ends: &mut [End],
-    run: &Arc<Run<Owned>>,
+    run: &Arc<Run>,
+    report: &mut Report,
     cx: &Sleepable,
-) -> Result<Figures> {
-    let (a, b) = ends.split_first_mut().ok_or(EINVAL)?;
-    let mut b = b.first_mut();
+) -> Result {
+    let (a, others) = ends.split_first_mut().ok_or(EINVAL)?;
+    let mut b = others.first_mut();
     match &b {
         Some(b) => link::connect(a, b, args.timeout, cx)?,
         None => link::connect_to_none(a, cx)?,
     }
-    let op = match (args.load, &mut b) {
-        (Load::WriteRate, Some(b)) => Op::Write(b.lend(args.size, cx)?),
-        (Load::ReadRate, Some(b)) => Op::Read(b.lend(args.size, cx)?),
-        _ => Op::Send,
+    let op = match &mut b {
+        Some(b) => b.op(args, cx)?,
+        None => Op::Send,
     };
-    let stream = Stream {
-        args,
-        a,
-        b: b.as_deref(),
-        run,
-    };
-    stream.make(op, cx)?;
-    if let (Load::SendRate, Some(b)) = (args.load, stream.b) {
-        stream.receive(b, cx)?;
+    make(args, a, op, run, cx)?;
+    // Otherwise nothing is posted there.
+    let b = b.as_deref().filter(|_| args.load == Load::SendRate);
+    if let Some(b) = b {
+        receive(args, b, cx)?;
     }
-    stream.phase(args.warmup)?;
-    args.held(stream.phase(args.count))
+    phase(args, a, b, run, args.warmup, &mut report.figures)?;
+    phase(args, a, b, run, args.count, &mut report.figures)?;
+    args.hold()
+}
+
+pub(crate) fn run(
+    client: &ClientRef,
+    args: &Args<'_>,
+    report: &mut Report,
+    cx: &Sleepable,
+) -> Result {
+    let recvs = match args.load {
+        Load::SendRate => 2 * args.depth,
+        _ => 0,
+    };
+    let caps = [Caps::new(args.depth, 0), Caps::new(1, recvs)];
+    let ends = if args.load == Load::VoidRate { 1 } else { 2 };
+    between(client, args, args.qps, &caps[..ends], stream, report, cx)
 }

@@ -5,7 +5,7 @@
 use crate::{
     args::Args,
     end::{
-        finish,
+        between,
         End, //
     },
     link,
@@ -15,20 +15,15 @@ use crate::{
         Qp, //
     },
     run::{
-        device,
-        share,
         Figures,
+        Owned,
         Report,
         Run, //
     }, //
 };
 use kernel::{
     page::PAGE_SIZE,
-    prelude::*,
-    time::{
-        Instant,
-        Monotonic, //
-    }, //
+    prelude::*, //
 };
 use rdma::prelude::*;
 
@@ -39,24 +34,26 @@ const SIZE: usize = 16 * PAGE_SIZE;
 const REG: u64 = 0;
 const INV: u64 = 1;
 
-type Owned = Pin<KBox<FastReg>>;
-
 #[derive(HasCqe)]
-struct FastReg {
+pub(crate) struct FastReg {
     reg: Cqe<Self, REG>,
     inv: Cqe<Self, INV>,
     region: Region<Bidirectional>,
     /// The number of times that it still has to complete.
     left: u32,
-    qp: Arc<Qp>,
-    run: Arc<Run<Owned>>,
+    pub(crate) qp: Arc<Qp>,
+    run: Arc<Run>,
 }
 
 impl FastReg {
+    /// Has it complete so often, and returns its QP.
+    pub(crate) fn prepare(&mut self, times: u32) -> Arc<Qp> {
+        self.left = times;
+        self.qp.clone()
+    }
+
     /// Registers it for the first time.
-    #[inline(never)]
-    fn register(self: Pin<KBox<Self>>) {
-        let qp = self.qp.clone();
+    pub(crate) fn start(self: Pin<KBox<Self>>, qp: &Qp) {
         let posted = qp.post_send::<_, _, REG, _>(self, |fmr| Ok(RegWr::remote_write(&fmr.region)));
         if let Err(e) = posted {
             Self::refused(e);
@@ -98,11 +95,10 @@ impl FastReg {
             return self.fail(e.into());
         }
         self.left = self.left.wrapping_sub(1);
-        if self.run.goes_on(self.left) {
-            self.register_again(wc);
-        } else {
-            self.end();
+        if self.left % 64 == 0 {
+            return self.milestone(wc);
         }
+        self.register_again(wc);
     }
 
     #[cold]
@@ -122,27 +118,31 @@ impl FastReg {
 
     #[cold]
     #[inline(never)]
-    fn end(self: Pin<KBox<Self>>) {
-        self.run.clone().through(self);
+    fn milestone(self: Pin<KBox<Self>>, wc: &Wc) {
+        if self.left == 0 {
+            return self.run.clone().through(Owned::FastReg(self));
+        }
+        self.run.tick();
+        self.register_again(wc);
     }
 }
 
 impl CqeHandler<REG> for FastReg {
-    type Pointer = Owned;
+    type Pointer = Pin<KBox<Self>>;
     type Needs = Atomic;
 
     #[inline]
-    fn done(this: Owned, wc: &Wc, _cx: &Atomic) {
+    fn done(this: Self::Pointer, wc: &Wc, _cx: &Atomic) {
         this.registered(wc);
     }
 }
 
 impl CqeHandler<INV> for FastReg {
-    type Pointer = Owned;
+    type Pointer = Pin<KBox<Self>>;
     type Needs = Atomic;
 
     #[inline]
-    fn done(this: Owned, wc: &Wc, _cx: &Atomic) {
+    fn done(this: Self::Pointer, wc: &Wc, _cx: &Atomic) {
         this.invalidated(wc);
     }
 }
@@ -161,42 +161,24 @@ impl Owner for FastReg {
     }
 }
 
-#[inline(never)]
-fn phase(end: &End, args: &Args<'_>, run: &Run<Owned>, count: u32) -> Result<Figures> {
-    let owners = args.depth.min(count);
-    let mut fmrs = KVec::with_capacity(owners as usize, GFP_KERNEL)?;
-    for n in 0..owners {
-        let mut fmr = run.take().ok_or(EIO)?;
-        fmr.left = share(count, n, owners);
-        fmrs.push(fmr, GFP_KERNEL)?;
-    }
-    if owners == 0 {
-        return Ok(Figures::default());
-    }
-    let poll = caller::<FastReg>(args.context);
-    run.begin(owners);
-    let began = Instant::<Monotonic>::now();
-    for fmr in fmrs {
-        fmr.register();
-    }
-    let over = run.wait(poll.map(|poll| move || poll(&end.cq, args.depth)))?;
-    Ok(Figures {
-        ops: count.into(),
-        ns: (over - began).as_nanos(),
-        posts: 2 * u64::from(count),
-        completions: 2 * u64::from(count),
-        ..Default::default()
-    })
+fn phase(args: &Args<'_>, end: &End, run: &Run, count: u32, figures: &mut Figures) -> Result {
+    let poller = caller::<FastReg>(args.context, &end.cq, args.depth);
+    let (_, ns) = run.phase(count, &[poller])?;
+    figures.ops = count.into();
+    figures.ns = ns;
+    figures.posts = 2 * figures.ops;
+    figures.completions = figures.posts;
+    Ok(())
 }
 
-#[inline(never)]
 fn register(
     args: &Args<'_>,
-    ends: &[End; 2],
-    run: &Arc<Run<Owned>>,
+    ends: &mut [End],
+    run: &Arc<Run>,
+    report: &mut Report,
     cx: &Sleepable,
-) -> Result<Figures> {
-    let [a, b] = ends;
+) -> Result {
+    let [a, b] = ends else { return Err(EINVAL) };
     link::connect(a, b, args.timeout, cx)?;
     let qp = a.qps.first().ok_or(EINVAL)?;
     for _ in 0..args.depth {
@@ -208,22 +190,18 @@ fn register(
             qp: qp.clone(),
             run: run.clone(),
         };
-        run.keep(KBox::pin(fmr, GFP_KERNEL)?);
+        run.keep(Owned::FastReg(KBox::pin(fmr, GFP_KERNEL)?));
     }
-    phase(a, args, run, args.warmup)?;
-    phase(a, args, run, args.count)
+    phase(args, a, run, args.warmup, &mut report.figures)?;
+    phase(args, a, run, args.count, &mut report.figures)
 }
 
-pub(crate) fn run(client: &ClientRef, args: &Args<'_>, cx: &Sleepable) -> Result<Report> {
-    let (dev, peer) = (
-        device(client, args.device, cx)?,
-        device(client, args.peer, cx)?,
-    );
-    let ends = [
-        End::new(&dev, 1, &Caps::new(args.depth, 0), args.context, cx)?,
-        End::new(&peer, 1, &Caps::new(1, 0), args.context, cx)?,
-    ];
-    let run = Run::new(args.depth as usize)?;
-    let result = register(args, &ends, &run, cx);
-    Ok(finish(&run, ends, result, cx)?.into())
+pub(crate) fn run(
+    client: &ClientRef,
+    args: &Args<'_>,
+    report: &mut Report,
+    cx: &Sleepable,
+) -> Result {
+    let caps = [Caps::new(args.depth, 0), Caps::new(1, 0)];
+    between(client, args, 1, &caps, register, report, cx)
 }

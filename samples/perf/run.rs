@@ -10,7 +10,10 @@ use crate::{
     },
     connect,
     latency,
-    poll::Qp,
+    poll::{
+        Poller,
+        Qp, //
+    },
     rate,
     reg,
     setup,
@@ -34,7 +37,8 @@ use kernel::{
         },
         CondVar,
         CondVarTimeoutResult,
-        SpinLockIrq, //
+        SpinLockIrq,
+        SpinLockIrqGuard, //
     },
     time::{
         delay::fsleep,
@@ -71,79 +75,108 @@ pub(crate) struct Figures {
     pub(crate) teardown_ns: i64,
 }
 
-impl fmt::Display for Figures {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_fmt(fmt!("ops {}\nns {}\n", self.ops, self.ns))?;
-        f.write_fmt(fmt!("post_ns {}\npoll_ns {}\n", self.post_ns, self.poll_ns))?;
-        f.write_fmt(fmt!("posts {}\n", self.posts))?;
-        f.write_fmt(fmt!("setup_ns {}\n", self.setup_ns))?;
-        f.write_fmt(fmt!("teardown_ns {}\n", self.teardown_ns))?;
+impl Figures {
+    /// Writes one a line.
+    pub(crate) fn write(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            ops,
+            ns,
+            post_ns,
+            poll_ns,
+            posts,
+            completions,
+            setup_ns,
+            teardown_ns,
+        } = self;
         // A request that fails is the end of a run.
-        f.write_fmt(fmt!("completions {}\nerrors 0\n", self.completions))
+        f.write_fmt(fmt!(
+            "ops {ops}\nns {ns}\npost_ns {post_ns}\npoll_ns {poll_ns}\nposts {posts}\n\
+             setup_ns {setup_ns}\nteardown_ns {teardown_ns}\n\
+             completions {completions}\nerrors 0\n"
+        ))
     }
 }
 
-/// The text of the file `result`.
+/// What comes of a run.
+#[derive(Default)]
 pub(crate) struct Report {
     pub(crate) figures: Figures,
     /// Latencies, in nanoseconds.
     pub(crate) samples: KVVec<i64>,
 }
 
-impl From<Figures> for Report {
-    fn from(figures: Figures) -> Self {
-        Self {
-            figures,
-            samples: KVVec::new(),
+/// An owner of requests that is posted again each time that it comes back.
+pub(crate) enum Owned {
+    Ball(Pin<KBox<latency::Slot>>),
+    Group(Pin<KBox<rate::Group>>),
+    FastReg(Pin<KBox<reg::FastReg>>),
+}
+
+impl Owned {
+    /// Has it come back so often in the next phase, and returns its QP.
+    fn prepare(&mut self, times: u32) -> Arc<Qp> {
+        match self {
+            // The laps of all slots are counted.
+            Self::Ball(slot) => slot.qp.clone(),
+            Self::Group(group) => group.prepare(times),
+            Self::FastReg(fmr) => fmr.prepare(times),
+        }
+    }
+
+    /// Posts it, to its QP, for the first time in a phase.
+    fn start(self, qp: &Qp) {
+        match self {
+            Self::Ball(slot) => slot.start(qp),
+            Self::Group(group) => group.start(qp),
+            Self::FastReg(fmr) => fmr.start(qp),
         }
     }
 }
 
 /// The state of a phase.
-struct State<P> {
+struct State {
     /// The number of owners that have not ended.
     left: u32,
     /// When the phase was over, or that it has failed.
     end: Option<Result<Instant<Monotonic>>>,
     /// The owners that are through, until the run is over.
-    kept: Option<KVec<P>>,
+    kept: Option<KVVec<Owned>>,
 }
 
-impl<P> State<P> {
+impl State {
     /// Keeps an owner for the next phase. Returns it if there will be none.
-    fn keep(&mut self, owner: P) -> Option<P> {
+    fn keep(&mut self, owner: Owned) -> Option<Owned> {
         let Some(kept) = &mut self.kept else {
             return Some(owner);
         };
         // There is room: an owner that is not kept was made too many.
-        let _ = kept.push_within_capacity(owner);
-        None
+        kept.push_within_capacity(owner).err().map(|e| e.0)
     }
 }
 
 /// The state that the owners of a run share. They count for themselves; this is touched when one of
 /// them is through.
-///
-/// `P` is an owner, of which those that are through are kept for the next phase.
 #[pin_data]
-pub(crate) struct Run<P: Send> {
+pub(crate) struct Run {
     /// `true` once the phase is over, for callers that poll.
     over: AtomicCell<bool>,
     /// Changes now and then while there is progress.
     progress: AtomicCell<u32>,
+    /// The number of owners.
+    owners: usize,
     #[pin]
-    state: SpinLockIrq<State<P>>,
+    state: SpinLockIrq<State>,
     #[pin]
     changed: CondVar,
 }
 
-impl<P: Send> Run<P> {
-    #[inline(never)]
+impl Run {
     pub(crate) fn new(owners: usize) -> Result<Arc<Self>> {
-        let kept = KVec::with_capacity(owners, GFP_KERNEL)?;
+        let kept = KVVec::with_capacity(owners, GFP_KERNEL)?;
         let init = pin_init!(Self {
             over: AtomicCell::new(false),
             progress: AtomicCell::new(0),
+            owners,
             state <- new_spinlock_irq!(State {
                 left: 0,
                 end: None,
@@ -163,18 +196,38 @@ impl<P: Send> Run<P> {
         self.over.store(false, Release);
     }
 
-    /// Returns whether an owner goes on, which is to complete `left` more times; and now and then
-    /// that there is progress.
-    #[inline]
-    pub(crate) fn goes_on(&self, left: u32) -> bool {
-        if left % 64 != 0 {
-            return true;
+    /// Has all owners that are kept come back `total` times, and returns when that began, and the
+    /// nanoseconds that it took. Polls meanwhile if nothing else does.
+    pub(crate) fn phase(
+        &self,
+        total: u32,
+        pollers: &[Option<Poller<'_>>],
+    ) -> Result<(Instant<Monotonic>, i64)> {
+        let spare = KVVec::with_capacity(self.owners, GFP_KERNEL)?;
+        let mut owners = self.state.lock().kept.replace(spare).ok_or(EIO)?;
+        while owners.len() > total as usize {
+            let Some(owner) = owners.pop() else { break };
+            self.keep(owner);
         }
-        if left == 0 {
-            return false;
+        let len = owners.len() as u32;
+        let mut qps = KVVec::with_capacity(owners.len(), GFP_KERNEL)?;
+        for (n, owner) in (0..len).zip(owners.iter_mut()) {
+            let times = (total / len).saturating_add((n < total % len).into());
+            qps.push_within_capacity(owner.prepare(times))?;
         }
-        self.tick();
-        true
+        self.begin(len);
+        let began = Instant::now();
+        if len == 0 {
+            return Ok((began, 0));
+        }
+        for (owner, qp) in owners.drain_all().zip(&qps) {
+            owner.start(qp);
+        }
+        if pollers.iter().any(Option::is_some) {
+            self.poll(pollers)?;
+        }
+        let end = self.sleep()?;
+        Ok((began, (end - began).as_nanos()))
     }
 
     /// Notes that there is progress.
@@ -185,14 +238,10 @@ impl<P: Send> Run<P> {
     }
 
     /// Keeps an owner for the next phase, if there may be one.
-    pub(crate) fn keep(&self, owner: P) {
+    #[inline(never)]
+    pub(crate) fn keep(&self, owner: Owned) {
         let refused = self.state.lock().keep(owner);
         drop(refused);
-    }
-
-    /// Returns an owner that was kept.
-    pub(crate) fn take(&self) -> Option<P> {
-        self.state.lock().kept.as_mut()?.pop()
     }
 
     /// Lets go of all owners, also of those that are through later: each keeps this run.
@@ -202,23 +251,43 @@ impl<P: Send> Run<P> {
     }
 
     /// An owner is through. The last one ends the phase.
-    pub(crate) fn through(&self, owner: P) {
+    #[inline(always)]
+    pub(crate) fn through(&self, owner: Owned) {
         let mut state = self.state.lock();
-        state.left = state.left.wrapping_sub(1);
-        let over = (state.left == 0).then(Instant::now);
-        let refused = state.keep(owner);
-        drop(state);
-        if let Some(now) = over {
-            self.end_with(Ok(now));
+        match state.keep(owner) {
+            None => self.ended_in(state),
+            Some(owner) => self.dismissed(state, owner),
         }
-        drop(refused);
+    }
+
+    /// An owner is through for which there will be no phase.
+    #[cold]
+    #[inline(never)]
+    fn dismissed(&self, state: SpinLockIrqGuard<'_, State>, owner: Owned) {
+        self.ended_in(state);
+        drop(owner);
+    }
+
+    /// One of the owners has ended. The last one ends the phase.
+    pub(crate) fn ended(&self) {
+        self.ended_in(self.state.lock());
+    }
+
+    #[inline]
+    fn ended_in(&self, mut state: SpinLockIrqGuard<'_, State>) {
+        state.left = state.left.wrapping_sub(1);
+        let over = state.left == 0;
+        drop(state);
+        if over {
+            self.end_with(None);
+        }
     }
 
     /// Ends the phase: a request was not posted, or has failed. What is flushed after the end does
     /// not matter.
     #[cold]
-    pub(crate) fn fail(&self, e: impl Into<Error>) {
-        self.end_with(Err(e.into()));
+    pub(crate) fn fail(&self, e: Error) {
+        self.end_with(Some(e));
     }
 
     /// Fails if the phase has.
@@ -229,26 +298,16 @@ impl<P: Send> Run<P> {
         }
     }
 
-    fn end_with(&self, result: Result<Instant<Monotonic>>) {
-        self.state.lock().end.get_or_insert(result);
+    #[cold]
+    #[inline(never)]
+    fn end_with(&self, error: Option<Error>) {
+        let end = error.map_or_else(|| Ok(Instant::now()), Err);
+        self.state.lock().end.get_or_insert(end);
         self.over.store(true, Release);
         self.changed.notify_all();
     }
 
-    /// Waits for the end of the phase and returns its time. Polls meanwhile if nothing else
-    /// does.
-    #[inline]
-    pub(crate) fn wait(
-        &self,
-        poll: Option<impl FnMut() -> Result<u32>>,
-    ) -> Result<Instant<Monotonic>> {
-        if let Some(poll) = poll {
-            self.poll(poll)?;
-        }
-        self.sleep()
-    }
-
-    /// Sleeps until the phase is over.
+    /// Sleeps until the phase is over, and returns its time.
     pub(crate) fn sleep(&self) -> Result<Instant<Monotonic>> {
         let mut state = self.state.lock();
         let mut seen = (self.progress.load(Relaxed), state.left);
@@ -272,11 +331,15 @@ impl<P: Send> Run<P> {
     }
 
     /// Polls until the phase is over. When that has been in vain for long it sleeps.
-    fn poll(&self, mut poll: impl FnMut() -> Result<u32>) -> Result {
+    fn poll(&self, pollers: &[Option<Poller<'_>>]) -> Result {
         let spins = if nr_cpu_ids() > 1 { SPINS } else { SPINS_ALONE };
         let (mut idle, mut last) = (0, Instant::<Monotonic>::now());
         while !self.over.load(Acquire) {
-            if poll()? != 0 {
+            let mut polled = 0;
+            for poller in pollers.iter().flatten() {
+                polled |= (poller.poll)(poller.cq, poller.budget)?;
+            }
+            if polled != 0 {
                 idle = 0;
                 continue;
             }
@@ -296,14 +359,6 @@ impl<P: Send> Run<P> {
     }
 }
 
-/// Returns how often owner `n` of `owners` comes back, for all of them to come back `total` times.
-pub(crate) fn share(total: u32, n: u32, owners: u32) -> u32 {
-    match (total.checked_div(owners), total.checked_rem(owners)) {
-        (Some(all), Some(rest)) => all.saturating_add((n < rest).into()),
-        _ => 0,
-    }
-}
-
 /// Finds a device.
 pub(crate) fn device(client: &ClientRef, name: &str, cx: &Sleepable) -> Result<Device> {
     let name = CString::try_from_fmt(fmt!("{name}"))?;
@@ -311,22 +366,27 @@ pub(crate) fn device(client: &ClientRef, name: &str, cx: &Sleepable) -> Result<D
 }
 
 /// Does what is asked for.
-pub(crate) fn run(client: &ClientRef, args: &Args<'_>, cx: &Sleepable) -> Result<Report> {
+pub(crate) fn run(
+    client: &ClientRef,
+    args: &Args<'_>,
+    report: &mut Report,
+    cx: &Sleepable,
+) -> Result {
     let caller_polls = matches!(
         args.context,
         Context::Direct | Context::Batch | Context::Static
     );
     match args.load {
-        Load::VoidRate if caller_polls => void::run(client, args, cx),
+        Load::VoidRate if caller_polls => void::run(client, args, report, cx),
         Load::QpRate | Load::CqRate if caller_polls => Err(EINVAL),
-        Load::SendLat | Load::WriteLat | Load::ReadLat => latency::run(client, args, cx),
+        Load::SendLat | Load::WriteLat | Load::ReadLat => latency::run(client, args, report, cx),
         Load::SendRate | Load::WriteRate | Load::ReadRate | Load::VoidRate => {
-            rate::run(client, args, cx)
+            rate::run(client, args, report, cx)
         }
-        Load::RegRate => reg::run(client, args, cx),
-        Load::ConnectRate => connect::run(client, args, cx),
-        Load::QpRate => setup::qps(client, args, cx),
-        Load::CqRate => setup::cqs(client, args, cx),
+        Load::RegRate => reg::run(client, args, report, cx),
+        Load::ConnectRate => connect::run(client, args, report, cx),
+        Load::QpRate => setup::qps(client, args, report, cx),
+        Load::CqRate => setup::cqs(client, args, report, cx),
     }
 }
 

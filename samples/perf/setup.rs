@@ -52,8 +52,14 @@ impl<T, U: Fn() -> Result<T>, D: Fn(T) -> Result> Objects for List<T, U, D> {
 /// Has objects set up, then taken down, until there were so many. Not generic, as all but two calls
 /// is the same for all objects.
 #[inline(never)]
-fn rounds(args: &Args<'_>, objects: &mut dyn Objects, total: u32, hold: bool) -> Result<Figures> {
-    let mut figures = Figures::default();
+fn rounds(
+    args: &Args<'_>,
+    objects: &mut dyn Objects,
+    total: u32,
+    hold: bool,
+    figures: &mut Figures,
+) -> Result {
+    *figures = Figures::default();
     while figures.ops < total.into() {
         let began = Instant::<Monotonic>::now();
         for _ in 0..args.qps {
@@ -71,7 +77,7 @@ fn rounds(args: &Args<'_>, objects: &mut dyn Objects, total: u32, hold: bool) ->
         figures.ops += u64::from(args.qps);
     }
     figures.ns = figures.setup_ns + figures.teardown_ns;
-    Ok(figures)
+    Ok(())
 }
 
 /// Sets objects up and takes them down, as often as is to be measured.
@@ -79,19 +85,25 @@ pub(crate) fn phases<T>(
     args: &Args<'_>,
     set_up: impl Fn() -> Result<T>,
     take_down: impl Fn(T) -> Result,
-) -> Result<Figures> {
+    report: &mut Report,
+) -> Result {
     let mut list = List {
         objects: KVVec::with_capacity(args.qps as usize, GFP_KERNEL)?,
         set_up,
         take_down,
     };
-    rounds(args, &mut list, args.warmup, false)?;
-    rounds(args, &mut list, args.count, true)
+    rounds(args, &mut list, args.warmup, false, &mut report.figures)?;
+    rounds(args, &mut list, args.count, true, &mut report.figures)
 }
 
 /// QPs that can send, without a peer.
 #[inline(never)]
-pub(crate) fn qps(client: &ClientRef, args: &Args<'_>, cx: &Sleepable) -> Result<Report> {
+pub(crate) fn qps(
+    client: &ClientRef,
+    args: &Args<'_>,
+    report: &mut Report,
+    cx: &Sleepable,
+) -> Result {
     let dev = device(client, args.device, cx)?;
     let pd = Pd::alloc(&dev, cx)?;
     let entries = CAPS.entries().checked_mul(args.qps).ok_or(EINVAL)?;
@@ -102,17 +114,22 @@ pub(crate) fn qps(client: &ClientRef, args: &Args<'_>, cx: &Sleepable) -> Result
         nowhere.connect(&qp, cx)?;
         Ok(qp)
     };
-    Ok(phases(args, set_up, |qp| qp.destroy(cx))?.into())
+    phases(args, set_up, |qp| qp.destroy(cx), report)
 }
 
 /// CQs of a few entries. They are taken down by work items, so the time of that means nothing.
 #[inline(never)]
-pub(crate) fn cqs(client: &ClientRef, args: &Args<'_>, cx: &Sleepable) -> Result<Report> {
+pub(crate) fn cqs(
+    client: &ClientRef,
+    args: &Args<'_>,
+    report: &mut Report,
+    cx: &Sleepable,
+) -> Result {
     let dev = device(client, args.device, cx)?;
     let set_up = || alloc_cq(&dev, args.depth, args.context, cx);
     let take_down = |cq| {
         drop(cq);
         Ok(())
     };
-    Ok(phases(args, set_up, take_down)?.into())
+    phases(args, set_up, take_down, report)
 }

@@ -12,17 +12,17 @@ use crate::{
         Context, //
     },
     end::{
-        finish,
+        between,
         End, //
     },
     link,
     poll::{
+        process,
         Cq,
         Qp,
         BATCH, //
     },
     run::{
-        device,
         post_times,
         Figures,
         Report,
@@ -31,6 +31,7 @@ use crate::{
 };
 use core::num::NonZero;
 use kernel::{
+    alloc::kvec::PushError,
     prelude::*,
     time::{
         Instant,
@@ -47,7 +48,7 @@ use rdma::{
 struct Request {
     cqe: Cqe<Self>,
     buf: Buf<ToDevice>,
-    run: Arc<Run<()>>,
+    run: Arc<Run>,
 }
 
 /// A request that the caller keeps.
@@ -58,7 +59,8 @@ struct Borrowed {
 }
 
 impl Request {
-    fn new(end: &End, size: usize, run: &Arc<Run<()>>, cx: &Sleepable) -> Result<Self> {
+    #[inline(never)]
+    fn new(end: &End, size: usize, run: &Arc<Run>, cx: &Sleepable) -> Result<Self> {
         Ok(Self {
             cqe: Cqe::new(),
             buf: Buf::alloc(&end.pd, size, cx)?,
@@ -74,7 +76,7 @@ impl Request {
     #[inline]
     fn completed(&self, wc: &Wc) {
         if let Err(e) = wc.result() {
-            self.run.fail(e);
+            self.run.fail(e.into());
         }
     }
 }
@@ -84,6 +86,7 @@ impl CqeHandler for Request {
     type Needs = Atomic;
 
     /// Not taken by the caller: flushed at the end.
+    #[inline]
     fn done(this: Self::Pointer, wc: &Wc, _cx: &Atomic) {
         this.completed(wc);
     }
@@ -102,7 +105,7 @@ impl CqeHandler for Borrowed {
 /// Posts the requests of each owner to a QP.
 #[inline]
 fn post_round<'q, P>(
-    mut each: impl Iterator<Item = (&'q Arc<Qp>, P)>,
+    mut each: impl Iterator<Item = (&'q Qp, P)>,
     signal: NonZero<u32>,
     buf: impl for<'a> Fn(&'a P::Target) -> &'a Buf<ToDevice> + Copy + Sync,
 ) -> Result
@@ -140,23 +143,14 @@ where
     })?)
 }
 
-/// The requests of a round.
-trait Round {
-    /// Posts all of them, each to one of these QPs.
-    fn post(&mut self, qps: &[Arc<Qp>], signal: NonZero<u32>) -> Result;
-
-    /// Processes completions, and returns their number.
-    fn process(&mut self, cq: &Cq, left: u32) -> Result<u32>;
-}
-
 /// Completions come to callbacks.
-struct ByCallback(KVec<(Arc<Qp>, Reusable<Borrowed>)>);
+struct ByCallback<'a>(KVec<(&'a Qp, Reusable<Borrowed>)>);
 
-impl ByCallback {
+impl<'a> ByCallback<'a> {
     /// Yields the requests that are not posted.
-    fn each(&mut self) -> impl Iterator<Item = (&Arc<Qp>, InFlight<Borrowed>)> {
+    fn each(&mut self) -> impl Iterator<Item = (&'a Qp, InFlight<Borrowed>)> + use<'_, 'a> {
         let each = self.0.iter_mut();
-        each.map_while(|(qp, kept)| Some((&*qp, kept.start()?)))
+        each.map_while(|(qp, kept)| Some((*qp, kept.start()?)))
     }
 
     /// Not inlined, as [`post_all`].
@@ -165,11 +159,9 @@ impl ByCallback {
         self.each()
             .try_for_each(|(qp, b)| post_all(qp, b, signal, |b| &b.request.buf))
     }
-}
 
-impl Round for ByCallback {
     #[inline(never)]
-    fn post(&mut self, _qps: &[Arc<Qp>], signal: NonZero<u32>) -> Result {
+    fn post(&mut self, signal: NonZero<u32>) -> Result {
         if signal.get() > 1 {
             return self.post_times(signal);
         }
@@ -177,10 +169,6 @@ impl Round for ByCallback {
             qp.post_send(b, |b| Ok(SendWr::send([b.request.buf.whole()])))
         })?;
         Ok(())
-    }
-
-    fn process(&mut self, cq: &Cq, left: u32) -> Result<u32> {
-        Ok(cq.process(left))
     }
 }
 
@@ -193,19 +181,9 @@ struct Taken {
 }
 
 impl Taken {
-    fn new(here: KVec<Pin<KBox<Request>>>, context: Context) -> Result<Self> {
-        Ok(Self {
-            back: KVec::with_capacity(here.len(), GFP_KERNEL)?,
-            here,
-            is_static: context == Context::Static,
-        })
-    }
-}
-
-impl Round for Taken {
     #[inline(never)]
-    fn post(&mut self, qps: &[Arc<Qp>], signal: NonZero<u32>) -> Result {
-        let each = qps.iter().zip(self.here.drain_all());
+    fn post(&mut self, qps: &[&Qp], signal: NonZero<u32>) -> Result {
+        let each = qps.iter().copied().zip(self.here.drain_all());
         post_round(each, signal, Request::buf)?;
         core::mem::swap(&mut self.here, &mut self.back);
         Ok(())
@@ -218,7 +196,7 @@ impl Round for Taken {
             if let Ok((request, wc)) = completion.take::<Request, 0>() {
                 request.completed(wc);
                 // The vector has held all of them before.
-                let _ = here.push_within_capacity(request);
+                here.push_within_capacity(request).unwrap_or_else(lost);
             }
         };
         if self.is_static {
@@ -231,26 +209,87 @@ impl Round for Taken {
     }
 }
 
+/// Not inlined, as it never happens.
+#[cold]
+#[inline(never)]
+fn lost(_: PushError<Pin<KBox<Request>>>) {}
+
+/// The requests of a round, in turn for each QP.
+enum Round<'a> {
+    ByCallback(ByCallback<'a>),
+    Taken(KVec<&'a Qp>, Taken),
+}
+
+impl<'a> Round<'a> {
+    fn new(args: &Args<'_>, end: &'a End, run: &Arc<Run>, cx: &Sleepable) -> Result<Self> {
+        let owners = args.owners() as usize;
+        let qps = end.qps.iter().cycle().take(owners);
+        if args.context == Context::Direct {
+            let mut kept = KVec::with_capacity(owners, GFP_KERNEL)?;
+            for qp in qps {
+                let borrowed = Borrowed {
+                    cqe: Cqe::new(),
+                    request: Request::new(end, args.size, run, cx)?,
+                };
+                kept.push_within_capacity((&**qp, Reusable::new(borrowed, GFP_KERNEL)?))?;
+            }
+            return Ok(Self::ByCallback(ByCallback(kept)));
+        }
+        let mut to = KVec::with_capacity(owners, GFP_KERNEL)?;
+        let mut taken = Taken {
+            here: KVec::with_capacity(owners, GFP_KERNEL)?,
+            back: KVec::with_capacity(owners, GFP_KERNEL)?,
+            is_static: args.context == Context::Static,
+        };
+        for qp in qps {
+            let request = Request::new(end, args.size, run, cx)?;
+            to.push_within_capacity(&**qp)?;
+            taken
+                .here
+                .push_within_capacity(KBox::pin(request, GFP_KERNEL)?)?;
+        }
+        Ok(Self::Taken(to, taken))
+    }
+
+    /// Posts all of them.
+    fn post(&mut self, signal: NonZero<u32>) -> Result {
+        match self {
+            Self::ByCallback(round) => round.post(signal),
+            Self::Taken(qps, round) => round.post(qps, signal),
+        }
+    }
+
+    /// Processes completions, and returns their number.
+    fn process(&mut self, cq: &Cq, left: u32) -> Result<u32> {
+        match self {
+            Self::ByCallback(_) => process(cq, left),
+            Self::Taken(_, round) => round.process(cq, left),
+        }
+    }
+}
+
 /// Does `count` requests, in whole rounds.
+#[inline(never)]
 fn rounds(
-    end: &End,
-    qps: &[Arc<Qp>],
-    round: &mut impl Round,
+    cq: &Cq,
+    round: &mut Round<'_>,
     args: &Args<'_>,
-    run: &Run<()>,
+    run: &Run,
     count: u32,
-) -> Result<Figures> {
-    let owners = qps.len() as u32;
+    report: &mut Report,
+) -> Result {
+    let owners = args.owners();
     let signal = NonZero::new(args.signal).ok_or(EINVAL)?;
-    let mut figures = Figures::default();
+    let figures = &mut report.figures;
+    *figures = Figures::default();
     let begin = Instant::<Monotonic>::now();
     while figures.ops < count.into() {
         let began = Instant::<Monotonic>::now();
-        round.post(qps, signal)?;
+        round.post(signal)?;
         let posted = Instant::<Monotonic>::now();
         let mut left = owners;
         while left > 0 {
-            match round.process(&end.cq, left)? {
+            match round.process(cq, left)? {
                 // On this device all are done when they are posted.
                 0 => return Err(EIO),
                 n => left = left.saturating_sub(n),
@@ -264,50 +303,31 @@ fn rounds(
     }
     figures.ns = begin.elapsed().as_nanos();
     figures.posts = figures.ops;
-    Ok(figures)
+    Ok(())
 }
 
 fn alternate(
-    end: &End,
-    qps: &[Arc<Qp>],
-    mut round: impl Round,
     args: &Args<'_>,
-    run: &Run<()>,
-) -> Result<Figures> {
-    rounds(end, qps, &mut round, args, run, args.warmup)?;
-    let figures = rounds(end, qps, &mut round, args, run, args.count);
-    args.held(figures)
-}
-
-fn stream(end: &End, args: &Args<'_>, run: &Arc<Run<()>>, cx: &Sleepable) -> Result<Figures> {
+    ends: &mut [End],
+    run: &Arc<Run>,
+    report: &mut Report,
+    cx: &Sleepable,
+) -> Result {
+    let [end] = ends else { return Err(EINVAL) };
     link::connect_to_none(end, cx)?;
-    // In turn to each QP, for each of the requests that go to it.
-    let mut qps = KVec::new();
-    for _ in 0..args.groups() {
-        qps.extend_from_slice(&end.qps, GFP_KERNEL)?;
-    }
-    let (mut requests, mut kept) = (KVec::new(), KVec::new());
-    for qp in qps.iter() {
-        let request = Request::new(end, args.size, run, cx)?;
-        if args.context == Context::Direct {
-            let cqe = Cqe::new();
-            let borrowed = Reusable::new(Borrowed { cqe, request }, GFP_KERNEL)?;
-            kept.push((qp.clone(), borrowed), GFP_KERNEL)?;
-        } else {
-            requests.push(KBox::pin(request, GFP_KERNEL)?, GFP_KERNEL)?;
-        }
-    }
-    match args.context {
-        Context::Direct => alternate(end, &qps, ByCallback(kept), args, run),
-        context => alternate(end, &qps, Taken::new(requests, context)?, args, run),
-    }
+    let mut round = Round::new(args, end, run, cx)?;
+    rounds(&end.cq, &mut round, args, run, args.warmup, report)?;
+    rounds(&end.cq, &mut round, args, run, args.count, report)?;
+    args.hold()
 }
 
 /// Runs where the caller polls.
-pub(crate) fn run(client: &ClientRef, args: &Args<'_>, cx: &Sleepable) -> Result<Report> {
-    let dev = device(client, args.device, cx)?;
-    let end = End::new(&dev, args.qps, &Caps::new(args.depth, 0), args.context, cx)?;
-    let run = Run::new(0)?;
-    let result = stream(&end, args, &run, cx);
-    Ok(finish(&run, [end], result, cx)?.into())
+pub(crate) fn run(
+    client: &ClientRef,
+    args: &Args<'_>,
+    report: &mut Report,
+    cx: &Sleepable,
+) -> Result {
+    let caps = [Caps::new(args.depth, 0)];
+    between(client, args, args.qps, &caps, alternate, report, cx)
 }
