@@ -15,7 +15,10 @@ use crate::{
         Report,
         Run, //
     },
-    setup::phases, //
+    setup::{
+        phases,
+        Objects, //
+    }, //
 };
 use kernel::{
     new_mutex,
@@ -44,13 +47,15 @@ struct Parts {
 }
 
 impl Parts {
-    fn new(dev: &Device, args: &Args<'_>, cx: &Sleepable) -> Result<Self> {
+    #[inline(never)]
+    fn new(client: &ClientRef, name: &str, args: &Args<'_>, cx: &Sleepable) -> Result<Self> {
+        let dev = device(client, name, cx)?;
         // The last QP may still be going when the next one comes.
         let qps = args.qps.saturating_add(1);
         let entries = CAPS.entries().checked_mul(qps).ok_or(EINVAL)?;
         Ok(Self {
-            pd: Pd::alloc(dev, cx)?,
-            cq: alloc_cq(dev, entries, args.context, cx)?,
+            pd: Pd::alloc(&dev, cx)?,
+            cq: alloc_cq(&dev, entries, args.context, cx)?,
         })
     }
 
@@ -61,16 +66,14 @@ impl Parts {
 }
 
 /// The handler of an end of a connection.
-struct Events(Arc<Run>);
-
-impl cm::Handler for Events {
+impl cm::Handler for Run {
     fn event(&self, event: cm::Event<'_>, _cx: &Sleepable) {
         match event {
             cm::Event::Established { .. } => {}
-            cm::Event::Disconnected => self.0.ended(),
+            cm::Event::Disconnected => self.ended(),
             other => {
                 pr_err!("{other}\n");
-                self.0.fail(EIO);
+                self.fail(EIO);
             }
         }
     }
@@ -79,28 +82,28 @@ impl cm::Handler for Events {
 /// One end of a connection.
 type End = (cm::Id, Qp);
 
-/// The server, with its end of the last connection, until that is taken.
+/// The server, with both ends of each connection, its own first.
 #[pin_data]
 struct Server {
     parts: Parts,
     #[pin]
-    end: Mutex<Option<End>>,
-    events: Arc<Events>,
+    ends: Mutex<KVVec<End>>,
+    run: Arc<Run>,
 }
 
 impl Server {
     fn accept(&self, request: cm::Request<'_>, cx: &Sleepable) -> Result {
         let id = request.into_id(cx)?;
         let qp = self.parts.qp(&id, cx)?;
-        *self.end.lock() = Some((id.clone(), qp));
-        id.accept(self.events.clone(), &PARAM, cx)
+        self.ends.lock().push_within_capacity((id.clone(), qp))?;
+        id.accept(self.run.clone(), &PARAM, cx)
     }
 }
 
 impl cm::Accept for Server {
     fn request(&self, request: cm::Request<'_>, cx: &Sleepable) {
         if let Err(e) = self.accept(request, cx) {
-            self.events.0.fail(e);
+            self.run.fail(e);
         }
     }
 }
@@ -110,28 +113,29 @@ struct Connector<'a> {
     addr: SocketAddr,
     parts: Parts,
     server: Arc<Server>,
+    cx: &'a Sleepable,
 }
 
-impl Connector<'_> {
-    /// Returns the two ends of a new connection, the server's first.
-    fn set_up(&self, cx: &Sleepable) -> Result<[End; 2]> {
-        let id = cm::Id::resolve(self.client, self.addr, RESOLVE_MS, cx)?;
-        let qp = self.parts.qp(&id, cx)?;
-        id.connect(self.server.events.clone(), &PARAM, cx)?;
-        let peer = self.server.end.lock().take().ok_or(ENOTCONN)?;
-        Ok([peer, (id, qp)])
+impl Objects for Connector<'_> {
+    fn set_up(&mut self) -> Result {
+        let id = cm::Id::resolve(self.client, self.addr, RESOLVE_MS, self.cx)?;
+        let qp = self.parts.qp(&id, self.cx)?;
+        id.connect(self.server.run.clone(), &PARAM, self.cx)?;
+        Ok(self.server.ends.lock().push_within_capacity((id, qp))?)
     }
 
-    fn take_down(&self, ends: [End; 2], cx: &Sleepable) -> Result {
-        let events = &self.server.events;
-        let [_, (id, _)] = &ends;
-        events.0.begin(2);
-        id.disconnect(cx)?;
+    fn take_down(&mut self) -> Result {
+        let Server { ends, run, .. } = &*self.server;
+        run.begin(2);
+        let id = ends.lock().last().ok_or(EIO)?.0.clone();
+        id.disconnect(self.cx)?;
+        drop(id);
         // Both ends are told.
-        events.0.sleep()?;
-        for (id, qp) in ends {
-            qp.destroy(cx)?;
-            id.destroy(cx)?;
+        run.sleep()?;
+        for _ in 0..2 {
+            let (id, qp) = ends.lock().pop().ok_or(EIO)?;
+            qp.destroy(self.cx)?;
+            id.destroy(self.cx)?;
         }
         Ok(())
     }
@@ -144,32 +148,25 @@ pub(crate) fn run(
     report: &mut Report,
     cx: &Sleepable,
 ) -> Result {
-    let (dev, peer) = (
-        device(client, args.device, cx)?,
-        device(client, args.peer, cx)?,
-    );
-    let events = Arc::new(Events(Run::new(0)?), GFP_KERNEL)?;
-    let parts = Parts::new(&peer, args, cx)?;
+    let parts = Parts::new(client, args.peer, args, cx)?;
+    let ends = KVVec::with_capacity(2 * args.qps as usize, GFP_KERNEL)?;
+    let run = Run::new(0)?;
     let server = pin_init!(Server {
         parts,
-        end <- new_mutex!(None),
-        events,
+        ends <- new_mutex!(ends),
+        run,
     });
     let server = Arc::pin_init(server, GFP_KERNEL)?;
     let listener = cm::Listener::new(client, args.addr, 64, server.clone(), cx)?;
-    let connector = Connector {
+    let mut connector = Connector {
         client,
         addr: args.addr,
-        parts: Parts::new(&dev, args, cx)?,
+        parts: Parts::new(client, args.device, args, cx)?,
         server,
+        cx,
     };
-    let result = phases(
-        args,
-        || connector.set_up(cx),
-        |ends| connector.take_down(ends, cx),
-        report,
-    );
-    let left = connector.server.end.lock().take();
+    let result = phases(args, &mut connector, report);
+    let left = core::mem::take(&mut *connector.server.ends.lock());
     drop(left);
     listener.destroy(cx)?;
     result

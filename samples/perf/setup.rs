@@ -7,6 +7,7 @@ use crate::{
     link::Nowhere,
     poll::{
         alloc_cq,
+        Cq,
         Qp, //
     },
     run::{
@@ -27,30 +28,12 @@ use rdma::prelude::*;
 const CAPS: Caps = Caps::new(1, 1);
 
 /// Objects that are set up, and taken down in the opposite order.
-trait Objects {
+pub(crate) trait Objects {
     fn set_up(&mut self) -> Result;
     fn take_down(&mut self) -> Result;
 }
 
-struct List<T, U, D> {
-    objects: KVVec<T>,
-    set_up: U,
-    take_down: D,
-}
-
-impl<T, U: Fn() -> Result<T>, D: Fn(T) -> Result> Objects for List<T, U, D> {
-    fn set_up(&mut self) -> Result {
-        let object = (self.set_up)()?;
-        Ok(self.objects.push_within_capacity(object)?)
-    }
-
-    fn take_down(&mut self) -> Result {
-        (self.take_down)(self.objects.pop().ok_or(EIO)?)
-    }
-}
-
-/// Has objects set up, then taken down, until there were so many. Not generic, as all but two calls
-/// is the same for all objects.
+/// Has objects set up, then taken down, until there were so many.
 #[inline(never)]
 fn rounds(
     args: &Args<'_>,
@@ -81,23 +64,32 @@ fn rounds(
 }
 
 /// Sets objects up and takes them down, as often as is to be measured.
-pub(crate) fn phases<T>(
-    args: &Args<'_>,
-    set_up: impl Fn() -> Result<T>,
-    take_down: impl Fn(T) -> Result,
-    report: &mut Report,
-) -> Result {
-    let mut list = List {
-        objects: KVVec::with_capacity(args.qps as usize, GFP_KERNEL)?,
-        set_up,
-        take_down,
-    };
-    rounds(args, &mut list, args.warmup, false, &mut report.figures)?;
-    rounds(args, &mut list, args.count, true, &mut report.figures)
+pub(crate) fn phases(args: &Args<'_>, objects: &mut dyn Objects, report: &mut Report) -> Result {
+    rounds(args, objects, args.warmup, false, &mut report.figures)?;
+    rounds(args, objects, args.count, true, &mut report.figures)
+}
+
+struct Qps<'a> {
+    qps: KVVec<Qp>,
+    pd: Pd,
+    cq: Cq,
+    nowhere: Nowhere,
+    cx: &'a Sleepable,
+}
+
+impl Objects for Qps<'_> {
+    fn set_up(&mut self) -> Result {
+        let qp = Qp::create_raw(&self.pd, &self.cq, &self.cq, &CAPS, self.cx)?;
+        self.nowhere.connect(&qp, self.cx)?;
+        Ok(self.qps.push_within_capacity(qp)?)
+    }
+
+    fn take_down(&mut self) -> Result {
+        self.qps.pop().ok_or(EIO)?.destroy(self.cx)
+    }
 }
 
 /// QPs that can send, without a peer.
-#[inline(never)]
 pub(crate) fn qps(
     client: &ClientRef,
     args: &Args<'_>,
@@ -105,31 +97,48 @@ pub(crate) fn qps(
     cx: &Sleepable,
 ) -> Result {
     let dev = device(client, args.device, cx)?;
-    let pd = Pd::alloc(&dev, cx)?;
     let entries = CAPS.entries().checked_mul(args.qps).ok_or(EINVAL)?;
-    let cq = alloc_cq(&dev, entries, args.context, cx)?;
-    let nowhere = Nowhere::new(&dev)?;
-    let set_up = || {
-        let qp = Qp::create_raw(&pd, &cq, &cq, &CAPS, cx)?;
-        nowhere.connect(&qp, cx)?;
-        Ok(qp)
+    let mut qps = Qps {
+        qps: KVVec::with_capacity(args.qps as usize, GFP_KERNEL)?,
+        pd: Pd::alloc(&dev, cx)?,
+        cq: alloc_cq(&dev, entries, args.context, cx)?,
+        nowhere: Nowhere::new(&dev)?,
+        cx,
     };
-    phases(args, set_up, |qp| qp.destroy(cx), report)
+    phases(args, &mut qps, report)
 }
 
 /// CQs of a few entries. They are taken down by work items, so the time of that means nothing.
-#[inline(never)]
+struct Cqs<'a> {
+    cqs: KVVec<Cq>,
+    dev: Device,
+    args: &'a Args<'a>,
+    cx: &'a Sleepable,
+}
+
+impl Objects for Cqs<'_> {
+    fn set_up(&mut self) -> Result {
+        let cq = alloc_cq(&self.dev, self.args.depth, self.args.context, self.cx)?;
+        Ok(self.cqs.push_within_capacity(cq)?)
+    }
+
+    fn take_down(&mut self) -> Result {
+        drop(self.cqs.pop().ok_or(EIO)?);
+        Ok(())
+    }
+}
+
 pub(crate) fn cqs(
     client: &ClientRef,
     args: &Args<'_>,
     report: &mut Report,
     cx: &Sleepable,
 ) -> Result {
-    let dev = device(client, args.device, cx)?;
-    let set_up = || alloc_cq(&dev, args.depth, args.context, cx);
-    let take_down = |cq| {
-        drop(cq);
-        Ok(())
+    let mut cqs = Cqs {
+        cqs: KVVec::with_capacity(args.qps as usize, GFP_KERNEL)?,
+        dev: device(client, args.device, cx)?,
+        args,
+        cx,
     };
-    phases(args, set_up, take_down, report)
+    phases(args, &mut cqs, report)
 }
