@@ -33,10 +33,10 @@ use core::{
         Ipv4Addr,
         SocketAddr, //
     },
-    ops::RangeInclusive,
     str::FromStr, //
 };
 use kernel::{
+    fmt,
     prelude::*,
     sync::atomic::{
         Acquire,
@@ -49,6 +49,11 @@ use kernel::{
     }, //
 };
 
+#[inline(never)]
+fn position(names: &[&str], name: &str) -> Option<usize> {
+    names.iter().position(|other| *other == name)
+}
+
 macro_rules! names {
     ($(#[$doc:meta])* $type:ident { $($variant:ident = $name:literal),* $(,)? }) => {
         $(#[$doc])*
@@ -57,14 +62,17 @@ macro_rules! names {
             $($variant),*
         }
 
+        impl $type {
+            const ALL: &[Self] = &[$(Self::$variant),*];
+        }
+
         impl FromStr for $type {
             type Err = Error;
 
+            #[inline]
             fn from_str(name: &str) -> Result<Self> {
-                match name {
-                    $($name => Ok(Self::$variant),)*
-                    _ => Err(EINVAL),
-                }
+                let n = position(&[$($name),*], name).ok_or(EINVAL)?;
+                Self::ALL.get(n).copied().ok_or(EINVAL)
             }
         }
     };
@@ -124,46 +132,66 @@ const HOLD_MS: u32 = 10_000;
 struct Words<'a> {
     text: &'a str,
     taken: usize,
+    /// Whether a word was wrong, which was reported.
+    wrong: bool,
 }
 
 impl<'a> Words<'a> {
     /// Takes the value of a key, if it is there.
-    fn value(&mut self, key: &str) -> Result<Option<&'a str>> {
-        let words = self.text.split_ascii_whitespace();
-        let mut values = words.filter_map(|word| word.split_once('=').filter(|(k, _)| *k == key));
-        let value = values.next().map(|(_, value)| value);
-        if values.next().is_some() {
-            pr_err!("{key} is there twice\n");
-            return Err(EINVAL);
+    #[inline(never)]
+    fn value(&mut self, key: &str) -> Option<&'a str> {
+        let mut found = None;
+        for word in self.text.split_ascii_whitespace() {
+            let rest = word.strip_prefix(key);
+            if let Some(value) = rest.and_then(|rest| rest.strip_prefix('=')) {
+                if found.replace(value).is_some() {
+                    self.refuse(fmt!("{key} is there twice\n"));
+                }
+            }
         }
-        self.taken += usize::from(value.is_some());
-        Ok(value)
+        self.taken += usize::from(found.is_some());
+        found
     }
 
-    fn parse<T: FromStr>(&mut self, key: &str, default: T) -> Result<T> {
-        match self.value(key)? {
-            None => Ok(default),
-            Some(value) => value.parse().map_err(|_| {
-                pr_err!("{key}={value}: there is no such value\n");
-                EINVAL
-            }),
-        }
+    #[cold]
+    fn refuse(&mut self, why: fmt::Arguments<'_>) {
+        pr_err!("{why}");
+        self.wrong = true;
     }
 
-    fn number(&mut self, key: &str, default: u32, range: RangeInclusive<u32>) -> Result<u32> {
-        let number = self.parse(key, default)?;
-        if !range.contains(&number) {
-            let (first, last) = range.into_inner();
-            pr_err!("{key}={number}: {first} to {last} are possible\n");
-            return Err(EINVAL);
-        }
-        Ok(number)
+    fn parse<T: FromStr>(&mut self, key: &str, default: T) -> T {
+        let Some(value) = self.value(key) else {
+            return default;
+        };
+        value.parse().unwrap_or_else(|_| {
+            self.no_such_value(key, value);
+            default
+        })
     }
 
-    /// Looks whether all words were taken.
-    fn end(self) -> Result {
-        if self.taken != self.text.split_ascii_whitespace().count() {
-            pr_err!("there are words that are no key=value, or whose key is not known\n");
+    #[cold]
+    #[inline(never)]
+    fn no_such_value(&mut self, key: &str, value: &str) {
+        self.refuse(fmt!("{key}={value}: there is no such value\n"));
+    }
+
+    #[inline(never)]
+    fn number(&mut self, key: &str, default: u32, first: u32, last: u32) -> u32 {
+        let number = self.parse(key, default);
+        if number < first || number > last {
+            self.refuse(fmt!("{key}={number}: {first} to {last} are possible\n"));
+        }
+        number
+    }
+
+    /// Looks whether all words were taken, and none was wrong.
+    fn end(mut self) -> Result {
+        if !self.wrong && self.taken != self.text.split_ascii_whitespace().count() {
+            self.refuse(fmt!(
+                "there are words that are no key=value, or whose key is not known\n"
+            ));
+        }
+        if self.wrong {
             return Err(EINVAL);
         }
         Ok(())
@@ -199,34 +227,37 @@ impl<'a> Args<'a> {
     }
 
     pub(crate) fn parse(text: &'a str, held: &'a AtomicCell<u32>) -> Result<Self> {
-        let mut words = Words { text, taken: 0 };
-        let load = words.parse("load", Load::SendLat)?;
+        let mut words = Words {
+            text,
+            taken: 0,
+            wrong: false,
+        };
+        let load = words.parse("load", Load::SendLat);
         let is_lat = matches!(load, Load::SendLat | Load::WriteLat | Load::ReadLat);
-        let device = words.value("device")?.unwrap_or("rxe0");
-        let depth = words.number("depth", 16, 1..=1024)?;
+        let device = words.value("device").unwrap_or("rxe0");
+        let depth = words.number("depth", 16, 1, 1024);
         let holds = matches!(
             load,
             Load::VoidRate | Load::ConnectRate | Load::QpRate | Load::CqRate
         );
-        let hold = words.number("hold", 0, 0..=holds.into())?;
         let max_size = if is_lat { 1 << 16 } else { 1 << 20 };
         let args = Self {
             load,
             device,
-            peer: words.value("peer")?.unwrap_or(device),
-            context: words.parse("context", Context::Softirq)?,
-            size: words.number("size", 64, 1..=max_size)? as usize,
+            peer: words.value("peer").unwrap_or(device),
+            context: words.parse("context", Context::Softirq),
+            size: words.number("size", 64, 1, max_size) as usize,
             depth,
-            signal: words.number("signal", 1, 1..=depth)?,
-            qps: words.number("qps", 1, 1..=16384)?,
-            count: words.number("count", 1_000, 1..=u32::MAX)?,
-            warmup: words.number("warmup", 100, 0..=u32::MAX)?,
-            timeout: words.number("timeout", link::TIMEOUT.into(), 1..=31)? as u8,
+            signal: words.number("signal", 1, 1, depth),
+            qps: words.number("qps", 1, 1, 16384),
+            count: words.number("count", 1_000, 1, u32::MAX),
+            warmup: words.number("warmup", 100, 0, u32::MAX),
+            timeout: words.number("timeout", link::TIMEOUT.into(), 1, 31) as u8,
             addr: SocketAddr::new(
-                words.parse("addr", IpAddr::V4(Ipv4Addr::LOCALHOST))?,
-                words.number("port", 7471, 1..=65535)? as u16,
+                words.parse("addr", IpAddr::V4(Ipv4Addr::LOCALHOST)),
+                words.number("port", 7471, 1, 65535) as u16,
             ),
-            held: (hold != 0).then_some(held),
+            held: (words.number("hold", 0, 0, holds.into()) != 0).then_some(held),
         };
         words.end()?;
         Ok(args)
