@@ -10,16 +10,14 @@
 use crate::{
     bindings,
     deferred::{
-        Deferred,
-        Fate,
-        Reserved,
-        Teardown, //
+        self,
+        Deferred, //
     },
     device::{
+        self,
         Gid,
         GidAttr,
-        GidType,
-        Name, //
+        GidType, //
     },
     pd,
     prelude::*, //
@@ -176,8 +174,8 @@ impl<K> State<K> {
     }
 }
 
-impl<K: Send + 'static> Teardown for State<K> {
-    fn teardown(&mut self, _cx: &Sleepable) -> Fate {
+impl<K: Send + 'static> deferred::Teardown for State<K> {
+    fn teardown(&mut self, _cx: &Sleepable) -> deferred::Fate {
         // SAFETY: By the type invariant `raw` is an address handle whose device is registered. A
         // request borrows the handle from its owner, or has a reference to it, so none uses it any
         // more.
@@ -191,21 +189,21 @@ impl<K: Send + 'static> Teardown for State<K> {
 ///
 /// `raw` is a valid address handle of a registered device, and is not used by anything else.
 #[inline(never)]
-unsafe fn destroy(raw: NonNull<bindings::ib_ah>) -> Fate {
+unsafe fn destroy(raw: NonNull<bindings::ib_ah>) -> deferred::Fate {
     let flags = bindings::rdma_destroy_ah_flags_RDMA_DESTROY_AH_SLEEPABLE;
     // SAFETY: The handle is valid, its device is registered and nothing else uses it, as the caller
     // promises.
     let (device, ret) = unsafe {
         (
-            Name::of(raw.as_ref().device),
+            device::Name::of(raw.as_ref().device),
             bindings::rdma_destroy_ah_user(raw.as_ptr(), flags, core::ptr::null_mut()),
         )
     };
     if ret != 0 {
         pr_err!("{device}: an address handle could not be destroyed ({ret}); it is leaked\n");
-        return Fate::Leak;
+        return deferred::Fate::Leak;
     }
-    Fate::Gone
+    deferred::Fate::Gone
 }
 
 /// An address handle: the destination of datagrams.
@@ -231,7 +229,11 @@ unsafe impl Send for Ah {}
 unsafe impl Sync for Ah {}
 
 impl Ah {
-    fn new(pd: &Pd, raw: *mut bindings::ib_ah, reserved: Reserved<State<Pd>>) -> Result<Self> {
+    fn new(
+        pd: &Pd,
+        raw: *mut bindings::ib_ah,
+        reserved: deferred::Reserved<State<Pd>>,
+    ) -> Result<Self> {
         let raw = NonNull::new(from_err_ptr(raw)?).ok_or(ENOMEM)?;
         // SAFETY: The caller has created the handle for this PD, which keeps the device.
         let state = reserved.fill(unsafe { State::new(raw, pd.clone()) });

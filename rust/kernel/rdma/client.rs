@@ -34,10 +34,7 @@ use core::{
 };
 use kernel::{
     alloc::Flags,
-    error::{
-        from_result,
-        to_result, //
-    },
+    error,
     fmt,
     prelude::*,
     sync::{
@@ -47,7 +44,6 @@ use kernel::{
             Full,
             Release, //
         },
-        Arc,
         Mutex, //
     },
     types::Opaque, //
@@ -232,7 +228,7 @@ impl<T: ModuleClient> Registration<T> {
     unsafe extern "C" fn add(dev: *mut bindings::ib_device) -> c_int {
         // SAFETY: The RDMA core is calling the client.
         let this = unsafe { Self::called() };
-        from_result(|| {
+        error::from_result(|| {
             let dev = NonNull::new(dev).ok_or(EINVAL)?;
             this.add_device(dev).inspect_err(|e| {
                 // SAFETY: `dev` is valid in this callback.

@@ -11,12 +11,8 @@
 use crate::bindings;
 use kernel::{
     fmt,
-    new_spinlock_irq,
     prelude::*,
-    rbtree::{
-        RBTree,
-        RBTreeNode, //
-    },
+    rbtree,
     sync::{
         atomic::{
             Acquire,
@@ -80,7 +76,7 @@ pub(crate) struct Outstanding {
 
 struct State {
     /// The posted callbacks, by address.
-    posted: RBTree<usize, Posted>,
+    posted: rbtree::RBTree<usize, Posted>,
     /// Set when memory was missing for a callback: one that is not found may be posted.
     incomplete: bool,
 }
@@ -102,8 +98,8 @@ impl Table {
             return Ok(None);
         }
         let init = try_pin_init!(Self {
-            buckets <- pin_init::pin_init_array_from_fn(|_| new_spinlock_irq!(State {
-                posted: RBTree::new(),
+            buckets <- pin_init::pin_init_array_from_fn(|_| kernel::new_spinlock_irq!(State {
+                posted: rbtree::RBTree::new(),
                 incomplete: false,
             })),
         }? Error);
@@ -212,7 +208,7 @@ fn add(cqe: usize, owner: &'static str) {
         owner: TypeName::new(owner),
         since: Instant::now(),
     };
-    let node = RBTreeNode::new(cqe, posted, GFP_ATOMIC);
+    let node = rbtree::RBTreeNode::new(cqe, posted, GFP_ATOMIC);
     let mut state = bucket.lock();
     match (state.posted.get_mut(&cqe), node) {
         (Some(posted), _) => posted.times += 1,

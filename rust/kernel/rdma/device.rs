@@ -27,8 +27,8 @@ use crate::{
         ModuleClient,
         Singleton, //
     },
-    context::Sleepable,
     objects,
+    prelude::*,
     refs::{
         Kind,
         Ref,
@@ -44,11 +44,7 @@ use core::ptr::NonNull;
 use kernel::{
     fmt,
     prelude::*,
-    sync::{
-        Arc,
-        ArcBorrow,
-        Mutex, //
-    },
+    sync,
     types::Opaque, //
 };
 
@@ -72,7 +68,7 @@ pub(crate) struct Inner {
     /// hash of names that they may share.
     singleton: &'static Singleton,
     #[pin]
-    data: Mutex<Option<RawData>>,
+    data: sync::Mutex<Option<RawData>>,
     #[pin]
     events: Opaque<bindings::ib_event_handler>,
 }
@@ -160,7 +156,8 @@ impl Inner {
         let data = self.data.lock();
         // SAFETY: By the type invariant the type is right, and the reference is there while the
         // lock is held.
-        let data = unsafe { ArcBorrow::<C::Data>::from_raw(data.as_ref()?.0.as_ptr().cast()) };
+        let data =
+            unsafe { sync::ArcBorrow::<C::Data>::from_raw(data.as_ref()?.0.as_ptr().cast()) };
         Some(data.into())
     }
 

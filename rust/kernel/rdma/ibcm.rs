@@ -67,48 +67,41 @@
 //! [`Qp::create_raw`]: crate::qp::Qp::create_raw
 
 use crate::{
-    ah::Source,
+    ah,
     bindings,
     cm::{
         callback::InCallback,
         state::{
+            self,
             Conn,
             Manager,
-            RawId,
-            State, //
+            RawId, //
         },
         ConnParam,
         Event,
         Handler,
         PrivateData,
-        RejectReason,
-        Rejected, //
+        RejectReason, //
     },
     context::Context as _,
     deferred::{
-        Deferred,
-        Fate,
-        Reserved,
-        Teardown, //
+        self,
+        Deferred, //
     },
     device::{
         Gid,
         GidAttr,
         GidType, //
     },
-    mad::flush_timeouts,
+    mad,
     objects::Object,
     prelude::*,
     qp,
     refs::Kind,
-    removal::{
-        self,
-        OnRemoval, //
-    }, //
+    removal, //
 };
 use core::{
     cell::Cell,
-    convert::Infallible,
     mem::ManuallyDrop,
     ptr::NonNull, //
 };
@@ -117,10 +110,8 @@ use kernel::{
         from_err_ptr,
         to_result, //
     },
-    new_mutex,
     prelude::*,
     sync::{
-        Arc,
         ArcBorrow,
         Mutex, //
     }, //
@@ -176,7 +167,7 @@ impl<'a> Path<'a> {
         };
         let (dev, port) = (from.device(), from.port_num());
         let mtu = dev.port(port).ok_or(ENODEV)?.query(cx)?.active_mtu;
-        let source = Source::synthetic(from, to)?;
+        let source = ah::Source::synthetic(from, to)?;
         let mut attr = bindings::rdma_ah_attr::default();
         // SAFETY: The device is registered by the invariant of `device::Inner`, and has the port.
         // The header is that of the completion.
@@ -240,10 +231,10 @@ struct Connected {
     _listed: Object,
 }
 
-impl Teardown for Connected {
-    fn teardown(&mut self, cx: &Sleepable) -> Fate {
+impl deferred::Teardown for Connected {
+    fn teardown(&mut self, cx: &Sleepable) -> deferred::Fate {
         // SAFETY: The device is registered by the invariant of `device::Inner`.
-        let timeouts = || unsafe { flush_timeouts(self.device.as_raw(), self.port, cx) };
+        let timeouts = || unsafe { mad::flush_timeouts(self.device.as_raw(), self.port, cx) };
         self.device.inner().removal.remove(&self.conn);
         self.conn.set_id(None);
         self.conn.wait_notified();
@@ -260,13 +251,13 @@ impl Teardown for Connected {
         self.conn.release_handler();
         // Waits for a call of the handler that has begun.
         drop(self.conn.lock_events());
-        Fate::Gone
+        deferred::Fate::Gone
     }
 }
 
 /// A connection that has no id yet.
 struct NewConnection {
-    reserved: Reserved<Connected>,
+    reserved: deferred::Reserved<Connected>,
     listed: Object,
     conn: Arc<Conn<IbCm>>,
     port: u32,
@@ -276,7 +267,7 @@ struct NewConnection {
 impl NewConnection {
     /// Allocates a connection whose id is one of a port.
     fn new(device: &Device, port: u32, handler: Arc<dyn Handler>) -> Result<Self> {
-        let conn = Conn::new(State::Connecting)?;
+        let conn = Conn::new(state::State::Connecting)?;
         conn.set_handler(&handler)?;
         Ok(Self {
             reserved: Deferred::reserve()?,
@@ -287,7 +278,7 @@ impl NewConnection {
         })
     }
 
-    /// Takes an id. Not generic and never inlined: see [`Reserved::fill`].
+    /// Takes an id. Not generic and never inlined: see [`deferred::Reserved::fill`].
     ///
     /// # Safety
     ///
@@ -483,7 +474,7 @@ pub(crate) struct IbCm;
 
 impl Manager for IbCm {
     type Id = bindings::ib_cm_id;
-    type Async = Infallible;
+    type Async = core::convert::Infallible;
 
     unsafe fn disconnect(_conn: &Conn<Self>, id: *mut Self::Id) -> Result {
         // SAFETY: The caller says that the id is alive; there are no private data. Unless it is
@@ -520,7 +511,7 @@ unsafe fn handle(
             // SAFETY: This member is set for this event, whose private data have this length.
             let (reason, sent) =
                 unsafe { ((*raw.param.rej_rcvd).reason, private_data(raw, REJ_LEN)) };
-            Event::Rejected(Rejected::new(RejectReason(reason), sent))
+            Event::Rejected(cm::Rejected::new(RejectReason(reason), sent))
         }
         bindings::ib_cm_event_type_IB_CM_REQ_ERROR | bindings::ib_cm_event_type_IB_CM_REP_ERROR => {
             Event::Failed(ETIMEDOUT)
@@ -644,7 +635,7 @@ impl Listening {
     }
 }
 
-impl OnRemoval for Listening {
+impl removal::OnRemoval for Listening {
     fn place(&self) -> &removal::Place {
         &self.place
     }
@@ -701,12 +692,12 @@ struct ListenerState {
     _listed: Object,
 }
 
-impl Teardown for ListenerState {
-    fn teardown(&mut self, _cx: &Sleepable) -> Fate {
+impl deferred::Teardown for ListenerState {
+    fn teardown(&mut self, _cx: &Sleepable) -> deferred::Fate {
         let device = &self.listening.device;
         device.inner().removal.remove(&self.listening);
         self.listening.stop();
-        Fate::Gone
+        deferred::Fate::Gone
     }
 }
 
@@ -739,7 +730,7 @@ impl Listener {
         let listed = device.list(Kind::Id)?;
         let listening = Arc::pin_init(
             pin_init!(Listening {
-                id <- new_mutex!(None),
+                id <- kernel::new_mutex!(None),
                 accept,
                 device: device.clone(),
                 place: removal::Place::new(),

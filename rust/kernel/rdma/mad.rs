@@ -50,15 +50,13 @@ use crate::{
     context::Context as _,
     deferred::{
         self,
-        Deferred,
-        Fate,
-        Teardown, //
+        Deferred, //
     },
     device::{
         Gid,
         GidAttr, //
     },
-    objects::Object,
+    objects,
     prelude::*,
     refs::{
         Kind,
@@ -81,14 +79,9 @@ use kernel::{
             Atomic,
             Relaxed, //
         },
-        Arc,
-        Mutex,
         SpinLock, //
     },
-    time::{
-        self,
-        Jiffies, //
-    }, //
+    time, //
 };
 use zerocopy::byteorder::big_endian;
 use zerocopy_derive::{
@@ -434,7 +427,7 @@ struct Registered {
     #[pin]
     refs: Refs,
     #[pin]
-    ended: Mutex<bool>,
+    ended: sync::Mutex<bool>,
     #[pin]
     end: kernel::workqueue::Work<Self>,
     place: removal::Place,
@@ -511,14 +504,14 @@ impl Live<'_> {
 struct State {
     registered: Arc<Registered>,
     device: Device,
-    _object: Object,
+    _object: objects::Object,
 }
 
-impl Teardown for State {
-    fn teardown(&mut self, cx: &Sleepable) -> Fate {
+impl deferred::Teardown for State {
+    fn teardown(&mut self, cx: &Sleepable) -> deferred::Fate {
         self.device.inner().removal.remove(&self.registered);
         self.registered.end(ECANCELED, cx);
-        Fate::Gone
+        deferred::Fate::Gone
     }
 }
 
@@ -986,9 +979,9 @@ impl Queue {
 
     /// Takes the MAD that came first, or waits for one.
     fn pop(&self, timeout_ms: Option<u32>) -> Result<Received> {
-        let mut left: Jiffies = match timeout_ms {
+        let mut left: time::Jiffies = match timeout_ms {
             Some(ms) => time::msecs_to_jiffies(ms),
-            None => kernel::task::MAX_SCHEDULE_TIMEOUT as Jiffies,
+            None => kernel::task::MAX_SCHEDULE_TIMEOUT as time::Jiffies,
         };
         let mut mads = self.mads.lock();
         loop {

@@ -8,8 +8,8 @@
 
 use crate::{
     bindings,
-    context::Sleepable,
     debug,
+    prelude::*,
     refs::{
         Kind,
         Ref,
@@ -17,14 +17,10 @@ use crate::{
     }, //
 };
 use core::{
-    net::{
-        IpAddr,
-        SocketAddr, //
-    },
+    net::IpAddr,
     ptr::NonNull, //
 };
 use kernel::{
-    alloc::flags::__GFP_NOWARN,
     debugfs,
     fmt,
     list,
@@ -34,7 +30,6 @@ use kernel::{
             Atomic,
             Relaxed, //
         },
-        Arc,
         SpinLockIrq, //
     },
     time::{
@@ -239,7 +234,9 @@ impl Object {
             since: Instant::now(),
         };
         // Without memory for it, it is not shown.
-        self.put_undrained(KBox::new(undrained, GFP_ATOMIC | __GFP_NOWARN).ok());
+        self.put_undrained(
+            KBox::new(undrained, GFP_ATOMIC | kernel::alloc::flags::__GFP_NOWARN).ok(),
+        );
     }
 
     /// Takes the count of what the object keeps until it is drained.

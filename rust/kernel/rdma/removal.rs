@@ -8,8 +8,8 @@
 
 use crate::{
     bindings,
-    context::Sleepable,
-    device::name::Name,
+    device,
+    prelude::*,
     refs::REPORT_MS, //
 };
 use core::{
@@ -17,28 +17,20 @@ use core::{
     ptr::NonNull, //
 };
 use kernel::{
-    impl_has_hr_timer,
     prelude::*,
-    str::CStr,
     sync::{
         atomic::{
-            ordering::Relaxed,
-            Atomic, //
+            Atomic,
+            Relaxed, //
         },
-        Arc,
         Mutex, //
     },
     time::{
+        self,
         hrtimer::{
-            HrTimer,
-            HrTimerCallback,
-            HrTimerCallbackContext,
-            HrTimerRestart,
-            RelativeMode,
-            ScopedHrTimerPointer, //
-        },
-        Delta,
-        Monotonic, //
+            self,
+            ScopedHrTimerPointer as _, //
+        }, //
     }, //
 };
 
@@ -216,7 +208,7 @@ const STEPS: [&str; 4] = [
 #[pin_data]
 pub(crate) struct Progress {
     #[pin]
-    timer: HrTimer<Self>,
+    timer: hrtimer::HrTimer<Self>,
     device: NonNull<bindings::ib_device>,
     client: &'static CStr,
     step: Atomic<u32>,
@@ -228,26 +220,29 @@ unsafe impl Send for Progress {}
 // SAFETY: The name of a device may be read from any thread, and the rest is `Sync`.
 unsafe impl Sync for Progress {}
 
-impl_has_hr_timer! {
+kernel::impl_has_hr_timer! {
     impl HasHrTimer<Self> for Progress {
-        mode: RelativeMode<Monotonic>, field: self.timer
+        mode: hrtimer::RelativeMode<time::Monotonic>, field: self.timer
     }
 }
 
-impl HrTimerCallback for Progress {
+impl hrtimer::HrTimerCallback for Progress {
     type Pointer<'a> = Pin<&'a Self>;
 
-    fn run(this: Pin<&Self>, mut cx: HrTimerCallbackContext<'_, Self>) -> HrTimerRestart {
+    fn run(
+        this: Pin<&Self>,
+        mut cx: hrtimer::HrTimerCallbackContext<'_, Self>,
+    ) -> hrtimer::HrTimerRestart {
         // SAFETY: `device` is valid by the type invariant, as the timer is started: it runs.
-        let name = unsafe { Name::of(this.device.as_ptr()) };
+        let name = unsafe { device::name::Name::of(this.device.as_ptr()) };
         let secs = this.secs.fetch_add(REPORT_MS / 1_000, Relaxed) + REPORT_MS / 1_000;
         let step = STEPS.get(this.step.load(Relaxed) as usize).unwrap_or(&"");
         pr_warn!(
             "{}: removal of {name}: waits for the end of {step} since {secs} s\n",
             this.client
         );
-        cx.forward_now(Delta::from_millis(REPORT_MS.into()));
-        HrTimerRestart::Restart
+        cx.forward_now(time::Delta::from_millis(REPORT_MS.into()));
+        hrtimer::HrTimerRestart::Restart
     }
 }
 
@@ -261,7 +256,7 @@ impl Progress {
     ) -> impl PinInit<Self> {
         // INVARIANT: `during` starts the timer, and ends it before it returns.
         pin_init!(Self {
-            timer <- HrTimer::new(),
+            timer <- hrtimer::HrTimer::new(),
             device,
             client,
             step: Atomic::new(0),
@@ -275,6 +270,6 @@ impl Progress {
     pub(crate) fn during(self: Pin<&Self>, step: Step, f: &mut dyn FnMut()) {
         self.step.store(step as u32, Relaxed);
         self.secs.store(0, Relaxed);
-        self.start_scoped(Delta::from_millis(REPORT_MS.into()), f);
+        self.start_scoped(time::Delta::from_millis(REPORT_MS.into()), f);
     }
 }

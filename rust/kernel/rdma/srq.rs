@@ -47,18 +47,14 @@ use crate::{
     completion::Completion,
     context::Context,
     cq,
-    cqe::{
-        self,
-        CqePointer, //
-    },
+    cqe,
     debug,
     deferred::{
-        Deferred,
-        Fate,
-        Teardown, //
+        self,
+        Deferred, //
     },
-    device::Name,
-    objects::Object,
+    device,
+    objects,
     pd,
     prelude::*,
     refs,
@@ -68,10 +64,7 @@ use crate::{
 use core::{
     marker::PhantomData,
     mem::ManuallyDrop,
-    ops::{
-        Deref,
-        DerefMut, //
-    },
+    ops,
     ptr::{
         self,
         NonNull, //
@@ -79,7 +72,6 @@ use core::{
 };
 use kernel::{
     error::from_err_ptr,
-    new_mutex,
     prelude::*,
     sync::{
         atomic::{
@@ -87,7 +79,6 @@ use kernel::{
             Relaxed, //
         },
         rcu,
-        Arc,
         Mutex, //
     }, //
 };
@@ -164,7 +155,7 @@ impl<T: Receive<N>, const N: usize> Srq<T, N> {
 /// Called by the driver.
 unsafe extern "C" fn event(event: *mut bindings::ib_event, _context: *mut c_void) {
     // SAFETY: The event is valid during this call, and its device is registered.
-    let (kind, device) = unsafe { ((*event).event, Name::of((*event).device)) };
+    let (kind, device) = unsafe { ((*event).event, device::Name::of((*event).device)) };
     if kind == bindings::ib_event_type_IB_EVENT_SRQ_ERR {
         pr_err!("{device}: an SRQ has failed\n");
     }
@@ -255,11 +246,11 @@ struct State {
     slots: KBox<dyn AnySlots>,
     pd: Pd,
     // Dropped last: the ULP may be gone after that.
-    _object: Object,
+    _object: objects::Object,
 }
 
-impl Teardown for State {
-    fn teardown(&mut self, cx: &Sleepable) -> Fate {
+impl deferred::Teardown for State {
+    fn teardown(&mut self, cx: &Sleepable) -> deferred::Fate {
         let dev = self.pd.device();
         self.queue.close(&*self.slots, dev, cx);
         let raw = self.queue.raw.as_ptr();
@@ -268,9 +259,9 @@ impl Teardown for State {
         let ret = unsafe { bindings::ib_destroy_srq_user(raw, ptr::null_mut()) };
         if ret != 0 {
             pr_err!("{dev}: an SRQ could not be destroyed ({ret}); it is leaked with its slots\n");
-            return Fate::Leak;
+            return deferred::Fate::Leak;
         }
-        Fate::Gone
+        deferred::Fate::Gone
     }
 }
 
@@ -356,7 +347,7 @@ fn create(
     Arc::pin_init(
         pin_init!(Inner {
             slots: count,
-            reservations <- new_mutex!(KVec::new()),
+            reservations <- kernel::new_mutex!(KVec::new()),
             state,
         }),
         GFP_KERNEL,
@@ -624,7 +615,7 @@ unsafe impl<T: Receive<N>, const N: usize> Send for Slot<T, N> {}
 // SAFETY: A shared slot gives shared access to its value only.
 unsafe impl<T: Receive<N> + Sync, const N: usize> Sync for Slot<T, N> {}
 
-impl<T: Receive<N>, const N: usize> Deref for Slot<T, N> {
+impl<T: Receive<N>, const N: usize> ops::Deref for Slot<T, N> {
     type Target = T;
 
     #[inline]
@@ -634,7 +625,7 @@ impl<T: Receive<N>, const N: usize> Deref for Slot<T, N> {
     }
 }
 
-impl<T: Receive<N> + Unpin, const N: usize> DerefMut for Slot<T, N> {
+impl<T: Receive<N> + Unpin, const N: usize> ops::DerefMut for Slot<T, N> {
     #[inline]
     fn deref_mut(&mut self) -> &mut T {
         // SAFETY: By the type invariant the memory is valid, and this slot's alone. The value may
@@ -666,7 +657,7 @@ impl<T: Receive<N>, const N: usize> Drop for Slot<T, N> {
 
 // SAFETY: The value stays in place until the slot is dropped: `out` is still set, and
 // `Queue::close` waits for it. The address is that of the callback in the value.
-unsafe impl<T, const N: usize, const ID: u64> CqePointer<ID> for Slot<T, N>
+unsafe impl<T, const N: usize, const ID: u64> cqe::CqePointer<ID> for Slot<T, N>
 where
     T: Receive<N> + CqeHandler<ID, Pointer = Self>,
 {

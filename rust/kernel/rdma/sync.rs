@@ -14,13 +14,11 @@ use crate::atomic::{
     Ordering, //
 };
 use kernel::sync::atomic::{
-    ordering::{
-        Acquire,
-        Full,
-        Relaxed,
-        Release, //
-    },
-    Atomic, //
+    Acquire,
+    Atomic,
+    Full,
+    Relaxed,
+    Release, //
 };
 
 /// Set when the count is killed.

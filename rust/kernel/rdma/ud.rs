@@ -10,29 +10,22 @@
 
 use crate::{
     ah::{
-        Ah,
-        Attr,
-        Grh,
-        Source, //
+        self,
+        Ah, //
     },
     bindings,
     cqe::CqePointer,
     prelude::*,
-    qp::InitAttr,
+    qp,
     wc,
     wr::{
-        fill,
+        self,
         Entries,
-        Op,
-        PostTarget,
         Sge, //
     }, //
 };
 use core::ptr::NonNull;
-use kernel::{
-    prelude::*,
-    sync::SpinLockIrq, //
-};
+use kernel::prelude::*;
 
 /// The length of the header in front of each received datagram, in bytes, which the memory of a
 /// receive starts with.
@@ -63,7 +56,7 @@ impl<S: PollContext, R: PollContext> UdQp<S, R> {
         qkey: u32,
         cx: &Sleepable,
     ) -> Result<Self> {
-        let init = InitAttr::new(pd, send_cq, recv_cq, caps);
+        let init = qp::InitAttr::new(pd, send_cq, recv_cq, caps);
         let qp = init.create_ud(marker_ah(pd, port, cx)?, cx)?;
         start(&qp, port, qkey)?;
         Ok(Self { qp })
@@ -98,10 +91,10 @@ impl<S: PollContext, R: PollContext> UdQp<S, R> {
 fn marker_ah(pd: &Pd, port: u32, cx: &Sleepable) -> Result<Ah> {
     let mut gids = pd.device().port(port).ok_or(EINVAL)?.gids();
     let own = gids.next().ok_or(EADDRNOTAVAIL)?;
-    let grh = Grh::new(own.gid(), own.index().try_into()?);
-    let attr = Attr {
+    let grh = ah::Grh::new(own.gid(), own.index().try_into()?);
+    let attr = ah::Attr {
         grh: Some(grh),
-        ..Attr::new(port)
+        ..ah::Attr::new(port)
     };
     Ah::create(pd, &attr, cx)
 }
@@ -167,8 +160,8 @@ impl<'a> Datagram<'a> {
 
     /// Returns a copy of the sender's address, for [`Ah::reply`](crate::ah::Ah::reply). `port` is
     /// that of the QP that received.
-    pub fn source(&self, port: u32) -> Source {
-        Source::new(self.wc.raw(), self.header, port)
+    pub fn source(&self, port: u32) -> ah::Source {
+        ah::Source::new(self.wc.raw(), self.header, port)
     }
 }
 
@@ -201,7 +194,7 @@ impl<'a, const N: usize> UdWr<'a, N> {
     }
 }
 
-impl Op for UdOp {
+impl wr::Op for UdOp {
     type Output = ();
     type Raw = bindings::ib_ud_wr;
     type Undo = ();
@@ -210,8 +203,8 @@ impl Op for UdOp {
     unsafe fn prepare<const N: usize>(
         &mut self,
         sges: &[Sge<'_>; N],
-        target: &PostTarget,
-        _lock: &SpinLockIrq<()>,
+        target: &wr::PostTarget,
+        _lock: &kernel::sync::SpinLockIrq<()>,
     ) -> Result<((), ())> {
         // SAFETY: The address handle lives until the request has completed, as the caller promises.
         let ah = unsafe { self.ah.as_ref() };
@@ -233,7 +226,7 @@ impl Op for UdOp {
         // SAFETY: `to` is valid for writes, and the address handle lives until the request has
         // completed, as the caller promises.
         unsafe {
-            fill(to.cast(), opcode, flags, 0, sg_list, num_sge);
+            wr::fill(to.cast(), opcode, flags, 0, sg_list, num_sge);
             (*to).ah = self.ah.as_ref().as_raw();
             (*to).header = core::ptr::null_mut();
             (*to).hlen = 0;

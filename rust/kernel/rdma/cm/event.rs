@@ -8,8 +8,7 @@ use crate::{
 };
 use kernel::{
     fmt,
-    prelude::*,
-    str::CStr, //
+    prelude::*, //
 };
 
 /// An event of a connection, as `struct rdma_cm_event`.

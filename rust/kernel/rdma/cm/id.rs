@@ -6,40 +6,30 @@ use crate::{
     bindings,
     client,
     cm::{
-        self,
         callback::InCallback,
         state::{
             self,
             Conn,
             Manager,
             RawId, //
-        },
-        ConnParam,
-        Event,
-        Handler,
-        PrivateData,
-        RejectReason,
-        SockAddr, //
+        }, //
     },
     context::Context as _,
     deferred::{
-        Deferred,
-        Fate,
-        Queue,
-        Teardown, //
+        self,
+        Deferred, //
     },
     device::{
         Gid,
         NodeType, //
     },
-    mad::flush_timeouts,
+    mad,
     objects::Peer,
     prelude::*,
     refs::Kind, //
 };
 use core::{
     mem::ManuallyDrop,
-    net::SocketAddr,
     ptr::{
         null_mut,
         NonNull, //
@@ -50,42 +40,26 @@ use kernel::{
         from_err_ptr,
         to_result, //
     },
-    impl_has_hr_timer,
-    impl_has_work,
-    new_mutex,
-    new_work,
     prelude::*,
     sync::{
         atomic::{
-            ordering::{
-                Full,
-                Relaxed,
-                Release, //
-            },
-            Atomic, //
+            Atomic,
+            Full,
+            Relaxed,
+            Release, //
         },
-        Arc,
         ArcBorrow,
         Mutex,
         SetOnce, //
     },
     time::{
+        self,
         hrtimer::{
-            ArcHrTimerHandle,
-            HrTimer,
-            HrTimerCallback,
-            HrTimerCallbackContext,
-            HrTimerPointer,
-            HrTimerRestart,
-            RelativeMode, //
-        },
-        Delta,
-        Monotonic, //
+            self,
+            HrTimerPointer as _, //
+        }, //
     },
-    workqueue::{
-        Work,
-        WorkItem, //
-    }, //
+    workqueue, //
 };
 
 /// The length of the private data of a rejection, in bytes.
@@ -188,7 +162,7 @@ impl Id {
     /// callback of the connection manager. After an error drop the id: it may keep the device from
     /// going.
     pub fn resolve_addr(&self, dst: SocketAddr, timeout_ms: u32, _cx: &Sleepable) -> Result {
-        let mut dst = SockAddr::from(dst);
+        let mut dst = cm::SockAddr::from(dst);
         let timeout = timeout_ms.try_into()?;
         let resolved = bindings::rdma_cm_event_type_RDMA_CM_EVENT_ADDR_RESOLVED;
         let (id, src) = (self.inner.as_raw(), null_mut());
@@ -281,10 +255,10 @@ impl Id {
         &self,
         dst: SocketAddr,
         timeout_ms: u32,
-        handler: Arc<dyn Handler>,
+        handler: Arc<dyn cm::Handler>,
         connect: Arc<dyn Connect>,
     ) -> Result {
-        let mut dst = SockAddr::from(dst);
+        let mut dst = cm::SockAddr::from(dst);
         let timeout = timeout_ms.try_into()?;
         let connect = AsyncConnect {
             id: self.clone(),
@@ -315,10 +289,10 @@ impl Id {
     /// as for [`Id::resolve_addr`]; or the connection manager's error.
     pub fn connect(
         &self,
-        handler: Arc<dyn Handler>,
-        param: &ConnParam<'_>,
+        handler: Arc<dyn cm::Handler>,
+        param: &cm::ConnParam<'_>,
         _cx: &Sleepable,
-    ) -> Result<PrivateData> {
+    ) -> Result<cm::PrivateData> {
         let mut param = self.qp_param(param)?;
         let conn = self.conn();
         let id = self.inner.as_raw();
@@ -353,7 +327,7 @@ impl Id {
     ///
     /// `handler` gets all events of the connection. A peer that does not confirm
     /// within 90 seconds, however often it wants to be asked, is given up with
-    /// [`Event::Failed`]; not so on iWARP.
+    /// [`cm::Event::Failed`]; not so on iWARP.
     ///
     /// # Errors
     ///
@@ -363,8 +337,8 @@ impl Id {
     /// released.
     pub fn accept(
         &self,
-        handler: Arc<dyn Handler>,
-        param: &ConnParam<'_>,
+        handler: Arc<dyn cm::Handler>,
+        param: &cm::ConnParam<'_>,
         _cx: &Sleepable,
     ) -> Result {
         let mut param = self.qp_param(param)?;
@@ -399,7 +373,7 @@ impl Id {
     }
 
     /// Rejects a connection request, with data for the peer (`rdma_reject` for
-    /// [`RejectReason::CONSUMER_DEFINED`]).
+    /// [`cm::RejectReason::CONSUMER_DEFINED`]).
     ///
     /// # Errors
     ///
@@ -410,7 +384,7 @@ impl Id {
             return Err(EINVAL);
         }
         let len = private_data.len().try_into()?;
-        let reason = RejectReason::CONSUMER_DEFINED.0.try_into()?;
+        let reason = cm::RejectReason::CONSUMER_DEFINED.0.try_into()?;
         self.conn().begin_reject()?;
         // SAFETY: The id is alive by the invariant of `State`, and the data are copied by the call.
         to_result(unsafe {
@@ -449,7 +423,7 @@ impl Id {
     }
 
     /// Ends the connection (`rdma_disconnect`): the QP goes to the error state, its requests are
-    /// flushed, and the handler gets [`Event::Disconnected`]. If
+    /// flushed, and the handler gets [`cm::Event::Disconnected`]. If
     /// the peer has not confirmed yet that the connection is there, it ends as soon as it has, or
     /// when its time is over ([`Id::accept`]); if
     /// [`Id::notify_established`] was just called, as soon as the handler gets that event. If
@@ -490,7 +464,7 @@ impl Id {
         self.conn().release_handler();
     }
 
-    fn qp_param(&self, param: &ConnParam<'_>) -> Result<bindings::rdma_conn_param> {
+    fn qp_param(&self, param: &cm::ConnParam<'_>) -> Result<bindings::rdma_conn_param> {
         // SAFETY: The id is alive by the invariant of `State`; whether it has a QP is all that is
         // read.
         if unsafe { (*self.inner.as_raw()).qp }.is_null() {
@@ -513,13 +487,13 @@ impl Id {
 }
 
 /// The handler of a connection that [`Id::connect_to`] makes.
-pub trait Connect: Handler {
+pub trait Connect: cm::Handler {
     /// The route to the peer is known: make the QP of `id`, post receives, and return the
     /// parameters of the connection. The crate then asks the peer (`rdma_connect_locked`).
     ///
     /// Called in process context, once, before any event. An error ends the connection: it becomes
-    /// [`Event::Failed`].
-    fn resolved(&self, id: &Id, cx: &Sleepable) -> Result<ConnParam<'_>>;
+    /// [`cm::Event::Failed`].
+    fn resolved(&self, id: &Id, cx: &Sleepable) -> Result<cm::ConnParam<'_>>;
 }
 
 /// A connection that is made by its events. Holds the id until the peer was asked.
@@ -617,7 +591,7 @@ unsafe fn handle(
 ) -> bool {
     // SAFETY: The caller says that `raw` is an event of `id`. All ids with this callback are of a
     // connected service, and the private data of an event are valid during the callback.
-    let event = unsafe { Event::from_raw(id, raw) };
+    let event = unsafe { cm::Event::from_raw(id, raw) };
     let _events = conn.lock_events();
     let effects = conn.advance(&event, raw.event);
     // SAFETY: Callbacks run in process context, with mutexes of their own only.
@@ -627,11 +601,11 @@ unsafe fn handle(
     }
     if let Some(Err(e)) = effects.connect.map(|connect| connect.step(raw.event)) {
         if let Some(handler) = conn.end_async() {
-            handler.event(Event::Failed(e), &cx);
+            handler.event(cm::Event::Failed(e), &cx);
         }
     }
     // A peer that has disconnected waits for an answer, and the QP for its requests to be flushed.
-    effects.disconnect || matches!(event, Event::Disconnected)
+    effects.disconnect || matches!(event, cm::Event::Disconnected)
 }
 
 /// The callback of every connection's id.
@@ -785,7 +759,7 @@ impl Options<'_> {
 ///
 /// The id is alive.
 pub(super) unsafe fn bind(id: NonNull<bindings::rdma_cm_id>, addr: SocketAddr) -> Result<bool> {
-    let mut addr = SockAddr::from(addr);
+    let mut addr = cm::SockAddr::from(addr);
     // SAFETY: The caller says that the id is alive, and the address is copied by the call.
     to_result(unsafe { bindings::rdma_bind_addr(id.as_ptr(), addr.as_mut_ptr()) })?;
     // SAFETY: The caller says that the id is alive. Nothing but the call above has set its device.
@@ -794,7 +768,7 @@ pub(super) unsafe fn bind(id: NonNull<bindings::rdma_cm_id>, addr: SocketAddr) -
 
 /// The time that a peer has to confirm a connection. Peers that use the defaults of `rdma_cm` have
 /// the answer sent again for 74 seconds at the most.
-const TIMEOUT: Delta = Delta::from_secs(90);
+const TIMEOUT: time::Delta = time::Delta::from_secs(90);
 
 /// A connection that came with a request, until its id is destroyed.
 ///
@@ -807,11 +781,11 @@ pub(super) struct Incoming {
     pub(super) conn: Arc<Conn<RdmaCm>>,
     /// Runs while the peer has to confirm.
     #[pin]
-    timeout: Mutex<Option<ArcHrTimerHandle<Incoming>>>,
+    timeout: Mutex<Option<hrtimer::ArcHrTimerHandle<Incoming>>>,
     #[pin]
-    timer: HrTimer<Self>,
+    timer: hrtimer::HrTimer<Self>,
     #[pin]
-    give_up: Work<Self>,
+    give_up: workqueue::Work<Self>,
     /// The ULP has accepted, and the peer has to confirm in time.
     accepted: Atomic<bool>,
     /// A work item ends it unless it is confirmed.
@@ -820,27 +794,30 @@ pub(super) struct Incoming {
     destroyed: Atomic<bool>,
 }
 
-impl_has_hr_timer! {
+kernel::impl_has_hr_timer! {
     impl HasHrTimer<Self> for Incoming {
-        mode: RelativeMode<Monotonic>, field: self.timer
+        mode: hrtimer::RelativeMode<time::Monotonic>, field: self.timer
     }
 }
 
-impl_has_work! {
+kernel::impl_has_work! {
     impl HasWork<Self> for Incoming { self.give_up }
 }
 
-impl HrTimerCallback for Incoming {
+impl hrtimer::HrTimerCallback for Incoming {
     type Pointer<'a> = Arc<Self>;
 
-    fn run(this: ArcBorrow<'_, Self>, _cx: HrTimerCallbackContext<'_, Self>) -> HrTimerRestart {
+    fn run(
+        this: ArcBorrow<'_, Self>,
+        _cx: hrtimer::HrTimerCallbackContext<'_, Self>,
+    ) -> hrtimer::HrTimerRestart {
         // The work item looks whether it is confirmed, which takes a mutex.
         Arc::from(this).give_up_later();
-        HrTimerRestart::NoRestart
+        hrtimer::HrTimerRestart::NoRestart
     }
 }
 
-impl WorkItem for Incoming {
+impl workqueue::WorkItem for Incoming {
     type Pointer = Arc<Self>;
 
     fn run(this: Arc<Self>) {
@@ -853,9 +830,9 @@ impl Incoming {
         Arc::pin_init(
             pin_init!(Self {
                 conn,
-                timeout <- new_mutex!(None),
-                timer <- HrTimer::new(),
-                give_up <- new_work!("rdma::cm::Incoming::give_up"),
+                timeout <- kernel::new_mutex!(None),
+                timer <- hrtimer::HrTimer::new(),
+                give_up <- kernel::new_work!("rdma::cm::Incoming::give_up"),
                 accepted: Atomic::new(false),
                 given_up: Atomic::new(false),
                 destroyed: Atomic::new(false),
@@ -901,7 +878,7 @@ impl Incoming {
     pub(super) fn give_up_later(self: Arc<Self>) {
         self.given_up.store(true, Relaxed);
         // Already queued is as good.
-        let _ = Queue::get().enqueue(self);
+        let _ = deferred::Queue::get().enqueue(self);
     }
 
     /// Gives up a connection that is not confirmed: its requests are flushed, and the handler gets
@@ -923,7 +900,7 @@ impl Incoming {
         if let Some(handler) = handler {
             // SAFETY: Work items run in process context, and the locks are mutexes.
             let cx = unsafe { Sleepable::assume() };
-            handler.event(Event::Failed(ETIMEDOUT), &cx);
+            handler.event(cm::Event::Failed(ETIMEDOUT), &cx);
         }
     }
 }
@@ -1005,14 +982,14 @@ impl State {
             // SAFETY: The device is registered by the invariant of `device::Inner`, and the id is
             // alive by the type invariant. The port of an id does not change once it has a device.
             unsafe {
-                flush_timeouts(device.as_raw(), (*self.raw.as_ptr()).port_num, cx);
+                mad::flush_timeouts(device.as_raw(), (*self.raw.as_ptr()).port_num, cx);
             }
         }
     }
 }
 
-impl Teardown for State {
-    fn teardown(&mut self, cx: &Sleepable) -> Fate {
+impl deferred::Teardown for State {
+    fn teardown(&mut self, cx: &Sleepable) -> deferred::Fate {
         // If the device goes, the task that has waited for the connection may have let go of the
         // id, but the handler still gets that event.
         let is_gone = self.conn.is_gone();
@@ -1039,7 +1016,7 @@ impl Teardown for State {
         }
         // A work item that has given the connection up may still be in the handler.
         drop(self.conn.lock_events());
-        Fate::Gone
+        deferred::Fate::Gone
     }
 }
 

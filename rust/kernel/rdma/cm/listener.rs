@@ -10,25 +10,16 @@ use crate::{
         event,
         id::{
             self,
-            on_event,
-            Incoming,
-            RdmaCm, //
+            Incoming, //
         },
-        state::{
-            Conn,
-            RawId,
-            State, //
-        },
+        state,
         Id,
-        Inner,
         Options, //
     },
     context::Context as _,
     deferred::{
-        Deferred,
-        Fate,
-        Queue,
-        Teardown, //
+        self,
+        Deferred, //
     },
     objects::Peer,
     prelude::*,
@@ -36,24 +27,17 @@ use crate::{
 };
 use core::{
     cell::Cell,
-    net::SocketAddr,
     ptr::NonNull, //
 };
 use kernel::{
     error::to_result,
-    impl_has_work,
     new_mutex,
-    new_work,
     prelude::*,
     sync::{
-        Arc,
         ArcBorrow,
         Mutex, //
     },
-    workqueue::{
-        Work,
-        WorkItem, //
-    }, //
+    workqueue, //
 };
 
 /// The handler of a listener's events.
@@ -88,21 +72,21 @@ impl<F: Fn(Request<'_>, &Sleepable) -> Result + Send + Sync + 'static> Accept fo
 #[pin_data]
 struct Listening {
     #[pin]
-    raw: Mutex<Option<RawId<RdmaCm>>>,
+    raw: Mutex<Option<state::RawId<id::RdmaCm>>>,
     accept: Arc<dyn Accept>,
     client: ClientRef,
     #[pin]
     unconfirmed: Unconfirmed,
     #[pin]
-    stop: Work<Self>,
+    stop: workqueue::Work<Self>,
     _listed: client::Object,
 }
 
-impl_has_work! {
+kernel::impl_has_work! {
     impl HasWork<Self> for Listening { self.stop }
 }
 
-impl WorkItem for Listening {
+impl workqueue::WorkItem for Listening {
     type Pointer = Arc<Self>;
 
     fn run(this: Arc<Self>) {
@@ -156,7 +140,7 @@ impl Listening {
             }
             // The id has to go for the device to go, but not in its own callback.
             bindings::rdma_cm_event_type_RDMA_CM_EVENT_DEVICE_REMOVAL => {
-                let _ = Queue::get().enqueue(self.clone());
+                let _ = deferred::Queue::get().enqueue(self.clone());
                 true
             }
             _ => true,
@@ -191,10 +175,10 @@ unsafe extern "C" fn on_listener_event(
 
 struct ListenerState(Arc<Listening>);
 
-impl Teardown for ListenerState {
-    fn teardown(&mut self, _cx: &Sleepable) -> Fate {
+impl deferred::Teardown for ListenerState {
+    fn teardown(&mut self, _cx: &Sleepable) -> deferred::Fate {
         self.0.destroy();
-        Fate::Gone
+        deferred::Fate::Gone
     }
 }
 
@@ -257,7 +241,7 @@ impl Listener {
                 accept,
                 client: client.clone(),
                 unconfirmed <- Unconfirmed::new(backlog),
-                stop <- new_work!("rdma::cm::Listener::stop"),
+                stop <- kernel::new_work!("rdma::cm::Listener::stop"),
                 _listed: listed,
             }),
             GFP_KERNEL,
@@ -266,7 +250,7 @@ impl Listener {
         // SAFETY: The context lives until the id is destroyed.
         let raw = unsafe { options.create(client, on_listener_event, context) }?;
         // INVARIANT: Just created.
-        *listening.raw.lock() = Some(RawId(raw));
+        *listening.raw.lock() = Some(state::RawId(raw));
         let this = Self {
             state: reserved.fill(ListenerState(listening)),
         };
@@ -371,7 +355,7 @@ impl Request<'_> {
     #[inline(never)]
     pub fn into_id(self, _cx: &Sleepable) -> Result<Id> {
         // The id came with its device and its addresses.
-        let conn = Conn::new(State::Requested)?;
+        let conn = state::Conn::new(state::State::Requested)?;
         let listed = self.client.list(Kind::Id)?;
         let reserved = Deferred::reserve()?;
         let incoming = Incoming::new(conn.clone())?;
@@ -380,7 +364,7 @@ impl Request<'_> {
         // other one of it runs before this has returned.
         unsafe {
             (*raw).context = Arc::as_ptr(&conn).cast_mut().cast();
-            (*raw).event_handler = Some(on_event);
+            (*raw).event_handler = Some(id::on_event);
         }
         // The id is ours: a work item will destroy it, never this callback's return. The callback
         // has the id's handler lock until then.
@@ -389,7 +373,7 @@ impl Request<'_> {
         // SAFETY: What is taken is not destroyed by the callback's return; callback and context
         // were set above.
         let state = unsafe { id::State::new(self.id, conn, Some(incoming), listed) };
-        let inner = Inner::new(reserved.fill(state))?;
+        let inner = id::Inner::new(reserved.fill(state))?;
         inner.state.bind()?;
         Ok(Id { inner })
     }

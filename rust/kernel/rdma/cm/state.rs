@@ -41,14 +41,12 @@ use crate::{
             current_task,
             InCallback, //
         },
-        event::{
-            Event,
-            Handler, //
-        },
+        Event,
+        Handler,
         PrivateData, //
     },
-    context::Sleepable,
     deferred::Queue,
+    prelude::*,
     removal::{
         self,
         OnRemoval, //
@@ -59,30 +57,22 @@ use core::{
     ptr::NonNull, //
 };
 use kernel::{
-    impl_has_work,
-    new_condvar,
     new_mutex,
     new_work,
     prelude::*,
     sync::{
+        self,
         atomic::{
-            ordering::{
-                Acquire,
-                Relaxed,
-                Release, //
-            },
-            Atomic, //
+            Acquire,
+            Atomic,
+            Relaxed,
+            Release, //
         },
-        Arc,
-        CondVar,
-        CondVarTimeoutResult,
-        Mutex,
-        MutexGuard, //
+        Mutex, //
     },
-    time::msecs_to_jiffies,
     workqueue::{
-        Work,
-        WorkItem, //
+        self,
+        Work, //
     }, //
 };
 
@@ -222,7 +212,7 @@ pub(crate) struct Conn<M: Manager> {
     pub(super) qp: Mutex<()>,
     /// The wait of a call has ended, or the state is not Notified any more.
     #[pin]
-    changed: CondVar,
+    changed: sync::CondVar,
     /// Held while an event is handled, and so while the handler is called. Taken before `inner`.
     #[pin]
     event_lock: Mutex<()>,
@@ -241,12 +231,12 @@ pub(crate) struct Conn<M: Manager> {
 const DISCONNECT: u64 = 0;
 const NOTIFY: u64 = 1;
 
-impl_has_work! {
+kernel::impl_has_work! {
     impl{M: Manager} HasWork<Self, DISCONNECT> for Conn<M> { self.disconnect }
     impl{M: Manager} HasWork<Self, NOTIFY> for Conn<M> { self.notify }
 }
 
-impl<M: Manager> WorkItem<DISCONNECT> for Conn<M> {
+impl<M: Manager> workqueue::WorkItem<DISCONNECT> for Conn<M> {
     type Pointer = Arc<Self>;
 
     fn run(this: Arc<Self>) {
@@ -254,7 +244,7 @@ impl<M: Manager> WorkItem<DISCONNECT> for Conn<M> {
     }
 }
 
-impl<M: Manager> WorkItem<NOTIFY> for Conn<M> {
+impl<M: Manager> workqueue::WorkItem<NOTIFY> for Conn<M> {
     type Pointer = Arc<Self>;
 
     fn run(this: Arc<Self>) {
@@ -323,7 +313,7 @@ impl<M: Manager> Conn<M> {
                 id <- new_mutex!(None),
                 inner <- new_mutex!(inner),
                 qp <- new_mutex!(()),
-                changed <- new_condvar!(),
+                changed <- kernel::new_condvar!(),
                 event_lock <- new_mutex!(()),
                 callback_task: Atomic::new(0),
                 resolved: Atomic::new(state != State::Idle),
@@ -392,7 +382,7 @@ impl<M: Manager> Conn<M> {
     }
 
     /// Excludes the handling of events.
-    pub(crate) fn lock_events(&self) -> MutexGuard<'_, ()> {
+    pub(crate) fn lock_events(&self) -> sync::MutexGuard<'_, ()> {
         self.event_lock.lock()
     }
 
@@ -675,10 +665,10 @@ impl<M: Manager> Conn<M> {
     /// Waits until the manager's worker has found that the connection is there, if it is about to.
     pub(crate) fn wait_notified(&self) {
         let mut inner = self.inner.lock();
-        let mut left = msecs_to_jiffies(NOTIFIED_MS);
+        let mut left = kernel::time::msecs_to_jiffies(NOTIFIED_MS);
         while inner.state == State::Notified {
             match self.changed.wait_interruptible_timeout(&mut inner, left) {
-                CondVarTimeoutResult::Woken { jiffies } => left = jiffies,
+                sync::CondVarTimeoutResult::Woken { jiffies } => left = jiffies,
                 _ => return,
             }
         }
