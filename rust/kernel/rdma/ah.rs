@@ -106,6 +106,8 @@ impl Attr {
     /// `EINVAL` if the device has no such port, or if a value is too large for its field;
     /// `EOPNOTSUPP` for the addresses of Omni-Path.
     pub(crate) fn to_raw(self, dev: &Device) -> Result<bindings::rdma_ah_attr> {
+        use bindings::rdma_ah_attr__bindgen_ty_1 as Link;
+
         let grh = self.grh.unwrap_or(Grh::new(Gid([0; 16]), 0));
         if dev.port(self.port).is_none() || self.service_level > 15 || grh.flow_label >= 1 << 20 {
             return Err(EINVAL);
@@ -113,29 +115,22 @@ impl Attr {
         // SAFETY: The device is registered while `dev` lives, and has the port.
         let type_ = unsafe { bindings::rdma_helper_ah_type(dev.as_raw(), self.port) };
         let link = match type_ {
-            bindings::rdma_ah_attr_type_RDMA_AH_ATTR_TYPE_ROCE => {
-                bindings::rdma_ah_attr__bindgen_ty_1 {
-                    roce: ManuallyDrop::new(bindings::roce_ah_attr { dmac: self.dmac }),
-                }
-            }
             bindings::rdma_ah_attr_type_RDMA_AH_ATTR_TYPE_OPA => return Err(EOPNOTSUPP),
-            _ => bindings::rdma_ah_attr__bindgen_ty_1 {
+            bindings::rdma_ah_attr_type_RDMA_AH_ATTR_TYPE_ROCE => Link {
+                roce: ManuallyDrop::new(bindings::roce_ah_attr { dmac: self.dmac }),
+            },
+            _ => Link {
                 ib: ManuallyDrop::new(bindings::ib_ah_attr {
                     dlid: self.dlid,
                     ..Default::default()
                 }),
             },
         };
-        let flags = match self.grh {
-            Some(_) => bindings::ib_ah_flags_IB_AH_GRH,
-            None => 0,
-        };
+        let has_grh = bindings::ib_ah_flags_IB_AH_GRH as u8;
         Ok(bindings::rdma_ah_attr {
             grh: bindings::ib_global_route {
                 sgid_attr: core::ptr::null(),
-                dgid: bindings::ib_gid {
-                    raw: ManuallyDrop::new(grh.dgid.0),
-                },
+                dgid: grh.dgid.to_raw(),
                 flow_label: grh.flow_label,
                 sgid_index: grh.sgid_index,
                 hop_limit: grh.hop_limit,
@@ -144,7 +139,7 @@ impl Attr {
             sl: self.service_level,
             static_rate: 0,
             port_num: self.port,
-            ah_flags: flags as u8,
+            ah_flags: self.grh.map_or(0, |_| has_grh),
             type_,
             __bindgen_anon_1: link,
         })
@@ -163,6 +158,8 @@ pub(crate) struct State<K> {
 
 // SAFETY: An address handle may be destroyed from any thread, and the rest is `Send`.
 unsafe impl<K: Send> Send for State<K> {}
+// SAFETY: An address handle does not change, and the rest is `Sync`.
+unsafe impl<K: Sync> Sync for State<K> {}
 
 impl<K> State<K> {
     /// # Safety
@@ -171,6 +168,10 @@ impl<K> State<K> {
     pub(crate) unsafe fn new(raw: NonNull<bindings::ib_ah>, keep: K) -> Self {
         // INVARIANT: The caller says so.
         Self { raw, _keep: keep }
+    }
+
+    pub(crate) fn as_raw(&self) -> *mut bindings::ib_ah {
+        self.raw.as_ptr()
     }
 }
 

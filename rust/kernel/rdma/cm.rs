@@ -43,8 +43,8 @@ pub use listener::{
 
 use crate::bindings;
 use core::net::{
+    Ipv4Addr,
     SocketAddr,
-    SocketAddrV4,
     SocketAddrV6, //
 };
 use kernel::prelude::*;
@@ -107,12 +107,11 @@ impl PrivateData {
 
     pub(crate) fn new(from: &[u8]) -> Self {
         let mut bytes = [0; Self::MAX];
-        let mut len = 0;
-        for (to, from) in bytes.iter_mut().zip(from) {
-            *to = *from;
-            len += 1;
+        let copied = bytes.iter_mut().zip(from).map(|(to, from)| *to = *from);
+        Self {
+            len: copied.count() as u8,
+            bytes,
         }
-        Self { len, bytes }
     }
 }
 
@@ -124,38 +123,31 @@ impl core::ops::Deref for PrivateData {
     }
 }
 
-const AF_INET: u16 = 2;
-const AF_INET6: u16 = 10;
-
-/// `struct sockaddr_in`.
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct In {
-    family: u16,
-    port: [u8; 2],
-    addr: [u8; 4],
-    zero: [u8; 8],
-}
-
-/// `struct sockaddr_in6`.
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct In6 {
-    family: u16,
-    port: [u8; 2],
-    flowinfo: [u8; 4],
-    addr: [u8; 16],
-    scope_id: u32,
+/// Returns data that C keeps, none if the address is null.
+///
+/// # Safety
+///
+/// Unless it is null, `len` bytes at the address are initialised, and do not change while the result
+/// is used.
+pub(crate) unsafe fn data<'a>(data: *const c_void, len: usize) -> &'a [u8] {
+    if data.is_null() {
+        return &[];
+    }
+    // SAFETY: The address is not null, so the caller says that the data are there.
+    unsafe { core::slice::from_raw_parts(data.cast(), len) }
 }
 
 /// A socket address as the connection manager takes it.
 #[repr(C, align(8))]
 union SockAddr {
-    v4: In,
-    v6: In6,
+    v4: bindings::sockaddr_in,
+    v6: bindings::sockaddr_in6,
 }
 
 impl SockAddr {
+    const V4: u16 = bindings::AF_INET as u16;
+    const V6: u16 = bindings::AF_INET6 as u16;
+
     fn as_mut_ptr(&mut self) -> *mut bindings::sockaddr {
         core::ptr::from_mut(self).cast()
     }
@@ -163,22 +155,29 @@ impl SockAddr {
 
 impl From<SocketAddr> for SockAddr {
     fn from(addr: SocketAddr) -> Self {
+        let port = addr.port().to_be();
         match addr {
             SocketAddr::V4(addr) => Self {
-                v4: In {
-                    family: AF_INET,
-                    port: addr.port().to_be_bytes(),
-                    addr: addr.ip().octets(),
-                    zero: [0; 8],
+                v4: bindings::sockaddr_in {
+                    sin_family: Self::V4,
+                    sin_port: port,
+                    sin_addr: bindings::in_addr {
+                        s_addr: addr.ip().to_bits().to_be(),
+                    },
+                    ..Default::default()
                 },
             },
             SocketAddr::V6(addr) => Self {
-                v6: In6 {
-                    family: AF_INET6,
-                    port: addr.port().to_be_bytes(),
-                    flowinfo: addr.flowinfo().to_be_bytes(),
-                    addr: addr.ip().octets(),
-                    scope_id: addr.scope_id(),
+                v6: bindings::sockaddr_in6 {
+                    sin6_family: Self::V6,
+                    sin6_port: port,
+                    sin6_flowinfo: addr.flowinfo().to_be(),
+                    sin6_addr: bindings::in6_addr {
+                        in6_u: bindings::in6_addr__bindgen_ty_1 {
+                            u6_addr8: addr.ip().octets(),
+                        },
+                    },
+                    sin6_scope_id: addr.scope_id(),
                 },
             },
         }
@@ -195,20 +194,16 @@ unsafe fn read(addr: &bindings::__kernel_sockaddr_storage) -> Option<SocketAddr>
     // SAFETY: A `sockaddr_storage` is as large as any address and aligned for it, and is
     // initialised; the family is at the same place in all of them.
     unsafe {
-        match (*addr).v4.family {
-            AF_INET => {
-                let In { addr, port, .. } = (*addr).v4;
-                Some(SocketAddrV4::new(addr.into(), u16::from_be_bytes(port)).into())
+        match (*addr).v4.sin_family {
+            SockAddr::V4 => {
+                let addr = (*addr).v4;
+                let ip = Ipv4Addr::from_bits(u32::from_be(addr.sin_addr.s_addr));
+                Some((ip, u16::from_be(addr.sin_port)).into())
             }
-            AF_INET6 => {
-                let In6 {
-                    addr,
-                    port,
-                    scope_id,
-                    ..
-                } = (*addr).v6;
-                let port = u16::from_be_bytes(port);
-                Some(SocketAddrV6::new(addr.into(), port, 0, scope_id).into())
+            SockAddr::V6 => {
+                let addr = (*addr).v6;
+                let (ip, port) = (addr.sin6_addr.in6_u.u6_addr8, u16::from_be(addr.sin6_port));
+                Some(SocketAddrV6::new(ip.into(), port, 0, addr.sin6_scope_id).into())
             }
             _ => None,
         }

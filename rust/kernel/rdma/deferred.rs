@@ -8,10 +8,8 @@
 
 use crate::{
     bindings,
-    context::{
-        Context as _,
-        Sleepable, //
-    }, //
+    context::Context as _,
+    prelude::*, //
 };
 use core::{
     mem::ManuallyDrop,
@@ -72,18 +70,14 @@ impl Drop for Workqueue {
 static QUEUE: Atomic<usize> = Atomic::new(0);
 
 /// The workqueue that destroys objects, part of the core module.
-pub(crate) struct Queue {
-    _workqueue: Workqueue,
-}
+pub(crate) struct Queue(#[expect(dead_code)] Workqueue);
 
 impl Queue {
     pub(crate) fn new() -> Result<Self> {
         let workqueue = Workqueue::new(c"rdma_rs")?;
         // INVARIANT: The workqueue was just allocated, and is the core module's.
         QUEUE.store(workqueue.0.as_ptr() as usize, Release);
-        Ok(Self {
-            _workqueue: workqueue,
-        })
+        Ok(Self(workqueue))
     }
 
     /// Queues a work item, unless it is queued (`queue_work`). Not inlined, as each drop of a
@@ -140,17 +134,12 @@ impl<T: Teardown> Reserved<T> {
     /// Must be called from functions that are neither generic nor inlined, so that the work item's
     /// code is this module's: a ULP's code may be gone when it returns.
     pub(crate) fn fill(self, value: T) -> Deferred<T> {
-        let item = self
-            .0
-            .write_pin_init::<core::convert::Infallible>(pin_init!(Item {
-                work <- kernel::new_work!("rdma::Deferred"),
-                value: ManuallyDrop::new(value),
-            }));
-        match item {
-            // INVARIANT: The box was just filled.
-            Ok(item) => Deferred(ManuallyDrop::new(item)),
-            Err(never) => match never {},
-        }
+        let Ok(item) = self.0.write_pin_init(pin_init!(Item {
+            work <- kernel::new_work!("rdma::Deferred"),
+            value: ManuallyDrop::new(value),
+        }));
+        // INVARIANT: The box was just filled.
+        Deferred(ManuallyDrop::new(item))
     }
 }
 

@@ -186,13 +186,10 @@ impl<'a> Path<'a> {
             attr.__bindgen_anon_1.roce.dmac
         };
         let equal = bindings::ib_sa_selector_IB_SA_EQ as u8;
-        let raw_gid = |gid: Gid| bindings::ib_gid {
-            raw: ManuallyDrop::new(gid.0),
-        };
         let raw = bindings::sa_path_rec {
             rec_type,
-            sgid: raw_gid(from.gid()),
-            dgid: raw_gid(to),
+            sgid: from.gid().to_raw(),
+            dgid: to.to_raw(),
             hop_limit: attr.grh.hop_limit,
             reversible: 1,
             pkey: ALL_PARTITIONS.to_be(),
@@ -504,13 +501,16 @@ unsafe fn handle(
     let is_answer = raw.event == bindings::ib_cm_event_type_IB_CM_REP_RECEIVED;
     let event = match raw.event {
         _ if is_answer => Event::Established {
-            // SAFETY: The private data of an answer have this length.
-            private_data: unsafe { private_data(raw, REP_LEN) },
+            // SAFETY: The private data of an answer have this length, and live as long as it.
+            private_data: unsafe { cm::data(raw.private_data, REP_LEN) },
         },
         bindings::ib_cm_event_type_IB_CM_REJ_RECEIVED => {
-            // SAFETY: This member is set for this event, whose private data have this length.
-            let (reason, sent) =
-                unsafe { ((*raw.param.rej_rcvd).reason, private_data(raw, REJ_LEN)) };
+            // SAFETY: This member is set for this event, whose private data have this length, and
+            // live as long as it.
+            let (reason, sent) = unsafe {
+                let reason = (*raw.param.rej_rcvd).reason;
+                (reason, cm::data(raw.private_data, REJ_LEN))
+            };
             Event::Rejected(cm::Rejected::new(RejectReason(reason), sent))
         }
         bindings::ib_cm_event_type_IB_CM_REQ_ERROR | bindings::ib_cm_event_type_IB_CM_REP_ERROR => {
@@ -545,20 +545,6 @@ unsafe fn handle(
 const REP_LEN: usize = bindings::ib_cm_data_size_IB_CM_REP_PRIVATE_DATA_SIZE as usize;
 const REJ_LEN: usize = bindings::ib_cm_data_size_IB_CM_REJ_PRIVATE_DATA_SIZE as usize;
 const REQ_LEN: usize = bindings::ib_cm_data_size_IB_CM_REQ_PRIVATE_DATA_SIZE as usize;
-
-/// Returns the private data of an event.
-///
-/// # Safety
-///
-/// Events of this type have private data of this length, if any.
-unsafe fn private_data(event: &bindings::ib_cm_event, len: usize) -> &[u8] {
-    if event.private_data.is_null() {
-        return &[];
-    }
-    // SAFETY: The caller says that private data have this length. They are part of the datagram
-    // that the event is about, which is valid as long as that.
-    unsafe { core::slice::from_raw_parts(event.private_data.cast(), len) }
-}
 
 /// The callback of every connection's id.
 ///
@@ -791,8 +777,8 @@ impl Request<'_> {
     /// Returns what the peer sent along, 92 bytes.
     pub fn private_data(&self) -> &[u8] {
         // SAFETY: By the type invariant this is the event of a request, whose private data have
-        // this length.
-        unsafe { private_data(self.event, REQ_LEN) }
+        // this length, and live as long as it.
+        unsafe { cm::data(self.event.private_data, REQ_LEN) }
     }
 
     /// Returns what the peer asks for, which the connection manager has made the view of the

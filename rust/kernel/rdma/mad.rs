@@ -65,7 +65,11 @@ use crate::{
     },
     removal, //
 };
-use core::ptr::NonNull;
+use core::ptr::{
+    null,
+    null_mut,
+    NonNull, //
+};
 use kernel::{
     error::{
         from_err_ptr,
@@ -246,12 +250,8 @@ fn put(mad: &mut [u8; MAD_LEN], at: usize, bytes: &[u8]) -> Result {
     Ok(())
 }
 
-/// # Invariants
-///
-/// `raw` is the address handle that `_state` has.
 struct PeerInner {
-    raw: NonNull<bindings::ib_ah>,
-    _state: Deferred<ah::State<Ref>>,
+    ah: Deferred<ah::State<Ref>>,
     device: Device,
     port: u32,
     qpn: u32,
@@ -260,11 +260,6 @@ struct PeerInner {
     /// IPv4 has an IPv4 header where the GIDs should be.
     matches: bool,
 }
-
-// SAFETY: An address handle may be used from any thread, and the rest is `Send`.
-unsafe impl Send for PeerInner {}
-// SAFETY: An address handle does not change, and the rest is `Sync`.
-unsafe impl Sync for PeerInner {}
 
 /// A destination of MADs: QP 1 of a port, or the sender of a MAD, as seen from a port of this host.
 ///
@@ -316,12 +311,9 @@ impl Peer {
             bindings::ib_create_ah_from_wc(pd, wc, header, port)
         })?;
         let raw = NonNull::new(raw).ok_or(ENOMEM)?;
-        // SAFETY: The address handle was just created, and the reference keeps the device.
-        let state = reserved.fill(unsafe { ah::State::new(raw, reference) });
-        // INVARIANT: The address handle is the state's.
         let inner = PeerInner {
-            raw,
-            _state: state,
+            // SAFETY: The address handle was just created, and the reference keeps the device.
+            ah: reserved.fill(unsafe { ah::State::new(raw, reference) }),
             device: device.clone(),
             port,
             qpn: wc.src_qp,
@@ -352,19 +344,6 @@ unsafe impl Send for Received {}
 unsafe impl Sync for Received {}
 
 impl Received {
-    /// # Safety
-    ///
-    /// `raw` was given to `agent`'s receive handler and now belongs to the caller.
-    unsafe fn new(agent: &bindings::ib_mad_agent, raw: NonNull<bindings::ib_mad_recv_wc>) -> Self {
-        // INVARIANT: The caller says that it owns the MAD, of which the MAD layer has ended the DMA
-        // mapping.
-        Self {
-            raw,
-            dev: agent.device,
-            port: agent.port_num.into(),
-        }
-    }
-
     fn raw(&self) -> &bindings::ib_mad_recv_wc {
         // SAFETY: `raw` is a MAD that this owns by the type invariant, and does not change.
         unsafe { self.raw.as_ref() }
@@ -546,6 +525,8 @@ impl Agent {
         backlog: usize,
         _cx: &Sleepable,
     ) -> Result<Self> {
+        const BITS: usize = c_ulong::BITS as usize;
+
         // The C function uses the port before it checks it.
         dev.port(port).ok_or(EINVAL)?;
         // These are QP 0's. The C function refuses them only to an agent that serves methods; one
@@ -563,16 +544,12 @@ impl Agent {
             ..Default::default()
         };
         for method in methods {
-            let (word, bit) = (
-                u32::from(method.0) / c_ulong::BITS,
-                u32::from(method.0) % c_ulong::BITS,
-            );
+            let (word, bit) = (method.0 as usize / BITS, method.0 as usize % BITS);
             // The method of a reply is in no word.
-            let word = request.method_mask.get_mut(word as usize).ok_or(EINVAL)?;
-            *word |= 1 << bit;
+            *request.method_mask.get_mut(word).ok_or(EINVAL)? |= 1 << bit;
         }
         let request = match methods {
-            [] => core::ptr::null_mut(),
+            [] => null_mut(),
             _ => &raw mut request,
         };
         let reserved = Deferred::reserve()?;
@@ -581,33 +558,25 @@ impl Agent {
         let uninit = sync::UniqueArc::new_uninit(GFP_KERNEL)?;
         // SAFETY: The device is registered by the invariant of `device::Inner`. The request is
         // copied, and the context lives until the agent is unregistered.
-        let raw = from_err_ptr(unsafe {
-            bindings::ib_register_mad_agent(
+        let raw = unsafe {
+            register(
                 dev.as_raw(),
                 port,
-                bindings::ib_qp_type_IB_QPT_GSI,
                 request,
-                0,
-                Some(on_sent),
                 Some(on_recv),
-                Arc::as_ptr(&queue).cast_mut().cast(),
-                0,
+                Arc::as_ptr(&queue),
             )
-        })?;
-        let raw = NonNull::new(raw).ok_or(ENOMEM)?;
+        }?;
         // INVARIANT: The agent was just registered.
-        let registered: Arc<_> =
-            match uninit.pin_init_with::<core::convert::Infallible>(pin_init!(Registered {
-                raw,
-                queue,
-                refs <- Refs::new(),
-                ended <- kernel::new_mutex!(false),
-                end <- kernel::new_work!("rdma::mad::Agent::end"),
-                place: removal::Place::new(),
-            })) {
-                Ok(registered) => registered.into(),
-                Err(never) => match never {},
-            };
+        let Ok(registered) = uninit.pin_init_with(pin_init!(Registered {
+            raw,
+            queue,
+            refs <- Refs::new(),
+            ended <- kernel::new_mutex!(false),
+            end <- kernel::new_work!("rdma::mad::Agent::end"),
+            place: removal::Place::new(),
+        }));
+        let registered: Arc<_> = registered.into();
         let state = reserved.fill(State {
             registered: registered.clone(),
             device: dev.clone(),
@@ -870,7 +839,7 @@ impl Request {
         let raw = buf.0.as_ptr();
         // SAFETY: `raw` is a buffer by the invariant of `Buf`, and is not posted yet.
         unsafe {
-            (*raw).ah = self.peer.0.raw.as_ptr();
+            (*raw).ah = self.peer.0.ah.as_raw();
             (*raw).timeout_ms = timeout_ms;
             (*raw).retries = retries;
             (*raw).context[0] = Arc::into_raw(self.clone()).cast_mut().cast();
@@ -878,7 +847,7 @@ impl Request {
         self.progress.lock().buf = Some(buf);
         // SAFETY: `raw` is a buffer by the invariant of `Buf`, ready to be posted. It may be freed
         // before this returns.
-        let posted = to_result(unsafe { bindings::ib_post_send_mad(raw, core::ptr::null_mut()) });
+        let posted = to_result(unsafe { bindings::ib_post_send_mad(raw, null_mut()) });
         if posted.is_err() {
             // SAFETY: `post` has set the context above, and the MAD layer does not call the send
             // handler for a buffer that it has refused.
@@ -1034,11 +1003,17 @@ unsafe extern "C" fn on_recv(
     let Some(mad) = NonNull::new(mad) else {
         return;
     };
-    // SAFETY: The agent is alive while its handler runs, and the MAD is the handler's.
-    let mad = unsafe { Received::new(&*agent, mad) };
+    // SAFETY: The agent is alive while its handler runs.
+    let agent = unsafe { &*agent };
+    // INVARIANT: The MAD is the handler's, and the MAD layer has ended its DMA mapping.
+    let mad = Received {
+        raw: mad,
+        dev: agent.device,
+        port: agent.port_num.into(),
+    };
     if buf.is_null() {
         // SAFETY: By the invariant of `Registered` the agent's context is a queue that outlives it.
-        unsafe { &*(*agent).context.cast::<Queue>() }.push(mad);
+        unsafe { &*agent.context.cast::<Queue>() }.push(mad);
         return;
     }
     // SAFETY: `Request::post` has set the context. The MAD layer calls the send handler, which takes
@@ -1059,6 +1034,38 @@ unsafe extern "C" fn on_sent(
 ) {
     // SAFETY: Both are valid during this call, which is the only one for the buffer.
     unsafe { Request::take((*wc).send_buf).complete((*wc).status) };
+}
+
+/// Registers an agent of QP 1 (`ib_register_mad_agent`).
+///
+/// # Safety
+///
+/// The device is registered, and has the port. Unless no request is received, `queue` lives until
+/// the agent is unregistered.
+unsafe fn register(
+    dev: *mut bindings::ib_device,
+    port: u32,
+    request: *mut bindings::ib_mad_reg_req,
+    on_recv: bindings::ib_mad_recv_handler,
+    queue: *const Queue,
+) -> Result<NonNull<bindings::ib_mad_agent>> {
+    let (gsi, queue) = (bindings::ib_qp_type_IB_QPT_GSI, queue.cast_mut().cast());
+    // SAFETY: The caller says that the device is registered, and that the context lives as long as
+    // the agent. The request is copied.
+    let agent = from_err_ptr(unsafe {
+        bindings::ib_register_mad_agent(
+            dev,
+            port,
+            gsi,
+            request,
+            0,
+            Some(on_sent),
+            on_recv,
+            queue,
+            0,
+        )
+    })?;
+    NonNull::new(agent).ok_or(ENOMEM)
 }
 
 /// The time between two attempts to allocate, in milliseconds.
@@ -1083,20 +1090,7 @@ pub(crate) unsafe fn flush_timeouts(dev: *mut bindings::ib_device, port: u32, _c
     let agent = loop {
         // SAFETY: The caller says that the device is registered. An agent without a request
         // receives nothing but replies, and this one sends nothing, so no handler is called.
-        let agent = from_err_ptr(unsafe {
-            bindings::ib_register_mad_agent(
-                dev,
-                port,
-                bindings::ib_qp_type_IB_QPT_GSI,
-                core::ptr::null_mut(),
-                0,
-                Some(on_sent),
-                None,
-                core::ptr::null_mut(),
-                0,
-            )
-        });
-        match agent {
+        match unsafe { register(dev, port, null_mut(), None, null()) } {
             Ok(agent) => break agent,
             // The port has no MADs, or the MAD layer could not open it when the device was added, so
             // there are no timeouts.
@@ -1105,5 +1099,5 @@ pub(crate) unsafe fn flush_timeouts(dev: *mut bindings::ib_device, port: u32, _c
         }
     };
     // SAFETY: The agent was just registered. `unregister_mad_agent()` flushes the port's workqueue.
-    unsafe { bindings::ib_unregister_mad_agent(agent) };
+    unsafe { bindings::ib_unregister_mad_agent(agent.as_ptr()) };
 }

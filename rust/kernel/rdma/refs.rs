@@ -96,12 +96,17 @@ impl Refs {
         if !self.count.try_get() {
             return Err(ENODEV);
         }
+        Ok(self.counted(kind))
+    }
+
+    /// Makes the reference that `count` was just incremented for.
+    fn counted(&self, kind: Kind) -> Ref {
         self.kinds[kind as usize].add(1, Relaxed);
-        // INVARIANT: The reference was just counted.
-        Ok(Ref {
+        // INVARIANT: The caller has counted the reference.
+        Ref {
             refs: NonNull::from(self),
             kind,
-        })
+        }
     }
 
     /// Kills the refs and waits until the last reference is dropped (`percpu_ref_kill`). Every ten
@@ -111,26 +116,21 @@ impl Refs {
         if !self.count.kill() {
             return;
         }
-        let mut killed = false;
-        loop {
-            let was_killed = killed;
-            let done = if killed {
-                self.empty.wait_timeout(REPORT_MS, cx)
-            } else {
-                let waited = self.empty.wait_killable_timeout(REPORT_MS, cx);
-                killed = waited.is_err();
-                waited.unwrap_or(false)
-            };
-            if done {
-                return;
-            }
+        let warn = || {
             pr_warn!("{who}: waits for {self}\n");
             report();
-            if killed && !was_killed {
-                pr_warn!(
-                    "{who}: no signal ends this wait: what is held would be used when it is gone\n"
-                );
+        };
+        loop {
+            match self.empty.wait_killable_timeout(REPORT_MS, cx) {
+                Ok(true) => return,
+                Ok(false) => warn(),
+                Err(_) => break,
             }
+        }
+        warn();
+        pr_warn!("{who}: no signal ends this wait: what is held would be used when it is gone\n");
+        while !self.empty.wait_timeout(REPORT_MS, cx) {
+            warn();
         }
     }
 }
@@ -177,14 +177,8 @@ impl Ref {
 
     /// Takes another reference to the same refs (`percpu_ref_get`), killed or not.
     pub(crate) fn get(&self, kind: Kind) -> Self {
-        let refs = self.refs();
-        refs.count.get();
-        refs.kinds[kind as usize].add(1, Relaxed);
-        // INVARIANT: The reference was just counted, and `self` has kept the refs valid until then.
-        Self {
-            refs: self.refs,
-            kind,
-        }
+        self.refs().count.get();
+        self.refs().counted(kind)
     }
 }
 

@@ -13,7 +13,10 @@ use crate::{
     refs::REPORT_MS, //
 };
 use core::{
-    mem::replace,
+    mem::{
+        swap,
+        take, //
+    },
     ptr::NonNull, //
 };
 use kernel::{
@@ -39,9 +42,9 @@ pub(crate) trait OnRemoval: Send + Sync {
     /// Returns the object's own place in the list of its device.
     fn place(&self) -> &Place;
 
-    /// The device is about to go: every thread that waits for the object gets `ENODEV`, and no
-    /// other one waits from here on. Called for all objects before [`OnRemoval::removed`] of any,
-    /// with the list locked: takes locks for a moment only, and waits for nothing.
+    /// The device is about to go: every thread that waits for the object gets `ENODEV`, and none
+    /// waits from here on. Called for all objects before [`OnRemoval::removed`] of any, with the
+    /// list locked: waits for nothing.
     fn gone(self: Arc<Self>) {}
 
     /// The device goes: ends the object, or tells its handler. May wait, for handlers of the ULP
@@ -64,26 +67,10 @@ impl Place {
 
 /// # Invariants
 ///
-/// The `Place` of the object at index `i` is `i`, and free entries are linked from `free` on.
+/// The `Place` of the object at index `i` is `i`.
 struct List {
-    entries: KVec<Entry>,
-    free: u32,
+    objects: KVec<Arc<dyn OnRemoval>>,
     closed: bool,
-}
-
-enum Entry {
-    Used(Arc<dyn OnRemoval>),
-    /// The index of the next free entry.
-    Free(u32),
-}
-
-impl Entry {
-    fn object(&self) -> Option<&Arc<dyn OnRemoval>> {
-        match self {
-            Self::Used(object) => Some(object),
-            Self::Free(_) => None,
-        }
-    }
 }
 
 /// The objects of one device of one client that end when the device goes.
@@ -97,8 +84,7 @@ impl Removal {
     pub(crate) fn new() -> impl PinInit<Self> {
         pin_init!(Self {
             list <- kernel::new_mutex!(List {
-                entries: KVec::new(),
-                free: u32::MAX,
+                objects: KVec::new(),
                 closed: false,
             }),
         })
@@ -114,21 +100,12 @@ impl Removal {
         if list.closed {
             return Err(ENODEV);
         }
-        let index = list.free;
-        match list.entries.get_mut(index as usize) {
-            Some(entry) => {
-                object.place().0.store(index, Relaxed);
-                if let Entry::Free(next) = replace(entry, Entry::Used(object)) {
-                    list.free = next;
-                }
-            }
-            None => {
-                list.entries.reserve(1, GFP_KERNEL)?;
-                let index = list.entries.len().try_into()?;
-                object.place().0.store(index, Relaxed);
-                list.entries.push_within_capacity(Entry::Used(object))?;
-            }
-        }
+        list.objects.reserve(1, GFP_KERNEL)?;
+        object
+            .place()
+            .0
+            .store(list.objects.len().try_into()?, Relaxed);
+        list.objects.push_within_capacity(object)?;
         Ok(())
     }
 
@@ -136,13 +113,17 @@ impl Removal {
     pub(crate) fn remove<T: OnRemoval>(&self, object: &Arc<T>) {
         let mut list = self.list.lock();
         let index = object.place().0.xchg(u32::MAX, Relaxed);
-        let next = list.free;
-        if let Some(entry) = list.entries.get_mut(index as usize) {
-            let removed = replace(entry, Entry::Free(next));
-            list.free = index;
-            drop(list);
-            drop(removed);
+        if list.objects.get(index as usize).is_none() {
+            return;
         }
+        // The last object gets its place.
+        let mut removed = list.objects.pop();
+        if let (Some(last), Some(entry)) = (&mut removed, list.objects.get_mut(index as usize)) {
+            last.place().0.store(index, Relaxed);
+            swap(last, entry);
+        }
+        drop(list);
+        drop(removed);
     }
 
     /// Closes the list, and wakes up every thread that waits for one of the objects with `ENODEV`:
@@ -151,36 +132,27 @@ impl Removal {
     pub(crate) fn close(&self) {
         let mut list = self.list.lock();
         list.closed = true;
-        for object in list.entries.iter().filter_map(Entry::object) {
+        for object in list.objects.iter() {
             object.clone().gone();
-        }
-    }
-
-    /// Calls `f` with each object, after [`Removal::close`]. Objects may be removed meanwhile.
-    fn for_each(&self, f: impl Fn(&dyn OnRemoval)) {
-        let mut index = 0;
-        loop {
-            // The list is not locked while `f` is called.
-            let object = match self.list.lock().entries.get(index) {
-                Some(entry) => entry.object().cloned(),
-                None => return,
-            };
-            if let Some(object) = object {
-                f(&*object);
-            }
-            index += 1;
         }
     }
 
     /// Ends all objects, after [`Removal::close`].
     pub(crate) fn end_all(&self, progress: Pin<&Progress>, cx: &Sleepable) {
+        let objects = take(&mut self.list.lock().objects);
+        // Objects may be removed meanwhile. The list is not locked while they are called.
+        let is_listed = |object: &&Arc<dyn OnRemoval>| {
+            let _list = self.list.lock();
+            object.place().0.load(Relaxed) != u32::MAX
+        };
         progress.during(Step::Objects, &mut || {
-            self.for_each(|object| object.removed(cx));
-            self.for_each(|object| object.disconnect());
+            for object in objects.iter().filter(is_listed) {
+                object.removed(cx);
+            }
+            for object in objects.iter().filter(is_listed) {
+                object.disconnect();
+            }
         });
-        // The objects that were left in the list for their handlers.
-        let entries = replace(&mut self.list.lock().entries, KVec::new());
-        drop(entries);
     }
 }
 

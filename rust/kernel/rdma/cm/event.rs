@@ -109,15 +109,12 @@ fn status(raw: &bindings::rdma_cm_event) -> Error {
 ///
 /// `raw` is an event of a connected service, and its private data live as long as it.
 pub(super) unsafe fn private_data(raw: &bindings::rdma_cm_event) -> &[u8] {
-    // SAFETY: `conn` is the member that is set in events of a connected service, of which the
-    // caller says that this is one.
-    let conn = unsafe { &*raw.param.conn };
-    if conn.private_data.is_null() {
-        return &[];
+    // SAFETY: The caller says that this is an event of a connected service, in which `conn` is the
+    // member that is set, and that its private data live as long as it.
+    unsafe {
+        let conn = &*raw.param.conn;
+        cm::data(conn.private_data, conn.private_data_len.into())
     }
-    // SAFETY: Pointer and length are those of the private data, which the caller says live as long
-    // as the event.
-    unsafe { core::slice::from_raw_parts(conn.private_data.cast(), conn.private_data_len.into()) }
 }
 
 /// The handler of the events of a connection.
@@ -177,24 +174,14 @@ impl<'a> Rejected<'a> {
     /// it.
     unsafe fn from_raw(id: *mut bindings::rdma_cm_id, raw: &'a bindings::rdma_cm_event) -> Self {
         let mut len = 0;
-        // SAFETY: The caller says that the id has a device, and that this is its rejection. The
-        // message is one that is never freed.
-        let (message, data) = unsafe {
-            (
-                CStr::from_char_ptr(bindings::rdma_reject_msg(id, raw.status)),
-                bindings::rdma_consumer_reject_data(
-                    id,
-                    core::ptr::from_ref(raw).cast_mut(),
-                    &raw mut len,
-                ),
-            )
-        };
-        let private_data = if data.is_null() {
-            None
-        } else {
-            // SAFETY: Data and length are those of the event's private data, which the caller says
-            // live as long as the event.
-            Some(unsafe { core::slice::from_raw_parts(data.cast(), len.into()) })
+        let event = core::ptr::from_ref(raw).cast_mut();
+        // SAFETY: The caller says that the id has a device, and that this is its rejection, whose
+        // private data live as long as it. The message is one that is never freed.
+        let (message, private_data) = unsafe {
+            let message = bindings::rdma_reject_msg(id, raw.status);
+            let data = bindings::rdma_consumer_reject_data(id, event, &raw mut len);
+            let sent = (!data.is_null()).then(|| cm::data(data, len.into()));
+            (CStr::from_char_ptr(message), sent)
         };
         Self {
             reason: raw.status.try_into().ok().map(RejectReason),

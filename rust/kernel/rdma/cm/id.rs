@@ -100,21 +100,11 @@ impl Id {
         // SAFETY: The id was just created, with this callback and context.
         let state = unsafe { State::new(raw, conn, None, listed) };
         let state = reserved.fill(state);
-        let this = Self {
-            inner: Inner::new(state)?,
-        };
+        let inner = Inner::new(state)?;
         // SAFETY: The id was just created, and no other thread knows it yet.
-        let is_bound = unsafe {
-            options.apply(raw)?;
-            match options.src {
-                Some(src) => bind(raw, src)?,
-                None => false,
-            }
-        };
-        if is_bound {
-            this.state().bind()?;
-        }
-        Ok(this)
+        unsafe { options.apply(raw) }?;
+        inner.state.bind()?;
+        Ok(Self { inner })
     }
 
     /// Creates an id and finds the device, the path and the route to an address: what an active
@@ -162,15 +152,9 @@ impl Id {
     /// callback of the connection manager. After an error drop the id: it may keep the device from
     /// going.
     pub fn resolve_addr(&self, dst: SocketAddr, timeout_ms: u32, _cx: &Sleepable) -> Result {
-        let mut dst = cm::SockAddr::from(dst);
-        let timeout = timeout_ms.try_into()?;
         let resolved = bindings::rdma_cm_event_type_RDMA_CM_EVENT_ADDR_RESOLVED;
-        let (id, src) = (self.inner.as_raw(), null_mut());
-        self.conn().wait_for(resolved, || {
-            // SAFETY: The id is alive by the invariant of `State`, and the address is copied by the
-            // call.
-            to_result(unsafe { bindings::rdma_resolve_addr(id, src, dst.as_mut_ptr(), timeout) })
-        })?;
+        let resolve = || self.state().resolve_addr(dst, timeout_ms);
+        self.conn().wait_for(resolved, resolve)?;
         self.state().bind()
     }
 
@@ -180,25 +164,9 @@ impl Id {
     ///
     /// As [`Id::resolve_addr`]; `ENOTCONN` before the address was found.
     pub fn resolve_route(&self, timeout_ms: u32, _cx: &Sleepable) -> Result {
-        let timeout = timeout_ms.try_into()?;
         let resolved = bindings::rdma_cm_event_type_RDMA_CM_EVENT_ROUTE_RESOLVED;
-        self.conn().wait_for(resolved, || {
-            self.resolved()?;
-            // SAFETY: The id is alive by the invariant of `State`. The call reads the device and
-            // the addresses without a lock: C sets them before it tells the event that `resolved()`
-            // has found, and does not change them afterwards.
-            to_result(unsafe { bindings::rdma_resolve_route(self.inner.as_raw(), timeout) })
-        })?;
-        Ok(())
-    }
-
-    /// Fails unless the device and both addresses are known, which C says before it has them
-    /// (`addr_handler()` in core/cma.c changes the state, then looks for the device).
-    fn resolved(&self) -> Result {
-        if !self.conn().is_resolved() {
-            return Err(ENOTCONN);
-        }
-        Ok(())
+        let resolve = || self.state().resolve_route(timeout_ms);
+        self.conn().wait_for(resolved, resolve).map(drop)
     }
 
     /// Returns the client's handle of the device that the id was resolved to, or came on.
@@ -217,13 +185,11 @@ impl Id {
     /// `ENOTCONN` before the address was resolved.
     pub fn gids(&self) -> Result<(Gid, Gid)> {
         self.device()?;
-        self.resolved()?;
-        let (mut src, mut dst) = (bindings::ib_gid::default(), bindings::ib_gid::default());
-        // SAFETY: The id is alive by the invariant of `State`. `device()` and `resolved()` have
+        self.state().resolved()?;
+        let (mut src, mut dst) = Default::default();
+        // SAFETY: The id is alive by the invariant of `RawId`. `device()` and `resolved()` have
         // found that it has its device and its addresses, which do not change any more.
-        unsafe {
-            bindings::rdma_read_gids(self.inner.as_raw(), &raw mut src, &raw mut dst);
-        }
+        unsafe { bindings::rdma_read_gids(self.inner.as_raw(), &raw mut src, &raw mut dst) };
         Ok((Gid::from_raw(&src), Gid::from_raw(&dst)))
     }
 
@@ -258,8 +224,6 @@ impl Id {
         handler: Arc<dyn cm::Handler>,
         connect: Arc<dyn Connect>,
     ) -> Result {
-        let mut dst = cm::SockAddr::from(dst);
-        let timeout = timeout_ms.try_into()?;
         let connect = AsyncConnect {
             id: self.clone(),
             connect,
@@ -267,11 +231,8 @@ impl Id {
         };
         let conn = self.conn();
         conn.begin_async(handler, Arc::new(connect, GFP_KERNEL)?)?;
-        let (id, src) = (self.inner.as_raw(), null_mut());
-        // SAFETY: The id is alive by the invariant of `State`, and the address is copied by the
-        // call.
-        let ret = unsafe { bindings::rdma_resolve_addr(id, src, dst.as_mut_ptr(), timeout) };
-        to_result(ret).inspect_err(|_| drop(conn.end_async()))
+        let resolving = self.state().resolve_addr(dst, timeout_ms);
+        resolving.inspect_err(|_| drop(conn.end_async()))
     }
 
     /// Connects the id's QP to the peer (`rdma_connect`), waits until that has worked or failed,
@@ -301,7 +262,7 @@ impl Id {
         conn.wait_for(established, || {
             conn.set_handler(&handler)?;
             installed = true;
-            // SAFETY: The id is alive by the invariant of `State`, and not locked by this task,
+            // SAFETY: The id is alive by the invariant of `RawId`, and not locked by this task,
             // which is in no callback: `wait_for` has looked. The parameters are copied by the
             // call.
             to_result(unsafe {
@@ -351,7 +312,7 @@ impl Id {
         }
         conn.begin_accept(handler)?;
         let id = self.inner.as_raw();
-        // SAFETY: The id is alive by the invariant of `State`, and the parameters are copied by the
+        // SAFETY: The id is alive by the invariant of `RawId`, and the parameters are copied by the
         // call. It needs the id's handler lock, which a callback of the id has already.
         let ret = unsafe {
             if !locked {
@@ -386,7 +347,7 @@ impl Id {
         let len = private_data.len().try_into()?;
         let reason = cm::RejectReason::CONSUMER_DEFINED.0.try_into()?;
         self.conn().begin_reject()?;
-        // SAFETY: The id is alive by the invariant of `State`, and the data are copied by the call.
+        // SAFETY: The id is alive by the invariant of `RawId`, and the data are copied by the call.
         to_result(unsafe {
             bindings::rdma_reject(
                 self.inner.as_raw(),
@@ -449,7 +410,7 @@ impl Id {
                 return conn.begin_disconnect().map(drop);
             }
         }
-        // SAFETY: The id is alive by the invariant of `State`.
+        // SAFETY: The id is alive by the invariant of `RawId`.
         unsafe { conn.end(self.inner.as_raw()) }
     }
 
@@ -465,7 +426,7 @@ impl Id {
     }
 
     fn qp_param(&self, param: &cm::ConnParam<'_>) -> Result<bindings::rdma_conn_param> {
-        // SAFETY: The id is alive by the invariant of `State`; whether it has a QP is all that is
+        // SAFETY: The id is alive by the invariant of `RawId`; whether it has a QP is all that is
         // read.
         if unsafe { (*self.inner.as_raw()).qp }.is_null() {
             return Err(EINVAL);
@@ -507,18 +468,13 @@ impl AsyncConnect {
     /// Takes the next step after an event of the id, whose callback this is.
     fn step(&self, event: bindings::rdma_cm_event_type) -> Result {
         match event {
-            bindings::rdma_cm_event_type_RDMA_CM_EVENT_ADDR_RESOLVED => self.resolve_route(),
+            bindings::rdma_cm_event_type_RDMA_CM_EVENT_ADDR_RESOLVED => {
+                self.id.state().bind()?;
+                self.id.state().resolve_route(self.timeout_ms)
+            }
             bindings::rdma_cm_event_type_RDMA_CM_EVENT_ROUTE_RESOLVED => self.connect(),
             _ => Ok(()),
         }
-    }
-
-    fn resolve_route(&self) -> Result {
-        self.id.state().bind()?;
-        let timeout = self.timeout_ms.try_into()?;
-        // SAFETY: The id is alive by the invariant of `State`, and its callback, which this is, has
-        // found the address.
-        to_result(unsafe { bindings::rdma_resolve_route(self.id.inner.as_raw(), timeout) })
     }
 
     fn connect(&self) -> Result {
@@ -529,14 +485,14 @@ impl AsyncConnect {
         let mut param = self.id.qp_param(&param)?;
         let id = self.id.inner.as_raw();
         let disconnect = self.id.conn().ask(|| {
-            // SAFETY: The id is alive by the invariant of `State`, and locked as this is its
+            // SAFETY: The id is alive by the invariant of `RawId`, and locked as this is its
             // callback. The parameters are copied by the call.
             to_result(unsafe { bindings::rdma_connect_locked(id, &raw mut param) })
         })?;
         // On iWARP that would wait for the event that the connection is there, which is handled after
         // this callback, and disconnects then.
         if disconnect && !self.id.device().is_ok_and(Device::is_iwarp) {
-            // SAFETY: The id is alive by the invariant of `State`, and was connected above.
+            // SAFETY: The id is alive by the invariant of `RawId`, and was connected above.
             let _ = unsafe { RdmaCm::disconnect(self.id.conn(), id) };
         }
         Ok(())
@@ -699,7 +655,7 @@ impl Options<'_> {
         client: &ClientRef,
         callback: Callback,
         context: *mut c_void,
-    ) -> Result<NonNull<bindings::rdma_cm_id>> {
+    ) -> Result<RawId<RdmaCm>> {
         let dev = self.net_of.map_or(null_mut(), Device::as_raw);
         // SAFETY: The device is registered by the invariant of its `Inner`. It leaves its namespace
         // only when clients have let go of it, and a namespace is freed only when its devices have
@@ -723,18 +679,20 @@ impl Options<'_> {
             bindings::rdma_helper_put_net(net);
             raw
         };
-        NonNull::new(from_err_ptr(raw)?).ok_or(ENOMEM)
+        // INVARIANT: The id was just created, and is the caller's.
+        Ok(RawId(NonNull::new(from_err_ptr(raw)?).ok_or(ENOMEM)?))
     }
 
-    /// Applies the options but for the address.
+    /// Applies the options to an id, its own address at last.
     ///
     /// # Safety
     ///
     /// The id is alive, and was just created.
-    pub(super) unsafe fn apply(&self, id: NonNull<bindings::rdma_cm_id>) -> Result {
+    pub(super) unsafe fn apply(&self, id: RawId<RdmaCm>) -> Result {
         let id = id.as_ptr();
-        // SAFETY: The caller says that the id is alive; the calls lock what they change. All ids
-        // here are of a reliable connected service, of which `rdma_set_min_rnr_timer` has to be.
+        // SAFETY: The caller says that the id is alive; the calls lock what they change, and copy
+        // the address. All ids here are of a reliable connected service, of which
+        // `rdma_set_min_rnr_timer` has to be.
         unsafe {
             if let Some(node_type) = self.node_type {
                 to_result(bindings::rdma_restrict_node_type(id, node_type as u8))?;
@@ -748,22 +706,13 @@ impl Options<'_> {
             if let Some(timer) = self.min_rnr_timer {
                 to_result(bindings::rdma_set_min_rnr_timer(id, timer))?;
             }
+            if let Some(src) = self.src {
+                let mut src = cm::SockAddr::from(src);
+                to_result(bindings::rdma_bind_addr(id, src.as_mut_ptr()))?;
+            }
         }
         Ok(())
     }
-}
-
-/// Gives an id its own address (`rdma_bind_addr`), and returns whether it now has a device.
-///
-/// # Safety
-///
-/// The id is alive.
-pub(super) unsafe fn bind(id: NonNull<bindings::rdma_cm_id>, addr: SocketAddr) -> Result<bool> {
-    let mut addr = cm::SockAddr::from(addr);
-    // SAFETY: The caller says that the id is alive, and the address is copied by the call.
-    to_result(unsafe { bindings::rdma_bind_addr(id.as_ptr(), addr.as_mut_ptr()) })?;
-    // SAFETY: The caller says that the id is alive. Nothing but the call above has set its device.
-    Ok(!unsafe { (*id.as_ptr()).device }.is_null())
 }
 
 /// The time that a peer has to confirm a connection. Peers that use the defaults of `rdma_cm` have
@@ -790,7 +739,7 @@ pub(super) struct Incoming {
     accepted: Atomic<bool>,
     /// A work item ends it unless it is confirmed.
     given_up: Atomic<bool>,
-    /// The id is destroyed.
+    /// The id is destroyed. A listener may keep this for longer.
     destroyed: Atomic<bool>,
 }
 
@@ -848,17 +797,6 @@ impl Incoming {
         *self.timeout.lock() = Some(self.clone().start(TIMEOUT));
     }
 
-    /// Stops the timer, and waits for it. The id is about to be destroyed.
-    fn close(&self) {
-        let timeout = self.timeout.lock().take();
-        drop(timeout);
-    }
-
-    /// Notes that the id is destroyed. A listener may keep this for longer.
-    fn set_destroyed(&self) {
-        self.destroyed.store(true, Relaxed);
-    }
-
     /// Returns whether the connection is there, or its id is destroyed.
     pub(super) fn is_settled(&self) -> bool {
         self.destroyed.load(Relaxed) || self.conn.state() == state::State::Established
@@ -907,10 +845,9 @@ impl Incoming {
 
 /// # Invariants
 ///
-/// - `raw` is an id whose callback is [`on_event`] with `conn` as its context, and which is alive
-///   until `teardown` destroys it.
+/// `raw` is an id whose callback is [`on_event`] with `conn` as its context; `teardown` destroys it.
 pub(super) struct State {
-    raw: NonNull<bindings::rdma_cm_id>,
+    raw: RawId<RdmaCm>,
     conn: Arc<Conn<RdmaCm>>,
     device: SetOnce<Device>,
     /// If the id came with a request.
@@ -918,23 +855,18 @@ pub(super) struct State {
     listed: client::Object,
 }
 
-// SAFETY: An id may be destroyed from any thread.
-unsafe impl Send for State {}
-// SAFETY: An id may be used from any thread; the connection manager locks it.
-unsafe impl Sync for State {}
-
 impl State {
     /// # Safety
     ///
     /// The caller owns the id, whose callback is [`on_event`] with `conn` as its context.
     pub(super) unsafe fn new(
-        raw: NonNull<bindings::rdma_cm_id>,
+        raw: RawId<RdmaCm>,
         conn: Arc<Conn<RdmaCm>>,
         incoming: Option<Arc<Incoming>>,
         listed: client::Object,
     ) -> Self {
-        // INVARIANT: The caller gives the id away; `teardown` takes it back before it destroys it.
-        conn.set_id(Some(RawId(raw)));
+        // `teardown` takes it back before it destroys the id.
+        conn.set_id(Some(raw));
         // INVARIANT: The caller says so of callback and context, and gives the id away.
         Self {
             raw,
@@ -945,17 +877,45 @@ impl State {
         }
     }
 
-    /// Keeps the id's device from going away unnoticed. Does nothing if it is kept already.
+    /// Begins to find the device and the path to an address (`rdma_resolve_addr`).
+    fn resolve_addr(&self, dst: SocketAddr, timeout_ms: u32) -> Result {
+        let mut dst = cm::SockAddr::from(dst);
+        let (dst, timeout) = (dst.as_mut_ptr(), timeout_ms.try_into()?);
+        // SAFETY: The id is alive by the invariant of `RawId`, and the address is copied by the
+        // call.
+        to_result(unsafe {
+            bindings::rdma_resolve_addr(self.raw.as_ptr(), null_mut(), dst, timeout)
+        })
+    }
+
+    /// Begins to find the route (`rdma_resolve_route`).
+    fn resolve_route(&self, timeout_ms: u32) -> Result {
+        self.resolved()?;
+        // SAFETY: The id is alive by the invariant of `RawId`. The call reads the device and the
+        // addresses without a lock: C sets them before it tells the event that `resolved()` has
+        // found, and does not change them afterwards.
+        to_result(unsafe {
+            bindings::rdma_resolve_route(self.raw.as_ptr(), timeout_ms.try_into()?)
+        })
+    }
+
+    /// Fails unless the device and both addresses are known, which C says before it has them
+    /// (`addr_handler()` in core/cma.c changes the state, then looks for the device).
+    fn resolved(&self) -> Result {
+        self.conn.is_resolved().then_some(()).ok_or(ENOTCONN)
+    }
+
+    /// Keeps the id's device, if it has one, from going away unnoticed.
     pub(super) fn bind(&self) -> Result {
-        if self.device.as_ref().is_some() {
-            return Ok(());
-        }
-        // SAFETY: The id is alive by the type invariant. It came with a request, was bound to an
-        // address, or its address was resolved: C sets the device and the addresses before.
+        // SAFETY: The id is alive by the invariant of `RawId`. It was just created, or C has set the
+        // device and the addresses before: it came with a request, or its address was resolved.
         let (raw, to) = unsafe {
             let id = self.raw.as_ptr();
             ((*id).device, cm::read(&(*id).route.addr.dst_addr))
         };
+        if raw.is_null() || self.device.as_ref().is_some() {
+            return Ok(());
+        }
         let device = self.listed.client().device(raw)?;
         if let Some(addr) = to {
             self.listed.set_peer(Peer::To(addr.ip(), addr.port()));
@@ -972,7 +932,7 @@ impl State {
     /// That lock may be held for long, so it is taken first: afterwards such a callback waits for
     /// no other one, and is waited for.
     fn end_callback(&self, cx: &Sleepable) {
-        // SAFETY: The id is alive by the type invariant, and not locked by this task, which is in
+        // SAFETY: The id is alive by the invariant of `RawId`, and not locked by this task, which is in
         // no callback.
         unsafe {
             bindings::rdma_lock_handler(self.raw.as_ptr());
@@ -998,18 +958,20 @@ impl deferred::Teardown for State {
         }
         self.conn.set_id(None);
         if let Some(incoming) = &self.incoming {
-            incoming.close();
+            // Waits for the timer.
+            let timeout = incoming.timeout.lock().take();
+            drop(timeout);
         }
         self.conn.wait_notified();
         self.end_callback(cx);
-        // SAFETY: The id is alive by the type invariant, and its QP, which has held `Inner`, is
+        // SAFETY: The id is alive by the invariant of `RawId`, and its QP, which has held `Inner`, is
         // gone. This waits for callbacks that have begun, by the id's handler lock and by the
         // references that they have. That of a message that was not answered has none; it has
         // returned. Should one begin only now, C's own memory is at stake: see the limits in
         // Documentation/safety.rst.
         unsafe { bindings::rdma_destroy_id(self.raw.as_ptr()) };
         if let Some(incoming) = &self.incoming {
-            incoming.set_destroyed();
+            incoming.destroyed.store(true, Relaxed);
         }
         if !is_gone {
             self.conn.release_handler();
@@ -1060,7 +1022,7 @@ impl QpClaim {
     /// The id has a QP, which has no request outstanding and is not used any more.
     pub(crate) unsafe fn destroy_qp(&self) {
         let _guard = self.0.state.conn.qp.lock();
-        // SAFETY: The id is alive by the invariant of `State`, and its QP is not used any more, as
+        // SAFETY: The id is alive by the invariant of `RawId`, and its QP is not used any more, as
         // the caller promises; nor by `iw_cm_disconnect()`, as the lock is held.
         unsafe { bindings::rdma_destroy_qp(self.as_raw()) };
     }
@@ -1098,10 +1060,8 @@ impl Inner {
 
     /// Returns the device that the id is bound to, or null.
     pub(crate) fn device_raw(&self) -> *mut bindings::ib_device {
-        self.state
-            .device
-            .as_ref()
-            .map_or(null_mut(), Device::as_raw)
+        let device = self.state.device.as_ref();
+        device.map_or(null_mut(), Device::as_raw)
     }
 
     pub(crate) fn claim_qp(self: &Arc<Self>) -> Result<QpClaim> {

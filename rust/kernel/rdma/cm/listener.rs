@@ -249,23 +249,23 @@ impl Listener {
         let context = Arc::as_ptr(&listening).cast_mut().cast();
         // SAFETY: The context lives until the id is destroyed.
         let raw = unsafe { options.create(client, on_listener_event, context) }?;
-        // INVARIANT: Just created.
-        *listening.raw.lock() = Some(state::RawId(raw));
+        *listening.raw.lock() = Some(raw);
         let this = Self {
             state: reserved.fill(ListenerState(listening)),
         };
         // Once it is bound, the removal of the device destroys the id: not before it is unlocked.
         let locked = this.state.0.raw.lock();
-        let raw = locked.as_ref().ok_or(ENODEV)?.0;
-        // SAFETY: By the invariant of `Listening` the id is alive while `raw`, which is locked, has
-        // it. It was just created.
+        let options = Options {
+            src: Some(addr),
+            ..*options
+        };
+        // SAFETY: The id was just created, and is not destroyed while `raw` is locked.
         unsafe {
-            options.apply(raw)?;
             if addr.is_ipv6() {
                 let only = (!options.dual_stack).into();
                 to_result(bindings::rdma_set_afonly(raw.as_ptr(), only))?;
             }
-            id::bind(raw, addr)?;
+            options.apply(raw)?;
             to_result(bindings::rdma_listen(raw.as_ptr(), backlog.try_into()?))?;
         }
         drop(locked);
@@ -372,7 +372,7 @@ impl Request<'_> {
         self.taken.set(Some(incoming.clone()));
         // SAFETY: What is taken is not destroyed by the callback's return; callback and context
         // were set above.
-        let state = unsafe { id::State::new(self.id, conn, Some(incoming), listed) };
+        let state = unsafe { id::State::new(state::RawId(self.id), conn, Some(incoming), listed) };
         let inner = id::Inner::new(reserved.fill(state))?;
         inner.state.bind()?;
         Ok(Id { inner })

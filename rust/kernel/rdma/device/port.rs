@@ -307,6 +307,12 @@ impl Gid {
         Self(unsafe { *raw.raw })
     }
 
+    pub(crate) fn to_raw(self) -> bindings::ib_gid {
+        bindings::ib_gid {
+            raw: core::mem::ManuallyDrop::new(self.0),
+        }
+    }
+
     /// Returns the IP address that the GID is on RoCE.
     pub fn ip(&self) -> IpAddr {
         let ip = Ipv6Addr::from(self.0);
