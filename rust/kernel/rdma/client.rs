@@ -352,52 +352,29 @@ unsafe impl Send for ClientRef {}
 // SAFETY: A shared reference gives access to a `Core`, which is `Sync`, and to a `Ref`, which is.
 unsafe impl Sync for ClientRef {}
 
-/// An object of a client that is not bound to a device: an id of the connection manager.
-///
-/// # Invariants
-///
-/// `core` is the owner of `object`, so it is valid.
-pub(crate) struct Object {
-    core: NonNull<Core>,
-    object: objects::Object,
-}
-
-// SAFETY: `Core` is `Sync`, and the rest is `Send`.
-unsafe impl Send for Object {}
-// SAFETY: `Core` is `Sync`, and so is the rest.
-unsafe impl Sync for Object {}
-
-impl Object {
-    pub(crate) fn client(&self) -> &Core {
-        // SAFETY: `core` is valid by the type invariant.
-        unsafe { self.core.as_ref() }
-    }
-}
-
-impl core::ops::Deref for Object {
-    type Target = objects::Object;
-
-    fn deref(&self) -> &objects::Object {
-        &self.object
-    }
-}
-
 impl ClientRef {
     /// Lists an object of the client, with a reference.
-    pub(crate) fn list(&self, kind: Kind) -> Result<Object> {
+    pub(crate) fn list(&self, kind: Kind) -> Result<objects::Object> {
         // SAFETY: By the type invariant the new reference is to the refs of `core`, which is valid
         // while there is one.
-        let object = unsafe { objects::Object::new(self.reference.get(kind), self.core) }?;
-        // INVARIANT: The object was just made for this owner.
-        Ok(Object {
-            core: self.core,
-            object,
-        })
+        unsafe { objects::Object::new(self.reference.get(kind), self.core) }
     }
 
     fn core(&self) -> &Core {
         // SAFETY: `core` is valid by the type invariant.
         unsafe { self.core.as_ref() }
+    }
+
+    /// Returns a handle of a device.
+    ///
+    /// # Errors
+    ///
+    /// `ENODEV` if the client does not have the device, or it is being removed from the client.
+    pub(crate) fn device(&self, raw: *mut bindings::ib_device) -> Result<Device> {
+        let devices = self.core().devices.lock();
+        // SAFETY: By the invariant of `DevicePtr` the pointer is valid: it is in the list.
+        let is_it = |ptr: &&DevicePtr| unsafe { ptr.0.as_ref() }.raw.as_ptr() == raw;
+        devices.iter().find(is_it).ok_or(ENODEV)?.device()
     }
 
     /// Returns a handle of the device that was added first, if there is one.
@@ -431,7 +408,7 @@ impl ClientRef {
         // SAFETY: The name is a C string.
         let raw = unsafe { bindings::rdma_helper_device_by_netdev(name.as_char_ptr()) };
         let raw = NonNull::new(raw)?;
-        let dev = self.core().device(raw.as_ptr());
+        let dev = self.device(raw.as_ptr());
         // SAFETY: The helper has taken a reference, and `raw` is not used after this.
         unsafe { bindings::ib_device_put(raw.as_ptr()) };
         dev.ok()
@@ -552,18 +529,6 @@ impl Core {
         KBox::pin_init(init, GFP_KERNEL)
     }
 
-    /// Returns a handle of a device.
-    ///
-    /// # Errors
-    ///
-    /// `ENODEV` if the client does not have the device, or it is being removed from the client.
-    pub(crate) fn device(&self, raw: *mut bindings::ib_device) -> Result<Device> {
-        let devices = self.devices.lock();
-        // SAFETY: By the invariant of `DevicePtr` the pointer is valid: it is in the list.
-        let is_it = |ptr: &&DevicePtr| unsafe { ptr.0.as_ref() }.raw.as_ptr() == raw;
-        devices.iter().find(is_it).ok_or(ENODEV)?.device()
-    }
-
     /// Registers the client with the RDMA core, for the registration at `address`.
     ///
     /// # Safety
@@ -576,7 +541,7 @@ impl Core {
         // until it is unregistered, as the caller promises.
         singleton.registration.store(address, Release);
         // SAFETY: `raw` is initialised and pinned, and unregistered before it goes.
-        let registered = to_result(unsafe { bindings::ib_register_client(self.raw.get()) });
+        let registered = error::to_result(unsafe { bindings::ib_register_client(self.raw.get()) });
         registered.inspect_err(|_| {
             // INVARIANT: The RDMA core does not call a client that it could not register.
             singleton.registration.store(0, Release);

@@ -110,6 +110,7 @@ impl Table {
     }
 
     /// Returns the table, if there is one.
+    #[inline]
     fn get() -> Option<&'static Self> {
         // So the compiler drops the code that uses the table.
         if !cfg!(debug_assertions) {
@@ -121,7 +122,8 @@ impl Table {
     }
 
     /// Returns the bucket of a callback, if there is a table.
-    fn bucket(cqe: usize) -> Option<&'static SpinLockIrq<State>> {
+    #[inline]
+    fn bucket(cqe: *mut bindings::ib_cqe) -> Option<&'static SpinLockIrq<State>> {
         // The golden ratio, as in `hash_long`.
         let hash = (cqe as u64).wrapping_mul(0x61c8_8646_80b5_83eb) >> 32;
         Self::get()?.buckets.get(hash as usize % BUCKETS)
@@ -129,19 +131,59 @@ impl Table {
 }
 
 /// Records that a callback is posted, with the type of its owner.
-#[inline]
+#[cfg_attr(not(debug_assertions), inline)]
 pub(crate) fn activate(cqe: *mut bindings::ib_cqe, owner: &'static str) {
-    if cfg!(debug_assertions) {
-        add(cqe as usize, owner);
+    let Some(bucket) = Table::bucket(cqe) else {
+        return;
+    };
+    let posted = Posted {
+        times: 1,
+        qp: core::ptr::null(),
+        owner: TypeName::new(owner),
+        since: Instant::now(),
+    };
+    let node = rbtree::RBTreeNode::new(cqe as usize, posted, GFP_ATOMIC);
+    let mut state = bucket.lock();
+    match (state.posted.get_mut(&(cqe as usize)), node) {
+        (Some(posted), _) => posted.times += 1,
+        (None, Ok(node)) => drop(state.posted.insert(node)),
+        (None, Err(_)) => state.incomplete = true,
     }
 }
 
 /// Records the QP that a callback is about to be posted to.
-#[inline]
+#[cfg_attr(not(debug_assertions), inline)]
 pub(crate) fn set_qp_of(qp: *const bindings::ib_qp, cqe: *mut bindings::ib_cqe) {
-    if cfg!(debug_assertions) {
-        set_qp(cqe as usize, qp);
+    if let Some(bucket) = Table::bucket(cqe) {
+        if let Some(posted) = bucket.lock().posted.get_mut(&(cqe as usize)) {
+            posted.qp = qp;
+        }
     }
+}
+
+/// Removes a callback that has completed, or was not posted after all. Returns `true` if it was
+/// posted, as far as is known.
+#[cfg_attr(not(debug_assertions), inline)]
+pub(crate) fn deactivate(cqe: *mut bindings::ib_cqe) -> bool {
+    let Some(bucket) = Table::bucket(cqe) else {
+        return true;
+    };
+    let mut state = bucket.lock();
+    match state.posted.get_mut(&(cqe as usize)) {
+        Some(posted) if posted.times > 1 => posted.times -= 1,
+        Some(_) => drop(state.posted.remove_node(&(cqe as usize))),
+        None => return state.incomplete,
+    }
+    true
+}
+
+/// Returns `true` if a callback is posted, as far as is known.
+#[cfg_attr(not(debug_assertions), inline)]
+pub(crate) fn is_active(cqe: *mut bindings::ib_cqe) -> bool {
+    Table::bucket(cqe).is_none_or(|bucket| {
+        let state = bucket.lock();
+        state.incomplete || state.posted.get(&(cqe as usize)).is_some()
+    })
 }
 
 /// Returns the requests that are posted to a QP, as far as is known.
@@ -165,70 +207,6 @@ pub(crate) fn of_qp(qp: *const bindings::ib_qp) -> Option<Outstanding> {
         }
     }
     found
-}
-
-/// Removes a callback that has completed, or was not posted after all. Returns `true` if it was
-/// posted, as far as is known.
-#[inline]
-pub(crate) fn deactivate(cqe: *mut bindings::ib_cqe) -> bool {
-    !cfg!(debug_assertions) || remove(cqe as usize)
-}
-
-/// Returns `true` if a callback is posted, as far as is known.
-#[inline]
-pub(crate) fn is_active(cqe: *mut bindings::ib_cqe) -> bool {
-    !cfg!(debug_assertions) || find(cqe as usize)
-}
-
-#[inline(never)]
-fn find(cqe: usize) -> bool {
-    Table::bucket(cqe).is_none_or(|bucket| {
-        let state = bucket.lock();
-        state.incomplete || state.posted.get(&cqe).is_some()
-    })
-}
-
-#[inline(never)]
-fn set_qp(cqe: usize, qp: *const bindings::ib_qp) {
-    if let Some(bucket) = Table::bucket(cqe) {
-        if let Some(posted) = bucket.lock().posted.get_mut(&cqe) {
-            posted.qp = qp;
-        }
-    }
-}
-
-#[inline(never)]
-fn add(cqe: usize, owner: &'static str) {
-    let Some(bucket) = Table::bucket(cqe) else {
-        return;
-    };
-    let posted = Posted {
-        times: 1,
-        qp: core::ptr::null(),
-        owner: TypeName::new(owner),
-        since: Instant::now(),
-    };
-    let node = rbtree::RBTreeNode::new(cqe, posted, GFP_ATOMIC);
-    let mut state = bucket.lock();
-    match (state.posted.get_mut(&cqe), node) {
-        (Some(posted), _) => posted.times += 1,
-        (None, Ok(node)) => drop(state.posted.insert(node)),
-        (None, Err(_)) => state.incomplete = true,
-    }
-}
-
-#[inline(never)]
-fn remove(cqe: usize) -> bool {
-    let Some(bucket) = Table::bucket(cqe) else {
-        return true;
-    };
-    let mut state = bucket.lock();
-    match state.posted.get_mut(&cqe) {
-        Some(posted) if posted.times > 1 => posted.times -= 1,
-        Some(_) => drop(state.posted.remove_node(&cqe)),
-        None => return state.incomplete,
-    }
-    true
 }
 
 /// Reports a completion of a callback that is not posted.

@@ -459,43 +459,32 @@ impl Event {
         }
     }
 
-    fn raw(&self) -> bindings::ib_event_type {
-        match *self {
-            Self::DeviceFatal => bindings::ib_event_type_IB_EVENT_DEVICE_FATAL,
-            Self::PortActive(_) => bindings::ib_event_type_IB_EVENT_PORT_ACTIVE,
-            Self::PortError(_) => bindings::ib_event_type_IB_EVENT_PORT_ERR,
-            Self::LidChange(_) => bindings::ib_event_type_IB_EVENT_LID_CHANGE,
-            Self::PkeyChange(_) => bindings::ib_event_type_IB_EVENT_PKEY_CHANGE,
-            Self::GidChange(_) => bindings::ib_event_type_IB_EVENT_GID_CHANGE,
-            Self::SmChange(_) => bindings::ib_event_type_IB_EVENT_SM_CHANGE,
-            Self::ClientReregister(_) => bindings::ib_event_type_IB_EVENT_CLIENT_REREGISTER,
-            Self::Other(raw) => raw,
-        }
-    }
-
-    fn port(&self) -> Option<u32> {
-        match *self {
-            Self::DeviceFatal | Self::Other(_) => None,
-            Self::PortActive(port)
-            | Self::PortError(port)
-            | Self::LidChange(port)
-            | Self::PkeyChange(port)
-            | Self::GidChange(port)
-            | Self::SmChange(port)
-            | Self::ClientReregister(port) => Some(port),
+    /// Returns the C value, and the port if it is an event of one.
+    fn to_raw(self) -> (bindings::ib_event_type, Option<u32>) {
+        match self {
+            Self::DeviceFatal => (bindings::ib_event_type_IB_EVENT_DEVICE_FATAL, None),
+            Self::PortActive(port) => (bindings::ib_event_type_IB_EVENT_PORT_ACTIVE, Some(port)),
+            Self::PortError(port) => (bindings::ib_event_type_IB_EVENT_PORT_ERR, Some(port)),
+            Self::LidChange(port) => (bindings::ib_event_type_IB_EVENT_LID_CHANGE, Some(port)),
+            Self::PkeyChange(port) => (bindings::ib_event_type_IB_EVENT_PKEY_CHANGE, Some(port)),
+            Self::GidChange(port) => (bindings::ib_event_type_IB_EVENT_GID_CHANGE, Some(port)),
+            Self::SmChange(port) => (bindings::ib_event_type_IB_EVENT_SM_CHANGE, Some(port)),
+            Self::ClientReregister(port) => (
+                bindings::ib_event_type_IB_EVENT_CLIENT_REREGISTER,
+                Some(port),
+            ),
+            Self::Other(raw) => (raw, None),
         }
     }
 }
 
 impl fmt::Display for Event {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (raw, port) = self.to_raw();
         // SAFETY: The function returns a string that is never freed, for any value.
-        let text = unsafe { CStr::from_char_ptr(bindings::ib_event_msg(self.raw())) };
+        let text = unsafe { CStr::from_char_ptr(bindings::ib_event_msg(raw)) };
         fmt::Display::fmt(text, f)?;
-        match self.port() {
-            Some(port) => f.write_fmt(fmt!(", port {port}")),
-            None => Ok(()),
-        }
+        port.map_or(Ok(()), |port| write!(f, ", port {port}"))
     }
 }
 

@@ -4,7 +4,6 @@
 
 use crate::{
     bindings,
-    client,
     cm::{
         callback::InCallback,
         state::{
@@ -24,7 +23,10 @@ use crate::{
         NodeType, //
     },
     mad,
-    objects::Peer,
+    objects::{
+        Object,
+        Peer, //
+    },
     prelude::*,
     refs::Kind, //
 };
@@ -98,7 +100,7 @@ impl Id {
         // SAFETY: The context lives until the id is destroyed.
         let raw = unsafe { options.create(client, on_event, context) }?;
         // SAFETY: The id was just created, with this callback and context.
-        let state = unsafe { State::new(raw, conn, None, listed) };
+        let state = unsafe { State::new(raw, conn, None, client, listed) };
         let state = reserved.fill(state);
         let inner = Inner::new(state)?;
         // SAFETY: The id was just created, and no other thread knows it yet.
@@ -852,7 +854,8 @@ pub(super) struct State {
     device: SetOnce<Device>,
     /// If the id came with a request.
     incoming: Option<Arc<Incoming>>,
-    listed: client::Object,
+    client: ClientRef,
+    listed: Object,
 }
 
 impl State {
@@ -863,7 +866,8 @@ impl State {
         raw: RawId<RdmaCm>,
         conn: Arc<Conn<RdmaCm>>,
         incoming: Option<Arc<Incoming>>,
-        listed: client::Object,
+        client: &ClientRef,
+        listed: Object,
     ) -> Self {
         // `teardown` takes it back before it destroys the id.
         conn.set_id(Some(raw));
@@ -873,6 +877,7 @@ impl State {
             conn,
             device: SetOnce::new(),
             incoming,
+            client: client.clone(),
             listed,
         }
     }
@@ -916,7 +921,7 @@ impl State {
         if raw.is_null() || self.device.as_ref().is_some() {
             return Ok(());
         }
-        let device = self.listed.client().device(raw)?;
+        let device = self.client.device(raw)?;
         if let Some(addr) = to {
             self.listed.set_peer(Peer::To(addr.ip(), addr.port()));
         }

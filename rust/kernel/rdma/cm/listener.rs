@@ -4,7 +4,6 @@
 
 use crate::{
     bindings,
-    client,
     cm::{
         callback::InCallback,
         event,
@@ -21,7 +20,7 @@ use crate::{
         self,
         Deferred, //
     },
-    objects::Peer,
+    objects,
     prelude::*,
     refs::Kind, //
 };
@@ -79,7 +78,7 @@ struct Listening {
     unconfirmed: Unconfirmed,
     #[pin]
     stop: workqueue::Work<Self>,
-    _listed: client::Object,
+    _listed: objects::Object,
 }
 
 kernel::impl_has_work! {
@@ -234,7 +233,7 @@ impl Listener {
         }
         let reserved = Deferred::reserve()?;
         let listed = client.list(Kind::Id)?;
-        listed.set_peer(Peer::On(addr.ip(), addr.port()));
+        listed.set_peer(objects::Peer::On(addr.ip(), addr.port()));
         let listening = Arc::pin_init(
             pin_init!(Listening {
                 raw <- new_mutex!(None),
@@ -372,7 +371,15 @@ impl Request<'_> {
         self.taken.set(Some(incoming.clone()));
         // SAFETY: What is taken is not destroyed by the callback's return; callback and context
         // were set above.
-        let state = unsafe { id::State::new(state::RawId(self.id), conn, Some(incoming), listed) };
+        let state = unsafe {
+            id::State::new(
+                state::RawId(self.id),
+                conn,
+                Some(incoming),
+                self.client,
+                listed,
+            )
+        };
         let inner = id::Inner::new(reserved.fill(state))?;
         inner.state.bind()?;
         Ok(Id { inner })
