@@ -215,8 +215,8 @@ impl<T: ModuleClient> Registration<T> {
     ///
     /// The RDMA core is calling the client, and the reference is not used after that call.
     unsafe fn called<'a>() -> &'a Self {
-        // SAFETY: By the invariant of `Singleton` this is the address of a live registration of this
-        // type, as the RDMA core is calling the client.
+        // SAFETY: By the invariant of `Singleton` this is the address of a live registration of
+        // this type, as the RDMA core is calling the client.
         unsafe { &*(T::singleton().registration.load(Acquire) as *const Self) }
     }
 
@@ -316,8 +316,8 @@ impl<T: ModuleClient> Registration<T> {
         // SAFETY: `inner` is valid: `release` waits for the end of this call in
         // `unregister_handler`, and kills the refs after that.
         let (dev, inner) = unsafe { (Device::new(inner), inner.as_ref()) };
-        // SAFETY: Events of devices come from a work item, those of a GID table from the thread that
-        // changes it, which may sleep and holds the table's mutex.
+        // SAFETY: Events of devices come from a work item, those of a GID table from the thread
+        // that changes it, which may sleep and holds the table's mutex.
         let cx = unsafe { Sleepable::assume() };
         if let (Ok(dev), Some(data)) = (dev, inner.data::<T>()) {
             pinned(&data).event(this.state(), &dev, event, &cx);

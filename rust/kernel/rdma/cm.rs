@@ -3,11 +3,9 @@
 //! The RDMA connection manager.
 //!
 //! An active connection is made step by step, each call waiting for its event: [`Id::create`],
-//! [`Id::resolve_addr`], [`Id::resolve_route`], a QP, receives, [`Id::connect`]. A passive one
-//! comes as a [`Request`] to a [`Listener`] and is accepted with [`Id::accept`]. A [`Handler`]
-//! gets the events of a connection.
-//!
-//! A ULP that must not wait begins with [`Id::connect_to`], and gets the rest as events.
+//! [`Id::resolve_addr`], [`Id::resolve_route`], a QP, receives, [`Id::connect`]. A ULP that must
+//! not wait begins with [`Id::connect_to`] instead. A passive connection comes as a [`Request`] to
+//! a [`Listener`] and is accepted with [`Id::accept`]. A [`Handler`] gets the events.
 //!
 //! An id is destroyed by a work item when its last handle is dropped, which may be in its own
 //! handler. [`Id::destroy`] waits for that. Its QP keeps it.
@@ -52,19 +50,15 @@ use kernel::prelude::*;
 /// Parameters of a connection, as `struct rdma_conn_param`.
 #[derive(Clone, Copy, Debug)]
 pub struct ConnParam<'a> {
-    /// Data for the peer along with the request or the answer; at most 56 bytes in a request, 196
-    /// in an answer.
+    /// Data for the peer: at most 56 bytes along with a request, 196 with an answer.
     pub private_data: &'a [u8],
     /// RDMA READs and atomics that the peer may have outstanding here.
     pub responder_resources: u8,
-    /// RDMA READs and atomics that this side may have outstanding at the peer. With 0 they wait for
-    /// ever.
+    /// RDMA READs and atomics that this side may have outstanding. With 0 they wait for ever.
     pub initiator_depth: u8,
-    /// The number of times that an unanswered packet is sent again, up to 7. rxe takes 7 for
-    /// "always".
+    /// The number of times that an unanswered packet is sent again, up to 7: for rxe, "always".
     pub retry_count: u8,
-    /// The number of times that a message is sent again when the peer has posted no receive, up to
-    /// 7, which means "always".
+    /// The number of times that a message without a receive is sent again, up to 7: "always".
     pub rnr_retry_count: u8,
 }
 
@@ -127,8 +121,8 @@ impl core::ops::Deref for PrivateData {
 ///
 /// # Safety
 ///
-/// Unless it is null, `len` bytes at the address are initialised, and do not change while the result
-/// is used.
+/// Unless it is null, `len` bytes at the address are initialised, and do not change while the
+/// result is used.
 pub(crate) unsafe fn data<'a>(data: *const c_void, len: usize) -> &'a [u8] {
     if data.is_null() {
         return &[];

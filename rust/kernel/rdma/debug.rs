@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Tracking of posted requests, for kernels with debug assertions
-//! (`CONFIG_RUST_DEBUG_ASSERTIONS`).
+//! Tracking of posted requests, for kernels with debug assertions (`CONFIG_RUST_DEBUG_ASSERTIONS`).
 //!
 //! A device that completes a request twice would return its owner twice. Here the address of each
 //! posted callback is recorded, and a completion of a callback that is not posted is reported and

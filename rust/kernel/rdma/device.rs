@@ -508,8 +508,7 @@ impl Inner {
         }
     }
 
-    /// Unregisters the handler and waits for a call that has begun
-    /// (`ib_unregister_event_handler`).
+    /// Unregisters the handler and waits for a call that has begun (`ib_unregister_event_handler`).
     ///
     /// # Safety
     ///

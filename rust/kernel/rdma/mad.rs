@@ -169,8 +169,8 @@ impl Class {
     /// The offset of the vendor's OUI in the MADs that have one, in bytes.
     const OUI_AT: usize = 37;
 
-    /// Returns a class by its number, such as 0x06 (`IB_MGMT_CLASS_DEVICE_MGMT`) or one of those for
-    /// vendors, 0x09 to 0x0f.
+    /// Returns a class by its number, such as 0x06 (`IB_MGMT_CLASS_DEVICE_MGMT`) or one of those
+    /// for vendors, 0x09 to 0x0f.
     pub const fn new(id: u8, version: u8) -> Self {
         Self {
             id,
@@ -268,8 +268,8 @@ struct PeerInner {
 pub struct Peer(Arc<PeerInner>);
 
 impl Peer {
-    /// Creates the destination QP 1 at the GID `to`, as seen from the GID `from` of the agent's port
-    /// (`rdma_create_ah`). This resolves the route, which may take a second.
+    /// Creates the destination QP 1 at the GID `to`, as seen from the GID `from` of the agent's
+    /// port (`rdma_create_ah`). This resolves the route, which may take a second.
     ///
     /// # Errors
     ///
@@ -330,8 +330,8 @@ impl Peer {
 ///
 /// # Invariants
 ///
-/// `raw` is a MAD that this owns, received by port `port` of a device whose address was `dev`. It is
-/// complete, so it does not change.
+/// `raw` is a MAD that this owns, received by port `port` of a device whose address was `dev`. It
+/// is complete, so it does not change.
 pub struct Received {
     raw: NonNull<bindings::ib_mad_recv_wc>,
     dev: *const bindings::ib_device,
@@ -442,8 +442,8 @@ impl Registered {
         }
         self.queue.close(reason);
         self.refs.kill_and_wait(&"MAD agent", &|| {}, cx);
-        // SAFETY: The agent is still registered by the type invariant, as `ended` was not set. There
-        // is no `Live` any more, so no call to the MAD layer uses it.
+        // SAFETY: The agent is still registered by the type invariant, as `ended` was not set.
+        // There is no `Live` any more, so no call to the MAD layer uses it.
         unsafe { bindings::ib_unregister_mad_agent(self.raw.as_ptr()) };
     }
 }
@@ -508,8 +508,8 @@ impl Agent {
     /// Registers an agent of QP 1 of a port (`ib_register_mad_agent`).
     ///
     /// It receives the requests of others for `methods`, of which at most `backlog` are queued for
-    /// [`Agent::recv`]; more are dropped. An agent that serves no methods receives replies only, and
-    /// there may be any number of those in a class.
+    /// [`Agent::recv`]; more are dropped. An agent that serves no methods receives replies only,
+    /// and there may be any number of those in a class.
     ///
     /// # Errors
     ///
@@ -701,8 +701,8 @@ impl Agent {
     ///
     /// # Errors
     ///
-    /// As [`Agent::send`]; `EINVAL` too if the MAD is a reply, of another class, or was not received
-    /// by this port; or an error of resolving the route to the sender.
+    /// As [`Agent::send`]; `EINVAL` too if the MAD is a reply, of another class, or was not
+    /// received by this port; or an error of resolving the route to the sender.
     pub fn reply(&self, to: &Received, status: u16, payload: &[u8], cx: &Sleepable) -> Result {
         let header = to.header();
         if to.is_response()
@@ -726,7 +726,8 @@ impl Agent {
     /// Returns a transaction id, by which the MAD layer finds the agent when the reply comes.
     fn tid(&self) -> Result<u64> {
         let live = self.get()?;
-        // SAFETY: The agent is registered by the invariant of `Live`, and the field does not change.
+        // SAFETY: The agent is registered by the invariant of `Live`, and the field does not
+        // change.
         let high = unsafe { (*live.as_raw()).hi_tid };
         Ok(u64::from(high) << 32 | u64::from(self.next_tid.fetch_add(1, Relaxed)))
     }
@@ -764,8 +765,8 @@ unsafe impl Send for Buf {}
 
 impl Buf {
     fn new(agent: &Live<'_>, peer: &Peer, class: Class) -> Result<Self> {
-        // SAFETY: The agent is registered while `agent` lives, and the MAD layer unregisters it only
-        // after its buffers are freed.
+        // SAFETY: The agent is registered while `agent` lives, and the MAD layer unregisters it
+        // only after its buffers are freed.
         let raw = from_err_ptr(unsafe {
             bindings::ib_create_send_mad(
                 agent.as_raw(),
@@ -862,8 +863,8 @@ impl Request {
     ///
     /// The buffer was posted by [`Request::post`]. Called once for it.
     unsafe fn take(raw: *mut bindings::ib_mad_send_buf) -> Arc<Self> {
-        // SAFETY: `post` has set the context to an address from `into_raw`, and the caller says that
-        // this is the only call for it.
+        // SAFETY: `post` has set the context to an address from `into_raw`, and the caller says
+        // that this is the only call for it.
         unsafe { Arc::from_raw((*raw).context[0].cast()) }
     }
 
@@ -1016,8 +1017,8 @@ unsafe extern "C" fn on_recv(
         unsafe { &*agent.context.cast::<Queue>() }.push(mad);
         return;
     }
-    // SAFETY: `Request::post` has set the context. The MAD layer calls the send handler, which takes
-    // it back, after this.
+    // SAFETY: `Request::post` has set the context. The MAD layer calls the send handler, which
+    // takes it back, after this.
     let request = unsafe { &*(*buf).context[0].cast::<Request>() };
     request.progress.lock().reply = Some(mad);
 }
@@ -1074,12 +1075,12 @@ const RETRY_MS: i64 = 10;
 /// Waits for the timeouts of a port that have begun: until the send handlers that were called
 /// before have returned.
 ///
-/// The MAD layer has one ordered workqueue a port, on which it calls the send handlers of all agents
-/// for requests that have timed out (`timeout_sends()` in core/mad.c). Only unregistering an agent
-/// flushes it, so this registers one that neither sends nor receives, and retries while that fails
-/// for want of memory or of agent numbers. A port that the MAD layer does not know (`ENODEV`) has no
-/// agents: it opens ports when a device is added, and closes them after all clients of this crate
-/// have released it.
+/// The MAD layer has one ordered workqueue a port, on which it calls the send handlers of all
+/// agents for requests that have timed out (`timeout_sends()` in core/mad.c). Only unregistering an
+/// agent flushes it, so this registers one that neither sends nor receives, and retries while that
+/// fails for want of memory or of agent numbers. A port that the MAD layer does not know (`ENODEV`)
+/// has no agents: it opens ports when a device is added, and closes them after all clients of this
+/// crate have released it.
 ///
 /// Must not be called in a callback of a connection manager, which may be called by such a timeout.
 ///
@@ -1092,8 +1093,8 @@ pub(crate) unsafe fn flush_timeouts(dev: *mut bindings::ib_device, port: u32, _c
         // receives nothing but replies, and this one sends nothing, so no handler is called.
         match unsafe { register(dev, port, null_mut(), None, null()) } {
             Ok(agent) => break agent,
-            // The port has no MADs, or the MAD layer could not open it when the device was added, so
-            // there are no timeouts.
+            // The port has no MADs, or the MAD layer could not open it when the device was added,
+            // so there are no timeouts.
             Err(EPROTONOSUPPORT | ENODEV) => return,
             Err(_) => time::delay::fsleep(time::Delta::from_millis(RETRY_MS)),
         }

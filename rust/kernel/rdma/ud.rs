@@ -2,9 +2,9 @@
 
 //! Datagrams.
 //!
-//! A [`UdQp`] sends to the destination of an [`Ah`] and a QP number, and receives from all peers that
-//! know its Q_Key. Datagrams may get lost. A received one has 40 bytes of header in front of its
-//! payload: [`Datagram`] splits them.
+//! A [`UdQp`] sends to the destination of an [`Ah`] and a QP number, and receives from all peers
+//! that know its Q_Key. Datagrams may get lost. A received one has 40 bytes of header in front of
+//! its payload: [`Datagram`] splits them.
 //!
 //! C header: [`include/rdma/ib_verbs.h`](srctree/include/rdma/ib_verbs.h) (`struct ib_ud_wr`)
 
@@ -77,7 +77,8 @@ impl<S: PollContext, R: PollContext> UdQp<S, R> {
         self.qp.drain(cx)
     }
 
-    /// Drains and destroys the QP, and waits for that. When it is dropped instead, a work item does.
+    /// Drains and destroys the QP, and waits for that. When it is dropped instead, a work item
+    /// does.
     ///
     /// # Errors
     ///
@@ -138,8 +139,8 @@ impl<'a> Datagram<'a> {
     ///
     /// # Errors
     ///
-    /// `EINVAL` if `wc` is not the completion of a receive; `EMSGSIZE` if `buf` is too short for the
-    /// datagram.
+    /// `EINVAL` if `wc` is not the completion of a receive; `EMSGSIZE` if `buf` is too short for
+    /// the datagram.
     pub fn new(wc: wc::Success<'a>, buf: &'a [u8]) -> Result<Self> {
         if wc.opcode() != wc::Opcode::Recv {
             return Err(EINVAL);

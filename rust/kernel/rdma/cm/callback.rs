@@ -15,12 +15,11 @@ use kernel::sync::atomic::{
 /// Enough for a callback on each of so many processors.
 const LEN: usize = 256;
 
-/// The tasks that are in callbacks, and zeroes. A task looks for itself only, so it depends on no
-/// other one's stores.
+/// The tasks that are in callbacks, and zeroes. A task looks for its own stores only.
 static TASKS: [Atomic<usize>; LEN] = [const { Atomic::new(0) }; LEN];
 
-/// The number of tasks in callbacks for which there was no room. Until they return, every task is
-/// taken to be in a callback.
+/// The tasks for which there was no room. Until they return, every task is taken to be in a
+/// callback.
 static UNLISTED: Atomic<u32> = Atomic::new(0);
 
 /// Returns the address of the current task, to be compared.
@@ -29,8 +28,7 @@ pub(super) fn current_task() -> usize {
     unsafe { bindings::get_current() as usize }
 }
 
-/// A mark that the current task is in a callback, or in a handler of the ULP that callbacks may
-/// wait for.
+/// A mark that the current task is in a callback, or in a handler that callbacks may wait for.
 pub(crate) struct InCallback(Option<&'static Atomic<usize>>);
 
 impl InCallback {

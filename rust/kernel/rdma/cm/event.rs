@@ -23,8 +23,7 @@ pub enum Event<'a> {
         private_data: &'a [u8],
     },
     /// The connection is gone (`RDMA_CM_EVENT_DISCONNECTED`). After the handler the crate answers
-    /// the peer and moves the QP to the error state, so that what is posted comes back. The last
-    /// event of an id.
+    /// the peer and moves the QP to the error state. The last event of an id.
     Disconnected,
     /// The peer does not want the connection (`RDMA_CM_EVENT_REJECTED`). The last event of an id.
     Rejected(Rejected<'a>),
@@ -33,8 +32,7 @@ pub enum Event<'a> {
     /// that was is being disconnected, as the peer's address has moved.
     Failed(Error),
     /// The device goes (`RDMA_CM_EVENT_DEVICE_REMOVAL`), or the module: after the handler the crate
-    /// ends the connection, and the removal waits until its objects are gone. The last event of an
-    /// id.
+    /// ends the connection. The last event of an id.
     DeviceRemoval,
     /// Any other event, by its C value.
     Other(u32),
@@ -190,7 +188,7 @@ impl<'a> Rejected<'a> {
         }
     }
 
-    /// Makes the rejection of an id of the InfiniBand connection manager.
+    /// Returns the rejection of an id of the InfiniBand connection manager.
     pub(crate) fn new(reason: RejectReason, private_data: &'a [u8]) -> Self {
         let raw = c_int::try_from(reason.0).unwrap_or(0);
         // SAFETY: Any number will do; the string is static.

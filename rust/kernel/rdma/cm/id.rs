@@ -288,9 +288,8 @@ impl Id {
     /// Accepts a connection request (`rdma_accept`), once. The peer may send from here on. If the
     /// connection manager fails, it has rejected the request.
     ///
-    /// `handler` gets all events of the connection. A peer that does not confirm
-    /// within 90 seconds, however often it wants to be asked, is given up with
-    /// [`cm::Event::Failed`]; not so on iWARP.
+    /// `handler` gets all events of the connection. A peer that does not confirm within 90 seconds,
+    /// however often it wants to be asked, is given up with [`cm::Event::Failed`]; not so on iWARP.
     ///
     /// # Errors
     ///
@@ -312,7 +311,7 @@ impl Id {
             // callback's.
             return Err(EDEADLK);
         }
-        conn.begin_accept(handler)?;
+        conn.begin_answer(Some(handler))?;
         let id = self.inner.as_raw();
         // SAFETY: The id is alive by the invariant of `RawId`, and the parameters are copied by the
         // call. It needs the id's handler lock, which a callback of the id has already.
@@ -348,7 +347,7 @@ impl Id {
         }
         let len = private_data.len().try_into()?;
         let reason = cm::RejectReason::CONSUMER_DEFINED.0.try_into()?;
-        self.conn().begin_reject()?;
+        self.conn().begin_answer(None)?;
         // SAFETY: The id is alive by the invariant of `RawId`, and the data are copied by the call.
         to_result(unsafe {
             bindings::rdma_reject(
@@ -386,13 +385,12 @@ impl Id {
     }
 
     /// Ends the connection (`rdma_disconnect`): the QP goes to the error state, its requests are
-    /// flushed, and the handler gets [`cm::Event::Disconnected`]. If
-    /// the peer has not confirmed yet that the connection is there, it ends as soon as it has, or
-    /// when its time is over ([`Id::accept`]); if
-    /// [`Id::notify_established`] was just called, as soon as the handler gets that event. If
-    /// another thread is still making the connection, the step that it waits for fails with
-    /// `ECANCELED`. What [`Id::connect_to`] has begun is given up: unless the connection is there,
-    /// the handler is released without another event.
+    /// flushed, and the handler gets [`cm::Event::Disconnected`]. If the peer has not confirmed yet
+    /// that the connection is there, it ends as soon as it has, or when its time is over
+    /// ([`Id::accept`]); if [`Id::notify_established`] was just called, as soon as the handler gets
+    /// that event. If another thread is still making the connection, the step that it waits for
+    /// fails with `ECANCELED`. What [`Id::connect_to`] has begun is given up: unless the connection
+    /// is there, the handler is released without another event.
     ///
     /// # Errors
     ///
@@ -491,8 +489,8 @@ impl AsyncConnect {
             // callback. The parameters are copied by the call.
             to_result(unsafe { bindings::rdma_connect_locked(id, &raw mut param) })
         })?;
-        // On iWARP that would wait for the event that the connection is there, which is handled after
-        // this callback, and disconnects then.
+        // On iWARP that would wait for the event that the connection is there, which is handled
+        // after this callback, and disconnects then.
         if disconnect && !self.id.device().is_ok_and(Device::is_iwarp) {
             // SAFETY: The id is alive by the invariant of `RawId`, and was connected above.
             let _ = unsafe { RdmaCm::disconnect(self.id.conn(), id) };
@@ -847,7 +845,8 @@ impl Incoming {
 
 /// # Invariants
 ///
-/// `raw` is an id whose callback is [`on_event`] with `conn` as its context; `teardown` destroys it.
+/// `raw` is an id whose callback is [`on_event`] with `conn` as its context; `teardown` destroys
+/// it.
 pub(super) struct State {
     raw: RawId<RdmaCm>,
     conn: Arc<Conn<RdmaCm>>,
@@ -912,8 +911,8 @@ impl State {
 
     /// Keeps the id's device, if it has one, from going away unnoticed.
     pub(super) fn bind(&self) -> Result {
-        // SAFETY: The id is alive by the invariant of `RawId`. It was just created, or C has set the
-        // device and the addresses before: it came with a request, or its address was resolved.
+        // SAFETY: The id is alive by the invariant of `RawId`. It was just created, or C has set
+        // the device and the addresses before: it came with a request, or its address was resolved.
         let (raw, to) = unsafe {
             let id = self.raw.as_ptr();
             ((*id).device, cm::read(&(*id).route.addr.dst_addr))
@@ -937,8 +936,8 @@ impl State {
     /// That lock may be held for long, so it is taken first: afterwards such a callback waits for
     /// no other one, and is waited for.
     fn end_callback(&self, cx: &Sleepable) {
-        // SAFETY: The id is alive by the invariant of `RawId`, and not locked by this task, which is in
-        // no callback.
+        // SAFETY: The id is alive by the invariant of `RawId`, and not locked by this task, which
+        // is in no callback.
         unsafe {
             bindings::rdma_lock_handler(self.raw.as_ptr());
             bindings::rdma_unlock_handler(self.raw.as_ptr());
@@ -969,8 +968,8 @@ impl deferred::Teardown for State {
         }
         self.conn.wait_notified();
         self.end_callback(cx);
-        // SAFETY: The id is alive by the invariant of `RawId`, and its QP, which has held `Inner`, is
-        // gone. This waits for callbacks that have begun, by the id's handler lock and by the
+        // SAFETY: The id is alive by the invariant of `RawId`, and its QP, which has held `Inner`,
+        // is gone. This waits for callbacks that have begun, by the id's handler lock and by the
         // references that they have. That of a message that was not answered has none; it has
         // returned. Should one begin only now, C's own memory is at stake: see the limits in
         // Documentation/safety.rst.

@@ -74,8 +74,10 @@ struct Listening {
     raw: Mutex<Option<state::RawId<id::RdmaCm>>>,
     accept: Arc<dyn Accept>,
     client: ClientRef,
+    /// The connections that came and are not confirmed.
     #[pin]
-    unconfirmed: Unconfirmed,
+    unconfirmed: Mutex<KVec<Arc<Incoming>>>,
+    backlog: usize,
     #[pin]
     stop: workqueue::Work<Self>,
     _listed: objects::Object,
@@ -100,10 +102,30 @@ impl Listening {
         // Locked meanwhile, so that a second task waits for it too. No callback locks it.
         let mut raw = self.raw.lock();
         if let Some(raw) = raw.take() {
-            // SAFETY: The id is alive by the type invariant, and this task alone destroys it, as it
-            // has taken it.
+            // SAFETY: The id is alive by the type invariant, and is destroyed by this task alone,
+            // which has taken it.
             unsafe { bindings::rdma_destroy_id(raw.as_ptr()) };
         }
+    }
+
+    /// Makes room for one more connection, if need be by giving up the one that waits for longest.
+    ///
+    /// Returns whether there is room. There is none while as many as may wait are being given up,
+    /// or were not answered by the ULP.
+    fn make_room(&self) -> bool {
+        let mut list = self.unconfirmed.lock();
+        list.retain(|it| !it.is_settled());
+        if list.len() >= 2 * self.backlog {
+            return false;
+        }
+        let mut waiting = list.iter().filter(|it| it.is_waiting());
+        if waiting.clone().count() >= self.backlog {
+            match waiting.find(|it| it.is_unconfirmed()) {
+                Some(oldest) => oldest.clone().give_up_later(),
+                None => return false,
+            }
+        }
+        true
     }
 
     /// Returns whether the C id may live on. A child that was not taken may not, which refuses it.
@@ -114,7 +136,7 @@ impl Listening {
     ) -> bool {
         match event.event {
             bindings::rdma_cm_event_type_RDMA_CM_EVENT_CONNECT_REQUEST => {
-                if !self.unconfirmed.make_room() {
+                if !self.make_room() {
                     return false;
                 }
                 let taken = Cell::new(None);
@@ -130,7 +152,11 @@ impl Listening {
                 self.accept.request(request, &cx);
                 match taken.take() {
                     Some(incoming) => {
-                        self.unconfirmed.add(&incoming);
+                        let listed = self.unconfirmed.lock().push(incoming.clone(), GFP_KERNEL);
+                        if listed.is_err() {
+                            // One that cannot be counted may not wait.
+                            incoming.clone().give_up_later();
+                        }
                         incoming.conn.set_callback_task(false);
                         true
                     }
@@ -160,10 +186,9 @@ unsafe extern "C" fn on_listener_event(
     // SAFETY: The context of a listener is its `Listening`, which lives until the id is destroyed,
     // and a request's id inherits it. The event is valid during the call.
     let (this, event) = unsafe {
-        let this = id.as_ref().context.cast::<Listening>();
-        (ArcBorrow::from_raw(this), &*event)
+        let this = ArcBorrow::<Listening>::from_raw(id.as_ref().context.cast());
+        (Arc::from(this), &*event)
     };
-    let this: Arc<Listening> = this.into();
     let _in_callback = InCallback::enter();
     if this.on_event(id, event) {
         0
@@ -195,9 +220,9 @@ impl Listener {
     ///
     /// `backlog` is the number of connections that may wait for their peers to confirm them, at
     /// least one. When one more comes, the one that has waited for longest is given up, with
-    /// [`Event::Failed`](crate::cm::Event::Failed). Requests are refused while as many again are
-    /// being given up, or while the ULP has not answered those that wait. So peers that never
-    /// confirm hold two times `backlog` connections at the most.
+    /// [`Event::Failed`](cm::Event::Failed). Requests are refused while as many again are being
+    /// given up, or the ULP has not answered those that wait: peers that never confirm hold two
+    /// times `backlog` connections at the most.
     ///
     /// # Errors
     ///
@@ -239,7 +264,8 @@ impl Listener {
                 raw <- new_mutex!(None),
                 accept,
                 client: client.clone(),
-                unconfirmed <- Unconfirmed::new(backlog),
+                unconfirmed <- new_mutex!(KVec::new()),
+                backlog: backlog.max(1) as usize,
                 stop <- kernel::new_work!("rdma::cm::Listener::stop"),
                 _listed: listed,
             }),
@@ -292,25 +318,24 @@ impl Listener {
 /// `event` is the connection request of `id`, of a connected service, and this is the callback that
 /// tells it.
 pub struct Request<'a> {
-    pub(super) id: NonNull<bindings::rdma_cm_id>,
-    pub(super) event: &'a bindings::rdma_cm_event,
-    pub(super) client: &'a ClientRef,
-    pub(super) taken: &'a Cell<Option<Arc<Incoming>>>,
+    id: NonNull<bindings::rdma_cm_id>,
+    event: &'a bindings::rdma_cm_event,
+    client: &'a ClientRef,
+    taken: &'a Cell<Option<Arc<Incoming>>>,
 }
 
 impl Request<'_> {
     /// Returns what the peer sent along.
     pub fn private_data(&self) -> &[u8] {
-        // SAFETY: By the type invariant this is an event of a connected service; it is valid, with
-        // its private data, during the callback.
+        // SAFETY: By the type invariant this is an event of a connected service. It and its private
+        // data are valid during the callback.
         unsafe { event::private_data(self.event) }
     }
 
-    /// Returns what the peer asks for. The connection manager has made it the view of the
-    /// recipient: what the peer called its `responder_resources` is the `initiator_depth` here.
+    /// Returns what the peer asks for, which C has made the view of the recipient: what the peer
+    /// called its `responder_resources` is the `initiator_depth` here.
     fn param(&self) -> &bindings::rdma_conn_param {
-        // SAFETY: By the type invariant this is an event of a connected service, which has this
-        // member set.
+        // SAFETY: By the type invariant this is an event of a connected service, which has set it.
         unsafe { &self.event.param.conn }
     }
 
@@ -383,50 +408,5 @@ impl Request<'_> {
         let inner = id::Inner::new(reserved.fill(state))?;
         inner.state.bind()?;
         Ok(Id { inner })
-    }
-}
-
-/// The connections that came to a listener and are not confirmed.
-#[pin_data]
-pub(super) struct Unconfirmed {
-    #[pin]
-    list: Mutex<KVec<Arc<Incoming>>>,
-    max: usize,
-}
-
-impl Unconfirmed {
-    pub(super) fn new(max: u32) -> impl PinInit<Self> {
-        pin_init!(Self {
-            list <- new_mutex!(KVec::new()),
-            max: max.max(1) as usize,
-        })
-    }
-
-    /// Makes room for one more connection, if need be by giving up the one that waits for longest.
-    ///
-    /// Returns whether there is room. There is none while as many as may wait are being given up,
-    /// or were not answered by the ULP.
-    pub(super) fn make_room(&self) -> bool {
-        let mut list = self.list.lock();
-        list.retain(|it| !it.is_settled());
-        if list.len() >= 2 * self.max {
-            return false;
-        }
-        let mut waiting = list.iter().filter(|it| it.is_waiting());
-        if waiting.clone().count() >= self.max {
-            match waiting.find(|it| it.is_unconfirmed()) {
-                Some(oldest) => oldest.clone().give_up_later(),
-                None => return false,
-            }
-        }
-        true
-    }
-
-    /// Adds a connection that the ULP has taken.
-    pub(super) fn add(&self, it: &Arc<Incoming>) {
-        // One that cannot be counted may not wait.
-        if self.list.lock().push(it.clone(), GFP_KERNEL).is_err() {
-            it.clone().give_up_later();
-        }
     }
 }

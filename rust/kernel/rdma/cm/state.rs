@@ -153,7 +153,7 @@ impl<M: Manager> Inner<M> {
         Ok(())
     }
 
-    /// Takes the connection that is made by its events, unless that has begun to ask the peer.
+    /// Takes the connection that is made by its events, unless it has begun to ask the peer.
     fn take_async(&mut self) -> Option<Arc<M::Async>> {
         match &mut self.wait {
             Wait::Async(connect) if self.state != State::Asking => connect.take(),
@@ -352,8 +352,7 @@ impl<M: Manager> Conn<M> {
         self.inner.lock().state
     }
 
-    /// Returns whether the device and the addresses are known, and do not change any more. Any
-    /// context.
+    /// Returns whether device and addresses are known, and do not change any more. Any context.
     pub(crate) fn is_resolved(&self) -> bool {
         self.resolved.load(Acquire)
     }
@@ -396,11 +395,8 @@ impl<M: Manager> Conn<M> {
 
     /// Calls `start` and waits for an event, or for a failure. Returns the data that came along.
     ///
-    /// # Errors
-    ///
-    /// `EDEADLK` in a callback, `EBUSY` if another call waits or the connection is made by its
-    /// events, `ENODEV` if the device goes, `ERESTARTSYS` on a signal, or the error of `start` or
-    /// of an event.
+    /// Fails with `EDEADLK` in a callback, `EBUSY` if another call waits or the connection is made
+    /// by its events, `ENODEV` if the device goes, and `ERESTARTSYS` on a signal.
     pub(crate) fn wait_for(
         &self,
         event: u32,
@@ -535,12 +531,9 @@ impl<M: Manager> Conn<M> {
         handler
     }
 
-    /// Asks the peer by calling `ask`, in the callback of a connection that is made by its events.
-    /// Returns whether the id is to be disconnected, as that was asked for meanwhile.
-    ///
-    /// # Errors
-    ///
-    /// `ECANCELED` if the connection was given up, or the error of `ask`.
+    /// Asks the peer by calling `ask`, in the callback of a connection that is made by its events,
+    /// unless that was given up (`ECANCELED`). Returns whether the id is to be disconnected, as
+    /// that was asked for meanwhile.
     pub(crate) fn ask(&self, ask: impl FnOnce() -> Result) -> Result<bool> {
         {
             let mut inner = self.inner.lock();
@@ -566,45 +559,30 @@ impl<M: Manager> Conn<M> {
         self.inner.lock().state = State::Connecting;
     }
 
-    /// Begins to accept the request that has come, which is done once.
+    /// Begins to accept the request that has come with a handler, or to reject it without one.
+    /// Fails with `EINVAL` if none is still to be answered, and with `ENODEV` if one that is to be
+    /// accepted can only be rejected any more, as the device goes.
     ///
     /// C lets an id be rejected that has asked, or accepted, itself; but then it goes on sending
     /// that message, with a reference to the id, until it was not answered for a minute.
-    ///
-    /// # Errors
-    ///
-    /// `EINVAL` if there is none that is still to be answered, `ENODEV` if the device goes: it can
-    /// still be rejected then.
-    pub(crate) fn begin_accept(&self, handler: Arc<dyn Handler>) -> Result {
+    pub(crate) fn begin_answer(&self, handler: Option<Arc<dyn Handler>>) -> Result {
         let mut inner = self.inner.lock();
         if inner.state != State::Requested {
             return Err(EINVAL);
         }
-        inner.set_handler(&handler)?;
-        inner.state = State::Connecting;
-        Ok(())
-    }
-
-    /// Begins to reject the request that has come.
-    ///
-    /// # Errors
-    ///
-    /// `EINVAL` if there is none that is still to be answered.
-    pub(crate) fn begin_reject(&self) -> Result {
-        let mut inner = self.inner.lock();
-        if inner.state != State::Requested {
-            return Err(EINVAL);
-        }
-        inner.state = State::Closed;
+        inner.state = match &handler {
+            Some(handler) => {
+                inner.set_handler(handler)?;
+                State::Connecting
+            }
+            None => State::Closed,
+        };
         Ok(())
     }
 
     /// Begins to disconnect: ends the wait of a call with `ECANCELED`, and gives up a connection
-    /// that is made by its events. Returns whether the id is to be disconnected now.
-    ///
-    /// # Errors
-    ///
-    /// `EINVAL` if the id was never connected.
+    /// that is made by its events. Returns whether the id is to be disconnected now; fails with
+    /// `EINVAL` if it was never connected.
     pub(crate) fn begin_disconnect(&self) -> Result<bool> {
         let mut inner = self.inner.lock();
         self.fail_wait(&mut inner, ECANCELED);
@@ -623,11 +601,8 @@ impl<M: Manager> Conn<M> {
         Ok(inner.state != State::Notified)
     }
 
-    /// Disconnects, or leaves that to the callback.
-    ///
-    /// # Errors
-    ///
-    /// `EINVAL` if the id was never connected, or the manager's error.
+    /// Disconnects, or leaves that to the callback. Fails with `EINVAL` if the id was never
+    /// connected.
     ///
     /// # Safety
     ///
@@ -638,13 +613,12 @@ impl<M: Manager> Conn<M> {
         }
         // SAFETY: The caller says that the id is alive. `begin_disconnect` has found its state.
         let disconnected = unsafe { M::disconnect(self, id) };
-        let inner = self.inner.lock();
-        let is_being_made =
-            matches!(inner.wait, Wait::Async(_)) && inner.state != State::Established;
-        drop(inner);
-        if is_being_made {
+        let mut inner = self.inner.lock();
+        if matches!(inner.wait, Wait::Async(_)) && inner.state != State::Established {
             // The connection manager goes on asking the peer for long.
-            self.release_handler();
+            let handler = inner.handler.take();
+            drop(inner);
+            drop(handler);
         }
         disconnected
     }
@@ -662,7 +636,7 @@ impl<M: Manager> Conn<M> {
         inner.handler.take()
     }
 
-    /// Waits until the manager's worker has found that the connection is there, if it is about to.
+    /// Waits until the manager's worker has found that the connection is there, if it is to.
     pub(crate) fn wait_notified(&self) {
         let mut inner = self.inner.lock();
         let mut left = kernel::time::msecs_to_jiffies(NOTIFIED_MS);
