@@ -16,8 +16,7 @@ use crate::{
     device::{
         self,
         Gid,
-        GidAttr,
-        GidType, //
+        GidAttr, //
     },
     pd,
     prelude::*, //
@@ -385,13 +384,15 @@ impl Source {
     /// `ENODEV` if it has no network interface (any more).
     pub(crate) fn synthetic(from: &GidAttr, to: Gid) -> Result<Self> {
         let (network, at, skip) = match (from.gid_type(), from.gid().ip()) {
-            (GidType::RoceV1, _) => (bindings::rdma_network_type_RDMA_NETWORK_ROCE_V1, GIDS_AT, 0),
-            (GidType::RoceV2, IpAddr::V4(_)) => (
+            (device::GidType::RoceV1, _) => {
+                (bindings::rdma_network_type_RDMA_NETWORK_ROCE_V1, GIDS_AT, 0)
+            }
+            (device::GidType::RoceV2, IpAddr::V4(_)) => (
                 bindings::rdma_network_type_RDMA_NETWORK_IPV4,
                 IPV4_ADDRS_AT,
                 IPV4_IN_GID,
             ),
-            (GidType::RoceV2, IpAddr::V6(_)) => {
+            (device::GidType::RoceV2, IpAddr::V6(_)) => {
                 (bindings::rdma_network_type_RDMA_NETWORK_IPV6, GIDS_AT, 0)
             }
             _ => return Err(EPROTONOSUPPORT),
@@ -421,5 +422,5 @@ impl Source {
 
 /// Returns `true` if datagrams of this GID have an IPv4 header.
 pub(crate) fn is_ipv4(from: &GidAttr) -> bool {
-    from.gid_type() == GidType::RoceV2 && from.gid().ip().is_ipv4()
+    from.gid_type() == device::GidType::RoceV2 && from.gid().ip().is_ipv4()
 }

@@ -21,11 +21,7 @@ use crate::{
     },
     objects,
     prelude::*,
-    refs::{
-        Kind,
-        Ref,
-        Refs, //
-    },
+    refs,
     removal::Step, //
 };
 use core::{
@@ -33,7 +29,6 @@ use core::{
     ptr::NonNull, //
 };
 use kernel::{
-    alloc::Flags,
     error,
     fmt,
     prelude::*,
@@ -344,7 +339,7 @@ impl<T: ModuleClient> PinnedDrop for Registration<T> {
 /// `core` is valid while `reference` lives, which is to its refs.
 pub struct ClientRef {
     core: NonNull<Core>,
-    reference: Ref,
+    reference: refs::Ref,
 }
 
 // SAFETY: `Core` is `Sync`, and a `Ref` may be dropped in any thread.
@@ -354,7 +349,7 @@ unsafe impl Sync for ClientRef {}
 
 impl ClientRef {
     /// Lists an object of the client, with a reference.
-    pub(crate) fn list(&self, kind: Kind) -> Result<objects::Object> {
+    pub(crate) fn list(&self, kind: refs::Kind) -> Result<objects::Object> {
         // SAFETY: By the type invariant the new reference is to the refs of `core`, which is valid
         // while there is one.
         unsafe { objects::Object::new(self.reference.get(kind), self.core) }
@@ -427,7 +422,11 @@ impl ClientRef {
     /// # Errors
     ///
     /// `ENOMEM`; `f` is then dropped.
-    pub fn spawn(&self, flags: Flags, f: impl FnOnce(&Sleepable) + Send + 'static) -> Result {
+    pub fn spawn(
+        &self,
+        flags: kernel::alloc::Flags,
+        f: impl FnOnce(&Sleepable) + Send + 'static,
+    ) -> Result {
         let mut f = Some(f);
         let job = move |cx: &Sleepable| {
             if let Some(f) = f.take() {
@@ -439,7 +438,11 @@ impl ClientRef {
 
     /// Never inlined, so that all modules give the work item's lock one name, as lockdep wants it.
     #[inline(never)]
-    fn spawn_job(&self, flags: Flags, mut job: KBox<dyn FnMut(&Sleepable) + Send>) -> Result {
+    fn spawn_job(
+        &self,
+        flags: kernel::alloc::Flags,
+        mut job: KBox<dyn FnMut(&Sleepable) + Send>,
+    ) -> Result {
         let client = self.clone();
         let run = move || {
             // SAFETY: Work items run in process context.
@@ -457,7 +460,7 @@ impl Clone for ClientRef {
         // INVARIANT: The new reference is to the same refs.
         Self {
             core: self.core,
-            reference: self.reference.get(Kind::Client),
+            reference: self.reference.get(refs::Kind::Client),
         }
     }
 }
@@ -487,7 +490,7 @@ pub(crate) struct Core {
     #[pin]
     raw: Opaque<bindings::ib_client>,
     #[pin]
-    refs: Refs,
+    refs: refs::Refs,
     #[pin]
     devices: Mutex<KVec<DevicePtr>>,
     pub(crate) name: &'static CStr,
@@ -520,7 +523,7 @@ impl Core {
         };
         let init = try_pin_init!(Self {
             raw: Opaque::new(raw),
-            refs <- Refs::new(),
+            refs <- refs::Refs::new(),
             devices <- kernel::new_mutex!(KVec::new()),
             name,
             workqueue: Workqueue::new(name)?,
@@ -642,7 +645,7 @@ impl Core {
 
     fn handle(&self) -> Result<ClientRef> {
         // SAFETY: `self` is pinned by `Core::new`, and its drop kills the refs and waits for them.
-        let reference = unsafe { self.refs.try_get(Kind::Client) }?;
+        let reference = unsafe { self.refs.try_get(refs::Kind::Client) }?;
         // INVARIANT: The reference was just taken.
         Ok(ClientRef {
             core: NonNull::from(self),
@@ -652,7 +655,7 @@ impl Core {
 }
 
 impl objects::Owner for Core {
-    fn refs(&self) -> &Refs {
+    fn refs(&self) -> &refs::Refs {
         &self.refs
     }
 }

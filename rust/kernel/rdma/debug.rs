@@ -13,17 +13,10 @@ use kernel::{
     prelude::*,
     rbtree,
     sync::{
-        atomic::{
-            Acquire,
-            Atomic,
-            Release, //
-        },
+        atomic,
         SpinLockIrq, //
     },
-    time::{
-        Instant,
-        Monotonic, //
-    }, //
+    time, //
 };
 
 /// The address of the table.
@@ -31,7 +24,7 @@ use kernel::{
 /// # Invariants
 ///
 /// Zero, or the address of a table that lives as long as this module has users.
-static TABLE: Atomic<usize> = Atomic::new(0);
+static TABLE: atomic::Atomic<usize> = atomic::Atomic::new(0);
 
 const BUCKETS: usize = 256;
 
@@ -41,7 +34,7 @@ struct Posted {
     /// The QP; null while it is not known, or for an SRQ.
     qp: *const bindings::ib_qp,
     owner: TypeName,
-    since: Instant<Monotonic>,
+    since: time::Instant<time::Monotonic>,
 }
 
 /// A copy of the start of a type's name, which may be in a module that is unloaded meanwhile.
@@ -70,7 +63,7 @@ pub(crate) struct Outstanding {
     pub(crate) count: u32,
     /// The type of the owner that was posted first.
     pub(crate) owner: TypeName,
-    pub(crate) since: Instant<Monotonic>,
+    pub(crate) since: time::Instant<time::Monotonic>,
 }
 
 struct State {
@@ -104,7 +97,7 @@ impl Table {
         }? Error);
         let table = KBox::pin_init(init, GFP_KERNEL)?;
         // INVARIANT: The table is the core module's, which its users keep.
-        TABLE.store(core::ptr::from_ref(&*table) as usize, Release);
+        TABLE.store(core::ptr::from_ref(&*table) as usize, atomic::Release);
         Ok(Some(table))
     }
 
@@ -117,7 +110,7 @@ impl Table {
         }
         // SAFETY: By the invariant of `TABLE` the table lives as long as this module has users, and
         // the caller is, or works for, one.
-        unsafe { (TABLE.load(Acquire) as *const Self).as_ref() }
+        unsafe { (TABLE.load(atomic::Acquire) as *const Self).as_ref() }
     }
 
     /// Returns the bucket of a callback, if there is a table.
@@ -139,7 +132,7 @@ pub(crate) fn activate(cqe: *mut bindings::ib_cqe, owner: &'static str) {
         times: 1,
         qp: core::ptr::null(),
         owner: TypeName::new(owner),
-        since: Instant::now(),
+        since: time::Instant::now(),
     };
     let node = rbtree::RBTreeNode::new(cqe as usize, posted, GFP_ATOMIC);
     let mut state = bucket.lock();

@@ -17,11 +17,7 @@ use core::{
 };
 use kernel::{
     prelude::*,
-    sync::atomic::{
-        Acquire,
-        Atomic,
-        Release, //
-    },
+    sync::atomic,
     workqueue::{
         self,
         RawWorkItem, //
@@ -67,7 +63,7 @@ impl Drop for Workqueue {
 /// # Invariants
 ///
 /// Zero, or the address of a workqueue that is destroyed when the core module is unloaded.
-static QUEUE: Atomic<usize> = Atomic::new(0);
+static QUEUE: atomic::Atomic<usize> = atomic::Atomic::new(0);
 
 /// The workqueue that destroys objects, part of the core module.
 pub(crate) struct Queue(#[expect(dead_code)] Workqueue);
@@ -76,7 +72,7 @@ impl Queue {
     pub(crate) fn new() -> Result<Self> {
         let workqueue = Workqueue::new(c"rdma_rs")?;
         // INVARIANT: The workqueue was just allocated, and is the core module's.
-        QUEUE.store(workqueue.0.as_ptr() as usize, Release);
+        QUEUE.store(workqueue.0.as_ptr() as usize, atomic::Release);
         Ok(Self(workqueue))
     }
 
@@ -98,7 +94,7 @@ impl Queue {
         // SAFETY: The caller has objects of this crate. So the core module is initialised and, as
         // it is unloaded only after the modules that use it, is not being unloaded: the workqueue
         // is there by the invariant of `QUEUE`.
-        unsafe { workqueue::Queue::from_raw(QUEUE.load(Acquire) as *const _) }
+        unsafe { workqueue::Queue::from_raw(QUEUE.load(atomic::Acquire) as *const _) }
     }
 }
 

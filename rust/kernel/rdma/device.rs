@@ -22,23 +22,11 @@ pub use port::{
 
 use crate::{
     bindings,
-    client::{
-        Core,
-        ModuleClient,
-        Singleton, //
-    },
+    client,
     objects,
     prelude::*,
-    refs::{
-        Kind,
-        Ref,
-        Refs, //
-    },
-    removal::{
-        Progress,
-        Removal,
-        Step, //
-    }, //
+    refs,
+    removal, //
 };
 use core::ptr::NonNull;
 use kernel::{
@@ -57,16 +45,16 @@ use kernel::{
 #[pin_data]
 pub(crate) struct Inner {
     #[pin]
-    refs: Refs,
+    refs: refs::Refs,
     pub(crate) raw: NonNull<bindings::ib_device>,
-    client: NonNull<Core>,
+    client: NonNull<client::Core>,
     #[pin]
-    pub(crate) removal: Removal,
+    pub(crate) removal: removal::Removal,
     #[pin]
-    progress: Progress,
+    progress: removal::Progress,
     /// Its address tells client types apart, also those of several modules, where a `TypeId` is a
     /// hash of names that they may share.
-    singleton: &'static Singleton,
+    singleton: &'static client::Singleton,
     #[pin]
     data: sync::Mutex<Option<RawData>>,
     #[pin]
@@ -90,18 +78,18 @@ impl Inner {
     #[inline(never)]
     pub(crate) fn new(
         raw: NonNull<bindings::ib_device>,
-        client: &Core,
-        singleton: &'static Singleton,
+        client: &client::Core,
+        singleton: &'static client::Singleton,
     ) -> Result<Pin<KBox<Self>>> {
         let name = client.name;
         let init = pin_init!(Self {
-            refs <- Refs::new(),
+            refs <- refs::Refs::new(),
             raw,
             client: NonNull::from(client),
-            removal <- Removal::new(),
+            removal <- removal::Removal::new(),
             // SAFETY: The device is registered until the end of its removal, which is where the
             // progress is used.
-            progress <- unsafe { Progress::new(*raw, name) },
+            progress <- unsafe { removal::Progress::new(*raw, name) },
             singleton,
             // INVARIANT: There are no data yet.
             data <- kernel::new_mutex!(None),
@@ -113,7 +101,7 @@ impl Inner {
         KBox::pin_init(init, GFP_KERNEL)
     }
 
-    fn client(&self) -> &Core {
+    fn client(&self) -> &client::Core {
         // SAFETY: By the type invariant the client outlives the device.
         unsafe { self.client.as_ref() }
     }
@@ -129,19 +117,19 @@ impl Inner {
         self.removal.end_all(self.progress(), cx);
     }
 
-    pub(crate) fn progress(self: Pin<&Self>) -> Pin<&Progress> {
+    pub(crate) fn progress(self: Pin<&Self>) -> Pin<&removal::Progress> {
         // SAFETY: The field is pinned structurally.
         unsafe { self.map_unchecked(|inner| &inner.progress) }
     }
 
-    /// Returns `true` if the client is a `C`. Each [`Singleton`] is a static variable of one client
-    /// type, so no other has its address while the client's module is loaded.
-    fn is_of<C: ModuleClient>(&self) -> bool {
+    /// Returns `true` if the client is a `C`. Each [`client::Singleton`] is a static variable of
+    /// one client type, so no other has its address while the client's module is loaded.
+    fn is_of<C: client::ModuleClient>(&self) -> bool {
         core::ptr::eq(self.singleton, C::singleton())
     }
 
     /// Sets the data of the ULP `C`.
-    pub(crate) fn set_data<C: ModuleClient>(&self, data: Arc<C::Data>) {
+    pub(crate) fn set_data<C: client::ModuleClient>(&self, data: Arc<C::Data>) {
         if self.is_of::<C>() {
             // INVARIANT: The type was just checked.
             *self.data.lock() = NonNull::new(Arc::into_raw(data).cast_mut().cast()).map(RawData);
@@ -149,7 +137,7 @@ impl Inner {
     }
 
     /// Returns the data of the ULP `C`, if it has the device.
-    pub(crate) fn data<C: ModuleClient>(&self) -> Option<Arc<C::Data>> {
+    pub(crate) fn data<C: client::ModuleClient>(&self) -> Option<Arc<C::Data>> {
         if !self.is_of::<C>() {
             return None;
         }
@@ -162,7 +150,7 @@ impl Inner {
     }
 
     /// Takes the data of the ULP `C`.
-    pub(crate) fn take_data<C: ModuleClient>(&self) -> Option<Arc<C::Data>> {
+    pub(crate) fn take_data<C: client::ModuleClient>(&self) -> Option<Arc<C::Data>> {
         if !self.is_of::<C>() {
             return None;
         }
@@ -174,7 +162,7 @@ impl Inner {
 }
 
 impl objects::Owner for Inner {
-    fn refs(&self) -> &Refs {
+    fn refs(&self) -> &refs::Refs {
         &self.refs
     }
 }
@@ -204,7 +192,7 @@ pub(crate) fn wait_released(inner: Pin<KBox<Inner>>, cx: &Sleepable) {
 /// `inner` is valid while `reference` lives, which is to its refs.
 pub struct Device {
     inner: NonNull<Inner>,
-    reference: Ref,
+    reference: refs::Ref,
 }
 
 // SAFETY: `Inner` is `Sync`, and a `Ref` may be dropped in any thread.
@@ -221,7 +209,7 @@ impl Device {
     pub(crate) unsafe fn new(inner: NonNull<Inner>) -> Result<Self> {
         // SAFETY: The caller says that `inner`, and so its refs, stays valid until they are killed
         // and empty.
-        let reference = unsafe { inner.as_ref().refs.try_get(Kind::Device) }?;
+        let reference = unsafe { inner.as_ref().refs.try_get(refs::Kind::Device) }?;
         // INVARIANT: The reference was just taken.
         Ok(Self { inner, reference })
     }
@@ -232,18 +220,18 @@ impl Device {
     }
 
     /// Takes a reference for an object that is not listed.
-    pub(crate) fn get(&self, kind: Kind) -> Ref {
+    pub(crate) fn get(&self, kind: refs::Kind) -> refs::Ref {
         self.reference.get(kind)
     }
 
     /// Lists an object of the device, with a reference.
-    pub(crate) fn list(&self, kind: Kind) -> Result<objects::Object> {
+    pub(crate) fn list(&self, kind: refs::Kind) -> Result<objects::Object> {
         // SAFETY: By the type invariant the new reference is to the refs of `inner`, which is valid
         // while there is one.
         unsafe { objects::Object::new(self.get(kind), self.inner) }
     }
 
-    pub(crate) fn client(&self) -> &Core {
+    pub(crate) fn client(&self) -> &client::Core {
         self.inner().client()
     }
 
@@ -261,7 +249,7 @@ impl Device {
     /// [`module_rdma_client!`](crate::module_rdma_client).
     ///
     /// The reference keeps the data, and the handles in them, which the removal waits for.
-    pub fn data<C: ModuleClient>(&self, _cx: &Sleepable) -> Option<Arc<C::Data>> {
+    pub fn data<C: client::ModuleClient>(&self, _cx: &Sleepable) -> Option<Arc<C::Data>> {
         self.inner().data::<C>()
     }
 
@@ -300,7 +288,7 @@ impl Clone for Device {
         // INVARIANT: The new reference is to the same refs.
         Self {
             inner: self.inner,
-            reference: self.get(Kind::Device),
+            reference: self.get(refs::Kind::Device),
         }
     }
 }
@@ -515,7 +503,7 @@ impl Inner {
     /// Called once, after [`Inner::register_handler`], in process context and not by the handler.
     #[inline(never)]
     pub(crate) unsafe fn unregister_handler(self: Pin<&Self>) {
-        self.progress().during(Step::Event, &mut || {
+        self.progress().during(removal::Step::Event, &mut || {
             // SAFETY: The caller says that the handler is registered, that this is the only call
             // that unregisters it, and that it may sleep.
             unsafe { bindings::ib_unregister_event_handler(self.events.get()) };

@@ -7,9 +7,8 @@
 //! [`cm`], whose C side is built upon it. Works on RoCE too, where a [`Path`] is made of two GIDs.
 //!
 //! The QP is one of [`Qp::create_raw`], in the reset state, or in the INIT state so that receives
-//! can be posted before: [`Connection::connect`] and [`Request::accept`] take it to where it can
-//! send, and let the peer access what is registered for it. A connection does not keep its QP, nor
-//! the other way round: either may go first.
+//! can be posted before: [`Connection::connect`] and [`Request::accept`] take it to RTS. A
+//! connection does not keep its QP, nor the other way round: either may go first.
 //!
 //! An id is destroyed by a work item when its connection or listener is dropped, which may be in
 //! its own handler.
@@ -88,22 +87,22 @@ use crate::{
         self,
         Deferred, //
     },
-    device::{
-        Gid,
-        GidAttr,
-        GidType, //
-    },
+    device,
     mad,
-    objects::Object,
+    objects,
     prelude::*,
     qp,
-    refs::Kind,
+    refs,
     removal, //
 };
 use core::{
     cell::Cell,
     mem::ManuallyDrop,
-    ptr::NonNull, //
+    ptr::{
+        null,
+        null_mut,
+        NonNull, //
+    }, //
 };
 use kernel::{
     error::{
@@ -120,11 +119,10 @@ use kernel::{
 /// Parameters of a request, as `struct ib_cm_req_param`.
 #[derive(Clone, Copy, Debug)]
 pub struct Param<'a> {
-    /// What both connection managers have; at most 92 bytes of private data. The peer cannot tell
-    /// how many they were: zeroes follow.
+    /// What both connection managers have; at most 92 bytes of private data, which zeroes follow.
     pub conn: ConnParam<'a>,
-    /// The time that either side may take to answer the other one's request: 4.096 µs times two to
-    /// the power of this, up to 31.
+    /// The time that either side may take to answer: 4.096 µs times two to the power of this, up
+    /// to 31.
     pub response_timeout: u8,
     /// The number of times that a request of the connection manager is sent again, 1 to 15.
     pub max_cm_retries: u8,
@@ -142,27 +140,26 @@ impl Default for Param<'_> {
 
 /// The path between two ports (`struct sa_path_rec`), from an entry of a GID table of this host.
 pub struct Path<'a> {
-    from: &'a GidAttr,
+    from: &'a device::GidAttr,
     raw: bindings::sa_path_rec,
 }
 
 impl<'a> Path<'a> {
-    /// Finds the path from one GID to another. That asks the network for the way, which may take a
-    /// second.
+    /// Finds the path from one GID to another, which may take a second.
     ///
     /// # Errors
     ///
     /// `EPROTONOSUPPORT` if the GID is not of RoCE: elsewhere paths are known to the subnet
     /// administrator. `EHOSTUNREACH`, `ENETUNREACH` or `ETIMEDOUT` without a way; or the driver's
     /// error.
-    pub fn new(from: &'a GidAttr, to: Gid, cx: &Sleepable) -> Result<Self> {
+    pub fn new(from: &'a device::GidAttr, to: device::Gid, cx: &Sleepable) -> Result<Self> {
         // As the connection manager for IP addresses does.
         const PACKET_LIFE_TIME: u8 = 16;
         const ALL_PARTITIONS: u16 = 0xffff;
 
         let rec_type = match from.gid_type() {
-            GidType::RoceV1 => bindings::sa_path_rec_type_SA_PATH_REC_TYPE_ROCE_V1,
-            GidType::RoceV2 => bindings::sa_path_rec_type_SA_PATH_REC_TYPE_ROCE_V2,
+            device::GidType::RoceV1 => bindings::sa_path_rec_type_SA_PATH_REC_TYPE_ROCE_V1,
+            device::GidType::RoceV2 => bindings::sa_path_rec_type_SA_PATH_REC_TYPE_ROCE_V2,
             _ => return Err(EPROTONOSUPPORT),
         };
         let (dev, port) = (from.device(), from.port_num());
@@ -225,7 +222,7 @@ struct Connected {
     port: u32,
     conn: Arc<Conn<IbCm>>,
     device: Device,
-    _listed: Object,
+    _listed: objects::Object,
 }
 
 impl deferred::Teardown for Connected {
@@ -235,9 +232,9 @@ impl deferred::Teardown for Connected {
         self.device.inner().removal.remove(&self.conn);
         self.conn.set_id(None);
         self.conn.wait_notified();
-        // `ib_destroy_cm_id()` waits for callbacks, but not for that of a message that was not
-        // answered in time: the manager gives its reference to the id back before. What has begun
-        // is over after this.
+        // `ib_destroy_cm_id()` does not wait for the callback of a message that was not answered in
+        // time: the manager gives its reference to the id back before. What has begun is over after
+        // this.
         timeouts();
         // SAFETY: The id is not destroyed yet by the invariant of `RawId`, and `set_id` has
         // taken it from all others.
@@ -252,51 +249,6 @@ impl deferred::Teardown for Connected {
     }
 }
 
-/// A connection that has no id yet.
-struct NewConnection {
-    reserved: deferred::Reserved<Connected>,
-    listed: Object,
-    conn: Arc<Conn<IbCm>>,
-    port: u32,
-    device: Device,
-}
-
-impl NewConnection {
-    /// Allocates a connection whose id is one of a port.
-    fn new(device: &Device, port: u32, handler: Arc<dyn Handler>) -> Result<Self> {
-        let conn = Conn::new(state::State::Connecting)?;
-        conn.set_handler(&handler)?;
-        Ok(Self {
-            reserved: Deferred::reserve()?,
-            listed: device.list(Kind::Id)?,
-            conn,
-            port,
-            device: device.clone(),
-        })
-    }
-
-    /// Takes an id. Not generic and never inlined: see [`deferred::Reserved::fill`].
-    ///
-    /// # Safety
-    ///
-    /// The caller owns the id, whose callback is [`on_event`] with `self.conn` as its context.
-    #[inline(never)]
-    unsafe fn fill(self, id: RawId<IbCm>) -> Result<Connection> {
-        self.conn.set_id(Some(id));
-        let conn = self.conn.clone();
-        // INVARIANT: The caller says so of callback and context.
-        let state = self.reserved.fill(Connected {
-            id,
-            conn: self.conn,
-            port: self.port,
-            device: self.device,
-            _listed: self.listed,
-        });
-        state.device.inner().removal.add(conn)?;
-        Ok(Connection { state })
-    }
-}
-
 /// A reliable connection that the InfiniBand connection manager has made (`struct ib_cm_id`).
 ///
 /// Dropping it disconnects it, without waiting for the peer, and destroys the id, from a work item.
@@ -305,6 +257,39 @@ pub struct Connection {
 }
 
 impl Connection {
+    /// Makes the connection of an id of a port. Not generic and never inlined: see
+    /// [`deferred::Reserved::fill`].
+    ///
+    /// # Safety
+    ///
+    /// `id` gives away an id, whose callback is [`on_event`] with the context that `id` is called
+    /// with.
+    #[inline(never)]
+    unsafe fn new(
+        device: &Device,
+        port: u32,
+        handler: Arc<dyn Handler>,
+        id: &dyn Fn(*mut c_void) -> Result<RawId<IbCm>>,
+    ) -> Result<Self> {
+        let conn = Conn::new(state::State::Connecting)?;
+        conn.set_handler(&handler)?;
+        let reserved = Deferred::reserve()?;
+        let listed = device.list(refs::Kind::Id)?;
+        let id = id(Arc::as_ptr(&conn).cast_mut().cast())?;
+        conn.set_id(Some(id));
+        // INVARIANT: The caller says so of callback and context.
+        let state = reserved.fill(Connected {
+            id,
+            port,
+            conn: conn.clone(),
+            device: device.clone(),
+            _listed: listed,
+        });
+        let added = device.inner().removal.add(conn);
+        added.inspect_err(|_| state.conn.release_handler())?;
+        Ok(Self { state })
+    }
+
     /// Asks for a connection to a service id (`ib_send_cm_req`), waits for the answer, takes the QP
     /// to RTS (`ib_cm_init_qp_attr`, `ib_modify_qp`), confirms (`ib_send_cm_rtu`), and returns the
     /// 196 bytes that the peer sent along.
@@ -342,23 +327,19 @@ impl Connection {
     }
 
     /// As [`Connection::disconnect`], from a work item: for completion handlers that may not sleep.
-    /// An error has no effect.
     pub fn disconnect_later(&self) {
         self.state.conn.disconnect_later();
     }
 
-    /// Tells the manager, from a work item, that the peer uses the connection, when a message has
-    /// come before its confirmation (`ib_cm_notify` of `IB_EVENT_COMM_EST`). The handler gets
-    /// [`Event::Established`]. Any context.
-    ///
-    /// Does nothing if that is known, or if there is no connection (any more).
+    /// Tells the manager, from a work item, that a message has come before the peer's confirmation
+    /// (`ib_cm_notify` of `IB_EVENT_COMM_EST`). The handler gets [`Event::Established`]. Does
+    /// nothing if that is known, or if there is no connection (any more). Any context.
     pub fn notify_established(&self) {
         self.state.conn.notify_established();
     }
 }
 
-/// As [`Connection::connect`]. Not generic, so that what it needs at its end is code of this
-/// module.
+/// As [`Connection::connect`], not generic.
 #[inline(never)]
 fn connect(
     qp: &qp::Inner,
@@ -372,30 +353,39 @@ fn connect(
     if *qp.pd.device() != *device {
         return Err(EINVAL);
     }
-    let new = NewConnection::new(device, path.from.port_num(), handler)?;
-    let conn = new.conn.clone();
-    // SAFETY: The device is registered by the invariant of `device::Inner`, and the context lives
-    // until the id is destroyed.
-    let raw = from_err_ptr(unsafe {
-        bindings::ib_create_cm_id(
-            device.as_raw(),
-            Some(on_event),
-            Arc::as_ptr(&conn).cast_mut().cast(),
-        )
-    })?;
-    // INVARIANT: The id was just created; the connection destroys it, as its last user.
-    let id = RawId(NonNull::new(raw).ok_or(ENOMEM)?);
-    // SAFETY: The id was just created, with this callback and context.
-    let connection = unsafe { new.fill(id) }?;
+    // SAFETY: The id is new, and has this callback and context. The context lives until the id is
+    // destroyed.
+    let connection = unsafe {
+        let id = |context| create(device, on_event, context);
+        Connection::new(device, path.from.port_num(), handler, &id)
+    }?;
+    let (conn, id) = (connection.state.conn.clone(), connection.state.id);
     let answered = bindings::ib_cm_event_type_IB_CM_REP_RECEIVED;
     let connect = || {
         let answer = conn.wait_for(answered, || send_req(id, qp, path, service_id, param))?;
         establish(qp, id)?;
         // SAFETY: The id is alive by the invariant of `RawId`. There are no private data.
-        to_result(unsafe { bindings::ib_send_cm_rtu(raw, core::ptr::null(), 0) })?;
+        to_result(unsafe { bindings::ib_send_cm_rtu(id.as_ptr(), null(), 0) })?;
         Ok((connection, answer))
     };
     connect().inspect_err(|_| conn.release_handler())
+}
+
+/// Creates an id (`ib_create_cm_id`).
+///
+/// # Safety
+///
+/// `context` is what `callback` expects, and lives until the id is destroyed.
+unsafe fn create(
+    device: &Device,
+    callback: unsafe extern "C" fn(*mut bindings::ib_cm_id, *const bindings::ib_cm_event) -> c_int,
+    context: *mut c_void,
+) -> Result<RawId<IbCm>> {
+    // SAFETY: The device is registered by the invariant of `device::Inner`, and the caller says so
+    // of callback and context.
+    let raw = unsafe { bindings::ib_create_cm_id(device.as_raw(), Some(callback), context) };
+    // INVARIANT: The id was just created, and is the caller's.
+    Ok(RawId(NonNull::new(from_err_ptr(raw)?).ok_or(ENOMEM)?))
 }
 
 fn send_req(
@@ -456,8 +446,7 @@ fn establish(qp: &qp::Inner, id: RawId<IbCm>) -> Result {
         to_result(unsafe {
             bindings::ib_cm_init_qp_attr(id.as_ptr(), &raw mut attr, &raw mut mask)
         })?;
-        // The first packet that the peer is to send has the QP's number, which the manager learns
-        // only from the answer, which may be sent after this.
+        // The number of the peer's first packet, which the manager learns only from the answer.
         attr.rq_psn = number(qp);
         // SAFETY: The attributes are complete for the mask, as the manager has written both. What
         // they point to, the entry of a GID, is the id's, which is alive.
@@ -476,7 +465,7 @@ impl Manager for IbCm {
     unsafe fn disconnect(_conn: &Conn<Self>, id: *mut Self::Id) -> Result {
         // SAFETY: The caller says that the id is alive; there are no private data. Unless it is
         // connected, C refuses.
-        to_result(unsafe { bindings::ib_send_cm_dreq(id, core::ptr::null(), 0) })
+        to_result(unsafe { bindings::ib_send_cm_dreq(id, null(), 0) })
     }
 
     unsafe fn notify(id: *mut Self::Id) -> Result<bool> {
@@ -521,9 +510,9 @@ unsafe fn handle(
             Event::Established { private_data: &[] }
         }
         bindings::ib_cm_event_type_IB_CM_DREQ_RECEIVED => {
-            // SAFETY: The id is alive during its callback. Should the answer be lost, the peer asks
-            // again, or gives up.
-            unsafe { bindings::ib_send_cm_drep(id, core::ptr::null(), 0) };
+            // SAFETY: The id is alive during its callback. If the answer is lost, the peer asks
+            // again.
+            unsafe { bindings::ib_send_cm_drep(id, null(), 0) };
             Event::Disconnected
         }
         bindings::ib_cm_event_type_IB_CM_DREP_RECEIVED
@@ -559,11 +548,8 @@ unsafe extern "C" fn on_event(
     // destroyed and the timeouts that had begun are over, of which this may be one. The event is
     // valid during the call. Callbacks run in process context.
     let (conn, event, cx) = unsafe {
-        (
-            Arc::from(ArcBorrow::from_raw((*id).context.cast::<Conn<IbCm>>())),
-            &*event,
-            Sleepable::assume(),
-        )
+        let conn = ArcBorrow::<Conn<IbCm>>::from_raw((*id).context.cast());
+        (Arc::from(conn), &*event, Sleepable::assume())
     };
     let _in_callback = InCallback::enter();
     // SAFETY: This is the callback of `id`, and `event` the event that it is called with.
@@ -643,15 +629,15 @@ unsafe extern "C" fn on_listener_event(
     id: *mut bindings::ib_cm_id,
     event: *const bindings::ib_cm_event,
 ) -> c_int {
+    let Some(id) = NonNull::new(id) else { return 0 };
     // SAFETY: The context of an id with this callback is its listener's, which lives until that is
     // destroyed; and that waits for this. The event is valid during the call. The connection
     // manager calls back in process context.
     let (listening, event, cx) = unsafe {
-        let listening = &*(*id).context.cast::<Listening>();
+        let listening = &*id.as_ref().context.cast::<Listening>();
         (listening, &*event, Sleepable::assume())
     };
     let _in_callback = InCallback::enter();
-    let Some(id) = NonNull::new(id) else { return 0 };
     if event.event != bindings::ib_cm_event_type_IB_CM_REQ_RECEIVED {
         return 0;
     }
@@ -675,7 +661,7 @@ unsafe extern "C" fn on_listener_event(
 
 struct ListenerState {
     listening: Arc<Listening>,
-    _listed: Object,
+    _listed: objects::Object,
 }
 
 impl deferred::Teardown for ListenerState {
@@ -713,7 +699,7 @@ impl Listener {
             return Err(EPROTONOSUPPORT);
         }
         let reserved = Deferred::reserve()?;
-        let listed = device.list(Kind::Id)?;
+        let listed = device.list(refs::Kind::Id)?;
         let listening = Arc::pin_init(
             pin_init!(Listening {
                 id <- kernel::new_mutex!(None),
@@ -723,17 +709,10 @@ impl Listener {
             }),
             GFP_KERNEL,
         )?;
-        // SAFETY: The device is registered by the invariant of `device::Inner`, and the context
-        // lives until the id is destroyed.
-        let raw = from_err_ptr(unsafe {
-            bindings::ib_create_cm_id(
-                device.as_raw(),
-                Some(on_listener_event),
-                Arc::as_ptr(&listening).cast_mut().cast(),
-            )
-        })?;
-        // INVARIANT: Just created.
-        *listening.id.lock() = NonNull::new(raw).map(RawId);
+        let context = Arc::as_ptr(&listening).cast_mut().cast();
+        // SAFETY: The context is that of a listener, and lives until the id is destroyed.
+        let id = unsafe { create(device, on_listener_event, context) }?;
+        *listening.id.lock() = Some(id);
         let this = Self {
             state: reserved.fill(ListenerState {
                 listening: listening.clone(),
@@ -742,7 +721,7 @@ impl Listener {
         };
         // SAFETY: The id is alive: `this` has it, and the removal of the device does not know it
         // yet.
-        to_result(unsafe { bindings::ib_cm_listen(raw, service_id.to_be()) })?;
+        to_result(unsafe { bindings::ib_cm_listen(id.as_ptr(), service_id.to_be()) })?;
         device.inner().removal.add(listening)?;
         Ok(this)
     }
@@ -781,8 +760,7 @@ impl Request<'_> {
         unsafe { cm::data(self.event.private_data, REQ_LEN) }
     }
 
-    /// Returns what the peer asks for, which the connection manager has made the view of the
-    /// recipient.
+    /// Returns what the peer asks for, which C has made the view of the recipient.
     fn param(&self) -> &bindings::ib_cm_req_event_param {
         // SAFETY: By the type invariant this is the event of a request, which has this member set.
         unsafe { &self.event.param.req_rcvd }
@@ -803,16 +781,14 @@ impl Request<'_> {
         self.param().initiator_depth
     }
 
-    /// Takes the QP to RTS and accepts the connection (`ib_send_cm_rep`). The peer may send from
-    /// here on.
-    ///
-    /// `handler` gets the events of the connection.
+    /// Takes the QP to RTS and accepts the connection (`ib_send_cm_rep`), whose events `handler`
+    /// gets. The peer may send from here on.
     ///
     /// # Errors
     ///
     /// `EINVAL` if the QP is of another device, or in use already, or with too much private data;
-    /// `ENODEV` if the device goes; `ENOMEM`; or the connection manager's or driver's error.
-    /// The request is then rejected.
+    /// `ENODEV` if the device goes; `ENOMEM`; or the connection manager's or driver's error. The
+    /// request is then rejected.
     pub fn accept<S: PollContext, R: PollContext>(
         self,
         qp: &Qp<S, R>,
@@ -845,27 +821,28 @@ impl Request<'_> {
             rnr_retry_count: param.rnr_retry_count,
             ..Default::default()
         };
-        let new = NewConnection::new(self.device, self.port_num(), handler)?;
-        let conn = new.conn.clone();
         let raw = self.id.as_ptr();
-        // SAFETY: The id is alive by the invariant of `RawId`. By that of the request this is its
-        // callback, and no other one runs before this has returned.
-        unsafe {
-            (*raw).context = Arc::as_ptr(&conn).cast_mut().cast();
-            (*raw).cm_handler = Some(on_event);
-        }
-        // The id is ours: a work item will destroy it, never this callback's return.
-        self.taken.set(true);
-        // SAFETY: What is taken is not destroyed by the callback's return; callback and context
-        // were set above.
-        let accepted = unsafe { new.fill(self.id) }.and_then(|connection| {
-            establish(qp, self.id)?;
+        let take = |context| {
+            // SAFETY: The id is alive by the invariant of `RawId`. By that of the request this is
+            // its callback, and no other one runs before this has returned.
+            unsafe {
+                (*raw).context = context;
+                (*raw).cm_handler = Some(on_event);
+            }
+            // The id is ours: a work item will destroy it, never this callback's return.
+            self.taken.set(true);
+            Ok(self.id)
+        };
+        // SAFETY: What is taken is not destroyed by the callback's return, and has this callback
+        // and context.
+        let connection = unsafe { Connection::new(self.device, self.port_num(), handler, &take) }?;
+        let accepted = establish(qp, self.id).and_then(|()| {
             // SAFETY: The id is alive by the invariant of `RawId`. The parameters are copied by the
             // call.
-            to_result(unsafe { bindings::ib_send_cm_rep(raw, &raw mut rep) })?;
-            Ok(connection)
+            to_result(unsafe { bindings::ib_send_cm_rep(raw, &raw mut rep) })
         });
-        accepted.inspect_err(|_| conn.release_handler())
+        accepted.inspect_err(|_| connection.state.conn.release_handler())?;
+        Ok(connection)
     }
 
     /// Rejects the connection (`ib_send_cm_rej`).
@@ -881,7 +858,7 @@ impl Request<'_> {
             bindings::ib_send_cm_rej(
                 self.id.as_ptr(),
                 reason.0,
-                core::ptr::null_mut(),
+                null_mut(),
                 0,
                 private_data.as_ptr().cast(),
                 len,

@@ -4,11 +4,10 @@
 //!
 //! An [`Agent`] sends requests of its [`Class`] and waits for the replies, and receives the
 //! requests of others for the [`Method`]s that it serves. Any number of threads may wait at one
-//! agent at once: each for the reply to its own request, which the MAD layer finds by its
-//! transaction id, or in [`Agent::recv`] for whatever comes, which goes to one of them.
+//! agent: each for the reply to its own request, or in [`Agent::recv`] for whatever comes, which
+//! goes to one of them. No code of the ULP runs in the MAD layer's own context.
 //!
-//! No code of the ULP runs in the MAD layer's own context. MADs have one segment: RMPP is not
-//! supported.
+//! MADs have one segment: RMPP is not supported.
 //!
 //! # Examples
 //!
@@ -52,17 +51,10 @@ use crate::{
         self,
         Deferred, //
     },
-    device::{
-        Gid,
-        GidAttr, //
-    },
+    device,
     objects,
     prelude::*,
-    refs::{
-        Kind,
-        Ref,
-        Refs, //
-    },
+    refs,
     removal, //
 };
 use core::ptr::{
@@ -130,8 +122,7 @@ pub struct Method(pub u8);
 impl Method {
     const RESP: u8 = 0x80;
 
-    /// Reads an attribute (`IB_MGMT_METHOD_GET`). If no agent serves it, the peer's MAD layer
-    /// answers with an error.
+    /// Reads an attribute (`IB_MGMT_METHOD_GET`). The MAD layer answers where no agent serves it.
     pub const GET: Self = Self(0x01);
     /// Writes an attribute (`IB_MGMT_METHOD_SET`). Answered as [`Method::GET`].
     pub const SET: Self = Self(0x02);
@@ -188,8 +179,7 @@ impl Class {
         }
     }
 
-    /// Returns the offset of the payload in the MADs of this class, in bytes
-    /// (`ib_get_mad_data_offset`).
+    /// Returns the offset of the payload in bytes (`ib_get_mad_data_offset`).
     fn payload_at(self) -> usize {
         // SAFETY: The function takes any class.
         let offset = unsafe { bindings::ib_get_mad_data_offset(self.id) };
@@ -217,11 +207,7 @@ pub struct Message<'a> {
 }
 
 impl Message<'_> {
-    /// Writes the MAD into memory that is zero.
-    ///
-    /// # Errors
-    ///
-    /// `EMSGSIZE` if the payload is too long.
+    /// Writes the MAD into memory that is zero. Fails with `EMSGSIZE` if the payload is too long.
     fn write(&self, mad: &mut [u8; MAD_LEN], class: Class, status: u16, tid: u64) -> Result {
         let header = Header {
             base_version: bindings::IB_MGMT_BASE_VERSION as u8,
@@ -251,13 +237,13 @@ fn put(mad: &mut [u8; MAD_LEN], at: usize, bytes: &[u8]) -> Result {
 }
 
 struct PeerInner {
-    ah: Deferred<ah::State<Ref>>,
+    ah: Deferred<ah::State<refs::Ref>>,
     device: Device,
     port: u32,
     qpn: u32,
     pkey_index: u16,
-    /// The MAD layer can match replies of this peer to requests. It compares GIDs, but a reply over
-    /// IPv4 has an IPv4 header where the GIDs should be.
+    /// The MAD layer can match replies to requests. It compares GIDs, but a reply over IPv4 has an
+    /// IPv4 header where the GIDs should be.
     matches: bool,
 }
 
@@ -273,10 +259,14 @@ impl Peer {
     ///
     /// # Errors
     ///
-    /// `EINVAL` if `from` is not of the agent's port; `EPROTONOSUPPORT` if it is not of RoCE, as
-    /// elsewhere a GID is not enough of an address; `EHOSTUNREACH`, `ENETUNREACH` or `ETIMEDOUT`
-    /// without a route; `ENODEV` or `ECANCELED` if the agent has ended; or the driver's error.
-    pub fn new(agent: &Agent, from: &GidAttr, to: Gid, cx: &Sleepable) -> Result<Self> {
+    /// `EINVAL` if `from` is not of the agent's port; `ENODEV` or `ECANCELED` if the agent has
+    /// ended; otherwise as [`ah::Ah::resolve`].
+    pub fn new(
+        agent: &Agent,
+        from: &device::GidAttr,
+        to: device::Gid,
+        cx: &Sleepable,
+    ) -> Result<Self> {
         if from.device().as_raw() != agent.device().as_raw() || from.port_num() != agent.port {
             return Err(EINVAL);
         }
@@ -286,8 +276,7 @@ impl Peer {
         unsafe { Self::create(agent, source.wc(), source.header(), matches, cx) }
     }
 
-    /// Creates an address handle (`ib_create_ah_from_wc`). Neither generic nor inlined: see
-    /// `Reserved::fill`.
+    /// Creates an address handle (`ib_create_ah_from_wc`). Never inlined: see `Reserved::fill`.
     ///
     /// # Safety
     ///
@@ -302,10 +291,10 @@ impl Peer {
     ) -> Result<Self> {
         let (device, port) = (agent.device(), agent.port);
         let reserved = Deferred::reserve()?;
-        let reference = device.get(Kind::Ah);
+        let reference = device.get(refs::Kind::Ah);
         let live = agent.get()?;
         // SAFETY: The agent is registered, so it has a QP with a PD, which stay until the device is
-        // removed. The caller says that the header is that of the completion.
+        // removed. The caller says that the header is that of `wc`.
         let raw = from_err_ptr(unsafe {
             let pd = (*(*live.as_raw()).qp).pd;
             bindings::ib_create_ah_from_wc(pd, wc, header, port)
@@ -373,14 +362,14 @@ impl Received {
     }
 
     /// Returns what follows the header of the MAD's class, up to the end of the MAD, which does not
-    /// have the length of the payload. It is the peer's, so nothing of it can be trusted.
+    /// have the length of the payload.
     pub fn payload(&self) -> &[u8] {
         let at = Class::new(self.header().mgmt_class, 0).payload_at();
         self.bytes().get(at..).unwrap_or(&[])
     }
 
     fn wc(&self) -> &bindings::ib_wc {
-        // SAFETY: The completion is stored beside the MAD, except for one of QP 0, whose classes
+        // SAFETY: The completion is stored beside the MAD, as this is none of QP 0, whose classes
         // `Agent::register` refuses.
         unsafe { &*self.raw().wc }
     }
@@ -404,7 +393,7 @@ struct Registered {
     raw: NonNull<bindings::ib_mad_agent>,
     queue: Arc<Queue>,
     #[pin]
-    refs: Refs,
+    refs: refs::Refs,
     #[pin]
     ended: sync::Mutex<bool>,
     #[pin]
@@ -433,8 +422,8 @@ unsafe impl Send for Registered {}
 unsafe impl Sync for Registered {}
 
 impl Registered {
-    /// Unregisters the agent, unless that was done: all threads that wait for the agent fail with
-    /// `reason`, and its handlers have returned when this does.
+    /// Unregisters the agent, once: all threads that wait for it fail with `reason`, and its
+    /// handlers have returned when this does.
     fn end(&self, reason: Error, cx: &Sleepable) {
         let mut ended = self.ended.lock();
         if core::mem::replace(&mut *ended, true) {
@@ -471,7 +460,7 @@ impl removal::OnRemoval for Registered {
 /// The agent is registered.
 struct Live<'a> {
     registered: &'a Registered,
-    _ref: Ref,
+    _ref: refs::Ref,
 }
 
 impl Live<'_> {
@@ -494,9 +483,8 @@ impl deferred::Teardown for State {
     }
 }
 
-/// Sends and receives MADs of one class through one port (`struct ib_mad_agent`).
-///
-/// It is unregistered by a work item when it is dropped.
+/// Sends and receives MADs of one class through one port (`struct ib_mad_agent`). A work item
+/// unregisters it when it is dropped.
 pub struct Agent {
     state: Deferred<State>,
     class: Class,
@@ -529,8 +517,8 @@ impl Agent {
 
         // The C function uses the port before it checks it.
         dev.port(port).ok_or(EINVAL)?;
-        // These are QP 0's. The C function refuses them only to an agent that serves methods; one
-        // that is sent by QP 1 all the same would come back without its completion.
+        // These are QP 0's, which the C function refuses only to an agent that serves methods. They
+        // come back without their completion.
         if matches!(
             u32::from(class.id),
             bindings::IB_MGMT_CLASS_SUBN_LID_ROUTED | bindings::IB_MGMT_CLASS_SUBN_DIRECTED_ROUTE
@@ -553,11 +541,11 @@ impl Agent {
             _ => &raw mut request,
         };
         let reserved = Deferred::reserve()?;
-        let object = dev.list(Kind::Mad)?;
+        let object = dev.list(refs::Kind::Mad)?;
         let queue = Arc::pin_init(Queue::new(backlog)?, GFP_KERNEL)?;
         let uninit = sync::UniqueArc::new_uninit(GFP_KERNEL)?;
-        // SAFETY: The device is registered by the invariant of `device::Inner`. The request is
-        // copied, and the context lives until the agent is unregistered.
+        // SAFETY: The device is registered by the invariant of `device::Inner`, and the queue lives
+        // until the agent is unregistered.
         let raw = unsafe {
             register(
                 dev.as_raw(),
@@ -571,7 +559,7 @@ impl Agent {
         let Ok(registered) = uninit.pin_init_with(pin_init!(Registered {
             raw,
             queue,
-            refs <- Refs::new(),
+            refs <- refs::Refs::new(),
             ended <- kernel::new_mutex!(false),
             end <- kernel::new_work!("rdma::mad::Agent::end"),
             place: removal::Place::new(),
@@ -605,7 +593,8 @@ impl Agent {
         let registered = &*self.state.registered;
         // SAFETY: `State` ends the registration, which kills the refs and waits for them, before it
         // is dropped.
-        let live = unsafe { registered.refs.try_get(Kind::Mad) }.map_err(|e| self.reason(e))?;
+        let live =
+            unsafe { registered.refs.try_get(refs::Kind::Mad) }.map_err(|e| self.reason(e))?;
         // INVARIANT: `end` waits for the reference before it unregisters the agent.
         Ok(Live {
             registered,
@@ -623,7 +612,7 @@ impl Agent {
     ///
     /// # Errors
     ///
-    /// `ETIMEDOUT`; `ERESTARTSYS` on a signal; `ENODEV` if the device goes, `ECANCELED` after
+    /// `ETIMEDOUT`; `ERESTARTSYS` on a signal; `ENODEV` if the device goes; `ECANCELED` after
     /// [`Agent::stop`].
     pub fn recv(&self, timeout_ms: Option<u32>, _cx: &Sleepable) -> Result<Received> {
         self.queue().pop(timeout_ms)
@@ -634,9 +623,8 @@ impl Agent {
     ///
     /// # Errors
     ///
-    /// `EDEADLK` in a callback of a connection manager. It may be called by the timeout of an
-    /// unanswered message, and this waits for such timeouts. The agent stays registered; dropping
-    /// it unregisters it from a work item.
+    /// `EDEADLK` in a callback of a connection manager: the timeout of an unanswered message may
+    /// have called it, and this waits for such timeouts. The agent stays registered.
     pub fn stop(&self, cx: &Sleepable) -> Result {
         if InCallback::is_current() {
             return Err(EDEADLK);
@@ -646,22 +634,18 @@ impl Agent {
     }
 
     /// Sends a request and waits for the reply, at most `timeout_ms` milliseconds each time that it
-    /// is sent: once, and up to `retries` times again.
-    ///
-    /// A reply may say that the request has failed: see [`Received::status`].
+    /// is sent: once, and up to `retries` times again. A reply may say that the request has failed:
+    /// see [`Received::status`].
     ///
     /// # Errors
     ///
-    /// - `ETIMEDOUT` if no reply comes.
-    /// - `ERESTARTSYS` on a signal. The request is given up.
-    /// - `EIO` if the request cannot be sent.
-    /// - `ENODEV` if the device goes, `ECANCELED` after [`Agent::stop`].
+    /// - `ETIMEDOUT` if no reply comes; `ERESTARTSYS` on a signal; `EIO` if it cannot be sent.
+    /// - `ENODEV` if the device goes; `ECANCELED` after [`Agent::stop`].
     /// - `EINVAL` without a timeout, for a method that is a reply's, or if the peer is not seen
-    ///   from the agent's port; `EMSGSIZE` if the payload is too long.
+    ///   from the agent's port; `EMSGSIZE` if the payload is too long; `ENOMEM`.
     /// - `EPROTONOSUPPORT` if the peer has an IPv4 address: the MAD layer cannot match replies over
     ///   RoCE v2 with IPv4. It can with IPv6.
     /// - `EDEADLK` in a callback of a connection manager, which may delay the timeouts of the port.
-    /// - `ENOMEM`.
     pub fn request(
         &self,
         peer: &Peer,
@@ -693,8 +677,7 @@ impl Agent {
     /// `ENODEV`, `ECANCELED`, `EINVAL` and `EMSGSIZE` as for [`Agent::request`], `ENOMEM`, or the
     /// driver's error.
     pub fn send(&self, peer: &Peer, message: &Message<'_>, _cx: &Sleepable) -> Result {
-        self.post(peer, self.tid()?, 0, message, 0, 0)?;
-        Ok(())
+        self.post(peer, self.tid()?, 0, message, 0, 0).map(drop)
     }
 
     /// Answers a request, with a status that is 0 for success. The answer may be lost.
@@ -719,8 +702,8 @@ impl Agent {
         };
         // SAFETY: The header is in the MAD, in front of it.
         let peer = unsafe { Peer::create(self, to.wc(), to.raw().recv_buf.grh, false, cx) }?;
-        self.post(&peer, header.tid.get(), status, &message, 0, 0)?;
-        Ok(())
+        self.post(&peer, header.tid.get(), status, &message, 0, 0)
+            .map(drop)
     }
 
     /// Returns a transaction id, by which the MAD layer finds the agent when the reply comes.
@@ -744,7 +727,18 @@ impl Agent {
         if peer.0.device.as_raw() != self.device().as_raw() || peer.0.port != self.port {
             return Err(EINVAL);
         }
-        let request = Request::new(peer)?;
+        let request = Arc::pin_init(
+            pin_init!(Request {
+                progress <- new_spinlock!(Progress {
+                    buf: None,
+                    reply: None,
+                    status: None,
+                }),
+                done <- Completion::new(),
+                peer: peer.clone(),
+            }),
+            GFP_KERNEL,
+        )?;
         let live = self.get()?;
         let mut buf = Buf::new(&live, peer, self.class)?;
         message.write(buf.mad(), self.class, status, tid)?;
@@ -785,9 +779,8 @@ impl Buf {
 
     /// Returns the MAD, whose memory is zero at first.
     fn mad(&mut self) -> &mut [u8; MAD_LEN] {
-        // SAFETY: By the type invariant this is a buffer, whose MAD has this length: header and
-        // data, as `new` has asked for. It is exclusive before it is posted, and posting consumes
-        // it.
+        // SAFETY: By the type invariant this is a buffer, whose MAD has this length, as `new` has
+        // asked for. It is exclusive before it is posted, and posting consumes it.
         unsafe { &mut *self.0.as_ref().mad.cast() }
     }
 }
@@ -820,21 +813,6 @@ struct Request {
 }
 
 impl Request {
-    fn new(peer: &Peer) -> Result<Arc<Self>> {
-        Arc::pin_init(
-            pin_init!(Self {
-                progress <- new_spinlock!(Progress {
-                    buf: None,
-                    reply: None,
-                    status: None,
-                }),
-                done <- Completion::new(),
-                peer: peer.clone(),
-            }),
-            GFP_KERNEL,
-        )
-    }
-
     /// Posts a MAD (`ib_post_send_mad`).
     fn post(self: &Arc<Self>, buf: Buf, timeout_ms: c_int, retries: c_int) -> Result {
         let raw = buf.0.as_ptr();
@@ -880,10 +858,6 @@ impl Request {
 
     /// Waits until the MAD layer has called the send handler: there is a reply, or the request was
     /// sent often enough. On a signal the request is canceled.
-    ///
-    /// # Errors
-    ///
-    /// `ETIMEDOUT`, `ERESTARTSYS`, or `EIO` if the request could not be sent or was canceled.
     fn wait(&self, cx: &Sleepable) -> Result<Received> {
         // `progress` has more than the result of this.
         let _ = self.done.wait_interruptible(cx);
@@ -893,9 +867,8 @@ impl Request {
             (Some(reply), _) => Ok(reply),
             (None, None) => {
                 if let Some(buf) = &progress.buf {
-                    // SAFETY: By the invariant of `Buf` this is a buffer that is not freed: it is
-                    // in `progress`, which is locked. This is `ib_cancel_mad()`, which only marks
-                    // the request.
+                    // SAFETY: By the invariant of `Buf` this is a buffer, and is not freed while
+                    // `progress` is locked. This is `ib_cancel_mad()`, which marks the request.
                     unsafe { bindings::ib_modify_mad(buf.0.as_ptr(), 0) };
                 }
                 Err(ERESTARTSYS)
@@ -975,8 +948,7 @@ impl Queue {
         }
     }
 
-    /// Drops the MADs that are queued and those that are still to come, and ends all waits with
-    /// `reason`.
+    /// Drops the MADs that are queued or are still to come, and ends all waits with `reason`.
     fn close(&self, reason: Error) {
         let mut mads = self.mads.lock();
         mads.closed = Some(reason);
@@ -1023,8 +995,7 @@ unsafe extern "C" fn on_recv(
     request.progress.lock().reply = Some(mad);
 }
 
-/// `ib_mad_agent.send_handler`: ends a request that was sent and has no reply, was answered, has
-/// timed out, or was canceled.
+/// `ib_mad_agent.send_handler`: ends a request.
 ///
 /// # Safety
 ///

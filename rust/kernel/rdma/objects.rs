@@ -10,11 +10,7 @@ use crate::{
     bindings,
     debug,
     prelude::*,
-    refs::{
-        Kind,
-        Ref,
-        Refs, //
-    }, //
+    refs, //
 };
 use core::{
     net::IpAddr,
@@ -48,7 +44,7 @@ kernel::sync::global_lock! {
 
 /// A device or a client, which objects keep. It is printed as the client's name, and the device's.
 pub(crate) trait Owner: fmt::Display + Sync {
-    fn refs(&self) -> &Refs;
+    fn refs(&self) -> &refs::Refs;
 }
 
 /// The other end of an object. A port is 0 if it is not known.
@@ -104,7 +100,7 @@ struct Details {
 struct Record {
     #[pin]
     links: list::ListLinks,
-    kind: Kind,
+    kind: refs::Kind,
     /// The object's number, or `NO_NUM`.
     num: Atomic<u32>,
     owner: NonNull<dyn Owner>,
@@ -167,7 +163,7 @@ impl fmt::Display for Record {
 pub(crate) struct Object {
     record: Arc<Record>,
     // Dropped last: the owner may be gone after that.
-    _ref: Ref,
+    _ref: refs::Ref,
 }
 
 impl Object {
@@ -178,7 +174,7 @@ impl Object {
     ///
     /// `owner` is valid while there is a reference to its refs, and `reference` is one.
     #[inline(never)]
-    pub(crate) unsafe fn new(reference: Ref, owner: NonNull<dyn Owner>) -> Result<Self> {
+    pub(crate) unsafe fn new(reference: refs::Ref, owner: NonNull<dyn Owner>) -> Result<Self> {
         let kind = reference.kind();
         let record = list::ListArc::pin_init(
             try_pin_init!(Record {
@@ -277,7 +273,7 @@ pub(crate) fn kill_and_wait(owner: &dyn Owner, who: &dyn fmt::Display, cx: &Slee
 }
 
 /// Names the objects that have references to `refs` in the kernel log.
-fn report(refs: &Refs, who: &dyn fmt::Display) {
+fn report(refs: &refs::Refs, who: &dyn fmt::Display) {
     let objects = OBJECTS.lock();
     let of_refs = objects.iter().filter(|record| {
         // SAFETY: The record is in the list, which is locked, so its owner is valid by the

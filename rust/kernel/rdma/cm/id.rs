@@ -18,17 +18,11 @@ use crate::{
         self,
         Deferred, //
     },
-    device::{
-        Gid,
-        NodeType, //
-    },
+    device,
     mad,
-    objects::{
-        Object,
-        Peer, //
-    },
+    objects,
     prelude::*,
-    refs::Kind, //
+    refs, //
 };
 use core::{
     mem::ManuallyDrop,
@@ -38,10 +32,7 @@ use core::{
     }, //
 };
 use kernel::{
-    error::{
-        from_err_ptr,
-        to_result, //
-    },
+    error,
     prelude::*,
     sync::{
         atomic::{
@@ -89,13 +80,13 @@ impl Id {
     ///
     /// # Errors
     ///
-    /// As [`Id::create`]; `ENODEV` if the network namespace is being dismantled; and for a source
+    /// As [`Id::create`]; `ENODEV` if the network namespace is being dismantled; for a source
     /// address `EADDRINUSE`, `EADDRNOTAVAIL`, or `ENODEV` if no device has it.
     #[inline(never)]
     pub fn create_with(client: &ClientRef, options: &Options<'_>, _cx: &Sleepable) -> Result<Self> {
         let reserved = Deferred::reserve()?;
         let conn = Conn::new(state::State::Idle)?;
-        let listed = client.list(Kind::Id)?;
+        let listed = client.list(refs::Kind::Id)?;
         let context = Arc::as_ptr(&conn).cast_mut().cast();
         // SAFETY: The context lives until the id is destroyed.
         let raw = unsafe { options.create(client, on_event, context) }?;
@@ -109,8 +100,8 @@ impl Id {
         Ok(Self { inner })
     }
 
-    /// Creates an id and finds the device, the path and the route to an address: what an active
-    /// connection begins with. Waits at most `timeout_ms` for each step.
+    /// Creates an id and finds the device, the path and the route to an address. Waits at most
+    /// `timeout_ms` for each step.
     ///
     /// # Errors
     ///
@@ -127,14 +118,13 @@ impl Id {
         Ok(id)
     }
 
-    /// Destroys the id and waits for that (`rdma_destroy_id`), where dropping the last handle
-    /// leaves it to a work item.
+    /// Destroys the id and waits for that (`rdma_destroy_id`). Dropping the last handle leaves it
+    /// to a work item.
     ///
     /// # Errors
     ///
-    /// The handle is gone in any case. `EBUSY` if there is another one, or the id's QP: the id ends
-    /// with the last of them. `EDEADLK` in a callback of the connection manager: the id is then
-    /// destroyed by a work item.
+    /// `EBUSY` if there is another handle, or the id's QP: the id ends with the last of them.
+    /// `EDEADLK` in a callback of the connection manager: a work item destroys the id.
     pub fn destroy(self, cx: &Sleepable) -> Result {
         if InCallback::is_current() {
             return Err(EDEADLK);
@@ -151,8 +141,7 @@ impl Id {
     /// `ETIMEDOUT` or `EHOSTUNREACH` if no host has the address, `ENODEV` if the device is not the
     /// client's (any more), `ERESTARTSYS` on a signal, `ECANCELED` after [`Id::disconnect`],
     /// `EBUSY` if another step is waited for or the id is one of [`Id::connect_to`], `EDEADLK` in a
-    /// callback of the connection manager. After an error drop the id: it may keep the device from
-    /// going.
+    /// callback of the connection manager. Drop the id then: it may keep the device from going.
     pub fn resolve_addr(&self, dst: SocketAddr, timeout_ms: u32, _cx: &Sleepable) -> Result {
         let resolved = bindings::rdma_cm_event_type_RDMA_CM_EVENT_ADDR_RESOLVED;
         let resolve = || self.state().resolve_addr(dst, timeout_ms);
@@ -185,27 +174,25 @@ impl Id {
     /// # Errors
     ///
     /// `ENOTCONN` before the address was resolved.
-    pub fn gids(&self) -> Result<(Gid, Gid)> {
+    pub fn gids(&self) -> Result<(device::Gid, device::Gid)> {
         self.device()?;
         self.state().resolved()?;
         let (mut src, mut dst) = Default::default();
         // SAFETY: The id is alive by the invariant of `RawId`. `device()` and `resolved()` have
         // found that it has its device and its addresses, which do not change any more.
         unsafe { bindings::rdma_read_gids(self.inner.as_raw(), &raw mut src, &raw mut dst) };
-        Ok((Gid::from_raw(&src), Gid::from_raw(&dst)))
+        Ok((device::Gid::from_raw(&src), device::Gid::from_raw(&dst)))
     }
 
     /// Begins to connect to an address and does not wait, as ULPs do that must not block.
     ///
-    /// `handler` is asked for a QP when the route to the peer is known, and then gets all events:
-    /// the connection is established, is disconnected, or could not be made. Each of finding the
-    /// address and finding the route may take `timeout_ms`. What was begun goes on until then also
-    /// if the id that is returned is dropped; [`Id::disconnect`] gives it up.
+    /// `handler` is asked for a QP when the route to the peer is known, and then gets all events.
+    /// Finding the address and finding the route may each take `timeout_ms`. What was begun goes on
+    /// until then also if the id is dropped; [`Id::disconnect`] gives it up.
     ///
     /// # Errors
     ///
-    /// As [`Id::create_with`], or what is wrong with the address. The handler is then released, and
-    /// gets no event.
+    /// As [`Id::create_with`], or what is wrong with the address. The handler gets no event then.
     pub fn connect_to<H: Connect>(
         client: &ClientRef,
         dst: SocketAddr,
@@ -238,12 +225,10 @@ impl Id {
     }
 
     /// Connects the id's QP to the peer (`rdma_connect`), waits until that has worked or failed,
-    /// and returns what the peer sent along.
+    /// and returns what the peer sent along. `handler` gets all events of the connection, the first
+    /// one included.
     ///
-    /// `handler` gets all events of the connection, the first one included.
-    ///
-    /// After an error, requests that were posted to the QP stay there:
-    /// [`Qp::drain`](crate::qp::Qp::drain) or the QP's end gives them back.
+    /// After an error, requests that were posted to the QP stay there, see [`Qp::drain`].
     ///
     /// # Errors
     ///
@@ -265,9 +250,8 @@ impl Id {
             conn.set_handler(&handler)?;
             installed = true;
             // SAFETY: The id is alive by the invariant of `RawId`, and not locked by this task,
-            // which is in no callback: `wait_for` has looked. The parameters are copied by the
-            // call.
-            to_result(unsafe {
+            // which is in no callback: `wait_for` has looked. The call copies the parameters.
+            error::to_result(unsafe {
                 bindings::rdma_lock_handler(id);
                 let ret = bindings::rdma_connect_locked(id, &raw mut param);
                 if ret == 0 {
@@ -285,8 +269,7 @@ impl Id {
         })
     }
 
-    /// Accepts a connection request (`rdma_accept`), once. The peer may send from here on. If the
-    /// connection manager fails, it has rejected the request.
+    /// Accepts a connection request (`rdma_accept`), once. The peer may send from here on.
     ///
     /// `handler` gets all events of the connection. A peer that does not confirm within 90 seconds,
     /// however often it wants to be asked, is given up with [`cm::Event::Failed`]; not so on iWARP.
@@ -295,8 +278,8 @@ impl Id {
     ///
     /// `EINVAL` without a QP, without a request that is still to be answered, or with too much
     /// private data; `ENODEV` if its device goes; `EDEADLK` in a callback of the connection manager
-    /// that is not that of this request; or the connection manager's error. The handler is
-    /// released.
+    /// that is not that of this request; or the connection manager's error, which has rejected the
+    /// request then.
     pub fn accept(
         &self,
         handler: Arc<dyn cm::Handler>,
@@ -325,7 +308,7 @@ impl Id {
             }
             ret
         };
-        to_result(ret).inspect_err(|_| conn.release_handler())?;
+        error::to_result(ret).inspect_err(|_| conn.release_handler())?;
         // To disconnect waits on iWARP for the event that the connection is there.
         let is_iwarp = self.device().is_ok_and(Device::is_iwarp);
         if let Some(incoming) = self.state().incoming.as_ref().filter(|_| !is_iwarp) {
@@ -334,13 +317,12 @@ impl Id {
         Ok(())
     }
 
-    /// Rejects a connection request, with data for the peer (`rdma_reject` for
-    /// [`cm::RejectReason::CONSUMER_DEFINED`]).
+    /// Rejects a connection request, with data for the peer (`rdma_reject`, consumer defined).
     ///
     /// # Errors
     ///
-    /// `EINVAL` with more than 148 bytes of private data or if there is no request that is still to
-    /// be answered, or the connection manager's error.
+    /// `EINVAL` with more than 148 bytes of private data, or without a request that is still to be
+    /// answered; or the connection manager's error.
     pub fn reject(&self, private_data: &[u8], _cx: &Sleepable) -> Result {
         if private_data.len() > REJECT_LEN {
             return Err(EINVAL);
@@ -349,7 +331,7 @@ impl Id {
         let reason = cm::RejectReason::CONSUMER_DEFINED.0.try_into()?;
         self.conn().begin_answer(None)?;
         // SAFETY: The id is alive by the invariant of `RawId`, and the data are copied by the call.
-        to_result(unsafe {
+        error::to_result(unsafe {
             bindings::rdma_reject(
                 self.inner.as_raw(),
                 private_data.as_ptr().cast(),
@@ -359,11 +341,10 @@ impl Id {
         })
     }
 
-    /// Tells the connection manager, from a work item, that data have come on a QP whose connection
-    /// is still being made, which proves that it is (`rdma_notify` with `IB_EVENT_COMM_EST`): the
-    /// peer's last message may be lost. For the handler of the QP's events. Any context.
-    ///
-    /// Does nothing if the connection is not being made, or is to end.
+    /// Tells the connection manager, from a work item, that data have come on the QP, which proves
+    /// that the connection is there (`rdma_notify` with `IB_EVENT_COMM_EST`): the peer's last
+    /// message may be lost. Does nothing if the connection is not being made, or is to end. For the
+    /// handler of the QP's events. Any context.
     ///
     /// # Examples
     ///
@@ -414,20 +395,18 @@ impl Id {
         unsafe { conn.end(self.inner.as_raw()) }
     }
 
-    /// As [`Id::disconnect`], from a work item: for completion handlers that may not sleep.
+    /// As [`Id::disconnect`], from a work item. Any context.
     pub fn disconnect_later(&self) {
         self.conn().disconnect_later();
     }
 
-    /// Lets go of the handler before the last event, for an owner of the connection that gives it
-    /// up. A call of the handler that has begun goes on.
+    /// Lets go of the handler before the last event. A call of it that has begun goes on.
     pub fn release_handler(&self, _cx: &Sleepable) {
         self.conn().release_handler();
     }
 
     fn qp_param(&self, param: &cm::ConnParam<'_>) -> Result<bindings::rdma_conn_param> {
-        // SAFETY: The id is alive by the invariant of `RawId`; whether it has a QP is all that is
-        // read.
+        // SAFETY: The id is alive by the invariant of `RawId`; its QP is only looked for.
         if unsafe { (*self.inner.as_raw()).qp }.is_null() {
             return Err(EINVAL);
         }
@@ -450,14 +429,13 @@ impl Id {
 /// The handler of a connection that [`Id::connect_to`] makes.
 pub trait Connect: cm::Handler {
     /// The route to the peer is known: make the QP of `id`, post receives, and return the
-    /// parameters of the connection. The crate then asks the peer (`rdma_connect_locked`).
+    /// parameters of the connection, with which the crate asks the peer (`rdma_connect_locked`).
     ///
-    /// Called in process context, once, before any event. An error ends the connection: it becomes
-    /// [`cm::Event::Failed`].
+    /// Called in process context, once, before any event. An error becomes [`cm::Event::Failed`].
     fn resolved(&self, id: &Id, cx: &Sleepable) -> Result<cm::ConnParam<'_>>;
 }
 
-/// A connection that is made by its events. Holds the id until the peer was asked.
+/// A connection that is made by its events. Keeps the id until the peer was asked.
 pub(crate) struct AsyncConnect {
     id: Id,
     connect: Arc<dyn Connect>,
@@ -487,10 +465,9 @@ impl AsyncConnect {
         let disconnect = self.id.conn().ask(|| {
             // SAFETY: The id is alive by the invariant of `RawId`, and locked as this is its
             // callback. The parameters are copied by the call.
-            to_result(unsafe { bindings::rdma_connect_locked(id, &raw mut param) })
+            error::to_result(unsafe { bindings::rdma_connect_locked(id, &raw mut param) })
         })?;
-        // On iWARP that would wait for the event that the connection is there, which is handled
-        // after this callback, and disconnects then.
+        // On iWARP that would wait for the event that the connection is there, which disconnects.
         if disconnect && !self.id.device().is_ok_and(Device::is_iwarp) {
             // SAFETY: The id is alive by the invariant of `RawId`, and was connected above.
             let _ = unsafe { RdmaCm::disconnect(self.id.conn(), id) };
@@ -507,30 +484,27 @@ impl Manager for RdmaCm {
     type Async = AsyncConnect;
 
     unsafe fn disconnect(conn: &Conn<Self>, id: *mut Self::Id) -> Result {
-        // SAFETY: The caller says that the id is alive, and that it has had a connection, so it has
-        // its device.
-        let is_iwarp = unsafe { (*(*id).device).node_type } == NodeType::Rnic as u8;
+        // SAFETY: The caller says that the id is alive, and has had a connection, so its device.
+        let is_iwarp = unsafe { (*(*id).device).node_type } == device::NodeType::Rnic as u8;
         // `iw_cm_disconnect()` modifies the QP without a reference to it. One that is being
         // destroyed, or disconnected by another thread, ends its connection anyway.
         let guard = is_iwarp.then(|| conn.qp.try_lock());
         if let Some(None) = guard {
             return Ok(());
         }
-        // SAFETY: The caller says that the id is alive, and that it has had a connection of the
-        // device's own manager. An id that is not connected is left alone.
-        to_result(unsafe { bindings::rdma_disconnect(id) })
+        // SAFETY: The caller says that the id is alive. One that is not connected is left alone.
+        error::to_result(unsafe { bindings::rdma_disconnect(id) })
     }
 
     unsafe fn notify(id: *mut Self::Id) -> Result<bool> {
-        // SAFETY: The caller says that the id is alive, and that it has had a connection, so it has
-        // its device.
-        if unsafe { (*(*id).device).node_type } != NodeType::Ca as u8 {
+        // SAFETY: The caller says that the id is alive, and has had a connection, so its device.
+        if unsafe { (*(*id).device).node_type } != device::NodeType::Ca as u8 {
             // C does nothing.
             return Ok(false);
         }
         let event = bindings::ib_event_type_IB_EVENT_COMM_EST;
         // SAFETY: The caller says that the id is alive.
-        to_result(unsafe { bindings::rdma_notify(id, event) })?;
+        error::to_result(unsafe { bindings::rdma_notify(id, event) })?;
         Ok(true)
     }
 }
@@ -625,9 +599,6 @@ type Callback =
 #[derive(Clone, Copy, Default)]
 pub struct Options<'a> {
     /// The network namespace is that of this device (`rdma_dev_net`), instead of the initial one.
-    ///
-    /// `ENODEV` if it is being dismantled: a device that is still there then is removed from its
-    /// clients.
     pub net_of: Option<&'a Device>,
     /// The address to connect from (`rdma_bind_addr`). Port 0 is any free one. Not for listeners.
     pub src: Option<SocketAddr>,
@@ -636,11 +607,11 @@ pub struct Options<'a> {
     /// A listener on `::` listens for IPv4 too (`rdma_set_afonly`).
     pub dual_stack: bool,
     /// Only devices of this type (`rdma_restrict_node_type`).
-    pub node_type: Option<NodeType>,
+    pub node_type: Option<device::NodeType>,
     /// The traffic class of the packets (`rdma_set_service_type`): the type of service of IPv4.
     pub service_type: Option<u8>,
-    /// The time that the peer is to wait when there is no receive for its message, in the encoding
-    /// of the InfiniBand specification, up to 31 (`rdma_set_min_rnr_timer`).
+    /// The time that the peer is to wait if there is no receive for its message, up to 31, as the
+    /// InfiniBand specification encodes it (`rdma_set_min_rnr_timer`).
     pub min_rnr_timer: Option<u8>,
 }
 
@@ -664,9 +635,8 @@ impl Options<'_> {
         if net.is_null() {
             return Err(ENODEV);
         }
-        // SAFETY: The caller says so of callback and context, and the client's name lives until the
-        // id is destroyed, too. The reference to the network namespace was just taken, and is not
-        // used again: the id takes its own.
+        // SAFETY: The caller says so of callback and context, and the client's name lives as long.
+        // The reference to the network namespace was just taken: the id takes its own.
         let raw = unsafe {
             let raw = bindings::__rdma_create_kernel_id(
                 net,
@@ -680,7 +650,9 @@ impl Options<'_> {
             raw
         };
         // INVARIANT: The id was just created, and is the caller's.
-        Ok(RawId(NonNull::new(from_err_ptr(raw)?).ok_or(ENOMEM)?))
+        Ok(RawId(
+            NonNull::new(error::from_err_ptr(raw)?).ok_or(ENOMEM)?,
+        ))
     }
 
     /// Applies the options to an id, its own address at last.
@@ -695,20 +667,20 @@ impl Options<'_> {
         // `rdma_set_min_rnr_timer` has to be.
         unsafe {
             if let Some(node_type) = self.node_type {
-                to_result(bindings::rdma_restrict_node_type(id, node_type as u8))?;
+                error::to_result(bindings::rdma_restrict_node_type(id, node_type as u8))?;
             }
             if self.reuse_addr {
-                to_result(bindings::rdma_set_reuseaddr(id, 1))?;
+                error::to_result(bindings::rdma_set_reuseaddr(id, 1))?;
             }
             if let Some(service_type) = self.service_type {
                 bindings::rdma_set_service_type(id, service_type.into());
             }
             if let Some(timer) = self.min_rnr_timer {
-                to_result(bindings::rdma_set_min_rnr_timer(id, timer))?;
+                error::to_result(bindings::rdma_set_min_rnr_timer(id, timer))?;
             }
             if let Some(src) = self.src {
                 let mut src = cm::SockAddr::from(src);
-                to_result(bindings::rdma_bind_addr(id, src.as_mut_ptr()))?;
+                error::to_result(bindings::rdma_bind_addr(id, src.as_mut_ptr()))?;
             }
         }
         Ok(())
@@ -721,10 +693,10 @@ const TIMEOUT: time::Delta = time::Delta::from_secs(90);
 
 /// A connection that came with a request, until its id is destroyed.
 ///
-/// A request says how often the answer is sent again, and how long each is waited for. C believes
-/// that, and keeps the id meanwhile: for more than a day, if the peer likes. So a connection that
-/// is not confirmed in time is given up here, and a listener has no more than a number of them.
-/// Those of iWARP are counted only.
+/// A request says how often the answer is sent again, and how long each is waited for, and C keeps
+/// the id meanwhile: for more than a day, if the peer likes. So a connection that is not confirmed
+/// in time is given up here, and a listener has a limited number of them. Those of iWARP are
+/// counted only.
 #[pin_data]
 pub(super) struct Incoming {
     pub(super) conn: Arc<Conn<RdmaCm>>,
@@ -790,8 +762,8 @@ impl Incoming {
         )
     }
 
-    /// The ULP has accepted: the connection is given up unless it is confirmed in time. Not for
-    /// iWARP, where `rdma_disconnect` waits for callbacks.
+    /// Gives the connection up unless it is confirmed in time. Not for iWARP, where
+    /// `rdma_disconnect` waits for callbacks.
     fn await_confirmation(self: &Arc<Self>) {
         self.accepted.store(true, Relaxed);
         *self.timeout.lock() = Some(self.clone().start(TIMEOUT));
@@ -812,15 +784,14 @@ impl Incoming {
         self.accepted.load(Relaxed) && self.conn.is_unconfirmed()
     }
 
-    /// Gives up, from a work item, a connection that is not confirmed. Any context.
+    /// As [`Incoming::give_up`], from a work item. Any context.
     pub(super) fn give_up_later(self: Arc<Self>) {
         self.given_up.store(true, Relaxed);
         // Already queued is as good.
         let _ = deferred::Queue::get().enqueue(self);
     }
 
-    /// Gives up a connection that is not confirmed: its requests are flushed, and the handler gets
-    /// its last event.
+    /// Gives the connection up, unless it is confirmed: the handler gets its last event.
     fn give_up(&self) {
         let _in_callback = InCallback::enter();
         let _events = self.conn.lock_events();
@@ -854,7 +825,7 @@ pub(super) struct State {
     /// If the id came with a request.
     incoming: Option<Arc<Incoming>>,
     client: ClientRef,
-    listed: Object,
+    listed: objects::Object,
 }
 
 impl State {
@@ -866,7 +837,7 @@ impl State {
         conn: Arc<Conn<RdmaCm>>,
         incoming: Option<Arc<Incoming>>,
         client: &ClientRef,
-        listed: Object,
+        listed: objects::Object,
     ) -> Self {
         // `teardown` takes it back before it destroys the id.
         conn.set_id(Some(raw));
@@ -887,7 +858,7 @@ impl State {
         let (dst, timeout) = (dst.as_mut_ptr(), timeout_ms.try_into()?);
         // SAFETY: The id is alive by the invariant of `RawId`, and the address is copied by the
         // call.
-        to_result(unsafe {
+        error::to_result(unsafe {
             bindings::rdma_resolve_addr(self.raw.as_ptr(), null_mut(), dst, timeout)
         })
     }
@@ -898,7 +869,7 @@ impl State {
         // SAFETY: The id is alive by the invariant of `RawId`. The call reads the device and the
         // addresses without a lock: C sets them before it tells the event that `resolved()` has
         // found, and does not change them afterwards.
-        to_result(unsafe {
+        error::to_result(unsafe {
             bindings::rdma_resolve_route(self.raw.as_ptr(), timeout_ms.try_into()?)
         })
     }
@@ -922,7 +893,8 @@ impl State {
         }
         let device = self.client.device(raw)?;
         if let Some(addr) = to {
-            self.listed.set_peer(Peer::To(addr.ip(), addr.port()));
+            self.listed
+                .set_peer(objects::Peer::To(addr.ip(), addr.port()));
         }
         device.inner().removal.add(self.conn.clone())?;
         self.device.populate(device);
@@ -933,8 +905,8 @@ impl State {
     ///
     /// `rdma_destroy_id()` does not: `cm_process_send_error()` in core/cm.c gives the message's
     /// reference back, and only then calls `cma_ib_handler()`, which takes the id's handler lock.
-    /// That lock may be held for long, so it is taken first: afterwards such a callback waits for
-    /// no other one, and is waited for.
+    /// That may be held for long, so it is taken first: such a callback waits for no other one
+    /// then.
     fn end_callback(&self, cx: &Sleepable) {
         // SAFETY: The id is alive by the invariant of `RawId`, and not locked by this task, which
         // is in no callback.
@@ -954,8 +926,7 @@ impl State {
 
 impl deferred::Teardown for State {
     fn teardown(&mut self, cx: &Sleepable) -> deferred::Fate {
-        // If the device goes, the task that has waited for the connection may have let go of the
-        // id, but the handler still gets that event.
+        // If the device goes, the handler still gets that event.
         let is_gone = self.conn.is_gone();
         if let Some(device) = self.device.as_ref().filter(|_| !is_gone) {
             device.inner().removal.remove(&self.conn);
@@ -969,10 +940,9 @@ impl deferred::Teardown for State {
         self.conn.wait_notified();
         self.end_callback(cx);
         // SAFETY: The id is alive by the invariant of `RawId`, and its QP, which has held `Inner`,
-        // is gone. This waits for callbacks that have begun, by the id's handler lock and by the
-        // references that they have. That of a message that was not answered has none; it has
-        // returned. Should one begin only now, C's own memory is at stake: see the limits in
-        // Documentation/safety.rst.
+        // is gone. This waits for callbacks that have begun, by the id's handler lock and by their
+        // references. That of a message that was not answered has none; it has returned. Should one
+        // begin only now, C's own memory is at stake: see the limits in Documentation/safety.rst.
         unsafe { bindings::rdma_destroy_id(self.raw.as_ptr()) };
         if let Some(incoming) = &self.incoming {
             incoming.destroyed.store(true, Relaxed);
@@ -1011,7 +981,7 @@ pub(crate) struct QpClaim(Arc<Inner>);
 
 impl QpClaim {
     /// Returns whom the id is to be connected to.
-    pub(crate) fn peer(&self) -> Peer {
+    pub(crate) fn peer(&self) -> objects::Peer {
         self.0.state.listed.peer()
     }
 

@@ -22,7 +22,7 @@ use crate::{
     },
     objects,
     prelude::*,
-    refs::Kind, //
+    refs, //
 };
 use core::{
     cell::Cell,
@@ -257,7 +257,7 @@ impl Listener {
             return Err(EINVAL);
         }
         let reserved = Deferred::reserve()?;
-        let listed = client.list(Kind::Id)?;
+        let listed = client.list(refs::Kind::Id)?;
         listed.set_peer(objects::Peer::On(addr.ip(), addr.port()));
         let listening = Arc::pin_init(
             pin_init!(Listening {
@@ -380,7 +380,7 @@ impl Request<'_> {
     pub fn into_id(self, _cx: &Sleepable) -> Result<Id> {
         // The id came with its device and its addresses.
         let conn = state::Conn::new(state::State::Requested)?;
-        let listed = self.client.list(Kind::Id)?;
+        let listed = self.client.list(refs::Kind::Id)?;
         let reserved = Deferred::reserve()?;
         let incoming = Incoming::new(conn.clone())?;
         let raw = self.id.as_ptr();

@@ -45,7 +45,7 @@ use crate::{
         Handler,
         PrivateData, //
     },
-    deferred::Queue,
+    deferred,
     prelude::*,
     removal::{
         self,
@@ -58,7 +58,6 @@ use core::{
 };
 use kernel::{
     new_mutex,
-    new_work,
     prelude::*,
     sync::{
         self,
@@ -70,10 +69,7 @@ use kernel::{
         },
         Mutex, //
     },
-    workqueue::{
-        self,
-        Work, //
-    }, //
+    workqueue, //
 };
 
 /// A connection manager of C.
@@ -221,9 +217,9 @@ pub(crate) struct Conn<M: Manager> {
     /// The state is not Idle any more: for functions that any context may call.
     resolved: Atomic<bool>,
     #[pin]
-    disconnect: Work<Self, DISCONNECT>,
+    disconnect: workqueue::Work<Self, DISCONNECT>,
     #[pin]
-    notify: Work<Self, NOTIFY>,
+    notify: workqueue::Work<Self, NOTIFY>,
     place: removal::Place,
 }
 
@@ -317,8 +313,8 @@ impl<M: Manager> Conn<M> {
                 event_lock <- new_mutex!(()),
                 callback_task: Atomic::new(0),
                 resolved: Atomic::new(state != State::Idle),
-                disconnect <- new_work!("rdma::cm::Conn::disconnect"),
-                notify <- new_work!("rdma::cm::Conn::notify"),
+                disconnect <- kernel::new_work!("rdma::cm::Conn::disconnect"),
+                notify <- kernel::new_work!("rdma::cm::Conn::notify"),
                 place: removal::Place::new(),
             }),
             GFP_KERNEL,
@@ -651,12 +647,12 @@ impl<M: Manager> Conn<M> {
     /// Disconnects from a work item.
     pub(crate) fn disconnect_later(self: &Arc<Self>) {
         // Already queued is as good.
-        let _ = Queue::get().enqueue::<_, DISCONNECT>(self.clone());
+        let _ = deferred::Queue::get().enqueue::<_, DISCONNECT>(self.clone());
     }
 
     /// Tells the manager from a work item that the peer uses the connection, if it is being made.
     pub(crate) fn notify_established(self: &Arc<Self>) {
         // Already queued is as good.
-        let _ = Queue::get().enqueue::<_, NOTIFY>(self.clone());
+        let _ = deferred::Queue::get().enqueue::<_, NOTIFY>(self.clone());
     }
 }
