@@ -3,7 +3,7 @@
 //! Address handles, the destinations of datagrams.
 //!
 //! An [`Ah`] is made from an address vector, an [`Attr`]; from a GID; or from the [`Source`] of a
-//! datagram that was received.
+//! datagram.
 //!
 //! C header: [`include/rdma/ib_verbs.h`](srctree/include/rdma/ib_verbs.h) (`struct rdma_ah_attr`)
 
@@ -98,12 +98,9 @@ impl Attr {
         }
     }
 
-    /// Makes the C attributes, for the type of the port.
-    ///
-    /// # Errors
-    ///
-    /// `EINVAL` if the device has no such port, or if a value is too large for its field;
-    /// `EOPNOTSUPP` for the addresses of Omni-Path.
+    /// Makes the C attributes, for the type of the port. Fails with `EINVAL` if the device has no
+    /// such port, or if a value is too large for its field; with `EOPNOTSUPP` for the addresses of
+    /// Omni-Path.
     pub(crate) fn to_raw(self, dev: &Device) -> Result<bindings::rdma_ah_attr> {
         use bindings::rdma_ah_attr__bindgen_ty_1 as Link;
 
@@ -176,9 +173,8 @@ impl<K> State<K> {
 
 impl<K: Send + 'static> deferred::Teardown for State<K> {
     fn teardown(&mut self, _cx: &Sleepable) -> deferred::Fate {
-        // SAFETY: By the type invariant `raw` is an address handle whose device is registered. A
-        // request borrows the handle from its owner, or has a reference to it, so none uses it any
-        // more.
+        // SAFETY: By the type invariant `raw` is an address handle whose device is registered.
+        // Requests borrow the handle from their owner, or keep it, so none uses it.
         unsafe { destroy(self.raw) }
     }
 }
@@ -191,8 +187,8 @@ impl<K: Send + 'static> deferred::Teardown for State<K> {
 #[inline(never)]
 unsafe fn destroy(raw: NonNull<bindings::ib_ah>) -> deferred::Fate {
     let flags = bindings::rdma_destroy_ah_flags_RDMA_DESTROY_AH_SLEEPABLE;
-    // SAFETY: The handle is valid, its device is registered and nothing else uses it, as the caller
-    // promises.
+    // SAFETY: The caller says that handle and device are valid, and that nothing else uses the
+    // handle.
     let (device, ret) = unsafe {
         (
             device::Name::of(raw.as_ref().device),
@@ -210,8 +206,7 @@ unsafe fn destroy(raw: NonNull<bindings::ib_ah>) -> deferred::Fate {
 ///
 /// A request borrows it from its owner, so it lives as long as the request is posted: keep it in
 /// the owner, or an `Arc` of it if several requests share it. It may be dropped in any context and
-/// is destroyed by a work item, as drivers (rxe) take a lock for that which must not be taken in a
-/// softirq.
+/// is destroyed by a work item, as drivers (rxe) take a lock for that which no softirq may.
 ///
 /// # Invariants
 ///
@@ -224,8 +219,7 @@ pub struct Ah {
 
 // SAFETY: An address handle may be used and destroyed from any thread.
 unsafe impl Send for Ah {}
-// SAFETY: A shared reference gives the address of the handle, which does not change and may be used
-// by several threads at once.
+// SAFETY: The address of the handle does not change, and several threads may use it at once.
 unsafe impl Sync for Ah {}
 
 impl Ah {
@@ -261,14 +255,10 @@ impl Ah {
         Self::new(pd, raw, reserved)
     }
 
-    /// Creates the handle of the GID `to` on RoCE, as seen from the GID `from`. This resolves the
-    /// route, which may take a second.
-    ///
-    /// # Errors
-    ///
-    /// `EPROTONOSUPPORT` if `from` is not of RoCE, as elsewhere a GID is not enough of an address;
-    /// `EINVAL` if it is of another device; `EHOSTUNREACH`, `ENETUNREACH` or `ETIMEDOUT` without a
-    /// route; or the driver's error.
+    /// Creates the handle of the GID `to` on RoCE, as seen from the GID `from`. To resolve the
+    /// route may take a second. Fails with `EPROTONOSUPPORT` if `from` is not of RoCE, as elsewhere
+    /// a GID is not enough of an address; with `EINVAL` if it is of another device; with
+    /// `EHOSTUNREACH`, `ENETUNREACH` or `ETIMEDOUT` without a route; or the driver's error.
     pub fn resolve(pd: &Pd, from: &GidAttr, to: Gid, cx: &Sleepable) -> Result<Self> {
         if from.device() != pd.device() {
             return Err(EINVAL);
@@ -365,8 +355,8 @@ impl Source {
 }
 
 // The RDMA core exports one function to kernel users that resolves a route on RoCE: that to the
-// sender of a datagram. So the route to a peer is resolved as that of the reply to a datagram which
-// the peer might have sent.
+// sender of a datagram. So that to a peer is resolved as for the reply to a datagram that it might
+// have sent.
 
 /// The offset of the addresses in a received IPv4 header.
 const IPV4_ADDRS_AT: usize = 32;
@@ -376,12 +366,9 @@ const IPV4_IN_GID: usize = 12;
 const GIDS_AT: usize = 8;
 
 impl Source {
-    /// Makes the source of a datagram that QP 1 at `to` might have sent to `from`.
-    ///
-    /// # Errors
-    ///
-    /// `EPROTONOSUPPORT` if `from` is not of RoCE, as elsewhere a GID is not enough of an address;
-    /// `ENODEV` if it has no network interface (any more).
+    /// Makes the source of a datagram that QP 1 at `to` might have sent to `from`. Fails with
+    /// `EPROTONOSUPPORT` if `from` is not of RoCE, and `ENODEV` if it has no network interface (any
+    /// more).
     pub(crate) fn synthetic(from: &GidAttr, to: Gid) -> Result<Self> {
         let (network, at, skip) = match (from.gid_type(), from.gid().ip()) {
             (device::GidType::RoceV1, _) => {

@@ -64,7 +64,7 @@ pub trait Client: Sized + Send + Sync + 'static {
     /// A clone of `client` creates connection manager ids later.
     fn init(client: &ClientRef) -> impl PinInit<Self, Error>;
 
-    /// Called once all devices that are present have been added. An error ends the loading of the
+    /// Called when all devices that are present were added. An error ends the loading of the
     /// module.
     ///
     /// Called in process context.
@@ -154,11 +154,8 @@ pub struct Registration<T: ModuleClient> {
 }
 
 impl<T: ModuleClient> Registration<T> {
-    /// Makes the ULP's state and registers it with the RDMA core.
-    ///
-    /// # Errors
-    ///
-    /// `EBUSY` for any but the first call, which is the module's own.
+    /// Makes the ULP's state and registers it with the RDMA core. Fails with `EBUSY` for any but
+    /// the first call, which is the module's own.
     pub fn new(name: &'static CStr) -> impl PinInit<Self, Error> {
         try_pin_init!(&this in Self {
             _: {
@@ -269,8 +266,7 @@ impl<T: ModuleClient> Registration<T> {
             });
         }
         inner.as_ref().end_all(cx);
-        // Not before `end_all`: files that are part of the data go only once no thread waits in
-        // them.
+        // Not before `end_all`: files that the data have go only once no thread waits there.
         progress.during(Step::Data, &mut || drop(data.take()));
         device::wait_released(inner, cx);
     }
@@ -279,15 +275,15 @@ impl<T: ModuleClient> Registration<T> {
     ///
     /// # Safety
     ///
-    /// Called by the RDMA core, once for a device for which [`Self::add`] has succeeded, with the
-    /// client data that this has set.
+    /// Called by the RDMA core, once for a device that [`Self::add`] has added, with its client
+    /// data.
     unsafe extern "C" fn remove(_dev: *mut bindings::ib_device, data: *mut c_void) {
         // SAFETY: The RDMA core is calling the client.
         let this = unsafe { Self::called() };
         // SAFETY: `remove` is called in process context.
         let cx = unsafe { Sleepable::assume() };
-        // SAFETY: The caller says that `data` is what `add` has set, which is a pinned box that it
-        // has leaked for this call.
+        // SAFETY: The caller says that `data` are what `add` has set: a pinned box, leaked for
+        // this.
         let inner = unsafe { Pin::new_unchecked(KBox::from_raw(data.cast::<device::Inner>())) };
         this.release(inner, true, &cx);
     }
@@ -296,16 +292,15 @@ impl<T: ModuleClient> Registration<T> {
     ///
     /// # Safety
     ///
-    /// Called by the RDMA core, between `add` and `remove` of a device, with the device's event
-    /// handler.
+    /// Called by the RDMA core, between `add` and `remove` of the handler's device.
     unsafe extern "C" fn event(
         handler: *mut bindings::ib_event_handler,
         event: *mut bindings::ib_event,
     ) {
         // SAFETY: The RDMA core is calling the client, which has the event's device.
         let this = unsafe { Self::called() };
-        // SAFETY: `handler` was registered by `Inner::register_handler` in `add`, and the event is
-        // valid during the call.
+        // SAFETY: `Inner::register_handler` has registered it in `add`; the event is valid
+        // meanwhile.
         let (inner, event) =
             unsafe { (device::Inner::of_handler(handler), Event::from_raw(&*event)) };
         // SAFETY: `inner` is valid: `release` waits for the end of this call in
@@ -350,8 +345,7 @@ unsafe impl Sync for ClientRef {}
 impl ClientRef {
     /// Lists an object of the client, with a reference.
     pub(crate) fn list(&self, kind: refs::Kind) -> Result<objects::Object> {
-        // SAFETY: By the type invariant the new reference is to the refs of `core`, which is valid
-        // while there is one.
+        // SAFETY: By the type invariant the new reference is to the refs of `core`, and keeps it.
         unsafe { objects::Object::new(self.reference.get(kind), self.core) }
     }
 
@@ -360,11 +354,7 @@ impl ClientRef {
         unsafe { self.core.as_ref() }
     }
 
-    /// Returns a handle of a device.
-    ///
-    /// # Errors
-    ///
-    /// `ENODEV` if the client does not have the device, or it is being removed from the client.
+    /// Returns a handle of a device. Fails with `ENODEV` if the client does not have it (any more).
     pub(crate) fn device(&self, raw: *mut bindings::ib_device) -> Result<Device> {
         let devices = self.core().devices.lock();
         // SAFETY: By the invariant of `DevicePtr` the pointer is valid: it is in the list.
@@ -414,14 +404,9 @@ impl ClientRef {
         self.core().name
     }
 
-    /// Calls `f` from a work item, which may sleep and may run for long. Unloading the module waits
-    /// for its end.
+    /// Calls `f` from a work item, which may sleep for long. Unloading waits for its end.
     ///
-    /// Any context that may allocate with `flags`.
-    ///
-    /// # Errors
-    ///
-    /// `ENOMEM`; `f` is then dropped.
+    /// Any context that may allocate with `flags`. Fails with `ENOMEM`; `f` is then dropped.
     pub fn spawn(
         &self,
         flags: kernel::alloc::Flags,
@@ -494,15 +479,13 @@ pub(crate) struct Core {
     #[pin]
     devices: Mutex<KVec<DevicePtr>>,
     pub(crate) name: &'static CStr,
-    /// For work items of the ULP. Dropped after the refs were killed; waits for the end of their
-    /// code.
+    /// For work items of the ULP. Dropped after the refs were killed, and waits for their end.
     workqueue: Workqueue,
     #[pin]
     _pin: PhantomPinned,
 }
 
-// SAFETY: A `struct ib_client` may be registered and unregistered in different threads; all else is
-// `Send`.
+// SAFETY: Any thread may register and unregister a `struct ib_client`; all else is `Send`.
 unsafe impl Send for Core {}
 // SAFETY: The RDMA core locks what it changes in a `struct ib_client`; all else is `Sync`.
 unsafe impl Sync for Core {}

@@ -121,8 +121,7 @@ impl core::ops::Deref for PrivateData {
 ///
 /// # Safety
 ///
-/// Unless it is null, `len` bytes at the address are initialised, and do not change while the
-/// result is used.
+/// Unless it is null, `len` bytes at the address are initialised, and do not change during `'a`.
 pub(crate) unsafe fn data<'a>(data: *const c_void, len: usize) -> &'a [u8] {
     if data.is_null() {
         return &[];

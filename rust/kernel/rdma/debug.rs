@@ -153,8 +153,8 @@ pub(crate) fn set_qp_of(qp: *const bindings::ib_qp, cqe: *mut bindings::ib_cqe) 
     }
 }
 
-/// Removes a callback that has completed, or was not posted after all. Returns `true` if it was
-/// posted, as far as is known.
+/// Removes a callback that has completed, or was not posted after all. Returns whether it was
+/// posted, if known.
 #[cfg_attr(not(debug_assertions), inline)]
 pub(crate) fn deactivate(cqe: *mut bindings::ib_cqe) -> bool {
     let Some(bucket) = Table::bucket(cqe) else {

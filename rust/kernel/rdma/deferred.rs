@@ -52,8 +52,8 @@ impl Workqueue {
 
 impl Drop for Workqueue {
     fn drop(&mut self) {
-        // SAFETY: The workqueue is valid by the type invariant, and is not used again. This waits
-        // for the end of its work items.
+        // SAFETY: The workqueue is valid by the type invariant, and not used again. Its work items
+        // end first.
         unsafe { bindings::destroy_workqueue(self.0.as_ptr()) };
     }
 }
@@ -87,7 +87,7 @@ impl Queue {
         let cpu = bindings::wq_misc_consts_WORK_CPU_UNBOUND as c_int;
         // SAFETY: The workqueue is there, as in `get`: the caller has an object of this crate. The
         // caller says that `work` is valid, and stays so while it is queued.
-        unsafe { bindings::queue_work_on(cpu, QUEUE.load(Acquire) as *mut _, work) }
+        unsafe { bindings::queue_work_on(cpu, QUEUE.load(atomic::Acquire) as *mut _, work) }
     }
 
     pub(crate) fn get() -> &'static workqueue::Queue {
@@ -100,8 +100,7 @@ impl Queue {
 
 /// A value whose destruction sleeps.
 pub(crate) trait Teardown: Send + 'static {
-    /// Destroys the value. Called once; the value is dropped after that if this returns
-    /// [`Fate::Gone`].
+    /// Destroys the value. Called once, before it is dropped if this returns [`Fate::Gone`].
     fn teardown(&mut self, cx: &Sleepable) -> Fate;
 }
 
@@ -184,8 +183,7 @@ impl<T: Teardown> Deferred<T> {
     /// Tears the value down and waits for that.
     pub(crate) fn destroy(self, cx: &Sleepable) -> Fate {
         let mut this = ManuallyDrop::new(self);
-        // SAFETY: The box was not taken out by the type invariant; `this` is neither used again nor
-        // dropped.
+        // SAFETY: The box was not taken out by the type invariant; `this` is not used again.
         unsafe { ManuallyDrop::take(&mut this.0) }.finish(cx)
     }
 }

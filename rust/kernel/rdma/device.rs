@@ -87,8 +87,7 @@ impl Inner {
             raw,
             client: NonNull::from(client),
             removal <- removal::Removal::new(),
-            // SAFETY: The device is registered until the end of its removal, which is where the
-            // progress is used.
+            // SAFETY: The device is registered until the end of its removal, which uses this.
             progress <- unsafe { removal::Progress::new(*raw, name) },
             singleton,
             // INVARIANT: There are no data yet.
@@ -142,8 +141,7 @@ impl Inner {
             return None;
         }
         let data = self.data.lock();
-        // SAFETY: By the type invariant the type is right, and the reference is there while the
-        // lock is held.
+        // SAFETY: By the type invariant the type is right, and the lock keeps the reference.
         let data =
             unsafe { sync::ArcBorrow::<C::Data>::from_raw(data.as_ref()?.0.as_ptr().cast()) };
         Some(data.into())
@@ -173,8 +171,8 @@ impl fmt::Display for Inner {
     }
 }
 
-/// Waits until nothing references the device any more, and frees `inner`. Never inlined, so that
-/// the drop is this module's.
+/// Waits until nothing references the device any more, and frees `inner`. Never inlined: the drop
+/// is this module's.
 #[inline(never)]
 pub(crate) fn wait_released(inner: Pin<KBox<Inner>>, cx: &Sleepable) {
     let (client, name) = (inner.client().name, inner.name());
@@ -207,8 +205,7 @@ impl Device {
     ///
     /// `inner` stays valid until its refs are killed and empty.
     pub(crate) unsafe fn new(inner: NonNull<Inner>) -> Result<Self> {
-        // SAFETY: The caller says that `inner`, and so its refs, stays valid until they are killed
-        // and empty.
+        // SAFETY: The caller says that `inner` stays valid until its refs are killed and empty.
         let reference = unsafe { inner.as_ref().refs.try_get(refs::Kind::Device) }?;
         // INVARIANT: The reference was just taken.
         Ok(Self { inner, reference })
@@ -226,8 +223,7 @@ impl Device {
 
     /// Lists an object of the device, with a reference.
     pub(crate) fn list(&self, kind: refs::Kind) -> Result<objects::Object> {
-        // SAFETY: By the type invariant the new reference is to the refs of `inner`, which is valid
-        // while there is one.
+        // SAFETY: By the type invariant the new reference is to the refs of `inner`, and keeps it.
         unsafe { objects::Object::new(self.get(kind), self.inner) }
     }
 
@@ -255,20 +251,19 @@ impl Device {
 
     /// Returns the attributes, which do not change once the device is registered.
     pub fn attrs(&self) -> DeviceAttr {
-        // SAFETY: The device is registered by the invariant of `Inner`; its attributes do not
-        // change after that.
+        // SAFETY: The device is registered by the invariant of `Inner`; its attributes are
+        // constant.
         DeviceAttr::from_raw(unsafe { &(*self.as_raw()).attrs })
     }
 
     /// Returns the operations of the driver.
     pub(crate) fn ops(&self) -> &bindings::ib_device_ops {
-        // SAFETY: The device is registered by the invariant of `Inner`; its operations do not
-        // change after that.
+        // SAFETY: The device is registered by the invariant of `Inner`; its operations are
+        // constant.
         unsafe { &(*self.as_raw()).ops }
     }
 
-    /// Returns `true` if the current task's network namespace may use the device
-    /// (`rdma_dev_access_netns`).
+    /// Returns `true` if the task's network namespace may use the device (`rdma_dev_access_netns`).
     pub fn is_accessible(&self, _cx: &Sleepable) -> bool {
         // SAFETY: The device is registered by the invariant of `Inner`; the helper only compares.
         unsafe { bindings::rdma_helper_device_is_accessible(self.as_raw()) }
@@ -276,8 +271,7 @@ impl Device {
 
     /// Returns the number of completion vectors, at least 1.
     pub fn num_comp_vectors(&self) -> u32 {
-        // SAFETY: The device is registered by the invariant of `Inner`; the field does not change
-        // after that.
+        // SAFETY: The device is registered by the invariant of `Inner`; the field is constant.
         let vectors = unsafe { (*self.as_raw()).num_comp_vectors };
         vectors.try_into().unwrap_or(1)
     }
@@ -401,8 +395,7 @@ impl DeviceAttr {
     }
 }
 
-/// An event of a device or one of its ports, as `struct ib_event`. It can be printed
-/// (`ib_event_msg`).
+/// An event of a device or one of its ports, as `struct ib_event`. Can be printed.
 ///
 /// Events of QPs, CQs and SRQs go to their own handlers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -422,8 +415,7 @@ pub enum Event {
     GidChange(u32),
     /// The subnet of this port has another manager (`IB_EVENT_SM_CHANGE`).
     SmChange(u32),
-    /// The subnet manager of this port asks clients to register again
-    /// (`IB_EVENT_CLIENT_REREGISTER`).
+    /// The subnet manager asks this port to register again (`IB_EVENT_CLIENT_REREGISTER`).
     ClientReregister(u32),
     /// Anything else, by its C value.
     Other(u32),
@@ -517,8 +509,8 @@ impl Inner {
     /// The handler was registered by [`Inner::register_handler`].
     pub(crate) unsafe fn of_handler(handler: *mut bindings::ib_event_handler) -> NonNull<Self> {
         let events: *mut Opaque<bindings::ib_event_handler> = handler.cast();
-        // SAFETY: The caller says that `register_handler` has registered the handler, which is the
-        // field `events` of an `Inner`.
+        // SAFETY: The caller says that this is what `register_handler` takes: an `Inner`'s
+        // `events`.
         unsafe { NonNull::new_unchecked(kernel::container_of!(events, Self, events)) }
     }
 }

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The InfiniBand connection manager: connections to a service id over a path, without IP
-//! addresses.
+//! The InfiniBand connection manager: connections to a service id over a path, without IP.
 //!
 //! For ULPs that have an addressing of their own (SRP, IPoIB); all others are better off with
 //! [`cm`], whose C side is built upon it. Works on RoCE too, where a [`Path`] is made of two GIDs.
@@ -10,8 +9,8 @@
 //! can be posted before: [`Connection::connect`] and [`Request::accept`] take it to RTS. A
 //! connection does not keep its QP, nor the other way round: either may go first.
 //!
-//! An id is destroyed by a work item when its connection or listener is dropped, which may be in
-//! its own handler.
+//! An id is destroyed by a work item when its connection or listener is dropped, even in its own
+//! handler.
 //!
 //! # Examples
 //!
@@ -121,8 +120,7 @@ use kernel::{
 pub struct Param<'a> {
     /// What both connection managers have; at most 92 bytes of private data, which zeroes follow.
     pub conn: ConnParam<'a>,
-    /// The time that either side may take to answer: 4.096 µs times two to the power of this, up
-    /// to 31.
+    /// The time that either side may take to answer: 4.096 µs times two to the power of it, to 31.
     pub response_timeout: u8,
     /// The number of times that a request of the connection manager is sent again, 1 to 15.
     pub max_cm_retries: u8,
@@ -149,9 +147,8 @@ impl<'a> Path<'a> {
     ///
     /// # Errors
     ///
-    /// `EPROTONOSUPPORT` if the GID is not of RoCE: elsewhere paths are known to the subnet
-    /// administrator. `EHOSTUNREACH`, `ENETUNREACH` or `ETIMEDOUT` without a way; or the driver's
-    /// error.
+    /// `EPROTONOSUPPORT` if the GID is not of RoCE: elsewhere the subnet administrator knows paths.
+    /// `EHOSTUNREACH`, `ENETUNREACH` or `ETIMEDOUT` without a way; or the driver's error.
     pub fn new(from: &'a device::GidAttr, to: device::Gid, cx: &Sleepable) -> Result<Self> {
         // As the connection manager for IP addresses does.
         const PACKET_LIFE_TIME: u8 = 16;
@@ -233,14 +230,13 @@ impl deferred::Teardown for Connected {
         self.conn.set_id(None);
         self.conn.wait_notified();
         // `ib_destroy_cm_id()` does not wait for the callback of a message that was not answered in
-        // time: the manager gives its reference to the id back before. What has begun is over after
-        // this.
+        // time: it has no reference to the id. What has begun is over after this.
         timeouts();
-        // SAFETY: The id is not destroyed yet by the invariant of `RawId`, and `set_id` has
-        // taken it from all others.
+        // SAFETY: The id is not destroyed yet by the invariant of `RawId`, and no other has it
+        // since `set_id`.
         unsafe { bindings::ib_destroy_cm_id(self.id.as_ptr()) };
-        // The id has no messages any more. Callbacks that have begun meanwhile are over after
-        // this, and none uses `conn`.
+        // The id has no messages any more. Callbacks that have begun meanwhile are over then, and
+        // none uses `conn`.
         timeouts();
         self.conn.release_handler();
         // Waits for a call of the handler that has begun.
@@ -257,13 +253,11 @@ pub struct Connection {
 }
 
 impl Connection {
-    /// Makes the connection of an id of a port. Not generic and never inlined: see
-    /// [`deferred::Reserved::fill`].
+    /// Makes the connection of an id. Never inlined: see [`deferred::Reserved::fill`].
     ///
     /// # Safety
     ///
-    /// `id` gives away an id, whose callback is [`on_event`] with the context that `id` is called
-    /// with.
+    /// `id` gives away an id, whose callback is [`on_event`], with the context that it gets.
     #[inline(never)]
     unsafe fn new(
         device: &Device,
@@ -294,8 +288,7 @@ impl Connection {
     /// to RTS (`ib_cm_init_qp_attr`, `ib_modify_qp`), confirms (`ib_send_cm_rtu`), and returns the
     /// 196 bytes that the peer sent along.
     ///
-    /// `handler` gets the events of the connection but for [`Event::Established`], which this
-    /// returns.
+    /// `handler` gets the events of the connection but for [`Event::Established`].
     ///
     /// # Errors
     ///
@@ -316,11 +309,8 @@ impl Connection {
 
     /// Asks the peer to end the connection (`ib_send_cm_dreq`). The handler gets
     /// [`Event::Disconnected`] when it has answered, or has not in time. A connection that the peer
-    /// has yet to confirm ends as soon as it has.
-    ///
-    /// # Errors
-    ///
-    /// `EINVAL` if there is no connection (yet, or any more); or the connection manager's error.
+    /// has yet to confirm ends as soon as it has. Fails with `EINVAL` if there is no connection
+    /// (yet, or any more), or the connection manager's error.
     pub fn disconnect(&self, _cx: &Sleepable) -> Result {
         // SAFETY: The id is not destroyed by its invariant.
         unsafe { self.state.conn.end(self.state.id.as_ptr()) }
@@ -353,8 +343,7 @@ fn connect(
     if *qp.pd.device() != *device {
         return Err(EINVAL);
     }
-    // SAFETY: The id is new, and has this callback and context. The context lives until the id is
-    // destroyed.
+    // SAFETY: The id is new, with this callback and context, which lives until the id is destroyed.
     let connection = unsafe {
         let id = |context| create(device, on_event, context);
         Connection::new(device, path.from.port_num(), handler, &id)
@@ -381,8 +370,8 @@ unsafe fn create(
     callback: unsafe extern "C" fn(*mut bindings::ib_cm_id, *const bindings::ib_cm_event) -> c_int,
     context: *mut c_void,
 ) -> Result<RawId<IbCm>> {
-    // SAFETY: The device is registered by the invariant of `device::Inner`, and the caller says so
-    // of callback and context.
+    // SAFETY: The device is registered by the invariant of `device::Inner`, and the caller vouches
+    // for the rest.
     let raw = unsafe { bindings::ib_create_cm_id(device.as_raw(), Some(callback), context) };
     // INVARIANT: The id was just created, and is the caller's.
     Ok(RawId(NonNull::new(from_err_ptr(raw)?).ok_or(ENOMEM)?))
@@ -441,8 +430,8 @@ fn establish(qp: &qp::Inner, id: RawId<IbCm>) -> Result {
             ..Default::default()
         };
         let mut mask = 0;
-        // SAFETY: The id is alive by the invariant of `RawId`; the call writes the attributes and
-        // the mask only.
+        // SAFETY: The id is alive by the invariant of `RawId`; only attributes and mask are
+        // written.
         to_result(unsafe {
             bindings::ib_cm_init_qp_attr(id.as_ptr(), &raw mut attr, &raw mut mask)
         })?;
@@ -463,8 +452,8 @@ impl Manager for IbCm {
     type Async = core::convert::Infallible;
 
     unsafe fn disconnect(_conn: &Conn<Self>, id: *mut Self::Id) -> Result {
-        // SAFETY: The caller says that the id is alive; there are no private data. Unless it is
-        // connected, C refuses.
+        // SAFETY: The caller says that the id is alive; there are no private data. C looks whether
+        // it is connected.
         to_result(unsafe { bindings::ib_send_cm_dreq(id, null(), 0) })
     }
 
@@ -494,8 +483,8 @@ unsafe fn handle(
             private_data: unsafe { cm::data(raw.private_data, REP_LEN) },
         },
         bindings::ib_cm_event_type_IB_CM_REJ_RECEIVED => {
-            // SAFETY: This member is set for this event, whose private data have this length, and
-            // live as long as it.
+            // SAFETY: This event has this member, and private data of this length that live as
+            // long.
             let (reason, sent) = unsafe {
                 let reason = (*raw.param.rej_rcvd).reason;
                 (reason, cm::data(raw.private_data, REJ_LEN))
@@ -510,8 +499,7 @@ unsafe fn handle(
             Event::Established { private_data: &[] }
         }
         bindings::ib_cm_event_type_IB_CM_DREQ_RECEIVED => {
-            // SAFETY: The id is alive during its callback. If the answer is lost, the peer asks
-            // again.
+            // SAFETY: The id is alive during its callback. A peer that misses it asks again.
             unsafe { bindings::ib_send_cm_drep(id, null(), 0) };
             Event::Disconnected
         }
@@ -583,8 +571,7 @@ impl<F: Fn(Request<'_>, &Sleepable) -> Result + Send + Sync + 'static> Accept fo
 ///
 /// # Invariants
 ///
-/// `id` has [`on_listener_event`] as its callback and this as its context, until it is taken to be
-/// destroyed.
+/// `id` has [`on_listener_event`] as its callback and this as its context, until it is taken.
 #[pin_data]
 struct Listening {
     #[pin]
@@ -642,8 +629,7 @@ unsafe extern "C" fn on_listener_event(
         return 0;
     }
     let taken = Cell::new(false);
-    // INVARIANT: This is the callback of the request's id, with its event. The id is destroyed
-    // after it at the earliest.
+    // INVARIANT: This is the callback of the request's id, with its event. The id lives as long.
     let request = Request {
         id: RawId(id),
         event,
@@ -685,9 +671,8 @@ impl Listener {
     ///
     /// # Errors
     ///
-    /// `EBUSY` if there is a listener on it; `EPROTONOSUPPORT` if the device is one of iWARP, which
-    /// this connection manager does not hear; `ENODEV` if the device goes; `ENOMEM`; or the
-    /// connection manager's error.
+    /// `EBUSY` if there is a listener on it; `EPROTONOSUPPORT` on iWARP; `ENODEV` if the device
+    /// goes; `ENOMEM`; or the connection manager's error.
     #[inline(never)]
     pub fn new(
         device: &Device,
@@ -719,18 +704,14 @@ impl Listener {
                 _listed: listed,
             }),
         };
-        // SAFETY: The id is alive: `this` has it, and the removal of the device does not know it
-        // yet.
+        // SAFETY: The id is alive: `this` has it, and the removal does not know it yet.
         to_result(unsafe { bindings::ib_cm_listen(id.as_ptr(), service_id.to_be()) })?;
         device.inner().removal.add(listening)?;
         Ok(this)
     }
 
-    /// Stops listening and waits for that, so that the service id is free.
-    ///
-    /// # Errors
-    ///
-    /// `EDEADLK` in a callback of a connection manager; it then ends from a work item.
+    /// Stops listening and waits for that, so that the service id is free. Fails with `EDEADLK` in
+    /// a callback of a connection manager; it then ends from a work item.
     pub fn destroy(self, cx: &Sleepable) -> Result {
         if InCallback::is_current() {
             return Err(EDEADLK);
@@ -787,8 +768,8 @@ impl Request<'_> {
     /// # Errors
     ///
     /// `EINVAL` if the QP is of another device, or in use already, or with too much private data;
-    /// `ENODEV` if the device goes; `ENOMEM`; or the connection manager's or driver's error. The
-    /// request is then rejected.
+    /// `ENODEV` if the device goes; `ENOMEM`; or the manager's or driver's error. The request is
+    /// rejected.
     pub fn accept<S: PollContext, R: PollContext>(
         self,
         qp: &Qp<S, R>,
@@ -833,24 +814,18 @@ impl Request<'_> {
             self.taken.set(true);
             Ok(self.id)
         };
-        // SAFETY: What is taken is not destroyed by the callback's return, and has this callback
-        // and context.
+        // SAFETY: The callback's return does not destroy what `take` has taken and set.
         let connection = unsafe { Connection::new(self.device, self.port_num(), handler, &take) }?;
         let accepted = establish(qp, self.id).and_then(|()| {
-            // SAFETY: The id is alive by the invariant of `RawId`. The parameters are copied by the
-            // call.
+            // SAFETY: The id is alive by the invariant of `RawId`. The call copies the parameters.
             to_result(unsafe { bindings::ib_send_cm_rep(raw, &raw mut rep) })
         });
         accepted.inspect_err(|_| connection.state.conn.release_handler())?;
         Ok(connection)
     }
 
-    /// Rejects the connection (`ib_send_cm_rej`).
-    ///
-    /// # Errors
-    ///
-    /// `EINVAL` with more than 148 bytes of private data, or the connection manager's error. The
-    /// request is rejected all the same.
+    /// Rejects the connection (`ib_send_cm_rej`). Fails with `EINVAL` for more than 148 bytes of
+    /// private data, or the connection manager's error; the request is rejected all the same.
     pub fn reject(self, reason: RejectReason, private_data: &[u8], _cx: &Sleepable) -> Result {
         let len = private_data.len().try_into()?;
         // SAFETY: The id is alive by the invariant of `RawId`, and the data are copied by the call.

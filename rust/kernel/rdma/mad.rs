@@ -160,8 +160,8 @@ impl Class {
     /// The offset of the vendor's OUI in the MADs that have one, in bytes.
     const OUI_AT: usize = 37;
 
-    /// Returns a class by its number, such as 0x06 (`IB_MGMT_CLASS_DEVICE_MGMT`) or one of those
-    /// for vendors, 0x09 to 0x0f.
+    /// Returns a class by its number, such as `IB_MGMT_CLASS_DEVICE_MGMT`; 0x09 to 0x0f are for
+    /// vendors.
     pub const fn new(id: u8, version: u8) -> Self {
         Self {
             id,
@@ -255,11 +255,8 @@ pub struct Peer(Arc<PeerInner>);
 
 impl Peer {
     /// Creates the destination QP 1 at the GID `to`, as seen from the GID `from` of the agent's
-    /// port (`rdma_create_ah`). This resolves the route, which may take a second.
-    ///
-    /// # Errors
-    ///
-    /// `EINVAL` if `from` is not of the agent's port; `ENODEV` or `ECANCELED` if the agent has
+    /// port (`rdma_create_ah`). This resolves the route, which may take a second. Fails with
+    /// `EINVAL` if `from` is not of the agent's port; with `ENODEV` or `ECANCELED` if the agent has
     /// ended; otherwise as [`ah::Ah::resolve`].
     pub fn new(
         agent: &Agent,
@@ -313,9 +310,8 @@ impl Peer {
     }
 }
 
-/// A MAD that was received: a reply, or the request of a peer.
-///
-/// It keeps neither the agent nor the device.
+/// A MAD that was received: a reply, or the request of a peer. It keeps neither the agent nor the
+/// device.
 ///
 /// # Invariants
 ///
@@ -361,16 +357,16 @@ impl Received {
         self.header().status.get()
     }
 
-    /// Returns what follows the header of the MAD's class, up to the end of the MAD, which does not
-    /// have the length of the payload.
+    /// Returns what follows the header of the MAD's class, up to the MAD's end: it does not say its
+    /// length.
     pub fn payload(&self) -> &[u8] {
         let at = Class::new(self.header().mgmt_class, 0).payload_at();
         self.bytes().get(at..).unwrap_or(&[])
     }
 
     fn wc(&self) -> &bindings::ib_wc {
-        // SAFETY: The completion is stored beside the MAD, as this is none of QP 0, whose classes
-        // `Agent::register` refuses.
+        // SAFETY: The completion is stored beside the MAD, but for QP 0, which `Agent::register`
+        // refuses.
         unsafe { &*self.raw().wc }
     }
 }
@@ -417,8 +413,7 @@ impl kernel::workqueue::WorkItem for Registered {
 
 // SAFETY: An agent may be used and unregistered from any thread, and the rest is `Send`.
 unsafe impl Send for Registered {}
-// SAFETY: An agent may be used by several threads at once: the MAD layer locks it. The rest is
-// `Sync`.
+// SAFETY: An agent may be used by several threads at once: the MAD layer locks it.
 unsafe impl Sync for Registered {}
 
 impl Registered {
@@ -431,8 +426,8 @@ impl Registered {
         }
         self.queue.close(reason);
         self.refs.kill_and_wait(&"MAD agent", &|| {}, cx);
-        // SAFETY: The agent is still registered by the type invariant, as `ended` was not set.
-        // There is no `Live` any more, so no call to the MAD layer uses it.
+        // SAFETY: The agent is registered by the type invariant, as `ended` was not set. There is
+        // no `Live` any more.
         unsafe { bindings::ib_unregister_mad_agent(self.raw.as_ptr()) };
     }
 }
@@ -493,11 +488,9 @@ pub struct Agent {
 }
 
 impl Agent {
-    /// Registers an agent of QP 1 of a port (`ib_register_mad_agent`).
-    ///
-    /// It receives the requests of others for `methods`, of which at most `backlog` are queued for
-    /// [`Agent::recv`]; more are dropped. An agent that serves no methods receives replies only,
-    /// and there may be any number of those in a class.
+    /// Registers an agent of QP 1 of a port (`ib_register_mad_agent`). It receives the requests of
+    /// others for `methods`, of which at most `backlog` are queued for [`Agent::recv`]; more are
+    /// dropped. An agent that serves none receives replies only.
     ///
     /// # Errors
     ///
@@ -544,8 +537,8 @@ impl Agent {
         let object = dev.list(refs::Kind::Mad)?;
         let queue = Arc::pin_init(Queue::new(backlog)?, GFP_KERNEL)?;
         let uninit = sync::UniqueArc::new_uninit(GFP_KERNEL)?;
-        // SAFETY: The device is registered by the invariant of `device::Inner`, and the queue lives
-        // until the agent is unregistered.
+        // SAFETY: The device is registered by the invariant of `device::Inner`, and the agent keeps
+        // the queue.
         let raw = unsafe {
             register(
                 dev.as_raw(),
@@ -591,8 +584,8 @@ impl Agent {
     /// Takes a reference that keeps the agent registered.
     fn get(&self) -> Result<Live<'_>> {
         let registered = &*self.state.registered;
-        // SAFETY: `State` ends the registration, which kills the refs and waits for them, before it
-        // is dropped.
+        // SAFETY: Before `State` drops the refs it ends the registration, which kills them and
+        // waits.
         let live =
             unsafe { registered.refs.try_get(refs::Kind::Mad) }.map_err(|e| self.reason(e))?;
         // INVARIANT: `end` waits for the reference before it unregisters the agent.
@@ -607,24 +600,17 @@ impl Agent {
         self.queue().mads.lock().closed.unwrap_or(error)
     }
 
-    /// Takes the MAD that came first, or waits for one: for `timeout_ms` milliseconds, or without
-    /// a limit if that is `None`. Does not wait if it is 0.
-    ///
-    /// # Errors
-    ///
-    /// `ETIMEDOUT`; `ERESTARTSYS` on a signal; `ENODEV` if the device goes; `ECANCELED` after
-    /// [`Agent::stop`].
+    /// Takes the MAD that came first, or waits for one: for `timeout_ms` milliseconds, or without a
+    /// limit if that is `None`. Does not wait if it is 0. Fails with `ETIMEDOUT`, `ERESTARTSYS` on
+    /// a signal, `ENODEV` if the device goes, or `ECANCELED` after [`Agent::stop`].
     pub fn recv(&self, timeout_ms: Option<u32>, _cx: &Sleepable) -> Result<Received> {
         self.queue().pop(timeout_ms)
     }
 
-    /// Unregisters the agent (`ib_unregister_mad_agent`): all waits, and all later calls, fail with
-    /// `ECANCELED`.
-    ///
-    /// # Errors
-    ///
-    /// `EDEADLK` in a callback of a connection manager: the timeout of an unanswered message may
-    /// have called it, and this waits for such timeouts. The agent stays registered.
+    /// Unregisters the agent (`ib_unregister_mad_agent`): waits and later calls fail with
+    /// `ECANCELED`. Fails with `EDEADLK` in a callback of a connection manager: the timeout of an
+    /// unanswered message may have called it, and this waits for such timeouts. The agent stays
+    /// registered.
     pub fn stop(&self, cx: &Sleepable) -> Result {
         if InCallback::is_current() {
             return Err(EDEADLK);
@@ -634,8 +620,8 @@ impl Agent {
     }
 
     /// Sends a request and waits for the reply, at most `timeout_ms` milliseconds each time that it
-    /// is sent: once, and up to `retries` times again. A reply may say that the request has failed:
-    /// see [`Received::status`].
+    /// is sent: once, and up to `retries` times again. A reply has a status of its own
+    /// ([`Received::status`]).
     ///
     /// # Errors
     ///
@@ -670,22 +656,15 @@ impl Agent {
         })
     }
 
-    /// Sends a MAD without waiting for a reply. It may be lost.
-    ///
-    /// # Errors
-    ///
-    /// `ENODEV`, `ECANCELED`, `EINVAL` and `EMSGSIZE` as for [`Agent::request`], `ENOMEM`, or the
-    /// driver's error.
+    /// Sends a MAD without waiting for a reply. It may be lost. Fails as [`Agent::request`] where
+    /// that cannot send it, or with the driver's error.
     pub fn send(&self, peer: &Peer, message: &Message<'_>, _cx: &Sleepable) -> Result {
         self.post(peer, self.tid()?, 0, message, 0, 0).map(drop)
     }
 
-    /// Answers a request, with a status that is 0 for success. The answer may be lost.
-    ///
-    /// # Errors
-    ///
-    /// As [`Agent::send`]; `EINVAL` too if the MAD is a reply, of another class, or was not
-    /// received by this port; or an error of resolving the route to the sender.
+    /// Answers a request, with a status that is 0 for success. The answer may be lost. Fails as
+    /// [`Agent::send`] and [`Peer::new`]; and with `EINVAL` if the MAD is a reply, of another
+    /// class, or was not received by this port.
     pub fn reply(&self, to: &Received, status: u16, payload: &[u8], cx: &Sleepable) -> Result {
         let header = to.header();
         if to.is_response()
@@ -709,8 +688,7 @@ impl Agent {
     /// Returns a transaction id, by which the MAD layer finds the agent when the reply comes.
     fn tid(&self) -> Result<u64> {
         let live = self.get()?;
-        // SAFETY: The agent is registered by the invariant of `Live`, and the field does not
-        // change.
+        // SAFETY: The agent is registered by the invariant of `Live`; the field is constant.
         let high = unsafe { (*live.as_raw()).hi_tid };
         Ok(u64::from(high) << 32 | u64::from(self.next_tid.fetch_add(1, Relaxed)))
     }
@@ -800,8 +778,8 @@ struct Progress {
     status: Option<bindings::ib_wc_status>,
 }
 
-/// A posted MAD. The MAD layer has a reference to this as the send buffer's context, which its send
-/// handler takes back.
+/// A posted MAD. The send buffer's context is a reference to this, which the send handler takes
+/// back.
 #[pin_data]
 struct Request {
     #[pin]
@@ -824,8 +802,8 @@ impl Request {
             (*raw).context[0] = Arc::into_raw(self.clone()).cast_mut().cast();
         }
         self.progress.lock().buf = Some(buf);
-        // SAFETY: `raw` is a buffer by the invariant of `Buf`, ready to be posted. It may be freed
-        // before this returns.
+        // SAFETY: `raw` is a buffer by the invariant of `Buf`, ready to be posted. This may free
+        // it.
         let posted = to_result(unsafe { bindings::ib_post_send_mad(raw, null_mut()) });
         if posted.is_err() {
             // SAFETY: `post` has set the context above, and the MAD layer does not call the send
@@ -960,8 +938,7 @@ impl Queue {
 }
 
 // The MAD layer calls the handlers in process context: from the work item of its CQ, from its
-// timeouts, or from the thread that unregisters the agent. They only take spinlocks and wake
-// threads.
+// timeouts, or from the thread that unregisters the agent.
 
 /// `ib_mad_agent.recv_handler`: receives the reply to `buf`, or an unsolicited MAD.
 ///
@@ -989,8 +966,8 @@ unsafe extern "C" fn on_recv(
         unsafe { &*agent.context.cast::<Queue>() }.push(mad);
         return;
     }
-    // SAFETY: `Request::post` has set the context. The MAD layer calls the send handler, which
-    // takes it back, after this.
+    // SAFETY: `Request::post` has set the context. The send handler, which takes it back, comes
+    // later.
     let request = unsafe { &*(*buf).context[0].cast::<Request>() };
     request.progress.lock().reply = Some(mad);
 }
@@ -1012,8 +989,8 @@ unsafe extern "C" fn on_sent(
 ///
 /// # Safety
 ///
-/// The device is registered, and has the port. Unless no request is received, `queue` lives until
-/// the agent is unregistered.
+/// The device is registered, and has the port. `queue` outlives the agent if that receives
+/// requests.
 unsafe fn register(
     dev: *mut bindings::ib_device,
     port: u32,
@@ -1043,15 +1020,13 @@ unsafe fn register(
 /// The time between two attempts to allocate, in milliseconds.
 const RETRY_MS: i64 = 10;
 
-/// Waits for the timeouts of a port that have begun: until the send handlers that were called
-/// before have returned.
+/// Waits for the timeouts of a port that have begun: for the send handlers that were called before.
 ///
 /// The MAD layer has one ordered workqueue a port, on which it calls the send handlers of all
 /// agents for requests that have timed out (`timeout_sends()` in core/mad.c). Only unregistering an
 /// agent flushes it, so this registers one that neither sends nor receives, and retries while that
 /// fails for want of memory or of agent numbers. A port that the MAD layer does not know (`ENODEV`)
-/// has no agents: it opens ports when a device is added, and closes them after all clients of this
-/// crate have released it.
+/// has no agents: it is closed after all clients of this crate have released the device.
 ///
 /// Must not be called in a callback of a connection manager, which may be called by such a timeout.
 ///
@@ -1064,8 +1039,7 @@ pub(crate) unsafe fn flush_timeouts(dev: *mut bindings::ib_device, port: u32, _c
         // receives nothing but replies, and this one sends nothing, so no handler is called.
         match unsafe { register(dev, port, null_mut(), None, null()) } {
             Ok(agent) => break agent,
-            // The port has no MADs, or the MAD layer could not open it when the device was added,
-            // so there are no timeouts.
+            // The port has no MADs, or could not be opened when the device was added.
             Err(EPROTONOSUPPORT | ENODEV) => return,
             Err(_) => time::delay::fsleep(time::Delta::from_millis(RETRY_MS)),
         }

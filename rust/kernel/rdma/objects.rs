@@ -276,8 +276,7 @@ pub(crate) fn kill_and_wait(owner: &dyn Owner, who: &dyn fmt::Display, cx: &Slee
 fn report(refs: &refs::Refs, who: &dyn fmt::Display) {
     let objects = OBJECTS.lock();
     let of_refs = objects.iter().filter(|record| {
-        // SAFETY: The record is in the list, which is locked, so its owner is valid by the
-        // invariant of `Record`.
+        // SAFETY: The owner is valid by the invariant of `Record`, which is in the locked list.
         core::ptr::eq(unsafe { record.owner.as_ref() }.refs(), refs)
     });
     for (n, record) in of_refs.enumerate() {
@@ -295,8 +294,7 @@ struct AllObjects;
 impl debugfs::Writer for AllObjects {
     fn write(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for record in OBJECTS.lock().iter() {
-            // SAFETY: The record is in the list, which is locked, so its owner is valid by the
-            // invariant of `Record`.
+            // SAFETY: The owner is valid by the invariant of `Record`, which is in the locked list.
             let owner = unsafe { record.owner.as_ref() };
             f.write_fmt(fmt!("{owner}: {}\n", &*record))?;
         }

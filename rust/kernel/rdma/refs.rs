@@ -63,8 +63,7 @@ const NAMES: [&str; 10] = [
 /// # Invariants
 ///
 /// - `count` counts the live [`Ref`]s.
-/// - `empty` is completed when the last reference to killed refs is dropped; neither is accessed
-///   after that.
+/// - `empty` is completed when the last reference to killed refs is dropped, as the last access.
 #[pin_data]
 pub(crate) struct Refs {
     count: RefCount,
@@ -83,11 +82,7 @@ impl Refs {
         })
     }
 
-    /// Takes a reference (`percpu_ref_tryget_live`).
-    ///
-    /// # Errors
-    ///
-    /// `ENODEV` once the refs are killed.
+    /// Takes a reference (`percpu_ref_tryget_live`). Fails with `ENODEV` once the refs are killed.
     ///
     /// # Safety
     ///
@@ -149,8 +144,7 @@ impl fmt::Display for Refs {
     }
 }
 
-/// A reference to a [`Refs`]: while it lives, the device or the client that the refs are part of
-/// stays.
+/// A reference to a [`Refs`]: while it lives, the device or client of the refs stays.
 ///
 /// # Invariants
 ///

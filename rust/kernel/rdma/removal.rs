@@ -3,8 +3,7 @@
 //! The removal of a device: the objects that end with it, and what it waits for.
 //!
 //! The connection manager tells ids of a device's removal only after the clients that were
-//! registered later, which are all ULPs, have let go of the device. So the crate tells their
-//! handlers itself.
+//! registered later, which are all ULPs, have let go of it. So the crate does it.
 
 use crate::{
     bindings,
@@ -44,11 +43,10 @@ pub(crate) trait OnRemoval: Send + Sync {
 
     /// The device is about to go: every thread that waits for the object gets `ENODEV`, and none
     /// waits from here on. Called for all objects before [`OnRemoval::removed`] of any, with the
-    /// list locked: waits for nothing.
+    /// list locked: must not wait.
     fn gone(self: Arc<Self>) {}
 
-    /// The device goes: ends the object, or tells its handler. May wait, for handlers of the ULP
-    /// too.
+    /// The device goes: ends the object, or tells its handler. May wait for the ULP.
     fn removed(&self, _cx: &Sleepable) {}
 
     /// Disconnects the object. Called after [`OnRemoval::removed`] of all objects, so that their
@@ -90,11 +88,8 @@ impl Removal {
         })
     }
 
-    /// Lists an object, which is not in the list.
-    ///
-    /// # Errors
-    ///
-    /// `ENODEV` once the device goes, or `ENOMEM`.
+    /// Lists an object, which is not in the list. Fails with `ENODEV` once the device goes, or
+    /// `ENOMEM`.
     pub(crate) fn add(&self, object: Arc<dyn OnRemoval>) -> Result {
         let mut list = self.list.lock();
         if list.closed {
@@ -236,8 +231,7 @@ impl Progress {
         })
     }
 
-    /// Calls `f`, which takes a step that may wait. Not generic, so that the timer's code is this
-    /// module's.
+    /// Calls `f`, which takes a step that may wait. Not generic: the timer's code is this module's.
     #[inline(never)]
     pub(crate) fn during(self: Pin<&Self>, step: Step, f: &mut dyn FnMut()) {
         self.step.store(step as u32, Relaxed);

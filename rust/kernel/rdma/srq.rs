@@ -87,8 +87,7 @@ use kernel::{
 ///
 /// `N` is the number of scatter entries of each receive.
 pub trait Receive<const N: usize = 1>: Sized + Send + 'static {
-    /// The context that the handler needs. A QP whose CQ is polled elsewhere cannot be put on the
-    /// SRQ.
+    /// The context that the handler needs. A QP whose CQ is polled elsewhere cannot use the SRQ.
     type Needs: Context;
 
     /// Returns the request to be posted. Called each time that the slot is posted, in any context.
@@ -147,8 +146,7 @@ impl<T: Receive<N>, const N: usize> Srq<T, N> {
     }
 }
 
-/// The `event_handler` of every SRQ, which reports that it has failed and receives nothing any
-/// more.
+/// The `event_handler` of every SRQ, which reports that it has failed.
 ///
 /// # Safety
 ///
@@ -165,10 +163,9 @@ unsafe extern "C" fn event(event: *mut bindings::ib_event, _context: *mut c_void
 ///
 /// # Invariants
 ///
-/// - `raw` is an SRQ that can be posted to, until `closed` was set and an RCU grace period has
-///   passed.
-/// - `out` counts the slots that are dropped after `closed` was set; `returned` is completed when
-///   the last one is.
+/// - `raw` is an SRQ that can be posted to, until an RCU grace period after `closed` was set.
+/// - `out` counts the slots that are dropped after `closed` was set; `returned` is completed with
+///   the last.
 #[pin_data]
 struct Queue {
     raw: NonNull<bindings::ib_srq>,
@@ -208,8 +205,7 @@ impl Refused {
 }
 
 impl Queue {
-    /// Counts a slot that was dropped after the queue was closed. The caller does not access the
-    /// queue after this.
+    /// Counts a slot that was dropped after the queue was closed. It may be gone after this.
     #[cold]
     #[inline(never)]
     fn put(&self) {
@@ -224,8 +220,8 @@ impl Queue {
         self.closed.store(true, Relaxed);
         // After this no thread is posting, and one that drops a slot sees that the queue is closed.
         rcu::synchronize_rcu();
-        // There is no QP, so no slot is handed out any more, and those that were when the queue was
-        // closed are still marked so.
+        // There is no QP, so no slot is handed out any more, and those that were are still marked
+        // so.
         if !self.out.wait_for(slots.handed_out()) {
             return;
         }
@@ -354,8 +350,8 @@ fn create(
     )
 }
 
-/// A reservation that all QPs of an SRQ that complete to one CQ share: a slot has at most one
-/// completion that was not handled.
+/// A reservation that all QPs of an SRQ that complete to one CQ share: a slot has one completion at
+/// a time.
 ///
 /// # Invariants
 ///
@@ -372,12 +368,9 @@ pub(crate) struct SrqReservation {
 }
 
 impl SrqReservation {
-    /// Makes the reference of a QP that completes to `cq`.
-    ///
-    /// # Errors
-    ///
-    /// `EINVAL` if other modules or callers may poll the CQ: a drain could not prove then that the
-    /// QP's last receive was handled. `ENOSPC` if it has not enough free entries, or `ENOMEM`.
+    /// Makes the reference of a QP that completes to `cq`. Fails with `EINVAL` if other modules or
+    /// callers may poll the CQ: a drain could not prove then that the QP's last receive was
+    /// handled; with `ENOSPC` if it has not enough free entries.
     pub(crate) fn new(srq: &Arc<Inner>, cq: &Arc<cq::Inner>) -> Result<Self> {
         if cq.is_shared() || cq.is_caller_polled() {
             return Err(EINVAL);
@@ -445,8 +438,7 @@ trait AnySlots: Send + Sync {
     ///
     /// # Safety
     ///
-    /// Called once, with the queue of the SRQ that has the slots. The queue lives longer than the
-    /// SRQ.
+    /// Called once, with the queue of the slots' SRQ, which lives longer than that.
     unsafe fn post_all(&self, queue: NonNull<Queue>) -> Result;
 
     /// Returns the number of slots that are handed out: [`Slot`]s.
@@ -518,8 +510,7 @@ impl<T, const N: usize> Drop for Slots<T, N> {
     fn drop(&mut self) {
         for memory in &self.0 {
             // SAFETY: By the type invariant the pointer is from `KBox::into_raw`. `State` is
-            // dropped when the SRQ is destroyed and no slot is handed out, so nothing else uses the
-            // memory.
+            // dropped when the SRQ is destroyed and no slot is handed out, so it is unused.
             drop(unsafe { KBox::from_raw(memory.as_ptr()) });
         }
     }
@@ -584,14 +575,12 @@ unsafe extern "C" fn done<T: Receive<N>, const N: usize>(
 ) {
     // SAFETY: The core passes a completion that is valid during this call, and `Wc` is transparent.
     let wc = unsafe { &*wc.cast::<Wc>() };
-    // SAFETY: The caller says that `post` has posted the receive, whose callback is the first field
-    // of the slot's memory.
+    // SAFETY: The caller says that `post` has posted this: the first field of a slot's memory.
     let memory: NonNull<Memory<T>> = unsafe { NonNull::new_unchecked(wc.cqe()) }.cast();
-    // SAFETY: The memory is freed after the SRQ was destroyed, which waits for the completions of
-    // its QPs.
+    // SAFETY: The memory is freed after the SRQ, which waits for the completions of its QPs.
     unsafe { &(*memory.as_ptr()).out }.store(1, Relaxed);
-    // INVARIANT: A receive completes once for each time that it is posted, so there is no other
-    // `Slot` of this memory.
+    // INVARIANT: A receive completes once for each post, so there is no other `Slot` of this
+    // memory.
     let slot = Slot(memory);
     // SAFETY: `InitAttr::on_srq` makes QPs only of CQs that are polled in a context that provides
     // this one; the core passes that of the completion.
@@ -602,8 +591,7 @@ unsafe extern "C" fn done<T: Receive<N>, const N: usize>(
 /// A receive of an SRQ that has completed: exclusive access to its value.
 ///
 /// Dropping it posts the receive again (`ib_post_srq_recv`), in any context. It may also be kept,
-/// which withholds the credit, or be the owner of another request, as of the response. The SRQ's
-/// end waits for it.
+/// which withholds the credit, or own another request, as the response. The SRQ's end waits for it.
 ///
 /// # Invariants
 ///
@@ -628,8 +616,7 @@ impl<T: Receive<N>, const N: usize> ops::Deref for Slot<T, N> {
 impl<T: Receive<N> + Unpin, const N: usize> ops::DerefMut for Slot<T, N> {
     #[inline]
     fn deref_mut(&mut self) -> &mut T {
-        // SAFETY: By the type invariant the memory is valid, and this slot's alone. The value may
-        // be moved.
+        // SAFETY: By the type invariant the memory is valid, and this slot's alone; `T` is `Unpin`.
         unsafe { &mut (*self.0.as_ptr()).value }
     }
 }

@@ -5,8 +5,8 @@
 //! Nothing else is here, so that `tests/model` can run this file in every order of its steps.
 //!
 //! The atomics that each request uses are those of the language, as the kernel crate's are function
-//! calls unless the kernel has `CONFIG_RUST_INLINE_HELPERS`. C does not access these, nor do they
-//! protect data that C accesses.
+//! calls unless the kernel has `CONFIG_RUST_INLINE_HELPERS`. C accesses neither these nor what they
+//! protect.
 
 use crate::atomic::{
     AtomicU32,
@@ -39,8 +39,8 @@ impl RefCount {
 
     /// Adds a reference, unless the count was killed. Returns whether it did.
     ///
-    /// No ordering is needed, as in `refcount_inc_not_zero()`: the caller has found the counted
-    /// object by other means.
+    /// No ordering is needed, as in `refcount_inc_not_zero()`: the caller has found the object by
+    /// other means.
     pub(crate) fn try_get(&self) -> bool {
         let mut old = self.0.load(Relaxed);
         loop {
@@ -68,20 +68,18 @@ impl RefCount {
         self.0.fetch_sub(1, Full) == DEAD + 1
     }
 
-    /// Kills the count. Returns whether there are references: then [`RefCount::put`] returns `true`
-    /// for the last one.
+    /// Kills the count. Returns whether there are references: [`RefCount::put`] then finds the last
+    /// one.
     ///
     /// Full ordering: all that was done with references that were dropped has happened.
     #[must_use]
     pub(crate) fn kill(&self) -> bool {
-        // INVARIANT: From here a reference is added only beside another: the count falls to zero
-        // once.
+        // INVARIANT: From here a reference is only added beside another: it falls to zero once.
         self.0.fetch_add(DEAD, Full) != 0
     }
 }
 
-/// The lock of a CQ's poller. No thread spins or sleeps for it: while it is held, the CQ looks
-/// empty to others.
+/// The lock of a CQ's poller. No thread spins or sleeps for it: the CQ looks empty meanwhile.
 ///
 /// # Invariants
 ///
@@ -176,15 +174,14 @@ impl Handles {
         Self(AtomicU32::new(1))
     }
 
-    /// Returns whether the caller's handle is the only one. If it is, all that was done with the
-    /// other one has happened.
+    /// Returns whether the caller's handle is the only one: all that was done with the other has
+    /// happened.
     #[inline]
     pub(crate) fn is_one(&self) -> bool {
         self.0.load(Ordering::Acquire) == 1
     }
 
-    /// Adds a handle. The caller's is the only one, so this does not race, and needs no locked
-    /// instruction.
+    /// Adds a handle. The caller's is the only one, so this needs no locked instruction.
     #[inline]
     pub(crate) fn add(&self) {
         // INVARIANT: There was one handle, the caller's.

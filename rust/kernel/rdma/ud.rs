@@ -27,8 +27,7 @@ use crate::{
 use core::ptr::NonNull;
 use kernel::prelude::*;
 
-/// The length of the header in front of each received datagram, in bytes, which the memory of a
-/// receive starts with.
+/// The length of the header in front of each received datagram, in bytes.
 pub const HEADER: usize = crate::ah::HEADER;
 
 /// A QP for datagrams, whose queues complete in contexts `S` and `R`.
@@ -41,12 +40,8 @@ pub struct UdQp<S: PollContext, R: PollContext = S> {
 impl<S: PollContext, R: PollContext> UdQp<S, R> {
     /// Creates a QP on a port of the device (`ib_create_qp`, `IB_QPT_UD`), which receives datagrams
     /// that are sent with `qkey`, and makes it ready to receive and to send (`ib_modify_qp`). It
-    /// uses the first entry of the port's P_Key table.
-    ///
-    /// # Errors
-    ///
-    /// `EADDRNOTAVAIL` if the port has no GID yet; `EOPNOTSUPP` on iWARP; otherwise as
-    /// [`Qp::create_raw`].
+    /// uses the first entry of the port's P_Key table. Fails with `EADDRNOTAVAIL` if the port has
+    /// no GID yet, and `EOPNOTSUPP` on iWARP; otherwise as [`Qp::create_raw`].
     pub fn create(
         pd: &Pd,
         send_cq: &Cq<S>,
@@ -67,22 +62,14 @@ impl<S: PollContext, R: PollContext> UdQp<S, R> {
         self.qp.num()
     }
 
-    /// Ends receiving and sending and waits until every request that was posted has completed. See
-    /// [`Qp::drain`].
-    ///
-    /// # Errors
-    ///
-    /// As [`Qp::drain`].
+    /// Ends sending and receiving, and waits for all requests that were posted: see [`Qp::drain`].
+    /// Fails as that.
     pub fn drain(&self, cx: &Sleepable) -> Result {
         self.qp.drain(cx)
     }
 
-    /// Drains and destroys the QP, and waits for that. When it is dropped instead, a work item
-    /// does.
-    ///
-    /// # Errors
-    ///
-    /// As [`Qp::destroy`].
+    /// Drains and destroys the QP, and waits for that. A drop leaves that to a work item. Fails as
+    /// [`Qp::destroy`].
     pub fn destroy(self, cx: &Sleepable) -> Result {
         self.qp.destroy(cx)
     }
@@ -136,11 +123,8 @@ pub struct Datagram<'a> {
 
 impl<'a> Datagram<'a> {
     /// Splits a datagram that was received into `buf`, from its start, into header and payload.
-    ///
-    /// # Errors
-    ///
-    /// `EINVAL` if `wc` is not the completion of a receive; `EMSGSIZE` if `buf` is too short for
-    /// the datagram.
+    /// Fails with `EINVAL` if `wc` is not the completion of a receive, and `EMSGSIZE` if `buf` is
+    /// too short.
     pub fn new(wc: wc::Success<'a>, buf: &'a [u8]) -> Result<Self> {
         if wc.opcode() != wc::Opcode::Recv {
             return Err(EINVAL);
@@ -160,7 +144,7 @@ impl<'a> Datagram<'a> {
     }
 
     /// Returns a copy of the sender's address, for [`Ah::reply`](crate::ah::Ah::reply). `port` is
-    /// that of the QP that received.
+    /// the QP's.
     pub fn source(&self, port: u32) -> ah::Source {
         ah::Source::new(self.wc.raw(), self.header, port)
     }
@@ -168,8 +152,8 @@ impl<'a> Datagram<'a> {
 
 /// A datagram to be sent, with `N` scatter/gather entries, as `struct ib_ud_wr`.
 ///
-/// All requests are signaled: their owner comes back when they complete. That says nothing about
-/// whether the datagram arrives.
+/// All requests are signaled: their owner comes back when they complete. The datagram may be lost
+/// all the same.
 pub type UdWr<'a, const N: usize = 1> = SendWr<'a, N, UdOp>;
 
 /// The operation of a [`UdWr`].
@@ -241,14 +225,9 @@ impl wr::Op for UdOp {
 }
 
 impl<S: PollContext, R: PollContext> UdQp<S, R> {
-    /// Posts a datagram (`ib_post_send`), moving its owner in, which has the memory and the address
-    /// handle.
+    /// Posts a datagram (`ib_post_send`), moving in the owner of memory and address handle.
     ///
-    /// Any context.
-    ///
-    /// # Errors
-    ///
-    /// As [`Qp::post_send`](crate::qp::Qp::post_send); `EINVAL` also if the address handle is of
+    /// Any context. Fails as [`Qp::post_send`]; with `EINVAL` also if the address handle is of
     /// another PD.
     #[inline]
     pub fn post_send<P, const ID: u64, const N: usize>(

@@ -3,8 +3,7 @@
 //! The tasks that are in a callback of a connection manager.
 //!
 //! Callbacks share a few work queues, some of them ordered. A task that waits in a callback for
-//! another event may wait for ever, and all other callbacks with it: what would wait returns
-//! `EDEADLK` there.
+//! another event may wait for ever, and all others with it: what would wait returns `EDEADLK`.
 
 use crate::bindings;
 use kernel::sync::atomic::{
@@ -18,8 +17,7 @@ const LEN: usize = 256;
 /// The tasks that are in callbacks, and zeroes. A task looks for its own stores only.
 static TASKS: [Atomic<usize>; LEN] = [const { Atomic::new(0) }; LEN];
 
-/// The tasks for which there was no room. Until they return, every task is taken to be in a
-/// callback.
+/// The tasks for which there was no room. Until they return, every task is taken for one.
 static UNLISTED: Atomic<u32> = Atomic::new(0);
 
 /// Returns the address of the current task, to be compared.

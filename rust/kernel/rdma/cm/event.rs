@@ -168,8 +168,7 @@ pub struct Rejected<'a> {
 impl<'a> Rejected<'a> {
     /// # Safety
     ///
-    /// `id` is valid, has a device, and `raw` is its rejection, whose private data live as long as
-    /// it.
+    /// `id` is valid, has a device, and `raw` is its rejection, with its private data.
     unsafe fn from_raw(id: *mut bindings::rdma_cm_id, raw: &'a bindings::rdma_cm_event) -> Self {
         let mut len = 0;
         let event = core::ptr::from_ref(raw).cast_mut();

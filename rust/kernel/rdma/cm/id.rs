@@ -68,20 +68,14 @@ pub struct Id {
 
 impl Id {
     /// Creates an id for an active connection, in the initial network namespace (`rdma_create_id`).
-    ///
-    /// # Errors
-    ///
-    /// `ENOMEM`, or the connection manager's error.
+    /// Fails with `ENOMEM`, or the connection manager's error.
     pub fn create(client: &ClientRef, cx: &Sleepable) -> Result<Self> {
         Self::create_with(client, &Options::default(), cx)
     }
 
     /// Creates an id for an active connection that is to be as `options` say (`rdma_create_id`).
-    ///
-    /// # Errors
-    ///
-    /// As [`Id::create`]; `ENODEV` if the network namespace is being dismantled; for a source
-    /// address `EADDRINUSE`, `EADDRNOTAVAIL`, or `ENODEV` if no device has it.
+    /// Fails as [`Id::create`]; with `ENODEV` if the network namespace is being dismantled; and for
+    /// a source address with `EADDRINUSE`, `EADDRNOTAVAIL`, or `ENODEV` if no device has it.
     #[inline(never)]
     pub fn create_with(client: &ClientRef, options: &Options<'_>, _cx: &Sleepable) -> Result<Self> {
         let reserved = Deferred::reserve()?;
@@ -100,12 +94,9 @@ impl Id {
         Ok(Self { inner })
     }
 
-    /// Creates an id and finds the device, the path and the route to an address. Waits at most
-    /// `timeout_ms` for each step.
-    ///
-    /// # Errors
-    ///
-    /// As [`Id::create`], [`Id::resolve_addr`] and [`Id::resolve_route`].
+    /// Creates an id and finds the device, the path and the route to an address, each in
+    /// `timeout_ms` for each step. Fails as [`Id::create`], [`Id::resolve_addr`] and
+    /// [`Id::resolve_route`].
     pub fn resolve(
         client: &ClientRef,
         dst: SocketAddr,
@@ -118,8 +109,7 @@ impl Id {
         Ok(id)
     }
 
-    /// Destroys the id and waits for that (`rdma_destroy_id`). Dropping the last handle leaves it
-    /// to a work item.
+    /// Destroys the id and waits for that (`rdma_destroy_id`). A drop leaves it to a work item.
     ///
     /// # Errors
     ///
@@ -149,31 +139,22 @@ impl Id {
         self.state().bind()
     }
 
-    /// Finds the route (`rdma_resolve_route`) and waits for that.
-    ///
-    /// # Errors
-    ///
-    /// As [`Id::resolve_addr`]; `ENOTCONN` before the address was found.
+    /// Finds the route (`rdma_resolve_route`) and waits for that. Fails as [`Id::resolve_addr`];
+    /// with `ENOTCONN` before the address was found.
     pub fn resolve_route(&self, timeout_ms: u32, _cx: &Sleepable) -> Result {
         let resolved = bindings::rdma_cm_event_type_RDMA_CM_EVENT_ROUTE_RESOLVED;
         let resolve = || self.state().resolve_route(timeout_ms);
         self.conn().wait_for(resolved, resolve).map(drop)
     }
 
-    /// Returns the client's handle of the device that the id was resolved to, or came on.
-    ///
-    /// # Errors
-    ///
-    /// `ENOTCONN` before that.
+    /// Returns the client's handle of the device that the id was resolved to, or came on. Fails
+    /// with `ENOTCONN` before that.
     pub fn device(&self) -> Result<&Device> {
         self.state().device.as_ref().ok_or(ENOTCONN)
     }
 
-    /// Returns the GIDs of both ends, this one first (`rdma_read_gids`).
-    ///
-    /// # Errors
-    ///
-    /// `ENOTCONN` before the address was resolved.
+    /// Returns the GIDs of both ends, this one first (`rdma_read_gids`). Fails with `ENOTCONN`
+    /// before the address was resolved.
     pub fn gids(&self) -> Result<(device::Gid, device::Gid)> {
         self.device()?;
         self.state().resolved()?;
@@ -225,8 +206,7 @@ impl Id {
     }
 
     /// Connects the id's QP to the peer (`rdma_connect`), waits until that has worked or failed,
-    /// and returns what the peer sent along. `handler` gets all events of the connection, the first
-    /// one included.
+    /// and returns what the peer sent along. `handler` gets all events, the first one included.
     ///
     /// After an error, requests that were posted to the QP stay there, see [`Qp::drain`].
     ///
@@ -278,8 +258,7 @@ impl Id {
     ///
     /// `EINVAL` without a QP, without a request that is still to be answered, or with too much
     /// private data; `ENODEV` if its device goes; `EDEADLK` in a callback of the connection manager
-    /// that is not that of this request; or the connection manager's error, which has rejected the
-    /// request then.
+    /// that is not that of this request; or the manager's error, which has rejected the request.
     pub fn accept(
         &self,
         handler: Arc<dyn cm::Handler>,
@@ -290,8 +269,7 @@ impl Id {
         let conn = self.conn();
         let locked = conn.is_in_own_callback();
         if !locked && InCallback::is_current() {
-            // Another task may have the lock of this id, and wait for that of the current
-            // callback's.
+            // Another task may have this id's lock, and wait for that of the callback's.
             return Err(EDEADLK);
         }
         conn.begin_answer(Some(handler))?;
@@ -456,8 +434,7 @@ impl AsyncConnect {
     }
 
     fn connect(&self) -> Result {
-        // SAFETY: This is in the id's callback, and the connection manager calls back in process
-        // context.
+        // SAFETY: This is in the id's callback, which runs in process context.
         let cx = unsafe { Sleepable::assume() };
         let param = self.connect.resolved(&self.id, &cx)?;
         let mut param = self.id.qp_param(&param)?;
@@ -694,9 +671,8 @@ const TIMEOUT: time::Delta = time::Delta::from_secs(90);
 /// A connection that came with a request, until its id is destroyed.
 ///
 /// A request says how often the answer is sent again, and how long each is waited for, and C keeps
-/// the id meanwhile: for more than a day, if the peer likes. So a connection that is not confirmed
-/// in time is given up here, and a listener has a limited number of them. Those of iWARP are
-/// counted only.
+/// the id meanwhile: for more than a day, if the peer likes. So one that is not confirmed in time
+/// is given up, and a listener has a limited number. Those of iWARP are counted only.
 #[pin_data]
 pub(super) struct Incoming {
     pub(super) conn: Arc<Conn<RdmaCm>>,
@@ -801,8 +777,7 @@ impl Incoming {
         let mut handler = None;
         self.conn.with_id(|id| {
             handler = self.conn.give_up(|| {
-                // SAFETY: `with_id` passes the id, which is not destroyed meanwhile. It was
-                // accepted.
+                // SAFETY: `with_id` passes the id, alive meanwhile. It was accepted.
                 let _ = unsafe { RdmaCm::disconnect(&self.conn, id.as_ptr()) };
             });
         });
@@ -816,8 +791,7 @@ impl Incoming {
 
 /// # Invariants
 ///
-/// `raw` is an id whose callback is [`on_event`] with `conn` as its context; `teardown` destroys
-/// it.
+/// `raw` is an id whose callback is [`on_event`] with `conn` as its context.
 pub(super) struct State {
     raw: RawId<RdmaCm>,
     conn: Arc<Conn<RdmaCm>>,
@@ -856,8 +830,7 @@ impl State {
     fn resolve_addr(&self, dst: SocketAddr, timeout_ms: u32) -> Result {
         let mut dst = cm::SockAddr::from(dst);
         let (dst, timeout) = (dst.as_mut_ptr(), timeout_ms.try_into()?);
-        // SAFETY: The id is alive by the invariant of `RawId`, and the address is copied by the
-        // call.
+        // SAFETY: The id is alive by the invariant of `RawId`. The call copies the address.
         error::to_result(unsafe {
             bindings::rdma_resolve_addr(self.raw.as_ptr(), null_mut(), dst, timeout)
         })
@@ -905,11 +878,10 @@ impl State {
     ///
     /// `rdma_destroy_id()` does not: `cm_process_send_error()` in core/cm.c gives the message's
     /// reference back, and only then calls `cma_ib_handler()`, which takes the id's handler lock.
-    /// That may be held for long, so it is taken first: such a callback waits for no other one
-    /// then.
+    /// That may be held for long, so it is taken first: such a callback waits for no other.
     fn end_callback(&self, cx: &Sleepable) {
-        // SAFETY: The id is alive by the invariant of `RawId`, and not locked by this task, which
-        // is in no callback.
+        // SAFETY: The id is alive by the invariant of `RawId`, and this task, in no callback, has
+        // no lock.
         unsafe {
             bindings::rdma_lock_handler(self.raw.as_ptr());
             bindings::rdma_unlock_handler(self.raw.as_ptr());
@@ -1023,8 +995,7 @@ impl Inner {
     fn destroy(&mut self, cx: &Sleepable) {
         // INVARIANT: This is the last handle, and it is given up.
         self.destroyed = true;
-        // SAFETY: `state` was there by the type invariant, as this is called once, by the last
-        // handle, and is not used again.
+        // SAFETY: `state` is there by the type invariant, and is not used again.
         unsafe { ManuallyDrop::take(&mut self.state) }.destroy(cx);
     }
 

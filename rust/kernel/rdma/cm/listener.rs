@@ -41,8 +41,8 @@ use kernel::{
 
 /// The handler of a listener's events.
 pub trait Accept: Send + Sync + 'static {
-    /// A peer wants to connect: take the request's id with [`Request::into_id`], or drop the
-    /// request to refuse it.
+    /// A peer wants to connect: take the request's id with [`Request::into_id`], or drop it to
+    /// refuse.
     ///
     /// Called in process context.
     fn request(&self, request: Request<'_>, cx: &Sleepable);
@@ -52,8 +52,7 @@ pub trait Accept: Send + Sync + 'static {
     fn stopped(&self) {}
 }
 
-/// A function that is called with each request. Its errors are reported; whatever it drops is
-/// refused.
+/// A function that is called with each request. Its errors are reported.
 impl<F: Fn(Request<'_>, &Sleepable) -> Result + Send + Sync + 'static> Accept for F {
     fn request(&self, request: Request<'_>, cx: &Sleepable) {
         if let Err(e) = self(request, cx) {
@@ -67,7 +66,7 @@ impl<F: Fn(Request<'_>, &Sleepable) -> Result + Send + Sync + 'static> Accept fo
 /// # Invariants
 ///
 /// `raw` is an id whose callback is [`on_listener_event`] with this as its context, until it is
-/// taken to be destroyed.
+/// taken.
 #[pin_data]
 struct Listening {
     #[pin]
@@ -102,16 +101,15 @@ impl Listening {
         // Locked meanwhile, so that a second task waits for it too. No callback locks it.
         let mut raw = self.raw.lock();
         if let Some(raw) = raw.take() {
-            // SAFETY: The id is alive by the type invariant, and is destroyed by this task alone,
-            // which has taken it.
+            // SAFETY: The id is alive by the type invariant, and this task has taken it.
             unsafe { bindings::rdma_destroy_id(raw.as_ptr()) };
         }
     }
 
     /// Makes room for one more connection, if need be by giving up the one that waits for longest.
     ///
-    /// Returns whether there is room. There is none while as many as may wait are being given up,
-    /// or were not answered by the ULP.
+    /// Returns whether there is room. There is none while as many are being given up, or are not
+    /// answered.
     fn make_room(&self) -> bool {
         let mut list = self.unconfirmed.lock();
         list.retain(|it| !it.is_settled());
@@ -215,8 +213,8 @@ pub struct Listener {
 
 impl Listener {
     /// Listens on `addr`, in the initial network namespace (`rdma_bind_addr`, `rdma_listen`). An
-    /// unspecified address (`0.0.0.0`, `::`) listens on all devices, those to come included; an
-    /// IPv6 one listens for IPv6 only.
+    /// unspecified address (`0.0.0.0`, `::`) listens on all devices, those to come included; `::`
+    /// for IPv6 only.
     ///
     /// `backlog` is the number of connections that may wait for their peers to confirm them, at
     /// least one. When one more comes, the one that has waited for longest is given up, with
@@ -226,8 +224,8 @@ impl Listener {
     ///
     /// # Errors
     ///
-    /// `EADDRINUSE`, `EADDRNOTAVAIL`, `ENODEV` if no RDMA device has the address, `ENOMEM`, or the
-    /// connection manager's error.
+    /// `EADDRINUSE`, `EADDRNOTAVAIL`, `ENODEV` if no device has the address, `ENOMEM`, or the
+    /// manager's error.
     pub fn new(
         client: &ClientRef,
         addr: SocketAddr,
@@ -238,12 +236,8 @@ impl Listener {
         Self::with(client, addr, backlog, &Options::default(), accept, cx)
     }
 
-    /// Listens on `addr`, as [`Listener::new`], in the way that `options` say.
-    ///
-    /// # Errors
-    ///
-    /// As [`Listener::new`]; `EINVAL` if `options` have a source address; `ENODEV` if the network
-    /// namespace is being dismantled.
+    /// Listens on `addr`, as [`Listener::new`], in the way that `options` say. Fails as that does;
+    /// with `EINVAL` for a source address; and with `ENODEV` if the namespace is being dismantled.
     #[inline(never)]
     pub fn with(
         client: &ClientRef,
@@ -297,11 +291,8 @@ impl Listener {
         Ok(this)
     }
 
-    /// Stops listening and waits for that, so that the address is free.
-    ///
-    /// # Errors
-    ///
-    /// `EDEADLK` in a callback of the connection manager; it then ends from a work item.
+    /// Stops listening and waits for that, so that the address is free. Fails with `EDEADLK` in a
+    /// callback of the connection manager; it then ends from a work item.
     pub fn destroy(self, cx: &Sleepable) -> Result {
         if InCallback::is_current() {
             return Err(EDEADLK);
@@ -315,8 +306,7 @@ impl Listener {
 ///
 /// # Invariants
 ///
-/// `event` is the connection request of `id`, of a connected service, and this is the callback that
-/// tells it.
+/// `event` is the connection request of `id`, of a connected service, and this is its callback.
 pub struct Request<'a> {
     id: NonNull<bindings::rdma_cm_id>,
     event: &'a bindings::rdma_cm_event,
@@ -349,13 +339,11 @@ impl Request<'_> {
         self.param().responder_resources
     }
 
-    /// Takes the connection's id, to be accepted or rejected now or later; dropping the id refuses
-    /// the connection.
+    /// Takes the connection's id, to be accepted or rejected now or later; dropping it refuses.
     ///
     /// # Errors
     ///
-    /// `ENODEV` if the device is not the client's (any more), or `ENOMEM`; the connection is then
-    /// refused.
+    /// `ENODEV` if the device is not the client's (any more), or `ENOMEM`; the peer is refused.
     ///
     /// # Examples
     ///
@@ -394,8 +382,7 @@ impl Request<'_> {
         // has the id's handler lock until then.
         conn.set_callback_task(true);
         self.taken.set(Some(incoming.clone()));
-        // SAFETY: What is taken is not destroyed by the callback's return; callback and context
-        // were set above.
+        // SAFETY: The callback's return does not destroy what is taken; both were set above.
         let state = unsafe {
             id::State::new(
                 state::RawId(self.id),

@@ -31,8 +31,8 @@
 //! found that the connection is there, the worker does not cancel the message that waits for the
 //! peer's last one (`cm_establish_handler()` in core/cm.c), and the id lives on for a minute.
 //!
-//! While Asking, C is called without the lock, as an iWARP driver may take long. A disconnection is
-//! then left to the task that asks.
+//! While Asking, C is called without the lock, as an iWARP driver may take long. That task then
+//! disconnects.
 
 use crate::{
     bindings,
@@ -103,8 +103,8 @@ pub(crate) enum State {
     Resolved,
     /// The peer is being asked by the callback.
     Asking,
-    /// A request has come that was neither accepted nor rejected. From here on the id can be
-    /// disconnected.
+    /// A request has come that was neither accepted nor rejected. The id can be disconnected from
+    /// here.
     Requested,
     /// The peer was asked, or a request accepted.
     Connecting,
@@ -122,8 +122,7 @@ enum Wait<M: Manager> {
     /// A call waits for the event with this C value. The data that come along go into the box.
     Event(u32, KBox<PrivateData>),
     Done(Result<KBox<PrivateData>>),
-    /// No call ever waits: the connection is made by its events. Holds that until the peer was
-    /// asked.
+    /// No call ever waits: the connection is made by its events. Kept until the peer was asked.
     Async(Option<Arc<M::Async>>),
 }
 
@@ -247,8 +246,7 @@ impl<M: Manager> workqueue::WorkItem<NOTIFY> for Conn<M> {
         this.with_id(|id| {
             let mut inner = this.inner.lock();
             if inner.state == State::Connecting && !inner.end {
-                // SAFETY: `with_id` passes the id, which is not destroyed meanwhile. Its state was
-                // just found to be Connecting.
+                // SAFETY: `with_id` passes the id, alive meanwhile, whose state is Connecting.
                 if let Ok(true) = unsafe { M::notify(id.as_ptr()) } {
                     inner.state = State::Notified;
                 }
@@ -283,7 +281,7 @@ impl<M: Manager> OnRemoval for Conn<M> {
         // A handler that is dropped here must not wait for the id, which is locked.
         let _in_callback = InCallback::enter();
         self.with_id(|id| {
-            // SAFETY: `with_id` passes the id of this connection, which is not destroyed meanwhile.
+            // SAFETY: `with_id` passes the id of this connection, alive meanwhile.
             let _ = unsafe { self.end(id.as_ptr()) };
         });
     }
@@ -528,8 +526,8 @@ impl<M: Manager> Conn<M> {
     }
 
     /// Asks the peer by calling `ask`, in the callback of a connection that is made by its events,
-    /// unless that was given up (`ECANCELED`). Returns whether the id is to be disconnected, as
-    /// that was asked for meanwhile.
+    /// unless that was given up (`ECANCELED`). Returns whether to disconnect was asked for
+    /// meanwhile.
     pub(crate) fn ask(&self, ask: impl FnOnce() -> Result) -> Result<bool> {
         {
             let mut inner = self.inner.lock();
@@ -597,8 +595,7 @@ impl<M: Manager> Conn<M> {
         Ok(inner.state != State::Notified)
     }
 
-    /// Disconnects, or leaves that to the callback. Fails with `EINVAL` if the id was never
-    /// connected.
+    /// Disconnects, or leaves that to the callback. `EINVAL` if the id was never connected.
     ///
     /// # Safety
     ///

@@ -206,11 +206,7 @@ impl<'a> Port<'a> {
         self.dev
     }
 
-    /// Queries the attributes of the port (`ib_query_port`).
-    ///
-    /// # Errors
-    ///
-    /// The driver's error.
+    /// Queries the attributes of the port (`ib_query_port`). Fails with the driver's error.
     pub fn query(&self, _cx: &Sleepable) -> Result<PortAttr> {
         let mut attr = bindings::ib_port_attr::default();
         // SAFETY: The device is registered by the invariant of `Inner`, and the caller may sleep.
@@ -237,11 +233,7 @@ impl<'a> Port<'a> {
     }
 
     /// Returns the index of a P_Key in the port's table, preferably that of a full member
-    /// (`ib_find_cached_pkey`). Any context.
-    ///
-    /// # Errors
-    ///
-    /// `ENOENT` if the table does not have it.
+    /// (`ib_find_cached_pkey`). Any context. Fails with `ENOENT` if the table does not have it.
     pub fn find_pkey(&self, pkey: u16) -> Result<u16> {
         let mut index = 0;
         // SAFETY: The device is registered by the invariant of `Inner`.
@@ -251,12 +243,8 @@ impl<'a> Port<'a> {
         Ok(index)
     }
 
-    /// Returns the GID at an index of the port's table, if the entry is in use
-    /// (`rdma_query_gid`). Any context.
-    ///
-    /// # Errors
-    ///
-    /// `EINVAL` beyond the table.
+    /// Returns the GID at an index of the port's table, if it is in use (`rdma_query_gid`). Any
+    /// context. Fails with `EINVAL` beyond the table.
     pub fn gid(&self, index: u16) -> Result<Option<Gid>> {
         let mut gid = bindings::ib_gid::default();
         // SAFETY: The device is registered by the invariant of `Inner`.
@@ -405,17 +393,13 @@ impl GidAttr {
 
     /// Returns the first global IPv4 address of the GID's interface, if there is one.
     fn ipv4(&self) -> Option<Ipv4Addr> {
-        // SAFETY: `raw` is an entry by the type invariant; the helper reads its interface under
-        // RCU.
+        // SAFETY: `raw` is an entry by the type invariant; the helper takes the RCU read lock.
         let ip = unsafe { bindings::rdma_helper_gid_ipv4(self.raw.as_ptr()) };
         (ip != 0).then(|| Ipv4Addr::from(ip))
     }
 
     /// Returns the MAC address and the VLAN of the GID (`rdma_read_gid_l2_fields`). Any context.
-    ///
-    /// # Errors
-    ///
-    /// `ENODEV` if the GID has no network interface (any more).
+    /// Fails with `ENODEV` if the GID has no network interface (any more).
     pub fn l2(&self) -> Result<L2> {
         let (mut vlan, mut mac) = (NO_VLAN, [0; 6]);
         // SAFETY: `raw` is an entry by the type invariant; a MAC address has six bytes.
