@@ -2,8 +2,8 @@
 
 //! Address handles, the destinations of datagrams.
 //!
-//! An [`Ah`] is made from an address vector, an [`Attr`]; from a GID; or from the [`Source`] of a
-//! datagram.
+//! An [`Ah`] is made from an address vector, an [`Attr`]; from a GID; or from a datagram's
+//! [`Source`].
 //!
 //! C header: [`include/rdma/ib_verbs.h`](srctree/include/rdma/ib_verbs.h) (`struct rdma_ah_attr`)
 
@@ -99,8 +99,7 @@ impl Attr {
     }
 
     /// Makes the C attributes, for the type of the port. Fails with `EINVAL` if the device has no
-    /// such port, or if a value is too large for its field; with `EOPNOTSUPP` for the addresses of
-    /// Omni-Path.
+    /// such port, or if a value is too large for its field; with `EOPNOTSUPP` for Omni-Path.
     pub(crate) fn to_raw(self, dev: &Device) -> Result<bindings::rdma_ah_attr> {
         use bindings::rdma_ah_attr__bindgen_ty_1 as Link;
 
@@ -187,8 +186,7 @@ impl<K: Send + 'static> deferred::Teardown for State<K> {
 #[inline(never)]
 unsafe fn destroy(raw: NonNull<bindings::ib_ah>) -> deferred::Fate {
     let flags = bindings::rdma_destroy_ah_flags_RDMA_DESTROY_AH_SLEEPABLE;
-    // SAFETY: The caller says that handle and device are valid, and that nothing else uses the
-    // handle.
+    // SAFETY: The caller says that handle and device are valid, and nothing else uses the handle.
     let (device, ret) = unsafe {
         (
             device::Name::of(raw.as_ref().device),
@@ -355,8 +353,7 @@ impl Source {
 }
 
 // The RDMA core exports one function to kernel users that resolves a route on RoCE: that to the
-// sender of a datagram. So that to a peer is resolved as for the reply to a datagram that it might
-// have sent.
+// sender of a datagram. So that to a peer is resolved as if it had sent one.
 
 /// The offset of the addresses in a received IPv4 header.
 const IPV4_ADDRS_AT: usize = 32;
@@ -367,8 +364,7 @@ const GIDS_AT: usize = 8;
 
 impl Source {
     /// Makes the source of a datagram that QP 1 at `to` might have sent to `from`. Fails with
-    /// `EPROTONOSUPPORT` if `from` is not of RoCE, and `ENODEV` if it has no network interface (any
-    /// more).
+    /// `EPROTONOSUPPORT` if `from` is not of RoCE, and `ENODEV` if it has no network interface.
     pub(crate) fn synthetic(from: &GidAttr, to: Gid) -> Result<Self> {
         let (network, at, skip) = match (from.gid_type(), from.gid().ip()) {
             (device::GidType::RoceV1, _) => {

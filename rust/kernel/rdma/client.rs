@@ -64,8 +64,7 @@ pub trait Client: Sized + Send + Sync + 'static {
     /// A clone of `client` creates connection manager ids later.
     fn init(client: &ClientRef) -> impl PinInit<Self, Error>;
 
-    /// Called when all devices that are present were added. An error ends the loading of the
-    /// module.
+    /// Called when all devices that are present were added. An error ends loading the module.
     ///
     /// Called in process context.
     fn ready(self: Pin<&Self>, _client: &ClientRef, _cx: &Sleepable) -> Result {
@@ -154,8 +153,8 @@ pub struct Registration<T: ModuleClient> {
 }
 
 impl<T: ModuleClient> Registration<T> {
-    /// Makes the ULP's state and registers it with the RDMA core. Fails with `EBUSY` for any but
-    /// the first call, which is the module's own.
+    /// Makes the ULP's state and registers it with the RDMA core. Fails with `EBUSY` but for the
+    /// module's own call, the first.
     pub fn new(name: &'static CStr) -> impl PinInit<Self, Error> {
         try_pin_init!(&this in Self {
             _: {
@@ -275,15 +274,13 @@ impl<T: ModuleClient> Registration<T> {
     ///
     /// # Safety
     ///
-    /// Called by the RDMA core, once for a device that [`Self::add`] has added, with its client
-    /// data.
+    /// Called by the RDMA core, once for a device that [`Self::add`] has added, with its data.
     unsafe extern "C" fn remove(_dev: *mut bindings::ib_device, data: *mut c_void) {
         // SAFETY: The RDMA core is calling the client.
         let this = unsafe { Self::called() };
         // SAFETY: `remove` is called in process context.
         let cx = unsafe { Sleepable::assume() };
-        // SAFETY: The caller says that `data` are what `add` has set: a pinned box, leaked for
-        // this.
+        // SAFETY: The caller says that `data` are what `add` has set: a leaked, pinned box.
         let inner = unsafe { Pin::new_unchecked(KBox::from_raw(data.cast::<device::Inner>())) };
         this.release(inner, true, &cx);
     }
@@ -299,8 +296,7 @@ impl<T: ModuleClient> Registration<T> {
     ) {
         // SAFETY: The RDMA core is calling the client, which has the event's device.
         let this = unsafe { Self::called() };
-        // SAFETY: `Inner::register_handler` has registered it in `add`; the event is valid
-        // meanwhile.
+        // SAFETY: `Inner::register_handler` has registered it; the event is valid meanwhile.
         let (inner, event) =
             unsafe { (device::Inner::of_handler(handler), Event::from_raw(&*event)) };
         // SAFETY: `inner` is valid: `release` waits for the end of this call in
@@ -376,8 +372,8 @@ impl ClientRef {
         })
     }
 
-    /// Returns a handle of the device that has a network interface, by the interface's name in the
-    /// initial network namespace (`ib_device_get_by_netdev`).
+    /// Returns a handle of the device that has a network interface, by its name in the initial
+    /// namespace (`ib_device_get_by_netdev`).
     ///
     /// # Examples
     ///

@@ -52,8 +52,7 @@ impl Workqueue {
 
 impl Drop for Workqueue {
     fn drop(&mut self) {
-        // SAFETY: The workqueue is valid by the type invariant, and not used again. Its work items
-        // end first.
+        // SAFETY: The workqueue is valid by the type invariant, and this waits for its work items.
         unsafe { bindings::destroy_workqueue(self.0.as_ptr()) };
     }
 }

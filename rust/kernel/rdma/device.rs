@@ -154,7 +154,7 @@ impl Inner {
         }
         let data = self.data.lock().take()?;
         // SAFETY: By the type invariant the type is right. The reference was just taken out, under
-        // the lock, so this is its only use.
+        // the lock.
         Some(unsafe { Arc::from_raw(data.0.as_ptr().cast()) })
     }
 }
@@ -171,8 +171,7 @@ impl fmt::Display for Inner {
     }
 }
 
-/// Waits until nothing references the device any more, and frees `inner`. Never inlined: the drop
-/// is this module's.
+/// Waits until nothing references the device any more, and frees `inner`. Never inlined.
 #[inline(never)]
 pub(crate) fn wait_released(inner: Pin<KBox<Inner>>, cx: &Sleepable) {
     let (client, name) = (inner.client().name, inner.name());
@@ -251,15 +250,13 @@ impl Device {
 
     /// Returns the attributes, which do not change once the device is registered.
     pub fn attrs(&self) -> DeviceAttr {
-        // SAFETY: The device is registered by the invariant of `Inner`; its attributes are
-        // constant.
+        // SAFETY: The device is registered by the invariant of `Inner`; `attrs` does not change.
         DeviceAttr::from_raw(unsafe { &(*self.as_raw()).attrs })
     }
 
     /// Returns the operations of the driver.
     pub(crate) fn ops(&self) -> &bindings::ib_device_ops {
-        // SAFETY: The device is registered by the invariant of `Inner`; its operations are
-        // constant.
+        // SAFETY: The device is registered by the invariant of `Inner`; `ops` does not change.
         unsafe { &(*self.as_raw()).ops }
     }
 
@@ -509,8 +506,7 @@ impl Inner {
     /// The handler was registered by [`Inner::register_handler`].
     pub(crate) unsafe fn of_handler(handler: *mut bindings::ib_event_handler) -> NonNull<Self> {
         let events: *mut Opaque<bindings::ib_event_handler> = handler.cast();
-        // SAFETY: The caller says that this is what `register_handler` takes: an `Inner`'s
-        // `events`.
+        // SAFETY: The caller says that this is an `Inner`'s, from `register_handler`.
         unsafe { NonNull::new_unchecked(kernel::container_of!(events, Self, events)) }
     }
 }

@@ -9,7 +9,7 @@
 //! can be posted before: [`Connection::connect`] and [`Request::accept`] take it to RTS. A
 //! connection does not keep its QP, nor the other way round: either may go first.
 //!
-//! An id is destroyed by a work item when its connection or listener is dropped, even in its own
+//! An id is destroyed by a work item when connection or listener are dropped, even in its own
 //! handler.
 //!
 //! # Examples
@@ -164,7 +164,7 @@ impl<'a> Path<'a> {
         let source = ah::Source::synthetic(from, to)?;
         let mut attr = bindings::rdma_ah_attr::default();
         // SAFETY: The device is registered by the invariant of `device::Inner`, and has the port.
-        // The header is that of the completion.
+        // The header is that of `wc`.
         to_result(unsafe {
             bindings::ib_init_ah_attr_from_wc(
                 dev.as_raw(),
@@ -232,11 +232,10 @@ impl deferred::Teardown for Connected {
         // `ib_destroy_cm_id()` does not wait for the callback of a message that was not answered in
         // time: it has no reference to the id. What has begun is over after this.
         timeouts();
-        // SAFETY: The id is not destroyed yet by the invariant of `RawId`, and no other has it
-        // since `set_id`.
+        // SAFETY: The id is not destroyed yet by the invariant of `RawId`, and `set_id` has taken
+        // it.
         unsafe { bindings::ib_destroy_cm_id(self.id.as_ptr()) };
-        // The id has no messages any more. Callbacks that have begun meanwhile are over then, and
-        // none uses `conn`.
+        // The id has no messages any more. Callbacks that have begun are over then.
         timeouts();
         self.conn.release_handler();
         // Waits for a call of the handler that has begun.
@@ -286,7 +285,7 @@ impl Connection {
 
     /// Asks for a connection to a service id (`ib_send_cm_req`), waits for the answer, takes the QP
     /// to RTS (`ib_cm_init_qp_attr`, `ib_modify_qp`), confirms (`ib_send_cm_rtu`), and returns the
-    /// 196 bytes that the peer sent along.
+    /// answer's 196 bytes.
     ///
     /// `handler` gets the events of the connection but for [`Event::Established`].
     ///
@@ -370,8 +369,8 @@ unsafe fn create(
     callback: unsafe extern "C" fn(*mut bindings::ib_cm_id, *const bindings::ib_cm_event) -> c_int,
     context: *mut c_void,
 ) -> Result<RawId<IbCm>> {
-    // SAFETY: The device is registered by the invariant of `device::Inner`, and the caller vouches
-    // for the rest.
+    // SAFETY: The device is registered by the invariant of `device::Inner`, the caller says the
+    // rest.
     let raw = unsafe { bindings::ib_create_cm_id(device.as_raw(), Some(callback), context) };
     // INVARIANT: The id was just created, and is the caller's.
     Ok(RawId(NonNull::new(from_err_ptr(raw)?).ok_or(ENOMEM)?))
@@ -430,8 +429,7 @@ fn establish(qp: &qp::Inner, id: RawId<IbCm>) -> Result {
             ..Default::default()
         };
         let mut mask = 0;
-        // SAFETY: The id is alive by the invariant of `RawId`; only attributes and mask are
-        // written.
+        // SAFETY: The id is alive by the invariant of `RawId`; it only writes attributes and mask.
         to_result(unsafe {
             bindings::ib_cm_init_qp_attr(id.as_ptr(), &raw mut attr, &raw mut mask)
         })?;
@@ -452,8 +450,7 @@ impl Manager for IbCm {
     type Async = core::convert::Infallible;
 
     unsafe fn disconnect(_conn: &Conn<Self>, id: *mut Self::Id) -> Result {
-        // SAFETY: The caller says that the id is alive; there are no private data. C looks whether
-        // it is connected.
+        // SAFETY: The caller says that the id is alive; there are no data. C checks the state.
         to_result(unsafe { bindings::ib_send_cm_dreq(id, null(), 0) })
     }
 
@@ -483,8 +480,7 @@ unsafe fn handle(
             private_data: unsafe { cm::data(raw.private_data, REP_LEN) },
         },
         bindings::ib_cm_event_type_IB_CM_REJ_RECEIVED => {
-            // SAFETY: This event has this member, and private data of this length that live as
-            // long.
+            // SAFETY: This event has this member, and private data of this length.
             let (reason, sent) = unsafe {
                 let reason = (*raw.param.rej_rcvd).reason;
                 (reason, cm::data(raw.private_data, REJ_LEN))
@@ -587,8 +583,8 @@ impl Listening {
         // Locked meanwhile, so that a second task waits for it too.
         let mut id = self.id.lock();
         if let Some(id) = id.take() {
-            // SAFETY: The id is not destroyed yet by the invariant of `RawId`, and this task
-            // alone destroys it, as it has taken it.
+            // SAFETY: The id is not destroyed yet by the invariant of `RawId`, and this task has
+            // taken it.
             unsafe { bindings::ib_destroy_cm_id(id.as_ptr()) };
         }
     }
@@ -672,7 +668,7 @@ impl Listener {
     /// # Errors
     ///
     /// `EBUSY` if there is a listener on it; `EPROTONOSUPPORT` on iWARP; `ENODEV` if the device
-    /// goes; `ENOMEM`; or the connection manager's error.
+    /// goes; `ENOMEM`; or the manager's error.
     #[inline(never)]
     pub fn new(
         device: &Device,
@@ -736,8 +732,7 @@ pub struct Request<'a> {
 impl Request<'_> {
     /// Returns what the peer sent along, 92 bytes.
     pub fn private_data(&self) -> &[u8] {
-        // SAFETY: By the type invariant this is the event of a request, whose private data have
-        // this length, and live as long as it.
+        // SAFETY: By the type invariant this is the event of a request, with data of this length.
         unsafe { cm::data(self.event.private_data, REQ_LEN) }
     }
 
@@ -763,7 +758,7 @@ impl Request<'_> {
     }
 
     /// Takes the QP to RTS and accepts the connection (`ib_send_cm_rep`), whose events `handler`
-    /// gets. The peer may send from here on.
+    /// gets.
     ///
     /// # Errors
     ///

@@ -160,8 +160,8 @@ impl Class {
     /// The offset of the vendor's OUI in the MADs that have one, in bytes.
     const OUI_AT: usize = 37;
 
-    /// Returns a class by its number, such as `IB_MGMT_CLASS_DEVICE_MGMT`; 0x09 to 0x0f are for
-    /// vendors.
+    /// Returns a class by its number, such as `IB_MGMT_CLASS_DEVICE_MGMT`; 0x09 to 0x0f are
+    /// vendors'.
     pub const fn new(id: u8, version: u8) -> Self {
         Self {
             id,
@@ -242,8 +242,8 @@ struct PeerInner {
     port: u32,
     qpn: u32,
     pkey_index: u16,
-    /// The MAD layer can match replies to requests. It compares GIDs, but a reply over IPv4 has an
-    /// IPv4 header where the GIDs should be.
+    /// The MAD layer can match replies to requests. It compares GIDs, which a reply over IPv4
+    /// lacks.
     matches: bool,
 }
 
@@ -310,13 +310,11 @@ impl Peer {
     }
 }
 
-/// A MAD that was received: a reply, or the request of a peer. It keeps neither the agent nor the
-/// device.
+/// A MAD that was received: a reply, or the request of a peer. It keeps neither agent nor device.
 ///
 /// # Invariants
 ///
-/// `raw` is a MAD that this owns, received by port `port` of a device whose address was `dev`. It
-/// is complete, so it does not change.
+/// `raw` is a complete MAD, owned by this, that port `port` of the device `dev` has received.
 pub struct Received {
     raw: NonNull<bindings::ib_mad_recv_wc>,
     dev: *const bindings::ib_device,
@@ -335,8 +333,8 @@ impl Received {
     }
 
     fn bytes(&self) -> &[u8; MAD_LEN] {
-        // SAFETY: The buffer of a MAD has at least this length, was initialised by its allocation,
-        // and does not change by the type invariant.
+        // SAFETY: The buffer of a MAD has at least this length, is initialised, and complete by the
+        // type invariant.
         unsafe { &*self.raw().recv_buf.__bindgen_anon_1.mad.cast() }
     }
 
@@ -357,16 +355,14 @@ impl Received {
         self.header().status.get()
     }
 
-    /// Returns what follows the header of the MAD's class, up to the MAD's end: it does not say its
-    /// length.
+    /// Returns what follows the header of the MAD's class, up to the MAD's end.
     pub fn payload(&self) -> &[u8] {
         let at = Class::new(self.header().mgmt_class, 0).payload_at();
         self.bytes().get(at..).unwrap_or(&[])
     }
 
     fn wc(&self) -> &bindings::ib_wc {
-        // SAFETY: The completion is stored beside the MAD, but for QP 0, which `Agent::register`
-        // refuses.
+        // SAFETY: The completion is beside the MAD, but for QP 0, which `Agent::register` refuses.
         unsafe { &*self.raw().wc }
     }
 }
@@ -418,7 +414,7 @@ unsafe impl Sync for Registered {}
 
 impl Registered {
     /// Unregisters the agent, once: all threads that wait for it fail with `reason`, and its
-    /// handlers have returned when this does.
+    /// handlers have returned.
     fn end(&self, reason: Error, cx: &Sleepable) {
         let mut ended = self.ended.lock();
         if core::mem::replace(&mut *ended, true) {
@@ -426,8 +422,8 @@ impl Registered {
         }
         self.queue.close(reason);
         self.refs.kill_and_wait(&"MAD agent", &|| {}, cx);
-        // SAFETY: The agent is registered by the type invariant, as `ended` was not set. There is
-        // no `Live` any more.
+        // SAFETY: The agent is registered by the type invariant, as `ended` was not set. No `Live`
+        // uses it.
         unsafe { bindings::ib_unregister_mad_agent(self.raw.as_ptr()) };
     }
 }
@@ -479,7 +475,7 @@ impl deferred::Teardown for State {
 }
 
 /// Sends and receives MADs of one class through one port (`struct ib_mad_agent`). A work item
-/// unregisters it when it is dropped.
+/// unregisters it.
 pub struct Agent {
     state: Deferred<State>,
     class: Class,
@@ -511,7 +507,7 @@ impl Agent {
         // The C function uses the port before it checks it.
         dev.port(port).ok_or(EINVAL)?;
         // These are QP 0's, which the C function refuses only to an agent that serves methods. They
-        // come back without their completion.
+        // have no completion.
         if matches!(
             u32::from(class.id),
             bindings::IB_MGMT_CLASS_SUBN_LID_ROUTED | bindings::IB_MGMT_CLASS_SUBN_DIRECTED_ROUTE
@@ -537,8 +533,8 @@ impl Agent {
         let object = dev.list(refs::Kind::Mad)?;
         let queue = Arc::pin_init(Queue::new(backlog)?, GFP_KERNEL)?;
         let uninit = sync::UniqueArc::new_uninit(GFP_KERNEL)?;
-        // SAFETY: The device is registered by the invariant of `device::Inner`, and the agent keeps
-        // the queue.
+        // SAFETY: The device is registered by the invariant of `device::Inner`; the agent keeps
+        // `queue`.
         let raw = unsafe {
             register(
                 dev.as_raw(),
@@ -584,8 +580,7 @@ impl Agent {
     /// Takes a reference that keeps the agent registered.
     fn get(&self) -> Result<Live<'_>> {
         let registered = &*self.state.registered;
-        // SAFETY: Before `State` drops the refs it ends the registration, which kills them and
-        // waits.
+        // SAFETY: Before `State` drops the refs it ends the registration, which waits for them.
         let live =
             unsafe { registered.refs.try_get(refs::Kind::Mad) }.map_err(|e| self.reason(e))?;
         // INVARIANT: `end` waits for the reference before it unregisters the agent.
@@ -620,8 +615,7 @@ impl Agent {
     }
 
     /// Sends a request and waits for the reply, at most `timeout_ms` milliseconds each time that it
-    /// is sent: once, and up to `retries` times again. A reply has a status of its own
-    /// ([`Received::status`]).
+    /// is sent: once, and up to `retries` times again. See [`Received::status`].
     ///
     /// # Errors
     ///
@@ -629,8 +623,8 @@ impl Agent {
     /// - `ENODEV` if the device goes; `ECANCELED` after [`Agent::stop`].
     /// - `EINVAL` without a timeout, for a method that is a reply's, or if the peer is not seen
     ///   from the agent's port; `EMSGSIZE` if the payload is too long; `ENOMEM`.
-    /// - `EPROTONOSUPPORT` if the peer has an IPv4 address: the MAD layer cannot match replies over
-    ///   RoCE v2 with IPv4. It can with IPv6.
+    /// - `EPROTONOSUPPORT` if the peer has an IPv4 address: the MAD layer cannot match such
+    ///   replies.
     /// - `EDEADLK` in a callback of a connection manager, which may delay the timeouts of the port.
     pub fn request(
         &self,
@@ -656,8 +650,7 @@ impl Agent {
         })
     }
 
-    /// Sends a MAD without waiting for a reply. It may be lost. Fails as [`Agent::request`] where
-    /// that cannot send it, or with the driver's error.
+    /// Sends a MAD without waiting for a reply. It may be lost. Fails as [`Agent::request`].
     pub fn send(&self, peer: &Peer, message: &Message<'_>, _cx: &Sleepable) -> Result {
         self.post(peer, self.tid()?, 0, message, 0, 0).map(drop)
     }
@@ -737,8 +730,7 @@ unsafe impl Send for Buf {}
 
 impl Buf {
     fn new(agent: &Live<'_>, peer: &Peer, class: Class) -> Result<Self> {
-        // SAFETY: The agent is registered while `agent` lives, and the MAD layer unregisters it
-        // only after its buffers are freed.
+        // SAFETY: The agent is registered while `agent` lives, which its buffers keep.
         let raw = from_err_ptr(unsafe {
             bindings::ib_create_send_mad(
                 agent.as_raw(),
@@ -778,8 +770,7 @@ struct Progress {
     status: Option<bindings::ib_wc_status>,
 }
 
-/// A posted MAD. The send buffer's context is a reference to this, which the send handler takes
-/// back.
+/// A posted MAD. The send buffer's context is a reference to this, which the send handler takes.
 #[pin_data]
 struct Request {
     #[pin]
@@ -802,12 +793,11 @@ impl Request {
             (*raw).context[0] = Arc::into_raw(self.clone()).cast_mut().cast();
         }
         self.progress.lock().buf = Some(buf);
-        // SAFETY: `raw` is a buffer by the invariant of `Buf`, ready to be posted. This may free
-        // it.
+        // SAFETY: `raw` is a buffer by the invariant of `Buf`, which this may free.
         let posted = to_result(unsafe { bindings::ib_post_send_mad(raw, null_mut()) });
         if posted.is_err() {
-            // SAFETY: `post` has set the context above, and the MAD layer does not call the send
-            // handler for a buffer that it has refused.
+            // SAFETY: `post` has set the context above, and no send handler is called for a refused
+            // buffer.
             unsafe { Self::take(raw) }.complete(bindings::ib_wc_status_IB_WC_GENERAL_ERR);
         }
         posted
@@ -819,8 +809,7 @@ impl Request {
     ///
     /// The buffer was posted by [`Request::post`]. Called once for it.
     unsafe fn take(raw: *mut bindings::ib_mad_send_buf) -> Arc<Self> {
-        // SAFETY: `post` has set the context to an address from `into_raw`, and the caller says
-        // that this is the only call for it.
+        // SAFETY: `post` has set the context to a pointer from `into_raw`; this is the only call.
         unsafe { Arc::from_raw((*raw).context[0].cast()) }
     }
 
@@ -966,8 +955,7 @@ unsafe extern "C" fn on_recv(
         unsafe { &*agent.context.cast::<Queue>() }.push(mad);
         return;
     }
-    // SAFETY: `Request::post` has set the context. The send handler, which takes it back, comes
-    // later.
+    // SAFETY: `Request::post` has set the context. The send handler takes it back later.
     let request = unsafe { &*(*buf).context[0].cast::<Request>() };
     request.progress.lock().reply = Some(mad);
 }
@@ -989,8 +977,7 @@ unsafe extern "C" fn on_sent(
 ///
 /// # Safety
 ///
-/// The device is registered, and has the port. `queue` outlives the agent if that receives
-/// requests.
+/// The device is registered, and has the port. `queue` outlives an agent that receives.
 unsafe fn register(
     dev: *mut bindings::ib_device,
     port: u32,
@@ -999,8 +986,7 @@ unsafe fn register(
     queue: *const Queue,
 ) -> Result<NonNull<bindings::ib_mad_agent>> {
     let (gsi, queue) = (bindings::ib_qp_type_IB_QPT_GSI, queue.cast_mut().cast());
-    // SAFETY: The caller says that the device is registered, and that the context lives as long as
-    // the agent. The request is copied.
+    // SAFETY: The caller says so of device and context. The request is copied.
     let agent = from_err_ptr(unsafe {
         bindings::ib_register_mad_agent(
             dev,

@@ -192,7 +192,7 @@ impl Object {
             GFP_KERNEL,
         )?;
         // INVARIANT: The caller says that the reference is to the owner's refs. It is dropped after
-        // the record was taken out of the list.
+        // the record.
         let this = Self {
             record: record.clone_arc(),
             _ref: reference,

@@ -42,8 +42,8 @@ pub(crate) trait OnRemoval: Send + Sync {
     fn place(&self) -> &Place;
 
     /// The device is about to go: every thread that waits for the object gets `ENODEV`, and none
-    /// waits from here on. Called for all objects before [`OnRemoval::removed`] of any, with the
-    /// list locked: must not wait.
+    /// waits from here on. Called for all objects before [`OnRemoval::removed`] of any, under the
+    /// lock: must not wait.
     fn gone(self: Arc<Self>) {}
 
     /// The device goes: ends the object, or tells its handler. May wait for the ULP.
@@ -88,8 +88,7 @@ impl Removal {
         })
     }
 
-    /// Lists an object, which is not in the list. Fails with `ENODEV` once the device goes, or
-    /// `ENOMEM`.
+    /// Lists an object, which is not in the list. Fails with `ENODEV` when the device goes.
     pub(crate) fn add(&self, object: Arc<dyn OnRemoval>) -> Result {
         let mut list = self.list.lock();
         if list.closed {
@@ -122,7 +121,7 @@ impl Removal {
     }
 
     /// Closes the list, and wakes up every thread that waits for one of the objects with `ENODEV`:
-    /// none waits from here on. Does not wait itself.
+    /// none waits from here on.
     #[inline(never)]
     pub(crate) fn close(&self) {
         let mut list = self.list.lock();

@@ -5,8 +5,8 @@
 //! Nothing else is here, so that `tests/model` can run this file in every order of its steps.
 //!
 //! The atomics that each request uses are those of the language, as the kernel crate's are function
-//! calls unless the kernel has `CONFIG_RUST_INLINE_HELPERS`. C accesses neither these nor what they
-//! protect.
+//! calls unless the kernel has `CONFIG_RUST_INLINE_HELPERS`. C does not access these, nor do they
+//! protect data that C accesses.
 
 use crate::atomic::{
     AtomicU32,
@@ -39,8 +39,8 @@ impl RefCount {
 
     /// Adds a reference, unless the count was killed. Returns whether it did.
     ///
-    /// No ordering is needed, as in `refcount_inc_not_zero()`: the caller has found the object by
-    /// other means.
+    /// No ordering is needed, as in `refcount_inc_not_zero()`: the caller has found the object
+    /// otherwise.
     pub(crate) fn try_get(&self) -> bool {
         let mut old = self.0.load(Relaxed);
         loop {
@@ -174,8 +174,7 @@ impl Handles {
         Self(AtomicU32::new(1))
     }
 
-    /// Returns whether the caller's handle is the only one: all that was done with the other has
-    /// happened.
+    /// Returns whether the caller's handle is the only one: all use of the other has happened.
     #[inline]
     pub(crate) fn is_one(&self) -> bool {
         self.0.load(Ordering::Acquire) == 1

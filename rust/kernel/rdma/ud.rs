@@ -62,14 +62,12 @@ impl<S: PollContext, R: PollContext> UdQp<S, R> {
         self.qp.num()
     }
 
-    /// Ends sending and receiving, and waits for all requests that were posted: see [`Qp::drain`].
-    /// Fails as that.
+    /// Ends sending and receiving, and waits for all requests that were posted, as [`Qp::drain`].
     pub fn drain(&self, cx: &Sleepable) -> Result {
         self.qp.drain(cx)
     }
 
-    /// Drains and destroys the QP, and waits for that. A drop leaves that to a work item. Fails as
-    /// [`Qp::destroy`].
+    /// Drains and destroys the QP, and waits for that. A drop leaves that to a work item.
     pub fn destroy(self, cx: &Sleepable) -> Result {
         self.qp.destroy(cx)
     }
@@ -124,7 +122,7 @@ pub struct Datagram<'a> {
 impl<'a> Datagram<'a> {
     /// Splits a datagram that was received into `buf`, from its start, into header and payload.
     /// Fails with `EINVAL` if `wc` is not the completion of a receive, and `EMSGSIZE` if `buf` is
-    /// too short.
+    /// short.
     pub fn new(wc: wc::Success<'a>, buf: &'a [u8]) -> Result<Self> {
         if wc.opcode() != wc::Opcode::Recv {
             return Err(EINVAL);
@@ -143,8 +141,7 @@ impl<'a> Datagram<'a> {
         self.payload
     }
 
-    /// Returns a copy of the sender's address, for [`Ah::reply`](crate::ah::Ah::reply). `port` is
-    /// the QP's.
+    /// Returns the sender's address, for [`Ah::reply`](crate::ah::Ah::reply). `port` is the QP's.
     pub fn source(&self, port: u32) -> ah::Source {
         ah::Source::new(self.wc.raw(), self.header, port)
     }
@@ -152,8 +149,7 @@ impl<'a> Datagram<'a> {
 
 /// A datagram to be sent, with `N` scatter/gather entries, as `struct ib_ud_wr`.
 ///
-/// All requests are signaled: their owner comes back when they complete. The datagram may be lost
-/// all the same.
+/// All requests are signaled: their owner comes back when they complete. The datagram may be lost.
 pub type UdWr<'a, const N: usize = 1> = SendWr<'a, N, UdOp>;
 
 /// The operation of a [`UdWr`].
@@ -227,8 +223,8 @@ impl wr::Op for UdOp {
 impl<S: PollContext, R: PollContext> UdQp<S, R> {
     /// Posts a datagram (`ib_post_send`), moving in the owner of memory and address handle.
     ///
-    /// Any context. Fails as [`Qp::post_send`]; with `EINVAL` also if the address handle is of
-    /// another PD.
+    /// Any context. Fails as [`Qp::post_send`]; with `EINVAL` if the address handle is of another
+    /// PD.
     #[inline]
     pub fn post_send<P, const ID: u64, const N: usize>(
         &self,

@@ -31,8 +31,8 @@ pub enum Event<'a> {
     /// `..._ADDR_ERROR`, `..._ROUTE_ERROR`). The last event of an id that was not established; one
     /// that was is being disconnected, as the peer's address has moved.
     Failed(Error),
-    /// The device goes (`RDMA_CM_EVENT_DEVICE_REMOVAL`), or the module: after the handler the crate
-    /// ends the connection. The last event of an id.
+    /// The device goes (`RDMA_CM_EVENT_DEVICE_REMOVAL`), or the module, and the connection ends.
+    /// The last event of an id.
     DeviceRemoval,
     /// Any other event, by its C value.
     Other(u32),
@@ -48,15 +48,14 @@ impl<'a> Event<'a> {
     ) -> Self {
         match raw.event {
             bindings::rdma_cm_event_type_RDMA_CM_EVENT_ESTABLISHED => Self::Established {
-                // SAFETY: The caller says that this is an event of a connected service, and that
-                // its private data live as long as it.
+                // SAFETY: The caller says that this is of a connected service, with its private
+                // data.
                 private_data: unsafe { private_data(raw) },
             },
             bindings::rdma_cm_event_type_RDMA_CM_EVENT_DISCONNECTED => Self::Disconnected,
             bindings::rdma_cm_event_type_RDMA_CM_EVENT_DEVICE_REMOVAL => Self::DeviceRemoval,
             bindings::rdma_cm_event_type_RDMA_CM_EVENT_REJECTED => {
-                // SAFETY: The caller says that `raw` is an event of `id`, with its private data. An
-                // id that is rejected has its device.
+                // SAFETY: The caller says that `raw` is an event of `id`, which has a device then.
                 Self::Rejected(unsafe { Rejected::from_raw(id, raw) })
             }
             bindings::rdma_cm_event_type_RDMA_CM_EVENT_CONNECT_ERROR

@@ -95,8 +95,7 @@ impl Id {
     }
 
     /// Creates an id and finds the device, the path and the route to an address, each in
-    /// `timeout_ms` for each step. Fails as [`Id::create`], [`Id::resolve_addr`] and
-    /// [`Id::resolve_route`].
+    /// `timeout_ms`. Fails as [`Id::create`], [`Id::resolve_addr`] and [`Id::resolve_route`].
     pub fn resolve(
         client: &ClientRef,
         dst: SocketAddr,
@@ -147,14 +146,13 @@ impl Id {
         self.conn().wait_for(resolved, resolve).map(drop)
     }
 
-    /// Returns the client's handle of the device that the id was resolved to, or came on. Fails
-    /// with `ENOTCONN` before that.
+    /// Returns the client's handle of the id's device. Fails with `ENOTCONN` before it has one.
     pub fn device(&self) -> Result<&Device> {
         self.state().device.as_ref().ok_or(ENOTCONN)
     }
 
     /// Returns the GIDs of both ends, this one first (`rdma_read_gids`). Fails with `ENOTCONN`
-    /// before the address was resolved.
+    /// before they are known.
     pub fn gids(&self) -> Result<(device::Gid, device::Gid)> {
         self.device()?;
         self.state().resolved()?;
@@ -321,8 +319,8 @@ impl Id {
 
     /// Tells the connection manager, from a work item, that data have come on the QP, which proves
     /// that the connection is there (`rdma_notify` with `IB_EVENT_COMM_EST`): the peer's last
-    /// message may be lost. Does nothing if the connection is not being made, or is to end. For the
-    /// handler of the QP's events. Any context.
+    /// message may be lost. Does nothing if the connection is not being made, or is to end. Any
+    /// context.
     ///
     /// # Examples
     ///
@@ -358,8 +356,7 @@ impl Id {
     pub fn disconnect(&self, _cx: &Sleepable) -> Result {
         let conn = self.conn();
         let is_iwarp = self.device().is_ok_and(Device::is_iwarp);
-        // iWARP waits until the connection is made or refused (`iw_cm_disconnect()`), which its
-        // ordered workqueue of callbacks finds.
+        // iWARP waits until the connection is made or refused, which its ordered workqueue finds.
         if is_iwarp && InCallback::is_current() {
             if !conn.is_in_own_callback() {
                 return Err(EDEADLK);
@@ -440,8 +437,8 @@ impl AsyncConnect {
         let mut param = self.id.qp_param(&param)?;
         let id = self.id.inner.as_raw();
         let disconnect = self.id.conn().ask(|| {
-            // SAFETY: The id is alive by the invariant of `RawId`, and locked as this is its
-            // callback. The parameters are copied by the call.
+            // SAFETY: The id is alive by the invariant of `RawId`, and locked in its callback. The
+            // call copies the parameters.
             error::to_result(unsafe { bindings::rdma_connect_locked(id, &raw mut param) })
         })?;
         // On iWARP that would wait for the event that the connection is there, which disconnects.
@@ -640,8 +637,8 @@ impl Options<'_> {
     pub(super) unsafe fn apply(&self, id: RawId<RdmaCm>) -> Result {
         let id = id.as_ptr();
         // SAFETY: The caller says that the id is alive; the calls lock what they change, and copy
-        // the address. All ids here are of a reliable connected service, of which
-        // `rdma_set_min_rnr_timer` has to be.
+        // the address. All ids here are of a reliable connected service, as
+        // `rdma_set_min_rnr_timer` requires.
         unsafe {
             if let Some(node_type) = self.node_type {
                 error::to_result(bindings::rdma_restrict_node_type(id, node_type as u8))?;
@@ -738,8 +735,7 @@ impl Incoming {
         )
     }
 
-    /// Gives the connection up unless it is confirmed in time. Not for iWARP, where
-    /// `rdma_disconnect` waits for callbacks.
+    /// Gives the connection up unless it is confirmed in time. Not for iWARP.
     fn await_confirmation(self: &Arc<Self>) {
         self.accepted.store(true, Relaxed);
         *self.timeout.lock() = Some(self.clone().start(TIMEOUT));
@@ -840,8 +836,8 @@ impl State {
     fn resolve_route(&self, timeout_ms: u32) -> Result {
         self.resolved()?;
         // SAFETY: The id is alive by the invariant of `RawId`. The call reads the device and the
-        // addresses without a lock: C sets them before it tells the event that `resolved()` has
-        // found, and does not change them afterwards.
+        // addresses without a lock: C sets them before the event that `resolved()` has found, and
+        // never again.
         error::to_result(unsafe {
             bindings::rdma_resolve_route(self.raw.as_ptr(), timeout_ms.try_into()?)
         })
@@ -880,8 +876,7 @@ impl State {
     /// reference back, and only then calls `cma_ib_handler()`, which takes the id's handler lock.
     /// That may be held for long, so it is taken first: such a callback waits for no other.
     fn end_callback(&self, cx: &Sleepable) {
-        // SAFETY: The id is alive by the invariant of `RawId`, and this task, in no callback, has
-        // no lock.
+        // SAFETY: The id is alive by the invariant of `RawId`, and unlocked: this is no callback.
         unsafe {
             bindings::rdma_lock_handler(self.raw.as_ptr());
             bindings::rdma_unlock_handler(self.raw.as_ptr());

@@ -41,8 +41,7 @@ use kernel::{
 
 /// The handler of a listener's events.
 pub trait Accept: Send + Sync + 'static {
-    /// A peer wants to connect: take the request's id with [`Request::into_id`], or drop it to
-    /// refuse.
+    /// A peer wants to connect: take the request's id with [`Request::into_id`], or drop it.
     ///
     /// Called in process context.
     fn request(&self, request: Request<'_>, cx: &Sleepable);
@@ -108,7 +107,7 @@ impl Listening {
 
     /// Makes room for one more connection, if need be by giving up the one that waits for longest.
     ///
-    /// Returns whether there is room. There is none while as many are being given up, or are not
+    /// Returns whether there is room. There is none while as many are being given up or not
     /// answered.
     fn make_room(&self) -> bool {
         let mut list = self.unconfirmed.lock();
@@ -213,19 +212,19 @@ pub struct Listener {
 
 impl Listener {
     /// Listens on `addr`, in the initial network namespace (`rdma_bind_addr`, `rdma_listen`). An
-    /// unspecified address (`0.0.0.0`, `::`) listens on all devices, those to come included; `::`
-    /// for IPv6 only.
+    /// unspecified address (`0.0.0.0`, `::`) listens on all devices, those to come included; an
+    /// IPv6 one listens for IPv6 only.
     ///
     /// `backlog` is the number of connections that may wait for their peers to confirm them, at
     /// least one. When one more comes, the one that has waited for longest is given up, with
     /// [`Event::Failed`](cm::Event::Failed). Requests are refused while as many again are being
-    /// given up, or the ULP has not answered those that wait: peers that never confirm hold two
-    /// times `backlog` connections at the most.
+    /// given up, or the ULP has not answered those that wait: peers that never confirm hold twice
+    /// as many.
     ///
     /// # Errors
     ///
-    /// `EADDRINUSE`, `EADDRNOTAVAIL`, `ENODEV` if no device has the address, `ENOMEM`, or the
-    /// manager's error.
+    /// `EADDRINUSE`, `EADDRNOTAVAIL`, `ENODEV` if no device has it, `ENOMEM`, or the manager's
+    /// error.
     pub fn new(
         client: &ClientRef,
         addr: SocketAddr,
@@ -317,8 +316,8 @@ pub struct Request<'a> {
 impl Request<'_> {
     /// Returns what the peer sent along.
     pub fn private_data(&self) -> &[u8] {
-        // SAFETY: By the type invariant this is an event of a connected service. It and its private
-        // data are valid during the callback.
+        // SAFETY: By the type invariant this is an event of a connected service, valid in the
+        // callback.
         unsafe { event::private_data(self.event) }
     }
 
@@ -373,13 +372,12 @@ impl Request<'_> {
         let incoming = Incoming::new(conn.clone())?;
         let raw = self.id.as_ptr();
         // SAFETY: By the type invariant this is the id's callback, during which it is locked: no
-        // other one of it runs before this has returned.
+        // other one runs.
         unsafe {
             (*raw).context = Arc::as_ptr(&conn).cast_mut().cast();
             (*raw).event_handler = Some(id::on_event);
         }
-        // The id is ours: a work item will destroy it, never this callback's return. The callback
-        // has the id's handler lock until then.
+        // The id is ours: a work item will destroy it, never this callback, which has its lock.
         conn.set_callback_task(true);
         self.taken.set(Some(incoming.clone()));
         // SAFETY: The callback's return does not destroy what is taken; both were set above.

@@ -31,7 +31,7 @@
 //! found that the connection is there, the worker does not cancel the message that waits for the
 //! peer's last one (`cm_establish_handler()` in core/cm.c), and the id lives on for a minute.
 //!
-//! While Asking, C is called without the lock, as an iWARP driver may take long. That task then
+//! While Asking, C is called without the lock, as an iWARP driver may take long. That task
 //! disconnects.
 
 use crate::{
@@ -87,7 +87,7 @@ pub(crate) trait Manager: Sized + Send + Sync + 'static {
     unsafe fn disconnect(conn: &Conn<Self>, id: *mut Self::Id) -> Result;
 
     /// Tells the manager that the peer uses the connection (`IB_EVENT_COMM_EST`). Does not sleep.
-    /// Returns whether an event comes of that.
+    /// Returns whether an event comes.
     ///
     /// # Safety
     ///
@@ -103,8 +103,7 @@ pub(crate) enum State {
     Resolved,
     /// The peer is being asked by the callback.
     Asking,
-    /// A request has come that was neither accepted nor rejected. The id can be disconnected from
-    /// here.
+    /// A request has come that was neither accepted nor rejected. The id can be disconnected.
     Requested,
     /// The peer was asked, or a request accepted.
     Connecting,
@@ -462,7 +461,7 @@ impl<M: Manager> Conn<M> {
                 State::Established
             }
             // The neighbour of a connection that exists got another address: the connection is
-            // still there for the manager, but not for the network.
+            // there for the manager only.
             Event::Failed(_) if was == State::Established => {
                 disconnect = true;
                 was
@@ -514,8 +513,8 @@ impl<M: Manager> Conn<M> {
         Ok(())
     }
 
-    /// Ends a connection that is made by its events and has failed. Returns the handler to call;
-    /// none if the connection was given up.
+    /// Ends a connection that is made by its events and has failed. Returns the handler, unless it
+    /// was given up.
     pub(crate) fn end_async(&self) -> Option<Arc<dyn Handler>> {
         let mut inner = self.inner.lock();
         let connect = inner.take_async();
@@ -526,8 +525,7 @@ impl<M: Manager> Conn<M> {
     }
 
     /// Asks the peer by calling `ask`, in the callback of a connection that is made by its events,
-    /// unless that was given up (`ECANCELED`). Returns whether to disconnect was asked for
-    /// meanwhile.
+    /// unless that was given up (`ECANCELED`). Returns whether to disconnect now.
     pub(crate) fn ask(&self, ask: impl FnOnce() -> Result) -> Result<bool> {
         {
             let mut inner = self.inner.lock();
@@ -575,8 +573,8 @@ impl<M: Manager> Conn<M> {
     }
 
     /// Begins to disconnect: ends the wait of a call with `ECANCELED`, and gives up a connection
-    /// that is made by its events. Returns whether the id is to be disconnected now; fails with
-    /// `EINVAL` if it was never connected.
+    /// that is made by its events. Returns whether to disconnect the id now; `EINVAL` if it was
+    /// never connected.
     pub(crate) fn begin_disconnect(&self) -> Result<bool> {
         let mut inner = self.inner.lock();
         self.fail_wait(&mut inner, ECANCELED);
