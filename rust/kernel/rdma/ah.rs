@@ -9,10 +9,7 @@
 
 use crate::{
     bindings,
-    deferred::{
-        self,
-        Deferred, //
-    },
+    deferred,
     device::{
         self,
         Gid,
@@ -212,7 +209,7 @@ unsafe fn destroy(raw: NonNull<bindings::ib_ah>) -> deferred::Fate {
 pub struct Ah {
     raw: NonNull<bindings::ib_ah>,
     pd: pd::Id,
-    _state: Deferred<State<Pd>>,
+    _state: deferred::Deferred<State<Pd>>,
 }
 
 // SAFETY: An address handle may be used and destroyed from any thread.
@@ -246,7 +243,7 @@ impl Ah {
     #[inline(never)]
     pub fn create(pd: &Pd, attr: &Attr, _cx: &Sleepable) -> Result<Self> {
         let mut attr = attr.to_raw(pd.device())?;
-        let reserved = Deferred::reserve()?;
+        let reserved = deferred::Deferred::reserve()?;
         let flags = bindings::rdma_create_ah_flags_RDMA_CREATE_AH_SLEEPABLE;
         // SAFETY: The PD is alive, and the attributes are initialised.
         let raw = unsafe { bindings::rdma_create_ah(pd.as_raw(), &raw mut attr, flags) };
@@ -276,7 +273,7 @@ impl Ah {
         if pd.device().port(source.port).is_none() {
             return Err(EINVAL);
         }
-        let reserved = Deferred::reserve()?;
+        let reserved = deferred::Deferred::reserve()?;
         // SAFETY: The PD is alive, its device has the port, and the header is that of `wc`.
         let raw = unsafe {
             bindings::ib_create_ah_from_wc(pd.as_raw(), source.wc(), source.header(), source.port)
@@ -355,31 +352,22 @@ impl Source {
 // The RDMA core exports one function to kernel users that resolves a route on RoCE: that to the
 // sender of a datagram. So that to a peer is resolved as if it had sent one.
 
-/// The offset of the addresses in a received IPv4 header.
-const IPV4_ADDRS_AT: usize = 32;
-/// The offset of the IPv4 address in a GID.
-const IPV4_IN_GID: usize = 12;
-/// The offset of the GIDs in all other headers.
-const GIDS_AT: usize = 8;
-
 impl Source {
     /// Makes the source of a datagram that QP 1 at `to` might have sent to `from`. Fails with
     /// `EPROTONOSUPPORT` if `from` is not of RoCE, and `ENODEV` if it has no network interface.
     pub(crate) fn synthetic(from: &GidAttr, to: Gid) -> Result<Self> {
-        let (network, at, skip) = match (from.gid_type(), from.gid().ip()) {
-            (device::GidType::RoceV1, _) => {
-                (bindings::rdma_network_type_RDMA_NETWORK_ROCE_V1, GIDS_AT, 0)
+        let network = match (from.gid_type(), from.gid().ip()) {
+            (device::GidType::RoceV1, _) => bindings::rdma_network_type_RDMA_NETWORK_ROCE_V1,
+            (device::GidType::RoceV2, IpAddr::V4(_)) => {
+                bindings::rdma_network_type_RDMA_NETWORK_IPV4
             }
-            (device::GidType::RoceV2, IpAddr::V4(_)) => (
-                bindings::rdma_network_type_RDMA_NETWORK_IPV4,
-                IPV4_ADDRS_AT,
-                IPV4_IN_GID,
-            ),
             (device::GidType::RoceV2, IpAddr::V6(_)) => {
-                (bindings::rdma_network_type_RDMA_NETWORK_IPV6, GIDS_AT, 0)
+                bindings::rdma_network_type_RDMA_NETWORK_IPV6
             }
             _ => return Err(EPROTONOSUPPORT),
         };
+        // The offset of the addresses in the header, and that of an address in its GID.
+        let (at, skip) = if is_ipv4(from) { (32, 12) } else { (8, 0) };
         let mut header = [0; HEADER];
         let gids = [to, from.gid()];
         let bytes = gids.iter().flat_map(|gid| gid.0.iter().skip(skip));

@@ -33,13 +33,11 @@ use kernel::{
     fmt,
     prelude::*,
     sync::{
+        self,
         atomic::{
-            Acquire,
-            Atomic,
-            Full,
-            Release, //
-        },
-        Mutex, //
+            self,
+            Atomic, //
+        }, //
     },
     types::Opaque, //
 };
@@ -92,8 +90,8 @@ pub trait DeviceData<C: Client>: Sized + Send + Sync + 'static {
     ///
     /// Called in process context, after `add` has returned and never once `remove` has been called;
     /// removal waits for the end of the call, in which waits for the device fail by then. Other
-    /// events of the device wait too, and with [`Event::GidChange`] all updates of the port's GIDs,
-    /// whose mutex is held: long work belongs into [`ClientRef::spawn`].
+    /// events of the device wait too, and with [`device::Event::GidChange`] all updates of the
+    /// port's GIDs, whose mutex is held: long work belongs into [`ClientRef::spawn`].
     fn event(self: Pin<&Self>, _client: Pin<&C>, _dev: &Device, _event: Event, _cx: &Sleepable) {}
 }
 
@@ -158,7 +156,7 @@ impl<T: ModuleClient> Registration<T> {
     pub fn new(name: &'static CStr) -> impl PinInit<Self, Error> {
         try_pin_init!(&this in Self {
             _: {
-                if T::singleton().used.xchg(true, Full) {
+                if T::singleton().used.xchg(true, atomic::Full) {
                     return Err(EBUSY);
                 }
             },
@@ -208,7 +206,7 @@ impl<T: ModuleClient> Registration<T> {
     unsafe fn called<'a>() -> &'a Self {
         // SAFETY: By the invariant of `Singleton` this is the address of a live registration of
         // this type, as the RDMA core is calling the client.
-        unsafe { &*(T::singleton().registration.load(Acquire) as *const Self) }
+        unsafe { &*(T::singleton().registration.load(atomic::Acquire) as *const Self) }
     }
 
     /// `ib_client.add`.
@@ -473,7 +471,7 @@ pub(crate) struct Core {
     #[pin]
     refs: refs::Refs,
     #[pin]
-    devices: Mutex<KVec<DevicePtr>>,
+    devices: sync::Mutex<KVec<DevicePtr>>,
     pub(crate) name: &'static CStr,
     /// For work items of the ULP. Dropped after the refs were killed, and waits for their end.
     workqueue: Workqueue,

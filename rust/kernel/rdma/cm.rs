@@ -18,26 +18,18 @@ mod id;
 mod listener;
 pub(crate) mod state;
 
-pub use event::{
-    Event,
-    Handler,
-    RejectReason,
-    Rejected, //
-};
-pub use id::{
-    Connect,
-    Id,
-    Options, //
-};
-pub(crate) use id::{
-    Inner,
-    QpClaim, //
-};
-pub use listener::{
-    Accept,
-    Listener,
-    Request, //
-};
+pub use event::Event;
+pub use event::Handler;
+pub use event::RejectReason;
+pub use event::Rejected;
+pub use id::Connect;
+pub use id::Id;
+pub(crate) use id::Inner;
+pub use id::Options;
+pub(crate) use id::QpClaim;
+pub use listener::Accept;
+pub use listener::Listener;
+pub use listener::Request;
 
 use crate::bindings;
 use core::net::{

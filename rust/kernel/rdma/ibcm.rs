@@ -44,7 +44,7 @@
 //!     cx: &Sleepable,
 //! ) -> Result<ibcm::Connection> {
 //!     if !request.private_data().starts_with(VERSION) {
-//!         request.reject(RejectReason::CONSUMER_DEFINED, VERSION, cx)?;
+//!         request.reject(cm::RejectReason::CONSUMER_DEFINED, VERSION, cx)?;
 //!         return Err(EPROTO);
 //!     }
 //!     pr_info!("a request through port {}\n", request.port_num());
@@ -74,18 +74,10 @@ use crate::{
             Conn,
             Manager,
             RawId, //
-        },
-        ConnParam,
-        Event,
-        Handler,
-        PrivateData,
-        RejectReason, //
+        }, //
     },
     context::Context as _,
-    deferred::{
-        self,
-        Deferred, //
-    },
+    deferred,
     device,
     mad,
     objects,
@@ -98,28 +90,21 @@ use core::{
     cell::Cell,
     mem::ManuallyDrop,
     ptr::{
-        null,
-        null_mut,
+        self,
         NonNull, //
     }, //
 };
 use kernel::{
-    error::{
-        from_err_ptr,
-        to_result, //
-    },
+    error,
     prelude::*,
-    sync::{
-        ArcBorrow,
-        Mutex, //
-    }, //
+    sync, //
 };
 
 /// Parameters of a request, as `struct ib_cm_req_param`.
 #[derive(Clone, Copy, Debug)]
 pub struct Param<'a> {
     /// What both connection managers have; at most 92 bytes of private data, which zeroes follow.
-    pub conn: ConnParam<'a>,
+    pub conn: cm::ConnParam<'a>,
     /// The time that either side may take to answer: 4.096 µs times two to the power of it, to 31.
     pub response_timeout: u8,
     /// The number of times that a request of the connection manager is sent again, 1 to 15.
@@ -129,7 +114,7 @@ pub struct Param<'a> {
 impl Default for Param<'_> {
     fn default() -> Self {
         Self {
-            conn: ConnParam::default(),
+            conn: cm::ConnParam::default(),
             response_timeout: 20,
             max_cm_retries: 15,
         }
@@ -165,7 +150,7 @@ impl<'a> Path<'a> {
         let mut attr = bindings::rdma_ah_attr::default();
         // SAFETY: The device is registered by the invariant of `device::Inner`, and has the port.
         // The header is that of `wc`.
-        to_result(unsafe {
+        error::to_result(unsafe {
             bindings::ib_init_ah_attr_from_wc(
                 dev.as_raw(),
                 port,
@@ -248,7 +233,7 @@ impl deferred::Teardown for Connected {
 ///
 /// Dropping it disconnects it, without waiting for the peer, and destroys the id, from a work item.
 pub struct Connection {
-    state: Deferred<Connected>,
+    state: deferred::Deferred<Connected>,
 }
 
 impl Connection {
@@ -261,12 +246,12 @@ impl Connection {
     unsafe fn new(
         device: &Device,
         port: u32,
-        handler: Arc<dyn Handler>,
+        handler: Arc<dyn cm::Handler>,
         id: &dyn Fn(*mut c_void) -> Result<RawId<IbCm>>,
     ) -> Result<Self> {
         let conn = Conn::new(state::State::Connecting)?;
         conn.set_handler(&handler)?;
-        let reserved = Deferred::reserve()?;
+        let reserved = deferred::Deferred::reserve()?;
         let listed = device.list(refs::Kind::Id)?;
         let id = id(Arc::as_ptr(&conn).cast_mut().cast())?;
         conn.set_id(Some(id));
@@ -287,7 +272,7 @@ impl Connection {
     /// to RTS (`ib_cm_init_qp_attr`, `ib_modify_qp`), confirms (`ib_send_cm_rtu`), and returns the
     /// answer's 196 bytes.
     ///
-    /// `handler` gets the events of the connection but for [`Event::Established`].
+    /// `handler` gets the events of the connection but for [`cm::Event::Established`].
     ///
     /// # Errors
     ///
@@ -299,17 +284,17 @@ impl Connection {
         qp: &Qp<S, R>,
         path: &Path<'_>,
         service_id: u64,
-        handler: Arc<dyn Handler>,
+        handler: Arc<dyn cm::Handler>,
         param: &Param<'_>,
         cx: &Sleepable,
-    ) -> Result<(Self, PrivateData)> {
+    ) -> Result<(Self, cm::PrivateData)> {
         connect(&qp.any.inner, path, service_id, handler, param, cx)
     }
 
     /// Asks the peer to end the connection (`ib_send_cm_dreq`). The handler gets
-    /// [`Event::Disconnected`] when it has answered, or has not in time. A connection that the peer
-    /// has yet to confirm ends as soon as it has. Fails with `EINVAL` if there is no connection
-    /// (yet, or any more), or the connection manager's error.
+    /// [`cm::Event::Disconnected`] when it has answered, or has not in time. A connection that the
+    /// peer has yet to confirm ends as soon as it has. Fails with `EINVAL` if there is no
+    /// connection (yet, or any more), or the connection manager's error.
     pub fn disconnect(&self, _cx: &Sleepable) -> Result {
         // SAFETY: The id is not destroyed by its invariant.
         unsafe { self.state.conn.end(self.state.id.as_ptr()) }
@@ -321,7 +306,7 @@ impl Connection {
     }
 
     /// Tells the manager, from a work item, that a message has come before the peer's confirmation
-    /// (`ib_cm_notify` of `IB_EVENT_COMM_EST`). The handler gets [`Event::Established`]. Does
+    /// (`ib_cm_notify` of `IB_EVENT_COMM_EST`). The handler gets [`cm::Event::Established`]. Does
     /// nothing if that is known, or if there is no connection (any more). Any context.
     pub fn notify_established(&self) {
         self.state.conn.notify_established();
@@ -334,10 +319,10 @@ fn connect(
     qp: &qp::Inner,
     path: &Path<'_>,
     service_id: u64,
-    handler: Arc<dyn Handler>,
+    handler: Arc<dyn cm::Handler>,
     param: &Param<'_>,
     _cx: &Sleepable,
-) -> Result<(Connection, PrivateData)> {
+) -> Result<(Connection, cm::PrivateData)> {
     let device = path.from.device();
     if *qp.pd.device() != *device {
         return Err(EINVAL);
@@ -353,7 +338,7 @@ fn connect(
         let answer = conn.wait_for(answered, || send_req(id, qp, path, service_id, param))?;
         establish(qp, id)?;
         // SAFETY: The id is alive by the invariant of `RawId`. There are no private data.
-        to_result(unsafe { bindings::ib_send_cm_rtu(id.as_ptr(), null(), 0) })?;
+        error::to_result(unsafe { bindings::ib_send_cm_rtu(id.as_ptr(), ptr::null(), 0) })?;
         Ok((connection, answer))
     };
     connect().inspect_err(|_| conn.release_handler())
@@ -373,7 +358,9 @@ unsafe fn create(
     // rest.
     let raw = unsafe { bindings::ib_create_cm_id(device.as_raw(), Some(callback), context) };
     // INVARIANT: The id was just created, and is the caller's.
-    Ok(RawId(NonNull::new(from_err_ptr(raw)?).ok_or(ENOMEM)?))
+    Ok(RawId(
+        NonNull::new(error::from_err_ptr(raw)?).ok_or(ENOMEM)?,
+    ))
 }
 
 fn send_req(
@@ -408,7 +395,7 @@ fn send_req(
     };
     // SAFETY: The id is alive by the invariant of `RawId`. The parameters, and what they point to,
     // are copied by the call, which takes a reference to the GID's entry.
-    to_result(unsafe { bindings::ib_send_cm_req(id.as_ptr(), &raw mut req) })
+    error::to_result(unsafe { bindings::ib_send_cm_req(id.as_ptr(), &raw mut req) })
 }
 
 fn number(qp: &qp::Inner) -> u32 {
@@ -430,7 +417,7 @@ fn establish(qp: &qp::Inner, id: RawId<IbCm>) -> Result {
         };
         let mut mask = 0;
         // SAFETY: The id is alive by the invariant of `RawId`; it only writes attributes and mask.
-        to_result(unsafe {
+        error::to_result(unsafe {
             bindings::ib_cm_init_qp_attr(id.as_ptr(), &raw mut attr, &raw mut mask)
         })?;
         // The number of the peer's first packet, which the manager learns only from the answer.
@@ -451,13 +438,13 @@ impl Manager for IbCm {
 
     unsafe fn disconnect(_conn: &Conn<Self>, id: *mut Self::Id) -> Result {
         // SAFETY: The caller says that the id is alive; there are no data. C checks the state.
-        to_result(unsafe { bindings::ib_send_cm_dreq(id, null(), 0) })
+        error::to_result(unsafe { bindings::ib_send_cm_dreq(id, ptr::null(), 0) })
     }
 
     unsafe fn notify(id: *mut Self::Id) -> Result<bool> {
         let event = bindings::ib_event_type_IB_EVENT_COMM_EST;
         // SAFETY: The caller says that the id is alive.
-        to_result(unsafe { bindings::ib_cm_notify(id, event) })?;
+        error::to_result(unsafe { bindings::ib_cm_notify(id, event) })?;
         Ok(true)
     }
 }
@@ -475,7 +462,7 @@ unsafe fn handle(
 ) {
     let is_answer = raw.event == bindings::ib_cm_event_type_IB_CM_REP_RECEIVED;
     let event = match raw.event {
-        _ if is_answer => Event::Established {
+        _ if is_answer => cm::Event::Established {
             // SAFETY: The private data of an answer have this length, and live as long as it.
             private_data: unsafe { cm::data(raw.private_data, REP_LEN) },
         },
@@ -485,22 +472,22 @@ unsafe fn handle(
                 let reason = (*raw.param.rej_rcvd).reason;
                 (reason, cm::data(raw.private_data, REJ_LEN))
             };
-            Event::Rejected(cm::Rejected::new(RejectReason(reason), sent))
+            cm::Event::Rejected(cm::Rejected::new(cm::RejectReason(reason), sent))
         }
         bindings::ib_cm_event_type_IB_CM_REQ_ERROR | bindings::ib_cm_event_type_IB_CM_REP_ERROR => {
-            Event::Failed(ETIMEDOUT)
+            cm::Event::Failed(ETIMEDOUT)
         }
         bindings::ib_cm_event_type_IB_CM_RTU_RECEIVED
         | bindings::ib_cm_event_type_IB_CM_USER_ESTABLISHED => {
-            Event::Established { private_data: &[] }
+            cm::Event::Established { private_data: &[] }
         }
         bindings::ib_cm_event_type_IB_CM_DREQ_RECEIVED => {
             // SAFETY: The id is alive during its callback. A peer that misses it asks again.
-            unsafe { bindings::ib_send_cm_drep(id, null(), 0) };
-            Event::Disconnected
+            unsafe { bindings::ib_send_cm_drep(id, ptr::null(), 0) };
+            cm::Event::Disconnected
         }
         bindings::ib_cm_event_type_IB_CM_DREP_RECEIVED
-        | bindings::ib_cm_event_type_IB_CM_DREQ_ERROR => Event::Disconnected,
+        | bindings::ib_cm_event_type_IB_CM_DREQ_ERROR => cm::Event::Disconnected,
         _ => return,
     };
     let _events = conn.lock_events();
@@ -532,7 +519,7 @@ unsafe extern "C" fn on_event(
     // destroyed and the timeouts that had begun are over, of which this may be one. The event is
     // valid during the call. Callbacks run in process context.
     let (conn, event, cx) = unsafe {
-        let conn = ArcBorrow::<Conn<IbCm>>::from_raw((*id).context.cast());
+        let conn = sync::ArcBorrow::<Conn<IbCm>>::from_raw((*id).context.cast());
         (Arc::from(conn), &*event, Sleepable::assume())
     };
     let _in_callback = InCallback::enter();
@@ -545,7 +532,7 @@ unsafe extern "C" fn on_event(
 /// The handler of a listener's events.
 pub trait Accept: Send + Sync + 'static {
     /// A peer wants to connect: [`Request::accept`] it, [`Request::reject`] it, or drop it, which
-    /// rejects it as well ([`CONSUMER_DEFINED`](RejectReason::CONSUMER_DEFINED)).
+    /// rejects it as well ([`CONSUMER_DEFINED`](cm::RejectReason::CONSUMER_DEFINED)).
     ///
     /// Called in process context; others wait for this to return.
     fn request(&self, request: Request<'_>, cx: &Sleepable);
@@ -571,7 +558,7 @@ impl<F: Fn(Request<'_>, &Sleepable) -> Result + Send + Sync + 'static> Accept fo
 #[pin_data]
 struct Listening {
     #[pin]
-    id: Mutex<Option<RawId<IbCm>>>,
+    id: sync::Mutex<Option<RawId<IbCm>>>,
     accept: Arc<dyn Accept>,
     device: Device,
     place: removal::Place,
@@ -659,7 +646,7 @@ impl deferred::Teardown for ListenerState {
 ///
 /// Dropping it stops listening, from a work item. Connections that were accepted go on.
 pub struct Listener {
-    state: Deferred<ListenerState>,
+    state: deferred::Deferred<ListenerState>,
 }
 
 impl Listener {
@@ -679,7 +666,7 @@ impl Listener {
         if device.is_iwarp() {
             return Err(EPROTONOSUPPORT);
         }
-        let reserved = Deferred::reserve()?;
+        let reserved = deferred::Deferred::reserve()?;
         let listed = device.list(refs::Kind::Id)?;
         let listening = Arc::pin_init(
             pin_init!(Listening {
@@ -701,7 +688,7 @@ impl Listener {
             }),
         };
         // SAFETY: The id is alive: `this` has it, and the removal does not know it yet.
-        to_result(unsafe { bindings::ib_cm_listen(id.as_ptr(), service_id.to_be()) })?;
+        error::to_result(unsafe { bindings::ib_cm_listen(id.as_ptr(), service_id.to_be()) })?;
         device.inner().removal.add(listening)?;
         Ok(this)
     }
@@ -768,8 +755,8 @@ impl Request<'_> {
     pub fn accept<S: PollContext, R: PollContext>(
         self,
         qp: &Qp<S, R>,
-        handler: Arc<dyn Handler>,
-        param: &ConnParam<'_>,
+        handler: Arc<dyn cm::Handler>,
+        param: &cm::ConnParam<'_>,
         _cx: &Sleepable,
     ) -> Result<Connection> {
         self.accept_inner(&qp.any.inner, handler, param)
@@ -779,8 +766,8 @@ impl Request<'_> {
     fn accept_inner(
         self,
         qp: &qp::Inner,
-        handler: Arc<dyn Handler>,
-        param: &ConnParam<'_>,
+        handler: Arc<dyn cm::Handler>,
+        param: &cm::ConnParam<'_>,
     ) -> Result<Connection> {
         if *qp.pd.device() != *self.device {
             return Err(EINVAL);
@@ -813,7 +800,7 @@ impl Request<'_> {
         let connection = unsafe { Connection::new(self.device, self.port_num(), handler, &take) }?;
         let accepted = establish(qp, self.id).and_then(|()| {
             // SAFETY: The id is alive by the invariant of `RawId`. The call copies the parameters.
-            to_result(unsafe { bindings::ib_send_cm_rep(raw, &raw mut rep) })
+            error::to_result(unsafe { bindings::ib_send_cm_rep(raw, &raw mut rep) })
         });
         accepted.inspect_err(|_| connection.state.conn.release_handler())?;
         Ok(connection)
@@ -821,14 +808,14 @@ impl Request<'_> {
 
     /// Rejects the connection (`ib_send_cm_rej`). Fails with `EINVAL` for more than 148 bytes of
     /// private data, or the connection manager's error; the request is rejected all the same.
-    pub fn reject(self, reason: RejectReason, private_data: &[u8], _cx: &Sleepable) -> Result {
+    pub fn reject(self, reason: cm::RejectReason, private_data: &[u8], _cx: &Sleepable) -> Result {
         let len = private_data.len().try_into()?;
         // SAFETY: The id is alive by the invariant of `RawId`, and the data are copied by the call.
-        to_result(unsafe {
+        error::to_result(unsafe {
             bindings::ib_send_cm_rej(
                 self.id.as_ptr(),
                 reason.0,
-                null_mut(),
+                ptr::null_mut(),
                 0,
                 private_data.as_ptr().cast(),
                 len,

@@ -47,10 +47,7 @@ use crate::{
     cm::callback::InCallback,
     completion::Completion,
     context::Context as _,
-    deferred::{
-        self,
-        Deferred, //
-    },
+    deferred,
     device,
     objects,
     prelude::*,
@@ -58,25 +55,14 @@ use crate::{
     removal, //
 };
 use core::ptr::{
-    null,
-    null_mut,
+    self,
     NonNull, //
 };
 use kernel::{
-    error::{
-        from_err_ptr,
-        to_result, //
-    },
+    error,
     new_spinlock,
     prelude::*,
-    sync::{
-        self,
-        atomic::{
-            Atomic,
-            Relaxed, //
-        },
-        SpinLock, //
-    },
+    sync,
     time, //
 };
 use zerocopy::byteorder::big_endian;
@@ -237,7 +223,7 @@ fn put(mad: &mut [u8; MAD_LEN], at: usize, bytes: &[u8]) -> Result {
 }
 
 struct PeerInner {
-    ah: Deferred<ah::State<refs::Ref>>,
+    ah: deferred::Deferred<ah::State<refs::Ref>>,
     device: Device,
     port: u32,
     qpn: u32,
@@ -287,12 +273,12 @@ impl Peer {
         _cx: &Sleepable,
     ) -> Result<Self> {
         let (device, port) = (agent.device(), agent.port);
-        let reserved = Deferred::reserve()?;
+        let reserved = deferred::Deferred::reserve()?;
         let reference = device.get(refs::Kind::Ah);
         let live = agent.get()?;
         // SAFETY: The agent is registered, so it has a QP with a PD, which stay until the device is
         // removed. The caller says that the header is that of `wc`.
-        let raw = from_err_ptr(unsafe {
+        let raw = error::from_err_ptr(unsafe {
             let pd = (*(*live.as_raw()).qp).pd;
             bindings::ib_create_ah_from_wc(pd, wc, header, port)
         })?;
@@ -477,10 +463,10 @@ impl deferred::Teardown for State {
 /// Sends and receives MADs of one class through one port (`struct ib_mad_agent`). A work item
 /// unregisters it.
 pub struct Agent {
-    state: Deferred<State>,
+    state: deferred::Deferred<State>,
     class: Class,
     port: u32,
-    next_tid: Atomic<u32>,
+    next_tid: sync::atomic::Atomic<u32>,
 }
 
 impl Agent {
@@ -526,10 +512,10 @@ impl Agent {
             *request.method_mask.get_mut(word).ok_or(EINVAL)? |= 1 << bit;
         }
         let request = match methods {
-            [] => null_mut(),
+            [] => ptr::null_mut(),
             _ => &raw mut request,
         };
-        let reserved = Deferred::reserve()?;
+        let reserved = deferred::Deferred::reserve()?;
         let object = dev.list(refs::Kind::Mad)?;
         let queue = Arc::pin_init(Queue::new(backlog)?, GFP_KERNEL)?;
         let uninit = sync::UniqueArc::new_uninit(GFP_KERNEL)?;
@@ -564,7 +550,7 @@ impl Agent {
             state,
             class,
             port,
-            next_tid: Atomic::new(0),
+            next_tid: sync::atomic::Atomic::new(0),
         })
     }
 
@@ -683,7 +669,7 @@ impl Agent {
         let live = self.get()?;
         // SAFETY: The agent is registered by the invariant of `Live`; the field is constant.
         let high = unsafe { (*live.as_raw()).hi_tid };
-        Ok(u64::from(high) << 32 | u64::from(self.next_tid.fetch_add(1, Relaxed)))
+        Ok(u64::from(high) << 32 | u64::from(self.next_tid.fetch_add(1, sync::atomic::Relaxed)))
     }
 
     fn post(
@@ -731,7 +717,7 @@ unsafe impl Send for Buf {}
 impl Buf {
     fn new(agent: &Live<'_>, peer: &Peer, class: Class) -> Result<Self> {
         // SAFETY: The agent is registered while `agent` lives, which its buffers keep.
-        let raw = from_err_ptr(unsafe {
+        let raw = error::from_err_ptr(unsafe {
             bindings::ib_create_send_mad(
                 agent.as_raw(),
                 peer.0.qpn,
@@ -774,7 +760,7 @@ struct Progress {
 #[pin_data]
 struct Request {
     #[pin]
-    progress: SpinLock<Progress>,
+    progress: sync::SpinLock<Progress>,
     #[pin]
     done: Completion,
     /// Keeps the address handle that the buffer points to.
@@ -794,7 +780,7 @@ impl Request {
         }
         self.progress.lock().buf = Some(buf);
         // SAFETY: `raw` is a buffer by the invariant of `Buf`, which this may free.
-        let posted = to_result(unsafe { bindings::ib_post_send_mad(raw, null_mut()) });
+        let posted = error::to_result(unsafe { bindings::ib_post_send_mad(raw, ptr::null_mut()) });
         if posted.is_err() {
             // SAFETY: `post` has set the context above, and no send handler is called for a refused
             // buffer.
@@ -856,7 +842,7 @@ struct Mads {
 #[pin_data]
 struct Queue {
     #[pin]
-    mads: SpinLock<Mads>,
+    mads: sync::SpinLock<Mads>,
     #[pin]
     changed: sync::CondVar,
 }
@@ -987,7 +973,7 @@ unsafe fn register(
 ) -> Result<NonNull<bindings::ib_mad_agent>> {
     let (gsi, queue) = (bindings::ib_qp_type_IB_QPT_GSI, queue.cast_mut().cast());
     // SAFETY: The caller says so of device and context. The request is copied.
-    let agent = from_err_ptr(unsafe {
+    let agent = error::from_err_ptr(unsafe {
         bindings::ib_register_mad_agent(
             dev,
             port,
@@ -1023,7 +1009,7 @@ pub(crate) unsafe fn flush_timeouts(dev: *mut bindings::ib_device, port: u32, _c
     let agent = loop {
         // SAFETY: The caller says that the device is registered. An agent without a request
         // receives nothing but replies, and this one sends nothing, so no handler is called.
-        match unsafe { register(dev, port, null_mut(), None, null()) } {
+        match unsafe { register(dev, port, ptr::null_mut(), None, ptr::null()) } {
             Ok(agent) => break agent,
             // The port has no MADs, or could not be opened when the device was added.
             Err(EPROTONOSUPPORT | ENODEV) => return,

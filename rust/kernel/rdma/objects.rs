@@ -22,10 +22,7 @@ use kernel::{
     list,
     prelude::*,
     sync::{
-        atomic::{
-            Atomic,
-            Relaxed, //
-        },
+        atomic,
         SpinLockIrq, //
     },
     time::{
@@ -102,7 +99,7 @@ struct Record {
     links: list::ListLinks,
     kind: refs::Kind,
     /// The object's number, or `NO_NUM`.
-    num: Atomic<u32>,
+    num: atomic::Atomic<u32>,
     owner: NonNull<dyn Owner>,
     since: Instant<Monotonic>,
     #[pin]
@@ -135,7 +132,7 @@ impl fmt::Display for Record {
             (details.peer, undrained, details.qp.first().copied())
         };
         f.write_str(self.kind.name())?;
-        let num = self.num.load(Relaxed);
+        let num = self.num.load(atomic::Relaxed);
         if num != NO_NUM {
             write!(f, " {num}")?;
         }
@@ -180,7 +177,7 @@ impl Object {
             try_pin_init!(Record {
                 links <- list::ListLinks::new(),
                 kind,
-                num: Atomic::new(NO_NUM),
+                num: atomic::Atomic::new(NO_NUM),
                 owner,
                 since: Instant::now(),
                 details <- kernel::new_spinlock_irq!(Details {
@@ -203,7 +200,7 @@ impl Object {
 
     /// Sets the number that messages show.
     pub(crate) fn set_num(&self, num: u32) {
-        self.record.num.store(num, Relaxed);
+        self.record.num.store(num, atomic::Relaxed);
     }
 
     /// Sets the QP, of which messages show the number and what is posted.

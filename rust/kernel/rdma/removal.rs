@@ -7,15 +7,12 @@
 
 use crate::{
     bindings,
-    device,
+    device::name::Name,
     prelude::*,
     refs::REPORT_MS, //
 };
 use core::{
-    mem::{
-        swap,
-        take, //
-    },
+    mem,
     ptr::NonNull, //
 };
 use kernel::{
@@ -114,7 +111,7 @@ impl Removal {
         let mut removed = list.objects.pop();
         if let (Some(last), Some(entry)) = (&mut removed, list.objects.get_mut(index as usize)) {
             last.place().0.store(index, Relaxed);
-            swap(last, entry);
+            mem::swap(last, entry);
         }
         drop(list);
         drop(removed);
@@ -133,7 +130,7 @@ impl Removal {
 
     /// Ends all objects, after [`Removal::close`].
     pub(crate) fn end_all(&self, progress: Pin<&Progress>, cx: &Sleepable) {
-        let objects = take(&mut self.list.lock().objects);
+        let objects = mem::take(&mut self.list.lock().objects);
         // Objects may be removed meanwhile. The list is not locked while they are called.
         let is_listed = |object: &&Arc<dyn OnRemoval>| {
             let _list = self.list.lock();
@@ -200,7 +197,7 @@ impl hrtimer::HrTimerCallback for Progress {
         mut cx: hrtimer::HrTimerCallbackContext<'_, Self>,
     ) -> hrtimer::HrTimerRestart {
         // SAFETY: `device` is valid by the type invariant, as the timer is started: it runs.
-        let name = unsafe { device::name::Name::of(this.device.as_ptr()) };
+        let name = unsafe { Name::of(this.device.as_ptr()) };
         let secs = this.secs.fetch_add(REPORT_MS / 1_000, Relaxed) + REPORT_MS / 1_000;
         let step = STEPS.get(this.step.load(Relaxed) as usize).unwrap_or(&"");
         pr_warn!(

@@ -49,10 +49,7 @@ use crate::{
     cq,
     cqe,
     debug,
-    deferred::{
-        self,
-        Deferred, //
-    },
+    deferred,
     device,
     objects,
     pd,
@@ -268,7 +265,7 @@ pub(crate) struct Inner {
     /// Reservations of CQs that QPs on the SRQ complete to.
     #[pin]
     reservations: Mutex<KVec<CqReservation>>,
-    state: Deferred<State>,
+    state: deferred::Deferred<State>,
 }
 
 impl Inner {
@@ -303,7 +300,7 @@ fn create(
     _cx: &Sleepable,
 ) -> Result<Arc<Inner>> {
     let dev = pd.device();
-    let reserved = Deferred::reserve()?;
+    let reserved = deferred::Deferred::reserve()?;
     let object = dev.list(refs::Kind::Srq)?;
     let queue = KBox::new_uninit(GFP_KERNEL)?;
     let mut attr = bindings::ib_srq_init_attr {

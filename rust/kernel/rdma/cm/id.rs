@@ -14,10 +14,7 @@ use crate::{
         }, //
     },
     context::Context as _,
-    deferred::{
-        self,
-        Deferred, //
-    },
+    deferred,
     device,
     mad,
     objects,
@@ -26,24 +23,17 @@ use crate::{
 };
 use core::{
     mem::ManuallyDrop,
-    ptr::{
-        null_mut,
-        NonNull, //
-    }, //
+    ptr, //
 };
 use kernel::{
     error,
     prelude::*,
     sync::{
+        self,
         atomic::{
             Atomic,
-            Full,
-            Relaxed,
-            Release, //
-        },
-        ArcBorrow,
-        Mutex,
-        SetOnce, //
+            Relaxed, //
+        }, //
     },
     time::{
         self,
@@ -78,7 +68,7 @@ impl Id {
     /// a source address with `EADDRINUSE`, `EADDRNOTAVAIL`, or `ENODEV` if no device has it.
     #[inline(never)]
     pub fn create_with(client: &ClientRef, options: &Options<'_>, _cx: &Sleepable) -> Result<Self> {
-        let reserved = Deferred::reserve()?;
+        let reserved = deferred::Deferred::reserve()?;
         let conn = Conn::new(state::State::Idle)?;
         let listed = client.list(refs::Kind::Id)?;
         let context = Arc::as_ptr(&conn).cast_mut().cast();
@@ -601,7 +591,7 @@ impl Options<'_> {
         callback: Callback,
         context: *mut c_void,
     ) -> Result<RawId<RdmaCm>> {
-        let dev = self.net_of.map_or(null_mut(), Device::as_raw);
+        let dev = self.net_of.map_or(ptr::null_mut(), Device::as_raw);
         // SAFETY: The device is registered by the invariant of its `Inner`. It leaves its namespace
         // only when clients have let go of it, and a namespace is freed only when its devices have
         // left it, so the namespace is there.
@@ -625,7 +615,7 @@ impl Options<'_> {
         };
         // INVARIANT: The id was just created, and is the caller's.
         Ok(RawId(
-            NonNull::new(error::from_err_ptr(raw)?).ok_or(ENOMEM)?,
+            ptr::NonNull::new(error::from_err_ptr(raw)?).ok_or(ENOMEM)?,
         ))
     }
 
@@ -675,7 +665,7 @@ pub(super) struct Incoming {
     pub(super) conn: Arc<Conn<RdmaCm>>,
     /// Runs while the peer has to confirm.
     #[pin]
-    timeout: Mutex<Option<hrtimer::ArcHrTimerHandle<Incoming>>>,
+    timeout: sync::Mutex<Option<hrtimer::ArcHrTimerHandle<Incoming>>>,
     #[pin]
     timer: hrtimer::HrTimer<Self>,
     #[pin]
@@ -702,7 +692,7 @@ impl hrtimer::HrTimerCallback for Incoming {
     type Pointer<'a> = Arc<Self>;
 
     fn run(
-        this: ArcBorrow<'_, Self>,
+        this: sync::ArcBorrow<'_, Self>,
         _cx: hrtimer::HrTimerCallbackContext<'_, Self>,
     ) -> hrtimer::HrTimerRestart {
         // The work item looks whether it is confirmed, which takes a mutex.
@@ -791,7 +781,7 @@ impl Incoming {
 pub(super) struct State {
     raw: RawId<RdmaCm>,
     conn: Arc<Conn<RdmaCm>>,
-    device: SetOnce<Device>,
+    device: sync::SetOnce<Device>,
     /// If the id came with a request.
     incoming: Option<Arc<Incoming>>,
     client: ClientRef,
@@ -815,7 +805,7 @@ impl State {
         Self {
             raw,
             conn,
-            device: SetOnce::new(),
+            device: sync::SetOnce::new(),
             incoming,
             client: client.clone(),
             listed,
@@ -828,7 +818,7 @@ impl State {
         let (dst, timeout) = (dst.as_mut_ptr(), timeout_ms.try_into()?);
         // SAFETY: The id is alive by the invariant of `RawId`. The call copies the address.
         error::to_result(unsafe {
-            bindings::rdma_resolve_addr(self.raw.as_ptr(), null_mut(), dst, timeout)
+            bindings::rdma_resolve_addr(self.raw.as_ptr(), ptr::null_mut(), dst, timeout)
         })
     }
 
@@ -929,7 +919,7 @@ impl deferred::Teardown for State {
 ///
 /// `state` is there unless `destroyed`, which is set by the last handle.
 pub(crate) struct Inner {
-    pub(super) state: ManuallyDrop<Deferred<State>>,
+    pub(super) state: ManuallyDrop<deferred::Deferred<State>>,
     destroyed: bool,
     has_qp: Atomic<bool>,
 }
@@ -971,12 +961,12 @@ impl QpClaim {
 
 impl Drop for QpClaim {
     fn drop(&mut self) {
-        self.0.has_qp.store(false, Release);
+        self.0.has_qp.store(false, sync::atomic::Release);
     }
 }
 
 impl Inner {
-    pub(super) fn new(state: Deferred<State>) -> Result<Arc<Self>> {
+    pub(super) fn new(state: deferred::Deferred<State>) -> Result<Arc<Self>> {
         // INVARIANT: The state is there.
         let this = Self {
             state: ManuallyDrop::new(state),
@@ -1001,11 +991,11 @@ impl Inner {
     /// Returns the device that the id is bound to, or null.
     pub(crate) fn device_raw(&self) -> *mut bindings::ib_device {
         let device = self.state.device.as_ref();
-        device.map_or(null_mut(), Device::as_raw)
+        device.map_or(ptr::null_mut(), Device::as_raw)
     }
 
     pub(crate) fn claim_qp(self: &Arc<Self>) -> Result<QpClaim> {
-        if self.has_qp.xchg(true, Full) {
+        if self.has_qp.xchg(true, sync::atomic::Full) {
             return Err(EBUSY);
         }
         Ok(QpClaim(self.clone()))

@@ -7,19 +7,12 @@ use crate::{
     cm::{
         callback::InCallback,
         event,
-        id::{
-            self,
-            Incoming, //
-        },
+        id,
         state,
-        Id,
         Options, //
     },
     context::Context as _,
-    deferred::{
-        self,
-        Deferred, //
-    },
+    deferred,
     objects,
     prelude::*,
     refs, //
@@ -30,12 +23,8 @@ use core::{
 };
 use kernel::{
     error::to_result,
-    new_mutex,
     prelude::*,
-    sync::{
-        ArcBorrow,
-        Mutex, //
-    },
+    sync,
     workqueue, //
 };
 
@@ -69,12 +58,12 @@ impl<F: Fn(Request<'_>, &Sleepable) -> Result + Send + Sync + 'static> Accept fo
 #[pin_data]
 struct Listening {
     #[pin]
-    raw: Mutex<Option<state::RawId<id::RdmaCm>>>,
+    raw: sync::Mutex<Option<state::RawId<id::RdmaCm>>>,
     accept: Arc<dyn Accept>,
     client: ClientRef,
     /// The connections that came and are not confirmed.
     #[pin]
-    unconfirmed: Mutex<KVec<Arc<Incoming>>>,
+    unconfirmed: sync::Mutex<KVec<Arc<id::Incoming>>>,
     backlog: usize,
     #[pin]
     stop: workqueue::Work<Self>,
@@ -183,7 +172,7 @@ unsafe extern "C" fn on_listener_event(
     // SAFETY: The context of a listener is its `Listening`, which lives until the id is destroyed,
     // and a request's id inherits it. The event is valid during the call.
     let (this, event) = unsafe {
-        let this = ArcBorrow::<Listening>::from_raw(id.as_ref().context.cast());
+        let this = sync::ArcBorrow::<Listening>::from_raw(id.as_ref().context.cast());
         (Arc::from(this), &*event)
     };
     let _in_callback = InCallback::enter();
@@ -207,7 +196,7 @@ impl deferred::Teardown for ListenerState {
 ///
 /// Dropping it stops listening, from a work item. Connections that were taken go on.
 pub struct Listener {
-    state: Deferred<ListenerState>,
+    state: deferred::Deferred<ListenerState>,
 }
 
 impl Listener {
@@ -249,15 +238,15 @@ impl Listener {
         if options.src.is_some() {
             return Err(EINVAL);
         }
-        let reserved = Deferred::reserve()?;
+        let reserved = deferred::Deferred::reserve()?;
         let listed = client.list(refs::Kind::Id)?;
         listed.set_peer(objects::Peer::On(addr.ip(), addr.port()));
         let listening = Arc::pin_init(
             pin_init!(Listening {
-                raw <- new_mutex!(None),
+                raw <- kernel::new_mutex!(None),
                 accept,
                 client: client.clone(),
-                unconfirmed <- new_mutex!(KVec::new()),
+                unconfirmed <- kernel::new_mutex!(KVec::new()),
                 backlog: backlog.max(1) as usize,
                 stop <- kernel::new_work!("rdma::cm::Listener::stop"),
                 _listed: listed,
@@ -310,7 +299,7 @@ pub struct Request<'a> {
     id: NonNull<bindings::rdma_cm_id>,
     event: &'a bindings::rdma_cm_event,
     client: &'a ClientRef,
-    taken: &'a Cell<Option<Arc<Incoming>>>,
+    taken: &'a Cell<Option<Arc<id::Incoming>>>,
 }
 
 impl Request<'_> {
@@ -364,12 +353,12 @@ impl Request<'_> {
     /// }
     /// ```
     #[inline(never)]
-    pub fn into_id(self, _cx: &Sleepable) -> Result<Id> {
+    pub fn into_id(self, _cx: &Sleepable) -> Result<cm::Id> {
         // The id came with its device and its addresses.
         let conn = state::Conn::new(state::State::Requested)?;
         let listed = self.client.list(refs::Kind::Id)?;
-        let reserved = Deferred::reserve()?;
-        let incoming = Incoming::new(conn.clone())?;
+        let reserved = deferred::Deferred::reserve()?;
+        let incoming = id::Incoming::new(conn.clone())?;
         let raw = self.id.as_ptr();
         // SAFETY: By the type invariant this is the id's callback, during which it is locked: no
         // other one runs.
@@ -392,6 +381,6 @@ impl Request<'_> {
         };
         let inner = id::Inner::new(reserved.fill(state))?;
         inner.state.bind()?;
-        Ok(Id { inner })
+        Ok(cm::Id { inner })
     }
 }

@@ -37,20 +37,13 @@
 use crate::{
     bindings,
     cm::{
-        callback::{
-            current_task,
-            InCallback, //
-        },
+        callback,
         Event,
-        Handler,
-        PrivateData, //
+        Handler, //
     },
     deferred,
     prelude::*,
-    removal::{
-        self,
-        OnRemoval, //
-    }, //
+    removal, //
 };
 use core::{
     mem::replace,
@@ -62,10 +55,8 @@ use kernel::{
     sync::{
         self,
         atomic::{
-            Acquire,
             Atomic,
-            Relaxed,
-            Release, //
+            Relaxed, //
         },
         Mutex, //
     },
@@ -119,8 +110,8 @@ enum Wait<M: Manager> {
     /// No call waits.
     None,
     /// A call waits for the event with this C value. The data that come along go into the box.
-    Event(u32, KBox<PrivateData>),
-    Done(Result<KBox<PrivateData>>),
+    Event(u32, KBox<cm::PrivateData>),
+    Done(Result<KBox<cm::PrivateData>>),
     /// No call ever waits: the connection is made by its events. Kept until the peer was asked.
     Async(Option<Arc<M::Async>>),
 }
@@ -234,7 +225,7 @@ impl<M: Manager> workqueue::WorkItem<DISCONNECT> for Conn<M> {
     type Pointer = Arc<Self>;
 
     fn run(this: Arc<Self>) {
-        OnRemoval::disconnect(&*this);
+        removal::OnRemoval::disconnect(&*this);
     }
 }
 
@@ -254,7 +245,7 @@ impl<M: Manager> workqueue::WorkItem<NOTIFY> for Conn<M> {
     }
 }
 
-impl<M: Manager> OnRemoval for Conn<M> {
+impl<M: Manager> removal::OnRemoval for Conn<M> {
     fn place(&self) -> &removal::Place {
         &self.place
     }
@@ -267,7 +258,7 @@ impl<M: Manager> OnRemoval for Conn<M> {
 
     fn removed(&self, cx: &Sleepable) {
         // Callbacks may wait for the handler that is called here.
-        let _in_callback = InCallback::enter();
+        let _in_callback = callback::InCallback::enter();
         let connect = self.inner.lock().take_async();
         drop(connect);
         let _events = self.lock_events();
@@ -278,7 +269,7 @@ impl<M: Manager> OnRemoval for Conn<M> {
 
     fn disconnect(&self) {
         // A handler that is dropped here must not wait for the id, which is locked.
-        let _in_callback = InCallback::enter();
+        let _in_callback = callback::InCallback::enter();
         self.with_id(|id| {
             // SAFETY: `with_id` passes the id of this connection, alive meanwhile.
             let _ = unsafe { self.end(id.as_ptr()) };
@@ -332,13 +323,17 @@ impl<M: Manager> Conn<M> {
 
     /// Notes that the current task is in the callback of the id, or that it has left it.
     pub(crate) fn set_callback_task(&self, in_callback: bool) {
-        let task = if in_callback { current_task() } else { 0 };
+        let task = if in_callback {
+            callback::current_task()
+        } else {
+            0
+        };
         self.callback_task.store(task, Relaxed);
     }
 
     /// Returns whether the current task is in the callback of the id, and has its handler lock.
     pub(crate) fn is_in_own_callback(&self) -> bool {
-        self.callback_task.load(Relaxed) == current_task()
+        self.callback_task.load(Relaxed) == callback::current_task()
     }
 
     pub(crate) fn state(&self) -> State {
@@ -347,7 +342,7 @@ impl<M: Manager> Conn<M> {
 
     /// Returns whether device and addresses are known, and do not change any more. Any context.
     pub(crate) fn is_resolved(&self) -> bool {
-        self.resolved.load(Acquire)
+        self.resolved.load(sync::atomic::Acquire)
     }
 
     /// Returns whether the peer was asked, or answered, and has yet to answer or confirm.
@@ -394,11 +389,11 @@ impl<M: Manager> Conn<M> {
         &self,
         event: u32,
         start: impl FnOnce() -> Result,
-    ) -> Result<PrivateData> {
-        if InCallback::is_current() {
+    ) -> Result<cm::PrivateData> {
+        if callback::InCallback::is_current() {
             return Err(EDEADLK);
         }
-        let reply = KBox::new(PrivateData::new(&[]), GFP_KERNEL)?;
+        let reply = KBox::new(cm::PrivateData::new(&[]), GFP_KERNEL)?;
         {
             let mut inner = self.inner.lock();
             if !matches!(inner.wait, Wait::None) {
@@ -452,7 +447,7 @@ impl<M: Manager> Conn<M> {
         let mut is_last = false;
         inner.state = match event {
             Event::Other(_) if is_resolved && was == State::Idle => {
-                self.resolved.store(true, Release);
+                self.resolved.store(true, sync::atomic::Release);
                 State::Resolved
             }
             Event::Other(_) => was,
@@ -480,7 +475,7 @@ impl<M: Manager> Conn<M> {
         inner.wait = match (replace(&mut inner.wait, Wait::None), reply) {
             (Wait::Event(..), Err(e)) => Wait::Done(Err(e)),
             (Wait::Event(success, mut to), Ok(sent)) if success == raw => {
-                *to = PrivateData::new(sent);
+                *to = cm::PrivateData::new(sent);
                 Wait::Done(Ok(to))
             }
             (wait, _) => wait,
