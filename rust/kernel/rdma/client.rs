@@ -57,9 +57,8 @@ pub trait Client: Sized + Send + Sync + 'static {
     /// The ULP's data for each device, `()` if it has none.
     type Data: DeviceData<Self>;
 
-    /// Makes the ULP's state when the module is loaded, before any device is known.
-    ///
-    /// A clone of `client` creates connection manager ids later.
+    /// Makes the ULP's state when the module is loaded, before any device is known. A clone of
+    /// `client` creates connection manager ids later.
     fn init(client: &ClientRef) -> impl PinInit<Self, Error>;
 
     /// Called when all devices that are present were added. An error ends loading the module.
@@ -398,9 +397,8 @@ impl ClientRef {
         self.core().name
     }
 
-    /// Calls `f` from a work item, which may sleep for long. Unloading waits for its end.
-    ///
-    /// Any context that may allocate with `flags`. Fails with `ENOMEM`; `f` is then dropped.
+    /// Calls `f` from a work item, which may sleep for long. Unloading waits for its end. Any
+    /// context that may allocate with `flags`. Fails with `ENOMEM`; `f` is then dropped.
     pub fn spawn(
         &self,
         flags: kernel::alloc::Flags,
@@ -653,9 +651,8 @@ impl PinnedDrop for Core {
     }
 }
 
-/// Declares a kernel module that is an RDMA ULP.
-///
-/// The arguments are those of `module!`; `type` implements [`Client`](Client).
+/// Declares a kernel module that is an RDMA ULP. The arguments are those of `module!`; `type`
+/// implements [`Client`](Client).
 ///
 /// # Examples
 ///

@@ -31,8 +31,8 @@ const BUCKETS: usize = 256;
 /// A callback that is posted.
 struct Posted {
     times: u32,
-    /// The QP; null while it is not known, or for an SRQ.
-    qp: *const bindings::ib_qp,
+    /// The address of the QP; 0 while it is not known, or for an SRQ.
+    qp: usize,
     owner: TypeName,
     since: time::Instant<time::Monotonic>,
 }
@@ -72,9 +72,6 @@ struct State {
     /// Set when memory was missing for a callback: one that is not found may be posted.
     incomplete: bool,
 }
-
-// SAFETY: The pointer to a QP is only compared.
-unsafe impl Send for Posted {}
 
 /// The posted callbacks; part of the core module.
 #[pin_data]
@@ -130,7 +127,7 @@ pub(crate) fn activate(cqe: *mut bindings::ib_cqe, owner: &'static str) {
     };
     let posted = Posted {
         times: 1,
-        qp: core::ptr::null(),
+        qp: 0,
         owner: TypeName::new(owner),
         since: time::Instant::now(),
     };
@@ -148,7 +145,7 @@ pub(crate) fn activate(cqe: *mut bindings::ib_cqe, owner: &'static str) {
 pub(crate) fn set_qp_of(qp: *const bindings::ib_qp, cqe: *mut bindings::ib_cqe) {
     if let Some(bucket) = Table::bucket(cqe) {
         if let Some(posted) = bucket.lock().posted.get_mut(&(cqe as usize)) {
-            posted.qp = qp;
+            posted.qp = qp as usize;
         }
     }
 }
@@ -183,7 +180,11 @@ pub(crate) fn of_qp(qp: *const bindings::ib_qp) -> Option<Outstanding> {
     let mut found: Option<Outstanding> = None;
     for bucket in &Table::get()?.buckets {
         let state = bucket.lock();
-        for (_, posted) in state.posted.iter().filter(|(_, posted)| posted.qp == qp) {
+        for (_, posted) in state
+            .posted
+            .iter()
+            .filter(|(_, posted)| posted.qp == qp as usize)
+        {
             let Posted { owner, since, .. } = *posted;
             let count = posted.times + found.as_ref().map_or(0, |found| found.count);
             found = Some(match found {

@@ -123,10 +123,8 @@ pub(crate) struct Deferred<T: Teardown>(ManuallyDrop<Pin<KBox<Item<T>>>>);
 pub(crate) struct Reserved<T: Teardown>(KBox<core::mem::MaybeUninit<Item<T>>>);
 
 impl<T: Teardown> Reserved<T> {
-    /// Wraps a value.
-    ///
-    /// Must be called from functions that are neither generic nor inlined, so that the work item's
-    /// code is this module's: a ULP's code may be gone when it returns.
+    /// Wraps a value. Must be called from functions that are neither generic nor inlined, so that
+    /// the work item's code is this module's: a ULP's code may be gone when it returns.
     pub(crate) fn fill(self, value: T) -> Deferred<T> {
         let Ok(item) = self.0.write_pin_init(pin_init!(Item {
             work <- kernel::new_work!("rdma::Deferred"),
@@ -198,8 +196,7 @@ impl<T: Teardown> core::ops::Deref for Deferred<T> {
 impl<T: Teardown> core::ops::DerefMut for Deferred<T> {
     fn deref_mut(&mut self) -> &mut T {
         // SAFETY: Nothing is moved out, and `value` is not pinned structurally.
-        let item = unsafe { self.0.as_mut().get_unchecked_mut() };
-        &mut item.value
+        &mut unsafe { self.0.as_mut().get_unchecked_mut() }.value
     }
 }
 

@@ -241,9 +241,8 @@ impl Device {
 
     /// Returns what the ULP `C` keeps for the device (`ib_get_client_data`): between `add` and
     /// `remove`, and if the handle is one of this ULP's. `C` is the type given to
-    /// [`module_rdma_client!`](crate::module_rdma_client).
-    ///
-    /// The reference keeps the data, and the handles in them, which the removal waits for.
+    /// [`module_rdma_client!`](crate::module_rdma_client). The reference keeps the data, and the
+    /// handles in them, which the removal waits for.
     pub fn data<C: client::ModuleClient>(&self, _cx: &Sleepable) -> Option<Arc<C::Data>> {
         self.inner().data::<C>()
     }
@@ -392,9 +391,8 @@ impl DeviceAttr {
     }
 }
 
-/// An event of a device or one of its ports, as `struct ib_event`. Can be printed.
-///
-/// Events of QPs, CQs and SRQs go to their own handlers.
+/// An event of a device or one of its ports, as `struct ib_event`. Can be printed. Events of QPs,
+/// CQs and SRQs go to their own handlers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Event {

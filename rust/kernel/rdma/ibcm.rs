@@ -7,10 +7,8 @@
 //!
 //! The QP is one of [`Qp::create_raw`], in the reset state, or in the INIT state so that receives
 //! can be posted before: [`Connection::connect`] and [`Request::accept`] take it to RTS. A
-//! connection does not keep its QP, nor the other way round: either may go first.
-//!
-//! An id is destroyed by a work item when connection or listener are dropped, even in its own
-//! handler.
+//! connection does not keep its QP, nor the other way round: either may go first. An id is
+//! destroyed by a work item when connection or listener are dropped, even in its own handler.
 //!
 //! # Examples
 //!
@@ -230,7 +228,6 @@ impl deferred::Teardown for Connected {
 }
 
 /// A reliable connection that the InfiniBand connection manager has made (`struct ib_cm_id`).
-///
 /// Dropping it disconnects it, without waiting for the peer, and destroys the id, from a work item.
 pub struct Connection {
     state: deferred::Deferred<Connected>,
@@ -270,9 +267,8 @@ impl Connection {
 
     /// Asks for a connection to a service id (`ib_send_cm_req`), waits for the answer, takes the QP
     /// to RTS (`ib_cm_init_qp_attr`, `ib_modify_qp`), confirms (`ib_send_cm_rtu`), and returns the
-    /// answer's 196 bytes.
-    ///
-    /// `handler` gets the events of the connection but for [`cm::Event::Established`].
+    /// answer's 196 bytes. `handler` gets the events of the connection but for
+    /// [`cm::Event::Established`].
     ///
     /// # Errors
     ///
@@ -532,9 +528,8 @@ unsafe extern "C" fn on_event(
 /// The handler of a listener's events.
 pub trait Accept: Send + Sync + 'static {
     /// A peer wants to connect: [`Request::accept`] it, [`Request::reject`] it, or drop it, which
-    /// rejects it as well ([`CONSUMER_DEFINED`](cm::RejectReason::CONSUMER_DEFINED)).
-    ///
-    /// Called in process context; others wait for this to return.
+    /// rejects it as well ([`CONSUMER_DEFINED`](cm::RejectReason::CONSUMER_DEFINED)). Called in
+    /// process context; others wait for this to return.
     fn request(&self, request: Request<'_>, cx: &Sleepable);
 
     /// The device goes, and the listener with it.
@@ -642,9 +637,8 @@ impl deferred::Teardown for ListenerState {
     }
 }
 
-/// Listens for connections to a service id on one device (`ib_cm_listen`).
-///
-/// Dropping it stops listening, from a work item. Connections that were accepted go on.
+/// Listens for connections to a service id on one device (`ib_cm_listen`). Dropping it stops
+/// listening, from a work item. Connections that were accepted go on.
 pub struct Listener {
     state: deferred::Deferred<ListenerState>,
 }

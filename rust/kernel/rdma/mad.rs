@@ -234,7 +234,6 @@ struct PeerInner {
 }
 
 /// A destination of MADs: QP 1 of a port, or the sender of a MAD, as seen from a port of this host.
-///
 /// A counted handle, which requests keep until they complete.
 #[derive(Clone)]
 pub struct Peer(Arc<PeerInner>);
@@ -559,10 +558,6 @@ impl Agent {
         &self.state.device
     }
 
-    fn queue(&self) -> &Queue {
-        &self.state.registered.queue
-    }
-
     /// Takes a reference that keeps the agent registered.
     fn get(&self) -> Result<Live<'_>> {
         let registered = &*self.state.registered;
@@ -578,14 +573,20 @@ impl Agent {
 
     /// Returns the reason for which the agent was ended, or `error` if it was not.
     fn reason(&self, error: Error) -> Error {
-        self.queue().mads.lock().closed.unwrap_or(error)
+        self.state
+            .registered
+            .queue
+            .mads
+            .lock()
+            .closed
+            .unwrap_or(error)
     }
 
     /// Takes the MAD that came first, or waits for one: for `timeout_ms` milliseconds, or without a
     /// limit if that is `None`. Does not wait if it is 0. Fails with `ETIMEDOUT`, `ERESTARTSYS` on
     /// a signal, `ENODEV` if the device goes, or `ECANCELED` after [`Agent::stop`].
     pub fn recv(&self, timeout_ms: Option<u32>, _cx: &Sleepable) -> Result<Received> {
-        self.queue().pop(timeout_ms)
+        self.state.registered.queue.pop(timeout_ms)
     }
 
     /// Unregisters the agent (`ib_unregister_mad_agent`): waits and later calls fail with

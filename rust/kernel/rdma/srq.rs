@@ -80,9 +80,8 @@ use kernel::{
     }, //
 };
 
-/// The value of a slot of an SRQ, with the handler of its completions.
-///
-/// `N` is the number of scatter entries of each receive.
+/// The value of a slot of an SRQ, with the handler of its completions. `N` is the number of scatter
+/// entries of each receive.
 pub trait Receive<const N: usize = 1>: Sized + Send + 'static {
     /// The context that the handler needs. A QP whose CQ is polled elsewhere cannot use the SRQ.
     type Needs: Context;
@@ -95,10 +94,9 @@ pub trait Receive<const N: usize = 1>: Sized + Send + 'static {
     fn done(slot: Slot<Self, N>, wc: &Wc, cx: &Self::Needs);
 }
 
-/// A shared receive queue with slots of type `T`.
-///
-/// A counted handle. A work item destroys the SRQ, and drops the values of its slots, when the last
-/// handle, all QPs on it and every slot that was kept are gone.
+/// A shared receive queue with slots of type `T`. A counted handle. A work item destroys the SRQ,
+/// and drops the values of its slots, when the last handle, all QPs on it and every slot that was
+/// kept are gone.
 pub struct Srq<T: Receive<N>, const N: usize = 1> {
     inner: Arc<Inner>,
     _slots: PhantomData<fn() -> T>,
@@ -585,10 +583,9 @@ unsafe extern "C" fn done<T: Receive<N>, const N: usize>(
     T::done(slot, wc, &cx);
 }
 
-/// A receive of an SRQ that has completed: exclusive access to its value.
-///
-/// Dropping it posts the receive again (`ib_post_srq_recv`), in any context. It may also be kept,
-/// which withholds the credit, or own another request, as the response. The SRQ's end waits for it.
+/// A receive of an SRQ that has completed: exclusive access to its value. Dropping it posts the
+/// receive again (`ib_post_srq_recv`), in any context. It may also be kept, which withholds the
+/// credit, or own another request, as the response. The SRQ's end waits for it.
 ///
 /// # Invariants
 ///

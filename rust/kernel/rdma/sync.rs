@@ -37,10 +37,8 @@ impl RefCount {
         Self(Atomic::new(0))
     }
 
-    /// Adds a reference, unless the count was killed. Returns whether it did.
-    ///
-    /// No ordering is needed, as in `refcount_inc_not_zero()`: the caller has found the object
-    /// otherwise.
+    /// Adds a reference, unless the count was killed. Returns whether it did. No ordering is
+    /// needed, as in `refcount_inc_not_zero()`: the caller has found the object otherwise.
     pub(crate) fn try_get(&self) -> bool {
         let mut old = self.0.load(Relaxed);
         loop {
@@ -60,18 +58,15 @@ impl RefCount {
     }
 
     /// Drops a reference. Returns `true` if it was the last one of a count that was killed: the
-    /// caller then wakes the waiter, and must not touch anything else.
-    ///
-    /// Full ordering: all that was done with any reference happens before the waiter is woken.
+    /// caller then wakes the waiter, and must not touch anything else. Full ordering: all that was
+    /// done with any reference happens before the waiter is woken.
     #[must_use]
     pub(crate) fn put(&self) -> bool {
         self.0.fetch_sub(1, Full) == DEAD + 1
     }
 
     /// Kills the count. Returns whether there are references: [`RefCount::put`] then finds the last
-    /// one.
-    ///
-    /// Full ordering: all that was done with references that were dropped has happened.
+    /// one. Full ordering: all that was done with references that were dropped has happened.
     #[must_use]
     pub(crate) fn kill(&self) -> bool {
         // INVARIANT: From here a reference is only added beside another: it falls to zero once.
@@ -135,7 +130,6 @@ impl FreeCqes {
     }
 
     /// Reserves entries, all or none; fails with the number of free ones if there are not enough.
-    ///
     /// Acquire: all that was done with the entries before they were released has happened.
     pub(crate) fn reserve(&self, entries: i32) -> core::result::Result<(), i32> {
         let mut free = self.free();
@@ -151,9 +145,7 @@ impl FreeCqes {
         }
     }
 
-    /// Releases entries that were reserved.
-    ///
-    /// Release: see [`FreeCqes::reserve`].
+    /// Releases entries that were reserved. Release: see [`FreeCqes::reserve`].
     pub(crate) fn release(&self, entries: i32) {
         // INVARIANT: The entries were reserved, as the caller promises.
         self.0.fetch_add(entries, Release);
@@ -215,18 +207,16 @@ impl SlotsOut {
     }
 
     /// Takes a slot back. Returns `true` if it was the last one that is waited for: the caller then
-    /// wakes the waiter, and must not touch anything else.
-    ///
-    /// Full ordering: all use of any slot happens before the waiter is woken.
+    /// wakes the waiter, and must not touch anything else. Full ordering: all use of any slot
+    /// happens before the waiter is woken.
     #[must_use]
     pub(crate) fn put(&self) -> bool {
         self.0.fetch_sub(1, Full) == 1
     }
 
     /// Sets the number of slots that were kept when they began to be counted. Returns whether some
-    /// still are: then [`SlotsOut::put`] returns `true` for the last one.
-    ///
-    /// Full ordering: all use of slots that came back has happened.
+    /// still are: then [`SlotsOut::put`] returns `true` for the last one. Full ordering: all use of
+    /// slots that came back has happened.
     #[must_use]
     pub(crate) fn wait_for(&self, kept: i32) -> bool {
         let rest = UNKNOWN - kept;

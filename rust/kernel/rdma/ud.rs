@@ -30,9 +30,8 @@ use kernel::prelude::*;
 /// The length of the header in front of each received datagram, in bytes.
 pub const HEADER: usize = crate::ah::HEADER;
 
-/// A QP for datagrams, whose queues complete in contexts `S` and `R`.
-///
-/// It is drained and destroyed as a [`Qp`] is.
+/// A QP for datagrams, whose queues complete in contexts `S` and `R`. It is drained and destroyed
+/// as a [`Qp`] is.
 pub struct UdQp<S: PollContext, R: PollContext = S> {
     qp: Qp<S, R>,
 }
@@ -147,9 +146,8 @@ impl<'a> Datagram<'a> {
     }
 }
 
-/// A datagram to be sent, with `N` scatter/gather entries, as `struct ib_ud_wr`.
-///
-/// All requests are signaled: their owner comes back when they complete. The datagram may be lost.
+/// A datagram to be sent, with `N` scatter/gather entries, as `struct ib_ud_wr`. All requests are
+/// signaled: their owner comes back when they complete. The datagram may be lost.
 pub type UdWr<'a, const N: usize = 1> = SendWr<'a, N, UdOp>;
 
 /// The operation of a [`UdWr`].
@@ -160,9 +158,8 @@ pub struct UdOp {
 }
 
 impl<'a, const N: usize> UdWr<'a, N> {
-    /// A datagram to QP `qpn` at `ah`, which receives it if its Q_Key is `qkey` (`IB_WR_SEND`).
-    ///
-    /// It cannot be longer than the path's MTU.
+    /// A datagram to QP `qpn` at `ah`, which receives it if its Q_Key is `qkey` (`IB_WR_SEND`). It
+    /// cannot be longer than the path's MTU.
     #[inline]
     pub fn new(sges: impl Entries<Sge<'a>, N>, ah: &'a Ah, qpn: u32, qkey: u32) -> Self {
         let op = UdOp {
@@ -221,10 +218,8 @@ impl wr::Op for UdOp {
 }
 
 impl<S: PollContext, R: PollContext> UdQp<S, R> {
-    /// Posts a datagram (`ib_post_send`), moving in the owner of memory and address handle.
-    ///
-    /// Any context. Fails as [`Qp::post_send`]; with `EINVAL` if the address handle is of another
-    /// PD.
+    /// Posts a datagram (`ib_post_send`), moving in the owner of memory and address handle. Any
+    /// context. Fails as [`Qp::post_send`]; with `EINVAL` if the address handle is of another PD.
     #[inline]
     pub fn post_send<P, const ID: u64, const N: usize>(
         &self,
@@ -240,10 +235,8 @@ impl<S: PollContext, R: PollContext> UdQp<S, R> {
         unsafe { self.qp.post_op(owner, wr) }
     }
 
-    /// Posts a receive (`ib_post_recv`), moving its owner in. Its memory begins with the
-    /// [`HEADER`] bytes before the payload.
-    ///
-    /// As [`Qp::post_recv`](crate::qp::Qp::post_recv).
+    /// Posts a receive (`ib_post_recv`), moving its owner in. Its memory begins with the [`HEADER`]
+    /// bytes before the payload. As [`Qp::post_recv`](crate::qp::Qp::post_recv).
     #[inline]
     pub fn post_recv<P, const ID: u64, const N: usize>(
         &self,

@@ -11,9 +11,8 @@ use kernel::{
     prelude::*, //
 };
 
-/// An event of a connection, as `struct rdma_cm_event`.
-///
-/// The events of resolving are not passed on: the calls that start it wait for them.
+/// An event of a connection, as `struct rdma_cm_event`. The events of resolving are not passed on:
+/// the calls that start it wait for them.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub enum Event<'a> {
@@ -116,9 +115,8 @@ pub(super) unsafe fn private_data(raw: &bindings::rdma_cm_event) -> &[u8] {
 
 /// The handler of the events of a connection.
 pub trait Handler: Send + Sync + 'static {
-    /// Handles an event. Events of one connection come one after the other, in process context.
-    ///
-    /// The handler is released after the last event, so that it may own the connection.
+    /// Handles an event. Events of one connection come one after the other, in process context. The
+    /// handler is released after the last event, so that it may own the connection.
     fn event(&self, event: Event<'_>, cx: &Sleepable);
 }
 

@@ -48,9 +48,7 @@ use kernel::{
 /// The length of the private data of a rejection, in bytes.
 const REJECT_LEN: usize = bindings::ib_cm_data_size_IB_CM_REJ_PRIVATE_DATA_SIZE as usize;
 
-/// A connection's id, as `struct rdma_cm_id` of a reliable connected service.
-///
-/// A counted handle.
+/// A connection's id, as `struct rdma_cm_id` of a reliable connected service. A counted handle.
 #[derive(Clone)]
 pub struct Id {
     pub(super) inner: Arc<Inner>,
@@ -195,7 +193,6 @@ impl Id {
 
     /// Connects the id's QP to the peer (`rdma_connect`), waits until that has worked or failed,
     /// and returns what the peer sent along. `handler` gets all events, the first one included.
-    ///
     /// After an error, requests that were posted to the QP stay there, see [`Qp::drain`].
     ///
     /// # Errors
@@ -238,7 +235,6 @@ impl Id {
     }
 
     /// Accepts a connection request (`rdma_accept`), once. The peer may send from here on.
-    ///
     /// `handler` gets all events of the connection. A peer that does not confirm within 90 seconds,
     /// however often it wants to be asked, is given up with [`cm::Event::Failed`]; not so on iWARP.
     ///
@@ -395,7 +391,6 @@ impl Id {
 pub trait Connect: cm::Handler {
     /// The route to the peer is known: make the QP of `id`, post receives, and return the
     /// parameters of the connection, with which the crate asks the peer (`rdma_connect_locked`).
-    ///
     /// Called in process context, once, before any event. An error becomes [`cm::Event::Failed`].
     fn resolved(&self, id: &Id, cx: &Sleepable) -> Result<cm::ConnParam<'_>>;
 }
@@ -760,14 +755,13 @@ impl Incoming {
         if !self.is_unconfirmed() {
             return;
         }
-        let mut handler = None;
-        self.conn.with_id(|id| {
-            handler = self.conn.give_up(|| {
+        let handler = self.conn.with_id(|id| {
+            self.conn.give_up(|| {
                 // SAFETY: `with_id` passes the id, alive meanwhile. It was accepted.
                 let _ = unsafe { RdmaCm::disconnect(&self.conn, id.as_ptr()) };
-            });
+            })
         });
-        if let Some(handler) = handler {
+        if let Some(handler) = handler.flatten() {
             // SAFETY: Work items run in process context, and the locks are mutexes.
             let cx = unsafe { Sleepable::assume() };
             handler.event(cm::Event::Failed(ETIMEDOUT), &cx);

@@ -30,9 +30,8 @@ use kernel::{
 
 /// The handler of a listener's events.
 pub trait Accept: Send + Sync + 'static {
-    /// A peer wants to connect: take the request's id with [`Request::into_id`], or drop it.
-    ///
-    /// Called in process context.
+    /// A peer wants to connect: take the request's id with [`Request::into_id`], or drop it. Called
+    /// in process context.
     fn request(&self, request: Request<'_>, cx: &Sleepable);
 
     /// The device that the listener was bound to goes, and the listener with it. Listeners on all
@@ -95,7 +94,6 @@ impl Listening {
     }
 
     /// Makes room for one more connection, if need be by giving up the one that waits for longest.
-    ///
     /// Returns whether there is room. There is none while as many are being given up or not
     /// answered.
     fn make_room(&self) -> bool {
@@ -192,9 +190,8 @@ impl deferred::Teardown for ListenerState {
     }
 }
 
-/// Listens for connections on an address (`rdma_listen`).
-///
-/// Dropping it stops listening, from a work item. Connections that were taken go on.
+/// Listens for connections on an address (`rdma_listen`). Dropping it stops listening, from a work
+/// item. Connections that were taken go on.
 pub struct Listener {
     state: deferred::Deferred<ListenerState>,
 }

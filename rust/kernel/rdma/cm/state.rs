@@ -29,10 +29,8 @@
 //! the peer's last message is still to come (`ib_send_cm_dreq()` in core/cm.c). Notified leaves it
 //! to the callback altogether: if the state of the C id changes before the manager's worker has
 //! found that the connection is there, the worker does not cancel the message that waits for the
-//! peer's last one (`cm_establish_handler()` in core/cm.c), and the id lives on for a minute.
-//!
-//! While Asking, C is called without the lock, as an iWARP driver may take long. That task
-//! disconnects.
+//! peer's last one (`cm_establish_handler()` in core/cm.c), and the id lives on for a minute. While
+//! Asking, C is called without the lock, as an iWARP driver may take long. That task disconnects.
 
 use crate::{
     bindings,
@@ -314,11 +312,10 @@ impl<M: Manager> Conn<M> {
     }
 
     /// Calls a function with the id, unless it is about to be destroyed.
-    pub(crate) fn with_id(&self, f: impl FnOnce(RawId<M>)) {
+    pub(crate) fn with_id<R>(&self, f: impl FnOnce(RawId<M>) -> R) -> Option<R> {
         // The id is not destroyed while it is locked.
-        if let Some(id) = *self.id.lock() {
-            f(id);
-        }
+        let id = self.id.lock();
+        (*id).map(f)
     }
 
     /// Notes that the current task is in the callback of the id, or that it has left it.
@@ -382,7 +379,6 @@ impl<M: Manager> Conn<M> {
     }
 
     /// Calls `start` and waits for an event, or for a failure. Returns the data that came along.
-    ///
     /// Fails with `EDEADLK` in a callback, `EBUSY` if another call waits or the connection is made
     /// by its events, `ENODEV` if the device goes, and `ERESTARTSYS` on a signal.
     pub(crate) fn wait_for(

@@ -157,9 +157,8 @@ impl Device {
     }
 
     /// Returns the first IP address of the device's ports: on RoCE, where GIDs are IP addresses,
-    /// and on iWARP, where it is the first IPv4 address of the interface. Any context.
-    ///
-    /// Link-local addresses are skipped, as they need a scope.
+    /// and on iWARP, where it is the first IPv4 address of the interface. Any context. Link-local
+    /// addresses are skipped, as they need a scope.
     pub fn ip_addr(&self) -> Option<IpAddr> {
         for port in self.ports() {
             for attr in port.gids() {
