@@ -2,8 +2,7 @@
 
 //! Address handles, the destinations of datagrams.
 //!
-//! An [`Ah`] is made from an address vector, an [`Attr`]; from a GID; or from a datagram's
-//! [`Source`].
+//! An [`Ah`] is made from an address vector, [`Attr`]; a GID; or the [`Source`] of a datagram.
 //!
 //! C header: [`include/rdma/ib_verbs.h`](srctree/include/rdma/ib_verbs.h) (`struct rdma_ah_attr`)
 

@@ -24,10 +24,7 @@ use crate::{
     refs,
     removal::Step, //
 };
-use core::{
-    marker::PhantomPinned,
-    ptr::NonNull, //
-};
+use core::ptr::NonNull;
 use kernel::{
     error,
     fmt,
@@ -61,9 +58,8 @@ pub trait Client: Sized + Send + Sync + 'static {
     /// `client` creates connection manager ids later.
     fn init(client: &ClientRef) -> impl PinInit<Self, Error>;
 
-    /// Called when all devices that are present were added. An error ends loading the module.
-    ///
-    /// Called in process context.
+    /// Called when all devices that are present were added, in process context. An error ends
+    /// loading the module.
     fn ready(self: Pin<&Self>, _client: &ClientRef, _cx: &Sleepable) -> Result {
         Ok(())
     }
@@ -151,7 +147,7 @@ pub struct Registration<T: ModuleClient> {
 
 impl<T: ModuleClient> Registration<T> {
     /// Makes the ULP's state and registers it with the RDMA core. Fails with `EBUSY` but for the
-    /// module's own call, the first.
+    /// first call.
     pub fn new(name: &'static CStr) -> impl PinInit<Self, Error> {
         try_pin_init!(&this in Self {
             _: {
@@ -473,8 +469,6 @@ pub(crate) struct Core {
     pub(crate) name: &'static CStr,
     /// For work items of the ULP. Dropped after the refs were killed, and waits for their end.
     workqueue: Workqueue,
-    #[pin]
-    _pin: PhantomPinned,
 }
 
 // SAFETY: Any thread may register and unregister a `struct ib_client`; all else is `Send`.
@@ -502,7 +496,6 @@ impl Core {
             devices <- kernel::new_mutex!(KVec::new()),
             name,
             workqueue: Workqueue::new(name)?,
-            _pin: PhantomPinned,
         });
         KBox::pin_init(init, GFP_KERNEL)
     }
@@ -652,7 +645,7 @@ impl PinnedDrop for Core {
 }
 
 /// Declares a kernel module that is an RDMA ULP. The arguments are those of `module!`; `type`
-/// implements [`Client`](Client).
+/// implements [`Client`].
 ///
 /// # Examples
 ///
@@ -706,8 +699,8 @@ macro_rules! module_rdma_client {
         }
 
         // SAFETY: The static variable is for this type only, and the first registration is the
-        // module's: `module!` makes it before any other code of the module runs, and drops it when
-        // the module is unloaded.
+        // module's: `module!` makes it before any other code of the module runs, and drops it at
+        // the unload.
         unsafe impl $crate::client::ModuleClient for $type {
             fn singleton() -> &'static $crate::client::Singleton {
                 static SINGLETON: $crate::client::Singleton = $crate::client::Singleton::new();
@@ -746,9 +739,8 @@ macro_rules! module_rdma_client {
 }
 
 /// Refuses a path such as `::kernel` that a ULP has taken over (`extern crate self as kernel`):
-/// `module!` and other macros expand to such paths, so they decide what owns the registration.
-///
-/// A name that two glob imports bring is an error where it is used, unless both are the same item.
+/// `module!` and other macros expand to such paths, so they decide what owns the registration. A
+/// name that two glob imports bring is an error where it is used, unless both are the same item.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! own_path {

@@ -28,7 +28,6 @@ static TABLE: atomic::Atomic<usize> = atomic::Atomic::new(0);
 
 const BUCKETS: usize = 256;
 
-/// A callback that is posted.
 struct Posted {
     times: u32,
     /// The address of the QP; 0 while it is not known, or for an SRQ.
@@ -151,7 +150,7 @@ pub(crate) fn set_qp_of(qp: *const bindings::ib_qp, cqe: *mut bindings::ib_cqe) 
 }
 
 /// Removes a callback that has completed, or was not posted after all. Returns whether it was
-/// posted, if known.
+/// posted.
 #[cfg_attr(not(debug_assertions), inline)]
 pub(crate) fn deactivate(cqe: *mut bindings::ib_cqe) -> bool {
     let Some(bucket) = Table::bucket(cqe) else {

@@ -52,8 +52,8 @@ pub(crate) struct Inner {
     pub(crate) removal: removal::Removal,
     #[pin]
     progress: removal::Progress,
-    /// Its address tells client types apart, also those of several modules, where a `TypeId` is a
-    /// hash of names that they may share.
+    /// Its address tells client types apart, also those of several modules, where names and so
+    /// `TypeId`s may be shared.
     singleton: &'static client::Singleton,
     #[pin]
     data: sync::Mutex<Option<RawData>>,
@@ -127,7 +127,6 @@ impl Inner {
         core::ptr::eq(self.singleton, C::singleton())
     }
 
-    /// Sets the data of the ULP `C`.
     pub(crate) fn set_data<C: client::ModuleClient>(&self, data: Arc<C::Data>) {
         if self.is_of::<C>() {
             // INVARIANT: The type was just checked.
@@ -147,14 +146,12 @@ impl Inner {
         Some(data.into())
     }
 
-    /// Takes the data of the ULP `C`.
     pub(crate) fn take_data<C: client::ModuleClient>(&self) -> Option<Arc<C::Data>> {
         if !self.is_of::<C>() {
             return None;
         }
         let data = self.data.lock().take()?;
-        // SAFETY: By the type invariant the type is right. The reference was just taken out, under
-        // the lock.
+        // SAFETY: By the type invariant the type is right. The reference was just taken.
         Some(unsafe { Arc::from_raw(data.0.as_ptr().cast()) })
     }
 }
@@ -253,7 +250,6 @@ impl Device {
         DeviceAttr::from_raw(unsafe { &(*self.as_raw()).attrs })
     }
 
-    /// Returns the operations of the driver.
     pub(crate) fn ops(&self) -> &bindings::ib_device_ops {
         // SAFETY: The device is registered by the invariant of `Inner`; `ops` does not change.
         unsafe { &(*self.as_raw()).ops }
@@ -419,7 +415,7 @@ pub enum Event {
 impl Event {
     pub(crate) fn from_raw(raw: &bindings::ib_event) -> Self {
         // SAFETY: All members of the union are as large as this one or larger, and it may have any
-        // value. Events of ports have set it.
+        // value.
         let port = || unsafe { *raw.element.port_num };
         match raw.event {
             bindings::ib_event_type_IB_EVENT_DEVICE_FATAL => Self::DeviceFatal,

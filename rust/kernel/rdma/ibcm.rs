@@ -147,7 +147,6 @@ impl<'a> Path<'a> {
         let source = ah::Source::synthetic(from, to)?;
         let mut attr = bindings::rdma_ah_attr::default();
         // SAFETY: The device is registered by the invariant of `device::Inner`, and has the port.
-        // The header is that of `wc`.
         error::to_result(unsafe {
             bindings::ib_init_ah_attr_from_wc(
                 dev.as_raw(),
@@ -215,8 +214,7 @@ impl deferred::Teardown for Connected {
         // `ib_destroy_cm_id()` does not wait for the callback of a message that was not answered in
         // time: it has no reference to the id. What has begun is over after this.
         timeouts();
-        // SAFETY: The id is not destroyed yet by the invariant of `RawId`, and `set_id` has taken
-        // it.
+        // SAFETY: The id is alive by the invariant of `RawId`, and `set_id` has taken it.
         unsafe { bindings::ib_destroy_cm_id(self.id.as_ptr()) };
         // The id has no messages any more. Callbacks that have begun are over then.
         timeouts();
@@ -350,8 +348,8 @@ unsafe fn create(
     callback: unsafe extern "C" fn(*mut bindings::ib_cm_id, *const bindings::ib_cm_event) -> c_int,
     context: *mut c_void,
 ) -> Result<RawId<IbCm>> {
-    // SAFETY: The device is registered by the invariant of `device::Inner`, the caller says the
-    // rest.
+    // SAFETY: The device is registered by the invariant of `device::Inner`; the caller says so of
+    // callback and context.
     let raw = unsafe { bindings::ib_create_cm_id(device.as_raw(), Some(callback), context) };
     // INVARIANT: The id was just created, and is the caller's.
     Ok(RawId(
@@ -565,8 +563,7 @@ impl Listening {
         // Locked meanwhile, so that a second task waits for it too.
         let mut id = self.id.lock();
         if let Some(id) = id.take() {
-            // SAFETY: The id is not destroyed yet by the invariant of `RawId`, and this task has
-            // taken it.
+            // SAFETY: The id is alive by the invariant of `RawId`, and this task has taken it.
             unsafe { bindings::ib_destroy_cm_id(id.as_ptr()) };
         }
     }
@@ -738,8 +735,7 @@ impl Request<'_> {
         self.param().initiator_depth
     }
 
-    /// Takes the QP to RTS and accepts the connection (`ib_send_cm_rep`), whose events `handler`
-    /// gets.
+    /// Takes the QP to RTS and accepts (`ib_send_cm_rep`). `handler` gets the connection's events.
     ///
     /// # Errors
     ///

@@ -5,9 +5,8 @@
 //! An [`Agent`] sends requests of its [`Class`] and waits for the replies, and receives the
 //! requests of others for the [`Method`]s that it serves. Any number of threads may wait at one
 //! agent: each for the reply to its own request, or in [`Agent::recv`] for whatever comes, which
-//! goes to one of them. No code of the ULP runs in the MAD layer's own context.
-//!
-//! MADs have one segment: RMPP is not supported.
+//! goes to one of them. No code of the ULP runs in the MAD layer's own context. MADs have one
+//! segment: RMPP is not supported.
 //!
 //! # Examples
 //!
@@ -71,7 +70,6 @@ use zerocopy_derive::{
     KnownLayout, //
 };
 
-/// The length of a MAD, in bytes.
 const MAD_LEN: usize = 256;
 
 /// The header that all MADs begin with (`struct ib_mad_hdr`).
@@ -125,7 +123,6 @@ impl Method {
         self.0 & Self::RESP != 0 || self.0 == Self::TRAP_REPRESS.0
     }
 
-    /// Returns the method of a reply to this one.
     const fn response(self) -> Self {
         match self {
             Self::TRAP => Self::TRAP_REPRESS,
@@ -146,8 +143,7 @@ impl Class {
     /// The offset of the vendor's OUI in the MADs that have one, in bytes.
     const OUI_AT: usize = 37;
 
-    /// Returns a class by its number, such as `IB_MGMT_CLASS_DEVICE_MGMT`; 0x09 to 0x0f are
-    /// vendors'.
+    /// Returns a class, such as `IB_MGMT_CLASS_DEVICE_MGMT` or those of vendors, 0x09 to 0x0f.
     pub const fn new(id: u8, version: u8) -> Self {
         Self {
             id,
@@ -228,8 +224,8 @@ struct PeerInner {
     port: u32,
     qpn: u32,
     pkey_index: u16,
-    /// The MAD layer can match replies to requests. It compares GIDs, which a reply over IPv4
-    /// lacks.
+    /// The MAD layer can match replies to requests. It compares GIDs, and a reply over IPv4 has
+    /// none.
     matches: bool,
 }
 
@@ -318,8 +314,8 @@ impl Received {
     }
 
     fn bytes(&self) -> &[u8; MAD_LEN] {
-        // SAFETY: The buffer of a MAD has at least this length, is initialised, and complete by the
-        // type invariant.
+        // SAFETY: The buffer of a MAD is initialised, has this length, and is complete by the type
+        // invariant.
         unsafe { &*self.raw().recv_buf.__bindgen_anon_1.mad.cast() }
     }
 
@@ -398,8 +394,7 @@ unsafe impl Send for Registered {}
 unsafe impl Sync for Registered {}
 
 impl Registered {
-    /// Unregisters the agent, once: all threads that wait for it fail with `reason`, and its
-    /// handlers have returned.
+    /// Unregisters the agent, once: all waits fail with `reason`, and its handlers have returned.
     fn end(&self, reason: Error, cx: &Sleepable) {
         let mut ended = self.ended.lock();
         if core::mem::replace(&mut *ended, true) {
@@ -407,8 +402,8 @@ impl Registered {
         }
         self.queue.close(reason);
         self.refs.kill_and_wait(&"MAD agent", &|| {}, cx);
-        // SAFETY: The agent is registered by the type invariant, as `ended` was not set. No `Live`
-        // uses it.
+        // SAFETY: The agent is registered by the type invariant, as `ended` was false, and has no
+        // `Live`.
         unsafe { bindings::ib_unregister_mad_agent(self.raw.as_ptr()) };
     }
 }
@@ -491,8 +486,7 @@ impl Agent {
 
         // The C function uses the port before it checks it.
         dev.port(port).ok_or(EINVAL)?;
-        // These are QP 0's, which the C function refuses only to an agent that serves methods. They
-        // have no completion.
+        // These are QP 0's, refused by C only if methods are served. They have no completion.
         if matches!(
             u32::from(class.id),
             bindings::IB_MGMT_CLASS_SUBN_LID_ROUTED | bindings::IB_MGMT_CLASS_SUBN_DIRECTED_ROUTE
@@ -518,8 +512,8 @@ impl Agent {
         let object = dev.list(refs::Kind::Mad)?;
         let queue = Arc::pin_init(Queue::new(backlog)?, GFP_KERNEL)?;
         let uninit = sync::UniqueArc::new_uninit(GFP_KERNEL)?;
-        // SAFETY: The device is registered by the invariant of `device::Inner`; the agent keeps
-        // `queue`.
+        // SAFETY: The device is registered by the invariant of `device::Inner`, and `queue` is
+        // kept.
         let raw = unsafe {
             register(
                 dev.as_raw(),
@@ -591,8 +585,7 @@ impl Agent {
 
     /// Unregisters the agent (`ib_unregister_mad_agent`): waits and later calls fail with
     /// `ECANCELED`. Fails with `EDEADLK` in a callback of a connection manager: the timeout of an
-    /// unanswered message may have called it, and this waits for such timeouts. The agent stays
-    /// registered.
+    /// unanswered message may have called it, and this waits for it. The agent stays registered.
     pub fn stop(&self, cx: &Sleepable) -> Result {
         if InCallback::is_current() {
             return Err(EDEADLK);
@@ -610,8 +603,7 @@ impl Agent {
     /// - `ENODEV` if the device goes; `ECANCELED` after [`Agent::stop`].
     /// - `EINVAL` without a timeout, for a method that is a reply's, or if the peer is not seen
     ///   from the agent's port; `EMSGSIZE` if the payload is too long; `ENOMEM`.
-    /// - `EPROTONOSUPPORT` if the peer has an IPv4 address: the MAD layer cannot match such
-    ///   replies.
+    /// - `EPROTONOSUPPORT` if the peer has an IPv4 address: such replies are not matched.
     /// - `EDEADLK` in a callback of a connection manager, which may delay the timeouts of the port.
     pub fn request(
         &self,
@@ -749,7 +741,6 @@ impl Drop for Buf {
     }
 }
 
-/// The state of a request.
 struct Progress {
     /// The posted buffer, until the send handler is called for it.
     buf: Option<Buf>,
@@ -783,8 +774,7 @@ impl Request {
         // SAFETY: `raw` is a buffer by the invariant of `Buf`, which this may free.
         let posted = error::to_result(unsafe { bindings::ib_post_send_mad(raw, ptr::null_mut()) });
         if posted.is_err() {
-            // SAFETY: `post` has set the context above, and no send handler is called for a refused
-            // buffer.
+            // SAFETY: `post` has set the context; no send handler is called for a refused buffer.
             unsafe { Self::take(raw) }.complete(bindings::ib_wc_status_IB_WC_GENERAL_ERR);
         }
         posted
@@ -874,7 +864,6 @@ impl Queue {
         }
     }
 
-    /// Takes the MAD that came first, or waits for one.
     fn pop(&self, timeout_ms: Option<u32>) -> Result<Received> {
         let mut left: time::Jiffies = match timeout_ms {
             Some(ms) => time::msecs_to_jiffies(ms),
@@ -999,9 +988,8 @@ const RETRY_MS: i64 = 10;
 /// agents for requests that have timed out (`timeout_sends()` in core/mad.c). Only unregistering an
 /// agent flushes it, so this registers one that neither sends nor receives, and retries while that
 /// fails for want of memory or of agent numbers. A port that the MAD layer does not know (`ENODEV`)
-/// has no agents: it is closed after all clients of this crate have released the device.
-///
-/// Must not be called in a callback of a connection manager, which may be called by such a timeout.
+/// has no agents: it is closed after all clients of this crate have released the device. Must not
+/// be called in a callback of a connection manager, which may be called by such a timeout.
 ///
 /// # Safety
 ///

@@ -188,8 +188,7 @@ impl Object {
             }),
             GFP_KERNEL,
         )?;
-        // INVARIANT: The caller says that the reference is to the owner's refs. It is dropped after
-        // the record.
+        // INVARIANT: The caller says so of the reference, which is dropped after the record.
         let this = Self {
             record: record.clone_arc(),
             _ref: reference,
@@ -209,12 +208,10 @@ impl Object {
         self.record.details.lock().qp.fill(qp);
     }
 
-    /// Sets the other end.
     pub(crate) fn set_peer(&self, peer: Peer) {
         self.record.details.lock().peer = peer;
     }
 
-    /// Returns the other end.
     pub(crate) fn peer(&self) -> Peer {
         self.record.details.lock().peer
     }
@@ -262,8 +259,7 @@ impl Drop for Object {
     }
 }
 
-/// Kills the refs of `owner` and waits until nothing references it; `who` names the wait in
-/// messages, which name the objects.
+/// Kills the refs of `owner` and waits until nothing references it; messages of `who` name them.
 pub(crate) fn kill_and_wait(owner: &dyn Owner, who: &dyn fmt::Display, cx: &Sleepable) {
     let refs = owner.refs();
     refs.kill_and_wait(who, &|| report(refs, who), cx);
@@ -285,7 +281,6 @@ fn report(refs: &refs::Refs, who: &dyn fmt::Display) {
     }
 }
 
-/// The content of the file in debugfs.
 struct AllObjects;
 
 impl debugfs::Writer for AllObjects {

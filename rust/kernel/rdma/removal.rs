@@ -39,8 +39,8 @@ pub(crate) trait OnRemoval: Send + Sync {
     fn place(&self) -> &Place;
 
     /// The device is about to go: every thread that waits for the object gets `ENODEV`, and none
-    /// waits from here on. Called for all objects before [`OnRemoval::removed`] of any, under the
-    /// lock: must not wait.
+    /// waits from here on. Called for all objects before [`OnRemoval::removed`] of any, with the
+    /// list locked: must not wait.
     fn gone(self: Arc<Self>) {}
 
     /// The device goes: ends the object, or tells its handler. May wait for the ULP.

@@ -80,8 +80,8 @@ use kernel::{
     }, //
 };
 
-/// The value of a slot of an SRQ, with the handler of its completions. `N` is the number of scatter
-/// entries of each receive.
+/// The value of a slot of an SRQ, with the handler of its completions. Each has `N` scatter
+/// entries.
 pub trait Receive<const N: usize = 1>: Sized + Send + 'static {
     /// The context that the handler needs. A QP whose CQ is polled elsewhere cannot use the SRQ.
     type Needs: Context;
@@ -94,9 +94,8 @@ pub trait Receive<const N: usize = 1>: Sized + Send + 'static {
     fn done(slot: Slot<Self, N>, wc: &Wc, cx: &Self::Needs);
 }
 
-/// A shared receive queue with slots of type `T`. A counted handle. A work item destroys the SRQ,
-/// and drops the values of its slots, when the last handle, all QPs on it and every slot that was
-/// kept are gone.
+/// A shared receive queue with slots of type `T`. A counted handle. A work item destroys SRQ and
+/// slots when the last handle, all QPs on it and every slot that was kept are gone.
 pub struct Srq<T: Receive<N>, const N: usize = 1> {
     inner: Arc<Inner>,
     _slots: PhantomData<fn() -> T>,
@@ -159,8 +158,8 @@ unsafe extern "C" fn event(event: *mut bindings::ib_event, _context: *mut c_void
 /// # Invariants
 ///
 /// - `raw` is an SRQ that can be posted to, until an RCU grace period after `closed` was set.
-/// - `out` counts the slots that are dropped after `closed` was set; `returned` is completed with
-///   the last.
+/// - `out` counts the slots that are dropped after `closed` was set; `returned` completes with the
+///   last.
 #[pin_data]
 struct Queue {
     raw: NonNull<bindings::ib_srq>,
@@ -176,7 +175,6 @@ unsafe impl Send for Queue {}
 // SAFETY: `struct ib_srq` may be used by several threads at once, and the rest is `Sync`.
 unsafe impl Sync for Queue {}
 
-/// A receive that a driver refused.
 struct Refused {
     error: Error,
     /// Set if the driver has named the request. If not, the request may be in the queue.
@@ -215,8 +213,7 @@ impl Queue {
         self.closed.store(true, Relaxed);
         // After this no thread is posting, and one that drops a slot sees that the queue is closed.
         rcu::synchronize_rcu();
-        // There is no QP, so no slot is handed out any more, and those that were are still marked
-        // so.
+        // There is no QP, so no slot is handed out any more, and those that were are marked.
         if !self.out.wait_for(slots.handed_out()) {
             return;
         }
@@ -276,7 +273,6 @@ impl Inner {
     }
 }
 
-/// Checks that the device can have an SRQ of this size.
 fn check(dev: &Device, slots: u32, sges: u32) -> Result {
     let ops = dev.ops();
     if ops.create_srq.is_none() || ops.post_srq_recv.is_none() || ops.destroy_srq.is_none() {
@@ -345,8 +341,8 @@ fn create(
     )
 }
 
-/// A reservation that all QPs of an SRQ that complete to one CQ share: a slot has one completion at
-/// a time.
+/// A reservation that all QPs of an SRQ that complete to one CQ share: a slot has at most one
+/// completion that was not handled.
 ///
 /// # Invariants
 ///
@@ -481,8 +477,8 @@ impl<T: Receive<N>, const N: usize> Slots<T, N> {
 impl<T: Receive<N>, const N: usize> AnySlots for Slots<T, N> {
     unsafe fn post_all(&self, queue: NonNull<Queue>) -> Result {
         for memory in &self.0 {
-            // SAFETY: The slot was not posted yet, so nothing else uses its memory; the caller says
-            // that this is the queue of its SRQ.
+            // SAFETY: The slot was not posted yet, so its memory is unused; the caller says that
+            // this is its queue.
             unsafe {
                 (*memory.as_ptr()).queue = queue;
                 post::<T, N>(queue.as_ref(), *memory).map_err(|refused| refused.error)
@@ -574,8 +570,7 @@ unsafe extern "C" fn done<T: Receive<N>, const N: usize>(
     let memory: NonNull<Memory<T>> = unsafe { NonNull::new_unchecked(wc.cqe()) }.cast();
     // SAFETY: The memory is freed after the SRQ, which waits for the completions of its QPs.
     unsafe { &(*memory.as_ptr()).out }.store(1, Relaxed);
-    // INVARIANT: A receive completes once for each post, so there is no other `Slot` of this
-    // memory.
+    // INVARIANT: A receive completes once for each post: this is the only `Slot` of the memory.
     let slot = Slot(memory);
     // SAFETY: `InitAttr::on_srq` makes QPs only of CQs that are polled in a context that provides
     // this one; the core passes that of the completion.
@@ -655,7 +650,7 @@ where
     unsafe fn from_cqe(cqe: *mut bindings::ib_cqe) -> Self {
         // SAFETY: `cqe` is from `into_cqe`, as the caller promises. So it is the address of a
         // slot's memory, which is not null, plus these offsets. INVARIANT: `into_cqe` has consumed
-        // the only `Slot` of this memory.
+        // the only `Slot`.
         unsafe {
             let value = cqe.byte_sub(cqe::offset::<T, ID>());
             let memory = value.byte_sub(core::mem::offset_of!(Memory<T>, value));

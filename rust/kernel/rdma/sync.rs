@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Counters and locks that are one atomic each.
-//!
-//! Nothing else is here, so that `tests/model` can run this file in every order of its steps.
+//! Counters and locks that are one atomic each. Nothing else is here, so that `tests/model` can run
+//! this file in every order of its steps.
 //!
 //! The atomics that each request uses are those of the language, as the kernel crate's are function
 //! calls unless the kernel has `CONFIG_RUST_INLINE_HELPERS`. C does not access these, nor do they
@@ -179,8 +178,8 @@ impl Handles {
         self.0.store(2, Ordering::Relaxed);
     }
 
-    /// Drops the caller's handle. Returns whether it was the last one: then all that was done with
-    /// the other one has happened.
+    /// Drops the caller's handle. Returns whether it was the last: all use of the other has
+    /// happened then.
     #[inline]
     #[must_use]
     pub(crate) fn put(&self) -> bool {
@@ -207,8 +206,8 @@ impl SlotsOut {
     }
 
     /// Takes a slot back. Returns `true` if it was the last one that is waited for: the caller then
-    /// wakes the waiter, and must not touch anything else. Full ordering: all use of any slot
-    /// happens before the waiter is woken.
+    /// wakes the waiter, and must not touch anything else. Full ordering: all use of slots is
+    /// before that.
     #[must_use]
     pub(crate) fn put(&self) -> bool {
         self.0.fetch_sub(1, Full) == 1

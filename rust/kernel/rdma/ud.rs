@@ -30,8 +30,7 @@ use kernel::prelude::*;
 /// The length of the header in front of each received datagram, in bytes.
 pub const HEADER: usize = crate::ah::HEADER;
 
-/// A QP for datagrams, whose queues complete in contexts `S` and `R`. It is drained and destroyed
-/// as a [`Qp`] is.
+/// A QP for datagrams, whose queues complete in contexts `S` and `R`. It ends as a [`Qp`] does.
 pub struct UdQp<S: PollContext, R: PollContext = S> {
     qp: Qp<S, R>,
 }
@@ -120,7 +119,7 @@ pub struct Datagram<'a> {
 
 impl<'a> Datagram<'a> {
     /// Splits a datagram that was received into `buf`, from its start, into header and payload.
-    /// Fails with `EINVAL` if `wc` is not the completion of a receive, and `EMSGSIZE` if `buf` is
+    /// Fails with `EINVAL` if `wc` is not the completion of a receive, `EMSGSIZE` if `buf` is
     /// short.
     pub fn new(wc: wc::Success<'a>, buf: &'a [u8]) -> Result<Self> {
         if wc.opcode() != wc::Opcode::Recv {
@@ -201,8 +200,8 @@ impl wr::Op for UdOp {
     ) {
         let opcode = bindings::ib_wr_opcode_IB_WR_SEND;
         let flags = bindings::ib_send_flags_IB_SEND_SIGNALED;
-        // SAFETY: `to` is valid for writes, and the address handle lives until the request has
-        // completed, as the caller promises.
+        // SAFETY: The caller says that `to` is valid for writes, and the handle lives for the
+        // request.
         unsafe {
             wr::fill(to.cast(), opcode, flags, 0, sg_list, num_sge);
             (*to).ah = self.ah.as_ref().as_raw();

@@ -30,8 +30,7 @@ pub enum Event<'a> {
     /// `..._ADDR_ERROR`, `..._ROUTE_ERROR`). The last event of an id that was not established; one
     /// that was is being disconnected, as the peer's address has moved.
     Failed(Error),
-    /// The device goes (`RDMA_CM_EVENT_DEVICE_REMOVAL`), or the module, and the connection ends.
-    /// The last event of an id.
+    /// The device goes (`RDMA_CM_EVENT_DEVICE_REMOVAL`), or the module. The last event of an id.
     DeviceRemoval,
     /// Any other event, by its C value.
     Other(u32),
@@ -47,8 +46,7 @@ impl<'a> Event<'a> {
     ) -> Self {
         match raw.event {
             bindings::rdma_cm_event_type_RDMA_CM_EVENT_ESTABLISHED => Self::Established {
-                // SAFETY: The caller says that this is of a connected service, with its private
-                // data.
+                // SAFETY: The caller says so of the event and its private data.
                 private_data: unsafe { private_data(raw) },
             },
             bindings::rdma_cm_event_type_RDMA_CM_EVENT_DISCONNECTED => Self::Disconnected,

@@ -45,7 +45,6 @@ use kernel::{
     workqueue, //
 };
 
-/// The length of the private data of a rejection, in bytes.
 const REJECT_LEN: usize = bindings::ib_cm_data_size_IB_CM_REJ_PRIVATE_DATA_SIZE as usize;
 
 /// A connection's id, as `struct rdma_cm_id` of a reliable connected service. A counted handle.
@@ -139,8 +138,8 @@ impl Id {
         self.state().device.as_ref().ok_or(ENOTCONN)
     }
 
-    /// Returns the GIDs of both ends, this one first (`rdma_read_gids`). Fails with `ENOTCONN`
-    /// before they are known.
+    /// Returns the GIDs of both ends, this one first (`rdma_read_gids`). `ENOTCONN` before that is
+    /// known.
     pub fn gids(&self) -> Result<(device::Gid, device::Gid)> {
         self.device()?;
         self.state().resolved()?;
@@ -305,8 +304,7 @@ impl Id {
 
     /// Tells the connection manager, from a work item, that data have come on the QP, which proves
     /// that the connection is there (`rdma_notify` with `IB_EVENT_COMM_EST`): the peer's last
-    /// message may be lost. Does nothing if the connection is not being made, or is to end. Any
-    /// context.
+    /// message may be lost. Does nothing unless the connection is being made. Any context.
     ///
     /// # Examples
     ///
@@ -422,8 +420,7 @@ impl AsyncConnect {
         let mut param = self.id.qp_param(&param)?;
         let id = self.id.inner.as_raw();
         let disconnect = self.id.conn().ask(|| {
-            // SAFETY: The id is alive by the invariant of `RawId`, and locked in its callback. The
-            // call copies the parameters.
+            // SAFETY: The id is alive by the invariant of `RawId`, and locked in its callback.
             error::to_result(unsafe { bindings::rdma_connect_locked(id, &raw mut param) })
         })?;
         // On iWARP that would wait for the event that the connection is there, which disconnects.
@@ -521,7 +518,6 @@ pub(super) unsafe extern "C" fn on_event(
     0
 }
 
-/// The callback of an id.
 type Callback =
     unsafe extern "C" fn(*mut bindings::rdma_cm_id, *mut bindings::rdma_cm_event) -> c_int;
 
@@ -622,8 +618,7 @@ impl Options<'_> {
     pub(super) unsafe fn apply(&self, id: RawId<RdmaCm>) -> Result {
         let id = id.as_ptr();
         // SAFETY: The caller says that the id is alive; the calls lock what they change, and copy
-        // the address. All ids here are of a reliable connected service, as
-        // `rdma_set_min_rnr_timer` requires.
+        // the address. All ids are of a reliable service, as `rdma_set_min_rnr_timer` requires.
         unsafe {
             if let Some(node_type) = self.node_type {
                 error::to_result(bindings::rdma_restrict_node_type(id, node_type as u8))?;
@@ -776,7 +771,6 @@ pub(super) struct State {
     raw: RawId<RdmaCm>,
     conn: Arc<Conn<RdmaCm>>,
     device: sync::SetOnce<Device>,
-    /// If the id came with a request.
     incoming: Option<Arc<Incoming>>,
     client: ClientRef,
     listed: objects::Object,
@@ -820,8 +814,7 @@ impl State {
     fn resolve_route(&self, timeout_ms: u32) -> Result {
         self.resolved()?;
         // SAFETY: The id is alive by the invariant of `RawId`. The call reads the device and the
-        // addresses without a lock: C sets them before the event that `resolved()` has found, and
-        // never again.
+        // addresses without a lock: C sets them before the event that `resolved()` has found.
         error::to_result(unsafe {
             bindings::rdma_resolve_route(self.raw.as_ptr(), timeout_ms.try_into()?)
         })
@@ -854,11 +847,10 @@ impl State {
         Ok(())
     }
 
-    /// Waits for the callback of a message that was not answered.
-    ///
-    /// `rdma_destroy_id()` does not: `cm_process_send_error()` in core/cm.c gives the message's
-    /// reference back, and only then calls `cma_ib_handler()`, which takes the id's handler lock.
-    /// That may be held for long, so it is taken first: such a callback waits for no other.
+    /// Waits for the callback of a message that was not answered. `rdma_destroy_id()` does not:
+    /// `cm_process_send_error()` in core/cm.c gives the message's reference back, and only then
+    /// calls `cma_ib_handler()`, which takes the id's handler lock. That may be held for long, so
+    /// it is taken first: such a callback waits for no other.
     fn end_callback(&self, cx: &Sleepable) {
         // SAFETY: The id is alive by the invariant of `RawId`, and unlocked: this is no callback.
         unsafe {
@@ -931,7 +923,6 @@ impl Drop for Inner {
 pub(crate) struct QpClaim(Arc<Inner>);
 
 impl QpClaim {
-    /// Returns whom the id is to be connected to.
     pub(crate) fn peer(&self) -> objects::Peer {
         self.0.state.listed.peer()
     }

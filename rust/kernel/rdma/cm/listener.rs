@@ -52,8 +52,7 @@ impl<F: Fn(Request<'_>, &Sleepable) -> Result + Send + Sync + 'static> Accept fo
 ///
 /// # Invariants
 ///
-/// `raw` is an id whose callback is [`on_listener_event`] with this as its context, until it is
-/// taken.
+/// `raw` is an id whose callback is [`on_listener_event`] with this as its context, until taken.
 #[pin_data]
 struct Listening {
     #[pin]
@@ -94,8 +93,7 @@ impl Listening {
     }
 
     /// Makes room for one more connection, if need be by giving up the one that waits for longest.
-    /// Returns whether there is room. There is none while as many are being given up or not
-    /// answered.
+    /// Returns whether there is room. There is none while as many are given up or unanswered.
     fn make_room(&self) -> bool {
         let mut list = self.unconfirmed.lock();
         list.retain(|it| !it.is_settled());
@@ -209,8 +207,8 @@ impl Listener {
     ///
     /// # Errors
     ///
-    /// `EADDRINUSE`, `EADDRNOTAVAIL`, `ENODEV` if no device has it, `ENOMEM`, or the manager's
-    /// error.
+    /// `EADDRINUSE`, `EADDRNOTAVAIL`, `ENODEV` if no device has it, `ENOMEM`, or the connection
+    /// manager's error.
     pub fn new(
         client: &ClientRef,
         addr: SocketAddr,
@@ -302,8 +300,7 @@ pub struct Request<'a> {
 impl Request<'_> {
     /// Returns what the peer sent along.
     pub fn private_data(&self) -> &[u8] {
-        // SAFETY: By the type invariant this is an event of a connected service, valid in the
-        // callback.
+        // SAFETY: By the type invariant this is an event of a connected service, in its callback.
         unsafe { event::private_data(self.event) }
     }
 
@@ -357,8 +354,7 @@ impl Request<'_> {
         let reserved = deferred::Deferred::reserve()?;
         let incoming = id::Incoming::new(conn.clone())?;
         let raw = self.id.as_ptr();
-        // SAFETY: By the type invariant this is the id's callback, during which it is locked: no
-        // other one runs.
+        // SAFETY: By the type invariant this is the id's callback, the only one that runs.
         unsafe {
             (*raw).context = Arc::as_ptr(&conn).cast_mut().cast();
             (*raw).event_handler = Some(id::on_event);

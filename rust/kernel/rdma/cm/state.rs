@@ -63,7 +63,6 @@ use kernel::{
 
 /// A connection manager of C.
 pub(crate) trait Manager: Sized + Send + Sync + 'static {
-    /// The C type of an id.
     type Id;
     /// A connection that is made by its events.
     type Async: Send + Sync;
@@ -75,8 +74,8 @@ pub(crate) trait Manager: Sized + Send + Sync + 'static {
     /// The id is alive and the connection's, and its state is Requested or a later one.
     unsafe fn disconnect(conn: &Conn<Self>, id: *mut Self::Id) -> Result;
 
-    /// Tells the manager that the peer uses the connection (`IB_EVENT_COMM_EST`). Does not sleep.
-    /// Returns whether an event comes.
+    /// Tells the manager that the peer uses the connection. Does not sleep. Returns whether an
+    /// event comes.
     ///
     /// # Safety
     ///
@@ -105,7 +104,6 @@ pub(crate) enum State {
 
 /// A call that waits for an event, or what is done instead of waiting.
 enum Wait<M: Manager> {
-    /// No call waits.
     None,
     /// A call waits for the event with this C value. The data that come along go into the box.
     Event(u32, KBox<cm::PrivateData>),
@@ -147,11 +145,9 @@ impl<M: Manager> Inner<M> {
 
 /// The steps that an event leaves to the callback, in this order.
 pub(crate) struct Effects<M: Manager> {
-    /// The handler to call for the event.
     pub(crate) handler: Option<Arc<dyn Handler>>,
     /// The connection that is made by its events, to take its next step.
     pub(crate) connect: Option<Arc<M::Async>>,
-    /// The id is to be disconnected.
     pub(crate) disconnect: bool,
 }
 
@@ -210,7 +206,6 @@ pub(crate) struct Conn<M: Manager> {
     place: removal::Place,
 }
 
-/// The work items of a connection.
 const DISCONNECT: u64 = 0;
 const NOTIFY: u64 = 1;
 
@@ -351,7 +346,6 @@ impl<M: Manager> Conn<M> {
         self.inner.lock().gone
     }
 
-    /// Sets the handler of a connection that has none.
     pub(crate) fn set_handler(&self, handler: &Arc<dyn Handler>) -> Result {
         self.inner.lock().set_handler(handler)
     }
@@ -365,7 +359,6 @@ impl<M: Manager> Conn<M> {
         drop(self.take_handler());
     }
 
-    /// Excludes the handling of events.
     pub(crate) fn lock_events(&self) -> sync::MutexGuard<'_, ()> {
         self.event_lock.lock()
     }
@@ -451,8 +444,8 @@ impl<M: Manager> Conn<M> {
                 disconnect = inner.end;
                 State::Established
             }
-            // The neighbour of a connection that exists got another address: the connection is
-            // there for the manager only.
+            // A connection's neighbour got another address: the connection is there for the manager
+            // only.
             Event::Failed(_) if was == State::Established => {
                 disconnect = true;
                 was
@@ -504,8 +497,7 @@ impl<M: Manager> Conn<M> {
         Ok(())
     }
 
-    /// Ends a connection that is made by its events and has failed. Returns the handler, unless it
-    /// was given up.
+    /// Ends a connection that is made by its events and has failed. Returns its handler, if any.
     pub(crate) fn end_async(&self) -> Option<Arc<dyn Handler>> {
         let mut inner = self.inner.lock();
         let connect = inner.take_async();
@@ -544,10 +536,9 @@ impl<M: Manager> Conn<M> {
 
     /// Begins to accept the request that has come with a handler, or to reject it without one.
     /// Fails with `EINVAL` if none is still to be answered, and with `ENODEV` if one that is to be
-    /// accepted can only be rejected any more, as the device goes.
-    ///
-    /// C lets an id be rejected that has asked, or accepted, itself; but then it goes on sending
-    /// that message, with a reference to the id, until it was not answered for a minute.
+    /// accepted can only be rejected any more, as the device goes. C lets an id be rejected that
+    /// has asked, or accepted, itself; but then it goes on sending that message, with a reference
+    /// to the id, until it was not answered for a minute.
     pub(crate) fn begin_answer(&self, handler: Option<Arc<dyn Handler>>) -> Result {
         let mut inner = self.inner.lock();
         if inner.state != State::Requested {
@@ -564,8 +555,8 @@ impl<M: Manager> Conn<M> {
     }
 
     /// Begins to disconnect: ends the wait of a call with `ECANCELED`, and gives up a connection
-    /// that is made by its events. Returns whether to disconnect the id now; `EINVAL` if it was
-    /// never connected.
+    /// that is made by its events. Returns whether to disconnect it now; `EINVAL` if it was never
+    /// connected.
     pub(crate) fn begin_disconnect(&self) -> Result<bool> {
         let mut inner = self.inner.lock();
         self.fail_wait(&mut inner, ECANCELED);
@@ -630,7 +621,6 @@ impl<M: Manager> Conn<M> {
         }
     }
 
-    /// Disconnects from a work item.
     pub(crate) fn disconnect_later(self: &Arc<Self>) {
         // Already queued is as good.
         let _ = deferred::Queue::get().enqueue::<_, DISCONNECT>(self.clone());

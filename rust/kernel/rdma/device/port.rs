@@ -179,7 +179,6 @@ impl Device {
         None
     }
 
-    /// Returns `true` if the device is one of iWARP.
     pub(crate) fn is_iwarp(&self) -> bool {
         self.ports().any(|port| port.has(Protocol::Iwarp))
     }
