@@ -510,12 +510,12 @@ impl Core {
     unsafe fn register(&self, singleton: &Singleton, address: usize) -> Result {
         // INVARIANT: This is a registration of the type that the singleton is for, and it lives
         // until it is unregistered, as the caller promises.
-        singleton.registration.store(address, Release);
+        singleton.registration.store(address, atomic::Release);
         // SAFETY: `raw` is initialised and pinned, and unregistered before it goes.
         let registered = error::to_result(unsafe { bindings::ib_register_client(self.raw.get()) });
         registered.inspect_err(|_| {
             // INVARIANT: The RDMA core does not call a client that it could not register.
-            singleton.registration.store(0, Release);
+            singleton.registration.store(0, atomic::Release);
         })
     }
 
@@ -529,7 +529,7 @@ impl Core {
         // SAFETY: The client is registered, and is unregistered once, as the caller promises.
         unsafe { bindings::ib_unregister_client(self.raw.get()) };
         // INVARIANT: The RDMA core does not call the client any more.
-        singleton.registration.store(0, Release);
+        singleton.registration.store(0, atomic::Release);
     }
 
     /// Makes the state of a device that is added, and lists it. Returns it with a handle of the
