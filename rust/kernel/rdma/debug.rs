@@ -41,6 +41,7 @@ struct Posted {
 pub(crate) struct TypeName([u8; 64]);
 
 impl TypeName {
+    #[inline]
     fn new(name: &str) -> Self {
         let mut copy = [0; 64];
         for (to, from) in copy.iter_mut().zip(name.bytes()) {

@@ -38,9 +38,9 @@ pub(crate) trait OnRemoval: Send + Sync {
     /// Returns the object's own place in the list of its device.
     fn place(&self) -> &Place;
 
-    /// The device is about to go: every thread that waits for the object gets `ENODEV`, and none
-    /// waits from here on. Called for all objects before [`OnRemoval::removed`] of any, with the
-    /// list locked: must not wait.
+    /// The device is about to go: all waits for the object end with `ENODEV`, and none begins.
+    /// Called for all objects before [`OnRemoval::removed`] of any, with the list locked: must not
+    /// wait.
     fn gone(self: Arc<Self>) {}
 
     /// The device goes: ends the object, or tells its handler. May wait for the ULP.
@@ -92,18 +92,21 @@ impl Removal {
             return Err(ENODEV);
         }
         list.objects.reserve(1, GFP_KERNEL)?;
-        object
-            .place()
-            .0
-            .store(list.objects.len().try_into()?, Relaxed);
+        let index = list.objects.len().try_into()?;
+        object.place().0.store(index, Relaxed);
         list.objects.push_within_capacity(object)?;
         Ok(())
     }
 
     /// Takes an object out, if it is listed. Costs the same however many there are.
     pub(crate) fn remove<T: OnRemoval>(&self, object: &Arc<T>) {
+        self.remove_at(object.place());
+    }
+
+    #[inline(never)]
+    fn remove_at(&self, place: &Place) {
         let mut list = self.list.lock();
-        let index = object.place().0.xchg(u32::MAX, Relaxed);
+        let index = place.0.xchg(u32::MAX, Relaxed);
         if list.objects.get(index as usize).is_none() {
             return;
         }
@@ -117,8 +120,7 @@ impl Removal {
         drop(removed);
     }
 
-    /// Closes the list, and wakes up every thread that waits for one of the objects with `ENODEV`:
-    /// none waits from here on.
+    /// Closes the list, and ends all waits for its objects with `ENODEV`: none begins after that.
     #[inline(never)]
     pub(crate) fn close(&self) {
         let mut list = self.list.lock();
