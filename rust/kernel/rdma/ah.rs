@@ -74,9 +74,8 @@ pub struct Attr {
     pub grh: Option<Grh>,
     /// The destination's LID, which InfiniBand requires.
     pub dlid: u16,
-    /// The Ethernet address of the destination or the next router, which RoCE requires. The core
-    /// resolves it for userspace only; [`Ah::resolve`] does for datagrams, and [`GidAttr::l2`]
-    /// returns one's own.
+    /// The Ethernet address of the destination or the next router, which RoCE requires.
+    /// [`Ah::resolve`] finds it for datagrams, and [`GidAttr::l2`] returns one's own.
     pub dmac: [u8; 6],
     /// The service level, up to 15.
     pub service_level: u8,

@@ -2,9 +2,8 @@
 
 //! The list of all objects, for messages and debugfs.
 //!
-//! An object is in the list from its creation to its destruction; requests never are. A removal, or
-//! an unload, that waits names the objects that it waits for, and the file `rdma_rs/objects` of
-//! debugfs shows those of all devices and modules.
+//! An object is in the list from its creation to its destruction; requests never are. A removal or
+//! unload names those that it waits for, and `rdma_rs/objects` in debugfs shows all.
 
 use crate::{
     bindings,
