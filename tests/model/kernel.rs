@@ -33,6 +33,8 @@ pub mod sync {
             }
         }
 
+        pub use ordering::{Acquire, Full, Relaxed, Release};
+
         use ordering::Ordering;
 
         /// A number that loom has an atomic for.
