@@ -267,7 +267,7 @@ fn phase(
     let sends = 1 + u64::from(b.is_some());
     let there = caller::<Slot>(args.context, &a.cq, SLOTS);
     let back = b.and_then(|b| caller::<Slot>(args.context, &b.cq, SLOTS));
-    let (began, ns) = run.phase(count, &[there, back])?;
+    let (began, ns) = run.phase(count, &there, &back)?;
     figures.ops = count.into();
     figures.ns = ns;
     figures.posts = figures.ops * sends;

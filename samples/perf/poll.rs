@@ -25,10 +25,17 @@ pub(crate) trait Owner: CqeHandler<Needs = Atomic> {
 
 /// A CQ that the caller polls.
 pub(crate) struct Poller<'a> {
-    /// Handles completions, not many more than it is told, and returns their number.
-    pub(crate) poll: fn(&Cq, u32) -> Result<u32>,
-    pub(crate) cq: &'a Cq,
-    pub(crate) budget: u32,
+    poll: fn(&Cq, u32) -> Result<u32>,
+    cq: &'a Cq,
+    budget: u32,
+}
+
+impl Poller<'_> {
+    /// Handles completions, not many more than the budget, and returns their number.
+    #[inline]
+    pub(crate) fn poll(&self) -> Result<u32> {
+        (self.poll)(self.cq, self.budget)
+    }
 }
 
 /// Allocates a CQ for a context.

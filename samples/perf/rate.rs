@@ -113,7 +113,7 @@ impl Group {
     #[inline(never)]
     fn milestone(self: Pin<KBox<Self>>, wc: &Wc) {
         if self.left == 0 {
-            return self.common.run.clone().through(Owned::Group(self));
+            return self.common.run.clone().through_inlined(Owned::Group(self));
         }
         self.common.run.tick();
         self.again(wc);
@@ -271,7 +271,7 @@ fn phase(
     let total = count.div_ceil(args.signal);
     let receives = b.and_then(|b| caller::<Receive>(args.context, &b.cq, 2 * args.depth));
     let groups = caller::<Group>(args.context, &a.cq, args.depth);
-    let (_, ns) = run.phase(total, &[groups, receives])?;
+    let (_, ns) = run.phase(total, &groups, &receives)?;
     let ops = u64::from(total) * u64::from(args.signal);
     figures.ops = ops;
     figures.ns = ns;

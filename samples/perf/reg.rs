@@ -163,7 +163,7 @@ impl Owner for FastReg {
 
 fn phase(args: &Args<'_>, end: &End, run: &Run, count: u32, figures: &mut Figures) -> Result {
     let poller = caller::<FastReg>(args.context, &end.cq, args.depth);
-    let (_, ns) = run.phase(count, &[poller])?;
+    let (_, ns) = run.phase(count, &poller, &None)?;
     figures.ops = count.into();
     figures.ns = ns;
     figures.posts = 2 * figures.ops;

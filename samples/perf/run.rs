@@ -188,6 +188,7 @@ impl Run {
     }
 
     /// Begins a phase of so many owners.
+    #[inline(never)]
     pub(crate) fn begin(&self, owners: u32) {
         let mut state = self.state.lock();
         state.left = owners;
@@ -201,7 +202,8 @@ impl Run {
     pub(crate) fn phase(
         &self,
         total: u32,
-        pollers: &[Option<Poller<'_>>],
+        first: &Option<Poller<'_>>,
+        second: &Option<Poller<'_>>,
     ) -> Result<(Instant<Monotonic>, i64)> {
         let spare = KVVec::with_capacity(self.owners, GFP_KERNEL)?;
         let mut owners = self.state.lock().kept.replace(spare).ok_or(EIO)?;
@@ -223,8 +225,8 @@ impl Run {
         for (owner, qp) in owners.drain_all().zip(&qps) {
             owner.start(qp);
         }
-        if pollers.iter().any(Option::is_some) {
-            self.poll(pollers)?;
+        if let Some(first) = first {
+            self.poll(first, second.as_ref())?;
         }
         let end = self.sleep()?;
         Ok((began, (end - began).as_nanos()))
@@ -251,8 +253,14 @@ impl Run {
     }
 
     /// An owner is through. The last one ends the phase.
-    #[inline(always)]
+    #[inline(never)]
     pub(crate) fn through(&self, owner: Owned) {
+        self.through_inlined(owner);
+    }
+
+    /// As [`Run::through`], where there are many owners that come back a few times.
+    #[inline(always)]
+    pub(crate) fn through_inlined(&self, owner: Owned) {
         let mut state = self.state.lock();
         match state.keep(owner) {
             None => self.ended_in(state),
@@ -331,13 +339,13 @@ impl Run {
     }
 
     /// Polls until the phase is over. When that has been in vain for long it sleeps.
-    fn poll(&self, pollers: &[Option<Poller<'_>>]) -> Result {
+    fn poll(&self, first: &Poller<'_>, second: Option<&Poller<'_>>) -> Result {
         let spins = if nr_cpu_ids() > 1 { SPINS } else { SPINS_ALONE };
         let (mut idle, mut last) = (0, Instant::<Monotonic>::now());
         while !self.over.load(Acquire) {
-            let mut polled = 0;
-            for poller in pollers.iter().flatten() {
-                polled |= (poller.poll)(poller.cq, poller.budget)?;
+            let mut polled = first.poll()?;
+            if let Some(second) = second {
+                polled |= second.poll()?;
             }
             if polled != 0 {
                 idle = 0;

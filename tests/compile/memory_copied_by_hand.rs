@@ -5,16 +5,17 @@
 use kernel::prelude::*;
 use rdma::{
     dma::Direction,
-    mr::OwnMemory,
+    mr::Memory,
     prelude::*, //
 };
 
-fn len<D: Direction, M: OwnMemory<D>>(memory: &M) -> Result<usize> {
+fn look<D: Direction, M: Memory<D>>(memory: &M) -> Result {
     #[cfg(mistake)]
-    memory.copy_in(0, &[0; 8])?; //~ E0599 no method named `copy_in` found
-    Ok(memory.len())
+    memory.get().copy_in(0, &[0; 8])?; //~ E0624 method `copy_in` is private
+    let _ = memory.get();
+    Ok(())
 }
 
-fn len_of(buf: &Buf<ToDevice>) -> Result<usize> {
-    len(buf)
+fn look_at(buf: &Buf<ToDevice>) -> Result {
+    look(buf)
 }
