@@ -556,8 +556,8 @@ impl Agent {
     fn get(&self) -> Result<Live<'_>> {
         let registered = &*self.state.registered;
         // SAFETY: Before `State` drops the refs it ends the registration, which waits for them.
-        let live =
-            unsafe { registered.refs.try_get(refs::Kind::Mad) }.map_err(|e| self.reason(e))?;
+        let live = unsafe { registered.refs.try_get(refs::Kind::Mad) };
+        let live = live.map_err(|e| self.reason(e))?;
         // INVARIANT: `end` waits for the reference before it unregisters the agent.
         Ok(Live {
             registered,
