@@ -504,13 +504,13 @@ mod tests {
     fn prepared_transfer_is_cancelled() -> Result {
         let (t, all) = (Transfers::<Softirq>::new()?, pattern(LEN)?);
         t.region.write(0, &all)?;
-        let (mut transfer, other) = (t.transfer()?, Link::<Softirq>::new()?);
+        let (mut transfer, other) = (t.transfer()?, Transfers::<Softirq>::new()?);
         transfer.data.cancel();
         let part = Rw::read(&transfer.data, 7..PAGE_SIZE, t.remote, t.cx());
         t.link.a.qp.prepare_rw(part)?;
         transfer.data.cancel();
         let part = Rw::read(&transfer.data, 9..10, t.remote, t.cx());
-        other.a.qp.prepare_rw(part)?;
+        other.link.a.qp.prepare_rw(part)?;
         transfer.data.cancel();
         drop(other);
         // Its list is as it was.
