@@ -247,7 +247,7 @@ impl<T: ModuleClient> Registration<T> {
     /// Removes a device: no handle of it can be taken any more, and all objects made from it are
     /// gone when this returns. `registered` says that [`Self::event`] is registered for it.
     fn release(&self, inner: Pin<KBox<device::Inner>>, registered: bool, cx: &Sleepable) {
-        // SAFETY: `add_device` has registered the handler if it is `registered`, and `release` is
+        // SAFETY: `Core::end_add` has registered the handler if it is `registered`, and `release` is
         // called once for a device, by `add` or by `remove`, which may sleep.
         let dev = unsafe { self.core.begin_release(inner.as_ref(), registered) };
         let progress = inner.as_ref().progress();
@@ -504,8 +504,8 @@ impl Core {
     ///
     /// # Safety
     ///
-    /// The registration is of the type that the singleton is for, and stays where it is until
-    /// [`Core::unregister`] was called.
+    /// The registration is of the type that the singleton is for, as are the callbacks that
+    /// [`Core::new`] was given, and stays where it is until [`Core::unregister`] was called.
     #[inline(never)]
     unsafe fn register(&self, singleton: &Singleton, address: usize) -> Result {
         // INVARIANT: This is a registration of the type that the singleton is for, and it lives
@@ -565,7 +565,7 @@ impl Core {
     /// # Safety
     ///
     /// `add` of this client is being called for the device of `inner`, and succeeds. This is called
-    /// once for `inner`.
+    /// once for `inner`, and `event` is of the client's type.
     #[inline(never)]
     unsafe fn end_add(&self, inner: Pin<KBox<device::Inner>>, event: device::EventHandler) {
         // SAFETY: Both are valid in `add`, which is where client data are set.

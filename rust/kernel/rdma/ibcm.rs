@@ -295,6 +295,7 @@ impl Connection {
     }
 
     /// As [`Connection::disconnect`], from a work item: for completion handlers that may not sleep.
+    /// An error has no effect.
     pub fn disconnect_later(&self) {
         self.state.conn.disconnect_later();
     }
@@ -735,7 +736,8 @@ impl Request<'_> {
         self.param().initiator_depth
     }
 
-    /// Takes the QP to RTS and accepts (`ib_send_cm_rep`). `handler` gets the connection's events.
+    /// Takes the QP to RTS and accepts (`ib_send_cm_rep`). The peer may send from here on. `handler`
+    /// gets the connection's events.
     ///
     /// # Errors
     ///

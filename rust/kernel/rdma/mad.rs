@@ -143,7 +143,7 @@ impl Class {
     /// The offset of the vendor's OUI in the MADs that have one, in bytes.
     const OUI_AT: usize = 37;
 
-    /// Returns a class, such as `IB_MGMT_CLASS_DEVICE_MGMT` or those of vendors, 0x09 to 0x0f.
+    /// Returns a class, such as 0x06 (`IB_MGMT_CLASS_DEVICE_MGMT`) or one of vendors, 0x09 to 0x0f.
     pub const fn new(id: u8, version: u8) -> Self {
         Self {
             id,
@@ -295,7 +295,8 @@ impl Peer {
 ///
 /// # Invariants
 ///
-/// `raw` is a complete MAD, owned by this, that port `port` of the device `dev` has received.
+/// `raw` is a complete MAD, owned by this, that port `port` has received, of the device whose address
+/// was `dev`.
 pub struct Received {
     raw: NonNull<bindings::ib_mad_recv_wc>,
     dev: *const bindings::ib_device,
@@ -336,7 +337,8 @@ impl Received {
         self.header().status.get()
     }
 
-    /// Returns what follows the header of the MAD's class, up to the MAD's end.
+    /// Returns what follows the header of the MAD's class, up to the end of the MAD, which does not
+    /// have the length of the payload. It is the peer's, so nothing of it can be trusted.
     pub fn payload(&self) -> &[u8] {
         let at = Class::new(self.header().mgmt_class, 0).payload_at();
         self.bytes().get(at..).unwrap_or(&[])
@@ -603,7 +605,8 @@ impl Agent {
     /// - `ENODEV` if the device goes; `ECANCELED` after [`Agent::stop`].
     /// - `EINVAL` without a timeout, for a method that is a reply's, or if the peer is not seen
     ///   from the agent's port; `EMSGSIZE` if the payload is too long; `ENOMEM`.
-    /// - `EPROTONOSUPPORT` if the peer has an IPv4 address: such replies are not matched.
+    /// - `EPROTONOSUPPORT` if the peer has an IPv4 address: the MAD layer cannot match replies over
+    ///   RoCE v2 with IPv4. It can with IPv6.
     /// - `EDEADLK` in a callback of a connection manager, which may delay the timeouts of the port.
     pub fn request(
         &self,
@@ -629,7 +632,8 @@ impl Agent {
         })
     }
 
-    /// Sends a MAD without waiting for a reply. It may be lost. Fails as [`Agent::request`].
+    /// Sends a MAD without waiting for a reply. It may be lost. Fails with `ENODEV`, `ECANCELED`,
+    /// `EINVAL`, `EMSGSIZE` and `ENOMEM` as [`Agent::request`], or with the driver's error.
     pub fn send(&self, peer: &Peer, message: &Message<'_>, _cx: &Sleepable) -> Result {
         self.post(peer, self.tid()?, 0, message, 0, 0).map(drop)
     }

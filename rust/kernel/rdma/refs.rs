@@ -91,13 +91,18 @@ impl Refs {
         if !self.count.try_get() {
             return Err(ENODEV);
         }
-        Ok(self.counted(kind))
+        // SAFETY: The reference was just counted, and the refs stay, as the caller promises.
+        Ok(unsafe { self.counted(kind) })
     }
 
     /// Makes the reference that `count` was just incremented for.
-    fn counted(&self, kind: Kind) -> Ref {
+    ///
+    /// # Safety
+    ///
+    /// It was, and the refs stay where they are until [`Refs::kill_and_wait`] has returned.
+    unsafe fn counted(&self, kind: Kind) -> Ref {
         self.kinds[kind as usize].add(1, Relaxed);
-        // INVARIANT: The caller has counted the reference.
+        // INVARIANT: The caller has counted the reference, and says that the refs stay.
         Ref {
             refs: NonNull::from(self),
             kind,
@@ -172,7 +177,8 @@ impl Ref {
     /// Takes another reference to the same refs (`percpu_ref_get`), killed or not.
     pub(crate) fn get(&self, kind: Kind) -> Self {
         self.refs().count.get();
-        self.refs().counted(kind)
+        // SAFETY: Just counted. The refs stay while there is this reference, by its invariant.
+        unsafe { self.refs().counted(kind) }
     }
 }
 

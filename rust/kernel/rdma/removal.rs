@@ -64,7 +64,7 @@ impl Place {
 ///
 /// The `Place` of the object at index `i` is `i`.
 struct List {
-    objects: KVec<Arc<dyn OnRemoval>>,
+    objects: KVec<Option<Arc<dyn OnRemoval>>>,
     closed: bool,
 }
 
@@ -94,7 +94,7 @@ impl Removal {
         list.objects.reserve(1, GFP_KERNEL)?;
         let index = list.objects.len().try_into()?;
         object.place().0.store(index, Relaxed);
-        list.objects.push_within_capacity(object)?;
+        list.objects.push_within_capacity(Some(object))?;
         Ok(())
     }
 
@@ -106,15 +106,15 @@ impl Removal {
     #[inline(never)]
     fn remove_at(&self, place: &Place) {
         let mut list = self.list.lock();
-        let index = place.0.xchg(u32::MAX, Relaxed);
-        if list.objects.get(index as usize).is_none() {
-            return;
-        }
-        // The last object gets its place.
-        let mut removed = list.objects.pop();
-        if let (Some(last), Some(entry)) = (&mut removed, list.objects.get_mut(index as usize)) {
-            last.place().0.store(index, Relaxed);
-            mem::swap(last, entry);
+        let index = place.0.xchg(u32::MAX, Relaxed) as usize;
+        let removed = list.objects.get_mut(index).and_then(Option::take);
+        // The last object gets its place, unless `end_all` goes through the list.
+        if removed.is_some() && !list.closed {
+            let last = list.objects.pop().flatten();
+            if let (Some(last), Some(entry)) = (last, list.objects.get_mut(index)) {
+                last.place().0.store(index as u32, Relaxed);
+                *entry = Some(last);
+            }
         }
         drop(list);
         drop(removed);
@@ -125,27 +125,33 @@ impl Removal {
     pub(crate) fn close(&self) {
         let mut list = self.list.lock();
         list.closed = true;
-        for object in list.objects.iter() {
+        for object in list.objects.iter().flatten() {
             object.clone().gone();
         }
     }
 
     /// Ends all objects, after [`Removal::close`].
     pub(crate) fn end_all(&self, progress: Pin<&Progress>, cx: &Sleepable) {
-        let objects = mem::take(&mut self.list.lock().objects);
-        // Objects may be removed meanwhile. The list is not locked while they are called.
-        let is_listed = |object: &&Arc<dyn OnRemoval>| {
-            let _list = self.list.lock();
-            object.place().0.load(Relaxed) != u32::MAX
-        };
         progress.during(Step::Objects, &mut || {
-            for object in objects.iter().filter(is_listed) {
-                object.removed(cx);
-            }
-            for object in objects.iter().filter(is_listed) {
-                object.disconnect();
-            }
+            self.for_each(&|object| object.removed(cx));
+            self.for_each(&|object| object.disconnect());
+            let objects = mem::take(&mut self.list.lock().objects);
+            drop(objects);
         });
+    }
+
+    /// Calls `f` for all objects that are listed when their turn comes. The list is closed; it is
+    /// not locked meanwhile.
+    fn for_each(&self, f: &dyn Fn(&dyn OnRemoval)) {
+        for index in 0.. {
+            let object = match self.list.lock().objects.get(index) {
+                Some(object) => object.clone(),
+                None => break,
+            };
+            if let Some(object) = object {
+                f(&*object);
+            }
+        }
     }
 }
 

@@ -65,7 +65,8 @@ impl<S: PollContext, R: PollContext> UdQp<S, R> {
         self.qp.drain(cx)
     }
 
-    /// Drains and destroys the QP, and waits for that. A drop leaves that to a work item.
+    /// Drains and destroys the QP, and waits for that. A drop leaves that to a work item. Fails as
+    /// [`Qp::destroy`].
     pub fn destroy(self, cx: &Sleepable) -> Result {
         self.qp.destroy(cx)
     }

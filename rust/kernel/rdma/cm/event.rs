@@ -22,7 +22,8 @@ pub enum Event<'a> {
         private_data: &'a [u8],
     },
     /// The connection is gone (`RDMA_CM_EVENT_DISCONNECTED`). After the handler the crate answers
-    /// the peer and moves the QP to the error state. The last event of an id.
+    /// the peer and moves the QP to the error state, so that what is posted comes back. The last
+    /// event of an id.
     Disconnected,
     /// The peer does not want the connection (`RDMA_CM_EVENT_REJECTED`). The last event of an id.
     Rejected(Rejected<'a>),
@@ -30,7 +31,9 @@ pub enum Event<'a> {
     /// `..._ADDR_ERROR`, `..._ROUTE_ERROR`). The last event of an id that was not established; one
     /// that was is being disconnected, as the peer's address has moved.
     Failed(Error),
-    /// The device goes (`RDMA_CM_EVENT_DEVICE_REMOVAL`), or the module. The last event of an id.
+    /// The device goes (`RDMA_CM_EVENT_DEVICE_REMOVAL`), or the module: after the handler the crate
+    /// ends the connection, and the removal waits until its objects are gone. The last event of an
+    /// id.
     DeviceRemoval,
     /// Any other event, by its C value.
     Other(u32),

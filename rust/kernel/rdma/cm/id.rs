@@ -99,8 +99,8 @@ impl Id {
     ///
     /// # Errors
     ///
-    /// `EBUSY` if there is another handle, or the id's QP: the id ends with the last of them.
-    /// `EDEADLK` in a callback of the connection manager: a work item destroys the id.
+    /// The handle is gone in any case. `EBUSY` if there is another one, or the id's QP: the id ends
+    /// with the last of them. `EDEADLK` in a callback of the connection manager: a work item destroys the id.
     pub fn destroy(self, cx: &Sleepable) -> Result {
         if InCallback::is_current() {
             return Err(EDEADLK);
@@ -158,7 +158,8 @@ impl Id {
     ///
     /// # Errors
     ///
-    /// As [`Id::create_with`], or what is wrong with the address. The handler gets no event then.
+    /// As [`Id::create_with`], or what is wrong with the address. The handler is released then, and
+    /// gets no event.
     pub fn connect_to<H: Connect>(
         client: &ClientRef,
         dst: SocketAddr,
@@ -241,7 +242,8 @@ impl Id {
     ///
     /// `EINVAL` without a QP, without a request that is still to be answered, or with too much
     /// private data; `ENODEV` if its device goes; `EDEADLK` in a callback of the connection manager
-    /// that is not that of this request; or the manager's error, which has rejected the request.
+    /// that is not that of this request; or the manager's error, which has rejected the request. The
+    /// handler is released.
     pub fn accept(
         &self,
         handler: Arc<dyn cm::Handler>,
@@ -553,7 +555,8 @@ type Callback =
 /// ```
 #[derive(Clone, Copy, Default)]
 pub struct Options<'a> {
-    /// The network namespace is that of this device (`rdma_dev_net`), instead of the initial one.
+    /// The network namespace is that of this device (`rdma_dev_net`), instead of the initial one:
+    /// `ENODEV` if it is being dismantled.
     pub net_of: Option<&'a Device>,
     /// The address to connect from (`rdma_bind_addr`). Port 0 is any free one. Not for listeners.
     pub src: Option<SocketAddr>,
@@ -859,7 +862,7 @@ impl State {
         }
         if let Some(device) = self.device.as_ref() {
             // SAFETY: The device is registered by the invariant of `device::Inner`, and the id is
-            // alive by the type invariant. The port of an id does not change once it has a device.
+            // alive by the invariant of `RawId`. The port of an id does not change once it has a device.
             unsafe {
                 mad::flush_timeouts(device.as_raw(), (*self.raw.as_ptr()).port_num, cx);
             }

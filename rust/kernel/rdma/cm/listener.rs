@@ -261,7 +261,8 @@ impl Listener {
             src: Some(addr),
             ..*options
         };
-        // SAFETY: The id was just created, and is not destroyed while `raw` is locked.
+        // SAFETY: The id was just created. Nobody has taken it: until it is bound it gets no event,
+        // and then it is not destroyed while `raw` is locked.
         unsafe {
             if addr.is_ipv6() {
                 let only = (!options.dual_stack).into();
@@ -363,6 +364,7 @@ impl Request<'_> {
         conn.set_callback_task(true);
         self.taken.set(Some(incoming.clone()));
         // SAFETY: The callback's return does not destroy what is taken; both were set above.
+        // INVARIANT: From here on the id is destroyed by the teardown of the state only.
         let state = unsafe {
             id::State::new(
                 state::RawId(self.id),

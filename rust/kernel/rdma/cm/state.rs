@@ -155,7 +155,8 @@ pub(crate) struct Effects<M: Manager> {
 ///
 /// # Invariants
 ///
-/// The id is not destroyed.
+/// The id is not destroyed before the teardown of its owner, or, of a copy from
+/// [`Conn::with_id`], while that has the lock.
 pub(crate) struct RawId<M: Manager>(pub(crate) NonNull<M::Id>);
 
 impl<M: Manager> Clone for RawId<M> {
