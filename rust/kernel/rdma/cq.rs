@@ -48,10 +48,7 @@ use crate::{
         FreeCqes,
         PollLock, //
     },
-    wc::{
-        core_array,
-        POLL_BATCH, //
-    }, //
+    wc, //
 };
 use core::{
     cell::UnsafeCell,
@@ -63,10 +60,7 @@ use core::{
     ptr::NonNull, //
 };
 use kernel::{
-    error::{
-        from_err_ptr,
-        to_result, //
-    },
+    error,
     new_condvar,
     new_spinlock_irq,
     prelude::*,
@@ -79,7 +73,6 @@ use kernel::{
             Atomic, //
         },
         rcu::synchronize_rcu,
-        Arc,
         CondVar,
         SpinLockIrq, //
     }, //
@@ -174,7 +167,7 @@ impl<C: PollContext> Cq<C> {
     pub fn moderate(&self, count: u16, period_us: u16, _cx: &Sleepable) -> Result {
         let cq = self.inner.raw.as_ptr();
         // SAFETY: The CQ is there while `self` lives.
-        to_result(unsafe { bindings::rdma_set_cq_moderation(cq, count, period_us) })
+        error::to_result(unsafe { bindings::rdma_set_cq_moderation(cq, count, period_us) })
     }
 
     /// Returns the number of entries: those that the driver gave or, of a shared CQ, those that
@@ -290,7 +283,7 @@ fn alloc(
             bindings::__ib_alloc_cq_any(dev.as_raw(), private, entries.try_into()?, context, caller)
         },
     };
-    let raw = from_err_ptr(raw).and_then(|raw| NonNull::new(raw).ok_or(ENOMEM));
+    let raw = error::from_err_ptr(raw).and_then(|raw| NonNull::new(raw).ok_or(ENOMEM));
     let raw = raw.inspect_err(|_| {
         if waited {
             dev.inner().removal.remove(&callbacks);
@@ -349,7 +342,7 @@ fn get(
     };
     // SAFETY: The device is registered while `dev` lives, and the arguments are in range.
     let raw = unsafe { bindings::ib_cq_pool_get(dev.as_raw(), entries, vector, context) };
-    let raw = NonNull::new(from_err_ptr(raw)?).ok_or(ENOMEM)?;
+    let raw = NonNull::new(error::from_err_ptr(raw)?).ok_or(ENOMEM)?;
     // SAFETY: Just taken; the number does not change.
     listed.set_num(unsafe { raw.as_ref() }.res.id);
     // INVARIANT: Just taken.
@@ -450,7 +443,7 @@ impl Inner {
             state,
         };
         if inner.is_caller_polled() {
-            let wcs = [const { MaybeUninit::uninit() }; POLL_BATCH];
+            let wcs = [const { MaybeUninit::uninit() }; wc::POLL_BATCH];
             inner.wcs = Some(KBox::new(UnsafeCell::new(wcs), GFP_KERNEL)?);
         }
         Ok(Arc::new(inner, GFP_KERNEL)?)
@@ -488,7 +481,7 @@ impl Inner {
             Some(wcs) => wcs.get().cast_const().cast(),
             None if self.is_shared() => core::ptr::null(),
             // SAFETY: The CQ is there while `self` lives, and its array does not change.
-            None => core_array(unsafe { self.raw.as_ref() }),
+            None => wc::core_array(unsafe { self.raw.as_ref() }),
         })
     }
 
@@ -561,7 +554,7 @@ impl Drop for PollGuard<'_> {
 }
 
 /// The completions that are polled at once.
-type Wcs = [MaybeUninit<bindings::ib_wc>; POLL_BATCH];
+type Wcs = [MaybeUninit<bindings::ib_wc>; wc::POLL_BATCH];
 
 /// The origin of a CQ, which decides on its end.
 enum Origin {

@@ -54,10 +54,7 @@ use crate::{
 };
 use core::{
     marker::PhantomData,
-    mem::{
-        ManuallyDrop,
-        MaybeUninit, //
-    },
+    mem,
     ops::Deref, //
 };
 use kernel::{
@@ -308,12 +305,12 @@ pub(crate) unsafe fn hand_on(
     wc: *mut bindings::ib_wc,
 ) {
     // A copy, as the original is borrowed where it was polled into an array.
-    let mut copy = MaybeUninit::<bindings::ib_wc>::uninit();
+    let mut copy = mem::MaybeUninit::<bindings::ib_wc>::uninit();
     // SAFETY: `wc` is valid and the owner was given up for `user`, as the caller promises, so that
     // is there. By its invariant a `Cqe` has a callback.
     unsafe {
         copy.as_mut_ptr().copy_from_nonoverlapping(wc, 1);
-        (*copy.as_mut_ptr()).__bindgen_anon_1.wr_cqe = ManuallyDrop::new(user);
+        (*copy.as_mut_ptr()).__bindgen_anon_1.wr_cqe = mem::ManuallyDrop::new(user);
         (*user).done.unwrap_unchecked()(cq, copy.as_mut_ptr());
     }
 }

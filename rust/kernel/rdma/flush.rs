@@ -20,10 +20,7 @@
 //! (`RPMA_FLUSH_TYPE_PERSISTENT`).
 
 use crate::prelude::*;
-use kernel::{
-    prelude::*,
-    sync::Arc, //
-};
+use kernel::prelude::*;
 
 /// The memory that flushes read into. Any number of them can use one at once.
 pub struct Pad(Buf<FromDevice>);

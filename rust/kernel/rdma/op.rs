@@ -46,10 +46,7 @@ use crate::{
     wc::Success, //
 };
 use core::ops::Range;
-use kernel::{
-    prelude::*,
-    sync::Arc, //
-};
+use kernel::prelude::*;
 
 /// The type of an operation, which its completion does not tell.
 enum Kind {

@@ -22,10 +22,7 @@ use core::ptr::NonNull;
 use kernel::{
     error::from_err_ptr,
     prelude::*,
-    sync::{
-        Arc,
-        ArcBorrow, //
-    }, //
+    sync::ArcBorrow, //
 };
 
 /// The part that all handles of a protection domain share.

@@ -60,11 +60,7 @@ use crate::{
         },
         marker::Markers, //
     },
-    srq::{
-        self,
-        Receive,
-        Srq, //
-    },
+    srq,
     wr::PostTarget, //
 };
 use core::{
@@ -72,17 +68,13 @@ use core::{
     ptr::NonNull, //
 };
 use kernel::{
-    error::{
-        from_err_ptr,
-        to_result, //
-    },
+    error,
     fmt,
     new_mutex,
     new_spinlock_irq,
     prelude::*,
     str::CStr,
     sync::{
-        Arc,
         Mutex,
         SetOnce,
         SpinLockIrq, //
@@ -327,10 +319,10 @@ impl<'a, C: CorePolled> InitAttr<'a, C, C> {
     /// Both queues complete to one CQ: the drain of such a QP is a request at the end of the send
     /// queue, which has to come after the last receive. The SRQ leases room for its slots from the
     /// CQ once, for all its QPs there.
-    pub fn on_srq<T: Receive<N>, const N: usize>(
+    pub fn on_srq<T: srq::Receive<N>, const N: usize>(
         pd: &'a Pd,
         cq: &'a Cq<C>,
-        srq: &'a Srq<T, N>,
+        srq: &'a srq::Srq<T, N>,
         caps: &Caps,
     ) -> Self
     where
@@ -635,12 +627,12 @@ unsafe fn create_raw(
         Some(claim) => {
             let id = claim.as_raw();
             // SAFETY: The id is bound to this device and has no QP, and PD and CQs are alive.
-            to_result(unsafe { bindings::rdma_create_qp(id, pd.as_raw(), attr) })?;
+            error::to_result(unsafe { bindings::rdma_create_qp(id, pd.as_raw(), attr) })?;
             // SAFETY: Creation has set the id's QP.
             unsafe { (*id).qp }
         }
         // SAFETY: PD and CQs are alive, and the client's name outlives the QP.
-        None => from_err_ptr(unsafe {
+        None => error::from_err_ptr(unsafe {
             let caller = pd.device().client().name.as_char_ptr();
             bindings::ib_create_qp_kernel(pd.as_raw(), attr, caller)
         })?,
@@ -664,7 +656,7 @@ unsafe fn destroy_raw(claim: &Option<cm::QpClaim>, qp: NonNull<bindings::ib_qp>)
             let qp = qp.as_ptr();
             // SAFETY: `qp` was created by the verb, has no request outstanding and is not used any
             // more, as the caller promises.
-            to_result(unsafe { bindings::ib_destroy_qp_user(qp, core::ptr::null_mut()) })
+            error::to_result(unsafe { bindings::ib_destroy_qp_user(qp, core::ptr::null_mut()) })
         }
     }
 }

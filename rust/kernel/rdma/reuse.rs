@@ -60,14 +60,8 @@ use crate::{
     sync::Handles, //
 };
 use core::{
-    mem::{
-        offset_of,
-        ManuallyDrop, //
-    },
-    ops::{
-        Deref,
-        DerefMut, //
-    },
+    mem,
+    ops,
     ptr::NonNull, //
 };
 use kernel::{
@@ -191,7 +185,7 @@ unsafe impl<T: Send> Send for InFlight<T> {}
 // SAFETY: A shared one gives shared access to the request only.
 unsafe impl<T: Sync> Sync for InFlight<T> {}
 
-impl<T> Deref for InFlight<T> {
+impl<T> ops::Deref for InFlight<T> {
     type Target = T;
 
     #[inline]
@@ -202,7 +196,7 @@ impl<T> Deref for InFlight<T> {
     }
 }
 
-impl<T> DerefMut for InFlight<T> {
+impl<T> ops::DerefMut for InFlight<T> {
     #[inline]
     fn deref_mut(&mut self) -> &mut T {
         // SAFETY: By the type invariant the entry is valid and there is no other `InFlight`, and
@@ -228,7 +222,7 @@ where
 {
     #[inline]
     fn into_cqe(self, _: cqe::Sealed) -> *mut bindings::ib_cqe {
-        let entry = ManuallyDrop::new(self).0.as_ptr();
+        let entry = mem::ManuallyDrop::new(self).0.as_ptr();
         // SAFETY: The fields are inside of the entry.
         let cqe = unsafe { (&raw mut (*entry).value).byte_add(cqe::offset::<T, ID>()) }.cast();
         debug::activate(cqe, core::any::type_name::<T>());
@@ -242,7 +236,7 @@ where
         // INVARIANT: As it was given up.
         unsafe {
             let value = cqe.byte_sub(cqe::offset::<T, ID>());
-            let entry = value.byte_sub(offset_of!(Entry<T>, value));
+            let entry = value.byte_sub(mem::offset_of!(Entry<T>, value));
             Self(NonNull::new_unchecked(entry).cast())
         }
     }

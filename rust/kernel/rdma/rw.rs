@@ -67,12 +67,7 @@ use core::{
 use kernel::{
     page::PAGE_SIZE,
     prelude::*,
-    sync::atomic::{
-        Atomic,
-        Full,
-        Relaxed,
-        Release, //
-    },
+    sync::atomic,
     types::Opaque, //
 };
 
@@ -167,10 +162,10 @@ impl Port<'_> {
 pub struct Ctx {
     /// The callback of the last request. The first field, so its address is the context's.
     cqe: bindings::ib_cqe,
-    claimed: Atomic<bool>,
+    claimed: atomic::Atomic<bool>,
     inner: UnsafeCell<Inner>,
     /// The length of `inner.pages`, zero if there are none.
-    len: Atomic<usize>,
+    len: atomic::Atomic<usize>,
 }
 
 struct Inner {
@@ -238,8 +233,8 @@ impl Ctx {
             cqe: bindings::ib_cqe {
                 done: Some(transferred),
             },
-            claimed: Atomic::new(false),
-            len: Atomic::new(len),
+            claimed: atomic::Atomic::new(false),
+            len: atomic::Atomic::new(len),
             inner: UnsafeCell::new(Inner {
                 pages,
                 raw: KBox::pin_init(Opaque::zeroed(), GFP_KERNEL)?,
@@ -252,7 +247,7 @@ impl Ctx {
     /// [`Qp::post_rw`](crate::qp::Qp::post_rw).
     #[expect(clippy::len_without_is_empty)]
     pub fn len(&self) -> usize {
-        self.len.load(Relaxed)
+        self.len.load(atomic::Relaxed)
     }
 
     /// Returns the bytes, for the CPU.
@@ -283,7 +278,7 @@ impl Ctx {
     /// Begins the access to `inner`, which [`Ctx::release`] or the completion ends.
     fn claim(&self) -> Result {
         // INVARIANT: If this sets it, the caller has `inner` for itself.
-        match self.claimed.cmpxchg(false, true, Full) {
+        match self.claimed.cmpxchg(false, true, atomic::Full) {
             Ok(_) => Ok(()),
             Err(_) => Err(EBUSY),
         }
@@ -426,7 +421,7 @@ impl Ctx {
         let transfers = unsafe { job.transfers.as_ref() };
         let user = job.user;
         if !ended {
-            self.len.store(0, Relaxed);
+            self.len.store(0, atomic::Relaxed);
             if let Some(pages) = inner.pages.take() {
                 // INVARIANT: The mapping is of these pages. The QP drops them when it was destroyed
                 // with its MRs, and before its PD.
@@ -484,7 +479,7 @@ impl Ctx {
     }
 
     fn release(&self) {
-        self.claimed.store(false, Release);
+        self.claimed.store(false, atomic::Release);
     }
 }
 

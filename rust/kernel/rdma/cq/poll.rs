@@ -15,10 +15,7 @@ use core::mem::MaybeUninit;
 use kernel::{
     prelude::*,
     sync::CondVarTimeoutResult,
-    time::{
-        msecs_to_jiffies,
-        Jiffies, //
-    }, //
+    time, //
 };
 
 impl<C: CallerPolled> Cq<C> {
@@ -202,7 +199,9 @@ impl Cq<Waited> {
     /// ```
     pub fn wait(&self, notify: Notify, timeout_ms: u32, _cx: &Sleepable) -> Result<Wait> {
         let context = self.inner.context().ok_or(EINVAL)?;
-        let Some(mut left) = self.wait_for_poll_lock(context, msecs_to_jiffies(timeout_ms))? else {
+        let Some(mut left) =
+            self.wait_for_poll_lock(context, time::msecs_to_jiffies(timeout_ms))?
+        else {
             return Ok(Wait::TimedOut);
         };
         // Before arming: an event that another thread has armed for counts too.
@@ -289,8 +288,8 @@ impl Cq<Waited> {
     fn wait_for_poll_lock(
         &self,
         context: &CqContext,
-        mut left: Jiffies,
-    ) -> Result<Option<Jiffies>> {
+        mut left: time::Jiffies,
+    ) -> Result<Option<time::Jiffies>> {
         let mut events = context.events.lock();
         while self.inner.is_locked() && !events.gone {
             if left == 0 {

@@ -6,15 +6,9 @@ use crate::{
     bindings,
     cqe,
     prelude::*,
-    wc::{
-        unlikely,
-        Success, //
-    }, //
+    wc, //
 };
-use core::mem::{
-    ManuallyDrop,
-    MaybeUninit, //
-};
+use core::mem;
 
 /// An array of `N` completions, on the stack or in a struct of the caller's, which
 /// [`Cq::poll`](crate::cq::Cq::poll) fills.
@@ -25,7 +19,7 @@ use core::mem::{
 ///
 /// The entries `next..len` are completions that `cq` gave, and whose owners were not taken back.
 pub struct WcArray<const N: usize> {
-    wcs: [MaybeUninit<bindings::ib_wc>; N],
+    wcs: [mem::MaybeUninit<bindings::ib_wc>; N],
     next: usize,
     len: usize,
     cq: *mut bindings::ib_cq,
@@ -42,7 +36,7 @@ impl<const N: usize> WcArray<N> {
         const { assert!(N > 0 && N <= 1 << 16, "an array has 1 to 65536 entries") };
         // INVARIANT: There are no entries.
         Self {
-            wcs: [const { MaybeUninit::uninit() }; N],
+            wcs: [const { mem::MaybeUninit::uninit() }; N],
             next: 0,
             len: 0,
             cq: core::ptr::null_mut(),
@@ -110,7 +104,7 @@ impl<const N: usize> WcArray<N> {
 
     /// Returns the array of an empty array.
     #[inline]
-    pub(super) fn wcs(&mut self) -> &mut [MaybeUninit<bindings::ib_wc>; N] {
+    pub(super) fn wcs(&mut self) -> &mut [mem::MaybeUninit<bindings::ib_wc>; N] {
         &mut self.wcs
     }
 
@@ -147,7 +141,7 @@ impl<const N: usize> Drop for WcArray<N> {
 ///
 /// `wcs` are completions that `cq` gave, and whose owners were not taken back.
 pub(super) struct Polled<'a> {
-    wcs: core::slice::Iter<'a, MaybeUninit<bindings::ib_wc>>,
+    wcs: core::slice::Iter<'a, mem::MaybeUninit<bindings::ib_wc>>,
     cq: *mut bindings::ib_cq,
 }
 
@@ -158,7 +152,7 @@ impl<'a> Polled<'a> {
     #[inline]
     pub(super) unsafe fn new(
         cq: *mut bindings::ib_cq,
-        wcs: &'a [MaybeUninit<bindings::ib_wc>],
+        wcs: &'a [mem::MaybeUninit<bindings::ib_wc>],
     ) -> Self {
         // INVARIANT: `cq` gave these, and their owners are taken back here only, as the caller
         // promises.
@@ -229,7 +223,7 @@ impl<'a> Completion<'a> {
     ///
     /// `cq` gave `wc`, whose owner was not taken back and is not taken back otherwise.
     #[inline]
-    unsafe fn new(cq: *mut bindings::ib_cq, wc: &'a MaybeUninit<bindings::ib_wc>) -> Self {
+    unsafe fn new(cq: *mut bindings::ib_cq, wc: &'a mem::MaybeUninit<bindings::ib_wc>) -> Self {
         // INVARIANT: `cq` gave it, and its owner is taken back here only, as the caller promises.
         Self {
             // SAFETY: `cq` gave it, as the caller promises, so it is initialised; `Wc` is
@@ -241,14 +235,14 @@ impl<'a> Completion<'a> {
 
     /// Returns the request's result, as [`Wc::result`].
     #[inline]
-    pub fn result(&self) -> core::result::Result<Success<'a>, WcError> {
+    pub fn result(&self) -> core::result::Result<wc::Success<'a>, WcError> {
         self.wc.result()
     }
 
     /// Calls the handler of the request's owner.
     #[inline]
     pub fn dispatch(self) {
-        let this = ManuallyDrop::new(self);
+        let this = mem::ManuallyDrop::new(self);
         // SAFETY: By the type invariant `cq` gave it, and its owner was not taken back; `this` is
         // not dropped, so it is not taken again. Owners that need more than `Atomic` cannot be
         // posted to a CQ that callers poll.
@@ -261,7 +255,7 @@ impl<'a> Completion<'a> {
     fn is<T: CqeHandler<ID>, const ID: u64>(&self) -> bool {
         let cqe = self.wc.cqe();
         if cqe.is_null() {
-            unlikely();
+            wc::unlikely();
             return false;
         }
         // SAFETY: By the type invariant this is the callback of a completion whose owner was not
@@ -308,10 +302,10 @@ impl<'a> Completion<'a> {
         self,
     ) -> core::result::Result<(T::Pointer, &'a Wc), Self> {
         if !self.is::<T, ID>() {
-            unlikely();
+            wc::unlikely();
             return Err(self);
         }
-        let this = ManuallyDrop::new(self);
+        let this = mem::ManuallyDrop::new(self);
         // SAFETY: By the type invariant the owner was not taken back; it is a `T`'s, and `this` is
         // not dropped, so it is not taken again.
         Ok((unsafe { cqe::take::<T, ID>(this.wc.cqe()) }, this.wc))

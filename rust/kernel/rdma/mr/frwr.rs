@@ -25,14 +25,8 @@ use crate::{
     },
     objects::Object,
     prelude::*,
-    wc::{
-        unlikely,
-        Success, //
-    },
-    wr::{
-        PostTarget,
-        QpId, //
-    }, //
+    wc,
+    wr, //
 };
 use core::{
     cell::UnsafeCell,
@@ -80,7 +74,7 @@ struct Claimed {
     /// The key of the last registration.
     rkey: u32,
     /// The QP that the registration was posted to.
-    qp: QpId,
+    qp: wr::QpId,
     /// The CQ whose completions may prove a remote invalidation.
     recv_cq: *const bindings::ib_cq,
     /// The last generation whose key no earlier completion of that CQ can have. Zero, which is
@@ -117,7 +111,7 @@ impl FastRegMr {
             claimed: UnsafeCell::new(Claimed {
                 user: ptr::null_mut(),
                 rkey: 0,
-                qp: QpId::NONE,
+                qp: wr::QpId::NONE,
                 recv_cq: ptr::null(),
                 trusted,
             }),
@@ -155,7 +149,7 @@ impl FastRegMr {
     pub(super) fn remote_invalidated<S: State>(
         &self,
         state: &S,
-        wc: &Success<'_>,
+        wc: &wc::Success<'_>,
         cq: &bindings::ib_cq,
     ) -> bool {
         let key = match wc.invalidated_rkey() {
@@ -195,7 +189,7 @@ impl FastRegMr {
     /// The state is an `S`. The caller has claimed the MR, which was idle.
     #[cold]
     #[inline(never)]
-    unsafe fn change_qp<S: State>(&self, target: &PostTarget) -> bool {
+    unsafe fn change_qp<S: State>(&self, target: &wr::PostTarget) -> bool {
         if target.pd != self.pd.id() {
             // SAFETY: The state is an `S`, as the caller promises.
             unsafe { self.state::<S>() }.set_idle();
@@ -232,12 +226,12 @@ impl FastRegMr {
     #[inline]
     pub(super) unsafe fn prepare<S: State>(
         &self,
-        target: &PostTarget,
+        target: &wr::PostTarget,
     ) -> Result<(*mut bindings::ib_mr, u32, u64)> {
         // SAFETY: The state is an `S`, as the caller promises.
         let state = unsafe { self.state::<S>() };
         if !state.claim_idle() {
-            unlikely();
+            wc::unlikely();
             return Err(EBUSY);
         }
         let claimed = self.claimed.get();
@@ -271,7 +265,7 @@ impl FastRegMr {
     ///
     /// The state is an `S`. If it is shared, the caller holds the lock of the QP.
     #[inline]
-    pub(super) unsafe fn prepare_invalidation<S: State>(&self, qp: QpId) -> Result<u32> {
+    pub(super) unsafe fn prepare_invalidation<S: State>(&self, qp: wr::QpId) -> Result<u32> {
         // SAFETY: The state is an `S`, as the caller promises.
         let state = unsafe { self.state::<S>() };
         if !state.claim_registered() {
@@ -434,7 +428,7 @@ pub(super) unsafe fn take_invalidated<T: CqeHandler<ID>, const ID: u64>(
         // taken back again, as the caller promises.
         return unsafe { take::<T, Exclusive, ID>(wc) };
     }
-    unlikely();
+    wc::unlikely();
     if ptr::fn_addr_eq(callback, done::<T, Shared, ID> as Callback) {
         // SAFETY: The callback was made for these types. The owner was not taken back and is not
         // taken back again, as the caller promises.

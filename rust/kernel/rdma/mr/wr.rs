@@ -19,12 +19,8 @@ use crate::{
     prelude::*,
     wc,
     wr::{
-        fill,
-        Entries as _,
-        Op,
-        PostTarget,
-        SendOp,
-        Sge, //
+        self,
+        Entries as _, //
     }, //
 };
 use core::{
@@ -120,8 +116,8 @@ impl<'a, S: State> RegWr<'a, S> {
     }
 }
 
-impl<S: State> SendOp for RegOp<S> {}
-impl<S: State> Op for RegOp<S> {
+impl<S: State> wr::SendOp for RegOp<S> {}
+impl<S: State> wr::Op for RegOp<S> {
     type Output = Remote;
     type Raw = bindings::ib_reg_wr;
     type Undo = Registration;
@@ -129,8 +125,8 @@ impl<S: State> Op for RegOp<S> {
     #[inline]
     unsafe fn prepare<const N: usize>(
         &mut self,
-        _sges: &[Sge<'_>; N],
-        target: &PostTarget,
+        _sges: &[wr::Sge<'_>; N],
+        target: &wr::PostTarget,
         _lock: &SpinLockIrq<()>,
     ) -> Result<(Remote, Registration)> {
         // SAFETY: The region lives until the request has completed, as the caller promises. By the
@@ -158,7 +154,7 @@ impl<S: State> Op for RegOp<S> {
         let flags = bindings::ib_send_flags_IB_SEND_SIGNALED;
         // SAFETY: `to` is valid for writes, as the caller promises.
         unsafe {
-            fill(to.cast(), opcode, flags, 0, sg_list, num_sge);
+            wr::fill(to.cast(), opcode, flags, 0, sg_list, num_sge);
             (*to).mr = self.raw;
             (*to).key = self.key;
             (*to).access = self.access as c_int;
@@ -305,8 +301,8 @@ impl<'a, S: State> InvWr<'a, S> {
     }
 }
 
-impl<S: State> SendOp for InvOp<S> {}
-impl<S: State> Op for InvOp<S> {
+impl<S: State> wr::SendOp for InvOp<S> {}
+impl<S: State> wr::Op for InvOp<S> {
     type Output = ();
     type Raw = bindings::ib_send_wr;
     type Undo = NonNull<Mr>;
@@ -314,8 +310,8 @@ impl<S: State> Op for InvOp<S> {
     #[inline]
     unsafe fn prepare<const N: usize>(
         &mut self,
-        _sges: &[Sge<'_>; N],
-        target: &PostTarget,
+        _sges: &[wr::Sge<'_>; N],
+        target: &wr::PostTarget,
         lock: &SpinLockIrq<()>,
     ) -> Result<((), NonNull<Mr>)> {
         let _guard = S::SHARED.then(|| lock.lock());
@@ -335,7 +331,7 @@ impl<S: State> Op for InvOp<S> {
         let opcode = bindings::ib_wr_opcode_IB_WR_LOCAL_INV;
         let flags = bindings::ib_send_flags_IB_SEND_SIGNALED;
         // SAFETY: `to` is valid for writes, as the caller promises.
-        unsafe { fill(to, opcode, flags, self.key, sg_list, num_sge) };
+        unsafe { wr::fill(to, opcode, flags, self.key, sg_list, num_sge) };
     }
 
     #[inline]

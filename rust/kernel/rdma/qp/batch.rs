@@ -10,11 +10,7 @@ use crate::{
     },
     prelude::*,
     qp::{
-        chain::{
-            Links,
-            Refused,
-            Slot, //
-        },
+        chain,
         post::unnamed,
         Chain, //
     }, //
@@ -110,10 +106,10 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
         P::Target: Sized,
     {
         let (target, lock) = (&self.any.target, self.reg_lock());
-        let mut slots = [const { Slot::new() }; LINKS];
+        let mut slots = [const { chain::Slot::new() }; LINKS];
         // SAFETY: The slots outlive the links. The owner is given up before they are posted, and
         // stays where it is.
-        let made = unsafe { Links::make(&raw mut slots, target, lock, &*owner, make) };
+        let made = unsafe { chain::Links::make(&raw mut slots, target, lock, &*owner, make) };
         let mut links = match made {
             Ok(links) => links,
             Err(error) => return Err(PostError::new(owner, error)),
@@ -137,7 +133,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
     #[cold]
     #[inline(never)]
     unsafe fn take_back<P, const ID: u64, const LINKS: usize, const SGES: usize>(
-        refused: Refused<'_, LINKS, SGES>,
+        refused: chain::Refused<'_, LINKS, SGES>,
         cqe: *mut bindings::ib_cqe,
     ) -> PostError<P>
     where
@@ -250,9 +246,9 @@ where
     ) -> Result {
         let (target, lock) = (&self.qp.any.target, self.qp.reg_lock());
         let owner = self.owner.as_ref().ok_or(EIO)?;
-        let mut slots = [const { Slot::new() }; LINKS];
+        let mut slots = [const { chain::Slot::new() }; LINKS];
         // SAFETY: The slots outlive the links, and the owner does not move.
-        let links = unsafe { Links::make(&raw mut slots, target, lock, &**owner, make) }?;
+        let links = unsafe { chain::Links::make(&raw mut slots, target, lock, &**owner, make) }?;
         let len = links.len();
         self.reads |= links.reads;
         // SAFETY: The links were made for this QP. The owner is moved into a signaled request that

@@ -10,12 +10,7 @@ use crate::{
         RegOp,
         Registration, //
     },
-    qp::post::{
-        come_after_reads,
-        no_signal,
-        post_list,
-        signal, //
-    },
+    qp::post,
     wr::{
         AtomicOp,
         Op,
@@ -268,9 +263,9 @@ impl<const LINKS: usize, const SGES: usize> Links<LINKS, SGES> {
         unsafe {
             (*last).next = core::ptr::null_mut();
             if let Some(tail) = tail {
-                signal(last, tail);
+                post::signal(last, tail);
                 if self.reads && target.iwarp {
-                    come_after_reads(last);
+                    post::come_after_reads(last);
                 }
                 debug::set_qp_of(target.raw.as_ptr(), tail);
             }
@@ -280,7 +275,7 @@ impl<const LINKS: usize, const SGES: usize> Links<LINKS, SGES> {
         let (qp, mut bad) = (target.raw.as_ptr(), core::ptr::null());
         // SAFETY: The QP of `target` is valid by its invariant, and what the links are made of is
         // kept, as the caller promises. By the type invariant they are written and linked.
-        let ret = unsafe { post_list(qp, first, &mut bad) };
+        let ret = unsafe { post::post_list(qp, first, &mut bad) };
         if ret == 0 {
             return Ok(());
         }
@@ -372,7 +367,7 @@ impl<'a, const LINKS: usize, const SGES: usize> Chain<'a, LINKS, SGES> {
         let wr = slot.wr();
         // SAFETY: The request was just written, and so was the one before, by the type invariant.
         unsafe {
-            no_signal(wr);
+            post::no_signal(wr);
             if n > 0 {
                 (*links.wr(n - 1)).next = wr;
             }

@@ -28,10 +28,7 @@ use core::{
 use kernel::{
     new_mutex,
     prelude::*,
-    sync::{
-        Arc,
-        Mutex, //
-    }, //
+    sync::Mutex, //
 };
 
 /// The context of the QP whose completion is handled (`wc->qp->qp_context`), and the proof of the

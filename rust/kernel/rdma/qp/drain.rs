@@ -23,9 +23,7 @@ use crate::{
             SEND, //
         },
         post::{
-            recv_raw,
-            send_raw,
-            unnamed,
+            self,
             Refusal, //
         },
         Inner, //
@@ -180,7 +178,7 @@ impl Inner {
             (*wr).__bindgen_anon_1.wr_cqe = ManuallyDrop::new(cqe);
             (*wr).opcode = opcode;
             (*wr).send_flags = bindings::ib_send_flags_IB_SEND_SIGNALED as c_int;
-            match send_raw(self.raw.as_ptr(), wr) {
+            match post::send_raw(self.raw.as_ptr(), wr) {
                 0 => Ok(()),
                 ret => Err(Refusal::of_send(ret, wr)),
             }
@@ -199,7 +197,7 @@ impl Inner {
         // successor, and the marker is there until it has completed, as the caller promises. `ret`
         // is what `recv_raw` has returned for it.
         unsafe {
-            match recv_raw(self.raw.as_ptr(), &raw mut wr) {
+            match post::recv_raw(self.raw.as_ptr(), &raw mut wr) {
                 0 => Ok(()),
                 ret => Err(Refusal::of_recv(ret, &raw mut wr)),
             }
@@ -293,7 +291,7 @@ impl Wait<'_> {
                 Ok(()) => break Ok(()),
                 // It may be in the queue, which then keeps its reference.
                 Err(refusal) if !refusal.named => {
-                    unnamed();
+                    post::unnamed();
                     return Err(Unposted::Lost(refusal.error()));
                 }
                 Err(refusal) if refusal.error() == ENOMEM => {

@@ -10,13 +10,7 @@ use crate::{
     },
     debug,
     prelude::*,
-    wr::{
-        end,
-        sg_list,
-        Op,
-        SendOp,
-        SgeList, //
-    }, //
+    wr, //
 };
 use core::{
     mem::{
@@ -25,10 +19,7 @@ use core::{
     },
     ops::Deref, //
 };
-use kernel::{
-    prelude::*,
-    sync::Arc, //
-};
+use kernel::prelude::*;
 
 /// Refuses a request with entries of another PD.
 #[cold]
@@ -190,7 +181,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
     where
         P: CqePointer<ID>,
         P::Target: CqeHandler<ID, Pointer = P> + Sized,
-        O: Op,
+        O: wr::Op,
     {
         let prepared = wr(&owner).and_then(|wr| {
             // SAFETY: The owner keeps what the request refers to until it has completed. If the
@@ -220,7 +211,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
             // until `done`.
             let (guard, ret) = unsafe {
                 let guard = O::lock(&undo, self.reg_lock());
-                end(wr, O::callback::<P::Target, ID>(&undo, cqe));
+                wr::end(wr, O::callback::<P::Target, ID>(&undo, cqe));
                 (guard, send_raw(self.as_raw(), wr))
             };
             if ret == 0 {
@@ -285,7 +276,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
         P: CqePointer<ID>,
         P::Target: CqeHandler<ID, Pointer = P> + Sized,
         S: Provides<<P::Target as CqeHandler<ID>>::Needs>,
-        O: SendOp,
+        O: wr::SendOp,
     {
         // SAFETY: A connected QP has these operations, and `S` provides what the handler needs.
         unsafe { self.post_op(owner, wr) }
@@ -314,7 +305,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
             Err(error) => return Err(PostError::new(owner, error)),
         };
         let (cqe, refusal) = {
-            let SgeList { sges, len } = wr.sges;
+            let wr::SgeList { sges, len } = wr.sges;
             let mut sges = sges.map(|sge| sge.0.to_raw());
             let cqe = owner.into_cqe(Sealed::new());
             let mut raw = bindings::ib_recv_wr {
@@ -322,7 +313,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
                 __bindgen_anon_1: bindings::ib_recv_wr__bindgen_ty_1 {
                     wr_cqe: ManuallyDrop::new(cqe),
                 },
-                sg_list: sg_list(&raw mut sges),
+                sg_list: wr::sg_list(&raw mut sges),
                 num_sge: len as c_int,
             };
             // SAFETY: The request was just written, and its memory is kept by the owner, which is
@@ -441,7 +432,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
         P: CqePointer<ID>,
         P::Target: CqeHandler<ID, Pointer = P> + Sized,
         S: Provides<<P::Target as CqeHandler<ID>>::Needs>,
-        O: SendOp,
+        O: wr::SendOp,
     {
         // SAFETY: The owner is posted, and what is refused does not drop it. The caller is a
         // handler that borrows `wc`, and the request completes to the CQ that is dispatching it.

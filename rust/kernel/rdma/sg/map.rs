@@ -10,10 +10,7 @@ use crate::{
 };
 use core::{
     marker::PhantomData,
-    mem::{
-        ManuallyDrop,
-        MaybeUninit, //
-    },
+    mem,
     ops::Deref,
     ptr, //
 };
@@ -208,7 +205,7 @@ impl<O: Send + 'static> RawMap<O> {
 ///
 /// `bytes` is a value that `drop` drops, and which may be in any thread.
 pub(crate) struct AnyOwner {
-    bytes: MaybeUninit<[usize; 4]>,
+    bytes: mem::MaybeUninit<[usize; 4]>,
     drop: unsafe fn(*mut ()),
 }
 
@@ -230,7 +227,7 @@ impl AnyOwner {
             // SAFETY: It is a valid `O`, which is not used again, as the caller promises.
             unsafe { ptr::drop_in_place(owner.cast::<O>()) }
         }
-        let mut bytes = MaybeUninit::<[usize; 4]>::uninit();
+        let mut bytes = mem::MaybeUninit::<[usize; 4]>::uninit();
         // SAFETY: There is room for it, which is aligned, as was just checked.
         unsafe { bytes.as_mut_ptr().cast::<O>().write(owner) };
         // INVARIANT: The value was just written, and is `Send`.
@@ -315,7 +312,7 @@ impl<T: private::Bytes> SgList<T> {
 
     /// Gives the owner back.
     pub fn into_inner(self) -> T {
-        let this = ManuallyDrop::new(self);
+        let this = mem::ManuallyDrop::new(self);
         // SAFETY: `this` is neither used again nor dropped. By the type invariant the table was
         // made of the bytes.
         unsafe {
