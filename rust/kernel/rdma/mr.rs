@@ -134,7 +134,9 @@ impl Mr {
     #[inline(never)]
     unsafe fn map_range(&self, memory: MemoryRef<'_>, range: Range<usize>) -> Result<u64> {
         let raw = self.0.raw.as_ptr();
-        // SAFETY: As the caller promises.
+        // SAFETY: `raw` is an MR of the memory's device, as both are of one PD, and is idle, so it is
+        // not registered. Neither is used meanwhile, and the range is one of the memory, as the
+        // caller promises.
         unsafe { memory.map(raw, range) }?;
         // SAFETY: `raw` is the MR, which is not used meanwhile.
         Ok(unsafe { (*raw).iova })
