@@ -95,12 +95,10 @@ impl Id {
         Ok(id)
     }
 
-    /// Destroys the id and waits for that (`rdma_destroy_id`). A drop leaves it to a work item.
-    ///
-    /// # Errors
-    ///
-    /// The handle is gone in any case. `EBUSY` if there is another one, or the id's QP: the id ends
-    /// with the last of them. `EDEADLK` in a callback of the connection manager: a work item destroys the id.
+    /// Destroys the id and waits for that (`rdma_destroy_id`). A drop leaves it to a work item. The
+    /// handle is gone in any case. Fails with `EBUSY` if there is another one, or the id's QP: the
+    /// id ends with the last of them; with `EDEADLK` in a callback of the connection manager: a
+    /// work item destroys the id.
     pub fn destroy(self, cx: &Sleepable) -> Result {
         if InCallback::is_current() {
             return Err(EDEADLK);
@@ -110,12 +108,9 @@ impl Id {
         Ok(())
     }
 
-    /// Finds the device and the path to an address (`rdma_resolve_addr`) and waits for that.
-    ///
-    /// # Errors
-    ///
-    /// `ETIMEDOUT` or `EHOSTUNREACH` if no host has the address, `ENODEV` if the device is not the
-    /// client's (any more), `ERESTARTSYS` on a signal, `ECANCELED` after [`Id::disconnect`],
+    /// Finds the device and the path to an address (`rdma_resolve_addr`) and waits for that. Fails
+    /// with `ETIMEDOUT` or `EHOSTUNREACH` if no host has the address, `ENODEV` if the device is not
+    /// the client's (any more), `ERESTARTSYS` on a signal, `ECANCELED` after [`Id::disconnect`],
     /// `EBUSY` if another step is waited for or the id is one of [`Id::connect_to`], `EDEADLK` in a
     /// callback of the connection manager. Drop the id then: it may keep the device from going.
     pub fn resolve_addr(&self, dst: SocketAddr, timeout_ms: u32, _cx: &Sleepable) -> Result {
@@ -154,12 +149,9 @@ impl Id {
     ///
     /// `handler` is asked for a QP when the route to the peer is known, and then gets all events.
     /// Finding the address and finding the route may each take `timeout_ms`. What was begun goes on
-    /// until then also if the id is dropped; [`Id::disconnect`] gives it up.
-    ///
-    /// # Errors
-    ///
-    /// As [`Id::create_with`], or what is wrong with the address. The handler is released then, and
-    /// gets no event.
+    /// until then also if the id is dropped; [`Id::disconnect`] gives it up. Fails as
+    /// [`Id::create_with`], or with what is wrong with the address. The handler is released then,
+    /// and gets no event.
     pub fn connect_to<H: Connect>(
         client: &ClientRef,
         dst: SocketAddr,
@@ -193,13 +185,10 @@ impl Id {
 
     /// Connects the id's QP to the peer (`rdma_connect`), waits until that has worked or failed,
     /// and returns what the peer sent along. `handler` gets all events, the first one included.
-    /// After an error, requests that were posted to the QP stay there, see [`Qp::drain`].
-    ///
-    /// # Errors
-    ///
-    /// `ECONNREFUSED` if the peer rejects; `EINVAL` without a QP or with too much private data;
-    /// `EBUSY` if the id has a handler already; `ENODEV` if its device goes; the errors of waiting
-    /// as for [`Id::resolve_addr`]; or the connection manager's error.
+    /// After an error, requests that were posted to the QP stay there, see [`Qp::drain`]. Fails
+    /// with `ECONNREFUSED` if the peer rejects; `EINVAL` without a QP or with too much private
+    /// data; `EBUSY` if the id has a handler already; `ENODEV` if its device goes; the errors of
+    /// waiting as for [`Id::resolve_addr`]; or the connection manager's error.
     pub fn connect(
         &self,
         handler: Arc<dyn cm::Handler>,
@@ -237,13 +226,10 @@ impl Id {
     /// Accepts a connection request (`rdma_accept`), once. The peer may send from here on.
     /// `handler` gets all events of the connection. A peer that does not confirm within 90 seconds,
     /// however often it wants to be asked, is given up with [`cm::Event::Failed`]; not so on iWARP.
-    ///
-    /// # Errors
-    ///
-    /// `EINVAL` without a QP, without a request that is still to be answered, or with too much
-    /// private data; `ENODEV` if its device goes; `EDEADLK` in a callback of the connection manager
-    /// that is not that of this request; or the manager's error, which has rejected the request. The
-    /// handler is released.
+    /// Fails with `EINVAL` without a QP, without a request that is still to be answered, or with
+    /// too much private data; `ENODEV` if its device goes; `EDEADLK` in a callback of the
+    /// connection manager that is not that of this request; or the manager's error, which has
+    /// rejected the request. The handler is released.
     pub fn accept(
         &self,
         handler: Arc<dyn cm::Handler>,
@@ -281,11 +267,8 @@ impl Id {
     }
 
     /// Rejects a connection request, with data for the peer (`rdma_reject`, consumer defined).
-    ///
-    /// # Errors
-    ///
-    /// `EINVAL` with more than 148 bytes of private data, or without a request that is still to be
-    /// answered; or the connection manager's error.
+    /// Fails with `EINVAL` with more than 148 bytes of private data, or without a request that is
+    /// still to be answered; or the connection manager's error.
     pub fn reject(&self, private_data: &[u8], _cx: &Sleepable) -> Result {
         if private_data.len() > REJECT_LEN {
             return Err(EINVAL);
@@ -333,12 +316,9 @@ impl Id {
     /// ([`Id::accept`]); if [`Id::notify_established`] was just called, as soon as the handler gets
     /// that event. If another thread is still making the connection, the step that it waits for
     /// fails with `ECANCELED`. What [`Id::connect_to`] has begun is given up: unless the connection
-    /// is there, the handler is released without another event.
-    ///
-    /// # Errors
-    ///
-    /// `EINVAL` if the id was never connected; on iWARP `EDEADLK` in a callback of the connection
-    /// manager that is not this id's, where [`Id::disconnect_later`] is for; or the driver's error.
+    /// is there, the handler is released without another event. Fails with `EINVAL` if the id was
+    /// never connected; on iWARP `EDEADLK` in a callback of the connection manager that is not this
+    /// id's, where [`Id::disconnect_later`] is for; or the driver's error.
     pub fn disconnect(&self, _cx: &Sleepable) -> Result {
         let conn = self.conn();
         let is_iwarp = self.device().is_ok_and(Device::is_iwarp);
