@@ -203,12 +203,8 @@ impl Listener {
     /// least one. When one more comes, the one that has waited for longest is given up, with
     /// [`Event::Failed`](cm::Event::Failed). Requests are refused while as many again are being
     /// given up, or the ULP has not answered those that wait: peers that never confirm hold twice
-    /// as many.
-    ///
-    /// # Errors
-    ///
-    /// `EADDRINUSE`, `EADDRNOTAVAIL`, `ENODEV` if no device has it, `ENOMEM`, or the connection
-    /// manager's error.
+    /// as many. Fails with `EADDRINUSE`, `EADDRNOTAVAIL`, `ENODEV` if no device has it, `ENOMEM`,
+    /// or the connection manager's error.
     pub fn new(
         client: &ClientRef,
         addr: SocketAddr,
@@ -323,10 +319,8 @@ impl Request<'_> {
     }
 
     /// Takes the connection's id, to be accepted or rejected now or later; dropping it refuses.
-    ///
-    /// # Errors
-    ///
-    /// `ENODEV` if the device is not the client's (any more), or `ENOMEM`; the peer is refused.
+    /// Fails with `ENODEV` if the device is not the client's (any more), or `ENOMEM`; the peer is
+    /// refused.
     ///
     /// # Examples
     ///
