@@ -69,11 +69,8 @@ impl Sleepable {
     ///
     /// For code that is not passed a token: module initialisation, a configfs callback, a work
     /// item. A held spinlock goes unnoticed without `CONFIG_PREEMPT_COUNT`, an RCU read-side
-    /// section without `CONFIG_PREEMPT_RCU`.
-    ///
-    /// # Errors
-    ///
-    /// `EAGAIN` in interrupt, softirq or otherwise atomic context.
+    /// section without `CONFIG_PREEMPT_RCU`. Fails with `EAGAIN` in interrupt, softirq or otherwise
+    /// atomic context.
     #[inline]
     pub fn current() -> Result<Self> {
         // SAFETY: The helper only reads the state of the current task and CPU.
