@@ -116,12 +116,9 @@ impl<C: FixedContext> Cq<C> {
     /// Allocates a CQ with at least `entries` entries on completion vector `vector`
     /// (`ib_alloc_cq`; `ib_create_cq` for a [`Waited`] one).
     ///
-    /// Size it by [`Caps::entries`](crate::qp::Caps::entries) of the QPs that will use it.
-    ///
-    /// # Errors
-    ///
-    /// `EINVAL` if the device has no CQ of that size or no such vector; `ENODEV` for a `Waited` one
-    /// if the device is being removed; `ENOMEM`, or the driver's error.
+    /// Size it by [`Caps::entries`](crate::qp::Caps::entries) of the QPs that will use it. Fails
+    /// with `EINVAL` if the device has no CQ of that size or no such vector; `ENODEV` for a
+    /// `Waited` one if the device is being removed; `ENOMEM`, or the driver's error.
     ///
     /// # Examples
     ///
@@ -139,11 +136,8 @@ impl<C: FixedContext> Cq<C> {
         Ok(Self::from_inner(inner))
     }
 
-    /// Allocates a CQ on a completion vector of the core's choice (`ib_alloc_cq_any`).
-    ///
-    /// # Errors
-    ///
-    /// As [`Cq::alloc`].
+    /// Allocates a CQ on a completion vector of the core's choice (`ib_alloc_cq_any`). Fails as
+    /// [`Cq::alloc`].
     pub fn alloc_any(dev: &Device, entries: u32, cx: &Sleepable) -> Result<Self> {
         let inner = alloc(dev, entries, None, C::RAW, C::WAITED, cx)?;
         Ok(Self::from_inner(inner))
@@ -159,11 +153,8 @@ impl<C: PollContext> Cq<C> {
     }
 
     /// Makes the device raise an event for every `count` completions, or `period_us` microseconds
-    /// after the first (`rdma_set_cq_moderation`).
-    ///
-    /// # Errors
-    ///
-    /// `EOPNOTSUPP` if the device cannot, or if the CQ is shared; or the driver's error.
+    /// after the first (`rdma_set_cq_moderation`). Fails with `EOPNOTSUPP` if the device cannot, or
+    /// if the CQ is shared; or the driver's error.
     pub fn moderate(&self, count: u16, period_us: u16, _cx: &Sleepable) -> Result {
         let cq = self.inner.raw.as_ptr();
         // SAFETY: The CQ is there while `self` lives.
@@ -386,11 +377,8 @@ impl<C: CorePolled + FixedContext> Cq<C> {
     ///
     /// A failure of a shared CQ goes unseen. Such a CQ cannot be moderated, and is not for QPs on
     /// an SRQ, nor for those with a [context](crate::qp::Qp::set_context). The entries are given
-    /// back, from a work item, when the last handle and every QP that uses them are gone.
-    ///
-    /// # Errors
-    ///
-    /// `EINVAL` if the device has no CQ of that size; `ENOMEM`, or the driver's error.
+    /// back, from a work item, when the last handle and every QP that uses them are gone. Fails
+    /// with `EINVAL` if the device has no CQ of that size; `ENOMEM`, or the driver's error.
     ///
     /// # Examples
     ///
