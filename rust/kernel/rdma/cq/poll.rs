@@ -44,12 +44,8 @@ impl<C: CallerPolled> Cq<C> {
     /// posted again here needs no reference to its QP
     /// ([`Qp::repost_send`](crate::qp::Qp::repost_send)).
     ///
-    /// Any context, as [`Cq::process`].
-    ///
-    /// # Errors
-    ///
-    /// `EINVAL` if the budget is zero. `EOVERFLOW` if there is no completion and the CQ has lost
-    /// some; or the driver's error.
+    /// Any context, as [`Cq::process`]. Fails with `EINVAL` if the budget is zero. `EOVERFLOW` if
+    /// there is no completion and the CQ has lost some; or the driver's error.
     ///
     /// # Examples
     ///
@@ -108,11 +104,8 @@ impl<C: CallerPolled> Cq<C> {
     ///
     /// Any context, any thread; each completion is in one array. While another thread polls, or
     /// [`Cq::process`] runs a handler, the CQ looks empty. Completions in arrays are not waited
-    /// for: their handlers may run at the same time as others, and late.
-    ///
-    /// # Errors
-    ///
-    /// `EOVERFLOW` if there is no completion and the CQ has lost some; or the driver's error.
+    /// for: their handlers may run at the same time as others, and late. Fails with `EOVERFLOW` if
+    /// there is no completion and the CQ has lost some; or the driver's error.
     #[inline]
     pub fn poll<const N: usize>(&self, array: &mut WcArray<N>) -> Result<usize> {
         array.dispatch();
@@ -177,13 +170,10 @@ impl Cq<Waited> {
     ///
     /// Completions that are there when the wait begins end it, [solicited](Notify::Solicited) or
     /// not. So this may be called at any time, by any number of threads; all of them are woken.
-    /// While a thread polls, or runs handlers, others wait for that: see [`Cq::process`].
-    ///
-    /// # Errors
-    ///
-    /// In this order, after completions that are there: `EOVERFLOW` if the CQ has failed, so that
-    /// completions are lost; `ENODEV` from when the device is being removed; `ERESTARTSYS` on a
-    /// signal. Or the driver's error.
+    /// While a thread polls, or runs handlers, others wait for that: see [`Cq::process`]. Fails, in
+    /// this order and after completions that are there, with `EOVERFLOW` if the CQ has failed, so
+    /// that completions are lost; `ENODEV` from when the device is being removed; `ERESTARTSYS` on
+    /// a signal; or the driver's error.
     ///
     /// # Examples
     ///
@@ -250,11 +240,8 @@ impl Cq<Waited> {
     /// for one at most `timeout_ms` milliseconds; `None` if there is none by then. If other threads
     /// take completions, the wait may begin anew.
     ///
-    /// With a `WcArray<1>`, one completion is polled at a time.
-    ///
-    /// # Errors
-    ///
-    /// As [`Cq::poll`] and [`Cq::wait`].
+    /// With a `WcArray<1>`, one completion is polled at a time. Fails as [`Cq::poll`] and
+    /// [`Cq::wait`].
     ///
     /// # Examples
     ///
