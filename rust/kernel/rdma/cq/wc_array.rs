@@ -266,12 +266,8 @@ impl<'a> Completion<'a> {
     /// Takes the owner, if it is a `T` that was posted by its callback `ID`; its handler is not
     /// called.
     ///
-    /// If `T` is generic and of another crate, a module may not recognise owners that another module
-    /// has made.
-    ///
-    /// # Errors
-    ///
-    /// The completion, if its owner is something else.
+    /// If `T` is generic and of another crate, a module may not recognise owners that another
+    /// module has made. Gives the completion back if its owner is something else.
     ///
     /// # Examples
     ///
