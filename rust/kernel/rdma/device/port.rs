@@ -265,9 +265,7 @@ impl<'a> Port<'a> {
         })
     }
 
-    /// # Errors
-    ///
-    /// `ENODATA` if the entry is not in use, `EINVAL` beyond the table.
+    /// Fails with `ENODATA` if the entry is not in use, `EINVAL` beyond the table.
     fn gid_attr(&self, index: u16) -> Result<GidAttr> {
         // SAFETY: The device is registered by the invariant of `Inner`.
         let raw = unsafe { bindings::rdma_get_gid_attr(self.dev.as_raw(), self.num, index.into()) };
