@@ -39,11 +39,8 @@ pub struct Buf<D: Direction> {
 }
 
 impl<D: Direction> Buf<D> {
-    /// Allocates and maps `len` zeroed bytes (`kzalloc`, `ib_dma_map_single`).
-    ///
-    /// # Errors
-    ///
-    /// `ENOMEM`; `EINVAL` for a length of zero; `EIO` if the memory could not be mapped.
+    /// Allocates and maps `len` zeroed bytes (`kzalloc`, `ib_dma_map_single`). Fails with `ENOMEM`;
+    /// `EINVAL` for a length of zero; `EIO` if the memory could not be mapped.
     pub fn alloc(pd: &Pd, len: usize, _cx: &Sleepable) -> Result<Self> {
         // INVARIANT: The memory is mapped in this direction.
         Ok(Self {
@@ -64,10 +61,7 @@ impl<D: Direction> Buf<D> {
 impl<D: DeviceReads> Buf<D> {
     /// Writes bytes at `offset` (`ib_dma_sync_single_for_device`), in the call that posts the
     /// buffer, where it is borrowed already: 64 at most. A device that reads them meanwhile may get
-    /// old or new ones, and so it is where two threads write the same ones. Any context.
-    ///
-    /// # Errors
-    ///
+    /// old or new ones, and so it is where two threads write the same ones. Any context. Fails with
     /// `EINVAL` if they are not inside of the buffer.
     ///
     /// # Examples
@@ -96,12 +90,8 @@ impl<D: DeviceReads> Buf<D> {
         self.mapped.whole()
     }
 
-    /// Returns an entry for the bytes in `range`, for the device to read.
-    ///
-    /// # Errors
-    ///
-    /// `EINVAL` if the range is empty or not inside of the buffer. A request without memory has no
-    /// entries.
+    /// Returns an entry for the bytes in `range`, for the device to read. Fails with `EINVAL` if
+    /// the range is empty or not inside of the buffer. A request without memory has no entries.
     #[inline]
     pub fn sge(&self, range: Range<usize>) -> Result<Sge<'_>> {
         self.mapped.sge(range)
@@ -115,11 +105,7 @@ impl<D: DeviceWrites> Buf<D> {
         SgeMut(self.mapped.whole())
     }
 
-    /// Returns an entry for the bytes in `range`, for the device to write.
-    ///
-    /// # Errors
-    ///
-    /// As [`Buf::sge`].
+    /// Returns an entry for the bytes in `range`, for the device to write. Fails as [`Buf::sge`].
     #[inline]
     pub fn sge_mut(&self, range: Range<usize>) -> Result<SgeMut<'_>> {
         self.mapped.sge(range).map(SgeMut)
