@@ -26,11 +26,7 @@ use kernel::prelude::*;
 pub struct Pad(Buf<FromDevice>);
 
 impl Pad {
-    /// Allocates a pad for flushes by QPs of `pd`.
-    ///
-    /// # Errors
-    ///
-    /// As [`Buf::alloc`].
+    /// Allocates a pad for flushes by QPs of `pd`. Fails as [`Buf::alloc`].
     pub fn alloc(pd: &Pd, cx: &Sleepable) -> Result<Arc<Self>> {
         Ok(Arc::new(Self(Buf::alloc(pd, 1, cx)?), GFP_KERNEL)?)
     }
@@ -41,11 +37,8 @@ impl<'a> SendWr<'a> {
     /// were posted to the same QP before it are in the peer's memory: see [`crate::flush`].
     ///
     /// The peer must have allowed reading, and the connection at least one outstanding RDMA READ
-    /// ([`ConnParam::initiator_depth`](crate::cm::ConnParam::initiator_depth)).
-    ///
-    /// # Errors
-    ///
-    /// `EINVAL` if the range is empty or wraps around.
+    /// ([`ConnParam::initiator_depth`](crate::cm::ConnParam::initiator_depth)). Fails with `EINVAL`
+    /// if the range is empty or wraps around.
     #[inline]
     pub(crate) fn flush(pad: &'a Pad, remote: Remote, len: usize) -> Result<Self> {
         let last = (len as u64).checked_sub(1).ok_or(EINVAL)?;
