@@ -126,10 +126,7 @@ pub struct Path<'a> {
 }
 
 impl<'a> Path<'a> {
-    /// Finds the path from one GID to another, which may take a second.
-    ///
-    /// # Errors
-    ///
+    /// Finds the path from one GID to another, which may take a second. Fails with
     /// `EPROTONOSUPPORT` if the GID is not of RoCE: elsewhere the subnet administrator knows paths.
     /// `EHOSTUNREACH`, `ENETUNREACH` or `ETIMEDOUT` without a way; or the driver's error.
     pub fn new(from: &'a device::GidAttr, to: device::Gid, cx: &Sleepable) -> Result<Self> {
@@ -266,14 +263,11 @@ impl Connection {
     /// Asks for a connection to a service id (`ib_send_cm_req`), waits for the answer, takes the QP
     /// to RTS (`ib_cm_init_qp_attr`, `ib_modify_qp`), confirms (`ib_send_cm_rtu`), and returns the
     /// answer's 196 bytes. `handler` gets the events of the connection but for
-    /// [`cm::Event::Established`].
-    ///
-    /// # Errors
-    ///
-    /// `ECONNREFUSED` if the peer rejects; `ETIMEDOUT` without an answer; `EINVAL` if QP and path
-    /// are not of one device, if the QP is in use already, or with too much private data;
-    /// `ERESTARTSYS` on a signal; `ENODEV` if the device goes; `EDEADLK` in a callback of a
-    /// connection manager; or the connection manager's or driver's error. The handler is released.
+    /// [`cm::Event::Established`]. Fails with `ECONNREFUSED` if the peer rejects; `ETIMEDOUT`
+    /// without an answer; `EINVAL` if QP and path are not of one device, if the QP is in use
+    /// already, or with too much private data; `ERESTARTSYS` on a signal; `ENODEV` if the device
+    /// goes; `EDEADLK` in a callback of a connection manager; or the connection manager's or
+    /// driver's error. The handler is released.
     pub fn connect<S: PollContext, R: PollContext>(
         qp: &Qp<S, R>,
         path: &Path<'_>,
@@ -642,12 +636,8 @@ pub struct Listener {
 }
 
 impl Listener {
-    /// Listens on a service id.
-    ///
-    /// # Errors
-    ///
-    /// `EBUSY` if there is a listener on it; `EPROTONOSUPPORT` on iWARP; `ENODEV` if the device
-    /// goes; `ENOMEM`; or the manager's error.
+    /// Listens on a service id. Fails with `EBUSY` if there is a listener on it; `EPROTONOSUPPORT`
+    /// on iWARP; `ENODEV` if the device goes; `ENOMEM`; or the manager's error.
     #[inline(never)]
     pub fn new(
         device: &Device,
@@ -736,14 +726,10 @@ impl Request<'_> {
         self.param().initiator_depth
     }
 
-    /// Takes the QP to RTS and accepts (`ib_send_cm_rep`). The peer may send from here on. `handler`
-    /// gets the connection's events.
-    ///
-    /// # Errors
-    ///
-    /// `EINVAL` if the QP is of another device, or in use already, or with too much private data;
-    /// `ENODEV` if the device goes; `ENOMEM`; or the manager's or driver's error. The request is
-    /// rejected.
+    /// Takes the QP to RTS and accepts (`ib_send_cm_rep`). The peer may send from here on.
+    /// `handler` gets the connection's events. Fails with `EINVAL` if the QP is of another device,
+    /// or in use already, or with too much private data; `ENODEV` if the device goes; `ENOMEM`; or
+    /// the manager's or driver's error. The request is rejected.
     pub fn accept<S: PollContext, R: PollContext>(
         self,
         qp: &Qp<S, R>,
