@@ -64,11 +64,8 @@ use kernel::{
 pub struct Mr(Deferred<frwr::FastRegMr>);
 
 impl Mr {
-    /// Allocates an MR that can map `pages` pages (`ib_alloc_mr`).
-    ///
-    /// # Errors
-    ///
-    /// `EINVAL` if the device has no such MRs, see [`DeviceAttr`]; `ENOMEM`, or the driver's error.
+    /// Allocates an MR that can map `pages` pages (`ib_alloc_mr`). Fails with `EINVAL` if the
+    /// device has no such MRs, see [`DeviceAttr`]; `ENOMEM`, or the driver's error.
     ///
     /// [`DeviceAttr`]: crate::device::DeviceAttr
     // Not inlined, so that its end is code of this module.
@@ -191,11 +188,8 @@ pub struct Region<D: Direction, M: Memory<D> = Buf<D>, S: State = Exclusive> {
 pub type SharedRegion<D, M = Buf<D>> = Region<D, M, Shared>;
 
 impl<D: Direction, M: Memory<D>> Region<D, M> {
-    /// As [`Mr::alloc`] and [`Region::map`].
-    ///
-    /// # Errors
-    ///
-    /// `EINVAL` if the memory is too large for the device's MRs; `ENOMEM`, or the driver's error.
+    /// As [`Mr::alloc`] and [`Region::map`]. Fails with `EINVAL` if the memory is too large for the
+    /// device's MRs; `ENOMEM`, or the driver's error.
     pub fn new(memory: M, cx: &Sleepable) -> Result<Self> {
         // SAFETY: The memory is owned here.
         let (mr, iova) = unsafe { Mr::alloc_for(memory.get(), cx) }?;
@@ -203,13 +197,9 @@ impl<D: Direction, M: Memory<D>> Region<D, M> {
         Ok(unsafe { Self::from_parts(mr, memory, iova) })
     }
 
-    /// Maps memory for access by peers (`ib_map_mr_sg`), without any allocation, in any context (but
-    /// hns allocates memory, and may sleep). It is not accessible yet.
-    ///
-    /// # Errors
-    ///
-    /// Gives both back with `EINVAL` if they are of two PDs or the MR is too small, or with the
-    /// driver's error.
+    /// Maps memory for access by peers (`ib_map_mr_sg`), without any allocation, in any context
+    /// (but hns allocates memory, and may sleep). It is not accessible yet. Gives both back with
+    /// `EINVAL` if they are of two PDs or the MR is too small, or with the driver's error.
     ///
     /// # Examples
     ///
@@ -268,11 +258,8 @@ impl<D: Direction, M: Memory<D>, S: State> Region<D, M, S> {
         unsafe { self.mr.0.state() }
     }
 
-    /// Gives the MR and the memory back, if the region is idle. Any context.
-    ///
-    /// # Errors
-    ///
-    /// Gives the region back if it may be registered.
+    /// Gives the MR and the memory back, if the region is idle. Any context. Gives the region back
+    /// if it may be registered.
     pub fn into_parts(self) -> Result<(Mr, M), Self> {
         if !self.is_idle() {
             return Err(self);
@@ -299,12 +286,9 @@ impl<D: Direction, M: Memory<D>, S: State> Region<D, M, S> {
 
     /// Limits what peers will be given access to, to the bytes in `range` (`ib_map_mr_sg`). Until
     /// this is called that is all of the memory. The address that a registration tells is that of
-    /// the first byte of the range. The contexts of [`Region::map`].
-    ///
-    /// # Errors
-    ///
-    /// `EBUSY` if the region is not idle; `EINVAL` if the range is empty or not inside of the
-    /// memory; or the driver's error: the region can only be dropped then.
+    /// the first byte of the range. The contexts of [`Region::map`]. Fails with `EBUSY` if the
+    /// region is not idle; `EINVAL` if the range is empty or not inside of the memory; or the
+    /// driver's error: the region can only be dropped then.
     ///
     /// # Examples
     ///
@@ -369,21 +353,13 @@ impl<D: Direction, M: Memory<D>, S: State> Region<D, M, S> {
 
 impl<D: Direction, M: OwnMemory<D>, S: State> Region<D, M, S> {
     /// Copies bytes from `offset` on out of the region. Bytes that a peer is writing meanwhile may
-    /// be old or new.
-    ///
-    /// # Errors
-    ///
-    /// `EINVAL` if the range is not inside of the region.
+    /// be old or new. Fails with `EINVAL` if the range is not inside of the region.
     pub fn read(&self, offset: usize, to: &mut [u8]) -> Result {
         self.memory.get().copy_out(offset, to)
     }
 
     /// Copies bytes into the region from `offset` on. A peer that reads them meanwhile may get old
-    /// or new ones.
-    ///
-    /// # Errors
-    ///
-    /// `EINVAL` if the range is not inside of the region.
+    /// or new ones. Fails with `EINVAL` if the range is not inside of the region.
     pub fn write(&self, offset: usize, from: &[u8]) -> Result {
         self.memory.get().copy_in(offset, from)
     }
