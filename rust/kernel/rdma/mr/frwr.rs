@@ -213,11 +213,8 @@ impl FastRegMr {
     }
 
     /// Gives the MR a new key for a registration that is posted to `target`. Returns the MR, the
-    /// key and the generation.
-    ///
-    /// # Errors
-    ///
-    /// `EBUSY` if the MR is not idle, `EINVAL` if the QP is of another PD.
+    /// key and the generation. Fails with `EBUSY` if the MR is not idle, `EINVAL` if the QP is of
+    /// another PD.
     ///
     /// # Safety
     ///
@@ -256,10 +253,7 @@ impl FastRegMr {
 
     /// Marks the MR as being invalidated and returns its key, for a request to the QP `qp`. That
     /// has to be the one that the registration was posted to: one queue keeps the two in order.
-    ///
-    /// # Errors
-    ///
-    /// `EBUSY` if the MR is not registered, `EINVAL` if that was through another QP.
+    /// Fails with `EBUSY` if the MR is not registered, `EINVAL` if that was through another QP.
     ///
     /// # Safety
     ///
