@@ -354,11 +354,8 @@ impl<S: State> wr::Op for InvOp<S> {
 
 impl<'a> Completion<'a> {
     /// As [`Completion::take`], of an owner that was posted with a local invalidation ([`InvWr`]):
-    /// that completes to a callback in the MR. If it was successful, the region is idle.
-    ///
-    /// # Errors
-    ///
-    /// The completion, if it is another one.
+    /// that completes to a callback in the MR. If it was successful, the region is idle. Gives the
+    /// completion back if it is another one.
     #[inline]
     pub fn take_inv<T: CqeHandler<ID>, const ID: u64>(
         self,
