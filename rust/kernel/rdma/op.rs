@@ -139,11 +139,7 @@ pub struct Done<C, D: Direction = Bidirectional> {
 }
 
 impl<C: Send + 'static, D: Direction> Op<C, D> {
-    /// Allocates an operation.
-    ///
-    /// # Errors
-    ///
-    /// `ENOMEM`.
+    /// Allocates an operation. Fails with `ENOMEM`.
     pub fn new(buf: Buf<D>, context: C, _cx: &Sleepable) -> Result<Self> {
         let state = State {
             cqe: Cqe::new(),
@@ -165,11 +161,7 @@ impl<C: Send + 'static, D: Direction> Op<C, D> {
         &mut self.0.buf
     }
 
-    /// Takes the operation of a completion.
-    ///
-    /// # Errors
-    ///
-    /// Gives the completion back if it is of another owner.
+    /// Takes the operation of a completion. Gives the completion back if it is of another owner.
     #[inline]
     pub fn take(completion: Completion<'_>) -> Result<Done<C, D>, Completion<'_>> {
         let (mut state, wc) = completion.take::<State<C, D>, 0>()?;
