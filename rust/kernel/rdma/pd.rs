@@ -97,11 +97,7 @@ impl Id {
 }
 
 impl Pd {
-    /// Allocates a protection domain (`ib_alloc_pd`).
-    ///
-    /// # Errors
-    ///
-    /// `ENOMEM`, or the driver's error.
+    /// Allocates a protection domain (`ib_alloc_pd`). Fails with `ENOMEM`, or the driver's error.
     #[inline(never)]
     pub fn alloc(dev: &Device, _cx: &Sleepable) -> Result<Self> {
         let reserved = Deferred::reserve()?;
