@@ -140,12 +140,9 @@ unsafe impl<S: PollContext, R: PollContext> Send for Qp<S, R> {}
 unsafe impl<S: PollContext, R: PollContext> Sync for Qp<S, R> {}
 
 impl<S: PollContext, R: PollContext> Qp<S, R> {
-    /// Creates the QP of a connection (`rdma_create_qp`), ready for receives.
-    ///
-    /// # Errors
-    ///
-    /// `EINVAL` if the device cannot have such queues, or if `id`, `pd` and the CQs are not all of
-    /// one device; `EBUSY` if the id has a QP; `ENOSPC` if a CQ has not enough free entries: see
+    /// Creates the QP of a connection (`rdma_create_qp`), ready for receives. Fails with `EINVAL`
+    /// if the device cannot have such queues, or if `id`, `pd` and the CQs are not all of one
+    /// device; `EBUSY` if the id has a QP; `ENOSPC` if a CQ has not enough free entries: see
     /// [`Caps::entries`]; or the driver's error.
     pub fn create(
         id: &cm::Id,
@@ -159,13 +156,9 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
     }
 
     /// Creates a QP that belongs to no connection manager's id (`ib_create_qp`), in the reset
-    /// state: nothing can be posted to it yet.
-    ///
-    /// # Errors
-    ///
-    /// `EINVAL` if the device cannot have such queues, or if `pd` and the CQs are not all of one
-    /// device; `ENOSPC` if a CQ has not enough free entries: see [`Caps::entries`]; or the driver's
-    /// error.
+    /// state: nothing can be posted to it yet. Fails with `EINVAL` if the device cannot have such
+    /// queues, or if `pd` and the CQs are not all of one device; `ENOSPC` if a CQ has not enough
+    /// free entries: see [`Caps::entries`]; or the driver's error.
     pub fn create_raw(
         pd: &Pd,
         send_cq: &Cq<S>,
@@ -219,24 +212,17 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
     ///
     /// Their handlers have then returned, too, but for those of a direct CQ that another thread, or
     /// a caller of this one, is processing. What they post meanwhile is flushed as well, some time:
-    /// where the caller polls the CQ, a second drain waits for it.
-    ///
-    /// # Errors
-    ///
-    /// Nothing is known to be drained on any error: `EDEADLK` in a handler of the QP's CQs,
-    /// `EOVERFLOW` if a CQ has lost completions, `ETIMEDOUT` after a minute, `ENOMEM`, or what the
-    /// driver said.
+    /// where the caller polls the CQ, a second drain waits for it. Nothing is known to be drained
+    /// if it fails: with `EDEADLK` in a handler of the QP's CQs, `EOVERFLOW` if a CQ has lost
+    /// completions, `ETIMEDOUT` after a minute, `ENOMEM`, or what the driver said.
     pub fn drain(&self, cx: &Sleepable) -> Result {
         self.any.drain(cx)
     }
 
     /// Drains and destroys the QP and waits for that, where dropping it leaves it to a work item.
-    ///
-    /// # Errors
-    ///
-    /// `EDEADLK` in a handler of the QP's CQs, and on iWARP in a callback of the connection
-    /// manager: the QP is then destroyed by a work item. `EIO` if the QP could not be drained or
-    /// destroyed: it is leaked, and was reported.
+    /// Fails with `EDEADLK` in a handler of the QP's CQs, and on iWARP in a callback of the
+    /// connection manager: the QP is then destroyed by a work item. `EIO` if the QP could not be
+    /// drained or destroyed: it is leaked, and was reported.
     pub fn destroy(self, cx: &Sleepable) -> Result {
         Inner::destroy(self.any.inner, cx)
     }
@@ -284,11 +270,7 @@ impl<'a, S: PollContext, R: PollContext> InitAttr<'a, S, R> {
         self
     }
 
-    /// Creates the QP (`ib_create_qp`), in the reset state.
-    ///
-    /// # Errors
-    ///
-    /// As [`Qp::create_raw`].
+    /// Creates the QP (`ib_create_qp`), in the reset state. Fails as [`Qp::create_raw`].
     pub fn create(self, cx: &Sleepable) -> Result<Qp<S, R>> {
         Qp::new(&self.parts, None, cx)
     }
@@ -302,11 +284,8 @@ impl<'a, S: PollContext, R: PollContext> InitAttr<'a, S, R> {
         Ok(qp)
     }
 
-    /// Creates the QP of a connection (`rdma_create_qp`), ready for receives.
-    ///
-    /// # Errors
-    ///
-    /// As [`Qp::create`].
+    /// Creates the QP of a connection (`rdma_create_qp`), ready for receives. Fails as
+    /// [`Qp::create`].
     pub fn create_for(self, id: &cm::Id, cx: &Sleepable) -> Result<Qp<S, R>> {
         Qp::new(&self.parts, Some(id.inner()), cx)
     }
@@ -542,11 +521,7 @@ unsafe fn given(qp: *mut bindings::ib_qp, returned: &bindings::ib_qp_cap) -> (u3
     (most(|cap| cap.max_send_wr), most(|cap| cap.max_recv_wr))
 }
 
-/// Creates a QP.
-///
-/// # Errors
-///
-/// See [`Qp::create`](Qp::create).
+/// Creates a QP. Fails as [`Qp::create`](Qp::create).
 fn create(
     parts: &Parts<'_>,
     id: Option<&Arc<cm::Inner>>,
@@ -845,11 +820,8 @@ impl Transfers {
         self.left.add(Node::new(left));
     }
 
-    /// Waits until no transfer is left. Called once, when there is no reference to the QP.
-    ///
-    /// # Errors
-    ///
-    /// `ETIMEDOUT` after a minute.
+    /// Waits until no transfer is left. Called once, when there is no reference to the QP. Fails
+    /// with `ETIMEDOUT` after a minute.
     fn wait(&self, cx: &Sleepable) -> Result {
         if self.count.kill() && !self.ended.wait_timeout(60_000, cx) {
             return Err(ETIMEDOUT);
