@@ -138,11 +138,8 @@ pub enum Attr {
 }
 
 impl Attr {
-    /// Returns the C attributes and their mask.
-    ///
-    /// # Errors
-    ///
-    /// `EINVAL` if a value is too large for its field or for the device: not all drivers look.
+    /// Returns the C attributes and their mask. Fails with `EINVAL` if a value is too large for its
+    /// field or for the device: not all drivers look.
     fn to_raw(self, dev: &Device) -> Result<(bindings::ib_qp_attr, bindings::ib_qp_attr_mask)> {
         let (mut raw, limits) = (bindings::ib_qp_attr::default(), dev.attrs());
         let (to, mask, is_in_range) = match self {
@@ -270,13 +267,10 @@ pub struct Info {
 }
 
 impl<S: PollContext, R: PollContext> Qp<S, R> {
-    /// Moves the QP to another state (`ib_modify_qp`).
-    ///
-    /// # Errors
-    ///
-    /// `EPERM` if the QP is a connection manager's and is to go to any but the error state;
-    /// `EINVAL` if there is no such transition (`ib_modify_qp_is_ok`), or if a value is too large
-    /// for its field or the device; or the driver's error.
+    /// Moves the QP to another state (`ib_modify_qp`). Fails with `EPERM` if the QP is a connection
+    /// manager's and is to go to any but the error state; `EINVAL` if there is no such transition
+    /// (`ib_modify_qp_is_ok`), or if a value is too large for its field or the device; or the
+    /// driver's error.
     ///
     /// # Examples
     ///
@@ -314,10 +308,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
         self.any.inner.modify(attr)
     }
 
-    /// Asks the driver for the state, the peer and the sizes of the QP (`ib_query_qp`).
-    ///
-    /// # Errors
-    ///
+    /// Asks the driver for the state, the peer and the sizes of the QP (`ib_query_qp`). Fails with
     /// `EOPNOTSUPP` if the driver cannot tell, or its error.
     pub fn query(&self, _cx: &Sleepable) -> Result<Info> {
         let mask = bindings::ib_qp_attr_mask_IB_QP_ATTR_STANDARD_BITS;
