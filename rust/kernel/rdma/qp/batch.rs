@@ -47,12 +47,8 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
     /// says. Only the last one is signaled: its completion says that those before it have completed
     /// too, and gives the owner to its handler.
     ///
-    /// Any context.
-    ///
-    /// # Errors
-    ///
-    /// As [`Qp::post_send`]. The driver may have posted some requests when it refuses one: see
-    /// [`PostError`].
+    /// Any context. Fails as [`Qp::post_send`]. The driver may have posted some requests when it
+    /// refuses one: see [`PostError`].
     ///
     /// # Examples
     ///
@@ -89,11 +85,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
     }
 
     /// Posts a chain whose last request completes to the owner. `reads` is whether there may be
-    /// RDMA READs before it.
-    ///
-    /// # Errors
-    ///
-    /// The error has the owner unless the last request may be in the queue.
+    /// RDMA READs before it. The error has the owner unless the last request may be in the queue.
     #[inline]
     fn post_links<P, const ID: u64, const LINKS: usize, const SGES: usize>(
         &self,
@@ -234,11 +226,8 @@ where
 
     /// Posts requests that are not signaled, in one call.
     ///
-    /// Any context.
-    ///
-    /// # Errors
-    ///
-    /// As [`Qp::post_chain`]; [`Batch::posted`] counts those that were posted all the same.
+    /// Any context. Fails as [`Qp::post_chain`]; [`Batch::posted`] counts those that were posted
+    /// all the same.
     #[inline]
     pub fn post<const LINKS: usize, const SGES: usize>(
         &mut self,
@@ -268,11 +257,7 @@ where
 
     /// Posts the last requests, the very last signaled, and moves the owner in.
     ///
-    /// Any context.
-    ///
-    /// # Errors
-    ///
-    /// As [`Qp::post_chain`]. The batch can be finished again, or given up
+    /// Any context. Fails as [`Qp::post_chain`]. The batch can be finished again, or given up
     /// ([`Batch::into_error`]).
     #[inline]
     pub fn finish<const LINKS: usize, const SGES: usize>(
