@@ -330,11 +330,8 @@ pub struct Chain<'a, const LINKS: usize, const SGES: usize = 1> {
 }
 
 impl<'a, const LINKS: usize, const SGES: usize> Chain<'a, LINKS, SGES> {
-    /// Adds a request at the end, and returns what posting it by itself would.
-    ///
-    /// # Errors
-    ///
-    /// `ENOSPC` if the chain is full; or what posting the request by itself would be refused with.
+    /// Adds a request at the end, and returns what posting it by itself would. Fails with `ENOSPC`
+    /// if the chain is full; or what posting the request by itself would be refused with.
     #[inline]
     pub fn push<O: ChainOp, const N: usize>(
         &mut self,
