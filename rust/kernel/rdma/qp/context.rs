@@ -160,12 +160,9 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
     /// [`QpContext`].
     ///
     /// The QP keeps the reference until it is destroyed, or until [`Qp::clear_context`]. A context
-    /// that owns the QP, as a connection mostly does, keeps it until then.
-    ///
-    /// # Errors
-    ///
-    /// `EBUSY` if the QP has a context; `EOPNOTSUPP` if it completes to a
-    /// [shared](crate::cq::Cq::pool_get) queue, whose handlers could not borrow it.
+    /// that owns the QP, as a connection mostly does, keeps it until then. Fails with `EBUSY` if
+    /// the QP has a context; `EOPNOTSUPP` if it completes to a [shared](crate::cq::Cq::pool_get)
+    /// queue, whose handlers could not borrow it.
     pub fn set_context<T: Send + Sync + 'static>(
         &self,
         context: Arc<T>,
@@ -182,12 +179,9 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
     /// Takes the context from the QP, and drops the reference when no handler borrows it any more:
     /// for that the QP is drained.
     ///
-    /// Does nothing if the QP has no context, or while another thread does this.
-    ///
-    /// # Errors
-    ///
-    /// As [`Qp::drain`]. The reference is kept then, and handlers do not find it any more; this may
-    /// be called again.
+    /// Does nothing if the QP has no context, or while another thread does this. Fails as
+    /// [`Qp::drain`]. The reference is kept then, and handlers do not find it any more; this may be
+    /// called again.
     pub fn clear_context(&self, cx: &Sleepable) -> Result {
         self.any.inner.context.user_context.clear(|| self.drain(cx))
     }
