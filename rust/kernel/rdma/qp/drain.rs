@@ -66,12 +66,9 @@ const CALLS: u32 = 16;
 
 impl Inner {
     /// Moves the QP to the error state and waits until every request that was posted to it before
-    /// has completed. Then drops the owners that were kept until this.
-    ///
-    /// # Errors
-    ///
-    /// Nothing is proved on any error: `EDEADLK` in a handler of one of the CQs; `EOVERFLOW` if a
-    /// CQ has lost completions; `ETIMEDOUT`; or the driver's error.
+    /// has completed. Then drops the owners that were kept until this. Nothing is proved if it
+    /// fails: with `EDEADLK` in a handler of one of the CQs; `EOVERFLOW` if a CQ has lost
+    /// completions; `ETIMEDOUT`; or the driver's error.
     pub(super) fn drain(&self, markers: Arc<Markers>, cx: &Sleepable) -> Result {
         let drain_list = self.context.drain_list.take();
         let kept = self.listed.take_undrained();
