@@ -238,15 +238,11 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
     /// to an exclusive region may stay in this one. After success the owner may already be in its
     /// handler.
     ///
-    /// Any context.
-    ///
-    /// # Errors
-    ///
-    /// Gives the owner back with `EINVAL` if an entry is of another PD, or an atomic operation is
-    /// not for eight bytes, aligned to eight; `EOPNOTSUPP` if iWARP is to carry immediate data, to
-    /// read into any but one entry, or to do atomic operations; what a [`RegWr`] or an [`InvWr`]
-    /// is refused with; or with the driver's error: `ENOMEM` when the queue is full. See
-    /// [`PostError`] for when it does not.
+    /// Any context. Gives the owner back with `EINVAL` if an entry is of another PD, or an atomic
+    /// operation is not for eight bytes, aligned to eight; `EOPNOTSUPP` if iWARP is to carry
+    /// immediate data, to read into any but one entry, or to do atomic operations; what a [`RegWr`]
+    /// or an [`InvWr`] is refused with; or with the driver's error: `ENOMEM` when the queue is
+    /// full. See [`PostError`] for when it does not.
     ///
     /// [`RegWr`]: crate::mr::RegWr
     /// [`InvWr`]: crate::mr::InvWr
@@ -387,11 +383,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
     /// In a handler of `wc`, and if the QP's sends complete to the CQ of `wc`, which is not shared,
     /// the reference is not cloned. Otherwise it is, as for completions of a [`WcArray`].
     ///
-    /// Any context.
-    ///
-    /// # Errors
-    ///
-    /// As [`Qp::post_send`].
+    /// Any context. Fails as [`Qp::post_send`].
     ///
     /// # Examples
     ///
@@ -443,11 +435,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
     }
 
     /// Posts a request to the receive queue as [`Qp::post_recv`], for an owner that has its QP: see
-    /// [`Qp::repost_send`].
-    ///
-    /// # Errors
-    ///
-    /// As [`Qp::post_recv`].
+    /// [`Qp::repost_send`]. Fails as [`Qp::post_recv`].
     #[inline]
     pub fn repost_recv<P, const ID: u64, const N: usize>(
         owner: P,
