@@ -115,11 +115,7 @@ unsafe impl<T: Send> Send for Reusable<T> {}
 unsafe impl<T: Send> Sync for Reusable<T> {}
 
 impl<T> Reusable<T> {
-    /// Allocates a request.
-    ///
-    /// # Errors
-    ///
-    /// `ENOMEM`; the value is dropped.
+    /// Allocates a request. Fails with `ENOMEM`; the value is dropped.
     pub fn new(value: T, flags: Flags) -> Result<Self> {
         let handles = Handles::new();
         let entry = KBox::new(Entry { handles, value }, flags)?;
