@@ -126,11 +126,8 @@ impl<'a> Rw<'a> {
 
 impl Port<'_> {
     /// Returns the number of contexts of a QP that a transfer of up to `pages` pages takes, for
-    /// [`InitAttr::rw_contexts`](crate::qp::InitAttr::rw_contexts) (`rdma_rw_mr_factor`).
-    ///
-    /// # Errors
-    ///
-    /// `EOPNOTSUPP` if the driver has not set the number of pages that one request can have.
+    /// [`InitAttr::rw_contexts`](crate::qp::InitAttr::rw_contexts) (`rdma_rw_mr_factor`). Fails
+    /// with `EOPNOTSUPP` if the driver has not set the number of pages that one request can have.
     pub fn rw_contexts(&self, pages: u32) -> Result<u32> {
         let dev = self.device();
         // C divides by one of them; a module parameter is among what decides by which.
@@ -221,11 +218,8 @@ unsafe impl Send for Ctx {}
 unsafe impl Sync for Ctx {}
 
 impl Ctx {
-    /// Allocates `len` zeroed bytes, in as many pages as that takes.
-    ///
-    /// # Errors
-    ///
-    /// `ENOMEM`; `EINVAL` for a length of zero or of 4 GiB and more.
+    /// Allocates `len` zeroed bytes, in as many pages as that takes. Fails with `ENOMEM`; `EINVAL`
+    /// for a length of zero or of 4 GiB and more.
     pub fn alloc(len: usize, cx: &Sleepable) -> Result<Self> {
         let pages = Some(sg::Pages::alloc(len, cx)?);
         // INVARIANT: No transfer is posted.
@@ -659,10 +653,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
     ///
     /// The QP is not destroyed before the transfer has completed, or was cancelled
     /// ([`Ctx::cancel`]), as dropping the context does, too: if that takes more than a minute after
-    /// the last reference to the QP is gone, the QP is leaked and holds its device.
-    ///
-    /// # Errors
-    ///
+    /// the last reference to the QP is gone, the QP is leaked and holds its device. Fails with
     /// `EBUSY` if the context is posted or was prepared; `EINVAL` if the range is empty or not
     /// inside of the pages, if these are lost, or the QP is not initialised or has no entries;
     /// `EAGAIN` if MRs are needed and all of the QP's are in use; `ENOMEM`.
@@ -702,14 +693,10 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
     /// pages are not mapped any more (`rdma_rw_ctx_destroy`).
     ///
     /// If a READ fails on iWARP, where the peer has a key, its pages are lost to the [`Ctx`], whose
-    /// length is zero then; they are freed after the QP is destroyed.
-    ///
-    /// # Errors
-    ///
-    /// What `rw` says, or as [`Qp::prepare_rw`]; `EINVAL` also if the context is to be prepared for
-    /// this QP and is not; `ENOMEM` also when the queue is full. See [`PostError`] for what becomes
-    /// of the owner. A transfer that was prepared and that the driver has refused is to be prepared
-    /// again.
+    /// length is zero then; they are freed after the QP is destroyed. Fails with what `rw` says, or
+    /// as [`Qp::prepare_rw`]; with `EINVAL` also if the context is to be prepared for this QP and
+    /// is not; `ENOMEM` also when the queue is full. See [`PostError`] for what becomes of the
+    /// owner. A transfer that was prepared and that the driver has refused is to be prepared again.
     pub fn post_rw<P, const ID: u64>(
         &self,
         owner: P,
@@ -729,11 +716,8 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
     }
 
     /// As [`Qp::post_rw`], followed by a request that completes instead, as a response that follows
-    /// its data.
-    ///
-    /// # Errors
-    ///
-    /// As [`Qp::post_rw`], and `EINVAL` if an entry of the request is of another PD.
+    /// its data. Fails as [`Qp::post_rw`], and `EINVAL` if an entry of the request is of another
+    /// PD.
     pub fn post_rw_then<P, const ID: u64, const N: usize>(
         &self,
         owner: P,
