@@ -48,12 +48,8 @@ pub struct SgBuf<D: Direction> {
 
 impl<D: Direction> SgBuf<D> {
     /// Allocates `len` zeroed bytes, in as many pages as that takes, and maps them (`alloc_page`,
-    /// `sg_alloc_table_from_pages`, `ib_dma_map_sg`).
-    ///
-    /// # Errors
-    ///
-    /// `ENOMEM`; `EINVAL` for a length of zero or of 4 GiB and more; `EIO` if the memory could not
-    /// be mapped.
+    /// `sg_alloc_table_from_pages`, `ib_dma_map_sg`). Fails with `ENOMEM`; `EINVAL` for a length of
+    /// zero or of 4 GiB and more; `EIO` if the memory could not be mapped.
     pub fn alloc(pd: &Pd, len: usize, cx: &Sleepable) -> Result<Self> {
         Ok(Self {
             raw: RawSg::alloc(pd, len, D::RAW, cx)?,
@@ -193,20 +189,14 @@ impl<'a> CpuPages<'a> {
         }
     }
 
-    /// Copies bytes from `offset` on out.
-    ///
-    /// # Errors
-    ///
-    /// `EINVAL` if the range is not inside of the memory.
+    /// Copies bytes from `offset` on out. Fails with `EINVAL` if the range is not inside of the
+    /// memory.
     pub fn read(&self, offset: usize, to: &mut [u8]) -> Result {
         self.pages.ok_or(EINVAL)?.copy_out(offset, to)
     }
 
-    /// Copies bytes in, from `offset` on.
-    ///
-    /// # Errors
-    ///
-    /// `EINVAL` if the range is not inside of the memory.
+    /// Copies bytes in, from `offset` on. Fails with `EINVAL` if the range is not inside of the
+    /// memory.
     pub fn write(&mut self, offset: usize, from: &[u8]) -> Result {
         self.pages.ok_or(EINVAL)?.copy_in(offset, from)
     }
