@@ -89,12 +89,9 @@ impl<O> From<SgMapError<O>> for Error {
 }
 
 impl<O: SgOwner<D>, D: Direction> SgMap<O, D> {
-    /// Maps the memory of an owner (`ib_dma_map_sg`). Any context.
-    ///
-    /// # Errors
-    ///
-    /// Gives the owner back with `EINVAL` if the memory has no bytes, or 4 GiB and more; with `EIO`
-    /// if it could not be mapped.
+    /// Maps the memory of an owner (`ib_dma_map_sg`). Any context. Gives the owner back with
+    /// `EINVAL` if the memory has no bytes, or 4 GiB and more; with `EIO` if it could not be
+    /// mapped.
     pub fn new(pd: &Pd, mut owner: O) -> Result<Self, SgMapError<O>> {
         // SAFETY: The owner keeps the memory until the list was unmapped.
         match unsafe { MappedList::new(pd, owner.table(), D::RAW) } {
@@ -290,12 +287,9 @@ pub struct SgList<T: private::Bytes> {
 unsafe impl<T: private::Bytes> Send for SgList<T> {}
 
 impl<T: private::Bytes> SgList<T> {
-    /// Describes the bytes of an owner (`sg_alloc_table_from_pages`).
-    ///
-    /// # Errors
-    ///
-    /// `ENOMEM`; `EINVAL` if there are no bytes, or there are no pages of them, as of parts of the
-    /// kernel's image on some architectures.
+    /// Describes the bytes of an owner (`sg_alloc_table_from_pages`). Fails with `ENOMEM`; `EINVAL`
+    /// if there are no bytes, or there are no pages of them, as of parts of the kernel's image on
+    /// some architectures.
     pub fn new(owner: T, _cx: &Sleepable) -> Result<Self> {
         let mut table = KBox::new(bindings::sg_table::default(), GFP_KERNEL)?;
         let bytes = owner.bytes();
