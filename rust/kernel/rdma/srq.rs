@@ -113,12 +113,9 @@ impl<T: Receive<N>, const N: usize> Clone for Srq<T, N> {
 impl<T: Receive<N>, const N: usize> Srq<T, N> {
     /// Creates an SRQ with `slots` slots (`ib_create_srq`) and posts all of them
     /// (`ib_post_srq_recv`). `init` makes the value of each. The SRQ reserves as many entries,
-    /// once, of each CQ that its QPs complete to.
-    ///
-    /// # Errors
-    ///
-    /// `EOPNOTSUPP` if the device has no SRQs; `EINVAL` if it has none of that size, or if a slot
-    /// describes memory of another PD; what `init` returned; `ENOMEM`, or the driver's error.
+    /// once, of each CQ that its QPs complete to. Fails with `EOPNOTSUPP` if the device has no
+    /// SRQs; `EINVAL` if it has none of that size, or if a slot describes memory of another PD;
+    /// what `init` returned; `ENOMEM`, or the driver's error.
     pub fn create<I: PinInit<T, Error>>(
         pd: &Pd,
         slots: u32,
