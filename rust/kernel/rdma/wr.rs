@@ -109,11 +109,7 @@ impl<E: Copy, const N: usize> SgeList<E, N> {
         Self { sges, len: 1 }
     }
 
-    /// Adds an entry at the end.
-    ///
-    /// # Errors
-    ///
-    /// `ENOSPC` if the list is full.
+    /// Adds an entry at the end. Fails with `ENOSPC` if the list is full.
     #[inline]
     pub fn push(&mut self, entry: E) -> Result {
         *self.sges.get_mut(self.len).ok_or(ENOSPC)? = entry;
