@@ -7,8 +7,8 @@
 
 use crate::bindings;
 use kernel::sync::atomic::{
-    ordering::Relaxed,
-    Atomic, //
+    Atomic,
+    Relaxed, //
 };
 
 /// Enough for a callback on each of so many processors.
