@@ -50,14 +50,7 @@ use core::{
 use kernel::{
     new_mutex,
     prelude::*,
-    sync::{
-        self,
-        atomic::{
-            Atomic,
-            Relaxed, //
-        },
-        Mutex, //
-    },
+    sync,
     workqueue, //
 };
 
@@ -183,23 +176,23 @@ impl<M: Manager> RawId<M> {
 pub(crate) struct Conn<M: Manager> {
     /// The id, until it is about to be destroyed: for work items, and the removal of the device.
     #[pin]
-    id: Mutex<Option<RawId<M>>>,
+    id: sync::Mutex<Option<RawId<M>>>,
     /// No reference to a value of the ULP is dropped with it locked.
     #[pin]
-    inner: Mutex<Inner<M>>,
+    inner: sync::Mutex<Inner<M>>,
     /// Locked while the QP of the id is destroyed, and where C uses it without a reference.
     #[pin]
-    pub(super) qp: Mutex<()>,
+    pub(super) qp: sync::Mutex<()>,
     /// The wait of a call has ended, or the state is not Notified any more.
     #[pin]
     changed: sync::CondVar,
     /// Held while an event is handled, and so while the handler is called. Taken before `inner`.
     #[pin]
-    event_lock: Mutex<()>,
+    event_lock: sync::Mutex<()>,
     /// The task that is in the callback of the id, with its handler lock, or zero.
-    callback_task: Atomic<usize>,
+    callback_task: sync::atomic::Atomic<usize>,
     /// The state is not Idle any more: for functions that any context may call.
-    resolved: Atomic<bool>,
+    resolved: sync::atomic::Atomic<bool>,
     #[pin]
     disconnect: workqueue::Work<Self, DISCONNECT>,
     #[pin]
@@ -293,8 +286,8 @@ impl<M: Manager> Conn<M> {
                 qp <- new_mutex!(()),
                 changed <- kernel::new_condvar!(),
                 event_lock <- new_mutex!(()),
-                callback_task: Atomic::new(0),
-                resolved: Atomic::new(state != State::Idle),
+                callback_task: sync::atomic::Atomic::new(0),
+                resolved: sync::atomic::Atomic::new(state != State::Idle),
                 disconnect <- kernel::new_work!("rdma::cm::Conn::disconnect"),
                 notify <- kernel::new_work!("rdma::cm::Conn::notify"),
                 place: removal::Place::new(),
@@ -321,12 +314,12 @@ impl<M: Manager> Conn<M> {
         } else {
             0
         };
-        self.callback_task.store(task, Relaxed);
+        self.callback_task.store(task, sync::atomic::Relaxed);
     }
 
     /// Returns whether the current task is in the callback of the id, and has its handler lock.
     pub(crate) fn is_in_own_callback(&self) -> bool {
-        self.callback_task.load(Relaxed) == callback::current_task()
+        self.callback_task.load(sync::atomic::Relaxed) == callback::current_task()
     }
 
     pub(crate) fn state(&self) -> State {
