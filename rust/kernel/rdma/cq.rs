@@ -32,18 +32,11 @@ pub use wc_array::{
 
 use crate::{
     bindings,
-    deferred::{
-        Deferred,
-        Fate,
-        Teardown, //
-    },
+    deferred,
     device::Name,
     objects::Object,
     prelude::*,
-    removal::{
-        self,
-        OnRemoval, //
-    },
+    removal,
     sync::{
         FreeCqes,
         PollLock, //
@@ -66,11 +59,9 @@ use kernel::{
     prelude::*,
     sync::{
         atomic::{
-            ordering::{
-                Full,
-                Relaxed, //
-            },
-            Atomic, //
+            Atomic,
+            Full,
+            Relaxed, //
         },
         rcu::synchronize_rcu,
         CondVar,
@@ -230,7 +221,7 @@ fn alloc(
     if vector.is_some_and(|n| n >= dev.num_comp_vectors()) {
         return Err(EINVAL);
     }
-    let reserved = Deferred::reserve()?;
+    let reserved = deferred::Deferred::reserve()?;
     let callbacks = CqContext::new()?;
     let listed = dev.list(crate::refs::Kind::Cq)?;
     let caller = dev.client().name.as_char_ptr();
@@ -325,7 +316,7 @@ fn get(
 ) -> Result<Arc<Inner>> {
     // The core never ends its search for more than a CQ can have.
     check(dev, entries)?;
-    let reserved = Deferred::reserve()?;
+    let reserved = deferred::Deferred::reserve()?;
     let listed = dev.list(crate::refs::Kind::Cq)?;
     let vector = match vector {
         Some(vector) => vector.try_into()?,
@@ -411,7 +402,7 @@ pub(crate) struct Inner {
     poll_lock: PollLock,
     /// For the holder of `poll_lock`; there if callers poll the CQ.
     wcs: Option<KBox<UnsafeCell<Wcs>>>,
-    state: Deferred<State>,
+    state: deferred::Deferred<State>,
 }
 
 // SAFETY: `struct ib_cq` may be used from any thread.
@@ -420,7 +411,7 @@ unsafe impl Send for Inner {}
 unsafe impl Sync for Inner {}
 
 impl Inner {
-    fn new(dev: &Device, entries: u32, state: Deferred<State>) -> Result<Arc<Self>> {
+    fn new(dev: &Device, entries: u32, state: deferred::Deferred<State>) -> Result<Arc<Self>> {
         let mut inner = Self {
             raw: state.raw,
             dev: dev.clone(),
@@ -566,8 +557,8 @@ struct State {
 // SAFETY: A CQ may be freed from any thread.
 unsafe impl Send for State {}
 
-impl Teardown for State {
-    fn teardown(&mut self, cx: &Sleepable) -> Fate {
+impl deferred::Teardown for State {
+    fn teardown(&mut self, cx: &Sleepable) -> deferred::Fate {
         let cq = self.raw.as_ptr();
         match &self.origin {
             // SAFETY: By the type invariant `raw` is from `ib_alloc_cq`; QPs hold `Inner`, so none
@@ -586,14 +577,14 @@ impl Teardown for State {
                 let ret = unsafe { bindings::ib_destroy_cq_user(cq, core::ptr::null_mut()) };
                 if ret != 0 {
                     pr_err!("a CQ could not be destroyed ({ret}); it is leaked\n");
-                    return Fate::Leak;
+                    return deferred::Fate::Leak;
                 }
             }
             // SAFETY: By the type invariant so many entries were taken of `raw`; QPs hold `Inner`,
             // so none of ours uses the CQ.
             Origin::Pooled { entries } => unsafe { put(cq, *entries, cx) },
         }
-        Fate::Gone
+        deferred::Fate::Gone
     }
 }
 
@@ -678,7 +669,7 @@ impl CqContext {
     }
 }
 
-impl OnRemoval for CqContext {
+impl removal::OnRemoval for CqContext {
     fn place(&self) -> &removal::Place {
         &self.place
     }
