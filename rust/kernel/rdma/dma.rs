@@ -10,10 +10,7 @@
 use crate::{
     bindings,
     prelude::*,
-    wr::{
-        Sge,
-        SgeMut, //
-    }, //
+    wr, //
 };
 use core::{
     marker::PhantomData,
@@ -86,14 +83,14 @@ impl<D: DeviceReads> Buf<D> {
 
     /// Returns an entry for the whole buffer, for the device to read.
     #[inline]
-    pub fn whole(&self) -> Sge<'_> {
+    pub fn whole(&self) -> wr::Sge<'_> {
         self.mapped.whole()
     }
 
     /// Returns an entry for the bytes in `range`, for the device to read. Fails with `EINVAL` if
     /// the range is empty or not inside of the buffer. A request without memory has no entries.
     #[inline]
-    pub fn sge(&self, range: Range<usize>) -> Result<Sge<'_>> {
+    pub fn sge(&self, range: Range<usize>) -> Result<wr::Sge<'_>> {
         self.mapped.sge(range)
     }
 }
@@ -101,14 +98,14 @@ impl<D: DeviceReads> Buf<D> {
 impl<D: DeviceWrites> Buf<D> {
     /// Returns an entry for the whole buffer, for the device to write.
     #[inline]
-    pub fn whole_mut(&self) -> SgeMut<'_> {
-        SgeMut(self.mapped.whole())
+    pub fn whole_mut(&self) -> wr::SgeMut<'_> {
+        wr::SgeMut(self.mapped.whole())
     }
 
     /// Returns an entry for the bytes in `range`, for the device to write. Fails as [`Buf::sge`].
     #[inline]
-    pub fn sge_mut(&self, range: Range<usize>) -> Result<SgeMut<'_>> {
-        self.mapped.sge(range).map(SgeMut)
+    pub fn sge_mut(&self, range: Range<usize>) -> Result<wr::SgeMut<'_>> {
+        self.mapped.sge(range).map(wr::SgeMut)
     }
 }
 
@@ -308,10 +305,10 @@ impl Mapped {
     }
 
     #[inline]
-    fn whole(&self) -> Sge<'_> {
+    fn whole(&self) -> wr::Sge<'_> {
         // INVARIANT: By the type invariant the memory is mapped, and it lives as long as the
         // borrow.
-        Sge {
+        wr::Sge {
             addr: self.addr,
             length: self.len,
             lkey: self.lkey,
@@ -321,13 +318,13 @@ impl Mapped {
     }
 
     #[inline]
-    fn sge(&self, range: Range<usize>) -> Result<Sge<'_>> {
+    fn sge(&self, range: Range<usize>) -> Result<wr::Sge<'_>> {
         // To some devices an entry of length zero means two gigabytes.
         if range.start >= range.end || range.end > self.len() {
             return Err(EINVAL);
         }
         // INVARIANT: This is a part of the mapped memory, which lives as long as the borrow.
-        Ok(Sge {
+        Ok(wr::Sge {
             addr: self.addr + range.start as u64,
             length: (range.end - range.start) as u32,
             ..self.whole()
