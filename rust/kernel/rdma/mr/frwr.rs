@@ -11,10 +11,7 @@ use crate::{
         CqePointer, //
     },
     debug,
-    deferred::{
-        Fate,
-        Teardown, //
-    },
+    deferred,
     identity,
     mr::{
         memory::AnyMemory,
@@ -88,17 +85,17 @@ unsafe impl Send for FastRegMr {}
 // user at a time, and `state` is used as a type that is `Sync` if the region is.
 unsafe impl Sync for FastRegMr {}
 
-impl Teardown for FastRegMr {
-    fn teardown(&mut self, _cx: &Sleepable) -> Fate {
+impl deferred::Teardown for FastRegMr {
+    fn teardown(&mut self, _cx: &Sleepable) -> deferred::Fate {
         // SAFETY: By the type invariant `raw` is an MR of `pd`. It is owned by `self`, which is
         // dropped, so no request uses it. No peer can reach the memory after this, so it may be
         // unmapped.
         let ret = unsafe { bindings::ib_dereg_mr_user(self.raw.as_ptr(), ptr::null_mut()) };
         if ret != 0 {
             pr_err!("an MR could not be deregistered ({ret}); it is leaked with its memory\n");
-            return Fate::Leak;
+            return deferred::Fate::Leak;
         }
-        Fate::Gone
+        deferred::Fate::Gone
     }
 }
 
