@@ -4,10 +4,7 @@
 
 use crate::{
     bindings,
-    dma::{
-        Direction,
-        Mapped, //
-    },
+    dma,
     prelude::*,
     sg, //
 };
@@ -22,7 +19,7 @@ use kernel::{
 pub struct AnyMemory(#[expect(dead_code)] Untyped);
 
 enum Untyped {
-    Buf(#[expect(dead_code)] Mapped),
+    Buf(#[expect(dead_code)] dma::Mapped),
     Sg(#[expect(dead_code)] sg::RawSg),
     Map(#[expect(dead_code)] sg::RawMap<sg::AnyOwner>),
 }
@@ -34,7 +31,7 @@ pub struct MemoryRef<'a>(UntypedRef<'a>);
 
 #[derive(Clone, Copy)]
 enum UntypedRef<'a> {
-    Buf(&'a Mapped),
+    Buf(&'a dma::Mapped),
     Sg(&'a sg::RawSg),
     Map(&'a sg::MappedList),
 }
@@ -117,7 +114,7 @@ pub trait Raw: Sized + Send + Sync + Unpin + 'static {
     fn keep(self) -> AnyMemory;
 }
 
-impl<D: Direction> Raw for Buf<D> {
+impl<D: dma::Direction> Raw for Buf<D> {
     #[inline]
     fn get(&self) -> MemoryRef<'_> {
         MemoryRef(UntypedRef::Buf(&self.mapped))
@@ -128,7 +125,7 @@ impl<D: Direction> Raw for Buf<D> {
     }
 }
 
-impl<D: Direction> Raw for sg::SgBuf<D> {
+impl<D: dma::Direction> Raw for sg::SgBuf<D> {
     #[inline]
     fn get(&self) -> MemoryRef<'_> {
         MemoryRef(UntypedRef::Sg(&self.raw))
@@ -139,7 +136,7 @@ impl<D: Direction> Raw for sg::SgBuf<D> {
     }
 }
 
-impl<O: sg::SgOwner<D>, D: Direction> Raw for sg::SgMap<O, D> {
+impl<O: sg::SgOwner<D>, D: dma::Direction> Raw for sg::SgMap<O, D> {
     #[inline]
     fn get(&self) -> MemoryRef<'_> {
         MemoryRef(UntypedRef::Map(&self.raw.list))
@@ -152,15 +149,15 @@ impl<O: sg::SgOwner<D>, D: Direction> Raw for sg::SgMap<O, D> {
 
 /// DMA-mapped memory, in direction `D`, that an MR can map: [`Buf`], [`SgBuf`](sg::SgBuf), and that
 /// of others, an [`SgMap`](sg::SgMap).
-pub trait Memory<D: Direction>: Raw {}
+pub trait Memory<D: dma::Direction>: Raw {}
 
-impl<D: Direction> Memory<D> for Buf<D> {}
-impl<D: Direction> Memory<D> for sg::SgBuf<D> {}
-impl<O: sg::SgOwner<D>, D: Direction> Memory<D> for sg::SgMap<O, D> {}
+impl<D: dma::Direction> Memory<D> for Buf<D> {}
+impl<D: dma::Direction> Memory<D> for sg::SgBuf<D> {}
+impl<O: sg::SgOwner<D>, D: dma::Direction> Memory<D> for sg::SgMap<O, D> {}
 
 /// [`Memory`] whose bytes the CPU can copy while peers may access them: [`Buf`] and
 /// [`SgBuf`](sg::SgBuf).
-pub trait OwnMemory<D: Direction>: Memory<D> {}
+pub trait OwnMemory<D: dma::Direction>: Memory<D> {}
 
-impl<D: Direction> OwnMemory<D> for Buf<D> {}
-impl<D: Direction> OwnMemory<D> for sg::SgBuf<D> {}
+impl<D: dma::Direction> OwnMemory<D> for Buf<D> {}
+impl<D: dma::Direction> OwnMemory<D> for sg::SgBuf<D> {}
