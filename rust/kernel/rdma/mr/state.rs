@@ -9,13 +9,11 @@ use core::{
     sync::atomic, //
 };
 use kernel::sync::atomic::{
-    ordering::{
-        Acquire,
-        Full,
-        Relaxed,
-        Release, //
-    },
-    Atomic, //
+    Acquire,
+    Atomic,
+    Full,
+    Relaxed,
+    Release, //
 };
 
 /// No key gives access to the memory.
