@@ -4,11 +4,7 @@
 
 use crate::{
     bindings,
-    dma::{
-        DeviceReads,
-        DeviceWrites,
-        Direction, //
-    },
+    dma,
     mr::{
         frwr,
         Exclusive,
@@ -68,7 +64,7 @@ unsafe impl<S: State + Sync> Send for RegOp<S> {}
 
 impl<'a, S: State> RegWr<'a, S> {
     #[inline]
-    fn reg<D: Direction, M: Memory<D>>(region: &'a Region<D, M, S>, access: u32) -> Self {
+    fn reg<D: dma::Direction, M: Memory<D>>(region: &'a Region<D, M, S>, access: u32) -> Self {
         // INVARIANT: The MR is the region's.
         let op = RegOp {
             mr: NonNull::from(&*region.mr),
@@ -84,13 +80,13 @@ impl<'a, S: State> RegWr<'a, S> {
 
     /// Lets peers read the region (`IB_ACCESS_REMOTE_READ`).
     #[inline]
-    pub fn remote_read<D: DeviceReads, M: Memory<D>>(region: &'a Region<D, M, S>) -> Self {
+    pub fn remote_read<D: dma::DeviceReads, M: Memory<D>>(region: &'a Region<D, M, S>) -> Self {
         Self::reg(region, REMOTE_READ)
     }
 
     /// Lets peers write the region (`IB_ACCESS_REMOTE_WRITE`, which needs `IB_ACCESS_LOCAL_WRITE`).
     #[inline]
-    pub fn remote_write<D: DeviceWrites, M: Memory<D>>(region: &'a Region<D, M, S>) -> Self {
+    pub fn remote_write<D: dma::DeviceWrites, M: Memory<D>>(region: &'a Region<D, M, S>) -> Self {
         Self::reg(region, LOCAL_WRITE | REMOTE_WRITE)
     }
 
@@ -98,7 +94,7 @@ impl<'a, S: State> RegWr<'a, S> {
     #[inline]
     pub fn remote_read_write<D, M>(region: &'a Region<D, M, S>) -> Self
     where
-        D: DeviceReads + DeviceWrites,
+        D: dma::DeviceReads + dma::DeviceWrites,
         M: Memory<D>,
     {
         Self::reg(region, LOCAL_WRITE | REMOTE_WRITE | REMOTE_READ)
@@ -109,7 +105,7 @@ impl<'a, S: State> RegWr<'a, S> {
     #[inline]
     pub fn remote_atomic<D, M>(region: &'a Region<D, M, S>) -> Self
     where
-        D: DeviceReads + DeviceWrites,
+        D: dma::DeviceReads + dma::DeviceWrites,
         M: Memory<D>,
     {
         Self::reg(region, LOCAL_WRITE | REMOTE_ATOMIC)
@@ -289,7 +285,7 @@ unsafe impl<S: State + Sync> Send for InvOp<S> {}
 impl<'a, S: State> InvWr<'a, S> {
     /// Ends the access of peers to the region.
     #[inline]
-    pub fn new<D: Direction, M: Memory<D>>(region: &'a Region<D, M, S>) -> Self {
+    pub fn new<D: dma::Direction, M: Memory<D>>(region: &'a Region<D, M, S>) -> Self {
         // INVARIANT: The MR is the region's.
         let op = InvOp {
             mr: NonNull::from(&*region.mr),
