@@ -24,10 +24,7 @@ use kernel::{
         atomic,
         SpinLockIrq, //
     },
-    time::{
-        Instant,
-        Monotonic, //
-    }, //
+    time, //
 };
 
 /// The number of objects that a message names.
@@ -74,7 +71,7 @@ pub(crate) struct Undrained {
     count: u32,
     /// The type of the first one.
     first: &'static str,
-    since: Instant<Monotonic>,
+    since: time::Instant<time::Monotonic>,
 }
 
 /// One where [`debug`] can be asked about a QP.
@@ -100,7 +97,7 @@ struct Record {
     /// The object's number, or `NO_NUM`.
     num: atomic::Atomic<u32>,
     owner: NonNull<dyn Owner>,
-    since: Instant<Monotonic>,
+    since: time::Instant<time::Monotonic>,
     #[pin]
     details: SpinLockIrq<Details>,
 }
@@ -119,7 +116,7 @@ list::impl_list_item! {
     impl ListItem<0> for Record { using ListLinks { self.links }; }
 }
 
-fn seconds(since: Instant<Monotonic>) -> i64 {
+fn seconds(since: time::Instant<time::Monotonic>) -> i64 {
     since.elapsed().as_millis() / 1_000
 }
 
@@ -178,7 +175,7 @@ impl Object {
                 kind,
                 num: atomic::Atomic::new(NO_NUM),
                 owner,
-                since: Instant::now(),
+                since: time::Instant::now(),
                 details <- kernel::new_spinlock_irq!(Details {
                     qp: [core::ptr::null(); DEBUG],
                     peer: Peer::Unknown,
@@ -220,7 +217,7 @@ impl Object {
         let undrained = Undrained {
             count: 1,
             first,
-            since: Instant::now(),
+            since: time::Instant::now(),
         };
         // Without memory for it, it is not shown.
         self.put_undrained(
