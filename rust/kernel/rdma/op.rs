@@ -36,11 +36,7 @@
 
 use crate::{
     cqe,
-    dma::{
-        DeviceReads,
-        DeviceWrites,
-        Direction, //
-    },
+    dma,
     flush::Pad,
     prelude::*,
     wc::Success, //
@@ -104,7 +100,7 @@ impl Outcome {
 }
 
 /// The owner of the posted request.
-struct State<C, D: Direction> {
+struct State<C, D: dma::Direction> {
     cqe: Cqe<Self>,
     kind: Kind,
     buf: Buf<D>,
@@ -113,13 +109,13 @@ struct State<C, D: Direction> {
 }
 
 // Only a posted request depends on its address, and a request is posted in a box.
-impl<C, D: Direction> Unpin for State<C, D> {}
+impl<C, D: dma::Direction> Unpin for State<C, D> {}
 
-impl<C, D: Direction> cqe::HasCqe for State<C, D> {
+impl<C, D: dma::Direction> cqe::HasCqe for State<C, D> {
     const FIELD: cqe::Field<Self, 0> = crate::cqe_field!(cqe);
 }
 
-impl<C: Send + 'static, D: Direction> CqeHandler for State<C, D> {
+impl<C: Send + 'static, D: dma::Direction> CqeHandler for State<C, D> {
     type Pointer = Pin<KBox<Self>>;
     type Needs = Atomic;
 
@@ -128,17 +124,17 @@ impl<C: Send + 'static, D: Direction> CqeHandler for State<C, D> {
 
 /// A buffer, used by the device in the direction `D`, and a context `C`, to be posted as one
 /// operation after the other.
-pub struct Op<C, D: Direction = Bidirectional>(Pin<KBox<State<C, D>>>);
+pub struct Op<C, D: dma::Direction = Bidirectional>(Pin<KBox<State<C, D>>>);
 
 /// An operation that has completed.
-pub struct Done<C, D: Direction = Bidirectional> {
+pub struct Done<C, D: dma::Direction = Bidirectional> {
     /// The operation, which can be posted again.
     pub op: Op<C, D>,
     /// The result.
     pub result: Result<Outcome, WcError>,
 }
 
-impl<C: Send + 'static, D: Direction> Op<C, D> {
+impl<C: Send + 'static, D: dma::Direction> Op<C, D> {
     /// Allocates an operation. Fails with `ENOMEM`.
     pub fn new(buf: Buf<D>, context: C, _cx: &Sleepable) -> Result<Self> {
         let state = State {
@@ -178,7 +174,7 @@ type Posted<T> = Result<(), PostError<T>>;
 
 /// Each of these moves the operation into the queue, or gives it back in the error: that of
 /// [`Qp::post_send`], and `EINVAL` if the range is empty or not inside of the buffer. Any context.
-impl<C: Send + 'static, D: Direction> Op<C, D> {
+impl<C: Send + 'static, D: dma::Direction> Op<C, D> {
     #[inline]
     fn post(
         mut self,
@@ -208,7 +204,7 @@ impl<C: Send + 'static, D: Direction> Op<C, D> {
         from: Remote,
     ) -> Posted<Self>
     where
-        D: DeviceWrites,
+        D: dma::DeviceWrites,
     {
         self.post_send(Kind::Read, qp, |op| {
             Ok(SendWr::rdma_read([op.buf.sge_mut(range)?], from))
@@ -224,7 +220,7 @@ impl<C: Send + 'static, D: Direction> Op<C, D> {
         to: Remote,
     ) -> Posted<Self>
     where
-        D: DeviceReads,
+        D: dma::DeviceReads,
     {
         self.post_send(Kind::Write, qp, |op| {
             Ok(SendWr::rdma_write([op.buf.sge(range)?], to))
@@ -242,7 +238,7 @@ impl<C: Send + 'static, D: Direction> Op<C, D> {
         imm: u32,
     ) -> Posted<Self>
     where
-        D: DeviceReads,
+        D: dma::DeviceReads,
     {
         self.post_send(Kind::Write, qp, |op| {
             Ok(SendWr::rdma_write([op.buf.sge(range)?], to).with_imm(imm))
@@ -274,7 +270,7 @@ impl<C: Send + 'static, D: Direction> Op<C, D> {
         range: Range<usize>,
     ) -> Posted<Self>
     where
-        D: DeviceReads,
+        D: dma::DeviceReads,
     {
         self.post_send(Kind::Send, qp, |op| {
             Ok(SendWr::send([op.buf.sge(range)?]))
@@ -290,7 +286,7 @@ impl<C: Send + 'static, D: Direction> Op<C, D> {
         imm: u32,
     ) -> Posted<Self>
     where
-        D: DeviceReads,
+        D: dma::DeviceReads,
     {
         self.post_send(Kind::Send, qp, |op| {
             Ok(SendWr::send([op.buf.sge(range)?]).with_imm(imm))
@@ -306,7 +302,7 @@ impl<C: Send + 'static, D: Direction> Op<C, D> {
         range: Range<usize>,
     ) -> Posted<Self>
     where
-        D: DeviceWrites,
+        D: dma::DeviceWrites,
     {
         self.post(Kind::Recv, |state| {
             qp.post_recv(state, |op| Ok(RecvWr::new([op.buf.sge_mut(range)?])))
