@@ -9,11 +9,7 @@
 
 use crate::{
     bindings,
-    deferred::{
-        Deferred,
-        Fate,
-        Teardown, //
-    },
+    deferred,
     objects::Object,
     prelude::*,
     refs::Kind, //
@@ -29,7 +25,7 @@ use kernel::{
 pub(crate) struct Inner {
     pub(crate) raw: NonNull<bindings::ib_pd>,
     pub(crate) dev: Device,
-    _state: Deferred<State>,
+    _state: deferred::Deferred<State>,
 }
 
 // SAFETY: `struct ib_pd` may be used from any thread.
@@ -49,16 +45,16 @@ struct State {
 // SAFETY: A PD may be deallocated from any thread.
 unsafe impl Send for State {}
 
-impl Teardown for State {
-    fn teardown(&mut self, _cx: &Sleepable) -> Fate {
+impl deferred::Teardown for State {
+    fn teardown(&mut self, _cx: &Sleepable) -> deferred::Fate {
         // SAFETY: By the type invariant `raw` is an allocated PD. All objects made from it have a
         // reference to `Inner`, so they are gone.
         let ret = unsafe { bindings::ib_dealloc_pd_user(self.raw.as_ptr(), core::ptr::null_mut()) };
         if ret != 0 {
             pr_err!("a PD could not be deallocated ({ret}); it is leaked\n");
-            return Fate::Leak;
+            return deferred::Fate::Leak;
         }
-        Fate::Gone
+        deferred::Fate::Gone
     }
 }
 
@@ -100,7 +96,7 @@ impl Pd {
     /// Allocates a protection domain (`ib_alloc_pd`). Fails with `ENOMEM`, or the driver's error.
     #[inline(never)]
     pub fn alloc(dev: &Device, _cx: &Sleepable) -> Result<Self> {
-        let reserved = Deferred::reserve()?;
+        let reserved = deferred::Deferred::reserve()?;
         let object = dev.list(Kind::Pd)?;
         // SAFETY: The device is registered while `dev` lives, and the client's name lives longer
         // than the PD.
