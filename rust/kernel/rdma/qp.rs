@@ -40,16 +40,8 @@ use crate::{
         Atomic as AtomicContext,
         Context, //
     },
-    cq::{
-        self,
-        Poller,
-        Reservation, //
-    },
-    deferred::{
-        Deferred,
-        Fate,
-        Teardown, //
-    },
+    cq,
+    deferred,
     objects::Object,
     pd,
     prelude::*,
@@ -74,11 +66,7 @@ use kernel::{
     new_spinlock_irq,
     prelude::*,
     str::CStr,
-    sync::{
-        Mutex,
-        SetOnce,
-        SpinLockIrq, //
-    }, //
+    sync, //
 };
 
 /// A reliable connected queue pair, whose queues complete in contexts `S` and `R`.
@@ -106,8 +94,8 @@ pub(crate) struct AnyQp {
     /// The PD of receives; none if the QP takes them from an SRQ, so that no entry is of it.
     recv_pd: pd::Id,
     /// Of the CQs of both queues.
-    pollers: (Poller, Poller),
-    pub(crate) inner: Deferred<Inner>,
+    pollers: (cq::Poller, cq::Poller),
+    pub(crate) inner: deferred::Deferred<Inner>,
 }
 
 impl AnyQp {
@@ -182,7 +170,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
     /// that holds it and finds a region registered through this QP posts behind that registration.
     ///
     /// Drivers do not call back from a post, so only their own locks are taken under it.
-    pub(crate) fn reg_lock(&self) -> &SpinLockIrq<()> {
+    pub(crate) fn reg_lock(&self) -> &sync::SpinLockIrq<()> {
         &self.any.inner.context.reg_lock
     }
 
@@ -370,7 +358,7 @@ impl Parts<'_> {
 
 /// Where the receives of a QP come from, with the room that they need in its CQ.
 enum Recv {
-    Own(Reservation),
+    Own(cq::Reservation),
     Shared(srq::SrqReservation),
 }
 
@@ -393,11 +381,11 @@ impl Recv {
 pub(crate) struct Inner {
     pub(crate) raw: NonNull<bindings::ib_qp>,
     claim: Option<cm::QpClaim>,
-    send: Reservation,
+    send: cq::Reservation,
     recv: Recv,
     markers: Option<Arc<Markers>>,
     /// Of a QP for datagrams.
-    marker_ah: SetOnce<Ah>,
+    marker_ah: sync::SetOnce<Ah>,
     context: Pin<KBox<QpPriv>>,
     pub(crate) pd: Pd,
     // Dropped last: the ULP may be gone after that.
@@ -459,21 +447,21 @@ impl Inner {
     /// Destroys a QP and waits for that. Not generic and not inlined, so that the code is here and
     /// not in each ULP.
     #[inline(never)]
-    fn destroy(this: Deferred<Self>, cx: &Sleepable) -> Result {
+    fn destroy(this: deferred::Deferred<Self>, cx: &Sleepable) -> Result {
         // iWARP waits for a later event of the connection.
         let waits_for_callback = this.is_managed() && this.pd.device().is_iwarp();
         if this.is_polled_by_current() || waits_for_callback && InCallback::is_current() {
             return Err(EDEADLK);
         }
         match this.destroy(cx) {
-            Fate::Gone => Ok(()),
-            Fate::Leak => Err(EIO),
+            deferred::Fate::Gone => Ok(()),
+            deferred::Fate::Leak => Err(EIO),
         }
     }
 }
 
-impl Teardown for Inner {
-    fn teardown(&mut self, cx: &Sleepable) -> Fate {
+impl deferred::Teardown for Inner {
+    fn teardown(&mut self, cx: &Sleepable) -> deferred::Fate {
         let markers = self.markers.take().ok_or(EIO);
         let destroyed = markers
             .and_then(|markers| self.drain(markers, cx))
@@ -484,7 +472,7 @@ impl Teardown for Inner {
                 unsafe { destroy_raw(&self.claim, self.raw) }.map_err(|e| (e, "destroyed"))
             });
         match destroyed {
-            Ok(()) => Fate::Gone,
+            Ok(()) => deferred::Fate::Gone,
             Err((e, what)) => {
                 // SAFETY: By the type invariant `raw` is a QP, which was not destroyed; its number
                 // does not change.
@@ -493,7 +481,7 @@ impl Teardown for Inner {
                 pr_err!(
                     "{dev}: QP {num} was not {what} ({e:?}): it is leaked and holds its device\n"
                 );
-                Fate::Leak
+                deferred::Fate::Leak
             }
         }
     }
@@ -526,7 +514,7 @@ fn create(
     parts: &Parts<'_>,
     id: Option<&Arc<cm::Inner>>,
     _cx: &Sleepable,
-) -> Result<Deferred<Inner>> {
+) -> Result<deferred::Deferred<Inner>> {
     let (pd, send_cq, recv_cq) = (parts.pd, parts.send_cq, parts.recv_cq);
     let dev = pd.device();
     if send_cq.dev != *dev
@@ -537,7 +525,7 @@ fn create(
         return Err(EINVAL);
     }
     let mut attr = parts.to_raw()?;
-    let reserved = Deferred::reserve()?;
+    let reserved = deferred::Deferred::reserve()?;
     let markers = Markers::new()?;
     let context = QpPriv::new(parts.events.clone(), dev.is_iwarp())?;
     context.install(&mut attr);
@@ -570,7 +558,7 @@ fn create(
                 send,
                 recv,
                 markers: Some(markers),
-                marker_ah: SetOnce::new(),
+                marker_ah: sync::SetOnce::new(),
                 context,
                 pd: pd.clone(),
                 listed,
@@ -713,10 +701,10 @@ pub trait Events: Send + Sync + 'static {
 struct QpPriv {
     /// Held while the QP is modified: see [`Modifier`](crate::qp::attr::Modifier).
     #[pin]
-    modifying: Mutex<()>,
+    modifying: sync::Mutex<()>,
     /// Held while registrations of shared regions are posted: see [`Qp::reg_lock`](Qp::reg_lock).
     #[pin]
-    reg_lock: SpinLockIrq<()>,
+    reg_lock: sync::SpinLockIrq<()>,
     #[pin]
     drain_list: DrainList,
     #[pin]
