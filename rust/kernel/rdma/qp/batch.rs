@@ -4,10 +4,7 @@
 
 use crate::{
     bindings,
-    cqe::{
-        CqePointer,
-        Sealed, //
-    },
+    cqe,
     prelude::*,
     qp::{
         chain,
@@ -30,7 +27,7 @@ pub struct Batch<'q, S, R, P, const ID: u64 = 0>
 where
     S: PollContext,
     R: PollContext,
-    P: CqePointer<ID>,
+    P: cqe::CqePointer<ID>,
 {
     qp: &'q Qp<S, R>,
     owner: Option<P>,
@@ -76,7 +73,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
         make: impl for<'a> FnOnce(&'a P::Target, &mut Chain<'a, LINKS, SGES>) -> Result,
     ) -> Result<(), PostError<P>>
     where
-        P: CqePointer<ID>,
+        P: cqe::CqePointer<ID>,
         P::Target: CqeHandler<ID, Pointer = P> + Sized,
         S: Provides<<P::Target as CqeHandler<ID>>::Needs>,
     {
@@ -94,7 +91,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
         make: impl for<'a> FnOnce(&'a P::Target, &mut Chain<'a, LINKS, SGES>) -> Result,
     ) -> Result<(), PostError<P>>
     where
-        P: CqePointer<ID>,
+        P: cqe::CqePointer<ID>,
         P::Target: Sized,
     {
         let (target, lock) = (&self.any.target, self.reg_lock());
@@ -107,7 +104,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
             Err(error) => return Err(PostError::new(owner, error)),
         };
         links.reads |= reads;
-        let cqe = owner.into_cqe(Sealed::new());
+        let cqe = owner.into_cqe(cqe::Sealed::new());
         // SAFETY: The links were made for this QP, and the owner is the queue's until `done`.
         match unsafe { links.post(target, lock, Some(cqe)) } {
             Ok(()) => Ok(()),
@@ -129,7 +126,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
         cqe: *mut bindings::ib_cqe,
     ) -> PostError<P>
     where
-        P: CqePointer<ID>,
+        P: cqe::CqePointer<ID>,
     {
         // SAFETY: The owner that was given up is there unless all is posted, when nothing is marked
         // that has to be taken back.
@@ -188,7 +185,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
     #[inline]
     pub fn batch<P, const ID: u64>(&self, owner: P) -> Batch<'_, S, R, P, ID>
     where
-        P: CqePointer<ID>,
+        P: cqe::CqePointer<ID>,
         P::Target: CqeHandler<ID, Pointer = P> + Sized,
         S: Provides<<P::Target as CqeHandler<ID>>::Needs>,
     {
@@ -206,7 +203,7 @@ impl<S, R, P, const ID: u64> Batch<'_, S, R, P, ID>
 where
     S: PollContext,
     R: PollContext,
-    P: CqePointer<ID>,
+    P: cqe::CqePointer<ID>,
     P::Target: Sized,
 {
     /// Returns the number of requests that were posted.
@@ -280,7 +277,7 @@ impl<S, R, P, const ID: u64> Drop for Batch<'_, S, R, P, ID>
 where
     S: PollContext,
     R: PollContext,
-    P: CqePointer<ID>,
+    P: cqe::CqePointer<ID>,
 {
     #[inline]
     fn drop(&mut self) {
