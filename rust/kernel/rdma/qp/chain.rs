@@ -5,20 +5,9 @@
 use crate::{
     bindings,
     debug,
-    mr::{
-        self,
-        RegOp,
-        Registration, //
-    },
+    mr,
     qp::post,
-    wr::{
-        AtomicOp,
-        Op,
-        PostTarget,
-        RdmaOp,
-        SendOp,
-        SendWr, //
-    }, //
+    wr, //
 };
 use core::{
     marker::PhantomData,
@@ -38,10 +27,10 @@ use kernel::{
 
 /// An operation that can be posted in a [`Chain`]: all but [`InvOp`](mr::InvOp), which completes to
 /// a callback of its own.
-pub trait ChainOp: SendOp + Link {}
+pub trait ChainOp: wr::SendOp + Link {}
 
 /// An operation of a link of a chain.
-pub trait Link: Op {
+pub trait Link: wr::Op {
     /// Returns whether this is an RDMA READ.
     #[inline]
     fn is_read(&self) -> bool {
@@ -50,26 +39,26 @@ pub trait Link: Op {
 
     /// Returns the registration of a region.
     #[inline]
-    fn registration(_undo: Self::Undo) -> Option<Registration> {
+    fn registration(_undo: Self::Undo) -> Option<mr::Registration> {
         None
     }
 }
 
-impl ChainOp for RdmaOp {}
-impl Link for RdmaOp {
+impl ChainOp for wr::RdmaOp {}
+impl Link for wr::RdmaOp {
     #[inline]
     fn is_read(&self) -> bool {
         self.opcode == bindings::ib_wr_opcode_IB_WR_RDMA_READ
     }
 }
 
-impl ChainOp for AtomicOp {}
-impl Link for AtomicOp {}
+impl ChainOp for wr::AtomicOp {}
+impl Link for wr::AtomicOp {}
 
-impl<S: mr::State> ChainOp for RegOp<S> {}
-impl<S: mr::State> Link for RegOp<S> {
+impl<S: mr::State> ChainOp for mr::RegOp<S> {}
+impl<S: mr::State> Link for mr::RegOp<S> {
     #[inline]
-    fn registration(undo: Registration) -> Option<Registration> {
+    fn registration(undo: mr::Registration) -> Option<mr::Registration> {
         Some(undo)
     }
 }
@@ -94,7 +83,7 @@ union AnyWr {
 /// When the request is written and registers a region, so is `registration`.
 #[repr(C)]
 pub(super) struct Slot<const SGES: usize> {
-    registration: MaybeUninit<Registration>,
+    registration: MaybeUninit<mr::Registration>,
     wr: MaybeUninit<AnyWr>,
     sges: [MaybeUninit<bindings::ib_sge>; SGES],
 }
@@ -119,7 +108,7 @@ impl<const SGES: usize> Slot<SGES> {
     /// # Safety
     ///
     /// The request is written.
-    unsafe fn registration(&mut self) -> Option<&Registration> {
+    unsafe fn registration(&mut self) -> Option<&mr::Registration> {
         // SAFETY: The request is written, as the caller promises, so by the type invariant the
         // registration is.
         unsafe {
@@ -163,7 +152,7 @@ impl<const LINKS: usize, const SGES: usize> Links<LINKS, SGES> {
     #[inline]
     pub(super) unsafe fn make<'a, T>(
         slots: *mut [Slot<SGES>; LINKS],
-        target: &PostTarget,
+        target: &wr::PostTarget,
         lock: &SpinLockIrq<()>,
         owner: &'a T,
         make: impl FnOnce(&'a T, &mut Chain<'a, LINKS, SGES>) -> Result,
@@ -210,7 +199,7 @@ impl<const LINKS: usize, const SGES: usize> Links<LINKS, SGES> {
     }
 
     /// Calls `f` for the registrations from link number `from` on.
-    fn for_each_registration(&self, from: usize, f: impl Fn(&Registration)) {
+    fn for_each_registration(&self, from: usize, f: impl Fn(&mr::Registration)) {
         for n in from..self.len {
             // SAFETY: By the type invariant the slot is valid and its request is written.
             if let Some(registration) = unsafe { (*self.slots.add(n)).registration() } {
@@ -253,7 +242,7 @@ impl<const LINKS: usize, const SGES: usize> Links<LINKS, SGES> {
     #[inline(always)]
     pub(super) unsafe fn post<'t>(
         self,
-        target: &PostTarget,
+        target: &wr::PostTarget,
         lock: &'t SpinLockIrq<()>,
         tail: Option<*mut bindings::ib_cqe>,
     ) -> Result<(), Refused<'t, LINKS, SGES>> {
@@ -323,7 +312,7 @@ impl<const LINKS: usize, const SGES: usize> Refused<'_, LINKS, SGES> {
 /// `target` and `lock` are those of a QP that is there.
 pub struct Chain<'a, const LINKS: usize, const SGES: usize = 1> {
     links: Links<LINKS, SGES>,
-    target: NonNull<PostTarget>,
+    target: NonNull<wr::PostTarget>,
     lock: NonNull<SpinLockIrq<()>>,
     // Invariant, so that what is added is memory of the owner.
     _owner: PhantomData<fn(&'a ()) -> &'a ()>,
@@ -335,7 +324,7 @@ impl<'a, const LINKS: usize, const SGES: usize> Chain<'a, LINKS, SGES> {
     #[inline]
     pub fn push<O: ChainOp, const N: usize>(
         &mut self,
-        mut wr: SendWr<'a, N, O>,
+        mut wr: wr::SendWr<'a, N, O>,
     ) -> Result<O::Output> {
         const { assert!(N <= SGES, "the chain has no room for so many entries") };
         let links = &mut self.links;
