@@ -12,20 +12,14 @@
 use crate::{
     bindings,
     context::Sleepable,
-    cq::{
-        self,
-        PollGuard, //
-    },
+    cq,
     qp::{
         marker::{
             Markers,
             RECV,
             SEND, //
         },
-        post::{
-            self,
-            Refusal, //
-        },
+        post,
         Inner, //
     }, //
 };
@@ -37,25 +31,22 @@ use kernel::{
     prelude::*,
     sync::Arc,
     time::{
-        delay::fsleep,
-        msecs_to_jiffies,
-        Delta,
-        Instant,
-        Monotonic, //
+        self,
+        delay::fsleep, //
     }, //
 };
 
 /// The time that a drain may take before the QP is given up.
-const PATIENCE: Delta = Delta::from_secs(60);
+const PATIENCE: time::Delta = time::Delta::from_secs(60);
 
 /// The time after which a full send queue is taken to stay full. Flushing takes far less.
-const FULL: Delta = Delta::from_secs(1);
+const FULL: time::Delta = time::Delta::from_secs(1);
 
 /// The time after which a drain tries to help the driver.
-const STALLED: Delta = Delta::from_millis(100);
+const STALLED: time::Delta = time::Delta::from_millis(100);
 
 /// The time that a drain waits for a marker that a CQ may have lost.
-const FAILED: Delta = Delta::from_millis(250);
+const FAILED: time::Delta = time::Delta::from_millis(250);
 
 /// The interval, in milliseconds, at which a wait for a completion checks for failures.
 const STEP_MS: u32 = 10;
@@ -87,7 +78,7 @@ impl Inner {
         let wait = Wait {
             qp: self,
             markers,
-            began: Instant::now(),
+            began: time::Instant::now(),
             helped: Cell::new(false),
             cx,
         };
@@ -149,7 +140,7 @@ impl Inner {
     ///
     /// `cqe` is that of a marker which is there until the request has completed. If the QP is for
     /// datagrams it has an address handle for that.
-    unsafe fn post_send_marker(&self, cqe: *mut bindings::ib_cqe) -> Result<(), Refusal> {
+    unsafe fn post_send_marker(&self, cqe: *mut bindings::ib_cqe) -> Result<(), post::Refusal> {
         let (mut rdma, mut ud);
         let (wr, opcode): (*mut bindings::ib_send_wr, _) = match self.marker_ah.as_ref() {
             Some(ah) => {
@@ -177,7 +168,7 @@ impl Inner {
             (*wr).send_flags = bindings::ib_send_flags_IB_SEND_SIGNALED as c_int;
             match post::send_raw(self.raw.as_ptr(), wr) {
                 0 => Ok(()),
-                ret => Err(Refusal::of_send(ret, wr)),
+                ret => Err(post::Refusal::of_send(ret, wr)),
             }
         }
     }
@@ -187,7 +178,7 @@ impl Inner {
     /// # Safety
     ///
     /// `cqe` is that of a marker which is there until the request has completed.
-    unsafe fn post_recv_marker(&self, cqe: *mut bindings::ib_cqe) -> Result<(), Refusal> {
+    unsafe fn post_recv_marker(&self, cqe: *mut bindings::ib_cqe) -> Result<(), post::Refusal> {
         let mut wr = bindings::ib_recv_wr::default();
         wr.__bindgen_anon_1.wr_cqe = ManuallyDrop::new(cqe);
         // SAFETY: By the type invariant the QP is valid. The request has neither entries nor a
@@ -196,7 +187,7 @@ impl Inner {
         unsafe {
             match post::recv_raw(self.raw.as_ptr(), &raw mut wr) {
                 0 => Ok(()),
-                ret => Err(Refusal::of_recv(ret, &raw mut wr)),
+                ret => Err(post::Refusal::of_recv(ret, &raw mut wr)),
             }
         }
     }
@@ -225,7 +216,7 @@ impl From<Unposted> for Error {
 struct Wait<'a> {
     qp: &'a Inner,
     markers: Arc<Markers>,
-    began: Instant<Monotonic>,
+    began: time::Instant<time::Monotonic>,
     helped: Cell<bool>,
     cx: &'a Sleepable,
 }
@@ -261,7 +252,7 @@ impl Wait<'_> {
         }
         // SAFETY: By the type invariant of `Inner` the QP is valid.
         let reached = unsafe { &raw mut (*self.qp.raw.as_ptr()).srq_completion };
-        let step = msecs_to_jiffies(STEP_MS);
+        let step = time::msecs_to_jiffies(STEP_MS);
         // SAFETY: The core has initialised the completion of every QP, and the token says that this
         // may sleep.
         while unsafe { bindings::wait_for_completion_timeout(reached, step) } == 0 {
@@ -278,11 +269,11 @@ impl Wait<'_> {
     fn post<const OFFSET: usize>(
         &self,
         may_stay_full: bool,
-        post: impl Fn(*mut bindings::ib_cqe) -> Result<(), Refusal>,
+        post: impl Fn(*mut bindings::ib_cqe) -> Result<(), post::Refusal>,
     ) -> Result<(), Unposted> {
         let cqe = self.markers.clone().give::<OFFSET>();
         let mut pauses = Pauses::new();
-        let began = Instant::<Monotonic>::now();
+        let began = time::Instant::<time::Monotonic>::now();
         let posted = loop {
             match post(cqe) {
                 Ok(()) => break Ok(()),
@@ -332,7 +323,7 @@ impl Wait<'_> {
     }
 
     /// Takes the poll lock of a CQ that callers poll.
-    fn lock<'cq>(&self, cq: &'cq cq::Inner) -> Result<Option<PollGuard<'cq>>> {
+    fn lock<'cq>(&self, cq: &'cq cq::Inner) -> Result<Option<cq::PollGuard<'cq>>> {
         if !cq.is_caller_polled() {
             return Ok(None);
         }
@@ -407,7 +398,7 @@ impl Pauses {
     }
 
     fn pause(&mut self) {
-        fsleep(Delta::from_micros(self.0.into()));
+        fsleep(time::Delta::from_micros(self.0.into()));
         self.0 = (self.0 + self.0 / 4).min(1_000 * STEP_MS);
     }
 }
