@@ -12,11 +12,9 @@ use kernel::{
     prelude::*,
     sync::{
         atomic::{
-            ordering::{
-                Full,
-                Relaxed, //
-            },
-            Atomic, //
+            Atomic,
+            Full,
+            Relaxed, //
         },
         Arc, //
     }, //
