@@ -4,10 +4,7 @@
 
 use crate::{
     bindings,
-    cqe::{
-        CqePointer,
-        Sealed, //
-    },
+    cqe,
     debug,
     prelude::*,
     wr, //
@@ -86,7 +83,7 @@ impl Refusal {
         cqe: *mut bindings::ib_cqe,
     ) -> PostError<P>
     where
-        P: CqePointer<ID>,
+        P: cqe::CqePointer<ID>,
     {
         let owner = if self.named {
             // SAFETY: The driver says that it did not post the only request, so nothing else will
@@ -179,7 +176,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
         wr: impl for<'a> FnOnce(&'a P::Target) -> Result<SendWr<'a, N, O>>,
     ) -> Result<O::Output, PostError<P>>
     where
-        P: CqePointer<ID>,
+        P: cqe::CqePointer<ID>,
         P::Target: CqeHandler<ID, Pointer = P> + Sized,
         O: wr::Op,
     {
@@ -205,7 +202,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
             // SAFETY: There is room for both, and the request is prepared.
             unsafe { wr.write(raw.as_mut_ptr(), sges.as_mut_ptr()) };
             let wr = raw.as_mut_ptr().cast();
-            let cqe = owner.into_cqe(Sealed::new());
+            let cqe = owner.into_cqe(cqe::Sealed::new());
             // SAFETY: The request was prepared for this QP and is written. The owner, a
             // `P::Target` that was given up for `cqe`, keeps what it refers to and is the queue's
             // until `done`.
@@ -269,7 +266,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
         wr: impl for<'a> FnOnce(&'a P::Target) -> Result<SendWr<'a, N, O>> + Send,
     ) -> Result<O::Output, PostError<P>>
     where
-        P: CqePointer<ID>,
+        P: cqe::CqePointer<ID>,
         P::Target: CqeHandler<ID, Pointer = P> + Sized,
         S: Provides<<P::Target as CqeHandler<ID>>::Needs>,
         O: wr::SendOp,
@@ -288,7 +285,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
         wr: impl for<'a> FnOnce(&'a P::Target) -> Result<RecvWr<'a, N>>,
     ) -> Result<(), PostError<P>>
     where
-        P: CqePointer<ID>,
+        P: cqe::CqePointer<ID>,
         P::Target: CqeHandler<ID, Pointer = P> + Sized,
         R: Provides<<P::Target as CqeHandler<ID>>::Needs>,
     {
@@ -303,7 +300,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
         let (cqe, refusal) = {
             let wr::SgeList { sges, len } = wr.sges;
             let mut sges = sges.map(|sge| sge.0.to_raw());
-            let cqe = owner.into_cqe(Sealed::new());
+            let cqe = owner.into_cqe(cqe::Sealed::new());
             let mut raw = bindings::ib_recv_wr {
                 next: core::ptr::null_mut(),
                 __bindgen_anon_1: bindings::ib_recv_wr__bindgen_ty_1 {
@@ -421,7 +418,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
         wr: impl for<'a> FnOnce(&'a P::Target) -> Result<SendWr<'a, N, O>> + Send,
     ) -> Result<O::Output, PostError<P>>
     where
-        P: CqePointer<ID>,
+        P: cqe::CqePointer<ID>,
         P::Target: CqeHandler<ID, Pointer = P> + Sized,
         S: Provides<<P::Target as CqeHandler<ID>>::Needs>,
         O: wr::SendOp,
@@ -444,7 +441,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
         wr: impl for<'a> FnOnce(&'a P::Target) -> Result<RecvWr<'a, N>>,
     ) -> Result<(), PostError<P>>
     where
-        P: CqePointer<ID>,
+        P: cqe::CqePointer<ID>,
         P::Target: CqeHandler<ID, Pointer = P> + Sized,
         R: Provides<<P::Target as CqeHandler<ID>>::Needs>,
     {
