@@ -51,11 +51,7 @@
 
 use crate::{
     bindings,
-    cqe::{
-        self,
-        CqeHandler,
-        CqePointer, //
-    },
+    cqe,
     debug,
     sync::Handles, //
 };
@@ -212,9 +208,9 @@ impl<T> Drop for InFlight<T> {
 // SAFETY: The entry stays in place while the handle that was given up counts. Until then there is
 // no other `InFlight`, and `Reusable` gives no access; the request is `Unpin`, so no other part of
 // the kernel has its address. The address that is returned is that of the callback in it.
-unsafe impl<T, const ID: u64> CqePointer<ID> for InFlight<T>
+unsafe impl<T, const ID: u64> cqe::CqePointer<ID> for InFlight<T>
 where
-    T: CqeHandler<ID, Pointer = Self> + Send + Unpin + 'static,
+    T: cqe::CqeHandler<ID, Pointer = Self> + Send + Unpin + 'static,
 {
     #[inline]
     fn into_cqe(self, _: cqe::Sealed) -> *mut bindings::ib_cqe {
