@@ -37,17 +37,11 @@
 
 use crate::{
     bindings,
-    cqe::{
-        self,
-        CqePointer, //
-    },
+    cqe,
     debug,
     device::Port,
     prelude::*,
-    qp::{
-        post,
-        Transfers, //
-    },
+    qp,
     sg,
     wr::{
         self,
@@ -176,7 +170,7 @@ struct Inner {
 /// A transfer that has begun.
 struct Job {
     user: *mut bindings::ib_cqe,
-    transfers: NonNull<Transfers>,
+    transfers: NonNull<qp::Transfers>,
     qp: NonNull<bindings::ib_qp>,
     port: u32,
     /// Of the entries of the range.
@@ -288,7 +282,7 @@ impl Ctx {
         &self,
         extents: &Option<Extents>,
         qp: NonNull<bindings::ib_qp>,
-        transfers: &Transfers,
+        transfers: &qp::Transfers,
     ) -> Result {
         // SAFETY: The caller has claimed this, which keeps all others from `inner`.
         let inner = unsafe { &mut *self.inner.get() };
@@ -555,7 +549,7 @@ impl<P> Drop for InPart<P> {
 /// The context of `plan` stays where it is during this call. `qp` is valid and counts its transfers
 /// in `transfers`.
 #[inline(never)]
-unsafe fn prepare(plan: &Plan, qp: NonNull<bindings::ib_qp>, transfers: &Transfers) -> Result {
+unsafe fn prepare(plan: &Plan, qp: NonNull<bindings::ib_qp>, transfers: &qp::Transfers) -> Result {
     // SAFETY: The context is there, as the caller promises.
     let ctx = unsafe { plan.ctx.as_ref() };
     ctx.claim()?;
@@ -577,7 +571,7 @@ unsafe fn prepare(plan: &Plan, qp: NonNull<bindings::ib_qp>, transfers: &Transfe
 unsafe fn begin(
     plan: &Plan,
     qp: NonNull<bindings::ib_qp>,
-    transfers: &Transfers,
+    transfers: &qp::Transfers,
     user: *mut bindings::ib_cqe,
     then: *mut bindings::ib_send_wr,
 ) -> Result<(), Failed> {
@@ -598,7 +592,7 @@ unsafe fn begin(
     let mut bad = ptr::null();
     // SAFETY: `qp` is valid, and the memory of the requests stays where it is, as the caller
     // promises. They were just made and, with `then`, linked.
-    let ret = unsafe { post::post_list(qp.as_ptr(), first, &mut bad) };
+    let ret = unsafe { qp::post::post_list(qp.as_ptr(), first, &mut bad) };
     if ret == 0 {
         // The context may be gone by now.
         return Ok(());
@@ -703,7 +697,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
         rw: impl for<'a> FnOnce(&'a P::Target) -> Result<Rw<'a>>,
     ) -> Result<(), PostError<P>>
     where
-        P: CqePointer<ID>,
+        P: cqe::CqePointer<ID>,
         P::Target: CqeHandler<ID, Pointer = P> + Sized,
         S: Provides<<P::Target as CqeHandler<ID>>::Needs>,
     {
@@ -724,7 +718,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
         rw: impl for<'a> FnOnce(&'a P::Target) -> Result<(Rw<'a>, wr::SendWr<'a, N>)>,
     ) -> Result<(), PostError<P>>
     where
-        P: CqePointer<ID>,
+        P: cqe::CqePointer<ID>,
         P::Target: CqeHandler<ID, Pointer = P> + Sized,
         S: Provides<<P::Target as CqeHandler<ID>>::Needs>,
     {
@@ -760,7 +754,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
         then: *mut bindings::ib_send_wr,
     ) -> Result<(), PostError<P>>
     where
-        P: CqePointer<ID>,
+        P: cqe::CqePointer<ID>,
     {
         let cqe = owner.into_cqe(cqe::Sealed::new());
         // SAFETY: The QP is valid and counts in `transfers()`. The owner keeps the context and the
@@ -786,7 +780,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
                 Err(PostError::in_part(None, posted, error))
             }
             Failed::Unnamed(error) => {
-                post::unnamed();
+                qp::post::unnamed();
                 Err(PostError::in_part(None, 0, error))
             }
         }
