@@ -32,10 +32,7 @@ use core::{
 use kernel::{
     alloc::flags::__GFP_ZERO,
     error::to_result,
-    page::{
-        Page,
-        PAGE_SIZE, //
-    },
+    page,
     prelude::*, //
 };
 
@@ -72,7 +69,7 @@ impl<D: Direction> SgBuf<D> {
 /// initialised, and not in high memory.
 pub(crate) struct Pages {
     pub(crate) table: KBox<bindings::sg_table>,
-    pages: KVec<Page>,
+    pages: KVec<page::Page>,
     pub(crate) len: usize,
 }
 
@@ -87,11 +84,11 @@ impl Pages {
         if len == 0 || u32::try_from(len).is_err() {
             return Err(EINVAL);
         }
-        let count = len.div_ceil(PAGE_SIZE);
+        let count = len.div_ceil(page::PAGE_SIZE);
         let mut pages = KVec::with_capacity(count, GFP_KERNEL)?;
         let mut raw = KVec::with_capacity(count, GFP_KERNEL)?;
         for _ in 0..count {
-            let page = Page::alloc_page(GFP_KERNEL | __GFP_ZERO)?;
+            let page = page::Page::alloc_page(GFP_KERNEL | __GFP_ZERO)?;
             raw.push_within_capacity(page.as_ptr())?;
             pages.push_within_capacity(page)?;
         }
@@ -106,7 +103,7 @@ impl Pages {
                 count.try_into()?,
                 0,
                 len,
-                PAGE_SIZE as u32,
+                page::PAGE_SIZE as u32,
                 bindings::GFP_KERNEL,
             )
         })?;
@@ -136,9 +133,9 @@ impl Pages {
         if offset.checked_add(len).is_none_or(|end| end > self.len) {
             return Err(EINVAL);
         }
-        let (mut done, mut skip) = (0, offset % PAGE_SIZE);
-        for page in self.pages.iter().skip(offset / PAGE_SIZE) {
-            let part = (PAGE_SIZE - skip).min(len - done);
+        let (mut done, mut skip) = (0, offset % page::PAGE_SIZE);
+        for page in self.pages.iter().skip(offset / page::PAGE_SIZE) {
+            let part = (page::PAGE_SIZE - skip).min(len - done);
             // SAFETY: By the type invariant the page is not in high memory, so it has an address.
             // The part is in it, and one of `bytes`, which is valid, as the caller promises. The
             // copy is C's, so bytes that a device changes meanwhile are torn at worst.
@@ -208,7 +205,7 @@ impl<'a> CpuPages<'a> {
             None => (&[][..], 0),
         };
         pages.iter().enumerate().map(move |(i, page)| {
-            let len = PAGE_SIZE.min(len - i * PAGE_SIZE);
+            let len = page::PAGE_SIZE.min(len - i * page::PAGE_SIZE);
             // SAFETY: By the invariant of `Pages` the page is initialised and, not being in high
             // memory, has an address. By the type invariant and that of `self` the borrow is
             // exclusive, and each page is returned once.
