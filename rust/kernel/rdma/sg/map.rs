@@ -15,10 +15,7 @@ use core::{
     ptr, //
 };
 use kernel::{
-    alloc::{
-        Allocator,
-        Vec, //
-    },
+    alloc,
     error::to_result,
     page::PAGE_SIZE,
     prelude::*, //
@@ -254,7 +251,7 @@ mod private {
     }
 
     // SAFETY: The bytes are an allocation of the vector's own.
-    unsafe impl<A: Allocator + 'static> Bytes for Vec<u8, A>
+    unsafe impl<A: alloc::Allocator + 'static> Bytes for alloc::Vec<u8, A>
     where
         Self: Send + Unpin,
     {
@@ -326,9 +323,9 @@ impl<T: private::Bytes> Drop for SgList<T> {
 
 // SAFETY: The table is in a box, and describes an allocation of the vector's own, to which there is
 // no reference while this has it.
-unsafe impl<A: Allocator + 'static, D: Direction> SgOwner<D> for SgList<Vec<u8, A>>
+unsafe impl<A: alloc::Allocator + 'static, D: Direction> SgOwner<D> for SgList<alloc::Vec<u8, A>>
 where
-    Vec<u8, A>: Send + Unpin,
+    alloc::Vec<u8, A>: Send + Unpin,
 {
     fn table(&mut self) -> *mut bindings::sg_table {
         &raw mut *self.table
