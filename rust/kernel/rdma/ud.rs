@@ -18,11 +18,7 @@ use crate::{
     prelude::*,
     qp,
     wc,
-    wr::{
-        self,
-        Entries,
-        Sge, //
-    }, //
+    wr, //
 };
 use core::ptr::NonNull;
 use kernel::prelude::*;
@@ -161,7 +157,7 @@ impl<'a, const N: usize> UdWr<'a, N> {
     /// A datagram to QP `qpn` at `ah`, which receives it if its Q_Key is `qkey` (`IB_WR_SEND`). It
     /// cannot be longer than the path's MTU.
     #[inline]
-    pub fn new(sges: impl Entries<Sge<'a>, N>, ah: &'a Ah, qpn: u32, qkey: u32) -> Self {
+    pub fn new(sges: impl wr::Entries<wr::Sge<'a>, N>, ah: &'a Ah, qpn: u32, qkey: u32) -> Self {
         let op = UdOp {
             ah: NonNull::from(ah),
             qpn,
@@ -180,7 +176,7 @@ impl wr::Op for UdOp {
     #[inline]
     unsafe fn prepare<const N: usize>(
         &mut self,
-        sges: &[Sge<'_>; N],
+        sges: &[wr::Sge<'_>; N],
         target: &wr::PostTarget,
         _lock: &kernel::sync::SpinLockIrq<()>,
     ) -> Result<((), ())> {
