@@ -22,10 +22,7 @@ use core::{
 use kernel::{
     prelude::*,
     sync::{
-        atomic::{
-            ordering::Relaxed,
-            Atomic, //
-        },
+        atomic,
         SpinLockIrq,
         SpinLockIrqGuard, //
     }, //
@@ -154,7 +151,7 @@ pub struct Remote {
 }
 
 /// The number of QPs that there have been.
-static LAST: Atomic<u64> = Atomic::new(0);
+static LAST: atomic::Atomic<u64> = atomic::Atomic::new(0);
 
 /// Tells a QP from all that there have been and will be, where its address may be another one's
 /// when it is gone.
@@ -168,7 +165,7 @@ impl QpId {
     #[inline(never)]
     fn next() -> Self {
         // In 64 bits it does not come to its beginning again.
-        Self(LAST.fetch_add(1, Relaxed).wrapping_add(1))
+        Self(LAST.fetch_add(1, atomic::Relaxed).wrapping_add(1))
     }
 }
 
