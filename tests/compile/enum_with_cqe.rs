@@ -20,7 +20,7 @@ struct Request {
 
 impl CqeHandler for Request {
     //~^ E0277 `Request` embeds no such `Cqe<Self>`
-    type Pointer = Arc<Self>;
+    type Pointer = Arc<Self>; //~ E0277 `Request` embeds no such `Cqe<Self>`
     type Needs = Atomic;
 
     fn done(_this: Arc<Self>, _wc: &Wc, _cx: &Atomic) {}

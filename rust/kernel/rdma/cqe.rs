@@ -180,17 +180,39 @@ impl Sealed {
 ///
 /// # Safety
 ///
-/// The address that `into_cqe` returns is that of the [`Cqe`] in a `T` that stays there, unmodified
-/// but through interior mutability, until `from_cqe` gets that address back. It is activated.
+/// The address that `into_ptr` returns is that of the `T`, which stays there, unmodified but through
+/// interior mutability, until `from_ptr` gets that address back.
 #[diagnostic::on_unimplemented(
     message = "a `{Self}` cannot own a request",
     label = "not an owner",
     note = "a request is owned by a `Pin<KBox<T>>` or a `InFlight<T>` with a `T: Send + Unpin`, or an `Arc<T>` with a `T: Send + Sync`, where `T` has a `CqeHandler`"
 )]
-pub unsafe trait CqePointer<const ID: u64>: Deref + Sized + Send + 'static {
+pub unsafe trait CqePointer<const ID: u64>:
+    Deref<Target: CqeHandler<ID, Pointer = Self>> + Sized + Send + 'static
+{
+    /// Gives up the owner for the address of what it points to.
+    #[doc(hidden)]
+    fn into_ptr(self, _: Sealed) -> *mut Self::Target;
+
+    /// Takes the owner back.
+    ///
+    /// # Safety
+    ///
+    /// `ptr` comes from `into_ptr` of the same type, and each one is taken back once.
+    #[doc(hidden)]
+    unsafe fn from_ptr(ptr: *mut Self::Target) -> Self;
+
     /// Gives up the owner for the address of its callback.
     #[doc(hidden)]
-    fn into_cqe(self, _: Sealed) -> *mut bindings::ib_cqe;
+    #[inline]
+    fn into_cqe(self, sealed: Sealed) -> *mut bindings::ib_cqe {
+        let ptr = self.into_ptr(sealed);
+        // SAFETY: By the contract of the trait there is a `Target` at `ptr`, and the callback is a
+        // field of that.
+        let cqe = unsafe { ptr.byte_add(offset::<Self::Target, ID>()) }.cast();
+        debug::activate(cqe, core::any::type_name::<Self::Target>());
+        cqe
+    }
 
     /// Takes the owner back.
     ///
@@ -198,7 +220,12 @@ pub unsafe trait CqePointer<const ID: u64>: Deref + Sized + Send + 'static {
     ///
     /// `cqe` comes from `into_cqe` of the same type, and each one is taken back once.
     #[doc(hidden)]
-    unsafe fn from_cqe(cqe: *mut bindings::ib_cqe) -> Self;
+    #[inline]
+    unsafe fn from_cqe(cqe: *mut bindings::ib_cqe) -> Self {
+        // SAFETY: `cqe` is from `into_cqe` and taken back once, as the caller promises. So it is an
+        // address from `into_ptr`, plus this offset.
+        unsafe { Self::from_ptr(cqe.byte_sub(offset::<Self::Target, ID>()).cast()) }
+    }
 
     /// Takes back the owner of a request that was not posted.
     ///
@@ -316,30 +343,22 @@ pub(crate) unsafe fn hand_on(
 }
 
 // SAFETY: A pinned box has exclusive access to its content, which is `Unpin`, and keeps it in
-// place. The address is derived from the raw pointer that `from_cqe` makes the box from again, and
-// the offset is that of the field.
+// place.
 unsafe impl<T, const ID: u64> CqePointer<ID> for Pin<KBox<T>>
 where
     T: CqeHandler<ID, Pointer = Self> + Send + Unpin + 'static,
 {
     #[inline]
-    fn into_cqe(self, _: Sealed) -> *mut bindings::ib_cqe {
+    fn into_ptr(self, _: Sealed) -> *mut T {
         // SAFETY: The content is not moved: it goes back into a pinned box.
-        let ptr = KBox::into_raw(unsafe { Pin::into_inner_unchecked(self) });
-        // SAFETY: The field is inside of the allocation.
-        let cqe = unsafe { ptr.byte_add(offset::<T, ID>()) }.cast();
-        debug::activate(cqe, core::any::type_name::<T>());
-        cqe
+        KBox::into_raw(unsafe { Pin::into_inner_unchecked(self) })
     }
 
     #[inline]
-    unsafe fn from_cqe(cqe: *mut bindings::ib_cqe) -> Self {
-        // SAFETY: `cqe` is from `into_cqe` and taken back once, as the caller promises. So it is
-        // the address of the content of a pinned box that was given up, plus this offset.
-        unsafe {
-            let ptr = cqe.byte_sub(offset::<T, ID>()).cast::<T>();
-            Pin::new_unchecked(KBox::from_raw(ptr))
-        }
+    unsafe fn from_ptr(ptr: *mut T) -> Self {
+        // SAFETY: `ptr` is the content of a pinned box that was given up, and is taken back once,
+        // as the caller promises.
+        unsafe { Pin::new_unchecked(KBox::from_raw(ptr)) }
     }
 }
 
@@ -349,21 +368,14 @@ where
     T: CqeHandler<ID, Pointer = Self> + Send + Sync + 'static,
 {
     #[inline]
-    fn into_cqe(self, _: Sealed) -> *mut bindings::ib_cqe {
-        let ptr = Arc::into_raw(self).cast_mut();
-        // SAFETY: The field is inside of the allocation.
-        let cqe = unsafe { ptr.byte_add(offset::<T, ID>()) }.cast();
-        debug::activate(cqe, core::any::type_name::<T>());
-        cqe
+    fn into_ptr(self, _: Sealed) -> *mut T {
+        Arc::into_raw(self).cast_mut()
     }
 
     #[inline]
-    unsafe fn from_cqe(cqe: *mut bindings::ib_cqe) -> Self {
-        // SAFETY: `cqe` is from `into_cqe` and taken back once, as the caller promises. So it is
-        // the address that `Arc::into_raw` gave for a reference, plus this offset.
-        unsafe {
-            let ptr = cqe.byte_sub(offset::<T, ID>()).cast::<T>();
-            Arc::from_raw(ptr)
-        }
+    unsafe fn from_ptr(ptr: *mut T) -> Self {
+        // SAFETY: `ptr` is from `Arc::into_raw`, for a reference that was given up and is taken
+        // back once, as the caller promises.
+        unsafe { Arc::from_raw(ptr) }
     }
 }

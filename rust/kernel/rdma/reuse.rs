@@ -50,9 +50,7 @@
 //! ```
 
 use crate::{
-    bindings,
     cqe,
-    debug,
     sync::Handles, //
 };
 use core::{
@@ -207,28 +205,25 @@ impl<T> Drop for InFlight<T> {
 
 // SAFETY: The entry stays in place while the handle that was given up counts. Until then there is
 // no other `InFlight`, and `Reusable` gives no access; the request is `Unpin`, so no other part of
-// the kernel has its address. The address that is returned is that of the callback in it.
+// the kernel has its address.
 unsafe impl<T, const ID: u64> cqe::CqePointer<ID> for InFlight<T>
 where
     T: cqe::CqeHandler<ID, Pointer = Self> + Send + Unpin + 'static,
 {
     #[inline]
-    fn into_cqe(self, _: cqe::Sealed) -> *mut bindings::ib_cqe {
+    fn into_ptr(self, _: cqe::Sealed) -> *mut T {
         let entry = mem::ManuallyDrop::new(self).0.as_ptr();
-        // SAFETY: The fields are inside of the entry.
-        let cqe = unsafe { (&raw mut (*entry).value).byte_add(cqe::offset::<T, ID>()) }.cast();
-        debug::activate(cqe, core::any::type_name::<T>());
-        cqe
+        // SAFETY: By the type invariant the entry is valid.
+        unsafe { &raw mut (*entry).value }
     }
 
     #[inline]
-    unsafe fn from_cqe(cqe: *mut bindings::ib_cqe) -> Self {
-        // SAFETY: `cqe` is from `into_cqe`, as the caller promises. So it is the address of an
-        // entry, plus these offsets, and that is not null.
+    unsafe fn from_ptr(ptr: *mut T) -> Self {
+        // SAFETY: `ptr` is from `into_ptr`, as the caller promises. So it is the address of an
+        // entry, plus this offset, and that is not null.
         // INVARIANT: As it was given up.
         unsafe {
-            let value = cqe.byte_sub(cqe::offset::<T, ID>());
-            let entry = value.byte_sub(mem::offset_of!(Entry<T>, value));
+            let entry = ptr.byte_sub(mem::offset_of!(Entry<T>, value));
             Self(NonNull::new_unchecked(entry).cast())
         }
     }

@@ -48,7 +48,6 @@ use crate::{
     context::Context,
     cq,
     cqe,
-    debug,
     deferred,
     device,
     objects,
@@ -629,28 +628,25 @@ impl<T: Receive<N>, const N: usize> Drop for Slot<T, N> {
 }
 
 // SAFETY: The value stays in place until the slot is dropped: `out` is still set, and
-// `Queue::close` waits for it. The address is that of the callback in the value.
+// `Queue::close` waits for it.
 unsafe impl<T, const N: usize, const ID: u64> cqe::CqePointer<ID> for Slot<T, N>
 where
     T: Receive<N> + CqeHandler<ID, Pointer = Self>,
 {
     #[inline]
-    fn into_cqe(self, _: cqe::Sealed) -> *mut bindings::ib_cqe {
+    fn into_ptr(self, _: cqe::Sealed) -> *mut T {
         let memory = ManuallyDrop::new(self).0.as_ptr();
-        // SAFETY: The callback is a field of the value, which is a field of the memory.
-        let cqe = unsafe { (&raw mut (*memory).value).byte_add(cqe::offset::<T, ID>()) }.cast();
-        debug::activate(cqe, core::any::type_name::<T>());
-        cqe
+        // SAFETY: By the type invariant the memory is valid.
+        unsafe { &raw mut (*memory).value }
     }
 
     #[inline]
-    unsafe fn from_cqe(cqe: *mut bindings::ib_cqe) -> Self {
-        // SAFETY: `cqe` is from `into_cqe`, as the caller promises. So it is the address of a
-        // slot's memory, which is not null, plus these offsets. INVARIANT: `into_cqe` has consumed
+    unsafe fn from_ptr(ptr: *mut T) -> Self {
+        // SAFETY: `ptr` is from `into_ptr`, as the caller promises. So it is the address of a
+        // slot's memory, which is not null, plus this offset. INVARIANT: `into_ptr` has consumed
         // the only `Slot`.
         unsafe {
-            let value = cqe.byte_sub(cqe::offset::<T, ID>());
-            let memory = value.byte_sub(core::mem::offset_of!(Memory<T>, value));
+            let memory = ptr.byte_sub(core::mem::offset_of!(Memory<T>, value));
             Self(NonNull::new_unchecked(memory).cast())
         }
     }
