@@ -698,7 +698,6 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
     ) -> Result<(), PostError<P>>
     where
         P: cqe::CqePointer<ID>,
-        P::Target: CqeHandler<ID, Pointer = P> + Sized,
         S: Provides<<P::Target as CqeHandler<ID>>::Needs>,
     {
         let plan = match rw(&owner) {
@@ -719,7 +718,6 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
     ) -> Result<(), PostError<P>>
     where
         P: cqe::CqePointer<ID>,
-        P::Target: CqeHandler<ID, Pointer = P> + Sized,
         S: Provides<<P::Target as CqeHandler<ID>>::Needs>,
     {
         let mut raw = MaybeUninit::<bindings::ib_rdma_wr>::uninit();

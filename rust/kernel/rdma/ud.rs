@@ -224,7 +224,6 @@ impl<S: PollContext, R: PollContext> UdQp<S, R> {
     ) -> Result<(), PostError<P>>
     where
         P: CqePointer<ID>,
-        P::Target: CqeHandler<ID, Pointer = P> + Sized,
         S: Provides<<P::Target as CqeHandler<ID>>::Needs>,
     {
         // SAFETY: This is a QP for datagrams, and `S` provides what the handler needs.
@@ -241,7 +240,6 @@ impl<S: PollContext, R: PollContext> UdQp<S, R> {
     ) -> Result<(), PostError<P>>
     where
         P: CqePointer<ID>,
-        P::Target: CqeHandler<ID, Pointer = P> + Sized,
         R: Provides<<P::Target as CqeHandler<ID>>::Needs>,
     {
         self.qp.post_recv(owner, wr)

@@ -74,7 +74,6 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
     ) -> Result<(), PostError<P>>
     where
         P: cqe::CqePointer<ID>,
-        P::Target: CqeHandler<ID, Pointer = P> + Sized,
         S: Provides<<P::Target as CqeHandler<ID>>::Needs>,
     {
         self.post_links(owner, false, make)
@@ -92,7 +91,6 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
     ) -> Result<(), PostError<P>>
     where
         P: cqe::CqePointer<ID>,
-        P::Target: Sized,
     {
         let (target, lock) = (&self.any.target, self.reg_lock());
         let mut slots = [const { chain::Slot::new() }; LINKS];
@@ -186,7 +184,6 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
     pub fn batch<P, const ID: u64>(&self, owner: P) -> Batch<'_, S, R, P, ID>
     where
         P: cqe::CqePointer<ID>,
-        P::Target: CqeHandler<ID, Pointer = P> + Sized,
         S: Provides<<P::Target as CqeHandler<ID>>::Needs>,
     {
         // INVARIANT: The owner is there.
@@ -204,7 +201,6 @@ where
     S: PollContext,
     R: PollContext,
     P: cqe::CqePointer<ID>,
-    P::Target: Sized,
 {
     /// Returns the number of requests that were posted.
     #[inline]

@@ -177,7 +177,6 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
     ) -> Result<O::Output, PostError<P>>
     where
         P: cqe::CqePointer<ID>,
-        P::Target: CqeHandler<ID, Pointer = P> + Sized,
         O: wr::Op,
     {
         let prepared = wr(&owner).and_then(|wr| {
@@ -267,7 +266,6 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
     ) -> Result<O::Output, PostError<P>>
     where
         P: cqe::CqePointer<ID>,
-        P::Target: CqeHandler<ID, Pointer = P> + Sized,
         S: Provides<<P::Target as CqeHandler<ID>>::Needs>,
         O: wr::SendOp,
     {
@@ -286,7 +284,6 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
     ) -> Result<(), PostError<P>>
     where
         P: cqe::CqePointer<ID>,
-        P::Target: CqeHandler<ID, Pointer = P> + Sized,
         R: Provides<<P::Target as CqeHandler<ID>>::Needs>,
     {
         let wr = match wr(&owner) {
@@ -419,7 +416,6 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
     ) -> Result<O::Output, PostError<P>>
     where
         P: cqe::CqePointer<ID>,
-        P::Target: CqeHandler<ID, Pointer = P> + Sized,
         S: Provides<<P::Target as CqeHandler<ID>>::Needs>,
         O: wr::SendOp,
     {
@@ -442,7 +438,6 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
     ) -> Result<(), PostError<P>>
     where
         P: cqe::CqePointer<ID>,
-        P::Target: CqeHandler<ID, Pointer = P> + Sized,
         R: Provides<<P::Target as CqeHandler<ID>>::Needs>,
     {
         // SAFETY: The owner is posted, and what is refused does not drop it. The caller is a
