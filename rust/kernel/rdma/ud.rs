@@ -189,18 +189,13 @@ impl wr::Op for UdOp {
     }
 
     #[inline]
-    unsafe fn write(
-        self,
-        to: *mut bindings::ib_ud_wr,
-        sg_list: *mut bindings::ib_sge,
-        num_sge: c_int,
-    ) {
+    unsafe fn write(self, to: *mut bindings::ib_ud_wr) {
         let opcode = bindings::ib_wr_opcode_IB_WR_SEND;
         let flags = bindings::ib_send_flags_IB_SEND_SIGNALED;
         // SAFETY: The caller says that `to` is valid for writes, and the handle lives for the
         // request.
         unsafe {
-            wr::fill(to.cast(), opcode, flags, 0, sg_list, num_sge);
+            wr::fill(to.cast(), opcode, flags, 0);
             (*to).ah = self.ah.as_ref().as_raw();
             (*to).header = core::ptr::null_mut();
             (*to).hlen = 0;

@@ -224,7 +224,7 @@ pub(crate) fn sg_list<const N: usize>(sges: *mut [bindings::ib_sge; N]) -> *mut 
     }
 }
 
-/// Writes a C request, all but its callback and its successor.
+/// Writes a C request, all but its entries, its callback and its successor.
 ///
 /// # Safety
 ///
@@ -235,13 +235,9 @@ pub(crate) unsafe fn fill(
     opcode: bindings::ib_wr_opcode,
     flags: bindings::ib_send_flags,
     ex: u32,
-    sg_list: *mut bindings::ib_sge,
-    num_sge: c_int,
 ) {
     // SAFETY: The caller promises that `to` is valid for writes.
     unsafe {
-        (*to).sg_list = sg_list;
-        (*to).num_sge = num_sge;
         (*to).opcode = opcode;
         (*to).send_flags = flags as c_int;
         (*to).ex.imm_data = ManuallyDrop::new(ex);
@@ -316,12 +312,12 @@ mod private {
             lock: &SpinLockIrq<()>,
         ) -> Result<(Self::Output, Self::Undo)>;
 
-        /// Writes the C request, all but its callback and its successor.
+        /// Writes the C request, all but its entries, its callback and its successor.
         ///
         /// # Safety
         ///
         /// `to` is valid for writes, and [`Op::prepare`] has succeeded.
-        unsafe fn write(self, to: *mut Self::Raw, sg_list: *mut bindings::ib_sge, num_sge: c_int);
+        unsafe fn write(self, to: *mut Self::Raw);
 
         /// Takes the lock under which the request is posted, if it needs that, and does what has to
         /// be done under it.
@@ -386,10 +382,14 @@ impl<'a, const N: usize, O: Op> SendWr<'a, N, O> {
     /// `to` and `sges` are valid for writes, and [`Op::prepare`] has succeeded.
     #[inline]
     pub(crate) unsafe fn write(self, to: *mut O::Raw, sges: *mut [bindings::ib_sge; N]) {
-        // SAFETY: Both are valid for writes and the request is prepared, as the caller promises.
+        let wr: *mut bindings::ib_send_wr = to.cast();
+        // SAFETY: Both are valid for writes and the request is prepared, as the caller promises. A
+        // request of every kind begins with a `struct ib_send_wr`.
         unsafe {
             sges.write(self.sges.sges.map(Sge::to_raw));
-            self.op.write(to, sg_list(sges), self.sges.len as c_int);
+            (*wr).sg_list = sg_list(sges);
+            (*wr).num_sge = self.sges.len as c_int;
+            self.op.write(to);
         }
     }
 }
@@ -433,17 +433,12 @@ impl Op for RdmaOp {
     }
 
     #[inline]
-    unsafe fn write(
-        self,
-        to: *mut bindings::ib_rdma_wr,
-        sg_list: *mut bindings::ib_sge,
-        num_sge: c_int,
-    ) {
+    unsafe fn write(self, to: *mut bindings::ib_rdma_wr) {
         let wr = to.cast();
         // SAFETY: `to` is valid for writes, as the caller promises. A driver reads what follows the
         // `struct ib_send_wr` of RDMA requests only.
         unsafe {
-            fill(wr, self.opcode, self.flags, self.ex, sg_list, num_sge);
+            fill(wr, self.opcode, self.flags, self.ex);
             if let Some(remote) = self.remote {
                 (*to).remote_addr = remote.addr;
                 (*to).rkey = remote.rkey;
@@ -596,15 +591,10 @@ impl Op for AtomicOp {
     }
 
     #[inline]
-    unsafe fn write(
-        self,
-        to: *mut bindings::ib_atomic_wr,
-        sg_list: *mut bindings::ib_sge,
-        num_sge: c_int,
-    ) {
+    unsafe fn write(self, to: *mut bindings::ib_atomic_wr) {
         // SAFETY: `to` is valid for writes, as the caller promises.
         unsafe {
-            fill(to.cast(), self.opcode, self.flags, 0, sg_list, num_sge);
+            fill(to.cast(), self.opcode, self.flags, 0);
             (*to).remote_addr = self.remote.addr;
             (*to).compare_add = self.compare_add;
             (*to).swap = self.swap;

@@ -140,17 +140,12 @@ impl<S: State> wr::Op for RegOp<S> {
     }
 
     #[inline]
-    unsafe fn write(
-        self,
-        to: *mut bindings::ib_reg_wr,
-        sg_list: *mut bindings::ib_sge,
-        num_sge: c_int,
-    ) {
+    unsafe fn write(self, to: *mut bindings::ib_reg_wr) {
         let opcode = bindings::ib_wr_opcode_IB_WR_REG_MR;
         let flags = bindings::ib_send_flags_IB_SEND_SIGNALED;
         // SAFETY: `to` is valid for writes, as the caller promises.
         unsafe {
-            wr::fill(to.cast(), opcode, flags, 0, sg_list, num_sge);
+            wr::fill(to.cast(), opcode, flags, 0);
             (*to).mr = self.raw;
             (*to).key = self.key;
             (*to).access = self.access as c_int;
@@ -318,16 +313,11 @@ impl<S: State> wr::Op for InvOp<S> {
     }
 
     #[inline]
-    unsafe fn write(
-        self,
-        to: *mut bindings::ib_send_wr,
-        sg_list: *mut bindings::ib_sge,
-        num_sge: c_int,
-    ) {
+    unsafe fn write(self, to: *mut bindings::ib_send_wr) {
         let opcode = bindings::ib_wr_opcode_IB_WR_LOCAL_INV;
         let flags = bindings::ib_send_flags_IB_SEND_SIGNALED;
         // SAFETY: `to` is valid for writes, as the caller promises.
-        unsafe { wr::fill(to, opcode, flags, self.key, sg_list, num_sge) };
+        unsafe { wr::fill(to, opcode, flags, self.key) };
     }
 
     #[inline]
