@@ -172,7 +172,7 @@ impl<C: Send + 'static, D: dma::Direction> Op<C, D> {
 
 type Posted<T> = Result<(), PostError<T>>;
 
-/// Each of these moves the operation into the queue, or gives it back in the error: that of
+/// Posting moves the operation into the queue, or gives it back in the error: that of
 /// [`Qp::post_send`], and `EINVAL` if the range is empty or not inside of the buffer. Any context.
 impl<C: Send + 'static, D: dma::Direction> Op<C, D> {
     #[inline]
@@ -195,56 +195,6 @@ impl<C: Send + 'static, D: dma::Direction> Op<C, D> {
         self.post(kind, |state| qp.post_send(state, wr))
     }
 
-    /// Reads the peer's memory at `from` into a range of the buffer (`rpma_read`).
-    #[inline]
-    pub fn read(
-        self,
-        qp: &Qp<impl Provides<Atomic>, impl PollContext>,
-        range: Range<usize>,
-        from: Remote,
-    ) -> Posted<Self>
-    where
-        D: dma::DeviceWrites,
-    {
-        self.post_send(Kind::Read, qp, |op| {
-            Ok(SendWr::rdma_read([op.buf.sge_mut(range)?], from))
-        })
-    }
-
-    /// Writes a range of the buffer to the peer's memory at `to` (`rpma_write`).
-    #[inline]
-    pub fn write(
-        self,
-        qp: &Qp<impl Provides<Atomic>, impl PollContext>,
-        range: Range<usize>,
-        to: Remote,
-    ) -> Posted<Self>
-    where
-        D: dma::DeviceReads,
-    {
-        self.post_send(Kind::Write, qp, |op| {
-            Ok(SendWr::rdma_write([op.buf.sge(range)?], to))
-        })
-    }
-
-    /// Writes as [`Op::write`], and completes a receive of the peer (`rpma_write_with_imm`). The
-    /// immediate data are in host byte order.
-    #[inline]
-    pub fn write_with_imm(
-        self,
-        qp: &Qp<impl Provides<Atomic>, impl PollContext>,
-        range: Range<usize>,
-        to: Remote,
-        imm: u32,
-    ) -> Posted<Self>
-    where
-        D: dma::DeviceReads,
-    {
-        self.post_send(Kind::Write, qp, |op| {
-            Ok(SendWr::rdma_write([op.buf.sge(range)?], to).with_imm(imm))
-        })
-    }
-
     /// Completes when all that this QP has written before to the `len` bytes from `to` on is in the
     /// peer's memory (`rpma_flush`): see [`crate::flush`]. The buffer is not accessed.
     #[inline]
@@ -261,6 +211,36 @@ impl<C: Send + 'static, D: dma::Direction> Op<C, D> {
             SendWr::flush(pad, to, len)
         })
     }
+}
+
+impl<C: Send + 'static, D: dma::DeviceReads> Op<C, D> {
+    /// Writes a range of the buffer to the peer's memory at `to` (`rpma_write`).
+    #[inline]
+    pub fn write(
+        self,
+        qp: &Qp<impl Provides<Atomic>, impl PollContext>,
+        range: Range<usize>,
+        to: Remote,
+    ) -> Posted<Self> {
+        self.post_send(Kind::Write, qp, |op| {
+            Ok(SendWr::rdma_write([op.buf.sge(range)?], to))
+        })
+    }
+
+    /// Writes as [`Op::write`], and completes a receive of the peer (`rpma_write_with_imm`). The
+    /// immediate data are in host byte order.
+    #[inline]
+    pub fn write_with_imm(
+        self,
+        qp: &Qp<impl Provides<Atomic>, impl PollContext>,
+        range: Range<usize>,
+        to: Remote,
+        imm: u32,
+    ) -> Posted<Self> {
+        self.post_send(Kind::Write, qp, |op| {
+            Ok(SendWr::rdma_write([op.buf.sge(range)?], to).with_imm(imm))
+        })
+    }
 
     /// Sends a range of the buffer (`rpma_send`).
     #[inline]
@@ -268,10 +248,7 @@ impl<C: Send + 'static, D: dma::Direction> Op<C, D> {
         self,
         qp: &Qp<impl Provides<Atomic>, impl PollContext>,
         range: Range<usize>,
-    ) -> Posted<Self>
-    where
-        D: dma::DeviceReads,
-    {
+    ) -> Posted<Self> {
         self.post_send(Kind::Send, qp, |op| {
             Ok(SendWr::send([op.buf.sge(range)?]))
         })
@@ -284,12 +261,24 @@ impl<C: Send + 'static, D: dma::Direction> Op<C, D> {
         qp: &Qp<impl Provides<Atomic>, impl PollContext>,
         range: Range<usize>,
         imm: u32,
-    ) -> Posted<Self>
-    where
-        D: dma::DeviceReads,
-    {
+    ) -> Posted<Self> {
         self.post_send(Kind::Send, qp, |op| {
             Ok(SendWr::send([op.buf.sge(range)?]).with_imm(imm))
+        })
+    }
+}
+
+impl<C: Send + 'static, D: dma::DeviceWrites> Op<C, D> {
+    /// Reads the peer's memory at `from` into a range of the buffer (`rpma_read`).
+    #[inline]
+    pub fn read(
+        self,
+        qp: &Qp<impl Provides<Atomic>, impl PollContext>,
+        range: Range<usize>,
+        from: Remote,
+    ) -> Posted<Self> {
+        self.post_send(Kind::Read, qp, |op| {
+            Ok(SendWr::rdma_read([op.buf.sge_mut(range)?], from))
         })
     }
 
@@ -300,10 +289,7 @@ impl<C: Send + 'static, D: dma::Direction> Op<C, D> {
         self,
         qp: &Qp<impl PollContext, impl Provides<Atomic>>,
         range: Range<usize>,
-    ) -> Posted<Self>
-    where
-        D: dma::DeviceWrites,
-    {
+    ) -> Posted<Self> {
         self.post(Kind::Recv, |state| {
             qp.post_recv(state, |op| Ok(RecvWr::new([op.buf.sge_mut(range)?])))
         })
