@@ -4,10 +4,7 @@
 
 use crate::{
     bindings,
-    cq::{
-        wc_array::Polled,
-        CqContext, //
-    },
+    cq::CqContext,
     prelude::*,
     wc::POLL_BATCH, //
 };
@@ -86,10 +83,10 @@ impl<C: CallerPolled> Cq<C> {
                 Err(_) if left != budget => break,
                 Err(e) => return Err(e),
             };
-            // SAFETY: The CQ has just given these, into the array that belongs to the lock, so
-            // their owners are taken back here only.
-            for completion in unsafe { Polled::new(cq, &wcs[..n]) } {
-                handle(completion);
+            for wc in &wcs[..n] {
+                // SAFETY: The CQ has just given it, into the array that belongs to the lock, so its
+                // owner is taken back here only.
+                handle(unsafe { Completion::new(cq, wc) });
             }
             left = left.saturating_sub(n as u32);
             if n < max {

@@ -80,11 +80,11 @@ impl<const N: usize> WcArray<N> {
         // INVARIANT: The entries leave the range; those that are left come back when this is
         // dropped.
         self.next = self.len;
-        // INVARIANT: These are the last entries.
+        // INVARIANT: These are the last entries. By the type invariant `cq` gave them, and their
+        // owners were not taken back; they have just left the range.
         Completions {
-            // SAFETY: By the type invariant `cq` gave these, and their owners were not taken back.
-            // They have just left the range.
-            polled: unsafe { Polled::new(self.cq, wcs) },
+            wcs: wcs.iter(),
+            cq: self.cq,
             next: &mut self.next,
         }
     }
@@ -135,35 +135,19 @@ impl<const N: usize> Drop for WcArray<N> {
     }
 }
 
-/// Completions that were polled, in order.
+/// The completions of a [`WcArray`], in order.
 ///
 /// # Invariants
 ///
-/// `wcs` are completions that `cq` gave, and whose owners were not taken back.
-pub(super) struct Polled<'a> {
+/// `wcs` are the last entries of the array: completions that `cq` gave, and whose owners were not
+/// taken back. `next` is that of the array, and its length.
+pub struct Completions<'a> {
     wcs: core::slice::Iter<'a, mem::MaybeUninit<bindings::ib_wc>>,
     cq: *mut bindings::ib_cq,
+    next: &'a mut usize,
 }
 
-impl<'a> Polled<'a> {
-    /// # Safety
-    ///
-    /// `cq` gave `wcs`, whose owners were not taken back and are not taken back otherwise.
-    #[inline]
-    pub(super) unsafe fn new(
-        cq: *mut bindings::ib_cq,
-        wcs: &'a [mem::MaybeUninit<bindings::ib_wc>],
-    ) -> Self {
-        // INVARIANT: `cq` gave these, and their owners are taken back here only, as the caller
-        // promises.
-        Self {
-            wcs: wcs.iter(),
-            cq,
-        }
-    }
-}
-
-impl<'a> Iterator for Polled<'a> {
+impl<'a> Iterator for Completions<'a> {
     type Item = Completion<'a>;
 
     #[inline]
@@ -175,30 +159,11 @@ impl<'a> Iterator for Polled<'a> {
     }
 }
 
-/// The completions of a [`WcArray`], in order.
-///
-/// # Invariants
-///
-/// `polled` has the last entries of the array. `next` is that of the array, and its length.
-pub struct Completions<'a> {
-    polled: Polled<'a>,
-    next: &'a mut usize,
-}
-
-impl<'a> Iterator for Completions<'a> {
-    type Item = Completion<'a>;
-
-    #[inline]
-    fn next(&mut self) -> Option<Completion<'a>> {
-        self.polled.next()
-    }
-}
-
 impl Drop for Completions<'_> {
     #[inline]
     fn drop(&mut self) {
         // INVARIANT: What was not taken is in the array again.
-        *self.next = self.next.saturating_sub(self.polled.wcs.len());
+        *self.next = self.next.saturating_sub(self.wcs.len());
     }
 }
 
@@ -223,7 +188,10 @@ impl<'a> Completion<'a> {
     ///
     /// `cq` gave `wc`, whose owner was not taken back and is not taken back otherwise.
     #[inline]
-    unsafe fn new(cq: *mut bindings::ib_cq, wc: &'a mem::MaybeUninit<bindings::ib_wc>) -> Self {
+    pub(super) unsafe fn new(
+        cq: *mut bindings::ib_cq,
+        wc: &'a mem::MaybeUninit<bindings::ib_wc>,
+    ) -> Self {
         // INVARIANT: `cq` gave it, and its owner is taken back here only, as the caller promises.
         Self {
             // SAFETY: `cq` gave it, as the caller promises, so it is initialised; `Wc` is
@@ -267,32 +235,8 @@ impl<'a> Completion<'a> {
     /// called.
     ///
     /// If `T` is generic and of another crate, a module may not recognise owners that another
-    /// module has made. Gives the completion back if its owner is something else.
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// # use rdma::{context::*, cq::{WcArray, Cq}, cqe::*, wc::Wc};
-    /// # #[derive(HasCqe)]
-    /// # struct Request { cqe: Cqe<Self> }
-    /// # impl CqeHandler for Request {
-    /// #     type Pointer = Pin<KBox<Self>>;
-    /// #     type Needs = Atomic;
-    /// #     fn done(_: Self::Pointer, _: &Wc, _: &Atomic) {}
-    /// # }
-    /// fn collect(cq: &Cq<Direct>, requests: &mut KVec<Pin<KBox<Request>>>) -> Result {
-    ///     let mut array = WcArray::<16>::new();
-    ///     while cq.poll(&mut array)? != 0 {
-    ///         for completion in array.completions() {
-    ///             match completion.take::<Request, 0>() {
-    ///                 Ok((request, _wc)) => requests.push(request, GFP_KERNEL)?,
-    ///                 Err(other) => other.dispatch(),
-    ///             }
-    ///         }
-    ///     }
-    ///     Ok(())
-    /// }
-    /// ```
+    /// module has made. Gives the completion back if its owner is something else. For an example
+    /// see [`Cq::process_with`].
     #[inline]
     pub fn take<T: CqeHandler<ID>, const ID: u64>(
         self,
