@@ -267,7 +267,7 @@ impl Id {
     }
 
     /// Rejects a connection request, with data for the peer (`rdma_reject`, consumer defined).
-    /// Fails with `EINVAL` with more than 148 bytes of private data, or without a request that is
+    /// Fails with `EINVAL` for more than 148 bytes of private data, or without a request that is
     /// still to be answered; or the connection manager's error.
     pub fn reject(&self, private_data: &[u8], _cx: &Sleepable) -> Result {
         if private_data.len() > REJECT_LEN {
