@@ -295,8 +295,8 @@ impl Peer {
 ///
 /// # Invariants
 ///
-/// `raw` is a complete MAD, owned by this, that port `port` has received, of the device whose address
-/// was `dev`.
+/// `raw` is a complete MAD, owned by this, that port `port` has received, of the device whose
+/// address was `dev`.
 pub struct Received {
     raw: NonNull<bindings::ib_mad_recv_wc>,
     dev: *const bindings::ib_device,
@@ -593,17 +593,13 @@ impl Agent {
     }
 
     /// Sends a request and waits for the reply, at most `timeout_ms` milliseconds each time that it
-    /// is sent: once, and up to `retries` times again. See [`Received::status`].
-    ///
-    /// # Errors
-    ///
-    /// - `ETIMEDOUT` if no reply comes; `ERESTARTSYS` on a signal; `EIO` if it cannot be sent.
-    /// - `ENODEV` if the device goes; `ECANCELED` after [`Agent::stop`].
-    /// - `EINVAL` without a timeout, for a method that is a reply's, or if the peer is not seen
-    ///   from the agent's port; `EMSGSIZE` if the payload is too long; `ENOMEM`.
-    /// - `EPROTONOSUPPORT` if the peer has an IPv4 address: the MAD layer cannot match replies over
-    ///   RoCE v2 with IPv4. It can with IPv6.
-    /// - `EDEADLK` in a callback of a connection manager, which may delay the timeouts of the port.
+    /// is sent: once, and up to `retries` times again. See [`Received::status`]. Fails with
+    /// `ETIMEDOUT` if no reply comes; `ERESTARTSYS` on a signal; `EIO` if it cannot be sent;
+    /// `ENODEV` if the device goes; `ECANCELED` after [`Agent::stop`]; `EINVAL` without a timeout,
+    /// for a method that is a reply's, or if the peer is not seen from the agent's port; `EMSGSIZE`
+    /// if the payload is too long; `ENOMEM`; `EPROTONOSUPPORT` if the peer has an IPv4 address, as
+    /// the MAD layer cannot match replies over RoCE v2 with IPv4; or with `EDEADLK` in a callback
+    /// of a connection manager, which may delay the timeouts of the port.
     pub fn request(
         &self,
         peer: &Peer,
