@@ -65,9 +65,8 @@ pub struct Mr(Deferred<frwr::FastRegMr>);
 
 impl Mr {
     /// Allocates an MR that can map `pages` pages (`ib_alloc_mr`). Fails with `EINVAL` if the
-    /// device has no such MRs, see [`DeviceAttr`]; `ENOMEM`, or the driver's error.
-    ///
-    /// [`DeviceAttr`]: crate::device::DeviceAttr
+    /// device has no such MRs, see [`DeviceAttr`](crate::device::DeviceAttr); `ENOMEM`, or
+    /// the driver's error.
     // Not inlined, so that its end is code of this module.
     #[inline(never)]
     pub fn alloc(pd: &Pd, pages: u32, _cx: &Sleepable) -> Result<Self> {
@@ -240,8 +239,8 @@ impl<D: Direction, M: Memory<D>> Region<D, M> {
 impl<D: Direction, M: Memory<D>, S: State> Region<D, M, S> {
     /// # Safety
     ///
-    /// `mr` maps a range of `memory`, which is at `iova` to peers, or is claimed for ever; it may have
-    /// the state `S`.
+    /// `mr` maps a range of `memory`, which is at `iova` to peers, or is claimed for ever; it may
+    /// have the state `S`.
     unsafe fn from_parts(mr: Mr, memory: M, iova: u64) -> Self {
         // INVARIANT: As the caller promises.
         Self {
@@ -258,8 +257,7 @@ impl<D: Direction, M: Memory<D>, S: State> Region<D, M, S> {
         unsafe { self.mr.0.state() }
     }
 
-    /// Gives the MR and the memory back, if the region is idle. Any context. Gives the region back
-    /// if it may be registered.
+    /// Gives the MR and the memory back, or the region if it may be registered. Any context.
     pub fn into_parts(self) -> Result<(Mr, M), Self> {
         if !self.is_idle() {
             return Err(self);
