@@ -1,12 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
 //! The items that nearly every ULP uses.
-//!
-//! # Examples
-//!
-//! ```
-//! use rdma::prelude::*;
-//! ```
 
 pub use crate::client::Client;
 pub use crate::client::ClientRef;
