@@ -144,9 +144,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
     }
 
     /// Creates a QP that belongs to no connection manager's id (`ib_create_qp`), in the reset
-    /// state: nothing can be posted to it yet. Fails with `EINVAL` if the device cannot have such
-    /// queues, or if `pd` and the CQs are not all of one device; `ENOSPC` if a CQ has not enough
-    /// free entries: see [`Caps::entries`]; or the driver's error.
+    /// state: nothing can be posted to it yet. Fails as [`Qp::create`].
     pub fn create_raw(
         pd: &Pd,
         send_cq: &Cq<S>,
@@ -258,7 +256,7 @@ impl<'a, S: PollContext, R: PollContext> InitAttr<'a, S, R> {
         self
     }
 
-    /// Creates the QP (`ib_create_qp`), in the reset state. Fails as [`Qp::create_raw`].
+    /// As [`Qp::create_raw`].
     pub fn create(self, cx: &Sleepable) -> Result<Qp<S, R>> {
         Qp::new(&self.parts, None, cx)
     }
@@ -272,8 +270,7 @@ impl<'a, S: PollContext, R: PollContext> InitAttr<'a, S, R> {
         Ok(qp)
     }
 
-    /// Creates the QP of a connection (`rdma_create_qp`), ready for receives. Fails as
-    /// [`Qp::create`].
+    /// As [`Qp::create`].
     pub fn create_for(self, id: &cm::Id, cx: &Sleepable) -> Result<Qp<S, R>> {
         Qp::new(&self.parts, Some(id.inner()), cx)
     }
@@ -301,7 +298,7 @@ impl<'a, C: CorePolled> InitAttr<'a, C, C> {
     }
 }
 
-/// What a QP is created from, as `struct ib_qp_init_attr`.
+/// The part of an [`InitAttr`] that does not depend on the contexts.
 struct Parts<'a> {
     pd: &'a Pd,
     send_cq: &'a Arc<cq::Inner>,
@@ -415,8 +412,7 @@ impl Inner {
         self.pd.device().ops()
     }
 
-    /// Keeps an owner, of which requests were posted whose completion does not give it back, until
-    /// the QP was drained. It is called a `T` where the QP is shown.
+    /// See [`Qp::keep_until_drained`](Qp::keep_until_drained).
     #[cold]
     #[inline(never)]
     pub(crate) fn keep_until_drained<P: Send + 'static, T: ?Sized>(&self, owner: P) {
