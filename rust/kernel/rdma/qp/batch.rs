@@ -217,10 +217,8 @@ where
             .keep_posted(PostError::in_part(owner, posted, error))
     }
 
-    /// Posts requests that are not signaled, in one call.
-    ///
-    /// Any context. Fails as [`Qp::post_chain`]; [`Batch::posted`] counts those that were posted
-    /// all the same.
+    /// Posts requests that are not signaled, in one call. Any context. Fails as [`Qp::post_chain`];
+    /// [`Batch::posted`] counts those that were posted all the same.
     #[inline]
     pub fn post<const LINKS: usize, const SGES: usize>(
         &mut self,
@@ -248,10 +246,8 @@ where
         result
     }
 
-    /// Posts the last requests, the very last signaled, and moves the owner in.
-    ///
-    /// Any context. Fails as [`Qp::post_chain`]. The batch can be finished again, or given up
-    /// ([`Batch::into_error`]).
+    /// Posts the last requests, the very last signaled, and moves the owner in. Any context. Fails
+    /// as [`Qp::post_chain`]. The batch can be finished again, or given up ([`Batch::into_error`]).
     #[inline]
     pub fn finish<const LINKS: usize, const SGES: usize>(
         &mut self,
