@@ -230,9 +230,9 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
     /// nothing.
     ///
     /// `wr` describes the request from what the owner has. It is `Send`, as the owner is: the
-    /// completion of an [`InvWr`] changes the state of the region in another thread, so no reference
-    /// to an exclusive region may stay in this one. After success the owner may already be in its
-    /// handler.
+    /// completion of an [`InvWr`] changes the state of the region in another thread, so no
+    /// reference to an exclusive region may stay in this one. After success the owner may already
+    /// be in its handler.
     ///
     /// Any context. Gives the owner back with `EINVAL` if an entry is of another PD, or an atomic
     /// operation is not for eight bytes, aligned to eight; `EOPNOTSUPP` if iWARP is to carry
@@ -326,15 +326,15 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
 // handler has returned, and until then the owner keeps the QP.
 
 impl<S: PollContext, R: PollContext> Qp<S, R> {
-    /// Returns whether the CQ of the sends is being polled, and `wc` is its completion that is being
-    /// dispatched: the next one comes after the borrow of `wc` has ended.
+    /// Returns whether the CQ of the sends is being polled, and `wc` is its completion that is
+    /// being dispatched: the next one comes after the borrow of `wc` has ended.
     #[inline]
     pub(crate) fn is_polled_at(&self, wc: &Wc) -> bool {
         self.any.pollers.0.is_at(wc)
     }
 
-    /// Calls `post` with the QP that an owner has, by a counted reference unless `at_poller` returns
-    /// `true`.
+    /// Calls `post` with the QP that an owner has, by a counted reference unless `at_poller`
+    /// returns `true`.
     ///
     /// # Safety
     ///
@@ -360,8 +360,8 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
         Ok(output)
     }
 
-    /// Calls `post` with a counted reference. Not inlined, so that callers that need none do not save
-    /// the registers that this needs.
+    /// Calls `post` with a counted reference. Not inlined, so that callers that need none do not
+    /// save the registers that this needs.
     #[inline(never)]
     fn post_counted<P, T>(
         this: Arc<Self>,
@@ -371,13 +371,9 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
         post(&this, owner)
     }
 
-    /// Posts a request to the send queue as [`Qp::post_send`], for an owner that has a reference to
-    /// its QP, which `qp` returns.
-    ///
-    /// In a handler of `wc`, and if the QP's sends complete to the CQ of `wc`, which is not shared,
-    /// the reference is not cloned. Otherwise it is, as for completions of a [`WcArray`].
-    ///
-    /// Any context. Fails as [`Qp::post_send`].
+    /// As [`Qp::post_send`], for an owner that has a reference to its QP, which `qp` returns. In a
+    /// handler of `wc`, and if the QP's sends complete to the CQ of `wc`, which is not shared, the
+    /// reference is not cloned. Otherwise it is, as for completions of a [`WcArray`].
     ///
     /// # Examples
     ///
@@ -427,8 +423,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
         }
     }
 
-    /// Posts a request to the receive queue as [`Qp::post_recv`], for an owner that has its QP: see
-    /// [`Qp::repost_send`]. Fails as [`Qp::post_recv`].
+    /// As [`Qp::post_recv`], for an owner that has its QP: see [`Qp::repost_send`].
     #[inline]
     pub fn repost_recv<P, const ID: u64, const N: usize>(
         owner: P,
