@@ -2,15 +2,13 @@
 
 //! Requests that are allocated once and used again.
 //!
-//! Most ULPs allocate their requests once, in an array or with the tags of blk-mq, and use each of
-//! them again when it has completed. In C they keep the pointer, and have to know whether the
-//! device still uses the memory. Here the pointer is a [`Reusable<T>`]. [`Reusable::start`] returns
-//! an [`InFlight<T>`], of which there is one at a time, and which can own a posted request as a
-//! `Pin<KBox<T>>` can. The completion's handler gets it, and when it is dropped the request can be
-//! started again. Until then the `Reusable` gives no access to the request.
+//! Most ULPs allocate their requests once, in an array or with the tags of blk-mq. Here each is a
+//! [`Reusable<T>`]. [`Reusable::start`] returns an [`InFlight<T>`], of which there is one at a
+//! time, and which can own a posted request as a `Pin<KBox<T>>` can. The completion's handler gets
+//! it, and when it is dropped the request can be started again. Until then the `Reusable` gives no
+//! access.
 //!
-//! Starting is a load, a compare and a store, dropping an atomic decrement. Nothing is allocated or
-//! freed in between, and no lock is needed.
+//! Starting is a load, a compare and a store, dropping an atomic decrement, without a lock.
 //!
 //! # Examples
 //!
@@ -124,9 +122,7 @@ impl<T> Reusable<T> {
         unsafe { &(*self.0.as_ptr()).handles }.is_one()
     }
 
-    /// Returns the request to be posted; `None` if it is in flight.
-    ///
-    /// Any context.
+    /// Returns the request to be posted; `None` if it is in flight. Any context.
     #[inline]
     pub fn start(&mut self) -> Option<InFlight<T>> {
         if !self.is_idle() {
@@ -138,9 +134,7 @@ impl<T> Reusable<T> {
         Some(InFlight(self.0))
     }
 
-    /// Returns access to the request; `None` if it is in flight.
-    ///
-    /// Any context.
+    /// Returns access to the request; `None` if it is in flight. Any context.
     #[inline]
     pub fn get(&mut self) -> Option<&mut T> {
         if !self.is_idle() {
