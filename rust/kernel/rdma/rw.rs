@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Transfers of many pages by `rdma_rw`.
+//! Transfers of scatter lists by `rdma_rw`.
 //!
 //! # Examples
 //!
@@ -40,9 +40,18 @@ use crate::{
     cqe,
     debug,
     device::Port,
+    dma::{
+        DeviceReads,
+        DeviceWrites,
+        Direction, //
+    },
     prelude::*,
     qp,
-    sg,
+    sg::{
+        self,
+        Pages,
+        SgOwner, //
+    },
     wr::{
         self,
         Op as _, //
@@ -59,7 +68,6 @@ use core::{
     }, //
 };
 use kernel::{
-    page::PAGE_SIZE,
     prelude::*,
     sync::atomic,
     types::Opaque, //
@@ -78,43 +86,53 @@ struct Extents {
 
 /// An [`Rw`] without its lifetime.
 struct Plan {
-    ctx: NonNull<Ctx>,
+    ctx: NonNull<RawCtx>,
     /// `None` if the context was prepared.
     extents: Option<Extents>,
 }
 
-/// A transfer between the pages of a [`Ctx`] and a peer's memory.
+/// A transfer between the memory of a [`Ctx`] and a peer's.
 ///
 /// # Invariants
 ///
 /// The context of the plan lives for `'a`.
-pub struct Rw<'a>(Plan, PhantomData<&'a Ctx>);
+pub struct Rw<'a>(Plan, PhantomData<&'a RawCtx>);
 
 impl<'a> Rw<'a> {
-    fn new(ctx: &'a Ctx, extents: Option<Extents>) -> Self {
+    fn new(ctx: &'a RawCtx, extents: Option<Extents>) -> Self {
         let ctx = NonNull::from(ctx);
         // INVARIANT: The context is borrowed for `'a`.
         Self(Plan { ctx, extents }, PhantomData)
     }
 
-    /// Reads the peer's bytes from `remote` on into the bytes in `range` of the pages (RDMA READ).
+    /// Reads the peer's bytes from `remote` on into the bytes in `range` of the memory (RDMA READ).
     /// Posting or preparing it may sleep.
-    pub fn read(ctx: &'a Ctx, range: Range<usize>, remote: Remote, _cx: &Sleepable) -> Self {
+    pub fn read<D: DeviceWrites, O: SgOwner<D>>(
+        ctx: &'a Ctx<D, O>,
+        range: Range<usize>,
+        remote: Remote,
+        _cx: &Sleepable,
+    ) -> Self {
         let dir = READ;
-        Self::new(ctx, Some(Extents { range, remote, dir }))
+        Self::new(&ctx.raw, Some(Extents { range, remote, dir }))
     }
 
-    /// Writes the bytes in `range` of the pages to the peer, from `remote` on (RDMA WRITE). Posting
-    /// or preparing it may sleep.
-    pub fn write(ctx: &'a Ctx, range: Range<usize>, remote: Remote, _cx: &Sleepable) -> Self {
+    /// Writes the bytes in `range` of the memory to the peer, from `remote` on (RDMA WRITE).
+    /// Posting or preparing it may sleep.
+    pub fn write<D: DeviceReads, O: SgOwner<D>>(
+        ctx: &'a Ctx<D, O>,
+        range: Range<usize>,
+        remote: Remote,
+        _cx: &Sleepable,
+    ) -> Self {
         let dir = WRITE;
-        Self::new(ctx, Some(Extents { range, remote, dir }))
+        Self::new(&ctx.raw, Some(Extents { range, remote, dir }))
     }
 
     /// The transfer that the context was prepared for by [`Qp::prepare_rw`]. Posting it does not
     /// sleep.
-    pub fn prepared(ctx: &'a Ctx) -> Self {
-        Self::new(ctx, None)
+    pub fn prepared<D: Direction, O: SgOwner<D>>(ctx: &'a Ctx<D, O>) -> Self {
+        Self::new(&ctx.raw, None)
     }
 }
 
@@ -122,6 +140,18 @@ impl Port<'_> {
     /// Returns the number of contexts of a QP that a transfer of up to `pages` pages takes, for
     /// [`InitAttr::rw_contexts`](crate::qp::InitAttr::rw_contexts) (`rdma_rw_mr_factor`). Fails
     /// with `EOPNOTSUPP` if the driver has not set the number of pages that one request can have.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use rdma::{device::Port, prelude::*};
+    /// /// The contexts of a QP that answers so many requests at once, with 256 pages each, and the
+    /// /// entries of its CQ.
+    /// fn sizes(port: &Port<'_>, requests: u32) -> Result<(u32, u32)> {
+    ///     let contexts = requests * port.rw_contexts(256)?;
+    ///     Ok((contexts, 2 * requests + port.rw_requests(contexts)))
+    /// }
+    /// ```
     pub fn rw_contexts(&self, pages: u32) -> Result<u32> {
         let dev = self.device();
         // C divides by one of them; a module parameter is among what decides by which.
@@ -141,27 +171,74 @@ impl Port<'_> {
     }
 }
 
-/// Pages, and the context of their transfer (`struct rdma_rw_ctx`): a part of the owner that is
-/// moved into the send queue.
+/// Memory that a scatter list describes, and the context of its transfers (`struct rdma_rw_ctx`): a
+/// part of the owner that is moved into the send queue. It is pages of its own ([`Ctx::alloc`]), or
+/// the memory of another owner ([`Ctx::new`]), which comes back when neither the device nor a peer
+/// can reach it.
+///
+/// # Invariants
+///
+/// The owner in `raw` is an `O`.
+///
+/// # Examples
+///
+/// ```
+/// use rdma::{prelude::*, rw::{Ctx, Rw}, sg::SgList};
+///
+/// /// A table that many share, sent to whoever asks.
+/// #[derive(HasCqe)]
+/// struct Answer {
+///     cqe: Cqe<Self>,
+///     table: Ctx<ToDevice, SgList<Arc<KVec<u8>>>>,
+/// }
+///
+/// impl CqeHandler for Answer {
+///     type Pointer = Pin<KBox<Self>>;
+///     type Needs = Atomic;
+///
+///     fn done(this: Self::Pointer, _wc: &Wc, _cx: &Atomic) {
+///         let answer = KBox::into_inner(Pin::into_inner(this));
+///         let _table: Option<Arc<KVec<u8>>> = answer.table.into_owner().map(SgList::into_inner);
+///     }
+/// }
+///
+/// fn answer(qp: &Qp<Workqueue>, table: Arc<KVec<u8>>, to: Remote, cx: &Sleepable) -> Result {
+///     let len = table.len();
+///     let table = Ctx::new(SgList::new(table, cx)?)?;
+///     let answer = KBox::pin(Answer { cqe: Cqe::new(), table }, GFP_KERNEL)?;
+///     Ok(qp.post_rw(answer, |a| Ok(Rw::write(&a.table, 0..len, to, cx)))?)
+/// }
+/// ```
+#[repr(transparent)]
+pub struct Ctx<D: Direction = Bidirectional, O: SgOwner<D> = Pages> {
+    raw: RawCtx,
+    _owner: PhantomData<(D, O)>,
+}
+
+/// A [`Ctx`] of memory of any owner.
 ///
 /// # Invariants
 ///
 /// While `claimed` is set, `inner` is accessed only by the call that has set it and, if that posts,
-/// by the completion then, and this is not moved. From a successful `Ctx::start` to `Ctx::finish`,
-/// `inner.job` is the transfer, counted by its QP.
+/// by the completion then, and this is not moved. From a successful `RawCtx::start` to
+/// `RawCtx::finish`, `inner.job` is the transfer, counted by its QP.
 #[repr(C)]
-pub struct Ctx {
+struct RawCtx {
     /// The callback of the last request. The first field, so its address is the context's.
     cqe: bindings::ib_cqe,
     claimed: atomic::Atomic<bool>,
     inner: UnsafeCell<Inner>,
-    /// The length of `inner.pages`, zero if there are none.
+    /// The length of the memory, zero if it is lost.
     len: atomic::Atomic<usize>,
 }
 
+/// # Invariants
+///
+/// `table` is what [`SgOwner::table`] has returned, and is there while `owner` is.
 struct Inner {
-    /// `None` if a peer may still write to them.
-    pages: Option<sg::Pages>,
+    /// `None` if a peer may still write to its memory.
+    owner: Option<sg::AnyOwner>,
+    table: *mut bindings::sg_table,
     /// C keeps addresses of parts of it in others.
     raw: Pin<KBox<Opaque<bindings::rdma_rw_ctx>>>,
     job: Option<Job>,
@@ -188,64 +265,86 @@ struct Extent {
     length: u32,
 }
 
-/// Pages that peers may write to, still mapped.
+/// Memory that peers may write to, still mapped.
 ///
 /// # Invariants
 ///
-/// - `mapping` is of entries of the table of `_pages`.
-/// - This is dropped when the MRs that may have the pages are gone, and before the device is.
+/// - `mapping` is of entries of the table of `_owner`.
+/// - This is dropped when the MRs that may have the memory are gone, and before the device is.
 struct Exposed {
-    _pages: sg::Pages,
+    _owner: sg::AnyOwner,
     mapping: sg::Mapping,
 }
 
 impl Drop for Exposed {
     fn drop(&mut self) {
-        // SAFETY: By the type invariant no key gives access to the pages any more.
+        // SAFETY: By the type invariant no key gives access to the memory any more.
         unsafe { self.mapping.unmap() };
     }
 }
 
 // SAFETY: A transfer may be begun and end on any thread.
-unsafe impl Send for Ctx {}
+unsafe impl Send for RawCtx {}
 // SAFETY: What is not atomic has one user at a time by the invariants.
-unsafe impl Sync for Ctx {}
+unsafe impl Sync for RawCtx {}
+
+// SAFETY: The owner is `Send`, by its trait.
+unsafe impl<D: Direction, O: SgOwner<D>> Send for Ctx<D, O> {}
+// SAFETY: A shared reference gives no access to the owner.
+unsafe impl<D: Direction, O: SgOwner<D>> Sync for Ctx<D, O> {}
 
 impl Ctx {
     /// Allocates `len` zeroed bytes, in as many pages as that takes. Fails with `ENOMEM`; `EINVAL`
     /// for a length of zero or of 4 GiB and more.
     pub fn alloc(len: usize, cx: &Sleepable) -> Result<Self> {
-        let pages = Some(sg::Pages::alloc(len, cx)?);
-        // INVARIANT: No transfer is posted.
-        Ok(Self {
-            cqe: bindings::ib_cqe {
-                done: Some(transferred),
-            },
-            claimed: atomic::Atomic::new(false),
-            len: atomic::Atomic::new(len),
-            inner: UnsafeCell::new(Inner {
-                pages,
-                raw: KBox::pin_init(Opaque::zeroed(), GFP_KERNEL)?,
-                job: None,
-            }),
-        })
-    }
-
-    /// Returns the length of the pages, in bytes: zero if they are lost, see
-    /// [`Qp::post_rw`](crate::qp::Qp::post_rw).
-    #[expect(clippy::len_without_is_empty)]
-    pub fn len(&self) -> usize {
-        self.len.load(atomic::Relaxed)
+        Ok(Self::new(Pages::alloc(len, cx)?)?)
     }
 
     /// Returns the bytes, for the CPU.
     pub fn cpu(&mut self) -> sg::CpuPages<'_> {
-        let Inner { pages, job, .. } = self.inner.get_mut();
+        let Inner { owner, job, .. } = self.raw.inner.get_mut();
+        // SAFETY: By the type invariant the owner is of this type.
+        let pages = owner.as_mut().map(|owner| unsafe { owner.get::<Pages>() });
         let mapping = job.as_mut().map(|job| &mut job.mapping);
-        sg::CpuPages::new(pages.as_mut(), mapping)
+        sg::CpuPages::new(pages, mapping)
+    }
+}
+
+impl<D: Direction, O: SgOwner<D>> Ctx<D, O> {
+    /// Makes the context of an owner's memory. Gives the owner back with `EINVAL` if the memory has
+    /// no bytes, or 4 GiB and more; with `ENOMEM`. Any context.
+    pub fn new(mut owner: O) -> Result<Self, sg::SgMapError<O>> {
+        let table = owner.table();
+        match RawCtx::new(table) {
+            Ok(mut raw) => {
+                raw.inner.get_mut().owner = Some(sg::AnyOwner::new(owner));
+                // INVARIANT: The owner is an `O`.
+                Ok(Self {
+                    raw,
+                    _owner: PhantomData,
+                })
+            }
+            Err(error) => Err(sg::SgMapError { owner, error }),
+        }
     }
 
-    /// Unmaps the pages of a transfer that was prepared and is not to be posted
+    /// Returns the length of the memory, in bytes: zero if it is lost, see
+    /// [`Qp::post_rw`](crate::qp::Qp::post_rw).
+    #[expect(clippy::len_without_is_empty)]
+    pub fn len(&self) -> usize {
+        self.raw.len.load(atomic::Relaxed)
+    }
+
+    /// Gives the owner back, unless its memory is lost. A transfer that was prepared is
+    /// [cancelled](Ctx::cancel). Any context.
+    pub fn into_owner(mut self) -> Option<O> {
+        self.cancel();
+        let owner = self.raw.inner.get_mut().owner.take()?;
+        // SAFETY: By the type invariant the owner is an `O`.
+        Some(unsafe { owner.into_inner() })
+    }
+
+    /// Unmaps the memory of a transfer that was prepared and is not to be posted
     /// (`rdma_rw_ctx_destroy`). Any context.
     ///
     /// # Examples
@@ -260,10 +359,32 @@ impl Ctx {
     /// ```
     pub fn cancel(&mut self) {
         // SAFETY: This is borrowed exclusively, so it is not posted.
-        unsafe { self.finish(false) };
+        unsafe { self.raw.finish(false) };
+    }
+}
+
+impl RawCtx {
+    /// Makes a context without its owner. `table` is what that has returned.
+    fn new(table: *mut bindings::sg_table) -> Result<Self> {
+        // SAFETY: The owner, which the caller has, has just returned the table.
+        let (len, _) = unsafe { sg::extent(table) }?;
+        // INVARIANT: No transfer is posted.
+        Ok(Self {
+            cqe: bindings::ib_cqe {
+                done: Some(transferred),
+            },
+            claimed: atomic::Atomic::new(false),
+            len: atomic::Atomic::new(len as usize),
+            inner: UnsafeCell::new(Inner {
+                owner: None,
+                table,
+                raw: KBox::pin_init(Opaque::zeroed(), GFP_ATOMIC)?,
+                job: None,
+            }),
+        })
     }
 
-    /// Begins the access to `inner`, which [`Ctx::release`] or the completion ends.
+    /// Begins the access to `inner`, which [`RawCtx::release`] or the completion ends.
     fn claim(&self) -> Result {
         // INVARIANT: If this sets it, the caller has `inner` for itself.
         match self.claimed.cmpxchg(false, true, atomic::Full) {
@@ -272,7 +393,7 @@ impl Ctx {
         }
     }
 
-    /// Maps the pages and makes the requests (`rdma_rw_ctx_init`), which may sleep, if that was not
+    /// Maps the memory and makes the requests (`rdma_rw_ctx_init`), which may sleep, if that was not
     /// prepared.
     ///
     /// # Safety
@@ -292,9 +413,8 @@ impl Ctx {
             (None, _) => return Err(EINVAL),
             (Some(_), Some(_)) => return Err(EBUSY),
         };
-        let pages = inner.pages.as_ref().ok_or(EINVAL)?;
         let Range { start, end } = range;
-        if start >= end || end > pages.len {
+        if inner.owner.is_none() || start >= end || end > self.len.load(atomic::Relaxed) {
             return Err(EINVAL);
         }
         // SAFETY: The caller promises that the QP is valid.
@@ -306,37 +426,34 @@ impl Ctx {
         if sges == 0 || port == 0 {
             return Err(EINVAL);
         }
-        // One entry a page, by the invariant of `Pages`.
-        let (skipped, count) = (
-            start / PAGE_SIZE,
-            end.div_ceil(PAGE_SIZE) - start / PAGE_SIZE,
-        );
-        // SAFETY: The range was checked to be inside of the pages, so the list is long enough.
-        let nth = |mut sg: *mut bindings::scatterlist, n: usize| unsafe {
-            for _ in 0..n {
-                sg = bindings::sg_next(sg);
-            }
-            sg
-        };
-        let first = nth(pages.table.sgl, skipped);
-        let last = nth(first, count - 1);
         // C transfers all of an entry, so the last one is cut to end where the range does. It takes
         // an offset into the first one, but siw ignores that (`siw_map_mr_sg()`).
         //
-        // SAFETY: The caller has claimed this, which keeps all others from the list.
-        let ends = unsafe {
+        // SAFETY: By the type invariant the table is there. The range was checked to be inside of
+        // the memory that it describes, so both entries are found. The caller has claimed this,
+        // which keeps all others from the list.
+        let (first, count, ends) = unsafe {
+            let (mut skip, mut first) = (start, (*inner.table).sgl);
+            while skip >= (*first).length as usize {
+                skip -= (*first).length as usize;
+                first = bindings::sg_next(first);
+            }
+            let (mut left, mut last, mut count) = (skip + end - start, first, 1);
+            while left > (*last).length as usize {
+                left -= (*last).length as usize;
+                last = bindings::sg_next(last);
+                count += 1;
+            }
             let ends = [first, last].map(|sg| Extent {
                 sg,
                 offset: (*sg).offset,
                 length: (*sg).length,
             });
-            let offset = (start % PAGE_SIZE) as u32;
-            (*last).length = (end - (skipped + count - 1) * PAGE_SIZE) as u32;
-            (*first).offset += offset;
-            (*first).length -= offset;
-            ends
+            (*last).length = left as u32;
+            (*first).offset += skip as u32;
+            (*first).length -= skip as u32;
+            (first, count, ends)
         };
-        let count = count as u32;
         // SAFETY: The QP is valid, as the caller promises, and the list has `count` entries from
         // `first` on, which are not mapped.
         let ret = unsafe {
@@ -381,11 +498,11 @@ impl Ctx {
         Ok(())
     }
 
-    /// Undoes [`Ctx::start`] (`rdma_rw_ctx_destroy`), and returns the callback of the owner.
+    /// Undoes [`RawCtx::start`] (`rdma_rw_ctx_destroy`), and returns the callback of the owner.
     /// `succeeded` is `true` if all of the transfer was done. Any context.
     ///
     /// `rdma_rw` keeps an MR that only a READ that succeeds invalidates
-    /// (`IB_WR_RDMA_READ_WITH_INV`, on iWARP) until the QP is destroyed. So the QP keeps the pages
+    /// (`IB_WR_RDMA_READ_WITH_INV`, on iWARP) until the QP is destroyed. So the QP keeps the memory
     /// as long.
     ///
     /// # Safety
@@ -410,11 +527,11 @@ impl Ctx {
         let user = job.user;
         if !ended {
             self.len.store(0, atomic::Relaxed);
-            if let Some(pages) = inner.pages.take() {
-                // INVARIANT: The mapping is of these pages. The QP drops them when it was destroyed
+            if let Some(owner) = inner.owner.take() {
+                // INVARIANT: The mapping is of its memory. The QP drops it when it was destroyed
                 // with its MRs, and before its PD.
                 transfers.keep(Exposed {
-                    _pages: pages,
+                    _owner: owner,
                     mapping: job.mapping,
                 });
             }
@@ -482,7 +599,7 @@ impl Extent {
     }
 }
 
-impl Drop for Ctx {
+impl Drop for RawCtx {
     fn drop(&mut self) {
         // SAFETY: This is being dropped, so no request is outstanding: a posted context is owned by
         // the queue, and one that was posted in part by the QP until it is drained.
@@ -500,7 +617,9 @@ unsafe extern "C" fn transferred(cq: *mut bindings::ib_cq, wc: *mut bindings::ib
     // field of a context, which the owner keeps until its own callback is called. This is the last
     // request, so none is outstanding.
     unsafe {
-        let ctx = &*(*(*wc).__bindgen_anon_1.wr_cqe).cast_const().cast::<Ctx>();
+        let ctx = &*(*(*wc).__bindgen_anon_1.wr_cqe)
+            .cast_const()
+            .cast::<RawCtx>();
         if let Some(user) = ctx.finish((*wc).status == bindings::ib_wc_status_IB_WC_SUCCESS) {
             ctx.release();
             cqe::hand_on(user, cq, wc);
@@ -524,7 +643,7 @@ enum Failed {
 /// `ctx` is a context whose `start` has succeeded, and is kept by the owner. This is dropped when
 /// none of its requests is outstanding.
 struct InPart<P> {
-    ctx: NonNull<Ctx>,
+    ctx: NonNull<RawCtx>,
     _owner: P,
 }
 
@@ -642,15 +761,16 @@ unsafe fn distance(
 }
 
 impl<S: PollContext, R: PollContext> Qp<S, R> {
-    /// Maps the pages of a [`Ctx`] for a transfer and makes its requests (`rdma_rw_ctx_init`), so
+    /// Maps the memory of a [`Ctx`] for a transfer and makes its requests (`rdma_rw_ctx_init`), so
     /// that it can be posted where one cannot sleep.
     ///
     /// The QP is not destroyed before the transfer has completed, or was cancelled
     /// ([`Ctx::cancel`]), as dropping the context does, too: if that takes more than a minute after
     /// the last reference to the QP is gone, the QP is leaked and holds its device. Fails with
     /// `EBUSY` if the context is posted or was prepared; `EINVAL` if the range is empty or not
-    /// inside of the pages, if these are lost, or the QP is not initialised or has no entries;
-    /// `EAGAIN` if MRs are needed and all of the QP's are in use; `ENOMEM`.
+    /// inside of the memory, if that is lost, or the QP is not initialised or has no entries, or MRs
+    /// are needed and cannot map the entries of the list; `EAGAIN` if MRs are needed and all of the
+    /// QP's are in use; `ENOMEM`.
     ///
     /// # Examples
     ///
@@ -679,18 +799,19 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
         unsafe { prepare(&rw.0, self.any.target.raw, self.transfers()) }
     }
 
-    /// Transfers pages of a [`Ctx`] to or from the peer (`rdma_rw_ctx_init`, `rdma_rw_ctx_post`),
+    /// Transfers memory of a [`Ctx`] to or from the peer (`rdma_rw_ctx_init`, `rdma_rw_ctx_post`),
     /// moving in their owner. Any context, if the transfer was prepared.
     ///
     /// The QP must be created with contexts for it: see
     /// [`InitAttr::rw_contexts`](crate::qp::InitAttr::rw_contexts). In the owner's handler the
-    /// pages are not mapped any more (`rdma_rw_ctx_destroy`).
+    /// memory is not mapped any more (`rdma_rw_ctx_destroy`).
     ///
-    /// If a READ fails on iWARP, where the peer has a key, its pages are lost to the [`Ctx`], whose
-    /// length is zero then; they are freed after the QP is destroyed. Fails with what `rw` says, or
-    /// as [`Qp::prepare_rw`]; with `EINVAL` also if the context is to be prepared for this QP and
-    /// is not; `ENOMEM` also when the queue is full. See [`PostError`] for what becomes of the
-    /// owner. A transfer that was prepared and that the driver has refused is to be prepared again.
+    /// If a READ fails on iWARP, where the peer has a key, the memory is lost to the [`Ctx`], whose
+    /// length is zero then; its owner is dropped after the QP is destroyed. Fails with what `rw`
+    /// says, or as [`Qp::prepare_rw`]; with `EINVAL` also if the context is to be prepared for this
+    /// QP and is not; `ENOMEM` also when the queue is full. See [`PostError`] for what becomes of
+    /// the owner. A transfer that was prepared and that the driver has refused is to be prepared
+    /// again.
     pub fn post_rw<P, const ID: u64>(
         &self,
         owner: P,

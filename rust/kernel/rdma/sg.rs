@@ -8,6 +8,7 @@
 mod map;
 
 pub(crate) use map::{
+    extent,
     AnyOwner,
     MappedList,
     RawMap, //
@@ -61,16 +62,19 @@ impl<D: Direction> SgBuf<D> {
     }
 }
 
-/// Memory in pages, with the table that lists them.
+/// Memory in pages, with the table that lists them: the owner of what [`Ctx::alloc`] allocates.
 ///
+/// [`Ctx::alloc`]: crate::rw::Ctx::alloc
+pub struct Pages(KBox<Listed>);
+
 /// # Invariants
 ///
 /// `table` lists `pages`, one entry each, and the entries are `len` bytes in all. The pages are
 /// initialised, and not in high memory.
-pub(crate) struct Pages {
-    pub(crate) table: KBox<bindings::sg_table>,
+struct Listed {
+    table: bindings::sg_table,
     pages: KVec<page::Page>,
-    pub(crate) len: usize,
+    len: usize,
 }
 
 // SAFETY: It owns plain memory.
@@ -92,13 +96,20 @@ impl Pages {
             raw.push_within_capacity(page.as_ptr())?;
             pages.push_within_capacity(page)?;
         }
-        let mut table = KBox::new(bindings::sg_table::default(), GFP_KERNEL)?;
+        let mut this = Self(KBox::new(
+            Listed {
+                table: bindings::sg_table::default(),
+                pages,
+                len,
+            },
+            GFP_KERNEL,
+        )?);
         // Every device can use entries of one page; an IOMMU may merge them.
         //
         // SAFETY: There are `count` pages, at least one, and the table is valid for writes.
         to_result(unsafe {
             bindings::sg_alloc_table_from_pages_segment(
-                &raw mut *table,
+                this.table(),
                 raw.as_mut_ptr(),
                 count.try_into()?,
                 0,
@@ -109,7 +120,15 @@ impl Pages {
         })?;
         // INVARIANT: The table was just made of the pages, which are zeroed. GFP_KERNEL allocates
         // no high memory.
-        Ok(Self { table, pages, len })
+        Ok(this)
+    }
+
+    pub(crate) fn table(&mut self) -> *mut bindings::sg_table {
+        &raw mut self.0.table
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.0.len
     }
 
     /// Copies bytes out while a device may be writing them.
@@ -130,11 +149,11 @@ impl Pages {
     ///
     /// `bytes` is valid for reads of `len` bytes; for writes, if the copy is `out` of the pages.
     unsafe fn copy(&self, offset: usize, bytes: *mut u8, len: usize, out: bool) -> Result {
-        if offset.checked_add(len).is_none_or(|end| end > self.len) {
+        if offset.checked_add(len).is_none_or(|end| end > self.len()) {
             return Err(EINVAL);
         }
         let (mut done, mut skip) = (0, offset % page::PAGE_SIZE);
-        for page in self.pages.iter().skip(offset / page::PAGE_SIZE) {
+        for page in self.0.pages.iter().skip(offset / page::PAGE_SIZE) {
             let part = (page::PAGE_SIZE - skip).min(len - done);
             // SAFETY: By the type invariant the page is not in high memory, so it has an address.
             // The part is in it, and one of `bytes`, which is valid, as the caller promises. The
@@ -156,8 +175,16 @@ impl Pages {
 
 impl Drop for Pages {
     fn drop(&mut self) {
-        // SAFETY: By the type invariant the table was made of the pages. It is not used again.
-        unsafe { bindings::sg_free_table(&raw mut *self.table) };
+        // SAFETY: The table is empty or was made of the pages, and is not used again.
+        unsafe { bindings::sg_free_table(self.table()) };
+    }
+}
+
+// SAFETY: The table is in a box, and lists pages that nothing else has. Their bytes are accessed by
+// `CpuPages` only, and by copies that may race.
+unsafe impl<D: Direction> SgOwner<D> for Pages {
+    fn table(&mut self) -> *mut bindings::sg_table {
+        Pages::table(self)
     }
 }
 
@@ -201,7 +228,7 @@ impl<'a> CpuPages<'a> {
     /// Returns the pages one after the other, the last one up to the end of the memory.
     pub fn pages(&mut self) -> impl Iterator<Item = &mut [u8]> {
         let (pages, len) = match self.pages {
-            Some(pages) => (&pages.pages[..], pages.len),
+            Some(pages) => (&pages.0.pages[..], pages.len()),
             None => (&[][..], 0),
         };
         pages.iter().enumerate().map(move |(i, page)| {
@@ -305,14 +332,12 @@ impl RawSg {
     ) -> Result<Self> {
         let (mut pages, dev) = (Pages::alloc(len, cx)?, pd.device().as_raw());
         // SAFETY: The table is valid and not mapped; the device is registered while `pd` lives.
-        to_result(unsafe {
-            bindings::rdma_helper_dma_map_sgtable(dev, &raw mut *pages.table, dir)
-        })?;
+        to_result(unsafe { bindings::rdma_helper_dma_map_sgtable(dev, pages.table(), dir) })?;
         // INVARIANT: The table was just mapped. The device is there while `pd` is.
         Ok(Self {
             mapping: Mapping {
                 dev,
-                table: *pages.table,
+                table: pages.0.table,
                 dir,
             },
             pages,

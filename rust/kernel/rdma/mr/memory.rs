@@ -50,7 +50,7 @@ impl MemoryRef<'_> {
     pub(super) fn len(&self) -> usize {
         match self.0 {
             UntypedRef::Buf(buf) => buf.len(),
-            UntypedRef::Sg(sg) => sg.pages.len,
+            UntypedRef::Sg(sg) => sg.pages.len(),
             UntypedRef::Map(map) => map.len as usize,
         }
     }
@@ -60,7 +60,7 @@ impl MemoryRef<'_> {
         match self.0 {
             // A buffer that does not start on a page covers one more.
             UntypedRef::Buf(buf) => buf.len().div_ceil(PAGE_SIZE) + 1,
-            UntypedRef::Sg(sg) => sg.pages.len.div_ceil(PAGE_SIZE),
+            UntypedRef::Sg(sg) => sg.pages.len().div_ceil(PAGE_SIZE),
             UntypedRef::Map(map) => map.pages,
         }
     }

@@ -108,6 +108,30 @@ impl<O: SgOwner<D>, D: Direction> SgMap<O, D> {
     }
 }
 
+/// Returns the number of bytes of a list, and of the pages that they touch, at the most.
+///
+/// # Safety
+///
+/// The table is one that [`SgOwner::table`] has returned, and its owner is there.
+pub(crate) unsafe fn extent(table: *const bindings::sg_table) -> Result<(u32, usize)> {
+    let (mut len, mut pages) = (0_u32, 0_usize);
+    // SAFETY: The table is valid and has so many entries, by the contract of `SgOwner`.
+    unsafe {
+        let mut sg = (*table).sgl;
+        for _ in 0..(*table).orig_nents {
+            let (offset, length) = ((*sg).offset as usize, (*sg).length);
+            len = len.checked_add(length).ok_or(EINVAL)?;
+            let touched = (offset % PAGE_SIZE + length as usize).div_ceil(PAGE_SIZE);
+            pages = touched.saturating_add(pages);
+            sg = bindings::sg_next(sg);
+        }
+    }
+    if len == 0 {
+        return Err(EINVAL);
+    }
+    Ok((len, pages))
+}
+
 /// A list that is mapped.
 ///
 /// # Invariants
@@ -134,21 +158,8 @@ impl MappedList {
         table: *mut bindings::sg_table,
         dir: bindings::dma_data_direction,
     ) -> Result<Self> {
-        let (mut len, mut pages) = (0_u32, 0_usize);
-        // SAFETY: The table is valid and has so many entries, by the contract of `SgOwner`.
-        unsafe {
-            let mut sg = (*table).sgl;
-            for _ in 0..(*table).orig_nents {
-                let (offset, length) = ((*sg).offset as usize, (*sg).length);
-                len = len.checked_add(length).ok_or(EINVAL)?;
-                let touched = (offset % PAGE_SIZE + length as usize).div_ceil(PAGE_SIZE);
-                pages = touched.saturating_add(pages);
-                sg = bindings::sg_next(sg);
-            }
-        }
-        if len == 0 {
-            return Err(EINVAL);
-        }
+        // SAFETY: The table is one that `SgOwner::table` has returned.
+        let (len, pages) = unsafe { extent(table) }?;
         let dev = pd.device().as_raw();
         // SAFETY: The table is valid and not mapped, by the contract of `SgOwner`; the device is
         // registered while `pd` lives.
@@ -207,7 +218,7 @@ pub(crate) struct AnyOwner {
 unsafe impl Send for AnyOwner {}
 
 impl AnyOwner {
-    fn new<O: Send + 'static>(owner: O) -> Self {
+    pub(crate) fn new<O: Send + 'static>(owner: O) -> Self {
         const {
             assert!(
                 size_of::<O>() <= size_of::<[usize; 4]>() && align_of::<O>() <= align_of::<usize>(),
@@ -229,6 +240,24 @@ impl AnyOwner {
             bytes,
             drop: drop::<O>,
         }
+    }
+
+    /// # Safety
+    ///
+    /// The owner is an `O`.
+    pub(crate) unsafe fn get<O>(&mut self) -> &mut O {
+        // SAFETY: By the type invariant it is a valid value, and an `O`, as the caller promises.
+        unsafe { &mut *self.bytes.as_mut_ptr().cast() }
+    }
+
+    /// # Safety
+    ///
+    /// The owner is an `O`.
+    pub(crate) unsafe fn into_inner<O>(self) -> O {
+        let this = mem::ManuallyDrop::new(self);
+        // SAFETY: By the type invariant it is a valid value, and an `O`, as the caller promises.
+        // `this` is neither used again nor dropped.
+        unsafe { this.bytes.as_ptr().cast::<O>().read() }
     }
 }
 
