@@ -207,9 +207,13 @@ impl Shared {
         unsafe { bindings::ib_unregister_device(self.ib()) };
     }
 
-    /// Waits until the work item of a removal that was begun has returned, so that the module may
-    /// go. The device is unregistered.
-    pub(crate) fn flush_removal(&self) {
+    /// Waits until the work items of a removal that was begun, and of the connection manager, have
+    /// returned, so that the module may go. The device is unregistered.
+    pub(crate) fn flush_work(&self) {
+        let cm = self.machine.lock().cm.clone();
+        if let Some(cm) = cm {
+            cm.flush();
+        }
         // SAFETY: The work item is initialised, and there is a reference to it. This is not called
         // by itself.
         unsafe { bindings::flush_work(Work::raw_get(&raw const self.removal)) };
@@ -289,7 +293,11 @@ impl Shared {
             | Injection::Dereg { .. }
             | Injection::Arm { .. }
             | Injection::Peek { .. }
-            | Injection::Eager { .. } => return Err(EINVAL),
+            | Injection::Eager { .. }
+            | Injection::Reject { .. }
+            | Injection::Silence { .. }
+            | Injection::Expire
+            | Injection::Lose { .. } => return Err(EINVAL),
             Injection::Connect { peer } => machine.connect_qp(index, peer),
             Injection::Fail => machine.fail_qp(index),
             Injection::Release { count, reversed } => machine.release(index, count, reversed),
@@ -319,6 +327,10 @@ impl Shared {
             Injection::Dereg { errno, count } => machine.deregs = Deregs { errno, count },
             Injection::Eager { on } => machine.eager = on,
             Injection::Arm { us, count } => machine.arms = Arms { us, count },
+            Injection::Reject { .. }
+            | Injection::Silence { .. }
+            | Injection::Expire
+            | Injection::Lose { .. } => machine.cm.as_ref().ok_or(EINVAL)?.inject(injection),
             Injection::Connect { .. }
             | Injection::Fail
             | Injection::Stall { .. }

@@ -6,7 +6,8 @@ use crate::cq::Entry;
 use core::str::FromStr;
 use kernel::prelude::*;
 
-/// A kind of object whose creation can be made to fail.
+/// A kind of object whose creation can be made to fail, or a call of the connection manager that
+/// can.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Object {
     /// A protection domain.
@@ -21,6 +22,14 @@ pub enum Object {
     Ah,
     /// A memory region.
     Mr,
+    /// `iw_create_listen`.
+    Listen,
+    /// `iw_connect`.
+    Connect,
+    /// `iw_accept`. The request is gone then, and its sender gets `ECONNRESET`.
+    Accept,
+    /// `iw_reject`. The request is gone then, and its sender gets `ECONNRESET`.
+    Reject,
 }
 
 /// A fault, of a QP or of any QP of the device.
@@ -128,7 +137,28 @@ pub enum Injection {
         /// `enum ib_event_type`.
         event: u32,
     },
-    /// After `after` more objects of a kind, the creation of one fails. Of the device only.
+    /// The next `count` requests for a connection are rejected, with [`REJECTED`](crate::REJECTED)
+    /// as private data. Of a device with a connection manager only.
+    Reject {
+        /// Number of requests; `u32::MAX` is all of them.
+        count: u32,
+    },
+    /// The next `count` requests for a connection go nowhere: they are not answered until `Expire`.
+    /// Of a device with a connection manager only.
+    Silence {
+        /// Number of requests; `u32::MAX` is all of them.
+        count: u32,
+    },
+    /// The time for an answer is over for all requests for a connection that were not answered.
+    /// Accepting or rejecting one fails then. Of a device with a connection manager only.
+    Expire,
+    /// The next `count` connections are lost as they are accepted, before the answer has arrived.
+    /// Of a device with a connection manager only.
+    Lose {
+        /// Number of connections; `u32::MAX` is all of them.
+        count: u32,
+    },
+    /// After `after` more objects or calls of a kind, one fails. Of the device only.
     Create {
         /// The kind.
         object: Object,
@@ -190,7 +220,8 @@ pub(crate) struct Plan {
     modifies: u32,
 }
 
-fn take(count: &mut u32) -> bool {
+/// Counts down, unless this is all of them, and returns whether there was one left.
+pub(crate) fn take(count: &mut u32) -> bool {
     match *count {
         0 => false,
         u32::MAX => true,
@@ -253,7 +284,11 @@ impl Plan {
             | Injection::Stall { .. }
             | Injection::Dwell { .. }
             | Injection::Arm { .. }
-            | Injection::Eager { .. } => {}
+            | Injection::Eager { .. }
+            | Injection::Reject { .. }
+            | Injection::Silence { .. }
+            | Injection::Expire
+            | Injection::Lose { .. } => {}
             Injection::Peek { on } => self.peek = on,
         }
         self.update();
@@ -336,7 +371,7 @@ fn error(errno: u32) -> Error {
 
 /// The creations that are to fail, each after a number of others.
 #[derive(Default)]
-pub(crate) struct Creations([Option<(u32, u32)>; 6]);
+pub(crate) struct Creations([Option<(u32, u32)>; 10]);
 
 impl Creations {
     pub(crate) fn set(&mut self, object: Object, after: u32, errno: u32) {
@@ -407,6 +442,10 @@ impl FromStr for Object {
             "srq" => Object::Srq,
             "ah" => Object::Ah,
             "mr" => Object::Mr,
+            "listen" => Object::Listen,
+            "connect" => Object::Connect,
+            "accept" => Object::Accept,
+            "reject" => Object::Reject,
             _ => return Err(EINVAL),
         })
     }
@@ -491,6 +530,16 @@ impl FromStr for Injection {
             },
             ("eager", _) => Injection::Eager {
                 on: number(Some(1))? != 0,
+            },
+            ("reject", _) => Injection::Reject {
+                count: number(Some(1))?,
+            },
+            ("silence", _) => Injection::Silence {
+                count: number(Some(1))?,
+            },
+            ("expire", _) => Injection::Expire,
+            ("lose", _) => Injection::Lose {
+                count: number(Some(1))?,
             },
             ("create", Some(object)) => Injection::Create {
                 object,

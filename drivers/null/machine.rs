@@ -5,6 +5,7 @@
 //! C objects hold indices into these tables, so that what the device does is safe code.
 
 use crate::{
+    cm::Cm,
     cq::{
         Cq,
         Entry,
@@ -34,7 +35,10 @@ use crate::{
     ring::Slots, //
 };
 use core::mem::MaybeUninit;
-use kernel::prelude::*;
+use kernel::{
+    prelude::*,
+    sync::Arc, //
+};
 use rdma_bindings as bindings;
 
 pub(crate) const MAX_CQ: usize = 4096;
@@ -55,6 +59,8 @@ pub(crate) struct Machine {
     pub(crate) arms: Arms,
     /// `true` for an iWARP device, such as siw.
     pub(crate) iwarp: bool,
+    /// The connection manager, if the device has one.
+    pub(crate) cm: Option<Arc<Cm>>,
     /// `true` if the device does not report the limits of a request.
     pub(crate) vague: bool,
     /// `true` if the entry of a request is free once it completes, as on rxe, `false` if once its
@@ -75,6 +81,7 @@ impl Machine {
             deregs: Deregs::default(),
             arms: Arms::default(),
             iwarp: false,
+            cm: None,
             vague: false,
             eager: false,
         })
@@ -142,14 +149,20 @@ impl Machine {
         } else {
             qp.state
         };
-        // SAFETY: The function takes any values.
-        let ok = unsafe { bindings::ib_modify_qp_is_ok(qp.state, next, qp.config.kind, mask) };
+        let ok = match self.cm {
+            // `iw_cm` names the state and the access only, as drivers of iWARP know the rest.
+            Some(_) => next >= qp.state || next == bindings::ib_qp_state_IB_QPS_RESET,
+            // SAFETY: The function takes any values.
+            None => unsafe { bindings::ib_modify_qp_is_ok(qp.state, next, qp.config.kind, mask) },
+        };
         if !ok {
             return Err(EINVAL);
         }
         qp.attr.modify(attr, mask);
         match next {
             bindings::ib_qp_state_IB_QPS_ERR => self.fail_qp(index),
+            // This is how `iw_cm_disconnect()` asks for the end of a connection.
+            bindings::ib_qp_state_IB_QPS_SQD if self.cm.is_some() => self.fail_qp(index),
             bindings::ib_qp_state_IB_QPS_RESET => self.reset_qp(index),
             _ => qp.state = next,
         }
@@ -164,8 +177,28 @@ impl Machine {
         }
     }
 
+    /// Returns the QP with this number. Fails with `EINVAL` if there is none, or if it cannot be
+    /// connected any more.
+    pub(crate) fn connectable(&self, num: u32) -> Result<usize> {
+        let index = self.find_qp(num).ok_or(EINVAL)?;
+        let state = self.qps.get(index).ok_or(EINVAL)?.state;
+        match state < bindings::ib_qp_state_IB_QPS_RTS {
+            true => Ok(index),
+            false => Err(EINVAL),
+        }
+    }
+
+    /// Ends the connection that the connection manager has made, if there is one: the QP at the
+    /// other end fails.
+    pub(crate) fn disconnect(&mut self, index: usize) {
+        if let Some(peer) = self.cm.as_ref().and_then(|cm| cm.lose(index)) {
+            self.fail_qp(peer);
+        }
+    }
+
     /// Drops all requests of a QP, as hardware does.
     fn reset_qp(&mut self, index: usize) {
+        self.disconnect(index);
         let Some(mut qp) = self.qps.take(index) else {
             return;
         };
@@ -186,6 +219,7 @@ impl Machine {
         while let Some(recv) = self.qps.get_mut(index).and_then(|qp| qp.recvs.take()) {
             self.flush_recv(index, recv.wr_id);
         }
+        self.disconnect(index);
     }
 
     /// Completes a receive with a flush error.

@@ -3,6 +3,7 @@
 //! Devices by name: how tests make them, and how they end with the module.
 
 use crate::{
+    cm::Cm,
     cq::VECTORS,
     device::Shared,
     inject::{
@@ -64,6 +65,19 @@ impl NullDevice {
     pub fn iwarp(name: &CStr) -> Result<Self> {
         Ok(Self {
             shared: register(name, Kind::Iwarp)?,
+        })
+    }
+
+    /// As [`NullDevice::iwarp`], with a connection manager: `rdma_cm` connects QPs of the device,
+    /// by addresses of the loopback interface other than 127.0.0.1 and `::1`, which mean any device
+    /// to it.
+    ///
+    /// # Errors
+    ///
+    /// As [`NullDevice::new`].
+    pub fn with_cm(name: &CStr) -> Result<Self> {
+        Ok(Self {
+            shared: register(name, Kind::IwarpCm)?,
         })
     }
 
@@ -173,10 +187,20 @@ impl NullDevice {
             machine.mrs.iter().count(),
         ]
     }
+
+    /// Returns the numbers of connections that the connection manager has, requests included, and
+    /// of listeners.
+    pub fn connections(&self) -> [usize; 2] {
+        let machine = self.shared.machine.lock();
+        machine.cm.as_ref().map_or([0; 2], |cm| cm.counts())
+    }
 }
 
 impl Drop for NullDevice {
     fn drop(&mut self) {
+        // The removal waits for requests for connections. Not of a device without a connection
+        // manager, where this fails.
+        let _ = self.inject(Injection::Expire);
         self.remove();
     }
 }
@@ -214,7 +238,7 @@ pub(crate) fn exit() {
     );
     for shared in &devices.all {
         shared.unregister();
-        shared.flush_removal();
+        shared.flush_work();
     }
 }
 
@@ -231,6 +255,8 @@ pub(crate) enum Kind {
     OwnDrain,
     /// One of iWARP.
     Iwarp,
+    /// One of iWARP, with a connection manager.
+    IwarpCm,
     /// One that does not report the limits of a request.
     Vague,
 }
@@ -239,8 +265,11 @@ pub(crate) enum Kind {
 pub(crate) fn register(name: &CStr, kind: Kind) -> Result<Arc<Shared>> {
     // Machines are large, so they are not built on the stack.
     let mut machine = Machine::new()?;
-    machine.iwarp = kind == Kind::Iwarp;
+    machine.iwarp = matches!(kind, Kind::Iwarp | Kind::IwarpCm);
     machine.vague = kind == Kind::Vague;
+    if kind == Kind::IwarpCm {
+        machine.cm = Some(Cm::new()?);
+    }
     let root = DEVICES.lock().root.clone();
     let shared = Shared::new(name, machine, root)?;
     let ib = shared.ib();
@@ -256,6 +285,10 @@ pub(crate) fn register(name: &CStr, kind: Kind) -> Result<Arc<Shared>> {
             (*ib).ops.drain_sq = Some(no_drain);
             (*ib).ops.drain_rq = Some(no_drain);
         }
+        if kind == Kind::IwarpCm {
+            (*ib).node_type = bindings::RDMA_NODE_RNIC as u8;
+            (*ib).iw_driver_flags = bindings::iw_flags_IW_F_NO_PORT_MAP;
+        }
     }
     forget_gone();
     let kept = DEVICES.lock().all.push(shared.clone(), GFP_KERNEL);
@@ -264,7 +297,7 @@ pub(crate) fn register(name: &CStr, kind: Kind) -> Result<Arc<Shared>> {
         //
         // SAFETY: The device is not registered yet, and has the port. The loopback interface lives
         // as long as the kernel does, and the core takes a reference.
-        Kind::Iwarp => to_result(unsafe {
+        Kind::Iwarp | Kind::IwarpCm => to_result(unsafe {
             bindings::ib_device_set_netdev(ib, bindings::init_net.loopback_dev, 1)
         }),
         Kind::Plain | Kind::OwnDrain | Kind::Vague => Ok(()),
@@ -296,7 +329,7 @@ fn forget_gone() {
         match gone {
             Some(shared) => {
                 shared.unregister();
-                shared.flush_removal();
+                shared.flush_work();
             }
             None => return,
         }

@@ -111,6 +111,8 @@ pub(crate) struct Qp {
     pub(crate) plan: Plan,
     pub(crate) stall: Stall,
     pub(crate) changes: Changes,
+    /// Number of references that `iw_cm` has.
+    pub(crate) iw_refs: u32,
     /// Completions that are held back, with their CQs.
     pub(crate) held: Ring<(usize, Entry)>,
 }
@@ -131,6 +133,7 @@ impl Qp {
             plan: Plan::default(),
             stall: Stall::default(),
             changes: Changes::default(),
+            iw_refs: 0,
             held: Ring::new(held)?,
         })
     }

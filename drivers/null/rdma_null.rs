@@ -10,6 +10,7 @@
 //! The state of a device is a [`machine`](machine::Machine), under one lock, and safe code. The
 //! operations that the RDMA core calls are in `verbs.rs`.
 
+mod cm;
 mod cq;
 mod device;
 mod inject;
@@ -23,6 +24,7 @@ mod recv;
 mod ring;
 mod verbs;
 
+pub use cm::REJECTED;
 pub use inject::{
     Injection,
     Object, //

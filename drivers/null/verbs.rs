@@ -5,6 +5,7 @@
 //! C header: [`include/rdma/ib_verbs.h`](srctree/include/rdma/ib_verbs.h)
 
 use crate::{
+    cm,
     cq::{
         Cq,
         QpPtr, //
@@ -120,6 +121,14 @@ pub(crate) static OPS: Ops = Ops(bindings::ib_device_ops {
     alloc_mr: Some(alloc_mr),
     map_mr_sg: Some(map_mr_sg),
     dereg_mr: Some(dereg_mr),
+    iw_add_ref: Some(cm::add_ref),
+    iw_rem_ref: Some(cm::rem_ref),
+    iw_get_qp: Some(cm::get_qp),
+    iw_connect: Some(cm::connect),
+    iw_accept: Some(cm::accept),
+    iw_reject: Some(cm::reject),
+    iw_create_listen: Some(cm::create_listen),
+    iw_destroy_listen: Some(cm::destroy_listen),
     size_ib_pd: size_of::<bindings::ib_pd>(),
     size_ib_ah: size_of::<bindings::ib_ah>(),
     size_ib_srq: size_of::<IbSrq>(),
@@ -229,15 +238,15 @@ unsafe extern "C" fn port_immutable(
     immutable: *mut bindings::ib_port_immutable,
 ) -> c_int {
     // SAFETY: The RDMA core is calling an operation of `dev`.
-    let iwarp = unsafe { Shared::of(dev) }.machine.lock().iwarp;
-    // No connection manager and no MADs.
+    let machine = unsafe { Shared::of(dev) }.machine.lock();
     let is = bindings::ib_port_immutable {
         pkey_tbl_len: 1,
         gid_tbl_len: 1,
-        core_cap_flags: if iwarp {
-            bindings::RDMA_CORE_CAP_PROT_IWARP
-        } else {
-            0
+        // No MADs, and of the connection managers only that of iWARP.
+        core_cap_flags: match (machine.iwarp, &machine.cm) {
+            (_, Some(_)) => bindings::RDMA_CORE_CAP_PROT_IWARP | bindings::RDMA_CORE_CAP_IW_CM,
+            (true, None) => bindings::RDMA_CORE_CAP_PROT_IWARP,
+            (false, None) => 0,
         },
         ..Default::default()
     };
@@ -561,7 +570,7 @@ struct IbQp {
 ///
 /// The RDMA core, or a consumer, is calling an operation of `qp`, which was created, and the
 /// reference is not used after that.
-unsafe fn qp_parts<'a>(qp: *mut bindings::ib_qp) -> (&'a Shared, usize) {
+pub(crate) unsafe fn qp_parts<'a>(qp: *mut bindings::ib_qp) -> (&'a Shared, usize) {
     // SAFETY: The caller says that this is an operation of the QP, and so of its device.
     // `create_qp` has set the index.
     unsafe { (Shared::of((*qp).device), (*qp.cast::<IbQp>()).index) }
@@ -735,6 +744,7 @@ unsafe extern "C" fn destroy_qp(
     // SAFETY: This is an operation of a QP that was created.
     let ((shared, index), num) = unsafe { (qp_parts(qp), (*qp).qp_num) };
     shared.remove_files(num);
+    cm::end(shared, index);
     // No event handler of the QP runs from here on.
     let _events = shared.events.lock();
     let gone = shared.machine.lock().remove_qp(index);

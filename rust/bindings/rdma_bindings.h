@@ -8,6 +8,7 @@
 #include <rdma/ib_cache.h>
 #include <rdma/ib_cm.h>
 #include <rdma/ib_verbs.h>
+#include <rdma/iw_cm.h>
 #include <rdma/rdma_cm.h>
 #include <rdma/rw.h>
 
