@@ -69,6 +69,7 @@ suites! {
     mr_remote: suite_mr_remote,
     mr_repost: suite_mr_repost,
     null_chain: suite_null_chain,
+    null_cm: suite_null_cm,
     null_context: suite_null_context,
     null_create: suite_null_create,
     null_device: suite_null_device,

@@ -1,0 +1,555 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Connections on null devices, made by the connection manager, and what can become of them.
+
+use crate::fixture::{
+    begin_removal,
+    listen,
+    recv,
+    refuses,
+    send,
+    wait,
+    Inbox,
+    Link,
+    NullEnv,
+    Place,
+    CAPS,
+    STEP_MS, //
+};
+use kernel::{
+    new_mutex,
+    prelude::*,
+    sync::{
+        Mutex,
+        SetOnce, //
+    }, //
+};
+use rdma::prelude::*;
+use rdma_null::{
+    Injection,
+    NullDevice,
+    Object,
+    REJECTED, //
+};
+
+/// An event that a handler was called with.
+#[derive(Debug, PartialEq)]
+enum Got {
+    Established,
+    Disconnected,
+    Rejected(KVec<u8>),
+    Failed(Error),
+    Removed,
+}
+
+/// One end of a connection, which owns its QP.
+#[pin_data]
+struct Ulp {
+    pd: Pd,
+    qp: SetOnce<Qp<Softirq>>,
+    #[pin]
+    got: Mutex<KVec<Got>>,
+}
+
+impl Ulp {
+    fn new(pd: &Pd) -> Result<Arc<Self>> {
+        let pd = pd.clone();
+        Arc::pin_init(
+            pin_init!(Self {
+                pd,
+                qp: SetOnce::new(),
+                got <- new_mutex!(KVec::new()),
+            }),
+            GFP_KERNEL,
+        )
+    }
+
+    fn make_qp(&self, id: &cm::Id, cx: &Sleepable) -> Result {
+        let cq = Cq::alloc_any(self.pd.device(), 64, cx)?;
+        let qp = Qp::create(id, &self.pd, &cq, &cq, &Caps::new(4, 4), cx)?;
+        self.qp.populate(qp);
+        Ok(())
+    }
+
+    fn qp_num(&self) -> Result<u32> {
+        Ok(self.qp.as_ref().ok_or(ENOTCONN)?.num())
+    }
+
+    /// Accepts a request.
+    fn accept(self: Arc<Self>, id: &cm::Id, cx: &Sleepable) -> Result {
+        self.make_qp(id, cx)?;
+        id.accept(self, &cm::ConnParam::default(), cx)
+    }
+
+    fn count(&self) -> usize {
+        self.got.lock().len()
+    }
+
+    /// Waits for so many events and takes them.
+    #[track_caller]
+    fn take(&self, count: usize) -> Result<KVec<Got>> {
+        wait(|| self.count() >= count)?;
+        Ok(core::mem::take(&mut *self.got.lock()))
+    }
+
+    /// Waits for one event and takes it.
+    #[track_caller]
+    fn one(&self) -> Result<Got> {
+        self.take(1)?.pop().ok_or(ENODATA)
+    }
+}
+
+impl cm::Handler for Ulp {
+    fn event(&self, event: cm::Event<'_>, _cx: &Sleepable) {
+        let got = match event {
+            cm::Event::Established { .. } => Got::Established,
+            cm::Event::Disconnected => Got::Disconnected,
+            cm::Event::DeviceRemoval => Got::Removed,
+            cm::Event::Failed(e) => Got::Failed(e),
+            cm::Event::Rejected(rejected) => {
+                let mut copy = KVec::new();
+                let sent = rejected.private_data().unwrap_or(&[]);
+                let copied = copy.extend_from_slice(sent, GFP_KERNEL);
+                copied.map_or(Got::Failed(ENOMEM), |()| Got::Rejected(copy))
+            }
+            _ => return,
+        };
+        let _ = self.got.lock().push(got, GFP_KERNEL);
+    }
+}
+
+impl cm::Connect for Ulp {
+    fn resolved(&self, id: &cm::Id, cx: &Sleepable) -> Result<cm::ConnParam<'_>> {
+        self.make_qp(id, cx)?;
+        Ok(cm::ConnParam::default())
+    }
+}
+
+/// A device and an address of it.
+struct Net {
+    null: NullEnv,
+    addr: SocketAddr,
+}
+
+impl Net {
+    fn new() -> Result<Self> {
+        let null = NullEnv::with_cm()?;
+        let addr = null.env.addr();
+        Ok(Self { null, addr })
+    }
+
+    fn dev(&self) -> &NullDevice {
+        &self.null.dev
+    }
+
+    fn listen(&self, accept: impl cm::Accept) -> Result<cm::Listener> {
+        listen(&self.null.env, self.addr, accept)
+    }
+
+    /// Begins to connect, without waiting.
+    fn begin(&self) -> Result<(cm::Id, Arc<Ulp>)> {
+        let env = &self.null.env;
+        let (ulp, options) = (Ulp::new(&env.pd)?, cm::Options::default());
+        let id = cm::Id::connect_to(
+            &env.client,
+            self.addr,
+            STEP_MS,
+            &options,
+            ulp.clone(),
+            &env.cx,
+        )?;
+        Ok((id, ulp))
+    }
+
+    /// Begins to connect, and waits until the request is at the device.
+    fn begin_asking(&self) -> Result<(cm::Id, Arc<Ulp>)> {
+        let asking = self.begin()?;
+        wait(|| self.dev().connections()[0] == 1)?;
+        Ok(asking)
+    }
+
+    /// Connects, and waits for the first event, either in the call that connects or not.
+    fn connect(&self, waiting: bool) -> Result<(cm::Id, Arc<Ulp>, Got)> {
+        if !waiting {
+            let (id, ulp) = self.begin()?;
+            let got = ulp.one()?;
+            return Ok((id, ulp, got));
+        }
+        let env = &self.null.env;
+        let ulp = Ulp::new(&env.pd)?;
+        let id = cm::Id::resolve(&env.client, self.addr, STEP_MS, &env.cx)?;
+        ulp.make_qp(&id, &env.cx)?;
+        let connected = id.connect(ulp.clone(), &cm::ConnParam::default(), &env.cx);
+        let got = match connected {
+            // The driver has refused to ask: there is no event.
+            Err(e) if e == ENOSPC => Got::Failed(e),
+            connected => {
+                // The call may return before the handler is called.
+                let got = ulp.one()?;
+                check_eq!(connected.is_ok(), got == Got::Established);
+                got
+            }
+        };
+        Ok((id, ulp, got))
+    }
+
+    /// Connects in both ways, each of which `inject` precedes, and compares the first event.
+    fn both(&self, inject: impl Fn(&NullDevice) -> Result, expected: &Got) -> Result {
+        for waiting in [true, false] {
+            inject(self.dev())?;
+            let (_id, _ulp, got) = self.connect(waiting)?;
+            check!(got == *expected);
+        }
+        Ok(())
+    }
+
+    /// Nothing is left, and the device goes.
+    fn end(self) -> Result {
+        let dev = self.null.dev.clone();
+        drop(self);
+        wait(|| dev.connections() == [0; 2] && dev.objects() == [0; 4])?;
+        dev.remove();
+        check!(dev.is_removed());
+        Ok(())
+    }
+}
+
+/// Where a listener leaves the passive end of a connection.
+type Accepted = Arc<Place<(cm::Id, Arc<Ulp>)>>;
+
+/// Returns a function that accepts requests, and the place where it leaves the passive end.
+fn accepts(net: &Net) -> Result<(impl cm::Accept, Accepted)> {
+    let (place, pd) = (Place::new()?, net.null.env.pd.clone());
+    let left = place.clone();
+    let accept = move |request: cm::Request<'_>, cx: &Sleepable| -> Result {
+        let (id, ulp) = (request.into_id(cx)?, Ulp::new(&pd)?);
+        left.put((id.clone(), ulp.clone()));
+        ulp.accept(&id, cx)
+    };
+    Ok((accept, place))
+}
+
+/// Returns a function that keeps requests, and the place where it leaves them.
+fn keeps() -> Result<(impl cm::Accept, Arc<Place<cm::Id>>)> {
+    let place = Place::new()?;
+    let left = place.clone();
+    let accept = move |request: cm::Request<'_>, cx: &Sleepable| -> Result {
+        left.put(request.into_id(cx)?);
+        Ok(())
+    };
+    Ok((accept, place))
+}
+
+fn create(object: Object) -> Injection {
+    Injection::Create {
+        object,
+        after: 0,
+        errno: ENOSPC.to_errno().unsigned_abs(),
+    }
+}
+
+fn no_data() -> Got {
+    Got::Rejected(KVec::new())
+}
+
+#[kunit_tests(rdma_null_cm)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sends_in_both_directions() -> Result {
+        let NullEnv { env, dev } = NullEnv::with_cm()?;
+        let cq = env.cq::<Softirq>(4 * CAPS.entries())?;
+        let link = Link::on(env, &cq, &cq, &CAPS, &cm::ConnParam::default())?;
+        let inbox = Inbox::new()?;
+        for (from, to) in [(&link.a, &link.b), (&link.b, &link.a)] {
+            recv(&to.qp, link.env.message(&inbox, &[0; 5])?)?;
+            send(&from.qp, link.env.message(&inbox, b"hello")?)?;
+            wait(|| inbox.len() == 2)?;
+            for mut completed in inbox.take() {
+                check_eq!(completed.bytes()?, b"hello");
+            }
+        }
+        check_eq!(dev.connections(), [1, 0]);
+        link.a.id.disconnect(&link.env.cx)?;
+        wait(|| link.a.events.disconnected() == 1 && link.b.events.disconnected() == 1)?;
+        drop((link, cq));
+        wait(|| dev.connections() == [0; 2] && dev.objects() == [0; 4])
+    }
+
+    #[test]
+    fn private_data_go_both_ways() -> Result {
+        let net = Net::new()?;
+        let pd = net.null.env.pd.clone();
+        let accept = move |request: cm::Request<'_>, cx: &Sleepable| -> Result {
+            check_eq!(request.private_data(), b"question");
+            check_eq!(request.initiator_depth(), 3);
+            check_eq!(request.responder_resources(), 5);
+            crate::fixture::accept(&request.into_id(cx)?, &pd, b"answer", cx)
+        };
+        let listener = net.listen(accept)?;
+        let (end, answer) = crate::fixture::connect_to(&net.null.env, net.addr, b"question")?;
+        check_eq!(&*answer, b"answer");
+        end.id.disconnect(&net.null.env.cx)?;
+        wait(|| end.events.disconnected() == 1)?;
+        drop((end, listener));
+        net.end()
+    }
+
+    #[test]
+    fn disconnects() -> Result {
+        let net = Net::new()?;
+        let (accept, place) = accepts(&net)?;
+        let listener = net.listen(accept)?;
+        for waiting in [true, false] {
+            for by_active in [true, false] {
+                let (active, a, got) = net.connect(waiting)?;
+                check!(got == Got::Established);
+                let (passive, b) = place.wait()?;
+                check!(b.one()? == Got::Established);
+                let id = if by_active { &active } else { &passive };
+                id.disconnect(&net.null.env.cx)?;
+                check!(a.one()? == Got::Disconnected);
+                check!(b.one()? == Got::Disconnected);
+            }
+        }
+        drop((listener, place));
+        net.end()
+    }
+
+    #[test]
+    fn nobody_listens() -> Result {
+        let net = Net::new()?;
+        net.both(|_| Ok(()), &no_data())?;
+        net.end()
+    }
+
+    #[test]
+    fn listener_refuses() -> Result {
+        let net = Net::new()?;
+        let listener = net.listen(refuses)?;
+        net.both(|_| Ok(()), &no_data())?;
+        listener.destroy(&net.null.env.cx)?;
+        let rejects = |request: cm::Request<'_>, cx: &Sleepable| -> Result {
+            request.into_id(cx)?.reject(b"no beer", cx)
+        };
+        let listener = net.listen(rejects)?;
+        let mut data = KVec::new();
+        data.extend_from_slice(b"no beer", GFP_KERNEL)?;
+        net.both(|_| Ok(()), &Got::Rejected(data))?;
+        drop(listener);
+        net.end()
+    }
+
+    #[test]
+    fn rejected_by_injection() -> Result {
+        let net = Net::new()?;
+        let (accept, place) = accepts(&net)?;
+        let listener = net.listen(accept)?;
+        let mut data = KVec::new();
+        data.extend_from_slice(REJECTED, GFP_KERNEL)?;
+        let inject = |dev: &NullDevice| dev.inject(Injection::Reject { count: 1 });
+        net.both(inject, &Got::Rejected(data))?;
+        check!(!place.is_full());
+        drop((listener, place));
+        net.end()
+    }
+
+    #[test]
+    fn no_answer() -> Result {
+        let net = Net::new()?;
+        net.dev().inject(Injection::Silence { count: 1 })?;
+        let (id, ulp) = net.begin_asking()?;
+        check_eq!(ulp.count(), 0);
+        net.dev().inject(Injection::Expire)?;
+        check!(ulp.one()? == Got::Failed(ETIMEDOUT));
+        drop((id, ulp));
+        net.end()
+    }
+
+    #[test]
+    fn given_up_without_an_answer() -> Result {
+        let net = Net::new()?;
+        net.dev().inject(Injection::Silence { count: 1 })?;
+        let (id, ulp) = net.begin_asking()?;
+        // This waits for the answer, as C does on iWARP.
+        id.disconnect_later();
+        drop(id);
+        net.dev().inject(Injection::Expire)?;
+        wait(|| net.dev().connections() == [0; 2])?;
+        drop(ulp);
+        net.end()
+    }
+
+    #[test]
+    fn times_out_before_it_is_accepted() -> Result {
+        let net = Net::new()?;
+        let (accept, place) = keeps()?;
+        let listener = net.listen(accept)?;
+        let (id, ulp) = net.begin_asking()?;
+        let request = place.wait()?;
+        net.dev().inject(Injection::Expire)?;
+        check!(ulp.one()? == Got::Failed(ETIMEDOUT));
+        let late = Ulp::new(&net.null.env.pd)?;
+        check_err!(late.accept(&request, &net.null.env.cx), ECONNRESET);
+        drop((listener, id, ulp, request));
+        net.end()
+    }
+
+    #[test]
+    fn qp_fails_before_it_is_accepted() -> Result {
+        let net = Net::new()?;
+        let (accept, place) = keeps()?;
+        let listener = net.listen(accept)?;
+        let (id, ulp) = net.begin_asking()?;
+        let request = place.wait()?;
+        net.dev().inject_qp(ulp.qp_num()?, Injection::Fail)?;
+        check!(ulp.one()? == no_data());
+        let late = Ulp::new(&net.null.env.pd)?;
+        check_err!(late.accept(&request, &net.null.env.cx), ECONNRESET);
+        drop((listener, id, ulp, request));
+        net.end()
+    }
+
+    #[test]
+    fn lost_before_the_answer_arrives() -> Result {
+        let net = Net::new()?;
+        let (accept, place) = accepts(&net)?;
+        let listener = net.listen(accept)?;
+        for waiting in [true, false] {
+            net.dev().inject(Injection::Lose { count: 1 })?;
+            let (_id, _ulp, got) = net.connect(waiting)?;
+            check!(got == no_data());
+            let (_passive, b) = place.wait()?;
+            wait(|| b.count() == 2)?;
+            check!(*b.take(2)? == [Got::Established, Got::Disconnected]);
+        }
+        drop(listener);
+        net.end()
+    }
+
+    #[test]
+    fn lost_later() -> Result {
+        let net = Net::new()?;
+        let (accept, place) = accepts(&net)?;
+        let listener = net.listen(accept)?;
+        for of_active in [true, false] {
+            let (_id, a, got) = net.connect(false)?;
+            check!(got == Got::Established);
+            let (_passive, b) = place.wait()?;
+            check!(b.one()? == Got::Established);
+            let failing = if of_active { &a } else { &b };
+            net.dev().inject_qp(failing.qp_num()?, Injection::Fail)?;
+            check!(a.one()? == Got::Disconnected);
+            check!(b.one()? == Got::Disconnected);
+        }
+        drop(listener);
+        net.end()
+    }
+
+    #[test]
+    fn listener_ends_before_it_is_accepted() -> Result {
+        let net = Net::new()?;
+        let (accept, place) = keeps()?;
+        let listener = net.listen(accept)?;
+        let (id, ulp) = net.begin_asking()?;
+        let request = place.wait()?;
+        listener.destroy(&net.null.env.cx)?;
+        check!(ulp.one()? == no_data());
+        drop((id, ulp, request));
+        net.end()
+    }
+
+    #[test]
+    fn listening_fails() -> Result {
+        let net = Net::new()?;
+        net.dev().inject(create(Object::Listen))?;
+        check_err!(net.listen(refuses).map(|_| ()), ENOSPC);
+        net.end()
+    }
+
+    #[test]
+    fn connecting_fails() -> Result {
+        let net = Net::new()?;
+        let inject = |dev: &NullDevice| dev.inject(create(Object::Connect));
+        net.both(inject, &Got::Failed(ENOSPC))?;
+        net.end()
+    }
+
+    #[test]
+    fn accepting_fails() -> Result {
+        let net = Net::new()?;
+        let pd = net.null.env.pd.clone();
+        let accept = move |request: cm::Request<'_>, cx: &Sleepable| -> Result {
+            let ulp = Ulp::new(&pd)?;
+            check_err!(ulp.accept(&request.into_id(cx)?, cx), ENOSPC);
+            Ok(())
+        };
+        let listener = net.listen(accept)?;
+        net.both(|dev| dev.inject(create(Object::Accept)), &no_data())?;
+        drop(listener);
+        net.end()
+    }
+
+    #[test]
+    fn rejecting_fails() -> Result {
+        let net = Net::new()?;
+        let rejects = |request: cm::Request<'_>, cx: &Sleepable| -> Result {
+            check_err!(request.into_id(cx)?.reject(b"data", cx), ENOSPC);
+            Ok(())
+        };
+        let listener = net.listen(rejects)?;
+        net.both(|dev| dev.inject(create(Object::Reject)), &no_data())?;
+        drop(listener);
+        net.end()
+    }
+
+    #[test]
+    fn device_goes_without_an_answer() -> Result {
+        let net = Net::new()?;
+        net.dev().inject(Injection::Silence { count: 1 })?;
+        let (id, ulp) = net.begin_asking()?;
+        begin_removal(net.dev(), &net.null.env.client)?;
+        check!(ulp.one()? == Got::Removed);
+        net.dev().inject(Injection::Expire)?;
+        drop((id, ulp));
+        net.end()
+    }
+
+    #[test]
+    fn device_goes_before_it_is_accepted() -> Result {
+        let net = Net::new()?;
+        let (accept, place) = keeps()?;
+        let listener = net.listen(accept)?;
+        let (id, ulp) = net.begin_asking()?;
+        let request = place.wait()?;
+        begin_removal(net.dev(), &net.null.env.client)?;
+        check!(ulp.one()? == Got::Removed);
+        drop((listener, id, ulp, request));
+        net.end()
+    }
+
+    #[test]
+    fn device_goes_with_a_connection() -> Result {
+        let net = Net::new()?;
+        let (accept, place) = accepts(&net)?;
+        let listener = net.listen(accept)?;
+        let (id, a, got) = net.connect(true)?;
+        check!(got == Got::Established);
+        let (passive, b) = place.wait()?;
+        check!(b.one()? == Got::Established);
+        begin_removal(net.dev(), &net.null.env.client)?;
+        check!(a.one()? == Got::Removed);
+        check!(b.one()? == Got::Removed);
+        drop((listener, id, a, passive, b, place));
+        net.end()
+    }
+
+    #[test]
+    fn is_not_on_other_devices() -> Result {
+        let null = NullEnv::iwarp()?;
+        check_err!(null.dev.inject(Injection::Expire), EINVAL);
+        check_eq!(null.dev.connections(), [0; 2]);
+        Ok(())
+    }
+}
