@@ -16,6 +16,8 @@
 //! - Devices and modules are removed only after every handle: [`client`].
 //! - Receives of a shared receive queue are slots that are posted again when dropped: [`srq`].
 //! - Peers access memory only through a registration, which the memory outlives: [`mr`].
+//!
+//! What protocols need on top of that is in [`session`].
 
 #[doc(hidden)]
 pub mod build;
@@ -49,6 +51,7 @@ mod refs;
 mod removal;
 pub mod reuse;
 pub mod rw;
+pub mod session;
 pub mod sg;
 pub mod srq;
 mod sync;

@@ -1,0 +1,324 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Receives of a QP that are posted again when their message was handled.
+
+use crate::{
+    context::Context,
+    cqe,
+    dma::CpuView,
+    prelude::*,
+    wc::Success, //
+};
+use core::{
+    mem::ManuallyDrop,
+    ops::Deref, //
+};
+use kernel::prelude::*;
+
+/// A connection whose receives are a [`RecvRing`].
+///
+/// Each receive has a reference to the connection, and the connection has its QP. They let go of
+/// it when the QP goes to the error state, which flushes them: a connection must be disconnected,
+/// or its QP drained, and not just dropped.
+pub trait RecvHandler: Send + Sync + Sized + 'static {
+    /// The context that the QP's sends complete in.
+    type Send: PollContext;
+    /// The context that the QP's receives complete in.
+    type Recv: Provides<Self::Needs>;
+    /// The context that [`RecvHandler::received`] needs.
+    type Needs: Context;
+
+    /// Returns the QP of the connection.
+    fn qp(&self) -> &Arc<Qp<Self::Send, Self::Recv>>;
+
+    /// Handles a message. When `message` is dropped its receive is posted again, so what the peer
+    /// may send next is received while an answer is made.
+    fn received(message: Received<'_, Self>, cx: &Self::Needs);
+
+    /// A receive has failed, mostly as it was flushed: the connection is over. Called for each
+    /// receive, in the context of the CQ. It is not posted again; its memory is freed after this.
+    fn failed(&self, error: WcError);
+
+    /// A receive could not be posted again: end the connection, by
+    /// [`Id::disconnect_later`](cm::Id::disconnect_later) for example. Any context. The memory of
+    /// the receive is freed after this.
+    ///
+    /// Not called if the driver does not say whether it has refused the receive; such a receive is
+    /// taken for posted, as the driver may complete it.
+    fn refused(&self, error: Error);
+}
+
+/// The receives of a connection: as many buffers of one length.
+///
+/// # Examples
+///
+/// ```
+/// use rdma::{prelude::*, session::{Received, RecvHandler, RecvRing}};
+///
+/// struct Conn {
+///     id: cm::Id,
+///     qp: Arc<Qp<Softirq>>,
+/// }
+///
+/// impl RecvHandler for Conn {
+///     type Send = Softirq;
+///     type Recv = Softirq;
+///     type Needs = Atomic;
+///
+///     fn qp(&self) -> &Arc<Qp<Softirq>> {
+///         &self.qp
+///     }
+///
+///     fn received(mut message: Received<'_, Self>, _cx: &Atomic) {
+///         let (conn, bytes) = message.open();
+///         if bytes.first() != Some(&1) {
+///             conn.id.disconnect_later();
+///         }
+///     }
+///
+///     fn failed(&self, error: WcError) {
+///         if error.status != Status::WR_FLUSH_ERR {
+///             pr_info!("a receive has failed: {}\n", error.status);
+///         }
+///     }
+///
+///     fn refused(&self, _error: Error) {
+///         self.id.disconnect_later();
+///     }
+/// }
+///
+/// /// Posts 32 receives, before the connection is made.
+/// fn prepare(conn: &Arc<Conn>, pd: &Pd, cx: &Sleepable) -> Result {
+///     RecvRing { pd, count: 32, len: 256 }.post(conn, cx)
+/// }
+/// ```
+pub struct RecvRing<'a> {
+    /// The PD of the QP.
+    pub pd: &'a Pd,
+    /// The number of receives: at most [`Caps::recv_wr`] of the QP.
+    pub count: u32,
+    /// The length of each buffer, in bytes.
+    pub len: usize,
+}
+
+impl RecvRing<'_> {
+    /// Allocates the receives and posts them. Called once, before the connection is made, so that
+    /// the peer's first messages find them.
+    ///
+    /// # Errors
+    ///
+    /// `ENOMEM`, `EINVAL` for a length of zero, or `EIO`, and nothing is posted; or the error of
+    /// [`Qp::post_recv`]. Receives that were posted before it stay so until the QP is drained.
+    pub fn post<T: RecvHandler>(&self, conn: &Arc<T>, cx: &Sleepable) -> Result {
+        let mut recvs = KVec::with_capacity(self.count as usize, GFP_KERNEL)?;
+        for _ in 0..self.count {
+            let recv = Recv {
+                cqe: Cqe::new(),
+                buf: Buf::alloc(self.pd, self.len, cx)?,
+                conn: conn.clone(),
+            };
+            recvs.push(KBox::pin(recv, GFP_KERNEL)?, GFP_KERNEL)?;
+        }
+        for recv in recvs {
+            (conn.qp()).post_recv(recv, |recv| Ok(RecvWr::new([recv.buf.whole_mut()])))?;
+        }
+        Ok(())
+    }
+}
+
+/// The owner of a receive.
+struct Recv<T> {
+    cqe: Cqe<Self>,
+    buf: Buf<FromDevice>,
+    conn: Arc<T>,
+}
+
+impl<T> cqe::HasCqe for Recv<T> {
+    const FIELD: cqe::Field<Self, 0> = crate::cqe_field!(cqe);
+}
+
+impl<T: RecvHandler> CqeHandler for Recv<T> {
+    type Pointer = Pin<KBox<Self>>;
+    type Needs = T::Needs;
+
+    #[inline]
+    fn done(this: Self::Pointer, wc: &Wc, cx: &T::Needs) {
+        match wc.result() {
+            Ok(success) => {
+                let recv = ManuallyDrop::new(this);
+                // INVARIANT: The owner was just given back.
+                T::received(Received { recv, success }, cx);
+            }
+            Err(error) => failed(this, error),
+        }
+    }
+}
+
+impl<T: RecvHandler> Recv<T> {
+    /// Returns the connection, and the first `len` bytes of the buffer.
+    #[inline]
+    fn open(&mut self, len: usize) -> (&Arc<T>, RecvBytes<'_>) {
+        let view = self.buf.cpu();
+        (&self.conn, RecvBytes { view, len })
+    }
+}
+
+/// Tells the connection that a receive has failed. Not inlined, so that nothing is saved for it when
+/// a message has come.
+#[cold]
+#[inline(never)]
+fn failed<T: RecvHandler>(recv: Pin<KBox<Recv<T>>>, error: WcError) {
+    recv.conn.failed(error);
+}
+
+/// Tells the connection that a receive was not posted again.
+#[cold]
+#[inline(never)]
+fn refused<T: RecvHandler>(refused: PostError<Pin<KBox<Recv<T>>>>) {
+    let error = refused.error();
+    if let Some(recv) = refused.owner {
+        recv.conn.refused(error);
+    }
+}
+
+/// The bytes of a message, for the CPU.
+pub struct RecvBytes<'a> {
+    view: CpuView<'a>,
+    len: usize,
+}
+
+impl Deref for RecvBytes<'_> {
+    type Target = [u8];
+
+    #[inline]
+    fn deref(&self) -> &[u8] {
+        // A message is no longer than its buffer.
+        self.view.get(..self.len).unwrap_or(&[])
+    }
+}
+
+/// A message that has come. Its receive is posted again when this is dropped, in the handler, by
+/// the cost of [`Qp::repost_recv`].
+///
+/// # Invariants
+///
+/// `recv` was not taken.
+pub struct Received<'a, T: RecvHandler> {
+    recv: ManuallyDrop<Pin<KBox<Recv<T>>>>,
+    success: Success<'a>,
+}
+
+impl<'a, T: RecvHandler> Received<'a, T> {
+    /// Returns the connection.
+    #[inline]
+    pub fn conn(&self) -> &Arc<T> {
+        &self.recv.conn
+    }
+
+    /// Returns the completion.
+    #[inline]
+    pub fn wc(&self) -> &Success<'a> {
+        &self.success
+    }
+
+    /// Returns the connection, and the bytes that were received; none if the peer has written
+    /// elsewhere, with immediate data.
+    #[inline]
+    pub fn open(&mut self) -> (&Arc<T>, RecvBytes<'_>) {
+        let len = self.len();
+        self.recv.open(len)
+    }
+
+    /// Keeps the message beyond the handler.
+    #[inline]
+    pub fn keep(self) -> Kept<T> {
+        let len = self.len();
+        let mut this = ManuallyDrop::new(self);
+        // SAFETY: `recv` was not taken, by the type invariant, and `this` is neither used nor
+        // dropped after this.
+        let recv = unsafe { ManuallyDrop::take(&mut this.recv) };
+        let recv = ManuallyDrop::new(recv);
+        // INVARIANT: It was just made.
+        Kept { recv, len }
+    }
+
+    #[inline]
+    fn len(&self) -> usize {
+        match self.success.opcode() {
+            // The number of bytes that were written elsewhere.
+            Opcode::RecvRdmaWithImm => 0,
+            _ => self.success.byte_len(),
+        }
+    }
+}
+
+impl<T: RecvHandler> Drop for Received<'_, T> {
+    #[inline]
+    fn drop(&mut self) {
+        // SAFETY: `recv` was not taken, by the type invariant, and is not used after this.
+        let recv = unsafe { ManuallyDrop::take(&mut self.recv) };
+        let posted = Qp::repost_recv(
+            recv,
+            self.success.completion(),
+            |recv| recv.conn.qp(),
+            |recv| Ok(RecvWr::new([recv.buf.whole_mut()])),
+        );
+        if let Err(e) = posted {
+            refused(e);
+        }
+    }
+}
+
+/// A message that was kept beyond its handler. It withholds a receive from the peer; when it is
+/// dropped, in any context and thread, the receive is posted again.
+///
+/// # Invariants
+///
+/// `recv` was not taken.
+///
+/// # Examples
+///
+/// ```
+/// use rdma::{prelude::*, session::{Kept, Received, RecvHandler}};
+///
+/// /// Leaves what takes long to a work item.
+/// fn later<T: RecvHandler>(client: &ClientRef, message: Received<'_, T>) -> Result {
+///     let mut kept: Kept<T> = message.keep();
+///     client.spawn(GFP_ATOMIC, move |_cx| {
+///         let len = kept.open().1.len();
+///         pr_info!("{} bytes on QP {}\n", len, kept.conn().qp().num());
+///     })
+/// }
+/// ```
+pub struct Kept<T: RecvHandler> {
+    recv: ManuallyDrop<Pin<KBox<Recv<T>>>>,
+    len: usize,
+}
+
+impl<T: RecvHandler> Kept<T> {
+    /// Returns the connection.
+    #[inline]
+    pub fn conn(&self) -> &Arc<T> {
+        &self.recv.conn
+    }
+
+    /// Returns the connection, and the bytes that were received.
+    #[inline]
+    pub fn open(&mut self) -> (&Arc<T>, RecvBytes<'_>) {
+        let len = self.len;
+        self.recv.open(len)
+    }
+}
+
+impl<T: RecvHandler> Drop for Kept<T> {
+    fn drop(&mut self) {
+        // SAFETY: `recv` was not taken, by the type invariant, and is not used after this.
+        let recv = unsafe { ManuallyDrop::take(&mut self.recv) };
+        // The receive takes its reference along, and may have completed before the call returns.
+        let qp = recv.conn.qp().clone();
+        let posted = qp.post_recv(recv, |recv| Ok(RecvWr::new([recv.buf.whole_mut()])));
+        if let Err(e) = posted {
+            refused(e);
+        }
+    }
+}

@@ -1,0 +1,466 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Receives that are posted again when their message was handled.
+
+use crate::{
+    check::expect,
+    fixture::{
+        send,
+        wait,
+        CountDrop,
+        Counter,
+        Inbox,
+        Link,
+        Null,
+        NullEnv,
+        OnDone,
+        Polled,
+        Polls,
+        CAPS, //
+    }, //
+};
+use core::marker::PhantomData;
+use kernel::{
+    new_spinlock_irq,
+    prelude::*,
+    sync::SpinLockIrq, //
+};
+use rdma::{
+    prelude::*,
+    session::{
+        Kept,
+        Received,
+        RecvHandler,
+        RecvRing, //
+    }, //
+};
+use rdma_null::Injection;
+
+const LEN: usize = 16;
+const COUNT: u32 = 4;
+
+/// The receiving end of a connection. A message that begins with [`KEEP`] is kept.
+#[pin_data]
+struct Conn<C: Polls> {
+    qp: Arc<Qp<C>>,
+    /// The first bytes of all messages, or their number where they have none.
+    #[pin]
+    first: SpinLockIrq<KVec<u8>>,
+    #[pin]
+    kept: SpinLockIrq<KVec<Kept<Self>>>,
+    failed: Arc<Counter>,
+    refused: Arc<Counter>,
+    _gone: CountDrop,
+    _context: PhantomData<C>,
+}
+
+const KEEP: u8 = 0x80;
+const EMPTY: u8 = 0xff;
+
+impl<C: Polls> RecvHandler for Conn<C> {
+    type Send = C;
+    type Recv = C;
+    type Needs = Atomic;
+
+    fn qp(&self) -> &Arc<Qp<C>> {
+        &self.qp
+    }
+
+    fn received(mut message: Received<'_, Self>, _cx: &Atomic) {
+        let (conn, bytes) = message.open();
+        let first = bytes.first().copied().unwrap_or(EMPTY);
+        let noted = conn.first.lock().push(first, GFP_ATOMIC);
+        drop(bytes);
+        if noted.is_err() {
+            pr_err!("FAILED: no memory for a message\n");
+        }
+        if first == KEEP {
+            let conn = message.conn().clone();
+            let kept = conn.kept.lock().push(message.keep(), GFP_ATOMIC);
+            if kept.is_err() {
+                pr_err!("FAILED: no memory for a message that is kept\n");
+            }
+        }
+    }
+
+    fn failed(&self, _error: WcError) {
+        self.failed.up();
+    }
+
+    fn refused(&self, error: Error) {
+        if error == ENOMEM {
+            self.refused.up();
+        }
+    }
+}
+
+/// What is left of a connection.
+struct Counts {
+    failed: Arc<Counter>,
+    refused: Arc<Counter>,
+    gone: Arc<Counter>,
+}
+
+impl<C: Polls> Conn<C> {
+    fn new(qp: Arc<Qp<C>>) -> Result<(Arc<Self>, Counts)> {
+        let counts = Counts {
+            failed: Counter::new()?,
+            refused: Counter::new()?,
+            gone: Counter::new()?,
+        };
+        let (failed, refused) = (counts.failed.clone(), counts.refused.clone());
+        let gone = CountDrop(counts.gone.clone());
+        let conn = pin_init!(Self {
+            qp,
+            first <- new_spinlock_irq!(KVec::new()),
+            kept <- new_spinlock_irq!(KVec::new()),
+            failed,
+            refused,
+            _gone: gone,
+            _context: PhantomData,
+        });
+        Ok((Arc::pin_init(conn, GFP_KERNEL)?, counts))
+    }
+
+    fn messages(&self) -> usize {
+        self.first.lock().len()
+    }
+
+    fn give_back(&self) {
+        let kept = core::mem::take(&mut *self.kept.lock());
+        drop(kept);
+    }
+}
+
+/// Drains a QP whose receives keep it, also where a test fails.
+struct Drained<C: Polls>(Arc<Qp<C>>);
+
+impl<C: Polls> Drop for Drained<C> {
+    fn drop(&mut self) {
+        if let Ok(cx) = Sleepable::current() {
+            if let Err(e) = self.0.drain(&cx) {
+                pr_err!("FAILED: {e:?}\n");
+            }
+        }
+    }
+}
+
+/// A QP with receives, and its peer, which sends.
+struct Ends<C: Polled> {
+    drained: Drained<C>,
+    peer: Qp<C>,
+    conn: Arc<Conn<C>>,
+    counts: Counts,
+    cq: Cq<C>,
+    inbox: Arc<Inbox>,
+    null: NullEnv,
+}
+
+impl<C: Polled> Ends<C> {
+    /// Posts nothing yet.
+    fn bare() -> Result<Self> {
+        let Null { a, b, cq, env, dev } = Null::<C>::new()?;
+        let (conn, counts) = Conn::new(Arc::new(b, GFP_KERNEL)?)?;
+        Ok(Self {
+            drained: Drained(conn.qp.clone()),
+            peer: a,
+            conn,
+            counts,
+            cq,
+            inbox: Inbox::new()?,
+            null: NullEnv { env, dev },
+        })
+    }
+
+    fn new() -> Result<Self> {
+        let this = Self::bare()?;
+        this.post()?;
+        Ok(this)
+    }
+
+    fn post(&self) -> Result {
+        let ring = RecvRing {
+            pd: &self.null.env.pd,
+            count: COUNT,
+            len: LEN,
+        };
+        ring.post(&self.conn, &self.null.env.cx)
+    }
+
+    fn inject(&self, injection: Injection) -> Result {
+        self.null.dev.inject_qp(self.conn.qp.num(), injection)
+    }
+
+    /// Sends messages of these first bytes, one after the other, and waits for the completion of
+    /// each.
+    fn send(&self, first: impl Iterator<Item = u8>) -> Result {
+        for first in first {
+            let sent = self.inbox.len() + 1;
+            let message = self.null.env.message(&self.inbox, &[first; LEN])?;
+            send(&self.peer, message)?;
+            self.wait(|| self.inbox.len() == sent)?;
+        }
+        Ok(())
+    }
+
+    fn wait(&self, mut condition: impl FnMut() -> bool) -> Result {
+        wait(|| {
+            C::poll(&self.cq);
+            condition()
+        })
+    }
+
+    /// Waits until all receives have come back and nothing has the connection any more.
+    fn ends(self, failed: i32) -> Result {
+        // Dropped in this order: the removal of the device waits for the rest.
+        let null = self.null;
+        let (cq, counts, conn) = (self.cq, self.counts, self.conn);
+        drop((self.peer, self.inbox));
+        drop(conn);
+        drop(self.drained);
+        wait(|| {
+            C::poll(&cq);
+            counts.gone.get() == 1
+        })?;
+        check_eq!(counts.failed.get(), failed);
+        wait(|| null.dev.objects()[1] == 0)
+    }
+}
+
+fn many_messages<C: Polled>() -> Result {
+    let ends = Ends::<C>::new()?;
+    ends.send(0..50)?;
+    ends.wait(|| ends.conn.messages() == 50)?;
+    for (n, first) in ends.conn.first.lock().iter().enumerate() {
+        check_eq!(usize::from(*first), n);
+    }
+    check_eq!(ends.counts.failed.get(), 0);
+    ends.ends(COUNT as i32)
+}
+
+#[kunit_tests(rdma_session_recv)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn receives_go_round_softirq() -> Result {
+        many_messages::<Softirq>()
+    }
+
+    #[test]
+    fn receives_go_round_workqueue() -> Result {
+        many_messages::<Workqueue>()
+    }
+
+    #[test]
+    fn receives_go_round_direct() -> Result {
+        many_messages::<Direct>()
+    }
+
+    #[test]
+    fn receives_go_round_waited() -> Result {
+        many_messages::<Waited>()
+    }
+
+    /// The context is known at run time only.
+    #[test]
+    fn receives_go_round_any() -> Result {
+        let null = NullEnv::new()?;
+        for cq in [
+            null.env.cq::<Direct>(2 * CAPS.entries())?.into_any(),
+            null.env.cq::<Workqueue>(2 * CAPS.entries())?.into_any(),
+        ] {
+            let qp = |cq| Ok::<_, Error>(Arc::new(null.env.raw_qp(cq, &CAPS)?, GFP_KERNEL)?);
+            let (peer, (conn, counts)) = (qp(&cq)?, Conn::new(qp(&cq)?)?);
+            null.connect(&peer, &conn.qp)?;
+            let pd = &null.env.pd;
+            let ring = RecvRing {
+                pd,
+                count: COUNT,
+                len: LEN,
+            };
+            ring.post(&conn, &null.env.cx)?;
+            for n in 1..10 {
+                peer.post_send(OnDone::<Atomic, _>::new(|_, _| {})?, |_| {
+                    Ok(SendWr::send([]))
+                })?;
+                wait(|| {
+                    AnyContext::poll(&cq);
+                    conn.messages() == n
+                })?;
+            }
+            conn.qp.drain(&null.env.cx)?;
+            AnyContext::poll(&cq);
+            wait(|| counts.failed.get() == COUNT as i32)?;
+        }
+        Ok(())
+    }
+
+    /// All receives are kept, and given back by another thread.
+    #[test]
+    fn kept_messages_are_given_back() -> Result {
+        let ends = Ends::<Workqueue>::new()?;
+        ends.send((0..COUNT).map(|_| KEEP))?;
+        ends.wait(|| ends.conn.kept.lock().len() == COUNT as usize)?;
+        let (conn, given) = (ends.conn.clone(), Counter::new()?);
+        let gives = given.clone();
+        ends.null.env.client.spawn(GFP_KERNEL, move |_cx| {
+            conn.give_back();
+            drop(conn);
+            gives.up();
+        })?;
+        ends.wait(|| given.get() == 1)?;
+        ends.send(1..20)?;
+        ends.wait(|| ends.conn.messages() == COUNT as usize + 19)?;
+        ends.ends(COUNT as i32)
+    }
+
+    /// The bytes of a message that was kept are there after others have come.
+    #[test]
+    fn kept_bytes_stay() -> Result {
+        let ends = Ends::<Softirq>::new()?;
+        ends.send((0..10).map(|n| if n == 0 { KEEP } else { n }))?;
+        ends.wait(|| ends.conn.messages() == 10)?;
+        let kept = ends.conn.kept.lock().pop();
+        let mut kept = kept.ok_or(ENOENT)?;
+        let (conn, bytes) = kept.open();
+        check!(Arc::ptr_eq(conn, &ends.conn));
+        check_eq!(&bytes[..], &[KEEP; LEN]);
+        drop(bytes);
+        check!(Arc::ptr_eq(kept.conn(), &ends.conn));
+        drop(kept);
+        ends.ends(COUNT as i32)
+    }
+
+    /// A receive that is given back when the QP is in the error state is flushed as well.
+    #[test]
+    fn kept_message_outlives_the_drain() -> Result {
+        let ends = Ends::<Workqueue>::new()?;
+        ends.send([KEEP].into_iter())?;
+        ends.wait(|| ends.conn.messages() == 1)?;
+        ends.conn.qp.drain(&ends.null.env.cx)?;
+        check_eq!(ends.counts.failed.get(), COUNT as i32 - 1);
+        ends.conn.give_back();
+        ends.wait(|| ends.counts.failed.get() == COUNT as i32)?;
+        ends.ends(COUNT as i32)
+    }
+
+    #[test]
+    fn flushed_receives_are_not_posted_again() -> Result {
+        let ends = Ends::<Softirq>::new()?;
+        ends.send(0..3)?;
+        ends.inject(Injection::Fail)?;
+        ends.wait(|| ends.counts.failed.get() == COUNT as i32)?;
+        ends.ends(COUNT as i32)
+    }
+
+    /// The connection is told, and the receive is gone.
+    #[test]
+    fn refused_receive_ends_the_connection() -> Result {
+        let ends = Ends::<Softirq>::new()?;
+        ends.inject(Injection::Refuse {
+            after: 0,
+            errno: ENOMEM.to_errno().unsigned_abs(),
+        })?;
+        ends.send(0..1)?;
+        ends.wait(|| ends.counts.refused.get() == 1)?;
+        ends.ends(COUNT as i32 - 1)
+    }
+
+    #[test]
+    fn refused_message_that_was_kept_ends_the_connection() -> Result {
+        let ends = Ends::<Softirq>::new()?;
+        ends.send([KEEP].into_iter())?;
+        ends.wait(|| ends.conn.messages() == 1)?;
+        ends.inject(Injection::Refuse {
+            after: 0,
+            errno: ENOMEM.to_errno().unsigned_abs(),
+        })?;
+        ends.conn.give_back();
+        check_eq!(ends.counts.refused.get(), 1);
+        ends.ends(COUNT as i32 - 1)
+    }
+
+    /// A driver that fails and does not say whether it has posted the receive, which it has.
+    #[test]
+    fn unnamed_receive_is_taken_for_posted() -> Result {
+        let ends = Ends::<Softirq>::new()?;
+        expect(1, "did not say which request it refused");
+        ends.inject(Injection::Lapse {
+            after: 0,
+            errno: ENOMEM.to_errno().unsigned_abs(),
+        })?;
+        ends.send(0..10)?;
+        ends.wait(|| ends.conn.messages() == 10)?;
+        check_eq!(ends.counts.refused.get(), 0);
+        ends.ends(COUNT as i32)
+    }
+
+    /// Receives that were posted before one that was refused are there until the drain.
+    #[test]
+    fn ring_that_is_posted_in_part_comes_back() -> Result {
+        let ends = Ends::<Softirq>::bare()?;
+        ends.inject(Injection::Refuse {
+            after: 2,
+            errno: ENOMEM.to_errno().unsigned_abs(),
+        })?;
+        check_err!(ends.post(), ENOMEM);
+        check_eq!(ends.counts.refused.get(), 0);
+        ends.ends(2)
+    }
+
+    #[test]
+    fn ring_without_length_posts_nothing() -> Result {
+        let ends = Ends::<Softirq>::bare()?;
+        let env = &ends.null.env;
+        let ring = RecvRing {
+            pd: &env.pd,
+            count: COUNT,
+            len: 0,
+        };
+        check_err!(ring.post(&ends.conn, &env.cx), EINVAL);
+        ends.ends(0)
+    }
+
+    /// Receives for another PD's QP.
+    #[test]
+    fn ring_of_another_pd_posts_nothing() -> Result {
+        let ends = Ends::<Softirq>::bare()?;
+        let env = &ends.null.env;
+        let pd = Pd::alloc(&env.dev, &env.cx)?;
+        let ring = RecvRing {
+            pd: &pd,
+            count: COUNT,
+            len: LEN,
+        };
+        check_err!(ring.post(&ends.conn, &env.cx), EINVAL);
+        drop(pd);
+        ends.ends(0)
+    }
+
+    /// On rxe, to the end of the connection.
+    #[test]
+    fn connection_ends_with_all_receives_back() -> Result {
+        let link = Link::<Softirq>::new()?;
+        let (conn, counts) = Conn::new(link.b.qp.clone())?;
+        let ring = RecvRing {
+            pd: &link.env.pd,
+            count: COUNT,
+            len: LEN,
+        };
+        ring.post(&conn, &link.env.cx)?;
+        let inbox = Inbox::new()?;
+        for n in 0..30 {
+            // Shorter than the receive.
+            let message = link.env.message(&inbox, &[n; 3])?;
+            send(&link.a.qp, message)?;
+            link.wait(|| inbox.len() == usize::from(n) + 1)?;
+        }
+        link.wait(|| conn.messages() == 30)?;
+        drop(conn);
+        link.a.id.disconnect(&link.env.cx)?;
+        link.wait(|| counts.gone.get() == 1)?;
+        check_eq!(counts.failed.get(), COUNT as i32);
+        Ok(())
+    }
+}
