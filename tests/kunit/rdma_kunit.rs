@@ -106,6 +106,7 @@ suites! {
     reservation: suite_reservation,
     rw: suite_rw,
     send: suite_send,
+    session_credits: suite_session_credits,
     session_recv: suite_session_recv,
     sg: suite_sg,
     sg_map: suite_sg_map,

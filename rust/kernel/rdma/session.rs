@@ -7,8 +7,14 @@
 //! not be made, timers, and reconnecting. They are on the public interface of the crate alone, and
 //! each of them can be used without the others. See Documentation/session.rst.
 
+mod credits;
 mod recv;
 
+pub use credits::{
+    Credit,
+    RecvCredits,
+    SendCredits, //
+};
 pub use recv::{
     Kept,
     Received,
