@@ -108,6 +108,7 @@ suites! {
     send: suite_send,
     session_credits: suite_session_credits,
     session_recv: suite_session_recv,
+    session_sizes: suite_session_sizes,
     sg: suite_sg,
     sg_map: suite_sg_map,
     srq: suite_srq,

@@ -9,6 +9,7 @@
 
 mod credits;
 mod recv;
+mod sizes;
 
 pub use credits::{
     Credit,
@@ -21,4 +22,10 @@ pub use recv::{
     RecvBytes,
     RecvHandler,
     RecvRing, //
+};
+pub use sizes::{
+    Limit,
+    Load,
+    Misfit,
+    Sizes, //
 };

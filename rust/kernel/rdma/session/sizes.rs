@@ -1,0 +1,223 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! The sizes of queues, from what a connection has to do.
+
+use crate::prelude::*;
+use kernel::{
+    fmt,
+    prelude::*, //
+};
+
+/// What one connection has to do at a time.
+///
+/// # Examples
+///
+/// ```
+/// use rdma::{prelude::*, qp::InitAttr, session::{Load, Sizes}};
+///
+/// /// Makes the QP of a target that serves 32 requests at a time. Each transfers up to 16 pages
+/// /// and is answered by a SEND; and there is one SEND that belongs to no request.
+/// fn target(id: &cm::Id, pd: &Pd, cx: &Sleepable) -> Result<Qp<Workqueue>> {
+///     let load = Load {
+///         requests: 32,
+///         sends: 1,
+///         transfers: 1,
+///         pages: 16,
+///         other_sends: 1,
+///         recvs: 33,
+///         ..Load::NONE
+///     };
+///     let sizes = Sizes::new(pd.device(), 1, &load).map_err(|misfit| {
+///         pr_err!("{}: {misfit}\n", pd.device());
+///         Error::from(misfit)
+///     })?;
+///     let cq = Cq::alloc_any(pd.device(), sizes.entries, cx)?;
+///     InitAttr::new(pd, &cq, &cq, &sizes.caps)
+///         .rw_contexts(sizes.rw_contexts, 1)
+///         .create_for(id, cx)
+/// }
+/// ```
+#[derive(Clone, Copy, Debug)]
+pub struct Load {
+    /// The number of requests.
+    pub requests: u32,
+    /// The number of work requests that each of them posts to the send queue besides its transfers:
+    /// the answer, or the SEND, a registration and its invalidation.
+    pub sends: u32,
+    /// The number of transfers by `rdma_rw` of each request.
+    pub transfers: u32,
+    /// The number of pages of a transfer.
+    pub pages: u32,
+    /// The number of work requests on the send queue that belong to no request.
+    pub other_sends: u32,
+    /// The number of receives, 0 if they are those of an SRQ.
+    pub recvs: u32,
+    /// The number of entries of a send.
+    pub send_sge: u32,
+    /// The number of entries of a receive.
+    pub recv_sge: u32,
+    /// The number of connections that share a CQ.
+    pub connections: u32,
+}
+
+impl Load {
+    /// No requests, of one entry each, on one connection.
+    pub const NONE: Self = Self {
+        requests: 0,
+        sends: 0,
+        transfers: 0,
+        pages: 0,
+        other_sends: 0,
+        recvs: 0,
+        send_sge: 1,
+        recv_sge: 1,
+        connections: 1,
+    };
+}
+
+/// A limit of a device, as a field of `struct ib_device_attr`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Limit {
+    /// `max_qp_wr`, on the send queue.
+    SendWr,
+    /// `max_qp_wr`, on the receive queue.
+    RecvWr,
+    /// `max_send_sge`.
+    SendSge,
+    /// `max_recv_sge`.
+    RecvSge,
+    /// `max_cqe`.
+    Cqe,
+    /// `max_mr`, where the transfers of `rdma_rw` need MRs.
+    Mr,
+    /// `phys_port_cnt`.
+    Port,
+    /// `max_fast_reg_page_list_len` or `max_sge_rd`, of which the driver has not set one.
+    Pages,
+}
+
+impl fmt::Display for Limit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::SendWr => "max_qp_wr of the send queue",
+            Self::RecvWr => "max_qp_wr of the receive queue",
+            Self::SendSge => "max_send_sge",
+            Self::RecvSge => "max_recv_sge",
+            Self::Cqe => "max_cqe",
+            Self::Mr => "max_mr",
+            Self::Port => "phys_port_cnt",
+            Self::Pages => "max_fast_reg_page_list_len or max_sge_rd",
+        })
+    }
+}
+
+/// Why a device cannot have such queues.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Misfit {
+    /// The limit.
+    pub limit: Limit,
+    /// What was asked for.
+    pub asked: u64,
+    /// What the device has.
+    pub has: u64,
+}
+
+impl fmt::Display for Misfit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { limit, asked, has } = self;
+        f.write_fmt(fmt!("{asked} asked for, of {has} by {limit}"))
+    }
+}
+
+impl From<Misfit> for Error {
+    fn from(_: Misfit) -> Self {
+        EINVAL
+    }
+}
+
+/// The sizes of a connection's queues.
+#[derive(Clone, Copy, Debug)]
+pub struct Sizes {
+    /// Those of the QP, without what the core adds for transfers.
+    pub caps: Caps,
+    /// For [`InitAttr::rw_contexts`](crate::qp::InitAttr::rw_contexts).
+    pub rw_contexts: u32,
+    /// The number of entries of a CQ that serves both queues of all connections.
+    pub entries: u32,
+}
+
+/// Returns what was asked for, if the device has as much.
+fn within(limit: Limit, asked: u64, has: u32) -> Result<u32, Misfit> {
+    let has = u64::from(has);
+    match u32::try_from(asked) {
+        Ok(fits) if asked <= has => Ok(fits),
+        _ => Err(Misfit { limit, asked, has }),
+    }
+}
+
+fn times(a: u32, b: u32) -> u64 {
+    u64::from(a) * u64::from(b)
+}
+
+impl Sizes {
+    /// Computes the sizes for a connection on a port of a device.
+    ///
+    /// # Errors
+    ///
+    /// The limit of the device that is too low.
+    pub fn new(dev: &Device, port: u32, load: &Load) -> Result<Self, Misfit> {
+        let attrs = dev.attrs();
+        let max_wr = attrs.max_qp_wr;
+        let (asked, has) = (port.into(), dev.ports().count() as u64);
+        let port = dev.port(port).ok_or(Misfit {
+            limit: Limit::Port,
+            asked,
+            has,
+        })?;
+        let rw_contexts = match load.transfers {
+            0 => 0,
+            transfers => {
+                let each = port.rw_contexts(load.pages).map_err(|_| Misfit {
+                    limit: Limit::Pages,
+                    asked: load.pages.into(),
+                    has: 0,
+                })?;
+                let transfers = within(Limit::SendWr, times(load.requests, transfers), max_wr)?;
+                within(Limit::SendWr, times(transfers, each), max_wr)?
+            }
+        };
+        if port.has(crate::device::Protocol::Iwarp) || attrs.max_sgl_rd != 0 {
+            within(Limit::Mr, rw_contexts.into(), attrs.max_mr)?;
+        }
+        // The drain of each queue needs one more.
+        let drain = 1;
+        let sends = times(load.requests, load.sends) + u64::from(load.other_sends);
+        let rw_requests = match rw_contexts {
+            0 => 0,
+            contexts => port.rw_requests(contexts),
+        };
+        let all = within(
+            Limit::SendWr,
+            sends
+                .saturating_add(rw_requests.into())
+                .saturating_add(drain),
+            max_wr,
+        )?;
+        within(Limit::RecvWr, u64::from(load.recvs) + drain, max_wr)?;
+        within(Limit::SendSge, load.send_sge.into(), attrs.max_send_sge)?;
+        within(Limit::RecvSge, load.recv_sge.into(), attrs.max_recv_sge)?;
+
+        let entries = Caps::new(all - drain as u32, load.recvs).entries();
+        Ok(Self {
+            caps: Caps {
+                // Not more than all of them.
+                send_wr: sends as u32,
+                recv_wr: load.recvs,
+                send_sge: load.send_sge,
+                recv_sge: load.recv_sge,
+            },
+            rw_contexts,
+            entries: within(Limit::Cqe, times(entries, load.connections), attrs.max_cqe)?,
+        })
+    }
+}
