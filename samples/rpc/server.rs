@@ -30,6 +30,10 @@ use rdma::{
         Ctx,
         Rw, //
     },
+    session::{
+        Load,
+        Sizes, //
+    },
     srq::{
         Receive,
         Slot,
@@ -49,10 +53,14 @@ const BACKLOG: u32 = 8;
 const PAGES: u32 = MAX_LEN.div_ceil(PAGE_SIZE) as u32;
 const SGES: u32 = 4;
 
-/// For each slot a transfer in several requests, and an answer.
-const CAPS: Caps = Caps {
+/// For each slot a transfer in several requests, and an answer. The receives are the SRQ's.
+const LOAD: Load = Load {
+    requests: SLOTS,
+    sends: PAGES.div_ceil(SGES) + 1,
+    transfers: 1,
+    pages: PAGES,
     send_sge: SGES,
-    ..Caps::new(SLOTS * (PAGES.div_ceil(SGES) + 1), 0)
+    ..Load::NONE
 };
 
 /// To transfer pages may sleep, so the completions are handled where that is allowed.
@@ -91,18 +99,20 @@ pub(crate) fn serve(
     let slot = |_| Request::new(pd, cx);
     let srq = Srq::create(pd, SLOTS, slot, cx)?;
 
-    let port = pd.device().port(1).ok_or(ENODEV)?;
-    let contexts = SLOTS * port.rw_contexts(PAGES)?;
-    let requests = CAPS.send_wr + port.rw_requests(contexts);
-    let qps = connections.saturating_add(2 * BACKLOG);
-    let entries = qps.saturating_mul(Caps::new(requests, 0).entries());
-    let cq = Cq::<Workqueue>::alloc_any(pd.device(), entries.saturating_add(SLOTS), cx)?;
+    let load = Load {
+        connections: connections.saturating_add(2 * BACKLOG),
+        ..LOAD
+    };
+    let sizes = Sizes::new(pd.device(), 1, &load)
+        .inspect_err(|misfit| pr_err!("{}: {misfit}\n", pd.device()))?;
+    let entries = sizes.entries.saturating_add(SLOTS);
+    let cq = Cq::<Workqueue>::alloc_any(pd.device(), entries, cx)?;
 
     let pd = pd.clone();
     let accept = move |request: cm::Request<'_>, cx: &Sleepable| {
         let id = request.into_id(cx)?;
-        let qp = InitAttr::on_srq(&pd, &cq, &srq, &CAPS)
-            .rw_contexts(contexts, 1)
+        let qp = InitAttr::on_srq(&pd, &cq, &srq, &sizes.caps)
+            .rw_contexts(sizes.rw_contexts, 1)
             .create_for(&id, cx)?;
         let connection = Arc::new(Connection { id, qp }, GFP_KERNEL)?;
         // The peer may call before `accept` returns.
