@@ -7,6 +7,7 @@ use rdma::{
     prelude::*,
     session::{
         Received,
+        RecvCredits,
         RecvHandler,
         SendCredits, //
     }, //
@@ -64,6 +65,16 @@ impl RecvHandler for Conn {
     fn refused(&self, _error: Error) {
         self.id.disconnect_later();
     }
+}
+
+/// A side that may send when its peer has given it credits, at most 32, and gives as many at first.
+fn credits(id: cm::Id, qp: Arc<Qp<Softirq>>) -> Result<(Arc<Conn>, RecvCredits)> {
+    let conn = pin_init!(Conn {
+        id,
+        qp,
+        credits <- SendCredits::new(0, 32),
+    });
+    Ok((Arc::pin_init(conn, GFP_KERNEL)?, RecvCredits::new(32, 32)))
 }
 
 fn send(conn: &Conn, message: Pin<KBox<Message>>, cx: &Sleepable) -> Result {
