@@ -109,9 +109,12 @@ class Traffic:
         return self.stack.__exit__(*failed)
 
     def stop(self):
-        self.client.write("connect", 0)
-        self.thread.join(END)
-        assert not self.thread.is_alive(), "the client does not end"
+        """Stops the client. One that has not begun yet, or begins again, does not find that."""
+        end = time.monotonic() + END
+        while self.thread.is_alive():
+            assert time.monotonic() < end, "the client does not end"
+            self.client.write("connect", 0)
+            self.thread.join(0.5)
 
     def kill(self):
         self.user.kill()
