@@ -11,6 +11,7 @@ mod event_log;
 #[cfg(CONFIG_FAILSLAB)]
 mod fault;
 mod forged;
+mod gap;
 mod link;
 mod mads;
 mod message;
@@ -61,6 +62,7 @@ pub(crate) use event_log::EventLog;
 #[cfg(CONFIG_FAILSLAB)]
 pub(crate) use fault::with_fault;
 pub(crate) use forged::Forger;
+pub(crate) use gap::Gap;
 pub(crate) use link::{
     End,
     Events,

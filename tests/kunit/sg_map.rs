@@ -15,6 +15,7 @@ use crate::fixture::{
     CountDrop,
     Counter,
     Env,
+    Gap,
     Link, //
 };
 use core::ops::Deref;
@@ -23,11 +24,7 @@ use kernel::{
         Allocator,
         Vec, //
     },
-    bindings,
-    page::{
-        Page,
-        PAGE_SIZE, //
-    },
+    page::PAGE_SIZE,
     prelude::*, //
 };
 use rdma::{
@@ -80,53 +77,6 @@ where
     let (_mr, memory) = region.into_parts().map_err(|_| EBUSY)?;
     check!(memory.into_owner().into_inner()[..] == bytes[..]);
     Ok(())
-}
-
-/// Two pages, of which the first ends where a test wants it to.
-struct Gap {
-    table: KBox<bindings::sg_table>,
-    _pages: [Page; 2],
-}
-
-// SAFETY: It is plain memory.
-unsafe impl Send for Gap {}
-
-impl Gap {
-    fn new(first: u32) -> Result<Self> {
-        let pages = [Page::alloc_page(GFP_KERNEL)?, Page::alloc_page(GFP_KERNEL)?];
-        let mut table = KBox::new(bindings::sg_table::default(), GFP_KERNEL)?;
-        // SAFETY: The table is valid for writes, and has two entries then.
-        unsafe {
-            kernel::error::to_result(bindings::sg_alloc_table(
-                &raw mut *table,
-                2,
-                bindings::GFP_KERNEL,
-            ))?;
-            for (i, page) in pages.iter().enumerate() {
-                let sg = table.sgl.add(i);
-                (*sg).page_link |= page.as_ptr() as usize;
-                (*sg).length = if i == 0 { first } else { 100 };
-            }
-        }
-        Ok(Self {
-            table,
-            _pages: pages,
-        })
-    }
-}
-
-impl Drop for Gap {
-    fn drop(&mut self) {
-        // SAFETY: The table was allocated, and is not used again.
-        unsafe { bindings::sg_free_table(&raw mut *self.table) };
-    }
-}
-
-// SAFETY: The table is in a box, and the pages are the value's own.
-unsafe impl<D: Direction> SgOwner<D> for Gap {
-    fn table(&mut self) -> *mut bindings::sg_table {
-        &raw mut *self.table
-    }
 }
 
 #[kunit_tests(rdma_sg_map)]
