@@ -6,23 +6,31 @@
 use crate::fixture::{
     both,
     wait,
+    CountDrop,
+    Counter,
     Inbox,
     NullEnv,
     RegOwner,
     CAPS, //
 };
 use kernel::{
+    bindings,
     new_spinlock_irq,
     page::PAGE_SIZE,
     prelude::*,
     sync::SpinLockIrq, //
 };
 use rdma::{
+    dma::Direction,
     prelude::*,
     qp::InitAttr,
     rw::{
         Ctx,
         Rw, //
+    },
+    sg::{
+        SgList,
+        SgOwner, //
     }, //
 };
 use rdma_null::Injection;
@@ -131,6 +139,34 @@ const NOWHERE: Remote = Remote { addr: 0, rkey: 0 };
 const KEY: u32 = 0x101;
 
 type Back = Shared<Option<(Pin<KBox<Transfer>>, Option<Status>)>>;
+
+/// A vector that tells when it is dropped.
+struct Watched(KBox<(SgList<KVec<u8>>, CountDrop)>);
+
+// SAFETY: What the list promises holds for this.
+unsafe impl<D: Direction> SgOwner<D> for Watched {
+    fn table(&mut self) -> *mut bindings::sg_table {
+        SgOwner::<D>::table(&mut self.0 .0)
+    }
+}
+
+/// The memory of another owner on its way.
+#[derive(HasCqe)]
+struct Foreign {
+    cqe: Cqe<Self>,
+    data: Ctx<FromDevice, Watched>,
+    back: Shared<Option<Ctx<FromDevice, Watched>>>,
+}
+
+impl CqeHandler for Foreign {
+    type Pointer = Pin<KBox<Self>>;
+    type Needs = Atomic;
+
+    fn done(this: Self::Pointer, _wc: &Wc, _cx: &Atomic) {
+        let Self { data, back, .. } = KBox::into_inner(Pin::into_inner(this));
+        *back.lock() = Some(data);
+    }
+}
 
 /// Pages on their way.
 #[derive(HasCqe)]
@@ -281,6 +317,33 @@ mod tests {
         check_eq!(len, 0);
         link.a.destroy(&null.env.cx)?;
         check_eq!(other.write(&null, pages)?, Some(Status::REM_ACCESS_ERR));
+        Ok(())
+    }
+
+    #[test]
+    fn owner_of_a_failed_read_stays_until_the_qp_is_gone() -> Result {
+        let null = NullEnv::iwarp()?;
+        let cx = &null.env.cx;
+        let link = Link::new(&null, &null.env.cq(256)?, 2)?;
+        let gone = Counter::new()?;
+        let list = SgList::new(KVec::from_elem(0, LEN, GFP_KERNEL)?, cx)?;
+        let watched = (list, CountDrop(gone.clone()));
+        let foreign = Foreign {
+            cqe: Cqe::new(),
+            data: Ctx::new(Watched(KBox::new(watched, GFP_KERNEL)?))?,
+            back: shared(None)?,
+        };
+        let back = foreign.back.clone();
+        link.a.post_rw(KBox::pin(foreign, GFP_KERNEL)?, |x| {
+            Ok(Rw::read(&x.data, 0..LEN, NOWHERE, cx))
+        })?;
+        wait(|| back.lock().is_some())?;
+        let data = back.lock().take().ok_or(EINVAL)?;
+        check_eq!(data.len(), 0);
+        check!(data.into_owner().is_none());
+        check_eq!(gone.get(), 0);
+        link.a.destroy(cx)?;
+        check_eq!(gone.get(), 1);
         Ok(())
     }
 

@@ -10,11 +10,20 @@ use crate::fixture::{
     wait,
     CountDrop,
     Counter,
+    Gap,
     Inbox,
     Link,
     Polled, //
 };
 use kernel::{
+    alloc::{
+        allocator::{
+            Kmalloc,
+            Vmalloc, //
+        },
+        Allocator,
+        Vec, //
+    },
     new_spinlock_irq,
     page::PAGE_SIZE,
     prelude::*,
@@ -22,10 +31,15 @@ use kernel::{
 };
 use rdma::{
     cm::ConnParam,
+    dma::Direction,
     prelude::*,
     rw::{
         Ctx,
         Rw, //
+    },
+    sg::{
+        SgList,
+        SgOwner, //
     }, //
 };
 
@@ -180,6 +194,87 @@ fn refused<T>(posted: Result<(), PostError<T>>, error: Error) -> Result<T> {
     }
 }
 
+/// The memory of another owner on its way.
+#[derive(HasCqe)]
+struct Foreign<D: Direction, O: SgOwner<D>> {
+    cqe: Cqe<Self>,
+    data: Ctx<D, O>,
+    back: Arc<SpinLockIrq<Option<(Ctx<D, O>, Outcome)>>>,
+}
+
+impl<D: Direction, O: SgOwner<D>> CqeHandler for Foreign<D, O> {
+    type Pointer = Pin<KBox<Self>>;
+    type Needs = Atomic;
+
+    fn done(this: Self::Pointer, wc: &Wc, _cx: &Atomic) {
+        let outcome = wc.result().map(|wc| wc.opcode()).map_err(|e| e.status);
+        let Self { data, back, .. } = KBox::into_inner(Pin::into_inner(this));
+        *back.lock() = Some((data, outcome));
+    }
+}
+
+impl<D: Direction, O: SgOwner<D>> Foreign<D, O> {
+    /// Posts a transfer from side `a`, and waits for it.
+    fn run<C: Polled>(
+        t: &Transfers<C>,
+        data: Ctx<D, O>,
+        rw: impl for<'a> FnOnce(&'a Ctx<D, O>) -> Rw<'a>,
+    ) -> Result<(Ctx<D, O>, Outcome)> {
+        let back = Arc::pin_init(new_spinlock_irq!(None), GFP_KERNEL)?;
+        let this = Self {
+            cqe: Cqe::new(),
+            data,
+            back: back.clone(),
+        };
+        let this = KBox::pin(this, GFP_KERNEL)?;
+        t.link.a.qp.post_rw(this, |x| Ok(rw(&x.data)))?;
+        let mut done = None;
+        t.link.wait(|| {
+            done = back.lock().take();
+            done.is_some()
+        })?;
+        done.ok_or(EINVAL)
+    }
+}
+
+/// A peer's memory is read into a vector, and written from one that is shared, in parts that begin
+/// and end within entries.
+fn others_memory<A: Allocator + Unpin + 'static>() -> Result
+where
+    Vec<u8, A>: Send + Unpin,
+{
+    let (t, all) = (Transfers::<Softirq>::new()?, pattern(LEN)?);
+    let shared = Arc::new(pattern(LEN)?, GFP_KERNEL)?;
+    let mut data: Ctx<ToDevice, _> = Ctx::new(SgList::new(shared.clone(), t.cx())?)?;
+    let ranges = [0..PAGE_SIZE + 9, PAGE_SIZE + 9..LEN - 3, LEN - 3..LEN];
+    for range in &ranges {
+        let remote = t.remote_at(range.start);
+        let outcome;
+        (data, outcome) = Foreign::run(&t, data, |data| {
+            Rw::write(data, range.clone(), remote, t.cx())
+        })?;
+        check_eq!(outcome, Ok(Opcode::RdmaWrite));
+    }
+    t.link
+        .wait(|| t.bytes().is_ok_and(|is| is[..] == all[..]))?;
+    let back = data.into_owner().ok_or(EINVAL)?.into_inner();
+    check!(Arc::ptr_eq(&back, &shared));
+
+    let vector = Vec::<u8, A>::from_elem(0, LEN, GFP_KERNEL)?;
+    let mut data: Ctx<Bidirectional, _> = Ctx::new(SgList::new(vector, t.cx())?)?;
+    for range in &ranges {
+        let remote = t.remote_at(range.start);
+        let outcome;
+        (data, outcome) = Foreign::run(&t, data, |data| {
+            Rw::read(data, range.clone(), remote, t.cx())
+        })?;
+        check_eq!(outcome, Ok(Opcode::RdmaRead));
+    }
+    let vector = data.into_owner().ok_or(EINVAL)?.into_inner();
+    check!(vector[..] == all[..]);
+    Ok(())
+}
+
 /// A transfer that others share.
 #[derive(HasCqe)]
 struct Shared {
@@ -219,6 +314,49 @@ mod tests {
     #[test]
     fn there_and_back_unbound_workqueue() -> Result {
         there_and_back::<UnboundWorkqueue>()
+    }
+
+    #[test]
+    fn memory_of_a_vector() -> Result {
+        others_memory::<Kmalloc>()
+    }
+
+    #[test]
+    fn memory_of_a_vector_of_pages() -> Result {
+        others_memory::<Vmalloc>()
+    }
+
+    /// The first entry ends within its page, so there are no pages that an MR could map.
+    #[test]
+    fn entries_of_any_length() -> Result {
+        not_on_iwarp!(c"transfers take MRs");
+        let (t, all) = (Transfers::<Softirq>::new()?, pattern(LEN)?);
+        t.region.write(0, &all)?;
+        let data: Ctx<Bidirectional, _> = Ctx::new(Gap::new(300)?)?;
+        check_eq!(data.len(), 400);
+        // Into the first and the second entry, and from there to the peer.
+        let (data, outcome) =
+            Foreign::run(&t, data, |data| Rw::read(data, 250..350, t.remote, t.cx()))?;
+        check_eq!(outcome, Ok(Opcode::RdmaRead));
+        let remote = t.remote_at(5 * PAGE_SIZE);
+        let (_, outcome) =
+            Foreign::run(&t, data, |data| Rw::write(data, 240..350, remote, t.cx()))?;
+        check_eq!(outcome, Ok(Opcode::RdmaWrite));
+        let is = t.bytes()?;
+        check!(is[5 * PAGE_SIZE + 10..][..100] == all[..100]);
+        check!(is[5 * PAGE_SIZE + 110..] == all[5 * PAGE_SIZE + 110..]);
+        Ok(())
+    }
+
+    #[test]
+    fn owner_of_a_prepared_transfer_comes_back() -> Result {
+        let t = Transfers::<Softirq>::new()?;
+        let data: Ctx<ToDevice, _> = Ctx::new(SgList::new(pattern(LEN)?, t.cx())?)?;
+        let qp = &t.link.a.qp;
+        qp.prepare_rw(Rw::write(&data, 5..LEN, t.remote, t.cx()))?;
+        let vector = data.into_owner().ok_or(EINVAL)?.into_inner();
+        check!(vector[..] == pattern(LEN)?[..]);
+        Ok(())
     }
 
     #[test]
