@@ -46,6 +46,13 @@ impl Completion {
         unsafe { bindings::complete(self.inner.get()) };
     }
 
+    /// Returns `true` if the completion has completed (`try_wait_for_completion`). A wait of no time
+    /// would sleep until the next tick.
+    pub(crate) fn try_wait(&self) -> bool {
+        // SAFETY: The completion is initialised and pinned.
+        unsafe { bindings::try_wait_for_completion(self.inner.get()) }
+    }
+
     /// Waits for at most `ms` milliseconds (`wait_for_completion_timeout`). Returns `true` if the
     /// completion has completed.
     pub(crate) fn wait_timeout(&self, ms: u32, _cx: &Sleepable) -> bool {

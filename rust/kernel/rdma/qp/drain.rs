@@ -343,8 +343,8 @@ impl Wait<'_> {
             let mut pauses = Pauses::new();
             loop {
                 let polled = self.poll();
-                let step = if polled { 0 } else { STEP_MS };
-                if self.markers.reached.wait_timeout(step, self.cx) {
+                let reached = &self.markers.reached;
+                if reached.try_wait() || (!polled && reached.wait_timeout(STEP_MS, self.cx)) {
                     break;
                 }
                 self.check()?;
