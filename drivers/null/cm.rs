@@ -264,7 +264,7 @@ enum State {
 
 /// A connection, from the request until its last event was given.
 struct Conn {
-    /// Its number, which no other has had for long: `provider_data` of the passive end's id.
+    /// Its number, which is not used again: `provider_data` of the passive end's id.
     num: usize,
     state: State,
     /// The listener that was asked.
@@ -317,9 +317,8 @@ impl Conn {
             Event::Request => (0, &mut self.request, self.to, self.from),
             Event::Reply => (self.status, &mut self.answer, self.from, self.to),
             Event::Established => (0, &mut self.request, self.to, self.from),
-            Event::ClosePassive | Event::CloseActive => {
-                (0, &mut Param::default(), self.to, self.from)
-            }
+            Event::ClosePassive => (0, &mut Param::default(), self.to, self.from),
+            Event::CloseActive => (0, &mut Param::default(), self.from, self.to),
         };
         Some(Due {
             id: id.clone()?,
@@ -409,7 +408,7 @@ impl Conns {
         }
     }
 
-    /// Answers the requests that `which` chooses, as they were not.
+    /// Fails the unanswered requests that `which` chooses.
     fn fail(&mut self, status: c_int, which: impl Fn(&Conn) -> bool) {
         for index in 0..MAX_CONN {
             match self.table.get_mut(index) {
@@ -502,10 +501,13 @@ impl Cm {
         )
     }
 
-    /// Has the work item give what is due.
-    fn wake(self: &Arc<Self>) {
-        // Already queued is as good.
-        let _ = workqueue::system().enqueue(self.clone());
+    /// Has the work item give what is due. It is not queued for nothing: once the device is gone,
+    /// nobody waits for it.
+    fn wake(self: &Arc<Self>, conns: &Conns) {
+        if conns.table.iter().any(|conn| conn.queued) {
+            // Already queued is as good.
+            let _ = workqueue::system().enqueue(self.clone());
+        }
     }
 
     /// Waits until the work item has returned, so that the module may go. The device is
@@ -531,7 +533,7 @@ impl Cm {
             Injection::Expire => conns.fail(ETIMEDOUT.to_errno(), |_| true),
             _ => {}
         }
-        self.wake();
+        self.wake(&conns);
     }
 
     /// Asks the listener of an address.
@@ -567,7 +569,7 @@ impl Cm {
         if is_due {
             conns.queue(index);
         }
-        self.wake();
+        self.wake(&conns);
         Ok(())
     }
 
@@ -596,7 +598,7 @@ impl Cm {
             take(&mut conns.losses);
         }
         conns.queue(index);
-        self.wake();
+        self.wake(&conns);
         Ok((peer, lost == 0))
     }
 
@@ -606,7 +608,7 @@ impl Cm {
         let (index, conn) = conns.asked(num).ok_or(ECONNRESET)?;
         conn.reply(status.to_errno(), answer);
         conns.queue(index);
-        self.wake();
+        self.wake(&conns);
         Ok(())
     }
 
@@ -628,7 +630,7 @@ impl Cm {
             conn.reply(ECONNRESET.to_errno(), Param::default());
         }
         conns.queue(index);
-        self.wake();
+        self.wake(&conns);
         peer
     }
 }
@@ -641,6 +643,10 @@ pub(crate) fn end(shared: &Shared, qp: usize) {
         return;
     };
     machine.disconnect(qp);
+    if let Some(qp) = machine.qps.get_mut(qp) {
+        // No call that has found it connects it any more.
+        qp.state = bindings::ib_qp_state_IB_QPS_ERR;
+    }
     drop(machine);
     let mut conns = cm.conns.lock();
     while conns.table.iter().any(|conn| conn.has(qp)) {
@@ -865,11 +871,12 @@ pub(crate) unsafe extern "C" fn create_listen(
         shared.machine.lock().creations.check(Object::Listen)?;
         // SAFETY: The id is valid, as `iw_cm` calls this with it, and its address is set.
         let (addr, afonly) = unsafe { (Address((*id).local_addr), (*id).afonly()) };
+        let addr = socket_addr(&addr).ok_or(EAFNOSUPPORT)?;
         let listener = Listener {
             // SAFETY: The id is valid, as `iw_cm` calls this with it.
             id: unsafe { IwId::get(NonNull::new(id).ok_or(EINVAL)?) },
-            addr: socket_addr(&addr).ok_or(EAFNOSUPPORT)?,
-            dual_stack: !afonly,
+            addr,
+            dual_stack: !afonly && addr.is_ipv6(),
         };
         cm.conns.lock().listeners.push(listener, GFP_ATOMIC)?;
         Ok(())
@@ -891,6 +898,6 @@ pub(crate) unsafe extern "C" fn destroy_listen(id: *mut bindings::iw_cm_id) -> c
     let mut conns = cm.conns.lock();
     conns.listeners.retain(|listener| !listener.id.is(id));
     conns.fail(ECONNREFUSED.to_errno(), |conn| conn.asks(id));
-    cm.wake();
+    cm.wake(&conns);
     0
 }

@@ -225,7 +225,7 @@ impl Env {
         let cx = Sleepable::current()?;
         let client = CLIENT.lock().clone().ok_or(ENODEV)?;
         let dev = client.device_by_name(name, &cx).ok_or(ENODEV)?;
-        // Null devices have none.
+        // Null devices without a connection manager have none.
         let ip = dev.ip_addr().unwrap_or(Ipv6Addr::UNSPECIFIED.into());
         Self::on(client, dev, ip, cx)
     }
