@@ -92,10 +92,12 @@ impl Ulp {
         Ok(core::mem::take(&mut *self.got.lock()))
     }
 
-    /// Waits for one event and takes it.
+    /// Waits for one event and takes it. Fails if there are more.
     #[track_caller]
     fn one(&self) -> Result<Got> {
-        self.take(1)?.pop().ok_or(ENODATA)
+        let mut got = self.take(1)?;
+        check_eq!(got.len(), 1);
+        got.pop().ok_or(ENODATA)
     }
 }
 
