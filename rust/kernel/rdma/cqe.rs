@@ -181,7 +181,7 @@ impl Sealed {
 /// # Safety
 ///
 /// The address that `into_ptr` returns is that of the `T`, which stays there, unmodified but through
-/// interior mutability, until `from_ptr` gets that address back.
+/// interior mutability, until `from_ptr` gets that address back. The other methods are as provided.
 #[diagnostic::on_unimplemented(
     message = "a `{Self}` cannot own a request",
     label = "not an owner",

@@ -218,7 +218,8 @@ impl SendCredits {
 pub struct Credit<'a>(&'a SendCredits);
 
 impl Credit<'_> {
-    /// Uses the credit for a message that `post` posts. If that fails the credit is given back.
+    /// Uses the credit for a message that `post` posts. If that fails the credit is given back. A
+    /// [`PostError`] without an owner is to end the connection, as the message may have been sent.
     #[inline]
     pub fn spend<T, E>(self, post: impl FnOnce() -> Result<T, E>) -> Result<T, E> {
         let posted = post();

@@ -270,7 +270,8 @@ impl<T: RecvHandler> Drop for Received<'_, T> {
 }
 
 /// A message that was kept beyond its handler. It withholds a receive from the peer; when it is
-/// dropped, in any context and thread, the receive is posted again.
+/// dropped, in any context and thread, the receive is posted again. Where a caller polls, the last
+/// one is dropped before the QP is drained: what is posted to it afterwards stays in the CQ.
 ///
 /// # Invariants
 ///

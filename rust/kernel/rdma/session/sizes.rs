@@ -92,7 +92,8 @@ pub enum Limit {
     Mr,
     /// `phys_port_cnt`.
     Port,
-    /// `max_fast_reg_page_list_len` or `max_sge_rd`, of which the driver has not set one.
+    /// `max_fast_reg_page_list_len` or `max_sge_rd`, of which the driver has not set one; or more
+    /// pages than can be counted.
     Pages,
 }
 
@@ -142,7 +143,8 @@ pub struct Sizes {
     pub caps: Caps,
     /// For [`InitAttr::rw_contexts`](crate::qp::InitAttr::rw_contexts).
     pub rw_contexts: u32,
-    /// The number of entries of a CQ that serves both queues of all connections.
+    /// The number of entries of a CQ that serves both queues of all connections. An SRQ takes one
+    /// more for each of its slots.
     pub entries: u32,
 }
 
