@@ -13,7 +13,7 @@ use rdma::{
 };
 
 fn fetch(qp: &Qp<Softirq>, shared: Arc<KVec<u8>>, remote: Remote, cx: &Sleepable) -> Result {
-    let data = Ctx::<ToDevice, _>::new(SgList::new(shared, cx)?)?;
+    let data = Ctx::<ToDevice, _>::new(SgList::new(shared, cx)?, GFP_KERNEL)?;
     #[cfg(mistake)]
     qp.prepare_rw(Rw::read(&data, 0..8, remote, cx))?; //~ E0277 the device does not write
     #[cfg(not(mistake))]

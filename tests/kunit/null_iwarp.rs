@@ -330,7 +330,7 @@ mod tests {
         let watched = (list, CountDrop(gone.clone()));
         let foreign = Foreign {
             cqe: Cqe::new(),
-            data: Ctx::new(Watched(KBox::new(watched, GFP_KERNEL)?))?,
+            data: Ctx::new(Watched(KBox::new(watched, GFP_KERNEL)?), GFP_KERNEL)?,
             back: shared(None)?,
         };
         let back = foreign.back.clone();

@@ -245,7 +245,7 @@ where
 {
     let (t, all) = (Transfers::<Softirq>::new()?, pattern(LEN)?);
     let shared = Arc::new(pattern(LEN)?, GFP_KERNEL)?;
-    let mut data: Ctx<ToDevice, _> = Ctx::new(SgList::new(shared.clone(), t.cx())?)?;
+    let mut data: Ctx<ToDevice, _> = Ctx::new(SgList::new(shared.clone(), t.cx())?, GFP_KERNEL)?;
     let ranges = [0..PAGE_SIZE + 9, PAGE_SIZE + 9..LEN - 3, LEN - 3..LEN];
     for range in &ranges {
         let remote = t.remote_at(range.start);
@@ -261,7 +261,7 @@ where
     check!(Arc::ptr_eq(&back, &shared));
 
     let vector = Vec::<u8, A>::from_elem(0, LEN, GFP_KERNEL)?;
-    let mut data: Ctx<Bidirectional, _> = Ctx::new(SgList::new(vector, t.cx())?)?;
+    let mut data: Ctx<Bidirectional, _> = Ctx::new(SgList::new(vector, t.cx())?, GFP_KERNEL)?;
     for range in &ranges {
         let remote = t.remote_at(range.start);
         let outcome;
@@ -332,7 +332,7 @@ mod tests {
         not_on_iwarp!(c"transfers take MRs");
         let (t, all) = (Transfers::<Softirq>::new()?, pattern(LEN)?);
         t.region.write(0, &all)?;
-        let data: Ctx<Bidirectional, _> = Ctx::new(Gap::new(300)?)?;
+        let data: Ctx<Bidirectional, _> = Ctx::new(Gap::new(300)?, GFP_KERNEL)?;
         check_eq!(data.len(), 400);
         // Into the first and the second entry, and from there to the peer.
         let (data, outcome) =
@@ -351,7 +351,7 @@ mod tests {
     #[test]
     fn owner_of_a_prepared_transfer_comes_back() -> Result {
         let t = Transfers::<Softirq>::new()?;
-        let data: Ctx<ToDevice, _> = Ctx::new(SgList::new(pattern(LEN)?, t.cx())?)?;
+        let data: Ctx<ToDevice, _> = Ctx::new(SgList::new(pattern(LEN)?, t.cx())?, GFP_KERNEL)?;
         let qp = &t.link.a.qp;
         qp.prepare_rw(Rw::write(&data, 5..LEN, t.remote, t.cx()))?;
         let vector = data.into_owner().ok_or(EINVAL)?.into_inner();

@@ -68,6 +68,7 @@ use core::{
     }, //
 };
 use kernel::{
+    alloc::Flags,
     prelude::*,
     sync::atomic,
     types::Opaque, //
@@ -204,7 +205,7 @@ impl Port<'_> {
 ///
 /// fn answer(qp: &Qp<Workqueue>, table: Arc<KVec<u8>>, to: Remote, cx: &Sleepable) -> Result {
 ///     let len = table.len();
-///     let table = Ctx::new(SgList::new(table, cx)?)?;
+///     let table = Ctx::new(SgList::new(table, cx)?, GFP_KERNEL)?;
 ///     let answer = KBox::pin(Answer { cqe: Cqe::new(), table }, GFP_KERNEL)?;
 ///     Ok(qp.post_rw(answer, |a| Ok(Rw::write(&a.table, 0..len, to, cx)))?)
 /// }
@@ -297,7 +298,7 @@ impl Ctx {
     /// Allocates `len` zeroed bytes, in as many pages as that takes. Fails with `ENOMEM`; `EINVAL`
     /// for a length of zero or of 4 GiB and more.
     pub fn alloc(len: usize, cx: &Sleepable) -> Result<Self> {
-        Ok(Self::new(Pages::alloc(len, cx)?)?)
+        Ok(Self::new(Pages::alloc(len, cx)?, GFP_KERNEL)?)
     }
 
     /// Returns the bytes, for the CPU.
@@ -312,10 +313,10 @@ impl Ctx {
 
 impl<D: Direction, O: SgOwner<D>> Ctx<D, O> {
     /// Makes the context of an owner's memory. Gives the owner back with `EINVAL` if the memory has
-    /// no bytes, or 4 GiB and more; with `ENOMEM`. Any context.
-    pub fn new(mut owner: O) -> Result<Self, sg::SgMapError<O>> {
+    /// no bytes, or 4 GiB and more; with `ENOMEM`.
+    pub fn new(mut owner: O, flags: Flags) -> Result<Self, sg::SgMapError<O>> {
         let table = owner.table();
-        match RawCtx::new(table) {
+        match RawCtx::new(table, flags) {
             Ok(mut raw) => {
                 raw.inner.get_mut().owner = Some(sg::AnyOwner::new(owner));
                 // INVARIANT: The owner is an `O`.
@@ -365,7 +366,7 @@ impl<D: Direction, O: SgOwner<D>> Ctx<D, O> {
 
 impl RawCtx {
     /// Makes a context without its owner. `table` is what that has returned.
-    fn new(table: *mut bindings::sg_table) -> Result<Self> {
+    fn new(table: *mut bindings::sg_table, flags: Flags) -> Result<Self> {
         // SAFETY: The owner, which the caller has, has just returned the table.
         let (len, _) = unsafe { sg::extent(table) }?;
         // INVARIANT: No transfer is posted.
@@ -378,7 +379,7 @@ impl RawCtx {
             inner: UnsafeCell::new(Inner {
                 owner: None,
                 table,
-                raw: KBox::pin_init(Opaque::zeroed(), GFP_ATOMIC)?,
+                raw: KBox::pin_init(Opaque::zeroed(), flags)?,
                 job: None,
             }),
         })
