@@ -705,6 +705,7 @@ mod tests {
         let port = env.dev.port(1).ok_or(ENODEV)?;
         check!(port.rw_contexts(1)? == 1);
         check!(port.rw_contexts(4096)? > 1);
+        check_err!(port.rw_contexts(u32::MAX), EINVAL);
         check!((4..=12).contains(&port.rw_requests(4)));
         Ok(())
     }

@@ -99,7 +99,7 @@ fn are_limits_found(env: &Env) -> Result {
         requests: u32::MAX,
         sends: u32::MAX,
         transfers: u32::MAX,
-        pages: u32::MAX,
+        pages: u32::MAX / 2,
         other_sends: u32::MAX,
         recvs: u32::MAX,
         send_sge: u32::MAX,
@@ -109,6 +109,15 @@ fn are_limits_found(env: &Env) -> Result {
     check_eq!(
         misfit(env, &most).map(|(limit, ..)| limit),
         Some(Limit::SendWr)
+    );
+    let pages = Load {
+        transfers: 1,
+        pages: u32::MAX,
+        ..one
+    };
+    check_eq!(
+        misfit(env, &pages).map(|(limit, ..)| limit),
+        Some(Limit::Pages)
     );
     let port = Sizes::new(&env.dev, 200, &one).err();
     check_eq!(port.map(|misfit| misfit.limit), Some(Limit::Port));

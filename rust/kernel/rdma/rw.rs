@@ -140,7 +140,8 @@ impl<'a> Rw<'a> {
 impl Port<'_> {
     /// Returns the number of contexts of a QP that a transfer of up to `pages` pages takes, for
     /// [`InitAttr::rw_contexts`](crate::qp::InitAttr::rw_contexts) (`rdma_rw_mr_factor`). Fails
-    /// with `EOPNOTSUPP` if the driver has not set the number of pages that one request can have.
+    /// with `EOPNOTSUPP` if the driver has not set the number of pages that one request can have;
+    /// `EINVAL` for too many pages.
     ///
     /// # Examples
     ///
@@ -156,9 +157,15 @@ impl Port<'_> {
     pub fn rw_contexts(&self, pages: u32) -> Result<u32> {
         let dev = self.device();
         // C divides by one of them; a module parameter is among what decides by which.
-        if dev.attrs().max_fast_reg_page_list_len == 0 || dev.attrs().max_sge_rd == 0 {
+        let (mr, read) = (
+            dev.attrs().max_fast_reg_page_list_len,
+            dev.attrs().max_sge_rd,
+        );
+        if mr == 0 || read == 0 {
             return Err(EOPNOTSUPP);
         }
+        // C's sum with either would wrap.
+        pages.checked_add(mr.max(read)).ok_or(EINVAL)?;
         // SAFETY: The device is registered while there is a handle of it, and has the port by the
         // invariant of `Port`.
         Ok(unsafe { bindings::rdma_rw_mr_factor(dev.as_raw(), self.num(), pages) })
@@ -253,7 +260,7 @@ struct Job {
     port: u32,
     /// Of the entries of the range.
     mapping: sg::Mapping,
-    /// Set if peers can write to the pages, by the key of an MR, until a READ has succeeded.
+    /// Set if peers can write to the memory, by the key of an MR, until a READ has succeeded.
     exposed: bool,
     /// The first and the last entry, before they were cut to begin and to end with the range.
     ends: [Extent; 2],
@@ -419,12 +426,14 @@ impl RawCtx {
             return Err(EINVAL);
         }
         // SAFETY: The caller promises that the QP is valid.
-        let (sges, port) = unsafe {
+        let (sges, pages, port) = unsafe {
             let qp = qp.as_ref();
-            (qp.max_write_sge.min(qp.max_read_sge), qp.port)
+            let pages = (*qp.device).attrs.max_fast_reg_page_list_len;
+            (qp.max_write_sge.min(qp.max_read_sge), pages, qp.port)
         };
-        // C divides by the number of entries that a request can have, and looks the port up.
-        if sges == 0 || port == 0 {
+        // C divides by the number of entries that a request can have, and by that of the pages of
+        // an MR, and looks the port up.
+        if sges == 0 || pages == 0 || port == 0 {
             return Err(EINVAL);
         }
         // C transfers all of an entry, so the last one is cut to end where the range does. It takes
@@ -514,7 +523,7 @@ impl RawCtx {
         let inner = unsafe { &mut *self.inner.get() };
         let job = inner.job.take()?;
         let sg::Mapping { table, dir, .. } = job.mapping;
-        let ended = !job.exposed || (succeeded && dir == READ);
+        let ended = !job.exposed || succeeded;
         // SAFETY: `start` has initialised the context with these. The QP is not destroyed while it
         // counts this transfer. With a count of zero no page is unmapped.
         unsafe {
@@ -539,6 +548,23 @@ impl RawCtx {
         }
         transfers.end();
         Some(user)
+    }
+
+    /// Ends a transfer of which nothing was posted, and the claim.
+    ///
+    /// # Safety
+    ///
+    /// The caller has claimed this, and no request was posted since [`RawCtx::start`] has succeeded.
+    unsafe fn undo(&self) {
+        // SAFETY: The claim keeps all others from `inner`. No request was posted, as the caller
+        // promises, so none is outstanding, and no peer has a key.
+        unsafe {
+            if let Some(job) = &mut (*self.inner.get()).job {
+                job.exposed = false;
+            }
+            self.finish(false);
+        }
+        self.release();
     }
 
     /// Returns the first of the requests (`rdma_rw_ctx_wrs`). The last one, or `then`, which
@@ -708,6 +734,18 @@ unsafe fn begin(
         })?;
         ctx.requests(user, then)
     };
+    // SAFETY: The context was just claimed, so nothing else uses it.
+    let job = unsafe { &(*ctx.inner.get()).job };
+    if job
+        .as_ref()
+        .is_some_and(|job| job.exposed && job.mapping.dir == WRITE)
+    {
+        // By the key that a parameter of ib_core asks for, peers could write what they are sent.
+        //
+        // SAFETY: Nothing was posted. The context was claimed above.
+        unsafe { ctx.undo() };
+        return Err(Failed::Nowhere(EOPNOTSUPP));
+    }
     debug::set_qp_of(qp.as_ptr(), user);
     let mut bad = ptr::null();
     // SAFETY: `qp` is valid, and the memory of the requests stays where it is, as the caller
@@ -728,16 +766,9 @@ unsafe fn begin(
         let posted = unsafe { distance(first, bad) };
         return Err(Failed::InPart(posted, error));
     }
-    // SAFETY: `start` has succeeded, the driver has refused the first request, so it has posted
-    // none: no peer has a key, and no request is outstanding. The claim keeps all others from the
-    // context.
-    unsafe {
-        if let Some(job) = &mut (*ctx.inner.get()).job {
-            job.exposed = false;
-        }
-        ctx.finish(false);
-    }
-    ctx.release();
+    // SAFETY: The driver has refused the first request, so it has posted none. The context was
+    // claimed above.
+    unsafe { ctx.undo() };
     Err(Failed::Nowhere(error))
 }
 
@@ -808,11 +839,14 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
     /// memory is not mapped any more (`rdma_rw_ctx_destroy`).
     ///
     /// If a READ fails on iWARP, where the peer has a key, the memory is lost to the [`Ctx`], whose
-    /// length is zero then; its owner is dropped after the QP is destroyed. Fails with what `rw`
-    /// says, or as [`Qp::prepare_rw`]; with `EINVAL` also if the context is to be prepared for this
-    /// QP and is not; `ENOMEM` also when the queue is full. See [`PostError`] for what becomes of
-    /// the owner. A transfer that was prepared and that the driver has refused is to be prepared
-    /// again.
+    /// length is zero then; its owner is dropped after the QP is destroyed, so that must not keep
+    /// the QP.
+    ///
+    /// Fails with what `rw` says, or as [`Qp::prepare_rw`]; with `EINVAL` also if the context is to
+    /// be prepared for this QP and is not; `ENOMEM` also when the queue is full; `EOPNOTSUPP` for a
+    /// WRITE on iWARP if ib_core was loaded with `force_mr`, by which peers could write the memory.
+    /// See [`PostError`] for what becomes of the owner. A transfer that was prepared and that was
+    /// refused is to be prepared again.
     pub fn post_rw<P, const ID: u64>(
         &self,
         owner: P,

@@ -26,18 +26,18 @@ use kernel::{
 ///
 /// # Safety
 ///
-/// From the call of [`SgOwner::table`] on until the owner is dropped, or [`SgMap::into_owner`] gives it
-/// back:
+/// From the call of [`SgOwner::table`] on until the owner is dropped or given back:
 ///
 /// - the table, and all entries that it leads to, stay where they are, also if the owner is moved,
-///   and nothing else uses them;
+///   and nothing else uses them: the first and the last entry of a range are cut meanwhile;
 /// - its first `orig_nents` entries, at least one, which `sg_next` finds and none of which is empty,
 ///   are pages that are there, and neither freed nor given to anybody else;
 /// - nobody reads them by reference if the device writes (all directions but
 ///   [`ToDevice`](crate::dma::ToDevice)), and nobody writes them by reference.
 ///
 /// The owner may be dropped in any context that a region of it is dropped in, and in a work item.
-/// That must not wait for the device or for a client to go.
+/// That must not wait for the device or for a client to go. An owner that keeps the QP is not for
+/// transfers by that on iWARP: see [`Qp::post_rw`].
 pub unsafe trait SgOwner<D: Direction>: Send + Unpin + 'static {
     /// Returns the table. Called when it is not mapped.
     fn table(&mut self) -> *mut bindings::sg_table;
