@@ -22,6 +22,7 @@ pub use attr::{
     State, //
 };
 pub use batch::Batch;
+pub(crate) use batch::ChainError;
 pub use chain::{
     Chain,
     ChainOp, //
@@ -53,7 +54,10 @@ use crate::{
         marker::Markers, //
     },
     srq,
-    wr::PostTarget, //
+    wr::{
+        self,
+        PostTarget, //
+    }, //
 };
 use core::{
     marker::PhantomData,
@@ -174,6 +178,25 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
 
     pub(crate) fn as_raw(&self) -> *mut bindings::ib_qp {
         self.any.target.raw.as_ptr()
+    }
+
+    /// Returns what tells the QP from all others.
+    #[inline]
+    pub(crate) fn id(&self) -> wr::QpId {
+        self.any.target.qp_id
+    }
+
+    /// Returns the poller of the CQ of both queues, if they complete to one CQ that is not shared.
+    pub(crate) fn only_poller(&self) -> Option<cq::Poller> {
+        let (send, recv) = (self.any.inner.send.cq(), self.any.inner.recv.cq());
+        (Arc::ptr_eq(send, recv) && !send.is_shared()).then_some(self.any.pollers.0)
+    }
+
+    /// Keeps what is told of the end of the QP, until it is destroyed. Fails with `ENOMEM`.
+    pub(crate) fn keep_table(&self, table: impl OnDestroy + 'static, _cx: &Sleepable) -> Result {
+        let table: KBox<dyn OnDestroy> = KBox::new(table, GFP_KERNEL)?;
+        let mut tables = self.any.inner.context.tables.lock();
+        Ok(tables.push(table, GFP_KERNEL)?)
     }
 
     /// Returns the count of what keeps the QP after its drain.
@@ -378,12 +401,13 @@ impl Recv {
 pub(crate) struct Inner {
     pub(crate) raw: NonNull<bindings::ib_qp>,
     claim: Option<cm::QpClaim>,
+    // Dropped before the CQs: tables look for their poller.
+    context: Pin<KBox<QpPriv>>,
     send: cq::Reservation,
     recv: Recv,
     markers: Option<Arc<Markers>>,
     /// Of a QP for datagrams.
     marker_ah: sync::SetOnce<Ah>,
-    context: Pin<KBox<QpPriv>>,
     pub(crate) pd: Pd,
     // Dropped last: the ULP may be gone after that.
     listed: Object,
@@ -458,6 +482,9 @@ impl Inner {
 
 impl deferred::Teardown for Inner {
     fn teardown(&mut self, cx: &Sleepable) -> deferred::Fate {
+        for table in self.context.tables.lock().iter() {
+            table.closing();
+        }
         let markers = self.markers.take().ok_or(EIO);
         let destroyed = markers
             .and_then(|markers| self.drain(markers, cx))
@@ -661,6 +688,12 @@ impl fmt::Display for Event {
     }
 }
 
+/// What is told of the end of a QP, and dropped after that.
+pub(crate) trait OnDestroy: Send {
+    /// The QP is about to be drained for the last time.
+    fn closing(&self);
+}
+
 /// What is told of the events of a QP (`ib_qp_init_attr.event_handler`).
 ///
 /// The QP keeps it until the QP is destroyed, so it must not own the QP.
@@ -708,6 +741,8 @@ struct QpPriv {
     events: Option<Arc<dyn Events>>,
     #[pin]
     user_context: context::UserContext,
+    #[pin]
+    tables: sync::Mutex<KVec<KBox<dyn OnDestroy>>>,
 }
 
 impl QpPriv {
@@ -721,6 +756,7 @@ impl QpPriv {
             transfers <- Transfers::new(iwarp),
             events,
             user_context <- context::UserContext::new(),
+            tables <- new_mutex!(KVec::new(), "rdma::Qp::tables"),
         });
         KBox::pin_init(init, GFP_KERNEL)
     }

@@ -37,6 +37,14 @@ where
     reads: bool,
 }
 
+/// A chain that was not posted by `Qp::post_shared`.
+pub(crate) enum ChainError {
+    /// It was not made.
+    Unmade(Error),
+    /// The driver has refused a request behind so many others, if it says so.
+    Refused(Error, Option<usize>),
+}
+
 impl<S: PollContext, R: PollContext> Qp<S, R> {
     /// Posts several requests in one call (`ib_post_send` of a linked list), moving their owner in.
     ///
@@ -108,6 +116,37 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
             Ok(()) => Ok(()),
             // SAFETY: The signaled request was posted last, and with this callback.
             Err(refused) => Err(unsafe { Self::take_back(refused, cqe) }),
+        }
+    }
+
+    /// Posts a chain that `make` makes of what `owner` has, and whose last request completes to the
+    /// callback that `start` returns. Others may use the owner from `start` on, which is called when
+    /// the chain is made. So what was prepared is not taken back if the driver refuses it.
+    ///
+    /// # Safety
+    ///
+    /// The owner stays where it is, and nobody has more than references to it, until that request
+    /// has completed or, if it was not posted, until the QP was drained.
+    #[inline]
+    pub(crate) unsafe fn post_shared<T, const LINKS: usize, const SGES: usize>(
+        &self,
+        owner: &T,
+        start: impl FnOnce() -> *mut bindings::ib_cqe,
+        make: impl for<'a> FnOnce(&'a T, &mut Chain<'a, LINKS, SGES>) -> Result,
+    ) -> Result<(), ChainError> {
+        let (target, lock) = (&self.any.target, self.reg_lock());
+        let mut slots = [const { chain::Slot::new() }; LINKS];
+        // SAFETY: The slots outlive the links. The owner stays where it is, as the caller promises.
+        let links = unsafe { chain::Links::make(&raw mut slots, target, lock, owner, make) }
+            .map_err(ChainError::Unmade)?;
+        // SAFETY: The links were made for this QP. What they are made of stays until the QP was
+        // drained, as the caller promises.
+        match unsafe { links.post(target, lock, Some(start())) } {
+            Ok(()) => Ok(()),
+            Err(refused) => {
+                let (error, posted) = refused.why();
+                Err(ChainError::Refused(error, posted))
+            }
         }
     }
 

@@ -286,20 +286,22 @@ impl<const LINKS: usize, const SGES: usize> Refused<'_, LINKS, SGES> {
     /// What the links are made of is alive.
     #[cold]
     pub(super) unsafe fn take_back(self) -> (Error, Option<usize>) {
-        let Self {
-            links,
-            _guard,
-            bad,
-            ret,
-        } = self;
-        // SAFETY: `n` is less than the number of links, which is at most `LINKS`.
-        let posted = (0..links.len).find(|n| core::ptr::eq(unsafe { links.wr(*n) }, bad));
+        let (error, posted) = self.why();
         if let Some(n) = posted {
             // SAFETY: The driver says that it has posted none from this one on, and what the links
             // are made of is alive, as the caller promises.
-            unsafe { links.undo(n) };
+            unsafe { self.links.undo(n) };
         }
-        (Error::from_errno(ret), posted)
+        (error, posted)
+    }
+
+    /// As [`Refused::take_back`], but leaves the registrations as they are.
+    #[cold]
+    pub(super) fn why(&self) -> (Error, Option<usize>) {
+        let links = &self.links;
+        // SAFETY: `n` is less than the number of links, which is at most `LINKS`.
+        let posted = (0..links.len).find(|n| core::ptr::eq(unsafe { links.wr(*n) }, self.bad));
+        (Error::from_errno(self.ret), posted)
     }
 }
 
