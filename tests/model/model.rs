@@ -20,6 +20,8 @@ pub use shim::sync;
 mod counters;
 #[path = "../../rust/kernel/rdma/mr/state.rs"]
 mod state;
+#[path = "../../rust/kernel/rdma/session/tags/state.rs"]
+mod tags_state;
 
 #[cfg(test)]
 mod completion;
@@ -35,3 +37,5 @@ mod reservation;
 mod reuse;
 #[cfg(test)]
 mod slots;
+#[cfg(test)]
+mod tags;

@@ -1,0 +1,437 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! An exchange in two halves: each part has one user at a time, both halves come home before the
+//! tag is used again, and once; and a table is freed once, after its last tag.
+
+use crate::tags_state::{Half, State, Word};
+use loom::{
+    cell::UnsafeCell,
+    sync::{
+        atomic::{AtomicBool, AtomicU32, Ordering},
+        Arc, Condvar, Mutex,
+    },
+    thread,
+};
+
+const MASK: u16 = 0xf;
+
+/// An exchange of a table whose handlers run one after the other, in any thread.
+struct Exchange {
+    state: State,
+    send: UnsafeCell<u32>,
+    reply: UnsafeCell<u32>,
+    /// The lock of the CQ's poller.
+    poll: Mutex<()>,
+    closed: AtomicBool,
+    ends: AtomicU32,
+}
+
+impl Exchange {
+    fn new() -> Arc<Self> {
+        Arc::new(Self {
+            state: State::new(),
+            send: UnsafeCell::new(0),
+            reply: UnsafeCell::new(0),
+            poll: Mutex::new(()),
+            closed: AtomicBool::new(false),
+            ends: AtomicU32::new(0),
+        })
+    }
+
+    /// As code with `&` of what is posted.
+    fn look_at_send(&self) {
+        // SAFETY: This is what is checked.
+        self.send.with(|part| unsafe { *part });
+    }
+
+    /// As code with `&mut` of the reply's part.
+    fn touch_reply(&self) {
+        // SAFETY: This is what is checked.
+        self.reply.with_mut(|part| unsafe { *part += 1 });
+    }
+
+    /// As code that holds the tag.
+    fn touch(&self) {
+        // SAFETY: This is what is checked.
+        self.send.with_mut(|part| unsafe { *part += 1 });
+        self.touch_reply();
+    }
+
+    fn start(&self) {
+        self.touch();
+        self.state.start();
+    }
+
+    fn ended(&self) {
+        self.touch();
+        self.ends.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// As the handler of a reply.
+    fn reply(&self, generation: u16) -> bool {
+        let _poller = self.poll.lock().unwrap();
+        if self.closed.load(Ordering::Relaxed) || !self.state.take_reply(generation, MASK) {
+            return false;
+        }
+        self.look_at_send();
+        self.touch_reply();
+        if self.state.end_reply() {
+            self.ended();
+        }
+        true
+    }
+
+    /// As the handler of the send's completion.
+    fn sent(&self) {
+        let _poller = self.poll.lock().unwrap();
+        self.look_at_send();
+        if self.state.end_send(self.closed.load(Ordering::Relaxed)) {
+            self.ended();
+        }
+    }
+
+    /// As the marker of a drain.
+    fn drain(&self) {
+        drop(self.poll.lock().unwrap());
+    }
+
+    fn sweep(&self, last: bool) {
+        if self.state.sweep(last) {
+            self.ended();
+        }
+    }
+
+    fn ends(&self) -> u32 {
+        self.ends.load(Ordering::Relaxed)
+    }
+}
+
+fn spawn(x: &Arc<Exchange>, f: impl FnOnce(&Exchange) + 'static) -> thread::JoinHandle<()> {
+    let x = x.clone();
+    thread::spawn(move || f(&x))
+}
+
+#[test]
+fn exchange_ends_once_after_both_halves() {
+    loom::model(|| {
+        let x = Exchange::new();
+        x.start();
+        let reply = spawn(&x, |x| assert!(x.reply(0)));
+        x.sent();
+        reply.join().unwrap();
+        assert_eq!(x.ends(), 1);
+        assert_eq!(x.state.generation(), 1);
+    });
+}
+
+#[test]
+fn reply_comes_before_the_post_returns() {
+    loom::model(|| {
+        let x = Exchange::new();
+        // A peer that guesses the number of the exchange is answered as soon as that has begun.
+        let early = spawn(&x, |x| {
+            x.reply(0);
+        });
+        x.start();
+        early.join().unwrap();
+        x.sent();
+        let came = x.ends() == 1;
+        assert_eq!(x.reply(0), !came);
+        assert_eq!(x.ends(), 1);
+    });
+}
+
+#[test]
+fn second_reply_and_one_of_another_exchange_find_nothing() {
+    loom::model(|| {
+        let x = Exchange::new();
+        assert!(!x.reply(0));
+        x.start();
+        assert!(!x.reply(1));
+        let came = Arc::new(AtomicU32::new(0));
+        let other = {
+            let came = came.clone();
+            spawn(&x, move |x| {
+                came.fetch_add(x.reply(0).into(), Ordering::Relaxed);
+            })
+        };
+        came.fetch_add(x.reply(0).into(), Ordering::Relaxed);
+        other.join().unwrap();
+        assert_eq!(came.load(Ordering::Relaxed), 1);
+        x.sent();
+        assert_eq!(x.ends(), 1);
+        // The tag is used again, by the thread that holds it.
+        x.start();
+        assert!(!x.reply(0));
+        assert!(x.reply(1));
+        x.sent();
+        assert_eq!(x.ends(), 2);
+    });
+}
+
+#[test]
+fn closed_table_ends_what_is_out() {
+    loom::model(|| {
+        let x = Exchange::new();
+        x.start();
+        let handlers = spawn(&x, |x| {
+            x.reply(0);
+            x.sent();
+        });
+        x.closed.store(true, Ordering::Relaxed);
+        x.drain();
+        // The marker comes after what was posted.
+        handlers.join().unwrap();
+        x.sweep(false);
+        assert_eq!(x.ends(), 1);
+    });
+}
+
+#[test]
+fn what_is_posted_after_the_close_ends() {
+    loom::model(|| {
+        let x = Exchange::new();
+        let poster = spawn(&x, |x| x.start());
+        x.closed.store(true, Ordering::Relaxed);
+        x.drain();
+        x.sweep(false);
+        poster.join().unwrap();
+        // Flushed.
+        x.sent();
+        assert_eq!(x.ends(), 1);
+    });
+}
+
+#[test]
+fn strays_end_once() {
+    loom::model(|| {
+        let x = Exchange::new();
+        x.start();
+        let stray = spawn(&x, |x| {
+            x.look_at_send();
+            if x.state.stray(Half::Send) {
+                x.ended();
+            }
+        });
+        x.closed.store(true, Ordering::Relaxed);
+        x.drain();
+        x.sweep(false);
+        x.sweep(true);
+        stray.join().unwrap();
+        assert_eq!(x.ends(), 1);
+    });
+}
+
+#[test]
+fn stray_waits_for_the_drain() {
+    loom::model(|| {
+        let x = Exchange::new();
+        x.start();
+        let stray = spawn(&x, |x| {
+            x.look_at_send();
+            if x.state.stray(Half::Send) {
+                x.ended();
+            }
+        });
+        x.reply(0);
+        stray.join().unwrap();
+        assert_eq!(x.ends(), 0);
+        x.closed.store(true, Ordering::Relaxed);
+        x.drain();
+        x.sweep(true);
+        assert_eq!(x.ends(), 1);
+    });
+}
+
+#[test]
+fn two_strays_end_once() {
+    loom::model(|| {
+        let x = Exchange::new();
+        x.start();
+        assert!(x.state.take_reply(0, MASK));
+        let strays = [Half::Send, Half::Reply].map(|half| {
+            spawn(&x, move |x| {
+                if x.state.stray(half) {
+                    x.ended();
+                }
+            })
+        });
+        x.closed.store(true, Ordering::Relaxed);
+        x.drain();
+        x.sweep(true);
+        for stray in strays {
+            stray.join().unwrap();
+        }
+        assert_eq!(x.ends(), 1);
+    });
+}
+
+/// A table of two tags.
+struct Table {
+    word: Word,
+    parts: [UnsafeCell<u32>; 2],
+    waiters: Mutex<u32>,
+    freed: Condvar,
+    end: AtomicU32,
+    /// Written when it is freed.
+    memory: UnsafeCell<bool>,
+}
+
+impl Table {
+    fn new() -> Arc<Self> {
+        Arc::new(Self {
+            word: Word::new(2),
+            parts: [UnsafeCell::new(0), UnsafeCell::new(0)],
+            waiters: Mutex::new(0),
+            freed: Condvar::new(),
+            end: AtomicU32::new(0),
+            memory: UnsafeCell::new(true),
+        })
+    }
+
+    fn alive(&self) {
+        // SAFETY: This is what is checked.
+        self.memory.with(|memory| assert!(unsafe { *memory }));
+    }
+
+    fn free(&self) {
+        // SAFETY: This is what is checked.
+        self.memory.with_mut(|memory| unsafe {
+            assert!(*memory, "freed twice");
+            *memory = false;
+        });
+    }
+
+    fn take(&self) -> Option<u32> {
+        self.alive();
+        self.word.take()
+    }
+
+    /// As code that holds a tag.
+    fn touch(&self, tag: u32) {
+        // SAFETY: This is what is checked.
+        self.parts[tag as usize].with_mut(|part| unsafe { *part += 1 });
+    }
+
+    /// As `Tag::drop`.
+    fn put(&self, tag: u32) {
+        self.alive();
+        if self.word.put(tag) {
+            return;
+        }
+        let waiters = self.waiters.lock().unwrap();
+        self.word.put_locked(tag);
+        if *waiters > 0 {
+            self.freed.notify_all();
+        }
+        let last = self.end.load(Ordering::Relaxed) != 0 && self.word.free() == 2;
+        drop(waiters);
+        if last {
+            self.free();
+        }
+    }
+
+    /// As `Tags::wait`.
+    fn wait(&self) -> u32 {
+        if let Some(tag) = self.take() {
+            return tag;
+        }
+        let mut waiters = self.waiters.lock().unwrap();
+        *waiters += 1;
+        self.word.set_locked(true);
+        let tag = loop {
+            if let Some(tag) = self.take() {
+                break tag;
+            }
+            waiters = self.freed.wait(waiters).unwrap();
+        };
+        *waiters -= 1;
+        if *waiters == 0 {
+            self.word.set_locked(false);
+        }
+        tag
+    }
+
+    /// As the end of a table's last handle.
+    fn end(&self) {
+        let waiters = self.waiters.lock().unwrap();
+        self.word.set_locked(true);
+        self.end.store(1, Ordering::Relaxed);
+        let last = self.word.free() == 2;
+        drop(waiters);
+        if last {
+            self.free();
+        }
+    }
+}
+
+#[test]
+fn tag_has_one_holder() {
+    loom::model(|| {
+        let table = Table::new();
+        let other = {
+            let table = table.clone();
+            thread::spawn(move || {
+                for _ in 0..2 {
+                    if let Some(tag) = table.take() {
+                        table.touch(tag);
+                        table.put(tag);
+                    }
+                }
+            })
+        };
+        let tag = table.take().unwrap();
+        table.touch(tag);
+        let second = table.take();
+        if let Some(second) = second {
+            assert_ne!(tag, second);
+            table.touch(second);
+            table.put(second);
+        }
+        table.put(tag);
+        other.join().unwrap();
+        assert_eq!(table.word.free(), 2);
+    });
+}
+
+#[test]
+fn waiter_is_woken() {
+    loom::model(|| {
+        let table = Table::new();
+        let tags = [table.take().unwrap(), table.take().unwrap()];
+        let holder = {
+            let table = table.clone();
+            thread::spawn(move || {
+                table.touch(tags[0]);
+                table.put(tags[0]);
+            })
+        };
+        let tag = table.wait();
+        table.touch(tag);
+        holder.join().unwrap();
+        table.put(tag);
+        table.put(tags[1]);
+        assert_eq!(table.word.free(), 2);
+    });
+}
+
+#[test]
+fn table_is_freed_once_after_its_last_tag() {
+    loom::model(|| {
+        let table = Table::new();
+        let tags = [table.take().unwrap(), table.take().unwrap()];
+        let holders = tags.map(|tag| {
+            let table = table.clone();
+            thread::spawn(move || {
+                table.touch(tag);
+                table.put(tag);
+            })
+        });
+        table.end();
+        for holder in holders {
+            holder.join().unwrap();
+        }
+        // SAFETY: There is no other thread.
+        table.memory.with(|memory| assert!(!unsafe { *memory }));
+    });
+}
