@@ -3,13 +3,13 @@
 //! What a protocol needs between the verbs and its own messages.
 //!
 //! Each ULP that has requests and answers writes these parts by hand in C: a set of receives that
-//! are posted again, a count of credits, the sizes of its queues, the end of a connection that could
-//! not be made, timers, and reconnecting. They are on the public interface of the crate alone, and
-//! each of them can be used without the others. See Documentation/session.rst.
+//! are posted again, tags and what waits for their replies, a count of credits, the sizes of its
+//! queues. Each of them can be used without the others. See Documentation/session.rst.
 
 mod credits;
 mod recv;
 mod sizes;
+pub mod tags;
 
 pub use credits::{
     Credit,

@@ -1,0 +1,905 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Requests that are answered, many at once.
+//!
+//! A storage protocol sends a request and gets a reply: two completions, of a send and of a
+//! receive, in any order. What is posted stays as it is until the send has completed, even if the
+//! reply has come, and a tag names another exchange only when both are home.
+//!
+//! An [`Exchange`] has two parts: its request, which is posted, and what waits for the reply. Each
+//! tag of a [`Tags`] has one of them, made once. A [`Tag`] is held by who has taken it, as a tag of
+//! blk-mq; it is posted ([`Tag::post`]), the peer's message names it by its [`TagId`], and
+//! [`Tags::reply`] finds it. A reply that nobody waits for finds nothing: a second one, one for a
+//! tag that is free or out of range, or one for another exchange of the tag.
+//!
+//! Taking a tag and freeing it are an atomic operation each. In between there is none: both
+//! completions are those of one CQ, whose handlers run one after the other.
+//!
+//! # Examples
+//!
+//! ```
+//! use rdma::{prelude::*, session::tags::*};
+//!
+//! struct Get;
+//!
+//! impl Exchange for Get {
+//!     type Request = Buf<ToDevice>;
+//!     type Reply = Option<u64>;
+//!     type Needs = Atomic;
+//!
+//!     fn sent(_request: &Buf<ToDevice>, wc: &Wc, _cx: &Atomic) {
+//!         if let Err(e) = wc.result() {
+//!             pr_info!("{}\n", e.status);
+//!         }
+//!     }
+//!
+//!     /// Both are home, or there is no connection any more.
+//!     fn ended(mut tag: Tag<Self>) {
+//!         match tag.parts().1.take() {
+//!             Some(value) => pr_info!("the value is {value}\n"),
+//!             None => pr_info!("there was no reply\n"),
+//!         }
+//!     }
+//! }
+//!
+//! fn get(tags: &Tags<Get>, qp: &Qp<Softirq>, key: u32, cx: &Sleepable) -> Result {
+//!     let mut tag = tags.wait(1_000, cx)?;
+//!     let id = tag.id().to_u32();
+//!     let (request, _) = tag.parts();
+//!     request.write(0, &id.to_le_bytes())?;
+//!     request.write(4, &key.to_le_bytes())?;
+//!     tag.post(qp, |request, chain: &mut Chain<'_, 1>| {
+//!         chain.push(SendWr::send([request.sge(0..8)?]))
+//!     })?;
+//!     Ok(())
+//! }
+//! # use rdma::{qp::Chain, wc::Success};
+//!
+//! /// A message has come, whose handler has this completion.
+//! fn received(tags: &Tags<Get>, wc: &Success<'_>, id: u32, value: u64) -> Result {
+//!     let mut reply = tags.reply(wc, TagId::from_u32(id)).ok_or(EPROTO)?;
+//!     *reply = Some(value);
+//!     Ok(())
+//! }
+//!
+//! fn disconnected(tags: &Tags<Get>, qp: &Qp<Softirq>, cx: &Sleepable) -> Result {
+//!     tags.close(ENOTCONN);
+//!     tags.reclaim(qp, cx)
+//! }
+//! ```
+
+mod state;
+
+use crate::{
+    atomic::{
+        AtomicI32,
+        Ordering, //
+    },
+    context::Context,
+    cq,
+    cqe::{
+        self,
+        CqePointer, //
+    },
+    debug,
+    mr,
+    prelude::*,
+    qp::{
+        self,
+        Chain, //
+    },
+    sync::Handles,
+    wc::Success,
+    wr, //
+};
+use core::{
+    cell::UnsafeCell,
+    ops,
+    ptr::NonNull, //
+};
+use kernel::{
+    new_condvar,
+    new_spinlock_irq,
+    prelude::*,
+    sync::{
+        CondVar,
+        CondVarTimeoutResult,
+        SpinLockIrq, //
+    },
+    time::msecs_to_jiffies,
+    types::NotThreadSafe, //
+};
+use state::{
+    Half,
+    State,
+    Word,
+    TAGS, //
+};
+
+/// What is posted by a tag, and what waits for the reply.
+pub trait Exchange: Sized + 'static {
+    /// What is posted: buffers and regions. Nobody has more than a reference to it until both
+    /// halves are home.
+    type Request: Send;
+
+    /// What waits for the reply. Its handler has it.
+    type Reply: Send;
+
+    /// The context that the handlers need.
+    type Needs: Context;
+
+    /// The send has completed. The reply may have come before.
+    fn sent(request: &Self::Request, wc: &Wc, cx: &Self::Needs) {
+        let _ = (request, wc, cx);
+    }
+
+    /// A region was invalidated locally that [`Reply::post_inv`] has named. The reply is being
+    /// handled until what this gets is dropped.
+    fn invalidated(reply: Reply<'_, Self>, wc: &Wc, cx: &Self::Needs) {
+        let _ = (reply, wc, cx);
+    }
+
+    /// The send has completed and the reply was handled, or does not come: what that has left in
+    /// the [`Reply`](Exchange::Reply) tells which.
+    ///
+    /// In the handler that was the second, or in [`Tags::reclaim`], or in a work item when the QP
+    /// is destroyed. Any context therefore. The tag is free when it is dropped.
+    fn ended(tag: Tag<Self>) {
+        drop(tag);
+    }
+}
+
+/// The name of an exchange, for the peer to return.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TagId {
+    /// The number of the tag.
+    pub index: u16,
+    /// The number of the exchange among those of the tag, in as many bits as [`Tags::new`] was
+    /// told.
+    pub generation: u16,
+}
+
+impl TagId {
+    /// Returns both in one word, the index in the lower half.
+    #[inline]
+    pub fn to_u32(self) -> u32 {
+        u32::from(self.generation) << 16 | u32::from(self.index)
+    }
+
+    /// Returns what [`TagId::to_u32`] was called for.
+    #[inline]
+    pub fn from_u32(raw: u32) -> Self {
+        Self {
+            index: raw as u16,
+            generation: (raw >> 16) as u16,
+        }
+    }
+}
+
+/// An exchange, its parts and its callbacks.
+///
+/// # Invariants
+///
+/// `table` is the table that this is part of, as number `index`. The parts are used as `state`
+/// says: `request` by references until all is home.
+struct Slot<X: Exchange> {
+    cqe: Cqe<Self>,
+    inv_cqe: Cqe<Self, INV>,
+    state: State,
+    index: u16,
+    table: NonNull<Table<X>>,
+    request: UnsafeCell<X::Request>,
+    reply: UnsafeCell<X::Reply>,
+}
+
+/// The callback of a local invalidation.
+const INV: u64 = 1;
+
+impl<X: Exchange> Slot<X> {
+    /// # Safety
+    ///
+    /// The tag is held, or a half of it is out.
+    #[inline]
+    unsafe fn table(&self) -> &Table<X> {
+        // SAFETY: By the type invariant the table is that of the slot. It is freed after the last
+        // tag is put.
+        unsafe { self.table.as_ref() }
+    }
+
+    /// Notes a half that is home where handlers may run at the same time.
+    #[cold]
+    #[inline(never)]
+    fn stray(this: NonNull<Self>, half: Half) {
+        // SAFETY: The half is out, so the table is there.
+        if unsafe { this.as_ref() }.state.stray(half) {
+            // INVARIANT: The caller holds the tag, as `stray` says.
+            X::ended(Tag(this));
+        }
+    }
+}
+
+impl<X: Exchange> cqe::HasCqe for Slot<X> {
+    const FIELD: cqe::Field<Self, 0> = crate::cqe_field!(cqe);
+}
+
+impl<X: Exchange> cqe::HasCqe<INV> for Slot<X> {
+    const FIELD: cqe::Field<Self, INV> = crate::cqe_field!(inv_cqe);
+}
+
+impl<X: Exchange> CqeHandler for Slot<X> {
+    type Pointer = Posted<X>;
+    type Needs = X::Needs;
+
+    #[inline]
+    fn done(this: Posted<X>, wc: &Wc, cx: &X::Needs) {
+        let slot = this.0;
+        // SAFETY: By its invariant the send is out, so the table is there.
+        let (this, table) = unsafe { (slot.as_ref(), slot.as_ref().table()) };
+        if !table.poller.is_at(wc) {
+            return Slot::stray(slot, Half::Send);
+        }
+        // SAFETY: The send is out, so until `end_send` there are references only. Those are used in
+        // handlers of the CQ, and this is one of them, which run one after the other.
+        X::sent(unsafe { &*this.request.get() }, wc, cx);
+        if this.state.end_send(table.is_closed()) {
+            // INVARIANT: All is home, for this handler.
+            X::ended(Tag(slot));
+        }
+    }
+}
+
+impl<X: Exchange> CqeHandler<INV> for Slot<X> {
+    type Pointer = Handling<X>;
+    type Needs = X::Needs;
+
+    #[inline]
+    fn done(this: Handling<X>, wc: &Wc, cx: &X::Needs) {
+        // SAFETY: By its invariant the reply is being handled, so the table is there.
+        if !unsafe { this.0.as_ref().table() }.poller.is_at(wc) {
+            return Slot::stray(this.0, Half::Reply);
+        }
+        // INVARIANT: The reply is being handled, and `this`, which was its owner, is gone. This is
+        // a handler of the CQ.
+        X::invalidated(
+            Reply(this.0, NotThreadSafe, core::marker::PhantomData),
+            wc,
+            cx,
+        );
+    }
+}
+
+/// The owner of a send that is posted.
+///
+/// # Invariants
+///
+/// The send is out, and this is the only owner of it.
+struct Posted<X: Exchange>(NonNull<Slot<X>>);
+
+// SAFETY: It gives no access to the parts but in handlers of the CQ.
+unsafe impl<X: Exchange> Send for Posted<X> {}
+
+/// The owner of an invalidation that is posted.
+///
+/// # Invariants
+///
+/// The reply is being handled, by this.
+struct Handling<X: Exchange>(NonNull<Slot<X>>);
+
+// SAFETY: It gives no access to the parts but in handlers of the CQ.
+unsafe impl<X: Exchange> Send for Handling<X> {}
+
+macro_rules! owner {
+    ($owner:ident, $id:expr) => {
+        impl<X: Exchange> ops::Deref for $owner<X> {
+            type Target = Slot<X>;
+
+            #[inline]
+            fn deref(&self) -> &Slot<X> {
+                // SAFETY: By the type invariant a half is out, so the table is there.
+                unsafe { self.0.as_ref() }
+            }
+        }
+
+        // SAFETY: The slot is there, and stays in place, while a half is out. It is only modified
+        // through cells.
+        unsafe impl<X: Exchange> CqePointer<$id> for $owner<X> {
+            #[inline]
+            fn into_ptr(self, _: cqe::Sealed) -> *mut Slot<X> {
+                self.0.as_ptr()
+            }
+
+            #[inline]
+            unsafe fn from_ptr(ptr: *mut Slot<X>) -> Self {
+                // SAFETY: `ptr` is from `into_ptr`, as the caller promises, so it is not null.
+                // INVARIANT: As it was given up.
+                Self(unsafe { NonNull::new_unchecked(ptr) })
+            }
+        }
+    };
+}
+
+owner!(Posted, 0);
+owner!(Handling, INV);
+
+/// The exchanges of a QP.
+///
+/// # Invariants
+///
+/// `poller` is that of the CQ of both queues of the QP, and of no other CQ while handlers may find
+/// the table open or a half of an exchange out. `handles` counts the [`Tags`] and the [`Keeper`].
+/// `words` has a bit for each of `slots`.
+#[pin_data]
+struct Table<X: Exchange> {
+    poller: cq::Poller,
+    qp: wr::QpId,
+    mask: u16,
+    /// An error number once the table is closed.
+    closed: AtomicI32,
+    handles: Handles,
+    words: KVec<Word>,
+    slots: KVec<Slot<X>>,
+    #[pin]
+    lock: SpinLockIrq<Locked>,
+    #[pin]
+    freed: CondVar,
+}
+
+struct Locked {
+    /// The number of threads that wait for a tag.
+    waiters: u32,
+    /// Set if there is no handle any more: the last tag frees the table.
+    ending: bool,
+}
+
+impl<X: Exchange> Table<X> {
+    #[inline]
+    fn is_closed(&self) -> bool {
+        self.closed.load(Ordering::Relaxed) != 0
+    }
+
+    fn close(&self, error: Error) {
+        let (errno, relaxed) = (error.to_errno(), Ordering::Relaxed);
+        if self
+            .closed
+            .compare_exchange(0, errno, relaxed, relaxed)
+            .is_ok()
+        {
+            // A thread that waits has looked before this, and holds the lock until it can be woken.
+            drop(self.lock.lock());
+            self.freed.notify_all();
+        }
+    }
+
+    /// Returns a free tag.
+    #[inline]
+    fn take(&self) -> Result<Tag<X>> {
+        match self.closed.load(Ordering::Relaxed) {
+            0 => {}
+            errno => return Err(Error::from_errno(errno)),
+        }
+        for (n, word) in self.words.iter().enumerate() {
+            if let Some(tag) = word.take() {
+                let slot = self.slots.get(n * TAGS as usize + tag as usize);
+                // INVARIANT: The caller holds the tag.
+                return slot.map(|slot| Tag(slot.into())).ok_or(EAGAIN);
+            }
+        }
+        Err(EAGAIN)
+    }
+
+    fn set_locked(&self, locked: bool) {
+        for word in &self.words {
+            word.set_locked(locked);
+        }
+    }
+
+    /// Returns whether all tags are free.
+    fn is_idle(&self) -> bool {
+        self.words.iter().map(Word::free).sum::<u32>() as usize == self.slots.len()
+    }
+
+    /// Frees a tag, and the table with the last one.
+    ///
+    /// # Safety
+    ///
+    /// The caller holds the tag, number `index`, and does not use it or the table any more.
+    #[inline]
+    unsafe fn put(this: NonNull<Self>, index: u16) {
+        let (n, tag) = (usize::from(index) / TAGS as usize, u32::from(index) % TAGS);
+        // SAFETY: The table is there, as the caller holds a tag. There is a word for each tag.
+        let word = unsafe { this.as_ref().words.get_unchecked(n) };
+        if !word.put(tag) {
+            // SAFETY: The caller holds the tag.
+            unsafe { Self::put_locked(this, word, tag) };
+        }
+    }
+
+    /// # Safety
+    ///
+    /// As [`Table::put`]; `word` is that of the tag.
+    #[cold]
+    #[inline(never)]
+    unsafe fn put_locked(this: NonNull<Self>, word: &Word, tag: u32) {
+        let ended = {
+            // SAFETY: The table is there, as the caller holds a tag, and is freed by one that holds
+            // the lock later.
+            let table = unsafe { this.as_ref() };
+            let locked = table.lock.lock();
+            word.put_locked(tag);
+            if locked.waiters > 0 {
+                table.freed.notify_all();
+            }
+            locked.ending && table.is_idle()
+        };
+        if ended {
+            // SAFETY: There is no handle, and this was the last tag.
+            unsafe { Self::free(this) };
+        }
+    }
+
+    /// Drops a handle.
+    ///
+    /// # Safety
+    ///
+    /// The caller has the handle, and does not use it any more.
+    unsafe fn put_handle(this: NonNull<Self>) {
+        let ended = {
+            // SAFETY: The caller has a handle. If it is the last one, the table is freed by one that
+            // holds the lock after this.
+            let table = unsafe { this.as_ref() };
+            if !table.handles.put() {
+                return;
+            }
+            let mut locked = table.lock.lock();
+            locked.ending = true;
+            table.set_locked(true);
+            table.is_idle()
+        };
+        if ended {
+            // SAFETY: There is no handle, and no tag is held or out.
+            unsafe { Self::free(this) };
+        }
+    }
+
+    /// # Safety
+    ///
+    /// There is no handle, and no tag is held or out.
+    #[cold]
+    unsafe fn free(this: NonNull<Self>) {
+        // SAFETY: The table is from `KBox::into_raw`, and is not used any more.
+        drop(unsafe { Pin::new_unchecked(KBox::from_raw(this.as_ptr())) });
+    }
+
+    /// Ends the exchanges that are out: see [`State::sweep`].
+    ///
+    /// # Safety
+    ///
+    /// The table was closed before the QP was drained. After the `last` sweep nothing is posted.
+    unsafe fn sweep(&self, last: bool) {
+        for slot in &self.slots {
+            if slot.state.sweep(last) {
+                // INVARIANT: The caller holds the tag, as `sweep` says.
+                X::ended(Tag(slot.into()));
+            }
+        }
+    }
+}
+
+/// A tag that is not in use, with exclusive access to its exchange. It is free when it is dropped,
+/// in any context.
+///
+/// # Invariants
+///
+/// This holds the tag: no half is out.
+pub struct Tag<X: Exchange>(NonNull<Slot<X>>);
+
+// SAFETY: It is exclusive access to the parts, which are `Send`.
+unsafe impl<X: Exchange> Send for Tag<X> {}
+// SAFETY: A shared one gives no access to the parts.
+unsafe impl<X: Exchange> Sync for Tag<X> {}
+
+impl<X: Exchange> Tag<X> {
+    #[inline]
+    fn slot(&self) -> &Slot<X> {
+        // SAFETY: By the type invariant the tag is held, so the table is there.
+        unsafe { self.0.as_ref() }
+    }
+
+    /// Returns the name of the exchange that [`Tag::post`] begins.
+    #[inline]
+    pub fn id(&self) -> TagId {
+        let slot = self.slot();
+        // SAFETY: By the type invariant the tag is held.
+        let mask = unsafe { slot.table() }.mask;
+        TagId {
+            index: slot.index,
+            generation: slot.state.generation() & mask,
+        }
+    }
+
+    /// Returns both parts.
+    #[inline]
+    pub fn parts(&mut self) -> (&mut X::Request, &mut X::Reply) {
+        let slot = self.slot();
+        // SAFETY: By the type invariant the tag is held, so nothing else uses the parts.
+        unsafe { (&mut *slot.request.get(), &mut *slot.reply.get()) }
+    }
+
+    /// Posts the request, and waits for its reply from then on: [`Qp::post_chain`] of what `make`
+    /// adds, of which the last completes to [`Exchange::sent`]. Nothing of the tag is left to the
+    /// caller, as the reply may come before this returns.
+    ///
+    /// Any context. Gives the tag back as [`Qp::post_chain`] gives an owner, and with `EINVAL` if
+    /// the table is that of another QP. Where the driver has refused it the tag is not given back,
+    /// as the peer may have answered what it did not get: the exchange ends in [`Tags::reclaim`],
+    /// or when the QP is destroyed. Regions that were to be registered may be registered then.
+    #[inline]
+    pub fn post<C, const LINKS: usize, const SGES: usize>(
+        self,
+        qp: &Qp<C>,
+        make: impl for<'a> FnOnce(&'a X::Request, &mut Chain<'a, LINKS, SGES>) -> Result,
+    ) -> Result<(), PostError<Self>>
+    where
+        C: Provides<X::Needs>,
+    {
+        let slot = self.slot();
+        // SAFETY: By the type invariant the tag is held.
+        if unsafe { slot.table() }.qp != qp.id() {
+            return Err(PostError::new(self, EINVAL));
+        }
+        let at = self.0;
+        // SAFETY: By the type invariant the tag is held, so nothing else uses the request. From
+        // `start` on there are references to it only. The owner is that of the callback.
+        let posted = unsafe {
+            let start = || {
+                slot.state.start();
+                // INVARIANT: The send is out.
+                Posted(at).into_cqe(cqe::Sealed::new())
+            };
+            qp.post_shared(&*slot.request.get(), start, make)
+        };
+        match posted {
+            Ok(()) => {
+                core::mem::forget(self);
+                Ok(())
+            }
+            Err(qp::ChainError::Unmade(error)) => Err(PostError::new(self, error)),
+            Err(qp::ChainError::Refused(error, posted)) => {
+                core::mem::forget(self);
+                Err(Self::refused(at, error, posted))
+            }
+        }
+    }
+
+    /// The driver has refused a request, after `posted` that it did not. If it does not say which,
+    /// the last one may complete.
+    #[cold]
+    #[inline(never)]
+    fn refused(slot: NonNull<Slot<X>>, error: Error, posted: Option<usize>) -> PostError<Self> {
+        if posted.is_some() {
+            // SAFETY: The send is out, until this.
+            debug::deactivate(unsafe { (&raw mut (*slot.as_ptr()).cqe).cast() });
+            Slot::stray(slot, Half::Send);
+        } else {
+            qp::post::unnamed();
+        }
+        PostError::in_part(None, posted.unwrap_or(0) as u32, error)
+    }
+}
+
+impl<X: Exchange> Drop for Tag<X> {
+    #[inline]
+    fn drop(&mut self) {
+        let slot = self.slot();
+        let (table, index) = (slot.table, slot.index);
+        // SAFETY: By the type invariant the tag is held, and it is not used after this.
+        unsafe { Table::put(table, index) };
+    }
+}
+
+/// A reply that has come, in its handler: exclusive access to what waited for it.
+///
+/// # Invariants
+///
+/// The reply is being handled, by this, in a handler of the table's CQ, which `'w` does not
+/// outlive.
+pub struct Reply<'w, X: Exchange>(
+    NonNull<Slot<X>>,
+    NotThreadSafe,
+    core::marker::PhantomData<&'w Wc>,
+);
+
+impl<X: Exchange> Reply<'_, X> {
+    #[inline]
+    fn slot(&self) -> &Slot<X> {
+        // SAFETY: By the type invariant the reply is being handled, so the table is there.
+        unsafe { self.0.as_ref() }
+    }
+
+    /// Returns what was posted. The send may not have completed.
+    #[inline]
+    pub fn request(&self) -> &X::Request {
+        // SAFETY: By the type invariant a half is out, so there are references only. Those are used
+        // in handlers of the CQ, and this is one of them, which run one after the other.
+        unsafe { &*self.slot().request.get() }
+    }
+
+    /// Posts a local invalidation of a region of the request, where the reply did not prove that
+    /// the peer has done that. The reply is being handled until [`Exchange::invalidated`].
+    ///
+    /// Fails as [`Qp::post_send`] does. If it is not given back then, the exchange ends in
+    /// [`Tags::reclaim`], or when the QP is destroyed. So it does if the invalidation fails.
+    pub fn post_inv<C, S: mr::State>(
+        self,
+        qp: &Qp<C>,
+        wr: impl for<'a> FnOnce(&'a X::Request) -> InvWr<'a, S> + Send,
+    ) -> Result<(), PostError<Self>>
+    where
+        C: Provides<X::Needs>,
+    {
+        // INVARIANT: The reply is being handled by this, as `self` is forgotten.
+        let handling = Handling(core::mem::ManuallyDrop::new(self).0);
+        qp.post_send(handling, |slot| {
+            // SAFETY: The reply is being handled, in a handler of the CQ, so this is the only thread
+            // that uses the request.
+            Ok(wr(unsafe { &*slot.request.get() }))
+        })
+        .map_err(|e| {
+            // INVARIANT: The reply is being handled, by what comes back, and the handler has not
+            // returned.
+            e.map(|back| Reply(back.0, NotThreadSafe, core::marker::PhantomData))
+        })
+    }
+}
+
+impl<X: Exchange> ops::Deref for Reply<'_, X> {
+    type Target = X::Reply;
+
+    #[inline]
+    fn deref(&self) -> &X::Reply {
+        // SAFETY: By the type invariant the reply is being handled, by `self`.
+        unsafe { &*self.slot().reply.get() }
+    }
+}
+
+impl<X: Exchange> ops::DerefMut for Reply<'_, X> {
+    #[inline]
+    fn deref_mut(&mut self) -> &mut X::Reply {
+        // SAFETY: By the type invariant the reply is being handled, by `self`.
+        unsafe { &mut *self.slot().reply.get() }
+    }
+}
+
+impl<X: Exchange> Drop for Reply<'_, X> {
+    #[inline]
+    fn drop(&mut self) {
+        if self.slot().state.end_reply() {
+            // INVARIANT: All is home, for this handler.
+            X::ended(Tag(self.0));
+        }
+    }
+}
+
+/// The exchanges of a QP, and their tags.
+///
+/// The memory is there until this is dropped, the QP is destroyed and the last tag is free. If the
+/// QP is destroyed, from a work item or not, all exchanges that are out end.
+///
+/// # Invariants
+///
+/// The table is valid, and counts this handle.
+pub struct Tags<X: Exchange>(NonNull<Table<X>>);
+
+// SAFETY: The parts are used by one thread at a time, and are `Send`.
+unsafe impl<X: Exchange> Send for Tags<X> {}
+// SAFETY: A tag is taken by one thread. The rest is used by handlers of one CQ, one after the other.
+unsafe impl<X: Exchange> Sync for Tags<X> {}
+
+impl<X: Exchange> Tags<X> {
+    /// Makes `count` exchanges, whose parts `init` makes, for a QP. Peers return `generation_bits`
+    /// bits, at most 16, of the number of an exchange: by so many an answer to an exchange that has
+    /// ended is told from one to the next with that tag.
+    ///
+    /// Fails with `EINVAL` if both queues of the QP do not complete to one CQ, or that is
+    /// [shared](Cq::pool_get), or if there are 0 or more than 65,536 exchanges, or too many bits;
+    /// `ENOMEM`; or the error of `init`.
+    pub fn new<C>(
+        qp: &Qp<C>,
+        count: u32,
+        generation_bits: u32,
+        mut init: impl FnMut(TagId) -> Result<(X::Request, X::Reply)>,
+        cx: &Sleepable,
+    ) -> Result<Self>
+    where
+        C: Provides<X::Needs>,
+    {
+        let poller = qp.only_poller().ok_or(EINVAL)?;
+        if !(1..=1 << 16).contains(&count) || generation_bits > 16 {
+            return Err(EINVAL);
+        }
+        let mut words = KVec::new();
+        for first in (0..count).step_by(TAGS as usize) {
+            words.push(Word::new((count - first).min(TAGS)), GFP_KERNEL)?;
+        }
+        let mut slots = KVec::with_capacity(count as usize, GFP_KERNEL)?;
+        for index in 0..=(count - 1) as u16 {
+            let (request, reply) = init(TagId {
+                index,
+                generation: 0,
+            })?;
+            let slot = Slot {
+                cqe: Cqe::new(),
+                inv_cqe: Cqe::new(),
+                state: State::new(),
+                index,
+                table: NonNull::dangling(),
+                request: UnsafeCell::new(request),
+                reply: UnsafeCell::new(reply),
+            };
+            slots.push(slot, GFP_KERNEL)?;
+        }
+        let handles = Handles::new();
+        // INVARIANT: What is returned, and the keeper.
+        handles.add();
+        let init = pin_init!(Table {
+            poller,
+            qp: qp.id(),
+            mask: ((1u32 << generation_bits) - 1) as u16,
+            closed: AtomicI32::new(0),
+            handles,
+            words,
+            slots,
+            lock <- new_spinlock_irq!(Locked {
+                waiters: 0,
+                ending: false,
+            }),
+            freed <- new_condvar!(),
+        });
+        let table = KBox::pin_init(init, GFP_KERNEL)?;
+        // SAFETY: The table is not moved: it goes back into a pinned box.
+        let table = KBox::into_raw(unsafe { Pin::into_inner_unchecked(table) });
+        // SAFETY: The table was just allocated, and nothing else uses it.
+        let table = unsafe { NonNull::new_unchecked(table) };
+        // SAFETY: Nothing else uses the table.
+        for slot in unsafe { &mut (*table.as_ptr()).slots } {
+            // INVARIANT: The slot is part of the table.
+            slot.table = table;
+        }
+        // INVARIANT: Both are counted.
+        let (this, keeper) = (Self(table), Keeper(table));
+        qp.keep_table(keeper, cx)?;
+        Ok(this)
+    }
+
+    #[inline]
+    fn table(&self) -> &Table<X> {
+        // SAFETY: By the type invariant the table is valid.
+        unsafe { self.0.as_ref() }
+    }
+
+    /// Takes a free tag. Any context.
+    ///
+    /// # Errors
+    ///
+    /// `EAGAIN` if there is none; the error of [`Tags::close`].
+    #[inline]
+    pub fn take(&self) -> Result<Tag<X>> {
+        self.table().take()
+    }
+
+    /// Takes a free tag, and waits up to `timeout_ms` milliseconds for one.
+    ///
+    /// # Errors
+    ///
+    /// `ETIMEDOUT`; `ERESTARTSYS` if a signal is pending; the error of [`Tags::close`].
+    pub fn wait(&self, timeout_ms: u32, cx: &Sleepable) -> Result<Tag<X>> {
+        match self.take() {
+            Err(e) if e == EAGAIN => self.wait_locked(timeout_ms, cx),
+            taken => taken,
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn wait_locked(&self, timeout_ms: u32, _cx: &Sleepable) -> Result<Tag<X>> {
+        let table = self.table();
+        let mut left = msecs_to_jiffies(timeout_ms);
+        let mut guard = table.lock.lock();
+        // From here on tags are put under the lock.
+        guard.waiters += 1;
+        table.set_locked(true);
+        let taken = loop {
+            match table.take() {
+                Err(e) if e == EAGAIN => {}
+                taken => break taken,
+            }
+            if left == 0 {
+                break Err(ETIMEDOUT);
+            }
+            match table.freed.wait_interruptible_timeout(&mut guard, left) {
+                CondVarTimeoutResult::Signal { .. } => break Err(ERESTARTSYS),
+                CondVarTimeoutResult::Timeout => left = 0,
+                CondVarTimeoutResult::Woken { jiffies } => left = jiffies,
+            }
+        };
+        guard.waiters -= 1;
+        if guard.waiters == 0 {
+            table.set_locked(false);
+        }
+        taken
+    }
+
+    /// Finds what waits for a reply, in the handler of the message that has it, whose completion is
+    /// `wc`; `None` if nothing does: the peer does not keep to the protocol, or the table is closed.
+    ///
+    /// `None` also if `wc` is not a completion that the CQ's poller is handling, as those of a
+    /// [`WcArray`] are not.
+    #[inline]
+    pub fn reply<'w>(&'w self, wc: &Success<'w>, id: TagId) -> Option<Reply<'w, X>> {
+        let table = self.table();
+        if !table.poller.is_at(wc.completion()) || table.is_closed() {
+            return None;
+        }
+        let slot = table.slots.get(usize::from(id.index))?;
+        // The reply is now being handled, by what is returned, in a handler of the CQ.
+        slot.state
+            .take_reply(id.generation, table.mask)
+            // INVARIANT: `wc`, and so its handler, outlives `'w`.
+            .then(|| Reply(slot.into(), NotThreadSafe, core::marker::PhantomData))
+    }
+
+    /// Fails all who wait for a tag, and all who come later, with `error`; only the first call does.
+    /// Replies find nothing from now on. For the end of the connection. Any context.
+    pub fn close(&self, error: Error) {
+        self.table().close(error);
+    }
+
+    /// Closes the table, if it is not, with `ENOTCONN`, drains the QP, and ends all exchanges that
+    /// are out. Fails as [`Qp::drain`], and with `EINVAL` if it is another QP.
+    pub fn reclaim<C: PollContext>(&self, qp: &Qp<C>, cx: &Sleepable) -> Result {
+        let table = self.table();
+        if table.qp != qp.id() {
+            return Err(EINVAL);
+        }
+        table.close(ENOTCONN);
+        qp.drain(cx)?;
+        // SAFETY: The QP was drained after the table was closed.
+        unsafe { table.sweep(false) };
+        Ok(())
+    }
+}
+
+impl<X: Exchange> Drop for Tags<X> {
+    fn drop(&mut self) {
+        self.table().close(ENOTCONN);
+        // SAFETY: By the type invariant this handle counts; it is not used after this.
+        unsafe { Table::put_handle(self.0) };
+    }
+}
+
+/// The handle that the QP has.
+///
+/// # Invariants
+///
+/// The table is valid, and counts this handle.
+struct Keeper<X: Exchange>(NonNull<Table<X>>);
+
+// SAFETY: As `Tags`.
+unsafe impl<X: Exchange> Send for Keeper<X> {}
+
+impl<X: Exchange> qp::OnDestroy for Keeper<X> {
+    fn closing(&self) {
+        // SAFETY: By the type invariant the table is valid.
+        unsafe { self.0.as_ref() }.close(ENOTCONN);
+    }
+}
+
+impl<X: Exchange> Drop for Keeper<X> {
+    fn drop(&mut self) {
+        // SAFETY: By the type invariant the table is valid. The QP is drained, and was so after
+        // `closing`, or nothing was posted to it. Nothing is posted to it any more.
+        unsafe { self.0.as_ref().sweep(true) };
+        // SAFETY: By the type invariant this handle counts; it is not used after this.
+        unsafe { Table::put_handle(self.0) };
+    }
+}
