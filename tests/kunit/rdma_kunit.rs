@@ -109,6 +109,7 @@ suites! {
     session_credits: suite_session_credits,
     session_recv: suite_session_recv,
     session_sizes: suite_session_sizes,
+    session_tags: suite_session_tags,
     sg: suite_sg,
     sg_map: suite_sg_map,
     srq: suite_srq,
