@@ -5,12 +5,20 @@
 use kernel::prelude::*;
 use rdma::{
     prelude::*,
+    qp::Chain,
     session::{
+        tags::{
+            Exchange,
+            Tag,
+            TagId,
+            Tags, //
+        },
         Received,
         RecvCredits,
         RecvHandler,
         SendCredits, //
-    }, //
+    },
+    wc::Success, //
 };
 
 #[derive(HasCqe)]
@@ -93,4 +101,82 @@ fn answer(message: &Received<'_, Conn>, answer: Pin<KBox<Message>>) -> Result {
     }
     let conn = message.conn();
     conn.credits.take()?.spend(|| conn.send(answer))
+}
+
+struct Read;
+
+/// Where the peer writes what was asked for, and the message that says so.
+struct Request {
+    region: Region<FromDevice>,
+    buf: Buf<ToDevice>,
+}
+
+impl Request {
+    fn write(&self, id: u32, to: Remote) -> Result {
+        self.buf.write(0, &id.to_le_bytes())?;
+        self.buf.write(4, &to.rkey.to_le_bytes())?;
+        self.buf.write(8, &to.addr.to_le_bytes())
+    }
+
+    fn finish(&self, status: Option<u32>) {
+        match status {
+            Some(status) => pr_info!("read, status {status}\n"),
+            None => pr_info!("there was no reply\n"),
+        }
+    }
+}
+
+impl Exchange for Read {
+    /// What is posted.
+    type Request = Request;
+    /// What waits for the reply.
+    type Reply = Option<u32>;
+    type Needs = Atomic;
+
+    fn ended(mut tag: Tag<Self>) {
+        let (request, status) = tag.parts();
+        request.finish(status.take());
+    }
+}
+
+/// Makes the exchanges of a QP.
+fn tags(qp: &Qp<Softirq>, pd: &Pd, cx: &Sleepable) -> Result<Tags<Read>> {
+    let make = |_| {
+        let request = Request {
+            region: Region::new(Buf::alloc(pd, 4096, cx)?, cx)?,
+            buf: Buf::alloc(pd, 16, cx)?,
+        };
+        Ok((request, None))
+    };
+    Tags::new(qp, 32, 16, make, cx)
+}
+
+/// Reads where nothing may wait, if a tag is free.
+fn read_ahead(tags: &Tags<Read>, qp: &Qp<Softirq>) -> Result {
+    tags.take()?.post(qp, |request, chain: &mut Chain<'_, 1>| {
+        chain.push(SendWr::send([request.buf.whole()]))
+    })?;
+    Ok(())
+}
+
+fn read(tags: &Tags<Read>, qp: &Qp<Softirq>, cx: &Sleepable) -> Result {
+    let tag = tags.wait(5_000, cx)?;
+    let id = tag.id().to_u32();
+    tag.post(qp, |request, chain: &mut Chain<'_, 2>| {
+        let remote = chain.push(RegWr::remote_write(&request.region))?;
+        request.write(id, remote)?;
+        chain.push(SendWr::send([request.buf.whole()]))
+    })?;
+    Ok(())
+}
+
+fn replied(tags: &Tags<Read>, qp: &Qp<Softirq>, wc: &Success<'_>, id: u32, status: u32) -> Result {
+    let mut reply = tags.reply(wc, TagId::from_u32(id)).ok_or(EPROTO)?;
+    if reply.request().region.remote_invalidated(wc, qp) {
+        *reply = Some(status);
+    } else {
+        // The reply is being handled until `Exchange::invalidated()`.
+        reply.post_inv(qp, |request| InvWr::new(&request.region))?;
+    }
+    Ok(())
 }

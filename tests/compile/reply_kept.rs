@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Keeping a reply beyond its handler, and having it in two threads.
+
+use rdma::{
+    prelude::*,
+    session::tags::{
+        Exchange,
+        Reply,
+        TagId,
+        Tags, //
+    },
+    wc::Success, //
+};
+
+struct Io;
+
+impl Exchange for Io {
+    type Request = Buf<ToDevice>;
+    type Reply = u32;
+    type Needs = Atomic;
+
+    fn invalidated(reply: Reply<'_, Self>, _wc: &Wc, _cx: &Atomic) {
+        #[cfg(mistake)]
+        elsewhere(reply);
+        //~^ E0277 cannot be sent between threads safely
+        //~^^ E0277 cannot be shared between threads safely
+        #[cfg(not(mistake))]
+        drop(reply);
+    }
+}
+
+fn elsewhere<T: Send>(_value: T) {}
+
+#[cfg(mistake)]
+fn received<'a>(tags: &'a Tags<Io>, wc: &Success<'_>, id: TagId) -> Option<Reply<'a, Io>> {
+    tags.reply(wc, id) //~ E0621 explicit lifetime required
+}
+
+#[cfg(not(mistake))]
+fn received<'a>(tags: &'a Tags<Io>, wc: &Success<'a>, id: TagId) -> Option<Reply<'a, Io>> {
+    tags.reply(wc, id)
+}
