@@ -2,8 +2,12 @@
 
 //! The poll lock of a CQ: one thread at a time holds it, and sees what was done under it before.
 
-use crate::counters::PollLock;
-use loom::{cell::UnsafeCell, sync::Arc, thread};
+use crate::counters::{Empties, PollLock};
+use loom::{
+    cell::UnsafeCell,
+    sync::{Arc, Mutex},
+    thread,
+};
 
 struct Cq {
     poll_lock: PollLock,
@@ -65,5 +69,48 @@ fn holder_knows_itself() {
         }
         assert_ne!(poll_lock.holder(), 2);
         other.join().unwrap();
+    });
+}
+
+/// A completion that came before the mark is never taken for one that came after it.
+#[test]
+fn old_completion_does_not_come_after_the_mark() {
+    loom::model(|| {
+        let cq = Arc::new((PollLock::new(), Empties::new(), Mutex::new(0u32)));
+        let mark = Arc::new(Mutex::new(None));
+        let other = {
+            let (cq, mark) = (cq.clone(), mark.clone());
+            thread::spawn(move || {
+                *cq.2.lock().unwrap() += 1;
+                *mark.lock().unwrap() = Some(cq.1.mark());
+            })
+        };
+        let (lock, empties, queue) = &*cq;
+        for _ in 0..3 {
+            assert!(lock.try_lock(1));
+            let polled = std::mem::take(&mut *queue.lock().unwrap());
+            if polled == 0 {
+                empties.found();
+            } else {
+                let mark = *mark.lock().unwrap();
+                assert!(!mark.is_some_and(|mark| empties.since(mark)));
+            }
+            lock.unlock();
+        }
+        other.join().unwrap();
+    });
+}
+
+#[test]
+fn empty_cq_has_nothing_old() {
+    loom::model(|| {
+        let empties = Empties::new();
+        let mark = empties.mark();
+        empties.found();
+        assert!(!empties.since(mark));
+        empties.found();
+        assert!(empties.since(mark));
+        let none = Empties::none();
+        assert!(none.since(none.mark()));
     });
 }

@@ -38,6 +38,7 @@ use crate::{
     prelude::*,
     removal,
     sync::{
+        Empties,
         FreeCqes,
         PollLock, //
     },
@@ -399,6 +400,7 @@ pub(crate) struct Inner {
     pub(crate) dev: Device,
     entries: u32,
     free: FreeCqes,
+    pub(crate) empties: Empties,
     poll_lock: PollLock,
     /// For the holder of `poll_lock`; there if callers poll the CQ.
     wcs: Option<KBox<UnsafeCell<Wcs>>>,
@@ -417,6 +419,7 @@ impl Inner {
             dev: dev.clone(),
             entries,
             free: FreeCqes::new(entries.try_into()?),
+            empties: Empties::none(),
             poll_lock: PollLock::new(),
             wcs: None,
             state,
@@ -424,6 +427,7 @@ impl Inner {
         if inner.is_caller_polled() {
             let wcs = [const { MaybeUninit::uninit() }; wc::POLL_BATCH];
             inner.wcs = Some(KBox::new(UnsafeCell::new(wcs), GFP_KERNEL)?);
+            inner.empties = Empties::new();
         }
         Ok(Arc::new(inner, GFP_KERNEL)?)
     }
@@ -450,6 +454,17 @@ impl Inner {
     /// Returns whether a thread holds the poll lock.
     fn is_locked(&self) -> bool {
         self.poll_lock.holder() != 0
+    }
+
+    /// The holder of the poll lock has found the CQ empty, and handled all that it has polled into
+    /// the array of the lock. Fails with `EOVERFLOW` if the CQ has lost completions.
+    #[inline]
+    fn found_empty(&self) -> Result {
+        self.empties.found();
+        match self.has_failed() {
+            true => Err(EOVERFLOW),
+            false => Ok(()),
+        }
     }
 
     pub(crate) fn poller(&self) -> Poller {

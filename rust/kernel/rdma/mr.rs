@@ -329,17 +329,19 @@ impl<D: Direction, M: Memory<D>, S: State> Region<D, M, S> {
     ///
     /// It is proof if the device is not one of iWARP, and it carries the region's key, comes from
     /// the receive CQ of the QP that the registration was posted to, is being dispatched by that
-    /// CQ's own poller (so not by [`Cq::process`](crate::cq::Cq::process)), and no more than 255
-    /// registrations of the MR have passed since another such proof, or since it was allocated:
-    /// keys come again after 256. A region whose end is not proved can be invalidated locally.
+    /// CQ's own poller (so not from a [`WcArray`]), and no more than 255 registrations of the MR
+    /// have passed since another such proof, or since it was allocated: keys come again after 256.
+    /// Where callers poll the CQ, they have to have found it empty, twice, since the MR was first
+    /// registered there. A region whose end is not proved can be invalidated locally.
     pub fn remote_invalidated<C: PollContext, R: PollContext>(
         &self,
         wc: &Success<'_>,
         qp: &Qp<C, R>,
     ) -> bool {
-        // SAFETY: A QP that there is a reference to is valid, and so is its CQ.
-        let cq = unsafe { &*(*qp.as_raw()).recv_cq };
-        self.mr.0.remote_invalidated(self.state(), wc, cq)
+        match (wc.invalidated_rkey(), qp.recv_cq_at(wc.completion())) {
+            (Some(key), Some(cq)) => self.mr.0.remote_invalidated(self.state(), key, cq),
+            _ => false,
+        }
     }
 
     /// Returns the length, in bytes.

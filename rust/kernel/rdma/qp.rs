@@ -108,8 +108,8 @@ impl AnyQp {
         let inner = create(parts, id, cx)?;
         // INVARIANT: As created.
         Ok(Self {
-            // SAFETY: It was just created for this PD, and `inner` keeps it.
-            target: unsafe { PostTarget::new(inner.raw, parts.pd) },
+            // SAFETY: It was just created for this PD and this CQ, and `inner` keeps them.
+            target: unsafe { PostTarget::new(inner.raw, parts.pd, parts.recv_cq) },
             recv_pd: match parts.srq {
                 Some(_) => pd::Id::NONE,
                 None => parts.pd.id(),
@@ -184,6 +184,17 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
     #[inline]
     pub(crate) fn id(&self) -> wr::QpId {
         self.any.target.qp_id
+    }
+
+    /// Returns the CQ of the receives, if its poller is handling this completion.
+    #[inline]
+    pub(crate) fn recv_cq_at(&self, wc: &Wc) -> Option<&cq::Inner> {
+        let cq = self.any.target.recv_cq();
+        // A shared CQ, which the drain of an SRQ may poll, too, has no poller here.
+        //
+        // SAFETY: The CQ is there.
+        let at = self.any.pollers.1.is_at(wc) || wc.is_polled_by(unsafe { cq.raw.as_ref() });
+        at.then_some(cq)
     }
 
     /// Returns the poller of the CQ of both queues, if they complete to one CQ that is not shared.

@@ -111,6 +111,52 @@ impl PollLock {
     }
 }
 
+/// How often a CQ that callers poll was found empty.
+///
+/// # Invariants
+///
+/// The number, plus one, of polls under the poll lock that have found nothing and whose holder has
+/// counted them; or [`usize::MAX`] if callers do not poll the CQ.
+pub(crate) struct Empties(AtomicUsize);
+
+impl Empties {
+    pub(crate) fn new() -> Self {
+        // INVARIANT: The CQ was not polled.
+        Self(AtomicUsize::new(1))
+    }
+
+    /// Returns that of a CQ that callers do not poll.
+    pub(crate) fn none() -> Self {
+        // INVARIANT: Callers do not poll it.
+        Self(AtomicUsize::new(usize::MAX))
+    }
+
+    /// Counts a poll that has found nothing, for the holder of the poll lock, which polls again after
+    /// this for all.
+    #[inline]
+    pub(crate) fn found(&self) {
+        // INVARIANT: Callers poll the CQ, and do not find it empty so often.
+        self.0.fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// Returns what [`Empties::since`] is to be told.
+    pub(crate) fn mark(&self) -> usize {
+        // Adds nothing, to see the last count.
+        match self.0.fetch_add(0, Ordering::SeqCst) {
+            usize::MAX => 0,
+            // The next poll that is counted may have been before this.
+            empties => empties + 1,
+        }
+    }
+
+    /// Returns whether the CQ was found empty since the mark: what its poller handles has come after
+    /// that. `true` if callers do not poll it.
+    #[inline]
+    pub(crate) fn since(&self, mark: usize) -> bool {
+        self.0.load(Ordering::Relaxed) > mark
+    }
+}
+
 /// The number of entries of a CQ that are not reserved.
 ///
 /// # Invariants

@@ -226,12 +226,6 @@ impl Success<'_> {
         })
     }
 
-    /// Returns whether the RDMA core's poller of the CQ is handling this completion: see
-    /// [`core_array`].
-    pub(crate) fn is_polled_by(&self, cq: &bindings::ib_cq) -> bool {
-        Wc::from_ref(self.0).is_in(core_array(cq))
-    }
-
     /// Returns the remote key that the peer invalidated with this receive.
     #[inline]
     pub fn invalidated_rkey(&self) -> Option<u32> {
@@ -293,6 +287,12 @@ impl Wc {
     pub(crate) fn is_in(&self, array: *const Self) -> bool {
         let at = core::ptr::from_ref(self).addr();
         at.wrapping_sub(array.addr()) < const { POLL_BATCH * size_of::<Self>() }
+    }
+
+    /// Returns whether the RDMA core's poller of the CQ is handling this completion: see
+    /// [`core_array`].
+    pub(crate) fn is_polled_by(&self, cq: &bindings::ib_cq) -> bool {
+        self.is_in(core_array(cq))
     }
 
     /// Returns the QP. It may be gone: see [`QpContext`](crate::qp::QpContext).

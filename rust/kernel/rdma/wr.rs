@@ -10,6 +10,7 @@
 
 use crate::{
     bindings,
+    cq,
     pd,
     prelude::*, //
 };
@@ -173,10 +174,11 @@ impl QpId {
 ///
 /// # Invariants
 ///
-/// `raw` is valid, of the PD `pd`, and no other QP has or had this number. `iwarp` says whether its
-/// device is one of iWARP.
+/// `raw` is valid, of the PD `pd`, and no other QP has or had this number. `recv_cq` is the CQ of its
+/// receives, and is valid. `iwarp` says whether its device is one of iWARP.
 pub struct PostTarget {
     pub(crate) raw: NonNull<bindings::ib_qp>,
+    recv_cq: NonNull<cq::Inner>,
     pub(crate) pd: pd::Id,
     pub(crate) qp_id: QpId,
     pub(crate) iwarp: bool,
@@ -185,15 +187,28 @@ pub struct PostTarget {
 impl PostTarget {
     /// # Safety
     ///
-    /// `raw` is a new QP of this PD, and is there until what is returned is gone.
-    pub(crate) unsafe fn new(raw: NonNull<bindings::ib_qp>, pd: &Pd) -> Self {
+    /// `raw` is a new QP of this PD and of this CQ for receives, and is there, with the CQ, until
+    /// what is returned is gone.
+    pub(crate) unsafe fn new(
+        raw: NonNull<bindings::ib_qp>,
+        pd: &Pd,
+        recv_cq: &Arc<cq::Inner>,
+    ) -> Self {
         // INVARIANT: By the caller's promise, and a new number.
         Self {
             raw,
+            recv_cq: NonNull::from(&**recv_cq),
             pd: pd.id(),
             qp_id: QpId::next(),
             iwarp: pd.device().is_iwarp(),
         }
+    }
+
+    /// Returns the CQ of the receives.
+    #[inline]
+    pub(crate) fn recv_cq(&self) -> &cq::Inner {
+        // SAFETY: By the type invariant the CQ is valid.
+        unsafe { self.recv_cq.as_ref() }
     }
 }
 

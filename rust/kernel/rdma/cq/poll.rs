@@ -126,7 +126,7 @@ impl<C: CallerPolled> Cq<C> {
             poll(cq, wcs.len() as c_int, wcs.as_mut_ptr().cast())
         };
         match usize::try_from(n) {
-            Ok(0) if self.inner.has_failed() => Err(EOVERFLOW),
+            Ok(0) => self.inner.found_empty().map(|()| 0),
             Ok(n) => Ok(n),
             Err(_) => Err(Error::from_errno(n)),
         }

@@ -6,6 +6,7 @@
 use crate::{
     bindings,
     context::Context,
+    cq,
     cqe::{
         self,
         CqePointer, //
@@ -74,6 +75,8 @@ struct Claimed {
     qp: wr::QpId,
     /// The CQ whose completions may prove a remote invalidation.
     recv_cq: *const bindings::ib_cq,
+    /// The mark of that CQ at the first registration there.
+    mark: usize,
     /// The last generation whose key no earlier completion of that CQ can have. Zero, which is
     /// none, on iWARP.
     trusted: u64,
@@ -110,6 +113,7 @@ impl FastRegMr {
                 rkey: 0,
                 qp: wr::QpId::NONE,
                 recv_cq: ptr::null(),
+                mark: 0,
                 trusted,
             }),
             state: UnsafeCell::new(state::IDLE),
@@ -143,16 +147,11 @@ impl FastRegMr {
     /// A completion with the key is not left over from an earlier registration, 256 or a multiple
     /// of that before, if it comes from the CQ that has proved the end of one of the last 255: the
     /// CQ's poller takes completions in order, so all earlier ones are gone.
-    pub(super) fn remote_invalidated<S: State>(
-        &self,
-        state: &S,
-        wc: &wc::Success<'_>,
-        cq: &bindings::ib_cq,
-    ) -> bool {
-        let key = match wc.invalidated_rkey() {
-            Some(key) if wc.is_polled_by(cq) => key,
-            _ => return false,
-        };
+    /// One of an earlier MR of that key came before this one was registered at that CQ, and a CQ
+    /// that was found empty since has it no more.
+    ///
+    /// The poller of `cq` handles the completion of a receive that has invalidated `key`.
+    pub(super) fn remote_invalidated<S: State>(&self, state: &S, key: u32, cq: &cq::Inner) -> bool {
         if !state.claim_registered() {
             return false;
         }
@@ -163,8 +162,9 @@ impl FastRegMr {
         let device = unsafe { (*self.raw.as_ptr()).device };
         // Of another device, the CQ may be at the address of one that is gone.
         let proved = key == claimed.rkey
-            && ptr::eq(cq, claimed.recv_cq)
-            && cq.device == device
+            && ptr::eq(cq.raw.as_ptr(), claimed.recv_cq)
+            && cq.dev.as_raw() == device
+            && cq.empties.since(claimed.mark)
             && generation <= claimed.trusted;
         // A key is valid on one device, which the CQ belongs to, as the QP does that the
         // registration was posted to. That device says that the key was valid and is not any more.
@@ -192,9 +192,7 @@ impl FastRegMr {
             unsafe { self.state::<S>() }.set_idle();
             return false;
         }
-        // SAFETY: The QP is valid by the invariant of `PostTarget`, and its receive CQ does not
-        // change.
-        let recv_cq = unsafe { (*target.raw.as_ptr()).recv_cq };
+        let recv_cq = target.recv_cq().raw.as_ptr();
         // SAFETY: The caller has claimed the MR, so by the type invariant this has no other user.
         let claimed = unsafe { &mut *self.claimed.get() };
         if claimed.recv_cq != recv_cq {
@@ -203,6 +201,7 @@ impl FastRegMr {
                 claimed.trusted = 0;
             }
             claimed.recv_cq = recv_cq;
+            claimed.mark = target.recv_cq().empties.mark();
         }
         // INVARIANT: `recv_cq` is of this QP, too.
         claimed.qp = target.qp_id;
