@@ -12,6 +12,7 @@ mod drain;
 mod drain_list;
 mod marker;
 pub(crate) mod post;
+mod send_ring;
 
 pub use attr::{
     Access,
@@ -28,6 +29,7 @@ pub use chain::{
     ChainOp, //
 };
 pub use context::QpContext;
+pub use send_ring::SendRing;
 
 use crate::{
     ah::Ah,
@@ -195,6 +197,11 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
         // SAFETY: The CQ is there.
         let at = self.any.pollers.1.is_at(wc) || wc.is_polled_by(unsafe { cq.raw.as_ref() });
         at.then_some(cq)
+    }
+
+    /// Returns the poller of the CQ of the sends, if that is not shared.
+    fn send_poller(&self) -> Option<cq::Poller> {
+        (!self.any.inner.send.cq().is_shared()).then_some(self.any.pollers.0)
     }
 
     /// Returns the poller of the CQ of both queues, if they complete to one CQ that is not shared.

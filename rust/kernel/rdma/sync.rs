@@ -111,6 +111,102 @@ impl PollLock {
     }
 }
 
+/// The places of a ring that one thread at a time fills and one at a time empties, and the references
+/// to it.
+///
+/// # Invariants
+///
+/// The places from `first` on that are before `next` are in use, at most as many as there are.
+pub(crate) struct Spsc {
+    first: AtomicU32,
+    next: AtomicU32,
+    /// Completions that were handled where the ring could not be emptied.
+    missed: AtomicU32,
+    refs: AtomicU32,
+}
+
+impl Spsc {
+    /// Returns the places of an empty ring with so many references.
+    pub(crate) fn new(refs: u32) -> Self {
+        // INVARIANT: No place is in use.
+        Self {
+            first: AtomicU32::new(0),
+            next: AtomicU32::new(0),
+            missed: AtomicU32::new(0),
+            refs: AtomicU32::new(refs),
+        }
+    }
+
+    /// Returns the next place that is not in use, of `places`, for the producer. Acquire: the consumer
+    /// has left it.
+    #[inline]
+    pub(crate) fn next(&self, places: u32) -> Option<u32> {
+        let next = self.next.load(Ordering::Relaxed);
+        let used = next.wrapping_sub(self.first.load(Ordering::Acquire));
+        (used < places).then_some(next)
+    }
+
+    /// The producer has filled the next place; if a completion comes for it, that has a reference.
+    /// Release: see [`Spsc::first`].
+    #[inline]
+    pub(crate) fn publish(&self, completes: bool) {
+        if completes {
+            self.refs.fetch_add(1, Ordering::Relaxed);
+        }
+        let next = self.next.load(Ordering::Relaxed).wrapping_add(1);
+        // INVARIANT: The place was not in use.
+        self.next.store(next, Ordering::Release);
+    }
+
+    /// Takes back what was just published, and for which no completion comes. Returns the place.
+    pub(crate) fn unpublish(&self, completes: bool) -> u32 {
+        if completes {
+            // The caller has another.
+            self.refs.fetch_sub(1, Ordering::Relaxed);
+        }
+        let next = self.next.load(Ordering::Relaxed).wrapping_sub(1);
+        // INVARIANT: The consumer takes nothing for which no completion has come.
+        self.next.store(next, Ordering::Relaxed);
+        next
+    }
+
+    /// Returns the first place that is in use, for the consumer. Acquire: it is filled.
+    #[inline]
+    pub(crate) fn first(&self) -> Option<u32> {
+        let first = self.first.load(Ordering::Relaxed);
+        (first != self.next.load(Ordering::Acquire)).then_some(first)
+    }
+
+    /// The consumer has emptied the first place. Release: see [`Spsc::next`].
+    #[inline]
+    pub(crate) fn release(&self) {
+        let first = self.first.load(Ordering::Relaxed).wrapping_add(1);
+        // INVARIANT: The place was in use.
+        self.first.store(first, Ordering::Release);
+    }
+
+    /// Counts a completion for the consumer.
+    pub(crate) fn miss(&self) {
+        self.missed.fetch_add(1, Ordering::Release);
+    }
+
+    /// Returns the number of completions that the consumer has missed.
+    #[inline]
+    pub(crate) fn take_missed(&self) -> u32 {
+        match self.missed.load(Ordering::Relaxed) {
+            0 => 0,
+            _ => self.missed.swap(0, Ordering::Acquire),
+        }
+    }
+
+    /// Drops a reference. Returns whether it was the last: all use of the ring has happened then.
+    #[inline]
+    #[must_use]
+    pub(crate) fn put(&self) -> bool {
+        self.refs.fetch_sub(1, Ordering::AcqRel) == 1
+    }
+}
+
 /// How often a CQ that callers poll was found empty.
 ///
 /// # Invariants

@@ -1,0 +1,427 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Sends of different owners of which few are signaled.
+
+use crate::{
+    bindings,
+    context::Context,
+    cq,
+    cqe::CqePointer,
+    debug,
+    prelude::*,
+    qp::{
+        chain,
+        Chain,
+        OnDestroy, //
+    },
+    sync::Spsc,
+    wc,
+    wr, //
+};
+use core::{
+    cell::UnsafeCell,
+    mem::MaybeUninit,
+    ptr::NonNull, //
+};
+use kernel::prelude::*;
+
+/// The owners of sends that were posted, in the order of the send queue, of which one in a few is
+/// signaled. Its completion gives back all owners up to its own, each to its handler.
+///
+/// A completion for each request is a good part of what a request costs. In C a ULP that signals one
+/// in a few counts them (`sig_count`), and may use the memory of the others again when a reply has
+/// come, which is before the device has done with it. Here it waits for the next signaled one.
+///
+/// Posting needs the ring for itself, so that its order is that of the queue: a ULP whose threads
+/// share the queue has a lock for that. There is none here, nor an atomic operation for a request
+/// that is not signaled.
+///
+/// A ring does not keep its QP. Owners that are in it come back in [`SendRing::reclaim`], or are
+/// dropped when the QP was destroyed.
+///
+/// # Invariants
+///
+/// The ring is valid, and counts this handle.
+///
+/// # Examples
+///
+/// ```
+/// use rdma::{prelude::*, qp::{Chain, SendRing}};
+///
+/// #[derive(HasCqe)]
+/// struct Capsule {
+///     cqe: Cqe<Self>,
+///     buf: Buf<ToDevice>,
+///     free: Arc<Free>,
+/// }
+/// # struct Free;
+/// # impl Free { fn put(&self, _capsule: Pin<KBox<Capsule>>) {} }
+///
+/// impl CqeHandler for Capsule {
+///     type Pointer = Pin<KBox<Self>>;
+///     type Needs = Atomic;
+///
+///     /// The completion is that of the next signaled one.
+///     fn done(this: Self::Pointer, _wc: &Wc, _cx: &Atomic) {
+///         this.free.clone().put(this);
+///     }
+/// }
+///
+/// /// A ring of which one in 16 is signaled.
+/// fn make(qp: &Qp<Softirq>, cx: &Sleepable) -> Result<SendRing<Pin<KBox<Capsule>>>> {
+///     SendRing::new(qp, 64, 16, cx)
+/// }
+///
+/// type Ring = SendRing<Pin<KBox<Capsule>>>;
+///
+/// fn send(ring: &mut Ring, qp: &Qp<Softirq>, capsule: Pin<KBox<Capsule>>) -> Result {
+///     ring.post(qp, capsule, |c, chain: &mut Chain<'_, 1>| {
+///         chain.push(SendWr::send([c.buf.whole()]))
+///     })?;
+///     Ok(())
+/// }
+///
+/// /// Before the QP is made again.
+/// fn stop(ring: &mut Ring, qp: &Qp<Softirq>, free: &Free, cx: &Sleepable) -> Result {
+///     ring.reclaim(qp, cx, |capsule| free.put(capsule))
+/// }
+/// ```
+pub struct SendRing<P: CqePointer<ID>, const ID: u64 = 0> {
+    ring: NonNull<Ring<P, ID>>,
+    /// The number of owners since the last signaled one.
+    unsignaled: u32,
+    /// Whether there may be an RDMA READ among what they have posted.
+    reads: bool,
+    reclaimed: bool,
+}
+
+// SAFETY: It gives access to owners, which are `Send`.
+unsafe impl<P: CqePointer<ID>, const ID: u64> Send for SendRing<P, ID> {}
+// SAFETY: A shared one gives access to nothing.
+unsafe impl<P: CqePointer<ID>, const ID: u64> Sync for SendRing<P, ID> {}
+
+/// An owner that is in the ring.
+struct Entry<P> {
+    owner: P,
+    /// Whether a completion will come for it.
+    signaled: bool,
+}
+
+/// A ring, which its handle, the QP, and each signaled request that has not completed keep.
+///
+/// # Invariants
+///
+/// - `cqe` has the callback for this type.
+/// - `entries` has a power of two.
+/// - The entries in use, by `places`, are initialised. The producer, which has the handle
+///   exclusively, uses the others; a handler of the CQ of `poller`, of which one runs at a time, uses
+///   these, or the producer once the QP was drained.
+#[repr(C)]
+struct Ring<P: CqePointer<ID>, const ID: u64> {
+    /// The first field, to get back from it.
+    cqe: bindings::ib_cqe,
+    places: Spsc,
+    poller: cq::Poller,
+    qp: wr::QpId,
+    /// One in so many is signaled.
+    interval: u32,
+    /// The number of owners at most.
+    owners: u32,
+    /// As many, up to a power of two.
+    entries: KVec<UnsafeCell<MaybeUninit<Entry<P>>>>,
+}
+
+impl<P: CqePointer<ID>, const ID: u64> Ring<P, ID> {
+    fn entry(&self, n: u32) -> *mut Entry<P> {
+        let index = n as usize & (self.entries.len() - 1);
+        // SAFETY: The index is in range.
+        unsafe { self.entries.get_unchecked(index) }.get().cast()
+    }
+
+    /// Takes the oldest entry that is in use.
+    ///
+    /// # Safety
+    ///
+    /// The caller is the handler of the CQ, or the producer after a drain, or has the last
+    /// reference.
+    unsafe fn pop(&self) -> Option<Entry<P>> {
+        let n = self.places.first()?;
+        // SAFETY: The entry is in use, so it is initialised, and the caller may use it. It is not in
+        // use after this.
+        let entry = unsafe { self.entry(n).read() };
+        self.places.release();
+        Some(entry)
+    }
+
+    /// Drops a reference.
+    ///
+    /// # Safety
+    ///
+    /// The caller has the reference, and does not use the ring any more.
+    unsafe fn put(this: NonNull<Self>) {
+        // SAFETY: The ring is there while the reference counts.
+        if unsafe { this.as_ref() }.places.put() {
+            // SAFETY: The ring is from `KBox::into_raw`, and this was the last reference.
+            drop(unsafe { KBox::from_raw(this.as_ptr()) });
+        }
+    }
+}
+
+impl<P: CqePointer<ID>, const ID: u64> Drop for Ring<P, ID> {
+    fn drop(&mut self) {
+        // SAFETY: This is the last reference.
+        while unsafe { self.pop() }.is_some() {}
+    }
+}
+
+/// The `done` callback of a signaled request.
+///
+/// # Safety
+///
+/// Called by the RDMA core, once for each request that was posted with a ring's callback.
+unsafe extern "C" fn done<P: CqePointer<ID>, const ID: u64>(
+    cq: *mut bindings::ib_cq,
+    wc: *mut bindings::ib_wc,
+) {
+    // SAFETY: The core passes a completion that is valid during this call, and `Wc` is transparent.
+    let wc = unsafe { &*wc.cast::<Wc>() };
+    if !debug::deactivate(wc.cqe()) {
+        return debug::report(core::any::type_name::<P::Target>());
+    }
+    // SAFETY: The request was posted with the first field of a ring, which it keeps.
+    let (ring, this) = unsafe {
+        let ring = NonNull::new_unchecked(wc.cqe().cast::<Ring<P, ID>>());
+        (ring, ring.as_ref())
+    };
+    if this.poller.is_at(wc) {
+        let mut completed = 1 + this.places.take_missed();
+        // SAFETY: This is a handler of the CQ, which run one after the other.
+        while let Some(Entry { owner, signaled }) = unsafe { this.pop() } {
+            // SAFETY: Posting checked that the completion queue, which the core passes, is polled in
+            // a context that provides this one.
+            let cx = unsafe { <P::Target as CqeHandler<ID>>::Needs::of_completion(cq, wc) };
+            P::Target::done(owner, wc, &cx);
+            completed -= u32::from(signaled);
+            if completed == 0 {
+                break;
+            }
+        }
+    } else {
+        // The next one gives back what this does not.
+        wc::unlikely();
+        this.places.miss();
+    }
+    // SAFETY: It is the reference of the request, which has completed.
+    unsafe { Ring::put(ring) };
+}
+
+impl<P: CqePointer<ID>, const ID: u64> SendRing<P, ID> {
+    /// Makes a ring for `owners` owners of sends of a QP, of which one in `interval` is signaled.
+    ///
+    /// Fails with `EINVAL` if the interval is not between 1 and half of the owners, so that there
+    /// is always a signaled one when the ring is full, or if the QP's sends complete to a
+    /// [shared](Cq::pool_get) CQ; `ENOMEM`.
+    pub fn new<S, R>(qp: &Qp<S, R>, owners: u32, interval: u32, cx: &Sleepable) -> Result<Self>
+    where
+        S: Provides<<P::Target as CqeHandler<ID>>::Needs>,
+        R: PollContext,
+    {
+        if !(1..=owners / 2).contains(&interval) || owners > 1 << 16 {
+            return Err(EINVAL);
+        }
+        let poller = qp.send_poller().ok_or(EINVAL)?;
+        let len = owners.next_power_of_two();
+        let mut entries = KVec::with_capacity(len as usize, GFP_KERNEL)?;
+        for _ in 0..len {
+            entries.push(UnsafeCell::new(MaybeUninit::uninit()), GFP_KERNEL)?;
+        }
+        // INVARIANT: No entry is in use.
+        let ring = Ring::<P, ID> {
+            cqe: bindings::ib_cqe {
+                done: Some(done::<P, ID>),
+            },
+            // The handle and the QP.
+            places: Spsc::new(2),
+            poller,
+            qp: qp.id(),
+            interval,
+            owners,
+            entries,
+        };
+        let ring = NonNull::from(KBox::leak(KBox::new(ring, GFP_KERNEL)?));
+        // INVARIANT: Both are counted.
+        let (this, keeper) = (
+            Self {
+                ring,
+                unsignaled: 0,
+                reads: false,
+                reclaimed: false,
+            },
+            Keeper(ring),
+        );
+        qp.keep_table(keeper, cx)?;
+        Ok(this)
+    }
+
+    fn ring(&self) -> &Ring<P, ID> {
+        // SAFETY: By the type invariant the ring is valid.
+        unsafe { self.ring.as_ref() }
+    }
+
+    /// Posts the requests that `make` adds, as [`Qp::post_chain`], of which the last is signaled if
+    /// it is its turn.
+    ///
+    /// The owner's handler is called after the next signaled one has completed, and gets that
+    /// completion. If one before it has failed, that has failed, too.
+    ///
+    /// Any context. Fails as [`Qp::post_chain`]; gives the owner back also with `EAGAIN` if the ring
+    /// is full, and with `EINVAL` if it is of another QP or was reclaimed. Requests that were posted before one that
+    /// the driver has refused keep the owner, which comes back with the next.
+    #[inline]
+    pub fn post<S, R, const LINKS: usize, const SGES: usize>(
+        &mut self,
+        qp: &Qp<S, R>,
+        owner: P,
+        make: impl for<'a> FnOnce(&'a P::Target, &mut Chain<'a, LINKS, SGES>) -> Result,
+    ) -> Result<(), PostError<P>>
+    where
+        S: Provides<<P::Target as CqeHandler<ID>>::Needs>,
+        R: PollContext,
+    {
+        let at = self.ring;
+        let ring = self.ring();
+        let Some(place) = ring.places.next(ring.owners) else {
+            return Err(PostError::new(owner, EAGAIN));
+        };
+        if ring.qp != qp.id() || self.reclaimed {
+            return Err(PostError::new(owner, EINVAL));
+        }
+        let signaled = self.unsignaled + 1 >= ring.interval;
+        let (target, lock) = (&qp.any.target, qp.reg_lock());
+        let mut slots = [const { chain::Slot::new() }; LINKS];
+        // SAFETY: The slots outlive the links, which are posted to this QP. What the owner points
+        // to stays where it is.
+        let made = unsafe { chain::Links::make(&raw mut slots, target, lock, &*owner, make) };
+        let mut links = match made {
+            Ok(links) => links,
+            Err(error) => return Err(PostError::new(owner, error)),
+        };
+        links.reads |= self.reads;
+        let reads = links.reads;
+        // SAFETY: The producer has the place, which is free. Nobody reads it before `publish`.
+        unsafe { ring.entry(place).write(Entry { owner, signaled }) };
+        // INVARIANT: The entry is initialised.
+        ring.places.publish(signaled);
+        let tail = signaled.then(|| {
+            let cqe = at.as_ptr().cast();
+            debug::activate(cqe, core::any::type_name::<P::Target>());
+            cqe
+        });
+        // SAFETY: The owner stays where it is until a signaled request behind this one has completed,
+        // or until the QP was drained. The callback is that of the ring, which the request keeps.
+        match unsafe { links.post(target, lock, tail) } {
+            Ok(()) if signaled => (self.unsignaled, self.reads) = (0, false),
+            Ok(()) => (self.unsignaled, self.reads) = (self.unsignaled + 1, reads),
+            // SAFETY: These are the requests of the entry, and the last one was to be signaled if
+            // that says so.
+            Err(refused) => return Err(unsafe { self.refused(refused, signaled, reads) }),
+        }
+        Ok(())
+    }
+
+    /// Takes the owner back of requests of which the driver has refused one.
+    ///
+    /// # Safety
+    ///
+    /// They are those of the last entry that was published, which says `signaled`.
+    #[cold]
+    #[inline(never)]
+    unsafe fn refused<const LINKS: usize, const SGES: usize>(
+        &mut self,
+        refused: chain::Refused<'_, LINKS, SGES>,
+        signaled: bool,
+        reads: bool,
+    ) -> PostError<P> {
+        // SAFETY: The owner is there: it is in the ring, and the last request, which would give it
+        // back, was not posted, or the driver does not say so.
+        let (error, posted) = unsafe { refused.take_back() };
+        let ring = self.ring();
+        let owner = match posted {
+            Some(n) => {
+                if signaled {
+                    debug::deactivate(self.ring.as_ptr().cast());
+                }
+                // No completion comes for the last entry, and none that does ends with it.
+                let place = ring.places.unpublish(signaled);
+                // SAFETY: The entry was just taken back, so it is the producer's, and initialised.
+                let Entry { owner, .. } = unsafe { ring.entry(place).read() };
+                if n == 0 {
+                    Some(owner)
+                } else {
+                    let signaled = false;
+                    // SAFETY: The place is free.
+                    unsafe { ring.entry(place).write(Entry { owner, signaled }) };
+                    // INVARIANT: The entry is initialised.
+                    ring.places.publish(signaled);
+                    (self.unsignaled, self.reads) = (self.unsignaled + 1, reads);
+                    None
+                }
+            }
+            None => {
+                super::post::unnamed();
+                None
+            }
+        };
+        PostError::in_part(owner, posted.unwrap_or(0) as u32, error)
+    }
+
+    /// Drains the QP, and calls `back` with each owner that is left in the ring, in the order of the
+    /// queue. Nothing is posted by the ring after this. Fails as [`Qp::drain`], and with `EINVAL` if the ring is of another QP.
+    pub fn reclaim<S: PollContext, R: PollContext>(
+        &mut self,
+        qp: &Qp<S, R>,
+        cx: &Sleepable,
+        mut back: impl FnMut(P),
+    ) -> Result {
+        if self.ring().qp != qp.id() {
+            return Err(EINVAL);
+        }
+        qp.drain(cx)?;
+        // A completion of what is posted later could be taken for more of them.
+        self.reclaimed = true;
+        // SAFETY: The QP was drained, so no handler uses the ring; and this is the producer.
+        while let Some(entry) = unsafe { self.ring().pop() } {
+            back(entry.owner);
+        }
+        Ok(())
+    }
+}
+
+impl<P: CqePointer<ID>, const ID: u64> Drop for SendRing<P, ID> {
+    fn drop(&mut self) {
+        // SAFETY: By the type invariant this handle counts; it is not used after this.
+        unsafe { Ring::put(self.ring) };
+    }
+}
+
+/// The reference of the QP.
+///
+/// # Invariants
+///
+/// The ring is valid, and counts this.
+struct Keeper<P: CqePointer<ID>, const ID: u64>(NonNull<Ring<P, ID>>);
+
+// SAFETY: As `SendRing`.
+unsafe impl<P: CqePointer<ID>, const ID: u64> Send for Keeper<P, ID> {}
+
+impl<P: CqePointer<ID>, const ID: u64> OnDestroy for Keeper<P, ID> {
+    fn closing(&self) {}
+}
+
+impl<P: CqePointer<ID>, const ID: u64> Drop for Keeper<P, ID> {
+    fn drop(&mut self) {
+        // SAFETY: By the type invariant this counts; it is not used after this. The QP is destroyed,
+        // so no request uses what the owners have.
+        unsafe { Ring::put(self.0) };
+    }
+}
