@@ -106,6 +106,7 @@ suites! {
     reservation: suite_reservation,
     rw: suite_rw,
     send: suite_send,
+    send_ring: suite_send_ring,
     session_credits: suite_session_credits,
     session_recv: suite_session_recv,
     session_sizes: suite_session_sizes,

@@ -1,0 +1,349 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Sends of different owners of which few are signaled.
+
+use crate::{
+    check::expect,
+    fixture::{
+        order,
+        wait,
+        Inbox,
+        Message,
+        Null,
+        NullEnv,
+        Polled,
+        CAPS, //
+    },
+};
+use kernel::prelude::*;
+use rdma::{
+    prelude::*,
+    qp::{
+        Chain,
+        SendRing, //
+    }, //
+};
+use rdma_null::Injection;
+
+const OWNERS: u32 = 8;
+const INTERVAL: u32 = 4;
+
+type Owner = Pin<KBox<Message>>;
+type Posted = Result<(), PostError<Owner>>;
+
+/// A ring of a QP that is connected to no peer, so that what it sends completes and goes nowhere.
+struct Sends<C: Polled> {
+    ring: SendRing<Owner>,
+    inbox: Arc<Inbox>,
+    null: Null<C>,
+}
+
+impl<C: Polled + Provides<Atomic>> Sends<C> {
+    fn new() -> Result<Self> {
+        Self::with(OWNERS, INTERVAL)
+    }
+
+    fn with(owners: u32, interval: u32) -> Result<Self> {
+        let null = Null::<C>::with(&Caps::new(2 * OWNERS, 1))?;
+        null.disconnect()?;
+        Ok(Self {
+            ring: SendRing::new(&null.a, owners, interval, &null.env.cx)?,
+            inbox: Inbox::new()?,
+            null,
+        })
+    }
+
+    fn owner(&self, number: u8) -> Result<Owner> {
+        self.null.env.message(&self.inbox, &[number])
+    }
+
+    fn post(&mut self, number: u8) -> Result<Posted> {
+        let owner = self.owner(number)?;
+        let qp = &self.null.a;
+        Ok(self.ring.post(qp, owner, |m, chain: &mut Chain<'_, 1>| {
+            chain.push(SendWr::send([m.buf.whole()]))
+        }))
+    }
+
+    /// Posts a chain of two.
+    fn post_two(&mut self, number: u8) -> Result<Posted> {
+        let owner = self.owner(number)?;
+        let qp = &self.null.a;
+        Ok(self.ring.post(qp, owner, |m, chain: &mut Chain<'_, 2>| {
+            chain.push(SendWr::send([m.buf.whole()]))?;
+            chain.push(SendWr::send([m.buf.whole()]))
+        }))
+    }
+
+    fn post_all(&mut self, numbers: core::ops::Range<u8>) -> Result {
+        for number in numbers {
+            self.post(number)??;
+        }
+        Ok(())
+    }
+
+    /// Waits until these owners have come back, in this order, and no others.
+    #[track_caller]
+    fn back(&self, numbers: core::ops::Range<u8>) -> Result {
+        let all = self.null.take(&self.inbox, numbers.len())?;
+        check!(order(all)?.iter().copied().eq(numbers));
+        Ok(())
+    }
+
+    /// Takes back what is left, which are these.
+    fn reclaim(&mut self, numbers: core::ops::Range<u8>) -> Result {
+        let mut back = KVec::new();
+        self.ring
+            .reclaim(&self.null.a, &self.null.env.cx, |mut owner| {
+                let number = owner.buf.cpu().first().copied();
+                if back.push(number, GFP_KERNEL).is_err() {
+                    pr_err!("FAILED: no memory for an owner\n");
+                }
+            })?;
+        check!(back.iter().copied().eq(numbers.map(Some)));
+        Ok(())
+    }
+}
+
+fn in_order<C: Polled + Provides<Atomic>>() -> Result {
+    let mut sends = Sends::<C>::new()?;
+    let mut first = 0;
+    for _ in 0..5 {
+        sends.post_all(first..first + 3)?;
+        C::poll(&sends.null.cq);
+        check_eq!(sends.inbox.len(), 0);
+        sends.post(first + 3)??;
+        sends.back(first..first + 4)?;
+        first += 4;
+    }
+    sends.post_all(first..first + 2)?;
+    sends.reclaim(first..first + 2)
+}
+
+/// Returns the error of a post, and whether it has the owner.
+fn failed(posted: Posted) -> Result<(Error, u32, bool)> {
+    let e = posted.err().ok_or(ENODATA)?;
+    Ok((e.error(), e.posted(), e.owner.is_some()))
+}
+
+#[kunit_tests(rdma_send_ring)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn owners_come_back_in_order_softirq() -> Result {
+        in_order::<Softirq>()
+    }
+
+    #[test]
+    fn owners_come_back_in_order_workqueue() -> Result {
+        in_order::<Workqueue>()
+    }
+
+    #[test]
+    fn owners_come_back_in_order_direct() -> Result {
+        in_order::<Direct>()
+    }
+
+    #[test]
+    fn full_ring_refuses() -> Result {
+        let mut sends = Sends::<Softirq>::new()?;
+        sends.null.inject(Injection::Hold { count: 2 })?;
+        sends.post_all(0..OWNERS as u8)?;
+        check_eq!(failed(sends.post(9)?)?, (EAGAIN, 0, true));
+        check_eq!((sends.inbox.len(), sends.inbox.dropped()), (0, 1));
+        sends.null.inject(Injection::Release {
+            count: u32::MAX,
+            reversed: false,
+        })?;
+        sends.back(0..OWNERS as u8)?;
+        sends.post_all(8..12)?;
+        sends.back(8..12)
+    }
+
+    /// One that is not signaled is refused, and one that is; then those behind them are posted.
+    #[test]
+    fn refused_owner_comes_back() -> Result {
+        for before in [1, INTERVAL as u8 - 1] {
+            let mut sends = Sends::<Workqueue>::new()?;
+            sends.post_all(0..before)?;
+            sends
+                .null
+                .inject(Injection::Refuse { after: 0, errno: 5 })?;
+            check_eq!(failed(sends.post(99)?)?, (EIO, 0, true));
+            sends.post_all(before..4)?;
+            sends.back(0..4)?;
+            sends.post_all(4..8)?;
+            sends.back(4..8)?;
+        }
+        Ok(())
+    }
+
+    /// What was posted before a request that is refused keeps the owner.
+    #[test]
+    fn owner_of_a_part_comes_back_with_the_next() -> Result {
+        for before in [1, INTERVAL as u8 - 1] {
+            let mut sends = Sends::<Softirq>::new()?;
+            sends.post_all(0..before)?;
+            sends
+                .null
+                .inject(Injection::Refuse { after: 1, errno: 5 })?;
+            check_eq!(failed(sends.post_two(before)?)?, (EIO, 1, false));
+            check_eq!(sends.inbox.len(), 0);
+            let next = before + 1;
+            sends.post_all(next..next.max(3) + 1)?;
+            sends.back(0..next.max(3) + 1)?;
+        }
+        Ok(())
+    }
+
+    /// The driver does not say which request it has refused: one that is in the queue all the same,
+    /// or one that never completes, behind which the ring is one interval late.
+    #[test]
+    fn unnamed_owner_stays_in_the_ring() -> Result {
+        let mut sends = Sends::<Softirq>::new()?;
+        sends.post_all(0..3)?;
+        expect(
+            2,
+            "did not say which request it refused: the owner is leaked",
+        );
+        sends.null.inject(Injection::Lapse { after: 0, errno: 5 })?;
+        check_eq!(failed(sends.post(3)?)?, (EIO, 0, false));
+        sends.back(0..4)?;
+        // The next one is signaled.
+        sends.post(4)??;
+        sends.back(4..5)?;
+        sends.post_all(5..7)?;
+        sends.null.inject(Injection::Mute { after: 0, errno: 5 })?;
+        check_eq!(failed(sends.post(7)?)?, (EIO, 0, false));
+        sends.reclaim(5..8)
+    }
+
+    #[test]
+    fn request_that_is_not_made_gives_the_owner_back() -> Result {
+        let mut sends = Sends::<Softirq>::new()?;
+        let (owner, qp) = (sends.owner(0)?, &sends.null.a);
+        let posted = sends
+            .ring
+            .post(qp, owner, |_, _: &mut Chain<'_, 1>| Err(EDOM));
+        check_eq!(failed(posted)?, (EDOM, 0, true));
+        let owner = sends.owner(0)?;
+        let posted = sends
+            .ring
+            .post(&sends.null.b, owner, |m, chain: &mut Chain<'_, 1>| {
+                chain.push(SendWr::send([m.buf.whole()]))
+            });
+        check_eq!(failed(posted)?, (EINVAL, 0, true));
+        check_err!(
+            sends.ring.reclaim(&sends.null.b, &sends.null.env.cx, drop),
+            EINVAL
+        );
+        Ok(())
+    }
+
+    #[test]
+    fn failed_request_flushes_the_others() -> Result {
+        let mut sends = Sends::<Workqueue>::new()?;
+        sends.null.inject_fatal(Status::LOC_PROT_ERR)?;
+        sends.post_all(0..6)?;
+        let all = sends.null.take(&sends.inbox, 4)?;
+        for completed in &all {
+            check_eq!(completed.status(), Some(Status::WR_FLUSH_ERR));
+        }
+        sends.reclaim(4..6)?;
+        check_eq!(failed(sends.post(6)?)?, (EINVAL, 0, true));
+        Ok(())
+    }
+
+    /// The ring goes first, or the QP does.
+    #[test]
+    fn owners_are_dropped_with_the_qp() -> Result {
+        for ring_first in [false, true] {
+            let mut sends = Sends::<Softirq>::new()?;
+            sends.post_all(0..6)?;
+            sends.back(0..4)?;
+            let Sends { ring, inbox, null } = sends;
+            let Null { a, b, cq, env, dev } = null;
+            let null = NullEnv { env, dev };
+            drop((b, cq));
+            let dropped = || inbox.dropped();
+            let mut ring = Some(ring);
+            if ring_first {
+                ring = None;
+                check_eq!(dropped(), 4);
+            }
+            drop(a);
+            wait(|| null.dev.objects()[1] == 0)?;
+            wait(|| dropped() == if ring_first { 6 } else { 4 })?;
+            drop(ring);
+            wait(|| dropped() == 6)?;
+            drop(null);
+        }
+        Ok(())
+    }
+
+    /// A completion in an array gives nothing back; the next one does it for both.
+    #[test]
+    fn completion_in_an_array_is_made_up_for() -> Result {
+        for late in [false, true] {
+            let mut sends = Sends::<Direct>::new()?;
+            sends.post_all(0..4)?;
+            let mut array = WcArray::<4>::new();
+            check_eq!(sends.null.cq.poll(&mut array)?, 1);
+            if !late {
+                array.completions().for_each(Completion::dispatch);
+            }
+            check_eq!(sends.inbox.len(), 0);
+            sends.post_all(4..8)?;
+            sends.back(0..if late { 4 } else { 8 })?;
+            array.completions().for_each(Completion::dispatch);
+            sends.post_all(8..12)?;
+            sends.back(if late { 4 } else { 8 }..12)?;
+            // One that is handled after the end of all.
+            sends.post_all(12..16)?;
+            check_eq!(sends.null.cq.poll(&mut array)?, 1);
+            sends.reclaim(12..16)?;
+            drop(sends.ring);
+            drop(sends.null.a);
+            drop(array);
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn ring_is_refused() -> Result {
+        let null = Null::<Softirq>::new()?;
+        let (env, qp) = (&null.env, &null.a);
+        let new = |qp: &Qp<Softirq>, owners, interval| {
+            SendRing::<Owner>::new(qp, owners, interval, &env.cx).map(drop)
+        };
+        for (owners, interval) in [(0, 0), (8, 0), (8, 5), (1, 1), (1 << 17, 2)] {
+            check_err!(new(qp, owners, interval), EINVAL);
+        }
+        new(qp, 2, 1)?;
+        new(qp, 3, 1)?;
+        let pooled = Cq::<Softirq>::pool_get(&env.dev, 64, None, &env.cx)?;
+        check_err!(new(&env.raw_qp(&pooled, &CAPS)?, 8, 4), EINVAL);
+        Ok(())
+    }
+
+    /// The handler and the thread that posts work at the same time.
+    #[test]
+    fn many_owners_go_through() -> Result {
+        let mut sends = Sends::<Softirq>::with(6, 3)?;
+        let mut posted = 0_u32;
+        while posted < 3000 {
+            match sends.post(posted as u8)? {
+                Ok(()) => posted += 1,
+                Err(e) if e.error() == EAGAIN => {}
+                Err(e) => return Err(e.error()),
+            }
+            if posted % 255 == 0 {
+                let all = sends.inbox.take();
+                drop(all);
+            }
+        }
+        sends.reclaim(0..0)?;
+        wait(|| sends.inbox.dropped() as u32 + sends.inbox.len() as u32 >= 3000)
+    }
+}
