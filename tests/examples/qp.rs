@@ -5,7 +5,10 @@
 use kernel::prelude::*;
 use rdma::{
     prelude::*,
-    qp::Chain, //
+    qp::{
+        Chain,
+        SendRing, //
+    }, //
 };
 
 #[derive(HasCqe)]
@@ -38,4 +41,30 @@ fn write(qp: &Qp<Softirq>, io: Pin<KBox<Io>>, remote: Remote) -> Result {
         chain.push(SendWr::send([io.message.whole()]))
     })?;
     Ok(())
+}
+
+#[derive(HasCqe)]
+struct Capsule {
+    cqe: Cqe<Self>,
+    buf: Buf<ToDevice>,
+}
+
+impl CqeHandler for Capsule {
+    type Pointer = Pin<KBox<Self>>;
+    type Needs = Atomic;
+
+    fn done(_this: Self::Pointer, _wc: &Wc, _cx: &Atomic) {}
+}
+
+fn send(qp: &Qp<Softirq>, capsule: Pin<KBox<Capsule>>, cx: &Sleepable) -> Result {
+    let mut ring = made(qp, cx)?;
+    ring.post(qp, capsule, |c, chain: &mut Chain<'_, 1>| {
+        chain.push(SendWr::send([c.buf.whole()]))
+    })?;
+    Ok(())
+}
+
+fn made(qp: &Qp<Softirq>, cx: &Sleepable) -> Result<SendRing<Pin<KBox<Capsule>>>> {
+    let ring: SendRing<Pin<KBox<Capsule>>> = SendRing::new(qp, 64, 16, cx)?;
+    Ok(ring)
 }
