@@ -108,6 +108,7 @@ suites! {
     send: suite_send,
     send_ring: suite_send_ring,
     session_credits: suite_session_credits,
+    session_end: suite_session_end,
     session_recv: suite_session_recv,
     session_sizes: suite_session_sizes,
     session_tags: suite_session_tags,
