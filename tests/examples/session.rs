@@ -13,9 +13,11 @@ use rdma::{
             TagId,
             Tags, //
         },
+        Connecting,
         Received,
         RecvCredits,
         RecvHandler,
+        RecvRing,
         SendCredits, //
     },
     wc::Success, //
@@ -101,6 +103,21 @@ fn answer(message: &Received<'_, Conn>, answer: Pin<KBox<Message>>) -> Result {
     }
     let conn = message.conn();
     conn.credits.take()?.spend(|| conn.send(answer))
+}
+
+/// Connects. If that fails, the receives come back.
+fn connect(
+    conn: &Arc<Conn>,
+    id: &cm::Id,
+    ring: RecvRing<'_>,
+    handler: Arc<impl cm::Handler>,
+    cx: &Sleepable,
+) -> Result {
+    let connecting = Connecting::new(id, conn.qp(), cx);
+    ring.post(conn, cx)?;
+    id.connect(handler, &cm::ConnParam::default(), cx)?;
+    connecting.connected();
+    Ok(())
 }
 
 struct Read;
