@@ -28,7 +28,9 @@ def public():
     """Returns {(type, name)} of the methods of public types, and of {(module, name)} of functions."""
     types, methods = set(), set()
     for path in CRATE.rglob("*.rs"):
-        block, hidden = path.stem, False
+        # What is in a folder's file is exported by the folder's module.
+        module = path.stem if path.parent == CRATE else path.parent.name
+        block, hidden = module, False
         for line in path.read_text().splitlines():
             if match := re.match(r"\s*pub (?:struct|enum|union) (\w+)", line):
                 types.add(match[1])
@@ -37,7 +39,7 @@ def public():
                 head = head[closing(head, 0) if head.startswith("<") else 0 :].strip()
                 block = None if " for " in head else re.match(r"(?:\w+::)*(\w+)", head)[1]
             elif line.startswith("}"):
-                block = path.stem
+                block = module
             if match := re.match(r"\s*pub (?:const )?(?:unsafe )?fn (\w+)", line):
                 if not hidden and block:
                     methods.add((block, match[1]))
