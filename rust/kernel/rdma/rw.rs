@@ -36,6 +36,11 @@
 //! `drivers/infiniband/core/rw.c`
 
 use crate::{
+    atomic::{
+        AtomicBool,
+        AtomicUsize,
+        Ordering, //
+    },
     bindings,
     cqe,
     debug,
@@ -70,7 +75,6 @@ use core::{
 use kernel::{
     alloc::Flags,
     prelude::*,
-    sync::atomic,
     types::Opaque, //
 };
 
@@ -234,10 +238,10 @@ pub struct Ctx<D: Direction = Bidirectional, O: SgOwner<D> = Pages> {
 struct RawCtx {
     /// The callback of the last request. The first field, so its address is the context's.
     cqe: bindings::ib_cqe,
-    claimed: atomic::Atomic<bool>,
+    claimed: AtomicBool,
     inner: UnsafeCell<Inner>,
     /// The length of the memory, zero if it is lost.
-    len: atomic::Atomic<usize>,
+    len: AtomicUsize,
 }
 
 /// # Invariants
@@ -262,8 +266,9 @@ struct Job {
     mapping: sg::Mapping,
     /// Set if peers can write to the memory, by the key of an MR, until a READ has succeeded.
     exposed: bool,
-    /// The first and the last entry, before they were cut to begin and to end with the range.
-    ends: [Extent; 2],
+    /// The first and the last entry, before they were cut to begin and to end with the range, if
+    /// they were.
+    ends: Option<[Extent; 2]>,
 }
 
 /// The extent of an entry of a scatterlist, to be restored.
@@ -340,7 +345,7 @@ impl<D: Direction, O: SgOwner<D>> Ctx<D, O> {
     /// [`Qp::post_rw`](crate::qp::Qp::post_rw).
     #[expect(clippy::len_without_is_empty)]
     pub fn len(&self) -> usize {
-        self.raw.len.load(atomic::Relaxed)
+        self.raw.len.load(Ordering::Relaxed)
     }
 
     /// Gives the owner back, unless its memory is lost. A transfer that was prepared is
@@ -371,6 +376,22 @@ impl<D: Direction, O: SgOwner<D>> Ctx<D, O> {
     }
 }
 
+impl Inner {
+    /// Leaves the memory of a transfer that has failed, to which peers have a key, to the QP.
+    #[cold]
+    #[inline(never)]
+    fn lose(&mut self, transfers: &qp::Transfers) {
+        if let (Some(owner), Some(job)) = (self.owner.take(), self.job.take()) {
+            // INVARIANT: The mapping is of its memory. The QP drops it when it was destroyed with
+            // its MRs, and before its PD.
+            transfers.keep(Exposed {
+                _owner: owner,
+                mapping: job.mapping,
+            });
+        }
+    }
+}
+
 impl RawCtx {
     /// Makes a context without its owner. `table` is what that has returned.
     fn new(table: *mut bindings::sg_table, flags: Flags) -> Result<Self> {
@@ -381,8 +402,8 @@ impl RawCtx {
             cqe: bindings::ib_cqe {
                 done: Some(transferred),
             },
-            claimed: atomic::Atomic::new(false),
-            len: atomic::Atomic::new(len as usize),
+            claimed: AtomicBool::new(false),
+            len: AtomicUsize::new(len as usize),
             inner: UnsafeCell::new(Inner {
                 owner: None,
                 table,
@@ -393,11 +414,12 @@ impl RawCtx {
     }
 
     /// Begins the access to `inner`, which [`RawCtx::release`] or the completion ends.
+    #[inline]
     fn claim(&self) -> Result {
         // INVARIANT: If this sets it, the caller has `inner` for itself.
-        match self.claimed.cmpxchg(false, true, atomic::Full) {
-            Ok(_) => Ok(()),
-            Err(_) => Err(EBUSY),
+        match self.claimed.swap(true, Ordering::Acquire) {
+            false => Ok(()),
+            true => Err(EBUSY),
         }
     }
 
@@ -407,6 +429,7 @@ impl RawCtx {
     /// # Safety
     ///
     /// The caller has claimed this. `qp` is valid and `transfers` counts for it.
+    #[inline]
     unsafe fn start(
         &self,
         extents: &Option<Extents>,
@@ -422,7 +445,7 @@ impl RawCtx {
             (Some(_), Some(_)) => return Err(EBUSY),
         };
         let Range { start, end } = range;
-        if inner.owner.is_none() || start >= end || end > self.len.load(atomic::Relaxed) {
+        if inner.owner.is_none() || start >= end || end > self.len.load(Ordering::Relaxed) {
             return Err(EINVAL);
         }
         // SAFETY: The caller promises that the QP is valid.
@@ -454,14 +477,18 @@ impl RawCtx {
                 last = bindings::sg_next(last);
                 count += 1;
             }
-            let ends = [first, last].map(|sg| Extent {
-                sg,
-                offset: (*sg).offset,
-                length: (*sg).length,
+            let is_cut = skip != 0 || left != (*last).length as usize;
+            let ends = is_cut.then(|| {
+                let ends = [first, last].map(|sg| Extent {
+                    sg,
+                    offset: (*sg).offset,
+                    length: (*sg).length,
+                });
+                (*last).length = left as u32;
+                (*first).offset += skip as u32;
+                (*first).length -= skip as u32;
+                ends
             });
-            (*last).length = left as u32;
-            (*first).offset += skip as u32;
-            (*first).length -= skip as u32;
             (first, count, ends)
         };
         // SAFETY: The QP is valid, as the caller promises, and the list has `count` entries from
@@ -480,7 +507,7 @@ impl RawCtx {
             )
         };
         if ret < 0 {
-            ends.iter().for_each(Extent::restore);
+            ends.iter().flatten().for_each(Extent::restore);
             return Err(Error::from_errno(ret));
         }
         transfers.begin();
@@ -521,31 +548,25 @@ impl RawCtx {
     unsafe fn finish(&self, succeeded: bool) -> Option<*mut bindings::ib_cqe> {
         // SAFETY: The caller promises that nothing else uses this.
         let inner = unsafe { &mut *self.inner.get() };
-        let job = inner.job.take()?;
-        let sg::Mapping { table, dir, .. } = job.mapping;
+        let job = inner.job.as_ref()?;
+        let sg::Mapping { table, dir, .. } = &job.mapping;
         let ended = !job.exposed || succeeded;
         // SAFETY: `start` has initialised the context with these. The QP is not destroyed while it
         // counts this transfer. With a count of zero no page is unmapped.
         unsafe {
             let count = if ended { table.orig_nents } else { 0 };
             let (raw, qp) = (inner.raw.get(), job.qp.as_ptr());
-            bindings::rdma_rw_ctx_destroy(raw, qp, job.port, table.sgl, count, dir);
+            bindings::rdma_rw_ctx_destroy(raw, qp, job.port, table.sgl, count, *dir);
         }
-        job.ends.iter().for_each(Extent::restore);
+        job.ends.iter().flatten().for_each(Extent::restore);
+        let (user, transfers) = (job.user, job.transfers);
         // SAFETY: The QP is not destroyed while it counts this transfer.
-        let transfers = unsafe { job.transfers.as_ref() };
-        let user = job.user;
+        let transfers = unsafe { transfers.as_ref() };
         if !ended {
-            self.len.store(0, atomic::Relaxed);
-            if let Some(owner) = inner.owner.take() {
-                // INVARIANT: The mapping is of its memory. The QP drops it when it was destroyed
-                // with its MRs, and before its PD.
-                transfers.keep(Exposed {
-                    _owner: owner,
-                    mapping: job.mapping,
-                });
-            }
+            self.len.store(0, Ordering::Relaxed);
+            inner.lose(transfers);
         }
+        inner.job = None;
         transfers.end();
         Some(user)
     }
@@ -573,6 +594,7 @@ impl RawCtx {
     /// # Safety
     ///
     /// `start` has succeeded, and nothing else uses this. `then` is null or an initialised request.
+    #[inline]
     unsafe fn requests(
         &self,
         user: *mut bindings::ib_cqe,
@@ -611,7 +633,7 @@ impl RawCtx {
     }
 
     fn release(&self) {
-        self.claimed.store(false, atomic::Release);
+        self.claimed.store(false, Ordering::Release);
     }
 }
 

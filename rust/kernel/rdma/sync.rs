@@ -21,55 +21,58 @@ use kernel::sync::atomic::{
 };
 
 /// Set when the count is killed.
-const DEAD: i64 = 1 << 62;
+const DEAD: usize = 1 << (usize::BITS - 2);
 
 /// A count of references that can be killed, as `struct percpu_ref`.
 ///
 /// # Invariants
 ///
 /// The low bits are the number of references; the bit [`DEAD`] is set once and stays.
-pub(crate) struct RefCount(Atomic<i64>);
+pub(crate) struct RefCount(AtomicUsize);
 
 impl RefCount {
     pub(crate) fn new() -> Self {
         // INVARIANT: There is no reference.
-        Self(Atomic::new(0))
+        Self(AtomicUsize::new(0))
     }
 
     /// Adds a reference, unless the count was killed. Returns whether it did. No ordering is
     /// needed, as in `refcount_inc_not_zero()`: the caller has found the object otherwise.
     pub(crate) fn try_get(&self) -> bool {
-        let mut old = self.0.load(Relaxed);
+        let relaxed = Ordering::Relaxed;
+        let mut old = self.0.load(relaxed);
         loop {
             if old & DEAD != 0 {
                 return false;
             }
-            match self.0.cmpxchg(old, old + 1, Relaxed) {
+            match self.0.compare_exchange(old, old + 1, relaxed, relaxed) {
                 Ok(_) => return true,
                 Err(now) => old = now,
             }
         }
     }
 
-    /// Adds a reference. The caller has one, so that the count does not fall to zero.
+    /// Adds a reference. The caller has one, or knows that the count is not killed meanwhile.
+    #[inline]
     pub(crate) fn get(&self) {
-        self.0.add(1, Relaxed);
+        self.0.fetch_add(1, Ordering::Relaxed);
     }
 
     /// Drops a reference. Returns `true` if it was the last one of a count that was killed: the
-    /// caller then wakes the waiter, and must not touch anything else. Full ordering: all that was
-    /// done with any reference happens before the waiter is woken.
+    /// caller then wakes the waiter, and must not touch anything else. Acquire and release: all that
+    /// was done with any reference happens before the waiter is woken.
+    #[inline]
     #[must_use]
     pub(crate) fn put(&self) -> bool {
-        self.0.fetch_sub(1, Full) == DEAD + 1
+        self.0.fetch_sub(1, Ordering::AcqRel) == DEAD + 1
     }
 
     /// Kills the count. Returns whether there are references: [`RefCount::put`] then finds the last
-    /// one. Full ordering: all that was done with references that were dropped has happened.
+    /// one. Acquire: all that was done with references that were dropped has happened.
     #[must_use]
     pub(crate) fn kill(&self) -> bool {
         // INVARIANT: From here a reference is only added beside another: it falls to zero once.
-        self.0.fetch_add(DEAD, Full) != 0
+        self.0.fetch_add(DEAD, Ordering::AcqRel) != 0
     }
 }
 
