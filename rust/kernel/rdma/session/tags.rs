@@ -379,7 +379,7 @@ impl<X: Exchange> Table<X> {
         }
         for (n, word) in self.words.iter().enumerate() {
             if let Some(tag) = word.take() {
-                let slot = self.slots.get(n * TAGS as usize + tag as usize);
+                let slot = self.slots.get((n * TAGS as usize) | tag as usize);
                 // INVARIANT: The caller holds the tag.
                 return slot.map(|slot| Tag(slot.into())).ok_or(EAGAIN);
             }

@@ -88,7 +88,7 @@ impl State {
             return false;
         }
         // INVARIANT: The reply had not come.
-        self.now.store(now - REPLY + HANDLING, Ordering::Relaxed);
+        self.now.store(now ^ (REPLY | HANDLING), Ordering::Relaxed);
         true
     }
 
@@ -162,8 +162,8 @@ impl State {
     }
 }
 
-/// The number of tags in a word.
-pub(super) const TAGS: u32 = usize::BITS - 1;
+/// The number of tags in a word: a power of two, so that finding the word of a tag is no division.
+pub(super) const TAGS: u32 = usize::BITS / 2;
 
 /// Somebody waits for a tag, or the table is to be freed with the last one: tags of this word are
 /// put under the lock of the table.
@@ -179,9 +179,7 @@ pub(super) struct Word(AtomicUsize);
 impl Word {
     /// Returns a word of `tags` tags, which are free.
     pub(super) fn new(tags: u32) -> Self {
-        Self(AtomicUsize::new(
-            (1usize << tags.min(TAGS)).wrapping_sub(1) & !LOCKED,
-        ))
+        Self(AtomicUsize::new((1 << tags.min(TAGS)) - 1))
     }
 
     /// Takes a free tag. Acquire: all use of it has happened.
