@@ -5,7 +5,8 @@
 //! | key       | value                                                            | default    |
 //! |-----------|------------------------------------------------------------------|------------|
 //! | `load`    | `send_lat`, `write_lat`, `read_lat`, `send_rate`, `write_rate`,  |            |
-//! |           | `read_rate`, `void_rate`, `reg_rate`, `connect_rate`, `qp_rate`, |            |
+//! |           | `read_rate`, `void_rate`, `reg_rate`, `call_rate`, `tag_rate`,   |            |
+//! |           | `rw_read_rate`, `rw_write_rate`, `connect_rate`, `qp_rate`,      |            |
 //! |           | `cq_rate`                                                        | `send_lat` |
 //! | `device`  | the device of the client's end                                   | `rxe0`     |
 //! | `peer`    | the device of the other end                                      | `device`   |
@@ -89,6 +90,10 @@ names! {
         ReadRate = "read_rate",
         VoidRate = "void_rate",
         RegRate = "reg_rate",
+        CallRate = "call_rate",
+        TagRate = "tag_rate",
+        RwReadRate = "rw_read_rate",
+        RwWriteRate = "rw_write_rate",
         ConnectRate = "connect_rate",
         QpRate = "qp_rate",
         CqRate = "cq_rate",
@@ -207,6 +212,14 @@ impl<'a> Args<'a> {
     /// Returns how many there are on all QPs.
     pub(crate) fn owners(&self) -> u32 {
         self.groups().saturating_mul(self.qps)
+    }
+
+    /// Returns how many transfers by `rdma_rw` there are at once.
+    pub(crate) fn transfers(&self) -> u32 {
+        match self.load {
+            Load::RwReadRate | Load::RwWriteRate => self.depth,
+            _ => 0,
+        }
     }
 
     /// Keeps what the caller has until 0 is written to `held`, if that was asked for.

@@ -8,6 +8,7 @@ use crate::{
         Context,
         Load, //
     },
+    link,
     poll::{
         alloc_cq,
         process,
@@ -34,7 +35,10 @@ use kernel::{
 };
 use rdma::{
     prelude::*,
-    qp::Attr, //
+    qp::{
+        Attr,
+        InitAttr, //
+    }, //
 };
 
 /// The interval between two looks for an event, and the longest time.
@@ -73,11 +77,17 @@ impl End {
         dev: &Device,
         qps: u32,
         caps: &Caps,
+        transfers: u32,
         context: Context,
         cx: &Sleepable,
     ) -> Result<Self> {
         let pd = Pd::alloc(dev, cx)?;
-        let entries = caps.entries().checked_mul(qps).ok_or(EINVAL)?;
+        let requests = match transfers {
+            0 => 0,
+            n => dev.port(link::PORT).ok_or(EINVAL)?.rw_requests(n),
+        };
+        let entries = caps.entries().saturating_add(requests);
+        let entries = entries.checked_mul(qps).ok_or(EINVAL)?;
         let cq = alloc_cq(dev, entries, context, cx)?;
         let mut end = Self {
             pd,
@@ -86,7 +96,9 @@ impl End {
             region: None,
         };
         for _ in 0..qps {
-            let qp = Qp::create_raw(&end.pd, &end.cq, &end.cq, caps, cx)?;
+            let qp = InitAttr::new(&end.pd, &end.cq, &end.cq, caps)
+                .rw_contexts(transfers, link::PORT)
+                .create(cx)?;
             end.qps.push_within_capacity(Arc::new(qp, GFP_KERNEL)?)?;
         }
         Ok(end)
@@ -96,8 +108,12 @@ impl End {
     #[inline(never)]
     pub(crate) fn op(&mut self, args: &Args<'_>, cx: &Sleepable) -> Result<Op> {
         Ok(match args.load {
-            Load::WriteLat | Load::WriteRate => Op::Write(self.lend(args.size, cx)?),
-            Load::ReadLat | Load::ReadRate => Op::Read(self.lend(args.size, cx)?),
+            Load::WriteLat | Load::WriteRate | Load::RwWriteRate => {
+                Op::Write(self.lend(args.size, cx)?)
+            }
+            Load::ReadLat | Load::ReadRate | Load::RwReadRate => {
+                Op::Read(self.lend(args.size, cx)?)
+            }
             _ => Op::Send,
         })
     }
@@ -158,7 +174,7 @@ pub(crate) fn between(
     let mut ends = KVec::with_capacity(2, GFP_KERNEL)?;
     for (name, caps) in [args.device, args.peer].into_iter().zip(caps) {
         let dev = device(client, name, cx)?;
-        let end = End::new(&dev, qps, caps, args.context, cx)?;
+        let end = End::new(&dev, qps, caps, args.transfers(), args.context, cx)?;
         ends.push_within_capacity(end)?;
     }
     let run = Run::new(qps.saturating_mul(args.depth) as usize)?;

@@ -23,7 +23,7 @@ use rdma::{
     }, //
 };
 
-const PORT: u32 = 1;
+pub(crate) const PORT: u32 = 1;
 
 /// The time to wait for an answer before sending again, as the exponent that verbs have: 4.3 s.
 /// Without losses a busy machine answers late, and requests that are then sent twice are not

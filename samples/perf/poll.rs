@@ -64,8 +64,14 @@ pub(crate) fn caller<T: Owner>(context: Context, cq: &Cq, budget: u32) -> Option
     let (poll, budget): (fn(&Cq, u32) -> Result<u32>, _) = match context {
         Context::Static => (claim, budget),
         Context::Batch => (claim, BATCH),
-        Context::Direct => (process, budget),
-        _ => return None,
+        _ => return handlers(context, cq, budget),
     };
     Some(Poller { poll, cq, budget })
+}
+
+/// Returns how the caller polls a CQ all of whose completions go to handlers; `None` if the RDMA
+/// core does.
+pub(crate) fn handlers(context: Context, cq: &Cq, budget: u32) -> Option<Poller<'_>> {
+    let poll = process;
+    (context == Context::Direct).then_some(Poller { poll, cq, budget })
 }

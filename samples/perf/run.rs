@@ -8,6 +8,7 @@ use crate::{
         Context,
         Load, //
     },
+    call,
     connect,
     latency,
     poll::{
@@ -16,6 +17,7 @@ use crate::{
     },
     rate,
     reg,
+    rw,
     setup,
     void, //
 };
@@ -225,11 +227,19 @@ impl Run {
         for (owner, qp) in owners.drain_all().zip(&qps) {
             owner.start(qp);
         }
+        Ok((began, (self.wait(first, second)? - began).as_nanos()))
+    }
+
+    /// Waits until the phase is over, and returns its time. Polls meanwhile if nothing else does.
+    pub(crate) fn wait(
+        &self,
+        first: &Option<Poller<'_>>,
+        second: &Option<Poller<'_>>,
+    ) -> Result<Instant<Monotonic>> {
         if let Some(first) = first {
             self.poll(first, second.as_ref())?;
         }
-        let end = self.sleep()?;
-        Ok((began, (end - began).as_nanos()))
+        self.sleep()
     }
 
     /// Notes that there is progress.
@@ -392,6 +402,8 @@ pub(crate) fn run(
             rate::run(client, args, report, cx)
         }
         Load::RegRate => reg::run(client, args, report, cx),
+        Load::CallRate | Load::TagRate => call::run(client, args, report, cx),
+        Load::RwReadRate | Load::RwWriteRate => rw::run(client, args, report, cx),
         Load::ConnectRate => connect::run(client, args, report, cx),
         Load::QpRate => setup::qps(client, args, report, cx),
         Load::CqRate => setup::cqs(client, args, report, cx),

@@ -37,9 +37,9 @@ struct ib_cq *perf_cq_alloc(struct perf_run *run, struct ib_device *dev, u32 cqe
  */
 static int perf_alloc_cq(struct perf_run *run, struct perf_end *end)
 {
-	u64 cqes = (u64)run->nr_qps * (end->sends + end->recvs + 2);
+	u64 cqes = (u64)run->nr_qps * (end->sends + end->transfers + end->recvs + 2);
 
-	if (max(end->sends, end->recvs) + 1 > end->dev->attrs.max_qp_wr ||
+	if (max(end->sends + end->transfers, end->recvs) + 1 > end->dev->attrs.max_qp_wr ||
 	    cqes > end->dev->attrs.max_cqe) {
 		pr_err("%s: %u QPs with %u sends and %u receives each are too many\n",
 		       dev_name(&end->dev->dev), run->nr_qps, end->sends, end->recvs);

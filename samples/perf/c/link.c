@@ -130,6 +130,7 @@ struct ib_qp *perf_create_qp(const struct perf_end *end)
 			.max_recv_wr = end->recvs + 1,
 			.max_send_sge = 1,
 			.max_recv_sge = 1,
+			.max_rdma_ctxs = end->transfers,
 		},
 		.sq_sig_type = IB_SIGNAL_REQ_WR,
 		.qp_type = IB_QPT_RC,

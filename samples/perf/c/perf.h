@@ -81,6 +81,7 @@ struct perf_end {
 	struct ib_qp **qps;
 	u32 sends;		/* requests that a QP can have outstanding */
 	u32 recvs;
+	u32 transfers;		/* by rdma_rw, so many at once */
 	struct perf_buf buf;	/* what the other end may read and write by the MR */
 	struct ib_mr *mr;
 	struct perf_mark registered;
@@ -139,6 +140,7 @@ struct perf_load {
 extern const struct perf_load perf_send_lat, perf_write_lat, perf_read_lat;
 extern const struct perf_load perf_send_rate, perf_write_rate, perf_read_rate;
 extern const struct perf_load perf_void_rate, perf_bare_rate, perf_reg_rate;
+extern const struct perf_load perf_call_rate, perf_tag_rate, perf_rw_read_rate, perf_rw_write_rate;
 extern const struct perf_load perf_connect_rate, perf_qp_rate, perf_cq_rate;
 
 int perf_args_parse(struct perf_args *args, char *text);

@@ -1,0 +1,417 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Requests that are answered, as those of storage protocols: an operation takes a tag, registers
+//! memory and sends its key, in one post. The other end answers with a SEND that invalidates the
+//! key. When the send has completed and the answer has come, the tag is free.
+
+use crate::{
+    args::{
+        Args,
+        Context,
+        Load, //
+    },
+    end::{
+        between,
+        End, //
+    },
+    link,
+    poll::{
+        handlers,
+        Qp, //
+    },
+    run::{
+        Figures,
+        Report,
+        Run, //
+    }, //
+};
+use kernel::{
+    new_spinlock_irq,
+    page::PAGE_SIZE,
+    prelude::*,
+    sync::SpinLockIrq,
+    time::{
+        Instant,
+        Monotonic, //
+    }, //
+};
+use rdma::{
+    prelude::*,
+    qp::Chain,
+    session::{
+        tags::{
+            Exchange,
+            Tag,
+            TagId,
+            Tags, //
+        },
+        Received,
+        RecvHandler,
+        RecvRing, //
+    }, //
+};
+
+/// A message: the name of the exchange, and the key to be invalidated if that is not 0.
+const MESSAGE: usize = 8;
+
+/// The bits of a generation that come back.
+const BITS: u32 = 4;
+
+/// An end that calls.
+struct Caller {
+    qp: Arc<Qp>,
+    tags: Tags<Call>,
+    run: Arc<Run>,
+    registers: bool,
+}
+
+/// The exchanges of a caller.
+struct Call;
+
+/// What is posted.
+struct Request {
+    message: Buf<ToDevice>,
+    region: Region<Bidirectional>,
+    run: Arc<Run>,
+}
+
+/// What waits for the answer.
+struct Waiting {
+    answered: bool,
+    /// The number of times that the tag still has to be free again in this phase.
+    left: u32,
+    through: Arc<Through>,
+}
+
+/// The tags that were in use often enough, until the phase is over.
+#[pin_data]
+struct Through {
+    #[pin]
+    tags: SpinLockIrq<KVec<Tag<Call>>>,
+    run: Arc<Run>,
+}
+
+impl Exchange for Call {
+    type Request = Request;
+    type Reply = Waiting;
+    type Needs = Atomic;
+
+    #[inline]
+    fn sent(request: &Request, wc: &Wc, _cx: &Atomic) {
+        if let Err(e) = wc.result() {
+            request.run.fail(e.into());
+        }
+    }
+
+    #[inline]
+    fn ended(mut tag: Tag<Self>) {
+        let (_, waiting) = tag.parts();
+        if !core::mem::take(&mut waiting.answered) {
+            return unanswered(tag);
+        }
+        waiting.left = waiting.left.wrapping_sub(1);
+        if waiting.left % 64 == 0 {
+            milestone(tag);
+        }
+    }
+}
+
+/// The answer is no proof that the key is invalid, or the run has failed and there is none.
+#[cold]
+#[inline(never)]
+fn unanswered(mut tag: Tag<Call>) {
+    tag.parts().1.through.run.fail(EIO);
+}
+
+#[cold]
+#[inline(never)]
+fn milestone(mut tag: Tag<Call>) {
+    let (_, waiting) = tag.parts();
+    if waiting.left != 0 {
+        return waiting.through.run.tick();
+    }
+    let through = waiting.through.clone();
+    // There is room for all.
+    let kept = through.tags.lock().push_within_capacity(tag);
+    drop(kept);
+    through.run.ended();
+}
+
+impl Caller {
+    /// Posts the request of a tag.
+    #[inline]
+    fn start(&self, tag: Tag<Call>) {
+        let id = u64::from(tag.id().to_u32());
+        let posted = if self.registers {
+            tag.post(&self.qp, |request, chain: &mut Chain<'_, 2>| {
+                let remote = chain.push(RegWr::remote_write(&request.region))?;
+                let message = u64::from(remote.rkey) << 32 | id;
+                request.message.write(0, &message.to_le_bytes())?;
+                chain.push(SendWr::send([request.message.whole()]))
+            })
+        } else {
+            tag.post(&self.qp, |request, chain: &mut Chain<'_, 1>| {
+                request.message.write(0, &id.to_le_bytes())?;
+                chain.push(SendWr::send([request.message.whole()]))
+            })
+        };
+        if let Err(e) = posted {
+            self.run.fail(e.error());
+        }
+    }
+}
+
+impl RecvHandler for Caller {
+    type Send = AnyContext;
+    type Recv = AnyContext;
+    type Needs = Atomic;
+
+    #[inline]
+    fn qp(&self) -> &Arc<Qp> {
+        &self.qp
+    }
+
+    /// An answer has come: its exchange ends, and another begins. On the null device a send has
+    /// completed before its answer comes.
+    #[inline]
+    fn received(mut message: Received<'_, Self>, _cx: &Atomic) {
+        let wc = *message.wc();
+        let (caller, bytes) = message.open();
+        let id = bytes.get(..4).and_then(|id| id.try_into().ok());
+        let id = TagId::from_u32(id.map_or(u32::MAX, u32::from_le_bytes));
+        let Some(mut reply) = caller.tags.reply(&wc, id) else {
+            return caller.run.fail(EPROTO);
+        };
+        let region = &reply.request().region;
+        reply.answered = !caller.registers || region.remote_invalidated(&wc, &caller.qp);
+        drop(reply);
+        if let Ok(tag) = caller.tags.take() {
+            caller.start(tag);
+        }
+    }
+
+    fn failed(&self, error: WcError) {
+        self.run.fail(error.into());
+    }
+
+    fn refused(&self, error: Error) {
+        self.run.fail(error);
+    }
+}
+
+/// The uses of an [`Answer`] as a request.
+const CAME: u64 = 0;
+const SENT: u64 = 1;
+
+/// A receive of the other end, which is sent back.
+#[derive(HasCqe)]
+struct Answer {
+    came: Cqe<Self, CAME>,
+    sent: Cqe<Self, SENT>,
+    buf: Buf<Bidirectional>,
+    qp: Arc<Qp>,
+    run: Arc<Run>,
+}
+
+impl Answer {
+    #[inline]
+    fn recv_wr(&self) -> Result<RecvWr<'_>> {
+        Ok(RecvWr::new([self.buf.whole_mut()]))
+    }
+
+    #[inline]
+    fn came(mut self: Pin<KBox<Self>>, wc: &Wc) {
+        let len = match wc.result() {
+            Ok(wc) => wc.byte_len(),
+            Err(e) => return self.failed(e.into()),
+        };
+        if len < MESSAGE {
+            return self.failed(EPROTO);
+        }
+        let key = self
+            .buf
+            .cpu()
+            .get(4..MESSAGE)
+            .and_then(|key| key.try_into().ok());
+        let key = key.map_or(0, u32::from_le_bytes);
+        let posted = Qp::repost_send::<_, _, SENT, 1>(
+            self,
+            wc,
+            |answer| &answer.qp,
+            |answer| {
+                let send = SendWr::send([answer.buf.whole()]);
+                Ok(if key == 0 {
+                    send
+                } else {
+                    send.invalidating(key)
+                })
+            },
+        );
+        if let Err(e) = posted {
+            Self::refused(e);
+        }
+    }
+
+    #[inline]
+    fn sent(self: Pin<KBox<Self>>, wc: &Wc) {
+        if let Err(e) = wc.result() {
+            return self.failed(e.into());
+        }
+        let posted = Qp::repost_recv::<_, CAME, 1>(self, wc, |answer| &answer.qp, Self::recv_wr);
+        if let Err(e) = posted {
+            Self::refused(e);
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn failed(self: Pin<KBox<Self>>, e: Error) {
+        self.run.fail(e);
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn refused(e: PostError<Pin<KBox<Self>>>) {
+        let error = e.error();
+        if let Some(answer) = e.owner {
+            answer.failed(error);
+        }
+    }
+}
+
+impl CqeHandler<CAME> for Answer {
+    type Pointer = Pin<KBox<Self>>;
+    type Needs = Atomic;
+
+    #[inline]
+    fn done(this: Self::Pointer, wc: &Wc, _cx: &Atomic) {
+        this.came(wc);
+    }
+}
+
+impl CqeHandler<SENT> for Answer {
+    type Pointer = Pin<KBox<Self>>;
+    type Needs = Atomic;
+
+    #[inline]
+    fn done(this: Self::Pointer, wc: &Wc, _cx: &Atomic) {
+        this.sent(wc);
+    }
+}
+
+/// Has the other end answer.
+fn answer(args: &Args<'_>, b: &End, run: &Arc<Run>, cx: &Sleepable) -> Result {
+    let qp = b.qps.first().ok_or(EINVAL)?;
+    for _ in 0..2 * args.depth {
+        let answer = Answer {
+            came: Cqe::new(),
+            sent: Cqe::new(),
+            buf: Buf::alloc(&b.pd, args.size, cx)?,
+            qp: qp.clone(),
+            run: run.clone(),
+        };
+        let answer = KBox::pin(answer, GFP_KERNEL)?;
+        qp.post_recv::<_, CAME, 1>(answer, Answer::recv_wr)?;
+    }
+    Ok(())
+}
+
+/// Does `count` exchanges, in all tags.
+fn phase(
+    args: &Args<'_>,
+    (a, b): (&End, &End),
+    caller: &Caller,
+    through: &Through,
+    count: u32,
+    figures: &mut Figures,
+) -> Result {
+    through.tags.lock().clear();
+    let lanes = args.depth.min(count);
+    let mut tags = KVec::with_capacity(lanes as usize, GFP_KERNEL)?;
+    for n in 0..lanes {
+        let mut tag = caller.tags.take()?;
+        tag.parts().1.left = count / lanes + u32::from(n < count % lanes);
+        tags.push_within_capacity(tag)?;
+    }
+    caller.run.begin(lanes);
+    let began = Instant::<Monotonic>::now();
+    if lanes == 0 {
+        return Ok(());
+    }
+    for tag in tags {
+        caller.start(tag);
+    }
+    let there = handlers(args.context, &a.cq, args.depth);
+    let back = handlers(args.context, &b.cq, args.depth);
+    figures.ns = (caller.run.wait(&there, &back)? - began).as_nanos();
+    figures.ops = count.into();
+    figures.posts = 2 * figures.ops;
+    figures.completions = 2 * figures.posts;
+    Ok(())
+}
+
+fn call(
+    args: &Args<'_>,
+    ends: &mut [End],
+    run: &Arc<Run>,
+    report: &mut Report,
+    cx: &Sleepable,
+) -> Result {
+    let [a, b] = ends else { return Err(EINVAL) };
+    link::connect(a, b, args.timeout, cx)?;
+    let qp = a.qps.first().ok_or(EINVAL)?.clone();
+    let spare = KVec::with_capacity(args.depth as usize, GFP_KERNEL)?;
+    let through = pin_init!(Through {
+        tags <- new_spinlock_irq!(spare),
+        run: run.clone(),
+    });
+    let through = Arc::pin_init(through, GFP_KERNEL)?;
+    let init = |_| {
+        let request = Request {
+            message: Buf::alloc(&a.pd, args.size, cx)?,
+            region: Region::new(Buf::alloc(&a.pd, PAGE_SIZE, cx)?, cx)?,
+            run: run.clone(),
+        };
+        let waiting = Waiting {
+            answered: false,
+            left: 0,
+            through: through.clone(),
+        };
+        Ok((request, waiting))
+    };
+    let caller = Caller {
+        tags: Tags::new(&qp, args.depth, BITS, init, cx)?,
+        qp,
+        run: run.clone(),
+        registers: args.load == Load::CallRate,
+    };
+    let caller = Arc::new(caller, GFP_KERNEL)?;
+    let ring = RecvRing {
+        pd: &a.pd,
+        count: 2 * args.depth,
+        len: args.size,
+    };
+    ring.post(&caller, cx)?;
+    answer(args, b, run, cx)?;
+    let figures = &mut report.figures;
+    let done = phase(args, (a, b), &caller, &through, args.warmup, figures)
+        .and_then(|()| phase(args, (a, b), &caller, &through, args.count, figures));
+    // Nothing is out, or it ends now.
+    caller.tags.reclaim(&caller.qp, cx)?;
+    let tags = core::mem::take(&mut *through.tags.lock());
+    drop(tags);
+    done
+}
+
+pub(crate) fn run(
+    client: &ClientRef,
+    args: &Args<'_>,
+    report: &mut Report,
+    cx: &Sleepable,
+) -> Result {
+    if matches!(args.context, Context::Batch | Context::Static) || args.size < MESSAGE {
+        return Err(EINVAL);
+    }
+    let caps = Caps::new(2 * args.depth, 2 * args.depth);
+    between(client, args, 1, &[caps, caps], call, report, cx)
+}

@@ -1,0 +1,144 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Transfers by `rdma_rw`, of memory that a scatter list describes, as those of storage targets.
+//! All are posted, then their completions are processed, and so on.
+
+use crate::{
+    args::{
+        Args,
+        Context, //
+    },
+    end::{
+        between,
+        End,
+        Op, //
+    },
+    link,
+    poll::{
+        process,
+        Qp, //
+    },
+    run::{
+        Report,
+        Run, //
+    }, //
+};
+use kernel::{
+    prelude::*,
+    time::{
+        Instant,
+        Monotonic, //
+    }, //
+};
+use rdma::{
+    prelude::*,
+    rw::{
+        Ctx,
+        Rw, //
+    },
+    sg::SgList, //
+};
+
+#[derive(HasCqe)]
+struct Transfer {
+    cqe: Cqe<Self>,
+    data: Ctx<Bidirectional, SgList<VVec<u8>>>,
+    run: Arc<Run>,
+}
+
+impl CqeHandler for Transfer {
+    type Pointer = InFlight<Self>;
+    type Needs = Atomic;
+
+    #[inline]
+    fn done(this: InFlight<Self>, wc: &Wc, _cx: &Atomic) {
+        if let Err(e) = wc.result() {
+            this.run.fail(e.into());
+        }
+    }
+}
+
+/// Posts a transfer.
+#[inline(never)]
+fn post(qp: &Qp, transfer: InFlight<Transfer>, op: Op, cx: &Sleepable) -> Result {
+    Ok(qp.post_rw(transfer, |t| match op {
+        Op::Read(remote) => Ok(Rw::read(&t.data, 0..t.data.len(), remote, cx)),
+        Op::Write(remote) => Ok(Rw::write(&t.data, 0..t.data.len(), remote, cx)),
+        Op::Send => Err(EINVAL),
+    })?)
+}
+
+/// Does `count` transfers, in whole rounds.
+#[inline(never)]
+fn rounds(
+    end: &End,
+    kept: &mut [Reusable<Transfer>],
+    op: Op,
+    run: &Run,
+    count: u32,
+    report: &mut Report,
+    cx: &Sleepable,
+) -> Result {
+    let qp = end.qps.first().ok_or(EINVAL)?;
+    let depth = kept.len() as u32;
+    let mut ops = 0;
+    let begin = Instant::<Monotonic>::now();
+    while ops < count {
+        for transfer in kept.iter_mut().map_while(Reusable::start) {
+            post(qp, transfer, op, cx)?;
+        }
+        let mut left = depth;
+        while left > 0 {
+            match process(&end.cq, left)? {
+                // On this device all are done when they are posted.
+                0 => return Err(EIO),
+                n => left = left.saturating_sub(n),
+            }
+        }
+        run.check()?;
+        ops = ops.saturating_add(depth);
+    }
+    let figures = &mut report.figures;
+    figures.ns = begin.elapsed().as_nanos();
+    figures.ops = ops.into();
+    (figures.posts, figures.completions) = (figures.ops, figures.ops);
+    Ok(())
+}
+
+fn transfer(
+    args: &Args<'_>,
+    ends: &mut [End],
+    run: &Arc<Run>,
+    report: &mut Report,
+    cx: &Sleepable,
+) -> Result {
+    let [a, b] = ends else { return Err(EINVAL) };
+    link::connect(a, b, args.timeout, cx)?;
+    let op = b.op(args, cx)?;
+    let mut kept = KVec::with_capacity(args.depth as usize, GFP_KERNEL)?;
+    for _ in 0..args.depth {
+        let memory = VVec::from_elem(0u8, args.size, GFP_KERNEL)?;
+        let transfer = Transfer {
+            cqe: Cqe::new(),
+            data: Ctx::new(SgList::new(memory, cx)?, GFP_KERNEL)?,
+            run: run.clone(),
+        };
+        kept.push_within_capacity(Reusable::new(transfer, GFP_KERNEL)?)?;
+    }
+    rounds(a, &mut kept, op, run, args.warmup, report, cx)?;
+    rounds(a, &mut kept, op, run, args.count, report, cx)
+}
+
+/// Runs where the caller polls: what is posted sleeps.
+pub(crate) fn run(
+    client: &ClientRef,
+    args: &Args<'_>,
+    report: &mut Report,
+    cx: &Sleepable,
+) -> Result {
+    if args.context != Context::Direct {
+        return Err(EINVAL);
+    }
+    let caps = Caps::new(1, 0);
+    between(client, args, 1, &[caps, caps], transfer, report, cx)
+}
