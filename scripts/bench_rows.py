@@ -16,6 +16,7 @@ from statistics import median, quantiles
 UNITS = {"instructions": "instructions", "native": "ns", "wall": "ns", "slab": "bytes"}
 KEYS = ("clock", "device", "load", "context", "size", "depth", "signal", "qps", "cpus")
 WHAT = {"send_lat": "round trip", "write_lat": "round trip", "read_lat": "READ", "reg_rate": "registration",
+        "call_rate": "call", "tag_rate": "call", "rw_read_rate": "transfer", "rw_write_rate": "transfer",
         "connect_rate": "connection", "post": "post", "complete": "completion", "qp_rate": "QP", "cq_rate": "CQ",
         "connect": "connection", "qp": "QP", "cq": "CQ"}
 

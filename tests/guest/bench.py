@@ -50,10 +50,22 @@ def void(context, count=ROUND, **keys):
     return grid(load="void_rate", device="null0", context=context, size=64, count=count, **keys)
 
 
-def guard():
+def plain():
     rows = void(CONTEXTS, depth=64, signal=1, qps=1, warmup=64)
     # The device's share of these; there is no Rust in it.
     return rows + [{**rows[0], "load": "bare_rate", "twin": "c"}]
+
+
+def storage(count):
+    """What storage protocols do: requests that are answered, and transfers by rdma_rw."""
+    rows = grid(load=("call_rate", "tag_rate"), device="null0", context=("softirq", "workqueue"), size=64, depth=32,
+                count=count)
+    return rows + grid(load=("rw_read_rate", "rw_write_rate"), device="null0", context="direct", size=4096, depth=32,
+                       count=count)
+
+
+def guard():
+    return plain() + storage(ROUND)
 
 
 def null(count):
@@ -73,11 +85,12 @@ def null(count):
 
 def native():
     """Short runs, of some milliseconds each: what else the machine does then disturbs few of them."""
-    rows = [row | {"count": 40 * ROUND} for row in guard() + void("softirq", depth=64, signal=16, qps=1)]
+    rows = [row | {"count": 40 * ROUND} for row in plain() + void("softirq", depth=64, signal=16, qps=1)]
     for qps in HANDLED_QPS:
         # Often enough that the begin and the end of each, a lock in Rust, do not weigh much.
         rows += void(CONTEXTS, 128 * ROUND, depth=ROUND // qps, signal=1, qps=qps)
     rows += grid(load=LATENCY, device="null0", context=CONTEXTS, size=64, count=1000)
+    rows += storage(8 * ROUND)
     return rows + grid(load="reg_rate", device="null0", context=CALLBACKS, depth=16, count=8 * ROUND)
 
 
