@@ -125,19 +125,21 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
     ///
     /// # Safety
     ///
-    /// The owner stays where it is, and nobody has more than references to it, until that request
-    /// has completed or, if it was not posted, until the QP was drained.
+    /// The owner stays where it is until that request has completed or, if it was not posted, until
+    /// the QP was drained; nobody has more than references to it until then, and the caller nothing
+    /// else before `start` is called.
     #[inline]
     pub(crate) unsafe fn post_shared<T, const LINKS: usize, const SGES: usize>(
         &self,
-        owner: &T,
+        owner: *const T,
         start: impl FnOnce() -> *mut bindings::ib_cqe,
         make: impl for<'a> FnOnce(&'a T, &mut Chain<'a, LINKS, SGES>) -> Result,
     ) -> Result<(), ChainError> {
         let (target, lock) = (&self.any.target, self.reg_lock());
         let mut slots = [const { chain::Slot::new() }; LINKS];
-        // SAFETY: The slots outlive the links. The owner stays where it is, as the caller promises.
-        let links = unsafe { chain::Links::make(&raw mut slots, target, lock, owner, make) }
+        // SAFETY: The slots outlive the links. The owner stays where it is, as the caller promises,
+        // and this reference ends before others use it.
+        let links = unsafe { chain::Links::make(&raw mut slots, target, lock, &*owner, make) }
             .map_err(ChainError::Unmade)?;
         // SAFETY: The links were made for this QP. What they are made of stays until the QP was
         // drained, as the caller promises.

@@ -556,7 +556,7 @@ impl<X: Exchange> Tag<X> {
                 // INVARIANT: The send is out.
                 Posted(at).into_cqe(cqe::Sealed::new())
             };
-            qp.post_shared(&*slot.request.get(), start, make)
+            qp.post_shared(slot.request.get(), start, make)
         };
         match posted {
             Ok(()) => {
