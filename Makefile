@@ -12,20 +12,42 @@ ifneq ($(KDIR),)
 
 out := $(CURDIR)/build/$(notdir $(patsubst %/build,%,$(abspath $(KDIR))))
 
+# The kernel's configuration, and its compilers unless others are named.
+-include $(KDIR)/include/config/auto.conf
+RUSTC ?= rustc
+BINDGEN ?= bindgen
+RUSTFMT ?= rustfmt
+ifndef CONFIG_CC_IS_CLANG
+built_by := $(subst ",,$(CONFIG_CC_VERSION_TEXT))
+ifeq ($(origin CC),default)
+CC := $(firstword $(built_by))
+endif
+args := CC=$(CC)
+endif
+
 modules: checked
 modules modules_install:
 	@mkdir -p $(out)
-	$(MAKE) -C $(KDIR) M=$(CURDIR) MO=$(out) $@
+	$(MAKE) -C $(KDIR) M=$(CURDIR) MO=$(out) $(args) $@
 
+# One line says what is missing.
 .PHONY: checked
 checked:
-	@test -f $(KDIR)/include/config/auto.conf || \
-		{ echo "error: $(KDIR) is no prepared kernel tree" >&2; exit 1; }
-	@grep -qx CONFIG_RUST=y $(KDIR)/include/config/auto.conf || \
-		{ echo "error: the kernel of $(KDIR) has no Rust (CONFIG_RUST)" >&2; exit 1; }
-	@test -f $(KDIR)/rust/libkernel.rmeta || { echo "error: $(KDIR) has no Rust metadata" \
-		"(rust/libkernel.rmeta);" \
-		"without KDIR=, make modules builds in the sandbox for stock Debian kernels" >&2; exit 1; }
+	@die() { echo "error: $$*" >&2; exit 1; }; \
+	[ -f $(KDIR)/include/config/auto.conf ] || die "$(KDIR) is no prepared kernel tree"; \
+	[ '$(CONFIG_RUST)' ] || die "the kernel of $(KDIR) has no Rust (CONFIG_RUST)"; \
+	[ -f $(KDIR)/rust/libkernel.rmeta ] || die "$(KDIR) has no Rust metadata (rust/libkernel.rmeta);" \
+		"without KDIR=, make modules builds in the sandbox for stock Debian kernels"; \
+	is=$$($(RUSTC) --version 2>&1 | tail -n 1); \
+	by=$$(grep -aom 1 'rustc [0-9][^)]*)' $(KDIR)/rust/libcore.rmeta | head -n 1); \
+	[ "$${is#"$$by"}" != "$$is" ] || die "the Rust metadata of $(KDIR) is that of $$by, and the compiler is $$is"; \
+	[ '$(CONFIG_CC_IS_CLANG)' ] || { \
+		is=$$($(CC) -dumpfullversion 2>&1 | tail -n 1); \
+		[ '$(lastword $(built_by))' = "$$is" ] || \
+			die "the kernel of $(KDIR) was built by $(built_by), and $(CC) is $$is"; }; \
+	for tool in $(BINDGEN) $(RUSTFMT); do \
+		command -v $$tool >/dev/null || die "$$tool is missing: install it"; \
+	done
 
 clean:
 	rm -rf $(out)
