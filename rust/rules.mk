@@ -16,7 +16,7 @@ rdma-hash = $(or $(shell { cd $(src) && \
 		cat include/config/auto.conf include/config/kernel.release; \
 		echo '$(KRUSTFLAGS)'; } | sha256sum | cut -c1-16),$(error no hash of $(1)))
 rdma-build	:= $(call rdma-hash,rust)
-rdma-null-build	:= $(call rdma-hash,rust/bindings drivers/null)
+rdma-null-build	= $(call rdma-hash,rust/bindings drivers/null)
 
 # Bindings. libclang parses C also where GCC compiles it, so GCC's own flags are left out, as rust/Makefile does.
 bindgen-skip-c-flags := -mno-fp-ret-in-387 -mpreferred-stack-boundary=% \
@@ -43,11 +43,14 @@ bindgen-target-arm64	:= aarch64-linux-gnu
 bindgen-c-flags = $(if $(CONFIG_CC_IS_CLANG),$(c_flags),$(filter-out $(bindgen-skip-c-flags),$(c_flags)) \
 	-w --target=$(bindgen-target-$(SRCARCH)))
 
+# Where the kernel's tree is that of a headers package, its parameters come with the metadata of its crates.
+rdma-bindgen-params = $(firstword $(wildcard $(addsuffix /rust/bindgen_parameters,$(srctree) $(objtree))))
+
 # bindgen does not make the hundreds of `Default::default()` inline, so each would be a function, and exported. As inline
 # ones those that are used are compiled, where they are used.
 quiet_cmd_rdma_bindgen = BINDGEN $(quiet_modtag) $@
       cmd_rdma_bindgen = \
-	$(BINDGEN) $< $(shell grep -Ev '^\#|^$$' $(srctree)/rust/bindgen_parameters) \
+	$(BINDGEN) $< $(shell grep -Ev '^\#|^$$' $(rdma-bindgen-params)) \
 		--rust-target 1.85 --use-core --with-derive-default --ctypes-prefix ffi \
 		--no-layout-tests --no-debug '.*' --enable-function-attribute-detection \
 		--no-recursive-allowlist --default-non-copy-union-style manually_drop \
