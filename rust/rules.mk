@@ -102,7 +102,7 @@ quiet_cmd_rdma_exports = EXPORTS $(quiet_modtag) $@
       cmd_rdma_exports = \
 	$(NM) -p --defined-only $(filter %.o,$^) | \
 	awk '$$2 ~ /(T|R|D|B)/ && $$3 ~ /^_R/ && \
-		$$3 !~ /_(init|cleanup)_module$$/ && $$3 !~ /__(pfx|cfi|odr_asan)/ \
+		$$3 !~ /(_(init|cleanup)_module|MODINFO)$$/ && $$3 !~ /__(pfx|cfi|odr_asan)/ \
 		{ printf "EXPORT_SYMBOL_RUST_GPL(%s);\n", $$3 }' > $@
 $(obj)/rust/exports_generated.h: $(rdma-crate)/rdma.o $(rdma-bindings)/rdma_bindings.o FORCE
 	$(call if_changed,rdma_exports)

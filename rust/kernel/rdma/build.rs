@@ -4,7 +4,14 @@
 //!
 //! The symbols of the crate have a hash of its sources and of the kernel's configuration in their
 //! names, so the module loader refuses a module that was built against another build. `modinfo`
-//! shows the hash as `rdma_build`, for `rdma_rs` itself and for each ULP.
+//! shows the hash as `rdma_build`, for `rdma_rs` itself and for each ULP, and the version of the
+//! crate as `version`, for `rdma_rs`.
+
+/// The version of the crate (`MODULE_VERSION`): that of the packages, too.
+#[cfg(MODULE)]
+#[link_section = ".modinfo"]
+#[used(compiler)]
+static MODINFO: [u8; 14] = *b"version=0.1.0\0";
 
 const TAG: &[u8] = b"rdma_build=";
 
@@ -38,7 +45,7 @@ macro_rules! build_info {
             #[cfg(MODULE)]
             #[link_section = ".modinfo"]
             #[used(compiler)]
-            static INFO: [u8; $crate::build::INFO.len()] = $crate::build::INFO;
+            static MODINFO: [u8; $crate::build::INFO.len()] = $crate::build::INFO;
         };
     };
 }
