@@ -6,7 +6,7 @@ export KERNEL
 sandbox := scripts/sandbox
 
 .PHONY: help modules modules_install demo test vm check kunit random soak faults fuzz storms races bench patches \
-	doc rust-analyzer update clean distclean
+	doc rust-analyzer deb update clean distclean
 
 ifneq ($(KDIR),)
 
@@ -37,7 +37,7 @@ checked:
 	[ -f $(KDIR)/include/config/auto.conf ] || die "$(KDIR) is no prepared kernel tree"; \
 	[ '$(CONFIG_RUST)' ] || die "the kernel of $(KDIR) has no Rust (CONFIG_RUST)"; \
 	[ -f $(KDIR)/rust/libkernel.rmeta ] || die "$(KDIR) has no Rust metadata (rust/libkernel.rmeta);" \
-		"without KDIR=, make modules builds in the sandbox for stock Debian kernels"; \
+		"for stock Debian kernels, make deb makes a package of it"; \
 	is=$$($(RUSTC) --version 2>&1 | tail -n 1); \
 	by=$$(grep -aom 1 'rustc [0-9][^)]*)' $(KDIR)/rust/libcore.rmeta | head -n 1); \
 	[ "$${is#"$$by"}" != "$$is" ] || die "the Rust metadata of $(KDIR) is that of $$by, and the compiler is $$is"; \
@@ -76,6 +76,7 @@ help:
 	@echo 'make patches     patches for the kernel: each reproducer fails without its patch and passes with it'
 	@echo 'make doc         the pages of Documentation and the crate'\''s own, into build/doc'
 	@echo 'make rust-analyzer  rust-project.json, with which editors see the crates'
+	@echo 'make deb         Debian packages of the commit, and of the Rust metadata of the stock kernel, into build/deb'
 	@echo 'make update      look for newer kernels on the mirror the next time'
 	@echo 'make clean       remove build/'
 	@echo 'make distclean   remove build/ and the cache'
@@ -132,6 +133,9 @@ fuzz:
 
 vm:
 	@$(sandbox) sh -c 'scripts/build stock && scripts/vm'
+
+deb:
+	@git archive HEAD | $(sandbox) scripts/deb
 
 rust-analyzer:
 	@$(sandbox) sh -c 'scripts/build stock && scripts/rust-analyzer' >/dev/null
