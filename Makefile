@@ -6,7 +6,7 @@ export KERNEL
 sandbox := scripts/sandbox
 
 .PHONY: help modules modules_install demo test vm check kunit random soak faults fuzz storms races bench patches \
-	doc rust-analyzer deb update clean distclean
+	doc rust-analyzer deb ulp update clean distclean
 
 ifneq ($(KDIR),)
 
@@ -77,6 +77,7 @@ help:
 	@echo 'make doc         the pages of Documentation and the crate'\''s own, into build/doc'
 	@echo 'make rust-analyzer  rust-project.json, with which editors see the crates'
 	@echo 'make deb         Debian packages of the commit, and of the Rust metadata of the stock kernel, into build/deb'
+	@echo 'make ulp NAME= DIR=  a new ULP in a folder of its own, which builds and runs with make there'
 	@echo 'make update      look for newer kernels on the mirror the next time'
 	@echo 'make clean       remove build/'
 	@echo 'make distclean   remove build/ and the cache'
@@ -136,6 +137,14 @@ vm:
 
 deb:
 	@git archive HEAD | $(sandbox) scripts/deb
+
+ulp:
+	@mkdir -p $(or $(DIR),$(error say where: make ulp NAME=... DIR=...))
+	@ULP=$(DIR) $(sandbox) scripts/ulp new $(NAME)
+
+# What the Makefile of such a ULP calls, with its folder in $ULP.
+ulp-%:
+	@$(sandbox) $(if $(filter test,$*),$(tally)) scripts/ulp $*
 
 rust-analyzer:
 	@$(sandbox) sh -c 'scripts/build stock && scripts/rust-analyzer' >/dev/null
