@@ -45,6 +45,7 @@ suites! {
     cm_request: suite_cm_request,
     cm_silent: suite_cm_silent,
     context: suite_context,
+    course: suite_course,
     cq: suite_cq,
     cq_lock: suite_cq_lock,
     cq_poll: suite_cq_poll,

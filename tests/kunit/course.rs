@@ -1,0 +1,247 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! The steps of Documentation/course.rst.
+
+#[path = "../examples/course.rs"]
+mod steps;
+
+use crate::fixture::{
+    wait,
+    Env,
+    NullEnv, //
+};
+use kernel::prelude::*;
+use rdma::prelude::*;
+use rdma_null::Injection;
+use steps::{
+    connection,
+    credits,
+    devices,
+    ends,
+    messages,
+    queue_pair,
+    region,
+    requests,
+    sizes, //
+};
+
+const CAPS: Caps = Caps::new(16, 16);
+
+/// Makes two QPs that are connected to each other.
+fn pair(null: &NullEnv) -> Result<[Arc<Qp<Workqueue>>; 2]> {
+    let cq = null.env.cq::<Workqueue>(2 * CAPS.entries())?;
+    let (a, b) = (null.env.raw_qp(&cq, &CAPS)?, null.env.raw_qp(&cq, &CAPS)?);
+    null.connect(&a, &b)?;
+    Ok([Arc::new(a, GFP_KERNEL)?, Arc::new(b, GFP_KERNEL)?])
+}
+
+/// Waits until a device has no QP.
+fn no_qps(null: &NullEnv) -> Result {
+    wait(|| null.dev.objects()[1] == 0)
+}
+
+/// A target, and an initiator that is connected to it.
+struct Blocks {
+    initiator: Arc<requests::Initiator>,
+    target: cm::Listener,
+    null: NullEnv,
+}
+
+impl Blocks {
+    fn new() -> Result<Self> {
+        let null = NullEnv::with_cm()?;
+        let Env { client, pd, cx, .. } = &null.env;
+        let addr = null.env.addr();
+        let target = requests::Target::listen(client, addr, pd, cx)?;
+        let initiator = requests::Initiator::connect(client, addr, pd, cx)?;
+        Ok(Self {
+            initiator,
+            target,
+            null,
+        })
+    }
+
+    /// Ends the connection and waits until nothing has it any more.
+    fn end(self) -> Result {
+        self.initiator.id.disconnect(&self.null.env.cx)?;
+        drop((self.initiator, self.target));
+        no_qps(&self.null)
+    }
+}
+
+#[kunit_tests(rdma_course)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn devices_are_seen() -> Result {
+        let null = NullEnv::new()?;
+        let course = KBox::pin_init(devices::Course::init(&null.env.client), GFP_KERNEL)?;
+        let data = devices::PerDevice::add(course.as_ref(), &null.env.dev, &null.env.cx);
+        let data = KBox::pin_init(data, GFP_KERNEL)?;
+        check!(data.pd.device() == &null.env.dev);
+        data.as_ref()
+            .remove(course.as_ref(), &null.env.dev, &null.env.cx);
+        Ok(())
+    }
+
+    #[test]
+    fn request_completes() -> Result {
+        let null = NullEnv::new()?;
+        queue_pair::send_one(&null.dev, &null.env.pd, &null.env.cx)?;
+        // The next request fails.
+        null.dev.inject(Injection::Status {
+            status: Status::RETRY_EXC_ERR.as_raw(),
+            vendor_err: 0,
+            count: 1,
+            fatal: true,
+        })?;
+        check_err!(
+            queue_pair::send_one(&null.dev, &null.env.pd, &null.env.cx),
+            EIO
+        );
+        no_qps(&null)
+    }
+
+    #[test]
+    fn connection_is_made_and_ends() -> Result {
+        let null = NullEnv::with_cm()?;
+        let Env { client, pd, cx, .. } = &null.env;
+        let addr = null.env.addr();
+        check_err!(
+            connection::Conn::connect(client, addr, pd, cx),
+            ECONNREFUSED
+        );
+        let target = connection::Conn::listen(client, addr, pd, cx)?;
+        let initiator = connection::Conn::connect(client, addr, pd, cx)?;
+        check_eq!(null.dev.objects()[1], 2);
+        initiator.id.disconnect(cx)?;
+        drop((initiator, target));
+        no_qps(&null)
+    }
+
+    #[test]
+    fn receives_go_round() -> Result {
+        let null = NullEnv::with_cm()?;
+        let Env { client, pd, cx, .. } = &null.env;
+        let addr = null.env.addr();
+        let target = messages::Conn::listen(client, addr, pd, cx)?;
+        let initiator = messages::Conn::connect(client, addr, pd, cx)?;
+        for number in 0..100 {
+            check_eq!(initiator.ask(number, cx)?, number + 1);
+        }
+        initiator.id.disconnect(cx)?;
+        drop((initiator, target));
+        no_qps(&null)
+    }
+
+    #[test]
+    fn refused_connection_gives_its_receives_back() -> Result {
+        let null = NullEnv::with_cm()?;
+        let Env { client, pd, cx, .. } = &null.env;
+        let addr = null.env.addr();
+        check_err!(messages::Conn::connect(client, addr, pd, cx), ECONNREFUSED);
+        check_err!(
+            requests::Initiator::connect(client, addr, pd, cx),
+            ECONNREFUSED
+        );
+        no_qps(&null)
+    }
+
+    #[test]
+    fn region_is_written_while_it_is_open() -> Result {
+        let null = NullEnv::new()?;
+        let Env { pd, cx, .. } = &null.env;
+        let [qp, peer] = pair(&null)?;
+        let window = region::Window::new(pd, 8, cx)?;
+        let remote = window.open(&qp)?;
+        region::write(b"12345678", remote, &peer, pd, cx)?;
+        window.close(&qp, cx)?;
+        let mut bytes = [0; 8];
+        window.read(&mut bytes)?;
+        check_eq!(&bytes, b"12345678");
+        // The key was that of the registration.
+        let again = window.open(&qp)?;
+        check!(again.rkey != remote.rkey);
+        check_err!(region::write(b"abcdefgh", remote, &peer, pd, cx), EIO);
+        window.read(&mut bytes)?;
+        check_eq!(&bytes, b"12345678");
+        Ok(())
+    }
+
+    #[test]
+    fn requests_are_answered() -> Result {
+        let blocks = Blocks::new()?;
+        let cx = &blocks.null.env.cx;
+        for block in (0..requests::BLOCKS).cycle().take(100) {
+            check_eq!(u32::from(blocks.initiator.get(block, cx)?), block);
+        }
+        blocks.end()
+    }
+
+    #[test]
+    fn as_many_requests_at_once_as_there_are_tags() -> Result {
+        let blocks = Blocks::new()?;
+        let cx = &blocks.null.env.cx;
+        for _ in 0..20 {
+            let mut begun = KVec::new();
+            for block in 0..sizes::DEPTH {
+                begun.push(blocks.initiator.begin(block, cx)?, GFP_KERNEL)?;
+            }
+            for (block, outcome) in begun.iter().enumerate() {
+                check_eq!(usize::from(outcome.wait(cx)??), block);
+            }
+        }
+        blocks.end()
+    }
+
+    #[test]
+    fn requests_end_with_their_connection() -> Result {
+        let blocks = Blocks::new()?;
+        let cx = &blocks.null.env.cx;
+        check_eq!(blocks.initiator.get(1, cx)?, 1);
+        // The target disconnects.
+        check_err!(blocks.initiator.get(requests::BLOCKS, cx), ECONNRESET);
+        check_err!(blocks.initiator.get(1, cx), ENOTCONN);
+        blocks.end()
+    }
+
+    #[test]
+    fn sender_waits_for_credits() -> Result {
+        let null = NullEnv::new()?;
+        let Env { pd, cx, .. } = &null.env;
+        let [a, b] = pair(&null)?;
+        let a = credits::End::new(a, pd, cx)?;
+        let b = credits::End::new(b, pd, cx)?;
+        for _ in 0..200 {
+            a.send(cx)?;
+        }
+        wait(|| b.received() == 200)?;
+        a.end(cx)?;
+        b.end(cx)?;
+        drop((a, b));
+        no_qps(&null)
+    }
+
+    #[test]
+    fn removal_ends_what_is_connected() -> Result {
+        let Blocks {
+            initiator,
+            target,
+            null,
+        } = Blocks::new()?;
+        let NullEnv { env, dev } = null;
+        check_eq!(initiator.get(1, &env.cx)?, 1);
+        let course = ends::Course;
+        let data = ends::PerDevice::add(Pin::new(&course), &env.dev, &env.cx);
+        let data = KBox::pin_init(data, GFP_KERNEL)?;
+        data.keep(initiator)?;
+        data.as_ref().remove(Pin::new(&course), &env.dev, &env.cx);
+        drop((data, target, env));
+        check_eq!(dev.objects()[1], 2);
+        // This waits until nothing on the device is left.
+        dev.remove();
+        check_eq!(dev.objects()[1], 0);
+        Ok(())
+    }
+}
