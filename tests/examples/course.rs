@@ -561,7 +561,7 @@ pub(crate) mod requests {
 
         fn reply(&self, message: &Received<'_, Self>, id: u32) -> Result {
             let (wc, id) = (message.wc(), TagId::from_u32(id));
-            let reply = self.tags.reply(wc.completion(), id);
+            let reply = self.tags.reply(wc, id);
             let mut reply = reply.ok_or(EPROTO)?;
             if reply.request().block.remote_invalidated(wc, &self.qp) {
                 reply.came = true;
