@@ -724,20 +724,21 @@ pub(crate) mod sizes {
     /// The number of requests at a time.
     pub(crate) const DEPTH: u32 = 8;
 
-    /// A registration, a request and an invalidation each; and a receive for the reply.
+    /// A registration, a request and an invalidation each. A receive for each reply, and one more, as
+    /// the next reply may come before the message that freed its tag is dropped.
     pub(crate) const INITIATOR: Load = Load {
         requests: DEPTH,
         sends: 3,
-        recvs: DEPTH,
+        recvs: DEPTH + 1,
         ..Load::NONE
     };
 
     /// A block and a reply each, and those of the requests before, which the initiator may have got
-    /// before they complete here; and a receive for the request.
+    /// before they complete here. A receive for each request, and one for the message being handled.
     pub(crate) const TARGET: Load = Load {
         requests: DEPTH,
         sends: 2 * 2,
-        recvs: DEPTH,
+        recvs: DEPTH + 1,
         ..Load::NONE
     };
 
