@@ -189,6 +189,20 @@ pub type SharedRegion<D, M = Buf<D>> = Region<D, M, Shared>;
 impl<D: Direction, M: Memory<D>> Region<D, M> {
     /// As [`Mr::alloc`] and [`Region::map`]. Fails with `EINVAL` if the memory is too large for the
     /// device's MRs; `ENOMEM`, or the driver's error.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use rdma::prelude::*;
+    ///
+    /// /// Memory for a peer to write, in one piece, and some to read, in pages.
+    /// fn regions(pd: &Pd, cx: &Sleepable) -> Result {
+    ///     let mut from_peer = Region::new(Buf::<FromDevice>::alloc(pd, 512, cx)?, cx)?;
+    ///     let to_peer = Region::new(SgBuf::<ToDevice>::alloc(pd, 1 << 20, cx)?, cx)?;
+    ///     from_peer.set_range(0..64)?; // It gets a key to this part only.
+    ///     to_peer.write(0, b"for the peer")
+    /// }
+    /// ```
     pub fn new(memory: M, cx: &Sleepable) -> Result<Self> {
         // SAFETY: The memory is owned here.
         let (mr, iova) = unsafe { Mr::alloc_for(memory.get(), cx) }?;
@@ -333,6 +347,28 @@ impl<D: Direction, M: Memory<D>, S: State> Region<D, M, S> {
     /// have passed since another such proof, or since it was allocated: keys come again after 256.
     /// Where callers poll the CQ, they have to have found it empty, twice, since the MR was first
     /// registered there. A region whose end is not proved can be invalidated locally.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use rdma::{prelude::*, wc::Success};
+    /// # #[derive(HasCqe)]
+    /// # struct Io { cqe: Cqe<Self>, region: Region<FromDevice> }
+    /// # impl CqeHandler for Io {
+    /// #     type Pointer = Pin<KBox<Self>>;
+    /// #     type Needs = Atomic;
+    /// #     fn done(_: Self::Pointer, _: &Wc, _: &Atomic) {}
+    /// # }
+    /// /// The reply has come. Has its key invalidated here if the peer has not done that.
+    /// fn replied(io: Pin<KBox<Io>>, wc: &Success<'_>, qp: &Qp<Softirq>) -> Result {
+    ///     if io.region.remote_invalidated(wc, qp) {
+    ///         return complete(&io.region);
+    ///     }
+    ///     // The handler of the invalidation completes it.
+    ///     Ok(qp.post_send(io, |io| Ok(InvWr::new(&io.region)))?)
+    /// }
+    /// # fn complete(_: &Region<FromDevice>) -> Result { Ok(()) }
+    /// ```
     pub fn remote_invalidated<C: PollContext, R: PollContext>(
         &self,
         wc: &Success<'_>,

@@ -189,6 +189,30 @@ impl Id {
     /// with `ECONNREFUSED` if the peer rejects; `EINVAL` without a QP or with too much private
     /// data; `EBUSY` if the id has a handler already; `ENODEV` if its device goes; the errors of
     /// waiting as for [`Id::resolve_addr`]; or the connection manager's error.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use rdma::prelude::*;
+    ///
+    /// /// Connects, with the peer's answer to `hello`.
+    /// fn connect(
+    ///     client: &ClientRef,
+    ///     peer: SocketAddr,
+    ///     (pd, cq): (&Pd, &Cq<Softirq>),
+    ///     cx: &Sleepable,
+    /// ) -> Result<(cm::Id, cm::PrivateData)> {
+    ///     let id = cm::Id::resolve(client, peer, 2_000, cx)?;
+    ///     let qp = Qp::create(&id, pd, cq, cq, &Caps::new(16, 16), cx)?;
+    ///     let param = cm::ConnParam {
+    ///         private_data: b"hello",
+    ///         ..Default::default()
+    ///     };
+    ///     // The QP is the handler: the connection keeps it until its last event.
+    ///     let answer = id.connect(Arc::new(qp, GFP_KERNEL)?, &param, cx)?;
+    ///     Ok((id, answer))
+    /// }
+    /// ```
     pub fn connect(
         &self,
         handler: Arc<dyn cm::Handler>,

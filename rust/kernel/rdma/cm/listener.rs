@@ -205,6 +205,31 @@ impl Listener {
     /// given up, or the ULP has not answered those that wait: peers that never confirm hold twice
     /// as many. Fails with `EADDRINUSE`, `EADDRNOTAVAIL`, `ENODEV` if no device has it, `ENOMEM`,
     /// or the connection manager's error.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use rdma::prelude::*;
+    ///
+    /// /// Accepts those who say hello.
+    /// fn listen(
+    ///     client: &ClientRef,
+    ///     addr: SocketAddr,
+    ///     (pd, cq): (Pd, Cq<Softirq>),
+    ///     cx: &Sleepable,
+    /// ) -> Result<cm::Listener> {
+    ///     let accept = move |request: cm::Request<'_>, cx: &Sleepable| {
+    ///         // On InfiniBand and RoCE zeros follow.
+    ///         if !request.private_data().starts_with(b"hello") {
+    ///             return Err(EPROTO); // Rejects it.
+    ///         }
+    ///         let id = request.into_id(cx)?;
+    ///         let qp = Qp::create(&id, &pd, &cq, &cq, &Caps::new(16, 16), cx)?;
+    ///         id.accept(Arc::new(qp, GFP_KERNEL)?, &cm::ConnParam::default(), cx)
+    ///     };
+    ///     cm::Listener::new(client, addr, 8, Arc::new(accept, GFP_KERNEL)?, cx)
+    /// }
+    /// ```
     pub fn new(
         client: &ClientRef,
         addr: SocketAddr,

@@ -42,6 +42,27 @@ const REMOTE_ATOMIC: u32 = bindings::ib_access_flags_IB_ACCESS_REMOTE_ATOMIC;
 /// Posting it returns where a peer will find the region. Requests posted after it see the
 /// registration, so the advertisement can be sent at once. It is refused with `EBUSY` if the region
 /// is not idle.
+///
+/// # Examples
+///
+/// ```
+/// # use rdma::prelude::*;
+/// # #[derive(HasCqe)]
+/// # struct Io { cqe: Cqe<Self>, region: Region<FromDevice> }
+/// # impl CqeHandler for Io {
+/// #     type Pointer = Pin<KBox<Self>>;
+/// #     type Needs = Atomic;
+/// #     fn done(_: Self::Pointer, _: &Wc, _: &Atomic) {}
+/// # }
+/// /// Registers a region, and returns what the peer is to be told.
+/// fn register(qp: &Qp<Softirq>, io: Pin<KBox<Io>>) -> Result<[u8; 12]> {
+///     let remote = qp.post_send(io, |io| Ok(RegWr::remote_write(&io.region)))?;
+///     let mut told = [0; 12];
+///     told[..8].copy_from_slice(&remote.addr.to_le_bytes());
+///     told[8..].copy_from_slice(&remote.rkey.to_le_bytes());
+///     Ok(told)
+/// }
+/// ```
 pub type RegWr<'a, S = Exclusive> = SendWr<'a, 0, RegOp<S>>;
 
 /// The operation of a [`RegWr`].
