@@ -11,6 +11,10 @@ use rdma::{
     pd::Pd,
     prelude::*,
     rw::Ctx,
+    session::{
+        tags::{Exchange, Reply, Tag, Tags},
+        Kept, Received, RecvCredits, RecvHandler, SendCredits,
+    },
     sg::SgBuf,
     srq::{Receive, Slot, Srq},
     wc::Success,
@@ -80,6 +84,16 @@ fn memory() {
     send_and_sync::<SharedRegion<Bidirectional>>();
     send_only::<Region<Bidirectional>>();
     <&Region<Bidirectional> as Ambiguous<_>>::check();
+}
+
+fn protocols<X: Exchange, T: RecvHandler>() {
+    send_and_sync::<Tags<X>>();
+    send_and_sync::<Tag<X>>();
+    send_and_sync::<Kept<T>>();
+    send_and_sync::<SendCredits>();
+    send_and_sync::<RecvCredits>();
+    <Reply<'_, X> as Ambiguous<_>>::check();
+    <Received<'_, T> as Ambiguous<_>>::check();
 }
 
 fn what_stays_in_its_thread() {
