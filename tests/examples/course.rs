@@ -724,7 +724,7 @@ pub(crate) mod sizes {
     /// The number of requests at a time.
     pub(crate) const DEPTH: u32 = 8;
 
-    /// A registration, a request and an invalidation each. A receive for each reply, and one more, as
+    /// A registration, a request and an invalidation each. A receive for each reply, and one more:
     /// the next reply may come before the message that freed its tag is dropped.
     pub(crate) const INITIATOR: Load = Load {
         requests: DEPTH,
@@ -734,7 +734,7 @@ pub(crate) mod sizes {
     };
 
     /// A block and a reply each, and those of the requests before, which the initiator may have got
-    /// before they complete here. A receive for each request, and one for the message being handled.
+    /// before they complete here. A receive for each request, and one for that being handled.
     pub(crate) const TARGET: Load = Load {
         requests: DEPTH,
         sends: 2 * 2,

@@ -126,6 +126,7 @@ mod tests {
             connection::Conn::connect(client, addr, pd, cx),
             ECONNREFUSED
         );
+        no_qps(&null)?; // That of the connection that was refused is gone.
         let target = connection::Conn::listen(client, addr, pd, cx)?;
         let initiator = connection::Conn::connect(client, addr, pd, cx)?;
         check_eq!(null.dev.objects()[1], 2);
