@@ -4,7 +4,11 @@
 
 use crate::{
     bindings,
-    cq::CqContext,
+    cq::{
+        self,
+        CqContext,
+        PollGuard, //
+    },
     prelude::*,
     wc::POLL_BATCH, //
 };
@@ -66,15 +70,48 @@ impl<C: CallerPolled> Cq<C> {
     /// }
     /// ```
     #[inline]
-    pub fn process_with(&self, budget: u32, mut handle: impl FnMut(Completion<'_>)) -> Result<u32> {
+    pub fn process_with(&self, budget: u32, handle: impl FnMut(Completion<'_>)) -> Result<u32> {
         if budget == 0 {
             return Err(EINVAL);
         }
-        let Some(mut guard) = self.inner.try_lock() else {
-            return Ok(0);
+        match self.inner.try_lock() {
+            Some(guard) => self.inner.process_locked(guard, budget, handle),
+            None => Ok(0),
+        }
+    }
+
+    /// Polls at most `N` completions into the caller's array (`ib_poll_cq`), calls no handler, and
+    /// returns their number. Completions that are left in it are dispatched first.
+    ///
+    /// Any context, any thread; each completion is in one array. While another thread polls, or
+    /// [`Cq::process`] runs a handler, the CQ looks empty. Completions in arrays are not waited
+    /// for: their handlers may run at the same time as others, and late. Fails with `EOVERFLOW` if
+    /// there is no completion and the CQ has lost some; or the driver's error.
+    #[inline]
+    pub fn poll<const N: usize>(&self, array: &mut WcArray<N>) -> Result<usize> {
+        array.dispatch();
+        let n = match self.inner.try_lock() {
+            Some(_guard) => self.inner.poll_raw(array.wcs())?,
+            None => 0,
         };
+        // SAFETY: The array is empty, and the CQ has given `n` entries.
+        unsafe { array.fill(self.inner.raw.as_ptr(), n) };
+        Ok(array.len())
+    }
+}
+
+impl cq::Inner {
+    /// Gives at most `budget` completions to `handle`, and returns their number: see
+    /// [`Cq::process_with`].
+    #[inline]
+    pub(crate) fn process_locked(
+        &self,
+        mut guard: PollGuard<'_>,
+        budget: u32,
+        mut handle: impl FnMut(Completion<'_>),
+    ) -> Result<u32> {
         let wcs = guard.wcs();
-        let cq = self.inner.raw.as_ptr();
+        let cq = self.raw.as_ptr();
         let mut left = budget;
         while left > 0 {
             let max = POLL_BATCH.min(left as usize);
@@ -96,29 +133,10 @@ impl<C: CallerPolled> Cq<C> {
         Ok(budget.saturating_sub(left))
     }
 
-    /// Polls at most `N` completions into the caller's array (`ib_poll_cq`), calls no handler, and
-    /// returns their number. Completions that are left in it are dispatched first.
-    ///
-    /// Any context, any thread; each completion is in one array. While another thread polls, or
-    /// [`Cq::process`] runs a handler, the CQ looks empty. Completions in arrays are not waited
-    /// for: their handlers may run at the same time as others, and late. Fails with `EOVERFLOW` if
-    /// there is no completion and the CQ has lost some; or the driver's error.
-    #[inline]
-    pub fn poll<const N: usize>(&self, array: &mut WcArray<N>) -> Result<usize> {
-        array.dispatch();
-        let n = match self.inner.try_lock() {
-            Some(_guard) => self.poll_raw(array.wcs())?,
-            None => 0,
-        };
-        // SAFETY: The array is empty, and the CQ has given `n` entries.
-        unsafe { array.fill(self.inner.raw.as_ptr(), n) };
-        Ok(array.len())
-    }
-
     /// Polls completions into `wcs`, and returns their number. The caller holds the poll lock.
     #[inline]
     fn poll_raw(&self, wcs: &mut [MaybeUninit<bindings::ib_wc>]) -> Result<usize> {
-        let cq = self.inner.raw.as_ptr();
+        let cq = self.raw.as_ptr();
         // SAFETY: The CQ is there while `self` lives, and `wcs` has that many entries. Clients are
         // only told of devices that have all verbs (`kverbs_provider`), so the operation exists.
         let n = unsafe {
@@ -126,7 +144,7 @@ impl<C: CallerPolled> Cq<C> {
             poll(cq, wcs.len() as c_int, wcs.as_mut_ptr().cast())
         };
         match usize::try_from(n) {
-            Ok(0) => self.inner.found_empty().map(|()| 0),
+            Ok(0) => self.found_empty().map(|()| 0),
             Ok(n) => Ok(n),
             Err(_) => Err(Error::from_errno(n)),
         }

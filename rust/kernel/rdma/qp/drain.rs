@@ -51,9 +51,8 @@ const FAILED: time::Delta = time::Delta::from_millis(250);
 /// The interval, in milliseconds, at which a wait for a completion checks for failures.
 const STEP_MS: u32 = 10;
 
-/// The budget of one call of `ib_process_cq_direct`, and the number of calls before a pause.
-const BUDGET: i32 = 64;
-const CALLS: u32 = 16;
+/// The number of completions that are processed before a pause.
+const BUDGET: u32 = 1024;
 
 impl Inner {
     /// Moves the QP to the error state and waits until every request that was posted to it before
@@ -375,15 +374,9 @@ fn poll(cq: &cq::Inner) -> bool {
     if !cq.is_caller_polled() {
         return false;
     }
-    let Some(_guard) = cq.try_lock() else {
-        // The holder of the lock polls.
-        return true;
-    };
-    for _ in 0..CALLS {
-        // SAFETY: The CQ is there while `cq` lives, its users poll it, and the poll lock is held.
-        if unsafe { bindings::ib_process_cq_direct(cq.raw.as_ptr(), BUDGET) } < BUDGET {
-            break;
-        }
+    // Otherwise the holder of the lock polls. What fails here fails the drain when its time is over.
+    if let Some(guard) = cq.try_lock() {
+        let _ = cq.process_locked(guard, BUDGET, |it| it.dispatch());
     }
     true
 }
