@@ -31,6 +31,10 @@ pub use wc_array::{
 };
 
 use crate::{
+    atomic::{
+        AtomicPtr,
+        Ordering, //
+    },
     bindings,
     deferred,
     device::Name,
@@ -518,6 +522,35 @@ impl Poller {
     #[inline]
     pub(crate) fn is_at(self, wc: &Wc) -> bool {
         wc.is_in(self.0)
+    }
+}
+
+/// A [`Poller`] for what may be there longer than the CQ.
+///
+/// # Invariants
+///
+/// It is the poller of a CQ that is there, or null.
+pub(crate) struct PollerRef(AtomicPtr<Wc>);
+
+impl PollerRef {
+    /// The CQ is there until [`PollerRef::forget`] is called.
+    pub(crate) fn new(poller: Poller) -> Self {
+        Self(AtomicPtr::new(poller.0.cast_mut()))
+    }
+
+    /// Returns whether it is dispatching this completion.
+    #[inline]
+    pub(crate) fn is_at(&self, wc: &Wc) -> bool {
+        wc.is_in(self.0.load(Ordering::Relaxed))
+    }
+
+    /// Forgets the CQ, before that is freed.
+    ///
+    /// Who reuses its memory for completions has that after this, and is told so by who frees it.
+    #[inline]
+    pub(crate) fn forget(&self) {
+        // INVARIANT: It is null.
+        self.0.store(core::ptr::null_mut(), Ordering::Relaxed);
     }
 }
 

@@ -214,6 +214,8 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
     pub(crate) fn keep_table(&self, table: impl OnDestroy + 'static, _cx: &Sleepable) -> Result {
         let table: KBox<dyn OnDestroy> = KBox::new(table, GFP_KERNEL)?;
         let mut tables = self.any.inner.context.tables.lock();
+        // Where this fails, the lock is released before the table is dropped.
+        tables.reserve(1, GFP_KERNEL)?;
         Ok(tables.push(table, GFP_KERNEL)?)
     }
 

@@ -121,7 +121,7 @@ struct Ring<P: CqePointer<ID>, const ID: u64> {
     /// The first field, to get back from it.
     cqe: bindings::ib_cqe,
     places: Spsc,
-    poller: cq::Poller,
+    poller: cq::PollerRef,
     qp: wr::QpId,
     /// One in so many is signaled.
     interval: u32,
@@ -229,7 +229,7 @@ impl<P: CqePointer<ID>, const ID: u64> SendRing<P, ID> {
         if !(1..=owners / 2).contains(&interval) || owners > 1 << 16 {
             return Err(EINVAL);
         }
-        let poller = qp.send_poller().ok_or(EINVAL)?;
+        let poller = cq::PollerRef::new(qp.send_poller().ok_or(EINVAL)?);
         let len = owners.next_power_of_two();
         let mut entries = KVec::with_capacity(len as usize, GFP_KERNEL)?;
         for _ in 0..len {
@@ -420,8 +420,11 @@ impl<P: CqePointer<ID>, const ID: u64> OnDestroy for Keeper<P, ID> {
 
 impl<P: CqePointer<ID>, const ID: u64> Drop for Keeper<P, ID> {
     fn drop(&mut self) {
-        // SAFETY: By the type invariant this counts; it is not used after this. The QP is destroyed,
-        // so no request uses what the owners have.
+        // SAFETY: By the type invariant the ring is valid. The QP is destroyed, so nothing is taken
+        // from it any more but by the last reference.
+        unsafe { self.0.as_ref() }.poller.forget();
+        // SAFETY: By the type invariant this counts; it is not used after this. No request uses what
+        // the owners have.
         unsafe { Ring::put(self.0) };
     }
 }
