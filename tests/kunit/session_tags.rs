@@ -47,6 +47,9 @@ const COUNT: u32 = 4;
 const BITS: u32 = 4;
 const LEN: usize = 8;
 
+/// The time, in microseconds, that a post waits for another one which does not come.
+const WINDOW: u32 = 100_000;
+
 /// The ends of all exchanges: the number of the tag, and the value of the reply.
 #[pin_data]
 struct Log {
@@ -55,6 +58,8 @@ struct Log {
     sent: Arc<Counter>,
     failed: Arc<Counter>,
     gone: Arc<Counter>,
+    /// The number of ends with a region that was idle.
+    idle: Arc<Counter>,
 }
 
 /// What is posted.
@@ -93,7 +98,10 @@ impl Exchange for Io {
 
     fn ended(mut tag: rdma::session::tags::Tag<Self>) {
         let index = tag.id().index;
-        let (_, wanted) = tag.parts();
+        let (request, wanted) = tag.parts();
+        if request.region.is_idle() {
+            wanted.log.idle.up();
+        }
         let end = (index, wanted.value.take());
         if wanted.log.ends.lock().push(end, GFP_ATOMIC).is_err() {
             pr_err!("FAILED: no memory for an end\n");
@@ -119,7 +127,7 @@ struct Ends<C: Polled> {
     tags: Arc<Tags<Io>>,
     log: Arc<Log>,
     qp: Drained<C>,
-    peer: Qp<C>,
+    peer: Arc<Qp<C>>,
     cq: Cq<C>,
     /// The requests that have come.
     inbox: Arc<Inbox>,
@@ -162,12 +170,14 @@ fn make(env: &Env, log: &Arc<Log>) -> Result<(Request, Wanted)> {
 }
 
 fn new_log() -> Result<Arc<Log>> {
-    let (sent, failed, gone) = (Counter::new()?, Counter::new()?, Counter::new()?);
+    let (sent, failed) = (Counter::new()?, Counter::new()?);
+    let (gone, idle) = (Counter::new()?, Counter::new()?);
     let init = pin_init!(Log {
         ends <- new_spinlock_irq!(KVec::new()),
         sent,
         failed,
         gone,
+        idle,
     });
     Arc::pin_init(init, GFP_KERNEL)
 }
@@ -178,7 +188,11 @@ impl<C: Polled + Provides<Atomic>> Ends<C> {
     }
 
     fn with(count: u32) -> Result<Self> {
-        let Null { a, b, cq, env, dev } = Null::<C>::new()?;
+        Self::on(NullEnv::new()?, count)
+    }
+
+    fn on(null: NullEnv, count: u32) -> Result<Self> {
+        let Null { a, b, cq, env, dev } = Null::<C>::on(null, &CAPS)?;
         let (null, log) = (NullEnv { env, dev }, new_log()?);
         let init = |_| make(&null.env, &log);
         let tags = Tags::new(&a, count, BITS, init, &null.env.cx)?;
@@ -186,7 +200,7 @@ impl<C: Polled + Provides<Atomic>> Ends<C> {
             tags: Arc::new(tags, GFP_KERNEL)?,
             log,
             qp: Drained(Arc::new(a, GFP_KERNEL)?),
-            peer: b,
+            peer: Arc::new(b, GFP_KERNEL)?,
             cq,
             inbox: Inbox::new()?,
             null,
@@ -584,7 +598,7 @@ mod tests {
     }
 
     /// The driver refuses a request, or the one behind it. The peer answers all the same. The
-    /// exchange ends once the QP was drained.
+    /// exchange ends once the QP was drained, or is destroyed if a request was posted.
     #[test]
     fn refused_request_ends_after_the_drain() -> Result {
         for (after, answered) in [(0, false), (0, true), (1, false), (1, true)] {
@@ -603,7 +617,16 @@ mod tests {
             check!(!answered || !ends.reply(id, 1)?);
             check!(ends.ended().is_empty());
             ends.reclaim()?;
-            check_eq!(&ends.ended()[..], &[(id.index, answered.then_some(1))]);
+            let end = (id.index, answered.then_some(1));
+            if after > 0 {
+                check!(ends.ended().is_empty());
+                let Ends { log, qp, peer, .. } = ends;
+                drop((qp, peer));
+                wait(|| !log.ends.lock().is_empty())?;
+                check_eq!(&log.ends.lock()[..], &[end]);
+            } else {
+                check_eq!(&ends.ended()[..], &[end]);
+            }
         }
         Ok(())
     }
@@ -646,11 +669,87 @@ mod tests {
         all.sort_unstable();
         check_eq!(&all[..], &[(0, None), (1, None), (2, Some(3))]);
         check_err!(ends.tags.take(), ECONNRESET);
-        // What is posted from now on is flushed, and ends by that.
-        ends.post(held)?;
+        // The tag comes back.
+        check_err!(ends.post(held), ECONNRESET);
+        check!(ends.ended().is_empty());
+        Ok(())
+    }
+
+    /// Another thread posts while the table is closed and the QP drained. That is flushed, and ends
+    /// by that.
+    #[test]
+    fn post_that_races_with_the_close_ends() -> Result {
+        let ends = Ends::<Workqueue>::new()?;
+        let tag = ends.tags.take()?;
+        let (tags, qp) = (ends.tags.clone(), ends.qp.0.clone());
+        tag.post(&ends.qp, |request, chain: &mut Chain<'_, 1>| {
+            // The table was open when the post began.
+            tags.close(ECONNRESET);
+            qp.drain(&Sleepable::current()?)?;
+            send(request, chain)
+        })?;
         ends.wait_for_end()?;
-        check_eq!(&ends.ended()[..], &[(3, None)]);
-        check!(ends.log.failed.get() > 0);
+        check_eq!(&ends.ended()[..], &[(0, None)]);
+        check_eq!(ends.log.failed.get(), 1);
+        Ok(())
+    }
+
+    /// A peer answers a request that the driver has not posted yet, and the device invalidates a
+    /// region that is not registered yet. It is not idle by that.
+    #[test]
+    fn invalidation_that_overtakes_the_request_proves_nothing() -> Result {
+        let ends = Ends::<Workqueue>::on(NullEnv::iwarp()?, COUNT)?;
+        let (tag, done) = (ends.tags.take()?, Counter::new()?);
+        let (id, num, dev, over) = (
+            tag.id(),
+            ends.qp.num(),
+            ends.null.dev.clone(),
+            Counter::new()?,
+        );
+        let (tags, qp, up) = (ends.tags.clone(), ends.qp.0.clone(), done.clone());
+        // The handler is called where there is another CPU than that which posts.
+        let answer = OnDone::<Atomic, _>::new(move |wc, _| {
+            let reply = wc.result().ok().and_then(|wc| tags.reply(&wc, id));
+            if reply.is_some_and(|reply| reply.post_inv(&qp, |r| InvWr::new(&r.region)).is_ok()) {
+                up.up();
+            }
+        })?;
+        ends.qp.post_recv(answer, |_| Ok(RecvWr::new([])))?;
+        ends.expect()?;
+        ends.inject(Injection::Stall {
+            us: WINDOW,
+            late: false,
+        })?;
+        let (peer, ends_too) = (ends.peer.clone(), over.clone());
+        ends.null.env.client.spawn(GFP_KERNEL, move |_| {
+            let said = wait(|| dev.stalls(num) != Ok(true)).and_then(|()| {
+                let message = OnDone::<Atomic, _>::new(|_, _| {})?;
+                Ok(peer.post_send(message, |_| Ok(SendWr::send([])))?)
+            });
+            if let Err(e) = said {
+                pr_err!("FAILED: the peer: {e:?}\n");
+            }
+            drop((peer, dev));
+            ends_too.up();
+        })?;
+        tag.post(&ends.qp, register)?;
+        wait(|| over.get() == 1)?;
+        ends.wait_for_sends(1)?;
+        check_eq!(done.get(), 1);
+        check!(ends.ended().is_empty());
+        ends.reclaim()?;
+        check_eq!(&ends.ended()[..], &[(id.index, None)]);
+        check_eq!(ends.log.idle.get(), 0);
+        Ok(())
+    }
+
+    /// Another QP of the CQ is drained by a thread that polls for that.
+    #[test]
+    fn drain_of_another_qp_handles_completions_as_any_poller() -> Result {
+        let ends = Ends::<Direct>::new()?;
+        ends.post(ends.tags.take()?)?;
+        ends.peer.drain(&ends.null.env.cx)?;
+        check_eq!(ends.log.sent.get(), 1);
         Ok(())
     }
 
@@ -897,6 +996,22 @@ mod tests {
         ends.reclaim()?;
         check_eq!(&ends.ended()[..], &[(0, Some(1))]);
         Ok(())
+    }
+
+    #[test]
+    fn invalidation_is_not_posted_to_another_qp() -> Result {
+        let ends = Ends::<Softirq>::new()?;
+        let tag = ends.tags.take()?;
+        let (id, peer) = (tag.id(), ends.peer.clone());
+        ends.expect()?;
+        tag.post(&ends.qp, register)?;
+        let error = ends.message(move |tags, _, wc| {
+            let reply = tags.reply(wc, id)?;
+            let posted = reply.post_inv(&peer, |request| InvWr::new(&request.region));
+            posted.err().map(|e| (e.error(), e.owner.is_some()))
+        })?;
+        check_eq!(error, Some((EINVAL, true)));
+        ends.wait_for_end()
     }
 
     #[test]

@@ -95,8 +95,21 @@ impl Exchange {
         drop(self.poll.lock().unwrap());
     }
 
-    fn sweep(&self, last: bool) {
-        if self.state.sweep(last) {
+    /// As a thread that has completions in an array of its own.
+    fn stray(&self, half: Half) {
+        if self.state.stray(half) {
+            self.ended();
+        }
+    }
+
+    fn sweep(&self) {
+        if self.state.sweep() {
+            self.ended();
+        }
+    }
+
+    fn last_sweep(&self) {
+        if self.state.last_sweep() {
             self.ended();
         }
     }
@@ -182,7 +195,7 @@ fn closed_table_ends_what_is_out() {
         x.drain();
         // The marker comes after what was posted.
         handlers.join().unwrap();
-        x.sweep(false);
+        x.sweep();
         assert_eq!(x.ends(), 1);
     });
 }
@@ -194,7 +207,7 @@ fn what_is_posted_after_the_close_ends() {
         let poster = spawn(&x, |x| x.start());
         x.closed.store(true, Ordering::Relaxed);
         x.drain();
-        x.sweep(false);
+        x.sweep();
         poster.join().unwrap();
         // Flushed.
         x.sent();
@@ -209,14 +222,12 @@ fn strays_end_once() {
         x.start();
         let stray = spawn(&x, |x| {
             x.look_at_send();
-            if x.state.stray(Half::Send) {
-                x.ended();
-            }
+            x.stray(Half::Send);
         });
         x.closed.store(true, Ordering::Relaxed);
         x.drain();
-        x.sweep(false);
-        x.sweep(true);
+        x.sweep();
+        x.last_sweep();
         stray.join().unwrap();
         assert_eq!(x.ends(), 1);
     });
@@ -229,16 +240,14 @@ fn stray_waits_for_the_drain() {
         x.start();
         let stray = spawn(&x, |x| {
             x.look_at_send();
-            if x.state.stray(Half::Send) {
-                x.ended();
-            }
+            x.stray(Half::Send);
         });
         x.reply(0);
         stray.join().unwrap();
         assert_eq!(x.ends(), 0);
         x.closed.store(true, Ordering::Relaxed);
         x.drain();
-        x.sweep(true);
+        x.last_sweep();
         assert_eq!(x.ends(), 1);
     });
 }
@@ -249,19 +258,70 @@ fn two_strays_end_once() {
         let x = Exchange::new();
         x.start();
         assert!(x.state.take_reply(0, MASK));
-        let strays = [Half::Send, Half::Reply].map(|half| {
-            spawn(&x, move |x| {
-                if x.state.stray(half) {
-                    x.ended();
-                }
-            })
-        });
+        let strays = [Half::Send, Half::Reply].map(|half| spawn(&x, move |x| x.stray(half)));
         x.closed.store(true, Ordering::Relaxed);
         x.drain();
-        x.sweep(true);
+        x.last_sweep();
         for stray in strays {
             stray.join().unwrap();
         }
+        assert_eq!(x.ends(), 1);
+    });
+}
+
+#[test]
+fn reply_is_handled_before_a_stray_and_the_last_sweep() {
+    loom::model(|| {
+        let x = Exchange::new();
+        x.start();
+        let reply = spawn(&x, |x| assert!(x.reply(0)));
+        // What has the stray does not know of the reply, and the sweep may be before or after it.
+        let stray = spawn(&x, |x| x.stray(Half::Send));
+        reply.join().unwrap();
+        x.closed.store(true, Ordering::Relaxed);
+        x.drain();
+        x.last_sweep();
+        stray.join().unwrap();
+        assert_eq!(x.ends(), 1);
+    });
+}
+
+#[test]
+fn two_sweeps_leave_the_next_exchange() {
+    loom::model(|| {
+        let x = Exchange::new();
+        x.start();
+        x.stray(Half::Send);
+        x.closed.store(true, Ordering::Relaxed);
+        x.drain();
+        let other = spawn(&x, |x| x.sweep());
+        let taken = x.state.sweep();
+        if taken {
+            x.ended();
+            // Who posts this did not see the table closed.
+            x.start();
+            x.sent();
+        }
+        other.join().unwrap();
+        assert_eq!(x.ends(), 1 + u32::from(taken));
+    });
+}
+
+#[test]
+fn what_was_refused_in_part_waits_for_the_last_sweep() {
+    loom::model(|| {
+        let x = Exchange::new();
+        let reply = spawn(&x, |x| {
+            x.reply(0);
+        });
+        x.start();
+        x.state.refused_in_part();
+        reply.join().unwrap();
+        x.closed.store(true, Ordering::Relaxed);
+        x.drain();
+        x.sweep();
+        assert_eq!(x.ends(), 0);
+        x.last_sweep();
         assert_eq!(x.ends(), 1);
     });
 }
@@ -270,11 +330,16 @@ fn two_strays_end_once() {
 struct Table {
     word: Word,
     parts: [UnsafeCell<u32>; 2],
-    waiters: Mutex<u32>,
+    locked: Mutex<Locked>,
     freed: Condvar,
-    end: AtomicU32,
     /// Written when it is freed.
     memory: UnsafeCell<bool>,
+}
+
+#[derive(Default)]
+struct Locked {
+    waiters: u32,
+    left: Option<u32>,
 }
 
 impl Table {
@@ -282,9 +347,8 @@ impl Table {
         Arc::new(Self {
             word: Word::new(2),
             parts: [UnsafeCell::new(0), UnsafeCell::new(0)],
-            waiters: Mutex::new(0),
+            locked: Mutex::default(),
             freed: Condvar::new(),
-            end: AtomicU32::new(0),
             memory: UnsafeCell::new(true),
         })
     }
@@ -319,13 +383,14 @@ impl Table {
         if self.word.put(tag) {
             return;
         }
-        let waiters = self.waiters.lock().unwrap();
+        let mut locked = self.locked.lock().unwrap();
         self.word.put_locked(tag);
-        if *waiters > 0 {
+        if locked.waiters > 0 {
             self.freed.notify_all();
         }
-        let last = self.end.load(Ordering::Relaxed) != 0 && self.word.free() == 2;
-        drop(waiters);
+        locked.left = locked.left.map(|left| left - 1);
+        let last = locked.left == Some(0);
+        drop(locked);
         if last {
             self.free();
         }
@@ -336,17 +401,17 @@ impl Table {
         if let Some(tag) = self.take() {
             return tag;
         }
-        let mut waiters = self.waiters.lock().unwrap();
-        *waiters += 1;
+        let mut locked = self.locked.lock().unwrap();
+        locked.waiters += 1;
         self.word.set_locked(true);
         let tag = loop {
             if let Some(tag) = self.take() {
                 break tag;
             }
-            waiters = self.freed.wait(waiters).unwrap();
+            locked = self.freed.wait(locked).unwrap();
         };
-        *waiters -= 1;
-        if *waiters == 0 {
+        locked.waiters -= 1;
+        if locked.waiters == 0 {
             self.word.set_locked(false);
         }
         tag
@@ -354,11 +419,12 @@ impl Table {
 
     /// As the end of a table's last handle.
     fn end(&self) {
-        let waiters = self.waiters.lock().unwrap();
+        let mut locked = self.locked.lock().unwrap();
         self.word.set_locked(true);
-        self.end.store(1, Ordering::Relaxed);
-        let last = self.word.free() == 2;
-        drop(waiters);
+        let left = 2 - self.word.free();
+        locked.left = Some(left);
+        let last = left == 0;
+        drop(locked);
         if last {
             self.free();
         }

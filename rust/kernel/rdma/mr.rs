@@ -15,6 +15,7 @@ mod memory;
 mod state;
 mod wr;
 
+pub(crate) use frwr::undo_invalidated;
 use memory::{
     AnyMemory,
     MemoryRef, //

@@ -397,6 +397,21 @@ unsafe fn failed<S: State>(cq: *mut bindings::ib_cq, wc: *mut bindings::ib_wc) {
     }
 }
 
+/// Marks an exclusive region registered whose invalidation has succeeded, as its registration came
+/// behind that in the queue.
+///
+/// # Safety
+///
+/// `wc` is the completion of an [`InvWr`](crate::mr::InvWr) of an exclusive region that its handler
+/// was called for, and nothing else uses that.
+#[cold]
+#[inline(never)]
+pub(crate) unsafe fn undo_invalidated(wc: &Wc) {
+    // SAFETY: The handler was called by `done`, so the request has the address of an MR's first
+    // field. What was its owner keeps that still. The state is exclusive, as the caller promises.
+    unsafe { (*wc.cqe().cast_const().cast::<FastRegMr>()).set_registered::<Exclusive>() };
+}
+
 /// Takes the owner of a local invalidation that has completed back, if it is a `T` that was given
 /// up by its callback `ID`.
 ///

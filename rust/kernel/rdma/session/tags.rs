@@ -255,7 +255,17 @@ impl<X: Exchange> CqeHandler<INV> for Slot<X> {
     #[inline]
     fn done(this: Handling<X>, wc: &Wc, cx: &X::Needs) {
         // SAFETY: By its invariant the reply is being handled, so the table is there.
-        if !unsafe { this.0.as_ref().table() }.poller.is_at(wc) {
+        let (slot, table) = unsafe { (this.0.as_ref(), this.0.as_ref().table()) };
+        if !table.poller.is_at(wc) {
+            return Slot::stray(this.0, Half::Reply);
+        }
+        if slot.state.is_send_out() {
+            // The queue is in order, so the invalidation came before the send, and before the
+            // registration: the peer has answered what had not been posted.
+            //
+            // SAFETY: It is that of an exclusive region of the request, which `Reply::post_inv` has
+            // posted, and only this handler uses it.
+            unsafe { mr::undo_invalidated(wc) };
             return Slot::stray(this.0, Half::Reply);
         }
         // INVARIANT: The reply is being handled, and `this`, which was its owner, is gone. This is
@@ -325,12 +335,11 @@ owner!(Handling, INV);
 ///
 /// # Invariants
 ///
-/// `poller` is that of the CQ of both queues of the QP, and of no other CQ while handlers may find
-/// the table open or a half of an exchange out. `handles` counts the [`Tags`] and the [`Keeper`].
-/// `words` has a bit for each of `slots`.
+/// `poller` is that of the CQ of both queues of the QP until that is destroyed, and none after it.
+/// `handles` counts the [`Tags`] and the [`Keeper`]. `words` has a bit for each of `slots`.
 #[pin_data]
 struct Table<X: Exchange> {
-    poller: cq::Poller,
+    poller: cq::PollerRef,
     qp: wr::QpId,
     mask: u16,
     /// An error number once the table is closed.
@@ -347,14 +356,33 @@ struct Table<X: Exchange> {
 struct Locked {
     /// The number of threads that wait for a tag.
     waiters: u32,
-    /// Set if there is no handle any more: the last tag frees the table.
-    ending: bool,
+    /// The number of tags that are held or out, once there is no handle: the last one frees the
+    /// table.
+    left: Option<u32>,
 }
 
 impl<X: Exchange> Table<X> {
     #[inline]
     fn is_closed(&self) -> bool {
         self.closed.load(Ordering::Relaxed) != 0
+    }
+
+    /// Fails with the error of [`Table::close`].
+    #[inline]
+    fn open(&self) -> Result {
+        match self.closed.load(Ordering::Relaxed) {
+            0 => Ok(()),
+            errno => Err(Error::from_errno(errno)),
+        }
+    }
+
+    /// Fails if this is another QP than that of the table, or if that is closed.
+    #[inline]
+    fn posts_to<S: PollContext, R: PollContext>(&self, qp: &Qp<S, R>) -> Result {
+        match self.qp == qp.id() {
+            true => self.open(),
+            false => Err(EINVAL),
+        }
     }
 
     fn close(&self, error: Error) {
@@ -373,10 +401,7 @@ impl<X: Exchange> Table<X> {
     /// Returns a free tag.
     #[inline]
     fn take(&self) -> Result<Tag<X>> {
-        match self.closed.load(Ordering::Relaxed) {
-            0 => {}
-            errno => return Err(Error::from_errno(errno)),
-        }
+        self.open()?;
         for (n, word) in self.words.iter().enumerate() {
             if let Some(tag) = word.take() {
                 let slot = self.slots.get((n * TAGS as usize) | tag as usize);
@@ -391,11 +416,6 @@ impl<X: Exchange> Table<X> {
         for word in &self.words {
             word.set_locked(locked);
         }
-    }
-
-    /// Returns whether all tags are free.
-    fn is_idle(&self) -> bool {
-        self.words.iter().map(Word::free).sum::<u32>() as usize == self.slots.len()
     }
 
     /// Frees a tag, and the table with the last one.
@@ -424,12 +444,13 @@ impl<X: Exchange> Table<X> {
             // SAFETY: The table is there, as the caller holds a tag, and is freed by one that holds
             // the lock later.
             let table = unsafe { this.as_ref() };
-            let locked = table.lock.lock();
+            let mut locked = table.lock.lock();
             word.put_locked(tag);
             if locked.waiters > 0 {
                 table.freed.notify_all();
             }
-            locked.ending && table.is_idle()
+            locked.left = locked.left.map(|left| left - 1);
+            locked.left == Some(0)
         };
         if ended {
             // SAFETY: There is no handle, and this was the last tag.
@@ -451,9 +472,12 @@ impl<X: Exchange> Table<X> {
                 return;
             }
             let mut locked = table.lock.lock();
-            locked.ending = true;
+            // From here on tags are put under the lock, and none is taken.
             table.set_locked(true);
-            table.is_idle()
+            let free = table.words.iter().map(Word::free).sum::<u32>();
+            let left = table.slots.len() as u32 - free;
+            locked.left = Some(left);
+            left == 0
         };
         if ended {
             // SAFETY: There is no handle, and no tag is held or out.
@@ -470,15 +494,11 @@ impl<X: Exchange> Table<X> {
         drop(unsafe { Pin::new_unchecked(KBox::from_raw(this.as_ptr())) });
     }
 
-    /// Ends the exchanges that are out: see [`State::sweep`].
-    ///
-    /// # Safety
-    ///
-    /// The table was closed before the QP was drained. After the `last` sweep nothing is posted.
-    unsafe fn sweep(&self, last: bool) {
+    /// Ends the exchanges of which `take` takes one.
+    fn sweep(&self, take: impl Fn(&State) -> bool) {
         for slot in &self.slots {
-            if slot.state.sweep(last) {
-                // INVARIANT: The caller holds the tag, as `sweep` says.
+            if take(&slot.state) {
+                // INVARIANT: The caller holds the tag, as the sweeps of `State` say.
                 X::ended(Tag(slot.into()));
             }
         }
@@ -529,10 +549,12 @@ impl<X: Exchange> Tag<X> {
     /// adds, of which the last completes to [`Exchange::sent`]. Nothing of the tag is left to the
     /// caller, as the reply may come before this returns.
     ///
-    /// Any context. Gives the tag back as [`Qp::post_chain`] gives an owner, and with `EINVAL` if
-    /// the table is that of another QP. Where the driver has refused it the tag is not given back,
-    /// as the peer may have answered what it did not get: the exchange ends in [`Tags::reclaim`],
-    /// or when the QP is destroyed. Regions that were to be registered may be registered then.
+    /// Any context. Gives the tag back as [`Qp::post_chain`] gives an owner, with `EINVAL` if the
+    /// table is that of another QP, and with the error of [`Tags::close`]. Where the driver has
+    /// refused it the tag is not given back, as the peer may have answered what it did not get: the
+    /// exchange ends in [`Tags::reclaim`] or, if requests before that were posted, when the QP is
+    /// destroyed. Regions that were to be registered may be registered then. If the driver does not
+    /// say which one it has refused, and no completion comes, the exchange does not end.
     #[inline]
     pub fn post<C, const LINKS: usize, const SGES: usize>(
         self,
@@ -542,12 +564,11 @@ impl<X: Exchange> Tag<X> {
     where
         C: Provides<X::Needs>,
     {
-        let slot = self.slot();
+        let (at, slot) = (self.0, self.slot());
         // SAFETY: By the type invariant the tag is held.
-        if unsafe { slot.table() }.qp != qp.id() {
-            return Err(PostError::new(self, EINVAL));
+        if let Err(error) = unsafe { slot.table() }.posts_to(qp) {
+            return Err(PostError::new(self, error));
         }
-        let at = self.0;
         // SAFETY: By the type invariant the tag is held, so nothing else uses the request. From
         // `start` on there are references to it only. The owner is that of the callback.
         let posted = unsafe {
@@ -576,12 +597,16 @@ impl<X: Exchange> Tag<X> {
     #[cold]
     #[inline(never)]
     fn refused(slot: NonNull<Slot<X>>, error: Error, posted: Option<usize>) -> PostError<Self> {
-        if posted.is_some() {
-            // SAFETY: The send is out, until this.
-            debug::deactivate(unsafe { (&raw mut (*slot.as_ptr()).cqe).cast() });
-            Slot::stray(slot, Half::Send);
-        } else {
-            qp::post::unnamed();
+        match posted {
+            // SAFETY: The send is out until it strays.
+            Some(n) => unsafe {
+                debug::deactivate((&raw mut (*slot.as_ptr()).cqe).cast());
+                match n {
+                    0 => Slot::stray(slot, Half::Send),
+                    _ => slot.as_ref().state.refused_in_part(),
+                }
+            },
+            None => qp::post::unnamed(),
         }
         PostError::in_part(None, posted.unwrap_or(0) as u32, error)
     }
@@ -625,18 +650,27 @@ impl<X: Exchange> Reply<'_, X> {
     }
 
     /// Posts a local invalidation of a region of the request, where the reply did not prove that
-    /// the peer has done that. The reply is being handled until [`Exchange::invalidated`].
+    /// the peer has done that. The reply is being handled until [`Exchange::invalidated`]. That is
+    /// not called, and the exchange ends in [`Tags::reclaim`] or when the QP is destroyed, if the
+    /// invalidation fails, or if the peer has guessed what to answer before that was posted: the
+    /// registration then came later.
     ///
-    /// Fails as [`Qp::post_send`] does. If it is not given back then, the exchange ends in
-    /// [`Tags::reclaim`], or when the QP is destroyed. So it does if the invalidation fails.
-    pub fn post_inv<C, S: mr::State>(
+    /// Gives the reply back as [`Qp::post_send`] gives an owner, with `EINVAL` if the table is that
+    /// of another QP, and with the error of [`Tags::close`]. If it is not given back, and no
+    /// completion comes, the exchange does not end.
+    pub fn post_inv<C>(
         self,
         qp: &Qp<C>,
-        wr: impl for<'a> FnOnce(&'a X::Request) -> InvWr<'a, S> + Send,
+        wr: impl for<'a> FnOnce(&'a X::Request) -> InvWr<'a> + Send,
     ) -> Result<(), PostError<Self>>
     where
         C: Provides<X::Needs>,
     {
+        let slot = self.slot();
+        // SAFETY: By the type invariant the reply is being handled, so the table is there.
+        if let Err(error) = unsafe { slot.table() }.posts_to(qp) {
+            return Err(PostError::new(self, error));
+        }
         // INVARIANT: The reply is being handled by this, as `self` is forgotten.
         let handling = Handling(core::mem::ManuallyDrop::new(self).0);
         qp.post_send(handling, |slot| {
@@ -682,8 +716,9 @@ impl<X: Exchange> Drop for Reply<'_, X> {
 
 /// The exchanges of a QP, and their tags.
 ///
-/// The memory is there until this is dropped, the QP is destroyed and the last tag is free. If the
-/// QP is destroyed, from a work item or not, all exchanges that are out end.
+/// The memory is there until this is dropped, the QP is destroyed and the last tag is free. When the
+/// QP is destroyed, from a work item or not, the exchanges that are out end; those of which a
+/// completion is in a [`WcArray`] do when that is dispatched.
 ///
 /// # Invariants
 ///
@@ -713,7 +748,7 @@ impl<X: Exchange> Tags<X> {
     where
         C: Provides<X::Needs>,
     {
-        let poller = qp.only_poller().ok_or(EINVAL)?;
+        let poller = cq::PollerRef::new(qp.only_poller().ok_or(EINVAL)?);
         if !(1..=1 << 16).contains(&count) || generation_bits > 16 {
             return Err(EINVAL);
         }
@@ -751,7 +786,7 @@ impl<X: Exchange> Tags<X> {
             slots,
             lock <- new_spinlock_irq!(Locked {
                 waiters: 0,
-                ending: false,
+                left: None,
             }),
             freed <- new_condvar!(),
         });
@@ -833,7 +868,7 @@ impl<X: Exchange> Tags<X> {
     /// `wc`; `None` if nothing does: the peer does not keep to the protocol, or the table is closed.
     ///
     /// `None` also if `wc` is not a completion that the CQ's poller is handling, as those of a
-    /// [`WcArray`] are not.
+    /// [`WcArray`] are not, nor those that C's drain of a QP finds.
     #[inline]
     pub fn reply<'w>(&'w self, wc: &Success<'w>, id: TagId) -> Option<Reply<'w, X>> {
         let table = self.table();
@@ -848,23 +883,32 @@ impl<X: Exchange> Tags<X> {
             .then(|| Reply(slot.into(), NotThreadSafe, core::marker::PhantomData))
     }
 
-    /// Fails all who wait for a tag, and all who come later, with `error`; only the first call does.
-    /// Replies find nothing from now on. For the end of the connection. Any context.
+    /// Fails all who wait for a tag, who take one later, and who post, with `error`; only the first
+    /// call does. Replies find nothing from now on. For the end of the connection. Any context.
     pub fn close(&self, error: Error) {
         self.table().close(error);
     }
 
-    /// Closes the table, if it is not, with `ENOTCONN`, drains the QP, and ends all exchanges that
-    /// are out. Fails as [`Qp::drain`], and with `EINVAL` if it is another QP.
+    /// Closes the table, if it is not, with `ENOTCONN`, drains the QP, and ends the exchanges that
+    /// are out, but for those that [`Tag::post`] leaves to the end of the QP and those of which a
+    /// completion is in a [`WcArray`]. What another thread is posting meanwhile ends in its handler.
+    ///
+    /// Fails as [`Qp::drain`], and with `EINVAL` if it is another QP.
     pub fn reclaim<C: PollContext>(&self, qp: &Qp<C>, cx: &Sleepable) -> Result {
         let table = self.table();
         if table.qp != qp.id() {
             return Err(EINVAL);
         }
         table.close(ENOTCONN);
-        qp.drain(cx)?;
-        // SAFETY: The QP was drained after the table was closed.
-        unsafe { table.sweep(false) };
+        // A reply's handler that did not see the table closed may post behind the first marker.
+        for _ in 0..2 {
+            qp.drain(cx)?;
+            // The QP was drained after the table was closed.
+            table.sweep(State::sweep);
+            if !table.slots.iter().any(|slot| slot.state.is_out()) {
+                break;
+            }
+        }
         Ok(())
     }
 }
@@ -896,9 +940,12 @@ impl<X: Exchange> qp::OnDestroy for Keeper<X> {
 
 impl<X: Exchange> Drop for Keeper<X> {
     fn drop(&mut self) {
-        // SAFETY: By the type invariant the table is valid. The QP is drained, and was so after
-        // `closing`, or nothing was posted to it. Nothing is posted to it any more.
-        unsafe { self.0.as_ref().sweep(true) };
+        // SAFETY: By the type invariant the table is valid.
+        let table = unsafe { self.0.as_ref() };
+        // INVARIANT: The QP is destroyed. Another CQ may be at this address later.
+        table.poller.forget();
+        // The QP was drained after `closing`, or nothing was posted to it, and nothing is any more.
+        table.sweep(State::last_sweep);
         // SAFETY: By the type invariant this handle counts; it is not used after this.
         unsafe { Table::put_handle(self.0) };
     }

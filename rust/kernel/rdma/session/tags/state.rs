@@ -8,11 +8,6 @@ use crate::atomic::{
     AtomicUsize,
     Ordering, //
 };
-use kernel::sync::atomic::{
-    Atomic,
-    Full,
-    Relaxed, //
-};
 
 /// The send is posted, or is about to be, and has not completed.
 const SEND: u32 = 1;
@@ -21,8 +16,14 @@ const REPLY: u32 = 2;
 /// The reply has come and is being handled.
 const HANDLING: u32 = 4;
 
+/// Of the strays: the driver has refused a request behind some that it has posted, so no completion
+/// will come for the send.
+const PARTLY: u32 = 8;
 /// Of the strays: there was the last sweep.
-const SWEPT: u32 = 8;
+const SWEPT: u32 = 16;
+
+/// Of the strays: all is home after the last sweep.
+const ALL: u32 = SWEPT | SEND | HANDLING;
 
 /// A half is not home.
 const OUT: u32 = SEND | REPLY | HANDLING;
@@ -39,9 +40,9 @@ pub(super) enum Half {
 
 /// The state of an exchange.
 ///
-/// While a half is out, only handlers of one CQ change it, which run one after the other, so each
+/// While a half is out, only handlers of one CQ change `now`, which run one after the other, so each
 /// change is a load and a store. What comes home elsewhere is noted in `strays`, and found when the
-/// table is swept: then no handler uses it any more.
+/// table is swept: then no handler uses the exchange any more.
 ///
 /// # Invariants
 ///
@@ -50,7 +51,7 @@ pub(super) enum Half {
 ///   its handler; while it has not come, to nobody.
 pub(super) struct State {
     now: AtomicU32,
-    strays: Atomic<u32>,
+    strays: AtomicU32,
 }
 
 impl State {
@@ -58,7 +59,7 @@ impl State {
         // INVARIANT: No half is out.
         Self {
             now: AtomicU32::new(0),
-            strays: Atomic::new(0),
+            strays: AtomicU32::new(0),
         }
     }
 
@@ -126,39 +127,81 @@ impl State {
             .store((left & !OUT).wrapping_add(GENERATION), Ordering::Release);
     }
 
+    /// Returns whether the send has not completed.
+    #[inline]
+    pub(super) fn is_send_out(&self) -> bool {
+        self.now.load(Ordering::Relaxed) & SEND != 0
+    }
+
     /// Notes a half that has come home where handlers of the CQ may run at the same time, or that
-    /// was not posted. [`State::sweep`] finds it. Returns `true` if there was the last sweep: then
-    /// the caller holds the tag, and otherwise it does not touch the exchange any more.
-    #[cold]
+    /// was not posted. A sweep finds it. Returns `true` if the last one has been: then the caller
+    /// holds the tag, and otherwise it does not touch the exchange any more.
+    #[inline]
     pub(super) fn stray(&self, half: Half) -> bool {
+        self.note(half as u32)
+    }
+
+    /// Notes a send of which some requests were posted, and not the last one. The queue has them
+    /// until the QP is destroyed; the last sweep finds it.
+    #[inline]
+    pub(super) fn refused_in_part(&self) {
+        self.note(PARTLY);
+    }
+
+    /// Sets bits of the strays, and returns whether all is home by that, for the caller. Each bit is
+    /// set once, so one call returns `true`.
+    #[cold]
+    fn note(&self, bits: u32) -> bool {
+        // AcqRel: what others did with the exchange has happened for the last one.
+        let strays = self.strays.fetch_or(bits, Ordering::AcqRel) | bits;
+        if strays & ALL != ALL {
+            return false;
+        }
+        self.came_home(self.now.load(Ordering::Relaxed));
+        true
+    }
+
+    /// Returns whether a half is out that has not strayed.
+    #[inline]
+    pub(super) fn is_out(&self) -> bool {
         let now = self.now.load(Ordering::Acquire);
-        // Full ordering: it is found by this or by the sweep.
-        let strays = self.strays.fetch_add(half as u32, Full) | half as u32;
-        strays & SWEPT != 0 && self.take_back(now, strays)
+        now & (SEND | HANDLING) & !self.strays.load(Ordering::Acquire) != 0
     }
 
     /// Takes an exchange of which only strays are out, and a reply that will not come. Returns
-    /// whether the caller holds the tag by this. No handler of the CQ uses the state any more, and
-    /// what they did has happened. After the `last` sweep nothing is posted.
+    /// whether the caller holds the tag by this. No handler of the CQ uses the exchange any more,
+    /// and what they did has happened; another one may have begun.
     #[cold]
-    pub(super) fn sweep(&self, last: bool) -> bool {
-        let strays = self.strays.fetch_add(if last { SWEPT } else { 0 }, Full);
-        self.take_back(self.now.load(Ordering::Acquire), strays)
-    }
-
-    fn take_back(&self, now: u32, strays: u32) -> bool {
+    pub(super) fn sweep(&self) -> bool {
+        let now = self.now.load(Ordering::Acquire);
+        // These are of this exchange, or of a later one: then the change below fails.
+        let strays = self.strays.load(Ordering::Acquire);
         if now & OUT == 0 || now & (SEND | HANDLING) & !strays != 0 {
             return false;
         }
-        // Several threads may sweep at the same time.
         let next = (now & !OUT).wrapping_add(GENERATION);
         let (acq_rel, relaxed) = (Ordering::AcqRel, Ordering::Relaxed);
-        // INVARIANT: No half is out.
+        // INVARIANT: No half is out. Of several threads that sweep one has it.
         let taken = self.now.compare_exchange(now, next, acq_rel, relaxed);
         if taken.is_ok() {
-            self.strays.store(strays & SWEPT, Relaxed);
+            self.strays.store(0, relaxed);
         }
         taken.is_ok()
+    }
+
+    /// As [`State::sweep`], after which nothing is posted and no handler of the CQ runs. What is out
+    /// still is taken by the stray that comes last.
+    #[cold]
+    pub(super) fn last_sweep(&self) -> bool {
+        let now = self.now.load(Ordering::Acquire);
+        if now & OUT == 0 {
+            return false;
+        }
+        let mut home = !now & (SEND | HANDLING);
+        if self.strays.load(Ordering::Relaxed) & PARTLY != 0 {
+            home |= SEND;
+        }
+        self.note(SWEPT | home)
     }
 }
 
