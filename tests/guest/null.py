@@ -30,6 +30,17 @@ class Null(Debugfs):
         else:
             raise AssertionError(f"{line!r} was taken")
 
+    def holding(self):
+        """Holds a completion, and returns the QP of it: that waits for it, however fast it is."""
+        self.write("inject", "hold 1")
+        return wait(lambda: next((qp for qp in self.qps() if self.holds(qp)), None))
+
+    def holds(self, qp):
+        try:
+            return self.state(qp)["held"] == 1
+        except FileNotFoundError:
+            return False
+
     def state(self, path=""):
         lines = (self.path / path / "state").read_text().splitlines()
         return {k: int(v) for k, v in (line.split() for line in lines)}
@@ -95,12 +106,10 @@ def link():
 def held():
     """A completion that is held is missing until it is released, and no owner is lost."""
     with soaking() as (null, load):
-        qp = null.qps()[0]
-        null.write(f"{qp}/inject", "hold 1")
-        wait(lambda: null.state(qp)["held"] == 1)
+        qp = null.holding()
         time.sleep(0.5)
-        assert load.poll() is None and null.state(qp)["held"] == 1, "it did not wait"
-        null.write(f"{qp}/inject", "release")
+        assert load.poll() is None and null.holds(qp), "it did not wait"
+        null.write("inject", "release")
         ends(load)
 
 
@@ -122,7 +131,8 @@ def not_created():
 def failed():
     """A QP that is made to fail flushes its owners."""
     with soaking() as (null, load):
-        null.write(f"{null.qps()[0]}/inject", "fail")
+        null.write(f"{null.holding()}/inject", "fail")
+        null.write("inject", "release")
         ends(load, os.strerror(errno.EIO))
 
 
