@@ -661,7 +661,7 @@ impl<X: Exchange> Reply<'_, X> {
     pub fn post_inv<C>(
         self,
         qp: &Qp<C>,
-        wr: impl for<'a> FnOnce(&'a X::Request) -> InvWr<'a> + Send,
+        wr: impl for<'a> FnOnce(&'a X::Request) -> Result<InvWr<'a>> + Send,
     ) -> Result<(), PostError<Self>>
     where
         C: Provides<X::Needs>,
@@ -676,7 +676,7 @@ impl<X: Exchange> Reply<'_, X> {
         qp.post_send(handling, |slot| {
             // SAFETY: The reply is being handled, in a handler of the CQ, so this is the only thread
             // that uses the request.
-            Ok(wr(unsafe { &*slot.request.get() }))
+            wr(unsafe { &*slot.request.get() })
         })
         .map_err(|e| {
             // INVARIANT: The reply is being handled, by what comes back, and the handler has not
