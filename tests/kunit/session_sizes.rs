@@ -3,19 +3,29 @@
 //! Sizes of queues that are computed from what a connection has to do.
 
 use crate::fixture::{
+    Counter,
     Env,
-    NullEnv, //
+    NullEnv,
+    OnDone, //
 };
-use kernel::prelude::*;
+use kernel::{
+    page::PAGE_SIZE,
+    prelude::*, //
+};
 use rdma::{
     prelude::*,
     qp::InitAttr,
+    rw::{
+        Ctx,
+        Rw, //
+    },
     session::{
         Limit,
         Load,
         Sizes, //
     }, //
 };
+use rdma_null::Injection;
 
 const TARGET: Load = Load {
     requests: 8,
@@ -28,6 +38,25 @@ const TARGET: Load = Load {
     recv_sge: 1,
     connections: 2,
 };
+
+/// The length of a transfer.
+const LEN: usize = TARGET.pages as usize * PAGE_SIZE;
+
+#[derive(HasCqe)]
+struct Transfer {
+    cqe: Cqe<Self>,
+    data: Ctx,
+    done: Arc<Counter>,
+}
+
+impl CqeHandler for Transfer {
+    type Pointer = Pin<KBox<Self>>;
+    type Needs = Atomic;
+
+    fn done(this: Self::Pointer, _wc: &Wc, _cx: &Atomic) {
+        this.done.up();
+    }
+}
 
 /// Two QPs of these sizes have room on one CQ of theirs.
 fn suffice(env: &Env, load: &Load) -> Result {
@@ -152,6 +181,44 @@ mod tests {
     #[test]
     fn limits_are_found_on_null() -> Result {
         are_limits_found(&NullEnv::new()?.env)
+    }
+
+    /// All requests transfer their pages and send their messages before one completes.
+    #[test]
+    fn queue_of_this_size_has_room_for_all() -> Result {
+        let (null, done) = (NullEnv::new()?, Counter::new()?);
+        let env = &null.env;
+        let sizes = Sizes::new(&env.dev, 1, &TARGET)?;
+        let cq = env.cq::<Direct>(sizes.entries)?;
+        let qp = InitAttr::new(&env.pd, &cq, &cq, &sizes.caps)
+            .rw_contexts(sizes.rw_contexts, 1)
+            .create(&env.cx)?;
+        null.dev
+            .inject_qp(qp.num(), Injection::Connect { peer: 0 })?;
+        let transfers = TARGET.requests * TARGET.transfers;
+        for _ in 0..transfers {
+            let transfer = Transfer {
+                cqe: Cqe::new(),
+                data: Ctx::alloc(LEN, &env.cx)?,
+                done: done.clone(),
+            };
+            let transfer = KBox::pin(transfer, GFP_KERNEL)?;
+            qp.post_rw(transfer, |x| {
+                let remote = Remote { addr: 0, rkey: 0 };
+                Ok(Rw::write(&x.data, 0..LEN, remote, &env.cx))
+            })?;
+        }
+        let sends = TARGET.requests * TARGET.sends + TARGET.other_sends;
+        for _ in 0..sends {
+            let done = done.clone();
+            let send = OnDone::<Atomic, _>::new(move |_, _| {
+                done.up();
+            })?;
+            qp.post_send(send, |_| Ok(SendWr::send([])))?;
+        }
+        while cq.process(64) > 0 {}
+        check_eq!(done.get() as u32, transfers + sends);
+        Ok(())
     }
 
     /// A driver that does not say how much one request can have.

@@ -46,7 +46,8 @@ pub struct Load {
     pub sends: u32,
     /// The number of transfers by `rdma_rw` of each request.
     pub transfers: u32,
-    /// The number of pages of a transfer.
+    /// The number of pages of a transfer. Without an MR, which `rdma_rw` takes for few of them, that
+    /// takes a work request for each [`Load::send_sge`] pages.
     pub pages: u32,
     /// The number of work requests on the send queue that belong to no request.
     pub other_sends: u32,
@@ -176,8 +177,8 @@ impl Sizes {
             asked,
             has,
         })?;
-        let rw_contexts = match load.transfers {
-            0 => 0,
+        let (rw_contexts, rw_sends) = match load.transfers {
+            0 => (0, 0),
             transfers => {
                 let each = port.rw_contexts(load.pages).map_err(|_| Misfit {
                     limit: Limit::Pages,
@@ -185,7 +186,14 @@ impl Sizes {
                     has: 0,
                 })?;
                 let transfers = within(Limit::SendWr, times(load.requests, transfers), max_wr)?;
-                within(Limit::SendWr, times(transfers, each), max_wr)?
+                let contexts = within(Limit::SendWr, times(transfers, each), max_wr)?;
+                // Without an MR a request has no more pages than entries. The core counts as many
+                // for each context as one by an MR takes, or one.
+                let requests = load
+                    .pages
+                    .div_ceil(load.send_sge.clamp(1, attrs.max_sge_rd));
+                let more = requests.saturating_sub(port.rw_requests(each));
+                (contexts, times(transfers, more))
             }
         };
         if port.has(crate::device::Protocol::Iwarp) || attrs.max_sgl_rd != 0 {
@@ -194,6 +202,7 @@ impl Sizes {
         // The drain of each queue needs one more.
         let drain = 1;
         let sends = times(load.requests, load.sends) + u64::from(load.other_sends);
+        let sends = sends.saturating_add(rw_sends);
         let rw_requests = match rw_contexts {
             0 => 0,
             contexts => port.rw_requests(contexts),
