@@ -56,7 +56,7 @@ const SGES: u32 = 4;
 /// For each slot a transfer in several requests, and an answer. The receives are the SRQ's.
 const LOAD: Load = Load {
     requests: SLOTS,
-    sends: PAGES.div_ceil(SGES) + 1,
+    sends: 1,
     transfers: 1,
     pages: PAGES,
     send_sge: SGES,
@@ -79,7 +79,7 @@ impl cm::Handler for Connection {
     /// Each connection has a last event. The QP keeps its context, which owns the QP, until this
     /// takes it.
     fn event(&self, event: cm::Event<'_>, cx: &Sleepable) {
-        if !matches!(event, cm::Event::Established { .. } | cm::Event::Other(_)) {
+        if event.is_last() {
             if let Err(e) = self.qp.clear_context(cx) {
                 pr_err!("a connection was not drained: {e:?}\n");
             }

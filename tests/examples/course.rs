@@ -561,8 +561,7 @@ pub(crate) mod requests {
 
         fn reply(&self, message: &Received<'_, Self>, id: u32) -> Result {
             let (wc, id) = (message.wc(), TagId::from_u32(id));
-            let reply = self.tags.reply(wc, id);
-            let mut reply = reply.ok_or(EPROTO)?;
+            let mut reply = self.tags.reply(wc, id)?;
             if reply.request().block.remote_invalidated(wc, &self.qp) {
                 reply.came = true;
                 return Ok(()); // Dropping the reply is the end of its handling.
@@ -598,7 +597,7 @@ pub(crate) mod requests {
     impl cm::Handler for Initiator {
         /// After the last event no reply comes: all requests end, and nobody waits for a tag.
         fn event(&self, event: cm::Event<'_>, cx: &Sleepable) {
-            if matches!(event, cm::Event::Established { .. } | cm::Event::Other(_)) {
+            if !event.is_last() {
                 return;
             }
             if let Err(e) = self.tags.reclaim(&self.qp, cx) {

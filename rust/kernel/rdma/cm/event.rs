@@ -40,6 +40,11 @@ pub enum Event<'a> {
 }
 
 impl<'a> Event<'a> {
+    /// Returns whether this is the last event of its id, so that the connection is over.
+    pub fn is_last(&self) -> bool {
+        !matches!(self, Self::Established { .. } | Self::Other(_))
+    }
+
     /// # Safety
     ///
     /// `raw` is an event of `id`, of a connected service, and its private data live as long as it.
