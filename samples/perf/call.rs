@@ -179,7 +179,7 @@ impl RecvHandler for Caller {
         let (caller, bytes) = message.open();
         let id = bytes.get(..4).and_then(|id| id.try_into().ok());
         let id = TagId::from_u32(id.map_or(u32::MAX, u32::from_le_bytes));
-        let Some(mut reply) = caller.tags.reply(&wc, id) else {
+        let Ok(mut reply) = caller.tags.reply(&wc, id) else {
             return caller.run.fail(EPROTO);
         };
         let region = &reply.request().region;

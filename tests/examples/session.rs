@@ -188,7 +188,7 @@ fn read(tags: &Tags<Read>, qp: &Qp<Softirq>, cx: &Sleepable) -> Result {
 }
 
 fn replied(tags: &Tags<Read>, qp: &Qp<Softirq>, wc: &Success<'_>, id: u32, status: u32) -> Result {
-    let mut reply = tags.reply(wc, TagId::from_u32(id)).ok_or(EPROTO)?;
+    let mut reply = tags.reply(wc, TagId::from_u32(id))?;
     if reply.request().region.remote_invalidated(wc, qp) {
         *reply = Some(status);
     } else {

@@ -247,11 +247,11 @@ impl<C: Polled + Provides<Atomic>> Ends<C> {
     /// Has a reply come. Returns whether it was waited for.
     fn reply(&self, id: TagId, value: u32) -> Result<bool> {
         self.message(move |tags, _, wc| match tags.reply(wc, id) {
-            Some(mut reply) => {
+            Ok(mut reply) => {
                 reply.value = Some(value);
                 true
             }
-            None => false,
+            Err(_) => false,
         })
     }
 
@@ -346,7 +346,7 @@ fn invalidates<C: Polled + Provides<Atomic>>(
     ends.wait(|| ends.log.sent.get() > 0)?;
     let dev = ends.null.dev.clone();
     ends.message(move |tags, qp, wc| {
-        let Some(mut reply) = tags.reply(wc, id) else {
+        let Ok(mut reply) = tags.reply(wc, id) else {
             return false;
         };
         reply.value = Some(1);
@@ -412,7 +412,7 @@ impl Conn {
 
     /// A reply has come, and has invalidated the region of its request.
     fn answered(&self, tags: &Tags<Io>, wc: &Success<'_>, id: u32) -> Result {
-        let mut reply = tags.reply(wc, TagId::from_u32(id)).ok_or(EPROTO)?;
+        let mut reply = tags.reply(wc, TagId::from_u32(id))?;
         let region = &reply.request().region;
         if !region.remote_invalidated(wc, &self.qp) {
             return Err(EPROTO);
@@ -709,7 +709,7 @@ mod tests {
         let (tags, qp, up) = (ends.tags.clone(), ends.qp.0.clone(), done.clone());
         // The handler is called where there is another CPU than that which posts.
         let answer = OnDone::<Atomic, _>::new(move |wc, _| {
-            let reply = wc.result().ok().and_then(|wc| tags.reply(&wc, id));
+            let reply = wc.result().ok().and_then(|wc| tags.reply(&wc, id).ok());
             if reply.is_some_and(|reply| reply.post_inv(&qp, |r| Ok(InvWr::new(&r.region))).is_ok())
             {
                 up.up();
@@ -854,7 +854,7 @@ mod tests {
         let found = Counter::new()?;
         let (tags, finds) = (ends.tags.clone(), found.clone());
         let recv = OnDone::<Atomic, _>::new(move |wc, _| {
-            if wc.result().is_ok_and(|wc| tags.reply(&wc, id).is_some()) {
+            if wc.result().is_ok_and(|wc| tags.reply(&wc, id).is_ok()) {
                 finds.up();
             }
         })?;
@@ -1007,7 +1007,7 @@ mod tests {
         ends.expect()?;
         tag.post(&ends.qp, register)?;
         let error = ends.message(move |tags, _, wc| {
-            let reply = tags.reply(wc, id)?;
+            let reply = tags.reply(wc, id).ok()?;
             let posted = reply.post_inv(&peer, |request| Ok(InvWr::new(&request.region)));
             posted.err().map(|e| (e.error(), e.owner.is_some()))
         })?;

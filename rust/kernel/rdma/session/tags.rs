@@ -57,7 +57,7 @@
 //!
 //! /// A message has come, whose handler has this completion.
 //! fn received(tags: &Tags<Get>, wc: &Success<'_>, id: u32, value: u64) -> Result {
-//!     let mut reply = tags.reply(wc, TagId::from_u32(id)).ok_or(EPROTO)?;
+//!     let mut reply = tags.reply(wc, TagId::from_u32(id))?;
 //!     *reply = Some(value);
 //!     Ok(())
 //! }
@@ -865,22 +865,26 @@ impl<X: Exchange> Tags<X> {
     }
 
     /// Finds what waits for a reply, in the handler of the message that has it, whose completion is
-    /// `wc`; `None` if nothing does: the peer does not keep to the protocol, or the table is closed.
+    /// `wc`.
     ///
-    /// `None` also if `wc` is not a completion that the CQ's poller is handling, as those of a
-    /// [`WcArray`] are not, nor those that C's drain of a QP finds.
+    /// # Errors
+    ///
+    /// `EPROTO` if nothing waits for it: the peer does not keep to the protocol. The error of
+    /// [`Tags::close`]. `EINVAL` if `wc` is not a completion that the CQ's poller is handling, as
+    /// those of a [`WcArray`] are not, nor those that C's drain of a QP finds.
     #[inline]
-    pub fn reply<'w>(&'w self, wc: &Success<'w>, id: TagId) -> Option<Reply<'w, X>> {
+    pub fn reply<'w>(&'w self, wc: &Success<'w>, id: TagId) -> Result<Reply<'w, X>> {
         let table = self.table();
-        if !table.poller.is_at(wc.completion()) || table.is_closed() {
-            return None;
+        if !table.poller.is_at(wc.completion()) {
+            return Err(EINVAL);
         }
-        let slot = table.slots.get(usize::from(id.index))?;
+        table.open()?;
+        let slot = table.slots.get(usize::from(id.index)).ok_or(EPROTO)?;
         // The reply is now being handled, by what is returned, in a handler of the CQ.
-        slot.state
-            .take_reply(id.generation, table.mask)
-            // INVARIANT: `wc`, and so its handler, outlives `'w`.
-            .then(|| Reply(slot.into(), NotThreadSafe, core::marker::PhantomData))
+        let waits = slot.state.take_reply(id.generation, table.mask);
+        // INVARIANT: `wc`, and so its handler, outlives `'w`.
+        let reply = || Reply(slot.into(), NotThreadSafe, core::marker::PhantomData);
+        waits.then(reply).ok_or(EPROTO)
     }
 
     /// Fails all who wait for a tag, who take one later, and who post, with `error`; only the first
