@@ -20,7 +20,7 @@ CRATE = TOP / "rust/kernel/rdma"
 OUT = TOP / "build/callers"
 # Nothing is inlined, and each function has its whole path.
 MIR = ["-Zinline-mir=no", "-Ztrim-diagnostic-paths=no", "-Awarnings"]
-SAMPLES = ["mad_ping/mad_ping", "minimal/minimal", "perf/perf", "replog/replog", "rpc/rpc", "rping/rping",
+SAMPLES = ["kv/kv", "mad_ping/mad_ping", "minimal/minimal", "perf/perf", "replog/replog", "rpc/rpc", "rping/rping",
            "ud_echo/ud_echo"]
 
 

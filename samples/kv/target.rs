@@ -1,0 +1,354 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! The target: serves the values of a [`Store`] to any number of connections, up to a limit.
+//!
+//! The value of a PUT is read from the initiator's memory, that of a GET is written to it, by
+//! `rdma_rw` from and to the memory of the value itself. What can wait (allocations, mapping) is
+//! done in the handlers, on a workqueue.
+
+use crate::{
+    proto::*,
+    store::{
+        Store,
+        Value, //
+    },
+    Count,
+    Stats, //
+};
+use kernel::{
+    new_spinlock_irq,
+    page::PAGE_SIZE,
+    prelude::*,
+    sync::{
+        atomic::{
+            Atomic,
+            Relaxed, //
+        },
+        SpinLockIrq, //
+    }, //
+};
+use rdma::{
+    prelude::*,
+    qp::InitAttr,
+    rw::{
+        Ctx,
+        Rw, //
+    },
+    session::{
+        self,
+        Connecting,
+        Load,
+        Received,
+        RecvCredits,
+        RecvHandler,
+        RecvRing,
+        Sizes, //
+    },
+    sg::SgList, //
+};
+
+/// The number of connections that may wait for their peers to confirm them.
+const BACKLOG: u32 = 16;
+
+/// The pages of a work request of a transfer.
+const SGES: u32 = 16;
+/// The number of connections, those included that wait. The CQs have room for no more QPs.
+const CONNECTIONS: u32 = 32;
+
+/// What the connections share: a CQ for each CPU, as far as the device has vectors, and the store.
+pub(crate) struct Target {
+    pd: Pd,
+    cqs: KVec<Cq<Workqueue>>,
+    next: Atomic<u32>,
+    sizes: Sizes,
+    store: Arc<Store>,
+    stats: Arc<Stats>,
+}
+
+impl Target {
+    /// Serves peers that connect to `addr`, and stores at most `bytes` for them.
+    pub(crate) fn listen(
+        client: &ClientRef,
+        dev: &Device,
+        addr: SocketAddr,
+        bytes: usize,
+        stats: &Arc<Stats>,
+        cx: &Sleepable,
+    ) -> Result<cm::Listener> {
+        let vectors = dev.num_comp_vectors().min(kernel::cpu::nr_cpu_ids());
+        let load = Load {
+            // An answer may be on its way still when the peer sends the next request.
+            requests: 2 * u32::from(DEPTH),
+            sends: 1,
+            transfers: 1,
+            pages: MAX_VALUE.div_ceil(PAGE_SIZE) as u32 + 1,
+            send_sge: SGES,
+            recvs: DEPTH.into(),
+            connections: CONNECTIONS.div_ceil(vectors),
+            ..Load::NONE
+        };
+        let sizes = Sizes::new(dev, 1, &load).inspect_err(|misfit| pr_err!("{dev}: {misfit}\n"))?;
+        let mut cqs = KVec::with_capacity(vectors as usize, GFP_KERNEL)?;
+        for vector in 0..vectors {
+            cqs.push(Cq::alloc(dev, sizes.entries, vector, cx)?, GFP_KERNEL)?;
+        }
+        let target = Self {
+            pd: Pd::alloc(dev, cx)?,
+            cqs,
+            next: Atomic::new(0),
+            sizes,
+            store: Store::new(bytes)?,
+            stats: stats.clone(),
+        };
+        let target = Arc::new(target, GFP_KERNEL)?;
+        let accept = move |request: cm::Request<'_>, cx: &Sleepable| target.accept(request, cx);
+        cm::Listener::new(client, addr, BACKLOG, Arc::new(accept, GFP_KERNEL)?, cx)
+    }
+
+    /// Accepts a connection. One that fails is rejected.
+    fn accept(self: &Arc<Self>, request: cm::Request<'_>, cx: &Sleepable) -> Result {
+        let depth = depth(request.private_data())?;
+        let id = request.into_id(cx)?;
+        let next = self.next.fetch_add(1, Relaxed) as usize % self.cqs.len();
+        let cq = self.cqs.get(next).ok_or(EINVAL)?;
+        let qp = InitAttr::new(&self.pd, cq, cq, &self.sizes.caps)
+            .rw_contexts(self.sizes.rw_contexts, 1)
+            .create_for(&id, cx)?;
+        let conn = try_pin_init!(Conn {
+            id,
+            qp: Arc::new(qp, GFP_KERNEL)?,
+            credits: RecvCredits::new(depth.into(), depth.into()),
+            answers <- new_spinlock_irq!(KVec::with_capacity(2 * usize::from(depth), GFP_KERNEL)?),
+            target: self.clone(),
+        });
+        let conn = Arc::pin_init(conn, GFP_KERNEL)?;
+        let connecting = Connecting::new(&conn.id, &conn.qp, cx);
+        let ring = RecvRing {
+            pd: &self.pd,
+            count: depth.into(),
+            len: REQUEST + INLINE,
+        };
+        ring.post(&conn, cx)?;
+        let param = cm::ConnParam {
+            private_data: &hello(depth),
+            ..Default::default()
+        };
+        conn.id.accept(conn.clone(), &param, cx)?;
+        connecting.connected();
+        Ok(())
+    }
+}
+
+/// A connection.
+#[pin_data]
+struct Conn {
+    id: cm::Id,
+    qp: Arc<Qp<Workqueue>>,
+    credits: RecvCredits,
+    /// Answers that are not in use.
+    #[pin]
+    answers: SpinLockIrq<KVec<Pin<KBox<Answer>>>>,
+    target: Arc<Target>,
+}
+
+impl cm::Handler for Conn {
+    fn event(&self, event: cm::Event<'_>, cx: &Sleepable) {
+        if event.is_last() {
+            if let Err(e) = session::end(&self.id, &self.qp, cx) {
+                pr_err!("a connection was not drained: {e:?}\n");
+            }
+        }
+    }
+}
+
+impl RecvHandler for Conn {
+    type Send = Workqueue;
+    type Recv = Workqueue;
+    type Needs = Sleepable;
+
+    fn qp(&self) -> &Arc<Qp<Workqueue>> {
+        &self.qp
+    }
+
+    fn received(mut message: Received<'_, Self>, cx: &Sleepable) {
+        let (conn, bytes) = message.open();
+        let conn = conn.clone();
+        let request = conn.credits.received().and_then(|()| {
+            let (request, inline) = Request::parse(&bytes)?;
+            let mut value = KVVec::new();
+            value.extend_from_slice(inline, GFP_KERNEL)?;
+            Ok((request, value))
+        });
+        drop(bytes);
+        // Its receive is there before the reply gives a credit for it.
+        drop(message);
+        let request = conn.credits.posted(1).and(request);
+        if let Err(e) = request.and_then(|(request, value)| conn.serve(request, value, cx)) {
+            conn.violated(e);
+        }
+    }
+
+    fn failed(&self, _error: WcError) {}
+
+    fn refused(&self, _error: Error) {
+        self.id.disconnect_later();
+    }
+}
+
+impl Conn {
+    #[cold]
+    fn violated(&self, e: Error) {
+        pr_info!("a connection is ended: {e:?}\n");
+        self.target.stats.add(Count::Violations, 1);
+        self.id.disconnect_later();
+    }
+
+    /// Serves a request, with the value that has come with it.
+    fn serve(self: &Arc<Self>, request: Request, value: KVVec<u8>, cx: &Sleepable) -> Result {
+        let store = &self.target.store;
+        let free = self.answers.lock().pop();
+        let mut answer = free.map_or_else(|| Answer::new(&self.target.pd, cx), Ok)?;
+        answer.request = request;
+        answer.conn = Some(self.clone());
+        let len = request.len();
+        match (request.op.get(), request.lent()) {
+            (PUT, None) => self.reply(answer, store.put(request.key.get(), value)),
+            (PUT, Some(remote)) => {
+                let Ok(value) = KVVec::from_elem(0, len, GFP_KERNEL) else {
+                    return self.reply(answer, FULL);
+                };
+                answer.put = Some(Ctx::new(SgList::new(value, cx)?, GFP_KERNEL)?);
+                Ok((self.qp).post_rw::<_, 1>(answer, |answer| {
+                    let value = answer.put.as_ref().ok_or(EINVAL)?;
+                    Ok(Rw::read(value, 0..len, remote, cx))
+                })?)
+            }
+            (_, lent) => match store.get(request.key.get()) {
+                None => self.reply(answer, MISSING),
+                Some(value) if value.len() > len => self.reply(answer, TOO_LONG),
+                Some(value) => self.give(answer, value, lent, cx),
+            },
+        }
+    }
+
+    /// Replies with a value, which arrives before the reply: the queue keeps its order.
+    fn give(
+        &self,
+        mut answer: Pin<KBox<Answer>>,
+        value: Value,
+        lent: Option<Remote>,
+        cx: &Sleepable,
+    ) -> Result {
+        let len = value.len();
+        let Some(remote) = lent.filter(|_| len > INLINE) else {
+            answer.write(self, DONE, len, &value);
+            return self.send(answer);
+        };
+        answer.write(self, DONE, len, &[]);
+        answer.get = Some(Ctx::new(SgList::new(value, cx)?, GFP_KERNEL)?);
+        Ok((self.qp).post_rw_then::<_, 0, 1>(answer, |answer| {
+            let value = answer.get.as_ref().ok_or(EINVAL)?;
+            Ok((Rw::write(value, 0..len, remote, cx), answer.send()?))
+        })?)
+    }
+
+    fn reply(&self, mut answer: Pin<KBox<Answer>>, status: u16) -> Result {
+        answer.write(self, status, 0, &[]);
+        self.send(answer)
+    }
+
+    fn send(&self, answer: Pin<KBox<Answer>>) -> Result {
+        Ok((self.qp).post_send::<_, _, 0, 1>(answer, |answer| answer.send())?)
+    }
+}
+
+/// A request that is being served, from its transfer to the end of its reply.
+#[derive(HasCqe)]
+struct Answer {
+    sent: Cqe<Self>,
+    fetched: Cqe<Self, 1>,
+    message: Buf<ToDevice>,
+    /// The length of the message.
+    len: usize,
+    request: Request,
+    /// The value of a PUT or of a GET while it is transferred.
+    put: Option<Ctx<FromDevice, SgList<KVVec<u8>>>>,
+    get: Option<Ctx<ToDevice, SgList<Value>>>,
+    /// `None` while it is not in use.
+    conn: Option<Arc<Conn>>,
+}
+
+impl Answer {
+    fn new(pd: &Pd, cx: &Sleepable) -> Result<Pin<KBox<Self>>> {
+        let answer = Self {
+            sent: Cqe::new(),
+            fetched: Cqe::new(),
+            message: Buf::alloc(pd, REPLY + INLINE, cx)?,
+            len: 0,
+            request: Request::new(0, 0, 0, 0, None),
+            put: None,
+            get: None,
+            conn: None,
+        };
+        Ok(KBox::pin(answer, GFP_KERNEL)?)
+    }
+
+    /// Writes the reply. `value` has `len` bytes, at most [`INLINE`], or none if it is transferred.
+    fn write(&mut self, conn: &Conn, status: u16, len: usize, value: &[u8]) {
+        let reply = Reply {
+            id: self.request.id,
+            status: status.into(),
+            credits: (conn.credits.grant(u16::MAX.into()) as u16).into(),
+            len: (len as u32).into(),
+        };
+        self.len = REPLY + value.len();
+        let mut message = self.message.cpu();
+        message[..REPLY].copy_from_slice(reply.as_bytes());
+        message[REPLY..self.len].copy_from_slice(value);
+    }
+
+    /// The reply as a request, which takes the key back that the initiator has lent.
+    fn send(&self) -> Result<SendWr<'_>> {
+        let send = SendWr::send([self.message.sge(0..self.len)?]);
+        Ok(match self.request.lent() {
+            Some(remote) => send.invalidating(remote.rkey),
+            None => send,
+        })
+    }
+}
+
+impl CqeHandler<1> for Answer {
+    type Pointer = Pin<KBox<Self>>;
+    type Needs = Sleepable;
+
+    /// The value of a PUT is here. If not, the initiator's device has refused, and the connection has
+    /// ended.
+    fn done(mut this: Self::Pointer, wc: &Wc, _cx: &Sleepable) {
+        let value = this.put.take().and_then(Ctx::into_owner);
+        let (Ok(_), Some(value), Some(conn)) = (wc.result(), value, this.conn.clone()) else {
+            return;
+        };
+        let store = &conn.target.store;
+        let status = store.put(this.request.key.get(), value.into_inner());
+        if let Err(e) = conn.reply(this, status) {
+            conn.violated(e);
+        }
+    }
+}
+
+impl CqeHandler for Answer {
+    type Pointer = Pin<KBox<Self>>;
+    type Needs = Sleepable;
+
+    /// The reply has gone, or the connection.
+    fn done(mut this: Self::Pointer, wc: &Wc, _cx: &Sleepable) {
+        let Some(conn) = this.conn.take() else { return };
+        this.get = None;
+        if wc.result().is_ok() {
+            conn.target.stats.add(Count::Served, 1);
+            // One that finds no room is freed.
+            let refused = conn.answers.lock().push_within_capacity(this);
+            drop(refused);
+        }
+    }
+}
