@@ -135,5 +135,24 @@ def rpc(clients=4, calls=60 // PART):
               said.count("a call was refused") == 1)
 
 
+@sample
+def kv(connections=4, operations=500 // PART):
+    """Values that are put and got, short and long, by several connections of many requests each."""
+    subprocess.run(["dmesg", "-C"], check=True)
+    with module("rdma_kv", f"connections={connections}", f"operations={operations}"):
+        stats = kv_stats()
+    said = subprocess.run(["dmesg"], check=True, capture_output=True, text=True).stdout
+    found = re.search(r"(\d+) connections, (\d+) requests, (\d+) bytes are right", said)
+    number, requests, verified = map(int, found.groups())
+    keys = stats["remote_invalidations"] + stats["local_invalidations"]
+    yield row("kv", "answered", requests, verified, stats["violations"],
+              (number, requests) == (connections, connections * operations) and
+              verified > requests and stats["served"] <= requests and requests > keys > 0)
+
+
+def kv_stats():
+    return {path.name: int(path.read_text()) for path in Path("/sys/kernel/debug/rdma_kv/stats").iterdir()}
+
+
 def rows():
     return [r for function in SAMPLES for r in function()]

@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: GPL-2.0
+"""kv: its end under load, and targets in userspace that do not keep to the protocol."""
+
+import re
+import subprocess
+import time
+
+from case import BUILD, FLAVOUR, case
+from rping import ADDR, finish, ports, wait_listening
+from samples import kv, kv_stats, module
+from traffic import link
+
+ENDLESS = "operations=0"
+
+
+def until_served(count=100):
+    end = time.monotonic() + 60
+    while kv_stats()["served"] < count:
+        assert time.monotonic() < end, f"it does not serve: {kv_stats()}"
+        time.sleep(0.05)
+
+
+def good():
+    for row in kv(operations=40):
+        assert row["ok"], row
+
+
+@case("kv: is unloaded under load")
+def unload():
+    for _ in range(3):
+        with module("rdma_kv", ENDLESS):
+            until_served()
+
+
+@case("kv: rdma link delete under load")
+def removal():
+    with module("rdma_kv", ENDLESS):
+        until_served()
+        link(False)
+        # The target comes back with the device.
+        link()
+    good()
+
+
+@case("kv: what is wrong is refused")
+def parameters():
+    for wrong in ("port=65536", "server_port=1", "memory=0"):
+        ended = subprocess.run(["insmod", BUILD / FLAVOUR / "rdma_kv.ko", wrong], capture_output=True,
+                               check=False, timeout=120)
+        assert ended.returncode, f"{wrong} was taken"
+    good()
+
+
+def target(how, said, operations=96):
+    """Has an initiator meet a target in userspace. Returns what it says; `said` tells what it has to."""
+    port = next(ports)
+    peer = subprocess.Popen([BUILD / "guest/kv_target", ADDR, str(port), how], stdout=subprocess.PIPE,
+                            stderr=subprocess.STDOUT, text=True)
+    wait_listening(port)
+    subprocess.run(["dmesg", "-C"], check=True)
+    server = "server=0x" + "".join(f"{int(part):02x}" for part in ADDR.split("."))
+    insmod = ["insmod", BUILD / FLAVOUR / "rdma_kv.ko", "port=0", server, f"server_port={port}",
+              "connections=1", f"operations={operations}"]
+    ended = subprocess.run(insmod, capture_output=True, check=False, timeout=120)
+    log = subprocess.run(["dmesg"], check=True, capture_output=True, text=True).stdout
+    if not ended.returncode:
+        subprocess.run(["rmmod", "rdma_kv"], check=True, timeout=60)
+    found = re.search(f"rdma_kv: (.*{said}.*)", log)
+    assert found, f"it does not say {said}: {log}"
+    assert ended.returncode == (0 if "right" in said else 1), f"insmod has ended with {ended.returncode}"
+    status, out = finish(peer)
+    assert status == 0, f"the target could not do it: {out}"
+    return found[1]
+
+
+for h in ("good", "keep"):
+    case(f"kv: a target in userspace: {h}", h, "96 requests, .* are right")(target)
+# No other request is under way.
+case("kv: a target in userspace: idle", "idle", "does not keep to the protocol", 1)(target)
+for h in ("range", "generation", "twice", "credits", "length", "short"):
+    case(f"kv: a target in userspace: {h}", h, "does not keep to the protocol")(target)
+case("kv: a target in userspace: stingy", "stingy", "connection 0: (EPROTO|.*71)")(target)
+case("kv: a target in userspace: status", "status", "connection 0: (EPROTO|.*71)")(target)
+case("kv: a target in userspace: late", "late", "connection 0: (ENOTCONN|.*107)")(target)
