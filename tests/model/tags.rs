@@ -380,11 +380,11 @@ impl Table {
     /// As `Tag::drop`.
     fn put(&self, tag: u32) {
         self.alive();
-        if self.word.put(tag) {
+        if self.word.put(1 << tag) {
             return;
         }
         let mut locked = self.locked.lock().unwrap();
-        self.word.put_locked(tag);
+        self.word.put_locked(1 << tag);
         if locked.waiters > 0 {
             self.freed.notify_all();
         }

@@ -180,14 +180,16 @@ impl TagId {
 ///
 /// # Invariants
 ///
-/// `table` is the table that this is part of, as number `index`. The parts are used as `state`
-/// says: `request` by references until all is home.
+/// `table` is the table that this is part of, as number `index`, of which `bit` of `word` says
+/// whether it is free. The parts are used as `state` says: `request` by references until all is home.
 struct Slot<X: Exchange> {
     cqe: Cqe<Self>,
     inv_cqe: Cqe<Self, INV>,
     state: State,
     index: u16,
     table: NonNull<Table<X>>,
+    word: NonNull<Word>,
+    bit: usize,
     request: UnsafeCell<X::Request>,
     reply: UnsafeCell<X::Reply>,
 }
@@ -418,34 +420,20 @@ impl<X: Exchange> Table<X> {
         }
     }
 
-    /// Frees a tag, and the table with the last one.
+    /// Frees the tag of this bit of a word, and the table with the last one.
     ///
     /// # Safety
     ///
-    /// The caller holds the tag, number `index`, and does not use it or the table any more.
-    #[inline]
-    unsafe fn put(this: NonNull<Self>, index: u16) {
-        let (n, tag) = (usize::from(index) / TAGS as usize, u32::from(index) % TAGS);
-        // SAFETY: The table is there, as the caller holds a tag. There is a word for each tag.
-        let word = unsafe { this.as_ref().words.get_unchecked(n) };
-        if !word.put(tag) {
-            // SAFETY: The caller holds the tag.
-            unsafe { Self::put_locked(this, word, tag) };
-        }
-    }
-
-    /// # Safety
-    ///
-    /// As [`Table::put`]; `word` is that of the tag.
+    /// The caller holds the tag, which is of this table, and does not use it or the table any more.
     #[cold]
     #[inline(never)]
-    unsafe fn put_locked(this: NonNull<Self>, word: &Word, tag: u32) {
+    unsafe fn put_locked(this: NonNull<Self>, word: &Word, bit: usize) {
         let ended = {
             // SAFETY: The table is there, as the caller holds a tag, and is freed by one that holds
             // the lock later.
             let table = unsafe { this.as_ref() };
             let mut locked = table.lock.lock();
-            word.put_locked(tag);
+            word.put_locked(bit);
             if locked.waiters > 0 {
                 table.freed.notify_all();
             }
@@ -616,9 +604,13 @@ impl<X: Exchange> Drop for Tag<X> {
     #[inline]
     fn drop(&mut self) {
         let slot = self.slot();
-        let (table, index) = (slot.table, slot.index);
-        // SAFETY: By the type invariant the tag is held, and it is not used after this.
-        unsafe { Table::put(table, index) };
+        let (table, bit) = (slot.table, slot.bit);
+        // SAFETY: By its invariant the word is that of the tag, which is held, so the table is there.
+        let word = unsafe { slot.word.as_ref() };
+        if !word.put(bit) {
+            // SAFETY: The tag is held, and is not used after this.
+            unsafe { Table::put_locked(table, word, bit) };
+        }
     }
 }
 
@@ -768,6 +760,8 @@ impl<X: Exchange> Tags<X> {
                 state: State::new(),
                 index,
                 table: NonNull::dangling(),
+                word: NonNull::dangling(),
+                bit: 1 << (u32::from(index) % TAGS),
                 request: UnsafeCell::new(request),
                 reply: UnsafeCell::new(reply),
             };
@@ -795,10 +789,11 @@ impl<X: Exchange> Tags<X> {
         let table = KBox::into_raw(unsafe { Pin::into_inner_unchecked(table) });
         // SAFETY: The table was just allocated, and nothing else uses it.
         let table = unsafe { NonNull::new_unchecked(table) };
-        // SAFETY: Nothing else uses the table.
-        for slot in unsafe { &mut (*table.as_ptr()).slots } {
-            // INVARIANT: The slot is part of the table.
-            slot.table = table;
+        // SAFETY: Nothing else uses the table, which has a word for each slot.
+        let (words, slots) = unsafe { (&(*table.as_ptr()).words, &mut (*table.as_ptr()).slots) };
+        for (n, slot) in slots.iter_mut().enumerate() {
+            // INVARIANT: The slot is part of the table, and this is its word.
+            (slot.table, slot.word) = (table, NonNull::from(&words[n / TAGS as usize]));
         }
         // INVARIANT: Both are counted.
         let (this, keeper) = (Self(table), Keeper(table));

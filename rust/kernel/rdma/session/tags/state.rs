@@ -246,18 +246,18 @@ impl Word {
         }
     }
 
-    /// Frees a tag that the caller holds. Returns whether it did: otherwise the caller takes the
-    /// lock of the table for it. Release: see [`Word::take`]. The caller does not use the table
-    /// after it.
+    /// Frees the tag of this bit, which the caller holds. Returns whether it did: otherwise the
+    /// caller takes the lock of the table for it. Release: see [`Word::take`]. The caller does not
+    /// use the table after it.
     #[inline]
     #[must_use]
-    pub(super) fn put(&self, tag: u32) -> bool {
+    pub(super) fn put(&self, bit: usize) -> bool {
         let mut old = self.0.load(Ordering::Relaxed);
         loop {
             if old & LOCKED != 0 {
                 return false;
             }
-            let (new, release) = (old | 1 << tag, Ordering::Release);
+            let (new, release) = (old | bit, Ordering::Release);
             // INVARIANT: The caller held the tag, and does not any more.
             match self
                 .0
@@ -269,10 +269,10 @@ impl Word {
         }
     }
 
-    /// Frees a tag that the caller holds, under the lock.
-    pub(super) fn put_locked(&self, tag: u32) {
+    /// Frees the tag of this bit, which the caller holds, under the lock.
+    pub(super) fn put_locked(&self, bit: usize) {
         // INVARIANT: The caller held the tag, and does not any more.
-        self.0.fetch_or(1 << tag, Ordering::AcqRel);
+        self.0.fetch_or(bit, Ordering::AcqRel);
     }
 
     /// Lets tags be put under the lock, which the caller holds, or not any more.
