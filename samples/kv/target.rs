@@ -321,8 +321,8 @@ impl CqeHandler<1> for Answer {
     type Pointer = Pin<KBox<Self>>;
     type Needs = Sleepable;
 
-    /// The value of a PUT is here. If not, the initiator's device has refused, and the connection has
-    /// ended.
+    /// The value of a PUT is here. If not, the initiator's device has refused, and the connection
+    /// has ended.
     fn done(mut this: Self::Pointer, wc: &Wc, _cx: &Sleepable) {
         let value = this.put.take().and_then(Ctx::into_owner);
         let (Ok(_), Some(value), Some(conn)) = (wc.result(), value, this.conn.clone()) else {

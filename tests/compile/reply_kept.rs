@@ -33,11 +33,11 @@ impl Exchange for Io {
 fn elsewhere<T: Send>(_value: T) {}
 
 #[cfg(mistake)]
-fn received<'a>(tags: &'a Tags<Io>, wc: &Success<'_>, id: TagId) -> Option<Reply<'a, Io>> {
+fn received<'a>(tags: &'a Tags<Io>, wc: &Success<'_>, id: TagId) -> Result<Reply<'a, Io>> {
     tags.reply(wc, id) //~ E0621 explicit lifetime required
 }
 
 #[cfg(not(mistake))]
-fn received<'a>(tags: &'a Tags<Io>, wc: &Success<'a>, id: TagId) -> Option<Reply<'a, Io>> {
+fn received<'a>(tags: &'a Tags<Io>, wc: &Success<'a>, id: TagId) -> Result<Reply<'a, Io>> {
     tags.reply(wc, id)
 }
