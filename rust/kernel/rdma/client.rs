@@ -285,8 +285,8 @@ impl<T: ModuleClient> Registration<T> {
     /// Removes a device: no handle of it can be taken any more, and all objects made from it are
     /// gone when this returns. `registered` says that [`Self::event`] is registered for it.
     fn release(&self, inner: Pin<KBox<device::Inner>>, registered: bool, cx: &Sleepable) {
-        // SAFETY: `Core::end_add` has registered the handler if it is `registered`, and `release` is
-        // called once for a device, by `add` or by `remove`, which may sleep.
+        // SAFETY: `Core::end_add` has registered the handler if it is `registered`, and `release`
+        // is called once for a device, by `add` or by `remove`, which may sleep.
         let dev = unsafe { self.core.begin_release(inner.as_ref(), registered) };
         let progress = inner.as_ref().progress();
         let mut data = inner.take_data::<T>();

@@ -46,8 +46,8 @@ impl Completion {
         unsafe { bindings::complete(self.inner.get()) };
     }
 
-    /// Returns `true` if the completion has completed (`try_wait_for_completion`). A wait of no time
-    /// would sleep until the next tick.
+    /// Returns `true` if the completion has completed (`try_wait_for_completion`). A wait of no
+    /// time would sleep until the next tick.
     pub(crate) fn try_wait(&self) -> bool {
         // SAFETY: The completion is initialised and pinned.
         unsafe { bindings::try_wait_for_completion(self.inner.get()) }

@@ -180,8 +180,9 @@ impl Sealed {
 ///
 /// # Safety
 ///
-/// The address that `into_ptr` returns is that of the `T`, which stays there, unmodified but through
-/// interior mutability, until `from_ptr` gets that address back. The other methods are as provided.
+/// The address that `into_ptr` returns is that of the `T`, which stays there, unmodified but
+/// through interior mutability, until `from_ptr` gets that address back. The other methods are as
+/// provided.
 #[diagnostic::on_unimplemented(
     message = "a `{Self}` cannot own a request",
     label = "not an owner",
@@ -255,8 +256,8 @@ pub trait CqeHandler<const ID: u64 = 0>: HasCqe<ID> {
     /// Takes the owner of a completed request back (`ib_cqe.done`).
     ///
     /// Handlers of one completion queue run one after the other, but for those of completions in a
-    /// [`WcArray`](crate::cq::WcArray) and of [shared](crate::cq::Cq::pool_get) queues, which may run
-    /// at the same time as others.
+    /// [`WcArray`](crate::cq::WcArray) and of [shared](crate::cq::Cq::pool_get) queues, which may
+    /// run at the same time as others.
     fn done(this: Self::Pointer, wc: &Wc, cx: &Self::Needs);
 }
 

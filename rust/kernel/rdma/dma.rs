@@ -24,8 +24,8 @@ use core::{
 use kernel::prelude::*;
 
 /// A DMA-mapped buffer. The CPU accesses its bytes through [`Buf::cpu`], which borrows it
-/// exclusively: a buffer whose owner is posted cannot be accessed so. Bytes that are known only when
-/// the request is made, as a key, are written by [`Buf::write`].
+/// exclusively: a buffer whose owner is posted cannot be accessed so. Bytes that are known only
+/// when the request is made, as a key, are written by [`Buf::write`].
 ///
 /// # Invariants
 ///

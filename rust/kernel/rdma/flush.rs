@@ -5,8 +5,8 @@
 //! When an RDMA WRITE completes, the peer's device has the data, but they may not be in memory yet.
 //! A flush is a request behind it that completes when they are.
 //!
-//! The kernel's API for ULPs has no request for that. So a flush is an RDMA READ of the last byte of
-//! the range, whose response waits for all writes of the same QP before it:
+//! The kernel's API for ULPs has no request for that. So a flush is an RDMA READ of the last byte
+//! of the range, whose response waits for all writes of the same QP before it:
 //!
 //! - The peer's device executes the requests of a QP in order, so it reads after it has written.
 //! - On the peer's bus a read pushes the writes before it, unless they may be reordered: the memory

@@ -131,8 +131,8 @@ impl Mr {
     #[inline(never)]
     unsafe fn map_range(&self, memory: MemoryRef<'_>, range: Range<usize>) -> Result<u64> {
         let raw = self.0.raw.as_ptr();
-        // SAFETY: `raw` is an MR of the memory's device, as both are of one PD, and is idle, so it is
-        // not registered. Neither is used meanwhile, and the range is one of the memory, as the
+        // SAFETY: `raw` is an MR of the memory's device, as both are of one PD, and is idle, so it
+        // is not registered. Neither is used meanwhile, and the range is one of the memory, as the
         // caller promises.
         unsafe { memory.map(raw, range) }?;
         // SAFETY: `raw` is the MR, which is not used meanwhile.
@@ -231,7 +231,8 @@ impl<D: Direction, M: Memory<D>> Region<D, M> {
     /// }
     /// ```
     pub fn map(mr: Mr, memory: M) -> Result<Self, MapError<M>> {
-        // SAFETY: By the invariant of `Mr` it is idle, as it is not in a region. Both are owned here.
+        // SAFETY: By the invariant of `Mr` it is idle, as it is not in a region. Both are owned
+        // here.
         match unsafe { mr.map(memory.get()) } {
             // SAFETY: The memory was just mapped. The MR, which is owned here, is idle.
             Ok(iova) => Ok(unsafe { Self::from_parts(mr, memory, iova) }),

@@ -423,8 +423,8 @@ impl RawCtx {
         }
     }
 
-    /// Maps the memory and makes the requests (`rdma_rw_ctx_init`), which may sleep, if that was not
-    /// prepared.
+    /// Maps the memory and makes the requests (`rdma_rw_ctx_init`), which may sleep, if that was
+    /// not prepared.
     ///
     /// # Safety
     ///
@@ -575,7 +575,8 @@ impl RawCtx {
     ///
     /// # Safety
     ///
-    /// The caller has claimed this, and no request was posted since [`RawCtx::start`] has succeeded.
+    /// The caller has claimed this, and no request was posted since [`RawCtx::start`] has
+    /// succeeded.
     unsafe fn undo(&self) {
         // SAFETY: The claim keeps all others from `inner`. No request was posted, as the caller
         // promises, so none is outstanding, and no peer has a key.
@@ -822,9 +823,9 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
     /// ([`Ctx::cancel`]), as dropping the context does, too: if that takes more than a minute after
     /// the last reference to the QP is gone, the QP is leaked and holds its device. Fails with
     /// `EBUSY` if the context is posted or was prepared; `EINVAL` if the range is empty or not
-    /// inside of the memory, if that is lost, or the QP is not initialised or has no entries, or MRs
-    /// are needed and cannot map the entries of the list; `EAGAIN` if MRs are needed and all of the
-    /// QP's are in use; `ENOMEM`.
+    /// inside of the memory, if that is lost, or the QP is not initialised or has no entries, or
+    /// MRs are needed and cannot map the entries of the list; `EAGAIN` if MRs are needed and all of
+    /// the QP's are in use; `ENOMEM`.
     ///
     /// # Examples
     ///

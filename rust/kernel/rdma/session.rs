@@ -4,7 +4,8 @@
 //!
 //! Each ULP that has requests and answers writes these parts by hand in C: a set of receives that
 //! are posted again, tags and what waits for their replies, a count of credits, the sizes of its
-//! queues, the end of a connection that could not be made, timers, and reconnecting. Each of them can be used without the others. See Documentation/session.rst.
+//! queues, the end of a connection that could not be made, timers, and reconnecting. Each of them
+//! can be used without the others. See Documentation/session.rst.
 
 mod credits;
 mod end;

@@ -59,8 +59,8 @@ impl RefCount {
     }
 
     /// Drops a reference. Returns `true` if it was the last one of a count that was killed: the
-    /// caller then wakes the waiter, and must not touch anything else. Acquire and release: all that
-    /// was done with any reference happens before the waiter is woken.
+    /// caller then wakes the waiter, and must not touch anything else. Acquire and release: all
+    /// that was done with any reference happens before the waiter is woken.
     #[inline]
     #[must_use]
     pub(crate) fn put(&self) -> bool {
@@ -114,8 +114,8 @@ impl PollLock {
     }
 }
 
-/// The places of a ring that one thread at a time fills and one at a time empties, and the references
-/// to it.
+/// The places of a ring that one thread at a time fills and one at a time empties, and the
+/// references to it.
 ///
 /// # Invariants
 ///
@@ -140,8 +140,8 @@ impl Spsc {
         }
     }
 
-    /// Returns the next place that is not in use, of `places`, for the producer. Acquire: the consumer
-    /// has left it.
+    /// Returns the next place that is not in use, of `places`, for the producer. Acquire: the
+    /// consumer has left it.
     #[inline]
     pub(crate) fn next(&self, places: u32) -> Option<u32> {
         let next = self.next.load(Ordering::Relaxed);
@@ -230,8 +230,8 @@ impl Empties {
         Self(AtomicUsize::new(usize::MAX))
     }
 
-    /// Counts a poll that has found nothing, for the holder of the poll lock, which polls again after
-    /// this for all.
+    /// Counts a poll that has found nothing, for the holder of the poll lock, which polls again
+    /// after this for all.
     #[inline]
     pub(crate) fn found(&self) {
         // INVARIANT: Callers poll the CQ, and do not find it empty so often.
@@ -248,8 +248,8 @@ impl Empties {
         }
     }
 
-    /// Returns whether the CQ was found empty since the mark: what its poller handles has come after
-    /// that. `true` if callers do not poll it.
+    /// Returns whether the CQ was found empty since the mark: what its poller handles has come
+    /// after that. `true` if callers do not poll it.
     #[inline]
     pub(crate) fn since(&self, mark: usize) -> bool {
         self.0.load(Ordering::Relaxed) > mark

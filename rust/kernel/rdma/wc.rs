@@ -159,8 +159,8 @@ pub(crate) fn core_array(cq: &bindings::ib_cq) -> *const Wc {
 pub struct Success<'a>(&'a bindings::ib_wc);
 
 impl<'a> Success<'a> {
-    /// Returns the completion, which [`Qp::repost_recv`](crate::qp::Qp::repost_recv) and its siblings
-    /// take.
+    /// Returns the completion, which [`Qp::repost_recv`](crate::qp::Qp::repost_recv) and its
+    /// siblings take.
     ///
     /// # Examples
     ///

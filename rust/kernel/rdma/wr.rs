@@ -174,8 +174,8 @@ impl QpId {
 ///
 /// # Invariants
 ///
-/// `raw` is valid, of the PD `pd`, and no other QP has or had this number. `recv_cq` is the CQ of its
-/// receives, and is valid. `iwarp` says whether its device is one of iWARP.
+/// `raw` is valid, of the PD `pd`, and no other QP has or had this number. `recv_cq` is the CQ of
+/// its receives, and is valid. `iwarp` says whether its device is one of iWARP.
 pub struct PostTarget {
     pub(crate) raw: NonNull<bindings::ib_qp>,
     recv_cq: NonNull<cq::Inner>,

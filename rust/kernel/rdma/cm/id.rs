@@ -866,7 +866,8 @@ impl State {
         }
         if let Some(device) = self.device.as_ref() {
             // SAFETY: The device is registered by the invariant of `device::Inner`, and the id is
-            // alive by the invariant of `RawId`. The port of an id does not change once it has a device.
+            // alive by the invariant of `RawId`. The port of an id does not change once it has a
+            // device.
             unsafe {
                 mad::flush_timeouts(device.as_raw(), (*self.raw.as_ptr()).port_num, cx);
             }

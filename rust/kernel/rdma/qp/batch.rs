@@ -120,8 +120,8 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
     }
 
     /// Posts a chain that `make` makes of what `owner` has, and whose last request completes to the
-    /// callback that `start` returns. Others may use the owner from `start` on, which is called when
-    /// the chain is made. So what was prepared is not taken back if the driver refuses it.
+    /// callback that `start` returns. Others may use the owner from `start` on, which is called
+    /// when the chain is made. So what was prepared is not taken back if the driver refuses it.
     ///
     /// # Safety
     ///

@@ -220,7 +220,8 @@ impl<const LINKS: usize, const SGES: usize> Links<LINKS, SGES> {
         self.for_each_registration(from, |registration| unsafe { registration.abort() });
     }
 
-    /// Marks the shared regions registered, under the lock, which is held until the chain is posted.
+    /// Marks the shared regions registered, under the lock, which is held until the chain is
+    /// posted.
     ///
     /// # Safety
     ///

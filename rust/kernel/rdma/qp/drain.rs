@@ -374,7 +374,8 @@ fn poll(cq: &cq::Inner) -> bool {
     if !cq.is_caller_polled() {
         return false;
     }
-    // Otherwise the holder of the lock polls. What fails here fails the drain when its time is over.
+    // Otherwise the holder of the lock polls. What fails here fails the drain when its time is
+    // over.
     if let Some(guard) = cq.try_lock() {
         let _ = cq.process_locked(guard, BUDGET, |it| it.dispatch());
     }

@@ -352,8 +352,8 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
         if at_poller(qp) {
             let qp = Arc::as_ptr(qp);
             // SAFETY: `post` gives the owner back, or posts it to a CQ whose next completion is
-            // dispatched after the caller has returned, as the caller promises. Until then the owner
-            // is there, and with it the QP.
+            // dispatched after the caller has returned, as the caller promises. Until then the
+            // owner is there, and with it the QP.
             return post(unsafe { &*qp }, owner);
         }
         let output = Self::post_counted(qp.clone(), owner, post)?;

@@ -28,9 +28,9 @@ use kernel::prelude::*;
 /// The owners of sends that were posted, in the order of the send queue, of which one in a few is
 /// signaled. Its completion gives back all owners up to its own, each to its handler.
 ///
-/// A completion for each request is a good part of what a request costs. In C a ULP that signals one
-/// in a few counts them (`sig_count`), and may use the memory of the others again when a reply has
-/// come, which is before the device has done with it. Here it waits for the next signaled one.
+/// A completion for each request is a good part of what a request costs. In C a ULP that signals
+/// one in a few counts them (`sig_count`), and may use the memory of the others again when a reply
+/// has come, which is before the device has done with it. Here it waits for the next signaled one.
 ///
 /// Posting needs the ring for itself, so that its order is that of the queue: a ULP whose threads
 /// share the queue has a lock for that. There is none here, nor an atomic operation for a request
@@ -114,8 +114,8 @@ struct Entry<P> {
 /// - `cqe` has the callback for this type.
 /// - `entries` has a power of two.
 /// - The entries in use, by `places`, are initialised. The producer, which has the handle
-///   exclusively, uses the others; a handler of the CQ of `poller`, of which one runs at a time, uses
-///   these, or the producer once the QP was drained.
+///   exclusively, uses the others; a handler of the CQ of `poller`, of which one runs at a time,
+///   uses these, or the producer once the QP was drained.
 #[repr(C)]
 struct Ring<P: CqePointer<ID>, const ID: u64> {
     /// The first field, to get back from it.
@@ -146,8 +146,8 @@ impl<P: CqePointer<ID>, const ID: u64> Ring<P, ID> {
     /// reference.
     unsafe fn pop(&self) -> Option<Entry<P>> {
         let n = self.places.first()?;
-        // SAFETY: The entry is in use, so it is initialised, and the caller may use it. It is not in
-        // use after this.
+        // SAFETY: The entry is in use, so it is initialised, and the caller may use it. It is not
+        // in use after this.
         let entry = unsafe { self.entry(n).read() };
         self.places.release();
         Some(entry)
@@ -197,8 +197,8 @@ unsafe extern "C" fn done<P: CqePointer<ID>, const ID: u64>(
         let mut completed = 1 + this.places.take_missed();
         // SAFETY: This is a handler of the CQ, which run one after the other.
         while let Some(Entry { owner, signaled }) = unsafe { this.pop() } {
-            // SAFETY: Posting checked that the completion queue, which the core passes, is polled in
-            // a context that provides this one.
+            // SAFETY: Posting checked that the completion queue, which the core passes, is polled
+            // in a context that provides this one.
             let cx = unsafe { <P::Target as CqeHandler<ID>>::Needs::of_completion(cq, wc) };
             P::Target::done(owner, wc, &cx);
             completed -= u32::from(signaled);
@@ -274,9 +274,10 @@ impl<P: CqePointer<ID>, const ID: u64> SendRing<P, ID> {
     /// The owner's handler is called after the next signaled one has completed, and gets that
     /// completion. If one before it has failed, that has failed, too.
     ///
-    /// Any context. Fails as [`Qp::post_chain`]; gives the owner back also with `EAGAIN` if the ring
-    /// is full, and with `EINVAL` if it is of another QP or was reclaimed. Requests that were posted before one that
-    /// the driver has refused keep the owner, which comes back with the next.
+    /// Any context. Fails as [`Qp::post_chain`]; gives the owner back also with `EAGAIN` if the
+    /// ring is full, and with `EINVAL` if it is of another QP or was reclaimed. Requests that were
+    /// posted before one that the driver has refused keep the owner, which comes back with the
+    /// next.
     #[inline]
     pub fn post<S, R, const LINKS: usize, const SGES: usize>(
         &mut self,
@@ -317,8 +318,9 @@ impl<P: CqePointer<ID>, const ID: u64> SendRing<P, ID> {
             debug::activate(cqe, core::any::type_name::<P::Target>());
             cqe
         });
-        // SAFETY: The owner stays where it is until a signaled request behind this one has completed,
-        // or until the QP was drained. The callback is that of the ring, which the request keeps.
+        // SAFETY: The owner stays where it is until a signaled request behind this one has
+        // completed, or until the QP was drained. The callback is that of the ring, which the
+        // request keeps.
         match unsafe { links.post(target, lock, tail) } {
             Ok(()) if signaled => (self.unsignaled, self.reads) = (0, false),
             Ok(()) => (self.unsignaled, self.reads) = (self.unsignaled + 1, reads),
@@ -375,8 +377,9 @@ impl<P: CqePointer<ID>, const ID: u64> SendRing<P, ID> {
         PostError::in_part(owner, posted.unwrap_or(0) as u32, error)
     }
 
-    /// Drains the QP, and calls `back` with each owner that is left in the ring, in the order of the
-    /// queue. Nothing is posted by the ring after this. Fails as [`Qp::drain`], and with `EINVAL` if the ring is of another QP.
+    /// Drains the QP, and calls `back` with each owner that is left in the ring, in the order of
+    /// the queue. Nothing is posted by the ring after this. Fails as [`Qp::drain`], and with
+    /// `EINVAL` if the ring is of another QP.
     pub fn reclaim<S: PollContext, R: PollContext>(
         &mut self,
         qp: &Qp<S, R>,
@@ -423,8 +426,8 @@ impl<P: CqePointer<ID>, const ID: u64> Drop for Keeper<P, ID> {
         // SAFETY: By the type invariant the ring is valid. The QP is destroyed, so nothing is taken
         // from it any more but by the last reference.
         unsafe { self.0.as_ref() }.poller.forget();
-        // SAFETY: By the type invariant this counts; it is not used after this. No request uses what
-        // the owners have.
+        // SAFETY: By the type invariant this counts; it is not used after this. No request uses
+        // what the owners have.
         unsafe { Ring::put(self.0) };
     }
 }

@@ -97,8 +97,8 @@ impl Default for Activity {
 
 /// A function that is called again and again, from a work item that sleeps in between.
 ///
-/// One is enough for all connections of a ULP. It ends when this is dropped, and unloading waits for
-/// that. What the function has is kept until then.
+/// One is enough for all connections of a ULP. It ends when this is dropped, and unloading waits
+/// for that. What the function has is kept until then.
 pub struct Ticker(Arc<Stop>);
 
 impl Ticker {

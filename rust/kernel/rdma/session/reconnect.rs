@@ -44,8 +44,8 @@ impl Backoff {
 
 /// Attempts to connect again, from a work item, until one is successful.
 ///
-/// It is cancelled when it is dropped. A ULP that is a [`Connector`] and has its `Reconnect` is kept
-/// by it until it has ended: cancel it where the ULP ends, and in
+/// It is cancelled when it is dropped. A ULP that is a [`Connector`] and has its `Reconnect` is
+/// kept by it until it has ended: cancel it where the ULP ends, and in
 /// [`DeviceData::remove`](crate::client::DeviceData::remove). Unloading waits for it.
 ///
 /// # Examples
@@ -90,7 +90,8 @@ impl Backoff {
 pub struct Reconnect(Arc<Stop>);
 
 impl Reconnect {
-    /// Begins with the first delay. Any context that may allocate with `flags`. Fails with `ENOMEM`.
+    /// Begins with the first delay. Any context that may allocate with `flags`. Fails with
+    /// `ENOMEM`.
     pub fn start<T: Connector>(
         client: &ClientRef,
         connector: Arc<T>,

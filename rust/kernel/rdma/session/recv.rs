@@ -163,8 +163,8 @@ impl<T: RecvHandler> Recv<T> {
     }
 }
 
-/// Tells the connection that a receive has failed. Not inlined, so that nothing is saved for it when
-/// a message has come.
+/// Tells the connection that a receive has failed. Not inlined, so that nothing is saved for it
+/// when a message has come.
 #[cold]
 #[inline(never)]
 fn failed<T: RecvHandler>(recv: Pin<KBox<Recv<T>>>, error: WcError) {

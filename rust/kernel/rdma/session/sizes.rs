@@ -46,8 +46,8 @@ pub struct Load {
     pub sends: u32,
     /// The number of transfers by `rdma_rw` of each request.
     pub transfers: u32,
-    /// The number of pages of a transfer. Without an MR, which `rdma_rw` takes for few of them, that
-    /// takes a work request for each [`Load::send_sge`] pages.
+    /// The number of pages of a transfer. Without an MR, which `rdma_rw` takes for few of them,
+    /// that takes a work request for each [`Load::send_sge`] pages.
     pub pages: u32,
     /// The number of work requests on the send queue that belong to no request.
     pub other_sends: u32,

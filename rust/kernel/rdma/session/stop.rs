@@ -47,8 +47,8 @@ impl Stop {
         Arc::pin_init(init, flags)
     }
 
-    /// Calls `f` from a work item of the client, which ends it soon after [`Stop::stop`]. Fails with
-    /// `ENOMEM`.
+    /// Calls `f` from a work item of the client, which ends it soon after [`Stop::stop`]. Fails
+    /// with `ENOMEM`.
     pub(super) fn spawn(
         client: &ClientRef,
         flags: kernel::alloc::Flags,

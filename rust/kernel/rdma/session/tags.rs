@@ -181,7 +181,8 @@ impl TagId {
 /// # Invariants
 ///
 /// `table` is the table that this is part of, as number `index`, of which `bit` of `word` says
-/// whether it is free. The parts are used as `state` says: `request` by references until all is home.
+/// whether it is free. The parts are used as `state` says: `request` by references until all is
+/// home.
 struct Slot<X: Exchange> {
     cqe: Cqe<Self>,
     inv_cqe: Cqe<Self, INV>,
@@ -453,8 +454,8 @@ impl<X: Exchange> Table<X> {
     /// The caller has the handle, and does not use it any more.
     unsafe fn put_handle(this: NonNull<Self>) {
         let ended = {
-            // SAFETY: The caller has a handle. If it is the last one, the table is freed by one that
-            // holds the lock after this.
+            // SAFETY: The caller has a handle. If it is the last one, the table is freed by one
+            // that holds the lock after this.
             let table = unsafe { this.as_ref() };
             if !table.handles.put() {
                 return;
@@ -605,7 +606,8 @@ impl<X: Exchange> Drop for Tag<X> {
     fn drop(&mut self) {
         let slot = self.slot();
         let (table, bit) = (slot.table, slot.bit);
-        // SAFETY: By its invariant the word is that of the tag, which is held, so the table is there.
+        // SAFETY: By its invariant the word is that of the tag, which is held, so the table is
+        // there.
         let word = unsafe { slot.word.as_ref() };
         if !word.put(bit) {
             // SAFETY: The tag is held, and is not used after this.
@@ -666,8 +668,8 @@ impl<X: Exchange> Reply<'_, X> {
         // INVARIANT: The reply is being handled by this, as `self` is forgotten.
         let handling = Handling(core::mem::ManuallyDrop::new(self).0);
         qp.post_send(handling, |slot| {
-            // SAFETY: The reply is being handled, in a handler of the CQ, so this is the only thread
-            // that uses the request.
+            // SAFETY: The reply is being handled, in a handler of the CQ, so this is the only
+            // thread that uses the request.
             wr(unsafe { &*slot.request.get() })
         })
         .map_err(|e| {
@@ -708,8 +710,8 @@ impl<X: Exchange> Drop for Reply<'_, X> {
 
 /// The exchanges of a QP, and their tags.
 ///
-/// The memory is there until this is dropped, the QP is destroyed and the last tag is free. When the
-/// QP is destroyed, from a work item or not, the exchanges that are out end; those of which a
+/// The memory is there until this is dropped, the QP is destroyed and the last tag is free. When
+/// the QP is destroyed, from a work item or not, the exchanges that are out end; those of which a
 /// completion is in a [`WcArray`] do when that is dispatched.
 ///
 /// # Invariants
@@ -719,7 +721,8 @@ pub struct Tags<X: Exchange>(NonNull<Table<X>>);
 
 // SAFETY: The parts are used by one thread at a time, and are `Send`.
 unsafe impl<X: Exchange> Send for Tags<X> {}
-// SAFETY: A tag is taken by one thread. The rest is used by handlers of one CQ, one after the other.
+// SAFETY: A tag is taken by one thread. The rest is used by handlers of one CQ, one after the
+// other.
 unsafe impl<X: Exchange> Sync for Tags<X> {}
 
 impl<X: Exchange> Tags<X> {
@@ -890,7 +893,8 @@ impl<X: Exchange> Tags<X> {
 
     /// Closes the table, if it is not, with `ENOTCONN`, drains the QP, and ends the exchanges that
     /// are out, but for those that [`Tag::post`] leaves to the end of the QP and those of which a
-    /// completion is in a [`WcArray`]. What another thread is posting meanwhile ends in its handler.
+    /// completion is in a [`WcArray`]. What another thread is posting meanwhile ends in its
+    /// handler.
     ///
     /// Fails as [`Qp::drain`], and with `EINVAL` if it is another QP.
     pub fn reclaim<C: PollContext>(&self, qp: &Qp<C>, cx: &Sleepable) -> Result {

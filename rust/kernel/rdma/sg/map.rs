@@ -30,8 +30,8 @@ use kernel::{
 ///
 /// - the table, and all entries that it leads to, stay where they are, also if the owner is moved,
 ///   and nothing else uses them: the first and the last entry of a range are cut meanwhile;
-/// - its first `orig_nents` entries, at least one, which `sg_next` finds and none of which is empty,
-///   are pages that are there, and neither freed nor given to anybody else;
+/// - its first `orig_nents` entries, at least one, which `sg_next` finds and none of which is
+///   empty, are pages that are there, and neither freed nor given to anybody else;
 /// - nobody reads them by reference if the device writes (all directions but
 ///   [`ToDevice`](crate::dma::ToDevice)), and nobody writes them by reference.
 ///
@@ -263,7 +263,8 @@ impl AnyOwner {
 
 impl Drop for AnyOwner {
     fn drop(&mut self) {
-        // SAFETY: By the type invariant it is a value that the function drops; it is not used again.
+        // SAFETY: By the type invariant it is a value that the function drops; it is not used
+        // again.
         unsafe { (self.drop)(self.bytes.as_mut_ptr().cast()) }
     }
 }

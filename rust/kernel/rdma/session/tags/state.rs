@@ -40,9 +40,9 @@ pub(super) enum Half {
 
 /// The state of an exchange.
 ///
-/// While a half is out, only handlers of one CQ change `now`, which run one after the other, so each
-/// change is a load and a store. What comes home elsewhere is noted in `strays`, and found when the
-/// table is swept: then no handler uses the exchange any more.
+/// While a half is out, only handlers of one CQ change `now`, which run one after the other, so
+/// each change is a load and a store. What comes home elsewhere is noted in `strays`, and found
+/// when the table is swept: then no handler uses the exchange any more.
 ///
 /// # Invariants
 ///
@@ -148,8 +148,8 @@ impl State {
         self.note(PARTLY);
     }
 
-    /// Sets bits of the strays, and returns whether all is home by that, for the caller. Each bit is
-    /// set once, so one call returns `true`.
+    /// Sets bits of the strays, and returns whether all is home by that, for the caller. Each bit
+    /// is set once, so one call returns `true`.
     #[cold]
     fn note(&self, bits: u32) -> bool {
         // AcqRel: what others did with the exchange has happened for the last one.
@@ -189,8 +189,8 @@ impl State {
         taken.is_ok()
     }
 
-    /// As [`State::sweep`], after which nothing is posted and no handler of the CQ runs. What is out
-    /// still is taken by the stray that comes last.
+    /// As [`State::sweep`], after which nothing is posted and no handler of the CQ runs. What is
+    /// out still is taken by the stray that comes last.
     #[cold]
     pub(super) fn last_sweep(&self) -> bool {
         let now = self.now.load(Ordering::Acquire);
