@@ -15,7 +15,7 @@
 //! | `timeout_ms` | a connection ends after that long, or a quarter longer, without a ping |
 //! | `listen`     | 1 starts the server, 0 stops it                                        |
 //! | `connect`    | 1 runs the client; the write returns at its end, with its error        |
-//! | `state`      | `idle`, `listening`, `connecting`, `running`, `done` or `failed`       |
+//! | `state`      | `idle`, `listening`, `running`, `done` or `failed`                      |
 //! | `reason`     | why the last connection ended                                          |
 //! | `stats`      | counters since the last start, one a line                              |
 //!
@@ -24,16 +24,15 @@
 
 use crate::{
     context::Kind,
-    instance::{
-        Instance,
-        State, //
-    },
-    proto::MAX_SIZE, //
+    instance::Instance,
+    proto::MAX_SIZE,
+    run::State, //
 };
 use core::{
     net::{
         IpAddr,
-        Ipv4Addr, //
+        Ipv4Addr,
+        SocketAddr, //
     },
     str::FromStr, //
 };
@@ -51,19 +50,24 @@ use kernel::{
     },
     page::PAGE_SIZE,
     prelude::*,
-    str::Formatter, //
+    str::{
+        kstrtobool_bytes,
+        Formatter, //
+    }, //
 };
 use rdma::{
     client::ClientRef,
-    context::Sleepable,
-    prelude::Arc, //
+    context::{
+        Sleepable,
+        Softirq, //
+    }, //
 };
 
-/// The attributes in configfs.
+/// The attributes that can be changed.
 #[derive(Clone, Copy)]
 pub(crate) struct Config {
-    pub(crate) addr: IpAddr,
-    pub(crate) port: u16,
+    addr: IpAddr,
+    port: u16,
     pub(crate) size: u32,
     pub(crate) count: u32,
     pub(crate) context: Kind,
@@ -78,10 +82,21 @@ impl Default for Config {
             port: 7174,
             size: 64,
             count: 10,
-            context: Kind::Softirq,
+            context: Kind::of::<Softirq>(),
             validate: true,
             timeout_ms: 30_000,
         }
+    }
+}
+
+impl Config {
+    pub(crate) fn is_valid(&self) -> bool {
+        (1..=MAX_SIZE).contains(&self.size) && self.timeout_ms != 0
+    }
+
+    /// Returns the address to listen on or to connect to.
+    pub(crate) fn addr(&self) -> SocketAddr {
+        SocketAddr::new(self.addr, self.port)
     }
 }
 
@@ -94,7 +109,7 @@ pub(crate) fn subsystem(client: ClientRef) -> impl PinInit<Subsystem<Root>, Erro
     let item_type = configfs_attrs! {
         container: Subsystem<Root>,
         data: Root,
-        child: Directory,
+        child: Instance,
         attributes: [],
     };
     Subsystem::new(c"rdma_rping", item_type, Ok(Root { client }))
@@ -102,12 +117,12 @@ pub(crate) fn subsystem(client: ClientRef) -> impl PinInit<Subsystem<Root>, Erro
 
 #[vtable]
 impl GroupOperations for Root {
-    type Child = Directory;
+    type Child = Instance;
 
-    fn make_group(&self, name: &CStr) -> Result<impl PinInit<Group<Directory>, Error>> {
+    fn make_group(&self, name: &CStr) -> Result<impl PinInit<Group<Instance>, Error>> {
         let item_type = configfs_attrs! {
-            container: Group<Directory>,
-            data: Directory,
+            container: Group<Instance>,
+            data: Instance,
             attributes: [
                 addr: 0,
                 port: 1,
@@ -123,32 +138,15 @@ impl GroupOperations for Root {
                 stats: 11,
             ],
         };
-        let instance = Instance::new(&self.client)?;
-        Ok(Group::new(
-            name.try_into()?,
-            item_type,
-            Ok(Directory { instance }),
-        ))
-    }
-}
-
-/// The directory of an instance, which ends with it.
-pub(crate) struct Directory {
-    instance: Arc<Instance>,
-}
-
-impl Drop for Directory {
-    fn drop(&mut self) {
-        // A directory is removed in process context.
-        if let Err(e) = Sleepable::current().and_then(|cx| self.instance.stop(&cx)) {
-            pr_err!("an instance was not stopped: {e:?}\n");
-        }
+        let instance = Instance::new(self.client.clone());
+        Ok(Group::new(name.try_into()?, item_type, instance))
     }
 }
 
 fn show(page: &mut [u8; PAGE_SIZE], value: Arguments<'_>) -> Result<usize> {
     let mut text = Formatter::new(page);
     text.write_fmt(value).map_err(|_| EOVERFLOW)?;
+    text.write_str("\n").map_err(|_| EOVERFLOW)?;
     Ok(text.bytes_written())
 }
 
@@ -157,97 +155,66 @@ fn parse<T: FromStr>(page: &[u8]) -> Result<T> {
     text.trim().parse().map_err(|_| EINVAL)
 }
 
-/// Accepts 0 and 1.
-fn parse_bool(page: &[u8]) -> Result<bool> {
-    match parse::<u8>(page)? {
-        0 => Ok(false),
-        1 => Ok(true),
-        _ => Err(EINVAL),
-    }
-}
-
 /// Implements a file: how its value is shown and, unless it is read-only, what is written to it.
 macro_rules! attribute {
-    ($id:literal, |$instance:ident| $show:expr $(, |$self:ident, $page:ident| $store:expr)?) => {
+    ($id:literal, |$shown:ident| $show:expr $(, |$instance:ident, $page:ident| $store:expr)?) => {
         #[vtable]
-        impl AttributeOperations<$id> for Directory {
+        impl AttributeOperations<$id> for Instance {
             type Data = Self;
 
-            fn show(this: &Self, page: &mut [u8; PAGE_SIZE]) -> Result<usize> {
-                let $instance = &this.instance;
+            fn show($shown: &Self, page: &mut [u8; PAGE_SIZE]) -> Result<usize> {
                 show(page, $show)
             }
 
-            $(fn store(this: &Self, $page: &[u8]) -> Result {
-                let $self = &this.instance;
+            $(fn store($instance: &Self, $page: &[u8]) -> Result {
                 $store
             })?
         }
     };
 }
 
-attribute!(0, |i| fmt!("{:?}\n", i.config().addr), |i, page| {
-    let addr = parse(page)?;
-    i.configure(|config| config.addr = addr)
-});
-attribute!(1, |i| fmt!("{}\n", i.config().port), |i, page| {
-    let port = parse(page)?;
-    i.configure(|config| config.port = port)
-});
-attribute!(2, |i| fmt!("{}\n", i.config().size), |i, page| {
-    let size = parse(page)?;
-    if !(1..=MAX_SIZE).contains(&size) {
-        return Err(EINVAL);
-    }
-    i.configure(|config| config.size = size)
-});
-attribute!(3, |i| fmt!("{}\n", i.config().count), |i, page| {
-    let count = parse(page)?;
-    i.configure(|config| config.count = count)
-});
-attribute!(4, |i| fmt!("{}\n", i.config().context.name()), |i, page| {
-    let context = parse(page)?;
-    i.configure(|config| config.context = context)
-});
-attribute!(
+/// Implements the file of a field of [`Config`], with the function that takes what is written.
+macro_rules! setting {
+    ($id:literal, |$instance:ident| $show:expr, $field:ident = $parse:expr) => {
+        attribute!($id, |$instance| $show, |$instance, page| {
+            let value = $parse(page)?;
+            $instance.configure(|config| config.$field = value)
+        });
+    };
+}
+
+setting!(0, |i| fmt!("{:?}", i.config().addr), addr = parse);
+setting!(1, |i| fmt!("{}", i.config().port), port = parse);
+setting!(2, |i| fmt!("{}", i.config().size), size = parse);
+setting!(3, |i| fmt!("{}", i.config().count), count = parse);
+setting!(4, |i| fmt!("{}", i.config().context), context = parse);
+setting!(
     5,
-    |i| fmt!("{}\n", u8::from(i.config().validate)),
-    |i, page| {
-        let validate = parse_bool(page)?;
-        i.configure(|config| config.validate = validate)
-    }
+    |i| fmt!("{}", u8::from(i.config().validate)),
+    validate = kstrtobool_bytes
 );
-attribute!(6, |i| fmt!("{}\n", i.config().timeout_ms), |i, page| {
-    let timeout_ms = parse(page)?;
-    if timeout_ms == 0 {
-        return Err(EINVAL);
+setting!(6, |i| fmt!("{}", i.config().timeout_ms), timeout_ms = parse);
+
+/// Starts an instance, or stops it.
+fn switch(instance: &Instance, page: &[u8], start: fn(&Instance, &Sleepable) -> Result) -> Result {
+    let cx = Sleepable::current()?;
+    if kstrtobool_bytes(page)? {
+        start(instance, &cx)
+    } else {
+        instance.stop(&cx)
     }
-    i.configure(|config| config.timeout_ms = timeout_ms)
-});
+}
+
 attribute!(
     7,
-    |i| fmt!("{}\n", u8::from(i.state() == State::Listening)),
-    |i, page| {
-        let cx = Sleepable::current()?;
-        if parse_bool(page)? {
-            i.listen(&cx)
-        } else {
-            i.stop(&cx)
-        }
-    }
+    |instance| fmt!("{}", u8::from(instance.run().state() == State::Listening)),
+    |instance, page| switch(instance, page, Instance::listen)
 );
 attribute!(
     8,
-    |i| fmt!("{}\n", u8::from(i.state() == State::Running)),
-    |i, page| {
-        let cx = Sleepable::current()?;
-        if parse_bool(page)? {
-            i.connect(&cx)
-        } else {
-            i.stop(&cx)
-        }
-    }
+    |instance| fmt!("{}", u8::from(instance.run().state() == State::Running)),
+    |instance, page| switch(instance, page, Instance::connect)
 );
-attribute!(9, |i| fmt!("{}\n", i.state().name()));
-attribute!(10, |i| fmt!("{}\n", i.reason()));
-attribute!(11, |i| fmt!("{}", i.stats));
+attribute!(9, |instance| fmt!("{}", instance.run().state().name()));
+attribute!(10, |instance| fmt!("{}", instance.run().reason()));
+attribute!(11, |instance| fmt!("{}", instance.run().stats));

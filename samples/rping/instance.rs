@@ -5,188 +5,114 @@
 use crate::{
     client,
     config::Config,
-    connections::Connections,
-    reason::{
-        Last,
-        Reason, //
+    reason::Reason,
+    run::{
+        Run,
+        State, //
     },
-    server::Server,
-    stats::Stats, //
+    server::Server, //
 };
-use core::net::SocketAddr;
 use kernel::{
     new_mutex,
-    new_spinlock_irq,
     prelude::*,
-    sync::{
-        Mutex,
-        SpinLockIrq, //
-    }, //
+    sync::Mutex, //
 };
 use rdma::{
     client::ClientRef,
     cm::Listener,
     context::Sleepable,
-    prelude::Arc, //
+    prelude::Arc,
+    session::Ticker, //
 };
 
 /// The number of connections that may wait for their peers to confirm them.
 const BACKLOG: u32 = 64;
 
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum State {
-    Idle,
-    Listening,
-    Connecting,
-    Running,
-    Done,
-    Failed,
-}
-
-impl State {
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Self::Idle => "idle",
-            Self::Listening => "listening",
-            Self::Connecting => "connecting",
-            Self::Running => "running",
-            Self::Done => "done",
-            Self::Failed => "failed",
-        }
-    }
-
-    fn is_busy(self) -> bool {
-        matches!(self, Self::Listening | Self::Connecting | Self::Running)
-    }
-}
-
 /// A server or a client.
-#[pin_data]
+#[pin_data(PinnedDrop)]
 pub(crate) struct Instance {
-    pub(crate) client: ClientRef,
+    client: ClientRef,
+    /// The configuration of the next run, and the last run.
     #[pin]
-    pub(crate) connections: Connections,
-    pub(crate) stats: Stats,
+    last: Mutex<(Config, Arc<Run>)>,
+    /// What a server has. Locked while that is made or destroyed; so the listener's own callbacks
+    /// must not lock it.
     #[pin]
-    config: Mutex<(Config, State)>,
-    /// Why the last connection ended. Connections end in any context.
-    #[pin]
-    reason: SpinLockIrq<Option<Reason>>,
-    /// The server's listener. Locked while one is made or destroyed; so its own callbacks must not
-    /// lock it.
-    #[pin]
-    listener: Mutex<Option<Listener>>,
+    server: Mutex<Option<(Listener, Ticker)>>,
 }
 
 impl Instance {
-    pub(crate) fn new(client: &ClientRef) -> Result<Arc<Self>> {
-        let init = pin_init!(Self {
-            client: client.clone(),
-            connections <- Connections::new(),
-            stats: Stats::new(),
-            config <- new_mutex!((Config::default(), State::Idle)),
-            reason <- new_spinlock_irq!(None),
-            listener <- new_mutex!(None),
-        });
-        Arc::pin_init(init, GFP_KERNEL)
+    pub(crate) fn new(client: ClientRef) -> impl PinInit<Self, Error> {
+        let config = Config::default();
+        try_pin_init!(Self {
+            last <- new_mutex!((config, Run::new(&client, config, State::Idle)?)),
+            client,
+            server <- new_mutex!(None),
+        })
     }
 
     pub(crate) fn config(&self) -> Config {
-        self.config.lock().0
+        self.last.lock().0
     }
 
-    /// Changes the configuration.
-    ///
-    /// # Errors
-    ///
-    /// `EBUSY` while the instance runs.
+    /// Returns the last run.
+    pub(crate) fn run(&self) -> Arc<Run> {
+        self.last.lock().1.clone()
+    }
+
+    /// Changes the configuration. Fails with `EBUSY` while the instance runs, with `EINVAL` if it
+    /// cannot be so.
     pub(crate) fn configure(&self, change: impl FnOnce(&mut Config)) -> Result {
-        let (config, state) = &mut *self.config.lock();
-        if state.is_busy() {
+        let (config, run) = &mut *self.last.lock();
+        if run.state().is_busy() {
             return Err(EBUSY);
         }
-        change(config);
+        let mut new = *config;
+        change(&mut new);
+        if !new.is_valid() {
+            return Err(EINVAL);
+        }
+        *config = new;
         Ok(())
     }
 
-    pub(crate) fn state(&self) -> State {
-        self.config.lock().1
-    }
-
-    fn set_state(&self, state: State) {
-        self.config.lock().1 = state;
-    }
-
-    /// The client has its connection.
-    pub(crate) fn connected(&self) {
-        self.stats.connection();
-        self.set_state(State::Running);
-    }
-
-    pub(crate) fn reason(&self) -> Last {
-        Last(*self.reason.lock())
-    }
-
-    /// Notes why a connection ended. Any context.
-    pub(crate) fn set_reason(&self, reason: Reason) {
-        if reason.is_error() {
-            self.stats.error();
-        }
-        *self.reason.lock() = Some(reason);
-    }
-
-    /// Leaves a state in which the configuration may change, for `state`.
-    fn start(&self, state: State) -> Result<Config> {
-        let (config, now) = &mut *self.config.lock();
-        if now.is_busy() {
+    /// Begins a run. Fails with `EBUSY` while there is one.
+    fn start(&self, state: State) -> Result<Arc<Run>> {
+        let (config, run) = &mut *self.last.lock();
+        if run.state().is_busy() {
             return Err(EBUSY);
         }
-        *now = state;
-        self.stats.reset();
-        *self.reason.lock() = None;
-        Ok(*config)
+        *run = Run::new(&self.client, *config, state)?;
+        Ok(run.clone())
     }
 
     /// Starts the server.
-    pub(crate) fn listen(self: &Arc<Self>, cx: &Sleepable) -> Result {
-        let mut listener = self.listener.lock();
-        let config = self.start(State::Listening)?;
-        let addr = SocketAddr::new(config.addr, config.port);
-        let server = Server {
-            instance: self.clone(),
-            config,
+    pub(crate) fn listen(&self, cx: &Sleepable) -> Result {
+        let mut server = self.server.lock();
+        let run = self.start(State::Listening)?;
+        let listen = || {
+            let accept = Arc::new(Server(run.clone()), GFP_KERNEL)?;
+            let listener = Listener::new(&run.client, run.config.addr(), BACKLOG, accept, cx)?;
+            Ok((listener, run.watch()?))
         };
-        let listening = Arc::new(server, GFP_KERNEL)
-            .map_err(Error::from)
-            .and_then(|server| Listener::new(&self.client, addr, BACKLOG, server, cx))
-            .inspect_err(|e| {
-                self.set_reason((*e).into());
-                self.set_state(State::Failed);
-            })?;
+        let listening = listen().inspect_err(|e: &Error| {
+            run.set_reason((*e).into());
+            run.set_state(State::Failed);
+        })?;
         // One that was left over has stopped by itself.
-        *listener = Some(listening);
+        *server = Some(listening);
         Ok(())
     }
 
-    /// The device that the server listened on is gone.
-    pub(crate) fn listener_stopped(&self) {
-        self.set_reason(Reason::DeviceRemoved);
-        let (_, state) = &mut *self.config.lock();
-        if *state == State::Listening {
-            *state = State::Failed;
-        }
-    }
-
     /// Runs the client to its end.
-    pub(crate) fn connect(self: &Arc<Self>, cx: &Sleepable) -> Result {
-        let config = self.start(State::Connecting)?;
-        let reason = client::run(self, &config, cx);
-        let result = match reason {
+    pub(crate) fn connect(&self, cx: &Sleepable) -> Result {
+        let run = self.start(State::Running)?;
+        let result = match client::run(&run, cx) {
             // There was no other end to wait for.
-            Reason::Stopped if config.count == 0 => Ok(()),
+            Reason::Stopped if run.config.count == 0 => Ok(()),
             reason => reason.into(),
         };
-        self.set_state(match result {
+        run.set_state(match result {
             Ok(()) => State::Done,
             Err(_) => State::Failed,
         });
@@ -195,12 +121,23 @@ impl Instance {
 
     /// Stops the server or the client. The writer who runs the client says what its state is then.
     pub(crate) fn stop(&self, cx: &Sleepable) -> Result {
-        let mut listener = self.listener.lock();
-        let stopped = listener.take().map_or(Ok(()), |l| l.destroy(cx));
-        self.connections.stop(cx);
-        if self.state() == State::Listening {
-            self.set_state(State::Idle);
+        let mut server = self.server.lock();
+        let stopped = server.take().map_or(Ok(()), |(l, _)| l.destroy(cx));
+        let run = self.run();
+        run.stop(cx);
+        if run.state() == State::Listening {
+            run.set_state(State::Idle);
         }
         stopped
+    }
+}
+
+#[pinned_drop]
+impl PinnedDrop for Instance {
+    fn drop(self: Pin<&mut Self>) {
+        // A directory is removed in process context.
+        if let Err(e) = Sleepable::current().and_then(|cx| self.stop(&cx)) {
+            pr_err!("an instance was not stopped: {e:?}\n");
+        }
     }
 }

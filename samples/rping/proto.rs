@@ -18,6 +18,10 @@ pub(crate) const MESSAGE_LEN: usize = size_of::<RdmaInfo>();
 /// The most bytes that a ping may have.
 pub(crate) const MAX_SIZE: u32 = 64 * 1024;
 
+/// The characters of a ping, from `A` to `z`.
+const FIRST: u8 = b'A';
+const CHARACTERS: usize = (b'z' - FIRST + 1) as usize;
+
 /// `struct rping_rdma_info`.
 #[derive(FromBytes, IntoBytes, Immutable)]
 #[repr(C)]
@@ -57,74 +61,18 @@ impl Advertisement {
     }
 }
 
-/// The data of one ping: a head with its number, then the characters from `A` to `z` over and over,
-/// beginning one later than in the ping before, and a zero at the end.
-pub(crate) struct Pattern {
-    head: [u8; 32],
-    head_len: usize,
-    first: u8,
-}
+/// Returns the `len` bytes of a ping: a head with its number, then the characters over and
+/// over, beginning one later than in the ping before, and a zero at the end.
+pub(crate) fn pattern(ping: u32, len: usize) -> impl Iterator<Item = u8> {
+    let mut head = [0; 32];
+    let mut text = Formatter::new(&mut head);
+    // It fits: a number has ten digits at the most.
+    let _ = text.write_fmt(fmt!("rdma-ping-{ping}: "));
+    let head_len = text.bytes_written();
 
-impl Pattern {
-    const FIRST: u8 = b'A';
-    const LAST: u8 = b'z';
-
-    pub(crate) fn new(ping: u32) -> Self {
-        let mut head = [0; 32];
-        let mut text = Formatter::new(&mut head);
-        // It fits: a number has ten digits at the most.
-        let _ = text.write_fmt(fmt!("rdma-ping-{ping}: "));
-        let head_len = text.bytes_written();
-        let turn = ping % u32::from(Self::LAST - Self::FIRST + 1);
-        Self {
-            head,
-            head_len,
-            first: u8::try_from(turn).map_or(Self::FIRST, |turn| Self::FIRST + turn),
-        }
-    }
-
-    fn after(character: u8) -> u8 {
-        if character == Self::LAST {
-            Self::FIRST
-        } else {
-            character + 1
-        }
-    }
-
-    /// Returns the part of the head that fits into `len` bytes with the zero at the end.
-    fn head(&self, len: usize) -> &[u8] {
-        let len = self.head_len.min(len.saturating_sub(1));
-        self.head.get(..len).unwrap_or(&[])
-    }
-
-    /// Writes the ping to `data`.
-    pub(crate) fn fill(&self, data: &mut [u8]) {
-        let head = self.head(data.len());
-        let (to, rest) = data.split_at_mut(head.len());
-        to.copy_from_slice(head);
-        let mut character = self.first;
-        for byte in rest.iter_mut() {
-            *byte = character;
-            character = Self::after(character);
-        }
-        if let Some(end) = rest.last_mut() {
-            *end = 0;
-        }
-    }
-
-    /// Returns whether `data` is the ping.
-    pub(crate) fn matches(&self, data: &[u8]) -> bool {
-        let head = self.head(data.len());
-        let (begin, rest) = data.split_at(head.len());
-        let Some((end, rest)) = rest.split_last() else {
-            return false;
-        };
-        let mut character = self.first;
-        let same = rest.iter().all(|byte| {
-            let expected = character;
-            character = Self::after(expected);
-            *byte == expected
-        });
-        same && begin == head && *end == 0
-    }
+    (0..len).map(move |at| match head.get(at) {
+        _ if at + 1 == len => 0,
+        Some(&byte) if at < head_len => byte,
+        _ => FIRST + ((ping as usize + at - head_len) % CHARACTERS) as u8,
+    })
 }

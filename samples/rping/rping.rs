@@ -12,10 +12,10 @@
 //!
 //! The files, in the order to read them:
 //!
-//! - `conn.rs` and `control.rs`: what a connection consists of, who owns it, and how it ends.
+//! - `conn.rs`: what a connection consists of, what owns it, and how it ends.
 //! - `server.rs` and `client.rs`: the protocol, as completion handlers.
 //! - `context.rs`: the four polling contexts, from one source.
-//! - `config.rs` and `instance.rs`: control through configfs.
+//! - `run.rs`, `instance.rs` and `config.rs`: all connections, and their control through configfs.
 //!
 //! ```sh
 //! mkdir /sys/kernel/config/rdma_rping/s
@@ -27,14 +27,12 @@
 mod client;
 mod config;
 mod conn;
-mod connections;
 mod context;
-mod control;
 mod instance;
 mod proto;
 mod reason;
+mod run;
 mod server;
-mod stats;
 
 use kernel::{
     configfs::Subsystem,

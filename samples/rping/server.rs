@@ -8,24 +8,25 @@
 //! are the state of the protocol, and neither a lock nor an allocation is needed.
 
 use crate::{
-    config::Config,
     conn::{
         Conn,
-        Message,
-        CAPS, //
+        Message, //
     },
-    control::Control,
-    instance::Instance,
     proto::{
+        pattern,
         Advertisement,
-        Pattern,
         MAX_SIZE,
         MESSAGE_LEN, //
     },
-    reason::Reason, //
+    reason::Reason,
+    run::{
+        Run,
+        State, //
+    }, //
 };
 use kernel::{
     prelude::*,
+    sync::atomic::Relaxed,
     time::{
         Instant,
         Monotonic, //
@@ -34,63 +35,44 @@ use kernel::{
 use rdma::prelude::*;
 
 /// The handler of a listener's events.
-pub(crate) struct Server {
-    pub(crate) instance: Arc<Instance>,
-    pub(crate) config: Config,
-}
+pub(crate) struct Server(pub(crate) Arc<Run>);
 
 impl cm::Accept for Server {
     fn request(&self, request: cm::Request<'_>, cx: &Sleepable) {
         // A request that is dropped is refused.
-        if let Err(reason) = self.take(request, cx) {
-            self.instance.set_reason(reason);
+        if let Err(reason) = self.accept(request, cx) {
+            self.0.set_reason(reason);
         }
     }
 
+    /// The device that the server listened on is gone.
     fn stopped(&self) {
-        self.instance.listener_stopped();
+        self.0.set_reason(ENODEV.into());
+        self.0.set_state(State::Failed);
     }
 }
 
 impl Server {
-    fn take(&self, request: cm::Request<'_>, cx: &Sleepable) -> Result<(), Reason> {
+    fn accept(&self, request: cm::Request<'_>, cx: &Sleepable) -> Result<(), Reason> {
         if request.initiator_depth() == 0 {
-            return Err(Reason::NoRead);
+            return Err(Reason::Protocol("peer allows no RDMA READ"));
         }
-        let responder_resources = request.responder_resources().min(1);
-        let id = request.into_id(cx)?;
-        let control = Control::new(&self.instance, &self.config, id)?;
         let param = cm::ConnParam {
-            responder_resources,
+            responder_resources: request.responder_resources().min(1),
             ..Default::default()
         };
-        accept(&control, &self.config, &param, cx)
-            .inspect_err(|_| self.instance.connections.remove(&control))
+        let conn = Conn::new(&self.0, request.into_id(cx)?, cx)?;
+        let accepted = Ping::new(&conn, cx).and_then(|ping| {
+            ping.receive();
+            conn.id.accept(conn.clone(), &param, cx)?;
+            conn.connected()
+        });
+        if let Err(e) = accepted {
+            conn.end(e.into());
+            conn.shut_down(cx);
+        }
+        Ok(())
     }
-}
-
-/// Makes what a connection needs, and accepts it.
-fn accept(
-    control: &Arc<Control>,
-    config: &Config,
-    param: &cm::ConnParam<'_>,
-    cx: &Sleepable,
-) -> Result<(), Reason> {
-    let dev = control.id.device()?;
-    let pd = Pd::alloc(dev, cx)?;
-    let cq = config.context.alloc_cq(dev, CAPS.entries(), cx)?;
-    let conn = Conn::new(control, &pd, &cq, cx)?;
-    let ping = Ping::new(&conn, &pd, config.validate, cx)?;
-    config.context.serve(cq, control)?;
-    ping.receive();
-    control
-        .id
-        .accept(control.clone(), param, cx)
-        .map_err(Reason::from)
-        // It may have been ended before there was anything to disconnect.
-        .and_then(|()| control.check())
-        .inspect(|()| control.instance.stats.connection())
-        .inspect_err(|reason| conn.shut_down(*reason, cx))
 }
 
 /// The uses of a [`Ping`] as a request.
@@ -108,7 +90,6 @@ struct Ping {
     inbox: Buf<FromDevice>,
     data: Buf<Bidirectional>,
     go_ahead: Arc<Message>,
-    validate: bool,
     /// The number of the ping, from 0 on, and when it began.
     number: u32,
     began: Instant<Monotonic>,
@@ -119,16 +100,15 @@ struct Ping {
 }
 
 impl Ping {
-    fn new(conn: &Arc<Conn>, pd: &Pd, validate: bool, cx: &Sleepable) -> Result<Pin<KBox<Self>>> {
+    fn new(conn: &Arc<Conn>, cx: &Sleepable) -> Result<Pin<KBox<Self>>> {
         let ping = Self {
             recv: Cqe::new(),
             read: Cqe::new(),
             write: Cqe::new(),
             conn: conn.clone(),
-            inbox: Buf::alloc(pd, MESSAGE_LEN, cx)?,
-            data: Buf::alloc(pd, MAX_SIZE as usize, cx)?,
-            go_ahead: Message::new(conn, pd, [0; MESSAGE_LEN], cx)?,
-            validate,
+            inbox: Buf::alloc(&conn.pd, MESSAGE_LEN, cx)?,
+            data: Buf::alloc(&conn.pd, MAX_SIZE as usize, cx)?,
+            go_ahead: Message::new(conn, [0; MESSAGE_LEN], cx)?,
             number: 0,
             began: Instant::now(),
             len: 0,
@@ -140,9 +120,10 @@ impl Ping {
     /// Waits for an advertisement.
     fn receive(self: Pin<KBox<Self>>) {
         let conn = self.conn.clone();
-        conn.posted(conn.qp.post_recv::<_, RECV, _>(self, |ping| {
-            Ok(RecvWr::new([ping.inbox.sge_mut(0..MESSAGE_LEN)?]))
-        }));
+        conn.posted(
+            conn.qp
+                .post_recv::<_, RECV, _>(self, |ping| Ok(RecvWr::new([ping.inbox.whole_mut()]))),
+        );
     }
 
     /// Lets the client go on. Its next message may come at once, so the receive goes first.
@@ -152,13 +133,52 @@ impl Ping {
         message.send();
     }
 
-    /// Checks the advertisement that has come.
-    fn advertised(&mut self, received: usize) -> Result<Advertisement, Reason> {
-        let inbox = self.inbox.cpu();
-        inbox
-            .get(..received)
-            .and_then(Advertisement::parse)
-            .ok_or(Reason::MessageLen(received))
+    /// Takes the advertisement that has come, and posts what it asks for.
+    fn advertised(mut self: Pin<KBox<Self>>, received: usize) -> Result<(), Reason> {
+        let message = self.inbox.cpu();
+        let advertised = message.get(..received).and_then(Advertisement::parse);
+        drop(message);
+        let Advertisement { remote, size } =
+            advertised.ok_or(Reason::Protocol("bad message length"))?;
+        self.remote = remote;
+        let conn = self.conn.clone();
+        if self.len != 0 {
+            // The sink, for what was read.
+            if (size as usize) < self.len {
+                return Err(Reason::Protocol("the sink is too small"));
+            }
+            conn.posted(conn.qp.post_send::<_, _, WRITE, _>(self, |ping| {
+                Ok(SendWr::rdma_write(
+                    [ping.data.sge(0..ping.len)?],
+                    ping.remote,
+                ))
+            }));
+            return Ok(());
+        }
+        if !(1..=MAX_SIZE).contains(&size) {
+            return Err(Reason::Protocol("bad size of the source"));
+        }
+        self.began = conn.ping_begins();
+        self.len = size as usize;
+        conn.posted(conn.qp.post_send::<_, _, READ, _>(self, |ping| {
+            Ok(SendWr::rdma_read(
+                [ping.data.sge_mut(0..ping.len)?],
+                ping.remote,
+            ))
+        }));
+        Ok(())
+    }
+
+    /// Compares what was read.
+    fn validate(&mut self) -> Result<(), Reason> {
+        let data = self.data.cpu();
+        let bytes = data.iter().take(self.len).copied();
+        if !bytes.eq(pattern(self.number, self.len)) {
+            return Err(Reason::Protocol("data mismatch"));
+        }
+        let stats = &self.conn.run.stats;
+        stats.bytes_verified.add(self.len as u64, Relaxed);
+        Ok(())
     }
 }
 
@@ -167,39 +187,12 @@ impl CqeHandler<RECV> for Ping {
     type Pointer = Pin<KBox<Self>>;
     type Needs = Atomic;
 
-    fn done(mut this: Self::Pointer, wc: &Wc, _cx: &Atomic) {
+    fn done(this: Self::Pointer, wc: &Wc, _cx: &Atomic) {
         let conn = this.conn.clone();
         let Some(wc) = conn.completed(wc) else { return };
-        let advertised = match this.advertised(wc.byte_len()) {
-            Ok(advertised) => advertised,
-            Err(reason) => return conn.control.end(reason),
-        };
-        let size = advertised.size;
-        this.remote = advertised.remote;
-        if this.len != 0 {
-            // The sink, for what was read.
-            if (size as usize) < this.len {
-                return conn.control.end(Reason::SinkSize(size));
-            }
-            return conn.posted(conn.qp.post_send::<_, _, WRITE, _>(this, |ping| {
-                Ok(SendWr::rdma_write(
-                    [ping.data.sge(0..ping.len)?],
-                    ping.remote,
-                ))
-            }));
+        if let Err(reason) = this.advertised(wc.byte_len()) {
+            conn.end(reason);
         }
-        if size == 0 || size > MAX_SIZE {
-            return conn.control.end(Reason::Size(size));
-        }
-        conn.control.step();
-        this.began = Instant::now();
-        this.len = size as usize;
-        conn.posted(conn.qp.post_send::<_, _, READ, _>(this, |ping| {
-            Ok(SendWr::rdma_read(
-                [ping.data.sge_mut(0..ping.len)?],
-                ping.remote,
-            ))
-        }));
     }
 }
 
@@ -212,18 +205,10 @@ impl CqeHandler<READ> for Ping {
         if this.conn.completed(wc).is_none() {
             return;
         }
-        let (len, number) = (this.len, this.number);
-        if this.validate {
-            let data = this.data.cpu();
-            if !data
-                .get(..len)
-                .is_some_and(|data| Pattern::new(number).matches(data))
-            {
-                drop(data);
-                return this.conn.control.end(Reason::Mismatch(number));
+        if this.conn.run.config.validate {
+            if let Err(reason) = this.validate() {
+                return this.conn.end(reason);
             }
-            drop(data);
-            this.conn.control.instance.stats.verified(len);
         }
         this.go_ahead();
     }
@@ -238,8 +223,7 @@ impl CqeHandler<WRITE> for Ping {
         if this.conn.completed(wc).is_none() {
             return;
         }
-        this.conn.control.instance.stats.ping(this.began.elapsed());
-        this.conn.control.step();
+        this.conn.ping_ended(this.began);
         this.number = this.number.wrapping_add(1);
         this.len = 0;
         this.go_ahead();
