@@ -8,31 +8,29 @@
 //! |--------------|------------------------------------------------------------------------|
 //! | `addr`       | IPv4 or IPv6 address to listen on or to connect to                     |
 //! | `port`       | its port                                                               |
-//! | `size`       | bytes of a ping (client)                                               |
+//! | `size`       | bytes of a ping (client), up to 65535                                  |
 //! | `count`      | number of pings, 0 for no end (client)                                 |
 //! | `context`    | `direct`, `softirq`, `workqueue` or `unbound_workqueue`                |
 //! | `validate`   | whether to look at the data                                            |
-//! | `timeout_ms` | a connection ends after that long, or a quarter longer, without a ping |
+//! | `timeout_ms` | a connection ends if one step of a ping takes so long                  |
 //! | `listen`     | 1 starts the server, 0 stops it                                        |
 //! | `connect`    | 1 runs the client; the write returns at its end, with its error        |
-//! | `state`      | `idle`, `listening`, `running`, `done` or `failed`                      |
+//! | `state`      | `idle`, `listening`, `running`, `done` or `failed`                     |
 //! | `reason`     | why the last connection ended                                          |
 //! | `stats`      | counters since the last start, one a line                              |
 //!
 //! The first seven can be changed while the instance does not run. `rmdir` stops a server; while a
 //! client runs, `rmdir` waits for its end, as configfs has it wait for every write.
 
-use crate::{
-    context::Kind,
-    instance::Instance,
-    proto::MAX_SIZE,
-    run::State, //
+use crate::instance::{
+    Instance,
+    State, //
 };
 use core::{
-    net::{
-        IpAddr,
-        Ipv4Addr,
-        SocketAddr, //
+    net::Ipv4Addr,
+    num::{
+        NonZeroU16,
+        NonZeroU32, //
     },
     str::FromStr, //
 };
@@ -55,48 +53,66 @@ use kernel::{
         Formatter, //
     }, //
 };
-use rdma::{
-    client::ClientRef,
-    context::{
-        Sleepable,
-        Softirq, //
-    }, //
-};
+use rdma::prelude::*;
+
+/// A polling context, chosen at run time. All handlers of this module are atomic, so they run in
+/// every context, and are compiled once.
+#[derive(Clone, Copy)]
+pub(crate) struct Kind {
+    name: &'static str,
+    /// Allocates a CQ with so many entries.
+    pub(crate) alloc_cq: fn(&Device, u32, &Sleepable) -> Result<Cq<AnyContext>>,
+}
+
+impl Kind {
+    fn of<C: FixedContext>() -> Self {
+        Self {
+            name: C::NAME,
+            alloc_cq: |dev, entries, cx| Ok(Cq::<C>::alloc_any(dev, entries, cx)?.into_any()),
+        }
+    }
+
+    /// Returns whether the connection's thread polls, and not the RDMA core.
+    pub(crate) fn is_direct(&self) -> bool {
+        self.name == Direct::NAME
+    }
+}
+
+impl FromStr for Kind {
+    type Err = Error;
+
+    fn from_str(name: &str) -> Result<Self> {
+        let all = [
+            Self::of::<Direct>(),
+            Self::of::<Softirq>(),
+            Self::of::<Workqueue>(),
+            Self::of::<UnboundWorkqueue>(),
+        ];
+        all.into_iter().find(|kind| kind.name == name).ok_or(EINVAL)
+    }
+}
 
 /// The attributes that can be changed.
 #[derive(Clone, Copy)]
 pub(crate) struct Config {
-    addr: IpAddr,
-    port: u16,
-    pub(crate) size: u32,
+    pub(crate) addr: SocketAddr,
+    pub(crate) size: NonZeroU16,
     pub(crate) count: u32,
     pub(crate) context: Kind,
     pub(crate) validate: bool,
-    pub(crate) timeout_ms: u32,
+    pub(crate) timeout_ms: NonZeroU32,
 }
 
 impl Default for Config {
     fn default() -> Self {
         Self {
-            addr: IpAddr::V4(Ipv4Addr::UNSPECIFIED),
-            port: 7174,
-            size: 64,
+            addr: (Ipv4Addr::UNSPECIFIED, 7174).into(),
+            size: const { NonZeroU16::new(64).unwrap() },
             count: 10,
             context: Kind::of::<Softirq>(),
             validate: true,
-            timeout_ms: 30_000,
+            timeout_ms: const { NonZeroU32::new(30_000).unwrap() },
         }
-    }
-}
-
-impl Config {
-    pub(crate) fn is_valid(&self) -> bool {
-        (1..=MAX_SIZE).contains(&self.size) && self.timeout_ms != 0
-    }
-
-    /// Returns the address to listen on or to connect to.
-    pub(crate) fn addr(&self) -> SocketAddr {
-        SocketAddr::new(self.addr, self.port)
     }
 }
 
@@ -109,7 +125,7 @@ pub(crate) fn subsystem(client: ClientRef) -> impl PinInit<Subsystem<Root>, Erro
     let item_type = configfs_attrs! {
         container: Subsystem<Root>,
         data: Root,
-        child: Instance,
+        child: Directory,
         attributes: [],
     };
     Subsystem::new(c"rdma_rping", item_type, Ok(Root { client }))
@@ -117,12 +133,12 @@ pub(crate) fn subsystem(client: ClientRef) -> impl PinInit<Subsystem<Root>, Erro
 
 #[vtable]
 impl GroupOperations for Root {
-    type Child = Instance;
+    type Child = Directory;
 
-    fn make_group(&self, name: &CStr) -> Result<impl PinInit<Group<Instance>, Error>> {
+    fn make_group(&self, name: &CStr) -> Result<impl PinInit<Group<Directory>, Error>> {
         let item_type = configfs_attrs! {
-            container: Group<Instance>,
-            data: Instance,
+            container: Group<Directory>,
+            data: Directory,
             attributes: [
                 addr: 0,
                 port: 1,
@@ -138,15 +154,26 @@ impl GroupOperations for Root {
                 stats: 11,
             ],
         };
-        let instance = Instance::new(self.client.clone());
-        Ok(Group::new(name.try_into()?, item_type, instance))
+        let directory = Directory(Instance::new(&self.client)?);
+        Ok(Group::new(name.try_into()?, item_type, Ok(directory)))
+    }
+}
+
+/// The directory of an instance, which ends with it.
+pub(crate) struct Directory(Arc<Instance>);
+
+impl Drop for Directory {
+    fn drop(&mut self) {
+        // A directory is removed in process context.
+        if let Err(e) = Sleepable::current().and_then(|cx| self.0.stop(&cx)) {
+            pr_err!("an instance was not stopped: {e:?}\n");
+        }
     }
 }
 
 fn show(page: &mut [u8; PAGE_SIZE], value: Arguments<'_>) -> Result<usize> {
     let mut text = Formatter::new(page);
     text.write_fmt(value).map_err(|_| EOVERFLOW)?;
-    text.write_str("\n").map_err(|_| EOVERFLOW)?;
     Ok(text.bytes_written())
 }
 
@@ -155,66 +182,50 @@ fn parse<T: FromStr>(page: &[u8]) -> Result<T> {
     text.trim().parse().map_err(|_| EINVAL)
 }
 
-/// Implements a file: how its value is shown and, unless it is read-only, what is written to it.
-macro_rules! attribute {
-    ($id:literal, |$shown:ident| $show:expr $(, |$instance:ident, $page:ident| $store:expr)?) => {
-        #[vtable]
-        impl AttributeOperations<$id> for Instance {
-            type Data = Self;
+#[vtable]
+impl<const ID: u64> AttributeOperations<ID> for Directory {
+    type Data = Self;
 
-            fn show($shown: &Self, page: &mut [u8; PAGE_SIZE]) -> Result<usize> {
-                show(page, $show)
-            }
-
-            $(fn store($instance: &Self, $page: &[u8]) -> Result {
-                $store
-            })?
+    fn show(Self(instance): &Self, page: &mut [u8; PAGE_SIZE]) -> Result<usize> {
+        let (config, report) = (instance.config(), instance.report());
+        match ID {
+            0 => show(page, fmt!("{:?}\n", config.addr.ip())),
+            1 => show(page, fmt!("{}\n", config.addr.port())),
+            2 => show(page, fmt!("{}\n", config.size.get())),
+            3 => show(page, fmt!("{}\n", config.count)),
+            4 => show(page, fmt!("{}\n", config.context.name)),
+            5 => show(page, fmt!("{}\n", u8::from(config.validate))),
+            6 => show(page, fmt!("{}\n", config.timeout_ms.get())),
+            7 => show(
+                page,
+                fmt!("{}\n", u8::from(report.state == State::Listening)),
+            ),
+            8 => show(page, fmt!("{}\n", u8::from(report.state == State::Running))),
+            9 => show(page, fmt!("{}\n", report.state.name())),
+            10 => show(page, fmt!("{}\n", report.reason)),
+            _ => show(page, fmt!("{report}")),
         }
-    };
-}
+    }
 
-/// Implements the file of a field of [`Config`], with the function that takes what is written.
-macro_rules! setting {
-    ($id:literal, |$instance:ident| $show:expr, $field:ident = $parse:expr) => {
-        attribute!($id, |$instance| $show, |$instance, page| {
-            let value = $parse(page)?;
-            $instance.configure(|config| config.$field = value)
-        });
-    };
-}
-
-setting!(0, |i| fmt!("{:?}", i.config().addr), addr = parse);
-setting!(1, |i| fmt!("{}", i.config().port), port = parse);
-setting!(2, |i| fmt!("{}", i.config().size), size = parse);
-setting!(3, |i| fmt!("{}", i.config().count), count = parse);
-setting!(4, |i| fmt!("{}", i.config().context), context = parse);
-setting!(
-    5,
-    |i| fmt!("{}", u8::from(i.config().validate)),
-    validate = kstrtobool_bytes
-);
-setting!(6, |i| fmt!("{}", i.config().timeout_ms), timeout_ms = parse);
-
-/// Starts an instance, or stops it.
-fn switch(instance: &Instance, page: &[u8], start: fn(&Instance, &Sleepable) -> Result) -> Result {
-    let cx = Sleepable::current()?;
-    if kstrtobool_bytes(page)? {
-        start(instance, &cx)
-    } else {
-        instance.stop(&cx)
+    fn store(Self(instance): &Self, page: &[u8]) -> Result {
+        let cx = Sleepable::current()?;
+        match ID {
+            7 if kstrtobool_bytes(page)? => instance.listen(&cx),
+            8 if kstrtobool_bytes(page)? => instance.connect(&cx),
+            7 | 8 => instance.stop(&cx),
+            _ => instance.configure(|config| {
+                match ID {
+                    0 => config.addr.set_ip(parse(page)?),
+                    1 => config.addr.set_port(parse(page)?),
+                    2 => config.size = parse(page)?,
+                    3 => config.count = parse(page)?,
+                    4 => config.context = parse(page)?,
+                    5 => config.validate = kstrtobool_bytes(page)?,
+                    6 => config.timeout_ms = parse(page)?,
+                    _ => return Err(EPERM),
+                }
+                Ok(())
+            }),
+        }
     }
 }
-
-attribute!(
-    7,
-    |instance| fmt!("{}", u8::from(instance.run().state() == State::Listening)),
-    |instance, page| switch(instance, page, Instance::listen)
-);
-attribute!(
-    8,
-    |instance| fmt!("{}", u8::from(instance.run().state() == State::Running)),
-    |instance, page| switch(instance, page, Instance::connect)
-);
-attribute!(9, |instance| fmt!("{}", instance.run().state().name()));
-attribute!(10, |instance| fmt!("{}", instance.run().reason()));
-attribute!(11, |instance| fmt!("{}", instance.run().stats));

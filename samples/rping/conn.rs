@@ -2,35 +2,31 @@
 
 //! One connection, of a server or a client.
 //!
-//! A [`Conn`] has its QP and its id, and is the handler of the id's events. Three things own it:
-//!
-//! - the id, until the connection's last event;
-//! - the [`Run`], to find it, until then;
-//! - what is posted to the QP: the owner of the receive that waits for the peer's next message.
-//!
-//! Every cause that ends a connection calls [`Conn::end`], which has the id disconnected. Then the
-//! QP goes to the error state, all that is posted comes back to its handlers, which drop it, and
-//! the last owner that drops the [`Conn`] leaves it to the crate to destroy the QP.
+//! A thread runs it from its beginning to its end: the writer of `connect`, or a work item of the
+//! server. It posts requests, and waits until their owners are back; the handlers of completions
+//! run in the polling context, and only hand the owners over.
 
 use crate::{
-    proto::MESSAGE_LEN,
-    reason::Reason,
-    run::Run, //
+    config::Config,
+    instance::Instance,
+    protocol::{
+        pattern,
+        Advertisement,
+        MESSAGE_LEN, //
+    }, //
 };
 use kernel::{
+    fmt,
     new_condvar,
     new_spinlock_irq,
     prelude::*,
     sync::{
-        atomic::{
-            AtomicFlag,
-            Relaxed, //
-        },
         CondVar,
         SpinLockIrq, //
     },
     time::{
         delay::fsleep,
+        msecs_to_jiffies,
         Delta,
         Instant,
         Monotonic, //
@@ -38,10 +34,7 @@ use kernel::{
 };
 use rdma::{
     prelude::*,
-    session::{
-        self,
-        Activity, //
-    },
+    session,
     wc::Success, //
 };
 
@@ -55,225 +48,387 @@ const BUDGET: u32 = 16;
 /// The time to sleep after a poll without completions.
 const NAP: Delta = Delta::from_micros(20);
 
+/// Why a connection ended, for people ([`fmt::Display`]) and as an error number.
+#[derive(Clone, Copy, Default)]
+pub(crate) enum Reason {
+    /// None has ended yet.
+    #[default]
+    None,
+    /// The client has done all its pings.
+    Done,
+    /// Asked for.
+    Stopped,
+    /// The peer has ended it, between two pings.
+    PeerDisconnected,
+    /// The peer does not keep to the protocol.
+    Protocol(&'static str),
+    /// A request has failed.
+    Request(Status),
+    /// Anything else.
+    Failed(Error),
+}
+
+impl Reason {
+    /// Returns whether the connection ended before its time.
+    pub(crate) fn is_error(self) -> bool {
+        !matches!(self, Self::Done | Self::Stopped | Self::PeerDisconnected)
+    }
+}
+
+impl From<Error> for Reason {
+    fn from(e: Error) -> Self {
+        match e {
+            ECANCELED => Self::Stopped,
+            // A client that was interrupted does not begin again.
+            ERESTARTSYS => Self::Failed(EINTR),
+            e => Self::Failed(e),
+        }
+    }
+}
+
+impl From<Reason> for Result {
+    fn from(reason: Reason) -> Self {
+        Err(match reason {
+            Reason::None | Reason::Done => return Ok(()),
+            Reason::Stopped => ECANCELED,
+            Reason::PeerDisconnected => ECONNRESET,
+            Reason::Protocol(_) => EPROTO,
+            Reason::Request(_) => EIO,
+            Reason::Failed(e) => e,
+        })
+    }
+}
+
+impl fmt::Display for Reason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match *self {
+            Self::None => Ok(()),
+            Self::Done => f.write_str("done"),
+            Self::Stopped => f.write_str("stopped"),
+            Self::PeerDisconnected => f.write_str("peer disconnected"),
+            Self::Protocol(fault) => f.write_str(fault),
+            Self::Request(status) => f.write_fmt(fmt!("request failed: {status}")),
+            Self::Failed(e) => f.write_fmt(fmt!("failed: {e:?}")),
+        }
+    }
+}
+
+/// What the thread waits for.
+#[derive(Default)]
+struct Events {
+    back: Option<Pin<KBox<Ping>>>,
+    /// When the ping has begun that is under way.
+    ping: Option<Instant<Monotonic>>,
+    /// Why the connection is over, once it is.
+    over: Option<Reason>,
+}
+
 #[pin_data]
 pub(crate) struct Conn {
-    pub(crate) run: Arc<Run>,
+    pub(crate) instance: Arc<Instance>,
+    pub(crate) config: Config,
     pub(crate) id: cm::Id,
     pub(crate) pd: Pd,
     pub(crate) qp: Qp<AnyContext>,
-    /// Whether a ping is under way, and when one has begun or ended.
-    in_ping: AtomicFlag,
-    progress: Activity,
-    /// Why the connection is over, once it is.
+    cq: Cq<AnyContext>,
     #[pin]
-    over: SpinLockIrq<Option<Reason>>,
+    events: SpinLockIrq<Events>,
     #[pin]
     changed: CondVar,
 }
 
 impl Conn {
-    /// Makes what the connection of an id needs, and adds it to those of the run. It has to be
-    /// [shut down](Conn::shut_down) if it is not made.
-    pub(crate) fn new(run: &Arc<Run>, id: cm::Id, cx: &Sleepable) -> Result<Arc<Self>> {
-        let pd = Pd::alloc(id.device()?, cx)?;
-        let kind = run.config.context;
-        let cq = (kind.alloc_cq)(pd.device(), CAPS.entries(), cx)?;
-        let qp = Qp::create(&id, &pd, &cq, &cq, &CAPS, cx)?;
-        let init = pin_init!(Self {
-            run: run.clone(),
-            id,
-            pd,
-            qp,
-            in_ping: AtomicFlag::new(false),
-            progress: Activity::new(),
-            over <- new_spinlock_irq!(None),
-            changed <- new_condvar!(),
-        });
-        let conn = Arc::pin_init(init, GFP_KERNEL)?;
-        run.add(&conn)?;
-        if kind.is_direct() {
-            let polled = conn.clone();
-            let poll = move |cx: &Sleepable| polled.poll(&cq, cx);
-            run.client
-                .spawn(GFP_KERNEL, poll)
-                .inspect_err(|_| run.remove(&conn))?;
+    /// Makes what the connection of an id needs, has it made and used by `protocol`, and ends it.
+    pub(crate) fn run(
+        instance: &Arc<Instance>,
+        id: cm::Id,
+        cx: &Sleepable,
+        protocol: impl FnOnce(&Arc<Self>, &Sleepable) -> Result,
+    ) -> Result {
+        let conn = Self::new(instance, id, cx)?;
+        let result = instance.add(&conn).and_then(|()| protocol(&conn, cx));
+        conn.end(result.map_or_else(Reason::from, |()| Reason::Done));
+        if let Err(e) = session::end(&conn.id, &conn.qp, cx) {
+            pr_err!("QP {} was not drained: {e:?}\n", conn.qp.num());
         }
-        Ok(conn)
-    }
-
-    /// Handles completions until the connection is over, and those of its end.
-    fn poll(&self, cq: &Cq<AnyContext>, cx: &Sleepable) {
-        while self.over.lock().is_none() {
-            if cq.process(BUDGET) == 0 {
-                fsleep(NAP);
-            }
+        instance.remove(&conn);
+        let mut events = conn.events.lock();
+        let (back, over) = (events.back.take(), events.over);
+        drop(events);
+        // It has a reference to the connection.
+        drop(back);
+        if let Some(Reason::Stopped) = over {
+            // The peer may take long to confirm the end.
+            conn.id.release_handler(cx);
         }
-        self.shut_down(cx);
-    }
-
-    /// Counts the connection, which was just made. It may have been ended before there was anything
-    /// to disconnect: fails with `ECANCELED` then.
-    pub(crate) fn connected(&self) -> Result {
-        if self.over.lock().is_some() {
-            return Err(ECANCELED);
-        }
-        self.run.stats.connections.add(1, Relaxed);
         Ok(())
     }
 
-    /// A ping begins. Returns when.
-    pub(crate) fn ping_begins(&self) -> Instant<Monotonic> {
-        self.in_ping.store(true, Relaxed);
-        self.progress.note();
-        Instant::now()
+    fn new(instance: &Arc<Instance>, id: cm::Id, cx: &Sleepable) -> Result<Arc<Self>> {
+        let config = instance.config();
+        let pd = Pd::alloc(id.device()?, cx)?;
+        let cq = (config.context.alloc_cq)(pd.device(), CAPS.entries(), cx)?;
+        let qp = Qp::create(&id, &pd, &cq, &cq, &CAPS, cx)?;
+        let init = pin_init!(Self {
+            instance: instance.clone(),
+            config,
+            id,
+            pd,
+            qp,
+            cq,
+            events <- new_spinlock_irq!(Events::default()),
+            changed <- new_condvar!(),
+        });
+        Arc::pin_init(init, GFP_KERNEL)
     }
 
-    /// A ping has ended.
-    pub(crate) fn ping_ended(&self, began: Instant<Monotonic>) {
-        self.in_ping.store(false, Relaxed);
-        self.progress.note();
-        let nanos = began.elapsed().as_nanos().unsigned_abs();
-        self.run.stats.nanos.add(nanos, Relaxed);
-        self.run.stats.pings.add(1, Relaxed);
+    /// Counts the connection, which was just made. Fails if it was ended before that.
+    pub(crate) fn connected(&self) -> Result {
+        self.instance.note(|report| report.connections += 1);
+        self.events.lock().over.map_or(Ok(()), Result::from)
     }
 
-    /// Returns the time without progress, in milliseconds.
-    pub(crate) fn idle_ms(&self) -> u32 {
-        self.progress.idle_ms()
+    pub(crate) fn ping_begins(&self) {
+        self.events.lock().ping = Some(Instant::now());
     }
 
-    /// Returns why a peer that has left ends the connection.
-    fn peer_left(&self) -> Reason {
-        if self.in_ping.load(Relaxed) {
-            Reason::PeerGone
-        } else {
-            Reason::PeerDisconnected
+    pub(crate) fn ping_ended(&self) {
+        let began = self.events.lock().ping.take();
+        let nanos = began.map_or(0, |began| began.elapsed().as_nanos().unsigned_abs());
+        self.instance.note(|report| {
+            report.nanos += nanos;
+            report.pings += 1;
+        });
+    }
+
+    /// Waits until the request is done that was posted. Fails when the connection is over.
+    pub(crate) fn wait(&self) -> Result<Pin<KBox<Ping>>> {
+        let polls = self.config.context.is_direct();
+        let timeout_ms = self.config.timeout_ms.get();
+        let began = Instant::<Monotonic>::now();
+        loop {
+            if polls && self.cq.process(BUDGET) == 0 {
+                fsleep(NAP);
+            }
+            let mut events = self.events.lock();
+            if let Some(ping) = events.back.take() {
+                return Ok(ping);
+            }
+            if events.over.is_some() {
+                return Err(ECANCELED);
+            }
+            if current!().signal_pending() {
+                return Err(EINTR);
+            }
+            if began.elapsed() > Delta::from_millis(timeout_ms.into()) {
+                return Err(ETIMEDOUT);
+            }
+            if !polls {
+                let left = msecs_to_jiffies(timeout_ms);
+                let _ = (self.changed).wait_interruptible_timeout(&mut events, left);
+            }
         }
+    }
+
+    /// Hands the owner of a request that is done to the thread.
+    pub(crate) fn give_back(&self, ping: Pin<KBox<Ping>>) {
+        self.events.lock().back = Some(ping);
+        self.changed.notify_all();
     }
 
     /// Counts a completion. One that failed ends the connection: its owner is to be dropped.
-    #[inline]
     pub(crate) fn completed<'a>(&self, wc: &'a Wc) -> Option<Success<'a>> {
-        self.run.stats.completions.add(1, Relaxed);
-        wc.result().inspect_err(|e| self.failed(e.status)).ok()
+        self.instance.note(|report| report.completions += 1);
+        wc.result()
+            .inspect_err(|e| self.end(Reason::Request(e.status)))
+            .ok()
     }
 
-    /// A request has failed.
-    fn failed(&self, status: Status) {
-        // A peer that disconnects at once after its last ping may not acknowledge the go-ahead any
-        // more. On iWARP that flushes requests before it is told.
-        let left = matches!(status, Status::RETRY_EXC_ERR | Status::WR_FLUSH_ERR);
-        match self.peer_left() {
-            reason @ Reason::PeerDisconnected if left => self.end(reason),
-            _ => self.end(Reason::Request(status)),
-        }
+    /// The peer does not keep to the protocol.
+    pub(crate) fn fault(&self, fault: &'static str) -> Result {
+        self.end(Reason::Protocol(fault));
+        Err(EPROTO)
     }
 
-    /// Ends the connection if a request was not posted.
-    #[inline]
-    pub(crate) fn posted<P>(&self, result: Result<(), PostError<P>>) {
-        if let Err(e) = result {
-            self.end(e.error().into());
-        }
-    }
-
-    /// Ends the connection, for the first reason that is given. Any context.
+    /// Has the thread end the connection, for the first reason that is given. Any context.
     pub(crate) fn end(&self, reason: Reason) {
-        {
-            let mut over = self.over.lock();
-            if over.is_some() {
-                return;
-            }
-            *over = Some(reason);
+        let mut events = self.events.lock();
+        if events.over.is_some() {
+            return;
         }
-        self.run.set_reason(reason);
+        let reason = match reason {
+            Reason::PeerDisconnected if events.ping.is_some() => ECONNRESET.into(),
+            // A peer that disconnects at once after its last ping may not acknowledge the go-ahead
+            // any more. On iWARP that flushes requests before it is told.
+            Reason::Request(Status::RETRY_EXC_ERR | Status::WR_FLUSH_ERR)
+                if events.ping.is_none() =>
+            {
+                Reason::PeerDisconnected
+            }
+            reason => reason,
+        };
+        events.over = Some(reason);
+        drop(events);
+        self.instance.ended(reason);
         self.changed.notify_all();
+        // The thread may wait for a step of the connection manager.
         self.id.disconnect_later();
-    }
-
-    /// Waits until the connection is over, and returns why; a signal ends it.
-    pub(crate) fn wait(&self) -> Reason {
-        let mut over = self.over.lock();
-        loop {
-            if let Some(reason) = *over {
-                return reason;
-            }
-            if self.changed.wait_interruptible(&mut over) {
-                drop(over);
-                self.end(EINTR.into());
-                over = self.over.lock();
-            }
-        }
-    }
-
-    /// Waits until all that was posted to a connection that is over has come back, and does not
-    /// wait for the peer's consent.
-    pub(crate) fn shut_down(&self, cx: &Sleepable) {
-        // What handlers post during the first drain is flushed after it; where this module polls,
-        // the second one finds that.
-        let drained = session::end(&self.id, &self.qp, cx).and_then(|()| self.qp.drain(cx));
-        if let Err(e) = drained {
-            pr_err!("QP {} was not drained: {e:?}\n", self.qp.num());
-        }
-        self.id.release_handler(cx);
-        self.run.remove(self);
     }
 }
 
 impl cm::Handler for Conn {
     fn event(&self, event: cm::Event<'_>, _cx: &Sleepable) {
         self.end(match event {
-            cm::Event::Disconnected => self.peer_left(),
+            cm::Event::Disconnected => Reason::PeerDisconnected,
             cm::Event::Failed(e) => e.into(),
             cm::Event::Rejected(_) => ECONNREFUSED.into(),
             cm::Event::DeviceRemoval => ENODEV.into(),
             _ => return,
         });
-        self.run.remove(self);
     }
 }
 
-/// A message that is sent any number of times, always the same.
+/// The buffers of a connection.
 ///
-/// As it is not written to any more, it may be shared: the queue owns a reference for each time it
-/// is posted.
+/// They go round: posted as the receive of a message, or as an RDMA READ or WRITE, they come back
+/// when that is done. So they are in one place at a time, and nothing is allocated for a ping.
 #[derive(HasCqe)]
-pub(crate) struct Message {
+pub(crate) struct Ping {
     cqe: Cqe<Self>,
-    buf: Buf<ToDevice>,
+    conn: Arc<Conn>,
+    message: Buf<FromDevice>,
+    pub(crate) data: Buf<Bidirectional>,
+}
+
+impl CqeHandler for Ping {
+    type Pointer = Pin<KBox<Self>>;
+    type Needs = Atomic;
+
+    fn done(this: Self::Pointer, wc: &Wc, _cx: &Atomic) {
+        let conn = this.conn.clone();
+        let Some(wc) = conn.completed(wc) else { return };
+        match wc.opcode() {
+            Opcode::RdmaRead | Opcode::RdmaWrite => conn.give_back(this),
+            Opcode::Recv if wc.byte_len() == MESSAGE_LEN => conn.give_back(this),
+            _ => drop(conn.fault("bad message length")),
+        }
+    }
+}
+
+impl Ping {
+    pub(crate) fn new(conn: &Arc<Conn>, size: usize, cx: &Sleepable) -> Result<Pin<KBox<Self>>> {
+        let ping = Self {
+            cqe: Cqe::new(),
+            conn: conn.clone(),
+            message: Buf::alloc(&conn.pd, MESSAGE_LEN, cx)?,
+            data: Buf::alloc(&conn.pd, size, cx)?,
+        };
+        Ok(KBox::pin(ping, GFP_KERNEL)?)
+    }
+
+    /// Posts it as the receive of a message.
+    pub(crate) fn post_recv(self: Pin<KBox<Self>>) -> Result {
+        let conn = self.conn.clone();
+        Ok((conn.qp).post_recv(self, |ping| Ok(RecvWr::new([ping.message.whole_mut()])))?)
+    }
+
+    /// Sends a message and waits for the answer. That may come at once, so its receive goes first.
+    pub(crate) fn exchange(
+        self: Pin<KBox<Self>>,
+        message: &Arc<Message>,
+    ) -> Result<Pin<KBox<Self>>> {
+        let conn = self.conn.clone();
+        self.post_recv()?;
+        (conn.qp).post_send(message.clone(), |m| Ok(SendWr::send([m.item.whole()])))?;
+        conn.wait()
+    }
+
+    /// Returns where the buffer is that was advertised, and its size.
+    pub(crate) fn advertisement(&mut self) -> Result<(Remote, u32)> {
+        let message = Advertisement::read_from_bytes(&self.message.cpu()).map_err(|_| EPROTO)?;
+        Ok(message.get())
+    }
+
+    /// Reads the first bytes of the data from the peer.
+    pub(crate) fn read(self: Pin<KBox<Self>>, from: Remote, len: usize) -> Result<Pin<KBox<Self>>> {
+        let conn = self.conn.clone();
+        (conn.qp).post_send(self, |ping| {
+            Ok(SendWr::rdma_read([ping.data.sge_mut(0..len)?], from))
+        })?;
+        conn.wait()
+    }
+
+    /// Writes the first bytes of the data to the peer.
+    pub(crate) fn write(self: Pin<KBox<Self>>, to: Remote, len: usize) -> Result<Pin<KBox<Self>>> {
+        let conn = self.conn.clone();
+        (conn.qp).post_send(self, |ping| {
+            Ok(SendWr::rdma_write([ping.data.sge(0..len)?], to))
+        })?;
+        conn.wait()
+    }
+
+    /// Makes the data of a ping.
+    pub(crate) fn fill(&mut self, number: u32) {
+        let mut data = self.data.cpu();
+        let bytes = pattern(number, data.len());
+        for (to, byte) in data.iter_mut().zip(bytes) {
+            *to = byte;
+        }
+    }
+
+    /// Compares the first bytes of the data with those of a ping.
+    pub(crate) fn validate(&mut self, number: u32, len: usize) -> Result {
+        if self.conn.config.validate {
+            let data = self.data.cpu();
+            if !data.iter().copied().take(len).eq(pattern(number, len)) {
+                return self.conn.fault("data mismatch");
+            }
+            (self.conn.instance).note(|report| report.bytes_verified += len as u64);
+        }
+        Ok(())
+    }
+}
+
+/// What is posted and not written to: it may be posted several times at once, and the queue owns a
+/// reference for each.
+#[derive(HasCqe)]
+pub(crate) struct Shared<T> {
+    cqe: Cqe<Self>,
+    pub(crate) item: T,
     conn: Arc<Conn>,
 }
 
-impl Message {
-    pub(crate) fn new(
-        conn: &Arc<Conn>,
-        bytes: [u8; MESSAGE_LEN],
-        cx: &Sleepable,
-    ) -> Result<Arc<Self>> {
-        let mut buf = Buf::alloc(&conn.pd, MESSAGE_LEN, cx)?;
-        buf.cpu().copy_from_slice(&bytes);
-        let message = Self {
+impl<T: Send + Sync + 'static> Shared<T> {
+    pub(crate) fn new(conn: &Arc<Conn>, item: T) -> Result<Arc<Self>> {
+        let shared = Self {
             cqe: Cqe::new(),
-            buf,
+            item,
             conn: conn.clone(),
         };
-        Ok(Arc::new(message, GFP_KERNEL)?)
-    }
-
-    pub(crate) fn send(self: Arc<Self>) {
-        let conn = self.conn.clone();
-        conn.posted(
-            conn.qp
-                .post_send(self, |message| Ok(SendWr::send([message.buf.whole()]))),
-        );
+        Ok(Arc::new(shared, GFP_KERNEL)?)
     }
 }
 
-impl CqeHandler for Message {
+impl<T: Send + Sync + 'static> CqeHandler for Shared<T> {
     type Pointer = Arc<Self>;
     type Needs = Atomic;
 
     fn done(this: Self::Pointer, wc: &Wc, _cx: &Atomic) {
         let _ = this.conn.completed(wc);
+    }
+}
+
+/// A message that is sent any number of times, always the same.
+pub(crate) type Message = Shared<Buf<ToDevice>>;
+
+impl Message {
+    pub(crate) fn with(
+        conn: &Arc<Conn>,
+        content: &[u8; MESSAGE_LEN],
+        cx: &Sleepable,
+    ) -> Result<Arc<Self>> {
+        let mut buf = Buf::alloc(&conn.pd, MESSAGE_LEN, cx)?;
+        buf.cpu().copy_from_slice(content);
+        Self::new(conn, buf)
     }
 }

@@ -1,143 +1,256 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The directories in configfs: each is a server or a client.
+//! The servers and the clients.
 
 use crate::{
-    client,
     config::Config,
-    reason::Reason,
-    run::{
-        Run,
-        State, //
+    conn::{
+        Conn,
+        Reason, //
     },
-    server::Server, //
+    protocol::{
+        ping,
+        serve, //
+    }, //
 };
 use kernel::{
+    fmt,
     new_mutex,
+    new_spinlock_irq,
     prelude::*,
-    sync::Mutex, //
+    sync::{
+        Mutex,
+        SpinLockIrq, //
+    }, //
 };
-use rdma::{
-    client::ClientRef,
-    cm::Listener,
-    context::Sleepable,
-    prelude::Arc,
-    session::Ticker, //
-};
+use rdma::prelude::*;
 
 /// The number of connections that may wait for their peers to confirm them.
 const BACKLOG: u32 = 64;
 
+/// The longest time to resolve an address and a route, each, in milliseconds.
+const RESOLVE_MS: u32 = 2000;
+
+/// The number of connections that a server may have at once.
+const MAX: usize = 256;
+
+#[derive(Clone, Copy, Default, PartialEq)]
+pub(crate) enum State {
+    #[default]
+    Idle,
+    Listening,
+    Running,
+    Done,
+    Failed,
+}
+
+impl State {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Idle => "idle",
+            Self::Listening => "listening",
+            Self::Running => "running",
+            Self::Done => "done",
+            Self::Failed => "failed",
+        }
+    }
+}
+
+/// What an instance has come to since its last start: the counters are of all connections.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Report {
+    pub(crate) state: State,
+    /// Why the last connection ended.
+    pub(crate) reason: Reason,
+    pub(crate) pings: u64,
+    pub(crate) bytes_verified: u64,
+    pub(crate) completions: u64,
+    pub(crate) errors: u64,
+    pub(crate) connections: u64,
+    /// The time that all pings took together, in nanoseconds.
+    pub(crate) nanos: u64,
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_fmt(fmt!("pings {}\n", self.pings))?;
+        f.write_fmt(fmt!("bytes_verified {}\n", self.bytes_verified))?;
+        f.write_fmt(fmt!("completions {}\n", self.completions))?;
+        f.write_fmt(fmt!("errors {}\n", self.errors))?;
+        f.write_fmt(fmt!("connections {}\n", self.connections))?;
+        let rtt_ns = self.nanos.checked_div(self.pings).unwrap_or(0);
+        f.write_fmt(fmt!("rtt_ns {rtt_ns}\n"))
+    }
+}
+
 /// A server or a client.
-#[pin_data(PinnedDrop)]
+#[pin_data]
 pub(crate) struct Instance {
-    client: ClientRef,
-    /// The configuration of the next run, and the last run.
+    pub(crate) client: ClientRef,
     #[pin]
-    last: Mutex<(Config, Arc<Run>)>,
-    /// What a server has. Locked while that is made or destroyed; so the listener's own callbacks
-    /// must not lock it.
+    config: Mutex<Config>,
+    /// Connections end in any context.
     #[pin]
-    server: Mutex<Option<(Listener, Ticker)>>,
+    report: SpinLockIrq<Report>,
+    /// Locked while a listener is made or destroyed; so its own callbacks must not lock it.
+    #[pin]
+    listener: Mutex<Option<cm::Listener>>,
+    /// The connections, until they are stopped.
+    #[pin]
+    conns: Mutex<Option<KVec<Arc<Conn>>>>,
 }
 
 impl Instance {
-    pub(crate) fn new(client: ClientRef) -> impl PinInit<Self, Error> {
-        let config = Config::default();
-        try_pin_init!(Self {
-            last <- new_mutex!((config, Run::new(&client, config, State::Idle)?)),
-            client,
-            server <- new_mutex!(None),
-        })
+    pub(crate) fn new(client: &ClientRef) -> Result<Arc<Self>> {
+        let init = pin_init!(Self {
+            client: client.clone(),
+            config <- new_mutex!(Config::default()),
+            report <- new_spinlock_irq!(Report::default()),
+            listener <- new_mutex!(None),
+            conns <- new_mutex!(None),
+        });
+        Arc::pin_init(init, GFP_KERNEL)
     }
 
     pub(crate) fn config(&self) -> Config {
-        self.last.lock().0
+        *self.config.lock()
     }
 
-    /// Returns the last run.
-    pub(crate) fn run(&self) -> Arc<Run> {
-        self.last.lock().1.clone()
+    pub(crate) fn report(&self) -> Report {
+        *self.report.lock()
     }
 
-    /// Changes the configuration. Fails with `EBUSY` while the instance runs, with `EINVAL` if it
-    /// cannot be so.
-    pub(crate) fn configure(&self, change: impl FnOnce(&mut Config)) -> Result {
-        let (config, run) = &mut *self.last.lock();
-        if run.state().is_busy() {
-            return Err(EBUSY);
-        }
-        let mut new = *config;
-        change(&mut new);
-        if !new.is_valid() {
-            return Err(EINVAL);
-        }
-        *config = new;
-        Ok(())
+    /// Changes the report. Any context.
+    pub(crate) fn note(&self, change: impl FnOnce(&mut Report)) {
+        change(&mut self.report.lock());
     }
 
-    /// Begins a run. Fails with `EBUSY` while there is one.
-    fn start(&self, state: State) -> Result<Arc<Run>> {
-        let (config, run) = &mut *self.last.lock();
-        if run.state().is_busy() {
-            return Err(EBUSY);
+    /// Notes why a connection ended, or could not be made. Any context.
+    pub(crate) fn ended(&self, reason: Reason) {
+        self.note(|report| {
+            report.errors += u64::from(reason.is_error());
+            report.reason = reason;
+        });
+    }
+
+    fn check_idle(&self) -> Result {
+        match self.report().state {
+            State::Listening | State::Running => Err(EBUSY),
+            _ => Ok(()),
         }
-        *run = Run::new(&self.client, *config, state)?;
-        Ok(run.clone())
+    }
+
+    /// Changes the configuration. Fails with `EBUSY` while the instance runs.
+    pub(crate) fn configure(&self, change: impl FnOnce(&mut Config) -> Result) -> Result {
+        let mut config = self.config.lock();
+        self.check_idle()?;
+        change(&mut config)
+    }
+
+    /// Leaves a state in which the configuration may change, for `state`.
+    fn start(&self, state: State) -> Result<Config> {
+        let config = self.config.lock();
+        self.check_idle()?;
+        *self.conns.lock() = Some(KVec::new());
+        *self.report.lock() = Report {
+            state,
+            ..Report::default()
+        };
+        Ok(*config)
     }
 
     /// Starts the server.
-    pub(crate) fn listen(&self, cx: &Sleepable) -> Result {
-        let mut server = self.server.lock();
-        let run = self.start(State::Listening)?;
-        let listen = || {
-            let accept = Arc::new(Server(run.clone()), GFP_KERNEL)?;
-            let listener = Listener::new(&run.client, run.config.addr(), BACKLOG, accept, cx)?;
-            Ok((listener, run.watch()?))
-        };
-        let listening = listen().inspect_err(|e: &Error| {
-            run.set_reason((*e).into());
-            run.set_state(State::Failed);
-        })?;
+    pub(crate) fn listen(self: &Arc<Self>, cx: &Sleepable) -> Result {
+        let server = Arc::new(Server(self.clone()), GFP_KERNEL)?;
+        let mut listener = self.listener.lock();
+        let addr = self.start(State::Listening)?.addr;
+        let listening = cm::Listener::new(&self.client, addr, BACKLOG, server, cx)
+            .inspect_err(|e| self.stopped(*e))?;
         // One that was left over has stopped by itself.
-        *server = Some(listening);
+        *listener = Some(listening);
         Ok(())
     }
 
+    /// The server has no listener, any more or at all.
+    fn stopped(&self, e: Error) {
+        self.ended(e.into());
+        self.note(|report| report.state = State::Failed);
+    }
+
     /// Runs the client to its end.
-    pub(crate) fn connect(&self, cx: &Sleepable) -> Result {
-        let run = self.start(State::Running)?;
-        let result = match client::run(&run, cx) {
+    pub(crate) fn connect(self: &Arc<Self>, cx: &Sleepable) -> Result {
+        let config = self.start(State::Running)?;
+        cm::Id::resolve(&self.client, config.addr, RESOLVE_MS, cx)
+            .and_then(|id| Conn::run(self, id, cx, ping))
+            .unwrap_or_else(|e| self.ended(e.into()));
+        let result = match self.report().reason {
             // There was no other end to wait for.
-            Reason::Stopped if run.config.count == 0 => Ok(()),
+            Reason::Stopped if config.count == 0 => Ok(()),
             reason => reason.into(),
         };
-        run.set_state(match result {
-            Ok(()) => State::Done,
-            Err(_) => State::Failed,
-        });
+        self.note(|report| report.state = result.map_or(State::Failed, |()| State::Done));
         result
     }
 
     /// Stops the server or the client. The writer who runs the client says what its state is then.
     pub(crate) fn stop(&self, cx: &Sleepable) -> Result {
-        let mut server = self.server.lock();
-        let stopped = server.take().map_or(Ok(()), |(l, _)| l.destroy(cx));
-        let run = self.run();
-        run.stop(cx);
-        if run.state() == State::Listening {
-            run.set_state(State::Idle);
+        let mut listener = self.listener.lock();
+        let stopped = listener.take().map_or(Ok(()), |l| l.destroy(cx));
+        let conns = self.conns.lock().take();
+        for conn in conns.iter().flatten() {
+            conn.end(Reason::Stopped);
+        }
+        if self.report().state == State::Listening {
+            self.note(|report| report.state = State::Idle);
         }
         stopped
     }
+
+    /// Adds a connection, which has to be removed at its end.
+    pub(crate) fn add(&self, conn: &Arc<Conn>) -> Result {
+        match &mut *self.conns.lock() {
+            None => Err(ECANCELED),
+            Some(conns) if conns.len() >= MAX => Err(EMFILE),
+            Some(conns) => Ok(conns.push(conn.clone(), GFP_KERNEL)?),
+        }
+    }
+
+    pub(crate) fn remove(&self, conn: &Conn) {
+        if let Some(conns) = &mut *self.conns.lock() {
+            conns.retain(|other| !core::ptr::eq(&**other, conn));
+        }
+    }
 }
 
-#[pinned_drop]
-impl PinnedDrop for Instance {
-    fn drop(self: Pin<&mut Self>) {
-        // A directory is removed in process context.
-        if let Err(e) = Sleepable::current().and_then(|cx| self.stop(&cx)) {
-            pr_err!("an instance was not stopped: {e:?}\n");
+/// The handler of a listener's events.
+struct Server(Arc<Instance>);
+
+impl cm::Accept for Server {
+    fn request(&self, request: cm::Request<'_>, cx: &Sleepable) {
+        // A request that is dropped is refused.
+        if let Err(e) = self.accept(request, cx) {
+            self.0.ended(e.into());
         }
+    }
+
+    /// The device that the server listened on is gone.
+    fn stopped(&self) {
+        self.0.stopped(ENODEV);
+    }
+}
+
+impl Server {
+    fn accept(&self, request: cm::Request<'_>, cx: &Sleepable) -> Result {
+        if request.initiator_depth() == 0 {
+            // The peer allows no RDMA READ.
+            return Err(EPROTO);
+        }
+        let reads = request.responder_resources().min(1);
+        let id = request.into_id(cx)?;
+        let instance = self.0.clone();
+        self.0.client.spawn(GFP_KERNEL, move |cx| {
+            Conn::run(&instance, id, cx, |conn, cx| serve(conn, reads, cx))
+                .unwrap_or_else(|e| instance.ended(e.into()));
+        })
     }
 }

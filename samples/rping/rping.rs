@@ -12,10 +12,9 @@
 //!
 //! The files, in the order to read them:
 //!
-//! - `conn.rs`: what a connection consists of, what owns it, and how it ends.
-//! - `server.rs` and `client.rs`: the protocol, as completion handlers.
-//! - `context.rs`: the four polling contexts, from one source.
-//! - `run.rs`, `instance.rs` and `config.rs`: all connections, and their control through configfs.
+//! - `protocol.rs`: the protocol of both sides.
+//! - `conn.rs`: a connection, from its beginning to its end, and what it posts.
+//! - `instance.rs` and `config.rs`: all connections, and their control through configfs.
 //!
 //! ```sh
 //! mkdir /sys/kernel/config/rdma_rping/s
@@ -24,15 +23,10 @@
 //! cat /sys/kernel/config/rdma_rping/s/stats
 //! ```
 
-mod client;
 mod config;
 mod conn;
-mod context;
 mod instance;
-mod proto;
-mod reason;
-mod run;
-mod server;
+mod protocol;
 
 use kernel::{
     configfs::Subsystem,
