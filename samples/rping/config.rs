@@ -28,10 +28,7 @@ use crate::instance::{
 };
 use core::{
     net::Ipv4Addr,
-    num::{
-        NonZeroU16,
-        NonZeroU32, //
-    },
+    num::NonZero,
     str::FromStr, //
 };
 use kernel::{
@@ -96,22 +93,22 @@ impl FromStr for Kind {
 #[derive(Clone, Copy)]
 pub(crate) struct Config {
     pub(crate) addr: SocketAddr,
-    pub(crate) size: NonZeroU16,
+    pub(crate) size: NonZero<u16>,
     pub(crate) count: u32,
     pub(crate) context: Kind,
     pub(crate) validate: bool,
-    pub(crate) timeout_ms: NonZeroU32,
+    pub(crate) timeout_ms: NonZero<u32>,
 }
 
 impl Default for Config {
     fn default() -> Self {
         Self {
             addr: (Ipv4Addr::UNSPECIFIED, 7174).into(),
-            size: const { NonZeroU16::new(64).unwrap() },
+            size: const { NonZero::new(64).unwrap() },
             count: 10,
             context: Kind::of::<Softirq>(),
             validate: true,
-            timeout_ms: const { NonZeroU32::new(30_000).unwrap() },
+            timeout_ms: const { NonZero::new(30_000).unwrap() },
         }
     }
 }

@@ -116,7 +116,7 @@ impl fmt::Display for Reason {
 /// What the thread waits for.
 #[derive(Default)]
 struct Events {
-    back: Option<Pin<KBox<Ping>>>,
+    back: Option<Owner>,
     /// When the ping has begun that is under way.
     ping: Option<Instant<Monotonic>>,
     /// Why the connection is over, once it is.
@@ -152,15 +152,14 @@ impl Conn {
             pr_err!("QP {} was not drained: {e:?}\n", conn.qp.num());
         }
         instance.remove(&conn);
-        let mut events = conn.events.lock();
-        let (back, over) = (events.back.take(), events.over);
-        drop(events);
-        // It has a reference to the connection.
-        drop(back);
+        let over = conn.events.lock().over;
         if let Some(Reason::Stopped) = over {
             // The peer may take long to confirm the end.
             conn.id.release_handler(cx);
         }
+        // It has a reference to the connection.
+        let back = conn.events.lock().back.take();
+        drop(back);
         Ok(())
     }
 
@@ -202,7 +201,7 @@ impl Conn {
     }
 
     /// Waits until the request is done that was posted. Fails when the connection is over.
-    pub(crate) fn wait(&self) -> Result<Pin<KBox<Ping>>> {
+    pub(crate) fn wait(&self) -> Result<Owner> {
         let polls = self.config.context.is_direct();
         let timeout_ms = self.config.timeout_ms.get();
         let began = Instant::<Monotonic>::now();
@@ -224,16 +223,10 @@ impl Conn {
                 return Err(ETIMEDOUT);
             }
             if !polls {
-                let left = msecs_to_jiffies(timeout_ms);
-                let _ = (self.changed).wait_interruptible_timeout(&mut events, left);
+                let jiffies = msecs_to_jiffies(timeout_ms);
+                let _ = (self.changed).wait_interruptible_timeout(&mut events, jiffies);
             }
         }
-    }
-
-    /// Hands the owner of a request that is done to the thread.
-    pub(crate) fn give_back(&self, ping: Pin<KBox<Ping>>) {
-        self.events.lock().back = Some(ping);
-        self.changed.notify_all();
     }
 
     /// Counts a completion. One that failed ends the connection: its owner is to be dropped.
@@ -256,13 +249,12 @@ impl Conn {
         if events.over.is_some() {
             return;
         }
+        let in_ping = events.ping.is_some();
         let reason = match reason {
-            Reason::PeerDisconnected if events.ping.is_some() => ECONNRESET.into(),
+            Reason::PeerDisconnected if in_ping => ECONNRESET.into(),
             // A peer that disconnects at once after its last ping may not acknowledge the go-ahead
             // any more. On iWARP that flushes requests before it is told.
-            Reason::Request(Status::RETRY_EXC_ERR | Status::WR_FLUSH_ERR)
-                if events.ping.is_none() =>
-            {
+            Reason::Request(Status::RETRY_EXC_ERR | Status::WR_FLUSH_ERR) if !in_ping => {
                 Reason::PeerDisconnected
             }
             reason => reason,
@@ -300,23 +292,27 @@ pub(crate) struct Ping {
     pub(crate) data: Buf<Bidirectional>,
 }
 
+pub(crate) type Owner = Pin<KBox<Ping>>;
+
 impl CqeHandler for Ping {
-    type Pointer = Pin<KBox<Self>>;
+    type Pointer = Owner;
     type Needs = Atomic;
 
     fn done(this: Self::Pointer, wc: &Wc, _cx: &Atomic) {
         let conn = this.conn.clone();
         let Some(wc) = conn.completed(wc) else { return };
         match wc.opcode() {
-            Opcode::RdmaRead | Opcode::RdmaWrite => conn.give_back(this),
-            Opcode::Recv if wc.byte_len() == MESSAGE_LEN => conn.give_back(this),
-            _ => drop(conn.fault("bad message length")),
+            Opcode::RdmaRead | Opcode::RdmaWrite => {}
+            Opcode::Recv if wc.byte_len() == MESSAGE_LEN => {}
+            _ => return conn.end(Reason::Protocol("bad message length")),
         }
+        conn.events.lock().back = Some(this);
+        conn.changed.notify_all();
     }
 }
 
 impl Ping {
-    pub(crate) fn new(conn: &Arc<Conn>, size: usize, cx: &Sleepable) -> Result<Pin<KBox<Self>>> {
+    pub(crate) fn new(conn: &Arc<Conn>, size: usize, cx: &Sleepable) -> Result<Owner> {
         let ping = Self {
             cqe: Cqe::new(),
             conn: conn.clone(),
@@ -327,16 +323,13 @@ impl Ping {
     }
 
     /// Posts it as the receive of a message.
-    pub(crate) fn post_recv(self: Pin<KBox<Self>>) -> Result {
+    pub(crate) fn post_recv(self: Owner) -> Result {
         let conn = self.conn.clone();
         Ok((conn.qp).post_recv(self, |ping| Ok(RecvWr::new([ping.message.whole_mut()])))?)
     }
 
     /// Sends a message and waits for the answer. That may come at once, so its receive goes first.
-    pub(crate) fn exchange(
-        self: Pin<KBox<Self>>,
-        message: &Arc<Message>,
-    ) -> Result<Pin<KBox<Self>>> {
+    pub(crate) fn exchange(self: Owner, message: &Arc<Message>) -> Result<Owner> {
         let conn = self.conn.clone();
         self.post_recv()?;
         (conn.qp).post_send(message.clone(), |m| Ok(SendWr::send([m.item.whole()])))?;
@@ -349,29 +342,19 @@ impl Ping {
         Ok(message.get())
     }
 
-    /// Reads the first bytes of the data from the peer.
-    pub(crate) fn read(self: Pin<KBox<Self>>, from: Remote, len: usize) -> Result<Pin<KBox<Self>>> {
+    /// Posts an RDMA READ or WRITE of the data, and waits for its end.
+    pub(crate) fn transfer(
+        self: Owner,
+        wr: impl for<'a> FnOnce(&'a Self) -> Result<SendWr<'a, 1>> + Send,
+    ) -> Result<Owner> {
         let conn = self.conn.clone();
-        (conn.qp).post_send(self, |ping| {
-            Ok(SendWr::rdma_read([ping.data.sge_mut(0..len)?], from))
-        })?;
-        conn.wait()
-    }
-
-    /// Writes the first bytes of the data to the peer.
-    pub(crate) fn write(self: Pin<KBox<Self>>, to: Remote, len: usize) -> Result<Pin<KBox<Self>>> {
-        let conn = self.conn.clone();
-        (conn.qp).post_send(self, |ping| {
-            Ok(SendWr::rdma_write([ping.data.sge(0..len)?], to))
-        })?;
+        conn.qp.post_send(self, wr)?;
         conn.wait()
     }
 
     /// Makes the data of a ping.
-    pub(crate) fn fill(&mut self, number: u32) {
-        let mut data = self.data.cpu();
-        let bytes = pattern(number, data.len());
-        for (to, byte) in data.iter_mut().zip(bytes) {
+    pub(crate) fn fill(&mut self, number: u32, len: usize) {
+        for (to, byte) in self.data.cpu().iter_mut().zip(pattern(number, len)) {
             *to = byte;
         }
     }
@@ -422,12 +405,8 @@ impl<T: Send + Sync + 'static> CqeHandler for Shared<T> {
 pub(crate) type Message = Shared<Buf<ToDevice>>;
 
 impl Message {
-    pub(crate) fn with(
-        conn: &Arc<Conn>,
-        content: &[u8; MESSAGE_LEN],
-        cx: &Sleepable,
-    ) -> Result<Arc<Self>> {
-        let mut buf = Buf::alloc(&conn.pd, MESSAGE_LEN, cx)?;
+    pub(crate) fn with(conn: &Arc<Conn>, content: &[u8], cx: &Sleepable) -> Result<Arc<Self>> {
+        let mut buf = Buf::alloc(&conn.pd, content.len(), cx)?;
         buf.cpu().copy_from_slice(content);
         Self::new(conn, buf)
     }

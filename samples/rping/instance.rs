@@ -73,13 +73,11 @@ pub(crate) struct Report {
 
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_fmt(fmt!("pings {}\n", self.pings))?;
-        f.write_fmt(fmt!("bytes_verified {}\n", self.bytes_verified))?;
-        f.write_fmt(fmt!("completions {}\n", self.completions))?;
-        f.write_fmt(fmt!("errors {}\n", self.errors))?;
-        f.write_fmt(fmt!("connections {}\n", self.connections))?;
-        let rtt_ns = self.nanos.checked_div(self.pings).unwrap_or(0);
-        f.write_fmt(fmt!("rtt_ns {rtt_ns}\n"))
+        let (pings, bytes, errors) = (self.pings, self.bytes_verified, self.errors);
+        f.write_fmt(fmt!("pings {pings}\nbytes_verified {bytes}\n"))?;
+        f.write_fmt(fmt!("completions {}\nerrors {errors}\n", self.completions))?;
+        let rtt = self.nanos.checked_div(pings).unwrap_or(0);
+        f.write_fmt(fmt!("connections {}\nrtt_ns {rtt}\n", self.connections))
     }
 }
 
@@ -133,30 +131,25 @@ impl Instance {
         });
     }
 
-    fn check_idle(&self) -> Result {
+    /// Has the configuration used or changed while the instance does not run, or fails with `EBUSY`.
+    pub(crate) fn configure<R>(&self, f: impl FnOnce(&mut Config) -> Result<R>) -> Result<R> {
+        let mut config = self.config.lock();
         match self.report().state {
             State::Listening | State::Running => Err(EBUSY),
-            _ => Ok(()),
+            _ => f(&mut config),
         }
-    }
-
-    /// Changes the configuration. Fails with `EBUSY` while the instance runs.
-    pub(crate) fn configure(&self, change: impl FnOnce(&mut Config) -> Result) -> Result {
-        let mut config = self.config.lock();
-        self.check_idle()?;
-        change(&mut config)
     }
 
     /// Leaves a state in which the configuration may change, for `state`.
     fn start(&self, state: State) -> Result<Config> {
-        let config = self.config.lock();
-        self.check_idle()?;
-        *self.conns.lock() = Some(KVec::new());
-        *self.report.lock() = Report {
-            state,
-            ..Report::default()
-        };
-        Ok(*config)
+        self.configure(|config| {
+            *self.conns.lock() = Some(KVec::new());
+            *self.report.lock() = Report {
+                state,
+                ..Report::default()
+            };
+            Ok(*config)
+        })
     }
 
     /// Starts the server.
@@ -242,8 +235,7 @@ impl cm::Accept for Server {
 impl Server {
     fn accept(&self, request: cm::Request<'_>, cx: &Sleepable) -> Result {
         if request.initiator_depth() == 0 {
-            // The peer allows no RDMA READ.
-            return Err(EPROTO);
+            return Err(EPROTO); // The peer allows no RDMA READ.
         }
         let reads = request.responder_resources().min(1);
         let id = request.into_id(cx)?;

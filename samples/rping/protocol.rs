@@ -41,13 +41,12 @@ pub(crate) struct Advertisement {
 }
 
 impl Advertisement {
-    /// Returns the message.
-    pub(crate) fn message(remote: Remote, size: u32) -> [u8; MESSAGE_LEN] {
-        zerocopy::transmute!(Self {
+    fn new(remote: Remote, size: u16) -> Self {
+        Self {
             buf: remote.addr.into(),
             rkey: remote.rkey.into(),
-            size: size.into(),
-        })
+            size: u32::from(size).into(),
+        }
     }
 
     /// Returns where the buffer is, and its size. What a peer has sent cannot be trusted.
@@ -97,7 +96,7 @@ pub(crate) fn serve(conn: &Arc<Conn>, responder_resources: u8, cx: &Sleepable) -
             Ok(size @ 1..=MAX_SIZE) => size.into(),
             _ => return conn.fault("bad size of the source"),
         };
-        ping = ping.read(source, len)?;
+        ping = ping.transfer(|ping| Ok(SendWr::rdma_read([ping.data.sge_mut(0..len)?], source)))?;
         ping.validate(number, len)?;
 
         ping = ping.exchange(&go_ahead)?;
@@ -105,7 +104,7 @@ pub(crate) fn serve(conn: &Arc<Conn>, responder_resources: u8, cx: &Sleepable) -
         if (size as usize) < len {
             return conn.fault("the sink is too small");
         }
-        ping = ping.write(sink, len)?;
+        ping = ping.transfer(|ping| Ok(SendWr::rdma_write([ping.data.sge(0..len)?], sink)))?;
         conn.ping_ended();
         number = number.wrapping_add(1);
         ping = ping.exchange(&go_ahead)?;
@@ -125,20 +124,18 @@ pub(crate) fn ping(conn: &Arc<Conn>, cx: &Sleepable) -> Result {
     let mut ping = Ping::new(conn, size.into(), cx)?;
     let source = region::<ToDevice>(conn, cx)?;
     let sink = region::<FromDevice>(conn, cx)?;
-    conn.id
-        .connect(conn.clone(), &cm::ConnParam::default(), cx)?;
+    (conn.id).connect(conn.clone(), &Default::default(), cx)?;
     conn.connected()?;
 
     // Both buffers are registered once; so their advertisements are always the same.
-    let (to, from) = (source.clone(), sink.clone());
-    let source_at = (conn.qp).post_send(to, |m| Ok(RegWr::remote_read(&m.item)))?;
-    let sink_at = (conn.qp).post_send(from, |m| Ok(RegWr::remote_write(&m.item)))?;
-    let source_at = Message::with(conn, &Advertisement::message(source_at, size.into()), cx)?;
-    let sink_at = Message::with(conn, &Advertisement::message(sink_at, size.into()), cx)?;
+    let source_at = (conn.qp).post_send(source.clone(), |m| Ok(RegWr::remote_read(&m.item)))?;
+    let sink_at = (conn.qp).post_send(sink.clone(), |m| Ok(RegWr::remote_write(&m.item)))?;
+    let source_at = Message::with(conn, Advertisement::new(source_at, size).as_bytes(), cx)?;
+    let sink_at = Message::with(conn, Advertisement::new(sink_at, size).as_bytes(), cx)?;
 
     let mut number = 0;
     while config.count == 0 || number != config.count {
-        ping.fill(number);
+        ping.fill(number, size.into());
         source.item.write(0, &ping.data.cpu())?;
         conn.ping_begins();
         ping = ping.exchange(&source_at)?;

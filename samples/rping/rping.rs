@@ -4,17 +4,15 @@
 //!
 //! A round ("ping") goes like this, and is repeated on the same connection:
 //!
-//! 1. The client fills a buffer and advertises it: address, remote key and size (`proto.rs`).
+//! 1. The client fills a buffer and advertises it: address, remote key and size (`protocol.rs`).
 //! 2. The server reads it by RDMA READ and says "go ahead" with a message.
 //! 3. The client advertises a second buffer.
 //! 4. The server writes what it has read there by RDMA WRITE and says "go ahead".
 //! 5. The client compares.
 //!
-//! The files, in the order to read them:
-//!
-//! - `protocol.rs`: the protocol of both sides.
-//! - `conn.rs`: a connection, from its beginning to its end, and what it posts.
-//! - `instance.rs` and `config.rs`: all connections, and their control through configfs.
+//! Read `protocol.rs` first, for the protocol of both sides; then `conn.rs`, for a connection from
+//! its beginning to its end, and what it posts; then `instance.rs` and `config.rs`, for all
+//! connections, and their control through configfs.
 //!
 //! ```sh
 //! mkdir /sys/kernel/config/rdma_rping/s
