@@ -2,6 +2,7 @@
 
 //! Keeping a reply beyond its handler, and having it in two threads.
 
+use kernel::error::Error;
 use rdma::{
     prelude::*,
     session::tags::{
@@ -33,11 +34,11 @@ impl Exchange for Io {
 fn elsewhere<T: Send>(_value: T) {}
 
 #[cfg(mistake)]
-fn received<'a>(tags: &'a Tags<Io>, wc: &Success<'_>, id: TagId) -> Result<Reply<'a, Io>> {
+fn received<'a>(tags: &'a Tags<Io>, wc: &Success<'_>, id: TagId) -> Result<Reply<'a, Io>, Error> {
     tags.reply(wc, id) //~ E0621 explicit lifetime required
 }
 
 #[cfg(not(mistake))]
-fn received<'a>(tags: &'a Tags<Io>, wc: &Success<'a>, id: TagId) -> Result<Reply<'a, Io>> {
+fn received<'a>(tags: &'a Tags<Io>, wc: &Success<'a>, id: TagId) -> Result<Reply<'a, Io>, Error> {
     tags.reply(wc, id)
 }
