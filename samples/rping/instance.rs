@@ -173,9 +173,13 @@ impl Instance {
     /// Runs the client to its end.
     pub(crate) fn connect(self: &Arc<Self>, cx: &Sleepable) -> Result {
         let config = self.start(State::Running)?;
-        cm::Id::resolve(&self.client, config.addr, RESOLVE_MS, cx)
-            .and_then(|id| Conn::run(self, id, cx, ping))
-            .unwrap_or_else(|e| self.ended(e.into()));
+        let run = || {
+            let id = cm::Id::create(&self.client, cx)?;
+            id.resolve_addr(config.addr, RESOLVE_MS, cx)?;
+            id.resolve_route(RESOLVE_MS, cx)?;
+            Conn::run(self, id, cx, ping)
+        };
+        run().unwrap_or_else(|e: Error| self.ended(e.into()));
         let result = match self.report().reason {
             // There was no other end to wait for.
             Reason::Stopped if config.count == 0 => Ok(()),

@@ -119,8 +119,7 @@ fn region<D: Direction>(conn: &Arc<Conn>, cx: &Sleepable) -> Result<Arc<Shared<S
 
 /// Connects, and does all pings.
 pub(crate) fn ping(conn: &Arc<Conn>, cx: &Sleepable) -> Result {
-    let config = &conn.config;
-    let size = config.size.get();
+    let (size, count) = (conn.config.size.get(), conn.config.count);
     let mut ping = Ping::new(conn, size.into(), cx)?;
     let source = region::<ToDevice>(conn, cx)?;
     let sink = region::<FromDevice>(conn, cx)?;
@@ -134,7 +133,7 @@ pub(crate) fn ping(conn: &Arc<Conn>, cx: &Sleepable) -> Result {
     let sink_at = Message::with(conn, Advertisement::new(sink_at, size).as_bytes(), cx)?;
 
     let mut number = 0;
-    while config.count == 0 || number != config.count {
+    while count == 0 || number != count {
         ping.fill(number, size.into());
         source.item.write(0, &ping.data.cpu())?;
         conn.ping_begins();

@@ -44,9 +44,8 @@ impl Client for Rping {
     type Data = ();
 
     fn init(client: &ClientRef) -> impl PinInit<Self, Error> {
-        let client = client.clone();
         try_pin_init!(Self {
-            _config <- config::subsystem(client),
+            _config <- config::subsystem(client.clone()),
         })
     }
 }
