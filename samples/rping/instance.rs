@@ -131,7 +131,7 @@ impl Instance {
         });
     }
 
-    /// Has the configuration used or changed while the instance does not run, or fails with `EBUSY`.
+    /// Uses or changes the configuration. Fails with `EBUSY` while the instance runs.
     pub(crate) fn configure<R>(&self, f: impl FnOnce(&mut Config) -> Result<R>) -> Result<R> {
         let mut config = self.config.lock();
         match self.report().state {
