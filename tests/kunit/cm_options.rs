@@ -129,6 +129,22 @@ mod tests {
     }
 
     #[test]
+    fn timeout_has_a_range() -> Result {
+        let env = Env::new()?;
+        let set = |timeout| {
+            let options = cm::Options {
+                ack_timeout: Some(timeout),
+                ..Default::default()
+            };
+            create(&env, &options)
+        };
+        set(31)?.resolve_addr(env.addr(), STEP_MS, &env.cx)?;
+        check_err!(set(32).map(|_| ()), EINVAL);
+        check_err!(set(255).map(|_| ()), EINVAL);
+        Ok(())
+    }
+
+    #[test]
     fn network_namespace_is_that_of_the_device() -> Result {
         let env = Env::new()?;
         let options = cm::Options {

@@ -575,6 +575,11 @@ pub struct Options<'a> {
     /// The time that the peer is to wait if there is no receive for its message, up to 31, as the
     /// InfiniBand specification encodes it (`rdma_set_min_rnr_timer`).
     pub min_rnr_timer: Option<u8>,
+    /// The time after which both sides send a packet again that was not acknowledged, up to 31, as
+    /// the InfiniBand specification encodes it (`rdma_set_ack_timeout`). Not for listeners. Where a
+    /// peer may be late, as on a busy machine, a longer one than the connection manager's keeps rxe
+    /// from failing connections: it repeats an RDMA READ whose key may be gone.
+    pub ack_timeout: Option<u8>,
 }
 
 impl Options<'_> {
@@ -638,6 +643,13 @@ impl Options<'_> {
             }
             if let Some(timer) = self.min_rnr_timer {
                 error::to_result(bindings::rdma_set_min_rnr_timer(id, timer))?;
+            }
+            if let Some(timeout) = self.ack_timeout {
+                // C does not look.
+                if timeout > 31 {
+                    return Err(EINVAL);
+                }
+                error::to_result(bindings::rdma_set_ack_timeout(id, timeout))?;
             }
             if let Some(src) = self.src {
                 let mut src = cm::SockAddr::from(src);
