@@ -392,6 +392,50 @@ impl Inner {
     }
 }
 
+/// Returns the first entry of a range, the number of its entries, and what its ends were before
+/// they were cut to it, if they were.
+///
+/// C transfers all of an entry, so the last one is cut to end where the range does. It takes an
+/// offset into the first one, but siw ignores that (`siw_map_mr_sg()`).
+///
+/// # Safety
+///
+/// The table is valid, and nothing else uses it. The range is not empty, and inside of the memory
+/// that it describes.
+unsafe fn ends(
+    table: *mut bindings::sg_table,
+    range: &Range<usize>,
+) -> (*mut bindings::scatterlist, u32, Option<[Extent; 2]>) {
+    // SAFETY: The table is valid and has both ends of the range, as the caller promises, so each
+    // entry that is looked at is there.
+    unsafe {
+        let (mut skip, mut first) = (range.start, (*table).sgl);
+        while skip >= (*first).length as usize {
+            skip -= (*first).length as usize;
+            first = bindings::sg_next(first);
+        }
+        let (mut left, mut last, mut count) = (skip + range.len(), first, 1);
+        while left > (*last).length as usize {
+            left -= (*last).length as usize;
+            last = bindings::sg_next(last);
+            count += 1;
+        }
+        let is_cut = skip != 0 || left != (*last).length as usize;
+        let ends = is_cut.then(|| {
+            let ends = [first, last].map(|sg| Extent {
+                sg,
+                offset: (*sg).offset,
+                length: (*sg).length,
+            });
+            (*last).length = left as u32;
+            (*first).offset += skip as u32;
+            (*first).length -= skip as u32;
+            ends
+        });
+        (first, count, ends)
+    }
+}
+
 impl RawCtx {
     /// Makes a context without its owner. `table` is what that has returned.
     fn new(table: *mut bindings::sg_table, flags: Flags) -> Result<Self> {
@@ -445,7 +489,8 @@ impl RawCtx {
             (Some(_), Some(_)) => return Err(EBUSY),
         };
         let Range { start, end } = range;
-        if inner.owner.is_none() || start >= end || end > self.len.load(Ordering::Relaxed) {
+        let len = self.len.load(Ordering::Relaxed);
+        if inner.owner.is_none() || start >= end || end > len {
             return Err(EINVAL);
         }
         // SAFETY: The caller promises that the QP is valid.
@@ -459,37 +504,15 @@ impl RawCtx {
         if sges == 0 || pages == 0 || port == 0 {
             return Err(EINVAL);
         }
-        // C transfers all of an entry, so the last one is cut to end where the range does. It takes
-        // an offset into the first one, but siw ignores that (`siw_map_mr_sg()`).
-        //
-        // SAFETY: By the type invariant the table is there. The range was checked to be inside of
-        // the memory that it describes, so both entries are found. The caller has claimed this,
-        // which keeps all others from the list.
-        let (first, count, ends) = unsafe {
-            let (mut skip, mut first) = (start, (*inner.table).sgl);
-            while skip >= (*first).length as usize {
-                skip -= (*first).length as usize;
-                first = bindings::sg_next(first);
-            }
-            let (mut left, mut last, mut count) = (skip + end - start, first, 1);
-            while left > (*last).length as usize {
-                left -= (*last).length as usize;
-                last = bindings::sg_next(last);
-                count += 1;
-            }
-            let is_cut = skip != 0 || left != (*last).length as usize;
-            let ends = is_cut.then(|| {
-                let ends = [first, last].map(|sg| Extent {
-                    sg,
-                    offset: (*sg).offset,
-                    length: (*sg).length,
-                });
-                (*last).length = left as u32;
-                (*first).offset += skip as u32;
-                (*first).length -= skip as u32;
-                ends
-            });
-            (first, count, ends)
+        let (first, count, ends) = if end - start == len {
+            // SAFETY: By the type invariant the table is there.
+            let table = unsafe { &*inner.table };
+            (table.sgl, table.orig_nents, None)
+        } else {
+            // SAFETY: By the type invariant the table is there. The range was checked to be inside
+            // of the memory that it describes, so both entries are found. The caller has claimed
+            // this, which keeps all others from the list.
+            unsafe { ends(inner.table, &range) }
         };
         // SAFETY: The QP is valid, as the caller promises, and the list has `count` entries from
         // `first` on, which are not mapped.
