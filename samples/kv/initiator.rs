@@ -10,10 +10,7 @@ use crate::{
     Count,
     Stats, //
 };
-use kernel::{
-    page::PAGE_SIZE,
-    prelude::*, //
-};
+use kernel::prelude::*;
 use rdma::{
     prelude::*,
     qp::Chain,
@@ -42,6 +39,14 @@ use rdma::{
 /// The longest time to resolve an address and a route, each, and to wait for a reply or a credit,
 /// in milliseconds.
 const PATIENCE_MS: u32 = 30_000;
+
+/// A receive for each reply, and one for the reply that is being handled: its tag is free before
+/// its receive is posted again.
+const RECVS: u32 = DEPTH as u32 + 1;
+
+/// Four seconds. rxe repeats an RDMA READ that it takes for lost, and ends the connection if the
+/// key is invalid by then.
+const ACK_TIMEOUT: u8 = 20;
 
 /// The keys that each tag uses, one after the other.
 const KEYS: u32 = 4;
@@ -73,6 +78,13 @@ impl Exchange for Io {
     type Request = Posted;
     type Reply = Waiting;
     type Needs = Atomic;
+
+    fn sent(_posted: &Posted, wc: &Wc, _cx: &Atomic) {
+        match wc.result() {
+            Err(e) if e.status != Status::WR_FLUSH_ERR => pr_info!("a request: {}\n", e.status),
+            _ => {}
+        }
+    }
 }
 
 /// A request of the load: a value is written, and then read.
@@ -89,15 +101,11 @@ impl Plan {
     /// Returns request number `turn` of a tag. Half of the values are short.
     fn new(number: u32, index: u16, turn: u32) -> Self {
         let (value, op) = (turn / 2, if turn % 2 == 0 { PUT } else { GET });
-        let name = u64::from(number) << 32 | u64::from(index) << 16 | u64::from(value % KEYS);
+        let key = u64::from(number) << 32 | u64::from(index) << 16 | u64::from(value % KEYS);
         let seed = (number ^ u32::from(index) << 8 ^ value << 16).wrapping_mul(0x9e37_79b1);
         let most = if seed >> 31 == 0 { INLINE } else { MAX_VALUE };
-        Self {
-            op,
-            key: name,
-            seed,
-            len: 1 + (seed >> 8) as usize % most,
-        }
+        let len = 1 + (seed >> 8) as usize % most;
+        Self { op, key, seed, len }
     }
 
     fn bytes(&self) -> impl Iterator<Item = u8> {
@@ -171,11 +179,17 @@ impl Conn {
             requests: DEPTH.into(),
             // The registration, the message, and an invalidation.
             sends: 3,
-            recvs: DEPTH.into(),
+            recvs: RECVS,
             ..Load::NONE
         };
         let sizes = Sizes::new(dev, 1, &load).inspect_err(|misfit| pr_err!("{dev}: {misfit}\n"))?;
-        let id = cm::Id::resolve(client, addr, PATIENCE_MS, cx)?;
+        let options = cm::Options {
+            ack_timeout: Some(ACK_TIMEOUT),
+            ..Default::default()
+        };
+        let id = cm::Id::create_with(client, &options, cx)?;
+        id.resolve_addr(addr, PATIENCE_MS, cx)?;
+        id.resolve_route(PATIENCE_MS, cx)?;
         let cq = Cq::alloc(dev, sizes.entries, number % dev.num_comp_vectors(), cx)?;
         let qp = Arc::new(Qp::create(&id, pd, &cq, &cq, &sizes.caps, cx)?, GFP_KERNEL)?;
         let tag = |_| Self::tag(pd, cx);
@@ -192,7 +206,7 @@ impl Conn {
         let connecting = Connecting::new(&conn.id, &conn.qp, cx);
         let ring = RecvRing {
             pd,
-            count: DEPTH.into(),
+            count: RECVS,
             len: REPLY + INLINE,
         };
         ring.post(&conn, cx)?;
@@ -216,7 +230,11 @@ impl Conn {
             inline: KVec::with_capacity(INLINE, GFP_KERNEL)?,
             plan: None,
             turn: 0,
-            mr: Some(Mr::alloc(pd, MAX_VALUE.div_ceil(PAGE_SIZE) as u32 + 1, cx)?),
+            mr: Some(Mr::alloc(
+                pd,
+                MAX_VALUE.div_ceil(kernel::page::PAGE_SIZE) as u32 + 1,
+                cx,
+            )?),
             memory: KVVec::new(),
         };
         Ok((posted, waiting))
@@ -239,10 +257,7 @@ impl Conn {
         match &waiting.request().lent {
             Some(lent) if !lent.remote_invalidated(wc, &self.qp) => {
                 self.stats.add(Count::LocalInvalidations, 1);
-                let posted = waiting.post_inv(&self.qp, |posted| {
-                    posted.lent.as_ref().map(InvWr::new).ok_or(EINVAL)
-                });
-                posted?
+                waiting.post_inv(&self.qp, |p| p.lent.as_ref().map(InvWr::new).ok_or(EINVAL))?;
             }
             Some(_) => self.stats.add(Count::RemoteInvalidations, 1),
             None => {}

@@ -17,7 +17,6 @@ use crate::{
 };
 use kernel::{
     new_spinlock_irq,
-    page::PAGE_SIZE,
     prelude::*,
     sync::{
         atomic::{
@@ -81,7 +80,7 @@ impl Target {
             requests: 2 * u32::from(DEPTH),
             sends: 1,
             transfers: 1,
-            pages: MAX_VALUE.div_ceil(PAGE_SIZE) as u32 + 1,
+            pages: MAX_VALUE.div_ceil(kernel::page::PAGE_SIZE) as u32 + 1,
             send_sge: SGES,
             recvs: DEPTH.into(),
             connections: CONNECTIONS.div_ceil(vectors),
@@ -347,8 +346,7 @@ impl CqeHandler for Answer {
         if wc.result().is_ok() {
             conn.target.stats.add(Count::Served, 1);
             // One that finds no room is freed.
-            let refused = conn.answers.lock().push_within_capacity(this);
-            drop(refused);
+            let _ = conn.answers.lock().push_within_capacity(this);
         }
     }
 }
