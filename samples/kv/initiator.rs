@@ -190,7 +190,8 @@ impl Conn {
         let id = cm::Id::create_with(client, &options, cx)?;
         id.resolve_addr(addr, PATIENCE_MS, cx)?;
         id.resolve_route(PATIENCE_MS, cx)?;
-        let cq = Cq::alloc(dev, sizes.entries, number % dev.num_comp_vectors(), cx)?;
+        let vector = number % dev.num_comp_vectors().max(1);
+        let cq = Cq::alloc(dev, sizes.entries, vector, cx)?;
         let qp = Arc::new(Qp::create(&id, pd, &cq, &cq, &sizes.caps, cx)?, GFP_KERNEL)?;
         let tag = |_| Self::tag(pd, cx);
         let init = try_pin_init!(Self {

@@ -74,7 +74,7 @@ impl Target {
         stats: &Arc<Stats>,
         cx: &Sleepable,
     ) -> Result<cm::Listener> {
-        let vectors = dev.num_comp_vectors().min(kernel::cpu::nr_cpu_ids());
+        let vectors = dev.num_comp_vectors().min(kernel::cpu::nr_cpu_ids()).max(1);
         let load = Load {
             // An answer may be on its way still when the peer sends the next request.
             requests: 2 * u32::from(DEPTH),
@@ -108,7 +108,7 @@ impl Target {
     fn accept(self: &Arc<Self>, request: cm::Request<'_>, cx: &Sleepable) -> Result {
         let depth = depth(request.private_data())?;
         let id = request.into_id(cx)?;
-        let next = self.next.fetch_add(1, Relaxed) as usize % self.cqs.len();
+        let next = self.next.fetch_add(1, Relaxed) as usize % self.cqs.len().max(1);
         let cq = self.cqs.get(next).ok_or(EINVAL)?;
         let qp = InitAttr::new(&self.pd, cq, cq, &self.sizes.caps)
             .rw_contexts(self.sizes.rw_contexts, 1)
