@@ -529,11 +529,11 @@ impl Poller {
 ///
 /// # Invariants
 ///
-/// It is the poller of a CQ that is there, or null.
+/// It is the poller of a CQ that is not freed, or null.
 pub(crate) struct PollerRef(AtomicPtr<Wc>);
 
 impl PollerRef {
-    /// The CQ is there until [`PollerRef::forget`] is called.
+    /// The caller calls [`PollerRef::forget`] before the CQ is freed.
     pub(crate) fn new(poller: Poller) -> Self {
         Self(AtomicPtr::new(poller.0.cast_mut()))
     }
@@ -546,7 +546,8 @@ impl PollerRef {
 
     /// Forgets the CQ, before that is freed.
     ///
-    /// Who reuses its memory for completions has that after this, and is told so by who frees it.
+    /// Relaxed is enough: memory of the CQ in which there are other completions later was allocated
+    /// after it was freed, so this has happened for the thread that dispatches them.
     #[inline]
     pub(crate) fn forget(&self) {
         // INVARIANT: It is null.
