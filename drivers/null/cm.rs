@@ -388,6 +388,8 @@ struct Conns {
     rejects: u32,
     silences: u32,
     losses: u32,
+    /// `true` if each request is answered, whatever `silences` is.
+    ended: bool,
 }
 
 impl Conns {
@@ -490,6 +492,7 @@ impl Cm {
             rejects: 0,
             silences: 0,
             losses: 0,
+            ended: false,
         };
         Arc::pin_init(
             pin_init!(Self {
@@ -524,6 +527,11 @@ impl Cm {
         [conns.table.iter().count(), conns.listeners.len()]
     }
 
+    /// Returns the number of requests that there were.
+    pub(crate) fn requests(&self) -> usize {
+        self.conns.lock().made
+    }
+
     pub(crate) fn inject(self: &Arc<Self>, injection: Injection) {
         let mut conns = self.conns.lock();
         match injection {
@@ -531,6 +539,10 @@ impl Cm {
             Injection::Silence { count } => conns.silences = count,
             Injection::Lose { count } => conns.losses = count,
             Injection::Expire => conns.fail(ETIMEDOUT.to_errno(), |_| true),
+            Injection::End => {
+                conns.ended = true;
+                conns.fail(ETIMEDOUT.to_errno(), |_| true);
+            }
             _ => {}
         }
         self.wake(&conns);
@@ -553,7 +565,7 @@ impl Cm {
             let mut answer = Param::default();
             answer.data.extend_from_slice(REJECTED, GFP_ATOMIC)?;
             conn.reply(ECONNREFUSED.to_errno(), answer);
-        } else if !take(&mut conns.silences) {
+        } else if conns.ended || !take(&mut conns.silences) {
             conn.listener = conns
                 .listeners
                 .iter()

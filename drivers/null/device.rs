@@ -297,6 +297,7 @@ impl Shared {
             | Injection::Reject { .. }
             | Injection::Silence { .. }
             | Injection::Expire
+            | Injection::End
             | Injection::Lose { .. } => return Err(EINVAL),
             Injection::Connect { peer } => machine.connect_qp(index, peer),
             Injection::Fail => machine.fail_qp(index),
@@ -330,6 +331,7 @@ impl Shared {
             Injection::Reject { .. }
             | Injection::Silence { .. }
             | Injection::Expire
+            | Injection::End
             | Injection::Lose { .. } => machine.cm.as_ref().ok_or(EINVAL)?.inject(injection),
             Injection::Connect { .. }
             | Injection::Fail

@@ -152,6 +152,11 @@ pub enum Injection {
     /// The time for an answer is over for all requests for a connection that were not answered.
     /// Accepting or rejecting one fails then. Of a device with a connection manager only.
     Expire,
+    /// As [`Injection::Expire`], and from here on each request is answered, whatever
+    /// [`Injection::Silence`] says: nothing keeps the device from being removed. Dropping a
+    /// [`NullDevice`](crate::NullDevice) begins with this. Of a device with a connection manager
+    /// only.
+    End,
     /// The next `count` connections are lost as they are accepted, before the answer has arrived.
     /// Of a device with a connection manager only.
     Lose {
@@ -288,6 +293,7 @@ impl Plan {
             | Injection::Reject { .. }
             | Injection::Silence { .. }
             | Injection::Expire
+            | Injection::End
             | Injection::Lose { .. } => {}
             Injection::Peek { on } => self.peek = on,
         }
@@ -538,6 +544,7 @@ impl FromStr for Injection {
                 count: number(Some(1))?,
             },
             ("expire", _) => Injection::Expire,
+            ("end", _) => Injection::End,
             ("lose", _) => Injection::Lose {
                 count: number(Some(1))?,
             },

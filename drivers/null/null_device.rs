@@ -194,13 +194,19 @@ impl NullDevice {
         let machine = self.shared.machine.lock();
         machine.cm.as_ref().map_or([0; 2], |cm| cm.counts())
     }
+
+    /// Returns the number of requests for a connection that the connection manager has had.
+    pub fn requests(&self) -> usize {
+        let machine = self.shared.machine.lock();
+        machine.cm.as_ref().map_or(0, |cm| cm.requests())
+    }
 }
 
 impl Drop for NullDevice {
     fn drop(&mut self) {
-        // The removal waits for requests for connections. Not of a device without a connection
-        // manager, where this fails.
-        let _ = self.inject(Injection::Expire);
+        // The removal waits for requests for connections that are not answered. It fails on a
+        // device without a connection manager, which has none.
+        let _ = self.inject(Injection::End);
         self.remove();
     }
 }

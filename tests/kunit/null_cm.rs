@@ -5,6 +5,7 @@
 use crate::fixture::{
     begin_removal,
     listen,
+    port,
     recv,
     refuses,
     send,
@@ -15,6 +16,11 @@ use crate::fixture::{
     Place,
     CAPS,
     STEP_MS, //
+};
+use core::net::{
+    IpAddr,
+    Ipv4Addr,
+    Ipv6Addr, //
 };
 use kernel::{
     new_mutex,
@@ -31,6 +37,9 @@ use rdma_null::{
     Object,
     REJECTED, //
 };
+
+/// The IPv6 address of the loopback interface that `tests/guest/kunit` adds.
+const LOOPBACK_V6: Ipv6Addr = Ipv6Addr::new(0x2001, 0xdb8, 0xff, 0, 0, 0, 0, 1);
 
 /// An event that a handler was called with.
 #[derive(Debug, PartialEq)]
@@ -150,11 +159,15 @@ impl Net {
 
     /// Begins to connect, without waiting.
     fn begin(&self) -> Result<(cm::Id, Arc<Ulp>)> {
+        self.begin_to(self.addr)
+    }
+
+    fn begin_to(&self, addr: SocketAddr) -> Result<(cm::Id, Arc<Ulp>)> {
         let env = &self.null.env;
         let (ulp, options) = (Ulp::new(&env.pd)?, cm::Options::default());
         let id = cm::Id::connect_to(
             &env.client,
-            self.addr,
+            addr,
             STEP_MS,
             &options,
             ulp.clone(),
@@ -344,6 +357,112 @@ mod tests {
     }
 
     #[test]
+    fn listens_on_any_address() -> Result {
+        let net = Net::new()?;
+        let (any, any_v6) = (Ipv4Addr::UNSPECIFIED.into(), Ipv6Addr::UNSPECIFIED.into());
+        let v6 = IpAddr::V6(LOOPBACK_V6);
+        // The address that is listened on, and whether IPv4 and IPv6 are heard.
+        for (ip, dual_stack, heard, heard_v6) in [
+            (any, false, true, false),
+            (any_v6, false, false, true),
+            (any_v6, true, true, true),
+            (net.addr.ip(), false, true, false),
+            (v6, false, false, true),
+        ] {
+            let (env, port) = (&net.null.env, port());
+            let (accept, place) = accepts(&net)?;
+            let options = cm::Options {
+                dual_stack,
+                ..Default::default()
+            };
+            let listener = cm::Listener::with(
+                &env.client,
+                SocketAddr::new(ip, port),
+                8,
+                &options,
+                Arc::new(accept, GFP_KERNEL)?,
+                &env.cx,
+            )?;
+            check_eq!(net.dev().connections(), [0, 1]);
+            for (to, heard) in [(net.addr.ip(), heard), (v6, heard_v6)] {
+                let (id, a) = net.begin_to(SocketAddr::new(to, port))?;
+                if !heard {
+                    check!(a.one()? == no_data());
+                    continue;
+                }
+                check!(a.one()? == Got::Established);
+                let (_passive, b) = place.wait()?;
+                check!(b.one()? == Got::Established);
+                id.disconnect(&env.cx)?;
+                check!(a.one()? == Got::Disconnected);
+                check!(b.one()? == Got::Disconnected);
+            }
+            check!(!place.is_full());
+            listener.destroy(&env.cx)?;
+            wait(|| net.dev().connections() == [0; 2])?;
+        }
+        net.end()
+    }
+
+    #[test]
+    fn backlog_is_full() -> Result {
+        let net = Net::new()?;
+        let (entered, may_leave) = (Place::new()?, Place::new()?);
+        let (enters, leaves) = (entered.clone(), may_leave.clone());
+        // While this waits, the requests behind it do.
+        let rejects = move |request: cm::Request<'_>, cx: &Sleepable| -> Result {
+            enters.put(());
+            wait(|| leaves.is_full())?;
+            request.into_id(cx)?.reject(b"late", cx)
+        };
+        let env = &net.null.env;
+        let rejects = Arc::new(rejects, GFP_KERNEL)?;
+        let listener = cm::Listener::new(&env.client, net.addr, 1, rejects, &env.cx)?;
+        let handled = net.begin()?;
+        entered.wait()?;
+        let waiting = net.begin()?;
+        wait(|| net.dev().requests() == 2)?;
+        let refused = net.begin()?;
+        wait(|| net.dev().requests() == 3 && net.dev().connections()[0] == 2)?;
+        may_leave.put(());
+        check!(refused.1.one()? == no_data());
+        for (_id, ulp) in [handled, waiting] {
+            let mut data = KVec::new();
+            data.extend_from_slice(b"late", GFP_KERNEL)?;
+            check!(ulp.one()? == Got::Rejected(data));
+        }
+        drop((listener, refused));
+        net.end()
+    }
+
+    #[test]
+    fn two_connections_at_once() -> Result {
+        let net = Net::new()?;
+        let (accept, place) = accepts(&net)?;
+        let listener = net.listen(accept)?;
+        let mut conns = KVec::new();
+        for _ in 0..2 {
+            let (active, a, got) = net.connect(false)?;
+            check!(got == Got::Established);
+            let (passive, b) = place.wait()?;
+            check!(b.one()? == Got::Established);
+            conns.push((active, a, passive, b), GFP_KERNEL)?;
+        }
+        check_eq!(net.dev().connections(), [2, 1]);
+        // The one that has come first ends first, and the other is there until it ends.
+        for (i, (active, a, _passive, b)) in conns.iter().enumerate() {
+            active.disconnect(&net.null.env.cx)?;
+            check!(a.one()? == Got::Disconnected);
+            check!(b.one()? == Got::Disconnected);
+            wait(|| net.dev().connections() == [1 - i, 1])?;
+            let others = conns.iter().skip(i + 1);
+            check!(others.clone().all(|(_, a, _, b)| a.count() + b.count() == 0));
+        }
+        drop((listener, conns, place));
+        net.end()
+    }
+
+    #[test]
     fn rejected_by_injection() -> Result {
         let net = Net::new()?;
         let (accept, place) = accepts(&net)?;
@@ -381,6 +500,42 @@ mod tests {
         wait(|| net.dev().connections() == [0; 2])?;
         drop(ulp);
         net.end()
+    }
+
+    #[test]
+    fn silence_ends_with_the_device() -> Result {
+        let net = Net::new()?;
+        net.dev().inject(Injection::Silence { count: u32::MAX })?;
+        let (id, ulp) = net.begin_asking()?;
+        net.dev().inject(Injection::End)?;
+        check!(ulp.one()? == Got::Failed(ETIMEDOUT));
+        drop((id, ulp));
+        // Those that come later are answered, and another injection does not change that.
+        let (first, late) = net.begin()?;
+        check!(late.one()? == no_data());
+        net.dev().inject(Injection::Silence { count: 1 })?;
+        let (second, later) = net.begin()?;
+        check!(later.one()? == no_data());
+        drop((first, late, second, later));
+        net.end()
+    }
+
+    #[test]
+    fn device_is_dropped_without_an_answer() -> Result {
+        let net = Net::new()?;
+        net.dev().inject(Injection::Silence { count: u32::MAX })?;
+        let (id, ulp) = net.begin_asking()?;
+        let NullEnv { env, dev } = net.null;
+        let gone = Place::new()?;
+        let left = gone.clone();
+        env.client.spawn(GFP_KERNEL, move |_| {
+            drop(dev);
+            left.put(());
+        })?;
+        // The request has failed, or the device goes: whichever the handler is called with first.
+        wait(|| ulp.count() != 0)?;
+        drop((id, ulp, env));
+        gone.wait()
     }
 
     #[test]
