@@ -136,6 +136,25 @@ impl cm::Connect for Ulp {
     }
 }
 
+/// An active end that leaves its QP to the test, and hears nothing.
+struct Asker {
+    pd: Pd,
+    qp: Arc<Place<Qp<Softirq>>>,
+}
+
+impl cm::Handler for Asker {
+    fn event(&self, _event: cm::Event<'_>, _cx: &Sleepable) {}
+}
+
+impl cm::Connect for Asker {
+    fn resolved(&self, id: &cm::Id, cx: &Sleepable) -> Result<cm::ConnParam<'_>> {
+        let cq = Cq::alloc_any(self.pd.device(), 64, cx)?;
+        let caps = Caps::new(4, 4);
+        self.qp.put(Qp::create(id, &self.pd, &cq, &cq, &caps, cx)?);
+        Ok(cm::ConnParam::default())
+    }
+}
+
 /// A device and an address of it.
 struct Net {
     null: NullEnv,
@@ -165,14 +184,7 @@ impl Net {
     fn begin_to(&self, addr: SocketAddr) -> Result<(cm::Id, Arc<Ulp>)> {
         let env = &self.null.env;
         let (ulp, options) = (Ulp::new(&env.pd)?, cm::Options::default());
-        let id = cm::Id::connect_to(
-            &env.client,
-            addr,
-            STEP_MS,
-            &options,
-            ulp.clone(),
-            &env.cx,
-        )?;
+        let id = cm::Id::connect_to(&env.client, addr, STEP_MS, &options, ulp.clone(), &env.cx)?;
         Ok((id, ulp))
     }
 
@@ -456,7 +468,9 @@ mod tests {
             check!(b.one()? == Got::Disconnected);
             wait(|| net.dev().connections() == [1 - i, 1])?;
             let others = conns.iter().skip(i + 1);
-            check!(others.clone().all(|(_, a, _, b)| a.count() + b.count() == 0));
+            check!(others
+                .clone()
+                .all(|(_, a, _, b)| a.count() + b.count() == 0));
         }
         drop((listener, conns, place));
         net.end()
@@ -536,6 +550,38 @@ mod tests {
         wait(|| ulp.count() != 0)?;
         drop((id, ulp, env));
         gone.wait()
+    }
+
+    #[test]
+    fn qp_is_destroyed_while_it_asks() -> Result {
+        let net = Net::new()?;
+        let env = &net.null.env;
+        let (accept, place) = keeps()?;
+        let listener = net.listen(accept)?;
+        let asks = || -> Result<(cm::Id, Qp<Softirq>)> {
+            let (pd, qp) = (env.pd.clone(), Place::new()?);
+            let asker = Arc::new(Asker { pd, qp: qp.clone() }, GFP_KERNEL)?;
+            let options = cm::Options::default();
+            let id = cm::Id::connect_to(&env.client, net.addr, STEP_MS, &options, asker, &env.cx)?;
+            wait(|| net.dev().connections()[0] == 1)?;
+            Ok((id, qp.wait()?))
+        };
+        // The request ends with the QP, and the last reference that `iw_cm` has.
+        let is_over = || net.dev().connections() == [0, 1] && net.dev().objects()[1] == 0;
+        net.dev().inject(Injection::Silence { count: 1 })?;
+        let (id, qp) = asks()?;
+        drop(qp);
+        wait(is_over)?;
+        drop(id);
+        let (id, qp) = asks()?;
+        let request = place.wait()?;
+        drop(qp);
+        wait(is_over)?;
+        drop(id);
+        let late = Ulp::new(&env.pd)?;
+        check_err!(late.accept(&request, &env.cx), ECONNRESET);
+        drop((listener, request));
+        net.end()
     }
 
     #[test]
