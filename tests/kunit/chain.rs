@@ -198,7 +198,7 @@ mod tests {
             chain.push(SendWr::send([io.buf.whole()]))
         });
         let Err(e) = posted else {
-            return Err(crate::check::fail(fmt!("the chain was posted")));
+            return Err(crate::check::fail("the chain was posted"));
         };
         check_eq!(e.error(), ENOMEM);
         check_eq!(e.posted(), 0);
@@ -221,7 +221,7 @@ mod tests {
             .a
             .post_chain(pair.env.message(&chained, &[0; 4])?, thrice)
         else {
-            return Err(crate::check::fail(fmt!("the chain was posted")));
+            return Err(crate::check::fail("the chain was posted"));
         };
         check_eq!(e.error(), ENOMEM);
         check_eq!(e.posted(), 2);
@@ -274,7 +274,7 @@ mod tests {
             Err(EDOM)
         });
         let Err(e) = posted else {
-            return Err(crate::check::fail(fmt!("the chain was posted")));
+            return Err(crate::check::fail("the chain was posted"));
         };
         check_eq!(e.error(), EDOM);
         let io = e.owner.ok_or(EIO)?;
@@ -366,7 +366,7 @@ mod tests {
         let mut batch = pair.a.batch(pair.env.message(&inbox, &[0; 4])?);
         batch.post(|m, chain: &mut Chain<'_, 1>| add(m, chain))?;
         let Err(e) = batch.finish(|_, _: &mut Chain<'_, 1>| Err(EDOM)) else {
-            return Err(crate::check::fail(fmt!("the batch was finished")));
+            return Err(crate::check::fail("the batch was finished"));
         };
         check_eq!(e, EDOM);
         check_eq!(batch.posted(), 1);

@@ -2,18 +2,34 @@
 
 //! Assertions that return from the test.
 
+use core::fmt::Debug;
 use kernel::{
     bindings,
-    fmt,
     prelude::*,
     str::CStr, //
 };
 
 /// Prints the condition that failed, and its place.
+#[cold]
+#[inline(never)]
 #[track_caller]
-pub(crate) fn fail(args: fmt::Arguments<'_>) -> Error {
+pub(crate) fn fail(condition: &str) -> Error {
     let at = core::panic::Location::caller();
-    pr_err!("FAILED at {}:{}: {args}\n", at.file(), at.line());
+    pr_err!("FAILED at {}:{}: {condition}\n", at.file(), at.line());
+    EINVAL
+}
+
+/// Prints the values that are not equal, and their place.
+#[cold]
+#[inline(never)]
+#[track_caller]
+pub(crate) fn differ(what: &str, is: &dyn Debug, should: &dyn Debug) -> Error {
+    let at = core::panic::Location::caller();
+    pr_err!(
+        "FAILED at {}:{}: {what} is {is:?}, not {should:?}\n",
+        at.file(),
+        at.line()
+    );
     EINVAL
 }
 
@@ -73,10 +89,7 @@ pub(crate) const OVERRUN: &str = "a CQ was overrun or failed: completions are lo
 macro_rules! check {
     ($condition:expr) => {
         if !$condition {
-            return Err($crate::check::fail(::kernel::prelude::fmt!(
-                "{}",
-                ::core::stringify!($condition)
-            )));
+            return Err($crate::check::fail(::core::stringify!($condition)));
         }
     };
 }
@@ -87,10 +100,8 @@ macro_rules! check_eq {
         match (&$is, &$should) {
             (is, should) => {
                 if *is != *should {
-                    return Err($crate::check::fail(::kernel::prelude::fmt!(
-                        "{} is {is:?}, not {should:?}",
-                        ::core::stringify!($is)
-                    )));
+                    let what = ::core::stringify!($is);
+                    return Err($crate::check::differ(what, &is, &should));
                 }
             }
         }
@@ -102,10 +113,8 @@ macro_rules! check_err {
     ($result:expr, $error:expr) => {
         match $result {
             Ok(_) => {
-                return Err($crate::check::fail(::kernel::prelude::fmt!(
-                    "{} succeeded",
-                    ::core::stringify!($result)
-                )))
+                let what = ::core::concat!(::core::stringify!($result), " succeeded");
+                return Err($crate::check::fail(what));
             }
             Err(error) => check_eq!(Error::from(error), $error),
         }

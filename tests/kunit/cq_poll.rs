@@ -435,7 +435,7 @@ mod tests {
         check_eq!(link.recv_cq.poll(&mut one)?, 1);
         let completion = one.completions().next().ok_or(EIO)?;
         // The machine code of all these callbacks is the same.
-        let mistaken = || fail(fmt!("the owner was taken as another type"));
+        let mistaken = || fail("the owner was taken as another type");
         let Err(completion) = completion.take::<Same<i8>, 0>() else {
             return Err(mistaken());
         };

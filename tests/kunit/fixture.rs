@@ -317,9 +317,16 @@ fn patience() -> Delta {
 
 /// Waits until the condition holds; fails, and says where, when it never does.
 #[track_caller]
+#[inline]
 pub(crate) fn wait(mut condition: impl FnMut() -> bool) -> Result {
+    wait_for(&mut condition)
+}
+
+#[inline(never)]
+#[track_caller]
+fn wait_for(condition: &mut dyn FnMut() -> bool) -> Result {
     match read_poll_timeout(|| Ok(condition()), |held| *held, STEP, patience()) {
         Ok(_) => Ok(()),
-        Err(_) => Err(fail(fmt!("waited in vain"))),
+        Err(_) => Err(fail("waited in vain")),
     }
 }

@@ -109,7 +109,7 @@ mod tests {
             .qp
             .post_send(owner, |o| Ok(RegWr::remote_write(&o.region)))
         {
-            Ok(_) => Err(crate::check::fail(fmt!("it was registered twice"))),
+            Ok(_) => Err(crate::check::fail("it was registered twice")),
             Err(e) => {
                 check_eq!(e.error(), EBUSY);
                 check!(Arc::ptr_eq(&e.owner.ok_or(EIO)?.region, &registered.region));

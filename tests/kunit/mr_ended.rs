@@ -70,7 +70,7 @@ fn register(null: &Null<Direct>, owner: Pin<KBox<Own<Whole>>>) -> Result<Pin<KBo
     polled(null, |completion| {
         // It is no invalidation.
         let Err(completion) = completion.take_inv::<Own<Whole>, 0>() else {
-            return Err(fail(fmt!("a registration was taken for an invalidation")));
+            return Err(fail("a registration was taken for an invalidation"));
         };
         let (owner, wc) = completion.take::<Own<Whole>, 0>().map_err(|_| EIO)?;
         wc.result()?;
@@ -177,11 +177,11 @@ mod tests {
         polled(&null, |completion| {
             let completion = match completion.take::<Own<Whole>, 0>() {
                 Err(completion) => completion,
-                Ok(_) => return Err(fail(fmt!("its own callback has not completed"))),
+                Ok(_) => return Err(fail("its own callback has not completed")),
             };
             match completion.take_inv::<Own<Arc<Ours>>, 0>() {
                 Err(_) => Ok(()),
-                Ok(_) => Err(fail(fmt!("an owner of another type"))),
+                Ok(_) => Err(fail("an owner of another type")),
             }
         })?;
         null.a
@@ -190,7 +190,7 @@ mod tests {
             match completion.take_inv::<Own<Whole>, 0>() {
                 // Its handler ends it.
                 Err(completion) => Ok(drop(completion)),
-                Ok(_) => Err(fail(fmt!("an owner of another type"))),
+                Ok(_) => Err(fail("an owner of another type")),
             }
         })?;
         check!(region.is_idle());
@@ -250,7 +250,7 @@ mod tests {
         let mut owner = register(&null, own(whole(&null)?)?)?;
         for _ in 0..2 {
             let Err(e) = null.b.post_send(owner, |o| Ok(InvWr::new(&o.region))) else {
-                return Err(fail(fmt!("it was invalidated by another QP")));
+                return Err(fail("it was invalidated by another QP"));
             };
             check_eq!(e.error(), EINVAL);
             owner = e.owner.ok_or(EIO)?;
@@ -264,7 +264,7 @@ mod tests {
             Ok(completion.take::<Own<Whole>, 0>().map_err(|_| EIO)?.0)
         })?;
         let Err(e) = null.a.post_send(owner, |o| Ok(InvWr::new(&o.region))) else {
-            return Err(fail(fmt!("it was invalidated by the QP before")));
+            return Err(fail("it was invalidated by the QP before"));
         };
         check_eq!(e.error(), EINVAL);
         null.b
@@ -284,7 +284,7 @@ mod tests {
         let mut owner = own(Region::new(buf, &null.env.cx)?)?;
         for _ in 0..2 {
             let Err(e) = null.a.post_send(owner, |o| Ok(both(&o.region))) else {
-                return Err(fail(fmt!("it was registered through another PD")));
+                return Err(fail("it was registered through another PD"));
             };
             check_eq!(e.error(), EINVAL);
             owner = e.owner.ok_or(EIO)?;

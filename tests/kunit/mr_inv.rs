@@ -34,7 +34,7 @@ fn region(env: &Env, len: usize) -> Result<Whole> {
 fn parts<D: rdma::dma::Direction, M: Memory<D>>(region: Region<D, M>) -> Result<(Mr, M)> {
     region
         .into_parts()
-        .map_err(|_| crate::check::fail(fmt!("the region is not idle")))
+        .map_err(|_| crate::check::fail("the region is not idle"))
 }
 
 /// Registers, invalidates and registers again.
@@ -131,7 +131,7 @@ mod tests {
         let link = Link::<Softirq>::new()?;
         let (region, remote) = register(&link, region(&link.env, 10)?, both)?;
         let Err(region) = region.into_parts() else {
-            return Err(crate::check::fail(fmt!("a registered region came apart")));
+            return Err(crate::check::fail("a registered region came apart"));
         };
         write_flushed(&link, remote, b"works")?;
         let (region, _) = invalidate(&link, region)?;
@@ -173,7 +173,7 @@ mod tests {
         let link = Link::<Softirq>::new()?;
         let (carrier, _) = Carried::new(region(&link.env, 8)?)?;
         match link.b.qp.post_send(carrier, |c| Ok(InvWr::new(&c.region))) {
-            Ok(()) => Err(crate::check::fail(fmt!("an idle region was invalidated"))),
+            Ok(()) => Err(crate::check::fail("an idle region was invalidated")),
             Err(e) => {
                 check_eq!(e.error(), EBUSY);
                 check!(e.owner.ok_or(EIO)?.region.is_idle());
@@ -302,7 +302,7 @@ mod tests {
         let mr = Mr::alloc(&env.pd, 1, &env.cx)?;
         let large = SgBuf::<Bidirectional>::alloc(&env.pd, 5000, &env.cx)?;
         let Err(e) = Region::map(mr, large) else {
-            return Err(crate::check::fail(fmt!("two pages were mapped by one")));
+            return Err(crate::check::fail("two pages were mapped by one"));
         };
         check_eq!(e.error, EINVAL);
         let other = SgBuf::<Bidirectional>::alloc(&foreign.pd, 100, &env.cx)?;

@@ -224,7 +224,7 @@ impl<C: Polled> Setup<C> {
         })?;
         match shared.region.is_idle() {
             true => Ok(()),
-            false => Err(fail(fmt!("the region is not idle"))),
+            false => Err(fail("the region is not idle")),
         }
     }
 }

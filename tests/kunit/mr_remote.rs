@@ -108,7 +108,7 @@ fn cycle<C: Polled>() -> Result {
     let refused = write(&link, remote, b"never")?;
     check_eq!(refused.status(), Some(Status::REM_ACCESS_ERR));
     let Ok((_, mut buf)) = region.into_parts() else {
-        return Err(crate::check::fail(fmt!("the region is not idle")));
+        return Err(crate::check::fail("the region is not idle"));
     };
     check_eq!(&buf.cpu()[..5], b"valid");
     Ok(())

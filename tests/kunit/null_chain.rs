@@ -126,7 +126,7 @@ mod tests {
                 .a
                 .post_chain(message, |m, chain: &mut Chain<'_, 4>| full(m, chain))
             else {
-                return Err(fail(fmt!("it was posted")));
+                return Err(fail("it was posted"));
             };
             check_eq!(e.error(), EIO);
             check_eq!(e.posted(), after);
@@ -265,7 +265,7 @@ mod tests {
                     (0..LINKS).try_for_each(|_| chain.push(SendWr::send([])))
                 });
             let Err(e) = posted else {
-                return Err(fail(fmt!("it was posted")));
+                return Err(fail("it was posted"));
             };
             check_eq!(e.error(), EIO);
             check!(e.owner.is_none());
@@ -291,7 +291,7 @@ mod tests {
         for _ in 0..2 {
             null.inject(Injection::Refuse { after: 0, errno: 5 })?;
             let Err(e) = null.a.post_chain(owner, Mixed::fill) else {
-                return Err(fail(fmt!("it was posted")));
+                return Err(fail("it was posted"));
             };
             check_eq!(e.error(), EIO);
             owner = e.owner.ok_or(EIO)?;
@@ -304,7 +304,7 @@ mod tests {
                 Err(EDOM)
             });
             let Err(e) = posted else {
-                return Err(fail(fmt!("it was posted")));
+                return Err(fail("it was posted"));
             };
             check_eq!(e.error(), EDOM);
             owner = e.owner.ok_or(EIO)?;

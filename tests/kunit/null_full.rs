@@ -36,7 +36,7 @@ fn fill(null: &Null<Direct>, owner: &Arc<Counted>) -> Result {
             return Ok(());
         }
     }
-    Err(fail(fmt!("the queue is never full")))
+    Err(fail("the queue is never full"))
 }
 
 #[kunit_tests(rdma_null_full)]

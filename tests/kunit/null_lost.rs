@@ -137,7 +137,7 @@ mod tests {
             })?;
             let message = null.env.message(&sent, b"x")?;
             let Err(e) = send(&null.a, message) else {
-                return Err(crate::check::fail(fmt!("it was posted")));
+                return Err(crate::check::fail("it was posted"));
             };
             send(&null.a, e.owner.ok_or(EIO)?)?;
             null.one(&sent)?.ok()?;

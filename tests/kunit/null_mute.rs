@@ -55,7 +55,7 @@ fn ready<C: Polled>(injection: Injection) -> Result<(Null<C>, Arc<Counter>)> {
 /// The post has failed, and what it was to post is not back.
 fn is_kept<P, T>(posted: core::result::Result<T, PostError<P>>) -> Result {
     match posted {
-        Ok(_) => Err(fail(fmt!("it was posted"))),
+        Ok(_) => Err(fail("it was posted")),
         Err(e) => {
             check_eq!(e.error(), EIO);
             check!(e.owner.is_none());
@@ -255,7 +255,7 @@ mod tests {
             Ok(Rw::write(&t.data, 0..64, nowhere, &env.cx))
         });
         let Err(e) = posted else {
-            return Err(fail(fmt!("it was posted")));
+            return Err(fail("it was posted"));
         };
         check_eq!(e.error(), EIO);
         check!(e.owner.is_none());

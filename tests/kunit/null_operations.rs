@@ -231,7 +231,7 @@ mod tests {
                 .inject_qp(num, Injection::Refuse { after: 0, errno: 5 })?;
             let (carrier, carried) = Carried::new(region)?;
             let Err(e) = null.b.post_send(carrier, |c| Ok(InvWr::new(&c.region))) else {
-                return Err(crate::check::fail(fmt!("it was posted")));
+                return Err(crate::check::fail("it was posted"));
             };
             check_eq!(e.error(), EIO);
             check!(carried.take().is_none());
@@ -254,7 +254,7 @@ mod tests {
                 .inject_qp(num, Injection::Refuse { after: 0, errno: 5 })?;
             let (carrier, _) = Carried::new(region)?;
             let Err(e) = null.b.post_send(carrier, |c| Ok(both(&c.region))) else {
-                return Err(crate::check::fail(fmt!("it was posted")));
+                return Err(crate::check::fail("it was posted"));
             };
             region = KBox::into_inner(Pin::into_inner(e.owner.ok_or(EIO)?)).region;
             check!(region.is_idle());

@@ -90,7 +90,7 @@ impl<C: Polled> Eager<C> {
         }
         match Arc::into_unique_or_drop(self.counted) {
             Some(_) => Ok(()),
-            None => Err(fail(fmt!("an owner is lost"))),
+            None => Err(fail("an owner is lost")),
         }
     }
 }

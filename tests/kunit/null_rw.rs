@@ -105,7 +105,7 @@ mod tests {
         null.dev
             .inject_qp(qp.num(), Injection::Refuse { after: 1, errno: 5 })?;
         let Err(e) = qp.post_rw(shared.clone(), |x| x.write(cx)) else {
-            return Err(fail(fmt!("it was posted")));
+            return Err(fail("it was posted"));
         };
         check_eq!(e.error(), EIO);
         check!(e.owner.is_none());

@@ -241,7 +241,7 @@ mod tests {
             shared.send(b"1")?;
             wait(|| shared.recv_list.len() == 1)?;
             let Err(e) = shared.recv_list.pop()?.result else {
-                return Err(fail(fmt!("it succeeded")));
+                return Err(fail("it succeeded"));
             };
             check_eq!((e.status, e.vendor_err), (status, 7));
         }
@@ -286,7 +286,7 @@ mod tests {
         })?;
         wait(|| shared.recv_list.len() == 1 && shared.sent.len() == 1)?;
         let Err(e) = shared.recv_list.pop()?.result else {
-            return Err(fail(fmt!("it succeeded")));
+            return Err(fail("it succeeded"));
         };
         check_eq!(e.status, Status::REM_INV_REQ_ERR);
         check_eq!(shared.sent.pop()?.status(), Some(Status::REM_INV_REQ_ERR));

@@ -31,7 +31,7 @@ fn fails_with(null: &Null<Softirq>, status: u32) -> Result {
     let (sent, received) = (null.take(&sent, 2)?, null.take(&received, 2)?);
     for (all, vendor_err) in [(&sent, 0x1234), (&received, 77)] {
         match all[0].result {
-            Ok(_) => return Err(crate::check::fail(fmt!("it succeeded"))),
+            Ok(_) => return Err(crate::check::fail("it succeeded")),
             Err(e) => {
                 check_eq!(e.status.as_raw(), status);
                 check_eq!(e.vendor_err, vendor_err);

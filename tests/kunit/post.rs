@@ -36,7 +36,7 @@ fn given_back(
     bytes: &[u8],
 ) -> Result {
     match result {
-        Ok(()) => Err(crate::check::fail(fmt!("it was posted"))),
+        Ok(()) => Err(crate::check::fail("it was posted")),
         Err(e) => {
             check_eq!((e.error(), e.posted()), (error, 0));
             check_eq!(&*e.owner.ok_or(EIO)?.buf.cpu(), bytes);
@@ -224,7 +224,7 @@ mod tests {
         let owner = Arc::new(Counted { cqe, value: 42 }, GFP_KERNEL)?;
         for _ in 0..3 {
             match qp.post_send(owner.clone(), |_| Ok(SendWr::send([]))) {
-                Ok(()) => return Err(crate::check::fail(fmt!("it was posted"))),
+                Ok(()) => return Err(crate::check::fail("it was posted")),
                 Err(e) => {
                     let back = e.owner.ok_or(EIO)?;
                     check!(Arc::ptr_eq(&back, &owner));

@@ -213,7 +213,7 @@ mod tests {
             .a
             .post_send(lent, |r| Ok(SendWr::send([r.buf.whole()])));
         let Err(refused) = posted else {
-            return Err(crate::check::fail(fmt!("it was posted")));
+            return Err(crate::check::fail("it was posted"));
         };
         check_eq!(refused.error(), EIO);
         let lent = refused.owner.ok_or(EIO)?;

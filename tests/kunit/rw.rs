@@ -190,7 +190,7 @@ fn refused<T>(posted: Result<(), PostError<T>>, error: Error) -> Result<T> {
             check_eq!(e, error);
             Ok(owner)
         }
-        _ => Err(crate::check::fail(fmt!("it was not refused"))),
+        _ => Err(crate::check::fail("it was not refused")),
     }
 }
 
@@ -691,7 +691,7 @@ mod tests {
                 check_eq!(e.error(), ENOMEM);
                 check!(e.posted() > 0);
             }
-            _ => return Err(crate::check::fail(fmt!("it was not posted in part"))),
+            _ => return Err(crate::check::fail("it was not posted in part")),
         }
         check_eq!(t.gone.get(), 0);
         t.link.a.qp.drain(&t.link.env.cx)?;

@@ -191,7 +191,7 @@ mod tests {
         let memory = map::<_, Bidirectional>(&env, Gap::new(100)?)?;
         let mr = Mr::alloc(&env.pd, 8, &env.cx)?;
         let Err(e) = Region::map(mr, memory) else {
-            return Err(crate::check::fail(fmt!("it was mapped")));
+            return Err(crate::check::fail("it was mapped"));
         };
         check_eq!(e.error, EINVAL);
         // Both are there for another try.

@@ -235,7 +235,7 @@ mod tests {
             null.inject(Injection::Refuse { after, errno: 5 })?;
             let message = null.env.message(&sent, b"x")?;
             let Err(e) = post_times(&null.a, message, MOST, whole) else {
-                return Err(fail(fmt!("it was posted")));
+                return Err(fail("it was posted"));
             };
             check_eq!(e.error(), EIO);
             check_eq!(e.posted(), after);
@@ -269,7 +269,7 @@ mod tests {
         ];
         post_times(&null.a, first, CAPS.send_wr, whole)?;
         let Err(e) = post_times(&null.a, second, CAPS.send_wr, whole) else {
-            return Err(fail(fmt!("it was posted")));
+            return Err(fail("it was posted"));
         };
         check_eq!(e.error(), ENOMEM);
         // There is a place for the marker of a drain.
@@ -332,7 +332,7 @@ mod tests {
         ];
         for (result, error) in refused {
             let Err(e) = result else {
-                return Err(fail(fmt!("it was posted")));
+                return Err(fail("it was posted"));
             };
             check_eq!(e.error(), error);
             check_eq!(e.posted(), 0);

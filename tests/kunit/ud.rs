@@ -171,7 +171,7 @@ mod tests {
             }
             check_eq!(came[..], [byte - 1; 4][..]);
         }
-        Err(crate::check::fail(fmt!("nothing was lost")))
+        Err(crate::check::fail("nothing was lost"))
     }
 
     #[test]
