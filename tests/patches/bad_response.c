@@ -27,7 +27,7 @@ static int run(struct ib_pd *pd, struct ib_cq *cq)
 		ib_post_send(qp, &wr, NULL);
 	/* Answers that come before the request was sent are ignored. */
 	while (!ret && !wait_for_completion_timeout(&sent, HZ / 20)) {
-		ret = packet_receive(qp->qp_num, IB_OPCODE_RC_ACKNOWLEDGE, &aeth, sizeof(aeth));
+		ret = packet_receive(qp->qp_num, IB_OPCODE_RC_ACKNOWLEDGE, 0, &aeth, sizeof(aeth));
 		if (time_after(jiffies, end))
 			ret = -ETIMEDOUT;
 	}

@@ -35,8 +35,8 @@ static inline u32 packet_icrc(const struct packet *packet, const void *rest, siz
 	return ~crc32_le(crc, rest, len);
 }
 
-/* The dummy device receives what a peer may send: the first packet to a QP. */
-static inline int packet_receive(u32 qpn, u8 opcode, const void *rest, size_t len)
+/* The dummy device receives what a peer may send. */
+static inline int packet_receive(u32 qpn, u8 opcode, u32 psn, const void *rest, size_t len)
 {
 	size_t all = sizeof(struct packet) + len + sizeof(u32);
 	struct sk_buff *skb = alloc_skb(all + 64, GFP_KERNEL);
@@ -63,6 +63,7 @@ static inline int packet_receive(u32 qpn, u8 opcode, const void *rest, size_t le
 	packet->opcode = opcode;
 	packet->pkey = cpu_to_be16(0xffff);
 	packet->qpn = cpu_to_be32(qpn);
+	packet->psn = cpu_to_be32(psn);
 	skb_put_data(skb, rest, len);
 	icrc = packet_icrc(packet, rest, len);
 	skb_put_data(skb, &icrc, sizeof(icrc));

@@ -11,7 +11,7 @@ static u32 qpn;
 static int receive_packets(void *unused)
 {
 	while (!kthread_should_stop()) {
-		packet_receive(READ_ONCE(qpn), IB_OPCODE_RC_SEND_ONLY, NULL, 0);
+		packet_receive(READ_ONCE(qpn), IB_OPCODE_RC_SEND_ONLY, 0, NULL, 0);
 		cond_resched();
 	}
 	return 0;

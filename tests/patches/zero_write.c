@@ -27,7 +27,7 @@ static int run(struct ib_pd *pd, struct ib_cq *cq)
 	if (IS_ERR(qp))
 		return PTR_ERR(qp);
 	ret = end_to_init(qp) ?: ib_post_recv(qp, &wr, NULL) ?: end_to_rtr(qp, 0x123, HOST) ?:
-		packet_receive(qp->qp_num, IB_OPCODE_RC_RDMA_WRITE_ONLY, &write, sizeof(write));
+		packet_receive(qp->qp_num, IB_OPCODE_RC_RDMA_WRITE_ONLY, 0, &write, sizeof(write));
 	if (!ret && !wait_for_completion_timeout(&flushed, PATIENCE))
 		ret = -ETIMEDOUT;
 	ib_drain_qp(qp);
