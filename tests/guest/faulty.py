@@ -110,7 +110,8 @@ def modules(*names):
 # Module, what it is loaded with, and what has to be there.
 LOADED = (("rdma_rs", ""), ("rdma_null", ""), ("rdma_rping", ""), ("rdma_mad_ping", ""),
           ("rdma_ud_echo", ""), ("rdma_perf_rs", ""), ("rdma_minimal", "context=1"),
-          ("rdma_rpc", "clients=2 calls=3"), ("rdma_replog", "records=4 rounds=2"))
+          ("rdma_rpc", "clients=2 calls=3"), ("rdma_replog", "records=4 rounds=2"),
+          ("rdma_kv", "connections=2 operations=4 memory=8"))
 
 for m in LOADED:
     @action(f"load {m[0]}", *m)
