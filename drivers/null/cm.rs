@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The connection manager of an iWARP device: the driver's side of `iw_cm`.
+//! The connections of an iWARP device, and their events: the driver's side of `iw_cm`.
 //!
 //! C header: [`include/rdma/iw_cm.h`](srctree/include/rdma/iw_cm.h)
 //!
@@ -31,8 +31,8 @@
 //!
 //! `iw_cm` takes a reference to the QP (`iw_add_ref`) in `iw_cm_connect()` and `iw_cm_accept()`. It
 //! puts it (`iw_rem_ref`) if the operation fails, when it handles CONNECT_REPLY with an error or
-//! CLOSE, or when the id is destroyed. [`end`] has a QP lose its connection, so that these events
-//! come, and waits for the last reference.
+//! CLOSE, or when the id is destroyed. [`end`](crate::iw_cm::end) has a QP lose its connection, so
+//! that these events come, and waits for the last reference.
 //!
 //! # Locks
 //!
@@ -42,19 +42,13 @@
 //! the [`Machine`](crate::machine::Machine).
 
 use crate::{
-    device::Shared,
     inject::{
         take,
-        Injection,
-        Object, //
+        Injection, //
     },
     ring::{
         Ring,
         Slots, //
-    },
-    verbs::{
-        errno,
-        qp_parts, //
     }, //
 };
 use core::{
@@ -96,17 +90,45 @@ pub const REJECTED: &[u8] = b"rdma_null";
 
 /// An address, as C has it.
 #[derive(Clone, Copy)]
-struct Address(bindings::__kernel_sockaddr_storage);
+pub(crate) struct Address(pub(crate) bindings::__kernel_sockaddr_storage);
 
 // SAFETY: An address is bytes. The pointer that C has in the union aligns them, and is none.
 unsafe impl Send for Address {}
+
+impl Address {
+    /// Returns an address of IPv4 or IPv6.
+    pub(crate) fn get(&self) -> Option<SocketAddr> {
+        let raw = ptr::from_ref(&self.0);
+        // SAFETY: Each address begins with its family, which says what it is. The memory is as
+        // large and as aligned as any needs, and all of it is initialised.
+        unsafe {
+            let family = (*raw).__bindgen_anon_1.__bindgen_anon_1.ss_family;
+            match u32::from(family) {
+                bindings::AF_INET => {
+                    let addr = &*raw.cast::<bindings::sockaddr_in>();
+                    let ip = Ipv4Addr::from(u32::from_be(addr.sin_addr.s_addr));
+                    Some(SocketAddr::new(IpAddr::V4(ip), u16::from_be(addr.sin_port)))
+                }
+                bindings::AF_INET6 => {
+                    let addr = &*raw.cast::<bindings::sockaddr_in6>();
+                    let ip = Ipv6Addr::from(addr.sin6_addr.in6_u.u6_addr8);
+                    Some(SocketAddr::new(
+                        IpAddr::V6(ip),
+                        u16::from_be(addr.sin6_port),
+                    ))
+                }
+                _ => None,
+            }
+        }
+    }
+}
 
 /// A reference to an id.
 ///
 /// # Invariants
 ///
 /// The id is valid, and this has one of its references.
-struct IwId(NonNull<bindings::iw_cm_id>);
+pub(crate) struct IwId(NonNull<bindings::iw_cm_id>);
 
 // SAFETY: References to an id may be taken and put, and events given, in any thread.
 unsafe impl Send for IwId {}
@@ -117,7 +139,7 @@ impl IwId {
     /// # Safety
     ///
     /// The id is valid.
-    unsafe fn get(id: NonNull<bindings::iw_cm_id>) -> Self {
+    pub(crate) unsafe fn get(id: NonNull<bindings::iw_cm_id>) -> Self {
         // SAFETY: The caller says that the id is valid. `iw_create_cm_id` sets the function.
         unsafe {
             if let Some(add_ref) = (*id.as_ptr()).add_ref {
@@ -205,7 +227,7 @@ impl Event {
 
 /// The parameters of a request or of the answer: private data, and numbers of RDMA READs.
 #[derive(Default)]
-struct Param {
+pub(crate) struct Param {
     data: KVec<u8>,
     ird: u8,
     ord: u8,
@@ -218,39 +240,39 @@ impl Param {
     /// # Safety
     ///
     /// They are valid, with as many private data as they say.
-    unsafe fn copy(param: *const bindings::iw_cm_conn_param) -> Result<Self> {
+    pub(crate) unsafe fn copy(param: *const bindings::iw_cm_conn_param) -> Result<Self> {
         // SAFETY: The caller says that the parameters are valid.
         let param = unsafe { &*param };
         let len = u8::try_from(param.private_data_len)?;
         Ok(Self {
-            // SAFETY: The caller says that there are so many private data.
-            data: unsafe { copy(param.private_data, len) }?,
             ird: u8::try_from(param.ird).unwrap_or(u8::MAX),
             ord: u8::try_from(param.ord).unwrap_or(u8::MAX),
+            // SAFETY: The caller says that there are so many private data.
+            ..unsafe { Self::copy_data(param.private_data, len) }?
         })
     }
-}
 
-/// Copies private data.
-///
-/// # Safety
-///
-/// There are so many.
-unsafe fn copy(data: *const c_void, len: u8) -> Result<KVec<u8>> {
-    let mut copy = KVec::new();
-    if len != 0 {
-        // SAFETY: The caller says that there are so many.
-        let data = unsafe { core::slice::from_raw_parts(data.cast::<u8>(), len.into()) };
-        copy.extend_from_slice(data, GFP_KERNEL)?;
+    /// Copies private data.
+    ///
+    /// # Safety
+    ///
+    /// There are so many.
+    pub(crate) unsafe fn copy_data(data: *const c_void, len: u8) -> Result<Self> {
+        let mut param = Self::default();
+        if len != 0 {
+            // SAFETY: The caller says that there are so many.
+            let data = unsafe { core::slice::from_raw_parts(data.cast::<u8>(), len.into()) };
+            param.data.extend_from_slice(data, GFP_KERNEL)?;
+        }
+        Ok(param)
     }
-    Ok(copy)
 }
 
 /// One end of a connection.
 #[derive(Default)]
-struct End {
-    id: Option<IwId>,
-    qp: Option<usize>,
+pub(crate) struct End {
+    pub(crate) id: Option<IwId>,
+    pub(crate) qp: Option<usize>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -263,13 +285,13 @@ enum State {
 }
 
 /// A connection, from the request until its last event was given.
-struct Conn {
+pub(crate) struct Conn {
     /// Its number, which is not used again: `provider_data` of the passive end's id.
     num: usize,
     state: State,
     /// The listener that was asked.
     listener: Option<IwId>,
-    active: End,
+    pub(crate) active: End,
     passive: End,
     /// The addresses of the active end and of the listener that it has asked.
     from: Address,
@@ -284,6 +306,25 @@ struct Conn {
 }
 
 impl Conn {
+    /// Returns a request, without its active end.
+    pub(crate) fn new(from: Address, to: Address, request: Param) -> Result<KBox<Self>> {
+        let new = Self {
+            num: 0,
+            state: State::Asked,
+            listener: None,
+            active: End::default(),
+            passive: End::default(),
+            from,
+            to,
+            request,
+            answer: Param::default(),
+            status: 0,
+            due: 0,
+            queued: false,
+        };
+        Ok(KBox::new(new, GFP_KERNEL)?)
+    }
+
     fn has(&self, qp: usize) -> bool {
         [self.active.qp, self.passive.qp].contains(&Some(qp))
     }
@@ -362,11 +403,11 @@ impl Due {
     }
 }
 
-struct Listener {
-    id: IwId,
-    addr: SocketAddr,
+pub(crate) struct Listener {
+    pub(crate) id: IwId,
+    pub(crate) addr: SocketAddr,
     /// Listens on any address of IPv4, too.
-    dual_stack: bool,
+    pub(crate) dual_stack: bool,
 }
 
 impl Listener {
@@ -456,7 +497,7 @@ pub(crate) struct Cm {
     conns: SpinLockIrq<Conns>,
     /// Notified when a connection is gone, and when a reference to a QP was put.
     #[pin]
-    gone: CondVar,
+    pub(crate) gone: CondVar,
     #[pin]
     work: Work<Cm>,
 }
@@ -549,7 +590,7 @@ impl Cm {
     }
 
     /// Asks the listener of an address.
-    fn connect(self: &Arc<Self>, mut conn: KBox<Conn>, to: SocketAddr) -> Result {
+    pub(crate) fn connect(self: &Arc<Self>, mut conn: KBox<Conn>, to: SocketAddr) -> Result {
         let mut conns = self.conns.lock();
         if conn
             .active
@@ -588,7 +629,12 @@ impl Cm {
     /// Accepts a request with `passive`. Returns the QP that has asked, and whether the connection
     /// is there: it may be lost at once. Fails with `ECONNRESET` if the request is not there any
     /// more.
-    fn accept(self: &Arc<Self>, num: usize, passive: End, answer: Param) -> Result<(usize, bool)> {
+    pub(crate) fn accept(
+        self: &Arc<Self>,
+        num: usize,
+        passive: End,
+        answer: Param,
+    ) -> Result<(usize, bool)> {
         let mut conns = self.conns.lock();
         if passive
             .qp
@@ -615,7 +661,7 @@ impl Cm {
     }
 
     /// Rejects a request. Fails with `ECONNRESET` if it is not there any more.
-    fn reject(self: &Arc<Self>, num: usize, status: Error, answer: Param) -> Result {
+    pub(crate) fn reject(self: &Arc<Self>, num: usize, status: Error, answer: Param) -> Result {
         let mut conns = self.conns.lock();
         let (index, conn) = conns.asked(num).ok_or(ECONNRESET)?;
         conn.reply(status.to_errno(), answer);
@@ -645,271 +691,24 @@ impl Cm {
         self.wake(&conns);
         peer
     }
-}
 
-/// Ends the connection of a QP that is about to be destroyed, and waits until its last event was
-/// given and `iw_cm` has put its references to the QP.
-pub(crate) fn end(shared: &Shared, qp: usize) {
-    let mut machine = shared.machine.lock();
-    let Some(cm) = machine.cm.clone() else {
-        return;
-    };
-    machine.disconnect(qp);
-    if let Some(qp) = machine.qps.get_mut(qp) {
-        // No call that has found it connects it any more.
-        qp.state = bindings::ib_qp_state_IB_QPS_ERR;
-    }
-    drop(machine);
-    let mut conns = cm.conns.lock();
-    while conns.table.iter().any(|conn| conn.has(qp)) {
-        cm.gone.wait(&mut conns);
-    }
-    drop(conns);
-    let mut machine = shared.machine.lock();
-    while machine.qps.get(qp).is_some_and(|qp| qp.iw_refs != 0) {
-        cm.gone.wait(&mut machine);
-    }
-}
-
-/// Returns an address of IPv4 or IPv6.
-fn socket_addr(addr: &Address) -> Option<SocketAddr> {
-    let raw = ptr::from_ref(&addr.0);
-    // SAFETY: Each address begins with its family, which says what it is. The memory is as large
-    // and as aligned as any needs, and all of it is initialised.
-    unsafe {
-        let family = (*raw).__bindgen_anon_1.__bindgen_anon_1.ss_family;
-        match u32::from(family) {
-            bindings::AF_INET => {
-                let addr = &*raw.cast::<bindings::sockaddr_in>();
-                let ip = Ipv4Addr::from(u32::from_be(addr.sin_addr.s_addr));
-                Some(SocketAddr::new(IpAddr::V4(ip), u16::from_be(addr.sin_port)))
-            }
-            bindings::AF_INET6 => {
-                let addr = &*raw.cast::<bindings::sockaddr_in6>();
-                let ip = Ipv6Addr::from(addr.sin6_addr.in6_u.u6_addr8);
-                Some(SocketAddr::new(
-                    IpAddr::V6(ip),
-                    u16::from_be(addr.sin6_port),
-                ))
-            }
-            _ => None,
+    /// Waits until no connection has the QP.
+    pub(crate) fn wait_for_qp(&self, qp: usize) {
+        let mut conns = self.conns.lock();
+        while conns.table.iter().any(|conn| conn.has(qp)) {
+            self.gone.wait(&mut conns);
         }
     }
-}
 
-/// Returns the device of an id, its connection manager, and the number of the id's connection.
-///
-/// # Safety
-///
-/// `iw_cm` is calling an operation of the device with `id`, and the reference is not used after
-/// that.
-unsafe fn id_parts<'a>(id: *mut bindings::iw_cm_id) -> Result<(&'a Shared, Arc<Cm>, usize)> {
-    // SAFETY: The id is valid, as `iw_cm` calls this with it, and has set the device, whose
-    // operation this is.
-    let (shared, data) = unsafe { (Shared::of((*id).device), (*id).provider_data) };
-    let cm = shared.machine.lock().cm.clone().ok_or(EOPNOTSUPP)?;
-    Ok((shared, cm, data.addr()))
-}
-
-/// # Safety
-///
-/// Called by `iw_cm`, with what `struct ib_device_ops` says.
-pub(crate) unsafe extern "C" fn add_ref(qp: *mut bindings::ib_qp) {
-    // SAFETY: This is an operation of a QP that was created: `get_qp` has returned it.
-    let (shared, index) = unsafe { qp_parts(qp) };
-    if let Some(qp) = shared.machine.lock().qps.get_mut(index) {
-        qp.iw_refs += 1;
+    pub(crate) fn listen(&self, listener: Listener) -> Result {
+        Ok(self.conns.lock().listeners.push(listener, GFP_ATOMIC)?)
     }
-}
 
-/// # Safety
-///
-/// Called by `iw_cm`, with what `struct ib_device_ops` says.
-pub(crate) unsafe extern "C" fn rem_ref(qp: *mut bindings::ib_qp) {
-    // SAFETY: This is an operation of a QP that was created, and is not destroyed before this has
-    // put the reference: `end` waits for that.
-    let (shared, index) = unsafe { qp_parts(qp) };
-    let mut machine = shared.machine.lock();
-    if let Some(qp) = machine.qps.get_mut(index) {
-        qp.iw_refs -= 1;
+    /// Stops to listen. Requests that were not answered are refused: `iw_cm` may have dropped them.
+    pub(crate) fn stop(self: &Arc<Self>, id: *mut bindings::iw_cm_id) {
+        let mut conns = self.conns.lock();
+        conns.listeners.retain(|listener| !listener.id.is(id));
+        conns.fail(ECONNREFUSED.to_errno(), |conn| conn.asks(id));
+        self.wake(&conns);
     }
-    if let Some(cm) = &machine.cm {
-        cm.gone.notify_all();
-    }
-}
-
-/// # Safety
-///
-/// Called by `iw_cm`, with what `struct ib_device_ops` says.
-pub(crate) unsafe extern "C" fn get_qp(
-    dev: *mut bindings::ib_device,
-    num: c_int,
-) -> *mut bindings::ib_qp {
-    // SAFETY: `iw_cm` is calling an operation of `dev`.
-    let shared = unsafe { Shared::of(dev) };
-    let machine = shared.machine.lock();
-    let qp = machine
-        .find_qp(num as u32)
-        .and_then(|index| machine.qps.get(index));
-    qp.map_or(ptr::null_mut(), |qp| qp.config.raw.0.as_ptr())
-}
-
-/// # Safety
-///
-/// Called by `iw_cm`, with what `struct ib_device_ops` says.
-pub(crate) unsafe extern "C" fn connect(
-    id: *mut bindings::iw_cm_id,
-    param: *mut bindings::iw_cm_conn_param,
-) -> c_int {
-    let connect = || -> Result {
-        // SAFETY: This is an operation of the id's device.
-        let (shared, cm, _) = unsafe { id_parts(id) }?;
-        // SAFETY: `iw_cm` gives valid parameters and a valid id, whose addresses are set.
-        let (request, num, from, to) = unsafe {
-            let request = Param::copy(param)?;
-            let (from, to) = ((*id).local_addr, (*id).remote_addr);
-            (request, (*param).qpn, Address(from), Address(to))
-        };
-        let addr = socket_addr(&to).ok_or(EAFNOSUPPORT)?;
-        let id = NonNull::new(id).ok_or(EINVAL)?;
-        // SAFETY: The id is valid, as `iw_cm` calls this with it.
-        let id = unsafe { IwId::get(id) };
-        let new = Conn {
-            num: 0,
-            state: State::Asked,
-            listener: None,
-            active: End::default(),
-            passive: End::default(),
-            from,
-            to,
-            request,
-            answer: Param::default(),
-            status: 0,
-            due: 0,
-            queued: false,
-        };
-        let mut conn = KBox::new(new, GFP_KERNEL)?;
-        let mut machine = shared.machine.lock();
-        machine.creations.check(Object::Connect)?;
-        conn.active = End {
-            id: Some(id),
-            qp: Some(machine.connectable(num)?),
-        };
-        cm.connect(conn, addr)
-    };
-    errno(connect())
-}
-
-/// # Safety
-///
-/// Called by `iw_cm`, with what `struct ib_device_ops` says.
-pub(crate) unsafe extern "C" fn accept(
-    id: *mut bindings::iw_cm_id,
-    param: *mut bindings::iw_cm_conn_param,
-) -> c_int {
-    // SAFETY: This is an operation of the id's device.
-    let (shared, cm, num) = match unsafe { id_parts(id) } {
-        Ok(parts) => parts,
-        Err(e) => return e.to_errno(),
-    };
-    let accept = || -> Result {
-        // SAFETY: `iw_cm` gives valid parameters.
-        let (answer, qpn) = unsafe { (Param::copy(param)?, (*param).qpn) };
-        // SAFETY: The id is valid, as `iw_cm` calls this with it.
-        let id = unsafe { IwId::get(NonNull::new(id).ok_or(EINVAL)?) };
-        let mut machine = shared.machine.lock();
-        machine.creations.check(Object::Accept)?;
-        let qp = machine.connectable(qpn)?;
-        let passive = End {
-            id: Some(id),
-            qp: Some(qp),
-        };
-        // What the events lead to waits for the lock of the machine.
-        let (peer, is_there) = cm.accept(num, passive, answer)?;
-        let peer_num = machine.qps.get(peer).map_or(0, |qp| qp.num);
-        machine.connect_qp(qp, peer_num);
-        machine.connect_qp(peer, qpn);
-        if !is_there {
-            machine.fail_qp(qp);
-            machine.fail_qp(peer);
-        }
-        Ok(())
-    };
-    let accepted = accept();
-    if accepted.is_err() {
-        // Nothing else is called for the request any more.
-        let _ = cm.reject(num, ECONNRESET, Param::default());
-    }
-    errno(accepted)
-}
-
-/// # Safety
-///
-/// Called by `iw_cm`, with what `struct ib_device_ops` says.
-pub(crate) unsafe extern "C" fn reject(
-    id: *mut bindings::iw_cm_id,
-    data: *const c_void,
-    len: u8,
-) -> c_int {
-    // SAFETY: This is an operation of the id's device.
-    let (shared, cm, num) = match unsafe { id_parts(id) } {
-        Ok(parts) => parts,
-        Err(e) => return e.to_errno(),
-    };
-    let answer = || -> Result<Param> {
-        shared.machine.lock().creations.check(Object::Reject)?;
-        Ok(Param {
-            // SAFETY: `iw_cm` gives so many private data.
-            data: unsafe { copy(data, len) }?,
-            ..Default::default()
-        })
-    };
-    errno(match answer() {
-        Ok(answer) => cm.reject(num, ECONNREFUSED, answer),
-        Err(e) => cm.reject(num, ECONNRESET, Param::default()).and(Err(e)),
-    })
-}
-
-/// # Safety
-///
-/// Called by `iw_cm`, with what `struct ib_device_ops` says.
-pub(crate) unsafe extern "C" fn create_listen(
-    id: *mut bindings::iw_cm_id,
-    _backlog: c_int,
-) -> c_int {
-    let listen = || -> Result {
-        // SAFETY: This is an operation of the id's device.
-        let (shared, cm, _) = unsafe { id_parts(id) }?;
-        shared.machine.lock().creations.check(Object::Listen)?;
-        // SAFETY: The id is valid, as `iw_cm` calls this with it, and its address is set.
-        let (addr, afonly) = unsafe { (Address((*id).local_addr), (*id).afonly()) };
-        let addr = socket_addr(&addr).ok_or(EAFNOSUPPORT)?;
-        let listener = Listener {
-            // SAFETY: The id is valid, as `iw_cm` calls this with it.
-            id: unsafe { IwId::get(NonNull::new(id).ok_or(EINVAL)?) },
-            addr,
-            dual_stack: !afonly && addr.is_ipv6(),
-        };
-        cm.conns.lock().listeners.push(listener, GFP_ATOMIC)?;
-        Ok(())
-    };
-    errno(listen())
-}
-
-/// Stops to listen. Requests that were not answered are refused: `iw_cm` may have dropped them.
-///
-/// # Safety
-///
-/// Called by `iw_cm`, with what `struct ib_device_ops` says.
-pub(crate) unsafe extern "C" fn destroy_listen(id: *mut bindings::iw_cm_id) -> c_int {
-    // SAFETY: This is an operation of the id's device.
-    let cm = match unsafe { id_parts(id) } {
-        Ok((_, cm, _)) => cm,
-        Err(e) => return e.to_errno(),
-    };
-    let mut conns = cm.conns.lock();
-    conns.listeners.retain(|listener| !listener.id.is(id));
-    conns.fail(ECONNREFUSED.to_errno(), |conn| conn.asks(id));
-    cm.wake(&conns);
-    0
 }

@@ -278,6 +278,23 @@ impl WorkItem for Shared {
     }
 }
 
+/// The device's QP.
+#[repr(C)]
+pub(crate) struct IbQp {
+    raw: bindings::ib_qp,
+    pub(crate) index: usize,
+}
+
+/// # Safety
+///
+/// The RDMA core, or a consumer, is calling an operation of `qp`, which was created, and the
+/// reference is not used after that.
+pub(crate) unsafe fn qp_parts<'a>(qp: *mut bindings::ib_qp) -> (&'a Shared, usize) {
+    // SAFETY: The caller says that this is an operation of the QP, and so of its device.
+    // `create_qp` has set the index.
+    unsafe { (Shared::of((*qp).device), (*qp.cast::<IbQp>()).index) }
+}
+
 impl Shared {
     pub(crate) fn inject(&self, qp: Option<u32>, injection: Injection) -> Result {
         let Some(num) = qp else {

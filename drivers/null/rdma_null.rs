@@ -15,6 +15,7 @@ mod cq;
 mod device;
 mod inject;
 mod irq;
+mod iw_cm;
 mod machine;
 mod memory;
 mod null_device;
@@ -83,6 +84,14 @@ impl Drop for Module {
     }
 }
 
+/// Converts a result into C's.
+pub(crate) fn errno(result: Result) -> c_int {
+    match result {
+        Ok(()) => 0,
+        Err(e) => e.to_errno(),
+    }
+}
+
 /// `rdma link add`. The network device is not used.
 ///
 /// # Safety
@@ -91,5 +100,5 @@ impl Drop for Module {
 unsafe extern "C" fn newlink(name: *const c_char, _netdev: *mut bindings::net_device) -> c_int {
     // SAFETY: The core gives a C string, which is valid during the call.
     let name = unsafe { CStr::from_char_ptr(name) };
-    verbs::errno(null_device::register(name, null_device::Kind::Plain).map(drop))
+    errno(null_device::register(name, null_device::Kind::Plain).map(drop))
 }

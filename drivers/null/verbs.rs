@@ -5,15 +5,17 @@
 //! C header: [`include/rdma/ib_verbs.h`](srctree/include/rdma/ib_verbs.h)
 
 use crate::{
-    cm,
     cq::{
         Cq,
         QpPtr, //
     },
     device::{
+        qp_parts,
         raise_qp_event,
+        IbQp,
         Shared, //
     },
+    errno,
     inject::{
         Object,
         Stall, //
@@ -23,6 +25,7 @@ use crate::{
         CqWork,
         Irq, //
     },
+    iw_cm,
     machine::{
         Machine,
         MAX_CQ,
@@ -121,14 +124,14 @@ pub(crate) static OPS: Ops = Ops(bindings::ib_device_ops {
     alloc_mr: Some(alloc_mr),
     map_mr_sg: Some(map_mr_sg),
     dereg_mr: Some(dereg_mr),
-    iw_add_ref: Some(cm::add_ref),
-    iw_rem_ref: Some(cm::rem_ref),
-    iw_get_qp: Some(cm::get_qp),
-    iw_connect: Some(cm::connect),
-    iw_accept: Some(cm::accept),
-    iw_reject: Some(cm::reject),
-    iw_create_listen: Some(cm::create_listen),
-    iw_destroy_listen: Some(cm::destroy_listen),
+    iw_add_ref: Some(iw_cm::add_ref),
+    iw_rem_ref: Some(iw_cm::rem_ref),
+    iw_get_qp: Some(iw_cm::get_qp),
+    iw_connect: Some(iw_cm::connect),
+    iw_accept: Some(iw_cm::accept),
+    iw_reject: Some(iw_cm::reject),
+    iw_create_listen: Some(iw_cm::create_listen),
+    iw_destroy_listen: Some(iw_cm::destroy_listen),
     size_ib_pd: size_of::<bindings::ib_pd>(),
     size_ib_ah: size_of::<bindings::ib_ah>(),
     size_ib_srq: size_of::<IbSrq>(),
@@ -293,14 +296,6 @@ unsafe extern "C" fn query_pkey(
     // SAFETY: The core gives memory for the key.
     unsafe { pkey.write(0xffff) };
     0
-}
-
-/// Converts a result into C's.
-pub(crate) fn errno(result: Result) -> c_int {
-    match result {
-        Ok(()) => 0,
-        Err(e) => e.to_errno(),
-    }
 }
 
 /// # Safety
@@ -559,23 +554,6 @@ unsafe extern "C" fn modify_cq(_cq: *mut bindings::ib_cq, _count: u16, _period: 
     errno(Ok(()))
 }
 
-/// The device's QP.
-#[repr(C)]
-struct IbQp {
-    raw: bindings::ib_qp,
-    index: usize,
-}
-
-/// # Safety
-///
-/// The RDMA core, or a consumer, is calling an operation of `qp`, which was created, and the
-/// reference is not used after that.
-pub(crate) unsafe fn qp_parts<'a>(qp: *mut bindings::ib_qp) -> (&'a Shared, usize) {
-    // SAFETY: The caller says that this is an operation of the QP, and so of its device.
-    // `create_qp` has set the index.
-    unsafe { (Shared::of((*qp).device), (*qp.cast::<IbQp>()).index) }
-}
-
 /// # Safety
 ///
 /// Called by the RDMA core, with what `struct ib_device_ops` says.
@@ -744,7 +722,7 @@ unsafe extern "C" fn destroy_qp(
     // SAFETY: This is an operation of a QP that was created.
     let ((shared, index), num) = unsafe { (qp_parts(qp), (*qp).qp_num) };
     shared.remove_files(num);
-    cm::end(shared, index);
+    iw_cm::end(shared, index);
     // No event handler of the QP runs from here on.
     let _events = shared.events.lock();
     let gone = shared.machine.lock().remove_qp(index);
