@@ -392,8 +392,8 @@ impl Inner {
     }
 }
 
-/// Returns the first entry of a range, the number of its entries, and what its ends were before
-/// they were cut to it, if they were.
+/// Cuts the ends of a list to a range. Returns the first entry of the range, the number of its
+/// entries, and what the ends were before, if they were cut.
 ///
 /// C transfers all of an entry, so the last one is cut to end where the range does. It takes an
 /// offset into the first one, but siw ignores that (`siw_map_mr_sg()`).
@@ -402,7 +402,7 @@ impl Inner {
 ///
 /// The table is valid, and nothing else uses it. The range is not empty, and inside of the memory
 /// that it describes.
-unsafe fn ends(
+unsafe fn cut(
     table: *mut bindings::sg_table,
     range: &Range<usize>,
 ) -> (*mut bindings::scatterlist, u32, Option<[Extent; 2]>) {
@@ -512,7 +512,7 @@ impl RawCtx {
             // SAFETY: By the type invariant the table is there. The range was checked to be inside
             // of the memory that it describes, so both entries are found. The caller has claimed
             // this, which keeps all others from the list.
-            unsafe { ends(inner.table, &range) }
+            unsafe { cut(inner.table, &range) }
         };
         // SAFETY: The QP is valid, as the caller promises, and the list has `count` entries from
         // `first` on, which are not mapped.
