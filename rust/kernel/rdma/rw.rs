@@ -709,6 +709,14 @@ enum Failed {
     Unnamed(Error),
 }
 
+impl From<Failed> for Error {
+    fn from(failed: Failed) -> Self {
+        match failed {
+            Failed::Nowhere(e) | Failed::InPart(_, e) | Failed::Unnamed(e) => e,
+        }
+    }
+}
+
 /// A transfer that was posted in part, and its owner. The transfer ends when this is dropped.
 ///
 /// # Invariants
@@ -734,31 +742,14 @@ impl<P> Drop for InPart<P> {
     }
 }
 
-/// Begins a transfer without posting it.
-///
-/// # Safety
-///
-/// The context of `plan` stays where it is during this call. `qp` is valid and counts its transfers
-/// in `transfers`.
-#[inline(never)]
-unsafe fn prepare(plan: &Plan, qp: NonNull<bindings::ib_qp>, transfers: &qp::Transfers) -> Result {
-    // SAFETY: The context is there, as the caller promises.
-    let ctx = unsafe { plan.ctx.as_ref() };
-    ctx.claim()?;
-    // SAFETY: The context was just claimed. `qp` is valid and counts in `transfers`, as the caller
-    // promises.
-    let started = unsafe { ctx.start(&plan.extents, qp, transfers) };
-    ctx.release();
-    started
-}
-
-/// Begins a transfer and posts its requests, and `then` behind them.
+/// Begins a transfer and posts its requests, and `then` behind them. If `user`, which they complete
+/// to, is null, they are not posted.
 ///
 /// # Safety
 ///
 /// `qp` is valid and counts its transfers in `transfers`. `then` is null or an initialised request.
-/// The memory of `then` and the context of `plan` stay where they are until `user` has completed
-/// or, if the post fails in part, until the QP is drained.
+/// The context of `plan` stays where it is during this call. With a `user`, that and the memory of
+/// `then` do until `user` has completed or, if the post fails in part, until the QP is drained.
 #[inline(never)]
 unsafe fn begin(
     plan: &Plan,
@@ -772,15 +763,16 @@ unsafe fn begin(
     let ctx = unsafe { plan.ctx.as_ref() };
     ctx.claim().map_err(Failed::Nowhere)?;
     // SAFETY: The context was just claimed, so nothing else uses it. `qp` is valid and counts in
-    // `transfers`, and `then` is null or initialised, as the caller promises.
-    let first = unsafe {
-        ctx.start(&plan.extents, qp, transfers).map_err(|e| {
-            ctx.release();
-            Failed::Nowhere(e)
-        })?;
-        ctx.requests(user, then)
-    };
-    // SAFETY: The context was just claimed, so nothing else uses it.
+    // `transfers`, as the caller promises.
+    let started = unsafe { ctx.start(&plan.extents, qp, transfers) };
+    if started.is_err() || user.is_null() {
+        ctx.release();
+        return started.map_err(Failed::Nowhere);
+    }
+    // SAFETY: The transfer was just begun, and nothing else uses the context, which was claimed
+    // above. `then` is null or initialised, as the caller promises.
+    let first = unsafe { ctx.requests(user, then) };
+    // SAFETY: The context was claimed above, so nothing else uses it.
     let job = unsafe { &(*ctx.inner.get()).job };
     if job
         .as_ref()
@@ -872,9 +864,10 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
     /// }
     /// ```
     pub fn prepare_rw(&self, rw: Rw<'_>) -> Result {
+        let (qp, user, then) = (self.any.target.raw, ptr::null_mut(), ptr::null_mut());
         // SAFETY: By the invariant of `Rw` the context is borrowed. The QP is valid and counts in
-        // `transfers()`.
-        unsafe { prepare(&rw.0, self.any.target.raw, self.transfers()) }
+        // `transfers()`. Nothing is posted.
+        Ok(unsafe { begin(&rw.0, qp, self.transfers(), user, then) }?)
     }
 
     /// Transfers memory of a [`Ctx`] to or from the peer (`rdma_rw_ctx_init`, `rdma_rw_ctx_post`),
