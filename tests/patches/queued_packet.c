@@ -40,7 +40,7 @@ static int run(struct ib_pd *pd, struct ib_cq *cq)
 {
 	int i, ret = 0;
 
-	for (i = 0; i < 100 && !ret; i++)
+	for (i = 0; i < 400 && !ret; i++)
 		ret = turn(pd, cq, i % 20);
 	return ret;
 }
