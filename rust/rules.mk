@@ -136,3 +136,6 @@ endif
 
 $(obj)/rust/exports.o: $(obj)/rust/exports_generated.h
 CFLAGS_rust/exports.o := -I$(obj)/rust
+
+# define_trace.h includes the header of the trace events again, by its name.
+CFLAGS_rust/helpers/helpers.o := -I$(src)/rust/helpers

@@ -15,6 +15,9 @@
 #include <linux/workqueue.h>
 #include <rdma/ib_cache.h>
 
+#define CREATE_TRACE_POINTS
+#include "rdma_rs_trace.h"
+
 int rdma_helper_dma_map_single(struct ib_device *dev, void *cpu_addr, size_t size,
 			       enum dma_data_direction dir, u64 *addr)
 {
@@ -181,11 +184,14 @@ static int all_mapped(struct ib_mr *mr, int ret, int nents, size_t len)
 int rdma_helper_map_mr(struct ib_mr *mr, u64 addr, u32 len)
 {
 	struct scatterlist sg;
+	int ret;
 
 	sg_init_table(&sg, 1);
 	sg_dma_address(&sg) = addr;
 	sg_dma_len(&sg) = len;
-	return all_mapped(mr, ib_map_mr_sg(mr, &sg, 1, NULL, PAGE_SIZE), 1, len);
+	ret = all_mapped(mr, ib_map_mr_sg(mr, &sg, 1, NULL, PAGE_SIZE), 1, len);
+	trace_mr_map(mr, 1, len, ret);
+	return ret;
 }
 EXPORT_SYMBOL_GPL(rdma_helper_map_mr);
 
@@ -217,6 +223,7 @@ int rdma_helper_map_mr_sg(struct ib_mr *mr, struct sg_table *sgt, size_t start, 
 	sg_dma_address(first) = addr;
 	sg_dma_len(first) = first_len;
 	sg_dma_len(last) = last_len;
+	trace_mr_map(mr, nents, len, ret);
 	return ret;
 }
 EXPORT_SYMBOL_GPL(rdma_helper_map_mr_sg);
@@ -328,3 +335,13 @@ struct ib_device *rdma_helper_device_by_netdev(const char *name)
 	return dev;
 }
 EXPORT_SYMBOL_GPL(rdma_helper_device_by_netdev);
+
+void rdma_helper_trace_drain_begin(const struct ib_qp *qp)
+{
+	trace_drain_begin(qp);
+}
+
+void rdma_helper_trace_drain_end(const struct ib_qp *qp, u64 usecs, int rc)
+{
+	trace_drain_end(qp, usecs, rc);
+}

@@ -62,12 +62,26 @@ impl Inner {
     pub(super) fn drain(&self, markers: Arc<Markers>, cx: &Sleepable) -> Result {
         let drain_list = self.context.drain_list.take();
         let kept = self.listed.take_undrained();
-        self.flush(markers, cx)
+        self.flush_traced(markers, cx)
             .inspect_err(|_| self.listed.put_undrained(kept))?;
         // SAFETY: The requests of these owners were posted before the markers, which have
         // completed.
         unsafe { drain_list.release() };
         Ok(())
+    }
+
+    /// Calls [`Inner::flush`] between the trace events `drain_begin` and `drain_end`.
+    fn flush_traced(&self, markers: Arc<Markers>, cx: &Sleepable) -> Result {
+        let qp = self.raw.as_ptr();
+        let began = time::Instant::<time::Monotonic>::now();
+        // SAFETY: By the type invariant the QP is valid.
+        unsafe { bindings::rdma_helper_trace_drain_begin(qp) };
+        let flushed = self.flush(markers, cx);
+        let rc = flushed.map_or_else(Error::to_errno, |()| 0);
+        let usecs = began.elapsed().as_micros_ceil().try_into().unwrap_or(0);
+        // SAFETY: By the type invariant the QP is valid.
+        unsafe { bindings::rdma_helper_trace_drain_end(qp, usecs, rc) };
+        flushed
     }
 
     fn flush(&self, markers: Arc<Markers>, cx: &Sleepable) -> Result {
