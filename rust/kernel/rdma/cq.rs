@@ -38,7 +38,10 @@ use crate::{
     bindings,
     deferred,
     device::Name,
-    objects::Object,
+    objects::{
+        self,
+        Object, //
+    },
     prelude::*,
     removal,
     sync::{
@@ -297,7 +300,7 @@ fn alloc(
         raw,
         origin,
         dev: dev.clone(),
-        _listed: listed,
+        listed,
     });
     Inner::new(dev, given.try_into()?, state)
 }
@@ -337,7 +340,7 @@ fn get(
         raw,
         origin: Origin::Pooled { entries },
         dev: dev.clone(),
-        _listed: listed,
+        listed,
     });
     Inner::new(dev, entries, state)
 }
@@ -418,6 +421,11 @@ unsafe impl Sync for Inner {}
 
 impl Inner {
     fn new(dev: &Device, entries: u32, state: deferred::Deferred<State>) -> Result<Arc<Self>> {
+        state.listed.set_sizes(objects::Sizes::Cq {
+            context: state.context_name(),
+            entries,
+            reserved: 0,
+        });
         let mut inner = Self {
             raw: state.raw,
             dev: dev.clone(),
@@ -469,6 +477,12 @@ impl Inner {
             true => Err(EOVERFLOW),
             false => Ok(()),
         }
+    }
+
+    /// Returns the number that `rdma resource show cq` shows.
+    pub(crate) fn num(&self) -> u32 {
+        // SAFETY: The CQ is there while `self` lives; the number does not change.
+        unsafe { (*self.raw.as_ptr()).res.id }
     }
 
     pub(crate) fn poller(&self) -> Poller {
@@ -600,11 +614,25 @@ struct State {
     raw: NonNull<bindings::ib_cq>,
     origin: Origin,
     dev: Device,
-    _listed: Object,
+    listed: Object,
 }
 
 // SAFETY: A CQ may be freed from any thread.
 unsafe impl Send for State {}
+
+impl State {
+    /// Returns the name of the context that the CQ is polled in, for the list of objects.
+    fn context_name(&self) -> &'static str {
+        // SAFETY: By the type invariant `raw` is a CQ; the field does not change.
+        match unsafe { (*self.raw.as_ptr()).poll_ctx } {
+            Softirq::RAW => "softirq",
+            Workqueue::RAW => "workqueue",
+            UnboundWorkqueue::RAW => "unbound_workqueue",
+            _ if matches!(self.origin, Origin::Created(_)) => "waited",
+            _ => "direct",
+        }
+    }
+}
 
 impl deferred::Teardown for State {
     fn teardown(&mut self, cx: &Sleepable) -> deferred::Fate {
@@ -656,6 +684,7 @@ impl Reservation {
 impl Drop for Reservation {
     fn drop(&mut self) {
         self.cq.free.release(self.entries);
+        self.cq.state.listed.add_reserved(-self.entries);
     }
 }
 
@@ -670,6 +699,7 @@ pub(crate) fn reserve(cq: &Arc<Inner>, entries: u32) -> Result<Reservation> {
         );
         ENOSPC
     })?;
+    cq.state.listed.add_reserved(entries);
     // INVARIANT: Just taken.
     Ok(Reservation {
         cq: cq.clone(),

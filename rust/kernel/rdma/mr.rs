@@ -41,6 +41,7 @@ use crate::{
     bindings,
     deferred::Deferred,
     dma::Direction,
+    objects,
     prelude::*,
     wc::Success, //
 };
@@ -85,6 +86,7 @@ impl Mr {
         let mr = NonNull::new(mr).ok_or(ENOMEM)?;
         // SAFETY: The MR was just allocated, and its number does not change.
         listed.set_num(unsafe { mr.as_ref() }.res.id);
+        listed.set_sizes(objects::Sizes::Mr { pages });
         // INVARIANT: The MR is new.
         Ok(Self(reserved.fill(frwr::FastRegMr::new(
             mr,

@@ -65,6 +65,55 @@ impl fmt::Display for Peer {
     }
 }
 
+/// The sizes of an object.
+#[derive(Clone, Copy)]
+pub(crate) enum Sizes {
+    Unknown,
+    Cq {
+        context: &'static str,
+        entries: u32,
+        /// The number of entries that QPs and SRQs have reserved.
+        reserved: u32,
+    },
+    /// The requests that can be outstanding, and the number of the CQ that they complete to.
+    Qp {
+        sends: (u32, u32),
+        /// `None` if the QP takes its receives from an SRQ.
+        receives: Option<(u32, u32)>,
+    },
+    Srq {
+        slots: u32,
+    },
+    Mr {
+        pages: u32,
+    },
+}
+
+impl fmt::Display for Sizes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match *self {
+            Self::Unknown => Ok(()),
+            Self::Cq {
+                context,
+                entries,
+                reserved,
+            } => write!(f, ", {context}, {reserved} of {entries} entries reserved"),
+            Self::Qp {
+                sends: (sends, send_cq),
+                receives,
+            } => {
+                write!(f, ", {sends} sends to CQ {send_cq}")?;
+                match receives {
+                    Some((n, cq)) => write!(f, ", {n} receives to CQ {cq}"),
+                    None => f.write_str(", receives of an SRQ"),
+                }
+            }
+            Self::Srq { slots } => write!(f, ", {slots} slots"),
+            Self::Mr { pages } => write!(f, ", {pages} pages"),
+        }
+    }
+}
+
 /// The owners that a QP keeps until it is drained.
 #[derive(Clone, Copy)]
 pub(crate) struct Undrained {
@@ -81,10 +130,11 @@ struct Details {
     /// Null unless the object is a QP.
     qp: [*const bindings::ib_qp; DEBUG],
     peer: Peer,
+    sizes: Sizes,
     undrained: Option<KBox<Undrained>>,
 }
 
-/// An object in the list: at most 96 bytes, as C keeps none of this.
+/// An object in the list: at most 128 bytes, as C keeps none of this.
 ///
 /// # Invariants
 ///
@@ -122,17 +172,18 @@ fn seconds(since: time::Instant<time::Monotonic>) -> i64 {
 
 impl fmt::Display for Record {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (peer, undrained, qp) = {
+        let (peer, sizes, undrained, qp) = {
             let details = self.details.lock();
             let undrained = details.undrained.as_deref().copied();
-            (details.peer, undrained, details.qp.first().copied())
+            let qp = details.qp.first().copied();
+            (details.peer, details.sizes, undrained, qp)
         };
         f.write_str(self.kind.name())?;
         let num = self.num.load(atomic::Relaxed);
         if num != NO_NUM {
             write!(f, " {num}")?;
         }
-        f.write_fmt(fmt!("{peer}, made {} s ago", seconds(self.since)))?;
+        f.write_fmt(fmt!("{peer}, made {} s ago{sizes}", seconds(self.since)))?;
         if let Some(posted) = qp.filter(|qp| !qp.is_null()).and_then(debug::of_qp) {
             let (count, owner, ago) = (posted.count, posted.owner, seconds(posted.since));
             f.write_fmt(fmt!(", {count} posted, the first a {owner}, {ago} s ago"))?;
@@ -179,6 +230,7 @@ impl Object {
                 details <- kernel::new_spinlock_irq!(Details {
                     qp: [core::ptr::null(); DEBUG],
                     peer: Peer::Unknown,
+                    sizes: Sizes::Unknown,
                     undrained: None,
                 }),
             }),
@@ -210,6 +262,17 @@ impl Object {
 
     pub(crate) fn peer(&self) -> Peer {
         self.record.details.lock().peer
+    }
+
+    pub(crate) fn set_sizes(&self, sizes: Sizes) {
+        self.record.details.lock().sizes = sizes;
+    }
+
+    /// Changes the number of entries of the CQ that are reserved. Any context.
+    pub(crate) fn add_reserved(&self, entries: i32) {
+        if let Sizes::Cq { reserved, .. } = &mut self.record.details.lock().sizes {
+            *reserved = reserved.saturating_add_signed(entries);
+        }
     }
 
     /// Counts an owner of type `first` that the object keeps until it is drained. Any context.

@@ -45,7 +45,10 @@ use crate::{
     },
     cq,
     deferred,
-    objects::Object,
+    objects::{
+        self,
+        Object, //
+    },
     pd,
     prelude::*,
     qp::{
@@ -585,6 +588,10 @@ fn create(
     }
     // SAFETY: The QP was just created.
     let (send_wr, recv_wr) = unsafe { given(raw.as_ptr(), &attr.cap) };
+    listed.set_sizes(objects::Sizes::Qp {
+        sends: (send_wr, send_cq.num()),
+        receives: parts.srq.is_none().then(|| (recv_wr, recv_cq.num())),
+    });
     let reservations = cq::reserve(send_cq, send_wr).and_then(|send| {
         let recv = match parts.srq {
             Some(srq) => Recv::Shared(srq::SrqReservation::new(srq, recv_cq)?),

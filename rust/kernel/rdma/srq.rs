@@ -318,6 +318,7 @@ fn create(
     }));
     // SAFETY: The SRQ was just created; the number does not change.
     object.set_num(unsafe { raw.as_ref() }.res.id);
+    object.set_sizes(objects::Sizes::Srq { slots: count });
     // INVARIANT: The queue was made for the SRQ.
     let state = reserved.fill(State {
         queue,
