@@ -2,10 +2,14 @@
 """The links, and the rping module at work on them."""
 
 import threading
+import time
 from contextlib import contextmanager
+from pathlib import Path
 
 from case import sh
 from rping import ADDR, Instance, finish, peer, ports
+
+OBJECTS = Path("/sys/kernel/debug/rdma_rs/objects")
 
 
 def link(add=True):
@@ -61,3 +65,12 @@ def traffic(context="softirq"):
                 client.write("connect", 0)
                 thread.join(30)
                 assert not thread.is_alive(), "the client does not end"
+
+
+def no_connection():
+    """Waits until no QP is left."""
+    for _ in range(300):
+        if "QP" not in OBJECTS.read_text():
+            return
+        time.sleep(0.1)
+    raise AssertionError(f"still there: {OBJECTS.read_text()}")

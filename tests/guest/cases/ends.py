@@ -13,19 +13,9 @@ import null
 from case import BUILD, FLAVOUR, ROUNDS, case, sh
 from cases.hostile import wait_reason
 from rping import ADDR, CONTEXTS, Instance, ports
-from traffic import link, listening, serve_one, traffic
+from traffic import OBJECTS, link, listening, no_connection, serve_one, traffic
 
 KMEMLEAK = Path("/sys/kernel/debug/kmemleak")
-OBJECTS = Path("/sys/kernel/debug/rdma_rs/objects")
-
-
-def no_connection():
-    """Waits until no QP is left."""
-    for _ in range(300):
-        if "QP" not in OBJECTS.read_text():
-            return
-        time.sleep(0.1)
-    raise AssertionError(f"still there: {OBJECTS.read_text()}")
 
 
 @case("objects: those of connections are in debugfs with their peers, and go with them")
