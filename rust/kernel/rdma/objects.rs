@@ -89,9 +89,9 @@ pub(crate) enum Sizes {
     },
 }
 
-impl fmt::Display for Sizes {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match *self {
+impl Sizes {
+    fn write(self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
             Self::Unknown => Ok(()),
             Self::Cq {
                 context,
@@ -183,7 +183,8 @@ impl fmt::Display for Record {
         if num != NO_NUM {
             write!(f, " {num}")?;
         }
-        f.write_fmt(fmt!("{peer}, made {} s ago{sizes}", seconds(self.since)))?;
+        f.write_fmt(fmt!("{peer}, made {} s ago", seconds(self.since)))?;
+        sizes.write(f)?;
         if let Some(posted) = qp.filter(|qp| !qp.is_null()).and_then(debug::of_qp) {
             let (count, owner, ago) = (posted.count, posted.owner, seconds(posted.since));
             f.write_fmt(fmt!(", {count} posted, the first a {owner}, {ago} s ago"))?;
