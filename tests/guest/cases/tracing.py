@@ -76,6 +76,11 @@ def drains():
     assert all(event["rc"] == "0" for event in traced("drain_end")), traced("drain_end")
     maps = [(event["nents"], event["len"], event["rc"]) for event in traced("mr_map")]
     assert maps == [("1", "64", "0")] * 2, maps
+    with enabled("rdma_rs"):
+        with module("rdma_rpc"):
+            pass
+    # Pages that are not contiguous.
+    assert ("65536", "0") in {(event["len"], event["rc"]) for event in traced("mr_map")}, traced("mr_map")
     write("trace", "")
     with traffic():
         pass
