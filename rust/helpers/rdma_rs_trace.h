@@ -12,9 +12,7 @@
 #include <rdma/ib_verbs.h>
 
 TRACE_EVENT(drain_begin,
-	TP_PROTO(
-		const struct ib_qp *qp
-	),
+	TP_PROTO(const struct ib_qp *qp),
 
 	TP_ARGS(qp),
 
@@ -33,11 +31,7 @@ TRACE_EVENT(drain_begin,
 );
 
 TRACE_EVENT(drain_end,
-	TP_PROTO(
-		const struct ib_qp *qp,
-		u64 usecs,
-		int rc
-	),
+	TP_PROTO(const struct ib_qp *qp, u64 usecs, int rc),
 
 	TP_ARGS(qp, usecs, rc),
 
@@ -60,12 +54,7 @@ TRACE_EVENT(drain_end,
 );
 
 TRACE_EVENT(mr_map,
-	TP_PROTO(
-		const struct ib_mr *mr,
-		int nents,
-		size_t len,
-		int rc
-	),
+	TP_PROTO(const struct ib_mr *mr, int nents, size_t len, int rc),
 
 	TP_ARGS(mr, nents, len, rc),
 
