@@ -146,7 +146,9 @@ poll_context!(
     Direct, ib_poll_context_IB_POLL_DIRECT, "direct", [Atomic]
 );
 poll_context!(
-    /// Polled in softirq context through `irq_poll` (`IB_POLL_SOFTIRQ`).
+    /// Polled in softirq context through `irq_poll` (`IB_POLL_SOFTIRQ`). On PREEMPT_RT from a work
+    /// item, as [`Workqueue`], unless the kernel keeps the softirqs of a CPU from running at the
+    /// same time (`CONFIG_PREEMPT_RT_NEEDS_BH_LOCK`): `irq_poll` relies on that.
     Softirq, ib_poll_context_IB_POLL_SOFTIRQ, "softirq", [Atomic]
 );
 poll_context!(

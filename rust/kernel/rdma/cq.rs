@@ -215,6 +215,17 @@ fn check(dev: &Device, entries: u32) -> Result {
     Ok(())
 }
 
+/// Returns the context that the core polls a CQ in. `irq_poll` keeps a list for each CPU without a
+/// lock, as softirqs of a CPU run one after the other; on PREEMPT_RT they do not, and there a work
+/// item polls.
+fn polled_in(context: bindings::ib_poll_context) -> bindings::ib_poll_context {
+    let softirqs_run_together = cfg!(all(CONFIG_PREEMPT_RT, not(CONFIG_PREEMPT_RT_NEEDS_BH_LOCK)));
+    match context {
+        Softirq::RAW if softirqs_run_together => Workqueue::RAW,
+        context => context,
+    }
+}
+
 /// Allocates or creates a CQ. Not generic, so that the code that frees the CQ is in this module.
 #[inline(never)]
 fn alloc(
@@ -226,6 +237,7 @@ fn alloc(
     _cx: &Sleepable,
 ) -> Result<Arc<Inner>> {
     check(dev, entries)?;
+    let context = polled_in(context);
     if vector.is_some_and(|n| n >= dev.num_comp_vectors()) {
         return Err(EINVAL);
     }
@@ -324,6 +336,7 @@ fn get(
 ) -> Result<Arc<Inner>> {
     // The core never ends its search for more than a CQ can have.
     check(dev, entries)?;
+    let context = polled_in(context);
     let reserved = deferred::Deferred::reserve()?;
     let listed = dev.list(crate::refs::Kind::Cq)?;
     let vector = match vector {
