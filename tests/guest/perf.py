@@ -11,7 +11,8 @@ from pathlib import Path
 
 from samples import module
 
-TWINS = ("rdma_perf_rs", "rdma_perf_c")
+# On PREEMPT_RT the softirq CQs of C crash the kernel: Documentation/safety.rst, limits.
+TWINS = ("rdma_perf_rs",) if "-rt-" in os.uname().release else ("rdma_perf_rs", "rdma_perf_c")
 CONTEXTS = ("direct", "batch", "static", "softirq", "workqueue", "unbound_workqueue")
 POLLED = CONTEXTS[:3]
 LATENCIES = ("send_lat", "write_lat", "read_lat")
