@@ -195,15 +195,15 @@ static int serve(struct request *request)
 /* Flushes the queues when the peer disconnects. */
 static void *watch(void *unused)
 {
+	/* A DREQ may overtake the RTU: it is the disconnection then that rdma_accept() has waited for. */
+	int over = id->event->event == RDMA_CM_EVENT_DISCONNECTED;
 	struct rdma_cm_event *event;
 
-	while (!rdma_get_cm_event(id->channel, &event)) {
-		int over = event->event == RDMA_CM_EVENT_DISCONNECTED;
-
+	while (!over && !rdma_get_cm_event(id->channel, &event)) {
+		over = event->event == RDMA_CM_EVENT_DISCONNECTED;
 		rdma_ack_cm_event(event);
-		if (over)
-			rdma_disconnect(id);
 	}
+	rdma_disconnect(id);
 	return unused;
 }
 
