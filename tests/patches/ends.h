@@ -129,6 +129,26 @@ static inline int ends_connect(struct ib_qp *a, struct ib_qp *b)
 		end_to_rts(a) ?: end_to_rts(b);
 }
 
+/* The callback of the one request that is waited for, and its status. */
+static DECLARE_COMPLETION(request_done);
+static enum ib_wc_status request_status;
+
+static inline void request_completes(struct ib_cq *cq, struct ib_wc *wc)
+{
+	request_status = wc->status;
+	complete(&request_done);
+}
+
+static __maybe_unused struct ib_cqe request_cqe = { .done = request_completes };
+
+/* Waits for the request that was posted, and returns whether it has failed. */
+static inline int request_wait(void)
+{
+	if (!wait_for_completion_timeout(&request_done, PATIENCE))
+		return -ETIMEDOUT;
+	return request_status == IB_WC_SUCCESS ? 0 : -EIO;
+}
+
 static int run(struct ib_pd *pd, struct ib_cq *cq);
 
 static int __init reproducer_init(void)

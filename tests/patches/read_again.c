@@ -14,29 +14,10 @@ struct reth {
 	__be32 length;
 } __packed;
 
-static DECLARE_COMPLETION(request_done);
-static enum ib_wc_status request_status;
-
-static void request_completes(struct ib_cq *cq, struct ib_wc *wc)
-{
-	request_status = wc->status;
-	complete(&request_done);
-}
-
-static struct ib_cqe cqe = { .done = request_completes };
-
-/* Waits for the request that was posted, and returns whether it has failed. */
-static int request_wait(void)
-{
-	if (!wait_for_completion_timeout(&request_done, PATIENCE))
-		return -ETIMEDOUT;
-	return request_status == IB_WC_SUCCESS ? 0 : -EIO;
-}
-
 /* The peer sends a message, which comes when all before it was handled. */
 static int message_receive(struct ib_qp *qp, u32 psn)
 {
-	struct ib_recv_wr wr = { .wr_cqe = &cqe };
+	struct ib_recv_wr wr = { .wr_cqe = &request_cqe };
 
 	return ib_post_recv(qp, &wr, NULL) ?:
 		packet_receive(qp->qp_num, IB_OPCODE_RC_SEND_ONLY, psn, NULL, 0) ?:
@@ -47,7 +28,7 @@ static int mr_register(struct ib_qp *qp, struct ib_mr *mr, struct scatterlist *s
 {
 	struct ib_reg_wr reg = {
 		.wr = {
-			.wr_cqe = &cqe,
+			.wr_cqe = &request_cqe,
 			.opcode = IB_WR_REG_MR,
 			.send_flags = IB_SEND_SIGNALED,
 		},
@@ -64,7 +45,7 @@ static int mr_register(struct ib_qp *qp, struct ib_mr *mr, struct scatterlist *s
 static int mr_invalidate(struct ib_qp *qp, struct ib_mr *mr)
 {
 	struct ib_send_wr inv = {
-		.wr_cqe = &cqe,
+		.wr_cqe = &request_cqe,
 		.opcode = IB_WR_LOCAL_INV,
 		.send_flags = IB_SEND_SIGNALED,
 		.ex.invalidate_rkey = mr->rkey,

@@ -8,25 +8,6 @@
 
 #include "ends.h"
 
-static DECLARE_COMPLETION(request_done);
-static enum ib_wc_status request_status;
-
-static void request_completes(struct ib_cq *cq, struct ib_wc *wc)
-{
-	request_status = wc->status;
-	complete(&request_done);
-}
-
-static struct ib_cqe cqe = { .done = request_completes };
-
-/* Waits for the request that was posted, and returns whether it has failed. */
-static int request_wait(void)
-{
-	if (!wait_for_completion_timeout(&request_done, PATIENCE))
-		return -ETIMEDOUT;
-	return request_status == IB_WC_SUCCESS ? 0 : -EIO;
-}
-
 /* A QP that has an MR for a transfer. */
 static struct ib_qp *rw_create(struct ib_pd *pd, struct ib_cq *cq)
 {
@@ -55,7 +36,7 @@ static int rw_write(struct ib_qp *qp, struct page *page, struct ib_mr *sink)
 	ret = rdma_rw_ctx_init(&ctx, qp, 1, &sg, 1, 0, sink->iova, sink->rkey, DMA_TO_DEVICE);
 	if (ret < 0)
 		return ret;
-	ret = rdma_rw_ctx_post(&ctx, qp, 1, &cqe, NULL) ?: request_wait();
+	ret = rdma_rw_ctx_post(&ctx, qp, 1, &request_cqe, NULL) ?: request_wait();
 	rdma_rw_ctx_destroy(&ctx, qp, 1, &sg, 1, DMA_TO_DEVICE);
 	return ret;
 }
@@ -64,7 +45,7 @@ static int sink_register(struct ib_qp *qp, struct ib_mr *mr, struct scatterlist 
 {
 	struct ib_reg_wr reg = {
 		.wr = {
-			.wr_cqe = &cqe,
+			.wr_cqe = &request_cqe,
 			.opcode = IB_WR_REG_MR,
 			.send_flags = IB_SEND_SIGNALED,
 		},
