@@ -17,6 +17,7 @@ mod event;
 mod id;
 mod listener;
 pub(crate) mod state;
+pub(crate) mod timeouts;
 
 pub use event::Event;
 pub use event::Handler;

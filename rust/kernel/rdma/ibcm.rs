@@ -72,12 +72,12 @@ use crate::{
             Conn,
             Manager,
             RawId, //
-        }, //
+        },
+        timeouts, //
     },
     context::Context as _,
     deferred,
     device,
-    mad,
     objects,
     prelude::*,
     qp,
@@ -204,7 +204,7 @@ struct Connected {
 impl deferred::Teardown for Connected {
     fn teardown(&mut self, cx: &Sleepable) -> deferred::Fate {
         // SAFETY: The device is registered by the invariant of `device::Inner`.
-        let timeouts = || unsafe { mad::flush_timeouts(self.device.as_raw(), self.port, cx) };
+        let timeouts = || unsafe { timeouts::flush(self.device.as_raw(), self.port, cx) };
         self.device.inner().removal.remove(&self.conn);
         self.conn.set_id(None);
         self.conn.wait_notified();

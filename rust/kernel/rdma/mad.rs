@@ -974,33 +974,3 @@ unsafe fn register(
     })?;
     NonNull::new(agent).ok_or(ENOMEM)
 }
-
-/// The time between two attempts to allocate, in milliseconds.
-const RETRY_MS: i64 = 10;
-
-/// Waits for the timeouts of a port that have begun: for the send handlers that were called before.
-///
-/// The MAD layer has one ordered workqueue a port, on which it calls the send handlers of all
-/// agents for requests that have timed out (`timeout_sends()` in core/mad.c). Only unregistering an
-/// agent flushes it, so this registers one that neither sends nor receives, and retries while that
-/// fails for want of memory or of agent numbers. A port that the MAD layer does not know (`ENODEV`)
-/// has no agents: it is closed after all clients of this crate have released the device. Must not
-/// be called in a callback of a connection manager, which may be called by such a timeout.
-///
-/// # Safety
-///
-/// `dev` is registered, and stays so during the call.
-pub(crate) unsafe fn flush_timeouts(dev: *mut bindings::ib_device, port: u32, _cx: &Sleepable) {
-    let agent = loop {
-        // SAFETY: The caller says that the device is registered. An agent without a request
-        // receives nothing but replies, and this one sends nothing, so no handler is called.
-        match unsafe { register(dev, port, ptr::null_mut(), None, ptr::null()) } {
-            Ok(agent) => break agent,
-            // The port has no MADs, or could not be opened when the device was added.
-            Err(EPROTONOSUPPORT | ENODEV) => return,
-            Err(_) => time::delay::fsleep(time::Delta::from_millis(RETRY_MS)),
-        }
-    };
-    // SAFETY: The agent was just registered. `unregister_mad_agent()` flushes the port's workqueue.
-    unsafe { bindings::ib_unregister_mad_agent(agent.as_ptr()) };
-}

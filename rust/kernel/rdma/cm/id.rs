@@ -11,12 +11,12 @@ use crate::{
             Conn,
             Manager,
             RawId, //
-        }, //
+        },
+        timeouts, //
     },
     context::Context as _,
     deferred,
     device,
-    mad,
     objects,
     prelude::*,
     refs, //
@@ -881,7 +881,7 @@ impl State {
             // alive by the invariant of `RawId`. The port of an id does not change once it has a
             // device.
             unsafe {
-                mad::flush_timeouts(device.as_raw(), (*self.raw.as_ptr()).port_num, cx);
+                timeouts::flush(device.as_raw(), (*self.raw.as_ptr()).port_num, cx);
             }
         }
     }
