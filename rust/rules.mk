@@ -104,38 +104,23 @@ quiet_cmd_rdma_exports = EXPORTS $(quiet_modtag) $@
 	awk '$$2 ~ /(T|R|D|B)/ && $$3 ~ /^_R/ && \
 		$$3 !~ /(_(init|cleanup)_module|MODINFO)$$/ && $$3 !~ /__(pfx|cfi|odr_asan)/ \
 		{ printf "EXPORT_SYMBOL_RUST_GPL(%s);\n", $$3 }' > $@
-$(obj)/rust/exports_generated.h: $(rdma-crate)/rdma.o $(rdma-bindings)/rdma_bindings.o FORCE
-	$(call if_changed,rdma_exports)
-targets += rust/exports_generated.h
 
-$(obj)/drivers/null/exports_generated.h: $(obj)/drivers/null/rdma_null.o FORCE
-	$(call if_changed,rdma_exports)
-targets += drivers/null/exports_generated.h
-
-$(obj)/tests/twins/exports_generated.h: $(obj)/tests/twins/shelf.o FORCE
-	$(call if_changed,rdma_exports)
-targets += tests/twins/exports_generated.h
-
-$(obj)/tests/twins/exports.o: $(obj)/tests/twins/exports_generated.h
-CFLAGS_tests/twins/exports.o := -I$(obj)/tests/twins
-
-$(obj)/drivers/null/exports.o: $(obj)/drivers/null/exports_generated.h
-CFLAGS_drivers/null/exports.o := -I$(obj)/drivers/null
-
-ifdef CONFIG_MODVERSIONS
 # The C files declare the symbols as `extern int`: take the checksums from the Rust objects.
 rdma-gensymtypes = $(call getexportsymbols,\1) | \
 	$(objtree)/scripts/gendwarfksyms/gendwarfksyms \
 		$(if $(KBUILD_GENDWARFKSYMS_STABLE), --stable) \
 		$(if $(KBUILD_SYMTYPES), --symtypes $(@:.o=.symtypes),)
-$(obj)/rust/exports.o: private cmd_gensymtypes_c = \
-	$(rdma-gensymtypes) $(rdma-crate)/rdma.o $(rdma-bindings)/rdma_bindings.o
-$(obj)/drivers/null/exports.o: private cmd_gensymtypes_c = $(rdma-gensymtypes) $(obj)/drivers/null/rdma_null.o
-$(obj)/tests/twins/exports.o: private cmd_gensymtypes_c = $(rdma-gensymtypes) $(obj)/tests/twins/shelf.o
-endif
 
-$(obj)/rust/exports.o: $(obj)/rust/exports_generated.h
-CFLAGS_rust/exports.o := -I$(obj)/rust
+# $(call rdma-exports,FOLDER,OBJECTS): the folder's exports.c exports what the objects have.
+define rdma-exports
+$(obj)/$(1)/exports_generated.h: $(addprefix $(obj)/,$(2)) FORCE
+	$$(call if_changed,rdma_exports)
+targets += $(1)/exports_generated.h
+$(obj)/$(1)/exports.o: $(obj)/$(1)/exports_generated.h
+CFLAGS_$(1)/exports.o := -I$(obj)/$(1)
+$(if $(CONFIG_MODVERSIONS),
+$(obj)/$(1)/exports.o: private cmd_gensymtypes_c = $$(rdma-gensymtypes) $(addprefix $(obj)/,$(2)))
+endef
 
 # define_trace.h includes the header of the trace events again, by its name.
 CFLAGS_rust/helpers/helpers.o := -I$(src)/rust/helpers
