@@ -186,7 +186,8 @@ impl Sealed {
 #[diagnostic::on_unimplemented(
     message = "a `{Self}` cannot own a request",
     label = "not an owner",
-    note = "a request is owned by a `Pin<KBox<T>>` or a `InFlight<T>` with a `T: Send + Unpin`, or an `Arc<T>` with a `T: Send + Sync`, where `T` has a `CqeHandler`"
+    note = "a request is owned by a `Pin<KBox<T>>` or an `InFlight<T>` with a `T: Send + Unpin`,",
+    note = "or an `Arc<T>` with a `T: Send + Sync`, where `T` has a `CqeHandler`"
 )]
 pub unsafe trait CqePointer<const ID: u64>:
     Deref<Target: CqeHandler<ID, Pointer = Self>> + Sized + Send + 'static

@@ -136,6 +136,11 @@ unsafe impl<S: PollContext, R: PollContext> Send for Qp<S, R> {}
 // only read.
 unsafe impl<S: PollContext, R: PollContext> Sync for Qp<S, R> {}
 
+/// A QP as the handler of its own connection: it is kept until the connection's last event.
+impl<S: PollContext, R: PollContext> cm::Handler for Qp<S, R> {
+    fn event(&self, _event: cm::Event<'_>, _cx: &Sleepable) {}
+}
+
 impl<S: PollContext, R: PollContext> Qp<S, R> {
     /// Creates the QP of a connection (`rdma_create_qp`), ready for receives. Fails with `EINVAL`
     /// if the device cannot have such queues, or if `id`, `pd` and the CQs are not all of one

@@ -126,11 +126,6 @@ pub trait Handler: Send + Sync + 'static {
     fn event(&self, event: Event<'_>, cx: &Sleepable);
 }
 
-/// A QP as the handler of its own connection: it is kept until the connection's last event.
-impl<S: PollContext, R: PollContext> Handler for Qp<S, R> {
-    fn event(&self, _event: Event<'_>, _cx: &Sleepable) {}
-}
-
 /// The reason of a rejection, as `enum ib_cm_rej_reason`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct RejectReason(pub u32);
