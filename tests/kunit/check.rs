@@ -69,15 +69,6 @@ macro_rules! not_on_iwarp {
     };
 }
 
-/// Skips the running case if its device is not one of iWARP.
-macro_rules! only_on_iwarp {
-    () => {
-        if !$crate::fixture::on_iwarp()? {
-            return $crate::check::skip(c"the device is not one of iWARP");
-        }
-    };
-}
-
 /// The message about a request that completes twice.
 #[cfg(debug_assertions)]
 pub(crate) const TWICE: &str = "has completed twice: the device is broken; ignored";

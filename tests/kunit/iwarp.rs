@@ -38,6 +38,15 @@ use rdma::{
     wr::AtomicWr, //
 };
 
+/// Skips the running case if its device is not one of iWARP.
+macro_rules! only_on_iwarp {
+    () => {
+        if !$crate::fixture::on_iwarp()? {
+            return $crate::check::skip(c"the device is not one of iWARP");
+        }
+    };
+}
+
 /// The length of what is read: many packets.
 const LEN: usize = 64 << 10;
 

@@ -2,6 +2,11 @@
 
 //! Completions that come twice or never, and drains that cannot prove anything.
 
+#[cfg(debug_assertions)]
+use crate::fixture::{
+    Counted,
+    Counter, //
+};
 use crate::{
     check::{
         expect,
@@ -10,8 +15,6 @@ use crate::{
     fixture::{
         recv,
         send,
-        Counted,
-        Counter,
         Inbox,
         Null,
         NullEnv, //

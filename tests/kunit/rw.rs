@@ -10,6 +10,7 @@ use crate::fixture::{
     wait,
     CountDrop,
     Counter,
+    Env,
     Gap,
     Inbox,
     Link,
@@ -90,7 +91,18 @@ impl<C: Polled> Transfers<C> {
     }
 
     fn with(caps: &Caps, contexts: u32) -> Result<Self> {
-        let link = Link::<C>::with_contexts(caps, contexts, &ConnParam::default())?;
+        let env = Env::new()?;
+        let requests = env.dev.port(1).ok_or(ENODEV)?.rw_requests(contexts);
+        let with_requests = Caps {
+            send_wr: caps.send_wr + requests,
+            ..*caps
+        };
+        let cqs = (
+            env.cq::<C>(2 * with_requests.entries())?,
+            env.cq::<C>(2 * caps.entries())?,
+        );
+        let param = ConnParam::default();
+        let link = Link::connect(env, &cqs.0, &cqs.1, caps, contexts, &param)?;
         let memory = SgBuf::alloc(&link.env.pd, LEN, &link.env.cx)?;
         let (region, remote) = register(&link, Region::new(memory, &link.env.cx)?, both)?;
         Ok(Self {
