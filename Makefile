@@ -6,7 +6,7 @@ export KERNEL
 sandbox := scripts/sandbox
 
 .PHONY: help modules modules_install demo test vm check kunit random soak faults fuzz storms races bench patches \
-	doc rust-analyzer deb package-test hosts ulp update clean distclean
+	doc rust-analyzer deb package-test hosts intree ulp update clean distclean
 
 ifneq ($(KDIR),)
 
@@ -80,6 +80,8 @@ help:
 	@echo 'make package-test  installs them in a fresh Debian, uses, upgrades and removes them;'
 	@echo '                 goes on where it was ended'
 	@echo 'make hosts       what hosts of several kinds make the sandbox from, or are said to miss'
+	@echo 'make intree      the patches for the kernel'\''s tree, each built, and the kernel with them tried; goes on'
+	@echo '                 where it was ended'
 	@echo 'make ulp NAME= DIR=  a new ULP in a folder of its own, which builds and runs with make there'
 	@echo 'make update      look for newer kernels on the mirror the next time'
 	@echo 'make clean       remove build/'
@@ -141,8 +143,8 @@ vm:
 deb:
 	@git archive HEAD | $(sandbox) scripts/deb
 
-hosts:
-	@$(sandbox) $(tally) scripts/hosts
+hosts intree:
+	@$(sandbox) $(tally) scripts/$@
 
 package-test:
 	@git archive HEAD | $(sandbox) $(tally) scripts/package-test

@@ -1,0 +1,191 @@
+# SPDX-License-Identifier: GPL-2.0
+"""Part of scripts/intree: the series as the files of a kernel tree, patch by patch.
+
+    intree.py SOURCE REPO
+
+SOURCE is the kernel's source. REPO becomes a git repository with those of its files that the series
+change, and a branch a series, with a commit for each file of upstream/SERIES: a commit message, "---",
+and the files of this repository that come with it. Where a file lists others (modules, options, rules),
+it has what is there so far."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from fnmatch import fnmatch
+from pathlib import Path
+
+TOP = Path(__file__).resolve().parent.parent
+SERIES = ("first", "rest")
+
+# Where a file goes to; the first prefix that fits counts. The rules of all modules are read by one
+# Makefile, as those of nova-core and nova-drm are, as long as kbuild knows no crates of other folders.
+PLACES = (
+    ("upstream/infiniband.rst", "Documentation/infiniband/rust/index.rst"),
+    ("Documentation/", "Documentation/infiniband/rust/"),
+    ("Kconfig", "drivers/infiniband/rust/Kconfig"),
+    ("Kbuild", "drivers/infiniband/rust/modules.mk"),
+    ("rust/kernel/rdma/", "drivers/infiniband/rust/rdma/"),
+    ("rust/", "drivers/infiniband/rust/"),
+    ("drivers/null/", "drivers/infiniband/sw/null/"),
+    ("samples/", "drivers/infiniband/ulp/rust/"),
+    ("tests/kunit/kunitconfig", "drivers/infiniband/rust/.kunitconfig"),
+    ("tests/examples/", "drivers/infiniband/tests/examples/"),
+    ("tests/kunit/", "drivers/infiniband/tests/rust/"),
+)
+
+# The crates that grow.
+ROOTS = ("rust/kernel/rdma/rdma.rs", "tests/kunit/rdma_kunit.rs")
+
+# What is added to files of the kernel: the file, the line before which it comes (or the end), the lines.
+HOOKS = (
+    ("drivers/infiniband/Makefile", None, ["include $(src)/rust/modules.mk"]),
+    ("drivers/infiniband/Kconfig", "endif # INFINIBAND", ['source "drivers/infiniband/rust/Kconfig"', ""]),
+    ("MAINTAINERS", "INGENIC JZ4780 NAND DRIVER", "upstream/MAINTAINERS"),
+    ("Documentation/infiniband/index.rst", "   sysfs", ["   rust/index"]),
+)
+# A hook comes with the first file of this prefix.
+HOOKED_BY = {
+    "drivers/infiniband/Makefile": "drivers/infiniband/rust/modules.mk",
+    "drivers/infiniband/Kconfig": "drivers/infiniband/rust/Kconfig",
+    "MAINTAINERS": "drivers/infiniband/rust/",
+    "Documentation/infiniband/index.rst": "Documentation/infiniband/rust/",
+}
+
+
+def place(name):
+    """Returns the file's place in the kernel tree."""
+    for prefix, where in PLACES:
+        if name.startswith(prefix):
+            return where + name[len(prefix):]
+    sys.exit(f"error: {name} has no place in the kernel tree: scripts/intree.py")
+
+
+def moved(text):
+    """Returns rules of make with the places in drivers/infiniband instead of those here."""
+    for old, new in (("rust/kernel/rdma", "rust/rdma"), ("drivers/null", "sw/null"),
+                     ("samples/", "ulp/rust/"), ("tests/kunit", "tests/rust")):
+        text = text.replace(old, new)
+    return text
+
+
+def rules(text, files):
+    """Returns make's rules without the paragraphs of what is not there, or is out of tree."""
+    text = re.sub(r"ifneq \(\$\(KBUILD_EXTMOD\),\)\n.*?\nendif\n\n", "", text, flags=re.DOTALL)
+    there = {folder.as_posix() for name in files for folder in Path(name).parents}
+    kept = []
+    for paragraph in text.rstrip("\n").split("\n\n"):
+        code = re.sub(r"(?m)^#.*", "", paragraph)
+        if there.issuperset(re.findall(r"\b((?:drivers|samples|tests)/[\w/]+)/\w", code)):
+            kept.append(paragraph)
+    return moved("\n\n".join(kept) + "\n")
+
+
+def options(text, made):
+    """Returns the options whose modules the rules make."""
+    head, *entries = re.split(r"(?m)^(?=config )", text)
+    kept = [e for e in entries if f"CONFIG_{e.split()[1]})" in made]
+    head = "# SPDX-License-Identifier: GPL-2.0\n\n"
+    return head + "".join(kept).rstrip("\n") + "\n"
+
+
+def modules(name, text, files):
+    """Returns Rust without the modules, and what is used of them, that are not there."""
+    folders = {os.path.dirname(name), name[:-3]}
+    is_there = lambda m: any(f"{f}/{m}.rs" in files for f in folders)   # pylint: disable=unnecessary-lambda-assignment
+    declared = re.findall(r"(?m)^((?:#\[[^\n]*\n)*)(?:pub(?:\([a-z]+\))? )?mod (\w+);$", text)
+    gone = [m for attributes, m in declared if "path =" not in attributes and not is_there(m)]
+    for m in gone:
+        text = re.sub(rf"(?m)^(?:(?:#\[|///)[^\n]*\n)*(?:pub(?:\([a-z]+\))? )?mod {m};\n", "", text)
+        text = re.sub(rf"(?m)^(?:pub(?:\([a-z]+\))? )?use {m}::[^;]*;\n", "", text)
+        # What the documentation of the root says of it: an item of a list, or a paragraph.
+        text = re.sub(rf"(?m)^//! - (?:(?!^//! - |^//!\n)[^\n]*\n)*?[^\n]*\[`{m}`\][^\n]*\n", "", text)
+        text = re.sub(rf"//!\n//! [^\n]*\[`{m}`\]\.\n", "", text)
+    if name == "rust/kernel/rdma/prelude.rs":
+        crate = "rust/kernel/rdma"
+        for path in re.findall(r"(?m)^pub use crate::([\w:]+);$", text):
+            if f"{crate}/{path.split('::', maxsplit=1)[0]}.rs" not in files:
+                text = text.replace(f"pub use crate::{path};\n", "")
+    if name == "tests/kunit/rdma_kunit.rs":
+        for suite in re.findall(r"(?m)^    (\w+): suite_\1,$", text):
+            if not is_there(suite):
+                text = text.replace(f"    {suite}: suite_{suite},\n", "")
+                gone.append(suite)
+    if gone and name in ROOTS:
+        # What uses some of it comes with another patch.
+        text = re.sub(r"\n\n(?!//)", "\n\n#![allow(dead_code, unused_imports)]\n\n", text, count=1)
+    return text
+
+
+def tree(files, base):
+    """Returns the contents of the files of the kernel tree, by their places."""
+    made = rules((TOP / "Kbuild").read_text(), files)
+    contents = {}
+    for name in files:
+        text = (TOP / name).read_text()
+        if name == "Kbuild":
+            text = made
+        elif name == "Kconfig":
+            text = options(text, made)
+        elif name.endswith(".mk"):
+            text = rules(text, files)
+        elif name.endswith(".rs"):
+            text = modules(name, text, files)
+        contents[place(name)] = text
+    for name, before, lines in HOOKS:
+        if not any(place.startswith(HOOKED_BY[name]) for place in contents):
+            continue
+        if isinstance(lines, str):
+            lines = (TOP / lines).read_text().split("\n")
+        have = base[name].rstrip("\n").split("\n")
+        at = have.index(before) if before else len(have)
+        contents[name] = "\n".join(have[:at] + lines + have[at:]) + "\n"
+    return contents
+
+
+def git(repo, *args, **options_):
+    return subprocess.run(["git", "-C", repo, *args], check=True, capture_output=True, text=True, **options_).stdout
+
+
+def write(repo, contents):
+    for name, text in contents.items():
+        path = repo / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+
+def main():
+    source, repo = Path(sys.argv[1]), Path(sys.argv[2])
+    shutil.rmtree(repo, ignore_errors=True)
+    repo.mkdir(parents=True)
+    git(repo, "init", "-q", "-b", "base")
+    who = {"NAME": "rdma-rs authors", "EMAIL": "rdma-rs@example.org", "DATE": "2026-11-22T18:00:00+0000"}
+    for role in ("AUTHOR", "COMMITTER"):
+        os.environ |= {f"GIT_{role}_{k}": v for k, v in who.items()}
+    base = {name: (source / name).read_text() for name, _, _ in HOOKS}
+    write(repo, base)
+    git(repo, "add", "-A")
+    git(repo, "commit", "-q", "-m", f"Files of {source.name}")
+    known = subprocess.run(["git", "-C", TOP, "ls-files"], check=True, capture_output=True, text=True).stdout.split("\n")
+    files = set()
+    for series in SERIES:
+        git(repo, "checkout", "-q", "-b", series)
+        for patch in sorted((TOP / "upstream" / series).glob("*.txt")):
+            message, listed = patch.read_text().split("\n---\n")
+            for pattern in listed.split():
+                found = {name for name in known if fnmatch(name, pattern)} - files
+                if not found:
+                    sys.exit(f"error: {patch}: no other file is called {pattern}")
+                files |= found
+            write(repo, tree(files, base))
+            git(repo, "add", "-A")
+            git(repo, "commit", "-q", "-F", "-", input=message)
+    # What no series has is told in the page about them.
+    left = [name for name in known if name.startswith(("rust/", "drivers/", "samples/")) and name not in files]
+    if left:
+        print("in no series:", *left)
+
+
+if __name__ == "__main__":
+    main()
