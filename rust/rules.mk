@@ -102,7 +102,7 @@ quiet_cmd_rdma_exports = EXPORTS $(quiet_modtag) $@
       cmd_rdma_exports = \
 	$(NM) -p --defined-only $(filter %.o,$^) | \
 	awk '$$2 ~ /(T|R|D|B)/ && $$3 ~ /^_R/ && \
-		$$3 !~ /(_(init|cleanup)_module|MODINFO)$$/ && $$3 !~ /__(pfx|cfi|odr_asan)/ \
+		$$3 !~ /(_(init|cleanup)_module|MODINFO)$$/ && $$3 !~ /__(module_init|pfx|cfi|odr_asan)/ \
 		{ printf "EXPORT_SYMBOL_RUST_GPL(%s);\n", $$3 }' > $@
 
 # The C files declare the symbols as `extern int`: take the checksums from the Rust objects.
