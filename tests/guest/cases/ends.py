@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import null
-from case import BUILD, FLAVOUR, ROUNDS, case, sh
+from case import BUILD, FLAVOUR, ROUNDS, STOCK, case, sh
 from cases.hostile import wait_reason
 from rping import ADDR, CONTEXTS, Instance, ports
 from traffic import OBJECTS, link, listening, no_connection, serve_one, traffic
@@ -125,7 +125,7 @@ def no_mads():
     return failed
 
 
-if FLAVOUR == "stock":
+if STOCK:
     for n in null.CASES:
         case(f"null device: {n.__name__.replace('_', ' ')}")(n)
 
@@ -160,6 +160,6 @@ if KMEMLEAK.exists():
         assert found.returncode == 0, leaks.splitlines()[0] if leaks else found.stderr
 
 
-if FLAVOUR == "stock":
+if STOCK:
     # Nothing can come after this.
     case("null device: a QP that is leaked stalls its device, and nothing else")(null.leaked)

@@ -6,13 +6,13 @@ import subprocess
 import time
 from concurrent.futures import ThreadPoolExecutor
 
-from case import BUILD, case
+from case import PROGRAMS, case
 from rping import ADDR, Instance, finish, ports, wait_listening
 from traffic import listening, serve_one
 
 
 def hostile(role, how, port):
-    return subprocess.Popen([BUILD / "guest/hostile", role, ADDR, str(port), how],
+    return subprocess.Popen([PROGRAMS / "hostile", role, ADDR, str(port), how],
                             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 

@@ -4,7 +4,7 @@
 import re
 
 import perf
-from case import FLAVOUR, case, sh
+from case import STOCK, case, sh
 from demo import PAIRINGS, run
 from rping import CONTEXTS
 from samples import MadPing, UdEcho, module, rpc
@@ -49,7 +49,7 @@ def end():
     link()
 
 
-if FLAVOUR != "stock":
+if not STOCK:
     case("siw: in place of rxe")(begin)
     for c in CONTEXTS:
         for p in PAIRINGS:

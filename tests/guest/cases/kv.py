@@ -5,7 +5,7 @@ import re
 import subprocess
 import time
 
-from case import BUILD, FLAVOUR, case
+from case import BUILD, FLAVOUR, PROGRAMS, case
 from rping import ADDR, finish, ports, wait_listening
 from samples import kv, kv_stats, module
 from traffic import link
@@ -54,7 +54,7 @@ def parameters():
 def target(how, said, operations=96):
     """Has an initiator meet a target in userspace. Returns what it says; `said` tells what it has to."""
     port = next(ports)
-    peer = subprocess.Popen([BUILD / "guest/kv_target", ADDR, str(port), how], stdout=subprocess.PIPE,
+    peer = subprocess.Popen([PROGRAMS / "kv_target", ADDR, str(port), how], stdout=subprocess.PIPE,
                             stderr=subprocess.STDOUT, text=True)
     wait_listening(port)
     subprocess.run(["dmesg", "-C"], check=True)

@@ -3,11 +3,11 @@
 
 import subprocess
 
-from case import BUILD, FLAVOUR, ROUNDS, case, sh
+from case import BUILD, FLAVOUR, ROUNDS, STOCK, case, sh
 from rping import CONTEXTS
 from traffic import traffic
 
-RELOADS = 100 if FLAVOUR == "stock" else 5
+RELOADS = 100 if STOCK else 5
 
 
 def up():

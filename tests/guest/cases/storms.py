@@ -5,7 +5,7 @@ import os
 
 import storms
 import wire
-from case import FLAVOUR, case
+from case import STOCK, case
 
 SEED = int(os.environ.get("SEED", "1"))
 ROUNDS = {"killed": 3, "deleted": 2, "stopped": 2, "rpc": 1, "cut": 1, "namespace": 1, "unloaded": 1}
@@ -29,7 +29,7 @@ def end():
     storms.until(lambda: not wire.devices(), "the devices do not go")
 
 
-if FLAVOUR != "stock":
+if not STOCK:
     case("storms: a wire between two namespaces")(begin)
     case("storms: loss")(loss)
     for n, r in ROUNDS.items():

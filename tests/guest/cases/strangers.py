@@ -4,7 +4,7 @@
 import subprocess
 import time
 
-from case import FLAVOUR, SECONDS, case, sh
+from case import SECONDS, STOCK, case, sh
 from fuzz import fuzz
 from samples import BUILD
 from stranger import REJ, REP, THERE, Stranger, cable
@@ -52,7 +52,7 @@ def broken_off(calls=60, slots=10):
     return f"{broken} messages"
 
 
-if FLAVOUR != "stock":
+if not STOCK:
     # The long run is scripts/fuzz.
     for t in "rping", "rpc", "ud_echo":
         @case(f"stranger: messages, right and wrong, at {t}", t)

@@ -6,7 +6,7 @@ import re
 from contextlib import contextmanager
 from pathlib import Path
 
-from case import FLAVOUR, case, sh
+from case import STOCK, case, sh
 from samples import module
 from traffic import OBJECTS, no_connection, traffic
 
@@ -111,6 +111,6 @@ def probes():
 
 
 # The debug kernel has no tracefs.
-if FLAVOUR == "stock":
+if STOCK:
     case("tracing: drains and mappings, and nothing when it is off")(drains)
     case("tracing: posts and failed completions by probes at the driver's functions")(probes)

@@ -7,7 +7,7 @@ import threading
 import time
 
 import perf
-from case import FLAVOUR, case
+from case import STOCK, case
 from samples import SAMPLES, MadPing, UdEcho, module, rpc
 from traffic import link
 
@@ -81,7 +81,7 @@ def mad_ping_signal():
         assert MadPing().stats()["timeouts"] < 1000
 
 
-if FLAVOUR == "stock":
+if STOCK:
     for t in perf.TWINS:
         case(f"perf: {t}: each load in each context", t)(perf.every_load)
         case(f"perf: {t}: what is wrong is refused", t)(perf.refusals)
