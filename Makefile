@@ -88,13 +88,25 @@ help:
 	@echo 'make distclean   remove build/ and the cache'
 	@echo
 	@echo 'KERNEL=7.3.4     another kernel of Debian 13 than the newest 7.3, from 7.3 on'
+	@echo 'ARCH=arm64       with make modules and make test: Debian'\''s kernel for arm64, which is emulated'
 	@echo 'RDMA_RS_CACHE=   the cache, otherwise in ~/.cache/rdma-rs'
 	@echo
 	@echo 'make KDIR=/lib/modules/$$(uname -r)/build [modules_install|clean]'
 	@echo '                 a plain build without the sandbox, if that kernel has Rust metadata'
 
+ifeq ($(ARCH),arm64)
+modules:
+	@$(sandbox) scripts/build arm64 modules TESTS=
+
+test:
+	@$(sandbox) $(tally) scripts/suite arm64
+else
 modules:
 	@$(sandbox) scripts/build stock modules TESTS=
+
+test:
+	@$(sandbox) scripts/test
+endif
 
 modules_install:
 	@echo 'error: say for which kernel: make KDIR=/lib/modules/$$(uname -r)/build $@' >&2; exit 1
@@ -102,7 +114,7 @@ modules_install:
 # These print tests, which are counted here, so that it fails where one does.
 tally := bash -c '. scripts/lib.sh; "$$@" | tally' tally
 
-demo test check bench patches doc:
+demo check bench patches doc:
 	@$(sandbox) scripts/$@
 
 kunit:
