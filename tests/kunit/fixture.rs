@@ -175,6 +175,7 @@ pub(crate) const STEP_MS: u32 = 60_000;
 /// The time to wait for anything, far beyond what it takes, and the interval between two looks.
 /// If allocations fail, much is waited for in vain, and does not matter.
 const PATIENCE: Delta = Delta::from_secs(if TIME_JUMPS { 600 } else { 100 });
+#[cfg(CONFIG_FAILSLAB)]
 const PATIENCE_WITH_FAULTS: Delta = Delta::from_secs(2);
 const STEP: Delta = Delta::from_micros(if TIME_JUMPS { 10_000 } else { 300 });
 
