@@ -264,7 +264,6 @@ mod tests {
 
     #[test]
     fn read_needs_read_access() -> Result {
-        not_on_iwarp!(c"siw lets a peer read what it may only write: patches/siw/0003");
         let link = Link::<Softirq>::new()?;
         let registered = Registered::new(&link, 8, writable::<Bidirectional, _, _>)?;
         denied(&link, &read(&link, registered.remote, 4)?)

@@ -467,7 +467,7 @@ mod tests {
 
     #[test]
     fn flushed_transfer_can_be_repeated() -> Result {
-        not_on_iwarp!(c"siw reads requests that have completed");
+        not_on_iwarp!(c"a context is of no use after a READ that has failed");
         let t = Transfers::<Softirq>::new()?;
         t.link.a.qp.drain(&t.link.env.cx)?;
         let mut transfer = t.transfer()?;
