@@ -89,16 +89,11 @@ pub(crate) struct Parts<C: PollContext> {
     pub(crate) cq: Cq<C>,
     pub(crate) srq: Srq<RecvBuf>,
     pub(crate) srq_cq: Cq<AnyContext>,
-    pub(crate) transport: Transport,
 }
 
 impl<C: Way> Parts<C> {
     fn qp(&self, id: Option<&cm::Id>, cx: &Sleepable) -> Result<Arc<Qp<C>>> {
-        let mut init = InitAttr::new(&self.pd, &self.cq, &self.cq, &CAPS);
-        // siw is asked for no transfers.
-        if self.transport != Transport::Siw {
-            init = init.rw_contexts(2, PORT);
-        }
+        let init = InitAttr::new(&self.pd, &self.cq, &self.cq, &CAPS).rw_contexts(2, PORT);
         made(init.events(Arc::new(Told, GFP_KERNEL)?), id, cx)
     }
 

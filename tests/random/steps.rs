@@ -8,7 +8,6 @@
 
 use crate::{
     faults,
-    net::Transport,
     owners::{
         Again,
         Awaited,
@@ -159,14 +158,6 @@ impl<C: Way> Turn<'_, C> {
         }
     }
 
-    /// Fails where the device is siw, which would do what it must not.
-    fn not_on_siw(&self) -> Result {
-        match self.world.parts.transport {
-            Transport::Siw => Err(EOPNOTSUPP),
-            _ => Ok(()),
-        }
-    }
-
     fn message(&self) -> Result<Pin<KBox<Message>>> {
         Message::new(self.memory()?, None, self.life())
     }
@@ -309,10 +300,6 @@ fn access<C: Way>(t: &mut Turn<'_, C>) -> Result {
         return Err(ENOKEY);
     }
     let (remote, kind) = (pair.remote(1).ok_or(EINVAL)?, t.rng.below(4));
-    if kind == 2 {
-        // A READ that is flushed before it is sent completes twice there.
-        t.not_on_siw()?;
-    }
     message.life.post();
     let posted = qp.post_send(message, |m| {
         Ok(match kind {
@@ -336,8 +323,6 @@ fn own_region<C: Way>(t: &mut Turn<'_, C>) -> Result {
 
 fn transfer<C: Way>(t: &mut Turn<'_, C>) -> Result {
     t.may_be_in_part()?;
-    // `siw_sq_flush_wr()` uses its requests after they have completed.
-    t.not_on_siw()?;
     let qp = t.end()?;
     let owner = Transfer::new(9 * PAGE_SIZE, t.life(), t.cx)?;
     let nowhere = Remote { addr: 0, rkey: 0 };

@@ -243,7 +243,6 @@ impl<C: Way> World<C> {
             cq,
             srq,
             srq_cq,
-            transport: plan.transport,
         };
         let parts = Arc::new(parts, GFP_KERNEL)?;
         let init = pin_init!(Self {
