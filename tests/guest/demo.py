@@ -34,6 +34,8 @@ def run(context, pairing, count):
             ends.append(server)
         else:
             user = peer("server", port, count, SIZE)
+            # It would wait for another client if this one fails.
+            stack.callback(user.terminate)
             wait_listening(port)
         if "rust client" in pairing:
             client = stack.enter_context(Instance(count=count, **common))
