@@ -181,7 +181,7 @@ def main():
             write(repo, tree(files, base))
             git(repo, "add", "-A")
             git(repo, "commit", "-q", "-F", "-", input=message)
-    # What no series has is told in the page about them.
+    # What no series has is printed.
     left = [name for name in known if name.startswith(("rust/", "drivers/", "samples/")) and name not in files]
     if left:
         print("in no series:", *left)
