@@ -55,15 +55,20 @@ static inline int wait_event_of(struct rdma_cm_id *id, enum rdma_cm_event_type e
 	return (long)id->context == event ? 0 : -ECONNREFUSED;
 }
 
+static inline int client_resolve(struct rdma_cm_id *id, struct sockaddr *addr)
+{
+	int ret = rdma_resolve_addr(id, NULL, addr, 2000) ?:
+		  wait_event_of(id, RDMA_CM_EVENT_ADDR_RESOLVED);
+
+	return ret ?: rdma_resolve_route(id, 2000) ?:
+	       wait_event_of(id, RDMA_CM_EVENT_ROUTE_RESOLVED);
+}
+
 static inline int client_connect(struct rdma_cm_id *id, struct sockaddr *addr)
 {
 	struct rdma_conn_param param = { .responder_resources = 1, .initiator_depth = 1 };
-	int ret;
+	int ret = client_resolve(id, addr);
 
-	ret = rdma_resolve_addr(id, NULL, addr, 2000) ?:
-	      wait_event_of(id, RDMA_CM_EVENT_ADDR_RESOLVED);
-	ret = ret ?: rdma_resolve_route(id, 2000) ?:
-	      wait_event_of(id, RDMA_CM_EVENT_ROUTE_RESOLVED);
 	if (ret)
 		return ret;
 	pd = ib_alloc_pd(id->device, 0);

@@ -48,11 +48,7 @@ static int connect_once(struct sockaddr *addr)
 
 	if (IS_ERR(id))
 		return PTR_ERR(id);
-	ret = rdma_resolve_addr(id, NULL, addr, 2000) ?:
-	      wait_event_of(id, RDMA_CM_EVENT_ADDR_RESOLVED);
-	ret = ret ?: rdma_resolve_route(id, 2000) ?:
-	      wait_event_of(id, RDMA_CM_EVENT_ROUTE_RESOLVED);
-	ret = ret ?: qp_create(id);
+	ret = client_resolve(id, addr) ?: qp_create(id);
 	if (!ret) {
 		queue_work(system_dfl_wq, &peer);
 		ret = rdma_connect(id, &param);

@@ -48,13 +48,8 @@ static int send_first(struct rdma_cm_id *client, struct sockaddr *addr)
 	struct ib_send_wr send = { .opcode = IB_WR_SEND };
 	int ret;
 
-	ret = rdma_resolve_addr(client, NULL, addr, 2000) ?:
-	      wait_event_of(client, RDMA_CM_EVENT_ADDR_RESOLVED);
-	ret = ret ?: rdma_resolve_route(client, 2000) ?:
-	      wait_event_of(client, RDMA_CM_EVENT_ROUTE_RESOLVED);
-	ret = ret ?: qp_create(client) ?: rdma_connect(client, &param) ?:
-	      wait_event_of(client, RDMA_CM_EVENT_ESTABLISHED);
-	ret = ret ?: post_and_wait(client->qp, &send);
+	ret = client_resolve(client, addr) ?: qp_create(client) ?: rdma_connect(client, &param) ?:
+	      wait_event_of(client, RDMA_CM_EVENT_ESTABLISHED) ?: post_and_wait(client->qp, &send);
 	if (!ret && !wait_for_completion_timeout(&received, PATIENCE))
 		ret = -ETIMEDOUT;
 	return ret;
