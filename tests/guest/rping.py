@@ -66,6 +66,15 @@ class Instance:
             time.sleep(0.05)
         return self.stats()
 
+    def wait_reason(self, seconds=45):
+        """Why it has ended."""
+        end = time.monotonic() + seconds
+        while not self.read("reason") and time.monotonic() < end:
+            time.sleep(0.1)
+        reason = self.read("reason")
+        assert reason, "no reason is given"
+        return reason
+
 
 def peer(role, port, count, size=64, addr=ADDR, where=(), seconds=60):
     """Starts the userspace rping: role is "client" or "server"."""

@@ -67,6 +67,18 @@ def traffic(context="softirq"):
                 assert not thread.is_alive(), "the client does not end"
 
 
+def link_delete(context, change=link):
+    """Deletes the link under traffic, and adds it again: clients are served as before."""
+    with traffic(context) as (client, server):
+        change(False)
+        reason = client.wait_reason()
+        server.wait_reason()
+    change()
+    with listening(context=context) as (server, port):
+        serve_one(server, port)
+    return reason
+
+
 def no_connection():
     """Waits until no QP is left."""
     for _ in range(300):

@@ -11,9 +11,8 @@ from pathlib import Path
 
 import null
 from case import BUILD, FLAVOUR, ROUNDS, STOCK, case, sh
-from cases.hostile import wait_reason
 from rping import ADDR, CONTEXTS, Instance, ports
-from traffic import OBJECTS, link, listening, no_connection, serve_one, traffic
+from traffic import OBJECTS, link_delete, no_connection, traffic
 
 KMEMLEAK = Path("/sys/kernel/debug/kmemleak")
 
@@ -43,15 +42,9 @@ def stopped():
 
 for c in CONTEXTS:
     @case(f"rdma link delete under traffic: {c}", c)
-    def link_delete(context):
+    def deleted(context):
         for _ in range(ROUNDS):
-            with traffic(context) as (client, server):
-                link(False)
-                reason = wait_reason(client)
-                wait_reason(server)
-            link()
-            with listening(context=context) as (server, port):
-                serve_one(server, port)
+            reason = link_delete(context)
         return reason
 
 

@@ -3,7 +3,6 @@
 
 import errno
 import subprocess
-import time
 from concurrent.futures import ThreadPoolExecutor
 
 from case import PROGRAMS, case
@@ -16,15 +15,6 @@ def hostile(role, how, port):
                             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
-def wait_reason(it, seconds=45):
-    end = time.monotonic() + seconds
-    while not it.read("reason") and time.monotonic() < end:
-        time.sleep(0.1)
-    reason = it.read("reason")
-    assert reason, "no reason is given"
-    return reason
-
-
 def hostile_client(how):
     with listening() as (server, port):
         bad = hostile("client", how, port)
@@ -32,7 +22,7 @@ def hostile_client(how):
             serve_one(server, port)
         status, said = finish(bad)
         assert status == 0, f"the hostile client could not do it: {said}"
-        reason = wait_reason(server)
+        reason = server.wait_reason()
         if how not in ("vanish", "disconnect"):
             assert reason != "peer disconnected", "the reason is not the misdeed"
         serve_one(server, port)
@@ -50,7 +40,7 @@ def hostile_server(how):
             failed = e
         else:
             raise AssertionError("connect succeeded")
-        reason = wait_reason(client)
+        reason = client.wait_reason()
         assert client.read("state") == "failed", client.read("state")
     status, said = finish(bad)
     assert status == 0, f"the hostile server could not do it: {said}"
