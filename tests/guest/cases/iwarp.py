@@ -4,11 +4,11 @@
 import re
 
 import perf
-from case import STOCK, case, sh
+from case import ROUNDS, STOCK, case, sh
 from demo import PAIRINGS, run
 from rping import CONTEXTS
 from samples import MadPing, UdEcho, module, rpc
-from traffic import link, siw_link
+from traffic import link, link_delete, siw_link
 
 
 def begin():
@@ -44,6 +44,12 @@ def not_there():
         assert re.search(rf"{sample.module}: device siw0 is not used", said), said
 
 
+def deleted(context):
+    for _ in range(ROUNDS):
+        reason = link_delete(context, siw_link)
+    return reason
+
+
 def end():
     siw_link(False)
     link()
@@ -58,4 +64,6 @@ if not STOCK:
     case("siw: rpc: calls")(calls)
     case("siw: samples: what needs datagrams or MADs is refused")(not_there)
     case("siw: perf: rdma_perf_rs: each load", "rdma_perf_rs")(perf.on_siw)
+    for c in CONTEXTS:
+        case(f"siw: rdma link delete under traffic: {c}", c)(deleted)
     case("siw: rxe again")(end)
