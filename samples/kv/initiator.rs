@@ -231,11 +231,7 @@ impl Conn {
             inline: KVec::with_capacity(INLINE, GFP_KERNEL)?,
             plan: None,
             turn: 0,
-            mr: Some(Mr::alloc(
-                pd,
-                MAX_VALUE.div_ceil(kernel::page::PAGE_SIZE) as u32 + 1,
-                cx,
-            )?),
+            mr: Some(Mr::alloc(pd, MAX_PAGES, cx)?),
             memory: KVVec::new(),
         };
         Ok((posted, waiting))

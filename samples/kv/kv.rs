@@ -162,11 +162,8 @@ impl Client for Kv {
                 .inspect_err(|e| pr_err!("connection {number}: {e:?}\n"))?;
             let run = run.clone();
             client.spawn(GFP_KERNEL, move |cx| {
-                let result = conn.run(operations, cx);
-                if let Err(e) = result {
-                    pr_err!("connection {number}: {e:?}\n");
-                }
-                run.ended(result);
+                let done = conn.run(operations, cx);
+                run.ended(done.inspect_err(|e| pr_err!("connection {number}: {e:?}\n")));
             })?;
         }
         if operations > 0 {

@@ -20,6 +20,8 @@ use zerocopy_derive::Immutable;
 pub(crate) const INLINE: usize = 512;
 /// The most bytes of a value.
 pub(crate) const MAX_VALUE: usize = 128 * 1024;
+/// The most pages of a value, which may begin anywhere in a page.
+pub(crate) const MAX_PAGES: u32 = MAX_VALUE.div_ceil(kernel::page::PAGE_SIZE) as u32 + 1;
 /// The number of requests of a connection at a time.
 pub(crate) const DEPTH: u16 = 32;
 /// The bits of a generation that the target returns: all that there are.
@@ -38,9 +40,8 @@ pub(crate) fn depth(private_data: &[u8]) -> Result<u16> {
     let hello = private_data.first_chunk().copied().ok_or(EPROTO)?;
     let depth = u64::from_be_bytes(hello) ^ (MAGIC << 32);
     let sound = (1..=u64::from(u32::MAX)).contains(&depth);
-    sound
-        .then_some(depth.min(DEPTH.into()) as u16)
-        .ok_or(EPROTO)
+    let depth = sound.then_some(depth).ok_or(EPROTO)?;
+    Ok(depth.min(DEPTH.into()) as u16)
 }
 
 pub(crate) const GET: u16 = 1;

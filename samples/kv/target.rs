@@ -80,7 +80,7 @@ impl Target {
             requests: 2 * u32::from(DEPTH),
             sends: 1,
             transfers: 1,
-            pages: MAX_VALUE.div_ceil(kernel::page::PAGE_SIZE) as u32 + 1,
+            pages: MAX_PAGES,
             send_sge: SGES,
             recvs: DEPTH.into(),
             connections: CONNECTIONS.div_ceil(vectors),
