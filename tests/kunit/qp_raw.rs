@@ -130,7 +130,7 @@ mod tests {
     fn room_for_transfers_needs_a_port() -> Result {
         let env = Env::new()?;
         let cq = env.cq::<Softirq>(64)?;
-        for (contexts, port) in [(1, 0), (1, 2), (1, u32::MAX), (u32::MAX, 1)] {
+        for (contexts, port) in [(1, 0), (1, 2), (1, u32::MAX), (u32::MAX, 1), (0, 77)] {
             let qp = InitAttr::new(&env.pd, &cq, &cq, &CAPS)
                 .rw_contexts(contexts, port)
                 .create(&env.cx);

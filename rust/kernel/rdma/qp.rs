@@ -373,8 +373,9 @@ impl Parts<'_> {
                 .ok_or(EINVAL)
         };
         let contexts = self.rw_contexts;
-        // The core adds up to three requests for each context, unchecked.
-        if contexts > dev.attrs().max_qp_wr || (contexts != 0 && dev.port(self.port).is_none()) {
+        // The core adds up to three requests for each context, unchecked, and looks the port up.
+        let has_port = (contexts, self.port) == (0, 0) || dev.port(self.port).is_some();
+        if contexts > dev.attrs().max_qp_wr || !has_port {
             return Err(EINVAL);
         }
         let (srq, max_recv_wr, max_recv_sge) = match self.srq {
