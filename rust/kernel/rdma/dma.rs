@@ -227,7 +227,8 @@ direction!(
 /// # Invariants
 ///
 /// `memory` is `len` initialised bytes of kmalloc memory, the parts of a `KVec` that this owns.
-/// They are mapped at `addr` for the device of `pd`, in direction `dir`.
+/// They are mapped at `addr` for the device of `pd`, in direction `dir`, or that is [`VIRT`]: the
+/// CPU and the device always see the same memory.
 // What a post uses comes first, to be in one cache line with what precedes the buffer in a request.
 #[repr(C)]
 pub(crate) struct Mapped {
@@ -238,6 +239,9 @@ pub(crate) struct Mapped {
     memory: NonNull<u8>,
     dir: bindings::dma_data_direction,
 }
+
+/// That of the memory of software devices, which is not synchronised (`ib_uses_virt_dma`).
+const VIRT: bindings::dma_data_direction = bindings::dma_data_direction::DMA_NONE;
 
 // SAFETY: It owns plain memory, and DMA may be unmapped from any thread.
 unsafe impl Send for Mapped {}
@@ -260,7 +264,10 @@ impl Mapped {
             bindings::rdma_helper_dma_map_single(dev, memory.cast(), len, dir, &mut addr)
         })?;
         let (memory, _, _) = bytes.into_raw_parts();
-        // INVARIANT: The memory was just allocated, initialised and mapped.
+        // SAFETY: The device is registered while `pd` lives, and the field does not change.
+        let is_virt = cfg!(CONFIG_INFINIBAND_VIRT_DMA) && unsafe { (*dev).dma_device.is_null() };
+        // INVARIANT: The memory was just allocated, initialised and mapped. A device without one
+        // for DMA is a software device.
         Ok(Self {
             addr,
             len: len32,
@@ -268,7 +275,7 @@ impl Mapped {
             pd: pd.clone(),
             // SAFETY: The address of a vector is not null.
             memory: unsafe { NonNull::new_unchecked(memory) },
-            dir,
+            dir: if is_virt { VIRT } else { dir },
         })
     }
 
@@ -276,19 +283,9 @@ impl Mapped {
         self.len as usize
     }
 
-    /// Returns `true` if the CPU and the device always see the same memory, as on software devices.
-    #[inline]
-    fn is_virt_dma(&self) -> bool {
-        if !cfg!(CONFIG_INFINIBAND_VIRT_DMA) {
-            return false;
-        }
-        // SAFETY: The device is registered while `pd` lives, and the field does not change.
-        unsafe { (*self.pd.device().as_raw()).dma_device.is_null() }
-    }
-
     #[inline]
     fn sync_for_cpu(&self) {
-        if !self.is_virt_dma() {
+        if self.dir != VIRT {
             let (dev, len) = (self.pd.device().as_raw(), self.len());
             // SAFETY: By the type invariant the memory is mapped for the device in this direction.
             unsafe { bindings::rdma_helper_dma_sync_for_cpu(dev, self.addr, len, self.dir) };
@@ -299,7 +296,7 @@ impl Mapped {
     /// bounced, the device may have written beside them.
     #[inline]
     fn sync_for_device(&self, offset: usize, len: usize) {
-        if !self.is_virt_dma() {
+        if self.dir != VIRT {
             let (dev, addr) = (self.pd.device().as_raw(), self.addr + offset as u64);
             // SAFETY: By the type invariant the memory is mapped for the device in this direction.
             unsafe { bindings::rdma_helper_dma_sync_for_device(dev, addr, len, self.dir) };
@@ -367,8 +364,8 @@ impl Drop for Mapped {
     fn drop(&mut self) {
         let (dev, len) = (self.pd.device().as_raw(), self.len());
         // SAFETY: By the type invariant the memory is mapped at `addr` for this device in this
-        // direction, and these are the parts of a vector. A request borrows the memory from its
-        // owner, so none uses it any more.
+        // direction, which a software device does not look at, and these are the parts of a vector.
+        // A request borrows the memory from its owner, so none uses it any more.
         drop(unsafe {
             bindings::rdma_helper_dma_unmap_single(dev, self.addr, len, self.dir);
             KVec::from_raw_parts(self.memory.as_ptr(), len, len)

@@ -407,7 +407,8 @@ impl<X: Exchange> Table<X> {
         self.open()?;
         for (n, word) in self.words.iter().enumerate() {
             if let Some(tag) = word.take() {
-                let slot = self.slots.get((n * TAGS as usize) | tag as usize);
+                let first = n.wrapping_mul(TAGS as usize);
+                let slot = self.slots.get(first | tag as usize);
                 // INVARIANT: The caller holds the tag.
                 return slot.map(|slot| Tag(slot.into())).ok_or(EAGAIN);
             }
