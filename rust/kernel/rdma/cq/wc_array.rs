@@ -271,6 +271,7 @@ impl Drop for Completion<'_> {
 #[inline]
 unsafe fn dispatch(cq: *mut bindings::ib_cq, wc: &Wc) {
     if wc.cqe().is_null() {
+        crate::wc::unlikely();
         return;
     }
     // SAFETY: The callback's owner was not taken back, so it is there, and it may run in this
