@@ -203,7 +203,7 @@ impl Transfer {
     }
 
     fn read<'a>(&'a self, remote: Remote, cx: &Sleepable) -> Result<Rw<'a>> {
-        Ok(Rw::read(&self.data, 0..LEN, remote, cx))
+        Ok(Rw::read(&self.data, .., remote, cx))
     }
 
     /// Has side `a` transfer, and returns the status and where a peer finds the pages.

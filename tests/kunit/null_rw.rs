@@ -52,6 +52,11 @@ impl Shared {
     }
 
     fn write<'a>(&'a self, cx: &Sleepable) -> Result<Rw<'a>> {
+        Ok(Rw::write(&self.data, .., NOWHERE, cx))
+    }
+
+    /// As [`Shared::write`], with a range that the crate looks at.
+    fn write_range<'a>(&'a self, cx: &Sleepable) -> Result<Rw<'a>> {
         Ok(Rw::write(&self.data, 0..LEN, NOWHERE, cx))
     }
 }
@@ -64,6 +69,9 @@ impl CqeHandler for Shared {
         this.times.up();
     }
 }
+
+/// How a transfer is made.
+type Write = for<'a> fn(&'a Shared, &Sleepable) -> Result<Rw<'a>>;
 
 /// Returns a QP for transfers to no peer.
 fn lone(null: &NullEnv) -> Result<Qp<Direct>> {
@@ -91,20 +99,30 @@ mod tests {
         let port = null.env.dev.port(1).ok_or(ENODEV)?;
         check_err!(port.rw_contexts(1), EOPNOTSUPP);
         let shared = Shared::new(&times, &null.env.cx)?;
-        let qp = lone(&null)?;
-        check_err!(qp.post_rw(shared, |x| x.write(&null.env.cx)), EINVAL);
+        let (qp, cx) = (lone(&null)?, &null.env.cx);
+        check_err!(qp.post_rw(shared.clone(), |x| x.write(cx)), EINVAL);
+        check_err!(qp.post_rw(shared, |x| x.write_range(cx)), EINVAL);
         check_eq!(times.get(), 0);
         Ok(())
     }
 
     #[test]
     fn shared_transfer_in_part_is_ended_by_the_drain() -> Result {
+        in_part_until_the_drain(Shared::write)
+    }
+
+    #[test]
+    fn range_in_part_is_ended_by_the_drain() -> Result {
+        in_part_until_the_drain(Shared::write_range)
+    }
+
+    fn in_part_until_the_drain(write: Write) -> Result {
         let (null, times) = (NullEnv::new()?, Counter::new()?);
         let (cx, qp, other) = (&null.env.cx, lone(&null)?, lone(&null)?);
         let shared = Shared::new(&times, cx)?;
         null.dev
             .inject_qp(qp.num(), Injection::Refuse { after: 1, errno: 5 })?;
-        let Err(e) = qp.post_rw(shared.clone(), |x| x.write(cx)) else {
+        let Err(e) = qp.post_rw(shared.clone(), |x| write(x, cx)) else {
             return Err(fail("it was posted"));
         };
         check_eq!(e.error(), EIO);
@@ -120,6 +138,25 @@ mod tests {
         other.destroy(cx)?;
         check!(Arc::into_unique_or_drop(shared).is_some());
         Ok(())
+    }
+
+    #[test]
+    fn transfer_that_is_refused_is_posted_again() -> Result {
+        let (null, times) = (NullEnv::new()?, Counter::new()?);
+        let (cx, qp) = (&null.env.cx, lone(&null)?);
+        let shared = Shared::new(&times, cx)?;
+        let writes: [Write; 2] = [Shared::write, Shared::write_range];
+        for write in writes {
+            let post = || qp.post_rw(shared.clone(), |x| write(x, cx));
+            null.dev
+                .inject_qp(qp.num(), Injection::Refuse { after: 0, errno: 5 })?;
+            check_err!(post(), EIO);
+            post()?;
+            qp.drain(cx)?;
+        }
+        check_eq!(times.get(), 2);
+        // Not leaked as one whose transfers have not ended.
+        qp.destroy(cx)
     }
 
     #[test]

@@ -16,6 +16,7 @@ use crate::fixture::{
     Link,
     Polled, //
 };
+use core::ops::Bound;
 use kernel::{
     alloc::{
         allocator::{
@@ -177,18 +178,15 @@ fn there_and_back<C: Polled>() -> Result {
     let (t, all) = (Transfers::<C>::new()?, pattern(LEN)?);
     let mut transfer = t.transfer()?;
     transfer.data.cpu().write(0, &all)?;
-    let (_, outcome) = t.run(transfer, |x| {
-        Ok(Rw::write(&x.data, 0..LEN, t.remote, t.cx()))
-    })?;
+    let (_, outcome) = t.run(transfer, |x| Ok(Rw::write(&x.data, .., t.remote, t.cx())))?;
     check_eq!(outcome, Ok(Opcode::RdmaWrite));
     // On iWARP they may still be on their way.
     t.link
         .wait(|| t.bytes().is_ok_and(|is| is[..] == all[..]))?;
 
     let transfer = t.transfer()?;
-    let (mut transfer, outcome) = t.run(transfer, |x| {
-        Ok(Rw::read(&x.data, 0..LEN, t.remote, t.cx()))
-    })?;
+    let (mut transfer, outcome) =
+        t.run(transfer, |x| Ok(Rw::read(&x.data, .., t.remote, t.cx())))?;
     check_eq!(outcome, Ok(Opcode::RdmaRead));
     check!(bytes(&mut transfer)?[..] == all[..]);
     Ok(())
@@ -395,10 +393,41 @@ mod tests {
             check!(bytes(&mut transfer)?[..] == expected[..]);
         }
         // The list is as long as it was.
-        let (mut transfer, _) = t.run(transfer, |x| {
-            Ok(Rw::read(&x.data, 0..LEN, t.remote, t.cx()))
-        })?;
+        let (mut transfer, _) = t.run(transfer, |x| Ok(Rw::read(&x.data, .., t.remote, t.cx())))?;
         check!(bytes(&mut transfer)?[..] == all[..]);
+        Ok(())
+    }
+
+    #[test]
+    fn ranges_of_any_kind() -> Result {
+        let (t, all) = (Transfers::<Softirq>::new()?, pattern(LEN)?);
+        t.region.write(0, &all)?;
+        let before = |n: usize| (Bound::Excluded(n - 1), Bound::Included(n + 1));
+        for n in [7, PAGE_SIZE, 2 * PAGE_SIZE + 1] {
+            let (end, range) = (t.transfer()?, before(n));
+            let (mut end, _) = t.run(end, |x| Ok(Rw::read(&x.data, n.., t.remote, t.cx())))?;
+            check!(bytes(&mut end)?[n..] == all[..LEN - n]);
+            let (mut start, _) = t.run(t.transfer()?, |x| {
+                Ok(Rw::read(&x.data, ..=n, t.remote, t.cx()))
+            })?;
+            check!(bytes(&mut start)?[..=n] == all[..=n]);
+            check!(bytes(&mut start)?[n + 1..].iter().all(|byte| *byte == 0));
+            let (mut two, _) = t.run(t.transfer()?, |x| {
+                Ok(Rw::read(&x.data, range, t.remote, t.cx()))
+            })?;
+            check!(bytes(&mut two)?[n..n + 2] == all[..2]);
+        }
+        let max = usize::MAX;
+        for range in [
+            (Bound::Excluded(max), Bound::Unbounded),
+            (Bound::Included(0), Bound::Included(max)),
+            before(LEN - 1),
+        ] {
+            let posted = t.link.a.qp.post_rw(t.transfer()?, |x| {
+                Ok(Rw::read(&x.data, range, t.remote, t.cx()))
+            });
+            refused(posted, EINVAL)?;
+        }
         Ok(())
     }
 
@@ -433,9 +462,7 @@ mod tests {
             });
             transfer = refused(posted, EINVAL)?;
         }
-        let (_, outcome) = t.run(transfer, |x| {
-            Ok(Rw::read(&x.data, 0..LEN, t.remote, t.cx()))
-        })?;
+        let (_, outcome) = t.run(transfer, |x| Ok(Rw::read(&x.data, .., t.remote, t.cx())))?;
         check!(outcome.is_ok());
         Ok(())
     }
@@ -452,14 +479,20 @@ mod tests {
             },
             GFP_KERNEL,
         )?;
-        for i in 1..4 {
-            let post = || {
-                t.link.a.qp.post_rw(shared.clone(), |x| {
-                    Ok(Rw::read(&x.data, 0..LEN, t.remote, t.cx()))
-                })
-            };
-            post()?;
-            refused(post(), EBUSY)?;
+        let all = || {
+            t.link.a.qp.post_rw(shared.clone(), |x| {
+                Ok(Rw::read(&x.data, .., t.remote, t.cx()))
+            })
+        };
+        let part = || {
+            t.link.a.qp.post_rw(shared.clone(), |x| {
+                Ok(Rw::read(&x.data, 1..LEN, t.remote, t.cx()))
+            })
+        };
+        for i in 1..5 {
+            if i % 2 == 0 { all() } else { part() }?;
+            refused(all(), EBUSY)?;
+            refused(part(), EBUSY)?;
             t.link.wait(|| shared.done.get() == i)?;
         }
         Ok(())
@@ -473,9 +506,8 @@ mod tests {
         let mut transfer = t.transfer()?;
         for _ in 0..3 {
             let outcome;
-            (transfer, outcome) = t.run(transfer, |x| {
-                Ok(Rw::read(&x.data, 0..LEN, t.remote, t.cx()))
-            })?;
+            (transfer, outcome) =
+                t.run(transfer, |x| Ok(Rw::read(&x.data, .., t.remote, t.cx())))?;
             check_eq!(outcome, Err(Status::WR_FLUSH_ERR));
         }
         Ok(())
@@ -521,9 +553,10 @@ mod tests {
         let t = Transfers::<Direct>::new()?;
         for _ in 0..3 {
             let transfer = t.transfer()?;
-            t.link.a.qp.post_rw(transfer, |x| {
-                Ok(Rw::write(&x.data, 0..LEN, t.remote, t.cx()))
-            })?;
+            t.link
+                .a
+                .qp
+                .post_rw(transfer, |x| Ok(Rw::write(&x.data, .., t.remote, t.cx())))?;
         }
         check_eq!(t.gone.get(), 0);
         t.link.a.qp.drain(&t.link.env.cx)?;
@@ -539,9 +572,7 @@ mod tests {
             rkey: t.remote.rkey ^ 1,
             ..t.remote
         };
-        let (_, outcome) = t.run(t.transfer()?, |x| {
-            Ok(Rw::write(&x.data, 0..LEN, wrong, t.cx()))
-        })?;
+        let (_, outcome) = t.run(t.transfer()?, |x| Ok(Rw::write(&x.data, .., wrong, t.cx())))?;
         // The request that was refused may not be the last one, which is flushed then.
         check!(matches!(
             outcome,
@@ -562,7 +593,7 @@ mod tests {
         let back: Back = Arc::pin_init(new_spinlock_irq!(None), GFP_KERNEL)?;
         transfer.back = Some(back.clone());
         t.link.a.qp.post_rw_then(transfer, |x| {
-            let rw = Rw::write(&x.data, 0..LEN, t.remote, t.cx());
+            let rw = Rw::write(&x.data, .., t.remote, t.cx());
             Ok((rw, SendWr::send([x.message.whole()])))
         })?;
         t.link.wait(|| received.len() == 1)?;
@@ -664,9 +695,8 @@ mod tests {
         transfer.data.cancel();
         drop(other);
         // Its list is as it was.
-        let (mut transfer, outcome) = t.run(transfer, |x| {
-            Ok(Rw::read(&x.data, 0..LEN, t.remote, t.cx()))
-        })?;
+        let (mut transfer, outcome) =
+            t.run(transfer, |x| Ok(Rw::read(&x.data, .., t.remote, t.cx())))?;
         check!(outcome.is_ok());
         check!(bytes(&mut transfer)?[..] == all[..]);
         Ok(())
@@ -681,7 +711,7 @@ mod tests {
         transfer.data.cpu().write(0, &all)?;
         transfer.message.cpu().copy_from_slice(b"done");
         let qp = &t.link.a.qp;
-        qp.prepare_rw(Rw::write(&transfer.data, 0..LEN, t.remote, t.cx()))?;
+        qp.prepare_rw(Rw::write(&transfer.data, .., t.remote, t.cx()))?;
         qp.post_rw_then(transfer, |x| {
             let message = SendWr::send([x.message.whole()]);
             Ok((Rw::prepared(&x.data), message))

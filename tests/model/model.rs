@@ -36,6 +36,8 @@ mod reservation;
 #[cfg(test)]
 mod reuse;
 #[cfg(test)]
+mod rw;
+#[cfg(test)]
 mod send_ring;
 #[cfg(test)]
 mod slots;

@@ -227,11 +227,6 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
         Ok(tables.push(table, GFP_KERNEL)?)
     }
 
-    /// Returns the count of what keeps the QP after its drain.
-    pub(crate) fn transfers(&self) -> &Transfers {
-        &self.any.inner.context.transfers
-    }
-
     /// Keeps an owner, of which requests were posted whose completion does not give it back, until
     /// the QP was drained. It is called a `T` where the QP is shown.
     pub(crate) fn keep_until_drained<P: Send + 'static, T: ?Sized>(&self, owner: P) {
@@ -831,8 +826,8 @@ unsafe extern "C" fn on_event(event: *mut bindings::ib_event, context: *mut c_vo
 /// The transfers of a QP.
 #[pin_data]
 pub(crate) struct Transfers {
-    /// The transfers that use the QP.
-    count: crate::sync::RefCount,
+    /// The transfers that use the QP, and the QP itself.
+    users: crate::sync::Users,
     /// Completed by the last transfer once [`Transfers::wait`] was called.
     #[pin]
     ended: Completion,
@@ -843,10 +838,22 @@ pub(crate) struct Transfers {
     pub(crate) iwarp: bool,
 }
 
+/// Returns the transfers of a QP.
+///
+/// # Safety
+///
+/// `qp` is a QP of this crate, and is not destroyed while what is returned is used.
+#[inline]
+pub(crate) unsafe fn transfers<'a>(qp: *mut bindings::ib_qp) -> &'a Transfers {
+    // SAFETY: The QP is there, as the caller promises. `create` has set its context to a `QpPriv`
+    // that outlives it.
+    unsafe { &(*(*qp).qp_context.cast::<QpPriv>()).transfers }
+}
+
 impl Transfers {
     fn new(iwarp: bool) -> impl PinInit<Self> {
         pin_init!(Self {
-            count: crate::sync::RefCount::new(),
+            users: crate::sync::Users::new(),
             ended <- Completion::new(),
             left <- DrainList::new(),
             iwarp,
@@ -857,15 +864,21 @@ impl Transfers {
     /// destroyed.
     #[inline]
     pub(crate) fn begin(&self) {
-        self.count.get();
+        self.users.get();
     }
 
     /// Ends a transfer, which does not use the QP, or this, any more.
     #[inline]
     pub(crate) fn end(&self) {
-        if self.count.put() {
-            self.ended.complete();
+        if self.users.put() {
+            self.ended();
         }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn ended(&self) {
+        self.ended.complete();
     }
 
     /// Keeps what a transfer, which has not ended, leaves behind until the QP is destroyed. Any
@@ -877,7 +890,7 @@ impl Transfers {
     /// Waits until no transfer is left. Called once, when there is no reference to the QP. Fails
     /// with `ETIMEDOUT` after a minute.
     fn wait(&self, cx: &Sleepable) -> Result {
-        if self.count.kill() && !self.ended.wait_timeout(60_000, cx) {
+        if !self.users.put() && !self.ended.wait_timeout(60_000, cx) {
             return Err(ETIMEDOUT);
         }
         Ok(())

@@ -36,20 +36,23 @@
 //! `drivers/infiniband/core/rw.c`
 
 use crate::{
-    atomic::{
-        AtomicBool,
-        AtomicUsize,
-        Ordering, //
-    },
     bindings,
-    cqe,
+    context::Context as _,
+    cqe::{
+        self,
+        CqePointer as _, //
+    },
     debug,
-    device::Port,
+    device::{
+        Device,
+        Port, //
+    },
     dma::{
         DeviceReads,
         DeviceWrites,
         Direction, //
     },
+    identity,
     prelude::*,
     qp,
     sg::{
@@ -57,6 +60,7 @@ use crate::{
         Pages,
         SgOwner, //
     },
+    sync::RwState,
     wr::{
         self,
         Op as _, //
@@ -66,7 +70,11 @@ use core::{
     cell::UnsafeCell,
     marker::PhantomData,
     mem::MaybeUninit,
-    ops::Range,
+    ops::{
+        Bound,
+        Range,
+        RangeBounds, //
+    },
     ptr::{
         self,
         NonNull, //
@@ -82,9 +90,9 @@ const READ: bindings::dma_data_direction = bindings::dma_data_direction::DMA_FRO
 const WRITE: bindings::dma_data_direction = bindings::dma_data_direction::DMA_TO_DEVICE;
 
 /// What is transferred.
-#[derive(Clone)]
 struct Extents {
-    range: Range<usize>,
+    /// `None` for all of the memory.
+    range: Option<Range<usize>>,
     remote: Remote,
     dir: bindings::dma_data_direction,
 }
@@ -104,40 +112,80 @@ struct Plan {
 pub struct Rw<'a>(Plan, PhantomData<&'a RawCtx>);
 
 impl<'a> Rw<'a> {
+    #[inline]
     fn new(ctx: &'a RawCtx, extents: Option<Extents>) -> Self {
         let ctx = NonNull::from(ctx);
         // INVARIANT: The context is borrowed for `'a`.
         Self(Plan { ctx, extents }, PhantomData)
     }
 
-    /// Reads the peer's bytes from `remote` on into the bytes in `range` of the memory (RDMA READ).
-    /// Posting or preparing it may sleep.
-    pub fn read<D: DeviceWrites, O: SgOwner<D>>(
-        ctx: &'a Ctx<D, O>,
-        range: Range<usize>,
+    #[inline]
+    fn of(
+        ctx: &'a RawCtx,
+        range: impl RangeBounds<usize>,
         remote: Remote,
-        _cx: &Sleepable,
+        dir: bindings::dma_data_direction,
     ) -> Self {
-        let dir = READ;
-        Self::new(&ctx.raw, Some(Extents { range, remote, dir }))
+        let range = match (range.start_bound(), range.end_bound()) {
+            (Bound::Unbounded, Bound::Unbounded) => None,
+            (start, end) => {
+                let start = match start {
+                    Bound::Included(start) => *start,
+                    Bound::Excluded(before) => before.saturating_add(1),
+                    Bound::Unbounded => 0,
+                };
+                let end = match end {
+                    Bound::Included(last) => last.saturating_add(1),
+                    Bound::Excluded(end) => *end,
+                    Bound::Unbounded => ctx.len,
+                };
+                Some(start..end)
+            }
+        };
+        Self::new(ctx, Some(Extents { range, remote, dir }))
     }
 
-    /// Writes the bytes in `range` of the memory to the peer, from `remote` on (RDMA WRITE).
-    /// Posting or preparing it may sleep.
-    pub fn write<D: DeviceReads, O: SgOwner<D>>(
+    /// Reads the peer's bytes from `remote` on into the bytes in `range` of the memory (RDMA READ),
+    /// which is `..` for all of them. Posting or preparing it may sleep.
+    #[inline]
+    pub fn read<D: DeviceWrites, O: SgOwner<D>>(
         ctx: &'a Ctx<D, O>,
-        range: Range<usize>,
+        range: impl RangeBounds<usize>,
         remote: Remote,
         _cx: &Sleepable,
     ) -> Self {
-        let dir = WRITE;
-        Self::new(&ctx.raw, Some(Extents { range, remote, dir }))
+        Self::of(&ctx.raw, range, remote, READ)
+    }
+
+    /// Writes the bytes in `range` of the memory, which is `..` for all of them, to the peer, from
+    /// `remote` on (RDMA WRITE). Posting or preparing it may sleep.
+    #[inline]
+    pub fn write<D: DeviceReads, O: SgOwner<D>>(
+        ctx: &'a Ctx<D, O>,
+        range: impl RangeBounds<usize>,
+        remote: Remote,
+        _cx: &Sleepable,
+    ) -> Self {
+        Self::of(&ctx.raw, range, remote, WRITE)
     }
 
     /// The transfer that the context was prepared for by [`Qp::prepare_rw`]. Posting it does not
     /// sleep.
+    #[inline]
     pub fn prepared<D: Direction, O: SgOwner<D>>(ctx: &'a Ctx<D, O>) -> Self {
         Self::new(&ctx.raw, None)
+    }
+}
+
+/// Returns the port of a new QP, if transfers of all of a context's memory need no check there: the
+/// driver has set all that C divides by, and no peer gets a key. Otherwise zero, as if the QP was
+/// created without contexts.
+pub(crate) fn port_of(qp: &bindings::ib_qp, dev: &Device) -> u32 {
+    let pages = dev.attrs().max_fast_reg_page_list_len;
+    let is_checked = dev.is_iwarp() || [qp.max_write_sge, qp.max_read_sge, pages].contains(&0);
+    match is_checked {
+        true => 0,
+        false => qp.port,
     }
 }
 
@@ -231,44 +279,41 @@ pub struct Ctx<D: Direction = Bidirectional, O: SgOwner<D> = Pages> {
 ///
 /// # Invariants
 ///
-/// While `claimed` is set, `inner` is accessed only by the call that has set it and, if that posts,
-/// by the completion then, and this is not moved. From a successful `RawCtx::start` to
-/// `RawCtx::finish`, `inner.job` is the transfer, counted by its QP.
+/// While `state` has the address of a QP, and is not that of a context that is prepared, `cqe` and
+/// `inner` are accessed only by the call that has claimed this and, if that posts, by the
+/// completion then, and this is not moved. From a successful [`RawCtx::map`] to the end of the
+/// transfer its QP, whose address `state` has, counts it, and `inner.raw` is initialised for it.
 #[repr(C)]
 struct RawCtx {
     /// The callback of the last request. The first field, so its address is the context's.
-    cqe: bindings::ib_cqe,
-    claimed: AtomicBool,
+    cqe: UnsafeCell<bindings::ib_cqe>,
+    state: RwState,
     inner: UnsafeCell<Inner>,
-    /// The length of the memory, zero if it is lost.
-    len: AtomicUsize,
+    /// The length of the memory.
+    len: usize,
 }
 
 /// # Invariants
 ///
-/// `table` is what [`SgOwner::table`] has returned, and is there while `owner` is.
+/// `table` is what [`SgOwner::table`] has returned, and is there while `owner` is. From `first` on
+/// there are `count` entries of it: all, unless a part of the memory is transferred.
 struct Inner {
-    /// `None` if a peer may still write to its memory.
-    owner: Option<sg::AnyOwner>,
-    table: *mut bindings::sg_table,
+    /// The callback of the owner of the transfer that is posted.
+    user: *mut bindings::ib_cqe,
     /// C keeps addresses of parts of it in others.
     raw: Pin<KBox<Opaque<bindings::rdma_rw_ctx>>>,
-    job: Option<Job>,
-}
-
-/// A transfer that has begun.
-struct Job {
-    user: *mut bindings::ib_cqe,
-    transfers: NonNull<qp::Transfers>,
-    qp: NonNull<bindings::ib_qp>,
-    port: u32,
-    /// Of the entries of the range.
-    mapping: sg::Mapping,
+    first: *mut bindings::scatterlist,
+    count: u32,
+    /// That of the transfer.
+    dir: bindings::dma_data_direction,
     /// Set if peers can write to the memory, by the key of an MR, until a READ has succeeded.
     exposed: bool,
     /// The first and the last entry, before they were cut to begin and to end with the range, if
     /// they were.
     ends: Option<[Extent; 2]>,
+    table: *mut bindings::sg_table,
+    /// `None` if a peer may still write to its memory.
+    owner: Option<sg::AnyOwner>,
 }
 
 /// The extent of an entry of a scatterlist, to be restored.
@@ -315,10 +360,10 @@ impl Ctx {
 
     /// Returns the bytes, for the CPU.
     pub fn cpu(&mut self) -> sg::CpuPages<'_> {
-        let Inner { owner, job, .. } = self.raw.inner.get_mut();
+        let mapping = self.raw.mapping();
+        let owner = self.raw.inner.get_mut().owner.as_mut();
         // SAFETY: By the type invariant the owner is of this type.
-        let pages = owner.as_mut().map(|owner| unsafe { owner.get::<Pages>() });
-        let mapping = job.as_mut().map(|job| &mut job.mapping);
+        let pages = owner.map(|owner| unsafe { owner.get::<Pages>() });
         sg::CpuPages::new(pages, mapping)
     }
 }
@@ -345,7 +390,10 @@ impl<D: Direction, O: SgOwner<D>> Ctx<D, O> {
     /// [`Qp::post_rw`](crate::qp::Qp::post_rw).
     #[expect(clippy::len_without_is_empty)]
     pub fn len(&self) -> usize {
-        self.raw.len.load(Ordering::Relaxed)
+        match self.raw.state.is_lost() {
+            true => 0,
+            false => self.raw.len,
+        }
     }
 
     /// Gives the owner back, unless its memory is lost. A transfer that was prepared is
@@ -380,15 +428,61 @@ impl Inner {
     /// Leaves the memory of a transfer that has failed, to which peers have a key, to the QP.
     #[cold]
     #[inline(never)]
-    fn lose(&mut self, transfers: &qp::Transfers) {
-        if let (Some(owner), Some(job)) = (self.owner.take(), self.job.take()) {
+    fn lose(&mut self, mapping: sg::Mapping, transfers: &qp::Transfers) {
+        if let Some(owner) = self.owner.take() {
             // INVARIANT: The mapping is of its memory. The QP drops it when it was destroyed with
             // its MRs, and before its PD.
             transfers.keep(Exposed {
                 _owner: owner,
-                mapping: job.mapping,
+                mapping,
             });
         }
+    }
+
+    /// Returns the mapping of the transfer.
+    ///
+    /// # Safety
+    ///
+    /// The list is mapped for the device of `qp`, which is valid.
+    unsafe fn mapping(&self, qp: NonNull<bindings::ib_qp>) -> sg::Mapping {
+        // INVARIANT: The list is mapped in this direction, as the caller promises.
+        sg::Mapping {
+            // SAFETY: The QP is valid, as the caller promises.
+            dev: unsafe { qp.as_ref() }.device,
+            table: bindings::sg_table {
+                sgl: self.first,
+                nents: self.count,
+                orig_nents: self.count,
+            },
+            dir: self.dir,
+        }
+    }
+
+    /// Cuts the list to a range, unless that is all of it.
+    ///
+    /// # Safety
+    ///
+    /// Nothing else uses the list, which was not cut. The range is not empty, and inside of the
+    /// memory.
+    unsafe fn cut(&mut self, range: Range<usize>, len: usize) {
+        if range.len() != len {
+            // SAFETY: By the type invariant the table is there, as the memory is. The range is not
+            // empty and inside of that, and nothing else uses the list, as the caller promises.
+            //
+            // INVARIANT: The entries are some of the table.
+            (self.first, self.count, self.ends) = unsafe { cut(self.table, &range) };
+        }
+    }
+
+    /// Makes the list what it was before it was cut.
+    fn uncut(&mut self) {
+        if let Some(ends) = self.ends.take() {
+            ends.iter().for_each(Extent::restore);
+        }
+        // SAFETY: By the type invariant the table is there, as the memory is.
+        let table = unsafe { &*self.table };
+        // INVARIANT: All entries of the table.
+        (self.first, self.count) = (table.sgl, table.orig_nents);
     }
 }
 
@@ -441,88 +535,76 @@ impl RawCtx {
     fn new(table: *mut bindings::sg_table, flags: Flags) -> Result<Self> {
         // SAFETY: The owner, which the caller has, has just returned the table.
         let (len, _) = unsafe { sg::extent(table) }?;
-        // INVARIANT: No transfer is posted.
+        // SAFETY: As above: the table is valid.
+        let (first, count) = unsafe { ((*table).sgl, (*table).orig_nents) };
+        // INVARIANT: No transfer is posted. The list is all of the table.
         Ok(Self {
-            cqe: bindings::ib_cqe {
-                done: Some(transferred),
-            },
-            claimed: AtomicBool::new(false),
-            len: AtomicUsize::new(len as usize),
+            cqe: UnsafeCell::new(bindings::ib_cqe { done: None }),
+            state: RwState::new(),
             inner: UnsafeCell::new(Inner {
-                owner: None,
-                table,
+                user: ptr::null_mut(),
                 raw: KBox::pin_init(Opaque::zeroed(), flags)?,
-                job: None,
+                first,
+                count,
+                dir: READ,
+                exposed: false,
+                ends: None,
+                table,
+                owner: None,
             }),
+            len: len as usize,
         })
     }
 
-    /// Begins the access to `inner`, which [`RawCtx::release`] or the completion ends.
+    /// Returns the QP of the transfer that there is, for one who has this.
+    fn qp(&self) -> Option<NonNull<bindings::ib_qp>> {
+        NonNull::new(self.state.any_qp() as *mut bindings::ib_qp)
+    }
+
+    /// Claims this for a transfer that was not prepared.
     #[inline]
-    fn claim(&self) -> Result {
-        // INVARIANT: If this sets it, the caller has `inner` for itself.
-        match self.claimed.swap(true, Ordering::Acquire) {
-            false => Ok(()),
-            true => Err(EBUSY),
+    fn claim(&self, qp: NonNull<bindings::ib_qp>) -> Result {
+        // INVARIANT: If it is idle, the caller has this for itself from here on.
+        match self.state.claim(qp.as_ptr() as usize) {
+            Ok(()) => Ok(()),
+            Err(state) => Err(Self::taken(state)),
         }
     }
 
-    /// Maps the memory and makes the requests (`rdma_rw_ctx_init`), which may sleep, if that was
-    /// not prepared.
+    #[cold]
+    fn taken(state: usize) -> Error {
+        match state {
+            RwState::LOST => EINVAL,
+            _ => EBUSY,
+        }
+    }
+
+    /// Maps the list and makes the requests (`rdma_rw_ctx_init`), which may sleep, and ends the
+    /// claim if that fails.
     ///
     /// # Safety
     ///
-    /// The caller has claimed this. `qp` is valid and `transfers` counts for it.
+    /// The caller has claimed this for `qp`, which is valid. The port is one of its device, and
+    /// what C divides by is not zero.
     #[inline]
-    unsafe fn start(
+    unsafe fn map(
         &self,
-        extents: &Option<Extents>,
         qp: NonNull<bindings::ib_qp>,
-        transfers: &qp::Transfers,
+        port: u32,
+        remote: Remote,
+        dir: bindings::dma_data_direction,
     ) -> Result {
         // SAFETY: The caller has claimed this, which keeps all others from `inner`.
         let inner = unsafe { &mut *self.inner.get() };
-        let Extents { range, remote, dir } = match (extents, &inner.job) {
-            (Some(extents), None) => extents.clone(),
-            (None, Some(job)) if job.qp == qp => return Ok(()),
-            (None, _) => return Err(EINVAL),
-            (Some(_), Some(_)) => return Err(EBUSY),
-        };
-        let Range { start, end } = range;
-        let len = self.len.load(Ordering::Relaxed);
-        if inner.owner.is_none() || start >= end || end > len {
-            return Err(EINVAL);
-        }
-        // SAFETY: The caller promises that the QP is valid.
-        let (sges, pages, port) = unsafe {
-            let qp = qp.as_ref();
-            let pages = (*qp.device).attrs.max_fast_reg_page_list_len;
-            (qp.max_write_sge.min(qp.max_read_sge), pages, qp.port)
-        };
-        // C divides by the number of entries that a request can have, and by that of the pages of
-        // an MR, and looks the port up.
-        if sges == 0 || pages == 0 || port == 0 {
-            return Err(EINVAL);
-        }
-        let (first, count, ends) = if end - start == len {
-            // SAFETY: By the type invariant the table is there.
-            let table = unsafe { &*inner.table };
-            (table.sgl, table.orig_nents, None)
-        } else {
-            // SAFETY: By the type invariant the table is there. The range was checked to be inside
-            // of the memory that it describes, so both entries are found. The caller has claimed
-            // this, which keeps all others from the list.
-            unsafe { cut(inner.table, &range) }
-        };
-        // SAFETY: The QP is valid, as the caller promises, and the list has `count` entries from
-        // `first` on, which are not mapped.
+        // SAFETY: The QP is valid, as the caller promises, and the port is one of its device. By
+        // the type invariant the list has so many entries, which are not mapped.
         let ret = unsafe {
             bindings::rdma_rw_ctx_init(
                 inner.raw.get(),
                 qp.as_ptr(),
                 port,
-                first,
-                count,
+                inner.first,
+                inner.count,
                 0,
                 remote.addr,
                 remote.rkey,
@@ -530,36 +612,111 @@ impl RawCtx {
             )
         };
         if ret < 0 {
-            ends.iter().flatten().for_each(Extent::restore);
-            return Err(Error::from_errno(ret));
+            return Err(self.not_mapped(ret));
         }
-        transfers.begin();
-        let table = bindings::sg_table {
-            sgl: first,
-            nents: count,
-            orig_nents: count,
-        };
-        inner.job = Some(Job {
-            user: ptr::null_mut(),
-            transfers: NonNull::from(transfers),
-            qp,
-            port,
-            // INVARIANT: `rdma_rw_ctx_init` has just mapped them. The device is there while the QP
-            // is, which is not destroyed before it has ended what it counts.
-            mapping: sg::Mapping {
-                // SAFETY: The QP is valid, as the caller promises.
-                dev: unsafe { qp.as_ref() }.device,
-                table,
-                dir,
-            },
-            exposed: false,
-            ends,
-        });
+        // SAFETY: The QP is valid, as the caller promises.
+        unsafe { qp::transfers(qp.as_ptr()) }.begin();
+        inner.dir = dir;
         Ok(())
     }
 
-    /// Undoes [`RawCtx::start`] (`rdma_rw_ctx_destroy`), and returns the callback of the owner.
-    /// `succeeded` is `true` if all of the transfer was done. Any context.
+    /// Ends the claim of the caller.
+    #[cold]
+    #[inline(never)]
+    fn not_mapped(&self, ret: c_int) -> Error {
+        // SAFETY: The caller has claimed this, which keeps all others from `inner`.
+        unsafe { (*self.inner.get()).uncut() };
+        self.state.set_idle();
+        Error::from_errno(ret)
+    }
+
+    /// Claims this, and maps what of the memory is to be transferred, with all checks.
+    ///
+    /// # Safety
+    ///
+    /// `qp` is valid.
+    unsafe fn map_part(&self, qp: NonNull<bindings::ib_qp>, extents: Extents) -> Result {
+        let Extents { range, remote, dir } = extents;
+        self.claim(qp)?;
+        // SAFETY: The caller promises that the QP is valid.
+        let (sges, pages, port) = unsafe {
+            let qp = qp.as_ref();
+            let pages = (*qp.device).attrs.max_fast_reg_page_list_len;
+            (qp.max_write_sge.min(qp.max_read_sge), pages, qp.port)
+        };
+        let range = range.unwrap_or(0..self.len);
+        // C divides by the number of entries that a request can have, and by that of the pages of
+        // an MR, and looks the port up.
+        if range.is_empty() || range.end > self.len || sges == 0 || pages == 0 || port == 0 {
+            self.state.set_idle();
+            return Err(EINVAL);
+        }
+        // SAFETY: This was claimed above, which keeps all others from `inner` and the list. The
+        // range was just checked. The QP is valid, as the caller promises, and it and its device
+        // have the limits that were just checked.
+        unsafe {
+            (*self.inner.get()).cut(range, self.len);
+            self.map(qp, port, remote, dir)
+        }
+    }
+
+    /// Claims this for the transfer that was prepared for a QP.
+    fn claim_prepared(&self, qp: NonNull<bindings::ib_qp>) -> Result {
+        // INVARIANT: If it is prepared, the caller has this for itself from here on.
+        match self.state.claim_prepared(qp.as_ptr() as usize) {
+            Ok(()) => Ok(()),
+            Err(state) if RwState::is_claimed(state) => Err(EBUSY),
+            Err(_) => Err(EINVAL),
+        }
+    }
+
+    /// Returns the mapping of a transfer that was prepared.
+    fn mapping(&mut self) -> Option<sg::Mapping> {
+        let qp = self.qp()?;
+        // SAFETY: This is borrowed exclusively, so it is prepared, if there is a QP, and by the
+        // type invariant that is there.
+        Some(unsafe { self.inner.get_mut().mapping(qp) })
+    }
+
+    /// Returns the callback of the owner of the transfer that is posted.
+    ///
+    /// # Safety
+    ///
+    /// The caller has the completion of the transfer.
+    #[inline]
+    unsafe fn user(&self) -> *mut bindings::ib_cqe {
+        // SAFETY: The completion has this.
+        unsafe { (*self.inner.get()).user }
+    }
+
+    /// Ends a transfer of all of the memory that was posted and has completed, and the claim
+    /// (`rdma_rw_ctx_destroy`), and returns the callback of the owner. Any context.
+    ///
+    /// What is needed after the call is read again after it, so that fewer registers are saved.
+    ///
+    /// # Safety
+    ///
+    /// The transfer was begun by [`transfer_all`], none of its requests is outstanding, and
+    /// nothing else uses this.
+    #[inline]
+    unsafe fn end(&self) -> *mut bindings::ib_cqe {
+        let qp = || self.state.qp() as *mut bindings::ib_qp;
+        // SAFETY: The context was initialised for this QP, which is not destroyed while it counts
+        // the transfer, and with these entries, as they were not cut. Nothing else uses `inner`,
+        // as the caller promises.
+        let (user, transfers) = unsafe {
+            let inner = &*self.inner.get();
+            let (raw, at, first, count) = (inner.raw.get(), qp(), inner.first, inner.count);
+            bindings::rdma_rw_ctx_destroy(raw, at, (*at).port, first, count, inner.dir);
+            (self.user(), qp::transfers(qp()))
+        };
+        self.state.set_idle();
+        transfers.end();
+        user
+    }
+
+    /// Ends the transfer that there is, and the claim (`rdma_rw_ctx_destroy`). `succeeded` is
+    /// `true` if all of it was done. Any context.
     ///
     /// `rdma_rw` keeps an MR that only a READ that succeeds invalidates
     /// (`IB_WR_RDMA_READ_WITH_INV`, on iWARP) until the QP is destroyed. So the QP keeps the memory
@@ -568,96 +725,105 @@ impl RawCtx {
     /// # Safety
     ///
     /// No request of a transfer is outstanding, and nothing else uses this.
-    unsafe fn finish(&self, succeeded: bool) -> Option<*mut bindings::ib_cqe> {
+    unsafe fn finish(&self, succeeded: bool) {
+        let Some(qp) = self.qp() else {
+            return;
+        };
         // SAFETY: The caller promises that nothing else uses this.
         let inner = unsafe { &mut *self.inner.get() };
-        let job = inner.job.as_ref()?;
-        let sg::Mapping { table, dir, .. } = &job.mapping;
-        let ended = !job.exposed || succeeded;
-        // SAFETY: `start` has initialised the context with these. The QP is not destroyed while it
-        // counts this transfer. With a count of zero no page is unmapped.
-        unsafe {
-            let count = if ended { table.orig_nents } else { 0 };
-            let (raw, qp) = (inner.raw.get(), job.qp.as_ptr());
-            bindings::rdma_rw_ctx_destroy(raw, qp, job.port, table.sgl, count, *dir);
+        let ended = !inner.exposed || succeeded;
+        // SAFETY: The context was initialised for this QP, which is not destroyed while it counts
+        // the transfer, and with these entries. With a count of zero no page is unmapped.
+        let (mapping, transfers) = unsafe {
+            let count = if ended { inner.count } else { 0 };
+            let (raw, port) = (inner.raw.get(), qp.as_ref().port);
+            bindings::rdma_rw_ctx_destroy(raw, qp.as_ptr(), port, inner.first, count, inner.dir);
+            (inner.mapping(qp), qp::transfers(qp.as_ptr()))
+        };
+        inner.uncut();
+        inner.exposed = false;
+        if ended {
+            self.state.set_idle();
+        } else {
+            inner.lose(mapping, transfers);
+            self.state.set_lost();
         }
-        job.ends.iter().flatten().for_each(Extent::restore);
-        let (user, transfers) = (job.user, job.transfers);
-        // SAFETY: The QP is not destroyed while it counts this transfer.
-        let transfers = unsafe { transfers.as_ref() };
-        if !ended {
-            self.len.store(0, Ordering::Relaxed);
-            inner.lose(transfers);
-        }
-        inner.job = None;
         transfers.end();
-        Some(user)
     }
 
     /// Ends a transfer of which nothing was posted, and the claim.
     ///
     /// # Safety
     ///
-    /// The caller has claimed this, and no request was posted since [`RawCtx::start`] has
-    /// succeeded.
+    /// The caller has claimed this, and no request was posted since [`RawCtx::map`] has succeeded.
+    #[cold]
     unsafe fn undo(&self) {
         // SAFETY: The claim keeps all others from `inner`. No request was posted, as the caller
         // promises, so none is outstanding, and no peer has a key.
         unsafe {
-            if let Some(job) = &mut (*self.inner.get()).job {
-                job.exposed = false;
-            }
+            (*self.inner.get()).exposed = false;
             self.finish(false);
         }
-        self.release();
     }
 
-    /// Returns the first of the requests (`rdma_rw_ctx_wrs`). The last one, or `then`, which
-    /// follows, completes to this context, and that to `user`.
+    /// Notes whether peers will have a key to the memory, on iWARP. Fails if they could write what
+    /// they are sent.
     ///
     /// # Safety
     ///
-    /// `start` has succeeded, and nothing else uses this. `then` is null or an initialised request.
-    #[inline]
-    unsafe fn requests(
+    /// The caller has claimed this. `first` is the first request of the transfer, and `then` is
+    /// null or what follows it.
+    #[cold]
+    unsafe fn expose(
         &self,
-        user: *mut bindings::ib_cqe,
+        first: *const bindings::ib_send_wr,
         then: *mut bindings::ib_send_wr,
-    ) -> *mut bindings::ib_send_wr {
-        // SAFETY: `start` has succeeded, so `inner.raw` is initialised for this QP and port, and
-        // nothing else uses it, as the caller promises. `then` is initialised unless it is null.
-        // The callback is only read.
+    ) -> Result {
+        // SAFETY: The claim keeps all others from `inner`. The requests are valid, as the caller
+        // promises.
         unsafe {
             let inner = &mut *self.inner.get();
-            let Some(job) = &mut inner.job else {
-                return then;
-            };
-            job.user = user;
-            let cqe = (&raw const self.cqe).cast_mut();
-            if !then.is_null() {
-                wr::end(then, cqe);
-                let read = bindings::ib_wr_opcode_IB_WR_RDMA_READ;
-                if job.transfers.as_ref().iwarp && job.mapping.dir == READ && (*then).opcode != read
-                {
-                    // siw completes a request that follows a READ before the READ, unless it is a
-                    // READ too.
-                    (*then).send_flags |= bindings::ib_send_flags_IB_SEND_FENCE as c_int;
-                }
+            if inner.dir == READ && !then.is_null() {
+                qp::post::come_after_reads(then);
             }
-            let (qp, port) = (job.qp.as_ptr(), job.port);
-            let first = bindings::rdma_rw_ctx_wrs(inner.raw.get(), qp, port, cqe, then);
             // If there is an MR, the first request registers it, or invalidates it before that.
-            job.exposed = job.transfers.as_ref().iwarp
-                && matches!(
-                    (*first).opcode,
-                    bindings::ib_wr_opcode_IB_WR_REG_MR | bindings::ib_wr_opcode_IB_WR_LOCAL_INV
-                );
-            first
+            inner.exposed = matches!(
+                (*first).opcode,
+                bindings::ib_wr_opcode_IB_WR_REG_MR | bindings::ib_wr_opcode_IB_WR_LOCAL_INV
+            );
+            match inner.exposed && inner.dir == WRITE {
+                // The key is there if a parameter of ib_core asks for it.
+                true => Err(EOPNOTSUPP),
+                false => Ok(()),
+            }
         }
     }
 
-    fn release(&self) {
-        self.claimed.store(false, Ordering::Release);
+    /// Returns the first of the requests (`rdma_rw_ctx_wrs`). The last one, or `then`, which
+    /// follows, completes to this context by `done`, and that to `user`.
+    ///
+    /// # Safety
+    ///
+    /// The caller has claimed this for `qp`, and the transfer is mapped. `then` is null or an
+    /// initialised request.
+    #[inline]
+    unsafe fn requests(
+        &self,
+        qp: NonNull<bindings::ib_qp>,
+        port: u32,
+        Posted { user, done, then }: Posted,
+    ) -> *mut bindings::ib_send_wr {
+        // SAFETY: The transfer is mapped, so `inner.raw` is initialised for this QP, and the claim
+        // keeps all others from this. `then` is initialised unless it is null.
+        unsafe {
+            let (inner, cqe) = (&mut *self.inner.get(), self.cqe.get());
+            inner.user = user;
+            (*cqe).done = Some(done);
+            if !then.is_null() {
+                wr::end(then, cqe);
+            }
+            bindings::rdma_rw_ctx_wrs(inner.raw.get(), qp.as_ptr(), port, cqe, then)
+        }
     }
 }
 
@@ -680,24 +846,60 @@ impl Drop for RawCtx {
     }
 }
 
-/// The `done` callback of all transfers.
+/// The type of a callback.
+type Done = unsafe extern "C" fn(*mut bindings::ib_cq, *mut bindings::ib_wc);
+
+/// How a transfer is to be posted.
+#[derive(Clone, Copy)]
+struct Posted {
+    /// The callback of the owner, which was given up.
+    user: *mut bindings::ib_cqe,
+    /// The callback of the transfer.
+    done: Done,
+    /// Null, or what follows.
+    then: *mut bindings::ib_send_wr,
+}
+
+/// The `done` callback of transfers, of `ALL` of the memory by [`transfer_all`] or of any by
+/// [`begin`], whose owner was given up as a `T` by its callback `ID`.
 ///
 /// # Safety
 ///
-/// Called by the RDMA core for the last request of a transfer.
-unsafe extern "C" fn transferred(cq: *mut bindings::ib_cq, wc: *mut bindings::ib_wc) {
-    // SAFETY: `wc` is valid during this call. The request was posted with the address of the first
-    // field of a context, which the owner keeps until its own callback is called. This is the last
-    // request, so none is outstanding.
-    unsafe {
-        let ctx = &*(*(*wc).__bindgen_anon_1.wr_cqe)
-            .cast_const()
-            .cast::<RawCtx>();
-        if let Some(user) = ctx.finish((*wc).status == bindings::ib_wc_status_IB_WC_SUCCESS) {
-            ctx.release();
-            cqe::hand_on(user, cq, wc);
-        }
+/// Called by the RDMA core for the last request of such a transfer.
+unsafe extern "C" fn done<T: CqeHandler<ID>, const ID: u64, const ALL: bool>(
+    cq: *mut bindings::ib_cq,
+    wc: *mut bindings::ib_wc,
+) {
+    // `cqe::is_of` tells owners apart by the address of another function.
+    identity::keep_distinct::<(RawCtx, cqe::Cqe<T::Pointer, ID>)>();
+    // SAFETY: The core passes a completion that is valid during this call, and `Wc` is transparent.
+    let wc = unsafe { &*wc.cast::<Wc>() };
+    // SAFETY: The request was posted with the address of the first field of a context, which the
+    // owner keeps, and that is not back: a request completes once.
+    let ctx = unsafe { &*wc.cqe().cast_const().cast::<RawCtx>() };
+    // SAFETY: The completion has the context.
+    if !debug::deactivate(unsafe { ctx.user() }) {
+        return debug::report(core::any::type_name::<T>());
     }
+    // SAFETY: This is the last request, so none is outstanding. The completion has the context,
+    // and its callback says by which function it was begun.
+    let user = unsafe {
+        match ALL {
+            true => ctx.end(),
+            false => {
+                let user = ctx.user();
+                ctx.finish(wc.result().is_ok());
+                user
+            }
+        }
+    };
+    // SAFETY: The owner was given up as a `T` by its callback `ID`, and is taken back once, as the
+    // request completes once.
+    let owner = unsafe { T::Pointer::from_cqe(user) };
+    // SAFETY: Posting checked that the completion queue, which the core passes, is polled in a
+    // context that provides this one.
+    let cx = unsafe { T::Needs::of_completion(cq, wc) };
+    T::done(owner, wc, &cx);
 }
 
 /// How far a post came that has failed.
@@ -721,8 +923,8 @@ impl From<Failed> for Error {
 ///
 /// # Invariants
 ///
-/// `ctx` is a context whose `start` has succeeded, and is kept by the owner. This is dropped when
-/// none of its requests is outstanding.
+/// `ctx` is a context whose transfer was posted in part, which still has it, and is kept by the
+/// owner. This is dropped when none of its requests is outstanding.
 struct InPart<P> {
     ctx: NonNull<RawCtx>,
     _owner: P,
@@ -735,79 +937,144 @@ impl<P> Drop for InPart<P> {
     fn drop(&mut self) {
         // SAFETY: By the type invariant the owner keeps the context; it is dropped after this.
         let ctx = unsafe { self.ctx.as_ref() };
-        // SAFETY: By the type invariant no request is outstanding. `claimed` is still set, which
-        // keeps all others from the rest.
+        // SAFETY: By the type invariant no request is outstanding, and the transfer still has the
+        // context, which keeps all others from it.
         unsafe { ctx.finish(false) };
-        ctx.release();
     }
 }
 
-/// Begins a transfer and posts its requests, and `then` behind them. If `user`, which they complete
-/// to, is null, they are not posted.
+/// Posts the requests of a transfer.
 ///
 /// # Safety
 ///
-/// `qp` is valid and counts its transfers in `transfers`. `then` is null or an initialised request.
-/// The context of `plan` stays where it is during this call. With a `user`, that and the memory of
-/// `then` do until `user` has completed or, if the post fails in part, until the QP is drained.
-#[inline(never)]
-unsafe fn begin(
-    plan: &Plan,
+/// `qp` is valid. The caller has claimed the context for it, and `first` is what
+/// [`RawCtx::requests`] has just returned for `user`. The memory of the requests stays where it is
+/// until `user` has completed or, if the post fails in part, until the QP is drained.
+#[inline]
+unsafe fn post(
+    ctx: NonNull<RawCtx>,
     qp: NonNull<bindings::ib_qp>,
-    transfers: &qp::Transfers,
+    first: *mut bindings::ib_send_wr,
     user: *mut bindings::ib_cqe,
-    then: *mut bindings::ib_send_wr,
 ) -> Result<(), Failed> {
-    // SAFETY: The context stays where it is at least until a request is posted, as the caller
-    // promises.
-    let ctx = unsafe { plan.ctx.as_ref() };
-    ctx.claim().map_err(Failed::Nowhere)?;
-    // SAFETY: The context was just claimed, so nothing else uses it. `qp` is valid and counts in
-    // `transfers`, as the caller promises.
-    let started = unsafe { ctx.start(&plan.extents, qp, transfers) };
-    if started.is_err() || user.is_null() {
-        ctx.release();
-        return started.map_err(Failed::Nowhere);
-    }
-    // SAFETY: The transfer was just begun, and nothing else uses the context, which was claimed
-    // above. `then` is null or initialised, as the caller promises.
-    let first = unsafe { ctx.requests(user, then) };
-    // SAFETY: The context was claimed above, so nothing else uses it.
-    let job = unsafe { &(*ctx.inner.get()).job };
-    if job
-        .as_ref()
-        .is_some_and(|job| job.exposed && job.mapping.dir == WRITE)
-    {
-        // By the key that a parameter of ib_core asks for, peers could write what they are sent.
-        //
-        // SAFETY: Nothing was posted. The context was claimed above.
-        unsafe { ctx.undo() };
-        return Err(Failed::Nowhere(EOPNOTSUPP));
-    }
     debug::set_qp_of(qp.as_ptr(), user);
     let mut bad = ptr::null();
     // SAFETY: `qp` is valid, and the memory of the requests stays where it is, as the caller
-    // promises. They were just made and, with `then`, linked.
+    // promises. They were just made and linked.
     let ret = unsafe { qp::post::post_list(qp.as_ptr(), first, &mut bad) };
     if ret == 0 {
         // The context may be gone by now.
         return Ok(());
     }
+    // SAFETY: The driver has just returned these for the list. If it has posted none, the context
+    // is there, as nothing gives the owner back.
+    Err(unsafe { refused(ctx, first, bad, ret) })
+}
+
+/// Says how far a post came that a driver has failed. If that is nowhere, the transfer ends.
+///
+/// # Safety
+///
+/// As the driver has returned `ret` and `bad` for the list from `first` on, of a transfer whose
+/// context the caller has claimed. If that is there no longer, `bad` is null.
+#[cold]
+#[inline(never)]
+unsafe fn refused(
+    ctx: NonNull<RawCtx>,
+    first: *const bindings::ib_send_wr,
+    bad: *const bindings::ib_send_wr,
+    ret: c_int,
+) -> Failed {
     let error = Error::from_errno(ret);
     if bad.is_null() {
         // The context may be gone by now.
-        return Err(Failed::Unnamed(error));
+        return Failed::Unnamed(error);
     }
     if !ptr::eq(bad, first) {
         // SAFETY: The requests that were posted are linked, up to the one that the driver names,
         // and the owner, which no completion gives back yet, keeps them.
-        let posted = unsafe { distance(first, bad) };
-        return Err(Failed::InPart(posted, error));
+        return Failed::InPart(unsafe { distance(first, bad) }, error);
     }
-    // SAFETY: The driver has refused the first request, so it has posted none. The context was
-    // claimed above.
-    unsafe { ctx.undo() };
-    Err(Failed::Nowhere(error))
+    // SAFETY: The driver has refused the first request, so it has posted none, and the context is
+    // there and still claimed, as the caller promises.
+    unsafe { ctx.as_ref().undo() };
+    Failed::Nowhere(error)
+}
+
+/// Maps all of the memory of a context and posts its requests, on a QP that has a
+/// [`PostTarget::rw_port`](wr::PostTarget::rw_port), which is `port`.
+///
+/// # Safety
+///
+/// `qp` is valid. The context, and the memory of what is `posted`, stays where it is until
+/// that has completed to `user`, if this succeeds, or, if it fails in part, until the QP is
+/// drained. `then` is null or an initialised request.
+#[inline(always)]
+unsafe fn transfer_all(
+    ctx: NonNull<RawCtx>,
+    qp: NonNull<bindings::ib_qp>,
+    port: u32,
+    remote: Remote,
+    dir: bindings::dma_data_direction,
+    posted: Posted,
+) -> Result<(), Failed> {
+    // SAFETY: The context stays where it is at least until a request is posted, as the caller
+    // promises.
+    let this = unsafe { ctx.as_ref() };
+    if let Err(error) = this.claim(qp) {
+        return Err(Failed::Nowhere(error));
+    }
+    // SAFETY: This was just claimed, and `qp` is valid, as the caller promises. It has an
+    // `rw_port`, which says that it and its device have the limits that C divides by.
+    if let Err(error) = unsafe { this.map(qp, port, remote, dir) } {
+        return Err(Failed::Nowhere(error));
+    }
+    // SAFETY: The context was claimed above, and the transfer is mapped. The memory of the requests
+    // stays where it is, as the caller promises.
+    unsafe {
+        let first = this.requests(qp, port, posted);
+        post(ctx, qp, first, posted.user)
+    }
+}
+
+/// Begins any transfer and posts its requests. If there is no `posted`, it is only prepared.
+///
+/// # Safety
+///
+/// As [`transfer_all`].
+#[inline(never)]
+unsafe fn begin(
+    ctx: NonNull<RawCtx>,
+    extents: Option<Extents>,
+    qp: NonNull<bindings::ib_qp>,
+    posted: Option<Posted>,
+) -> Result<(), Failed> {
+    // SAFETY: The context stays where it is at least until a request is posted, as the caller
+    // promises.
+    let this = unsafe { ctx.as_ref() };
+    let claimed = match extents {
+        // SAFETY: `qp` is valid, as the caller promises.
+        Some(extents) => unsafe { this.map_part(qp, extents) },
+        None => this.claim_prepared(qp),
+    };
+    claimed.map_err(Failed::Nowhere)?;
+    let Some(posted) = posted else {
+        // INVARIANT: The transfer is mapped.
+        this.state.set_prepared(qp.as_ptr() as usize);
+        return Ok(());
+    };
+    // SAFETY: The context was claimed above, and the transfer is mapped. The QP is valid, and the
+    // memory of the requests stays where it is, as the caller promises.
+    unsafe {
+        let first = this.requests(qp, qp.as_ref().port, posted);
+        if qp::transfers(qp.as_ptr()).iwarp {
+            if let Err(error) = this.expose(first, posted.then) {
+                this.undo();
+                return Err(Failed::Nowhere(error));
+            }
+        }
+        post(ctx, qp, first, posted.user)
+    }
 }
 
 /// Returns the number of requests between two of a list.
@@ -864,10 +1131,9 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
     /// }
     /// ```
     pub fn prepare_rw(&self, rw: Rw<'_>) -> Result {
-        let (qp, user, then) = (self.any.target.raw, ptr::null_mut(), ptr::null_mut());
-        // SAFETY: By the invariant of `Rw` the context is borrowed. The QP is valid and counts in
-        // `transfers()`. Nothing is posted.
-        Ok(unsafe { begin(&rw.0, qp, self.transfers(), user, then) }?)
+        // SAFETY: By the invariant of `Rw` the context is borrowed. The QP is valid. Nothing is
+        // posted.
+        Ok(unsafe { begin(rw.0.ctx, rw.0.extents, self.any.target.raw, None) }?)
     }
 
     /// Transfers memory of a [`Ctx`] to or from the peer (`rdma_rw_ctx_init`, `rdma_rw_ctx_post`),
@@ -886,6 +1152,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
     /// WRITE on iWARP if ib_core was loaded with `force_mr`, by which peers could write the memory.
     /// See [`PostError`] for what becomes of the owner. A transfer that was prepared and that was
     /// refused is to be prepared again.
+    #[inline]
     pub fn post_rw<P, const ID: u64>(
         &self,
         owner: P,
@@ -900,7 +1167,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
             Err(error) => return Err(PostError::new(owner, error)),
         };
         // SAFETY: The owner keeps the context, which `rw` has borrowed from it; no request follows.
-        unsafe { self.post_plan(owner, &plan, ptr::null_mut()) }
+        unsafe { self.post_plan(owner, plan, ptr::null_mut()) }
     }
 
     /// As [`Qp::post_rw`], followed by a request that completes instead, as a response that follows
@@ -931,7 +1198,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
         match made {
             // SAFETY: The owner keeps the context and the memory of the request, which `rw` has
             // borrowed from it. The request was just written.
-            Ok(plan) => unsafe { self.post_plan(owner, &plan, raw.cast()) },
+            Ok(plan) => unsafe { self.post_plan(owner, plan, raw.cast()) },
             Err(error) => Err(PostError::new(owner, error)),
         }
     }
@@ -939,42 +1206,88 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
     /// # Safety
     ///
     /// The owner keeps the context and the memory of `then`, which is null or an initialised
-    /// request.
+    /// request. Its handler may run where sends of this QP complete.
+    #[inline(always)]
     unsafe fn post_plan<P, const ID: u64>(
         &self,
         owner: P,
-        plan: &Plan,
+        plan: Plan,
         then: *mut bindings::ib_send_wr,
     ) -> Result<(), PostError<P>>
     where
         P: cqe::CqePointer<ID>,
     {
-        let cqe = owner.into_cqe(cqe::Sealed::new());
-        // SAFETY: The QP is valid and counts in `transfers()`. The owner keeps the context and the
-        // memory of `then`, as the caller promises. It is the queue's until it completes, or is
-        // kept until the QP is drained below.
-        let begun = unsafe { begin(plan, self.any.target.raw, self.transfers(), cqe, then) };
-        let Err(failed) = begun else {
-            return Ok(());
+        let (Plan { ctx, extents }, target) = (plan, &self.any.target);
+        let user = owner.into_cqe(cqe::Sealed::new());
+        let posted = |done| Posted { user, done, then };
+        let begin = |extents| {
+            let posted = Some(posted(done::<P::Target, ID, false>));
+            // SAFETY: The QP is valid. The owner keeps the context and the memory of `then`, as the
+            // caller promises. It is the queue's until it completes, or is kept until the QP is
+            // drained below.
+            unsafe { begin(ctx, extents, target.raw, posted) }
         };
+        let begun = match extents {
+            Some(Extents {
+                range: None,
+                remote,
+                dir,
+            }) => match target.rw_port {
+                // Made anew, so that it is not written to memory where it is not needed.
+                0 => begin(Some(Extents {
+                    range: None,
+                    remote,
+                    dir,
+                })),
+                port => {
+                    let posted = posted(done::<P::Target, ID, true>);
+                    // SAFETY: The QP is valid, and this is its port. The owner keeps the context
+                    // and the memory of `then`, as the caller promises. It is the queue's until it
+                    // completes, or is kept until the QP is drained below.
+                    unsafe { transfer_all(ctx, target.raw, port, remote, dir, posted) }
+                }
+            },
+            part => begin(part),
+        };
+        match begun {
+            Ok(()) => Ok(()),
+            // SAFETY: The transfer was just refused, for this owner.
+            Err(failed) => Err(unsafe { self.not_posted(ctx, user, failed) }),
+        }
+    }
+
+    /// Takes the owner of a transfer back, unless that was posted in part.
+    ///
+    /// # Safety
+    ///
+    /// Posting the transfer of `ctx`, whose owner was given up for `user` and keeps the context, has
+    /// failed so.
+    #[cold]
+    #[inline(never)]
+    unsafe fn not_posted<P, const ID: u64>(
+        &self,
+        ctx: NonNull<RawCtx>,
+        user: *mut bindings::ib_cqe,
+        failed: Failed,
+    ) -> PostError<P>
+    where
+        P: cqe::CqePointer<ID>,
+    {
         match failed {
             // SAFETY: Nothing was posted, so nothing else will take the owner back.
-            Failed::Nowhere(error) => Err(PostError::new(unsafe { P::take_back(cqe) }, error)),
+            Failed::Nowhere(error) => PostError::new(unsafe { P::take_back(user) }, error),
             Failed::InPart(posted, error) => {
                 // SAFETY: The last request, which completes to the owner, was not posted.
-                let owner = unsafe { P::take_back(cqe) };
-                // INVARIANT: The owner keeps the context, by the caller's promise. What is parked
-                // is dropped when the QP was drained, or never.
-                let kept = InPart {
-                    ctx: plan.ctx,
-                    _owner: owner,
-                };
+                let owner = unsafe { P::take_back(user) };
+                // INVARIANT: The owner keeps the context, by the caller's promise, and the transfer
+                // has that. What is parked is dropped when the QP was drained, or never.
+                let kept = InPart { ctx, _owner: owner };
                 self.keep_until_drained::<_, P::Target>(kept);
-                Err(PostError::in_part(None, posted, error))
+                PostError::in_part(None, posted, error)
             }
             Failed::Unnamed(error) => {
                 qp::post::unnamed();
-                Err(PostError::in_part(None, 0, error))
+                PostError::in_part(None, 0, error)
             }
         }
     }

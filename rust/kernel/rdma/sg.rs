@@ -58,7 +58,7 @@ impl<D: Direction> SgBuf<D> {
     /// Returns the bytes, for the CPU (`dma_sync_sgtable_for_cpu`, and `..._for_device` when the
     /// view is dropped).
     pub fn cpu(&mut self) -> CpuPages<'_> {
-        CpuPages::new(Some(&mut self.raw.pages), Some(&mut self.raw.mapping))
+        CpuPages::new(Some(&mut self.raw.pages), Some(self.raw.mapping))
     }
 }
 
@@ -192,21 +192,20 @@ unsafe impl<D: Direction> SgOwner<D> for Pages {
 ///
 /// # Invariants
 ///
-/// The pages are borrowed exclusively for `'a`, and so is `mapping`, if some of them are mapped.
+/// The pages are borrowed exclusively for `'a`, and with them `mapping`, if some of them are mapped.
 pub struct CpuPages<'a> {
     /// `None` of a [`Ctx`](crate::rw::Ctx) that has lost them.
     pages: Option<&'a Pages>,
-    mapping: Option<&'a Mapping>,
+    mapping: Option<Mapping>,
 }
 
 impl<'a> CpuPages<'a> {
     /// Makes the view of pages, and of the mapping of some of them, if there is one.
-    pub(crate) fn new(pages: Option<&'a mut Pages>, mapping: Option<&'a mut Mapping>) -> Self {
-        let mapping = mapping.map(|mapping| &*mapping);
-        if let Some(mapping) = mapping {
+    pub(crate) fn new(pages: Option<&'a mut Pages>, mapping: Option<Mapping>) -> Self {
+        if let Some(mapping) = &mapping {
             mapping.sync_for_cpu();
         }
-        // INVARIANT: Both are borrowed exclusively.
+        // INVARIANT: The pages are borrowed exclusively, from what unmaps them.
         Self {
             pages: pages.map(|pages| &*pages),
             mapping,
@@ -246,7 +245,7 @@ impl<'a> CpuPages<'a> {
 
 impl Drop for CpuPages<'_> {
     fn drop(&mut self) {
-        if let Some(mapping) = self.mapping {
+        if let Some(mapping) = &self.mapping {
             mapping.sync_for_device();
         }
     }
@@ -257,6 +256,7 @@ impl Drop for CpuPages<'_> {
 /// # Invariants
 ///
 /// `table` is a list that is mapped for `dev`, which is there, in direction `dir`.
+#[derive(Clone, Copy)]
 pub(crate) struct Mapping {
     pub(crate) dev: *mut bindings::ib_device,
     pub(crate) table: bindings::sg_table,

@@ -76,6 +76,122 @@ impl RefCount {
     }
 }
 
+/// A count of users of an object, and of the object itself, which waits for them at its end.
+///
+/// # Invariants
+///
+/// The number of users, plus one until the object waits.
+pub(crate) struct Users(AtomicUsize);
+
+impl Users {
+    pub(crate) fn new() -> Self {
+        // INVARIANT: There is no user.
+        Self(AtomicUsize::new(1))
+    }
+
+    /// Adds a user. The caller knows that the object does not wait meanwhile. No ordering is
+    /// needed, as in `refcount_inc()`.
+    #[inline]
+    pub(crate) fn get(&self) {
+        // INVARIANT: The caller is a user.
+        self.0.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// A user is no more, or the object begins to wait. Returns `true` if there is none left: a
+    /// user then wakes the waiter, and must not touch anything else. Acquire and release: all that
+    /// was done by users happens before that.
+    #[inline]
+    #[must_use]
+    pub(crate) fn put(&self) -> bool {
+        // INVARIANT: The caller was counted.
+        self.0.fetch_sub(1, Ordering::AcqRel) == 1
+    }
+}
+
+/// Set in the state of a context that is prepared.
+const PREPARED: usize = 1;
+
+/// Who has the context of a transfer: what [`rw::Ctx`](crate::rw::Ctx) is claimed by.
+///
+/// # Invariants
+///
+/// Zero if nobody has it; [`RwState::LOST`] if its memory is lost; the address of the QP while a
+/// transfer has it, and that with [`PREPARED`] while one is prepared that nobody has.
+pub(crate) struct RwState(AtomicUsize);
+
+impl RwState {
+    pub(crate) const LOST: usize = 2;
+
+    pub(crate) fn new() -> Self {
+        // INVARIANT: Nobody has it.
+        Self(AtomicUsize::new(0))
+    }
+
+    #[inline]
+    fn change(&self, from: usize, to: usize) -> core::result::Result<(), usize> {
+        self.0
+            .compare_exchange(from, to, Ordering::Acquire, Ordering::Relaxed)
+            .map(|_| ())
+    }
+
+    /// Claims an idle context for a transfer of a QP. Fails with the state. Acquire: the transfer
+    /// before has ended.
+    #[inline]
+    pub(crate) fn claim(&self, qp: usize) -> core::result::Result<(), usize> {
+        // INVARIANT: The transfer of the caller has it.
+        self.change(0, qp)
+    }
+
+    /// Claims a context that is prepared for a QP. Fails with the state. Acquire: it is.
+    pub(crate) fn claim_prepared(&self, qp: usize) -> core::result::Result<(), usize> {
+        // INVARIANT: The transfer of the caller has it.
+        self.change(qp | PREPARED, qp)
+    }
+
+    /// Returns whether somebody has a context of this state.
+    pub(crate) fn is_claimed(state: usize) -> bool {
+        !matches!(state, 0 | Self::LOST) && state & PREPARED == 0
+    }
+
+    pub(crate) fn is_lost(&self) -> bool {
+        self.0.load(Ordering::Relaxed) == Self::LOST
+    }
+
+    /// Returns the address of the QP of the transfer that has it, for that.
+    #[inline]
+    pub(crate) fn qp(&self) -> usize {
+        self.0.load(Ordering::Relaxed)
+    }
+
+    /// Returns the address of the QP of the transfer that there is, prepared or not, for one who
+    /// has the context; 0 if there is none.
+    pub(crate) fn any_qp(&self) -> usize {
+        match self.qp() {
+            Self::LOST => 0,
+            state => state & !PREPARED,
+        }
+    }
+
+    /// The transfer has ended. Release: see [`RwState::claim`].
+    #[inline]
+    pub(crate) fn set_idle(&self) {
+        // INVARIANT: The caller, who had it, has it no more.
+        self.0.store(0, Ordering::Release);
+    }
+
+    /// The transfer is prepared. Release: see [`RwState::claim_prepared`].
+    pub(crate) fn set_prepared(&self, qp: usize) {
+        // INVARIANT: The caller, who had it, has it no more.
+        self.0.store(qp | PREPARED, Ordering::Release);
+    }
+
+    /// The transfer has ended and the memory is lost.
+    pub(crate) fn set_lost(&self) {
+        // INVARIANT: The caller, who had it, has it no more.
+        self.0.store(Self::LOST, Ordering::Release);
+    }
+}
+
 /// The lock of a CQ's poller. No thread spins or sleeps for it: the CQ looks empty meanwhile.
 ///
 /// # Invariants

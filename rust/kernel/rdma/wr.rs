@@ -12,7 +12,8 @@ use crate::{
     bindings,
     cq,
     pd,
-    prelude::*, //
+    prelude::*,
+    rw, //
 };
 use core::{
     marker::PhantomData,
@@ -175,13 +176,16 @@ impl QpId {
 /// # Invariants
 ///
 /// `raw` is valid, of the PD `pd`, and no other QP has or had this number. `recv_cq` is the CQ of
-/// its receives, and is valid. `iwarp` says whether its device is one of iWARP.
+/// its receives, and is valid. `iwarp` says whether its device is one of iWARP. `rw_port` is as
+/// `rw::port_of` has returned it.
 pub struct PostTarget {
     pub(crate) raw: NonNull<bindings::ib_qp>,
     recv_cq: NonNull<cq::Inner>,
     pub(crate) pd: pd::Id,
     pub(crate) qp_id: QpId,
     pub(crate) iwarp: bool,
+    /// The port of transfers by `rdma_rw` that are not checked any more, or zero.
+    pub(crate) rw_port: u32,
 }
 
 impl PostTarget {
@@ -201,6 +205,8 @@ impl PostTarget {
             pd: pd.id(),
             qp_id: QpId::next(),
             iwarp: pd.device().is_iwarp(),
+            // SAFETY: The QP is valid, as the caller promises.
+            rw_port: rw::port_of(unsafe { raw.as_ref() }, pd.device()),
         }
     }
 

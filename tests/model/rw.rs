@@ -1,0 +1,154 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! The context of a transfer has one user at a time, and the QP outlives all transfers.
+
+use crate::{
+    completion::Completion,
+    counters::{RwState, Users},
+};
+use loom::{cell::UnsafeCell, sync::Arc, thread};
+
+/// The address of a QP, and of another one.
+const QP: usize = 8;
+const OTHER: usize = 16;
+
+/// As `rw::RawCtx`.
+struct Ctx {
+    state: RwState,
+    inner: UnsafeCell<u32>,
+}
+
+impl Ctx {
+    fn new() -> Arc<Self> {
+        Arc::new(Self {
+            state: RwState::new(),
+            inner: UnsafeCell::new(0),
+        })
+    }
+
+    /// As what a claim or a completion does with `inner`.
+    fn touch(&self) {
+        // SAFETY: This is what is checked.
+        self.inner.with_mut(|inner| unsafe { *inner += 1 });
+    }
+
+    fn touched(&self) -> u32 {
+        // SAFETY: There is no other thread.
+        self.inner.with(|inner| unsafe { *inner })
+    }
+
+    /// As `rw::transfer_all`, and the completion in another thread.
+    fn transfer(this: &Arc<Self>, qp: usize) -> Option<thread::JoinHandle<()>> {
+        this.state.claim(qp).ok()?;
+        this.touch();
+        Some(Self::complete(this, qp))
+    }
+
+    fn complete(this: &Arc<Self>, qp: usize) -> thread::JoinHandle<()> {
+        let this = this.clone();
+        thread::spawn(move || {
+            this.touch();
+            assert_eq!(this.state.qp(), qp);
+            this.state.set_idle();
+        })
+    }
+}
+
+#[test]
+fn one_transfer_at_a_time() {
+    loom::model(|| {
+        let ctx = Ctx::new();
+        let second = {
+            let ctx = ctx.clone();
+            thread::spawn(move || Ctx::transfer(&ctx, OTHER).map(|done| done.join().unwrap()))
+        };
+        let first = Ctx::transfer(&ctx, QP).map(|done| done.join().unwrap());
+        let second = second.join().unwrap();
+        let count = [first, second].into_iter().flatten().count() as u32;
+        assert!(count > 0);
+        assert_eq!(ctx.touched(), 2 * count);
+        assert!(ctx.state.claim(QP).is_ok());
+    });
+}
+
+#[test]
+fn prepared_transfer_is_posted_once() {
+    loom::model(|| {
+        let ctx = Ctx::new();
+        let posters = [0, 1].map(|_| {
+            let ctx = ctx.clone();
+            thread::spawn(move || {
+                assert!(ctx.state.claim_prepared(OTHER).is_err());
+                ctx.state.claim_prepared(QP).is_ok().then(|| {
+                    ctx.touch();
+                    ctx.touch();
+                    ctx.state.set_idle();
+                })
+            })
+        });
+        ctx.state.claim(QP).unwrap();
+        ctx.touch();
+        ctx.state.set_prepared(QP);
+        assert!(ctx.state.claim(OTHER).is_err() || ctx.touched() == 3);
+        let posted = posters.map(|poster| poster.join().unwrap());
+        assert!(posted.iter().flatten().count() <= 1);
+    });
+}
+
+#[test]
+fn lost_memory_is_not_transferred() {
+    loom::model(|| {
+        let ctx = Ctx::new();
+        ctx.state.claim(QP).unwrap();
+        let completion = {
+            let ctx = ctx.clone();
+            thread::spawn(move || {
+                ctx.touch();
+                ctx.state.set_lost();
+            })
+        };
+        assert!(ctx.state.claim(OTHER).is_err());
+        assert!(ctx.state.claim_prepared(QP).is_err());
+        completion.join().unwrap();
+        assert_eq!(ctx.state.claim(OTHER), Err(RwState::LOST));
+        assert_eq!(ctx.state.any_qp(), 0);
+    });
+}
+
+/// As `qp::Transfers`, with the QP that it is part of.
+struct Qp {
+    users: Users,
+    ended: Completion,
+    there: UnsafeCell<bool>,
+}
+
+#[test]
+fn qp_outlives_its_transfers() {
+    loom::model(|| {
+        let qp = Arc::new(Qp {
+            users: Users::new(),
+            ended: Completion::new(),
+            there: UnsafeCell::new(true),
+        });
+        let transfers = [0, 1].map(|_| {
+            qp.users.get();
+            let qp = qp.clone();
+            thread::spawn(move || {
+                // SAFETY: This is what is checked.
+                assert!(qp.there.with(|there| unsafe { *there }));
+                if qp.users.put() {
+                    qp.ended.complete();
+                }
+            })
+        });
+        // As `Transfers::wait`; then the QP is destroyed.
+        if !qp.users.put() {
+            qp.ended.wait();
+        }
+        // SAFETY: This is what is checked.
+        qp.there.with_mut(|there| unsafe { *there = false });
+        for transfer in transfers {
+            transfer.join().unwrap();
+        }
+    });
+}
