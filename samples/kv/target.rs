@@ -219,7 +219,7 @@ impl Conn {
                 answer.put = Some(Ctx::new(SgList::new(value, cx)?, GFP_KERNEL)?);
                 Ok((self.qp).post_rw::<_, 1>(answer, |answer| {
                     let value = answer.put.as_ref().ok_or(EINVAL)?;
-                    Ok(Rw::read(value, 0..len, remote, cx))
+                    Ok(Rw::read(value, .., remote, cx))
                 })?)
             }
             (_, lent) => match store.get(request.key.get()) {
@@ -247,7 +247,7 @@ impl Conn {
         answer.get = Some(Ctx::new(SgList::new(value, cx)?, GFP_KERNEL)?);
         Ok((self.qp).post_rw_then::<_, 0, 1>(answer, |answer| {
             let value = answer.get.as_ref().ok_or(EINVAL)?;
-            Ok((Rw::write(value, 0..len, remote, cx), answer.send()?))
+            Ok((Rw::write(value, .., remote, cx), answer.send()?))
         })?)
     }
 

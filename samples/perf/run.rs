@@ -309,10 +309,11 @@ impl Run {
     }
 
     /// Fails if the phase has.
+    #[inline]
     pub(crate) fn check(&self) -> Result {
-        match self.state.lock().end {
-            Some(Err(e)) => Err(e),
-            _ => Ok(()),
+        match self.over.load(Acquire) {
+            true => self.sleep().map(|_| ()),
+            false => Ok(()),
         }
     }
 

@@ -14,10 +14,7 @@ use crate::{
         Op, //
     },
     link,
-    poll::{
-        process,
-        Qp, //
-    },
+    poll::process,
     run::{
         Report,
         Run, //
@@ -58,16 +55,6 @@ impl CqeHandler for Transfer {
     }
 }
 
-/// Posts a transfer.
-#[inline(never)]
-fn post(qp: &Qp, transfer: InFlight<Transfer>, op: Op, cx: &Sleepable) -> Result {
-    Ok(qp.post_rw(transfer, |t| match op {
-        Op::Read(remote) => Ok(Rw::read(&t.data, 0..t.data.len(), remote, cx)),
-        Op::Write(remote) => Ok(Rw::write(&t.data, 0..t.data.len(), remote, cx)),
-        Op::Send => Err(EINVAL),
-    })?)
-}
-
 /// Does `count` transfers, in whole rounds.
 #[inline(never)]
 fn rounds(
@@ -79,13 +66,23 @@ fn rounds(
     report: &mut Report,
     cx: &Sleepable,
 ) -> Result {
-    let qp = end.qps.first().ok_or(EINVAL)?;
+    let (write, remote) = match op {
+        Op::Read(from) => (false, from),
+        Op::Write(to) => (true, to),
+        Op::Send => return Err(EINVAL),
+    };
+    let qp = &**end.qps.first().ok_or(EINVAL)?;
     let depth = kept.len() as u32;
     let mut ops = 0;
     let begin = Instant::<Monotonic>::now();
     while ops < count {
         for transfer in kept.iter_mut().map_while(Reusable::start) {
-            post(qp, transfer, op, cx)?;
+            qp.post_rw(transfer, |t| {
+                Ok(match write {
+                    true => Rw::write(&t.data, .., remote, cx),
+                    false => Rw::read(&t.data, .., remote, cx),
+                })
+            })?;
         }
         let mut left = depth;
         while left > 0 {

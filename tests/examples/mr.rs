@@ -24,24 +24,14 @@ impl CqeHandler for Job {
     fn done(_this: Self::Pointer, _wc: &Wc, _cx: &Atomic) {}
 }
 
-fn read(
-    qp: &Qp<Softirq>,
-    job: Pin<KBox<Job>>,
-    (remote, len): (Remote, usize),
-    cx: &Sleepable,
-) -> Result {
-    qp.post_rw(job, |job| Ok(Rw::read(&job.data, 0..len, remote, cx)))?;
+fn read(qp: &Qp<Softirq>, job: Pin<KBox<Job>>, remote: Remote, cx: &Sleepable) -> Result {
+    qp.post_rw(job, |job| Ok(Rw::read(&job.data, .., remote, cx)))?;
     Ok(())
 }
 
-fn respond(
-    qp: &Qp<Softirq>,
-    answer: Pin<KBox<Job>>,
-    (remote, len): (Remote, usize),
-    cx: &Sleepable,
-) -> Result {
+fn respond(qp: &Qp<Softirq>, answer: Pin<KBox<Job>>, remote: Remote, cx: &Sleepable) -> Result {
     // When the request came:
-    qp.prepare_rw(Rw::write(&answer.data, 0..len, remote, cx))?;
+    qp.prepare_rw(Rw::write(&answer.data, .., remote, cx))?;
     // When the data are there:
     qp.post_rw(answer, |answer| Ok(Rw::prepared(&answer.data)))?;
     Ok(())
