@@ -150,7 +150,7 @@ impl Deref for CpuView<'_> {
     fn deref(&self) -> &[u8] {
         // SAFETY: By the invariant of `Mapped` the memory is initialised and `len` bytes long. The
         // borrow of the buffer is exclusive, so neither a request nor another thread uses it.
-        unsafe { core::slice::from_raw_parts(self.0.memory.as_ptr(), self.0.len()) }
+        unsafe { core::slice::from_raw_parts(self.0.memory(), self.0.len()) }
     }
 }
 
@@ -159,7 +159,7 @@ impl DerefMut for CpuView<'_> {
     fn deref_mut(&mut self) -> &mut [u8] {
         // SAFETY: By the invariant of `Mapped` the memory is initialised and `len` bytes long. The
         // borrows of the buffer and of this view are exclusive, so nothing else uses it.
-        unsafe { core::slice::from_raw_parts_mut(self.0.memory.as_ptr(), self.0.len()) }
+        unsafe { core::slice::from_raw_parts_mut(self.0.memory(), self.0.len()) }
     }
 }
 
@@ -226,9 +226,11 @@ direction!(
 ///
 /// # Invariants
 ///
-/// `memory` is `len` initialised bytes of kmalloc memory, the parts of a `KVec` that this owns.
-/// They are mapped at `addr` for the device of `pd`, in direction `dir`.
+/// `memory` is the address of `len` initialised bytes of kmalloc memory, the parts of a `KVec` that
+/// this owns, and in its low bits a direction. They are mapped at `addr` for the device of `pd`, in
+/// that direction.
 // What a post uses comes first, to be in one cache line with what precedes the buffer in a request.
+// It is half a cache line, so that a request with a few words of its own is in one.
 #[repr(C)]
 pub(crate) struct Mapped {
     pub(crate) addr: u64,
@@ -236,8 +238,10 @@ pub(crate) struct Mapped {
     lkey: u32,
     pub(crate) pd: Pd,
     memory: NonNull<u8>,
-    dir: bindings::dma_data_direction,
 }
+
+/// The low bits of an address that a direction needs.
+const DIR: usize = 3;
 
 // SAFETY: It owns plain memory, and DMA may be unmapped from any thread.
 unsafe impl Send for Mapped {}
@@ -254,26 +258,40 @@ impl Mapped {
         bytes.extend_with(len, 0, GFP_KERNEL)?;
         let (dev, mut addr) = (pd.device().as_raw(), 0);
         let memory = bytes.as_mut_ptr();
+        // Those of kmalloc have.
+        if memory.addr() & DIR != 0 {
+            return Err(EINVAL);
+        }
         // SAFETY: The memory is valid for `len` bytes and from kmalloc, and the device is
         // registered while `pd` lives.
         kernel::error::to_result(unsafe {
             bindings::rdma_helper_dma_map_single(dev, memory.cast(), len, dir, &mut addr)
         })?;
         let (memory, _, _) = bytes.into_raw_parts();
-        // INVARIANT: The memory was just allocated, initialised and mapped.
+        let memory = memory.wrapping_byte_add(dir.0 as usize & DIR);
+        // INVARIANT: The memory was just allocated, initialised and mapped, and its address has
+        // zeroes where the direction is.
         Ok(Self {
             addr,
             len: len32,
             lkey: pd.local_dma_lkey(),
             pd: pd.clone(),
-            // SAFETY: The address of a vector is not null.
+            // SAFETY: The address of a vector is not null, and it was not the last one.
             memory: unsafe { NonNull::new_unchecked(memory) },
-            dir,
         })
     }
 
     pub(crate) fn len(&self) -> usize {
         self.len as usize
+    }
+
+    fn dir(&self) -> bindings::dma_data_direction {
+        bindings::dma_data_direction((self.memory.as_ptr().addr() & DIR) as _)
+    }
+
+    fn memory(&self) -> *mut u8 {
+        let memory = self.memory.as_ptr();
+        memory.wrapping_byte_sub(memory.addr() & DIR)
     }
 
     /// Returns `true` if the CPU and the device always see the same memory, as on software devices.
@@ -291,7 +309,7 @@ impl Mapped {
         if !self.is_virt_dma() {
             let (dev, len) = (self.pd.device().as_raw(), self.len());
             // SAFETY: By the type invariant the memory is mapped for the device in this direction.
-            unsafe { bindings::rdma_helper_dma_sync_for_cpu(dev, self.addr, len, self.dir) };
+            unsafe { bindings::rdma_helper_dma_sync_for_cpu(dev, self.addr, len, self.dir()) };
         }
     }
 
@@ -302,7 +320,7 @@ impl Mapped {
         if !self.is_virt_dma() {
             let (dev, addr) = (self.pd.device().as_raw(), self.addr + offset as u64);
             // SAFETY: By the type invariant the memory is mapped for the device in this direction.
-            unsafe { bindings::rdma_helper_dma_sync_for_device(dev, addr, len, self.dir) };
+            unsafe { bindings::rdma_helper_dma_sync_for_device(dev, addr, len, self.dir()) };
         }
     }
 
@@ -310,7 +328,7 @@ impl Mapped {
     #[inline]
     fn bytes(&self, offset: usize, len: usize) -> Result<*mut c_void> {
         match offset.checked_add(len) {
-            Some(end) if end <= self.len() => Ok(self.memory.as_ptr().wrapping_add(offset).cast()),
+            Some(end) if end <= self.len() => Ok(self.memory().wrapping_add(offset).cast()),
             _ => Err(EINVAL),
         }
     }
@@ -370,8 +388,8 @@ impl Drop for Mapped {
         // direction, and these are the parts of a vector. A request borrows the memory from its
         // owner, so none uses it any more.
         drop(unsafe {
-            bindings::rdma_helper_dma_unmap_single(dev, self.addr, len, self.dir);
-            KVec::from_raw_parts(self.memory.as_ptr(), len, len)
+            bindings::rdma_helper_dma_unmap_single(dev, self.addr, len, self.dir());
+            KVec::from_raw_parts(self.memory(), len, len)
         });
     }
 }
