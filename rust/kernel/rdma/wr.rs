@@ -192,7 +192,7 @@ impl PostTarget {
     pub(crate) unsafe fn new(
         raw: NonNull<bindings::ib_qp>,
         pd: &Pd,
-        recv_cq: &Arc<cq::Inner>,
+        recv_cq: &cq::Shared,
     ) -> Self {
         // INVARIANT: By the caller's promise, and a new number.
         Self {
