@@ -479,6 +479,10 @@ unsafe fn handle(
     let event = unsafe { cm::Event::from_raw(id, raw) };
     let _events = conn.lock_events();
     let effects = conn.advance(&event, raw.event);
+    let is_over = matches!(event, cm::Event::Disconnected);
+    if is_over && effects.was_there && raw.status == 0 {
+        conn.set_peer_ended();
+    }
     // SAFETY: Callbacks run in process context, with mutexes of their own only.
     let cx = unsafe { Sleepable::assume() };
     if let Some(handler) = effects.handler {
@@ -490,7 +494,8 @@ unsafe fn handle(
         }
     }
     // A peer that has disconnected waits for an answer, and the QP for its requests to be flushed.
-    effects.disconnect || matches!(event, cm::Event::Disconnected)
+    // If this side ends the connection, whoever does that sees to both.
+    effects.disconnect || (is_over && !(effects.was_there && effects.end))
 }
 
 /// The callback of every connection's id.
@@ -875,7 +880,17 @@ impl State {
     /// `cm_process_send_error()` in core/cm.c gives the message's reference back, and only then
     /// calls `cma_ib_handler()`, which takes the id's handler lock. That may be held for long, so
     /// it is taken first: such a callback waits for no other.
+    ///
+    /// There is none where a connection that was there has ended by a message of the peer. The
+    /// messages that wait for an answer are REQ, REP and DREQ, and C calls back for one only if it
+    /// leaves, under the lock of its id, the state in which it is waited for. A connection that is
+    /// there has left the first two, and no state leads back to them. Of DREQ_SENT either the
+    /// peer's DREQ or DREP takes it out, or the missing answer, and that ends the connection with
+    /// an error.
     fn end_callback(&self, cx: &Sleepable) {
+        if self.conn.has_peer_ended() {
+            return;
+        }
         // SAFETY: The id is alive by the invariant of `RawId`, and unlocked: this is no callback.
         unsafe {
             bindings::rdma_lock_handler(self.raw.as_ptr());
