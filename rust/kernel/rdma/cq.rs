@@ -104,6 +104,22 @@ impl core::ops::Deref for Handle {
     }
 }
 
+impl Handle {
+    #[inline(never)]
+    fn destroy(self, cx: &Sleepable) -> Result {
+        if self.is_polled_by_current() {
+            return Err(EDEADLK);
+        }
+        let mut this = ManuallyDrop::new(self);
+        // SAFETY: The reference is not used after this.
+        match unsafe { ManuallyDrop::take(&mut this.0) }.destroy(cx) {
+            Some(deferred::Fate::Gone) => Ok(()),
+            Some(deferred::Fate::Leak) => Err(EIO),
+            None => Err(EBUSY),
+        }
+    }
+}
+
 impl Drop for Handle {
     fn drop(&mut self) {
         // SAFETY: The reference is not used after this.
@@ -164,6 +180,14 @@ impl<C: PollContext> Cq<C> {
         let cq = self.inner.raw.as_ptr();
         // SAFETY: The CQ is there while `self` lives.
         error::to_result(unsafe { bindings::rdma_set_cq_moderation(cq, count, period_us) })
+    }
+
+    /// Frees the CQ and waits for that (`ib_free_cq`), where dropping it leaves it to a work item.
+    /// The handle is gone in any case. Fails with `EBUSY` if there is another one, or a QP uses the
+    /// CQ: it is freed with the last of them; with `EDEADLK` in a handler of the CQ: a work item
+    /// frees it; with `EIO` if it could not be destroyed: it is leaked, and was reported.
+    pub fn destroy(self, cx: &Sleepable) -> Result {
+        self.inner.destroy(cx)
     }
 
     /// Returns the number of entries: those that the driver gave or, of a shared CQ, those that
