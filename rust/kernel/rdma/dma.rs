@@ -286,7 +286,11 @@ impl Mapped {
     }
 
     fn dir(&self) -> bindings::dma_data_direction {
-        bindings::dma_data_direction((self.memory.as_ptr().addr() & DIR) as _)
+        match self.memory.as_ptr().addr() & DIR {
+            0 => bindings::dma_data_direction::DMA_BIDIRECTIONAL,
+            1 => bindings::dma_data_direction::DMA_TO_DEVICE,
+            _ => bindings::dma_data_direction::DMA_FROM_DEVICE,
+        }
     }
 
     fn memory(&self) -> *mut u8 {
