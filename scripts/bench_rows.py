@@ -38,11 +38,8 @@ def figures(run):
     if result["setup_ns"]:
         what = load.removesuffix("_rate")
         yield f"{what} set-up", result["setup_ns"] / result["ops"]
-        # CQs are left to work items in Rust.
-        if what != "cq":
-            yield f"{what} tear-down", result["teardown_ns"] / result["ops"]
-    if load != "cq_rate":
-        yield load, result["ns"] / result["ops"]
+        yield f"{what} tear-down", result["teardown_ns"] / result["ops"]
+    yield load, result["ns"] / result["ops"]
 
 
 def device(run):

@@ -336,12 +336,17 @@ struct ib_device *rdma_helper_device_by_netdev(const char *name)
 }
 EXPORT_SYMBOL_GPL(rdma_helper_device_by_netdev);
 
-void rdma_helper_trace_drain_begin(const struct ib_qp *qp)
+/* Returns when it was called, in nanoseconds, if the end is traced. */
+u64 rdma_helper_trace_drain_begin(const struct ib_qp *qp)
 {
 	trace_drain_begin(qp);
+	return trace_drain_end_enabled() ? ktime_get_ns() : 0;
 }
 
-void rdma_helper_trace_drain_end(const struct ib_qp *qp, u64 usecs, int rc)
+void rdma_helper_trace_drain_end(const struct ib_qp *qp, u64 began, int rc)
 {
-	trace_drain_end(qp, usecs, rc);
+	if (!trace_drain_end_enabled())
+		return;
+	/* It may have been enabled meanwhile. */
+	trace_drain_end(qp, began ? DIV_ROUND_UP_ULL(ktime_get_ns() - began, NSEC_PER_USEC) : 0, rc);
 }

@@ -35,8 +35,8 @@ int rdma_helper_map_mr_sg(struct ib_mr *mr, struct sg_table *sgt, size_t start, 
 bool rdma_helper_device_try_get(struct ib_device *dev);
 enum rdma_ah_attr_type rdma_helper_ah_type(struct ib_device *dev, u32 port);
 void rdma_helper_memcpy(void *to, const void *from, size_t len);
-void rdma_helper_trace_drain_begin(const struct ib_qp *qp);
-void rdma_helper_trace_drain_end(const struct ib_qp *qp, u64 usecs, int rc);
+u64 rdma_helper_trace_drain_begin(const struct ib_qp *qp);
+void rdma_helper_trace_drain_end(const struct ib_qp *qp, u64 began, int rc);
 
 enum rdma_helper_protocol {
 	RDMA_HELPER_IB = 1 << 0,

@@ -108,7 +108,7 @@ pub(crate) fn qps(
     phases(args, &mut qps, report)
 }
 
-/// CQs of a few entries. They are taken down by work items, so the time of that means nothing.
+/// CQs of a few entries. In a softirq, to destroy one waits for a grace period of RCU.
 struct Cqs<'a> {
     cqs: KVVec<Cq>,
     dev: Device,
@@ -123,8 +123,7 @@ impl Objects for Cqs<'_> {
     }
 
     fn take_down(&mut self) -> Result {
-        drop(self.cqs.pop().ok_or(EIO)?);
-        Ok(())
+        self.cqs.pop().ok_or(EIO)?.destroy(self.cx)
     }
 }
 

@@ -102,7 +102,8 @@ def scale():
     setup = {"context": "softirq", "warmup": 1}
     rows += grid(load="qp_rate", device="null0", qps=(64, 1024), count=1024, **setup)
     rows += grid(load="qp_rate", device="rxe0", qps=64, count=256, **setup)
-    rows += grid(load="cq_rate", device=("null0", "rxe0"), depth=16, qps=64, count=256, **setup)
+    rows += grid(load="cq_rate", device=("null0", "rxe0"), depth=16, qps=64, count=256,
+                 **setup | {"context": "workqueue"})
     return rows + grid(load="connect_rate", device="rxe0", addr="192.0.2.1", qps=64, count=64, **setup)
 
 
@@ -118,7 +119,7 @@ def held():
     few, many = HELD
     for row in (*grid(load="connect_rate", device="rxe0", addr="192.0.2.1", **keys),
                 *grid(load="qp_rate", device=("null0", "rxe0"), **keys),
-                *grid(load="cq_rate", device=("null0", "rxe0"), depth=16, **keys)):
+                *grid(load="cq_rate", device=("null0", "rxe0"), depth=16, **keys | {"context": "workqueue"})):
         yield [row | {"qps": n, "count": n} for n in (few, many)]
     for row in grid(load="void_rate", device="null0", size=64, warmup=0, hold=1, qps=16,
                     context=("direct", "static", "softirq")):

@@ -65,6 +65,28 @@ fn fails(object: Object, after: u32) -> Result {
 mod tests {
     use super::*;
 
+    /// A CQ that is destroyed is gone when that returns; one that is in use goes with its last
+    /// user.
+    #[test]
+    fn cq_is_destroyed() -> Result {
+        let null = NullEnv::new()?;
+        let (dev, cx) = (&null.env.dev, &null.env.cx);
+        let cqs = || null.dev.objects()[0];
+        Cq::<Direct>::alloc(dev, 16, 0, cx)?.destroy(cx)?;
+        check_eq!(cqs(), 0);
+        Cq::<Softirq>::alloc(dev, 16, 0, cx)?.destroy(cx)?;
+        check_eq!(cqs(), 0);
+        Cq::<Waited>::alloc(dev, 16, 0, cx)?.destroy(cx)?;
+        check_eq!(cqs(), 0);
+        let cq = Cq::<Workqueue>::alloc(dev, 128, 0, cx)?;
+        let qp = Qp::create_raw(&Pd::alloc(dev, cx)?, &cq, &cq, &CAPS, cx)?;
+        check_err!(cq.clone().destroy(cx), EBUSY);
+        check_err!(cq.destroy(cx), EBUSY);
+        check_eq!(cqs(), 1);
+        drop(qp);
+        wait(|| null.dev.objects() == [0; 4])
+    }
+
     #[test]
     fn pd() -> Result {
         fails(Object::Pd, 0)

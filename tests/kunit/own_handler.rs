@@ -79,6 +79,23 @@ mod tests {
     }
 
     #[test]
+    fn destruction_of_the_cq_is_refused() -> Result {
+        let env = Env::new()?;
+        let cq = env.cq::<Workqueue>(128)?;
+        let caller = env.qp(&cq, &CAPS)?;
+        let said = Arc::new(SetOnce::new(), GFP_KERNEL)?;
+        let answer = said.clone();
+        let handler = OnDone::<Sleepable, _>::new(move |_, cx| {
+            answer.populate(error(cq.destroy(cx)));
+        })?;
+        caller.post_recv(handler, |_| Ok(RecvWr::new([])))?;
+        drop(caller);
+        wait(|| said.copy().is_some())?;
+        check_eq!(said.copy().flatten(), Some(EDEADLK));
+        Ok(())
+    }
+
+    #[test]
     fn drain_is_refused_direct() -> Result {
         let said = in_own_handler::<Direct, Atomic, _>(|qp, _| drains(&qp))?;
         check_eq!(said, Some(EDEADLK));

@@ -14,6 +14,7 @@ use crate::{
         Gid,
         GidAttr, //
     },
+    objects::Object,
     pd,
     prelude::*, //
 };
@@ -165,8 +166,12 @@ impl<K> State<K> {
     }
 }
 
-impl<K: Send + 'static> deferred::Teardown for State<K> {
-    fn teardown(&mut self, _cx: &Sleepable) -> deferred::Fate {
+impl<K: Send + Sync + 'static> deferred::Teardown for State<K> {
+    fn object(&self) -> Option<&Object> {
+        None
+    }
+
+    fn teardown(&self, _cx: &Sleepable) -> deferred::Fate {
         // SAFETY: By the type invariant `raw` is an address handle whose device is registered.
         // Requests borrow the handle from their owner, or keep it, so none uses it.
         unsafe { destroy(self.raw) }

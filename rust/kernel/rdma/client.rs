@@ -370,8 +370,8 @@ unsafe impl Send for ClientRef {}
 unsafe impl Sync for ClientRef {}
 
 impl ClientRef {
-    /// Lists an object of the client, with a reference.
-    pub(crate) fn list(&self, kind: refs::Kind) -> Result<objects::Object> {
+    /// Returns an object of the client, with a reference, which is yet to be listed.
+    pub(crate) fn object(&self, kind: refs::Kind) -> objects::Object {
         // SAFETY: By the type invariant the new reference is to the refs of `core`, and keeps it.
         unsafe { objects::Object::new(self.reference.get(kind), self.core) }
     }

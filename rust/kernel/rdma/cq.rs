@@ -32,6 +32,7 @@ pub use wc_array::{
 
 use crate::{
     atomic::{
+        AtomicBool,
         AtomicPtr,
         Ordering, //
     },
@@ -58,7 +59,10 @@ use core::{
         ManuallyDrop,
         MaybeUninit, //
     },
-    ptr::NonNull, //
+    ptr::{
+        self,
+        NonNull, //
+    }, //
 };
 use kernel::{
     error,
@@ -68,7 +72,6 @@ use kernel::{
     sync::{
         atomic::{
             Atomic,
-            Full,
             Relaxed, //
         },
         rcu::synchronize_rcu,
@@ -86,15 +89,34 @@ pub struct Cq<C: PollContext> {
     _context: PhantomData<fn() -> C>,
 }
 
-/// A reference to the CQ. Not generic, so that the drop of its last one is not in each ULP.
-struct Handle(ManuallyDrop<Arc<Inner>>);
+/// A reference to the CQ.
+pub(crate) type Shared = deferred::Deferred<Inner>;
+
+/// A reference whose drop is not generic, so that it is not in each ULP.
+struct Handle(ManuallyDrop<Shared>);
 
 impl core::ops::Deref for Handle {
-    type Target = Arc<Inner>;
+    type Target = Shared;
 
     #[inline]
-    fn deref(&self) -> &Arc<Inner> {
+    fn deref(&self) -> &Shared {
         &self.0
+    }
+}
+
+impl Handle {
+    #[inline(never)]
+    fn destroy(self, cx: &Sleepable) -> Result {
+        if self.is_polled_by_current() {
+            return Err(EDEADLK);
+        }
+        let mut this = ManuallyDrop::new(self);
+        // SAFETY: The reference is not used after this.
+        match unsafe { ManuallyDrop::take(&mut this.0) }.destroy(cx) {
+            Some(deferred::Fate::Gone) => Ok(()),
+            Some(deferred::Fate::Leak) => Err(EIO),
+            None => Err(EBUSY),
+        }
     }
 }
 
@@ -107,7 +129,7 @@ impl Drop for Handle {
 
 impl<C: PollContext> Clone for Cq<C> {
     fn clone(&self) -> Self {
-        Self::from_inner((*self.inner).clone())
+        Self::from_shared((*self.inner).clone())
     }
 }
 
@@ -131,22 +153,22 @@ impl<C: FixedContext> Cq<C> {
     /// }
     /// ```
     pub fn alloc(dev: &Device, entries: u32, vector: u32, cx: &Sleepable) -> Result<Self> {
-        let inner = alloc(dev, entries, Some(vector), C::RAW, C::WAITED, cx)?;
-        Ok(Self::from_inner(inner))
+        let shared = alloc(dev, entries, Some(vector), C::RAW, C::WAITED, cx)?;
+        Ok(Self::from_shared(shared))
     }
 
     /// Allocates a CQ on a completion vector of the core's choice (`ib_alloc_cq_any`). Fails as
     /// [`Cq::alloc`].
     pub fn alloc_any(dev: &Device, entries: u32, cx: &Sleepable) -> Result<Self> {
-        let inner = alloc(dev, entries, None, C::RAW, C::WAITED, cx)?;
-        Ok(Self::from_inner(inner))
+        let shared = alloc(dev, entries, None, C::RAW, C::WAITED, cx)?;
+        Ok(Self::from_shared(shared))
     }
 }
 
 impl<C: PollContext> Cq<C> {
-    fn from_inner(inner: Arc<Inner>) -> Self {
+    fn from_shared(shared: Shared) -> Self {
         Self {
-            inner: Handle(ManuallyDrop::new(inner)),
+            inner: Handle(ManuallyDrop::new(shared)),
             _context: PhantomData,
         }
     }
@@ -158,6 +180,14 @@ impl<C: PollContext> Cq<C> {
         let cq = self.inner.raw.as_ptr();
         // SAFETY: The CQ is there while `self` lives.
         error::to_result(unsafe { bindings::rdma_set_cq_moderation(cq, count, period_us) })
+    }
+
+    /// Frees the CQ and waits for that (`ib_free_cq`), where dropping it leaves it to a work item.
+    /// The handle is gone in any case. Fails with `EBUSY` if there is another one, or a QP uses the
+    /// CQ: it is freed with the last of them; with `EDEADLK` in a handler of the CQ: a work item
+    /// frees it; with `EIO` if it could not be destroyed: it is leaked, and was reported.
+    pub fn destroy(self, cx: &Sleepable) -> Result {
+        self.inner.destroy(cx)
     }
 
     /// Returns the number of entries: those that the driver gave or, of a shared CQ, those that
@@ -198,7 +228,7 @@ impl<C: PollContext> Cq<C> {
         }
     }
 
-    pub(crate) fn inner(&self) -> &Arc<Inner> {
+    pub(crate) fn shared(&self) -> &Shared {
         &self.inner
     }
 }
@@ -226,6 +256,17 @@ fn polled_in(context: bindings::ib_poll_context) -> bindings::ib_poll_context {
     }
 }
 
+/// Returns the name of the context that a CQ is polled in, for the list of objects.
+fn context_name(context: bindings::ib_poll_context, waited: bool) -> &'static str {
+    match context {
+        Softirq::RAW => "softirq",
+        Workqueue::RAW => "workqueue",
+        UnboundWorkqueue::RAW => "unbound_workqueue",
+        _ if waited => "waited",
+        _ => "direct",
+    }
+}
+
 /// Allocates or creates a CQ. Not generic, so that the code that frees the CQ is in this module.
 #[inline(never)]
 fn alloc(
@@ -235,40 +276,35 @@ fn alloc(
     context: bindings::ib_poll_context,
     waited: bool,
     _cx: &Sleepable,
-) -> Result<Arc<Inner>> {
+) -> Result<Shared> {
     check(dev, entries)?;
     let context = polled_in(context);
     if vector.is_some_and(|n| n >= dev.num_comp_vectors()) {
         return Err(EINVAL);
     }
     let reserved = deferred::Deferred::reserve()?;
-    let callbacks = CqContext::new()?;
-    let listed = dev.list(crate::refs::Kind::Cq)?;
+    let wcs = match context {
+        Direct::RAW => Some(new_wcs()?),
+        _ => None,
+    };
+    let waiting = waited.then(Waiting::new).transpose()?;
+    let mut object = dev.object(crate::refs::Kind::Cq);
     let caller = dev.client().name.as_char_ptr();
-    let private = Arc::as_ptr(&callbacks).cast_mut().cast();
     let attr = bindings::ib_cq_init_attr {
         cqe: entries,
         comp_vector: vector.unwrap_or_else(|| any_vector(dev)),
         flags: 0,
     };
+    // The callbacks are set below.
+    let private = ptr::null_mut();
     let raw = match vector {
-        _ if waited => {
-            dev.inner().removal.add(callbacks.clone())?;
-            // SAFETY: The device is registered while `dev` lives, the arguments are in range, the
-            // callbacks' context and the client's name outlive the CQ.
-            unsafe {
-                bindings::__ib_create_cq(
-                    dev.as_raw(),
-                    Some(completed),
-                    Some(event),
-                    private,
-                    &attr,
-                    caller,
-                )
-            }
-        }
-        // SAFETY: The device is registered while `dev` lives, the arguments are in range, the
-        // callbacks' context and the client's name outlive the CQ.
+        // SAFETY: The device is registered while `dev` lives, the arguments are in range, and the
+        // client's name outlives the CQ.
+        _ if waited => unsafe {
+            bindings::__ib_create_cq(dev.as_raw(), None, None, private, &attr, caller)
+        },
+        // SAFETY: The device is registered while `dev` lives, the arguments are in range, and the
+        // client's name outlives the CQ.
         Some(vector) => unsafe {
             bindings::__ib_alloc_cq(
                 dev.as_raw(),
@@ -279,42 +315,43 @@ fn alloc(
                 caller,
             )
         },
-        // SAFETY: The device is registered while `dev` lives, the arguments are in range, the
-        // callbacks' context and the client's name outlive the CQ.
+        // SAFETY: The device is registered while `dev` lives, the arguments are in range, and the
+        // client's name outlives the CQ.
         None => unsafe {
             bindings::__ib_alloc_cq_any(dev.as_raw(), private, entries.try_into()?, context, caller)
         },
     };
-    let raw = error::from_err_ptr(raw).and_then(|raw| NonNull::new(raw).ok_or(ENOMEM));
-    let raw = raw.inspect_err(|_| {
-        if waited {
-            dev.inner().removal.remove(&callbacks);
-        }
-    })?;
-    // SAFETY: The CQ was just made. No QP uses it yet, so the driver raises no event, and the core
-    // reads none of these fields.
-    let (given, num) = unsafe {
-        (*raw.as_ptr()).event_handler = Some(event);
-        if waited {
-            (*raw.as_ptr()).poll_ctx = context;
-        }
-        // The driver may have given more entries than were asked for.
-        ((*raw.as_ptr()).cqe, (*raw.as_ptr()).res.id)
-    };
-    listed.set_num(num);
-    let origin = if waited {
-        Origin::Created(callbacks)
-    } else {
-        Origin::Allocated(callbacks)
+    let raw = NonNull::new(error::from_err_ptr(raw)?).ok_or(ENOMEM)?;
+    // SAFETY: The CQ was just made. The driver may have given more entries than were asked for.
+    let (given, num) = unsafe { (raw.as_ref().cqe, raw.as_ref().res.id) };
+    let entries = given.unsigned_abs();
+    object.set_num(num);
+    object.set_sizes(objects::Sizes::Cq {
+        context: context_name(context, waited),
+        entries,
+    });
+    let origin = match &waiting {
+        Some(waiting) => Origin::Created(waiting.clone()),
+        None => Origin::Allocated,
     };
     // INVARIANT: Just made.
-    let state = reserved.fill(State {
-        raw,
-        origin,
-        dev: dev.clone(),
-        listed,
-    });
-    Inner::new(dev, given.try_into()?, state)
+    let shared = reserved.fill(Inner::new(raw, dev, entries, origin, wcs, object));
+    // SAFETY: The CQ was just made. No QP uses it yet, and nobody asks for a notification, so the
+    // driver calls nothing back, and the core reads none of these fields. Its context is there
+    // until it is freed.
+    unsafe {
+        let cq = raw.as_ptr();
+        (*cq).cq_context = ptr::from_ref::<Inner>(&shared).cast_mut().cast();
+        (*cq).event_handler = Some(event);
+        if waited {
+            (*cq).comp_handler = Some(completed);
+            (*cq).poll_ctx = context;
+        }
+    }
+    if let Some(waiting) = waiting {
+        dev.inner().removal.add(waiting)?;
+    }
+    Ok(shared)
 }
 
 /// Chooses a completion vector as `ib_alloc_cq_any` does.
@@ -333,12 +370,12 @@ fn get(
     vector: Option<u32>,
     context: bindings::ib_poll_context,
     _cx: &Sleepable,
-) -> Result<Arc<Inner>> {
+) -> Result<Shared> {
     // The core never ends its search for more than a CQ can have.
     check(dev, entries)?;
     let context = polled_in(context);
     let reserved = deferred::Deferred::reserve()?;
-    let listed = dev.list(crate::refs::Kind::Cq)?;
+    let mut object = dev.object(crate::refs::Kind::Cq);
     let vector = match vector {
         Some(vector) => vector.try_into()?,
         None => -1,
@@ -347,15 +384,13 @@ fn get(
     let raw = unsafe { bindings::ib_cq_pool_get(dev.as_raw(), entries, vector, context) };
     let raw = NonNull::new(error::from_err_ptr(raw)?).ok_or(ENOMEM)?;
     // SAFETY: Just taken; the number does not change.
-    listed.set_num(unsafe { raw.as_ref() }.res.id);
-    // INVARIANT: Just taken.
-    let state = reserved.fill(State {
-        raw,
-        origin: Origin::Pooled { entries },
-        dev: dev.clone(),
-        listed,
+    object.set_num(unsafe { raw.as_ref() }.res.id);
+    object.set_sizes(objects::Sizes::Cq {
+        context: context_name(context, false),
+        entries,
     });
-    Inner::new(dev, entries, state)
+    // INVARIANT: Just taken.
+    Ok(reserved.fill(Inner::new(raw, dev, entries, Origin::Pooled, None, object)))
 }
 
 /// Gives entries back and waits until no handler of theirs is running.
@@ -406,25 +441,30 @@ impl<C: CorePolled + FixedContext> Cq<C> {
         vector: Option<u32>,
         cx: &Sleepable,
     ) -> Result<Self> {
-        Ok(Self::from_inner(get(dev, entries, vector, C::RAW, cx)?))
+        Ok(Self::from_shared(get(dev, entries, vector, C::RAW, cx)?))
     }
 }
 
-/// A completion queue, which its handles share.
+/// A completion queue, which its handles share, and all that its end needs. It is the context of
+/// the CQ's callbacks.
 ///
 /// # Invariants
 ///
-/// `entries` are the CQ's own, or those taken of it where it is shared.
+/// `raw` is a CQ of `dev` that was made as `origin` says. `entries` are its own, or those taken of
+/// it where it is shared.
 pub(crate) struct Inner {
     pub(crate) raw: NonNull<bindings::ib_cq>,
-    pub(crate) dev: Device,
-    entries: u32,
-    free: FreeCqes,
-    pub(crate) empties: Empties,
-    poll_lock: PollLock,
     /// For the holder of `poll_lock`; there if callers poll the CQ.
     wcs: Option<KBox<UnsafeCell<Wcs>>>,
-    state: deferred::Deferred<State>,
+    poll_lock: PollLock,
+    pub(crate) empties: Empties,
+    failed: AtomicBool,
+    free: FreeCqes,
+    entries: u32,
+    origin: Origin,
+    pub(crate) dev: Device,
+    // Dropped last: the ULP may be gone after that.
+    object: Object,
 }
 
 // SAFETY: `struct ib_cq` may be used from any thread.
@@ -432,29 +472,43 @@ unsafe impl Send for Inner {}
 // SAFETY: `struct ib_cq` may be used from any thread, and `wcs` is used under `poll_lock` only.
 unsafe impl Sync for Inner {}
 
+/// Where a CQ has come from, which decides on its end.
+enum Origin {
+    Allocated,
+    Created(Arc<Waiting>),
+    Pooled,
+}
+
+fn new_wcs() -> Result<KBox<UnsafeCell<Wcs>>> {
+    let wcs = [const { MaybeUninit::uninit() }; wc::POLL_BATCH];
+    Ok(KBox::new(UnsafeCell::new(wcs), GFP_KERNEL)?)
+}
+
 impl Inner {
-    fn new(dev: &Device, entries: u32, state: deferred::Deferred<State>) -> Result<Arc<Self>> {
-        state.listed.set_sizes(objects::Sizes::Cq {
-            context: state.context_name(),
-            entries,
-            reserved: 0,
-        });
-        let mut inner = Self {
-            raw: state.raw,
-            dev: dev.clone(),
-            entries,
-            free: FreeCqes::new(entries.try_into()?),
-            empties: Empties::none(),
+    fn new(
+        raw: NonNull<bindings::ib_cq>,
+        dev: &Device,
+        entries: u32,
+        origin: Origin,
+        wcs: Option<KBox<UnsafeCell<Wcs>>>,
+        object: Object,
+    ) -> Self {
+        Self {
+            raw,
+            empties: match &wcs {
+                Some(_) => Empties::new(),
+                None => Empties::none(),
+            },
+            wcs,
             poll_lock: PollLock::new(),
-            wcs: None,
-            state,
-        };
-        if inner.is_caller_polled() {
-            let wcs = [const { MaybeUninit::uninit() }; wc::POLL_BATCH];
-            inner.wcs = Some(KBox::new(UnsafeCell::new(wcs), GFP_KERNEL)?);
-            inner.empties = Empties::new();
+            failed: AtomicBool::new(false),
+            // `check` has seen that this is no more than a `c_int` can be.
+            free: FreeCqes::new(entries.try_into().unwrap_or(i32::MAX)),
+            entries,
+            origin,
+            dev: dev.clone(),
+            object,
         }
-        Ok(Arc::new(inner, GFP_KERNEL)?)
     }
 
     /// Returns whether the current task is in a handler of this CQ, which must not wait for the CQ.
@@ -513,7 +567,7 @@ impl Inner {
     /// Returns whether the CQ has lost completions.
     #[inline]
     pub(crate) fn has_failed(&self) -> bool {
-        self.context().is_some_and(|context| context.has_failed())
+        self.failed.load(Ordering::Relaxed)
     }
 
     /// Returns whether callers poll the CQ, and not the RDMA core.
@@ -524,14 +578,13 @@ impl Inner {
 
     /// Returns whether other modules may use, and poll, the CQ too.
     pub(crate) fn is_shared(&self) -> bool {
-        matches!(self.state.origin, Origin::Pooled { .. })
+        matches!(self.origin, Origin::Pooled)
     }
 
-    #[inline]
-    fn context(&self) -> Option<&CqContext> {
-        match &self.state.origin {
-            Origin::Allocated(context) | Origin::Created(context) => Some(context),
-            Origin::Pooled { .. } => None,
+    fn waiting(&self) -> Option<&Waiting> {
+        match &self.origin {
+            Origin::Created(waiting) => Some(waiting),
+            _ => None,
         }
     }
 }
@@ -611,57 +664,25 @@ impl Drop for PollGuard<'_> {
 /// The completions that are polled at once.
 type Wcs = [MaybeUninit<bindings::ib_wc>; wc::POLL_BATCH];
 
-/// The origin of a CQ, which decides on its end.
-enum Origin {
-    Allocated(Arc<CqContext>),
-    Created(Arc<CqContext>),
-    Pooled { entries: u32 },
-}
-
-/// A CQ, and all that its end needs.
-///
-/// # Invariants
-///
-/// `raw` is a CQ of `dev` that was made as `origin` says; the context is its context.
-struct State {
-    raw: NonNull<bindings::ib_cq>,
-    origin: Origin,
-    dev: Device,
-    listed: Object,
-}
-
-// SAFETY: A CQ may be freed from any thread.
-unsafe impl Send for State {}
-
-impl State {
-    /// Returns the name of the context that the CQ is polled in, for the list of objects.
-    fn context_name(&self) -> &'static str {
-        // SAFETY: By the type invariant `raw` is a CQ; the field does not change.
-        match unsafe { (*self.raw.as_ptr()).poll_ctx } {
-            Softirq::RAW => "softirq",
-            Workqueue::RAW => "workqueue",
-            UnboundWorkqueue::RAW => "unbound_workqueue",
-            _ if matches!(self.origin, Origin::Created(_)) => "waited",
-            _ => "direct",
-        }
+impl deferred::Teardown for Inner {
+    fn object(&self) -> Option<&Object> {
+        Some(&self.object)
     }
-}
 
-impl deferred::Teardown for State {
-    fn teardown(&mut self, cx: &Sleepable) -> deferred::Fate {
+    fn teardown(&self, cx: &Sleepable) -> deferred::Fate {
         let cq = self.raw.as_ptr();
         match &self.origin {
-            // SAFETY: By the type invariant `raw` is from `ib_alloc_cq`; QPs hold `Inner`, so none
+            // SAFETY: By the type invariant `raw` is from `ib_alloc_cq`; QPs have handles, so none
             // uses the CQ. No handler runs after this. The first call waits for the poll of a
             // softirq CQ, which the second one would free under its last steps; the second call
             // waits for that of others.
-            Origin::Allocated(_) => unsafe {
+            Origin::Allocated => unsafe {
                 bindings::rdma_helper_cq_end_poll(cq);
                 bindings::ib_free_cq(cq);
             },
-            Origin::Created(context) => {
-                self.dev.inner().removal.remove(context);
-                // SAFETY: By the type invariant `raw` is from `ib_create_cq`; QPs hold `Inner`, so
+            Origin::Created(waiting) => {
+                self.dev.inner().removal.remove(waiting);
+                // SAFETY: By the type invariant `raw` is from `ib_create_cq`; QPs have handles, so
                 // none uses the CQ, and there is no handle that it could be polled by. No
                 // `comp_handler` runs after this.
                 let ret = unsafe { bindings::ib_destroy_cq_user(cq, core::ptr::null_mut()) };
@@ -670,9 +691,9 @@ impl deferred::Teardown for State {
                     return deferred::Fate::Leak;
                 }
             }
-            // SAFETY: By the type invariant so many entries were taken of `raw`; QPs hold `Inner`,
+            // SAFETY: By the type invariant so many entries were taken of `raw`; QPs have handles,
             // so none of ours uses the CQ.
-            Origin::Pooled { entries } => unsafe { put(cq, *entries, cx) },
+            Origin::Pooled => unsafe { put(cq, self.entries, cx) },
         }
         deferred::Fate::Gone
     }
@@ -684,12 +705,12 @@ impl deferred::Teardown for State {
 ///
 /// `entries` were taken from the free entries of `cq`.
 pub(crate) struct Reservation {
-    cq: Arc<Inner>,
+    cq: Shared,
     entries: i32,
 }
 
 impl Reservation {
-    pub(crate) fn cq(&self) -> &Arc<Inner> {
+    pub(crate) fn cq(&self) -> &Shared {
         &self.cq
     }
 }
@@ -697,12 +718,12 @@ impl Reservation {
 impl Drop for Reservation {
     fn drop(&mut self) {
         self.cq.free.release(self.entries);
-        self.cq.state.listed.add_reserved(-self.entries);
+        self.cq.object.add_reserved(-self.entries);
     }
 }
 
 /// Takes `entries` entries, all or nothing.
-pub(crate) fn reserve(cq: &Arc<Inner>, entries: u32) -> Result<Reservation> {
+pub(crate) fn reserve(cq: &Shared, entries: u32) -> Result<Reservation> {
     let entries: i32 = entries.try_into()?;
     cq.free.reserve(entries).map_err(|free| {
         pr_err!(
@@ -712,7 +733,7 @@ pub(crate) fn reserve(cq: &Arc<Inner>, entries: u32) -> Result<Reservation> {
         );
         ENOSPC
     })?;
-    cq.state.listed.add_reserved(entries);
+    cq.object.add_reserved(entries);
     // INVARIANT: Just taken.
     Ok(Reservation {
         cq: cq.clone(),
@@ -728,10 +749,9 @@ struct Events {
     gone: bool,
 }
 
-/// The context of a CQ's C callbacks.
+/// The waits for the completions of a CQ.
 #[pin_data]
-pub(crate) struct CqContext {
-    failed: Atomic<bool>,
+pub(crate) struct Waiting {
     #[pin]
     events: SpinLockIrq<Events>,
     #[pin]
@@ -739,12 +759,11 @@ pub(crate) struct CqContext {
     place: removal::Place,
 }
 
-impl CqContext {
+impl Waiting {
     /// Never inlined, so that all modules give the lock one name, as lockdep wants it.
     #[inline(never)]
     fn new() -> Result<Arc<Self>> {
         let init = pin_init!(Self {
-            failed: Atomic::new(false),
             events <- new_spinlock_irq!(Events {
                 completions: 0,
                 gone: false,
@@ -754,14 +773,9 @@ impl CqContext {
         });
         Arc::pin_init(init, GFP_KERNEL)
     }
-
-    #[inline]
-    fn has_failed(&self) -> bool {
-        self.failed.load(Relaxed)
-    }
 }
 
-impl removal::OnRemoval for CqContext {
+impl removal::OnRemoval for Waiting {
     fn place(&self) -> &removal::Place {
         &self.place
     }
@@ -776,15 +790,18 @@ impl removal::OnRemoval for CqContext {
 ///
 /// # Safety
 ///
-/// Called by the driver, in any context, with the [`CqContext`] of a CQ that is not destroyed.
+/// Called by the driver, in any context, with the [`Inner`] of a CQ that is not destroyed.
 unsafe extern "C" fn completed(_cq: *mut bindings::ib_cq, context: *mut c_void) {
     // SAFETY: The context outlives its CQ.
-    let context = unsafe { &*context.cast::<CqContext>() };
+    let inner = unsafe { &*context.cast::<Inner>() };
+    let Some(waiting) = inner.waiting() else {
+        return;
+    };
     {
-        let mut events = context.events.lock();
+        let mut events = waiting.events.lock();
         events.completions = events.completions.wrapping_add(1);
     }
-    context.changed.notify_all();
+    waiting.changed.notify_all();
 }
 
 /// `ib_cq.event_handler`.
@@ -792,19 +809,23 @@ unsafe extern "C" fn completed(_cq: *mut bindings::ib_cq, context: *mut c_void) 
 /// # Safety
 ///
 /// Called by the driver, in any context, with an event that is valid during the call, and with the
-/// [`CqContext`] of a CQ that is not destroyed.
+/// [`Inner`] of a CQ that is not destroyed.
 unsafe extern "C" fn event(event: *mut bindings::ib_event, context: *mut c_void) {
     // SAFETY: The event is valid during this call, as the caller promises, and the context outlives
     // its CQ.
-    let (event, context) = unsafe { (&*event, &*context.cast::<CqContext>()) };
-    if event.event != bindings::ib_event_type_IB_EVENT_CQ_ERR || context.failed.xchg(true, Full) {
+    let (event, inner) = unsafe { (&*event, &*context.cast::<Inner>()) };
+    if event.event != bindings::ib_event_type_IB_EVENT_CQ_ERR
+        || inner.failed.swap(true, Ordering::SeqCst)
+    {
         return;
     }
     // SAFETY: A device that has a CQ is there.
     let device = unsafe { Name::of(event.device) };
     pr_err!("{device}: a CQ was overrun or failed: completions are lost\n");
-    // A thread that has looked at `failed` before it was set sleeps when the lock is free, and is
-    // woken up.
-    drop(context.events.lock());
-    context.changed.notify_all();
+    if let Some(waiting) = inner.waiting() {
+        // A thread that has looked at `failed` before it was set sleeps when the lock is free, and
+        // is woken up.
+        drop(waiting.events.lock());
+        waiting.changed.notify_all();
+    }
 }

@@ -5,19 +5,28 @@
 //! The last handle of a QP may be dropped in the QP's own completion handler, in a softirq. So a
 //! drop only queues the object; a work item of this module, which may sleep, destroys it. A queued
 //! object still has its [`Ref`](crate::refs::Ref), so removal and unload wait for it.
+//!
+//! Value, count, work item and place in the list of objects are one allocation.
 
 use crate::{
     bindings,
     context::Context as _,
+    objects::Object,
     prelude::*, //
 };
 use core::{
-    mem::ManuallyDrop,
+    mem::{
+        ManuallyDrop,
+        MaybeUninit, //
+    },
     ptr::NonNull, //
 };
 use kernel::{
     prelude::*,
-    sync::atomic,
+    sync::{
+        self,
+        atomic, //
+    },
     workqueue::{
         self,
         RawWorkItem, //
@@ -97,9 +106,12 @@ impl Queue {
 }
 
 /// A value whose destruction sleeps.
-pub(crate) trait Teardown: Send + 'static {
+pub(crate) trait Teardown: Send + Sync + 'static {
+    /// Returns the part by which the value is listed, if it is.
+    fn object(&self) -> Option<&Object>;
+
     /// Destroys the value. Called once, before it is dropped if this returns [`Fate::Gone`].
-    fn teardown(&mut self, cx: &Sleepable) -> Fate;
+    fn teardown(&self, cx: &Sleepable) -> Fate;
 }
 
 /// The result of [`Teardown::teardown`].
@@ -111,26 +123,32 @@ pub(crate) enum Fate {
     Leak,
 }
 
-/// A value that is torn down by a work item when it is dropped.
+/// A counted handle of a value that is torn down by a work item when the last one is dropped.
 ///
 /// # Invariants
 ///
-/// The box is not taken out before the value is dropped or destroyed.
-pub(crate) struct Deferred<T: Teardown>(ManuallyDrop<Pin<KBox<Item<T>>>>);
+/// The reference is not taken out before this is dropped or destroyed.
+pub(crate) struct Deferred<T: Teardown>(ManuallyDrop<Arc<Item<T>>>);
 
 /// Memory for a [`Deferred`], allocated before its value is made.
-pub(crate) struct Reserved<T: Teardown>(KBox<core::mem::MaybeUninit<Item<T>>>);
+pub(crate) struct Reserved<T: Teardown>(sync::UniqueArc<MaybeUninit<Item<T>>>);
 
 impl<T: Teardown> Reserved<T> {
-    /// Wraps a value. Must be called from functions that are neither generic nor inlined, so that
-    /// the work item's code is this module's: a ULP's code may be gone when it returns.
+    /// Wraps a value, and lists it. Must be called from functions that are neither generic nor
+    /// inlined, so that the work item's code is this module's: a ULP's code may be gone when it
+    /// returns.
     pub(crate) fn fill(self, value: T) -> Deferred<T> {
-        let Ok(item) = self.0.write_pin_init(pin_init!(Item {
+        let Ok(item) = self.0.pin_init_with(pin_init!(Item {
             work <- kernel::new_work!("rdma::Deferred"),
             value: ManuallyDrop::new(value),
         }));
-        // INVARIANT: The box was just filled.
-        Deferred(ManuallyDrop::new(item))
+        if let Some(object) = item.value.object() {
+            // SAFETY: The object is in the item, which is pinned and gives no exclusive access to
+            // the value. It is dropped before the memory is freed, or that is never freed.
+            unsafe { Pin::new_unchecked(object) }.list();
+        }
+        // INVARIANT: The reference is new.
+        Deferred(ManuallyDrop::new(item.into()))
     }
 }
 
@@ -146,13 +164,12 @@ kernel::impl_has_work! {
 }
 
 impl<T: Teardown> Item<T> {
-    fn finish(self: Pin<KBox<Self>>, cx: &Sleepable) -> Fate {
-        // SAFETY: The content of the box is not moved before it is dropped; `value`, which is
-        // borrowed mutably below, is not pinned structurally.
-        let mut item = unsafe { Pin::into_inner_unchecked(self) };
+    fn finish(item: Pin<sync::UniqueArc<Self>>, cx: &Sleepable) -> Fate {
         let fate = item.value.teardown(cx);
+        // SAFETY: The content of the item is not moved.
+        let mut item = unsafe { Pin::into_inner_unchecked(item) };
         match fate {
-            // SAFETY: The value is not used again: the box is freed right after this.
+            // SAFETY: The value is not used again: the item is freed right after this.
             Fate::Gone => unsafe { ManuallyDrop::drop(&mut item.value) },
             Fate::Leak => core::mem::forget(item),
         }
@@ -161,51 +178,74 @@ impl<T: Teardown> Item<T> {
 }
 
 impl<T: Teardown> workqueue::WorkItem for Item<T> {
-    type Pointer = Pin<KBox<Self>>;
+    type Pointer = Arc<Self>;
 
-    fn run(this: Self::Pointer) {
+    fn run(this: Arc<Self>) {
         // SAFETY: Work items run in process context.
         let cx = unsafe { Sleepable::assume() };
-        this.finish(&cx);
+        // It is queued with the last reference.
+        if let Some(item) = Arc::into_unique_or_drop(this) {
+            Self::finish(item, &cx);
+        }
     }
 }
 
 impl<T: Teardown> Deferred<T> {
     /// Allocates memory for a value, so that nothing fails once there is one.
     pub(crate) fn reserve() -> Result<Reserved<T>> {
-        Ok(Reserved(KBox::new_uninit(GFP_KERNEL)?))
+        Ok(Reserved(sync::UniqueArc::new_uninit(GFP_KERNEL)?))
     }
 
-    /// Tears the value down and waits for that.
-    pub(crate) fn destroy(self, cx: &Sleepable) -> Fate {
-        let mut this = ManuallyDrop::new(self);
-        // SAFETY: The box was not taken out by the type invariant; `this` is not used again.
-        unsafe { ManuallyDrop::take(&mut this.0) }.finish(cx)
+    /// Takes the reference out of a handle that is not used again. Returns the item, if it was the
+    /// last one.
+    ///
+    /// # Safety
+    ///
+    /// The handle is not used again.
+    unsafe fn take(&mut self) -> Option<Pin<sync::UniqueArc<Item<T>>>> {
+        // SAFETY: The reference was not taken out by the type invariant, and the caller says that
+        // the handle is not used again.
+        Arc::into_unique_or_drop(unsafe { ManuallyDrop::take(&mut self.0) })
+    }
+
+    /// Tears the value down and waits for that, if this is the last handle; `None` otherwise.
+    pub(crate) fn destroy(self, cx: &Sleepable) -> Option<Fate> {
+        // SAFETY: The handle is not used again.
+        let item = unsafe { ManuallyDrop::new(self).take() };
+        item.map(|item| Item::finish(item, cx))
+    }
+
+    /// Returns whether the handles are of one value.
+    pub(crate) fn is(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+}
+
+impl<T: Teardown> Clone for Deferred<T> {
+    fn clone(&self) -> Self {
+        // INVARIANT: The reference is new.
+        Self(self.0.clone())
     }
 }
 
 impl<T: Teardown> core::ops::Deref for Deferred<T> {
     type Target = T;
 
+    #[inline]
     fn deref(&self) -> &T {
         &self.0.value
     }
 }
 
-impl<T: Teardown> core::ops::DerefMut for Deferred<T> {
-    fn deref_mut(&mut self) -> &mut T {
-        // SAFETY: Nothing is moved out, and `value` is not pinned structurally.
-        &mut unsafe { self.0.as_mut().get_unchecked_mut() }.value
-    }
-}
-
 impl<T: Teardown> Drop for Deferred<T> {
     fn drop(&mut self) {
-        // SAFETY: The box was not taken out by the type invariant, and `self` is not used again.
-        let item = unsafe { ManuallyDrop::take(&mut self.0) };
-        // SAFETY: `push` returns `false` only if the work item is queued already. An item is `Send`
-        // and has no lifetime, as a `Teardown` value is and has none. `__enqueue` says that its
-        // pointer is valid, and stays so while it is queued.
-        unsafe { item.__enqueue(|work| Queue::push(work)) };
+        // SAFETY: The handle is not used again.
+        if let Some(item) = unsafe { self.take() } {
+            let item: Arc<_> = item.into();
+            // SAFETY: An item is `Send` and has no lifetime, as a `Teardown` value is and has none.
+            // `__enqueue` says that its pointer is valid, and stays so while it is queued.
+            // It is not queued yet, as that is done with the last reference.
+            core::mem::forget(unsafe { item.__enqueue(|work| Queue::push(work)) });
+        }
     }
 }

@@ -217,8 +217,8 @@ impl Device {
         self.reference.get(kind)
     }
 
-    /// Lists an object of the device, with a reference.
-    pub(crate) fn list(&self, kind: refs::Kind) -> Result<objects::Object> {
+    /// Returns an object of the device, with a reference, which is yet to be listed.
+    pub(crate) fn object(&self, kind: refs::Kind) -> objects::Object {
         // SAFETY: By the type invariant the new reference is to the refs of `inner`, and keeps it.
         unsafe { objects::Object::new(self.get(kind), self.inner) }
     }

@@ -198,11 +198,15 @@ struct Connected {
     port: u32,
     conn: Arc<Conn<IbCm>>,
     device: Device,
-    _listed: objects::Object,
+    object: objects::Object,
 }
 
 impl deferred::Teardown for Connected {
-    fn teardown(&mut self, cx: &Sleepable) -> deferred::Fate {
+    fn object(&self) -> Option<&objects::Object> {
+        Some(&self.object)
+    }
+
+    fn teardown(&self, cx: &Sleepable) -> deferred::Fate {
         // SAFETY: The device is registered by the invariant of `device::Inner`.
         let timeouts = || unsafe { timeouts::flush(self.device.as_raw(), self.port, cx) };
         self.device.inner().removal.remove(&self.conn);
@@ -244,7 +248,7 @@ impl Connection {
         let conn = Conn::new(state::State::Connecting)?;
         conn.set_handler(&handler)?;
         let reserved = deferred::Deferred::reserve()?;
-        let listed = device.list(refs::Kind::Id)?;
+        let object = device.object(refs::Kind::Id);
         let id = id(Arc::as_ptr(&conn).cast_mut().cast())?;
         conn.set_id(Some(id));
         // INVARIANT: The caller says so of callback and context.
@@ -253,7 +257,7 @@ impl Connection {
             port,
             conn: conn.clone(),
             device: device.clone(),
-            _listed: listed,
+            object,
         });
         let added = device.inner().removal.add(conn);
         added.inspect_err(|_| state.conn.release_handler())?;
@@ -617,11 +621,15 @@ unsafe extern "C" fn on_listener_event(
 
 struct ListenerState {
     listening: Arc<Listening>,
-    _listed: objects::Object,
+    object: objects::Object,
 }
 
 impl deferred::Teardown for ListenerState {
-    fn teardown(&mut self, _cx: &Sleepable) -> deferred::Fate {
+    fn object(&self) -> Option<&objects::Object> {
+        Some(&self.object)
+    }
+
+    fn teardown(&self, _cx: &Sleepable) -> deferred::Fate {
         let device = &self.listening.device;
         device.inner().removal.remove(&self.listening);
         self.listening.stop();
@@ -649,7 +657,7 @@ impl Listener {
             return Err(EPROTONOSUPPORT);
         }
         let reserved = deferred::Deferred::reserve()?;
-        let listed = device.list(refs::Kind::Id)?;
+        let object = device.object(refs::Kind::Id);
         let listening = Arc::pin_init(
             pin_init!(Listening {
                 id <- kernel::new_mutex!(None),
@@ -666,7 +674,7 @@ impl Listener {
         let this = Self {
             state: reserved.fill(ListenerState {
                 listening: listening.clone(),
-                _listed: listed,
+                object,
             }),
         };
         // SAFETY: The id is alive: `this` has it, and the removal does not know it yet.

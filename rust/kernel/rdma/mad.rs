@@ -445,11 +445,15 @@ impl Live<'_> {
 struct State {
     registered: Arc<Registered>,
     device: Device,
-    _object: objects::Object,
+    object: objects::Object,
 }
 
 impl deferred::Teardown for State {
-    fn teardown(&mut self, cx: &Sleepable) -> deferred::Fate {
+    fn object(&self) -> Option<&objects::Object> {
+        Some(&self.object)
+    }
+
+    fn teardown(&self, cx: &Sleepable) -> deferred::Fate {
         self.device.inner().removal.remove(&self.registered);
         self.registered.end(ECANCELED, cx);
         deferred::Fate::Gone
@@ -507,7 +511,7 @@ impl Agent {
             _ => &raw mut request,
         };
         let reserved = deferred::Deferred::reserve()?;
-        let object = dev.list(refs::Kind::Mad)?;
+        let object = dev.object(refs::Kind::Mad);
         let queue = Arc::pin_init(Queue::new(backlog)?, GFP_KERNEL)?;
         let uninit = sync::UniqueArc::new_uninit(GFP_KERNEL)?;
         // SAFETY: The device is registered by the invariant of `device::Inner`, and `queue` is
@@ -534,7 +538,7 @@ impl Agent {
         let state = reserved.fill(State {
             registered: registered.clone(),
             device: dev.clone(),
-            _object: object,
+            object,
         });
         dev.inner().removal.add(registered)?;
         Ok(Self {

@@ -77,7 +77,7 @@ impl Mr {
             return Err(EINVAL);
         }
         let reserved = Deferred::reserve()?;
-        let listed = dev.list(crate::refs::Kind::Mr)?;
+        let mut object = dev.object(crate::refs::Kind::Mr);
         // SAFETY: The PD is alive, as there is a reference to it, and the number of pages is in
         // range.
         let mr = from_err_ptr(unsafe {
@@ -85,14 +85,14 @@ impl Mr {
         })?;
         let mr = NonNull::new(mr).ok_or(ENOMEM)?;
         // SAFETY: The MR was just allocated, and its number does not change.
-        listed.set_num(unsafe { mr.as_ref() }.res.id);
-        listed.set_sizes(objects::Sizes::Mr { pages });
+        object.set_num(unsafe { mr.as_ref() }.res.id);
+        object.set_sizes(objects::Sizes::Mr { pages });
         // INVARIANT: The MR is new.
         Ok(Self(reserved.fill(frwr::FastRegMr::new(
             mr,
             pages,
             pd.clone(),
-            listed,
+            object,
         ))))
     }
 
@@ -143,9 +143,10 @@ impl Mr {
 
     /// Drops an MR and its memory, which is kept until the MR is deregistered unless it is `idle`.
     #[inline(never)]
-    fn release(mut self, memory: AnyMemory, idle: bool) {
+    fn release(self, memory: AnyMemory, idle: bool) {
         if !idle {
-            self.0.kept = Some(memory);
+            // The MR has had one memory at a time, and is dropped with this one.
+            self.0.kept.populate(memory);
         }
     }
 }
@@ -329,7 +330,8 @@ impl<D: Direction, M: Memory<D>, S: State> Region<D, M, S> {
         // INVARIANT: The MR maps the range, or is claimed.
         match mapped {
             Ok(iova) => self.iova = iova,
-            Err(_) => self.mr.0.claim_for_ever(),
+            // SAFETY: The region is borrowed exclusively, and its MR is idle.
+            Err(_) => unsafe { self.mr.0.claim_for_ever() },
         }
         mapped.map(drop)
     }

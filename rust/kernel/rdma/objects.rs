@@ -4,6 +4,9 @@
 //!
 //! An object is in the list from its creation to its destruction; requests never are. A removal or
 //! unload names those that it waits for, and `rdma_rs/objects` in debugfs shows all.
+//!
+//! To be listed costs no allocation, two turns of a mutex, and no reading of a clock: the links are
+//! in the object, and its age is in seconds.
 
 use crate::{
     bindings,
@@ -12,19 +15,27 @@ use crate::{
     refs, //
 };
 use core::{
+    cell::UnsafeCell,
+    marker::PhantomPinned,
+    mem,
     net::IpAddr,
-    ptr::NonNull, //
+    ptr::{
+        self,
+        null,
+        NonNull, //
+    }, //
 };
 use kernel::{
     debugfs,
     fmt,
-    list,
     prelude::*,
     sync::{
-        atomic,
-        SpinLockIrq, //
-    },
-    time, //
+        atomic::{
+            Atomic,
+            Relaxed, //
+        },
+        GlobalLockedBy, //
+    }, //
 };
 
 /// The number of objects that a message names.
@@ -32,7 +43,100 @@ const REPORTED: usize = 16;
 
 kernel::sync::global_lock! {
     // SAFETY: `Table::new` initialises it when the module is loaded, before there is any object.
-    unsafe(uninit) static OBJECTS: Mutex<list::List<Record>> = list::List::new();
+    unsafe(uninit) static OBJECTS: Mutex<List> = List { first: null(), last: null() };
+}
+kernel::sync::global_lock! {
+    // SAFETY: `Table::new` initialises it when the module is loaded, before there is any object.
+    unsafe(uninit) static DETAILS: SpinLockIrq<()> = ();
+}
+
+/// The list. Its lock protects the links of all objects, too.
+///
+/// # Invariants
+///
+/// From `first` on, each object has the address of the next one, and from `last` on that of the
+/// one before. All are valid, and were listed and not dropped.
+struct List {
+    first: *const Object,
+    last: *const Object,
+}
+
+// SAFETY: Objects are `Sync`, and have their links changed under the lock of the list only.
+unsafe impl Send for List {}
+
+impl List {
+    fn iter(&self) -> impl Iterator<Item = &Object> {
+        // SAFETY: By the type invariant the address is null or that of an object which is listed,
+        // and so valid: one that is dropped leaves the list, which is borrowed.
+        let mut next = unsafe { self.first.as_ref() };
+        core::iter::from_fn(move || {
+            let object = next?;
+            // SAFETY: As above. The links are not changed while the list is borrowed.
+            next = unsafe { (*object.links.get()).next.as_ref() };
+            Some(object)
+        })
+    }
+
+    fn has(&self, object: &Object) -> bool {
+        // SAFETY: The list is borrowed, so the links are not changed.
+        let has_prev = unsafe { !(*object.links.get()).prev.is_null() };
+        has_prev || ptr::eq(self.first, object)
+    }
+
+    /// Adds an object at the end, unless it is listed.
+    fn push(&mut self, object: Pin<&Object>) {
+        let object = object.get_ref();
+        if self.has(object) {
+            return;
+        }
+        let prev = mem::replace(&mut self.last, object);
+        // SAFETY: The list is borrowed, and with it the links of `object` and of `prev`, which is
+        // null or valid by the type invariant.
+        // INVARIANT: The object is pinned, so it is valid until it is dropped. It is the last one.
+        unsafe {
+            *object.links.get() = Links { prev, next: null() };
+            match prev.as_ref() {
+                Some(prev) => (*prev.links.get()).next = object,
+                None => self.first = object,
+            }
+        }
+    }
+
+    /// Takes an object out, if it is listed.
+    fn remove(&mut self, object: &Object) {
+        if !self.has(object) {
+            return;
+        }
+        // SAFETY: The list is borrowed, and with it the links of `object` and of its neighbours,
+        // which are null or valid by the type invariant.
+        // INVARIANT: The neighbours have the addresses of each other.
+        unsafe {
+            let Links { prev, next } = mem::take(&mut *object.links.get());
+            match prev.as_ref() {
+                Some(prev) => (*prev.links.get()).next = next,
+                None => self.first = next,
+            }
+            match next.as_ref() {
+                Some(next) => (*next.links.get()).prev = prev,
+                None => self.last = prev,
+            }
+        }
+    }
+}
+
+/// The neighbours of an object in the list.
+struct Links {
+    prev: *const Object,
+    next: *const Object,
+}
+
+impl Default for Links {
+    fn default() -> Self {
+        Self {
+            prev: null(),
+            next: null(),
+        }
+    }
 }
 
 /// A device or a client, which objects keep. It is printed as the client's name, and the device's.
@@ -69,11 +173,10 @@ impl fmt::Display for Peer {
 #[derive(Clone, Copy)]
 pub(crate) enum Sizes {
     Unknown,
+    /// Of the entries, [`Object::add_reserved`] says how many are reserved.
     Cq {
         context: &'static str,
         entries: u32,
-        /// The number of entries that QPs and SRQs have reserved.
-        reserved: u32,
     },
     /// The requests that can be outstanding, and the number of the CQ that they complete to.
     Qp {
@@ -90,14 +193,12 @@ pub(crate) enum Sizes {
 }
 
 impl Sizes {
-    fn write(self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    fn write(self, reserved: i32, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Unknown => Ok(()),
-            Self::Cq {
-                context,
-                entries,
-                reserved,
-            } => write!(f, ", {context}, {reserved} of {entries} entries reserved"),
+            Self::Cq { context, entries } => {
+                write!(f, ", {context}, {reserved} of {entries} entries reserved")
+            }
             Self::Qp {
                 sends: (sends, send_cq),
                 receives,
@@ -114,13 +215,20 @@ impl Sizes {
     }
 }
 
+/// The time since the system was started, in seconds.
+fn now() -> i64 {
+    // SAFETY: The function reads a number that is there since the system was started.
+    unsafe { bindings::ktime_get_seconds() }
+}
+
 /// The owners that a QP keeps until it is drained.
 #[derive(Clone, Copy)]
 pub(crate) struct Undrained {
     count: u32,
     /// The type of the first one.
     first: &'static str,
-    since: time::Instant<time::Monotonic>,
+    /// As [`now`].
+    since: i64,
 }
 
 /// One where [`debug`] can be asked about a QP.
@@ -134,63 +242,57 @@ struct Details {
     undrained: Option<KBox<Undrained>>,
 }
 
-/// An object in the list: at most 128 bytes, as C keeps none of this.
+const NO_NUM: u32 = u32::MAX;
+
+/// The part of an object by which it is listed, with the reference to its device or client.
 ///
 /// # Invariants
 ///
-/// While this is in the list, `owner` is valid and there is a reference to its refs.
-#[pin_data]
-struct Record {
-    #[pin]
-    links: list::ListLinks,
-    kind: refs::Kind,
+/// `owner` is valid while there is `reference`, which is to its refs.
+pub(crate) struct Object {
+    links: UnsafeCell<Links>,
     /// The object's number, or `NO_NUM`.
-    num: atomic::Atomic<u32>,
+    num: Atomic<u32>,
+    /// The number of entries of a CQ that QPs and SRQs have reserved.
+    reserved: Atomic<i32>,
+    /// When it was made, as [`now`].
+    since: i64,
     owner: NonNull<dyn Owner>,
-    since: time::Instant<time::Monotonic>,
-    #[pin]
-    details: SpinLockIrq<Details>,
+    details: GlobalLockedBy<Details, DETAILS>,
+    // Dropped last: the owner may be gone after that.
+    reference: refs::Ref,
+    _pin: PhantomPinned,
 }
-
-const NO_NUM: u32 = u32::MAX;
 
 // SAFETY: The pointer to a QP is only compared, `owner` is `Sync`, and the rest is `Send`.
-unsafe impl Send for Record {}
-// SAFETY: `owner` is `Sync`, `details` is locked, and the rest is atomic or does not change.
-unsafe impl Sync for Record {}
+unsafe impl Send for Object {}
+// SAFETY: `owner` is `Sync`, links and details are used with locks only, and the rest is atomic or
+// does not change.
+unsafe impl Sync for Object {}
 
-list::impl_list_arc_safe! {
-    impl ListArcSafe<0> for Record { untracked; }
-}
-list::impl_list_item! {
-    impl ListItem<0> for Record { using ListLinks { self.links }; }
-}
-
-fn seconds(since: time::Instant<time::Monotonic>) -> i64 {
-    since.elapsed().as_millis() / 1_000
-}
-
-impl fmt::Display for Record {
+impl fmt::Display for Object {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (peer, sizes, undrained, qp) = {
-            let details = self.details.lock();
+            let lock = DETAILS.lock();
+            let details = self.details.as_ref(&lock);
             let undrained = details.undrained.as_deref().copied();
             let qp = details.qp.first().copied();
             (details.peer, details.sizes, undrained, qp)
         };
-        f.write_str(self.kind.name())?;
-        let num = self.num.load(atomic::Relaxed);
+        f.write_str(self.reference.kind().name())?;
+        let num = self.num.load(Relaxed);
         if num != NO_NUM {
             write!(f, " {num}")?;
         }
-        f.write_fmt(fmt!("{peer}, made {} s ago", seconds(self.since)))?;
-        sizes.write(f)?;
+        f.write_fmt(fmt!("{peer}, made {} s ago", now() - self.since))?;
+        sizes.write(self.reserved.load(Relaxed), f)?;
         if let Some(posted) = qp.filter(|qp| !qp.is_null()).and_then(debug::of_qp) {
-            let (count, owner, ago) = (posted.count, posted.owner, seconds(posted.since));
+            let (count, owner) = (posted.count, posted.owner);
+            let ago = posted.since.elapsed().as_millis() / 1_000;
             f.write_fmt(fmt!(", {count} posted, the first a {owner}, {ago} s ago"))?;
         }
         if let Some(undrained) = undrained {
-            let (count, first, ago) = (undrained.count, undrained.first, seconds(undrained.since));
+            let (count, first, ago) = (undrained.count, undrained.first, now() - undrained.since);
             write!(
                 f,
                 ", {count} kept until it is drained, the first a {first}, {ago} s ago"
@@ -200,80 +302,62 @@ impl fmt::Display for Record {
     }
 }
 
-/// The reference of an object to its device or client, by which the object is in the list.
-///
-/// # Invariants
-///
-/// `record` is in the list, and `_ref` is a reference to the refs of its owner.
-pub(crate) struct Object {
-    record: Arc<Record>,
-    // Dropped last: the owner may be gone after that.
-    _ref: refs::Ref,
-}
-
 impl Object {
-    /// Adds an object of `owner` to the list. Neither generic nor inlined, so that all modules give
-    /// the lock one name, as lockdep wants it.
+    /// An object of `owner`, which is yet to be listed.
     ///
     /// # Safety
     ///
     /// `owner` is valid while there is a reference to its refs, and `reference` is one.
-    #[inline(never)]
-    pub(crate) unsafe fn new(reference: refs::Ref, owner: NonNull<dyn Owner>) -> Result<Self> {
-        let kind = reference.kind();
-        let record = list::ListArc::pin_init(
-            try_pin_init!(Record {
-                links <- list::ListLinks::new(),
-                kind,
-                num: atomic::Atomic::new(NO_NUM),
-                owner,
-                since: time::Instant::now(),
-                details <- kernel::new_spinlock_irq!(Details {
-                    qp: [core::ptr::null(); DEBUG],
-                    peer: Peer::Unknown,
-                    sizes: Sizes::Unknown,
-                    undrained: None,
-                }),
+    pub(crate) unsafe fn new(reference: refs::Ref, owner: NonNull<dyn Owner>) -> Self {
+        // INVARIANT: The caller says so of the reference.
+        Self {
+            links: UnsafeCell::new(Links::default()),
+            num: Atomic::new(NO_NUM),
+            reserved: Atomic::new(0),
+            since: now(),
+            owner,
+            details: GlobalLockedBy::new(Details {
+                qp: [null(); DEBUG],
+                peer: Peer::Unknown,
+                sizes: Sizes::Unknown,
+                undrained: None,
             }),
-            GFP_KERNEL,
-        )?;
-        // INVARIANT: The caller says so of the reference, which is dropped after the record.
-        let this = Self {
-            record: record.clone_arc(),
-            _ref: reference,
-        };
-        OBJECTS.lock().push_back(record);
-        Ok(this)
+            reference,
+            _pin: PhantomPinned,
+        }
+    }
+
+    /// Lists the object, until it is dropped.
+    pub(crate) fn list(self: Pin<&Self>) {
+        OBJECTS.lock().push(self);
     }
 
     /// Sets the number that messages show.
-    pub(crate) fn set_num(&self, num: u32) {
-        self.record.num.store(num, atomic::Relaxed);
+    pub(crate) fn set_num(&mut self, num: u32) {
+        *self.num.get_mut() = num;
     }
 
     /// Sets the QP, of which messages show the number and what is posted.
-    pub(crate) fn set_qp(&self, qp: &bindings::ib_qp) {
+    pub(crate) fn set_qp(&mut self, qp: &bindings::ib_qp) {
         self.set_num(qp.qp_num);
-        self.record.details.lock().qp.fill(qp);
+        self.details.get_mut().qp.fill(qp);
+    }
+
+    pub(crate) fn set_sizes(&mut self, sizes: Sizes) {
+        self.details.get_mut().sizes = sizes;
     }
 
     pub(crate) fn set_peer(&self, peer: Peer) {
-        self.record.details.lock().peer = peer;
+        self.details.as_mut(&mut DETAILS.lock()).peer = peer;
     }
 
     pub(crate) fn peer(&self) -> Peer {
-        self.record.details.lock().peer
-    }
-
-    pub(crate) fn set_sizes(&self, sizes: Sizes) {
-        self.record.details.lock().sizes = sizes;
+        self.details.as_ref(&DETAILS.lock()).peer
     }
 
     /// Changes the number of entries of the CQ that are reserved. Any context.
     pub(crate) fn add_reserved(&self, entries: i32) {
-        if let Sizes::Cq { reserved, .. } = &mut self.record.details.lock().sizes {
-            *reserved = reserved.saturating_add_signed(entries);
-        }
+        self.reserved.add(entries, Relaxed);
     }
 
     /// Counts an owner of type `first` that the object keeps until it is drained. Any context.
@@ -281,7 +365,7 @@ impl Object {
         let undrained = Undrained {
             count: 1,
             first,
-            since: time::Instant::now(),
+            since: now(),
         };
         // Without memory for it, it is not shown.
         self.put_undrained(
@@ -291,7 +375,7 @@ impl Object {
 
     /// Takes the count of what the object keeps until it is drained.
     pub(crate) fn take_undrained(&self) -> Option<KBox<Undrained>> {
-        self.record.details.lock().undrained.take()
+        self.details.as_mut(&mut DETAILS.lock()).undrained.take()
     }
 
     /// Adds what [`Object::take_undrained`] returned. Any context.
@@ -299,10 +383,11 @@ impl Object {
         let Some(mut undrained) = undrained else {
             return;
         };
-        let mut details = self.record.details.lock();
+        let mut lock = DETAILS.lock();
+        let details = self.details.as_mut(&mut lock);
         if let Some(other) = details.undrained.take() {
             let count = undrained.count + other.count;
-            if other.since.elapsed() > undrained.since.elapsed() {
+            if other.since < undrained.since {
                 undrained = other;
             }
             undrained.count = count;
@@ -313,9 +398,7 @@ impl Object {
 
 impl Drop for Object {
     fn drop(&mut self) {
-        // SAFETY: The record is in this list by the type invariant, and records are in no other.
-        let record = unsafe { OBJECTS.lock().remove(&self.record) };
-        drop(record);
+        OBJECTS.lock().remove(self);
     }
 }
 
@@ -328,16 +411,16 @@ pub(crate) fn kill_and_wait(owner: &dyn Owner, who: &dyn fmt::Display, cx: &Slee
 /// Names the objects that have references to `refs` in the kernel log.
 fn report(refs: &refs::Refs, who: &dyn fmt::Display) {
     let objects = OBJECTS.lock();
-    let of_refs = objects.iter().filter(|record| {
-        // SAFETY: The owner is valid by the invariant of `Record`, which is in the locked list.
-        core::ptr::eq(unsafe { record.owner.as_ref() }.refs(), refs)
+    let of_refs = objects.iter().filter(|object| {
+        // SAFETY: The owner is valid by the invariant of `Object`.
+        core::ptr::eq(unsafe { object.owner.as_ref() }.refs(), refs)
     });
-    for (n, record) in of_refs.enumerate() {
+    for (n, object) in of_refs.enumerate() {
         if n == REPORTED {
             pr_warn!("{who}: waits for more: see rdma_rs/objects in debugfs\n");
             break;
         }
-        pr_warn!("{who}: waits for {}\n", &*record);
+        pr_warn!("{who}: waits for {object}\n");
     }
 }
 
@@ -345,10 +428,10 @@ struct AllObjects;
 
 impl debugfs::Writer for AllObjects {
     fn write(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for record in OBJECTS.lock().iter() {
-            // SAFETY: The owner is valid by the invariant of `Record`, which is in the locked list.
-            let owner = unsafe { record.owner.as_ref() };
-            f.write_fmt(fmt!("{owner}: {}\n", &*record))?;
+        for object in OBJECTS.lock().iter() {
+            // SAFETY: The owner is valid by the invariant of `Object`.
+            let owner = unsafe { object.owner.as_ref() };
+            f.write_fmt(fmt!("{owner}: {object}\n"))?;
         }
         Ok(())
     }
@@ -366,7 +449,10 @@ impl Table {
     /// Called once, when the module is loaded.
     pub(crate) unsafe fn new() -> Self {
         // SAFETY: The caller calls this once, when the module is loaded.
-        unsafe { OBJECTS.init() };
+        unsafe {
+            OBJECTS.init();
+            DETAILS.init();
+        }
         let dir = debugfs::Dir::new(c"rdma_rs");
         let file = KBox::pin_init(dir.read_only_file(c"objects", AllObjects), GFP_KERNEL).ok();
         Self { _file: file }

@@ -39,14 +39,20 @@ unsafe impl Sync for Inner {}
 /// `raw` is an allocated PD.
 struct State {
     raw: NonNull<bindings::ib_pd>,
-    _object: Object,
+    object: Object,
 }
 
 // SAFETY: A PD may be deallocated from any thread.
 unsafe impl Send for State {}
+// SAFETY: A PD may be used from any thread.
+unsafe impl Sync for State {}
 
 impl deferred::Teardown for State {
-    fn teardown(&mut self, _cx: &Sleepable) -> deferred::Fate {
+    fn object(&self) -> Option<&Object> {
+        Some(&self.object)
+    }
+
+    fn teardown(&self, _cx: &Sleepable) -> deferred::Fate {
         // SAFETY: By the type invariant `raw` is an allocated PD. All objects made from it have a
         // reference to `Inner`, so they are gone.
         let ret = unsafe { bindings::ib_dealloc_pd_user(self.raw.as_ptr(), core::ptr::null_mut()) };
@@ -97,7 +103,7 @@ impl Pd {
     #[inline(never)]
     pub fn alloc(dev: &Device, _cx: &Sleepable) -> Result<Self> {
         let reserved = deferred::Deferred::reserve()?;
-        let object = dev.list(Kind::Pd)?;
+        let mut object = dev.object(Kind::Pd);
         // SAFETY: The device is registered while `dev` lives, and the client's name lives longer
         // than the PD.
         let raw = from_err_ptr(unsafe {
@@ -107,10 +113,7 @@ impl Pd {
         // SAFETY: The PD was just allocated; the number does not change.
         object.set_num(unsafe { raw.as_ref() }.res.id);
         // INVARIANT: The PD was just allocated.
-        let state = reserved.fill(State {
-            raw,
-            _object: object,
-        });
+        let state = reserved.fill(State { raw, object });
         let inner = Arc::new(
             Inner {
                 raw,

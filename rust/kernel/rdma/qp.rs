@@ -109,7 +109,7 @@ pub(crate) struct AnyQp {
 
 impl AnyQp {
     #[inline(never)]
-    fn new(parts: &Parts<'_>, id: Option<&Arc<cm::Inner>>, cx: &Sleepable) -> Result<Self> {
+    fn new(parts: &Parts<'_>, id: Option<&cm::Shared>, cx: &Sleepable) -> Result<Self> {
         let inner = create(parts, id, cx)?;
         // INVARIANT: As created.
         Ok(Self {
@@ -126,7 +126,7 @@ impl AnyQp {
 
     #[inline(never)]
     fn drain(&self, cx: &Sleepable) -> Result {
-        self.inner.drain(Markers::new()?, cx)
+        self.inner.drain_again(cx)
     }
 }
 
@@ -169,7 +169,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
         InitAttr::new(pd, send_cq, recv_cq, caps).create(cx)
     }
 
-    fn new(parts: &Parts<'_>, id: Option<&Arc<cm::Inner>>, cx: &Sleepable) -> Result<Self> {
+    fn new(parts: &Parts<'_>, id: Option<&cm::Shared>, cx: &Sleepable) -> Result<Self> {
         // INVARIANT: `parts` is that of an `InitAttr<'_, S, R>`, so its CQs are polled in these
         // contexts.
         Ok(Self {
@@ -215,7 +215,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
     /// Returns the poller of the CQ of both queues, if they complete to one CQ that is not shared.
     pub(crate) fn only_poller(&self) -> Option<cq::Poller> {
         let (send, recv) = (self.any.inner.send.cq(), self.any.inner.recv.cq());
-        (Arc::ptr_eq(send, recv) && !send.is_shared()).then_some(self.any.pollers.0)
+        (send.is(recv) && !send.is_shared()).then_some(self.any.pollers.0)
     }
 
     /// Keeps what is told of the end of the QP, until it is destroyed. Fails with `ENOMEM`.
@@ -273,8 +273,8 @@ impl<'a, S: PollContext, R: PollContext> InitAttr<'a, S, R> {
         Self {
             parts: Parts {
                 pd,
-                send_cq: send_cq.inner(),
-                recv_cq: recv_cq.inner(),
+                send_cq: send_cq.shared(),
+                recv_cq: recv_cq.shared(),
                 srq: None,
                 qp_type: bindings::ib_qp_type_IB_QPT_RC,
                 caps: *caps,
@@ -318,7 +318,7 @@ impl<'a, S: PollContext, R: PollContext> InitAttr<'a, S, R> {
 
     /// As [`Qp::create`].
     pub fn create_for(self, id: &cm::Id, cx: &Sleepable) -> Result<Qp<S, R>> {
-        Qp::new(&self.parts, Some(id.inner()), cx)
+        Qp::new(&self.parts, Some(id.shared()), cx)
     }
 }
 
@@ -347,8 +347,8 @@ impl<'a, C: CorePolled> InitAttr<'a, C, C> {
 /// The part of an [`InitAttr`] that does not depend on the contexts.
 struct Parts<'a> {
     pd: &'a Pd,
-    send_cq: &'a Arc<cq::Inner>,
-    recv_cq: &'a Arc<cq::Inner>,
+    send_cq: &'a cq::Shared,
+    recv_cq: &'a cq::Shared,
     /// If there is one, the CQs are the same.
     srq: Option<&'a Arc<srq::Inner>>,
     qp_type: bindings::ib_qp_type,
@@ -407,7 +407,7 @@ enum Recv {
 }
 
 impl Recv {
-    fn cq(&self) -> &Arc<cq::Inner> {
+    fn cq(&self) -> &cq::Shared {
         match self {
             Self::Own(reservation) => reservation.cq(),
             Self::Shared(share) => share.cq(),
@@ -429,12 +429,11 @@ pub(crate) struct Inner {
     context: Pin<KBox<QpPriv>>,
     send: cq::Reservation,
     recv: Recv,
-    markers: Option<Arc<Markers>>,
     /// Of a QP for datagrams.
     marker_ah: sync::SetOnce<Ah>,
     pub(crate) pd: Pd,
     // Dropped last: the ULP may be gone after that.
-    listed: Object,
+    object: Object,
 }
 
 // SAFETY: A QP may be drained and destroyed from any thread.
@@ -470,7 +469,7 @@ impl Inner {
     #[inline(never)]
     fn keep(&self, node: Option<KBox<Node>>, name: &'static str) {
         self.context.drain_list.add(node);
-        self.listed.add_undrained(name);
+        self.object.add_undrained(name);
     }
 
     /// Returns whether the current task is in a handler of the QP's CQs.
@@ -497,21 +496,26 @@ impl Inner {
         if this.is_polled_by_current() || waits_for_callback && InCallback::is_current() {
             return Err(EDEADLK);
         }
+        // A QP has one handle.
         match this.destroy(cx) {
-            deferred::Fate::Gone => Ok(()),
-            deferred::Fate::Leak => Err(EIO),
+            Some(deferred::Fate::Leak) => Err(EIO),
+            _ => Ok(()),
         }
     }
 }
 
 impl deferred::Teardown for Inner {
-    fn teardown(&mut self, cx: &Sleepable) -> deferred::Fate {
+    fn object(&self) -> Option<&Object> {
+        Some(&self.object)
+    }
+
+    fn teardown(&self, cx: &Sleepable) -> deferred::Fate {
         for table in self.context.tables.lock().iter() {
             table.closing();
         }
-        let markers = self.markers.take().ok_or(EIO);
-        let destroyed = markers
-            .and_then(|markers| self.drain(markers, cx))
+        // If it fails, the QP's own markers may be posted. They are leaked with the QP.
+        let destroyed = self
+            .drain(self.context.as_ref().markers(), cx)
             .and_then(|()| self.context.transfers.wait(cx))
             .map_err(|e| (e, "drained"))
             .and_then(|()| {
@@ -559,7 +563,7 @@ unsafe fn given(qp: *mut bindings::ib_qp, returned: &bindings::ib_qp_cap) -> (u3
 /// Creates a QP. Fails as [`Qp::create`](Qp::create).
 fn create(
     parts: &Parts<'_>,
-    id: Option<&Arc<cm::Inner>>,
+    id: Option<&cm::Shared>,
     _cx: &Sleepable,
 ) -> Result<deferred::Deferred<Inner>> {
     let (pd, send_cq, recv_cq) = (parts.pd, parts.send_cq, parts.recv_cq);
@@ -573,23 +577,22 @@ fn create(
     }
     let mut attr = parts.to_raw()?;
     let reserved = deferred::Deferred::reserve()?;
-    let markers = Markers::new()?;
     let context = QpPriv::new(parts.events.clone(), dev.is_iwarp())?;
     context.install(&mut attr);
-    let listed = dev.list(crate::refs::Kind::Qp)?;
-    let claim = id.map(|id| id.claim_qp()).transpose()?;
+    let mut object = dev.object(crate::refs::Kind::Qp);
+    let claim = id.map(cm::QpClaim::new).transpose()?;
     // SAFETY: The CQs and the id are of this device, as just checked, and nothing below drops the
     // context of a QP that is there.
     let raw = unsafe { create_raw(&claim, pd, &mut attr) }?;
 
     // SAFETY: The QP was just created; its number does not change.
-    listed.set_qp(unsafe { raw.as_ref() });
+    object.set_qp(unsafe { raw.as_ref() });
     if let Some(claim) = &claim {
-        listed.set_peer(claim.peer());
+        object.set_peer(claim.peer());
     }
     // SAFETY: The QP was just created.
     let (send_wr, recv_wr) = unsafe { given(raw.as_ptr(), &attr.cap) };
-    listed.set_sizes(objects::Sizes::Qp {
+    object.set_sizes(objects::Sizes::Qp {
         sends: (send_wr, send_cq.num()),
         receives: parts.srq.is_none().then(|| (recv_wr, recv_cq.num())),
     });
@@ -608,11 +611,10 @@ fn create(
                 claim,
                 send,
                 recv,
-                markers: Some(markers),
                 marker_ah: sync::SetOnce::new(),
                 context,
                 pd: pd.clone(),
-                listed,
+                object,
             }));
         }
         Err(e) => e,
@@ -621,7 +623,7 @@ fn create(
     if let Err(e) = unsafe { destroy_raw(&claim, raw) } {
         pr_err!("{dev}: a new QP was not destroyed ({e:?}): it is leaked and holds its device\n");
         let cqs = (send_cq.clone(), recv_cq.clone());
-        core::mem::forget((listed, claim, context, pd.clone(), cqs, parts.srq.cloned()));
+        core::mem::forget((object, claim, context, pd.clone(), cqs, parts.srq.cloned()));
     }
     Err(e)
 }
@@ -766,6 +768,9 @@ struct QpPriv {
     drain_list: DrainList,
     #[pin]
     transfers: Transfers,
+    /// Those of the last drain, so that the end of a QP needs no memory.
+    #[pin]
+    markers: Markers,
     events: Option<Arc<dyn Events>>,
     #[pin]
     user_context: context::UserContext,
@@ -782,11 +787,17 @@ impl QpPriv {
             reg_lock <- new_spinlock_irq!((), "rdma::Qp::reg_lock"),
             drain_list <- DrainList::new(),
             transfers <- Transfers::new(iwarp),
+            markers <- Markers::new(),
             events,
             user_context <- context::UserContext::new(),
             tables <- new_mutex!(KVec::new(), "rdma::Qp::tables"),
         });
         KBox::pin_init(init, GFP_KERNEL)
+    }
+
+    fn markers(self: Pin<&Self>) -> Pin<&Markers> {
+        // SAFETY: The field is pinned structurally.
+        unsafe { self.map_unchecked(|this| &this.markers) }
     }
 
     /// Makes this the context of the QP that is created from these attributes.

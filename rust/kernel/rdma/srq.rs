@@ -230,11 +230,15 @@ struct State {
     slots: KBox<dyn AnySlots>,
     pd: Pd,
     // Dropped last: the ULP may be gone after that.
-    _object: objects::Object,
+    object: objects::Object,
 }
 
 impl deferred::Teardown for State {
-    fn teardown(&mut self, cx: &Sleepable) -> deferred::Fate {
+    fn object(&self) -> Option<&objects::Object> {
+        Some(&self.object)
+    }
+
+    fn teardown(&self, cx: &Sleepable) -> deferred::Fate {
         let dev = self.pd.device();
         self.queue.close(&*self.slots, dev, cx);
         let raw = self.queue.raw.as_ptr();
@@ -291,7 +295,7 @@ fn create(
 ) -> Result<Arc<Inner>> {
     let dev = pd.device();
     let reserved = deferred::Deferred::reserve()?;
-    let object = dev.list(refs::Kind::Srq)?;
+    let mut object = dev.object(refs::Kind::Srq);
     let queue = KBox::new_uninit(GFP_KERNEL)?;
     let mut attr = bindings::ib_srq_init_attr {
         event_handler: Some(event),
@@ -324,7 +328,7 @@ fn create(
         queue,
         slots,
         pd: pd.clone(),
-        _object: object,
+        object,
     });
     // SAFETY: The SRQ is new, these are its slots, and the queue is dropped after it was destroyed.
     unsafe { state.slots.post_all(NonNull::from(&*state.queue)) }?;
@@ -352,19 +356,19 @@ struct CqReservation {
 /// The reference of a QP to its SRQ, and to the SRQ's reservation of the QP's CQ.
 pub(crate) struct SrqReservation {
     srq: Arc<Inner>,
-    cq: Arc<cq::Inner>,
+    cq: cq::Shared,
 }
 
 impl SrqReservation {
     /// Makes the reference of a QP that completes to `cq`. Fails with `EINVAL` if other modules or
     /// callers may poll the CQ: a drain could not prove then that the QP's last receive was
     /// handled; with `ENOSPC` if it has not enough free entries.
-    pub(crate) fn new(srq: &Arc<Inner>, cq: &Arc<cq::Inner>) -> Result<Self> {
+    pub(crate) fn new(srq: &Arc<Inner>, cq: &cq::Shared) -> Result<Self> {
         if cq.is_shared() || cq.is_caller_polled() {
             return Err(EINVAL);
         }
         let mut list = srq.reservations.lock();
-        let is_it = |shared: &&mut CqReservation| Arc::ptr_eq(shared.reservation.cq(), cq);
+        let is_it = |shared: &&mut CqReservation| shared.reservation.cq().is(cq);
         match list.iter_mut().find(is_it) {
             // INVARIANT: This is one more.
             Some(shared) => shared.qps += 1,
@@ -384,7 +388,7 @@ impl SrqReservation {
         })
     }
 
-    pub(crate) fn cq(&self) -> &Arc<cq::Inner> {
+    pub(crate) fn cq(&self) -> &cq::Shared {
         &self.cq
     }
 }
@@ -392,7 +396,7 @@ impl SrqReservation {
 impl Drop for SrqReservation {
     fn drop(&mut self) {
         self.srq.reservations.lock().retain(|shared| {
-            if !Arc::ptr_eq(shared.reservation.cq(), &self.cq) {
+            if !shared.reservation.cq().is(&self.cq) {
                 return true;
             }
             // INVARIANT: This one is dropped.

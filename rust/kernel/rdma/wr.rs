@@ -193,11 +193,7 @@ impl PostTarget {
     ///
     /// `raw` is a new QP of this PD and of this CQ for receives, and is there, with the CQ, until
     /// what is returned is gone.
-    pub(crate) unsafe fn new(
-        raw: NonNull<bindings::ib_qp>,
-        pd: &Pd,
-        recv_cq: &Arc<cq::Inner>,
-    ) -> Self {
+    pub(crate) unsafe fn new(raw: NonNull<bindings::ib_qp>, pd: &Pd, recv_cq: &cq::Shared) -> Self {
         // INVARIANT: By the caller's promise, and a new number.
         Self {
             raw,

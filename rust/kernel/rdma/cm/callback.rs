@@ -17,6 +17,9 @@ const LEN: usize = 256;
 /// The tasks that are in callbacks, and zeroes. A task looks for its own stores only.
 static TASKS: [Atomic<usize>; LEN] = [const { Atomic::new(0) }; LEN];
 
+/// The number of tasks that are in callbacks. A task that is has counted itself.
+static ENTERED: Atomic<u32> = Atomic::new(0);
+
 /// The tasks for which there was no room. Until they return, every task is taken for one.
 static UNLISTED: Atomic<u32> = Atomic::new(0);
 
@@ -32,6 +35,7 @@ pub(crate) struct InCallback(Option<&'static Atomic<usize>>);
 impl InCallback {
     pub(crate) fn enter() -> Self {
         let task = current_task();
+        ENTERED.add(1, Relaxed);
         // Tasks begin at different places, so that they seldom meet.
         let mut slots = TASKS.iter().cycle().skip((task >> 6) % LEN).take(LEN);
         let slot = slots.find(|slot| slot.cmpxchg(0, task, Relaxed).is_ok());
@@ -42,6 +46,9 @@ impl InCallback {
     }
 
     pub(crate) fn is_current() -> bool {
+        if ENTERED.load(Relaxed) == 0 {
+            return false;
+        }
         let task = current_task();
         UNLISTED.load(Relaxed) != 0 || TASKS.iter().any(|slot| slot.load(Relaxed) == task)
     }
@@ -53,5 +60,6 @@ impl Drop for InCallback {
             Some(slot) => slot.store(0, Relaxed),
             None => drop(UNLISTED.fetch_sub(1, Relaxed)),
         }
+        ENTERED.fetch_sub(1, Relaxed);
     }
 }

@@ -21,10 +21,7 @@ use crate::{
     prelude::*,
     refs, //
 };
-use core::{
-    mem::ManuallyDrop,
-    ptr, //
-};
+use core::ptr;
 use kernel::{
     error,
     prelude::*,
@@ -50,8 +47,11 @@ const REJECT_LEN: usize = bindings::ib_cm_data_size_IB_CM_REJ_PRIVATE_DATA_SIZE 
 /// A connection's id, as `struct rdma_cm_id` of a reliable connected service. A counted handle.
 #[derive(Clone)]
 pub struct Id {
-    pub(super) inner: Arc<Inner>,
+    pub(super) state: Shared,
 }
+
+/// A reference to the state that the handles of one id share.
+pub(crate) type Shared = deferred::Deferred<State>;
 
 impl Id {
     /// Creates an id for an active connection, in the initial network namespace (`rdma_create_id`).
@@ -67,18 +67,17 @@ impl Id {
     pub fn create_with(client: &ClientRef, options: &Options<'_>, _cx: &Sleepable) -> Result<Self> {
         let reserved = deferred::Deferred::reserve()?;
         let conn = Conn::new(state::State::Idle)?;
-        let listed = client.list(refs::Kind::Id)?;
+        let object = client.object(refs::Kind::Id);
         let context = Arc::as_ptr(&conn).cast_mut().cast();
         // SAFETY: The context lives until the id is destroyed.
         let raw = unsafe { options.create(client, on_event, context) }?;
         // SAFETY: The id was just created, with this callback and context.
-        let state = unsafe { State::new(raw, conn, None, client, listed) };
+        let state = unsafe { State::new(raw, conn, None, client, object) };
         let state = reserved.fill(state);
-        let inner = Inner::new(state)?;
         // SAFETY: The id was just created, and no other thread knows it yet.
         unsafe { options.apply(raw) }?;
-        inner.state.bind()?;
-        Ok(Self { inner })
+        state.bind()?;
+        Ok(Self { state })
     }
 
     /// Creates an id and finds the device, the path and the route to an address, each in
@@ -103,9 +102,7 @@ impl Id {
         if InCallback::is_current() {
             return Err(EDEADLK);
         }
-        let mut inner = Arc::into_unique_or_drop(self.inner).ok_or(EBUSY)?;
-        inner.as_mut().destroy(cx);
-        Ok(())
+        self.state.destroy(cx).map(drop).ok_or(EBUSY)
     }
 
     /// Finds the device and the path to an address (`rdma_resolve_addr`) and waits for that. Fails
@@ -115,33 +112,33 @@ impl Id {
     /// callback of the connection manager. Drop the id then: it may keep the device from going.
     pub fn resolve_addr(&self, dst: SocketAddr, timeout_ms: u32, _cx: &Sleepable) -> Result {
         let resolved = bindings::rdma_cm_event_type_RDMA_CM_EVENT_ADDR_RESOLVED;
-        let resolve = || self.state().resolve_addr(dst, timeout_ms);
+        let resolve = || self.state.resolve_addr(dst, timeout_ms);
         self.conn().wait_for(resolved, resolve)?;
-        self.state().bind()
+        self.state.bind()
     }
 
     /// Finds the route (`rdma_resolve_route`) and waits for that. Fails as [`Id::resolve_addr`];
     /// with `ENOTCONN` before the address was found.
     pub fn resolve_route(&self, timeout_ms: u32, _cx: &Sleepable) -> Result {
         let resolved = bindings::rdma_cm_event_type_RDMA_CM_EVENT_ROUTE_RESOLVED;
-        let resolve = || self.state().resolve_route(timeout_ms);
+        let resolve = || self.state.resolve_route(timeout_ms);
         self.conn().wait_for(resolved, resolve).map(drop)
     }
 
     /// Returns the client's handle of the id's device. Fails with `ENOTCONN` before it has one.
     pub fn device(&self) -> Result<&Device> {
-        self.state().device.as_ref().ok_or(ENOTCONN)
+        self.state.device.as_ref().ok_or(ENOTCONN)
     }
 
     /// Returns the GIDs of both ends, this one first (`rdma_read_gids`). `ENOTCONN` before that is
     /// known.
     pub fn gids(&self) -> Result<(device::Gid, device::Gid)> {
         self.device()?;
-        self.state().resolved()?;
+        self.state.resolved()?;
         let (mut src, mut dst) = Default::default();
         // SAFETY: The id is alive by the invariant of `RawId`. `device()` and `resolved()` have
         // found that it has its device and its addresses, which do not change any more.
-        unsafe { bindings::rdma_read_gids(self.inner.as_raw(), &raw mut src, &raw mut dst) };
+        unsafe { bindings::rdma_read_gids(self.state.as_raw(), &raw mut src, &raw mut dst) };
         Ok((device::Gid::from_raw(&src), device::Gid::from_raw(&dst)))
     }
 
@@ -179,7 +176,7 @@ impl Id {
         };
         let conn = self.conn();
         conn.begin_async(handler, Arc::new(connect, GFP_KERNEL)?)?;
-        let resolving = self.state().resolve_addr(dst, timeout_ms);
+        let resolving = self.state.resolve_addr(dst, timeout_ms);
         resolving.inspect_err(|_| drop(conn.end_async()))
     }
 
@@ -221,7 +218,7 @@ impl Id {
     ) -> Result<cm::PrivateData> {
         let mut param = self.qp_param(param)?;
         let conn = self.conn();
-        let id = self.inner.as_raw();
+        let id = self.state.as_raw();
         let established = bindings::rdma_cm_event_type_RDMA_CM_EVENT_ESTABLISHED;
         let mut installed = false;
         conn.wait_for(established, || {
@@ -268,7 +265,7 @@ impl Id {
             return Err(EDEADLK);
         }
         conn.begin_answer(Some(handler))?;
-        let id = self.inner.as_raw();
+        let id = self.state.as_raw();
         // SAFETY: The id is alive by the invariant of `RawId`, and the parameters are copied by the
         // call. It needs the id's handler lock, which a callback of the id has already.
         let ret = unsafe {
@@ -284,7 +281,7 @@ impl Id {
         error::to_result(ret).inspect_err(|_| conn.release_handler())?;
         // To disconnect waits on iWARP for the event that the connection is there.
         let is_iwarp = self.device().is_ok_and(Device::is_iwarp);
-        if let Some(incoming) = self.state().incoming.as_ref().filter(|_| !is_iwarp) {
+        if let Some(incoming) = self.state.incoming.as_ref().filter(|_| !is_iwarp) {
             incoming.await_confirmation();
         }
         Ok(())
@@ -303,7 +300,7 @@ impl Id {
         // SAFETY: The id is alive by the invariant of `RawId`, and the data are copied by the call.
         error::to_result(unsafe {
             bindings::rdma_reject(
-                self.inner.as_raw(),
+                self.state.as_raw(),
                 private_data.as_ptr().cast(),
                 len,
                 reason,
@@ -357,7 +354,7 @@ impl Id {
             }
         }
         // SAFETY: The id is alive by the invariant of `RawId`.
-        unsafe { conn.end(self.inner.as_raw()) }
+        unsafe { conn.end(self.state.as_raw()) }
     }
 
     /// As [`Id::disconnect`], from a work item. Any context.
@@ -372,22 +369,18 @@ impl Id {
 
     fn qp_param(&self, param: &cm::ConnParam<'_>) -> Result<bindings::rdma_conn_param> {
         // SAFETY: The id is alive by the invariant of `RawId`; its QP is only looked for.
-        if unsafe { (*self.inner.as_raw()).qp }.is_null() {
+        if unsafe { (*self.state.as_raw()).qp }.is_null() {
             return Err(EINVAL);
         }
         param.to_raw()
     }
 
-    pub(crate) fn inner(&self) -> &Arc<Inner> {
-        &self.inner
-    }
-
-    pub(super) fn state(&self) -> &State {
-        &self.inner.state
+    pub(crate) fn shared(&self) -> &Shared {
+        &self.state
     }
 
     pub(super) fn conn(&self) -> &Arc<Conn<RdmaCm>> {
-        &self.inner.state.conn
+        &self.state.conn
     }
 }
 
@@ -411,8 +404,8 @@ impl AsyncConnect {
     fn step(&self, event: bindings::rdma_cm_event_type) -> Result {
         match event {
             bindings::rdma_cm_event_type_RDMA_CM_EVENT_ADDR_RESOLVED => {
-                self.id.state().bind()?;
-                self.id.state().resolve_route(self.timeout_ms)
+                self.id.state.bind()?;
+                self.id.state.resolve_route(self.timeout_ms)
             }
             bindings::rdma_cm_event_type_RDMA_CM_EVENT_ROUTE_RESOLVED => self.connect(),
             _ => Ok(()),
@@ -424,7 +417,7 @@ impl AsyncConnect {
         let cx = unsafe { Sleepable::assume() };
         let param = self.connect.resolved(&self.id, &cx)?;
         let mut param = self.id.qp_param(&param)?;
-        let id = self.id.inner.as_raw();
+        let id = self.id.state.as_raw();
         let disconnect = self.id.conn().ask(|| {
             // SAFETY: The id is alive by the invariant of `RawId`, and locked in its callback.
             error::to_result(unsafe { bindings::rdma_connect_locked(id, &raw mut param) })
@@ -486,6 +479,10 @@ unsafe fn handle(
     let event = unsafe { cm::Event::from_raw(id, raw) };
     let _events = conn.lock_events();
     let effects = conn.advance(&event, raw.event);
+    let is_over = matches!(event, cm::Event::Disconnected);
+    if is_over && effects.was_there && raw.status == 0 {
+        conn.set_peer_ended();
+    }
     // SAFETY: Callbacks run in process context, with mutexes of their own only.
     let cx = unsafe { Sleepable::assume() };
     if let Some(handler) = effects.handler {
@@ -497,7 +494,8 @@ unsafe fn handle(
         }
     }
     // A peer that has disconnected waits for an answer, and the QP for its requests to be flushed.
-    effects.disconnect || matches!(event, cm::Event::Disconnected)
+    // If this side ends the connection, whoever does that sees to both.
+    effects.disconnect || (is_over && !(effects.was_there && effects.end))
 }
 
 /// The callback of every connection's id.
@@ -786,13 +784,14 @@ impl Incoming {
 /// # Invariants
 ///
 /// `raw` is an id whose callback is [`on_event`] with `conn` as its context.
-pub(super) struct State {
+pub(crate) struct State {
     raw: RawId<RdmaCm>,
     conn: Arc<Conn<RdmaCm>>,
     device: sync::SetOnce<Device>,
+    has_qp: Atomic<bool>,
     incoming: Option<Arc<Incoming>>,
     client: ClientRef,
-    listed: objects::Object,
+    object: objects::Object,
 }
 
 impl State {
@@ -804,7 +803,7 @@ impl State {
         conn: Arc<Conn<RdmaCm>>,
         incoming: Option<Arc<Incoming>>,
         client: &ClientRef,
-        listed: objects::Object,
+        object: objects::Object,
     ) -> Self {
         // `teardown` takes it back before it destroys the id.
         conn.set_id(Some(raw));
@@ -813,10 +812,21 @@ impl State {
             raw,
             conn,
             device: sync::SetOnce::new(),
+            has_qp: Atomic::new(false),
             incoming,
             client: client.clone(),
-            listed,
+            object,
         }
+    }
+
+    pub(super) fn as_raw(&self) -> *mut bindings::rdma_cm_id {
+        self.raw.as_ptr()
+    }
+
+    /// Returns the device that the id is bound to, or null.
+    pub(crate) fn device_raw(&self) -> *mut bindings::ib_device {
+        let device = self.device.as_ref();
+        device.map_or(ptr::null_mut(), Device::as_raw)
     }
 
     /// Begins to find the device and the path to an address (`rdma_resolve_addr`).
@@ -858,7 +868,7 @@ impl State {
         }
         let device = self.client.device(raw)?;
         if let Some(addr) = to {
-            self.listed
+            self.object
                 .set_peer(objects::Peer::To(addr.ip(), addr.port()));
         }
         device.inner().removal.add(self.conn.clone())?;
@@ -870,7 +880,17 @@ impl State {
     /// `cm_process_send_error()` in core/cm.c gives the message's reference back, and only then
     /// calls `cma_ib_handler()`, which takes the id's handler lock. That may be held for long, so
     /// it is taken first: such a callback waits for no other.
+    ///
+    /// There is none where a connection that was there has ended by a message of the peer. The
+    /// messages that wait for an answer are REQ, REP and DREQ, and C calls back for one only if it
+    /// leaves, under the lock of its id, the state in which it is waited for. A connection that is
+    /// there has left the first two, and no state leads back to them. Of DREQ_SENT either the
+    /// peer's DREQ or DREP takes it out, or the missing answer, and that ends the connection with
+    /// an error.
     fn end_callback(&self, cx: &Sleepable) {
+        if self.conn.has_peer_ended() {
+            return;
+        }
         // SAFETY: The id is alive by the invariant of `RawId`, and unlocked: this is no callback.
         unsafe {
             bindings::rdma_lock_handler(self.raw.as_ptr());
@@ -888,7 +908,11 @@ impl State {
 }
 
 impl deferred::Teardown for State {
-    fn teardown(&mut self, cx: &Sleepable) -> deferred::Fate {
+    fn object(&self) -> Option<&objects::Object> {
+        Some(&self.object)
+    }
+
+    fn teardown(&self, cx: &Sleepable) -> deferred::Fate {
         // If the device goes, the handler still gets that event.
         let is_gone = self.conn.is_gone();
         if let Some(device) = self.device.as_ref().filter(|_| !is_gone) {
@@ -902,7 +926,7 @@ impl deferred::Teardown for State {
         }
         self.conn.wait_notified();
         self.end_callback(cx);
-        // SAFETY: The id is alive by the invariant of `RawId`, and its QP, which has held `Inner`,
+        // SAFETY: The id is alive by the invariant of `RawId`, and its QP, which has held `State`,
         // is gone. This waits for callbacks that have begun, by the id's handler lock and by their
         // references. That of a message that was not answered has none; it has returned. Should one
         // begin only now, C's own memory is at stake: see the limits in Documentation/safety.rst.
@@ -919,32 +943,20 @@ impl deferred::Teardown for State {
     }
 }
 
-/// The value that the handles of one id share.
-///
-/// # Invariants
-///
-/// `state` is there unless `destroyed`, which is set by the last handle.
-pub(crate) struct Inner {
-    pub(super) state: ManuallyDrop<deferred::Deferred<State>>,
-    destroyed: bool,
-    has_qp: Atomic<bool>,
-}
-
-impl Drop for Inner {
-    fn drop(&mut self) {
-        if !self.destroyed {
-            // SAFETY: `state` is there by the type invariant, and is not used again.
-            unsafe { ManuallyDrop::drop(&mut self.state) };
-        }
-    }
-}
-
 /// The right to have an id's only QP.
-pub(crate) struct QpClaim(Arc<Inner>);
+pub(crate) struct QpClaim(Shared);
 
 impl QpClaim {
+    /// Fails with `EBUSY` if the id has a QP.
+    pub(crate) fn new(id: &Shared) -> Result<Self> {
+        if id.has_qp.xchg(true, sync::atomic::Full) {
+            return Err(EBUSY);
+        }
+        Ok(Self(id.clone()))
+    }
+
     pub(crate) fn peer(&self) -> objects::Peer {
-        self.0.state.listed.peer()
+        self.0.object.peer()
     }
 
     pub(crate) fn as_raw(&self) -> *mut bindings::rdma_cm_id {
@@ -957,7 +969,7 @@ impl QpClaim {
     ///
     /// The id has a QP, which has no request outstanding and is not used any more.
     pub(crate) unsafe fn destroy_qp(&self) {
-        let _guard = self.0.state.conn.qp.lock();
+        let _guard = self.0.conn.qp.lock();
         // SAFETY: The id is alive by the invariant of `RawId`, and its QP is not used any more, as
         // the caller promises; nor by `iw_cm_disconnect()`, as the lock is held.
         unsafe { bindings::rdma_destroy_qp(self.as_raw()) };
@@ -967,42 +979,5 @@ impl QpClaim {
 impl Drop for QpClaim {
     fn drop(&mut self) {
         self.0.has_qp.store(false, sync::atomic::Release);
-    }
-}
-
-impl Inner {
-    pub(super) fn new(state: deferred::Deferred<State>) -> Result<Arc<Self>> {
-        // INVARIANT: The state is there.
-        let this = Self {
-            state: ManuallyDrop::new(state),
-            destroyed: false,
-            has_qp: Atomic::new(false),
-        };
-        Ok(Arc::new(this, GFP_KERNEL)?)
-    }
-
-    /// Destroys the id and waits for that, for the last handle.
-    fn destroy(&mut self, cx: &Sleepable) {
-        // INVARIANT: This is the last handle, and it is given up.
-        self.destroyed = true;
-        // SAFETY: `state` is there by the type invariant, and is not used again.
-        unsafe { ManuallyDrop::take(&mut self.state) }.destroy(cx);
-    }
-
-    pub(crate) fn as_raw(&self) -> *mut bindings::rdma_cm_id {
-        self.state.raw.as_ptr()
-    }
-
-    /// Returns the device that the id is bound to, or null.
-    pub(crate) fn device_raw(&self) -> *mut bindings::ib_device {
-        let device = self.state.device.as_ref();
-        device.map_or(ptr::null_mut(), Device::as_raw)
-    }
-
-    pub(crate) fn claim_qp(self: &Arc<Self>) -> Result<QpClaim> {
-        if self.has_qp.xchg(true, sync::atomic::Full) {
-            return Err(EBUSY);
-        }
-        Ok(QpClaim(self.clone()))
     }
 }

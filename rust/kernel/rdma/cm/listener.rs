@@ -65,7 +65,6 @@ struct Listening {
     backlog: usize,
     #[pin]
     stop: workqueue::Work<Self>,
-    _listed: objects::Object,
 }
 
 kernel::impl_has_work! {
@@ -179,11 +178,19 @@ unsafe extern "C" fn on_listener_event(
     }
 }
 
-struct ListenerState(Arc<Listening>);
+struct ListenerState {
+    listening: Arc<Listening>,
+    // Dropped last: the client may be gone after that.
+    object: objects::Object,
+}
 
 impl deferred::Teardown for ListenerState {
-    fn teardown(&mut self, _cx: &Sleepable) -> deferred::Fate {
-        self.0.destroy();
+    fn object(&self) -> Option<&objects::Object> {
+        Some(&self.object)
+    }
+
+    fn teardown(&self, _cx: &Sleepable) -> deferred::Fate {
+        self.listening.destroy();
         deferred::Fate::Gone
     }
 }
@@ -255,8 +262,8 @@ impl Listener {
             return Err(EINVAL);
         }
         let reserved = deferred::Deferred::reserve()?;
-        let listed = client.list(refs::Kind::Id)?;
-        listed.set_peer(objects::Peer::On(addr.ip(), addr.port()));
+        let object = client.object(refs::Kind::Id);
+        object.set_peer(objects::Peer::On(addr.ip(), addr.port()));
         let listening = Arc::pin_init(
             pin_init!(Listening {
                 raw <- kernel::new_mutex!(None),
@@ -265,7 +272,6 @@ impl Listener {
                 unconfirmed <- kernel::new_mutex!(KVec::new()),
                 backlog: backlog.max(1) as usize,
                 stop <- kernel::new_work!("rdma::cm::Listener::stop"),
-                _listed: listed,
             }),
             GFP_KERNEL,
         )?;
@@ -274,10 +280,10 @@ impl Listener {
         let raw = unsafe { options.create(client, on_listener_event, context) }?;
         *listening.raw.lock() = Some(raw);
         let this = Self {
-            state: reserved.fill(ListenerState(listening)),
+            state: reserved.fill(ListenerState { listening, object }),
         };
         // Once it is bound, the removal of the device destroys the id: not before it is unlocked.
-        let locked = this.state.0.raw.lock();
+        let locked = this.state.listening.raw.lock();
         let options = Options {
             src: Some(addr),
             ..*options
@@ -370,8 +376,8 @@ impl Request<'_> {
     pub fn into_id(self, _cx: &Sleepable) -> Result<cm::Id> {
         // The id came with its device and its addresses.
         let conn = state::Conn::new(state::State::Requested)?;
-        let listed = self.client.list(refs::Kind::Id)?;
         let reserved = deferred::Deferred::reserve()?;
+        let object = self.client.object(refs::Kind::Id);
         let incoming = id::Incoming::new(conn.clone())?;
         let raw = self.id.as_ptr();
         // SAFETY: By the type invariant this is the id's callback, the only one that runs.
@@ -390,11 +396,13 @@ impl Request<'_> {
                 conn,
                 Some(incoming),
                 self.client,
-                listed,
+                object,
             )
         };
-        let inner = id::Inner::new(reserved.fill(state))?;
-        inner.state.bind()?;
-        Ok(cm::Id { inner })
+        let id = cm::Id {
+            state: reserved.fill(state),
+        };
+        id.state.bind()?;
+        Ok(id)
     }
 }

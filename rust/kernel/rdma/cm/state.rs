@@ -142,6 +142,10 @@ pub(crate) struct Effects<M: Manager> {
     /// The connection that is made by its events, to take its next step.
     pub(crate) connect: Option<Arc<M::Async>>,
     pub(crate) disconnect: bool,
+    /// The connection was there.
+    pub(crate) was_there: bool,
+    /// This side ends the connection.
+    pub(crate) end: bool,
 }
 
 /// The C id of a connection.
@@ -193,6 +197,8 @@ pub(crate) struct Conn<M: Manager> {
     callback_task: sync::atomic::Atomic<usize>,
     /// The state is not Idle any more: for functions that any context may call.
     resolved: sync::atomic::Atomic<bool>,
+    /// The connection was there, and a message of the peer has ended it.
+    peer_ended: sync::atomic::Atomic<bool>,
     #[pin]
     disconnect: workqueue::Work<Self, DISCONNECT>,
     #[pin]
@@ -288,6 +294,7 @@ impl<M: Manager> Conn<M> {
                 event_lock <- new_mutex!(()),
                 callback_task: sync::atomic::Atomic::new(0),
                 resolved: sync::atomic::Atomic::new(state != State::Idle),
+                peer_ended: sync::atomic::Atomic::new(false),
                 disconnect <- kernel::new_work!("rdma::cm::Conn::disconnect"),
                 notify <- kernel::new_work!("rdma::cm::Conn::notify"),
                 place: removal::Place::new(),
@@ -329,6 +336,15 @@ impl<M: Manager> Conn<M> {
     /// Returns whether device and addresses are known, and do not change any more. Any context.
     pub(crate) fn is_resolved(&self) -> bool {
         self.resolved.load(sync::atomic::Acquire)
+    }
+
+    /// Notes that a message of the peer has ended the connection, which was there.
+    pub(crate) fn set_peer_ended(&self) {
+        self.peer_ended.store(true, sync::atomic::Relaxed);
+    }
+
+    pub(crate) fn has_peer_ended(&self) -> bool {
+        self.peer_ended.load(sync::atomic::Relaxed)
     }
 
     /// Returns whether the peer was asked, or answered, and has yet to answer or confirm.
@@ -463,7 +479,6 @@ impl<M: Manager> Conn<M> {
             }
             (wait, _) => wait,
         };
-        self.changed.notify_all();
         let connect = match &mut inner.wait {
             // What is over is dropped without the lock.
             Wait::Async(connect) if is_last => connect.take(),
@@ -476,10 +491,16 @@ impl<M: Manager> Conn<M> {
             _ if is_last => inner.handler.take(),
             _ => inner.handler.clone(),
         };
+        let end = inner.end;
+        // Who is woken up finds it unlocked.
+        drop(inner);
+        self.changed.notify_all();
         Effects {
             handler,
             connect,
             disconnect,
+            was_there: was == State::Established,
+            end,
         }
     }
 

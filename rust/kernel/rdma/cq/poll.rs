@@ -6,7 +6,7 @@ use crate::{
     bindings,
     cq::{
         self,
-        CqContext,
+        Waiting,
         PollGuard, //
     },
     prelude::*,
@@ -203,14 +203,14 @@ impl Cq<Waited> {
     /// }
     /// ```
     pub fn wait(&self, notify: Notify, timeout_ms: u32, _cx: &Sleepable) -> Result<Wait> {
-        let context = self.inner.context().ok_or(EINVAL)?;
+        let waiting = self.inner.waiting().ok_or(EINVAL)?;
         let Some(mut left) =
-            self.wait_for_poll_lock(context, time::msecs_to_jiffies(timeout_ms))?
+            self.wait_for_poll_lock(waiting, time::msecs_to_jiffies(timeout_ms))?
         else {
             return Ok(Wait::TimedOut);
         };
         // Before arming: an event that another thread has armed for counts too.
-        let seen = context.events.lock().completions;
+        let seen = waiting.events.lock().completions;
         let flags = notify.as_raw() | bindings::ib_cq_notify_flags_IB_CQ_REPORT_MISSED_EVENTS;
         let cq = self.inner.raw.as_ptr();
         // SAFETY: The CQ is there while `self` lives. Clients are only told of devices that have
@@ -223,12 +223,12 @@ impl Cq<Waited> {
             return Ok(Wait::Ready);
         }
         // Every completion from here on, and those that were not there to be missed, is an event.
-        let mut events = context.events.lock();
+        let mut events = waiting.events.lock();
         loop {
             if events.completions != seen {
                 return Ok(Wait::Ready);
             }
-            if context.has_failed() {
+            if self.inner.has_failed() {
                 return Err(EOVERFLOW);
             }
             if events.gone {
@@ -237,7 +237,7 @@ impl Cq<Waited> {
             if left == 0 {
                 return Ok(Wait::TimedOut);
             }
-            left = match context
+            left = match waiting
                 .changed
                 .wait_interruptible_timeout(&mut events, left)
             {
@@ -289,16 +289,16 @@ impl Cq<Waited> {
     /// time, or `None` if it was not long enough.
     fn wait_for_poll_lock(
         &self,
-        context: &CqContext,
+        waiting: &Waiting,
         mut left: time::Jiffies,
     ) -> Result<Option<time::Jiffies>> {
-        let mut events = context.events.lock();
+        let mut events = waiting.events.lock();
         while self.inner.is_locked() && !events.gone {
             if left == 0 {
                 return Ok(None);
             }
             // The poll lock wakes no one when it is released.
-            match context.changed.wait_interruptible_timeout(&mut events, 1) {
+            match waiting.changed.wait_interruptible_timeout(&mut events, 1) {
                 CondVarTimeoutResult::Signal { .. } => return Err(ERESTARTSYS),
                 _ => left = left.saturating_sub(1),
             }

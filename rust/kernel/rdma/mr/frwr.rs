@@ -33,7 +33,10 @@ use core::{
         NonNull, //
     }, //
 };
-use kernel::prelude::*;
+use kernel::{
+    prelude::*,
+    sync::SetOnce, //
+};
 
 /// The number of registrations after a proof for which no completion with the same key can be left:
 /// the consumer's part of a key has eight bits.
@@ -61,9 +64,9 @@ pub(crate) struct FastRegMr {
     pub(super) pages: u32,
     pub(super) raw: NonNull<bindings::ib_mr>,
     /// The memory of a region that was dropped; dropped after the MR.
-    pub(super) kept: Option<AnyMemory>,
+    pub(super) kept: SetOnce<AnyMemory>,
     pub(super) pd: Pd,
-    _listed: Object,
+    object: Object,
 }
 
 struct Claimed {
@@ -89,7 +92,11 @@ unsafe impl Send for FastRegMr {}
 unsafe impl Sync for FastRegMr {}
 
 impl deferred::Teardown for FastRegMr {
-    fn teardown(&mut self, _cx: &Sleepable) -> deferred::Fate {
+    fn object(&self) -> Option<&Object> {
+        Some(&self.object)
+    }
+
+    fn teardown(&self, _cx: &Sleepable) -> deferred::Fate {
         // SAFETY: By the type invariant `raw` is an MR of `pd`. It is owned by `self`, which is
         // dropped, so no request uses it. No peer can reach the memory after this, so it may be
         // unmapped.
@@ -104,7 +111,7 @@ impl deferred::Teardown for FastRegMr {
 
 impl FastRegMr {
     /// `raw` is a new MR of `pd` that can map `pages` pages.
-    pub(super) fn new(raw: NonNull<bindings::ib_mr>, pages: u32, pd: Pd, listed: Object) -> Self {
+    pub(super) fn new(raw: NonNull<bindings::ib_mr>, pages: u32, pd: Pd, object: Object) -> Self {
         let trusted = if pd.device().is_iwarp() { 0 } else { TRUSTED };
         Self {
             cqe: UnsafeCell::new(bindings::ib_cqe { done: None }),
@@ -119,9 +126,9 @@ impl FastRegMr {
             state: UnsafeCell::new(state::IDLE),
             pages,
             raw,
-            kept: None,
+            kept: SetOnce::new(),
             pd,
-            _listed: listed,
+            object,
         }
     }
 
@@ -138,8 +145,13 @@ impl FastRegMr {
     }
 
     /// Claims an idle MR so that it is not registered again.
-    pub(super) fn claim_for_ever(&mut self) {
-        *self.state.get_mut() = state::BUSY;
+    ///
+    /// # Safety
+    ///
+    /// Nobody else uses the MR meanwhile.
+    pub(super) unsafe fn claim_for_ever(&self) {
+        // SAFETY: Nobody else uses it, as the caller promises.
+        unsafe { *self.state.get() = state::BUSY };
     }
 
     /// See [`Region::remote_invalidated`](crate::mr::Region::remote_invalidated).

@@ -409,7 +409,7 @@ impl Modifier<'_> {
         to_result(unsafe { bindings::ib_modify_qp(qp, attr, mask as c_int) })?;
         if mask & bindings::ib_qp_attr_mask_IB_QP_DEST_QPN != 0 {
             let peer = crate::objects::Peer::ToQp(attr.dest_qp_num, ip(attr));
-            self.inner.listed.set_peer(peer);
+            self.inner.object.set_peer(peer);
         }
         Ok(())
     }

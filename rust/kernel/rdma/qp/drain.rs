@@ -29,7 +29,6 @@ use core::{
 };
 use kernel::{
     prelude::*,
-    sync::Arc,
     time::{
         self,
         delay::fsleep, //
@@ -59,39 +58,47 @@ impl Inner {
     /// has completed. Then drops the owners that were kept until this. Nothing is proved if it
     /// fails: with `EDEADLK` in a handler of one of the CQs; `EOVERFLOW` if a CQ has lost
     /// completions; `ETIMEDOUT`; or the driver's error.
-    pub(super) fn drain(&self, markers: Arc<Markers>, cx: &Sleepable) -> Result {
+    pub(super) fn drain(&self, markers: Pin<&Markers>, cx: &Sleepable) -> Result {
         let drain_list = self.context.drain_list.take();
-        let kept = self.listed.take_undrained();
+        let kept = self.object.take_undrained();
         self.flush_traced(markers, cx)
-            .inspect_err(|_| self.listed.put_undrained(kept))?;
+            .inspect_err(|_| self.object.put_undrained(kept))?;
         // SAFETY: The requests of these owners were posted before the markers, which have
         // completed.
         unsafe { drain_list.release() };
         Ok(())
     }
 
+    /// As [`Inner::drain`], with markers of its own: there may be several at once.
+    pub(super) fn drain_again(&self, cx: &Sleepable) -> Result {
+        let markers = KBox::pin_init(Markers::new(), GFP_KERNEL)?;
+        let drained = self.drain(markers.as_ref(), cx);
+        if drained.is_err() {
+            Markers::abandon(markers);
+        }
+        drained
+    }
+
     /// Calls [`Inner::flush`] between the trace events `drain_begin` and `drain_end`.
-    fn flush_traced(&self, markers: Arc<Markers>, cx: &Sleepable) -> Result {
+    fn flush_traced(&self, markers: Pin<&Markers>, cx: &Sleepable) -> Result {
         let qp = self.raw.as_ptr();
-        let began = time::Instant::<time::Monotonic>::now();
         // SAFETY: By the type invariant the QP is valid.
-        unsafe { bindings::rdma_helper_trace_drain_begin(qp) };
+        let began = unsafe { bindings::rdma_helper_trace_drain_begin(qp) };
         let flushed = self.flush(markers, cx);
         let rc = flushed.map_or_else(Error::to_errno, |()| 0);
-        let usecs = began.elapsed().as_micros_ceil().try_into().unwrap_or(0);
         // SAFETY: By the type invariant the QP is valid.
-        unsafe { bindings::rdma_helper_trace_drain_end(qp, usecs, rc) };
+        unsafe { bindings::rdma_helper_trace_drain_end(qp, began, rc) };
         flushed
     }
 
-    fn flush(&self, markers: Arc<Markers>, cx: &Sleepable) -> Result {
+    fn flush(&self, markers: Pin<&Markers>, cx: &Sleepable) -> Result {
         if self.is_polled_by_current() {
             return Err(EDEADLK);
         }
         let wait = Wait {
             qp: self,
             markers,
-            began: time::Instant::now(),
+            began: Cell::new(None),
             helped: Cell::new(false),
             cx,
         };
@@ -101,10 +108,10 @@ impl Inner {
         wait.last_wqe_reached()?;
 
         let is_ud = self.qp_type() == bindings::ib_qp_type_IB_QPT_UD;
-        // SAFETY: The queue is given a reference to the marker of `cqe`: see `Wait::post`. It is
-        // not called for a QP for datagrams without a state.
+        // SAFETY: The marker of `cqe` is there until it is reached: see `Markers`. It is not called
+        // for a QP for datagrams without a state.
         let send = |cqe| unsafe { self.post_send_marker(cqe) };
-        // SAFETY: The queue is given a reference to the marker of `cqe`: see `Wait::post`.
+        // SAFETY: The marker of `cqe` is there until it is reached: see `Markers`.
         let recv = |cqe| unsafe { self.post_recv_marker(cqe) };
 
         // Both queues flush at the same time: each has its marker before one is waited for. Nobody
@@ -228,8 +235,9 @@ impl From<Unposted> for Error {
 /// A drain that is under way.
 struct Wait<'a> {
     qp: &'a Inner,
-    markers: Arc<Markers>,
-    began: time::Instant<time::Monotonic>,
+    markers: Pin<&'a Markers>,
+    /// When it was found for the first time that something has to be waited for.
+    began: Cell<Option<time::Instant<time::Monotonic>>>,
     helped: Cell<bool>,
     cx: &'a Sleepable,
 }
@@ -238,7 +246,9 @@ impl Wait<'_> {
     /// Fails if no time is left. There is less of it on a CQ that has lost completions: those that
     /// it has are processed in that time.
     fn check(&self) -> Result {
-        let elapsed = self.began.elapsed();
+        let began = self.began.get().unwrap_or_else(time::Instant::now);
+        self.began.set(Some(began));
+        let elapsed = began.elapsed();
         let failed = self.qp.send.cq().has_failed() || self.qp.recv.cq().has_failed();
         if failed && elapsed > FAILED {
             return Err(EOVERFLOW);
@@ -284,13 +294,13 @@ impl Wait<'_> {
         may_stay_full: bool,
         post: impl Fn(*mut bindings::ib_cqe) -> Result<(), post::Refusal>,
     ) -> Result<(), Unposted> {
-        let cqe = self.markers.clone().give::<OFFSET>();
+        let cqe = self.markers.give::<OFFSET>();
         let mut pauses = Pauses::new();
-        let began = time::Instant::<time::Monotonic>::now();
+        let mut full_since = None;
         let posted = loop {
             match post(cqe) {
                 Ok(()) => break Ok(()),
-                // It may be in the queue, which then keeps its reference.
+                // It may be in the queue.
                 Err(refusal) if !refusal.named => {
                     post::unnamed();
                     return Err(Unposted::Lost(refusal.error()));
@@ -299,7 +309,8 @@ impl Wait<'_> {
                     if let Err(e) = self.check() {
                         break Err(Unposted::Lost(e));
                     }
-                    if may_stay_full && began.elapsed() > FULL {
+                    let since = full_since.get_or_insert_with(time::Instant::<time::Monotonic>::now);
+                    if may_stay_full && since.elapsed() > FULL {
                         break Err(Unposted::Full);
                     }
                     self.poll();
@@ -308,8 +319,8 @@ impl Wait<'_> {
                 Err(refusal) => break Err(Unposted::Refused(refusal.error())),
             }
         };
-        // SAFETY: It was just given, and the driver says that it did not post it.
-        posted.inspect_err(|_| unsafe { Markers::take_back::<OFFSET>(cqe) })
+        // The driver says that it did not post it.
+        posted.inspect_err(|_| self.markers.take_back(cqe))
     }
 
     /// Drains a queue by the driver's own function, after a marker was refused.
@@ -352,29 +363,25 @@ impl Wait<'_> {
 
     /// Waits until the markers that were posted have completed. More can be posted then.
     fn wait(&self) -> Result {
-        if !self.markers.put() {
-            let mut pauses = Pauses::new();
-            loop {
-                let polled = self.poll();
-                let reached = &self.markers.reached;
-                if reached.try_wait() || (!polled && reached.wait_timeout(STEP_MS, self.cx)) {
-                    break;
-                }
-                self.check()?;
-                if polled {
-                    pauses.pause();
-                }
+        let mut pauses = Pauses::new();
+        self.markers.wait(|reached| {
+            let polled = self.poll();
+            if reached.try_wait() || (!polled && reached.wait_timeout(STEP_MS, self.cx)) {
+                return Ok(true);
             }
-        }
-        self.markers.begin_again();
-        Ok(())
+            self.check()?;
+            if polled {
+                pauses.pause();
+            }
+            Ok(false)
+        })
     }
 
     /// Processes the completions of CQs that callers poll, and returns whether there are such.
     fn poll(&self) -> bool {
         let (send, recv) = (self.qp.send.cq(), self.qp.recv.cq());
         let sends = poll(send);
-        let recvs = if Arc::ptr_eq(send, recv) {
+        let recvs = if send.is(recv) {
             sends
         } else {
             poll(recv)

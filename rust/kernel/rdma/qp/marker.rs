@@ -7,34 +7,38 @@ use crate::{
     completion::Completion,
     debug, //
 };
-use core::mem::offset_of;
+use core::{
+    mem::offset_of,
+    ptr, //
+};
 use kernel::{
     prelude::*,
-    sync::{
-        atomic::{
-            Atomic,
-            Full,
-            Relaxed, //
-        },
-        Arc, //
+    sync::atomic::{
+        Atomic,
+        Full,
+        Relaxed, //
     }, //
 };
 
-/// The requests at the ends of a QP's two queues. A drain uses them once; they are allocated with
-/// the QP, so that its end needs no memory.
-///
-/// The drain, and each queue that one was posted to, have a reference, so that one that is late
-/// does no harm.
+/// The requests at the ends of a QP's two queues, for one drain at a time. They are there until
+/// each that was posted is reached, also if the drain has failed before that.
 #[pin_data]
 pub(super) struct Markers {
     send: bindings::ib_cqe,
     recv: bindings::ib_cqe,
-    /// The number of markers that were given and not reached, and one more until the drain waits.
+    /// The number of markers that were given and not reached, and one more until the drain waits;
+    /// and [`ABANDONED`].
     left: Atomic<u32>,
     /// Completed when none is left, so that the drain is woken up once.
     #[pin]
-    pub(super) reached: Completion,
+    reached: Completion,
 }
+
+/// Set if the drain has failed, and the last marker that is reached frees the memory.
+const ABANDONED: u32 = 1 << 31;
+
+/// The count that the last marker finds then.
+const LAST_ABANDONED: u32 = ABANDONED + 1;
 
 /// The offsets of the two.
 pub(super) const SEND: usize = offset_of!(Markers, send);
@@ -46,63 +50,64 @@ unsafe impl Send for Markers {}
 unsafe impl Sync for Markers {}
 
 impl Markers {
-    pub(super) fn new() -> Result<Arc<Self>> {
+    pub(super) fn new() -> impl PinInit<Self> {
         let marker = |done| bindings::ib_cqe { done: Some(done) };
-        let init = pin_init!(Self {
+        pin_init!(Self {
             send: marker(reached::<SEND>),
             recv: marker(reached::<RECV>),
             left: Atomic::new(1),
             reached <- Completion::new(),
-        });
-        Arc::pin_init(init, GFP_KERNEL)
+        })
     }
 
-    /// Gives a reference up for the address of the marker at `OFFSET`.
-    pub(super) fn give<const OFFSET: usize>(self: Arc<Self>) -> *mut bindings::ib_cqe {
+    /// Gives the marker at `OFFSET`, to be posted.
+    pub(super) fn give<const OFFSET: usize>(self: Pin<&Self>) -> *mut bindings::ib_cqe {
         self.left.add(1, Relaxed);
         // SAFETY: The offset is that of a field.
-        let cqe = unsafe { Arc::into_raw(self).byte_add(OFFSET) };
+        let cqe = unsafe { ptr::from_ref(self.get_ref()).byte_add(OFFSET) };
         let cqe = cqe.cast_mut().cast();
         debug::activate(cqe, "the marker of a drain");
         cqe
     }
 
-    /// Takes the reference back.
-    ///
-    /// # Safety
-    ///
-    /// `cqe` is from [`Markers::give`] with this offset. Each one is taken back once.
-    unsafe fn from_cqe<const OFFSET: usize>(cqe: *mut bindings::ib_cqe) -> Arc<Self> {
-        // SAFETY: `cqe` is from `give`, which has added this offset to the address of a reference
-        // that it gave up, and is taken back once, as the caller promises.
-        unsafe { Arc::from_raw(cqe.byte_sub(OFFSET).cast_const().cast()) }
-    }
-
-    /// Takes the reference of a marker back that was not posted.
-    ///
-    /// # Safety
-    ///
-    /// `cqe` is from [`Markers::give`] with this offset. Each one is taken back once.
-    pub(super) unsafe fn take_back<const OFFSET: usize>(cqe: *mut bindings::ib_cqe) {
+    /// Takes a marker back that was given, and not posted.
+    pub(super) fn take_back(&self, cqe: *mut bindings::ib_cqe) {
         debug::deactivate(cqe);
-        // SAFETY: `cqe` is from `give` with this offset and is taken back once, as the caller
-        // promises.
-        let markers = unsafe { Self::from_cqe::<OFFSET>(cqe) };
         // The drain does not wait yet, so it is not the last one.
-        markers.left.fetch_sub(1, Relaxed);
+        self.left.fetch_sub(1, Relaxed);
     }
 
-    /// Counts one less, and returns whether it was the last. Then all that was done before the
-    /// others has happened.
-    ///
-    /// The drain begins to wait by this, unless it was the last.
-    pub(super) fn put(&self) -> bool {
-        self.left.fetch_sub(1, Full) == 1
-    }
-
-    /// Prepares for more markers. All that were given have been reached.
-    pub(super) fn begin_again(&self) {
+    /// Waits until all markers that were given are reached, by calling `wait` until it returns
+    /// whether they are, or fails. Then all that was done before has happened, and more can be
+    /// given.
+    pub(super) fn wait(&self, mut wait: impl FnMut(&Completion) -> Result<bool>) -> Result {
+        if self.left.fetch_sub(1, Full) != 1 {
+            let failed = loop {
+                match wait(&self.reached) {
+                    Ok(true) => break None,
+                    Ok(false) => {}
+                    Err(e) => break Some(e),
+                }
+            };
+            if let Some(e) = failed {
+                if self.left.fetch_add(1, Full) != 0 {
+                    return Err(e);
+                }
+                // The last one has just been reached: its callback is about to say so.
+                while !matches!(wait(&self.reached), Ok(true)) {}
+                return Ok(());
+            }
+        }
         self.left.store(1, Relaxed);
+        Ok(())
+    }
+
+    /// Lets go of the markers of a drain that has failed: they are freed when all that were posted
+    /// are reached.
+    pub(super) fn abandon(markers: Pin<KBox<Self>>) {
+        if markers.left.fetch_add(ABANDONED - 1, Full) != 1 {
+            core::mem::forget(markers);
+        }
     }
 }
 
@@ -120,9 +125,14 @@ unsafe extern "C" fn reached<const OFFSET: usize>(
     if !debug::deactivate(cqe) {
         return debug::report("a drain");
     }
-    // SAFETY: The queue's reference is given up here.
-    let markers = unsafe { Markers::from_cqe::<OFFSET>(cqe) };
-    if markers.put() {
-        markers.reached.complete();
+    // SAFETY: `cqe` is from `give`, which has added this offset to the address of the markers.
+    let markers: *mut Markers = unsafe { cqe.byte_sub(OFFSET) }.cast();
+    // SAFETY: The markers are there until this one is reached, which is counted here.
+    match unsafe { &*markers }.left.fetch_sub(1, Full) {
+        // SAFETY: The drain waits for this, which is the last access.
+        1 => unsafe { &*markers }.reached.complete(),
+        // SAFETY: `abandon` has left the box to the last marker.
+        LAST_ABANDONED => drop(unsafe { KBox::from_raw(markers) }),
+        _ => {}
     }
 }
