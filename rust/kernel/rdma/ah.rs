@@ -7,7 +7,6 @@
 //! C header: [`include/rdma/ib_verbs.h`](srctree/include/rdma/ib_verbs.h) (`struct rdma_ah_attr`)
 
 use crate::{
-    bindings,
     deferred,
     device::{
         self,
@@ -19,13 +18,9 @@ use crate::{
 };
 use core::{
     mem::ManuallyDrop,
-    net::IpAddr,
-    ptr::NonNull, //
+    net::IpAddr, //
 };
-use kernel::{
-    error::from_err_ptr,
-    prelude::*, //
-};
+use kernel::error::from_err_ptr;
 
 /// The route of packets between subnets, as `struct ib_global_route`; on RoCE, their IP addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -12,8 +12,6 @@
 //! C header: [`include/rdma/ib_verbs.h`](srctree/include/rdma/ib_verbs.h) (`struct ib_client`)
 
 use crate::{
-    bindings,
-    context::Context as _,
     deferred::Workqueue,
     device::{
         self,
@@ -24,11 +22,9 @@ use crate::{
     refs,
     removal::Step, //
 };
-use core::ptr::NonNull;
 use kernel::{
     error,
     fmt,
-    prelude::*,
     sync::{
         self,
         atomic::{

@@ -13,14 +13,8 @@
 //!
 //! C header: [`include/rdma/ib_verbs.h`](srctree/include/rdma/ib_verbs.h) (`enum ib_poll_context`)
 
-use crate::{
-    bindings,
-    wc::Wc, //
-};
-use kernel::{
-    prelude::*,
-    types::NotThreadSafe, //
-};
+use crate::prelude::*;
+use kernel::types::NotThreadSafe;
 use private::Sealed;
 
 pub(crate) mod private {

@@ -35,7 +35,6 @@ use crate::{
         AtomicPtr,
         Ordering, //
     },
-    bindings,
     deferred,
     device::Name,
     objects::{
@@ -57,14 +56,12 @@ use core::{
     mem::{
         ManuallyDrop,
         MaybeUninit, //
-    },
-    ptr::NonNull, //
+    }, //
 };
 use kernel::{
     error,
     new_condvar,
     new_spinlock_irq,
-    prelude::*,
     sync::{
         atomic::{
             Atomic,

@@ -6,17 +6,9 @@
 //! drop only queues the object; a work item of this module, which may sleep, destroys it. A queued
 //! object still has its [`Ref`](crate::refs::Ref), so removal and unload wait for it.
 
-use crate::{
-    bindings,
-    context::Context as _,
-    prelude::*, //
-};
-use core::{
-    mem::ManuallyDrop,
-    ptr::NonNull, //
-};
+use crate::prelude::*;
+use core::mem::ManuallyDrop;
 use kernel::{
-    prelude::*,
     sync::atomic,
     workqueue::{
         self,

@@ -21,17 +21,14 @@ pub use port::{
 };
 
 use crate::{
-    bindings,
     client,
     objects,
     prelude::*,
     refs,
     removal, //
 };
-use core::ptr::NonNull;
 use kernel::{
     fmt,
-    prelude::*,
     sync,
     types::Opaque, //
 };

@@ -8,7 +8,6 @@
 //! C header: [`include/rdma/ib_verbs.h`](srctree/include/rdma/ib_verbs.h) (`ib_dma_map_single`)
 
 use crate::{
-    bindings,
     prelude::*,
     wr, //
 };
@@ -18,10 +17,8 @@ use core::{
         Deref,
         DerefMut,
         Range, //
-    },
-    ptr::NonNull, //
+    }, //
 };
-use kernel::prelude::*;
 
 /// A DMA-mapped buffer. The CPU accesses its bytes through [`Buf::cpu`], which borrows it
 /// exclusively: a buffer whose owner is posted cannot be accessed so. Bytes that are known only

@@ -64,7 +64,6 @@
 
 use crate::{
     ah,
-    bindings,
     cm::{
         callback::InCallback,
         state::{
@@ -75,7 +74,6 @@ use crate::{
         },
         timeouts, //
     },
-    context::Context as _,
     deferred,
     device,
     objects,
@@ -87,14 +85,10 @@ use crate::{
 use core::{
     cell::Cell,
     mem::ManuallyDrop,
-    ptr::{
-        self,
-        NonNull, //
-    }, //
+    ptr, //
 };
 use kernel::{
     error,
-    prelude::*,
     sync, //
 };
 

@@ -42,10 +42,8 @@
 
 use crate::{
     ah,
-    bindings,
     cm::callback::InCallback,
     completion::Completion,
-    context::Context as _,
     deferred,
     device,
     objects,
@@ -53,14 +51,10 @@ use crate::{
     refs,
     removal, //
 };
-use core::ptr::{
-    self,
-    NonNull, //
-};
+use core::ptr;
 use kernel::{
     error,
     new_spinlock,
-    prelude::*,
     sync,
     time, //
 };

@@ -38,7 +38,6 @@ pub use wr::{
 };
 
 use crate::{
-    bindings,
     deferred::Deferred,
     dma::Direction,
     objects,
@@ -48,13 +47,9 @@ use crate::{
 use core::{
     marker::PhantomData,
     mem::ManuallyDrop,
-    ops::Range,
-    ptr::NonNull, //
+    ops::Range, //
 };
-use kernel::{
-    error::from_err_ptr,
-    prelude::*, //
-};
+use kernel::error::from_err_ptr;
 
 /// A fast-registration MR without memory, ready to map some.
 ///

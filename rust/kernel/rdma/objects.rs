@@ -6,20 +6,15 @@
 //! unload names those that it waits for, and `rdma_rs/objects` in debugfs shows all.
 
 use crate::{
-    bindings,
     debug,
     prelude::*,
     refs, //
 };
-use core::{
-    net::IpAddr,
-    ptr::NonNull, //
-};
+use core::net::IpAddr;
 use kernel::{
     debugfs,
     fmt,
     list,
-    prelude::*,
     sync::{
         atomic,
         SpinLockIrq, //

@@ -8,16 +8,13 @@
 //! C header: [`include/rdma/ib_verbs.h`](srctree/include/rdma/ib_verbs.h) (`struct ib_pd`)
 
 use crate::{
-    bindings,
     deferred,
     objects::Object,
     prelude::*,
     refs::Kind, //
 };
-use core::ptr::NonNull;
 use kernel::{
     error::from_err_ptr,
-    prelude::*,
     sync::ArcBorrow, //
 };
 

@@ -33,7 +33,6 @@ pub use send_ring::SendRing;
 
 use crate::{
     ah::Ah,
-    bindings,
     cm::{
         self,
         callback::InCallback, //
@@ -64,16 +63,12 @@ use crate::{
         PostTarget, //
     }, //
 };
-use core::{
-    marker::PhantomData,
-    ptr::NonNull, //
-};
+use core::marker::PhantomData;
 use kernel::{
     error,
     fmt,
     new_mutex,
     new_spinlock_irq,
-    prelude::*,
     str::CStr,
     sync, //
 };

@@ -41,7 +41,6 @@ use crate::{
         AtomicUsize,
         Ordering, //
     },
-    bindings,
     cqe,
     debug,
     device::Port,
@@ -67,14 +66,10 @@ use core::{
     marker::PhantomData,
     mem::MaybeUninit,
     ops::Range,
-    ptr::{
-        self,
-        NonNull, //
-    }, //
+    ptr, //
 };
 use kernel::{
     alloc::Flags,
-    prelude::*,
     types::Opaque, //
 };
 

@@ -43,7 +43,6 @@
 //! C header: [`include/rdma/ib_verbs.h`](srctree/include/rdma/ib_verbs.h) (`struct ib_srq`)
 
 use crate::{
-    bindings,
     completion::Completion,
     context::Context,
     cq,
@@ -61,14 +60,10 @@ use core::{
     marker::PhantomData,
     mem::ManuallyDrop,
     ops,
-    ptr::{
-        self,
-        NonNull, //
-    }, //
+    ptr, //
 };
 use kernel::{
     error::from_err_ptr,
-    prelude::*,
     sync::{
         atomic::{
             Atomic,

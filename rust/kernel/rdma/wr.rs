@@ -9,7 +9,6 @@
 //! `struct ib_recv_wr`)
 
 use crate::{
-    bindings,
     cq,
     pd,
     prelude::*, //
@@ -17,16 +16,12 @@ use crate::{
 use core::{
     marker::PhantomData,
     mem::ManuallyDrop,
-    num::NonZero,
-    ptr::NonNull, //
+    num::NonZero, //
 };
-use kernel::{
-    prelude::*,
-    sync::{
-        atomic,
-        SpinLockIrq,
-        SpinLockIrqGuard, //
-    }, //
+use kernel::sync::{
+    atomic,
+    SpinLockIrq,
+    SpinLockIrqGuard, //
 };
 
 /// A scatter/gather entry of memory that the device may read.

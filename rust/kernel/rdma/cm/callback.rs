@@ -5,7 +5,7 @@
 //! Callbacks share a few work queues, some of them ordered. A task that waits in a callback for
 //! another event may wait for ever, and all others with it: what would wait returns `EDEADLK`.
 
-use crate::bindings;
+use crate::prelude::*;
 use kernel::sync::atomic::{
     Atomic,
     Relaxed, //

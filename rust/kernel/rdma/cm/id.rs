@@ -3,7 +3,6 @@
 //! Ids of connections.
 
 use crate::{
-    bindings,
     cm::{
         callback::InCallback,
         state::{
@@ -14,7 +13,6 @@ use crate::{
         },
         timeouts, //
     },
-    context::Context as _,
     deferred,
     device,
     objects,
@@ -27,7 +25,6 @@ use core::{
 };
 use kernel::{
     error,
-    prelude::*,
     sync::{
         self,
         atomic::{

@@ -3,7 +3,6 @@
 //! Listening for connections.
 
 use crate::{
-    bindings,
     cm::{
         callback::InCallback,
         event,
@@ -11,19 +10,14 @@ use crate::{
         state,
         Options, //
     },
-    context::Context as _,
     deferred,
     objects,
     prelude::*,
     refs, //
 };
-use core::{
-    cell::Cell,
-    ptr::NonNull, //
-};
+use core::cell::Cell;
 use kernel::{
     error::to_result,
-    prelude::*,
     sync,
     workqueue, //
 };

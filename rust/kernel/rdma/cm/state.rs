@@ -33,7 +33,6 @@
 //! Asking, C is called without the lock, as an iWARP driver may take long. That task disconnects.
 
 use crate::{
-    bindings,
     cm::{
         callback,
         Event,
@@ -43,13 +42,9 @@ use crate::{
     prelude::*,
     removal, //
 };
-use core::{
-    mem::replace,
-    ptr::NonNull, //
-};
+use core::mem::replace;
 use kernel::{
     new_mutex,
-    prelude::*,
     sync,
     workqueue, //
 };

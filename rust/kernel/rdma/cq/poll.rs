@@ -3,7 +3,6 @@
 //! Polling by the caller, and waiting for completions.
 
 use crate::{
-    bindings,
     cq::{
         self,
         CqContext,
@@ -14,7 +13,6 @@ use crate::{
 };
 use core::mem::MaybeUninit;
 use kernel::{
-    prelude::*,
     sync::CondVarTimeoutResult,
     time, //
 };

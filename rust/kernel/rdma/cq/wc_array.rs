@@ -3,7 +3,6 @@
 //! Completions that were polled and not yet dispatched.
 
 use crate::{
-    bindings,
     cqe,
     prelude::*,
     wc, //

@@ -4,7 +4,6 @@
 //! Documentation/mr.rst.
 
 use crate::{
-    bindings,
     context::Context,
     cq,
     cqe::{
@@ -28,12 +27,8 @@ use crate::{
 };
 use core::{
     cell::UnsafeCell,
-    ptr::{
-        self,
-        NonNull, //
-    }, //
+    ptr, //
 };
-use kernel::prelude::*;
 
 /// The number of registrations after a proof for which no completion with the same key can be left:
 /// the consumer's part of a key has eight bits.

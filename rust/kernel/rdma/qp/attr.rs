@@ -6,14 +6,12 @@
 
 use crate::{
     ah,
-    bindings,
     device::Gid,
     prelude::*,
     qp::Inner, //
 };
 use kernel::{
     error::to_result,
-    prelude::*,
     sync::MutexGuard, //
 };
 

@@ -3,7 +3,6 @@
 //! Requests of which only the last is signaled.
 
 use crate::{
-    bindings,
     cqe,
     prelude::*,
     qp::{
@@ -13,7 +12,6 @@ use crate::{
     }, //
 };
 use core::ops::Deref;
-use kernel::prelude::*;
 
 /// Requests of one owner that are posted one after the other, with a signaled one at the end.
 ///

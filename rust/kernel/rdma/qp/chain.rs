@@ -3,9 +3,9 @@
 //! Requests that are posted in one call.
 
 use crate::{
-    bindings,
     debug,
     mr,
+    prelude::*,
     qp::post,
     wr, //
 };
@@ -14,15 +14,11 @@ use core::{
     mem::{
         ManuallyDrop,
         MaybeUninit, //
-    },
-    ptr::NonNull, //
-};
-use kernel::{
-    prelude::*,
-    sync::{
-        SpinLockIrq,
-        SpinLockIrqGuard, //
     }, //
+};
+use kernel::sync::{
+    SpinLockIrq,
+    SpinLockIrqGuard, //
 };
 
 /// An operation that can be posted in a [`Chain`]: all but [`InvOp`](mr::InvOp), which completes to

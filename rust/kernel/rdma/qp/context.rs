@@ -8,7 +8,6 @@ use crate::{
         AtomicUsize,
         Ordering, //
     },
-    bindings,
     context::{
         private::Sealed,
         Context, //
@@ -20,14 +19,10 @@ use crate::{
 use core::{
     hint::assert_unchecked,
     ops::Deref,
-    ptr::{
-        null_mut,
-        NonNull, //
-    }, //
+    ptr::null_mut, //
 };
 use kernel::{
     new_mutex,
-    prelude::*,
     sync::Mutex, //
 };
 

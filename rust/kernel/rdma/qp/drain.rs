@@ -10,9 +10,8 @@
 //! C source: `drivers/infiniband/core/verbs.c` (`ib_drain_qp`)
 
 use crate::{
-    bindings,
-    context::Sleepable,
     cq,
+    prelude::*,
     qp::{
         marker::{
             Markers,
@@ -27,13 +26,9 @@ use core::{
     cell::Cell,
     mem::ManuallyDrop, //
 };
-use kernel::{
-    prelude::*,
-    sync::Arc,
-    time::{
-        self,
-        delay::fsleep, //
-    }, //
+use kernel::time::{
+    self,
+    delay::fsleep, //
 };
 
 /// The time that a drain may take before the QP is given up.

@@ -5,11 +5,11 @@
 //! An owner of requests that are not signaled, behind which no signaled one was posted, is out of
 //! use only when the QP was drained. Until then the QP keeps it, in a list.
 
+use crate::prelude::*;
 use core::mem::forget;
 use kernel::{
     alloc::flags::__GFP_NOWARN,
     new_spinlock_irq,
-    prelude::*,
     sync::SpinLockIrq, //
 };
 

@@ -3,21 +3,15 @@
 //! Marker requests, which a drain posts to the ends of queues.
 
 use crate::{
-    bindings,
     completion::Completion,
-    debug, //
+    debug,
+    prelude::*, //
 };
 use core::mem::offset_of;
-use kernel::{
-    prelude::*,
-    sync::{
-        atomic::{
-            Atomic,
-            Full,
-            Relaxed, //
-        },
-        Arc, //
-    }, //
+use kernel::sync::atomic::{
+    Atomic,
+    Full,
+    Relaxed, //
 };
 
 /// The requests at the ends of a QP's two queues. A drain uses them once; they are allocated with

@@ -3,7 +3,6 @@
 //! Posting requests.
 
 use crate::{
-    bindings,
     cqe,
     debug,
     prelude::*,
@@ -16,7 +15,6 @@ use core::{
     },
     ops::Deref, //
 };
-use kernel::prelude::*;
 
 /// Refuses a request with entries of another PD.
 #[cold]

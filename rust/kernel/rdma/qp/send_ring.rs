@@ -3,7 +3,6 @@
 //! Sends of different owners of which few are signaled.
 
 use crate::{
-    bindings,
     context::Context,
     cq,
     cqe::CqePointer,
@@ -20,10 +19,8 @@ use crate::{
 };
 use core::{
     cell::UnsafeCell,
-    mem::MaybeUninit,
-    ptr::NonNull, //
+    mem::MaybeUninit, //
 };
-use kernel::prelude::*;
 
 /// The owners of sends that were posted, in the order of the send queue, of which one in a few is
 /// signaled. Its completion gives back all owners up to its own, each to its handler.

@@ -15,7 +15,6 @@ use crate::prelude::*;
 use kernel::{
     new_condvar,
     new_spinlock_irq,
-    prelude::*,
     sync::{
         atomic::{
             Acquire,

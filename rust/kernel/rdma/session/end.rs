@@ -3,7 +3,6 @@
 //! The end of a connection.
 
 use crate::prelude::*;
-use kernel::prelude::*;
 
 /// Ends a connection: disconnects it, and drains its QP, so that all owners of requests are back
 /// (`rdma_disconnect`, `ib_drain_qp`).

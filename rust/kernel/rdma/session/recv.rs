@@ -13,7 +13,6 @@ use core::{
     mem::ManuallyDrop,
     ops::Deref, //
 };
-use kernel::prelude::*;
 
 /// A connection whose receives are a [`RecvRing`].
 ///

@@ -3,10 +3,7 @@
 //! The sizes of queues, from what a connection has to do.
 
 use crate::prelude::*;
-use kernel::{
-    fmt,
-    prelude::*, //
-};
+use kernel::fmt;
 
 /// What one connection has to do at a time.
 ///

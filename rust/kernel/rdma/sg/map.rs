@@ -3,7 +3,6 @@
 //! Memory of others.
 
 use crate::{
-    bindings,
     dma::Direction,
     prelude::*,
     sg::Mapping, //
@@ -17,8 +16,7 @@ use core::{
 use kernel::{
     alloc,
     error::to_result,
-    page::PAGE_SIZE,
-    prelude::*, //
+    page::PAGE_SIZE, //
 };
 
 /// An owner of memory that a scatter list describes, which a device may access in direction `D`:
