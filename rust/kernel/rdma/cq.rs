@@ -533,7 +533,7 @@ impl Inner {
     }
 }
 
-/// Where a CQ's poller has the completions that it is dispatching.
+/// The array of completions that a CQ's poller is dispatching.
 ///
 /// # Invariants
 ///

@@ -225,7 +225,7 @@ direction!(
 ///
 /// `memory` is `len` initialised bytes of kmalloc memory, the parts of a `KVec` that this owns.
 /// They are mapped at `addr` for the device of `pd`, in direction `dir`.
-// What a post uses comes first, to be in one cache line with what precedes the buffer in a request.
+// The fields that a post uses are first, to share a cache line with the request's own.
 #[repr(C)]
 pub(crate) struct Mapped {
     pub(crate) addr: u64,

@@ -95,7 +95,7 @@ use kernel::{
 /// Parameters of a request, as `struct ib_cm_req_param`.
 #[derive(Clone, Copy, Debug)]
 pub struct Param<'a> {
-    /// What both connection managers have; at most 92 bytes of private data, which zeroes follow.
+    /// Those of both connection managers; at most 92 bytes of private data, which zeroes follow.
     pub conn: cm::ConnParam<'a>,
     /// The time that either side may take to answer: 4.096 µs times two to the power of it, to 31.
     pub response_timeout: u8,

@@ -344,7 +344,7 @@ impl<D: Direction, M: Memory<D>, S: State> Region<D, M, S> {
     /// the receive CQ of the QP that the registration was posted to, is being dispatched by that
     /// CQ's own poller (so not from a [`WcArray`]), and no more than 255 registrations of the MR
     /// have passed since another such proof, or since it was allocated: keys come again after 256.
-    /// Where callers poll the CQ, they have to have found it empty, twice, since the MR was first
+    /// If callers poll the CQ, they have to have found it empty, twice, since the MR was first
     /// registered there. A region whose end is not proved can be invalidated locally.
     ///
     /// # Examples

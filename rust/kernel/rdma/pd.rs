@@ -71,7 +71,7 @@ unsafe impl Send for Pd {}
 // SAFETY: A shared handle gives access to `Inner`, which is `Sync`, and clones, which are `Send`.
 unsafe impl Sync for Pd {}
 
-/// The identity of a PD. It does not keep the PD.
+/// The identity of a PD, its address. It does not keep the PD.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Id(*const Inner);
 

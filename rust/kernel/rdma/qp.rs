@@ -185,7 +185,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
         self.any.target.raw.as_ptr()
     }
 
-    /// Returns what tells the QP from all others.
+    /// Returns the id that no other QP has or had.
     #[inline]
     pub(crate) fn id(&self) -> wr::QpId {
         self.any.target.qp_id
@@ -213,7 +213,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
         (Arc::ptr_eq(send, recv) && !send.is_shared()).then_some(self.any.pollers.0)
     }
 
-    /// Keeps what is told of the end of the QP, until it is destroyed. Fails with `ENOMEM`.
+    /// Keeps a table until the QP is destroyed. Fails with `ENOMEM`.
     pub(crate) fn keep_table(&self, table: impl OnDestroy + 'static, _cx: &Sleepable) -> Result {
         let table: KBox<dyn OnDestroy> = KBox::new(table, GFP_KERNEL)?;
         let mut tables = self.any.inner.context.tables.lock();
@@ -260,7 +260,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
     }
 }
 
-/// What a reliable connected QP is to be made of, as `struct ib_qp_init_attr`.
+/// The attributes of a new reliable connected QP, as `struct ib_qp_init_attr`.
 #[must_use]
 pub struct InitAttr<'a, S: PollContext, R: PollContext = S> {
     parts: Parts<'a>,
@@ -399,7 +399,7 @@ impl Parts<'_> {
     }
 }
 
-/// Where the receives of a QP come from, with the room that they need in its CQ.
+/// The queue of a QP's receives, with the entries that they have reserved of its CQ.
 enum Recv {
     Own(cq::Reservation),
     Shared(srq::SrqReservation),
@@ -715,13 +715,13 @@ impl fmt::Display for Event {
     }
 }
 
-/// What is told of the end of a QP, and dropped after that.
+/// A table of requests that is notified of the end of a QP, and dropped after that.
 pub(crate) trait OnDestroy: Send {
     /// The QP is about to be drained for the last time.
     fn closing(&self);
 }
 
-/// What is told of the events of a QP (`ib_qp_init_attr.event_handler`).
+/// The handler of the events of a QP (`ib_qp_init_attr.event_handler`).
 ///
 /// The QP keeps it until the QP is destroyed, so it must not own the QP.
 ///
@@ -752,7 +752,7 @@ pub trait Events: Send + Sync + 'static {
     fn event(&self, event: Event, qp_num: u32, cx: &AtomicContext);
 }
 
-/// What the crate keeps for a QP besides C's own, as its `qp_context`.
+/// The private data of a QP, as its `qp_context`.
 #[pin_data]
 struct QpPriv {
     /// Held while the QP is modified: see [`Modifier`](crate::qp::attr::Modifier).

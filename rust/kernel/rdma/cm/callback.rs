@@ -41,6 +41,7 @@ impl InCallback {
         Self(slot)
     }
 
+    /// Returns whether the current task is in a callback.
     pub(crate) fn is_current() -> bool {
         let task = current_task();
         UNLISTED.load(Relaxed) != 0 || TASKS.iter().any(|slot| slot.load(Relaxed) == task)

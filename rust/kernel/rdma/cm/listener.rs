@@ -205,7 +205,7 @@ impl Listener {
     /// ```
     /// use rdma::prelude::*;
     ///
-    /// /// Accepts those who say hello.
+    /// /// Accepts peers that say hello.
     /// fn listen(
     ///     client: &ClientRef,
     ///     addr: SocketAddr,

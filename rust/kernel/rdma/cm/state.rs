@@ -460,7 +460,7 @@ impl<M: Manager> Conn<M> {
         };
         self.changed.notify_all();
         let connect = match &mut inner.wait {
-            // What is over is dropped without the lock.
+            // Returned, to be dropped without the lock.
             Wait::Async(connect) if is_last => connect.take(),
             Wait::Async(connect) if is_resolved => connect.clone(),
             _ => None,

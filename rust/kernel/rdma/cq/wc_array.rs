@@ -206,7 +206,7 @@ impl<'a> Completion<'a> {
         self.wc.result()
     }
 
-    /// Calls the handler of the request's owner.
+    /// Calls the handler of the request's owner, as a drop does.
     #[inline]
     pub fn dispatch(self) {
         let this = mem::ManuallyDrop::new(self);

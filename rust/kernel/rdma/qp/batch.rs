@@ -31,7 +31,7 @@ where
     owner: Option<P>,
     /// In so many bits that it cannot wrap.
     posted: u64,
-    /// Whether an RDMA READ may be among what was posted.
+    /// Set if an RDMA READ may be among the requests that were posted.
     reads: bool,
 }
 

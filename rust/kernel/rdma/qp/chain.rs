@@ -123,9 +123,9 @@ impl<const SGES: usize> Slot<SGES> {
 pub(super) struct Links<const LINKS: usize, const SGES: usize> {
     slots: *mut Slot<SGES>,
     len: usize,
-    /// Whether there is an RDMA READ among them, or was one among those that were posted before.
+    /// Set if there is an RDMA READ among them, or was one among those that were posted before.
     pub(super) reads: bool,
-    /// Whether one registers a shared region, so that all are posted under the lock of the QP.
+    /// Set if one registers a shared region, so that all are posted under the lock of the QP.
     is_locked: bool,
 }
 
@@ -280,7 +280,7 @@ impl<const LINKS: usize, const SGES: usize> Refused<'_, LINKS, SGES> {
     ///
     /// # Safety
     ///
-    /// What the links are made of is alive.
+    /// The owner that the links are made of is alive.
     #[cold]
     pub(super) unsafe fn take_back(self) -> (Error, Option<usize>) {
         let (error, posted) = self.why();

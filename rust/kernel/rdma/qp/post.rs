@@ -30,11 +30,11 @@ fn unmade<P>(owner: P, error: Error) -> PostError<P> {
     PostError::new(owner, error)
 }
 
-/// What a driver has said when it did not post a request, which was the only one.
+/// The refusal of a request, the only one of its call, by a driver.
 #[derive(Clone, Copy)]
 pub(crate) struct Refusal {
     ret: c_int,
-    /// Whether the driver has named the request. Otherwise it may have queued it before it failed,
+    /// Set if the driver has named the request. Otherwise it may have queued it before it failed,
     /// as siw does.
     pub(crate) named: bool,
 }
@@ -68,8 +68,6 @@ impl Refusal {
     }
 
     /// Takes the owner of the request back, if the request was not posted.
-    ///
-    /// Never inlined: what has to be kept meanwhile would be saved by each post.
     ///
     /// # Safety
     ///
@@ -161,8 +159,8 @@ pub(crate) unsafe fn recv_raw(qp: *mut bindings::ib_qp, wr: *mut bindings::ib_re
 impl<S: PollContext, R: PollContext> Qp<S, R> {
     /// Posts a request to the send queue, of any kind of QP.
     ///
-    /// What can fail before is done outside of the scope of the C request: the compiler would merge
-    /// these failures with the success at the scope's end, and test the result once more.
+    /// Steps that can fail before the post are outside of the scope of the C request: the compiler
+    /// would merge these failures with the success at the scope's end, and test the result again.
     ///
     /// # Safety
     ///

@@ -87,7 +87,7 @@ pub struct SendRing<P: CqePointer<ID>, const ID: u64 = 0> {
     ring: NonNull<Ring<P, ID>>,
     /// The number of owners since the last signaled one.
     unsignaled: u32,
-    /// Whether there may be an RDMA READ among what they have posted.
+    /// Set if there may be an RDMA READ among the requests of these.
     reads: bool,
     reclaimed: bool,
 }
@@ -100,7 +100,7 @@ unsafe impl<P: CqePointer<ID>, const ID: u64> Sync for SendRing<P, ID> {}
 /// An owner that is in the ring.
 struct Entry<P> {
     owner: P,
-    /// Whether a completion will come for it.
+    /// Set if its last request is signaled, so that a completion will come for it.
     signaled: bool,
 }
 

@@ -36,7 +36,7 @@ use crate::prelude::*;
 /// }
 /// ```
 pub fn end<S: PollContext, R: PollContext>(id: &cm::Id, qp: &Qp<S, R>, cx: &Sleepable) -> Result {
-    // Where there is no connection, the drain does it.
+    // If there is no connection, the drain flushes the requests.
     let _ = id.disconnect(cx);
     qp.drain(cx)
 }
