@@ -183,11 +183,7 @@ unsafe fn destroy(raw: NonNull<bindings::ib_ah>) -> deferred::Fate {
             bindings::rdma_destroy_ah_user(raw.as_ptr(), flags, core::ptr::null_mut()),
         )
     };
-    if ret != 0 {
-        pr_err!("{device}: an address handle could not be destroyed ({ret}); it is leaked\n");
-        return deferred::Fate::Leak;
-    }
-    deferred::Fate::Gone
+    deferred::Fate::of(fmt!("{device}: an address handle"), ret)
 }
 
 /// An address handle: the destination of datagrams.

@@ -662,10 +662,7 @@ impl deferred::Teardown for State {
                 // none uses the CQ, and there is no handle that it could be polled by. No
                 // `comp_handler` runs after this.
                 let ret = unsafe { bindings::ib_destroy_cq_user(cq, core::ptr::null_mut()) };
-                if ret != 0 {
-                    pr_err!("a CQ could not be destroyed ({ret}); it is leaked\n");
-                    return deferred::Fate::Leak;
-                }
+                return deferred::Fate::of(fmt!("a CQ"), ret);
             }
             // SAFETY: By the type invariant so many entries were taken of `raw`; QPs hold `Inner`,
             // so none of ours uses the CQ.

@@ -9,6 +9,7 @@
 use crate::prelude::*;
 use core::mem::ManuallyDrop;
 use kernel::{
+    fmt,
     sync::atomic,
     workqueue::{
         self,
@@ -101,6 +102,19 @@ pub(crate) enum Fate {
     Gone,
     /// The value could not be proved to be out of use: never free it.
     Leak,
+}
+
+impl Fate {
+    /// Returns the fate of an object by what C has returned that was to destroy it. A failure is
+    /// reported.
+    #[inline(never)]
+    pub(crate) fn of(object: fmt::Arguments<'_>, ret: c_int) -> Self {
+        if ret == 0 {
+            return Self::Gone;
+        }
+        pr_err!("{object} could not be destroyed ({ret}); it is leaked\n");
+        Self::Leak
+    }
 }
 
 /// A value that is torn down by a work item when it is dropped.

@@ -579,9 +579,7 @@ impl Agent {
     /// `ECANCELED`. Fails with `EDEADLK` in a callback of a connection manager: the timeout of an
     /// unanswered message may have called it, and this waits for it. The agent stays registered.
     pub fn stop(&self, cx: &Sleepable) -> Result {
-        if InCallback::is_current() {
-            return Err(EDEADLK);
-        }
+        InCallback::refuse()?;
         self.state.registered.end(ECANCELED, cx);
         Ok(())
     }
@@ -602,9 +600,7 @@ impl Agent {
         retries: u32,
         cx: &Sleepable,
     ) -> Result<Received> {
-        if InCallback::is_current() {
-            return Err(EDEADLK);
-        }
+        InCallback::refuse()?;
         if timeout_ms == 0 || message.method.is_response() {
             return Err(EINVAL);
         }

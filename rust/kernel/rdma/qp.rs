@@ -215,11 +215,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
 
     /// Keeps a table until the QP is destroyed. Fails with `ENOMEM`.
     pub(crate) fn keep_table(&self, table: impl OnDestroy + 'static, _cx: &Sleepable) -> Result {
-        let table: KBox<dyn OnDestroy> = KBox::new(table, GFP_KERNEL)?;
-        let mut tables = self.any.inner.context.tables.lock();
-        // Where this fails, the lock is released before the table is dropped.
-        tables.reserve(1, GFP_KERNEL)?;
-        Ok(tables.push(table, GFP_KERNEL)?)
+        self.any.inner.keep_table(KBox::new(table, GFP_KERNEL)?)
     }
 
     /// Returns the count of what keeps the QP after its drain.
@@ -470,6 +466,14 @@ impl Inner {
     fn keep(&self, node: Option<KBox<Node>>, name: &'static str) {
         self.context.drain_list.add(node);
         self.listed.add_undrained(name);
+    }
+
+    #[inline(never)]
+    fn keep_table(&self, table: KBox<dyn OnDestroy>) -> Result {
+        let mut tables = self.context.tables.lock();
+        // If this fails, the lock is released before the table is dropped.
+        tables.reserve(1, GFP_KERNEL)?;
+        Ok(tables.push(table, GFP_KERNEL)?)
     }
 
     /// Returns whether the current task is in a handler of the QP's CQs.

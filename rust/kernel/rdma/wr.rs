@@ -212,23 +212,17 @@ impl PostTarget {
 /// Some drivers look at the first entry before they look at how many there are: irdma copies it
 /// into what the hardware reads wherever there is a list, cxgb4 reads its length where there may be
 /// none. So this is an entry of nothing, for all of them, and there for ever.
-static NO_ENTRIES: NoEntries = NoEntries(bindings::ib_sge {
+static NO_ENTRIES: bindings::ib_sge = bindings::ib_sge {
     addr: 0,
     length: 0,
     lkey: 0,
-});
-
-#[repr(transparent)]
-struct NoEntries(bindings::ib_sge);
-
-// SAFETY: Never written.
-unsafe impl Sync for NoEntries {}
+};
 
 /// Returns the list of `N` entries that a C request points to.
 #[inline]
 pub(crate) fn sg_list<const N: usize>(sges: *mut [bindings::ib_sge; N]) -> *mut bindings::ib_sge {
     if const { N == 0 } {
-        (&raw const NO_ENTRIES.0).cast_mut()
+        (&raw const NO_ENTRIES).cast_mut()
     } else {
         sges.cast()
     }

@@ -46,6 +46,14 @@ impl InCallback {
         let task = current_task();
         UNLISTED.load(Relaxed) != 0 || TASKS.iter().any(|slot| slot.load(Relaxed) == task)
     }
+
+    /// Fails with `EDEADLK` if the current task is in a callback.
+    pub(crate) fn refuse() -> Result {
+        match Self::is_current() {
+            true => Err(EDEADLK),
+            false => Ok(()),
+        }
+    }
 }
 
 impl Drop for InCallback {

@@ -97,9 +97,7 @@ impl Id {
     /// id ends with the last of them; with `EDEADLK` in a callback of the connection manager: a
     /// work item destroys the id.
     pub fn destroy(self, cx: &Sleepable) -> Result {
-        if InCallback::is_current() {
-            return Err(EDEADLK);
-        }
+        InCallback::refuse()?;
         let mut inner = Arc::into_unique_or_drop(self.inner).ok_or(EBUSY)?;
         inner.as_mut().destroy(cx);
         Ok(())

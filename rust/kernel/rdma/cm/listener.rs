@@ -293,9 +293,7 @@ impl Listener {
     /// Stops listening and waits for that, so that the address is free. Fails with `EDEADLK` in a
     /// callback of the connection manager; it then ends from a work item.
     pub fn destroy(self, cx: &Sleepable) -> Result {
-        if InCallback::is_current() {
-            return Err(EDEADLK);
-        }
+        InCallback::refuse()?;
         self.state.destroy(cx);
         Ok(())
     }

@@ -368,9 +368,7 @@ impl<M: Manager> Conn<M> {
         event: u32,
         start: impl FnOnce() -> Result,
     ) -> Result<cm::PrivateData> {
-        if callback::InCallback::is_current() {
-            return Err(EDEADLK);
-        }
+        callback::InCallback::refuse()?;
         let reply = KBox::new(cm::PrivateData::new(&[]), GFP_KERNEL)?;
         {
             let mut inner = self.inner.lock();

@@ -89,11 +89,7 @@ impl deferred::Teardown for FastRegMr {
         // dropped, so no request uses it. No peer can reach the memory after this, so it may be
         // unmapped.
         let ret = unsafe { bindings::ib_dereg_mr_user(self.raw.as_ptr(), ptr::null_mut()) };
-        if ret != 0 {
-            pr_err!("an MR could not be deregistered ({ret}); it is leaked with its memory\n");
-            return deferred::Fate::Leak;
-        }
-        deferred::Fate::Gone
+        deferred::Fate::of(fmt!("an MR with its memory"), ret)
     }
 }
 

@@ -23,25 +23,23 @@ use kernel::sync::{
 
 /// An operation that can be posted in a [`Chain`]: all but [`InvOp`](mr::InvOp), which completes to
 /// a callback of its own.
-pub trait ChainOp: wr::SendOp + Link {}
-
-/// An operation of a link of a chain.
-pub trait Link: wr::Op {
+pub trait ChainOp: wr::SendOp {
     /// Returns whether this is an RDMA READ.
+    #[doc(hidden)]
     #[inline]
     fn is_read(&self) -> bool {
         false
     }
 
     /// Returns the registration of a region.
+    #[doc(hidden)]
     #[inline]
     fn registration(_undo: Self::Undo) -> Option<mr::Registration> {
         None
     }
 }
 
-impl ChainOp for wr::RdmaOp {}
-impl Link for wr::RdmaOp {
+impl ChainOp for wr::RdmaOp {
     #[inline]
     fn is_read(&self) -> bool {
         self.opcode == bindings::ib_wr_opcode_IB_WR_RDMA_READ
@@ -49,10 +47,8 @@ impl Link for wr::RdmaOp {
 }
 
 impl ChainOp for wr::AtomicOp {}
-impl Link for wr::AtomicOp {}
 
-impl<S: mr::State> ChainOp for mr::RegOp<S> {}
-impl<S: mr::State> Link for mr::RegOp<S> {
+impl<S: mr::State> ChainOp for mr::RegOp<S> {
     #[inline]
     fn registration(undo: mr::Registration) -> Option<mr::Registration> {
         Some(undo)

@@ -34,11 +34,6 @@ pub(super) struct Markers {
 pub(super) const SEND: usize = offset_of!(Markers, send);
 pub(super) const RECV: usize = offset_of!(Markers, recv);
 
-// SAFETY: A completion may be used from any thread, and the rest does not change.
-unsafe impl Send for Markers {}
-// SAFETY: A shared reference gives an atomic, a completion, and callbacks that are never written.
-unsafe impl Sync for Markers {}
-
 impl Markers {
     pub(super) fn new() -> Result<Arc<Self>> {
         let marker = |done| bindings::ib_cqe { done: Some(done) };
