@@ -473,7 +473,7 @@ impl Inner {
         let mut tables = self.context.tables.lock();
         // If this fails, the lock is released before the table is dropped.
         tables.reserve(1, GFP_KERNEL)?;
-        Ok(tables.push(table, GFP_KERNEL)?)
+        Ok(tables.push_within_capacity(table)?)
     }
 
     /// Returns whether the current task is in a handler of the QP's CQs.

@@ -169,18 +169,16 @@ impl FastRegMr {
         proved
     }
 
-    /// Notes the QP that the MR is registered through from now on. Returns `false`, and ends the
-    /// claim, if that is of another PD.
+    /// Notes the QP that the MR is registered through from now on. Returns `false` if that is of
+    /// another PD.
     ///
     /// # Safety
     ///
-    /// The state is an `S`. The caller has claimed the MR, which was idle.
+    /// The caller has claimed the MR, which was idle.
     #[cold]
     #[inline(never)]
-    unsafe fn change_qp<S: State>(&self, target: &wr::PostTarget) -> bool {
+    unsafe fn change_qp(&self, target: &wr::PostTarget) -> bool {
         if target.pd != self.pd.id() {
-            // SAFETY: The state is an `S`, as the caller promises.
-            unsafe { self.state::<S>() }.set_idle();
             return false;
         }
         let recv_cq = target.recv_cq().raw.as_ptr();
@@ -220,8 +218,8 @@ impl FastRegMr {
         }
         let claimed = self.claimed.get();
         // SAFETY: The state was just claimed, so by the type invariant `claimed` has no other user.
-        // The MR was idle, and its state is an `S`, as the caller promises.
-        if unsafe { (*claimed).qp != target.qp_id && !self.change_qp::<S>(target) } {
+        if unsafe { (*claimed).qp != target.qp_id && !self.change_qp(target) } {
+            state.set_idle();
             return Err(EINVAL);
         }
         let mr = self.raw.as_ptr();
