@@ -444,6 +444,11 @@ impl Inner {
         unsafe { (*self.raw.as_ptr()).qp_type }
     }
 
+    /// Returns whether the QP is for datagrams.
+    fn is_ud(&self) -> bool {
+        self.qp_type() == bindings::ib_qp_type_IB_QPT_UD
+    }
+
     /// Returns whether receives are taken from an SRQ.
     fn is_on_srq(&self) -> bool {
         // SAFETY: By the type invariant `raw` is a QP; its SRQ does not change.

@@ -30,27 +30,31 @@ pub(super) struct Markers {
     pub(super) reached: Completion,
 }
 
-/// The offsets of the two.
-pub(super) const SEND: usize = offset_of!(Markers, send);
-pub(super) const RECV: usize = offset_of!(Markers, recv);
+/// A queue of a QP, by the offset of its marker.
+#[derive(Clone, Copy)]
+#[repr(usize)]
+pub(super) enum Queue {
+    Send = offset_of!(Markers, send),
+    Recv = offset_of!(Markers, recv),
+}
 
 impl Markers {
     pub(super) fn new() -> Result<Arc<Self>> {
         let marker = |done| bindings::ib_cqe { done: Some(done) };
         let init = pin_init!(Self {
-            send: marker(reached::<SEND>),
-            recv: marker(reached::<RECV>),
+            send: marker(reached::<{ Queue::Send as usize }>),
+            recv: marker(reached::<{ Queue::Recv as usize }>),
             left: Atomic::new(1),
             reached <- Completion::new(),
         });
         Arc::pin_init(init, GFP_KERNEL)
     }
 
-    /// Gives a reference up for the address of the marker at `OFFSET`.
-    pub(super) fn give<const OFFSET: usize>(self: Arc<Self>) -> *mut bindings::ib_cqe {
+    /// Gives a reference up for the address of the marker of a queue.
+    pub(super) fn give(self: Arc<Self>, queue: Queue) -> *mut bindings::ib_cqe {
         self.left.add(1, Relaxed);
         // SAFETY: The offset is that of a field.
-        let cqe = unsafe { Arc::into_raw(self).byte_add(OFFSET) };
+        let cqe = unsafe { Arc::into_raw(self).byte_add(queue as usize) };
         let cqe = cqe.cast_mut().cast();
         debug::activate(cqe, "the marker of a drain");
         cqe
@@ -60,23 +64,23 @@ impl Markers {
     ///
     /// # Safety
     ///
-    /// `cqe` is from [`Markers::give`] with this offset. Each one is taken back once.
-    unsafe fn from_cqe<const OFFSET: usize>(cqe: *mut bindings::ib_cqe) -> Arc<Self> {
+    /// `cqe` is from [`Markers::give`] for the queue of this offset. Each one is taken back once.
+    unsafe fn from_cqe(cqe: *mut bindings::ib_cqe, offset: usize) -> Arc<Self> {
         // SAFETY: `cqe` is from `give`, which has added this offset to the address of a reference
         // that it gave up, and is taken back once, as the caller promises.
-        unsafe { Arc::from_raw(cqe.byte_sub(OFFSET).cast_const().cast()) }
+        unsafe { Arc::from_raw(cqe.byte_sub(offset).cast_const().cast()) }
     }
 
     /// Takes the reference of a marker back that was not posted.
     ///
     /// # Safety
     ///
-    /// `cqe` is from [`Markers::give`] with this offset. Each one is taken back once.
-    pub(super) unsafe fn take_back<const OFFSET: usize>(cqe: *mut bindings::ib_cqe) {
+    /// `cqe` is from [`Markers::give`] for this queue. Each one is taken back once.
+    pub(super) unsafe fn take_back(cqe: *mut bindings::ib_cqe, queue: Queue) {
         debug::deactivate(cqe);
-        // SAFETY: `cqe` is from `give` with this offset and is taken back once, as the caller
+        // SAFETY: `cqe` is from `give` for this queue and is taken back once, as the caller
         // promises.
-        let markers = unsafe { Self::from_cqe::<OFFSET>(cqe) };
+        let markers = unsafe { Self::from_cqe(cqe, queue as usize) };
         // The drain does not wait yet, so it is not the last one.
         markers.left.fetch_sub(1, Relaxed);
     }
@@ -110,7 +114,7 @@ unsafe extern "C" fn reached<const OFFSET: usize>(
         return debug::report("a drain");
     }
     // SAFETY: The queue's reference is given up here.
-    let markers = unsafe { Markers::from_cqe::<OFFSET>(cqe) };
+    let markers = unsafe { Markers::from_cqe(cqe, OFFSET) };
     if markers.put() {
         markers.reached.complete();
     }
