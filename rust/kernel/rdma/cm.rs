@@ -138,6 +138,7 @@ impl SockAddr {
 }
 
 impl From<SocketAddr> for SockAddr {
+    #[inline(never)]
     fn from(addr: SocketAddr) -> Self {
         let port = addr.port().to_be();
         match addr {

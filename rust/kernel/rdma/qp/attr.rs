@@ -396,6 +396,7 @@ impl Modifier<'_> {
     /// # Safety
     ///
     /// The attributes are complete for this mask, and what they point to is valid.
+    #[inline(never)]
     pub(crate) unsafe fn modify(
         &self,
         attr: &mut bindings::ib_qp_attr,
