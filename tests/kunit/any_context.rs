@@ -342,7 +342,7 @@ mod tests {
     }
 
     #[test]
-    fn request_is_lent() -> Result {
+    fn request_is_in_flight() -> Result {
         let mut kept = Reusable::new(Counter::new()?, GFP_KERNEL)?;
         in_softirq(move || {
             check!(kept.get().is_some());

@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn request_is_lent_once_at_a_time() -> Result {
+    fn request_is_in_flight_once_at_a_time() -> Result {
         let (null, counts) = (void()?, Counts::new()?);
         let mut request = counts.request(&null.env.pd, b"x", &null.env.cx)?;
         let mut in_flight = request.start().ok_or(EBUSY)?;
