@@ -418,7 +418,7 @@ impl Listener {
     }
 }
 
-/// What the lock of a connection manager protects.
+/// The state that the lock of a connection manager protects.
 struct Conns {
     table: Slots<Conn>,
     /// The connections that have events to be given.

@@ -164,7 +164,7 @@ pub(crate) unsafe extern "C" fn accept(
             id: Some(id),
             qp: Some(qp),
         };
-        // What the events lead to waits for the lock of the machine.
+        // The handlers of the events wait for the lock of the machine.
         let (peer, is_there) = cm.accept(num, passive, answer)?;
         let peer_num = machine.qps.get(peer).map_or(0, |qp| qp.num);
         machine.connect_qp(qp, peer_num);

@@ -54,13 +54,13 @@ const KEYS: u32 = 4;
 /// The memory of a value, while it is lent.
 type Lent = Region<Bidirectional, SgMap<SgList<KVVec<u8>>, Bidirectional>>;
 
-/// What is posted.
+/// The memory of a request, which is posted.
 struct Posted {
     capsule: Buf<ToDevice>,
     lent: Option<Lent>,
 }
 
-/// What waits for the reply; and what belongs to the tag between two requests.
+/// The state of a request that waits for the reply; it stays with the tag between two requests.
 struct Waiting {
     reply: Option<Reply>,
     /// A value that has come with the reply.
@@ -321,7 +321,7 @@ impl Conn {
         let mut len = REQUEST;
         if plan.len > INLINE {
             let mut memory = core::mem::take(&mut waiting.memory);
-            // What is to be read is overwritten.
+            // Memory that is to be read into is overwritten.
             memory.resize(plan.len, 0, GFP_KERNEL)?;
             let begin = if plan.op == PUT { 0 } else { !0 };
             fill(&mut memory, plan.bytes().map(|byte| byte ^ begin));

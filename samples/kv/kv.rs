@@ -46,7 +46,7 @@ use kernel::{
 use rdma::prelude::*;
 use target::Target;
 
-/// What is counted, and the names of the files in debugfs.
+/// The counters, and the names of the files in debugfs.
 enum Count {
     /// Requests that the target has served.
     Served,
@@ -176,7 +176,7 @@ impl Client for Kv {
     }
 }
 
-/// What a device has: the listener of the target, until the device goes.
+/// The data of a device: the listener of the target, until the device goes.
 struct PerDevice {
     _listener: Option<cm::Listener>,
 }

@@ -81,7 +81,7 @@ impl Request {
     /// Takes a message apart. Returns the request, and the value if it has come with it.
     pub(crate) fn parse(message: &[u8]) -> Result<(Self, &[u8])> {
         let (request, value) = Self::read_from_prefix(message).map_err(|_| EPROTO)?;
-        // What is not lent travels with the messages.
+        // Values that no region is lent for travel with the messages.
         let (most, with_it) = match (request.lent(), request.op.get()) {
             (Some(_), GET | PUT) => (MAX_VALUE, 0),
             (None, GET) => (INLINE, 0),

@@ -54,7 +54,7 @@ const SGES: u32 = 16;
 /// The number of connections, those included that wait. The CQs have room for no more QPs.
 const CONNECTIONS: u32 = 32;
 
-/// What the connections share: a CQ for each CPU, as far as the device has vectors, and the store.
+/// The part that connections share: a CQ for each CPU, as far as there are vectors, and the store.
 pub(crate) struct Target {
     pd: Pd,
     cqs: KVec<Cq<Workqueue>>,

@@ -137,7 +137,7 @@ const HOLD_MS: u32 = 10_000;
 struct Words<'a> {
     text: &'a str,
     taken: usize,
-    /// Whether a word was wrong, which was reported.
+    /// Set if a word was wrong, which was reported.
     wrong: bool,
 }
 

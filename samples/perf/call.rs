@@ -68,14 +68,14 @@ struct Caller {
 /// The exchanges of a caller.
 struct Call;
 
-/// What is posted.
+/// The memory of a request, which is posted.
 struct Request {
     message: Buf<ToDevice>,
     region: Region<Bidirectional>,
     run: Arc<Run>,
 }
 
-/// What waits for the answer.
+/// The state of a request that waits for the answer.
 struct Waiting {
     answered: bool,
     /// The number of times that the tag still has to be free again in this phase.

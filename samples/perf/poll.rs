@@ -10,7 +10,7 @@ use rdma::{
     qp, //
 };
 
-/// What a load is compiled for: the context is chosen when a run is set up.
+/// Loads are compiled for any context: that is chosen when a run is set up.
 pub(crate) type Cq = cq::Cq<AnyContext>;
 pub(crate) type Qp = qp::Qp<AnyContext>;
 

@@ -99,7 +99,7 @@ impl Figures {
     }
 }
 
-/// What comes of a run.
+/// The result of a run, with its latencies.
 #[derive(Default)]
 pub(crate) struct Report {
     pub(crate) figures: Figures,

@@ -113,7 +113,7 @@ impl fmt::Display for Reason {
     }
 }
 
-/// What the thread waits for.
+/// The events that the thread waits for.
 #[derive(Default)]
 struct Events {
     back: Option<Owner>,
@@ -372,8 +372,8 @@ impl Ping {
     }
 }
 
-/// What is posted and not written to: it may be posted several times at once, and the queue owns a
-/// reference for each.
+/// Memory that is posted and not written to: it may be posted several times at once, and the queue
+/// owns a reference for each.
 #[derive(HasCqe)]
 pub(crate) struct Shared<T> {
     cqe: Cqe<Self>,

@@ -56,7 +56,7 @@ impl State {
     }
 }
 
-/// What an instance has come to since its last start: the counters are of all connections.
+/// The state of an instance since its last start: the counters are of all connections.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Report {
     pub(crate) state: State,

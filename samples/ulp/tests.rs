@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-/// What needs no device is tested here; `make test` runs the rest too, as it loads the module.
+/// Code that needs no device is tested here; `make test` runs the rest too, by loading the module.
 #[kunit_tests(NAME)]
 mod tests {
     use super::*;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Going on with what was lent after it was posted.
+//! Writing to a request in flight after it was posted.
 
 use kernel::prelude::*;
 use rdma::prelude::*;
@@ -18,11 +18,11 @@ impl CqeHandler for Request {
     fn done(_this: InFlight<Self>, _wc: &Wc, _cx: &Atomic) {}
 }
 
-fn send(qp: &Qp<Softirq>, mut lent: InFlight<Request>) -> Result {
+fn send(qp: &Qp<Softirq>, mut in_flight: InFlight<Request>) -> Result {
     #[cfg(not(mistake))]
-    lent.buf.cpu().fill(1);
-    qp.post_send(lent, |r| Ok(SendWr::send([r.buf.whole()])))?;
+    in_flight.buf.cpu().fill(1);
+    qp.post_send(in_flight, |r| Ok(SendWr::send([r.buf.whole()])))?;
     #[cfg(mistake)]
-    lent.buf.cpu().fill(1); //~ E0382 borrow of moved value: `lent`
+    in_flight.buf.cpu().fill(1); //~ E0382 borrow of moved value: `in_flight`
     Ok(())
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Writing to a request that is kept, after it was lent and posted.
+//! Writing to a reusable request, after it was started and posted.
 
 use kernel::prelude::*;
 use rdma::prelude::*;
@@ -21,9 +21,9 @@ impl CqeHandler for Request {
 fn send(qp: &Qp<Softirq>, kept: &mut Reusable<Request>) -> Result {
     let request = kept.get().ok_or(EBUSY)?;
     request.buf.cpu().fill(0);
-    let lent = kept.start().ok_or(EBUSY)?;
+    let in_flight = kept.start().ok_or(EBUSY)?;
     //~^ E0499 cannot borrow `*kept` as mutable more than once
-    qp.post_send(lent, |r| Ok(SendWr::send([r.buf.whole()])))?;
+    qp.post_send(in_flight, |r| Ok(SendWr::send([r.buf.whole()])))?;
     #[cfg(mistake)]
     request.buf.cpu().fill(1);
     Ok(())

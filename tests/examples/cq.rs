@@ -26,11 +26,11 @@ impl CqeHandler for Request {
         if let Err(e) = wc.result() {
             pr_info!("{}\n", e.status);
         }
-        // `this` is dropped: the request is home.
+        // `this` is dropped: the request can be started again.
     }
 }
 
-fn lend(qp: &Qp<Softirq>, requests: &mut KVec<Reusable<Request>>) -> Result {
+fn send_all(qp: &Qp<Softirq>, requests: &mut KVec<Reusable<Request>>) -> Result {
     for request in requests.iter_mut().filter_map(Reusable::start) {
         qp.post_send(request, |r| Ok(SendWr::send([r.buf.whole()])))?;
     }

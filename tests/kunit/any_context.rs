@@ -342,16 +342,16 @@ mod tests {
     }
 
     #[test]
-    fn request_is_lent() -> Result {
+    fn request_is_in_flight() -> Result {
         let mut kept = Reusable::new(Counter::new()?, GFP_KERNEL)?;
         in_softirq(move || {
             check!(kept.get().is_some());
-            let lent = kept.start().ok_or(EBUSY)?;
+            let in_flight = kept.start().ok_or(EBUSY)?;
             check!(kept.start().is_none() && kept.get().is_none());
-            drop(lent);
-            let lent = kept.start().ok_or(EBUSY)?;
+            drop(in_flight);
+            let in_flight = kept.start().ok_or(EBUSY)?;
             drop(kept);
-            drop(lent);
+            drop(in_flight);
             Ok(())
         })
     }

@@ -22,7 +22,7 @@ use kernel::{
 };
 use rdma::prelude::*;
 
-/// What a [`Dialer`] does when it is asked for a QP.
+/// The answer of a [`Dialer`] that is asked for a QP.
 type Resolve = fn(&Dialer, &cm::Id, &Sleepable) -> Result;
 
 /// A connection that is being made, which owns its QP.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! What the handler of a connection is told, and when it is let go.
+//! The events of a connection that its handler gets, and its release.
 
 use crate::fixture::{
     recv,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! What can be said of ids and listeners before they are used.
+//! Options of ids and listeners, set before they are used.
 
 use crate::fixture::{
     accepts,

@@ -15,7 +15,7 @@ use kernel::{
 };
 use rdma::prelude::*;
 
-/// What has been told of a connection.
+/// The rejection of a connection.
 #[derive(Default)]
 struct Told {
     reason: Option<cm::RejectReason>,

@@ -18,7 +18,7 @@ use kernel::{
 };
 use rdma::prelude::*;
 
-/// What a listener's callback has to tell.
+/// The results of a listener's callback.
 fn told<T>() -> Result<Arc<SetOnce<T>>> {
     Ok(Arc::new(SetOnce::new(), GFP_KERNEL)?)
 }

@@ -33,7 +33,7 @@ use rdma::{
 /// A peer's patience, 4.096 us times two to this power: the manager makes 32 ms of it.
 const TIMEOUT: u8 = 13;
 
-/// What counts when it is dropped, which the connection manager does with a handler at the end.
+/// A handler that counts its drop; the connection manager drops it at the end.
 struct Nothing {
     _gone: CountDrop,
 }

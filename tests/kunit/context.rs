@@ -64,7 +64,7 @@ fn handler_may_sleep<C: Polled + Provides<N>, N: Context>() -> Result<bool> {
     said.copy().ok_or(EIO)
 }
 
-/// Whether a handler could sleep, once it has run.
+/// Set once a handler has run: `true` if it could sleep.
 type Answer = Arc<kernel::sync::SetOnce<bool>>;
 
 /// Posts a request that completes to a CQ, whose handler says whether it may sleep.

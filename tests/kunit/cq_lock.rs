@@ -67,7 +67,7 @@ impl<C: Polled + CallerPolled> Lone<C> {
     }
 }
 
-/// What is polled in each way.
+/// The numbers of completions that were polled in each way.
 fn polled<C: CallerPolled + Provides<Atomic>>(cq: &Cq<C>) -> (u32, Result<u32>, Result<usize>) {
     (
         cq.process(8),
@@ -168,7 +168,7 @@ mod tests {
         drain::<Waited>()
     }
 
-    /// What is in a batch does not keep others from polling.
+    /// Completions in a batch do not keep others from polling.
     #[test]
     fn batch_does_not_hold_the_lock() -> Result {
         let lone = Lone::<Direct>::new()?;

@@ -64,7 +64,7 @@ impl CqeHandler for Shared {
     }
 }
 
-/// What has become of owners.
+/// The fates of owners.
 struct Fates {
     handled: Arc<Counter>,
     gone: Arc<Counter>,
@@ -390,7 +390,7 @@ mod tests {
         }
         check_eq!((fates.both(), batch.len()), ((2, 4), 0));
         check!(batch.completions().next().is_none());
-        // What is left when the batch is filled again is not lost either.
+        // Completions that are left when the batch is filled again are not lost either.
         complete::<_, u8>(&link, &fates, 3)?;
         check_eq!(link.recv_cq.poll(&mut batch)?, 3);
         drop(batch.completions().next());

@@ -198,7 +198,7 @@ mod tests {
         Ok(())
     }
 
-    /// Who has the QP changes it, too.
+    /// The owner of the QP changes it, too.
     #[test]
     fn qp_is_changed_by_one_at_a_time_while_it_connects() -> Result {
         let watch = Watch::new()?;
@@ -216,7 +216,7 @@ mod tests {
         Watch::on(qp.num());
         env.client.spawn(GFP_KERNEL, move |cx| {
             while counters.0.get() == 0 {
-                // Whether there is such a transition now is not the question.
+                // It does not matter whether there is such a transition now.
                 let _ = changing.modify(to_init(), cx);
             }
             drop(changing);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! What invalidations complete to: how those who poll recognise them, and how they end regions that
-//! a single owner has.
+//! The callbacks of invalidations: how callers that poll recognise them, and how they end regions
+//! that a single owner has.
 
 use crate::{
     check::fail,

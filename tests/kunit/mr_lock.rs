@@ -24,10 +24,10 @@ use rdma::{
 };
 use rdma_null::Injection;
 
-/// How long a post waits for the one that may not overtake it, in microseconds.
+/// The time that a post waits for the one that may not overtake it, in microseconds.
 const WINDOW: u32 = 100_000;
 
-/// How often threads race.
+/// The number of races.
 const TURNS: i32 = 100;
 
 type Whole = SharedRegion<Bidirectional>;
@@ -73,7 +73,7 @@ impl CqeHandler for Owning {
     }
 }
 
-/// What threads share.
+/// The state that threads share.
 struct Shared<C: Polled> {
     qp: Qp<C>,
     region: Arc<Whole>,
@@ -159,7 +159,7 @@ impl<C: Polled> Drop for Setup<C> {
 
 impl<C: Polled> Setup<C> {
     fn new() -> Result<Self> {
-        // Where this fails, the last of them is dropped first.
+        // If this fails, the last of them is dropped first.
         let Null { dev, env, cq, b, a } = Null::<C>::new()?;
         let region = Region::new(Buf::alloc(&env.pd, 8, &env.cx)?, &env.cx)?;
         let shared = Shared {

@@ -226,7 +226,7 @@ mod tests {
         cycle::<Waited>()
     }
 
-    /// What was in a CQ when the MR came to it may be of an earlier MR of that key.
+    /// A completion that was in a CQ when the MR came to it may be of an earlier MR of that key.
     #[test]
     fn direct_cq_is_no_proof_before_it_was_empty() -> Result {
         let (null, qp, peer, cq) = unpolled()?;

@@ -241,7 +241,7 @@ impl Net {
     }
 }
 
-/// Where a listener leaves the passive end of a connection.
+/// The place in which a listener leaves the passive end of a connection.
 type Accepted = Arc<Place<(cm::Id, Arc<Ulp>)>>;
 
 /// Returns a function that accepts requests, and the place where it leaves the passive end.

@@ -233,7 +233,7 @@ mod tests {
         qp.set_context(other()?, &null.env.cx)
     }
 
-    /// What a handler posts once the drain that takes its context has begun is drained too.
+    /// Requests of a handler are drained, too, if the drain that takes its context has begun.
     #[test]
     fn context_may_own_its_qp() -> Result {
         let sent = Counter::new()?;

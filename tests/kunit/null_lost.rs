@@ -57,8 +57,8 @@ fn filled(times: u32) -> Result<(NullEnv, Qp<Direct>, Cq<Direct>, Arc<Inbox>)> {
 #[kunit_tests(rdma_null_lost)]
 mod tests {
     use super::*;
-    // Without the ledger of what is posted, a request that completes twice gives its owner back
-    // twice.
+    // Without the table of posted requests (debug.rs), a request that completes twice gives its
+    // owner back twice.
     #[cfg(debug_assertions)]
     use crate::check::TWICE;
 

@@ -24,7 +24,7 @@ use kernel::{
 use rdma::prelude::*;
 use rdma_null::Injection;
 
-const LEAKED: &str = "an MR could not be deregistered (-5); it is leaked with its memory";
+const LEAKED: &str = "an MR with its memory could not be destroyed (-5); it is leaked";
 
 /// The device still writes to memory, which must be there.
 fn written(null: &Null<Softirq>, remote: Remote) -> Result {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Requests that are kept, and lent again and again.
+//! Requests that are allocated once, and started again and again.
 
 use crate::fixture::{
     both,
@@ -110,8 +110,8 @@ fn send<C: Provides<Atomic>>(qp: &Qp<C>, request: InFlight<Request>) -> Result {
     Ok(qp.post_send(request, |r| Ok(SendWr::send([r.buf.whole()])))?)
 }
 
-fn uses(kept: &mut Reusable<Request>) -> Option<i32> {
-    Some(kept.get()?.uses)
+fn uses(request: &mut Reusable<Request>) -> Option<i32> {
+    Some(request.get()?.uses)
 }
 
 /// A null device whose QP sends to no peer.
@@ -128,32 +128,32 @@ mod tests {
     #[test]
     fn request_is_used_again_and_again() -> Result {
         let (null, counts) = (void()?, Counts::new()?);
-        let mut kept = counts.request(&null.env.pd, b"x", &null.env.cx)?;
+        let mut request = counts.request(&null.env.pd, b"x", &null.env.cx)?;
         for turn in 1..=1000 {
-            send(&null.a, kept.start().ok_or(EBUSY)?)?;
-            check!(uses(&mut kept).is_none());
+            send(&null.a, request.start().ok_or(EBUSY)?)?;
+            check!(uses(&mut request).is_none());
             check_eq!(null.cq.process(4), 1);
-            check_eq!(uses(&mut kept), Some(turn));
+            check_eq!(uses(&mut request), Some(turn));
         }
         check_eq!(counts.get(), (1000, 0));
-        drop(kept);
+        drop(request);
         check_eq!(counts.get(), (1000, 1));
         Ok(())
     }
 
     #[test]
-    fn request_is_lent_once_at_a_time() -> Result {
+    fn request_is_in_flight_once_at_a_time() -> Result {
         let (null, counts) = (void()?, Counts::new()?);
-        let mut kept = counts.request(&null.env.pd, b"x", &null.env.cx)?;
-        let mut lent = kept.start().ok_or(EBUSY)?;
-        check!(kept.start().is_none());
-        check!(kept.get().is_none());
-        lent.uses = 7;
-        lent.uses += 1;
+        let mut request = counts.request(&null.env.pd, b"x", &null.env.cx)?;
+        let mut in_flight = request.start().ok_or(EBUSY)?;
+        check!(request.start().is_none());
+        check!(request.get().is_none());
+        in_flight.uses = 7;
+        in_flight.uses += 1;
         // Not posted: it comes home all the same.
-        drop(lent);
-        check_eq!(uses(&mut kept), Some(8));
-        check!(kept.start().is_some());
+        drop(in_flight);
+        check_eq!(uses(&mut request), Some(8));
+        check!(request.start().is_some());
         check_eq!(counts.get(), (0, 0));
         Ok(())
     }
@@ -161,9 +161,9 @@ mod tests {
     #[test]
     fn keeper_goes_before_the_completion() -> Result {
         let (null, counts) = (void()?, Counts::new()?);
-        let mut kept = counts.request(&null.env.pd, b"x", &null.env.cx)?;
-        send(&null.a, kept.start().ok_or(EBUSY)?)?;
-        drop(kept);
+        let mut request = counts.request(&null.env.pd, b"x", &null.env.cx)?;
+        send(&null.a, request.start().ok_or(EBUSY)?)?;
+        drop(request);
         check_eq!(counts.get(), (0, 0));
         check_eq!(null.cq.process(4), 1);
         check_eq!(counts.get(), (1, 1));
@@ -174,16 +174,16 @@ mod tests {
     fn handler_may_keep_it_for_longer() -> Result {
         let (null, counts, shelf) = (void()?, Counts::new()?, shelf()?);
         let (pd, cx) = (&null.env.pd, &null.env.cx);
-        let mut kept = counts.request_for(pd, b"x", Some(shelf.clone()), cx)?;
-        send(&null.a, kept.start().ok_or(EBUSY)?)?;
+        let mut request = counts.request_for(pd, b"x", Some(shelf.clone()), cx)?;
+        send(&null.a, request.start().ok_or(EBUSY)?)?;
         check_eq!(null.cq.process(4), 1);
         null.a.drain(cx)?;
-        check!(kept.start().is_none());
-        let lent = shelf.lock().pop().ok_or(ENOENT)?;
+        check!(request.start().is_none());
+        let in_flight = shelf.lock().pop().ok_or(ENOENT)?;
         // It can be posted from there, too.
-        send(&null.b, lent)?;
+        send(&null.b, in_flight)?;
         null.b.drain(cx)?;
-        check_eq!(uses(&mut kept), Some(2));
+        check_eq!(uses(&mut request), Some(2));
         check_eq!(counts.get(), (2, 0));
         Ok(())
     }
@@ -192,13 +192,13 @@ mod tests {
     fn keeper_goes_before_who_keeps_it_for_longer() -> Result {
         let (null, counts, shelf) = (void()?, Counts::new()?, shelf()?);
         let (pd, cx) = (&null.env.pd, &null.env.cx);
-        let mut kept = counts.request_for(pd, b"x", Some(shelf.clone()), cx)?;
-        send(&null.a, kept.start().ok_or(EBUSY)?)?;
+        let mut request = counts.request_for(pd, b"x", Some(shelf.clone()), cx)?;
+        send(&null.a, request.start().ok_or(EBUSY)?)?;
         check_eq!(null.cq.process(4), 1);
-        drop(kept);
+        drop(request);
         check_eq!(counts.get(), (1, 0));
-        let lent = shelf.lock().pop();
-        drop(lent);
+        let in_flight = shelf.lock().pop();
+        drop(in_flight);
         check_eq!(counts.get(), (1, 1));
         Ok(())
     }
@@ -206,21 +206,21 @@ mod tests {
     #[test]
     fn refused_request_comes_back_in_the_error() -> Result {
         let (null, counts) = (void()?, Counts::new()?);
-        let mut kept = counts.request(&null.env.pd, b"x", &null.env.cx)?;
+        let mut request = counts.request(&null.env.pd, b"x", &null.env.cx)?;
         null.inject(Injection::Refuse { after: 0, errno: 5 })?;
-        let lent = kept.start().ok_or(EBUSY)?;
+        let in_flight = request.start().ok_or(EBUSY)?;
         let posted = null
             .a
-            .post_send(lent, |r| Ok(SendWr::send([r.buf.whole()])));
+            .post_send(in_flight, |r| Ok(SendWr::send([r.buf.whole()])));
         let Err(refused) = posted else {
             return Err(crate::check::fail("it was posted"));
         };
         check_eq!(refused.error(), EIO);
-        let lent = refused.owner.ok_or(EIO)?;
-        check_eq!(lent.uses, 0);
-        check!(kept.start().is_none());
-        drop(lent);
-        check_eq!(uses(&mut kept), Some(0));
+        let in_flight = refused.owner.ok_or(EIO)?;
+        check_eq!(in_flight.uses, 0);
+        check!(request.start().is_none());
+        drop(in_flight);
+        check_eq!(uses(&mut request), Some(0));
         check_eq!(null.cq.process(4), 0);
         check_eq!(counts.get(), (0, 0));
         Ok(())
@@ -233,16 +233,16 @@ mod tests {
             counts.request(&link.env.pd, b"1", &link.env.cx)?,
             counts.request(&link.env.pd, b"2", &link.env.cx)?,
         ];
-        for kept in &mut all {
-            let lent = kept.start().ok_or(EBUSY)?;
+        for request in &mut all {
+            let in_flight = request.start().ok_or(EBUSY)?;
             link.b
                 .qp
-                .post_recv(lent, |r| Ok(RecvWr::new([r.buf.whole_mut()])))?;
+                .post_recv(in_flight, |r| Ok(RecvWr::new([r.buf.whole_mut()])))?;
         }
         check_eq!(counts.get(), (0, 0));
         link.b.qp.drain(&link.env.cx)?;
-        for kept in &mut all {
-            check_eq!(uses(kept), Some(1));
+        for request in &mut all {
+            check_eq!(uses(request), Some(1));
         }
         drop(all);
         check_eq!(counts.get(), (2, 2));
@@ -252,16 +252,16 @@ mod tests {
     #[test]
     fn received_bytes_are_read_at_home() -> Result {
         let (link, counts, sent) = (Link::<Softirq>::new()?, Counts::new()?, Inbox::new()?);
-        let mut kept = counts.request(&link.env.pd, &[0; 4], &link.env.cx)?;
+        let mut request = counts.request(&link.env.pd, &[0; 4], &link.env.cx)?;
         for turn in 0..4 {
-            let lent = kept.start().ok_or(EBUSY)?;
+            let in_flight = request.start().ok_or(EBUSY)?;
             link.b
                 .qp
-                .post_recv(lent, |r| Ok(RecvWr::new([r.buf.whole_mut()])))?;
+                .post_recv(in_flight, |r| Ok(RecvWr::new([r.buf.whole_mut()])))?;
             let bytes = [turn, 1, 2, 3];
             crate::fixture::send(&link.a.qp, link.env.message(&sent, &bytes)?)?;
-            link.wait(|| kept.get().is_some())?;
-            let request = kept.get().ok_or(EBUSY)?;
+            link.wait(|| request.get().is_some())?;
+            let request = request.get().ok_or(EBUSY)?;
             check_eq!(&*request.buf.cpu(), &bytes);
         }
         link.wait(|| sent.len() == 4)
@@ -270,15 +270,16 @@ mod tests {
     #[test]
     fn chain_and_its_owner_come_home() -> Result {
         let (null, counts) = (void()?, Counts::new()?);
-        let mut kept = counts.request(&null.env.pd, b"x", &null.env.cx)?;
+        let mut request = counts.request(&null.env.pd, b"x", &null.env.cx)?;
         for turn in 1..=3 {
-            let lent = kept.start().ok_or(EBUSY)?;
-            null.a.post_chain(lent, |r, chain: &mut Chain<'_, 2>| {
-                chain.push(SendWr::send([r.buf.whole()]))?;
-                chain.push(SendWr::send([r.buf.whole()]))
-            })?;
+            let in_flight = request.start().ok_or(EBUSY)?;
+            null.a
+                .post_chain(in_flight, |r, chain: &mut Chain<'_, 2>| {
+                    chain.push(SendWr::send([r.buf.whole()]))?;
+                    chain.push(SendWr::send([r.buf.whole()]))
+                })?;
             check_eq!(null.cq.process(4), 1);
-            check_eq!(uses(&mut kept), Some(turn));
+            check_eq!(uses(&mut request), Some(turn));
         }
         Ok(())
     }
@@ -286,8 +287,8 @@ mod tests {
     #[test]
     fn batch_takes_what_was_lent() -> Result {
         let (null, counts) = (void()?, Counts::new()?);
-        let mut kept = counts.request(&null.env.pd, b"x", &null.env.cx)?;
-        send(&null.a, kept.start().ok_or(EBUSY)?)?;
+        let mut request = counts.request(&null.env.pd, b"x", &null.env.cx)?;
+        send(&null.a, request.start().ok_or(EBUSY)?)?;
         let polled = null.cq.process_with(4, |completion| {
             if let Ok((mut request, _wc)) = completion.take::<Request, 0>() {
                 request.uses = 40;
@@ -296,7 +297,7 @@ mod tests {
         check_eq!(polled, 1);
         // The handler was not called.
         check_eq!(counts.get(), (0, 0));
-        check_eq!(uses(&mut kept), Some(40));
+        check_eq!(uses(&mut request), Some(40));
         Ok(())
     }
 
@@ -316,16 +317,17 @@ mod tests {
         let null = Null::<Direct>::new()?;
         let region = Region::new(Buf::alloc(&null.env.pd, 64, &null.env.cx)?, &null.env.cx)?;
         let cqe = Cqe::new();
-        let mut kept = Reusable::new(Io { cqe, region }, GFP_KERNEL)?;
+        let mut request = Reusable::new(Io { cqe, region }, GFP_KERNEL)?;
         for _ in 0..3 {
-            let lent = kept.start().ok_or(EBUSY)?;
-            null.a.post_send(lent, |io| Ok(both(&io.region)))?;
+            let in_flight = request.start().ok_or(EBUSY)?;
+            null.a.post_send(in_flight, |io| Ok(both(&io.region)))?;
             check_eq!(null.cq.process(4), 1);
-            check!(kept.get().is_some_and(|io| !io.region.is_idle()));
-            let lent = kept.start().ok_or(EBUSY)?;
-            null.a.post_send(lent, |io| Ok(InvWr::new(&io.region)))?;
+            check!(request.get().is_some_and(|io| !io.region.is_idle()));
+            let in_flight = request.start().ok_or(EBUSY)?;
+            null.a
+                .post_send(in_flight, |io| Ok(InvWr::new(&io.region)))?;
             check_eq!(null.cq.process(4), 1);
-            check!(kept.get().is_some_and(|io| io.region.is_idle()));
+            check!(request.get().is_some_and(|io| io.region.is_idle()));
         }
         Ok(())
     }
@@ -333,11 +335,11 @@ mod tests {
     #[test]
     fn request_is_dropped_with_its_last_handle() -> Result {
         let gone = Counter::new()?;
-        let mut kept = Reusable::new(CountDrop(gone.clone()), GFP_KERNEL)?;
-        let lent = kept.start().ok_or(EBUSY)?;
-        drop(kept);
+        let mut request = Reusable::new(CountDrop(gone.clone()), GFP_KERNEL)?;
+        let in_flight = request.start().ok_or(EBUSY)?;
+        drop(request);
         check_eq!(gone.get(), 0);
-        drop(lent);
+        drop(in_flight);
         check_eq!(gone.get(), 1);
         Ok(())
     }

@@ -179,7 +179,7 @@ mod tests {
         Ok(())
     }
 
-    /// What was posted before a request that is refused keeps the owner.
+    /// Requests that were posted before one that is refused keep the owner.
     #[test]
     fn owner_of_a_part_comes_back_with_the_next() -> Result {
         for before in [1, INTERVAL as u8 - 1] {

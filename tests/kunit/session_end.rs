@@ -41,7 +41,7 @@ use rdma_null::Injection;
 struct Mount {
     succeeds: u32,
     attempts: Arc<Counter>,
-    /// What an attempt does, instead of that.
+    /// The action of an attempt, instead of that.
     #[pin]
     own: SpinLockIrq<Option<Arc<Reconnect>>>,
     #[pin]

@@ -94,7 +94,7 @@ impl<C: Polls> RecvHandler for Conn<C> {
     }
 }
 
-/// What is left of a connection.
+/// The counts that are left of a connection.
 struct Counts {
     failed: Arc<Counter>,
     refused: Arc<Counter>,

@@ -167,7 +167,7 @@ mod tests {
         suffice(&NullEnv::new()?.env, &TARGET)
     }
 
-    /// Where transfers need MRs.
+    /// On devices whose transfers need MRs.
     #[test]
     fn queues_of_these_sizes_are_made_on_iwarp() -> Result {
         suffice(&NullEnv::iwarp()?.env, &TARGET)

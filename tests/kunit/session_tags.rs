@@ -62,14 +62,14 @@ struct Log {
     idle: Arc<Counter>,
 }
 
-/// What is posted.
+/// The memory of a request, which is posted.
 struct Request {
     buf: Buf<ToDevice>,
     region: Region<FromDevice>,
     log: Arc<Log>,
 }
 
-/// What waits for the reply.
+/// The state of a request that waits for the reply.
 struct Wanted {
     value: Option<u32>,
     log: Arc<Log>,

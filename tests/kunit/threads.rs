@@ -113,16 +113,16 @@ impl Again {
         Reusable::new(this, GFP_KERNEL)
     }
 
-    /// Posts it, once it is home, where others may poll.
+    /// Posts it, once it is not in flight, where others may poll.
     fn post(kept: &mut Reusable<Self>, qp: &Qp<Direct>) -> Result {
-        let mut lent = None;
+        let mut in_flight = None;
         wait(|| {
-            lent = kept.start();
-            lent.is_some()
+            in_flight = kept.start();
+            in_flight.is_some()
         })?;
         let nowhere = Remote { addr: 0, rkey: 0 };
-        let lent = lent.ok_or(EBUSY)?;
-        Ok(qp.post_send(lent, |_| Ok(SendWr::rdma_write([], nowhere)))?)
+        let in_flight = in_flight.ok_or(EBUSY)?;
+        Ok(qp.post_send(in_flight, |_| Ok(SendWr::rdma_write([], nowhere)))?)
     }
 }
 

@@ -75,18 +75,19 @@ fn ready<C: Polled>() -> Result<(Null<C>, Arc<Inbox>, Arc<Inbox>)> {
 #[derive(HasCqe)]
 struct Burst<C: Polled> {
     cqe: Cqe<Self>,
-    /// How often it is still to come back.
+    /// The number of times that it is still to come back.
     left: u32,
     qp: Arc<Qp<C>>,
     seen: Arc<Seen>,
     _gone: CountDrop,
 }
 
-/// What has become of bursts.
+/// The results of bursts.
 struct Seen {
     done: Arc<Counter>,
     gone: Arc<Counter>,
-    /// How many requests were posted before one was refused, and whether the owner was there.
+    /// The number of requests that were posted before one was refused, and `true` if there was an
+    /// owner.
     refused: SetOnce<(u32, bool)>,
 }
 

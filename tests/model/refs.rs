@@ -5,14 +5,14 @@
 use crate::{completion::Completion, counters::RefCount};
 use loom::{cell::UnsafeCell, sync::Arc, thread};
 
-/// A gate as `gate.rs` makes it, with the thing that it guards.
-struct Guarded {
+/// A count of references as that of `refs.rs`, with the thing that it keeps.
+struct Counted {
     count: RefCount,
     empty: Completion,
     thing: UnsafeCell<u32>,
 }
 
-impl Guarded {
+impl Counted {
     fn new() -> Arc<Self> {
         Arc::new(Self {
             count: RefCount::new(),
@@ -21,13 +21,13 @@ impl Guarded {
         })
     }
 
-    /// As `Refs::hold`.
-    fn hold(this: &Arc<Self>) -> Option<Ref> {
+    /// As `Refs::try_get`.
+    fn try_get(this: &Arc<Self>) -> Option<Ref> {
         this.count.try_get().then(|| Ref(this.clone()))
     }
 
-    /// As `Refs::close`; then the thing goes.
-    fn close_and_free(&self) {
+    /// As `Refs::kill_and_wait`; then the thing goes.
+    fn kill_and_free(&self) {
         if self.count.kill() {
             self.empty.wait();
         }
@@ -37,10 +37,10 @@ impl Guarded {
 }
 
 /// As `refs::Ref`.
-struct Ref(Arc<Guarded>);
+struct Ref(Arc<Counted>);
 
 impl Ref {
-    fn another(&self) -> Self {
+    fn get(&self) -> Self {
         self.0.count.get();
         Self(self.0.clone())
     }
@@ -60,19 +60,19 @@ impl Drop for Ref {
 }
 
 #[test]
-fn holds_race_with_close() {
+fn references_race_with_the_end() {
     loom::model(|| {
-        let gate = Guarded::new();
+        let counted = Counted::new();
         let users = [0, 1].map(|_| {
-            let gate = gate.clone();
+            let counted = counted.clone();
             thread::spawn(move || {
-                if let Some(hold) = Guarded::hold(&gate) {
-                    hold.use_it();
+                if let Some(reference) = Counted::try_get(&counted) {
+                    reference.use_it();
                 }
             })
         });
-        gate.close_and_free();
-        assert!(Guarded::hold(&gate).is_none());
+        counted.kill_and_free();
+        assert!(Counted::try_get(&counted).is_none());
         for user in users {
             user.join().unwrap();
         }
@@ -80,35 +80,35 @@ fn holds_race_with_close() {
 }
 
 #[test]
-fn another_hold_goes_to_a_thread() {
+fn another_reference_goes_to_a_thread() {
     loom::model(|| {
-        let gate = Guarded::new();
-        let hold = Guarded::hold(&gate).unwrap();
+        let counted = Counted::new();
+        let reference = Counted::try_get(&counted).unwrap();
         let user = thread::spawn(move || {
-            let another = hold.another();
+            let another = reference.get();
             let second = thread::spawn(move || another.use_it());
-            hold.use_it();
-            drop(hold);
+            reference.use_it();
+            drop(reference);
             second.join().unwrap();
         });
-        gate.close_and_free();
+        counted.kill_and_free();
         user.join().unwrap();
     });
 }
 
 #[test]
-fn closed_gate_takes_another_hold_beside_one() {
+fn killed_count_takes_another_reference_beside_one() {
     loom::model(|| {
-        let gate = Guarded::new();
-        let hold = Guarded::hold(&gate).unwrap();
-        let closer = {
-            let gate = gate.clone();
-            thread::spawn(move || gate.close_and_free())
+        let counted = Counted::new();
+        let reference = Counted::try_get(&counted).unwrap();
+        let killer = {
+            let counted = counted.clone();
+            thread::spawn(move || counted.kill_and_free())
         };
-        let another = hold.another();
-        drop(hold);
+        let another = reference.get();
+        drop(reference);
         another.use_it();
         drop(another);
-        closer.join().unwrap();
+        killer.join().unwrap();
     });
 }

@@ -19,7 +19,7 @@ enum Request {
 /// A region that threads share, the QP that they post to, and the device.
 struct Shared {
     state: SharedState,
-    /// What a claim gives access to.
+    /// The data that a claim gives access to.
     claimed: UnsafeCell<u32>,
     /// The memory, which peers write to.
     memory: UnsafeCell<u32>,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! A request that is lent has one user at a time, and is freed once, after the last one.
+//! A request that is in flight has one user at a time, and is freed once, after the last one.
 
 use crate::counters::Handles;
 use loom::{cell::UnsafeCell, sync::Arc, thread};
@@ -46,7 +46,7 @@ impl Entry {
 }
 
 /// As `Reusable::start`, and the handler runs in another thread.
-fn lend(entry: &Arc<Entry>) -> thread::JoinHandle<()> {
+fn start(entry: &Arc<Entry>) -> thread::JoinHandle<()> {
     entry.handles.add();
     let entry = entry.clone();
     thread::spawn(move || {
@@ -60,11 +60,11 @@ fn keeper_uses_what_is_home_again() {
     loom::model(|| {
         let entry = Entry::new();
         assert!(entry.handles.is_one());
-        let mut handlers = vec![lend(&entry)];
+        let mut handlers = vec![start(&entry)];
         // As `Reusable::get`, and `Reusable::start` again.
         if entry.handles.is_one() {
             entry.touch();
-            handlers.push(lend(&entry));
+            handlers.push(start(&entry));
         }
         for handler in handlers {
             handler.join().unwrap();
@@ -79,7 +79,7 @@ fn keeper_uses_what_is_home_again() {
 fn last_one_frees_it() {
     loom::model(|| {
         let entry = Entry::new();
-        let handler = lend(&entry);
+        let handler = start(&entry);
         entry.leave();
         handler.join().unwrap();
         assert!(entry.is_free());

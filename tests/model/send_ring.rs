@@ -22,7 +22,7 @@ struct Ring {
     back: AtomicU32,
     /// The number of requests that were posted and have completed.
     completed: AtomicU32,
-    /// What is posted: whether it is signaled.
+    /// The posted requests: `true` for one that is signaled.
     queue: Mutex<Vec<bool>>,
     freed: UnsafeCell<bool>,
 }

@@ -275,7 +275,7 @@ fn reply_is_handled_before_a_stray_and_the_last_sweep() {
         let x = Exchange::new();
         x.start();
         let reply = spawn(&x, |x| assert!(x.reply(0)));
-        // What has the stray does not know of the reply, and the sweep may be before or after it.
+        // The thread that has the stray does not see the reply; the sweep may come before or after.
         let stray = spawn(&x, |x| x.stray(Half::Send));
         reply.join().unwrap();
         x.closed.store(true, Ordering::Relaxed);
@@ -298,7 +298,7 @@ fn two_sweeps_leave_the_next_exchange() {
         let taken = x.state.sweep();
         if taken {
             x.ended();
-            // Who posts this did not see the table closed.
+            // The thread that posts this did not see the table closed.
             x.start();
             x.sent();
         }

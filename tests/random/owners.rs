@@ -166,7 +166,7 @@ impl CqeHandler for Shared {
     }
 }
 
-/// A request that is lent.
+/// A request that is used again.
 #[derive(HasCqe)]
 pub(crate) struct Reused {
     cqe: Cqe<Self>,

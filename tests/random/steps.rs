@@ -74,7 +74,7 @@ impl<C: Way> Turn<'_, C> {
         ("send", 40, send),
         ("recv", 30, recv),
         ("repost", 20, repost),
-        ("lend", 20, lend),
+        ("start", 20, start),
         ("chain", 10, chain),
         ("batch", 10, batch),
         ("register", 10, register),
@@ -214,24 +214,24 @@ fn repost<C: Way>(t: &mut Turn<'_, C>) -> Result {
     .map_err(|e| refused(e, |o| &o.life))
 }
 
-fn lend<C: Way>(t: &mut Turn<'_, C>) -> Result {
+fn start<C: Way>(t: &mut Turn<'_, C>) -> Result {
     if t.kept.len() < 4 {
         let kept = Reused::new(t.memory()?, t.life())?;
         t.kept.push(kept, GFP_KERNEL)?;
     }
     let (qp, index) = (t.end()?, t.rng.below(t.kept.len() as u32) as usize);
     if t.rng.once_in(8) {
-        // It may be lent.
+        // It may be in flight.
         drop(t.kept.remove(index).map_err(|_| EINVAL)?);
         return Ok(());
     }
-    let lent = t
+    let request = t
         .kept
         .get_mut(index)
         .and_then(Reusable::start)
         .ok_or(EBUSY)?;
-    lent.life.post();
-    qp.post_send(lent, |r| Ok(SendWr::send([r.buf.whole()])))
+    request.life.post();
+    qp.post_send(request, |r| Ok(SendWr::send([r.buf.whole()])))
         .map_err(|e| refused(e, |r| &r.life))
 }
 

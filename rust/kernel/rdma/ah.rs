@@ -7,7 +7,6 @@
 //! C header: [`include/rdma/ib_verbs.h`](srctree/include/rdma/ib_verbs.h) (`struct rdma_ah_attr`)
 
 use crate::{
-    bindings,
     deferred,
     device::{
         self,
@@ -20,13 +19,9 @@ use crate::{
 };
 use core::{
     mem::ManuallyDrop,
-    net::IpAddr,
-    ptr::NonNull, //
+    net::IpAddr, //
 };
-use kernel::{
-    error::from_err_ptr,
-    prelude::*, //
-};
+use kernel::error::from_err_ptr;
 
 /// The route of packets between subnets, as `struct ib_global_route`; on RoCE, their IP addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -193,11 +188,7 @@ unsafe fn destroy(raw: NonNull<bindings::ib_ah>) -> deferred::Fate {
             bindings::rdma_destroy_ah_user(raw.as_ptr(), flags, core::ptr::null_mut()),
         )
     };
-    if ret != 0 {
-        pr_err!("{device}: an address handle could not be destroyed ({ret}); it is leaked\n");
-        return deferred::Fate::Leak;
-    }
-    deferred::Fate::Gone
+    deferred::Fate::of(fmt!("{device}: an address handle"), ret)
 }
 
 /// An address handle: the destination of datagrams.

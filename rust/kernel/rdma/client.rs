@@ -12,8 +12,6 @@
 //! C header: [`include/rdma/ib_verbs.h`](srctree/include/rdma/ib_verbs.h) (`struct ib_client`)
 
 use crate::{
-    bindings,
-    context::Context as _,
     deferred::Workqueue,
     device::{
         self,
@@ -24,11 +22,9 @@ use crate::{
     refs,
     removal::Step, //
 };
-use core::ptr::NonNull;
 use kernel::{
     error,
     fmt,
-    prelude::*,
     sync::{
         self,
         atomic::{
@@ -250,55 +246,13 @@ impl<T: ModuleClient> Registration<T> {
     unsafe extern "C" fn add(dev: *mut bindings::ib_device) -> c_int {
         // SAFETY: The RDMA core is calling the client.
         let this = unsafe { Self::called() };
-        error::from_result(|| {
-            let dev = NonNull::new(dev).ok_or(EINVAL)?;
-            this.add_device(dev).inspect_err(|e| {
-                // SAFETY: `dev` is valid in this callback.
-                let name = unsafe { device::Name::of(dev.as_ptr()) };
-                this.core.report_unused(name, *e);
-            })?;
-            Ok(0)
-        })
-    }
-
-    fn add_device(&self, raw: NonNull<bindings::ib_device>) -> Result {
-        // SAFETY: `add` is called in process context.
-        let cx = unsafe { Sleepable::assume() };
-        let (inner, dev) = self.core.begin_add(raw, T::singleton(), &cx)?;
-        let added = Arc::pin_init(T::Data::add(self.state(), &dev, &cx), GFP_KERNEL);
-        drop(dev);
-        match added {
-            Ok(data) => {
-                inner.set_data::<T>(data);
-                // SAFETY: `add` is being called for this device, of which the core has just made
-                // `inner`.
-                unsafe { self.core.end_add(inner, Self::event) };
-                Ok(())
-            }
-            Err(e) => {
-                self.release(inner, false, &cx);
-                Err(e)
-            }
-        }
-    }
-
-    /// Removes a device: no handle of it can be taken any more, and all objects made from it are
-    /// gone when this returns. `registered` says that [`Self::event`] is registered for it.
-    fn release(&self, inner: Pin<KBox<device::Inner>>, registered: bool, cx: &Sleepable) {
-        // SAFETY: `Core::end_add` has registered the handler if it is `registered`, and `release`
-        // is called once for a device, by `add` or by `remove`, which may sleep.
-        let dev = unsafe { self.core.begin_release(inner.as_ref(), registered) };
-        let progress = inner.as_ref().progress();
-        let mut data = inner.take_data::<T>();
-        if let (Some(data), Ok(dev)) = (&data, dev) {
-            progress.during(Step::Remove, &mut || {
-                pinned(data).remove(self.state(), &dev, cx);
-            });
-        }
-        inner.as_ref().end_all(cx);
-        // Not before `end_all`: files that the data have go only once no thread waits there.
-        progress.during(Step::Data, &mut || drop(data.take()));
-        device::wait_released(inner, cx);
+        let add = |inner: &device::Inner, dev: &Device, cx: &Sleepable| {
+            let data = Arc::pin_init(T::Data::add(this.state(), dev, cx), GFP_KERNEL)?;
+            inner.set_data::<T>(data);
+            Ok(())
+        };
+        // SAFETY: `add` is being called for this device, and `event` is of the client's type.
+        unsafe { this.core.add(dev, T::singleton(), &add, Self::event) }
     }
 
     /// `ib_client.remove`.
@@ -313,7 +267,17 @@ impl<T: ModuleClient> Registration<T> {
         let cx = unsafe { Sleepable::assume() };
         // SAFETY: The caller says that `data` are what `add` has set: a leaked, pinned box.
         let inner = unsafe { Pin::new_unchecked(KBox::from_raw(data.cast::<device::Inner>())) };
-        this.release(inner, true, &cx);
+        let mut data = None;
+        let mut step = |inner: &device::Inner, dev: Option<&Device>| {
+            data = data.take().or_else(|| inner.take_data::<T>());
+            match (dev, &data) {
+                (Some(dev), Some(data)) => pinned(data).remove(this.state(), dev, &cx),
+                (Some(_), None) => {}
+                (None, _) => data = None,
+            }
+        };
+        // SAFETY: `Core::add` has registered the handler, and this is called once for the device.
+        unsafe { this.core.release(inner, Some(&mut step), &cx) };
     }
 
     /// `ib_event_handler.handler`.
@@ -495,6 +459,12 @@ impl DevicePtr {
     }
 }
 
+/// Sets the ULP's data of a device that is added.
+type AddData<'a> = dyn Fn(&device::Inner, &Device, &Sleepable) -> Result + 'a;
+
+/// Calls [`DeviceData::remove`] of a device that is removed; without a device, drops the data.
+type RemoveData<'a> = dyn FnMut(&device::Inner, Option<&Device>) + 'a;
+
 /// The part of a registration that does not depend on the ULP's type.
 #[pin_data(PinnedDrop)]
 pub(crate) struct Core {
@@ -570,83 +540,107 @@ impl Core {
         singleton.registration.store(0, atomic::Release);
     }
 
-    /// Makes the state of a device that is added, and lists it. Returns it with a handle of the
-    /// device.
+    /// Adds a device (`ib_client.add`), for which `add` sets the ULP's data. `event` is told of its
+    /// events until it is removed. Not generic, so that it is not in each ULP.
+    ///
+    /// # Safety
+    ///
+    /// `add` of this client is being called for the device, and `event` and the singleton are of
+    /// the client's type.
     #[inline(never)]
-    fn begin_add(
+    unsafe fn add(
+        &self,
+        dev: *mut bindings::ib_device,
+        singleton: &'static Singleton,
+        add: &AddData<'_>,
+        event: device::EventHandler,
+    ) -> c_int {
+        error::from_result(|| {
+            let dev = NonNull::new(dev).ok_or(EINVAL)?;
+            // SAFETY: This is a call for this device, and `event` is of the client's type, as the
+            // caller promises.
+            let added = unsafe { self.add_device(dev, singleton, add, event) };
+            added.inspect_err(|e| {
+                // SAFETY: `dev` is valid in this callback.
+                let device = unsafe { device::Name::of(dev.as_ptr()) };
+                pr_err!("{}: device {device} is not used: {e:?}\n", self.name);
+            })?;
+            Ok(0)
+        })
+    }
+
+    /// # Safety
+    ///
+    /// `add` of this client is being called for the device `raw`, and `event` and the singleton are
+    /// of the client's type.
+    unsafe fn add_device(
         &self,
         raw: NonNull<bindings::ib_device>,
         singleton: &'static Singleton,
-        cx: &Sleepable,
-    ) -> Result<(Pin<KBox<device::Inner>>, Device)> {
+        add: &AddData<'_>,
+        event: device::EventHandler,
+    ) -> Result {
+        // SAFETY: `add` is called in process context.
+        let cx = unsafe { Sleepable::assume() };
         let inner = device::Inner::new(raw, self, singleton)?;
         let ptr = NonNull::from(&*inner);
-        // SAFETY: `inner` is valid until `wait_released` has killed its refs and waited for them.
-        let listed = unsafe { Device::new(ptr) }.and_then(|dev| {
-            // INVARIANT: `begin_release` takes it out of the list before `wait_released` kills the
-            // refs and frees `inner`.
+        // SAFETY: `inner` is valid until `release` has killed its refs and waited for them.
+        let added = unsafe { Device::new(ptr) }.and_then(|dev| {
+            // INVARIANT: `release` takes it out of the list before it kills the refs and frees
+            // `inner`.
             self.devices.lock().push(DevicePtr(ptr), GFP_KERNEL)?;
-            Ok(dev)
+            add(&inner, &dev, &cx)
         });
-        match listed {
-            Ok(dev) => Ok((inner, dev)),
-            Err(e) => {
-                device::wait_released(inner, cx);
-                Err(e)
-            }
+        if let Err(e) = added {
+            // SAFETY: No event handler is registered for this device.
+            unsafe { self.release(inner, None, &cx) };
+            return Err(e);
         }
-    }
-
-    /// Has the RDMA core pass `inner` to `remove`, and tell `event` of the device's events until
-    /// then.
-    ///
-    /// # Safety
-    ///
-    /// `add` of this client is being called for the device of `inner`, and succeeds. This is called
-    /// once for `inner`, and `event` is of the client's type.
-    #[inline(never)]
-    unsafe fn end_add(&self, inner: Pin<KBox<device::Inner>>, event: device::EventHandler) {
         // SAFETY: Both are valid in `add`, which is where client data are set.
-        unsafe {
-            bindings::ib_set_client_data(
-                inner.raw.as_ptr(),
-                self.raw.get(),
-                NonNull::from(&*inner).as_ptr().cast(),
-            )
-        };
-        // SAFETY: This is the only call for `inner`, as the caller promises. `remove` unregisters
-        // the handler, and `inner` is pinned until then.
+        unsafe { bindings::ib_set_client_data(raw.as_ptr(), self.raw.get(), ptr.as_ptr().cast()) };
+        // SAFETY: This is the only call for `inner`, which was made here. `remove` unregisters the
+        // handler, and `inner` is pinned until then.
         unsafe { inner.register_handler(event) };
         // SAFETY: The content of the box is not moved: `remove` pins it again.
         let _ = KBox::into_raw(unsafe { Pin::into_inner_unchecked(inner) });
+        Ok(())
     }
 
-    /// Begins to remove a device: no handle of it is looked up any more, and no thread waits for
-    /// it. Returns a last handle.
+    /// Removes a device: no handle of it can be taken any more, and all objects made from it are
+    /// gone when this returns. `data` removes it from the ULP's data, and is called again, without
+    /// the device, to drop these. Not generic, so that it is not in each ULP.
     ///
     /// # Safety
     ///
-    /// If an event handler is `registered` for the device, it was not unregistered. The caller may
-    /// sleep, and calls `wait_released` after this.
+    /// The caller may sleep. If there are `data`, [`Core::add`] has succeeded for the device, and
+    /// this is called once for it.
     #[inline(never)]
-    unsafe fn begin_release(&self, inner: Pin<&device::Inner>, registered: bool) -> Result<Device> {
+    unsafe fn release(
+        &self,
+        inner: Pin<KBox<device::Inner>>,
+        mut data: Option<&mut RemoveData<'_>>,
+        cx: &Sleepable,
+    ) {
         let ptr = NonNull::from(&*inner);
         self.devices.lock().retain(|other| other.0 != ptr);
         // Before anything here waits, as that may itself wait for the device.
         inner.removal.close();
-        if registered {
-            // SAFETY: The handler is registered, and the caller may sleep, as it promises.
-            unsafe { inner.unregister_handler() };
+        let progress = inner.as_ref().progress();
+        if let Some(data) = &mut data {
+            // SAFETY: `add` has registered the handler, and the caller may sleep, as it promises.
+            unsafe { inner.as_ref().unregister_handler() };
+            // SAFETY: `inner` is valid until `wait_released` below has killed its refs and waited
+            // for them.
+            if let Ok(dev) = unsafe { Device::new(ptr) } {
+                progress.during(Step::Remove, &mut || data(&inner, Some(&dev)));
+            }
         }
-        // SAFETY: `inner` is valid until `wait_released`, which the caller calls, has killed its
-        // refs and waited for them.
-        unsafe { Device::new(ptr) }
-    }
-
-    #[cold]
-    #[inline(never)]
-    fn report_unused(&self, device: device::Name, e: Error) {
-        pr_err!("{}: device {device} is not used: {e:?}\n", self.name);
+        inner.as_ref().end_all(cx);
+        if let Some(data) = data {
+            // Not before `end_all`: files that the data have go only once no thread waits there.
+            progress.during(Step::Data, &mut || data(&inner, None));
+        }
+        device::wait_released(inner, cx);
     }
 
     fn handle(&self) -> Result<ClientRef> {

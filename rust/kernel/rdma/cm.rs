@@ -32,13 +32,11 @@ pub use listener::Accept;
 pub use listener::Listener;
 pub use listener::Request;
 
-use crate::bindings;
+use crate::prelude::*;
 use core::net::{
     Ipv4Addr,
-    SocketAddr,
     SocketAddrV6, //
 };
-use kernel::prelude::*;
 
 /// Parameters of a connection, as `struct rdma_conn_param`.
 #[derive(Clone, Copy, Debug)]
@@ -140,6 +138,7 @@ impl SockAddr {
 }
 
 impl From<SocketAddr> for SockAddr {
+    #[inline(never)]
     fn from(addr: SocketAddr) -> Self {
         let port = addr.port().to_be();
         match addr {

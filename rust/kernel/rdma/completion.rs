@@ -4,13 +4,9 @@
 //!
 //! C header: [`include/linux/completion.h`](srctree/include/linux/completion.h)
 
-use crate::{
-    bindings,
-    context::Sleepable, //
-};
+use crate::prelude::*;
 use kernel::{
     error::to_result,
-    prelude::*,
     time::msecs_to_jiffies,
     types::Opaque, //
 };

@@ -13,14 +13,8 @@
 //!
 //! C header: [`include/rdma/ib_verbs.h`](srctree/include/rdma/ib_verbs.h) (`enum ib_poll_context`)
 
-use crate::{
-    bindings,
-    wc::Wc, //
-};
-use kernel::{
-    prelude::*,
-    types::NotThreadSafe, //
-};
+use crate::prelude::*;
+use kernel::types::NotThreadSafe;
 use private::Sealed;
 
 pub(crate) mod private {
@@ -128,43 +122,39 @@ pub trait CallerPolled: Provides<Atomic> {}
 pub trait CorePolled: PollContext {}
 
 macro_rules! poll_context {
-    ($(#[$doc:meta])* $name:ident, $raw:ident, $text:literal, [$($context:ty),*]) => {
+    ($(#[$doc:meta])* $name:ident: $polled:ident, $raw:ident, $text:literal, [$($cx:ty),*]) => {
         $(#[$doc])*
         pub enum $name {}
         impl Sealed for $name {}
         impl PollContext for $name {}
+        impl $polled for $name {}
         impl FixedContext for $name {
             const RAW: bindings::ib_poll_context = bindings::$raw;
             const NAME: &'static str = $text;
         }
-        $(impl Provides<$context> for $name {})*
+        $(impl Provides<$cx> for $name {})*
     };
 }
 
 poll_context!(
     /// Polled by the caller of [`Cq::process`](crate::cq::Cq::process) (`IB_POLL_DIRECT`).
-    Direct, ib_poll_context_IB_POLL_DIRECT, "direct", [Atomic]
+    Direct: CallerPolled, ib_poll_context_IB_POLL_DIRECT, "direct", [Atomic]
 );
 poll_context!(
     /// Polled in softirq context through `irq_poll` (`IB_POLL_SOFTIRQ`). On PREEMPT_RT from a work
     /// item, as [`Workqueue`], unless the kernel keeps the softirqs of a CPU from running at the
     /// same time (`CONFIG_PREEMPT_RT_NEEDS_BH_LOCK`): `irq_poll` relies on that.
-    Softirq, ib_poll_context_IB_POLL_SOFTIRQ, "softirq", [Atomic]
+    Softirq: CorePolled, ib_poll_context_IB_POLL_SOFTIRQ, "softirq", [Atomic]
 );
 poll_context!(
     /// Polled from a work item on the completion's CPU (`IB_POLL_WORKQUEUE`). Handlers may sleep.
-    Workqueue, ib_poll_context_IB_POLL_WORKQUEUE, "workqueue", [Atomic, Sleepable]
+    Workqueue: CorePolled, ib_poll_context_IB_POLL_WORKQUEUE, "workqueue", [Atomic, Sleepable]
 );
 poll_context!(
     /// Polled from a work item on any CPU (`IB_POLL_UNBOUND_WORKQUEUE`). Handlers may sleep.
-    UnboundWorkqueue, ib_poll_context_IB_POLL_UNBOUND_WORKQUEUE, "unbound_workqueue",
+    UnboundWorkqueue: CorePolled, ib_poll_context_IB_POLL_UNBOUND_WORKQUEUE, "unbound_workqueue",
     [Atomic, Sleepable]
 );
-
-impl CallerPolled for Direct {}
-impl CorePolled for Softirq {}
-impl CorePolled for Workqueue {}
-impl CorePolled for UnboundWorkqueue {}
 
 /// Polled by the caller, as [`Direct`], which can also wait for completions
 /// ([`Cq::wait`](crate::cq::Cq::wait)); created by `ib_create_cq`.

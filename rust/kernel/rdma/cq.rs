@@ -36,7 +36,6 @@ use crate::{
         AtomicPtr,
         Ordering, //
     },
-    bindings,
     deferred,
     device::Name,
     objects::{
@@ -59,16 +58,12 @@ use core::{
         ManuallyDrop,
         MaybeUninit, //
     },
-    ptr::{
-        self,
-        NonNull, //
-    }, //
+    ptr, //
 };
 use kernel::{
     error,
     new_condvar,
     new_spinlock_irq,
-    prelude::*,
     sync::{
         atomic::{
             Atomic,
@@ -589,7 +584,7 @@ impl Inner {
     }
 }
 
-/// Where a CQ's poller has the completions that it is dispatching.
+/// The array of completions that a CQ's poller is dispatching.
 ///
 /// # Invariants
 ///
@@ -686,10 +681,7 @@ impl deferred::Teardown for Inner {
                 // none uses the CQ, and there is no handle that it could be polled by. No
                 // `comp_handler` runs after this.
                 let ret = unsafe { bindings::ib_destroy_cq_user(cq, core::ptr::null_mut()) };
-                if ret != 0 {
-                    pr_err!("a CQ could not be destroyed ({ret}); it is leaked\n");
-                    return deferred::Fate::Leak;
-                }
+                return deferred::Fate::of(fmt!("a CQ"), ret);
             }
             // SAFETY: By the type invariant so many entries were taken of `raw`; QPs have handles,
             // so none of ours uses the CQ.

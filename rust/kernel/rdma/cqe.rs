@@ -43,23 +43,16 @@ pub use core::mem::offset_of;
 pub use rdma_macros::HasCqe;
 
 use crate::{
-    bindings,
     context::Context,
     debug,
     identity,
-    wc::{
-        unlikely,
-        Wc, //
-    }, //
+    prelude::*,
+    wc::unlikely, //
 };
 use core::{
     marker::PhantomData,
     mem,
     ops::Deref, //
-};
-use kernel::{
-    prelude::*,
-    sync::Arc, //
 };
 
 /// A completion callback embedded in `T`, as `struct ib_cqe`.
@@ -249,16 +242,16 @@ pub trait CqeHandler<const ID: u64 = 0>: HasCqe<ID> {
     /// The pointer that owns a posted request.
     type Pointer: CqePointer<ID, Target = Self>;
 
-    /// The context that the handler needs: [`Atomic`](crate::context::Atomic) or
-    /// [`Sleepable`](crate::context::Sleepable), or [`QpContext`](crate::qp::QpContext) of one of
-    /// them. The request cannot be posted to a QP whose completion queue does not provide it.
+    /// The context that the handler needs: [`Atomic`] or [`Sleepable`], or
+    /// [`QpContext`](crate::qp::QpContext) of one of them. The request cannot be posted to a QP
+    /// whose completion queue does not provide it.
     type Needs: Context;
 
     /// Takes the owner of a completed request back (`ib_cqe.done`).
     ///
     /// Handlers of one completion queue run one after the other, but for those of completions in a
-    /// [`WcArray`](crate::cq::WcArray) and of [shared](crate::cq::Cq::pool_get) queues, which may
-    /// run at the same time as others.
+    /// [`WcArray`] and of [shared](crate::cq::Cq::pool_get) queues, which may run at the same time
+    /// as others.
     fn done(this: Self::Pointer, wc: &Wc, cx: &Self::Needs);
 }
 

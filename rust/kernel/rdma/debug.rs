@@ -7,10 +7,9 @@
 //! ignored. The addresses are spread over buckets with a lock each, as those of debug objects are:
 //! one lock would hide the races that such kernels are to find.
 
-use crate::bindings;
+use crate::prelude::*;
 use kernel::{
     fmt,
-    prelude::*,
     rbtree,
     sync::{
         atomic,

@@ -9,20 +9,15 @@
 //! Value, count, work item and place in the list of objects are one allocation.
 
 use crate::{
-    bindings,
-    context::Context as _,
     objects::Object,
     prelude::*, //
 };
-use core::{
-    mem::{
-        ManuallyDrop,
-        MaybeUninit, //
-    },
-    ptr::NonNull, //
+use core::mem::{
+    ManuallyDrop,
+    MaybeUninit, //
 };
 use kernel::{
-    prelude::*,
+    fmt,
     sync::{
         self,
         atomic, //
@@ -121,6 +116,19 @@ pub(crate) enum Fate {
     Gone,
     /// The value could not be proved to be out of use: never free it.
     Leak,
+}
+
+impl Fate {
+    /// Returns the fate of an object by what C has returned that was to destroy it. A failure is
+    /// reported.
+    #[inline(never)]
+    pub(crate) fn of(object: fmt::Arguments<'_>, ret: c_int) -> Self {
+        if ret == 0 {
+            return Self::Gone;
+        }
+        pr_err!("{object} could not be destroyed ({ret}); it is leaked\n");
+        Self::Leak
+    }
 }
 
 /// A counted handle of a value that is torn down by a work item when the last one is dropped.

@@ -21,17 +21,14 @@ pub use port::{
 };
 
 use crate::{
-    bindings,
     client,
     objects,
     prelude::*,
     refs,
     removal, //
 };
-use core::ptr::NonNull;
 use kernel::{
     fmt,
-    prelude::*,
     sync,
     types::Opaque, //
 };
@@ -111,7 +108,6 @@ impl Inner {
     }
 
     /// Ends the objects of the device that have handlers, after `Removal::close`.
-    #[inline(never)]
     pub(crate) fn end_all(self: Pin<&Self>, cx: &Sleepable) {
         self.removal.end_all(self.progress(), cx);
     }
@@ -168,8 +164,7 @@ impl fmt::Display for Inner {
     }
 }
 
-/// Waits until nothing references the device any more, and frees `inner`. Never inlined.
-#[inline(never)]
+/// Waits until nothing references the device any more, and frees `inner`.
 pub(crate) fn wait_released(inner: Pin<KBox<Inner>>, cx: &Sleepable) {
     let (client, name) = (inner.client().name, inner.name());
     objects::kill_and_wait(&*inner, &fmt!("{client}: removal of {name}"), cx);
@@ -484,7 +479,6 @@ impl Inner {
     /// # Safety
     ///
     /// Called once, after [`Inner::register_handler`], in process context and not by the handler.
-    #[inline(never)]
     pub(crate) unsafe fn unregister_handler(self: Pin<&Self>) {
         self.progress().during(removal::Step::Event, &mut || {
             // SAFETY: The caller says that the handler is registered, that this is the only call

@@ -8,7 +8,6 @@
 //! C header: [`include/rdma/ib_verbs.h`](srctree/include/rdma/ib_verbs.h) (`ib_dma_map_single`)
 
 use crate::{
-    bindings,
     prelude::*,
     wr, //
 };
@@ -18,10 +17,8 @@ use core::{
         Deref,
         DerefMut,
         Range, //
-    },
-    ptr::NonNull, //
+    }, //
 };
-use kernel::prelude::*;
 
 /// A DMA-mapped buffer. The CPU accesses its bytes through [`Buf::cpu`], which borrows it
 /// exclusively: a buffer whose owner is posted cannot be accessed so. Bytes that are known only
@@ -229,8 +226,8 @@ direction!(
 /// `memory` is the address of `len` initialised bytes of kmalloc memory, the parts of a `KVec` that
 /// this owns, and in its low bits a direction. They are mapped at `addr` for the device of `pd`, in
 /// that direction, or that is [`VIRT`]: the CPU and the device always see the same memory.
-// What a post uses comes first, to be in one cache line with what precedes the buffer in a request.
-// It is half a cache line, so that a request with a few words of its own is in one.
+// The fields that a post uses are first, to share a cache line with the request's own. All are half
+// a cache line, so that a request with a few words of its own is in one.
 #[repr(C)]
 pub(crate) struct Mapped {
     pub(crate) addr: u64,

@@ -20,7 +20,6 @@
 //! (`RPMA_FLUSH_TYPE_PERSISTENT`).
 
 use crate::prelude::*;
-use kernel::prelude::*;
 
 /// The memory that flushes read into. Any number of them can use one at once.
 pub struct Pad(Buf<FromDevice>);

@@ -64,7 +64,6 @@
 
 use crate::{
     ah,
-    bindings,
     cm::{
         callback::InCallback,
         state::{
@@ -75,7 +74,6 @@ use crate::{
         },
         timeouts, //
     },
-    context::Context as _,
     deferred,
     device,
     objects,
@@ -87,21 +85,17 @@ use crate::{
 use core::{
     cell::Cell,
     mem::ManuallyDrop,
-    ptr::{
-        self,
-        NonNull, //
-    }, //
+    ptr, //
 };
 use kernel::{
     error,
-    prelude::*,
     sync, //
 };
 
 /// Parameters of a request, as `struct ib_cm_req_param`.
 #[derive(Clone, Copy, Debug)]
 pub struct Param<'a> {
-    /// What both connection managers have; at most 92 bytes of private data, which zeroes follow.
+    /// Those of both connection managers; at most 92 bytes of private data, which zeroes follow.
     pub conn: cm::ConnParam<'a>,
     /// The time that either side may take to answer: 4.096 µs times two to the power of it, to 31.
     pub response_timeout: u8,
@@ -686,9 +680,7 @@ impl Listener {
     /// Stops listening and waits for that, so that the service id is free. Fails with `EDEADLK` in
     /// a callback of a connection manager; it then ends from a work item.
     pub fn destroy(self, cx: &Sleepable) -> Result {
-        if InCallback::is_current() {
-            return Err(EDEADLK);
-        }
+        InCallback::refuse()?;
         self.state.destroy(cx);
         Ok(())
     }

@@ -42,10 +42,8 @@
 
 use crate::{
     ah,
-    bindings,
     cm::callback::InCallback,
     completion::Completion,
-    context::Context as _,
     deferred,
     device,
     objects,
@@ -53,14 +51,10 @@ use crate::{
     refs,
     removal, //
 };
-use core::ptr::{
-    self,
-    NonNull, //
-};
+use core::ptr;
 use kernel::{
     error,
     new_spinlock,
-    prelude::*,
     sync,
     time, //
 };
@@ -589,9 +583,7 @@ impl Agent {
     /// `ECANCELED`. Fails with `EDEADLK` in a callback of a connection manager: the timeout of an
     /// unanswered message may have called it, and this waits for it. The agent stays registered.
     pub fn stop(&self, cx: &Sleepable) -> Result {
-        if InCallback::is_current() {
-            return Err(EDEADLK);
-        }
+        InCallback::refuse()?;
         self.state.registered.end(ECANCELED, cx);
         Ok(())
     }
@@ -612,9 +604,7 @@ impl Agent {
         retries: u32,
         cx: &Sleepable,
     ) -> Result<Received> {
-        if InCallback::is_current() {
-            return Err(EDEADLK);
-        }
+        InCallback::refuse()?;
         if timeout_ms == 0 || message.method.is_response() {
             return Err(EINVAL);
         }

@@ -38,7 +38,6 @@ pub use wr::{
 };
 
 use crate::{
-    bindings,
     deferred::Deferred,
     dma::Direction,
     objects,
@@ -48,13 +47,9 @@ use crate::{
 use core::{
     marker::PhantomData,
     mem::ManuallyDrop,
-    ops::Range,
-    ptr::NonNull, //
+    ops::Range, //
 };
-use kernel::{
-    error::from_err_ptr,
-    prelude::*, //
-};
+use kernel::error::from_err_ptr;
 
 /// A fast-registration MR without memory, ready to map some.
 ///
@@ -351,7 +346,7 @@ impl<D: Direction, M: Memory<D>, S: State> Region<D, M, S> {
     /// the receive CQ of the QP that the registration was posted to, is being dispatched by that
     /// CQ's own poller (so not from a [`WcArray`]), and no more than 255 registrations of the MR
     /// have passed since another such proof, or since it was allocated: keys come again after 256.
-    /// Where callers poll the CQ, they have to have found it empty, twice, since the MR was first
+    /// If callers poll the CQ, they have to have found it empty, twice, since the MR was first
     /// registered there. A region whose end is not proved can be invalidated locally.
     ///
     /// # Examples

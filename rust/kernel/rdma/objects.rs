@@ -9,7 +9,6 @@
 //! in the object, and its age is in seconds.
 
 use crate::{
-    bindings,
     debug,
     prelude::*,
     refs, //
@@ -21,14 +20,12 @@ use core::{
     net::IpAddr,
     ptr::{
         self,
-        null,
-        NonNull, //
+        null, //
     }, //
 };
 use kernel::{
     debugfs,
     fmt,
-    prelude::*,
     sync::{
         atomic::{
             Atomic,

@@ -42,7 +42,6 @@ use crate::{
     wc::Success, //
 };
 use core::ops::Range;
-use kernel::prelude::*;
 
 /// The type of an operation, which its completion does not tell.
 enum Kind {

@@ -8,16 +8,13 @@
 //! C header: [`include/rdma/ib_verbs.h`](srctree/include/rdma/ib_verbs.h) (`struct ib_pd`)
 
 use crate::{
-    bindings,
     deferred,
     objects::Object,
     prelude::*,
     refs::Kind, //
 };
-use core::ptr::NonNull;
 use kernel::{
     error::from_err_ptr,
-    prelude::*,
     sync::ArcBorrow, //
 };
 
@@ -56,11 +53,7 @@ impl deferred::Teardown for State {
         // SAFETY: By the type invariant `raw` is an allocated PD. All objects made from it have a
         // reference to `Inner`, so they are gone.
         let ret = unsafe { bindings::ib_dealloc_pd_user(self.raw.as_ptr(), core::ptr::null_mut()) };
-        if ret != 0 {
-            pr_err!("a PD could not be deallocated ({ret}); it is leaked\n");
-            return deferred::Fate::Leak;
-        }
-        deferred::Fate::Gone
+        deferred::Fate::of(fmt!("a PD"), ret)
     }
 }
 
@@ -80,21 +73,16 @@ unsafe impl Send for Pd {}
 // SAFETY: A shared handle gives access to `Inner`, which is `Sync`, and clones, which are `Send`.
 unsafe impl Sync for Pd {}
 
-/// The identity of a PD. It does not keep the PD.
+/// The identity of a PD, its address. It does not keep the PD.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Id(*const Inner);
-
-// SAFETY: The address is only compared.
-unsafe impl Send for Id {}
-// SAFETY: The address is only compared.
-unsafe impl Sync for Id {}
+pub(crate) struct Id(usize);
 
 impl Id {
     /// The identity of no PD.
-    pub(crate) const NONE: Self = Self(core::ptr::null());
+    pub(crate) const NONE: Self = Self(0);
 
     pub(crate) fn is_none(self) -> bool {
-        self.0.is_null()
+        self == Self::NONE
     }
 }
 
@@ -136,7 +124,7 @@ impl Pd {
 
     #[inline]
     pub(crate) fn id(&self) -> Id {
-        Id(self.0.as_ptr())
+        Id(self.0.addr().get())
     }
 
     /// Returns the device.

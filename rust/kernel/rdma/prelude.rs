@@ -53,3 +53,9 @@ pub use crate::wr::Remote;
 pub use crate::wr::SendWr;
 pub use core::net::SocketAddr;
 pub use kernel::sync::Arc;
+
+// And what nearly every file of the crate uses besides.
+pub(crate) use crate::bindings;
+pub(crate) use crate::context::Context as _;
+pub(crate) use core::ptr::NonNull;
+pub(crate) use kernel::prelude::*;

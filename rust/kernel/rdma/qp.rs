@@ -33,7 +33,6 @@ pub use send_ring::SendRing;
 
 use crate::{
     ah::Ah,
-    bindings,
     cm::{
         self,
         callback::InCallback, //
@@ -64,16 +63,12 @@ use crate::{
         PostTarget, //
     }, //
 };
-use core::{
-    marker::PhantomData,
-    ptr::NonNull, //
-};
+use core::marker::PhantomData;
 use kernel::{
     error,
     fmt,
     new_mutex,
     new_spinlock_irq,
-    prelude::*,
     str::CStr,
     sync, //
 };
@@ -190,7 +185,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
         self.any.target.raw.as_ptr()
     }
 
-    /// Returns what tells the QP from all others.
+    /// Returns the id that no other QP has or had.
     #[inline]
     pub(crate) fn id(&self) -> wr::QpId {
         self.any.target.qp_id
@@ -218,13 +213,9 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
         (send.is(recv) && !send.is_shared()).then_some(self.any.pollers.0)
     }
 
-    /// Keeps what is told of the end of the QP, until it is destroyed. Fails with `ENOMEM`.
+    /// Keeps a table until the QP is destroyed. Fails with `ENOMEM`.
     pub(crate) fn keep_table(&self, table: impl OnDestroy + 'static, _cx: &Sleepable) -> Result {
-        let table: KBox<dyn OnDestroy> = KBox::new(table, GFP_KERNEL)?;
-        let mut tables = self.any.inner.context.tables.lock();
-        // Where this fails, the lock is released before the table is dropped.
-        tables.reserve(1, GFP_KERNEL)?;
-        Ok(tables.push(table, GFP_KERNEL)?)
+        self.any.inner.keep_table(KBox::new(table, GFP_KERNEL)?)
     }
 
     /// Keeps an owner, of which requests were posted whose completion does not give it back, until
@@ -260,7 +251,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
     }
 }
 
-/// What a reliable connected QP is to be made of, as `struct ib_qp_init_attr`.
+/// The attributes of a new reliable connected QP, as `struct ib_qp_init_attr`.
 #[must_use]
 pub struct InitAttr<'a, S: PollContext, R: PollContext = S> {
     parts: Parts<'a>,
@@ -400,7 +391,7 @@ impl Parts<'_> {
     }
 }
 
-/// Where the receives of a QP come from, with the room that they need in its CQ.
+/// The queue of a QP's receives, with the entries that they have reserved of its CQ.
 enum Recv {
     Own(cq::Reservation),
     Shared(srq::SrqReservation),
@@ -448,6 +439,11 @@ impl Inner {
         unsafe { (*self.raw.as_ptr()).qp_type }
     }
 
+    /// Returns whether the QP is for datagrams.
+    fn is_ud(&self) -> bool {
+        self.qp_type() == bindings::ib_qp_type_IB_QPT_UD
+    }
+
     /// Returns whether receives are taken from an SRQ.
     fn is_on_srq(&self) -> bool {
         // SAFETY: By the type invariant `raw` is a QP; its SRQ does not change.
@@ -470,6 +466,14 @@ impl Inner {
     fn keep(&self, node: Option<KBox<Node>>, name: &'static str) {
         self.context.drain_list.add(node);
         self.object.add_undrained(name);
+    }
+
+    #[inline(never)]
+    fn keep_table(&self, table: KBox<dyn OnDestroy>) -> Result {
+        let mut tables = self.context.tables.lock();
+        // If this fails, the lock is released before the table is dropped.
+        tables.reserve(1, GFP_KERNEL)?;
+        Ok(tables.push_within_capacity(table)?)
     }
 
     /// Returns whether the current task is in a handler of the QP's CQs.
@@ -718,13 +722,13 @@ impl fmt::Display for Event {
     }
 }
 
-/// What is told of the end of a QP, and dropped after that.
+/// A table of requests that is notified of the end of a QP, and dropped after that.
 pub(crate) trait OnDestroy: Send {
     /// The QP is about to be drained for the last time.
     fn closing(&self);
 }
 
-/// What is told of the events of a QP (`ib_qp_init_attr.event_handler`).
+/// The handler of the events of a QP (`ib_qp_init_attr.event_handler`).
 ///
 /// The QP keeps it until the QP is destroyed, so it must not own the QP.
 ///
@@ -755,7 +759,7 @@ pub trait Events: Send + Sync + 'static {
     fn event(&self, event: Event, qp_num: u32, cx: &AtomicContext);
 }
 
-/// What the crate keeps for a QP besides C's own, as its `qp_context`.
+/// The private data of a QP, as its `qp_context`.
 #[pin_data]
 struct QpPriv {
     /// Held while the QP is modified: see [`Modifier`](crate::qp::attr::Modifier).

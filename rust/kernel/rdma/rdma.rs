@@ -17,7 +17,7 @@
 //! - Receives of a shared receive queue are slots that are posted again when dropped: [`srq`].
 //! - Peers access memory only through a registration, which the memory outlives: [`mr`].
 //!
-//! What protocols need on top of that is in [`session`].
+//! Parts that protocols build on top of that are in [`session`].
 
 #[doc(hidden)]
 pub mod build;

@@ -8,13 +8,11 @@
 
 use crate::{
     completion::Completion,
-    context::Sleepable,
+    prelude::*,
     sync::RefCount, //
 };
-use core::ptr::NonNull;
 use kernel::{
     fmt,
-    prelude::*,
     sync::atomic::{
         Atomic,
         Relaxed, //

@@ -6,17 +6,12 @@
 //! registered later, which are all ULPs, have let go of it. So the crate does it.
 
 use crate::{
-    bindings,
     device::name::Name,
     prelude::*,
     refs::REPORT_MS, //
 };
-use core::{
-    mem,
-    ptr::NonNull, //
-};
+use core::mem;
 use kernel::{
-    prelude::*,
     sync::{
         atomic::{
             Atomic,

@@ -49,17 +49,14 @@
 
 use crate::{
     cqe,
+    prelude::*,
     sync::Handles, //
 };
 use core::{
     mem,
-    ops,
-    ptr::NonNull, //
+    ops, //
 };
-use kernel::{
-    alloc::Flags,
-    prelude::*, //
-};
+use kernel::alloc::Flags;
 
 /// A request, and the number of its handles.
 struct Entry<T> {

@@ -36,8 +36,6 @@
 //! `drivers/infiniband/core/rw.c`
 
 use crate::{
-    bindings,
-    context::Context as _,
     cqe::{
         self,
         CqePointer as _, //
@@ -75,14 +73,10 @@ use core::{
         Range,
         RangeBounds, //
     },
-    ptr::{
-        self,
-        NonNull, //
-    }, //
+    ptr, //
 };
 use kernel::{
     alloc::Flags,
-    prelude::*,
     types::Opaque, //
 };
 

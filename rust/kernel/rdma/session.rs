@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! What a protocol needs between the verbs and its own messages.
+//! Parts that protocols have between the verbs and their own messages.
 //!
 //! Each ULP that has requests and answers writes these parts by hand in C: a set of receives that
 //! are posted again, tags and what waits for their replies, a count of credits, the sizes of its

@@ -21,7 +21,6 @@ pub use map::{
 };
 
 use crate::{
-    bindings,
     dma::Direction,
     prelude::*, //
 };
@@ -33,8 +32,7 @@ use core::{
 use kernel::{
     alloc::flags::__GFP_ZERO,
     error::to_result,
-    page,
-    prelude::*, //
+    page, //
 };
 
 /// DMA-mapped memory in pages, for a [`Region`]. The CPU accesses its bytes through

@@ -43,7 +43,6 @@
 //! C header: [`include/rdma/ib_verbs.h`](srctree/include/rdma/ib_verbs.h) (`struct ib_srq`)
 
 use crate::{
-    bindings,
     completion::Completion,
     context::Context,
     cq,
@@ -61,14 +60,10 @@ use core::{
     marker::PhantomData,
     mem::ManuallyDrop,
     ops,
-    ptr::{
-        self,
-        NonNull, //
-    }, //
+    ptr, //
 };
 use kernel::{
     error::from_err_ptr,
-    prelude::*,
     sync::{
         atomic::{
             Atomic,
@@ -245,11 +240,7 @@ impl deferred::Teardown for State {
         // SAFETY: The queue has an SRQ by its invariant, and was just closed. The QPs on it had
         // references to `Inner`, so they are gone.
         let ret = unsafe { bindings::ib_destroy_srq_user(raw, ptr::null_mut()) };
-        if ret != 0 {
-            pr_err!("{dev}: an SRQ could not be destroyed ({ret}); it is leaked with its slots\n");
-            return deferred::Fate::Leak;
-        }
-        deferred::Fate::Gone
+        deferred::Fate::of(fmt!("{dev}: an SRQ with its slots"), ret)
     }
 }
 

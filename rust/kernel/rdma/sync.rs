@@ -326,7 +326,7 @@ impl Spsc {
     }
 }
 
-/// How often a CQ that callers poll was found empty.
+/// The number of times that a CQ that callers poll was found empty.
 ///
 /// # Invariants
 ///

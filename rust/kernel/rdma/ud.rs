@@ -13,15 +13,12 @@ use crate::{
         self,
         Ah, //
     },
-    bindings,
     cqe::CqePointer,
     prelude::*,
     qp,
     wc,
     wr, //
 };
-use core::ptr::NonNull;
-use kernel::prelude::*;
 
 /// The length of the header in front of each received datagram, in bytes.
 pub const HEADER: usize = crate::ah::HEADER;

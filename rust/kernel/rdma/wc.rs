@@ -4,10 +4,9 @@
 //!
 //! C header: [`include/rdma/ib_verbs.h`](srctree/include/rdma/ib_verbs.h) (`struct ib_wc`)
 
-use crate::bindings;
+use crate::prelude::*;
 use kernel::{
     fmt,
-    prelude::*,
     str::CStr, //
 };
 

@@ -9,7 +9,6 @@
 //! `struct ib_recv_wr`)
 
 use crate::{
-    bindings,
     cq,
     pd,
     prelude::*,
@@ -18,16 +17,12 @@ use crate::{
 use core::{
     marker::PhantomData,
     mem::ManuallyDrop,
-    num::NonZero,
-    ptr::NonNull, //
+    num::NonZero, //
 };
-use kernel::{
-    prelude::*,
-    sync::{
-        atomic,
-        SpinLockIrq,
-        SpinLockIrqGuard, //
-    }, //
+use kernel::sync::{
+    atomic,
+    SpinLockIrq,
+    SpinLockIrqGuard, //
 };
 
 /// A scatter/gather entry of memory that the device may read.
@@ -143,7 +138,7 @@ impl<E, const N: usize> Entries<E, N> for SgeList<E, N> {
     }
 }
 
-/// Where a peer's memory is, and the key to it: what an advertisement carries.
+/// The address of a peer's memory and its key, as an advertisement carries them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Remote {
     /// The address at the peer.
@@ -171,7 +166,7 @@ impl QpId {
     }
 }
 
-/// Where requests are posted to, and what a region notes of the QP that it is registered through.
+/// The QP that requests are posted to, with its attributes that posts and regions need.
 ///
 /// # Invariants
 ///
@@ -219,23 +214,17 @@ impl PostTarget {
 /// Some drivers look at the first entry before they look at how many there are: irdma copies it
 /// into what the hardware reads wherever there is a list, cxgb4 reads its length where there may be
 /// none. So this is an entry of nothing, for all of them, and there for ever.
-static NO_ENTRIES: NoEntries = NoEntries(bindings::ib_sge {
+static NO_ENTRIES: bindings::ib_sge = bindings::ib_sge {
     addr: 0,
     length: 0,
     lkey: 0,
-});
-
-#[repr(transparent)]
-struct NoEntries(bindings::ib_sge);
-
-// SAFETY: Never written.
-unsafe impl Sync for NoEntries {}
+};
 
 /// Returns the list of `N` entries that a C request points to.
 #[inline]
 pub(crate) fn sg_list<const N: usize>(sges: *mut [bindings::ib_sge; N]) -> *mut bindings::ib_sge {
     if const { N == 0 } {
-        (&raw const NO_ENTRIES.0).cast_mut()
+        (&raw const NO_ENTRIES).cast_mut()
     } else {
         sges.cast()
     }
@@ -306,22 +295,22 @@ mod private {
 
     /// An operation of a send queue.
     pub trait Op: Sized {
-        /// What posting returns.
+        /// The result of posting.
         type Output;
         /// The C request, which begins with a `struct ib_send_wr`.
         type Raw;
-        /// What is needed to take back a request that was not posted.
+        /// The state by which a request that was not posted is taken back.
         type Undo;
 
         /// Checks that the request is one for the QP of `target`, and prepares what it changes.
         ///
-        /// What iWARP does not have is not left to the driver: siw refuses it, but keeps its
-        /// callback in the slot, and calls that when the QP is flushed.
+        /// Refuses requests that iWARP does not have: siw refuses them, too, but keeps the callback
+        /// in the slot and calls it when the QP is flushed.
         ///
         /// # Safety
         ///
-        /// What the operation refers to lives until the request has completed. If it is not posted,
-        /// [`Op::undo`] is called before that.
+        /// The memory that the operation refers to lives until the request has completed. If it is
+        /// not posted, [`Op::undo`] is called before that.
         unsafe fn prepare<const N: usize>(
             &mut self,
             sges: &[Sge<'_>; N],
@@ -692,10 +681,10 @@ impl<'a, const N: usize> RecvWr<'a, N> {
 pub struct PostError<P> {
     /// The owner, if nothing was posted.
     ///
-    /// Where some requests of a chain or a transfer were posted, the QP keeps it and drops it once
-    /// a drain has proved that it is out of use. If the driver has failed without a word on which
-    /// request it refused, as siw does after it has queued one, the last request may complete yet,
-    /// which gives the owner to its handler, or never, and the owner is leaked; the log says so.
+    /// If some requests of a chain or a transfer were posted, the QP keeps it and drops it once a
+    /// drain has proved that it is out of use. If the driver did not name the request that it has
+    /// refused, as siw does after it has queued one, the last request may complete yet, which gives
+    /// the owner to its handler, or never, and the owner is leaked; the log says so.
     pub owner: Option<P>,
     /// The number of requests that were posted, above the error number. In one word, so that a post
     /// returns two registers.

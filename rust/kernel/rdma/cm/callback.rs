@@ -5,7 +5,7 @@
 //! Callbacks share a few work queues, some of them ordered. A task that waits in a callback for
 //! another event may wait for ever, and all others with it: what would wait returns `EDEADLK`.
 
-use crate::bindings;
+use crate::prelude::*;
 use kernel::sync::atomic::{
     Atomic,
     Relaxed, //
@@ -45,12 +45,21 @@ impl InCallback {
         Self(slot)
     }
 
+    /// Returns whether the current task is in a callback.
     pub(crate) fn is_current() -> bool {
         if ENTERED.load(Relaxed) == 0 {
             return false;
         }
         let task = current_task();
         UNLISTED.load(Relaxed) != 0 || TASKS.iter().any(|slot| slot.load(Relaxed) == task)
+    }
+
+    /// Fails with `EDEADLK` if the current task is in a callback.
+    pub(crate) fn refuse() -> Result {
+        match Self::is_current() {
+            true => Err(EDEADLK),
+            false => Ok(()),
+        }
     }
 }
 

@@ -2,14 +2,8 @@
 
 //! Events of the connection manager.
 
-use crate::{
-    bindings,
-    prelude::*, //
-};
-use kernel::{
-    fmt,
-    prelude::*, //
-};
+use crate::prelude::*;
+use kernel::fmt;
 
 /// An event of a connection, as `struct rdma_cm_event`. The events of resolving are not passed on:
 /// the calls that start it wait for them.

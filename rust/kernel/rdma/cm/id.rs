@@ -3,7 +3,6 @@
 //! Ids of connections.
 
 use crate::{
-    bindings,
     cm::{
         callback::InCallback,
         state::{
@@ -14,7 +13,6 @@ use crate::{
         },
         timeouts, //
     },
-    context::Context as _,
     deferred,
     device,
     objects,
@@ -24,7 +22,6 @@ use crate::{
 use core::ptr;
 use kernel::{
     error,
-    prelude::*,
     sync::{
         self,
         atomic::{
@@ -99,9 +96,7 @@ impl Id {
     /// id ends with the last of them; with `EDEADLK` in a callback of the connection manager: a
     /// work item destroys the id.
     pub fn destroy(self, cx: &Sleepable) -> Result {
-        if InCallback::is_current() {
-            return Err(EDEADLK);
-        }
+        InCallback::refuse()?;
         self.state.destroy(cx).map(drop).ok_or(EBUSY)
     }
 

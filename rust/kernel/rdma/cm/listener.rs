@@ -3,7 +3,6 @@
 //! Listening for connections.
 
 use crate::{
-    bindings,
     cm::{
         callback::InCallback,
         event,
@@ -11,19 +10,14 @@ use crate::{
         state,
         Options, //
     },
-    context::Context as _,
     deferred,
     objects,
     prelude::*,
     refs, //
 };
-use core::{
-    cell::Cell,
-    ptr::NonNull, //
-};
+use core::cell::Cell;
 use kernel::{
     error::to_result,
-    prelude::*,
     sync,
     workqueue, //
 };
@@ -218,7 +212,7 @@ impl Listener {
     /// ```
     /// use rdma::prelude::*;
     ///
-    /// /// Accepts those who say hello.
+    /// /// Accepts peers that say hello.
     /// fn listen(
     ///     client: &ClientRef,
     ///     addr: SocketAddr,
@@ -305,9 +299,7 @@ impl Listener {
     /// Stops listening and waits for that, so that the address is free. Fails with `EDEADLK` in a
     /// callback of the connection manager; it then ends from a work item.
     pub fn destroy(self, cx: &Sleepable) -> Result {
-        if InCallback::is_current() {
-            return Err(EDEADLK);
-        }
+        InCallback::refuse()?;
         self.state.destroy(cx);
         Ok(())
     }

@@ -33,7 +33,6 @@
 //! Asking, C is called without the lock, as an iWARP driver may take long. That task disconnects.
 
 use crate::{
-    bindings,
     cm::{
         callback,
         Event,
@@ -43,13 +42,9 @@ use crate::{
     prelude::*,
     removal, //
 };
-use core::{
-    mem::replace,
-    ptr::NonNull, //
-};
+use core::mem::replace;
 use kernel::{
     new_mutex,
-    prelude::*,
     sync,
     workqueue, //
 };
@@ -389,9 +384,7 @@ impl<M: Manager> Conn<M> {
         event: u32,
         start: impl FnOnce() -> Result,
     ) -> Result<cm::PrivateData> {
-        if callback::InCallback::is_current() {
-            return Err(EDEADLK);
-        }
+        callback::InCallback::refuse()?;
         let reply = KBox::new(cm::PrivateData::new(&[]), GFP_KERNEL)?;
         {
             let mut inner = self.inner.lock();
@@ -480,7 +473,7 @@ impl<M: Manager> Conn<M> {
             (wait, _) => wait,
         };
         let connect = match &mut inner.wait {
-            // What is over is dropped without the lock.
+            // Returned, to be dropped without the lock.
             Wait::Async(connect) if is_last => connect.take(),
             Wait::Async(connect) if is_resolved => connect.clone(),
             _ => None,

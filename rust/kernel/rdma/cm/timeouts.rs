@@ -2,14 +2,10 @@
 
 //! Timeouts of the messages of the connection managers, which are MADs.
 
-use crate::{
-    bindings,
-    context::Sleepable, //
-};
+use crate::prelude::*;
 use core::ptr;
 use kernel::{
     error,
-    prelude::*,
     time, //
 };
 

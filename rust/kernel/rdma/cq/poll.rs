@@ -3,7 +3,6 @@
 //! Polling by the caller, and waiting for completions.
 
 use crate::{
-    bindings,
     cq::{
         self,
         Waiting,
@@ -14,7 +13,6 @@ use crate::{
 };
 use core::mem::MaybeUninit;
 use kernel::{
-    prelude::*,
     sync::CondVarTimeoutResult,
     time, //
 };
@@ -153,21 +151,13 @@ impl cq::Inner {
 
 /// The completions that a wait is for, as `enum ib_cq_notify_flags`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
 pub enum Notify {
     /// The next one.
-    NextComp,
+    NextComp = bindings::ib_cq_notify_flags_IB_CQ_NEXT_COMP,
     /// That of a receive whose sender has asked for it
     /// ([`SendWr::solicited`](crate::wr::SendWr::solicited)), or of a request that has failed.
-    Solicited,
-}
-
-impl Notify {
-    fn as_raw(self) -> bindings::ib_cq_notify_flags {
-        match self {
-            Self::NextComp => bindings::ib_cq_notify_flags_IB_CQ_NEXT_COMP,
-            Self::Solicited => bindings::ib_cq_notify_flags_IB_CQ_SOLICITED,
-        }
-    }
+    Solicited = bindings::ib_cq_notify_flags_IB_CQ_SOLICITED,
 }
 
 /// The end of a wait that did not fail.
@@ -211,7 +201,7 @@ impl Cq<Waited> {
         };
         // Before arming: an event that another thread has armed for counts too.
         let seen = waiting.events.lock().completions;
-        let flags = notify.as_raw() | bindings::ib_cq_notify_flags_IB_CQ_REPORT_MISSED_EVENTS;
+        let flags = notify as u32 | bindings::ib_cq_notify_flags_IB_CQ_REPORT_MISSED_EVENTS;
         let cq = self.inner.raw.as_ptr();
         // SAFETY: The CQ is there while `self` lives. Clients are only told of devices that have
         // all verbs (`kverbs_provider`), so the operation exists.

@@ -3,7 +3,6 @@
 //! Completions that were polled and not yet dispatched.
 
 use crate::{
-    bindings,
     cqe,
     prelude::*,
     wc, //
@@ -207,14 +206,10 @@ impl<'a> Completion<'a> {
         self.wc.result()
     }
 
-    /// Calls the handler of the request's owner.
+    /// Calls the handler of the request's owner, as a drop does.
     #[inline]
     pub fn dispatch(self) {
-        let this = mem::ManuallyDrop::new(self);
-        // SAFETY: By the type invariant `cq` gave it, and its owner was not taken back; `this` is
-        // not dropped, so it is not taken again. Owners that need more than `Atomic` cannot be
-        // posted to a CQ that callers poll.
-        unsafe { dispatch(this.cq, this.wc) };
+        drop(self);
     }
 
     /// Returns whether the owner is a `T` that was posted by its callback `ID`, but not with a
@@ -255,30 +250,18 @@ impl<'a> Completion<'a> {
 impl Drop for Completion<'_> {
     #[inline]
     fn drop(&mut self) {
-        // SAFETY: By the type invariant `cq` gave it, and its owner was not taken back; `self` is
-        // gone after this. Owners that need more than `Atomic` cannot be posted to a CQ that
-        // callers poll.
-        unsafe { dispatch(self.cq, self.wc) };
-    }
-}
-
-/// Calls the callback of a completion, as the RDMA core does, if it has one.
-///
-/// # Safety
-///
-/// `cq` gave `wc`, whose owner was not taken back and is not taken back again. The caller's context
-/// provides what the owners posted to the CQ need.
-#[inline]
-unsafe fn dispatch(cq: *mut bindings::ib_cq, wc: &Wc) {
-    if wc.cqe().is_null() {
-        crate::wc::unlikely();
-        return;
-    }
-    // SAFETY: The callback's owner was not taken back, so it is there, and it may run in this
-    // context, as the caller promises. The callbacks of this crate keep no reference to the CQ, and
-    // those of drivers, which are their drains', keep it.
-    unsafe {
-        let done = (*wc.cqe()).done.unwrap_unchecked();
-        done(cq, core::ptr::from_ref(wc).cast_mut().cast());
+        let cqe = self.wc.cqe();
+        if cqe.is_null() {
+            crate::wc::unlikely();
+            return;
+        }
+        // SAFETY: By the type invariant `cq` gave the completion, and its owner was not taken back,
+        // so the callback is there; `self` is gone after this. Owners that need more than `Atomic`
+        // cannot be posted to a CQ that callers poll. The callbacks of this crate keep no reference
+        // to the CQ, and those of drivers, which are their drains', keep it.
+        unsafe {
+            let done = (*cqe).done.unwrap_unchecked();
+            done(self.cq, core::ptr::from_ref(self.wc).cast_mut().cast());
+        }
     }
 }

@@ -2,11 +2,8 @@
 
 //! Names of devices.
 
-use crate::bindings;
-use kernel::{
-    fmt,
-    prelude::*, //
-};
+use crate::prelude::*;
+use kernel::fmt;
 
 /// A copy of a device's name, which an administrator may change.
 #[derive(Clone, Copy)]

@@ -2,22 +2,15 @@
 
 //! Ports of a device.
 
-use crate::{
-    bindings,
-    prelude::*, //
-};
-use core::{
-    net::{
-        IpAddr,
-        Ipv4Addr,
-        Ipv6Addr, //
-    },
-    ptr::NonNull, //
+use crate::prelude::*;
+use core::net::{
+    IpAddr,
+    Ipv4Addr,
+    Ipv6Addr, //
 };
 use kernel::{
     error,
-    fmt,
-    prelude::*, //
+    fmt, //
 };
 
 /// A port of a device.

@@ -4,7 +4,6 @@
 //! Documentation/mr.rst.
 
 use crate::{
-    bindings,
     context::Context,
     cq,
     cqe::{
@@ -28,15 +27,9 @@ use crate::{
 };
 use core::{
     cell::UnsafeCell,
-    ptr::{
-        self,
-        NonNull, //
-    }, //
+    ptr, //
 };
-use kernel::{
-    prelude::*,
-    sync::SetOnce, //
-};
+use kernel::sync::SetOnce;
 
 /// The number of registrations after a proof for which no completion with the same key can be left:
 /// the consumer's part of a key has eight bits.
@@ -101,11 +94,7 @@ impl deferred::Teardown for FastRegMr {
         // dropped, so no request uses it. No peer can reach the memory after this, so it may be
         // unmapped.
         let ret = unsafe { bindings::ib_dereg_mr_user(self.raw.as_ptr(), ptr::null_mut()) };
-        if ret != 0 {
-            pr_err!("an MR could not be deregistered ({ret}); it is leaked with its memory\n");
-            return deferred::Fate::Leak;
-        }
-        deferred::Fate::Gone
+        deferred::Fate::of(fmt!("an MR with its memory"), ret)
     }
 }
 
@@ -190,18 +179,16 @@ impl FastRegMr {
         proved
     }
 
-    /// Notes the QP that the MR is registered through from now on. Returns `false`, and ends the
-    /// claim, if that is of another PD.
+    /// Notes the QP that the MR is registered through from now on. Returns `false` if that is of
+    /// another PD.
     ///
     /// # Safety
     ///
-    /// The state is an `S`. The caller has claimed the MR, which was idle.
+    /// The caller has claimed the MR, which was idle.
     #[cold]
     #[inline(never)]
-    unsafe fn change_qp<S: State>(&self, target: &wr::PostTarget) -> bool {
+    unsafe fn change_qp(&self, target: &wr::PostTarget) -> bool {
         if target.pd != self.pd.id() {
-            // SAFETY: The state is an `S`, as the caller promises.
-            unsafe { self.state::<S>() }.set_idle();
             return false;
         }
         let recv_cq = target.recv_cq().raw.as_ptr();
@@ -241,8 +228,8 @@ impl FastRegMr {
         }
         let claimed = self.claimed.get();
         // SAFETY: The state was just claimed, so by the type invariant `claimed` has no other user.
-        // The MR was idle, and its state is an `S`, as the caller promises.
-        if unsafe { (*claimed).qp != target.qp_id && !self.change_qp::<S>(target) } {
+        if unsafe { (*claimed).qp != target.qp_id && !self.change_qp(target) } {
+            state.set_idle();
             return Err(EINVAL);
         }
         let mr = self.raw.as_ptr();

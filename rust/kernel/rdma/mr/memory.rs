@@ -3,7 +3,6 @@
 //! Memory that an MR can map.
 
 use crate::{
-    bindings,
     dma,
     prelude::*,
     sg, //
@@ -11,8 +10,7 @@ use crate::{
 use core::ops::Range;
 use kernel::{
     error::to_result,
-    page::PAGE_SIZE,
-    prelude::*, //
+    page::PAGE_SIZE, //
 };
 
 /// Memory that outlives its type, only to be dropped.

@@ -3,7 +3,6 @@
 //! Requests that change the state of an MR.
 
 use crate::{
-    bindings,
     dma,
     mr::{
         frwr,
@@ -21,15 +20,11 @@ use crate::{
 };
 use core::{
     marker::PhantomData,
-    mem::ManuallyDrop,
-    ptr::NonNull, //
+    mem::ManuallyDrop, //
 };
-use kernel::{
-    prelude::*,
-    sync::{
-        SpinLockIrq,
-        SpinLockIrqGuard, //
-    }, //
+use kernel::sync::{
+    SpinLockIrq,
+    SpinLockIrqGuard, //
 };
 
 const LOCAL_WRITE: u32 = bindings::ib_access_flags_IB_ACCESS_LOCAL_WRITE;

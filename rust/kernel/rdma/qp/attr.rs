@@ -6,14 +6,12 @@
 
 use crate::{
     ah,
-    bindings,
     device::Gid,
     prelude::*,
     qp::Inner, //
 };
 use kernel::{
     error::to_result,
-    prelude::*,
     sync::MutexGuard, //
 };
 
@@ -33,7 +31,7 @@ pub enum State {
     Sqd = bindings::ib_qp_state_IB_QPS_SQD,
     /// A send of an unreliable QP has failed: sends are flushed, receives work.
     Sqe = bindings::ib_qp_state_IB_QPS_SQE,
-    /// What is posted is flushed.
+    /// The error state: requests are flushed.
     Err = bindings::ib_qp_state_IB_QPS_ERR,
 }
 
@@ -363,7 +361,7 @@ impl Inner {
         unsafe { modifier.modify(&mut raw, mask) }
     }
 
-    /// Waits until nobody else modifies the QP.
+    /// Takes the lock under which the QP is modified.
     pub(crate) fn modifier(&self) -> Modifier<'_> {
         // INVARIANT: The lock was just taken.
         Modifier {
@@ -373,7 +371,7 @@ impl Inner {
     }
 }
 
-/// The right to change the state and the attributes of a QP, which one has at a time.
+/// A guard of the lock under which the state and the attributes of a QP are changed.
 ///
 /// `ib_modify_qp` takes no lock, and drivers need not have one: rxe frees an array in it. So
 /// nothing here changes a QP but by this.
@@ -398,6 +396,7 @@ impl Modifier<'_> {
     /// # Safety
     ///
     /// The attributes are complete for this mask, and what they point to is valid.
+    #[inline(never)]
     pub(crate) unsafe fn modify(
         &self,
         attr: &mut bindings::ib_qp_attr,
@@ -456,7 +455,7 @@ impl Modifier<'_> {
     ///
     /// With the change to RTR rxe replaces the array of the responder. It stops the receive task
     /// for that, and does not start it again when there is no memory for a new array
-    /// (`rxe_qp_from_attr`), whoever asked for the change. Receives are then never flushed. An
+    /// (`rxe_qp_from_attr`), also if C asks for it. Receives are then never flushed. An
     /// array of no entries needs no memory, and rxe takes this attribute alone, in any state. In
     /// the error state the responder does not look at the array.
     pub(crate) fn restart_receiver(&self) {
@@ -470,7 +469,7 @@ impl Modifier<'_> {
         // The drain finds out whether the task runs.
         // SAFETY: The attributes are complete for this mask, and point to nothing.
         let restarted = unsafe { self.modify(&mut none, mask) };
-        // What was to be done while it was stopped is done when it is told again.
+        // Work that came while the task was stopped is done after another change of the state.
         let _ = restarted.and_then(|()| self.go_to(bindings::ib_qp_state_IB_QPS_ERR));
     }
 

@@ -3,7 +3,6 @@
 //! Requests of which only the last is signaled.
 
 use crate::{
-    bindings,
     cqe,
     prelude::*,
     qp::{
@@ -13,7 +12,6 @@ use crate::{
     }, //
 };
 use core::ops::Deref;
-use kernel::prelude::*;
 
 /// Requests of one owner that are posted one after the other, with a signaled one at the end.
 ///
@@ -33,7 +31,7 @@ where
     owner: Option<P>,
     /// In so many bits that it cannot wrap.
     posted: u64,
-    /// Whether an RDMA READ may be among what was posted.
+    /// Set if an RDMA READ may be among the requests that were posted.
     reads: bool,
 }
 

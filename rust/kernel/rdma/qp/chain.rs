@@ -3,9 +3,9 @@
 //! Requests that are posted in one call.
 
 use crate::{
-    bindings,
     debug,
     mr,
+    prelude::*,
     qp::post,
     wr, //
 };
@@ -14,38 +14,32 @@ use core::{
     mem::{
         ManuallyDrop,
         MaybeUninit, //
-    },
-    ptr::NonNull, //
-};
-use kernel::{
-    prelude::*,
-    sync::{
-        SpinLockIrq,
-        SpinLockIrqGuard, //
     }, //
+};
+use kernel::sync::{
+    SpinLockIrq,
+    SpinLockIrqGuard, //
 };
 
 /// An operation that can be posted in a [`Chain`]: all but [`InvOp`](mr::InvOp), which completes to
 /// a callback of its own.
-pub trait ChainOp: wr::SendOp + Link {}
-
-/// An operation of a link of a chain.
-pub trait Link: wr::Op {
+pub trait ChainOp: wr::SendOp {
     /// Returns whether this is an RDMA READ.
+    #[doc(hidden)]
     #[inline]
     fn is_read(&self) -> bool {
         false
     }
 
     /// Returns the registration of a region.
+    #[doc(hidden)]
     #[inline]
     fn registration(_undo: Self::Undo) -> Option<mr::Registration> {
         None
     }
 }
 
-impl ChainOp for wr::RdmaOp {}
-impl Link for wr::RdmaOp {
+impl ChainOp for wr::RdmaOp {
     #[inline]
     fn is_read(&self) -> bool {
         self.opcode == bindings::ib_wr_opcode_IB_WR_RDMA_READ
@@ -53,10 +47,8 @@ impl Link for wr::RdmaOp {
 }
 
 impl ChainOp for wr::AtomicOp {}
-impl Link for wr::AtomicOp {}
 
-impl<S: mr::State> ChainOp for mr::RegOp<S> {}
-impl<S: mr::State> Link for mr::RegOp<S> {
+impl<S: mr::State> ChainOp for mr::RegOp<S> {
     #[inline]
     fn registration(undo: mr::Registration) -> Option<mr::Registration> {
         Some(undo)
@@ -127,9 +119,9 @@ impl<const SGES: usize> Slot<SGES> {
 pub(super) struct Links<const LINKS: usize, const SGES: usize> {
     slots: *mut Slot<SGES>,
     len: usize,
-    /// Whether there is an RDMA READ among them, or was one among those that were posted before.
+    /// Set if there is an RDMA READ among them, or was one among those that were posted before.
     pub(super) reads: bool,
-    /// Whether one registers a shared region, so that all are posted under the lock of the QP.
+    /// Set if one registers a shared region, so that all are posted under the lock of the QP.
     is_locked: bool,
 }
 
@@ -284,7 +276,7 @@ impl<const LINKS: usize, const SGES: usize> Refused<'_, LINKS, SGES> {
     ///
     /// # Safety
     ///
-    /// What the links are made of is alive.
+    /// The owner that the links are made of is alive.
     #[cold]
     pub(super) unsafe fn take_back(self) -> (Error, Option<usize>) {
         let (error, posted) = self.why();

@@ -8,7 +8,6 @@ use crate::{
         AtomicUsize,
         Ordering, //
     },
-    bindings,
     context::{
         private::Sealed,
         Context, //
@@ -20,14 +19,10 @@ use crate::{
 use core::{
     hint::assert_unchecked,
     ops::Deref,
-    ptr::{
-        null_mut,
-        NonNull, //
-    }, //
+    ptr::null_mut, //
 };
 use kernel::{
     new_mutex,
-    prelude::*,
     sync::Mutex, //
 };
 
@@ -183,7 +178,8 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
     /// [`Qp::drain`]. The reference is kept then, and handlers do not find it any more; this may be
     /// called again.
     pub fn clear_context(&self, cx: &Sleepable) -> Result {
-        self.any.inner.context.user_context.clear(|| self.drain(cx))
+        let user_context = &self.any.inner.context.user_context;
+        user_context.clear(&|| self.any.drain(cx))
     }
 }
 
@@ -252,8 +248,10 @@ impl UserContext {
         Ok(())
     }
 
-    /// Removes the context, and drops it after `drain`, which drains the QP.
-    fn clear(&self, drain: impl FnOnce() -> Result) -> Result {
+    /// Removes the context, and drops it after `drain`, which drains the QP. Not generic, so that
+    /// it is not in each ULP.
+    #[inline(never)]
+    fn clear(&self, drain: &dyn Fn() -> Result) -> Result {
         let context = {
             let mut owner = self.owner.lock();
             let Some(context) = owner.context.take() else {

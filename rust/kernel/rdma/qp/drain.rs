@@ -10,14 +10,12 @@
 //! C source: `drivers/infiniband/core/verbs.c` (`ib_drain_qp`)
 
 use crate::{
-    bindings,
-    context::Sleepable,
     cq,
+    prelude::*,
     qp::{
         marker::{
             Markers,
-            RECV,
-            SEND, //
+            Queue, //
         },
         post,
         Inner, //
@@ -27,12 +25,9 @@ use core::{
     cell::Cell,
     mem::ManuallyDrop, //
 };
-use kernel::{
-    prelude::*,
-    time::{
-        self,
-        delay::fsleep, //
-    }, //
+use kernel::time::{
+    self,
+    delay::fsleep, //
 };
 
 /// The time that a drain may take before the QP is given up.
@@ -107,31 +102,21 @@ impl Inner {
         self.modifier().to_error()?;
         wait.last_wqe_reached()?;
 
-        let is_ud = self.qp_type() == bindings::ib_qp_type_IB_QPT_UD;
-        // SAFETY: The marker of `cqe` is there until it is reached: see `Markers`. It is not called
-        // for a QP for datagrams without a state.
-        let send = |cqe| unsafe { self.post_send_marker(cqe) };
-        // SAFETY: The marker of `cqe` is there until it is reached: see `Markers`.
-        let recv = |cqe| unsafe { self.post_recv_marker(cqe) };
-
-        // Both queues flush at the same time: each has its marker before one is waited for. Nobody
-        // could post to a QP for datagrams that has no address handle yet.
+        let is_ud = self.is_ud();
+        // Both queues flush at the same time: each has its marker before one is waited for.
         let mut full = false;
-        if self.marker_ah.as_ref().is_some() || !is_ud {
-            match wait.post::<SEND>(true, send) {
-                Err(Unposted::Full) => full = true,
-                Err(Unposted::Refused(e)) => {
-                    // It posts an RDMA WRITE.
-                    let drain = ops.drain_sq.filter(|_| !is_ud).ok_or(e)?;
-                    // SAFETY: It is the device's, for the send queue of a QP that is not for
-                    // datagrams.
-                    unsafe { wait.drain_by_driver(drain, self.send.cq()) }?
-                }
-                posted => posted?,
+        match wait.post(Queue::Send) {
+            Err(Unposted::Full) => full = true,
+            Err(Unposted::Refused(e)) => {
+                // It posts an RDMA WRITE.
+                let drain = ops.drain_sq.filter(|_| !is_ud).ok_or(e)?;
+                // SAFETY: It is the device's, for the send queue of a QP that is not for datagrams.
+                unsafe { wait.drain_by_driver(drain, self.send.cq()) }?
             }
+            posted => posted?,
         }
         if !self.is_on_srq() {
-            match wait.post::<RECV>(false, recv) {
+            match wait.post(Queue::Recv) {
                 Err(Unposted::Refused(e)) => {
                     let drain = ops.drain_rq.ok_or(e)?;
                     // SAFETY: It is the device's, for the receive queue.
@@ -147,7 +132,7 @@ impl Inner {
             // forgets all requests. The receives have come back by now, and the sends had the time
             // of the wait for room.
             self.modifier().restart()?;
-            wait.post::<SEND>(true, send)?;
+            wait.post(Queue::Send)?;
             wait.wait()?;
         }
         Ok(())
@@ -287,18 +272,27 @@ impl Wait<'_> {
         Ok(())
     }
 
-    /// Posts the marker at `OFFSET` by `post`. A full queue is tried again: it has room when
-    /// requests were flushed. With `may_stay_full` it may be full of requests without completions.
-    fn post<const OFFSET: usize>(
-        &self,
-        may_stay_full: bool,
-        post: impl Fn(*mut bindings::ib_cqe) -> Result<(), post::Refusal>,
-    ) -> Result<(), Unposted> {
-        let cqe = self.markers.give::<OFFSET>();
+    /// Posts the marker of a queue. A full queue is tried again: it has room when requests were
+    /// flushed. A send queue may be full of requests without completions.
+    fn post(&self, queue: Queue) -> Result<(), Unposted> {
+        let is_send = matches!(queue, Queue::Send);
+        // Nobody could post to a QP for datagrams that has no address handle yet.
+        if is_send && self.qp.is_ud() && self.qp.marker_ah.as_ref().is_none() {
+            return Ok(());
+        }
+        let cqe = self.markers.give(queue);
         let mut pauses = Pauses::new();
         let mut full_since = None;
         let posted = loop {
-            match post(cqe) {
+            // SAFETY: The queue is given a reference to the marker of `cqe`. A QP for datagrams has
+            // an address handle, as just checked.
+            let posted = unsafe {
+                match queue {
+                    Queue::Send => self.qp.post_send_marker(cqe),
+                    Queue::Recv => self.qp.post_recv_marker(cqe),
+                }
+            };
+            match posted {
                 Ok(()) => break Ok(()),
                 // It may be in the queue.
                 Err(refusal) if !refusal.named => {
@@ -310,7 +304,7 @@ impl Wait<'_> {
                         break Err(Unposted::Lost(e));
                     }
                     let since = full_since.get_or_insert_with(time::Instant::<time::Monotonic>::now);
-                    if may_stay_full && since.elapsed() > FULL {
+                    if is_send && since.elapsed() > FULL {
                         break Err(Unposted::Full);
                     }
                     self.poll();

@@ -5,11 +5,11 @@
 //! An owner of requests that are not signaled, behind which no signaled one was posted, is out of
 //! use only when the QP was drained. Until then the QP keeps it, in a list.
 
+use crate::prelude::*;
 use core::mem::forget;
 use kernel::{
     alloc::flags::__GFP_NOWARN,
     new_spinlock_irq,
-    prelude::*,
     sync::SpinLockIrq, //
 };
 
@@ -22,7 +22,7 @@ pub(super) struct Node<P: ?Sized = dyn Send> {
 impl Node {
     /// Makes the node of an owner, which is leaked if there is no memory. Any context.
     pub(super) fn new<P: Send + 'static>(owner: P) -> Option<KBox<Self>> {
-        // What is reported by `DrainList::add` needs no other report.
+        // `DrainList::add` reports the failure.
         let Ok(node) = KBox::<Node<P>>::new_uninit(GFP_ATOMIC | __GFP_NOWARN) else {
             forget(owner);
             return None;

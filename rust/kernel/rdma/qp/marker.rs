@@ -3,21 +3,18 @@
 //! Marker requests, which a drain posts to the ends of queues.
 
 use crate::{
-    bindings,
     completion::Completion,
-    debug, //
+    debug,
+    prelude::*, //
 };
 use core::{
     mem::offset_of,
     ptr, //
 };
-use kernel::{
-    prelude::*,
-    sync::atomic::{
-        Atomic,
-        Full,
-        Relaxed, //
-    }, //
+use kernel::sync::atomic::{
+    Atomic,
+    Full,
+    Relaxed, //
 };
 
 /// The requests at the ends of a QP's two queues, for one drain at a time. They are there until
@@ -40,9 +37,13 @@ const ABANDONED: u32 = 1 << 31;
 /// The count that the last marker finds then.
 const LAST_ABANDONED: u32 = ABANDONED + 1;
 
-/// The offsets of the two.
-pub(super) const SEND: usize = offset_of!(Markers, send);
-pub(super) const RECV: usize = offset_of!(Markers, recv);
+/// A queue of a QP, by the offset of its marker.
+#[derive(Clone, Copy)]
+#[repr(usize)]
+pub(super) enum Queue {
+    Send = offset_of!(Markers, send),
+    Recv = offset_of!(Markers, recv),
+}
 
 // SAFETY: A completion may be used from any thread, and the rest does not change.
 unsafe impl Send for Markers {}
@@ -53,18 +54,18 @@ impl Markers {
     pub(super) fn new() -> impl PinInit<Self> {
         let marker = |done| bindings::ib_cqe { done: Some(done) };
         pin_init!(Self {
-            send: marker(reached::<SEND>),
-            recv: marker(reached::<RECV>),
+            send: marker(reached::<{ Queue::Send as usize }>),
+            recv: marker(reached::<{ Queue::Recv as usize }>),
             left: Atomic::new(1),
             reached <- Completion::new(),
         })
     }
 
-    /// Gives the marker at `OFFSET`, to be posted.
-    pub(super) fn give<const OFFSET: usize>(self: Pin<&Self>) -> *mut bindings::ib_cqe {
+    /// Gives the marker of a queue, to be posted.
+    pub(super) fn give(self: Pin<&Self>, queue: Queue) -> *mut bindings::ib_cqe {
         self.left.add(1, Relaxed);
         // SAFETY: The offset is that of a field.
-        let cqe = unsafe { ptr::from_ref(self.get_ref()).byte_add(OFFSET) };
+        let cqe = unsafe { ptr::from_ref(self.get_ref()).byte_add(queue as usize) };
         let cqe = cqe.cast_mut().cast();
         debug::activate(cqe, "the marker of a drain");
         cqe

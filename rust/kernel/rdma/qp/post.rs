@@ -3,7 +3,6 @@
 //! Posting requests.
 
 use crate::{
-    bindings,
     cqe,
     debug,
     prelude::*,
@@ -16,7 +15,6 @@ use core::{
     },
     ops::Deref, //
 };
-use kernel::prelude::*;
 
 /// Refuses a request with entries of another PD.
 #[cold]
@@ -32,11 +30,11 @@ fn unmade<P>(owner: P, error: Error) -> PostError<P> {
     PostError::new(owner, error)
 }
 
-/// What a driver has said when it did not post a request, which was the only one.
+/// The refusal of a request, the only one of its call, by a driver.
 #[derive(Clone, Copy)]
 pub(crate) struct Refusal {
     ret: c_int,
-    /// Whether the driver has named the request. Otherwise it may have queued it before it failed,
+    /// Set if the driver has named the request. Otherwise it may have queued it before it failed,
     /// as siw does.
     pub(crate) named: bool,
 }
@@ -71,13 +69,10 @@ impl Refusal {
 
     /// Takes the owner of the request back, if the request was not posted.
     ///
-    /// Never inlined: what has to be kept meanwhile would be saved by each post.
-    ///
     /// # Safety
     ///
     /// `cqe` is from its owner, and the request was to give the owner back when it completes.
-    #[cold]
-    #[inline(never)]
+    #[inline]
     pub(crate) unsafe fn take_back<P, const ID: u64>(
         self,
         cqe: *mut bindings::ib_cqe,
@@ -85,15 +80,25 @@ impl Refusal {
     where
         P: cqe::CqePointer<ID>,
     {
-        let owner = if self.named {
-            // SAFETY: The driver says that it did not post the only request, so nothing else will
-            // take its owner back.
-            Some(unsafe { P::take_back(cqe) })
+        let refused = self.take_callback(cqe);
+        // SAFETY: The driver says that it did not post the only request, so nothing else will take
+        // its owner back.
+        refused.map(|cqe| unsafe { P::from_cqe(cqe.as_ptr()) })
+    }
+
+    /// Takes the callback of the request back, if the request was not posted. It is returned, so
+    /// that a post need not save it meanwhile, and not generic, so that it is not in each ULP.
+    #[cold]
+    #[inline(never)]
+    fn take_callback(self, cqe: *mut bindings::ib_cqe) -> PostError<NonNull<bindings::ib_cqe>> {
+        let cqe = if self.named {
+            debug::deactivate(cqe);
+            NonNull::new(cqe)
         } else {
             unnamed();
             None
         };
-        PostError::in_part(owner, 0, self.error())
+        PostError::in_part(cqe, 0, self.error())
     }
 }
 
@@ -163,8 +168,8 @@ pub(crate) unsafe fn recv_raw(qp: *mut bindings::ib_qp, wr: *mut bindings::ib_re
 impl<S: PollContext, R: PollContext> Qp<S, R> {
     /// Posts a request to the send queue, of any kind of QP.
     ///
-    /// What can fail before is done outside of the scope of the C request: the compiler would merge
-    /// these failures with the success at the scope's end, and test the result once more.
+    /// Steps that can fail before the post are outside of the scope of the C request: the compiler
+    /// would merge these failures with the success at the scope's end, and test the result again.
     ///
     /// # Safety
     ///
@@ -448,15 +453,9 @@ const SIGNALED: c_int = bindings::ib_send_flags_IB_SEND_SIGNALED as c_int;
 
 /// The callback of requests that are not signaled. When they fail or are flushed they complete all
 /// the same; their owner is that of the signaled request behind them.
-static UNSIGNALED: Unsignaled = Unsignaled(bindings::ib_cqe {
+static UNSIGNALED: bindings::ib_cqe = bindings::ib_cqe {
     done: Some(unsignaled),
-});
-
-#[repr(transparent)]
-struct Unsignaled(bindings::ib_cqe);
-
-// SAFETY: Never written.
-unsafe impl Sync for Unsignaled {}
+};
 
 /// The `done` callback of requests that are not signaled.
 ///
@@ -484,7 +483,7 @@ pub(super) unsafe fn no_signal(wr: *mut bindings::ib_send_wr) {
     // SAFETY: `wr` is valid and its flags are written, as the caller promises.
     unsafe {
         (*wr).send_flags &= !SIGNALED;
-        (*wr).__bindgen_anon_1.wr_cqe = ManuallyDrop::new((&raw const UNSIGNALED.0).cast_mut());
+        (*wr).__bindgen_anon_1.wr_cqe = ManuallyDrop::new((&raw const UNSIGNALED).cast_mut());
     }
 }
 

@@ -3,7 +3,6 @@
 //! Sends of different owners of which few are signaled.
 
 use crate::{
-    bindings,
     context::Context,
     cq,
     cqe::CqePointer,
@@ -20,10 +19,8 @@ use crate::{
 };
 use core::{
     cell::UnsafeCell,
-    mem::MaybeUninit,
-    ptr::NonNull, //
+    mem::MaybeUninit, //
 };
-use kernel::prelude::*;
 
 /// The owners of sends that were posted, in the order of the send queue, of which one in a few is
 /// signaled. Its completion gives back all owners up to its own, each to its handler.
@@ -90,7 +87,7 @@ pub struct SendRing<P: CqePointer<ID>, const ID: u64 = 0> {
     ring: NonNull<Ring<P, ID>>,
     /// The number of owners since the last signaled one.
     unsignaled: u32,
-    /// Whether there may be an RDMA READ among what they have posted.
+    /// Set if there may be an RDMA READ among the requests of these.
     reads: bool,
     reclaimed: bool,
 }
@@ -103,7 +100,7 @@ unsafe impl<P: CqePointer<ID>, const ID: u64> Sync for SendRing<P, ID> {}
 /// An owner that is in the ring.
 struct Entry<P> {
     owner: P,
-    /// Whether a completion will come for it.
+    /// Set if its last request is signaled, so that a completion will come for it.
     signaled: bool,
 }
 

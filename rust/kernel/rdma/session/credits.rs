@@ -15,7 +15,6 @@ use crate::prelude::*;
 use kernel::{
     new_condvar,
     new_spinlock_irq,
-    prelude::*,
     sync::{
         atomic::{
             Acquire,
@@ -139,7 +138,7 @@ impl SendCredits {
         }
         let mut left = msecs_to_jiffies(timeout_ms);
         let mut guard = self.lock.lock();
-        // What is given after this finds that there is a waiter, or is found by it.
+        // Credits that are given after this are found below, or their giver finds the waiter.
         self.waiters.fetch_add(1, Full);
         let taken = loop {
             match self.take() {
@@ -159,7 +158,7 @@ impl SendCredits {
         taken
     }
 
-    /// Adds credits that the peer has given, and wakes those who wait for them. Any context.
+    /// Adds credits that the peer has given, and wakes threads that wait for them. Any context.
     ///
     /// # Errors
     ///
@@ -183,8 +182,8 @@ impl SendCredits {
         Ok(())
     }
 
-    /// Fails all who wait, and all who come later, with `error`. Only the first call does. For the
-    /// end of the connection. Any context.
+    /// Fails all waits, and all later calls, with `error`. Only the first call does. For the end of
+    /// the connection. Any context.
     pub fn close(&self, error: Error) {
         let mut old = self.count.load(Relaxed);
         while old >= 0 {
@@ -201,7 +200,7 @@ impl SendCredits {
         self.count.load(Relaxed).try_into().unwrap_or(0)
     }
 
-    /// Wakes those who wait. The caller has changed the count, with full ordering.
+    /// Wakes threads that wait. The caller has changed the count, with full ordering.
     #[inline]
     fn wake(&self) {
         if self.waiters.load(Relaxed) != 0 {

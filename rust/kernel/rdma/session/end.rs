@@ -3,7 +3,6 @@
 //! The end of a connection.
 
 use crate::prelude::*;
-use kernel::prelude::*;
 
 /// Ends a connection: disconnects it, and drains its QP, so that all owners of requests are back
 /// (`rdma_disconnect`, `ib_drain_qp`).
@@ -37,7 +36,7 @@ use kernel::prelude::*;
 /// }
 /// ```
 pub fn end<S: PollContext, R: PollContext>(id: &cm::Id, qp: &Qp<S, R>, cx: &Sleepable) -> Result {
-    // Where there is no connection, the drain does it.
+    // If there is no connection, the drain flushes the requests.
     let _ = id.disconnect(cx);
     qp.drain(cx)
 }

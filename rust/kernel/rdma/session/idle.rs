@@ -8,11 +8,9 @@ use crate::{
         AtomicUsize,
         Ordering, //
     },
-    bindings,
     prelude::*, //
 };
 use core::ops::ControlFlow;
-use kernel::prelude::*;
 
 /// Returns `jiffies`.
 #[inline]

@@ -4,10 +4,7 @@
 
 use super::stop::Stop;
 use crate::prelude::*;
-use kernel::{
-    alloc::Flags,
-    prelude::*, //
-};
+use kernel::alloc::Flags;
 
 /// A ULP that connects again.
 pub trait Connector: Send + Sync + 'static {

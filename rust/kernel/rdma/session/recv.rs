@@ -13,7 +13,6 @@ use core::{
     mem::ManuallyDrop,
     ops::Deref, //
 };
-use kernel::prelude::*;
 
 /// A connection whose receives are a [`RecvRing`].
 ///
@@ -117,7 +116,7 @@ impl RecvRing<'_> {
                 buf: Buf::alloc(self.pd, self.len, cx)?,
                 conn: conn.clone(),
             };
-            recvs.push(KBox::pin(recv, GFP_KERNEL)?, GFP_KERNEL)?;
+            recvs.push_within_capacity(KBox::pin(recv, GFP_KERNEL)?)?;
         }
         for recv in recvs {
             (conn.qp()).post_recv(recv, |recv| Ok(RecvWr::new([recv.buf.whole_mut()])))?;

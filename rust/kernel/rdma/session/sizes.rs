@@ -3,12 +3,9 @@
 //! The sizes of queues, from what a connection has to do.
 
 use crate::prelude::*;
-use kernel::{
-    fmt,
-    prelude::*, //
-};
+use kernel::fmt;
 
-/// What one connection has to do at a time.
+/// The load of one connection at a time.
 ///
 /// # Examples
 ///
@@ -113,14 +110,14 @@ impl fmt::Display for Limit {
     }
 }
 
-/// Why a device cannot have such queues.
+/// The reason that a device cannot have such queues.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Misfit {
     /// The limit.
     pub limit: Limit,
-    /// What was asked for.
+    /// The number that was asked for.
     pub asked: u64,
-    /// What the device has.
+    /// The number that the device has.
     pub has: u64,
 }
 
@@ -149,7 +146,7 @@ pub struct Sizes {
     pub entries: u32,
 }
 
-/// Returns what was asked for, if the device has as much.
+/// Returns the number that was asked for, if the device has as many.
 fn within(limit: Limit, asked: u64, has: u32) -> Result<u32, Misfit> {
     let has = u64::from(has);
     match u32::try_from(asked) {

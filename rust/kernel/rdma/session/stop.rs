@@ -6,7 +6,6 @@ use crate::prelude::*;
 use kernel::{
     new_condvar,
     new_spinlock_irq,
-    prelude::*,
     sync::{
         CondVar,
         CondVarTimeoutResult,

@@ -94,13 +94,11 @@ use crate::{
 };
 use core::{
     cell::UnsafeCell,
-    ops,
-    ptr::NonNull, //
+    ops, //
 };
 use kernel::{
     new_condvar,
     new_spinlock_irq,
-    prelude::*,
     sync::{
         CondVar,
         CondVarTimeoutResult,

@@ -3,7 +3,6 @@
 //! Memory of others.
 
 use crate::{
-    bindings,
     dma::Direction,
     prelude::*,
     sg::Mapping, //
@@ -17,8 +16,7 @@ use core::{
 use kernel::{
     alloc,
     error::to_result,
-    page::PAGE_SIZE,
-    prelude::*, //
+    page::PAGE_SIZE, //
 };
 
 /// An owner of memory that a scatter list describes, which a device may access in direction `D`:
@@ -46,8 +44,8 @@ pub unsafe trait SgOwner<D: Direction>: Send + Unpin + 'static {
 /// DMA-mapped memory of another owner, which travels with it: it comes back when neither the device
 /// nor a peer can reach the memory.
 ///
-/// Where C completes a request of its upper layer with a key that may still be valid, a [`Region`]
-/// of this that is dropped is deregistered before the memory is unmapped and the owner dropped. An
+/// C completes a request of its upper layer with a key that may still be valid. A [`Region`] of
+/// this that is dropped is deregistered before the memory is unmapped and the owner dropped. An
 /// owner that must not be dropped goes into a region by [`Region::map`], which gives it back if it
 /// fails, as [`Region::new`] does not.
 ///
