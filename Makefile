@@ -64,7 +64,7 @@ help:
 	@echo 'make random      random steps on null devices, rxe and siw in each polling context, with SEED= those of that'
 	@echo '                 seed, and the module unloaded in the middle of them'
 	@echo 'make soak        ten million completions in each polling context, on the stock kernel; the KUnit suites'
-	@echo '                 without debug assertions; as many random steps under KASAN and lockdep,'
+	@echo '                 without debug assertions; as many random steps under KASAN, a fifth under lockdep,'
 	@echo '                 and two hours of those on connections: for hours,'
 	@echo '                 and goes on where it was interrupted'
 	@echo 'make faults      every allocation fails once, in an hour or more; goes on where it was ended'

@@ -82,7 +82,7 @@ mod tests {
     /// They share what they wait for. How long it takes is said, and nothing asserted.
     #[test]
     fn many_cqs_end_together() -> Result {
-        const MANY: usize = 500;
+        const MANY: usize = 1_000;
 
         let null = NullEnv::new()?;
         let mut cqs = KVec::with_capacity(MANY, GFP_KERNEL)?;

@@ -22,6 +22,7 @@ use rdma::{
         State, //
     }, //
 };
+use rdma_null::Injection;
 
 const CAPS: Caps = Caps::new(8, 8);
 
@@ -151,5 +152,29 @@ mod tests {
         null.a.drain(&null.env.cx)?;
         check_eq!(times.get(), 8);
         Ok(())
+    }
+
+    /// The driver refuses the marker, as that of a dead device does, and its own drain returns at
+    /// once: the device may still have the requests that nobody reports.
+    #[test]
+    fn driver_s_own_drain_does_not_end_what_is_kept() -> Result {
+        let null = Null::<Direct>::on(NullEnv::with_drain()?, &CAPS)?;
+        let (gone, cx) = (Counter::new()?, &null.env.cx);
+        let refuse = Injection::Refuse { after: 0, errno: 5 };
+        null.disconnect()?;
+        let kept = CountDrop(gone.clone());
+        let mut batch = null
+            .a
+            .batch(OnDone::<Atomic, _>::new(move |_, _| drop(kept))?);
+        batch.post(|_, chain: &mut Chain<'_, 1>| chain.push(SendWr::send([])))?;
+        drop(batch);
+        null.dev.inject_qp(null.a.num(), refuse)?;
+        check_err!(null.a.drain(cx), EIO);
+        check_eq!(gone.get(), 0);
+        null.a.drain(cx)?;
+        check_eq!(gone.get(), 1);
+        // Nothing is kept: what has completions comes back by them.
+        null.dev.inject_qp(null.a.num(), refuse)?;
+        null.a.drain(cx)
     }
 }

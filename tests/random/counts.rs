@@ -11,6 +11,10 @@ use kernel::{
             Atomic, //
         },
         Arc, //
+    },
+    time::{
+        Instant,
+        Monotonic, //
     }, //
 };
 
@@ -22,6 +26,8 @@ pub(crate) struct Counts {
     /// Of each kind of step: how often it was taken, and how often it could be done.
     taken: [Atomic<u64>; KINDS],
     done: [Atomic<u64>; KINDS],
+    /// And for how many nanoseconds, in all threads.
+    took: [Atomic<u64>; KINDS],
 }
 
 impl Counts {
@@ -29,14 +35,17 @@ impl Counts {
         let this = Self {
             taken: [const { Atomic::new(0) }; KINDS],
             done: [const { Atomic::new(0) }; KINDS],
+            took: [const { Atomic::new(0) }; KINDS],
         };
         Ok(Arc::new(this, GFP_KERNEL)?)
     }
 
-    pub(crate) fn count(&self, (kind, done): (usize, bool)) {
-        for (sums, add) in [(&self.taken, true), (&self.done, done)] {
+    /// Counts a step of a kind that has begun at `begin`.
+    pub(crate) fn count(&self, (kind, done): (usize, bool), begin: Instant<Monotonic>) {
+        let took = begin.elapsed().as_nanos().try_into().unwrap_or(0);
+        for (sums, add) in [(&self.taken, 1), (&self.done, done.into()), (&self.took, took)] {
             if let Some(sum) = sums.get(kind) {
-                sum.fetch_add(add.into(), Relaxed);
+                sum.fetch_add(add, Relaxed);
             }
         }
     }
@@ -47,9 +56,11 @@ impl Counts {
 
     /// Prints the sums of the steps with these names.
     pub(crate) fn print(&self, of: &dyn fmt::Display, names: impl Iterator<Item = &'static str>) {
-        for (name, (taken, done)) in names.zip(self.taken.iter().zip(&self.done)) {
-            let (taken, done) = (taken.load(Relaxed), done.load(Relaxed));
-            pr_info!("{of} {name}: {done} of {taken}\n");
+        let sums = self.taken.iter().zip(&self.done).zip(&self.took);
+        for (name, ((taken, done), took)) in names.zip(sums) {
+            let [taken, done, took] = [taken, done, took].map(|sum| sum.load(Relaxed));
+            let ms = took / 1_000_000;
+            pr_info!("{of} {name}: {done} of {taken}, {ms} ms\n");
         }
     }
 }

@@ -32,6 +32,11 @@ use round::{
     Plan, //
 };
 
+extern "C" {
+    /// Has lockdep look at nothing more (`include/linux/debug_locks.h`).
+    fn debug_locks_off() -> c_int;
+}
+
 struct Random {
     /// `true` if the module is unloaded.
     over: Arc<Atomic<bool>>,
@@ -56,6 +61,10 @@ impl Client for Random {
             transport: Transport::new(module_parameters::device.value())?,
         };
         pr_info!("SEED={}, {} threads\n", plan.seed, plan.threads);
+        if module_parameters::lockdep.value() == 0 {
+            // SAFETY: It may be called at any time; lockdep does so when it has found something.
+            unsafe { debug_locks_off() };
+        }
         if module_parameters::background.value() == 0 {
             return run_all(client, &plan, &self.over, cx);
         }
@@ -107,6 +116,7 @@ rdma::module_rdma_client! {
         pool: u8 { default: 1, description: "0 without shared CQs", },
         threads: u32 { default: 4, description: "how many at the same time", },
         device: u8 { default: 0, description: "null devices 0, rxe0 1, siw0 2", },
+        lockdep: u8 { default: 1, description: "0 to do without lockdep from now on", },
         background: u8 { default: 0, description: "1 to go on when the module is loaded", },
         contexts: u32 {
             default: 31,

@@ -238,6 +238,7 @@ fn walk<C: Way>(
         if goes.load(Relaxed) {
             break;
         }
-        counts.count(turn.step());
+        let begin = Instant::now();
+        counts.count(turn.step(), begin);
     }
 }

@@ -33,7 +33,8 @@ use kernel::{
     prelude::*,
     time::{
         delay::fsleep,
-        Delta, //
+        Delta,
+        Instant, //
     }, //
 };
 use rdma::{
@@ -117,7 +118,8 @@ impl Turn<'_> {
 pub(crate) fn walk(world: &Arc<World>, rng: Rng, cx: &Sleepable) {
     let mut turn = Turn { world, rng, cx };
     while !world.is_over() {
-        world.counts.count(turn.step());
+        let begin = Instant::now();
+        world.counts.count(turn.step(), begin);
         // A step that was begun has to get on, too.
         fsleep(Delta::from_millis(2));
     }

@@ -56,10 +56,10 @@ impl Inner {
     pub(super) fn drain(&self, markers: Pin<&Markers>, cx: &Sleepable) -> Result {
         let drain_list = self.context.drain_list.take();
         let kept = self.object.take_undrained();
-        self.flush_traced(markers, cx)
+        self.flush_traced(markers, !drain_list.is_empty(), cx)
             .inspect_err(|_| self.object.put_undrained(kept))?;
-        // SAFETY: The requests of these owners were posted before the markers, which have
-        // completed.
+        // SAFETY: If there are such owners, `flush` has not left the send queue to the driver: the
+        // marker, which was posted behind their requests, has completed.
         unsafe { drain_list.release() };
         Ok(())
     }
@@ -75,18 +75,20 @@ impl Inner {
     }
 
     /// Calls [`Inner::flush`] between the trace events `drain_begin` and `drain_end`.
-    fn flush_traced(&self, markers: Pin<&Markers>, cx: &Sleepable) -> Result {
+    fn flush_traced(&self, markers: Pin<&Markers>, keeps: bool, cx: &Sleepable) -> Result {
         let qp = self.raw.as_ptr();
         // SAFETY: By the type invariant the QP is valid.
         let began = unsafe { bindings::rdma_helper_trace_drain_begin(qp) };
-        let flushed = self.flush(markers, cx);
+        let flushed = self.flush(markers, keeps, cx);
         let rc = flushed.map_or_else(Error::to_errno, |()| 0);
         // SAFETY: By the type invariant the QP is valid.
         unsafe { bindings::rdma_helper_trace_drain_end(qp, began, rc) };
         flushed
     }
 
-    fn flush(&self, markers: Pin<&Markers>, cx: &Sleepable) -> Result {
+    /// Moves the QP to the error state and waits for the markers. With `keeps`, the QP has sends
+    /// that have no completion of their own.
+    fn flush(&self, markers: Pin<&Markers>, keeps: bool, cx: &Sleepable) -> Result {
         if self.is_polled_by_current() {
             return Err(EDEADLK);
         }
@@ -108,8 +110,9 @@ impl Inner {
         match wait.post(Queue::Send) {
             Err(Unposted::Full) => full = true,
             Err(Unposted::Refused(e)) => {
-                // It posts an RDMA WRITE.
-                let drain = ops.drain_sq.filter(|_| !is_ud).ok_or(e)?;
+                // It posts an RDMA WRITE, and returns at once where that finds no room: then only
+                // what has a completion is known to come back.
+                let drain = ops.drain_sq.filter(|_| !is_ud && !keeps).ok_or(e)?;
                 // SAFETY: It is the device's, for the send queue of a QP that is not for datagrams.
                 unsafe { wait.drain_by_driver(drain, self.send.cq()) }?
             }

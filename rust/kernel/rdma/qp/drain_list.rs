@@ -90,6 +90,10 @@ pub(super) struct Taken<'a> {
 }
 
 impl Taken<'_> {
+    pub(super) fn is_empty(&self) -> bool {
+        self.head.is_none()
+    }
+
     /// Drops the owners.
     ///
     /// # Safety
