@@ -67,7 +67,7 @@ help:
 	@echo '                 without debug assertions; as many random steps under KASAN, a fifth under lockdep,'
 	@echo '                 and two hours of those on connections: for hours,'
 	@echo '                 and goes on where it was interrupted'
-	@echo 'make faults      every allocation fails once, in an hour or more; goes on where it was ended'
+	@echo 'make faults      each place that allocates memory fails once, in an hour or more; goes on where it was ended'
 	@echo 'make fuzz        a hundred thousand messages of a hostile peer to each sample, SEED=1 or another'
 	@echo 'make storms      networks in trouble and ends that nobody expects, in an hour or so, with SEED=;'
 	@echo '                 goes on where it was ended'

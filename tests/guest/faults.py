@@ -2,29 +2,33 @@
 # SPDX-License-Identifier: GPL-2.0
 """Has allocations fail, in a VM, and goes on where the last VM has ended.
 
-faults DIR SECONDS PATIENCE K ANYWHERE [NAME...]: one of K faults of the actions whose names start so, then
-one of K of as many as ANYWHERE that hit any allocation. DIR/progress has a line of JSON before each
-fault and one after it. Exits with 0 when nothing is left to do, with 4 when another boot is needed, as
-after SECONDS, and with 5 when there was no progress for PATIENCE seconds.
-
-Half of the allocations are kmemleak's own and may fail unnoticed, so K is to be odd."""
+faults DIR SECONDS PATIENCE K ANYWHERE NAME...: has each place of actions fail once (tests/faults) or, with a K
+that is not zero, one of K of their allocations, then one of K of as many as ANYWHERE that hit any allocation.
+DIR/progress has a line of JSON before each fault and one after it, and a log of each boot is in DIR. Exits
+with 0 when nothing is left to do, with 4 when another boot is needed, as after SECONDS, and with 5 when there
+was no progress for PATIENCE seconds. Without arguments, prints the names of the actions."""
 
 import argparse
 import itertools
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 
-from faulty import ACTIONS, is_loaded, load, suite, suites
+from faulty import ACTIONS, modules, suite, suites
 
 DEBUGFS = Path("/sys/kernel/debug")
+PLACES = Path("/sys/module/rdma_faults/parameters")
+# The fail-nth of a thread that fails at the first place that has not failed yet, and of one that has a thread
+# of the kernel do so (tests/faults).
+EACH = {"nth": (1 << 32) - 1, "elsewhere": (1 << 32) - 2}
 KMSG = Path("/dev/kmsg")
-# A case that waits allocates again and again. New allocations come earlier than this.
+# A case that waits allocates again and again. New allocations, and all places, come earlier than this.
 MOST = 3000
 # The number of allocations that may come before a fault at any place.
 WITHIN = 600
@@ -59,7 +63,7 @@ class Progress:
 
 
 def write(path, value):
-    path.write_text(str(value), encoding="ascii")
+    Path(path).write_text(str(value), encoding="ascii")
 
 
 def prepare():
@@ -68,6 +72,8 @@ def prepare():
         for key in ("ignore-gfp-wait", "verbose", "task-filter", "probability"):
             write(DEBUGFS / name / key, 0)
     write(DEBUGFS / "fail_page_alloc/ignore-gfp-highmem", 0)
+    # KUnit waits for a case, uninterruptibly, for as long.
+    write("/proc/sys/kernel/hung_task_timeout_secs", 240)
 
 
 def single_pages(fail):
@@ -145,12 +151,11 @@ def says(text):
     write(KMSG, text + "\n")
 
 
-def one(progress, name, where, n, context, args):
+def one(progress, name, where, n, context, args, fault):
     """One fault of an action, and the action without one. Returns whether the fault has come."""
     says(f"rdma-rs test: {name}, {where} {n}")
     progress.add(event="begin", action=name, where=where, n=n)
     with context(*args) as function:
-        fault = {"nth": n} if where == "nth" else {"seed": f"{name} {n}"}
         fired, said = attempt(function, **fault)
     try:
         with context(*args) as function:
@@ -171,29 +176,51 @@ def leaks(progress, name):
     progress.add(event="end", action=name, leaks=found.stdout.count("unreferenced object"))
 
 
-def faults(progress, every, name, where):
+def numbers(progress, every, name, where):
     """The numbers of the faults of an action that are left to do, without an end."""
+    every = every or 1
     first = random.Random(f"{name} {where}").randint(1, every)
     done = progress.done.get((name, where), 0)
     return itertools.count(done + every if done else first, every)
 
 
-def run_action(progress, every, anywhere, name, context, args):
+def places(folder, action, shared=""):
+    """Has each place of an action fail that did not in an earlier boot, where it may have been the end of it."""
+    write(PLACES / "shared", shared)
+    write(PLACES / "known", "\n")
+    for log in folder.glob("log.*"):
+        here = False
+        for line in log.read_text(encoding="utf-8", errors="replace").splitlines():
+            _, mark, what = line.partition("rdma-rs test: ")
+            if mark:
+                here = re.match(rf"(kunit )?{re.escape(action.removeprefix('kunit '))}[.,]", what)
+            elif here and (place := re.search(r"rdma-rs fault: place (\w+):", line)):
+                write(PLACES / "known", place[1])
+
+
+def kinds(every):
+    """The kinds of faults by fail-nth, and the fail-nth of a fault by its number."""
+    if every:
+        return {"nth": lambda n: n}
+    return {where: lambda _, nth=nth: nth for where, nth in EACH.items()}
+
+
+def run_action(progress, every, anywhere, name, context, args, keeps):
     """Has the allocations of an action fail, one after the other, then some at any place."""
-    # Not for each fault again.
-    if not is_loaded("rdma_rs"):
-        load("rdma_rs")
-    single_pages(False)
-    for n in faults(progress, every, name, "nth"):
-        yield
-        if not one(progress, name, "nth", n, context, args):
-            break
-    single_pages(True)
-    for n in faults(progress, every, name, "anywhere"):
-        yield
-        if n > anywhere:
-            break
-        one(progress, name, "anywhere", n, context, args)
+    with modules(*keeps):
+        single_pages(False)
+        for where, nth in kinds(every).items():
+            for n in numbers(progress, every, name, where):
+                yield
+                if not one(progress, name, where, n, context, args, {"nth": nth(n)}) or n > MOST:
+                    break
+        single_pages(True)
+        for n in numbers(progress, every, name, "anywhere"):
+            yield
+            if n > anywhere:
+                break
+            one(progress, name, "anywhere", n, context, args, {"seed": f"{name} {n}"})
+        single_pages(False)
     leaks(progress, name)
 
 
@@ -203,13 +230,15 @@ def run_suite(progress, every, name):
     says(f"rdma-rs test: {title}, nth 0")
     single_pages(True)
     with suite(name) as run:
-        for n in faults(progress, every, title, "nth"):
-            progress.add(event="begin", action=title, where="nth", n=n)
-            fired = run(n)
-            progress.add(event="done", action=title, where="nth", n=n, fired=fired, said="", after="")
-            if not fired or n > MOST:
-                break
-            yield
+        for where, nth in kinds(every).items():
+            run("", 0)
+            for n in numbers(progress, every, title, where):
+                progress.add(event="begin", action=title, where=where, n=n)
+                fired = run(f"{where} {n}", nth(n))
+                progress.add(event="done", action=title, where=where, n=n, fired=fired, said="", after="")
+                if not fired or n > MOST:
+                    break
+                yield
     leaks(progress, title)
 
 
@@ -238,26 +267,34 @@ def main():
     parser.add_argument("patience", type=int)
     parser.add_argument("every", type=int)
     parser.add_argument("anywhere", type=int)
-    parser.add_argument("names", nargs="*")
+    parser.add_argument("names", nargs="+")
     options = parser.parse_args()
     end = time.monotonic() + options.seconds
     progress = Progress(options.dir / "progress")
-    names = tuple(options.names) or ("",)
 
-    subprocess.run(["tests/guest/up", "rdma_rs"], check=True)
+    subprocess.run(["tests/guest/up", "rdma_rs", "rdma_faults"], check=True)
     subprocess.run(["bash", "-ec", """for i in {1..7}; do
         ip link add rdma$i type dummy
         ip addr add 2001:db8:$i::1/64 dev rdma$i nodad
         ip link set rdma$i up
-        done"""], check=True)
+        done
+        # The addresses of null devices with a connection manager, as in tests/guest/kunit.
+        ip addr add 203.0.113.1/32 dev lo
+        ip addr add 2001:db8:ff::1/128 dev lo nodad"""], check=True)
     prepare()
     watched(options.patience)
-    work = [(name, run_action(progress, options.every, options.anywhere, name, context, args))
-            for name, context, args in ACTIONS]
-    work += [(f"kunit {name}", run_suite(progress, options.every, name)) for name in suites()]
-    for name, steps in work:
-        if not name.startswith(names) or name in progress.ended:
+    for name in options.names:
+        if name in progress.ended:
             continue
+        kind, _, rest = name.partition(" ")
+        if kind == "kunit":
+            # All that calls the fixtures of the tests does so alike.
+            places(options.dir, name, "10rdma_kunit7fixture")
+            steps = run_suite(progress, options.every, rest)
+        else:
+            places(options.dir, name)
+            it = next(it for it in ACTIONS if it[0] == name)
+            steps = run_action(progress, options.every, options.anywhere, *it)
         try:
             for _ in steps:
                 if time.monotonic() > end:
@@ -269,9 +306,11 @@ def main():
             # Something of it may still be there: the rest gets another boot.
             progress.add(event="end", action=name, leaks=0, said=str(e))
             return LATER
-        print(f"  faults: {name}: up to allocation {progress.done.get((name, 'nth'), 0)}", flush=True)
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    if sys.argv[1:]:
+        sys.exit(main())
+    for action_name in (*(it[0] for it in ACTIONS), *(f"kunit {name}" for name in suites())):
+        print(action_name)

@@ -6,6 +6,7 @@ import os
 import socket
 import struct
 import subprocess
+import time
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -15,8 +16,7 @@ from samples import BUILD, MadPing, UdEcho
 
 ACTIONS = []
 KUNIT = Path("/sys/kernel/debug/kunit")
-NTH = Path("/sys/module/rdma_kunit/parameters/nth")
-FIRED = Path("/sys/module/rdma_kunit/parameters/fired")
+RDMA_KUNIT = Path("/sys/module/rdma_kunit/parameters")
 LIBC = ctypes.CDLL(None, use_errno=True)
 FINIT_MODULE, DELETE_MODULE = 313, 176
 
@@ -27,10 +27,11 @@ DEV_INDEX, DEV_NAME, NDEV_NAME, LINK_TYPE = 1, 2, 51, 65
 REQUEST_ACK = 5
 
 
-def action(name, *args):
-    """Declares an action: a context that has everything there and yields what is to be done."""
+def action(name, *args, keeps=()):
+    """Declares an action: a context that has everything there and yields what is to be done. The modules
+    that it keeps are not loaded and unloaded for each fault."""
     def add(function):
-        ACTIONS.append((name, contextmanager(function), args))
+        ACTIONS.append((name, contextmanager(function), args, ("rdma_rs", *keeps)))
         return function
     return add
 
@@ -133,60 +134,56 @@ for m in LOADED:
             load(name, params)
             yield lambda: unload(name)
 
-CLIENTS = ("rdma_rs", "rdma_rping", "rdma_mad_ping", "rdma_ud_echo", "rdma_perf_rs")
+CLIENTS = ("rdma_null", "rdma_rping", "rdma_mad_ping", "rdma_ud_echo", "rdma_perf_rs")
 
 for k, dev in (("rxe", "rdma7"), ("null", "lo")):
-    @action(f"add a link of {k}", k, dev)
+    @action(f"add a link of {k}", k, dev, keeps=CLIENTS)
     def adding(kind, netdev):
-        with modules("rdma_null", *CLIENTS):
-            try:
-                yield lambda: add_link("fault0", kind, netdev)
-            finally:
-                delete_link("fault0")
-
-    @action(f"delete a link of {k}", k, dev)
-    def deleting(kind, netdev):
-        with modules("rdma_null", *CLIENTS):
-            add_link("fault0", kind, netdev)
-            try:
-                number = index("fault0")
-                yield lambda: netlink(DELLINK, DEV_INDEX=number)
-            finally:
-                delete_link("fault0")
-
-
-@action("rping: make an instance")
-def instance_made():
-    with modules("rdma_rs", "rdma_rping"):
-        it = Instance(port=next(ports))
         try:
-            yield it.path.mkdir
+            yield lambda: add_link("fault0", kind, netdev)
         finally:
-            if it.path.exists():
-                it.path.rmdir()
+            delete_link("fault0")
+
+    @action(f"delete a link of {k}", k, dev, keeps=CLIENTS)
+    def deleting(kind, netdev):
+        add_link("fault0", kind, netdev)
+        try:
+            number = index("fault0")
+            yield lambda: netlink(DELLINK, DEV_INDEX=number)
+        finally:
+            delete_link("fault0")
 
 
-@action("rping: listen, and stop")
+@action("rping: make an instance", keeps=["rdma_rping"])
+def instance_made():
+    it = Instance(port=next(ports))
+    try:
+        yield it.path.mkdir
+    finally:
+        if it.path.exists():
+            it.path.rmdir()
+
+
+@action("rping: listen, and stop", keeps=["rdma_rping"])
 def instance_listens():
     def listen_and_stop():
         server.write("listen", 1)
         server.write("listen", 0)
 
-    with modules("rdma_rs", "rdma_rping"), Instance(port=next(ports)) as server:
+    with Instance(port=next(ports)) as server:
         yield listen_and_stop
 
 
 for c in ("direct", "workqueue"):
-    @action(f"rping: connect, transfer, end, {c}", c)
+    @action(f"rping: connect, transfer, end, {c}", c, keeps=["rdma_rping"])
     def client(context):
-        with modules("rdma_rs", "rdma_rping"):
-            common = {"port": next(ports), "context": context, "timeout_ms": 2000}
-            with Instance(**common) as server, Instance(count=3, **common) as it:
-                server.write("listen", 1)
-                yield lambda: it.write("connect", 1)
+        common = {"port": next(ports), "context": context, "timeout_ms": 2000}
+        with Instance(**common) as server, Instance(count=3, **common) as it:
+            server.write("listen", 1)
+            yield lambda: it.write("connect", 1)
 
 
-@action("rping: serve a client in user space")
+@action("rping: serve a client in user space", keeps=["rdma_rping"])
 def served():
     def ping():
         status, said = finish(peer("client", port, 3))
@@ -194,13 +191,13 @@ def served():
             raise OSError(status, said)
 
     port = next(ports)
-    with modules("rdma_rs", "rdma_rping"), Instance(port=port, timeout_ms=2000) as server:
+    with Instance(port=port, timeout_ms=2000) as server:
         server.write("listen", 1)
         yield ping
 
 
-for w in (*LOADS, *SET_UP):
-    @action(f"perf: {w}", w)
+for w in (*LOADS, "call_rate", "tag_rate", "rw_read_rate", "rw_write_rate", *SET_UP):
+    @action(f"perf: {w}", w, keeps=["rdma_null", "rdma_perf_rs"])
     def perf(what):
         def run():
             failed = Perf("rdma_perf_rs").run(text)
@@ -208,24 +205,26 @@ for w in (*LOADS, *SET_UP):
                 raise OSError(failed, os.strerror(failed))
 
         text = f"load={what} count=4 warmup=1"
-        if what == "connect_rate":
-            text += " addr=192.0.2.1"
-        elif what in SET_UP:
-            text += " device=rxe0 qps=2"
-        with modules("rdma_rs", "rdma_perf_rs"):
+        with ExitStack() as stack:
+            if what.startswith("rw_"):
+                text += " context=direct device=null0"
+                add_link("null0", "null", "lo")
+                stack.callback(delete_link, "null0")
+            elif what == "connect_rate":
+                text += " addr=192.0.2.1"
+            elif what in SET_UP:
+                text += " device=rxe0 qps=2"
             yield run
 
 
-@action("ud_echo: ask")
+@action("ud_echo: ask", keeps=["rdma_ud_echo"])
 def asks():
-    with modules("rdma_rs", "rdma_ud_echo"):
-        yield lambda: UdEcho().write("ask", 5)
+    yield lambda: UdEcho().write("ask", 5)
 
 
-@action("mad_ping: ping")
+@action("mad_ping: ping", keeps=["rdma_mad_ping"])
 def pings():
-    with modules("rdma_rs", "rdma_mad_ping"):
-        yield lambda: MadPing().write("answered", 3)
+    yield lambda: MadPing().write("answered", 3)
 
 
 def suites():
@@ -241,16 +240,28 @@ def suites():
 
 @contextmanager
 def suite(name):
-    """Has a suite loaded, which runs it once without faults; yields what runs it with the nth."""
-    def run(nth):
-        # Cases take them away.
-        for i in range(1, 7):
+    """Has a suite loaded, which runs it once without faults; yields what runs it with a fail-nth.
+
+    With zero it has all cases run again the next time, also those in which nothing has failed."""
+    def run(fault, nth):
+        nonlocal seconds
+        (RDMA_KUNIT / "nth").write_text(str(nth), encoding="ascii")
+        if not nth:
+            return 0
+        # Cases take them away; and without memory for a packet rxe loses the QP 1 of a link, so that whoever
+        # connects waits for a minute.
+        for i in range(7):
+            if seconds > 10:
+                delete_link(f"rxe{i}")
             if not has_link(f"rxe{i}"):
                 add_link(f"rxe{i}", "rxe", f"rdma{i}")
-        NTH.write_text(str(nth), encoding="ascii")
+        (RDMA_KUNIT / "fault").write_text(fault, encoding="ascii")
+        begin = time.monotonic()
         (KUNIT / name / "run").write_text("1", encoding="ascii")
-        return int(FIRED.read_text(encoding="ascii"))
+        seconds = time.monotonic() - begin
+        return int((RDMA_KUNIT / "fired").read_text(encoding="ascii"))
 
+    seconds = 0
     Path("/sys/module/kunit/parameters/filter_glob").write_text(name, encoding="ascii")
     try:
         with modules("rdma_rs", "rdma_null", "rdma_kunit"):

@@ -80,7 +80,7 @@ class Fuzzer:
     def connect(self):
         """Asks for a connection; what comes of it is seen when the answer is here."""
         message, _ = self.peer.request(self.target.port, timeout=self.random.choice((8, 20, 31)),
-                                       retries=self.random.randrange(16))
+                                       retries=self.random.randrange(16), private=self.target.hello(self))
         self.peer.send_mad(message)
         self.sent["request"] += 1
 
@@ -142,7 +142,8 @@ class Fuzzer:
         some, c = self.random, self.some_connection()
         ids, qpn = {0: ("II", c.number, c.theirs)}, (c.number & 0xffffff) << 8
         message = some.choice((
-            lambda: self.peer.request(self.target.port, self.number(5), self.number(4))[0],
+            lambda: self.peer.request(self.target.port, self.number(5), self.number(4),
+                                      self.target.hello(self))[0],
             lambda: mad(MRA, {**ids, 8: ("BB", self.number(2) << 6, self.number(5) << 3)}),
             lambda: mad(REJ, {**ids, 8: ("BBH", self.number(2) << 6, 0, some.randrange(40))}),
             lambda: mad(REP, {**ids, 12: ("I", qpn), 20: ("I", qpn)}),
@@ -216,6 +217,10 @@ class Target:
 
     def message(self, fuzzer):
         return fuzzer.random.randbytes(16)
+
+    def hello(self, _fuzzer):
+        """The private data of a request for a connection."""
+        return b""
 
     def serving(self):
         """Where a round goes on."""
@@ -297,6 +302,34 @@ class Minimal(Loaded):
         return b"hello"
 
 
+class Kv(Loaded):
+    """A store, which takes commands from its peers, and reads and writes the memory that they lend."""
+
+    port, parameters = 7178, ("connections=2", "operations=40", "memory=4")
+    GET, PUT = 1, 2
+    INLINE, MOST = 512, 128 * 1024
+
+    @contextmanager
+    def serving(self):
+        """One target is to live through a round."""
+        with module("rdma_kv", "connections=0", "memory=4"):
+            yield
+
+    def hello(self, fuzzer):
+        some = fuzzer.random
+        magic = 0x6b760001 if some.random() < 0.95 else fuzzer.number(32)
+        return struct.pack("!II", magic, some.choice((1, 32, 32, fuzzer.number(32))))
+
+    def message(self, fuzzer):
+        some = fuzzer.random
+        op, lent = some.choice((self.GET, self.PUT, self.PUT, some.getrandbits(16))), some.choice((0, 1))
+        length = some.choice((1, self.INLINE, self.MOST, fuzzer.number(32)) if lent else
+                             (1, 64, self.INLINE, self.INLINE + 1))
+        request = struct.pack("!IHHQIIQ", fuzzer.number(32), op, lent, some.randrange(4), length,
+                              fuzzer.number(32), fuzzer.number(64))
+        return request if lent or op != self.PUT else request + some.randbytes(length)
+
+
 class Ud_echo(Target):
     """Datagrams."""
 
@@ -352,7 +385,7 @@ class Mad_ping(Target):
                 assert time.monotonic() < end, pings.stats()
 
 
-TARGETS = {t.__name__.lower(): t for t in (Rping, Rpc, Replog, Minimal, Ud_echo, Mad_ping)}
+TARGETS = {t.__name__.lower(): t for t in (Rping, Rpc, Replog, Minimal, Kv, Ud_echo, Mad_ping)}
 
 
 def fuzz(seed, name, first, rounds, size=ROUND):

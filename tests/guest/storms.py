@@ -255,26 +255,37 @@ def stopped(rng):
         return {"stops": 1, "longest": time.monotonic() - begin, "bytes": traffic.bytes()}
 
 
-@storm(50)
-def rpc(rng):
-    """The link of all clients and the server of rpc is deleted, which ends the loading of the module."""
+def sample(rng, name, load, few):
+    """The link of all clients and the server of a sample is deleted, which ends the loading of the module."""
     # Of several devices it would take any.
     for device in wire.ENDS:
         sh("rdma", "link", "delete", device)
-    with subprocess.Popen(["insmod", f"{BUILD}/{FLAVOUR}/rdma_rpc.ko", "calls=100000"],
+    with subprocess.Popen(["insmod", f"{BUILD}/{FLAVOUR}/{name}.ko", *load],
                           stderr=subprocess.DEVNULL) as insmod:
-        until(lambda: "rdma_rpc: rxe0: QP" in OBJECTS.read_text(), "no connection")
+        until(lambda: f"{name}: rxe0: QP" in OBJECTS.read_text(), "no connection")
         time.sleep(rng.uniform(0, 0.5))
         begin = time.monotonic()
         link(False)
-        assert insmod.wait(END), "rpc was not ended"
+        assert insmod.wait(END), f"{name} was not ended"
         longest = time.monotonic() - begin
     link()
-    with module("rdma_rpc", "calls=4"):
+    with module(name, *few):
         pass
     for device in wire.ENDS:
         wire.link(device)
     return {"deletions": 1, "longest": longest, "served": 1}
+
+
+@storm(50)
+def rpc(rng):
+    """The link of all clients and the server of rpc is deleted."""
+    return sample(rng, "rdma_rpc", ["calls=100000"], ["calls=4"])
+
+
+@storm(50)
+def kv(rng):
+    """The link of the initiator and the target of kv is deleted."""
+    return sample(rng, "rdma_kv", ["operations=1000000"], ["operations=40"])
 
 
 @storm(50)

@@ -120,8 +120,8 @@ class Stranger:
             if opcode == UD_SEND and qpn == CM_QPN and len(rest) >= 8 + 256:
                 yield int.from_bytes(rest[24:26], "big"), rest[32:]
 
-    def request(self, port, timeout=20, retries=15, **changes):
-        """A request for a connection to a port, and the number of connection and QP.
+    def request(self, port, timeout=20, retries=15, private=b""):
+        """A request for a connection to a port, with private data, and the number of connection and QP.
 
         The answer is sent again so often, each time after 4.096 us << timeout."""
         number = next(self.numbers)
@@ -134,7 +134,7 @@ class Stranger:
             48: ("HBB", 0xffff, 3 << 4 | 1, retries << 4),
             52: ("HH16s16s", 0xffff, 0xffff, *path), 93: ("BBB", 64, 0, 12 << 3),
             # The header of rdma_cm: the version of IP, the port, the addresses.
-            140: ("BBH16s16s", 0, 4 << 4, 1, *path), **changes,
+            140: ("BBH16s16s", 0, 4 << 4, 1, *path), 176: (f"{len(private)}s", private),
         }
         return mad(REQ, fields), number
 

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * Has each case of a suite run with one allocation that fails: the nth of the thread that runs the
- * case, where n is the parameter nth of the module, and none where that is zero.
+ * Has each case of a suite run with one allocation that fails: the thread that runs the case has
+ * the parameter nth of the module as its fail-nth. None fails where that is zero.
  *
- * A suite is run again by its file in debugfs, with larger and larger numbers, until the parameter
- * fired says that nothing has failed any more. A case in which nothing has failed is left out
- * afterwards, until zero is written.
+ * A suite is run again and again by its file in debugfs, until the parameter fired says that
+ * nothing has failed any more. A case in which nothing has failed is left out afterwards, until
+ * zero is written.
  */
 #include <kunit/test.h>
 #include <linux/bitmap.h>
@@ -21,6 +21,10 @@ unsigned int rdma_kunit_nth;
 static unsigned int fired;
 module_param(fired, uint, 0444);
 MODULE_PARM_DESC(fired, "in how many cases an allocation has failed, since nth was written");
+
+static char fault[32];
+module_param_string(fault, fault, sizeof(fault), 0644);
+MODULE_PARM_DESC(fault, "which fault it is, for the log");
 
 /* The suite that runs, its case, the thread of that, and the cases that are left out. */
 static struct kunit_suite *suite;
@@ -55,7 +59,7 @@ static int begin_case(struct kunit *test)
 			break;
 		number++;
 	}
-	pr_info("rdma-rs test: %s.%s, fault %u\n", suite->name, test->name, rdma_kunit_nth);
+	pr_info("rdma-rs test: %s.%s, %s\n", suite->name, test->name, fault);
 	thread = get_task_struct(current);
 	current->fail_nth = rdma_kunit_nth;
 	return 0;
@@ -98,4 +102,4 @@ static const struct kernel_param_ops nth_ops = {
 	.get = param_get_uint,
 };
 module_param_cb(nth, &nth_ops, &rdma_kunit_nth, 0644);
-MODULE_PARM_DESC(nth, "which allocation of each case fails, counted from one");
+MODULE_PARM_DESC(nth, "the fail-nth of each case: which allocation fails, counted from one");

@@ -54,7 +54,7 @@ def broken_off(calls=60, slots=10):
 
 if not STOCK:
     # The long run is scripts/fuzz.
-    for t in "rping", "rpc", "ud_echo":
+    for t in "rping", "rpc", "kv", "ud_echo":
         @case(f"stranger: messages, right and wrong, at {t}", t)
         def messages(target):
             sent, said, _ = fuzz(0, target, 0, 1, 300)
