@@ -44,7 +44,11 @@ impl<C: Polled + Provides<Atomic>> Sends<C> {
     }
 
     fn with(owners: u32, interval: u32) -> Result<Self> {
-        let null = Null::<C>::with(&Caps::new(2 * OWNERS, 1))?;
+        Self::on(NullEnv::new()?, owners, interval)
+    }
+
+    fn on(null: NullEnv, owners: u32, interval: u32) -> Result<Self> {
+        let null = Null::<C>::on(null, &Caps::new(2 * OWNERS, 1))?;
         null.disconnect()?;
         Ok(Self {
             ring: SendRing::new(&null.a, owners, interval, &null.env.cx)?,
@@ -193,6 +197,20 @@ mod tests {
             let next = before + 1;
             sends.post_all(next..next.max(3) + 1)?;
             sends.back(0..next.max(3) + 1)?;
+        }
+        Ok(())
+    }
+
+    /// So it is where a driver names the first, whichever had no room.
+    #[test]
+    fn owner_of_what_may_be_a_part_comes_back_with_the_next() -> Result {
+        for after in 0..2 {
+            let mut sends = Sends::<Softirq>::on(NullEnv::erdma()?, OWNERS, INTERVAL)?;
+            sends.post_all(0..1)?;
+            sends.null.inject(Injection::Refuse { after, errno: 12 })?;
+            check_eq!(failed(sends.post_two(1)?)?, (ENOMEM, 1, false));
+            sends.post_all(2..4)?;
+            sends.back(0..4)?;
         }
         Ok(())
     }

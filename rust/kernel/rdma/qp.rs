@@ -207,6 +207,14 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
         at.then_some(cq)
     }
 
+    /// Returns whether the driver may have posted some of a list whose first request it names, if
+    /// there was no room for all.
+    #[cold]
+    pub(crate) fn names_first(&self) -> bool {
+        // SAFETY: The QP is valid by the invariant of `PostTarget`.
+        unsafe { post::names_first(self.as_raw()) }
+    }
+
     /// Returns the poller of the CQ of the sends, if that is not shared.
     fn send_poller(&self) -> Option<cq::Poller> {
         (!self.any.inner.send.cq().is_shared()).then_some(self.any.pollers.0)

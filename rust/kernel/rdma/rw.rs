@@ -656,6 +656,23 @@ impl RawCtx {
         }
     }
 
+    /// Returns what [`Qp::names_first`] does for the QP of the transfer.
+    ///
+    /// # Safety
+    ///
+    /// `start` has succeeded, and nothing else uses this.
+    #[cold]
+    #[inline(never)]
+    unsafe fn names_first(&self) -> bool {
+        // SAFETY: Nothing else uses this, as the caller promises. The QP is valid while it counts
+        // the transfer.
+        unsafe {
+            let job = &(*self.inner.get()).job;
+            job.as_ref()
+                .is_some_and(|job| qp::post::names_first(job.qp.as_ptr()))
+        }
+    }
+
     fn release(&self) {
         self.claimed.store(false, Ordering::Release);
     }
@@ -798,10 +815,17 @@ unsafe fn begin(
         // The context may be gone by now.
         return Err(Failed::Unnamed(error));
     }
-    if !ptr::eq(bad, first) {
-        // SAFETY: The requests that were posted are linked, up to the one that the driver names,
-        // and the owner, which no completion gives back yet, keeps them.
-        let posted = unsafe { distance(first, bad) };
+    // SAFETY: The requests are linked, and the owner, which no completion gives back, as the driver
+    // has refused one, keeps them.
+    let mut posted = unsafe { distance(first, bad) };
+    // Some driver does not name the one that had no room: all but the last are taken for posted.
+    //
+    // SAFETY: The context was claimed above, and its transfer has begun.
+    if posted == 0 && error == ENOMEM && unsafe { ctx.names_first() } {
+        // SAFETY: The requests are linked up to their end, and the owner keeps them.
+        posted = unsafe { distance(first, ptr::null()) } - 1;
+    }
+    if posted > 0 {
         return Err(Failed::InPart(posted, error));
     }
     // SAFETY: The driver has refused the first request, so it has posted none. The context was

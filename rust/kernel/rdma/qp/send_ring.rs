@@ -123,6 +123,8 @@ struct Ring<P: CqePointer<ID>, const ID: u64> {
     places: Spsc,
     poller: cq::PollerRef,
     qp: wr::QpId,
+    /// That of the QP: see [`Qp::names_first`].
+    names_first: bool,
     /// One in so many is signaled.
     interval: u32,
     /// The number of owners at most.
@@ -244,6 +246,7 @@ impl<P: CqePointer<ID>, const ID: u64> SendRing<P, ID> {
             places: Spsc::new(2),
             poller,
             qp: qp.id(),
+            names_first: qp.names_first(),
             interval,
             owners,
             entries,
@@ -346,7 +349,7 @@ impl<P: CqePointer<ID>, const ID: u64> SendRing<P, ID> {
     ) -> PostError<P> {
         // SAFETY: The owner is there: it is in the ring, and the last request, which would give it
         // back, was not posted, or the driver does not say so.
-        let (error, posted) = unsafe { refused.take_back() };
+        let (error, posted) = unsafe { refused.take_back(self.ring().names_first) };
         let ring = self.ring();
         let owner = match posted {
             Some(n) => {
