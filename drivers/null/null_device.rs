@@ -190,6 +190,12 @@ impl NullDevice {
         self.shared.machine.lock().deregs.count
     }
 
+    /// Returns the number of requests with a fence that were posted to QPs with a peer, or with an
+    /// injection.
+    pub fn fences(&self) -> usize {
+        self.shared.machine.lock().fences
+    }
+
     /// Returns the numbers of objects: CQs, QPs, SRQs and MRs.
     pub fn objects(&self) -> [usize; 4] {
         let machine = self.shared.machine.lock();

@@ -237,6 +237,34 @@ mod tests {
         sends.reclaim(5..8)
     }
 
+    /// On iWARP, a READ that may be in the queue although the driver has refused it, without saying
+    /// so: the next completion comes after it.
+    #[test]
+    fn unnamed_read_is_fenced() -> Result {
+        let mut sends = Sends::<Softirq>::on(NullEnv::iwarp()?, OWNERS, INTERVAL)?;
+        expect(
+            1,
+            "did not say which request it refused: the owner is leaked",
+        );
+        sends.null.inject(Injection::Lapse { after: 0, errno: 5 })?;
+        let (owner, qp) = (sends.owner(0)?, &sends.null.a);
+        let nowhere = Remote { addr: 0, rkey: 0 };
+        let posted = sends.ring.post(qp, owner, |m, chain: &mut Chain<'_, 1>| {
+            chain.push(SendWr::rdma_read([m.buf.whole_mut()], nowhere))
+        });
+        check_eq!(failed(posted)?, (EIO, 0, false));
+        // So that the device looks at what is sent to no peer.
+        sends.null.inject(Injection::Refuse {
+            after: u32::MAX,
+            errno: 5,
+        })?;
+        sends.post_all(1..4)?;
+        check_eq!(sends.null.dev.fences(), 0);
+        sends.post(4)??;
+        check_eq!(sends.null.dev.fences(), 1);
+        sends.back(0..5)
+    }
+
     #[test]
     fn request_that_is_not_made_gives_the_owner_back() -> Result {
         let mut sends = Sends::<Softirq>::new()?;

@@ -374,6 +374,8 @@ impl<P: CqePointer<ID>, const ID: u64> SendRing<P, ID> {
             }
             None => {
                 super::post::unnamed();
+                // An RDMA READ may be in the queue.
+                self.reads |= reads;
                 None
             }
         };
