@@ -320,9 +320,9 @@ mod tests {
             }
             drop(a);
             wait(|| null.dev.objects()[1] == 0)?;
-            wait(|| dropped() == if ring_first { 6 } else { 4 })?;
-            drop(ring);
             wait(|| dropped() == 6)?;
+            drop(ring);
+            check_eq!(dropped(), 6);
             drop(null);
         }
         Ok(())

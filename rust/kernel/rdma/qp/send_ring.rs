@@ -115,7 +115,7 @@ struct Entry<P> {
 /// - `entries` has a power of two.
 /// - The entries in use, by `places`, are initialised. The producer, which has the handle
 ///   exclusively, uses the others; a handler of the CQ of `poller`, of which one runs at a time,
-///   uses these, or the producer once the QP was drained.
+///   uses these, or the producer once the QP was drained, or the keeper once it is destroyed.
 #[repr(C)]
 struct Ring<P: CqePointer<ID>, const ID: u64> {
     /// The first field, to get back from it.
@@ -144,8 +144,8 @@ impl<P: CqePointer<ID>, const ID: u64> Ring<P, ID> {
     ///
     /// # Safety
     ///
-    /// The caller is the handler of the CQ, or the producer after a drain, or has the last
-    /// reference.
+    /// The caller is the handler of the CQ, or the producer after a drain, or the QP is destroyed
+    /// and the caller is its keeper or has the last reference.
     unsafe fn pop(&self) -> Option<Entry<P>> {
         let n = self.places.first()?;
         // SAFETY: The entry is in use, so it is initialised, and the caller may use it. It is not
@@ -171,7 +171,8 @@ impl<P: CqePointer<ID>, const ID: u64> Ring<P, ID> {
 
 impl<P: CqePointer<ID>, const ID: u64> Drop for Ring<P, ID> {
     fn drop(&mut self) {
-        // SAFETY: This is the last reference.
+        // SAFETY: This is the last reference, and the keeper, which the QP has until its end, had
+        // one.
         while unsafe { self.pop() }.is_some() {}
     }
 }
@@ -428,11 +429,13 @@ impl<P: CqePointer<ID>, const ID: u64> OnDestroy for Keeper<P, ID> {
 
 impl<P: CqePointer<ID>, const ID: u64> Drop for Keeper<P, ID> {
     fn drop(&mut self) {
-        // SAFETY: By the type invariant the ring is valid. The QP is destroyed, so nothing is taken
-        // from it any more but by the last reference.
-        unsafe { self.0.as_ref() }.poller.forget();
-        // SAFETY: By the type invariant this counts; it is not used after this. No request uses
-        // what the owners have.
+        // SAFETY: By the type invariant the ring is valid.
+        let ring = unsafe { self.0.as_ref() };
+        ring.poller.forget();
+        // SAFETY: The QP is destroyed, or this ring was never used. So no handler takes from the
+        // ring, nor does the producer, who would need the QP. No request uses what the owners have.
+        while unsafe { ring.pop() }.is_some() {}
+        // SAFETY: By the type invariant this counts; it is not used after this.
         unsafe { Ring::put(self.0) };
     }
 }
