@@ -414,7 +414,8 @@ impl<C: CorePolled + FixedContext> Cq<C> {
 ///
 /// # Invariants
 ///
-/// `entries` are the CQ's own, or those taken of it where it is shared.
+/// `raw` is the CQ of `state`, and so is there while this is. `entries` are the CQ's own, or those
+/// taken of it where it is shared.
 pub(crate) struct Inner {
     pub(crate) raw: NonNull<bindings::ib_cq>,
     pub(crate) dev: Device,
@@ -439,6 +440,7 @@ impl Inner {
             entries,
             reserved: 0,
         });
+        // INVARIANT: It is the CQ of `state`.
         let mut inner = Self {
             raw: state.raw,
             dev: dev.clone(),

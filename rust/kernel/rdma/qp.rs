@@ -202,7 +202,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
         let cq = self.any.target.recv_cq();
         // A shared CQ, which the drain of an SRQ may poll, too, has no poller here.
         //
-        // SAFETY: The CQ is there.
+        // SAFETY: By the invariant of `cq::Inner` its CQ is there while it is.
         let at = self.any.pollers.1.is_at(wc) || wc.is_polled_by(unsafe { cq.raw.as_ref() });
         at.then_some(cq)
     }

@@ -136,7 +136,8 @@ struct Ring<P: CqePointer<ID>, const ID: u64> {
 impl<P: CqePointer<ID>, const ID: u64> Ring<P, ID> {
     fn entry(&self, n: u32) -> *mut Entry<P> {
         let index = n as usize & (self.entries.len() - 1);
-        // SAFETY: The index is in range.
+        // SAFETY: The number of entries is a power of two by the type invariant, so the mask brings
+        // the index into their range.
         unsafe { self.entries.get_unchecked(index) }.get().cast()
     }
 
@@ -365,7 +366,7 @@ impl<P: CqePointer<ID>, const ID: u64> SendRing<P, ID> {
                     Some(owner)
                 } else {
                     let signaled = false;
-                    // SAFETY: The place is free.
+                    // SAFETY: The place was taken back and read, so it is the producer's, and free.
                     unsafe { ring.entry(place).write(Entry { owner, signaled }) };
                     // INVARIANT: The entry is initialised.
                     ring.places.publish(signaled);
@@ -420,7 +421,7 @@ impl<P: CqePointer<ID>, const ID: u64> Drop for SendRing<P, ID> {
 /// The ring is valid, and counts this.
 struct Keeper<P: CqePointer<ID>, const ID: u64>(NonNull<Ring<P, ID>>);
 
-// SAFETY: As `SendRing`.
+// SAFETY: The owners that it drops are `Send`.
 unsafe impl<P: CqePointer<ID>, const ID: u64> Send for Keeper<P, ID> {}
 
 impl<P: CqePointer<ID>, const ID: u64> OnDestroy for Keeper<P, ID> {

@@ -936,7 +936,7 @@ impl<X: Exchange> Drop for Tags<X> {
 /// The table is valid, and counts this handle.
 struct Keeper<X: Exchange>(NonNull<Table<X>>);
 
-// SAFETY: As `Tags`.
+// SAFETY: The parts are used by one thread at a time, and are `Send`.
 unsafe impl<X: Exchange> Send for Keeper<X> {}
 
 impl<X: Exchange> qp::OnDestroy for Keeper<X> {
