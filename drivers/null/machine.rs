@@ -66,6 +66,9 @@ pub(crate) struct Machine {
     /// `true` if the entry of a request is free once it completes, as on rxe, `false` if once its
     /// completion was polled.
     pub(crate) eager: bool,
+    /// The number of requests with a fence. Those of a QP without a peer do not count, nor are they
+    /// looked at, unless something is injected.
+    pub(crate) fences: usize,
 }
 
 impl Machine {
@@ -84,6 +87,7 @@ impl Machine {
             cm: None,
             vague: false,
             eager: false,
+            fences: 0,
         })
     }
 

@@ -93,6 +93,19 @@ impl NullDevice {
         })
     }
 
+    /// As [`NullDevice::new`], but of a driver that names the first request of a list when the
+    /// queue is full, whichever it has refused, as `erdma_post_send()` does. It says that it is
+    /// erdma.
+    ///
+    /// # Errors
+    ///
+    /// As [`NullDevice::new`].
+    pub fn erdma(name: &CStr) -> Result<Self> {
+        Ok(Self {
+            shared: register(name, Kind::Erdma)?,
+        })
+    }
+
     /// Returns the name that the device was made with.
     pub fn name(&self) -> &CStr {
         &self.shared.name
@@ -175,6 +188,12 @@ impl NullDevice {
     /// Returns the number of MRs that still cannot be deregistered.
     pub fn deregs(&self) -> u32 {
         self.shared.machine.lock().deregs.count
+    }
+
+    /// Returns the number of requests with a fence that were posted to QPs with a peer, or with an
+    /// injection.
+    pub fn fences(&self) -> usize {
+        self.shared.machine.lock().fences
     }
 
     /// Returns the numbers of objects: CQs, QPs, SRQs and MRs.
@@ -265,6 +284,8 @@ pub(crate) enum Kind {
     IwarpCm,
     /// One that does not report the limits of a request.
     Vague,
+    /// One that names the first request of a list when its queue is full.
+    Erdma,
 }
 
 /// Makes a device and registers it. Clients have been told of it when this returns.
@@ -291,6 +312,10 @@ pub(crate) fn register(name: &CStr, kind: Kind) -> Result<Arc<Shared>> {
             (*ib).ops.drain_sq = Some(no_drain);
             (*ib).ops.drain_rq = Some(no_drain);
         }
+        if kind == Kind::Erdma {
+            (*ib).ops.driver_id = bindings::rdma_driver_id_RDMA_DRIVER_ERDMA;
+            (*ib).ops.post_send = Some(verbs::post_send_as_erdma);
+        }
         if kind == Kind::IwarpCm {
             (*ib).node_type = bindings::RDMA_NODE_RNIC as u8;
             (*ib).iw_driver_flags = bindings::iw_flags_IW_F_NO_PORT_MAP;
@@ -306,7 +331,7 @@ pub(crate) fn register(name: &CStr, kind: Kind) -> Result<Arc<Shared>> {
         Kind::Iwarp | Kind::IwarpCm => to_result(unsafe {
             bindings::ib_device_set_netdev(ib, bindings::init_net.loopback_dev, 1)
         }),
-        Kind::Plain | Kind::OwnDrain | Kind::Vague => Ok(()),
+        Kind::Plain | Kind::OwnDrain | Kind::Vague | Kind::Erdma => Ok(()),
     };
     let kept = kept.map_err(Error::from).and_then(netdev);
     let registered = kept.and_then(|()| {

@@ -109,6 +109,8 @@ impl Machine {
     /// Posts a request to a send queue: it is done, and completes, before this returns.
     pub(crate) fn post_send(&mut self, index: usize, wr: &SendWr<'_>) -> Result {
         let opcode = wr.completes_as()?;
+        let fenced = wr.flags & bindings::ib_send_flags_IB_SEND_FENCE != 0;
+        self.fences = self.fences.wrapping_add(fenced.into());
         let plan_idle = self.plan.is_idle();
         let qp = self.qps.get_mut(index).ok_or(EINVAL)?;
         if !qp.can_send() || wr.sges.len() > qp.config.max_send_sge {

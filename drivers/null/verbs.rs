@@ -864,6 +864,25 @@ unsafe extern "C" fn post_send(
     ret
 }
 
+/// As [`post_send`], but names the first request of the list if there was no room for all.
+///
+/// # Safety
+///
+/// Called by the RDMA core, with what `struct ib_device_ops` says.
+pub(crate) unsafe extern "C" fn post_send_as_erdma(
+    qp: *mut bindings::ib_qp,
+    wr: *const bindings::ib_send_wr,
+    bad: *mut *const bindings::ib_send_wr,
+) -> c_int {
+    // SAFETY: This is called with what the operation is called with.
+    let ret = unsafe { post_send(qp, wr, bad) };
+    if ret == ENOMEM.to_errno() {
+        // SAFETY: The core gives memory for `bad`.
+        unsafe { bad.write(wr) };
+    }
+    ret
+}
+
 /// Posts a list of requests to a send queue.
 ///
 /// # Safety

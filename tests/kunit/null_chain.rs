@@ -17,8 +17,10 @@ use crate::{
         Inbox,
         Message,
         Null,
+        NullEnv,
         Polled,
-        RegOwner, //
+        RegOwner,
+        CAPS, //
     }, //
 };
 use kernel::prelude::*;
@@ -146,6 +148,56 @@ mod tests {
                 }
             }
             check_eq!(sent.dropped(), 1);
+        }
+        Ok(())
+    }
+
+    /// A driver that names the first request of a list, whichever had no room: what it may have
+    /// posted keeps the owner, and the registrations, until the QP was drained.
+    #[test]
+    fn driver_that_names_the_first_may_have_posted_some() -> Result {
+        for after in 0..LINKS {
+            let (null, gone) = (
+                Null::<Softirq>::on(NullEnv::erdma()?, &CAPS)?,
+                Counter::new()?,
+            );
+            let regions = [null.env.region(64)?, null.env.region(64)?];
+            null.disconnect()?;
+            null.inject(Injection::Refuse { after, errno: 12 })?;
+            let Err(e) = null.a.post_chain(Io::new(&regions, &gone)?, Io::fill) else {
+                return Err(fail("it was posted"));
+            };
+            check_eq!((e.error(), e.posted()), (ENOMEM, LINKS - 1));
+            check!(e.owner.is_none());
+            check_eq!(gone.get(), 0);
+            check!(regions.iter().all(|region| !region.is_idle()));
+            null.a.drain(&null.env.cx)?;
+            check_eq!(gone.get(), 1);
+        }
+        Ok(())
+    }
+
+    /// So may it have of a batch. One request is the one that it names, and so is any that is not
+    /// refused for want of room.
+    #[test]
+    fn driver_that_names_the_first_may_have_posted_some_of_a_batch() -> Result {
+        let null = Null::<Workqueue>::on(NullEnv::erdma()?, &CAPS)?;
+        let sent = Inbox::new()?;
+        null.disconnect()?;
+        for (errno, posted) in [(12, 3), (5, 1)] {
+            null.inject(Injection::Refuse { after: 1, errno })?;
+            let mut batch = null.a.batch(null.env.message(&sent, b"x")?);
+            check!(batch
+                .post(|m, chain: &mut Chain<'_, 4>| full(m, chain))
+                .is_err());
+            check_eq!(batch.posted(), posted);
+            null.inject(Injection::Refuse { after: 0, errno })?;
+            check!(batch
+                .finish(|m, chain: &mut Chain<'_, 1>| full(m, chain))
+                .is_err());
+            check_eq!(batch.posted(), posted);
+            batch.finish(|m, chain: &mut Chain<'_, 1>| full(m, chain))?;
+            null.one(&sent)?.ok()?;
         }
         Ok(())
     }

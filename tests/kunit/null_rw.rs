@@ -140,6 +140,28 @@ mod tests {
         Ok(())
     }
 
+    /// A driver that names the first request of a list, whichever had no room.
+    #[test]
+    fn driver_that_names_the_first_may_have_posted_some() -> Result {
+        for after in 0..2 {
+            let (null, times) = (NullEnv::erdma()?, Counter::new()?);
+            let (cx, qp) = (&null.env.cx, lone(&null)?);
+            let shared = Shared::new(&times, cx)?;
+            null.dev
+                .inject_qp(qp.num(), Injection::Refuse { after, errno: 12 })?;
+            let Err(e) = qp.post_rw(shared.clone(), |x| x.write(cx)) else {
+                return Err(fail("it was posted"));
+            };
+            check_eq!((e.error(), e.posted()), (ENOMEM, 1));
+            check!(e.owner.is_none());
+            check_err!(qp.post_rw(shared.clone(), |x| x.write(cx)), EBUSY);
+            qp.drain(cx)?;
+            check_eq!(times.get(), 0);
+            check!(Arc::into_unique_or_drop(shared).is_some());
+        }
+        Ok(())
+    }
+
     #[test]
     fn transfer_that_is_refused_is_posted_again() -> Result {
         let (null, times) = (NullEnv::new()?, Counter::new()?);

@@ -601,15 +601,28 @@ mod tests {
     /// exchange ends once the QP was drained, or is destroyed if a request was posted.
     #[test]
     fn refused_request_ends_after_the_drain() -> Result {
-        for (after, answered) in [(0, false), (0, true), (1, false), (1, true)] {
-            let ends = Ends::<Softirq>::new()?;
-            ends.inject(Injection::Refuse { after, errno: 5 })?;
+        // The last driver does not say that it has posted the first one.
+        for (posted, answered, erdma) in [
+            (0, false, false),
+            (0, true, false),
+            (1, false, false),
+            (1, true, false),
+            (1, false, true),
+        ] {
+            let (ends, error) = match erdma {
+                true => (Ends::<Softirq>::on(NullEnv::erdma()?, COUNT)?, ENOMEM),
+                false => (Ends::<Softirq>::new()?, EIO),
+            };
+            ends.inject(Injection::Refuse {
+                after: posted,
+                errno: error.to_errno().unsigned_abs(),
+            })?;
             let tag = ends.tags.take()?;
             let id = tag.id();
             ends.expect()?;
             let e = tag.post(&ends.qp, register).err().ok_or(ENODATA)?;
-            check_eq!(e.error(), EIO);
-            check_eq!(e.posted(), after);
+            check_eq!(e.error(), error);
+            check_eq!(e.posted(), posted);
             check!(e.owner.is_none());
             if answered {
                 check!(ends.reply(id, 1)?);
@@ -618,7 +631,7 @@ mod tests {
             check!(ends.ended().is_empty());
             ends.reclaim()?;
             let end = (id.index, answered.then_some(1));
-            if after > 0 {
+            if posted > 0 {
                 check!(ends.ended().is_empty());
                 let Ends { log, qp, peer, .. } = ends;
                 drop((qp, peer));

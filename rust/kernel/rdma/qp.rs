@@ -197,9 +197,17 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
         let cq = self.any.target.recv_cq();
         // A shared CQ, which the drain of an SRQ may poll, too, has no poller here.
         //
-        // SAFETY: The CQ is there.
+        // SAFETY: By the invariant of `cq::Inner` its CQ is there while it is.
         let at = self.any.pollers.1.is_at(wc) || wc.is_polled_by(unsafe { cq.raw.as_ref() });
         at.then_some(cq)
+    }
+
+    /// Returns whether the driver may have posted some of a list whose first request it names, if
+    /// there was no room for all.
+    #[cold]
+    pub(crate) fn names_first(&self) -> bool {
+        // SAFETY: The QP is valid by the invariant of `PostTarget`.
+        unsafe { post::names_first(self.as_raw()) }
     }
 
     /// Returns the poller of the CQ of the sends, if that is not shared.

@@ -984,10 +984,20 @@ unsafe fn refused(
         // The context may be gone by now.
         return Failed::Unnamed(error);
     }
-    if !ptr::eq(bad, first) {
-        // SAFETY: The requests that were posted are linked, up to the one that the driver names,
-        // and the owner, which no completion gives back yet, keeps them.
-        return Failed::InPart(unsafe { distance(first, bad) }, error);
+    // SAFETY: The requests are linked, and the owner, which no completion gives back, as the driver
+    // has refused one, keeps them.
+    let mut posted = unsafe { distance(first, bad) };
+    // SAFETY: The context is there and still claimed, as the caller promises.
+    let qp = unsafe { ctx.as_ref() }.state.qp() as *const bindings::ib_qp;
+    // Some driver does not name the one that had no room: all but the last are taken for posted.
+    //
+    // SAFETY: The QP is valid while it counts the transfer, which has not ended.
+    if posted == 0 && error == ENOMEM && unsafe { qp::post::names_first(qp) } {
+        // SAFETY: The requests are linked up to their end, and the owner keeps them.
+        posted = unsafe { distance(first, ptr::null()) } - 1;
+    }
+    if posted > 0 {
+        return Failed::InPart(posted, error);
     }
     // SAFETY: The driver has refused the first request, so it has posted none, and the context is
     // there and still claimed, as the caller promises.

@@ -113,13 +113,16 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
         match unsafe { links.post(target, lock, Some(cqe)) } {
             Ok(()) => Ok(()),
             // SAFETY: The signaled request was posted last, and with this callback.
-            Err(refused) => Err(unsafe { Self::take_back(refused, cqe) }),
+            Err(refused) => Err(unsafe { self.take_back(refused, cqe) }),
         }
     }
 
     /// Posts a chain that `make` makes of what `owner` has, and whose last request completes to the
     /// callback that `start` returns. Others may use the owner from `start` on, which is called
     /// when the chain is made. So what was prepared is not taken back if the driver refuses it.
+    ///
+    /// `names_first` returns what [`Qp::names_first`] does. If the QP was asked, each post would
+    /// keep its address for that.
     ///
     /// # Safety
     ///
@@ -131,6 +134,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
         &self,
         owner: *const T,
         start: impl FnOnce() -> *mut bindings::ib_cqe,
+        names_first: impl FnOnce() -> bool,
         make: impl for<'a> FnOnce(&'a T, &mut Chain<'a, LINKS, SGES>) -> Result,
     ) -> Result<(), ChainError> {
         let (target, lock) = (&self.any.target, self.reg_lock());
@@ -144,7 +148,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
         match unsafe { links.post(target, lock, Some(start())) } {
             Ok(()) => Ok(()),
             Err(refused) => {
-                let (error, posted) = refused.why();
+                let (error, posted) = refused.why(names_first());
                 Err(ChainError::Refused(error, posted))
             }
         }
@@ -159,6 +163,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
     #[cold]
     #[inline(never)]
     unsafe fn take_back<P, const ID: u64, const LINKS: usize, const SGES: usize>(
+        &self,
         refused: chain::Refused<'_, LINKS, SGES>,
         cqe: *mut bindings::ib_cqe,
     ) -> PostError<P>
@@ -167,7 +172,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
     {
         // SAFETY: The owner that was given up is there unless all is posted, when nothing is marked
         // that has to be taken back.
-        let (error, posted) = unsafe { refused.take_back() };
+        let (error, posted) = unsafe { refused.take_back(self.names_first()) };
         let owner = match posted {
             // SAFETY: The signaled request was not posted, so nothing else will take its owner
             // back.
@@ -276,7 +281,7 @@ where
             Ok(()) => (len, Ok(())),
             Err(refused) => {
                 // SAFETY: The owner, which is borrowed, keeps what the links are made of.
-                let (error, posted) = unsafe { refused.take_back() };
+                let (error, posted) = unsafe { refused.take_back(self.qp.names_first()) };
                 // Without a word from the driver, take all for posted.
                 (posted.unwrap_or(len), Err(error))
             }

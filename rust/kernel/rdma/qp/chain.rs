@@ -271,15 +271,15 @@ impl<const LINKS: usize, const SGES: usize> Links<LINKS, SGES> {
 }
 
 impl<const LINKS: usize, const SGES: usize> Refused<'_, LINKS, SGES> {
-    /// Returns why the driver has refused a link, and how many were posted before it, if that is
-    /// known. The registrations behind them end.
+    /// Returns why the driver has refused a link, and how many were posted before it, at the most,
+    /// if that is known. The registrations behind them end.
     ///
     /// # Safety
     ///
     /// The owner that the links are made of is alive.
     #[cold]
-    pub(super) unsafe fn take_back(self) -> (Error, Option<usize>) {
-        let (error, posted) = self.why();
+    pub(super) unsafe fn take_back(self, names_first: bool) -> (Error, Option<usize>) {
+        let (error, posted) = self.why(names_first);
         if let Some(n) = posted {
             // SAFETY: The driver says that it has posted none from this one on, and what the links
             // are made of is alive, as the caller promises.
@@ -289,12 +289,18 @@ impl<const LINKS: usize, const SGES: usize> Refused<'_, LINKS, SGES> {
     }
 
     /// As [`Refused::take_back`], but leaves the registrations as they are.
+    ///
+    /// `names_first` is [`Qp::names_first`](crate::qp::Qp::names_first). From such a driver it is
+    /// not known which one had no room, so all but the last are taken for posted.
     #[cold]
-    pub(super) fn why(&self) -> (Error, Option<usize>) {
-        let links = &self.links;
+    pub(super) fn why(&self, names_first: bool) -> (Error, Option<usize>) {
+        let (links, error) = (&self.links, Error::from_errno(self.ret));
         // SAFETY: `n` is less than the number of links, which is at most `LINKS`.
         let posted = (0..links.len).find(|n| core::ptr::eq(unsafe { links.wr(*n) }, self.bad));
-        (Error::from_errno(self.ret), posted)
+        match posted {
+            Some(0) if names_first && error == ENOMEM => (error, Some(links.len - 1)),
+            posted => (error, posted),
+        }
     }
 }
 

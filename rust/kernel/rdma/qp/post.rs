@@ -109,6 +109,19 @@ pub(crate) fn unnamed() {
     pr_err!("a driver did not say which request it refused: the owner is leaked\n");
 }
 
+/// Returns whether the driver of a QP names the first request of a list when there is no room for
+/// all of them, whichever it has refused (`erdma_post_send()`).
+///
+/// # Safety
+///
+/// `qp` is valid.
+#[cold]
+pub(crate) unsafe fn names_first(qp: *const bindings::ib_qp) -> bool {
+    // SAFETY: `qp` is valid, as the caller promises, and its device is there while it is.
+    let driver = unsafe { (*(*qp).device).ops.driver_id };
+    driver == bindings::rdma_driver_id_RDMA_DRIVER_ERDMA
+}
+
 /// Posts a list of requests to the send queue (`ib_post_send`).
 ///
 /// # Safety

@@ -112,7 +112,7 @@ struct Entry<P> {
 /// - `entries` has a power of two.
 /// - The entries in use, by `places`, are initialised. The producer, which has the handle
 ///   exclusively, uses the others; a handler of the CQ of `poller`, of which one runs at a time,
-///   uses these, or the producer once the QP was drained.
+///   uses these, or the producer once the QP was drained, or the keeper once it is destroyed.
 #[repr(C)]
 struct Ring<P: CqePointer<ID>, const ID: u64> {
     /// The first field, to get back from it.
@@ -120,6 +120,8 @@ struct Ring<P: CqePointer<ID>, const ID: u64> {
     places: Spsc,
     poller: cq::PollerRef,
     qp: wr::QpId,
+    /// That of the QP: see [`Qp::names_first`].
+    names_first: bool,
     /// One in so many is signaled.
     interval: u32,
     /// The number of owners at most.
@@ -131,7 +133,8 @@ struct Ring<P: CqePointer<ID>, const ID: u64> {
 impl<P: CqePointer<ID>, const ID: u64> Ring<P, ID> {
     fn entry(&self, n: u32) -> *mut Entry<P> {
         let index = n as usize & (self.entries.len() - 1);
-        // SAFETY: The index is in range.
+        // SAFETY: The number of entries is a power of two by the type invariant, so the mask brings
+        // the index into their range.
         unsafe { self.entries.get_unchecked(index) }.get().cast()
     }
 
@@ -139,8 +142,8 @@ impl<P: CqePointer<ID>, const ID: u64> Ring<P, ID> {
     ///
     /// # Safety
     ///
-    /// The caller is the handler of the CQ, or the producer after a drain, or has the last
-    /// reference.
+    /// The caller is the handler of the CQ, or the producer after a drain, or the QP is destroyed
+    /// and the caller is its keeper or has the last reference.
     unsafe fn pop(&self) -> Option<Entry<P>> {
         let n = self.places.first()?;
         // SAFETY: The entry is in use, so it is initialised, and the caller may use it. It is not
@@ -166,7 +169,8 @@ impl<P: CqePointer<ID>, const ID: u64> Ring<P, ID> {
 
 impl<P: CqePointer<ID>, const ID: u64> Drop for Ring<P, ID> {
     fn drop(&mut self) {
-        // SAFETY: This is the last reference.
+        // SAFETY: This is the last reference, and the keeper, which the QP has until its end, had
+        // one.
         while unsafe { self.pop() }.is_some() {}
     }
 }
@@ -241,6 +245,7 @@ impl<P: CqePointer<ID>, const ID: u64> SendRing<P, ID> {
             places: Spsc::new(2),
             poller,
             qp: qp.id(),
+            names_first: qp.names_first(),
             interval,
             owners,
             entries,
@@ -343,7 +348,7 @@ impl<P: CqePointer<ID>, const ID: u64> SendRing<P, ID> {
     ) -> PostError<P> {
         // SAFETY: The owner is there: it is in the ring, and the last request, which would give it
         // back, was not posted, or the driver does not say so.
-        let (error, posted) = unsafe { refused.take_back() };
+        let (error, posted) = unsafe { refused.take_back(self.ring().names_first) };
         let ring = self.ring();
         let owner = match posted {
             Some(n) => {
@@ -358,7 +363,7 @@ impl<P: CqePointer<ID>, const ID: u64> SendRing<P, ID> {
                     Some(owner)
                 } else {
                     let signaled = false;
-                    // SAFETY: The place is free.
+                    // SAFETY: The place was taken back and read, so it is the producer's, and free.
                     unsafe { ring.entry(place).write(Entry { owner, signaled }) };
                     // INVARIANT: The entry is initialised.
                     ring.places.publish(signaled);
@@ -368,6 +373,8 @@ impl<P: CqePointer<ID>, const ID: u64> SendRing<P, ID> {
             }
             None => {
                 super::post::unnamed();
+                // An RDMA READ may be in the queue.
+                self.reads |= reads;
                 None
             }
         };
@@ -411,7 +418,7 @@ impl<P: CqePointer<ID>, const ID: u64> Drop for SendRing<P, ID> {
 /// The ring is valid, and counts this.
 struct Keeper<P: CqePointer<ID>, const ID: u64>(NonNull<Ring<P, ID>>);
 
-// SAFETY: As `SendRing`.
+// SAFETY: The owners that it drops are `Send`.
 unsafe impl<P: CqePointer<ID>, const ID: u64> Send for Keeper<P, ID> {}
 
 impl<P: CqePointer<ID>, const ID: u64> OnDestroy for Keeper<P, ID> {
@@ -420,11 +427,13 @@ impl<P: CqePointer<ID>, const ID: u64> OnDestroy for Keeper<P, ID> {
 
 impl<P: CqePointer<ID>, const ID: u64> Drop for Keeper<P, ID> {
     fn drop(&mut self) {
-        // SAFETY: By the type invariant the ring is valid. The QP is destroyed, so nothing is taken
-        // from it any more but by the last reference.
-        unsafe { self.0.as_ref() }.poller.forget();
-        // SAFETY: By the type invariant this counts; it is not used after this. No request uses
-        // what the owners have.
+        // SAFETY: By the type invariant the ring is valid.
+        let ring = unsafe { self.0.as_ref() };
+        ring.poller.forget();
+        // SAFETY: The QP is destroyed, or this ring was never used. So no handler takes from the
+        // ring, nor does the producer, who would need the QP. No request uses what the owners have.
+        while unsafe { ring.pop() }.is_some() {}
+        // SAFETY: By the type invariant this counts; it is not used after this.
         unsafe { Ring::put(self.0) };
     }
 }

@@ -342,6 +342,8 @@ owner!(Handling, INV);
 struct Table<X: Exchange> {
     poller: cq::PollerRef,
     qp: wr::QpId,
+    /// That of the QP: see [`Qp::names_first`].
+    names_first: bool,
     mask: u16,
     /// An error number once the table is closed.
     closed: AtomicI32,
@@ -565,7 +567,9 @@ impl<X: Exchange> Tag<X> {
                 // INVARIANT: The send is out.
                 Posted(at).into_cqe(cqe::Sealed::new())
             };
-            qp.post_shared(slot.request.get(), start, make)
+            // The table is there while `qp` is.
+            let names_first = || at.as_ref().table().names_first;
+            qp.post_shared(slot.request.get(), start, names_first, make)
         };
         match posted {
             Ok(()) => {
@@ -774,6 +778,7 @@ impl<X: Exchange> Tags<X> {
         handles.add();
         let init = pin_init!(Table {
             poller,
+            names_first: qp.names_first(),
             qp: qp.id(),
             mask: ((1u32 << generation_bits) - 1) as u16,
             closed: AtomicI32::new(0),
@@ -930,7 +935,7 @@ impl<X: Exchange> Drop for Tags<X> {
 /// The table is valid, and counts this handle.
 struct Keeper<X: Exchange>(NonNull<Table<X>>);
 
-// SAFETY: As `Tags`.
+// SAFETY: The parts are used by one thread at a time, and are `Send`.
 unsafe impl<X: Exchange> Send for Keeper<X> {}
 
 impl<X: Exchange> qp::OnDestroy for Keeper<X> {
