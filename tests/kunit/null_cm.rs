@@ -24,6 +24,7 @@ use core::net::{
     Ipv6Addr, //
 };
 use kernel::{
+    bindings,
     new_mutex,
     prelude::*,
     sync::{
@@ -271,6 +272,18 @@ fn keeps() -> Result<(impl cm::Accept, Arc<Place<cm::Id>>)> {
         Ok(())
     };
     Ok((accept, place))
+}
+
+/// Sends the current task a signal, which stays pending. It is a test's own.
+fn signal_current() {
+    let signal = bindings::SIGUSR1 as c_int;
+    // SAFETY: 2 is `SIG_KTHREAD`, no function; this is `allow_signal`, of the current thread, which
+    // ends with the test. There is a current task.
+    unsafe {
+        let handler = core::mem::transmute::<usize, bindings::__sighandler_t>(2);
+        bindings::kernel_sigaction(signal, handler);
+        bindings::send_sig(signal, bindings::get_current(), 0);
+    }
 }
 
 /// Waits a moment and stays on its processor, so that another thread runs on another one.
@@ -651,6 +664,27 @@ mod tests {
         qp.destroy(&env.cx)?;
         wait(|| ended.get() == 1)?;
         drop((listener, id, cq));
+        net.end()
+    }
+
+    /// The call that connects has returned, so nobody hears that the connection is there.
+    #[test]
+    fn connection_is_ended_if_it_comes_after_a_signal() -> Result {
+        let net = Net::new()?;
+        let env = &net.null.env;
+        let (accept, place) = keeps()?;
+        let listener = net.listen(accept)?;
+        let id = cm::Id::resolve(&env.client, net.addr, STEP_MS, &env.cx)?;
+        let active = Ulp::new(&env.pd)?;
+        active.make_qp(&id, &env.cx)?;
+        signal_current();
+        let connected = id.connect(active.clone(), &cm::ConnParam::default(), &env.cx);
+        check_err!(connected, ERESTARTSYS);
+        let (request, passive) = (place.wait()?, Ulp::new(&env.pd)?);
+        passive.clone().accept(&request, &env.cx)?;
+        check!(*passive.take(2)? == [Got::Established, Got::Disconnected]);
+        check_eq!(active.count(), 0);
+        drop((listener, id, active, request, passive));
         net.end()
     }
 

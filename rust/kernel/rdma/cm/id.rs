@@ -188,10 +188,11 @@ impl Id {
 
     /// Connects the id's QP to the peer (`rdma_connect`), waits until that has worked or failed,
     /// and returns what the peer sent along. `handler` gets all events, the first one included.
-    /// After an error, requests that were posted to the QP stay there, see [`Qp::drain`]. Fails
-    /// with `ECONNREFUSED` if the peer rejects; `EINVAL` without a QP or with too much private
-    /// data; `EBUSY` if the id has a handler already; `ENODEV` if its device goes; the errors of
-    /// waiting as for [`Id::resolve_addr`]; or the connection manager's error.
+    /// After an error, requests that were posted to the QP stay there, see [`Qp::drain`], and a
+    /// connection that is there all the same, as after a signal, is ended. Fails with
+    /// `ECONNREFUSED` if the peer rejects; `EINVAL` without a QP or with too much private data;
+    /// `EBUSY` if the id has a handler already; `ENODEV` if its device goes; the errors of waiting
+    /// as for [`Id::resolve_addr`]; or the connection manager's error.
     ///
     /// # Examples
     ///
@@ -226,7 +227,7 @@ impl Id {
         let conn = self.conn();
         let id = self.inner.as_raw();
         let established = bindings::rdma_cm_event_type_RDMA_CM_EVENT_ESTABLISHED;
-        let mut installed = false;
+        let (mut installed, mut asked) = (false, false);
         conn.wait_for(established, || {
             conn.set_handler(&handler)?;
             installed = true;
@@ -238,11 +239,16 @@ impl Id {
                 // copies the parameters.
                 error::to_result(unsafe { bindings::rdma_connect_locked(id, &raw mut param) })
             });
+            asked = connected.is_ok();
             // SAFETY: The id is alive by the invariant of `RawId`, and locked above.
             unsafe { bindings::rdma_unlock_handler(id) };
             connected
         })
         .inspect_err(|_| {
+            if asked {
+                // If the connection comes all the same, its callback ends it.
+                let _ = conn.begin_disconnect();
+            }
             // If the device goes, the handler still gets that event.
             if installed && !conn.is_gone() {
                 conn.release_handler();

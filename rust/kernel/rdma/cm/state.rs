@@ -401,8 +401,11 @@ impl<M: Manager> Conn<M> {
                 waiting => inner.wait = waiting,
             }
             if self.changed.wait_interruptible(&mut inner) {
-                inner.wait = Wait::None;
-                return Err(ERESTARTSYS);
+                // What has come meanwhile is not lost.
+                return match replace(&mut inner.wait, Wait::None) {
+                    Wait::Done(result) => result.map(KBox::into_inner),
+                    _ => Err(ERESTARTSYS),
+                };
             }
         }
     }
@@ -437,7 +440,8 @@ impl<M: Manager> Conn<M> {
             }
             Event::Other(_) => was,
             Event::Established { .. } => {
-                disconnect = inner.end;
+                // Nobody hears of a connection that is there after the last event.
+                disconnect = inner.end || was == State::Closed;
                 State::Established
             }
             // A connection's neighbour got another address: the connection is there for the manager
