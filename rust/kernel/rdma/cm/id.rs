@@ -143,7 +143,8 @@ impl Id {
         self.state().resolved()?;
         let (mut src, mut dst) = Default::default();
         // SAFETY: The id is alive by the invariant of `RawId`. `device()` and `resolved()` have
-        // found that it has its device and its addresses, which do not change any more.
+        // found that it has its device and its addresses. On iWARP the answer changes the IP
+        // addresses, but C reads those of the interfaces there, which do not change any more.
         unsafe { bindings::rdma_read_gids(self.inner.as_raw(), &raw mut src, &raw mut dst) };
         Ok((device::Gid::from_raw(&src), device::Gid::from_raw(&dst)))
     }
