@@ -325,6 +325,7 @@ impl Shared {
             match injection {
                 Injection::Stall { us, late } => qp.stall = Stall::Next { us, late },
                 Injection::Dwell { us } => qp.changes.dwell = us,
+                Injection::Find { us } => qp.find = us,
                 _ => qp.plan.set(injection),
             }
         }
@@ -353,7 +354,8 @@ impl Shared {
             Injection::Connect { .. }
             | Injection::Fail
             | Injection::Stall { .. }
-            | Injection::Dwell { .. } => return Err(EINVAL),
+            | Injection::Dwell { .. }
+            | Injection::Find { .. } => return Err(EINVAL),
             Injection::Release { count, reversed } => {
                 (0..MAX_QP).for_each(|index| machine.release(index, count, reversed));
                 machine.plan.set(injection);

@@ -163,6 +163,12 @@ pub enum Injection {
         /// Number of connections; `u32::MAX` is all of them.
         count: u32,
     },
+    /// The next time that `iw_cm` looks for the QP by its number (`iw_get_qp`), it gets it later,
+    /// without sleeping. It has no reference to it in the meantime. Of a QP only.
+    Find {
+        /// The additional time, in microseconds.
+        us: u32,
+    },
     /// After `after` more objects or calls of a kind, one fails. Of the device only.
     Create {
         /// The kind.
@@ -288,6 +294,7 @@ impl Plan {
             | Injection::Dereg { .. }
             | Injection::Stall { .. }
             | Injection::Dwell { .. }
+            | Injection::Find { .. }
             | Injection::Arm { .. }
             | Injection::Eager { .. }
             | Injection::Reject { .. }
@@ -514,6 +521,9 @@ impl FromStr for Injection {
                 errno: number(Some(EIO.to_errno().unsigned_abs()))?,
             },
             ("dwell", _) => Injection::Dwell {
+                us: number(Some(1000))?,
+            },
+            ("find", _) => Injection::Find {
                 us: number(Some(1000))?,
             },
             ("dereg", _) => Injection::Dereg {

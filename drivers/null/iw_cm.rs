@@ -27,7 +27,11 @@ use core::ptr::{
 };
 use kernel::{
     prelude::*,
-    sync::Arc, //
+    sync::Arc,
+    time::{
+        Instant,
+        Monotonic, //
+    }, //
 };
 use rdma_bindings as bindings;
 
@@ -101,11 +105,21 @@ pub(crate) unsafe extern "C" fn get_qp(
 ) -> *mut bindings::ib_qp {
     // SAFETY: `iw_cm` is calling an operation of `dev`.
     let shared = unsafe { Shared::of(dev) };
-    let machine = shared.machine.lock();
-    let qp = machine
-        .find_qp(num as u32)
-        .and_then(|index| machine.qps.get(index));
-    qp.map_or(ptr::null_mut(), |qp| qp.config.raw.0.as_ptr())
+    let found = {
+        let mut machine = shared.machine.lock();
+        let index = machine.find_qp(num as u32);
+        let qp = index.and_then(|index| machine.qps.get_mut(index));
+        qp.map(|qp| (qp.config.raw.0, core::mem::take(&mut qp.find)))
+    };
+    let Some((qp, us)) = found else {
+        return ptr::null_mut();
+    };
+    let start = Instant::<Monotonic>::now();
+    // `iw_cm` has a spinlock locked.
+    while start.elapsed().as_micros_ceil() < i64::from(us) {
+        core::hint::spin_loop();
+    }
+    qp.as_ptr()
 }
 
 /// # Safety

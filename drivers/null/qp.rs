@@ -113,6 +113,8 @@ pub(crate) struct Qp {
     pub(crate) changes: Changes,
     /// Number of references that `iw_cm` has.
     pub(crate) iw_refs: u32,
+    /// Additional time of the next call that looks for the QP, in microseconds.
+    pub(crate) find: u32,
     /// Completions that are held back, with their CQs.
     pub(crate) held: Ring<(usize, Entry)>,
 }
@@ -134,6 +136,7 @@ impl Qp {
             stall: Stall::default(),
             changes: Changes::default(),
             iw_refs: 0,
+            find: 0,
             held: Ring::new(held)?,
         })
     }

@@ -10,6 +10,7 @@ use crate::fixture::{
     refuses,
     send,
     wait,
+    Counter,
     Inbox,
     Link,
     NullEnv,
@@ -23,11 +24,17 @@ use core::net::{
     Ipv6Addr, //
 };
 use kernel::{
+    bindings,
     new_mutex,
     prelude::*,
     sync::{
         Mutex,
         SetOnce, //
+    },
+    time::{
+        Delta,
+        Instant,
+        Monotonic, //
     }, //
 };
 use rdma::prelude::*;
@@ -265,6 +272,26 @@ fn keeps() -> Result<(impl cm::Accept, Arc<Place<cm::Id>>)> {
         Ok(())
     };
     Ok((accept, place))
+}
+
+/// Sends the current task a signal, which stays pending. It is a test's own.
+fn signal_current() {
+    let signal = bindings::SIGUSR1 as c_int;
+    // SAFETY: 2 is `SIG_KTHREAD`, no function; this is `allow_signal`, of the current thread, which
+    // ends with the test. There is a current task.
+    unsafe {
+        let handler = core::mem::transmute::<usize, bindings::__sighandler_t>(2);
+        bindings::kernel_sigaction(signal, handler);
+        bindings::send_sig(signal, bindings::get_current(), 0);
+    }
+}
+
+/// Waits a moment and stays on its processor, so that another thread runs on another one.
+fn spin() {
+    let start = Instant::<Monotonic>::now();
+    while start.elapsed() < Delta::from_millis(10) {
+        core::hint::spin_loop();
+    }
 }
 
 fn create(object: Object) -> Injection {
@@ -581,6 +608,115 @@ mod tests {
         let late = Ulp::new(&env.pd)?;
         check_err!(late.accept(&request, &env.cx), ECONNRESET);
         drop((listener, request));
+        net.end()
+    }
+
+    /// `iw_cm_accept()` looks for the QP, and takes a reference after that.
+    #[test]
+    fn qp_is_not_destroyed_while_it_is_accepted() -> Result {
+        let net = Net::new()?;
+        let env = &net.null.env;
+        let (accept, place) = keeps()?;
+        let listener = net.listen(accept)?;
+        let (id, asker) = net.begin_asking()?;
+        let request = place.wait()?;
+        let cq = env.cq::<Softirq>(64)?;
+        let qp = Qp::create(&request, &env.pd, &cq, &cq, &Caps::new(4, 4), &env.cx)?;
+        net.dev()
+            .inject_qp(qp.num(), Injection::Find { us: 1_000_000 })?;
+        let (passive, begun, ended) = (request.clone(), Counter::new()?, Counter::new()?);
+        let (begins, ends, ulp) = (begun.clone(), ended.clone(), Ulp::new(&env.pd)?);
+        env.client.spawn(GFP_KERNEL, move |cx| {
+            begins.up();
+            // It fails or not: the QP fails meanwhile.
+            let _ = passive.accept(ulp, &cm::ConnParam::default(), cx);
+            ends.up();
+        })?;
+        wait(|| begun.get() == 1)?;
+        spin();
+        qp.destroy(&env.cx)?;
+        wait(|| ended.get() == 1)?;
+        wait(|| asker.count() != 0)?;
+        drop((listener, id, asker, request, cq));
+        net.end()
+    }
+
+    /// As the one above, of the active end.
+    #[test]
+    fn qp_is_not_destroyed_while_it_connects() -> Result {
+        let net = Net::new()?;
+        let env = &net.null.env;
+        let listener = net.listen(refuses)?;
+        let id = cm::Id::resolve(&env.client, net.addr, STEP_MS, &env.cx)?;
+        let cq = env.cq::<Softirq>(64)?;
+        let qp = Qp::create(&id, &env.pd, &cq, &cq, &Caps::new(4, 4), &env.cx)?;
+        net.dev()
+            .inject_qp(qp.num(), Injection::Find { us: 1_000_000 })?;
+        let (active, begun, ended) = (id.clone(), Counter::new()?, Counter::new()?);
+        let (begins, ends, ulp) = (begun.clone(), ended.clone(), Ulp::new(&env.pd)?);
+        env.client.spawn(GFP_KERNEL, move |cx| {
+            begins.up();
+            let _ = active.connect(ulp, &cm::ConnParam::default(), cx);
+            ends.up();
+        })?;
+        wait(|| begun.get() == 1)?;
+        spin();
+        qp.destroy(&env.cx)?;
+        wait(|| ended.get() == 1)?;
+        drop((listener, id, cq));
+        net.end()
+    }
+
+    /// The call that connects has returned, so nobody hears that the connection is there.
+    #[test]
+    fn connection_is_ended_if_it_comes_after_a_signal() -> Result {
+        let net = Net::new()?;
+        let env = &net.null.env;
+        let (accept, place) = keeps()?;
+        let listener = net.listen(accept)?;
+        let id = cm::Id::resolve(&env.client, net.addr, STEP_MS, &env.cx)?;
+        let active = Ulp::new(&env.pd)?;
+        active.make_qp(&id, &env.cx)?;
+        signal_current();
+        let connected = id.connect(active.clone(), &cm::ConnParam::default(), &env.cx);
+        check_err!(connected, ERESTARTSYS);
+        let (request, passive) = (place.wait()?, Ulp::new(&env.pd)?);
+        passive.clone().accept(&request, &env.cx)?;
+        check!(*passive.take(2)? == [Got::Established, Got::Disconnected]);
+        check_eq!(active.count(), 0);
+        drop((listener, id, active, request, passive));
+        net.end()
+    }
+
+    /// A disconnection may come before, while or after a request is accepted: it ends the
+    /// connection.
+    #[test]
+    fn disconnection_meets_acceptance() -> Result {
+        let net = Net::new()?;
+        let env = &net.null.env;
+        let (accept, place) = keeps()?;
+        let listener = net.listen(accept)?;
+        for n in 0..200 {
+            let (active, a) = net.begin_asking()?;
+            let passive = place.wait()?;
+            let b = Ulp::new(&env.pd)?;
+            b.make_qp(&passive, &env.cx)?;
+            let (ending, begun) = (passive.clone(), Counter::new()?);
+            let begins = begun.clone();
+            env.client.spawn(GFP_KERNEL, move |cx| {
+                begins.up();
+                let _ = ending.disconnect(cx);
+            })?;
+            if n % 2 == 0 {
+                wait(|| begun.get() == 1)?;
+            }
+            passive.accept(b.clone(), &cm::ConnParam::default(), &env.cx)?;
+            wait(|| b.got.lock().last() == Some(&Got::Disconnected))?;
+            wait(|| a.got.lock().last() == Some(&Got::Disconnected))?;
+            drop((active, a, passive, b));
+            wait(|| net.dev().connections()[0] == 0)?;
+        }
+        drop((listener, place));
         net.end()
     }
 

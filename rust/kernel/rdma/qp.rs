@@ -651,21 +651,15 @@ unsafe fn create_raw(
     pd: &Pd,
     attr: &mut bindings::ib_qp_init_attr,
 ) -> Result<NonNull<bindings::ib_qp>> {
-    let raw = match claim {
-        Some(claim) => {
-            let id = claim.as_raw();
-            // SAFETY: The id is bound to this device and has no QP, and PD and CQs are alive.
-            error::to_result(unsafe { bindings::rdma_create_qp(id, pd.as_raw(), attr) })?;
-            // SAFETY: Creation has set the id's QP.
-            unsafe { (*id).qp }
-        }
-        // SAFETY: PD and CQs are alive, and the client's name outlives the QP.
-        None => error::from_err_ptr(unsafe {
-            let caller = pd.device().client().name.as_char_ptr();
-            bindings::ib_create_qp_kernel(pd.as_raw(), attr, caller)
-        })?,
-    };
-    NonNull::new(raw).ok_or(EIO)
+    if let Some(claim) = claim {
+        // SAFETY: PD and CQs are alive, of the id's device, and the context lives as long as the
+        // QP, as the caller promises.
+        return unsafe { claim.create_qp(pd, attr) };
+    }
+    let caller = pd.device().client().name.as_char_ptr();
+    // SAFETY: PD and CQs are alive, and the client's name outlives the QP.
+    let raw = unsafe { bindings::ib_create_qp_kernel(pd.as_raw(), attr, caller) };
+    NonNull::new(error::from_err_ptr(raw)?).ok_or(EIO)
 }
 
 /// # Safety

@@ -132,7 +132,8 @@ impl Id {
         self.state.resolved()?;
         let (mut src, mut dst) = Default::default();
         // SAFETY: The id is alive by the invariant of `RawId`. `device()` and `resolved()` have
-        // found that it has its device and its addresses, which do not change any more.
+        // found that it has its device and its addresses. On iWARP the answer changes the IP
+        // addresses, but C reads those of the interfaces there, which do not change any more.
         unsafe { bindings::rdma_read_gids(self.state.as_raw(), &raw mut src, &raw mut dst) };
         Ok((device::Gid::from_raw(&src), device::Gid::from_raw(&dst)))
     }
@@ -177,10 +178,11 @@ impl Id {
 
     /// Connects the id's QP to the peer (`rdma_connect`), waits until that has worked or failed,
     /// and returns what the peer sent along. `handler` gets all events, the first one included.
-    /// After an error, requests that were posted to the QP stay there, see [`Qp::drain`]. Fails
-    /// with `ECONNREFUSED` if the peer rejects; `EINVAL` without a QP or with too much private
-    /// data; `EBUSY` if the id has a handler already; `ENODEV` if its device goes; the errors of
-    /// waiting as for [`Id::resolve_addr`]; or the connection manager's error.
+    /// After an error, requests that were posted to the QP stay there, see [`Qp::drain`], and a
+    /// connection that is there all the same, as after a signal, is ended. Fails with
+    /// `ECONNREFUSED` if the peer rejects; `EINVAL` without a QP or with too much private data;
+    /// `EBUSY` if the id has a handler already; `ENODEV` if its device goes; the errors of waiting
+    /// as for [`Id::resolve_addr`]; or the connection manager's error.
     ///
     /// # Examples
     ///
@@ -215,23 +217,28 @@ impl Id {
         let conn = self.conn();
         let id = self.state.as_raw();
         let established = bindings::rdma_cm_event_type_RDMA_CM_EVENT_ESTABLISHED;
-        let mut installed = false;
+        let (mut installed, mut asked) = (false, false);
         conn.wait_for(established, || {
             conn.set_handler(&handler)?;
             installed = true;
             // SAFETY: The id is alive by the invariant of `RawId`, and not locked by this task,
-            // which is in no callback: `wait_for` has looked. The call copies the parameters.
-            error::to_result(unsafe {
-                bindings::rdma_lock_handler(id);
-                let ret = bindings::rdma_connect_locked(id, &raw mut param);
-                if ret == 0 {
-                    conn.set_asked();
-                }
-                bindings::rdma_unlock_handler(id);
-                ret
-            })
+            // which is in no callback: `wait_for` has looked.
+            unsafe { bindings::rdma_lock_handler(id) };
+            let connected = conn.connect_qp(|| {
+                // SAFETY: The id is alive by the invariant of `RawId`, and locked above. The call
+                // copies the parameters.
+                error::to_result(unsafe { bindings::rdma_connect_locked(id, &raw mut param) })
+            });
+            asked = connected.is_ok();
+            // SAFETY: The id is alive by the invariant of `RawId`, and locked above.
+            unsafe { bindings::rdma_unlock_handler(id) };
+            connected
         })
         .inspect_err(|_| {
+            if asked {
+                // If the connection comes all the same, its callback ends it.
+                let _ = conn.begin_disconnect();
+            }
             // If the device goes, the handler still gets that event.
             if installed && !conn.is_gone() {
                 conn.release_handler();
@@ -267,7 +274,11 @@ impl Id {
             if !locked {
                 bindings::rdma_lock_handler(id);
             }
+            // `iw_cm_accept()` looks for the QP by its number, and takes a reference after that.
+            // And a disconnection that has begun, and does nothing yet, ends before this.
+            let qp = conn.qp.lock();
             let ret = bindings::rdma_accept(id, &raw mut param);
+            drop(qp);
             if !locked {
                 bindings::rdma_unlock_handler(id);
             }
@@ -363,8 +374,9 @@ impl Id {
     }
 
     fn qp_param(&self, param: &cm::ConnParam<'_>) -> Result<bindings::rdma_conn_param> {
-        // SAFETY: The id is alive by the invariant of `RawId`; its QP is only looked for.
-        if unsafe { (*self.state.as_raw()).qp }.is_null() {
+        // SAFETY: The id is alive by the invariant of `RawId`. C may set the QP meanwhile, which is
+        // only looked for here.
+        if unsafe { (&raw const (*self.state.as_raw()).qp).read_volatile() }.is_null() {
             return Err(EINVAL);
         }
         param.to_raw()
@@ -413,7 +425,10 @@ impl AsyncConnect {
         let param = self.connect.resolved(&self.id, &cx)?;
         let mut param = self.id.qp_param(&param)?;
         let id = self.id.state.as_raw();
-        let disconnect = self.id.conn().ask(|| {
+        let conn = self.id.conn();
+        let disconnect = conn.ask(|| {
+            // `iw_cm_connect()` looks for the QP by its number, and takes a reference after that.
+            let _qp = conn.qp.lock();
             // SAFETY: The id is alive by the invariant of `RawId`, and locked in its callback.
             error::to_result(unsafe { bindings::rdma_connect_locked(id, &raw mut param) })
         })?;
@@ -436,8 +451,9 @@ impl Manager for RdmaCm {
     unsafe fn disconnect(conn: &Conn<Self>, id: *mut Self::Id) -> Result {
         // SAFETY: The caller says that the id is alive, and has had a connection, so its device.
         let is_iwarp = unsafe { (*(*id).device).node_type } == device::NodeType::Rnic as u8;
-        // `iw_cm_disconnect()` modifies the QP without a reference to it. One that is being
-        // destroyed, or disconnected by another thread, ends its connection anyway.
+        // `iw_cm_disconnect()` modifies the QP without a reference to it. A task that has it locked
+        // destroys it or disconnects it; or it accepts, and the event that the connection is there
+        // ends it: `begin_disconnect` has noted that before.
         let guard = is_iwarp.then(|| conn.qp.try_lock());
         if let Some(None) = guard {
             return Ok(());
@@ -611,7 +627,7 @@ impl Options<'_> {
         };
         // INVARIANT: The id was just created, and is the caller's.
         Ok(RawId(
-            ptr::NonNull::new(error::from_err_ptr(raw)?).ok_or(ENOMEM)?,
+            NonNull::new(error::from_err_ptr(raw)?).ok_or(ENOMEM)?,
         ))
     }
 
@@ -956,6 +972,27 @@ impl QpClaim {
 
     pub(crate) fn as_raw(&self) -> *mut bindings::rdma_cm_id {
         self.0.as_raw()
+    }
+
+    /// Creates the QP (`rdma_create_qp`).
+    ///
+    /// # Safety
+    ///
+    /// PD and CQs are alive and of the device that the id is bound to, and the context of `attr`
+    /// lives until the QP is destroyed.
+    pub(crate) unsafe fn create_qp(
+        &self,
+        pd: &Pd,
+        attr: &mut bindings::ib_qp_init_attr,
+    ) -> Result<NonNull<bindings::ib_qp>> {
+        let id = self.as_raw();
+        // C looks at what `rdma_connect_locked()` makes, and destroys if it fails.
+        let _guard = self.0.state.conn.qp.lock();
+        // SAFETY: The id is alive by the invariant of `RawId`, and has no QP, by this claim. The
+        // caller says so of PD, CQs and context.
+        error::to_result(unsafe { bindings::rdma_create_qp(id, pd.as_raw(), attr) })?;
+        // SAFETY: The id is alive by the invariant of `RawId`. Creation has set its QP.
+        NonNull::new(unsafe { (*id).qp }).ok_or(EIO)
     }
 
     /// Destroys the QP (`rdma_destroy_qp`).

@@ -179,7 +179,9 @@ pub(crate) struct Conn<M: Manager> {
     /// No reference to a value of the ULP is dropped with it locked.
     #[pin]
     inner: sync::Mutex<Inner<M>>,
-    /// Locked while the QP of the id is destroyed, and where C uses it without a reference.
+    /// Locked while the QP of the id is created or destroyed, while the connection is asked for or
+    /// accepted, and on iWARP while it is disconnected: C uses the QP without a reference there.
+    /// Taken after the handler lock of the id.
     #[pin]
     pub(super) qp: sync::Mutex<()>,
     /// The wait of a call has ended, or the state is not Notified any more.
@@ -408,8 +410,11 @@ impl<M: Manager> Conn<M> {
                 waiting => inner.wait = waiting,
             }
             if self.changed.wait_interruptible(&mut inner) {
-                inner.wait = Wait::None;
-                return Err(ERESTARTSYS);
+                // What has come meanwhile is not lost.
+                return match replace(&mut inner.wait, Wait::None) {
+                    Wait::Done(result) => result.map(KBox::into_inner),
+                    _ => Err(ERESTARTSYS),
+                };
             }
         }
     }
@@ -444,7 +449,8 @@ impl<M: Manager> Conn<M> {
             }
             Event::Other(_) => was,
             Event::Established { .. } => {
-                disconnect = inner.end;
+                // Nobody hears of a connection that is there after the last event.
+                disconnect = inner.end || was == State::Closed;
                 State::Established
             }
             // A connection's neighbour got another address: the connection is there for the manager
@@ -537,9 +543,19 @@ impl<M: Manager> Conn<M> {
         Ok(end)
     }
 
-    /// Notes that the peer was asked. Called with the handler lock of the id, so before any event.
-    pub(crate) fn set_asked(&self) {
+    /// Asks the peer by calling `ask`, with the handler lock of the id, so before any event. Fails
+    /// with `EINVAL` if it was asked already: the lock of the QP is not waited for then, as its
+    /// destruction may wait for a callback that waits for the handler lock.
+    pub(crate) fn connect_qp(&self, ask: impl FnOnce() -> Result) -> Result {
+        if self.state() >= State::Requested {
+            return Err(EINVAL);
+        }
+        // `iw_cm_connect()` looks for the QP by its number, and takes a reference after that.
+        let qp = self.qp.lock();
+        ask()?;
+        drop(qp);
         self.inner.lock().state = State::Connecting;
+        Ok(())
     }
 
     /// Begins to accept the request that has come with a handler, or to reject it without one.
