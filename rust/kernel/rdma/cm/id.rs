@@ -987,7 +987,7 @@ impl QpClaim {
     ) -> Result<NonNull<bindings::ib_qp>> {
         let id = self.as_raw();
         // C looks at what `rdma_connect_locked()` makes, and destroys if it fails.
-        let _guard = self.0.state.conn.qp.lock();
+        let _guard = self.0.conn.qp.lock();
         // SAFETY: The id is alive by the invariant of `RawId`, and has no QP, by this claim. The
         // caller says so of PD, CQs and context.
         error::to_result(unsafe { bindings::rdma_create_qp(id, pd.as_raw(), attr) })?;
