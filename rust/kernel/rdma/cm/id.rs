@@ -504,9 +504,9 @@ unsafe fn handle(
             handler.event(cm::Event::Failed(e), &cx);
         }
     }
-    // A peer that has disconnected waits for an answer, and the QP for its requests to be flushed.
-    // If this side ends the connection, whoever does that sees to both.
-    effects.disconnect || (is_over && !(effects.was_there && effects.end))
+    // A peer that has disconnected waits for an answer, also where this side has asked for the end
+    // too, and the QP for its requests to be flushed.
+    effects.disconnect || is_over
 }
 
 /// The callback of every connection's id.

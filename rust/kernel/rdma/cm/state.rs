@@ -139,8 +139,6 @@ pub(crate) struct Effects<M: Manager> {
     pub(crate) disconnect: bool,
     /// The connection was there.
     pub(crate) was_there: bool,
-    /// This side ends the connection.
-    pub(crate) end: bool,
 }
 
 /// The C id of a connection.
@@ -490,7 +488,6 @@ impl<M: Manager> Conn<M> {
             _ if is_last => inner.handler.take(),
             _ => inner.handler.clone(),
         };
-        let end = inner.end;
         // Who is woken up finds it unlocked.
         drop(inner);
         self.changed.notify_all();
@@ -499,7 +496,6 @@ impl<M: Manager> Conn<M> {
             connect,
             disconnect,
             was_there: was == State::Established,
-            end,
         }
     }
 
