@@ -43,7 +43,11 @@ impl Counts {
     /// Counts a step of a kind that has begun at `begin`.
     pub(crate) fn count(&self, (kind, done): (usize, bool), begin: Instant<Monotonic>) {
         let took = begin.elapsed().as_nanos().try_into().unwrap_or(0);
-        for (sums, add) in [(&self.taken, 1), (&self.done, done.into()), (&self.took, took)] {
+        for (sums, add) in [
+            (&self.taken, 1),
+            (&self.done, done.into()),
+            (&self.took, took),
+        ] {
             if let Some(sum) = sums.get(kind) {
                 sum.fetch_add(add, Relaxed);
             }
