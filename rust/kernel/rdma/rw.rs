@@ -462,9 +462,9 @@ impl Inner {
         if range.len() != len {
             // SAFETY: By the type invariant the table is there, as the memory is. The range is not
             // empty and inside of that, and nothing else uses the list, as the caller promises.
-            //
+            let part = unsafe { cut(self.table, &range) };
             // INVARIANT: The entries are some of the table.
-            (self.first, self.count, self.ends) = unsafe { cut(self.table, &range) };
+            (self.first, self.count, self.ends) = part;
         }
     }
 
