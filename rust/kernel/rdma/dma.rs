@@ -147,7 +147,7 @@ impl Deref for CpuView<'_> {
     fn deref(&self) -> &[u8] {
         // SAFETY: By the invariant of `Mapped` the memory is initialised and `len` bytes long. The
         // borrow of the buffer is exclusive, so neither a request nor another thread uses it.
-        unsafe { core::slice::from_raw_parts(self.0.memory(), self.0.len()) }
+        unsafe { core::slice::from_raw_parts(self.0.memory.as_ptr(), self.0.len()) }
     }
 }
 
@@ -156,7 +156,7 @@ impl DerefMut for CpuView<'_> {
     fn deref_mut(&mut self) -> &mut [u8] {
         // SAFETY: By the invariant of `Mapped` the memory is initialised and `len` bytes long. The
         // borrows of the buffer and of this view are exclusive, so nothing else uses it.
-        unsafe { core::slice::from_raw_parts_mut(self.0.memory(), self.0.len()) }
+        unsafe { core::slice::from_raw_parts_mut(self.0.memory.as_ptr(), self.0.len()) }
     }
 }
 
@@ -223,11 +223,10 @@ direction!(
 ///
 /// # Invariants
 ///
-/// `memory` is the address of `len` initialised bytes of kmalloc memory, the parts of a `KVec` that
-/// this owns, and in its low bits a direction. They are mapped at `addr` for the device of `pd`, in
-/// that direction, or that is [`VIRT`]: the CPU and the device always see the same memory.
-// The fields that a post uses are first, to share a cache line with the request's own. All are half
-// a cache line, so that a request with a few words of its own is in one.
+/// `memory` is `len` initialised bytes of kmalloc memory, the parts of a `KVec` that this owns.
+/// They are mapped at `addr` for the device of `pd`, in direction `dir`, or that is [`VIRT`]: the
+/// CPU and the device always see the same memory.
+// The fields that a post uses are first, to share a cache line with the request's own.
 #[repr(C)]
 pub(crate) struct Mapped {
     pub(crate) addr: u64,
@@ -235,13 +234,11 @@ pub(crate) struct Mapped {
     lkey: u32,
     pub(crate) pd: Pd,
     memory: NonNull<u8>,
+    dir: bindings::dma_data_direction,
 }
 
 /// That of the memory of software devices, which is not synchronised (`ib_uses_virt_dma`).
 const VIRT: bindings::dma_data_direction = bindings::dma_data_direction::DMA_NONE;
-
-/// The low bits of an address that a direction needs.
-const DIR: usize = 3;
 
 // SAFETY: It owns plain memory, and DMA may be unmapped from any thread.
 unsafe impl Send for Mapped {}
@@ -258,10 +255,6 @@ impl Mapped {
         bytes.extend_with(len, 0, GFP_KERNEL)?;
         let (dev, mut addr) = (pd.device().as_raw(), 0);
         let memory = bytes.as_mut_ptr();
-        // Those of kmalloc have.
-        if memory.addr() & DIR != 0 {
-            return Err(EINVAL);
-        }
         // SAFETY: The memory is valid for `len` bytes and from kmalloc, and the device is
         // registered while `pd` lives.
         kernel::error::to_result(unsafe {
@@ -270,17 +263,16 @@ impl Mapped {
         let (memory, _, _) = bytes.into_raw_parts();
         // SAFETY: The device is registered while `pd` lives, and the field does not change.
         let is_virt = cfg!(CONFIG_INFINIBAND_VIRT_DMA) && unsafe { (*dev).dma_device.is_null() };
-        let dir = if is_virt { VIRT } else { dir };
-        let memory = memory.wrapping_byte_add(dir.0 as usize & DIR);
-        // INVARIANT: The memory was just allocated, initialised and mapped, and its address has
-        // zeroes where the direction is. A device without one for DMA is a software device.
+        // INVARIANT: The memory was just allocated, initialised and mapped. A device without one
+        // for DMA is a software device.
         Ok(Self {
             addr,
             len: len32,
             lkey: pd.local_dma_lkey(),
             pd: pd.clone(),
-            // SAFETY: The address of a vector is not null, and it was not the last one.
+            // SAFETY: The address of a vector is not null.
             memory: unsafe { NonNull::new_unchecked(memory) },
+            dir: if is_virt { VIRT } else { dir },
         })
     }
 
@@ -288,26 +280,12 @@ impl Mapped {
         self.len as usize
     }
 
-    fn dir(&self) -> bindings::dma_data_direction {
-        match self.memory.as_ptr().addr() & DIR {
-            0 => bindings::dma_data_direction::DMA_BIDIRECTIONAL,
-            1 => bindings::dma_data_direction::DMA_TO_DEVICE,
-            2 => bindings::dma_data_direction::DMA_FROM_DEVICE,
-            _ => VIRT,
-        }
-    }
-
-    fn memory(&self) -> *mut u8 {
-        let memory = self.memory.as_ptr();
-        memory.wrapping_byte_sub(memory.addr() & DIR)
-    }
-
     #[inline]
     fn sync_for_cpu(&self) {
-        if self.dir() != VIRT {
+        if self.dir != VIRT {
             let (dev, len) = (self.pd.device().as_raw(), self.len());
             // SAFETY: By the type invariant the memory is mapped for the device in this direction.
-            unsafe { bindings::rdma_helper_dma_sync_for_cpu(dev, self.addr, len, self.dir()) };
+            unsafe { bindings::rdma_helper_dma_sync_for_cpu(dev, self.addr, len, self.dir) };
         }
     }
 
@@ -315,10 +293,10 @@ impl Mapped {
     /// bounced, the device may have written beside them.
     #[inline]
     fn sync_for_device(&self, offset: usize, len: usize) {
-        if self.dir() != VIRT {
+        if self.dir != VIRT {
             let (dev, addr) = (self.pd.device().as_raw(), self.addr + offset as u64);
             // SAFETY: By the type invariant the memory is mapped for the device in this direction.
-            unsafe { bindings::rdma_helper_dma_sync_for_device(dev, addr, len, self.dir()) };
+            unsafe { bindings::rdma_helper_dma_sync_for_device(dev, addr, len, self.dir) };
         }
     }
 
@@ -326,7 +304,7 @@ impl Mapped {
     #[inline]
     fn bytes(&self, offset: usize, len: usize) -> Result<*mut c_void> {
         match offset.checked_add(len) {
-            Some(end) if end <= self.len() => Ok(self.memory().wrapping_add(offset).cast()),
+            Some(end) if end <= self.len() => Ok(self.memory.as_ptr().wrapping_add(offset).cast()),
             _ => Err(EINVAL),
         }
     }
@@ -386,8 +364,8 @@ impl Drop for Mapped {
         // direction, which a software device does not look at, and these are the parts of a vector.
         // A request borrows the memory from its owner, so none uses it any more.
         drop(unsafe {
-            bindings::rdma_helper_dma_unmap_single(dev, self.addr, len, self.dir());
-            KVec::from_raw_parts(self.memory(), len, len)
+            bindings::rdma_helper_dma_unmap_single(dev, self.addr, len, self.dir);
+            KVec::from_raw_parts(self.memory.as_ptr(), len, len)
         });
     }
 }
