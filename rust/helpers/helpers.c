@@ -345,8 +345,11 @@ u64 rdma_helper_trace_drain_begin(const struct ib_qp *qp)
 
 void rdma_helper_trace_drain_end(const struct ib_qp *qp, u64 began, int rc)
 {
+	u64 took;
+
 	if (!trace_drain_end_enabled())
 		return;
 	/* It may have been enabled meanwhile. */
-	trace_drain_end(qp, began ? DIV_ROUND_UP_ULL(ktime_get_ns() - began, NSEC_PER_USEC) : 0, rc);
+	took = began ? ktime_get_ns() - began : 0;
+	trace_drain_end(qp, DIV_ROUND_UP_ULL(took, NSEC_PER_USEC), rc);
 }

@@ -1264,8 +1264,8 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
     ///
     /// # Safety
     ///
-    /// Posting the transfer of `ctx`, whose owner was given up for `user` and keeps the context, has
-    /// failed so.
+    /// Posting the transfer of `ctx`, whose owner was given up for `user` and keeps the context,
+    /// has failed so.
     #[cold]
     #[inline(never)]
     unsafe fn not_posted<P, const ID: u64>(

@@ -190,7 +190,8 @@ unsafe impl<D: Direction> SgOwner<D> for Pages {
 ///
 /// # Invariants
 ///
-/// The pages are borrowed exclusively for `'a`, and with them `mapping`, if some of them are mapped.
+/// The pages are borrowed exclusively for `'a`, and with them `mapping`, if some of them are
+/// mapped.
 pub struct CpuPages<'a> {
     /// `None` of a [`Ctx`](crate::rw::Ctx) that has lost them.
     pages: Option<&'a Pages>,

@@ -5,8 +5,8 @@
 use crate::{
     cq::{
         self,
-        Waiting,
         PollGuard, //
+        Waiting,
     },
     prelude::*,
     wc::POLL_BATCH, //

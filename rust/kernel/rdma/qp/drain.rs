@@ -306,7 +306,8 @@ impl Wait<'_> {
                     if let Err(e) = self.check() {
                         break Err(Unposted::Lost(e));
                     }
-                    let since = full_since.get_or_insert_with(time::Instant::<time::Monotonic>::now);
+                    let since =
+                        full_since.get_or_insert_with(time::Instant::<time::Monotonic>::now);
                     if is_send && since.elapsed() > FULL {
                         break Err(Unposted::Full);
                     }
@@ -378,11 +379,7 @@ impl Wait<'_> {
     fn poll(&self) -> bool {
         let (send, recv) = (self.qp.send.cq(), self.qp.recv.cq());
         let sends = poll(send);
-        let recvs = if send.is(recv) {
-            sends
-        } else {
-            poll(recv)
-        };
+        let recvs = if send.is(recv) { sends } else { poll(recv) };
         sends || recvs
     }
 }
