@@ -41,10 +41,7 @@ use crate::{
         CqePointer as _, //
     },
     debug,
-    device::{
-        Device,
-        Port, //
-    },
+    device::Port,
     dma::{
         DeviceReads,
         DeviceWrites,
@@ -168,18 +165,6 @@ impl<'a> Rw<'a> {
     #[inline]
     pub fn prepared<D: Direction, O: SgOwner<D>>(ctx: &'a Ctx<D, O>) -> Self {
         Self::new(&ctx.raw, None)
-    }
-}
-
-/// Returns the port of a new QP, if transfers of all of a context's memory need no check there: the
-/// driver has set all that C divides by, and no peer gets a key. Otherwise zero, as if the QP was
-/// created without contexts.
-pub(crate) fn port_of(qp: &bindings::ib_qp, dev: &Device) -> u32 {
-    let pages = dev.attrs().max_fast_reg_page_list_len;
-    let is_checked = dev.is_iwarp() || [qp.max_write_sge, qp.max_read_sge, pages].contains(&0);
-    match is_checked {
-        true => 0,
-        false => qp.port,
     }
 }
 

@@ -11,8 +11,7 @@
 use crate::{
     cq,
     pd,
-    prelude::*,
-    rw, //
+    prelude::*, //
 };
 use core::{
     marker::PhantomData,
@@ -171,15 +170,17 @@ impl QpId {
 /// # Invariants
 ///
 /// `raw` is valid, of the PD `pd`, and no other QP has or had this number. `recv_cq` is the CQ of
-/// its receives, and is valid. `iwarp` says whether its device is one of iWARP. `rw_port` is as
-/// `rw::port_of` has returned it.
+/// its receives, and is valid. `iwarp` says whether its device is one of iWARP. If `rw_port` is
+/// not zero, it is the QP's, and QP and device have the limits that `rdma_rw` divides by.
 pub struct PostTarget {
     pub(crate) raw: NonNull<bindings::ib_qp>,
     recv_cq: NonNull<cq::Inner>,
     pub(crate) pd: pd::Id,
     pub(crate) qp_id: QpId,
     pub(crate) iwarp: bool,
-    /// The port of transfers by `rdma_rw` that are not checked any more, or zero.
+    /// The port, if transfers by `rdma_rw` of all of a context's memory need no check: the driver
+    /// has set all that C divides by, and no peer gets a key. Otherwise zero, as if the QP was
+    /// created without contexts.
     pub(crate) rw_port: u32,
 }
 
@@ -189,15 +190,19 @@ impl PostTarget {
     /// `raw` is a new QP of this PD and of this CQ for receives, and is there, with the CQ, until
     /// what is returned is gone.
     pub(crate) unsafe fn new(raw: NonNull<bindings::ib_qp>, pd: &Pd, recv_cq: &cq::Shared) -> Self {
-        // INVARIANT: By the caller's promise, and a new number.
+        // SAFETY: The QP is valid, as the caller promises.
+        let qp = unsafe { raw.as_ref() };
+        let (dev, iwarp) = (pd.device(), pd.device().is_iwarp());
+        let pages = dev.attrs().max_fast_reg_page_list_len;
+        let is_checked = iwarp || [qp.max_write_sge, qp.max_read_sge, pages].contains(&0);
+        // INVARIANT: By the caller's promise, and a new number. The limits were just looked at.
         Self {
             raw,
             recv_cq: NonNull::from(&**recv_cq),
             pd: pd.id(),
             qp_id: QpId::next(),
-            iwarp: pd.device().is_iwarp(),
-            // SAFETY: The QP is valid, as the caller promises.
-            rw_port: rw::port_of(unsafe { raw.as_ref() }, pd.device()),
+            iwarp,
+            rw_port: if is_checked { 0 } else { qp.port },
         }
     }
 
