@@ -367,10 +367,10 @@ impl Wait<'_> {
             if reached.try_wait() || (!polled && reached.wait_timeout(STEP_MS, self.cx)) {
                 return Ok(true);
             }
-            self.check()?;
             if polled {
                 pauses.pause();
             }
+            self.check()?;
             Ok(false)
         })
     }
