@@ -5,8 +5,8 @@
 //! An object is in the list from its creation to its destruction; requests never are. A removal or
 //! unload names those that it waits for, and `rdma_rs/objects` in debugfs shows all.
 //!
-//! To be listed costs no allocation, two turns of a mutex, and no reading of a clock: the links are
-//! in the object, and its age is in seconds.
+//! Listing an object costs no allocation and reads no clock: the links are in the object, and its
+//! age is in seconds. A mutex is taken when it is added and when it is removed.
 
 use crate::{
     debug,
