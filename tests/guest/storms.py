@@ -209,7 +209,7 @@ def in_trouble(rng, kind, count=10):
         verified = 0
         for end, pings in ((server, 3 * count), (client, count)):
             stats = end.settle("pings", pings, END)
-            assert stats["pings"] == pings and stats["bytes_verified"] == pings * size, stats
+            assert stats["pings"] == pings and stats["bytes_verified"] == pings * size, (stats, end.read("reason"))
             verified += stats["bytes_verified"]
         with module("rdma_perf_rs"):
             for load in LOADS:
