@@ -149,7 +149,7 @@ mod tests {
 
     #[test]
     fn has_the_name_of_its_module() -> Result {
-        check_eq!(Env::new()?.client.name().to_bytes(), b"rdma_kunit");
+        check_eq!(Env::new()?.client.name().to_bytes(), crate::NAME);
         Ok(())
     }
 

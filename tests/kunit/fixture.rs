@@ -8,7 +8,7 @@ mod connect;
 mod counter;
 mod datagram;
 mod event_log;
-#[cfg(CONFIG_FAILSLAB)]
+#[cfg(has_faults)]
 mod fault;
 mod forged;
 mod gap;
@@ -59,7 +59,7 @@ pub(crate) use datagram::{
     QKEY, //
 };
 pub(crate) use event_log::EventLog;
-#[cfg(CONFIG_FAILSLAB)]
+#[cfg(has_faults)]
 pub(crate) use fault::with_fault;
 pub(crate) use forged::Forger;
 pub(crate) use gap::Gap;
@@ -175,12 +175,12 @@ pub(crate) const STEP_MS: u32 = 60_000;
 /// The time to wait for anything, far beyond what it takes, and the interval between two looks.
 /// If allocations fail, much is waited for in vain, and does not matter.
 const PATIENCE: Delta = Delta::from_secs(if TIME_JUMPS { 600 } else { 100 });
-#[cfg(CONFIG_FAILSLAB)]
+#[cfg(has_faults)]
 const PATIENCE_WITH_FAULTS: Delta = Delta::from_secs(2);
 const STEP: Delta = Delta::from_micros(if TIME_JUMPS { 10_000 } else { 300 });
 
 /// `true` if the kernel's time jumps to what is next when nothing is to be done.
-const TIME_JUMPS: bool = cfg!(CONFIG_UML_TIME_TRAVEL_SUPPORT);
+const TIME_JUMPS: bool = cfg!(time_jumps);
 
 kernel::sync::global_lock! {
     // SAFETY: `set_client` initialises it, before any test runs.
@@ -299,7 +299,7 @@ pub(crate) fn port() -> u16 {
     NEXT.fetch_add(1, Relaxed) as u16
 }
 
-#[cfg(CONFIG_FAILSLAB)]
+#[cfg(has_faults)]
 extern "C" {
     /// The number of the allocation that fails in each case, zero being none. Defined in
     /// `faults.c`.
@@ -308,7 +308,7 @@ extern "C" {
 }
 
 fn patience() -> Delta {
-    #[cfg(CONFIG_FAILSLAB)]
+    #[cfg(has_faults)]
     // SAFETY: The variable is there as long as the module, and written while no case runs.
     if unsafe { NTH } != 0 {
         return PATIENCE_WITH_FAULTS;

@@ -10,26 +10,15 @@
 
 #[macro_use]
 mod check;
+#[macro_use]
+mod suites;
 
 mod client;
 mod fixture;
 
-/// Declares the suites: `rdma_cq` is in the module `cq`, and so on. Where only some are to be
-/// compiled, each of them is named by a flag of the compiler (`scripts/kunit`).
-macro_rules! suites {
-    ($($name:ident: $flag:ident,)*) => {
-        $(
-            #[cfg(any(not(some_suites), $flag))]
-            mod $name;
-        )*
-    };
-}
+/// The name of the module.
+const NAME: &[u8] = b"rdma_kunit";
 
-/// These wait in vain, for minutes: for kernels whose time jumps to what is next.
-#[cfg(CONFIG_UML_TIME_TRAVEL_SUPPORT)]
-mod timeouts;
-
-#[cfg(not(CONFIG_UML_TIME_TRAVEL_SUPPORT))]
 suites! {
     any_context: suite_any_context,
     chain: suite_chain,

@@ -1,0 +1,14 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Which suites are compiled.
+
+/// Declares the suites: `rdma_cq` is in the module `cq`, and so on. Where only some are to be
+/// compiled, each of them is named by a flag of the compiler (`scripts/kunit`).
+macro_rules! suites {
+    ($($name:ident: $flag:ident,)*) => {
+        $(
+            #[cfg(any(not(some_suites), $flag))]
+            mod $name;
+        )*
+    };
+}
