@@ -142,6 +142,7 @@ races:
 soak:
 	@$(sandbox) sh -c 'scripts/build stock && \
 		scripts/vm --timeout 900 -- sh -c "tests/guest/up && tests/guest/soak 10000000"'
+	@$(sandbox) $(tally) scripts/vm --timeout 900 -- env RELOADS=200 tests/guest/suite.py 'modules: unload and load'
 	@$(sandbox) bash -c '. scripts/lib.sh; { scripts/kunit --release; \
 		scripts/random --connections 3600 || :; scripts/random --connections 3600 --fail || :; \
 		scripts/random --soak 10000000 || :; } | tally'
