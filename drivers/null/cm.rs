@@ -74,6 +74,10 @@ use kernel::{
         CondVar,
         SpinLockIrq, //
     },
+    time::{
+        delay::fsleep,
+        Delta, //
+    },
     workqueue::{
         self,
         Work,
@@ -429,6 +433,8 @@ struct Conns {
     rejects: u32,
     silences: u32,
     losses: u32,
+    /// The time that the next end of a listener takes longer, in microseconds.
+    unlisten: u32,
     /// `true` if each request is answered, whatever `silences` is.
     ended: bool,
 }
@@ -533,6 +539,7 @@ impl Cm {
             rejects: 0,
             silences: 0,
             losses: 0,
+            unlisten: 0,
             ended: false,
         };
         Arc::pin_init(
@@ -568,6 +575,11 @@ impl Cm {
         [conns.table.iter().count(), conns.listeners.len()]
     }
 
+    /// Returns whether the next end of a listener takes longer.
+    pub(crate) fn unlistens(&self) -> bool {
+        self.conns.lock().unlisten != 0
+    }
+
     /// Returns the number of requests that there were.
     pub(crate) fn requests(&self) -> usize {
         self.conns.lock().made
@@ -579,6 +591,7 @@ impl Cm {
             Injection::Reject { count } => conns.rejects = count,
             Injection::Silence { count } => conns.silences = count,
             Injection::Lose { count } => conns.losses = count,
+            Injection::Unlisten { us } => conns.unlisten = us,
             Injection::Expire => conns.fail(ETIMEDOUT.to_errno(), |_| true),
             Injection::End => {
                 conns.ended = true;
@@ -705,7 +718,10 @@ impl Cm {
     }
 
     /// Stops to listen. Requests that were not answered are refused: `iw_cm` may have dropped them.
+    /// May sleep.
     pub(crate) fn stop(self: &Arc<Self>, id: *mut bindings::iw_cm_id) {
+        let us = core::mem::take(&mut self.conns.lock().unlisten);
+        fsleep(Delta::from_micros(us.into()));
         let mut conns = self.conns.lock();
         conns.listeners.retain(|listener| !listener.id.is(id));
         conns.fail(ECONNREFUSED.to_errno(), |conn| conn.asks(id));

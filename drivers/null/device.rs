@@ -315,6 +315,7 @@ impl Shared {
             | Injection::Silence { .. }
             | Injection::Expire
             | Injection::End
+            | Injection::Unlisten { .. }
             | Injection::Lose { .. } => return Err(EINVAL),
             Injection::Connect { peer } => machine.connect_qp(index, peer),
             Injection::Fail => machine.fail_qp(index),
@@ -350,6 +351,7 @@ impl Shared {
             | Injection::Silence { .. }
             | Injection::Expire
             | Injection::End
+            | Injection::Unlisten { .. }
             | Injection::Lose { .. } => machine.cm.as_ref().ok_or(EINVAL)?.inject(injection),
             Injection::Connect { .. }
             | Injection::Fail

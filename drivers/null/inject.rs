@@ -169,6 +169,12 @@ pub enum Injection {
         /// The additional time, in microseconds.
         us: u32,
     },
+    /// The next listener that is destroyed takes longer (`iw_destroy_listen`). Of a device with a
+    /// connection manager only.
+    Unlisten {
+        /// The additional time, in microseconds.
+        us: u32,
+    },
     /// After `after` more objects or calls of a kind, one fails. Of the device only.
     Create {
         /// The kind.
@@ -301,6 +307,7 @@ impl Plan {
             | Injection::Silence { .. }
             | Injection::Expire
             | Injection::End
+            | Injection::Unlisten { .. }
             | Injection::Lose { .. } => {}
             Injection::Peek { on } => self.peek = on,
         }
@@ -524,6 +531,9 @@ impl FromStr for Injection {
                 us: number(Some(1000))?,
             },
             ("find", _) => Injection::Find {
+                us: number(Some(1000))?,
+            },
+            ("unlisten", _) => Injection::Unlisten {
                 us: number(Some(1000))?,
             },
             ("dereg", _) => Injection::Dereg {

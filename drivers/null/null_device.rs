@@ -214,6 +214,12 @@ impl NullDevice {
         machine.cm.as_ref().map_or([0; 2], |cm| cm.counts())
     }
 
+    /// Returns whether the next end of a listener will take longer.
+    pub fn unlistens(&self) -> bool {
+        let machine = self.shared.machine.lock();
+        machine.cm.as_ref().is_some_and(|cm| cm.unlistens())
+    }
+
     /// Returns the number of requests for a connection that the connection manager has had.
     pub fn requests(&self) -> usize {
         let machine = self.shared.machine.lock();

@@ -667,6 +667,27 @@ mod tests {
         net.end()
     }
 
+    /// The work item of the removal destroys it, and whoever else does waits for that.
+    #[test]
+    fn listener_is_destroyed_while_its_device_goes() -> Result {
+        let net = Net::new()?;
+        let (dev, client, cx) = (
+            net.null.dev.clone(),
+            net.null.env.client.clone(),
+            Sleepable::current()?,
+        );
+        let listener = net.listen(refuses)?;
+        check_eq!(dev.connections(), [0, 1]);
+        dev.inject(Injection::Unlisten { us: 300_000 })?;
+        // Listeners are told when nothing else is left.
+        drop(net);
+        begin_removal(&dev, &client)?;
+        wait(|| !dev.unlistens())?;
+        listener.destroy(&cx)?;
+        check_eq!(dev.connections(), [0; 2]);
+        wait(|| dev.is_removed())
+    }
+
     /// The call that connects has returned, so nobody hears that the connection is there.
     #[test]
     fn connection_is_ended_if_it_comes_after_a_signal() -> Result {
