@@ -12,6 +12,8 @@ use crate::{
         send,
         service_id,
         wait,
+        with_device,
+        write,
         Counter,
         End,
         Env,
@@ -25,17 +27,27 @@ use crate::{
 use core::net::IpAddr;
 use kernel::{
     new_mutex,
+    new_spinlock_irq,
+    page::PAGE_SIZE,
     prelude::*,
-    sync::SetOnce, //
+    sync::{
+        SetOnce,
+        SpinLockIrq, //
+    }, //
 };
 use rdma::{
     ibcm,
     mad,
     prelude::*,
     qp::Chain,
+    rw::{
+        Ctx,
+        Rw, //
+    },
     ud::UdQp,
     wr::AtomicWr, //
 };
+use rdma_bindings as bindings;
 
 /// Skips the running case if its device is not one of iWARP.
 macro_rules! only_on_iwarp {
@@ -131,6 +143,110 @@ impl CqeHandler for Fetch {
         let whole = wc.result().is_ok() && this.buf.cpu().iter().all(|byte| *byte == 7);
         let number = this.completions.up();
         this.said.populate((whole, number));
+    }
+}
+
+type PostSend = unsafe extern "C" fn(
+    *mut bindings::ib_qp,
+    *const bindings::ib_send_wr,
+    *mut *const bindings::ib_send_wr,
+) -> c_int;
+
+/// The driver's function, and the memory that was registered last while its calls are watched.
+struct Posts {
+    driver: Option<PostSend>,
+    registered: Option<Remote>,
+}
+
+kernel::sync::global_lock! {
+    // SAFETY: The only user initialises it.
+    unsafe(uninit) static POSTS: SpinLock<Posts> = Posts { driver: None, registered: None };
+}
+
+/// Watches registrations: what a READ names to its peer as its sink, a peer of another connection
+/// may know.
+struct Watch;
+
+/// # Safety
+///
+/// As the driver's own.
+unsafe extern "C" fn watched(
+    qp: *mut bindings::ib_qp,
+    list: *const bindings::ib_send_wr,
+    bad: *mut *const bindings::ib_send_wr,
+) -> c_int {
+    let mut wr = list;
+    let mut registered = None;
+    while !wr.is_null() {
+        // SAFETY: The list is valid. Its requests of this opcode are of this type, with a valid MR.
+        unsafe {
+            if (*wr).opcode == bindings::ib_wr_opcode_IB_WR_REG_MR {
+                let reg = wr.cast::<bindings::ib_reg_wr>();
+                registered = Some(Remote {
+                    addr: (*(*reg).mr).iova,
+                    rkey: (*reg).key,
+                });
+            }
+            wr = (*wr).next;
+        }
+    }
+    let driver = {
+        let mut posts = POSTS.lock();
+        posts.registered = registered.or(posts.registered);
+        posts.driver
+    };
+    match driver {
+        // SAFETY: By the caller's promise.
+        Some(post) => unsafe { post(qp, list, bad) },
+        None => EIO.to_errno(),
+    }
+}
+
+impl Watch {
+    fn new() -> Result<Self> {
+        // SAFETY: There is one user.
+        unsafe { POSTS.init() };
+        with_device(c"rdma0", |device| {
+            // SAFETY: The device is held. A pointer is written, and either function does.
+            unsafe { POSTS.lock().driver = (*device).ops.post_send.replace(watched) };
+        })?;
+        Ok(Self)
+    }
+
+    fn registered(&self) -> Option<Remote> {
+        POSTS.lock().registered
+    }
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        let unwatched = with_device(c"rdma0", |device| {
+            // SAFETY: As in `new`.
+            unsafe { (*device).ops.post_send = POSTS.lock().driver };
+        });
+        if unwatched.is_err() {
+            pr_err!("FAILED: the device has gone\n");
+        }
+    }
+}
+
+type Back = Arc<SpinLockIrq<Option<(Pin<KBox<Transfer>>, bool)>>>;
+
+/// Pages on their way.
+#[derive(HasCqe)]
+struct Transfer {
+    cqe: Cqe<Self>,
+    data: Ctx,
+    back: Back,
+}
+
+impl CqeHandler for Transfer {
+    type Pointer = Pin<KBox<Self>>;
+    type Needs = Atomic;
+
+    fn done(this: Self::Pointer, wc: &Wc, _cx: &Atomic) {
+        let (back, failed) = (this.back.clone(), wc.result().is_err());
+        *back.lock() = Some((this, failed));
     }
 }
 
@@ -378,6 +494,56 @@ mod tests {
         check!(connect_to(&env, addr, &[]).is_err());
         check_eq!(said.copy(), Some(Some(EDEADLK)));
         listener.destroy(&env.cx)
+    }
+
+    /// The peer that was asked has the key, and any other of the PD may write with it.
+    #[test]
+    fn pages_of_a_failed_read_stay_until_the_qp_is_gone() -> Result {
+        only_on_iwarp!();
+        let env = Env::new()?;
+        let requests = env.dev.port(1).ok_or(ENODEV)?.rw_requests(1);
+        let with_requests = Caps {
+            send_wr: CAPS.send_wr + requests,
+            ..CAPS
+        };
+        let cq = env.cq::<Softirq>(4 * with_requests.entries())?;
+        let other_env = Env {
+            pd: env.pd.clone(),
+            ..Env::new()?
+        };
+        let param = cm::ConnParam::default();
+        let Link { a, b, env, .. } = Link::connect(env, &cq, &cq, &CAPS, 1, &param)?;
+        let other_cq = other_env.cq::<Softirq>(4 * CAPS.entries())?;
+        let other = Link::on(other_env, &other_cq, &other_cq, &CAPS, &param)?;
+
+        let watch = Watch::new()?;
+        let back = Arc::pin_init(new_spinlock_irq!(None), GFP_KERNEL)?;
+        let transfer = Transfer {
+            cqe: Cqe::new(),
+            data: Ctx::alloc(2 * PAGE_SIZE, &env.cx)?,
+            back: back.clone(),
+        };
+        let nowhere = Remote { addr: 0, rkey: 0 };
+        a.qp.post_rw(KBox::pin(transfer, GFP_KERNEL)?, |x| {
+            Ok(Rw::read(&x.data, .., nowhere, &env.cx))
+        })?;
+        wait(|| back.lock().is_some())?;
+        let sink = watch.registered().ok_or(ENODATA)?;
+        drop(watch);
+        let (mut transfer, failed) = back.lock().take().ok_or(ENODATA)?;
+        check!(failed);
+        check_err!(transfer.data.cpu().read(0, &mut [0; 4]), EINVAL);
+        drop(transfer);
+        // It is no use of freed memory: KASAN looks on.
+        write(&other, sink, &[9; 8])?.ok()?;
+        arrives(&other)?;
+
+        // The QP is destroyed by a work item, and the MR with it.
+        drop((a, b));
+        wait(|| {
+            let written = write(&other, sink, &[9; 8]);
+            written.is_err() || other.a.events.disconnected() == 1
+        })
     }
 
     #[test]
