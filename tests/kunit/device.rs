@@ -3,16 +3,22 @@
 //! Attributes of devices, their ports and their addresses. The device is an rxe link.
 
 use crate::fixture::{
+    wait,
+    Counter,
     Env,
+    OwnLink,
     IPV6, //
 };
 use core::net::IpAddr;
 use kernel::prelude::*;
-use rdma::device::{
-    Gid,
-    GidType,
-    PortState,
-    Protocol, //
+use rdma::{
+    device::{
+        Gid,
+        GidType,
+        PortState,
+        Protocol, //
+    },
+    prelude::*, //
 };
 
 /// Returns the number of GIDs that the port's table has room for.
@@ -179,6 +185,47 @@ mod tests {
     fn device_is_accessible() -> Result {
         let env = Env::new()?;
         check!(env.dev.is_accessible(&env.cx));
+        Ok(())
+    }
+
+    /// The entry stays as it is while it is held, but for the interface, which goes under readers.
+    #[test]
+    fn gid_loses_its_interface() -> Result {
+        let link = OwnLink::new();
+        let env = link.env()?;
+        let port = env.dev.port(1).ok_or(ENODEV)?;
+        // The link-local one stays.
+        let held = port
+            .gids()
+            .find(|held| matches!(held.gid().ip(), IpAddr::V6(ip) if ip.segments()[0] == 0x2001))
+            .ok_or(EADDRNOTAVAIL)?;
+        let held = Arc::new(held, GFP_KERNEL)?;
+        let was = (held.gid(), held.gid_type(), held.index());
+        check!(held.l2()?.vlan.is_none());
+        let (begun, refused) = (Counter::new()?, Counter::new()?);
+        for _ in 0..2 {
+            let (held, begins, refuses) = (held.clone(), begun.clone(), refused.clone());
+            env.client.spawn(GFP_KERNEL, move |_| {
+                begins.up();
+                let mut same = true;
+                while held.l2().is_ok() {
+                    same &= (held.gid(), held.gid_type(), held.index()) == was;
+                }
+                if same {
+                    refuses.up();
+                }
+            })?;
+        }
+        wait(|| begun.get() == 2)?;
+        link.down()?;
+        wait(|| refused.get() == 2)?;
+        check_err!(held.l2(), ENODEV);
+        check!((held.gid(), held.gid_type(), held.index()) == was);
+        check!(held.device() == &env.dev);
+        // It is in the table no more, and its place is nobody else's.
+        check!(port
+            .gids()
+            .all(|gid| gid.gid() != was.0 && gid.index() != was.2));
         Ok(())
     }
 }
