@@ -28,8 +28,10 @@ use crate::fixture::{
     SrqLink,
     UdEnd,
     UdMessage,
+    CAPS,
     QKEY, //
 };
+use core::ops::ControlFlow;
 use kernel::{
     new_spinlock_irq,
     prelude::*, //
@@ -37,18 +39,48 @@ use kernel::{
 use rdma::{
     device::{
         GidType,
+        Port,
         Protocol, //
     },
     flush::Pad,
+    ibcm,
     mad::{
         Method,
         Peer, //
     },
     op::Op,
     prelude::*,
-    qp::Chain,
-    rw::Ctx,
-    ud::UdWr,
+    qp::{
+        Batch,
+        Chain,
+        SendRing, //
+    },
+    rw::{
+        Ctx,
+        Rw, //
+    },
+    session::{
+        tags::{
+            Exchange,
+            Tag,
+            Tags, //
+        },
+        Activity,
+        Backoff,
+        Connector,
+        Reconnect,
+        RecvCredits,
+        SendCredits,
+        Ticker, //
+    },
+    sg::{
+        SgList,
+        SgMap, //
+    },
+    ud::{
+        UdQp,
+        UdWr, //
+    },
     wr::AtomicWr, //
 };
 
@@ -101,6 +133,47 @@ fn in_softirq(call: impl FnOnce() -> Result + Unpin + Send + 'static) -> Result 
     Softirqs::new()?.call(call)
 }
 
+/// A ULP that cannot connect again.
+struct Alone(Arc<Counter>);
+
+impl Connector for Alone {
+    fn connect(&self, _attempt: u32, _cx: &Sleepable) -> Result {
+        Err(ECONNREFUSED)
+    }
+
+    fn ended(&self, _result: Result, _cx: &Sleepable) {
+        self.0.up();
+    }
+}
+
+/// Requests that nobody answers.
+struct Unanswered;
+
+impl Exchange for Unanswered {
+    type Request = Buf<ToDevice>;
+    type Reply = ();
+    type Needs = Atomic;
+}
+
+/// Pages on their way.
+#[derive(HasCqe)]
+struct Pages {
+    cqe: Cqe<Self>,
+    data: Ctx,
+    back: Arc<Counter>,
+}
+
+impl CqeHandler for Pages {
+    type Pointer = Pin<KBox<Self>>;
+    type Needs = Atomic;
+
+    fn done(this: Self::Pointer, _wc: &Wc, _cx: &Atomic) {
+        this.back.up();
+    }
+}
+
+const NOWHERE: Remote = Remote { addr: 0, rkey: 0 };
+
 #[kunit_tests(rdma_any_context)]
 mod tests {
     use super::*;
@@ -125,9 +198,9 @@ mod tests {
                 check!(port.has(Protocol::Roce));
                 check_eq!(port.find_pkey(0xffff)?, 0);
                 check!(port.rw_contexts(4).is_ok_and(|n| port.rw_requests(n) > 0));
-                for gid in port.gids() {
+                for gid in Port::gids(&port) {
                     check!(gid.device() == &dev && gid.gid_type() == GidType::RoceV2);
-                    check_eq!(port.gid(gid.index())?, Some(gid.gid()));
+                    check_eq!(Port::gid(&port, gid.index())?, Some(gid.gid()));
                     check!(gid.l2()?.vlan.is_none());
                 }
             }
@@ -154,9 +227,9 @@ mod tests {
         in_softirq(move || {
             check!(a.device()? == b.device()?);
             check_eq!(a.gids()?.0, b.gids()?.1);
+            cm::Id::notify_established(&b);
             b.notify_established();
-            b.notify_established();
-            a.disconnect_later();
+            cm::Id::disconnect_later(&a);
             a.disconnect_later();
             Ok(())
         })?;
@@ -168,7 +241,7 @@ mod tests {
         let CmLink { a, b, env, .. } = CmLink::new()?;
         let (from, to) = (a.connection, b.connection);
         in_softirq(move || {
-            to.notify_established();
+            ibcm::Connection::notify_established(&to);
             from.disconnect_later();
             from.disconnect_later();
             // Queued work finds them, or finds that they are destroyed.
@@ -215,15 +288,18 @@ mod tests {
             let mut next = || sends.next().ok_or(EINVAL);
             send(&a, next()?)?;
             a.post_chain(next()?, |m, chain: &mut Chain<'_, 1>| {
+                Buf::write(&m.buf, 0, &[2])?;
                 chain.push(SendWr::send([m.buf.whole()]))
             })?;
             let mut batch = a.batch(next()?);
-            batch.post(|m, chain: &mut Chain<'_, 1>| chain.push(SendWr::send([m.buf.whole()])))?;
+            Batch::post(&mut batch, |m, chain: &mut Chain<'_, 1>| {
+                chain.push(SendWr::send([m.buf.whole()]))
+            })?;
             batch
                 .finish(|m, chain: &mut Chain<'_, 1>| chain.push(SendWr::send([m.buf.whole()])))?;
-            let nowhere = Remote { addr: 0, rkey: 0 };
+            let nowhere = NOWHERE;
             // Of no length, which nothing has to be registered for.
-            a.post_send(counted, |_| Ok(SendWr::rdma_write([], nowhere)))?;
+            Qp::post_send(&a, counted, |_| Ok(SendWr::rdma_write([], nowhere)))?;
             // The last one, as the peer refuses it.
             a.post_send(read, |m| {
                 Ok(AtomicWr::fetch_add(m.buf.whole_mut(), nowhere, 1))
@@ -243,8 +319,7 @@ mod tests {
                 counts.up();
             }
         })?;
-        let nowhere = Remote { addr: 0, rkey: 0 };
-        (link.a.qp).post_send(handler, |_| Ok(SendWr::rdma_write([], nowhere)))?;
+        (link.a.qp).post_send(handler, |_| Ok(SendWr::rdma_write([], NOWHERE)))?;
         wait(|| right.get() == 1)
     }
 
@@ -276,7 +351,7 @@ mod tests {
         softirqs.call(move || {
             check!(region.is_idle());
             region.write(7, b"as is")?;
-            drop(region.into_parts().map_err(|_| EBUSY)?);
+            drop(Region::into_parts(region).map_err(|_| EBUSY)?);
             Ok(())
         })
     }
@@ -300,42 +375,30 @@ mod tests {
     fn direct_cq_is_polled() -> Result {
         let (softirqs, link) = (Softirqs::new()?, Link::<Direct>::new()?);
         let times = Counter::new()?;
-        let mut posted = 0;
-        let ways: [fn(&Cq<Direct>, &Counter) -> Result; 5] = [
-            |cq, _| {
-                cq.process(1);
-                Ok(())
-            },
-            |cq, times| {
-                let take = |completion: Completion<'_>| {
-                    if completion.take::<Counted, 0>().is_ok() {
-                        times.up();
-                    }
-                };
-                cq.process_with(1, take).map(drop)
-            },
-            |cq, _| cq.process_with(1, |completion| drop(completion)).map(drop),
-            |cq, _| {
-                let mut batch = WcArray::<1>::new();
-                cq.poll(&mut batch)?;
-                drop(batch);
-                Ok(())
-            },
-            |cq, _| {
-                let mut batch = WcArray::<1>::new();
-                cq.poll(&mut batch)?;
-                batch.completions().for_each(Completion::dispatch);
-                Ok(())
-            },
-        ];
-        for way in ways {
-            let nowhere = Remote { addr: 0, rkey: 0 };
+        for way in 0..5 {
             let counted = Counted::new(&times)?;
-            (link.a.qp).post_send(counted, |_| Ok(SendWr::rdma_write([], nowhere)))?;
-            posted += 1;
-            while times.get() < posted {
+            (link.a.qp).post_send(counted, |_| Ok(SendWr::rdma_write([], NOWHERE)))?;
+            while times.get() <= way {
                 let (cq, times) = (link.send_cq.clone(), times.clone());
-                softirqs.call(move || way(&cq, &times))?;
+                softirqs.call(move || {
+                    let take = |completion: Completion<'_>| {
+                        if completion.take::<Counted, 0>().is_ok() {
+                            times.up();
+                        }
+                    };
+                    let mut batch = WcArray::<1>::new();
+                    match way {
+                        0 => drop(Cq::process(&cq, 1)),
+                        1 => drop(cq.process_with(1, take)?),
+                        2 => drop(cq.process_with(1, |completion| drop(completion))?),
+                        3 => drop(Cq::poll(&cq, &mut batch)?),
+                        _ => {
+                            Cq::poll(&cq, &mut batch)?;
+                            batch.completions().for_each(Completion::dispatch);
+                        }
+                    }
+                    Ok(())
+                })?;
             }
         }
         Ok(())
@@ -345,8 +408,8 @@ mod tests {
     fn request_is_in_flight() -> Result {
         let mut kept = Reusable::new(Counter::new()?, GFP_KERNEL)?;
         in_softirq(move || {
-            check!(kept.get().is_some());
-            let in_flight = kept.start().ok_or(EBUSY)?;
+            check!(Reusable::get(&mut kept).is_some());
+            let in_flight = Reusable::start(&mut kept).ok_or(EBUSY)?;
             check!(kept.start().is_none() && kept.get().is_none());
             drop(in_flight);
             let in_flight = kept.start().ok_or(EBUSY)?;
@@ -367,7 +430,7 @@ mod tests {
             from.qp
                 .post_recv(into, |l| Ok(RecvWr::new([l.buf.whole_mut()])))?;
             let num = from.qp.num();
-            from.qp.post_send(out, |l| {
+            UdQp::post_send(&from.qp, out, |l| {
                 let to = l.to.as_ref().ok_or(EINVAL)?;
                 Ok(UdWr::new([l.buf.whole()], to, num, QKEY))
             })?;
@@ -409,10 +472,9 @@ mod tests {
             let [receive, message, read, flush] = ops;
             receive.recv(&b, 0..8)?;
             message.send_with_imm(&a, 0..8, 7)?;
-            let nowhere = Remote { addr: 0, rkey: 0 };
             // These fail.
-            read.read(&a, 0..8, nowhere)?;
-            flush.flush(&a, &pad, nowhere, 8)?;
+            read.read(&a, 0..8, NOWHERE)?;
+            flush.flush(&a, &pad, NOWHERE, 8)?;
             Ok(())
         })?;
         link.a.qp.drain(cx)?;
@@ -439,6 +501,143 @@ mod tests {
             drop((peer, agent, gid));
             Ok(())
         })
+    }
+
+    #[test]
+    fn credits_are_counted() -> Result {
+        let sends = Arc::pin_init(SendCredits::new(1, 2), GFP_KERNEL)?;
+        let recvs = RecvCredits::new(1, 2);
+        in_softirq(move || {
+            drop(SendCredits::take(&sends)?);
+            SendCredits::give(&sends, 1)?;
+            check_eq!(sends.available(), 2);
+            SendCredits::close(&sends, ENOTCONN);
+            check_err!(sends.take().map(drop), ENOTCONN);
+            RecvCredits::received(&recvs)?;
+            RecvCredits::posted(&recvs, 1)?;
+            check_eq!(RecvCredits::grant(&recvs, 1), 1);
+            Ok(())
+        })
+    }
+
+    #[test]
+    fn function_is_called_again_and_again() -> Result {
+        let (softirqs, client) = (Softirqs::new()?, Env::new()?.client);
+        let ticks = Counter::new()?;
+        let counts = ticks.clone();
+        let ticker = softirqs.call(move || {
+            let activity = Activity::new();
+            Activity::note(&activity);
+            Ticker::start(&client, 1, GFP_ATOMIC, move |_| {
+                activity.note();
+                counts.up();
+                ControlFlow::Break(())
+            })
+        })?;
+        wait(|| ticks.get() == 1)?;
+        softirqs.drop(ticker)
+    }
+
+    #[test]
+    fn attempts_to_connect_are_begun() -> Result {
+        let (softirqs, client) = (Softirqs::new()?, Env::new()?.client);
+        let ended = Counter::new()?;
+        let alone = Arc::new(Alone(ended.clone()), GFP_KERNEL)?;
+        let backoff = Backoff {
+            first_ms: 100_000,
+            longest_ms: 100_000,
+            attempts: 1,
+        };
+        let reconnect = softirqs.call(move || {
+            let reconnect = Reconnect::start(&client, alone, backoff, GFP_ATOMIC)?;
+            Reconnect::cancel(&reconnect);
+            Ok(reconnect)
+        })?;
+        wait(|| ended.get() == 1)?;
+        softirqs.drop(reconnect)
+    }
+
+    #[test]
+    fn list_is_mapped() -> Result {
+        let Env { pd, cx, .. } = Env::new()?;
+        let list = SgList::new(KVec::from_elem(7, 8000, GFP_KERNEL)?, &cx)?;
+        in_softirq(move || {
+            let memory = SgMap::<_, ToDevice>::new(&pd, list)?;
+            let bytes = SgMap::into_owner(memory).into_inner();
+            check_eq!(bytes.len(), 8000);
+            Ok(())
+        })
+    }
+
+    #[test]
+    fn prepared_transfer_is_posted() -> Result {
+        let (softirqs, env) = (Softirqs::new()?, Env::new()?);
+        let requests = env.dev.port(1).ok_or(ENODEV)?.rw_requests(4);
+        let cq = env.cq::<Softirq>(4 * (CAPS.entries() + requests))?;
+        let caps = Caps {
+            send_wr: CAPS.send_wr + requests,
+            ..CAPS
+        };
+        let link = Link::connect(env, &cq, &cq, &caps, 4, &cm::ConnParam::default())?;
+        let (qp, cx) = (link.a.qp.clone(), &link.env.cx);
+        let back = Counter::new()?;
+        let pages = Pages {
+            cqe: Cqe::new(),
+            data: Ctx::alloc(8000, cx)?,
+            back: back.clone(),
+        };
+        let pages = KBox::pin(pages, GFP_KERNEL)?;
+        let mut other = Ctx::<Bidirectional>::alloc(8000, cx)?;
+        qp.prepare_rw(Rw::read(&pages.data, .., NOWHERE, cx))?;
+        qp.prepare_rw(Rw::read(&other, .., NOWHERE, cx))?;
+        softirqs.call(move || {
+            Ctx::cancel(&mut other);
+            check!(Ctx::into_owner(other).is_some());
+            // It fails later.
+            qp.post_rw(pages, |pages| Ok(Rw::prepared(&pages.data)))?;
+            Ok(())
+        })?;
+        wait(|| back.get() == 1)
+    }
+
+    #[test]
+    fn ring_is_posted_to() -> Result {
+        let (softirqs, link) = (Softirqs::new()?, Link::<Softirq>::new()?);
+        let (sent, received) = (Inbox::new()?, Inbox::new()?);
+        recv(&link.b.qp, link.env.message(&received, &[0; 8])?)?;
+        let mut ring = SendRing::new(&link.a.qp, 2, 1, &link.env.cx)?;
+        let (qp, message) = (link.a.qp.clone(), link.env.message(&sent, &[1; 8])?);
+        let ring = softirqs.call(move || {
+            SendRing::post(&mut ring, &qp, message, |m, chain: &mut Chain<'_, 1>| {
+                chain.push(SendWr::send([m.buf.whole()]))
+            })?;
+            Ok(ring)
+        })?;
+        wait(|| sent.len() == 1 && received.len() == 1)?;
+        softirqs.drop(ring)
+    }
+
+    #[test]
+    fn exchange_is_begun() -> Result {
+        let (softirqs, env) = (Softirqs::new()?, Env::new()?);
+        let cq = env.cq::<Softirq>(4 * CAPS.entries())?;
+        let link = Link::on(env, &cq, &cq, &CAPS, &cm::ConnParam::default())?;
+        let (qp, cx) = (link.a.qp.clone(), &link.env.cx);
+        let received = Inbox::new()?;
+        recv(&link.b.qp, link.env.message(&received, &[0; 8])?)?;
+        let request = |_| Ok((Buf::alloc(&link.env.pd, 8, cx)?, ()));
+        let tags = Tags::<Unanswered>::new(&qp, 2, 4, request, cx)?;
+        let tags = softirqs.call(move || {
+            let tag = Tags::take(&tags)?;
+            Tag::post(tag, &qp, |buf, chain: &mut Chain<'_, 1>| {
+                chain.push(SendWr::send([buf.whole()]))
+            })?;
+            Tags::close(&tags, ENOTCONN);
+            Ok(tags)
+        })?;
+        wait(|| received.len() == 1)?;
+        tags.reclaim(&link.a.qp, cx)?;
+        softirqs.drop(tags)
     }
 
     #[test]
