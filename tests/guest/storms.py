@@ -203,13 +203,18 @@ def in_trouble(rng, kind, count=10):
         told = is_told(user)
         assert told or "loss" in wire.TROUBLES[kind], f"{kind}: a server did not learn of the end"
         figures["untold"] = int(not told)
+        # One that is disconnected before its time ends well, and says so.
+        said = []
         for user in users:
-            status, said = finish(user)
-            assert status == 0, f"{kind}: rping failed ({status}): {said}; {server.read('reason')}"
+            status, text = finish(user)
+            assert status == 0, f"{kind}: rping failed ({status}): {text}; {server.read('reason')}"
+            said.append(text)
         verified = 0
         for end, pings in ((server, 3 * count), (client, count)):
             stats = end.settle("pings", pings, END)
-            assert stats["pings"] == pings and stats["bytes_verified"] == pings * size, (stats, end.read("reason"))
+            took = time.monotonic() - begin
+            assert stats["pings"] == pings and stats["bytes_verified"] == pings * size, \
+                (stats, end.read("reason"), said, f"{took:.1f} s", wire.received())
             verified += stats["bytes_verified"]
         with module("rdma_perf_rs"):
             for load in LOADS:
