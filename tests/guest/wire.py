@@ -67,9 +67,18 @@ def received():
     return said
 
 
+def introduce():
+    """Has both ends know each other's MAC address: rping waits for two seconds only to learn it."""
+    macs = {addr: json.loads(sh(*where, "ip", "-j", "link", "show", "dev", interface).stdout)[0]["address"]
+            for addr, (interface, where) in zip((NEAR, FAR), ENDS.values())}
+    for peer, (interface, where) in zip((FAR, NEAR), ENDS.values()):
+        sh(*where, "ip", "neigh", "replace", peer, "lladdr", macs[peer], "dev", interface, "nud", "permanent")
+
+
 @contextmanager
 def trouble(kind, figures):
     """Has both directions of the wire in trouble; adds to the figures what was done to how many packets."""
+    introduce()
     for interface, where in ENDS.values():
         sh(*where, "tc", "qdisc", "replace", "dev", interface, "root", "netem", *TROUBLES[kind].split())
     before = received()
