@@ -12,17 +12,10 @@
 //!
 //! C header: [`include/rdma/rdma_cm.h`](srctree/include/rdma/rdma_cm.h)
 
-pub(crate) mod callback;
-mod event;
 mod id;
 mod listener;
 pub(crate) mod state;
-pub(crate) mod timeouts;
 
-pub use event::Event;
-pub use event::Handler;
-pub use event::RejectReason;
-pub use event::Rejected;
 pub use id::Connect;
 pub use id::Id;
 pub use id::Options;
@@ -33,9 +26,21 @@ pub use listener::Listener;
 pub use listener::Request;
 
 use crate::prelude::*;
-use core::net::{
-    Ipv4Addr,
-    SocketAddrV6, //
+use core::{
+    net::{
+        Ipv4Addr,
+        SocketAddrV6, //
+    },
+    ptr, //
+};
+use kernel::{
+    error,
+    fmt,
+    sync::atomic::{
+        Atomic,
+        Relaxed, //
+    },
+    time, //
 };
 
 /// Parameters of a connection, as `struct rdma_conn_param`.
@@ -193,4 +198,329 @@ unsafe fn read(addr: &bindings::__kernel_sockaddr_storage) -> Option<SocketAddr>
             _ => None,
         }
     }
+}
+
+// Events of the connection manager.
+
+/// An event of a connection, as `struct rdma_cm_event`. The events of resolving are not passed on:
+/// the calls that start it wait for them.
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub enum Event<'a> {
+    /// The connection is there (`RDMA_CM_EVENT_ESTABLISHED`).
+    Established {
+        /// The data that the peer sent along.
+        private_data: &'a [u8],
+    },
+    /// The connection is gone (`RDMA_CM_EVENT_DISCONNECTED`). After the handler the crate answers
+    /// the peer and moves the QP to the error state, so that what is posted comes back. The last
+    /// event of an id.
+    Disconnected,
+    /// The peer does not want the connection (`RDMA_CM_EVENT_REJECTED`). The last event of an id.
+    Rejected(Rejected<'a>),
+    /// The connection could not be made (`RDMA_CM_EVENT_CONNECT_ERROR`, `..._UNREACHABLE`,
+    /// `..._ADDR_ERROR`, `..._ROUTE_ERROR`). The last event of an id that was not established; one
+    /// that was is being disconnected, as the peer's address has moved.
+    Failed(Error),
+    /// The device goes (`RDMA_CM_EVENT_DEVICE_REMOVAL`), or the module: after the handler the crate
+    /// ends the connection, and the removal waits until its objects are gone. The last event of an
+    /// id.
+    DeviceRemoval,
+    /// Any other event, by its C value.
+    Other(u32),
+}
+
+impl<'a> Event<'a> {
+    /// Returns whether this is the last event of its id, so that the connection is over.
+    pub fn is_last(&self) -> bool {
+        !matches!(self, Self::Established { .. } | Self::Other(_))
+    }
+
+    /// # Safety
+    ///
+    /// `raw` is an event of `id`, of a connected service, and its private data live as long as it.
+    unsafe fn from_raw(id: *mut bindings::rdma_cm_id, raw: &'a bindings::rdma_cm_event) -> Self {
+        match raw.event {
+            bindings::rdma_cm_event_type_RDMA_CM_EVENT_ESTABLISHED => Self::Established {
+                // SAFETY: The caller says so of the event and its private data.
+                private_data: unsafe { private_data(raw) },
+            },
+            bindings::rdma_cm_event_type_RDMA_CM_EVENT_DISCONNECTED => Self::Disconnected,
+            bindings::rdma_cm_event_type_RDMA_CM_EVENT_DEVICE_REMOVAL => Self::DeviceRemoval,
+            bindings::rdma_cm_event_type_RDMA_CM_EVENT_REJECTED => {
+                // SAFETY: The caller says that `raw` is an event of `id`, which has a device then.
+                Self::Rejected(unsafe { Rejected::from_raw(id, raw) })
+            }
+            bindings::rdma_cm_event_type_RDMA_CM_EVENT_CONNECT_ERROR
+            | bindings::rdma_cm_event_type_RDMA_CM_EVENT_UNREACHABLE
+            | bindings::rdma_cm_event_type_RDMA_CM_EVENT_ADDR_ERROR
+            | bindings::rdma_cm_event_type_RDMA_CM_EVENT_ROUTE_ERROR => Self::Failed(status(raw)),
+            other => Self::Other(other),
+        }
+    }
+
+    fn raw(&self) -> bindings::rdma_cm_event_type {
+        match self {
+            Self::Established { .. } => bindings::rdma_cm_event_type_RDMA_CM_EVENT_ESTABLISHED,
+            Self::Disconnected => bindings::rdma_cm_event_type_RDMA_CM_EVENT_DISCONNECTED,
+            Self::Rejected(_) => bindings::rdma_cm_event_type_RDMA_CM_EVENT_REJECTED,
+            Self::Failed(_) => bindings::rdma_cm_event_type_RDMA_CM_EVENT_CONNECT_ERROR,
+            Self::DeviceRemoval => bindings::rdma_cm_event_type_RDMA_CM_EVENT_DEVICE_REMOVAL,
+            Self::Other(raw) => *raw,
+        }
+    }
+}
+
+/// The event's name (`rdma_event_msg`), and why.
+impl fmt::Display for Event<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // SAFETY: The function returns a string that is never freed, for any value.
+        let text = unsafe { CStr::from_char_ptr(bindings::rdma_event_msg(self.raw())) };
+        fmt::Display::fmt(text, f)?;
+        match self {
+            Self::Rejected(rejected) => f.write_fmt(fmt!(": {rejected}")),
+            Self::Failed(error) => f.write_fmt(fmt!(": {error:?}")),
+            _ => Ok(()),
+        }
+    }
+}
+
+fn status(raw: &bindings::rdma_cm_event) -> Error {
+    if raw.status < 0 {
+        Error::from_errno(raw.status)
+    } else {
+        EHOSTUNREACH
+    }
+}
+
+/// Returns the private data of an event.
+///
+/// # Safety
+///
+/// `raw` is an event of a connected service, and its private data live as long as it.
+unsafe fn private_data(raw: &bindings::rdma_cm_event) -> &[u8] {
+    // SAFETY: The caller says that this is an event of a connected service, in which `conn` is the
+    // member that is set, and that its private data live as long as it.
+    unsafe {
+        let conn = &*raw.param.conn;
+        data(conn.private_data, conn.private_data_len.into())
+    }
+}
+
+/// The handler of the events of a connection.
+pub trait Handler: Send + Sync + 'static {
+    /// Handles an event. Events of one connection come one after the other, in process context. The
+    /// handler is released after the last event, so that it may own the connection.
+    fn event(&self, event: Event<'_>, cx: &Sleepable);
+}
+
+/// The reason of a rejection, as `enum ib_cm_rej_reason`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct RejectReason(pub u32);
+
+impl RejectReason {
+    /// There is no QP left.
+    pub const NO_QP: Self = Self(bindings::ib_cm_rej_reason_IB_CM_REJ_NO_QP);
+    /// There is no room for another connection.
+    pub const NO_RESOURCES: Self = Self(bindings::ib_cm_rej_reason_IB_CM_REJ_NO_RESOURCES);
+    /// There is no listener on the port, or the service id.
+    pub const INVALID_SERVICE_ID: Self =
+        Self(bindings::ib_cm_rej_reason_IB_CM_REJ_INVALID_SERVICE_ID);
+    /// There is an older connection of this QP.
+    pub const STALE_CONN: Self = Self(bindings::ib_cm_rej_reason_IB_CM_REJ_STALE_CONN);
+    /// The reason is the ULP's own; the data that are sent along say it.
+    pub const CONSUMER_DEFINED: Self = Self(bindings::ib_cm_rej_reason_IB_CM_REJ_CONSUMER_DEFINED);
+}
+
+/// A peer's rejection of a connection request. Can be printed (`rdma_reject_msg`).
+///
+/// # Examples
+///
+/// ```
+/// # use rdma::{cm::RejectReason, prelude::*};
+/// /// Returns whether it is worth to ask again.
+/// fn is_stale(rejected: &cm::Rejected<'_>) -> bool {
+///     pr_info!("{rejected}, with {:?}\n", rejected.private_data());
+///     rejected.reason() == Some(RejectReason::STALE_CONN)
+/// }
+/// ```
+#[derive(Clone, Copy, Debug)]
+pub struct Rejected<'a> {
+    reason: Option<RejectReason>,
+    message: &'static CStr,
+    private_data: Option<&'a [u8]>,
+}
+
+impl<'a> Rejected<'a> {
+    /// # Safety
+    ///
+    /// `id` is valid, has a device, and `raw` is its rejection, with its private data.
+    unsafe fn from_raw(id: *mut bindings::rdma_cm_id, raw: &'a bindings::rdma_cm_event) -> Self {
+        let mut len = 0;
+        let event = ptr::from_ref(raw).cast_mut();
+        // SAFETY: The caller says that the id has a device, and that this is its rejection, whose
+        // private data live as long as it. The message is one that is never freed.
+        let (message, private_data) = unsafe {
+            let message = bindings::rdma_reject_msg(id, raw.status);
+            let sent = bindings::rdma_consumer_reject_data(id, event, &raw mut len);
+            let sent = (!sent.is_null()).then(|| data(sent, len.into()));
+            (CStr::from_char_ptr(message), sent)
+        };
+        Self {
+            reason: raw.status.try_into().ok().map(RejectReason),
+            message,
+            private_data,
+        }
+    }
+
+    /// Returns the rejection of an id of the InfiniBand connection manager.
+    pub(crate) fn new(reason: RejectReason, private_data: &'a [u8]) -> Self {
+        let raw = c_int::try_from(reason.0).unwrap_or(0);
+        // SAFETY: Any number will do; the string is static.
+        let message = unsafe { CStr::from_char_ptr(bindings::ibcm_reject_msg(raw)) };
+        Self {
+            reason: Some(reason),
+            message,
+            private_data: (reason == RejectReason::CONSUMER_DEFINED).then_some(private_data),
+        }
+    }
+
+    /// Returns the reason, on InfiniBand and RoCE.
+    pub fn reason(&self) -> Option<RejectReason> {
+        self.reason
+    }
+
+    /// Returns what the peer's ULP sent along, if it was the peer's ULP that has rejected
+    /// (`rdma_consumer_reject_data`). On InfiniBand and RoCE zeroes fill it up to 148 bytes.
+    pub fn private_data(&self) -> Option<&'a [u8]> {
+        self.private_data
+    }
+}
+
+impl fmt::Display for Rejected<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self.message, f)
+    }
+}
+
+// The tasks that are in a callback of a connection manager.
+//
+// Callbacks share a few work queues, some of them ordered. A task that waits in a callback for
+// another event may wait for ever, and all others with it: what would wait returns `EDEADLK`.
+
+/// Enough for a callback on each of so many processors.
+const CALLBACKS: usize = 256;
+
+/// The tasks that are in callbacks, and zeroes. A task looks for its own stores only.
+static TASKS: [Atomic<usize>; CALLBACKS] = [const { Atomic::new(0) }; CALLBACKS];
+
+/// The number of tasks that are in callbacks. A task that is has counted itself.
+static ENTERED: Atomic<u32> = Atomic::new(0);
+
+/// The tasks for which there was no room. Until they return, every task is taken for one.
+static UNLISTED: Atomic<u32> = Atomic::new(0);
+
+/// Returns the address of the current task, to be compared.
+fn current_task() -> usize {
+    // SAFETY: There is a current task.
+    unsafe { bindings::get_current() as usize }
+}
+
+/// A mark that the current task is in a callback, or in a handler that callbacks may wait for.
+pub(crate) struct InCallback(Option<&'static Atomic<usize>>);
+
+impl InCallback {
+    pub(crate) fn enter() -> Self {
+        let task = current_task();
+        ENTERED.add(1, Relaxed);
+        // Tasks begin at different places, so that they seldom meet.
+        let mut slots = TASKS
+            .iter()
+            .cycle()
+            .skip((task >> 6) % CALLBACKS)
+            .take(CALLBACKS);
+        let slot = slots.find(|slot| slot.cmpxchg(0, task, Relaxed).is_ok());
+        if slot.is_none() {
+            UNLISTED.add(1, Relaxed);
+        }
+        Self(slot)
+    }
+
+    /// Returns whether the current task is in a callback.
+    pub(crate) fn is_current() -> bool {
+        if ENTERED.load(Relaxed) == 0 {
+            return false;
+        }
+        let task = current_task();
+        UNLISTED.load(Relaxed) != 0 || TASKS.iter().any(|slot| slot.load(Relaxed) == task)
+    }
+
+    /// Fails with `EDEADLK` if the current task is in a callback.
+    pub(crate) fn refuse() -> Result {
+        match Self::is_current() {
+            true => Err(EDEADLK),
+            false => Ok(()),
+        }
+    }
+}
+
+impl Drop for InCallback {
+    fn drop(&mut self) {
+        match self.0 {
+            Some(slot) => slot.store(0, Relaxed),
+            None => drop(UNLISTED.fetch_sub(1, Relaxed)),
+        }
+        ENTERED.fetch_sub(1, Relaxed);
+    }
+}
+
+// Timeouts of the messages of the connection managers, which are MADs.
+
+/// The time between two attempts to allocate, in milliseconds.
+const RETRY_MS: i64 = 10;
+
+/// The MAD layer wants a handler of each agent, and never calls this one.
+extern "C" fn on_sent(_: *mut bindings::ib_mad_agent, _: *mut bindings::ib_mad_send_wc) {}
+
+/// Waits for the timeouts of a port that have begun: for the send handlers that were called before.
+///
+/// The MAD layer has one ordered workqueue a port, on which it calls the send handlers of all
+/// agents for requests that have timed out (`timeout_sends()` in core/mad.c). Only unregistering an
+/// agent flushes it, so this registers one that neither sends nor receives, and retries while that
+/// fails for want of memory or of agent numbers. The handler of a message of which the device says
+/// that it was not sent is called by the port's CQ, which is not waited for: see the limits in
+/// Documentation/safety.rst. A port that the MAD layer does not know (`ENODEV`) has no agents: it
+/// is closed after all clients of this crate have released the device. Must not be called in a
+/// callback of a connection manager, which may be called by such a timeout.
+///
+/// # Safety
+///
+/// `dev` is registered, and stays so during the call.
+pub(crate) unsafe fn flush_timeouts(dev: *mut bindings::ib_device, port: u32, _cx: &Sleepable) {
+    let (gsi, no_request) = (bindings::ib_qp_type_IB_QPT_GSI, ptr::null_mut());
+    let agent = loop {
+        // SAFETY: The caller says that the device is registered. An agent without a request
+        // receives nothing but replies, and this one sends nothing, so no handler is called.
+        let agent = error::from_err_ptr(unsafe {
+            bindings::ib_register_mad_agent(
+                dev,
+                port,
+                gsi,
+                no_request,
+                0,
+                Some(on_sent),
+                None,
+                ptr::null_mut(),
+                0,
+            )
+        });
+        match agent {
+            Ok(agent) => break agent,
+            // The port has no MADs, or could not be opened when the device was added.
+            Err(EPROTONOSUPPORT | ENODEV) => return,
+            Err(_) => time::delay::fsleep(time::Delta::from_millis(RETRY_MS)),
+        }
+    };
+    // SAFETY: The agent was just registered. `unregister_mad_agent()` flushes the port's workqueue.
+    unsafe { bindings::ib_unregister_mad_agent(agent) };
 }

@@ -65,14 +65,14 @@
 use crate::{
     ah,
     cm::{
-        callback::InCallback,
+        flush_timeouts,
         state::{
             self,
             Conn,
             Manager,
             RawId, //
         },
-        timeouts, //
+        InCallback, //
     },
     deferred,
     device,
@@ -202,7 +202,7 @@ impl deferred::Teardown for Connected {
 
     fn teardown(&self, cx: &Sleepable) -> deferred::Fate {
         // SAFETY: The device is registered by the invariant of `device::Inner`.
-        let timeouts = || unsafe { timeouts::flush(self.device.as_raw(), self.port, cx) };
+        let timeouts = || unsafe { flush_timeouts(self.device.as_raw(), self.port, cx) };
         self.device.inner().removal.remove(&self.conn);
         self.conn.set_id(None);
         self.conn.wait_notified();

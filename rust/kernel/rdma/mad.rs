@@ -42,7 +42,7 @@
 
 use crate::{
     ah,
-    cm::callback::InCallback,
+    cm::InCallback,
     completion::Completion,
     deferred,
     device,

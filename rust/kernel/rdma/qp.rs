@@ -9,7 +9,6 @@ mod batch;
 mod chain;
 mod context;
 mod drain;
-mod drain_list;
 mod marker;
 pub(crate) mod post;
 mod send_ring;
@@ -35,7 +34,7 @@ use crate::{
     ah::Ah,
     cm::{
         self,
-        callback::InCallback, //
+        InCallback, //
     },
     completion::Completion,
     context::{
@@ -50,12 +49,10 @@ use crate::{
     },
     pd,
     prelude::*,
-    qp::{
-        drain_list::{
-            DrainList,
-            Node, //
-        },
-        marker::Markers, //
+    qp::marker::{
+        DrainList,
+        Markers,
+        Node, //
     },
     srq,
     wr::{

@@ -4,14 +4,14 @@
 
 use crate::{
     cm::{
-        callback::InCallback,
+        flush_timeouts,
         state::{
             self,
             Conn,
             Manager,
             RawId, //
         },
-        timeouts, //
+        InCallback, //
     },
     deferred,
     device,
@@ -912,7 +912,7 @@ impl State {
             // alive by the invariant of `RawId`. The port of an id does not change once it has a
             // device.
             unsafe {
-                timeouts::flush(device.as_raw(), (*self.raw.as_ptr()).port_num, cx);
+                flush_timeouts(device.as_raw(), (*self.raw.as_ptr()).port_num, cx);
             }
         }
     }

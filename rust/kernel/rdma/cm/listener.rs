@@ -4,10 +4,10 @@
 
 use crate::{
     cm::{
-        callback::InCallback,
-        event,
         id,
+        private_data,
         state,
+        InCallback,
         Options, //
     },
     deferred,
@@ -321,7 +321,7 @@ impl Request<'_> {
     /// Returns what the peer sent along.
     pub fn private_data(&self) -> &[u8] {
         // SAFETY: By the type invariant this is an event of a connected service, in its callback.
-        unsafe { event::private_data(self.event) }
+        unsafe { private_data(self.event) }
     }
 
     /// Returns what the peer asks for, which C has made the view of the recipient: what the peer

@@ -34,9 +34,10 @@
 
 use crate::{
     cm::{
-        callback,
+        current_task,
         Event,
-        Handler, //
+        Handler,
+        InCallback, //
     },
     deferred,
     prelude::*,
@@ -246,7 +247,7 @@ impl<M: Manager> removal::OnRemoval for Conn<M> {
 
     fn removed(&self, cx: &Sleepable) {
         // Callbacks may wait for the handler that is called here.
-        let _in_callback = callback::InCallback::enter();
+        let _in_callback = InCallback::enter();
         let connect = self.inner.lock().take_async();
         drop(connect);
         let _events = self.lock_events();
@@ -257,7 +258,7 @@ impl<M: Manager> removal::OnRemoval for Conn<M> {
 
     fn disconnect(&self) {
         // A handler that is dropped here must not wait for the id, which is locked.
-        let _in_callback = callback::InCallback::enter();
+        let _in_callback = InCallback::enter();
         self.with_id(|id| {
             // SAFETY: `with_id` passes the id of this connection, alive meanwhile.
             let _ = unsafe { self.end(id.as_ptr()) };
@@ -311,17 +312,13 @@ impl<M: Manager> Conn<M> {
 
     /// Notes that the current task is in the callback of the id, or that it has left it.
     pub(crate) fn set_callback_task(&self, in_callback: bool) {
-        let task = if in_callback {
-            callback::current_task()
-        } else {
-            0
-        };
+        let task = if in_callback { current_task() } else { 0 };
         self.callback_task.store(task, sync::atomic::Relaxed);
     }
 
     /// Returns whether the current task is in the callback of the id, and has its handler lock.
     pub(crate) fn is_in_own_callback(&self) -> bool {
-        self.callback_task.load(sync::atomic::Relaxed) == callback::current_task()
+        self.callback_task.load(sync::atomic::Relaxed) == current_task()
     }
 
     pub(crate) fn state(&self) -> State {
@@ -384,7 +381,7 @@ impl<M: Manager> Conn<M> {
         event: u32,
         start: impl FnOnce() -> Result,
     ) -> Result<cm::PrivateData> {
-        callback::InCallback::refuse()?;
+        InCallback::refuse()?;
         let reply = KBox::new(cm::PrivateData::new(&[]), GFP_KERNEL)?;
         {
             let mut inner = self.inner.lock();
@@ -408,7 +405,7 @@ impl<M: Manager> Conn<M> {
                 waiting => inner.wait = waiting,
             }
             if self.changed.wait_interruptible(&mut inner) {
-                // What has come meanwhile is not lost.
+                // The result that has come meanwhile is not lost.
                 return match replace(&mut inner.wait, Wait::None) {
                     Wait::Done(result) => result.map(KBox::into_inner),
                     _ => Err(ERESTARTSYS),
@@ -488,7 +485,7 @@ impl<M: Manager> Conn<M> {
             _ if is_last => inner.handler.take(),
             _ => inner.handler.clone(),
         };
-        // Who is woken up finds it unlocked.
+        // The task that is woken up finds it unlocked.
         drop(inner);
         self.changed.notify_all();
         Effects {
