@@ -562,7 +562,7 @@ impl Core {
             let added = unsafe { self.add_device(dev, singleton, add, event) };
             added.inspect_err(|e| {
                 // SAFETY: `dev` is valid in this callback.
-                let device = unsafe { device::Name::of(dev.as_ptr()) };
+                let device = unsafe { objects::Name::of(dev.as_ptr()) };
                 pr_err!("{}: device {device} is not used: {e:?}\n", self.name);
             })?;
             Ok(0)

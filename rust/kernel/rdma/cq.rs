@@ -18,15 +18,12 @@
 //! C source: `drivers/infiniband/core/cq.c`
 
 mod poll;
-mod wc_array;
 
 pub use poll::{
-    Notify,
-    Wait, //
-};
-pub use wc_array::{
     Completion,
     Completions,
+    Notify,
+    Wait,
     WcArray, //
 };
 
@@ -37,9 +34,9 @@ use crate::{
         Ordering, //
     },
     deferred,
-    device::Name,
     objects::{
         self,
+        Name,
         Object, //
     },
     prelude::*,
@@ -467,7 +464,7 @@ unsafe impl Send for Inner {}
 // SAFETY: `struct ib_cq` may be used from any thread, and `wcs` is used under `poll_lock` only.
 unsafe impl Sync for Inner {}
 
-/// Where a CQ has come from, which decides on its end.
+/// The origin of a CQ, which decides on its end.
 enum Origin {
     Allocated,
     Created(Arc<Waiting>),

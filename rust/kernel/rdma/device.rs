@@ -4,10 +4,8 @@
 //!
 //! C header: [`include/rdma/ib_verbs.h`](srctree/include/rdma/ib_verbs.h) (`struct ib_device`)
 
-pub(crate) mod name;
 mod port;
 
-pub use name::Name;
 pub use port::{
     Gid,
     GidAttr,
@@ -19,6 +17,8 @@ pub use port::{
     Protocol,
     L2, //
 };
+
+pub use crate::objects::Name;
 
 use crate::{
     client,

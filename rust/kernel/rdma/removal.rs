@@ -6,7 +6,7 @@
 //! registered later, which are all ULPs, have let go of it. So the crate does it.
 
 use crate::{
-    device::name::Name,
+    objects::Name,
     prelude::*,
     refs::REPORT_MS, //
 };

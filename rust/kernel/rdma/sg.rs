@@ -5,34 +5,29 @@
 //! C header: [`include/linux/scatterlist.h`](srctree/include/linux/scatterlist.h) (`struct
 //! sg_table`)
 
-mod map;
-
-pub(crate) use map::{
-    extent,
-    AnyOwner,
-    MappedList,
-    RawMap, //
-};
-pub use map::{
-    SgList,
-    SgMap,
-    SgMapError,
-    SgOwner, //
-};
-
 use crate::{
     dma::Direction,
     prelude::*, //
 };
 use core::{
     marker::PhantomData,
-    ops::Range,
+    mem,
+    ops::{
+        Deref,
+        Range, //
+    },
     ptr, //
 };
 use kernel::{
-    alloc::flags::__GFP_ZERO,
+    alloc::{
+        self,
+        flags::__GFP_ZERO, //
+    },
     error::to_result,
-    page, //
+    page::{
+        self,
+        PAGE_SIZE, //
+    }, //
 };
 
 /// DMA-mapped memory in pages, for a [`Region`]. The CPU accesses its bytes through
@@ -361,5 +356,359 @@ impl Drop for RawSg {
         // SAFETY: A request borrows the memory from its owner, so none uses it, and the region that
         // it may have been of has ended. The pages are freed after this.
         unsafe { self.mapping.unmap() };
+    }
+}
+
+// Memory of others.
+
+/// An owner of memory that a scatter list describes, which a device may access in direction `D`:
+/// what a request of the block layer, a socket buffer or pinned pages are behind a ULP's own type.
+///
+/// # Safety
+///
+/// From the call of [`SgOwner::table`] on until the owner is dropped or given back:
+///
+/// - the table, and all entries that it leads to, stay where they are, also if the owner is moved,
+///   and nothing else uses them: the first and the last entry of a range are cut meanwhile;
+/// - its first `orig_nents` entries, at least one, which `sg_next` finds and none of which is
+///   empty, are pages that are there, and neither freed nor given to anybody else;
+/// - nobody reads them by reference if the device writes (all directions but
+///   [`ToDevice`]), and nobody writes them by reference.
+///
+/// The owner may be dropped in any context that a region of it is dropped in, and in a work item.
+/// That must not wait for the device or for a client to go. An owner that keeps the QP is not for
+/// transfers by that on iWARP: see [`Qp::post_rw`].
+pub unsafe trait SgOwner<D: Direction>: Send + Unpin + 'static {
+    /// Returns the table. Called when it is not mapped.
+    fn table(&mut self) -> *mut bindings::sg_table;
+}
+
+/// DMA-mapped memory of another owner, which travels with it: it comes back when neither the device
+/// nor a peer can reach the memory.
+///
+/// C completes a request of its upper layer with a key that may still be valid. A [`Region`] of
+/// this that is dropped is deregistered before the memory is unmapped and the owner dropped. An
+/// owner that must not be dropped goes into a region by [`Region::map`], which gives it back if it
+/// fails, as [`Region::new`] does not.
+///
+/// # Examples
+///
+/// ```
+/// use rdma::{prelude::*, sg::{SgList, SgMap}};
+///
+/// /// Lets peers read a table that the ULP goes on using.
+/// fn publish(pd: &Pd, table: Arc<KVec<u8>>, cx: &Sleepable) -> Result {
+///     let memory = SgMap::<_, ToDevice>::new(pd, SgList::new(table, cx)?)?;
+///     let region = Region::new(memory, cx)?;
+///     // When it is idle again:
+///     let (_mr, memory) = region.into_parts().map_err(|_| EBUSY)?;
+///     let _table: Arc<KVec<u8>> = memory.into_owner().into_inner();
+///     Ok(())
+/// }
+/// ```
+pub struct SgMap<O: SgOwner<D>, D: Direction> {
+    pub(crate) raw: RawMap<O>,
+    _direction: PhantomData<D>,
+}
+
+/// Memory that could not be mapped.
+pub struct SgMapError<O> {
+    /// Its owner.
+    pub owner: O,
+    /// The cause.
+    pub error: Error,
+}
+
+impl<O> From<SgMapError<O>> for Error {
+    fn from(e: SgMapError<O>) -> Self {
+        e.error
+    }
+}
+
+impl<O: SgOwner<D>, D: Direction> SgMap<O, D> {
+    /// Maps the memory of an owner (`ib_dma_map_sg`). Any context. Gives the owner back with
+    /// `EINVAL` if the memory has no bytes, or 4 GiB and more; with `EIO` if it could not be
+    /// mapped.
+    pub fn new(pd: &Pd, mut owner: O) -> Result<Self, SgMapError<O>> {
+        // SAFETY: The owner keeps the memory until the list was unmapped.
+        match unsafe { MappedList::new(pd, owner.table(), D::RAW) } {
+            Ok(list) => Ok(Self {
+                raw: RawMap { list, owner },
+                _direction: PhantomData,
+            }),
+            Err(error) => Err(SgMapError { owner, error }),
+        }
+    }
+
+    /// Unmaps the memory (`ib_dma_unmap_sg`) and gives its owner back. Any context.
+    pub fn into_owner(self) -> O {
+        let RawMap { list, owner } = self.raw;
+        drop(list);
+        owner
+    }
+}
+
+/// Returns the number of bytes of a list, and of the pages that they touch, at the most.
+///
+/// # Safety
+///
+/// The table is one that [`SgOwner::table`] has returned, and its owner is there.
+pub(crate) unsafe fn extent(table: *const bindings::sg_table) -> Result<(u32, usize)> {
+    let (mut len, mut pages) = (0_u32, 0_usize);
+    // SAFETY: The table is valid and has so many entries, by the contract of `SgOwner`.
+    unsafe {
+        let mut sg = (*table).sgl;
+        for _ in 0..(*table).orig_nents {
+            let (offset, length) = ((*sg).offset as usize, (*sg).length);
+            len = len.checked_add(length).ok_or(EINVAL)?;
+            let touched = (offset % PAGE_SIZE + length as usize).div_ceil(PAGE_SIZE);
+            pages = touched.saturating_add(pages);
+            sg = bindings::sg_next(sg);
+        }
+    }
+    if len == 0 {
+        return Err(EINVAL);
+    }
+    Ok((len, pages))
+}
+
+/// A list that is mapped.
+///
+/// # Invariants
+///
+/// `mapping` is of a list of `len` bytes in at most `pages` pages, for the device of `pd`. The
+/// memory is there until this is dropped.
+pub(crate) struct MappedList {
+    pub(crate) mapping: Mapping,
+    pub(crate) pd: Pd,
+    pub(crate) len: u32,
+    pub(crate) pages: usize,
+}
+
+impl MappedList {
+    /// Maps a list.
+    ///
+    /// # Safety
+    ///
+    /// The table is one that [`SgOwner::table`] has returned. Its owner is there until what this
+    /// returns is dropped.
+    #[inline(never)]
+    unsafe fn new(
+        pd: &Pd,
+        table: *mut bindings::sg_table,
+        dir: bindings::dma_data_direction,
+    ) -> Result<Self> {
+        // SAFETY: The table is one that `SgOwner::table` has returned.
+        let (len, pages) = unsafe { extent(table) }?;
+        let dev = pd.device().as_raw();
+        // SAFETY: The table is valid and not mapped, by the contract of `SgOwner`; the device is
+        // registered while `pd` lives.
+        to_result(unsafe { bindings::rdma_helper_dma_map_sgtable(dev, table, dir) })?;
+        // SAFETY: The table is valid.
+        let table = unsafe { *table };
+        // INVARIANT: The list was just mapped for the PD's device. The memory is there, as the
+        // caller promises.
+        Ok(Self {
+            mapping: Mapping { dev, table, dir },
+            pd: pd.clone(),
+            len,
+            pages,
+        })
+    }
+}
+
+impl Drop for MappedList {
+    fn drop(&mut self) {
+        // SAFETY: A request borrows the memory from its owner, so none uses it, and the region that
+        // it may have been of has ended.
+        unsafe { self.mapping.unmap() };
+    }
+}
+
+/// A list that is mapped, and its owner, in the order in which they are dropped.
+pub(crate) struct RawMap<O> {
+    pub(crate) list: MappedList,
+    owner: O,
+}
+
+// SAFETY: A shared reference gives no access to the owner.
+unsafe impl<O> Sync for RawMap<O> {}
+
+impl<O: Send + 'static> RawMap<O> {
+    /// Forgets the type of the owner, which is only to be dropped.
+    pub(crate) fn erase(self) -> RawMap<AnyOwner> {
+        RawMap {
+            list: self.list,
+            owner: AnyOwner::new(self.owner),
+        }
+    }
+}
+
+/// An owner of any type, which is only dropped.
+///
+/// # Invariants
+///
+/// `bytes` is a value that `drop` drops, and which may be in any thread.
+pub(crate) struct AnyOwner {
+    bytes: mem::MaybeUninit<[usize; 4]>,
+    drop: unsafe fn(*mut ()),
+}
+
+// SAFETY: By the type invariant the value may be in any thread.
+unsafe impl Send for AnyOwner {}
+
+impl AnyOwner {
+    pub(crate) fn new<O: Send + 'static>(owner: O) -> Self {
+        const {
+            assert!(
+                size_of::<O>() <= size_of::<[usize; 4]>() && align_of::<O>() <= align_of::<usize>(),
+                "an owner of memory is at most four words: put it into a box"
+            )
+        };
+        /// # Safety
+        ///
+        /// `owner` is a valid `O`, which is not used again.
+        unsafe fn drop<O>(owner: *mut ()) {
+            // SAFETY: It is a valid `O`, which is not used again, as the caller promises.
+            unsafe { ptr::drop_in_place(owner.cast::<O>()) }
+        }
+        let mut bytes = mem::MaybeUninit::<[usize; 4]>::uninit();
+        // SAFETY: There is room for it, which is aligned, as was just checked.
+        unsafe { bytes.as_mut_ptr().cast::<O>().write(owner) };
+        // INVARIANT: The value was just written, and is `Send`.
+        Self {
+            bytes,
+            drop: drop::<O>,
+        }
+    }
+
+    /// # Safety
+    ///
+    /// The owner is an `O`.
+    pub(crate) unsafe fn get<O>(&mut self) -> &mut O {
+        // SAFETY: By the type invariant it is a valid value, and an `O`, as the caller promises.
+        unsafe { &mut *self.bytes.as_mut_ptr().cast() }
+    }
+
+    /// # Safety
+    ///
+    /// The owner is an `O`.
+    pub(crate) unsafe fn into_inner<O>(self) -> O {
+        let this = mem::ManuallyDrop::new(self);
+        // SAFETY: By the type invariant it is a valid value, and an `O`, as the caller promises.
+        // `this` is neither used again nor dropped.
+        unsafe { this.bytes.as_ptr().cast::<O>().read() }
+    }
+}
+
+impl Drop for AnyOwner {
+    fn drop(&mut self) {
+        // SAFETY: By the type invariant it is a value that the function drops; it is not used
+        // again.
+        unsafe { (self.drop)(self.bytes.as_mut_ptr().cast()) }
+    }
+}
+
+mod private {
+    use super::*;
+
+    /// # Safety
+    ///
+    /// The bytes are valid, and stay where they are, until the value is dropped, also if it is
+    /// moved. Nobody writes them, unless a device does to which the value was given for that.
+    pub unsafe trait Bytes: Send + Unpin + 'static {
+        fn bytes(&self) -> &[u8];
+    }
+
+    // SAFETY: The bytes are an allocation of the vector's own.
+    unsafe impl<A: alloc::Allocator + 'static> Bytes for alloc::Vec<u8, A>
+    where
+        Self: Send + Unpin,
+    {
+        fn bytes(&self) -> &[u8] {
+            self
+        }
+    }
+
+    // SAFETY: The bytes could be borrowed for as long as there is a reference to the value, which
+    // this has.
+    unsafe impl<T: Deref<Target = [u8]> + Send + Sync + 'static> Bytes for Arc<T> {
+        fn bytes(&self) -> &[u8] {
+            self
+        }
+    }
+}
+
+/// Bytes, with a scatter list that describes them: a vector, or what many share and a device only
+/// reads.
+///
+/// # Invariants
+///
+/// `table` describes the bytes of `owner`.
+pub struct SgList<T: private::Bytes> {
+    table: KBox<bindings::sg_table>,
+    owner: T,
+}
+
+// SAFETY: The table is plain memory, and the owner is `Send`.
+unsafe impl<T: private::Bytes> Send for SgList<T> {}
+
+impl<T: private::Bytes> SgList<T> {
+    /// Describes the bytes of an owner (`sg_alloc_table_from_pages`). Fails with `ENOMEM`; `EINVAL`
+    /// if there are no bytes, or there are no pages of them, as of parts of the kernel's image on
+    /// some architectures.
+    pub fn new(owner: T, _cx: &Sleepable) -> Result<Self> {
+        let mut table = KBox::new(bindings::sg_table::default(), GFP_KERNEL)?;
+        let bytes = owner.bytes();
+        if bytes.is_empty() {
+            return Err(EINVAL);
+        }
+        // SAFETY: The bytes are valid, and the table is valid for writes.
+        to_result(unsafe {
+            bindings::rdma_helper_sg_of_bytes(&raw mut *table, bytes.as_ptr().cast(), bytes.len())
+        })?;
+        // INVARIANT: The table was just made of them.
+        Ok(Self { table, owner })
+    }
+
+    /// Gives the owner back.
+    pub fn into_inner(self) -> T {
+        let this = mem::ManuallyDrop::new(self);
+        // SAFETY: `this` is neither used again nor dropped. By the type invariant the table was
+        // made of the bytes.
+        unsafe {
+            let mut table = ptr::read(&this.table);
+            bindings::sg_free_table(&raw mut *table);
+            ptr::read(&this.owner)
+        }
+    }
+}
+
+impl<T: private::Bytes> Drop for SgList<T> {
+    fn drop(&mut self) {
+        // SAFETY: By the type invariant the table was made of the bytes. It is not used again.
+        unsafe { bindings::sg_free_table(&raw mut *self.table) };
+    }
+}
+
+// SAFETY: The table is in a box, and describes an allocation of the vector's own, to which there is
+// no reference while this has it.
+unsafe impl<A: alloc::Allocator + 'static, D: Direction> SgOwner<D> for SgList<alloc::Vec<u8, A>>
+where
+    alloc::Vec<u8, A>: Send + Unpin,
+{
+    fn table(&mut self) -> *mut bindings::sg_table {
+        &raw mut *self.table
+    }
+}
+
+// SAFETY: The table is in a box, and describes bytes that are there while this has a reference to
+// what has them. Nobody writes them, as it is shared, and no more does the device.
+unsafe impl<T> SgOwner<ToDevice> for SgList<Arc<T>>
+where
+    T: Deref<Target = [u8]> + Send + Sync + 'static,
+{
+    fn table(&mut self) -> *mut bindings::sg_table {
+        &raw mut *self.table
     }
 }

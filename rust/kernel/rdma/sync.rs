@@ -111,12 +111,12 @@ impl Users {
 /// Set in the state of a context that is prepared.
 const PREPARED: usize = 1;
 
-/// Who has the context of a transfer: what [`rw::Ctx`](crate::rw::Ctx) is claimed by.
+/// The claim of a context of transfers ([`rw::Ctx`](crate::rw::Ctx)).
 ///
 /// # Invariants
 ///
-/// Zero if nobody has it; [`RwState::LOST`] if its memory is lost; the address of the QP while a
-/// transfer has it, and that with [`PREPARED`] while one is prepared that nobody has.
+/// Zero if it is not claimed; [`RwState::LOST`] if its memory is lost; the address of the QP while
+/// a transfer has it, and that with [`PREPARED`] while one is prepared that nobody has.
 pub(crate) struct RwState(AtomicUsize);
 
 impl RwState {
