@@ -4,10 +4,10 @@
 
 use kernel::prelude::*;
 use rdma::{
-    flush::Pad,
     op::{
         Op,
-        Outcome, //
+        Outcome,
+        Pad, //
     },
     prelude::*, //
 };

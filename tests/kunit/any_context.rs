@@ -42,13 +42,15 @@ use rdma::{
         Port,
         Protocol, //
     },
-    flush::Pad,
     ibcm,
     mad::{
         Method,
         Peer, //
     },
-    op::Op,
+    op::{
+        Op,
+        Pad, //
+    },
     prelude::*,
     qp::{
         Batch,

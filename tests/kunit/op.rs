@@ -13,11 +13,11 @@ use crate::fixture::{
 };
 use kernel::prelude::*;
 use rdma::{
-    flush::Pad,
     op::{
         Done,
         Op,
-        Outcome, //
+        Outcome,
+        Pad, //
     },
     prelude::*, //
 };
