@@ -8,31 +8,15 @@
 //! can be used without the others. See Documentation/session.rst.
 
 mod credits;
-mod end;
-mod idle;
-mod reconnect;
 mod recv;
 mod sizes;
-mod stop;
 pub mod tags;
+mod timers;
 
 pub use credits::{
     Credit,
     RecvCredits,
     SendCredits, //
-};
-pub use end::{
-    end,
-    Connecting, //
-};
-pub use idle::{
-    Activity,
-    Ticker, //
-};
-pub use reconnect::{
-    Backoff,
-    Connector,
-    Reconnect, //
 };
 pub use recv::{
     Kept,
@@ -47,3 +31,78 @@ pub use sizes::{
     Misfit,
     Sizes, //
 };
+pub use timers::{
+    Activity,
+    Backoff,
+    Connector,
+    Reconnect,
+    Ticker, //
+};
+
+use crate::prelude::*;
+
+/// Ends a connection: disconnects it, and drains its QP, so that all owners of requests are back
+/// (`rdma_disconnect`, `ib_drain_qp`).
+///
+/// The connection need not be there, any more or yet. Fails as [`Qp::drain`].
+///
+/// # Examples
+///
+/// ```
+/// use rdma::{prelude::*, session::{self, Connecting, RecvHandler, RecvRing}};
+///
+/// fn connect<T>(
+///     conn: &Arc<T>,
+///     id: &cm::Id,
+///     ring: RecvRing<'_>,
+///     handler: Arc<impl cm::Handler>,
+///     cx: &Sleepable,
+/// ) -> Result
+/// where
+///     T: RecvHandler,
+/// {
+///     let connecting = Connecting::new(id, conn.qp(), cx);
+///     ring.post(conn, cx)?;
+///     id.connect(handler, &cm::ConnParam::default(), cx)?;
+///     connecting.connected();
+///     Ok(())
+/// }
+///
+/// fn disconnect<T: RecvHandler>(conn: &T, id: &cm::Id, cx: &Sleepable) -> Result {
+///     session::end(id, conn.qp(), cx)
+/// }
+/// ```
+pub fn end<S: PollContext, R: PollContext>(id: &cm::Id, qp: &Qp<S, R>, cx: &Sleepable) -> Result {
+    // If there is no connection, the drain flushes the requests.
+    let _ = id.disconnect(cx);
+    qp.drain(cx)
+}
+
+/// A connection that is being made. If it is dropped before that is done, the connection is
+/// [ended](end): receives that were posted before come back, and with them what they keep.
+#[must_use = "the connection is ended when this is dropped"]
+pub struct Connecting<'a, S: PollContext, R: PollContext> {
+    id: &'a cm::Id,
+    qp: &'a Qp<S, R>,
+    cx: &'a Sleepable,
+}
+
+impl<'a, S: PollContext, R: PollContext> Connecting<'a, S, R> {
+    /// Before the first receive is posted.
+    pub fn new(id: &'a cm::Id, qp: &'a Qp<S, R>, cx: &'a Sleepable) -> Self {
+        Self { id, qp, cx }
+    }
+
+    /// The connection is made, and is not ended by this.
+    pub fn connected(self) {
+        core::mem::forget(self);
+    }
+}
+
+impl<S: PollContext, R: PollContext> Drop for Connecting<'_, S, R> {
+    fn drop(&mut self) {
+        if let Err(e) = end(self.id, self.qp, self.cx) {
+            pr_err!("QP {} was not drained ({e:?})\n", self.qp.num());
+        }
+    }
+}

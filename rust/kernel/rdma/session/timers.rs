@@ -1,0 +1,357 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Timers of connections: keep-alive messages, the end of connections from which nothing comes, and
+//! connecting again.
+
+use crate::{
+    atomic::{
+        AtomicUsize,
+        Ordering, //
+    },
+    prelude::*, //
+};
+use core::ops::ControlFlow;
+use kernel::{
+    alloc::Flags,
+    new_condvar,
+    new_spinlock_irq,
+    sync::{
+        CondVar,
+        CondVarTimeoutResult,
+        SpinLockIrq, //
+    },
+    task::Task,
+    time::msecs_to_jiffies, //
+};
+
+/// Returns `jiffies`.
+#[inline]
+fn now() -> usize {
+    // SAFETY: The kernel's clock is a number that is read at once.
+    unsafe { (&raw const bindings::jiffies).read_volatile() }
+}
+
+/// The last time that something happened, such as a message that came. Noting it is a load and a
+/// store.
+///
+/// # Examples
+///
+/// ```
+/// use core::ops::ControlFlow;
+/// use rdma::{prelude::*, session::{Activity, Ticker}};
+///
+/// struct Conn {
+///     id: cm::Id,
+///     received: Activity,
+///     sent: Activity,
+/// }
+///
+/// impl Conn {
+///     fn send_keep_alive(&self) {}
+/// }
+///
+/// fn accepted(id: cm::Id) -> Conn {
+///     let (received, sent) = (Activity::new(), Activity::new());
+///     Conn { id, received, sent }
+/// }
+///
+/// /// Sends something every 5 seconds, and ends a connection from which nothing has come for 15.
+/// fn watch(client: &ClientRef, conn: Arc<Conn>) -> Result<Ticker> {
+///     Ticker::start(client, 1_000, GFP_KERNEL, move |cx| {
+///         if conn.received.idle_ms() > 15_000 {
+///             let _ = conn.id.disconnect(cx);
+///             return ControlFlow::Break(());
+///         }
+///         if conn.sent.idle_ms() > 5_000 {
+///             conn.send_keep_alive();
+///             conn.sent.note();
+///         }
+///         ControlFlow::Continue(())
+///     })
+/// }
+///
+/// fn unwatch(ticker: &Ticker, cx: &Sleepable) -> Result {
+///     ticker.stop_sync(cx)
+/// }
+/// ```
+pub struct Activity(AtomicUsize);
+
+impl Activity {
+    /// Notes that it has just happened.
+    pub fn new() -> Self {
+        Self(AtomicUsize::new(now()))
+    }
+
+    /// Notes that it happens now. Any context.
+    #[inline]
+    pub fn note(&self) {
+        self.0.store(now(), Ordering::Relaxed);
+    }
+
+    /// Returns the time since then, in milliseconds, to the next tick.
+    pub fn idle_ms(&self) -> u32 {
+        let jiffies = now().wrapping_sub(self.0.load(Ordering::Relaxed));
+        // Another processor may have noted it since.
+        let jiffies = usize::try_from(jiffies as isize).unwrap_or(0);
+        // SAFETY: The function converts any number.
+        let ms = unsafe { bindings::jiffies64_to_msecs(jiffies as u64) };
+        ms.try_into().unwrap_or(u32::MAX)
+    }
+}
+
+impl Default for Activity {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// A function that is called again and again, from a work item that sleeps in between.
+///
+/// One is enough for all connections of a ULP. It ends when this is dropped, and unloading waits
+/// for that. What the function has is kept until then.
+pub struct Ticker(Arc<Stop>);
+
+impl Ticker {
+    /// Calls `tick` every `period_ms` milliseconds, until it breaks. Any context that may allocate
+    /// with `flags`. Fails with `ENOMEM`.
+    pub fn start(
+        client: &ClientRef,
+        period_ms: u32,
+        flags: kernel::alloc::Flags,
+        mut tick: impl FnMut(&Sleepable) -> ControlFlow<()> + Send + 'static,
+    ) -> Result<Self> {
+        let stop = Stop::spawn(client, flags, move |stop, cx| {
+            while stop.sleep(period_ms.max(1), cx) && tick(cx).is_continue() {}
+        })?;
+        Ok(Self(stop))
+    }
+
+    /// Ends it, and waits until the function is not called any more. Fails with `EDEADLK` in the
+    /// function.
+    pub fn stop_sync(&self, cx: &Sleepable) -> Result {
+        self.0.stop_sync(cx)
+    }
+}
+
+impl Drop for Ticker {
+    fn drop(&mut self) {
+        self.0.stop();
+    }
+}
+
+// The end of a work item that sleeps.
+
+struct State {
+    stopped: bool,
+    /// The address of the task while it runs the work item, or zero.
+    task: usize,
+    ended: bool,
+}
+
+/// A work item of a client that sleeps and is told to stop.
+#[pin_data]
+struct Stop {
+    #[pin]
+    state: SpinLockIrq<State>,
+    #[pin]
+    changed: CondVar,
+}
+
+impl Stop {
+    /// Never inlined, so that all modules give the lock one name, as lockdep wants it.
+    #[inline(never)]
+    fn new(flags: kernel::alloc::Flags) -> Result<Arc<Self>> {
+        let init = pin_init!(Self {
+            state <- new_spinlock_irq!(State {
+                stopped: false,
+                task: 0,
+                ended: false,
+            }),
+            changed <- new_condvar!(),
+        });
+        Arc::pin_init(init, flags)
+    }
+
+    /// Calls `f` from a work item of the client, which ends it soon after [`Stop::stop`]. Fails
+    /// with `ENOMEM`.
+    fn spawn(
+        client: &ClientRef,
+        flags: kernel::alloc::Flags,
+        f: impl FnOnce(&Self, &Sleepable) + Send + 'static,
+    ) -> Result<Arc<Self>> {
+        let this = Self::new(flags)?;
+        let stop = this.clone();
+        client.spawn(flags, move |cx| {
+            stop.state.lock().task = Task::current_raw().addr();
+            f(&stop, cx);
+            let mut state = stop.state.lock();
+            state.task = 0;
+            state.ended = true;
+            drop(state);
+            stop.changed.notify_all();
+        })?;
+        Ok(this)
+    }
+
+    /// Has the work item end. Any context.
+    fn stop(&self) {
+        self.state.lock().stopped = true;
+        self.changed.notify_all();
+    }
+
+    /// Sleeps for so many milliseconds. Returns `false` at once when the work item is to end.
+    fn sleep(&self, ms: u32, _cx: &Sleepable) -> bool {
+        let mut left = msecs_to_jiffies(ms);
+        let mut state = self.state.lock();
+        while !state.stopped && left > 0 {
+            left = match self.changed.wait_interruptible_timeout(&mut state, left) {
+                CondVarTimeoutResult::Woken { jiffies } => jiffies,
+                CondVarTimeoutResult::Signal { jiffies } => jiffies,
+                CondVarTimeoutResult::Timeout => 0,
+            };
+        }
+        !state.stopped
+    }
+
+    /// Has the work item end, and waits for that. Fails with `EDEADLK` in the work item.
+    fn stop_sync(&self, _cx: &Sleepable) -> Result {
+        self.stop();
+        let mut state = self.state.lock();
+        if state.task == Task::current_raw().addr() {
+            return Err(EDEADLK);
+        }
+        while !state.ended {
+            self.changed.wait(&mut state);
+        }
+        Ok(())
+    }
+}
+
+// Connecting again.
+
+/// A ULP that connects again.
+pub trait Connector: Send + Sync + 'static {
+    /// Tries to connect, for the time number `attempt`, counted from 1.
+    fn connect(&self, attempt: u32, cx: &Sleepable) -> Result;
+
+    /// No attempt is made any more: the last one was successful, or failed by this error;
+    /// `ECANCELED` if it was [cancelled](Reconnect::cancel) before that.
+    fn ended(&self, result: Result, cx: &Sleepable);
+}
+
+/// The delays between attempts to connect, and their number.
+///
+/// With `first_ms` and `longest_ms` the same they are constant, as `reconnect_delay` of
+/// NVMe over fabrics; `attempts` is `ctrl_loss_tmo` divided by that, rounded up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Backoff {
+    /// The time before the first attempt, in milliseconds. Each delay is twice the one before.
+    pub first_ms: u32,
+    /// The longest delay, in milliseconds.
+    pub longest_ms: u32,
+    /// The number of attempts; `u32::MAX` for no end.
+    pub attempts: u32,
+}
+
+impl Backoff {
+    /// Returns the delay before an attempt, in milliseconds.
+    pub fn delay_ms(&self, attempt: u32) -> u32 {
+        let shift = attempt.saturating_sub(1).min(31);
+        let delay = u64::from(self.first_ms) << shift;
+        delay.min(self.longest_ms.into()) as u32
+    }
+}
+
+/// Attempts to connect again, from a work item, until one is successful.
+///
+/// It is cancelled when it is dropped. A ULP that is a [`Connector`] and has its `Reconnect` is
+/// kept by it until it has ended: cancel it where the ULP ends, and in
+/// [`DeviceData::remove`](crate::client::DeviceData::remove). Unloading waits for it.
+///
+/// # Examples
+///
+/// ```
+/// use rdma::{prelude::*, session::{Backoff, Connector, Reconnect}};
+///
+/// struct Mount {
+///     name: &'static str,
+/// }
+///
+/// impl Connector for Mount {
+///     fn connect(&self, attempt: u32, _cx: &Sleepable) -> Result {
+///         pr_info!("{}: attempt {attempt}\n", self.name);
+///         Err(ECONNREFUSED)
+///     }
+///
+///     fn ended(&self, result: Result, _cx: &Sleepable) {
+///         if let Err(e) = result {
+///             pr_err!("{}: given up ({e:?})\n", self.name);
+///         }
+///     }
+/// }
+///
+/// /// The connection is lost: tries every ten seconds for ten minutes.
+/// fn lost(client: &ClientRef, mount: Arc<Mount>) -> Result<Reconnect> {
+///     let backoff = Backoff { first_ms: 10_000, longest_ms: 10_000, attempts: 60 };
+///     pr_info!("next attempt in {} ms\n", backoff.delay_ms(1));
+///     Reconnect::start(client, mount, backoff, GFP_ATOMIC)
+/// }
+///
+/// /// The device is being removed, so that attempts fail.
+/// fn removed(reconnect: &Reconnect) {
+///     reconnect.cancel();
+/// }
+///
+/// /// A user has removed the mount.
+/// fn remove(reconnect: &Reconnect, cx: &Sleepable) -> Result {
+///     reconnect.cancel_sync(cx)
+/// }
+/// ```
+pub struct Reconnect(Arc<Stop>);
+
+impl Reconnect {
+    /// Begins with the first delay. Any context that may allocate with `flags`. Fails with
+    /// `ENOMEM`.
+    pub fn start<T: Connector>(
+        client: &ClientRef,
+        connector: Arc<T>,
+        backoff: Backoff,
+        flags: Flags,
+    ) -> Result<Self> {
+        let stop = Stop::spawn(client, flags, move |stop, cx| {
+            connector.ended(attempts(stop, &*connector, &backoff, cx), cx);
+        })?;
+        Ok(Self(stop))
+    }
+
+    /// Makes no further attempt. One that is being made goes on. Any context.
+    pub fn cancel(&self) {
+        self.0.stop();
+    }
+
+    /// Makes no further attempt, and waits until [`Connector::ended`] has returned. Fails with
+    /// `EDEADLK` in a method of the [`Connector`].
+    pub fn cancel_sync(&self, cx: &Sleepable) -> Result {
+        self.0.stop_sync(cx)
+    }
+}
+
+impl Drop for Reconnect {
+    fn drop(&mut self) {
+        self.cancel();
+    }
+}
+
+fn attempts(stop: &Stop, connector: &impl Connector, backoff: &Backoff, cx: &Sleepable) -> Result {
+    let mut result = Err(ECANCELED);
+    for attempt in 1..=backoff.attempts {
+        if !stop.sleep(backoff.delay_ms(attempt), cx) {
+            return Err(ECANCELED);
+        }
+        result = connector.connect(attempt, cx);
+        if result.is_ok() {
+            break;
+        }
+    }
+    result
+}
