@@ -309,6 +309,7 @@ impl Shared {
             Injection::Create { .. }
             | Injection::Dereg { .. }
             | Injection::Arm { .. }
+            | Injection::Rearm { .. }
             | Injection::Peek { .. }
             | Injection::Eager { .. }
             | Injection::Reject { .. }
@@ -346,7 +347,20 @@ impl Shared {
             } => machine.creations.set(object, after, errno),
             Injection::Dereg { errno, count } => machine.deregs = Deregs { errno, count },
             Injection::Eager { on } => machine.eager = on,
-            Injection::Arm { us, count } => machine.arms = Arms { us, count },
+            Injection::Arm { us, count } => {
+                machine.arms = Arms {
+                    us,
+                    count,
+                    honest: false,
+                };
+            }
+            Injection::Rearm { us, count } => {
+                machine.arms = Arms {
+                    us,
+                    count,
+                    honest: true,
+                };
+            }
             Injection::Reject { .. }
             | Injection::Silence { .. }
             | Injection::Expire

@@ -192,6 +192,13 @@ pub enum Injection {
         /// Number of times; `u32::MAX` is always.
         count: u32,
     },
+    /// As [`Injection::Arm`], but what is reported is true. Of the device only.
+    Rearm {
+        /// The additional time, in microseconds.
+        us: u32,
+        /// Number of times; `u32::MAX` is always.
+        count: u32,
+    },
     /// Posting reads the first entry of requests with `num_sge` 0, unless their `sg_list` is null,
     /// as irdma and cxgb4 do: a request is refused with `EFAULT` if that entry is not zero. Such a
     /// list has memory for an entry, as those drivers need. Of the device only.
@@ -302,6 +309,7 @@ impl Plan {
             | Injection::Dwell { .. }
             | Injection::Find { .. }
             | Injection::Arm { .. }
+            | Injection::Rearm { .. }
             | Injection::Eager { .. }
             | Injection::Reject { .. }
             | Injection::Silence { .. }
@@ -442,12 +450,14 @@ impl Deregs {
 pub(crate) struct Arms {
     pub(crate) us: u32,
     pub(crate) count: u32,
+    /// `true` if what is reported is true.
+    pub(crate) honest: bool,
 }
 
 impl Arms {
-    /// Returns the additional time for this one, in microseconds.
-    pub(crate) fn next(&mut self) -> Option<u32> {
-        take(&mut self.count).then_some(self.us)
+    /// Returns the additional time for this one, in microseconds, and whether its report is true.
+    pub(crate) fn next(&mut self) -> Option<(u32, bool)> {
+        take(&mut self.count).then_some((self.us, self.honest))
     }
 }
 
@@ -548,6 +558,10 @@ impl FromStr for Injection {
             },
             ("fail", _) => Injection::Fail,
             ("arm", _) => Injection::Arm {
+                us: number(Some(1000))?,
+                count: number(Some(1))?,
+            },
+            ("rearm", _) => Injection::Rearm {
                 us: number(Some(1000))?,
                 count: number(Some(1))?,
             },

@@ -529,13 +529,15 @@ unsafe extern "C" fn req_notify_cq(
         true => shared.machine.lock().arms.next(),
         false => None,
     };
-    if let Some(us) = longer {
+    if let Some((us, honest)) = longer {
         let start = Instant::<Monotonic>::now();
         while start.elapsed().as_micros_ceil() < i64::from(us) {
             core::hint::spin_loop();
         }
         // The CQ may be gone by now, if its user has not waited for this.
-        return 1;
+        if !honest {
+            return 1;
+        }
     }
     let mut machine = shared.machine.lock();
     let some = machine
