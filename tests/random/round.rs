@@ -93,6 +93,9 @@ pub(crate) fn run<C: Way>(
     while counts.sum() < plan.steps && !over.load(Relaxed) {
         let seed = seeds.next();
         rounds += 1;
+        // Says how many steps it took to find what stops the kernel.
+        let sum = counts.sum();
+        pr_info!("{}: round {rounds} begins after {sum} steps\n", C::NAME);
         match round::<C>(client, plan, seed, &counts, cx) {
             // Allocations may be made to fail.
             Ok(()) | Err(ENOMEM) => {}

@@ -372,8 +372,13 @@ fn error_state<C: Way>(t: &mut Turn<'_, C>) -> Result {
     t.end()?.modify(Attr::Error, t.cx)
 }
 
+/// What is held back is released all the time, so the end comes.
 fn drain<C: Way>(t: &mut Turn<'_, C>) -> Result {
-    t.end()?.drain(t.cx)
+    let drained = t.end()?.drain(t.cx);
+    if drained == Err(ETIMEDOUT) {
+        t.world.tally.wrong("a drain has waited for a minute");
+    }
+    drained
 }
 
 fn new_pair<C: Way>(t: &mut Turn<'_, C>) -> Result {
@@ -417,13 +422,23 @@ fn own_cq<C: Way>(t: &mut Turn<'_, C>) -> Result {
     let cq = C::make(&t.world.dev, caps.entries(), false, &mut t.rng, t.cx)?;
     let qp = Qp::create_raw(pd, &cq, &cq, &caps, t.cx)?;
     null.inject_qp(qp.num(), Injection::Connect { peer: 0 })?;
-    if t.rng.once_in(3) {
+    let way = t.rng.below(3);
+    if way == 0 {
         // For longer than it takes to end the CQ.
         let (us, count) = (t.rng.below(20_000), 1 + t.rng.below(3));
         null.inject(Injection::Arm { us, count })?;
     }
+    // The completions of all but one come, as the round releases them, while the CQ is being armed.
+    let meanwhile = way == 1;
+    if meanwhile {
+        let us = t.rng.below(5_000);
+        null.inject(Injection::Rearm { us, count: 2 })?;
+    }
     let back = Back::new()?;
-    for _ in 0..1 + t.rng.below(4) {
+    for n in 0..1 + t.rng.below(4) {
+        if meanwhile && n > 0 {
+            null.inject_qp(qp.num(), Injection::Hold { count: 1 })?;
+        }
         let message = Awaited::new(t.memory()?, &back, t.life())?;
         message.life.post();
         qp.post_send(message, |m| Ok(SendWr::send([m.buf.whole()])))
