@@ -145,7 +145,7 @@ soak:
 	@$(sandbox) $(tally) scripts/vm --timeout 900 -- env RELOADS=200 tests/guest/suite.py 'modules: unload and load'
 	@$(sandbox) bash -c '. scripts/lib.sh; { scripts/kunit --release; \
 		scripts/random --connections 3600 || :; scripts/random --connections 3600 --fail || :; \
-		scripts/random --soak 10000000 || :; } | tally'
+		scripts/planted --random || :; scripts/random --soak 10000000 || :; } | tally'
 
 fuzz:
 	@$(sandbox) scripts/fuzz $(SEED)
