@@ -403,6 +403,7 @@ impl<D: Direction, M: OwnMemory<D>, S: State> Region<D, M, S> {
 }
 
 impl<D: Direction, M: Memory<D>, S: State> Drop for Region<D, M, S> {
+    #[inline(never)]
     fn drop(&mut self) {
         let idle = self.is_idle();
         // SAFETY: The region is being dropped, and is not used after this.

@@ -60,7 +60,10 @@ use crate::{
         PostTarget, //
     }, //
 };
-use core::marker::PhantomData;
+use core::{
+    marker::PhantomData,
+    mem::ManuallyDrop, //
+};
 use kernel::{
     error,
     fmt,
@@ -90,19 +93,20 @@ pub struct Qp<S: PollContext, R: PollContext = S> {
 /// # Invariants
 ///
 /// `target` is the QP of `inner`, and its queues complete to CQs that are polled by `pollers`.
+/// `inner` is there until this is dropped or destroyed.
 pub(crate) struct AnyQp {
     pub(crate) target: PostTarget,
     /// The PD of receives; none if the QP takes them from an SRQ, so that no entry is of it.
     recv_pd: pd::Id,
     /// Of the CQs of both queues.
     pollers: (cq::Poller, cq::Poller),
-    pub(crate) inner: deferred::Deferred<Inner>,
+    pub(crate) inner: ManuallyDrop<deferred::Deferred<Inner>>,
 }
 
 impl AnyQp {
     #[inline(never)]
-    fn new(parts: &Parts<'_>, id: Option<&cm::Shared>, cx: &Sleepable) -> Result<Self> {
-        let inner = create(parts, id, cx)?;
+    fn new(parts: Parts<'_>, id: Option<&cm::Shared>, cx: &Sleepable) -> Result<Self> {
+        let inner = create(&parts, id, cx)?;
         // INVARIANT: As created.
         Ok(Self {
             // SAFETY: It was just created for this PD and this CQ, and `inner` keeps them.
@@ -112,13 +116,28 @@ impl AnyQp {
                 None => parts.pd.id(),
             },
             pollers: (parts.send_cq.poller(), parts.recv_cq.poller()),
-            inner,
+            inner: ManuallyDrop::new(inner),
         })
     }
 
     #[inline(never)]
     fn drain(&self, cx: &Sleepable) -> Result {
         self.inner.drain_again(cx)
+    }
+
+    #[inline]
+    fn destroy(self, cx: &Sleepable) -> Result {
+        let mut this = ManuallyDrop::new(self);
+        // SAFETY: By the type invariant it is there; `this` is neither used again nor dropped.
+        Inner::end(unsafe { ManuallyDrop::take(&mut this.inner) }, Some(cx))
+    }
+}
+
+impl Drop for AnyQp {
+    #[inline]
+    fn drop(&mut self) {
+        // SAFETY: By the type invariant it is there, and it is not used again.
+        let _ = Inner::end(unsafe { ManuallyDrop::take(&mut self.inner) }, None);
     }
 }
 
@@ -161,7 +180,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
         InitAttr::new(pd, send_cq, recv_cq, caps).create(cx)
     }
 
-    fn new(parts: &Parts<'_>, id: Option<&cm::Shared>, cx: &Sleepable) -> Result<Self> {
+    fn new(parts: Parts<'_>, id: Option<&cm::Shared>, cx: &Sleepable) -> Result<Self> {
         // INVARIANT: `parts` is that of an `InitAttr<'_, S, R>`, so its CQs are polled in these
         // contexts.
         Ok(Self {
@@ -252,7 +271,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
     /// connection manager: the QP is then destroyed by a work item. `EIO` if the QP could not be
     /// drained or destroyed: it is leaked, and was reported.
     pub fn destroy(self, cx: &Sleepable) -> Result {
-        Inner::destroy(self.any.inner, cx)
+        self.any.destroy(cx)
     }
 }
 
@@ -300,13 +319,13 @@ impl<'a, S: PollContext, R: PollContext> InitAttr<'a, S, R> {
 
     /// As [`Qp::create_raw`].
     pub fn create(self, cx: &Sleepable) -> Result<Qp<S, R>> {
-        Qp::new(&self.parts, None, cx)
+        Qp::new(self.parts, None, cx)
     }
 
     /// Creates a QP for datagrams, in the reset state. The marker of its drain goes to `marker_ah`.
     pub(crate) fn create_ud(mut self, marker_ah: Ah, cx: &Sleepable) -> Result<Qp<S, R>> {
         self.parts.qp_type = bindings::ib_qp_type_IB_QPT_UD;
-        let qp = Qp::new(&self.parts, None, cx)?;
+        let qp = Qp::new(self.parts, None, cx)?;
         // The QP was just created, so this is the first value.
         qp.any.inner.marker_ah.populate(marker_ah);
         Ok(qp)
@@ -314,7 +333,7 @@ impl<'a, S: PollContext, R: PollContext> InitAttr<'a, S, R> {
 
     /// As [`Qp::create`].
     pub fn create_for(self, id: &cm::Id, cx: &Sleepable) -> Result<Qp<S, R>> {
-        Qp::new(&self.parts, Some(id.shared()), cx)
+        Qp::new(self.parts, Some(id.shared()), cx)
     }
 }
 
@@ -496,10 +515,13 @@ impl Inner {
         self.claim.is_some()
     }
 
-    /// Destroys a QP and waits for that. Not generic and not inlined, so that the code is here and
-    /// not in each ULP.
+    /// Destroys a QP and waits for that, in a context that may sleep; otherwise a work item does
+    /// it. Not generic and not inlined, so that the code is here and not in each ULP.
     #[inline(never)]
-    fn destroy(this: deferred::Deferred<Self>, cx: &Sleepable) -> Result {
+    fn end(this: deferred::Deferred<Self>, cx: Option<&Sleepable>) -> Result {
+        let Some(cx) = cx else {
+            return Ok(());
+        };
         // iWARP waits for a later event of the connection.
         let waits_for_callback = this.is_managed() && this.pd.device().is_iwarp();
         if this.is_polled_by_current() || waits_for_callback && InCallback::is_current() {

@@ -386,8 +386,15 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
         owner: P,
         post: impl FnOnce(&Self, P) -> Result<T, PostError<P>>,
     ) -> Result<T, PostError<P>> {
-        post(&this, owner)
+        let result = post(&this, owner);
+        Self::put(this);
+        result
     }
+
+    /// Drops a counted reference. Not inlined, so that it is in a ULP once.
+    #[cold]
+    #[inline(never)]
+    fn put(_this: Arc<Self>) {}
 
     /// As [`Qp::post_send`], for an owner that has a reference to its QP, which `qp` returns. In a
     /// handler of `wc`, and if the QP's sends complete to the CQ of `wc`, which is not shared, the
