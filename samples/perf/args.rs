@@ -136,6 +136,8 @@ const HOLD_MS: u32 = 10_000;
 /// The words of a line, each of which is to be taken once.
 struct Words<'a> {
     text: &'a str,
+    /// The number of words, and of those that were taken.
+    len: usize,
     taken: usize,
     /// Set if a word was wrong, which was reported.
     wrong: bool,
@@ -146,7 +148,9 @@ impl<'a> Words<'a> {
     #[inline(never)]
     fn value(&mut self, key: &str) -> Option<&'a str> {
         let mut found = None;
+        self.len = 0;
         for word in self.text.split_ascii_whitespace() {
+            self.len = self.len.wrapping_add(1);
             let rest = word.strip_prefix(key);
             if let Some(value) = rest.and_then(|rest| rest.strip_prefix('=')) {
                 if found.replace(value).is_some() {
@@ -154,7 +158,7 @@ impl<'a> Words<'a> {
                 }
             }
         }
-        self.taken += usize::from(found.is_some());
+        self.taken = self.taken.wrapping_add(found.is_some().into());
         found
     }
 
@@ -191,7 +195,7 @@ impl<'a> Words<'a> {
 
     /// Looks whether all words were taken, and none was wrong.
     fn end(mut self) -> Result {
-        if !self.wrong && self.taken != self.text.split_ascii_whitespace().count() {
+        if !self.wrong && self.taken != self.len {
             self.refuse(fmt!(
                 "there are words that are no key=value, or whose key is not known\n"
             ));
@@ -242,6 +246,7 @@ impl<'a> Args<'a> {
     pub(crate) fn parse(text: &'a str, held: &'a AtomicCell<u32>) -> Result<Self> {
         let mut words = Words {
             text,
+            len: 0,
             taken: 0,
             wrong: false,
         };
