@@ -248,19 +248,18 @@ impl Port<'_> {
 ///     Ok(qp.post_rw(answer, |a| Ok(Rw::write(&a.table, 0..len, to, cx)))?)
 /// }
 /// ```
-#[repr(transparent)]
 pub struct Ctx<D: Direction = Bidirectional, O: SgOwner<D> = Pages> {
-    raw: RawCtx,
+    raw: KBox<RawCtx>,
     _owner: PhantomData<(D, O)>,
 }
 
-/// A [`Ctx`] of memory of any owner.
+/// A [`Ctx`] of memory of any owner, which stays in its box.
 ///
 /// # Invariants
 ///
 /// While `state` has the address of a QP, and is not that of a context that is prepared, `cqe` and
 /// `inner` are accessed only by the call that has claimed this and, if that posts, by the
-/// completion then, and this is not moved. From a successful [`RawCtx::map`] to the end of the
+/// completion then. From a successful [`RawCtx::map`] to the end of the
 /// transfer its QP, whose address `state` has, counts it, and `inner.raw` is initialised for it.
 #[repr(C)]
 struct RawCtx {
@@ -280,7 +279,7 @@ struct Inner {
     /// The callback of the owner of the transfer that is posted.
     user: *mut bindings::ib_cqe,
     /// C keeps addresses of parts of it in others.
-    raw: Pin<KBox<Opaque<bindings::rdma_rw_ctx>>>,
+    raw: Opaque<bindings::rdma_rw_ctx>,
     first: *mut bindings::scatterlist,
     count: u32,
     /// That of the transfer.
@@ -511,18 +510,18 @@ unsafe fn cut(
 
 impl RawCtx {
     /// Makes a context without its owner. `table` is what that has returned.
-    fn new(table: *mut bindings::sg_table, flags: Flags) -> Result<Self> {
+    fn new(table: *mut bindings::sg_table, flags: Flags) -> Result<KBox<Self>> {
         // SAFETY: The owner, which the caller has, has just returned the table.
         let (len, _) = unsafe { sg::extent(table) }?;
         // SAFETY: As above: the table is valid.
         let (first, count) = unsafe { ((*table).sgl, (*table).orig_nents) };
         // INVARIANT: No transfer is posted. The list is all of the table.
-        Ok(Self {
+        let this = Self {
             cqe: UnsafeCell::new(bindings::ib_cqe { done: None }),
             state: RwState::new(),
             inner: UnsafeCell::new(Inner {
                 user: ptr::null_mut(),
-                raw: KBox::pin_init(Opaque::zeroed(), flags)?,
+                raw: Opaque::uninit(),
                 first,
                 count,
                 dir: READ,
@@ -532,7 +531,8 @@ impl RawCtx {
                 owner: None,
             }),
             len: len as usize,
-        })
+        };
+        Ok(KBox::new(this, flags)?)
     }
 
     /// Returns the QP of the transfer that there is, for one who has this.
