@@ -575,6 +575,7 @@ impl RawCtx {
     ) -> Result {
         // SAFETY: The caller has claimed this, which keeps all others from `inner`.
         let inner = unsafe { &mut *self.inner.get() };
+        inner.dir = dir;
         // SAFETY: The QP is valid, as the caller promises, and the port is one of its device. By
         // the type invariant the list has so many entries, which are not mapped.
         let ret = unsafe {
@@ -595,7 +596,6 @@ impl RawCtx {
         }
         // SAFETY: The QP is valid, as the caller promises.
         unsafe { qp::transfers(qp.as_ptr()) }.begin();
-        inner.dir = dir;
         Ok(())
     }
 
@@ -778,30 +778,42 @@ impl RawCtx {
         }
     }
 
-    /// Returns the first of the requests (`rdma_rw_ctx_wrs`). The last one, or `then`, which
-    /// follows, completes to this context by `done`, and that to `user`.
+    /// Notes to whom the transfer is to complete, before it is mapped: then that need not be kept
+    /// in registers.
     ///
     /// # Safety
     ///
-    /// The caller has claimed this for `qp`, and the transfer is mapped. `then` is null or an
-    /// initialised request.
+    /// The caller has claimed this.
+    #[inline]
+    unsafe fn note(&self, posted: &Posted) {
+        // SAFETY: The claim keeps all others from this.
+        unsafe {
+            (*self.inner.get()).user = posted.user;
+            (*self.cqe.get()).done = Some(posted.done);
+        }
+    }
+
+    /// Returns the first of the requests (`rdma_rw_ctx_wrs`). The last one, or `then`, which
+    /// follows, completes to this context.
+    ///
+    /// # Safety
+    ///
+    /// The caller has claimed this for `qp`, and the transfer is mapped and [noted](Self::note).
+    /// `then` is null or an initialised request.
     #[inline]
     unsafe fn requests(
         &self,
         qp: NonNull<bindings::ib_qp>,
-        port: u32,
-        Posted { user, done, then }: Posted,
+        then: *mut bindings::ib_send_wr,
     ) -> *mut bindings::ib_send_wr {
         // SAFETY: The transfer is mapped, so `inner.raw` is initialised for this QP, and the claim
         // keeps all others from this. `then` is initialised unless it is null.
         unsafe {
-            let (inner, cqe) = (&mut *self.inner.get(), self.cqe.get());
-            inner.user = user;
-            (*cqe).done = Some(done);
+            let (raw, cqe) = ((*self.inner.get()).raw.get(), self.cqe.get());
             if !then.is_null() {
                 wr::end(then, cqe);
             }
-            bindings::rdma_rw_ctx_wrs(inner.raw.get(), qp.as_ptr(), port, cqe, then)
+            bindings::rdma_rw_ctx_wrs(raw, qp.as_ptr(), qp.as_ref().port, cqe, then)
         }
     }
 }
@@ -1015,13 +1027,17 @@ unsafe fn transfer_all(
     }
     // SAFETY: This was just claimed, and `qp` is valid, as the caller promises. It has an
     // `rw_port`, which says that it and its device have the limits that C divides by.
-    if let Err(error) = unsafe { this.map(qp, port, remote, dir) } {
+    let mapped = unsafe {
+        this.note(&posted);
+        this.map(qp, port, remote, dir)
+    };
+    if let Err(error) = mapped {
         return Err(Failed::Nowhere(error));
     }
     // SAFETY: The context was claimed above, and the transfer is mapped. The memory of the requests
     // stays where it is, as the caller promises.
     unsafe {
-        let first = this.requests(qp, port, posted);
+        let first = this.requests(qp, posted.then);
         post(ctx, qp, first, posted.user)
     }
 }
@@ -1055,7 +1071,8 @@ unsafe fn begin(
     // SAFETY: The context was claimed above, and the transfer is mapped. The QP is valid, and the
     // memory of the requests stays where it is, as the caller promises.
     unsafe {
-        let first = this.requests(qp, qp.as_ref().port, posted);
+        this.note(&posted);
+        let first = this.requests(qp, posted.then);
         if qp::transfers(qp.as_ptr()).iwarp {
             if let Err(error) = this.expose(first, posted.then) {
                 this.undo();
