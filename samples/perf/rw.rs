@@ -50,9 +50,15 @@ impl CqeHandler for Transfer {
     #[inline]
     fn done(this: InFlight<Self>, wc: &Wc, _cx: &Atomic) {
         if let Err(e) = wc.result() {
-            this.run.fail(e.into());
+            failed(this, e);
         }
     }
+}
+
+#[cold]
+#[inline(never)]
+fn failed(transfer: InFlight<Transfer>, e: WcError) {
+    transfer.run.fail(e.into());
 }
 
 /// Does `count` transfers, in whole rounds.

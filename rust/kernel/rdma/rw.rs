@@ -671,26 +671,36 @@ impl RawCtx {
     /// Ends a transfer of all of the memory that was posted and has completed, and the claim
     /// (`rdma_rw_ctx_destroy`), and returns the callback of the owner. Any context.
     ///
-    /// What is needed after the call is read again after it, so that fewer registers are saved.
+    /// What is needed after a call is read again after it, the address of the context from its
+    /// completion, so that fewer registers are saved. With a reference to that the compiler would
+    /// know that it has not changed.
     ///
     /// # Safety
     ///
-    /// The transfer was begun by [`transfer_all`], none of its requests is outstanding, and
-    /// nothing else uses this.
+    /// The context is that of `wc`, a completion that is valid during this call, and its owner was
+    /// not taken back. The transfer was begun by [`transfer_all`], none of its requests is
+    /// outstanding, and nothing else uses the context.
     #[inline]
-    unsafe fn end(&self) -> *mut bindings::ib_cqe {
-        let qp = || self.state.qp() as *mut bindings::ib_qp;
+    unsafe fn end(wc: *const Wc) -> *mut bindings::ib_cqe {
+        // SAFETY: The context is that of this completion, and its owner, which keeps it, was not
+        // taken back, as the caller promises.
+        let ctx = || unsafe { of(wc) };
+        let qp = || ctx().state.qp() as *mut bindings::ib_qp;
         // SAFETY: The context was initialised for this QP, which is not destroyed while it counts
         // the transfer, and with these entries, as they were not cut. Nothing else uses `inner`,
         // as the caller promises.
-        let (user, transfers) = unsafe {
-            let inner = &*self.inner.get();
+        let transfers = unsafe {
+            let inner = &*ctx().inner.get();
             let (raw, at, first, count) = (inner.raw.get(), qp(), inner.first, inner.count);
             bindings::rdma_rw_ctx_destroy(raw, at, (*at).port, first, count, inner.dir);
-            (self.user(), qp::transfers(qp()))
+            qp::transfers(qp())
         };
-        self.state.set_idle();
+        // The QP may be gone after this. Its address stays in the state for a moment, which keeps
+        // others from the context, and is only compared.
         transfers.end();
+        // SAFETY: The context has not left the claim yet, so it is used by nothing else.
+        let user = unsafe { ctx().user() };
+        ctx().state.set_idle();
         user
     }
 
@@ -837,6 +847,19 @@ impl Drop for RawCtx {
     }
 }
 
+/// Returns the context of a completion.
+///
+/// # Safety
+///
+/// The completion is valid, and its request was posted with the address of the first field of a
+/// context, which is there for `'a`.
+#[inline]
+unsafe fn of<'a>(wc: *const Wc) -> &'a RawCtx {
+    // SAFETY: The completion is valid. By the caller's promise it has the address of a context that
+    // is there for `'a`: the field is the first of a `#[repr(C)]` struct.
+    unsafe { &*(*wc).cqe().cast_const().cast::<RawCtx>() }
+}
+
 /// The type of a callback.
 type Done = unsafe extern "C" fn(*mut bindings::ib_cq, *mut bindings::ib_wc);
 
@@ -867,19 +890,19 @@ unsafe extern "C" fn done<T: CqeHandler<ID>, const ID: u64, const ALL: bool>(
     let wc = unsafe { &*wc.cast::<Wc>() };
     // SAFETY: The request was posted with the address of the first field of a context, which the
     // owner keeps, and that is not back: a request completes once.
-    let ctx = unsafe { &*wc.cqe().cast_const().cast::<RawCtx>() };
+    let ctx = || unsafe { of(wc) };
     // SAFETY: The completion has the context.
-    if !debug::deactivate(unsafe { ctx.user() }) {
+    if !debug::deactivate(unsafe { ctx().user() }) {
         return debug::report(core::any::type_name::<T>());
     }
     // SAFETY: This is the last request, so none is outstanding. The completion has the context,
     // and its callback says by which function it was begun.
     let user = unsafe {
         match ALL {
-            true => ctx.end(),
+            true => RawCtx::end(wc),
             false => {
-                let user = ctx.user();
-                ctx.finish(wc.result().is_ok());
+                let user = ctx().user();
+                ctx().finish(wc.result().is_ok());
                 user
             }
         }
