@@ -3,7 +3,7 @@
 //! An exchange in two halves: each part has one user at a time, both halves come home before the
 //! tag is used again, and once; and a table is freed once, after its last tag.
 
-use crate::tags_state::{Half, State, Word};
+use crate::tags_state::{Half, Mask, State, Word};
 use loom::{
     cell::UnsafeCell,
     sync::{
@@ -13,7 +13,7 @@ use loom::{
     thread,
 };
 
-const MASK: u16 = 0xf;
+const MASK: Mask = Mask::new(4);
 
 /// An exchange of a table whose handlers run one after the other, in any thread.
 struct Exchange {
@@ -133,7 +133,7 @@ fn exchange_ends_once_after_both_halves() {
         x.sent();
         reply.join().unwrap();
         assert_eq!(x.ends(), 1);
-        assert_eq!(x.state.generation(), 1);
+        assert_eq!(x.state.generation(MASK), 1);
     });
 }
 

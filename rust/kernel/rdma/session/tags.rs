@@ -109,6 +109,7 @@ use kernel::{
 };
 use state::{
     Half,
+    Mask,
     State,
     Word,
     TAGS, //
@@ -344,7 +345,7 @@ struct Table<X: Exchange> {
     qp: wr::QpId,
     /// That of the QP: see [`Qp::names_first`].
     names_first: bool,
-    mask: u16,
+    mask: Mask,
     /// An error number once the table is closed.
     closed: AtomicI32,
     handles: Handles,
@@ -523,7 +524,7 @@ impl<X: Exchange> Tag<X> {
         let mask = unsafe { slot.table() }.mask;
         TagId {
             index: slot.index,
-            generation: slot.state.generation() & mask,
+            generation: slot.state.generation(mask),
         }
     }
 
@@ -608,11 +609,13 @@ impl<X: Exchange> Drop for Tag<X> {
     #[inline]
     fn drop(&mut self) {
         let slot = self.slot();
-        let (table, bit) = (slot.table, slot.bit);
+        let bit = slot.bit;
         // SAFETY: By its invariant the word is that of the tag, which is held, so the table is
         // there.
         let word = unsafe { slot.word.as_ref() };
         if !word.put(bit) {
+            // It was not put, so the slot is there.
+            let table = slot.table;
             // SAFETY: The tag is held, and is not used after this.
             unsafe { Table::put_locked(table, word, bit) };
         }
@@ -780,7 +783,7 @@ impl<X: Exchange> Tags<X> {
             poller,
             names_first: qp.names_first(),
             qp: qp.id(),
-            mask: ((1u32 << generation_bits) - 1) as u16,
+            mask: Mask::new(generation_bits),
             closed: AtomicI32::new(0),
             handles,
             words,

@@ -31,6 +31,19 @@ const OUT: u32 = SEND | REPLY | HANDLING;
 /// The bits above count the exchanges of a tag.
 const GENERATION: u32 = 1 << 16;
 
+/// The bits of a state that a reply is compared by: those of the generation that come back, and
+/// whether it was waited for.
+#[derive(Clone, Copy)]
+pub(super) struct Mask(u32);
+
+impl Mask {
+    /// A mask of `bits` bits of the generation, at most 16.
+    #[inline]
+    pub(super) const fn new(bits: u32) -> Self {
+        Self(((1 << bits) - 1) * GENERATION | REPLY)
+    }
+}
+
 /// A half of an exchange.
 #[derive(Clone, Copy)]
 pub(super) enum Half {
@@ -63,10 +76,10 @@ impl State {
         }
     }
 
-    /// Returns the number of the exchange. The caller holds the tag.
+    /// Returns the number of the exchange, in the bits of `mask`. The caller holds the tag.
     #[inline]
-    pub(super) fn generation(&self) -> u16 {
-        (self.now.load(Ordering::Relaxed) / GENERATION) as u16
+    pub(super) fn generation(&self, mask: Mask) -> u16 {
+        ((self.now.load(Ordering::Relaxed) & mask.0) / GENERATION) as u16
     }
 
     /// Sends both halves out. The caller, which holds the tag, posts the send next: the reply may
@@ -81,11 +94,11 @@ impl State {
     /// Takes the reply of exchange number `generation`, in the bits of `mask`. Returns whether it
     /// was waited for: its part belongs to the caller then, a handler of the CQ.
     #[inline]
-    pub(super) fn take_reply(&self, generation: u16, mask: u16) -> bool {
+    pub(super) fn take_reply(&self, generation: u16, mask: Mask) -> bool {
         // Acquire: what the holder of the tag has written is there.
         let now = self.now.load(Ordering::Acquire);
         let differs = now ^ u32::from(generation) * GENERATION;
-        if differs & (u32::from(mask) * GENERATION | REPLY) != REPLY {
+        if differs & mask.0 != REPLY {
             return false;
         }
         // INVARIANT: The reply had not come.
@@ -230,11 +243,12 @@ impl Word {
     pub(super) fn take(&self) -> Option<u32> {
         let mut old = self.0.load(Ordering::Relaxed);
         loop {
-            let free = old & !LOCKED;
+            let free = old & (LOCKED - 1);
             if free == 0 {
                 return None;
             }
-            let (new, acquire) = (old & !(free & free.wrapping_neg()), Ordering::Acquire);
+            // The lowest bit is that of a free tag, as the one of the lock is above all.
+            let (new, acquire) = (old & old.wrapping_sub(1), Ordering::Acquire);
             // INVARIANT: The caller holds the tag.
             match self
                 .0
