@@ -170,13 +170,15 @@ impl FastRegMr {
         // A key is valid on one device, which the CQ belongs to, as the QP does that the
         // registration was posted to. That device says that the key was valid and is not any more.
         // One of iWARP does not say that it was, but no generation is trusted there.
-        if proved {
-            claimed.trusted = generation.saturating_add(TRUSTED);
-            state.set_idle();
-        } else {
+        if !proved {
+            wc::unlikely();
             state.set_registered();
+            return false;
         }
-        proved
+        // Should it wrap, the next ones are not trusted.
+        claimed.trusted = generation.wrapping_add(TRUSTED);
+        state.set_idle();
+        true
     }
 
     /// Notes the QP that the MR is registered through from now on. Returns `false` if that is of
