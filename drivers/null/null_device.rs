@@ -322,8 +322,10 @@ pub(crate) fn register(name: &CStr, kind: Kind) -> Result<Arc<Shared>> {
             (*ib).ops.driver_id = bindings::rdma_driver_id_RDMA_DRIVER_ERDMA;
             (*ib).ops.post_send = Some(verbs::post_send_as_erdma);
         }
-        if kind == Kind::IwarpCm {
+        if matches!(kind, Kind::Iwarp | Kind::IwarpCm) {
             (*ib).node_type = bindings::RDMA_NODE_RNIC as u8;
+        }
+        if kind == Kind::IwarpCm {
             (*ib).iw_driver_flags = bindings::iw_flags_IW_F_NO_PORT_MAP;
         }
     }

@@ -172,8 +172,10 @@ impl Device {
         None
     }
 
+    /// Returns whether the device is one of iWARP: those are all and the only ones of this type.
     pub(crate) fn is_iwarp(&self) -> bool {
-        self.ports().any(|port| port.has(Protocol::Iwarp))
+        // SAFETY: The device is registered by the invariant of `Inner`; its type does not change.
+        unsafe { (*self.as_raw()).node_type == super::NodeType::Rnic as u8 }
     }
 
     /// Returns the device's ports (`rdma_for_each_port`).
