@@ -392,7 +392,7 @@ fn number(qp: &qp::Inner) -> u32 {
 
 /// Takes a QP to RTS, with the attributes of the connection (`ib_cm_init_qp_attr`, `ib_modify_qp`).
 fn establish(qp: &qp::Inner, id: RawId<IbCm>) -> Result {
-    let modifier = qp.modifier();
+    let mut modifier = qp.modifier();
     for state in [
         bindings::ib_qp_state_IB_QPS_INIT,
         bindings::ib_qp_state_IB_QPS_RTR,

@@ -62,7 +62,10 @@ use crate::{
 };
 use core::{
     marker::PhantomData,
-    mem::ManuallyDrop, //
+    mem::{
+        ManuallyDrop,
+        MaybeUninit, //
+    }, //
 };
 use kernel::{
     error,
@@ -579,13 +582,21 @@ impl deferred::Teardown for Inner {
 ///
 /// `qp` is valid.
 unsafe fn given(qp: *mut bindings::ib_qp, returned: &bindings::ib_qp_cap) -> (u32, u32) {
-    let mut attr = bindings::ib_qp_attr::default();
-    let mut init = bindings::ib_qp_init_attr::default();
+    // All but the sizes is only written.
+    let mut attr = MaybeUninit::<bindings::ib_qp_attr>::uninit();
+    let mut init = MaybeUninit::<bindings::ib_qp_init_attr>::uninit();
+    let (attr, init) = (attr.as_mut_ptr(), init.as_mut_ptr());
     let mask = bindings::ib_qp_attr_mask_IB_QP_CAP as c_int;
-    // SAFETY: The caller promises that `qp` is valid.
-    let asked = unsafe { bindings::ib_query_qp(qp, &raw mut attr, mask, &raw mut init) } == 0;
+    // SAFETY: The caller promises that `qp` is valid. There is room for the attributes, which
+    // drivers write, and the sizes, which not all do, are initialised before they are read.
+    let (asked, attr, init) = unsafe {
+        (*attr).cap = bindings::ib_qp_cap::default();
+        (*init).cap = bindings::ib_qp_cap::default();
+        let asked = bindings::ib_query_qp(qp, attr, mask, init) == 0;
+        (asked, &(*attr).cap, &(*init).cap)
+    };
     let most = |wr: fn(&bindings::ib_qp_cap) -> u32| match asked {
-        true => wr(returned).max(wr(&attr.cap)).max(wr(&init.cap)),
+        true => wr(returned).max(wr(attr)).max(wr(init)),
         false => wr(returned).checked_next_power_of_two().unwrap_or(u32::MAX),
     };
     (most(|cap| cap.max_send_wr), most(|cap| cap.max_recv_wr))
@@ -608,7 +619,8 @@ fn create(
     }
     let mut attr = parts.to_raw()?;
     let reserved = deferred::Deferred::reserve()?;
-    let context = QpPriv::new(parts.events.clone(), dev.is_iwarp())?;
+    let state = id.is_none().then_some(State::Reset);
+    let context = QpPriv::new(parts.events.clone(), dev.is_iwarp(), state)?;
     context.install(&mut attr);
     let mut object = dev.object(crate::refs::Kind::Qp);
     let claim = id.map(cm::QpClaim::new).transpose()?;
@@ -783,9 +795,11 @@ pub trait Events: Send + Sync + 'static {
 /// The private data of a QP, as its `qp_context`.
 #[pin_data]
 struct QpPriv {
-    /// Held while the QP is modified: see [`Modifier`](crate::qp::attr::Modifier).
+    /// Held while the QP is modified: see [`Modifier`](crate::qp::attr::Modifier). The state that
+    /// the last change has moved it to, if that is known: a device moves a QP to an error state by
+    /// itself, and a connection manager one of its own.
     #[pin]
-    modifying: sync::Mutex<()>,
+    state: sync::Mutex<Option<State>>,
     /// Held while registrations of shared regions are posted: see [`Qp::reg_lock`](Qp::reg_lock).
     #[pin]
     reg_lock: sync::SpinLockIrq<()>,
@@ -806,9 +820,13 @@ struct QpPriv {
 impl QpPriv {
     /// Never inlined, so that all QPs give a lock one name, as lockdep wants it.
     #[inline(never)]
-    fn new(events: Option<Arc<dyn Events>>, iwarp: bool) -> Result<Pin<KBox<Self>>> {
+    fn new(
+        events: Option<Arc<dyn Events>>,
+        iwarp: bool,
+        state: Option<State>,
+    ) -> Result<Pin<KBox<Self>>> {
         let init = pin_init!(Self {
-            modifying <- new_mutex!(()),
+            state <- new_mutex!(state),
             reg_lock <- new_spinlock_irq!((), "rdma::Qp::reg_lock"),
             drain_list <- DrainList::new(),
             transfers <- Transfers::new(iwarp),

@@ -86,7 +86,7 @@ fn start<S: PollContext, R: PollContext>(qp: &Qp<S, R>, port: u32, qkey: u32) ->
         | bindings::ib_qp_attr_mask_IB_QP_QKEY;
     const RTS: bindings::ib_qp_attr_mask = STATE | bindings::ib_qp_attr_mask_IB_QP_SQ_PSN;
 
-    let modifier = qp.any.inner.modifier();
+    let mut modifier = qp.any.inner.modifier();
     for (state, mask) in [
         (bindings::ib_qp_state_IB_QPS_INIT, INIT),
         (bindings::ib_qp_state_IB_QPS_RTR, STATE),

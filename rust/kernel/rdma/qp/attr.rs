@@ -136,11 +136,15 @@ pub enum Attr {
 }
 
 impl Attr {
-    /// Returns the C attributes and their mask. Fails with `EINVAL` if a value is too large for its
-    /// field or for the device: not all drivers look.
-    fn to_raw(self, dev: &Device) -> Result<(bindings::ib_qp_attr, bindings::ib_qp_attr_mask)> {
-        let (mut raw, limits) = (bindings::ib_qp_attr::default(), dev.attrs());
-        let (to, mask, is_in_range) = match self {
+    /// Sets C attributes, which are zero, and returns their mask. Fails with `EINVAL` if a value is
+    /// too large for its field or for the device: not all drivers look.
+    fn set(
+        &self,
+        raw: &mut bindings::ib_qp_attr,
+        dev: &Device,
+    ) -> Result<bindings::ib_qp_attr_mask> {
+        let limits = dev.attrs();
+        let (to, mask, is_in_range) = match *self {
             Self::Init {
                 port,
                 pkey_index,
@@ -211,7 +215,7 @@ impl Attr {
             return Err(EINVAL);
         }
         raw.qp_state = to as u32;
-        Ok((raw, mask | bindings::ib_qp_attr_mask_IB_QP_STATE))
+        Ok(mask | bindings::ib_qp_attr_mask_IB_QP_STATE)
     }
 }
 
@@ -303,7 +307,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
     /// }
     /// ```
     pub fn modify(&self, attr: Attr, _cx: &Sleepable) -> Result {
-        self.any.inner.modify(attr)
+        self.any.inner.modify(&attr)
     }
 
     /// Asks the driver for the state, the peer and the sizes of the QP (`ib_query_qp`). Fails with
@@ -345,17 +349,26 @@ impl Inner {
         Ok(attr.qp_state)
     }
 
-    fn modify(&self, attr: Attr) -> Result {
+    fn modify(&self, attr: &Attr) -> Result {
         if self.is_managed() && !matches!(attr, Attr::Error) {
             return Err(EPERM);
         }
-        let (mut raw, mask) = attr.to_raw(self.pd.device())?;
-        let modifier = self.modifier();
-        let from = State::from_raw(self.query_state()?).ok_or(EIO)?;
+        let mut raw = bindings::ib_qp_attr::default();
+        let mask = attr.set(&mut raw, self.pd.device())?;
+        let mut modifier = self.modifier();
         let to = raw.qp_state;
-        // SAFETY: The function looks these values up in a table, and they are in its range.
-        if !unsafe { bindings::ib_modify_qp_is_ok(from as u32, to, self.qp_type(), mask) } {
-            return Err(EINVAL);
+        // A connected QP that takes the next step to the state in which it sends: of each, `set`
+        // has made all attributes. A device may have moved the QP to an error state meanwhile, as
+        // it may after an answer, too: then the driver refuses.
+        let is_step = to <= State::Rts as u32
+            && self.qp_type() == bindings::ib_qp_type_IB_QPT_RC
+            && modifier.state.is_some_and(|from| from as u32 + 1 == to);
+        if !is_step {
+            let from = State::from_raw(self.query_state()?).ok_or(EIO)?;
+            // SAFETY: The function looks these values up in a table, and they are in its range.
+            if !unsafe { bindings::ib_modify_qp_is_ok(from as u32, to, self.qp_type(), mask) } {
+                return Err(EINVAL);
+            }
         }
         // SAFETY: The attributes are complete for this mask, as just checked, and in range.
         unsafe { modifier.modify(&mut raw, mask) }
@@ -366,7 +379,7 @@ impl Inner {
         // INVARIANT: The lock was just taken.
         Modifier {
             inner: self,
-            _guard: self.context.modifying.lock(),
+            state: self.context.state.lock(),
         }
     }
 }
@@ -381,7 +394,7 @@ impl Inner {
 /// The lock of `inner` is held.
 pub(crate) struct Modifier<'a> {
     inner: &'a Inner,
-    _guard: MutexGuard<'a, ()>,
+    state: MutexGuard<'a, Option<State>>,
 }
 
 /// Returns the address in attributes that connect a QP, if they have one.
@@ -398,14 +411,20 @@ impl Modifier<'_> {
     /// The attributes are complete for this mask, and what they point to is valid.
     #[inline(never)]
     pub(crate) unsafe fn modify(
-        &self,
+        &mut self,
         attr: &mut bindings::ib_qp_attr,
         mask: bindings::ib_qp_attr_mask,
     ) -> Result {
         let qp = self.inner.raw.as_ptr();
+        let before = self.state.take();
         // SAFETY: The QP is valid by the invariant of `Inner`. The attributes are complete for the
         // mask, and what they point to is valid, as the caller promises.
         to_result(unsafe { bindings::ib_modify_qp(qp, attr, mask as c_int) })?;
+        if mask & bindings::ib_qp_attr_mask_IB_QP_STATE == 0 {
+            *self.state = before;
+        } else if !self.inner.is_managed() {
+            *self.state = State::from_raw(attr.qp_state);
+        }
         if mask & bindings::ib_qp_attr_mask_IB_QP_DEST_QPN != 0 {
             let peer = crate::objects::Peer::ToQp(attr.dest_qp_num, ip(attr));
             self.inner.object.set_peer(peer);
@@ -415,7 +434,7 @@ impl Modifier<'_> {
 
     /// Goes to a state that takes no other attributes.
     #[inline(never)]
-    fn go_to(&self, state: bindings::ib_qp_state) -> Result {
+    fn go_to(&mut self, state: bindings::ib_qp_state) -> Result {
         let mut attr = bindings::ib_qp_attr {
             qp_state: state,
             ..Default::default()
@@ -428,7 +447,7 @@ impl Modifier<'_> {
     ///
     /// There is no way there from the reset state, so such a QP is initialised first: some drivers
     /// take receives in that state too, against the rules.
-    pub(crate) fn to_error(&self) -> Result {
+    pub(crate) fn go_to_error(&mut self) -> Result {
         let moved = self.go_to(bindings::ib_qp_state_IB_QPS_ERR);
         let is_reset = || self.inner.query_state() == Ok(bindings::ib_qp_state_IB_QPS_RESET);
         if moved.is_ok() || !is_reset() {
@@ -458,7 +477,7 @@ impl Modifier<'_> {
     /// (`rxe_qp_from_attr`), also if C asks for it. Receives are then never flushed. An
     /// array of no entries needs no memory, and rxe takes this attribute alone, in any state. In
     /// the error state the responder does not look at the array.
-    pub(crate) fn restart_receiver(&self) {
+    pub(crate) fn restart_receiver(&mut self) {
         if self.inner.qp_type() != bindings::ib_qp_type_IB_QPT_RC
             || self.inner.ops().driver_id != bindings::rdma_driver_id_RDMA_DRIVER_RXE
         {
@@ -475,8 +494,8 @@ impl Modifier<'_> {
 
     /// Goes to the reset state, where the device forgets all requests, and then to the error state,
     /// where new ones are flushed.
-    pub(crate) fn restart(&self) -> Result {
+    pub(crate) fn restart(&mut self) -> Result {
         self.go_to(bindings::ib_qp_state_IB_QPS_RESET)?;
-        self.to_error()
+        self.go_to_error()
     }
 }

@@ -101,7 +101,7 @@ impl Inner {
         };
         let ops = self.ops();
 
-        self.modifier().to_error()?;
+        self.modifier().go_to_error()?;
         wait.last_wqe_reached()?;
 
         let is_ud = self.is_ud();
