@@ -40,8 +40,8 @@ pub(crate) enum Retires {
     Sends(u32),
     /// An entry of the receive queue.
     Recv,
-    /// An entry of the SRQ at this index.
-    SrqRecv(usize),
+    /// An entry of the SRQ at this index, 32 bits wide so that a completion is one cache line.
+    SrqRecv(u32),
 }
 
 /// A completion.

@@ -253,7 +253,7 @@ impl Machine {
         if eager {
             match core::mem::take(&mut entry.retires) {
                 Retires::SrqRecv(srq) => {
-                    if let Some(srq) = self.srqs.get_mut(srq) {
+                    if let Some(srq) = self.srqs.get_mut(srq as usize) {
                         srq.queue.retire();
                     }
                 }
@@ -378,7 +378,7 @@ fn retire(entry: &Entry, qps: &mut Slots<Qp>, srqs: &mut Slots<Srq>) {
             }
         }
         Retires::SrqRecv(srq) => {
-            if let Some(srq) = srqs.get_mut(srq) {
+            if let Some(srq) = srqs.get_mut(srq as usize) {
                 srq.queue.retire();
             }
         }

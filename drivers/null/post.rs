@@ -378,7 +378,7 @@ impl Machine {
         let skip = if to.is_ud() { GRH_BYTES } else { 0 };
         let bytes = written.unwrap_or(u32::try_from(length(wr.sges)).unwrap_or(u32::MAX));
         let sges = match retires {
-            Retires::SrqRecv(srq) => match self.srqs.get(srq) {
+            Retires::SrqRecv(srq) => match self.srqs.get(srq as usize) {
                 Some(srq) => srq.queue.entries(&recv),
                 None => &[],
             },
@@ -455,7 +455,10 @@ impl Machine {
     fn take_recv(&mut self, index: usize) -> Option<(Recv, Retires)> {
         let qp = self.qps.get_mut(index)?;
         match qp.config.srq {
-            Some(srq) => Some((self.srqs.get_mut(srq)?.queue.take()?, Retires::SrqRecv(srq))),
+            Some(srq) => {
+                let retires = Retires::SrqRecv(srq.try_into().ok()?);
+                Some((self.srqs.get_mut(srq)?.queue.take()?, retires))
+            }
             None => Some((qp.recvs.take()?, Retires::Recv)),
         }
     }
