@@ -288,17 +288,10 @@ struct Inner {
     exposed: bool,
     /// The first and the last entry, before they were cut to begin and to end with the range, if
     /// they were.
-    ends: Option<[Extent; 2]>,
+    ends: Option<[sg::Extent; 2]>,
     table: *mut bindings::sg_table,
     /// `None` if a peer may still write to its memory.
     owner: Option<sg::AnyOwner>,
-}
-
-/// The extent of an entry of a scatterlist, to be restored.
-struct Extent {
-    sg: *mut bindings::scatterlist,
-    offset: u32,
-    length: u32,
 }
 
 /// Memory that peers may write to, still mapped.
@@ -446,7 +439,7 @@ impl Inner {
         if range.len() != len {
             // SAFETY: By the type invariant the table is there, as the memory is. The range is not
             // empty and inside of that, and nothing else uses the list, as the caller promises.
-            let part = unsafe { cut(self.table, &range) };
+            let part = unsafe { sg::cut(self.table, &range) };
             // INVARIANT: The entries are some of the table.
             (self.first, self.count, self.ends) = part;
         }
@@ -455,56 +448,12 @@ impl Inner {
     /// Makes the list what it was before it was cut.
     fn uncut(&mut self) {
         if let Some(ends) = self.ends.take() {
-            ends.iter().for_each(Extent::restore);
+            ends.iter().for_each(sg::Extent::restore);
         }
         // SAFETY: By the type invariant the table is there, as the memory is.
         let table = unsafe { &*self.table };
         // INVARIANT: All entries of the table.
         (self.first, self.count) = (table.sgl, table.orig_nents);
-    }
-}
-
-/// Cuts the ends of a list to a range. Returns the first entry of the range, the number of its
-/// entries, and what the ends were before, if they were cut.
-///
-/// C transfers all of an entry, so the last one is cut to end where the range does. It takes an
-/// offset into the first one, but siw ignores that (`siw_map_mr_sg()`).
-///
-/// # Safety
-///
-/// The table is valid, and nothing else uses it. The range is not empty, and inside of the memory
-/// that it describes.
-unsafe fn cut(
-    table: *mut bindings::sg_table,
-    range: &Range<usize>,
-) -> (*mut bindings::scatterlist, u32, Option<[Extent; 2]>) {
-    // SAFETY: The table is valid and has both ends of the range, as the caller promises, so each
-    // entry that is looked at is there.
-    unsafe {
-        let (mut skip, mut first) = (range.start, (*table).sgl);
-        while skip >= (*first).length as usize {
-            skip -= (*first).length as usize;
-            first = bindings::sg_next(first);
-        }
-        let (mut left, mut last, mut count) = (skip + range.len(), first, 1);
-        while left > (*last).length as usize {
-            left -= (*last).length as usize;
-            last = bindings::sg_next(last);
-            count += 1;
-        }
-        let is_cut = skip != 0 || left != (*last).length as usize;
-        let ends = is_cut.then(|| {
-            let ends = [first, last].map(|sg| Extent {
-                sg,
-                offset: (*sg).offset,
-                length: (*sg).length,
-            });
-            (*last).length = left as u32;
-            (*first).offset += skip as u32;
-            (*first).length -= skip as u32;
-            ends
-        });
-        (first, count, ends)
     }
 }
 
@@ -824,17 +773,6 @@ impl RawCtx {
                 wr::end(then, cqe);
             }
             bindings::rdma_rw_ctx_wrs(raw, qp.as_ptr(), qp.as_ref().port, cqe, then)
-        }
-    }
-}
-
-impl Extent {
-    fn restore(&self) {
-        // SAFETY: The entry is one of the list of a context, which nothing else uses while this is
-        // there.
-        unsafe {
-            (*self.sg).offset = self.offset;
-            (*self.sg).length = self.length;
         }
     }
 }

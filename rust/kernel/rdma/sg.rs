@@ -472,6 +472,72 @@ pub(crate) unsafe fn extent(table: *const bindings::sg_table) -> Result<(u32, us
     Ok((len, pages))
 }
 
+/// The extent of an entry of a scatterlist, to be restored.
+///
+/// # Invariants
+///
+/// The entry is valid, and nothing else uses its list while this is there.
+pub(crate) struct Extent {
+    sg: *mut bindings::scatterlist,
+    offset: u32,
+    length: u32,
+}
+
+impl Extent {
+    pub(crate) fn restore(&self) {
+        // SAFETY: By the type invariant the entry is valid, and nothing else uses it.
+        unsafe {
+            (*self.sg).offset = self.offset;
+            (*self.sg).length = self.length;
+        }
+    }
+}
+
+/// Cuts the ends of a list to a range. Returns the first entry of the range, the number of its
+/// entries, and what the ends were before, if they were cut.
+///
+/// C transfers all of an entry, so the last one is cut to end where the range does. It takes an
+/// offset into the first one, but siw ignores that (`siw_map_mr_sg()`).
+///
+/// # Safety
+///
+/// The table is valid, and nothing else uses it while there is what is returned. The range is not
+/// empty, and inside of the memory that the table describes.
+pub(crate) unsafe fn cut(
+    table: *mut bindings::sg_table,
+    range: &Range<usize>,
+) -> (*mut bindings::scatterlist, u32, Option<[Extent; 2]>) {
+    // SAFETY: The table is valid and has both ends of the range, as the caller promises, so each
+    // entry that is looked at is there.
+    unsafe {
+        let (mut skip, mut first) = (range.start, (*table).sgl);
+        while skip >= (*first).length as usize {
+            skip -= (*first).length as usize;
+            first = bindings::sg_next(first);
+        }
+        let (mut left, mut last, mut count) = (skip + range.len(), first, 1);
+        while left > (*last).length as usize {
+            left -= (*last).length as usize;
+            last = bindings::sg_next(last);
+            count += 1;
+        }
+        let is_cut = skip != 0 || left != (*last).length as usize;
+        let ends = is_cut.then(|| {
+            // INVARIANT: The caller says that nothing else uses the table.
+            let ends = [first, last].map(|sg| Extent {
+                sg,
+                offset: (*sg).offset,
+                length: (*sg).length,
+            });
+            (*last).length = left as u32;
+            (*first).offset += skip as u32;
+            (*first).length -= skip as u32;
+            ends
+        });
+        (first, count, ends)
+    }
+}
+
 /// A list that is mapped.
 ///
 /// # Invariants
