@@ -150,7 +150,7 @@ mod tests {
         check!(request.get().is_none());
         in_flight.uses = 7;
         in_flight.uses += 1;
-        // Not posted: it comes home all the same.
+        // Not posted: it comes back all the same.
         drop(in_flight);
         check_eq!(uses(&mut request), Some(8));
         check!(request.start().is_some());

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! An exchange in two halves: each part has one user at a time, both halves come home before the
+//! An exchange in two halves: each part has one user at a time, both halves come back before the
 //! tag is used again, and once; and a table is freed once, after its last tag.
 
 use crate::tags_state::{Half, Mask, State, Word};

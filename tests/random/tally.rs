@@ -29,7 +29,7 @@ pub(crate) struct Tally {
     /// Were not posted.
     refused: Atomic<i64>,
     /// Were posted in part, and dropped after a drain.
-    parked: Atomic<i64>,
+    kept: Atomic<i64>,
     wrong: Atomic<i64>,
 }
 
@@ -42,7 +42,7 @@ impl Tally {
             posted: zero(),
             back: zero(),
             refused: zero(),
-            parked: zero(),
+            kept: zero(),
             wrong: zero(),
         };
         Ok(Arc::new(this, GFP_KERNEL)?)
@@ -62,8 +62,8 @@ impl Tally {
 
     /// Returns whether every owner came back once, when there is none left.
     pub(crate) fn is_exact(&self) -> bool {
-        let [made, dropped, posted, back, refused, parked, wrong] = self.all();
-        wrong == 0 && made == dropped && posted == back + refused + parked
+        let [made, dropped, posted, back, refused, kept, wrong] = self.all();
+        wrong == 0 && made == dropped && posted == back + refused + kept
     }
 
     fn all(&self) -> [i64; 7] {
@@ -73,7 +73,7 @@ impl Tally {
             &self.posted,
             &self.back,
             &self.refused,
-            &self.parked,
+            &self.kept,
             &self.wrong,
         ]
         .map(|sum| sum.load(Acquire))
@@ -82,10 +82,10 @@ impl Tally {
 
 impl fmt::Display for Tally {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let [made, dropped, posted, back, refused, parked, wrong] = self.all();
+        let [made, dropped, posted, back, refused, kept, wrong] = self.all();
         f.write_fmt(fmt!(
             "{made} owners made, {dropped} dropped, {posted} posted, {back} back, \
-             {refused} refused, {parked} in part, {wrong} wrong"
+             {refused} refused, {kept} in part, {wrong} wrong"
         ))
     }
 }
@@ -144,7 +144,7 @@ impl Drop for Life {
     fn drop(&mut self) {
         let out = self.out.load(Acquire);
         if self.in_part.load(Relaxed) {
-            self.tally.parked.fetch_add(out.into(), Relaxed);
+            self.tally.kept.fetch_add(out.into(), Relaxed);
         } else if out != 0 {
             self.tally.wrong("an owner was dropped that is posted");
         }

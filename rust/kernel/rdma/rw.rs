@@ -80,7 +80,7 @@ use kernel::{
 const READ: bindings::dma_data_direction = bindings::dma_data_direction::DMA_FROM_DEVICE;
 const WRITE: bindings::dma_data_direction = bindings::dma_data_direction::DMA_TO_DEVICE;
 
-/// What is transferred.
+/// The memory of a transfer, on both sides.
 struct Extents {
     /// `None` for all of the memory.
     range: Option<Range<usize>>,
@@ -620,9 +620,9 @@ impl RawCtx {
     /// Ends a transfer of all of the memory that was posted and has completed, and the claim
     /// (`rdma_rw_ctx_destroy`), and returns the callback of the owner. Any context.
     ///
-    /// What is needed after a call is read again after it, the address of the context from its
-    /// completion, so that fewer registers are saved. With a reference to that the compiler would
-    /// know that it has not changed.
+    /// The values that are needed after a call are read again after it, the address of the context
+    /// from its completion, so that fewer registers are saved. With a reference to that the
+    /// compiler would know that it has not changed.
     ///
     /// # Safety
     ///
@@ -801,7 +801,7 @@ unsafe fn of<'a>(wc: *const Wc) -> &'a RawCtx {
 /// The type of a callback.
 type Done = unsafe extern "C" fn(*mut bindings::ib_cq, *mut bindings::ib_wc);
 
-/// How a transfer is to be posted.
+/// The way in which a transfer is to be posted.
 #[derive(Clone, Copy)]
 struct Posted {
     /// The callback of the owner, which was given up.
@@ -854,7 +854,7 @@ unsafe extern "C" fn done<T: CqeHandler<ID>, const ID: u64, const ALL: bool>(
     T::done(owner, wc, &cx);
 }
 
-/// How far a post came that has failed.
+/// The progress of a post that has failed.
 enum Failed {
     Nowhere(Error),
     /// After so many requests.
@@ -923,7 +923,7 @@ unsafe fn post(
     Err(unsafe { refused(ctx, first, bad, ret) })
 }
 
-/// Says how far a post came that a driver has failed. If that is nowhere, the transfer ends.
+/// Returns how far a post came that a driver has failed. If that is nowhere, the transfer ends.
 ///
 /// # Safety
 ///
@@ -1247,7 +1247,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
                 // SAFETY: The last request, which completes to the owner, was not posted.
                 let owner = unsafe { P::take_back(user) };
                 // INVARIANT: The owner keeps the context, by the caller's promise, and the transfer
-                // has that. What is parked is dropped when the QP was drained, or never.
+                // has that. What is kept is dropped when the QP was drained, or never.
                 let kept = InPart { ctx, _owner: owner };
                 self.keep_until_drained::<_, P::Target>(kept);
                 PostError::in_part(None, posted, error)

@@ -4,7 +4,7 @@
 //!
 //! A storage protocol sends a request and gets a reply: two completions, of a send and of a
 //! receive, in any order. What is posted stays as it is until the send has completed, even if the
-//! reply has come, and a tag names another exchange only when both are home.
+//! reply has come, and a tag names another exchange only when both are back.
 //!
 //! An [`Exchange`] has two parts: its request, which is posted, and what waits for the reply. Each
 //! tag of a [`Tags`] has one of them, made once. A [`Tag`] is held by who has taken it, as a tag of
@@ -33,7 +33,7 @@
 //!         }
 //!     }
 //!
-//!     /// Both are home, or there is no connection any more.
+//!     /// Both are back, or there is no connection any more.
 //!     fn ended(mut tag: Tag<Self>) {
 //!         match tag.parts().1.take() {
 //!             Some(value) => pr_info!("the value is {value}\n"),
@@ -115,13 +115,13 @@ use state::{
     TAGS, //
 };
 
-/// What is posted by a tag, and what waits for the reply.
+/// The part of a tag that is posted, and the part that waits for the reply.
 pub trait Exchange: Sized + 'static {
-    /// What is posted: buffers and regions. Nobody has more than a reference to it until both
-    /// halves are home.
+    /// The part that is posted: buffers and regions. Nobody has more than a reference to it until
+    /// both halves are back.
     type Request: Send;
 
-    /// What waits for the reply. Its handler has it.
+    /// The part that waits for the reply. Its handler has it.
     type Reply: Send;
 
     /// The context that the handlers need.
@@ -180,8 +180,8 @@ impl TagId {
 /// # Invariants
 ///
 /// `table` is the table that this is part of, as number `index`, of which `bit` of `word` says
-/// whether it is free. The parts are used as `state` says: `request` by references until all is
-/// home.
+/// whether it is free. The parts are used as `state` says: `request` by references until both
+/// halves are back.
 struct Slot<X: Exchange> {
     cqe: Cqe<Self>,
     inv_cqe: Cqe<Self, INV>,
@@ -208,7 +208,7 @@ impl<X: Exchange> Slot<X> {
         unsafe { self.table.as_ref() }
     }
 
-    /// Notes a half that is home where handlers may run at the same time.
+    /// Notes a half that is back where handlers may run at the same time.
     #[cold]
     #[inline(never)]
     fn stray(this: NonNull<Self>, half: Half) {
@@ -244,7 +244,7 @@ impl<X: Exchange> CqeHandler for Slot<X> {
         // handlers of the CQ, and this is one of them, which run one after the other.
         X::sent(unsafe { &*this.request.get() }, wc, cx);
         if this.state.end_send(table.is_closed()) {
-            // INVARIANT: All is home, for this handler.
+            // INVARIANT: Both halves are back, for this handler.
             X::ended(Tag(slot));
         }
     }
@@ -708,7 +708,7 @@ impl<X: Exchange> Drop for Reply<'_, X> {
     #[inline]
     fn drop(&mut self) {
         if self.slot().state.end_reply() {
-            // INVARIANT: All is home, for this handler.
+            // INVARIANT: Both halves are back, for this handler.
             X::ended(Tag(self.0));
         }
     }

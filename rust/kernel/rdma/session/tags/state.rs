@@ -22,10 +22,10 @@ const PARTLY: u32 = 8;
 /// Of the strays: there was the last sweep.
 const SWEPT: u32 = 16;
 
-/// Of the strays: all is home after the last sweep.
+/// Of the strays: both halves are back after the last sweep.
 const ALL: u32 = SWEPT | SEND | HANDLING;
 
-/// A half is not home.
+/// A half is not back.
 const OUT: u32 = SEND | REPLY | HANDLING;
 
 /// The bits above count the exchanges of a tag.
@@ -54,7 +54,7 @@ pub(super) enum Half {
 /// The state of an exchange.
 ///
 /// While a half is out, only handlers of one CQ change `now`, which run one after the other, so
-/// each change is a load and a store. What comes home elsewhere is noted in `strays`, and found
+/// each change is a load and a store. What comes back elsewhere is noted in `strays`, and found
 /// when the table is swept: then no handler uses the exchange any more.
 ///
 /// # Invariants
@@ -83,7 +83,7 @@ impl State {
     }
 
     /// Sends both halves out. The caller, which holds the tag, posts the send next: the reply may
-    /// come, and all be home again, before the post returns.
+    /// come, and both be back again, before the post returns.
     #[inline]
     pub(super) fn start(&self) {
         let now = self.now.load(Ordering::Relaxed);
@@ -106,14 +106,14 @@ impl State {
         true
     }
 
-    /// Ends the handling of the reply. Returns whether all is home: the caller, a handler of the
-    /// CQ, then holds the tag.
+    /// Ends the handling of the reply. Returns whether both are back: the caller, a handler of
+    /// the CQ, then holds the tag.
     #[inline]
     pub(super) fn end_reply(&self) -> bool {
         self.end(HANDLING)
     }
 
-    /// The send has completed. Returns whether all is home, as [`State::end_reply`]. If the table
+    /// The send has completed. Returns whether both are back, as [`State::end_reply`]. If the table
     /// is `closed`, the reply is not waited for any more.
     #[inline]
     pub(super) fn end_send(&self, closed: bool) -> bool {
@@ -132,7 +132,7 @@ impl State {
         false
     }
 
-    /// All is home, for the caller. The next exchange has another number.
+    /// Both halves are back, for the caller. The next exchange has another number.
     #[inline]
     fn came_home(&self, left: u32) {
         // INVARIANT: No half is out.
@@ -146,7 +146,7 @@ impl State {
         self.now.load(Ordering::Relaxed) & SEND != 0
     }
 
-    /// Notes a half that has come home where handlers of the CQ may run at the same time, or that
+    /// Notes a half that has come back where handlers of the CQ may run at the same time, or that
     /// was not posted. A sweep finds it. Returns `true` if the last one has been: then the caller
     /// holds the tag, and otherwise it does not touch the exchange any more.
     #[inline]
@@ -161,7 +161,7 @@ impl State {
         self.note(PARTLY);
     }
 
-    /// Sets bits of the strays, and returns whether all is home by that, for the caller. Each bit
+    /// Sets bits of the strays, and returns whether both are back by that, for the caller. Each bit
     /// is set once, so one call returns `true`.
     #[cold]
     fn note(&self, bits: u32) -> bool {
@@ -210,11 +210,11 @@ impl State {
         if now & OUT == 0 {
             return false;
         }
-        let mut home = !now & (SEND | HANDLING);
+        let mut back = !now & (SEND | HANDLING);
         if self.strays.load(Ordering::Relaxed) & PARTLY != 0 {
-            home |= SEND;
+            back |= SEND;
         }
-        self.note(SWEPT | home)
+        self.note(SWEPT | back)
     }
 }
 
