@@ -6,7 +6,7 @@ export KERNEL
 sandbox := scripts/sandbox
 
 .PHONY: help modules modules_install demo test vm check kunit random soak faults fuzz storms races bench patches \
-	doc rust-analyzer deb package-test hosts intree ulp update clean distclean
+	doc rust-analyzer deb package-test hosts next intree ulp update clean distclean
 
 ifneq ($(KDIR),)
 
@@ -82,6 +82,8 @@ help:
 	@echo 'make hosts       what hosts of several kinds make the sandbox from, or are said to miss'
 	@echo 'make intree      the patches for the kernel'\''s tree, each built, and the kernel with them tried; goes on'
 	@echo '                 where it was ended'
+	@echo 'make next        the modules and the demo on the newest kernel of Debian unstable or experimental, with the'
+	@echo '                 compilers of unstable'
 	@echo 'make ulp NAME= DIR=  a new ULP in a folder of its own, which builds and runs with make there'
 	@echo 'make update      look for newer kernels on the mirror the next time'
 	@echo 'make clean       remove build/'
@@ -156,7 +158,7 @@ vm:
 deb:
 	@git archive HEAD | $(sandbox) scripts/deb
 
-hosts intree:
+hosts intree next:
 	@$(sandbox) $(tally) scripts/$@
 
 package-test:

@@ -6,6 +6,7 @@
 //! [`kernel::bindings`], which is re-exported, so a `struct device` is one type in both. Safe code
 //! has no use for this crate.
 
+#![cfg_attr(not(CONFIG_RUSTC_HAS_UNNECESSARY_TRANSMUTES), allow(unknown_lints))]
 #![allow(
     clippy::all,
     dead_code,
@@ -15,7 +16,8 @@
     non_upper_case_globals,
     unreachable_pub,
     unsafe_op_in_unsafe_fn,
-    improper_ctypes
+    improper_ctypes,
+    unnecessary_transmutes
 )]
 
 #[allow(clippy::as_underscore)]
