@@ -401,7 +401,7 @@ unsafe fn put(cq: *mut bindings::ib_cq, entries: u32, _cx: &Sleepable) {
             // Softirqs are sections that RCU waits for.
             synchronize_rcu();
         } else {
-            bindings::flush_work(&raw mut *(*cq).__bindgen_anon_1.work);
+            bindings::flush_work((&raw mut (*cq).__bindgen_anon_1.work).cast());
         }
         bindings::ib_cq_pool_put(cq, entries);
     }
