@@ -5,7 +5,7 @@
 export KERNEL
 sandbox := scripts/sandbox
 
-.PHONY: help modules modules_install demo test vm check kunit random soak faults fuzz storms races bench patches \
+.PHONY: help modules modules_install demo test vm check kunit random soak faults fuzz storms races rt bench patches \
 	doc rust-analyzer deb package-test hosts next intree ulp update clean distclean
 
 ifneq ($(KDIR),)
@@ -72,6 +72,7 @@ help:
 	@echo 'make storms      networks in trouble and ends that nobody expects, in an hour or so, with SEED=;'
 	@echo '                 goes on where it was ended'
 	@echo 'make races       the KUnit suites and those with userspace under KCSAN, SUITE=rdma_cq* only some'
+	@echo 'make rt          the KUnit suites and those with userspace under PREEMPT_RT, SUITE=rdma_cq* only some'
 	@echo 'make bench       Rust against C: instructions and time, a table and plots, in 15 minutes'
 	@echo 'make patches     patches for the kernel: each reproducer fails without its patch and passes with it'
 	@echo 'make doc         the pages of Documentation and the crate'\''s own, into build/doc'
@@ -138,8 +139,8 @@ faults:
 storms:
 	@$(sandbox) scripts/storms $(if $(SEED),--seed $(SEED))
 
-races:
-	@$(sandbox) scripts/races $(if $(SUITE),'$(SUITE)')
+races rt:
+	@$(sandbox) scripts/$@ $(if $(SUITE),'$(SUITE)')
 
 soak:
 	@$(sandbox) sh -c 'scripts/build stock && \

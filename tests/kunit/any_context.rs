@@ -29,12 +29,14 @@ use crate::fixture::{
     UdEnd,
     UdMessage,
     CAPS,
-    QKEY, //
+    QKEY,
+    SOFTIRQ_IS_WORK, //
 };
 use core::ops::ControlFlow;
 use kernel::{
     new_spinlock_irq,
-    prelude::*, //
+    prelude::*,
+    sync::rcu, //
 };
 use rdma::{
     device::{
@@ -104,6 +106,8 @@ impl Softirqs {
         let said = Arc::pin_init(new_spinlock_irq!(None), GFP_KERNEL)?;
         let answer = said.clone();
         let handler = OnDone::<Atomic, _>::new(move |_, _| {
+            // A work item polls there, which may sleep.
+            let _guard = SOFTIRQ_IS_WORK.then(rcu::read_lock);
             let atomic = Sleepable::current().is_err();
             let value = call();
             *answer.lock() = Some((value, atomic));

@@ -179,6 +179,11 @@ const PATIENCE: Delta = Delta::from_secs(if TIME_JUMPS { 600 } else { 100 });
 const PATIENCE_WITH_FAULTS: Delta = Delta::from_secs(2);
 const STEP: Delta = Delta::from_micros(if TIME_JUMPS { 10_000 } else { 300 });
 
+/// `true` if a work item polls softirq CQs, in which handlers may sleep: see
+/// [`rdma::context::Softirq`].
+pub(crate) const SOFTIRQ_IS_WORK: bool =
+    cfg!(all(CONFIG_PREEMPT_RT, not(CONFIG_PREEMPT_RT_NEEDS_BH_LOCK)));
+
 /// `true` if the kernel's time jumps to what is next when nothing is to be done.
 const TIME_JUMPS: bool = cfg!(time_jumps);
 
