@@ -568,6 +568,32 @@ impl Inner {
         unsafe { (*self.raw.as_ptr()).poll_ctx == Direct::RAW }
     }
 
+    /// Returns whether the core's poller of the CQ has nothing to do: what had completed before is
+    /// processed. Callers who poll have been asked for that already.
+    pub(crate) fn is_idle(&self, _cx: &Sleepable) -> bool {
+        /// `IRQ_POLL_F_SCHED`.
+        const SCHEDULED: c_ulong = 1 << 0;
+        let cq = self.raw.as_ptr();
+        // SAFETY: The CQ is there while `self` lives, and the union is what the context says. The
+        // state of a poller is only looked at, as the core's own functions do.
+        unsafe {
+            match (*cq).poll_ctx {
+                Direct::RAW => true,
+                // A poller that has just made an end of its turn may find that it has missed
+                // something: by the end of the softirq it is scheduled again.
+                Softirq::RAW => {
+                    let iop = (&raw const (*cq).__bindgen_anon_1.iop).cast::<bindings::irq_poll>();
+                    let is_idle = || (&raw const (*iop).state).read_volatile() & SCHEDULED == 0;
+                    is_idle() && {
+                        synchronize_rcu();
+                        is_idle()
+                    }
+                }
+                _ => bindings::work_busy((&raw mut (*cq).__bindgen_anon_1.work).cast()) == 0,
+            }
+        }
+    }
+
     /// Returns whether other modules may use, and poll, the CQ too.
     pub(crate) fn is_shared(&self) -> bool {
         matches!(self.origin, Origin::Pooled)

@@ -4,11 +4,25 @@
 
 use super::timed;
 use crate::fixture::{
+    wait,
+    Counted,
+    Counter,
     Inbox,
-    Null, //
+    Null,
+    NullEnv,
+    OnDone, //
 };
-use kernel::prelude::*;
-use rdma::prelude::*;
+use kernel::{
+    prelude::*,
+    time::{
+        delay::fsleep,
+        Delta, //
+    }, //
+};
+use rdma::{
+    prelude::*,
+    qp::Chain, //
+};
 use rdma_null::Injection;
 
 const ALL: u32 = u32::MAX;
@@ -50,5 +64,34 @@ mod tests {
     #[test]
     fn gives_up_where_the_caller_polls() -> Result {
         gives_up_without_its_markers::<Direct>()
+    }
+
+    /// A reset takes the completions of the QP out of its CQ. Its poller may be late.
+    #[test]
+    fn full_queue_is_not_reset_before_its_cq_is_polled() -> Result {
+        let null = NullEnv::new()?;
+        let (begun, times, cx) = (Counter::new()?, Counter::new()?, &null.env.cx);
+        let cq = null.env.cq::<Workqueue>(16)?;
+        let recv_cq = null.env.cq::<Workqueue>(16)?;
+        let qp = Qp::create_raw(&null.env.pd, &cq, &recv_cq, &Caps::new(8, 8), cx)?;
+        null.dev
+            .inject_qp(qp.num(), Injection::Connect { peer: 0 })?;
+        let begins = begun.clone();
+        let slow = OnDone::<Sleepable, _>::new(move |_, _| {
+            begins.up();
+            fsleep(Delta::from_secs(5));
+        })?;
+        qp.post_send(slow, |_| Ok(SendWr::send([])))?;
+        wait(|| begun.get() == 1)?;
+        qp.post_send(Counted::new(&times)?, |_| Ok(SendWr::send([])))?;
+        let mut batch = qp.batch(Counted::new(&times)?);
+        while batch
+            .post(|_, chain: &mut Chain<'_, 1>| chain.push(SendWr::send([])))
+            .is_ok()
+        {}
+        drop(batch);
+        qp.drain(cx)?;
+        check_eq!(times.get(), 1);
+        Ok(())
     }
 }

@@ -36,6 +36,9 @@ const PATIENCE: time::Delta = time::Delta::from_secs(60);
 /// The time after which a full send queue is taken to stay full. Flushing takes far less.
 const FULL: time::Delta = time::Delta::from_secs(1);
 
+/// The time in which a poller that is busy processes all that its CQ had.
+const POLLED: time::Delta = time::Delta::from_secs(10);
+
 /// The time after which a drain tries to help the driver.
 const STALLED: time::Delta = time::Delta::from_millis(100);
 
@@ -132,8 +135,9 @@ impl Inner {
         if full {
             // The queue is full of requests without completions of their own, which are done or
             // flushed, and of no request behind them that has one. In the reset state a device
-            // forgets all requests. The receives have come back by now, and the sends had the time
-            // of the wait for room.
+            // forgets all requests, and takes their completions out of the CQ. The receives have
+            // come back by now, and the sends had the time of the wait for room to complete.
+            wait.polled()?;
             self.modifier().restart()?;
             wait.post(Queue::Send)?;
             wait.wait()?;
@@ -373,6 +377,19 @@ impl Wait<'_> {
             self.check()?;
             Ok(false)
         })
+    }
+
+    /// Waits until what the send CQ has is processed: its poller idles. One that does not, as other
+    /// QPs have work for it, has come past all of that in this time.
+    fn polled(&self) -> Result {
+        let began = time::Instant::<time::Monotonic>::now();
+        let mut pauses = Pauses::new();
+        while !self.qp.send.cq().is_idle(self.cx) && began.elapsed() < POLLED {
+            self.check()?;
+            self.poll();
+            pauses.pause();
+        }
+        Ok(())
     }
 
     /// Processes the completions of CQs that callers poll, and returns whether there are such.
