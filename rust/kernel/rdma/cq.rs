@@ -569,7 +569,7 @@ impl Inner {
     }
 
     /// Returns whether the core's poller of the CQ has nothing to do: what had completed before is
-    /// processed. Callers who poll have been asked for that already.
+    /// processed. `true` if callers poll the CQ.
     pub(crate) fn is_idle(&self, _cx: &Sleepable) -> bool {
         /// `IRQ_POLL_F_SCHED`.
         const SCHEDULED: c_ulong = 1 << 0;

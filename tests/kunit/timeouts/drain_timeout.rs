@@ -27,6 +27,14 @@ use rdma_null::Injection;
 
 const ALL: u32 = u32::MAX;
 
+/// Fills the send queue of a QP with requests of which none will be reported.
+fn fill<S: Provides<Atomic>, R: PollContext>(qp: &Qp<S, R>, times: &Arc<Counter>) -> Result {
+    let mut batch = qp.batch(Counted::new(times)?);
+    let mut posts = || batch.post(|_, chain: &mut Chain<'_, 1>| chain.push(SendWr::send([])));
+    while posts().is_ok() {}
+    Ok(())
+}
+
 #[kunit_tests(rdma_drain_timeout)]
 mod tests {
     use super::*;
@@ -79,19 +87,81 @@ mod tests {
         let begins = begun.clone();
         let slow = OnDone::<Sleepable, _>::new(move |_, _| {
             begins.up();
-            fsleep(Delta::from_secs(5));
+            fsleep(Delta::from_secs(15));
         })?;
         qp.post_send(slow, |_| Ok(SendWr::send([])))?;
         wait(|| begun.get() == 1)?;
         qp.post_send(Counted::new(&times)?, |_| Ok(SendWr::send([])))?;
-        let mut batch = qp.batch(Counted::new(&times)?);
-        while batch
-            .post(|_, chain: &mut Chain<'_, 1>| chain.push(SendWr::send([])))
-            .is_ok()
-        {}
-        drop(batch);
+        fill(&qp, &times)?;
         qp.drain(cx)?;
         check_eq!(times.get(), 1);
         Ok(())
+    }
+
+    /// A caller may take long over a completion, and the CQ have more.
+    #[test]
+    fn full_queue_is_not_reset_while_a_caller_polls_its_cq() -> Result {
+        let null = NullEnv::new()?;
+        let (begun, times, cx) = (Counter::new()?, Counter::new()?, &null.env.cx);
+        let cq = null.env.cq::<Direct>(16)?;
+        let recv_cq = null.env.cq::<Direct>(16)?;
+        let qp = Qp::create_raw(&null.env.pd, &cq, &recv_cq, &Caps::new(8, 8), cx)?;
+        null.dev
+            .inject_qp(qp.num(), Injection::Connect { peer: 0 })?;
+        for _ in 0..2 {
+            qp.post_send(Counted::new(&times)?, |_| Ok(SendWr::send([])))?;
+        }
+        let begins = begun.clone();
+        null.env.client.spawn(GFP_KERNEL, move |_| {
+            let _ = cq.process_with(1, |completion| {
+                begins.up();
+                fsleep(Delta::from_secs(5));
+                completion.dispatch();
+            });
+        })?;
+        wait(|| begun.get() == 1)?;
+        fill(&qp, &times)?;
+        qp.drain(cx)?;
+        check_eq!(times.get(), 2);
+        Ok(())
+    }
+
+    /// What others post behind the markers is flushed, too, while the drain goes on.
+    #[test]
+    fn full_queue_is_not_reset_before_receives_are_polled() -> Result {
+        let null = NullEnv::new()?;
+        let (begun, times, cx) = (Counter::new()?, Counter::new()?, &null.env.cx);
+        let cq = null.env.cq::<Workqueue>(16)?;
+        let recv_cq = null.env.cq::<Workqueue>(16)?;
+        let qp = Qp::create_raw(&null.env.pd, &cq, &recv_cq, &Caps::new(8, 8), cx)?;
+        let qp = Arc::new(qp, GFP_KERNEL)?;
+        null.dev
+            .inject_qp(qp.num(), Injection::Connect { peer: 0 })?;
+        let sleeps = |secs| {
+            let begins = begun.clone();
+            OnDone::<Sleepable, _>::new(move |_, _| {
+                begins.up();
+                fsleep(Delta::from_secs(secs));
+            })
+        };
+        qp.post_send(sleeps(5)?, |_| Ok(SendWr::send([])))?;
+        wait(|| begun.get() == 1)?;
+        fill(&qp, &times)?;
+        let (slow, late) = (sleeps(9)?, Counted::new(&times)?);
+        let (other, begins, ended) = (qp.clone(), begun.clone(), Counter::new()?);
+        let ends = ended.clone();
+        null.env.client.spawn(GFP_KERNEL, move |_| {
+            // The markers are behind, as the drain waits for the poller of the sends.
+            fsleep(Delta::from_secs(3));
+            let posted = other.post_recv(slow, |_| Ok(RecvWr::new([]))).is_ok()
+                && wait(|| begins.get() == 2).is_ok()
+                && other.post_recv(late, |_| Ok(RecvWr::new([]))).is_ok();
+            if posted {
+                ends.up();
+            }
+        })?;
+        qp.drain(cx)?;
+        check_eq!(ended.get(), 1);
+        wait(|| times.get() == 1)
     }
 }

@@ -36,9 +36,6 @@ const PATIENCE: time::Delta = time::Delta::from_secs(60);
 /// The time after which a full send queue is taken to stay full. Flushing takes far less.
 const FULL: time::Delta = time::Delta::from_secs(1);
 
-/// The time in which a poller that is busy processes all that its CQ had.
-const POLLED: time::Delta = time::Delta::from_secs(10);
-
 /// The time after which a drain tries to help the driver.
 const STALLED: time::Delta = time::Delta::from_millis(100);
 
@@ -135,7 +132,7 @@ impl Inner {
         if full {
             // The queue is full of requests without completions of their own, which are done or
             // flushed, and of no request behind them that has one. In the reset state a device
-            // forgets all requests, and takes their completions out of the CQ. The receives have
+            // forgets all requests, and takes their completions out of the CQs. The receives have
             // come back by now, and the sends had the time of the wait for room to complete.
             wait.polled()?;
             self.modifier().restart()?;
@@ -379,15 +376,15 @@ impl Wait<'_> {
         })
     }
 
-    /// Waits until what the send CQ has is processed: its poller idles. One that does not, as other
-    /// QPs have work for it, has come past all of that in this time.
+    /// Waits until what the CQs have is processed.
     fn polled(&self) -> Result {
-        let began = time::Instant::<time::Monotonic>::now();
-        let mut pauses = Pauses::new();
-        while !self.qp.send.cq().is_idle(self.cx) && began.elapsed() < POLLED {
-            self.check()?;
-            self.poll();
-            pauses.pause();
+        for cq in [self.qp.send.cq(), self.qp.recv.cq()] {
+            let mut pauses = Pauses::new();
+            while !is_polled(cq, self.cx) {
+                self.check()?;
+                self.poll();
+                pauses.pause();
+            }
         }
         Ok(())
     }
@@ -412,6 +409,19 @@ fn poll(cq: &cq::Inner) -> bool {
         let _ = cq.process_locked(guard, BUDGET, |it| it.dispatch());
     }
     true
+}
+
+/// Returns whether all that had completed before is processed. If callers poll the CQ, this does
+/// it, unless one of them is at it.
+fn is_polled(cq: &cq::Inner, cx: &Sleepable) -> bool {
+    if !cq.is_caller_polled() {
+        return cq.is_idle(cx);
+    }
+    let Some(guard) = cq.try_lock() else {
+        return false;
+    };
+    let processed = cq.process_locked(guard, BUDGET, |it| it.dispatch());
+    processed.is_ok_and(|n| n < BUDGET)
 }
 
 /// Pauses between polls. Each is a quarter longer than the one before, up to 10 ms: most of what is
