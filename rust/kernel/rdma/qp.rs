@@ -800,6 +800,9 @@ struct QpPriv {
     /// itself, and a connection manager one of its own.
     #[pin]
     state: sync::Mutex<Option<State>>,
+    /// Held while the QP is drained.
+    #[pin]
+    draining: sync::Mutex<()>,
     /// Held while registrations of shared regions are posted: see [`Qp::reg_lock`](Qp::reg_lock).
     #[pin]
     reg_lock: sync::SpinLockIrq<()>,
@@ -827,6 +830,7 @@ impl QpPriv {
     ) -> Result<Pin<KBox<Self>>> {
         let init = pin_init!(Self {
             state <- new_mutex!(state),
+            draining <- new_mutex!((), "rdma::Qp::draining"),
             reg_lock <- new_spinlock_irq!((), "rdma::Qp::reg_lock"),
             drain_list <- DrainList::new(),
             transfers <- Transfers::new(iwarp),

@@ -164,4 +164,27 @@ mod tests {
         check_eq!(ended.get(), 1);
         wait(|| times.get() == 1)
     }
+
+    /// A drain resets the queue, and the marker of another one may be in it.
+    #[test]
+    fn full_queue_is_drained_by_two_at_once() -> Result {
+        for _ in 0..3 {
+            let null = NullEnv::new()?;
+            let (times, drained) = (Counter::new()?, Counter::new()?);
+            let cq = null.env.cq::<Workqueue>(32)?;
+            let qp = Arc::new(null.env.raw_qp(&cq, &Caps::new(8, 8))?, GFP_KERNEL)?;
+            null.dev
+                .inject_qp(qp.num(), Injection::Connect { peer: 0 })?;
+            fill(&qp, &times)?;
+            let (other, counts) = (qp.clone(), drained.clone());
+            null.env.client.spawn(GFP_KERNEL, move |cx| {
+                if other.drain(cx).is_ok() {
+                    counts.up();
+                }
+            })?;
+            qp.drain(&null.env.cx)?;
+            wait(|| drained.get() == 1)?;
+        }
+        Ok(())
+    }
 }

@@ -25,9 +25,12 @@ use core::{
     cell::Cell,
     mem::ManuallyDrop, //
 };
-use kernel::time::{
-    self,
-    delay::fsleep, //
+use kernel::{
+    sync::MutexGuard,
+    time::{
+        self,
+        delay::fsleep, //
+    }, //
 };
 
 /// The time that a drain may take before the QP is given up.
@@ -100,6 +103,7 @@ impl Inner {
             cx,
         };
         let ops = self.ops();
+        let _alone = wait.for_others()?;
 
         self.modifier().go_to_error()?;
         wait.last_wqe_reached()?;
@@ -133,7 +137,8 @@ impl Inner {
             // The queue is full of requests without completions of their own, which are done or
             // flushed, and of no request behind them that has one. In the reset state a device
             // forgets all requests, and takes their completions out of the CQs. The receives have
-            // come back by now, and the sends had the time of the wait for room to complete.
+            // come back by now, and the sends had the time of the wait for room to complete. No
+            // other drain has a marker in the queues, as they come one after the other.
             wait.polled()?;
             self.modifier().restart()?;
             wait.post(Queue::Send)?;
@@ -249,6 +254,20 @@ impl Wait<'_> {
             self.qp.modifier().restart_receiver();
         }
         Ok(())
+    }
+
+    /// Waits for other drains of the QP: one that resets it would take the markers of another one
+    /// out.
+    fn for_others(&self) -> Result<MutexGuard<'_, ()>> {
+        let mut pauses = Pauses::new();
+        loop {
+            if let Some(guard) = self.qp.context.draining.try_lock() {
+                return Ok(guard);
+            }
+            self.check()?;
+            self.poll();
+            pauses.pause();
+        }
     }
 
     /// Waits until a QP on an SRQ, which is in the error state, takes nothing from that any more,
