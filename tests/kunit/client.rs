@@ -73,8 +73,9 @@ pub(crate) struct PerDevice {
     _pd: Pd,
     #[pin]
     events: Mutex<KVec<Event>>,
+    /// By the next event, or the next that is this one.
     #[pin]
-    in_event: Mutex<Hook>,
+    in_event: Mutex<(Option<Event>, Hook)>,
     #[pin]
     in_remove: Mutex<Hook>,
 }
@@ -95,7 +96,17 @@ impl PerDevice {
 
     /// Has this called by the next event.
     pub(crate) fn in_event(&self, hook: impl Fn(&Sleepable) + Send + Sync + 'static) -> Result {
-        *self.in_event.lock() = Some(Arc::new(hook, GFP_KERNEL)?);
+        *self.in_event.lock() = (None, Some(Arc::new(hook, GFP_KERNEL)?));
+        Ok(())
+    }
+
+    /// Has this called by the next event that is this one.
+    pub(crate) fn in_event_of(
+        &self,
+        event: Event,
+        hook: impl Fn(&Sleepable) + Send + Sync + 'static,
+    ) -> Result {
+        *self.in_event.lock() = (Some(event), Some(Arc::new(hook, GFP_KERNEL)?));
         Ok(())
     }
 
@@ -118,7 +129,7 @@ impl DeviceData<Kunit> for PerDevice {
         try_pin_init!(Self {
             _pd: pd?,
             events <- new_mutex!(KVec::new()),
-            in_event <- new_mutex!(None),
+            in_event <- new_mutex!((None, None)),
             in_remove <- new_mutex!(None),
         })
     }
@@ -130,7 +141,16 @@ impl DeviceData<Kunit> for PerDevice {
     fn event(self: Pin<&Self>, _client: Pin<&Kunit>, _dev: &Device, event: Event, cx: &Sleepable) {
         // A test that misses one will say so.
         let _ = self.events.lock().push(event, GFP_KERNEL);
-        call(&self.in_event, cx);
+        let hook = {
+            let mut in_event = self.in_event.lock();
+            match in_event.0 {
+                Some(awaited) if awaited != event => None,
+                _ => in_event.1.take(),
+            }
+        };
+        if let Some(hook) = hook {
+            hook(cx);
+        }
     }
 }
 

@@ -10,10 +10,19 @@ use crate::{
     fixture::{
         wait,
         with_device,
-        Env, //
+        Counter,
+        Env,
+        OwnLink,
+        SlowEvent, //
     }, //
 };
-use kernel::prelude::*;
+use kernel::{
+    prelude::*,
+    time::{
+        delay::fsleep,
+        Delta, //
+    }, //
+};
 use rdma::{
     device::Event,
     prelude::*, //
@@ -140,6 +149,33 @@ mod tests {
         shown(Event::PortActive(1), b"port active, port 1")?;
         shown(Event::GidChange(2), b"GID changed, port 2")?;
         shown(Event::Other(1000), b"unrecognized event")?;
+        Ok(())
+    }
+
+    /// The GID table is locked while the ULP is told that it has changed.
+    #[test]
+    fn slow_event_stops_updates_of_the_gids() -> Result {
+        not_on_iwarp!(c"no GID changes");
+        let link = OwnLink::new();
+        let env = link.env()?;
+        let slow = SlowEvent::new(&*data(&env)?, Event::GidChange(1))?;
+        link.down()?;
+        slow.has_begun()?;
+        let (begun, updated) = (Counter::new()?, Counter::new()?);
+        let (begins, updates, ended) = (begun.clone(), updated.clone(), slow.ended());
+        env.client.spawn(GFP_KERNEL, move |_| {
+            begins.up();
+            // The event has ended first.
+            if link.rescan().is_ok() && ended.get() == 1 {
+                updates.up();
+            }
+            begins.up();
+        })?;
+        wait(|| begun.get() >= 1)?;
+        fsleep(Delta::from_millis(30));
+        slow.end();
+        wait(|| begun.get() == 2)?;
+        check_eq!(updated.get(), 1);
         Ok(())
     }
 }

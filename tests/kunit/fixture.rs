@@ -22,6 +22,7 @@ mod raw;
 mod region;
 mod removal;
 mod shared;
+mod slow_event;
 
 pub(crate) use access::{
     denied,
@@ -129,6 +130,7 @@ pub(crate) use shared::{
     SrqLink,
     SLOT, //
 };
+pub(crate) use slow_event::SlowEvent;
 
 pub(crate) use own_link::{
     with_device,

@@ -15,6 +15,7 @@ use crate::{
         EventLog,
         NullEnv,
         RecvListGuard,
+        SlowEvent,
         CAPS, //
     }, //
 };
@@ -89,6 +90,22 @@ macro_rules! events {
                 wait(|| recv_list.gone() == 2)?;
                 // There is no handler any more.
                 null.dev.inject(Injection::Event { event })
+            }
+
+            /// The core tells of each event by a work item of its own.
+            #[test]
+            fn slow_event_holds_up_no_other() -> Result {
+                let null = NullEnv::new()?;
+                let data = null.env.dev.data::<Kunit>(&null.env.cx).ok_or(ENODEV)?;
+                let slow = SlowEvent::new(&data, device::Event::PortError(1))?;
+                let event = bindings::ib_event_type_IB_EVENT_PORT_ERR;
+                null.dev.inject(Injection::Event { event })?;
+                slow.has_begun()?;
+                let event = bindings::ib_event_type_IB_EVENT_SM_CHANGE;
+                null.dev.inject(Injection::Event { event })?;
+                wait(|| data.take_events().contains(&device::Event::SmChange(1)))?;
+                check_eq!(slow.ended().get(), 0);
+                Ok(())
             }
 
             #[test]

@@ -118,9 +118,11 @@ pub trait DeviceData<C: Client>: Sized + Send + Sync + 'static {
     /// Handles an event of the device or one of its ports (`ib_register_event_handler`).
     ///
     /// Called in process context, after `add` has returned and never once `remove` has been called;
-    /// removal waits for the end of the call, in which waits for the device fail by then. Other
-    /// events of the device wait too, and with [`device::Event::GidChange`] all updates of the
-    /// port's GIDs, whose mutex is held: long work belongs into [`ClientRef::spawn`].
+    /// removal waits for the end of the call, in which waits for the device fail by then. Several
+    /// events may be handled at the same time. With [`device::Event::GidChange`] all updates of the
+    /// port's GIDs wait, whose mutex is held; and where a driver has looked for the addresses of a
+    /// bonded port, the rtnl lock is held, too, which [`device::Port::query`] takes on many
+    /// devices. What takes long or asks for ports belongs into [`ClientRef::spawn`].
     fn event(self: Pin<&Self>, _client: Pin<&C>, _dev: &Device, _event: Event, _cx: &Sleepable) {}
 }
 
