@@ -272,7 +272,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
     /// Moves the QP to another state (`ib_modify_qp`). Fails with `EPERM` if the QP is a connection
     /// manager's and is to go to any but the error state; `EINVAL` if there is no such transition
     /// (`ib_modify_qp_is_ok`), or if a value is too large for its field or the device; or the
-    /// driver's error.
+    /// driver's error, also where the device has moved the QP to an error state by itself.
     ///
     /// # Examples
     ///
@@ -370,7 +370,8 @@ impl Inner {
                 return Err(EINVAL);
             }
         }
-        // SAFETY: The attributes are complete for this mask, as just checked, and in range.
+        // SAFETY: `set` has made all attributes of a step, and `ib_modify_qp_is_ok` has said that
+        // those of any other transition are complete. `set` has checked their range.
         unsafe { modifier.modify(&mut raw, mask) }
     }
 
