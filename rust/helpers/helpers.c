@@ -276,6 +276,22 @@ int rdma_helper_port_netdev(struct ib_device *dev, u32 port, struct rdma_helper_
 }
 EXPORT_SYMBOL_GPL(rdma_helper_port_netdev);
 
+/*
+ * rdma_read_gid_l2_fields() reads the interface twice, and it may be cleared between: of a copy it
+ * is not. The interface itself is there until the RCU read lock is released.
+ */
+int rdma_helper_gid_l2(const struct ib_gid_attr *attr, u16 *vlan, u8 *mac)
+{
+	struct ib_gid_attr copy = {};
+	int ret;
+
+	rcu_read_lock();
+	RCU_INIT_POINTER(copy.ndev, rcu_dereference(attr->ndev));
+	ret = rdma_read_gid_l2_fields(&copy, vlan, mac);
+	rcu_read_unlock();
+	return ret;
+}
+
 /* Returns the first global IPv4 address of a GID's interface, in host byte order, or 0. */
 u32 rdma_helper_gid_ipv4(const struct ib_gid_attr *attr)
 {

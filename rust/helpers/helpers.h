@@ -55,6 +55,7 @@ struct rdma_helper_netdev {
 bool rdma_helper_is_port_valid(struct ib_device *dev, u32 port);
 u32 rdma_helper_port_protocols(struct ib_device *dev, u32 port);
 int rdma_helper_port_netdev(struct ib_device *dev, u32 port, struct rdma_helper_netdev *to);
+int rdma_helper_gid_l2(const struct ib_gid_attr *attr, u16 *vlan, u8 *mac);
 u32 rdma_helper_gid_ipv4(const struct ib_gid_attr *attr);
 bool rdma_helper_device_is_accessible(struct ib_device *dev);
 struct net *rdma_helper_get_net(struct ib_device *dev);

@@ -392,7 +392,7 @@ impl GidAttr {
         let (mut vlan, mut mac) = (NO_VLAN, [0; 6]);
         // SAFETY: `raw` is an entry by the type invariant; a MAC address has six bytes.
         error::to_result(unsafe {
-            bindings::rdma_read_gid_l2_fields(self.raw.as_ptr(), &raw mut vlan, mac.as_mut_ptr())
+            bindings::rdma_helper_gid_l2(self.raw.as_ptr(), &raw mut vlan, mac.as_mut_ptr())
         })?;
         Ok(L2 {
             mac,
