@@ -235,15 +235,19 @@ impl<X: Exchange> CqeHandler for Slot<X> {
     #[inline]
     fn done(this: Posted<X>, wc: &Wc, cx: &X::Needs) {
         let slot = this.0;
+        // Twice, so that nothing is kept while `sent` is called.
+        //
         // SAFETY: By its invariant the send is out, so the table is there.
-        let (this, table) = unsafe { (slot.as_ref(), slot.as_ref().table()) };
-        if !table.poller.is_at(wc) {
+        let table = || unsafe { slot.as_ref().table() };
+        if !table().poller.is_at(wc) {
             return Slot::stray(slot, Half::Send);
         }
+        // SAFETY: By its invariant the send is out, so the slot is there.
+        let this = unsafe { slot.as_ref() };
         // SAFETY: The send is out, so until `end_send` there are references only. Those are used in
         // handlers of the CQ, and this is one of them, which run one after the other.
         X::sent(unsafe { &*this.request.get() }, wc, cx);
-        if this.state.end_send(table.is_closed()) {
+        if this.state.end_send(table().is_closed()) {
             // INVARIANT: Both halves are back, for this handler.
             X::ended(Tag(slot));
         }
@@ -338,7 +342,7 @@ owner!(Handling, INV);
 /// # Invariants
 ///
 /// `poller` is that of the CQ of both queues of the QP until that is destroyed, and none after it.
-/// `handles` counts the [`Tags`] and the [`Keeper`]. `words` has a bit for each of `slots`.
+/// `handles` counts the [`Tags`] and the [`Keeper`]. Each tag of `words` has its slot in `slots`.
 #[pin_data]
 struct Table<X: Exchange> {
     poller: cq::PollerRef,
@@ -409,9 +413,10 @@ impl<X: Exchange> Table<X> {
         for (n, word) in self.words.iter().enumerate() {
             if let Some(tag) = word.take() {
                 let first = n.wrapping_mul(TAGS as usize);
-                let slot = self.slots.get(first | tag as usize);
+                // SAFETY: By the type invariant there is a slot for each bit of the words.
+                let slot = unsafe { self.slots.get_unchecked(first | tag as usize) };
                 // INVARIANT: The caller holds the tag.
-                return slot.map(|slot| Tag(slot.into())).ok_or(EAGAIN);
+                return Ok(Tag(slot.into()));
             }
         }
         Err(EAGAIN)

@@ -117,7 +117,16 @@ impl State {
     /// is `closed`, the reply is not waited for any more.
     #[inline]
     pub(super) fn end_send(&self, closed: bool) -> bool {
-        self.end(if closed { SEND | REPLY } else { SEND })
+        match closed {
+            false => self.end(SEND),
+            true => self.end_all(),
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn end_all(&self) -> bool {
+        self.end(SEND | REPLY)
     }
 
     #[inline]
