@@ -376,7 +376,10 @@ impl<D: Direction, M: Memory<D>, S: State> Region<D, M, S> {
         qp: &Qp<C, R>,
     ) -> bool {
         match (wc.invalidated_rkey(), qp.recv_cq_at(wc.completion())) {
-            (Some(key), Some(cq)) => self.mr.0.remote_invalidated(self.state(), key, cq),
+            (Some(key), Some(cq)) => {
+                let mr = &self.mr.0;
+                mr.remote_invalidated(self.state(), key, qp.id(), cq)
+            }
             _ => false,
         }
     }

@@ -192,8 +192,9 @@ impl Success<'_> {
         self.0
     }
 
+    #[inline]
     fn flag(&self, flag: bindings::ib_wc_flags) -> bool {
-        u32::try_from(self.0.wc_flags).is_ok_and(|flags| flags & flag != 0)
+        self.0.wc_flags & flag as c_int != 0
     }
 
     /// Returns the operation that was completed.

@@ -73,9 +73,26 @@ struct Claimed {
     recv_cq: *const bindings::ib_cq,
     /// The mark of that CQ at the first registration there.
     mark: usize,
-    /// The last generation whose key no earlier completion of that CQ can have. Zero, which is
-    /// none, on iWARP.
+    /// The last generation whose key no earlier completion of that CQ can have, by the last proof
+    /// there. Zero, which is none, before the first one.
     trusted: u64,
+    /// The same before the first proof, once the CQ was found empty since the mark. Zero on iWARP.
+    trusted_empty: u64,
+}
+
+impl Claimed {
+    /// Returns whether a completion of `cq` proves the end of this generation, of an MR of the
+    /// device `dev`: where it is the first proof, or the MR was registered through another QP of
+    /// that CQ.
+    #[cold]
+    #[inline(never)]
+    fn proves(&self, generation: u64, cq: &cq::Inner, dev: *const bindings::ib_device) -> bool {
+        let is_first = || generation <= self.trusted_empty && cq.empties.since(self.mark);
+        // Of another device, the CQ may be at the address of one that is gone.
+        ptr::eq(cq.raw.as_ptr(), self.recv_cq)
+            && ptr::eq(cq.dev.as_raw(), dev)
+            && (generation <= self.trusted || is_first())
+    }
 }
 
 // SAFETY: An MR may be used and deregistered from any thread.
@@ -101,7 +118,7 @@ impl deferred::Teardown for FastRegMr {
 impl FastRegMr {
     /// `raw` is a new MR of `pd` that can map `pages` pages.
     pub(super) fn new(raw: NonNull<bindings::ib_mr>, pages: u32, pd: Pd, object: Object) -> Self {
-        let trusted = if pd.device().is_iwarp() { 0 } else { TRUSTED };
+        let trusted_empty = if pd.device().is_iwarp() { 0 } else { TRUSTED };
         Self {
             cqe: UnsafeCell::new(bindings::ib_cqe { done: None }),
             claimed: UnsafeCell::new(Claimed {
@@ -110,7 +127,8 @@ impl FastRegMr {
                 qp: wr::QpId::NONE,
                 recv_cq: ptr::null(),
                 mark: 0,
-                trusted,
+                trusted: 0,
+                trusted_empty,
             }),
             state: UnsafeCell::new(state::IDLE),
             pages,
@@ -151,22 +169,29 @@ impl FastRegMr {
     /// One of an earlier MR of that key came before this one was registered at that CQ, and a CQ
     /// that was found empty since has it no more.
     ///
-    /// The poller of `cq` handles the completion of a receive that has invalidated `key`.
-    pub(super) fn remote_invalidated<S: State>(&self, state: &S, key: u32, cq: &cq::Inner) -> bool {
+    /// The poller of `cq`, the CQ of the receives of the QP `qp`, handles the completion of a
+    /// receive that has invalidated `key`.
+    #[inline]
+    pub(super) fn remote_invalidated<S: State>(
+        &self,
+        state: &S,
+        key: u32,
+        qp: wr::QpId,
+        cq: &cq::Inner,
+    ) -> bool {
         if !state.claim_registered() {
             return false;
         }
         let generation = state.generation();
         // SAFETY: The state was just claimed, so by the type invariant `claimed` has no other user.
         let claimed = unsafe { &mut *self.claimed.get() };
-        // SAFETY: By the type invariant `raw` is an MR; its device does not change.
-        let device = unsafe { (*self.raw.as_ptr()).device };
-        // Of another device, the CQ may be at the address of one that is gone.
+        // The CQ of that QP is `claimed.recv_cq`. Of any other it is to be seen.
         let proved = key == claimed.rkey
-            && ptr::eq(cq.raw.as_ptr(), claimed.recv_cq)
-            && cq.dev.as_raw() == device
-            && cq.empties.since(claimed.mark)
-            && generation <= claimed.trusted;
+            && (qp == claimed.qp && generation <= claimed.trusted || {
+                wc::unlikely();
+                // SAFETY: By the type invariant `raw` is an MR; its device does not change.
+                claimed.proves(generation, cq, unsafe { (*self.raw.as_ptr()).device })
+            });
         // A key is valid on one device, which the CQ belongs to, as the QP does that the
         // registration was posted to. That device says that the key was valid and is not any more.
         // One of iWARP does not say that it was, but no generation is trusted there.
@@ -199,7 +224,7 @@ impl FastRegMr {
         if claimed.recv_cq != recv_cq {
             // Nothing is known of what is left in this CQ, unless it is the MR's first.
             if !claimed.recv_cq.is_null() {
-                claimed.trusted = 0;
+                (claimed.trusted, claimed.trusted_empty) = (0, 0);
             }
             claimed.recv_cq = recv_cq;
             claimed.mark = target.recv_cq().empties.mark();
