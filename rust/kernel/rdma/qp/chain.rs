@@ -256,10 +256,20 @@ impl<const LINKS: usize, const SGES: usize> Links<LINKS, SGES> {
         let guard = self.is_locked.then(|| unsafe { self.commit(lock) });
         let (qp, mut bad) = (target.raw.as_ptr(), core::ptr::null());
         // SAFETY: The QP of `target` is valid by its invariant, and what the links are made of is
-        // kept, as the caller promises. By the type invariant they are written and linked.
-        let ret = unsafe { post::post_list(qp, first, &mut bad) };
+        // kept, as the caller promises. By the type invariant they are written and linked; one that
+        // is alone has no successor.
+        let ret = unsafe {
+            match const { LINKS == 1 } {
+                true => post::send_raw(qp, first),
+                false => post::post_list(qp, first, &mut bad),
+            }
+        };
         if ret == 0 {
             return Ok(());
+        }
+        if const { LINKS == 1 } {
+            // SAFETY: The link is written. The driver has named it there, if at all.
+            bad = unsafe { (*first).next };
         }
         Err(Refused {
             links: self,
