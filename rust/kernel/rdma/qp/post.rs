@@ -12,8 +12,7 @@ use core::{
     mem::{
         ManuallyDrop,
         MaybeUninit, //
-    },
-    ops::Deref, //
+    }, //
 };
 
 /// Refuses a request with entries of another PD.
@@ -187,7 +186,8 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
     /// # Safety
     ///
     /// The QP has such operations. The owner's handler may run where sends of this QP complete.
-    #[inline]
+    // Always, so that a handler that posts again has no call of it.
+    #[inline(always)]
     pub(crate) unsafe fn post_op<P, O, const ID: u64, const N: usize>(
         &self,
         owner: P,
@@ -351,35 +351,23 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
         self.any.pollers.0.is_at(wc)
     }
 
-    /// Calls `post` with the QP that an owner has, by a counted reference unless `at_poller`
-    /// returns `true`.
+    /// Returns a QP that an owner has, for a post of the owner.
     ///
     /// # Safety
     ///
-    /// `post` posts the owner or gives it back. If `at_poller` returns `true`, the caller handles a
-    /// completion of the CQ that the request completes to, and that CQ's next completion is
-    /// dispatched after the caller has returned.
+    /// The owner is posted or given back by that, and nothing else is done with what is returned.
+    /// The caller handles a completion of the CQ that the request completes to, and that CQ's next
+    /// completion is dispatched after the caller has returned. So until then the owner is there,
+    /// and with it the QP.
     #[inline]
-    unsafe fn repost<P: Deref, T>(
-        owner: P,
-        qp: impl for<'a> FnOnce(&'a P::Target) -> &'a Arc<Self>,
-        at_poller: impl FnOnce(&Self) -> bool,
-        post: impl FnOnce(&Self, P) -> Result<T, PostError<P>>,
-    ) -> Result<T, PostError<P>> {
-        let qp = qp(&owner);
-        if at_poller(qp) {
-            let qp = Arc::as_ptr(qp);
-            // SAFETY: `post` gives the owner back, or posts it to a CQ whose next completion is
-            // dispatched after the caller has returned, as the caller promises. Until then the
-            // owner is there, and with it the QP.
-            return post(unsafe { &*qp }, owner);
-        }
-        let output = Self::post_counted(qp.clone(), owner, post)?;
-        Ok(output)
+    unsafe fn kept_by_owner<'q>(qp: &Arc<Self>) -> &'q Self {
+        // SAFETY: The QP is there until the post has returned, as the caller promises.
+        unsafe { &*Arc::as_ptr(qp) }
     }
 
     /// Calls `post` with a counted reference. Not inlined, so that callers that need none do not
     /// save the registers that this needs.
+    #[cold]
     #[inline(never)]
     fn post_counted<P, T>(
         this: Arc<Self>,
@@ -440,12 +428,15 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
         S: Provides<<P::Target as CqeHandler<ID>>::Needs>,
         O: wr::SendOp,
     {
-        // SAFETY: The owner is posted, and what is refused does not drop it. The caller is a
-        // handler that borrows `wc`, and the request completes to the CQ that is dispatching it.
-        unsafe {
-            let at = |qp: &Self| qp.is_polled_at(wc);
-            Self::repost(owner, qp, at, |qp, owner| qp.post_send(owner, wr))
+        let qp = qp(&owner);
+        if qp.is_polled_at(wc) {
+            // SAFETY: The owner is posted, and what is refused does not drop it. The caller is a
+            // handler that borrows `wc`, and the request completes to the CQ that is dispatching
+            // it. A connected QP has these operations, and `S` provides what the handler needs.
+            return unsafe { Self::kept_by_owner(qp).post_op(owner, wr) };
         }
+        let output = Self::post_counted(qp.clone(), owner, |qp, owner| qp.post_send(owner, wr))?;
+        Ok(output)
     }
 
     /// As [`Qp::post_recv`], for an owner that has its QP: see [`Qp::repost_send`].
@@ -460,12 +451,15 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
         P: cqe::CqePointer<ID>,
         R: Provides<<P::Target as CqeHandler<ID>>::Needs>,
     {
-        // SAFETY: The owner is posted, and what is refused does not drop it. The caller is a
-        // handler that borrows `wc`, and the receive completes to the CQ that is dispatching it.
-        unsafe {
-            let at = |qp: &Self| qp.any.pollers.1.is_at(wc);
-            Self::repost(owner, qp, at, |qp, owner| qp.post_recv(owner, wr))
+        let qp = qp(&owner);
+        if qp.any.pollers.1.is_at(wc) {
+            // SAFETY: The owner is posted, and what is refused does not drop it. The caller is a
+            // handler that borrows `wc`, and the receive completes to the CQ that is dispatching
+            // it.
+            return unsafe { Self::kept_by_owner(qp) }.post_recv(owner, wr);
         }
+        Self::post_counted(qp.clone(), owner, |qp, owner| qp.post_recv(owner, wr))?;
+        Ok(())
     }
 }
 
