@@ -80,7 +80,16 @@ impl Group {
     #[inline(never)]
     fn post_all(self: Pin<KBox<Self>>, qp: &Qp) {
         let times = self.common.signal;
-        if let Err(e) = post_times(qp, self, times, Self::wr) {
+        let posted = match self.common.op {
+            Op::Send => post_times(qp, self, times, |group| SendWr::send([group.buf.whole()])),
+            Op::Write(to) => post_times(qp, self, times, |group| {
+                SendWr::rdma_write([group.buf.whole()], to)
+            }),
+            Op::Read(of) => post_times(qp, self, times, |group| {
+                SendWr::rdma_read([group.buf.whole_mut()], of)
+            }),
+        };
+        if let Err(e) = posted {
             Self::refused(e);
         }
     }

@@ -417,7 +417,7 @@ pub(crate) fn post_times<P>(
     qp: &Qp,
     owner: P,
     times: NonZero<u32>,
-    wr: impl for<'a> Fn(&'a P::Target) -> Result<SendWr<'a>> + Sync,
+    wr: impl for<'a> Fn(&'a P::Target) -> SendWr<'a> + Sync,
 ) -> Result<(), PostError<P>>
 where
     P: CqePointer<0>,
@@ -425,12 +425,12 @@ where
 {
     let mut batch = qp.batch(owner);
     for _ in 1..times.get() {
-        let posted = batch.post(|owner, chain: &mut Chain<'_, 1>| chain.push(wr(owner)?));
+        let posted = batch.post(|owner, chain: &mut Chain<'_, 1>| chain.push(wr(owner)));
         if let Err(e) = posted {
             return Err(batch.into_error(e));
         }
     }
-    match batch.finish(|owner, chain: &mut Chain<'_, 1>| chain.push(wr(owner)?)) {
+    match batch.finish(|owner, chain: &mut Chain<'_, 1>| chain.push(wr(owner))) {
         Ok(()) => Ok(()),
         Err(e) => Err(batch.into_error(e)),
     }

@@ -139,7 +139,7 @@ where
     P::Target: CqeHandler<Pointer = P, Needs = Atomic>,
 {
     Ok(post_times(qp, owner, signal, |o| {
-        Ok(SendWr::send([buf(o).whole()]))
+        SendWr::send([buf(o).whole()])
     })?)
 }
 
