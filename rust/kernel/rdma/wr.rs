@@ -359,13 +359,14 @@ mod private {
             user
         }
 
-        /// Takes back what was prepared.
+        /// Takes back what was prepared, and gives the request, which has the callback that
+        /// [`Op::callback`] has returned, that of its owner.
         ///
         /// # Safety
         ///
-        /// `undo` is from [`Op::prepare`], and the request was not posted.
+        /// `undo` is from [`Op::prepare`], and the request, `wr`, was not posted.
         #[inline]
-        unsafe fn undo(_undo: Self::Undo) {}
+        unsafe fn undo(_undo: Self::Undo, _wr: *mut bindings::ib_send_wr) {}
     }
 }
 

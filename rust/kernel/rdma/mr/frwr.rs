@@ -48,7 +48,7 @@ const TRUSTED: u64 = 255 * state::GENERATION;
 /// - `claimed.qp` and `claimed.recv_cq` are of one QP, whose PD is or was `pd`, and which may be
 ///   gone; or of none.
 #[repr(C)]
-pub(crate) struct FastRegMr {
+pub struct FastRegMr {
     /// The callback of a local invalidation. The first field, to get back from it.
     cqe: UnsafeCell<bindings::ib_cqe>,
     claimed: UnsafeCell<Claimed>,
@@ -309,7 +309,7 @@ impl FastRegMr {
     ///
     /// [`FastRegMr::prepare_invalidation`] has just succeeded for the state `S`. `user` is from an
     /// owner of type `T`, given up by its callback `ID`, which keeps the MR. If the request is not
-    /// posted, [`FastRegMr::set_registered`] is called.
+    /// posted, [`invalidation_refused`] is called.
     #[inline]
     pub(super) unsafe fn set_callback<T: CqeHandler<ID>, S: State, const ID: u64>(
         &self,
@@ -351,6 +351,26 @@ impl FastRegMr {
             // SAFETY: `S` is the state of the MR's region, as the caller promises.
             unsafe { self.state::<S>() }.set_idle();
         }
+    }
+}
+
+/// Marks the MR of an invalidation that was not posted registered, and gives the request the
+/// callback of its owner. Not from what has posted it, which then need not save that.
+///
+/// # Safety
+///
+/// `wr` has the callback from [`FastRegMr::set_callback`] of an MR that is alive, for the state `S`,
+/// and was not posted.
+#[cold]
+pub(super) unsafe fn invalidation_refused<S: State>(wr: *mut bindings::ib_send_wr) {
+    // SAFETY: The callback is the first field of an MR that is alive, as the caller promises. The
+    // invalidation was prepared, so the state is claimed, and by the invariant of `FastRegMr`
+    // `claimed` has no other user.
+    unsafe {
+        let cqe = &mut (*wr).__bindgen_anon_1.wr_cqe;
+        let mr = &*cqe.cast_const().cast::<FastRegMr>();
+        **cqe = (*mr.claimed.get()).user;
+        mr.set_registered::<S>();
     }
 }
 

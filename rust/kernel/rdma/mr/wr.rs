@@ -183,7 +183,7 @@ impl<S: State> wr::Op for RegOp<S> {
     }
 
     #[inline]
-    unsafe fn undo(undo: Registration) {
+    unsafe fn undo(undo: Registration, _wr: *mut bindings::ib_send_wr) {
         // SAFETY: The region is alive and has not moved, and its registration was not posted, as
         // the caller promises.
         unsafe { undo.abort() };
@@ -312,7 +312,7 @@ impl<S: State> wr::SendOp for InvOp<S> {}
 impl<S: State> wr::Op for InvOp<S> {
     type Output = ();
     type Raw = bindings::ib_send_wr;
-    type Undo = NonNull<Mr>;
+    type Undo = NonNull<frwr::FastRegMr>;
 
     #[inline]
     unsafe fn prepare<const N: usize>(
@@ -320,12 +320,14 @@ impl<S: State> wr::Op for InvOp<S> {
         _sges: &[wr::Sge<'_>; N],
         target: &wr::PostTarget,
         lock: &SpinLockIrq<()>,
-    ) -> Result<((), NonNull<Mr>)> {
+    ) -> Result<((), NonNull<frwr::FastRegMr>)> {
         let _guard = S::SHARED.then(|| lock.lock());
-        // SAFETY: The region lives until the request has completed, as the caller promises. By the
-        // type invariant its state is an `S`. The lock of the QP is held if that is shared.
-        self.key = unsafe { self.mr.as_ref().0.prepare_invalidation::<S>(target.qp_id) }?;
-        Ok(((), self.mr))
+        // SAFETY: The region lives until the request has completed, as the caller promises.
+        let mr = unsafe { &*self.mr.as_ref().0 };
+        // SAFETY: By the type invariant the state of the region is an `S`. The lock of the QP is
+        // held if that is shared.
+        self.key = unsafe { mr.prepare_invalidation::<S>(target.qp_id) }?;
+        Ok(((), mr.into()))
     }
 
     #[inline]
@@ -338,19 +340,19 @@ impl<S: State> wr::Op for InvOp<S> {
 
     #[inline]
     unsafe fn callback<T: CqeHandler<ID>, const ID: u64>(
-        undo: &NonNull<Mr>,
+        undo: &NonNull<frwr::FastRegMr>,
         user: *mut bindings::ib_cqe,
     ) -> *mut bindings::ib_cqe {
         // SAFETY: The region is alive, as the request is not posted yet, and was prepared. `user`
         // is from a `T`, as the caller promises.
-        unsafe { undo.as_ref().0.set_callback::<T, S, ID>(user) }
+        unsafe { undo.as_ref().set_callback::<T, S, ID>(user) }
     }
 
     #[inline]
-    unsafe fn undo(undo: NonNull<Mr>) {
-        // SAFETY: The region is alive and has not moved, as the caller promises, and its state is
-        // an `S`.
-        unsafe { undo.as_ref().0.set_registered::<S>() };
+    unsafe fn undo(_undo: NonNull<frwr::FastRegMr>, wr: *mut bindings::ib_send_wr) {
+        // SAFETY: The request has the callback of an MR, which is alive, as the request was not
+        // posted, and whose state is an `S`.
+        unsafe { frwr::invalidation_refused::<S>(wr) };
     }
 }
 

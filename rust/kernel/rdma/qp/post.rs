@@ -66,29 +66,7 @@ impl Refusal {
         Error::from_errno(self.ret)
     }
 
-    /// Takes the owner of the request back, if the request was not posted.
-    ///
-    /// # Safety
-    ///
-    /// `cqe` is from its owner, and the request was to give the owner back when it completes.
-    #[inline]
-    pub(crate) unsafe fn take_back<P, const ID: u64>(
-        self,
-        cqe: *mut bindings::ib_cqe,
-    ) -> PostError<P>
-    where
-        P: cqe::CqePointer<ID>,
-    {
-        let refused = self.take_callback(cqe);
-        // SAFETY: The driver says that it did not post the only request, so nothing else will take
-        // its owner back.
-        refused.map(|cqe| unsafe { P::from_cqe(cqe.as_ptr()) })
-    }
-
-    /// Takes the callback of the request back, if the request was not posted. It is returned, so
-    /// that a post need not save it meanwhile, and not generic, so that it is not in each ULP.
-    #[cold]
-    #[inline(never)]
+    /// Takes the callback of the request back, if the request was not posted.
     fn take_callback(self, cqe: *mut bindings::ib_cqe) -> PostError<NonNull<bindings::ib_cqe>> {
         let cqe = if self.named {
             debug::deactivate(cqe);
@@ -99,6 +77,66 @@ impl Refusal {
         };
         PostError::in_part(cqe, 0, self.error())
     }
+}
+
+// What was refused is found out of the request, so that a post need not save it, by functions that
+// are not generic, so that they are not in each ULP.
+
+/// Takes back a request of the send queue that was refused, and the callback of its owner, unless it
+/// may have been posted.
+///
+/// # Safety
+///
+/// `wr` is valid, with an owner's callback, and `ret` is what [`send_raw`] has just returned for it,
+/// and not 0. `undo` is from [`Op::prepare`](wr::Op::prepare) of the request.
+#[cold]
+#[inline(never)]
+unsafe fn send_refused<O: wr::Op>(
+    wr: *mut bindings::ib_send_wr,
+    ret: c_int,
+    undo: O::Undo,
+) -> PostError<NonNull<bindings::ib_cqe>> {
+    // SAFETY: `wr` is valid, and `ret` is what `send_raw` has returned for it, as the caller
+    // promises.
+    unsafe {
+        if Refusal::of_send(ret, wr).named {
+            // The only request was not posted. The owner, which is still given up, keeps what it
+            // refers to.
+            O::undo(undo, wr);
+        }
+        take_back_send(wr, ret)
+    }
+}
+
+/// # Safety
+///
+/// As [`send_refused`], of a request that was undone.
+#[cold]
+#[inline(never)]
+unsafe fn take_back_send(
+    wr: *mut bindings::ib_send_wr,
+    ret: c_int,
+) -> PostError<NonNull<bindings::ib_cqe>> {
+    // SAFETY: `wr` is valid, and `ret` is what `send_raw` has returned for it, as the caller
+    // promises. Both members of the union are as wide.
+    unsafe { Refusal::of_send(ret, wr).take_callback(*(*wr).__bindgen_anon_1.wr_cqe) }
+}
+
+/// As [`send_refused`], of the receive queue.
+///
+/// # Safety
+///
+/// `wr` is valid, with an owner's callback, and `ret` is what [`recv_raw`] has just returned for it,
+/// and not 0.
+#[cold]
+#[inline(never)]
+unsafe fn recv_refused(
+    wr: *mut bindings::ib_recv_wr,
+    ret: c_int,
+) -> PostError<NonNull<bindings::ib_cqe>> {
+    // SAFETY: `wr` is valid, and `ret` is what `recv_raw` has returned for it, as the caller
+    // promises. Both members of the union are as wide.
+    unsafe { Refusal::of_recv(ret, wr).take_callback(*(*wr).__bindgen_anon_1.wr_cqe) }
 }
 
 /// Reports a driver that has failed and did not name a request.
@@ -212,18 +250,19 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
             Ok(prepared) => prepared,
             Err(error) => return Err(unmade(owner, error)),
         };
-        // The lock is held until what was not posted is taken back.
-        let (cqe, refusal, _guard) = {
+        let refused = {
             let mut raw = MaybeUninit::<O::Raw>::uninit();
             let mut sges = MaybeUninit::uninit();
             // SAFETY: There is room for both, and the request is prepared.
             unsafe { wr.write(raw.as_mut_ptr(), sges.as_mut_ptr()) };
             let wr = raw.as_mut_ptr().cast();
             let cqe = owner.into_cqe(cqe::Sealed::new());
+            // The lock is held until what was not posted is taken back.
+            //
             // SAFETY: The request was prepared for this QP and is written. The owner, a
             // `P::Target` that was given up for `cqe`, keeps what it refers to and is the queue's
             // until `done`.
-            let (guard, ret) = unsafe {
+            let (_guard, ret) = unsafe {
                 let guard = O::lock(&undo, self.reg_lock());
                 wr::end(wr, O::callback::<P::Target, ID>(&undo, cqe));
                 (guard, send_raw(self.as_raw(), wr))
@@ -231,16 +270,13 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
             if ret == 0 {
                 return Ok(output);
             }
-            // SAFETY: `wr` is valid, and `ret` is what `send_raw` has just returned for it.
-            (cqe, unsafe { Refusal::of_send(ret, wr) }, guard)
+            // SAFETY: `wr` is valid, and `ret` is what `send_raw` has just returned for it. `undo`
+            // is of this request.
+            unsafe { send_refused::<O>(wr, ret, undo) }
         };
-        if refusal.named {
-            // SAFETY: The only request was not posted. The owner, which is still given up, keeps
-            // what it refers to.
-            unsafe { O::undo(undo) };
-        }
-        // SAFETY: `cqe` is from the owner, which the request was to give back.
-        Err(unsafe { refusal.take_back(cqe) })
+        // SAFETY: The callback is that of the owner, which the only request was to give back, and
+        // that was not posted.
+        Err(refused.map(|cqe| unsafe { P::from_cqe(cqe.as_ptr()) }))
     }
 
     /// Posts a request to the send queue (`ib_post_send`), moving its owner in, and returns what
@@ -312,7 +348,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
             Ok(_) => return Err(foreign(owner)),
             Err(error) => return Err(PostError::new(owner, error)),
         };
-        let (cqe, refusal) = {
+        let refused = {
             let wr::SgeList { sges, len } = wr.sges;
             let mut sges = sges.map(|sge| sge.0.to_raw());
             let cqe = owner.into_cqe(cqe::Sealed::new());
@@ -331,10 +367,11 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
                 return Ok(());
             }
             // SAFETY: `raw` is valid, and `ret` is what `recv_raw` has just returned for it.
-            (cqe, unsafe { Refusal::of_recv(ret, &raw mut raw) })
+            unsafe { recv_refused(&raw mut raw, ret) }
         };
-        // SAFETY: It is the callback of the owner, and the request's.
-        Err(unsafe { refusal.take_back(cqe) })
+        // SAFETY: The callback is that of the owner, which the only receive was to give back, and
+        // that was not posted.
+        Err(refused.map(|cqe| unsafe { P::from_cqe(cqe.as_ptr()) }))
     }
 }
 
