@@ -290,10 +290,11 @@ impl FastRegMr {
         // SAFETY: The state was just claimed, so by the type invariant `claimed` has no other user.
         let claimed = unsafe { &*self.claimed.get() };
         if claimed.qp != qp {
-            // The lock is not that of the QP of the registration, but nothing is posted.
-            //
-            // SAFETY: The state is an `S`, as the caller promises.
-            unsafe { self.set_registered::<S>() };
+            // The lock is not that of the QP of the registration, but nothing is posted. The claim
+            // of an exclusive state was none.
+            if S::SHARED {
+                state.set_registered();
+            }
             return Err(EINVAL);
         }
         let rkey = claimed.rkey;

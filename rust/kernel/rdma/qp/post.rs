@@ -404,13 +404,20 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
 
     /// Calls `post` with a counted reference. Not inlined, so that callers that need none do not
     /// save the registers that this needs.
+    ///
+    /// # Safety
+    ///
+    /// The QP is in an `Arc` that the owner has.
     #[cold]
     #[inline(never)]
-    fn post_counted<P, T>(
-        this: Arc<Self>,
+    unsafe fn post_counted<P, T>(
+        this: *const Self,
         owner: P,
         post: impl FnOnce(&Self, P) -> Result<T, PostError<P>>,
     ) -> Result<T, PostError<P>> {
+        // SAFETY: The address is that of the content of an `Arc`, as the caller promises. This
+        // reference is the owner's, and is not dropped.
+        let this = Arc::clone(&ManuallyDrop::new(unsafe { Arc::from_raw(this) }));
         let result = post(&this, owner);
         Self::put(this);
         result
@@ -472,7 +479,9 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
             // it. A connected QP has these operations, and `S` provides what the handler needs.
             return unsafe { Self::kept_by_owner(qp).post_op(owner, wr) };
         }
-        let output = Self::post_counted(qp.clone(), owner, |qp, owner| qp.post_send(owner, wr))?;
+        let qp = Arc::as_ptr(qp);
+        // SAFETY: It is the owner's.
+        let output = unsafe { Self::post_counted(qp, owner, |qp, owner| qp.post_send(owner, wr)) }?;
         Ok(output)
     }
 
@@ -495,7 +504,9 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
             // it.
             return unsafe { Self::kept_by_owner(qp) }.post_recv(owner, wr);
         }
-        Self::post_counted(qp.clone(), owner, |qp, owner| qp.post_recv(owner, wr))?;
+        let qp = Arc::as_ptr(qp);
+        // SAFETY: It is the owner's.
+        unsafe { Self::post_counted(qp, owner, |qp, owner| qp.post_recv(owner, wr)) }?;
         Ok(())
     }
 }
