@@ -14,7 +14,10 @@ use crate::{
         Op, //
     },
     link,
-    poll::process,
+    poll::{
+        process,
+        Qp, //
+    },
     run::{
         Report,
         Run, //
@@ -37,6 +40,7 @@ use rdma::{
 };
 
 #[derive(HasCqe)]
+#[repr(C)]
 struct Transfer {
     cqe: Cqe<Self>,
     data: Ctx<Bidirectional, SgList<VVec<u8>>>,
@@ -61,6 +65,27 @@ fn failed(transfer: InFlight<Transfer>, e: WcError) {
     transfer.run.fail(e.into());
 }
 
+/// Posts all transfers.
+#[inline(never)]
+fn post(
+    qp: &Qp,
+    kept: &mut [Reusable<Transfer>],
+    write: bool,
+    remote: Remote,
+    cx: &Sleepable,
+) -> Result {
+    let mut each = kept.iter_mut().map_while(Reusable::start);
+    each.try_for_each(|transfer| {
+        qp.post_rw(transfer, |t| {
+            Ok(match write {
+                true => Rw::write(&t.data, .., remote, cx),
+                false => Rw::read(&t.data, .., remote, cx),
+            })
+        })
+    })?;
+    Ok(())
+}
+
 /// Does `count` transfers, in whole rounds.
 #[inline(never)]
 fn rounds(
@@ -82,14 +107,7 @@ fn rounds(
     let mut ops = 0;
     let begin = Instant::<Monotonic>::now();
     while ops < count {
-        for transfer in kept.iter_mut().map_while(Reusable::start) {
-            qp.post_rw(transfer, |t| {
-                Ok(match write {
-                    true => Rw::write(&t.data, .., remote, cx),
-                    false => Rw::read(&t.data, .., remote, cx),
-                })
-            })?;
-        }
+        post(qp, kept, write, remote, cx)?;
         let mut left = depth;
         while left > 0 {
             match process(&end.cq, left)? {
@@ -117,7 +135,6 @@ fn transfer(
 ) -> Result {
     let [a, b] = ends else { return Err(EINVAL) };
     link::connect(a, b, args.timeout, cx)?;
-    let op = b.op(args, cx)?;
     let mut kept = KVec::with_capacity(args.depth as usize, GFP_KERNEL)?;
     for _ in 0..args.depth {
         let memory = VVec::from_elem(0u8, args.size, GFP_KERNEL)?;
@@ -128,6 +145,7 @@ fn transfer(
         };
         kept.push_within_capacity(Reusable::new(transfer, GFP_KERNEL)?)?;
     }
+    let op = b.op(args, cx)?;
     rounds(a, &mut kept, op, run, args.warmup, report, cx)?;
     rounds(a, &mut kept, op, run, args.count, report, cx)
 }

@@ -53,6 +53,7 @@ struct Request {
 
 /// A request that the caller keeps.
 #[derive(HasCqe)]
+#[repr(C)]
 struct Borrowed {
     cqe: Cqe<Self>,
     request: Request,

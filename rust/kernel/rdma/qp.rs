@@ -925,18 +925,21 @@ impl Transfers {
         self.users.get();
     }
 
-    /// Ends a transfer, which does not use the QP, or this, any more.
+    /// Ends a transfer, which does not use the QP, or this, any more. Returns the callback that it
+    /// is given, so that the caller need not save it for when this is the last transfer.
     #[inline]
-    pub(crate) fn end(&self) {
-        if self.users.put() {
-            self.ended();
+    pub(crate) fn end(&self, user: *mut bindings::ib_cqe) -> *mut bindings::ib_cqe {
+        match self.users.put() {
+            true => self.ended(user),
+            false => user,
         }
     }
 
     #[cold]
     #[inline(never)]
-    fn ended(&self) {
+    fn ended(&self, user: *mut bindings::ib_cqe) -> *mut bindings::ib_cqe {
         self.ended.complete();
+        user
     }
 
     /// Keeps what a transfer, which has not ended, leaves behind until the QP is destroyed. Any

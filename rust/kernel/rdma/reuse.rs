@@ -58,10 +58,11 @@ use core::{
 };
 use kernel::alloc::Flags;
 
-/// A request, and the number of its handles.
+/// A request, and the number of its handles. The request is first: its address is that of both.
+#[repr(C)]
 struct Entry<T> {
-    handles: Handles,
     value: T,
+    handles: Handles,
 }
 
 /// Drops a handle, and the request with the last one.

@@ -263,10 +263,10 @@ pub struct Ctx<D: Direction = Bidirectional, O: SgOwner<D> = Pages> {
 /// transfer its QP, whose address `state` has, counts it, and `inner.raw` is initialised for it.
 #[repr(C)]
 struct RawCtx {
-    /// The callback of the last request. The first field, so its address is the context's.
+    inner: UnsafeCell<Inner>,
+    /// The callback of the last request.
     cqe: UnsafeCell<bindings::ib_cqe>,
     state: RwState,
-    inner: UnsafeCell<Inner>,
     /// The length of the memory.
     len: usize,
 }
@@ -275,11 +275,12 @@ struct RawCtx {
 ///
 /// `table` is what [`SgOwner::table`] has returned, and is there while `owner` is. From `first` on
 /// there are `count` entries of it: all, unless a part of the memory is transferred.
+#[repr(C)]
 struct Inner {
+    /// C keeps addresses of parts of it in others. The first field: C is told its address most.
+    raw: Opaque<bindings::rdma_rw_ctx>,
     /// The callback of the owner of the transfer that is posted.
     user: *mut bindings::ib_cqe,
-    /// C keeps addresses of parts of it in others.
-    raw: Opaque<bindings::rdma_rw_ctx>,
     first: *mut bindings::scatterlist,
     count: u32,
     /// That of the transfer.
@@ -634,23 +635,23 @@ impl RawCtx {
         // SAFETY: The context is that of this completion, and its owner, which keeps it, was not
         // taken back, as the caller promises.
         let ctx = || unsafe { of(wc) };
-        let qp = || ctx().state.qp() as *mut bindings::ib_qp;
+        let qp = |ctx: &Self| ctx.state.qp() as *mut bindings::ib_qp;
         // SAFETY: The context was initialised for this QP, which is not destroyed while it counts
         // the transfer, and with these entries, as they were not cut. Nothing else uses `inner`,
         // as the caller promises.
-        let transfers = unsafe {
-            let inner = &*ctx().inner.get();
-            let (raw, at, first, count) = (inner.raw.get(), qp(), inner.first, inner.count);
+        unsafe {
+            let (ctx, at) = (ctx(), qp(ctx()));
+            let inner = &*ctx.inner.get();
+            let (raw, first, count) = (inner.raw.get(), inner.first, inner.count);
             bindings::rdma_rw_ctx_destroy(raw, at, (*at).port, first, count, inner.dir);
-            qp::transfers(qp())
-        };
-        // The QP may be gone after this. Its address stays in the state for a moment, which keeps
-        // others from the context, and is only compared.
-        transfers.end();
-        // SAFETY: The context has not left the claim yet, so it is used by nothing else.
-        let user = unsafe { ctx().user() };
-        ctx().state.set_idle();
-        user
+        }
+        let ctx = ctx();
+        // SAFETY: The QP counts the transfer. The context has not left the claim yet, so it is used
+        // by nothing else.
+        let (transfers, user) = unsafe { (qp::transfers(qp(ctx)), ctx.user()) };
+        ctx.state.set_idle();
+        // The QP may be gone after this.
+        transfers.end(user)
     }
 
     /// Ends the transfer that there is, and the claim (`rdma_rw_ctx_destroy`). `succeeded` is
@@ -686,7 +687,7 @@ impl RawCtx {
             inner.lose(mapping, transfers);
             self.state.set_lost();
         }
-        transfers.end();
+        transfers.end(ptr::null_mut());
     }
 
     /// Ends a transfer of which nothing was posted, and the claim.
@@ -789,13 +790,16 @@ impl Drop for RawCtx {
 ///
 /// # Safety
 ///
-/// The completion is valid, and its request was posted with the address of the first field of a
-/// context, which is there for `'a`.
+/// The completion is valid, and its request was posted with the callback of a context, which is
+/// there for `'a`.
 #[inline]
 unsafe fn of<'a>(wc: *const Wc) -> &'a RawCtx {
-    // SAFETY: The completion is valid. By the caller's promise it has the address of a context that
-    // is there for `'a`: the field is the first of a `#[repr(C)]` struct.
-    unsafe { &*(*wc).cqe().cast_const().cast::<RawCtx>() }
+    // SAFETY: The completion is valid. By the caller's promise it has the address of that field of
+    // a context that is there for `'a`.
+    unsafe {
+        let cqe = (*wc).cqe().cast::<UnsafeCell<bindings::ib_cqe>>();
+        &*kernel::container_of!(cqe, RawCtx, cqe)
+    }
 }
 
 /// The type of a callback.
@@ -826,8 +830,8 @@ unsafe extern "C" fn done<T: CqeHandler<ID>, const ID: u64, const ALL: bool>(
     identity::keep_distinct::<(RawCtx, cqe::Cqe<T::Pointer, ID>)>();
     // SAFETY: The core passes a completion that is valid during this call, and `Wc` is transparent.
     let wc = unsafe { &*wc.cast::<Wc>() };
-    // SAFETY: The request was posted with the address of the first field of a context, which the
-    // owner keeps, and that is not back: a request completes once.
+    // SAFETY: The request was posted with the callback of a context, which the owner keeps, and
+    // that is not back: a request completes once.
     let ctx = || unsafe { of(wc) };
     // SAFETY: The completion has the context.
     if !debug::deactivate(unsafe { ctx().user() }) {
@@ -910,34 +914,44 @@ unsafe fn post(
     user: *mut bindings::ib_cqe,
 ) -> Result<(), Failed> {
     debug::set_qp_of(qp.as_ptr(), user);
-    let mut bad = ptr::null();
+    let mut list = List {
+        bad: ptr::null(),
+        first,
+    };
     // SAFETY: `qp` is valid, and the memory of the requests stays where it is, as the caller
     // promises. They were just made and linked.
-    let ret = unsafe { qp::post::post_list(qp.as_ptr(), first, &mut bad) };
+    let ret = unsafe { qp::post::post_list(qp.as_ptr(), first, &mut list.bad) };
     if ret == 0 {
         // The context may be gone by now.
         return Ok(());
     }
-    // SAFETY: The driver has just returned these for the list. If it has posted none, the context
+    // SAFETY: The driver has just returned this for the list. If it has posted none, the context
     // is there, as nothing gives the owner back.
-    Err(unsafe { refused(ctx, first, bad, ret) })
+    Err(unsafe { refused(ctx, &list, ret) })
+}
+
+/// A list of requests that is posted, and the one that the driver has refused. In memory, which
+/// costs no register.
+#[derive(Clone, Copy)]
+struct List {
+    bad: *const bindings::ib_send_wr,
+    first: *const bindings::ib_send_wr,
 }
 
 /// Returns how far a post came that a driver has failed. If that is nowhere, the transfer ends.
 ///
 /// # Safety
 ///
-/// As the driver has returned `ret` and `bad` for the list from `first` on, of a transfer whose
-/// context the caller has claimed. If that is there no longer, `bad` is null.
+/// As the driver has returned `ret` for the list, of a transfer whose context the caller has
+/// claimed, and named the request `bad`. If the context is there no longer, that is null.
 #[cold]
 #[inline(never)]
 unsafe fn refused(
     ctx: NonNull<RawCtx>,
-    first: *const bindings::ib_send_wr,
-    bad: *const bindings::ib_send_wr,
+    list: &List,
     ret: c_int,
 ) -> Failed {
-    let error = Error::from_errno(ret);
+    let (List { bad, first }, error) = (*list, Error::from_errno(ret));
     if bad.is_null() {
         // The context may be gone by now.
         return Failed::Unnamed(error);
@@ -963,19 +977,19 @@ unsafe fn refused(
     Failed::Nowhere(error)
 }
 
-/// Maps all of the memory of a context and posts its requests, on a QP that has a
-/// [`PostTarget::rw_port`](wr::PostTarget::rw_port), which is `port`.
+/// Maps all of the memory of a context and posts its requests.
 ///
 /// # Safety
 ///
-/// `qp` is valid. The context, and the memory of what is `posted`, stays where it is until
+/// `qp` is valid, and the context was claimed for it by [`RwState::claim_unseen`] with the
+/// [`rw_idle`](wr::PostTarget::rw_idle) of the QP. The context, and the memory of what is `posted`,
+/// stays where it is until
 /// that has completed to `user`, if this succeeds, or, if it fails in part, until the QP is
 /// drained. `then` is null or an initialised request.
 #[inline(always)]
 unsafe fn transfer_all(
     ctx: NonNull<RawCtx>,
     qp: NonNull<bindings::ib_qp>,
-    port: u32,
     remote: Remote,
     dir: bindings::dma_data_direction,
     posted: Posted,
@@ -983,19 +997,16 @@ unsafe fn transfer_all(
     // SAFETY: The context stays where it is at least until a request is posted, as the caller
     // promises.
     let this = unsafe { ctx.as_ref() };
-    if let Err(error) = this.claim(qp) {
-        return Err(Failed::Nowhere(error));
-    }
-    // SAFETY: This was just claimed, and `qp` is valid, as the caller promises. It has an
-    // `rw_port`, which says that it and its device have the limits that C divides by.
+    // SAFETY: This was claimed, and `qp` is valid, as the caller promises. It and its device have
+    // the limits that C divides by, and it has a port, as it need not look at the transfer.
     let mapped = unsafe {
         this.note(&posted);
-        this.map(qp, port, remote, dir)
+        this.map(qp, qp.as_ref().port, remote, dir)
     };
     if let Err(error) = mapped {
         return Err(Failed::Nowhere(error));
     }
-    // SAFETY: The context was claimed above, and the transfer is mapped. The memory of the requests
+    // SAFETY: The context was claimed, and the transfer is mapped. The memory of the requests
     // stays where it is, as the caller promises.
     unsafe {
         let first = this.requests(qp, posted.then);
@@ -1194,25 +1205,27 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
             // drained below.
             unsafe { begin(ctx, extents, target.raw, posted) }
         };
+        // SAFETY: The owner keeps the context, as the caller promises.
+        let claim = || unsafe { &ctx.as_ref().state }.claim_unseen(target.rw_idle, target.raw.as_ptr() as usize);
         let begun = match extents {
             Some(Extents {
                 range: None,
                 remote,
                 dir,
-            }) => match target.rw_port {
+            }) => match claim() {
+                true => {
+                    let posted = posted(done::<P::Target, ID, true>);
+                    // SAFETY: The QP is valid, and the context was just claimed for it. The owner
+                    // keeps the context and the memory of `then`, as the caller promises. It is the
+                    // queue's until it completes, or is kept until the QP is drained below.
+                    unsafe { transfer_all(ctx, target.raw, remote, dir, posted) }
+                }
                 // Made anew, so that it is not written to memory where it is not needed.
-                0 => begin(Some(Extents {
+                false => begin(Some(Extents {
                     range: None,
                     remote,
                     dir,
                 })),
-                port => {
-                    let posted = posted(done::<P::Target, ID, true>);
-                    // SAFETY: The QP is valid, and this is its port. The owner keeps the context
-                    // and the memory of `then`, as the caller promises. It is the queue's until it
-                    // completes, or is kept until the QP is drained below.
-                    unsafe { transfer_all(ctx, target.raw, port, remote, dir, posted) }
-                }
             },
             part => begin(part),
         };

@@ -111,6 +111,17 @@ impl Users {
 /// Set in the state of a context that is prepared.
 const PREPARED: usize = 1;
 
+/// The state in which a QP finds a context of transfers that it can claim without a further look.
+#[derive(Clone, Copy)]
+pub(crate) struct RwIdle(usize);
+
+impl RwIdle {
+    /// Of a QP that has to look at each transfer, none.
+    pub(crate) fn new(looks: bool) -> Self {
+        Self(if looks { usize::MAX } else { 0 })
+    }
+}
+
 /// The claim of a context of transfers ([`rw::Ctx`](crate::rw::Ctx)).
 ///
 /// # Invariants
@@ -140,6 +151,13 @@ impl RwState {
     pub(crate) fn claim(&self, qp: usize) -> core::result::Result<(), usize> {
         // INVARIANT: The transfer of the caller has it.
         self.change(0, qp)
+    }
+
+    /// As [`RwState::claim`], where the QP need not look at the transfer. Returns whether it did.
+    #[inline]
+    pub(crate) fn claim_unseen(&self, idle: RwIdle, qp: usize) -> bool {
+        // INVARIANT: The transfer of the caller has it. There is no other state that this could be.
+        self.change(idle.0, qp).is_ok()
     }
 
     /// Claims a context that is prepared for a QP. Fails with the state. Acquire: it is.

@@ -11,7 +11,8 @@
 use crate::{
     cq,
     pd,
-    prelude::*, //
+    prelude::*,
+    sync::RwIdle, //
 };
 use core::{
     marker::PhantomData,
@@ -170,18 +171,18 @@ impl QpId {
 /// # Invariants
 ///
 /// `raw` is valid, of the PD `pd`, and no other QP has or had this number. `recv_cq` is the CQ of
-/// its receives, and is valid. `iwarp` says whether its device is one of iWARP. If `rw_port` is
-/// not zero, it is the QP's, and QP and device have the limits that `rdma_rw` divides by.
+/// its receives, and is valid. `iwarp` says whether its device is one of iWARP. Unless `rw_idle` is
+/// that of a QP that has to look, QP and device have the limits that `rdma_rw` divides by, and the
+/// QP has a port.
 pub struct PostTarget {
     pub(crate) raw: NonNull<bindings::ib_qp>,
     recv_cq: NonNull<cq::Inner>,
     pub(crate) pd: pd::Id,
     pub(crate) qp_id: QpId,
     pub(crate) iwarp: bool,
-    /// The port, if transfers by `rdma_rw` of all of a context's memory need no check: the driver
-    /// has set all that C divides by, and no peer gets a key. Otherwise zero, as if the QP was
-    /// created without contexts.
-    pub(crate) rw_port: u32,
+    /// Whether transfers by `rdma_rw` of all of a context's memory need no look: the driver has set
+    /// all that C divides by, no peer gets a key, and the QP was created with contexts.
+    pub(crate) rw_idle: RwIdle,
 }
 
 impl PostTarget {
@@ -202,7 +203,7 @@ impl PostTarget {
             pd: pd.id(),
             qp_id: QpId::next(),
             iwarp,
-            rw_port: if is_checked { 0 } else { qp.port },
+            rw_idle: RwIdle::new(is_checked || qp.port == 0),
         }
     }
 
