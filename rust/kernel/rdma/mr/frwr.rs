@@ -81,17 +81,18 @@ struct Claimed {
 }
 
 impl Claimed {
-    /// Returns whether a completion of `cq` proves the end of this generation, of an MR of the
-    /// device `dev`: where it is the first proof, or the MR was registered through another QP of
-    /// that CQ.
-    #[cold]
-    #[inline(never)]
-    fn proves(&self, generation: u64, cq: &cq::Inner, dev: *const bindings::ib_device) -> bool {
-        let is_first = || generation <= self.trusted_empty && cq.empties.since(self.mark);
-        // Of another device, the CQ may be at the address of one that is gone.
-        ptr::eq(cq.raw.as_ptr(), self.recv_cq)
-            && ptr::eq(cq.dev.as_raw(), dev)
-            && (generation <= self.trusted || is_first())
+    /// Ends the registration of this generation, whose end is proved, and the claim of `state`.
+    /// Returns `true`.
+    ///
+    /// A key is valid on one device, which the CQ of the proof belongs to, as the QP does that the
+    /// registration was posted to. That device says that the key was valid and is not any more. One
+    /// of iWARP does not say that it was, but no generation is trusted there.
+    #[inline]
+    fn end<S: State>(&mut self, state: &S, generation: u64) -> bool {
+        // Should it wrap, the next ones are not trusted.
+        self.trusted = generation.wrapping_add(TRUSTED);
+        state.set_idle();
+        true
     }
 }
 
@@ -186,24 +187,43 @@ impl FastRegMr {
         // SAFETY: The state was just claimed, so by the type invariant `claimed` has no other user.
         let claimed = unsafe { &mut *self.claimed.get() };
         // The CQ of that QP is `claimed.recv_cq`. Of any other it is to be seen.
+        if key != claimed.rkey || qp != claimed.qp || generation > claimed.trusted {
+            // SAFETY: The state was just claimed.
+            return unsafe { self.remote_invalidated_first(state, key, cq) };
+        }
+        claimed.end(state, generation)
+    }
+
+    /// As [`FastRegMr::remote_invalidated`], where it is no proof, or the first one, or the MR was
+    /// registered through another QP of that CQ.
+    ///
+    /// # Safety
+    ///
+    /// `state` was claimed.
+    #[cold]
+    #[inline(never)]
+    unsafe fn remote_invalidated_first<S: State>(
+        &self,
+        state: &S,
+        key: u32,
+        cq: &cq::Inner,
+    ) -> bool {
+        let generation = state.generation();
+        // SAFETY: The state is claimed, so by the type invariant `claimed` has no other user.
+        let claimed = unsafe { &mut *self.claimed.get() };
+        // SAFETY: By the type invariant `raw` is an MR; its device does not change.
+        let device = unsafe { (*self.raw.as_ptr()).device };
+        // Of another device, the CQ may be at the address of one that is gone.
         let proved = key == claimed.rkey
-            && (qp == claimed.qp && generation <= claimed.trusted || {
-                wc::unlikely();
-                // SAFETY: By the type invariant `raw` is an MR; its device does not change.
-                claimed.proves(generation, cq, unsafe { (*self.raw.as_ptr()).device })
-            });
-        // A key is valid on one device, which the CQ belongs to, as the QP does that the
-        // registration was posted to. That device says that the key was valid and is not any more.
-        // One of iWARP does not say that it was, but no generation is trusted there.
+            && ptr::eq(cq.raw.as_ptr(), claimed.recv_cq)
+            && ptr::eq(cq.dev.as_raw(), device)
+            && (generation <= claimed.trusted
+                || generation <= claimed.trusted_empty && cq.empties.since(claimed.mark));
         if !proved {
-            wc::unlikely();
             state.set_registered();
             return false;
         }
-        // Should it wrap, the next ones are not trusted.
-        claimed.trusted = generation.wrapping_add(TRUSTED);
-        state.set_idle();
-        true
+        claimed.end(state, generation)
     }
 
     /// Notes the QP that the MR is registered through from now on. Returns `false` if that is of

@@ -342,7 +342,8 @@ owner!(Handling, INV);
 /// # Invariants
 ///
 /// `poller` is that of the CQ of both queues of the QP until that is destroyed, and none after it.
-/// `handles` counts the [`Tags`] and the [`Keeper`]. Each tag of `words` has its slot in `slots`.
+/// `handles` counts the [`Tags`] and the [`Keeper`]. Each tag of `words`, of which there is one at
+/// least, has its slot in `slots`.
 #[pin_data]
 struct Table<X: Exchange> {
     poller: cq::PollerRef,
@@ -410,16 +411,39 @@ impl<X: Exchange> Table<X> {
     #[inline]
     fn take(&self) -> Result<Tag<X>> {
         self.open()?;
-        for (n, word) in self.words.iter().enumerate() {
+        // SAFETY: By the type invariant there is a word.
+        let first = unsafe { self.words.get_unchecked(0) };
+        match first.take() {
+            // SAFETY: It was just taken.
+            Some(tag) => Ok(unsafe { self.tag(0, tag) }),
+            None => self.take_behind_first(),
+        }
+    }
+
+    /// Returns a free tag of the other words. Not inlined, so that the first word is no loop.
+    #[inline(never)]
+    fn take_behind_first(&self) -> Result<Tag<X>> {
+        for (n, word) in self.words.iter().enumerate().skip(1) {
             if let Some(tag) = word.take() {
-                let first = n.wrapping_mul(TAGS as usize);
-                // SAFETY: By the type invariant there is a slot for each bit of the words.
-                let slot = unsafe { self.slots.get_unchecked(first | tag as usize) };
-                // INVARIANT: The caller holds the tag.
-                return Ok(Tag(slot.into()));
+                // SAFETY: It was just taken.
+                return Ok(unsafe { self.tag(n, tag) });
             }
         }
         Err(EAGAIN)
+    }
+
+    /// Returns tag number `tag` of word number `word`.
+    ///
+    /// # Safety
+    ///
+    /// The caller has taken it from that word.
+    #[inline]
+    unsafe fn tag(&self, word: usize, tag: u32) -> Tag<X> {
+        let first = word.wrapping_mul(TAGS as usize);
+        // SAFETY: By the type invariant each tag of the words has its slot.
+        let slot = unsafe { self.slots.get_unchecked(first | tag as usize) };
+        // INVARIANT: The caller holds the tag.
+        Tag(slot.into())
     }
 
     fn set_locked(&self, locked: bool) {

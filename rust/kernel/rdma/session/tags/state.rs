@@ -252,8 +252,7 @@ impl Word {
     pub(super) fn take(&self) -> Option<u32> {
         let mut old = self.0.load(Ordering::Relaxed);
         loop {
-            let free = old & (LOCKED - 1);
-            if free == 0 {
+            if old & (LOCKED - 1) == 0 {
                 return None;
             }
             // The lowest bit is that of a free tag, as the one of the lock is above all.
@@ -263,7 +262,7 @@ impl Word {
                 .0
                 .compare_exchange_weak(old, new, acquire, Ordering::Relaxed)
             {
-                Ok(_) => return Some(free.trailing_zeros()),
+                Ok(_) => return Some(old.trailing_zeros()),
                 Err(now) => old = now,
             }
         }
