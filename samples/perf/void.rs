@@ -74,11 +74,11 @@ impl Request {
         &self.buf
     }
 
-    #[inline]
-    fn completed(&self, wc: &Wc) {
-        if let Err(e) = wc.result() {
-            self.run.fail(e.into());
-        }
+    /// Not inlined, and takes what has failed, so that no register is saved each time.
+    #[cold]
+    #[inline(never)]
+    fn failed(self: Pin<KBox<Self>>, e: WcError) {
+        self.run.fail(e.into());
     }
 }
 
@@ -89,7 +89,9 @@ impl CqeHandler for Request {
     /// Not taken by the caller: flushed at the end.
     #[inline]
     fn done(this: Self::Pointer, wc: &Wc, _cx: &Atomic) {
-        this.completed(wc);
+        if let Err(e) = wc.result() {
+            this.failed(e);
+        }
     }
 }
 
@@ -99,8 +101,17 @@ impl CqeHandler for Borrowed {
 
     #[inline]
     fn done(this: InFlight<Self>, wc: &Wc, _cx: &Atomic) {
-        this.request.completed(wc);
+        if let Err(e) = wc.result() {
+            failed(this, e);
+        }
     }
+}
+
+/// As [`Request::failed`].
+#[cold]
+#[inline(never)]
+fn failed(this: InFlight<Borrowed>, e: WcError) {
+    this.request.run.fail(e.into());
 }
 
 /// Posts the requests of each owner to a QP.
@@ -195,7 +206,9 @@ impl Taken {
         let here = &mut self.here;
         let take = |completion: Completion<'_>| {
             if let Ok((request, wc)) = completion.take::<Request, 0>() {
-                request.completed(wc);
+                if let Err(e) = wc.result() {
+                    return request.failed(e);
+                }
                 // The vector has held all of them before.
                 here.push_within_capacity(request).unwrap_or_else(lost);
             }
