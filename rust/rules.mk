@@ -11,7 +11,7 @@ rdma-crate	:= $(obj)/rust/kernel/rdma
 # compiler is in the former), flags from the command line. A module that was built against another
 # build of the crate is then refused: "Unknown symbol".
 rdma-hash = $(or $(shell { cd $(src) && \
-		find $(1) -type f \( -name '*.rs' -o -name '*.[ch]' -o -name '*.mk' \) | LC_ALL=C sort | \
+		find $(1) -type f \( -name '*.rs' -o -name '*.[chS]' -o -name '*.mk' \) | LC_ALL=C sort | \
 		xargs sha256sum; cd $(abspath $(objtree)) && \
 		cat include/config/auto.conf include/config/kernel.release; \
 		echo '$(KRUSTFLAGS)'; } | sha256sum | cut -c1-16),$(error no hash of $(1)))
@@ -70,8 +70,15 @@ $(rdma-bindings)/rdma_bindings_generated.rs: $(src)/rust/bindings/rdma_bindings.
 targets += rust/bindings/rdma_bindings_generated.rs
 
 $(rdma-bindings)/rdma_bindings.o: private export RDMA_BINDINGS_DIR := $(abspath $(rdma-bindings))
-$(rdma-bindings)/rdma_bindings.o: $(rdma-bindings)/rdma_bindings_generated.rs
+$(rdma-bindings)/rdma_bindings.o: $(rdma-bindings)/rdma_bindings_generated.rs $(rdma-bindings)/static_branch_generated.rs
 RUSTFLAGS_rust/bindings/rdma_bindings.o += -Cmetadata=$(rdma-build) --emit=metadata=$(rdma-bindings)/librdma_bindings.rmeta
+
+quiet_cmd_rdma_static_branch = RSCPP $(quiet_modtag) $@
+      cmd_rdma_static_branch = \
+	$(CPP) $(c_flags) -xc -C -P $< | sed '1,/^\/\/ Cut here\.$$/d; s/^macro_rules/\#[macro_export]\n&/' >$@
+$(rdma-bindings)/static_branch_generated.rs: $(src)/rust/bindings/static_branch.rs.S FORCE
+	$(call if_changed_dep,rdma_static_branch)
+targets += rust/bindings/static_branch_generated.rs
 
 # Procedural macros run on the host, inside the compiler.
 quiet_cmd_rdma_procmacro = $(RUSTC_OR_CLIPPY_QUIET) P $(quiet_modtag) $@

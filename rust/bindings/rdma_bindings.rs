@@ -37,3 +37,9 @@ mod generated {
 }
 
 pub use generated::*;
+
+#[cfg(CONFIG_JUMP_LABEL)]
+include!(concat!(
+    env!("RDMA_BINDINGS_DIR"),
+    "/static_branch_generated.rs"
+));

@@ -12,6 +12,7 @@
 #include <linux/preempt.h>
 #include <linux/rcupdate.h>
 #include <linux/sched/task_stack.h>
+#include <linux/uaccess.h>
 #include <linux/workqueue.h>
 #include <rdma/ib_cache.h>
 
@@ -369,3 +370,88 @@ void rdma_helper_trace_drain_end(const struct ib_qp *qp, u64 began, int rc)
 	took = began ? ktime_get_ns() - began : 0;
 	trace_drain_end(qp, DIV_ROUND_UP_ULL(took, NSEC_PER_USEC), rc);
 }
+
+#if defined(CONFIG_TRACEPOINTS) && defined(CONFIG_JUMP_LABEL)
+/*
+ * The posts and completions of ULPs are inlined, and have a static branch each. Where the event is
+ * on, these are called instead of the driver. What is traced of a request is read before: it may
+ * have completed when the driver returns.
+ */
+EXPORT_SYMBOL_GPL(__tracepoint_post_send);
+EXPORT_SYMBOL_GPL(__tracepoint_post_recv);
+EXPORT_SYMBOL_GPL(__tracepoint_post_srq_recv);
+EXPORT_SYMBOL_GPL(__tracepoint_wc);
+
+int rdma_helper_trace_post_send(struct ib_qp *qp, const struct ib_send_wr *wr,
+				const struct ib_send_wr **bad_wr)
+{
+	const struct ib_send_wr *last = wr;
+	const struct ib_cqe *cqe;
+	int opcode, flags, ret;
+	u32 num = 1;
+
+	for (; last->next; last = last->next)
+		num++;
+	cqe = last->wr_cqe;
+	opcode = last->opcode;
+	flags = last->send_flags;
+	ret = qp->device->ops.post_send(qp, wr, bad_wr);
+	trace_post_send(qp, cqe, opcode, flags, num, ret);
+	return ret;
+}
+EXPORT_SYMBOL_GPL(rdma_helper_trace_post_send);
+
+int rdma_helper_trace_post_recv(struct ib_qp *qp, const struct ib_recv_wr *wr,
+				const struct ib_recv_wr **bad_wr)
+{
+	const struct ib_cqe *cqe = wr->wr_cqe;
+	int num_sge = wr->num_sge;
+	int ret = qp->device->ops.post_recv(qp, wr, bad_wr);
+
+	trace_post_recv(qp, cqe, num_sge, ret);
+	return ret;
+}
+EXPORT_SYMBOL_GPL(rdma_helper_trace_post_recv);
+
+int rdma_helper_trace_post_srq_recv(struct ib_srq *srq, const struct ib_recv_wr *wr,
+				    const struct ib_recv_wr **bad_wr)
+{
+	const struct ib_cqe *cqe = wr->wr_cqe;
+	int num_sge = wr->num_sge;
+	int ret = srq->device->ops.post_srq_recv(srq, wr, bad_wr);
+
+	trace_post_srq_recv(srq, cqe, num_sge, ret);
+	return ret;
+}
+EXPORT_SYMBOL_GPL(rdma_helper_trace_post_srq_recv);
+
+static void trace_completion(const struct ib_cq *cq, const struct ib_wc *wc)
+{
+	u32 qp_num;
+
+	/* The QP may be gone: its drain may have polled the CQ meanwhile. */
+	if (get_kernel_nofault(qp_num, &wc->qp->qp_num))
+		qp_num = 0;
+	trace_wc(cq, wc, qp_num);
+}
+
+int rdma_helper_trace_poll_cq(struct ib_cq *cq, int num_entries, struct ib_wc *wc)
+{
+	int i, n = ib_poll_cq(cq, num_entries, wc);
+
+	for (i = 0; i < min(n, num_entries); i++)
+		trace_completion(cq, wc + i);
+	return n;
+}
+EXPORT_SYMBOL_GPL(rdma_helper_trace_poll_cq);
+
+/* Called by a callback, which has done nothing yet. */
+void rdma_helper_trace_wc(struct ib_cq *cq, struct ib_wc *wc)
+{
+	trace_completion(cq, wc);
+	wc->wc_flags |= RDMA_HELPER_WC_TRACED;
+	wc->wr_cqe->done(cq, wc);
+	wc->wc_flags &= ~RDMA_HELPER_WC_TRACED;
+}
+EXPORT_SYMBOL_GPL(rdma_helper_trace_wc);
+#endif

@@ -5,6 +5,7 @@
 #ifndef RDMA_HELPERS_H
 #define RDMA_HELPERS_H
 
+#include <linux/tracepoint-defs.h>
 #include <rdma/ib_verbs.h>
 
 int rdma_helper_dma_map_single(struct ib_device *dev, void *cpu_addr, size_t size,
@@ -37,6 +38,27 @@ enum rdma_ah_attr_type rdma_helper_ah_type(struct ib_device *dev, u32 port);
 void rdma_helper_memcpy(void *to, const void *from, size_t len);
 u64 rdma_helper_trace_drain_begin(const struct ib_qp *qp);
 void rdma_helper_trace_drain_end(const struct ib_qp *qp, u64 began, int rc);
+
+#if defined(CONFIG_TRACEPOINTS) && defined(CONFIG_JUMP_LABEL)
+DECLARE_TRACEPOINT(post_send);
+DECLARE_TRACEPOINT(post_recv);
+DECLARE_TRACEPOINT(post_srq_recv);
+DECLARE_TRACEPOINT(wc);
+
+/* None of enum ib_wc_flags: set while the callback of a completion that was traced runs. */
+enum rdma_helper_wc_flags {
+	RDMA_HELPER_WC_TRACED = 1 << 30,
+};
+
+int rdma_helper_trace_post_send(struct ib_qp *qp, const struct ib_send_wr *wr,
+				const struct ib_send_wr **bad_wr);
+int rdma_helper_trace_post_recv(struct ib_qp *qp, const struct ib_recv_wr *wr,
+				const struct ib_recv_wr **bad_wr);
+int rdma_helper_trace_post_srq_recv(struct ib_srq *srq, const struct ib_recv_wr *wr,
+				    const struct ib_recv_wr **bad_wr);
+int rdma_helper_trace_poll_cq(struct ib_cq *cq, int num_entries, struct ib_wc *wc);
+void rdma_helper_trace_wc(struct ib_cq *cq, struct ib_wc *wc);
+#endif
 
 enum rdma_helper_protocol {
 	RDMA_HELPER_IB = 1 << 0,

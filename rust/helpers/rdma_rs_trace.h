@@ -9,7 +9,10 @@
 #define RDMA_RS_TRACE_H
 
 #include <linux/tracepoint.h>
+#include <rdma/ib_cm.h>
 #include <rdma/ib_verbs.h>
+#include <rdma/rdma_cm.h>
+#include <trace/misc/rdma.h>
 
 TRACE_EVENT(drain_begin,
 	TP_PROTO(const struct ib_qp *qp),
@@ -78,6 +81,204 @@ TRACE_EVENT(mr_map,
 		  __entry->mr_id, __entry->nents, __entry->len, __entry->iova, __entry->rc)
 );
 
+/* Without static branches those of the hot path would cost more than a no-op. */
+#ifdef CONFIG_JUMP_LABEL
+
+/*
+ * enum ib_wr_opcode, from include/rdma/ib_verbs.h
+ */
+#define RDMA_RS_WR_OPCODE_LIST				\
+	wr_opcode(SEND)					\
+	wr_opcode(SEND_WITH_IMM)			\
+	wr_opcode(SEND_WITH_INV)			\
+	wr_opcode(RDMA_WRITE)				\
+	wr_opcode(RDMA_WRITE_WITH_IMM)			\
+	wr_opcode(RDMA_READ)				\
+	wr_opcode(ATOMIC_CMP_AND_SWP)			\
+	wr_opcode(ATOMIC_FETCH_AND_ADD)			\
+	wr_opcode(LOCAL_INV)				\
+	wr_opcode_end(REG_MR)
+
+#undef wr_opcode
+#undef wr_opcode_end
+
+#define wr_opcode(x)		TRACE_DEFINE_ENUM(IB_WR_##x);
+#define wr_opcode_end(x)	TRACE_DEFINE_ENUM(IB_WR_##x);
+
+RDMA_RS_WR_OPCODE_LIST
+
+#undef wr_opcode
+#undef wr_opcode_end
+
+#define wr_opcode(x)		{ IB_WR_##x, #x },
+#define wr_opcode_end(x)	{ IB_WR_##x, #x }
+
+#define rdma_rs_show_wr_opcode(x) \
+		__print_symbolic(x, RDMA_RS_WR_OPCODE_LIST)
+
+/*
+ * enum ib_wc_opcode, from include/rdma/ib_verbs.h
+ */
+#define RDMA_RS_WC_OPCODE_LIST				\
+	wc_opcode(SEND)					\
+	wc_opcode(RDMA_WRITE)				\
+	wc_opcode(RDMA_READ)				\
+	wc_opcode(COMP_SWAP)				\
+	wc_opcode(FETCH_ADD)				\
+	wc_opcode(LOCAL_INV)				\
+	wc_opcode(REG_MR)				\
+	wc_opcode(RECV)					\
+	wc_opcode_end(RECV_RDMA_WITH_IMM)
+
+#undef wc_opcode
+#undef wc_opcode_end
+
+#define wc_opcode(x)		TRACE_DEFINE_ENUM(IB_WC_##x);
+#define wc_opcode_end(x)	TRACE_DEFINE_ENUM(IB_WC_##x);
+
+RDMA_RS_WC_OPCODE_LIST
+
+#undef wc_opcode
+#undef wc_opcode_end
+
+#define wc_opcode(x)		{ IB_WC_##x, #x },
+#define wc_opcode_end(x)	{ IB_WC_##x, #x }
+
+/* That of a request that has failed is not valid. */
+#define RDMA_RS_NO_OPCODE	0xffffffff
+
+#define rdma_rs_show_wc_opcode(x) \
+		__print_symbolic(x, RDMA_RS_WC_OPCODE_LIST, { RDMA_RS_NO_OPCODE, "-" })
+
+TRACE_DEFINE_ENUM(IB_SEND_FENCE);
+TRACE_DEFINE_ENUM(IB_SEND_SIGNALED);
+TRACE_DEFINE_ENUM(IB_SEND_SOLICITED);
+
+/* @wr_cqe, @opcode and @flags are of the last request. */
+TRACE_EVENT(post_send,
+	TP_PROTO(const struct ib_qp *qp, const struct ib_cqe *wr_cqe, int opcode, int flags,
+		 u32 num, int rc),
+
+	TP_ARGS(qp, wr_cqe, opcode, flags, num, rc),
+
+	TP_STRUCT__entry(
+		__array(char, device, IB_DEVICE_NAME_MAX)
+		__field(u32, qp_num)
+		__field(const void *, wr_cqe)
+		__field(int, opcode)
+		__field(int, flags)
+		__field(u32, num)
+		__field(int, rc)
+	),
+
+	TP_fast_assign(
+		strscpy(__entry->device, qp->device->name, IB_DEVICE_NAME_MAX);
+		__entry->qp_num = qp->qp_num;
+		__entry->wr_cqe = wr_cqe;
+		__entry->opcode = opcode;
+		__entry->flags = flags;
+		__entry->num = num;
+		__entry->rc = rc;
+	),
+
+	TP_printk("device=%s qp_num=%u wr_cqe=%p opcode=%s flags=%s num=%u rc=%d",
+		  __entry->device, __entry->qp_num, __entry->wr_cqe,
+		  rdma_rs_show_wr_opcode(__entry->opcode),
+		  __print_flags(__entry->flags, "|",
+				{ IB_SEND_FENCE, "FENCE" },
+				{ IB_SEND_SIGNALED, "SIGNALED" },
+				{ IB_SEND_SOLICITED, "SOLICITED" }),
+		  __entry->num, __entry->rc)
+);
+
+TRACE_EVENT(post_recv,
+	TP_PROTO(const struct ib_qp *qp, const struct ib_cqe *wr_cqe, int num_sge, int rc),
+
+	TP_ARGS(qp, wr_cqe, num_sge, rc),
+
+	TP_STRUCT__entry(
+		__array(char, device, IB_DEVICE_NAME_MAX)
+		__field(u32, qp_num)
+		__field(const void *, wr_cqe)
+		__field(int, num_sge)
+		__field(int, rc)
+	),
+
+	TP_fast_assign(
+		strscpy(__entry->device, qp->device->name, IB_DEVICE_NAME_MAX);
+		__entry->qp_num = qp->qp_num;
+		__entry->wr_cqe = wr_cqe;
+		__entry->num_sge = num_sge;
+		__entry->rc = rc;
+	),
+
+	TP_printk("device=%s qp_num=%u wr_cqe=%p num_sge=%d rc=%d",
+		  __entry->device, __entry->qp_num, __entry->wr_cqe, __entry->num_sge, __entry->rc)
+);
+
+TRACE_EVENT(post_srq_recv,
+	TP_PROTO(const struct ib_srq *srq, const struct ib_cqe *wr_cqe, int num_sge, int rc),
+
+	TP_ARGS(srq, wr_cqe, num_sge, rc),
+
+	TP_STRUCT__entry(
+		__array(char, device, IB_DEVICE_NAME_MAX)
+		__field(u32, srq_id)
+		__field(const void *, wr_cqe)
+		__field(int, num_sge)
+		__field(int, rc)
+	),
+
+	TP_fast_assign(
+		strscpy(__entry->device, srq->device->name, IB_DEVICE_NAME_MAX);
+		__entry->srq_id = srq->res.id;
+		__entry->wr_cqe = wr_cqe;
+		__entry->num_sge = num_sge;
+		__entry->rc = rc;
+	),
+
+	TP_printk("device=%s srq.id=%u wr_cqe=%p num_sge=%d rc=%d",
+		  __entry->device, __entry->srq_id, __entry->wr_cqe, __entry->num_sge, __entry->rc)
+);
+
+TRACE_EVENT(wc,
+	TP_PROTO(const struct ib_cq *cq, const struct ib_wc *wc, u32 qp_num),
+
+	TP_ARGS(cq, wc, qp_num),
+
+	TP_STRUCT__entry(
+		__field(u32, cq_id)
+		__field(u32, qp_num)
+		__field(const void *, wr_cqe)
+		__field(unsigned int, status)
+		__field(u32, vendor_err)
+		__field(u32, opcode)
+		__field(u32, byte_len)
+	),
+
+	TP_fast_assign(
+		__entry->cq_id = cq->res.id;
+		__entry->qp_num = qp_num;
+		__entry->wr_cqe = wc->wr_cqe;
+		__entry->status = wc->status;
+		if (wc->status) {
+			__entry->vendor_err = wc->vendor_err;
+			__entry->opcode = RDMA_RS_NO_OPCODE;
+			__entry->byte_len = 0;
+		} else {
+			__entry->vendor_err = 0;
+			__entry->opcode = wc->opcode;
+			__entry->byte_len = wc->byte_len;
+		}
+	),
+
+	TP_printk("cq.id=%u qp_num=%u wr_cqe=%p status=%s vendor_err=%#x opcode=%s byte_len=%u",
+		  __entry->cq_id, __entry->qp_num, __entry->wr_cqe,
+		  rdma_show_wc_status(__entry->status), __entry->vendor_err,
+		  rdma_rs_show_wc_opcode(__entry->opcode), __entry->byte_len)
+);
+
+#endif
 #endif
 
 #undef TRACE_INCLUDE_PATH

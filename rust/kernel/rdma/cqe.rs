@@ -47,6 +47,7 @@ use crate::{
     debug,
     identity,
     prelude::*,
+    trace,
     wc::unlikely, //
 };
 use core::{
@@ -266,6 +267,11 @@ unsafe extern "C" fn done<T: CqeHandler<ID>, const ID: u64>(
 ) {
     // `is_of` tells owners apart by this function's address.
     identity::keep_distinct::<Cqe<T::Pointer, ID>>();
+    // SAFETY: The core passes a CQ and a completion that are valid during this call.
+    if unsafe { trace::is_due(cq, wc) } {
+        // SAFETY: It was just found to be due, and nothing was done with it yet.
+        return unsafe { trace::completion(cq, wc) };
+    }
     // SAFETY: The core passes a completion that is valid during this call, and `Wc` is transparent.
     let wc = unsafe { &*wc.cast::<Wc>() };
     if !debug::deactivate(wc.cqe()) {

@@ -55,6 +55,10 @@ use crate::{
         Node, //
     },
     srq,
+    trace::{
+        self,
+        PostRecv, //
+    },
     wr::{
         self,
         PostTarget, //
@@ -95,12 +99,13 @@ pub struct Qp<S: PollContext, R: PollContext = S> {
 ///
 /// # Invariants
 ///
-/// `target` is the QP of `inner`, and its queues complete to CQs that are polled by `pollers`.
-/// `inner` is there until this is dropped or destroyed.
+/// `target` is the QP of `inner`, `post_recv` its driver's operation, and its queues complete to CQs
+/// that are polled by `pollers`. `inner` is there until this is dropped or destroyed.
 pub(crate) struct AnyQp {
     pub(crate) target: PostTarget,
     /// The PD of receives; none if the QP takes them from an SRQ, so that no entry is of it.
     recv_pd: pd::Id,
+    post_recv: PostRecv,
     /// Of the CQs of both queues.
     pollers: (cq::Poller, cq::Poller),
     pub(crate) inner: ManuallyDrop<deferred::Deferred<Inner>>,
@@ -118,6 +123,8 @@ impl AnyQp {
                 Some(_) => pd::Id::NONE,
                 None => parts.pd.id(),
             },
+            // SAFETY: It was just created, and `inner` keeps it.
+            post_recv: unsafe { trace::recv_op(inner.raw.as_ptr()) },
             pollers: (parts.send_cq.poller(), parts.recv_cq.poller()),
             inner: ManuallyDrop::new(inner),
         })

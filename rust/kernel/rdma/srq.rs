@@ -54,6 +54,7 @@ use crate::{
     prelude::*,
     refs,
     sync::SlotsOut,
+    trace,
     wr, //
 };
 use core::{
@@ -535,7 +536,7 @@ unsafe fn post<T: Receive<N>, const N: usize>(
     // refuses in the request's own successor, which is null before.
     let (ret, named) = unsafe {
         let bad = (&raw mut (*raw).next).cast();
-        let ret = ((*(*srq).device).ops.post_srq_recv.unwrap_unchecked())(srq, raw, bad);
+        let ret = trace::post_srq_recv(srq, raw, bad);
         if ret == 0 {
             return Ok(());
         }
@@ -556,6 +557,11 @@ unsafe extern "C" fn done<T: Receive<N>, const N: usize>(
     cq: *mut bindings::ib_cq,
     wc: *mut bindings::ib_wc,
 ) {
+    // SAFETY: The core passes a CQ and a completion that are valid during this call.
+    if unsafe { trace::is_due(cq, wc) } {
+        // SAFETY: It was just found to be due, and nothing was done with it yet.
+        return unsafe { trace::completion(cq, wc) };
+    }
     // SAFETY: The core passes a completion that is valid during this call, and `Wc` is transparent.
     let wc = unsafe { &*wc.cast::<Wc>() };
     // SAFETY: The caller says that `post` has posted this: the first field of a slot's memory.

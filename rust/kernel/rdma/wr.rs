@@ -12,7 +12,11 @@ use crate::{
     cq,
     pd,
     prelude::*,
-    sync::RwIdle, //
+    sync::RwIdle,
+    trace::{
+        self,
+        PostSend, //
+    }, //
 };
 use core::{
     marker::PhantomData,
@@ -170,12 +174,14 @@ impl QpId {
 ///
 /// # Invariants
 ///
-/// `raw` is valid, of the PD `pd`, and no other QP has or had this number. `recv_cq` is the CQ of
-/// its receives, and is valid. `iwarp` says whether its device is one of iWARP. Unless `rw_idle` is
-/// that of a QP that has to look, QP and device have the limits that `rdma_rw` divides by, and the
-/// QP has a port.
+/// `raw` is valid, of the PD `pd`, and no other QP has or had this number. `post_send` is its
+/// driver's operation. `recv_cq` is the CQ of its receives, and is valid. `iwarp` says whether its
+/// device is one of iWARP. Unless `rw_idle` is that of a QP that has to look, QP and device have
+/// the limits that `rdma_rw` divides by, and the QP has a port.
 pub struct PostTarget {
     pub(crate) raw: NonNull<bindings::ib_qp>,
+    /// Kept here, as it takes two loads to find it.
+    pub(crate) post_send: PostSend,
     recv_cq: NonNull<cq::Inner>,
     pub(crate) pd: pd::Id,
     pub(crate) qp_id: QpId,
@@ -199,6 +205,8 @@ impl PostTarget {
         // INVARIANT: By the caller's promise, and a new number. The limits were just looked at.
         Self {
             raw,
+            // SAFETY: The QP is valid, as the caller promises.
+            post_send: unsafe { trace::send_op(raw.as_ptr()) },
             recv_cq: NonNull::from(&**recv_cq),
             pd: pd.id(),
             qp_id: QpId::next(),

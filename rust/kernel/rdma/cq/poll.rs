@@ -10,6 +10,7 @@ use crate::{
     },
     cqe,
     prelude::*,
+    trace,
     wc::{
         self,
         POLL_BATCH, //
@@ -142,12 +143,8 @@ impl cq::Inner {
     #[inline]
     fn poll_raw(&self, wcs: &mut [MaybeUninit<bindings::ib_wc>]) -> Result<usize> {
         let cq = self.raw.as_ptr();
-        // SAFETY: The CQ is there while `self` lives, and `wcs` has that many entries. Clients are
-        // only told of devices that have all verbs (`kverbs_provider`), so the operation exists.
-        let n = unsafe {
-            let poll = (*(*cq).device).ops.poll_cq.unwrap_unchecked();
-            poll(cq, wcs.len() as c_int, wcs.as_mut_ptr().cast())
-        };
+        // SAFETY: The CQ is there while `self` lives, and `wcs` has that many entries.
+        let n = unsafe { trace::poll_cq(cq, wcs.len() as c_int, wcs.as_mut_ptr().cast()) };
         match usize::try_from(n) {
             Ok(0) => self.found_empty().map(|()| 0),
             Ok(n) => Ok(n),

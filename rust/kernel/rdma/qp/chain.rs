@@ -7,6 +7,7 @@ use crate::{
     mr,
     prelude::*,
     qp::post,
+    trace,
     wr, //
 };
 use core::{
@@ -255,13 +256,13 @@ impl<const LINKS: usize, const SGES: usize> Links<LINKS, SGES> {
         // SAFETY: Nothing is posted yet, so the regions are alive.
         let guard = self.is_locked.then(|| unsafe { self.commit(lock) });
         let (qp, mut bad) = (target.raw.as_ptr(), core::ptr::null());
-        // SAFETY: The QP of `target` is valid by its invariant, and what the links are made of is
-        // kept, as the caller promises. By the type invariant they are written and linked; one that
-        // is alone has no successor.
+        // SAFETY: The QP of `target` is valid and the operation its driver's by the invariant of
+        // that, and what the links are made of is kept, as the caller promises. By the type
+        // invariant they are written and linked; one that is alone has no successor.
         let ret = unsafe {
             match const { LINKS == 1 } {
-                true => post::send_raw(qp, first),
-                false => post::post_list(qp, first, &mut bad),
+                true => post::send_raw(target.post_send, qp, first),
+                false => trace::post_send(target.post_send, qp, first, &mut bad),
             }
         };
         if ret == 0 {

@@ -19,7 +19,8 @@ use crate::{
         },
         post,
         Inner, //
-    }, //
+    },
+    trace, //
 };
 use core::{
     cell::Cell,
@@ -180,7 +181,8 @@ impl Inner {
             (*wr).__bindgen_anon_1.wr_cqe = ManuallyDrop::new(cqe);
             (*wr).opcode = opcode;
             (*wr).send_flags = bindings::ib_send_flags_IB_SEND_SIGNALED as c_int;
-            match post::send_raw(self.raw.as_ptr(), wr) {
+            let qp = self.raw.as_ptr();
+            match post::send_raw(trace::send_op(qp), qp, wr) {
                 0 => Ok(()),
                 ret => Err(post::Refusal::of_send(ret, wr)),
             }
@@ -199,7 +201,8 @@ impl Inner {
         // successor, and the marker is there until it has completed, as the caller promises. `ret`
         // is what `recv_raw` has returned for it.
         unsafe {
-            match post::recv_raw(self.raw.as_ptr(), &raw mut wr) {
+            let qp = self.raw.as_ptr();
+            match post::recv_raw(trace::recv_op(qp), qp, &raw mut wr) {
                 0 => Ok(()),
                 ret => Err(post::Refusal::of_recv(ret, &raw mut wr)),
             }

@@ -6,7 +6,8 @@
 use crate::{
     completion::Completion,
     debug,
-    prelude::*, //
+    prelude::*,
+    trace, //
 };
 use core::{
     mem::{
@@ -129,9 +130,14 @@ impl Markers {
 ///
 /// Called by the RDMA core for a request that was posted with the result of [`Markers::give`].
 unsafe extern "C" fn reached<const OFFSET: usize>(
-    _cq: *mut bindings::ib_cq,
+    cq: *mut bindings::ib_cq,
     wc: *mut bindings::ib_wc,
 ) {
+    // SAFETY: The core passes a CQ and a completion that are valid during this call.
+    if unsafe { trace::is_due(cq, wc) } {
+        // SAFETY: It was just found to be due, and nothing was done with it yet.
+        return unsafe { trace::completion(cq, wc) };
+    }
     // SAFETY: `wc` is valid during this call, and both members of the union are as wide.
     let cqe = unsafe { *(*wc).__bindgen_anon_1.wr_cqe };
     if !debug::deactivate(cqe) {

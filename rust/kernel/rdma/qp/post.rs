@@ -6,6 +6,11 @@ use crate::{
     cqe,
     debug,
     prelude::*,
+    trace::{
+        self,
+        PostRecv,
+        PostSend, //
+    },
     wr, //
 };
 use core::{
@@ -171,9 +176,8 @@ pub(crate) unsafe fn post_list(
     first: *const bindings::ib_send_wr,
     bad: *mut *const bindings::ib_send_wr,
 ) -> c_int {
-    // SAFETY: `qp`, the list and `bad` are valid, as the caller promises. Clients are only told of
-    // devices that have all verbs (`kverbs_provider`), so the operation exists.
-    unsafe { ((*(*qp).device).ops.post_send.unwrap_unchecked())(qp, first, bad) }
+    // SAFETY: `qp`, the list and `bad` are valid, as the caller promises.
+    unsafe { trace::post_send(trace::send_op(qp), qp, first, bad) }
 }
 
 /// Posts a request to the send queue that is ready, and returns what the driver does.
@@ -184,16 +188,20 @@ pub(crate) unsafe fn post_list(
 ///
 /// # Safety
 ///
-/// `qp` is valid. `wr` is a valid request without a successor, whose memory is kept until it has
-/// completed.
+/// `qp` is valid, and `post` is [`trace::send_op`] of it. `wr` is a valid request without a
+/// successor, whose memory is kept until it has completed.
 #[inline]
-pub(crate) unsafe fn send_raw(qp: *mut bindings::ib_qp, wr: *mut bindings::ib_send_wr) -> c_int {
-    // SAFETY: `qp` and `wr` are valid, and the memory is kept until the request has completed, as
-    // the caller promises.
+pub(crate) unsafe fn send_raw(
+    post: PostSend,
+    qp: *mut bindings::ib_qp,
+    wr: *mut bindings::ib_send_wr,
+) -> c_int {
+    // SAFETY: `qp` and `wr` are valid, `post` is the driver's, and the memory is kept until the
+    // request has completed, as the caller promises.
     unsafe {
         debug::set_qp_of(qp, *(*wr).__bindgen_anon_1.wr_cqe);
         let bad = (&raw mut (*wr).next).cast();
-        post_list(qp, wr, bad)
+        trace::post_send(post, qp, wr, bad)
     }
 }
 
@@ -201,17 +209,20 @@ pub(crate) unsafe fn send_raw(qp: *mut bindings::ib_qp, wr: *mut bindings::ib_se
 ///
 /// # Safety
 ///
-/// `qp` is valid. `wr` is a valid request without a successor, whose memory is kept until it has
-/// completed.
+/// `qp` is valid, and `post` is [`trace::recv_op`] of it. `wr` is a valid request without a
+/// successor, whose memory is kept until it has completed.
 #[inline]
-pub(crate) unsafe fn recv_raw(qp: *mut bindings::ib_qp, wr: *mut bindings::ib_recv_wr) -> c_int {
-    // SAFETY: `qp` and `wr` are valid, and the memory is kept until the request has completed, as
-    // the caller promises. Clients are only told of devices that have all verbs
-    // (`kverbs_provider`), so the operation exists.
+pub(crate) unsafe fn recv_raw(
+    post: PostRecv,
+    qp: *mut bindings::ib_qp,
+    wr: *mut bindings::ib_recv_wr,
+) -> c_int {
+    // SAFETY: `qp` and `wr` are valid, `post` is the driver's, and the memory is kept until the
+    // request has completed, as the caller promises.
     unsafe {
         debug::set_qp_of(qp, *(*wr).__bindgen_anon_1.wr_cqe);
         let bad = (&raw mut (*wr).next).cast();
-        ((*(*qp).device).ops.post_recv.unwrap_unchecked())(qp, wr, bad)
+        trace::post_recv(post, qp, wr, bad)
     }
 }
 
@@ -265,7 +276,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
             let (_guard, ret) = unsafe {
                 let guard = O::lock(&undo, self.reg_lock());
                 wr::end(wr, O::callback::<P::Target, ID>(&undo, cqe));
-                (guard, send_raw(self.as_raw(), wr))
+                (guard, send_raw(self.any.target.post_send, self.as_raw(), wr))
             };
             if ret == 0 {
                 return Ok(output);
@@ -361,8 +372,9 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
                 num_sge: len as c_int,
             };
             // SAFETY: The request was just written, and its memory is kept by the owner, which is
-            // the queue's until `done`.
-            let ret = unsafe { recv_raw(self.as_raw(), &raw mut raw) };
+            // the queue's until `done`. The operation is that of the QP by the invariant of
+            // `AnyQp`.
+            let ret = unsafe { recv_raw(self.any.post_recv, self.as_raw(), &raw mut raw) };
             if ret == 0 {
                 return Ok(());
             }
@@ -524,7 +536,12 @@ static UNSIGNALED: bindings::ib_cqe = bindings::ib_cqe {
 /// # Safety
 ///
 /// Called by the RDMA core.
-unsafe extern "C" fn unsignaled(_cq: *mut bindings::ib_cq, wc: *mut bindings::ib_wc) {
+unsafe extern "C" fn unsignaled(cq: *mut bindings::ib_cq, wc: *mut bindings::ib_wc) {
+    // SAFETY: The core passes a CQ and a completion that are valid during this call.
+    if unsafe { trace::is_due(cq, wc) } {
+        // SAFETY: It was just found to be due, and nothing was done with it yet.
+        return unsafe { trace::completion(cq, wc) };
+    }
     // SAFETY: `wc` is valid during this call.
     let status = unsafe { (*wc).status };
     if status != bindings::ib_wc_status_IB_WC_SUCCESS
