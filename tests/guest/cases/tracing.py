@@ -3,15 +3,20 @@
 
 import os
 import re
+from collections import defaultdict
 from contextlib import contextmanager
 from pathlib import Path
 
 from case import STOCK, case, sh
+from rping import CONTEXTS
 from samples import module
 from traffic import OBJECTS, no_connection, traffic
 
 TRACING = Path("/sys/kernel/tracing")
 WR_FLUSH_ERR = 5
+HOT = [f"rdma_rs/{event}" for event in ("post_send", "post_recv", "post_srq_recv", "wc")]
+# The opcode of a completion, where it is not that of the request.
+COMPLETES = {"SEND_WITH_INV": "SEND"}
 
 
 def fills(said):
@@ -54,19 +59,23 @@ def traced(event):
 
 
 @contextmanager
-def enabled(events):
+def enabled(*events):
     if not (TRACING / "trace").exists():
         sh("mount", "-t", "tracefs", "tracefs", TRACING)
     write("trace", "")
-    write(f"events/{events}/enable", 1)
+    for event in events:
+        write(f"events/{event}/enable", 1)
     try:
         yield
     finally:
-        write(f"events/{events}/enable", 0)
+        for event in events:
+            write(f"events/{event}/enable", 0)
+    lost = re.findall(r"^overrun: [^0].*", "".join(p.read_text() for p in TRACING.glob("per_cpu/*/stats")), re.M)
+    assert not lost, lost
 
 
 def drains():
-    with enabled("rdma_rs"):
+    with enabled("rdma_rs/drain_begin", "rdma_rs/drain_end", "rdma_rs/mr_map"):
         with traffic():
             qps = set(re.findall(r"QP (\d+)", OBJECTS.read_text()))
         no_connection()
@@ -76,7 +85,7 @@ def drains():
     assert all(event["rc"] == "0" for event in traced("drain_end")), traced("drain_end")
     maps = [(event["nents"], event["len"], event["rc"]) for event in traced("mr_map")]
     assert maps == [("1", "64", "0")] * 2, maps
-    with enabled("rdma_rs"):
+    with enabled("rdma_rs/mr_map"):
         with module("rdma_rpc"):
             pass
     # Pages that are not contiguous.
@@ -85,7 +94,61 @@ def drains():
     with traffic():
         pass
     no_connection()
-    assert not traced(r"(?:drain_|mr_)\w+"), "events that are off are traced"
+    assert not traced(r"(?:drain_|mr_|post_|wc)\w*"), "events that are off are traced"
+
+
+def matched():
+    """Says of how many requests there are a post and its completion: all, but for receives of SRQs that are left."""
+    posts, completions, on_srq = defaultdict(list), defaultdict(list), defaultdict(int)
+    for event in traced("post_(?:send|recv)"):
+        assert (event["device"], event["rc"]) == ("rxe0", "0"), event
+        assert event.get("flags", "SIGNALED") == "SIGNALED", event
+        posts[event["qp_num"], event["wr_cqe"]].append(event.get("opcode", "RECV"))
+    for event in traced("post_srq_recv"):
+        assert (event["device"], event["num_sge"], event["rc"]) == ("rxe0", "1", "0"), event
+        on_srq[event["wr_cqe"]] += 1
+    for event in traced("wc"):
+        assert event["status"] in ("SUCCESS", "WR_FLUSH_ERR"), event
+        if event["wr_cqe"] in on_srq:
+            assert event["opcode"] == "RECV", event
+            on_srq[event["wr_cqe"]] -= 1
+        else:
+            completions[event["qp_num"], event["wr_cqe"]].append(event)
+    assert posts.keys() == completions.keys(), f"{posts.keys() ^ completions.keys()}"
+    for request, opcodes in posts.items():
+        # One at a time, so that they come back in their order.
+        assert len(opcodes) == len(completions[request]), f"{request}: {opcodes}, {completions[request]}"
+        for posted, wc in zip(opcodes, completions[request]):
+            expected = COMPLETES.get(posted, posted) if wc["status"] == "SUCCESS" else "-"
+            assert wc["opcode"] == expected, f"{posted}: {wc}"
+    assert all(left in (0, 1) for left in on_srq.values()), on_srq
+    return sum(map(len, posts.values()))
+
+
+def hot_path():
+    with enabled(*HOT):
+        # Pointers are hashed otherwise, or all the same as long as there is no entropy.
+        write("options/hash-ptr", 0)
+        with module("rdma_rpc"):
+            pass
+        matched()
+        # 4 clients make 60 calls each. A call has its data registered and is sent, and one that brings data has
+        # it read. Where it asks for data the answer is the last of a chain. One call more is refused.
+        opcodes = [event["opcode"] for event in traced("post_send")]
+        assert [opcodes.count(of) for of in ("REG_MR", "RDMA_READ", "SEND", "SEND_WITH_INV")] == [240, 120, 241, 240]
+        assert max(int(event["num"]) for event in traced("post_send")) > 1
+        for context in CONTEXTS:
+            write("trace", "")
+            with traffic(context):
+                qps = set(re.findall(r"QP (\d+)", OBJECTS.read_text()))
+            no_connection()
+            assert matched() > 2 * len(qps), context
+            assert {event["qp_num"] for event in traced("wc")} == qps, f"{context}: {qps}"
+    write("trace", "")
+    with traffic():
+        pass
+    no_connection()
+    assert not traced(r"(?:post_|wc)\w*"), "events that are off are traced"
 
 
 def probes():
@@ -113,4 +176,5 @@ def probes():
 # The debug kernel has no tracefs.
 if STOCK:
     case("tracing: drains and mappings, and nothing when it is off")(drains)
+    case("tracing: posts and completions in each context, and nothing when it is off")(hot_path)
     case("tracing: posts and failed completions by probes at the driver's functions")(probes)
