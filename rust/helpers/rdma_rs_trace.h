@@ -84,71 +84,55 @@ TRACE_EVENT(mr_map,
 /* Without static branches those of the hot path would cost more than a no-op. */
 #ifdef CONFIG_JUMP_LABEL
 
-/*
- * enum ib_wr_opcode, from include/rdma/ib_verbs.h
- */
-#define RDMA_RS_WR_OPCODE_LIST				\
-	wr_opcode(SEND)					\
-	wr_opcode(SEND_WITH_IMM)			\
-	wr_opcode(SEND_WITH_INV)			\
-	wr_opcode(RDMA_WRITE)				\
-	wr_opcode(RDMA_WRITE_WITH_IMM)			\
-	wr_opcode(RDMA_READ)				\
-	wr_opcode(ATOMIC_CMP_AND_SWP)			\
-	wr_opcode(ATOMIC_FETCH_AND_ADD)			\
-	wr_opcode(LOCAL_INV)				\
-	wr_opcode_end(REG_MR)
+TRACE_DEFINE_ENUM(IB_WR_SEND);
+TRACE_DEFINE_ENUM(IB_WR_SEND_WITH_IMM);
+TRACE_DEFINE_ENUM(IB_WR_SEND_WITH_INV);
+TRACE_DEFINE_ENUM(IB_WR_RDMA_WRITE);
+TRACE_DEFINE_ENUM(IB_WR_RDMA_WRITE_WITH_IMM);
+TRACE_DEFINE_ENUM(IB_WR_RDMA_READ);
+TRACE_DEFINE_ENUM(IB_WR_ATOMIC_CMP_AND_SWP);
+TRACE_DEFINE_ENUM(IB_WR_ATOMIC_FETCH_AND_ADD);
+TRACE_DEFINE_ENUM(IB_WR_LOCAL_INV);
+TRACE_DEFINE_ENUM(IB_WR_REG_MR);
 
-#undef wr_opcode
-#undef wr_opcode_end
+#define rdma_rs_show_wr_opcode(x)		\
+	__print_symbolic(x,		\
+		{ IB_WR_SEND, "SEND" },	\
+		{ IB_WR_SEND_WITH_IMM, "SEND_WITH_IMM" },	\
+		{ IB_WR_SEND_WITH_INV, "SEND_WITH_INV" },	\
+		{ IB_WR_RDMA_WRITE, "RDMA_WRITE" },	\
+		{ IB_WR_RDMA_WRITE_WITH_IMM, "RDMA_WRITE_WITH_IMM" },	\
+		{ IB_WR_RDMA_READ, "RDMA_READ" },	\
+		{ IB_WR_ATOMIC_CMP_AND_SWP, "ATOMIC_CMP_AND_SWP" },	\
+		{ IB_WR_ATOMIC_FETCH_AND_ADD, "ATOMIC_FETCH_AND_ADD" },	\
+		{ IB_WR_LOCAL_INV, "LOCAL_INV" },	\
+		{ IB_WR_REG_MR, "REG_MR" })
 
-#define wr_opcode(x)		TRACE_DEFINE_ENUM(IB_WR_##x);
-#define wr_opcode_end(x)	TRACE_DEFINE_ENUM(IB_WR_##x);
-
-RDMA_RS_WR_OPCODE_LIST
-
-#undef wr_opcode
-#undef wr_opcode_end
-
-#define wr_opcode(x)		{ IB_WR_##x, #x },
-#define wr_opcode_end(x)	{ IB_WR_##x, #x }
-
-#define rdma_rs_show_wr_opcode(x) \
-		__print_symbolic(x, RDMA_RS_WR_OPCODE_LIST)
-
-/*
- * enum ib_wc_opcode, from include/rdma/ib_verbs.h
- */
-#define RDMA_RS_WC_OPCODE_LIST				\
-	wc_opcode(SEND)					\
-	wc_opcode(RDMA_WRITE)				\
-	wc_opcode(RDMA_READ)				\
-	wc_opcode(COMP_SWAP)				\
-	wc_opcode(FETCH_ADD)				\
-	wc_opcode(LOCAL_INV)				\
-	wc_opcode(REG_MR)				\
-	wc_opcode(RECV)					\
-	wc_opcode_end(RECV_RDMA_WITH_IMM)
-
-#undef wc_opcode
-#undef wc_opcode_end
-
-#define wc_opcode(x)		TRACE_DEFINE_ENUM(IB_WC_##x);
-#define wc_opcode_end(x)	TRACE_DEFINE_ENUM(IB_WC_##x);
-
-RDMA_RS_WC_OPCODE_LIST
-
-#undef wc_opcode
-#undef wc_opcode_end
-
-#define wc_opcode(x)		{ IB_WC_##x, #x },
-#define wc_opcode_end(x)	{ IB_WC_##x, #x }
+TRACE_DEFINE_ENUM(IB_WC_SEND);
+TRACE_DEFINE_ENUM(IB_WC_RDMA_WRITE);
+TRACE_DEFINE_ENUM(IB_WC_RDMA_READ);
+TRACE_DEFINE_ENUM(IB_WC_COMP_SWAP);
+TRACE_DEFINE_ENUM(IB_WC_FETCH_ADD);
+TRACE_DEFINE_ENUM(IB_WC_LOCAL_INV);
+TRACE_DEFINE_ENUM(IB_WC_REG_MR);
+TRACE_DEFINE_ENUM(IB_WC_RECV);
+TRACE_DEFINE_ENUM(IB_WC_RECV_RDMA_WITH_IMM);
 
 /* That of a request that has failed is not valid. */
 #define RDMA_RS_NO_OPCODE	0xffffffff
 
-#define rdma_rs_show_wc_opcode(x) \
-		__print_symbolic(x, RDMA_RS_WC_OPCODE_LIST, { RDMA_RS_NO_OPCODE, "-" })
+#define rdma_rs_show_wc_opcode(x)		\
+	__print_symbolic(x,		\
+		{ IB_WC_SEND, "SEND" },	\
+		{ IB_WC_RDMA_WRITE, "RDMA_WRITE" },	\
+		{ IB_WC_RDMA_READ, "RDMA_READ" },	\
+		{ IB_WC_COMP_SWAP, "COMP_SWAP" },	\
+		{ IB_WC_FETCH_ADD, "FETCH_ADD" },	\
+		{ IB_WC_LOCAL_INV, "LOCAL_INV" },	\
+		{ IB_WC_REG_MR, "REG_MR" },	\
+		{ IB_WC_RECV, "RECV" },	\
+		{ IB_WC_RECV_RDMA_WITH_IMM, "RECV_RDMA_WITH_IMM" },	\
+		{ RDMA_RS_NO_OPCODE, "-" })
 
 TRACE_DEFINE_ENUM(IB_SEND_FENCE);
 TRACE_DEFINE_ENUM(IB_SEND_SIGNALED);

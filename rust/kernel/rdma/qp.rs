@@ -99,8 +99,8 @@ pub struct Qp<S: PollContext, R: PollContext = S> {
 ///
 /// # Invariants
 ///
-/// `target` is the QP of `inner`, `post_recv` its driver's operation, and its queues complete to CQs
-/// that are polled by `pollers`. `inner` is there until this is dropped or destroyed.
+/// `target` is the QP of `inner`, `post_recv` its driver's operation, and its queues complete to
+/// CQs that are polled by `pollers`. `inner` is there until this is dropped or destroyed.
 pub(crate) struct AnyQp {
     pub(crate) target: PostTarget,
     /// The PD of receives; none if the QP takes them from an SRQ, so that no entry is of it.

@@ -952,11 +952,7 @@ struct List {
 /// claimed, and named the request `bad`. If the context is there no longer, that is null.
 #[cold]
 #[inline(never)]
-unsafe fn refused(
-    ctx: NonNull<RawCtx>,
-    list: &List,
-    ret: c_int,
-) -> Failed {
+unsafe fn refused(ctx: NonNull<RawCtx>, list: &List, ret: c_int) -> Failed {
     let (List { bad, first }, error) = (*list, Error::from_errno(ret));
     if bad.is_null() {
         // The context may be gone by now.
@@ -1211,8 +1207,11 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
             // drained below.
             unsafe { begin(ctx, extents, target.raw, posted) }
         };
-        // SAFETY: The owner keeps the context, as the caller promises.
-        let claim = || unsafe { &ctx.as_ref().state }.claim_unseen(target.rw_idle, target.raw.as_ptr() as usize);
+        let claim = || {
+            // SAFETY: The owner keeps the context, as the caller promises.
+            let state = unsafe { &ctx.as_ref().state };
+            state.claim_unseen(target.rw_idle, target.raw.as_ptr() as usize)
+        };
         let begun = match extents {
             Some(Extents {
                 range: None,

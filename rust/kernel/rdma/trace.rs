@@ -205,7 +205,8 @@ pub(crate) unsafe fn is_due(cq: *mut bindings::ib_cq, wc: *mut bindings::ib_wc) 
         if is_on!(__tracepoint_wc) {
             crate::wc::unlikely();
             return (*cq).poll_ctx != bindings::ib_poll_context_IB_POLL_DIRECT
-                && (*wc).wc_flags & bindings::rdma_helper_wc_flags_RDMA_HELPER_WC_TRACED as c_int == 0;
+                && (*wc).wc_flags & bindings::rdma_helper_wc_flags_RDMA_HELPER_WC_TRACED as c_int
+                    == 0;
         }
     }
     let _ = (cq, wc);

@@ -381,8 +381,8 @@ impl FastRegMr {
 ///
 /// # Safety
 ///
-/// `wr` has the callback from [`FastRegMr::set_callback`] of an MR that is alive, for the state `S`,
-/// and was not posted.
+/// `wr` has the callback from [`FastRegMr::set_callback`] of an MR that is alive, for the state
+/// `S`, and was not posted.
 #[cold]
 pub(super) unsafe fn invalidation_refused<S: State>(wr: *mut bindings::ib_send_wr) {
     // SAFETY: The callback is the first field of an MR that is alive, as the caller promises. The

@@ -87,13 +87,13 @@ impl Refusal {
 // What was refused is found out of the request, so that a post need not save it, by functions that
 // are not generic, so that they are not in each ULP.
 
-/// Takes back a request of the send queue that was refused, and the callback of its owner, unless it
-/// may have been posted.
+/// Takes back a request of the send queue that was refused, and the callback of its owner, unless
+/// it may have been posted.
 ///
 /// # Safety
 ///
-/// `wr` is valid, with an owner's callback, and `ret` is what [`send_raw`] has just returned for it,
-/// and not 0. `undo` is from [`Op::prepare`](wr::Op::prepare) of the request.
+/// `wr` is valid, with an owner's callback, and `ret` is what [`send_raw`] has just returned for
+/// it, and not 0. `undo` is from [`Op::prepare`](wr::Op::prepare) of the request.
 #[cold]
 #[inline(never)]
 unsafe fn send_refused<O: wr::Op>(
@@ -131,8 +131,8 @@ unsafe fn take_back_send(
 ///
 /// # Safety
 ///
-/// `wr` is valid, with an owner's callback, and `ret` is what [`recv_raw`] has just returned for it,
-/// and not 0.
+/// `wr` is valid, with an owner's callback, and `ret` is what [`recv_raw`] has just returned for
+/// it, and not 0.
 #[cold]
 #[inline(never)]
 unsafe fn recv_refused(
@@ -276,7 +276,10 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
             let (_guard, ret) = unsafe {
                 let guard = O::lock(&undo, self.reg_lock());
                 wr::end(wr, O::callback::<P::Target, ID>(&undo, cqe));
-                (guard, send_raw(self.any.target.post_send, self.as_raw(), wr))
+                (
+                    guard,
+                    send_raw(self.any.target.post_send, self.as_raw(), wr),
+                )
             };
             if ret == 0 {
                 return Ok(output);
