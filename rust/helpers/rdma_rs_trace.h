@@ -95,17 +95,17 @@ TRACE_DEFINE_ENUM(IB_WR_ATOMIC_FETCH_AND_ADD);
 TRACE_DEFINE_ENUM(IB_WR_LOCAL_INV);
 TRACE_DEFINE_ENUM(IB_WR_REG_MR);
 
-#define rdma_rs_show_wr_opcode(x)		\
-	__print_symbolic(x,		\
-		{ IB_WR_SEND, "SEND" },	\
-		{ IB_WR_SEND_WITH_IMM, "SEND_WITH_IMM" },	\
-		{ IB_WR_SEND_WITH_INV, "SEND_WITH_INV" },	\
-		{ IB_WR_RDMA_WRITE, "RDMA_WRITE" },	\
+#define rdma_rs_show_wr_opcode(x)					\
+	__print_symbolic(x,						\
+		{ IB_WR_SEND, "SEND" },					\
+		{ IB_WR_SEND_WITH_IMM, "SEND_WITH_IMM" },		\
+		{ IB_WR_SEND_WITH_INV, "SEND_WITH_INV" },		\
+		{ IB_WR_RDMA_WRITE, "RDMA_WRITE" },			\
 		{ IB_WR_RDMA_WRITE_WITH_IMM, "RDMA_WRITE_WITH_IMM" },	\
-		{ IB_WR_RDMA_READ, "RDMA_READ" },	\
+		{ IB_WR_RDMA_READ, "RDMA_READ" },			\
 		{ IB_WR_ATOMIC_CMP_AND_SWP, "ATOMIC_CMP_AND_SWP" },	\
 		{ IB_WR_ATOMIC_FETCH_AND_ADD, "ATOMIC_FETCH_AND_ADD" },	\
-		{ IB_WR_LOCAL_INV, "LOCAL_INV" },	\
+		{ IB_WR_LOCAL_INV, "LOCAL_INV" },			\
 		{ IB_WR_REG_MR, "REG_MR" })
 
 TRACE_DEFINE_ENUM(IB_WC_SEND);
@@ -121,16 +121,16 @@ TRACE_DEFINE_ENUM(IB_WC_RECV_RDMA_WITH_IMM);
 /* That of a request that has failed is not valid. */
 #define RDMA_RS_NO_OPCODE	0xffffffff
 
-#define rdma_rs_show_wc_opcode(x)		\
-	__print_symbolic(x,		\
-		{ IB_WC_SEND, "SEND" },	\
-		{ IB_WC_RDMA_WRITE, "RDMA_WRITE" },	\
-		{ IB_WC_RDMA_READ, "RDMA_READ" },	\
-		{ IB_WC_COMP_SWAP, "COMP_SWAP" },	\
-		{ IB_WC_FETCH_ADD, "FETCH_ADD" },	\
-		{ IB_WC_LOCAL_INV, "LOCAL_INV" },	\
-		{ IB_WC_REG_MR, "REG_MR" },	\
-		{ IB_WC_RECV, "RECV" },	\
+#define rdma_rs_show_wc_opcode(x)					\
+	__print_symbolic(x,						\
+		{ IB_WC_SEND, "SEND" },					\
+		{ IB_WC_RDMA_WRITE, "RDMA_WRITE" },			\
+		{ IB_WC_RDMA_READ, "RDMA_READ" },			\
+		{ IB_WC_COMP_SWAP, "COMP_SWAP" },			\
+		{ IB_WC_FETCH_ADD, "FETCH_ADD" },			\
+		{ IB_WC_LOCAL_INV, "LOCAL_INV" },			\
+		{ IB_WC_REG_MR, "REG_MR" },				\
+		{ IB_WC_RECV, "RECV" },					\
 		{ IB_WC_RECV_RDMA_WITH_IMM, "RECV_RDMA_WITH_IMM" },	\
 		{ RDMA_RS_NO_OPCODE, "-" })
 

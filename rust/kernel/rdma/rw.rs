@@ -985,9 +985,8 @@ unsafe fn refused(ctx: NonNull<RawCtx>, list: &List, ret: c_int) -> Failed {
 ///
 /// `qp` is valid, and the context was claimed for it by [`RwState::claim_unseen`] with the
 /// [`rw_idle`](wr::PostTarget::rw_idle) of the QP. The context, and the memory of what is `posted`,
-/// stays where it is until
-/// that has completed to `user`, if this succeeds, or, if it fails in part, until the QP is
-/// drained. `then` is null or an initialised request.
+/// stays where it is until that has completed to `user`, if this succeeds, or, if it fails in part,
+/// until the QP is drained. `then` is null or an initialised request.
 #[inline(always)]
 unsafe fn transfer_all(
     ctx: NonNull<RawCtx>,
