@@ -129,7 +129,7 @@ impl<C: Way> Turn<'_, C> {
     fn held_end(&mut self) -> Result<(Arc<Pair<C>>, End<C>)> {
         let (pair, index) = (self.pair()?, self.rng.below(2) as usize);
         let end = pair.ends.get(index).ok_or(EINVAL)?.clone();
-        pair.hold();
+        pair.hold()?;
         Ok((pair, end))
     }
 
@@ -150,12 +150,13 @@ impl<C: Way> Turn<'_, C> {
         Life::new(&self.world.tally)
     }
 
-    /// Fails where nothing is to be posted that may be posted in part.
-    fn may_be_in_part(&self) -> Result {
-        match self.world.in_part {
-            true => Ok(()),
-            false => Err(EOPNOTSUPP),
+    /// Returns an end of a pair that something may be posted to in part.
+    fn end_for_parts(&mut self) -> Result<End<C>> {
+        let (pair, index) = (self.pair()?, self.rng.below(2) as usize);
+        if !pair.in_part {
+            return Err(EOPNOTSUPP);
         }
+        pair.ends.get(index).cloned().ok_or(EINVAL)
     }
 
     fn message(&self) -> Result<Pin<KBox<Message>>> {
@@ -241,8 +242,7 @@ fn links<'a>(m: &'a Message, chain: &mut Chain<'a, 4>, count: u32) -> Result {
 }
 
 fn chain<C: Way>(t: &mut Turn<'_, C>) -> Result {
-    t.may_be_in_part()?;
-    let (qp, message, count) = (t.end()?, t.message()?, 1 + t.rng.below(4));
+    let (qp, message, count) = (t.end_for_parts()?, t.message()?, 1 + t.rng.below(4));
     message.life.post_in_part();
     let posted = qp.post_chain(message, |m, chain: &mut Chain<'_, 4>| {
         links(m, chain, count)
@@ -255,8 +255,7 @@ fn chain<C: Way>(t: &mut Turn<'_, C>) -> Result {
 }
 
 fn batch<C: Way>(t: &mut Turn<'_, C>) -> Result {
-    t.may_be_in_part()?;
-    let (qp, message, count) = (t.end()?, t.message()?, 1 + t.rng.below(4));
+    let (qp, message, count) = (t.end_for_parts()?, t.message()?, 1 + t.rng.below(4));
     message.life.post_in_part();
     let mut batch = qp.batch(message);
     for _ in 0..t.rng.below(3) {
@@ -322,8 +321,7 @@ fn own_region<C: Way>(t: &mut Turn<'_, C>) -> Result {
 }
 
 fn transfer<C: Way>(t: &mut Turn<'_, C>) -> Result {
-    t.may_be_in_part()?;
-    let qp = t.end()?;
+    let qp = t.end_for_parts()?;
     let owner = Transfer::new(9 * PAGE_SIZE, t.life(), t.cx)?;
     let nowhere = Remote { addr: 0, rkey: 0 };
     owner.life.post_in_part();
@@ -456,7 +454,7 @@ fn own_cq<C: Way>(t: &mut Turn<'_, C>) -> Result {
         C::settle(&cq);
         fsleep(Delta::from_micros(100));
     }
-    if t.may_be_in_part().is_ok() {
+    if t.world.in_part {
         give_up_batch(t, &qp)?;
     }
     qp.destroy(t.cx)

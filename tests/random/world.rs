@@ -65,6 +65,9 @@ pub(crate) struct Pair<C: PollContext> {
     remotes: [(Atomic<u64>, Atomic<u32>); 2],
     /// `true` if owners have their QP. Nothing but a drain ends that.
     held: Atomic<bool>,
+    /// `true` if what may be posted in part is posted. A queue that is full of that is emptied at
+    /// the end of its QP only, so owners do not have such a QP.
+    pub(crate) in_part: bool,
     null: Option<Arc<NullDevice>>,
 }
 
@@ -79,6 +82,7 @@ impl<C: Way> Pair<C> {
             regions: [region()?, region()?],
             remotes: [const { (Atomic::new(0), Atomic::new(0)) }; 2],
             held: Atomic::new(false),
+            in_part: world.in_part && rng.once_in(2),
             null: world.null().ok().cloned(),
         };
         Ok(Arc::new(this, GFP_KERNEL)?)
@@ -109,8 +113,12 @@ impl<C: PollContext> Pair<C> {
     }
 
     /// An owner is about to have one of the QPs.
-    pub(crate) fn hold(&self) {
+    pub(crate) fn hold(&self) -> Result {
+        if self.in_part {
+            return Err(EOPNOTSUPP);
+        }
         self.held.store(true, Relaxed);
+        Ok(())
     }
 }
 

@@ -132,7 +132,7 @@ impl AnyQp {
 
     #[inline(never)]
     fn drain(&self, cx: &Sleepable) -> Result {
-        self.inner.drain_again(cx)
+        self.inner.drain(cx)
     }
 
     #[inline]
@@ -271,7 +271,9 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
     /// a caller of this one, is processing. What they post meanwhile is flushed as well, some time:
     /// where the caller polls the CQ, a second drain waits for it. Nothing is known to be drained
     /// if it fails: with `EDEADLK` in a handler of the QP's CQs, `EOVERFLOW` if a CQ has lost
-    /// completions, `ETIMEDOUT` after a minute, `ENOMEM`, or what the driver said.
+    /// completions, `ETIMEDOUT` after a minute, `ENOMEM`, or what the driver said; and with `EBUSY`
+    /// if the send queue stays full of requests that have no completions, which only the end of the
+    /// QP gives back.
     pub fn drain(&self, cx: &Sleepable) -> Result {
         self.any.drain(cx)
     }
@@ -556,7 +558,7 @@ impl deferred::Teardown for Inner {
         }
         // If it fails, the QP's own markers may be posted. They are leaked with the QP.
         let destroyed = self
-            .drain(self.context.as_ref().markers(), cx)
+            .drain_last(cx)
             .and_then(|()| self.context.transfers.wait(cx))
             .map_err(|e| (e, "drained"))
             .and_then(|()| {
@@ -807,9 +809,6 @@ struct QpPriv {
     /// itself, and a connection manager one of its own.
     #[pin]
     state: sync::Mutex<Option<State>>,
-    /// Held while the QP is drained.
-    #[pin]
-    draining: sync::Mutex<()>,
     /// Held while registrations of shared regions are posted: see [`Qp::reg_lock`](Qp::reg_lock).
     #[pin]
     reg_lock: sync::SpinLockIrq<()>,
@@ -837,7 +836,6 @@ impl QpPriv {
     ) -> Result<Pin<KBox<Self>>> {
         let init = pin_init!(Self {
             state <- new_mutex!(state),
-            draining <- new_mutex!((), "rdma::Qp::draining"),
             reg_lock <- new_spinlock_irq!((), "rdma::Qp::reg_lock"),
             drain_list <- DrainList::new(),
             transfers <- Transfers::new(iwarp),

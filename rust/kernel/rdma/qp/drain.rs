@@ -26,12 +26,9 @@ use core::{
     cell::Cell,
     mem::ManuallyDrop, //
 };
-use kernel::{
-    sync::MutexGuard,
-    time::{
-        self,
-        delay::fsleep, //
-    }, //
+use kernel::time::{
+    self,
+    delay::fsleep, //
 };
 
 /// The time that a drain may take before the QP is given up.
@@ -56,11 +53,26 @@ impl Inner {
     /// Moves the QP to the error state and waits until every request that was posted to it before
     /// has completed. Then drops the owners that were kept until this. Nothing is proved if it
     /// fails: with `EDEADLK` in a handler of one of the CQs; `EOVERFLOW` if a CQ has lost
-    /// completions; `ETIMEDOUT`; or the driver's error.
-    pub(super) fn drain(&self, markers: Pin<&Markers>, cx: &Sleepable) -> Result {
+    /// completions; `EBUSY` if the send queue stays full; `ETIMEDOUT`; or the driver's error.
+    pub(super) fn drain(&self, cx: &Sleepable) -> Result {
+        let markers = KBox::pin_init(Markers::new(), GFP_KERNEL)?;
+        let drained = self.drain_by(markers.as_ref(), Full::Fails, cx);
+        if drained.is_err() {
+            Markers::abandon(markers);
+        }
+        drained
+    }
+
+    /// As [`Inner::drain`], of a QP that nobody can post to any more, whose own markers are used. A
+    /// send queue that stays full is emptied.
+    pub(super) fn drain_last(&self, cx: &Sleepable) -> Result {
+        self.drain_by(self.context.as_ref().markers(), Full::IsReset, cx)
+    }
+
+    fn drain_by(&self, markers: Pin<&Markers>, full: Full, cx: &Sleepable) -> Result {
         let drain_list = self.context.drain_list.take();
         let kept = self.object.take_undrained();
-        self.flush_traced(markers, !drain_list.is_empty(), cx)
+        self.flush_traced(markers, full, !drain_list.is_empty(), cx)
             .inspect_err(|_| self.object.put_undrained(kept))?;
         // SAFETY: If there are such owners, `flush` has not left the send queue to the driver: the
         // marker, which was posted behind their requests, has completed.
@@ -68,22 +80,18 @@ impl Inner {
         Ok(())
     }
 
-    /// As [`Inner::drain`], with markers of its own: there may be several at once.
-    pub(super) fn drain_again(&self, cx: &Sleepable) -> Result {
-        let markers = KBox::pin_init(Markers::new(), GFP_KERNEL)?;
-        let drained = self.drain(markers.as_ref(), cx);
-        if drained.is_err() {
-            Markers::abandon(markers);
-        }
-        drained
-    }
-
     /// Calls [`Inner::flush`] between the trace events `drain_begin` and `drain_end`.
-    fn flush_traced(&self, markers: Pin<&Markers>, keeps: bool, cx: &Sleepable) -> Result {
+    fn flush_traced(
+        &self,
+        markers: Pin<&Markers>,
+        full: Full,
+        keeps: bool,
+        cx: &Sleepable,
+    ) -> Result {
         let qp = self.raw.as_ptr();
         // SAFETY: By the type invariant the QP is valid.
         let began = unsafe { bindings::rdma_helper_trace_drain_begin(qp) };
-        let flushed = self.flush(markers, keeps, cx);
+        let flushed = self.flush(markers, full, keeps, cx);
         let rc = flushed.map_or_else(Error::to_errno, |()| 0);
         // SAFETY: By the type invariant the QP is valid.
         unsafe { bindings::rdma_helper_trace_drain_end(qp, began, rc) };
@@ -92,7 +100,13 @@ impl Inner {
 
     /// Moves the QP to the error state and waits for the markers. With `keeps`, the QP has sends
     /// that have no completion of their own.
-    fn flush(&self, markers: Pin<&Markers>, keeps: bool, cx: &Sleepable) -> Result {
+    fn flush(
+        &self,
+        markers: Pin<&Markers>,
+        when_full: Full,
+        keeps: bool,
+        cx: &Sleepable,
+    ) -> Result {
         if self.is_polled_by_current() {
             return Err(EDEADLK);
         }
@@ -104,7 +118,6 @@ impl Inner {
             cx,
         };
         let ops = self.ops();
-        let _alone = wait.for_others()?;
 
         self.modifier().go_to_error()?;
         wait.last_wqe_reached()?;
@@ -136,10 +149,14 @@ impl Inner {
         wait.wait()?;
         if full {
             // The queue is full of requests without completions of their own, which are done or
-            // flushed, and of no request behind them that has one. In the reset state a device
-            // forgets all requests, and takes their completions out of the CQs. The receives have
-            // come back by now, and the sends had the time of the wait for room to complete. No
-            // other drain has a marker in the queues, as they come one after the other.
+            // flushed, and of no request behind them that has one.
+            if matches!(when_full, Full::Fails) {
+                return Err(EBUSY);
+            }
+            // In the reset state a device forgets all requests, and takes their completions out of
+            // the CQs. The receives have come back by now, and the sends had the time of the wait
+            // for room to complete. Nobody posts: mlx5 sets the positions of the queues to zero
+            // without their locks.
             wait.polled()?;
             self.modifier().restart()?;
             wait.post(Queue::Send)?;
@@ -210,6 +227,15 @@ impl Inner {
     }
 }
 
+/// What a drain does where the send queue stays full.
+#[derive(Clone, Copy)]
+enum Full {
+    /// It fails: others may post to the QP.
+    Fails,
+    /// It has the device forget the requests.
+    IsReset,
+}
+
 /// The reason that a marker was not posted.
 enum Unposted {
     /// The queue stays full.
@@ -257,20 +283,6 @@ impl Wait<'_> {
             self.qp.modifier().restart_receiver();
         }
         Ok(())
-    }
-
-    /// Waits for other drains of the QP: one that resets it would take the markers of another one
-    /// out.
-    fn for_others(&self) -> Result<MutexGuard<'_, ()>> {
-        let mut pauses = Pauses::new();
-        loop {
-            if let Some(guard) = self.qp.context.draining.try_lock() {
-                return Ok(guard);
-            }
-            self.check()?;
-            self.poll();
-            pauses.pause();
-        }
     }
 
     /// Waits until a QP on an SRQ, which is in the error state, takes nothing from that any more,
