@@ -35,6 +35,7 @@ const REG: u64 = 0;
 const INV: u64 = 1;
 
 #[derive(HasCqe)]
+#[repr(C)]
 pub(crate) struct FastReg {
     reg: Cqe<Self, REG>,
     inv: Cqe<Self, INV>,
