@@ -4,7 +4,7 @@
 
 use crate::{
     completion::Completion,
-    counters::{RwState, Users},
+    counters::{RwIdle, RwState, Users},
 };
 use loom::{cell::UnsafeCell, sync::Arc, thread};
 
@@ -39,9 +39,12 @@ impl Ctx {
 
     /// As `rw::transfer_all`, and the completion in another thread.
     fn transfer(this: &Arc<Self>, qp: usize) -> Option<thread::JoinHandle<()>> {
-        this.state.claim(qp).ok()?;
-        this.touch();
-        Some(Self::complete(this, qp))
+        // A QP that has to look at each transfer finds no context idle.
+        assert!(!this.state.claim_unseen(RwIdle::new(true), qp));
+        this.state.claim_unseen(RwIdle::new(false), qp).then(|| {
+            this.touch();
+            Self::complete(this, qp)
+        })
     }
 
     fn complete(this: &Arc<Self>, qp: usize) -> thread::JoinHandle<()> {
