@@ -423,8 +423,8 @@ impl<X: Exchange> Table<X> {
     /// Returns a free tag of the other words. Not inlined, so that the first word is no loop.
     #[inline(never)]
     fn take_behind_first(&self) -> Result<Tag<X>> {
-        for (n, word) in self.words.iter().enumerate().skip(1) {
-            if let Some(tag) = word.take() {
+        for n in 1..self.words.len() {
+            if let Some(tag) = self.words[n].take() {
                 // SAFETY: It was just taken.
                 return Ok(unsafe { self.tag(n, tag) });
             }
