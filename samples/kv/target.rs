@@ -217,7 +217,7 @@ impl Conn {
                     return self.reply(answer, FULL);
                 };
                 answer.put = Some(Ctx::new(SgList::new(value, cx)?, GFP_KERNEL)?);
-                Ok((self.qp).post_rw::<_, 1>(answer, |answer| {
+                Ok((self.qp).post_rw::<_, 1, 0, false>(answer, |answer| {
                     let value = answer.put.as_ref().ok_or(EINVAL)?;
                     Ok(Rw::read(value, .., remote, cx))
                 })?)
@@ -245,9 +245,9 @@ impl Conn {
         };
         answer.write(self, DONE, len, &[]);
         answer.get = Some(Ctx::new(SgList::new(value, cx)?, GFP_KERNEL)?);
-        Ok((self.qp).post_rw_then::<_, 0, 1>(answer, |answer| {
+        Ok((self.qp).post_rw::<_, 0, 1, true>(answer, |answer| {
             let value = answer.get.as_ref().ok_or(EINVAL)?;
-            Ok((Rw::write(value, .., remote, cx), answer.send()?))
+            Ok(Rw::write(value, .., remote, cx).then(answer.send()?))
         })?)
     }
 

@@ -201,12 +201,11 @@ fn begin(mut slot: Slot<Request>, wc: &Success<'_>, qp: &ServerQp, cx: &Sleepabl
     if call.op == GET {
         slot.conclude(&call);
         // The data arrive first: the queue keeps its order.
-        return Ok(qp.post_rw_then::<_, 1, 1>(slot, |slot| {
-            let rw = Rw::write(&slot.data, range, data, cx);
-            Ok((rw, slot.answer(&call)?))
+        return Ok(qp.post_rw::<_, 1, 1, true>(slot, |slot| {
+            Ok(Rw::write(&slot.data, range, data, cx).then(slot.answer(&call)?))
         })?);
     }
-    Ok(qp.post_rw::<_, 0>(slot, |slot| Ok(Rw::read(&slot.data, range, data, cx)))?)
+    Ok(qp.post_rw::<_, 0, 0, false>(slot, |slot| Ok(Rw::read(&slot.data, range, data, cx)))?)
 }
 
 impl CqeHandler for Request {

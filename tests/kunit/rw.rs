@@ -592,9 +592,9 @@ mod tests {
         transfer.message.cpu().copy_from_slice(b"done");
         let back: Back = Arc::pin_init(new_spinlock_irq!(None), GFP_KERNEL)?;
         transfer.back = Some(back.clone());
-        t.link.a.qp.post_rw_then(transfer, |x| {
+        t.link.a.qp.post_rw(transfer, |x| {
             let rw = Rw::write(&x.data, .., t.remote, t.cx());
-            Ok((rw, SendWr::send([x.message.whole()])))
+            Ok(rw.then(SendWr::send([x.message.whole()])))
         })?;
         t.link.wait(|| received.len() == 1)?;
         check!(t.bytes()?[..] == all[..]);
@@ -609,9 +609,9 @@ mod tests {
         let (t, foreign) = (Transfers::<Softirq>::new()?, crate::fixture::Env::new()?);
         let mut transfer = t.transfer()?;
         transfer.message = Buf::alloc(&foreign.pd, 4, &foreign.cx)?;
-        let posted = t.link.a.qp.post_rw_then(transfer, |x| {
+        let posted = t.link.a.qp.post_rw(transfer, |x| {
             let rw = Rw::write(&x.data, 0..LEN, t.remote, t.cx());
-            Ok((rw, SendWr::send([x.message.whole()])))
+            Ok(rw.then(SendWr::send([x.message.whole()])))
         });
         refused(posted, EINVAL)?;
         Ok(())
@@ -712,9 +712,9 @@ mod tests {
         transfer.message.cpu().copy_from_slice(b"done");
         let qp = &t.link.a.qp;
         qp.prepare_rw(Rw::write(&transfer.data, .., t.remote, t.cx()))?;
-        qp.post_rw_then(transfer, |x| {
+        qp.post_rw(transfer, |x| {
             let message = SendWr::send([x.message.whole()]);
-            Ok((Rw::prepared(&x.data), message))
+            Ok(Rw::prepared(&x.data).then(message))
         })?;
         t.link.wait(|| received.len() == 1)?;
         check!(t.bytes()?[..] == all[..]);

@@ -96,19 +96,28 @@ struct Plan {
     extents: Option<Extents>,
 }
 
-/// A transfer between the memory of a [`Ctx`] and a peer's.
+/// A transfer between the memory of a [`Ctx`] and a peer's; with a request of up to `N` entries
+/// behind it, if `THEN`.
 ///
 /// # Invariants
 ///
-/// The context of the plan lives for `'a`.
-pub struct Rw<'a>(Plan, PhantomData<&'a RawCtx>);
+/// The context of the plan lives for `'a`. There is a request if `THEN`, and only then.
+pub struct Rw<'a, const N: usize = 0, const THEN: bool = false> {
+    plan: Plan,
+    then: Option<wr::SendWr<'a, N>>,
+    _ctx: PhantomData<&'a RawCtx>,
+}
 
 impl<'a> Rw<'a> {
     #[inline]
     fn new(ctx: &'a RawCtx, extents: Option<Extents>) -> Self {
         let ctx = NonNull::from(ctx);
-        // INVARIANT: The context is borrowed for `'a`.
-        Self(Plan { ctx, extents }, PhantomData)
+        // INVARIANT: The context is borrowed for `'a`, and there is no request.
+        Self {
+            plan: Plan { ctx, extents },
+            then: None,
+            _ctx: PhantomData,
+        }
     }
 
     #[inline]
@@ -159,6 +168,36 @@ impl<'a> Rw<'a> {
         _cx: &Sleepable,
     ) -> Self {
         Self::of(&ctx.raw, range, remote, WRITE)
+    }
+
+    /// Adds a request behind the transfer, which completes instead, as a response that follows its
+    /// data.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use rdma::{prelude::*, rw::{Ctx, Rw}};
+    /// # #[derive(HasCqe)]
+    /// # struct Answer { cqe: Cqe<Self>, data: Ctx, done: Buf<ToDevice> }
+    /// # impl CqeHandler for Answer {
+    /// #     type Pointer = Pin<KBox<Self>>;
+    /// #     type Needs = Atomic;
+    /// #     fn done(_: Self::Pointer, _: &Wc, _: &Atomic) {}
+    /// # }
+    /// fn answer(qp: &Qp<Workqueue>, a: Pin<KBox<Answer>>, to: Remote, cx: &Sleepable) -> Result {
+    ///     Ok(qp.post_rw(a, |a| {
+    ///         Ok(Rw::write(&a.data, .., to, cx).then(SendWr::send([a.done.whole()])))
+    ///     })?)
+    /// }
+    /// ```
+    #[inline]
+    pub fn then<const N: usize>(self, wr: wr::SendWr<'a, N>) -> Rw<'a, N, true> {
+        // INVARIANT: The context lives for `'a`, and there is a request.
+        Rw {
+            plan: self.plan,
+            then: Some(wr),
+            _ctx: PhantomData,
+        }
     }
 
     /// The transfer that the context was prepared for by [`Qp::prepare_rw`]. Posting it does not
@@ -1112,7 +1151,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
     pub fn prepare_rw(&self, rw: Rw<'_>) -> Result {
         // SAFETY: By the invariant of `Rw` the context is borrowed. The QP is valid. Nothing is
         // posted.
-        Ok(unsafe { begin(rw.0.ctx, rw.0.extents, self.any.target.raw, None) }?)
+        Ok(unsafe { begin(rw.plan.ctx, rw.plan.extents, self.any.target.raw, None) }?)
     }
 
     /// Transfers memory of a [`Ctx`] to or from the peer (`rdma_rw_ctx_init`, `rdma_rw_ctx_post`),
@@ -1120,66 +1159,56 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
     ///
     /// The QP must be created with contexts for it: see
     /// [`InitAttr::rw_contexts`](crate::qp::InitAttr::rw_contexts). In the owner's handler the
-    /// memory is not mapped any more (`rdma_rw_ctx_destroy`).
+    /// memory is not mapped any more (`rdma_rw_ctx_destroy`). A request may follow: see
+    /// [`Rw::then`].
     ///
     /// If a READ fails on iWARP, where the peer has a key, the memory is lost to the [`Ctx`], whose
     /// length is zero then; its owner is dropped after the QP is destroyed, so that must not keep
     /// the QP.
     ///
     /// Fails with what `rw` says, or as [`Qp::prepare_rw`]; with `EINVAL` also if the context is to
-    /// be prepared for this QP and is not; `ENOMEM` also when the queue is full; `EOPNOTSUPP` for a
+    /// be prepared for this QP and is not, or an entry of the request that follows is of another
+    /// PD; `ENOMEM` also when the queue is full; `EOPNOTSUPP` for a
     /// WRITE on iWARP if ib_core was loaded with `force_mr`, by which peers could write the memory.
     /// See [`PostError`] for what becomes of the owner. A transfer that was prepared and that was
     /// refused is to be prepared again.
     #[inline]
-    pub fn post_rw<P, const ID: u64>(
+    pub fn post_rw<P, const ID: u64, const N: usize, const THEN: bool>(
         &self,
         owner: P,
-        rw: impl for<'a> FnOnce(&'a P::Target) -> Result<Rw<'a>>,
+        rw: impl for<'a> FnOnce(&'a P::Target) -> Result<Rw<'a, N, THEN>>,
     ) -> Result<(), PostError<P>>
     where
         P: cqe::CqePointer<ID>,
         S: Provides<<P::Target as CqeHandler<ID>>::Needs>,
     {
-        let plan = match rw(&owner) {
-            Ok(rw) => rw.0,
+        let Rw { plan, then, .. } = match rw(&owner) {
+            Ok(rw) => rw,
             Err(error) => return Err(PostError::new(owner, error)),
         };
-        // SAFETY: The owner keeps the context, which `rw` has borrowed from it; no request follows.
-        unsafe { self.post_plan(owner, plan, ptr::null_mut()) }
-    }
-
-    /// As [`Qp::post_rw`], followed by a request that completes instead, as a response that follows
-    /// its data. Fails as [`Qp::post_rw`], and `EINVAL` if an entry of the request is of another
-    /// PD.
-    pub fn post_rw_then<P, const ID: u64, const N: usize>(
-        &self,
-        owner: P,
-        rw: impl for<'a> FnOnce(&'a P::Target) -> Result<(Rw<'a>, wr::SendWr<'a, N>)>,
-    ) -> Result<(), PostError<P>>
-    where
-        P: cqe::CqePointer<ID>,
-        S: Provides<<P::Target as CqeHandler<ID>>::Needs>,
-    {
         let mut raw = MaybeUninit::<bindings::ib_rdma_wr>::uninit();
         let mut sges = MaybeUninit::uninit();
-        let (raw, sges) = (raw.as_mut_ptr(), sges.as_mut_ptr());
-        let made = rw(&owner).and_then(|(rw, then)| {
-            // SAFETY: There is room for the request and its entries; the owner keeps its memory.
-            unsafe {
-                let mut then = then.erase();
-                then.op
-                    .prepare(&then.sges.sges, &self.any.target, self.reg_lock())?;
-                then.write(raw, sges);
+        let next = match then {
+            Some(then) if THEN => {
+                let (raw, sges) = (raw.as_mut_ptr(), sges.as_mut_ptr());
+                // SAFETY: There is room for the request and its entries. The owner keeps its
+                // memory, which `rw` has borrowed from it.
+                let prepared = unsafe {
+                    let mut then = then.erase();
+                    let sges_of = &then.sges.sges;
+                    let prepared = then.op.prepare(sges_of, &self.any.target, self.reg_lock());
+                    prepared.map(|_| then.write(raw, sges))
+                };
+                if let Err(error) = prepared {
+                    return Err(PostError::new(owner, error));
+                }
+                raw.cast()
             }
-            Ok(rw.0)
-        });
-        match made {
-            // SAFETY: The owner keeps the context and the memory of the request, which `rw` has
-            // borrowed from it. The request was just written.
-            Ok(plan) => unsafe { self.post_plan(owner, plan, raw.cast()) },
-            Err(error) => Err(PostError::new(owner, error)),
-        }
+            _ => ptr::null_mut(),
+        };
+        // SAFETY: The owner keeps the context and the memory of the request, which `rw` has
+        // borrowed from it. The request, if there is one, was just written.
+        unsafe { self.post_plan(owner, plan, next) }
     }
 
     /// # Safety
