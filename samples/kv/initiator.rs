@@ -254,7 +254,7 @@ impl Conn {
         match &waiting.request().lent {
             Some(lent) if !lent.remote_invalidated(wc, &self.qp) => {
                 self.stats.add(Count::LocalInvalidations, 1);
-                waiting.post_inv(&self.qp, |p| p.lent.as_ref().map(InvWr::new).ok_or(EINVAL))?;
+                waiting.post(&self.qp, |p| p.lent.as_ref().map(InvWr::new).ok_or(EINVAL))?;
             }
             Some(_) => self.stats.add(Count::RemoteInvalidations, 1),
             None => {}

@@ -566,7 +566,7 @@ pub(crate) mod requests {
                 reply.came = true;
                 return Ok(()); // Dropping the reply is the end of its handling.
             }
-            Ok(reply.post_inv(&self.qp, |request| Ok(InvWr::new(&request.block)))?)
+            Ok(reply.post(&self.qp, |request| Ok(InvWr::new(&request.block)))?)
         }
     }
 

@@ -193,7 +193,7 @@ fn replied(tags: &Tags<Read>, qp: &Qp<Softirq>, wc: &Success<'_>, id: u32, statu
         *reply = Some(status);
     } else {
         // The reply is being handled until `Exchange::invalidated()`.
-        reply.post_inv(qp, |request| Ok(InvWr::new(&request.region)))?;
+        reply.post(qp, |request| Ok(InvWr::new(&request.region)))?;
     }
     Ok(())
 }

@@ -354,7 +354,7 @@ fn invalidates<C: Polled + Provides<Atomic>>(
             return false;
         }
         reply
-            .post_inv(qp, |request| Ok(InvWr::new(&request.region)))
+            .post(qp, |request| Ok(InvWr::new(&request.region)))
             .is_ok()
     })
 }
@@ -723,8 +723,7 @@ mod tests {
         // The handler is called where there is another CPU than that which posts.
         let answer = OnDone::<Atomic, _>::new(move |wc, _| {
             let reply = wc.result().ok().and_then(|wc| tags.reply(&wc, id).ok());
-            if reply.is_some_and(|reply| reply.post_inv(&qp, |r| Ok(InvWr::new(&r.region))).is_ok())
-            {
+            if reply.is_some_and(|reply| reply.post(&qp, |r| Ok(InvWr::new(&r.region))).is_ok()) {
                 up.up();
             }
         })?;
@@ -1021,7 +1020,7 @@ mod tests {
         tag.post(&ends.qp, register)?;
         let error = ends.message(move |tags, _, wc| {
             let reply = tags.reply(wc, id).ok()?;
-            let posted = reply.post_inv(&peer, |request| Ok(InvWr::new(&request.region)));
+            let posted = reply.post(&peer, |request| Ok(InvWr::new(&request.region)));
             posted.err().map(|e| (e.error(), e.owner.is_some()))
         })?;
         check_eq!(error, Some((EINVAL, true)));

@@ -132,7 +132,7 @@ pub trait Exchange: Sized + 'static {
         let _ = (request, wc, cx);
     }
 
-    /// A region was invalidated locally that [`Reply::post_inv`] has named. The reply is being
+    /// A region was invalidated locally that [`Reply::post`] has named. The reply is being
     /// handled until what this gets is dropped.
     fn invalidated(reply: Reply<'_, Self>, wc: &Wc, cx: &Self::Needs) {
         let _ = (reply, wc, cx);
@@ -269,7 +269,7 @@ impl<X: Exchange> CqeHandler<INV> for Slot<X> {
             // The queue is in order, so the invalidation came before the send, and before the
             // registration: the peer has answered what had not been posted.
             //
-            // SAFETY: It is that of an exclusive region of the request, which `Reply::post_inv` has
+            // SAFETY: It is that of an exclusive region of the request, which `Reply::post` has
             // posted, and only this handler uses it.
             unsafe { mr::undo_invalidated(wc) };
             return Slot::stray(this.0, Half::Reply);
@@ -687,7 +687,7 @@ impl<X: Exchange> Reply<'_, X> {
     /// Gives the reply back as [`Qp::post_send`] gives an owner, with `EINVAL` if the table is that
     /// of another QP, and with the error of [`Tags::close`]. If it is not given back, and no
     /// completion comes, the exchange does not end.
-    pub fn post_inv<C>(
+    pub fn post<C>(
         self,
         qp: &Qp<C>,
         wr: impl for<'a> FnOnce(&'a X::Request) -> Result<InvWr<'a>> + Send,
