@@ -111,8 +111,9 @@ impl PerDevice {
     }
 
     /// Has this called when the device goes.
-    // A user of it waits in vain.
+    // A user of it waits in vain, where time is skipped.
     #[cfg(CONFIG_UML_TIME_TRAVEL_SUPPORT)]
+    #[allow(dead_code)]
     pub(crate) fn in_remove(&self, hook: impl Fn(&Sleepable) + Send + Sync + 'static) -> Result {
         *self.in_remove.lock() = Some(Arc::new(hook, GFP_KERNEL)?);
         Ok(())
