@@ -135,6 +135,12 @@ impl AnyQp {
         self.inner.drain(cx)
     }
 
+    #[inline(never)]
+    fn clear_context(&self, cx: &Sleepable) -> Result {
+        let user_context = &self.inner.context.user_context;
+        user_context.clear(|| self.inner.drain_handlers(cx))
+    }
+
     #[inline]
     fn destroy(self, cx: &Sleepable) -> Result {
         let mut this = ManuallyDrop::new(self);
@@ -809,6 +815,9 @@ struct QpPriv {
     /// itself, and a connection manager one of its own.
     #[pin]
     state: sync::Mutex<Option<State>>,
+    /// Held while the QP is drained.
+    #[pin]
+    draining: sync::Mutex<()>,
     /// Held while registrations of shared regions are posted: see [`Qp::reg_lock`](Qp::reg_lock).
     #[pin]
     reg_lock: sync::SpinLockIrq<()>,
@@ -836,6 +845,7 @@ impl QpPriv {
     ) -> Result<Pin<KBox<Self>>> {
         let init = pin_init!(Self {
             state <- new_mutex!(state),
+            draining <- new_mutex!((), "rdma::Qp::draining"),
             reg_lock <- new_spinlock_irq!((), "rdma::Qp::reg_lock"),
             drain_list <- DrainList::new(),
             transfers <- Transfers::new(iwarp),

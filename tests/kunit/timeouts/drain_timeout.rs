@@ -5,6 +5,7 @@
 use super::timed;
 use crate::fixture::{
     wait,
+    CountDrop,
     Counted,
     Counter,
     Inbox,
@@ -149,6 +150,99 @@ mod tests {
         qp.destroy(cx)?;
         check_eq!((begun.get(), times.get()), (1, 4));
         Ok(())
+    }
+
+    /// Where a device frees entries as completions are polled, a late poller is no full queue.
+    #[test]
+    fn late_poller_is_waited_for() -> Result {
+        let null = NullEnv::new()?;
+        let (begun, times, cx) = (Counter::new()?, Counter::new()?, &null.env.cx);
+        let cq = null.env.cq::<Workqueue>(32)?;
+        let qp = null.env.raw_qp(&cq, &Caps::new(8, 8))?;
+        null.dev
+            .inject_qp(qp.num(), Injection::Connect { peer: 0 })?;
+        let begins = begun.clone();
+        let slow = OnDone::<Sleepable, _>::new(move |_, _| {
+            begins.up();
+            fsleep(Delta::from_secs(5));
+        })?;
+        qp.post_send(slow, |_| Ok(SendWr::send([])))?;
+        wait(|| begun.get() == 1)?;
+        let mut posted = 0;
+        while qp
+            .post_send(Counted::new(&times)?, |_| Ok(SendWr::send([])))
+            .is_ok()
+        {
+            posted += 1;
+        }
+        qp.drain(cx)?;
+        check_eq!(times.get(), posted);
+        Ok(())
+    }
+
+    /// A queue has room for one marker.
+    #[test]
+    fn drains_come_one_after_the_other() -> Result {
+        let null = NullEnv::new()?;
+        let (begun, drained) = (Counter::new()?, Counter::new()?);
+        let cq = null.env.cq::<Workqueue>(32)?;
+        let qp = Arc::new(null.env.raw_qp(&cq, &Caps::new(8, 8))?, GFP_KERNEL)?;
+        null.dev
+            .inject_qp(qp.num(), Injection::Connect { peer: 0 })?;
+        let begins = begun.clone();
+        let slow = OnDone::<Sleepable, _>::new(move |_, _| {
+            begins.up();
+            fsleep(Delta::from_secs(5));
+        })?;
+        qp.post_send(slow, |_| Ok(SendWr::send([])))?;
+        wait(|| begun.get() == 1)?;
+        for _ in 0..8 {
+            let sent = Counted::new(&drained)?;
+            if qp.post_send(sent, |_| Ok(SendWr::send([]))).is_err() {
+                break;
+            }
+        }
+        let (ended, failed) = (Counter::new()?, Counter::new()?);
+        for _ in 0..3 {
+            let (other, ends, fails) = (qp.clone(), ended.clone(), failed.clone());
+            null.env.client.spawn(GFP_KERNEL, move |cx| {
+                if other.drain(cx).is_err() {
+                    fails.up();
+                }
+                ends.up();
+            })?;
+        }
+        fsleep(Delta::from_secs(20));
+        check_eq!((ended.get(), failed.get()), (3, 0));
+        Ok(())
+    }
+
+    /// What is not reported keeps the QP, which the context keeps.
+    #[test]
+    fn full_queue_lets_go_of_its_context() -> Result {
+        struct Conn {
+            qp: Qp<Workqueue>,
+            _life: CountDrop,
+        }
+
+        let null = NullEnv::new()?;
+        let (gone, times, cx) = (Counter::new()?, Counter::new()?, &null.env.cx);
+        let cq = null.env.cq::<Workqueue>(32)?;
+        let conn = Conn {
+            qp: null.env.raw_qp(&cq, &Caps::new(8, 8))?,
+            _life: CountDrop(gone.clone()),
+        };
+        let conn = Arc::new(conn, GFP_KERNEL)?;
+        null.dev
+            .inject_qp(conn.qp.num(), Injection::Connect { peer: 0 })?;
+        conn.qp.set_context(conn.clone(), cx)?;
+        fill(&conn.qp, &times)?;
+        check_err!(conn.qp.drain(cx), EBUSY);
+        conn.qp.clear_context(cx)?;
+        check_eq!(gone.get(), 0);
+        drop(conn);
+        check_eq!(gone.get(), 1);
+        wait(|| null.dev.objects()[1] == 0)
     }
 
     /// Neither empties it, and each has markers of its own.

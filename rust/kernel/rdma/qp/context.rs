@@ -175,11 +175,10 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
     /// for that the QP is drained.
     ///
     /// Does nothing if the QP has no context, or while another thread does this. Fails as
-    /// [`Qp::drain`]. The reference is kept then, and handlers do not find it any more; this may be
-    /// called again.
+    /// [`Qp::drain`], but not with `EBUSY`. The reference is kept then, and handlers do not find it
+    /// any more; this may be called again.
     pub fn clear_context(&self, cx: &Sleepable) -> Result {
-        let user_context = &self.any.inner.context.user_context;
-        user_context.clear(&|| self.any.drain(cx))
+        self.any.clear_context(cx)
     }
 }
 
@@ -198,7 +197,7 @@ const NONE: usize = 0;
 /// # Invariants
 ///
 /// If `of` is the address of a type, `value` is a valid one of that type, and stays valid after
-/// `of` was changed until the QP was drained.
+/// `of` was changed until a drain has waited for the handlers.
 #[pin_data]
 pub(super) struct UserContext {
     of: AtomicUsize,
@@ -243,15 +242,13 @@ impl UserContext {
         }
         current.context = Some(owner);
         self.value.store(value, Ordering::Relaxed);
-        // INVARIANT: `owner` keeps the value, until `clear` has drained the QP.
+        // INVARIANT: `owner` keeps the value, until `clear` has waited for the handlers.
         self.of.store(of, Ordering::Release);
         Ok(())
     }
 
-    /// Removes the context, and drops it after `drain`, which drains the QP. Not generic, so that
-    /// it is not in each ULP.
-    #[inline(never)]
-    fn clear(&self, drain: &dyn Fn() -> Result) -> Result {
+    /// Removes the context, and drops it after `drain`, which waits for the handlers.
+    pub(super) fn clear(&self, drain: impl FnOnce() -> Result) -> Result {
         let context = {
             let mut owner = self.owner.lock();
             let Some(context) = owner.context.take() else {
@@ -261,7 +258,7 @@ impl UserContext {
             context
         };
         // A handler that has found the context began before the drain's marker was posted to its
-        // queue: what is behind the marker is handled after this was stored.
+        // queue, or before the poller idled: what comes later is handled after this was stored.
         self.of.store(NONE, Ordering::Release);
         let drained = drain();
         let mut owner = self.owner.lock();

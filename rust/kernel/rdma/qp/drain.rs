@@ -26,9 +26,12 @@ use core::{
     cell::Cell,
     mem::ManuallyDrop, //
 };
-use kernel::time::{
-    self,
-    delay::fsleep, //
+use kernel::{
+    sync::MutexGuard,
+    time::{
+        self,
+        delay::fsleep, //
+    }, //
 };
 
 /// The time that a drain may take before the QP is given up.
@@ -55,58 +58,37 @@ impl Inner {
     /// fails: with `EDEADLK` in a handler of one of the CQs; `EOVERFLOW` if a CQ has lost
     /// completions; `EBUSY` if the send queue stays full; `ETIMEDOUT`; or the driver's error.
     pub(super) fn drain(&self, cx: &Sleepable) -> Result {
-        let markers = KBox::pin_init(Markers::new(), GFP_KERNEL)?;
-        let drained = self.drain_by(markers.as_ref(), Full::Fails, cx);
-        if drained.is_err() {
-            Markers::abandon(markers);
+        match self.drain_again(cx)? {
+            End::Drained => Ok(()),
+            End::Full => Err(EBUSY),
         }
-        drained
+    }
+
+    /// As [`Inner::drain`], but waits only for the handlers that have begun before: a send queue
+    /// that stays full is no failure.
+    pub(super) fn drain_handlers(&self, cx: &Sleepable) -> Result {
+        self.drain_again(cx).map(|_| ())
     }
 
     /// As [`Inner::drain`], of a QP that nobody can post to any more, whose own markers are used. A
     /// send queue that stays full is emptied.
     pub(super) fn drain_last(&self, cx: &Sleepable) -> Result {
-        self.drain_by(self.context.as_ref().markers(), Full::IsReset, cx)
+        let markers = self.context.as_ref().markers();
+        self.drain_by(markers, true, cx).map(|_| ())
     }
 
-    fn drain_by(&self, markers: Pin<&Markers>, full: Full, cx: &Sleepable) -> Result {
-        let drain_list = self.context.drain_list.take();
-        let kept = self.object.take_undrained();
-        self.flush_traced(markers, full, !drain_list.is_empty(), cx)
-            .inspect_err(|_| self.object.put_undrained(kept))?;
-        // SAFETY: If there are such owners, `flush` has not left the send queue to the driver: the
-        // marker, which was posted behind their requests, has completed.
-        unsafe { drain_list.release() };
-        Ok(())
+    /// Drains a QP that others may use, and drain, at the same time.
+    fn drain_again(&self, cx: &Sleepable) -> Result<End> {
+        let markers = KBox::pin_init(Markers::new(), GFP_KERNEL)?;
+        let end = self.drain_by(markers.as_ref(), false, cx);
+        if end.is_err() {
+            Markers::abandon(markers);
+        }
+        end
     }
 
-    /// Calls [`Inner::flush`] between the trace events `drain_begin` and `drain_end`.
-    fn flush_traced(
-        &self,
-        markers: Pin<&Markers>,
-        full: Full,
-        keeps: bool,
-        cx: &Sleepable,
-    ) -> Result {
-        let qp = self.raw.as_ptr();
-        // SAFETY: By the type invariant the QP is valid.
-        let began = unsafe { bindings::rdma_helper_trace_drain_begin(qp) };
-        let flushed = self.flush(markers, full, keeps, cx);
-        let rc = flushed.map_or_else(Error::to_errno, |()| 0);
-        // SAFETY: By the type invariant the QP is valid.
-        unsafe { bindings::rdma_helper_trace_drain_end(qp, began, rc) };
-        flushed
-    }
-
-    /// Moves the QP to the error state and waits for the markers. With `keeps`, the QP has sends
-    /// that have no completion of their own.
-    fn flush(
-        &self,
-        markers: Pin<&Markers>,
-        when_full: Full,
-        keeps: bool,
-        cx: &Sleepable,
-    ) -> Result {
+    fn drain_by(&self, markers: Pin<&Markers>, last: bool, cx: &Sleepable) -> Result<End> {
+        // Another drain may wait for this handler.
         if self.is_polled_by_current() {
             return Err(EDEADLK);
         }
@@ -117,8 +99,45 @@ impl Inner {
             helped: Cell::new(false),
             cx,
         };
-        let ops = self.ops();
+        // The queues and the CQs have room for one marker each, and another drain may have the
+        // owners.
+        let alone = wait.for_others()?;
+        let drain_list = self.context.drain_list.take();
+        let kept = self.object.take_undrained();
+        let end = self.flush_traced(&wait, last, !drain_list.is_empty());
+        if !matches!(end, Ok(End::Drained)) {
+            self.object.put_undrained(kept);
+            return end;
+        }
+        // A destructor may drain.
+        drop(alone);
+        // SAFETY: If there are such owners, `flush` has not left the send queue to the driver: the
+        // marker, which was posted behind their requests, has completed, or a reset has taken all
+        // requests out before it was posted.
+        unsafe { drain_list.release() };
+        end
+    }
 
+    /// Calls [`Inner::flush`] between the trace events `drain_begin` and `drain_end`.
+    fn flush_traced(&self, wait: &Wait<'_>, last: bool, keeps: bool) -> Result<End> {
+        let qp = self.raw.as_ptr();
+        // SAFETY: By the type invariant the QP is valid.
+        let began = unsafe { bindings::rdma_helper_trace_drain_begin(qp) };
+        let end = self.flush(wait, last, keeps);
+        let rc = match end {
+            Ok(End::Drained) => 0,
+            Ok(End::Full) => EBUSY.to_errno(),
+            Err(e) => e.to_errno(),
+        };
+        // SAFETY: By the type invariant the QP is valid.
+        unsafe { bindings::rdma_helper_trace_drain_end(qp, began, rc) };
+        end
+    }
+
+    /// Moves the QP to the error state and waits for the markers. With `last`, nobody can post to
+    /// the QP any more. With `keeps`, it has sends that have no completion of their own.
+    fn flush(&self, wait: &Wait<'_>, last: bool, keeps: bool) -> Result<End> {
+        let ops = self.ops();
         self.modifier().go_to_error()?;
         wait.last_wqe_reached()?;
 
@@ -148,21 +167,26 @@ impl Inner {
         }
         wait.wait()?;
         if full {
-            // The queue is full of requests without completions of their own, which are done or
-            // flushed, and of no request behind them that has one.
-            if matches!(when_full, Full::Fails) {
-                return Err(EBUSY);
-            }
-            // In the reset state a device forgets all requests, and takes their completions out of
-            // the CQs. The receives have come back by now, and the sends had the time of the wait
-            // for room to complete. Nobody posts: mlx5 sets the positions of the queues to zero
-            // without their locks.
+            // Completions may have waited for a poller that is late, and entries for them.
             wait.polled()?;
-            self.modifier().restart()?;
-            wait.post(Queue::Send)?;
+            match wait.post(Queue::Send) {
+                Err(Unposted::Full) if !last => return Ok(End::Full),
+                Err(Unposted::Full) => {
+                    // The queue is full of requests without completions of their own, which are
+                    // done or flushed, and of no request behind them that has one. In the reset
+                    // state a device forgets all requests, and takes their completions out of the
+                    // CQs. The receives have come back by now, and the sends had the time of the
+                    // waits for room to complete. Nobody posts: mlx5 sets the positions of the
+                    // queues to zero without their locks.
+                    wait.polled()?;
+                    self.modifier().restart()?;
+                    wait.post(Queue::Send)?;
+                }
+                posted => posted?,
+            }
             wait.wait()?;
         }
-        Ok(())
+        Ok(End::Drained)
     }
 
     /// Posts a marker to the send queue: to an address handle of its own if the QP is for
@@ -227,13 +251,13 @@ impl Inner {
     }
 }
 
-/// What a drain does where the send queue stays full.
-#[derive(Clone, Copy)]
-enum Full {
-    /// It fails: others may post to the QP.
-    Fails,
-    /// It has the device forget the requests.
-    IsReset,
+/// What a drain has come to.
+enum End {
+    /// All requests have completed.
+    Drained,
+    /// The send queue stays full of requests that have no completion. What has one has completed,
+    /// and the handlers have returned.
+    Full,
 }
 
 /// The reason that a marker was not posted.
@@ -266,6 +290,26 @@ struct Wait<'a> {
 }
 
 impl Wait<'_> {
+    /// Waits for the other drains of the QP.
+    fn for_others(&self) -> Result<MutexGuard<'_, ()>> {
+        let mut pauses = Pauses::new();
+        loop {
+            if let Some(guard) = self.qp.context.draining.try_lock() {
+                return Ok(guard);
+            }
+            self.pause(&mut pauses)?;
+        }
+    }
+
+    /// Polls, and pauses until it is worth another look. Fails if no time is left.
+    #[inline(never)]
+    fn pause(&self, pauses: &mut Pauses) -> Result {
+        self.check()?;
+        self.poll();
+        pauses.pause();
+        Ok(())
+    }
+
     /// Fails if no time is left. There is less of it on a CQ that has lost completions: those that
     /// it has are processed in that time.
     fn check(&self) -> Result {
@@ -338,16 +382,14 @@ impl Wait<'_> {
                     return Err(Unposted::Lost(refusal.error()));
                 }
                 Err(refusal) if refusal.error() == ENOMEM => {
-                    if let Err(e) = self.check() {
-                        break Err(Unposted::Lost(e));
-                    }
                     let since =
                         full_since.get_or_insert_with(time::Instant::<time::Monotonic>::now);
                     if is_send && since.elapsed() > FULL {
                         break Err(Unposted::Full);
                     }
-                    self.poll();
-                    pauses.pause();
+                    if let Err(e) = self.pause(&mut pauses) {
+                        break Err(Unposted::Lost(e));
+                    }
                 }
                 Err(refusal) => break Err(Unposted::Refused(refusal.error())),
             }
@@ -372,11 +414,13 @@ impl Wait<'_> {
         drain: unsafe extern "C" fn(*mut bindings::ib_qp),
         cq: &cq::Inner,
     ) -> Result {
-        let _guard = self.lock(cq)?;
+        let guard = self.lock(cq)?;
         // SAFETY: `drain` is for a queue of this QP, as the caller promises, which is valid by the
         // type invariant of `Inner`. The token says that this may sleep.
         unsafe { drain(self.qp.raw.as_ptr()) };
-        Ok(())
+        drop(guard);
+        // It may have found no room, and returned at once: the handlers have returned all the same.
+        self.polled()
     }
 
     /// Takes the poll lock of a CQ that callers poll.
@@ -389,8 +433,7 @@ impl Wait<'_> {
             if let Some(guard) = cq.try_lock() {
                 return Ok(Some(guard));
             }
-            self.check()?;
-            pauses.pause();
+            self.pause(&mut pauses)?;
         }
     }
 
@@ -414,10 +457,8 @@ impl Wait<'_> {
     fn polled(&self) -> Result {
         for cq in [self.qp.send.cq(), self.qp.recv.cq()] {
             let mut pauses = Pauses::new();
-            while !is_polled(cq, self.cx) {
-                self.check()?;
-                self.poll();
-                pauses.pause();
+            while !process(cq).unwrap_or_else(|| cq.is_idle(self.cx)) {
+                self.pause(&mut pauses)?;
             }
         }
         Ok(())
@@ -426,36 +467,28 @@ impl Wait<'_> {
     /// Processes the completions of CQs that callers poll, and returns whether there are such.
     fn poll(&self) -> bool {
         let (send, recv) = (self.qp.send.cq(), self.qp.recv.cq());
-        let sends = poll(send);
-        let recvs = if send.is(recv) { sends } else { poll(recv) };
+        let sends = process(send).is_some();
+        let recvs = if send.is(recv) {
+            sends
+        } else {
+            process(recv).is_some()
+        };
         sends || recvs
     }
 }
 
-/// Processes the completions of a CQ if callers poll it, and returns whether they do.
-fn poll(cq: &cq::Inner) -> bool {
+/// Processes the completions of a CQ if callers poll it, and returns whether it has no more then.
+/// What fails here fails the drain when its time is over.
+fn process(cq: &cq::Inner) -> Option<bool> {
     if !cq.is_caller_polled() {
-        return false;
+        return None;
     }
-    // Otherwise the holder of the lock polls. What fails here fails the drain when its time is
-    // over.
-    if let Some(guard) = cq.try_lock() {
-        let _ = cq.process_locked(guard, BUDGET, |it| it.dispatch());
-    }
-    true
-}
-
-/// Returns whether all that had completed before is processed. If callers poll the CQ, this does
-/// it, unless one of them is at it.
-fn is_polled(cq: &cq::Inner, cx: &Sleepable) -> bool {
-    if !cq.is_caller_polled() {
-        return cq.is_idle(cx);
-    }
+    // Otherwise the holder of the lock polls.
     let Some(guard) = cq.try_lock() else {
-        return false;
+        return Some(false);
     };
     let processed = cq.process_locked(guard, BUDGET, |it| it.dispatch());
-    processed.is_ok_and(|n| n < BUDGET)
+    Some(processed.is_ok_and(|n| n < BUDGET))
 }
 
 /// Pauses between polls. Each is a quarter longer than the one before, up to 10 ms: most of what is
