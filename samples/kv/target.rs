@@ -217,6 +217,7 @@ impl Conn {
                     return self.reply(answer, FULL);
                 };
                 answer.put = Some(Ctx::new(SgList::new(value, cx)?, GFP_KERNEL)?);
+                // `0, false`: no request follows.
                 Ok((self.qp).post_rw::<_, 1, 0, false>(answer, |answer| {
                     let value = answer.put.as_ref().ok_or(EINVAL)?;
                     Ok(Rw::read(value, .., remote, cx))

@@ -171,7 +171,7 @@ impl<'a> Rw<'a> {
     }
 
     /// Adds a request behind the transfer, which completes instead, as a response that follows its
-    /// data.
+    /// data (`chain_wr` of `rdma_rw_ctx_post`). Any context. [`Qp::post_rw`] says how it fails.
     ///
     /// # Examples
     ///
@@ -1025,7 +1025,7 @@ unsafe fn refused(ctx: NonNull<RawCtx>, list: &List, ret: c_int) -> Failed {
 /// `qp` is valid, and the context was claimed for it by [`RwState::claim_unseen`] with the
 /// [`rw_idle`](wr::PostTarget::rw_idle) of the QP. The context, and the memory of what is `posted`,
 /// stays where it is until that has completed to `user`, if this succeeds, or, if it fails in part,
-/// until the QP is drained. `then` is null or an initialised request.
+/// until the QP is drained. `posted.then` is null or an initialised request.
 #[inline(always)]
 unsafe fn transfer_all(
     ctx: NonNull<RawCtx>,
@@ -1058,7 +1058,7 @@ unsafe fn transfer_all(
 ///
 /// # Safety
 ///
-/// As [`transfer_all`].
+/// As [`transfer_all`], but the context need not be claimed: this does it.
 #[inline(never)]
 unsafe fn begin(
     ctx: NonNull<RawCtx>,
@@ -1168,10 +1168,12 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
     ///
     /// Fails with what `rw` says, or as [`Qp::prepare_rw`]; with `EINVAL` also if the context is to
     /// be prepared for this QP and is not, or an entry of the request that follows is of another
-    /// PD; `ENOMEM` also when the queue is full; `EOPNOTSUPP` for a
-    /// WRITE on iWARP if ib_core was loaded with `force_mr`, by which peers could write the memory.
+    /// PD; `ENOMEM` also when the queue is full; `EOPNOTSUPP` for a WRITE on iWARP if ib_core was
+    /// loaded with `force_mr`, by which peers could write the memory, and for a request behind it
+    /// that iWARP does not have.
     /// See [`PostError`] for what becomes of the owner. A transfer that was prepared and that was
-    /// refused is to be prepared again.
+    /// refused is to be prepared again, unless it was `rw` that failed, or the request that
+    /// follows.
     #[inline]
     pub fn post_rw<P, const ID: u64, const N: usize, const THEN: bool>(
         &self,
@@ -1192,7 +1194,8 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
             Some(then) if THEN => {
                 let (raw, sges) = (raw.as_mut_ptr(), sges.as_mut_ptr());
                 // SAFETY: There is room for the request and its entries. The owner keeps its
-                // memory, which `rw` has borrowed from it.
+                // memory, which `rw` has borrowed from it, until it completes. The operation is an
+                // `RdmaOp`, which has nothing to undo.
                 let prepared = unsafe {
                     let mut then = then.erase();
                     let sges_of = &then.sges.sges;

@@ -425,7 +425,7 @@ impl<X: Exchange> Table<X> {
     fn take_behind_first(&self) -> Result<Tag<X>> {
         for n in 1..self.words.len() {
             if let Some(tag) = self.words[n].take() {
-                // SAFETY: It was just taken.
+                // SAFETY: It was just taken from this word.
                 return Ok(unsafe { self.tag(n, tag) });
             }
         }
