@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
- * The assembly of a static branch, as rust/kernel/generated_arch_static_branch_asm.rs.S of the kernel,
- * which headers packages do not have.
+ * The assembly of a static branch, as rust/kernel/generated_arch_static_branch_asm.rs.S of the
+ * kernel, which headers packages do not have.
  */
 
 #include <linux/jump_label.h>
