@@ -2,11 +2,12 @@
 """Part of scripts/intree: the series as the files of a kernel tree, patch by patch.
 
     intree.py SOURCE REPO
+    intree.py --lists	only checks that each file is in one of the lists
 
 SOURCE is the kernel's source. REPO becomes a git repository with those of its files that the series
 change, and a branch a series, with a commit for each file of upstream/SERIES: a commit message, "---",
-and the files of this repository that come with it. Where a file lists others (modules, options, rules),
-it has what is there so far."""
+and the files of this repository that come with it. What stays here is in upstream/here.txt. Where a file
+lists others (modules, options, rules), it has what is there so far."""
 
 import os
 import re
@@ -37,6 +38,9 @@ PLACES = (
 
 # The crates that grow.
 ROOTS = ("rust/kernel/rdma/rdma.rs", "tests/kunit/rdma_kunit.rs")
+
+# Files that lose what is not there.
+TRIMMED = (*ROOTS, "rust/kernel/rdma/prelude.rs")
 
 # What is added to files of the kernel: the file, the line before which it comes (or the end), the lines.
 HOOKS = (
@@ -114,7 +118,7 @@ def modules(name, text, files):
                 gone.append(suite)
     if gone and name in ROOTS:
         # What uses some of it comes with another patch.
-        text = re.sub(r"\n\n(?!//)", "\n\n#![allow(dead_code, unused_imports)]\n\n", text, count=1)
+        text = re.sub(r"\n\n(?!//)", "\n\n#![allow(dead_code, unreachable_pub, unused_imports)]\n\n", text, count=1)
     return text
 
 
@@ -155,7 +159,51 @@ def write(repo, contents):
         path.write_text(text)
 
 
+def too_early(path, files, there):
+    """Returns what the files of a patch use of the crate although a later patch brings it."""
+    crate, wrong = "rust/kernel/rdma", []
+    for name in sorted(files - set(TRIMMED)):
+        if not name.endswith(".rs") or name.startswith("rust/macros/"):
+            continue
+        code = re.sub(r"//.*", "", (TOP / name).read_text())
+        root = "crate" if name.startswith(crate) else "rdma"
+        used = re.findall(rf"\b{root}::(\w+)", code)
+        for group, indent in re.findall(rf"(?ms)^ *use {root}::{{\n(( +).*?)^ *}};", code):
+            used += re.findall(rf"(?m)^{indent}(\w+)", group)
+        for m in sorted(set(used)):
+            if (TOP / f"{crate}/{m}.rs").exists() and f"{crate}/{m}.rs" not in there:
+                wrong.append(f"{path.relative_to(TOP)}: {name} uses {m}, which comes later")
+    return wrong
+
+
+def lists():
+    """Returns the patches: series, message, files. Each file that has a place in the tree is in one, or stays."""
+    known = git(TOP, "ls-files").split("\n")
+    left = {name for name in known if name.startswith(tuple(prefix for prefix, _ in PLACES))}
+    wrong, patches = [], []
+    paths = [path for series in SERIES for path in sorted((TOP / "upstream" / series).glob("*.txt"))]
+    for path in [*paths, TOP / "upstream/here.txt"]:
+        message, listed = path.read_text().split("\n---\n")
+        files = set()
+        for pattern in listed.split():
+            found = {name for name in left if fnmatch(name, pattern)}
+            if not found:
+                wrong.append(f"{path.relative_to(TOP)}: no other file is called {pattern}")
+            files |= found
+            left -= found
+        if path in paths:
+            patches.append((path.parent.name, message, files))
+            wrong += too_early(path, files, set(known) - left)
+    wrong += [f"upstream: {name} is in no list" for name in sorted(left)]
+    if wrong:
+        sys.exit("\n".join(wrong))
+    return patches
+
+
 def main():
+    patches = lists()
+    if sys.argv[1:] == ["--lists"]:
+        return
     source, repo = Path(sys.argv[1]), Path(sys.argv[2])
     shutil.rmtree(repo, ignore_errors=True)
     repo.mkdir(parents=True)
@@ -167,24 +215,14 @@ def main():
     write(repo, base)
     git(repo, "add", "-A")
     git(repo, "commit", "-q", "-m", f"Files of {source.name}")
-    known = subprocess.run(["git", "-C", TOP, "ls-files"], check=True, capture_output=True, text=True).stdout.split("\n")
     files = set()
     for series in SERIES:
         git(repo, "checkout", "-q", "-b", series)
-        for patch in sorted((TOP / "upstream" / series).glob("*.txt")):
-            message, listed = patch.read_text().split("\n---\n")
-            for pattern in listed.split():
-                found = {name for name in known if fnmatch(name, pattern)} - files
-                if not found:
-                    sys.exit(f"error: {patch}: no other file is called {pattern}")
-                files |= found
+        for _, message, more in (patch for patch in patches if patch[0] == series):
+            files |= more
             write(repo, tree(files, base))
             git(repo, "add", "-A")
             git(repo, "commit", "-q", "-F", "-", input=message)
-    # What no series has is printed.
-    left = [name for name in known if name.startswith(("rust/", "drivers/", "samples/")) and name not in files]
-    if left:
-        print("in no series:", *left)
 
 
 if __name__ == "__main__":
