@@ -15,6 +15,7 @@ import shutil
 import subprocess
 import sys
 from fnmatch import fnmatch
+from functools import cache
 from pathlib import Path
 
 TOP = Path(__file__).resolve().parent.parent
@@ -40,7 +41,7 @@ PLACES = (
 ROOTS = ("rust/kernel/rdma/rdma.rs", "tests/kunit/rdma_kunit.rs")
 
 # Files that lose what is not there.
-TRIMMED = (*ROOTS, "rust/kernel/rdma/prelude.rs")
+TRIMMED = (*ROOTS, "rust/kernel/rdma/prelude.rs", "tests/kunit/fixture.rs")
 
 # What is added to files of the kernel: the file, the line before which it comes (or the end), the lines.
 HOOKS = (
@@ -160,8 +161,8 @@ def write(repo, contents):
 
 
 def too_early(path, files, there):
-    """Returns what the files of a patch use of the crate although a later patch brings it."""
-    crate, wrong = "rust/kernel/rdma", []
+    """Returns what the files of a patch use of the crate, or of the fixtures, although a later patch brings it."""
+    crate, fixtures, wrong = "rust/kernel/rdma", "tests/kunit/fixture", []
     for name in sorted(files - set(TRIMMED)):
         if not name.endswith(".rs") or name.startswith("rust/macros/"):
             continue
@@ -170,10 +171,22 @@ def too_early(path, files, there):
         used = re.findall(rf"\b{root}::(\w+)", code)
         for group, indent in re.findall(rf"(?ms)^ *use {root}::{{\n(( +).*?)^ *}};", code):
             used += re.findall(rf"(?m)^{indent}(\w+)", group)
-        for m in sorted(set(used)):
-            if (TOP / f"{crate}/{m}.rs").exists() and f"{crate}/{m}.rs" not in there:
-                wrong.append(f"{path.relative_to(TOP)}: {name} uses {m}, which comes later")
+        used = {f"{crate}/{m}.rs" for m in used}
+        if name.startswith("tests/kunit/"):
+            root = "super" if name.startswith(fixtures) else "fixture"
+            for group in re.findall(rf"\b{root}::({{[^{{}}]*}}|\w+)", code):
+                used |= {f"{fixtures}/{exports().get(m)}.rs" for m in re.findall(r"\w+", group)}
+        wrong += [f"{path.relative_to(TOP)}: {name} uses {file}, which comes later"
+                  for file in sorted(used - there) if (TOP / file).exists()]
     return wrong
+
+
+@cache
+def exports():
+    """Returns the names that the root of the fixtures exports, with their modules."""
+    text = re.sub(r"//.*", "", (TOP / "tests/kunit/fixture.rs").read_text())
+    groups = re.findall(r"(?m)^pub\(crate\) use (\w+)::({[^{}]*}|\w+);", text)
+    return {name: module for module, names in groups for name in re.findall(r"\w+", names)}
 
 
 def lists():
