@@ -722,6 +722,34 @@ mod tests {
     }
 
     #[test]
+    fn prepared_transfer_stays_so_if_what_follows_is_refused() -> Result {
+        let (t, foreign) = (Transfers::<Softirq>::new()?, crate::fixture::Env::new()?);
+        let (mut transfer, all) = (t.transfer()?, pattern(LEN)?);
+        transfer.data.cpu().write(0, &all)?;
+        transfer.message = Buf::alloc(&foreign.pd, 4, &foreign.cx)?;
+        let qp = &t.link.a.qp;
+        qp.prepare_rw(Rw::write(&transfer.data, .., t.remote, t.cx()))?;
+        let posted = qp.post_rw(transfer, |x| {
+            let message = SendWr::send([x.message.whole()]);
+            Ok(Rw::prepared(&x.data).then(message))
+        });
+        let transfer = refused(posted, EINVAL)?;
+        let posted = qp.post_rw(transfer, |x| match x.data.len() {
+            0 => Ok(Rw::prepared(&x.data)),
+            _ => Err(ECANCELED),
+        });
+        let transfer = refused(posted, ECANCELED)?;
+        check_err!(
+            qp.prepare_rw(Rw::write(&transfer.data, .., t.remote, t.cx())),
+            EBUSY
+        );
+        let (_, outcome) = t.run(transfer, |x| Ok(Rw::prepared(&x.data)))?;
+        check!(outcome.is_ok());
+        check!(t.bytes()?[..] == all[..]);
+        Ok(())
+    }
+
+    #[test]
     fn owner_of_a_part_stays_until_the_drain() -> Result {
         // Ten pages, one a request, are too many for this queue.
         let t = Transfers::<Softirq>::with(&Caps::new(2, 2), 0)?;
