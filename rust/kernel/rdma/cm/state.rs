@@ -96,7 +96,8 @@ enum Wait<M: Manager> {
     None,
     /// A call waits for the event with this C value. The data that come along go into the box.
     Event(u32, KBox<cm::PrivateData>),
-    Done(Result<KBox<cm::PrivateData>>),
+    Done(KBox<cm::PrivateData>),
+    Failed(Error),
     /// No call ever waits: the connection is made by its events. Kept until the peer was asked.
     Async(Option<Arc<M::Async>>),
 }
@@ -121,6 +122,18 @@ impl<M: Manager> Inner<M> {
         }
         self.handler = Some(handler.clone());
         Ok(())
+    }
+
+    /// Takes the result of the event that a call waits for, if it has come.
+    fn take_result(&mut self) -> Option<Result<cm::PrivateData>> {
+        match replace(&mut self.wait, Wait::None) {
+            Wait::Done(data) => Some(Ok(KBox::into_inner(data))),
+            Wait::Failed(e) => Some(Err(e)),
+            waiting => {
+                self.wait = waiting;
+                None
+            }
+        }
     }
 
     /// Takes the connection that is made by its events, unless it has begun to ask the peer.
@@ -368,7 +381,7 @@ impl<M: Manager> Conn<M> {
     /// Ends the wait of a call, if there is one, with an error.
     fn fail_wait(&self, inner: &mut Inner<M>, error: Error) {
         if matches!(inner.wait, Wait::Event(..)) {
-            inner.wait = Wait::Done(Err(error));
+            inner.wait = Wait::Failed(error);
             self.changed.notify_all();
         }
     }
@@ -400,16 +413,14 @@ impl<M: Manager> Conn<M> {
             return Err(e);
         }
         loop {
-            match replace(&mut inner.wait, Wait::None) {
-                Wait::Done(result) => return result.map(KBox::into_inner),
-                waiting => inner.wait = waiting,
+            if let Some(result) = inner.take_result() {
+                return result;
             }
             if self.changed.wait_interruptible(&mut inner) {
                 // The result that has come meanwhile is not lost.
-                return match replace(&mut inner.wait, Wait::None) {
-                    Wait::Done(result) => result.map(KBox::into_inner),
-                    _ => Err(ERESTARTSYS),
-                };
+                let result = inner.take_result();
+                inner.wait = Wait::None;
+                return result.unwrap_or(Err(ERESTARTSYS));
             }
         }
     }
@@ -466,10 +477,10 @@ impl<M: Manager> Conn<M> {
             }
         };
         inner.wait = match (replace(&mut inner.wait, Wait::None), reply) {
-            (Wait::Event(..), Err(e)) => Wait::Done(Err(e)),
+            (Wait::Event(..), Err(e)) => Wait::Failed(e),
             (Wait::Event(success, mut to), Ok(sent)) if success == raw => {
                 *to = cm::PrivateData::new(sent);
-                Wait::Done(Ok(to))
+                Wait::Done(to)
             }
             (wait, _) => wait,
         };
