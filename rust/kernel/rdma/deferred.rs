@@ -4,7 +4,7 @@
 //!
 //! The last handle of a QP may be dropped in the QP's own completion handler, in a softirq. So a
 //! drop only queues the object; a work item of this module, which may sleep, destroys it. A queued
-//! object still has its [`Ref`](crate::refs::Ref), so removal and unload wait for it.
+//! object still has its reference to the device, so removal and unload wait for it.
 //!
 //! Value, count, work item and place in the list of objects are one allocation.
 

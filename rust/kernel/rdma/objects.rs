@@ -213,9 +213,9 @@ impl Sizes {
 }
 
 /// The time since the system was started, in seconds.
-fn now() -> i64 {
+fn now() -> u32 {
     // SAFETY: The function reads a number that is there since the system was started.
-    unsafe { bindings::ktime_get_seconds() }
+    unsafe { bindings::ktime_get_seconds() as u32 }
 }
 
 /// The owners that a QP keeps until it is drained.
@@ -225,7 +225,7 @@ pub(crate) struct Undrained {
     /// The type of the first one.
     first: &'static str,
     /// As [`now`].
-    since: i64,
+    since: u32,
 }
 
 /// One where [`debug`] can be asked about a QP.
@@ -245,7 +245,7 @@ const NO_NUM: u32 = u32::MAX;
 ///
 /// # Invariants
 ///
-/// `owner` is valid while there is `reference`, which is to its refs.
+/// There is a reference of `kind` to the refs of `owner`, which is valid while there is.
 pub(crate) struct Object {
     links: UnsafeCell<Links>,
     /// The object's number, or `NO_NUM`.
@@ -253,11 +253,10 @@ pub(crate) struct Object {
     /// The number of entries of a CQ that QPs and SRQs have reserved.
     reserved: Atomic<i32>,
     /// When it was made, as [`now`].
-    since: i64,
+    since: u32,
+    kind: refs::Kind,
     owner: NonNull<dyn Owner>,
     details: GlobalLockedBy<Details, DETAILS>,
-    // Dropped last: the owner may be gone after that.
-    reference: refs::Ref,
     _pin: PhantomPinned,
 }
 
@@ -276,7 +275,7 @@ impl fmt::Display for Object {
             let qp = details.qp.first().copied();
             (details.peer, details.sizes, undrained, qp)
         };
-        f.write_str(self.reference.kind().name())?;
+        f.write_str(self.kind.name())?;
         let num = self.num.load(Relaxed);
         if num != NO_NUM {
             write!(f, " {num}")?;
@@ -312,6 +311,7 @@ impl Object {
             num: Atomic::new(NO_NUM),
             reserved: Atomic::new(0),
             since: now(),
+            kind: reference.into_kind(),
             owner,
             details: GlobalLockedBy::new(Details {
                 qp: [null(); DEBUG],
@@ -319,7 +319,6 @@ impl Object {
                 sizes: Sizes::Unknown,
                 undrained: None,
             }),
-            reference,
             _pin: PhantomPinned,
         }
     }
@@ -396,6 +395,10 @@ impl Object {
 impl Drop for Object {
     fn drop(&mut self) {
         OBJECTS.lock().remove(self);
+        drop(self.take_undrained());
+        // SAFETY: By the type invariant there is the reference, and the owner while there is. It
+        // may be gone after that.
+        unsafe { self.owner.as_ref().refs().put(self.kind) };
     }
 }
 

@@ -3,7 +3,7 @@
 //! Reference counts of devices and clients, as `struct percpu_ref`.
 //!
 //! A device cannot be removed and a module cannot be unloaded while a handle of theirs lives: each
-//! handle has a [`Ref`] on a [`Refs`], which the removal kills and waits for. A leaked handle
+//! handle has a reference to a [`Refs`], which the removal kills and waits for. A leaked handle
 //! stalls the removal, with a message that names it.
 
 use crate::{
@@ -11,6 +11,7 @@ use crate::{
     prelude::*,
     sync::RefCount, //
 };
+use core::mem::ManuallyDrop;
 use kernel::{
     fmt,
     sync::atomic::{
@@ -60,7 +61,8 @@ const NAMES: [&str; 10] = [
 ///
 /// # Invariants
 ///
-/// - `count` counts the live [`Ref`]s.
+/// - `count` counts the live references: [`Ref`]s, and those of
+///   [`Object`](crate::objects::Object)s.
 /// - `empty` is completed when the last reference to killed refs is dropped, as the last access.
 #[pin_data]
 pub(crate) struct Refs {
@@ -104,6 +106,19 @@ impl Refs {
         Ref {
             refs: NonNull::from(self),
             kind,
+        }
+    }
+
+    /// Gives a reference of this kind back (`percpu_ref_put`).
+    ///
+    /// # Safety
+    ///
+    /// The caller has the reference, and does not use it again.
+    pub(crate) unsafe fn put(&self, kind: Kind) {
+        self.kinds[kind as usize].add(-1, Relaxed);
+        if self.count.put() {
+            // The refs are there until `kill_and_wait`, which waits for this, returns.
+            self.empty.complete();
         }
     }
 
@@ -168,8 +183,9 @@ impl Ref {
         unsafe { self.refs.as_ref() }
     }
 
-    pub(crate) fn kind(&self) -> Kind {
-        self.kind
+    /// Leaves the reference to the caller, who gives it back by [`Refs::put`].
+    pub(crate) fn into_kind(self) -> Kind {
+        ManuallyDrop::new(self).kind
     }
 
     /// Takes another reference to the same refs (`percpu_ref_get`), killed or not.
@@ -182,11 +198,7 @@ impl Ref {
 
 impl Drop for Ref {
     fn drop(&mut self) {
-        let refs = self.refs();
-        refs.kinds[self.kind as usize].add(-1, Relaxed);
-        if refs.count.put() {
-            // The refs are there until `kill_and_wait`, which waits for this, returns.
-            refs.empty.complete();
-        }
+        // SAFETY: By the type invariant this is a reference of this kind, and it is not used again.
+        unsafe { self.refs().put(self.kind) };
     }
 }
