@@ -9,6 +9,7 @@ mod batch;
 mod chain;
 mod context;
 mod drain;
+mod keep;
 mod marker;
 pub(crate) mod post;
 mod send_ring;
@@ -28,6 +29,7 @@ pub use chain::{
     ChainOp, //
 };
 pub use context::QpContext;
+pub(crate) use keep::Kept;
 pub use send_ring::SendRing;
 
 use crate::{
@@ -49,10 +51,12 @@ use crate::{
     },
     pd,
     prelude::*,
-    qp::marker::{
-        DrainList,
-        Markers,
-        Node, //
+    qp::{
+        keep::{
+            KeepList,
+            Node, //
+        },
+        marker::Markers, //
     },
     srq,
     trace::{
@@ -254,8 +258,9 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
     }
 
     /// Keeps a table until the QP is destroyed. Fails with `ENOMEM`.
-    pub(crate) fn keep_table(&self, table: impl OnDestroy + 'static, _cx: &Sleepable) -> Result {
-        self.any.inner.keep_table(KBox::new(table, GFP_KERNEL)?)
+    pub(crate) fn keep_table(&self, table: impl Kept + 'static, _cx: &Sleepable) -> Result {
+        self.any.inner.context.kept.push(Node::of(table)?);
+        Ok(())
     }
 
     /// Keeps an owner, of which requests were posted whose completion does not give it back, until
@@ -510,14 +515,6 @@ impl Inner {
         self.object.add_undrained(name);
     }
 
-    #[inline(never)]
-    fn keep_table(&self, table: KBox<dyn OnDestroy>) -> Result {
-        let mut tables = self.context.tables.lock();
-        // If this fails, the lock is released before the table is dropped.
-        tables.reserve(1, GFP_KERNEL)?;
-        Ok(tables.push_within_capacity(table)?)
-    }
-
     /// Returns whether the current task is in a handler of the QP's CQs.
     fn is_polled_by_current(&self) -> bool {
         self.send.cq().is_polled_by_current() || self.recv.cq().is_polled_by_current()
@@ -559,8 +556,8 @@ impl deferred::Teardown for Inner {
     }
 
     fn teardown(&self, cx: &Sleepable) -> deferred::Fate {
-        for table in self.context.tables.lock().iter() {
-            table.closing();
+        for kept in self.context.kept.take().iter() {
+            kept.closing();
         }
         // If it fails, the QP's own markers may be posted. They are leaked with the QP.
         let destroyed = self
@@ -770,12 +767,6 @@ impl fmt::Display for Event {
     }
 }
 
-/// A table of requests that is notified of the end of a QP, and dropped after that.
-pub(crate) trait OnDestroy: Send {
-    /// The QP is about to be drained for the last time.
-    fn closing(&self);
-}
-
 /// The handler of the events of a QP (`ib_qp_init_attr.event_handler`).
 ///
 /// The QP keeps it until the QP is destroyed, so it must not own the QP.
@@ -822,7 +813,9 @@ struct QpPriv {
     #[pin]
     reg_lock: sync::SpinLockIrq<()>,
     #[pin]
-    drain_list: DrainList,
+    drain_list: KeepList,
+    #[pin]
+    kept: KeepList,
     #[pin]
     transfers: Transfers,
     /// Those of the last drain, so that the end of a QP needs no memory.
@@ -831,8 +824,6 @@ struct QpPriv {
     events: Option<Arc<dyn Events>>,
     #[pin]
     user_context: context::UserContext,
-    #[pin]
-    tables: sync::Mutex<KVec<KBox<dyn OnDestroy>>>,
 }
 
 impl QpPriv {
@@ -847,12 +838,12 @@ impl QpPriv {
             state <- new_mutex!(state),
             draining <- new_mutex!((), "rdma::Qp::draining"),
             reg_lock <- new_spinlock_irq!((), "rdma::Qp::reg_lock"),
-            drain_list <- DrainList::new(),
+            drain_list <- KeepList::new(new_spinlock_irq!(None, "rdma::Qp::drain_list")),
+            kept <- KeepList::new(new_spinlock_irq!(None, "rdma::Qp::kept")),
             transfers <- Transfers::new(iwarp),
             markers <- Markers::new(),
             events,
             user_context <- context::UserContext::new(),
-            tables <- new_mutex!(KVec::new(), "rdma::Qp::tables"),
         });
         KBox::pin_init(init, GFP_KERNEL)
     }
@@ -892,9 +883,6 @@ unsafe extern "C" fn on_event(event: *mut bindings::ib_event, context: *mut c_vo
 // proves that all requests have completed, not that all handlers have begun: those of a direct CQ,
 // or of one that the drain of an SRQ polls, may still be waiting with another thread. So transfers
 // are counted, and their QP is destroyed when none is left.
-//
-// On iWARP they may leave pages behind, which peers can write to until the QP, and its MRs with
-// it, is destroyed.
 
 /// The transfers of a QP.
 #[pin_data]
@@ -904,11 +892,20 @@ pub(crate) struct Transfers {
     /// Completed by the last transfer once [`Transfers::wait`] was called.
     #[pin]
     ended: Completion,
-    /// The pages that transfers leave behind.
-    #[pin]
-    left: DrainList,
     /// Set if the device is one of iWARP.
     pub(crate) iwarp: bool,
+}
+
+/// Returns the private data of a QP.
+///
+/// # Safety
+///
+/// `qp` is a QP of this crate, and is not destroyed while what is returned is used.
+#[inline]
+unsafe fn private<'a>(qp: *mut bindings::ib_qp) -> &'a QpPriv {
+    // SAFETY: The QP is there, as the caller promises. `create` has set its context to a `QpPriv`
+    // that outlives it.
+    unsafe { &*(*qp).qp_context.cast() }
 }
 
 /// Returns the transfers of a QP.
@@ -918,9 +915,20 @@ pub(crate) struct Transfers {
 /// `qp` is a QP of this crate, and is not destroyed while what is returned is used.
 #[inline]
 pub(crate) unsafe fn transfers<'a>(qp: *mut bindings::ib_qp) -> &'a Transfers {
-    // SAFETY: The QP is there, as the caller promises. `create` has set its context to a `QpPriv`
-    // that outlives it.
-    unsafe { &(*(*qp).qp_context.cast::<QpPriv>()).transfers }
+    // SAFETY: The QP is as the caller promises.
+    unsafe { &private(qp).transfers }
+}
+
+/// Keeps memory to which peers have a key, until the QP is destroyed, and its MRs with it. Any
+/// context.
+///
+/// # Safety
+///
+/// `qp` is a QP of this crate, and is not destroyed meanwhile.
+pub(crate) unsafe fn keep_until_destroyed<T: Send + 'static>(qp: *mut bindings::ib_qp, left: T) {
+    // SAFETY: The QP is as the caller promises.
+    let kept = unsafe { &private(qp).kept };
+    kept.add(Node::new(left));
 }
 
 impl Transfers {
@@ -928,7 +936,6 @@ impl Transfers {
         pin_init!(Self {
             users: crate::sync::Users::new(),
             ended <- Completion::new(),
-            left <- DrainList::new(),
             iwarp,
         })
     }
@@ -955,12 +962,6 @@ impl Transfers {
     fn ended(&self, user: *mut bindings::ib_cqe) -> *mut bindings::ib_cqe {
         self.ended.complete();
         user
-    }
-
-    /// Keeps what a transfer, which has not ended, leaves behind until the QP is destroyed. Any
-    /// context.
-    pub(crate) fn keep<T: Send + 'static>(&self, left: T) {
-        self.left.add(Node::new(left));
     }
 
     /// Waits until no transfer is left. Called once, when there is no reference to the QP. Fails

@@ -438,16 +438,23 @@ impl<D: Direction, O: SgOwner<D>> Ctx<D, O> {
 
 impl Inner {
     /// Leaves the memory of a transfer that has failed, to which peers have a key, to the QP.
+    ///
+    /// # Safety
+    ///
+    /// The mapping is of the memory, for the device of `qp`. That is a QP of this crate, which is
+    /// not destroyed meanwhile.
     #[cold]
     #[inline(never)]
-    fn lose(&mut self, mapping: sg::Mapping, transfers: &qp::Transfers) {
+    unsafe fn lose(&mut self, mapping: sg::Mapping, qp: NonNull<bindings::ib_qp>) {
         if let Some(owner) = self.owner.take() {
             // INVARIANT: The mapping is of its memory. The QP drops it when it was destroyed with
             // its MRs, and before its PD.
-            transfers.keep(Exposed {
+            let exposed = Exposed {
                 _owner: owner,
                 mapping,
-            });
+            };
+            // SAFETY: The QP is as the caller promises.
+            unsafe { qp::keep_until_destroyed(qp.as_ptr(), exposed) };
         }
     }
 
@@ -724,7 +731,8 @@ impl RawCtx {
         if ended {
             self.state.set_idle();
         } else {
-            inner.lose(mapping, transfers);
+            // SAFETY: The mapping is that of the memory, and the QP counts the transfer until `end`.
+            unsafe { inner.lose(mapping, qp) };
             self.state.set_lost();
         }
         transfers.end(ptr::null_mut());

@@ -11,7 +11,7 @@ use crate::{
     qp::{
         chain,
         Chain,
-        OnDestroy, //
+        Kept, //
     },
     sync::Spsc,
     trace,
@@ -427,9 +427,7 @@ struct Keeper<P: CqePointer<ID>, const ID: u64>(NonNull<Ring<P, ID>>);
 // SAFETY: The owners that it drops are `Send`.
 unsafe impl<P: CqePointer<ID>, const ID: u64> Send for Keeper<P, ID> {}
 
-impl<P: CqePointer<ID>, const ID: u64> OnDestroy for Keeper<P, ID> {
-    fn closing(&self) {}
-}
+impl<P: CqePointer<ID>, const ID: u64> Kept for Keeper<P, ID> {}
 
 impl<P: CqePointer<ID>, const ID: u64> Drop for Keeper<P, ID> {
     fn drop(&mut self) {

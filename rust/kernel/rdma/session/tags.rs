@@ -970,7 +970,7 @@ struct Keeper<X: Exchange>(NonNull<Table<X>>);
 // SAFETY: The parts are used by one thread at a time, and are `Send`.
 unsafe impl<X: Exchange> Send for Keeper<X> {}
 
-impl<X: Exchange> qp::OnDestroy for Keeper<X> {
+impl<X: Exchange> qp::Kept for Keeper<X> {
     fn closing(&self) {
         // SAFETY: By the type invariant the table is valid.
         unsafe { self.0.as_ref() }.close(ENOTCONN);

@@ -1,0 +1,143 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! The owners that a QP keeps, as no completion gives them back.
+//!
+//! An owner of requests that are not signaled, behind which no signaled one was posted, is out of
+//! use only when the QP was drained, and memory to which peers of iWARP have a key only when the QP
+//! is destroyed. Tables of requests are told of the end of the QP, too.
+
+use crate::prelude::*;
+use core::mem::forget;
+use kernel::{
+    alloc::flags::__GFP_NOWARN,
+    sync::SpinLockIrq, //
+};
+
+/// An owner that a QP keeps.
+pub(crate) trait Kept: Send {
+    /// The QP is about to be drained for the last time.
+    fn closing(&self) {}
+}
+
+/// An owner that is not told of the end.
+struct Left<T> {
+    _owner: T,
+}
+
+impl<T: Send> Kept for Left<T> {}
+
+/// An owner in a list.
+pub(super) struct Node<K: ?Sized = dyn Kept> {
+    next: Option<KBox<Node>>,
+    kept: K,
+}
+
+impl Node {
+    /// Makes the node of an owner, which is leaked if there is no memory. Any context.
+    pub(super) fn new<P: Send + 'static>(owner: P) -> Option<KBox<Self>> {
+        // `KeepList::add` reports the failure.
+        let Ok(node) = KBox::<Node<Left<P>>>::new_uninit(GFP_ATOMIC | __GFP_NOWARN) else {
+            forget(owner);
+            return None;
+        };
+        Some(node.write(Node {
+            next: None,
+            kept: Left { _owner: owner },
+        }))
+    }
+
+    /// Makes the node of what is told of the end.
+    pub(super) fn of(kept: impl Kept + 'static) -> Result<KBox<Self>> {
+        let node = KBox::<Node<_>>::new_uninit(GFP_KERNEL)?;
+        Ok(node.write(Node { next: None, kept }))
+    }
+}
+
+impl<K: ?Sized> Drop for Node<K> {
+    /// Drops a list without recursion.
+    fn drop(&mut self) {
+        let mut next = self.next.take();
+        while let Some(mut node) = next {
+            next = node.next.take();
+        }
+    }
+}
+
+/// The owners that a QP keeps, in no order. What is left when this is dropped is dropped: the QP is
+/// gone by then.
+#[pin_data]
+pub(super) struct KeepList {
+    #[pin]
+    head: Head,
+}
+
+type Head = SpinLockIrq<Option<KBox<Node>>>;
+
+impl KeepList {
+    /// `head` is the lock of an empty list.
+    pub(super) fn new(head: impl PinInit<Head>) -> impl PinInit<Self> {
+        pin_init!(Self { head <- head })
+    }
+
+    /// Keeps an owner, if there was memory for its node. Any context.
+    pub(super) fn add(&self, node: Option<KBox<Node>>) {
+        match node {
+            Some(node) => self.push(node),
+            None => pr_err!("no memory to keep the owner of posted requests: it is leaked\n"),
+        }
+    }
+
+    #[inline(never)]
+    pub(super) fn push(&self, mut node: KBox<Node>) {
+        let mut head = self.head.lock();
+        node.next = head.take();
+        *head = Some(node);
+    }
+
+    /// Takes all owners out. They go back unless [`Taken::release`] drops them.
+    pub(super) fn take(&self) -> Taken<'_> {
+        Taken {
+            head: self.head.lock().take(),
+            list: self,
+        }
+    }
+}
+
+/// Owners that were taken out of a [`KeepList`].
+pub(super) struct Taken<'a> {
+    head: Option<KBox<Node>>,
+    list: &'a KeepList,
+}
+
+impl Taken<'_> {
+    pub(super) fn is_empty(&self) -> bool {
+        self.head.is_none()
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = &dyn Kept> {
+        let mut next = self.head.as_deref();
+        core::iter::from_fn(move || {
+            let node = next?;
+            next = node.next.as_deref();
+            Some(&node.kept)
+        })
+    }
+
+    /// Drops the owners.
+    ///
+    /// # Safety
+    ///
+    /// All requests that were posted before they were taken out are complete.
+    pub(super) unsafe fn release(mut self) {
+        drop(self.head.take());
+    }
+}
+
+impl Drop for Taken<'_> {
+    fn drop(&mut self) {
+        while let Some(mut node) = self.head.take() {
+            self.head = node.next.take();
+            self.list.push(node);
+        }
+    }
+}
