@@ -282,9 +282,9 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
     /// a caller of this one, is processing. What they post meanwhile is flushed as well, some time:
     /// where the caller polls the CQ, a second drain waits for it. Nothing is known to be drained
     /// if it fails: with `EDEADLK` in a handler of the QP's CQs, `EOVERFLOW` if a CQ has lost
-    /// completions, `ETIMEDOUT` after a minute, `ENOMEM`, or what the driver said; and with `EBUSY`
-    /// if the send queue stays full of requests that have no completions, which only the end of the
-    /// QP gives back.
+    /// completions, `ETIMEDOUT` after a minute, or what the driver said; and with `EBUSY` if the
+    /// send queue stays full of requests that have no completions, which only the end of the QP
+    /// gives back. It needs no memory, unless one has failed before: then it waits for that, too.
     pub fn drain(&self, cx: &Sleepable) -> Result {
         self.any.drain(cx)
     }
@@ -559,7 +559,6 @@ impl deferred::Teardown for Inner {
         for kept in self.context.kept.take().iter() {
             kept.closing();
         }
-        // If it fails, the QP's own markers may be posted. They are leaked with the QP.
         let destroyed = self
             .drain_last(cx)
             .and_then(|()| self.context.transfers.wait(cx))
@@ -806,9 +805,10 @@ struct QpPriv {
     /// itself, and a connection manager one of its own.
     #[pin]
     state: sync::Mutex<Option<State>>,
-    /// Held while the QP is drained.
+    /// Held while the QP is drained. The markers, of which none is posted, so that a drain needs no
+    /// memory unless one has failed before.
     #[pin]
-    draining: sync::Mutex<()>,
+    draining: sync::Mutex<Option<Pin<KBox<Markers>>>>,
     /// Held while registrations of shared regions are posted: see [`Qp::reg_lock`](Qp::reg_lock).
     #[pin]
     reg_lock: sync::SpinLockIrq<()>,
@@ -818,9 +818,6 @@ struct QpPriv {
     kept: KeepList,
     #[pin]
     transfers: Transfers,
-    /// Those of the last drain, so that the end of a QP needs no memory.
-    #[pin]
-    markers: Markers,
     events: Option<Arc<dyn Events>>,
     #[pin]
     user_context: context::UserContext,
@@ -834,23 +831,18 @@ impl QpPriv {
         iwarp: bool,
         state: Option<State>,
     ) -> Result<Pin<KBox<Self>>> {
+        let markers = Markers::new()?;
         let init = pin_init!(Self {
             state <- new_mutex!(state),
-            draining <- new_mutex!((), "rdma::Qp::draining"),
+            draining <- new_mutex!(Some(markers), "rdma::Qp::draining"),
             reg_lock <- new_spinlock_irq!((), "rdma::Qp::reg_lock"),
             drain_list <- KeepList::new(new_spinlock_irq!(None, "rdma::Qp::drain_list")),
             kept <- KeepList::new(new_spinlock_irq!(None, "rdma::Qp::kept")),
             transfers <- Transfers::new(iwarp),
-            markers <- Markers::new(),
             events,
             user_context <- context::UserContext::new(),
         });
         KBox::pin_init(init, GFP_KERNEL)
-    }
-
-    fn markers(self: Pin<&Self>) -> Pin<&Markers> {
-        // SAFETY: The field is pinned structurally.
-        unsafe { self.map_unchecked(|this| &this.markers) }
     }
 
     /// Makes this the context of the QP that is created from these attributes.

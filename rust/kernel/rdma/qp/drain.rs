@@ -58,7 +58,7 @@ impl Inner {
     /// fails: with `EDEADLK` in a handler of one of the CQs; `EOVERFLOW` if a CQ has lost
     /// completions; `EBUSY` if the send queue stays full; `ETIMEDOUT`; or the driver's error.
     pub(super) fn drain(&self, cx: &Sleepable) -> Result {
-        match self.drain_again(cx)? {
+        match self.drain_by(false, cx)? {
             End::Drained => Ok(()),
             End::Full => Err(EBUSY),
         }
@@ -67,44 +67,37 @@ impl Inner {
     /// As [`Inner::drain`], but waits only for the handlers that have begun before: a send queue
     /// that stays full is no failure.
     pub(super) fn drain_handlers(&self, cx: &Sleepable) -> Result {
-        self.drain_again(cx).map(|_| ())
+        self.drain_by(false, cx).map(|_| ())
     }
 
-    /// As [`Inner::drain`], of a QP that nobody can post to any more, whose own markers are used. A
-    /// send queue that stays full is emptied.
+    /// As [`Inner::drain`], of a QP that nobody can post to any more. A send queue that stays full
+    /// is emptied.
     pub(super) fn drain_last(&self, cx: &Sleepable) -> Result {
-        let markers = self.context.as_ref().markers();
-        self.drain_by(markers, true, cx).map(|_| ())
+        self.drain_by(true, cx).map(|_| ())
     }
 
-    /// Drains a QP that others may use, and drain, at the same time.
-    fn drain_again(&self, cx: &Sleepable) -> Result<End> {
-        let markers = KBox::pin_init(Markers::new(), GFP_KERNEL)?;
-        let end = self.drain_by(markers.as_ref(), false, cx);
-        if end.is_err() {
-            Markers::abandon(markers);
-        }
-        end
-    }
-
-    fn drain_by(&self, markers: Pin<&Markers>, last: bool, cx: &Sleepable) -> Result<End> {
+    fn drain_by(&self, last: bool, cx: &Sleepable) -> Result<End> {
         // Another drain may wait for this handler.
         if self.is_polled_by_current() {
             return Err(EDEADLK);
         }
         let wait = Wait {
             qp: self,
-            markers,
             began: Cell::new(None),
             helped: Cell::new(false),
             cx,
         };
         // The queues and the CQs have room for one marker each, and another drain may have the
         // owners.
-        let alone = wait.for_others()?;
+        let mut alone = wait.for_others()?;
+        let markers = wait.markers(&mut alone)?;
         let drain_list = self.context.drain_list.take();
         let kept = self.object.take_undrained();
-        let end = self.flush_traced(&wait, last, !drain_list.is_empty());
+        let end = self.flush_traced(&wait, markers.as_ref(), last, !drain_list.is_empty());
+        *alone = match end {
+            Ok(_) => Some(markers),
+            Err(_) => Markers::abandon(markers),
+        };
         if !matches!(end, Ok(End::Drained)) {
             self.object.put_undrained(kept);
             return end;
@@ -119,11 +112,17 @@ impl Inner {
     }
 
     /// Calls [`Inner::flush`] between the trace events `drain_begin` and `drain_end`.
-    fn flush_traced(&self, wait: &Wait<'_>, last: bool, keeps: bool) -> Result<End> {
+    fn flush_traced(
+        &self,
+        wait: &Wait<'_>,
+        markers: Pin<&Markers>,
+        last: bool,
+        keeps: bool,
+    ) -> Result<End> {
         let qp = self.raw.as_ptr();
         // SAFETY: By the type invariant the QP is valid.
         let began = unsafe { bindings::rdma_helper_trace_drain_begin(qp) };
-        let end = self.flush(wait, last, keeps);
+        let end = self.flush(wait, markers, last, keeps);
         let rc = match end {
             Ok(End::Drained) => 0,
             Ok(End::Full) => EBUSY.to_errno(),
@@ -136,7 +135,13 @@ impl Inner {
 
     /// Moves the QP to the error state and waits for the markers. With `last`, nobody can post to
     /// the QP any more. With `keeps`, it has sends that have no completion of their own.
-    fn flush(&self, wait: &Wait<'_>, last: bool, keeps: bool) -> Result<End> {
+    fn flush(
+        &self,
+        wait: &Wait<'_>,
+        markers: Pin<&Markers>,
+        last: bool,
+        keeps: bool,
+    ) -> Result<End> {
         let ops = self.ops();
         self.modifier().go_to_error()?;
         wait.last_wqe_reached()?;
@@ -144,7 +149,7 @@ impl Inner {
         let is_ud = self.is_ud();
         // Both queues flush at the same time: each has its marker before one is waited for.
         let mut full = false;
-        match wait.post(Queue::Send) {
+        match wait.post(markers, Queue::Send) {
             Err(Unposted::Full) => full = true,
             Err(Unposted::Refused(e)) => {
                 // It posts an RDMA WRITE, and returns at once where that finds no room: then only
@@ -156,7 +161,7 @@ impl Inner {
             posted => posted?,
         }
         if !self.is_on_srq() {
-            match wait.post(Queue::Recv) {
+            match wait.post(markers, Queue::Recv) {
                 Err(Unposted::Refused(e)) => {
                     let drain = ops.drain_rq.ok_or(e)?;
                     // SAFETY: It is the device's, for the receive queue.
@@ -165,11 +170,11 @@ impl Inner {
                 posted => posted?,
             }
         }
-        wait.wait()?;
+        wait.wait(markers)?;
         if full {
             // Completions may have waited for a poller that is late, and entries for them.
             wait.polled()?;
-            match wait.post(Queue::Send) {
+            match wait.post(markers, Queue::Send) {
                 Err(Unposted::Full) if !last => return Ok(End::Full),
                 Err(Unposted::Full) => {
                     // The queue is full of requests without completions of their own, which are
@@ -180,11 +185,11 @@ impl Inner {
                     // queues to zero without their locks.
                     wait.polled()?;
                     self.modifier().restart()?;
-                    wait.post(Queue::Send)?;
+                    wait.post(markers, Queue::Send)?;
                 }
                 posted => posted?,
             }
-            wait.wait()?;
+            wait.wait(markers)?;
         }
         Ok(End::Drained)
     }
@@ -282,7 +287,6 @@ impl From<Unposted> for Error {
 /// A drain that is under way.
 struct Wait<'a> {
     qp: &'a Inner,
-    markers: Pin<&'a Markers>,
     /// When it was found for the first time that something has to be waited for.
     began: Cell<Option<time::Instant<time::Monotonic>>>,
     helped: Cell<bool>,
@@ -291,13 +295,25 @@ struct Wait<'a> {
 
 impl Wait<'_> {
     /// Waits for the other drains of the QP.
-    fn for_others(&self) -> Result<MutexGuard<'_, ()>> {
+    fn for_others(&self) -> Result<MutexGuard<'_, Option<Pin<KBox<Markers>>>>> {
         let mut pauses = Pauses::new();
         loop {
             if let Some(guard) = self.qp.context.draining.try_lock() {
                 return Ok(guard);
             }
             self.pause(&mut pauses)?;
+        }
+    }
+
+    /// Returns the markers of the last drain. If that has failed and they may be posted, new ones,
+    /// as soon as there is memory.
+    fn markers(&self, unused: &mut Option<Pin<KBox<Markers>>>) -> Result<Pin<KBox<Markers>>> {
+        let mut pauses = Pauses::new();
+        loop {
+            match unused.take().map_or_else(Markers::new, Ok) {
+                Ok(markers) => return Ok(markers),
+                Err(_) => self.pause(&mut pauses)?,
+            }
         }
     }
 
@@ -356,13 +372,13 @@ impl Wait<'_> {
 
     /// Posts the marker of a queue. A full queue is tried again: it has room when requests were
     /// flushed. A send queue may be full of requests without completions.
-    fn post(&self, queue: Queue) -> Result<(), Unposted> {
+    fn post(&self, markers: Pin<&Markers>, queue: Queue) -> Result<(), Unposted> {
         let is_send = matches!(queue, Queue::Send);
         // Nobody could post to a QP for datagrams that has no address handle yet.
         if is_send && self.qp.is_ud() && self.qp.marker_ah.as_ref().is_none() {
             return Ok(());
         }
-        let cqe = self.markers.give(queue);
+        let cqe = markers.give(queue);
         let mut pauses = Pauses::new();
         let mut full_since = None;
         let posted = loop {
@@ -395,7 +411,7 @@ impl Wait<'_> {
             }
         };
         // The driver says that it did not post it.
-        posted.inspect_err(|_| self.markers.take_back(cqe))
+        posted.inspect_err(|_| markers.take_back(cqe))
     }
 
     /// Drains a queue by the driver's own function, after a marker was refused.
@@ -438,9 +454,9 @@ impl Wait<'_> {
     }
 
     /// Waits until the markers that were posted have completed. More can be posted then.
-    fn wait(&self) -> Result {
+    fn wait(&self, markers: Pin<&Markers>) -> Result {
         let mut pauses = Pauses::new();
-        self.markers.wait(|reached| {
+        markers.wait(|reached| {
             let polled = self.poll();
             if reached.try_wait() || (!polled && reached.wait_timeout(STEP_MS, self.cx)) {
                 return Ok(true);

@@ -55,14 +55,15 @@ unsafe impl Send for Markers {}
 unsafe impl Sync for Markers {}
 
 impl Markers {
-    pub(super) fn new() -> impl PinInit<Self> {
+    pub(super) fn new() -> Result<Pin<KBox<Self>>> {
         let marker = |done| bindings::ib_cqe { done: Some(done) };
-        pin_init!(Self {
+        let init = pin_init!(Self {
             send: marker(reached::<{ Queue::Send as usize }>),
             recv: marker(reached::<{ Queue::Recv as usize }>),
             left: Atomic::new(1),
             reached <- Completion::new(),
-        })
+        });
+        KBox::pin_init(init, GFP_KERNEL)
     }
 
     /// Gives the marker of a queue, to be posted.
@@ -107,12 +108,15 @@ impl Markers {
         Ok(())
     }
 
-    /// Lets go of the markers of a drain that has failed: they are freed when all that were posted
-    /// are reached.
-    pub(super) fn abandon(markers: Pin<KBox<Self>>) {
-        if markers.left.fetch_add(ABANDONED - 1, Full) != 1 {
-            forget(markers);
+    /// Lets go of the markers of a drain that has failed, unless none is posted: they are freed
+    /// when all that were posted are reached.
+    pub(super) fn abandon(markers: Pin<KBox<Self>>) -> Option<Pin<KBox<Self>>> {
+        if markers.left.fetch_add(ABANDONED - 1, Full) == 1 {
+            markers.left.store(1, Relaxed);
+            return Some(markers);
         }
+        forget(markers);
+        None
     }
 }
 
