@@ -36,6 +36,18 @@ fn fill<S: Provides<Atomic>, R: PollContext>(qp: &Qp<S, R>, times: &Arc<Counter>
     Ok(())
 }
 
+/// Returns an owner whose handler counts that it has begun, and takes some seconds.
+fn slow(
+    begun: &Arc<Counter>,
+    secs: i64,
+) -> Result<Pin<KBox<OnDone<Sleepable, impl FnOnce(&Wc, &Sleepable) + Unpin + Send>>>> {
+    let begins = begun.clone();
+    OnDone::new(move |_: &Wc, _: &Sleepable| {
+        begins.up();
+        fsleep(Delta::from_secs(secs));
+    })
+}
+
 #[kunit_tests(rdma_drain_timeout)]
 mod tests {
     use super::*;
@@ -48,7 +60,7 @@ mod tests {
         null.inject(Injection::Hold { count: ALL })?;
         let (ms, drained) = timed(|| null.a.drain(&null.env.cx));
         let held = null.dev.held(null.a.num())?;
-        // The markers are late, and the next drain has its own.
+        // The markers are late, and the next drain has new ones.
         null.inject(Injection::Release {
             count: ALL,
             reversed: false,
@@ -85,12 +97,7 @@ mod tests {
         let qp = Qp::create_raw(&null.env.pd, &cq, &recv_cq, &Caps::new(8, 8), cx)?;
         null.dev
             .inject_qp(qp.num(), Injection::Connect { peer: 0 })?;
-        let begins = begun.clone();
-        let slow = OnDone::<Sleepable, _>::new(move |_, _| {
-            begins.up();
-            fsleep(Delta::from_secs(15));
-        })?;
-        qp.post_send(slow, |_| Ok(SendWr::send([])))?;
+        qp.post_send(slow(&begun, 15)?, |_| Ok(SendWr::send([])))?;
         wait(|| begun.get() == 1)?;
         qp.post_send(Counted::new(&times)?, |_| Ok(SendWr::send([])))?;
         fill(&qp, &times)?;
@@ -138,12 +145,7 @@ mod tests {
         null.dev
             .inject_qp(qp.num(), Injection::Connect { peer: 0 })?;
         fill(&qp, &times)?;
-        let begins = begun.clone();
-        let slow = OnDone::<Sleepable, _>::new(move |_, _| {
-            begins.up();
-            fsleep(Delta::from_secs(15));
-        })?;
-        qp.post_recv(slow, |_| Ok(RecvWr::new([])))?;
+        qp.post_recv(slow(&begun, 15)?, |_| Ok(RecvWr::new([])))?;
         for _ in 0..4 {
             qp.post_recv(Counted::new(&times)?, |_| Ok(RecvWr::new([])))?;
         }
@@ -161,12 +163,7 @@ mod tests {
         let qp = null.env.raw_qp(&cq, &Caps::new(8, 8))?;
         null.dev
             .inject_qp(qp.num(), Injection::Connect { peer: 0 })?;
-        let begins = begun.clone();
-        let slow = OnDone::<Sleepable, _>::new(move |_, _| {
-            begins.up();
-            fsleep(Delta::from_secs(5));
-        })?;
-        qp.post_send(slow, |_| Ok(SendWr::send([])))?;
+        qp.post_send(slow(&begun, 5)?, |_| Ok(SendWr::send([])))?;
         wait(|| begun.get() == 1)?;
         let mut posted = 0;
         while qp
@@ -189,12 +186,7 @@ mod tests {
         let qp = Arc::new(null.env.raw_qp(&cq, &Caps::new(8, 8))?, GFP_KERNEL)?;
         null.dev
             .inject_qp(qp.num(), Injection::Connect { peer: 0 })?;
-        let begins = begun.clone();
-        let slow = OnDone::<Sleepable, _>::new(move |_, _| {
-            begins.up();
-            fsleep(Delta::from_secs(5));
-        })?;
-        qp.post_send(slow, |_| Ok(SendWr::send([])))?;
+        qp.post_send(slow(&begun, 5)?, |_| Ok(SendWr::send([])))?;
         wait(|| begun.get() == 1)?;
         for _ in 0..8 {
             let sent = Counted::new(&drained)?;
@@ -245,7 +237,7 @@ mod tests {
         wait(|| null.dev.objects()[1] == 0)
     }
 
-    /// Neither empties it, and each has markers of its own.
+    /// Neither empties it.
     #[test]
     fn full_queue_fails_two_drains_at_once() -> Result {
         for _ in 0..3 {
