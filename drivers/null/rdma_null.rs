@@ -61,15 +61,15 @@ unsafe impl Sync for Module {}
 
 impl kernel::Module for Module {
     fn init(_module: &'static ThisModule) -> Result<Self> {
-        let root = kernel::debugfs::Dir::new(c"rdma_null");
-        // SAFETY: This is the module's init.
-        unsafe { null_device::init(root.clone()) };
         let links = bindings::rdma_link_ops {
             type_: c"null".as_char_ptr(),
             newlink: Some(newlink),
             ..Default::default()
         };
         let links = KBox::pin(Opaque::new(links), GFP_KERNEL)?;
+        let root = kernel::debugfs::Dir::new(c"rdma_null");
+        // SAFETY: This is the module's init, which does not fail any more.
+        unsafe { null_device::init(root.clone()) };
         // SAFETY: The structure is pinned, and stays until `drop` unregisters it.
         unsafe { bindings::rdma_link_register(links.get()) };
         Ok(Self { links, _root: root })
