@@ -86,11 +86,12 @@ impl Listening {
     }
 
     /// Makes room for one more connection, if need be by giving up the one that waits for longest.
-    /// Returns whether there is room. There is none while as many are given up or unanswered.
+    /// Returns whether there is room. There is none while as many are given up or unanswered, or
+    /// without memory.
     fn make_room(&self) -> bool {
         let mut list = self.unconfirmed.lock();
         list.retain(|it| !it.is_settled());
-        if list.len() >= 2 * self.backlog {
+        if list.len() >= 2 * self.backlog || list.reserve(1, GFP_KERNEL).is_err() {
             return false;
         }
         let mut waiting = list.iter().filter(|it| it.is_waiting());
@@ -129,7 +130,8 @@ impl Listening {
                     Some(incoming) => {
                         let listed = self.unconfirmed.lock().push(incoming.clone(), GFP_KERNEL);
                         if listed.is_err() {
-                            // One that cannot be counted may not wait.
+                            // Another has taken the room, and one that cannot be counted may not
+                            // wait.
                             incoming.clone().give_up_later();
                         }
                         incoming.conn.set_callback_task(false);
