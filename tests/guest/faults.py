@@ -20,7 +20,7 @@ import sys
 import time
 from pathlib import Path
 
-from faulty import ACTIONS, add_link, delete_link, modules, suite, suites
+from faulty import ACTIONS, modules, suite, suites
 
 DEBUGFS = Path("/sys/kernel/debug")
 PLACES = Path("/sys/module/rdma_faults/parameters")
@@ -157,16 +157,8 @@ def one(progress, name, where, n, context, args, fault):
     progress.add(event="begin", action=name, where=where, n=n)
     with context(*args) as function:
         fired, said = attempt(function, **fault)
-    after, lost = again(context, args), []
-    if after:
-        # Without memory for a packet rxe loses the QP 1 of a link for good (patches/rdma_rxe/0010).
-        lost = links_without_gsi()
-        for link in lost:
-            delete_link(link)
-            add_link(link, "rxe", link.replace("rxe", "rdma"))
-        if lost:
-            after = again(context, args)
-    progress.add(event="done", action=name, where=where, n=n, fired=fired, said=said, after=after, lost=len(lost))
+    after = again(context, args)
+    progress.add(event="done", action=name, where=where, n=n, fired=fired, said=said, after=after)
     return fired
 
 
@@ -177,13 +169,6 @@ def again(context, args):
             return attempt(function)[1]
     except (OSError, subprocess.SubprocessError) as e:
         return f"{type(e).__name__}: {e}"
-
-
-def links_without_gsi():
-    """The links of rxe whose QP 1 is in the error state."""
-    said = subprocess.run(["rdma", "-j", "resource", "show", "qp"], capture_output=True, text=True, check=True).stdout
-    return [qp["ifname"] for qp in json.loads(said)
-            if qp["type"] == "GSI" and qp["state"] != "RTS" and qp["ifname"].startswith("rxe")]
 
 
 def leaks(progress, name):
