@@ -831,7 +831,7 @@ impl QpPriv {
         iwarp: bool,
         state: Option<State>,
     ) -> Result<Pin<KBox<Self>>> {
-        let markers = Markers::new()?;
+        let markers = Markers::new(GFP_KERNEL)?;
         let init = pin_init!(Self {
             state <- new_mutex!(state),
             draining <- new_mutex!(Some(markers), "rdma::Qp::draining"),

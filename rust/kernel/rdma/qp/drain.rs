@@ -27,6 +27,10 @@ use core::{
     mem::ManuallyDrop, //
 };
 use kernel::{
+    alloc::flags::{
+        GFP_NOWAIT,
+        __GFP_NOWARN, //
+    },
     sync::MutexGuard,
     time::{
         self,
@@ -306,11 +310,12 @@ impl Wait<'_> {
     }
 
     /// Returns the markers of the last drain. If that has failed and they may be posted, new ones,
-    /// as soon as there is memory.
+    /// as soon as there is memory. That is not reclaimed here: it may belong to what is drained.
     fn markers(&self, unused: &mut Option<Pin<KBox<Markers>>>) -> Result<Pin<KBox<Markers>>> {
         let mut pauses = Pauses::new();
         loop {
-            match unused.take().map_or_else(Markers::new, Ok) {
+            let markers = unused.take();
+            match markers.map_or_else(|| Markers::new(GFP_NOWAIT | __GFP_NOWARN), Ok) {
                 Ok(markers) => return Ok(markers),
                 Err(_) => self.pause(&mut pauses)?,
             }
@@ -411,7 +416,7 @@ impl Wait<'_> {
             }
         };
         // The driver says that it did not post it.
-        posted.inspect_err(|_| markers.take_back(cqe))
+        posted.inspect_err(|_| markers.take_back(queue, cqe))
     }
 
     /// Drains a queue by the driver's own function, after a marker was refused.

@@ -15,10 +15,13 @@ use core::{
     },
     ptr, //
 };
-use kernel::sync::atomic::{
-    Atomic,
-    Full,
-    Relaxed, //
+use kernel::{
+    alloc::Flags,
+    sync::atomic::{
+        Atomic,
+        Full,
+        Relaxed, //
+    }, //
 };
 
 /// The requests at the ends of a QP's two queues, for one drain at a time. They are there until
@@ -27,19 +30,18 @@ use kernel::sync::atomic::{
 pub(super) struct Markers {
     send: bindings::ib_cqe,
     recv: bindings::ib_cqe,
-    /// The number of markers that were given and not reached, and one more until the drain waits;
-    /// and [`ABANDONED`].
-    left: Atomic<u32>,
+    /// The markers that were given and not reached, [`Queue::bit`]; and [`BUSY`] or [`ABANDONED`].
+    state: Atomic<u32>,
     /// Completed when none is left, so that the drain is woken up once.
     #[pin]
     reached: Completion,
 }
 
-/// Set if the drain has failed, and the last marker that is reached frees the memory.
-const ABANDONED: u32 = 1 << 31;
+/// Set until the drain waits.
+const BUSY: u32 = 4;
 
-/// The count that the last marker finds then.
-const LAST_ABANDONED: u32 = ABANDONED + 1;
+/// Set if the drain has failed, and the last marker that is reached frees the memory.
+const ABANDONED: u32 = 8;
 
 /// A queue of a QP, by the offset of its marker.
 #[derive(Clone, Copy)]
@@ -49,26 +51,45 @@ pub(super) enum Queue {
     Recv = offset_of!(Markers, recv),
 }
 
+impl Queue {
+    const fn bit(self) -> u32 {
+        match self {
+            Self::Send => 1,
+            Self::Recv => 2,
+        }
+    }
+}
+
 // SAFETY: A completion may be used from any thread, and the rest does not change.
 unsafe impl Send for Markers {}
 // SAFETY: A shared reference gives an atomic, a completion, and callbacks that are never written.
 unsafe impl Sync for Markers {}
 
 impl Markers {
-    pub(super) fn new() -> Result<Pin<KBox<Self>>> {
+    pub(super) fn new(flags: Flags) -> Result<Pin<KBox<Self>>> {
         let marker = |done| bindings::ib_cqe { done: Some(done) };
         let init = pin_init!(Self {
             send: marker(reached::<{ Queue::Send as usize }>),
             recv: marker(reached::<{ Queue::Recv as usize }>),
-            left: Atomic::new(1),
+            state: Atomic::new(BUSY),
             reached <- Completion::new(),
         });
-        KBox::pin_init(init, GFP_KERNEL)
+        KBox::pin_init(init, flags)
+    }
+
+    /// Changes the state, and returns the one before. All that was done before a marker was reached
+    /// has happened for who finds that.
+    fn change(&self, to: impl Fn(u32) -> u32) -> u32 {
+        let mut state = self.state.load(Relaxed);
+        while let Err(other) = self.state.cmpxchg(state, to(state), Full) {
+            state = other;
+        }
+        state
     }
 
     /// Gives the marker of a queue, to be posted.
     pub(super) fn give(self: Pin<&Self>, queue: Queue) -> *mut bindings::ib_cqe {
-        self.left.add(1, Relaxed);
+        self.change(|state| state | queue.bit());
         // SAFETY: The offset is that of a field.
         let cqe = unsafe { ptr::from_ref(self.get_ref()).byte_add(queue as usize) };
         let cqe = cqe.cast_mut().cast();
@@ -76,18 +97,17 @@ impl Markers {
         cqe
     }
 
-    /// Takes a marker back that was given, and not posted.
-    pub(super) fn take_back(&self, cqe: *mut bindings::ib_cqe) {
+    /// Takes a marker back that was given, and not posted. The drain does not wait yet.
+    pub(super) fn take_back(&self, queue: Queue, cqe: *mut bindings::ib_cqe) {
         debug::deactivate(cqe);
-        // The drain does not wait yet, so it is not the last one.
-        self.left.fetch_sub(1, Relaxed);
+        self.change(|state| state & !queue.bit());
     }
 
     /// Waits until all markers that were given are reached, by calling `wait` until it returns
     /// whether they are, or fails. Then all that was done before has happened, and more can be
     /// given.
     pub(super) fn wait(&self, mut wait: impl FnMut(&Completion) -> Result<bool>) -> Result {
-        if self.left.fetch_sub(1, Full) != 1 {
+        if self.change(|state| state & !BUSY) != BUSY {
             let failed = loop {
                 match wait(&self.reached) {
                     Ok(true) => break None,
@@ -96,7 +116,7 @@ impl Markers {
                 }
             };
             if let Some(e) = failed {
-                if self.left.fetch_add(1, Full) != 0 {
+                if self.change(|state| state | BUSY) != 0 {
                     return Err(e);
                 }
                 // The last one has just been reached: its callback is about to say so.
@@ -104,15 +124,15 @@ impl Markers {
                 return Ok(());
             }
         }
-        self.left.store(1, Relaxed);
+        self.state.store(BUSY, Relaxed);
         Ok(())
     }
 
     /// Lets go of the markers of a drain that has failed, unless none is posted: they are freed
     /// when all that were posted are reached.
     pub(super) fn abandon(markers: Pin<KBox<Self>>) -> Option<Pin<KBox<Self>>> {
-        if markers.left.fetch_add(ABANDONED - 1, Full) == 1 {
-            markers.left.store(1, Relaxed);
+        if markers.change(|state| state & !BUSY | ABANDONED) == BUSY {
+            markers.state.store(BUSY, Relaxed);
             return Some(markers);
         }
         forget(markers);
@@ -139,14 +159,23 @@ unsafe extern "C" fn reached<const OFFSET: usize>(
     if !debug::deactivate(cqe) {
         return debug::report("a drain");
     }
+    let bit = match OFFSET == Queue::Send as usize {
+        true => Queue::Send.bit(),
+        false => Queue::Recv.bit(),
+    };
     // SAFETY: `cqe` is from `give`, which has added this offset to the address of the markers.
     let markers: *mut Markers = unsafe { cqe.byte_sub(OFFSET) }.cast();
-    // SAFETY: The markers are there until this one is reached, which is counted here.
-    match unsafe { &*markers }.left.fetch_sub(1, Full) {
+    // SAFETY: The markers are there until this one is reached, which is noted here.
+    let state = unsafe { &*markers }.change(|state| state & !bit);
+    if state & bit == 0 {
+        // Markers that nobody has abandoned are there for the next drain, which this does not end.
+        return debug::report("a drain");
+    }
+    match state & !bit {
         // SAFETY: The drain waits for this, which is the last access.
-        1 => unsafe { &*markers }.reached.complete(),
+        0 => unsafe { &*markers }.reached.complete(),
         // SAFETY: `abandon` has left the box to the last marker.
-        LAST_ABANDONED => drop(unsafe { KBox::from_raw(markers) }),
+        ABANDONED => drop(unsafe { KBox::from_raw(markers) }),
         _ => {}
     }
 }
