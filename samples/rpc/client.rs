@@ -18,8 +18,10 @@ use kernel::{
     prelude::*,
     sync::{
         CondVar,
+        CondVarTimeoutResult,
         Mutex, //
-    }, //
+    },
+    time::msecs_to_jiffies, //
 };
 use rdma::{
     op::Op,
@@ -32,6 +34,9 @@ const CAPS: Caps = Caps::new(5, 2);
 
 /// The longest time to resolve an address and a route, each, in milliseconds.
 const PATIENCE_MS: u32 = 5_000;
+
+/// The longest time to wait for an answer. A server that ends a connection may be unable to say so.
+const ANSWER_MS: u32 = 60_000;
 
 /// The memory that is lent, and the answer that comes with it.
 #[pin_data]
@@ -47,14 +52,18 @@ struct InFlight {
 
 impl InFlight {
     fn wait(&self) -> Result<Answer> {
-        let mut answer = self.answer.lock();
+        let (mut answer, mut left) = (self.answer.lock(), msecs_to_jiffies(ANSWER_MS));
         loop {
-            if let Some(answer) = answer.take() {
-                return answer;
+            match answer.take() {
+                Some(answer) => return answer,
+                None if left == 0 => return Err(ETIMEDOUT),
+                None => {}
             }
-            if self.came.wait_interruptible(&mut answer) {
-                return Err(ERESTARTSYS);
-            }
+            left = match self.came.wait_interruptible_timeout(&mut answer, left) {
+                CondVarTimeoutResult::Signal { .. } => return Err(ERESTARTSYS),
+                CondVarTimeoutResult::Timeout => 0,
+                CondVarTimeoutResult::Woken { jiffies } => jiffies,
+            };
         }
     }
 
