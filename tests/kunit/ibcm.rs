@@ -37,7 +37,8 @@ use kernel::{
     time::{
         delay::fsleep,
         Delta, //
-    }, //
+    },
+    types::ScopeGuard, //
 };
 use rdma::{
     ibcm::{
@@ -148,6 +149,8 @@ impl Watch {
     fn new() -> Result<Self> {
         // SAFETY: There is one user.
         unsafe { DRIVERS.init() };
+        SEEN.store(0, Relaxed);
+        OVERLAPS.store(0, Relaxed);
         with_device(c"rdma0", |device| {
             // SAFETY: The device is held. A pointer is written, and either function does.
             unsafe { *DRIVERS.lock() = (*device).ops.modify_qp.replace(watched) };
@@ -222,10 +225,14 @@ mod tests {
             drop(changing);
             counters.1.up();
         })?;
+        // Also where the rest fails.
+        let stop = ScopeGuard::new(|| {
+            stop.up();
+        });
         let gid = gid(&env, env.ip)?;
         let path = Path::new(&gid, gid.gid(), &env.cx)?;
         let made = Connection::connect(&qp, &path, service, CmEvents::new()?, &hasty(), &env.cx);
-        stop.up();
+        drop(stop);
         wait(|| ended.get() == 1)?;
         drop(made);
         // The three of the connection manager.

@@ -312,7 +312,7 @@ mod tests {
 
     #[test]
     fn sends_in_both_directions() -> Result {
-        let NullEnv { env, dev } = NullEnv::with_cm()?;
+        let NullEnv { dev, env } = NullEnv::with_cm()?;
         let cq = env.cq::<Softirq>(4 * CAPS.entries())?;
         let link = Link::on(env, &cq, &cq, &CAPS, &cm::ConnParam::default())?;
         let inbox = Inbox::new()?;
@@ -566,7 +566,7 @@ mod tests {
         let net = Net::new()?;
         net.dev().inject(Injection::Silence { count: u32::MAX })?;
         let (id, ulp) = net.begin_asking()?;
-        let NullEnv { env, dev } = net.null;
+        let NullEnv { dev, env } = net.null;
         let gone = Place::new()?;
         let left = gone.clone();
         env.client.spawn(GFP_KERNEL, move |_| {

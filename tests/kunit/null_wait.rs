@@ -110,7 +110,7 @@ mod tests {
         drop(null.env.cq::<Direct>(16)?);
         check!(!null.dev.is_removed());
         drop(cq);
-        let NullEnv { env, dev } = null;
+        let NullEnv { dev, env } = null;
         drop(env);
         wait(|| dev.is_removed())
     }
