@@ -279,7 +279,10 @@ def while_held(twin, row):
     """What is allocated while a run holds everything."""
     folder = TWINS[twin]
     # Until what the last run has left to work items and to RCU is gone.
-    time.sleep(0.3)
+    before, now = None, allocated()
+    while now != before:
+        time.sleep(0.3)
+        before, now = now, allocated()
     with ThreadPoolExecutor(1) as pool:
         done = pool.submit((folder / "run").write_text, words_of(row))
         while not int((folder / "held").read_text()):
@@ -308,7 +311,7 @@ def in_bytes(rounds):
 
 def run(phase, clock):
     if phase == "bytes":
-        return in_bytes(5)
+        return in_bytes(3)
     rounds, plan = PHASES[phase]
     rows, marks = plan(), {"phase": phase, "clock": clock}
     lines = measured(rows, rounds, phase, **marks)
