@@ -248,7 +248,7 @@ mod tests {
         let (from, to) = (a.connection, b.connection);
         in_softirq(move || {
             ibcm::Connection::notify_established(&to);
-            from.disconnect_later();
+            ibcm::Connection::disconnect_later(&from);
             from.disconnect_later();
             // Queued work finds them, or finds that they are destroyed.
             drop((from, to));

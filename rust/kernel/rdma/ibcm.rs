@@ -287,7 +287,7 @@ impl Connection {
     }
 
     /// As [`Connection::disconnect`], from a work item: for completion handlers that may not sleep.
-    /// An error has no effect.
+    /// An error has no effect. Any context.
     pub fn disconnect_later(&self) {
         self.state.conn.disconnect_later();
     }
