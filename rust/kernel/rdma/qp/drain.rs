@@ -426,6 +426,9 @@ impl Wait<'_> {
     /// for its own marker. So it is called only if a marker was refused. It polls the CQ if callers
     /// do.
     ///
+    /// It calls `ib_modify_qp`, without the lock of [`Inner::modifier`]: a handler that it waits
+    /// for may be waiting for that. These drivers have a mutex of their own in the QP.
+    ///
     /// # Safety
     ///
     /// `drain` is the device's, for a queue of the QP that completes to `cq`; if that is the send
