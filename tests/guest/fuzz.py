@@ -39,10 +39,10 @@ EDGES = (0, 1, 4, 16, 255, 1 << 12, 1 << 16, (1 << 16) + 1, (1 << 31) - 1, 1 << 
 class Connection:
     """What the stranger knows of a connection with the target."""
 
-    def __init__(self, number, theirs, qpn):
+    def __init__(self, number, theirs, qpn, psn):
         self.number, self.theirs, self.qpn = number, theirs, qpn
-        # Of its first request.
-        self.psn = number & 0xffffff
+        # The one that is expected next.
+        self.psn = psn
         # Memory that it has learned of: address, key, length.
         self.memory = (0, 0, 0)
 
@@ -54,7 +54,7 @@ class Fuzzer:
         self.peer, self.target = peer, target
         self.seed = f"{seed} {target.name}"
         self.random = random.Random(self.seed)
-        self.connections, self.forgotten = {}, Connection(1, 1, 1)
+        self.connections, self.forgotten = {}, Connection(1, 1, 1, 1)
         self.sent, self.said = Counter(), Counter()
 
     def number(self, bits):
@@ -117,7 +117,8 @@ class Fuzzer:
         self.said[{REP: "accepted", REJ: "rejected"}.get(attribute, "other answers")] += 1
         theirs, ours = struct.unpack("!II", message[:8])
         if attribute == REP and ours not in (c.number for c in self.connections.values()):
-            connection = Connection(ours, theirs, int.from_bytes(message[12:15], "big"))
+            qpn, psn = (int.from_bytes(message[at:at + 3], "big") for at in (12, 20))
+            connection = Connection(ours, theirs, qpn, psn)
             if self.random.random() < 0.9:
                 self.peer.send_mad(mad(RTU, {0: ("II", ours, theirs)}))
                 self.connections[ours & 0xffffff] = connection

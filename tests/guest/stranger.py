@@ -129,7 +129,7 @@ class Stranger:
         fields = {
             0: ("I", number), 8: ("Q", TCP | port), 16: ("Q", 0x020000fffe000066),
             32: ("I", number << 8 | 1), 36: ("I", 1), 40: ("I", timeout << 3),
-            # The first PSN; one retry, each after 16 ms.
+            # The PSN that is expected; one retry, each after 16 ms.
             44: ("I", number << 8 | timeout << 3 | 1),
             48: ("HBB", 0xffff, 3 << 4 | 1, retries << 4),
             52: ("HH16s16s", 0xffff, 0xffff, *path), 93: ("BBB", 64, 0, 12 << 3),
@@ -138,9 +138,9 @@ class Stranger:
         }
         return mad(REQ, fields), number
 
-    def connect(self, port, seconds=10):
-        """Makes a connection; returns its QP there and the first PSN, or None if it is refused."""
-        message, number = self.request(port)
+    def connect(self, port, seconds=10, private=b""):
+        """Makes a connection; returns its QP there and the PSN that it expects, or None if it is refused."""
+        message, number = self.request(port, private=private)
         self.send_mad(message)
         end = time.monotonic() + seconds
         while time.monotonic() < end:
@@ -148,7 +148,8 @@ class Stranger:
                 theirs, ours = struct.unpack("!II", answer[:8])
                 if ours == number and attribute == REP:
                     self.send_mad(mad(RTU, {0: ("II", ours, theirs)}))
-                    return int.from_bytes(answer[12:15], "big"), number
+                    # Each side says which PSN it expects, as rdma_cm has it.
+                    return int.from_bytes(answer[12:15], "big"), int.from_bytes(answer[20:23], "big")
                 if ours == number:
                     return None
             time.sleep(0.01)
