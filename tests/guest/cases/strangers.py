@@ -1,35 +1,76 @@
 # SPDX-License-Identifier: GPL-2.0
 """The samples and a peer that is no RDMA device, and sends what it likes."""
 
+import struct
 import subprocess
 import time
+from contextlib import contextmanager
 
 from case import SECONDS, STOCK, case, sh
 from fuzz import fuzz
-from samples import BUILD
+from samples import BUILD, module
 from stranger import REJ, REP, THERE, Stranger, cable
-from traffic import listening, serve_one
-
-# As in samples/rping/instance.rs.
-BACKLOG = 64
+from traffic import OBJECTS, listening, serve_one
 
 
-@case("stranger: requests whose answers it does not confirm")
-def unconfirmed(count=160):
-    accepted, refused = set(), set()
-    with cable(), listening(addr=THERE) as (server, port), Stranger() as stranger:
+@contextmanager
+def rping(_stranger):
+    """Has a server of rping; then a peer in good order is to be served."""
+    with listening(addr=THERE) as (server, port):
+        yield port, 64, b""
+        serve_one(server, port, addr=THERE)
+
+
+@contextmanager
+def rpc(_stranger, calls=60, clients=4):
+    """Has the server of rpc, and its clients, which are to be served: they, and one more, are connected."""
+    with subprocess.Popen(["insmod", BUILD / "rdma_rpc.ko", f"calls={calls}", f"clients={clients}"]) as load:
+        while load.poll() is None and OBJECTS.read_text().count("rdma_rpc: rxe1: QP") < 2 * (clients + 1):
+            time.sleep(0.001)
+        yield 7177, 8, b""
+    assert load.returncode == 0, "the clients of rpc were not served"
+    sh("rmmod", "rdma_rpc")
+
+
+@contextmanager
+def kv(stranger):
+    """Has a target of kv; then a connection that is confirmed is to be served."""
+    port, hello = 7178, struct.pack("!II", 0x6b760001, 32)
+    with module("rdma_kv", "connections=0", "memory=4"):
+        yield port, 16, hello
+        qpn, psn = stranger.connect(port, private=hello)
+        # A PUT of one byte, and its reply, which has the same name.
+        name = struct.pack("!I", 0x6e616d65)
+        stranger.send(4, qpn, psn, name + struct.pack("!HHQIIQ", 2, 0, 1, 1, 0, 0) + b"x")
+        end = time.monotonic() + SECONDS / 4
+        while not any(opcode == 4 and rest.startswith(name) for opcode, _, _, rest in stranger.answers()):
+            assert time.monotonic() < end, "no reply"
+            time.sleep(0.01)
+
+
+def unconfirmed(serving, count):
+    """The server has no more than its backlog of unconfirmed connections at once: the others end."""
+    accepted, ended = set(), set()
+    with cable(), Stranger() as stranger, serving(stranger) as (port, backlog, private):
         for _ in range(count):
             # It wants to have the answers for more than a day.
-            stranger.send_mad(stranger.request(port, timeout=31, retries=15)[0])
+            stranger.send_mad(stranger.request(port, timeout=31, retries=15, private=private)[0])
         end = time.monotonic() + SECONDS / 2
-        # The server has no more than so many at once: the others end, accepted or not.
-        while len(refused) < count - BACKLOG:
-            assert time.monotonic() < end, f"{len(accepted)} accepted, {len(refused)} ended"
+        # Accepted or not.
+        while len(ended) < count - backlog:
+            assert time.monotonic() < end, f"{len(accepted)} accepted, {len(ended)} ended"
             for attribute, message in stranger.mads():
-                {REP: accepted, REJ: refused}[attribute].add(message[4:8])
+                {REP: accepted, REJ: ended}[attribute].add(message[4:8])
             time.sleep(0.01)
-        serve_one(server, port, addr=THERE)
-    return f"{len(accepted)} accepted, {len(refused)} ended"
+        assert len(accepted) > backlog, f"{len(accepted)} accepted"
+    return f"{len(accepted)} accepted, {len(ended)} ended"
+
+
+# With the backlogs of the samples.
+case("stranger: requests whose answers it does not confirm", rping, 160)(unconfirmed)
+if not STOCK:
+    for s, n in (rpc, 40), (kv, 60):
+        case(f"stranger: requests to {s.__name__} whose answers it does not confirm", s, n)(unconfirmed)
 
 
 @case("stranger: messages to rpc that break off")
@@ -54,7 +95,7 @@ def broken_off(calls=60, slots=10):
 
 if not STOCK:
     # The long run is scripts/fuzz.
-    for t in "rping", "rpc", "kv", "ud_echo":
+    for t in "rping", "rpc", "kv", "ud_echo", "replog", "minimal", "mad_ping":
         @case(f"stranger: messages, right and wrong, at {t}", t)
         def messages(target):
             sent, said, _ = fuzz(0, target, 0, 1, 300)
