@@ -49,7 +49,7 @@ use rdma::{
 /// The number of connections that may wait for their peers to confirm them.
 const BACKLOG: u32 = 16;
 
-/// The pages of a work request of a transfer.
+/// The pages of a work request of a transfer, where the device takes as many.
 const SGES: u32 = 16;
 /// The number of connections, those included that wait. The CQs have room for no more QPs.
 const CONNECTIONS: u32 = 32;
@@ -81,7 +81,7 @@ impl Target {
             sends: 1,
             transfers: 1,
             pages: MAX_PAGES,
-            send_sge: SGES,
+            send_sge: SGES.min(dev.attrs().max_send_sge),
             recvs: DEPTH.into(),
             connections: CONNECTIONS.div_ceil(vectors),
             ..Load::NONE
