@@ -7,7 +7,7 @@ import perf
 from case import ROUNDS, STOCK, case, sh
 from demo import PAIRINGS, run
 from rping import CONTEXTS
-from samples import MadPing, UdEcho, module, rpc
+from samples import MadPing, UdEcho, kv, module, rpc
 from traffic import link, link_delete, siw_link
 
 
@@ -29,8 +29,8 @@ def minimal():
     assert 'Recv: Ok("hello")' in sh("dmesg").stdout, "no hello"
 
 
-def calls():
-    for row in rpc():
+def rows(sample):
+    for row in sample():
         assert row["ok"], row
 
 
@@ -61,7 +61,8 @@ if not STOCK:
         for p in PAIRINGS:
             case(f"siw: rping: {c}, {p}", c, p)(matrix)
     case("siw: minimal: says hello")(minimal)
-    case("siw: rpc: calls")(calls)
+    for s in rpc, kv:
+        case(f"siw: sample: {s.__name__}", s)(rows)
     case("siw: samples: what needs datagrams or MADs is refused")(not_there)
     case("siw: perf: rdma_perf_rs: each load", "rdma_perf_rs")(perf.on_siw)
     for c in CONTEXTS:
