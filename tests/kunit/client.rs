@@ -68,7 +68,7 @@ impl Drop for Kunit {
 type Hook = Option<Arc<dyn Fn(&Sleepable) + Send + Sync>>;
 
 /// Keeps a PD, as ULPs do, to be let go when the device goes, and the events of the device.
-#[pin_data]
+#[pin_data(PinnedDrop)]
 pub(crate) struct PerDevice {
     _pd: Pd,
     #[pin]
@@ -78,6 +78,8 @@ pub(crate) struct PerDevice {
     in_event: Mutex<(Option<Event>, Hook)>,
     #[pin]
     in_remove: Mutex<Hook>,
+    #[pin]
+    in_drop: Mutex<Hook>,
 }
 
 /// Calls what a test wants to be called, once.
@@ -118,6 +120,23 @@ impl PerDevice {
         *self.in_remove.lock() = Some(Arc::new(hook, GFP_KERNEL)?);
         Ok(())
     }
+
+    /// Has this called when the data are dropped.
+    #[cfg(CONFIG_UML_TIME_TRAVEL_SUPPORT)]
+    #[allow(dead_code)]
+    pub(crate) fn in_drop(&self, hook: impl Fn(&Sleepable) + Send + Sync + 'static) -> Result {
+        *self.in_drop.lock() = Some(Arc::new(hook, GFP_KERNEL)?);
+        Ok(())
+    }
+}
+
+#[pinned_drop]
+impl PinnedDrop for PerDevice {
+    fn drop(self: Pin<&mut Self>) {
+        if let Ok(cx) = Sleepable::current() {
+            call(&self.in_drop, &cx);
+        }
+    }
 }
 
 impl DeviceData<Kunit> for PerDevice {
@@ -132,6 +151,7 @@ impl DeviceData<Kunit> for PerDevice {
             events <- new_mutex!(KVec::new()),
             in_event <- new_mutex!((None, None)),
             in_remove <- new_mutex!(None),
+            in_drop <- new_mutex!(None),
         })
     }
 

@@ -9,13 +9,16 @@ use crate::{
         PerDevice, //
     },
     fixture::{
+        accepts,
         begin_removal,
+        listen,
         removal_waits_for,
         wait,
         Counted,
         Counter,
         NullEnv,
-        CAPS, //
+        CAPS,
+        STEP_MS, //
     }, //
 };
 use kernel::{
@@ -36,7 +39,7 @@ use rdma_null::{
 };
 
 /// Takes a device away whose ULP takes 34 seconds for a call, which `set` has it do: for an event,
-/// which comes before, or for the removal.
+/// which comes before, for the removal, or for the drop of its data.
 fn removal_with(set: impl FnOnce(&PerDevice, Arc<Counter>) -> Result, in_event: bool) -> Result {
     let NullEnv { dev, env } = NullEnv::new()?;
     let (client, begun) = (env.client.clone(), Counter::new()?);
@@ -55,6 +58,18 @@ fn removal_with(set: impl FnOnce(&PerDevice, Arc<Counter>) -> Result, in_event: 
 
 fn sleep() {
     fsleep(Delta::from_secs(34));
+}
+
+/// A handler that takes 34 seconds for the removal of its device.
+struct Slow(Arc<Counter>);
+
+impl cm::Handler for Slow {
+    fn event(&self, event: cm::Event<'_>, _cx: &Sleepable) {
+        if matches!(event, cm::Event::DeviceRemoval) {
+            self.0.up();
+            sleep();
+        }
+    }
 }
 
 #[kunit_tests(rdma_removal_timeout)]
@@ -93,6 +108,42 @@ mod tests {
         removal_with(
             |data, begun| {
                 data.in_remove(move |_| {
+                    begun.up();
+                    sleep();
+                })
+            },
+            false,
+        )
+    }
+
+    #[test]
+    fn says_every_ten_seconds_that_a_handler_has_not_ended() -> Result {
+        expect(
+            3,
+            "waits for the end of MAD agents, listeners and handlers of connections",
+        );
+        let NullEnv { dev, env } = NullEnv::with_cm()?;
+        let (client, addr, begun) = (env.client.clone(), env.addr(), Counter::new()?);
+        let listener = listen(&env, addr, accepts(&env, &[]))?;
+        let id = cm::Id::resolve(&client, addr, STEP_MS, &env.cx)?;
+        let cq = env.cq::<Softirq>(64)?;
+        let qp = Qp::create(&id, &env.pd, &cq, &cq, &CAPS, &env.cx)?;
+        let handler = Arc::new(Slow(begun.clone()), GFP_KERNEL)?;
+        id.connect(handler, &cm::ConnParam::default(), &env.cx)?;
+        listener.destroy(&env.cx)?;
+        drop((cq, env));
+        begin_removal(&dev, &client)?;
+        wait(|| begun.get() == 1)?;
+        drop((qp, id));
+        wait(|| dev.is_removed())
+    }
+
+    #[test]
+    fn says_every_ten_seconds_that_the_data_are_not_dropped() -> Result {
+        expect(3, "waits for the end of the drop of the ULP's data");
+        removal_with(
+            |data, begun| {
+                data.in_drop(move |_| {
                     begun.up();
                     sleep();
                 })
