@@ -438,7 +438,7 @@ mod tests {
         ends.ends(0)
     }
 
-    /// On rxe, to the end of the connection.
+    /// To the end of a connection.
     #[test]
     fn connection_ends_with_all_receives_back() -> Result {
         let link = Link::<Softirq>::new()?;
@@ -454,9 +454,10 @@ mod tests {
             // Shorter than the receive.
             let message = link.env.message(&inbox, &[n; 3])?;
             send(&link.a.qp, message)?;
-            link.wait(|| inbox.len() == usize::from(n) + 1)?;
+            // On iWARP it has left then, no more.
+            let count = usize::from(n) + 1;
+            link.wait(|| inbox.len() == count && conn.messages() == count)?;
         }
-        link.wait(|| conn.messages() == 30)?;
         drop(conn);
         link.a.id.disconnect(&link.env.cx)?;
         link.wait(|| counts.gone.get() == 1)?;
