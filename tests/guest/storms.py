@@ -323,7 +323,8 @@ def cut(rng):
             sh(*where, "ip", "link", "set", interface, "down")
             figures = {"longest": traffic.ended(), "bytes": traffic.bytes()}
     sh(*where, "ip", "link", "set", interface, "up")
-    # A device that could not send a MAD meanwhile has lost its QP 1, for all of its users.
+    # A device that could not send a MAD meanwhile may answer nobody after it: without
+    # patches/rdma_rxe/0007 it has lost its QP 1, and once a good peer got no answer with that, too.
     for device in wire.ENDS:
         sh("rdma", "link", "delete", device)
         wire.link(device)
