@@ -90,15 +90,15 @@ impl kernel::Module for Module {
 //
 // The symbols of the crate have a hash of its sources and of the kernel's configuration in their
 // names, so the module loader refuses a module that was built against another build. `modinfo`
-// shows the hash as `rdma_build`, for `rdma_rs` itself and for each ULP, and the version of the
-// crate as `version`, for `rdma_rs`.
+// shows the hash as `rdma_build` and the version of the crate as `rdma_version`, for `rdma_rs`
+// itself and for each ULP. The latter is the `version` of `rdma_rs`, too.
 
 #[cfg(MODULE)]
 #[link_section = ".modinfo"]
 #[used(compiler)]
 static MODINFO: [u8; 14] = *b"version=0.1.0\0";
 
-const TAG: &[u8] = b"rdma_build=";
+const TAG: &[u8] = b"rdma_version=0.1.0\0rdma_build=";
 
 /// The hash. Only kbuild sets it; rustdoc has none.
 const HASH: &[u8] = match option_env!("RDMA_BUILD") {
@@ -106,7 +106,7 @@ const HASH: &[u8] = match option_env!("RDMA_BUILD") {
     None => b"none",
 };
 
-/// The entry of `.modinfo`, with the zero at its end.
+/// The entries of `.modinfo`, with the zero at their end.
 #[doc(hidden)]
 pub const BUILD_INFO: [u8; TAG.len() + HASH.len() + 1] = {
     let mut info = [0; TAG.len() + HASH.len() + 1];
