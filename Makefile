@@ -170,8 +170,11 @@ ulp:
 	@ULP=$(DIR) $(sandbox) scripts/ulp new $(NAME)
 
 # What the Makefile of such a ULP calls, with its folder in $ULP.
+ulp-test:
+	@$(sandbox) bash -c '. scripts/lib.sh; scripts/ulp test | report=/ulp/build tally'
+
 ulp-%:
-	@$(sandbox) $(if $(filter test,$*),$(tally)) scripts/ulp $*
+	@$(sandbox) scripts/ulp $*
 
 rust-analyzer:
 	@$(sandbox) sh -c 'scripts/build stock && scripts/rust-analyzer' >/dev/null

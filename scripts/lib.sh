@@ -70,10 +70,10 @@ step() {
 }
 
 # Tests print "ok NAME" or "not ok NAME # REASON"; a name that is ever not ok has failed.
-# tally: passes such lines on from its input, then counts; fails unless all are ok, and there are any.
-# The results are in build/report/tests.ktap as well, which kunit.py parse reads.
+# tally: passes such lines on from its input, then counts; fails unless all are ok, and there are any. The
+# results are in tests.ktap of $report, or of build/report, as well, which kunit.py parse reads.
 tally() {
-	local line name passed=0 failed=0 names=()
+	local dir=${report:-$top/build/report} line name passed=0 failed=0 names=()
 	local -A bad=()
 	while IFS= read -r line; do
 		printf '%s\n' "$line"
@@ -83,7 +83,7 @@ tally() {
 		bad[$name]=${bad[$name]-}${BASH_REMATCH[1]}
 	done
 	echo
-	mkdir -p "$top/build/report"
+	mkdir -p "$dir"
 	{
 		printf 'KTAP version 1\n1..%s\n' "${#names[@]}" >&9
 		for name in "${names[@]}"; do
@@ -96,7 +96,7 @@ tally() {
 				printf 'ok %s %s\n' "$((passed + failed))" "$name" >&9
 			fi
 		done
-	} 9>"$top/build/report/tests.ktap"
+	} 9>"$dir/tests.ktap"
 	echo "$passed passed, $failed failed"
 	((failed == 0 && passed > 0))
 }
