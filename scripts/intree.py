@@ -18,6 +18,8 @@ from fnmatch import fnmatch
 from functools import cache
 from pathlib import Path
 
+from intree_pages import Pages
+
 TOP = Path(__file__).resolve().parent.parent
 SERIES = ("first", "rest")
 
@@ -123,7 +125,7 @@ def modules(name, text, files):
     return text
 
 
-def tree(files, base):
+def tree(files, base, pages):
     """Returns the contents of the files of the kernel tree, by their places."""
     made = rules((TOP / "Kbuild").read_text(), files)
     contents = {}
@@ -137,6 +139,10 @@ def tree(files, base):
             text = rules(text, files)
         elif name.endswith(".rs"):
             text = modules(name, text, files)
+        if name.endswith(".rst"):
+            text, _ = pages.page(text)
+        elif name.endswith((".rs", ".c", ".h")):
+            text, _ = pages.source(text)
         contents[place(name)] = text
     for name, before, lines in HOOKS:
         if not any(place.startswith(HOOKED_BY[name]) for place in contents):
@@ -190,7 +196,8 @@ def exports():
 
 
 def lists():
-    """Returns the patches: series, message, files. Each file that has a place in the tree is in one, or stays."""
+    """Returns the patches, and what makes their pages. A patch is a series, a message and files. Each file that
+    has a place in the tree is in one, or stays."""
     known = git(TOP, "ls-files").split("\n")
     left = {name for name in known if name.startswith(tuple(prefix for prefix, _ in PLACES))}
     wrong, patches = [], []
@@ -208,13 +215,19 @@ def lists():
             patches.append((path.parent.name, message, files))
             wrong += too_early(path, files, set(known) - left)
     wrong += [f"upstream: {name} is in no list" for name in sorted(left)]
+    pages = Pages({name for _, _, files in patches for name in files}, place)
+    for name in sorted(pages.files):
+        if name.endswith((".rst", ".rs", ".c", ".h")):
+            text = (TOP / name).read_text()
+            _, stays = pages.page(text) if name.endswith(".rst") else pages.source(text)
+            wrong += [f"{name}: points to {what}, which stays here, and not in parentheses" for what in stays]
     if wrong:
         sys.exit("\n".join(wrong))
-    return patches
+    return patches, pages
 
 
 def main():
-    patches = lists()
+    patches, pages = lists()
     if sys.argv[1:] == ["--lists"]:
         return
     source, repo = Path(sys.argv[1]), Path(sys.argv[2])
@@ -233,7 +246,7 @@ def main():
         git(repo, "checkout", "-q", "-b", series)
         for _, message, more in (patch for patch in patches if patch[0] == series):
             files |= more
-            write(repo, tree(files, base))
+            write(repo, tree(files, base, pages))
             git(repo, "add", "-A")
             git(repo, "commit", "-q", "-F", "-", input=message)
 

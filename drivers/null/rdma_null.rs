@@ -5,7 +5,8 @@
 //! It has no hardware and no network: requests complete as soon as they are posted. Two QPs of one
 //! device whose `dest_qp_num` name each other are connected, and transfer data by copying; requests
 //! of a QP whose `dest_qp_num` names no QP only complete. Faults are [`Injection`]s, in the kernel
-//! through [`NullDevice`], by hand through debugfs: see Documentation/null-device.rst.
+//! through [`NullDevice`], by hand through debugfs: see
+//! Documentation/null-device.rst.
 //!
 //! The state of a device is a [`machine`](machine::Machine), under one lock, and safe code. The
 //! operations that the RDMA core calls are in `verbs.rs`.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The steps of Documentation/course.rst, each a module. `tests/kunit/course.rs` runs them.
+//! A ULP in steps, each a module. The suite `rdma_course` runs them.
 
 /// Devices.
 pub(crate) mod devices {

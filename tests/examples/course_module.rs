@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The module of Documentation/course.rst.
+//! The module of the ULP in steps: see Documentation/course.rst.
 
 use crate::page_course::devices::Course;
 use kernel::prelude::*;

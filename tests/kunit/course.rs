@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The steps of Documentation/course.rst.
+//! The steps of a ULP, from the first one to the last.
 
 #[path = "../examples/course.rs"]
 mod steps;

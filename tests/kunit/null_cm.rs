@@ -45,7 +45,7 @@ use rdma_null::{
     REJECTED, //
 };
 
-/// The IPv6 address of the loopback interface that `tests/guest/kunit` adds.
+/// The IPv6 address of the loopback interface that whoever loads the module adds.
 const LOOPBACK_V6: Ipv6Addr = Ipv6Addr::new(0x2001, 0xdb8, 0xff, 0, 0, 0, 0, 1);
 
 /// An event that a handler was called with.

@@ -3,7 +3,7 @@
 //! Which suites are compiled.
 
 /// Declares the suites: `rdma_cq` is in the module `cq`, and so on. Where only some are to be
-/// compiled, each of them is named by a flag of the compiler (`scripts/kunit`).
+/// compiled, each of them is named by a flag of the compiler.
 macro_rules! suites {
     ($($name:ident: $flag:ident,)*) => {
         $(

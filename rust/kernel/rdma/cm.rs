@@ -489,9 +489,11 @@ extern "C" fn on_sent(_: *mut bindings::ib_mad_agent, _: *mut bindings::ib_mad_s
 /// agent flushes it, so this registers one that neither sends nor receives, and retries while that
 /// fails for want of memory or of agent numbers. The handler of a message of which the device says
 /// that it was not sent is called by the port's CQ, which is not waited for: see the limits in
-/// Documentation/safety.rst. A port that the MAD layer does not know (`ENODEV`) has no agents: it
-/// is closed after all clients of this crate have released the device. Must not be called in a
-/// callback of a connection manager, which may be called by such a timeout.
+/// Documentation/safety.rst.
+///
+/// A port that the MAD layer does not know (`ENODEV`) has no agents: it is closed after all clients
+/// of this crate have released the device. Must not be called in a callback of a connection
+/// manager, which may be called by such a timeout.
 ///
 /// # Safety
 ///

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Counters and locks that are one atomic each. Nothing else is here, so that `tests/model` can run
-//! this file in every order of its steps.
+//! Counters and locks that are one atomic each. Nothing else is here, so that loom can run this
+//! file in every order of its steps.
 //!
 //! The atomics that each request uses are those of the language, as the kernel crate's are function
 //! calls unless the kernel has `CONFIG_RUST_INLINE_HELPERS`. C does not access these, nor do they

@@ -3,7 +3,7 @@
 //! Trace events of posts and completions.
 //!
 //! These are inlined into ULPs, and begin with a static branch, which is a no-op while the event is
-//! off. Where it is on, a function of `rust/helpers/helpers.c` does the same, and traces it. Where
+//! off. Where it is on, a function of `helpers.c` does the same, and traces it. Where
 //! the architecture has no static branches there are no such events.
 
 use crate::prelude::*;

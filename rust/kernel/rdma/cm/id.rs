@@ -940,7 +940,8 @@ impl deferred::Teardown for State {
         // SAFETY: The id is alive by the invariant of `RawId`, and its QP, which has held `State`,
         // is gone. This waits for callbacks that have begun, by the id's handler lock and by their
         // references. That of a message that was not answered has none; it has returned. Should one
-        // begin only now, C's own memory is at stake: see the limits in Documentation/safety.rst.
+        // begin only now, C's own memory is at stake: see the limits in
+        // Documentation/safety.rst.
         unsafe { bindings::rdma_destroy_id(self.raw.as_ptr()) };
         if let Some(incoming) = &self.incoming {
             incoming.destroyed.store(true, Relaxed);

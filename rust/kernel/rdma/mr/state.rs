@@ -2,7 +2,7 @@
 
 //! The state of an MR.
 //!
-//! Of the kernel crate this has the atomics only, so that `tests/model` can run the file as it is.
+//! Of the kernel crate this has the atomics only, so that loom can run the file as it is.
 
 use core::{
     cell::Cell,

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
 //! The state of an exchange, and the words that say which of a table are free. Nothing else is
-//! here, so that `tests/model` can run this file in every order of its steps.
+//! here, so that loom can run this file in every order of its steps.
 
 use crate::atomic::{
     AtomicU32,
