@@ -6,6 +6,7 @@ points to something that stays here is in parentheses, which are left out, or is
 
 import re
 import textwrap
+from functools import cache
 from pathlib import Path
 
 TOP = Path(__file__).resolve().parent.parent
@@ -60,6 +61,7 @@ class Pages:
         return textwrap.wrap(" ".join(new[len(indents[0]):].split()), WIDTH - indent, initial_indent=indents[0],
                              subsequent_indent=indents[1], break_long_words=False, break_on_hyphens=False)
 
+    @cache
     def page(self, text):
         """Returns a page as it is in the tree, and what it points to that stays here."""
         result, lines = [], []
@@ -77,6 +79,7 @@ class Pages:
         text = "\n".join(result)
         return text, self.stays(text)
 
+    @cache
     def source(self, text):
         """Returns a source that names pages by the place in the tree, and what its comments point to that stays
         here, or has another name there."""
