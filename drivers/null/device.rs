@@ -8,6 +8,7 @@ use crate::{
         Arms,
         Deregs,
         Injection,
+        Plan,
         Stall, //
     },
     machine::{
@@ -233,6 +234,11 @@ impl Shared {
         Ok(())
     }
 
+    /// Returns whether a removal was begun by [`Shared::begin_removal`].
+    pub(crate) fn is_being_removed(&self) -> bool {
+        self.removed.load(Acquire)
+    }
+
     /// Makes the device's files: it has a name that no other device has, and no clients yet.
     pub(crate) fn enable(&self) {
         if let Some(root) = &self.root {
@@ -332,6 +338,18 @@ impl Shared {
             }
         }
         Ok(())
+    }
+
+    /// As [`NullDevice::calm`](crate::NullDevice::calm).
+    pub(crate) fn calm(&self) {
+        let mut machine = self.machine.lock();
+        (machine.plan, machine.deregs) = (Plan::default(), Deregs::default());
+        for index in 0..MAX_QP {
+            if let Some(qp) = machine.qps.get_mut(index) {
+                qp.plan = Plan::default();
+            }
+            machine.release(index, u32::MAX, false);
+        }
     }
 
     fn inject_any(&self, injection: Injection) -> Result {

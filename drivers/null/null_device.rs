@@ -23,7 +23,7 @@ use kernel::{
 };
 use rdma_bindings as bindings;
 
-/// A null device. It is removed when this is dropped.
+/// A null device. It is removed when this is dropped, which waits for that unless it was begun.
 ///
 /// All functions may sleep.
 pub struct NullDevice {
@@ -131,6 +131,11 @@ impl NullDevice {
         self.shared.is_gone()
     }
 
+    /// Forgets the injections for requests and for the end of MRs, and has what is held complete.
+    pub fn calm(&self) {
+        self.shared.calm();
+    }
+
     /// Injects a fault for any QP of the device, or for the device itself.
     ///
     /// # Errors
@@ -232,7 +237,10 @@ impl Drop for NullDevice {
         // The removal waits for requests for connections that are not answered. It fails on a
         // device without a connection manager, which has none.
         let _ = self.inject(Injection::End);
-        self.remove();
+        // One that was begun goes on.
+        if !self.shared.is_being_removed() {
+            self.remove();
+        }
     }
 }
 

@@ -185,4 +185,20 @@ mod tests {
         };
         removal_waits_for(make, last)
     }
+
+    /// As where a test fails: what is on the device is dropped after it, and an injection holds
+    /// what a QP has posted.
+    #[test]
+    fn device_is_dropped_before_what_is_on_it() -> Result {
+        let NullEnv { env, dev } = NullEnv::new()?;
+        let cq = env.cq::<Softirq>(CAPS.entries())?;
+        let qp = env.raw_qp(&cq, &CAPS)?;
+        dev.inject_qp(qp.num(), Injection::Connect { peer: 0 })?;
+        dev.inject_qp(qp.num(), Injection::Hold { count: u32::MAX })?;
+        let times = Counter::new()?;
+        qp.post_send(Counted::new(&times)?, |_| Ok(SendWr::send([])))?;
+        drop(dev);
+        // The module is not unloaded before the device is gone.
+        wait(|| times.get() == 1)
+    }
 }
