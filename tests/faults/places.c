@@ -30,7 +30,7 @@
 
 /* Parts of the names of the functions by which checkers allocate. */
 static const char *const checkers[] = {
-	"kmemleak_", "stack_depot_", "debug_object_", "debug_dma_",
+	"kmemleak_", "stack_depot_", "debug_object_", "debug_dma_", "4rdma5debug",
 };
 
 /* Those of allocators: their callers cannot tell which part of one has failed. */
