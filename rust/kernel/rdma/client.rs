@@ -32,7 +32,10 @@ use kernel::{
             Atomic, //
         }, //
     },
-    types::Opaque, //
+    types::{
+        ForeignOwnable,
+        Opaque, //
+    }, //
 };
 
 /// The crates that the macros use, under names that a ULP cannot take over.
@@ -191,7 +194,7 @@ impl<T: ModuleClient> Registration<T> {
                     return Err(EBUSY);
                 }
             },
-            core: Core::new(name, Self::add, Self::remove)?,
+            core: Core::new(name, T::singleton(), Self::add, Self::remove, Self::event)?,
             state <- {
                 // SAFETY: `core` is initialised.
                 let core = unsafe { &(*this.as_ptr()).core };
@@ -214,10 +217,7 @@ impl<T: ModuleClient> Registration<T> {
         let client = self.core.handle()?;
         // SAFETY: The registration is one of the type that the singleton is for. It is pinned, and
         // unregistered before it goes.
-        unsafe {
-            self.core
-                .register(T::singleton(), core::ptr::from_ref(self).addr())
-        }?;
+        unsafe { self.core.register(core::ptr::from_ref(self).addr()) }?;
         self.state()
             .ready(&client, &cx)
             .inspect_err(|_| self.unregister())
@@ -226,7 +226,7 @@ impl<T: ModuleClient> Registration<T> {
     fn unregister(&self) {
         // SAFETY: The client is registered. It is unregistered once: here when `ready` has failed,
         // after which the registration is not dropped, or when it is dropped.
-        unsafe { self.core.unregister(T::singleton()) };
+        unsafe { self.core.unregister() };
     }
 
     /// Returns the registration.
@@ -248,13 +248,13 @@ impl<T: ModuleClient> Registration<T> {
     unsafe extern "C" fn add(dev: *mut bindings::ib_device) -> c_int {
         // SAFETY: The RDMA core is calling the client.
         let this = unsafe { Self::called() };
-        let add = |inner: &device::Inner, dev: &Device, cx: &Sleepable| {
+        let add = |dev: &Device, cx: &Sleepable| {
             let data = Arc::pin_init(T::Data::add(this.state(), dev, cx), GFP_KERNEL)?;
-            inner.set_data::<T>(data);
+            dev.inner().set_data::<T>(data);
             Ok(())
         };
-        // SAFETY: `add` is being called for this device, and `event` is of the client's type.
-        unsafe { this.core.add(dev, T::singleton(), &add, Self::event) }
+        // SAFETY: `add` is being called for this device.
+        unsafe { this.core.add(dev, &add) }
     }
 
     /// `ib_client.remove`.
@@ -267,19 +267,18 @@ impl<T: ModuleClient> Registration<T> {
         let this = unsafe { Self::called() };
         // SAFETY: `remove` is called in process context.
         let cx = unsafe { Sleepable::assume() };
-        // SAFETY: The caller says that `data` are what `add` has set: a leaked, pinned box.
-        let inner = unsafe { Pin::new_unchecked(KBox::from_raw(data.cast::<device::Inner>())) };
-        let mut data = None;
-        let mut step = |inner: &device::Inner, dev: Option<&Device>| {
-            data = data.take().or_else(|| inner.take_data::<T>());
-            match (dev, &data) {
-                (Some(dev), Some(data)) => pinned(data).remove(this.state(), dev, &cx),
-                (Some(_), None) => {}
-                (None, _) => data = None,
-            }
-        };
+        // SAFETY: The caller says that `data` are what `add` has set, from `into_foreign`.
+        let inner = unsafe { Pin::<KBox<device::Inner>>::from_foreign(data) };
         // SAFETY: `Core::add` has registered the handler, and this is called once for the device.
-        unsafe { this.core.release(inner, Some(&mut step), &cx) };
+        let dev = unsafe { this.core.begin_remove(inner.as_ref()) };
+        let mut data = inner.take_data::<T>();
+        if let (Ok(dev), Some(data)) = (dev, &data) {
+            inner.as_ref().during(Step::Remove, &mut || {
+                pinned(data).remove(this.state(), &dev, &cx);
+            });
+        }
+        // SAFETY: `begin_remove` has closed the device.
+        unsafe { this.core.release(inner, &mut || drop(data.take()), &cx) };
     }
 
     /// `ib_event_handler.handler`.
@@ -296,8 +295,8 @@ impl<T: ModuleClient> Registration<T> {
         // SAFETY: `Inner::register_handler` has registered it; the event is valid meanwhile.
         let (inner, event) =
             unsafe { (device::Inner::of_handler(handler), Event::from_raw(&*event)) };
-        // SAFETY: `inner` is valid: `release` waits for the end of this call in
-        // `unregister_handler`, and kills the refs after that.
+        // SAFETY: `inner` is valid: `begin_remove` waits for the end of this call, and `release`
+        // kills the refs after that.
         let (dev, inner) = unsafe { (Device::new(inner), inner.as_ref()) };
         // SAFETY: Events of devices come from a work item, those of a GID table from the thread
         // that changes it, which may sleep and holds the table's mutex.
@@ -321,35 +320,17 @@ impl<T: ModuleClient> PinnedDrop for Registration<T> {
 }
 
 /// A ULP's counted reference to its own registration; unloading the module waits for it.
-///
-/// # Invariants
-///
-/// `core` is valid while `reference` lives, which is to its refs.
-pub struct ClientRef {
-    core: NonNull<Core>,
-    reference: refs::Ref,
-}
-
-// SAFETY: `Core` is `Sync`, and a `Ref` may be dropped in any thread.
-unsafe impl Send for ClientRef {}
-// SAFETY: A shared reference gives access to a `Core`, which is `Sync`, and to a `Ref`, which is.
-unsafe impl Sync for ClientRef {}
+pub struct ClientRef(refs::Ref<Core>);
 
 impl ClientRef {
     /// Returns an object of the client, with a reference, which is yet to be listed.
     pub(crate) fn object(&self, kind: refs::Kind) -> objects::Object {
-        // SAFETY: By the type invariant the new reference is to the refs of `core`, and keeps it.
-        unsafe { objects::Object::new(self.reference.get(kind), self.core) }
-    }
-
-    fn core(&self) -> &Core {
-        // SAFETY: `core` is valid by the type invariant.
-        unsafe { self.core.as_ref() }
+        objects::Object::new(self.0.get(kind))
     }
 
     /// Returns a handle of a device. Fails with `ENODEV` if the client does not have it (any more).
     pub(crate) fn device(&self, raw: *mut bindings::ib_device) -> Result<Device> {
-        let devices = self.core().devices.lock();
+        let devices = self.0.devices.lock();
         // SAFETY: By the invariant of `DevicePtr` the pointer is valid: it is in the list.
         let is_it = |ptr: &&DevicePtr| unsafe { ptr.0.as_ref() }.raw.as_ptr() == raw;
         devices.iter().find(is_it).ok_or(ENODEV)?.device()
@@ -357,13 +338,13 @@ impl ClientRef {
 
     /// Returns a handle of the device that was added first, if there is one.
     pub fn first_device(&self, _cx: &Sleepable) -> Option<Device> {
-        let devices = self.core().devices.lock();
+        let devices = self.0.devices.lock();
         devices.iter().find_map(|ptr| ptr.device().ok())
     }
 
     /// Returns a handle of the device with this name, if there is one.
     pub fn device_by_name(&self, name: &CStr, _cx: &Sleepable) -> Option<Device> {
-        self.core().devices.lock().iter().find_map(|ptr| {
+        self.0.devices.lock().iter().find_map(|ptr| {
             let dev = ptr.device().ok()?;
             (*dev.name() == *name).then_some(dev)
         })
@@ -394,7 +375,7 @@ impl ClientRef {
 
     /// Returns the name of the client's module.
     pub fn name(&self) -> &'static CStr {
-        self.core().name
+        self.0.name
     }
 
     /// Calls `f` from a work item, which may sleep for long. Unloading waits for its end. Any
@@ -428,17 +409,13 @@ impl ClientRef {
             // The unload waits for the rest of this work item too: it destroys the workqueue.
             drop(client);
         };
-        Ok(self.core().workqueue.get().try_spawn(flags, run)?)
+        Ok(self.0.workqueue.get().try_spawn(flags, run)?)
     }
 }
 
 impl Clone for ClientRef {
     fn clone(&self) -> Self {
-        // INVARIANT: The new reference is to the same refs.
-        Self {
-            core: self.core,
-            reference: self.reference.get(refs::Kind::Client),
-        }
+        Self(self.0.get(refs::Kind::Client))
     }
 }
 
@@ -461,12 +438,6 @@ impl DevicePtr {
     }
 }
 
-/// Sets the ULP's data of a device that is added.
-type AddData<'a> = dyn Fn(&device::Inner, &Device, &Sleepable) -> Result + 'a;
-
-/// Calls [`DeviceData::remove`] of a device that is removed; without a device, drops the data.
-type RemoveData<'a> = dyn FnMut(&device::Inner, Option<&Device>) + 'a;
-
 /// The part of a registration that does not depend on the ULP's type.
 #[pin_data(PinnedDrop)]
 pub(crate) struct Core {
@@ -477,6 +448,9 @@ pub(crate) struct Core {
     #[pin]
     devices: sync::Mutex<KVec<DevicePtr>>,
     pub(crate) name: &'static CStr,
+    /// Its address tells client types apart.
+    pub(crate) singleton: &'static Singleton,
+    event: device::EventHandler,
     /// For work items of the ULP. Dropped after the refs were killed, and waits for their end.
     workqueue: Workqueue,
 }
@@ -491,8 +465,10 @@ impl Core {
     #[inline(never)]
     fn new(
         name: &'static CStr,
+        singleton: &'static Singleton,
         add: unsafe extern "C" fn(*mut bindings::ib_device) -> c_int,
         remove: unsafe extern "C" fn(*mut bindings::ib_device, *mut c_void),
+        event: device::EventHandler,
     ) -> Result<Pin<KBox<Self>>> {
         let raw = bindings::ib_client {
             name: name.as_char_ptr(),
@@ -505,6 +481,8 @@ impl Core {
             refs <- refs::Refs::new(),
             devices <- kernel::new_mutex!(KVec::new()),
             name,
+            singleton,
+            event,
             workqueue: Workqueue::new(name)?,
         });
         KBox::pin_init(init, GFP_KERNEL)
@@ -517,15 +495,16 @@ impl Core {
     /// The registration is of the type that the singleton is for, as are the callbacks that
     /// [`Core::new`] was given, and stays where it is until [`Core::unregister`] was called.
     #[inline(never)]
-    unsafe fn register(&self, singleton: &Singleton, address: usize) -> Result {
+    unsafe fn register(&self, address: usize) -> Result {
+        let registration = &self.singleton.registration;
         // INVARIANT: This is a registration of the type that the singleton is for, and it lives
         // until it is unregistered, as the caller promises.
-        singleton.registration.store(address, atomic::Release);
+        registration.store(address, atomic::Release);
         // SAFETY: `raw` is initialised and pinned, and unregistered before it goes.
         let registered = error::to_result(unsafe { bindings::ib_register_client(self.raw.get()) });
         registered.inspect_err(|_| {
             // INVARIANT: The RDMA core does not call a client that it could not register.
-            singleton.registration.store(0, atomic::Release);
+            registration.store(0, atomic::Release);
         })
     }
 
@@ -533,35 +512,31 @@ impl Core {
     ///
     /// # Safety
     ///
-    /// It is registered for this singleton, and this is called once.
+    /// It is registered, and this is called once.
     #[inline(never)]
-    unsafe fn unregister(&self, singleton: &Singleton) {
+    unsafe fn unregister(&self) {
         // SAFETY: The client is registered, and is unregistered once, as the caller promises.
         unsafe { bindings::ib_unregister_client(self.raw.get()) };
         // INVARIANT: The RDMA core does not call the client any more.
-        singleton.registration.store(0, atomic::Release);
+        self.singleton.registration.store(0, atomic::Release);
     }
 
-    /// Adds a device (`ib_client.add`), for which `add` sets the ULP's data. `event` is told of its
-    /// events until it is removed. Not generic, so that it is not in each ULP.
+    /// Adds a device (`ib_client.add`), for which `add` sets the ULP's data. Not generic, so that
+    /// it is not in each ULP.
     ///
     /// # Safety
     ///
-    /// `add` of this client is being called for the device, and `event` and the singleton are of
-    /// the client's type.
+    /// `add` of this client is being called for the device.
     #[inline(never)]
     unsafe fn add(
         &self,
         dev: *mut bindings::ib_device,
-        singleton: &'static Singleton,
-        add: &AddData<'_>,
-        event: device::EventHandler,
+        add: &dyn Fn(&Device, &Sleepable) -> Result,
     ) -> c_int {
         error::from_result(|| {
             let dev = NonNull::new(dev).ok_or(EINVAL)?;
-            // SAFETY: This is a call for this device, and `event` is of the client's type, as the
-            // caller promises.
-            let added = unsafe { self.add_device(dev, singleton, add, event) };
+            // SAFETY: This is a call for this device, as the caller promises.
+            let added = unsafe { self.add_device(dev, add) };
             added.inspect_err(|e| {
                 // SAFETY: `dev` is valid in this callback.
                 let device = unsafe { objects::Name::of(dev.as_ptr()) };
@@ -573,90 +548,89 @@ impl Core {
 
     /// # Safety
     ///
-    /// `add` of this client is being called for the device `raw`, and `event` and the singleton are
-    /// of the client's type.
+    /// `add` of this client is being called for the device `raw`.
     unsafe fn add_device(
         &self,
         raw: NonNull<bindings::ib_device>,
-        singleton: &'static Singleton,
-        add: &AddData<'_>,
-        event: device::EventHandler,
+        add: &dyn Fn(&Device, &Sleepable) -> Result,
     ) -> Result {
         // SAFETY: `add` is called in process context.
         let cx = unsafe { Sleepable::assume() };
-        let inner = device::Inner::new(raw, self, singleton)?;
+        let inner = device::Inner::new(raw, self)?;
         let ptr = NonNull::from(&*inner);
         // SAFETY: `inner` is valid until `release` has killed its refs and waited for them.
         let added = unsafe { Device::new(ptr) }.and_then(|dev| {
-            // INVARIANT: `release` takes it out of the list before it kills the refs and frees
-            // `inner`.
+            // INVARIANT: `close`, which `release` needs, takes it out before the refs are killed.
             self.devices.lock().push(DevicePtr(ptr), GFP_KERNEL)?;
-            add(&inner, &dev, &cx)
+            add(&dev, &cx)
         });
         if let Err(e) = added {
-            // SAFETY: No event handler is registered for this device.
-            unsafe { self.release(inner, None, &cx) };
+            self.close(&inner);
+            // SAFETY: The device was just closed.
+            unsafe { self.release(inner, &mut || {}, &cx) };
             return Err(e);
         }
-        // SAFETY: Both are valid in `add`, which is where client data are set.
-        unsafe { bindings::ib_set_client_data(raw.as_ptr(), self.raw.get(), ptr.as_ptr().cast()) };
         // SAFETY: This is the only call for `inner`, which was made here. `remove` unregisters the
         // handler, and `inner` is pinned until then.
-        unsafe { inner.register_handler(event) };
-        // SAFETY: The content of the box is not moved: `remove` pins it again.
-        let _ = KBox::into_raw(unsafe { Pin::into_inner_unchecked(inner) });
+        unsafe { inner.register_handler(self.event) };
+        let data = inner.into_foreign();
+        // SAFETY: Both are valid in `add`, which is where client data are set.
+        unsafe { bindings::ib_set_client_data(raw.as_ptr(), self.raw.get(), data) };
         Ok(())
     }
 
-    /// Removes a device: no handle of it can be taken any more, and all objects made from it are
-    /// gone when this returns. `data` removes it from the ULP's data, and is called again, without
-    /// the device, to drop these. Not generic, so that it is not in each ULP.
+    /// No handle of the device can be taken from the client any more, and no thread waits for it.
+    fn close(&self, inner: &device::Inner) {
+        let ptr = NonNull::from(inner);
+        self.devices.lock().retain(|other| other.0 != ptr);
+        inner.removal.close();
+    }
+
+    /// Begins to remove a device: there are no events any more. Returns a handle of it, which is to
+    /// be dropped before [`Core::release`] is called.
     ///
     /// # Safety
     ///
-    /// The caller may sleep. If there are `data`, [`Core::add`] has succeeded for the device, and
-    /// this is called once for it.
+    /// The caller may sleep. [`Core::add`] has succeeded for the device, and this is called once
+    /// for it.
+    #[inline(never)]
+    unsafe fn begin_remove(&self, inner: Pin<&device::Inner>) -> Result<Device> {
+        // Before anything here waits, as that may itself wait for the device.
+        self.close(&inner);
+        // SAFETY: `add` has registered the handler, and the caller may sleep, as it promises.
+        unsafe { inner.unregister_handler() };
+        // SAFETY: `inner` is valid until `release` has killed its refs and waited for them.
+        unsafe { Device::new(NonNull::from(inner.get_ref())) }
+    }
+
+    /// Ends all objects that are made from a device, drops the ULP's data, and waits until nothing
+    /// references the device any more.
+    ///
+    /// # Safety
+    ///
+    /// [`Core::close`] was called for the device.
     #[inline(never)]
     unsafe fn release(
         &self,
         inner: Pin<KBox<device::Inner>>,
-        mut data: Option<&mut RemoveData<'_>>,
+        drop_data: &mut dyn FnMut(),
         cx: &Sleepable,
     ) {
-        let ptr = NonNull::from(&*inner);
-        self.devices.lock().retain(|other| other.0 != ptr);
-        // Before anything here waits, as that may itself wait for the device.
-        inner.removal.close();
-        let progress = inner.as_ref().progress();
-        if let Some(data) = &mut data {
-            // SAFETY: `add` has registered the handler, and the caller may sleep, as it promises.
-            unsafe { inner.as_ref().unregister_handler() };
-            // SAFETY: `inner` is valid until `wait_released` below has killed its refs and waited
-            // for them.
-            if let Ok(dev) = unsafe { Device::new(ptr) } {
-                progress.during(Step::Remove, &mut || data(&inner, Some(&dev)));
-            }
-        }
-        inner.as_ref().end_all(cx);
-        if let Some(data) = data {
-            // Not before `end_all`: files that the data have go only once no thread waits there.
-            progress.during(Step::Data, &mut || data(&inner, None));
-        }
-        device::wait_released(inner, cx);
+        let device = inner.as_ref();
+        device.during(Step::Objects, &mut || device.removal.end_all(cx));
+        // Not before that: files that the data have go only once no thread waits there.
+        device.during(Step::Data, drop_data);
+        let (client, name) = (self.name, inner.name());
+        objects::kill_and_wait(&*inner, &fmt!("{client}: removal of {name}"), cx);
     }
 
     fn handle(&self) -> Result<ClientRef> {
         // SAFETY: `self` is pinned by `Core::new`, and its drop kills the refs and waits for them.
-        let reference = unsafe { self.refs.try_get(refs::Kind::Client) }?;
-        // INVARIANT: The reference was just taken.
-        Ok(ClientRef {
-            core: NonNull::from(self),
-            reference,
-        })
+        unsafe { refs::Ref::try_get(NonNull::from(self), refs::Kind::Client) }.map(ClientRef)
     }
 }
 
-impl objects::Owner for Core {
+impl refs::Owner for Core {
     fn refs(&self) -> &refs::Refs {
         &self.refs
     }

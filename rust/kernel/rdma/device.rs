@@ -29,7 +29,20 @@ use crate::{
 };
 use kernel::{
     fmt,
-    sync,
+    sync::{
+        self,
+        atomic::{
+            Atomic,
+            Relaxed, //
+        }, //
+    },
+    time::{
+        self,
+        hrtimer::{
+            self,
+            ScopedHrTimerPointer as _, //
+        }, //
+    },
     types::Opaque, //
 };
 
@@ -38,7 +51,7 @@ use kernel::{
 /// # Invariants
 ///
 /// - `raw` is a registered device until `refs` is killed and empty, and `client` outlives that.
-/// - `data` is a reference to the data of the client type that `singleton` is for.
+/// - `data` are the data of the client's type.
 #[pin_data]
 pub(crate) struct Inner {
     #[pin]
@@ -48,14 +61,25 @@ pub(crate) struct Inner {
     #[pin]
     pub(crate) removal: removal::Removal,
     #[pin]
-    progress: removal::Progress,
-    /// Its address tells client types apart, also those of several modules, where names and so
-    /// `TypeId`s may be shared.
-    singleton: &'static client::Singleton,
-    #[pin]
-    data: sync::Mutex<Option<RawData>>,
+    data: sync::Mutex<Option<Data>>,
     #[pin]
     events: Opaque<bindings::ib_event_handler>,
+    /// Reports every ten seconds that `step` of the removal has not ended, since `secs` seconds.
+    #[pin]
+    timer: hrtimer::HrTimer<Self>,
+    step: Atomic<u32>,
+    secs: Atomic<u32>,
+}
+
+/// A ULP's data, whatever type they have.
+type Data = Arc<dyn Send + Sync>;
+
+/// # Safety
+///
+/// The data are a `T`.
+unsafe fn typed<T>(data: Data) -> Arc<T> {
+    // SAFETY: The address is from `Arc::into_raw`, and that of a `T`, as the caller promises.
+    unsafe { Arc::from_raw(Arc::into_raw(data).cast()) }
 }
 
 // SAFETY: `struct ib_device` and a client may be used from any thread, and the rest is `Send`.
@@ -64,35 +88,27 @@ unsafe impl Send for Inner {}
 // by the thread that adds or removes the device only, and the rest is `Sync`.
 unsafe impl Sync for Inner {}
 
-/// The client's reference to a ULP's data, from [`Arc::into_raw`].
-struct RawData(NonNull<c_void>);
-
-// SAFETY: This is an `Arc` of `DeviceData`, which is `Send` and `Sync`.
-unsafe impl Send for RawData {}
-
 impl Inner {
     /// Never inlined, so that all modules give the locks one name, as lockdep wants it.
     #[inline(never)]
     pub(crate) fn new(
         raw: NonNull<bindings::ib_device>,
         client: &client::Core,
-        singleton: &'static client::Singleton,
     ) -> Result<Pin<KBox<Self>>> {
-        let name = client.name;
         let init = pin_init!(Self {
             refs <- refs::Refs::new(),
             raw,
             client: NonNull::from(client),
             removal <- removal::Removal::new(),
-            // SAFETY: The device is registered until the end of its removal, which uses this.
-            progress <- unsafe { removal::Progress::new(*raw, name) },
-            singleton,
             // INVARIANT: There are no data yet.
             data <- kernel::new_mutex!(None),
             events: Opaque::new(bindings::ib_event_handler {
                 device: raw.as_ptr(),
                 ..Default::default()
             }),
+            timer <- hrtimer::HrTimer::new(),
+            step: Atomic::new(0),
+            secs: Atomic::new(0),
         });
         KBox::pin_init(init, GFP_KERNEL)
     }
@@ -102,57 +118,74 @@ impl Inner {
         unsafe { self.client.as_ref() }
     }
 
-    fn name(&self) -> Name {
+    pub(crate) fn name(&self) -> Name {
         // SAFETY: By the type invariant the device is registered.
         unsafe { Name::of(self.raw.as_ptr()) }
     }
 
-    /// Ends the objects of the device that have handlers, after `Removal::close`.
-    pub(crate) fn end_all(self: Pin<&Self>, cx: &Sleepable) {
-        self.removal.end_all(self.progress(), cx);
+    /// Locks the data, if the client is a `C`.
+    fn lock_data<C: client::ModuleClient>(&self) -> Option<sync::MutexGuard<'_, Option<Data>>> {
+        // Each singleton is a static variable of one client type, so no other has its address while
+        // the client's module is loaded. Modules may share names, and so `TypeId`s.
+        let is_of = core::ptr::eq(self.client().singleton, C::singleton());
+        is_of.then(|| self.data.lock())
     }
 
-    pub(crate) fn progress(self: Pin<&Self>) -> Pin<&removal::Progress> {
-        // SAFETY: The field is pinned structurally.
-        unsafe { self.map_unchecked(|inner| &inner.progress) }
-    }
-
-    /// Returns `true` if the client is a `C`. Each [`client::Singleton`] is a static variable of
-    /// one client type, so no other has its address while the client's module is loaded.
-    fn is_of<C: client::ModuleClient>(&self) -> bool {
-        core::ptr::eq(self.singleton, C::singleton())
-    }
-
-    pub(crate) fn set_data<C: client::ModuleClient>(&self, data: Arc<C::Data>) {
-        if self.is_of::<C>() {
-            // INVARIANT: The type was just checked.
-            *self.data.lock() = NonNull::new(Arc::into_raw(data).cast_mut().cast()).map(RawData);
+    pub(crate) fn set_data<C: client::ModuleClient>(&self, new: Arc<C::Data>) {
+        if let Some(mut data) = self.lock_data::<C>() {
+            // INVARIANT: The client is a `C`.
+            *data = Some(new);
         }
     }
 
     /// Returns the data of the ULP `C`, if it has the device.
     pub(crate) fn data<C: client::ModuleClient>(&self) -> Option<Arc<C::Data>> {
-        if !self.is_of::<C>() {
-            return None;
-        }
-        let data = self.data.lock();
-        // SAFETY: By the type invariant the type is right, and the lock keeps the reference.
-        let data =
-            unsafe { sync::ArcBorrow::<C::Data>::from_raw(data.as_ref()?.0.as_ptr().cast()) };
-        Some(data.into())
+        let data = self.lock_data::<C>()?.clone()?;
+        // SAFETY: By the type invariant the data are of the client's type, which is `C`.
+        Some(unsafe { typed(data) })
     }
 
     pub(crate) fn take_data<C: client::ModuleClient>(&self) -> Option<Arc<C::Data>> {
-        if !self.is_of::<C>() {
-            return None;
-        }
-        let data = self.data.lock().take()?;
-        // SAFETY: By the type invariant the type is right. The reference was just taken.
-        Some(unsafe { Arc::from_raw(data.0.as_ptr().cast()) })
+        let data = self.lock_data::<C>()?.take()?;
+        // SAFETY: By the type invariant the data are of the client's type, which is `C`.
+        Some(unsafe { typed(data) })
+    }
+
+    /// Calls `f`, which takes a step of the removal that may wait. Not generic: the timer's code is
+    /// this module's.
+    #[inline(never)]
+    pub(crate) fn during(self: Pin<&Self>, step: removal::Step, f: &mut dyn FnMut()) {
+        self.step.store(step as u32, Relaxed);
+        self.secs.store(0, Relaxed);
+        self.start_scoped(time::Delta::from_millis(refs::REPORT_MS.into()), f);
     }
 }
 
-impl objects::Owner for Inner {
+kernel::impl_has_hr_timer! {
+    impl HasHrTimer<Self> for Inner {
+        mode: hrtimer::RelativeMode<time::Monotonic>, field: self.timer
+    }
+}
+
+impl hrtimer::HrTimerCallback for Inner {
+    type Pointer<'a> = Pin<&'a Self>;
+
+    fn run(
+        this: Pin<&Self>,
+        mut cx: hrtimer::HrTimerCallbackContext<'_, Self>,
+    ) -> hrtimer::HrTimerRestart {
+        let (client, name) = (this.client().name, this.name());
+        let secs = this.secs.fetch_add(refs::REPORT_MS / 1_000, Relaxed) + refs::REPORT_MS / 1_000;
+        let step = removal::STEPS
+            .get(this.step.load(Relaxed) as usize)
+            .unwrap_or(&"");
+        pr_warn!("{client}: removal of {name}: waits for the end of {step} since {secs} s\n");
+        cx.forward_now(time::Delta::from_millis(refs::REPORT_MS.into()));
+        hrtimer::HrTimerRestart::Restart
+    }
+}
+
+impl refs::Owner for Inner {
     fn refs(&self) -> &refs::Refs {
         &self.refs
     }
@@ -164,30 +197,12 @@ impl fmt::Display for Inner {
     }
 }
 
-/// Waits until nothing references the device any more, and frees `inner`.
-pub(crate) fn wait_released(inner: Pin<KBox<Inner>>, cx: &Sleepable) {
-    let (client, name) = (inner.client().name, inner.name());
-    objects::kill_and_wait(&*inner, &fmt!("{client}: removal of {name}"), cx);
-}
-
 /// A handle of a device for one ULP: what `add` gets and what everything else is created from.
 ///
 /// It is a counted reference. `remove` (so module unload too) waits until every handle and every
 /// object made from it is gone; a leaked one stalls removal with a message, and is never used after
 /// the device. Cloning is one atomic operation; posting and polling need no handle.
-///
-/// # Invariants
-///
-/// `inner` is valid while `reference` lives, which is to its refs.
-pub struct Device {
-    inner: NonNull<Inner>,
-    reference: refs::Ref,
-}
-
-// SAFETY: `Inner` is `Sync`, and a `Ref` may be dropped in any thread.
-unsafe impl Send for Device {}
-// SAFETY: A shared reference gives access to `Inner` and `Ref`, which are `Sync`.
-unsafe impl Sync for Device {}
+pub struct Device(refs::Ref<Inner>);
 
 impl Device {
     /// Makes a handle, unless the device is being removed from the client.
@@ -197,25 +212,21 @@ impl Device {
     /// `inner` stays valid until its refs are killed and empty.
     pub(crate) unsafe fn new(inner: NonNull<Inner>) -> Result<Self> {
         // SAFETY: The caller says that `inner` stays valid until its refs are killed and empty.
-        let reference = unsafe { inner.as_ref().refs.try_get(refs::Kind::Device) }?;
-        // INVARIANT: The reference was just taken.
-        Ok(Self { inner, reference })
+        unsafe { refs::Ref::try_get(inner, refs::Kind::Device) }.map(Self)
     }
 
     pub(crate) fn inner(&self) -> &Inner {
-        // SAFETY: `inner` is valid by the type invariant.
-        unsafe { self.inner.as_ref() }
+        &self.0
     }
 
     /// Takes a reference for an object that is not listed.
-    pub(crate) fn get(&self, kind: refs::Kind) -> refs::Ref {
-        self.reference.get(kind)
+    pub(crate) fn get(&self, kind: refs::Kind) -> refs::Ref<Inner> {
+        self.0.get(kind)
     }
 
     /// Returns an object of the device, with a reference, which is yet to be listed.
     pub(crate) fn object(&self, kind: refs::Kind) -> objects::Object {
-        // SAFETY: By the type invariant the new reference is to the refs of `inner`, and keeps it.
-        unsafe { objects::Object::new(self.get(kind), self.inner) }
+        objects::Object::new(self.get(kind))
     }
 
     pub(crate) fn client(&self) -> &client::Core {
@@ -266,17 +277,13 @@ impl Device {
 
 impl Clone for Device {
     fn clone(&self) -> Self {
-        // INVARIANT: The new reference is to the same refs.
-        Self {
-            inner: self.inner,
-            reference: self.get(refs::Kind::Device),
-        }
+        Self(self.get(refs::Kind::Device))
     }
 }
 
 impl PartialEq for Device {
     fn eq(&self, other: &Self) -> bool {
-        self.inner == other.inner
+        core::ptr::eq(self.inner(), other.inner())
     }
 }
 
@@ -480,7 +487,7 @@ impl Inner {
     ///
     /// Called once, after [`Inner::register_handler`], in process context and not by the handler.
     pub(crate) unsafe fn unregister_handler(self: Pin<&Self>) {
-        self.progress().during(removal::Step::Event, &mut || {
+        self.during(removal::Step::Event, &mut || {
             // SAFETY: The caller says that the handler is registered, that this is the only call
             // that unregisters it, and that it may sleep.
             unsafe { bindings::ib_unregister_event_handler(self.events.get()) };

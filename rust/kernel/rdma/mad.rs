@@ -54,6 +54,7 @@ use crate::{
 use core::ptr;
 use kernel::{
     error,
+    fmt,
     new_spinlock,
     sync,
     time, //
@@ -213,7 +214,7 @@ fn put(mad: &mut [u8; MAD_LEN], at: usize, bytes: &[u8]) -> Result {
 }
 
 struct PeerInner {
-    ah: deferred::Deferred<ah::State<refs::Ref>>,
+    ah: deferred::Deferred<ah::State<refs::Ref<device::Inner>>>,
     device: Device,
     port: u32,
     qpn: u32,
@@ -268,7 +269,7 @@ impl Peer {
         // SAFETY: The agent is registered, so it has a QP with a PD, which stay until the device is
         // removed. The caller says that the header is that of `wc`.
         let raw = error::from_err_ptr(unsafe {
-            let pd = (*(*live.as_raw()).qp).pd;
+            let pd = (*(*live.raw.as_ptr()).qp).pd;
             bindings::ib_create_ah_from_wc(pd, wc, header, port)
         })?;
         let raw = NonNull::new(raw).ok_or(ENOMEM)?;
@@ -397,7 +398,7 @@ impl Registered {
             return;
         }
         self.queue.close(reason);
-        self.refs.kill_and_wait(&"MAD agent", &|| {}, cx);
+        self.refs.kill_and_wait(self, &|| {}, cx);
         // SAFETY: The agent is registered by the type invariant, as `ended` was false, and has no
         // `Live`.
         unsafe { bindings::ib_unregister_mad_agent(self.raw.as_ptr()) };
@@ -420,21 +421,20 @@ impl removal::OnRemoval for Registered {
     }
 }
 
-/// A reference to an agent, which is not unregistered while this lives.
-///
-/// # Invariants
-///
-/// The agent is registered.
-struct Live<'a> {
-    registered: &'a Registered,
-    _ref: refs::Ref,
-}
-
-impl Live<'_> {
-    fn as_raw(&self) -> *mut bindings::ib_mad_agent {
-        self.registered.raw.as_ptr()
+impl refs::Owner for Registered {
+    fn refs(&self) -> &refs::Refs {
+        &self.refs
     }
 }
+
+impl fmt::Display for Registered {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("MAD agent")
+    }
+}
+
+/// A reference to an agent, which is not unregistered while this lives.
+type Live = refs::Ref<Registered>;
 
 struct State {
     registered: Arc<Registered>,
@@ -549,16 +549,12 @@ impl Agent {
     }
 
     /// Takes a reference that keeps the agent registered.
-    fn get(&self) -> Result<Live<'_>> {
-        let registered = &*self.state.registered;
-        // SAFETY: Before `State` drops the refs it ends the registration, which waits for them.
-        let live = unsafe { registered.refs.try_get(refs::Kind::Mad) };
-        let live = live.map_err(|e| self.reason(e))?;
-        // INVARIANT: `end` waits for the reference before it unregisters the agent.
-        Ok(Live {
-            registered,
-            _ref: live,
-        })
+    fn get(&self) -> Result<Live> {
+        let registered = NonNull::from(&*self.state.registered);
+        // SAFETY: Before `State` drops the agent it ends the registration, which waits for the
+        // references.
+        let live = unsafe { refs::Ref::try_get(registered, refs::Kind::Mad) };
+        live.map_err(|e| self.reason(e))
     }
 
     /// Returns the reason for which the agent was ended, or `error` if it was not.
@@ -650,8 +646,8 @@ impl Agent {
     /// Returns a transaction id, by which the MAD layer finds the agent when the reply comes.
     fn tid(&self) -> Result<u64> {
         let live = self.get()?;
-        // SAFETY: The agent is registered by the invariant of `Live`; the field is constant.
-        let high = unsafe { (*live.as_raw()).hi_tid };
+        // SAFETY: The agent is registered while there is a `Live`; the field is constant.
+        let high = unsafe { (*live.raw.as_ptr()).hi_tid };
         Ok(u64::from(high) << 32 | u64::from(self.next_tid.fetch_add(1, sync::atomic::Relaxed)))
     }
 
@@ -698,11 +694,11 @@ struct Buf(NonNull<bindings::ib_mad_send_buf>);
 unsafe impl Send for Buf {}
 
 impl Buf {
-    fn new(agent: &Live<'_>, peer: &Peer, class: Class) -> Result<Self> {
+    fn new(agent: &Live, peer: &Peer, class: Class) -> Result<Self> {
         // SAFETY: The agent is registered while `agent` lives, which its buffers keep.
         let raw = error::from_err_ptr(unsafe {
             bindings::ib_create_send_mad(
-                agent.as_raw(),
+                agent.raw.as_ptr(),
                 peer.0.qpn,
                 peer.0.pkey_index,
                 0,

@@ -40,105 +40,96 @@ const REPORTED: usize = 16;
 
 kernel::sync::global_lock! {
     // SAFETY: `Table::new` initialises it when the module is loaded, before there is any object.
-    unsafe(uninit) static OBJECTS: Mutex<List> = List { first: null(), last: null() };
+    unsafe(uninit) static OBJECTS: Mutex<List> = List(NONE);
 }
 kernel::sync::global_lock! {
     // SAFETY: `Table::new` initialises it when the module is loaded, before there is any object.
     unsafe(uninit) static DETAILS: SpinLockIrq<()> = ();
 }
 
-/// The list. Its lock protects the links of all objects, too.
+/// The neighbours of an object in the list, each null if there is none.
+#[derive(Clone, Copy)]
+struct Links {
+    prev: *const Object,
+    next: *const Object,
+}
+
+const NONE: Links = Links {
+    prev: null(),
+    next: null(),
+};
+
+/// The list: its last and its first object. Its lock protects the links of all objects, too.
 ///
 /// # Invariants
 ///
-/// From `first` on, each object has the address of the next one, and from `last` on that of the
+/// From the first object on, each has the address of the next one, and from the last on that of the
 /// one before. All are valid, and were listed and not dropped.
-struct List {
-    first: *const Object,
-    last: *const Object,
-}
+struct List(Links);
 
 // SAFETY: Objects are `Sync`, and have their links changed under the lock of the list only.
 unsafe impl Send for List {}
 
 impl List {
     fn iter(&self) -> impl Iterator<Item = &Object> {
-        // SAFETY: By the type invariant the address is null or that of an object which is listed,
-        // and so valid: one that is dropped leaves the list, which is borrowed.
-        let mut next = unsafe { self.first.as_ref() };
-        core::iter::from_fn(move || {
-            let object = next?;
-            // SAFETY: As above. The links are not changed while the list is borrowed.
-            next = unsafe { (*object.links.get()).next.as_ref() };
-            Some(object)
+        // SAFETY: By the type invariant the address is null or that of a valid object: one that is
+        // dropped leaves the list, which is borrowed.
+        let first = unsafe { self.0.next.as_ref() };
+        // SAFETY: The object is listed, so its next one is valid, if there is one. Links are not
+        // changed while the list is borrowed.
+        core::iter::successors(first, |object| unsafe {
+            (*object.links.get()).next.as_ref()
         })
+    }
+
+    /// Returns the links of an object, or the list's own for null.
+    ///
+    /// # Safety
+    ///
+    /// `at` is null or a valid object.
+    unsafe fn links(&mut self, at: *const Object) -> &mut Links {
+        // SAFETY: `at` is null or valid, as the caller promises. Links are used with the list
+        // borrowed only, which it is mutably.
+        unsafe {
+            at.as_ref()
+                .map_or(&mut self.0, |object| &mut *object.links.get())
+        }
     }
 
     fn has(&self, object: &Object) -> bool {
         // SAFETY: The list is borrowed, so the links are not changed.
         let has_prev = unsafe { !(*object.links.get()).prev.is_null() };
-        has_prev || ptr::eq(self.first, object)
+        has_prev || ptr::eq(self.0.next, object)
     }
 
     /// Adds an object at the end, unless it is listed.
     fn push(&mut self, object: Pin<&Object>) {
         let object = object.get_ref();
-        if self.has(object) {
-            return;
-        }
-        let prev = mem::replace(&mut self.last, object);
-        // SAFETY: The list is borrowed, and with it the links of `object` and of `prev`, which is
-        // null or valid by the type invariant.
-        // INVARIANT: The object is pinned, so it is valid until it is dropped. It is the last one.
-        unsafe {
-            *object.links.get() = Links { prev, next: null() };
-            match prev.as_ref() {
-                Some(prev) => (*prev.links.get()).next = object,
-                None => self.first = object,
+        if !self.has(object) {
+            let (prev, next) = (self.0.prev, null());
+            // SAFETY: By the type invariant `prev` is null or valid.
+            // INVARIANT: The object is pinned, so it is valid until it is dropped. It is the last
+            // one.
+            unsafe {
+                *self.links(object) = Links { prev, next };
+                self.links(prev).next = object;
+                self.links(next).prev = object;
             }
         }
     }
 
     /// Takes an object out, if it is listed.
     fn remove(&mut self, object: &Object) {
-        if !self.has(object) {
-            return;
-        }
-        // SAFETY: The list is borrowed, and with it the links of `object` and of its neighbours,
-        // which are null or valid by the type invariant.
-        // INVARIANT: The neighbours have the addresses of each other.
-        unsafe {
-            let Links { prev, next } = mem::take(&mut *object.links.get());
-            match prev.as_ref() {
-                Some(prev) => (*prev.links.get()).next = next,
-                None => self.first = next,
-            }
-            match next.as_ref() {
-                Some(next) => (*next.links.get()).prev = prev,
-                None => self.last = prev,
+        if self.has(object) {
+            // SAFETY: The neighbours are null or valid by the type invariant.
+            // INVARIANT: The neighbours have the addresses of each other.
+            unsafe {
+                let Links { prev, next } = mem::replace(self.links(object), NONE);
+                self.links(prev).next = next;
+                self.links(next).prev = prev;
             }
         }
     }
-}
-
-/// The neighbours of an object in the list.
-struct Links {
-    prev: *const Object,
-    next: *const Object,
-}
-
-impl Default for Links {
-    fn default() -> Self {
-        Self {
-            prev: null(),
-            next: null(),
-        }
-    }
-}
-
-/// A device or a client, which objects keep. It is printed as the client's name, and the device's.
-pub(crate) trait Owner: fmt::Display + Sync {
-    fn refs(&self) -> &refs::Refs;
 }
 
 /// The other end of an object. A port is 0 if it is not known.
@@ -228,61 +219,50 @@ pub(crate) struct Undrained {
     since: u32,
 }
 
-/// One where [`debug`] can be asked about a QP.
-const DEBUG: usize = cfg!(debug_assertions) as usize;
-
 struct Details {
-    /// Null unless the object is a QP.
-    qp: [*const bindings::ib_qp; DEBUG],
     peer: Peer,
-    sizes: Sizes,
     undrained: Option<KBox<Undrained>>,
 }
 
-const NO_NUM: u32 = u32::MAX;
+/// One where [`debug`] can be asked about a QP.
+const DEBUG: usize = cfg!(debug_assertions) as usize;
 
 /// The part of an object by which it is listed, with the reference to its device or client.
-///
-/// # Invariants
-///
-/// There is a reference of `kind` to the refs of `owner`, which is valid while there is.
 pub(crate) struct Object {
     links: UnsafeCell<Links>,
-    /// The object's number, or `NO_NUM`.
-    num: Atomic<u32>,
+    reference: refs::Ref<dyn refs::Owner>,
+    num: Option<u32>,
+    /// Only for an address to be compared with; null unless the object is a QP.
+    qp: [*const bindings::ib_qp; DEBUG],
+    sizes: Sizes,
     /// The number of entries of a CQ that QPs and SRQs have reserved.
     reserved: Atomic<i32>,
     /// When it was made, as [`now`].
     since: u32,
-    kind: refs::Kind,
-    owner: NonNull<dyn Owner>,
     details: GlobalLockedBy<Details, DETAILS>,
     _pin: PhantomPinned,
 }
 
-// SAFETY: The pointer to a QP is only compared, `owner` is `Sync`, and the rest is `Send`.
+// SAFETY: The pointer to a QP is only compared, links are used with a lock, the rest is `Send`.
 unsafe impl Send for Object {}
-// SAFETY: `owner` is `Sync`, links and details are used with locks only, and the rest is atomic or
-// does not change.
+// SAFETY: The pointer to a QP is only compared, links are used with a lock, the rest is `Sync`.
 unsafe impl Sync for Object {}
 
 impl fmt::Display for Object {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (peer, sizes, undrained, qp) = {
+        let (peer, undrained) = {
             let lock = DETAILS.lock();
             let details = self.details.as_ref(&lock);
-            let undrained = details.undrained.as_deref().copied();
-            let qp = details.qp.first().copied();
-            (details.peer, details.sizes, undrained, qp)
+            (details.peer, details.undrained.as_deref().copied())
         };
-        f.write_str(self.kind.name())?;
-        let num = self.num.load(Relaxed);
-        if num != NO_NUM {
+        f.write_str(self.reference.kind().name())?;
+        if let Some(num) = self.num {
             write!(f, " {num}")?;
         }
         f.write_fmt(fmt!("{peer}, made {} s ago", now() - self.since))?;
-        sizes.write(self.reserved.load(Relaxed), f)?;
-        if let Some(posted) = qp.filter(|qp| !qp.is_null()).and_then(debug::of_qp) {
+        self.sizes.write(self.reserved.load(Relaxed), f)?;
+        let qp = self.qp.iter().find(|qp| !qp.is_null());
+        if let Some(posted) = qp.and_then(|qp| debug::of_qp(*qp)) {
             let (count, owner) = (posted.count, posted.owner);
             let ago = posted.since.elapsed().as_millis() / 1_000;
             f.write_fmt(fmt!(", {count} posted, the first a {owner}, {ago} s ago"))?;
@@ -299,24 +279,18 @@ impl fmt::Display for Object {
 }
 
 impl Object {
-    /// An object of `owner`, which is yet to be listed.
-    ///
-    /// # Safety
-    ///
-    /// `owner` is valid while there is a reference to its refs, and `reference` is one.
-    pub(crate) unsafe fn new(reference: refs::Ref, owner: NonNull<dyn Owner>) -> Self {
-        // INVARIANT: The caller says so of the reference.
+    /// Returns an object that has this reference, and is yet to be listed.
+    pub(crate) fn new(reference: impl Into<refs::Ref<dyn refs::Owner>>) -> Self {
         Self {
-            links: UnsafeCell::new(Links::default()),
-            num: Atomic::new(NO_NUM),
+            links: UnsafeCell::new(NONE),
+            reference: reference.into(),
+            num: None,
+            qp: [null(); DEBUG],
+            sizes: Sizes::Unknown,
             reserved: Atomic::new(0),
             since: now(),
-            kind: reference.into_kind(),
-            owner,
             details: GlobalLockedBy::new(Details {
-                qp: [null(); DEBUG],
                 peer: Peer::Unknown,
-                sizes: Sizes::Unknown,
                 undrained: None,
             }),
             _pin: PhantomPinned,
@@ -330,17 +304,17 @@ impl Object {
 
     /// Sets the number that messages show.
     pub(crate) fn set_num(&mut self, num: u32) {
-        *self.num.get_mut() = num;
+        self.num = Some(num);
     }
 
     /// Sets the QP, of which messages show the number and what is posted.
     pub(crate) fn set_qp(&mut self, qp: &bindings::ib_qp) {
         self.set_num(qp.qp_num);
-        self.details.get_mut().qp.fill(qp);
+        self.qp.fill(qp);
     }
 
     pub(crate) fn set_sizes(&mut self, sizes: Sizes) {
-        self.details.get_mut().sizes = sizes;
+        self.sizes = sizes;
     }
 
     pub(crate) fn set_peer(&self, peer: Peer) {
@@ -395,15 +369,11 @@ impl Object {
 impl Drop for Object {
     fn drop(&mut self) {
         OBJECTS.lock().remove(self);
-        drop(self.take_undrained());
-        // SAFETY: By the type invariant there is the reference, and the owner while there is. It
-        // may be gone after that.
-        unsafe { self.owner.as_ref().refs().put(self.kind) };
     }
 }
 
 /// Kills the refs of `owner` and waits until nothing references it; messages of `who` name them.
-pub(crate) fn kill_and_wait(owner: &dyn Owner, who: &dyn fmt::Display, cx: &Sleepable) {
+pub(crate) fn kill_and_wait(owner: &dyn refs::Owner, who: &dyn fmt::Display, cx: &Sleepable) {
     let refs = owner.refs();
     refs.kill_and_wait(who, &|| report(refs, who), cx);
 }
@@ -411,10 +381,9 @@ pub(crate) fn kill_and_wait(owner: &dyn Owner, who: &dyn fmt::Display, cx: &Slee
 /// Names the objects that have references to `refs` in the kernel log.
 fn report(refs: &refs::Refs, who: &dyn fmt::Display) {
     let objects = OBJECTS.lock();
-    let of_refs = objects.iter().filter(|object| {
-        // SAFETY: The owner is valid by the invariant of `Object`.
-        core::ptr::eq(unsafe { object.owner.as_ref() }.refs(), refs)
-    });
+    let of_refs = objects
+        .iter()
+        .filter(|object| ptr::eq(object.reference.refs(), refs));
     for (n, object) in of_refs.enumerate() {
         if n == REPORTED {
             pr_warn!("{who}: waits for more: see rdma_rs/objects in debugfs\n");
@@ -429,9 +398,7 @@ struct AllObjects;
 impl debugfs::Writer for AllObjects {
     fn write(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for object in OBJECTS.lock().iter() {
-            // SAFETY: The owner is valid by the invariant of `Object`.
-            let owner = unsafe { object.owner.as_ref() };
-            f.write_fmt(fmt!("{owner}: {object}\n"))?;
+            f.write_fmt(fmt!("{}: {object}\n", &*object.reference))?;
         }
         Ok(())
     }

@@ -11,7 +11,10 @@ use crate::{
     prelude::*,
     sync::RefCount, //
 };
-use core::mem::ManuallyDrop;
+use core::{
+    mem::ManuallyDrop,
+    ops::Deref, //
+};
 use kernel::{
     fmt,
     sync::atomic::{
@@ -61,8 +64,7 @@ const NAMES: [&str; 10] = [
 ///
 /// # Invariants
 ///
-/// - `count` counts the live references: [`Ref`]s, and those of
-///   [`Object`](crate::objects::Object)s.
+/// - `count` counts the live [`Ref`]s.
 /// - `empty` is completed when the last reference to killed refs is dropped, as the last access.
 #[pin_data]
 pub(crate) struct Refs {
@@ -80,46 +82,6 @@ impl Refs {
             kinds: [const { Atomic::new(0) }; NAMES.len()],
             empty <- Completion::new(),
         })
-    }
-
-    /// Takes a reference (`percpu_ref_tryget_live`). Fails with `ENODEV` once the refs are killed.
-    ///
-    /// # Safety
-    ///
-    /// The refs stay where they are until [`Refs::kill_and_wait`] has returned.
-    pub(crate) unsafe fn try_get(&self, kind: Kind) -> Result<Ref> {
-        if !self.count.try_get() {
-            return Err(ENODEV);
-        }
-        // SAFETY: The reference was just counted, and the refs stay, as the caller promises.
-        Ok(unsafe { self.counted(kind) })
-    }
-
-    /// Makes the reference that `count` was just incremented for.
-    ///
-    /// # Safety
-    ///
-    /// It was, and the refs stay where they are until [`Refs::kill_and_wait`] has returned.
-    unsafe fn counted(&self, kind: Kind) -> Ref {
-        self.kinds[kind as usize].add(1, Relaxed);
-        // INVARIANT: The caller has counted the reference, and says that the refs stay.
-        Ref {
-            refs: NonNull::from(self),
-            kind,
-        }
-    }
-
-    /// Gives a reference of this kind back (`percpu_ref_put`).
-    ///
-    /// # Safety
-    ///
-    /// The caller has the reference, and does not use it again.
-    pub(crate) unsafe fn put(&self, kind: Kind) {
-        self.kinds[kind as usize].add(-1, Relaxed);
-        if self.count.put() {
-            // The refs are there until `kill_and_wait`, which waits for this, returns.
-            self.empty.complete();
-        }
     }
 
     /// Kills the refs and waits until the last reference is dropped (`percpu_ref_kill`). Every ten
@@ -162,43 +124,85 @@ impl fmt::Display for Refs {
     }
 }
 
-/// A reference to a [`Refs`]: while it lives, the device or client of the refs stays.
+/// What references keep: a device or a client, printed as the client's name and the device's.
+pub(crate) trait Owner: fmt::Display + Sync {
+    fn refs(&self) -> &Refs;
+}
+
+/// A counted reference to a device or a client, which stays while this lives.
 ///
 /// # Invariants
 ///
-/// `refs` is valid, and its count includes this reference under `kind`.
-pub(crate) struct Ref {
-    refs: NonNull<Refs>,
+/// `owner` is valid, and its refs count this reference, under `kind`.
+pub(crate) struct Ref<O: Owner + ?Sized> {
+    owner: NonNull<O>,
     kind: Kind,
 }
 
-// SAFETY: `Refs` is `Sync`, so a reference may be dropped in any thread.
-unsafe impl Send for Ref {}
-// SAFETY: A shared reference gives access to a `Refs`, which is `Sync`.
-unsafe impl Sync for Ref {}
+// SAFETY: The owner is `Sync`, so a reference to it may be used and dropped in any thread.
+unsafe impl<O: Owner + ?Sized> Send for Ref<O> {}
+// SAFETY: A shared reference gives access to an owner, which is `Sync`.
+unsafe impl<O: Owner + ?Sized> Sync for Ref<O> {}
 
-impl Ref {
-    fn refs(&self) -> &Refs {
-        // SAFETY: `refs` is valid by the type invariant.
-        unsafe { self.refs.as_ref() }
+impl<O: Owner> Ref<O> {
+    /// Takes a reference (`percpu_ref_tryget_live`). Fails with `ENODEV` once the refs are killed.
+    ///
+    /// # Safety
+    ///
+    /// `owner` is valid until [`Refs::kill_and_wait`] of its refs has returned.
+    pub(crate) unsafe fn try_get(owner: NonNull<O>, kind: Kind) -> Result<Self> {
+        // SAFETY: `owner` is valid, as the caller promises.
+        let refs = unsafe { owner.as_ref() }.refs();
+        if !refs.count.try_get() {
+            return Err(ENODEV);
+        }
+        refs.kinds[kind as usize].add(1, Relaxed);
+        // INVARIANT: The reference was just counted, and the caller says that the owner stays.
+        Ok(Self { owner, kind })
     }
 
-    /// Leaves the reference to the caller, who gives it back by [`Refs::put`].
-    pub(crate) fn into_kind(self) -> Kind {
-        ManuallyDrop::new(self).kind
-    }
-
-    /// Takes another reference to the same refs (`percpu_ref_get`), killed or not.
+    /// Takes another reference (`percpu_ref_get`), whether the refs are killed or not.
     pub(crate) fn get(&self, kind: Kind) -> Self {
         self.refs().count.get();
-        // SAFETY: Just counted. The refs stay while there is this reference, by its invariant.
-        unsafe { self.refs().counted(kind) }
+        self.refs().kinds[kind as usize].add(1, Relaxed);
+        // INVARIANT: The reference was just counted, and `self` kept the owner until then.
+        Self {
+            owner: self.owner,
+            kind,
+        }
     }
 }
 
-impl Drop for Ref {
+impl<O: Owner + ?Sized> Ref<O> {
+    pub(crate) fn kind(&self) -> Kind {
+        self.kind
+    }
+}
+
+impl<O: Owner + 'static> From<Ref<O>> for Ref<dyn Owner> {
+    fn from(reference: Ref<O>) -> Self {
+        let Ref { owner, kind } = *ManuallyDrop::new(reference);
+        // INVARIANT: This is the reference that was given, and which is not dropped.
+        Self { owner, kind }
+    }
+}
+
+impl<O: Owner + ?Sized> Deref for Ref<O> {
+    type Target = O;
+
+    fn deref(&self) -> &O {
+        // SAFETY: The owner is valid by the type invariant.
+        unsafe { self.owner.as_ref() }
+    }
+}
+
+impl<O: Owner + ?Sized> Drop for Ref<O> {
     fn drop(&mut self) {
-        // SAFETY: By the type invariant this is a reference of this kind, and it is not used again.
-        unsafe { self.refs().put(self.kind) };
+        let refs = self.refs();
+        refs.kinds[self.kind as usize].add(-1, Relaxed);
+        if refs.count.put() {
+            // The refs are there until `kill_and_wait`, which waits for this, returns.
+            refs.empty.complete();
+        }
     }
 }

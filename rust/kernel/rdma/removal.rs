@@ -5,27 +5,14 @@
 //! The connection manager tells ids of a device's removal only after the clients that were
 //! registered later, which are all ULPs, have let go of it. So the crate does it.
 
-use crate::{
-    objects::Name,
-    prelude::*,
-    refs::REPORT_MS, //
-};
+use crate::prelude::*;
 use core::mem;
-use kernel::{
-    sync::{
-        atomic::{
-            Atomic,
-            Relaxed, //
-        },
-        Mutex, //
+use kernel::sync::{
+    atomic::{
+        Atomic,
+        Relaxed, //
     },
-    time::{
-        self,
-        hrtimer::{
-            self,
-            ScopedHrTimerPointer as _, //
-        }, //
-    }, //
+    Mutex, //
 };
 
 /// An object made from a device that is to end when the device goes.
@@ -126,13 +113,11 @@ impl Removal {
     }
 
     /// Ends all objects, after [`Removal::close`].
-    pub(crate) fn end_all(&self, progress: Pin<&Progress>, cx: &Sleepable) {
-        progress.during(Step::Objects, &mut || {
-            self.for_each(&|object| object.removed(cx));
-            self.for_each(&|object| object.disconnect());
-            let objects = mem::take(&mut self.list.lock().objects);
-            drop(objects);
-        });
+    pub(crate) fn end_all(&self, cx: &Sleepable) {
+        self.for_each(&|object| object.removed(cx));
+        self.for_each(&|object| object.disconnect());
+        let objects = mem::take(&mut self.list.lock().objects);
+        drop(objects);
     }
 
     /// Calls `f` for all objects that are listed when their turn comes. The list is closed; it is
@@ -159,82 +144,9 @@ pub(crate) enum Step {
     Data,
 }
 
-const STEPS: [&str; 4] = [
+pub(crate) const STEPS: [&str; 4] = [
     "event()",
     "remove()",
     "MAD agents, listeners and handlers of connections",
     "the drop of the ULP's data",
 ];
-
-/// Reports every ten seconds which step of a removal has not ended.
-///
-/// # Invariants
-///
-/// `device` is valid while the timer is started.
-#[pin_data]
-pub(crate) struct Progress {
-    #[pin]
-    timer: hrtimer::HrTimer<Self>,
-    device: NonNull<bindings::ib_device>,
-    client: &'static CStr,
-    step: Atomic<u32>,
-    secs: Atomic<u32>,
-}
-
-// SAFETY: The name of a device may be read from any thread, and the rest is `Send`.
-unsafe impl Send for Progress {}
-// SAFETY: The name of a device may be read from any thread, and the rest is `Sync`.
-unsafe impl Sync for Progress {}
-
-kernel::impl_has_hr_timer! {
-    impl HasHrTimer<Self> for Progress {
-        mode: hrtimer::RelativeMode<time::Monotonic>, field: self.timer
-    }
-}
-
-impl hrtimer::HrTimerCallback for Progress {
-    type Pointer<'a> = Pin<&'a Self>;
-
-    fn run(
-        this: Pin<&Self>,
-        mut cx: hrtimer::HrTimerCallbackContext<'_, Self>,
-    ) -> hrtimer::HrTimerRestart {
-        // SAFETY: `device` is valid by the type invariant, as the timer is started: it runs.
-        let name = unsafe { Name::of(this.device.as_ptr()) };
-        let secs = this.secs.fetch_add(REPORT_MS / 1_000, Relaxed) + REPORT_MS / 1_000;
-        let step = STEPS.get(this.step.load(Relaxed) as usize).unwrap_or(&"");
-        pr_warn!(
-            "{}: removal of {name}: waits for the end of {step} since {secs} s\n",
-            this.client
-        );
-        cx.forward_now(time::Delta::from_millis(REPORT_MS.into()));
-        hrtimer::HrTimerRestart::Restart
-    }
-}
-
-impl Progress {
-    /// # Safety
-    ///
-    /// The device is valid whenever [`Progress::during`] is called.
-    pub(crate) unsafe fn new(
-        device: NonNull<bindings::ib_device>,
-        client: &'static CStr,
-    ) -> impl PinInit<Self> {
-        // INVARIANT: `during` starts the timer, and ends it before it returns.
-        pin_init!(Self {
-            timer <- hrtimer::HrTimer::new(),
-            device,
-            client,
-            step: Atomic::new(0),
-            secs: Atomic::new(0),
-        })
-    }
-
-    /// Calls `f`, which takes a step that may wait. Not generic: the timer's code is this module's.
-    #[inline(never)]
-    pub(crate) fn during(self: Pin<&Self>, step: Step, f: &mut dyn FnMut()) {
-        self.step.store(step as u32, Relaxed);
-        self.secs.store(0, Relaxed);
-        self.start_scoped(time::Delta::from_millis(REPORT_MS.into()), f);
-    }
-}
