@@ -64,45 +64,8 @@ pub trait Client: Sized + Send + Sync + 'static {
     }
 }
 
-/// The data of a ULP for one device, from `add` to `remove`.
-///
-/// # Examples
-///
-/// ```
-/// # use kernel::{new_mutex, sync::Mutex};
-/// # use rdma::{device::Event, prelude::*};
-/// # struct Ulp;
-/// # impl Client for Ulp {
-/// #     type Data = PerDevice;
-/// #     fn init(_: &ClientRef) -> impl PinInit<Self, Error> { Ok(Ulp) }
-/// # }
-/// /// The connections of a device, and what they share.
-/// #[pin_data]
-/// struct PerDevice {
-///     pd: Pd,
-///     #[pin]
-///     ids: Mutex<KVec<cm::Id>>,
-/// }
-///
-/// impl DeviceData<Ulp> for PerDevice {
-///     fn add(_ulp: Pin<&Ulp>, dev: &Device, cx: &Sleepable) -> impl PinInit<Self, Error> {
-///         let pd = Pd::alloc(dev, cx);
-///         try_pin_init!(Self {
-///             pd: pd?,
-///             ids <- new_mutex!(KVec::new()),
-///         })
-///     }
-///
-///     fn remove(self: Pin<&Self>, _ulp: Pin<&Ulp>, _dev: &Device, _cx: &Sleepable) {
-///         let ids = core::mem::take(&mut *self.ids.lock());
-///         drop(ids); // With the mutex unlocked.
-///     }
-///
-///     fn event(self: Pin<&Self>, _ulp: Pin<&Ulp>, dev: &Device, event: Event, _cx: &Sleepable) {
-///         pr_info!("{dev}: {event}\n");
-///     }
-/// }
-/// ```
+/// The data of a ULP for one device, from `add` to `remove`. See
+/// [`module_rdma_client!`](crate::module_rdma_client) for an example.
 pub trait DeviceData<C: Client>: Sized + Send + Sync + 'static {
     /// Adds a device (`ib_client.add`). An error leaves the device unused; it is reported.
     ///
@@ -658,22 +621,35 @@ impl PinnedDrop for Core {
 /// # Examples
 ///
 /// ```
-/// use rdma::prelude::*;
+/// # use kernel::{new_mutex, sync::Mutex};
+/// use rdma::{device::Event, prelude::*};
 ///
 /// struct Ulp;
 ///
-/// /// What all connections on a device share.
+/// /// The connections of a device, and what they share.
+/// #[pin_data]
 /// struct PerDevice {
 ///     pd: Pd,
-///     queues: u32,
+///     #[pin]
+///     ids: Mutex<KVec<cm::Id>>,
 /// }
 ///
 /// impl DeviceData<Ulp> for PerDevice {
 ///     fn add(_ulp: Pin<&Ulp>, dev: &Device, cx: &Sleepable) -> impl PinInit<Self, Error> {
-///         Ok(PerDevice {
-///             pd: Pd::alloc(dev, cx)?,
-///             queues: dev.num_comp_vectors(),
+///         let pd = Pd::alloc(dev, cx);
+///         try_pin_init!(Self {
+///             pd: pd?,
+///             ids <- new_mutex!(KVec::new()),
 ///         })
+///     }
+///
+///     fn remove(self: Pin<&Self>, _ulp: Pin<&Ulp>, _dev: &Device, _cx: &Sleepable) {
+///         let ids = core::mem::take(&mut *self.ids.lock());
+///         drop(ids); // With the mutex unlocked.
+///     }
+///
+///     fn event(self: Pin<&Self>, _ulp: Pin<&Ulp>, dev: &Device, event: Event, _cx: &Sleepable) {
+///         pr_info!("{dev}: {event}\n");
 ///     }
 /// }
 ///
