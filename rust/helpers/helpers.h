@@ -44,6 +44,7 @@ DECLARE_TRACEPOINT(post_send);
 DECLARE_TRACEPOINT(post_recv);
 DECLARE_TRACEPOINT(post_srq_recv);
 DECLARE_TRACEPOINT(wc);
+#endif
 
 /* None of enum ib_wc_flags: set while the callback of a completion that was traced runs. */
 enum rdma_helper_wc_flags {
@@ -58,7 +59,6 @@ int rdma_helper_trace_post_srq_recv(struct ib_srq *srq, const struct ib_recv_wr 
 				    const struct ib_recv_wr **bad_wr);
 int rdma_helper_trace_poll_cq(struct ib_cq *cq, int num_entries, struct ib_wc *wc);
 void rdma_helper_trace_wc(struct ib_cq *cq, struct ib_wc *wc);
-#endif
 
 enum rdma_helper_protocol {
 	RDMA_HELPER_IB = 1 << 0,

@@ -267,13 +267,11 @@ unsafe extern "C" fn done<T: CqeHandler<ID>, const ID: u64>(
 ) {
     // `is_of` tells owners apart by this function's address.
     identity::keep_distinct::<Cqe<T::Pointer, ID>>();
-    // SAFETY: The core passes a CQ and a completion that are valid during this call.
-    if unsafe { trace::is_due(cq, wc) } {
-        // SAFETY: It was just found to be due, and nothing was done with it yet.
-        return unsafe { trace::completion(cq, wc) };
-    }
-    // SAFETY: The core passes a completion that is valid during this call, and `Wc` is transparent.
-    let wc = unsafe { &*wc.cast::<Wc>() };
+    // SAFETY: The core passes a CQ and a completion that are valid during this call, and nothing
+    // was done with it yet.
+    let Some(wc) = (unsafe { trace::completion(cq, wc) }) else {
+        return;
+    };
     if !debug::deactivate(wc.cqe()) {
         return debug::report(core::any::type_name::<T>());
     }

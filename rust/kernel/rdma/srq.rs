@@ -558,13 +558,11 @@ unsafe extern "C" fn done<T: Receive<N>, const N: usize>(
     cq: *mut bindings::ib_cq,
     wc: *mut bindings::ib_wc,
 ) {
-    // SAFETY: The core passes a CQ and a completion that are valid during this call.
-    if unsafe { trace::is_due(cq, wc) } {
-        // SAFETY: It was just found to be due, and nothing was done with it yet.
-        return unsafe { trace::completion(cq, wc) };
-    }
-    // SAFETY: The core passes a completion that is valid during this call, and `Wc` is transparent.
-    let wc = unsafe { &*wc.cast::<Wc>() };
+    // SAFETY: The core passes a CQ and a completion that are valid during this call, and nothing
+    // was done with it yet.
+    let Some(wc) = (unsafe { trace::completion(cq, wc) }) else {
+        return;
+    };
     // SAFETY: The caller says that `post` has posted this: the first field of a slot's memory.
     let memory: NonNull<Memory<T>> = unsafe { NonNull::new_unchecked(wc.cqe()) }.cast();
     // SAFETY: The memory is freed after the SRQ, which waits for the completions of its QPs.

@@ -72,12 +72,18 @@ macro_rules! is_on {
     };
 }
 
+#[cfg(not(all(CONFIG_TRACEPOINTS, CONFIG_JUMP_LABEL)))]
+macro_rules! is_on {
+    ($tracepoint:ident) => {
+        false
+    };
+}
+
 /// Calls `$traced` if the event of `$tracepoint` is on, and otherwise evaluates `$call`.
 ///
 /// # Safety
 ///
 /// As both say, and [`is_on`].
-#[cfg(all(CONFIG_TRACEPOINTS, CONFIG_JUMP_LABEL))]
 macro_rules! traced {
     ($tracepoint:ident, $traced:ident($($arg:expr),*), $call:expr) => {
         if is_on!($tracepoint) {
@@ -86,13 +92,6 @@ macro_rules! traced {
         } else {
             $call
         }
-    };
-}
-
-#[cfg(not(all(CONFIG_TRACEPOINTS, CONFIG_JUMP_LABEL)))]
-macro_rules! traced {
-    ($tracepoint:ident, $traced:ident($($arg:expr),*), $call:expr) => {
-        $call
     };
 }
 
@@ -189,42 +188,37 @@ pub(crate) unsafe fn poll_cq(
     }
 }
 
-/// Returns whether the completion that a callback was called with is to be traced: the callback
-/// returns [`completion`] of it then. That of a CQ that callers poll was traced when it was polled.
+/// Returns the completion that a callback was called with, or `None` where it was to be traced: it
+/// was, and the callback was called again and has handled it. A completion of a CQ that callers
+/// poll was traced when it was polled.
 ///
-/// Nothing is called here, so that a callback that calls nothing needs no frame.
+/// Otherwise nothing is called here, so that a callback that calls nothing needs no frame.
 ///
 /// # Safety
 ///
-/// `cq` and its completion `wc` are valid.
+/// `cq` and its completion `wc` are valid while what is returned is used. The callback of the
+/// request was called with them, and has not done anything yet.
 #[inline(always)]
-pub(crate) unsafe fn is_due(cq: *mut bindings::ib_cq, wc: *mut bindings::ib_wc) -> bool {
-    #[cfg(all(CONFIG_TRACEPOINTS, CONFIG_JUMP_LABEL))]
-    // SAFETY: Both are valid, as the caller promises. The tracepoint is C's.
+pub(crate) unsafe fn completion<'a>(
+    cq: *mut bindings::ib_cq,
+    wc: *mut bindings::ib_wc,
+) -> Option<&'a Wc> {
+    const TRACED: c_int = bindings::rdma_helper_wc_flags_RDMA_HELPER_WC_TRACED as c_int;
+
+    // SAFETY: Both are valid, and the callback may be called, as the caller promises. The
+    // tracepoint is C's, so it has a static key. `Wc` is transparent.
     unsafe {
+        // So that the caller need not look whether there is one.
+        core::hint::assert_unchecked(!wc.is_null());
         if is_on!(__tracepoint_wc) {
             crate::wc::unlikely();
-            return (*cq).poll_ctx != bindings::ib_poll_context_IB_POLL_DIRECT
-                && (*wc).wc_flags & bindings::rdma_helper_wc_flags_RDMA_HELPER_WC_TRACED as c_int
-                    == 0;
+            if (*cq).poll_ctx != bindings::ib_poll_context_IB_POLL_DIRECT
+                && (*wc).wc_flags & TRACED == 0
+            {
+                bindings::rdma_helper_trace_wc(cq, wc);
+                return None;
+            }
         }
+        Some(&*wc.cast())
     }
-    let _ = (cq, wc);
-    false
-}
-
-/// Traces a completion, and calls its callback again, for which it is not due any more.
-///
-/// # Safety
-///
-/// `cq` and its completion `wc` are valid, the callback of the request was called with them, and
-/// [`is_due`] has returned `true` for them. They are not used after this.
-#[inline(always)]
-pub(crate) unsafe fn completion(cq: *mut bindings::ib_cq, wc: *mut bindings::ib_wc) {
-    #[cfg(all(CONFIG_TRACEPOINTS, CONFIG_JUMP_LABEL))]
-    // SAFETY: Both are valid, and the callback may be called, as the caller promises.
-    unsafe {
-        bindings::rdma_helper_trace_wc(cq, wc);
-    }
-    let _ = (cq, wc);
 }

@@ -64,10 +64,6 @@ impl Status {
     pub fn as_raw(self) -> u32 {
         self.0
     }
-
-    pub(crate) fn from_raw(raw: bindings::ib_wc_status) -> Self {
-        Self(raw)
-    }
 }
 
 impl fmt::Debug for Status {

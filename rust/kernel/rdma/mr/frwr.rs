@@ -423,13 +423,11 @@ unsafe extern "C" fn done<T: CqeHandler<ID>, S: State, const ID: u64>(
 ) {
     // `take_invalidated` tells owners apart by this function's address.
     identity::keep_distinct::<(Callback, cqe::Cqe<T::Pointer, ID>, S)>();
-    // SAFETY: The core passes a CQ and a completion that are valid during this call.
-    if unsafe { trace::is_due(cq, wc) } {
-        // SAFETY: It was just found to be due, and nothing was done with it yet.
-        return unsafe { trace::completion(cq, wc) };
-    }
-    // SAFETY: The core passes a completion that is valid during this call, and `Wc` is transparent.
-    let completion = unsafe { &*wc.cast::<Wc>() };
+    // SAFETY: The core passes a CQ and a completion that are valid during this call, and nothing
+    // was done with it yet.
+    let Some(completion) = (unsafe { trace::completion(cq, wc) }) else {
+        return;
+    };
     // SAFETY: The request is from `FastRegMr::set_callback`, as it has this callback. It completes
     // once, by the driver's contract, so its owner is not back.
     let (mr, user) = unsafe { parts(completion) };

@@ -149,13 +149,12 @@ unsafe extern "C" fn reached<const OFFSET: usize>(
     cq: *mut bindings::ib_cq,
     wc: *mut bindings::ib_wc,
 ) {
-    // SAFETY: The core passes a CQ and a completion that are valid during this call.
-    if unsafe { trace::is_due(cq, wc) } {
-        // SAFETY: It was just found to be due, and nothing was done with it yet.
-        return unsafe { trace::completion(cq, wc) };
-    }
-    // SAFETY: `wc` is valid during this call, and both members of the union are as wide.
-    let cqe = unsafe { *(*wc).__bindgen_anon_1.wr_cqe };
+    // SAFETY: The core passes a CQ and a completion that are valid during this call, and nothing
+    // was done with it yet.
+    let Some(wc) = (unsafe { trace::completion(cq, wc) }) else {
+        return;
+    };
+    let cqe = wc.cqe();
     if !debug::deactivate(cqe) {
         return debug::report("a drain");
     }

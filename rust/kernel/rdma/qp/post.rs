@@ -540,18 +540,16 @@ static UNSIGNALED: bindings::ib_cqe = bindings::ib_cqe {
 ///
 /// Called by the RDMA core.
 unsafe extern "C" fn unsignaled(cq: *mut bindings::ib_cq, wc: *mut bindings::ib_wc) {
-    // SAFETY: The core passes a CQ and a completion that are valid during this call.
-    if unsafe { trace::is_due(cq, wc) } {
-        // SAFETY: It was just found to be due, and nothing was done with it yet.
-        return unsafe { trace::completion(cq, wc) };
-    }
-    // SAFETY: `wc` is valid during this call.
-    let status = unsafe { (*wc).status };
-    if status != bindings::ib_wc_status_IB_WC_SUCCESS
-        && status != bindings::ib_wc_status_IB_WC_WR_FLUSH_ERR
-    {
-        let status = Status::from_raw(status);
-        pr_err!("a request that is not signaled has failed: {status}\n");
+    // SAFETY: The core passes a CQ and a completion that are valid during this call, and nothing
+    // was done with it yet.
+    let Some(wc) = (unsafe { trace::completion(cq, wc) }) else {
+        return;
+    };
+    match wc.result() {
+        Err(e) if e.status != Status::WR_FLUSH_ERR => {
+            pr_err!("a request that is not signaled has failed: {}\n", e.status);
+        }
+        _ => {}
     }
 }
 
