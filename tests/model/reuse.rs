@@ -2,21 +2,21 @@
 
 //! A request that is in flight has one user at a time, and is freed once, after the last one.
 
-use crate::counters::Handles;
+use crate::counters::Users;
 use loom::{cell::UnsafeCell, sync::Arc, thread};
 
 const FREE: u32 = u32::MAX;
 
 /// The memory of a request.
 struct Entry {
-    handles: Handles,
+    handles: Users,
     value: UnsafeCell<u32>,
 }
 
 impl Entry {
     fn new() -> Arc<Self> {
         Arc::new(Self {
-            handles: Handles::new(),
+            handles: Users::new(),
             value: UnsafeCell::new(0),
         })
     }
@@ -47,7 +47,7 @@ impl Entry {
 
 /// As `Reusable::start`, and the handler runs in another thread.
 fn start(entry: &Arc<Entry>) -> thread::JoinHandle<()> {
-    entry.handles.add();
+    entry.handles.get_second();
     let entry = entry.clone();
     thread::spawn(move || {
         entry.touch();

@@ -50,7 +50,7 @@
 use crate::{
     cqe,
     prelude::*,
-    sync::Handles, //
+    sync::Users, //
 };
 use core::{
     mem,
@@ -62,7 +62,7 @@ use kernel::alloc::Flags;
 #[repr(C)]
 struct Entry<T> {
     value: T,
-    handles: Handles,
+    handles: Users,
 }
 
 /// Drops a handle, and the request with the last one.
@@ -107,7 +107,7 @@ unsafe impl<T: Send> Sync for Reusable<T> {}
 impl<T> Reusable<T> {
     /// Allocates a request. Fails with `ENOMEM`; the value is dropped.
     pub fn new(value: T, flags: Flags) -> Result<Self> {
-        let handles = Handles::new();
+        let handles = Users::new();
         let entry = KBox::new(Entry { handles, value }, flags)?;
         // INVARIANT: Just made.
         Ok(Self(NonNull::from(KBox::leak(entry))))
@@ -127,7 +127,7 @@ impl<T> Reusable<T> {
             return None;
         }
         // SAFETY: By the type invariant the entry is valid; only its count is borrowed.
-        unsafe { &(*self.0.as_ptr()).handles }.add();
+        unsafe { &(*self.0.as_ptr()).handles }.get_second();
         // INVARIANT: There was no other, and now it is counted.
         Some(InFlight(self.0))
     }

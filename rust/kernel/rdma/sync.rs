@@ -76,30 +76,43 @@ impl RefCount {
     }
 }
 
-/// A count of users of an object, and of the object itself, which waits for them at its end.
+/// A count of users, which tells the last one.
 ///
 /// # Invariants
 ///
-/// The number of users, plus one until the object waits.
+/// The number of users.
 pub(crate) struct Users(AtomicUsize);
 
 impl Users {
+    /// Returns a count of one user.
     pub(crate) fn new() -> Self {
-        // INVARIANT: There is no user.
+        // INVARIANT: There is one user.
         Self(AtomicUsize::new(1))
     }
 
-    /// Adds a user. The caller knows that the object does not wait meanwhile. No ordering is
-    /// needed, as in `refcount_inc()`.
+    /// Returns whether the caller is the only user: all use by others has happened.
+    #[inline]
+    pub(crate) fn is_one(&self) -> bool {
+        self.0.load(Ordering::Acquire) == 1
+    }
+
+    /// Adds a user. The caller knows that there is one meanwhile. No ordering is needed, as in
+    /// `refcount_inc()`.
     #[inline]
     pub(crate) fn get(&self) {
-        // INVARIANT: The caller is a user.
+        // INVARIANT: The new user is counted.
         self.0.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// A user is no more, or the object begins to wait. Returns `true` if there is none left: a
-    /// user then wakes the waiter, and must not touch anything else. Acquire and release: all that
-    /// was done by users happens before that.
+    /// Adds a user. The caller is the only one, so this needs no locked instruction.
+    #[inline]
+    pub(crate) fn get_second(&self) {
+        // INVARIANT: There was one user, the caller.
+        self.0.store(2, Ordering::Relaxed);
+    }
+
+    /// The caller is no user any more. Returns whether it was the last: all use by others has
+    /// happened then. Otherwise it must not touch anything else.
     #[inline]
     #[must_use]
     pub(crate) fn put(&self) -> bool {
@@ -427,43 +440,6 @@ impl FreeCqes {
     pub(crate) fn release(&self, entries: i32) {
         // INVARIANT: The entries were reserved, as the caller promises.
         self.0.fetch_add(entries, Release);
-    }
-}
-
-/// The number of handles of a request.
-///
-/// # Invariants
-///
-/// 1 or 2; or 0 when the last handle is being dropped.
-pub(crate) struct Handles(AtomicU32);
-
-impl Handles {
-    /// Returns a count of one handle.
-    pub(crate) fn new() -> Self {
-        // INVARIANT: There is one handle.
-        Self(AtomicU32::new(1))
-    }
-
-    /// Returns whether the caller's handle is the only one: all use of the other has happened.
-    #[inline]
-    pub(crate) fn is_one(&self) -> bool {
-        self.0.load(Ordering::Acquire) == 1
-    }
-
-    /// Adds a handle. The caller's is the only one, so this needs no locked instruction.
-    #[inline]
-    pub(crate) fn add(&self) {
-        // INVARIANT: There was one handle, the caller's.
-        self.0.store(2, Ordering::Relaxed);
-    }
-
-    /// Drops the caller's handle. Returns whether it was the last: all use of the other has
-    /// happened then.
-    #[inline]
-    #[must_use]
-    pub(crate) fn put(&self) -> bool {
-        // INVARIANT: The caller's handle was counted.
-        self.0.fetch_sub(1, Ordering::AcqRel) == 1
     }
 }
 

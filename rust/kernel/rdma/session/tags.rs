@@ -88,7 +88,7 @@ use crate::{
         self,
         Chain, //
     },
-    sync::Handles,
+    sync::Users,
     wc::Success,
     wr, //
 };
@@ -353,7 +353,7 @@ struct Table<X: Exchange> {
     mask: Mask,
     /// An error number once the table is closed.
     closed: AtomicI32,
-    handles: Handles,
+    handles: Users,
     words: KVec<Word>,
     slots: KVec<Slot<X>>,
     #[pin]
@@ -805,9 +805,9 @@ impl<X: Exchange> Tags<X> {
             };
             slots.push(slot, GFP_KERNEL)?;
         }
-        let handles = Handles::new();
+        let handles = Users::new();
         // INVARIANT: What is returned, and the keeper.
-        handles.add();
+        handles.get_second();
         let init = pin_init!(Table {
             poller,
             names_first: qp.names_first(),
