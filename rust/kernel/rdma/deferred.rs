@@ -22,10 +22,7 @@ use kernel::{
         self,
         atomic, //
     },
-    workqueue::{
-        self,
-        RawWorkItem, //
-    }, //
+    workqueue, //
 };
 
 /// A workqueue of unbound workers.
@@ -79,20 +76,6 @@ impl Queue {
         Ok(Self(workqueue))
     }
 
-    /// Queues a work item, unless it is queued (`queue_work`). Not inlined, as each drop of a
-    /// [`Deferred`] in a ULP calls it.
-    ///
-    /// # Safety
-    ///
-    /// `work` is valid, and stays so until it runs if this returns `true`.
-    #[inline(never)]
-    unsafe fn push(work: *mut bindings::work_struct) -> bool {
-        let cpu = bindings::wq_misc_consts_WORK_CPU_UNBOUND as c_int;
-        // SAFETY: The workqueue is there, as in `get`: the caller has an object of this crate. The
-        // caller says that `work` is valid, and stays so while it is queued.
-        unsafe { bindings::queue_work_on(cpu, QUEUE.load(atomic::Acquire) as *mut _, work) }
-    }
-
     pub(crate) fn get() -> &'static workqueue::Queue {
         // SAFETY: The caller has objects of this crate. So the core module is initialised, and is
         // unloaded only after its users: the workqueue is there by the invariant of `QUEUE`.
@@ -135,8 +118,13 @@ impl Fate {
 ///
 /// # Invariants
 ///
-/// The reference is not taken out before this is dropped or destroyed.
-pub(crate) struct Deferred<T: Teardown>(ManuallyDrop<Arc<Item<T>>>);
+/// The address is from [`Arc::into_raw`], and this owns the reference.
+pub(crate) struct Deferred<T: Teardown>(NonNull<Item<T>>);
+
+// SAFETY: It is a counted reference to an item, which is `Send` and `Sync`, as the value is.
+unsafe impl<T: Teardown> Send for Deferred<T> {}
+// SAFETY: A shared handle gives shared access to the value, which is `Sync`, and clones.
+unsafe impl<T: Teardown> Sync for Deferred<T> {}
 
 /// Memory for a [`Deferred`], allocated before its value is made.
 pub(crate) struct Reserved<T: Teardown>(sync::UniqueArc<MaybeUninit<Item<T>>>);
@@ -155,8 +143,9 @@ impl<T: Teardown> Reserved<T> {
             // the value. It is dropped before the memory is freed, or that is never freed.
             unsafe { Pin::new_unchecked(object) }.list();
         }
-        // INVARIANT: The reference is new.
-        Deferred(ManuallyDrop::new(item.into()))
+        // SAFETY: An address from `Arc::into_raw` is not null.
+        // INVARIANT: This owns the reference of the new `Arc`.
+        Deferred(unsafe { NonNull::new_unchecked(Arc::into_raw(item.into()).cast_mut()) })
     }
 }
 
@@ -204,16 +193,15 @@ impl<T: Teardown> Deferred<T> {
         Ok(Reserved(sync::UniqueArc::new_uninit(GFP_KERNEL)?))
     }
 
-    /// Takes the reference out of a handle that is not used again. Returns the item, if it was the
-    /// last one.
+    /// Returns the item, if this is the last handle.
     ///
     /// # Safety
     ///
     /// The handle is not used again.
     unsafe fn take(&mut self) -> Option<Pin<sync::UniqueArc<Item<T>>>> {
-        // SAFETY: The reference was not taken out by the type invariant, and the caller says that
-        // the handle is not used again.
-        Arc::into_unique_or_drop(unsafe { ManuallyDrop::take(&mut self.0) })
+        // SAFETY: By the type invariant this owns a reference, which is not used again, as the
+        // caller promises.
+        Arc::into_unique_or_drop(unsafe { Arc::from_raw(self.0.as_ptr()) })
     }
 
     /// Tears the value down and waits for that, if this is the last handle; `None` otherwise.
@@ -223,16 +211,26 @@ impl<T: Teardown> Deferred<T> {
         item.map(|item| Item::finish(item, cx))
     }
 
+    /// Returns the address of the item, which is the same for all handles of a value.
+    #[inline]
+    pub(crate) fn addr(&self) -> usize {
+        self.0.addr().get()
+    }
+
     /// Returns whether the handles are of one value.
     pub(crate) fn is(&self, other: &Self) -> bool {
-        Arc::ptr_eq(&self.0, &other.0)
+        self.0 == other.0
     }
 }
 
 impl<T: Teardown> Clone for Deferred<T> {
     fn clone(&self) -> Self {
-        // INVARIANT: The reference is new.
-        Self(self.0.clone())
+        // SAFETY: By the type invariant the address is from `Arc::into_raw`, and `self` keeps the
+        // reference that is borrowed here.
+        let item = unsafe { sync::ArcBorrow::from_raw(self.0.as_ptr()) };
+        // INVARIANT: The address is the same, and the clone owns the new reference.
+        core::mem::forget(Arc::from(item));
+        Self(self.0)
     }
 }
 
@@ -241,7 +239,8 @@ impl<T: Teardown> core::ops::Deref for Deferred<T> {
 
     #[inline]
     fn deref(&self) -> &T {
-        &self.0.value
+        // SAFETY: By the type invariant this owns a reference to the item.
+        unsafe { &self.0.as_ref().value }
     }
 }
 
@@ -249,11 +248,8 @@ impl<T: Teardown> Drop for Deferred<T> {
     fn drop(&mut self) {
         // SAFETY: The handle is not used again.
         if let Some(item) = unsafe { self.take() } {
-            let item: Arc<_> = item.into();
-            // SAFETY: An item is `Send` and has no lifetime, as a `Teardown` value is and has none.
-            // `__enqueue` says that its pointer is valid, and stays so while it is queued.
             // It is not queued yet, as that is done with the last reference.
-            core::mem::forget(unsafe { item.__enqueue(|work| Queue::push(work)) });
+            let _ = Queue::get().enqueue(Arc::from(item));
         }
     }
 }

@@ -2,8 +2,8 @@
 
 //! Protection domains.
 //!
-//! Each post compares the PD of its memory with that of the QP. So a handle is the address of the
-//! shared part, and two are compared without a load.
+//! Each post compares the PD of its memory with that of the QP. So a PD is told from others by the
+//! address that all handles share, and two are compared without a load.
 //!
 //! C header: [`include/rdma/ib_verbs.h`](srctree/include/rdma/ib_verbs.h) (`struct ib_pd`)
 
@@ -13,35 +13,20 @@ use crate::{
     prelude::*,
     refs::Kind, //
 };
-use kernel::{
-    error::from_err_ptr,
-    sync::ArcBorrow, //
-};
-
-/// The part that all handles of a protection domain share.
-pub(crate) struct Inner {
-    pub(crate) raw: NonNull<bindings::ib_pd>,
-    pub(crate) dev: Device,
-    _state: deferred::Deferred<State>,
-}
-
-// SAFETY: `struct ib_pd` may be used from any thread.
-unsafe impl Send for Inner {}
-// SAFETY: A shared reference gives access to the PD and its device, which may be used by several
-// threads at once.
-unsafe impl Sync for Inner {}
+use kernel::error::from_err_ptr;
 
 /// # Invariants
 ///
-/// `raw` is an allocated PD.
+/// `raw` is an allocated PD of `dev`.
 struct State {
     raw: NonNull<bindings::ib_pd>,
+    dev: Device,
     object: Object,
 }
 
-// SAFETY: A PD may be deallocated from any thread.
+// SAFETY: A PD may be used and deallocated from any thread, and the rest is `Send`.
 unsafe impl Send for State {}
-// SAFETY: A PD may be used from any thread.
+// SAFETY: A PD may be used by several threads at once, and the rest is `Sync`.
 unsafe impl Sync for State {}
 
 impl deferred::Teardown for State {
@@ -51,7 +36,7 @@ impl deferred::Teardown for State {
 
     fn teardown(&self, _cx: &Sleepable) -> deferred::Fate {
         // SAFETY: By the type invariant `raw` is an allocated PD. All objects made from it have a
-        // reference to `Inner`, so they are gone.
+        // handle, so they are gone.
         let ret = unsafe { bindings::ib_dealloc_pd_user(self.raw.as_ptr(), core::ptr::null_mut()) };
         deferred::Fate::of(fmt!("a PD"), ret)
     }
@@ -61,17 +46,8 @@ impl deferred::Teardown for State {
 ///
 /// A counted handle. The PD is deallocated, from a work item, when the last handle and all objects
 /// made from it are gone.
-///
-/// # Invariants
-///
-/// The address is from [`Arc::into_raw`], and this owns the reference. It is the same for all
-/// handles of a PD, and differs from those of other PDs.
-pub struct Pd(NonNull<Inner>);
-
-// SAFETY: It is a counted reference to an `Inner`, which is `Send` and `Sync`.
-unsafe impl Send for Pd {}
-// SAFETY: A shared handle gives access to `Inner`, which is `Sync`, and clones, which are `Send`.
-unsafe impl Sync for Pd {}
+#[derive(Clone)]
+pub struct Pd(deferred::Deferred<State>);
 
 /// The identity of a PD, its address. It does not keep the PD.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -101,39 +77,25 @@ impl Pd {
         // SAFETY: The PD was just allocated; the number does not change.
         object.set_num(unsafe { raw.as_ref() }.res.id);
         // INVARIANT: The PD was just allocated.
-        let state = reserved.fill(State { raw, object });
-        let inner = Arc::new(
-            Inner {
-                raw,
-                dev: dev.clone(),
-                _state: state,
-            },
-            GFP_KERNEL,
-        )?;
-        // SAFETY: An address from `Arc::into_raw` is not null.
-        // INVARIANT: This owns the reference of the new `Arc`.
-        Ok(Self(unsafe {
-            NonNull::new_unchecked(Arc::into_raw(inner).cast_mut())
-        }))
-    }
-
-    fn inner(&self) -> &Inner {
-        // SAFETY: By the type invariant this owns a reference, and an `Arc` gives shared access.
-        unsafe { self.0.as_ref() }
+        Ok(Self(reserved.fill(State {
+            raw,
+            dev: dev.clone(),
+            object,
+        })))
     }
 
     #[inline]
     pub(crate) fn id(&self) -> Id {
-        Id(self.0.addr().get())
+        Id(self.0.addr())
     }
 
     /// Returns the device.
     pub fn device(&self) -> &Device {
-        &self.inner().dev
+        &self.0.dev
     }
 
     pub(crate) fn as_raw(&self) -> *mut bindings::ib_pd {
-        self.inner().raw.as_ptr()
+        self.0.raw.as_ptr()
     }
 
     /// Returns the key of all DMA-mapped local memory of this PD.
@@ -143,26 +105,8 @@ impl Pd {
     }
 }
 
-impl Clone for Pd {
-    fn clone(&self) -> Self {
-        // SAFETY: By the type invariant the address is from `Arc::into_raw`, and `self` keeps the
-        // reference that is borrowed here.
-        let inner = unsafe { ArcBorrow::from_raw(self.0.as_ptr()) };
-        // INVARIANT: The address is the same, and the clone owns the new reference.
-        core::mem::forget(Arc::from(inner));
-        Self(self.0)
-    }
-}
-
-impl Drop for Pd {
-    fn drop(&mut self) {
-        // SAFETY: By the type invariant this owns a reference, which is not used again.
-        drop(unsafe { Arc::from_raw(self.0.as_ptr()) });
-    }
-}
-
 impl PartialEq for Pd {
     fn eq(&self, other: &Self) -> bool {
-        self.0 == other.0
+        self.id() == other.id()
     }
 }
