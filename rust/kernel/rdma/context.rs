@@ -122,7 +122,10 @@ pub trait CallerPolled: Provides<Atomic> {}
 pub trait CorePolled: PollContext {}
 
 macro_rules! poll_context {
-    ($(#[$doc:meta])* $name:ident: $polled:ident, $raw:ident, $text:literal, [$($cx:ty),*]) => {
+    (
+        $(#[$doc:meta])*
+        $name:ident: $polled:ident, $raw:ident, $text:literal, [$($cx:ty),*] $(, waited: $waited:literal)?
+    ) => {
         $(#[$doc])*
         pub enum $name {}
         impl Sealed for $name {}
@@ -130,6 +133,7 @@ macro_rules! poll_context {
         impl $polled for $name {}
         impl FixedContext for $name {
             const RAW: bindings::ib_poll_context = bindings::$raw;
+            $(const WAITED: bool = $waited;)?
             const NAME: &'static str = $text;
         }
         $(impl Provides<$cx> for $name {})*
@@ -156,20 +160,12 @@ poll_context!(
     [Atomic, Sleepable]
 );
 
-/// Polled by the caller, as [`Direct`], which can also wait for completions
-/// ([`Cq::wait`](crate::cq::Cq::wait)); created by `ib_create_cq`.
-pub enum Waited {}
-
-impl Sealed for Waited {}
-impl PollContext for Waited {}
-impl FixedContext for Waited {
+poll_context!(
+    /// Polled by the caller, as [`Direct`], which can also wait for completions
+    /// ([`Cq::wait`](crate::cq::Cq::wait)); created by `ib_create_cq`.
     // Drains, the drivers' own among them, poll such a queue themselves.
-    const RAW: bindings::ib_poll_context = Direct::RAW;
-    const WAITED: bool = true;
-    const NAME: &'static str = "waited";
-}
-impl Provides<Atomic> for Waited {}
-impl CallerPolled for Waited {}
+    Waited: CallerPolled, ib_poll_context_IB_POLL_DIRECT, "waited", [Atomic], waited: true
+);
 
 /// Any of these contexts, as chosen at run time ([`Cq::into_any`](crate::cq::Cq::into_any)).
 ///

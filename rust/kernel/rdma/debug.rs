@@ -179,22 +179,22 @@ pub(crate) fn of_qp(qp: *const bindings::ib_qp) -> Option<Outstanding> {
     let mut found: Option<Outstanding> = None;
     for bucket in &Table::get()?.buckets {
         let state = bucket.lock();
-        for (_, posted) in state
+        for posted in state
             .posted
-            .iter()
-            .filter(|(_, posted)| posted.qp == qp as usize)
+            .values()
+            .filter(|posted| posted.qp == qp as usize)
         {
-            let Posted { owner, since, .. } = *posted;
             let count = posted.times + found.as_ref().map_or(0, |found| found.count);
-            found = Some(match found {
-                Some(first) if first.since.elapsed() >= since.elapsed() => {
-                    Outstanding { count, ..first }
+            let (owner, since) = match found {
+                Some(first) if first.since.elapsed() >= posted.since.elapsed() => {
+                    (first.owner, first.since)
                 }
-                _ => Outstanding {
-                    count,
-                    owner,
-                    since,
-                },
+                _ => (posted.owner, posted.since),
+            };
+            found = Some(Outstanding {
+                count,
+                owner,
+                since,
             });
         }
     }
