@@ -15,25 +15,6 @@ use proc_macro::{
     TokenTree, //
 };
 
-/// An error at a place in the user's code.
-pub(crate) struct Error {
-    span: Span,
-    message: &'static str,
-}
-
-impl Error {
-    fn new(span: Span, message: &'static str) -> Self {
-        Self { span, message }
-    }
-
-    pub(crate) fn into_compile_error(self) -> TokenStream {
-        at(
-            self.span,
-            &format!("::core::compile_error!({:?});", self.message),
-        )
-    }
-}
-
 /// A struct's generics: `impl<declared> Trait for Name<used> where bounds`.
 #[derive(Default)]
 struct Generics {
@@ -48,54 +29,47 @@ struct CqeField {
     id: String,
 }
 
-pub(crate) fn derive(input: TokenStream) -> Result<TokenStream, Error> {
-    let mut tokens = input.into_iter().peekable();
+pub(crate) fn derive(input: TokenStream) -> TokenStream {
+    let mut tokens = input.into_iter();
     let name = loop {
         match tokens.next() {
-            Some(TokenTree::Ident(word)) if word.to_string() == "struct" => match tokens.next() {
-                Some(TokenTree::Ident(name)) => break name,
-                _ => return Err(Error::new(word.span(), "HasCqe: a struct has a name")),
+            Some(TokenTree::Ident(word)) => match word.to_string().as_str() {
+                "struct" => break tokens.next(),
+                "enum" | "union" => {
+                    return error(word.span(), "HasCqe: only a struct can embed a Cqe");
+                }
+                _ => {}
             },
-            Some(TokenTree::Ident(word))
-                if matches!(word.to_string().as_str(), "enum" | "union") =>
-            {
-                return Err(Error::new(
-                    word.span(),
-                    "HasCqe: only a struct can embed a Cqe",
-                ));
-            }
             Some(_) => {}
-            None => return Err(Error::new(Span::call_site(), "HasCqe: not a struct")),
+            None => break None,
         }
+    };
+    let Some(TokenTree::Ident(name)) = name else {
+        return error(Span::call_site(), "HasCqe: not a struct");
     };
 
     let mut rest: Vec<TokenTree> = tokens.collect();
     let fields = match rest.pop() {
-        Some(TokenTree::Group(group)) if group.delimiter() == Delimiter::Brace => group,
-        _ => {
-            return Err(Error::new(
-                name.span(),
-                "HasCqe: the struct needs named fields",
-            ))
-        }
+        Some(TokenTree::Group(group)) if group.delimiter() == Delimiter::Brace => group.stream(),
+        _ => return error(name.span(), "HasCqe: the struct needs named fields"),
     };
     let generics = parse_generics(&rest);
 
-    let mut output = TokenStream::new();
-    let mut found = false;
-    for field in split(&fields.stream().into_iter().collect::<Vec<_>>()) {
-        if let Some(field) = parse_field(&field) {
-            found = true;
-            output.extend(implement(&name, &generics, &field));
-        }
+    let fields = split(&fields.into_iter().collect::<Vec<_>>());
+    let output: TokenStream = fields
+        .iter()
+        .filter_map(|field| parse_field(field))
+        .flat_map(|field| implement(&name, &generics, &field))
+        .collect();
+    if output.is_empty() {
+        return error(name.span(), "HasCqe: no field of type Cqe<Self>");
     }
-    if !found {
-        return Err(Error::new(
-            name.span(),
-            "HasCqe: no field of type Cqe<Self>",
-        ));
-    }
-    Ok(output)
+    output
+}
+
+/// Reports an error at a place in the user's code.
+fn error(span: Span, message: &str) -> TokenStream {
+    at(span, &format!("::core::compile_error!({message:?});"))
 }
 
 /// Expands to safe code only, as its paths may not be those of the crate `rdma`: a ULP may give the
@@ -225,6 +199,6 @@ fn at(span: Span, source: &str) -> TokenStream {
 
     match source.parse() {
         Ok(tokens) => place(tokens, span),
-        Err(_) => Error::new(span, "HasCqe: this type is beyond the macro").into_compile_error(),
+        Err(_) => error(span, "HasCqe: this type is beyond the macro"),
     }
 }

@@ -19,5 +19,5 @@ use proc_macro::TokenStream;
 /// ```
 #[proc_macro_derive(HasCqe)]
 pub fn derive_has_cqe(input: TokenStream) -> TokenStream {
-    has_cqe::derive(input).unwrap_or_else(|error| error.into_compile_error())
+    has_cqe::derive(input)
 }
