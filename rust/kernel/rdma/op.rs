@@ -42,15 +42,6 @@ use crate::{
 };
 use core::ops::Range;
 
-/// The type of an operation, which its completion does not tell.
-enum Kind {
-    Read,
-    Write,
-    Flush,
-    Send,
-    Recv,
-}
-
 /// The result of an operation that has succeeded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
@@ -79,20 +70,18 @@ pub enum Outcome {
 }
 
 impl Outcome {
-    fn new(kind: &Kind, wc: Success<'_>) -> Self {
-        match (kind, wc.imm_data()) {
-            (Kind::Read, _) => Self::Read,
-            (Kind::Write, _) => Self::Write,
-            (Kind::Flush, _) => Self::Flush,
-            (Kind::Send, _) => Self::Send,
-            (Kind::Recv, Some(imm)) if wc.opcode() == Opcode::RecvRdmaWithImm => Self::RecvWrite {
-                len: wc.byte_len(),
-                imm,
-            },
-            (Kind::Recv, imm) => Self::Recv {
-                len: wc.byte_len(),
-                imm,
-            },
+    /// That of a receive, before its completion says the rest.
+    const RECV: Self = Self::Recv { len: 0, imm: None };
+
+    /// Adds what the completion says, which does not tell the type of the operation.
+    fn complete(self, wc: Success<'_>) -> Self {
+        let len = wc.byte_len();
+        match (self, wc.imm_data()) {
+            (Self::Recv { .. }, Some(imm)) if wc.opcode() == Opcode::RecvRdmaWithImm => {
+                Self::RecvWrite { len, imm }
+            }
+            (Self::Recv { .. }, imm) => Self::Recv { len, imm },
+            (sent, _) => sent,
         }
     }
 }
@@ -100,7 +89,8 @@ impl Outcome {
 /// The owner of the posted request.
 struct State<C, D: dma::Direction> {
     cqe: Cqe<Self>,
-    kind: Kind,
+    /// The outcome if it succeeds.
+    outcome: Outcome,
     buf: Buf<D>,
     context: C,
     pad: Option<Arc<Pad>>,
@@ -137,7 +127,7 @@ impl<C: Send + 'static, D: dma::Direction> Op<C, D> {
     pub fn new(buf: Buf<D>, context: C, _cx: &Sleepable) -> Result<Self> {
         let state = State {
             cqe: Cqe::new(),
-            kind: Kind::Recv,
+            outcome: Outcome::RECV,
             buf,
             context,
             pad: None,
@@ -160,7 +150,7 @@ impl<C: Send + 'static, D: dma::Direction> Op<C, D> {
     pub fn take(completion: Completion<'_>) -> Result<Done<C, D>, Completion<'_>> {
         let (mut state, wc) = completion.take::<State<C, D>, 0>()?;
         state.pad = None;
-        let result = wc.result().map(|wc| Outcome::new(&state.kind, wc));
+        let result = wc.result().map(|wc| state.outcome.complete(wc));
         Ok(Done {
             op: Self(state),
             result,
@@ -174,27 +164,22 @@ type Posted<T> = Result<(), PostError<T>>;
 /// [`Qp::post_send`], and `EINVAL` if the range is empty or not inside of the buffer. Any context.
 impl<C: Send + 'static, D: dma::Direction> Op<C, D> {
     #[inline]
-    fn post(
-        mut self,
-        kind: Kind,
-        post: impl FnOnce(Pin<KBox<State<C, D>>>) -> Posted<Pin<KBox<State<C, D>>>>,
-    ) -> Posted<Self> {
-        self.0.kind = kind;
-        post(self.0).map_err(|e| e.map(Self))
-    }
-
-    #[inline]
     fn post_send(
-        self,
-        kind: Kind,
+        mut self,
+        outcome: Outcome,
         qp: &Qp<impl Provides<Atomic>, impl PollContext>,
         wr: impl for<'a> FnOnce(&'a State<C, D>) -> Result<SendWr<'a>> + Send,
     ) -> Posted<Self> {
-        self.post(kind, |state| qp.post_send(state, wr))
+        self.0.outcome = outcome;
+        qp.post_send(self.0, wr).map_err(|e| e.map(Self))
     }
 
     /// Completes when all that this QP has written before to the `len` bytes from `to` on is in the
     /// peer's memory (`rpma_flush`): see [`Pad`]. The buffer is not accessed.
+    ///
+    /// The peer must have allowed reading, and the connection at least one outstanding RDMA READ
+    /// ([`ConnParam::initiator_depth`](crate::cm::ConnParam::initiator_depth)). Fails also with
+    /// `EINVAL` if the range wraps around.
     #[inline]
     pub fn flush(
         mut self,
@@ -204,9 +189,14 @@ impl<C: Send + 'static, D: dma::Direction> Op<C, D> {
         len: usize,
     ) -> Posted<Self> {
         self.0.pad = Some(pad.clone());
-        self.post_send(Kind::Flush, qp, |op| {
+        self.post_send(Outcome::Flush, qp, |op| {
             let pad = op.pad.as_ref().ok_or(EINVAL)?;
-            SendWr::flush(pad, to, len)
+            let last = (len as u64).checked_sub(1).ok_or(EINVAL)?;
+            let addr = to.addr.checked_add(last).ok_or(EINVAL)?;
+            Ok(SendWr::rdma_read(
+                [pad.0.whole_mut()],
+                Remote { addr, ..to },
+            ))
         })
     }
 }
@@ -220,7 +210,7 @@ impl<C: Send + 'static, D: dma::DeviceReads> Op<C, D> {
         range: Range<usize>,
         to: Remote,
     ) -> Posted<Self> {
-        self.post_send(Kind::Write, qp, |op| {
+        self.post_send(Outcome::Write, qp, |op| {
             Ok(SendWr::rdma_write([op.buf.sge(range)?], to))
         })
     }
@@ -235,7 +225,7 @@ impl<C: Send + 'static, D: dma::DeviceReads> Op<C, D> {
         to: Remote,
         imm: u32,
     ) -> Posted<Self> {
-        self.post_send(Kind::Write, qp, |op| {
+        self.post_send(Outcome::Write, qp, |op| {
             Ok(SendWr::rdma_write([op.buf.sge(range)?], to).with_imm(imm))
         })
     }
@@ -247,7 +237,7 @@ impl<C: Send + 'static, D: dma::DeviceReads> Op<C, D> {
         qp: &Qp<impl Provides<Atomic>, impl PollContext>,
         range: Range<usize>,
     ) -> Posted<Self> {
-        self.post_send(Kind::Send, qp, |op| {
+        self.post_send(Outcome::Send, qp, |op| {
             Ok(SendWr::send([op.buf.sge(range)?]))
         })
     }
@@ -260,7 +250,7 @@ impl<C: Send + 'static, D: dma::DeviceReads> Op<C, D> {
         range: Range<usize>,
         imm: u32,
     ) -> Posted<Self> {
-        self.post_send(Kind::Send, qp, |op| {
+        self.post_send(Outcome::Send, qp, |op| {
             Ok(SendWr::send([op.buf.sge(range)?]).with_imm(imm))
         })
     }
@@ -275,7 +265,7 @@ impl<C: Send + 'static, D: dma::DeviceWrites> Op<C, D> {
         range: Range<usize>,
         from: Remote,
     ) -> Posted<Self> {
-        self.post_send(Kind::Read, qp, |op| {
+        self.post_send(Outcome::Read, qp, |op| {
             Ok(SendWr::rdma_read([op.buf.sge_mut(range)?], from))
         })
     }
@@ -284,13 +274,13 @@ impl<C: Send + 'static, D: dma::DeviceWrites> Op<C, D> {
     /// (`rpma_recv`).
     #[inline]
     pub fn recv(
-        self,
+        mut self,
         qp: &Qp<impl PollContext, impl Provides<Atomic>>,
         range: Range<usize>,
     ) -> Posted<Self> {
-        self.post(Kind::Recv, |state| {
-            qp.post_recv(state, |op| Ok(RecvWr::new([op.buf.sge_mut(range)?])))
-        })
+        self.0.outcome = Outcome::RECV;
+        qp.post_recv(self.0, |op| Ok(RecvWr::new([op.buf.sge_mut(range)?])))
+            .map_err(|e| e.map(Self))
     }
 }
 
@@ -313,21 +303,5 @@ impl Pad {
     /// Allocates a pad for flushes by QPs of `pd`. Fails as [`Buf::alloc`].
     pub fn alloc(pd: &Pd, cx: &Sleepable) -> Result<Arc<Self>> {
         Ok(Arc::new(Self(Buf::alloc(pd, 1, cx)?), GFP_KERNEL)?)
-    }
-}
-
-impl<'a> SendWr<'a> {
-    /// Makes a request that completes when all RDMA WRITEs to the `len` bytes from `remote` on that
-    /// were posted to the same QP before it are in the peer's memory: see [`Pad`].
-    ///
-    /// The peer must have allowed reading, and the connection at least one outstanding RDMA READ
-    /// ([`ConnParam::initiator_depth`](crate::cm::ConnParam::initiator_depth)). Fails with `EINVAL`
-    /// if the range is empty or wraps around.
-    #[inline]
-    pub(crate) fn flush(pad: &'a Pad, remote: Remote, len: usize) -> Result<Self> {
-        let last = (len as u64).checked_sub(1).ok_or(EINVAL)?;
-        let addr = remote.addr.checked_add(last).ok_or(EINVAL)?;
-        let last = Remote { addr, ..remote };
-        Ok(Self::rdma_read([pad.0.whole_mut()], last))
     }
 }
