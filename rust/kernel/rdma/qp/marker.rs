@@ -9,10 +9,7 @@ use crate::{
     trace, //
 };
 use core::{
-    mem::{
-        forget,
-        offset_of, //
-    },
+    mem::forget,
     ptr, //
 };
 use kernel::{
@@ -27,10 +24,11 @@ use kernel::{
 /// The requests at the ends of a QP's two queues, for one drain at a time. They are there until
 /// each that was posted is reached, also if the drain has failed before that.
 #[pin_data]
+#[repr(C)]
 pub(super) struct Markers {
-    send: bindings::ib_cqe,
-    recv: bindings::ib_cqe,
-    /// The markers that were given and not reached, [`Queue::bit`]; and [`BUSY`] or [`ABANDONED`].
+    /// By [`Queue`]. The first field, to get back from it.
+    cqes: [bindings::ib_cqe; 2],
+    /// The markers that were given and not reached, a bit each; and [`BUSY`] or [`ABANDONED`].
     state: Atomic<u32>,
     /// Completed when none is left, so that the drain is woken up once.
     #[pin]
@@ -43,21 +41,11 @@ const BUSY: u32 = 4;
 /// Set if the drain has failed, and the last marker that is reached frees the memory.
 const ABANDONED: u32 = 8;
 
-/// A queue of a QP, by the offset of its marker.
+/// A queue of a QP, by the number of its marker.
 #[derive(Clone, Copy)]
-#[repr(usize)]
 pub(super) enum Queue {
-    Send = offset_of!(Markers, send),
-    Recv = offset_of!(Markers, recv),
-}
-
-impl Queue {
-    const fn bit(self) -> u32 {
-        match self {
-            Self::Send => 1,
-            Self::Recv => 2,
-        }
-    }
+    Send,
+    Recv,
 }
 
 // SAFETY: A completion may be used from any thread, and the rest does not change.
@@ -69,8 +57,7 @@ impl Markers {
     pub(super) fn new(flags: Flags) -> Result<Pin<KBox<Self>>> {
         let marker = |done| bindings::ib_cqe { done: Some(done) };
         let init = pin_init!(Self {
-            send: marker(reached::<{ Queue::Send as usize }>),
-            recv: marker(reached::<{ Queue::Recv as usize }>),
+            cqes: [marker(reached::<0>), marker(reached::<1>)],
             state: Atomic::new(BUSY),
             reached <- Completion::new(),
         });
@@ -89,10 +76,10 @@ impl Markers {
 
     /// Gives the marker of a queue, to be posted.
     pub(super) fn give(self: Pin<&Self>, queue: Queue) -> *mut bindings::ib_cqe {
-        self.change(|state| state | queue.bit());
-        // SAFETY: The offset is that of a field.
-        let cqe = unsafe { ptr::from_ref(self.get_ref()).byte_add(queue as usize) };
-        let cqe = cqe.cast_mut().cast();
+        self.change(|state| state | 1 << queue as u32);
+        let cqes: *mut bindings::ib_cqe = ptr::from_ref(self.get_ref()).cast_mut().cast();
+        // SAFETY: The markers begin with those of both queues.
+        let cqe = unsafe { cqes.add(queue as usize) };
         debug::activate(cqe, "the marker of a drain");
         cqe
     }
@@ -100,7 +87,7 @@ impl Markers {
     /// Takes a marker back that was given, and not posted. The drain does not wait yet.
     pub(super) fn take_back(&self, queue: Queue, cqe: *mut bindings::ib_cqe) {
         debug::deactivate(cqe);
-        self.change(|state| state & !queue.bit());
+        self.change(|state| state & !(1 << queue as u32));
     }
 
     /// Waits until all markers that were given are reached, by calling `wait` until it returns
@@ -108,20 +95,17 @@ impl Markers {
     /// given.
     pub(super) fn wait(&self, mut wait: impl FnMut(&Completion) -> Result<bool>) -> Result {
         if self.change(|state| state & !BUSY) != BUSY {
-            let failed = loop {
+            loop {
                 match wait(&self.reached) {
-                    Ok(true) => break None,
+                    Ok(true) => break,
                     Ok(false) => {}
-                    Err(e) => break Some(e),
+                    Err(e) if self.change(|state| state | BUSY) != 0 => return Err(e),
+                    Err(_) => {
+                        // The last one has just been reached: its callback is about to say so.
+                        while !matches!(wait(&self.reached), Ok(true)) {}
+                        break;
+                    }
                 }
-            };
-            if let Some(e) = failed {
-                if self.change(|state| state | BUSY) != 0 {
-                    return Err(e);
-                }
-                // The last one has just been reached: its callback is about to say so.
-                while !matches!(wait(&self.reached), Ok(true)) {}
-                return Ok(());
             }
         }
         self.state.store(BUSY, Relaxed);
@@ -140,12 +124,12 @@ impl Markers {
     }
 }
 
-/// The `done` callback of the marker at `OFFSET`.
+/// The `done` callback of the marker of number `QUEUE`.
 ///
 /// # Safety
 ///
 /// Called by the RDMA core for a request that was posted with the result of [`Markers::give`].
-unsafe extern "C" fn reached<const OFFSET: usize>(
+unsafe extern "C" fn reached<const QUEUE: usize>(
     cq: *mut bindings::ib_cq,
     wc: *mut bindings::ib_wc,
 ) {
@@ -158,12 +142,9 @@ unsafe extern "C" fn reached<const OFFSET: usize>(
     if !debug::deactivate(cqe) {
         return debug::report("a drain");
     }
-    let bit = match OFFSET == Queue::Send as usize {
-        true => Queue::Send.bit(),
-        false => Queue::Recv.bit(),
-    };
-    // SAFETY: `cqe` is from `give`, which has added this offset to the address of the markers.
-    let markers: *mut Markers = unsafe { cqe.byte_sub(OFFSET) }.cast();
+    let bit = 1 << QUEUE;
+    // SAFETY: `cqe` is from `give`, which has added this number to the address of the markers.
+    let markers: *mut Markers = unsafe { cqe.sub(QUEUE) }.cast();
     // SAFETY: The markers are there until this one is reached, which is noted here.
     let state = unsafe { &*markers }.change(|state| state & !bit);
     if state & bit == 0 {
