@@ -47,13 +47,22 @@ fn write(qp: &Qp<Softirq>, io: Pin<KBox<Io>>, remote: Remote) -> Result {
 struct Capsule {
     cqe: Cqe<Self>,
     buf: Buf<ToDevice>,
+    free: Arc<Free>,
+}
+
+struct Free;
+
+impl Free {
+    fn put(&self, _capsule: Pin<KBox<Capsule>>) {}
 }
 
 impl CqeHandler for Capsule {
     type Pointer = Pin<KBox<Self>>;
     type Needs = Atomic;
 
-    fn done(_this: Self::Pointer, _wc: &Wc, _cx: &Atomic) {}
+    fn done(this: Self::Pointer, _wc: &Wc, _cx: &Atomic) {
+        this.free.clone().put(this);
+    }
 }
 
 fn send(qp: &Qp<Softirq>, capsule: Pin<KBox<Capsule>>, cx: &Sleepable) -> Result {
@@ -67,4 +76,14 @@ fn send(qp: &Qp<Softirq>, capsule: Pin<KBox<Capsule>>, cx: &Sleepable) -> Result
 fn made(qp: &Qp<Softirq>, cx: &Sleepable) -> Result<SendRing<Pin<KBox<Capsule>>>> {
     let ring: SendRing<Pin<KBox<Capsule>>> = SendRing::new(qp, 64, 16, cx)?;
     Ok(ring)
+}
+
+fn stop(
+    ring: &mut SendRing<Pin<KBox<Capsule>>>,
+    qp: &Qp<Softirq>,
+    free: &Free,
+    cx: &Sleepable,
+) -> Result {
+    ring.reclaim(qp, cx, |capsule| free.put(capsule))?;
+    Ok(())
 }

@@ -273,45 +273,21 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
     /// manager's and is to go to any but the error state; `EINVAL` if there is no such transition
     /// (`ib_modify_qp_is_ok`), or if a value is too large for its field or the device; or the
     /// driver's error, also where the device has moved the QP to an error state by itself.
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// # use rdma::{ah, context::*, qp::*};
-    /// fn connect(qp: &Qp<Softirq>, path: &ah::Attr, peer: u32, cx: &Sleepable) -> Result {
-    ///     let init = Attr::Init {
-    ///         port: 1,
-    ///         pkey_index: 0,
-    ///         access: Access::NONE,
-    ///     };
-    ///     let rtr = Attr::Rtr {
-    ///         path: *path,
-    ///         path_mtu: Mtu::B1024,
-    ///         dest_qp: peer,
-    ///         rq_psn: 0,
-    ///         max_dest_rd_atomic: 1,
-    ///         min_rnr_timer: 12,
-    ///     };
-    ///     let rts = Attr::Rts {
-    ///         timeout: 14,
-    ///         retry_count: 6,
-    ///         rnr_retry: 7,
-    ///         sq_psn: 0,
-    ///         max_rd_atomic: 1,
-    ///     };
-    ///     for attr in [init, rtr, rts] {
-    ///         qp.modify(attr, cx)?;
-    ///     }
-    ///     assert!(qp.query(cx)?.state == State::Rts);
-    ///     Ok(())
-    /// }
-    /// ```
     pub fn modify(&self, attr: Attr, _cx: &Sleepable) -> Result {
         self.any.inner.modify(&attr)
     }
 
     /// Asks the driver for the state, the peer and the sizes of the QP (`ib_query_qp`). Fails with
     /// `EOPNOTSUPP` if the driver cannot tell, or its error.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use rdma::{prelude::*, qp::State};
+    /// fn can_send(qp: &Qp<Softirq>, cx: &Sleepable) -> Result<bool> {
+    ///     Ok(qp.query(cx)?.state == State::Rts)
+    /// }
+    /// ```
     pub fn query(&self, _cx: &Sleepable) -> Result<Info> {
         let mask = bindings::ib_qp_attr_mask_IB_QP_ATTR_STANDARD_BITS;
         let (raw, cap) = self.any.inner.query(mask)?;

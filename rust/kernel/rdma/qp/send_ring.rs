@@ -37,53 +37,11 @@ use core::{
 /// A ring does not keep its QP. Owners that are in it come back in [`SendRing::reclaim`], or are
 /// dropped when the QP was destroyed.
 ///
+/// Documentation/qp.rst has an example.
+///
 /// # Invariants
 ///
 /// The ring is valid, and counts this handle.
-///
-/// # Examples
-///
-/// ```
-/// use rdma::{prelude::*, qp::{Chain, SendRing}};
-///
-/// #[derive(HasCqe)]
-/// struct Capsule {
-///     cqe: Cqe<Self>,
-///     buf: Buf<ToDevice>,
-///     free: Arc<Free>,
-/// }
-/// # struct Free;
-/// # impl Free { fn put(&self, _capsule: Pin<KBox<Capsule>>) {} }
-///
-/// impl CqeHandler for Capsule {
-///     type Pointer = Pin<KBox<Self>>;
-///     type Needs = Atomic;
-///
-///     /// The completion is that of the next signaled one.
-///     fn done(this: Self::Pointer, _wc: &Wc, _cx: &Atomic) {
-///         this.free.clone().put(this);
-///     }
-/// }
-///
-/// /// A ring of which one in 16 is signaled.
-/// fn make(qp: &Qp<Softirq>, cx: &Sleepable) -> Result<SendRing<Pin<KBox<Capsule>>>> {
-///     SendRing::new(qp, 64, 16, cx)
-/// }
-///
-/// type Ring = SendRing<Pin<KBox<Capsule>>>;
-///
-/// fn send(ring: &mut Ring, qp: &Qp<Softirq>, capsule: Pin<KBox<Capsule>>) -> Result {
-///     ring.post(qp, capsule, |c, chain: &mut Chain<'_, 1>| {
-///         chain.push(SendWr::send([c.buf.whole()]))
-///     })?;
-///     Ok(())
-/// }
-///
-/// /// Before the QP is made again.
-/// fn stop(ring: &mut Ring, qp: &Qp<Softirq>, free: &Free, cx: &Sleepable) -> Result {
-///     ring.reclaim(qp, cx, |capsule| free.put(capsule))
-/// }
-/// ```
 pub struct SendRing<P: CqePointer<ID>, const ID: u64 = 0> {
     ring: NonNull<Ring<P, ID>>,
     /// The number of owners since the last signaled one.
