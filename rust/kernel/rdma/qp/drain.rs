@@ -31,7 +31,6 @@ use kernel::{
         GFP_NOWAIT,
         __GFP_NOWARN, //
     },
-    sync::MutexGuard,
     time::{
         self,
         delay::fsleep, //
@@ -93,11 +92,26 @@ impl Inner {
         };
         // The queues and the CQs have room for one marker each, and another drain may have the
         // owners.
-        let mut alone = wait.for_others()?;
-        let markers = wait.markers(&mut alone)?;
+        let mut alone = wait.until(|| self.context.draining.try_lock())?;
+        // If the last drain has failed, its markers may be posted: then there are new ones as soon
+        // as there is memory. That is not reclaimed here: it may belong to what is drained.
+        let make = || Markers::new(GFP_NOWAIT | __GFP_NOWARN).ok();
+        let markers = wait.until(|| alone.take().or_else(make))?;
         let drain_list = self.context.drain_list.take();
         let kept = self.object.take_undrained();
-        let end = self.flush_traced(&wait, markers.as_ref(), last, !drain_list.is_empty());
+
+        let qp = self.raw.as_ptr();
+        // SAFETY: By the type invariant the QP is valid.
+        let began = unsafe { bindings::rdma_helper_trace_drain_begin(qp) };
+        let end = self.flush(&wait, markers.as_ref(), last, !drain_list.is_empty());
+        let rc = match end {
+            Ok(End::Drained) => 0,
+            Ok(End::Full) => EBUSY.to_errno(),
+            Err(e) => e.to_errno(),
+        };
+        // SAFETY: By the type invariant the QP is valid.
+        unsafe { bindings::rdma_helper_trace_drain_end(qp, began, rc) };
+
         *alone = match end {
             Ok(_) => Some(markers),
             Err(_) => Markers::abandon(markers),
@@ -112,28 +126,6 @@ impl Inner {
         // marker, which was posted behind their requests, has completed, or a reset has taken all
         // requests out before it was posted.
         unsafe { drain_list.release() };
-        end
-    }
-
-    /// Calls [`Inner::flush`] between the trace events `drain_begin` and `drain_end`.
-    fn flush_traced(
-        &self,
-        wait: &Wait<'_>,
-        markers: Pin<&Markers>,
-        last: bool,
-        keeps: bool,
-    ) -> Result<End> {
-        let qp = self.raw.as_ptr();
-        // SAFETY: By the type invariant the QP is valid.
-        let began = unsafe { bindings::rdma_helper_trace_drain_begin(qp) };
-        let end = self.flush(wait, markers, last, keeps);
-        let rc = match end {
-            Ok(End::Drained) => 0,
-            Ok(End::Full) => EBUSY.to_errno(),
-            Err(e) => e.to_errno(),
-        };
-        // SAFETY: By the type invariant the QP is valid.
-        unsafe { bindings::rdma_helper_trace_drain_end(qp, began, rc) };
         end
     }
 
@@ -206,35 +198,29 @@ impl Inner {
     /// `cqe` is that of a marker which is there until the request has completed. If the QP is for
     /// datagrams it has an address handle for that.
     unsafe fn post_send_marker(&self, cqe: *mut bindings::ib_cqe) -> Result<(), post::Refusal> {
-        let (mut rdma, mut ud);
-        let (wr, opcode): (*mut bindings::ib_send_wr, _) = match self.marker_ah.as_ref() {
+        let mut rdma = bindings::ib_rdma_wr::default();
+        let mut ud = bindings::ib_ud_wr::default();
+        let wr: *mut bindings::ib_send_wr = match self.marker_ah.as_ref() {
             Some(ah) => {
-                ud = bindings::ib_ud_wr {
-                    ah: ah.as_raw(),
-                    ..Default::default()
-                };
-                ((&raw mut ud).cast(), bindings::ib_wr_opcode_IB_WR_SEND)
+                ud.wr.opcode = bindings::ib_wr_opcode_IB_WR_SEND;
+                ud.ah = ah.as_raw();
+                (&raw mut ud).cast()
             }
             None => {
-                rdma = bindings::ib_rdma_wr::default();
-                (
-                    (&raw mut rdma).cast(),
-                    bindings::ib_wr_opcode_IB_WR_RDMA_WRITE,
-                )
+                rdma.wr.opcode = bindings::ib_wr_opcode_IB_WR_RDMA_WRITE;
+                (&raw mut rdma).cast()
             }
         };
         // SAFETY: `wr` is the request above, which is of the kind that the type of the QP and the
         // opcode ask for, and has neither entries nor a successor. By the type invariant the QP is
         // valid; the marker is there until the request has completed, as the caller promises.
-        // `ret` is what `send_raw` has returned for the request.
         unsafe {
             (*wr).__bindgen_anon_1.wr_cqe = ManuallyDrop::new(cqe);
-            (*wr).opcode = opcode;
             (*wr).send_flags = bindings::ib_send_flags_IB_SEND_SIGNALED as c_int;
             let qp = self.raw.as_ptr();
             match post::send_raw(trace::send_op(qp), qp, wr) {
                 0 => Ok(()),
-                ret => Err(post::Refusal::of_send(ret, wr)),
+                ret => Err(post::Refusal::new(ret, (*wr).next)),
             }
         }
     }
@@ -248,13 +234,12 @@ impl Inner {
         let mut wr = bindings::ib_recv_wr::default();
         wr.__bindgen_anon_1.wr_cqe = ManuallyDrop::new(cqe);
         // SAFETY: By the type invariant the QP is valid. The request has neither entries nor a
-        // successor, and the marker is there until it has completed, as the caller promises. `ret`
-        // is what `recv_raw` has returned for it.
+        // successor, and the marker is there until it has completed, as the caller promises.
         unsafe {
             let qp = self.raw.as_ptr();
             match post::recv_raw(trace::recv_op(qp), qp, &raw mut wr) {
                 0 => Ok(()),
-                ret => Err(post::Refusal::of_recv(ret, &raw mut wr)),
+                ret => Err(post::Refusal::new(ret, wr.next)),
             }
         }
     }
@@ -298,27 +283,14 @@ struct Wait<'a> {
 }
 
 impl Wait<'_> {
-    /// Waits for the other drains of the QP.
-    fn for_others(&self) -> Result<MutexGuard<'_, Option<Pin<KBox<Markers>>>>> {
+    /// Tries until there is a result, and pauses in between. Fails if no time is left.
+    fn until<T>(&self, mut attempt: impl FnMut() -> Option<T>) -> Result<T> {
         let mut pauses = Pauses::new();
         loop {
-            if let Some(guard) = self.qp.context.draining.try_lock() {
-                return Ok(guard);
+            if let Some(result) = attempt() {
+                return Ok(result);
             }
             self.pause(&mut pauses)?;
-        }
-    }
-
-    /// Returns the markers of the last drain. If that has failed and they may be posted, new ones,
-    /// as soon as there is memory. That is not reclaimed here: it may belong to what is drained.
-    fn markers(&self, unused: &mut Option<Pin<KBox<Markers>>>) -> Result<Pin<KBox<Markers>>> {
-        let mut pauses = Pauses::new();
-        loop {
-            let markers = unused.take();
-            match markers.map_or_else(|| Markers::new(GFP_NOWAIT | __GFP_NOWARN), Ok) {
-                Ok(markers) => return Ok(markers),
-                Err(_) => self.pause(&mut pauses)?,
-            }
         }
     }
 
@@ -438,27 +410,16 @@ impl Wait<'_> {
         drain: unsafe extern "C" fn(*mut bindings::ib_qp),
         cq: &cq::Inner,
     ) -> Result {
-        let guard = self.lock(cq)?;
+        let guard = match cq.is_caller_polled() {
+            true => Some(self.until(|| cq.try_lock())?),
+            false => None,
+        };
         // SAFETY: `drain` is for a queue of this QP, as the caller promises, which is valid by the
         // type invariant of `Inner`. The token says that this may sleep.
         unsafe { drain(self.qp.raw.as_ptr()) };
         drop(guard);
         // It may have found no room, and returned at once: the handlers have returned all the same.
         self.polled()
-    }
-
-    /// Takes the poll lock of a CQ that callers poll.
-    fn lock<'cq>(&self, cq: &'cq cq::Inner) -> Result<Option<cq::PollGuard<'cq>>> {
-        if !cq.is_caller_polled() {
-            return Ok(None);
-        }
-        let mut pauses = Pauses::new();
-        loop {
-            if let Some(guard) = cq.try_lock() {
-                return Ok(Some(guard));
-            }
-            self.pause(&mut pauses)?;
-        }
     }
 
     /// Waits until the markers that were posted have completed. More can be posted then.
@@ -480,10 +441,8 @@ impl Wait<'_> {
     /// Waits until what the CQs have is processed.
     fn polled(&self) -> Result {
         for cq in [self.qp.send.cq(), self.qp.recv.cq()] {
-            let mut pauses = Pauses::new();
-            while !process(cq).unwrap_or_else(|| cq.is_idle(self.cx)) {
-                self.pause(&mut pauses)?;
-            }
+            let is_done = || process(cq).unwrap_or_else(|| cq.is_idle(self.cx));
+            self.until(|| is_done().then_some(()))?;
         }
         Ok(())
     }

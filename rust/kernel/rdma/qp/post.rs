@@ -44,26 +44,10 @@ pub(crate) struct Refusal {
 }
 
 impl Refusal {
-    /// # Safety
-    ///
-    /// `wr` is valid, and `ret` is what [`send_raw`] has returned for it, and not 0.
-    #[inline]
-    pub(crate) unsafe fn of_send(ret: c_int, wr: *mut bindings::ib_send_wr) -> Self {
-        // SAFETY: `wr` is valid, as the caller promises. `send_raw` was given it without a
-        // successor, and has given the driver nothing to name but it.
-        let named = !unsafe { (*wr).next }.is_null();
-        Self { ret, named }
-    }
-
-    /// # Safety
-    ///
-    /// `wr` is valid and had no successor, which was the place for the driver to name it; `ret` is
-    /// what the driver has returned for it, and not 0.
-    #[inline]
-    pub(crate) unsafe fn of_recv(ret: c_int, wr: *mut bindings::ib_recv_wr) -> Self {
-        // SAFETY: `wr` is valid, as the caller promises. It had no successor, and the driver has
-        // been given nothing to name but it.
-        let named = !unsafe { (*wr).next }.is_null();
+    /// `ret` is what the driver has returned, and not 0. `next` is the successor of the request,
+    /// which was null, and the place for the driver to name it.
+    pub(crate) fn new<T>(ret: c_int, next: *const T) -> Self {
+        let named = !next.is_null();
         Self { ret, named }
     }
 
@@ -101,30 +85,16 @@ unsafe fn send_refused<O: wr::Op>(
     ret: c_int,
     undo: O::Undo,
 ) -> PostError<NonNull<bindings::ib_cqe>> {
-    // SAFETY: `wr` is valid, and `ret` is what `send_raw` has returned for it, as the caller
-    // promises.
+    // SAFETY: `wr` is valid, as the caller promises; both members of the union are as wide. If it
+    // was named, the only request was not posted. The owner, which is still given up, keeps what
+    // it refers to.
     unsafe {
-        if Refusal::of_send(ret, wr).named {
-            // The only request was not posted. The owner, which is still given up, keeps what it
-            // refers to.
+        let refusal = Refusal::new(ret, (*wr).next);
+        if refusal.named {
             O::undo(undo, wr);
         }
-        take_back_send(wr, ret)
+        refusal.take_callback(*(*wr).__bindgen_anon_1.wr_cqe)
     }
-}
-
-/// # Safety
-///
-/// As [`send_refused`], of a request that was undone.
-#[cold]
-#[inline(never)]
-unsafe fn take_back_send(
-    wr: *mut bindings::ib_send_wr,
-    ret: c_int,
-) -> PostError<NonNull<bindings::ib_cqe>> {
-    // SAFETY: `wr` is valid, and `ret` is what `send_raw` has returned for it, as the caller
-    // promises. Both members of the union are as wide.
-    unsafe { Refusal::of_send(ret, wr).take_callback(*(*wr).__bindgen_anon_1.wr_cqe) }
 }
 
 /// As [`send_refused`], of the receive queue.
@@ -139,9 +109,8 @@ unsafe fn recv_refused(
     wr: *mut bindings::ib_recv_wr,
     ret: c_int,
 ) -> PostError<NonNull<bindings::ib_cqe>> {
-    // SAFETY: `wr` is valid, and `ret` is what `recv_raw` has returned for it, as the caller
-    // promises. Both members of the union are as wide.
-    unsafe { Refusal::of_recv(ret, wr).take_callback(*(*wr).__bindgen_anon_1.wr_cqe) }
+    // SAFETY: `wr` is valid, as the caller promises; both members of the union are as wide.
+    unsafe { Refusal::new(ret, (*wr).next).take_callback(*(*wr).__bindgen_anon_1.wr_cqe) }
 }
 
 /// Reports a driver that has failed and did not name a request.
