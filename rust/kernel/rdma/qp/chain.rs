@@ -246,7 +246,7 @@ impl<const LINKS: usize, const SGES: usize> Links<LINKS, SGES> {
         unsafe {
             (*last).next = core::ptr::null_mut();
             if let Some(tail) = tail {
-                post::signal(last, tail);
+                post::signal(last, Some(tail));
                 if self.reads && target.iwarp {
                     post::come_after_reads(last);
                 }
@@ -365,7 +365,7 @@ impl<'a, const LINKS: usize, const SGES: usize> Chain<'a, LINKS, SGES> {
         let wr = slot.wr();
         // SAFETY: The request was just written, and so was the one before, by the type invariant.
         unsafe {
-            post::no_signal(wr);
+            post::signal(wr, None);
             if n > 0 {
                 (*links.wr(n - 1)).next = wr;
             }

@@ -3,6 +3,7 @@
 //! Posting requests.
 
 use crate::{
+    cq,
     cqe,
     debug,
     prelude::*,
@@ -19,12 +20,6 @@ use core::{
         MaybeUninit, //
     }, //
 };
-
-/// Refuses a request with entries of another PD.
-#[cold]
-fn foreign<P>(owner: P) -> PostError<P> {
-    PostError::new(owner, EINVAL)
-}
 
 /// Gives back the owner of a request that was not made. Not inlined, as the error would be loaded
 /// before it is known whether there is one.
@@ -56,6 +51,8 @@ impl Refusal {
     }
 
     /// Takes the callback of the request back, if the request was not posted.
+    #[cold]
+    #[inline(never)]
     fn take_callback(self, cqe: *mut bindings::ib_cqe) -> PostError<NonNull<bindings::ib_cqe>> {
         let cqe = if self.named {
             debug::deactivate(cqe);
@@ -131,22 +128,6 @@ pub(crate) unsafe fn names_first(qp: *const bindings::ib_qp) -> bool {
     // SAFETY: `qp` is valid, as the caller promises, and its device is there while it is.
     let driver = unsafe { (*(*qp).device).ops.driver_id };
     driver == bindings::rdma_driver_id_RDMA_DRIVER_ERDMA
-}
-
-/// Posts a list of requests to the send queue (`ib_post_send`).
-///
-/// # Safety
-///
-/// `qp` is valid. `first` is a valid list of requests, whose memory is kept until they have
-/// completed. `bad` is valid for writes.
-#[inline(always)]
-pub(crate) unsafe fn post_list(
-    qp: *mut bindings::ib_qp,
-    first: *const bindings::ib_send_wr,
-    bad: *mut *const bindings::ib_send_wr,
-) -> c_int {
-    // SAFETY: `qp`, the list and `bad` are valid, as the caller promises.
-    unsafe { trace::post_send(trace::send_op(qp), qp, first, bad) }
 }
 
 /// Posts a request to the send queue that is ready, and returns what the driver does.
@@ -326,10 +307,12 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
         let wr = match wr(&owner) {
             // Some drivers take receives of a QP on an SRQ. No entry is of such a QP's PD for them;
             // without an entry there is nothing else that would say so.
-            Ok(_) if const { N == 0 } && self.any.recv_pd.is_none() => return Err(foreign(owner)),
+            Ok(_) if const { N == 0 } && self.any.recv_pd.is_none() => {
+                return Err(unmade(owner, EINVAL))
+            }
             Ok(wr) if wr.sges.sges.iter().all(|sge| sge.0.pd == self.any.recv_pd) => wr,
-            Ok(_) => return Err(foreign(owner)),
-            Err(error) => return Err(PostError::new(owner, error)),
+            Ok(_) => return Err(unmade(owner, EINVAL)),
+            Err(error) => return Err(unmade(owner, error)),
         };
         let refused = {
             let wr::SgeList { sges, len } = wr.sges;
@@ -365,25 +348,29 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
 // handler has returned, and until then the owner keeps the QP.
 
 impl<S: PollContext, R: PollContext> Qp<S, R> {
-    /// Returns whether the CQ of the sends is being polled, and `wc` is its completion that is
-    /// being dispatched: the next one comes after the borrow of `wc` has ended.
-    #[inline]
-    pub(crate) fn is_polled_at(&self, wc: &Wc) -> bool {
-        self.any.pollers.0.is_at(wc)
-    }
-
-    /// Returns a QP that an owner has, for a post of the owner.
+    /// Calls `post` with the QP that an owner has: with a counted reference, unless the CQ of
+    /// `poller` is being polled, and `wc` is its completion that is being dispatched.
     ///
     /// # Safety
     ///
-    /// The owner is posted or given back by that, and nothing else is done with what is returned.
-    /// The caller handles a completion of the CQ that the request completes to, and that CQ's next
-    /// completion is dispatched after the caller has returned. So until then the owner is there,
-    /// and with it the QP.
-    #[inline]
-    unsafe fn kept_by_owner<'q>(qp: &Arc<Self>) -> &'q Self {
-        // SAFETY: The QP is there until the post has returned, as the caller promises.
-        unsafe { &*Arc::as_ptr(qp) }
+    /// The QP is in an `Arc` that the owner has. `post` posts the owner, to complete to the CQ of
+    /// `poller`, or gives it back, and does nothing else with the QP.
+    #[inline(always)]
+    unsafe fn repost<P, T>(
+        this: *const Self,
+        poller: cq::Poller,
+        wc: &Wc,
+        owner: P,
+        post: impl FnOnce(&Self, P) -> Result<T, PostError<P>>,
+    ) -> Result<T, PostError<P>> {
+        if poller.is_at(wc) {
+            // SAFETY: The next completion of the CQ is dispatched after the borrow of `wc` has
+            // ended. So until then the owner is there, as it is posted, or given back, and with it
+            // the QP.
+            return post(unsafe { &*this }, owner);
+        }
+        // SAFETY: The QP is in an `Arc` of the owner, as the caller promises.
+        unsafe { Self::post_counted(this, owner, post) }
     }
 
     /// Calls `post` with a counted reference. Not inlined, so that callers that need none do not
@@ -429,16 +416,12 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
         O: wr::SendOp,
     {
         let qp = qp(&owner);
-        if qp.is_polled_at(wc) {
-            // SAFETY: The owner is posted, and what is refused does not drop it. The caller is a
-            // handler that borrows `wc`, and the request completes to the CQ that is dispatching
-            // it. A connected QP has these operations, and `S` provides what the handler needs.
-            return unsafe { Self::kept_by_owner(qp).post_op(owner, wr) };
-        }
-        let qp = Arc::as_ptr(qp);
-        // SAFETY: It is the owner's.
-        let output = unsafe { Self::post_counted(qp, owner, |qp, owner| qp.post_send(owner, wr)) }?;
-        Ok(output)
+        let (qp, poller) = (Arc::as_ptr(qp), qp.any.pollers.0);
+        // SAFETY: A connected QP has these operations, and `S` provides what the handler needs.
+        let post = |qp: &Self, owner: P| unsafe { qp.post_op(owner, wr) };
+        // SAFETY: The QP is the owner's, and its sends complete to the CQ of this poller. What is
+        // refused is given back.
+        unsafe { Self::repost(qp, poller, wc, owner, post) }
     }
 
     /// As [`Qp::post_recv`], for an owner that has its QP: see [`Qp::repost_send`].
@@ -454,16 +437,10 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
         R: Provides<<P::Target as CqeHandler<ID>>::Needs>,
     {
         let qp = qp(&owner);
-        if qp.any.pollers.1.is_at(wc) {
-            // SAFETY: The owner is posted, and what is refused does not drop it. The caller is a
-            // handler that borrows `wc`, and the receive completes to the CQ that is dispatching
-            // it.
-            return unsafe { Self::kept_by_owner(qp) }.post_recv(owner, wr);
-        }
-        let qp = Arc::as_ptr(qp);
-        // SAFETY: It is the owner's.
-        unsafe { Self::post_counted(qp, owner, |qp, owner| qp.post_recv(owner, wr)) }?;
-        Ok(())
+        let (qp, poller) = (Arc::as_ptr(qp), qp.any.pollers.1);
+        // SAFETY: The QP is the owner's, and its receives complete to the CQ of this poller. What
+        // is refused is given back.
+        unsafe { Self::repost(qp, poller, wc, owner, |qp, owner| qp.post_recv(owner, wr)) }
     }
 }
 
@@ -494,20 +471,6 @@ unsafe extern "C" fn unsignaled(cq: *mut bindings::ib_cq, wc: *mut bindings::ib_
     }
 }
 
-/// Makes a request one that is not signaled.
-///
-/// # Safety
-///
-/// `wr` is valid, and its flags are written.
-#[inline]
-pub(super) unsafe fn no_signal(wr: *mut bindings::ib_send_wr) {
-    // SAFETY: `wr` is valid and its flags are written, as the caller promises.
-    unsafe {
-        (*wr).send_flags &= !SIGNALED;
-        (*wr).__bindgen_anon_1.wr_cqe = ManuallyDrop::new((&raw const UNSIGNALED).cast_mut());
-    }
-}
-
 /// Makes a request complete after the RDMA READs before it, on iWARP: siw completes what follows a
 /// READ before that is done, unless it is another one or has a fence.
 ///
@@ -524,16 +487,20 @@ pub(crate) unsafe fn come_after_reads(wr: *mut bindings::ib_send_wr) {
     }
 }
 
-/// Makes a request signaled, with the callback `cqe`.
+/// Makes a request signaled, with the callback `cqe`, or one that is not signaled.
 ///
 /// # Safety
 ///
 /// `wr` is valid, and its flags are written.
 #[inline]
-pub(super) unsafe fn signal(wr: *mut bindings::ib_send_wr, cqe: *mut bindings::ib_cqe) {
+pub(super) unsafe fn signal(wr: *mut bindings::ib_send_wr, cqe: Option<*mut bindings::ib_cqe>) {
+    let unsignaled = (&raw const UNSIGNALED).cast_mut();
     // SAFETY: `wr` is valid and its flags are written, as the caller promises.
     unsafe {
-        (*wr).send_flags |= SIGNALED;
-        (*wr).__bindgen_anon_1.wr_cqe = ManuallyDrop::new(cqe);
+        match cqe {
+            Some(_) => (*wr).send_flags |= SIGNALED,
+            None => (*wr).send_flags &= !SIGNALED,
+        }
+        (*wr).__bindgen_anon_1.wr_cqe = ManuallyDrop::new(cqe.unwrap_or(unsignaled));
     }
 }

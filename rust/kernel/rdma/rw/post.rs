@@ -164,7 +164,10 @@ unsafe fn post(
     };
     // SAFETY: `qp` is valid, and the memory of the requests stays where it is, as the caller
     // promises. They were just made and linked.
-    let ret = unsafe { qp::post::post_list(qp.as_ptr(), first, &mut list.bad) };
+    let ret = unsafe {
+        let qp = qp.as_ptr();
+        trace::post_send(trace::send_op(qp), qp, first, &mut list.bad)
+    };
     if ret == 0 {
         // The context may be gone by now.
         return Ok(());
