@@ -63,7 +63,8 @@ struct Entry<P> {
     signaled: bool,
 }
 
-/// A ring, which its handle, the QP, and each signaled request that has not completed keep.
+/// A ring, which its handle, the QP, and each signaled request that has not completed keep. It is
+/// empty when the QP is gone.
 ///
 /// # Invariants
 ///
@@ -101,8 +102,8 @@ impl<P: CqePointer<ID>, const ID: u64> Ring<P, ID> {
     ///
     /// # Safety
     ///
-    /// The caller is the handler of the CQ, or the producer after a drain, or the QP is destroyed
-    /// and the caller is its keeper or has the last reference.
+    /// The caller is the handler of the CQ, or the producer after a drain, or the keeper of a QP
+    /// that is destroyed.
     unsafe fn pop(&self) -> Option<Entry<P>> {
         let n = self.places.first()?;
         // SAFETY: The entry is in use, so it is initialised, and the caller may use it. It is not
@@ -123,14 +124,6 @@ impl<P: CqePointer<ID>, const ID: u64> Ring<P, ID> {
             // SAFETY: The ring is from `KBox::into_raw`, and this was the last reference.
             drop(unsafe { KBox::from_raw(this.as_ptr()) });
         }
-    }
-}
-
-impl<P: CqePointer<ID>, const ID: u64> Drop for Ring<P, ID> {
-    fn drop(&mut self) {
-        // SAFETY: This is the last reference, and the keeper, which the QP has until its end, had
-        // one.
-        while unsafe { self.pop() }.is_some() {}
     }
 }
 
@@ -318,17 +311,17 @@ impl<P: CqePointer<ID>, const ID: u64> SendRing<P, ID> {
                     debug::deactivate(self.ring.as_ptr().cast());
                 }
                 // No completion comes for the last entry, and none that does ends with it.
-                let place = ring.places.unpublish(signaled);
-                // SAFETY: The entry was just taken back, so it is the producer's, and initialised.
-                let Entry { owner, .. } = unsafe { ring.entry(place).read() };
+                let entry = ring.entry(ring.places.unpublish(signaled));
                 if n == 0 {
-                    Some(owner)
+                    // SAFETY: The entry was just taken back, so it is the producer's, and
+                    // initialised.
+                    Some(unsafe { entry.read() }.owner)
                 } else {
-                    let signaled = false;
-                    // SAFETY: The place was taken back and read, so it is the producer's, and free.
-                    unsafe { ring.entry(place).write(Entry { owner, signaled }) };
+                    // SAFETY: The entry was just taken back, so it is the producer's, and
+                    // initialised.
+                    unsafe { (*entry).signaled = false };
                     // INVARIANT: The entry is initialised.
-                    ring.places.publish(signaled);
+                    ring.places.publish(false);
                     (self.unsignaled, self.reads) = (self.unsignaled + 1, reads);
                     None
                 }
