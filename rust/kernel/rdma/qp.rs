@@ -39,10 +39,6 @@ use crate::{
         InCallback, //
     },
     completion::Completion,
-    context::{
-        Atomic as AtomicContext,
-        Context, //
-    },
     cq,
     deferred,
     objects::{
@@ -80,7 +76,6 @@ use kernel::{
     fmt,
     new_mutex,
     new_spinlock_irq,
-    str::CStr,
     sync, //
 };
 
@@ -730,28 +725,18 @@ unsafe fn destroy_raw(claim: &Option<cm::QpClaim>, qp: NonNull<bindings::ib_qp>)
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Event(bindings::ib_event_type);
 
-macro_rules! events {
-    ($($(#[$doc:meta])* $name:ident = $raw:ident;)*) => {
-        impl Event {
-            $($(#[$doc])* pub const $name: Self = Self(bindings::$raw);)*
-        }
-    };
-}
-
-events! {
-    /// The QP has failed and is in the error state.
-    FATAL = ib_event_type_IB_EVENT_QP_FATAL;
-    /// The peer has sent what makes no sense, and the QP is in the error state.
-    REQUEST_ERROR = ib_event_type_IB_EVENT_QP_REQ_ERR;
-    /// The peer has asked for memory that it may not access, and the QP is in the error state.
-    ACCESS_ERROR = ib_event_type_IB_EVENT_QP_ACCESS_ERR;
-    /// A message has arrived before the connection was told to be established.
-    COMM_EST = ib_event_type_IB_EVENT_COMM_EST;
-    /// The QP is in the error state and takes nothing more from its shared receive queue.
-    LAST_WQE_REACHED = ib_event_type_IB_EVENT_QP_LAST_WQE_REACHED;
-}
-
 impl Event {
+    /// The QP has failed and is in the error state.
+    pub const FATAL: Self = Self(bindings::ib_event_type_IB_EVENT_QP_FATAL);
+    /// The peer has sent what makes no sense, and the QP is in the error state.
+    pub const REQUEST_ERROR: Self = Self(bindings::ib_event_type_IB_EVENT_QP_REQ_ERR);
+    /// The peer has asked for memory that it may not access, and the QP is in the error state.
+    pub const ACCESS_ERROR: Self = Self(bindings::ib_event_type_IB_EVENT_QP_ACCESS_ERR);
+    /// A message has arrived before the connection was told to be established.
+    pub const COMM_EST: Self = Self(bindings::ib_event_type_IB_EVENT_COMM_EST);
+    /// The QP is in the error state and takes nothing more from its shared receive queue.
+    pub const LAST_WQE_REACHED: Self = Self(bindings::ib_event_type_IB_EVENT_QP_LAST_WQE_REACHED);
+
     /// Returns the C value.
     pub fn as_raw(self) -> u32 {
         self.0
@@ -794,7 +779,7 @@ pub trait Events: Send + Sync + 'static {
     /// Any context; events may come at the same time, and the first before the creation of the QP
     /// returns. To [`Event::COMM_EST`] the answer is
     /// [`Id::notify_established`](crate::cm::Id::notify_established).
-    fn event(&self, event: Event, qp_num: u32, cx: &AtomicContext);
+    fn event(&self, event: Event, qp_num: u32, cx: &Atomic);
 }
 
 /// The private data of a QP, as its `qp_context`.
@@ -865,7 +850,7 @@ unsafe extern "C" fn on_event(event: *mut bindings::ib_event, context: *mut c_vo
     // SAFETY: The event is valid during this call, and one of a QP.
     let (event, num) = unsafe { (Event((*event).event), (**(*event).element.qp).qp_num) };
     // SAFETY: Every context allows what this token does.
-    let cx = unsafe { AtomicContext::assume() };
+    let cx = unsafe { Atomic::assume() };
     if let Some(events) = &context.events {
         events.event(event, num, &cx);
     }
