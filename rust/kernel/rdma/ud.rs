@@ -21,7 +21,7 @@ use crate::{
 };
 
 /// The length of the header in front of each received datagram, in bytes.
-pub const HEADER: usize = crate::ah::HEADER;
+pub const HEADER: usize = ah::HEADER;
 
 /// A QP for datagrams, whose queues complete in contexts `S` and `R`. It ends as a [`Qp`] does.
 pub struct UdQp<S: PollContext, R: PollContext = S> {
@@ -62,6 +62,37 @@ impl<S: PollContext, R: PollContext> UdQp<S, R> {
     /// [`Qp::destroy`].
     pub fn destroy(self, cx: &Sleepable) -> Result {
         self.qp.destroy(cx)
+    }
+
+    /// Posts a datagram (`ib_post_send`), moving in the owner of memory and address handle. Any
+    /// context. Fails as [`Qp::post_send`]; with `EINVAL` if the address handle is of another PD.
+    #[inline]
+    pub fn post_send<P, const ID: u64, const N: usize>(
+        &self,
+        owner: P,
+        wr: impl for<'a> FnOnce(&'a P::Target) -> Result<UdWr<'a, N>>,
+    ) -> Result<(), PostError<P>>
+    where
+        P: CqePointer<ID>,
+        S: Provides<<P::Target as CqeHandler<ID>>::Needs>,
+    {
+        // SAFETY: This is a QP for datagrams, and `S` provides what the handler needs.
+        unsafe { self.qp.post_op(owner, wr) }
+    }
+
+    /// Posts a receive (`ib_post_recv`), moving its owner in. Its memory begins with the [`HEADER`]
+    /// bytes before the payload. As [`Qp::post_recv`](crate::qp::Qp::post_recv).
+    #[inline]
+    pub fn post_recv<P, const ID: u64, const N: usize>(
+        &self,
+        owner: P,
+        wr: impl for<'a> FnOnce(&'a P::Target) -> Result<RecvWr<'a, N>>,
+    ) -> Result<(), PostError<P>>
+    where
+        P: CqePointer<ID>,
+        R: Provides<<P::Target as CqeHandler<ID>>::Needs>,
+    {
+        self.qp.post_recv(owner, wr)
     }
 }
 
@@ -202,38 +233,5 @@ impl wr::Op for UdOp {
             (*to).pkey_index = 0;
             (*to).port_num = 0;
         }
-    }
-}
-
-impl<S: PollContext, R: PollContext> UdQp<S, R> {
-    /// Posts a datagram (`ib_post_send`), moving in the owner of memory and address handle. Any
-    /// context. Fails as [`Qp::post_send`]; with `EINVAL` if the address handle is of another PD.
-    #[inline]
-    pub fn post_send<P, const ID: u64, const N: usize>(
-        &self,
-        owner: P,
-        wr: impl for<'a> FnOnce(&'a P::Target) -> Result<UdWr<'a, N>>,
-    ) -> Result<(), PostError<P>>
-    where
-        P: CqePointer<ID>,
-        S: Provides<<P::Target as CqeHandler<ID>>::Needs>,
-    {
-        // SAFETY: This is a QP for datagrams, and `S` provides what the handler needs.
-        unsafe { self.qp.post_op(owner, wr) }
-    }
-
-    /// Posts a receive (`ib_post_recv`), moving its owner in. Its memory begins with the [`HEADER`]
-    /// bytes before the payload. As [`Qp::post_recv`](crate::qp::Qp::post_recv).
-    #[inline]
-    pub fn post_recv<P, const ID: u64, const N: usize>(
-        &self,
-        owner: P,
-        wr: impl for<'a> FnOnce(&'a P::Target) -> Result<RecvWr<'a, N>>,
-    ) -> Result<(), PostError<P>>
-    where
-        P: CqePointer<ID>,
-        R: Provides<<P::Target as CqeHandler<ID>>::Needs>,
-    {
-        self.qp.post_recv(owner, wr)
     }
 }
