@@ -44,6 +44,31 @@ fn write(qp: &Qp<Softirq>, io: Pin<KBox<Io>>, remote: Remote) -> Result {
 }
 
 #[derive(HasCqe)]
+struct Log {
+    cqe: Cqe<Self>,
+    record: Buf<ToDevice>,
+    index: Buf<ToDevice>,
+}
+
+impl CqeHandler for Log {
+    type Pointer = Pin<KBox<Self>>;
+    type Needs = Atomic;
+
+    fn done(_this: Self::Pointer, _wc: &Wc, _cx: &Atomic) {}
+}
+
+fn append(qp: &Qp<Softirq>, log: Pin<KBox<Log>>, to: [Remote; 2]) -> Result {
+    let mut batch = qp.batch(log);
+    batch.post(|log, chain: &mut Chain<'_, 1>| {
+        chain.push(SendWr::rdma_write([log.record.whole()], to[0]))
+    })?;
+    pr_debug!("{} records are on their way\n", batch.posted());
+    batch.finish(|log, chain: &mut Chain<'_, 1>| {
+        chain.push(SendWr::rdma_write([log.index.whole()], to[1]))
+    })
+}
+
+#[derive(HasCqe)]
 struct Capsule {
     cqe: Cqe<Self>,
     buf: Buf<ToDevice>,

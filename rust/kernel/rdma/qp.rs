@@ -111,33 +111,12 @@ pub(crate) struct AnyQp {
 }
 
 impl AnyQp {
-    #[inline(never)]
-    fn new(parts: Parts<'_>, id: Option<&cm::Shared>, cx: &Sleepable) -> Result<Self> {
-        let inner = create(&parts, id, cx)?;
-        // INVARIANT: As created.
-        Ok(Self {
-            // SAFETY: It was just created for this PD and this CQ, and `inner` keeps them.
-            target: unsafe { PostTarget::new(inner.raw, parts.pd, parts.recv_cq) },
-            recv_pd: match parts.srq {
-                Some(_) => pd::Id::NONE,
-                None => parts.pd.id(),
-            },
-            // SAFETY: It was just created, and `inner` keeps it.
-            post_recv: unsafe { trace::recv_op(inner.raw.as_ptr()) },
-            pollers: (parts.send_cq.poller(), parts.recv_cq.poller()),
-            inner: ManuallyDrop::new(inner),
-        })
-    }
-
-    #[inline(never)]
-    fn drain(&self, cx: &Sleepable) -> Result {
-        self.inner.drain(cx)
-    }
-
-    #[inline(never)]
-    fn clear_context(&self, cx: &Sleepable) -> Result {
-        let user_context = &self.inner.context.user_context;
-        user_context.clear(|| self.inner.drain_handlers(cx))
+    /// Returns whether the driver may have posted some of a list whose first request it names, if
+    /// there was no room for all.
+    #[cold]
+    pub(crate) fn names_first(&self) -> bool {
+        // SAFETY: The QP is valid by the invariant of `PostTarget`.
+        unsafe { post::names_first(self.target.raw.as_ptr()) }
     }
 
     #[inline]
@@ -156,11 +135,11 @@ impl Drop for AnyQp {
     }
 }
 
-// SAFETY: `struct ib_qp` may be used from any thread.
-unsafe impl<S: PollContext, R: PollContext> Send for Qp<S, R> {}
+// SAFETY: `struct ib_qp` may be used from any thread, and the rest is `Send`.
+unsafe impl Send for AnyQp {}
 // SAFETY: Drivers lock the queues, so several threads may post at once; the rest is `Sync`, or is
 // only read.
-unsafe impl<S: PollContext, R: PollContext> Sync for Qp<S, R> {}
+unsafe impl Sync for AnyQp {}
 
 /// A QP as the handler of its own connection: it is kept until the connection's last event.
 impl<S: PollContext, R: PollContext> cm::Handler for Qp<S, R> {
@@ -199,21 +178,9 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
         // INVARIANT: `parts` is that of an `InitAttr<'_, S, R>`, so its CQs are polled in these
         // contexts.
         Ok(Self {
-            any: AnyQp::new(parts, id, cx)?,
+            any: create(parts, id, cx)?,
             _contexts: PhantomData,
         })
-    }
-
-    /// Returns the lock that is held while registrations of shared regions are posted. A thread
-    /// that holds it and finds a region registered through this QP posts behind that registration.
-    ///
-    /// Drivers do not call back from a post, so only their own locks are taken under it.
-    pub(crate) fn reg_lock(&self) -> &sync::SpinLockIrq<()> {
-        &self.any.inner.context.reg_lock
-    }
-
-    pub(crate) fn as_raw(&self) -> *mut bindings::ib_qp {
-        self.any.target.raw.as_ptr()
     }
 
     /// Returns the id that no other QP has or had.
@@ -231,14 +198,6 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
         // SAFETY: By the invariant of `cq::Inner` its CQ is there while it is.
         let at = self.any.pollers.1.is_at(wc) || wc.is_polled_by(unsafe { cq.raw.as_ref() });
         at.then_some(cq)
-    }
-
-    /// Returns whether the driver may have posted some of a list whose first request it names, if
-    /// there was no room for all.
-    #[cold]
-    pub(crate) fn names_first(&self) -> bool {
-        // SAFETY: The QP is valid by the invariant of `PostTarget`.
-        unsafe { post::names_first(self.as_raw()) }
     }
 
     /// Returns the poller of the CQ of the sends, if that is not shared.
@@ -281,7 +240,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
     /// send queue stays full of requests that have no completions, which only the end of the QP
     /// gives back. It needs no memory, unless one has failed before: then it waits for that, too.
     pub fn drain(&self, cx: &Sleepable) -> Result {
-        self.any.drain(cx)
+        self.any.inner.drain(cx)
     }
 
     /// Drains and destroys the QP and waits for that, where dropping it leaves it to a work item.
@@ -488,8 +447,7 @@ impl Inner {
 
     /// Returns whether receives are taken from an SRQ.
     fn is_on_srq(&self) -> bool {
-        // SAFETY: By the type invariant `raw` is a QP; its SRQ does not change.
-        unsafe { !(*self.raw.as_ptr()).srq.is_null() }
+        matches!(self.recv, Recv::Shared(_))
     }
 
     /// Returns the operations of the device.
@@ -513,11 +471,6 @@ impl Inner {
     /// Returns whether the current task is in a handler of the QP's CQs.
     fn is_polled_by_current(&self) -> bool {
         self.send.cq().is_polled_by_current() || self.recv.cq().is_polled_by_current()
-    }
-
-    /// Returns whether other modules use a CQ of the QP, too.
-    fn is_on_shared_cq(&self) -> bool {
-        self.send.cq().is_shared() || self.recv.cq().is_shared()
     }
 
     /// Returns whether the connection manager moves the QP through its states.
@@ -609,11 +562,8 @@ unsafe fn given(qp: *mut bindings::ib_qp, returned: &bindings::ib_qp_cap) -> (u3
 }
 
 /// Creates a QP. Fails as [`Qp::create`](Qp::create).
-fn create(
-    parts: &Parts<'_>,
-    id: Option<&cm::Shared>,
-    _cx: &Sleepable,
-) -> Result<deferred::Deferred<Inner>> {
+#[inline(never)]
+fn create(parts: Parts<'_>, id: Option<&cm::Shared>, _cx: &Sleepable) -> Result<AnyQp> {
     let (pd, send_cq, recv_cq) = (parts.pd, parts.send_cq, parts.recv_cq);
     let dev = pd.device();
     if send_cq.dev != *dev
@@ -626,7 +576,7 @@ fn create(
     let mut attr = parts.to_raw()?;
     let reserved = deferred::Deferred::reserve()?;
     let state = id.is_none().then_some(State::Reset);
-    let context = QpPriv::new(parts.events.clone(), dev.is_iwarp(), state)?;
+    let context = QpPriv::new(parts.events, dev.is_iwarp(), state)?;
     context.install(&mut attr);
     let mut object = dev.object(crate::refs::Kind::Qp);
     let claim = id.map(cm::QpClaim::new).transpose()?;
@@ -652,29 +602,44 @@ fn create(
         };
         Ok((send, recv))
     });
-    let e = match reservations {
-        Ok((send, recv)) => {
-            // INVARIANT: As created.
-            return Ok(reserved.fill(Inner {
-                raw,
-                claim,
-                send,
-                recv,
-                marker_ah: sync::SetOnce::new(),
-                context,
-                pd: pd.clone(),
-                object,
-            }));
+    let (send, recv) = match reservations {
+        Ok(reservations) => reservations,
+        Err(error) => {
+            // SAFETY: Nothing was posted to the QP.
+            if let Err(e) = unsafe { destroy_raw(&claim, raw) } {
+                pr_err!(
+                    "{dev}: a new QP was not destroyed ({e:?}): it is leaked and holds its device\n"
+                );
+                let cqs = (send_cq.clone(), recv_cq.clone());
+                core::mem::forget((object, claim, context, pd.clone(), cqs, parts.srq.cloned()));
+            }
+            return Err(error);
         }
-        Err(e) => e,
     };
-    // SAFETY: Nothing was posted to the QP.
-    if let Err(e) = unsafe { destroy_raw(&claim, raw) } {
-        pr_err!("{dev}: a new QP was not destroyed ({e:?}): it is leaked and holds its device\n");
-        let cqs = (send_cq.clone(), recv_cq.clone());
-        core::mem::forget((object, claim, context, pd.clone(), cqs, parts.srq.cloned()));
-    }
-    Err(e)
+    // INVARIANT: As created.
+    let inner = reserved.fill(Inner {
+        raw,
+        claim,
+        send,
+        recv,
+        marker_ah: sync::SetOnce::new(),
+        context,
+        pd: pd.clone(),
+        object,
+    });
+    // INVARIANT: As created.
+    Ok(AnyQp {
+        // SAFETY: The QP was created for this PD and this CQ, and `inner` keeps them and the lock.
+        target: unsafe { PostTarget::new(raw, pd, recv_cq, &inner.context.reg_lock) },
+        recv_pd: match parts.srq {
+            Some(_) => pd::Id::NONE,
+            None => pd.id(),
+        },
+        // SAFETY: The QP was just created, and `inner` keeps it.
+        post_recv: unsafe { trace::recv_op(raw.as_ptr()) },
+        pollers: (send_cq.poller(), recv_cq.poller()),
+        inner: ManuallyDrop::new(inner),
+    })
 }
 
 /// Creates a QP, for the id of `claim` if there is one.
@@ -794,7 +759,7 @@ struct QpPriv {
     /// memory unless one has failed before.
     #[pin]
     draining: sync::Mutex<Option<Pin<KBox<Markers>>>>,
-    /// Held while registrations of shared regions are posted: see [`Qp::reg_lock`](Qp::reg_lock).
+    /// See [`PostTarget::lock_regs`].
     #[pin]
     reg_lock: sync::SpinLockIrq<()>,
     #[pin]

@@ -206,7 +206,6 @@ impl wr::Op for UdOp {
         &mut self,
         sges: &[wr::Sge<'_>; N],
         target: &wr::PostTarget,
-        _lock: &kernel::sync::SpinLockIrq<()>,
     ) -> Result<((), ())> {
         // SAFETY: The address handle lives until the request has completed, as the caller promises.
         let ah = unsafe { self.ah.as_ref() };

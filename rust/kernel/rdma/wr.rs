@@ -44,20 +44,6 @@ pub struct Sge<'a> {
 }
 
 impl Sge<'_> {
-    /// Forgets how long the memory lives.
-    ///
-    /// # Safety
-    ///
-    /// The memory lives as long as what is made of this is used.
-    #[inline]
-    pub(crate) unsafe fn erase(self) -> Sge<'static> {
-        // INVARIANT: By the caller's promise the memory lives as long as it has to.
-        Sge {
-            _memory: PhantomData,
-            ..self
-        }
-    }
-
     #[inline]
     pub(crate) fn to_raw(self) -> bindings::ib_sge {
         bindings::ib_sge {
@@ -175,14 +161,15 @@ impl QpId {
 /// # Invariants
 ///
 /// `raw` is valid, of the PD `pd`, and no other QP has or had this number. `post_send` is its
-/// driver's operation. `recv_cq` is the CQ of its receives, and is valid. `iwarp` says whether its
-/// device is one of iWARP. Unless `rw_idle` is that of a QP that has to look, QP and device have
-/// the limits that `rdma_rw` divides by, and the QP has a port.
+/// driver's operation. `recv_cq` is the CQ of its receives, and is valid, as is `reg_lock`. `iwarp`
+/// says whether its device is one of iWARP. Unless `rw_idle` is that of a QP that has to look, QP
+/// and device have the limits that `rdma_rw` divides by, and the QP has a port.
 pub struct PostTarget {
     pub(crate) raw: NonNull<bindings::ib_qp>,
     /// Kept here, as it takes two loads to find it.
     pub(crate) post_send: PostSend,
     recv_cq: NonNull<cq::Inner>,
+    reg_lock: NonNull<SpinLockIrq<()>>,
     pub(crate) pd: pd::Id,
     pub(crate) qp_id: QpId,
     pub(crate) iwarp: bool,
@@ -194,9 +181,14 @@ pub struct PostTarget {
 impl PostTarget {
     /// # Safety
     ///
-    /// `raw` is a new QP of this PD and of this CQ for receives, and is there, with the CQ, until
-    /// what is returned is gone.
-    pub(crate) unsafe fn new(raw: NonNull<bindings::ib_qp>, pd: &Pd, recv_cq: &cq::Shared) -> Self {
+    /// `raw` is a new QP of this PD and of this CQ for receives, and is there, with CQ and lock,
+    /// until what is returned is gone.
+    pub(crate) unsafe fn new(
+        raw: NonNull<bindings::ib_qp>,
+        pd: &Pd,
+        recv_cq: &cq::Shared,
+        reg_lock: &SpinLockIrq<()>,
+    ) -> Self {
         // SAFETY: The QP is valid, as the caller promises.
         let qp = unsafe { raw.as_ref() };
         let (dev, iwarp) = (pd.device(), pd.device().is_iwarp());
@@ -208,6 +200,7 @@ impl PostTarget {
             // SAFETY: The QP is valid, as the caller promises.
             post_send: unsafe { trace::send_op(raw.as_ptr()) },
             recv_cq: NonNull::from(&**recv_cq),
+            reg_lock: NonNull::from(reg_lock),
             pd: pd.id(),
             qp_id: QpId::next(),
             iwarp,
@@ -220,6 +213,15 @@ impl PostTarget {
     pub(crate) fn recv_cq(&self) -> &cq::Inner {
         // SAFETY: By the type invariant the CQ is valid.
         unsafe { self.recv_cq.as_ref() }
+    }
+
+    /// Takes the lock that is held while registrations of shared regions are posted. A thread that
+    /// holds it and finds a region registered through this QP posts behind that registration.
+    ///
+    /// Drivers do not call back from a post, so only their own locks are taken under it.
+    pub(crate) fn lock_regs(&self) -> SpinLockIrqGuard<'_, ()> {
+        // SAFETY: By the type invariant the lock is valid.
+        unsafe { self.reg_lock.as_ref() }.lock()
     }
 }
 
@@ -329,7 +331,6 @@ mod private {
             &mut self,
             sges: &[Sge<'_>; N],
             target: &PostTarget,
-            lock: &SpinLockIrq<()>,
         ) -> Result<(Self::Output, Self::Undo)>;
 
         /// Writes the C request, all but its entries, its callback and its successor.
@@ -344,13 +345,13 @@ mod private {
         ///
         /// # Safety
         ///
-        /// `undo` is from [`Op::prepare`] for the QP of `lock`, and the request is about to be
+        /// `undo` is from [`Op::prepare`] for the QP of `target`, and the request is about to be
         /// posted.
         #[inline]
-        unsafe fn lock<'l>(
+        unsafe fn lock<'t>(
             _undo: &Self::Undo,
-            _lock: &'l SpinLockIrq<()>,
-        ) -> Option<SpinLockIrqGuard<'l, ()>> {
+            _target: &'t PostTarget,
+        ) -> Option<SpinLockIrqGuard<'t, ()>> {
             None
         }
 
@@ -387,8 +388,11 @@ impl<'a, const N: usize, O: Op> SendWr<'a, N, O> {
     /// It lives as long as what is returned is used.
     #[inline]
     pub(crate) unsafe fn erase(self) -> SendWr<'static, N, O> {
-        // SAFETY: The memory lives long enough, as the caller promises.
-        let sges = self.sges.sges.map(|sge| unsafe { sge.erase() });
+        // INVARIANT: The memory lives as long as it has to, as the caller promises.
+        let sges = self.sges.sges.map(|sge| Sge {
+            _memory: PhantomData,
+            ..sge
+        });
         let len = self.sges.len;
         SendWr {
             sges: SgeList { sges, len },
@@ -435,7 +439,6 @@ impl Op for RdmaOp {
         &mut self,
         sges: &[Sge<'_>; N],
         target: &PostTarget,
-        _lock: &SpinLockIrq<()>,
     ) -> Result<((), ())> {
         if sges.iter().any(|sge| sge.pd != target.pd) {
             return Err(EINVAL);
@@ -596,7 +599,6 @@ impl Op for AtomicOp {
         &mut self,
         sges: &[Sge<'_>; N],
         target: &PostTarget,
-        _lock: &SpinLockIrq<()>,
     ) -> Result<((), ())> {
         if sges
             .iter()

@@ -22,10 +22,7 @@ use core::{
     marker::PhantomData,
     mem::ManuallyDrop, //
 };
-use kernel::sync::{
-    SpinLockIrq,
-    SpinLockIrqGuard, //
-};
+use kernel::sync::SpinLockIrqGuard;
 
 const LOCAL_WRITE: u32 = bindings::ib_access_flags_IB_ACCESS_LOCAL_WRITE;
 const REMOTE_READ: u32 = bindings::ib_access_flags_IB_ACCESS_REMOTE_READ;
@@ -139,7 +136,6 @@ impl<S: State> wr::Op for RegOp<S> {
         &mut self,
         _sges: &[wr::Sge<'_>; N],
         target: &wr::PostTarget,
-        _lock: &SpinLockIrq<()>,
     ) -> Result<(Remote, Registration)> {
         // SAFETY: The region lives until the request has completed, as the caller promises. By the
         // type invariant its state is an `S`. The registration is committed by `lock` or
@@ -169,12 +165,12 @@ impl<S: State> wr::Op for RegOp<S> {
     }
 
     #[inline]
-    unsafe fn lock<'l>(
+    unsafe fn lock<'t>(
         undo: &Registration,
-        lock: &'l SpinLockIrq<()>,
-    ) -> Option<SpinLockIrqGuard<'l, ()>> {
+        target: &'t wr::PostTarget,
+    ) -> Option<SpinLockIrqGuard<'t, ()>> {
         S::SHARED.then(|| {
-            let guard = lock.lock();
+            let guard = target.lock_regs();
             // SAFETY: The region is alive, as the request is not posted yet, and the lock is held
             // until it is.
             unsafe { undo.commit() };
@@ -319,9 +315,8 @@ impl<S: State> wr::Op for InvOp<S> {
         &mut self,
         _sges: &[wr::Sge<'_>; N],
         target: &wr::PostTarget,
-        lock: &SpinLockIrq<()>,
     ) -> Result<((), NonNull<frwr::FastRegMr>)> {
-        let _guard = S::SHARED.then(|| lock.lock());
+        let _guard = S::SHARED.then(|| target.lock_regs());
         // SAFETY: The region lives until the request has completed, as the caller promises.
         let mr = unsafe { &*self.mr.as_ref().0 };
         // SAFETY: By the type invariant the state of the region is an `S`. The lock of the QP is

@@ -3,15 +3,18 @@
 //! Requests of which only the last is signaled.
 
 use crate::{
-    cqe,
+    cqe::{
+        self,
+        CqePointer, //
+    },
     prelude::*,
     qp::{
         chain,
         post::unnamed,
+        AnyQp,
         Chain, //
     }, //
 };
-use core::ops::Deref;
 
 /// Requests of one owner that are posted one after the other, with a signaled one at the end.
 ///
@@ -21,13 +24,8 @@ use core::ops::Deref;
 /// # Invariants
 ///
 /// The owner is there until it is posted or lost.
-pub struct Batch<'q, S, R, P, const ID: u64 = 0>
-where
-    S: PollContext,
-    R: PollContext,
-    P: cqe::CqePointer<ID>,
-{
-    qp: &'q Qp<S, R>,
+pub struct Batch<'q, P: CqePointer<ID>, const ID: u64 = 0> {
+    qp: &'q AnyQp,
     owner: Option<P>,
     /// In so many bits that it cannot wrap.
     posted: u64,
@@ -48,30 +46,10 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
     ///
     /// `make` adds the requests, made from what the owner has, to the chain, whose size its type
     /// says. Only the last one is signaled: its completion says that those before it have completed
-    /// too, and gives the owner to its handler.
+    /// too, and gives the owner to its handler. Documentation/qp.rst has examples.
     ///
     /// Any context. Fails as [`Qp::post_send`]. The driver may have posted some requests when it
     /// refuses one: see [`PostError`].
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// # use rdma::{context::*, cqe::*, dma::*, mr::*, qp::*, wc::Wc, wr::{Remote, SendWr}};
-    /// # #[derive(HasCqe)]
-    /// # struct Io { cqe: Cqe<Self>, message: Buf<ToDevice>, region: Region<FromDevice> }
-    /// # impl CqeHandler for Io {
-    /// #     type Pointer = Pin<KBox<Self>>;
-    /// #     type Needs = Atomic;
-    /// #     fn done(_: Self::Pointer, _: &Wc, _: &Atomic) {}
-    /// # }
-    /// fn submit(qp: &Qp<Softirq>, io: Pin<KBox<Io>>) -> Result {
-    ///     Ok(qp.post_chain(io, |io, chain: &mut Chain<'_, 2>| {
-    ///         let Remote { rkey, .. } = chain.push(RegWr::remote_write(&io.region))?;
-    ///         io.message.write(0, &rkey.to_le_bytes())?;
-    ///         chain.push(SendWr::send([io.message.whole()]))
-    ///     })?)
-    /// }
-    /// ```
     #[inline]
     pub fn post_chain<P, const ID: u64, const LINKS: usize, const SGES: usize>(
         &self,
@@ -79,13 +57,35 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
         make: impl for<'a> FnOnce(&'a P::Target, &mut Chain<'a, LINKS, SGES>) -> Result,
     ) -> Result<(), PostError<P>>
     where
-        P: cqe::CqePointer<ID>,
+        P: CqePointer<ID>,
         S: Provides<<P::Target as CqeHandler<ID>>::Needs>,
     {
-        self.post_links(owner, false, make)
-            .map_err(|e| self.keep_posted(e))
+        self.any
+            .post_links(owner, false, make)
+            .map_err(|e| self.any.keep_posted(e))
     }
 
+    /// Begins a batch of requests of one owner. Nothing is posted yet.
+    ///
+    /// The queue has room again only when a signaled request completes, so do not fill it with
+    /// requests that are not. Documentation/qp.rst has an example.
+    #[inline]
+    pub fn batch<P, const ID: u64>(&self, owner: P) -> Batch<'_, P, ID>
+    where
+        P: CqePointer<ID>,
+        S: Provides<<P::Target as CqeHandler<ID>>::Needs>,
+    {
+        // INVARIANT: The owner is there.
+        Batch {
+            qp: &self.any,
+            owner: Some(owner),
+            posted: 0,
+            reads: false,
+        }
+    }
+}
+
+impl AnyQp {
     /// Posts a chain whose last request completes to the owner. `reads` is whether there may be
     /// RDMA READs before it. The error has the owner unless the last request may be in the queue.
     #[inline]
@@ -96,13 +96,12 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
         make: impl for<'a> FnOnce(&'a P::Target, &mut Chain<'a, LINKS, SGES>) -> Result,
     ) -> Result<(), PostError<P>>
     where
-        P: cqe::CqePointer<ID>,
+        P: CqePointer<ID>,
     {
-        let (target, lock) = (&self.any.target, self.reg_lock());
         let mut slots = [const { chain::Slot::new() }; LINKS];
         // SAFETY: The slots outlive the links. The owner is given up before they are posted, and
         // stays where it is.
-        let made = unsafe { chain::Links::make(&raw mut slots, target, lock, &*owner, make) };
+        let made = unsafe { chain::Links::make(&raw mut slots, &self.target, &*owner, make) };
         let mut links = match made {
             Ok(links) => links,
             Err(error) => return Err(PostError::new(owner, error)),
@@ -110,7 +109,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
         links.reads |= reads;
         let cqe = owner.into_cqe(cqe::Sealed::new());
         // SAFETY: The links were made for this QP, and the owner is the queue's until `done`.
-        match unsafe { links.post(target, lock, Some(cqe)) } {
+        match unsafe { links.post(&self.target, Some(cqe)) } {
             Ok(()) => Ok(()),
             // SAFETY: The signaled request was posted last, and with this callback.
             Err(refused) => Err(unsafe { self.take_back(refused, cqe) }),
@@ -121,7 +120,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
     /// callback that `start` returns. Others may use the owner from `start` on, which is called
     /// when the chain is made. So what was prepared is not taken back if the driver refuses it.
     ///
-    /// `names_first` returns what [`Qp::names_first`] does. If the QP was asked, each post would
+    /// `names_first` returns what [`AnyQp::names_first`] does. If the QP was asked, each post would
     /// keep its address for that.
     ///
     /// # Safety
@@ -137,21 +136,17 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
         names_first: impl FnOnce() -> bool,
         make: impl for<'a> FnOnce(&'a T, &mut Chain<'a, LINKS, SGES>) -> Result,
     ) -> Result<(), ChainError> {
-        let (target, lock) = (&self.any.target, self.reg_lock());
         let mut slots = [const { chain::Slot::new() }; LINKS];
         // SAFETY: The slots outlive the links. The owner stays where it is, as the caller promises,
         // and this reference ends before others use it.
-        let links = unsafe { chain::Links::make(&raw mut slots, target, lock, &*owner, make) }
+        let links = unsafe { chain::Links::make(&raw mut slots, &self.target, &*owner, make) }
             .map_err(ChainError::Unmade)?;
         // SAFETY: The links were made for this QP. What they are made of stays until the QP was
         // drained, as the caller promises.
-        match unsafe { links.post(target, lock, Some(start())) } {
-            Ok(()) => Ok(()),
-            Err(refused) => {
-                let (error, posted) = refused.why(names_first());
-                Err(ChainError::Refused(error, posted))
-            }
-        }
+        unsafe { links.post(&self.target, Some(start())) }.map_err(|refused| {
+            let (error, posted) = refused.why(names_first());
+            ChainError::Refused(error, posted)
+        })
     }
 
     /// Finds out what was posted of a chain, and takes the owner back.
@@ -168,7 +163,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
         cqe: *mut bindings::ib_cqe,
     ) -> PostError<P>
     where
-        P: cqe::CqePointer<ID>,
+        P: CqePointer<ID>,
     {
         // SAFETY: The owner that was given up is there unless all is posted, when nothing is marked
         // that has to be taken back.
@@ -188,64 +183,17 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
     /// Keeps the owner of requests that were posted until the QP was drained.
     #[cold]
     #[inline(never)]
-    fn keep_posted<P: Deref + Send + 'static>(&self, mut e: PostError<P>) -> PostError<P> {
+    fn keep_posted<P: CqePointer<ID>, const ID: u64>(&self, mut e: PostError<P>) -> PostError<P> {
         if e.posted() > 0 {
             if let Some(owner) = e.owner.take() {
-                self.keep_until_drained::<P, P::Target>(owner);
+                self.inner.keep_until_drained::<P, P::Target>(owner);
             }
         }
         e
     }
-
-    /// Begins a batch of requests of one owner. Nothing is posted yet.
-    ///
-    /// The queue has room again only when a signaled request completes, so do not fill it with
-    /// requests that are not.
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// # use rdma::{context::*, cqe::*, dma::*, qp::*, wc::Wc, wr::*};
-    /// # #[derive(HasCqe)]
-    /// # struct Log { cqe: Cqe<Self>, record: Buf<ToDevice>, index: Buf<ToDevice> }
-    /// # impl CqeHandler for Log {
-    /// #     type Pointer = Pin<KBox<Self>>;
-    /// #     type Needs = Atomic;
-    /// #     fn done(_: Self::Pointer, _: &Wc, _: &Atomic) {}
-    /// # }
-    /// fn append(qp: &Qp<Softirq>, log: Pin<KBox<Log>>, to: [Remote; 2]) -> Result {
-    ///     let mut batch = qp.batch(log);
-    ///     batch.post(|log, chain: &mut Chain<'_, 1>| {
-    ///         chain.push(SendWr::rdma_write([log.record.whole()], to[0]))
-    ///     })?;
-    ///     pr_debug!("{} records are on their way\n", batch.posted());
-    ///     batch.finish(|log, chain: &mut Chain<'_, 1>| {
-    ///         chain.push(SendWr::rdma_write([log.index.whole()], to[1]))
-    ///     })
-    /// }
-    /// ```
-    #[inline]
-    pub fn batch<P, const ID: u64>(&self, owner: P) -> Batch<'_, S, R, P, ID>
-    where
-        P: cqe::CqePointer<ID>,
-        S: Provides<<P::Target as CqeHandler<ID>>::Needs>,
-    {
-        // INVARIANT: The owner is there.
-        Batch {
-            qp: self,
-            owner: Some(owner),
-            posted: 0,
-            reads: false,
-        }
-    }
 }
 
-impl<S, R, P, const ID: u64> Batch<'_, S, R, P, ID>
-where
-    S: PollContext,
-    R: PollContext,
-    P: cqe::CqePointer<ID>,
-{
+impl<P: CqePointer<ID>, const ID: u64> Batch<'_, P, ID> {
     /// Returns the number of requests that were posted.
     #[inline]
     pub fn posted(&self) -> u32 {
@@ -268,20 +216,19 @@ where
         &mut self,
         make: impl for<'a> FnOnce(&'a P::Target, &mut Chain<'a, LINKS, SGES>) -> Result,
     ) -> Result {
-        let (target, lock) = (&self.qp.any.target, self.qp.reg_lock());
-        let owner = self.owner.as_ref().ok_or(EIO)?;
+        let (qp, owner) = (self.qp, self.owner.as_ref().ok_or(EIO)?);
         let mut slots = [const { chain::Slot::new() }; LINKS];
         // SAFETY: The slots outlive the links, and the owner does not move.
-        let links = unsafe { chain::Links::make(&raw mut slots, target, lock, &**owner, make) }?;
+        let links = unsafe { chain::Links::make(&raw mut slots, &qp.target, &**owner, make) }?;
         let len = links.len();
         self.reads |= links.reads;
         // SAFETY: The links were made for this QP. The owner is moved into a signaled request that
         // is posted later, or kept until the QP was drained.
-        let (posted, result) = match unsafe { links.post(target, lock, None) } {
+        let (posted, result) = match unsafe { links.post(&qp.target, None) } {
             Ok(()) => (len, Ok(())),
             Err(refused) => {
                 // SAFETY: The owner, which is borrowed, keeps what the links are made of.
-                let (error, posted) = unsafe { refused.take_back(self.qp.names_first()) };
+                let (error, posted) = unsafe { refused.take_back(qp.names_first()) };
                 // Without a word from the driver, take all for posted.
                 (posted.unwrap_or(len), Err(error))
             }
@@ -309,17 +256,12 @@ where
     }
 }
 
-impl<S, R, P, const ID: u64> Drop for Batch<'_, S, R, P, ID>
-where
-    S: PollContext,
-    R: PollContext,
-    P: cqe::CqePointer<ID>,
-{
+impl<P: CqePointer<ID>, const ID: u64> Drop for Batch<'_, P, ID> {
     #[inline]
     fn drop(&mut self) {
         if let Some(owner) = self.owner.take() {
             if self.posted > 0 {
-                self.qp.any.inner.keep_until_drained::<P, P::Target>(owner);
+                self.qp.inner.keep_until_drained::<P, P::Target>(owner);
             }
         }
     }

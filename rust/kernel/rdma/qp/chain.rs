@@ -17,10 +17,7 @@ use core::{
         MaybeUninit, //
     }, //
 };
-use kernel::sync::{
-    SpinLockIrq,
-    SpinLockIrqGuard, //
-};
+use kernel::sync::SpinLockIrqGuard;
 
 /// An operation that can be posted in a [`Chain`]: all but [`InvOp`](mr::InvOp), which completes to
 /// a callback of its own.
@@ -95,20 +92,6 @@ impl<const SGES: usize> Slot<SGES> {
     fn wr(&mut self) -> *mut bindings::ib_send_wr {
         self.wr.as_mut_ptr().cast()
     }
-
-    /// Returns the registration, if the request is one.
-    ///
-    /// # Safety
-    ///
-    /// The request is written.
-    unsafe fn registration(&mut self) -> Option<&mr::Registration> {
-        // SAFETY: The request is written, as the caller promises, so by the type invariant the
-        // registration is.
-        unsafe {
-            let is_reg = (*self.wr()).opcode == bindings::ib_wr_opcode_IB_WR_REG_MR;
-            is_reg.then(|| self.registration.assume_init_ref())
-        }
-    }
 }
 
 /// The C requests of a chain.
@@ -140,17 +123,16 @@ impl<const LINKS: usize, const SGES: usize> Links<LINKS, SGES> {
     ///
     /// # Safety
     ///
-    /// `slots` outlives what is returned. The links are posted to the QP of `target` and `lock`, or
-    /// undone, before the owner moves.
+    /// `slots` outlives what is returned. The links are posted to the QP of `target`, or undone,
+    /// before the owner moves.
     #[inline]
     pub(super) unsafe fn make<'a, T>(
         slots: *mut [Slot<SGES>; LINKS],
-        target: &wr::PostTarget,
-        lock: &SpinLockIrq<()>,
+        target: &'a wr::PostTarget,
         owner: &'a T,
         make: impl FnOnce(&'a T, &mut Chain<'a, LINKS, SGES>) -> Result,
     ) -> Result<Self> {
-        // INVARIANT: There is no request yet, and the QP stays until this returns.
+        // INVARIANT: There is no request yet.
         let mut chain = Chain {
             links: Self {
                 slots: slots.cast(),
@@ -158,8 +140,7 @@ impl<const LINKS: usize, const SGES: usize> Links<LINKS, SGES> {
                 reads: false,
                 is_locked: false,
             },
-            target: NonNull::from(target),
-            lock: NonNull::from(lock),
+            target,
             _owner: PhantomData,
         };
         let made = make(owner, &mut chain);
@@ -194,9 +175,13 @@ impl<const LINKS: usize, const SGES: usize> Links<LINKS, SGES> {
     /// Calls `f` for the registrations from link number `from` on.
     fn for_each_registration(&self, from: usize, f: impl Fn(&mr::Registration)) {
         for n in from..self.len {
-            // SAFETY: By the type invariant the slot is valid and its request is written.
-            if let Some(registration) = unsafe { (*self.slots.add(n)).registration() } {
-                f(registration);
+            // SAFETY: By the type invariant the slot is valid and its request is written. So is the
+            // registration, if the request is one.
+            unsafe {
+                let slot = &mut *self.slots.add(n);
+                if (*slot.wr()).opcode == bindings::ib_wr_opcode_IB_WR_REG_MR {
+                    f(slot.registration.assume_init_ref());
+                }
             }
         }
     }
@@ -218,10 +203,10 @@ impl<const LINKS: usize, const SGES: usize> Links<LINKS, SGES> {
     ///
     /// # Safety
     ///
-    /// The regions are alive. The chain is posted next, to the QP of `lock`.
+    /// The regions are alive. The chain is posted next, to the QP of `target`.
     #[cold]
-    unsafe fn commit<'t>(&self, lock: &'t SpinLockIrq<()>) -> SpinLockIrqGuard<'t, ()> {
-        let guard = lock.lock();
+    unsafe fn commit<'t>(&self, target: &'t wr::PostTarget) -> SpinLockIrqGuard<'t, ()> {
+        let guard = target.lock_regs();
         // SAFETY: The region is alive, as the caller promises, and the lock is held.
         self.for_each_registration(0, |registration| unsafe { registration.commit() });
         guard
@@ -236,8 +221,7 @@ impl<const LINKS: usize, const SGES: usize> Links<LINKS, SGES> {
     #[inline(always)]
     pub(super) unsafe fn post<'t>(
         self,
-        target: &wr::PostTarget,
-        lock: &'t SpinLockIrq<()>,
+        target: &'t wr::PostTarget,
         tail: Option<*mut bindings::ib_cqe>,
     ) -> Result<(), Refused<'t, LINKS, SGES>> {
         // SAFETY: There is a first and a last one: an empty chain is not made.
@@ -254,7 +238,7 @@ impl<const LINKS: usize, const SGES: usize> Links<LINKS, SGES> {
             }
         }
         // SAFETY: Nothing is posted yet, so the regions are alive.
-        let guard = self.is_locked.then(|| unsafe { self.commit(lock) });
+        let guard = self.is_locked.then(|| unsafe { self.commit(target) });
         let (qp, mut bad) = (target.raw.as_ptr(), core::ptr::null());
         // SAFETY: The QP of `target` is valid and the operation its driver's by the invariant of
         // that, and what the links are made of is kept, as the caller promises. By the type
@@ -301,8 +285,8 @@ impl<const LINKS: usize, const SGES: usize> Refused<'_, LINKS, SGES> {
 
     /// As [`Refused::take_back`], but leaves the registrations as they are.
     ///
-    /// `names_first` is [`Qp::names_first`](crate::qp::Qp::names_first). From such a driver it is
-    /// not known which one had no room, so all but the last are taken for posted.
+    /// `names_first` is that of the [`AnyQp`](crate::qp::AnyQp). From such a driver it is not known
+    /// which one had no room, so all but the last are taken for posted.
     #[cold]
     pub(super) fn why(&self, names_first: bool) -> (Error, Option<usize>) {
         let (links, error) = (&self.links, Error::from_errno(self.ret));
@@ -318,14 +302,9 @@ impl<const LINKS: usize, const SGES: usize> Refused<'_, LINKS, SGES> {
 /// A chain of up to `LINKS` requests of up to `SGES` entries each, which is being made.
 ///
 /// See [`Qp::post_chain`](crate::qp::Qp::post_chain).
-///
-/// # Invariants
-///
-/// `target` and `lock` are those of a QP that is there.
 pub struct Chain<'a, const LINKS: usize, const SGES: usize = 1> {
     links: Links<LINKS, SGES>,
-    target: NonNull<wr::PostTarget>,
-    lock: NonNull<SpinLockIrq<()>>,
+    target: &'a wr::PostTarget,
     // Invariant, so that what is added is memory of the owner.
     _owner: PhantomData<fn(&'a ()) -> &'a ()>,
 }
@@ -344,12 +323,9 @@ impl<'a, const LINKS: usize, const SGES: usize> Chain<'a, LINKS, SGES> {
         if n >= LINKS {
             return Err(ENOSPC);
         }
-        // SAFETY: By the type invariant the QP is there. What the request refers to is the owner's.
-        // `Links` commits and aborts registrations.
-        let (output, undo) = unsafe {
-            let (target, lock) = (self.target.as_ref(), self.lock.as_ref());
-            wr.op.prepare(&wr.sges.sges, target, lock)
-        }?;
+        // SAFETY: What the request refers to is the owner's. `Links` commits and aborts
+        // registrations.
+        let (output, undo) = unsafe { wr.op.prepare(&wr.sges.sges, self.target) }?;
         // SAFETY: By the invariant of `Links` the slots are valid, and `n` is less than `LINKS`, as
         // just checked.
         let slot = unsafe { &mut *links.slots.add(n) };

@@ -14,7 +14,10 @@ use crate::{
     },
     identity,
     prelude::*,
-    qp::QpPriv, //
+    qp::{
+        Inner,
+        QpPriv, //
+    }, //
 };
 use core::{
     hint::assert_unchecked,
@@ -128,11 +131,12 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
         context: Arc<T>,
         _cx: &Sleepable,
     ) -> Result {
-        if self.any.inner.is_on_shared_cq() {
+        let inner = &self.any.inner;
+        if inner.send.cq().is_shared() || inner.recv.cq().is_shared() {
             return Err(EOPNOTSUPP);
         }
         let value = core::ptr::from_ref(&*context).cast_mut().cast();
-        let user_context = &self.any.inner.context.user_context;
+        let user_context = &inner.context.user_context;
         user_context.set(identity::address_of::<T>(), value, context)
     }
 
@@ -143,7 +147,8 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
     /// [`Qp::drain`], but not with `EBUSY`. The reference is kept then, and handlers do not find it
     /// any more; this may be called again.
     pub fn clear_context(&self, cx: &Sleepable) -> Result {
-        self.any.clear_context(cx)
+        let inner = &self.any.inner;
+        inner.context.user_context.clear(inner, cx)
     }
 }
 
@@ -212,8 +217,8 @@ impl UserContext {
         Ok(())
     }
 
-    /// Removes the context, and drops it after `drain`, which waits for the handlers.
-    pub(super) fn clear(&self, drain: impl FnOnce() -> Result) -> Result {
+    /// Removes the context, and drops it after a drain of the QP, which waits for the handlers.
+    fn clear(&self, qp: &Inner, cx: &Sleepable) -> Result {
         let context = {
             let mut owner = self.owner.lock();
             let Some(context) = owner.context.take() else {
@@ -225,7 +230,7 @@ impl UserContext {
         // A handler that has found the context began before the drain's marker was posted to its
         // queue, or before the poller idled: what comes later is handled after this was stored.
         self.of.store(NONE, Ordering::Release);
-        let drained = drain();
+        let drained = qp.drain_handlers(cx);
         let mut owner = self.owner.lock();
         owner.clearing = false;
         if drained.is_err() {

@@ -201,9 +201,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
             // request is not posted, it is undone below.
             unsafe {
                 let mut wr = wr.erase();
-                let prepared = wr
-                    .op
-                    .prepare(&wr.sges.sges, &self.any.target, self.reg_lock())?;
+                let prepared = wr.op.prepare(&wr.sges.sges, &self.any.target)?;
                 Ok((wr, prepared))
             }
         });
@@ -224,12 +222,10 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
             // `P::Target` that was given up for `cqe`, keeps what it refers to and is the queue's
             // until `done`.
             let (_guard, ret) = unsafe {
-                let guard = O::lock(&undo, self.reg_lock());
+                let target = &self.any.target;
+                let guard = O::lock(&undo, target);
                 wr::end(wr, O::callback::<P::Target, ID>(&undo, cqe));
-                (
-                    guard,
-                    send_raw(self.any.target.post_send, self.as_raw(), wr),
-                )
+                (guard, send_raw(target.post_send, target.raw.as_ptr(), wr))
             };
             if ret == 0 {
                 return Ok(output);
@@ -326,10 +322,11 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
                 sg_list: wr::sg_list(&raw mut sges),
                 num_sge: len as c_int,
             };
+            let qp = self.any.target.raw.as_ptr();
             // SAFETY: The request was just written, and its memory is kept by the owner, which is
             // the queue's until `done`. The operation is that of the QP by the invariant of
             // `AnyQp`.
-            let ret = unsafe { recv_raw(self.any.post_recv, self.as_raw(), &raw mut raw) };
+            let ret = unsafe { recv_raw(self.any.post_recv, qp, &raw mut raw) };
             if ret == 0 {
                 return Ok(());
             }

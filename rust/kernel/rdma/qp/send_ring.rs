@@ -80,7 +80,7 @@ struct Ring<P: CqePointer<ID>, const ID: u64> {
     places: Spsc,
     poller: cq::PollerRef,
     qp: wr::QpId,
-    /// That of the QP: see [`Qp::names_first`].
+    /// That of the QP: see [`AnyQp::names_first`](super::AnyQp::names_first).
     names_first: bool,
     /// One in so many is signaled.
     interval: u32,
@@ -200,7 +200,7 @@ impl<P: CqePointer<ID>, const ID: u64> SendRing<P, ID> {
             places: Spsc::new(2),
             poller,
             qp: qp.id(),
-            names_first: qp.names_first(),
+            names_first: qp.any.names_first(),
             interval,
             owners,
             entries,
@@ -255,11 +255,11 @@ impl<P: CqePointer<ID>, const ID: u64> SendRing<P, ID> {
             return Err(PostError::new(owner, EINVAL));
         }
         let signaled = self.unsignaled + 1 >= ring.interval;
-        let (target, lock) = (&qp.any.target, qp.reg_lock());
+        let target = &qp.any.target;
         let mut slots = [const { chain::Slot::new() }; LINKS];
         // SAFETY: The slots outlive the links, which are posted to this QP. What the owner points
         // to stays where it is.
-        let made = unsafe { chain::Links::make(&raw mut slots, target, lock, &*owner, make) };
+        let made = unsafe { chain::Links::make(&raw mut slots, target, &*owner, make) };
         let mut links = match made {
             Ok(links) => links,
             Err(error) => return Err(PostError::new(owner, error)),
@@ -278,7 +278,7 @@ impl<P: CqePointer<ID>, const ID: u64> SendRing<P, ID> {
         // SAFETY: The owner stays where it is until a signaled request behind this one has
         // completed, or until the QP was drained. The callback is that of the ring, which the
         // request keeps.
-        match unsafe { links.post(target, lock, tail) } {
+        match unsafe { links.post(target, tail) } {
             Ok(()) if signaled => (self.unsignaled, self.reads) = (0, false),
             Ok(()) => (self.unsignaled, self.reads) = (self.unsignaled + 1, reads),
             // SAFETY: These are the requests of the entry, and the last one was to be signaled if

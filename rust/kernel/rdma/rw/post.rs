@@ -400,8 +400,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
                 // `RdmaOp`, which has nothing to undo.
                 let prepared = unsafe {
                     let mut then = then.erase();
-                    let sges_of = &then.sges.sges;
-                    let prepared = then.op.prepare(sges_of, &self.any.target, self.reg_lock());
+                    let prepared = then.op.prepare(&then.sges.sges, &self.any.target);
                     prepared.map(|_| then.write(raw, sges))
                 };
                 if let Err(error) = prepared {

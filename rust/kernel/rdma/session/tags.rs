@@ -348,7 +348,7 @@ owner!(Handling, INV);
 struct Table<X: Exchange> {
     poller: cq::PollerRef,
     qp: wr::QpId,
-    /// That of the QP: see [`Qp::names_first`].
+    /// That of the QP: see [`AnyQp::names_first`](qp::AnyQp::names_first).
     names_first: bool,
     mask: Mask,
     /// An error number once the table is closed.
@@ -599,7 +599,8 @@ impl<X: Exchange> Tag<X> {
             };
             // The table is there while `qp` is.
             let names_first = || at.as_ref().table().names_first;
-            qp.post_shared(slot.request.get(), start, names_first, make)
+            qp.any
+                .post_shared(slot.request.get(), start, names_first, make)
         };
         match posted {
             Ok(()) => {
@@ -810,7 +811,7 @@ impl<X: Exchange> Tags<X> {
         handles.get_second();
         let init = pin_init!(Table {
             poller,
-            names_first: qp.names_first(),
+            names_first: qp.any.names_first(),
             qp: qp.id(),
             mask: Mask::new(generation_bits),
             closed: AtomicI32::new(0),
