@@ -40,38 +40,46 @@ pub use timers::{
 };
 
 use crate::prelude::*;
+use kernel::{
+    sync::{
+        CondVar,
+        CondVarTimeoutResult,
+        SpinLockIrqGuard, //
+    },
+    time::msecs_to_jiffies, //
+};
+
+/// Waits until `ready` returns something else than `EAGAIN`, and returns that
+/// (`wait_event_interruptible_lock_irq_timeout`). Fails with `ETIMEDOUT`, and with `ERESTARTSYS` if
+/// a signal is pending.
+fn wait_event<T, R>(
+    condvar: &CondVar,
+    guard: &mut SpinLockIrqGuard<'_, T>,
+    timeout_ms: u32,
+    mut ready: impl FnMut(&T) -> Result<R>,
+    _cx: &Sleepable,
+) -> Result<R> {
+    let mut left = msecs_to_jiffies(timeout_ms);
+    loop {
+        match ready(&**guard) {
+            Err(EAGAIN) => {}
+            result => return result,
+        }
+        if left == 0 {
+            return Err(ETIMEDOUT);
+        }
+        left = match condvar.wait_interruptible_timeout(guard, left) {
+            CondVarTimeoutResult::Signal { .. } => return Err(ERESTARTSYS),
+            CondVarTimeoutResult::Timeout => 0,
+            CondVarTimeoutResult::Woken { jiffies } => jiffies,
+        };
+    }
+}
 
 /// Ends a connection: disconnects it, and drains its QP, so that all owners of requests are back
 /// (`rdma_disconnect`, `ib_drain_qp`).
 ///
 /// The connection need not be there, any more or yet. Fails as [`Qp::drain`].
-///
-/// # Examples
-///
-/// ```
-/// use rdma::{prelude::*, session::{self, Connecting, RecvHandler, RecvRing}};
-///
-/// fn connect<T>(
-///     conn: &Arc<T>,
-///     id: &cm::Id,
-///     ring: RecvRing<'_>,
-///     handler: Arc<impl cm::Handler>,
-///     cx: &Sleepable,
-/// ) -> Result
-/// where
-///     T: RecvHandler,
-/// {
-///     let connecting = Connecting::new(id, conn.qp(), cx);
-///     ring.post(conn, cx)?;
-///     id.connect(handler, &cm::ConnParam::default(), cx)?;
-///     connecting.connected();
-///     Ok(())
-/// }
-///
-/// fn disconnect<T: RecvHandler>(conn: &T, id: &cm::Id, cx: &Sleepable) -> Result {
-///     session::end(id, conn.qp(), cx)
-/// }
-/// ```
 pub fn end<S: PollContext, R: PollContext>(id: &cm::Id, qp: &Qp<S, R>, cx: &Sleepable) -> Result {
     // If there is no connection, the drain flushes the requests.
     let _ = id.disconnect(cx);
@@ -88,7 +96,7 @@ pub struct Connecting<'a, S: PollContext, R: PollContext> {
 }
 
 impl<'a, S: PollContext, R: PollContext> Connecting<'a, S, R> {
-    /// Before the first receive is posted.
+    /// Called before the first receive is posted.
     pub fn new(id: &'a cm::Id, qp: &'a Qp<S, R>, cx: &'a Sleepable) -> Self {
         Self { id, qp, cx }
     }

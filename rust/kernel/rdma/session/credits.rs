@@ -11,22 +11,23 @@
 //! peer has from this side. The counts that are exchanged are from a stranger: what exceeds the
 //! agreement is an error.
 
-use crate::prelude::*;
+use crate::{
+    prelude::*,
+    session, //
+};
+use core::mem::forget;
 use kernel::{
     new_condvar,
     new_spinlock_irq,
     sync::{
         atomic::{
-            Acquire,
             Atomic,
             Full,
             Relaxed, //
         },
         CondVar,
-        CondVarTimeoutResult,
         SpinLockIrq, //
-    },
-    time::msecs_to_jiffies, //
+    }, //
 };
 
 /// The messages that may be sent to the peer, each of which takes a credit.
@@ -41,40 +42,18 @@ use kernel::{
 /// ```
 /// use rdma::{prelude::*, session::SendCredits};
 ///
-/// #[pin_data]
-/// struct Conn {
-///     qp: Qp<Softirq>,
-///     #[pin]
-///     credits: SendCredits,
+/// /// Has `post` post a message when the peer has a receive for it.
+/// fn send(credits: &SendCredits, post: impl FnOnce() -> Result, cx: &Sleepable) -> Result {
+///     credits.wait(5_000, cx)?.spend(post)
 /// }
 ///
-/// # #[derive(HasCqe)]
-/// # struct Message { cqe: Cqe<Self>, buf: Buf<ToDevice> }
-/// # impl CqeHandler for Message {
-/// #     type Pointer = Pin<KBox<Self>>;
-/// #     type Needs = Atomic;
-/// #     fn done(_: Self::Pointer, _: &Wc, _: &Atomic) {}
-/// # }
-/// impl Conn {
-///     /// Sends a message when the peer has a receive for it.
-///     fn send(&self, message: Pin<KBox<Message>>, cx: &Sleepable) -> Result {
-///         let credit = self.credits.wait(5_000, cx)?;
-///         credit.spend(|| {
-///             let posted = self
-///                 .qp
-///                 .post_send(message, |m| Ok(SendWr::send([m.buf.whole()])));
-///             posted.map_err(Error::from)
-///         })
-///     }
+/// /// The peer's message says that it has posted so many receives again.
+/// fn received(credits: &SendCredits, more: u16) -> Result {
+///     credits.give(more.into())
+/// }
 ///
-///     /// The peer's message says that it has posted so many receives again.
-///     fn given(&self, credits: u16) -> Result {
-///         self.credits.give(credits.into())
-///     }
-///
-///     fn disconnected(&self) {
-///         self.credits.close(ENOTCONN);
-///     }
+/// fn disconnected(credits: &SendCredits) {
+///     credits.close(ENOTCONN);
 /// }
 /// ```
 #[pin_data]
@@ -105,25 +84,33 @@ impl SendCredits {
         })
     }
 
+    /// Changes the count to what `change` returns for it. Fails with the error that it is.
+    #[inline]
+    fn change(&self, change: impl Fn(i32) -> Result<i32>) -> Result {
+        let mut old = self.count.load(Relaxed);
+        loop {
+            if old < 0 {
+                return Err(Error::from_errno(old));
+            }
+            match self.count.cmpxchg(old, change(old)?, Full) {
+                Ok(_) => return Ok(()),
+                Err(now) => old = now,
+            }
+        }
+    }
+
     /// Takes a credit. Any context.
     ///
     /// # Errors
     ///
     /// `EAGAIN` if there is none; the error of [`SendCredits::close`].
     pub fn take(&self) -> Result<Credit<'_>> {
-        let mut old = self.count.load(Relaxed);
-        loop {
-            match old {
-                0 => return Err(EAGAIN),
-                ..0 => return Err(Error::from_errno(old)),
-                _ => {}
-            }
-            // INVARIANT: It was positive.
-            match self.count.cmpxchg(old, old - 1, Acquire) {
-                Ok(_) => return Ok(Credit(self)),
-                Err(now) => old = now,
-            }
-        }
+        // INVARIANT: It does not become negative.
+        self.change(|count| match count {
+            0 => Err(EAGAIN),
+            count => Ok(count - 1),
+        })?;
+        Ok(Credit(self))
     }
 
     /// Takes a credit, and waits up to `timeout_ms` milliseconds for one.
@@ -131,29 +118,15 @@ impl SendCredits {
     /// # Errors
     ///
     /// `ETIMEDOUT`; `ERESTARTSYS` if a signal is pending; the error of [`SendCredits::close`].
-    pub fn wait(&self, timeout_ms: u32, _cx: &Sleepable) -> Result<Credit<'_>> {
+    pub fn wait(&self, timeout_ms: u32, cx: &Sleepable) -> Result<Credit<'_>> {
         match self.take() {
-            Err(e) if e == EAGAIN => {}
+            Err(EAGAIN) => {}
             taken => return taken,
         }
-        let mut left = msecs_to_jiffies(timeout_ms);
         let mut guard = self.lock.lock();
         // Credits that are given after this are found below, or their giver finds the waiter.
         self.waiters.fetch_add(1, Full);
-        let taken = loop {
-            match self.take() {
-                Err(e) if e == EAGAIN => {}
-                taken => break taken,
-            }
-            if left == 0 {
-                break Err(ETIMEDOUT);
-            }
-            match self.given.wait_interruptible_timeout(&mut guard, left) {
-                CondVarTimeoutResult::Signal { .. } => break Err(ERESTARTSYS),
-                CondVarTimeoutResult::Timeout => left = 0,
-                CondVarTimeoutResult::Woken { jiffies } => left = jiffies,
-            }
-        };
+        let taken = session::wait_event(&self.given, &mut guard, timeout_ms, |_| self.take(), cx);
         self.waiters.fetch_sub(1, Relaxed);
         taken
     }
@@ -165,19 +138,11 @@ impl SendCredits {
     /// `EPROTO` if there were more than the limit, and none are added: the peer does not keep to
     /// the protocol. The error of [`SendCredits::close`].
     pub fn give(&self, credits: u32) -> Result {
-        let mut old = self.count.load(Relaxed);
-        loop {
-            if old < 0 {
-                return Err(Error::from_errno(old));
-            }
-            let new = i32::try_from(credits).ok().and_then(|n| old.checked_add(n));
-            let new = new.filter(|n| *n <= self.limit).ok_or(EPROTO)?;
-            // INVARIANT: It is not above the limit, as just checked.
-            match self.count.cmpxchg(old, new, Full) {
-                Ok(_) => break,
-                Err(now) => old = now,
-            }
-        }
+        // INVARIANT: It is not above the limit, as is checked.
+        self.change(|count| {
+            let sum = count.checked_add_unsigned(credits);
+            sum.filter(|sum| *sum <= self.limit).ok_or(EPROTO)
+        })?;
         self.wake();
         Ok(())
     }
@@ -185,13 +150,9 @@ impl SendCredits {
     /// Fails all waits, and all later calls, with `error`. Only the first call does. For the end of
     /// the connection. Any context.
     pub fn close(&self, error: Error) {
-        let mut old = self.count.load(Relaxed);
-        while old >= 0 {
-            // INVARIANT: An error number is negative.
-            match self.count.cmpxchg(old, error.to_errno(), Full) {
-                Ok(_) => return self.wake(),
-                Err(now) => old = now,
-            }
+        // INVARIANT: An error number is negative.
+        if self.change(|_| Ok(error.to_errno())).is_ok() {
+            self.wake();
         }
     }
 
@@ -223,7 +184,7 @@ impl Credit<'_> {
     pub fn spend<T, E>(self, post: impl FnOnce() -> Result<T, E>) -> Result<T, E> {
         let posted = post();
         if posted.is_ok() {
-            core::mem::forget(self);
+            forget(self);
         }
         posted
     }
@@ -268,14 +229,6 @@ pub struct RecvCredits {
     limit: u32,
 }
 
-/// A receive that the peer was not told of.
-const UNTOLD: u64 = 1 << 32;
-
-/// Returns the number of receives that the peer was not told of, and that of messages it may send.
-fn halves(counts: u64) -> (u32, u32) {
-    ((counts >> 32) as u32, counts as u32)
-}
-
 impl RecvCredits {
     /// Makes credits of which the peer has `initial`, by the agreement or since the connection was
     /// made, for a connection that never has more than `limit` receives.
@@ -287,15 +240,17 @@ impl RecvCredits {
         }
     }
 
-    /// Changes the counts to what `change` returns. Full ordering, as a message that was received
-    /// is read after this.
+    /// Changes both counts to what `change` returns for them. Returns the first, as it was before.
+    /// Full ordering, as a message that was received is read after this.
     #[inline]
-    fn change(&self, change: impl Fn(u32, u32) -> Result<u64>) -> Result<u64> {
+    fn change(&self, change: impl Fn(u32, u32) -> Result<(u32, u32)>) -> Result<u32> {
         let mut old = self.counts.load(Relaxed);
         loop {
-            let (untold, granted) = halves(old);
-            match self.counts.cmpxchg(old, change(untold, granted)?, Full) {
-                Ok(_) => return Ok(old),
+            let before = (old >> 32) as u32;
+            let (untold, granted) = change(before, old as u32)?;
+            let new = u64::from(untold) << 32 | u64::from(granted);
+            match self.counts.cmpxchg(old, new, Full) {
+                Ok(_) => return Ok(before),
                 Err(now) => old = now,
             }
         }
@@ -308,11 +263,8 @@ impl RecvCredits {
     /// `EPROTO` if the peer had none: it does not keep to the protocol.
     pub fn received(&self) -> Result {
         // INVARIANT: The sum is less than before.
-        self.change(|untold, granted| {
-            let granted = granted.checked_sub(1).ok_or(EPROTO)?;
-            Ok(u64::from(untold) * UNTOLD + u64::from(granted))
-        })
-        .map(drop)
+        self.change(|untold, granted| Ok((untold, granted.checked_sub(1).ok_or(EPROTO)?)))?;
+        Ok(())
     }
 
     /// Adds receives that were posted, of which the peer will be told. Any context.
@@ -323,13 +275,11 @@ impl RecvCredits {
     pub fn posted(&self, recvs: u32) -> Result {
         // INVARIANT: The sum is not above the limit, as is checked.
         self.change(|untold, granted| {
-            let sum = untold
-                .checked_add(granted)
-                .and_then(|n| n.checked_add(recvs));
-            sum.filter(|n| *n <= self.limit).ok_or(EOVERFLOW)?;
-            Ok(u64::from(untold + recvs) * UNTOLD + u64::from(granted))
-        })
-        .map(drop)
+            let untold = untold.checked_add(recvs).ok_or(EOVERFLOW)?;
+            let sum = untold.checked_add(granted).filter(|sum| *sum <= self.limit);
+            sum.map(|_| (untold, granted)).ok_or(EOVERFLOW)
+        })?;
+        Ok(())
     }
 
     /// Returns how many credits to give the peer with a message, at most `most`: all that it was
@@ -337,16 +287,16 @@ impl RecvCredits {
     /// end. Any context.
     pub fn grant(&self, most: u32) -> u32 {
         // INVARIANT: The sum stays the same.
-        let old = self.change(|untold, granted| {
+        let untold = self.change(|untold, granted| {
             let grant = untold.min(most);
-            Ok(u64::from(untold - grant) * UNTOLD + u64::from(granted + grant))
+            Ok((untold - grant, granted + grant))
         });
-        old.map_or(0, |old| halves(old).0.min(most))
+        untold.map_or(0, |untold| untold.min(most))
     }
 
     /// Returns the number of receives that the peer was not told of: a protocol whose side has
     /// nothing to send sends an empty message when there are too many.
     pub fn untold(&self) -> u32 {
-        halves(self.counts.load(Relaxed)).0
+        (self.counts.load(Relaxed) >> 32) as u32
     }
 }
