@@ -8,7 +8,8 @@ use crate::{
         AtomicUsize,
         Ordering, //
     },
-    prelude::*, //
+    prelude::*,
+    session, //
 };
 use core::ops::ControlFlow;
 use kernel::{
@@ -17,11 +18,9 @@ use kernel::{
     new_spinlock_irq,
     sync::{
         CondVar,
-        CondVarTimeoutResult,
         SpinLockIrq, //
     },
-    task::Task,
-    time::msecs_to_jiffies, //
+    task::Task, //
 };
 
 /// Returns `jiffies`.
@@ -43,30 +42,25 @@ fn now() -> usize {
 /// struct Conn {
 ///     id: cm::Id,
 ///     received: Activity,
-///     sent: Activity,
 /// }
 ///
-/// impl Conn {
-///     fn send_keep_alive(&self) {}
+/// fn accepted(id: cm::Id) -> Result<Arc<Conn>> {
+///     let received = Activity::new();
+///     Ok(Arc::new(Conn { id, received }, GFP_KERNEL)?)
 /// }
 ///
-/// fn accepted(id: cm::Id) -> Conn {
-///     let (received, sent) = (Activity::new(), Activity::new());
-///     Conn { id, received, sent }
+/// fn received(conn: &Conn) {
+///     conn.received.note();
 /// }
 ///
-/// /// Sends something every 5 seconds, and ends a connection from which nothing has come for 15.
+/// /// Ends a connection from which nothing has come for 15 seconds.
 /// fn watch(client: &ClientRef, conn: Arc<Conn>) -> Result<Ticker> {
 ///     Ticker::start(client, 1_000, GFP_KERNEL, move |cx| {
-///         if conn.received.idle_ms() > 15_000 {
-///             let _ = conn.id.disconnect(cx);
-///             return ControlFlow::Break(());
+///         if conn.received.idle_ms() <= 15_000 {
+///             return ControlFlow::Continue(());
 ///         }
-///         if conn.sent.idle_ms() > 5_000 {
-///             conn.send_keep_alive();
-///             conn.sent.note();
-///         }
-///         ControlFlow::Continue(())
+///         let _ = conn.id.disconnect(cx);
+///         ControlFlow::Break(())
 ///     })
 /// }
 ///
@@ -109,7 +103,7 @@ impl Default for Activity {
 ///
 /// One is enough for all connections of a ULP. It ends when this is dropped, and unloading waits
 /// for that. What the function has is kept until then.
-pub struct Ticker(Arc<Stop>);
+pub struct Ticker(Arc<Sleeper>);
 
 impl Ticker {
     /// Calls `tick` every `period_ms` milliseconds, until it breaks. Any context that may allocate
@@ -117,29 +111,60 @@ impl Ticker {
     pub fn start(
         client: &ClientRef,
         period_ms: u32,
-        flags: kernel::alloc::Flags,
+        flags: Flags,
         mut tick: impl FnMut(&Sleepable) -> ControlFlow<()> + Send + 'static,
     ) -> Result<Self> {
-        let stop = Stop::spawn(client, flags, move |stop, cx| {
-            while stop.sleep(period_ms.max(1), cx) && tick(cx).is_continue() {}
+        Self::spawn(client, flags, move |sleeper, cx| {
+            while sleeper.sleep(period_ms.max(1), cx) && tick(cx).is_continue() {}
+        })
+    }
+
+    /// Calls `f` from a work item of the client, which ends it soon after [`Ticker::stop`].
+    fn spawn(
+        client: &ClientRef,
+        flags: Flags,
+        f: impl FnOnce(&Sleeper, &Sleepable) + Send + 'static,
+    ) -> Result<Self> {
+        let this = Self(Sleeper::new(flags)?);
+        let sleeper = this.0.clone();
+        client.spawn(flags, move |cx| {
+            sleeper.state.lock().task = Task::current_raw().addr();
+            f(&sleeper, cx);
+            let mut state = sleeper.state.lock();
+            state.task = 0;
+            state.ended = true;
+            drop(state);
+            sleeper.changed.notify_all();
         })?;
-        Ok(Self(stop))
+        Ok(this)
+    }
+
+    /// Ends it. Any context.
+    fn stop(&self) {
+        self.0.state.lock().stopped = true;
+        self.0.changed.notify_all();
     }
 
     /// Ends it, and waits until the function is not called any more. Fails with `EDEADLK` in the
     /// function.
-    pub fn stop_sync(&self, cx: &Sleepable) -> Result {
-        self.0.stop_sync(cx)
+    pub fn stop_sync(&self, _cx: &Sleepable) -> Result {
+        self.stop();
+        let mut state = self.0.state.lock();
+        if state.task == Task::current_raw().addr() {
+            return Err(EDEADLK);
+        }
+        while !state.ended {
+            self.0.changed.wait(&mut state);
+        }
+        Ok(())
     }
 }
 
 impl Drop for Ticker {
     fn drop(&mut self) {
-        self.0.stop();
+        self.stop();
     }
 }
-
-// The end of a work item that sleeps.
 
 struct State {
     stopped: bool,
@@ -148,19 +173,19 @@ struct State {
     ended: bool,
 }
 
-/// A work item of a client that sleeps and is told to stop.
+/// A work item that sleeps and is told to stop.
 #[pin_data]
-struct Stop {
+struct Sleeper {
     #[pin]
     state: SpinLockIrq<State>,
     #[pin]
     changed: CondVar,
 }
 
-impl Stop {
+impl Sleeper {
     /// Never inlined, so that all modules give the lock one name, as lockdep wants it.
     #[inline(never)]
-    fn new(flags: kernel::alloc::Flags) -> Result<Arc<Self>> {
+    fn new(flags: Flags) -> Result<Arc<Self>> {
         let init = pin_init!(Self {
             state <- new_spinlock_irq!(State {
                 stopped: false,
@@ -172,62 +197,13 @@ impl Stop {
         Arc::pin_init(init, flags)
     }
 
-    /// Calls `f` from a work item of the client, which ends it soon after [`Stop::stop`]. Fails
-    /// with `ENOMEM`.
-    fn spawn(
-        client: &ClientRef,
-        flags: kernel::alloc::Flags,
-        f: impl FnOnce(&Self, &Sleepable) + Send + 'static,
-    ) -> Result<Arc<Self>> {
-        let this = Self::new(flags)?;
-        let stop = this.clone();
-        client.spawn(flags, move |cx| {
-            stop.state.lock().task = Task::current_raw().addr();
-            f(&stop, cx);
-            let mut state = stop.state.lock();
-            state.task = 0;
-            state.ended = true;
-            drop(state);
-            stop.changed.notify_all();
-        })?;
-        Ok(this)
-    }
-
-    /// Has the work item end. Any context.
-    fn stop(&self) {
-        self.state.lock().stopped = true;
-        self.changed.notify_all();
-    }
-
     /// Sleeps for so many milliseconds. Returns `false` at once when the work item is to end.
-    fn sleep(&self, ms: u32, _cx: &Sleepable) -> bool {
-        let mut left = msecs_to_jiffies(ms);
-        let mut state = self.state.lock();
-        while !state.stopped && left > 0 {
-            left = match self.changed.wait_interruptible_timeout(&mut state, left) {
-                CondVarTimeoutResult::Woken { jiffies } => jiffies,
-                CondVarTimeoutResult::Signal { jiffies } => jiffies,
-                CondVarTimeoutResult::Timeout => 0,
-            };
-        }
-        !state.stopped
-    }
-
-    /// Has the work item end, and waits for that. Fails with `EDEADLK` in the work item.
-    fn stop_sync(&self, _cx: &Sleepable) -> Result {
-        self.stop();
-        let mut state = self.state.lock();
-        if state.task == Task::current_raw().addr() {
-            return Err(EDEADLK);
-        }
-        while !state.ended {
-            self.changed.wait(&mut state);
-        }
-        Ok(())
+    fn sleep(&self, ms: u32, cx: &Sleepable) -> bool {
+        let stopped = |state: &State| state.stopped.then_some(()).ok_or(EAGAIN);
+        // A work item gets no signals.
+        session::wait_event(&self.changed, &mut self.state.lock(), ms, stopped, cx).is_err()
     }
 }
-
-// Connecting again.
 
 /// A ULP that connects again.
 pub trait Connector: Send + Sync + 'static {
@@ -241,8 +217,8 @@ pub trait Connector: Send + Sync + 'static {
 
 /// The delays between attempts to connect, and their number.
 ///
-/// With `first_ms` and `longest_ms` the same they are constant, as `reconnect_delay` of
-/// NVMe over fabrics; `attempts` is `ctrl_loss_tmo` divided by that, rounded up.
+/// With `first_ms` and `longest_ms` the same they are constant, as `reconnect_delay` of NVMe over
+/// fabrics; `attempts` is `ctrl_loss_tmo` divided by that, rounded up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Backoff {
     /// The time before the first attempt, in milliseconds. Each delay is twice the one before.
@@ -273,20 +249,16 @@ impl Backoff {
 /// ```
 /// use rdma::{prelude::*, session::{Backoff, Connector, Reconnect}};
 ///
-/// struct Mount {
-///     name: &'static str,
-/// }
+/// struct Mount;
 ///
 /// impl Connector for Mount {
 ///     fn connect(&self, attempt: u32, _cx: &Sleepable) -> Result {
-///         pr_info!("{}: attempt {attempt}\n", self.name);
+///         pr_info!("attempt {attempt}\n");
 ///         Err(ECONNREFUSED)
 ///     }
 ///
 ///     fn ended(&self, result: Result, _cx: &Sleepable) {
-///         if let Err(e) = result {
-///             pr_err!("{}: given up ({e:?})\n", self.name);
-///         }
+///         pr_info!("connected, or given up: {result:?}\n");
 ///     }
 /// }
 ///
@@ -297,17 +269,13 @@ impl Backoff {
 ///     Reconnect::start(client, mount, backoff, GFP_ATOMIC)
 /// }
 ///
-/// /// The device is being removed, so that attempts fail.
-/// fn removed(reconnect: &Reconnect) {
+/// /// A user has removed the mount. Where this may not wait, there is `cancel`.
+/// fn unmount(reconnect: &Reconnect, cx: &Sleepable) -> Result {
 ///     reconnect.cancel();
-/// }
-///
-/// /// A user has removed the mount.
-/// fn remove(reconnect: &Reconnect, cx: &Sleepable) -> Result {
 ///     reconnect.cancel_sync(cx)
 /// }
 /// ```
-pub struct Reconnect(Arc<Stop>);
+pub struct Reconnect(Ticker);
 
 impl Reconnect {
     /// Begins with the first delay. Any context that may allocate with `flags`. Fails with
@@ -318,10 +286,21 @@ impl Reconnect {
         backoff: Backoff,
         flags: Flags,
     ) -> Result<Self> {
-        let stop = Stop::spawn(client, flags, move |stop, cx| {
-            connector.ended(attempts(stop, &*connector, &backoff, cx), cx);
+        let ticker = Ticker::spawn(client, flags, move |sleeper, cx| {
+            let mut result = Err(ECANCELED);
+            for attempt in 1..=backoff.attempts {
+                if !sleeper.sleep(backoff.delay_ms(attempt), cx) {
+                    result = Err(ECANCELED);
+                    break;
+                }
+                result = connector.connect(attempt, cx);
+                if result.is_ok() {
+                    break;
+                }
+            }
+            connector.ended(result, cx);
         })?;
-        Ok(Self(stop))
+        Ok(Self(ticker))
     }
 
     /// Makes no further attempt. One that is being made goes on. Any context.
@@ -334,24 +313,4 @@ impl Reconnect {
     pub fn cancel_sync(&self, cx: &Sleepable) -> Result {
         self.0.stop_sync(cx)
     }
-}
-
-impl Drop for Reconnect {
-    fn drop(&mut self) {
-        self.cancel();
-    }
-}
-
-fn attempts(stop: &Stop, connector: &impl Connector, backoff: &Backoff, cx: &Sleepable) -> Result {
-    let mut result = Err(ECANCELED);
-    for attempt in 1..=backoff.attempts {
-        if !stop.sleep(backoff.delay_ms(attempt), cx) {
-            return Err(ECANCELED);
-        }
-        result = connector.connect(attempt, cx);
-        if result.is_ok() {
-            break;
-        }
-    }
-    result
 }
