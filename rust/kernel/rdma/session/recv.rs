@@ -76,9 +76,7 @@ pub trait RecvHandler: Send + Sync + Sized + 'static {
 ///     }
 ///
 ///     fn failed(&self, error: WcError) {
-///         if error.status != Status::WR_FLUSH_ERR {
-///             pr_info!("a receive has failed: {}\n", error.status);
-///         }
+///         pr_info!("a receive has failed: {}\n", error.status);
 ///     }
 ///
 ///     fn refused(&self, _error: Error) {
@@ -236,9 +234,11 @@ impl<'a, T: RecvHandler> Received<'a, T> {
         // SAFETY: `recv` was not taken, by the type invariant, and `this` is neither used nor
         // dropped after this.
         let recv = unsafe { ManuallyDrop::take(&mut this.recv) };
-        let recv = ManuallyDrop::new(recv);
         // INVARIANT: It was just made.
-        Kept { recv, len }
+        Kept {
+            recv: ManuallyDrop::new(recv),
+            len,
+        }
     }
 
     #[inline]

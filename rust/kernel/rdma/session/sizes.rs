@@ -2,7 +2,10 @@
 
 //! The sizes of queues, from what a connection has to do.
 
-use crate::prelude::*;
+use crate::{
+    device::Protocol,
+    prelude::*, //
+};
 use kernel::fmt;
 
 /// The load of one connection at a time.
@@ -24,10 +27,7 @@ use kernel::fmt;
 ///         recvs: 33,
 ///         ..Load::NONE
 ///     };
-///     let sizes = Sizes::new(pd.device(), 1, &load).map_err(|misfit| {
-///         pr_err!("{}: {misfit}\n", pd.device());
-///         Error::from(misfit)
-///     })?;
+///     let sizes = Sizes::new(pd.device(), 1, &load).inspect_err(|e| pr_err!("{e}\n"))?;
 ///     let cq = Cq::alloc_any(pd.device(), sizes.entries, cx)?;
 ///     InitAttr::new(pd, &cq, &cq, &sizes.caps)
 ///         .rw_contexts(sizes.rw_contexts, 1)
@@ -168,49 +168,37 @@ impl Sizes {
     pub fn new(dev: &Device, port: u32, load: &Load) -> Result<Self, Misfit> {
         let attrs = dev.attrs();
         let max_wr = attrs.max_qp_wr;
-        let (asked, has) = (port.into(), dev.ports().count() as u64);
-        let port = dev.port(port).ok_or(Misfit {
+        let port = dev.port(port).ok_or_else(|| Misfit {
             limit: Limit::Port,
-            asked,
-            has,
+            asked: port.into(),
+            has: dev.ports().count() as u64,
         })?;
-        let (rw_contexts, rw_sends) = match load.transfers {
-            0 => (0, 0),
-            transfers => {
-                let each = port.rw_contexts(load.pages).map_err(|_| Misfit {
-                    limit: Limit::Pages,
-                    asked: load.pages.into(),
-                    has: 0,
-                })?;
-                let transfers = within(Limit::SendWr, times(load.requests, transfers), max_wr)?;
-                let contexts = within(Limit::SendWr, times(transfers, each), max_wr)?;
-                // Without an MR a request has no more pages than entries. The core counts as many
-                // for each context as one by an MR takes, or one.
-                let requests = load
-                    .pages
-                    .div_ceil(load.send_sge.clamp(1, attrs.max_sge_rd));
-                let more = requests.saturating_sub(port.rw_requests(each));
-                (contexts, times(transfers, more))
-            }
+        let each = match load.transfers {
+            0 => 0,
+            _ => port.rw_contexts(load.pages).map_err(|_| Misfit {
+                limit: Limit::Pages,
+                asked: load.pages.into(),
+                has: 0,
+            })?,
         };
-        if port.has(crate::device::Protocol::Iwarp) || attrs.max_sgl_rd != 0 {
+        let transfers = within(Limit::SendWr, times(load.requests, load.transfers), max_wr)?;
+        let rw_contexts = within(Limit::SendWr, times(transfers, each), max_wr)?;
+        if port.has(Protocol::Iwarp) || attrs.max_sgl_rd != 0 {
             within(Limit::Mr, rw_contexts.into(), attrs.max_mr)?;
         }
+        // Without an MR a request has no more pages than entries. The core counts as many for each
+        // context as one by an MR takes, or one.
+        let sges = load.send_sge.min(attrs.max_sge_rd).max(1);
+        let more = (load.pages.div_ceil(sges)).saturating_sub(port.rw_requests(each));
+        let sends = times(load.requests, load.sends)
+            .saturating_add(load.other_sends.into())
+            .saturating_add(times(transfers, more));
         // The drain of each queue needs one more.
         let drain = 1;
-        let sends = times(load.requests, load.sends) + u64::from(load.other_sends);
-        let sends = sends.saturating_add(rw_sends);
-        let rw_requests = match rw_contexts {
-            0 => 0,
-            contexts => port.rw_requests(contexts),
-        };
-        let all = within(
-            Limit::SendWr,
-            sends
-                .saturating_add(rw_requests.into())
-                .saturating_add(drain),
-            max_wr,
-        )?;
+        let all = sends
+            .saturating_add(port.rw_requests(rw_contexts).into())
+            .saturating_add(drain);
+        let all = within(Limit::SendWr, all, max_wr)?;
         within(Limit::RecvWr, u64::from(load.recvs) + drain, max_wr)?;
         within(Limit::SendSge, load.send_sge.into(), attrs.max_send_sge)?;
         within(Limit::RecvSge, load.recv_sge.into(), attrs.max_recv_sge)?;
