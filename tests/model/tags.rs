@@ -339,7 +339,8 @@ struct Table {
 #[derive(Default)]
 struct Locked {
     waiters: u32,
-    left: Option<u32>,
+    /// There is no handle any more.
+    ended: bool,
 }
 
 impl Table {
@@ -388,8 +389,7 @@ impl Table {
         if locked.waiters > 0 {
             self.freed.notify_all();
         }
-        locked.left = locked.left.map(|left| left - 1);
-        let last = locked.left == Some(0);
+        let last = locked.ended && self.word.free() == 2;
         drop(locked);
         if last {
             self.free();
@@ -421,9 +421,8 @@ impl Table {
     fn end(&self) {
         let mut locked = self.locked.lock().unwrap();
         self.word.set_locked(true);
-        let left = 2 - self.word.free();
-        locked.left = Some(left);
-        let last = left == 0;
+        locked.ended = true;
+        let last = self.word.free() == 2;
         drop(locked);
         if last {
             self.free();

@@ -27,38 +27,27 @@
 //!     type Reply = Option<u64>;
 //!     type Needs = Atomic;
 //!
-//!     fn sent(_request: &Buf<ToDevice>, wc: &Wc, _cx: &Atomic) {
-//!         if let Err(e) = wc.result() {
-//!             pr_info!("{}\n", e.status);
-//!         }
-//!     }
-//!
 //!     /// Both are back, or there is no connection any more.
 //!     fn ended(mut tag: Tag<Self>) {
-//!         match tag.parts().1.take() {
-//!             Some(value) => pr_info!("the value is {value}\n"),
-//!             None => pr_info!("there was no reply\n"),
-//!         }
+//!         pr_info!("the value, if there was a reply: {:?}\n", tag.parts().1.take());
 //!     }
 //! }
 //!
 //! fn get(tags: &Tags<Get>, qp: &Qp<Softirq>, key: u32, cx: &Sleepable) -> Result {
-//!     let mut tag = tags.wait(1_000, cx)?;
+//!     let tag = tags.wait(1_000, cx)?;
 //!     let id = tag.id().to_u32();
-//!     let (request, _) = tag.parts();
-//!     request.write(0, &id.to_le_bytes())?;
-//!     request.write(4, &key.to_le_bytes())?;
-//!     tag.post(qp, |request, chain: &mut Chain<'_, 1>| {
+//!     let posted = tag.post(qp, |request, chain: &mut Chain<'_, 1>| {
+//!         request.write(0, &id.to_le_bytes())?;
+//!         request.write(4, &key.to_le_bytes())?;
 //!         chain.push(SendWr::send([request.sge(0..8)?]))
-//!     })?;
-//!     Ok(())
+//!     });
+//!     posted.map_err(Error::from)
 //! }
 //! # use rdma::{qp::Chain, wc::Success};
 //!
 //! /// A message has come, whose handler has this completion.
 //! fn received(tags: &Tags<Get>, wc: &Success<'_>, id: u32, value: u64) -> Result {
-//!     let mut reply = tags.reply(wc, TagId::from_u32(id))?;
-//!     *reply = Some(value);
+//!     *tags.reply(wc, TagId::from_u32(id))? = Some(value);
 //!     Ok(())
 //! }
 //!
@@ -88,12 +77,17 @@ use crate::{
         self,
         Chain, //
     },
-    sync::Users,
+    session,
     wc::Success,
     wr, //
 };
 use core::{
     cell::UnsafeCell,
+    marker::PhantomData,
+    mem::{
+        forget,
+        ManuallyDrop, //
+    },
     ops, //
 };
 use kernel::{
@@ -101,10 +95,8 @@ use kernel::{
     new_spinlock_irq,
     sync::{
         CondVar,
-        CondVarTimeoutResult,
         SpinLockIrq, //
     },
-    time::msecs_to_jiffies,
     types::NotThreadSafe, //
 };
 use state::{
@@ -197,29 +189,6 @@ struct Slot<X: Exchange> {
 /// The callback of a local invalidation.
 const INV: u64 = 1;
 
-impl<X: Exchange> Slot<X> {
-    /// # Safety
-    ///
-    /// The tag is held, or a half of it is out.
-    #[inline]
-    unsafe fn table(&self) -> &Table<X> {
-        // SAFETY: By the type invariant the table is that of the slot. It is freed after the last
-        // tag is put.
-        unsafe { self.table.as_ref() }
-    }
-
-    /// Notes a half that is back where handlers may run at the same time.
-    #[cold]
-    #[inline(never)]
-    fn stray(this: NonNull<Self>, half: Half) {
-        // SAFETY: The half is out, so the table is there.
-        if unsafe { this.as_ref() }.state.stray(half) {
-            // INVARIANT: The caller holds the tag, as `stray` says.
-            X::ended(Tag(this));
-        }
-    }
-}
-
 impl<X: Exchange> cqe::HasCqe for Slot<X> {
     const FIELD: cqe::Field<Self, 0> = crate::cqe_field!(cqe);
 }
@@ -228,26 +197,65 @@ impl<X: Exchange> cqe::HasCqe<INV> for Slot<X> {
     const FIELD: cqe::Field<Self, INV> = crate::cqe_field!(inv_cqe);
 }
 
+/// The slot of a tag that is held, or of which a half is out. A copy is not used after that.
+///
+/// # Invariants
+///
+/// The slot is valid: its table is freed after the last tag was put.
+struct SlotRef<X: Exchange>(NonNull<Slot<X>>);
+
+impl<X: Exchange> Clone for SlotRef<X> {
+    #[inline]
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<X: Exchange> Copy for SlotRef<X> {}
+
+impl<X: Exchange> ops::Deref for SlotRef<X> {
+    type Target = Slot<X>;
+
+    #[inline]
+    fn deref(&self) -> &Slot<X> {
+        // SAFETY: By the type invariant the slot is valid.
+        unsafe { self.0.as_ref() }
+    }
+}
+
+impl<X: Exchange> SlotRef<X> {
+    #[inline]
+    fn table(&self) -> &Table<X> {
+        // SAFETY: By the invariant of `Slot` this is the table of the slot, which is part of it and
+        // valid by the type invariant.
+        unsafe { self.table.as_ref() }
+    }
+
+    /// Notes a half that is back where handlers may run at the same time.
+    #[cold]
+    #[inline(never)]
+    fn stray(self, half: Half) {
+        if self.state.stray(half) {
+            // INVARIANT: The caller holds the tag, as `State::stray` says.
+            X::ended(Tag(self));
+        }
+    }
+}
+
 impl<X: Exchange> CqeHandler for Slot<X> {
     type Pointer = Posted<X>;
     type Needs = X::Needs;
 
     #[inline]
-    fn done(this: Posted<X>, wc: &Wc, cx: &X::Needs) {
-        let slot = this.0;
-        // Twice, so that nothing is kept while `sent` is called.
-        //
-        // SAFETY: By its invariant the send is out, so the table is there.
-        let table = || unsafe { slot.as_ref().table() };
-        if !table().poller.is_at(wc) {
-            return Slot::stray(slot, Half::Send);
+    fn done(Posted(slot): Posted<X>, wc: &Wc, cx: &X::Needs) {
+        if !slot.table().poller.is_at(wc) {
+            return slot.stray(Half::Send);
         }
-        // SAFETY: By its invariant the send is out, so the slot is there.
-        let this = unsafe { slot.as_ref() };
         // SAFETY: The send is out, so until `end_send` there are references only. Those are used in
         // handlers of the CQ, and this is one of them, which run one after the other.
-        X::sent(unsafe { &*this.request.get() }, wc, cx);
-        if this.state.end_send(table().is_closed()) {
+        X::sent(unsafe { &*slot.request.get() }, wc, cx);
+        // The table is looked up again, so that nothing is kept while `sent` is called.
+        if slot.state.end_send(slot.table().is_closed()) {
             // INVARIANT: Both halves are back, for this handler.
             X::ended(Tag(slot));
         }
@@ -255,15 +263,13 @@ impl<X: Exchange> CqeHandler for Slot<X> {
 }
 
 impl<X: Exchange> CqeHandler<INV> for Slot<X> {
-    type Pointer = Handling<X>;
+    type Pointer = Posted<X, INV>;
     type Needs = X::Needs;
 
     #[inline]
-    fn done(this: Handling<X>, wc: &Wc, cx: &X::Needs) {
-        // SAFETY: By its invariant the reply is being handled, so the table is there.
-        let (slot, table) = unsafe { (this.0.as_ref(), this.0.as_ref().table()) };
-        if !table.poller.is_at(wc) {
-            return Slot::stray(this.0, Half::Reply);
+    fn done(Posted(slot): Posted<X, INV>, wc: &Wc, cx: &X::Needs) {
+        if !slot.table().poller.is_at(wc) {
+            return slot.stray(Half::Reply);
         }
         if slot.state.is_send_out() {
             // The queue is in order, so the invalidation came before the send, and before the
@@ -272,78 +278,58 @@ impl<X: Exchange> CqeHandler<INV> for Slot<X> {
             // SAFETY: It is that of an exclusive region of the request, which `Reply::post` has
             // posted, and only this handler uses it.
             unsafe { mr::undo_invalidated(wc) };
-            return Slot::stray(this.0, Half::Reply);
+            return slot.stray(Half::Reply);
         }
-        // INVARIANT: The reply is being handled, and `this`, which was its owner, is gone. This is
-        // a handler of the CQ.
-        X::invalidated(
-            Reply(this.0, NotThreadSafe, core::marker::PhantomData),
-            wc,
-            cx,
-        );
+        // INVARIANT: The reply is being handled, and what was its owner is gone. This is a handler
+        // of the CQ.
+        X::invalidated(Reply(slot, PhantomData), wc, cx);
     }
 }
 
-/// The owner of a send that is posted.
+/// The owner of a request that is posted: of the send, or of an invalidation ([`INV`]).
 ///
 /// # Invariants
 ///
-/// The send is out, and this is the only owner of it.
-struct Posted<X: Exchange>(NonNull<Slot<X>>);
+/// The send is out, or the reply is being handled, and this is the only owner of it.
+struct Posted<X: Exchange, const ID: u64 = 0>(SlotRef<X>);
 
 // SAFETY: It gives no access to the parts but in handlers of the CQ.
-unsafe impl<X: Exchange> Send for Posted<X> {}
+unsafe impl<X: Exchange, const ID: u64> Send for Posted<X, ID> {}
 
-/// The owner of an invalidation that is posted.
-///
-/// # Invariants
-///
-/// The reply is being handled, by this.
-struct Handling<X: Exchange>(NonNull<Slot<X>>);
+impl<X: Exchange, const ID: u64> ops::Deref for Posted<X, ID> {
+    type Target = Slot<X>;
 
-// SAFETY: It gives no access to the parts but in handlers of the CQ.
-unsafe impl<X: Exchange> Send for Handling<X> {}
-
-macro_rules! owner {
-    ($owner:ident, $id:expr) => {
-        impl<X: Exchange> ops::Deref for $owner<X> {
-            type Target = Slot<X>;
-
-            #[inline]
-            fn deref(&self) -> &Slot<X> {
-                // SAFETY: By the type invariant a half is out, so the table is there.
-                unsafe { self.0.as_ref() }
-            }
-        }
-
-        // SAFETY: The slot is there, and stays in place, while a half is out. It is only modified
-        // through cells.
-        unsafe impl<X: Exchange> CqePointer<$id> for $owner<X> {
-            #[inline]
-            fn into_ptr(self, _: cqe::Sealed) -> *mut Slot<X> {
-                self.0.as_ptr()
-            }
-
-            #[inline]
-            unsafe fn from_ptr(ptr: *mut Slot<X>) -> Self {
-                // SAFETY: `ptr` is from `into_ptr`, as the caller promises, so it is not null.
-                // INVARIANT: As it was given up.
-                Self(unsafe { NonNull::new_unchecked(ptr) })
-            }
-        }
-    };
+    #[inline]
+    fn deref(&self) -> &Slot<X> {
+        &self.0
+    }
 }
 
-owner!(Posted, 0);
-owner!(Handling, INV);
+// SAFETY: The slot is there, and stays in place, while a half is out. It is only modified through
+// cells.
+unsafe impl<X: Exchange, const ID: u64> CqePointer<ID> for Posted<X, ID>
+where
+    Slot<X>: CqeHandler<ID, Pointer = Self>,
+{
+    #[inline]
+    fn into_ptr(self, _: cqe::Sealed) -> *mut Slot<X> {
+        self.0 .0.as_ptr()
+    }
+
+    #[inline]
+    unsafe fn from_ptr(ptr: *mut Slot<X>) -> Self {
+        // SAFETY: `ptr` is from `into_ptr`, as the caller promises, so it is not null.
+        // INVARIANT: As it was given up.
+        Self(SlotRef(unsafe { NonNull::new_unchecked(ptr) }))
+    }
+}
 
 /// The exchanges of a QP.
 ///
 /// # Invariants
 ///
 /// `poller` is that of the CQ of both queues of the QP until that is destroyed, and none after it.
-/// `handles` counts the [`Tags`] and the [`Keeper`]. Each tag of `words`, of which there is one at
-/// least, has its slot in `slots`.
+/// Each tag of `words`, of which there is one at least, has its slot in `slots`.
 #[pin_data]
 struct Table<X: Exchange> {
     poller: cq::PollerRef,
@@ -353,7 +339,6 @@ struct Table<X: Exchange> {
     mask: Mask,
     /// An error number once the table is closed.
     closed: AtomicI32,
-    handles: Users,
     words: KVec<Word>,
     slots: KVec<Slot<X>>,
     #[pin]
@@ -365,9 +350,8 @@ struct Table<X: Exchange> {
 struct Locked {
     /// The number of threads that wait for a tag.
     waiters: u32,
-    /// The number of tags that are held or out, once there is no handle: the last one frees the
-    /// table.
-    left: Option<u32>,
+    /// The number of [`Handle`]s.
+    handles: u32,
 }
 
 impl<X: Exchange> Table<X> {
@@ -396,11 +380,8 @@ impl<X: Exchange> Table<X> {
 
     fn close(&self, error: Error) {
         let (errno, relaxed) = (error.to_errno(), Ordering::Relaxed);
-        if self
-            .closed
-            .compare_exchange(0, errno, relaxed, relaxed)
-            .is_ok()
-        {
+        let closed = (self.closed).compare_exchange(0, errno, relaxed, relaxed);
+        if closed.is_ok() {
             // A thread that waits has looked before this, and holds the lock until it can be woken.
             drop(self.lock.lock());
             self.freed.notify_all();
@@ -443,7 +424,7 @@ impl<X: Exchange> Table<X> {
         // SAFETY: By the type invariant each tag of the words has its slot.
         let slot = unsafe { self.slots.get_unchecked(first | tag as usize) };
         // INVARIANT: The caller holds the tag.
-        Tag(slot.into())
+        Tag(SlotRef(slot.into()))
     }
 
     fn set_locked(&self, locked: bool) {
@@ -460,58 +441,36 @@ impl<X: Exchange> Table<X> {
     #[cold]
     #[inline(never)]
     unsafe fn put_locked(this: NonNull<Self>, word: &Word, bit: usize) {
-        let ended = {
-            // SAFETY: The table is there, as the caller holds a tag, and is freed by one that holds
-            // the lock later.
-            let table = unsafe { this.as_ref() };
-            let mut locked = table.lock.lock();
+        let give_up = |table: &Self, locked: &mut Locked| {
             word.put_locked(bit);
             if locked.waiters > 0 {
                 table.freed.notify_all();
             }
-            locked.left = locked.left.map(|left| left - 1);
-            locked.left == Some(0)
         };
-        if ended {
-            // SAFETY: There is no handle, and this was the last tag.
-            unsafe { Self::free(this) };
-        }
+        // SAFETY: The caller holds the tag until `give_up` puts it.
+        unsafe { Self::put(this, give_up) };
     }
 
-    /// Drops a handle.
+    /// Has a tag or a handle given up under the lock, and frees the table if it was the last.
     ///
     /// # Safety
     ///
-    /// The caller has the handle, and does not use it any more.
-    unsafe fn put_handle(this: NonNull<Self>) {
-        let ended = {
-            // SAFETY: The caller has a handle. If it is the last one, the table is freed by one
-            // that holds the lock after this.
+    /// The caller has the tag or the handle that `give_up` gives up, and uses the table no more.
+    unsafe fn put(this: NonNull<Self>, give_up: impl FnOnce(&Self, &mut Locked)) {
+        let is_last = {
+            // SAFETY: The table is there, as the caller has a part of it, and is freed by one that
+            // holds the lock after this, if not by this.
             let table = unsafe { this.as_ref() };
-            if !table.handles.put() {
-                return;
-            }
             let mut locked = table.lock.lock();
-            // From here on tags are put under the lock, and none is taken.
-            table.set_locked(true);
-            let free = table.words.iter().map(Word::free).sum::<u32>();
-            let left = table.slots.len() as u32 - free;
-            locked.left = Some(left);
-            left == 0
+            give_up(table, &mut locked);
+            let free = || table.words.iter().map(Word::free).sum::<u32>();
+            locked.handles == 0 && free() as usize == table.slots.len()
         };
-        if ended {
-            // SAFETY: There is no handle, and no tag is held or out.
-            unsafe { Self::free(this) };
+        if is_last {
+            // SAFETY: The table is from `KBox::into_raw`. There is no handle, and no tag is held or
+            // out: once there was no handle, tags were put under the lock, so this was found once.
+            drop(unsafe { Pin::new_unchecked(KBox::from_raw(this.as_ptr())) });
         }
-    }
-
-    /// # Safety
-    ///
-    /// There is no handle, and no tag is held or out.
-    #[cold]
-    unsafe fn free(this: NonNull<Self>) {
-        // SAFETY: The table is from `KBox::into_raw`, and is not used any more.
-        drop(unsafe { Pin::new_unchecked(KBox::from_raw(this.as_ptr())) });
     }
 
     /// Ends the exchanges of which `take` takes one.
@@ -519,9 +478,47 @@ impl<X: Exchange> Table<X> {
         for slot in &self.slots {
             if take(&slot.state) {
                 // INVARIANT: The caller holds the tag, as the sweeps of `State` say.
-                X::ended(Tag(slot.into()));
+                X::ended(Tag(SlotRef(slot.into())));
             }
         }
+    }
+}
+
+/// A handle of a table: that of the [`Tags`], or of the [`Keeper`].
+///
+/// # Invariants
+///
+/// The table is valid, and counts this handle.
+struct Handle<X: Exchange>(NonNull<Table<X>>);
+
+// SAFETY: The parts are used by one thread at a time, and are `Send`.
+unsafe impl<X: Exchange> Send for Handle<X> {}
+// SAFETY: A tag is taken by one thread. The rest is used by handlers of one CQ, one after the
+// other.
+unsafe impl<X: Exchange> Sync for Handle<X> {}
+
+impl<X: Exchange> ops::Deref for Handle<X> {
+    type Target = Table<X>;
+
+    #[inline]
+    fn deref(&self) -> &Table<X> {
+        // SAFETY: By the type invariant the table is valid.
+        unsafe { self.0.as_ref() }
+    }
+}
+
+impl<X: Exchange> Drop for Handle<X> {
+    fn drop(&mut self) {
+        let give_up = |table: &Table<X>, locked: &mut Locked| {
+            locked.handles -= 1;
+            if locked.handles == 0 {
+                // From here on tags are put under the lock, and none is taken.
+                table.set_locked(true);
+            }
+        };
+        // SAFETY: By the type invariant this handle counts, until `give_up`. It is not used after
+        // this.
+        unsafe { Table::put(self.0, give_up) };
     }
 }
 
@@ -531,7 +528,7 @@ impl<X: Exchange> Table<X> {
 /// # Invariants
 ///
 /// This holds the tag: no half is out.
-pub struct Tag<X: Exchange>(NonNull<Slot<X>>);
+pub struct Tag<X: Exchange>(SlotRef<X>);
 
 // SAFETY: It is exclusive access to the parts, which are `Send`.
 unsafe impl<X: Exchange> Send for Tag<X> {}
@@ -539,30 +536,20 @@ unsafe impl<X: Exchange> Send for Tag<X> {}
 unsafe impl<X: Exchange> Sync for Tag<X> {}
 
 impl<X: Exchange> Tag<X> {
-    #[inline]
-    fn slot(&self) -> &Slot<X> {
-        // SAFETY: By the type invariant the tag is held, so the table is there.
-        unsafe { self.0.as_ref() }
-    }
-
     /// Returns the name of the exchange that [`Tag::post`] begins.
     #[inline]
     pub fn id(&self) -> TagId {
-        let slot = self.slot();
-        // SAFETY: By the type invariant the tag is held.
-        let mask = unsafe { slot.table() }.mask;
         TagId {
-            index: slot.index,
-            generation: slot.state.generation(mask),
+            index: self.0.index,
+            generation: self.0.state.generation(self.0.table().mask),
         }
     }
 
     /// Returns both parts.
     #[inline]
     pub fn parts(&mut self) -> (&mut X::Request, &mut X::Reply) {
-        let slot = self.slot();
         // SAFETY: By the type invariant the tag is held, so nothing else uses the parts.
-        unsafe { (&mut *slot.request.get(), &mut *slot.reply.get()) }
+        unsafe { (&mut *self.0.request.get(), &mut *self.0.reply.get()) }
     }
 
     /// Posts the request, and waits for its reply from then on: [`Qp::post_chain`] of what `make`
@@ -584,9 +571,8 @@ impl<X: Exchange> Tag<X> {
     where
         C: Provides<X::Needs>,
     {
-        let (at, slot) = (self.0, self.slot());
-        // SAFETY: By the type invariant the tag is held.
-        if let Err(error) = unsafe { slot.table() }.posts_to(qp) {
+        let slot = self.0;
+        if let Err(error) = slot.table().posts_to(qp) {
             return Err(PostError::new(self, error));
         }
         // SAFETY: By the type invariant the tag is held, so nothing else uses the request. From
@@ -595,22 +581,22 @@ impl<X: Exchange> Tag<X> {
             let start = || {
                 slot.state.start();
                 // INVARIANT: The send is out.
-                Posted(at).into_cqe(cqe::Sealed::new())
+                Posted::<X, 0>(slot).into_cqe(cqe::Sealed::new())
             };
             // The table is there while `qp` is.
-            let names_first = || at.as_ref().table().names_first;
+            let names_first = || slot.table().names_first;
             qp.any
                 .post_shared(slot.request.get(), start, names_first, make)
         };
         match posted {
             Ok(()) => {
-                core::mem::forget(self);
+                forget(self);
                 Ok(())
             }
             Err(qp::ChainError::Unmade(error)) => Err(PostError::new(self, error)),
             Err(qp::ChainError::Refused(error, posted)) => {
-                core::mem::forget(self);
-                Err(Self::refused(at, error, posted))
+                forget(self);
+                Err(Self::refused(slot, error, posted))
             }
         }
     }
@@ -619,16 +605,13 @@ impl<X: Exchange> Tag<X> {
     /// the last one may complete.
     #[cold]
     #[inline(never)]
-    fn refused(slot: NonNull<Slot<X>>, error: Error, posted: Option<usize>) -> PostError<Self> {
+    fn refused(slot: SlotRef<X>, error: Error, posted: Option<usize>) -> PostError<Self> {
+        if posted.is_some() {
+            debug::deactivate((&raw const slot.cqe).cast_mut().cast());
+        }
         match posted {
-            // SAFETY: The send is out until it strays.
-            Some(n) => unsafe {
-                debug::deactivate((&raw mut (*slot.as_ptr()).cqe).cast());
-                match n {
-                    0 => Slot::stray(slot, Half::Send),
-                    _ => slot.as_ref().state.refused_in_part(),
-                }
-            },
+            Some(0) => slot.stray(Half::Send),
+            Some(_) => slot.state.refused_in_part(),
             None => qp::post::unnamed(),
         }
         PostError::in_part(None, posted.unwrap_or(0) as u32, error)
@@ -638,16 +621,13 @@ impl<X: Exchange> Tag<X> {
 impl<X: Exchange> Drop for Tag<X> {
     #[inline]
     fn drop(&mut self) {
-        let slot = self.slot();
-        let bit = slot.bit;
-        // SAFETY: By its invariant the word is that of the tag, which is held, so the table is
-        // there.
+        let (slot, bit) = (self.0, self.0.bit);
+        // SAFETY: By the invariant of `Slot` the word is that of the tag. It is held, so the table
+        // is there.
         let word = unsafe { slot.word.as_ref() };
         if !word.put(bit) {
-            // It was not put, so the slot is there.
-            let table = slot.table;
-            // SAFETY: The tag is held, and is not used after this.
-            unsafe { Table::put_locked(table, word, bit) };
+            // SAFETY: The tag was not put, so it is held, and it is not used after this.
+            unsafe { Table::put_locked(slot.table, word, bit) };
         }
     }
 }
@@ -658,25 +638,15 @@ impl<X: Exchange> Drop for Tag<X> {
 ///
 /// The reply is being handled, by this, in a handler of the table's CQ, which `'w` does not
 /// outlive.
-pub struct Reply<'w, X: Exchange>(
-    NonNull<Slot<X>>,
-    NotThreadSafe,
-    core::marker::PhantomData<&'w Wc>,
-);
+pub struct Reply<'w, X: Exchange>(SlotRef<X>, PhantomData<(&'w Wc, NotThreadSafe)>);
 
 impl<X: Exchange> Reply<'_, X> {
-    #[inline]
-    fn slot(&self) -> &Slot<X> {
-        // SAFETY: By the type invariant the reply is being handled, so the table is there.
-        unsafe { self.0.as_ref() }
-    }
-
     /// Returns what was posted. The send may not have completed.
     #[inline]
     pub fn request(&self) -> &X::Request {
         // SAFETY: By the type invariant a half is out, so there are references only. Those are used
         // in handlers of the CQ, and this is one of them, which run one after the other.
-        unsafe { &*self.slot().request.get() }
+        unsafe { &*self.0.request.get() }
     }
 
     /// Posts a local invalidation of a region of the request, where the reply did not prove that
@@ -696,13 +666,11 @@ impl<X: Exchange> Reply<'_, X> {
     where
         C: Provides<X::Needs>,
     {
-        let slot = self.slot();
-        // SAFETY: By the type invariant the reply is being handled, so the table is there.
-        if let Err(error) = unsafe { slot.table() }.posts_to(qp) {
+        if let Err(error) = self.0.table().posts_to(qp) {
             return Err(PostError::new(self, error));
         }
         // INVARIANT: The reply is being handled by this, as `self` is forgotten.
-        let handling = Handling(core::mem::ManuallyDrop::new(self).0);
+        let handling = Posted::<X, INV>(ManuallyDrop::new(self).0);
         qp.post_send(handling, |slot| {
             // SAFETY: The reply is being handled, in a handler of the CQ, so this is the only
             // thread that uses the request.
@@ -711,7 +679,7 @@ impl<X: Exchange> Reply<'_, X> {
         .map_err(|e| {
             // INVARIANT: The reply is being handled, by what comes back, and the handler has not
             // returned.
-            e.map(|back| Reply(back.0, NotThreadSafe, core::marker::PhantomData))
+            e.map(|back| Reply(back.0, PhantomData))
         })
     }
 }
@@ -722,7 +690,7 @@ impl<X: Exchange> ops::Deref for Reply<'_, X> {
     #[inline]
     fn deref(&self) -> &X::Reply {
         // SAFETY: By the type invariant the reply is being handled, by `self`.
-        unsafe { &*self.slot().reply.get() }
+        unsafe { &*self.0.reply.get() }
     }
 }
 
@@ -730,14 +698,14 @@ impl<X: Exchange> ops::DerefMut for Reply<'_, X> {
     #[inline]
     fn deref_mut(&mut self) -> &mut X::Reply {
         // SAFETY: By the type invariant the reply is being handled, by `self`.
-        unsafe { &mut *self.slot().reply.get() }
+        unsafe { &mut *self.0.reply.get() }
     }
 }
 
 impl<X: Exchange> Drop for Reply<'_, X> {
     #[inline]
     fn drop(&mut self) {
-        if self.slot().state.end_reply() {
+        if self.0.state.end_reply() {
             // INVARIANT: Both halves are back, for this handler.
             X::ended(Tag(self.0));
         }
@@ -749,17 +717,7 @@ impl<X: Exchange> Drop for Reply<'_, X> {
 /// The memory is there until this is dropped, the QP is destroyed and the last tag is free. When
 /// the QP is destroyed, from a work item or not, the exchanges that are out end; those of which a
 /// completion is in a [`WcArray`] do when that is dispatched.
-///
-/// # Invariants
-///
-/// The table is valid, and counts this handle.
-pub struct Tags<X: Exchange>(NonNull<Table<X>>);
-
-// SAFETY: The parts are used by one thread at a time, and are `Send`.
-unsafe impl<X: Exchange> Send for Tags<X> {}
-// SAFETY: A tag is taken by one thread. The rest is used by handlers of one CQ, one after the
-// other.
-unsafe impl<X: Exchange> Sync for Tags<X> {}
+pub struct Tags<X: Exchange>(Handle<X>);
 
 impl<X: Exchange> Tags<X> {
     /// Makes `count` exchanges, whose parts `init` makes, for a QP. Peers return `generation_bits`
@@ -806,45 +764,34 @@ impl<X: Exchange> Tags<X> {
             };
             slots.push(slot, GFP_KERNEL)?;
         }
-        let handles = Users::new();
-        // INVARIANT: What is returned, and the keeper.
-        handles.get_second();
         let init = pin_init!(Table {
             poller,
             names_first: qp.any.names_first(),
             qp: qp.id(),
             mask: Mask::new(generation_bits),
             closed: AtomicI32::new(0),
-            handles,
             words,
             slots,
             lock <- new_spinlock_irq!(Locked {
                 waiters: 0,
-                left: None,
+                // What is returned, and the keeper.
+                handles: 2,
             }),
             freed <- new_condvar!(),
         });
         let table = KBox::pin_init(init, GFP_KERNEL)?;
         // SAFETY: The table is not moved: it goes back into a pinned box.
-        let table = KBox::into_raw(unsafe { Pin::into_inner_unchecked(table) });
-        // SAFETY: The table was just allocated, and nothing else uses it.
-        let table = unsafe { NonNull::new_unchecked(table) };
-        // SAFETY: Nothing else uses the table, which has a word for each slot.
+        let table = NonNull::from(KBox::leak(unsafe { Pin::into_inner_unchecked(table) }));
+        // SAFETY: The table was just made, and nothing else uses it.
         let (words, slots) = unsafe { (&(*table.as_ptr()).words, &mut (*table.as_ptr()).slots) };
         for (n, slot) in slots.iter_mut().enumerate() {
             // INVARIANT: The slot is part of the table, and this is its word.
             (slot.table, slot.word) = (table, NonNull::from(&words[n / TAGS as usize]));
         }
         // INVARIANT: Both are counted.
-        let (this, keeper) = (Self(table), Keeper(table));
+        let (this, keeper) = (Self(Handle(table)), Keeper(Handle(table)));
         qp.keep_table(keeper, cx)?;
         Ok(this)
-    }
-
-    #[inline]
-    fn table(&self) -> &Table<X> {
-        // SAFETY: By the type invariant the table is valid.
-        unsafe { self.0.as_ref() }
     }
 
     /// Takes a free tag. Any context.
@@ -854,7 +801,7 @@ impl<X: Exchange> Tags<X> {
     /// `EAGAIN` if there is none; the error of [`Tags::close`].
     #[inline]
     pub fn take(&self) -> Result<Tag<X>> {
-        self.table().take()
+        self.0.take()
     }
 
     /// Takes a free tag, and waits up to `timeout_ms` milliseconds for one.
@@ -864,34 +811,20 @@ impl<X: Exchange> Tags<X> {
     /// `ETIMEDOUT`; `ERESTARTSYS` if a signal is pending; the error of [`Tags::close`].
     pub fn wait(&self, timeout_ms: u32, cx: &Sleepable) -> Result<Tag<X>> {
         match self.take() {
-            Err(e) if e == EAGAIN => self.wait_locked(timeout_ms, cx),
+            Err(EAGAIN) => self.wait_locked(timeout_ms, cx),
             taken => taken,
         }
     }
 
     #[cold]
     #[inline(never)]
-    fn wait_locked(&self, timeout_ms: u32, _cx: &Sleepable) -> Result<Tag<X>> {
-        let table = self.table();
-        let mut left = msecs_to_jiffies(timeout_ms);
+    fn wait_locked(&self, timeout_ms: u32, cx: &Sleepable) -> Result<Tag<X>> {
+        let table = &*self.0;
         let mut guard = table.lock.lock();
         // From here on tags are put under the lock.
         guard.waiters += 1;
         table.set_locked(true);
-        let taken = loop {
-            match table.take() {
-                Err(e) if e == EAGAIN => {}
-                taken => break taken,
-            }
-            if left == 0 {
-                break Err(ETIMEDOUT);
-            }
-            match table.freed.wait_interruptible_timeout(&mut guard, left) {
-                CondVarTimeoutResult::Signal { .. } => break Err(ERESTARTSYS),
-                CondVarTimeoutResult::Timeout => left = 0,
-                CondVarTimeoutResult::Woken { jiffies } => left = jiffies,
-            }
-        };
+        let taken = session::wait_event(&table.freed, &mut guard, timeout_ms, |_| table.take(), cx);
         guard.waiters -= 1;
         if guard.waiters == 0 {
             table.set_locked(false);
@@ -909,23 +842,24 @@ impl<X: Exchange> Tags<X> {
     /// those of a [`WcArray`] are not, nor those that C's drain of a QP finds.
     #[inline]
     pub fn reply<'w>(&'w self, wc: &Success<'w>, id: TagId) -> Result<Reply<'w, X>> {
-        let table = self.table();
+        let table = &*self.0;
         if !table.poller.is_at(wc.completion()) {
             return Err(EINVAL);
         }
         table.open()?;
         let slot = table.slots.get(usize::from(id.index)).ok_or(EPROTO)?;
-        // The reply is now being handled, by what is returned, in a handler of the CQ.
-        let waits = slot.state.take_reply(id.generation, table.mask);
-        // INVARIANT: `wc`, and so its handler, outlives `'w`.
-        let reply = || Reply(slot.into(), NotThreadSafe, core::marker::PhantomData);
-        waits.then(reply).ok_or(EPROTO)
+        if !slot.state.take_reply(id.generation, table.mask) {
+            return Err(EPROTO);
+        }
+        // INVARIANT: The reply is being handled by this, in the handler of `wc`, which outlives
+        // `'w`.
+        Ok(Reply(SlotRef(slot.into()), PhantomData))
     }
 
     /// Fails all who wait for a tag, who take one later, and who post, with `error`; only the first
     /// call does. Replies find nothing from now on. For the end of the connection. Any context.
     pub fn close(&self, error: Error) {
-        self.table().close(error);
+        self.0.close(error);
     }
 
     /// Closes the table, if it is not, with `ENOTCONN`, drains the QP, and ends the exchanges that
@@ -935,7 +869,7 @@ impl<X: Exchange> Tags<X> {
     ///
     /// Fails as [`Qp::drain`], and with `EINVAL` if it is another QP.
     pub fn reclaim<C: PollContext>(&self, qp: &Qp<C>, cx: &Sleepable) -> Result {
-        let table = self.table();
+        let table = &*self.0;
         if table.qp != qp.id() {
             return Err(EINVAL);
         }
@@ -955,38 +889,24 @@ impl<X: Exchange> Tags<X> {
 
 impl<X: Exchange> Drop for Tags<X> {
     fn drop(&mut self) {
-        self.table().close(ENOTCONN);
-        // SAFETY: By the type invariant this handle counts; it is not used after this.
-        unsafe { Table::put_handle(self.0) };
+        self.0.close(ENOTCONN);
     }
 }
 
 /// The handle that the QP has.
-///
-/// # Invariants
-///
-/// The table is valid, and counts this handle.
-struct Keeper<X: Exchange>(NonNull<Table<X>>);
-
-// SAFETY: The parts are used by one thread at a time, and are `Send`.
-unsafe impl<X: Exchange> Send for Keeper<X> {}
+struct Keeper<X: Exchange>(Handle<X>);
 
 impl<X: Exchange> qp::Kept for Keeper<X> {
     fn closing(&self) {
-        // SAFETY: By the type invariant the table is valid.
-        unsafe { self.0.as_ref() }.close(ENOTCONN);
+        self.0.close(ENOTCONN);
     }
 }
 
 impl<X: Exchange> Drop for Keeper<X> {
     fn drop(&mut self) {
-        // SAFETY: By the type invariant the table is valid.
-        let table = unsafe { self.0.as_ref() };
         // INVARIANT: The QP is destroyed. Another CQ may be at this address later.
-        table.poller.forget();
+        self.0.poller.forget();
         // The QP was drained after `closing`, or nothing was posted to it, and nothing is any more.
-        table.sweep(State::last_sweep);
-        // SAFETY: By the type invariant this handle counts; it is not used after this.
-        unsafe { Table::put_handle(self.0) };
+        self.0.sweep(State::last_sweep);
     }
 }

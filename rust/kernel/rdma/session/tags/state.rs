@@ -44,6 +44,12 @@ impl Mask {
     }
 }
 
+/// Returns the state of the next exchange of the tag, which has another number: no half is out.
+#[inline]
+fn next(now: u32) -> u32 {
+    (now & !OUT).wrapping_add(GENERATION)
+}
+
 /// A half of an exchange.
 #[derive(Clone, Copy)]
 pub(super) enum Half {
@@ -132,21 +138,14 @@ impl State {
     #[inline]
     fn end(&self, halves: u32) -> bool {
         let left = self.now.load(Ordering::Relaxed) & !halves;
-        if left & OUT == 0 {
-            self.came_home(left);
-            return true;
+        if left & OUT != 0 {
+            // The next one to look is a later handler, or comes after a drain.
+            self.now.store(left, Ordering::Relaxed);
+            return false;
         }
-        // The next one to look is a later handler, or comes after a drain.
-        self.now.store(left, Ordering::Relaxed);
-        false
-    }
-
-    /// Both halves are back, for the caller. The next exchange has another number.
-    #[inline]
-    fn came_home(&self, left: u32) {
         // INVARIANT: No half is out.
-        self.now
-            .store((left & !OUT).wrapping_add(GENERATION), Ordering::Release);
+        self.now.store(next(left), Ordering::Release);
+        true
     }
 
     /// Returns whether the send has not completed.
@@ -179,7 +178,9 @@ impl State {
         if strays & ALL != ALL {
             return false;
         }
-        self.came_home(self.now.load(Ordering::Relaxed));
+        // INVARIANT: No half is out.
+        let now = self.now.load(Ordering::Relaxed);
+        self.now.store(next(now), Ordering::Release);
         true
     }
 
@@ -201,10 +202,9 @@ impl State {
         if now & OUT == 0 || now & (SEND | HANDLING) & !strays != 0 {
             return false;
         }
-        let next = (now & !OUT).wrapping_add(GENERATION);
         let (acq_rel, relaxed) = (Ordering::AcqRel, Ordering::Relaxed);
         // INVARIANT: No half is out. Of several threads that sweep one has it.
-        let taken = self.now.compare_exchange(now, next, acq_rel, relaxed);
+        let taken = self.now.compare_exchange(now, next(now), acq_rel, relaxed);
         if taken.is_ok() {
             self.strays.store(0, relaxed);
         }
@@ -258,10 +258,7 @@ impl Word {
             // The lowest bit is that of a free tag, as the one of the lock is above all.
             let (new, acquire) = (old & old.wrapping_sub(1), Ordering::Acquire);
             // INVARIANT: The caller holds the tag.
-            match self
-                .0
-                .compare_exchange_weak(old, new, acquire, Ordering::Relaxed)
-            {
+            match (self.0).compare_exchange_weak(old, new, acquire, Ordering::Relaxed) {
                 Ok(_) => return Some(old.trailing_zeros()),
                 Err(now) => old = now,
             }
@@ -281,10 +278,7 @@ impl Word {
             }
             let (new, release) = (old | bit, Ordering::Release);
             // INVARIANT: The caller held the tag, and does not any more.
-            match self
-                .0
-                .compare_exchange_weak(old, new, release, Ordering::Relaxed)
-            {
+            match (self.0).compare_exchange_weak(old, new, release, Ordering::Relaxed) {
                 Ok(_) => return true,
                 Err(now) => old = now,
             }
