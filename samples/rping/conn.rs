@@ -229,6 +229,28 @@ impl Conn {
         }
     }
 
+    /// Posts buffers as the receive of a message.
+    pub(crate) fn post_recv(&self, ping: Owner) -> Result {
+        Ok((self.qp).post_recv(ping, |ping| Ok(RecvWr::new([ping.message.whole_mut()])))?)
+    }
+
+    /// Sends a message and waits for the answer. That may come at once, so its receive goes first.
+    pub(crate) fn exchange(&self, ping: Owner, message: &Arc<Message>) -> Result<Owner> {
+        self.post_recv(ping)?;
+        (self.qp).post_send(message.clone(), |m| Ok(SendWr::send([m.item.whole()])))?;
+        self.wait()
+    }
+
+    /// Posts an RDMA READ or WRITE of the data, and waits for its end.
+    pub(crate) fn transfer(
+        &self,
+        ping: Owner,
+        wr: impl for<'a> FnOnce(&'a Ping) -> Result<SendWr<'a, 1>> + Send,
+    ) -> Result<Owner> {
+        self.qp.post_send(ping, wr)?;
+        self.wait()
+    }
+
     /// Counts a completion. One that failed ends the connection: its owner is to be dropped.
     pub(crate) fn completed<'a>(&self, wc: &'a Wc) -> Option<Success<'a>> {
         self.instance.note(|report| report.completions += 1);
@@ -322,34 +344,10 @@ impl Ping {
         Ok(KBox::pin(ping, GFP_KERNEL)?)
     }
 
-    /// Posts it as the receive of a message.
-    pub(crate) fn post_recv(self: Owner) -> Result {
-        let conn = self.conn.clone();
-        Ok((conn.qp).post_recv(self, |ping| Ok(RecvWr::new([ping.message.whole_mut()])))?)
-    }
-
-    /// Sends a message and waits for the answer. That may come at once, so its receive goes first.
-    pub(crate) fn exchange(self: Owner, message: &Arc<Message>) -> Result<Owner> {
-        let conn = self.conn.clone();
-        self.post_recv()?;
-        (conn.qp).post_send(message.clone(), |m| Ok(SendWr::send([m.item.whole()])))?;
-        conn.wait()
-    }
-
     /// Returns where the buffer is that was advertised, and its size.
     pub(crate) fn advertisement(&mut self) -> Result<(Remote, u32)> {
         let message = Advertisement::read_from_bytes(&self.message.cpu()).map_err(|_| EPROTO)?;
         Ok(message.get())
-    }
-
-    /// Posts an RDMA READ or WRITE of the data, and waits for its end.
-    pub(crate) fn transfer(
-        self: Owner,
-        wr: impl for<'a> FnOnce(&'a Self) -> Result<SendWr<'a, 1>> + Send,
-    ) -> Result<Owner> {
-        let conn = self.conn.clone();
-        conn.qp.post_send(self, wr)?;
-        conn.wait()
     }
 
     /// Makes the data of a ping.

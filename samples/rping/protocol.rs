@@ -79,7 +79,7 @@ pub(crate) fn pattern(ping: u32, len: usize) -> impl Iterator<Item = u8> {
 pub(crate) fn serve(conn: &Arc<Conn>, responder_resources: u8, cx: &Sleepable) -> Result {
     let go_ahead = Message::with(conn, &[0; MESSAGE_LEN], cx)?;
     // The client's first message may come before it is accepted.
-    Ping::new(conn, MAX_SIZE.into(), cx)?.post_recv()?;
+    conn.post_recv(Ping::new(conn, MAX_SIZE.into(), cx)?)?;
     let param = cm::ConnParam {
         responder_resources,
         ..Default::default()
@@ -96,18 +96,22 @@ pub(crate) fn serve(conn: &Arc<Conn>, responder_resources: u8, cx: &Sleepable) -
             Ok(size @ 1..=MAX_SIZE) => size.into(),
             _ => return conn.fault("bad size of the source"),
         };
-        ping = ping.transfer(|ping| Ok(SendWr::rdma_read([ping.data.sge_mut(0..len)?], source)))?;
+        ping = conn.transfer(ping, |ping| {
+            Ok(SendWr::rdma_read([ping.data.sge_mut(0..len)?], source))
+        })?;
         ping.validate(number, len)?;
 
-        ping = ping.exchange(&go_ahead)?;
+        ping = conn.exchange(ping, &go_ahead)?;
         let (sink, size) = ping.advertisement()?;
         if (size as usize) < len {
             return conn.fault("the sink is too small");
         }
-        ping = ping.transfer(|ping| Ok(SendWr::rdma_write([ping.data.sge(0..len)?], sink)))?;
+        ping = conn.transfer(ping, |ping| {
+            Ok(SendWr::rdma_write([ping.data.sge(0..len)?], sink))
+        })?;
         conn.ping_ended();
         number = number.wrapping_add(1);
-        ping = ping.exchange(&go_ahead)?;
+        ping = conn.exchange(ping, &go_ahead)?;
     }
 }
 
@@ -137,8 +141,8 @@ pub(crate) fn ping(conn: &Arc<Conn>, cx: &Sleepable) -> Result {
         ping.fill(number, size.into());
         source.item.write(0, &ping.data.cpu())?;
         conn.ping_begins();
-        ping = ping.exchange(&source_at)?;
-        ping = ping.exchange(&sink_at)?;
+        ping = conn.exchange(ping, &source_at)?;
+        ping = conn.exchange(ping, &sink_at)?;
         sink.item.read(0, &mut ping.data.cpu())?;
         ping.validate(number, size.into())?;
         conn.ping_ended();
