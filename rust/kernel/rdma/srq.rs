@@ -560,9 +560,11 @@ unsafe extern "C" fn done<T: Receive<N>, const N: usize>(
 ) {
     // SAFETY: The core passes a CQ and a completion that are valid during this call, and nothing
     // was done with it yet.
-    let Some(wc) = (unsafe { trace::completion(cq, wc) }) else {
+    if unsafe { trace::completion(cq, wc) } {
         return;
-    };
+    }
+    // SAFETY: The core passes a completion that is valid during this call, and `Wc` is transparent.
+    let wc = unsafe { &*wc.cast::<Wc>() };
     // SAFETY: The caller says that `post` has posted this: the first field of a slot's memory.
     let memory: NonNull<Memory<T>> = unsafe { NonNull::new_unchecked(wc.cqe()) }.cast();
     // SAFETY: The memory is freed after the SRQ, which waits for the completions of its QPs.

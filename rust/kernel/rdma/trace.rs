@@ -188,37 +188,33 @@ pub(crate) unsafe fn poll_cq(
     }
 }
 
-/// Returns the completion that a callback was called with, or `None` where it was to be traced: it
-/// was, and the callback was called again and has handled it. A completion of a CQ that callers
-/// poll was traced when it was polled.
+/// Traces the completion that a callback was called with, and calls the callback again, if that is
+/// due: then this returns `true`, and the callback returns. The completion of a CQ that callers poll
+/// was traced when it was polled.
 ///
-/// Otherwise nothing is called here, so that a callback that calls nothing needs no frame.
+/// Nothing else is called, so that a callback that calls nothing needs no frame.
 ///
 /// # Safety
 ///
-/// `cq` and its completion `wc` are valid while what is returned is used. The callback of the
-/// request was called with them, and has not done anything yet.
+/// The RDMA core has called the callback of the request with `cq` and its completion `wc`, which are
+/// valid and were not used yet. They are not used after this if it returns `true`.
 #[inline(always)]
-pub(crate) unsafe fn completion<'a>(
-    cq: *mut bindings::ib_cq,
-    wc: *mut bindings::ib_wc,
-) -> Option<&'a Wc> {
-    const TRACED: c_int = bindings::rdma_helper_wc_flags_RDMA_HELPER_WC_TRACED as c_int;
-
-    // SAFETY: Both are valid, and the callback may be called, as the caller promises. The
-    // tracepoint is C's, so it has a static key. `Wc` is transparent.
+pub(crate) unsafe fn completion(cq: *mut bindings::ib_cq, wc: *mut bindings::ib_wc) -> bool {
+    #[cfg(all(CONFIG_TRACEPOINTS, CONFIG_JUMP_LABEL))]
+    // SAFETY: Both are valid, and the callback may be called again, as the caller promises. The
+    // tracepoint is C's.
     unsafe {
-        // So that the caller need not look whether there is one.
-        core::hint::assert_unchecked(!wc.is_null());
         if is_on!(__tracepoint_wc) {
             crate::wc::unlikely();
+            let traced = bindings::rdma_helper_wc_flags_RDMA_HELPER_WC_TRACED as c_int;
             if (*cq).poll_ctx != bindings::ib_poll_context_IB_POLL_DIRECT
-                && (*wc).wc_flags & TRACED == 0
+                && (*wc).wc_flags & traced == 0
             {
                 bindings::rdma_helper_trace_wc(cq, wc);
-                return None;
+                return true;
             }
         }
-        Some(&*wc.cast())
     }
+    let _ = (cq, wc);
+    false
 }

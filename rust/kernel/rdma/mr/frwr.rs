@@ -425,9 +425,11 @@ unsafe extern "C" fn done<T: CqeHandler<ID>, S: State, const ID: u64>(
     identity::keep_distinct::<(Callback, cqe::Cqe<T::Pointer, ID>, S)>();
     // SAFETY: The core passes a CQ and a completion that are valid during this call, and nothing
     // was done with it yet.
-    let Some(completion) = (unsafe { trace::completion(cq, wc) }) else {
+    if unsafe { trace::completion(cq, wc) } {
         return;
-    };
+    }
+    // SAFETY: The core passes a completion that is valid during this call, and `Wc` is transparent.
+    let completion = unsafe { &*wc.cast::<Wc>() };
     // SAFETY: The request is from `FastRegMr::set_callback`, as it has this callback. It completes
     // once, by the driver's contract, so its owner is not back.
     let (mr, user) = unsafe { parts(completion) };

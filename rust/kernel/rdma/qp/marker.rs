@@ -135,9 +135,11 @@ unsafe extern "C" fn reached<const QUEUE: usize>(
 ) {
     // SAFETY: The core passes a CQ and a completion that are valid during this call, and nothing
     // was done with it yet.
-    let Some(wc) = (unsafe { trace::completion(cq, wc) }) else {
+    if unsafe { trace::completion(cq, wc) } {
         return;
-    };
+    }
+    // SAFETY: The core passes a completion that is valid during this call, and `Wc` is transparent.
+    let wc = unsafe { &*wc.cast::<Wc>() };
     let cqe = wc.cqe();
     if !debug::deactivate(cqe) {
         return debug::report("a drain");

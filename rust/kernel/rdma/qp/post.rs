@@ -457,9 +457,11 @@ static UNSIGNALED: bindings::ib_cqe = bindings::ib_cqe {
 unsafe extern "C" fn unsignaled(cq: *mut bindings::ib_cq, wc: *mut bindings::ib_wc) {
     // SAFETY: The core passes a CQ and a completion that are valid during this call, and nothing
     // was done with it yet.
-    let Some(wc) = (unsafe { trace::completion(cq, wc) }) else {
+    if unsafe { trace::completion(cq, wc) } {
         return;
-    };
+    }
+    // SAFETY: The core passes a completion that is valid during this call, and `Wc` is transparent.
+    let wc = unsafe { &*wc.cast::<Wc>() };
     match wc.result() {
         Err(e) if e.status != Status::WR_FLUSH_ERR => {
             pr_err!("a request that is not signaled has failed: {}\n", e.status);

@@ -138,9 +138,11 @@ unsafe extern "C" fn done<P: CqePointer<ID>, const ID: u64>(
 ) {
     // SAFETY: The core passes a CQ and a completion that are valid during this call, and nothing
     // was done with it yet.
-    let Some(wc) = (unsafe { trace::completion(cq, wc) }) else {
+    if unsafe { trace::completion(cq, wc) } {
         return;
-    };
+    }
+    // SAFETY: The core passes a completion that is valid during this call, and `Wc` is transparent.
+    let wc = unsafe { &*wc.cast::<Wc>() };
     if !debug::deactivate(wc.cqe()) {
         return debug::report(core::any::type_name::<P::Target>());
     }

@@ -71,9 +71,11 @@ unsafe extern "C" fn done<T: CqeHandler<ID>, const ID: u64, const ALL: bool>(
     identity::keep_distinct::<(RawCtx, cqe::Cqe<T::Pointer, ID>)>();
     // SAFETY: The core passes a CQ and a completion that are valid during this call, and nothing
     // was done with it yet.
-    let Some(wc) = (unsafe { trace::completion(cq, wc) }) else {
+    if unsafe { trace::completion(cq, wc) } {
         return;
-    };
+    }
+    // SAFETY: The core passes a completion that is valid during this call, and `Wc` is transparent.
+    let wc = unsafe { &*wc.cast::<Wc>() };
     // SAFETY: The request was posted with the callback of a context, which the owner keeps, and
     // that is not back: a request completes once.
     let ctx = || unsafe { of(wc) };
