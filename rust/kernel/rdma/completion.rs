@@ -6,7 +6,6 @@
 
 use crate::prelude::*;
 use kernel::{
-    error::to_result,
     time::msecs_to_jiffies,
     types::Opaque, //
 };
@@ -70,12 +69,5 @@ impl Completion {
             1.. => Ok(true),
             _ => Err(ERESTARTSYS),
         }
-    }
-
-    /// Waits until the completion completes, or fails with `ERESTARTSYS` on a signal
-    /// (`wait_for_completion_interruptible`).
-    pub(crate) fn wait_interruptible(&self, _cx: &Sleepable) -> Result {
-        // SAFETY: The completion is initialised and pinned; the token says that this may sleep.
-        to_result(unsafe { bindings::wait_for_completion_interruptible(self.inner.get()) })
     }
 }

@@ -25,17 +25,11 @@
 //!         attr_mod: 0,
 //!         payload: b"hello",
 //!     };
-//!     let sent = Message {
-//!         method: Method::SEND,
-//!         ..message
-//!     };
-//!     agent.send(&peer, &sent, cx)?; // Needs no answer.
+//!     agent.send(&peer, &message, cx)?; // Does not wait for the answer, which is dropped.
 //!     let reply = agent.request(&peer, &message, 100, 3, cx)?;
 //!     pr_info!("attribute {}\n", reply.header().attr_id.get());
 //!     reply.payload().first().copied().ok_or(EIO)
 //! }
-//! # let _ = ask;
-//! # Ok::<(), Error>(())
 //! ```
 //!
 //! C header: [`include/rdma/ib_mad.h`](srctree/include/rdma/ib_mad.h)
@@ -43,7 +37,6 @@
 use crate::{
     ah,
     cm::InCallback,
-    completion::Completion,
     deferred,
     device,
     objects,
@@ -55,9 +48,9 @@ use core::ptr;
 use kernel::{
     error,
     fmt,
-    new_spinlock,
     sync,
-    time, //
+    time,
+    workqueue, //
 };
 use zerocopy::byteorder::big_endian;
 use zerocopy_derive::{
@@ -213,9 +206,11 @@ fn put(mad: &mut [u8; MAD_LEN], at: usize, bytes: &[u8]) -> Result {
     Ok(())
 }
 
-struct PeerInner {
+/// A destination of MADs: QP 1 of a port, or the sender of a MAD, as seen from a port of this host.
+/// A counted handle, which requests keep until they complete.
+#[derive(Clone)]
+pub struct Peer {
     ah: deferred::Deferred<ah::State<refs::Ref<device::Inner>>>,
-    device: Device,
     port: u32,
     qpn: u32,
     pkey_index: u16,
@@ -223,11 +218,6 @@ struct PeerInner {
     /// none.
     matches: bool,
 }
-
-/// A destination of MADs: QP 1 of a port, or the sender of a MAD, as seen from a port of this host.
-/// A counted handle, which requests keep until they complete.
-#[derive(Clone)]
-pub struct Peer(Arc<PeerInner>);
 
 impl Peer {
     /// Creates the destination QP 1 at the GID `to`, as seen from the GID `from` of the agent's
@@ -262,27 +252,24 @@ impl Peer {
         matches: bool,
         _cx: &Sleepable,
     ) -> Result<Self> {
-        let (device, port) = (agent.device(), agent.port);
         let reserved = deferred::Deferred::reserve()?;
-        let reference = device.get(refs::Kind::Ah);
-        let live = agent.get()?;
-        // SAFETY: The agent is registered, so it has a QP with a PD, which stay until the device is
-        // removed. The caller says that the header is that of `wc`.
+        let reference = agent.device().get(refs::Kind::Ah);
+        let _registered = agent.get()?;
+        // SAFETY: The agent is registered while there is the reference, so it has a QP with a PD,
+        // which stay until the device is removed. The caller says that the header is that of `wc`.
         let raw = error::from_err_ptr(unsafe {
-            let pd = (*(*live.raw.as_ptr()).qp).pd;
-            bindings::ib_create_ah_from_wc(pd, wc, header, port)
+            let pd = (*(*agent.as_raw()).qp).pd;
+            bindings::ib_create_ah_from_wc(pd, wc, header, agent.port)
         })?;
         let raw = NonNull::new(raw).ok_or(ENOMEM)?;
-        let inner = PeerInner {
+        Ok(Self {
             // SAFETY: The address handle was just created, and the reference keeps the device.
             ah: reserved.fill(unsafe { ah::State::new(raw, reference) }),
-            device: device.clone(),
-            port,
+            port: agent.port,
             qpn: wc.src_qp,
             pkey_index: wc.pkey_index,
             matches,
-        };
-        Ok(Self(Arc::new(inner, GFP_KERNEL)?))
+        })
     }
 }
 
@@ -361,13 +348,14 @@ impl Drop for Received {
 #[pin_data]
 struct Registered {
     raw: NonNull<bindings::ib_mad_agent>,
-    queue: Arc<Queue>,
+    #[pin]
+    queue: Queue,
     #[pin]
     refs: refs::Refs,
     #[pin]
     ended: sync::Mutex<bool>,
     #[pin]
-    end: kernel::workqueue::Work<Self>,
+    end: workqueue::Work<Self>,
     place: removal::Place,
 }
 
@@ -375,7 +363,7 @@ kernel::impl_has_work! {
     impl HasWork<Self> for Registered { self.end }
 }
 
-impl kernel::workqueue::WorkItem for Registered {
+impl workqueue::WorkItem for Registered {
     type Pointer = Arc<Self>;
 
     fn run(this: Arc<Self>) {
@@ -398,26 +386,11 @@ impl Registered {
             return;
         }
         self.queue.close(reason);
+        self.queue.clear();
         self.refs.kill_and_wait(self, &|| {}, cx);
-        // SAFETY: The agent is registered by the type invariant, as `ended` was false, and has no
-        // `Live`.
+        // SAFETY: The agent is registered by the type invariant, as `ended` was false, and there is
+        // no reference that keeps it so.
         unsafe { bindings::ib_unregister_mad_agent(self.raw.as_ptr()) };
-    }
-}
-
-impl removal::OnRemoval for Registered {
-    fn place(&self) -> &removal::Place {
-        &self.place
-    }
-
-    fn gone(self: Arc<Self>) {
-        self.queue.close(ENODEV);
-        // The MAD layer ends the waits for replies when the agent is unregistered.
-        let _ = deferred::Queue::get().enqueue(self);
-    }
-
-    fn removed(&self, cx: &Sleepable) {
-        self.end(ENODEV, cx);
     }
 }
 
@@ -433,8 +406,22 @@ impl fmt::Display for Registered {
     }
 }
 
-/// A reference to an agent, which is not unregistered while this lives.
-type Live = refs::Ref<Registered>;
+impl removal::OnRemoval for Registered {
+    fn place(&self) -> &removal::Place {
+        &self.place
+    }
+
+    fn gone(self: Arc<Self>) {
+        self.queue.close(ENODEV);
+        self.queue.clear();
+        // The MAD layer ends the waits for replies when the agent is unregistered.
+        let _ = deferred::Queue::get().enqueue(self);
+    }
+
+    fn removed(&self, cx: &Sleepable) {
+        self.end(ENODEV, cx);
+    }
+}
 
 struct State {
     registered: Arc<Registered>,
@@ -460,6 +447,7 @@ pub struct Agent {
     state: deferred::Deferred<State>,
     class: Class,
     port: u32,
+    hi_tid: u32,
     next_tid: sync::atomic::Atomic<u32>,
 }
 
@@ -506,29 +494,35 @@ impl Agent {
         };
         let reserved = deferred::Deferred::reserve()?;
         let object = dev.object(refs::Kind::Mad);
-        let queue = Arc::pin_init(Queue::new(backlog)?, GFP_KERNEL)?;
-        let uninit = sync::UniqueArc::new_uninit(GFP_KERNEL)?;
-        // SAFETY: The device is registered by the invariant of `device::Inner`, and `queue` is
-        // kept.
-        let raw = unsafe {
-            register(
-                dev.as_raw(),
-                port,
-                request,
-                Some(on_recv),
-                Arc::as_ptr(&queue),
-            )
-        }?;
-        // INVARIANT: The agent was just registered.
-        let Ok(registered) = uninit.pin_init_with(pin_init!(Registered {
-            raw,
-            queue,
+        let init = try_pin_init!(&this in Registered {
+            queue <- Queue::new(backlog)?,
             refs <- refs::Refs::new(),
             ended <- kernel::new_mutex!(false),
             end <- kernel::new_work!("rdma::mad::Agent::end"),
             place: removal::Place::new(),
-        }));
-        let registered: Arc<_> = registered.into();
+            // Last, as the handlers may be called from here on.
+            // SAFETY: The device is registered by the invariant of `device::Inner`, and has the
+            // port. The request is copied. The queue was initialised above, and outlives the agent:
+            // nothing can fail after this, and the teardown of `State` unregisters the agent.
+            // INVARIANT: The agent is registered with the queue as its context.
+            raw: NonNull::new(error::from_err_ptr(unsafe {
+                bindings::ib_register_mad_agent(
+                    dev.as_raw(),
+                    port,
+                    bindings::ib_qp_type_IB_QPT_GSI,
+                    request,
+                    0,
+                    Some(on_sent),
+                    Some(on_recv),
+                    (&raw mut (*this.as_ptr()).queue).cast(),
+                    0,
+                )
+            })?)
+            .ok_or(ENOMEM)?,
+        });
+        let registered = Arc::pin_init(init, GFP_KERNEL)?;
+        // SAFETY: The agent is registered by the type invariant. The field is constant.
+        let hi_tid = unsafe { registered.raw.as_ref().hi_tid };
         let state = reserved.fill(State {
             registered: registered.clone(),
             device: dev.clone(),
@@ -539,6 +533,7 @@ impl Agent {
             state,
             class,
             port,
+            hi_tid,
             next_tid: sync::atomic::Atomic::new(0),
         })
     }
@@ -548,24 +543,23 @@ impl Agent {
         &self.state.device
     }
 
-    /// Takes a reference that keeps the agent registered.
-    fn get(&self) -> Result<Live> {
+    fn as_raw(&self) -> *mut bindings::ib_mad_agent {
+        self.state.registered.raw.as_ptr()
+    }
+
+    /// Takes a reference that keeps the agent registered: [`Registered::end`] waits for it.
+    fn get(&self) -> Result<refs::Ref<Registered>> {
         let registered = NonNull::from(&*self.state.registered);
         // SAFETY: Before `State` drops the agent it ends the registration, which waits for the
         // references.
-        let live = unsafe { refs::Ref::try_get(registered, refs::Kind::Mad) };
-        live.map_err(|e| self.reason(e))
+        let reference = unsafe { refs::Ref::try_get(registered, refs::Kind::Mad) };
+        reference.map_err(|e| self.reason(e))
     }
 
     /// Returns the reason for which the agent was ended, or `error` if it was not.
     fn reason(&self, error: Error) -> Error {
-        self.state
-            .registered
-            .queue
-            .mads
-            .lock()
-            .closed
-            .unwrap_or(error)
+        let closed = self.state.registered.queue.mads.lock().closed;
+        closed.unwrap_or(error)
     }
 
     /// Takes the MAD that came first, or waits for one: for `timeout_ms` milliseconds, or without a
@@ -589,26 +583,26 @@ impl Agent {
     /// `ETIMEDOUT` if no reply comes; `ERESTARTSYS` on a signal; `EIO` if it cannot be sent;
     /// `ENODEV` if the device goes; `ECANCELED` after [`Agent::stop`]; `EINVAL` without a timeout,
     /// for a method that is a reply's, or if the peer is not seen from the agent's port; `EMSGSIZE`
-    /// if the payload is too long; `ENOMEM`; `EPROTONOSUPPORT` if the peer has an IPv4 address, as
-    /// the MAD layer cannot match replies over RoCE v2 with IPv4; or with `EDEADLK` in a callback
-    /// of a connection manager, which may delay the timeouts of the port.
+    /// if the payload is too long; `ENOMEM`; `EPROTONOSUPPORT` if the peer has an IPv4 address, of
+    /// which the MAD layer matches no replies; or `EDEADLK` in a callback of a connection manager,
+    /// which may delay the timeouts of the port.
     pub fn request(
         &self,
         peer: &Peer,
         message: &Message<'_>,
         timeout_ms: u32,
         retries: u32,
-        cx: &Sleepable,
+        _cx: &Sleepable,
     ) -> Result<Received> {
         InCallback::refuse()?;
         if timeout_ms == 0 || message.method.is_response() {
             return Err(EINVAL);
         }
-        if !peer.0.matches {
+        if !peer.matches {
             return Err(EPROTONOSUPPORT);
         }
-        let request = self.post(peer, self.tid()?, 0, message, timeout_ms, retries)?;
-        request.wait(cx).map_err(|error| match error {
+        let request = self.post(peer, self.tid(), 0, message, timeout_ms, retries)?;
+        request.wait().map_err(|error| match error {
             ERESTARTSYS => error,
             _ => self.reason(error),
         })
@@ -617,7 +611,7 @@ impl Agent {
     /// Sends a MAD without waiting for a reply. It may be lost. Fails with `ENODEV`, `ECANCELED`,
     /// `EINVAL`, `EMSGSIZE` and `ENOMEM` as [`Agent::request`], or with the driver's error.
     pub fn send(&self, peer: &Peer, message: &Message<'_>, _cx: &Sleepable) -> Result {
-        self.post(peer, self.tid()?, 0, message, 0, 0).map(drop)
+        self.post(peer, self.tid(), 0, message, 0, 0).map(drop)
     }
 
     /// Answers a request, with a status that is 0 for success. The answer may be lost. Fails as
@@ -644,11 +638,9 @@ impl Agent {
     }
 
     /// Returns a transaction id, by which the MAD layer finds the agent when the reply comes.
-    fn tid(&self) -> Result<u64> {
-        let live = self.get()?;
-        // SAFETY: The agent is registered while there is a `Live`; the field is constant.
-        let high = unsafe { (*live.raw.as_ptr()).hi_tid };
-        Ok(u64::from(high) << 32 | u64::from(self.next_tid.fetch_add(1, sync::atomic::Relaxed)))
+    fn tid(&self) -> u64 {
+        let low = self.next_tid.fetch_add(1, sync::atomic::Relaxed);
+        u64::from(self.hi_tid) << 32 | u64::from(low)
     }
 
     fn post(
@@ -660,23 +652,22 @@ impl Agent {
         timeout_ms: u32,
         retries: u32,
     ) -> Result<Arc<Request>> {
-        if peer.0.device.as_raw() != self.device().as_raw() || peer.0.port != self.port {
+        // SAFETY: The address handle is there while the peer is. Its device does not change.
+        let device = unsafe { (*peer.ah.as_raw()).device };
+        if device != self.device().as_raw() || peer.port != self.port {
             return Err(EINVAL);
         }
         let request = Arc::pin_init(
-            pin_init!(Request {
-                progress <- new_spinlock!(Progress {
-                    buf: None,
-                    reply: None,
-                    status: None,
-                }),
-                done <- Completion::new(),
+            try_pin_init!(Request {
+                buf <- kernel::new_spinlock!(None),
+                reply <- Queue::new(1)?,
                 peer: peer.clone(),
             }),
             GFP_KERNEL,
         )?;
-        let live = self.get()?;
-        let mut buf = Buf::new(&live, peer, self.class)?;
+        let _registered = self.get()?;
+        // SAFETY: The agent is registered while there is the reference.
+        let mut buf = unsafe { Buf::new(self, peer) }?;
         message.write(buf.mad(), self.class, status, tid)?;
         request.post(buf, timeout_ms.try_into()?, retries.try_into()?)?;
         Ok(request)
@@ -694,16 +685,20 @@ struct Buf(NonNull<bindings::ib_mad_send_buf>);
 unsafe impl Send for Buf {}
 
 impl Buf {
-    fn new(agent: &Live, peer: &Peer, class: Class) -> Result<Self> {
-        // SAFETY: The agent is registered while `agent` lives, which its buffers keep.
+    /// # Safety
+    ///
+    /// The agent is registered.
+    unsafe fn new(agent: &Agent, peer: &Peer) -> Result<Self> {
+        let header = agent.class.payload_at();
+        // SAFETY: The caller says that the agent is registered. It stays so while it has buffers.
         let raw = error::from_err_ptr(unsafe {
             bindings::ib_create_send_mad(
-                agent.raw.as_ptr(),
-                peer.0.qpn,
-                peer.0.pkey_index,
+                agent.as_raw(),
+                peer.qpn,
+                peer.pkey_index,
                 0,
-                class.payload_at().try_into()?,
-                (MAD_LEN - class.payload_at()).try_into()?,
+                header.try_into()?,
+                (MAD_LEN - header).try_into()?,
                 bindings::GFP_KERNEL,
                 bindings::IB_MGMT_BASE_VERSION as u8,
             )
@@ -727,20 +722,15 @@ impl Drop for Buf {
     }
 }
 
-struct Progress {
-    /// The posted buffer, until the send handler is called for it.
-    buf: Option<Buf>,
-    reply: Option<Received>,
-    status: Option<bindings::ib_wc_status>,
-}
-
 /// A posted MAD. The send buffer's context is a reference to this, which the send handler takes.
 #[pin_data]
 struct Request {
+    /// The posted buffer, until the send handler is called for it.
     #[pin]
-    progress: sync::SpinLock<Progress>,
+    buf: sync::SpinLock<Option<Buf>>,
+    /// Closed by the send handler, which the MAD layer calls after it has received the reply.
     #[pin]
-    done: Completion,
+    reply: Queue,
     /// Keeps the address handle that the buffer points to.
     peer: Peer,
 }
@@ -751,12 +741,12 @@ impl Request {
         let raw = buf.0.as_ptr();
         // SAFETY: `raw` is a buffer by the invariant of `Buf`, and is not posted yet.
         unsafe {
-            (*raw).ah = self.peer.0.ah.as_raw();
+            (*raw).ah = self.peer.ah.as_raw();
             (*raw).timeout_ms = timeout_ms;
             (*raw).retries = retries;
             (*raw).context[0] = Arc::into_raw(self.clone()).cast_mut().cast();
         }
-        self.progress.lock().buf = Some(buf);
+        *self.buf.lock() = Some(buf);
         // SAFETY: `raw` is a buffer by the invariant of `Buf`, which this may free.
         let posted = error::to_result(unsafe { bindings::ib_post_send_mad(raw, ptr::null_mut()) });
         if posted.is_err() {
@@ -778,34 +768,23 @@ impl Request {
 
     /// Ends the request, of which the MAD layer has called the send handler.
     fn complete(&self, status: bindings::ib_wc_status) {
-        let mut progress = self.progress.lock();
-        progress.status = Some(status);
-        let buf = progress.buf.take();
-        drop(progress);
+        let buf = self.buf.lock().take();
         drop(buf);
-        self.done.complete();
+        self.reply.close(match status {
+            bindings::ib_wc_status_IB_WC_RESP_TIMEOUT_ERR => ETIMEDOUT,
+            _ => EIO,
+        });
     }
 
-    /// Waits until the MAD layer has called the send handler: there is a reply, or the request was
-    /// sent often enough. On a signal the request is canceled.
-    fn wait(&self, cx: &Sleepable) -> Result<Received> {
-        // `progress` has more than the result of this.
-        let _ = self.done.wait_interruptible(cx);
-        let mut progress = self.progress.lock();
-        match (progress.reply.take(), progress.status) {
-            // A reply may be there before the send handler was called.
-            (Some(reply), _) => Ok(reply),
-            (None, None) => {
-                if let Some(buf) = &progress.buf {
-                    // SAFETY: By the invariant of `Buf` this is a buffer, and is not freed while
-                    // `progress` is locked. This is `ib_cancel_mad()`, which marks the request.
-                    unsafe { bindings::ib_modify_mad(buf.0.as_ptr(), 0) };
-                }
-                Err(ERESTARTSYS)
-            }
-            (None, Some(bindings::ib_wc_status_IB_WC_RESP_TIMEOUT_ERR)) => Err(ETIMEDOUT),
-            (None, Some(_)) => Err(EIO),
+    /// Waits for the reply, or until the request was sent often enough. On a signal it is canceled.
+    fn wait(&self) -> Result<Received> {
+        let reply = self.reply.pop(None);
+        if let (Err(ERESTARTSYS), Some(buf)) = (&reply, &*self.buf.lock()) {
+            // SAFETY: By the invariant of `Buf` this is a buffer, and is not freed while it is
+            // locked. This is `ib_cancel_mad()`, which marks the request.
+            unsafe { bindings::ib_modify_mad(buf.0.as_ptr(), 0) };
         }
+        reply
     }
 }
 
@@ -815,7 +794,7 @@ struct Mads {
     closed: Option<Error>,
 }
 
-/// The unsolicited MADs of an agent, which many threads may wait for.
+/// The reply to a request, or the unsolicited MADs of an agent, which many threads may wait for.
 #[pin_data]
 struct Queue {
     #[pin]
@@ -828,10 +807,7 @@ impl Queue {
     fn new(capacity: usize) -> Result<impl PinInit<Self>> {
         let queued = KVec::with_capacity(capacity, GFP_KERNEL)?;
         Ok(pin_init!(Self {
-            mads <- new_spinlock!(Mads {
-                queued,
-                closed: None,
-            }),
+            mads <- kernel::new_spinlock!(Mads { queued, closed: None }),
             changed <- kernel::new_condvar!(),
         }))
     }
@@ -877,14 +853,16 @@ impl Queue {
         }
     }
 
-    /// Drops the MADs that are queued or are still to come, and ends all waits with `reason`.
+    /// Drops the MADs that are still to come, and ends all waits for them with `reason`.
     fn close(&self, reason: Error) {
-        let mut mads = self.mads.lock();
-        mads.closed = Some(reason);
-        let queued = core::mem::take(&mut mads.queued);
-        drop(mads);
-        drop(queued);
+        self.mads.lock().closed = Some(reason);
         self.changed.notify_all();
+    }
+
+    /// Drops the MADs that are queued.
+    fn clear(&self) {
+        let queued = core::mem::take(&mut self.mads.lock().queued);
+        drop(queued);
     }
 }
 
@@ -919,7 +897,7 @@ unsafe extern "C" fn on_recv(
     }
     // SAFETY: `Request::post` has set the context. The send handler takes it back later.
     let request = unsafe { &*(*buf).context[0].cast::<Request>() };
-    request.progress.lock().reply = Some(mad);
+    request.reply.push(mad);
 }
 
 /// `ib_mad_agent.send_handler`: ends a request.
@@ -933,34 +911,4 @@ unsafe extern "C" fn on_sent(
 ) {
     // SAFETY: Both are valid during this call, which is the only one for the buffer.
     unsafe { Request::take((*wc).send_buf).complete((*wc).status) };
-}
-
-/// Registers an agent of QP 1 (`ib_register_mad_agent`).
-///
-/// # Safety
-///
-/// The device is registered, and has the port. `queue` outlives an agent that receives.
-unsafe fn register(
-    dev: *mut bindings::ib_device,
-    port: u32,
-    request: *mut bindings::ib_mad_reg_req,
-    on_recv: bindings::ib_mad_recv_handler,
-    queue: *const Queue,
-) -> Result<NonNull<bindings::ib_mad_agent>> {
-    let (gsi, queue) = (bindings::ib_qp_type_IB_QPT_GSI, queue.cast_mut().cast());
-    // SAFETY: The caller says so of device and context. The request is copied.
-    let agent = error::from_err_ptr(unsafe {
-        bindings::ib_register_mad_agent(
-            dev,
-            port,
-            gsi,
-            request,
-            0,
-            Some(on_sent),
-            on_recv,
-            queue,
-            0,
-        )
-    })?;
-    NonNull::new(agent).ok_or(ENOMEM)
 }
