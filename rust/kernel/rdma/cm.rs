@@ -19,7 +19,6 @@ pub(crate) mod state;
 pub use id::Connect;
 pub use id::Id;
 pub use id::Options;
-pub(crate) use id::QpClaim;
 pub(crate) use id::Shared;
 pub use listener::Accept;
 pub use listener::Listener;

@@ -310,7 +310,7 @@ impl<'a, S: PollContext, R: PollContext> InitAttr<'a, S, R> {
 
     /// As [`Qp::create`].
     pub fn create_for(self, id: &cm::Id, cx: &Sleepable) -> Result<Qp<S, R>> {
-        Qp::new(self.parts, Some(id.shared()), cx)
+        Qp::new(self.parts, Some(&id.state), cx)
     }
 }
 
@@ -411,12 +411,12 @@ impl Recv {
 ///
 /// # Invariants
 ///
-/// `raw` was created for the id of `claim`, if there is one, completes to the CQs of the
+/// `raw` was created for `id`, if there is one, completes to the CQs of the
 /// reservations and belongs to `pd`. Its context is `context`. If its receives are shared these CQs
 /// are the same, and not a direct one.
 pub(crate) struct Inner {
     pub(crate) raw: NonNull<bindings::ib_qp>,
-    claim: Option<cm::QpClaim>,
+    id: Option<cm::Shared>,
     // Dropped before the CQs: tables look for their poller.
     context: Pin<KBox<QpPriv>>,
     send: cq::Reservation,
@@ -475,7 +475,7 @@ impl Inner {
 
     /// Returns whether the connection manager moves the QP through its states.
     fn is_managed(&self) -> bool {
-        self.claim.is_some()
+        self.id.is_some()
     }
 
     /// Destroys a QP and waits for that, in a context that may sleep; otherwise a work item does
@@ -513,7 +513,7 @@ impl deferred::Teardown for Inner {
             .map_err(|e| (e, "drained"))
             .and_then(|()| {
                 // SAFETY: The QP is drained, and nobody can post to it any more.
-                unsafe { destroy_raw(&self.claim, self.raw) }.map_err(|e| (e, "destroyed"))
+                unsafe { destroy_raw(self.id.as_ref(), self.raw) }.map_err(|e| (e, "destroyed"))
             });
         match destroyed {
             Ok(()) => deferred::Fate::Gone,
@@ -579,15 +579,14 @@ fn create(parts: Parts<'_>, id: Option<&cm::Shared>, _cx: &Sleepable) -> Result<
     let context = QpPriv::new(parts.events, dev.is_iwarp(), state)?;
     context.install(&mut attr);
     let mut object = dev.object(crate::refs::Kind::Qp);
-    let claim = id.map(cm::QpClaim::new).transpose()?;
     // SAFETY: The CQs and the id are of this device, as just checked, and nothing below drops the
-    // context of a QP that is there.
-    let raw = unsafe { create_raw(&claim, pd, &mut attr) }?;
+    // id or the context of a QP that is there: `Inner` keeps them.
+    let raw = unsafe { create_raw(id, pd, &mut attr) }?;
 
     // SAFETY: The QP was just created; its number does not change.
     object.set_qp(unsafe { raw.as_ref() });
-    if let Some(claim) = &claim {
-        object.set_peer(claim.peer());
+    if let Some(id) = id {
+        object.set_peer(id.peer());
     }
     // SAFETY: The QP was just created.
     let (send_wr, recv_wr) = unsafe { given(raw.as_ptr(), &attr.cap) };
@@ -606,12 +605,12 @@ fn create(parts: Parts<'_>, id: Option<&cm::Shared>, _cx: &Sleepable) -> Result<
         Ok(reservations) => reservations,
         Err(error) => {
             // SAFETY: Nothing was posted to the QP.
-            if let Err(e) = unsafe { destroy_raw(&claim, raw) } {
+            if let Err(e) = unsafe { destroy_raw(id, raw) } {
                 pr_err!(
                     "{dev}: a new QP was not destroyed ({e:?}): it is leaked and holds its device\n"
                 );
-                let cqs = (send_cq.clone(), recv_cq.clone());
-                core::mem::forget((object, claim, context, pd.clone(), cqs, parts.srq.cloned()));
+                let (id, cqs) = (id.cloned(), (send_cq.clone(), recv_cq.clone()));
+                core::mem::forget((object, id, context, pd.clone(), cqs, parts.srq.cloned()));
             }
             return Err(error);
         }
@@ -619,7 +618,7 @@ fn create(parts: Parts<'_>, id: Option<&cm::Shared>, _cx: &Sleepable) -> Result<
     // INVARIANT: As created.
     let inner = reserved.fill(Inner {
         raw,
-        claim,
+        id: id.cloned(),
         send,
         recv,
         marker_ah: sync::SetOnce::new(),
@@ -642,21 +641,21 @@ fn create(parts: Parts<'_>, id: Option<&cm::Shared>, _cx: &Sleepable) -> Result<
     })
 }
 
-/// Creates a QP, for the id of `claim` if there is one.
+/// Creates a QP, for an id if there is one.
 ///
 /// # Safety
 ///
-/// The id and the CQs of `attr` are alive and of the device of `pd`, and its context lives until
-/// the QP is destroyed.
+/// The id and the CQs of `attr` are alive and of the device of `pd`, and the id and the context of
+/// `attr` live until the QP is destroyed.
 unsafe fn create_raw(
-    claim: &Option<cm::QpClaim>,
+    id: Option<&cm::Shared>,
     pd: &Pd,
     attr: &mut bindings::ib_qp_init_attr,
 ) -> Result<NonNull<bindings::ib_qp>> {
-    if let Some(claim) = claim {
-        // SAFETY: PD and CQs are alive, of the id's device, and the context lives as long as the
+    if let Some(id) = id {
+        // SAFETY: PD and CQs are alive, of the id's device, and id and context live as long as the
         // QP, as the caller promises.
-        return unsafe { claim.create_qp(pd, attr) };
+        return unsafe { id.create_qp(pd, attr) };
     }
     let caller = pd.device().client().name.as_char_ptr();
     // SAFETY: PD and CQs are alive, and the client's name outlives the QP.
@@ -666,14 +665,14 @@ unsafe fn create_raw(
 
 /// # Safety
 ///
-/// `qp` is from [`create_raw`] with this claim, has no request outstanding and is not used any
+/// `qp` is from [`create_raw`] with this id, has no request outstanding and is not used any
 /// more, unless this fails.
-unsafe fn destroy_raw(claim: &Option<cm::QpClaim>, qp: NonNull<bindings::ib_qp>) -> Result {
-    match claim {
-        Some(claim) => {
+unsafe fn destroy_raw(id: Option<&cm::Shared>, qp: NonNull<bindings::ib_qp>) -> Result {
+    match id {
+        Some(id) => {
             // SAFETY: `qp` is the id's, has no request outstanding and is not used any more, as the
             // caller promises.
-            unsafe { claim.destroy_qp() };
+            unsafe { id.destroy_qp() };
             Ok(())
         }
         None => {

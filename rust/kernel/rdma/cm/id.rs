@@ -44,7 +44,7 @@ const REJECT_LEN: usize = bindings::ib_cm_data_size_IB_CM_REJ_PRIVATE_DATA_SIZE 
 /// A connection's id, as `struct rdma_cm_id` of a reliable connected service. A counted handle.
 #[derive(Clone)]
 pub struct Id {
-    pub(super) state: Shared,
+    pub(crate) state: Shared,
 }
 
 /// A reference to the state that the handles of one id share.
@@ -380,10 +380,6 @@ impl Id {
             return Err(EINVAL);
         }
         param.to_raw()
-    }
-
-    pub(crate) fn shared(&self) -> &Shared {
-        &self.state
     }
 
     pub(super) fn conn(&self) -> &Arc<Conn<RdmaCm>> {
@@ -799,7 +795,6 @@ pub(crate) struct State {
     raw: RawId<RdmaCm>,
     conn: Arc<Conn<RdmaCm>>,
     device: sync::SetOnce<Device>,
-    has_qp: Atomic<bool>,
     incoming: Option<Arc<Incoming>>,
     client: ClientRef,
     object: objects::Object,
@@ -823,7 +818,6 @@ impl State {
             raw,
             conn,
             device: sync::SetOnce::new(),
-            has_qp: Atomic::new(false),
             incoming,
             client: client.clone(),
             object,
@@ -887,6 +881,48 @@ impl State {
         Ok(())
     }
 
+    /// Returns the other end, as far as it is known.
+    pub(crate) fn peer(&self) -> objects::Peer {
+        self.object.peer()
+    }
+
+    /// Creates the QP (`rdma_create_qp`). Fails with `EBUSY` if the id has one.
+    ///
+    /// # Safety
+    ///
+    /// PD and CQs are alive and of the device that the id is bound to, and the id and the context
+    /// of `attr` live until the QP is destroyed.
+    pub(crate) unsafe fn create_qp(
+        &self,
+        pd: &Pd,
+        attr: &mut bindings::ib_qp_init_attr,
+    ) -> Result<NonNull<bindings::ib_qp>> {
+        let id = self.as_raw();
+        // C looks at what `rdma_connect_locked()` makes, and destroys if it fails.
+        let _guard = self.conn.qp.lock();
+        // SAFETY: The id is alive by the invariant of `RawId`. Its QP changes with the lock only.
+        if unsafe { !(*id).qp.is_null() } {
+            return Err(EBUSY);
+        }
+        // SAFETY: The id is alive by the invariant of `RawId`, and has no QP, as just checked. The
+        // caller says so of PD, CQs and context.
+        error::to_result(unsafe { bindings::rdma_create_qp(id, pd.as_raw(), attr) })?;
+        // SAFETY: The id is alive by the invariant of `RawId`. Creation has set its QP.
+        NonNull::new(unsafe { (*id).qp }).ok_or(EIO)
+    }
+
+    /// Destroys the QP (`rdma_destroy_qp`).
+    ///
+    /// # Safety
+    ///
+    /// The id has a QP, which has no request outstanding and is not used any more.
+    pub(crate) unsafe fn destroy_qp(&self) {
+        let _guard = self.conn.qp.lock();
+        // SAFETY: The id is alive by the invariant of `RawId`, and its QP is not used any more, as
+        // the caller promises; nor by `iw_cm_disconnect()`, as the lock is held.
+        unsafe { bindings::rdma_destroy_qp(self.as_raw()) };
+    }
+
     /// Waits for the callback of a message that was not answered. `rdma_destroy_id()` does not:
     /// `cm_process_send_error()` in core/cm.c gives the message's reference back, and only then
     /// calls `cma_ib_handler()`, which takes the id's handler lock. That may be held for long, so
@@ -937,7 +973,7 @@ impl deferred::Teardown for State {
         }
         self.conn.wait_notified();
         self.end_callback(cx);
-        // SAFETY: The id is alive by the invariant of `RawId`, and its QP, which has held `State`,
+        // SAFETY: The id is alive by the invariant of `RawId`, and its QP, which has kept `State`,
         // is gone. This waits for callbacks that have begun, by the id's handler lock and by their
         // references. That of a message that was not answered has none; it has returned. Should one
         // begin only now, C's own memory is at stake: see the limits in
@@ -952,65 +988,5 @@ impl deferred::Teardown for State {
         // A work item that has given the connection up may still be in the handler.
         drop(self.conn.lock_events());
         deferred::Fate::Gone
-    }
-}
-
-/// The right to have an id's only QP.
-pub(crate) struct QpClaim(Shared);
-
-impl QpClaim {
-    /// Fails with `EBUSY` if the id has a QP.
-    pub(crate) fn new(id: &Shared) -> Result<Self> {
-        if id.has_qp.xchg(true, sync::atomic::Full) {
-            return Err(EBUSY);
-        }
-        Ok(Self(id.clone()))
-    }
-
-    pub(crate) fn peer(&self) -> objects::Peer {
-        self.0.object.peer()
-    }
-
-    pub(crate) fn as_raw(&self) -> *mut bindings::rdma_cm_id {
-        self.0.as_raw()
-    }
-
-    /// Creates the QP (`rdma_create_qp`).
-    ///
-    /// # Safety
-    ///
-    /// PD and CQs are alive and of the device that the id is bound to, and the context of `attr`
-    /// lives until the QP is destroyed.
-    pub(crate) unsafe fn create_qp(
-        &self,
-        pd: &Pd,
-        attr: &mut bindings::ib_qp_init_attr,
-    ) -> Result<NonNull<bindings::ib_qp>> {
-        let id = self.as_raw();
-        // C looks at what `rdma_connect_locked()` makes, and destroys if it fails.
-        let _guard = self.0.conn.qp.lock();
-        // SAFETY: The id is alive by the invariant of `RawId`, and has no QP, by this claim. The
-        // caller says so of PD, CQs and context.
-        error::to_result(unsafe { bindings::rdma_create_qp(id, pd.as_raw(), attr) })?;
-        // SAFETY: The id is alive by the invariant of `RawId`. Creation has set its QP.
-        NonNull::new(unsafe { (*id).qp }).ok_or(EIO)
-    }
-
-    /// Destroys the QP (`rdma_destroy_qp`).
-    ///
-    /// # Safety
-    ///
-    /// The id has a QP, which has no request outstanding and is not used any more.
-    pub(crate) unsafe fn destroy_qp(&self) {
-        let _guard = self.0.conn.qp.lock();
-        // SAFETY: The id is alive by the invariant of `RawId`, and its QP is not used any more, as
-        // the caller promises; nor by `iw_cm_disconnect()`, as the lock is held.
-        unsafe { bindings::rdma_destroy_qp(self.as_raw()) };
-    }
-}
-
-impl Drop for QpClaim {
-    fn drop(&mut self) {
-        self.0.has_qp.store(false, sync::atomic::Release);
     }
 }
