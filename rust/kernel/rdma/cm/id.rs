@@ -213,25 +213,19 @@ impl Id {
         param: &cm::ConnParam<'_>,
         _cx: &Sleepable,
     ) -> Result<cm::PrivateData> {
-        let mut param = self.qp_param(param)?;
+        let param = self.qp_param(param)?;
         let conn = self.conn();
-        let id = self.state.as_raw();
         let established = bindings::rdma_cm_event_type_RDMA_CM_EVENT_ESTABLISHED;
         let (mut installed, mut asked) = (false, false);
         conn.wait_for(established, || {
             conn.set_handler(&handler)?;
             installed = true;
-            // SAFETY: The id is alive by the invariant of `RawId`, and not locked by this task,
-            // which is in no callback: `wait_for` has looked.
-            unsafe { bindings::rdma_lock_handler(id) };
-            let connected = conn.connect_qp(|| {
-                // SAFETY: The id is alive by the invariant of `RawId`, and locked above. The call
-                // copies the parameters.
-                error::to_result(unsafe { bindings::rdma_connect_locked(id, &raw mut param) })
-            });
+            // SAFETY: It is called by `connect_qp`, and that in `with_handler_lock`. The private
+            // data are the caller's.
+            let ask = || unsafe { self.call_with_qp(bindings::rdma_connect_locked, param) };
+            // This is no callback: `wait_for` has looked.
+            let connected = self.state.with_handler_lock(|| conn.connect_qp(ask));
             asked = connected.is_ok();
-            // SAFETY: The id is alive by the invariant of `RawId`, and locked above.
-            unsafe { bindings::rdma_unlock_handler(id) };
             connected
         })
         .inspect_err(|_| {
@@ -259,7 +253,7 @@ impl Id {
         param: &cm::ConnParam<'_>,
         _cx: &Sleepable,
     ) -> Result {
-        let mut param = self.qp_param(param)?;
+        let param = self.qp_param(param)?;
         let conn = self.conn();
         let locked = conn.is_in_own_callback();
         if !locked && InCallback::is_current() {
@@ -267,24 +261,15 @@ impl Id {
             return Err(EDEADLK);
         }
         conn.begin_answer(Some(handler))?;
-        let id = self.state.as_raw();
-        // SAFETY: The id is alive by the invariant of `RawId`, and the parameters are copied by the
-        // call. It needs the id's handler lock, which a callback of the id has already.
-        let ret = unsafe {
-            if !locked {
-                bindings::rdma_lock_handler(id);
-            }
-            // `iw_cm_accept()` looks for the QP by its number, and takes a reference after that.
-            // And a disconnection that has begun, and does nothing yet, ends before this.
-            let qp = conn.qp.lock();
-            let ret = bindings::rdma_accept(id, &raw mut param);
-            drop(qp);
-            if !locked {
-                bindings::rdma_unlock_handler(id);
-            }
-            ret
+        // A disconnection that has begun, and does nothing yet, ends before this: it locks the QP.
+        // SAFETY: The id is locked by its callback, or by `with_handler_lock`. The private data are
+        // the caller's.
+        let accept = || unsafe { self.call_with_qp(bindings::rdma_accept, param) };
+        let accepted = match locked {
+            true => accept(),
+            false => self.state.with_handler_lock(accept),
         };
-        error::to_result(ret).inspect_err(|_| conn.release_handler())?;
+        accepted.inspect_err(|_| conn.release_handler())?;
         // To disconnect waits on iWARP for the event that the connection is there.
         let is_iwarp = self.device().is_ok_and(Device::is_iwarp);
         if let Some(incoming) = self.state.incoming.as_ref().filter(|_| !is_iwarp) {
@@ -382,6 +367,27 @@ impl Id {
         param.to_raw()
     }
 
+    /// Calls C to ask the peer, or to accept, with the QP locked: `iw_cm_connect()` and
+    /// `iw_cm_accept()` look for it by its number, and take a reference after that.
+    ///
+    /// # Safety
+    ///
+    /// `call` is `rdma_connect_locked` or `rdma_accept`, this task has the id's handler lock, and the
+    /// private data of `param` are there.
+    unsafe fn call_with_qp(
+        &self,
+        call: unsafe extern "C" fn(
+            *mut bindings::rdma_cm_id,
+            *mut bindings::rdma_conn_param,
+        ) -> c_int,
+        mut param: bindings::rdma_conn_param,
+    ) -> Result {
+        let _qp = self.conn().qp.lock();
+        // SAFETY: The id is alive by the invariant of `RawId`, and the caller says that it is
+        // locked, and the data are there. The call copies them, and the parameters.
+        error::to_result(unsafe { call(self.state.as_raw(), &raw mut param) })
+    }
+
     pub(super) fn conn(&self) -> &Arc<Conn<RdmaCm>> {
         &self.state.conn
     }
@@ -404,34 +410,28 @@ pub(crate) struct AsyncConnect {
 
 impl AsyncConnect {
     /// Takes the next step after an event of the id, whose callback this is.
-    fn step(&self, event: bindings::rdma_cm_event_type) -> Result {
+    fn step(&self, event: bindings::rdma_cm_event_type, cx: &Sleepable) -> Result {
         match event {
             bindings::rdma_cm_event_type_RDMA_CM_EVENT_ADDR_RESOLVED => {
                 self.id.state.bind()?;
                 self.id.state.resolve_route(self.timeout_ms)
             }
-            bindings::rdma_cm_event_type_RDMA_CM_EVENT_ROUTE_RESOLVED => self.connect(),
+            bindings::rdma_cm_event_type_RDMA_CM_EVENT_ROUTE_RESOLVED => self.connect(cx),
             _ => Ok(()),
         }
     }
 
-    fn connect(&self) -> Result {
-        // SAFETY: This is in the id's callback, which runs in process context.
-        let cx = unsafe { Sleepable::assume() };
-        let param = self.connect.resolved(&self.id, &cx)?;
-        let mut param = self.id.qp_param(&param)?;
-        let id = self.id.state.as_raw();
+    fn connect(&self, cx: &Sleepable) -> Result {
+        let param = self.connect.resolved(&self.id, cx)?;
+        let param = self.id.qp_param(&param)?;
         let conn = self.id.conn();
-        let disconnect = conn.ask(|| {
-            // `iw_cm_connect()` looks for the QP by its number, and takes a reference after that.
-            let _qp = conn.qp.lock();
-            // SAFETY: The id is alive by the invariant of `RawId`, and locked in its callback.
-            error::to_result(unsafe { bindings::rdma_connect_locked(id, &raw mut param) })
-        })?;
+        // SAFETY: The id is locked in its callback. The private data are the handler's.
+        let ask = || unsafe { self.id.call_with_qp(bindings::rdma_connect_locked, param) };
+        let disconnect = conn.ask(ask)?;
         // On iWARP that would wait for the event that the connection is there, which disconnects.
         if disconnect && !self.id.device().is_ok_and(Device::is_iwarp) {
             // SAFETY: The id is alive by the invariant of `RawId`, and was connected above.
-            let _ = unsafe { RdmaCm::disconnect(self.id.conn(), id) };
+            let _ = unsafe { RdmaCm::disconnect(conn, self.id.state.as_raw()) };
         }
         Ok(())
     }
@@ -495,7 +495,7 @@ unsafe fn handle(
     if let Some(handler) = effects.handler {
         handler.event(event, &cx);
     }
-    if let Some(Err(e)) = effects.connect.map(|connect| connect.step(raw.event)) {
+    if let Some(Err(e)) = (effects.connect).map(|connect| connect.step(raw.event, &cx)) {
         if let Some(handler) = conn.end_async() {
             handler.event(cm::Event::Failed(e), &cx);
         }
@@ -828,6 +828,16 @@ impl State {
         self.raw.as_ptr()
     }
 
+    /// Calls a function with the handler lock of the id. Not in its callback, which has it.
+    fn with_handler_lock<R>(&self, f: impl FnOnce() -> R) -> R {
+        // SAFETY: The id is alive by the invariant of `RawId`.
+        unsafe { bindings::rdma_lock_handler(self.as_raw()) };
+        let result = f();
+        // SAFETY: The id is alive by the invariant of `RawId`, and was locked above.
+        unsafe { bindings::rdma_unlock_handler(self.as_raw()) };
+        result
+    }
+
     /// Returns the device that the id is bound to, or null.
     pub(crate) fn device_raw(&self) -> *mut bindings::ib_device {
         let device = self.device.as_ref();
@@ -938,11 +948,7 @@ impl State {
         if self.conn.has_peer_ended() {
             return;
         }
-        // SAFETY: The id is alive by the invariant of `RawId`, and unlocked: this is no callback.
-        unsafe {
-            bindings::rdma_lock_handler(self.raw.as_ptr());
-            bindings::rdma_unlock_handler(self.raw.as_ptr());
-        }
+        self.with_handler_lock(|| {});
         if let Some(device) = self.device.as_ref() {
             // SAFETY: The device is registered by the invariant of `device::Inner`, and the id is
             // alive by the invariant of `RawId`. The port of an id does not change once it has a

@@ -547,17 +547,15 @@ impl<M: Manager> Conn<M> {
         Ok(end)
     }
 
-    /// Asks the peer by calling `ask`, with the handler lock of the id, so before any event. Fails
-    /// with `EINVAL` if it was asked already: the lock of the QP is not waited for then, as its
-    /// destruction may wait for a callback that waits for the handler lock.
+    /// Asks the peer by calling `ask`, which locks the QP. The caller has the handler lock of the
+    /// id, so this is before any event. Fails with `EINVAL` if the peer was asked already: the lock
+    /// of the QP is not waited for then, as its destruction may wait for a callback that waits for
+    /// the handler lock.
     pub(crate) fn connect_qp(&self, ask: impl FnOnce() -> Result) -> Result {
         if self.state() >= State::Requested {
             return Err(EINVAL);
         }
-        // `iw_cm_connect()` looks for the QP by its number, and takes a reference after that.
-        let qp = self.qp.lock();
         ask()?;
-        drop(qp);
         self.inner.lock().state = State::Connecting;
         Ok(())
     }
