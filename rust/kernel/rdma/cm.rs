@@ -253,7 +253,9 @@ impl<'a> Event<'a> {
             bindings::rdma_cm_event_type_RDMA_CM_EVENT_CONNECT_ERROR
             | bindings::rdma_cm_event_type_RDMA_CM_EVENT_UNREACHABLE
             | bindings::rdma_cm_event_type_RDMA_CM_EVENT_ADDR_ERROR
-            | bindings::rdma_cm_event_type_RDMA_CM_EVENT_ROUTE_ERROR => Self::Failed(status(raw)),
+            | bindings::rdma_cm_event_type_RDMA_CM_EVENT_ROUTE_ERROR => {
+                Self::Failed(error::to_result(raw.status).err().unwrap_or(EHOSTUNREACH))
+            }
             other => Self::Other(other),
         }
     }
@@ -281,14 +283,6 @@ impl fmt::Display for Event<'_> {
             Self::Failed(error) => f.write_fmt(fmt!(": {error:?}")),
             _ => Ok(()),
         }
-    }
-}
-
-fn status(raw: &bindings::rdma_cm_event) -> Error {
-    if raw.status < 0 {
-        Error::from_errno(raw.status)
-    } else {
-        EHOSTUNREACH
     }
 }
 
@@ -413,9 +407,6 @@ const CALLBACKS: usize = 256;
 /// The tasks that are in callbacks, and zeroes. A task looks for its own stores only.
 static TASKS: [Atomic<usize>; CALLBACKS] = [const { Atomic::new(0) }; CALLBACKS];
 
-/// The number of tasks that are in callbacks. A task that is has counted itself.
-static ENTERED: Atomic<u32> = Atomic::new(0);
-
 /// The tasks for which there was no room. Until they return, every task is taken for one.
 static UNLISTED: Atomic<u32> = Atomic::new(0);
 
@@ -431,14 +422,9 @@ pub(crate) struct InCallback(Option<&'static Atomic<usize>>);
 impl InCallback {
     pub(crate) fn enter() -> Self {
         let task = current_task();
-        ENTERED.add(1, Relaxed);
-        // Tasks begin at different places, so that they seldom meet.
-        let mut slots = TASKS
+        let slot = TASKS
             .iter()
-            .cycle()
-            .skip((task >> 6) % CALLBACKS)
-            .take(CALLBACKS);
-        let slot = slots.find(|slot| slot.cmpxchg(0, task, Relaxed).is_ok());
+            .find(|slot| slot.cmpxchg(0, task, Relaxed).is_ok());
         if slot.is_none() {
             UNLISTED.add(1, Relaxed);
         }
@@ -447,9 +433,6 @@ impl InCallback {
 
     /// Returns whether the current task is in a callback.
     pub(crate) fn is_current() -> bool {
-        if ENTERED.load(Relaxed) == 0 {
-            return false;
-        }
         let task = current_task();
         UNLISTED.load(Relaxed) != 0 || TASKS.iter().any(|slot| slot.load(Relaxed) == task)
     }
@@ -469,7 +452,6 @@ impl Drop for InCallback {
             Some(slot) => slot.store(0, Relaxed),
             None => drop(UNLISTED.fetch_sub(1, Relaxed)),
         }
-        ENTERED.fetch_sub(1, Relaxed);
     }
 }
 

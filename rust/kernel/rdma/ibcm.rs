@@ -59,8 +59,6 @@
 //! ```
 //!
 //! C header: [`include/rdma/ib_cm.h`](srctree/include/rdma/ib_cm.h)
-//!
-//! [`Qp::create_raw`]: crate::qp::Qp::create_raw
 
 use crate::{
     ah,
@@ -177,11 +175,6 @@ impl<'a> Path<'a> {
         };
         Ok(Self { from, raw })
     }
-
-    fn to_raw(&self) -> bindings::sa_path_rec {
-        // SAFETY: The record is plain data.
-        unsafe { core::ptr::read(&raw const self.raw) }
-    }
 }
 
 /// # Invariants
@@ -215,7 +208,7 @@ impl deferred::Teardown for Connected {
         timeouts();
         self.conn.release_handler();
         // Waits for a call of the handler that has begun.
-        drop(self.conn.lock_events());
+        drop(self.conn.event_lock.lock());
         deferred::Fate::Gone
     }
 }
@@ -344,10 +337,7 @@ unsafe fn create(
     // SAFETY: The device is registered by the invariant of `device::Inner`; the caller says so of
     // callback and context.
     let raw = unsafe { bindings::ib_create_cm_id(device.as_raw(), Some(callback), context) };
-    // INVARIANT: The id was just created, and is the caller's.
-    Ok(RawId(
-        NonNull::new(error::from_err_ptr(raw)?).ok_or(ENOMEM)?,
-    ))
+    RawId::new(raw)
 }
 
 fn send_req(
@@ -357,7 +347,8 @@ fn send_req(
     service_id: u64,
     param: &Param<'_>,
 ) -> Result {
-    let mut record = path.to_raw();
+    // SAFETY: The record is plain data.
+    let mut record = unsafe { ptr::read(&raw const path.raw) };
     let response_timeout = param.response_timeout.min(31);
     let conn = param.conn.to_raw()?;
     let mut req = bindings::ib_cm_req_param {
@@ -428,11 +419,10 @@ impl Manager for IbCm {
         error::to_result(unsafe { bindings::ib_send_cm_dreq(id, ptr::null(), 0) })
     }
 
-    unsafe fn notify(id: *mut Self::Id) -> Result<bool> {
+    unsafe fn notify(id: *mut Self::Id) -> bool {
         let event = bindings::ib_event_type_IB_EVENT_COMM_EST;
         // SAFETY: The caller says that the id is alive.
-        error::to_result(unsafe { bindings::ib_cm_notify(id, event) })?;
-        Ok(true)
+        unsafe { bindings::ib_cm_notify(id, event) == 0 }
     }
 }
 
@@ -477,7 +467,7 @@ unsafe fn handle(
         | bindings::ib_cm_event_type_IB_CM_DREQ_ERROR => cm::Event::Disconnected,
         _ => return,
     };
-    let _events = conn.lock_events();
+    let _events = conn.event_lock.lock();
     let effects = conn.advance(&event, raw.event);
     // The caller of `connect` has yet to take the QP to where it can send.
     if let Some(handler) = effects.handler.filter(|_| !is_answer) {

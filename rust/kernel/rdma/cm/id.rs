@@ -458,16 +458,14 @@ impl Manager for RdmaCm {
         error::to_result(unsafe { bindings::rdma_disconnect(id) })
     }
 
-    unsafe fn notify(id: *mut Self::Id) -> Result<bool> {
-        // SAFETY: The caller says that the id is alive, and has had a connection, so its device.
-        if unsafe { (*(*id).device).node_type } != device::NodeType::Ca as u8 {
-            // C does nothing.
-            return Ok(false);
-        }
+    unsafe fn notify(id: *mut Self::Id) -> bool {
         let event = bindings::ib_event_type_IB_EVENT_COMM_EST;
-        // SAFETY: The caller says that the id is alive.
-        error::to_result(unsafe { bindings::rdma_notify(id, event) })?;
-        Ok(true)
+        // SAFETY: The caller says that the id is alive, and has had a connection, so its device.
+        unsafe {
+            // For others C does nothing.
+            let is_ca = (*(*id).device).node_type == device::NodeType::Ca as u8;
+            is_ca && bindings::rdma_notify(id, event) == 0
+        }
     }
 }
 
@@ -484,12 +482,12 @@ unsafe fn handle(
     // SAFETY: The caller says that `raw` is an event of `id`. All ids with this callback are of a
     // connected service, and the private data of an event are valid during the callback.
     let event = unsafe { cm::Event::from_raw(id, raw) };
-    let _events = conn.lock_events();
-    let effects = conn.advance(&event, raw.event);
+    let _events = conn.event_lock.lock();
     let is_over = matches!(event, cm::Event::Disconnected);
-    if is_over && effects.was_there && raw.status == 0 {
-        conn.set_peer_ended();
+    if is_over && raw.status == 0 && conn.state() == state::State::Established {
+        conn.peer_ended.store(true, Relaxed);
     }
+    let effects = conn.advance(&event, raw.event);
     // SAFETY: Callbacks run in process context, with mutexes of their own only.
     let cx = unsafe { Sleepable::assume() };
     if let Some(handler) = effects.handler {
@@ -621,10 +619,7 @@ impl Options<'_> {
             bindings::rdma_helper_put_net(net);
             raw
         };
-        // INVARIANT: The id was just created, and is the caller's.
-        Ok(RawId(
-            NonNull::new(error::from_err_ptr(raw)?).ok_or(ENOMEM)?,
-        ))
+        RawId::new(raw)
     }
 
     /// Applies the options to an id, its own address at last.
@@ -770,7 +765,7 @@ impl Incoming {
     /// Gives the connection up, unless it is confirmed: the handler gets its last event.
     fn give_up(&self) {
         let _in_callback = InCallback::enter();
-        let _events = self.conn.lock_events();
+        let _events = self.conn.event_lock.lock();
         if !self.is_unconfirmed() {
             return;
         }
@@ -867,7 +862,8 @@ impl State {
     /// Fails unless the device and both addresses are known, which C says before it has them
     /// (`addr_handler()` in core/cma.c changes the state, then looks for the device).
     fn resolved(&self) -> Result {
-        self.conn.is_resolved().then_some(()).ok_or(ENOTCONN)
+        let resolved = self.conn.resolved.load(sync::atomic::Acquire);
+        resolved.then_some(()).ok_or(ENOTCONN)
     }
 
     /// Keeps the id's device, if it has one, from going away unnoticed.
@@ -945,7 +941,7 @@ impl State {
     /// peer's DREQ or DREP takes it out, or the missing answer, and that ends the connection with
     /// an error.
     fn end_callback(&self, cx: &Sleepable) {
-        if self.conn.has_peer_ended() {
+        if self.conn.peer_ended.load(Relaxed) {
             return;
         }
         self.with_handler_lock(|| {});
@@ -992,7 +988,7 @@ impl deferred::Teardown for State {
             self.conn.release_handler();
         }
         // A work item that has given the connection up may still be in the handler.
-        drop(self.conn.lock_events());
+        drop(self.conn.event_lock.lock());
         deferred::Fate::Gone
     }
 }

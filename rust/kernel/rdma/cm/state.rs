@@ -45,6 +45,7 @@ use crate::{
 };
 use core::mem::replace;
 use kernel::{
+    error,
     new_mutex,
     sync,
     workqueue, //
@@ -69,7 +70,7 @@ pub(crate) trait Manager: Sized + Send + Sync + 'static {
     /// # Safety
     ///
     /// The id is alive, and its state is Requested or a later one.
-    unsafe fn notify(id: *mut Self::Id) -> Result<bool>;
+    unsafe fn notify(id: *mut Self::Id) -> bool;
 }
 
 #[derive(Clone, Copy, PartialEq, PartialOrd)]
@@ -96,8 +97,7 @@ enum Wait<M: Manager> {
     None,
     /// A call waits for the event with this C value. The data that come along go into the box.
     Event(u32, KBox<cm::PrivateData>),
-    Done(KBox<cm::PrivateData>),
-    Failed(Error),
+    Done(Result<KBox<cm::PrivateData>>),
     /// No call ever waits: the connection is made by its events. Kept until the peer was asked.
     Async(Option<Arc<M::Async>>),
 }
@@ -127,8 +127,7 @@ impl<M: Manager> Inner<M> {
     /// Takes the result of the event that a call waits for, if it has come.
     fn take_result(&mut self) -> Option<Result<cm::PrivateData>> {
         match replace(&mut self.wait, Wait::None) {
-            Wait::Done(data) => Some(Ok(KBox::into_inner(data))),
-            Wait::Failed(e) => Some(Err(e)),
+            Wait::Done(result) => Some(result.map(KBox::into_inner)),
             waiting => {
                 self.wait = waiting;
                 None
@@ -151,8 +150,6 @@ pub(crate) struct Effects<M: Manager> {
     /// The connection that is made by its events, to take its next step.
     pub(crate) connect: Option<Arc<M::Async>>,
     pub(crate) disconnect: bool,
-    /// The connection was there.
-    pub(crate) was_there: bool,
 }
 
 /// The C id of a connection.
@@ -177,6 +174,12 @@ unsafe impl<M: Manager> Send for RawId<M> {}
 unsafe impl<M: Manager> Sync for RawId<M> {}
 
 impl<M: Manager> RawId<M> {
+    /// Takes an id that was just created, and is the caller's.
+    pub(crate) fn new(raw: *mut M::Id) -> Result<Self> {
+        // INVARIANT: The caller makes the owner.
+        Ok(Self(NonNull::new(error::from_err_ptr(raw)?).ok_or(ENOMEM)?))
+    }
+
     pub(crate) fn as_ptr(self) -> *mut M::Id {
         self.0.as_ptr()
     }
@@ -201,13 +204,13 @@ pub(crate) struct Conn<M: Manager> {
     changed: sync::CondVar,
     /// Held while an event is handled, and so while the handler is called. Taken before `inner`.
     #[pin]
-    event_lock: sync::Mutex<()>,
+    pub(crate) event_lock: sync::Mutex<()>,
     /// The task that is in the callback of the id, with its handler lock, or zero.
     callback_task: sync::atomic::Atomic<usize>,
     /// The state is not Idle any more: for functions that any context may call.
-    resolved: sync::atomic::Atomic<bool>,
+    pub(super) resolved: sync::atomic::Atomic<bool>,
     /// The connection was there, and a message of the peer has ended it.
-    peer_ended: sync::atomic::Atomic<bool>,
+    pub(super) peer_ended: sync::atomic::Atomic<bool>,
     #[pin]
     disconnect: workqueue::Work<Self, DISCONNECT>,
     #[pin]
@@ -239,7 +242,7 @@ impl<M: Manager> workqueue::WorkItem<NOTIFY> for Conn<M> {
             let mut inner = this.inner.lock();
             if inner.state == State::Connecting && !inner.end {
                 // SAFETY: `with_id` passes the id, alive meanwhile, whose state is Connecting.
-                if let Ok(true) = unsafe { M::notify(id.as_ptr()) } {
+                if unsafe { M::notify(id.as_ptr()) } {
                     inner.state = State::Notified;
                 }
             }
@@ -263,8 +266,9 @@ impl<M: Manager> removal::OnRemoval for Conn<M> {
         let _in_callback = InCallback::enter();
         let connect = self.inner.lock().take_async();
         drop(connect);
-        let _events = self.lock_events();
-        if let Some(handler) = self.take_handler() {
+        let _events = self.event_lock.lock();
+        let handler = self.inner.lock().handler.take();
+        if let Some(handler) = handler {
             handler.event(Event::DeviceRemoval, cx);
         }
     }
@@ -338,20 +342,6 @@ impl<M: Manager> Conn<M> {
         self.inner.lock().state
     }
 
-    /// Returns whether device and addresses are known, and do not change any more. Any context.
-    pub(crate) fn is_resolved(&self) -> bool {
-        self.resolved.load(sync::atomic::Acquire)
-    }
-
-    /// Notes that a message of the peer has ended the connection, which was there.
-    pub(crate) fn set_peer_ended(&self) {
-        self.peer_ended.store(true, sync::atomic::Relaxed);
-    }
-
-    pub(crate) fn has_peer_ended(&self) -> bool {
-        self.peer_ended.load(sync::atomic::Relaxed)
-    }
-
     /// Returns whether the peer was asked, or answered, and has yet to answer or confirm.
     pub(crate) fn is_unconfirmed(&self) -> bool {
         matches!(self.state(), State::Connecting | State::Notified)
@@ -365,23 +355,16 @@ impl<M: Manager> Conn<M> {
         self.inner.lock().set_handler(handler)
     }
 
-    fn take_handler(&self) -> Option<Arc<dyn Handler>> {
-        self.inner.lock().handler.take()
-    }
-
     /// Lets go of the handler. A call of it that has begun goes on.
     pub(crate) fn release_handler(&self) {
-        drop(self.take_handler());
-    }
-
-    pub(crate) fn lock_events(&self) -> sync::MutexGuard<'_, ()> {
-        self.event_lock.lock()
+        let handler = self.inner.lock().handler.take();
+        drop(handler);
     }
 
     /// Ends the wait of a call, if there is one, with an error.
     fn fail_wait(&self, inner: &mut Inner<M>, error: Error) {
         if matches!(inner.wait, Wait::Event(..)) {
-            inner.wait = Wait::Failed(error);
+            inner.wait = Wait::Done(Err(error));
             self.changed.notify_all();
         }
     }
@@ -477,10 +460,10 @@ impl<M: Manager> Conn<M> {
             }
         };
         inner.wait = match (replace(&mut inner.wait, Wait::None), reply) {
-            (Wait::Event(..), Err(e)) => Wait::Failed(e),
+            (Wait::Event(..), Err(e)) => Wait::Done(Err(e)),
             (Wait::Event(success, mut to), Ok(sent)) if success == raw => {
                 *to = cm::PrivateData::new(sent);
-                Wait::Done(to)
+                Wait::Done(Ok(to))
             }
             (wait, _) => wait,
         };
@@ -503,7 +486,6 @@ impl<M: Manager> Conn<M> {
             handler,
             connect,
             disconnect,
-            was_there: was == State::Established,
         }
     }
 
