@@ -51,15 +51,14 @@ pub struct Id {
 pub(crate) type Shared = deferred::Deferred<State>;
 
 impl Id {
-    /// Creates an id for an active connection, in the initial network namespace (`rdma_create_id`).
-    /// Fails with `ENOMEM`, or the connection manager's error.
+    /// As [`Id::create_with`] the default options.
     pub fn create(client: &ClientRef, cx: &Sleepable) -> Result<Self> {
         Self::create_with(client, &Options::default(), cx)
     }
 
-    /// Creates an id for an active connection that is to be as `options` say (`rdma_create_id`).
-    /// Fails as [`Id::create`]; with `ENODEV` if the network namespace is being dismantled; and for
-    /// a source address with `EADDRINUSE`, `EADDRNOTAVAIL`, or `ENODEV` if no device has it.
+    /// Creates an id for an active connection (`rdma_create_id`). Fails with `ENOMEM`, or the
+    /// connection manager's error; with `ENODEV` if the network namespace is being dismantled; and
+    /// for a source address with `EADDRINUSE`, `EADDRNOTAVAIL`, or `ENODEV` if no device has it.
     #[inline(never)]
     pub fn create_with(client: &ClientRef, options: &Options<'_>, _cx: &Sleepable) -> Result<Self> {
         let reserved = deferred::Deferred::reserve()?;
@@ -141,10 +140,9 @@ impl Id {
     /// Begins to connect to an address and does not wait, as ULPs do that must not block.
     ///
     /// `handler` is asked for a QP when the route to the peer is known, and then gets all events.
-    /// Finding the address and finding the route may each take `timeout_ms`. What was begun goes on
-    /// until then also if the id is dropped; [`Id::disconnect`] gives it up. Fails as
-    /// [`Id::create_with`], or with what is wrong with the address. The handler is released then,
-    /// and gets no event.
+    /// Address and route may each take `timeout_ms`, also if the id is dropped;
+    /// [`Id::disconnect`] gives up. Fails as [`Id::create_with`], or with what is wrong with the
+    /// address: the handler is released then, and gets no event.
     pub fn connect_to<H: Connect>(
         client: &ClientRef,
         dst: SocketAddr,
@@ -176,13 +174,12 @@ impl Id {
         resolving.inspect_err(|_| drop(conn.end_async()))
     }
 
-    /// Connects the id's QP to the peer (`rdma_connect`), waits until that has worked or failed,
-    /// and returns what the peer sent along. `handler` gets all events, the first one included.
-    /// After an error, requests that were posted to the QP stay there, see [`Qp::drain`], and a
-    /// connection that is there all the same, as after a signal, is ended. Fails with
-    /// `ECONNREFUSED` if the peer rejects; `EINVAL` without a QP or with too much private data;
-    /// `EBUSY` if the id has a handler already; `ENODEV` if its device goes; the errors of waiting
-    /// as for [`Id::resolve_addr`]; or the connection manager's error.
+    /// Connects the id's QP to the peer (`rdma_connect`), waits for that, and returns what the peer
+    /// sent along. `handler` gets all events, the first one included. After an error, requests that
+    /// were posted to the QP stay there, see [`Qp::drain`], and a connection that is there all the
+    /// same, as after a signal, is ended. Fails with `ECONNREFUSED` if the peer rejects; `EINVAL`
+    /// without a QP or with too much private data; `EBUSY` if the id has a handler; `ENODEV` if its
+    /// device goes; as [`Id::resolve_addr`] in waiting; or with the connection manager's error.
     ///
     /// # Examples
     ///
@@ -306,15 +303,11 @@ impl Id {
     /// # Examples
     ///
     /// ```
-    /// # use kernel::sync::SetOnce;
     /// # use rdma::{prelude::*, qp};
-    /// struct QpEvents(SetOnce<cm::Id>);
-    ///
-    /// impl qp::Events for QpEvents {
-    ///     fn event(&self, event: qp::Event, _qp_num: u32, _cx: &Atomic) {
-    ///         if let (qp::Event::COMM_EST, Some(id)) = (event, self.0.as_ref()) {
-    ///             id.notify_established();
-    ///         }
+    /// /// Called by the ULP's [`qp::Events`].
+    /// fn qp_event(id: &cm::Id, event: qp::Event) {
+    ///     if event == qp::Event::COMM_EST {
+    ///         id.notify_established();
     ///     }
     /// }
     /// ```
@@ -536,16 +529,6 @@ type Callback =
 ///
 /// ```
 /// # use rdma::prelude::*;
-/// /// Asks for low latency, from an address of the caller's choice.
-/// fn create(client: &ClientRef, src: SocketAddr, cx: &Sleepable) -> Result<cm::Id> {
-///     let options = cm::Options {
-///         src: Some(src),
-///         service_type: Some(0x10),
-///         ..Default::default()
-///     };
-///     cm::Id::create_with(client, &options, cx)
-/// }
-///
 /// /// Listens on an address of IPv6, for IPv4 too.
 /// fn listen(
 ///     client: &ClientRef,

@@ -214,7 +214,9 @@ impl Listener {
     /// ```
     /// use rdma::prelude::*;
     ///
-    /// /// Accepts peers that say hello.
+    /// const VERSION: &[u8] = b"v1";
+    ///
+    /// /// Accepts peers that speak the same version.
     /// fn listen(
     ///     client: &ClientRef,
     ///     addr: SocketAddr,
@@ -223,10 +225,12 @@ impl Listener {
     /// ) -> Result<cm::Listener> {
     ///     let accept = move |request: cm::Request<'_>, cx: &Sleepable| {
     ///         // On InfiniBand and RoCE zeros follow.
-    ///         if !request.private_data().starts_with(b"hello") {
-    ///             return Err(EPROTO); // Rejects it.
+    ///         let is_known = request.private_data().starts_with(VERSION);
+    ///         let id = request.into_id(cx)?; // An error before this refuses the peer.
+    ///         if !is_known {
+    ///             return id.reject(VERSION, cx);
     ///         }
-    ///         let id = request.into_id(cx)?;
+    ///         pr_info!("a connection from {}\n", id.gids()?.1);
     ///         let qp = Qp::create(&id, &pd, &cq, &cq, &Caps::new(16, 16), cx)?;
     ///         id.accept(Arc::new(qp, GFP_KERNEL)?, &cm::ConnParam::default(), cx)
     ///     };
@@ -346,26 +350,6 @@ impl Request<'_> {
     /// Takes the connection's id, to be accepted or rejected now or later; dropping it refuses.
     /// Fails with `ENODEV` if the device is not the client's (any more), or `ENOMEM`; the peer is
     /// refused.
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// # use rdma::prelude::*;
-    /// const VERSION: &[u8] = b"v1";
-    ///
-    /// /// Takes a connection from a peer that speaks the same version.
-    /// fn take(request: cm::Request<'_>, cx: &Sleepable) -> Result<cm::Id> {
-    ///     let is_known = request.private_data().starts_with(VERSION);
-    ///     let id = request.into_id(cx)?;
-    ///     if !is_known {
-    ///         id.reject(VERSION, cx)?;
-    ///         return Err(EPROTO);
-    ///     }
-    ///     let (_, peer) = id.gids()?;
-    ///     pr_info!("a connection from {peer}\n");
-    ///     Ok(id)
-    /// }
-    /// ```
     #[inline(never)]
     pub fn into_id(self, _cx: &Sleepable) -> Result<cm::Id> {
         // The id came with its device and its addresses.
