@@ -5,13 +5,13 @@
 use kernel::prelude::*;
 use rdma::{
     dma::Direction,
-    mr::Memory,
+    mr::OwnMemory,
     prelude::*, //
 };
 
-fn look<D: Direction, M: Memory<D>>(memory: &M) -> Result {
+fn look<D: Direction, M: OwnMemory<D>>(memory: &M) -> Result {
     #[cfg(mistake)]
-    memory.get().copy_in(0, &[0; 8])?; //~ E0624 method `copy_in` is private
+    memory.copy_in(0, &[0; 8])?; //~ E0061 this method takes 3 arguments but 2 arguments were supplied
     let _ = memory.get();
     Ok(())
 }

@@ -38,6 +38,7 @@ pub use wr::{
 };
 
 use crate::{
+    cqe::Sealed,
     deferred::Deferred,
     dma::Direction,
     objects,
@@ -91,42 +92,18 @@ impl Mr {
         ))))
     }
 
-    /// Allocates an MR for memory and maps that, and returns where it is to peers.
+    /// Maps a range of memory (`ib_map_mr_sg`), and returns where it is to peers. Fails with `EINVAL`
+    /// if the memory is of another PD, or too large.
     ///
     /// # Safety
     ///
-    /// The memory is not used meanwhile.
+    /// The MR is idle, and neither it nor the memory is used meanwhile. The range is not empty, and
+    /// inside of the memory.
     #[inline(never)]
-    unsafe fn alloc_for(memory: MemoryRef<'_>, cx: &Sleepable) -> Result<(Self, u64)> {
-        let mr = Self::alloc(memory.pd(), memory.pages().try_into()?, cx)?;
-        // SAFETY: The MR is new, and the memory is not used meanwhile, as the caller promises.
-        let iova = unsafe { mr.map(memory) }?;
-        Ok((mr, iova))
-    }
-
-    /// Maps memory (`ib_map_mr_sg`), and returns where it is to peers.
-    ///
-    /// # Safety
-    ///
-    /// The MR is idle, and neither it nor the memory is used meanwhile.
-    #[inline(never)]
-    unsafe fn map(&self, memory: MemoryRef<'_>) -> Result<u64> {
+    unsafe fn map(&self, memory: MemoryRef<'_>, range: Range<usize>) -> Result<u64> {
         if memory.pages() > self.0.pages as usize || *memory.pd() != self.0.pd {
             return Err(EINVAL);
         }
-        // SAFETY: The MR is of the memory's PD, as just checked, and the range is all of it. The MR
-        // is idle, and neither is used otherwise, as the caller promises.
-        unsafe { self.map_range(memory, 0..memory.len()) }
-    }
-
-    /// Maps a range of memory (`ib_map_mr_sg`), and returns where it is to peers.
-    ///
-    /// # Safety
-    ///
-    /// The MR is idle, and neither it nor the memory, which is of its PD, is used meanwhile. The
-    /// range is not empty, and inside of the memory.
-    #[inline(never)]
-    unsafe fn map_range(&self, memory: MemoryRef<'_>, range: Range<usize>) -> Result<u64> {
         let raw = self.0.raw.as_ptr();
         // SAFETY: `raw` is an MR of the memory's device, as both are of one PD, and is idle, so it
         // is not registered. Neither is used meanwhile, and the range is one of the memory, as the
@@ -203,10 +180,9 @@ impl<D: Direction, M: Memory<D>> Region<D, M> {
     /// }
     /// ```
     pub fn new(memory: M, cx: &Sleepable) -> Result<Self> {
-        // SAFETY: The memory is owned here.
-        let (mr, iova) = unsafe { Mr::alloc_for(memory.get(), cx) }?;
-        // SAFETY: The memory was just mapped by the MR, which is new.
-        Ok(unsafe { Self::from_parts(mr, memory, iova) })
+        let of = memory.get();
+        let mr = Mr::alloc(of.pd(), of.pages().try_into()?, cx)?;
+        Ok(Self::map(mr, memory)?)
     }
 
     /// Maps memory for access by peers (`ib_map_mr_sg`), without any allocation, in any context
@@ -229,9 +205,10 @@ impl<D: Direction, M: Memory<D>> Region<D, M> {
     /// }
     /// ```
     pub fn map(mr: Mr, memory: M) -> Result<Self, MapError<M>> {
+        let range = 0..memory.get().len();
         // SAFETY: By the invariant of `Mr` it is idle, as it is not in a region. Both are owned
-        // here.
-        match unsafe { mr.map(memory.get()) } {
+        // here. Memory is not empty, and the range is all of it.
+        match unsafe { mr.map(memory.get(), range) } {
             // SAFETY: The memory was just mapped. The MR, which is owned here, is idle.
             Ok(iova) => Ok(unsafe { Self::from_parts(mr, memory, iova) }),
             Err(error) => Err(MapError { mr, memory, error }),
@@ -319,9 +296,9 @@ impl<D: Direction, M: Memory<D>, S: State> Region<D, M, S> {
         if !self.is_idle() {
             return Err(EBUSY);
         }
-        // SAFETY: The MR is of the memory's PD and idle, and the region is borrowed exclusively, so
-        // neither is used otherwise. The range was checked.
-        let mapped = unsafe { self.mr.map_range(self.memory.get(), range) };
+        // SAFETY: The MR is idle, and the region is borrowed exclusively, so neither is used
+        // otherwise. The range was checked.
+        let mapped = unsafe { self.mr.map(self.memory.get(), range) };
         // INVARIANT: The MR maps the range, or is claimed.
         match mapped {
             Ok(iova) => self.iova = iova,
@@ -395,13 +372,13 @@ impl<D: Direction, M: OwnMemory<D>, S: State> Region<D, M, S> {
     /// Copies bytes from `offset` on out of the region. Bytes that a peer is writing meanwhile may
     /// be old or new. Fails with `EINVAL` if the range is not inside of the region.
     pub fn read(&self, offset: usize, to: &mut [u8]) -> Result {
-        self.memory.get().copy_out(offset, to)
+        self.memory.copy_out(offset, to, Sealed::new())
     }
 
     /// Copies bytes into the region from `offset` on. A peer that reads them meanwhile may get old
     /// or new ones. Fails with `EINVAL` if the range is not inside of the region.
     pub fn write(&self, offset: usize, from: &[u8]) -> Result {
-        self.memory.get().copy_in(offset, from)
+        self.memory.copy_in(offset, from, Sealed::new())
     }
 }
 

@@ -32,26 +32,33 @@ use kernel::{
 
 /// DMA-mapped memory in pages, for a [`Region`]. The CPU accesses its bytes through
 /// [`SgBuf::cpu`], which borrows it exclusively.
-pub struct SgBuf<D: Direction> {
-    pub(crate) raw: RawSg,
-    _direction: PhantomData<D>,
-}
+pub type SgBuf<D> = SgMap<Pages, D>;
 
 impl<D: Direction> SgBuf<D> {
     /// Allocates `len` zeroed bytes, in as many pages as that takes, and maps them (`alloc_page`,
     /// `sg_alloc_table_from_pages`, `ib_dma_map_sg`). Fails with `ENOMEM`; `EINVAL` for a length of
     /// zero or of 4 GiB and more; `EIO` if the memory could not be mapped.
     pub fn alloc(pd: &Pd, len: usize, cx: &Sleepable) -> Result<Self> {
-        Ok(Self {
-            raw: RawSg::alloc(pd, len, D::RAW, cx)?,
-            _direction: PhantomData,
-        })
+        Ok(Self::new(pd, Pages::alloc(len, cx)?)?)
     }
 
     /// Returns the bytes, for the CPU (`dma_sync_sgtable_for_cpu`, and `..._for_device` when the
     /// view is dropped).
     pub fn cpu(&mut self) -> CpuPages<'_> {
-        CpuPages::new(Some(&mut self.raw.pages), Some(self.raw.mapping))
+        CpuPages::new(Some(&mut self.owner), Some(self.list.mapping))
+    }
+
+    /// Copies bytes out while a device may be writing them.
+    pub(crate) fn copy_out(&self, offset: usize, to: &mut [u8]) -> Result {
+        self.list.mapping.sync_for_cpu();
+        self.owner.copy_out(offset, to)
+    }
+
+    /// Copies bytes in while a device may be reading them.
+    pub(crate) fn copy_in(&self, offset: usize, from: &[u8]) -> Result {
+        self.owner.copy_in(offset, from)?;
+        self.list.mapping.sync_for_device();
+        Ok(())
     }
 }
 
@@ -102,7 +109,7 @@ impl Pages {
         // SAFETY: There are `count` pages, at least one, and the table is valid for writes.
         to_result(unsafe {
             bindings::sg_alloc_table_from_pages_segment(
-                this.table(),
+                &raw mut this.0.table,
                 raw.as_mut_ptr(),
                 count.try_into()?,
                 0,
@@ -114,14 +121,6 @@ impl Pages {
         // INVARIANT: The table was just made of the pages, which are zeroed. GFP_KERNEL allocates
         // no high memory.
         Ok(this)
-    }
-
-    pub(crate) fn table(&mut self) -> *mut bindings::sg_table {
-        &raw mut self.0.table
-    }
-
-    pub(crate) fn len(&self) -> usize {
-        self.0.len
     }
 
     /// Copies bytes out while a device may be writing them.
@@ -142,7 +141,7 @@ impl Pages {
     ///
     /// `bytes` is valid for reads of `len` bytes; for writes, if the copy is `out` of the pages.
     unsafe fn copy(&self, offset: usize, bytes: *mut u8, len: usize, out: bool) -> Result {
-        if offset.checked_add(len).is_none_or(|end| end > self.len()) {
+        if offset.checked_add(len).is_none_or(|end| end > self.0.len) {
             return Err(EINVAL);
         }
         let (mut done, mut skip) = (0, offset % page::PAGE_SIZE);
@@ -169,7 +168,7 @@ impl Pages {
 impl Drop for Pages {
     fn drop(&mut self) {
         // SAFETY: The table is empty or was made of the pages, and is not used again.
-        unsafe { bindings::sg_free_table(self.table()) };
+        unsafe { bindings::sg_free_table(&raw mut self.0.table) };
     }
 }
 
@@ -177,7 +176,7 @@ impl Drop for Pages {
 // `CpuPages` only, and by copies that may race.
 unsafe impl<D: Direction> SgOwner<D> for Pages {
     fn table(&mut self) -> *mut bindings::sg_table {
-        Pages::table(self)
+        &raw mut self.0.table
     }
 }
 
@@ -221,7 +220,7 @@ impl<'a> CpuPages<'a> {
     /// Returns the pages one after the other, the last one up to the end of the memory.
     pub fn pages(&mut self) -> impl Iterator<Item = &mut [u8]> {
         let (pages, len) = match self.pages {
-            Some(pages) => (&pages.0.pages[..], pages.len()),
+            Some(pages) => (&pages.0.pages[..], pages.0.len),
             None => (&[][..], 0),
         };
         pages.iter().enumerate().map(move |(i, page)| {
@@ -306,59 +305,6 @@ impl Mapping {
     }
 }
 
-/// Pages that are mapped.
-///
-/// # Invariants
-///
-/// `mapping` is of the table of `pages`, for the device of `pd`.
-pub(crate) struct RawSg {
-    pub(crate) mapping: Mapping,
-    pub(crate) pages: Pages,
-    pub(crate) pd: Pd,
-}
-
-impl RawSg {
-    fn alloc(
-        pd: &Pd,
-        len: usize,
-        dir: bindings::dma_data_direction,
-        cx: &Sleepable,
-    ) -> Result<Self> {
-        let (mut pages, dev) = (Pages::alloc(len, cx)?, pd.device().as_raw());
-        // SAFETY: The table is valid and not mapped; the device is registered while `pd` lives.
-        to_result(unsafe { bindings::rdma_helper_dma_map_sgtable(dev, pages.table(), dir) })?;
-        // INVARIANT: The table was just mapped. The device is there while `pd` is.
-        Ok(Self {
-            mapping: Mapping {
-                dev,
-                table: pages.0.table,
-                dir,
-            },
-            pages,
-            pd: pd.clone(),
-        })
-    }
-
-    pub(crate) fn copy_out(&self, offset: usize, to: &mut [u8]) -> Result {
-        self.mapping.sync_for_cpu();
-        self.pages.copy_out(offset, to)
-    }
-
-    pub(crate) fn copy_in(&self, offset: usize, from: &[u8]) -> Result {
-        self.pages.copy_in(offset, from)?;
-        self.mapping.sync_for_device();
-        Ok(())
-    }
-}
-
-impl Drop for RawSg {
-    fn drop(&mut self) {
-        // SAFETY: A request borrows the memory from its owner, so none uses it, and the region that
-        // it may have been of has ended. The pages are freed after this.
-        unsafe { self.mapping.unmap() };
-    }
-}
-
 // Memory of others.
 
 /// An owner of memory that a scatter list describes, which a device may access in direction `D`:
@@ -407,9 +353,14 @@ pub unsafe trait SgOwner<D: Direction>: Send + Unpin + 'static {
 /// }
 /// ```
 pub struct SgMap<O: SgOwner<D>, D: Direction> {
-    pub(crate) raw: RawMap<O>,
+    // The list is unmapped before its owner is dropped.
+    pub(crate) list: MappedList,
+    pub(crate) owner: O,
     _direction: PhantomData<D>,
 }
+
+// SAFETY: A shared reference gives access to the owner only if that is `Pages`, which is `Sync`.
+unsafe impl<O: SgOwner<D>, D: Direction> Sync for SgMap<O, D> {}
 
 /// Memory that could not be mapped.
 pub struct SgMapError<O> {
@@ -433,7 +384,8 @@ impl<O: SgOwner<D>, D: Direction> SgMap<O, D> {
         // SAFETY: The owner keeps the memory until the list was unmapped.
         match unsafe { MappedList::new(pd, owner.table(), D::RAW) } {
             Ok(list) => Ok(Self {
-                raw: RawMap { list, owner },
+                list,
+                owner,
                 _direction: PhantomData,
             }),
             Err(error) => Err(SgMapError { owner, error }),
@@ -442,9 +394,8 @@ impl<O: SgOwner<D>, D: Direction> SgMap<O, D> {
 
     /// Unmaps the memory (`ib_dma_unmap_sg`) and gives its owner back. Any context.
     pub fn into_owner(self) -> O {
-        let RawMap { list, owner } = self.raw;
-        drop(list);
-        owner
+        drop(self.list);
+        self.owner
     }
 }
 
@@ -588,25 +539,6 @@ impl Drop for MappedList {
         // SAFETY: A request borrows the memory from its owner, so none uses it, and the region that
         // it may have been of has ended.
         unsafe { self.mapping.unmap() };
-    }
-}
-
-/// A list that is mapped, and its owner, in the order in which they are dropped.
-pub(crate) struct RawMap<O> {
-    pub(crate) list: MappedList,
-    owner: O,
-}
-
-// SAFETY: A shared reference gives no access to the owner.
-unsafe impl<O> Sync for RawMap<O> {}
-
-impl<O: Send + 'static> RawMap<O> {
-    /// Forgets the type of the owner, which is only to be dropped.
-    pub(crate) fn erase(self) -> RawMap<AnyOwner> {
-        RawMap {
-            list: self.list,
-            owner: AnyOwner::new(self.owner),
-        }
     }
 }
 

@@ -3,6 +3,7 @@
 //! Memory that an MR can map.
 
 use crate::{
+    cqe::Sealed,
     dma,
     prelude::*,
     sg, //
@@ -18,28 +19,28 @@ pub struct AnyMemory(#[expect(dead_code)] Untyped);
 
 enum Untyped {
     Buf(#[expect(dead_code)] dma::Mapped),
-    Sg(#[expect(dead_code)] sg::RawSg),
-    Map(#[expect(dead_code)] sg::RawMap<sg::AnyOwner>),
+    /// The list is unmapped before its owner is dropped.
+    Map(
+        #[expect(dead_code)] sg::MappedList,
+        #[expect(dead_code)] sg::AnyOwner,
+    ),
 }
 
-/// Memory of any kind, which a device or a peer may be using: only a region knows when it may be
-/// copied.
+/// Memory of any kind, which a device or a peer may be using.
 #[derive(Clone, Copy)]
 pub struct MemoryRef<'a>(UntypedRef<'a>);
 
 #[derive(Clone, Copy)]
 enum UntypedRef<'a> {
     Buf(&'a dma::Mapped),
-    Sg(&'a sg::RawSg),
     Map(&'a sg::MappedList),
 }
 
-// None is inlined: what maps and copies is not in each ULP.
+// None is inlined: what maps is not in each ULP.
 impl MemoryRef<'_> {
     pub(super) fn pd(&self) -> &Pd {
         match self.0 {
             UntypedRef::Buf(buf) => &buf.pd,
-            UntypedRef::Sg(sg) => &sg.pd,
             UntypedRef::Map(map) => &map.pd,
         }
     }
@@ -48,7 +49,6 @@ impl MemoryRef<'_> {
     pub(super) fn len(&self) -> usize {
         match self.0 {
             UntypedRef::Buf(buf) => buf.len(),
-            UntypedRef::Sg(sg) => sg.pages.len(),
             UntypedRef::Map(map) => map.len as usize,
         }
     }
@@ -58,26 +58,7 @@ impl MemoryRef<'_> {
         match self.0 {
             // A buffer that does not start on a page covers one more.
             UntypedRef::Buf(buf) => buf.len().div_ceil(PAGE_SIZE) + 1,
-            UntypedRef::Sg(sg) => sg.pages.len().div_ceil(PAGE_SIZE),
             UntypedRef::Map(map) => map.pages,
-        }
-    }
-
-    #[inline(never)]
-    pub(super) fn copy_out(&self, offset: usize, to: &mut [u8]) -> Result {
-        match self.0 {
-            UntypedRef::Buf(buf) => buf.copy_out(offset, to),
-            UntypedRef::Sg(sg) => sg.copy_out(offset, to),
-            UntypedRef::Map(_) => Err(EOPNOTSUPP),
-        }
-    }
-
-    #[inline(never)]
-    pub(super) fn copy_in(&self, offset: usize, from: &[u8]) -> Result {
-        match self.0 {
-            UntypedRef::Buf(buf) => buf.copy_in(offset, from),
-            UntypedRef::Sg(sg) => sg.copy_in(offset, from),
-            UntypedRef::Map(_) => Err(EOPNOTSUPP),
         }
     }
 
@@ -88,20 +69,18 @@ impl MemoryRef<'_> {
     /// `mr` is an MR of the memory's device, is not registered, and is not used meanwhile, nor is
     /// the memory. The range is not empty, and inside of the memory.
     pub(super) unsafe fn map(&self, mr: *mut bindings::ib_mr, range: Range<usize>) -> Result {
-        let mapping = match self.0 {
+        match self.0 {
             UntypedRef::Buf(buf) => {
                 let (addr, len) = (buf.addr + range.start as u64, range.len() as u32);
                 // SAFETY: `mr` is an MR of the buffer's device, is not registered and not used
                 // meanwhile, and the range is inside of the buffer, as the caller promises, which
                 // is mapped for the device.
-                return to_result(unsafe { bindings::rdma_helper_map_mr(mr, addr, len) });
+                to_result(unsafe { bindings::rdma_helper_map_mr(mr, addr, len) })
             }
-            UntypedRef::Sg(sg) => &sg.mapping,
-            UntypedRef::Map(map) => &map.mapping,
-        };
-        // SAFETY: `mr` is an MR of the memory's device, is not registered and not used meanwhile,
-        // nor is the memory, and the range is one of it, as the caller promises.
-        unsafe { mapping.map_mr(mr, range) }
+            // SAFETY: `mr` is an MR of the memory's device, is not registered and not used
+            // meanwhile, nor is the memory, and the range is one of it, as the caller promises.
+            UntypedRef::Map(map) => unsafe { map.mapping.map_mr(mr, range) },
+        }
     }
 }
 
@@ -123,39 +102,50 @@ impl<D: dma::Direction> Raw for Buf<D> {
     }
 }
 
-impl<D: dma::Direction> Raw for sg::SgBuf<D> {
-    #[inline]
-    fn get(&self) -> MemoryRef<'_> {
-        MemoryRef(UntypedRef::Sg(&self.raw))
-    }
-
-    fn keep(self) -> AnyMemory {
-        AnyMemory(Untyped::Sg(self.raw))
-    }
-}
-
 impl<O: sg::SgOwner<D>, D: dma::Direction> Raw for sg::SgMap<O, D> {
     #[inline]
     fn get(&self) -> MemoryRef<'_> {
-        MemoryRef(UntypedRef::Map(&self.raw.list))
+        MemoryRef(UntypedRef::Map(&self.list))
     }
 
     fn keep(self) -> AnyMemory {
-        AnyMemory(Untyped::Map(self.raw.erase()))
+        AnyMemory(Untyped::Map(self.list, sg::AnyOwner::new(self.owner)))
     }
 }
 
-/// DMA-mapped memory, in direction `D`, that an MR can map: [`Buf`], [`SgBuf`](sg::SgBuf), and that
-/// of others, an [`SgMap`](sg::SgMap).
+/// DMA-mapped memory, in direction `D`, that an MR can map: [`Buf`], [`SgBuf`], and that of others,
+/// an [`SgMap`](sg::SgMap).
 pub trait Memory<D: dma::Direction>: Raw {}
 
 impl<D: dma::Direction> Memory<D> for Buf<D> {}
-impl<D: dma::Direction> Memory<D> for sg::SgBuf<D> {}
 impl<O: sg::SgOwner<D>, D: dma::Direction> Memory<D> for sg::SgMap<O, D> {}
 
-/// [`Memory`] whose bytes the CPU can copy while peers may access them: [`Buf`] and
-/// [`SgBuf`](sg::SgBuf).
-pub trait OwnMemory<D: dma::Direction>: Memory<D> {}
+/// [`Memory`] whose bytes the CPU can copy while peers may access them: [`Buf`] and [`SgBuf`]. Only
+/// a region knows when it may.
+pub trait OwnMemory<D: dma::Direction>: Memory<D> {
+    #[doc(hidden)]
+    fn copy_out(&self, offset: usize, to: &mut [u8], _: Sealed) -> Result;
 
-impl<D: dma::Direction> OwnMemory<D> for Buf<D> {}
-impl<D: dma::Direction> OwnMemory<D> for sg::SgBuf<D> {}
+    #[doc(hidden)]
+    fn copy_in(&self, offset: usize, from: &[u8], _: Sealed) -> Result;
+}
+
+impl<D: dma::Direction> OwnMemory<D> for Buf<D> {
+    fn copy_out(&self, offset: usize, to: &mut [u8], _: Sealed) -> Result {
+        self.mapped.copy_out(offset, to)
+    }
+
+    fn copy_in(&self, offset: usize, from: &[u8], _: Sealed) -> Result {
+        self.mapped.copy_in(offset, from)
+    }
+}
+
+impl<D: dma::Direction> OwnMemory<D> for SgBuf<D> {
+    fn copy_out(&self, offset: usize, to: &mut [u8], _: Sealed) -> Result {
+        self.copy_out(offset, to)
+    }
+
+    fn copy_in(&self, offset: usize, from: &[u8], _: Sealed) -> Result {
+        self.copy_in(offset, from)
+    }
+}
