@@ -276,11 +276,11 @@ fn alloc(
     }
     let reserved = deferred::Deferred::reserve()?;
     let wcs = match context {
-        Direct::RAW => Some(new_wcs()?),
+        Direct::RAW => Some(KBox::new(UnsafeCell::new(EMPTY), GFP_KERNEL)?),
         _ => None,
     };
     let waiting = waited.then(Waiting::new).transpose()?;
-    let mut object = dev.object(crate::refs::Kind::Cq);
+    let object = dev.object(crate::refs::Kind::Cq);
     let caller = dev.client().name.as_char_ptr();
     let attr = bindings::ib_cq_init_attr {
         cqe: entries,
@@ -289,45 +289,39 @@ fn alloc(
     };
     // The callbacks are set below.
     let private = ptr::null_mut();
-    let raw = match vector {
-        // SAFETY: The device is registered while `dev` lives, the arguments are in range, and the
-        // client's name outlives the CQ.
-        _ if waited => unsafe {
-            bindings::__ib_create_cq(dev.as_raw(), None, None, private, &attr, caller)
-        },
-        // SAFETY: The device is registered while `dev` lives, the arguments are in range, and the
-        // client's name outlives the CQ.
-        Some(vector) => unsafe {
-            bindings::__ib_alloc_cq(
+    // SAFETY: The device is registered while `dev` lives, the arguments are in range, and the
+    // client's name outlives the CQ.
+    let raw = unsafe {
+        match vector {
+            _ if waited => {
+                bindings::__ib_create_cq(dev.as_raw(), None, None, private, &attr, caller)
+            }
+            Some(vector) => bindings::__ib_alloc_cq(
                 dev.as_raw(),
                 private,
                 entries.try_into()?,
                 vector.try_into()?,
                 context,
                 caller,
-            )
-        },
-        // SAFETY: The device is registered while `dev` lives, the arguments are in range, and the
-        // client's name outlives the CQ.
-        None => unsafe {
-            bindings::__ib_alloc_cq_any(dev.as_raw(), private, entries.try_into()?, context, caller)
-        },
+            ),
+            None => bindings::__ib_alloc_cq_any(
+                dev.as_raw(),
+                private,
+                entries.try_into()?,
+                context,
+                caller,
+            ),
+        }
     };
     let raw = NonNull::new(error::from_err_ptr(raw)?).ok_or(ENOMEM)?;
     // SAFETY: The CQ was just made. The driver may have given more entries than were asked for.
-    let (given, num) = unsafe { (raw.as_ref().cqe, raw.as_ref().res.id) };
-    let entries = given.unsigned_abs();
-    object.set_num(num);
-    object.set_sizes(objects::Sizes::Cq {
-        context: context_name(context, waited),
-        entries,
-    });
+    let entries = unsafe { raw.as_ref() }.cqe.unsigned_abs();
     let origin = match &waiting {
         Some(waiting) => Origin::Created(waiting.clone()),
         None => Origin::Allocated,
     };
     // INVARIANT: Just made.
-    let shared = reserved.fill(Inner::new(raw, dev, entries, origin, wcs, object));
+    let shared = reserved.fill(Inner::new(raw, dev, entries, context, origin, wcs, object));
     // SAFETY: The CQ was just made. No QP uses it yet, and nobody asks for a notification, so the
     // driver calls nothing back, and the core reads none of these fields. Its context is there
     // until it is freed.
@@ -367,7 +361,7 @@ fn get(
     check(dev, entries)?;
     let context = polled_in(context);
     let reserved = deferred::Deferred::reserve()?;
-    let mut object = dev.object(crate::refs::Kind::Cq);
+    let object = dev.object(crate::refs::Kind::Cq);
     let vector = match vector {
         Some(vector) => vector.try_into()?,
         None => -1,
@@ -375,36 +369,9 @@ fn get(
     // SAFETY: The device is registered while `dev` lives, and the arguments are in range.
     let raw = unsafe { bindings::ib_cq_pool_get(dev.as_raw(), entries, vector, context) };
     let raw = NonNull::new(error::from_err_ptr(raw)?).ok_or(ENOMEM)?;
-    // SAFETY: Just taken; the number does not change.
-    object.set_num(unsafe { raw.as_ref() }.res.id);
-    object.set_sizes(objects::Sizes::Cq {
-        context: context_name(context, false),
-        entries,
-    });
     // INVARIANT: Just taken.
-    Ok(reserved.fill(Inner::new(raw, dev, entries, Origin::Pooled, None, object)))
-}
-
-/// Gives entries back and waits until no handler of theirs is running.
-///
-/// Others go on using the CQ. The last drain has proved that all handlers have begun; the last of
-/// them may still have to return, to code of a module that is about to be unloaded.
-///
-/// # Safety
-///
-/// `cq` is a pooled CQ of which the caller has that many entries, and no QP of the caller's uses
-/// it.
-unsafe fn put(cq: *mut bindings::ib_cq, entries: u32, _cx: &Sleepable) {
-    // SAFETY: The CQ is there, and the union is what the context says.
-    unsafe {
-        if (*cq).poll_ctx == Softirq::RAW {
-            // Softirqs are sections that RCU waits for.
-            synchronize_rcu();
-        } else {
-            bindings::flush_work((&raw mut (*cq).__bindgen_anon_1.work).cast());
-        }
-        bindings::ib_cq_pool_put(cq, entries);
-    }
+    let inner = Inner::new(raw, dev, entries, context, Origin::Pooled, None, object);
+    Ok(reserved.fill(inner))
 }
 
 impl<C: CorePolled + FixedContext> Cq<C> {
@@ -464,6 +431,11 @@ unsafe impl Send for Inner {}
 // SAFETY: `struct ib_cq` may be used from any thread, and `wcs` is used under `poll_lock` only.
 unsafe impl Sync for Inner {}
 
+/// The completions that are polled at once.
+type Wcs = [MaybeUninit<bindings::ib_wc>; wc::POLL_BATCH];
+
+const EMPTY: Wcs = [const { MaybeUninit::uninit() }; wc::POLL_BATCH];
+
 /// The origin of a CQ, which decides on its end.
 enum Origin {
     Allocated,
@@ -471,20 +443,22 @@ enum Origin {
     Pooled,
 }
 
-fn new_wcs() -> Result<KBox<UnsafeCell<Wcs>>> {
-    let wcs = [const { MaybeUninit::uninit() }; wc::POLL_BATCH];
-    Ok(KBox::new(UnsafeCell::new(wcs), GFP_KERNEL)?)
-}
-
 impl Inner {
     fn new(
         raw: NonNull<bindings::ib_cq>,
         dev: &Device,
         entries: u32,
+        context: bindings::ib_poll_context,
         origin: Origin,
         wcs: Option<KBox<UnsafeCell<Wcs>>>,
-        object: Object,
+        mut object: Object,
     ) -> Self {
+        // SAFETY: The CQ was just made or taken, and its number does not change.
+        object.set_num(unsafe { raw.as_ref() }.res.id);
+        object.set_sizes(objects::Sizes::Cq {
+            context: context_name(context, matches!(origin, Origin::Created(_))),
+            entries,
+        });
         Self {
             raw,
             empties: match &wcs {
@@ -520,22 +494,6 @@ impl Inner {
             // INVARIANT: Just taken.
             PollGuard { poll_lock, wcs }
         })
-    }
-
-    /// Returns whether a thread holds the poll lock.
-    fn is_locked(&self) -> bool {
-        self.poll_lock.holder() != 0
-    }
-
-    /// The holder of the poll lock has found the CQ empty, and handled all that it has polled into
-    /// the array of the lock. Fails with `EOVERFLOW` if the CQ has lost completions.
-    #[inline]
-    fn found_empty(&self) -> Result {
-        self.empties.found();
-        match self.has_failed() {
-            true => Err(EOVERFLOW),
-            false => Ok(()),
-        }
     }
 
     /// Returns the number that `rdma resource show cq` shows.
@@ -679,15 +637,12 @@ impl Drop for PollGuard<'_> {
     }
 }
 
-/// The completions that are polled at once.
-type Wcs = [MaybeUninit<bindings::ib_wc>; wc::POLL_BATCH];
-
 impl deferred::Teardown for Inner {
     fn object(&self) -> Option<&Object> {
         Some(&self.object)
     }
 
-    fn teardown(&self, cx: &Sleepable) -> deferred::Fate {
+    fn teardown(&self, _cx: &Sleepable) -> deferred::Fate {
         let cq = self.raw.as_ptr();
         match &self.origin {
             // SAFETY: By the type invariant `raw` is from `ib_alloc_cq`; QPs have handles, so none
@@ -706,9 +661,21 @@ impl deferred::Teardown for Inner {
                 let ret = unsafe { bindings::ib_destroy_cq_user(cq, core::ptr::null_mut()) };
                 return deferred::Fate::of(fmt!("a CQ"), ret);
             }
+            // Others go on using the CQ. The last drain has proved that all handlers of ours have
+            // begun; the last of them may still have to return, to code of a module that is about
+            // to be unloaded.
+            //
             // SAFETY: By the type invariant so many entries were taken of `raw`; QPs have handles,
-            // so none of ours uses the CQ.
-            Origin::Pooled => unsafe { put(cq, self.entries, cx) },
+            // so none of ours uses the CQ. The union is what the context says.
+            Origin::Pooled => unsafe {
+                if (*cq).poll_ctx == Softirq::RAW {
+                    // Softirqs are sections that RCU waits for.
+                    synchronize_rcu();
+                } else {
+                    bindings::flush_work((&raw mut (*cq).__bindgen_anon_1.work).cast());
+                }
+                bindings::ib_cq_pool_put(cq, self.entries);
+            },
         }
         deferred::Fate::Gone
     }

@@ -306,22 +306,6 @@ pub(crate) unsafe fn is_of<T: CqeHandler<ID>, const ID: u64>(cqe: *mut bindings:
     }
 }
 
-/// Takes the owner of a completed request back.
-///
-/// # Safety
-///
-/// `cqe` is that of a request that has completed and whose owner was not taken back, and is not
-/// taken back again. [`is_of`] has returned `true` for it.
-#[inline]
-pub(crate) unsafe fn take<T: CqeHandler<ID>, const ID: u64>(
-    cqe: *mut bindings::ib_cqe,
-) -> T::Pointer {
-    debug::deactivate(cqe);
-    // SAFETY: `is_of` has found the callback to be that of `T`, so the address is from `into_cqe`
-    // of its pointer; it is taken back once, as the caller promises.
-    unsafe { T::Pointer::from_cqe(cqe) }
-}
-
 /// Passes a completion from a callback of this crate on to that of the request's owner.
 ///
 /// # Safety

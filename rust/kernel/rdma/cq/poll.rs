@@ -8,7 +8,11 @@ use crate::{
         PollGuard,
         Waiting, //
     },
-    cqe,
+    cqe::{
+        self,
+        CqePointer as _, //
+    },
+    debug,
     prelude::*,
     trace,
     wc::{
@@ -17,7 +21,7 @@ use crate::{
     }, //
 };
 use core::mem::{
-    self,
+    ManuallyDrop,
     MaybeUninit, //
 };
 use kernel::{
@@ -97,12 +101,12 @@ impl<C: CallerPolled> Cq<C> {
     pub fn poll<const N: usize>(&self, array: &mut WcArray<N>) -> Result<usize> {
         array.dispatch();
         let n = match self.inner.try_lock() {
-            Some(_guard) => self.inner.poll_raw(array.wcs())?,
+            Some(_guard) => self.inner.poll_raw(&mut array.wcs)?,
             None => 0,
         };
-        // SAFETY: The array is empty, and the CQ has given `n` entries.
-        unsafe { array.fill(self.inner.raw.as_ptr(), n) };
-        Ok(array.len())
+        // INVARIANT: The array was empty, and the CQ has just given its first `n` entries.
+        (array.next, array.len, array.cq) = (0, n, self.inner.raw.as_ptr());
+        Ok(n)
     }
 }
 
@@ -139,14 +143,22 @@ impl cq::Inner {
         Ok(budget.saturating_sub(left))
     }
 
-    /// Polls completions into `wcs`, and returns their number. The caller holds the poll lock.
+    /// Polls completions into `wcs`, and returns their number. The caller holds the poll lock, and
+    /// has handled all that was polled into the array of the lock. Fails with `EOVERFLOW` if there
+    /// is none and the CQ has lost some; or with the driver's error.
     #[inline]
     fn poll_raw(&self, wcs: &mut [MaybeUninit<bindings::ib_wc>]) -> Result<usize> {
         let cq = self.raw.as_ptr();
         // SAFETY: The CQ is there while `self` lives, and `wcs` has that many entries.
         let n = unsafe { trace::poll_cq(cq, wcs.len() as c_int, wcs.as_mut_ptr().cast()) };
         match usize::try_from(n) {
-            Ok(0) => self.found_empty().map(|()| 0),
+            Ok(0) => {
+                self.empties.found();
+                match self.has_failed() {
+                    true => Err(EOVERFLOW),
+                    false => Ok(0),
+                }
+            }
             Ok(n) => Ok(n),
             Err(_) => Err(Error::from_errno(n)),
         }
@@ -287,7 +299,7 @@ impl Cq<Waited> {
         mut left: time::Jiffies,
     ) -> Result<Option<time::Jiffies>> {
         let mut events = waiting.events.lock();
-        while self.inner.is_locked() && !events.gone {
+        while self.inner.poll_lock.holder() != 0 && !events.gone {
             if left == 0 {
                 return Ok(None);
             }
@@ -312,7 +324,7 @@ impl Cq<Waited> {
 ///
 /// The entries `next..len` are completions that `cq` gave, and whose owners were not taken back.
 pub struct WcArray<const N: usize> {
-    wcs: [mem::MaybeUninit<bindings::ib_wc>; N],
+    wcs: [MaybeUninit<bindings::ib_wc>; N],
     next: usize,
     len: usize,
     cq: *mut bindings::ib_cq,
@@ -329,7 +341,7 @@ impl<const N: usize> WcArray<N> {
         const { assert!(N > 0 && N <= 1 << 16, "an array has 1 to 65536 entries") };
         // INVARIANT: There are no entries.
         Self {
-            wcs: [const { mem::MaybeUninit::uninit() }; N],
+            wcs: [const { MaybeUninit::uninit() }; N],
             next: 0,
             len: 0,
             cq: core::ptr::null_mut(),
@@ -384,7 +396,7 @@ impl<const N: usize> WcArray<N> {
 
     /// Dispatches the completions that are left.
     #[inline]
-    pub(super) fn dispatch(&mut self) {
+    fn dispatch(&mut self) {
         if !self.is_empty() {
             self.dispatch_rest();
         }
@@ -393,25 +405,6 @@ impl<const N: usize> WcArray<N> {
     #[inline(never)]
     fn dispatch_rest(&mut self) {
         self.completions().for_each(Completion::dispatch);
-    }
-
-    /// Returns the array of an empty array.
-    #[inline]
-    pub(super) fn wcs(&mut self) -> &mut [mem::MaybeUninit<bindings::ib_wc>; N] {
-        &mut self.wcs
-    }
-
-    /// Makes the array one of `len` completions of `cq`.
-    ///
-    /// # Safety
-    ///
-    /// The array was empty, and `cq` has given its first `len` entries, at most `N`.
-    #[inline]
-    pub(super) unsafe fn fill(&mut self, cq: *mut bindings::ib_cq, len: usize) {
-        // INVARIANT: `cq` has given these entries, as the caller promises.
-        self.next = 0;
-        self.len = len;
-        self.cq = cq;
     }
 }
 
@@ -435,7 +428,7 @@ impl<const N: usize> Drop for WcArray<N> {
 /// `wcs` are the last entries of the array: completions that `cq` gave, and whose owners were not
 /// taken back. `next` is that of the array, and its length.
 pub struct Completions<'a> {
-    wcs: core::slice::Iter<'a, mem::MaybeUninit<bindings::ib_wc>>,
+    wcs: core::slice::Iter<'a, MaybeUninit<bindings::ib_wc>>,
     cq: *mut bindings::ib_cq,
     next: &'a mut usize,
 }
@@ -483,7 +476,7 @@ impl<'a> Completion<'a> {
     #[inline]
     pub(super) unsafe fn new(
         cq: *mut bindings::ib_cq,
-        wc: &'a mem::MaybeUninit<bindings::ib_wc>,
+        wc: &'a MaybeUninit<bindings::ib_wc>,
     ) -> Self {
         // INVARIANT: `cq` gave it, and its owner is taken back here only, as the caller promises.
         Self {
@@ -506,20 +499,6 @@ impl<'a> Completion<'a> {
         drop(self);
     }
 
-    /// Returns whether the owner is a `T` that was posted by its callback `ID`, but not with a
-    /// local invalidation.
-    #[inline]
-    fn is<T: CqeHandler<ID>, const ID: u64>(&self) -> bool {
-        let cqe = self.wc.cqe();
-        if cqe.is_null() {
-            wc::unlikely();
-            return false;
-        }
-        // SAFETY: By the type invariant this is the callback of a completion whose owner was not
-        // taken back.
-        unsafe { cqe::is_of::<T, ID>(cqe) }
-    }
-
     /// Takes the owner, if it is a `T` that was posted by its callback `ID`; its handler is not
     /// called.
     ///
@@ -530,14 +509,17 @@ impl<'a> Completion<'a> {
     pub fn take<T: CqeHandler<ID>, const ID: u64>(
         self,
     ) -> core::result::Result<(T::Pointer, &'a Wc), Self> {
-        if !self.is::<T, ID>() {
+        let cqe = self.wc.cqe();
+        // SAFETY: By the type invariant the owner was not taken back, so its callback is there.
+        if cqe.is_null() || !unsafe { cqe::is_of::<T, ID>(cqe) } {
             wc::unlikely();
             return Err(self);
         }
-        let this = mem::ManuallyDrop::new(self);
-        // SAFETY: By the type invariant the owner was not taken back; it is a `T`'s, and `this` is
-        // not dropped, so it is not taken again.
-        Ok((unsafe { cqe::take::<T, ID>(this.wc.cqe()) }, this.wc))
+        let this = ManuallyDrop::new(self);
+        debug::deactivate(cqe);
+        // SAFETY: The callback is that of `T`, so the address is from `into_cqe` of its pointer.
+        // `this` is not dropped, so the owner is taken back once.
+        Ok((unsafe { T::Pointer::from_cqe(cqe) }, this.wc))
     }
 }
 
@@ -546,7 +528,7 @@ impl Drop for Completion<'_> {
     fn drop(&mut self) {
         let cqe = self.wc.cqe();
         if cqe.is_null() {
-            crate::wc::unlikely();
+            wc::unlikely();
             return;
         }
         // SAFETY: By the type invariant `cq` gave the completion, and its owner was not taken back,
