@@ -326,27 +326,7 @@ impl<D: Direction, M: Memory<D>, S: State> Region<D, M, S> {
     /// If callers poll the CQ, they have to have found it empty, twice, since the MR was first
     /// registered there. A region whose end is not proved can be invalidated locally.
     ///
-    /// # Examples
-    ///
-    /// ```
-    /// # use rdma::{prelude::*, wc::Success};
-    /// # #[derive(HasCqe)]
-    /// # struct Io { cqe: Cqe<Self>, region: Region<FromDevice> }
-    /// # impl CqeHandler for Io {
-    /// #     type Pointer = Pin<KBox<Self>>;
-    /// #     type Needs = Atomic;
-    /// #     fn done(_: Self::Pointer, _: &Wc, _: &Atomic) {}
-    /// # }
-    /// /// The reply has come. Has its key invalidated here if the peer has not done that.
-    /// fn replied(io: Pin<KBox<Io>>, wc: &Success<'_>, qp: &Qp<Softirq>) -> Result {
-    ///     if io.region.remote_invalidated(wc, qp) {
-    ///         return complete(&io.region);
-    ///     }
-    ///     // The handler of the invalidation completes it.
-    ///     Ok(qp.post_send(io, |io| Ok(InvWr::new(&io.region)))?)
-    /// }
-    /// # fn complete(_: &Region<FromDevice>) -> Result { Ok(()) }
-    /// ```
+    /// [`InvWr`] has an example.
     pub fn remote_invalidated<C: PollContext, R: PollContext>(
         &self,
         wc: &Success<'_>,

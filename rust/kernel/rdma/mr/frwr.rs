@@ -492,52 +492,51 @@ pub(crate) unsafe fn undo_invalidated(wc: &Wc) {
 ///
 /// # Safety
 ///
-/// The request of `wc` has a callback, and its owner was not taken back. If it is returned, it is
+/// `wc` is a completion whose owner, if there is one, was not taken back. If it is returned, it is
 /// not taken back again.
 #[inline]
 pub(super) unsafe fn take_invalidated<T: CqeHandler<ID>, const ID: u64>(
     wc: &Wc,
 ) -> Option<T::Pointer> {
-    // SAFETY: The request has a callback, and its owner, which was not taken back, keeps that, as
-    // the caller promises.
-    let callback = unsafe { (*wc.cqe()).done }?;
-    if ptr::fn_addr_eq(callback, done::<T, Exclusive, ID> as Callback) {
-        // SAFETY: The callback was made for these types. The owner was not taken back and is not
-        // taken back again, as the caller promises.
-        return unsafe { take::<T, Exclusive, ID>(wc) };
+    // SAFETY: The owner was not taken back, and if it is returned it is not taken back again, as
+    // the caller promises. If the first call has returned none, it is not back yet.
+    unsafe {
+        take::<T, Exclusive, ID>(wc).or_else(|| {
+            wc::unlikely();
+            take::<T, Shared, ID>(wc)
+        })
     }
-    wc::unlikely();
-    if ptr::fn_addr_eq(callback, done::<T, Shared, ID> as Callback) {
-        // SAFETY: The callback was made for these types. The owner was not taken back and is not
-        // taken back again, as the caller promises.
-        return unsafe { take::<T, Shared, ID>(wc) };
-    }
-    None
 }
 
 type Callback = unsafe extern "C" fn(*mut bindings::ib_cq, *mut bindings::ib_wc);
 
-/// Takes the owner of a local invalidation back that has completed.
+/// As [`take_invalidated`], if the state of the region is an `S`.
 ///
 /// # Safety
 ///
-/// The callback of the request of `wc` is `done::<T, S, ID>`. Its owner was not taken back, and is
-/// not taken back again if it is returned.
+/// `wc` is a completion whose owner, if there is one, was not taken back. If it is returned, it is
+/// not taken back again.
 #[inline]
 unsafe fn take<T: CqeHandler<ID>, S: State, const ID: u64>(wc: &Wc) -> Option<T::Pointer> {
+    let cqe = NonNull::new(wc.cqe())?;
+    // SAFETY: The request has a callback, and its owner, which was not taken back, keeps that, as
+    // the caller promises.
+    let callback = unsafe { (*cqe.as_ptr()).done }?;
+    if !ptr::fn_addr_eq(callback, done::<T, S, ID> as Callback) {
+        return None;
+    }
     // SAFETY: By the callback the request is from `FastRegMr::set_callback`, for the state `S` and
     // an owner that was given up as a `T` by its callback `ID`. That was not taken back, and is
     // taken back here once, as the caller promises.
     unsafe {
         let (mr, user) = parts(wc);
-        if !debug::is_active(user) {
+        if !debug::deactivate(user) {
             return None;
         }
         mr.invalidated::<S>(wc);
         if wc.result().is_err() {
             mr.set_registered::<S>();
         }
-        debug::deactivate(user);
         Some(T::Pointer::from_cqe(user))
     }
 }

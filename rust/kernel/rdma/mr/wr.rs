@@ -47,12 +47,8 @@ const REMOTE_ATOMIC: u32 = bindings::ib_access_flags_IB_ACCESS_REMOTE_ATOMIC;
 /// #     fn done(_: Self::Pointer, _: &Wc, _: &Atomic) {}
 /// # }
 /// /// Registers a region, and returns what the peer is to be told.
-/// fn register(qp: &Qp<Softirq>, io: Pin<KBox<Io>>) -> Result<[u8; 12]> {
-///     let remote = qp.post_send(io, |io| Ok(RegWr::remote_write(&io.region)))?;
-///     let mut told = [0; 12];
-///     told[..8].copy_from_slice(&remote.addr.to_le_bytes());
-///     told[8..].copy_from_slice(&remote.rkey.to_le_bytes());
-///     Ok(told)
+/// fn register(qp: &Qp<Softirq>, io: Pin<KBox<Io>>) -> Result<Remote> {
+///     Ok(qp.post_send(io, |io| Ok(RegWr::remote_write(&io.region)))?)
 /// }
 /// ```
 pub type RegWr<'a, S = Exclusive> = SendWr<'a, 0, RegOp<S>>;
@@ -250,7 +246,7 @@ impl Registration {
 /// # Examples
 ///
 /// ```
-/// # use rdma::{context::*, cqe::*, dma::*, mr::{InvWr, Region}, qp::Qp, wc::Wc};
+/// # use rdma::{prelude::*, wc::Success};
 /// #[derive(HasCqe)]
 /// struct Io {
 ///     cqe: Cqe<Self>,
@@ -262,15 +258,26 @@ impl Registration {
 ///     type Needs = Atomic;
 ///
 ///     fn done(this: Self::Pointer, _wc: &Wc, _cx: &Atomic) {
-///         let mut bytes = [0; 4];
-///         if this.region.is_idle() && this.region.read(0, &mut bytes).is_ok() {
-///             pr_info!("the peer wrote {bytes:?}\n");
+///         if this.region.is_idle() {
+///             complete(&this.region);
 ///         }
 ///     }
 /// }
 ///
-/// fn finish(qp: &Qp<Softirq>, io: Pin<KBox<Io>>) -> Result {
+/// /// The reply has come. Has the key invalidated here if the peer has not done that.
+/// fn replied(io: Pin<KBox<Io>>, wc: &Success<'_>, qp: &Qp<Softirq>) -> Result {
+///     if io.region.remote_invalidated(wc, qp) {
+///         complete(&io.region);
+///         return Ok(());
+///     }
 ///     Ok(qp.post_send(io, |io| Ok(InvWr::new(&io.region)))?)
+/// }
+///
+/// fn complete(region: &Region<FromDevice>) {
+///     let mut bytes = [0; 4];
+///     if region.read(0, &mut bytes).is_ok() {
+///         pr_info!("the peer wrote {bytes:?}\n");
+///     }
 /// }
 /// ```
 pub type InvWr<'a, S = Exclusive> = SendWr<'a, 0, InvOp<S>>;
@@ -360,14 +367,14 @@ impl<'a> Completion<'a> {
         self,
     ) -> core::result::Result<(T::Pointer, &'a Wc), Self> {
         let this = ManuallyDrop::new(self);
-        if !this.wc.cqe().is_null() {
-            // SAFETY: By the type invariant the owner was not taken back, and there is a callback.
-            // If there is an owner, `this` is not dropped.
-            if let Some(owner) = unsafe { frwr::take_invalidated::<T, ID>(this.wc) } {
-                return Ok((owner, this.wc));
+        // SAFETY: By the type invariant the owner was not taken back. If there is one, `this` is
+        // not dropped.
+        match unsafe { frwr::take_invalidated::<T, ID>(this.wc) } {
+            Some(owner) => Ok((owner, this.wc)),
+            None => {
+                wc::unlikely();
+                Err(ManuallyDrop::into_inner(this))
             }
         }
-        wc::unlikely();
-        Err(ManuallyDrop::into_inner(this))
     }
 }
