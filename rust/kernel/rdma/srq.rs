@@ -168,25 +168,19 @@ unsafe impl Send for Queue {}
 // SAFETY: `struct ib_srq` may be used by several threads at once, and the rest is `Sync`.
 unsafe impl Sync for Queue {}
 
-struct Refused {
-    error: Error,
-    /// Set if the driver has named the request. If not, the request may be in the queue.
-    named: bool,
-}
-
-impl Refused {
-    #[cold]
-    #[inline(never)]
-    fn report(self) {
-        let error = self.error;
-        if self.named {
+/// Reports a slot that could not be posted again.
+#[cold]
+#[inline(never)]
+fn report(refused: PostError<()>) {
+    let error = refused.error();
+    match refused.owner {
+        Some(()) => {
             pr_err!("a slot of an SRQ could not be posted ({error:?}): it is set aside\n");
-            return;
         }
         // It may be in the queue, so it counts as posted: it is handed out when it completes.
-        pr_err!(
+        None => pr_err!(
             "a driver did not say that it refused a slot of an SRQ ({error:?}): taken for posted\n"
-        );
+        ),
     }
 }
 
@@ -475,7 +469,7 @@ impl<T: Receive<N>, const N: usize> AnySlots for Slots<T, N> {
             // this is its queue.
             unsafe {
                 (*memory.as_ptr()).queue = queue;
-                post::<T, N>(queue.as_ref(), *memory).map_err(|refused| refused.error)
+                post::<T, N>(queue.as_ref(), *memory)
             }?;
         }
         Ok(())
@@ -501,7 +495,8 @@ impl<T, const N: usize> Drop for Slots<T, N> {
     }
 }
 
-/// Posts a slot.
+/// Posts a slot. The error has no owner if the driver did not name the request: then it may be in
+/// the queue.
 ///
 /// # Safety
 ///
@@ -511,15 +506,12 @@ impl<T, const N: usize> Drop for Slots<T, N> {
 unsafe fn post<T: Receive<N>, const N: usize>(
     queue: &Queue,
     memory: NonNull<Memory<T>>,
-) -> Result<(), Refused> {
+) -> Result<(), PostError<()>> {
     // SAFETY: The caller says that the slot is one of the SRQ's, and that nothing else uses its
     // memory.
     let wr::SgeList { sges, len } = unsafe { &(*memory.as_ptr()).value }.recv().sges;
     if sges.iter().any(|sge| sge.0.pd != queue.pd) {
-        return Err(Refused {
-            error: EINVAL,
-            named: true,
-        });
+        return Err(PostError::new((), EINVAL));
     }
     let mut sges = sges.map(|sge| sge.0.to_raw());
     let mut raw = bindings::ib_recv_wr {
@@ -543,10 +535,8 @@ unsafe fn post<T: Receive<N>, const N: usize>(
         }
         (ret, !(*raw).next.is_null())
     };
-    Err(Refused {
-        error: Error::from_errno(ret),
-        named,
-    })
+    let error = Error::from_errno(ret);
+    Err(PostError::in_part(named.then_some(()), 0, error))
 }
 
 /// The `done` callback of every slot.
@@ -625,7 +615,7 @@ impl<T: Receive<N>, const N: usize> Drop for Slot<T, N> {
         // SAFETY: The queue is not closed, and the RCU read lock is held, so the SRQ is there. By
         // the type invariant nothing else uses the memory, nor does this slot after the post.
         if let Err(refused) = unsafe { post::<T, N>(queue, self.0) } {
-            refused.report();
+            report(refused);
         }
     }
 }
