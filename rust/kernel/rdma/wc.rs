@@ -154,30 +154,8 @@ pub(crate) fn core_array(cq: &bindings::ib_cq) -> *const Wc {
 pub struct Success<'a>(&'a bindings::ib_wc);
 
 impl<'a> Success<'a> {
-    /// Returns the completion, which [`Qp::repost_recv`](crate::qp::Qp::repost_recv) and its
-    /// siblings take.
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// # use rdma::{prelude::*, wc::Success};
-    /// # #[derive(HasCqe)]
-    /// # struct Recv { cqe: Cqe<Self>, buf: Buf<FromDevice>, qp: Arc<Qp<Softirq>> }
-    /// # impl CqeHandler for Recv {
-    /// #     type Pointer = Pin<KBox<Self>>;
-    /// #     type Needs = Atomic;
-    /// #     fn done(_: Self::Pointer, _: &Wc, _: &Atomic) {}
-    /// # }
-    /// /// Posts a receive again whose message was handled.
-    /// fn again(recv: Pin<KBox<Recv>>, wc: &Success<'_>) -> Result {
-    ///     Qp::repost_recv(recv, wc.completion(), |recv| &recv.qp, |recv| {
-    ///         Ok(RecvWr::new([recv.buf.whole_mut()]))
-    ///     })?;
-    ///     Ok(())
-    /// }
-    /// ```
     #[inline]
-    pub fn completion(&self) -> &'a Wc {
+    pub(crate) fn completion(&self) -> &'a Wc {
         Wc::from_ref(self.0)
     }
 }
