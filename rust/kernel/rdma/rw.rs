@@ -249,36 +249,6 @@ impl Port<'_> {
 /// # Invariants
 ///
 /// The owner in `raw` is an `O`.
-///
-/// # Examples
-///
-/// ```
-/// use rdma::{prelude::*, rw::{Ctx, Rw}, sg::SgList};
-///
-/// /// A table that many share, sent to whoever asks.
-/// #[derive(HasCqe)]
-/// struct Answer {
-///     cqe: Cqe<Self>,
-///     table: Ctx<ToDevice, SgList<Arc<KVec<u8>>>>,
-/// }
-///
-/// impl CqeHandler for Answer {
-///     type Pointer = Pin<KBox<Self>>;
-///     type Needs = Atomic;
-///
-///     fn done(this: Self::Pointer, _wc: &Wc, _cx: &Atomic) {
-///         let answer = KBox::into_inner(Pin::into_inner(this));
-///         let _table: Option<Arc<KVec<u8>>> = answer.table.into_owner().map(SgList::into_inner);
-///     }
-/// }
-///
-/// fn answer(qp: &Qp<Workqueue>, table: Arc<KVec<u8>>, to: Remote, cx: &Sleepable) -> Result {
-///     let len = table.len();
-///     let table = Ctx::new(SgList::new(table, cx)?, GFP_KERNEL)?;
-///     let answer = KBox::pin(Answer { cqe: Cqe::new(), table }, GFP_KERNEL)?;
-///     Ok(qp.post_rw(answer, |a| Ok(Rw::write(&a.table, 0..len, to, cx)))?)
-/// }
-/// ```
 pub struct Ctx<D: Direction = Bidirectional, O: SgOwner<D> = Pages> {
     raw: KBox<RawCtx>,
     _owner: PhantomData<(D, O)>,
@@ -468,22 +438,6 @@ impl Inner {
         }
     }
 
-    /// Cuts the list to a range, unless that is all of it.
-    ///
-    /// # Safety
-    ///
-    /// Nothing else uses the list, which was not cut. The range is not empty, and inside of the
-    /// memory.
-    unsafe fn cut(&mut self, range: Range<usize>, len: usize) {
-        if range.len() != len {
-            // SAFETY: By the type invariant the table is there, as the memory is. The range is not
-            // empty and inside of that, and nothing else uses the list, as the caller promises.
-            let part = unsafe { sg::cut(self.table, &range) };
-            // INVARIANT: The entries are some of the table.
-            (self.first, self.count, self.ends) = part;
-        }
-    }
-
     /// Makes the list what it was before it was cut.
     fn uncut(&mut self) {
         if let Some(ends) = self.ends.take() {
@@ -526,24 +480,6 @@ impl RawCtx {
     /// Returns the QP of the transfer that there is, for one who has this.
     fn qp(&self) -> Option<NonNull<bindings::ib_qp>> {
         NonNull::new(self.state.any_qp() as *mut bindings::ib_qp)
-    }
-
-    /// Claims this for a transfer that was not prepared.
-    #[inline]
-    fn claim(&self, qp: NonNull<bindings::ib_qp>) -> Result {
-        // INVARIANT: If it is idle, the caller has this for itself from here on.
-        match self.state.claim(qp.as_ptr() as usize) {
-            Ok(()) => Ok(()),
-            Err(state) => Err(Self::taken(state)),
-        }
-    }
-
-    #[cold]
-    fn taken(state: usize) -> Error {
-        match state {
-            RwState::LOST => EINVAL,
-            _ => EBUSY,
-        }
     }
 
     /// Maps the list and makes the requests (`rdma_rw_ctx_init`), which may sleep, and ends the
@@ -597,14 +533,20 @@ impl RawCtx {
         Error::from_errno(ret)
     }
 
-    /// Claims this, and maps what of the memory is to be transferred, with all checks.
+    /// Claims this for a transfer that was not prepared, and maps what of the memory is to be
+    /// transferred, with all checks.
     ///
     /// # Safety
     ///
     /// `qp` is valid.
     unsafe fn map_part(&self, qp: NonNull<bindings::ib_qp>, extents: Extents) -> Result {
         let Extents { range, remote, dir } = extents;
-        self.claim(qp)?;
+        // INVARIANT: If it is idle, the caller has this for itself from here on.
+        match self.state.claim(qp.as_ptr() as usize) {
+            Ok(()) => {}
+            Err(RwState::LOST) => return Err(EINVAL),
+            Err(_) => return Err(EBUSY),
+        }
         // SAFETY: The caller promises that the QP is valid.
         let (sges, pages, port) = unsafe {
             let qp = qp.as_ref();
@@ -618,23 +560,18 @@ impl RawCtx {
             self.state.set_idle();
             return Err(EINVAL);
         }
-        // SAFETY: This was claimed above, which keeps all others from `inner` and the list. The
-        // range was just checked. The QP is valid, as the caller promises, and it and its device
-        // have the limits that were just checked.
-        unsafe {
-            (*self.inner.get()).cut(range, self.len);
-            self.map(qp, port, remote, dir)
+        if range.len() != self.len {
+            // SAFETY: This was claimed above, which keeps all others from `inner` and the list.
+            let inner = unsafe { &mut *self.inner.get() };
+            // SAFETY: By the type invariant the table is there, as the memory is. The range is not
+            // empty and inside of that, as just checked, and nothing else uses the list.
+            //
+            // INVARIANT: The entries are some of the table.
+            (inner.first, inner.count, inner.ends) = unsafe { sg::cut(inner.table, &range) };
         }
-    }
-
-    /// Claims this for the transfer that was prepared for a QP.
-    fn claim_prepared(&self, qp: NonNull<bindings::ib_qp>) -> Result {
-        // INVARIANT: If it is prepared, the caller has this for itself from here on.
-        match self.state.claim_prepared(qp.as_ptr() as usize) {
-            Ok(()) => Ok(()),
-            Err(state) if RwState::is_claimed(state) => Err(EBUSY),
-            Err(_) => Err(EINVAL),
-        }
+        // SAFETY: This was claimed above. The QP is valid, as the caller promises, and it and its
+        // device have the limits that were just checked.
+        unsafe { self.map(qp, port, remote, dir) }
     }
 
     /// Returns the mapping of a transfer that was prepared.

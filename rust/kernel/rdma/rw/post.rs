@@ -18,6 +18,7 @@ use crate::{
         RawCtx,
         Rw, //
     },
+    sync::RwState,
     trace,
     wr::Op as _, //
 };
@@ -276,7 +277,12 @@ unsafe fn begin(
     let claimed = match extents {
         // SAFETY: `qp` is valid, as the caller promises.
         Some(extents) => unsafe { this.map_part(qp, extents) },
-        None => this.claim_prepared(qp),
+        // INVARIANT: If it is prepared, the caller has this for itself from here on.
+        None => match this.state.claim_prepared(qp.as_ptr() as usize) {
+            Ok(()) => Ok(()),
+            Err(state) if RwState::is_claimed(state) => Err(EBUSY),
+            Err(_) => Err(EINVAL),
+        },
     };
     claimed.map_err(Failed::Nowhere)?;
     let Some(posted) = posted else {
@@ -331,27 +337,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
     /// no entries, or MRs are needed and cannot map the entries of the list; `EAGAIN` if MRs are
     /// needed and all of the QP's are in use; `ENOMEM`.
     ///
-    /// # Examples
-    ///
-    /// ```
-    /// # use rdma::{prelude::*, rw::{Ctx, Rw}};
-    /// # #[derive(HasCqe)]
-    /// # struct Answer { cqe: Cqe<Self>, data: Ctx }
-    /// # impl CqeHandler for Answer {
-    /// #     type Pointer = Pin<KBox<Self>>;
-    /// #     type Needs = Atomic;
-    /// #     fn done(_: Self::Pointer, _: &Wc, _: &Atomic) {}
-    /// # }
-    /// /// When the request came.
-    /// fn prepare(qp: &Qp<Softirq>, answer: &Answer, to: Remote, cx: &Sleepable) -> Result {
-    ///     qp.prepare_rw(Rw::write(&answer.data, 0..4096, to, cx))
-    /// }
-    ///
-    /// /// When the data is there.
-    /// fn respond(qp: &Qp<Softirq>, answer: Pin<KBox<Answer>>, _cx: &Atomic) -> Result {
-    ///     Ok(qp.post_rw(answer, |a| Ok(Rw::prepared(&a.data)))?)
-    /// }
-    /// ```
+    /// Documentation/mr.rst has an example.
     pub fn prepare_rw(&self, rw: Rw<'_>) -> Result {
         // SAFETY: By the invariant of `Rw` the context is borrowed. The QP is valid. Nothing is
         // posted.
