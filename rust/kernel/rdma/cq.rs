@@ -200,19 +200,6 @@ impl<C: PollContext> Cq<C> {
 
     /// Returns the CQ as one of any context, so that code is compiled once and the context chosen
     /// at run time, as the argument of `ib_alloc_cq` is. It is polled as before.
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// # use rdma::{context::*, cq::Cq, device::Device};
-    /// fn make(dev: &Device, polled: bool, cx: &Sleepable) -> Result<Cq<AnyContext>> {
-    ///     Ok(if polled {
-    ///         Cq::<Direct>::alloc(dev, 128, 0, cx)?.into_any()
-    ///     } else {
-    ///         Cq::<Softirq>::alloc(dev, 128, 0, cx)?.into_any()
-    ///     })
-    /// }
-    /// ```
     pub fn into_any(self) -> Cq<AnyContext> {
         Cq {
             inner: self.inner,

@@ -31,31 +31,13 @@ use core::{
 /// # Examples
 ///
 /// ```
-/// use rdma::prelude::*;
-///
-/// #[derive(HasCqe)]
-/// struct Request {
-///     cqe: Cqe<Self>,
-///     buf: Buf<ToDevice>,
-/// }
-///
-/// # impl CqeHandler for Request {
-/// #     type Pointer = Pin<KBox<Self>>;
-/// #     type Needs = Atomic;
-/// #     fn done(_: Self::Pointer, _: &Wc, _: &Atomic) {}
-/// # }
-/// fn send(text: &[u8; 16], pd: &Pd, qp: &Qp<Softirq>, cx: &Sleepable) -> Result {
+/// # use rdma::prelude::*;
+/// fn message(text: &[u8; 16], pd: &Pd, cx: &Sleepable) -> Result<Buf<ToDevice>> {
 ///     let mut buf = Buf::alloc(pd, 20, cx)?;
 ///     let mut bytes = buf.cpu();
 ///     bytes[4..].copy_from_slice(text);
 ///     drop(bytes); // The device's again.
-///     let cqe = Cqe::new();
-///     qp.post_send(KBox::pin(Request { cqe, buf }, GFP_KERNEL)?, |request| {
-///         // Known only now.
-///         request.buf.write(0, &qp.num().to_le_bytes())?;
-///         Ok(SendWr::send([request.buf.whole()]))
-///     })?;
-///     Ok(())
+///     Ok(buf)
 /// }
 /// ```
 pub struct Buf<D: Direction> {

@@ -277,18 +277,7 @@ impl<D: Direction, M: Memory<D>, S: State> Region<D, M, S> {
     /// this is called that is all of the memory. The address that a registration tells is that of
     /// the first byte of the range. The contexts of [`Region::map`]. Fails with `EBUSY` if the
     /// region is not idle; `EINVAL` if the range is empty or not inside of the memory; or the
-    /// driver's error: the region can only be dropped then.
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// # use rdma::{dma::*, mr::Region, prelude::*};
-    /// /// Lets a peer read the record, not what is beside it.
-    /// fn lend(region: &mut Region<ToDevice, SgBuf<ToDevice>>, record: &[u8]) -> Result {
-    ///     region.write(4096, record)?;
-    ///     region.set_range(4096..4096 + record.len())
-    /// }
-    /// ```
+    /// driver's error: the region can only be dropped then. [`Region::new`] has an example.
     pub fn set_range(&mut self, range: Range<usize>) -> Result {
         if range.start >= range.end || range.end > self.len() {
             return Err(EINVAL);
