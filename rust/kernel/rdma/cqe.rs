@@ -52,7 +52,6 @@ use crate::{
 };
 use core::{
     marker::PhantomData,
-    mem,
     ops::Deref, //
 };
 
@@ -303,27 +302,6 @@ pub(crate) unsafe fn is_of<T: CqeHandler<ID>, const ID: u64>(cqe: *mut bindings:
             unlikely();
             false
         }
-    }
-}
-
-/// Passes a completion from a callback of this crate on to that of the request's owner.
-///
-/// # Safety
-///
-/// `wc` is valid and completes a request that the owner of `user`, a [`Cqe`]'s, was given up for.
-pub(crate) unsafe fn hand_on(
-    user: *mut bindings::ib_cqe,
-    cq: *mut bindings::ib_cq,
-    wc: *mut bindings::ib_wc,
-) {
-    // A copy, as the original is borrowed where it was polled into an array.
-    let mut copy = mem::MaybeUninit::<bindings::ib_wc>::uninit();
-    // SAFETY: `wc` is valid and the owner was given up for `user`, as the caller promises, so that
-    // is there. By its invariant a `Cqe` has a callback.
-    unsafe {
-        copy.as_mut_ptr().copy_from_nonoverlapping(wc, 1);
-        (*copy.as_mut_ptr()).__bindgen_anon_1.wr_cqe = mem::ManuallyDrop::new(user);
-        (*user).done.unwrap_unchecked()(cq, copy.as_mut_ptr());
     }
 }
 

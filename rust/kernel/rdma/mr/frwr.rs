@@ -28,6 +28,10 @@ use crate::{
 };
 use core::{
     cell::UnsafeCell,
+    mem::{
+        ManuallyDrop,
+        MaybeUninit, //
+    },
     ptr, //
 };
 use kernel::sync::SetOnce;
@@ -447,7 +451,8 @@ unsafe extern "C" fn done<T: CqeHandler<ID>, S: State, const ID: u64>(
     T::done(owner, completion, &cx);
 }
 
-/// Marks the MR of an invalidation that has failed registered, and calls the callback of the owner.
+/// Marks the MR of an invalidation that has failed registered, and passes the completion on to the
+/// callback of the owner.
 ///
 /// # Safety
 ///
@@ -456,12 +461,18 @@ unsafe extern "C" fn done<T: CqeHandler<ID>, S: State, const ID: u64>(
 #[cold]
 #[inline(never)]
 unsafe fn failed<S: State>(cq: *mut bindings::ib_cq, wc: *mut bindings::ib_wc) {
+    // A copy, as the original is borrowed where it was polled into an array.
+    let mut copy = MaybeUninit::<bindings::ib_wc>::uninit();
+    let copy = copy.as_mut_ptr();
     // SAFETY: The request is from `FastRegMr::set_callback`, for the state `S`, and its owner,
-    // which was given up for `user`, was not taken back, as the caller promises.
+    // which was given up for `user`, was not taken back, as the caller promises. So `user` is
+    // there, and has a callback by the invariant of `Cqe`. `wc` is valid.
     unsafe {
         let (mr, user) = parts(&*wc.cast::<Wc>());
         mr.set_registered::<S>();
-        cqe::hand_on(user, cq, wc);
+        copy.copy_from_nonoverlapping(wc, 1);
+        (*copy).__bindgen_anon_1.wr_cqe = ManuallyDrop::new(user);
+        (*user).done.unwrap_unchecked()(cq, copy);
     }
 }
 
