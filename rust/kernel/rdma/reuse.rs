@@ -113,17 +113,17 @@ impl<T> Reusable<T> {
         Ok(Self(NonNull::from(KBox::leak(entry))))
     }
 
-    /// Returns whether the request is not in flight.
+    /// Returns the number of handles: one, if the request is not in flight.
     #[inline]
-    fn is_idle(&self) -> bool {
+    fn handles(&self) -> &Handles {
         // SAFETY: By the type invariant the entry is valid; only its count is borrowed.
-        unsafe { &(*self.0.as_ptr()).handles }.is_one()
+        unsafe { &(*self.0.as_ptr()).handles }
     }
 
     /// Returns the request to be posted; `None` if it is in flight. Any context.
     #[inline]
     pub fn start(&mut self) -> Option<InFlight<T>> {
-        if !self.is_idle() {
+        if !self.handles().is_one() {
             return None;
         }
         // SAFETY: By the type invariant the entry is valid; only its count is borrowed.
@@ -135,7 +135,7 @@ impl<T> Reusable<T> {
     /// Returns access to the request; `None` if it is in flight. Any context.
     #[inline]
     pub fn get(&mut self) -> Option<&mut T> {
-        if !self.is_idle() {
+        if !self.handles().is_one() {
             return None;
         }
         // SAFETY: By the type invariant there is no `InFlight`, and only `start`, which borrows
@@ -204,19 +204,15 @@ where
 {
     #[inline]
     fn into_ptr(self, _: cqe::Sealed) -> *mut T {
-        let entry = mem::ManuallyDrop::new(self).0.as_ptr();
-        // SAFETY: By the type invariant the entry is valid.
-        unsafe { &raw mut (*entry).value }
+        // The request is the first field of the entry.
+        mem::ManuallyDrop::new(self).0.as_ptr().cast()
     }
 
     #[inline]
     unsafe fn from_ptr(ptr: *mut T) -> Self {
         // SAFETY: `ptr` is from `into_ptr`, as the caller promises. So it is the address of an
-        // entry, plus this offset, and that is not null.
+        // entry, which is not null.
         // INVARIANT: As it was given up.
-        unsafe {
-            let entry = ptr.byte_sub(mem::offset_of!(Entry<T>, value));
-            Self(NonNull::new_unchecked(entry).cast())
-        }
+        Self(unsafe { NonNull::new_unchecked(ptr.cast()) })
     }
 }
