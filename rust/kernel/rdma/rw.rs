@@ -278,24 +278,6 @@ struct Inner {
     owner: Option<sg::AnyOwner>,
 }
 
-/// Memory that peers may write to, still mapped.
-///
-/// # Invariants
-///
-/// - `mapping` is of entries of the table of `_owner`.
-/// - This is dropped when the MRs that may have the memory are gone, and before the device is.
-struct Exposed {
-    _owner: sg::AnyOwner,
-    mapping: sg::Mapping,
-}
-
-impl Drop for Exposed {
-    fn drop(&mut self) {
-        // SAFETY: By the type invariant no key gives access to the memory any more.
-        unsafe { self.mapping.unmap() };
-    }
-}
-
 // SAFETY: A transfer may be begun and end on any thread.
 unsafe impl Send for RawCtx {}
 // SAFETY: What is not atomic has one user at a time by the invariants.
@@ -390,14 +372,11 @@ impl Inner {
     #[inline(never)]
     unsafe fn lose(&mut self, mapping: sg::Mapping, qp: NonNull<bindings::ib_qp>) {
         if let Some(owner) = self.owner.take() {
-            // INVARIANT: The mapping is of its memory. The QP drops it when it was destroyed with
-            // its MRs, and before its PD.
-            let exposed = Exposed {
-                _owner: owner,
-                mapping,
-            };
+            // INVARIANT: The mapping is of the owner's memory, and for the QP's device. The QP drops
+            // it, and then the owner, when it was destroyed with its MRs, and before its PD.
+            let left = (sg::OwnMapping(mapping), owner);
             // SAFETY: The QP is as the caller promises.
-            unsafe { qp::keep_until_destroyed(qp.as_ptr(), exposed) };
+            unsafe { qp::keep_until_destroyed(qp.as_ptr(), left) };
         }
     }
 
@@ -435,10 +414,8 @@ impl Inner {
 impl RawCtx {
     /// Makes a context without its owner. `table` is what that has returned.
     fn new(table: *mut bindings::sg_table, flags: Flags) -> Result<KBox<Self>> {
-        // SAFETY: The owner, which the caller has, has just returned the table.
-        let (len, _) = unsafe { sg::extent(table) }?;
-        // SAFETY: As above: the table is valid.
-        let (first, count) = unsafe { ((*table).sgl, (*table).orig_nents) };
+        // SAFETY: The owner, which the caller has, has just returned the table: it is valid.
+        let ((len, _), all) = unsafe { (sg::extent(table)?, &*table) };
         // INVARIANT: No transfer is posted. The list is all of the table.
         let this = Self {
             cqe: UnsafeCell::new(bindings::ib_cqe { done: None }),
@@ -446,8 +423,8 @@ impl RawCtx {
             inner: UnsafeCell::new(Inner {
                 user: ptr::null_mut(),
                 raw: Opaque::uninit(),
-                first,
-                count,
+                first: all.sgl,
+                count: all.orig_nents,
                 dir: READ,
                 exposed: false,
                 ends: None,

@@ -45,19 +45,19 @@ impl<D: Direction> SgBuf<D> {
     /// Returns the bytes, for the CPU (`dma_sync_sgtable_for_cpu`, and `..._for_device` when the
     /// view is dropped).
     pub fn cpu(&mut self) -> CpuPages<'_> {
-        CpuPages::new(Some(&mut self.owner), Some(self.list.mapping))
+        CpuPages::new(Some(&mut self.owner), Some(self.list.mapping.0))
     }
 
     /// Copies bytes out while a device may be writing them.
     pub(crate) fn copy_out(&self, offset: usize, to: &mut [u8]) -> Result {
-        self.list.mapping.sync_for_cpu();
+        self.list.mapping.0.sync_for_cpu();
         self.owner.copy_out(offset, to)
     }
 
     /// Copies bytes in while a device may be reading them.
     pub(crate) fn copy_in(&self, offset: usize, from: &[u8]) -> Result {
         self.owner.copy_in(offset, from)?;
-        self.list.mapping.sync_for_device();
+        self.list.mapping.0.sync_for_device();
         Ok(())
     }
 }
@@ -292,16 +292,21 @@ impl Mapping {
         // mapped; nothing else uses it, as its ends are changed meanwhile. The table is only read.
         to_result(unsafe { bindings::rdma_helper_map_mr_sg(mr, self.table(), start, len) })
     }
+}
 
-    /// Unmaps the list (`ib_dma_unmap_sg`).
-    ///
-    /// # Safety
-    ///
-    /// No device uses it, and this is not used again.
-    pub(crate) unsafe fn unmap(&mut self) {
-        // SAFETY: By the type invariant the table is mapped for the device in this direction. It is
-        // not used any more, as the caller promises.
-        unsafe { bindings::rdma_helper_dma_unmap_sgtable(self.dev, &raw mut self.table, self.dir) };
+/// A [`Mapping`] that is unmapped when this is dropped.
+///
+/// # Invariants
+///
+/// The list and the device are there until this is dropped, and nothing uses the mapping then.
+pub(crate) struct OwnMapping(pub(crate) Mapping);
+
+impl Drop for OwnMapping {
+    fn drop(&mut self) {
+        let Mapping { dev, table, dir } = &mut self.0;
+        // SAFETY: By the invariant of `Mapping` the table is mapped for the device in this
+        // direction, and by that of this type it is not used any more.
+        unsafe { bindings::rdma_helper_dma_unmap_sgtable(*dev, table, *dir) };
     }
 }
 
@@ -493,10 +498,9 @@ pub(crate) unsafe fn cut(
 ///
 /// # Invariants
 ///
-/// `mapping` is of a list of `len` bytes in at most `pages` pages, for the device of `pd`. The
-/// memory is there until this is dropped.
+/// `mapping` is of a list of `len` bytes in at most `pages` pages, for the device of `pd`.
 pub(crate) struct MappedList {
-    pub(crate) mapping: Mapping,
+    pub(crate) mapping: OwnMapping,
     pub(crate) pd: Pd,
     pub(crate) len: u32,
     pub(crate) pages: usize,
@@ -523,22 +527,15 @@ impl MappedList {
         to_result(unsafe { bindings::rdma_helper_dma_map_sgtable(dev, table, dir) })?;
         // SAFETY: The table is valid.
         let table = unsafe { *table };
-        // INVARIANT: The list was just mapped for the PD's device. The memory is there, as the
-        // caller promises.
+        // INVARIANT: The list was just mapped for the PD's device, which is there while `pd` is. The
+        // memory is there, as the caller promises. A request borrows it from its owner, and the
+        // region that it may have been of ends before this is dropped, so nothing uses it then.
         Ok(Self {
-            mapping: Mapping { dev, table, dir },
+            mapping: OwnMapping(Mapping { dev, table, dir }),
             pd: pd.clone(),
             len,
             pages,
         })
-    }
-}
-
-impl Drop for MappedList {
-    fn drop(&mut self) {
-        // SAFETY: A request borrows the memory from its owner, so none uses it, and the region that
-        // it may have been of has ended.
-        unsafe { self.mapping.unmap() };
     }
 }
 

@@ -79,7 +79,7 @@ impl MemoryRef<'_> {
             }
             // SAFETY: `mr` is an MR of the memory's device, is not registered and not used
             // meanwhile, nor is the memory, and the range is one of it, as the caller promises.
-            UntypedRef::Map(map) => unsafe { map.mapping.map_mr(mr, range) },
+            UntypedRef::Map(map) => unsafe { map.mapping.0.map_mr(mr, range) },
         }
     }
 }
