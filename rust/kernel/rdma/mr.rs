@@ -92,6 +92,20 @@ impl Mr {
         ))))
     }
 
+    /// Allocates an MR for memory and maps that, and returns where it is to peers.
+    ///
+    /// # Safety
+    ///
+    /// The memory is not used meanwhile.
+    #[inline(never)]
+    unsafe fn alloc_for(memory: MemoryRef<'_>, cx: &Sleepable) -> Result<(Self, u64)> {
+        let mr = Self::alloc(memory.pd(), memory.pages().try_into()?, cx)?;
+        // SAFETY: The MR is new, and the memory is not used meanwhile, as the caller promises. It is
+        // not empty, and the range is all of it.
+        let iova = unsafe { mr.map(memory, 0..memory.len()) }?;
+        Ok((mr, iova))
+    }
+
     /// Maps a range of memory (`ib_map_mr_sg`), and returns where it is to peers. Fails with `EINVAL`
     /// if the memory is of another PD, or too large.
     ///
@@ -180,9 +194,10 @@ impl<D: Direction, M: Memory<D>> Region<D, M> {
     /// }
     /// ```
     pub fn new(memory: M, cx: &Sleepable) -> Result<Self> {
-        let of = memory.get();
-        let mr = Mr::alloc(of.pd(), of.pages().try_into()?, cx)?;
-        Ok(Self::map(mr, memory)?)
+        // SAFETY: The memory is owned here.
+        let (mr, iova) = unsafe { Mr::alloc_for(memory.get(), cx) }?;
+        // SAFETY: The memory was just mapped by the MR, which is new.
+        Ok(unsafe { Self::from_parts(mr, memory, iova) })
     }
 
     /// Maps memory for access by peers (`ib_map_mr_sg`), without any allocation, in any context

@@ -39,7 +39,12 @@ impl<D: Direction> SgBuf<D> {
     /// `sg_alloc_table_from_pages`, `ib_dma_map_sg`). Fails with `ENOMEM`; `EINVAL` for a length of
     /// zero or of 4 GiB and more; `EIO` if the memory could not be mapped.
     pub fn alloc(pd: &Pd, len: usize, cx: &Sleepable) -> Result<Self> {
-        Ok(Self::new(pd, Pages::alloc(len, cx)?)?)
+        let (list, owner) = MappedList::alloc(pd, len, D::RAW, cx)?;
+        Ok(Self {
+            list,
+            owner,
+            _direction: PhantomData,
+        })
     }
 
     /// Returns the bytes, for the CPU (`dma_sync_sgtable_for_cpu`, and `..._for_device` when the
@@ -507,6 +512,20 @@ pub(crate) struct MappedList {
 }
 
 impl MappedList {
+    /// Allocates pages and maps them. They are dropped after the list.
+    #[inline(never)]
+    fn alloc(
+        pd: &Pd,
+        len: usize,
+        dir: bindings::dma_data_direction,
+        cx: &Sleepable,
+    ) -> Result<(Self, Pages)> {
+        let mut pages = Pages::alloc(len, cx)?;
+        // SAFETY: The pages, which have the table, are returned with the list.
+        let list = unsafe { Self::new(pd, &raw mut pages.0.table, dir) }?;
+        Ok((list, pages))
+    }
+
     /// Maps a list.
     ///
     /// # Safety
