@@ -115,7 +115,7 @@ impl<T> Reusable<T> {
 
     /// Returns the number of handles: one, if the request is not in flight.
     #[inline]
-    fn handles(&self) -> &Handles {
+    fn handles(&self) -> &Users {
         // SAFETY: By the type invariant the entry is valid; only its count is borrowed.
         unsafe { &(*self.0.as_ptr()).handles }
     }
@@ -126,8 +126,7 @@ impl<T> Reusable<T> {
         if !self.handles().is_one() {
             return None;
         }
-        // SAFETY: By the type invariant the entry is valid; only its count is borrowed.
-        unsafe { &(*self.0.as_ptr()).handles }.get_second();
+        self.handles().get_second();
         // INVARIANT: There was no other, and now it is counted.
         Some(InFlight(self.0))
     }
