@@ -211,13 +211,21 @@ impl<T: ModuleClient> Registration<T> {
     unsafe extern "C" fn add(dev: *mut bindings::ib_device) -> c_int {
         // SAFETY: The RDMA core is calling the client.
         let this = unsafe { Self::called() };
-        let add = |dev: &Device, cx: &Sleepable| {
-            let data = Arc::pin_init(T::Data::add(this.state(), dev, cx), GFP_KERNEL)?;
-            dev.inner().set_data::<T>(data);
-            Ok(())
-        };
-        // SAFETY: `add` is being called for this device.
-        unsafe { this.core.add(dev, &add) }
+        // SAFETY: `add` is being called for this device, and the function is of the client's type.
+        unsafe { this.core.add(dev, Self::add_data) }
+    }
+
+    /// Sets the ULP's data of a device.
+    ///
+    /// # Safety
+    ///
+    /// The RDMA core is calling [`Self::add`] for the device.
+    unsafe fn add_data(dev: &Device, cx: &Sleepable) -> Result {
+        // SAFETY: The RDMA core is calling the client, as the caller promises.
+        let this = unsafe { Self::called() };
+        let data = Arc::pin_init(T::Data::add(this.state(), dev, cx), GFP_KERNEL)?;
+        dev.inner().set_data::<T>(data);
+        Ok(())
     }
 
     /// `ib_client.remove`.
@@ -264,7 +272,8 @@ impl<T: ModuleClient> Registration<T> {
         // SAFETY: Events of devices come from a work item, those of a GID table from the thread
         // that changes it, which may sleep and holds the table's mutex.
         let cx = unsafe { Sleepable::assume() };
-        if let (Ok(dev), Some(data)) = (dev, inner.data::<T>()) {
+        let Ok(dev) = dev else { return };
+        if let Some(data) = inner.data::<T>() {
             pinned(&data).event(this.state(), &dev, event, &cx);
         }
     }
@@ -401,6 +410,9 @@ impl DevicePtr {
     }
 }
 
+/// [`Registration::add_data`]. A function, as a closure would be in each ULP twice.
+type AddData = unsafe fn(&Device, &Sleepable) -> Result;
+
 /// The part of a registration that does not depend on the ULP's type.
 #[pin_data(PinnedDrop)]
 pub(crate) struct Core {
@@ -489,16 +501,17 @@ impl Core {
     ///
     /// # Safety
     ///
-    /// `add` of this client is being called for the device.
+    /// `add` of this client is being called for the device, and the function is of the client's type.
     #[inline(never)]
     unsafe fn add(
         &self,
         dev: *mut bindings::ib_device,
-        add: &dyn Fn(&Device, &Sleepable) -> Result,
+        add: AddData,
     ) -> c_int {
         error::from_result(|| {
             let dev = NonNull::new(dev).ok_or(EINVAL)?;
-            // SAFETY: This is a call for this device, as the caller promises.
+            // SAFETY: This is a call for this device, and `add` is of the client's type, as the caller
+            // promises.
             let added = unsafe { self.add_device(dev, add) };
             added.inspect_err(|e| {
                 // SAFETY: `dev` is valid in this callback.
@@ -511,11 +524,12 @@ impl Core {
 
     /// # Safety
     ///
-    /// `add` of this client is being called for the device `raw`.
+    /// `add` of this client is being called for the device `raw`, and the function is of the client's
+    /// type.
     unsafe fn add_device(
         &self,
         raw: NonNull<bindings::ib_device>,
-        add: &dyn Fn(&Device, &Sleepable) -> Result,
+        add: AddData,
     ) -> Result {
         // SAFETY: `add` is called in process context.
         let cx = unsafe { Sleepable::assume() };
@@ -525,7 +539,9 @@ impl Core {
         let added = unsafe { Device::new(ptr) }.and_then(|dev| {
             // INVARIANT: `close`, which `release` needs, takes it out before the refs are killed.
             self.devices.lock().push(DevicePtr(ptr), GFP_KERNEL)?;
-            add(&dev, &cx)
+            // SAFETY: The client is being called for this device, and `add` is of its type, as the
+            // caller promises.
+            unsafe { add(&dev, &cx) }
         });
         if let Err(e) = added {
             self.close(&inner);
