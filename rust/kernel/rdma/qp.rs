@@ -119,7 +119,7 @@ impl AnyQp {
         unsafe { post::names_first(self.target.raw.as_ptr()) }
     }
 
-    #[inline]
+    #[inline(never)]
     fn destroy(self, cx: &Sleepable) -> Result {
         let mut this = ManuallyDrop::new(self);
         // SAFETY: By the type invariant it is there; `this` is neither used again nor dropped.
@@ -128,7 +128,6 @@ impl AnyQp {
 }
 
 impl Drop for AnyQp {
-    #[inline]
     fn drop(&mut self) {
         // SAFETY: By the type invariant it is there, and it is not used again.
         let _ = Inner::end(unsafe { ManuallyDrop::take(&mut self.inner) }, None);
