@@ -719,6 +719,16 @@ impl<X: Exchange> Drop for Reply<'_, X> {
 /// completion is in a [`WcArray`] do when that is dispatched.
 pub struct Tags<X: Exchange>(Handle<X>);
 
+/// Returns the words of `count` tags, which are free. Not generic, so that it is not in each ULP.
+#[inline(never)]
+fn words(count: u32) -> Result<KVec<Word>> {
+    let mut words = KVec::new();
+    for first in (0..count).step_by(TAGS as usize) {
+        words.push(Word::new((count - first).min(TAGS)), GFP_KERNEL)?;
+    }
+    Ok(words)
+}
+
 impl<X: Exchange> Tags<X> {
     /// Makes `count` exchanges, whose parts `init` makes, for a QP. Peers return `generation_bits`
     /// bits, at most 16, of the number of an exchange: by so many an answer to an exchange that has
@@ -741,28 +751,29 @@ impl<X: Exchange> Tags<X> {
         if !(1..=1 << 16).contains(&count) || generation_bits > 16 {
             return Err(EINVAL);
         }
-        let mut words = KVec::new();
-        for first in (0..count).step_by(TAGS as usize) {
-            words.push(Word::new((count - first).min(TAGS)), GFP_KERNEL)?;
-        }
+        // First, so that there is little to drop where a step fails.
+        let table = KBox::<Table<X>>::new_uninit(GFP_KERNEL)?;
+        let words = words(count)?;
         let mut slots = KVec::with_capacity(count as usize, GFP_KERNEL)?;
-        for index in 0..=(count - 1) as u16 {
-            let (request, reply) = init(TagId {
-                index,
-                generation: 0,
-            })?;
-            let slot = Slot {
+        for index in 0..count {
+            let bit = 1 << (index % TAGS);
+            let index = index as u16;
+            let generation = 0;
+            let (request, reply) = init(TagId { index, generation })?;
+            let room = slots.spare_capacity_mut().first_mut().ok_or(ENOMEM)?;
+            room.write(Slot {
                 cqe: Cqe::new(),
                 inv_cqe: Cqe::new(),
                 state: State::new(),
                 index,
                 table: NonNull::dangling(),
                 word: NonNull::dangling(),
-                bit: 1 << (u32::from(index) % TAGS),
+                bit,
                 request: UnsafeCell::new(request),
                 reply: UnsafeCell::new(reply),
-            };
-            slots.push(slot, GFP_KERNEL)?;
+            });
+            // SAFETY: There was room for the slot, which was just written.
+            unsafe { slots.inc_len(1) };
         }
         let init = pin_init!(Table {
             poller,
@@ -779,7 +790,7 @@ impl<X: Exchange> Tags<X> {
             }),
             freed <- new_condvar!(),
         });
-        let table = KBox::pin_init(init, GFP_KERNEL)?;
+        let table = table.write_pin_init(init)?;
         // SAFETY: The table is not moved: it goes back into a pinned box.
         let table = NonNull::from(KBox::leak(unsafe { Pin::into_inner_unchecked(table) }));
         // SAFETY: The table was just made, and nothing else uses it.
