@@ -107,8 +107,9 @@ unsafe impl<T: Send> Sync for Reusable<T> {}
 impl<T> Reusable<T> {
     /// Allocates a request. Fails with `ENOMEM`; the value is dropped.
     pub fn new(value: T, flags: Flags) -> Result<Self> {
+        let entry = KBox::new_uninit(flags)?;
         let handles = Users::new();
-        let entry = KBox::new(Entry { handles, value }, flags)?;
+        let entry = entry.write(Entry { handles, value });
         // INVARIANT: Just made.
         Ok(Self(NonNull::from(KBox::leak(entry))))
     }

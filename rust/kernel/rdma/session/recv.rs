@@ -109,12 +109,14 @@ impl RecvRing<'_> {
     pub fn post<T: RecvHandler>(&self, conn: &Arc<T>, cx: &Sleepable) -> Result {
         let mut recvs = KVec::with_capacity(self.count as usize, GFP_KERNEL)?;
         for _ in 0..self.count {
-            let recv = Recv {
+            let recv = KBox::new_uninit(GFP_KERNEL)?;
+            let buf = Buf::alloc(self.pd, self.len, cx)?;
+            let recv = recv.write(Recv {
                 cqe: Cqe::new(),
-                buf: Buf::alloc(self.pd, self.len, cx)?,
+                buf,
                 conn: conn.clone(),
-            };
-            recvs.push_within_capacity(KBox::pin(recv, GFP_KERNEL)?)?;
+            });
+            recvs.push_within_capacity(Pin::from(recv))?;
         }
         for recv in recvs {
             (conn.qp()).post_recv(recv, |recv| Ok(RecvWr::new([recv.buf.whole_mut()])))?;
