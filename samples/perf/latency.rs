@@ -78,17 +78,25 @@ impl Slot {
         SendWr::rdma_read([self.buf.whole_mut()], of)
     }
 
+    fn wr(&self) -> Result<SendWr<'_>> {
+        Ok(match self.op {
+            Op::Send => self.send_wr(),
+            Op::Write(to) => self.write_wr(to),
+            Op::Read(of) => self.read_wr(of),
+        })
+    }
+
     #[inline]
     fn recv_wr(&self) -> Result<RecvWr<'_>> {
         Ok(RecvWr::new([self.buf.whole_mut()]))
     }
 
     /// Begins the first lap of a phase.
+    #[inline(never)]
     pub(crate) fn start(self: Pin<KBox<Self>>, qp: &Qp) {
         let posted = match self.op {
-            Op::Send => qp.post_send::<_, _, SENT, 1>(self, |slot| Ok(slot.send_wr())),
-            Op::Write(to) => qp.post_send::<_, _, SENT, 1>(self, |slot| Ok(slot.write_wr(to))),
-            Op::Read(of) => qp.post_send::<_, _, ARRIVED, 1>(self, |slot| Ok(slot.read_wr(of))),
+            Op::Read(_) => qp.post_send::<_, _, ARRIVED, 1>(self, Self::wr),
+            _ => qp.post_send::<_, _, SENT, 1>(self, Self::wr),
         };
         if let Err(e) = posted {
             Self::refused(e);
@@ -229,21 +237,22 @@ fn fill(
     // A READ comes back to where it was posted from.
     let slots = if matches!(op, Op::Read(_)) { 1 } else { SLOTS };
     for n in 0..slots {
+        let slot = KBox::new_uninit(GFP_KERNEL)?;
+        let buf = Buf::alloc(&end.pd, args.size, cx)?;
         let laps = times.map(|times| {
             // The ball, which is the first slot, comes back to the next one.
             let first = n.checked_sub(1).unwrap_or(slots - 1);
             Laps::new(times, args, first as usize, slots as usize)
         });
-        let slot = Slot {
+        let slot = Pin::from(slot.write(Slot {
             arrived: Cqe::new(),
             sent: Cqe::new(),
-            buf: Buf::alloc(&end.pd, args.size, cx)?,
+            buf,
             op,
             qp: qp.clone(),
             run: run.clone(),
             laps,
-        };
-        let slot = KBox::pin(slot, GFP_KERNEL)?;
+        }));
         if n == 0 && times.is_some() {
             run.keep(Owned::Ball(slot));
         } else {

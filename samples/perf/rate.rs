@@ -52,12 +52,12 @@ pub(crate) struct Group {
 
 impl Group {
     #[inline]
-    fn wr(&self) -> Result<SendWr<'_>> {
-        Ok(match self.common.op {
+    fn wr(&self) -> SendWr<'_> {
+        match self.common.op {
             Op::Send => SendWr::send([self.buf.whole()]),
             Op::Write(remote) => SendWr::rdma_write([self.buf.whole()], remote),
             Op::Read(remote) => SendWr::rdma_read([self.buf.whole_mut()], remote),
-        })
+        }
     }
 
     /// Has it complete so often, and returns its QP.
@@ -71,23 +71,19 @@ impl Group {
         if self.common.signal.get() > 1 {
             return self.post_all(qp);
         }
-        if let Err(e) = qp.post_send(self, Self::wr) {
+        if let Err(e) = qp.post_send(self, |group| Ok(group.wr())) {
             Self::refused(e);
         }
     }
 
-    /// Posts requests of which only the last is signaled.
+    /// Posts requests of which only the last is signaled. The compiler knows the operation only if
+    /// they are SENDs, which are measured.
     #[inline(never)]
     fn post_all(self: Pin<KBox<Self>>, qp: &Qp) {
         let times = self.common.signal;
         let posted = match self.common.op {
             Op::Send => post_times(qp, self, times, |group| SendWr::send([group.buf.whole()])),
-            Op::Write(to) => post_times(qp, self, times, |group| {
-                SendWr::rdma_write([group.buf.whole()], to)
-            }),
-            Op::Read(of) => post_times(qp, self, times, |group| {
-                SendWr::rdma_read([group.buf.whole_mut()], of)
-            }),
+            _ => post_times(qp, self, times, Self::wr),
         };
         if let Err(e) = posted {
             Self::refused(e);
@@ -234,19 +230,17 @@ fn make(args: &Args<'_>, a: &End, op: Op, run: &Arc<Run>, cx: &Sleepable) -> Res
         run: run.clone(),
     };
     let common = Arc::new(common, GFP_KERNEL)?;
-    for _ in 0..args.groups() {
-        for qp in a.qps.iter() {
-            let group = KBox::new_uninit(GFP_KERNEL)?;
-            let buf = Buf::alloc(&a.pd, args.size, cx)?;
-            let group = group.write(Group {
-                cqe: Cqe::new(),
-                buf,
-                common: common.clone(),
-                left: 0,
-                qp: qp.clone(),
-            });
-            run.keep(Owned::Group(group.into()));
-        }
+    for qp in a.qps.iter().cycle().take(args.owners() as usize) {
+        let group = KBox::new_uninit(GFP_KERNEL)?;
+        let buf = Buf::alloc(&a.pd, args.size, cx)?;
+        let group = group.write(Group {
+            cqe: Cqe::new(),
+            buf,
+            common: common.clone(),
+            left: 0,
+            qp: qp.clone(),
+        });
+        run.keep(Owned::Group(group.into()));
     }
     Ok(())
 }
