@@ -135,6 +135,17 @@ impl Owned {
     }
 }
 
+/// Has owners come back `total` times, and returns the QP of each.
+fn prepare(owners: &mut [Owned], total: u32) -> Result<KVVec<Arc<Qp>>> {
+    let len = owners.len() as u32;
+    let mut qps = KVVec::with_capacity(owners.len(), GFP_KERNEL)?;
+    for (n, owner) in (0..len).zip(owners) {
+        let times = (total / len).saturating_add((n < total % len).into());
+        qps.push_within_capacity(owner.prepare(times))?;
+    }
+    Ok(qps)
+}
+
 /// The state of a phase.
 struct State {
     /// The number of owners that have not ended.
@@ -199,6 +210,17 @@ impl Run {
         self.over.store(false, Release);
     }
 
+    /// Takes all owners that are kept, but no more than `most`.
+    fn take(&self, most: usize) -> Result<KVVec<Owned>> {
+        let spare = KVVec::with_capacity(self.owners, GFP_KERNEL)?;
+        let mut owners = self.state.lock().kept.replace(spare).ok_or(EIO)?;
+        while owners.len() > most {
+            let Some(owner) = owners.pop() else { break };
+            self.keep(owner);
+        }
+        Ok(owners)
+    }
+
     /// Has all owners that are kept come back `total` times, and returns when that began, and the
     /// nanoseconds that it took. Polls meanwhile if nothing else does.
     pub(crate) fn phase(
@@ -207,23 +229,13 @@ impl Run {
         first: &Option<Poller<'_>>,
         second: &Option<Poller<'_>>,
     ) -> Result<(Instant<Monotonic>, i64)> {
-        let spare = KVVec::with_capacity(self.owners, GFP_KERNEL)?;
-        let mut owners = self.state.lock().kept.replace(spare).ok_or(EIO)?;
-        while owners.len() > total as usize {
-            let Some(owner) = owners.pop() else { break };
-            self.keep(owner);
+        let mut owners = self.take(total as usize)?;
+        if owners.is_empty() {
+            return Ok((Instant::now(), 0));
         }
-        let len = owners.len() as u32;
-        let mut qps = KVVec::with_capacity(owners.len(), GFP_KERNEL)?;
-        for (n, owner) in (0..len).zip(owners.iter_mut()) {
-            let times = (total / len).saturating_add((n < total % len).into());
-            qps.push_within_capacity(owner.prepare(times))?;
-        }
-        self.begin(len);
+        let qps = prepare(&mut owners, total)?;
+        self.begin(owners.len() as u32);
         let began = Instant::now();
-        if len == 0 {
-            return Ok((began, 0));
-        }
         for (owner, qp) in owners.drain_all().zip(&qps) {
             owner.start(qp);
         }
