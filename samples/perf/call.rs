@@ -303,15 +303,16 @@ impl CqeHandler<SENT> for Answer {
 fn answer(args: &Args<'_>, b: &End, run: &Arc<Run>, cx: &Sleepable) -> Result {
     let qp = b.qps.first().ok_or(EINVAL)?;
     for _ in 0..2 * args.depth {
-        let answer = Answer {
+        let answer = KBox::new_uninit(GFP_KERNEL)?;
+        let buf = Buf::alloc(&b.pd, args.size, cx)?;
+        let answer = answer.write(Answer {
             came: Cqe::new(),
             sent: Cqe::new(),
-            buf: Buf::alloc(&b.pd, args.size, cx)?,
+            buf,
             qp: qp.clone(),
             run: run.clone(),
-        };
-        let answer = KBox::pin(answer, GFP_KERNEL)?;
-        qp.post_recv::<_, CAME, 1>(answer, Answer::recv_wr)?;
+        });
+        qp.post_recv::<_, CAME, 1>(Pin::from(answer), Answer::recv_wr)?;
     }
     Ok(())
 }

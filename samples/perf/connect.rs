@@ -23,7 +23,10 @@ use crate::{
 use kernel::{
     new_mutex,
     prelude::*,
-    sync::Mutex, //
+    sync::{
+        Mutex,
+        UniqueArc, //
+    }, //
 };
 use rdma::prelude::*;
 
@@ -60,6 +63,7 @@ impl Parts {
     }
 
     /// The address may be that of another device than the one that was named: then this fails.
+    #[inline(never)]
     fn qp(&self, id: &cm::Id, cx: &Sleepable) -> Result<Qp> {
         Qp::create(id, &self.pd, &self.cq, &self.cq, &CAPS, cx)
     }
@@ -148,15 +152,15 @@ pub(crate) fn run(
     report: &mut Report,
     cx: &Sleepable,
 ) -> Result {
+    let server = UniqueArc::new_uninit(GFP_KERNEL)?;
     let parts = Parts::new(client, args.peer, args, cx)?;
     let ends = KVVec::with_capacity(2 * args.qps as usize, GFP_KERNEL)?;
     let run = Run::new(0)?;
-    let server = pin_init!(Server {
+    let server = Arc::from(server.write_pin_init(pin_init!(Server {
         parts,
         ends <- new_mutex!(ends),
         run,
-    });
-    let server = Arc::pin_init(server, GFP_KERNEL)?;
+    }))?);
     let listener = cm::Listener::new(client, args.addr, 64, server.clone(), cx)?;
     let mut connector = Connector {
         client,

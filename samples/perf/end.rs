@@ -23,10 +23,13 @@ use crate::{
 };
 use kernel::{
     prelude::*,
-    sync::atomic::{
-        Acquire,
-        Atomic as AtomicCell,
-        Release, //
+    sync::{
+        atomic::{
+            Acquire,
+            Atomic as AtomicCell,
+            Release, //
+        },
+        UniqueArc, //
     },
     time::{
         delay::fsleep,
@@ -96,10 +99,11 @@ impl End {
             region: None,
         };
         for _ in 0..qps {
+            let room = UniqueArc::new_uninit(GFP_KERNEL)?;
             let qp = InitAttr::new(&end.pd, &end.cq, &end.cq, caps)
                 .rw_contexts(transfers, link::PORT)
                 .create(cx)?;
-            end.qps.push_within_capacity(Arc::new(qp, GFP_KERNEL)?)?;
+            end.qps.push_within_capacity(room.write(qp).into())?;
         }
         Ok(end)
     }

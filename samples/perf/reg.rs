@@ -183,15 +183,17 @@ fn register(
     link::connect(a, b, args.timeout, cx)?;
     let qp = a.qps.first().ok_or(EINVAL)?;
     for _ in 0..args.depth {
-        let fmr = FastReg {
+        let fmr = KBox::new_uninit(GFP_KERNEL)?;
+        let region = Region::new(Buf::alloc(&a.pd, SIZE, cx)?, cx)?;
+        let fmr = fmr.write(FastReg {
             reg: Cqe::new(),
             inv: Cqe::new(),
-            region: Region::new(Buf::alloc(&a.pd, SIZE, cx)?, cx)?,
+            region,
             left: 0,
             qp: qp.clone(),
             run: run.clone(),
-        };
-        run.keep(Owned::FastReg(KBox::pin(fmr, GFP_KERNEL)?));
+        });
+        run.keep(Owned::FastReg(fmr.into()));
     }
     phase(args, a, run, args.warmup, &mut report.figures)?;
     phase(args, a, run, args.count, &mut report.figures)

@@ -188,7 +188,6 @@ impl<'a> ByCallback<'a> {
 /// are dispatched statically.
 struct Taken {
     here: KVec<Pin<KBox<Request>>>,
-    back: KVec<Pin<KBox<Request>>>,
     is_static: bool,
 }
 
@@ -196,9 +195,7 @@ impl Taken {
     #[inline(never)]
     fn post(&mut self, qps: &[&Qp], signal: NonZero<u32>) -> Result {
         let each = qps.iter().copied().zip(self.here.drain_all());
-        post_round(each, signal, Request::buf)?;
-        core::mem::swap(&mut self.here, &mut self.back);
-        Ok(())
+        post_round(each, signal, Request::buf)
     }
 
     #[inline(never)]
@@ -252,15 +249,13 @@ impl<'a> Round<'a> {
         let mut to = KVec::with_capacity(owners, GFP_KERNEL)?;
         let mut taken = Taken {
             here: KVec::with_capacity(owners, GFP_KERNEL)?,
-            back: KVec::with_capacity(owners, GFP_KERNEL)?,
             is_static: args.context == Context::Static,
         };
         for qp in qps {
-            let request = Request::new(end, args.size, run, cx)?;
+            let request = KBox::new_uninit(GFP_KERNEL)?;
+            let request = request.write(Request::new(end, args.size, run, cx)?);
             to.push_within_capacity(&**qp)?;
-            taken
-                .here
-                .push_within_capacity(KBox::pin(request, GFP_KERNEL)?)?;
+            taken.here.push_within_capacity(request.into())?;
         }
         Ok(Self::Taken(to, taken))
     }
