@@ -168,6 +168,7 @@ impl<'a> Words<'a> {
         self.wrong = true;
     }
 
+    #[inline(never)]
     fn parse<T: FromStr>(&mut self, key: &str, default: T) -> T {
         let Some(value) = self.value(key) else {
             return default;

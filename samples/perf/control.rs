@@ -59,6 +59,7 @@ pub(crate) fn run(control: &Arc<Control>, reader: &mut UserSliceReader) -> Resul
     let line = line.get_mut(..reader.len()).ok_or(EINVAL)?;
     reader.read_slice(line)?;
     let line = core::str::from_utf8(line).map_err(|_| EINVAL)?;
+    let line = line.strip_suffix('\n').unwrap_or(line);
     let Some(_running) = control.running.try_lock() else {
         pr_err!("there is a run already\n");
         return Err(EBUSY);
@@ -67,9 +68,9 @@ pub(crate) fn run(control: &Arc<Control>, reader: &mut UserSliceReader) -> Resul
     let cx = Sleepable::current()?;
     // An old result must not be taken for that of this run, even if it fails.
     *control.report.lock() = None;
-    let mut report = KBox::new(Report::default(), GFP_KERNEL)?;
+    let mut report = KBox::new_uninit(GFP_KERNEL)?.write(Report::default());
     run_args(&control.client, &args, &mut report, &cx)
-        .inspect_err(|e| pr_err!("{}: {e:?}\n", line.trim_ascii()))?;
+        .inspect_err(|e| pr_err!("{line}: {e:?}\n"))?;
     *control.report.lock() = Some(report);
     Ok(())
 }

@@ -33,7 +33,7 @@ impl Times {
         let count = SAMPLES.min(count as usize);
         let mut ends = KVVec::with_capacity(count, GFP_KERNEL)?;
         for _ in 0..count {
-            ends.push(AtomicCell::new(0), GFP_KERNEL)?;
+            ends.push_within_capacity(AtomicCell::new(0))?;
         }
         let epoch = Instant::now();
         Ok(Arc::new(Self { epoch, ends }, GFP_KERNEL)?)
@@ -45,7 +45,7 @@ impl Times {
         let mut last = (began - self.epoch).as_nanos();
         for end in self.ends.iter() {
             let end = end.load(Relaxed);
-            samples.push(end - last, GFP_KERNEL)?;
+            samples.push_within_capacity(end - last)?;
             last = end;
         }
         Ok(samples)
