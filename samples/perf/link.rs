@@ -111,6 +111,7 @@ fn connect_one(end: &End, dev: &Device, to: Option<&End>, timeout: u8, cx: &Slee
 }
 
 /// Connects two ends to each other.
+#[inline(never)]
 pub(crate) fn connect(a: &End, b: &End, timeout: u8, cx: &Sleepable) -> Result {
     connect_one(a, b.cq.device(), Some(b), timeout, cx)?;
     connect_one(b, a.cq.device(), Some(a), timeout, cx)

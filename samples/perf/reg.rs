@@ -162,6 +162,7 @@ impl Owner for FastReg {
     }
 }
 
+#[inline(never)]
 fn phase(args: &Args<'_>, end: &End, run: &Run, count: u32, figures: &mut Figures) -> Result {
     let poller = caller::<FastReg>(args.context, &end.cq, args.depth);
     let (_, ns) = run.phase(count, &poller, &None)?;

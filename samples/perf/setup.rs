@@ -64,6 +64,7 @@ fn rounds(
 }
 
 /// Sets objects up and takes them down, as often as is to be measured.
+#[inline(never)]
 pub(crate) fn phases(args: &Args<'_>, objects: &mut dyn Objects, report: &mut Report) -> Result {
     rounds(args, objects, args.warmup, false, &mut report.figures)?;
     rounds(args, objects, args.count, true, &mut report.figures)
