@@ -118,7 +118,8 @@ impl Group {
     #[inline(never)]
     fn milestone(self: Pin<KBox<Self>>, wc: &Wc) {
         if self.left == 0 {
-            return self.common.run.clone().through_inlined(Owned::Group(self));
+            let common = self.common.clone();
+            return common.run.through_inlined(Owned::Group(self));
         }
         self.common.run.tick();
         self.again(wc);

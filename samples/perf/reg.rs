@@ -54,6 +54,7 @@ impl FastReg {
     }
 
     /// Registers it for the first time.
+    #[inline(never)]
     pub(crate) fn start(self: Pin<KBox<Self>>, qp: &Qp) {
         let posted = qp.post_send::<_, _, REG, _>(self, |fmr| Ok(RegWr::remote_write(&fmr.region)));
         if let Err(e) = posted {
