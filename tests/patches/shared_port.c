@@ -2,14 +2,12 @@
 /* Destroys a listener whose port another one has, too, while a request has come to it. */
 
 #include "ends.h"
-#include <rdma/rdma_cm.h>
+#include "cma.h"
 
 #define PORT htons(7471)
 
-static DECLARE_COMPLETION(event_seen);
 static DECLARE_COMPLETION(locked);
 static DECLARE_COMPLETION(requested);
-static enum rdma_cm_event_type client_event;
 static struct rdma_cm_id *listener;
 
 static int listener_handler(struct rdma_cm_id *id, struct rdma_cm_event *event)
@@ -17,48 +15,11 @@ static int listener_handler(struct rdma_cm_id *id, struct rdma_cm_event *event)
 	return -ECONNREFUSED;
 }
 
-static int client_handler(struct rdma_cm_id *id, struct rdma_cm_event *event)
-{
-	client_event = event->event;
-	complete(&event_seen);
-	return 0;
-}
-
-static int wait_event_of_client(enum rdma_cm_event_type event)
-{
-	if (!wait_for_completion_timeout(&event_seen, PATIENCE))
-		return -ETIMEDOUT;
-	return client_event == event ? 0 : -ENETUNREACH;
-}
-
-static struct rdma_cm_id *listen(struct sockaddr *addr)
-{
-	struct rdma_cm_id *id;
-	int ret;
-
-	id = rdma_create_id(&init_net, listener_handler, NULL, RDMA_PS_TCP, IB_QPT_RC);
-	if (IS_ERR(id))
-		return id;
-	/* The device has each address some time after the interface. */
-	while ((ret = rdma_bind_addr(id, addr)) == -ENODEV)
-		msleep(20);
-	ret = ret ?: rdma_listen(id, 1);
-	if (ret) {
-		rdma_destroy_id(id);
-		return ERR_PTR(ret);
-	}
-	return id;
-}
-
 static int request(struct rdma_cm_id *id, struct sockaddr *addr)
 {
 	struct rdma_conn_param param = { .qp_num = 0x123 };
 
-	return rdma_resolve_addr(id, NULL, addr, 2000) ?:
-		wait_event_of_client(RDMA_CM_EVENT_ADDR_RESOLVED) ?:
-		rdma_resolve_route(id, 2000) ?:
-		wait_event_of_client(RDMA_CM_EVENT_ROUTE_RESOLVED) ?:
-		rdma_connect(id, &param);
+	return client_resolve(id, addr) ?: rdma_connect(id, &param);
 }
 
 /* No callback of the listener begins until the request has come. */
@@ -87,7 +48,7 @@ static int try(struct sockaddr *addr, unsigned int ms)
 	client = rdma_create_id(&init_net, client_handler, NULL, RDMA_PS_TCP, IB_QPT_RC);
 	if (IS_ERR(client))
 		return PTR_ERR(client);
-	listener = listen(addr);
+	listener = listen(listener_handler, addr);
 	if (IS_ERR(listener)) {
 		rdma_destroy_id(client);
 		return PTR_ERR(listener);
@@ -112,7 +73,7 @@ static int run(struct ib_pd *pd, struct ib_cq *cq)
 		.sin6_addr.s6_addr = { 0x20, 0x01, 0x0d, 0xb8, [15] = 1 },
 	};
 	struct sockaddr_in addr = { .sin_family = AF_INET, .sin_port = PORT };
-	struct rdma_cm_id *other = listen((struct sockaddr *)&addr6);
+	struct rdma_cm_id *other = listen(listener_handler, (struct sockaddr *)&addr6);
 	unsigned int ms;
 	int ret = 0;
 

@@ -3,11 +3,9 @@
 
 #include <linux/module.h>
 #include <linux/slab.h>
-#include <rdma/rdma_cm.h>
 
-#define PATIENCE (60 * HZ)
+#include "cma.h"
 
-static DECLARE_COMPLETION(event_seen);
 static struct rdma_cm_id *server;
 static struct ib_pd *pd;
 static struct ib_cq *cq;
@@ -38,30 +36,6 @@ static inline int server_handler(struct rdma_cm_id *id, struct rdma_cm_event *ev
 		return 0;
 	server = id;
 	return qp_create(id) ?: rdma_accept(id, &param);
-}
-
-static inline int client_handler(struct rdma_cm_id *id, struct rdma_cm_event *event)
-{
-	id->context = (void *)(long)event->event;
-	complete(&event_seen);
-	return 0;
-}
-
-/* Waits for an event of the client. */
-static inline int wait_event_of(struct rdma_cm_id *id, enum rdma_cm_event_type event)
-{
-	if (!wait_for_completion_timeout(&event_seen, PATIENCE))
-		return -ETIMEDOUT;
-	return (long)id->context == event ? 0 : -ECONNREFUSED;
-}
-
-static inline int client_resolve(struct rdma_cm_id *id, struct sockaddr *addr)
-{
-	int ret = rdma_resolve_addr(id, NULL, addr, 2000) ?:
-		  wait_event_of(id, RDMA_CM_EVENT_ADDR_RESOLVED);
-
-	return ret ?: rdma_resolve_route(id, 2000) ?:
-	       wait_event_of(id, RDMA_CM_EVENT_ROUTE_RESOLVED);
 }
 
 static inline int client_connect(struct rdma_cm_id *id, struct sockaddr *addr)
@@ -104,7 +78,7 @@ static inline int post_and_wait(struct ib_qp *qp, struct ib_send_wr *wr)
 	return ret;
 }
 
-/* Registers a page for the peer from an offset on. */
+/* Registers as many bytes as a page has for the peer, from an offset on. */
 static inline struct ib_mr *page_register(struct scatterlist *sg, void *page, unsigned int offset,
 					  int access)
 {
