@@ -122,7 +122,6 @@ mod tests {
 
     #[test]
     fn part_is_registered() -> Result {
-        not_on_iwarp!(c"siw sends wrong bytes of a short message across the end of a page");
         let (link, bytes) = (Link::<Softirq>::new()?, pattern(LEN)?);
         let cx = &link.env.cx;
         let shared = Arc::new(pattern(LEN)?, GFP_KERNEL)?;
