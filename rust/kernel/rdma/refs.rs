@@ -84,6 +84,22 @@ impl Refs {
         })
     }
 
+    // Not inlined, as handles are cloned and dropped in each ULP.
+    #[inline(never)]
+    fn get(&self, kind: Kind) {
+        self.count.get();
+        self.kinds[kind as usize].add(1, Relaxed);
+    }
+
+    #[inline(never)]
+    fn put(&self, kind: Kind) {
+        self.kinds[kind as usize].add(-1, Relaxed);
+        if self.count.put() {
+            // The refs are there until `kill_and_wait`, which waits for this, returns.
+            self.empty.complete();
+        }
+    }
+
     /// Kills the refs and waits until the last reference is dropped (`percpu_ref_kill`). Every ten
     /// seconds a message of `who` counts the references that are left, and `report` is called. A
     /// signal does not end the wait; a message says so when the task is killed.
@@ -163,8 +179,7 @@ impl<O: Owner> Ref<O> {
 
     /// Takes another reference (`percpu_ref_get`), whether the refs are killed or not.
     pub(crate) fn get(&self, kind: Kind) -> Self {
-        self.refs().count.get();
-        self.refs().kinds[kind as usize].add(1, Relaxed);
+        self.refs().get(kind);
         // INVARIANT: The reference was just counted, and `self` kept the owner until then.
         Self {
             owner: self.owner,
@@ -198,11 +213,6 @@ impl<O: Owner + ?Sized> Deref for Ref<O> {
 
 impl<O: Owner + ?Sized> Drop for Ref<O> {
     fn drop(&mut self) {
-        let refs = self.refs();
-        refs.kinds[self.kind as usize].add(-1, Relaxed);
-        if refs.count.put() {
-            // The refs are there until `kill_and_wait`, which waits for this, returns.
-            refs.empty.complete();
-        }
+        self.refs().put(self.kind);
     }
 }
