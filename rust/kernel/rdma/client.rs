@@ -501,17 +501,14 @@ impl Core {
     ///
     /// # Safety
     ///
-    /// `add` of this client is being called for the device, and the function is of the client's type.
+    /// `add` of this client is being called for the device, and the function is of the client's
+    /// type.
     #[inline(never)]
-    unsafe fn add(
-        &self,
-        dev: *mut bindings::ib_device,
-        add: AddData,
-    ) -> c_int {
+    unsafe fn add(&self, dev: *mut bindings::ib_device, add: AddData) -> c_int {
         error::from_result(|| {
             let dev = NonNull::new(dev).ok_or(EINVAL)?;
-            // SAFETY: This is a call for this device, and `add` is of the client's type, as the caller
-            // promises.
+            // SAFETY: This is a call for this device, and `add` is of the client's type, as the
+            // caller promises.
             let added = unsafe { self.add_device(dev, add) };
             added.inspect_err(|e| {
                 // SAFETY: `dev` is valid in this callback.
@@ -524,13 +521,9 @@ impl Core {
 
     /// # Safety
     ///
-    /// `add` of this client is being called for the device `raw`, and the function is of the client's
-    /// type.
-    unsafe fn add_device(
-        &self,
-        raw: NonNull<bindings::ib_device>,
-        add: AddData,
-    ) -> Result {
+    /// `add` of this client is being called for the device `raw`, and the function is of the
+    /// client's type.
+    unsafe fn add_device(&self, raw: NonNull<bindings::ib_device>, add: AddData) -> Result {
         // SAFETY: `add` is called in process context.
         let cx = unsafe { Sleepable::assume() };
         let inner = device::Inner::new(raw, self)?;

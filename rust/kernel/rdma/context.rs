@@ -124,7 +124,8 @@ pub trait CorePolled: PollContext {}
 macro_rules! poll_context {
     (
         $(#[$doc:meta])*
-        $name:ident: $polled:ident, $raw:ident, $text:literal, [$($cx:ty),*] $(, waited: $waited:literal)?
+        $name:ident: $polled:ident, $raw:ident, $text:literal, [$($cx:ty),*]
+        $(, waited: $waited:literal)?
     ) => {
         $(#[$doc])*
         pub enum $name {}

@@ -100,14 +100,14 @@ impl Mr {
     #[inline(never)]
     unsafe fn alloc_for(memory: MemoryRef<'_>, cx: &Sleepable) -> Result<(Self, u64)> {
         let mr = Self::alloc(memory.pd(), memory.pages().try_into()?, cx)?;
-        // SAFETY: The MR is new, and the memory is not used meanwhile, as the caller promises. It is
-        // not empty, and the range is all of it.
+        // SAFETY: The MR is new, and the memory is not used meanwhile, as the caller promises. It
+        // is not empty, and the range is all of it.
         let iova = unsafe { mr.map(memory, 0..memory.len()) }?;
         Ok((mr, iova))
     }
 
-    /// Maps a range of memory (`ib_map_mr_sg`), and returns where it is to peers. Fails with `EINVAL`
-    /// if the memory is of another PD, or too large.
+    /// Maps a range of memory (`ib_map_mr_sg`), and returns where it is to peers. Fails with
+    /// `EINVAL` if the memory is of another PD, or too large.
     ///
     /// # Safety
     ///

@@ -372,8 +372,8 @@ impl Inner {
     #[inline(never)]
     unsafe fn lose(&mut self, mapping: sg::Mapping, qp: NonNull<bindings::ib_qp>) {
         if let Some(owner) = self.owner.take() {
-            // INVARIANT: The mapping is of the owner's memory, and for the QP's device. The QP drops
-            // it, and then the owner, when it was destroyed with its MRs, and before its PD.
+            // INVARIANT: The mapping is of the owner's memory, and for the QP's device. The QP
+            // drops it, and then the owner, when it was destroyed with its MRs, and before its PD.
             let left = (sg::OwnMapping(mapping), owner);
             // SAFETY: The QP is as the caller promises.
             unsafe { qp::keep_until_destroyed(qp.as_ptr(), left) };

@@ -546,8 +546,8 @@ impl MappedList {
         to_result(unsafe { bindings::rdma_helper_dma_map_sgtable(dev, table, dir) })?;
         // SAFETY: The table is valid.
         let table = unsafe { *table };
-        // INVARIANT: The list was just mapped for the PD's device, which is there while `pd` is. The
-        // memory is there, as the caller promises. A request borrows it from its owner, and the
+        // INVARIANT: The list was just mapped for the PD's device, which is there while `pd` is.
+        // The memory is there, as the caller promises. A request borrows it from its owner, and the
         // region that it may have been of ends before this is dropped, so nothing uses it then.
         Ok(Self {
             mapping: OwnMapping(Mapping { dev, table, dir }),

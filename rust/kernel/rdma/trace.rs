@@ -189,15 +189,15 @@ pub(crate) unsafe fn poll_cq(
 }
 
 /// Traces the completion that a callback was called with, and calls the callback again, if that is
-/// due: then this returns `true`, and the callback returns. The completion of a CQ that callers poll
-/// was traced when it was polled.
+/// due: then this returns `true`, and the callback returns. The completion of a CQ that callers
+/// poll was traced when it was polled.
 ///
 /// Nothing else is called, so that a callback that calls nothing needs no frame.
 ///
 /// # Safety
 ///
-/// The RDMA core has called the callback of the request with `cq` and its completion `wc`, which are
-/// valid and were not used yet. They are not used after this if it returns `true`.
+/// The RDMA core has called the callback of the request with `cq` and its completion `wc`, which
+/// are valid and were not used yet. They are not used after this if it returns `true`.
 #[inline(always)]
 pub(crate) unsafe fn completion(cq: *mut bindings::ib_cq, wc: *mut bindings::ib_wc) -> bool {
     #[cfg(all(CONFIG_TRACEPOINTS, CONFIG_JUMP_LABEL))]

@@ -365,8 +365,8 @@ impl Id {
     ///
     /// # Safety
     ///
-    /// `call` is `rdma_connect_locked` or `rdma_accept`, this task has the id's handler lock, and the
-    /// private data of `param` are there.
+    /// `call` is `rdma_connect_locked` or `rdma_accept`, this task has the id's handler lock, and
+    /// the private data of `param` are there.
     unsafe fn call_with_qp(
         &self,
         call: unsafe extern "C" fn(

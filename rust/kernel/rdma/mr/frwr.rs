@@ -199,8 +199,8 @@ impl FastRegMr {
     }
 
     /// As [`FastRegMr::remote_invalidated`], where it is no proof, or the first one, or the MR was
-    /// registered through another QP of that CQ. `state`, whose claim gives access to `claimed`, was
-    /// claimed.
+    /// registered through another QP of that CQ. `state`, whose claim gives access to `claimed`,
+    /// was claimed.
     #[cold]
     #[inline(never)]
     fn remote_invalidated_first<S: State>(

@@ -46,10 +46,30 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
     ///
     /// `make` adds the requests, made from what the owner has, to the chain, whose size its type
     /// says. Only the last one is signaled: its completion says that those before it have completed
-    /// too, and gives the owner to its handler. Documentation/qp.rst has examples.
+    /// too, and gives the owner to its handler..
     ///
     /// Any context. Fails as [`Qp::post_send`]. The driver may have posted some requests when it
     /// refuses one: see [`PostError`].
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use rdma::{context::*, cqe::*, dma::*, mr::*, qp::*, wc::Wc, wr::{Remote, SendWr}};
+    /// # #[derive(HasCqe)]
+    /// # struct Io { cqe: Cqe<Self>, message: Buf<ToDevice>, region: Region<FromDevice> }
+    /// # impl CqeHandler for Io {
+    /// #     type Pointer = Pin<KBox<Self>>;
+    /// #     type Needs = Atomic;
+    /// #     fn done(_: Self::Pointer, _: &Wc, _: &Atomic) {}
+    /// # }
+    /// fn submit(qp: &Qp<Softirq>, io: Pin<KBox<Io>>) -> Result {
+    ///     Ok(qp.post_chain(io, |io, chain: &mut Chain<'_, 2>| {
+    ///         let Remote { rkey, .. } = chain.push(RegWr::remote_write(&io.region))?;
+    ///         io.message.write(0, &rkey.to_le_bytes())?;
+    ///         chain.push(SendWr::send([io.message.whole()]))
+    ///     })?)
+    /// }
+    /// ```
     #[inline]
     pub fn post_chain<P, const ID: u64, const LINKS: usize, const SGES: usize>(
         &self,
@@ -68,7 +88,30 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
     /// Begins a batch of requests of one owner. Nothing is posted yet.
     ///
     /// The queue has room again only when a signaled request completes, so do not fill it with
-    /// requests that are not. Documentation/qp.rst has an example.
+    /// requests that are not..
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use rdma::{context::*, cqe::*, dma::*, qp::*, wc::Wc, wr::*};
+    /// # #[derive(HasCqe)]
+    /// # struct Log { cqe: Cqe<Self>, record: Buf<ToDevice>, index: Buf<ToDevice> }
+    /// # impl CqeHandler for Log {
+    /// #     type Pointer = Pin<KBox<Self>>;
+    /// #     type Needs = Atomic;
+    /// #     fn done(_: Self::Pointer, _: &Wc, _: &Atomic) {}
+    /// # }
+    /// fn append(qp: &Qp<Softirq>, log: Pin<KBox<Log>>, to: [Remote; 2]) -> Result {
+    ///     let mut batch = qp.batch(log);
+    ///     batch.post(|log, chain: &mut Chain<'_, 1>| {
+    ///         chain.push(SendWr::rdma_write([log.record.whole()], to[0]))
+    ///     })?;
+    ///     pr_debug!("{} records are on their way\n", batch.posted());
+    ///     batch.finish(|log, chain: &mut Chain<'_, 1>| {
+    ///         chain.push(SendWr::rdma_write([log.index.whole()], to[1]))
+    ///     })
+    /// }
+    /// ```
     #[inline]
     pub fn batch<P, const ID: u64>(&self, owner: P) -> Batch<'_, P, ID>
     where

@@ -37,11 +37,46 @@ use kernel::{
 /// the completion queue: there the drain of a QP waits until its handlers have returned, so the QP
 /// is there while they run. Completions that a caller polls may outlive their QP.
 ///
-/// `samples/rpc` finds its connections so; see also Documentation/qp.rst.
-///
 /// # Invariants
 ///
 /// The context, if there is one, is valid while `self` lives.
+///
+/// # Examples
+///
+/// ```
+/// use rdma::{prelude::*, qp::QpContext};
+///
+/// struct Conn {
+///     qp: Qp<Softirq>,
+///     credits: Atomic<u32>,
+/// }
+/// # use kernel::sync::atomic::{ordering::Relaxed, Atomic};
+///
+/// #[derive(HasCqe)]
+/// struct Recv {
+///     cqe: Cqe<Self>,
+///     buf: Buf<FromDevice>,
+/// }
+///
+/// impl CqeHandler for Recv {
+///     type Pointer = Pin<KBox<Self>>;
+///     type Needs = QpContext<Conn>;
+///
+///     fn done(this: Self::Pointer, wc: &Wc, cx: &QpContext<Conn>) {
+///         if let (Some(conn), Ok(_)) = (cx.get(), wc.result()) {
+///             conn.credits.add(1, Relaxed);
+///             let _ = conn.qp.post_recv(this, |r| Ok(RecvWr::new([r.buf.whole_mut()])));
+///         }
+///     }
+/// }
+///
+/// fn connected(qp: Qp<Softirq>, cx: &Sleepable) -> Result<Arc<Conn>> {
+///     let credits = Atomic::new(0);
+///     let conn = Arc::new(Conn { qp, credits }, GFP_KERNEL)?;
+///     conn.qp.set_context(conn.clone(), cx)?;
+///     Ok(conn)
+/// }
+/// ```
 pub struct QpContext<T, C: Context = Atomic> {
     context: Option<NonNull<T>>,
     token: C,

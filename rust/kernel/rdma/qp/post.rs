@@ -399,7 +399,35 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
     /// As [`Qp::post_send`], for an owner that has a reference to its QP, which `qp` returns. In a
     /// handler of `wc`, and if the QP's sends complete to the CQ of `wc`, which is not shared, the
     /// reference is not cloned. Otherwise it is, as for completions of a [`WcArray`].
-    /// `samples/perf` posts so.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use rdma::{context::*, cqe::*, dma::*, qp::Qp, wc::Wc, wr::SendWr};
+    /// # use kernel::sync::Arc;
+    /// #[derive(HasCqe)]
+    /// struct Beat {
+    ///     cqe: Cqe<Self>,
+    ///     buf: Buf<ToDevice>,
+    ///     qp: Arc<Qp<Softirq>>,
+    /// }
+    ///
+    /// impl CqeHandler for Beat {
+    ///     type Pointer = Pin<KBox<Self>>;
+    ///     type Needs = Atomic;
+    ///
+    ///     fn done(this: Self::Pointer, wc: &Wc, _cx: &Atomic) {
+    ///         if wc.result().is_ok() {
+    ///             let posted = Qp::repost_send(this, wc, |b| &b.qp, |b| {
+    ///                 Ok(SendWr::send([b.buf.whole()]))
+    ///             });
+    ///             if let Err(e) = posted {
+    ///                 pr_err!("no more: {:?}\n", e.error());
+    ///             }
+    ///         }
+    ///     }
+    /// }
+    /// ```
     #[inline]
     pub fn repost_send<P, O, const ID: u64, const N: usize>(
         owner: P,
