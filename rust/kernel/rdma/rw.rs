@@ -524,9 +524,9 @@ impl RawCtx {
             let inner = unsafe { &mut *self.inner.get() };
             // SAFETY: By the type invariant the table is there, as the memory is. The range is not
             // empty and inside of that, as just checked, and nothing else uses the list.
-            //
+            let cut = unsafe { sg::cut(inner.table, &range) };
             // INVARIANT: The entries are some of the table.
-            (inner.first, inner.count, inner.ends) = unsafe { sg::cut(inner.table, &range) };
+            (inner.first, inner.count, inner.ends) = cut;
         }
         // SAFETY: This was claimed above. The QP is valid, as the caller promises, and it and its
         // device have the limits that were just checked.

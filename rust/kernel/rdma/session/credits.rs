@@ -126,7 +126,7 @@ impl SendCredits {
         let mut guard = self.lock.lock();
         // Credits that are given after this are found below, or their giver finds the waiter.
         self.waiters.fetch_add(1, Full);
-        let taken = session::wait_event(&self.given, &mut guard, timeout_ms, |_| self.take(), cx);
+        let taken = session::wait_event(&self.given, &mut guard, timeout_ms, |()| self.take(), cx);
         self.waiters.fetch_sub(1, Relaxed);
         taken
     }
