@@ -11,7 +11,7 @@ use rdma::{
 
 fn look<D: Direction, M: OwnMemory<D>>(memory: &M) -> Result {
     #[cfg(mistake)]
-    memory.copy_in(0, &[0; 8])?; //~ E0061 this method takes 3 arguments but 2 arguments were supplied
+    memory.copy_in(0, &[0; 8])?; //~ E0061 this method takes 3 arguments but 2 arguments
     let _ = memory.get();
     Ok(())
 }

@@ -3,7 +3,6 @@
 //! Posting requests.
 
 use crate::{
-    cq,
     cqe,
     debug,
     prelude::*,
@@ -345,29 +344,18 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
 // handler has returned, and until then the owner keeps the QP.
 
 impl<S: PollContext, R: PollContext> Qp<S, R> {
-    /// Calls `post` with the QP that an owner has: with a counted reference, unless the CQ of
-    /// `poller` is being polled, and `wc` is its completion that is being dispatched.
+    /// Returns a QP that an owner has, for a post of the owner.
     ///
     /// # Safety
     ///
-    /// The QP is in an `Arc` that the owner has. `post` posts the owner, to complete to the CQ of
-    /// `poller`, or gives it back, and does nothing else with the QP.
-    #[inline(always)]
-    unsafe fn repost<P, T>(
-        this: *const Self,
-        poller: cq::Poller,
-        wc: &Wc,
-        owner: P,
-        post: impl FnOnce(&Self, P) -> Result<T, PostError<P>>,
-    ) -> Result<T, PostError<P>> {
-        if poller.is_at(wc) {
-            // SAFETY: The next completion of the CQ is dispatched after the borrow of `wc` has
-            // ended. So until then the owner is there, as it is posted, or given back, and with it
-            // the QP.
-            return post(unsafe { &*this }, owner);
-        }
-        // SAFETY: The QP is in an `Arc` of the owner, as the caller promises.
-        unsafe { Self::post_counted(this, owner, post) }
+    /// The owner is posted or given back by that, and nothing else is done with what is returned.
+    /// The caller handles a completion of the CQ that the request completes to, and that CQ's next
+    /// completion is dispatched after the caller has returned. So until then the owner is there,
+    /// and with it the QP.
+    #[inline]
+    unsafe fn kept_by_owner<'q>(qp: &Arc<Self>) -> &'q Self {
+        // SAFETY: The QP is there until the post has returned, as the caller promises.
+        unsafe { &*Arc::as_ptr(qp) }
     }
 
     /// Calls `post` with a counted reference. Not inlined, so that callers that need none do not
@@ -441,12 +429,16 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
         O: wr::SendOp,
     {
         let qp = qp(&owner);
-        let (qp, poller) = (Arc::as_ptr(qp), qp.any.pollers.0);
-        // SAFETY: A connected QP has these operations, and `S` provides what the handler needs.
-        let post = |qp: &Self, owner: P| unsafe { qp.post_op(owner, wr) };
-        // SAFETY: The QP is the owner's, and its sends complete to the CQ of this poller. What is
-        // refused is given back.
-        unsafe { Self::repost(qp, poller, wc, owner, post) }
+        if qp.any.pollers.0.is_at(wc) {
+            // SAFETY: The owner is posted, and what is refused does not drop it. The caller is a
+            // handler that borrows `wc`, and the request completes to the CQ that is dispatching
+            // it. A connected QP has these operations, and `S` provides what the handler needs.
+            return unsafe { Self::kept_by_owner(qp).post_op(owner, wr) };
+        }
+        let qp = Arc::as_ptr(qp);
+        // SAFETY: It is the owner's.
+        let output = unsafe { Self::post_counted(qp, owner, |qp, owner| qp.post_send(owner, wr)) }?;
+        Ok(output)
     }
 
     /// As [`Qp::post_recv`], for an owner that has its QP: see [`Qp::repost_send`].
@@ -462,10 +454,16 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
         R: Provides<<P::Target as CqeHandler<ID>>::Needs>,
     {
         let qp = qp(&owner);
-        let (qp, poller) = (Arc::as_ptr(qp), qp.any.pollers.1);
-        // SAFETY: The QP is the owner's, and its receives complete to the CQ of this poller. What
-        // is refused is given back.
-        unsafe { Self::repost(qp, poller, wc, owner, |qp, owner| qp.post_recv(owner, wr)) }
+        if qp.any.pollers.1.is_at(wc) {
+            // SAFETY: The owner is posted, and what is refused does not drop it. The caller is a
+            // handler that borrows `wc`, and the receive completes to the CQ that is dispatching
+            // it.
+            return unsafe { Self::kept_by_owner(qp) }.post_recv(owner, wr);
+        }
+        let qp = Arc::as_ptr(qp);
+        // SAFETY: It is the owner's.
+        unsafe { Self::post_counted(qp, owner, |qp, owner| qp.post_recv(owner, wr)) }?;
+        Ok(())
     }
 }
 
