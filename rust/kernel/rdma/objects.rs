@@ -230,7 +230,6 @@ const DEBUG: usize = cfg!(debug_assertions) as usize;
 /// The part of an object by which it is listed, with the reference to its device or client.
 pub(crate) struct Object {
     links: UnsafeCell<Links>,
-    reference: refs::Ref<dyn refs::Owner>,
     num: Option<u32>,
     /// Only for an address to be compared with; null unless the object is a QP.
     qp: [*const bindings::ib_qp; DEBUG],
@@ -240,6 +239,8 @@ pub(crate) struct Object {
     /// When it was made, as [`now`].
     since: u32,
     details: GlobalLockedBy<Details, DETAILS>,
+    // The last that is dropped: its owner may be gone then.
+    reference: refs::Ref<dyn refs::Owner>,
     _pin: PhantomPinned,
 }
 

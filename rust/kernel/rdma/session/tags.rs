@@ -197,7 +197,8 @@ impl<X: Exchange> cqe::HasCqe<INV> for Slot<X> {
     const FIELD: cqe::Field<Self, INV> = crate::cqe_field!(inv_cqe);
 }
 
-/// The slot of a tag that is held, or of which a half is out. A copy is not used after that.
+/// The slot of a tag that is held, or of which a half is out. A copy is not used after that, unless
+/// the QP is there, whose keeper has the table.
 ///
 /// # Invariants
 ///
@@ -467,7 +468,7 @@ impl<X: Exchange> Table<X> {
             locked.handles == 0 && free() as usize == table.slots.len()
         };
         if is_last {
-            // SAFETY: The table is from `KBox::into_raw`. There is no handle, and no tag is held or
+            // SAFETY: The table is from `KBox::leak`. There is no handle, and no tag is held or
             // out: once there was no handle, tags were put under the lock, so this was found once.
             drop(unsafe { Pin::new_unchecked(KBox::from_raw(this.as_ptr())) });
         }

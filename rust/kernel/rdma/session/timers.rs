@@ -200,8 +200,10 @@ impl Sleeper {
     /// Sleeps for so many milliseconds. Returns `false` at once when the work item is to end.
     fn sleep(&self, ms: u32, cx: &Sleepable) -> bool {
         let stopped = |state: &State| state.stopped.then_some(()).ok_or(EAGAIN);
-        // A work item gets no signals.
-        session::wait_event(&self.changed, &mut self.state.lock(), ms, stopped, cx).is_err()
+        let mut state = self.state.lock();
+        // Its result is found below; a work item gets no signals.
+        let _ = session::wait_event(&self.changed, &mut state, ms, stopped, cx);
+        !state.stopped
     }
 }
 
