@@ -407,6 +407,9 @@ const CALLBACKS: usize = 256;
 /// The tasks that are in callbacks, and zeroes. A task looks for its own stores only.
 static TASKS: [Atomic<usize>; CALLBACKS] = [const { Atomic::new(0) }; CALLBACKS];
 
+/// The number of tasks that are in callbacks. A task that is has counted itself.
+static ENTERED: Atomic<u32> = Atomic::new(0);
+
 /// The tasks for which there was no room. Until they return, every task is taken for one.
 static UNLISTED: Atomic<u32> = Atomic::new(0);
 
@@ -422,9 +425,14 @@ pub(crate) struct InCallback(Option<&'static Atomic<usize>>);
 impl InCallback {
     pub(crate) fn enter() -> Self {
         let task = current_task();
-        let slot = TASKS
+        ENTERED.add(1, Relaxed);
+        // Tasks begin at different places, so that they seldom meet.
+        let mut slots = TASKS
             .iter()
-            .find(|slot| slot.cmpxchg(0, task, Relaxed).is_ok());
+            .cycle()
+            .skip((task >> 6) % CALLBACKS)
+            .take(CALLBACKS);
+        let slot = slots.find(|slot| slot.cmpxchg(0, task, Relaxed).is_ok());
         if slot.is_none() {
             UNLISTED.add(1, Relaxed);
         }
@@ -433,6 +441,9 @@ impl InCallback {
 
     /// Returns whether the current task is in a callback.
     pub(crate) fn is_current() -> bool {
+        if ENTERED.load(Relaxed) == 0 {
+            return false;
+        }
         let task = current_task();
         UNLISTED.load(Relaxed) != 0 || TASKS.iter().any(|slot| slot.load(Relaxed) == task)
     }
@@ -452,6 +463,7 @@ impl Drop for InCallback {
             Some(slot) => slot.store(0, Relaxed),
             None => drop(UNLISTED.fetch_sub(1, Relaxed)),
         }
+        ENTERED.fetch_sub(1, Relaxed);
     }
 }
 

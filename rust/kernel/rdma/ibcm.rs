@@ -337,7 +337,8 @@ unsafe fn create(
     // SAFETY: The device is registered by the invariant of `device::Inner`; the caller says so of
     // callback and context.
     let raw = unsafe { bindings::ib_create_cm_id(device.as_raw(), Some(callback), context) };
-    RawId::new(raw)
+    // SAFETY: It was just created.
+    unsafe { RawId::new(raw) }
 }
 
 fn send_req(

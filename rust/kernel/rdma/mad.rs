@@ -503,7 +503,8 @@ impl Agent {
             // Last, as the handlers may be called from here on.
             // SAFETY: The device is registered by the invariant of `device::Inner`, and has the
             // port. The request is copied. The queue was initialised above, and outlives the agent:
-            // nothing can fail after this, and the teardown of `State` unregisters the agent.
+            // nothing of this initialiser can fail after this, and the teardown of `State`
+            // unregisters the agent.
             // INVARIANT: The agent is registered with the queue as its context.
             raw: NonNull::new(error::from_err_ptr(unsafe {
                 bindings::ib_register_mad_agent(

@@ -140,12 +140,12 @@ impl fmt::Display for Refs {
     }
 }
 
-/// What references keep: a device or a client, printed as the client's name and the device's.
+/// What references keep: a device, a client or a MAD agent, as messages name it.
 pub(crate) trait Owner: fmt::Display + Sync {
     fn refs(&self) -> &Refs;
 }
 
-/// A counted reference to a device or a client, which stays while this lives.
+/// A counted reference to a device, a client or a MAD agent, which stays while this lives.
 ///
 /// # Invariants
 ///

@@ -602,7 +602,8 @@ impl Options<'_> {
             bindings::rdma_helper_put_net(net);
             raw
         };
-        RawId::new(raw)
+        // SAFETY: It was just created.
+        unsafe { RawId::new(raw) }
     }
 
     /// Applies the options to an id, its own address at last.
@@ -875,7 +876,8 @@ impl State {
         self.object.peer()
     }
 
-    /// Creates the QP (`rdma_create_qp`). Fails with `EBUSY` if the id has one.
+    /// Creates the QP (`rdma_create_qp`). Fails with `EBUSY` if the id has one, or is
+    /// being connected or disconnected.
     ///
     /// # Safety
     ///
@@ -887,8 +889,11 @@ impl State {
         attr: &mut bindings::ib_qp_init_attr,
     ) -> Result<NonNull<bindings::ib_qp>> {
         let id = self.as_raw();
-        // C looks at what `rdma_connect_locked()` makes, and destroys if it fails.
-        let _guard = self.conn.qp.lock();
+        // C looks at what `rdma_connect_locked()` makes, and destroys if it fails. Who destroys a
+        // QP of iWARP with the lock may wait for a callback that creates one.
+        let Some(_guard) = self.conn.qp.try_lock() else {
+            return Err(EBUSY);
+        };
         // SAFETY: The id is alive by the invariant of `RawId`. Its QP changes with the lock only.
         if unsafe { !(*id).qp.is_null() } {
             return Err(EBUSY);

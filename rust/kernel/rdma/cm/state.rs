@@ -174,8 +174,10 @@ unsafe impl<M: Manager> Send for RawId<M> {}
 unsafe impl<M: Manager> Sync for RawId<M> {}
 
 impl<M: Manager> RawId<M> {
-    /// Takes an id that was just created, and is the caller's.
-    pub(crate) fn new(raw: *mut M::Id) -> Result<Self> {
+    /// # Safety
+    ///
+    /// `raw` is an id that was just created, and is the caller's, or the error of that.
+    pub(crate) unsafe fn new(raw: *mut M::Id) -> Result<Self> {
         // INVARIANT: The caller makes the owner.
         Ok(Self(NonNull::new(error::from_err_ptr(raw)?).ok_or(ENOMEM)?))
     }

@@ -193,24 +193,30 @@ impl FastRegMr {
         let claimed = unsafe { &mut *self.claimed.get() };
         // The CQ of that QP is `claimed.recv_cq`. Of any other it is to be seen.
         if key != claimed.rkey || qp != claimed.qp || generation > claimed.trusted {
-            return self.remote_invalidated_first(state, claimed, key, cq);
+            // SAFETY: The state was just claimed, and `claimed` is not used any more.
+            return unsafe { self.remote_invalidated_first(state, key, cq) };
         }
         claimed.end(state, generation)
     }
 
     /// As [`FastRegMr::remote_invalidated`], where it is no proof, or the first one, or the MR was
-    /// registered through another QP of that CQ. `state`, whose claim gives access to `claimed`,
-    /// was claimed.
+    /// registered through another QP of that CQ.
+    ///
+    /// # Safety
+    ///
+    /// `state` was claimed.
     #[cold]
     #[inline(never)]
-    fn remote_invalidated_first<S: State>(
+    unsafe fn remote_invalidated_first<S: State>(
         &self,
         state: &S,
-        claimed: &mut Claimed,
         key: u32,
         cq: &cq::Inner,
     ) -> bool {
         let generation = state.generation();
+        // SAFETY: The state is claimed, as the caller promises, so by the type invariant `claimed`
+        // has no other user.
+        let claimed = unsafe { &mut *self.claimed.get() };
         // SAFETY: By the type invariant `raw` is an MR; its device does not change.
         let device = unsafe { (*self.raw.as_ptr()).device };
         // Of another device, the CQ may be at the address of one that is gone.

@@ -46,7 +46,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
     ///
     /// `make` adds the requests, made from what the owner has, to the chain, whose size its type
     /// says. Only the last one is signaled: its completion says that those before it have completed
-    /// too, and gives the owner to its handler..
+    /// too, and gives the owner to its handler.
     ///
     /// Any context. Fails as [`Qp::post_send`]. The driver may have posted some requests when it
     /// refuses one: see [`PostError`].
@@ -88,7 +88,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
     /// Begins a batch of requests of one owner. Nothing is posted yet.
     ///
     /// The queue has room again only when a signaled request completes, so do not fill it with
-    /// requests that are not..
+    /// requests that are not.
     ///
     /// # Examples
     ///

@@ -103,7 +103,7 @@ impl<P: CqePointer<ID>, const ID: u64> Ring<P, ID> {
     /// # Safety
     ///
     /// The caller is the handler of the CQ, or the producer after a drain, or the keeper of a QP
-    /// that is destroyed.
+    /// that is destroyed or was never posted to by this.
     unsafe fn pop(&self) -> Option<Entry<P>> {
         let n = self.places.first()?;
         // SAFETY: The entry is in use, so it is initialised, and the caller may use it. It is not
