@@ -28,14 +28,15 @@ use kernel::{
 };
 use rdma::{
     prelude::*,
-    qp::InitAttr,
+    qp::{
+        InitAttr,
+        QpContext, //
+    },
     rw::{
         Ctx,
         Rw, //
     },
     session::{
-        self,
-        Connecting,
         Load,
         Received,
         RecvCredits,
@@ -121,24 +122,24 @@ impl Target {
             target: self.clone(),
         });
         let conn = Arc::pin_init(conn, GFP_KERNEL)?;
-        let connecting = Connecting::new(&conn.id, &conn.qp, cx);
+        // The peer may send requests before `accept` returns.
+        conn.qp.set_context(conn.clone(), cx)?;
         let ring = RecvRing {
             pd: &self.pd,
             count: depth.into(),
             len: REQUEST + INLINE,
         };
-        ring.post(&conn, cx)?;
         let param = cm::ConnParam {
             private_data: &hello(depth),
             ..Default::default()
         };
-        conn.id.accept(conn.clone(), &param, cx)?;
-        connecting.connected();
-        Ok(())
+        let posted = ring.post(&conn, cx);
+        let accepted = posted.and_then(|()| conn.id.accept(conn.clone(), &param, cx));
+        accepted.or_else(|e| conn.qp.clear_context(cx).and(Err(e)))
     }
 }
 
-/// A connection.
+/// A connection: the context of its QP, which all handlers of its completions borrow.
 #[pin_data]
 struct Conn {
     id: cm::Id,
@@ -150,10 +151,14 @@ struct Conn {
     target: Arc<Target>,
 }
 
+/// The context that handlers run in.
+type InConn = QpContext<Conn, Sleepable>;
+
 impl cm::Handler for Conn {
+    /// The QP is drained, and loses its context, which owns it.
     fn event(&self, event: cm::Event<'_>, cx: &Sleepable) {
         if event.is_last() {
-            if let Err(e) = session::end(&self.id, &self.qp, cx) {
+            if let Err(e) = self.qp.clear_context(cx) {
                 pr_err!("a connection was not drained: {e:?}\n");
             }
         }
@@ -163,15 +168,15 @@ impl cm::Handler for Conn {
 impl RecvHandler for Conn {
     type Send = Workqueue;
     type Recv = Workqueue;
-    type Needs = Sleepable;
+    type Needs = InConn;
 
     fn qp(&self) -> &Arc<Qp<Workqueue>> {
         &self.qp
     }
 
-    fn received(mut message: Received<'_, Self>, cx: &Sleepable) {
-        let (conn, bytes) = message.open();
-        let conn = conn.clone();
+    fn received(mut message: Received<'_, Self>, cx: &InConn) {
+        let Some(conn) = cx.get() else { return };
+        let (_, bytes) = message.open();
         let request = conn.credits.received().and_then(|()| {
             let (request, inline) = Request::parse(&bytes)?;
             let mut value = KVVec::new();
@@ -203,12 +208,11 @@ impl Conn {
     }
 
     /// Serves a request, with the value that has come with it.
-    fn serve(self: &Arc<Self>, request: Request, value: KVVec<u8>, cx: &Sleepable) -> Result {
+    fn serve(&self, request: Request, value: KVVec<u8>, cx: &Sleepable) -> Result {
         let store = &self.target.store;
         let free = self.answers.lock().pop();
         let mut answer = free.map_or_else(|| Answer::new(&self.target.pd, cx), Ok)?;
         answer.request = request;
-        answer.conn = Some(self.clone());
         let len = request.len();
         match (request.op.get(), request.lent()) {
             (PUT, None) => self.reply(answer, store.put(request.key.get(), value)),
@@ -274,8 +278,6 @@ struct Answer {
     /// The value of a PUT or of a GET while it is transferred.
     put: Option<Ctx<FromDevice, SgList<KVVec<u8>>>>,
     get: Option<Ctx<ToDevice, SgList<Value>>>,
-    /// `None` while it is not in use.
-    conn: Option<Arc<Conn>>,
 }
 
 impl Answer {
@@ -288,7 +290,6 @@ impl Answer {
             request: Request::new(0, 0, 0, 0, None),
             put: None,
             get: None,
-            conn: None,
         };
         Ok(KBox::pin(answer, GFP_KERNEL)?)
     }
@@ -319,13 +320,13 @@ impl Answer {
 
 impl CqeHandler<1> for Answer {
     type Pointer = Pin<KBox<Self>>;
-    type Needs = Sleepable;
+    type Needs = InConn;
 
     /// The value of a PUT is here. If not, the initiator's device has refused, and the connection
     /// has ended.
-    fn done(mut this: Self::Pointer, wc: &Wc, _cx: &Sleepable) {
+    fn done(mut this: Self::Pointer, wc: &Wc, cx: &InConn) {
         let value = this.put.take().and_then(Ctx::into_owner);
-        let (Ok(_), Some(value), Some(conn)) = (wc.result(), value, this.conn.clone()) else {
+        let (Ok(_), Some(value), Some(conn)) = (wc.result(), value, cx.get()) else {
             return;
         };
         let store = &conn.target.store;
@@ -338,13 +339,12 @@ impl CqeHandler<1> for Answer {
 
 impl CqeHandler for Answer {
     type Pointer = Pin<KBox<Self>>;
-    type Needs = Sleepable;
+    type Needs = InConn;
 
     /// The reply has gone, or the connection.
-    fn done(mut this: Self::Pointer, wc: &Wc, _cx: &Sleepable) {
-        let Some(conn) = this.conn.take() else { return };
+    fn done(mut this: Self::Pointer, wc: &Wc, cx: &InConn) {
         this.get = None;
-        if wc.result().is_ok() {
+        if let (Ok(_), Some(conn)) = (wc.result(), cx.get()) {
             conn.target.stats.add(Count::Served, 1);
             // One that finds no room is freed.
             let _ = conn.answers.lock().push_within_capacity(this);
