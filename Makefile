@@ -117,7 +117,7 @@ modules_install:
 # These print tests, which are counted here, so that it fails where one does.
 tally := bash -c '. scripts/lib.sh; "$$@" | tally' tally
 
-demo check bench patches doc:
+demo check bench patches soak doc:
 	@$(sandbox) scripts/$@
 
 kunit:
@@ -141,14 +141,6 @@ storms:
 
 races rt:
 	@$(sandbox) scripts/$@ $(if $(SUITE),'$(SUITE)')
-
-soak:
-	@$(sandbox) sh -c 'scripts/build stock && \
-		scripts/vm --timeout 900 -- sh -c "tests/guest/up && tests/guest/soak 10000000"'
-	@$(sandbox) $(tally) scripts/vm --timeout 900 -- env RELOADS=200 tests/guest/suite.py 'modules: unload and load'
-	@$(sandbox) bash -c '. scripts/lib.sh; { scripts/kunit --release; \
-		scripts/random --connections 3600 || :; scripts/random --connections 3600 --fail || :; \
-		scripts/planted --random || :; scripts/random --soak 10000000 || :; } | tally'
 
 fuzz:
 	@$(sandbox) scripts/fuzz $(SEED)
