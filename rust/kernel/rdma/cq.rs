@@ -200,6 +200,18 @@ impl<C: PollContext> Cq<C> {
 
     /// Returns the CQ as one of any context, so that code is compiled once and the context chosen
     /// at run time, as the argument of `ib_alloc_cq` is. It is polled as before.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use rdma::prelude::*;
+    /// fn alloc(dev: &Device, in_softirq: bool, cx: &Sleepable) -> Result<Cq<AnyContext>> {
+    ///     Ok(match in_softirq {
+    ///         true => Cq::<Softirq>::alloc(dev, 128, 0, cx)?.into_any(),
+    ///         false => Cq::<Workqueue>::alloc(dev, 128, 0, cx)?.into_any(),
+    ///     })
+    /// }
+    /// ```
     pub fn into_any(self) -> Cq<AnyContext> {
         Cq {
             inner: self.inner,

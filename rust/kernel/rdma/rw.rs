@@ -163,6 +163,24 @@ impl<'a> Rw<'a> {
 
     /// Adds a request behind the transfer, which completes instead, as a response that follows its
     /// data (`chain_wr` of `rdma_rw_ctx_post`). Any context. [`Qp::post_rw`] says how it fails.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use rdma::{prelude::*, rw::{Ctx, Rw}};
+    /// # #[derive(HasCqe)]
+    /// # struct Answer { cqe: Cqe<Self>, data: Ctx<ToDevice>, message: Buf<ToDevice> }
+    /// # impl CqeHandler for Answer {
+    /// #     type Pointer = Pin<KBox<Self>>;
+    /// #     type Needs = Atomic;
+    /// #     fn done(_: Self::Pointer, _: &Wc, _: &Atomic) {}
+    /// # }
+    /// fn answer(qp: &Qp<Workqueue>, to: Remote, a: Pin<KBox<Answer>>, cx: &Sleepable) -> Result {
+    ///     Ok(qp.post_rw(a, |a| {
+    ///         Ok(Rw::write(&a.data, .., to, cx).then(SendWr::send([a.message.whole()])))
+    ///     })?)
+    /// }
+    /// ```
     #[inline]
     pub fn then<const N: usize>(self, wr: wr::SendWr<'a, N>) -> Rw<'a, N, true> {
         // INVARIANT: The context lives for `'a`, and there is a request.
