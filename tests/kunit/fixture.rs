@@ -177,7 +177,6 @@ pub(crate) const STEP_MS: u32 = 60_000;
 /// The time to wait for anything, far beyond what it takes, and the interval between two looks.
 /// If allocations fail, much is waited for in vain, and does not matter.
 const PATIENCE: Delta = Delta::from_secs(if TIME_JUMPS { 600 } else { 100 });
-#[cfg(has_faults)]
 const PATIENCE_WITH_FAULTS: Delta = Delta::from_secs(2);
 const STEP: Delta = Delta::from_micros(if TIME_JUMPS { 10_000 } else { 300 });
 
@@ -314,13 +313,21 @@ extern "C" {
     static NTH: c_uint;
 }
 
-fn patience() -> Delta {
+/// Whether an allocation of the case fails.
+pub(crate) fn with_faults() -> bool {
     #[cfg(has_faults)]
     // SAFETY: The variable is there as long as the module, and written while no case runs.
-    if unsafe { NTH } != 0 {
-        return PATIENCE_WITH_FAULTS;
+    let fails = unsafe { NTH } != 0;
+    #[cfg(not(has_faults))]
+    let fails = false;
+    fails
+}
+
+fn patience() -> Delta {
+    match with_faults() {
+        true => PATIENCE_WITH_FAULTS,
+        false => PATIENCE,
     }
-    PATIENCE
 }
 
 /// Waits until the condition holds; fails, and says where, when it never does.
