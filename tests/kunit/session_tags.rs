@@ -42,7 +42,10 @@ use rdma::{
     },
     wc::Success, //
 };
-use rdma_null::Injection;
+use rdma_null::{
+    Injection,
+    NullDevice, //
+};
 
 const COUNT: u32 = 4;
 const BITS: u32 = 4;
@@ -135,11 +138,15 @@ struct Ends<C: Polled> {
     null: NullEnv,
 }
 
-/// Drains a QP whose receives keep it, also where a test fails.
-struct Drained<C: Polled>(Arc<Qp<C>>);
+/// Drains a QP whose receives keep it, also where a test fails, when its null device may still hold
+/// completions back.
+struct Drained<C: Polled>(Arc<Qp<C>>, Option<Arc<NullDevice>>);
 
 impl<C: Polled> Drop for Drained<C> {
     fn drop(&mut self) {
+        if let Some(dev) = &self.1 {
+            dev.calm();
+        }
         if let Ok(cx) = Sleepable::current() {
             if let Err(e) = self.0.drain(&cx) {
                 pr_err!("FAILED: {e:?}\n");
@@ -204,7 +211,7 @@ impl<C: Polled + Provides<Atomic>> Ends<C> {
         Ok(Self {
             tags,
             log,
-            qp: Drained(qp),
+            qp: Drained(qp, Some(dev.clone())),
             peer,
             cq: ends.cq,
             inbox,
@@ -448,7 +455,7 @@ fn many(env: &Env, a: &Arc<Qp<Workqueue>>, b: &Arc<Qp<Workqueue>>) -> Result {
         Conn::new(env, a, Some(tags.clone()))?,
         Conn::new(env, b, None)?,
     );
-    let drained = (Drained(a.clone()), Drained(b.clone()));
+    let drained = (Drained(a.clone(), None), Drained(b.clone(), None));
     let (pd, count, len) = (&env.pd, COUNT, LEN);
     RecvRing { pd, count, len }.post(&host, &env.cx)?;
     RecvRing { pd, count, len }.post(&target, &env.cx)?;
