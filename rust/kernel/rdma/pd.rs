@@ -13,6 +13,7 @@ use crate::{
     prelude::*,
     refs::Kind, //
 };
+use core::mem::ManuallyDrop;
 use kernel::error::from_err_ptr;
 
 /// # Invariants
@@ -47,7 +48,15 @@ impl deferred::Teardown for State {
 /// A counted handle. The PD is deallocated, from a work item, when the last handle and all objects
 /// made from it are gone.
 #[derive(Clone)]
-pub struct Pd(deferred::Deferred<State>);
+pub struct Pd(ManuallyDrop<deferred::Deferred<State>>);
+
+// Not generic as that of a `Deferred`, so that it is not in each ULP.
+impl Drop for Pd {
+    fn drop(&mut self) {
+        // SAFETY: The reference is not used after this.
+        unsafe { ManuallyDrop::drop(&mut self.0) };
+    }
+}
 
 /// The identity of a PD, its address. It does not keep the PD.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -77,11 +86,11 @@ impl Pd {
         // SAFETY: The PD was just allocated; the number does not change.
         object.set_num(unsafe { raw.as_ref() }.res.id);
         // INVARIANT: The PD was just allocated.
-        Ok(Self(reserved.fill(State {
+        Ok(Self(ManuallyDrop::new(reserved.fill(State {
             raw,
             dev: dev.clone(),
             object,
-        })))
+        }))))
     }
 
     #[inline]
