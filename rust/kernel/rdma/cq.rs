@@ -653,7 +653,7 @@ impl deferred::Teardown for Inner {
                 bindings::ib_free_cq(cq);
             },
             Origin::Created(waiting) => {
-                self.dev.inner().removal.remove(waiting);
+                self.dev.inner().removal.remove(&**waiting);
                 // SAFETY: By the type invariant `raw` is from `ib_create_cq`; QPs have handles, so
                 // none uses the CQ, and there is no handle that it could be polled by. No
                 // `comp_handler` runs after this.

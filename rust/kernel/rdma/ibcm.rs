@@ -196,7 +196,7 @@ impl deferred::Teardown for Connected {
     fn teardown(&self, cx: &Sleepable) -> deferred::Fate {
         // SAFETY: The device is registered by the invariant of `device::Inner`.
         let timeouts = || unsafe { flush_timeouts(self.device.as_raw(), self.port, cx) };
-        self.device.inner().removal.remove(&self.conn);
+        self.device.inner().removal.remove(&*self.conn);
         self.conn.set_id(None);
         self.conn.wait_notified();
         // `ib_destroy_cm_id()` does not wait for the callback of a message that was not answered in
@@ -616,7 +616,7 @@ impl deferred::Teardown for ListenerState {
 
     fn teardown(&self, _cx: &Sleepable) -> deferred::Fate {
         let device = &self.listening.device;
-        device.inner().removal.remove(&self.listening);
+        device.inner().removal.remove(&*self.listening);
         self.listening.stop();
         deferred::Fate::Gone
     }

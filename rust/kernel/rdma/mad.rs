@@ -435,7 +435,7 @@ impl deferred::Teardown for State {
     }
 
     fn teardown(&self, cx: &Sleepable) -> deferred::Fate {
-        self.device.inner().removal.remove(&self.registered);
+        self.device.inner().removal.remove(&*self.registered);
         self.registered.end(ECANCELED, cx);
         deferred::Fate::Gone
     }

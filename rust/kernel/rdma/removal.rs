@@ -2,8 +2,7 @@
 
 //! The removal of a device: the objects that end with it, and what it waits for.
 //!
-//! The connection manager tells ids of a device's removal only after the clients that were
-//! registered later, which are all ULPs, have let go of it. So the crate does it.
+//! The connection manager's own event comes only after all ULPs have let go of the device.
 
 use crate::prelude::*;
 use core::mem;
@@ -17,7 +16,7 @@ use kernel::sync::{
 
 /// An object made from a device that is to end when the device goes.
 pub(crate) trait OnRemoval: Send + Sync {
-    /// Returns the object's own place in the list of its device.
+    /// Returns the object's own place.
     fn place(&self) -> &Place;
 
     /// The device is about to go: all waits for the object end with `ENODEV`, and none begins.
@@ -81,14 +80,10 @@ impl Removal {
     }
 
     /// Takes an object out, if it is listed. Costs the same however many there are.
-    pub(crate) fn remove<T: OnRemoval>(&self, object: &Arc<T>) {
-        self.remove_at(object.place());
-    }
-
     #[inline(never)]
-    fn remove_at(&self, place: &Place) {
+    pub(crate) fn remove(&self, object: &dyn OnRemoval) {
         let mut list = self.list.lock();
-        let index = place.0.xchg(u32::MAX, Relaxed) as usize;
+        let index = object.place().0.xchg(u32::MAX, Relaxed) as usize;
         let removed = list.objects.get_mut(index).and_then(Option::take);
         // The last object gets its place, unless `end_all` goes through the list.
         if removed.is_some() && !list.closed {
@@ -116,20 +111,18 @@ impl Removal {
     pub(crate) fn end_all(&self, cx: &Sleepable) {
         self.for_each(&|object| object.removed(cx));
         self.for_each(&|object| object.disconnect());
-        let objects = mem::take(&mut self.list.lock().objects);
-        drop(objects);
+        // Dropped with the list unlocked.
+        let _objects = mem::take(&mut self.list.lock().objects);
     }
 
-    /// Calls `f` for all objects that are listed when their turn comes. The list is closed; it is
-    /// not locked meanwhile.
+    /// Calls `f` for each object of the closed list, which is not locked meanwhile.
     fn for_each(&self, f: &dyn Fn(&dyn OnRemoval)) {
         for index in 0.. {
-            let object = match self.list.lock().objects.get(index) {
-                Some(object) => object.clone(),
+            let object = self.list.lock().objects.get(index).cloned();
+            match object {
+                Some(Some(object)) => f(&*object),
+                Some(None) => {}
                 None => break,
-            };
-            if let Some(object) = object {
-                f(&*object);
             }
         }
     }

@@ -953,7 +953,7 @@ impl deferred::Teardown for State {
         // If the device goes, the handler still gets that event.
         let is_gone = self.conn.is_gone();
         if let Some(device) = self.device.as_ref().filter(|_| !is_gone) {
-            device.inner().removal.remove(&self.conn);
+            device.inner().removal.remove(&*self.conn);
         }
         self.conn.set_id(None);
         if let Some(incoming) = &self.incoming {
