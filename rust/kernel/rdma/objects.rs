@@ -256,7 +256,7 @@ impl fmt::Display for Object {
             let details = self.details.as_ref(&lock);
             (details.peer, details.undrained.as_deref().copied())
         };
-        f.write_str(self.reference.kind().name())?;
+        f.write_str(refs::NAMES[self.reference.kind as usize])?;
         if let Some(num) = self.num {
             write!(f, " {num}")?;
         }

@@ -2,19 +2,15 @@
 
 //! Reference counts of devices and clients, as `struct percpu_ref`.
 //!
-//! A device cannot be removed and a module cannot be unloaded while a handle of theirs lives: each
-//! handle has a reference to a [`Refs`], which the removal kills and waits for. A leaked handle
-//! stalls the removal, with a message that names it.
+//! Each handle has a reference to a [`Refs`], which the removal of its device, or the unload of its
+//! module, kills and waits for. A leaked handle stalls that, with a message that names it.
 
 use crate::{
     completion::Completion,
     prelude::*,
     sync::RefCount, //
 };
-use core::{
-    mem::ManuallyDrop,
-    ops::Deref, //
-};
+use core::mem::ManuallyDrop;
 use kernel::{
     fmt,
     sync::atomic::{
@@ -41,13 +37,8 @@ pub(crate) enum Kind {
     Mad,
 }
 
-impl Kind {
-    pub(crate) fn name(self) -> &'static str {
-        NAMES[self as usize]
-    }
-}
-
-const NAMES: [&str; 10] = [
+/// The names of the kinds.
+pub(crate) const NAMES: [&str; 10] = [
     "device handle",
     "PD",
     "CQ",
@@ -111,12 +102,11 @@ impl Refs {
             pr_warn!("{who}: waits for {self}\n");
             report();
         };
-        loop {
-            match self.empty.wait_killable_timeout(REPORT_MS, cx) {
-                Ok(true) => return,
-                Ok(false) => warn(),
-                Err(_) => break,
+        while let Ok(is_empty) = self.empty.wait_killable_timeout(REPORT_MS, cx) {
+            if is_empty {
+                return;
             }
+            warn();
         }
         warn();
         pr_warn!("{who}: no signal ends this wait: what is held would be used when it is gone\n");
@@ -152,7 +142,7 @@ pub(crate) trait Owner: fmt::Display + Sync {
 /// `owner` is valid, and its refs count this reference, under `kind`.
 pub(crate) struct Ref<O: Owner + ?Sized> {
     owner: NonNull<O>,
-    kind: Kind,
+    pub(crate) kind: Kind,
 }
 
 // SAFETY: The owner is `Sync`, so a reference to it may be used and dropped in any thread.
@@ -188,12 +178,6 @@ impl<O: Owner> Ref<O> {
     }
 }
 
-impl<O: Owner + ?Sized> Ref<O> {
-    pub(crate) fn kind(&self) -> Kind {
-        self.kind
-    }
-}
-
 impl<O: Owner + 'static> From<Ref<O>> for Ref<dyn Owner> {
     fn from(reference: Ref<O>) -> Self {
         let Ref { owner, kind } = *ManuallyDrop::new(reference);
@@ -202,7 +186,7 @@ impl<O: Owner + 'static> From<Ref<O>> for Ref<dyn Owner> {
     }
 }
 
-impl<O: Owner + ?Sized> Deref for Ref<O> {
+impl<O: Owner + ?Sized> core::ops::Deref for Ref<O> {
     type Target = O;
 
     fn deref(&self) -> &O {
