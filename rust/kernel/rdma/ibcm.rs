@@ -427,17 +427,27 @@ impl Manager for IbCm {
     }
 }
 
-/// Handles an event.
+const REP_LEN: usize = bindings::ib_cm_data_size_IB_CM_REP_PRIVATE_DATA_SIZE as usize;
+const REJ_LEN: usize = bindings::ib_cm_data_size_IB_CM_REJ_PRIVATE_DATA_SIZE as usize;
+const REQ_LEN: usize = bindings::ib_cm_data_size_IB_CM_REQ_PRIVATE_DATA_SIZE as usize;
+
+/// The callback of every connection's id, which its return never destroys.
 ///
 /// # Safety
 ///
-/// This is the callback of `id`, whose connection is `conn`, and `raw` its event.
-unsafe fn handle(
-    conn: &Conn<IbCm>,
+/// Called by the connection manager for an id whose context is a [`Conn`].
+unsafe extern "C" fn on_event(
     id: *mut bindings::ib_cm_id,
-    raw: &bindings::ib_cm_event,
-    cx: &Sleepable,
-) {
+    raw: *const bindings::ib_cm_event,
+) -> c_int {
+    // SAFETY: The context of an id with this callback is its `Conn`, which lives until the id is
+    // destroyed and the timeouts that had begun are over, of which this may be one. The event is
+    // valid during the call. Callbacks run in process context.
+    let (conn, raw, cx) = unsafe {
+        let conn = sync::ArcBorrow::<Conn<IbCm>>::from_raw((*id).context.cast());
+        (Arc::from(conn), &*raw, Sleepable::assume())
+    };
+    let _in_callback = InCallback::enter();
     let is_answer = raw.event == bindings::ib_cm_event_type_IB_CM_REP_RECEIVED;
     let event = match raw.event {
         _ if is_answer => cm::Event::Established {
@@ -466,44 +476,18 @@ unsafe fn handle(
         }
         bindings::ib_cm_event_type_IB_CM_DREP_RECEIVED
         | bindings::ib_cm_event_type_IB_CM_DREQ_ERROR => cm::Event::Disconnected,
-        _ => return,
+        _ => return 0,
     };
     let _events = conn.event_lock.lock();
     let effects = conn.advance(&event, raw.event);
     // The caller of `connect` has yet to take the QP to where it can send.
     if let Some(handler) = effects.handler.filter(|_| !is_answer) {
-        handler.event(event, cx);
+        handler.event(event, &cx);
     }
     if effects.disconnect {
         // SAFETY: The id is alive during its callback.
-        let _ = unsafe { IbCm::disconnect(conn, id) };
+        let _ = unsafe { IbCm::disconnect(&conn, id) };
     }
-}
-
-const REP_LEN: usize = bindings::ib_cm_data_size_IB_CM_REP_PRIVATE_DATA_SIZE as usize;
-const REJ_LEN: usize = bindings::ib_cm_data_size_IB_CM_REJ_PRIVATE_DATA_SIZE as usize;
-const REQ_LEN: usize = bindings::ib_cm_data_size_IB_CM_REQ_PRIVATE_DATA_SIZE as usize;
-
-/// The callback of every connection's id.
-///
-/// # Safety
-///
-/// Called by the connection manager for an id whose context is a [`Conn`].
-unsafe extern "C" fn on_event(
-    id: *mut bindings::ib_cm_id,
-    event: *const bindings::ib_cm_event,
-) -> c_int {
-    // SAFETY: The context of an id with this callback is its `Conn`, which lives until the id is
-    // destroyed and the timeouts that had begun are over, of which this may be one. The event is
-    // valid during the call. Callbacks run in process context.
-    let (conn, event, cx) = unsafe {
-        let conn = sync::ArcBorrow::<Conn<IbCm>>::from_raw((*id).context.cast());
-        (Arc::from(conn), &*event, Sleepable::assume())
-    };
-    let _in_callback = InCallback::enter();
-    // SAFETY: This is the callback of `id`, and `event` the event that it is called with.
-    unsafe { handle(&conn, id, event, &cx) };
-    // The id is never destroyed by its callback's return.
     0
 }
 

@@ -21,13 +21,10 @@ use crate::{
 };
 use core::ptr;
 use kernel::{
-    error,
+    error::to_result,
     sync::{
         self,
-        atomic::{
-            Atomic,
-            Relaxed, //
-        }, //
+        atomic, //
     },
     time::{
         self,
@@ -67,9 +64,17 @@ impl Id {
         let context = Arc::as_ptr(&conn).cast_mut().cast();
         // SAFETY: The context lives until the id is destroyed.
         let raw = unsafe { options.create(client, on_event, context) }?;
-        // SAFETY: The id was just created, with this callback and context.
-        let state = unsafe { State::new(raw, conn, None, client, object) };
-        let state = reserved.fill(state);
+        // `teardown` takes it back before it destroys the id.
+        conn.set_id(Some(raw));
+        // INVARIANT: The id was just created, with this callback and context.
+        let state = reserved.fill(State {
+            raw,
+            conn,
+            device: sync::SetOnce::new(),
+            incoming: None,
+            client: client.clone(),
+            object,
+        });
         // SAFETY: The id was just created, and no other thread knows it yet.
         unsafe { options.apply(raw) }?;
         state.bind()?;
@@ -90,10 +95,9 @@ impl Id {
         Ok(id)
     }
 
-    /// Destroys the id and waits for that (`rdma_destroy_id`). A drop leaves it to a work item. The
-    /// handle is gone in any case. Fails with `EBUSY` if there is another one, or the id's QP: the
-    /// id ends with the last of them; with `EDEADLK` in a callback of the connection manager: a
-    /// work item destroys the id.
+    /// Destroys the id and waits for that (`rdma_destroy_id`). The handle is gone in any case.
+    /// Fails with `EBUSY` if there is another one, or the id's QP: the id ends with the last of
+    /// them; with `EDEADLK` in a callback of the connection manager: a work item destroys the id.
     pub fn destroy(self, cx: &Sleepable) -> Result {
         InCallback::refuse()?;
         self.state.destroy(cx).map(drop).ok_or(EBUSY)
@@ -137,12 +141,10 @@ impl Id {
         Ok((device::Gid::from_raw(&src), device::Gid::from_raw(&dst)))
     }
 
-    /// Begins to connect to an address and does not wait, as ULPs do that must not block.
-    ///
-    /// `handler` is asked for a QP when the route to the peer is known, and then gets all events.
-    /// Address and route may each take `timeout_ms`, also if the id is dropped;
-    /// [`Id::disconnect`] gives up. Fails as [`Id::create_with`], or with what is wrong with the
-    /// address: the handler is released then, and gets no event.
+    /// Begins to connect to an address, without waiting. `handler` is asked for a QP when the route
+    /// is known, and then gets all events. Address and route may each take `timeout_ms`, also if
+    /// the id is dropped; [`Id::disconnect`] gives up. Fails as [`Id::create_with`], or with what
+    /// is wrong with the address: the handler is released then, and gets no event.
     pub fn connect_to<H: Connect>(
         client: &ClientRef,
         dst: SocketAddr,
@@ -217,8 +219,7 @@ impl Id {
         conn.wait_for(established, || {
             conn.set_handler(&handler)?;
             installed = true;
-            // SAFETY: It is called by `connect_qp`, and that in `with_handler_lock`. The private
-            // data are the caller's.
+            // SAFETY: Called by `connect_qp`, in `with_handler_lock`. The data are the caller's.
             let ask = || unsafe { self.call_with_qp(bindings::rdma_connect_locked, param) };
             // This is no callback: `wait_for` has looked.
             let connected = self.state.with_handler_lock(|| conn.connect_qp(ask));
@@ -262,9 +263,10 @@ impl Id {
         // SAFETY: The id is locked by its callback, or by `with_handler_lock`. The private data are
         // the caller's.
         let accept = || unsafe { self.call_with_qp(bindings::rdma_accept, param) };
-        let accepted = match locked {
-            true => accept(),
-            false => self.state.with_handler_lock(accept),
+        let accepted = if locked {
+            accept()
+        } else {
+            self.state.with_handler_lock(accept)
         };
         accepted.inspect_err(|_| conn.release_handler())?;
         // To disconnect waits on iWARP for the event that the connection is there.
@@ -282,23 +284,15 @@ impl Id {
         if private_data.len() > REJECT_LEN {
             return Err(EINVAL);
         }
-        let len = private_data.len().try_into()?;
+        let (data, len) = (private_data.as_ptr().cast(), private_data.len().try_into()?);
         let reason = cm::RejectReason::CONSUMER_DEFINED.0.try_into()?;
         self.conn().begin_answer(None)?;
         // SAFETY: The id is alive by the invariant of `RawId`, and the data are copied by the call.
-        error::to_result(unsafe {
-            bindings::rdma_reject(
-                self.state.as_raw(),
-                private_data.as_ptr().cast(),
-                len,
-                reason,
-            )
-        })
+        to_result(unsafe { bindings::rdma_reject(self.state.as_raw(), data, len, reason) })
     }
 
-    /// Tells the connection manager, from a work item, that data have come on the QP, which proves
-    /// that the connection is there (`rdma_notify` with `IB_EVENT_COMM_EST`): the peer's last
-    /// message may be lost. Does nothing unless the connection is being made. Any context.
+    /// Tells the connection manager, from a work item, that data have come on the QP of a
+    /// connection that is being made (`rdma_notify` with `IB_EVENT_COMM_EST`). Any context.
     ///
     /// # Examples
     ///
@@ -316,14 +310,13 @@ impl Id {
     }
 
     /// Ends the connection (`rdma_disconnect`): the QP goes to the error state, its requests are
-    /// flushed, and the handler gets [`cm::Event::Disconnected`]. If the peer has not confirmed yet
-    /// that the connection is there, it ends as soon as it has, or when its time is over
-    /// ([`Id::accept`]); if [`Id::notify_established`] was just called, as soon as the handler gets
-    /// that event. If another thread is still making the connection, the step that it waits for
-    /// fails with `ECANCELED`. What [`Id::connect_to`] has begun is given up: unless the connection
-    /// is there, the handler is released without another event. Fails with `EINVAL` if the id was
-    /// never connected; on iWARP `EDEADLK` in a callback of the connection manager that is not this
-    /// id's, where [`Id::disconnect_later`] is for; or the driver's error.
+    /// flushed, and the handler gets [`cm::Event::Disconnected`]. What the peer has yet to confirm
+    /// ends as soon as it has, or when its time is over ([`Id::accept`]); after
+    /// [`Id::notify_established`] when the handler has got that event. A step of the connection
+    /// that another thread waits for fails with `ECANCELED`. What [`Id::connect_to`] has begun is
+    /// given up: unless the connection is there, the handler is released without another event.
+    /// Fails with `EINVAL` if the id was never connected; on iWARP `EDEADLK` in the callback of
+    /// another id, where [`Id::disconnect_later`] is for; or the driver's error.
     pub fn disconnect(&self, _cx: &Sleepable) -> Result {
         let conn = self.conn();
         let is_iwarp = self.device().is_ok_and(Device::is_iwarp);
@@ -378,19 +371,19 @@ impl Id {
         let _qp = self.conn().qp.lock();
         // SAFETY: The id is alive by the invariant of `RawId`, and the caller says that it is
         // locked, and the data are there. The call copies them, and the parameters.
-        error::to_result(unsafe { call(self.state.as_raw(), &raw mut param) })
+        to_result(unsafe { call(self.state.as_raw(), &raw mut param) })
     }
 
-    pub(super) fn conn(&self) -> &Arc<Conn<RdmaCm>> {
+    fn conn(&self) -> &Arc<Conn<RdmaCm>> {
         &self.state.conn
     }
 }
 
 /// The handler of a connection that [`Id::connect_to`] makes.
 pub trait Connect: cm::Handler {
-    /// The route to the peer is known: make the QP of `id`, post receives, and return the
-    /// parameters of the connection, with which the crate asks the peer (`rdma_connect_locked`).
-    /// Called in process context, once, before any event. An error becomes [`cm::Event::Failed`].
+    /// The route is known: make the QP of `id`, post receives, and return the parameters with which
+    /// the crate asks the peer (`rdma_connect_locked`). Called in process context, once, before any
+    /// event. An error becomes [`cm::Event::Failed`].
     fn resolved(&self, id: &Id, cx: &Sleepable) -> Result<cm::ConnParam<'_>>;
 }
 
@@ -448,7 +441,7 @@ impl Manager for RdmaCm {
             return Ok(());
         }
         // SAFETY: The caller says that the id is alive. One that is not connected is left alone.
-        error::to_result(unsafe { bindings::rdma_disconnect(id) })
+        to_result(unsafe { bindings::rdma_disconnect(id) })
     }
 
     unsafe fn notify(id: *mut Self::Id) -> bool {
@@ -462,27 +455,33 @@ impl Manager for RdmaCm {
     }
 }
 
-/// Handles an event, and returns whether the id is to be disconnected.
+/// The callback of every connection's id.
 ///
 /// # Safety
 ///
-/// This is the callback of `id`, whose connection is `conn`, and `raw` its event.
-unsafe fn handle(
-    conn: &Conn<RdmaCm>,
+/// Called by the connection manager for an id whose context is a [`Conn`].
+pub(super) unsafe extern "C" fn on_event(
     id: *mut bindings::rdma_cm_id,
-    raw: &bindings::rdma_cm_event,
-) -> bool {
-    // SAFETY: The caller says that `raw` is an event of `id`. All ids with this callback are of a
-    // connected service, and the private data of an event are valid during the callback.
+    raw: *mut bindings::rdma_cm_event,
+) -> c_int {
+    // SAFETY: The context of an id with this callback is its `Conn`, which lives until the id is
+    // destroyed, and the event is valid during the call. Callbacks run in process context, with
+    // mutexes of their own only.
+    let (conn, raw, cx) = unsafe {
+        let conn = &*(*id).context.cast::<Conn<RdmaCm>>();
+        (conn, &*raw, Sleepable::assume())
+    };
+    let _in_callback = InCallback::enter();
+    conn.set_callback_task(true);
+    // SAFETY: `raw` is an event of `id`, whose callback this is. All ids with this callback are of
+    // a connected service, and the private data of an event are valid during the callback.
     let event = unsafe { cm::Event::from_raw(id, raw) };
-    let _events = conn.event_lock.lock();
+    let events = conn.event_lock.lock();
     let is_over = matches!(event, cm::Event::Disconnected);
     if is_over && raw.status == 0 && conn.state() == state::State::Established {
-        conn.peer_ended.store(true, Relaxed);
+        conn.peer_ended.store(true, atomic::Relaxed);
     }
     let effects = conn.advance(&event, raw.event);
-    // SAFETY: Callbacks run in process context, with mutexes of their own only.
-    let cx = unsafe { Sleepable::assume() };
     if let Some(handler) = effects.handler {
         handler.event(event, &cx);
     }
@@ -491,27 +490,10 @@ unsafe fn handle(
             handler.event(cm::Event::Failed(e), &cx);
         }
     }
+    drop(events);
     // A peer that has disconnected waits for an answer, also where this side has asked for the end
     // too, and the QP for its requests to be flushed.
-    effects.disconnect || is_over
-}
-
-/// The callback of every connection's id.
-///
-/// # Safety
-///
-/// Called by the connection manager for an id whose context is a [`Conn`].
-pub(super) unsafe extern "C" fn on_event(
-    id: *mut bindings::rdma_cm_id,
-    event: *mut bindings::rdma_cm_event,
-) -> c_int {
-    // SAFETY: The context of an id with this callback is its `Conn`, which lives until the id is
-    // destroyed, and the event is valid during the call.
-    let (conn, event) = unsafe { (&*(*id).context.cast::<Conn<RdmaCm>>(), &*event) };
-    let _in_callback = InCallback::enter();
-    conn.set_callback_task(true);
-    // SAFETY: This is the callback of `id`, and `event` the event that it is called with.
-    if unsafe { handle(conn, id, event) } {
+    if effects.disconnect || is_over {
         // SAFETY: The id is alive during its callback, and was established or asked for.
         let _ = unsafe { RdmaCm::disconnect(conn, id) };
     }
@@ -562,9 +544,7 @@ pub struct Options<'a> {
     /// InfiniBand specification encodes it (`rdma_set_min_rnr_timer`).
     pub min_rnr_timer: Option<u8>,
     /// The time after which both sides send a packet again that was not acknowledged, up to 31, as
-    /// the InfiniBand specification encodes it (`rdma_set_ack_timeout`). Not for listeners. Where a
-    /// peer may be late, as on a busy machine, a longer one than the connection manager's keeps rxe
-    /// from failing connections: it repeats an RDMA READ whose key may be gone.
+    /// the InfiniBand specification encodes it (`rdma_set_ack_timeout`). Not for listeners.
     pub ack_timeout: Option<u8>,
 }
 
@@ -617,42 +597,40 @@ impl Options<'_> {
         // the address. All ids are of a reliable service, as `rdma_set_min_rnr_timer` requires.
         unsafe {
             if let Some(node_type) = self.node_type {
-                error::to_result(bindings::rdma_restrict_node_type(id, node_type as u8))?;
+                to_result(bindings::rdma_restrict_node_type(id, node_type as u8))?;
             }
             if self.reuse_addr {
-                error::to_result(bindings::rdma_set_reuseaddr(id, 1))?;
+                to_result(bindings::rdma_set_reuseaddr(id, 1))?;
             }
             if let Some(service_type) = self.service_type {
                 bindings::rdma_set_service_type(id, service_type.into());
             }
             if let Some(timer) = self.min_rnr_timer {
-                error::to_result(bindings::rdma_set_min_rnr_timer(id, timer))?;
+                to_result(bindings::rdma_set_min_rnr_timer(id, timer))?;
             }
             if let Some(timeout) = self.ack_timeout {
                 // C does not look.
                 if timeout > 31 {
                     return Err(EINVAL);
                 }
-                error::to_result(bindings::rdma_set_ack_timeout(id, timeout))?;
+                to_result(bindings::rdma_set_ack_timeout(id, timeout))?;
             }
             if let Some(src) = self.src {
                 let mut src = cm::SockAddr::from(src);
-                error::to_result(bindings::rdma_bind_addr(id, src.as_mut_ptr()))?;
+                to_result(bindings::rdma_bind_addr(id, src.as_mut_ptr()))?;
             }
         }
         Ok(())
     }
 }
 
-/// The time that a peer has to confirm a connection. Peers that use the defaults of `rdma_cm` have
-/// the answer sent again for 74 seconds at the most.
+/// The time that a peer has to confirm a connection: by default `rdma_cm` takes at most 74 s.
 const TIMEOUT: time::Delta = time::Delta::from_secs(90);
 
 /// A connection that came with a request, until its id is destroyed.
 ///
-/// A request says how often the answer is sent again, and how long each is waited for, and C keeps
-/// the id meanwhile: for more than a day, if the peer likes. So one that is not confirmed in time
-/// is given up, and a listener has a limited number. Those of iWARP are counted only.
+/// One that is not confirmed in time is given up, and a listener has a limited number: C would keep
+/// the id for as long as the peer likes. Those of iWARP are counted only.
 #[pin_data]
 pub(super) struct Incoming {
     pub(super) conn: Arc<Conn<RdmaCm>>,
@@ -664,11 +642,11 @@ pub(super) struct Incoming {
     #[pin]
     give_up: workqueue::Work<Self>,
     /// The ULP has accepted, and the peer has to confirm in time.
-    accepted: Atomic<bool>,
+    accepted: atomic::Atomic<bool>,
     /// A work item ends it unless it is confirmed.
-    given_up: Atomic<bool>,
-    /// The id is destroyed. A listener may keep this for longer.
-    destroyed: Atomic<bool>,
+    given_up: atomic::Atomic<bool>,
+    /// The id is destroyed.
+    destroyed: atomic::Atomic<bool>,
 }
 
 kernel::impl_has_hr_timer! {
@@ -710,9 +688,9 @@ impl Incoming {
                 timeout <- kernel::new_mutex!(None),
                 timer <- hrtimer::HrTimer::new(),
                 give_up <- kernel::new_work!("rdma::cm::Incoming::give_up"),
-                accepted: Atomic::new(false),
-                given_up: Atomic::new(false),
-                destroyed: Atomic::new(false),
+                accepted: atomic::Atomic::new(false),
+                given_up: atomic::Atomic::new(false),
+                destroyed: atomic::Atomic::new(false),
             }),
             GFP_KERNEL,
         )
@@ -720,28 +698,28 @@ impl Incoming {
 
     /// Gives the connection up unless it is confirmed in time. Not for iWARP.
     fn await_confirmation(self: &Arc<Self>) {
-        self.accepted.store(true, Relaxed);
+        self.accepted.store(true, atomic::Relaxed);
         *self.timeout.lock() = Some(self.clone().start(TIMEOUT));
     }
 
     /// Returns whether the connection is there, or its id is destroyed.
     pub(super) fn is_settled(&self) -> bool {
-        self.destroyed.load(Relaxed) || self.conn.state() == state::State::Established
+        self.destroyed.load(atomic::Relaxed) || self.conn.state() == state::State::Established
     }
 
     /// Returns whether the connection waits for the ULP or the peer, and is not being given up.
     pub(super) fn is_waiting(&self) -> bool {
-        !self.given_up.load(Relaxed) && self.conn.state() != state::State::Closed
+        !self.given_up.load(atomic::Relaxed) && self.conn.state() != state::State::Closed
     }
 
     /// Returns whether the peer has neither confirmed nor refused what is to be confirmed.
     pub(super) fn is_unconfirmed(&self) -> bool {
-        self.accepted.load(Relaxed) && self.conn.is_unconfirmed()
+        self.accepted.load(atomic::Relaxed) && self.conn.is_unconfirmed()
     }
 
     /// As [`Incoming::give_up`], from a work item. Any context.
     pub(super) fn give_up_later(self: Arc<Self>) {
-        self.given_up.store(true, Relaxed);
+        self.given_up.store(true, atomic::Relaxed);
         // Already queued is as good.
         let _ = deferred::Queue::get().enqueue(self);
     }
@@ -769,40 +747,17 @@ impl Incoming {
 
 /// # Invariants
 ///
-/// `raw` is an id whose callback is [`on_event`] with `conn` as its context.
+/// `raw` is an id, owned by this, whose callback is [`on_event`] with `conn` as its context.
 pub(crate) struct State {
-    raw: RawId<RdmaCm>,
-    conn: Arc<Conn<RdmaCm>>,
-    device: sync::SetOnce<Device>,
-    incoming: Option<Arc<Incoming>>,
-    client: ClientRef,
-    object: objects::Object,
+    pub(super) raw: RawId<RdmaCm>,
+    pub(super) conn: Arc<Conn<RdmaCm>>,
+    pub(super) device: sync::SetOnce<Device>,
+    pub(super) incoming: Option<Arc<Incoming>>,
+    pub(super) client: ClientRef,
+    pub(super) object: objects::Object,
 }
 
 impl State {
-    /// # Safety
-    ///
-    /// The caller owns the id, whose callback is [`on_event`] with `conn` as its context.
-    pub(super) unsafe fn new(
-        raw: RawId<RdmaCm>,
-        conn: Arc<Conn<RdmaCm>>,
-        incoming: Option<Arc<Incoming>>,
-        client: &ClientRef,
-        object: objects::Object,
-    ) -> Self {
-        // `teardown` takes it back before it destroys the id.
-        conn.set_id(Some(raw));
-        // INVARIANT: The caller says so of callback and context, and gives the id away.
-        Self {
-            raw,
-            conn,
-            device: sync::SetOnce::new(),
-            incoming,
-            client: client.clone(),
-            object,
-        }
-    }
-
     pub(super) fn as_raw(&self) -> *mut bindings::rdma_cm_id {
         self.raw.as_ptr()
     }
@@ -819,18 +774,15 @@ impl State {
 
     /// Returns the device that the id is bound to, or null.
     pub(crate) fn device_raw(&self) -> *mut bindings::ib_device {
-        let device = self.device.as_ref();
-        device.map_or(ptr::null_mut(), Device::as_raw)
+        self.device.as_ref().map_or(ptr::null_mut(), Device::as_raw)
     }
 
     /// Begins to find the device and the path to an address (`rdma_resolve_addr`).
     fn resolve_addr(&self, dst: SocketAddr, timeout_ms: u32) -> Result {
         let mut dst = cm::SockAddr::from(dst);
-        let (dst, timeout) = (dst.as_mut_ptr(), timeout_ms.try_into()?);
+        let (src, dst, timeout) = (ptr::null_mut(), dst.as_mut_ptr(), timeout_ms.try_into()?);
         // SAFETY: The id is alive by the invariant of `RawId`. The call copies the address.
-        error::to_result(unsafe {
-            bindings::rdma_resolve_addr(self.raw.as_ptr(), ptr::null_mut(), dst, timeout)
-        })
+        to_result(unsafe { bindings::rdma_resolve_addr(self.as_raw(), src, dst, timeout) })
     }
 
     /// Begins to find the route (`rdma_resolve_route`).
@@ -838,15 +790,13 @@ impl State {
         self.resolved()?;
         // SAFETY: The id is alive by the invariant of `RawId`. The call reads the device and the
         // addresses without a lock: C sets them before the event that `resolved()` has found.
-        error::to_result(unsafe {
-            bindings::rdma_resolve_route(self.raw.as_ptr(), timeout_ms.try_into()?)
-        })
+        to_result(unsafe { bindings::rdma_resolve_route(self.as_raw(), timeout_ms.try_into()?) })
     }
 
     /// Fails unless the device and both addresses are known, which C says before it has them
     /// (`addr_handler()` in core/cma.c changes the state, then looks for the device).
     fn resolved(&self) -> Result {
-        let resolved = self.conn.resolved.load(sync::atomic::Acquire);
+        let resolved = self.conn.resolved.load(atomic::Acquire);
         resolved.then_some(()).ok_or(ENOTCONN)
     }
 
@@ -855,7 +805,7 @@ impl State {
         // SAFETY: The id is alive by the invariant of `RawId`. It was just created, or C has set
         // the device and the addresses before: it came with a request, or its address was resolved.
         let (raw, to) = unsafe {
-            let id = self.raw.as_ptr();
+            let id = self.as_raw();
             ((*id).device, cm::read(&(*id).route.addr.dst_addr))
         };
         if raw.is_null() || self.device.as_ref().is_some() {
@@ -863,8 +813,8 @@ impl State {
         }
         let device = self.client.device(raw)?;
         if let Some(addr) = to {
-            self.object
-                .set_peer(objects::Peer::To(addr.ip(), addr.port()));
+            let peer = objects::Peer::To(addr.ip(), addr.port());
+            self.object.set_peer(peer);
         }
         device.inner().removal.add(self.conn.clone())?;
         self.device.populate(device);
@@ -900,7 +850,7 @@ impl State {
         }
         // SAFETY: The id is alive by the invariant of `RawId`, and has no QP, as just checked. The
         // caller says so of PD, CQs and context.
-        error::to_result(unsafe { bindings::rdma_create_qp(id, pd.as_raw(), attr) })?;
+        to_result(unsafe { bindings::rdma_create_qp(id, pd.as_raw(), attr) })?;
         // SAFETY: The id is alive by the invariant of `RawId`. Creation has set its QP.
         NonNull::new(unsafe { (*id).qp }).ok_or(EIO)
     }
@@ -929,7 +879,7 @@ impl State {
     /// peer's DREQ or DREP takes it out, or the missing answer, and that ends the connection with
     /// an error.
     fn end_callback(&self, cx: &Sleepable) {
-        if self.conn.peer_ended.load(Relaxed) {
+        if self.conn.peer_ended.load(atomic::Relaxed) {
             return;
         }
         self.with_handler_lock(|| {});
@@ -937,9 +887,7 @@ impl State {
             // SAFETY: The device is registered by the invariant of `device::Inner`, and the id is
             // alive by the invariant of `RawId`. The port of an id does not change once it has a
             // device.
-            unsafe {
-                flush_timeouts(device.as_raw(), (*self.raw.as_ptr()).port_num, cx);
-            }
+            unsafe { flush_timeouts(device.as_raw(), (*self.as_raw()).port_num, cx) };
         }
     }
 }
@@ -957,9 +905,8 @@ impl deferred::Teardown for State {
         }
         self.conn.set_id(None);
         if let Some(incoming) = &self.incoming {
-            // Waits for the timer.
-            let timeout = incoming.timeout.lock().take();
-            drop(timeout);
+            // Its drop waits for the timer, with the mutex unlocked.
+            let _timeout = incoming.timeout.lock().take();
         }
         self.conn.wait_notified();
         self.end_callback(cx);
@@ -968,9 +915,9 @@ impl deferred::Teardown for State {
         // references. That of a message that was not answered has none; it has returned. Should one
         // begin only now, C's own memory is at stake: see the limits in
         // Documentation/safety.rst.
-        unsafe { bindings::rdma_destroy_id(self.raw.as_ptr()) };
+        unsafe { bindings::rdma_destroy_id(self.as_raw()) };
         if let Some(incoming) = &self.incoming {
-            incoming.destroyed.store(true, Relaxed);
+            incoming.destroyed.store(true, atomic::Relaxed);
         }
         if !is_gone {
             self.conn.release_handler();

@@ -17,7 +17,10 @@ use crate::{
 };
 use core::cell::Cell;
 use kernel::{
-    error::to_result,
+    error::{
+        from_result,
+        to_result, //
+    },
     sync,
     workqueue, //
 };
@@ -104,49 +107,34 @@ impl Listening {
         true
     }
 
-    /// Returns whether the C id may live on. A child that was not taken may not, which refuses it.
-    fn on_event(
-        self: &Arc<Self>,
+    /// Handles a request, in the callback of its id. Fails with `ECONNREFUSED` unless that is
+    /// taken.
+    fn on_request(
+        &self,
         id: NonNull<bindings::rdma_cm_id>,
         event: &bindings::rdma_cm_event,
-    ) -> bool {
-        match event.event {
-            bindings::rdma_cm_event_type_RDMA_CM_EVENT_CONNECT_REQUEST => {
-                if !self.make_room() {
-                    return false;
-                }
-                let taken = Cell::new(None);
-                // INVARIANT: This is the callback of the request's id, with its event.
-                let request = Request {
-                    id,
-                    event,
-                    client: &self.client,
-                    taken: &taken,
-                };
-                // SAFETY: The connection manager calls back in process context.
-                let cx = unsafe { Sleepable::assume() };
-                self.accept.request(request, &cx);
-                match taken.take() {
-                    Some(incoming) => {
-                        let listed = self.unconfirmed.lock().push(incoming.clone(), GFP_KERNEL);
-                        if listed.is_err() {
-                            // Another has taken the room, and one that cannot be counted may not
-                            // wait.
-                            incoming.clone().give_up_later();
-                        }
-                        incoming.conn.set_callback_task(false);
-                        true
-                    }
-                    None => false,
-                }
-            }
-            // The id has to go for the device to go, but not in its own callback.
-            bindings::rdma_cm_event_type_RDMA_CM_EVENT_DEVICE_REMOVAL => {
-                let _ = deferred::Queue::get().enqueue(self.clone());
-                true
-            }
-            _ => true,
+        cx: &Sleepable,
+    ) -> Result {
+        if !self.make_room() {
+            return Err(ECONNREFUSED);
         }
+        let taken = Cell::new(None);
+        // INVARIANT: This is the callback of the request's id, with its event.
+        let request = Request {
+            id,
+            event,
+            client: &self.client,
+            taken: &taken,
+        };
+        self.accept.request(request, cx);
+        let incoming = taken.take().ok_or(ECONNREFUSED)?;
+        let listed = self.unconfirmed.lock().push(incoming.clone(), GFP_KERNEL);
+        if listed.is_err() {
+            // Another has taken the room, and one that cannot be counted may not wait.
+            incoming.clone().give_up_later();
+        }
+        incoming.conn.set_callback_task(false);
+        Ok(())
     }
 }
 
@@ -161,17 +149,27 @@ unsafe extern "C" fn on_listener_event(
 ) -> c_int {
     let Some(id) = NonNull::new(id) else { return 0 };
     // SAFETY: The context of a listener is its `Listening`, which lives until the id is destroyed,
-    // and a request's id inherits it. The event is valid during the call.
-    let (this, event) = unsafe {
+    // and a request's id inherits it. The event is valid during the call. The connection manager
+    // calls back in process context.
+    let (this, event, cx) = unsafe {
         let this = sync::ArcBorrow::<Listening>::from_raw(id.as_ref().context.cast());
-        (Arc::from(this), &*event)
+        (Arc::from(this), &*event, Sleepable::assume())
     };
     let _in_callback = InCallback::enter();
-    if this.on_event(id, event) {
-        0
-    } else {
-        ECONNREFUSED.to_errno()
-    }
+    from_result(|| {
+        match event.event {
+            // An error destroys the id, which refuses the request.
+            bindings::rdma_cm_event_type_RDMA_CM_EVENT_CONNECT_REQUEST => {
+                this.on_request(id, event, &cx)?;
+            }
+            // The id has to go for the device to go, but not in its own callback.
+            bindings::rdma_cm_event_type_RDMA_CM_EVENT_DEVICE_REMOVAL => {
+                let _ = deferred::Queue::get().enqueue(this);
+            }
+            _ => {}
+        }
+        Ok(0)
+    })
 }
 
 struct ListenerState {
@@ -366,21 +364,20 @@ impl Request<'_> {
         // The id is ours: a work item will destroy it, never this callback, which has its lock.
         conn.set_callback_task(true);
         self.taken.set(Some(incoming.clone()));
-        // SAFETY: The callback's return does not destroy what is taken; both were set above.
-        // INVARIANT: From here on the id is destroyed by the teardown of the state only.
-        let state = unsafe {
-            id::State::new(
-                state::RawId(self.id),
-                conn,
-                Some(incoming),
-                self.client,
-                object,
-            )
-        };
-        let id = cm::Id {
-            state: reserved.fill(state),
-        };
-        id.state.bind()?;
-        Ok(id)
+        // INVARIANT: The callback's return does not destroy what is taken, only the teardown of the
+        // state does.
+        let raw = state::RawId(self.id);
+        conn.set_id(Some(raw));
+        // INVARIANT: Callback and context were set above.
+        let state = reserved.fill(id::State {
+            raw,
+            conn,
+            device: sync::SetOnce::new(),
+            incoming: Some(incoming),
+            client: self.client.clone(),
+            object,
+        });
+        state.bind()?;
+        Ok(cm::Id { state })
     }
 }
