@@ -3,11 +3,9 @@
 //! Clients: the registration of a ULP.
 //!
 //! A ULP implements [`Client`] and is made a module by
-//! [`module_rdma_client!`](crate::module_rdma_client). The framework owns the registration, so no
-//! code can leak it. When the module is unloaded, every device is removed from the ULP first: its
-//! [`DeviceData`] drops its handles, connections that are left are ended, and the removal waits
-//! until no object of the device is left. Then the [`Client`] is dropped, and at last the unload
-//! waits until no listener, id or work item is left.
+//! [`module_rdma_client!`](crate::module_rdma_client), which owns the registration. When it is
+//! unloaded, every device is removed from the ULP, see [`DeviceData::remove`]. Then the [`Client`]
+//! is dropped, and at last the unload waits until no listener, id or work item is left.
 //!
 //! C header: [`include/rdma/ib_verbs.h`](srctree/include/rdma/ib_verbs.h) (`struct ib_client`)
 
@@ -23,14 +21,11 @@ use crate::{
     removal::Step, //
 };
 use kernel::{
-    error,
+    error::to_result,
     fmt,
     sync::{
         self,
-        atomic::{
-            self,
-            Atomic, //
-        }, //
+        atomic, //
     },
     types::{
         ForeignOwnable,
@@ -64,8 +59,8 @@ pub trait Client: Sized + Send + Sync + 'static {
     }
 }
 
-/// The data of a ULP for one device, from `add` to `remove`. See
-/// [`module_rdma_client!`](crate::module_rdma_client) for an example.
+/// The data of a ULP for one device, from `add` to `remove`, as in the example of
+/// [`module_rdma_client!`](crate::module_rdma_client).
 pub trait DeviceData<C: Client>: Sized + Send + Sync + 'static {
     /// Adds a device (`ib_client.add`). An error leaves the device unused; it is reported.
     ///
@@ -83,12 +78,11 @@ pub trait DeviceData<C: Client>: Sized + Send + Sync + 'static {
 
     /// Handles an event of the device or one of its ports (`ib_register_event_handler`).
     ///
-    /// Called in process context, after `add` has returned and never once `remove` has been called;
-    /// removal waits for the end of the call, in which waits for the device fail by then. Several
-    /// events may be handled at the same time. With [`device::Event::GidChange`] all updates of the
-    /// port's GIDs wait, whose mutex is held; and where a driver has looked for the addresses of a
-    /// bonded port, the rtnl lock is held, too, which [`device::Port::query`] takes on many
-    /// devices. What takes long or asks for ports belongs into [`ClientRef::spawn`].
+    /// Called in process context, between `add` and `remove`, which waits for the end of the call.
+    /// Several events may be handled at the same time. With [`device::Event::GidChange`] the mutex
+    /// of the port's GIDs is held, and on a bonded port perhaps the rtnl lock, which
+    /// [`device::Port::query`] takes on many devices: what takes long or asks for ports belongs
+    /// into [`ClientRef::spawn`].
     fn event(self: Pin<&Self>, _client: Pin<&C>, _dev: &Device, _event: Event, _cx: &Sleepable) {}
 }
 
@@ -102,12 +96,12 @@ impl<C: Client> DeviceData<C> for () {
 ///
 /// # Invariants
 ///
-/// The address is zero or that of a live [`Registration`] of the client type that this is for; it
-/// is not zero while the RDMA core may call the client.
+/// The address is zero or that of a live [`Registration`] of the client type that this is for, and
+/// the latter while the RDMA core may call the client.
 #[doc(hidden)]
 pub struct Singleton {
-    used: Atomic<bool>,
-    registration: Atomic<usize>,
+    used: atomic::Atomic<bool>,
+    registration: atomic::Atomic<usize>,
 }
 
 impl Singleton {
@@ -116,8 +110,8 @@ impl Singleton {
     pub const fn new() -> Self {
         // INVARIANT: The address is zero.
         Self {
-            used: Atomic::new(false),
-            registration: Atomic::new(0),
+            used: atomic::Atomic::new(false),
+            registration: atomic::Atomic::new(0),
         }
     }
 }
@@ -141,7 +135,7 @@ pub unsafe trait ModuleClient: Client {
 #[doc(hidden)]
 #[pin_data(PinnedDrop)]
 pub struct Registration<T: ModuleClient> {
-    // Dropped in this order, after the client was unregistered.
+    // Dropped in this order.
     #[pin]
     state: T,
     core: Pin<KBox<Core>>,
@@ -181,15 +175,9 @@ impl<T: ModuleClient> Registration<T> {
         // SAFETY: The registration is one of the type that the singleton is for. It is pinned, and
         // unregistered before it goes.
         unsafe { self.core.register(core::ptr::from_ref(self).addr()) }?;
-        self.state()
-            .ready(&client, &cx)
-            .inspect_err(|_| self.unregister())
-    }
-
-    fn unregister(&self) {
-        // SAFETY: The client is registered. It is unregistered once: here when `ready` has failed,
-        // after which the registration is not dropped, or when it is dropped.
-        unsafe { self.core.unregister() };
+        let ready = self.state().ready(&client, &cx);
+        // SAFETY: The client was just registered. The registration is not dropped after an error.
+        ready.inspect_err(|_| unsafe { self.core.unregister() })
     }
 
     /// Returns the registration.
@@ -211,19 +199,15 @@ impl<T: ModuleClient> Registration<T> {
     unsafe extern "C" fn add(dev: *mut bindings::ib_device) -> c_int {
         // SAFETY: The RDMA core is calling the client.
         let this = unsafe { Self::called() };
-        // SAFETY: `add` is being called for this device, and the function is of the client's type.
-        unsafe { this.core.add(dev, Self::add_data) }
+        // SAFETY: `add` is being called for this device.
+        let added = unsafe { this.core.add(dev, &|dev, cx| this.add_data(dev, cx)) };
+        added.map_or_else(Error::to_errno, |()| 0)
     }
 
-    /// Sets the ULP's data of a device.
-    ///
-    /// # Safety
-    ///
-    /// The RDMA core is calling [`Self::add`] for the device.
-    unsafe fn add_data(dev: &Device, cx: &Sleepable) -> Result {
-        // SAFETY: The RDMA core is calling the client, as the caller promises.
-        let this = unsafe { Self::called() };
-        let data = Arc::pin_init(T::Data::add(this.state(), dev, cx), GFP_KERNEL)?;
+    /// Sets the ULP's data of a device. Not inlined, as the closure is compiled into a ULP twice.
+    #[inline(never)]
+    fn add_data(&self, dev: &Device, cx: &Sleepable) -> Result {
+        let data = Arc::pin_init(T::Data::add(self.state(), dev, cx), GFP_KERNEL)?;
         dev.inner().set_data::<T>(data);
         Ok(())
     }
@@ -268,12 +252,12 @@ impl<T: ModuleClient> Registration<T> {
             unsafe { (device::Inner::of_handler(handler), Event::from_raw(&*event)) };
         // SAFETY: `inner` is valid: `begin_remove` waits for the end of this call, and `release`
         // kills the refs after that.
-        let (dev, inner) = unsafe { (Device::new(inner), inner.as_ref()) };
+        let dev = unsafe { Device::new(inner) };
         // SAFETY: Events of devices come from a work item, those of a GID table from the thread
         // that changes it, which may sleep and holds the table's mutex.
         let cx = unsafe { Sleepable::assume() };
         let Ok(dev) = dev else { return };
-        if let Some(data) = inner.data::<T>() {
+        if let Some(data) = dev.data::<T>(&cx) {
             pinned(&data).event(this.state(), &dev, event, &cx);
         }
     }
@@ -287,7 +271,9 @@ fn pinned<T>(data: &Arc<T>) -> Pin<&T> {
 #[pinned_drop]
 impl<T: ModuleClient> PinnedDrop for Registration<T> {
     fn drop(self: Pin<&mut Self>) {
-        self.unregister();
+        // SAFETY: A registration that is dropped has registered the client, and `register` has not
+        // unregistered it.
+        unsafe { self.core.unregister() };
     }
 }
 
@@ -410,10 +396,7 @@ impl DevicePtr {
     }
 }
 
-/// [`Registration::add_data`]. A function, as a closure would be in each ULP twice.
-type AddData = unsafe fn(&Device, &Sleepable) -> Result;
-
-/// The part of a registration that does not depend on the ULP's type.
+/// The part of a registration that is not generic.
 #[pin_data(PinnedDrop)]
 pub(crate) struct Core {
     #[pin]
@@ -476,7 +459,7 @@ impl Core {
         // until it is unregistered, as the caller promises.
         registration.store(address, atomic::Release);
         // SAFETY: `raw` is initialised and pinned, and unregistered before it goes.
-        let registered = error::to_result(unsafe { bindings::ib_register_client(self.raw.get()) });
+        let registered = to_result(unsafe { bindings::ib_register_client(self.raw.get()) });
         registered.inspect_err(|_| {
             // INVARIANT: The RDMA core does not call a client that it could not register.
             registration.store(0, atomic::Release);
@@ -496,47 +479,30 @@ impl Core {
         self.singleton.registration.store(0, atomic::Release);
     }
 
-    /// Adds a device (`ib_client.add`), for which `add` sets the ULP's data. Not generic, so that
-    /// it is not in each ULP.
+    /// Adds a device (`ib_client.add`), by `add_data`. Not generic, so that it is not in each ULP.
     ///
     /// # Safety
     ///
-    /// `add` of this client is being called for the device, and the function is of the client's
-    /// type.
+    /// `add` of this client is being called for the device.
     #[inline(never)]
-    unsafe fn add(&self, dev: *mut bindings::ib_device, add: AddData) -> c_int {
-        error::from_result(|| {
-            let dev = NonNull::new(dev).ok_or(EINVAL)?;
-            // SAFETY: This is a call for this device, and `add` is of the client's type, as the
-            // caller promises.
-            let added = unsafe { self.add_device(dev, add) };
-            added.inspect_err(|e| {
-                // SAFETY: `dev` is valid in this callback.
-                let device = unsafe { objects::Name::of(dev.as_ptr()) };
-                pr_err!("{}: device {device} is not used: {e:?}\n", self.name);
-            })?;
-            Ok(0)
-        })
-    }
-
-    /// # Safety
-    ///
-    /// `add` of this client is being called for the device `raw`, and the function is of the
-    /// client's type.
-    unsafe fn add_device(&self, raw: NonNull<bindings::ib_device>, add: AddData) -> Result {
+    unsafe fn add(
+        &self,
+        raw: *mut bindings::ib_device,
+        add_data: &dyn Fn(&Device, &Sleepable) -> Result,
+    ) -> Result {
         // SAFETY: `add` is called in process context.
         let cx = unsafe { Sleepable::assume() };
-        let inner = device::Inner::new(raw, self)?;
+        let inner = device::Inner::new(NonNull::new(raw).ok_or(EINVAL)?, self)?;
         let ptr = NonNull::from(&*inner);
         // SAFETY: `inner` is valid until `release` has killed its refs and waited for them.
         let added = unsafe { Device::new(ptr) }.and_then(|dev| {
             // INVARIANT: `close`, which `release` needs, takes it out before the refs are killed.
             self.devices.lock().push(DevicePtr(ptr), GFP_KERNEL)?;
-            // SAFETY: The client is being called for this device, and `add` is of its type, as the
-            // caller promises.
-            unsafe { add(&dev, &cx) }
+            add_data(&dev, &cx)
         });
         if let Err(e) = added {
+            let (client, device) = (self.name, inner.name());
+            pr_err!("{client}: device {device} is not used: {e:?}\n");
             self.close(&inner);
             // SAFETY: The device was just closed.
             unsafe { self.release(inner, &mut || {}, &cx) };
@@ -547,7 +513,7 @@ impl Core {
         unsafe { inner.register_handler(self.event) };
         let data = inner.into_foreign();
         // SAFETY: Both are valid in `add`, which is where client data are set.
-        unsafe { bindings::ib_set_client_data(raw.as_ptr(), self.raw.get(), data) };
+        unsafe { bindings::ib_set_client_data(raw, self.raw.get(), data) };
         Ok(())
     }
 
@@ -558,7 +524,7 @@ impl Core {
         inner.removal.close();
     }
 
-    /// Begins to remove a device: there are no events any more. Returns a handle of it, which is to
+    /// Begins to remove a device: there are no events any more. The handle that this returns is to
     /// be dropped before [`Core::release`] is called.
     ///
     /// # Safety
@@ -575,8 +541,7 @@ impl Core {
         unsafe { Device::new(NonNull::from(inner.get_ref())) }
     }
 
-    /// Ends all objects that are made from a device, drops the ULP's data, and waits until nothing
-    /// references the device any more.
+    /// Ends all objects of a device, drops the ULP's data, and waits until nothing references it.
     ///
     /// # Safety
     ///
