@@ -21,8 +21,6 @@ use crate::{
     removal::Step, //
 };
 use kernel::{
-    error::to_result,
-    fmt,
     sync::{
         self,
         atomic, //

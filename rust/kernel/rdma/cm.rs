@@ -33,8 +33,7 @@ use core::{
     ptr, //
 };
 use kernel::{
-    error,
-    fmt,
+    error::from_err_ptr,
     sync::atomic::{
         Atomic,
         Relaxed, //
@@ -254,7 +253,7 @@ impl<'a> Event<'a> {
             | bindings::rdma_cm_event_type_RDMA_CM_EVENT_UNREACHABLE
             | bindings::rdma_cm_event_type_RDMA_CM_EVENT_ADDR_ERROR
             | bindings::rdma_cm_event_type_RDMA_CM_EVENT_ROUTE_ERROR => {
-                Self::Failed(error::to_result(raw.status).err().unwrap_or(EHOSTUNREACH))
+                Self::Failed(to_result(raw.status).err().unwrap_or(EHOSTUNREACH))
             }
             other => Self::Other(other),
         }
@@ -496,7 +495,7 @@ pub(crate) unsafe fn flush_timeouts(dev: *mut bindings::ib_device, port: u32, _c
     let agent = loop {
         // SAFETY: The caller says that the device is registered. An agent without a request
         // receives nothing but replies, and this one sends nothing, so no handler is called.
-        let agent = error::from_err_ptr(unsafe {
+        let agent = from_err_ptr(unsafe {
             bindings::ib_register_mad_agent(
                 dev,
                 port,

@@ -28,7 +28,6 @@ use crate::{
     removal, //
 };
 use kernel::{
-    fmt,
     sync::{
         self,
         atomic::{

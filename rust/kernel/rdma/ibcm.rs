@@ -63,7 +63,6 @@
 use crate::{
     ah,
     cm::{
-        flush_timeouts,
         state::{
             self,
             Conn,
@@ -85,10 +84,7 @@ use core::{
     mem::ManuallyDrop,
     ptr, //
 };
-use kernel::{
-    error,
-    sync, //
-};
+use kernel::sync;
 
 /// Parameters of a request, as `struct ib_cm_req_param`.
 #[derive(Clone, Copy, Debug)]
@@ -136,7 +132,7 @@ impl<'a> Path<'a> {
         let source = ah::Source::synthetic(from, to)?;
         let mut attr = bindings::rdma_ah_attr::default();
         // SAFETY: The device is registered by the invariant of `device::Inner`, and has the port.
-        error::to_result(unsafe {
+        to_result(unsafe {
             bindings::ib_init_ah_attr_from_wc(
                 dev.as_raw(),
                 port,
@@ -195,7 +191,7 @@ impl deferred::Teardown for Connected {
 
     fn teardown(&self, cx: &Sleepable) -> deferred::Fate {
         // SAFETY: The device is registered by the invariant of `device::Inner`.
-        let timeouts = || unsafe { flush_timeouts(self.device.as_raw(), self.port, cx) };
+        let timeouts = || unsafe { cm::flush_timeouts(self.device.as_raw(), self.port, cx) };
         self.device.inner().removal.remove(&*self.conn);
         self.conn.set_id(None);
         self.conn.wait_notified();
@@ -318,7 +314,7 @@ fn connect(
         let answer = conn.wait_for(answered, || send_req(id, qp, path, service_id, param))?;
         establish(qp, id)?;
         // SAFETY: The id is alive by the invariant of `RawId`. There are no private data.
-        error::to_result(unsafe { bindings::ib_send_cm_rtu(id.as_ptr(), ptr::null(), 0) })?;
+        to_result(unsafe { bindings::ib_send_cm_rtu(id.as_ptr(), ptr::null(), 0) })?;
         Ok((connection, answer))
     };
     connect().inspect_err(|_| conn.release_handler())
@@ -374,7 +370,7 @@ fn send_req(
     };
     // SAFETY: The id is alive by the invariant of `RawId`. The parameters, and what they point to,
     // are copied by the call, which takes a reference to the GID's entry.
-    error::to_result(unsafe { bindings::ib_send_cm_req(id.as_ptr(), &raw mut req) })
+    to_result(unsafe { bindings::ib_send_cm_req(id.as_ptr(), &raw mut req) })
 }
 
 fn number(qp: &qp::Inner) -> u32 {
@@ -396,7 +392,7 @@ fn establish(qp: &qp::Inner, id: RawId<IbCm>) -> Result {
         };
         let mut mask = 0;
         // SAFETY: The id is alive by the invariant of `RawId`; it only writes attributes and mask.
-        error::to_result(unsafe {
+        to_result(unsafe {
             bindings::ib_cm_init_qp_attr(id.as_ptr(), &raw mut attr, &raw mut mask)
         })?;
         // The number of the peer's first packet, which the manager learns only from the answer.
@@ -417,7 +413,7 @@ impl Manager for IbCm {
 
     unsafe fn disconnect(_conn: &Conn<Self>, id: *mut Self::Id) -> Result {
         // SAFETY: The caller says that the id is alive; there are no data. C checks the state.
-        error::to_result(unsafe { bindings::ib_send_cm_dreq(id, ptr::null(), 0) })
+        to_result(unsafe { bindings::ib_send_cm_dreq(id, ptr::null(), 0) })
     }
 
     unsafe fn notify(id: *mut Self::Id) -> bool {
@@ -647,7 +643,7 @@ impl Listener {
             }),
         };
         // SAFETY: The id is alive: `this` has it, and the removal does not know it yet.
-        error::to_result(unsafe { bindings::ib_cm_listen(id.as_ptr(), service_id.to_be()) })?;
+        to_result(unsafe { bindings::ib_cm_listen(id.as_ptr(), service_id.to_be()) })?;
         device.inner().removal.add(listening)?;
         Ok(this)
     }
@@ -753,7 +749,7 @@ impl Request<'_> {
         let connection = unsafe { Connection::new(self.device, self.port_num(), handler, &take) }?;
         let accepted = establish(qp, self.id).and_then(|()| {
             // SAFETY: The id is alive by the invariant of `RawId`. The call copies the parameters.
-            error::to_result(unsafe { bindings::ib_send_cm_rep(raw, &raw mut rep) })
+            to_result(unsafe { bindings::ib_send_cm_rep(raw, &raw mut rep) })
         });
         accepted.inspect_err(|_| connection.state.conn.release_handler())?;
         Ok(connection)
@@ -764,7 +760,7 @@ impl Request<'_> {
     pub fn reject(self, reason: cm::RejectReason, private_data: &[u8], _cx: &Sleepable) -> Result {
         let len = private_data.len().try_into()?;
         // SAFETY: The id is alive by the invariant of `RawId`, and the data are copied by the call.
-        error::to_result(unsafe {
+        to_result(unsafe {
             bindings::ib_send_cm_rej(
                 self.id.as_ptr(),
                 reason.0,

@@ -25,12 +25,8 @@ use core::{
 };
 use kernel::{
     debugfs,
-    fmt,
     sync::{
-        atomic::{
-            Atomic,
-            Relaxed, //
-        },
+        atomic,
         GlobalLockedBy, //
     }, //
 };
@@ -235,7 +231,7 @@ pub(crate) struct Object {
     qp: [*const bindings::ib_qp; DEBUG],
     sizes: Sizes,
     /// The number of entries of a CQ that QPs and SRQs have reserved.
-    reserved: Atomic<i32>,
+    reserved: atomic::Atomic<i32>,
     /// When it was made, as [`now`].
     since: u32,
     details: GlobalLockedBy<Details, DETAILS>,
@@ -261,7 +257,7 @@ impl fmt::Display for Object {
             write!(f, " {num}")?;
         }
         f.write_fmt(fmt!("{peer}, made {} s ago", now() - self.since))?;
-        self.sizes.write(self.reserved.load(Relaxed), f)?;
+        self.sizes.write(self.reserved.load(atomic::Relaxed), f)?;
         let qp = self.qp.iter().find(|qp| !qp.is_null());
         if let Some(posted) = qp.and_then(|qp| debug::of_qp(*qp)) {
             let (count, owner) = (posted.count, posted.owner);
@@ -288,7 +284,7 @@ impl Object {
             num: None,
             qp: [null(); DEBUG],
             sizes: Sizes::Unknown,
-            reserved: Atomic::new(0),
+            reserved: atomic::Atomic::new(0),
             since: now(),
             details: GlobalLockedBy::new(Details {
                 peer: Peer::Unknown,
@@ -328,7 +324,7 @@ impl Object {
 
     /// Changes the number of entries of the CQ that are reserved. Any context.
     pub(crate) fn add_reserved(&self, entries: i32) {
-        self.reserved.add(entries, Relaxed);
+        self.reserved.add(entries, atomic::Relaxed);
     }
 
     /// Counts an owner of type `first` that the object keeps until it is drained. Any context.

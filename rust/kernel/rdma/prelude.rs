@@ -58,4 +58,6 @@ pub use kernel::sync::Arc;
 pub(crate) use crate::bindings;
 pub(crate) use crate::context::Context as _;
 pub(crate) use core::ptr::NonNull;
+pub(crate) use kernel::error::to_result;
+pub(crate) use kernel::fmt;
 pub(crate) use kernel::prelude::*;

@@ -11,12 +11,9 @@ use crate::{
     sync::RefCount, //
 };
 use core::mem::ManuallyDrop;
-use kernel::{
-    fmt,
-    sync::atomic::{
-        Atomic,
-        Relaxed, //
-    }, //
+use kernel::sync::atomic::{
+    Atomic,
+    Relaxed, //
 };
 
 /// The time between two messages about what is still referenced, in milliseconds.

@@ -4,7 +4,6 @@
 
 use crate::{
     cm::{
-        flush_timeouts,
         state::{
             self,
             Conn,
@@ -21,7 +20,6 @@ use crate::{
 };
 use core::ptr;
 use kernel::{
-    error::to_result,
     sync::{
         self,
         atomic, //
@@ -887,7 +885,7 @@ impl State {
             // SAFETY: The device is registered by the invariant of `device::Inner`, and the id is
             // alive by the invariant of `RawId`. The port of an id does not change once it has a
             // device.
-            unsafe { flush_timeouts(device.as_raw(), (*self.as_raw()).port_num, cx) };
+            unsafe { cm::flush_timeouts(device.as_raw(), (*self.as_raw()).port_num, cx) };
         }
     }
 }

@@ -5,7 +5,6 @@
 use crate::{
     cm::{
         id,
-        private_data,
         state,
         InCallback,
         Options, //
@@ -17,10 +16,7 @@ use crate::{
 };
 use core::cell::Cell;
 use kernel::{
-    error::{
-        from_result,
-        to_result, //
-    },
+    error::from_result,
     sync,
     workqueue, //
 };
@@ -325,7 +321,7 @@ impl Request<'_> {
     /// Returns what the peer sent along.
     pub fn private_data(&self) -> &[u8] {
         // SAFETY: By the type invariant this is an event of a connected service, in its callback.
-        unsafe { private_data(self.event) }
+        unsafe { cm::private_data(self.event) }
     }
 
     /// Returns what the peer asks for, which C has made the view of the recipient: what the peer

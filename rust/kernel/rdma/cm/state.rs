@@ -34,7 +34,6 @@
 
 use crate::{
     cm::{
-        current_task,
         Event,
         Handler,
         InCallback, //
@@ -45,9 +44,12 @@ use crate::{
 };
 use core::mem::replace;
 use kernel::{
-    error,
+    error::from_err_ptr,
     new_mutex,
-    sync,
+    sync::{
+        self,
+        atomic, //
+    },
     workqueue, //
 };
 
@@ -179,7 +181,7 @@ impl<M: Manager> RawId<M> {
     /// `raw` is an id that was just created, and is the caller's, or the error of that.
     pub(crate) unsafe fn new(raw: *mut M::Id) -> Result<Self> {
         // INVARIANT: The caller makes the owner.
-        Ok(Self(NonNull::new(error::from_err_ptr(raw)?).ok_or(ENOMEM)?))
+        Ok(Self(NonNull::new(from_err_ptr(raw)?).ok_or(ENOMEM)?))
     }
 
     pub(crate) fn as_ptr(self) -> *mut M::Id {
@@ -208,11 +210,11 @@ pub(crate) struct Conn<M: Manager> {
     #[pin]
     pub(crate) event_lock: sync::Mutex<()>,
     /// The task that is in the callback of the id, with its handler lock, or zero.
-    callback_task: sync::atomic::Atomic<usize>,
+    callback_task: atomic::Atomic<usize>,
     /// The state is not Idle any more: for functions that any context may call.
-    pub(super) resolved: sync::atomic::Atomic<bool>,
+    pub(super) resolved: atomic::Atomic<bool>,
     /// The connection was there, and a message of the peer has ended it.
-    pub(super) peer_ended: sync::atomic::Atomic<bool>,
+    pub(super) peer_ended: atomic::Atomic<bool>,
     #[pin]
     disconnect: workqueue::Work<Self, DISCONNECT>,
     #[pin]
@@ -307,9 +309,9 @@ impl<M: Manager> Conn<M> {
                 qp <- new_mutex!(()),
                 changed <- kernel::new_condvar!(),
                 event_lock <- new_mutex!(()),
-                callback_task: sync::atomic::Atomic::new(0),
-                resolved: sync::atomic::Atomic::new(state != State::Idle),
-                peer_ended: sync::atomic::Atomic::new(false),
+                callback_task: atomic::Atomic::new(0),
+                resolved: atomic::Atomic::new(state != State::Idle),
+                peer_ended: atomic::Atomic::new(false),
                 disconnect <- kernel::new_work!("rdma::cm::Conn::disconnect"),
                 notify <- kernel::new_work!("rdma::cm::Conn::notify"),
                 place: removal::Place::new(),
@@ -331,13 +333,13 @@ impl<M: Manager> Conn<M> {
 
     /// Notes that the current task is in the callback of the id, or that it has left it.
     pub(crate) fn set_callback_task(&self, in_callback: bool) {
-        let task = if in_callback { current_task() } else { 0 };
-        self.callback_task.store(task, sync::atomic::Relaxed);
+        let task = if in_callback { cm::current_task() } else { 0 };
+        self.callback_task.store(task, atomic::Relaxed);
     }
 
     /// Returns whether the current task is in the callback of the id, and has its handler lock.
     pub(crate) fn is_in_own_callback(&self) -> bool {
-        self.callback_task.load(sync::atomic::Relaxed) == current_task()
+        self.callback_task.load(atomic::Relaxed) == cm::current_task()
     }
 
     pub(crate) fn state(&self) -> State {
@@ -435,7 +437,7 @@ impl<M: Manager> Conn<M> {
         let mut is_last = false;
         inner.state = match event {
             Event::Other(_) if is_resolved && was == State::Idle => {
-                self.resolved.store(true, sync::atomic::Release);
+                self.resolved.store(true, atomic::Release);
                 State::Resolved
             }
             Event::Other(_) => was,

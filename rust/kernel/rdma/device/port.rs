@@ -8,10 +8,7 @@ use core::net::{
     Ipv4Addr,
     Ipv6Addr, //
 };
-use kernel::{
-    error,
-    fmt, //
-};
+use kernel::error::from_err_ptr;
 
 /// A port of a device.
 ///
@@ -201,7 +198,7 @@ impl<'a> Port<'a> {
         let mut attr = bindings::ib_port_attr::default();
         // SAFETY: The device is registered by the invariant of `Inner`, and the caller may sleep.
         let ret = unsafe { bindings::ib_query_port(self.dev.as_raw(), self.num, &raw mut attr) };
-        error::to_result(ret)?;
+        to_result(ret)?;
         Ok(PortAttr::from_raw(&attr))
     }
 
@@ -227,7 +224,7 @@ impl<'a> Port<'a> {
     pub fn find_pkey(&self, pkey: u16) -> Result<u16> {
         let mut index = 0;
         // SAFETY: The device is registered by the invariant of `Inner`.
-        error::to_result(unsafe {
+        to_result(unsafe {
             bindings::ib_find_cached_pkey(self.dev.as_raw(), self.num, pkey, &raw mut index)
         })?;
         Ok(index)
@@ -241,7 +238,7 @@ impl<'a> Port<'a> {
         let ret = unsafe {
             bindings::rdma_query_gid(self.dev.as_raw(), self.num, index.into(), &raw mut gid)
         };
-        match error::to_result(ret) {
+        match to_result(ret) {
             Ok(()) => Ok(Some(Gid::from_raw(&gid))),
             Err(ENOENT) => Ok(None),
             Err(e) => Err(e),
@@ -264,7 +261,7 @@ impl<'a> Port<'a> {
     fn gid_attr(&self, index: u16) -> Result<GidAttr> {
         // SAFETY: The device is registered by the invariant of `Inner`.
         let raw = unsafe { bindings::rdma_get_gid_attr(self.dev.as_raw(), self.num, index.into()) };
-        let raw = error::from_err_ptr(raw.cast_mut())?;
+        let raw = from_err_ptr(raw.cast_mut())?;
         // INVARIANT: The call has taken a reference.
         Ok(GidAttr {
             raw: NonNull::new(raw).ok_or(ENODATA)?,
@@ -391,7 +388,7 @@ impl GidAttr {
     pub fn l2(&self) -> Result<L2> {
         let (mut vlan, mut mac) = (NO_VLAN, [0; 6]);
         // SAFETY: `raw` is an entry by the type invariant; a MAC address has six bytes.
-        error::to_result(unsafe {
+        to_result(unsafe {
             bindings::rdma_helper_gid_l2(self.raw.as_ptr(), &raw mut vlan, mac.as_mut_ptr())
         })?;
         Ok(L2 {
