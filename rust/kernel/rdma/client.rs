@@ -286,24 +286,22 @@ impl ClientRef {
 
     /// Returns a handle of a device. Fails with `ENODEV` if the client does not have it (any more).
     pub(crate) fn device(&self, raw: *mut bindings::ib_device) -> Result<Device> {
+        self.find_device(|dev| dev.as_raw() == raw).ok_or(ENODEV)
+    }
+
+    fn find_device(&self, is_it: impl Fn(&Device) -> bool) -> Option<Device> {
         let devices = self.0.devices.lock();
-        // SAFETY: By the invariant of `DevicePtr` the pointer is valid: it is in the list.
-        let is_it = |ptr: &&DevicePtr| unsafe { ptr.0.as_ref() }.raw.as_ptr() == raw;
-        devices.iter().find(is_it).ok_or(ENODEV)?.device()
+        devices.iter().find(|dev| is_it(dev)).cloned()
     }
 
     /// Returns a handle of the device that was added first, if there is one.
     pub fn first_device(&self, _cx: &Sleepable) -> Option<Device> {
-        let devices = self.0.devices.lock();
-        devices.iter().find_map(|ptr| ptr.device().ok())
+        self.find_device(|_| true)
     }
 
     /// Returns a handle of the device with this name, if there is one.
     pub fn device_by_name(&self, name: &CStr, _cx: &Sleepable) -> Option<Device> {
-        self.0.devices.lock().iter().find_map(|ptr| {
-            let dev = ptr.device().ok()?;
-            (*dev.name() == *name).then_some(dev)
-        })
+        self.find_device(|dev| *dev.name() == *name)
     }
 
     /// Returns a handle of the device that has a network interface, by its name in the initial
@@ -375,25 +373,6 @@ impl Clone for ClientRef {
     }
 }
 
-/// An element of [`Core::devices`].
-///
-/// # Invariants
-///
-/// The pointer is valid while this is in the list, and is freed only after its refs were killed.
-struct DevicePtr(NonNull<device::Inner>);
-
-// SAFETY: `device::Inner` is `Sync`, and the pointer owns nothing.
-unsafe impl Send for DevicePtr {}
-
-impl DevicePtr {
-    /// Returns a handle of the device, unless it is being removed from the client.
-    fn device(&self) -> Result<Device> {
-        // SAFETY: By the type invariant the pointer is valid, as `self` is borrowed from the list,
-        // and is freed only after its refs were killed.
-        unsafe { Device::new(self.0) }
-    }
-}
-
 /// The part of a registration that is not generic.
 #[pin_data(PinnedDrop)]
 pub(crate) struct Core {
@@ -401,8 +380,9 @@ pub(crate) struct Core {
     raw: Opaque<bindings::ib_client>,
     #[pin]
     refs: refs::Refs,
+    /// A handle of each device, until its removal begins.
     #[pin]
-    devices: sync::Mutex<KVec<DevicePtr>>,
+    devices: sync::Mutex<KVec<Device>>,
     pub(crate) name: &'static CStr,
     /// Its address tells client types apart.
     pub(crate) singleton: &'static Singleton,
@@ -491,11 +471,9 @@ impl Core {
         // SAFETY: `add` is called in process context.
         let cx = unsafe { Sleepable::assume() };
         let inner = device::Inner::new(NonNull::new(raw).ok_or(EINVAL)?, self)?;
-        let ptr = NonNull::from(&*inner);
         // SAFETY: `inner` is valid until `release` has killed its refs and waited for them.
-        let added = unsafe { Device::new(ptr) }.and_then(|dev| {
-            // INVARIANT: `close`, which `release` needs, takes it out before the refs are killed.
-            self.devices.lock().push(DevicePtr(ptr), GFP_KERNEL)?;
+        let added = unsafe { Device::new(NonNull::from(&*inner)) }.and_then(|dev| {
+            self.devices.lock().push(dev.clone(), GFP_KERNEL)?;
             add_data(&dev, &cx)
         });
         if let Err(e) = added {
@@ -517,8 +495,9 @@ impl Core {
 
     /// No handle of the device can be taken from the client any more, and no thread waits for it.
     fn close(&self, inner: &device::Inner) {
-        let ptr = NonNull::from(inner);
-        self.devices.lock().retain(|other| other.0 != ptr);
+        let mut devices = self.devices.lock();
+        devices.retain(|dev| !core::ptr::eq(dev.inner(), inner));
+        drop(devices);
         inner.removal.close();
     }
 
@@ -609,10 +588,7 @@ impl PinnedDrop for Core {
 /// impl DeviceData<Ulp> for PerDevice {
 ///     fn add(_ulp: Pin<&Ulp>, dev: &Device, cx: &Sleepable) -> impl PinInit<Self, Error> {
 ///         let pd = Pd::alloc(dev, cx);
-///         try_pin_init!(Self {
-///             pd: pd?,
-///             ids <- new_mutex!(KVec::new()),
-///         })
+///         try_pin_init!(Self { pd: pd?, ids <- new_mutex!(KVec::new()) })
 ///     }
 ///
 ///     fn remove(self: Pin<&Self>, _ulp: Pin<&Ulp>, _dev: &Device, _cx: &Sleepable) {
