@@ -73,14 +73,6 @@ pub(crate) struct Inner {
 /// A ULP's data, whatever type they have.
 type Data = Arc<dyn Send + Sync>;
 
-/// # Safety
-///
-/// The data are a `T`.
-unsafe fn typed<T>(data: Data) -> Arc<T> {
-    // SAFETY: The address is from `Arc::into_raw`, and that of a `T`, as the caller promises.
-    unsafe { Arc::from_raw(Arc::into_raw(data).cast()) }
-}
-
 // SAFETY: `struct ib_device` and a client may be used from any thread, and the rest is `Send`.
 unsafe impl Send for Inner {}
 // SAFETY: `struct ib_device` and a client may be used by several threads at once, `events` is used
@@ -137,17 +129,19 @@ impl Inner {
         }
     }
 
-    /// Returns the data of the ULP `C`, if it has the device.
-    pub(crate) fn data<C: client::ModuleClient>(&self) -> Option<Arc<C::Data>> {
-        let data = self.lock_data::<C>()?.clone()?;
-        // SAFETY: By the type invariant the data are of the client's type, which is `C`.
-        Some(unsafe { typed(data) })
+    /// Returns the data of the ULP `C`, if it has the device, as `get` takes or clones them.
+    fn get_data<C: client::ModuleClient>(
+        &self,
+        get: fn(&mut Option<Data>) -> Option<Data>,
+    ) -> Option<Arc<C::Data>> {
+        let data = get(&mut *self.lock_data::<C>()?)?;
+        // SAFETY: The address is from `Arc::into_raw`, and that of data of the client's type by the
+        // type invariant, which is `C`, as `lock_data` has found.
+        Some(unsafe { Arc::from_raw(Arc::into_raw(data).cast()) })
     }
 
     pub(crate) fn take_data<C: client::ModuleClient>(&self) -> Option<Arc<C::Data>> {
-        let data = self.lock_data::<C>()?.take()?;
-        // SAFETY: By the type invariant the data are of the client's type, which is `C`.
-        Some(unsafe { typed(data) })
+        self.get_data::<C>(Option::take)
     }
 
     /// Calls `f`, which takes a step of the removal that may wait. Not generic: the timer's code is
@@ -198,9 +192,9 @@ impl fmt::Display for Inner {
 
 /// A handle of a device for one ULP: what `add` gets and what everything else is created from.
 ///
-/// It is a counted reference. `remove` (so module unload too) waits until every handle and every
-/// object made from it is gone; a leaked one stalls removal with a message, and is never used after
-/// the device. Cloning is one atomic operation; posting and polling need no handle.
+/// It is a counted reference. `remove`, and so module unload, waits until every handle and every
+/// object made from it is gone; a leaked one stalls that with a message. Cloning is one atomic
+/// operation; posting and polling need no handle.
 pub struct Device(refs::Ref<Inner>);
 
 impl Device {
@@ -241,12 +235,12 @@ impl Device {
         self.inner().name()
     }
 
-    /// Returns what the ULP `C` keeps for the device (`ib_get_client_data`): between `add` and
-    /// `remove`, and if the handle is one of this ULP's. `C` is the type given to
-    /// [`module_rdma_client!`](crate::module_rdma_client). The reference keeps the data, and the
-    /// handles in them, which the removal waits for.
+    /// Returns what the ULP `C`, the type given to
+    /// [`module_rdma_client!`](crate::module_rdma_client), keeps for the device
+    /// (`ib_get_client_data`): between `add` and `remove`, and if the handle is one of this ULP's.
+    /// The removal waits for the reference.
     pub fn data<C: client::ModuleClient>(&self, _cx: &Sleepable) -> Option<Arc<C::Data>> {
-        self.inner().data::<C>()
+        self.inner().get_data::<C>(|data| data.clone())
     }
 
     /// Returns the attributes, which do not change once the device is registered.
