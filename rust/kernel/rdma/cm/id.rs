@@ -175,33 +175,26 @@ impl Id {
     }
 
     /// Connects the id's QP to the peer (`rdma_connect`), waits for that, and returns what the peer
-    /// sent along. `handler` gets all events, the first one included. After an error, requests that
-    /// were posted to the QP stay there, see [`Qp::drain`], and a connection that is there all the
-    /// same, as after a signal, is ended. Fails with `ECONNREFUSED` if the peer rejects; `EINVAL`
-    /// without a QP or with too much private data; `EBUSY` if the id has a handler; `ENODEV` if its
-    /// device goes; as [`Id::resolve_addr`] in waiting; or with the connection manager's error.
+    /// sent along. `handler` gets all events. After an error, what was posted to the QP stays
+    /// there, see [`Qp::drain`], and a connection that comes all the same is ended. Fails with
+    /// `ECONNREFUSED` if the peer rejects; `EINVAL` without a QP or with too much private data;
+    /// `EBUSY` if the id has a handler; `ENODEV` if its device goes; as [`Id::resolve_addr`] in
+    /// waiting; or with the connection manager's error.
     ///
     /// # Examples
     ///
     /// ```
     /// use rdma::prelude::*;
     ///
-    /// /// Connects, with the peer's answer to `hello`.
-    /// fn connect(
-    ///     client: &ClientRef,
-    ///     peer: SocketAddr,
-    ///     (pd, cq): (&Pd, &Cq<Softirq>),
-    ///     cx: &Sleepable,
-    /// ) -> Result<(cm::Id, cm::PrivateData)> {
-    ///     let id = cm::Id::resolve(client, peer, 2_000, cx)?;
-    ///     let qp = Qp::create(&id, pd, cq, cq, &Caps::new(16, 16), cx)?;
+    /// /// Connects an id of [`cm::Id::resolve`], and returns the peer's answer to `hello`. fn
+    /// connect(id: &cm::Id, pd: &Pd, cq: &Cq<Softirq>, cx: &Sleepable) -> Result<cm::PrivateData> {
+    ///     let qp = Qp::create(id, pd, cq, cq, &Caps::new(16, 16), cx)?;
     ///     let param = cm::ConnParam {
     ///         private_data: b"hello",
     ///         ..Default::default()
     ///     };
     ///     // The QP is the handler: the connection keeps it until its last event.
-    ///     let answer = id.connect(Arc::new(qp, GFP_KERNEL)?, &param, cx)?;
-    ///     Ok((id, answer))
+    ///     id.connect(Arc::new(qp, GFP_KERNEL)?, &param, cx)
     /// }
     /// ```
     pub fn connect(
@@ -237,12 +230,11 @@ impl Id {
     }
 
     /// Accepts a connection request (`rdma_accept`), once. The peer may send from here on.
-    /// `handler` gets all events of the connection. A peer that does not confirm within 90 seconds,
-    /// however often it wants to be asked, is given up with [`cm::Event::Failed`]; not so on iWARP.
-    /// Fails with `EINVAL` without a QP, without a request that is still to be answered, or with
-    /// too much private data; `ENODEV` if its device goes; `EDEADLK` in a callback of the
-    /// connection manager that is not that of this request; or the manager's error, which has
-    /// rejected the request. The handler is released.
+    /// `handler` gets all events. A peer that does not confirm within 90 seconds is given up with
+    /// [`cm::Event::Failed`]; not so on iWARP. Fails with `EINVAL` without a QP, without a request
+    /// that is still to be answered, or with too much private data; `ENODEV` if its device goes;
+    /// `EDEADLK` in a callback of the connection manager that is not that of this request; or the
+    /// manager's error, which has rejected the request. The handler is released.
     pub fn accept(
         &self,
         handler: Arc<dyn cm::Handler>,
@@ -258,8 +250,8 @@ impl Id {
         }
         conn.begin_answer(Some(handler))?;
         // A disconnection that has begun, and does nothing yet, ends before this: it locks the QP.
-        // SAFETY: The id is locked by its callback, or by `with_handler_lock`. The private data are
-        // the caller's.
+        // SAFETY: The id is locked by its callback, or by `with_handler_lock`. The data are the
+        // caller's.
         let accept = || unsafe { self.call_with_qp(bindings::rdma_accept, param) };
         let accepted = if locked {
             accept()
@@ -351,8 +343,8 @@ impl Id {
         param.to_raw()
     }
 
-    /// Calls C to ask the peer, or to accept, with the QP locked: `iw_cm_connect()` and
-    /// `iw_cm_accept()` look for it by its number, and take a reference after that.
+    /// Calls C with the QP locked: `iw_cm_connect()` and `iw_cm_accept()` look for it by its
+    /// number, and take a reference after that.
     ///
     /// # Safety
     ///
@@ -791,8 +783,8 @@ impl State {
         to_result(unsafe { bindings::rdma_resolve_route(self.as_raw(), timeout_ms.try_into()?) })
     }
 
-    /// Fails unless the device and both addresses are known, which C says before it has them
-    /// (`addr_handler()` in core/cma.c changes the state, then looks for the device).
+    /// Fails unless the device and both addresses are known. The state of the C id does not say:
+    /// `addr_handler()` in core/cma.c changes it before it looks for the device.
     fn resolved(&self) -> Result {
         let resolved = self.conn.resolved.load(atomic::Acquire);
         resolved.then_some(()).ok_or(ENOTCONN)
@@ -870,12 +862,10 @@ impl State {
     /// calls `cma_ib_handler()`, which takes the id's handler lock. That may be held for long, so
     /// it is taken first: such a callback waits for no other.
     ///
-    /// There is none where a connection that was there has ended by a message of the peer. The
-    /// messages that wait for an answer are REQ, REP and DREQ, and C calls back for one only if it
-    /// leaves, under the lock of its id, the state in which it is waited for. A connection that is
-    /// there has left the first two, and no state leads back to them. Of DREQ_SENT either the
-    /// peer's DREQ or DREP takes it out, or the missing answer, and that ends the connection with
-    /// an error.
+    /// There is none where a message of the peer has ended a connection that was there. C calls
+    /// back for REQ, REP and DREQ, and only if that takes the id, locked, out of the state in which
+    /// it waits. A connection that is there has left the states of the first two for ever, and that
+    /// of DREQ is left by the peer's message or by the missing answer, which ends it with an error.
     fn end_callback(&self, cx: &Sleepable) {
         if self.conn.peer_ended.load(atomic::Relaxed) {
             return;

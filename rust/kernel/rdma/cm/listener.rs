@@ -199,9 +199,8 @@ impl Listener {
     /// `backlog` is the number of connections that may wait for their peers to confirm them, at
     /// least one. When one more comes, the one that has waited for longest is given up, with
     /// [`Event::Failed`](cm::Event::Failed). Requests are refused while as many again are being
-    /// given up, or the ULP has not answered those that wait: peers that never confirm hold twice
-    /// as many. Fails with `EADDRINUSE`, `EADDRNOTAVAIL`, `ENODEV` if no device has it, `ENOMEM`,
-    /// or the connection manager's error.
+    /// given up, or the ULP has not answered those that wait. Fails with `EADDRINUSE`,
+    /// `EADDRNOTAVAIL`, `ENODEV` if no device has it, `ENOMEM`, or the connection manager's error.
     ///
     /// # Examples
     ///
