@@ -50,8 +50,7 @@ pub trait Client: Sized + Send + Sync + 'static {
     /// `client` creates connection manager ids later.
     fn init(client: &ClientRef) -> impl PinInit<Self, Error>;
 
-    /// Called when all devices that are present were added, in process context. An error ends
-    /// loading the module.
+    /// Called when all devices that are present were added. An error ends loading the module.
     fn ready(self: Pin<&Self>, _client: &ClientRef, _cx: &Sleepable) -> Result {
         Ok(())
     }
@@ -140,8 +139,7 @@ pub struct Registration<T: ModuleClient> {
 }
 
 impl<T: ModuleClient> Registration<T> {
-    /// Makes the ULP's state and registers it with the RDMA core. Fails with `EBUSY` but for the
-    /// first call.
+    /// Makes the ULP's state and registers it with the RDMA core, once; `EBUSY` after that.
     pub fn new(name: &'static CStr) -> impl PinInit<Self, Error> {
         try_pin_init!(&this in Self {
             _: {
@@ -248,8 +246,7 @@ impl<T: ModuleClient> Registration<T> {
         // SAFETY: `Inner::register_handler` has registered it; the event is valid meanwhile.
         let (inner, event) =
             unsafe { (device::Inner::of_handler(handler), Event::from_raw(&*event)) };
-        // SAFETY: `inner` is valid: `begin_remove` waits for the end of this call, and `release`
-        // kills the refs after that.
+        // SAFETY: `inner` is valid: its refs are killed after `begin_remove` has waited for this.
         let dev = unsafe { Device::new(inner) };
         // SAFETY: Events of devices come from a work item, those of a GID table from the thread
         // that changes it, which may sleep and holds the table's mutex.
@@ -269,8 +266,7 @@ fn pinned<T>(data: &Arc<T>) -> Pin<&T> {
 #[pinned_drop]
 impl<T: ModuleClient> PinnedDrop for Registration<T> {
     fn drop(self: Pin<&mut Self>) {
-        // SAFETY: A registration that is dropped has registered the client, and `register` has not
-        // unregistered it.
+        // SAFETY: `register` has succeeded where a registration is dropped, which happens once.
         unsafe { self.core.unregister() };
     }
 }
@@ -566,8 +562,7 @@ impl PinnedDrop for Core {
     }
 }
 
-/// Declares a kernel module that is an RDMA ULP. The arguments are those of `module!`; `type`
-/// implements [`Client`].
+/// Declares a module that is an RDMA ULP, as `module!` does; `type` implements [`Client`].
 ///
 /// # Examples
 ///
@@ -630,9 +625,8 @@ macro_rules! module_rdma_client {
             $crate::own_path!(pin_init);
         }
 
-        // SAFETY: The static variable is for this type only, and the first registration is the
-        // module's: `module!` makes it before any other code of the module runs, and drops it at
-        // the unload.
+        // SAFETY: The static variable is for this type only. `module!` makes the first registration
+        // before any other code of the module runs, and drops it at the unload.
         unsafe impl $crate::client::ModuleClient for $type {
             fn singleton() -> &'static $crate::client::Singleton {
                 static SINGLETON: $crate::client::Singleton = $crate::client::Singleton::new();

@@ -210,9 +210,8 @@ pub enum Event<'a> {
         /// The data that the peer sent along.
         private_data: &'a [u8],
     },
-    /// The connection is gone (`RDMA_CM_EVENT_DISCONNECTED`). After the handler the crate answers
-    /// the peer and moves the QP to the error state, so that what is posted comes back. The last
-    /// event of an id.
+    /// The connection is gone (`RDMA_CM_EVENT_DISCONNECTED`). The last event of an id: the crate
+    /// then answers the peer and moves the QP to the error state, which flushes what is posted.
     Disconnected,
     /// The peer does not want the connection (`RDMA_CM_EVENT_REJECTED`). The last event of an id.
     Rejected(Rejected<'a>),
@@ -220,9 +219,8 @@ pub enum Event<'a> {
     /// `..._ADDR_ERROR`, `..._ROUTE_ERROR`). The last event of an id that was not established; one
     /// that was is being disconnected, as the peer's address has moved.
     Failed(Error),
-    /// The device goes (`RDMA_CM_EVENT_DEVICE_REMOVAL`), or the module: after the handler the crate
-    /// ends the connection, and the removal waits until its objects are gone. The last event of an
-    /// id.
+    /// The device goes (`RDMA_CM_EVENT_DEVICE_REMOVAL`), or the module. The last event of an id:
+    /// the crate then ends the connection, and the removal waits until its objects are gone.
     DeviceRemoval,
     /// Any other event, by its C value.
     Other(u32),
@@ -479,9 +477,8 @@ extern "C" fn on_sent(_: *mut bindings::ib_mad_agent, _: *mut bindings::ib_mad_s
 /// The MAD layer has one ordered workqueue a port, on which it calls the send handlers of all
 /// agents for requests that have timed out (`timeout_sends()` in core/mad.c). Only unregistering an
 /// agent flushes it, so this registers one that neither sends nor receives, and retries while that
-/// fails for want of memory or of agent numbers. The handler of a message of which the device says
-/// that it was not sent is called by the port's CQ, which is not waited for: see the limits in
-/// Documentation/safety.rst.
+/// fails for want of memory or of agent numbers. The port's CQ, which calls the handler of what was
+/// not sent, is not waited for: see the limits in Documentation/safety.rst.
 ///
 /// A port that the MAD layer does not know (`ENODEV`) has no agents: it is closed after all clients
 /// of this crate have released the device. Must not be called in a callback of a connection

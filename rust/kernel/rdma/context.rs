@@ -4,12 +4,12 @@
 //!
 //! A token of type [`Atomic`] or [`Sleepable`] is a proof of the caller's context: a function that
 //! may sleep, or that takes a lock which is not for softirqs, takes a [`&Sleepable`](Sleepable),
-//! and a completion handler gets the token of the context that it runs in. The tokens are
-//! zero-sized and cannot leave their thread. A function without a token may be called in any
-//! context, softirqs and interrupts included, and all objects may be dropped there.
+//! and a completion handler gets the token of its context. The tokens are zero-sized and cannot
+//! leave their thread. A function without one may be called in any context, softirqs and interrupts
+//! included, and all objects may be dropped there.
 //!
-//! The polling contexts of a completion queue are types too, and [`AnyContext`] is one that is
-//! chosen at run time. [`Provides`] relates them to the tokens that handlers get.
+//! The polling contexts of a completion queue are types too. [`Provides`] relates them to the
+//! tokens that handlers get.
 //!
 //! C header: [`include/rdma/ib_verbs.h`](srctree/include/rdma/ib_verbs.h) (`enum ib_poll_context`)
 
@@ -58,13 +58,10 @@ pub struct Atomic(NotThreadSafe);
 pub struct Sleepable(NotThreadSafe);
 
 impl Sleepable {
-    /// Returns the token where the caller may sleep: process context, no spinlock, no RCU read-side
-    /// section.
-    ///
-    /// For code that is not passed a token: module initialisation, a configfs callback, a work
-    /// item. A held spinlock goes unnoticed without `CONFIG_PREEMPT_COUNT`, an RCU read-side
-    /// section without `CONFIG_PREEMPT_RCU`. Fails with `EAGAIN` in interrupt, softirq or otherwise
-    /// atomic context.
+    /// Returns the token where the caller may sleep, for code that is not passed one: module
+    /// initialisation, a configfs callback, a work item. Fails with `EAGAIN` in atomic context, but
+    /// a held spinlock goes unnoticed without `CONFIG_PREEMPT_COUNT`, an RCU read-side section
+    /// without `CONFIG_PREEMPT_RCU`.
     #[inline]
     pub fn current() -> Result<Self> {
         // SAFETY: The helper only reads the state of the current task and CPU.
@@ -170,9 +167,8 @@ poll_context!(
 
 /// Any of these contexts, as chosen at run time ([`Cq::into_any`](crate::cq::Cq::into_any)).
 ///
-/// Handlers must not sleep, nor rely on softirqs being disabled. Where the RDMA core polls,
-/// [`Cq::process`](crate::cq::Cq::process) returns 0; where the caller does, a QP on an SRQ is not
-/// created.
+/// Handlers must not sleep, nor rely on disabled softirqs. [`Cq::process`](crate::cq::Cq::process)
+/// returns 0 where the RDMA core polls; where the caller does, a QP on an SRQ is not created.
 pub enum AnyContext {}
 impl Sealed for AnyContext {}
 impl PollContext for AnyContext {}

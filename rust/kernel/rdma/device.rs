@@ -144,8 +144,7 @@ impl Inner {
         self.get_data::<C>(Option::take)
     }
 
-    /// Calls `f`, which takes a step of the removal that may wait. Not generic: the timer's code is
-    /// this module's.
+    /// Calls `f`, a step of the removal. Not generic, so that the timer's code is this module's.
     #[inline(never)]
     pub(crate) fn during(self: Pin<&Self>, step: removal::Step, f: &mut dyn FnMut()) {
         self.step.store(step as u32, Relaxed);
@@ -409,8 +408,7 @@ pub enum Event {
 
 impl Event {
     pub(crate) fn from_raw(raw: &bindings::ib_event) -> Self {
-        // SAFETY: All members of the union are as large as this one or larger, and it may have any
-        // value.
+        // SAFETY: No member of the union is smaller than this one, which may have any value.
         let port = || unsafe { *raw.element.port_num };
         match raw.event {
             bindings::ib_event_type_IB_EVENT_DEVICE_FATAL => Self::DeviceFatal,

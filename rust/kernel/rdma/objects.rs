@@ -104,8 +104,7 @@ impl List {
         if !self.has(object) {
             let (prev, next) = (self.0.prev, null());
             // SAFETY: By the type invariant `prev` is null or valid.
-            // INVARIANT: The object is pinned, so it is valid until it is dropped. It is the last
-            // one.
+            // INVARIANT: The object is pinned, so valid until it is dropped, and now the last one.
             unsafe {
                 *self.links(object) = Links { prev, next };
                 self.links(prev).next = object;

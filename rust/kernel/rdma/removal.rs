@@ -20,8 +20,7 @@ pub(crate) trait OnRemoval: Send + Sync {
     fn place(&self) -> &Place;
 
     /// The device is about to go: all waits for the object end with `ENODEV`, and none begins.
-    /// Called for all objects before [`OnRemoval::removed`] of any, with the list locked: must not
-    /// wait.
+    /// Called, with the list locked, for all objects before [`OnRemoval::removed`]: must not wait.
     fn gone(self: Arc<Self>) {}
 
     /// The device goes: ends the object, or tells its handler. May wait for the ULP.

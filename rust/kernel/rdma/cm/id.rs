@@ -126,8 +126,7 @@ impl Id {
         self.state.device.as_ref().ok_or(ENOTCONN)
     }
 
-    /// Returns the GIDs of both ends, this one first (`rdma_read_gids`). `ENOTCONN` before that is
-    /// known.
+    /// Returns the GIDs of this end and the other (`rdma_read_gids`); `ENOTCONN` if not known yet.
     pub fn gids(&self) -> Result<(device::Gid, device::Gid)> {
         self.device()?;
         self.state.resolved()?;
@@ -250,8 +249,7 @@ impl Id {
         }
         conn.begin_answer(Some(handler))?;
         // A disconnection that has begun, and does nothing yet, ends before this: it locks the QP.
-        // SAFETY: The id is locked by its callback, or by `with_handler_lock`. The data are the
-        // caller's.
+        // SAFETY: Its callback or `with_handler_lock` has the id's lock. The data are the caller's.
         let accept = || unsafe { self.call_with_qp(bindings::rdma_accept, param) };
         let accepted = if locked {
             accept()
@@ -335,8 +333,7 @@ impl Id {
     }
 
     fn qp_param(&self, param: &cm::ConnParam<'_>) -> Result<bindings::rdma_conn_param> {
-        // SAFETY: The id is alive by the invariant of `RawId`. C may set the QP meanwhile, which is
-        // only looked for here.
+        // SAFETY: The id is alive by the invariant of `RawId`. C may set the QP, which is compared.
         if unsafe { (&raw const (*self.state.as_raw()).qp).read_volatile() }.is_null() {
             return Err(EINVAL);
         }
@@ -455,8 +452,7 @@ pub(super) unsafe extern "C" fn on_event(
     raw: *mut bindings::rdma_cm_event,
 ) -> c_int {
     // SAFETY: The context of an id with this callback is its `Conn`, which lives until the id is
-    // destroyed, and the event is valid during the call. Callbacks run in process context, with
-    // mutexes of their own only.
+    // destroyed. The event is valid during the call, which is in process context.
     let (conn, raw, cx) = unsafe {
         let conn = &*(*id).context.cast::<Conn<RdmaCm>>();
         (conn, &*raw, Sleepable::assume())
@@ -816,8 +812,7 @@ impl State {
         self.object.peer()
     }
 
-    /// Creates the QP (`rdma_create_qp`). Fails with `EBUSY` if the id has one, or is
-    /// being connected or disconnected.
+    /// Creates the QP (`rdma_create_qp`). `EBUSY` if the id has one, or is (dis)connected just now.
     ///
     /// # Safety
     ///
@@ -872,9 +867,8 @@ impl State {
         }
         self.with_handler_lock(|| {});
         if let Some(device) = self.device.as_ref() {
-            // SAFETY: The device is registered by the invariant of `device::Inner`, and the id is
-            // alive by the invariant of `RawId`. The port of an id does not change once it has a
-            // device.
+            // SAFETY: The device is registered by the invariant of `device::Inner`, the id alive by
+            // that of `RawId`. The port of an id that has a device does not change.
             unsafe { cm::flush_timeouts(device.as_raw(), (*self.as_raw()).port_num, cx) };
         }
     }
@@ -901,8 +895,7 @@ impl deferred::Teardown for State {
         // SAFETY: The id is alive by the invariant of `RawId`, and its QP, which has kept `State`,
         // is gone. This waits for callbacks that have begun, by the id's handler lock and by their
         // references. That of a message that was not answered has none; it has returned. Should one
-        // begin only now, C's own memory is at stake: see the limits in
-        // Documentation/safety.rst.
+        // begin only now, C's own memory is at stake: see Documentation/safety.rst.
         unsafe { bindings::rdma_destroy_id(self.as_raw()) };
         if let Some(incoming) = &self.incoming {
             incoming.destroyed.store(true, atomic::Relaxed);

@@ -23,12 +23,10 @@ use kernel::{
 
 /// The handler of a listener's events.
 pub trait Accept: Send + Sync + 'static {
-    /// A peer wants to connect: take the request's id with [`Request::into_id`], or drop it. Called
-    /// in process context.
+    /// A peer wants to connect: take the id with [`Request::into_id`], or drop the request.
     fn request(&self, request: Request<'_>, cx: &Sleepable);
 
-    /// The device that the listener was bound to goes, and the listener with it. Listeners on all
-    /// addresses go on.
+    /// The device that the listener was bound to, if it was to one, goes, and the listener with it.
     fn stopped(&self) {}
 }
 
@@ -84,9 +82,8 @@ impl Listening {
         }
     }
 
-    /// Makes room for one more connection, if need be by giving up the one that waits for longest.
-    /// Returns whether there is room. There is none while as many are given up or unanswered, or
-    /// without memory.
+    /// Returns whether there is room for one more connection, if need be by giving up the one that
+    /// waits for longest. There is none if as many are given up or unanswered, or without memory.
     fn make_room(&self) -> bool {
         let mut list = self.unconfirmed.lock();
         list.retain(|it| !it.is_settled());
@@ -103,8 +100,7 @@ impl Listening {
         true
     }
 
-    /// Handles a request, in the callback of its id. Fails with `ECONNREFUSED` unless that is
-    /// taken.
+    /// Handles a request, in the callback of its id. Fails with `ECONNREFUSED` if it is not taken.
     fn on_request(
         &self,
         id: NonNull<bindings::rdma_cm_id>,
@@ -145,8 +141,7 @@ unsafe extern "C" fn on_listener_event(
 ) -> c_int {
     let Some(id) = NonNull::new(id) else { return 0 };
     // SAFETY: The context of a listener is its `Listening`, which lives until the id is destroyed,
-    // and a request's id inherits it. The event is valid during the call. The connection manager
-    // calls back in process context.
+    // and a request's id inherits it. The event is valid during the call, in process context.
     let (this, event, cx) = unsafe {
         let this = sync::ArcBorrow::<Listening>::from_raw(id.as_ref().context.cast());
         (Arc::from(this), &*event, Sleepable::assume())
@@ -192,9 +187,8 @@ pub struct Listener {
 }
 
 impl Listener {
-    /// Listens on `addr`, in the initial network namespace (`rdma_bind_addr`, `rdma_listen`). An
-    /// unspecified address (`0.0.0.0`, `::`) listens on all devices, those to come included; an
-    /// IPv6 one listens for IPv6 only.
+    /// Listens on `addr`, in the initial network namespace (`rdma_bind_addr`, `rdma_listen`). On
+    /// `0.0.0.0` or `::` that is on all devices, those to come included; on IPv6, for that only.
     ///
     /// `backlog` is the number of connections that may wait for their peers to confirm them, at
     /// least one. When one more comes, the one that has waited for longest is given up, with
@@ -341,8 +335,7 @@ impl Request<'_> {
     }
 
     /// Takes the connection's id, to be accepted or rejected now or later; dropping it refuses.
-    /// Fails with `ENODEV` if the device is not the client's (any more), or `ENOMEM`; the peer is
-    /// refused.
+    /// Refuses and fails with `ENODEV` if the device is not the client's (any more), or `ENOMEM`.
     #[inline(never)]
     pub fn into_id(self, _cx: &Sleepable) -> Result<cm::Id> {
         // The id came with its device and its addresses.
@@ -359,8 +352,7 @@ impl Request<'_> {
         // The id is ours: a work item will destroy it, never this callback, which has its lock.
         conn.set_callback_task(true);
         self.taken.set(Some(incoming.clone()));
-        // INVARIANT: The callback's return does not destroy what is taken, only the teardown of the
-        // state does.
+        // INVARIANT: What is taken is not destroyed by the callback's return, but by `teardown`.
         let raw = state::RawId(self.id);
         conn.set_id(Some(raw));
         // INVARIANT: Callback and context were set above.

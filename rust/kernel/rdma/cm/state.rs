@@ -446,8 +446,7 @@ impl<M: Manager> Conn<M> {
                 disconnect = inner.end || was == State::Closed;
                 State::Established
             }
-            // A connection's neighbour got another address: the connection is there for the manager
-            // only.
+            // A neighbour got another address: the connection is there for the manager only.
             Event::Failed(_) if was == State::Established => {
                 disconnect = true;
                 was
@@ -533,10 +532,9 @@ impl<M: Manager> Conn<M> {
         Ok(end)
     }
 
-    /// Asks the peer by calling `ask`, which locks the QP. The caller has the handler lock of the
-    /// id, so this is before any event. Fails with `EINVAL` if the peer was asked already: the lock
-    /// of the QP is not waited for then, as its destruction may wait for a callback that waits for
-    /// the handler lock.
+    /// Asks the peer by calling `ask`, which locks the QP. The caller has the id's handler lock, so
+    /// no event has come. Fails with `EINVAL` if the peer was asked already, without a wait for the
+    /// QP's lock: its destruction may wait for a callback that waits for the handler lock.
     pub(crate) fn connect_qp(&self, ask: impl FnOnce() -> Result) -> Result {
         if self.state() >= State::Requested {
             return Err(EINVAL);
