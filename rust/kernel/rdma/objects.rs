@@ -216,7 +216,7 @@ pub(crate) struct Undrained {
 
 struct Details {
     peer: Peer,
-    undrained: Option<KBox<Undrained>>,
+    undrained: Option<Undrained>,
 }
 
 /// One where [`debug`] can be asked about a QP.
@@ -249,7 +249,7 @@ impl fmt::Display for Object {
         let (peer, undrained) = {
             let lock = DETAILS.lock();
             let details = self.details.as_ref(&lock);
-            (details.peer, details.undrained.as_deref().copied())
+            (details.peer, details.undrained)
         };
         f.write_str(refs::NAMES[self.reference.kind as usize])?;
         if let Some(num) = self.num {
@@ -328,24 +328,20 @@ impl Object {
 
     /// Counts an owner of type `first` that the object keeps until it is drained. Any context.
     pub(crate) fn add_undrained(&self, first: &'static str) {
-        let undrained = Undrained {
+        self.put_undrained(Some(Undrained {
             count: 1,
             first,
             since: now(),
-        };
-        // Without memory for it, it is not shown.
-        self.put_undrained(
-            KBox::new(undrained, GFP_ATOMIC | kernel::alloc::flags::__GFP_NOWARN).ok(),
-        );
+        }));
     }
 
     /// Takes the count of what the object keeps until it is drained.
-    pub(crate) fn take_undrained(&self) -> Option<KBox<Undrained>> {
+    pub(crate) fn take_undrained(&self) -> Option<Undrained> {
         self.details.as_mut(&mut DETAILS.lock()).undrained.take()
     }
 
     /// Adds what [`Object::take_undrained`] returned. Any context.
-    pub(crate) fn put_undrained(&self, undrained: Option<KBox<Undrained>>) {
+    pub(crate) fn put_undrained(&self, undrained: Option<Undrained>) {
         let Some(mut undrained) = undrained else {
             return;
         };
@@ -371,22 +367,18 @@ impl Drop for Object {
 /// Kills the refs of `owner` and waits until nothing references it; messages of `who` name them.
 pub(crate) fn kill_and_wait(owner: &dyn refs::Owner, who: &dyn fmt::Display, cx: &Sleepable) {
     let refs = owner.refs();
-    refs.kill_and_wait(who, &|| report(refs, who), cx);
-}
-
-/// Names the objects that have references to `refs` in the kernel log.
-fn report(refs: &refs::Refs, who: &dyn fmt::Display) {
-    let objects = OBJECTS.lock();
-    let of_refs = objects
-        .iter()
-        .filter(|object| ptr::eq(object.reference.refs(), refs));
-    for (n, object) in of_refs.enumerate() {
-        if n == REPORTED {
-            pr_warn!("{who}: waits for more: see rdma_rs/objects in debugfs\n");
-            break;
+    let report = || {
+        let objects = OBJECTS.lock();
+        let is_of = |object: &&Object| ptr::eq(object.reference.refs(), refs);
+        for (n, object) in objects.iter().filter(is_of).enumerate() {
+            if n == REPORTED {
+                pr_warn!("{who}: waits for more: see rdma_rs/objects in debugfs\n");
+                break;
+            }
+            pr_warn!("{who}: waits for {object}\n");
         }
-        pr_warn!("{who}: waits for {object}\n");
-    }
+    };
+    refs.kill_and_wait(who, &report, cx);
 }
 
 struct AllObjects;
