@@ -244,8 +244,21 @@ impl<'a> Event<'a> {
             bindings::rdma_cm_event_type_RDMA_CM_EVENT_DISCONNECTED => Self::Disconnected,
             bindings::rdma_cm_event_type_RDMA_CM_EVENT_DEVICE_REMOVAL => Self::DeviceRemoval,
             bindings::rdma_cm_event_type_RDMA_CM_EVENT_REJECTED => {
-                // SAFETY: The caller says that `raw` is an event of `id`, which has a device then.
-                Self::Rejected(unsafe { Rejected::from_raw(id, raw) })
+                let mut len = 0;
+                let event = ptr::from_ref(raw).cast_mut();
+                // SAFETY: The caller says that this is an event of `id`, which has a device then,
+                // and that the private data live as long as it. The message is never freed.
+                let (message, private_data) = unsafe {
+                    let message = bindings::rdma_reject_msg(id, raw.status);
+                    let sent = bindings::rdma_consumer_reject_data(id, event, &raw mut len);
+                    let sent = (!sent.is_null()).then(|| data(sent, len.into()));
+                    (CStr::from_char_ptr(message), sent)
+                };
+                Self::Rejected(Rejected {
+                    reason: raw.status.try_into().ok().map(RejectReason),
+                    message,
+                    private_data,
+                })
             }
             bindings::rdma_cm_event_type_RDMA_CM_EVENT_CONNECT_ERROR
             | bindings::rdma_cm_event_type_RDMA_CM_EVENT_UNREACHABLE
@@ -342,27 +355,6 @@ pub struct Rejected<'a> {
 }
 
 impl<'a> Rejected<'a> {
-    /// # Safety
-    ///
-    /// `id` is valid, has a device, and `raw` is its rejection, with its private data.
-    unsafe fn from_raw(id: *mut bindings::rdma_cm_id, raw: &'a bindings::rdma_cm_event) -> Self {
-        let mut len = 0;
-        let event = ptr::from_ref(raw).cast_mut();
-        // SAFETY: The caller says that the id has a device, and that this is its rejection, whose
-        // private data live as long as it. The message is one that is never freed.
-        let (message, private_data) = unsafe {
-            let message = bindings::rdma_reject_msg(id, raw.status);
-            let sent = bindings::rdma_consumer_reject_data(id, event, &raw mut len);
-            let sent = (!sent.is_null()).then(|| data(sent, len.into()));
-            (CStr::from_char_ptr(message), sent)
-        };
-        Self {
-            reason: raw.status.try_into().ok().map(RejectReason),
-            message,
-            private_data,
-        }
-    }
-
     /// Returns the rejection of an id of the InfiniBand connection manager.
     pub(crate) fn new(reason: RejectReason, private_data: &'a [u8]) -> Self {
         let raw = c_int::try_from(reason.0).unwrap_or(0);

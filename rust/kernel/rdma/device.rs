@@ -244,8 +244,36 @@ impl Device {
 
     /// Returns the attributes, which do not change once the device is registered.
     pub fn attrs(&self) -> DeviceAttr {
+        use bindings::{
+            ib_device_cap_flags_IB_DEVICE_MEM_MGT_EXTENSIONS as MEM_MGT_EXTENSIONS,
+            ib_kernel_cap_flags_IBK_SG_GAPS_REG as SG_GAPS_REG, //
+        };
+
         // SAFETY: The device is registered by the invariant of `Inner`; `attrs` does not change.
-        DeviceAttr::from_raw(unsafe { &(*self.as_raw()).attrs })
+        let raw = unsafe { &(*self.as_raw()).attrs };
+        DeviceAttr {
+            max_cqe: raw.max_cqe,
+            max_qp_wr: raw.max_qp_wr,
+            max_send_sge: raw.max_send_sge,
+            max_recv_sge: raw.max_recv_sge,
+            max_sge_rd: raw.max_sge_rd,
+            max_sgl_rd: raw.max_sgl_rd,
+            max_qp_rd_atom: raw.max_qp_rd_atom,
+            max_qp_init_rd_atom: raw.max_qp_init_rd_atom,
+            max_mr: raw.max_mr,
+            max_mr_size: raw.max_mr_size,
+            max_fast_reg_page_list_len: raw.max_fast_reg_page_list_len,
+            page_size_cap: raw.page_size_cap,
+            max_srq: raw.max_srq,
+            max_srq_wr: raw.max_srq_wr,
+            max_srq_sge: raw.max_srq_sge,
+            max_pkeys: raw.max_pkeys,
+            vendor_id: raw.vendor_id,
+            vendor_part_id: raw.vendor_part_id,
+            hw_ver: raw.hw_ver,
+            mem_mgt_extensions: raw.device_cap_flags & MEM_MGT_EXTENSIONS as u64 != 0,
+            sg_gaps_reg: raw.kernel_cap_flags & u64::from(SG_GAPS_REG) != 0,
+        }
     }
 
     pub(crate) fn ops(&self) -> &bindings::ib_device_ops {
@@ -346,39 +374,6 @@ pub struct DeviceAttr {
     pub mem_mgt_extensions: bool,
     /// MRs may have gaps between their pages (`IBK_SG_GAPS_REG`).
     pub sg_gaps_reg: bool,
-}
-
-impl DeviceAttr {
-    fn from_raw(raw: &bindings::ib_device_attr) -> Self {
-        use bindings::{
-            ib_device_cap_flags_IB_DEVICE_MEM_MGT_EXTENSIONS as MEM_MGT_EXTENSIONS,
-            ib_kernel_cap_flags_IBK_SG_GAPS_REG as SG_GAPS_REG, //
-        };
-
-        Self {
-            max_cqe: raw.max_cqe,
-            max_qp_wr: raw.max_qp_wr,
-            max_send_sge: raw.max_send_sge,
-            max_recv_sge: raw.max_recv_sge,
-            max_sge_rd: raw.max_sge_rd,
-            max_sgl_rd: raw.max_sgl_rd,
-            max_qp_rd_atom: raw.max_qp_rd_atom,
-            max_qp_init_rd_atom: raw.max_qp_init_rd_atom,
-            max_mr: raw.max_mr,
-            max_mr_size: raw.max_mr_size,
-            max_fast_reg_page_list_len: raw.max_fast_reg_page_list_len,
-            page_size_cap: raw.page_size_cap,
-            max_srq: raw.max_srq,
-            max_srq_wr: raw.max_srq_wr,
-            max_srq_sge: raw.max_srq_sge,
-            max_pkeys: raw.max_pkeys,
-            vendor_id: raw.vendor_id,
-            vendor_part_id: raw.vendor_part_id,
-            hw_ver: raw.hw_ver,
-            mem_mgt_extensions: raw.device_cap_flags & MEM_MGT_EXTENSIONS as u64 != 0,
-            sg_gaps_reg: raw.kernel_cap_flags & u64::from(SG_GAPS_REG) != 0,
-        }
-    }
 }
 
 /// An event of a device or one of its ports, as `struct ib_event`. Can be printed. Events of QPs,

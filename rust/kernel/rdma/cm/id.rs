@@ -109,7 +109,7 @@ impl Id {
     pub fn resolve_addr(&self, dst: SocketAddr, timeout_ms: u32, _cx: &Sleepable) -> Result {
         let resolved = bindings::rdma_cm_event_type_RDMA_CM_EVENT_ADDR_RESOLVED;
         let resolve = || self.state.resolve_addr(dst, timeout_ms);
-        self.conn().wait_for(resolved, resolve)?;
+        self.state.conn.wait_for(resolved, resolve)?;
         self.state.bind()
     }
 
@@ -118,7 +118,7 @@ impl Id {
     pub fn resolve_route(&self, timeout_ms: u32, _cx: &Sleepable) -> Result {
         let resolved = bindings::rdma_cm_event_type_RDMA_CM_EVENT_ROUTE_RESOLVED;
         let resolve = || self.state.resolve_route(timeout_ms);
-        self.conn().wait_for(resolved, resolve).map(drop)
+        self.state.conn.wait_for(resolved, resolve).map(drop)
     }
 
     /// Returns the client's handle of the id's device. Fails with `ENOTCONN` before it has one.
@@ -167,7 +167,7 @@ impl Id {
             connect,
             timeout_ms,
         };
-        let conn = self.conn();
+        let conn = &self.state.conn;
         conn.begin_async(handler, Arc::new(connect, GFP_KERNEL)?)?;
         let resolving = self.state.resolve_addr(dst, timeout_ms);
         resolving.inspect_err(|_| drop(conn.end_async()))
@@ -203,7 +203,7 @@ impl Id {
         _cx: &Sleepable,
     ) -> Result<cm::PrivateData> {
         let param = self.qp_param(param)?;
-        let conn = self.conn();
+        let conn = &self.state.conn;
         let established = bindings::rdma_cm_event_type_RDMA_CM_EVENT_ESTABLISHED;
         let (mut installed, mut asked) = (false, false);
         conn.wait_for(established, || {
@@ -241,7 +241,7 @@ impl Id {
         _cx: &Sleepable,
     ) -> Result {
         let param = self.qp_param(param)?;
-        let conn = self.conn();
+        let conn = &self.state.conn;
         let locked = conn.is_in_own_callback();
         if !locked && InCallback::is_current() {
             // Another task may have this id's lock, and wait for that of the callback's.
@@ -260,7 +260,9 @@ impl Id {
         // To disconnect waits on iWARP for the event that the connection is there.
         let is_iwarp = self.device().is_ok_and(Device::is_iwarp);
         if let Some(incoming) = self.state.incoming.as_ref().filter(|_| !is_iwarp) {
-            incoming.await_confirmation();
+            // It is given up unless it is confirmed in time.
+            incoming.accepted.store(true, atomic::Relaxed);
+            *incoming.timeout.lock() = Some(incoming.clone().start(TIMEOUT));
         }
         Ok(())
     }
@@ -274,7 +276,7 @@ impl Id {
         }
         let (data, len) = (private_data.as_ptr().cast(), private_data.len().try_into()?);
         let reason = cm::RejectReason::CONSUMER_DEFINED.0.try_into()?;
-        self.conn().begin_answer(None)?;
+        self.state.conn.begin_answer(None)?;
         // SAFETY: The id is alive by the invariant of `RawId`, and the data are copied by the call.
         to_result(unsafe { bindings::rdma_reject(self.state.as_raw(), data, len, reason) })
     }
@@ -294,7 +296,7 @@ impl Id {
     /// }
     /// ```
     pub fn notify_established(&self) {
-        self.conn().notify_established();
+        self.state.conn.notify_established();
     }
 
     /// Ends the connection (`rdma_disconnect`): the QP goes to the error state, its requests are
@@ -306,7 +308,7 @@ impl Id {
     /// Fails with `EINVAL` if the id was never connected; on iWARP `EDEADLK` in the callback of
     /// another id, where [`Id::disconnect_later`] is for; or the driver's error.
     pub fn disconnect(&self, _cx: &Sleepable) -> Result {
-        let conn = self.conn();
+        let conn = &self.state.conn;
         let is_iwarp = self.device().is_ok_and(Device::is_iwarp);
         // iWARP waits until the connection is made or refused, which its ordered workqueue finds.
         if is_iwarp && InCallback::is_current() {
@@ -324,12 +326,12 @@ impl Id {
 
     /// As [`Id::disconnect`], from a work item. Any context.
     pub fn disconnect_later(&self) {
-        self.conn().disconnect_later();
+        self.state.conn.disconnect_later();
     }
 
     /// Lets go of the handler before the last event. A call of it that has begun goes on.
     pub fn release_handler(&self, _cx: &Sleepable) {
-        self.conn().release_handler();
+        self.state.conn.release_handler();
     }
 
     fn qp_param(&self, param: &cm::ConnParam<'_>) -> Result<bindings::rdma_conn_param> {
@@ -355,14 +357,10 @@ impl Id {
         ) -> c_int,
         mut param: bindings::rdma_conn_param,
     ) -> Result {
-        let _qp = self.conn().qp.lock();
+        let _qp = self.state.conn.qp.lock();
         // SAFETY: The id is alive by the invariant of `RawId`, and the caller says that it is
         // locked, and the data are there. The call copies them, and the parameters.
         to_result(unsafe { call(self.state.as_raw(), &raw mut param) })
-    }
-
-    fn conn(&self) -> &Arc<Conn<RdmaCm>> {
-        &self.state.conn
     }
 }
 
@@ -397,7 +395,7 @@ impl AsyncConnect {
     fn connect(&self, cx: &Sleepable) -> Result {
         let param = self.connect.resolved(&self.id, cx)?;
         let param = self.id.qp_param(&param)?;
-        let conn = self.id.conn();
+        let conn = &self.id.state.conn;
         // SAFETY: The id is locked in its callback. The private data are the handler's.
         let ask = || unsafe { self.id.call_with_qp(bindings::rdma_connect_locked, param) };
         let disconnect = conn.ask(ask)?;
@@ -661,8 +659,25 @@ impl hrtimer::HrTimerCallback for Incoming {
 impl workqueue::WorkItem for Incoming {
     type Pointer = Arc<Self>;
 
+    /// Gives the connection up, unless it is confirmed: the handler gets its last event.
     fn run(this: Arc<Self>) {
-        this.give_up();
+        let conn = &this.conn;
+        let _in_callback = InCallback::enter();
+        let _events = conn.event_lock.lock();
+        if !this.is_unconfirmed() {
+            return;
+        }
+        let handler = conn.with_id(|id| {
+            conn.give_up(|| {
+                // SAFETY: `with_id` passes the id, alive meanwhile. It was accepted.
+                let _ = unsafe { RdmaCm::disconnect(conn, id.as_ptr()) };
+            })
+        });
+        if let Some(handler) = handler.flatten() {
+            // SAFETY: Work items run in process context, and the locks are mutexes.
+            let cx = unsafe { Sleepable::assume() };
+            handler.event(cm::Event::Failed(ETIMEDOUT), &cx);
+        }
     }
 }
 
@@ -682,12 +697,6 @@ impl Incoming {
         )
     }
 
-    /// Gives the connection up unless it is confirmed in time. Not for iWARP.
-    fn await_confirmation(self: &Arc<Self>) {
-        self.accepted.store(true, atomic::Relaxed);
-        *self.timeout.lock() = Some(self.clone().start(TIMEOUT));
-    }
-
     /// Returns whether the connection is there, or its id is destroyed.
     pub(super) fn is_settled(&self) -> bool {
         self.destroyed.load(atomic::Relaxed) || self.conn.state() == state::State::Established
@@ -703,31 +712,11 @@ impl Incoming {
         self.accepted.load(atomic::Relaxed) && self.conn.is_unconfirmed()
     }
 
-    /// As [`Incoming::give_up`], from a work item. Any context.
+    /// Gives the connection up from a work item, unless it is confirmed. Any context.
     pub(super) fn give_up_later(self: Arc<Self>) {
         self.given_up.store(true, atomic::Relaxed);
         // Already queued is as good.
         let _ = deferred::Queue::get().enqueue(self);
-    }
-
-    /// Gives the connection up, unless it is confirmed: the handler gets its last event.
-    fn give_up(&self) {
-        let _in_callback = InCallback::enter();
-        let _events = self.conn.event_lock.lock();
-        if !self.is_unconfirmed() {
-            return;
-        }
-        let handler = self.conn.with_id(|id| {
-            self.conn.give_up(|| {
-                // SAFETY: `with_id` passes the id, alive meanwhile. It was accepted.
-                let _ = unsafe { RdmaCm::disconnect(&self.conn, id.as_ptr()) };
-            })
-        });
-        if let Some(handler) = handler.flatten() {
-            // SAFETY: Work items run in process context, and the locks are mutexes.
-            let cx = unsafe { Sleepable::assume() };
-            handler.event(cm::Event::Failed(ETIMEDOUT), &cx);
-        }
     }
 }
 
