@@ -567,28 +567,18 @@ impl PinnedDrop for Core {
 /// # Examples
 ///
 /// ```
-/// # use kernel::{new_mutex, sync::Mutex};
 /// use rdma::{device::Event, prelude::*};
 ///
 /// struct Ulp;
 ///
-/// /// The connections of a device, and what they share.
-/// #[pin_data]
+/// /// What the connections of a device share.
 /// struct PerDevice {
 ///     pd: Pd,
-///     #[pin]
-///     ids: Mutex<KVec<cm::Id>>,
 /// }
 ///
 /// impl DeviceData<Ulp> for PerDevice {
 ///     fn add(_ulp: Pin<&Ulp>, dev: &Device, cx: &Sleepable) -> impl PinInit<Self, Error> {
-///         let pd = Pd::alloc(dev, cx);
-///         try_pin_init!(Self { pd: pd?, ids <- new_mutex!(KVec::new()) })
-///     }
-///
-///     fn remove(self: Pin<&Self>, _ulp: Pin<&Ulp>, _dev: &Device, _cx: &Sleepable) {
-///         let ids = core::mem::take(&mut *self.ids.lock());
-///         drop(ids); // With the mutex unlocked.
+///         Pd::alloc(dev, cx).map(|pd| Self { pd })
 ///     }
 ///
 ///     fn event(self: Pin<&Self>, _ulp: Pin<&Ulp>, dev: &Device, event: Event, _cx: &Sleepable) {

@@ -26,10 +26,7 @@ pub use listener::Request;
 
 use crate::prelude::*;
 use core::{
-    net::{
-        Ipv4Addr,
-        SocketAddrV6, //
-    },
+    net,
     ptr, //
 };
 use kernel::{
@@ -185,13 +182,13 @@ unsafe fn read(addr: &bindings::__kernel_sockaddr_storage) -> Option<SocketAddr>
         match (*addr).v4.sin_family {
             SockAddr::V4 => {
                 let addr = (*addr).v4;
-                let ip = Ipv4Addr::from_bits(u32::from_be(addr.sin_addr.s_addr));
+                let ip = net::Ipv4Addr::from_bits(u32::from_be(addr.sin_addr.s_addr));
                 Some((ip, u16::from_be(addr.sin_port)).into())
             }
             SockAddr::V6 => {
                 let addr = (*addr).v6;
                 let (ip, port) = (addr.sin6_addr.in6_u.u6_addr8, u16::from_be(addr.sin6_port));
-                Some(SocketAddrV6::new(ip.into(), port, 0, addr.sin6_scope_id).into())
+                Some(net::SocketAddrV6::new(ip.into(), port, 0, addr.sin6_scope_id).into())
             }
             _ => None,
         }

@@ -18,10 +18,7 @@ use core::{
     marker::PhantomPinned,
     mem,
     net::IpAddr,
-    ptr::{
-        self,
-        null, //
-    }, //
+    ptr, //
 };
 use kernel::{
     debugfs,
@@ -51,8 +48,8 @@ struct Links {
 }
 
 const NONE: Links = Links {
-    prev: null(),
-    next: null(),
+    prev: ptr::null(),
+    next: ptr::null(),
 };
 
 /// The list: its last and its first object. Its lock protects the links of all objects, too.
@@ -102,7 +99,7 @@ impl List {
     fn push(&mut self, object: Pin<&Object>) {
         let object = object.get_ref();
         if !self.has(object) {
-            let (prev, next) = (self.0.prev, null());
+            let (prev, next) = (self.0.prev, ptr::null());
             // SAFETY: By the type invariant `prev` is null or valid.
             // INVARIANT: The object is pinned, so valid until it is dropped, and now the last one.
             unsafe {
@@ -281,7 +278,7 @@ impl Object {
             links: UnsafeCell::new(NONE),
             reference: reference.into(),
             num: None,
-            qp: [null(); DEBUG],
+            qp: [ptr::null(); DEBUG],
             sizes: Sizes::Unknown,
             reserved: atomic::Atomic::new(0),
             since: now(),

@@ -7,10 +7,7 @@
 use crate::prelude::*;
 use core::mem;
 use kernel::sync::{
-    atomic::{
-        Atomic,
-        Relaxed, //
-    },
+    atomic,
     Mutex, //
 };
 
@@ -32,11 +29,11 @@ pub(crate) trait OnRemoval: Send + Sync {
 }
 
 /// The place of an object in the list of its device. The list's lock protects it.
-pub(crate) struct Place(Atomic<u32>);
+pub(crate) struct Place(atomic::Atomic<u32>);
 
 impl Place {
     pub(crate) const fn new() -> Self {
-        Self(Atomic::new(u32::MAX))
+        Self(atomic::Atomic::new(u32::MAX))
     }
 }
 
@@ -73,7 +70,7 @@ impl Removal {
         }
         list.objects.reserve(1, GFP_KERNEL)?;
         let index = list.objects.len().try_into()?;
-        object.place().0.store(index, Relaxed);
+        object.place().0.store(index, atomic::Relaxed);
         list.objects.push_within_capacity(Some(object))?;
         Ok(())
     }
@@ -82,13 +79,13 @@ impl Removal {
     #[inline(never)]
     pub(crate) fn remove(&self, object: &dyn OnRemoval) {
         let mut list = self.list.lock();
-        let index = object.place().0.xchg(u32::MAX, Relaxed) as usize;
+        let index = object.place().0.xchg(u32::MAX, atomic::Relaxed) as usize;
         let removed = list.objects.get_mut(index).and_then(Option::take);
         // The last object gets its place, unless `end_all` goes through the list.
         if removed.is_some() && !list.closed {
             let last = list.objects.pop().flatten();
             if let (Some(last), Some(entry)) = (last, list.objects.get_mut(index)) {
-                last.place().0.store(index as u32, Relaxed);
+                last.place().0.store(index as u32, atomic::Relaxed);
                 *entry = Some(last);
             }
         }

@@ -185,9 +185,8 @@ impl Id {
     /// ```
     /// use rdma::prelude::*;
     ///
-    /// /// Connects an id of [`cm::Id::resolve`], and returns the peer's answer to `hello`. fn
-    /// connect(id: &cm::Id, pd: &Pd, cq: &Cq<Softirq>, cx: &Sleepable) -> Result<cm::PrivateData> {
-    ///     let qp = Qp::create(id, pd, cq, cq, &Caps::new(16, 16), cx)?;
+    /// /// Connects an id of [`cm::Id::resolve`] with its QP, and returns the peer's answer.
+    /// fn connect(id: &cm::Id, qp: Qp<Softirq>, cx: &Sleepable) -> Result<cm::PrivateData> {
     ///     let param = cm::ConnParam {
     ///         private_data: b"hello",
     ///         ..Default::default()
