@@ -266,24 +266,21 @@ impl<'a> Event<'a> {
             other => Self::Other(other),
         }
     }
+}
 
-    fn raw(&self) -> bindings::rdma_cm_event_type {
-        match self {
+/// The event's name (`rdma_event_msg`), and why.
+impl fmt::Display for Event<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let raw = match self {
             Self::Established { .. } => bindings::rdma_cm_event_type_RDMA_CM_EVENT_ESTABLISHED,
             Self::Disconnected => bindings::rdma_cm_event_type_RDMA_CM_EVENT_DISCONNECTED,
             Self::Rejected(_) => bindings::rdma_cm_event_type_RDMA_CM_EVENT_REJECTED,
             Self::Failed(_) => bindings::rdma_cm_event_type_RDMA_CM_EVENT_CONNECT_ERROR,
             Self::DeviceRemoval => bindings::rdma_cm_event_type_RDMA_CM_EVENT_DEVICE_REMOVAL,
             Self::Other(raw) => *raw,
-        }
-    }
-}
-
-/// The event's name (`rdma_event_msg`), and why.
-impl fmt::Display for Event<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        };
         // SAFETY: The function returns a string that is never freed, for any value.
-        let text = unsafe { CStr::from_char_ptr(bindings::rdma_event_msg(self.raw())) };
+        let text = unsafe { CStr::from_char_ptr(bindings::rdma_event_msg(raw)) };
         fmt::Display::fmt(text, f)?;
         match self {
             Self::Rejected(rejected) => f.write_fmt(fmt!(": {rejected}")),

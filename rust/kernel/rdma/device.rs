@@ -589,26 +589,6 @@ pub struct PortAttr {
     pub sm_lid: u32,
 }
 
-impl PortAttr {
-    fn from_raw(raw: &bindings::ib_port_attr) -> Self {
-        Self {
-            state: match raw.state {
-                bindings::ib_port_state_IB_PORT_DOWN => PortState::Down,
-                bindings::ib_port_state_IB_PORT_INIT => PortState::Init,
-                bindings::ib_port_state_IB_PORT_ARMED => PortState::Armed,
-                bindings::ib_port_state_IB_PORT_ACTIVE => PortState::Active,
-                other => PortState::Other(other),
-            },
-            max_mtu: mtu_bytes(raw.max_mtu),
-            active_mtu: mtu_bytes(raw.active_mtu),
-            gid_table_len: raw.gid_tbl_len.try_into().unwrap_or(0),
-            pkey_table_len: raw.pkey_tbl_len,
-            lid: raw.lid,
-            sm_lid: raw.sm_lid,
-        }
-    }
-}
-
 /// Returns an `enum ib_mtu` in bytes, or zero if it is not known (`ib_mtu_enum_to_int`).
 fn mtu_bytes(mtu: bindings::ib_mtu) -> u32 {
     match mtu {
@@ -667,7 +647,21 @@ impl<'a> Port<'a> {
         // SAFETY: The device is registered by the invariant of `Inner`, and the caller may sleep.
         let ret = unsafe { bindings::ib_query_port(self.dev.as_raw(), self.num, &raw mut attr) };
         to_result(ret)?;
-        Ok(PortAttr::from_raw(&attr))
+        Ok(PortAttr {
+            state: match attr.state {
+                bindings::ib_port_state_IB_PORT_DOWN => PortState::Down,
+                bindings::ib_port_state_IB_PORT_INIT => PortState::Init,
+                bindings::ib_port_state_IB_PORT_ARMED => PortState::Armed,
+                bindings::ib_port_state_IB_PORT_ACTIVE => PortState::Active,
+                other => PortState::Other(other),
+            },
+            max_mtu: mtu_bytes(attr.max_mtu),
+            active_mtu: mtu_bytes(attr.active_mtu),
+            gid_table_len: attr.gid_tbl_len.try_into().unwrap_or(0),
+            pkey_table_len: attr.pkey_tbl_len,
+            lid: attr.lid,
+            sm_lid: attr.sm_lid,
+        })
     }
 
     /// Returns `true` if the port has a protocol. Any context.
