@@ -132,7 +132,7 @@ pub unsafe trait ModuleClient: Client {
 #[doc(hidden)]
 #[pin_data(PinnedDrop)]
 pub struct Registration<T: ModuleClient> {
-    // Dropped in this order.
+    // Dropped in this order, after the client was unregistered.
     #[pin]
     state: T,
     core: Pin<KBox<Core>>,
@@ -316,11 +316,11 @@ impl ClientRef {
     pub fn device_of_netdev(&self, name: &CStr, _cx: &Sleepable) -> Option<Device> {
         // SAFETY: The name is a C string.
         let raw = unsafe { bindings::rdma_helper_device_by_netdev(name.as_char_ptr()) };
-        let raw = NonNull::new(raw)?;
-        let dev = self.device(raw.as_ptr());
+        let raw = NonNull::new(raw)?.as_ptr();
+        let dev = self.device(raw).ok();
         // SAFETY: The helper has taken a reference, and `raw` is not used after this.
-        unsafe { bindings::ib_device_put(raw.as_ptr()) };
-        dev.ok()
+        unsafe { bindings::ib_device_put(raw) };
+        dev
     }
 
     /// Returns the name of the client's module.
