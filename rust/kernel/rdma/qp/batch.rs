@@ -10,7 +10,7 @@ use crate::{
     prelude::*,
     qp::{
         chain,
-        post::unnamed,
+        post,
         AnyQp,
         Chain, //
     }, //
@@ -142,29 +142,25 @@ impl AnyQp {
         P: CqePointer<ID>,
     {
         let mut slots = [const { chain::Slot::new() }; LINKS];
-        // SAFETY: The slots outlive the links. The owner is given up before they are posted, and
+        // SAFETY: The slots outlive the chain. The owner is given up before that is posted, and
         // stays where it is.
-        let made = unsafe { chain::Links::make(&raw mut slots, &self.target, &*owner, make) };
-        let mut links = match made {
-            Ok(links) => links,
+        let made = unsafe { Chain::make(&raw mut slots, &self.target, &*owner, make) };
+        let mut chain = match made {
+            Ok(chain) => chain,
             Err(error) => return Err(PostError::new(owner, error)),
         };
-        links.reads |= reads;
+        chain.reads |= reads;
         let cqe = owner.into_cqe(cqe::Sealed::new());
-        // SAFETY: The links were made for this QP, and the owner is the queue's until `done`.
-        match unsafe { links.post(&self.target, Some(cqe)) } {
-            Ok(()) => Ok(()),
-            // SAFETY: The signaled request was posted last, and with this callback.
-            Err(refused) => Err(unsafe { self.take_back(refused, cqe) }),
-        }
+        // SAFETY: The owner is the queue's until `done`. If the driver refuses requests, they were
+        // made of it, and the last, signaled one has this callback.
+        unsafe { chain.post(Some(cqe)) }.map_err(|refused| unsafe { self.take_back(refused, cqe) })
     }
 
     /// Posts a chain that `make` makes of what `owner` has, and whose last request completes to the
     /// callback that `start` returns. Others may use the owner from `start` on, which is called
     /// when the chain is made. So what was prepared is not taken back if the driver refuses it.
     ///
-    /// `names_first` returns what [`AnyQp::names_first`] does. If the QP was asked, each post would
-    /// keep its address for that.
+    /// `names_first` is [`AnyQp::names_first`], without the QP, whose address each post would keep.
     ///
     /// # Safety
     ///
@@ -180,13 +176,12 @@ impl AnyQp {
         make: impl for<'a> FnOnce(&'a T, &mut Chain<'a, LINKS, SGES>) -> Result,
     ) -> Result<(), ChainError> {
         let mut slots = [const { chain::Slot::new() }; LINKS];
-        // SAFETY: The slots outlive the links. The owner stays where it is, as the caller promises,
-        // and this reference ends before others use it.
-        let links = unsafe { chain::Links::make(&raw mut slots, &self.target, &*owner, make) }
+        // SAFETY: The slots outlive the chain. The owner stays where it is, as the caller promises,
+        // and others use it only when the chain is made.
+        let chain = unsafe { Chain::make(&raw mut slots, &self.target, owner, make) }
             .map_err(ChainError::Unmade)?;
-        // SAFETY: The links were made for this QP. What they are made of stays until the QP was
-        // drained, as the caller promises.
-        unsafe { links.post(&self.target, Some(start())) }.map_err(|refused| {
+        // SAFETY: What the chain is made of stays until the QP was drained, as the caller promises.
+        unsafe { chain.post(Some(start())) }.map_err(|refused| {
             let (error, posted) = refused.why(names_first());
             ChainError::Refused(error, posted)
         })
@@ -216,7 +211,7 @@ impl AnyQp {
             // back.
             Some(_) => Some(unsafe { P::take_back(cqe) }),
             None => {
-                unnamed();
+                post::unnamed();
                 None
             }
         };
@@ -261,16 +256,16 @@ impl<P: CqePointer<ID>, const ID: u64> Batch<'_, P, ID> {
     ) -> Result {
         let (qp, owner) = (self.qp, self.owner.as_ref().ok_or(EIO)?);
         let mut slots = [const { chain::Slot::new() }; LINKS];
-        // SAFETY: The slots outlive the links, and the owner does not move.
-        let links = unsafe { chain::Links::make(&raw mut slots, &qp.target, &**owner, make) }?;
-        let len = links.len();
-        self.reads |= links.reads;
-        // SAFETY: The links were made for this QP. The owner is moved into a signaled request that
-        // is posted later, or kept until the QP was drained.
-        let (posted, result) = match unsafe { links.post(&qp.target, None) } {
+        // SAFETY: The slots outlive the chain, and the owner does not move.
+        let chain = unsafe { Chain::make(&raw mut slots, &qp.target, &**owner, make) }?;
+        let len = chain.len;
+        self.reads |= chain.reads;
+        // SAFETY: The owner is moved into a signaled request that is posted later, or kept until
+        // the QP was drained.
+        let (posted, result) = match unsafe { chain.post(None) } {
             Ok(()) => (len, Ok(())),
             Err(refused) => {
-                // SAFETY: The owner, which is borrowed, keeps what the links are made of.
+                // SAFETY: The owner, which is borrowed, keeps what the chain is made of.
                 let (error, posted) = unsafe { refused.take_back(qp.names_first()) };
                 // Without a word from the driver, take all for posted.
                 (posted.unwrap_or(len), Err(error))

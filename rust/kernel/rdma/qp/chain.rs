@@ -94,71 +94,107 @@ impl<const SGES: usize> Slot<SGES> {
     }
 }
 
-/// The C requests of a chain.
+/// A chain of up to `LINKS` requests of up to `SGES` entries each, which is being made.
+///
+/// See [`Qp::post_chain`].
 ///
 /// # Invariants
 ///
 /// `slots` is valid, and its first `len` requests, of `LINKS`, are written and linked, but for the
 /// end of the last.
-pub(super) struct Links<const LINKS: usize, const SGES: usize> {
+pub struct Chain<'a, const LINKS: usize, const SGES: usize = 1> {
     slots: *mut Slot<SGES>,
-    len: usize,
+    pub(super) len: usize,
     /// Set if there is an RDMA READ among them, or was one among those that were posted before.
     pub(super) reads: bool,
     /// Set if one registers a shared region, so that all are posted under the lock of the QP.
     is_locked: bool,
+    target: &'a wr::PostTarget,
+    // Invariant, so that what is added is memory of the owner.
+    _owner: PhantomData<fn(&'a ()) -> &'a ()>,
 }
 
 /// A chain that the driver has refused, and its answer.
-pub(super) struct Refused<'t, const LINKS: usize, const SGES: usize> {
-    links: Links<LINKS, SGES>,
+pub(super) struct Refused<'a, const LINKS: usize, const SGES: usize> {
+    chain: Chain<'a, LINKS, SGES>,
     /// Held until what was not posted is taken back.
-    _guard: Option<SpinLockIrqGuard<'t, ()>>,
+    _guard: Option<SpinLockIrqGuard<'a, ()>>,
     bad: *const bindings::ib_send_wr,
     ret: c_int,
 }
 
-impl<const LINKS: usize, const SGES: usize> Links<LINKS, SGES> {
-    /// Calls `make` to add links, which are made of memory of `owner`.
+impl<'a, const LINKS: usize, const SGES: usize> Chain<'a, LINKS, SGES> {
+    /// Calls `make` to add requests, which are made of memory of `owner`.
     ///
     /// # Safety
     ///
-    /// `slots` outlives what is returned. The links are posted to the QP of `target`, or undone,
-    /// before the owner moves.
+    /// `slots` outlives what is returned. `owner` is valid, and is neither changed nor moved before
+    /// the chain was posted or dropped.
     #[inline]
-    pub(super) unsafe fn make<'a, T>(
+    pub(super) unsafe fn make<T: 'a>(
         slots: *mut [Slot<SGES>; LINKS],
         target: &'a wr::PostTarget,
-        owner: &'a T,
-        make: impl FnOnce(&'a T, &mut Chain<'a, LINKS, SGES>) -> Result,
+        owner: *const T,
+        make: impl FnOnce(&'a T, &mut Self) -> Result,
     ) -> Result<Self> {
         // INVARIANT: There is no request yet.
-        let mut chain = Chain {
-            links: Self {
-                slots: slots.cast(),
-                len: 0,
-                reads: false,
-                is_locked: false,
-            },
+        let mut chain = Self {
+            slots: slots.cast(),
+            len: 0,
+            reads: false,
+            is_locked: false,
             target,
             _owner: PhantomData,
         };
-        let made = make(owner, &mut chain);
-        let links = chain.links;
-        match made {
-            Ok(()) if links.len > 0 => Ok(links),
+        // SAFETY: The owner is valid and stays as it is, as the caller promises.
+        match make(unsafe { &*owner }, &mut chain) {
+            Ok(()) if chain.len > 0 => Ok(chain),
             made => {
-                // SAFETY: Nothing is posted, and the owner is borrowed.
-                unsafe { links.undo(0) };
+                // SAFETY: Nothing is posted, and the owner is valid, as the caller promises.
+                unsafe { chain.undo(0) };
                 Err(made.err().unwrap_or(EINVAL))
             }
         }
     }
 
-    /// Returns the number of links.
+    /// Adds a request at the end, and returns what posting it by itself would. Fails with `ENOSPC`
+    /// if the chain is full; or what posting the request by itself would be refused with.
     #[inline]
-    pub(super) fn len(&self) -> usize {
-        self.len
+    pub fn push<O: ChainOp, const N: usize>(
+        &mut self,
+        mut wr: wr::SendWr<'a, N, O>,
+    ) -> Result<O::Output> {
+        const { assert!(N <= SGES, "the chain has no room for so many entries") };
+        let n = self.len;
+        if n >= LINKS {
+            return Err(ENOSPC);
+        }
+        // SAFETY: What the request refers to is the owner's. `post` commits registrations, and
+        // `undo` aborts them.
+        let (output, undo) = unsafe { wr.op.prepare(&wr.sges.sges, self.target) }?;
+        // SAFETY: By the type invariant the slots are valid, and `n` is less than `LINKS`, as just
+        // checked.
+        let slot = unsafe { &mut *self.slots.add(n) };
+        let sges = slot.sges.as_mut_ptr().cast();
+        self.reads |= wr.op.is_read();
+        // SAFETY: There is room for the entries, and for a request of every kind; it is prepared.
+        unsafe { wr.write(slot.wr().cast(), sges) };
+        if let Some(registration) = O::registration(undo) {
+            self.is_locked |= registration.is_shared();
+            // INVARIANT: The request was just written.
+            slot.registration.write(registration);
+        }
+        let wr = slot.wr();
+        // SAFETY: The request was just written, and so was the one before, by the type invariant.
+        unsafe {
+            post::signal(wr, None);
+            if n > 0 {
+                (*self.wr(n - 1)).next = wr;
+            }
+        }
+        // INVARIANT: Written and linked.
+        self.len = n + 1;
+        Ok(output)
     }
 
     /// Returns request number `n`.
@@ -172,7 +208,7 @@ impl<const LINKS: usize, const SGES: usize> Links<LINKS, SGES> {
         unsafe { (*self.slots.add(n)).wr() }
     }
 
-    /// Calls `f` for the registrations from link number `from` on.
+    /// Calls `f` for the registrations from request number `from` on.
     fn for_each_registration(&self, from: usize, f: impl Fn(&mr::Registration)) {
         for n in from..self.len {
             // SAFETY: By the type invariant the slot is valid and its request is written. So is the
@@ -186,11 +222,11 @@ impl<const LINKS: usize, const SGES: usize> Links<LINKS, SGES> {
         }
     }
 
-    /// Ends the registrations from link number `from` on.
+    /// Ends the registrations from request number `from` on.
     ///
     /// # Safety
     ///
-    /// These links are not posted, and what they are made of is alive.
+    /// These requests are not posted, and what they are made of is alive.
     #[cold]
     unsafe fn undo(self, from: usize) {
         // SAFETY: The region is alive and its registration is not posted, as the caller promises.
@@ -203,10 +239,10 @@ impl<const LINKS: usize, const SGES: usize> Links<LINKS, SGES> {
     ///
     /// # Safety
     ///
-    /// The regions are alive. The chain is posted next, to the QP of `target`.
+    /// The regions are alive. The chain is posted next.
     #[cold]
-    unsafe fn commit<'t>(&self, target: &'t wr::PostTarget) -> SpinLockIrqGuard<'t, ()> {
-        let guard = target.lock_regs();
+    unsafe fn commit(&self) -> SpinLockIrqGuard<'a, ()> {
+        let guard = self.target.lock_regs();
         // SAFETY: The region is alive, as the caller promises, and the lock is held.
         self.for_each_registration(0, |registration| unsafe { registration.commit() });
         guard
@@ -216,15 +252,16 @@ impl<const LINKS: usize, const SGES: usize> Links<LINKS, SGES> {
     ///
     /// # Safety
     ///
-    /// The links were made for this QP. What they are made of lives until the tail completes or,
-    /// without one, until a signaled request that is posted later completes or the QP was drained.
+    /// What the requests are made of lives until the tail completes or, without one, until a
+    /// signaled request that is posted later completes or the QP was drained.
     #[inline(always)]
-    pub(super) unsafe fn post<'t>(
+    pub(super) unsafe fn post(
         self,
-        target: &'t wr::PostTarget,
         tail: Option<*mut bindings::ib_cqe>,
-    ) -> Result<(), Refused<'t, LINKS, SGES>> {
-        // SAFETY: There is a first and a last one: an empty chain is not made.
+    ) -> Result<(), Refused<'a, LINKS, SGES>> {
+        let target = self.target;
+        let (qp, mut bad) = (target.raw.as_ptr(), core::ptr::null());
+        // SAFETY: There is a first and a last one: `make` returns no empty chain.
         let (first, last) = unsafe { (self.wr(0), self.wr(self.len - 1)) };
         // SAFETY: By the type invariant the last request is written.
         unsafe {
@@ -234,14 +271,13 @@ impl<const LINKS: usize, const SGES: usize> Links<LINKS, SGES> {
                 if self.reads && target.iwarp {
                     post::come_after_reads(last);
                 }
-                debug::set_qp_of(target.raw.as_ptr(), tail);
+                debug::set_qp_of(qp, tail);
             }
         }
         // SAFETY: Nothing is posted yet, so the regions are alive.
-        let guard = self.is_locked.then(|| unsafe { self.commit(target) });
-        let (qp, mut bad) = (target.raw.as_ptr(), core::ptr::null());
+        let guard = self.is_locked.then(|| unsafe { self.commit() });
         // SAFETY: The QP of `target` is valid and the operation its driver's by the invariant of
-        // that, and what the links are made of is kept, as the caller promises. By the type
+        // that, and what the requests are made of is kept, as the caller promises. By the type
         // invariant they are written and linked; one that is alone has no successor.
         let ret = unsafe {
             match const { LINKS == 1 } {
@@ -253,11 +289,11 @@ impl<const LINKS: usize, const SGES: usize> Links<LINKS, SGES> {
             return Ok(());
         }
         if const { LINKS == 1 } {
-            // SAFETY: The link is written. The driver has named it there, if at all.
+            // SAFETY: The request is written. The driver has named it there, if at all.
             bad = unsafe { (*first).next };
         }
         Err(Refused {
-            links: self,
+            chain: self,
             _guard: guard,
             bad,
             ret,
@@ -266,19 +302,19 @@ impl<const LINKS: usize, const SGES: usize> Links<LINKS, SGES> {
 }
 
 impl<const LINKS: usize, const SGES: usize> Refused<'_, LINKS, SGES> {
-    /// Returns why the driver has refused a link, and how many were posted before it, at the most,
-    /// if that is known. The registrations behind them end.
+    /// Returns why the driver has refused a request, and how many were posted before it, at the
+    /// most, if that is known. The registrations behind them end.
     ///
     /// # Safety
     ///
-    /// The owner that the links are made of is alive.
+    /// The owner that the requests are made of is alive.
     #[cold]
     pub(super) unsafe fn take_back(self, names_first: bool) -> (Error, Option<usize>) {
         let (error, posted) = self.why(names_first);
         if let Some(n) = posted {
-            // SAFETY: The driver says that it has posted none from this one on, and what the links
-            // are made of is alive, as the caller promises.
-            unsafe { self.links.undo(n) };
+            // SAFETY: The driver says that it has posted none from this one on, and what the
+            // requests are made of is alive, as the caller promises.
+            unsafe { self.chain.undo(n) };
         }
         (error, posted)
     }
@@ -289,65 +325,12 @@ impl<const LINKS: usize, const SGES: usize> Refused<'_, LINKS, SGES> {
     /// which one had no room, so all but the last are taken for posted.
     #[cold]
     pub(super) fn why(&self, names_first: bool) -> (Error, Option<usize>) {
-        let (links, error) = (&self.links, Error::from_errno(self.ret));
-        // SAFETY: `n` is less than the number of links, which is at most `LINKS`.
-        let posted = (0..links.len).find(|n| core::ptr::eq(unsafe { links.wr(*n) }, self.bad));
+        let (chain, error) = (&self.chain, Error::from_errno(self.ret));
+        // SAFETY: `n` is less than the number of requests, which is at most `LINKS`.
+        let posted = (0..chain.len).find(|n| core::ptr::eq(unsafe { chain.wr(*n) }, self.bad));
         match posted {
-            Some(0) if names_first && error == ENOMEM => (error, Some(links.len - 1)),
+            Some(0) if names_first && error == ENOMEM => (error, Some(chain.len - 1)),
             posted => (error, posted),
         }
-    }
-}
-
-/// A chain of up to `LINKS` requests of up to `SGES` entries each, which is being made.
-///
-/// See [`Qp::post_chain`](crate::qp::Qp::post_chain).
-pub struct Chain<'a, const LINKS: usize, const SGES: usize = 1> {
-    links: Links<LINKS, SGES>,
-    target: &'a wr::PostTarget,
-    // Invariant, so that what is added is memory of the owner.
-    _owner: PhantomData<fn(&'a ()) -> &'a ()>,
-}
-
-impl<'a, const LINKS: usize, const SGES: usize> Chain<'a, LINKS, SGES> {
-    /// Adds a request at the end, and returns what posting it by itself would. Fails with `ENOSPC`
-    /// if the chain is full; or what posting the request by itself would be refused with.
-    #[inline]
-    pub fn push<O: ChainOp, const N: usize>(
-        &mut self,
-        mut wr: wr::SendWr<'a, N, O>,
-    ) -> Result<O::Output> {
-        const { assert!(N <= SGES, "the chain has no room for so many entries") };
-        let links = &mut self.links;
-        let n = links.len;
-        if n >= LINKS {
-            return Err(ENOSPC);
-        }
-        // SAFETY: What the request refers to is the owner's. `Links` commits and aborts
-        // registrations.
-        let (output, undo) = unsafe { wr.op.prepare(&wr.sges.sges, self.target) }?;
-        // SAFETY: By the invariant of `Links` the slots are valid, and `n` is less than `LINKS`, as
-        // just checked.
-        let slot = unsafe { &mut *links.slots.add(n) };
-        let sges = slot.sges.as_mut_ptr().cast();
-        links.reads |= wr.op.is_read();
-        // SAFETY: There is room for the entries, and for a request of every kind; it is prepared.
-        unsafe { wr.write(slot.wr().cast(), sges) };
-        if let Some(registration) = O::registration(undo) {
-            links.is_locked |= registration.is_shared();
-            // INVARIANT: The request was just written.
-            slot.registration.write(registration);
-        }
-        let wr = slot.wr();
-        // SAFETY: The request was just written, and so was the one before, by the type invariant.
-        unsafe {
-            post::signal(wr, None);
-            if n > 0 {
-                (*links.wr(n - 1)).next = wr;
-            }
-        }
-        // INVARIANT: Written and linked.
-        links.len = n + 1;
-        Ok(output)
     }
 }

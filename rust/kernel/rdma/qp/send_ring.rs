@@ -257,17 +257,15 @@ impl<P: CqePointer<ID>, const ID: u64> SendRing<P, ID> {
             return Err(PostError::new(owner, EINVAL));
         }
         let signaled = self.unsignaled + 1 >= ring.interval;
-        let target = &qp.any.target;
         let mut slots = [const { chain::Slot::new() }; LINKS];
-        // SAFETY: The slots outlive the links, which are posted to this QP. What the owner points
-        // to stays where it is.
-        let made = unsafe { chain::Links::make(&raw mut slots, target, &*owner, make) };
-        let mut links = match made {
-            Ok(links) => links,
+        // SAFETY: The slots outlive the chain. What the owner points to stays where it is.
+        let made = unsafe { Chain::make(&raw mut slots, &qp.any.target, &*owner, make) };
+        let mut chain = match made {
+            Ok(chain) => chain,
             Err(error) => return Err(PostError::new(owner, error)),
         };
-        links.reads |= self.reads;
-        let reads = links.reads;
+        chain.reads |= self.reads;
+        let reads = chain.reads;
         // SAFETY: The producer has the place, which is free. Nobody reads it before `publish`.
         unsafe { ring.entry(place).write(Entry { owner, signaled }) };
         // INVARIANT: The entry is initialised.
@@ -280,7 +278,7 @@ impl<P: CqePointer<ID>, const ID: u64> SendRing<P, ID> {
         // SAFETY: The owner stays where it is until a signaled request behind this one has
         // completed, or until the QP was drained. The callback is that of the ring, which the
         // request keeps.
-        match unsafe { links.post(target, tail) } {
+        match unsafe { chain.post(tail) } {
             Ok(()) if signaled => (self.unsignaled, self.reads) = (0, false),
             Ok(()) => (self.unsignaled, self.reads) = (self.unsignaled + 1, reads),
             // SAFETY: These are the requests of the entry, and the last one was to be signaled if
