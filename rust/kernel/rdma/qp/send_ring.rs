@@ -2,59 +2,50 @@
 
 //! Sends of different owners of which few are signaled.
 
+use super::{
+    chain,
+    post,
+    Chain,
+    Kept, //
+};
 use crate::{
     context::Context,
     cq,
     cqe::CqePointer,
     debug,
     prelude::*,
-    qp::{
-        chain,
-        Chain,
-        Kept, //
-    },
     sync::Spsc,
     trace,
     wc,
     wr, //
 };
 use core::{
+    any::type_name,
     cell::UnsafeCell,
-    mem::MaybeUninit, //
+    mem::MaybeUninit,
+    ops::Deref, //
 };
 
 /// The owners of sends that were posted, in the order of the send queue, of which one in a few is
 /// signaled. Its completion gives back all owners up to its own, each to its handler.
 ///
-/// A completion for each request is a good part of what a request costs. In C a ULP that signals
-/// one in a few counts them (`sig_count`), and may use the memory of the others again when a reply
-/// has come, which is before the device has done with it. Here it waits for the next signaled one.
+/// In C a ULP that signals one in a few counts them (`sig_count`), and may use the memory of the
+/// others again when a reply has come, which is before the device has done with it. Here it waits
+/// for the next signaled one.
 ///
-/// Posting needs the ring for itself, so that its order is that of the queue: a ULP whose threads
-/// share the queue has a lock for that. There is none here, nor an atomic operation for a request
-/// that is not signaled.
-///
-/// A ring does not keep its QP. Owners that are in it come back in [`SendRing::reclaim`], or are
+/// Threads that share the queue need a lock for the ring, so that its order is that of the queue.
+/// It does not keep its QP. Owners that are in it come back in [`SendRing::reclaim`], or are
 /// dropped when the QP was destroyed.
 ///
 /// Documentation/qp.rst has an example.
-///
-/// # Invariants
-///
-/// The ring is valid, and counts this handle.
 pub struct SendRing<P: CqePointer<ID>, const ID: u64 = 0> {
-    ring: NonNull<Ring<P, ID>>,
+    ring: RingRef<P, ID>,
     /// The number of owners since the last signaled one.
     unsignaled: u32,
     /// Set if there may be an RDMA READ among the requests of these.
     reads: bool,
     reclaimed: bool,
 }
-
-// SAFETY: It gives access to owners, which are `Send`.
-unsafe impl<P: CqePointer<ID>, const ID: u64> Send for SendRing<P, ID> {}
-// SAFETY: A shared one gives access to nothing.
-unsafe impl<P: CqePointer<ID>, const ID: u64> Sync for SendRing<P, ID> {}
 
 /// An owner that is in the ring.
 struct Entry<P> {
@@ -98,7 +89,7 @@ impl<P: CqePointer<ID>, const ID: u64> Ring<P, ID> {
         unsafe { self.entries.get_unchecked(index) }.get().cast()
     }
 
-    /// Takes the oldest entry that is in use.
+    /// Removes the oldest entry that is in use.
     ///
     /// # Safety
     ///
@@ -112,17 +103,36 @@ impl<P: CqePointer<ID>, const ID: u64> Ring<P, ID> {
         self.places.release();
         Some(entry)
     }
+}
 
-    /// Drops a reference.
-    ///
-    /// # Safety
-    ///
-    /// The caller has the reference, and does not use the ring any more.
-    unsafe fn put(this: NonNull<Self>) {
-        // SAFETY: The ring is there while the reference counts.
-        if unsafe { this.as_ref() }.places.put() {
-            // SAFETY: The ring is from `KBox::into_raw`, and this was the last reference.
-            drop(unsafe { KBox::from_raw(this.as_ptr()) });
+/// A counted reference to a ring.
+///
+/// # Invariants
+///
+/// The ring is valid, and counts this.
+struct RingRef<P: CqePointer<ID>, const ID: u64>(NonNull<Ring<P, ID>>);
+
+// SAFETY: It gives access to owners, which are `Send`.
+unsafe impl<P: CqePointer<ID>, const ID: u64> Send for RingRef<P, ID> {}
+// SAFETY: A shared one gives access to no owner.
+unsafe impl<P: CqePointer<ID>, const ID: u64> Sync for RingRef<P, ID> {}
+
+impl<P: CqePointer<ID>, const ID: u64> Deref for RingRef<P, ID> {
+    type Target = Ring<P, ID>;
+
+    #[inline]
+    fn deref(&self) -> &Ring<P, ID> {
+        // SAFETY: By the type invariant the ring is valid.
+        unsafe { self.0.as_ref() }
+    }
+}
+
+impl<P: CqePointer<ID>, const ID: u64> Drop for RingRef<P, ID> {
+    #[inline]
+    fn drop(&mut self) {
+        if self.places.put() {
+            // SAFETY: The ring is from `KBox::leak`, and this was the last reference.
+            drop(unsafe { KBox::from_raw(self.0.as_ptr()) });
         }
     }
 }
@@ -144,17 +154,15 @@ unsafe extern "C" fn done<P: CqePointer<ID>, const ID: u64>(
     // SAFETY: The core passes a completion that is valid during this call, and `Wc` is transparent.
     let wc = unsafe { &*wc.cast::<Wc>() };
     if !debug::deactivate(wc.cqe()) {
-        return debug::report(core::any::type_name::<P::Target>());
+        return debug::report(type_name::<P::Target>());
     }
-    // SAFETY: The request was posted with the first field of a ring, which it keeps.
-    let (ring, this) = unsafe {
-        let ring = NonNull::new_unchecked(wc.cqe().cast::<Ring<P, ID>>());
-        (ring, ring.as_ref())
-    };
-    if this.poller.is_at(wc) {
-        let mut completed = 1 + this.places.take_missed();
+    // SAFETY: The request was posted with the first field of a ring.
+    // INVARIANT: This is the reference of the request.
+    let ring = RingRef::<P, ID>(unsafe { NonNull::new_unchecked(wc.cqe()) }.cast());
+    if ring.poller.is_at(wc) {
+        let mut completed = 1 + ring.places.take_missed();
         // SAFETY: This is a handler of the CQ, which run one after the other.
-        while let Some(Entry { owner, signaled }) = unsafe { this.pop() } {
+        while let Some(Entry { owner, signaled }) = unsafe { ring.pop() } {
             // SAFETY: Posting checked that the completion queue, which the core passes, is polled
             // in a context that provides this one.
             let cx = unsafe { <P::Target as CqeHandler<ID>>::Needs::of_completion(cq, wc) };
@@ -167,10 +175,8 @@ unsafe extern "C" fn done<P: CqePointer<ID>, const ID: u64>(
     } else {
         // The next one gives back what this does not.
         wc::unlikely();
-        this.places.miss();
+        ring.places.miss();
     }
-    // SAFETY: It is the reference of the request, which has completed.
-    unsafe { Ring::put(ring) };
 }
 
 impl<P: CqePointer<ID>, const ID: u64> SendRing<P, ID> {
@@ -209,22 +215,14 @@ impl<P: CqePointer<ID>, const ID: u64> SendRing<P, ID> {
         };
         let ring = NonNull::from(KBox::leak(KBox::new(ring, GFP_KERNEL)?));
         // INVARIANT: Both are counted.
-        let (this, keeper) = (
-            Self {
-                ring,
-                unsignaled: 0,
-                reads: false,
-                reclaimed: false,
-            },
-            Keeper(ring),
-        );
+        let (ring, keeper) = (RingRef(ring), Keeper(RingRef(ring)));
         qp.keep_table(keeper, cx)?;
-        Ok(this)
-    }
-
-    fn ring(&self) -> &Ring<P, ID> {
-        // SAFETY: By the type invariant the ring is valid.
-        unsafe { self.ring.as_ref() }
+        Ok(Self {
+            ring,
+            unsignaled: 0,
+            reads: false,
+            reclaimed: false,
+        })
     }
 
     /// Posts the requests that `make` adds, as [`Qp::post_chain`], of which the last is signaled if
@@ -248,8 +246,7 @@ impl<P: CqePointer<ID>, const ID: u64> SendRing<P, ID> {
         S: Provides<<P::Target as CqeHandler<ID>>::Needs>,
         R: PollContext,
     {
-        let at = self.ring;
-        let ring = self.ring();
+        let ring = &*self.ring;
         let Some(place) = ring.places.next(ring.owners) else {
             return Err(PostError::new(owner, EAGAIN));
         };
@@ -271,8 +268,8 @@ impl<P: CqePointer<ID>, const ID: u64> SendRing<P, ID> {
         // INVARIANT: The entry is initialised.
         ring.places.publish(signaled);
         let tail = signaled.then(|| {
-            let cqe = at.as_ptr().cast();
-            debug::activate(cqe, core::any::type_name::<P::Target>());
+            let cqe = self.ring.0.as_ptr().cast();
+            debug::activate(cqe, type_name::<P::Target>());
             cqe
         });
         // SAFETY: The owner stays where it is until a signaled request behind this one has
@@ -303,12 +300,12 @@ impl<P: CqePointer<ID>, const ID: u64> SendRing<P, ID> {
     ) -> PostError<P> {
         // SAFETY: The owner is there: it is in the ring, and the last request, which would give it
         // back, was not posted, or the driver does not say so.
-        let (error, posted) = unsafe { refused.take_back(self.ring().names_first) };
-        let ring = self.ring();
+        let (error, posted) = unsafe { refused.take_back(self.ring.names_first) };
+        let ring = &*self.ring;
         let owner = match posted {
             Some(n) => {
                 if signaled {
-                    debug::deactivate(self.ring.as_ptr().cast());
+                    debug::deactivate(self.ring.0.as_ptr().cast());
                 }
                 // No completion comes for the last entry, and none that does ends with it.
                 let entry = ring.entry(ring.places.unpublish(signaled));
@@ -327,7 +324,7 @@ impl<P: CqePointer<ID>, const ID: u64> SendRing<P, ID> {
                 }
             }
             None => {
-                super::post::unnamed();
+                post::unnamed();
                 // An RDMA READ may be in the queue.
                 self.reads |= reads;
                 None
@@ -345,48 +342,30 @@ impl<P: CqePointer<ID>, const ID: u64> SendRing<P, ID> {
         cx: &Sleepable,
         mut back: impl FnMut(P),
     ) -> Result {
-        if self.ring().qp != qp.id() {
+        if self.ring.qp != qp.id() {
             return Err(EINVAL);
         }
         qp.drain(cx)?;
         // A completion of what is posted later could be taken for more of them.
         self.reclaimed = true;
         // SAFETY: The QP was drained, so no handler uses the ring; and this is the producer.
-        while let Some(entry) = unsafe { self.ring().pop() } {
+        while let Some(entry) = unsafe { self.ring.pop() } {
             back(entry.owner);
         }
         Ok(())
     }
 }
 
-impl<P: CqePointer<ID>, const ID: u64> Drop for SendRing<P, ID> {
-    fn drop(&mut self) {
-        // SAFETY: By the type invariant this handle counts; it is not used after this.
-        unsafe { Ring::put(self.ring) };
-    }
-}
-
 /// The reference of the QP.
-///
-/// # Invariants
-///
-/// The ring is valid, and counts this.
-struct Keeper<P: CqePointer<ID>, const ID: u64>(NonNull<Ring<P, ID>>);
-
-// SAFETY: The owners that it drops are `Send`.
-unsafe impl<P: CqePointer<ID>, const ID: u64> Send for Keeper<P, ID> {}
+struct Keeper<P: CqePointer<ID>, const ID: u64>(RingRef<P, ID>);
 
 impl<P: CqePointer<ID>, const ID: u64> Kept for Keeper<P, ID> {}
 
 impl<P: CqePointer<ID>, const ID: u64> Drop for Keeper<P, ID> {
     fn drop(&mut self) {
-        // SAFETY: By the type invariant the ring is valid.
-        let ring = unsafe { self.0.as_ref() };
-        ring.poller.forget();
+        self.0.poller.forget();
         // SAFETY: The QP is destroyed, or this ring was never used. So no handler takes from the
         // ring, nor does the producer, who would need the QP. No request uses what the owners have.
-        while unsafe { ring.pop() }.is_some() {}
-        // SAFETY: By the type invariant this counts; it is not used after this.
-        unsafe { Ring::put(self.0) };
+        while unsafe { self.0.pop() }.is_some() {}
     }
 }
