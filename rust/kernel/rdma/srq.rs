@@ -53,14 +53,17 @@ use crate::{
     objects,
     pd,
     prelude::*,
+    qp::post::Refusal,
     refs,
     sync::SlotsOut,
-    trace,
-    wr, //
+    trace, //
 };
 use core::{
     marker::PhantomData,
-    mem::ManuallyDrop,
+    mem::{
+        ManuallyDrop,
+        MaybeUninit, //
+    },
     ops,
     ptr, //
 };
@@ -171,16 +174,14 @@ unsafe impl Sync for Queue {}
 /// Reports a slot that could not be posted again.
 #[cold]
 #[inline(never)]
-fn report(refused: PostError<()>) {
-    let error = refused.error();
-    match refused.owner {
-        Some(()) => {
-            pr_err!("a slot of an SRQ could not be posted ({error:?}): it is set aside\n");
-        }
+fn report(Refusal { error, named }: Refusal) {
+    if named {
+        pr_err!("a slot of an SRQ could not be posted ({error:?}): it is set aside\n");
+    } else {
         // It may be in the queue, so it counts as posted: it is handed out when it completes.
-        None => pr_err!(
+        pr_err!(
             "a driver did not say that it refused a slot of an SRQ ({error:?}): taken for posted\n"
-        ),
+        );
     }
 }
 
@@ -470,7 +471,8 @@ impl<T: Receive<N>, const N: usize> AnySlots for Slots<T, N> {
             unsafe {
                 (*memory.as_ptr()).queue = queue;
                 post::<T, N>(queue.as_ref(), *memory)
-            }?;
+            }
+            .map_err(|refused| refused.error)?;
         }
         Ok(())
     }
@@ -495,8 +497,7 @@ impl<T, const N: usize> Drop for Slots<T, N> {
     }
 }
 
-/// Posts a slot. The error has no owner if the driver did not name the request: then it may be in
-/// the queue.
+/// Posts a slot.
 ///
 /// # Safety
 ///
@@ -506,37 +507,30 @@ impl<T, const N: usize> Drop for Slots<T, N> {
 unsafe fn post<T: Receive<N>, const N: usize>(
     queue: &Queue,
     memory: NonNull<Memory<T>>,
-) -> Result<(), PostError<()>> {
+) -> Result<(), Refusal> {
     // SAFETY: The caller says that the slot is one of the SRQ's, and that nothing else uses its
     // memory.
-    let wr::SgeList { sges, len } = unsafe { &(*memory.as_ptr()).value }.recv().sges;
-    if sges.iter().any(|sge| sge.0.pd != queue.pd) {
-        return Err(PostError::new((), EINVAL));
+    let wr = unsafe { &(*memory.as_ptr()).value }.recv();
+    if !wr.is_of(queue.pd) {
+        return Err(Refusal {
+            error: EINVAL,
+            named: true,
+        });
     }
-    let mut sges = sges.map(|sge| sge.0.to_raw());
-    let mut raw = bindings::ib_recv_wr {
-        next: ptr::null_mut(),
-        __bindgen_anon_1: bindings::ib_recv_wr__bindgen_ty_1 {
-            wr_cqe: ManuallyDrop::new(memory.as_ptr().cast()),
-        },
-        sg_list: wr::sg_list(&raw mut sges),
-        num_sge: len as c_int,
-    };
+    let mut sges = MaybeUninit::uninit();
+    let mut raw = wr.into_raw(&mut sges);
+    raw.__bindgen_anon_1.wr_cqe = ManuallyDrop::new(memory.as_ptr().cast());
     let (srq, raw) = (queue.raw.as_ptr(), &raw mut raw);
     // SAFETY: The caller says that the SRQ is there, and `check` has seen that the device has the
     // operation. The value keeps the buffers of the request. It is not accessed before a completion
     // hands the slot out again, and is dropped after the SRQ. The driver names a request that it
     // refuses in the request's own successor, which is null before.
-    let (ret, named) = unsafe {
-        let bad = (&raw mut (*raw).next).cast();
-        let ret = trace::post_srq_recv(srq, raw, bad);
-        if ret == 0 {
-            return Ok(());
+    unsafe {
+        match trace::post_srq_recv(srq, raw, (&raw mut (*raw).next).cast()) {
+            0 => Ok(()),
+            ret => Err(Refusal::new(ret, (*raw).next)),
         }
-        (ret, !(*raw).next.is_null())
-    };
-    let error = Error::from_errno(ret);
-    Err(PostError::in_part(named.then_some(()), 0, error))
+    }
 }
 
 /// The `done` callback of every slot.

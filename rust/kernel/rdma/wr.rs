@@ -20,7 +20,10 @@ use crate::{
 };
 use core::{
     marker::PhantomData,
-    mem::ManuallyDrop,
+    mem::{
+        ManuallyDrop,
+        MaybeUninit, //
+    },
     num::NonZero, //
 };
 use kernel::sync::{
@@ -672,7 +675,7 @@ impl<'a> AtomicWr<'a> {
 
 /// A request for the receive queue, with up to `N` scatter entries.
 pub struct RecvWr<'a, const N: usize = 1> {
-    pub(crate) sges: SgeList<SgeMut<'a>, N>,
+    sges: SgeList<SgeMut<'a>, N>,
 }
 
 impl<'a, const N: usize> RecvWr<'a, N> {
@@ -681,6 +684,26 @@ impl<'a, const N: usize> RecvWr<'a, N> {
     pub fn new(sges: impl Entries<SgeMut<'a>, N>) -> Self {
         let sges = sges.into_list();
         Self { sges }
+    }
+
+    /// Returns whether all entries are of this PD.
+    #[inline]
+    pub(crate) fn is_of(&self, pd: pd::Id) -> bool {
+        self.sges.sges.iter().all(|sge| sge.0.pd == pd)
+    }
+
+    /// Makes the C request, which has no callback yet, and its entries.
+    #[inline]
+    pub(crate) fn into_raw(
+        self,
+        sges: &mut MaybeUninit<[bindings::ib_sge; N]>,
+    ) -> bindings::ib_recv_wr {
+        sges.write(self.sges.sges.map(|sge| sge.0.to_raw()));
+        bindings::ib_recv_wr {
+            sg_list: sg_list(sges.as_mut_ptr()),
+            num_sge: self.sges.len as c_int,
+            ..Default::default()
+        }
     }
 }
 

@@ -9,17 +9,20 @@
 //!
 //! C source: `drivers/infiniband/core/verbs.c` (`ib_drain_qp`)
 
+use super::{
+    marker::{
+        Markers,
+        Queue, //
+    },
+    post::{
+        self,
+        Refusal, //
+    },
+    Inner, //
+};
 use crate::{
     cq,
     prelude::*,
-    qp::{
-        marker::{
-            Markers,
-            Queue, //
-        },
-        post,
-        Inner, //
-    },
     trace, //
 };
 use core::{
@@ -27,14 +30,8 @@ use core::{
     mem::ManuallyDrop, //
 };
 use kernel::{
-    alloc::flags::{
-        GFP_NOWAIT,
-        __GFP_NOWARN, //
-    },
-    time::{
-        self,
-        delay::fsleep, //
-    }, //
+    alloc::flags,
+    time, //
 };
 
 /// The time that a drain may take before the QP is given up.
@@ -95,7 +92,7 @@ impl Inner {
         let mut alone = wait.until(|| self.context.draining.try_lock())?;
         // If the last drain has failed, its markers may be posted: then there are new ones as soon
         // as there is memory. That is not reclaimed here: it may belong to what is drained.
-        let make = || Markers::new(GFP_NOWAIT | __GFP_NOWARN).ok();
+        let make = || Markers::new(flags::GFP_NOWAIT | flags::__GFP_NOWARN).ok();
         let markers = wait.until(|| alone.take().or_else(make))?;
         let drain_list = self.context.drain_list.take();
         let kept = self.object.take_undrained();
@@ -197,7 +194,7 @@ impl Inner {
     ///
     /// `cqe` is that of a marker which is there until the request has completed. If the QP is for
     /// datagrams it has an address handle for that.
-    unsafe fn post_send_marker(&self, cqe: *mut bindings::ib_cqe) -> Result<(), post::Refusal> {
+    unsafe fn post_send_marker(&self, cqe: *mut bindings::ib_cqe) -> Result<(), Refusal> {
         let mut rdma = bindings::ib_rdma_wr::default();
         let mut ud = bindings::ib_ud_wr::default();
         let wr: *mut bindings::ib_send_wr = match self.marker_ah.as_ref() {
@@ -220,7 +217,7 @@ impl Inner {
             let qp = self.raw.as_ptr();
             match post::send_raw(trace::send_op(qp), qp, wr) {
                 0 => Ok(()),
-                ret => Err(post::Refusal::new(ret, (*wr).next)),
+                ret => Err(Refusal::new(ret, (*wr).next)),
             }
         }
     }
@@ -230,7 +227,7 @@ impl Inner {
     /// # Safety
     ///
     /// `cqe` is that of a marker which is there until the request has completed.
-    unsafe fn post_recv_marker(&self, cqe: *mut bindings::ib_cqe) -> Result<(), post::Refusal> {
+    unsafe fn post_recv_marker(&self, cqe: *mut bindings::ib_cqe) -> Result<(), Refusal> {
         let mut wr = bindings::ib_recv_wr::default();
         wr.__bindgen_anon_1.wr_cqe = ManuallyDrop::new(cqe);
         // SAFETY: By the type invariant the QP is valid. The request has neither entries nor a
@@ -239,7 +236,7 @@ impl Inner {
             let qp = self.raw.as_ptr();
             match post::recv_raw(trace::recv_op(qp), qp, &raw mut wr) {
                 0 => Ok(()),
-                ret => Err(post::Refusal::new(ret, wr.next)),
+                ret => Err(Refusal::new(ret, wr.next)),
             }
         }
     }
@@ -370,11 +367,11 @@ impl Wait<'_> {
             match posted {
                 Ok(()) => break Ok(()),
                 // It may be in the queue.
-                Err(refusal) if !refusal.named => {
+                Err(Refusal { named: false, error }) => {
                     post::unnamed();
-                    return Err(Unposted::Lost(refusal.error()));
+                    return Err(Unposted::Lost(error));
                 }
-                Err(refusal) if refusal.error() == ENOMEM => {
+                Err(Refusal { error: ENOMEM, .. }) => {
                     let since =
                         full_since.get_or_insert_with(time::Instant::<time::Monotonic>::now);
                     if is_send && since.elapsed() > FULL {
@@ -384,7 +381,7 @@ impl Wait<'_> {
                         break Err(Unposted::Lost(e));
                     }
                 }
-                Err(refusal) => break Err(Unposted::Refused(refusal.error())),
+                Err(Refusal { error, .. }) => break Err(Unposted::Refused(error)),
             }
         };
         // The driver says that it did not post it.
@@ -484,7 +481,7 @@ impl Pauses {
     }
 
     fn pause(&mut self) {
-        fsleep(time::Delta::from_micros(self.0.into()));
+        time::delay::fsleep(time::Delta::from_micros(self.0.into()));
         self.0 = (self.0 + self.0 / 4).min(1_000 * STEP_MS);
     }
 }

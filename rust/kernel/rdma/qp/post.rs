@@ -6,18 +6,12 @@ use crate::{
     cqe,
     debug,
     prelude::*,
-    trace::{
-        self,
-        PostRecv,
-        PostSend, //
-    },
+    trace,
     wr, //
 };
-use core::{
-    mem::{
-        ManuallyDrop,
-        MaybeUninit, //
-    }, //
+use core::mem::{
+    ManuallyDrop,
+    MaybeUninit, //
 };
 
 /// Gives back the owner of a request that was not made. Not inlined, as the error would be loaded
@@ -28,10 +22,10 @@ fn unmade<P>(owner: P, error: Error) -> PostError<P> {
     PostError::new(owner, error)
 }
 
-/// The refusal of a request, the only one of its call, by a driver.
+/// The refusal of a request, the only one of its call.
 #[derive(Clone, Copy)]
 pub(crate) struct Refusal {
-    ret: c_int,
+    pub(crate) error: Error,
     /// Set if the driver has named the request. Otherwise it may have queued it before it failed,
     /// as siw does.
     pub(crate) named: bool,
@@ -41,12 +35,10 @@ impl Refusal {
     /// `ret` is what the driver has returned, and not 0. `next` is the successor of the request,
     /// which was null, and the place for the driver to name it.
     pub(crate) fn new<T>(ret: c_int, next: *const T) -> Self {
-        let named = !next.is_null();
-        Self { ret, named }
-    }
-
-    pub(crate) fn error(self) -> Error {
-        Error::from_errno(self.ret)
+        Self {
+            error: Error::from_errno(ret),
+            named: !next.is_null(),
+        }
     }
 
     /// Takes the callback of the request back, if the request was not posted.
@@ -60,7 +52,7 @@ impl Refusal {
             unnamed();
             None
         };
-        PostError::in_part(cqe, 0, self.error())
+        PostError::in_part(cqe, 0, self.error)
     }
 }
 
@@ -141,7 +133,7 @@ pub(crate) unsafe fn names_first(qp: *const bindings::ib_qp) -> bool {
 /// successor, whose memory is kept until it has completed.
 #[inline]
 pub(crate) unsafe fn send_raw(
-    post: PostSend,
+    post: trace::PostSend,
     qp: *mut bindings::ib_qp,
     wr: *mut bindings::ib_send_wr,
 ) -> c_int {
@@ -162,7 +154,7 @@ pub(crate) unsafe fn send_raw(
 /// successor, whose memory is kept until it has completed.
 #[inline]
 pub(crate) unsafe fn recv_raw(
-    post: PostRecv,
+    post: trace::PostRecv,
     qp: *mut bindings::ib_qp,
     wr: *mut bindings::ib_recv_wr,
 ) -> c_int {
@@ -299,28 +291,19 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
         P: cqe::CqePointer<ID>,
         R: Provides<<P::Target as CqeHandler<ID>>::Needs>,
     {
+        let pd = self.any.recv_pd;
         let wr = match wr(&owner) {
             // Some drivers take receives of a QP on an SRQ. No entry is of such a QP's PD for them;
             // without an entry there is nothing else that would say so.
-            Ok(_) if const { N == 0 } && self.any.recv_pd.is_none() => {
-                return Err(unmade(owner, EINVAL))
-            }
-            Ok(wr) if wr.sges.sges.iter().all(|sge| sge.0.pd == self.any.recv_pd) => wr,
+            Ok(wr) if wr.is_of(pd) && (const { N > 0 } || !pd.is_none()) => wr,
             Ok(_) => return Err(unmade(owner, EINVAL)),
             Err(error) => return Err(unmade(owner, error)),
         };
         let refused = {
-            let wr::SgeList { sges, len } = wr.sges;
-            let mut sges = sges.map(|sge| sge.0.to_raw());
+            let mut sges = MaybeUninit::uninit();
+            let mut raw = wr.into_raw(&mut sges);
             let cqe = owner.into_cqe(cqe::Sealed::new());
-            let mut raw = bindings::ib_recv_wr {
-                next: core::ptr::null_mut(),
-                __bindgen_anon_1: bindings::ib_recv_wr__bindgen_ty_1 {
-                    wr_cqe: ManuallyDrop::new(cqe),
-                },
-                sg_list: wr::sg_list(&raw mut sges),
-                num_sge: len as c_int,
-            };
+            raw.__bindgen_anon_1.wr_cqe = ManuallyDrop::new(cqe);
             let qp = self.any.target.raw.as_ptr();
             // SAFETY: The request was just written, and its memory is kept by the owner, which is
             // the queue's until `done`. The operation is that of the QP by the invariant of
