@@ -327,20 +327,6 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
 // handler has returned, and until then the owner keeps the QP.
 
 impl<S: PollContext, R: PollContext> Qp<S, R> {
-    /// Returns a QP that an owner has, for a post of the owner.
-    ///
-    /// # Safety
-    ///
-    /// The owner is posted or given back by that, and nothing else is done with what is returned.
-    /// The caller handles a completion of the CQ that the request completes to, and that CQ's next
-    /// completion is dispatched after the caller has returned. So until then the owner is there,
-    /// and with it the QP.
-    #[inline]
-    unsafe fn kept_by_owner<'q>(qp: &Arc<Self>) -> &'q Self {
-        // SAFETY: The QP is there until the post has returned, as the caller promises.
-        unsafe { &*Arc::as_ptr(qp) }
-    }
-
     /// Calls `post` with a counted reference. Not inlined, so that callers that need none do not
     /// save the registers that this needs.
     ///
@@ -412,13 +398,14 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
         O: wr::SendOp,
     {
         let qp = qp(&owner);
-        if qp.any.pollers.0.is_at(wc) {
-            // SAFETY: The owner is posted, and what is refused does not drop it. The caller is a
-            // handler that borrows `wc`, and the request completes to the CQ that is dispatching
-            // it. A connected QP has these operations, and `S` provides what the handler needs.
-            return unsafe { Self::kept_by_owner(qp).post_op(owner, wr) };
+        let (at, qp) = (qp.any.pollers.0.is_at(wc), Arc::as_ptr(qp));
+        if at {
+            // SAFETY: The caller is a handler that borrows `wc`, and the request completes to the
+            // CQ that is dispatching it. So the owner, which is posted or given back, keeps the QP
+            // until the caller has returned. A connected QP has these operations, and `S` provides
+            // what the handler needs.
+            return unsafe { (*qp).post_op(owner, wr) };
         }
-        let qp = Arc::as_ptr(qp);
         // SAFETY: It is the owner's.
         let output = unsafe { Self::post_counted(qp, owner, |qp, owner| qp.post_send(owner, wr)) }?;
         Ok(output)
@@ -437,13 +424,13 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
         R: Provides<<P::Target as CqeHandler<ID>>::Needs>,
     {
         let qp = qp(&owner);
-        if qp.any.pollers.1.is_at(wc) {
-            // SAFETY: The owner is posted, and what is refused does not drop it. The caller is a
-            // handler that borrows `wc`, and the receive completes to the CQ that is dispatching
-            // it.
-            return unsafe { Self::kept_by_owner(qp) }.post_recv(owner, wr);
+        let (at, qp) = (qp.any.pollers.1.is_at(wc), Arc::as_ptr(qp));
+        if at {
+            // SAFETY: The caller is a handler that borrows `wc`, and the receive completes to the
+            // CQ that is dispatching it. So the owner, which is posted or given back, keeps the QP
+            // until the caller has returned.
+            return unsafe { &*qp }.post_recv(owner, wr);
         }
-        let qp = Arc::as_ptr(qp);
         // SAFETY: It is the owner's.
         unsafe { Self::post_counted(qp, owner, |qp, owner| qp.post_recv(owner, wr)) }?;
         Ok(())
