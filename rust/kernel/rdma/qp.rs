@@ -239,7 +239,10 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
     /// send queue stays full of requests that have no completions, which only the end of the QP
     /// gives back. It needs no memory, unless one has failed before: then it waits for that, too.
     pub fn drain(&self, cx: &Sleepable) -> Result {
-        self.any.inner.drain(cx)
+        match self.any.inner.drain(false, cx)? {
+            drain::End::Drained => Ok(()),
+            drain::End::Full => Err(EBUSY),
+        }
     }
 
     /// Drains and destroys the QP and waits for that, where dropping it leaves it to a work item.
@@ -507,8 +510,8 @@ impl deferred::Teardown for Inner {
             kept.closing();
         }
         let destroyed = self
-            .drain_last(cx)
-            .and_then(|()| self.context.transfers.wait(cx))
+            .drain(true, cx)
+            .and_then(|_| self.context.transfers.wait(cx))
             .map_err(|e| (e, "drained"))
             .and_then(|()| {
                 // SAFETY: The QP is drained, and nobody can post to it any more.

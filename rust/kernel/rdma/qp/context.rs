@@ -265,12 +265,12 @@ impl UserContext {
         // A handler that has found the context began before the drain's marker was posted to its
         // queue, or before the poller idled: what comes later is handled after this was stored.
         self.of.store(NONE, Ordering::Release);
-        let drained = qp.drain_handlers(cx);
+        let drained = qp.drain(false, cx);
         let mut owner = self.owner.lock();
         owner.clearing = false;
-        if drained.is_err() {
+        if let Err(e) = drained {
             owner.context = Some(context);
-            return drained;
+            return Err(e);
         }
         // The context's destructor may lock what is locked while a context is set.
         drop(owner);

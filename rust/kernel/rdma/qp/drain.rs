@@ -54,29 +54,11 @@ const BUDGET: u32 = 1024;
 
 impl Inner {
     /// Moves the QP to the error state and waits until every request that was posted to it before
-    /// has completed. Then drops the owners that were kept until this. Nothing is proved if it
+    /// has completed. Then drops the owners that were kept until this. With `last`, nobody can post
+    /// to the QP any more, and a send queue that stays full is emptied. Nothing is proved if it
     /// fails: with `EDEADLK` in a handler of one of the CQs; `EOVERFLOW` if a CQ has lost
-    /// completions; `EBUSY` if the send queue stays full; `ETIMEDOUT`; or the driver's error.
-    pub(super) fn drain(&self, cx: &Sleepable) -> Result {
-        match self.drain_by(false, cx)? {
-            End::Drained => Ok(()),
-            End::Full => Err(EBUSY),
-        }
-    }
-
-    /// As [`Inner::drain`], but waits only for the handlers that have begun before: a send queue
-    /// that stays full is no failure.
-    pub(super) fn drain_handlers(&self, cx: &Sleepable) -> Result {
-        self.drain_by(false, cx).map(|_| ())
-    }
-
-    /// As [`Inner::drain`], of a QP that nobody can post to any more. A send queue that stays full
-    /// is emptied.
-    pub(super) fn drain_last(&self, cx: &Sleepable) -> Result {
-        self.drain_by(true, cx).map(|_| ())
-    }
-
-    fn drain_by(&self, last: bool, cx: &Sleepable) -> Result<End> {
+    /// completions; `ETIMEDOUT`; or the driver's error.
+    pub(super) fn drain(&self, last: bool, cx: &Sleepable) -> Result<End> {
         // Another drain may wait for this handler.
         if self.is_polled_by_current() {
             return Err(EDEADLK);
@@ -243,7 +225,7 @@ impl Inner {
 }
 
 /// What a drain has come to.
-enum End {
+pub(super) enum End {
     /// All requests have completed.
     Drained,
     /// The send queue stays full of requests that have no completion. What has one has completed,
@@ -448,11 +430,7 @@ impl Wait<'_> {
     fn poll(&self) -> bool {
         let (send, recv) = (self.qp.send.cq(), self.qp.recv.cq());
         let sends = process(send).is_some();
-        let recvs = if send.is(recv) {
-            sends
-        } else {
-            process(recv).is_some()
-        };
+        let recvs = !send.is(recv) && process(recv).is_some();
         sends || recvs
     }
 }
