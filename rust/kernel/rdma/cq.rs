@@ -501,16 +501,17 @@ impl Inner {
         unsafe { (*self.raw.as_ptr()).res.id }
     }
 
-    pub(crate) fn poller(&self) -> Poller {
-        // INVARIANT: The RDMA core polls its own CQs by one softirq or work item, and others are
-        // polled by the holder of the poll lock. Of a shared one, which C's drain of an SRQ may
-        // poll, it is null.
-        Poller(match &self.wcs {
+    /// Returns the array that the CQ's poller is dispatching completions from: meanwhile none is
+    /// polled from the CQ. The RDMA core polls its own CQs by one softirq or work item, and others
+    /// are polled by the holder of the poll lock. Null if the CQ is shared: C's drain of an SRQ may
+    /// poll it.
+    pub(crate) fn poller(&self) -> *const Wc {
+        match &self.wcs {
             Some(wcs) => wcs.get().cast_const().cast(),
-            None if self.is_shared() => core::ptr::null(),
+            None if self.is_shared() => ptr::null(),
             // SAFETY: The CQ is there while `self` lives, and its array does not change.
             None => wc::core_array(unsafe { self.raw.as_ref() }),
-        })
+        }
     }
 
     /// Returns whether the CQ has lost completions.
@@ -564,33 +565,17 @@ impl Inner {
     }
 }
 
-/// The array of completions that a CQ's poller is dispatching.
+/// The poller of a CQ, for what may be there longer than the CQ.
 ///
 /// # Invariants
 ///
-/// While a completion is dispatched from there, none is polled from the CQ; or null.
-#[derive(Clone, Copy)]
-pub(crate) struct Poller(*const Wc);
+/// It is [`Inner::poller`] of a CQ that is not freed, or null.
+pub(crate) struct Poller(AtomicPtr<Wc>);
 
 impl Poller {
-    /// Returns whether it is dispatching this completion.
-    #[inline]
-    pub(crate) fn is_at(self, wc: &Wc) -> bool {
-        wc.is_in(self.0)
-    }
-}
-
-/// A [`Poller`] for what may be there longer than the CQ.
-///
-/// # Invariants
-///
-/// It is the poller of a CQ that is not freed, or null.
-pub(crate) struct PollerRef(AtomicPtr<Wc>);
-
-impl PollerRef {
-    /// The caller calls [`PollerRef::forget`] before the CQ is freed.
-    pub(crate) fn new(poller: Poller) -> Self {
-        Self(AtomicPtr::new(poller.0.cast_mut()))
+    /// The caller calls [`Poller::forget`] before the CQ that this is the array of is freed.
+    pub(crate) fn new(array: *const Wc) -> Self {
+        Self(AtomicPtr::new(array.cast_mut()))
     }
 
     /// Returns whether it is dispatching this completion.
@@ -606,7 +591,7 @@ impl PollerRef {
     #[inline]
     pub(crate) fn forget(&self) {
         // INVARIANT: It is null.
-        self.0.store(core::ptr::null_mut(), Ordering::Relaxed);
+        self.0.store(ptr::null_mut(), Ordering::Relaxed);
     }
 }
 

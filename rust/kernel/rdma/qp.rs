@@ -99,14 +99,13 @@ pub struct Qp<S: PollContext, R: PollContext = S> {
 /// # Invariants
 ///
 /// `target` is the QP of `inner`, `post_recv` its driver's operation, and its queues complete to
-/// CQs that are polled by `pollers`. `inner` is there until this is dropped or destroyed.
+/// CQs whose pollers are `pollers`. `inner` is there until this is dropped or destroyed.
 pub(crate) struct AnyQp {
     pub(crate) target: PostTarget,
     /// The PD of receives; none if the QP takes them from an SRQ, so that no entry is of it.
     recv_pd: pd::Id,
     post_recv: PostRecv,
-    /// Of the CQs of both queues.
-    pollers: (cq::Poller, cq::Poller),
+    pollers: (*const Wc, *const Wc),
     pub(crate) inner: ManuallyDrop<deferred::Deferred<Inner>>,
 }
 
@@ -117,6 +116,18 @@ impl AnyQp {
     pub(crate) fn names_first(&self) -> bool {
         // SAFETY: The QP is valid by the invariant of `PostTarget`.
         unsafe { post::names_first(self.target.raw.as_ptr()) }
+    }
+
+    /// Returns the poller of the CQ of the sends, if that is not shared.
+    fn send_poller(&self) -> Option<cq::Poller> {
+        let array = self.pollers.0;
+        (!array.is_null()).then(|| cq::Poller::new(array))
+    }
+
+    /// Returns the poller of the CQ of both queues, if they complete to one CQ that is not shared.
+    pub(crate) fn only_poller(&self) -> Option<cq::Poller> {
+        let (send, recv) = self.pollers;
+        self.send_poller().filter(|_| send == recv)
     }
 
     #[inline(never)]
@@ -195,19 +206,8 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
         // A shared CQ, which the drain of an SRQ may poll, too, has no poller here.
         //
         // SAFETY: By the invariant of `cq::Inner` its CQ is there while it is.
-        let at = self.any.pollers.1.is_at(wc) || wc.is_polled_by(unsafe { cq.raw.as_ref() });
+        let at = wc.is_in(self.any.pollers.1) || wc.is_polled_by(unsafe { cq.raw.as_ref() });
         at.then_some(cq)
-    }
-
-    /// Returns the poller of the CQ of the sends, if that is not shared.
-    fn send_poller(&self) -> Option<cq::Poller> {
-        (!self.any.inner.send.cq().is_shared()).then_some(self.any.pollers.0)
-    }
-
-    /// Returns the poller of the CQ of both queues, if they complete to one CQ that is not shared.
-    pub(crate) fn only_poller(&self) -> Option<cq::Poller> {
-        let (send, recv) = (self.any.inner.send.cq(), self.any.inner.recv.cq());
-        (send.is(recv) && !send.is_shared()).then_some(self.any.pollers.0)
     }
 
     /// Keeps a table until the QP is destroyed. Fails with `ENOMEM`.

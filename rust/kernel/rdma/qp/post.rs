@@ -398,7 +398,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
         O: wr::SendOp,
     {
         let qp = qp(&owner);
-        let (at, qp) = (qp.any.pollers.0.is_at(wc), Arc::as_ptr(qp));
+        let (at, qp) = (wc.is_in(qp.any.pollers.0), Arc::as_ptr(qp));
         if at {
             // SAFETY: The caller is a handler that borrows `wc`, and the request completes to the
             // CQ that is dispatching it. So the owner, which is posted or given back, keeps the QP
@@ -424,7 +424,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
         R: Provides<<P::Target as CqeHandler<ID>>::Needs>,
     {
         let qp = qp(&owner);
-        let (at, qp) = (qp.any.pollers.1.is_at(wc), Arc::as_ptr(qp));
+        let (at, qp) = (wc.is_in(qp.any.pollers.1), Arc::as_ptr(qp));
         if at {
             // SAFETY: The caller is a handler that borrows `wc`, and the receive completes to the
             // CQ that is dispatching it. So the owner, which is posted or given back, keeps the QP

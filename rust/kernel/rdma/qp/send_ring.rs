@@ -69,7 +69,7 @@ struct Ring<P: CqePointer<ID>, const ID: u64> {
     /// The first field, to get back from it.
     cqe: bindings::ib_cqe,
     places: Spsc,
-    poller: cq::PollerRef,
+    poller: cq::Poller,
     qp: wr::QpId,
     /// That of the QP: see [`AnyQp::names_first`](super::AnyQp::names_first).
     names_first: bool,
@@ -193,7 +193,7 @@ impl<P: CqePointer<ID>, const ID: u64> SendRing<P, ID> {
         if !(1..=owners / 2).contains(&interval) || owners > 1 << 16 {
             return Err(EINVAL);
         }
-        let poller = cq::PollerRef::new(qp.send_poller().ok_or(EINVAL)?);
+        let poller = qp.any.send_poller().ok_or(EINVAL)?;
         let len = owners.next_power_of_two();
         let mut entries = KVec::with_capacity(len as usize, GFP_KERNEL)?;
         for _ in 0..len {

@@ -333,7 +333,7 @@ where
 /// Each tag of `words`, of which there is one at least, has its slot in `slots`.
 #[pin_data]
 struct Table<X: Exchange> {
-    poller: cq::PollerRef,
+    poller: cq::Poller,
     qp: wr::QpId,
     /// That of the QP: see [`AnyQp::names_first`](qp::AnyQp::names_first).
     names_first: bool,
@@ -748,7 +748,7 @@ impl<X: Exchange> Tags<X> {
     where
         C: Provides<X::Needs>,
     {
-        let poller = cq::PollerRef::new(qp.only_poller().ok_or(EINVAL)?);
+        let poller = qp.any.only_poller().ok_or(EINVAL)?;
         if !(1..=1 << 16).contains(&count) || generation_bits > 16 {
             return Err(EINVAL);
         }
