@@ -34,35 +34,16 @@ pub use send_ring::SendRing;
 
 use crate::{
     ah::Ah,
-    cm::{
-        self,
-        InCallback, //
-    },
+    cm,
     completion::Completion,
     cq,
     deferred,
-    objects::{
-        self,
-        Object, //
-    },
+    objects,
     pd,
     prelude::*,
-    qp::{
-        keep::{
-            KeepList,
-            Node, //
-        },
-        marker::Markers, //
-    },
     srq,
-    trace::{
-        self,
-        PostRecv, //
-    },
-    wr::{
-        self,
-        PostTarget, //
-    }, //
+    trace,
+    wr, //
 };
 use core::{
     marker::PhantomData,
@@ -101,10 +82,10 @@ pub struct Qp<S: PollContext, R: PollContext = S> {
 /// `target` is the QP of `inner`, `post_recv` its driver's operation, and its queues complete to
 /// CQs whose pollers are `pollers`. `inner` is there until this is dropped or destroyed.
 pub(crate) struct AnyQp {
-    pub(crate) target: PostTarget,
+    pub(crate) target: wr::PostTarget,
     /// The PD of receives; none if the QP takes them from an SRQ, so that no entry is of it.
     recv_pd: pd::Id,
-    post_recv: PostRecv,
+    post_recv: trace::PostRecv,
     pollers: (*const Wc, *const Wc),
     pub(crate) inner: ManuallyDrop<deferred::Deferred<Inner>>,
 }
@@ -212,7 +193,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
 
     /// Keeps a table until the QP is destroyed. Fails with `ENOMEM`.
     pub(crate) fn keep_table(&self, table: impl Kept + 'static, _cx: &Sleepable) -> Result {
-        self.any.inner.context.kept.push(Node::of(table)?);
+        self.any.inner.context.kept.push(keep::Node::of(table)?);
         Ok(())
     }
 
@@ -394,40 +375,27 @@ impl Parts<'_> {
     }
 }
 
-/// The queue of a QP's receives, with the entries that they have reserved of its CQ.
-enum Recv {
-    Own(cq::Reservation),
-    Shared(srq::SrqReservation),
-}
-
-impl Recv {
-    fn cq(&self) -> &cq::Shared {
-        match self {
-            Self::Own(reservation) => reservation.cq(),
-            Self::Shared(share) => share.cq(),
-        }
-    }
-}
-
 /// A QP, and what it needs at its end.
 ///
 /// # Invariants
 ///
-/// `raw` was created for `id`, if there is one, completes to the CQs of the
-/// reservations and belongs to `pd`. Its context is `context`. If its receives are shared these CQs
-/// are the same, and not a direct one.
+/// `raw` was created for `id`, if there is one, completes to the CQs of the reservations and
+/// belongs to `pd`. Its context is `context`. If it is on an SRQ these CQs are the same, and not a
+/// direct one.
 pub(crate) struct Inner {
     pub(crate) raw: NonNull<bindings::ib_qp>,
     id: Option<cm::Shared>,
     // Dropped before the CQs: tables look for their poller.
     context: Pin<KBox<QpPriv>>,
     send: cq::Reservation,
-    recv: Recv,
+    /// Of no entry if the QP is on an SRQ.
+    recv: cq::Reservation,
+    srq: Option<srq::SrqReservation>,
     /// Of a QP for datagrams.
     marker_ah: sync::SetOnce<Ah>,
     pub(crate) pd: Pd,
     // Dropped last: the ULP may be gone after that.
-    object: Object,
+    object: objects::Object,
 }
 
 // SAFETY: A QP may be drained and destroyed from any thread.
@@ -449,7 +417,7 @@ impl Inner {
 
     /// Returns whether receives are taken from an SRQ.
     fn is_on_srq(&self) -> bool {
-        matches!(self.recv, Recv::Shared(_))
+        self.srq.is_some()
     }
 
     /// Returns the operations of the device.
@@ -461,11 +429,11 @@ impl Inner {
     #[cold]
     #[inline(never)]
     pub(crate) fn keep_until_drained<P: Send + 'static, T: ?Sized>(&self, owner: P) {
-        self.keep(Node::new(owner), core::any::type_name::<T>());
+        self.keep(keep::Node::new(owner), core::any::type_name::<T>());
     }
 
     #[inline(never)]
-    fn keep(&self, node: Option<KBox<Node>>, name: &'static str) {
+    fn keep(&self, node: Option<KBox<keep::Node>>, name: &'static str) {
         self.context.drain_list.add(node);
         self.object.add_undrained(name);
     }
@@ -489,7 +457,7 @@ impl Inner {
         };
         // iWARP waits for a later event of the connection.
         let waits_for_callback = this.is_managed() && this.pd.device().is_iwarp();
-        if this.is_polled_by_current() || waits_for_callback && InCallback::is_current() {
+        if this.is_polled_by_current() || waits_for_callback && cm::InCallback::is_current() {
             return Err(EDEADLK);
         }
         // A QP has one handle.
@@ -501,7 +469,7 @@ impl Inner {
 }
 
 impl deferred::Teardown for Inner {
-    fn object(&self) -> Option<&Object> {
+    fn object(&self) -> Option<&objects::Object> {
         Some(&self.object)
     }
 
@@ -596,14 +564,15 @@ fn create(parts: Parts<'_>, id: Option<&cm::Shared>, _cx: &Sleepable) -> Result<
         sends: (send_wr, send_cq.num()),
         receives: parts.srq.is_none().then(|| (recv_wr, recv_cq.num())),
     });
-    let reservations = cq::reserve(send_cq, send_wr).and_then(|send| {
-        let recv = match parts.srq {
-            Some(srq) => Recv::Shared(srq::SrqReservation::new(srq, recv_cq)?),
-            None => Recv::Own(cq::reserve(recv_cq, recv_wr)?),
+    let reserve = || -> Result<_> {
+        let send = cq::reserve(send_cq, send_wr)?;
+        let (recv_wr, srq) = match parts.srq {
+            Some(srq) => (0, Some(srq::SrqReservation::new(srq, recv_cq)?)),
+            None => (recv_wr, None),
         };
-        Ok((send, recv))
-    });
-    let (send, recv) = match reservations {
+        Ok((send, cq::reserve(recv_cq, recv_wr)?, srq))
+    };
+    let (send, recv, srq) = match reserve() {
         Ok(reservations) => reservations,
         Err(error) => {
             // SAFETY: Nothing was posted to the QP.
@@ -623,6 +592,7 @@ fn create(parts: Parts<'_>, id: Option<&cm::Shared>, _cx: &Sleepable) -> Result<
         id: id.cloned(),
         send,
         recv,
+        srq,
         marker_ah: sync::SetOnce::new(),
         context,
         pd: pd.clone(),
@@ -631,7 +601,7 @@ fn create(parts: Parts<'_>, id: Option<&cm::Shared>, _cx: &Sleepable) -> Result<
     // INVARIANT: As created.
     Ok(AnyQp {
         // SAFETY: The QP was created for this PD and this CQ, and `inner` keeps them and the lock.
-        target: unsafe { PostTarget::new(raw, pd, recv_cq, &inner.context.reg_lock) },
+        target: unsafe { wr::PostTarget::new(raw, pd, recv_cq, &inner.context.reg_lock) },
         recv_pd: match parts.srq {
             Some(_) => pd::Id::NONE,
             None => pd.id(),
@@ -759,14 +729,14 @@ struct QpPriv {
     /// Held while the QP is drained. The markers, of which none is posted, so that a drain needs no
     /// memory unless one has failed before.
     #[pin]
-    draining: sync::Mutex<Option<Pin<KBox<Markers>>>>,
-    /// See [`PostTarget::lock_regs`].
+    draining: sync::Mutex<Option<Pin<KBox<marker::Markers>>>>,
+    /// See [`wr::PostTarget::lock_regs`].
     #[pin]
     reg_lock: sync::SpinLockIrq<()>,
     #[pin]
-    drain_list: KeepList,
+    drain_list: keep::KeepList,
     #[pin]
-    kept: KeepList,
+    kept: keep::KeepList,
     #[pin]
     transfers: Transfers,
     events: Option<Arc<dyn Events>>,
@@ -782,13 +752,13 @@ impl QpPriv {
         iwarp: bool,
         state: Option<State>,
     ) -> Result<Pin<KBox<Self>>> {
-        let markers = Markers::new(GFP_KERNEL)?;
+        let markers = marker::Markers::new(GFP_KERNEL)?;
         let init = pin_init!(Self {
             state <- new_mutex!(state),
             draining <- new_mutex!(Some(markers), "rdma::Qp::draining"),
             reg_lock <- new_spinlock_irq!((), "rdma::Qp::reg_lock"),
-            drain_list <- KeepList::new(new_spinlock_irq!(None, "rdma::Qp::drain_list")),
-            kept <- KeepList::new(new_spinlock_irq!(None, "rdma::Qp::kept")),
+            drain_list <- keep::KeepList::new(new_spinlock_irq!(None, "rdma::Qp::drain_list")),
+            kept <- keep::KeepList::new(new_spinlock_irq!(None, "rdma::Qp::kept")),
             transfers <- Transfers::new(iwarp),
             events,
             user_context <- context::UserContext::new(),
@@ -871,7 +841,7 @@ pub(crate) unsafe fn transfers<'a>(qp: *mut bindings::ib_qp) -> &'a Transfers {
 pub(crate) unsafe fn keep_until_destroyed<T: Send + 'static>(qp: *mut bindings::ib_qp, left: T) {
     // SAFETY: The QP is as the caller promises.
     let kept = unsafe { &private(qp).kept };
-    kept.add(Node::new(left));
+    kept.add(keep::Node::new(left));
 }
 
 impl Transfers {

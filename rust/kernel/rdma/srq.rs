@@ -376,9 +376,6 @@ impl SrqReservation {
         })
     }
 
-    pub(crate) fn cq(&self) -> &cq::Shared {
-        &self.cq
-    }
 }
 
 impl Drop for SrqReservation {
