@@ -62,9 +62,8 @@ use kernel::{
 
 /// A reliable connected queue pair, whose queues complete in contexts `S` and `R`.
 ///
-/// A `&Qp` proves that the QP exists, so posting checks nothing. When the last reference to it is
-/// dropped, a work item moves it to the error state, waits until every request has completed, and
-/// only then destroys it.
+/// When it is dropped, a work item moves it to the error state, waits until every request has
+/// completed, and only then destroys it.
 ///
 /// # Invariants
 ///
@@ -74,8 +73,7 @@ pub struct Qp<S: PollContext, R: PollContext = S> {
     _contexts: PhantomData<fn() -> (S, R)>,
 }
 
-/// A [`Qp`] whose queues complete in any context. Not generic, so that what makes and drops it is
-/// not in each ULP.
+/// The part of a [`Qp`] that is not generic, so that what makes and drops it is not in each ULP.
 ///
 /// # Invariants
 ///
@@ -91,8 +89,7 @@ pub(crate) struct AnyQp {
 }
 
 impl AnyQp {
-    /// Returns whether the driver may have posted some of a list whose first request it names, if
-    /// there was no room for all.
+    /// See [`post::names_first`].
     #[cold]
     pub(crate) fn names_first(&self) -> bool {
         // SAFETY: The QP is valid by the invariant of `PostTarget`.
@@ -174,7 +171,6 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
         })
     }
 
-    /// Returns the id that no other QP has or had.
     #[inline]
     pub(crate) fn id(&self) -> wr::QpId {
         self.any.target.qp_id
@@ -299,11 +295,8 @@ impl<'a, S: PollContext, R: PollContext> InitAttr<'a, S, R> {
 
 impl<'a, C: CorePolled> InitAttr<'a, C, C> {
     /// A QP that takes its receives from an SRQ. Of `caps`, what is said about receives does not
-    /// matter.
-    ///
-    /// Both queues complete to one CQ: the drain of such a QP is a request at the end of the send
-    /// queue, which has to come after the last receive. The SRQ leases room for its slots from the
-    /// CQ once, for all its QPs there.
+    /// matter. Both queues complete to one CQ, so that the drain's request at the end of the send
+    /// queue completes after the last receive.
     pub fn on_srq<T: srq::Receive<N>, const N: usize>(
         pd: &'a Pd,
         cq: &'a Cq<C>,
@@ -404,28 +397,24 @@ unsafe impl Send for Inner {}
 unsafe impl Sync for Inner {}
 
 impl Inner {
-    /// Returns the type.
     fn qp_type(&self) -> bindings::ib_qp_type {
         // SAFETY: By the type invariant `raw` is a QP; its type does not change.
         unsafe { (*self.raw.as_ptr()).qp_type }
     }
 
-    /// Returns whether the QP is for datagrams.
     fn is_ud(&self) -> bool {
         self.qp_type() == bindings::ib_qp_type_IB_QPT_UD
     }
 
-    /// Returns whether receives are taken from an SRQ.
     fn is_on_srq(&self) -> bool {
         self.srq.is_some()
     }
 
-    /// Returns the operations of the device.
     fn ops(&self) -> &bindings::ib_device_ops {
         self.pd.device().ops()
     }
 
-    /// See [`Qp::keep_until_drained`](Qp::keep_until_drained).
+    /// See [`Qp::keep_until_drained`].
     #[cold]
     #[inline(never)]
     pub(crate) fn keep_until_drained<P: Send + 'static, T: ?Sized>(&self, owner: P) {
@@ -449,7 +438,7 @@ impl Inner {
     }
 
     /// Destroys a QP and waits for that, in a context that may sleep; otherwise a work item does
-    /// it. Not generic and not inlined, so that the code is here and not in each ULP.
+    /// it.
     #[inline(never)]
     fn end(this: deferred::Deferred<Self>, cx: Option<&Sleepable>) -> Result {
         let Some(cx) = cx else {
@@ -501,11 +490,9 @@ impl deferred::Teardown for Inner {
     }
 }
 
-/// Returns how many sends and receives the driver really lets be outstanding, given the sizes that
-/// it returned.
-///
-/// Some round up and do not say so at creation, so they are asked again. Those that cannot tell are
-/// taken to round up to a power of two.
+/// Returns how many sends and receives the driver lets be outstanding, given the sizes that it
+/// returned at creation. Some round up and do not say so there, so they are asked again. Those that
+/// cannot tell are taken to round up to a power of two.
 ///
 /// # Safety
 ///
@@ -531,7 +518,7 @@ unsafe fn given(qp: *mut bindings::ib_qp, returned: &bindings::ib_qp_cap) -> (u3
     (most(|cap| cap.max_send_wr), most(|cap| cap.max_recv_wr))
 }
 
-/// Creates a QP. Fails as [`Qp::create`](Qp::create).
+/// Creates a QP. Fails as [`Qp::create`].
 #[inline(never)]
 fn create(parts: Parts<'_>, id: Option<&cm::Shared>, _cx: &Sleepable) -> Result<AnyQp> {
     let (pd, send_cq, recv_cq) = (parts.pd, parts.send_cq, parts.recv_cq);
@@ -687,9 +674,8 @@ impl fmt::Display for Event {
     }
 }
 
-/// The handler of the events of a QP (`ib_qp_init_attr.event_handler`).
-///
-/// The QP keeps it until the QP is destroyed, so it must not own the QP.
+/// The handler of the events of a QP (`ib_qp_init_attr.event_handler`). The QP keeps it until the
+/// QP is destroyed, so it must not own the QP.
 ///
 /// # Examples
 ///
@@ -721,9 +707,9 @@ pub trait Events: Send + Sync + 'static {
 /// The private data of a QP, as its `qp_context`.
 #[pin_data]
 struct QpPriv {
-    /// Held while the QP is modified: see [`Modifier`](crate::qp::attr::Modifier). The state that
-    /// the last change has moved it to, if that is known: a device moves a QP to an error state by
-    /// itself, and a connection manager one of its own.
+    /// Held while the QP is modified: see [`attr::Modifier`]. The state that the last change has
+    /// moved it to, if that is known: a device moves a QP to an error state by itself, and a
+    /// connection manager one of its own.
     #[pin]
     state: sync::Mutex<Option<State>>,
     /// Held while the QP is drained. The markers, of which none is posted, so that a drain needs no
@@ -792,12 +778,10 @@ unsafe extern "C" fn on_event(event: *mut bindings::ib_event, context: *mut c_vo
     }
 }
 
-// `rdma_rw_ctx_destroy` needs the QP, and it is called in the handler of the transfer. A drain
-// proves that all requests have completed, not that all handlers have begun: those of a direct CQ,
-// or of one that the drain of an SRQ polls, may still be waiting with another thread. So transfers
-// are counted, and their QP is destroyed when none is left.
-
-/// The transfers of a QP.
+/// The transfers of a QP, which is destroyed when none is left: `rdma_rw_ctx_destroy` needs the QP,
+/// and is called in the handler of the transfer. A drain proves that all requests have completed,
+/// not that all handlers have begun: those of a direct CQ, or of one that the drain of an SRQ
+/// polls, may still be waiting with another thread.
 #[pin_data]
 pub(crate) struct Transfers {
     /// The transfers that use the QP, and the QP itself.
@@ -853,8 +837,7 @@ impl Transfers {
         })
     }
 
-    /// Counts a transfer that has begun. The caller has a reference to the QP, so it is not being
-    /// destroyed.
+    /// Counts a transfer that has begun. The caller has a reference to the QP.
     #[inline]
     pub(crate) fn begin(&self) {
         self.users.get();

@@ -45,8 +45,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
     /// Posts several requests in one call (`ib_post_send` of a linked list), moving their owner in.
     ///
     /// `make` adds the requests, made from what the owner has, to the chain, whose size its type
-    /// says. Only the last one is signaled: its completion says that those before it have completed
-    /// too, and gives the owner to its handler.
+    /// says. Only the last one is signaled, and gives the owner to its handler.
     ///
     /// Any context. Fails as [`Qp::post_send`]. The driver may have posted some requests when it
     /// refuses one: see [`PostError`].
@@ -85,10 +84,8 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
             .map_err(|e| self.any.keep_posted(e))
     }
 
-    /// Begins a batch of requests of one owner. Nothing is posted yet.
-    ///
-    /// The queue has room again only when a signaled request completes, so do not fill it with
-    /// requests that are not.
+    /// Begins a batch of requests of one owner. Nothing is posted yet. The queue has room again
+    /// only when a signaled request completes, so do not fill it with requests that are not.
     ///
     /// # Examples
     ///

@@ -9,15 +9,11 @@ use crate::{
         Ordering, //
     },
     context::{
-        private::Sealed,
+        self,
         Context, //
     },
     identity,
-    prelude::*,
-    qp::{
-        Inner,
-        QpPriv, //
-    }, //
+    prelude::*, //
 };
 use core::{
     hint::assert_unchecked,
@@ -32,10 +28,9 @@ use kernel::{
 /// The context of the QP whose completion is handled (`wc->qp->qp_context`), and the proof of the
 /// context `C`.
 ///
-/// A handler asks for it by [`CqeHandler::Needs`](crate::cqe::CqeHandler::Needs), and borrows the
-/// context without a reference of its own. Such a handler can be posted where the RDMA core polls
-/// the completion queue: there the drain of a QP waits until its handlers have returned, so the QP
-/// is there while they run. Completions that a caller polls may outlive their QP.
+/// A handler asks for it by [`CqeHandler::Needs`], and borrows the context without a reference of
+/// its own. Such a handler can be posted where the RDMA core polls the completion queue: there the
+/// drain of a QP waits until its handlers have returned.
 ///
 /// # Invariants
 ///
@@ -102,7 +97,7 @@ impl<T, C: Context> Deref for QpContext<T, C> {
     }
 }
 
-impl<T: 'static, C: Context> Sealed for QpContext<T, C> {}
+impl<T: 'static, C: Context> context::private::Sealed for QpContext<T, C> {}
 
 impl<T: 'static, C: Context> Context for QpContext<T, C> {
     #[inline]
@@ -123,24 +118,19 @@ impl<T: 'static, C: Context> Context for QpContext<T, C> {
         // wait for all handlers, and the QP may be gone.
         //
         // SAFETY: `cq` is valid, as the caller promises; the field does not change.
-        if unsafe { bindings::ib_cq::shared_raw(cq) } != 0 {
-            return Self {
-                context: None,
-                token,
-            };
-        }
-        // SAFETY: `Provides` below lets a handler with this token be posted only to QPs that
-        // complete to a CQ that the core polls, and this one is not shared. So handlers run one
-        // after the other, in the order of the completions, and a QP is destroyed after the marker
-        // of its drain, behind all its completions, was handled. Drivers set `qp` in each
-        // completion, and `qp::create` sets the QP's context to a `QpPriv` that outlives it.
-        let qp = unsafe { &*(*wc.qp()).qp_context.cast::<QpPriv>() };
+        let context = if unsafe { bindings::ib_cq::shared_raw(cq) } != 0 {
+            None
+        } else {
+            // SAFETY: `Provides` below lets a handler with this token be posted only to QPs that
+            // complete to a CQ that the core polls, and this one is not shared. So handlers run one
+            // after the other, in the order of the completions, and a QP is destroyed after the
+            // marker of its drain, behind all its completions, was handled. Drivers set `qp` in
+            // each completion.
+            unsafe { super::private(wc.qp()) }.user_context.get()
+        };
         // INVARIANT: The QP has a reference to the context. It is dropped after the QP, or by
         // `UserContext::clear`, after a drain that waits for this handler.
-        Self {
-            context: qp.user_context.get(),
-            token,
-        }
+        Self { context, token }
     }
 }
 
@@ -155,12 +145,9 @@ where
 
 impl<S: PollContext, R: PollContext> Qp<S, R> {
     /// Gives the QP its context (`qp_context`), which handlers of its completions borrow by
-    /// [`QpContext`].
-    ///
-    /// The QP keeps the reference until it is destroyed, or until [`Qp::clear_context`]. A context
-    /// that owns the QP, as a connection mostly does, keeps it until then. Fails with `EBUSY` if
-    /// the QP has a context; `EOPNOTSUPP` if it completes to a [shared](crate::cq::Cq::pool_get)
-    /// queue, whose handlers could not borrow it.
+    /// [`QpContext`], until it is destroyed or [`Qp::clear_context`]: a context that owns the QP
+    /// keeps it until then. Fails with `EBUSY` if the QP has a context; `EOPNOTSUPP` if it
+    /// completes to a [shared](Cq::pool_get) queue, whose handlers could not borrow it.
     pub fn set_context<T: Send + Sync + 'static>(
         &self,
         context: Arc<T>,
@@ -176,11 +163,9 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
     }
 
     /// Takes the context from the QP, and drops the reference when no handler borrows it any more:
-    /// for that the QP is drained.
-    ///
-    /// Does nothing if the QP has no context, or while another thread does this. Fails as
-    /// [`Qp::drain`], but not with `EBUSY`. The reference is kept then, and handlers do not find it
-    /// any more; this may be called again.
+    /// for that the QP is drained. Does nothing if the QP has no context, or while another thread
+    /// does this. Fails as [`Qp::drain`], but not with `EBUSY`: the reference is kept then,
+    /// handlers do not find it any more, and this may be called again.
     pub fn clear_context(&self, cx: &Sleepable) -> Result {
         let inner = &self.any.inner;
         inner.context.user_context.clear(inner, cx)
@@ -253,7 +238,7 @@ impl UserContext {
     }
 
     /// Removes the context, and drops it after a drain of the QP, which waits for the handlers.
-    fn clear(&self, qp: &Inner, cx: &Sleepable) -> Result {
+    fn clear(&self, qp: &super::Inner, cx: &Sleepable) -> Result {
         let context = {
             let mut owner = self.owner.lock();
             let Some(context) = owner.context.take() else {

@@ -56,11 +56,8 @@ impl Refusal {
     }
 }
 
-// What was refused is found out of the request, so that a post need not save it, by functions that
-// are not generic, so that they are not in each ULP.
-
 /// Takes back a request of the send queue that was refused, and the callback of its owner, unless
-/// it may have been posted.
+/// it may have been posted. That is found out of the request, so that a post need not save it.
 ///
 /// # Safety
 ///
@@ -121,11 +118,9 @@ pub(crate) unsafe fn names_first(qp: *const bindings::ib_qp) -> bool {
     driver == bindings::rdma_driver_id_RDMA_DRIVER_ERDMA
 }
 
-/// Posts a request to the send queue that is ready, and returns what the driver does.
-///
-/// The driver names a request that it refuses (`bad_send_wr`). That needs a place that says before
-/// whether it was named: here the successor of the request itself, which is null as it has to be,
-/// so that it costs nothing. Every driver names a request as the last thing that it does with it.
+/// Posts a request to the send queue that is ready, and returns what the driver does. The driver
+/// names a request that it refuses (`bad_send_wr`), as the last thing that it does with it, in the
+/// successor of the request itself: that is null, so it says whether there is a name.
 ///
 /// # Safety
 ///
@@ -230,14 +225,12 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
         Err(refused.map(|cqe| unsafe { P::from_cqe(cqe.as_ptr()) }))
     }
 
-    /// Posts a request to the send queue (`ib_post_send`), moving its owner in, and returns what
-    /// the operation returns: where the peer will find the region for a [`RegWr`], otherwise
-    /// nothing.
+    /// Posts a request to the send queue (`ib_post_send`), moving its owner in, and returns where
+    /// the peer will find the region for a [`RegWr`], otherwise nothing.
     ///
-    /// `wr` describes the request from what the owner has. It is `Send`, as the owner is: the
-    /// completion of an [`InvWr`] changes the state of the region in another thread, so no
-    /// reference to an exclusive region may stay in this one. After success the owner may already
-    /// be in its handler.
+    /// `wr` describes the request from what the owner has. It is `Send`: the completion of an
+    /// [`InvWr`] changes the state of the region in another thread, so no reference to an exclusive
+    /// region may stay in this one. After success the owner may already be in its handler.
     ///
     /// Any context. Gives the owner back with `EINVAL` if an entry is of another PD, or an atomic
     /// operation is not for eight bytes, aligned to eight; `EOPNOTSUPP` if iWARP is to carry
@@ -353,9 +346,9 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
     #[inline(never)]
     fn put(_this: Arc<Self>) {}
 
-    /// As [`Qp::post_send`], for an owner that has a reference to its QP, which `qp` returns. In a
-    /// handler of `wc`, and if the QP's sends complete to the CQ of `wc`, which is not shared, the
-    /// reference is not cloned. Otherwise it is, as for completions of a [`WcArray`].
+    /// As [`Qp::post_send`], for an owner that has a reference to its QP, which `qp` returns. It is
+    /// not cloned in a handler of `wc`, if the QP's sends complete to the CQ of `wc`, which is not
+    /// shared; otherwise, as for completions of a [`WcArray`], it is.
     ///
     /// # Examples
     ///
@@ -439,8 +432,8 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
 
 const SIGNALED: c_int = bindings::ib_send_flags_IB_SEND_SIGNALED as c_int;
 
-/// The callback of requests that are not signaled. When they fail or are flushed they complete all
-/// the same; their owner is that of the signaled request behind them.
+/// The callback of requests that are not signaled, which complete when they fail or are flushed.
+/// Their owner is that of the signaled request behind them.
 static UNSIGNALED: bindings::ib_cqe = bindings::ib_cqe {
     done: Some(unsignaled),
 };
@@ -458,11 +451,10 @@ unsafe extern "C" fn unsignaled(cq: *mut bindings::ib_cq, wc: *mut bindings::ib_
     }
     // SAFETY: The core passes a completion that is valid during this call, and `Wc` is transparent.
     let wc = unsafe { &*wc.cast::<Wc>() };
-    match wc.result() {
-        Err(e) if e.status != Status::WR_FLUSH_ERR => {
-            pr_err!("a request that is not signaled has failed: {}\n", e.status);
+    if let Err(WcError { status, .. }) = wc.result() {
+        if status != Status::WR_FLUSH_ERR {
+            pr_err!("a request that is not signaled has failed: {status}\n");
         }
-        _ => {}
     }
 }
 
