@@ -34,11 +34,7 @@ use crate::{
         Ordering, //
     },
     deferred,
-    objects::{
-        self,
-        Name,
-        Object, //
-    },
+    objects,
     prelude::*,
     removal,
     sync::{
@@ -72,10 +68,8 @@ use kernel::{
     }, //
 };
 
-/// A completion queue that is polled in context `C`.
-///
-/// A counted handle. The CQ is freed, from a work item, when the last handle and every QP that uses
-/// it are gone.
+/// A counted handle of a completion queue that is polled in context `C`. The CQ is freed, from a
+/// work item, when the last handle and every QP that uses it are gone.
 pub struct Cq<C: PollContext> {
     inner: Handle,
     _context: PhantomData<fn() -> C>,
@@ -174,10 +168,10 @@ impl<C: PollContext> Cq<C> {
         error::to_result(unsafe { bindings::rdma_set_cq_moderation(cq, count, period_us) })
     }
 
-    /// Frees the CQ and waits for that (`ib_free_cq`), where dropping it leaves it to a work item.
-    /// The handle is gone in any case. Fails with `EBUSY` if there is another one, or a QP uses the
-    /// CQ: it is freed with the last of them; with `EDEADLK` in a handler of the CQ: a work item
-    /// frees it; with `EIO` if it could not be destroyed: it is leaked, and was reported.
+    /// Frees the CQ and waits for that (`ib_free_cq`). The handle is gone in any case. Fails with
+    /// `EBUSY` if there is another one, or a QP uses the CQ: it is freed with the last of them;
+    /// with `EDEADLK` in a handler of the CQ: a work item frees it; with `EIO` if it could not be
+    /// destroyed: it is leaked, and was reported.
     pub fn destroy(self, cx: &Sleepable) -> Result {
         self.inner.destroy(cx)
     }
@@ -258,7 +252,7 @@ fn context_name(context: bindings::ib_poll_context, waited: bool) -> &'static st
     }
 }
 
-/// Allocates or creates a CQ. Not generic, so that the code that frees the CQ is in this module.
+/// Allocates or creates a CQ. Neither generic nor inlined: see `Reserved::fill`.
 #[inline(never)]
 fn alloc(
     dev: &Device,
@@ -275,7 +269,10 @@ fn alloc(
     }
     let reserved = deferred::Deferred::reserve()?;
     let wcs = match context {
-        Direct::RAW => Some(KBox::new(UnsafeCell::new(EMPTY), GFP_KERNEL)?),
+        Direct::RAW => {
+            let wcs: Wcs = [const { MaybeUninit::uninit() }; wc::POLL_BATCH];
+            Some(KBox::new(UnsafeCell::new(wcs), GFP_KERNEL)?)
+        }
         _ => None,
     };
     let waiting = waited.then(Waiting::new).transpose()?;
@@ -315,10 +312,7 @@ fn alloc(
     let raw = NonNull::new(error::from_err_ptr(raw)?).ok_or(ENOMEM)?;
     // SAFETY: The CQ was just made. The driver may have given more entries than were asked for.
     let entries = unsafe { raw.as_ref() }.cqe.unsigned_abs();
-    let origin = match &waiting {
-        Some(waiting) => Origin::Created(waiting.clone()),
-        None => Origin::Allocated,
-    };
+    let origin = (waiting.clone()).map_or(Origin::Allocated, Origin::Created);
     // INVARIANT: Just made.
     let shared = reserved.fill(Inner::new(raw, dev, entries, context, origin, wcs, object));
     // SAFETY: The CQ was just made. No QP uses it yet, and nobody asks for a notification, so the
@@ -346,8 +340,7 @@ fn any_vector(dev: &Device) -> u32 {
     NEXT.fetch_add(1, Relaxed).checked_rem(vectors).unwrap_or(0)
 }
 
-/// Takes entries of a pooled CQ. Not generic, so that the code that gives them back is in this
-/// module.
+/// Takes entries of a pooled CQ. Neither generic nor inlined: see `Reserved::fill`.
 #[inline(never)]
 fn get(
     dev: &Device,
@@ -361,10 +354,7 @@ fn get(
     let context = polled_in(context);
     let reserved = deferred::Deferred::reserve()?;
     let object = dev.object(crate::refs::Kind::Cq);
-    let vector = match vector {
-        Some(vector) => vector.try_into()?,
-        None => -1,
-    };
+    let vector = vector.map_or(Ok(-1), c_int::try_from)?;
     // SAFETY: The device is registered while `dev` lives, and the arguments are in range.
     let raw = unsafe { bindings::ib_cq_pool_get(dev.as_raw(), entries, vector, context) };
     let raw = NonNull::new(error::from_err_ptr(raw)?).ok_or(ENOMEM)?;
@@ -375,15 +365,12 @@ fn get(
 
 impl<C: CorePolled + FixedContext> Cq<C> {
     /// Takes `entries` entries of a CQ that other users of the device share, other modules among
-    /// them (`ib_cq_pool_get`). QPs reserve those entries as they do those of a CQ of one's own.
-    ///
-    /// `vector` is a hint: the number of a completion vector or, modulo the number of vectors, of a
-    /// CPU; or the core's choice.
+    /// them (`ib_cq_pool_get`). `vector` is a hint: the number of a completion vector or, modulo
+    /// the number of vectors, of a CPU; or the core's choice.
     ///
     /// A failure of a shared CQ goes unseen. Such a CQ cannot be moderated, and is not for QPs on
-    /// an SRQ, nor for those with a [context](crate::qp::Qp::set_context). The entries are given
-    /// back, from a work item, when the last handle and every QP that uses them are gone. Fails
-    /// with `EINVAL` if the device has no CQ of that size; `ENOMEM`, or the driver's error.
+    /// an SRQ, nor for those with a [context](crate::qp::Qp::set_context). Fails with `EINVAL` if
+    /// the device has no CQ of that size; `ENOMEM`, or the driver's error.
     ///
     /// # Examples
     ///
@@ -422,7 +409,7 @@ pub(crate) struct Inner {
     origin: Origin,
     pub(crate) dev: Device,
     // Dropped last: the ULP may be gone after that.
-    object: Object,
+    object: objects::Object,
 }
 
 // SAFETY: `struct ib_cq` may be used from any thread.
@@ -432,8 +419,6 @@ unsafe impl Sync for Inner {}
 
 /// The completions that are polled at once.
 type Wcs = [MaybeUninit<bindings::ib_wc>; wc::POLL_BATCH];
-
-const EMPTY: Wcs = [const { MaybeUninit::uninit() }; wc::POLL_BATCH];
 
 /// The origin of a CQ, which decides on its end.
 enum Origin {
@@ -450,7 +435,7 @@ impl Inner {
         context: bindings::ib_poll_context,
         origin: Origin,
         wcs: Option<KBox<UnsafeCell<Wcs>>>,
-        mut object: Object,
+        mut object: objects::Object,
     ) -> Self {
         // SAFETY: The CQ was just made or taken, and its number does not change.
         object.set_num(unsafe { raw.as_ref() }.res.id);
@@ -460,10 +445,7 @@ impl Inner {
         });
         Self {
             raw,
-            empties: match &wcs {
-                Some(_) => Empties::new(),
-                None => Empties::none(),
-            },
+            empties: wcs.as_ref().map_or_else(Empties::none, |_| Empties::new()),
             wcs,
             poll_lock: PollLock::new(),
             failed: AtomicBool::new(false),
@@ -584,10 +566,9 @@ impl Poller {
         wc.is_in(self.0.load(Ordering::Relaxed))
     }
 
-    /// Forgets the CQ, before that is freed.
-    ///
-    /// Relaxed is enough: memory of the CQ in which there are other completions later was allocated
-    /// after it was freed, so this has happened for the thread that dispatches them.
+    /// Forgets the CQ, before that is freed. Relaxed is enough: memory of the CQ in which there are
+    /// other completions later was allocated after it was freed, so this has happened for the
+    /// thread that dispatches them.
     #[inline]
     pub(crate) fn forget(&self) {
         // INVARIANT: It is null.
@@ -595,7 +576,7 @@ impl Poller {
     }
 }
 
-/// A [`PollLock`] that is held; it is released when this is dropped.
+/// A guard of the [`PollLock`] of a CQ.
 ///
 /// # Invariants
 ///
@@ -622,7 +603,7 @@ impl Drop for PollGuard<'_> {
 }
 
 impl deferred::Teardown for Inner {
-    fn object(&self) -> Option<&Object> {
+    fn object(&self) -> Option<&objects::Object> {
         Some(&self.object)
     }
 
@@ -642,7 +623,7 @@ impl deferred::Teardown for Inner {
                 // SAFETY: By the type invariant `raw` is from `ib_create_cq`; QPs have handles, so
                 // none uses the CQ, and there is no handle that it could be polled by. No
                 // `comp_handler` runs after this.
-                let ret = unsafe { bindings::ib_destroy_cq_user(cq, core::ptr::null_mut()) };
+                let ret = unsafe { bindings::ib_destroy_cq_user(cq, ptr::null_mut()) };
                 return deferred::Fate::of(fmt!("a CQ"), ret);
             }
             // Others go on using the CQ. The last drain has proved that all handlers of ours have
@@ -763,10 +744,9 @@ unsafe extern "C" fn completed(_cq: *mut bindings::ib_cq, context: *mut c_void) 
     let Some(waiting) = inner.waiting() else {
         return;
     };
-    {
-        let mut events = waiting.events.lock();
-        events.completions = events.completions.wrapping_add(1);
-    }
+    let mut events = waiting.events.lock();
+    events.completions = events.completions.wrapping_add(1);
+    drop(events);
     waiting.changed.notify_all();
 }
 
@@ -780,13 +760,12 @@ unsafe extern "C" fn event(event: *mut bindings::ib_event, context: *mut c_void)
     // SAFETY: The event is valid during this call, as the caller promises, and the context outlives
     // its CQ.
     let (event, inner) = unsafe { (&*event, &*context.cast::<Inner>()) };
-    if event.event != bindings::ib_event_type_IB_EVENT_CQ_ERR
-        || inner.failed.swap(true, Ordering::SeqCst)
-    {
+    let is_error = event.event == bindings::ib_event_type_IB_EVENT_CQ_ERR;
+    if !is_error || inner.failed.swap(true, Ordering::SeqCst) {
         return;
     }
     // SAFETY: A device that has a CQ is there.
-    let device = unsafe { Name::of(event.device) };
+    let device = unsafe { objects::Name::of(event.device) };
     pr_err!("{device}: a CQ was overrun or failed: completions are lost\n");
     if let Some(waiting) = inner.waiting() {
         // A thread that has looked at `failed` before it was set sleeps when the lock is free, and

@@ -31,11 +31,7 @@ use kernel::{
 
 impl<C: CallerPolled> Cq<C> {
     /// Runs the handlers of at most `budget` completions and returns their number
-    /// (`ib_process_cq_direct`).
-    ///
-    /// This polls 16 completions at a time instead of 8, and is compiled into the ULP: the RDMA
-    /// core's trace points (`cq_process`, `cq_poll`) do not see it. Errors of the driver count as
-    /// no completion.
+    /// (`ib_process_cq_direct`). Errors of the driver count as no completion.
     ///
     /// Any context. One thread at a time polls: while another one does, or a handler of this CQ
     /// runs, this returns 0. So handlers of the CQ run one after the other, in the order of the
@@ -50,10 +46,8 @@ impl<C: CallerPolled> Cq<C> {
     /// Gives at most `budget` completions to `handle`, one after the other, and returns their
     /// number: `ib_poll_cq` into an array, and a loop over that.
     ///
-    /// Owners that `handle` [takes](Completion::take) are its own, without a callback, a lock or a
-    /// count; the compiler can inline what is done with them. Others go to their handler. What is
-    /// posted again here needs no reference to its QP
-    /// ([`Qp::repost_send`](crate::qp::Qp::repost_send)).
+    /// Owners that `handle` [takes](Completion::take) are its own; others go to their handler. What
+    /// is posted again here needs no reference to its QP ([`Qp::repost_send`]).
     ///
     /// Any context, as [`Cq::process`]. Fails with `EINVAL` if the budget is zero. `EOVERFLOW` if
     /// there is no completion and the CQ has lost some; or the driver's error.
@@ -93,10 +87,10 @@ impl<C: CallerPolled> Cq<C> {
     /// Polls at most `N` completions into the caller's array (`ib_poll_cq`), calls no handler, and
     /// returns their number. Completions that are left in it are dispatched first.
     ///
-    /// Any context, any thread; each completion is in one array. While another thread polls, or
-    /// [`Cq::process`] runs a handler, the CQ looks empty. Completions in arrays are not waited
-    /// for: their handlers may run at the same time as others, and late. Fails with `EOVERFLOW` if
-    /// there is no completion and the CQ has lost some; or the driver's error.
+    /// Any context, any thread. While another thread polls, or [`Cq::process`] runs a handler, the
+    /// CQ looks empty. Completions in arrays are not waited for: their handlers may run at the same
+    /// time as others, and late. Fails with `EOVERFLOW` if there is no completion and the CQ has
+    /// lost some; or the driver's error.
     #[inline]
     pub fn poll<const N: usize>(&self, array: &mut WcArray<N>) -> Result<usize> {
         array.dispatch();
@@ -210,9 +204,8 @@ impl Cq<Waited> {
     /// ```
     pub fn wait(&self, notify: Notify, timeout_ms: u32, _cx: &Sleepable) -> Result<Wait> {
         let waiting = self.inner.waiting().ok_or(EINVAL)?;
-        let Some(mut left) =
-            self.wait_for_poll_lock(waiting, time::msecs_to_jiffies(timeout_ms))?
-        else {
+        let left = time::msecs_to_jiffies(timeout_ms);
+        let Some(mut left) = self.wait_for_poll_lock(waiting, left)? else {
             return Ok(Wait::TimedOut);
         };
         // Before arming: an event that another thread has armed for counts too.
@@ -313,12 +306,8 @@ impl Cq<Waited> {
     }
 }
 
-// Completions that were polled and not yet dispatched.
-
-/// An array of `N` completions, on the stack or in a struct of the caller's, which
-/// [`Cq::poll`](crate::cq::Cq::poll) fills.
-///
-/// Completions that are left in it when it is dropped, or filled again, are dispatched.
+/// An array of `N` completions, which [`Cq::poll`] fills. Those that are left in it when it is
+/// dropped, or filled again, are dispatched.
 ///
 /// # Invariants
 ///
@@ -360,8 +349,7 @@ impl<const N: usize> WcArray<N> {
         self.next == self.len
     }
 
-    /// Returns an iterator that takes the completions, one after the other. Those that it did not
-    /// come to stay in the array.
+    /// Returns an iterator that takes the completions. Those that it did not come to stay.
     ///
     /// # Examples
     ///
@@ -456,10 +444,8 @@ impl Drop for Completions<'_> {
 /// A completion that was polled, with the owner of its request.
 ///
 /// The owner can be [taken](Completion::take) where its type is known; otherwise its handler is
-/// called by [`Completion::dispatch`], or when this is dropped.
-///
-/// A request that was posted without a callback, at the front of a chain, completes only when it
-/// fails. It has no owner but the chain's, so it cannot be taken, and dispatching it does nothing.
+/// called by [`Completion::dispatch`], or when this is dropped. A request at the front of a chain
+/// completes only when it fails; it has no owner that could be taken.
 ///
 /// # Invariants
 ///
@@ -500,11 +486,9 @@ impl<'a> Completion<'a> {
     }
 
     /// Takes the owner, if it is a `T` that was posted by its callback `ID`; its handler is not
-    /// called.
-    ///
-    /// If `T` is generic and of another crate, a module may not recognise owners that another
-    /// module has made. Gives the completion back if its owner is something else. For an example
-    /// see [`Cq::process_with`].
+    /// called. Gives the completion back if its owner is something else. If `T` is generic and of
+    /// another crate, a module may not recognise owners that another module has made. For an
+    /// example see [`Cq::process_with`].
     #[inline]
     pub fn take<T: CqeHandler<ID>, const ID: u64>(
         self,
