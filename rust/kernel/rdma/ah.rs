@@ -11,15 +11,16 @@ use crate::{
     device::{
         self,
         Gid,
-        GidAttr, //
+        GidAttr,
+        GidType, //
     },
-    objects::Object,
+    objects,
     pd,
     prelude::*, //
 };
 use core::{
     mem::ManuallyDrop,
-    net::IpAddr, //
+    ptr, //
 };
 use kernel::error::from_err_ptr;
 
@@ -115,7 +116,7 @@ impl Attr {
         let has_grh = bindings::ib_ah_flags_IB_AH_GRH as u8;
         Ok(bindings::rdma_ah_attr {
             grh: bindings::ib_global_route {
-                sgid_attr: core::ptr::null(),
+                sgid_attr: ptr::null(),
                 dgid: grh.dgid.to_raw(),
                 flow_label: grh.flow_label,
                 sgid_index: grh.sgid_index,
@@ -162,7 +163,7 @@ impl<K> State<K> {
 }
 
 impl<K: Send + Sync + 'static> deferred::Teardown for State<K> {
-    fn object(&self) -> Option<&Object> {
+    fn object(&self) -> Option<&objects::Object> {
         None
     }
 
@@ -185,17 +186,15 @@ unsafe fn destroy(raw: NonNull<bindings::ib_ah>) -> deferred::Fate {
     let (device, ret) = unsafe {
         (
             device::Name::of(raw.as_ref().device),
-            bindings::rdma_destroy_ah_user(raw.as_ptr(), flags, core::ptr::null_mut()),
+            bindings::rdma_destroy_ah_user(raw.as_ptr(), flags, ptr::null_mut()),
         )
     };
     deferred::Fate::of(fmt!("{device}: an address handle"), ret)
 }
 
-/// An address handle: the destination of datagrams.
-///
-/// A request borrows it from its owner, so it lives as long as the request is posted: keep it in
-/// the owner, or an `Arc` of it if several requests share it. It may be dropped in any context and
-/// is destroyed by a work item, as drivers (rxe) take a lock for that which no softirq may.
+/// An address handle: the destination of datagrams. A request borrows it from its owner: keep it
+/// there, or an `Arc` of it if several requests share it. It is destroyed by a work item, as
+/// drivers (rxe) take a lock for that which no softirq may.
 ///
 /// # Invariants
 ///
@@ -282,7 +281,7 @@ impl Ah {
 }
 
 /// The length of the header in front of each received datagram, in bytes.
-pub(crate) const HEADER: usize = 40;
+pub const HEADER: usize = 40;
 
 /// A received network header, as `union rdma_network_hdr`.
 #[repr(C, align(8))]
@@ -335,23 +334,15 @@ impl Source {
     pub(crate) fn header(&self) -> *const bindings::ib_grh {
         self.header.0.as_ptr().cast()
     }
-}
 
-// The RDMA core exports one function to kernel users that resolves a route on RoCE: that to the
-// sender of a datagram. So that to a peer is resolved as if it had sent one.
-
-impl Source {
-    /// Makes the source of a datagram that QP 1 at `to` might have sent to `from`. Fails with
+    /// Makes the source of a datagram that QP 1 at `to` might have sent to `from`: on RoCE the RDMA
+    /// core resolves for kernel users no other route than that to a datagram's sender. Fails with
     /// `EPROTONOSUPPORT` if `from` is not of RoCE, and `ENODEV` if it has no network interface.
     pub(crate) fn synthetic(from: &GidAttr, to: Gid) -> Result<Self> {
-        let network = match (from.gid_type(), from.gid().ip()) {
-            (device::GidType::RoceV1, _) => bindings::rdma_network_type_RDMA_NETWORK_ROCE_V1,
-            (device::GidType::RoceV2, IpAddr::V4(_)) => {
-                bindings::rdma_network_type_RDMA_NETWORK_IPV4
-            }
-            (device::GidType::RoceV2, IpAddr::V6(_)) => {
-                bindings::rdma_network_type_RDMA_NETWORK_IPV6
-            }
+        let network = match from.gid_type() {
+            GidType::RoceV1 => bindings::rdma_network_type_RDMA_NETWORK_ROCE_V1,
+            GidType::RoceV2 if is_ipv4(from) => bindings::rdma_network_type_RDMA_NETWORK_IPV4,
+            GidType::RoceV2 => bindings::rdma_network_type_RDMA_NETWORK_IPV6,
             _ => return Err(EPROTONOSUPPORT),
         };
         // The offset of the addresses in the header, and that of an address in its GID.
@@ -381,5 +372,5 @@ impl Source {
 
 /// Returns `true` if datagrams of this GID have an IPv4 header.
 pub(crate) fn is_ipv4(from: &GidAttr) -> bool {
-    from.gid_type() == device::GidType::RoceV2 && from.gid().ip().is_ipv4()
+    from.gid_type() == GidType::RoceV2 && from.gid().ip().is_ipv4()
 }

@@ -3,8 +3,7 @@
 //! Shared receive queues.
 //!
 //! An [`Srq`] owns a fixed number of [`Slot`]s: receives that any of its QPs may consume. A
-//! completion hands a slot out; dropping the slot posts it again. See
-//! Documentation/srq.rst.
+//! completion hands a slot out; dropping the slot posts it again. See Documentation/srq.rst.
 //!
 //! # Examples
 //!
@@ -31,12 +30,8 @@
 //! }
 //!
 //! fn make(pd: &Pd, cq: &Cq<Softirq>, cx: &Sleepable) -> Result<Qp<Softirq>> {
-//!     let srq = Srq::create(
-//!         pd,
-//!         64,
-//!         |_| Ok::<_, Error>(Request { buf: Buf::alloc(pd, 512, cx)? }),
-//!         cx,
-//!     )?;
+//!     let request = |_| Ok::<_, Error>(Request { buf: Buf::alloc(pd, 512, cx)? });
+//!     let srq = Srq::create(pd, 64, request, cx)?;
 //!     InitAttr::on_srq(pd, cq, &srq, &Caps::new(16, 0)).create(cx)
 //! }
 //! ```
@@ -93,7 +88,7 @@ pub trait Receive<const N: usize = 1>: Sized + Send + 'static {
     fn done(slot: Slot<Self, N>, wc: &Wc, cx: &Self::Needs);
 }
 
-/// A shared receive queue with slots of type `T`. A counted handle. A work item destroys SRQ and
+/// A counted handle of a shared receive queue with slots of type `T`. A work item destroys SRQ and
 /// slots when the last handle, all QPs on it and every slot that was kept are gone.
 pub struct Srq<T: Receive<N>, const N: usize = 1> {
     inner: Arc<Inner>,
@@ -287,14 +282,10 @@ fn create(
     let queue = KBox::new_uninit(GFP_KERNEL)?;
     let mut attr = bindings::ib_srq_init_attr {
         event_handler: Some(event),
-        attr: bindings::ib_srq_attr {
-            max_wr: count,
-            max_sge: sges,
-            srq_limit: 0,
-        },
         srq_type: bindings::ib_srq_type_IB_SRQT_BASIC,
         ..Default::default()
     };
+    (attr.attr.max_wr, attr.attr.max_sge) = (count, sges);
     // SAFETY: The PD is alive.
     let raw = from_err_ptr(unsafe {
         bindings::ib_create_srq_user(pd.as_raw(), &raw mut attr, ptr::null_mut(), ptr::null_mut())
@@ -349,33 +340,27 @@ pub(crate) struct SrqReservation {
 
 impl SrqReservation {
     /// Makes the reference of a QP that completes to `cq`. Fails with `EINVAL` if other modules or
-    /// callers may poll the CQ: a drain could not prove then that the QP's last receive was
-    /// handled; with `ENOSPC` if it has not enough free entries.
+    /// callers may poll the CQ, so that a drain proves nothing; with `ENOSPC` if it has not enough
+    /// free entries.
     pub(crate) fn new(srq: &Arc<Inner>, cq: &cq::Shared) -> Result<Self> {
         if cq.is_shared() || cq.is_caller_polled() {
             return Err(EINVAL);
         }
         let mut list = srq.reservations.lock();
         let is_it = |shared: &&mut CqReservation| shared.reservation.cq().is(cq);
-        match list.iter_mut().find(is_it) {
+        if let Some(shared) = list.iter_mut().find(is_it) {
             // INVARIANT: This is one more.
-            Some(shared) => shared.qps += 1,
-            None => {
-                let reservation = cq::reserve(cq, srq.slots)?;
-                // INVARIANT: This is the first.
-                let shared = CqReservation {
-                    reservation,
-                    qps: 1,
-                };
-                list.push(shared, GFP_KERNEL)?;
-            }
+            shared.qps += 1;
+        } else {
+            let (reservation, qps) = (cq::reserve(cq, srq.slots)?, 1);
+            // INVARIANT: This is the first.
+            list.push(CqReservation { reservation, qps }, GFP_KERNEL)?;
         }
         Ok(Self {
             srq: srq.clone(),
             cq: cq.clone(),
         })
     }
-
 }
 
 impl Drop for SrqReservation {

@@ -8,6 +8,8 @@
 //!
 //! C header: [`include/rdma/ib_verbs.h`](srctree/include/rdma/ib_verbs.h) (`struct ib_ud_wr`)
 
+pub use crate::ah::HEADER;
+
 use crate::{
     ah::{
         self,
@@ -19,9 +21,6 @@ use crate::{
     wc,
     wr, //
 };
-
-/// The length of the header in front of each received datagram, in bytes.
-pub const HEADER: usize = ah::HEADER;
 
 /// A QP for datagrams, whose queues complete in contexts `S` and `R`. It ends as a [`Qp`] does.
 pub struct UdQp<S: PollContext, R: PollContext = S> {
@@ -81,7 +80,7 @@ impl<S: PollContext, R: PollContext> UdQp<S, R> {
     }
 
     /// Posts a receive (`ib_post_recv`), moving its owner in. Its memory begins with the [`HEADER`]
-    /// bytes before the payload. As [`Qp::post_recv`](crate::qp::Qp::post_recv).
+    /// bytes before the payload. As [`Qp::post_recv`].
     #[inline]
     pub fn post_recv<P, const ID: u64, const N: usize>(
         &self,
@@ -100,11 +99,8 @@ impl<S: PollContext, R: PollContext> UdQp<S, R> {
 fn marker_ah(pd: &Pd, port: u32, cx: &Sleepable) -> Result<Ah> {
     let mut gids = pd.device().port(port).ok_or(EINVAL)?.gids();
     let own = gids.next().ok_or(EADDRNOTAVAIL)?;
-    let grh = ah::Grh::new(own.gid(), own.index().try_into()?);
-    let attr = ah::Attr {
-        grh: Some(grh),
-        ..ah::Attr::new(port)
-    };
+    let mut attr = ah::Attr::new(port);
+    attr.grh = Some(ah::Grh::new(own.gid(), own.index().try_into()?));
     Ah::create(pd, &attr, cx)
 }
 
