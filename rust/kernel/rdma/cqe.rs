@@ -2,14 +2,12 @@
 
 //! Completion callbacks.
 //!
-//! A request is posted by moving its owner into the queue: a `Pin<KBox<T>>`, an `Arc<T>`, or a
-//! [`InFlight<T>`](crate::reuse::InFlight) that is used again, where `T` embeds a [`Cqe`]. When the
-//! request completes, [`CqeHandler::done`] gets the owner back, once. Until then the memory that
-//! the device uses cannot be freed nor, unless the owner is an `Arc<T>`, be accessed.
+//! A request is posted by moving its owner into the queue: a [`CqePointer`] to a `T` that embeds a
+//! [`Cqe`]. When the request completes, [`CqeHandler::done`] gets the owner back, once. Until then
+//! the memory that the device uses cannot be freed nor, unless the owner is an `Arc<T>`, accessed.
 //!
 //! The C core calls `wc->wr_cqe->done(cq, wc)`. Here `done` is a function made for `T` that does
-//! `container_of` and calls the handler, so a [`Cqe`] is the eight bytes of `struct ib_cqe`, and
-//! nothing is looked up or allocated.
+//! `container_of` and calls the handler, so a [`Cqe`] is the eight bytes of `struct ib_cqe`.
 //!
 //! # Examples
 //!
@@ -55,9 +53,8 @@ use core::{
     ops::Deref, //
 };
 
-/// A completion callback embedded in `T`, as `struct ib_cqe`.
-///
-/// A type with several requests in flight at once has several of these, told apart by `ID`.
+/// A completion callback embedded in `T`, as `struct ib_cqe`. A type with several requests in
+/// flight at once has several of these, told apart by `ID`.
 ///
 /// # Invariants
 ///
@@ -116,10 +113,8 @@ impl<T, const ID: u64> Field<T, ID> {
     }
 }
 
-/// Returns the [`Field`](Field) of `Self` with this name.
-///
-/// The proof is here, with paths that no other crate can take over, and not in the expansion of the
-/// derive macro, where `::rdma` may be another crate of that name.
+/// Returns the [`Field`] of `Self` with this name. The proof is here, and not in the expansion of
+/// the derive macro, where `::rdma` may be another crate of that name.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! cqe_field {
@@ -222,7 +217,7 @@ pub unsafe trait CqePointer<const ID: u64>:
         unsafe { Self::from_ptr(cqe.byte_sub(offset::<Self::Target, ID>()).cast()) }
     }
 
-    /// Takes back the owner of a request that was not posted.
+    /// As [`CqePointer::from_cqe`], of a request that was not posted.
     ///
     /// # Safety
     ///
@@ -243,8 +238,8 @@ pub trait CqeHandler<const ID: u64 = 0>: HasCqe<ID> {
     type Pointer: CqePointer<ID, Target = Self>;
 
     /// The context that the handler needs: [`Atomic`] or [`Sleepable`], or
-    /// [`QpContext`](crate::qp::QpContext) of one of them. The request cannot be posted to a QP
-    /// whose completion queue does not provide it.
+    /// [`QpContext`](crate::qp::QpContext) of one of them. The request can be posted only where the
+    /// completion queue provides it.
     type Needs: Context;
 
     /// Takes the owner of a completed request back (`ib_cqe.done`).

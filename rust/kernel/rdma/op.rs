@@ -2,13 +2,10 @@
 
 //! Operations with a context, as those of librpma.
 //!
-//! For ULPs that read, write, flush, send and receive, and have no request types of their own. An
-//! [`Op`] is a buffer and a context, allocated once; posting moves it into the queue, and its
-//! completion gives it back as a [`Done`], with the result. It can then be posted again, as another
-//! operation.
-//!
-//! Completions are taken from a CQ that the ULP polls, as in librpma; operations that are not taken
-//! are dropped.
+//! For ULPs that have no request types of their own. An [`Op`] is a buffer and a context; posting
+//! moves it into the queue, and its completion gives it back as a [`Done`], with the result. It can
+//! then be posted again, as another operation. Completions are taken from a CQ that the ULP polls;
+//! operations that are not taken are dropped.
 //!
 //! # Examples
 //!
@@ -193,10 +190,8 @@ impl<C: Send + 'static, D: dma::Direction> Op<C, D> {
             let pad = op.pad.as_ref().ok_or(EINVAL)?;
             let last = (len as u64).checked_sub(1).ok_or(EINVAL)?;
             let addr = to.addr.checked_add(last).ok_or(EINVAL)?;
-            Ok(SendWr::rdma_read(
-                [pad.0.whole_mut()],
-                Remote { addr, ..to },
-            ))
+            let last = Remote { addr, ..to };
+            Ok(SendWr::rdma_read([pad.0.whole_mut()], last))
         })
     }
 }
@@ -286,17 +281,10 @@ impl<C: Send + 'static, D: dma::DeviceWrites> Op<C, D> {
 
 /// The memory that flushes of RDMA WRITEs read into. Any number of them can use one at once.
 ///
-/// When an RDMA WRITE completes, the peer's device has the data, but they may not be in memory yet.
-/// A flush is a request behind it that completes when they are. The kernel's API for ULPs has no
-/// request for that. So a flush is an RDMA READ of the last byte of the range, whose response waits
-/// for all writes of the same QP before it: the peer's device executes the requests of a QP in
-/// order, and on the peer's bus a read pushes the writes before it, unless they may be reordered
-/// (`IB_ACCESS_RELAXED_ORDERING`, which this crate never sets).
-///
-/// After a flush the data are visible to the peer's CPUs and to all other QPs
-/// (`RPMA_FLUSH_TYPE_VISIBILITY` in librpma). They survive a loss of power only if the peer's
-/// platform has its caches in the persistence domain, or its device bypasses them
-/// (`RPMA_FLUSH_TYPE_PERSISTENT`).
+/// A flush is an RDMA READ of the last byte of the range: see Documentation/cq.rst. After it the
+/// data are visible to the peer's CPUs and to all other QPs (`RPMA_FLUSH_TYPE_VISIBILITY` in
+/// librpma). They survive a loss of power only if the peer's platform has its caches in the
+/// persistence domain, or its device bypasses them (`RPMA_FLUSH_TYPE_PERSISTENT`).
 pub struct Pad(Buf<FromDevice>);
 
 impl Pad {

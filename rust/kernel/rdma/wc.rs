@@ -75,8 +75,7 @@ impl fmt::Debug for Status {
 /// The text that C has for it (`ib_wc_status_msg`).
 impl fmt::Display for Status {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // SAFETY: The function takes any value and returns a string that lives as long as the
-        // kernel.
+        // SAFETY: The function takes any value and returns a string that lives for ever.
         let text = unsafe { CStr::from_char_ptr(bindings::ib_wc_status_msg(self.0)) };
         fmt::Display::fmt(text, f)
     }
@@ -138,12 +137,10 @@ pub struct WcError {
 /// (`IB_POLL_BATCH`), and that of callers.
 pub(crate) const POLL_BATCH: usize = 16;
 
-/// Returns the array that the RDMA core polls a CQ into.
-///
-/// It is the core's own, and of `IB_POLL_BATCH` entries (`drivers/infiniband/core/cq.c`). One
-/// softirq or work item at a time polls completions into it, and handles all of them, in their
-/// order, before it polls again. Other pollers of the CQ (callers of `ib_process_cq_direct`, such
-/// as C's drain of an SRQ) have an array on their stack.
+/// Returns the array, of [`POLL_BATCH`] entries, that the RDMA core polls a CQ into
+/// (`drivers/infiniband/core/cq.c`). One softirq or work item at a time polls completions into it,
+/// and handles all of them, in their order, before it polls again. Other pollers of the CQ (callers
+/// of `ib_process_cq_direct`, such as C's drain of an SRQ) have an array on their stack.
 #[inline]
 pub(crate) fn core_array(cq: &bindings::ib_cq) -> *const Wc {
     cq.wc.cast_const().cast()
@@ -151,41 +148,37 @@ pub(crate) fn core_array(cq: &bindings::ib_cq) -> *const Wc {
 
 /// A successful completion.
 #[derive(Clone, Copy)]
-pub struct Success<'a>(&'a bindings::ib_wc);
+pub struct Success<'a>(&'a Wc);
 
 impl<'a> Success<'a> {
     #[inline]
     pub(crate) fn completion(&self) -> &'a Wc {
-        Wc::from_ref(self.0)
-    }
-}
-
-impl Success<'_> {
-    #[inline]
-    pub(crate) fn raw(&self) -> &bindings::ib_wc {
         self.0
     }
 
     #[inline]
+    pub(crate) fn raw(&self) -> &'a bindings::ib_wc {
+        &self.0 .0
+    }
+
+    #[inline]
     fn flag(&self, flag: bindings::ib_wc_flags) -> bool {
-        self.0.wc_flags & flag as c_int != 0
+        self.raw().wc_flags & flag as c_int != 0
     }
 
     /// Returns the operation that was completed.
     #[inline]
     pub fn opcode(&self) -> Opcode {
-        self.0.opcode.into()
+        self.raw().opcode.into()
     }
 
-    /// Returns the number of bytes transferred by a receive or an RDMA READ. It is meaningless for
-    /// other requests.
-    ///
-    /// For [`Opcode::RecvRdmaWithImm`] it is the number of bytes that the peer wrote elsewhere, so
-    /// do not slice the receive buffer by it unchecked.
+    /// Returns the number of bytes transferred by a receive or an RDMA READ. For
+    /// [`Opcode::RecvRdmaWithImm`] it is the number of bytes that the peer wrote elsewhere, so do
+    /// not slice the receive buffer by it unchecked. It is meaningless for other requests.
     #[inline]
     pub fn byte_len(&self) -> usize {
         // RDMA needs pointers of 32 bits at least.
-        self.0.byte_len as usize
+        self.raw().byte_len as usize
     }
 
     /// Returns the immediate data of a receive, in host byte order.
@@ -193,10 +186,10 @@ impl Success<'_> {
     /// The flag alone is no proof: rxe sets it in the sender's completion too.
     #[inline]
     pub fn imm_data(&self) -> Option<u32> {
-        let received = self.0.opcode & bindings::ib_wc_opcode_IB_WC_RECV != 0;
+        let received = self.raw().opcode & bindings::ib_wc_opcode_IB_WC_RECV != 0;
         (received && self.flag(bindings::ib_wc_flags_IB_WC_WITH_IMM)).then(|| {
             // SAFETY: The flag says which member of the union is set; both are integers.
-            u32::from_be(unsafe { *self.0.ex.imm_data })
+            u32::from_be(unsafe { *self.raw().ex.imm_data })
         })
     }
 
@@ -206,7 +199,7 @@ impl Success<'_> {
         self.flag(bindings::ib_wc_flags_IB_WC_WITH_INVALIDATE)
             .then(|| {
                 // SAFETY: The flag says which member of the union is set; both are integers.
-                unsafe { *self.0.ex.invalidate_rkey }
+                unsafe { *self.raw().ex.invalidate_rkey }
             })
     }
 }
@@ -236,17 +229,11 @@ pub(crate) fn unlikely() {}
 pub struct Wc(bindings::ib_wc);
 
 impl Wc {
-    #[inline]
-    fn from_ref(wc: &bindings::ib_wc) -> &Self {
-        // SAFETY: `Wc` is transparent.
-        unsafe { &*core::ptr::from_ref(wc).cast() }
-    }
-
     /// Returns the result of the request.
     #[inline]
     pub fn result(&self) -> core::result::Result<Success<'_>, WcError> {
         if self.0.status == bindings::ib_wc_status_IB_WC_SUCCESS {
-            Ok(Success(&self.0))
+            Ok(Success(self))
         } else {
             unlikely();
             Err(WcError {
@@ -263,8 +250,7 @@ impl Wc {
         at.wrapping_sub(array.addr()) < const { POLL_BATCH * size_of::<Self>() }
     }
 
-    /// Returns whether the RDMA core's poller of the CQ is handling this completion: see
-    /// [`core_array`].
+    /// Returns whether the RDMA core's poller of the CQ is handling this: see [`core_array`].
     pub(crate) fn is_polled_by(&self, cq: &bindings::ib_cq) -> bool {
         self.is_in(core_array(cq))
     }
