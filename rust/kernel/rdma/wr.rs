@@ -13,10 +13,7 @@ use crate::{
     pd,
     prelude::*,
     sync::RwIdle,
-    trace::{
-        self,
-        PostSend, //
-    }, //
+    trace, //
 };
 use core::{
     marker::PhantomData,
@@ -140,9 +137,6 @@ pub struct Remote {
     pub rkey: u32,
 }
 
-/// The number of QPs that there have been.
-static LAST: atomic::Atomic<u64> = atomic::Atomic::new(0);
-
 /// Tells a QP from all that there have been and will be, where its address may be another one's
 /// when it is gone.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -154,6 +148,7 @@ impl QpId {
 
     #[inline(never)]
     fn next() -> Self {
+        static LAST: atomic::Atomic<u64> = atomic::Atomic::new(0);
         // In 64 bits it does not come to its beginning again.
         Self(LAST.fetch_add(1, atomic::Relaxed).wrapping_add(1))
     }
@@ -170,7 +165,7 @@ impl QpId {
 pub struct PostTarget {
     pub(crate) raw: NonNull<bindings::ib_qp>,
     /// Kept here, as it takes two loads to find it.
-    pub(crate) post_send: PostSend,
+    pub(crate) post_send: trace::PostSend,
     recv_cq: NonNull<cq::Inner>,
     reg_lock: NonNull<SpinLockIrq<()>>,
     pub(crate) pd: pd::Id,
@@ -219,29 +214,24 @@ impl PostTarget {
     }
 
     /// Takes the lock that is held while registrations of shared regions are posted. A thread that
-    /// holds it and finds a region registered through this QP posts behind that registration.
-    ///
-    /// Drivers do not call back from a post, so only their own locks are taken under it.
+    /// holds it and finds a region registered through this QP posts behind that registration. Only
+    /// the driver's own locks are taken under it.
     pub(crate) fn lock_regs(&self) -> SpinLockIrqGuard<'_, ()> {
         // SAFETY: By the type invariant the lock is valid.
         unsafe { self.reg_lock.as_ref() }.lock()
     }
 }
 
-/// The list of requests that have no entries.
-///
-/// Some drivers look at the first entry before they look at how many there are: irdma copies it
-/// into what the hardware reads wherever there is a list, cxgb4 reads its length where there may be
-/// none. So this is an entry of nothing, for all of them, and there for ever.
-static NO_ENTRIES: bindings::ib_sge = bindings::ib_sge {
-    addr: 0,
-    length: 0,
-    lkey: 0,
-};
-
-/// Returns the list of `N` entries that a C request points to.
+/// Returns the list of `N` entries that a C request points to. Without entries that is one of
+/// nothing: some drivers look at the first entry before they look at how many there are (irdma
+/// copies it into what the hardware reads, cxgb4 reads its length).
 #[inline]
-pub(crate) fn sg_list<const N: usize>(sges: *mut [bindings::ib_sge; N]) -> *mut bindings::ib_sge {
+fn sg_list<const N: usize>(sges: *mut [bindings::ib_sge; N]) -> *mut bindings::ib_sge {
+    static NO_ENTRIES: bindings::ib_sge = bindings::ib_sge {
+        addr: 0,
+        length: 0,
+        lkey: 0,
+    };
     if const { N == 0 } {
         (&raw const NO_ENTRIES).cast_mut()
     } else {
@@ -283,9 +273,8 @@ pub(crate) unsafe fn end(to: *mut bindings::ib_send_wr, cqe: *mut bindings::ib_c
     }
 }
 
-/// A request for the send queue, with up to `N` scatter/gather entries, to do what `O` says.
-///
-/// A request that is posted by itself is signaled: its owner comes back when it completes.
+/// A request for the send queue, with up to `N` scatter/gather entries, to do what `O` says. One
+/// that is posted by itself is signaled: its owner comes back when it completes.
 ///
 /// # Examples
 ///
@@ -322,9 +311,8 @@ mod private {
         type Undo;
 
         /// Checks that the request is one for the QP of `target`, and prepares what it changes.
-        ///
-        /// Refuses requests that iWARP does not have: siw refuses them, too, but keeps the callback
-        /// in the slot and calls it when the QP is flushed.
+        /// Refuses what iWARP does not have: siw does, too, but keeps the callback in the slot and
+        /// calls it when the QP is flushed.
         ///
         /// # Safety
         ///
@@ -561,10 +549,9 @@ impl<'a, const N: usize> SendWr<'a, N> {
 }
 
 /// An atomic operation on eight bytes of a peer's memory, aligned to eight. Their old value goes to
-/// eight bytes of local memory, in the byte order of this CPU.
-///
-/// It is atomic with respect to the device's other operations, and to the peer's CPU where the
-/// peer's device says so. iWARP has none: posting one there is `EOPNOTSUPP`.
+/// eight bytes of local memory, in the byte order of this CPU. It is atomic with respect to the
+/// device's other operations, and to the peer's CPU where the peer's device says so. iWARP has
+/// none: posting one there is `EOPNOTSUPP`.
 ///
 /// # Examples
 ///
@@ -732,7 +719,6 @@ pub struct PostError<P> {
 }
 
 impl<P> PostError<P> {
-    /// A request that no driver has seen.
     #[inline]
     pub(crate) fn new(owner: P, error: Error) -> Self {
         Self::in_part(Some(owner), 0, error)
