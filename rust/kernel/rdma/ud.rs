@@ -43,7 +43,7 @@ impl<S: PollContext, R: PollContext> UdQp<S, R> {
     ) -> Result<Self> {
         let init = qp::InitAttr::new(pd, send_cq, recv_cq, caps);
         let qp = init.create_ud(marker_ah(pd, port, cx)?, cx)?;
-        start(&qp, port, qkey)?;
+        qp.any.inner.start(port, qkey)?;
         Ok(Self { qp })
     }
 
@@ -102,33 +102,6 @@ fn marker_ah(pd: &Pd, port: u32, cx: &Sleepable) -> Result<Ah> {
     let mut attr = ah::Attr::new(port);
     attr.grh = Some(ah::Grh::new(own.gid(), own.index().try_into()?));
     Ah::create(pd, &attr, cx)
-}
-
-/// Moves a new QP to the state in which it sends and receives.
-fn start<S: PollContext, R: PollContext>(qp: &Qp<S, R>, port: u32, qkey: u32) -> Result {
-    const STATE: bindings::ib_qp_attr_mask = bindings::ib_qp_attr_mask_IB_QP_STATE;
-    const INIT: bindings::ib_qp_attr_mask = STATE
-        | bindings::ib_qp_attr_mask_IB_QP_PKEY_INDEX
-        | bindings::ib_qp_attr_mask_IB_QP_PORT
-        | bindings::ib_qp_attr_mask_IB_QP_QKEY;
-    const RTS: bindings::ib_qp_attr_mask = STATE | bindings::ib_qp_attr_mask_IB_QP_SQ_PSN;
-
-    let mut modifier = qp.any.inner.modifier();
-    for (state, mask) in [
-        (bindings::ib_qp_state_IB_QPS_INIT, INIT),
-        (bindings::ib_qp_state_IB_QPS_RTR, STATE),
-        (bindings::ib_qp_state_IB_QPS_RTS, RTS),
-    ] {
-        let mut attr = bindings::ib_qp_attr {
-            qp_state: state,
-            port_num: port,
-            qkey,
-            ..Default::default()
-        };
-        // SAFETY: The attributes are complete for this mask.
-        unsafe { modifier.modify(&mut attr, mask) }?;
-    }
-    Ok(())
 }
 
 /// A datagram that was received into a buffer.

@@ -4,11 +4,11 @@
 //!
 //! C source: `drivers/infiniband/core/verbs.c` (`ib_modify_qp`)
 
+use super::Inner;
 use crate::{
     ah,
     device::Gid,
-    prelude::*,
-    qp::Inner, //
+    prelude::*, //
 };
 use kernel::{
     error::to_result,
@@ -244,9 +244,8 @@ impl Caps {
     }
 
     /// Returns how many CQ entries a QP of this size reserves, at the most, of a CQ that serves
-    /// both its queues.
-    ///
-    /// That is one for each request and one for the drain of each queue, rounded up as drivers do.
+    /// both its queues: one for each request and one for the drain of each queue, rounded up as
+    /// drivers do.
     pub const fn entries(&self) -> u32 {
         #[inline]
         const fn round_up(wr: u32) -> u32 {
@@ -335,8 +334,7 @@ impl Inner {
         let mut modifier = self.modifier();
         let to = raw.qp_state;
         // A connected QP that takes the next step to the state in which it sends: of each, `set`
-        // has made all attributes. A device may have moved the QP to an error state meanwhile, as
-        // it may after an answer, too: then the driver refuses.
+        // has made all attributes. If a device has moved it to an error state, the driver refuses.
         let is_step = to <= State::Rts as u32
             && self.qp_type() == bindings::ib_qp_type_IB_QPT_RC
             && modifier.state.is_some_and(|from| from as u32 + 1 == to);
@@ -352,6 +350,15 @@ impl Inner {
         unsafe { modifier.modify(&mut raw, mask) }
     }
 
+    /// Moves a new QP for datagrams to the state in which it sends and receives.
+    pub(crate) fn start(&self, port: u32, qkey: u32) -> Result {
+        let mut modifier = self.modifier();
+        for state in [State::Init, State::Rtr, State::Rts] {
+            modifier.go_to(state, port, qkey)?;
+        }
+        Ok(())
+    }
+
     /// Takes the lock under which the QP is modified.
     pub(crate) fn modifier(&self) -> Modifier<'_> {
         // INVARIANT: The lock was just taken.
@@ -362,10 +369,8 @@ impl Inner {
     }
 }
 
-/// A guard of the lock under which the state and the attributes of a QP are changed.
-///
-/// `ib_modify_qp` takes no lock, and drivers need not have one: rxe frees an array in it. So
-/// nothing here changes a QP but by this.
+/// A guard of the lock under which the state and the attributes of a QP are changed: `ib_modify_qp`
+/// takes none, and drivers need not have one (rxe frees an array in it).
 ///
 /// # Invariants
 ///
@@ -410,15 +415,26 @@ impl Modifier<'_> {
         Ok(())
     }
 
-    /// Goes to a state that takes no other attributes.
+    /// Goes to a state that takes no attributes but these, and those that are zero.
     #[inline(never)]
-    fn go_to(&mut self, state: bindings::ib_qp_state) -> Result {
+    fn go_to(&mut self, state: State, port: u32, qkey: u32) -> Result {
         let mut attr = bindings::ib_qp_attr {
-            qp_state: state,
+            qp_state: state as u32,
+            port_num: port,
+            qkey,
             ..Default::default()
         };
-        // SAFETY: Of the state alone, the attributes are complete.
-        unsafe { self.modify(&mut attr, bindings::ib_qp_attr_mask_IB_QP_STATE) }
+        const INIT: bindings::ib_qp_attr_mask =
+            bindings::ib_qp_attr_mask_IB_QP_PKEY_INDEX | bindings::ib_qp_attr_mask_IB_QP_PORT;
+        let mask = match (state, self.inner.is_ud()) {
+            (State::Init, true) => INIT | bindings::ib_qp_attr_mask_IB_QP_QKEY,
+            (State::Init, false) => INIT | bindings::ib_qp_attr_mask_IB_QP_ACCESS_FLAGS,
+            (State::Rts, true) => bindings::ib_qp_attr_mask_IB_QP_SQ_PSN,
+            (State::Rtr | State::Rts, false) => return Err(EINVAL),
+            _ => 0,
+        };
+        // SAFETY: The attributes are those that this state takes, and point to nothing.
+        unsafe { self.modify(&mut attr, mask | bindings::ib_qp_attr_mask_IB_QP_STATE) }
     }
 
     /// Goes to the error state.
@@ -426,35 +442,22 @@ impl Modifier<'_> {
     /// There is no way there from the reset state, so such a QP is initialised first: some drivers
     /// take receives in that state too, against the rules.
     pub(crate) fn go_to_error(&mut self) -> Result {
-        let moved = self.go_to(bindings::ib_qp_state_IB_QPS_ERR);
-        let is_reset = || self.inner.query_state() == Ok(bindings::ib_qp_state_IB_QPS_RESET);
+        let moved = self.go_to(State::Err, 0, 0);
+        let is_reset = || self.inner.query_state() == Ok(State::Reset as u32);
         if moved.is_ok() || !is_reset() {
             return moved;
         }
-        let mut init = bindings::ib_qp_attr {
-            qp_state: bindings::ib_qp_state_IB_QPS_INIT,
-            port_num: 1,
-            ..Default::default()
-        };
-        let own = match self.inner.qp_type() {
-            bindings::ib_qp_type_IB_QPT_UD => bindings::ib_qp_attr_mask_IB_QP_QKEY,
-            _ => bindings::ib_qp_attr_mask_IB_QP_ACCESS_FLAGS,
-        };
-        let mask = bindings::ib_qp_attr_mask_IB_QP_STATE
-            | bindings::ib_qp_attr_mask_IB_QP_PKEY_INDEX
-            | bindings::ib_qp_attr_mask_IB_QP_PORT;
-        // SAFETY: The attributes are those that this transition needs, and point to nothing.
-        unsafe { self.modify(&mut init, mask | own) }?;
-        self.go_to(bindings::ib_qp_state_IB_QPS_ERR)
+        self.go_to(State::Init, 1, 0)?;
+        self.go_to(State::Err, 0, 0)
     }
 
     /// Has rxe flush a QP in the error state although an earlier change has failed.
     ///
     /// With the change to RTR rxe replaces the array of the responder. It stops the receive task
     /// for that, and does not start it again when there is no memory for a new array
-    /// (`rxe_qp_from_attr`), also if C asks for it. Receives are then never flushed. An
-    /// array of no entries needs no memory, and rxe takes this attribute alone, in any state. In
-    /// the error state the responder does not look at the array.
+    /// (`rxe_qp_from_attr`), so that receives are never flushed. An array of no entries needs no
+    /// memory, and rxe takes this attribute alone, in any state. In the error state the responder
+    /// does not look at the array.
     pub(crate) fn restart_receiver(&mut self) {
         if self.inner.qp_type() != bindings::ib_qp_type_IB_QPT_RC
             || self.inner.ops().driver_id != bindings::rdma_driver_id_RDMA_DRIVER_RXE
@@ -467,13 +470,13 @@ impl Modifier<'_> {
         // SAFETY: The attributes are complete for this mask, and point to nothing.
         let restarted = unsafe { self.modify(&mut none, mask) };
         // Work that came while the task was stopped is done after another change of the state.
-        let _ = restarted.and_then(|()| self.go_to(bindings::ib_qp_state_IB_QPS_ERR));
+        let _ = restarted.and_then(|()| self.go_to(State::Err, 0, 0));
     }
 
     /// Goes to the reset state, where the device forgets all requests, and then to the error state,
     /// where new ones are flushed.
     pub(crate) fn restart(&mut self) -> Result {
-        self.go_to(bindings::ib_qp_state_IB_QPS_RESET)?;
+        self.go_to(State::Reset, 0, 0)?;
         self.go_to_error()
     }
 }
