@@ -71,7 +71,7 @@ use kernel::{
 /// A counted handle of a completion queue that is polled in context `C`. The CQ is freed, from a
 /// work item, when the last handle and every QP that uses it are gone.
 pub struct Cq<C: PollContext> {
-    inner: Handle,
+    pub(crate) inner: Handle,
     _context: PhantomData<fn() -> C>,
 }
 
@@ -79,7 +79,7 @@ pub struct Cq<C: PollContext> {
 pub(crate) type Shared = deferred::Deferred<Inner>;
 
 /// A reference whose drop is not generic, so that it is not in each ULP.
-struct Handle(ManuallyDrop<Shared>);
+pub(crate) struct Handle(ManuallyDrop<Shared>);
 
 impl core::ops::Deref for Handle {
     type Target = Shared;
@@ -211,10 +211,6 @@ impl<C: PollContext> Cq<C> {
             inner: self.inner,
             _context: PhantomData,
         }
-    }
-
-    pub(crate) fn shared(&self) -> &Shared {
-        &self.inner
     }
 }
 
@@ -652,14 +648,8 @@ impl deferred::Teardown for Inner {
 ///
 /// `entries` were taken from the free entries of `cq`.
 pub(crate) struct Reservation {
-    cq: Shared,
+    pub(crate) cq: Shared,
     entries: i32,
-}
-
-impl Reservation {
-    pub(crate) fn cq(&self) -> &Shared {
-        &self.cq
-    }
 }
 
 impl Drop for Reservation {

@@ -47,10 +47,7 @@ use crate::{
 };
 use core::{
     marker::PhantomData,
-    mem::{
-        ManuallyDrop,
-        MaybeUninit, //
-    }, //
+    mem::ManuallyDrop, //
 };
 use kernel::{
     error,
@@ -110,16 +107,25 @@ impl AnyQp {
 
     #[inline(never)]
     fn destroy(self, cx: &Sleepable) -> Result {
+        // iWARP waits for a later event of the connection.
+        let waits_for_callback = self.inner.id.is_some() && self.inner.pd.device().is_iwarp();
+        if self.inner.is_polled_by_current() || waits_for_callback && cm::InCallback::is_current() {
+            return Err(EDEADLK);
+        }
         let mut this = ManuallyDrop::new(self);
         // SAFETY: By the type invariant it is there; `this` is neither used again nor dropped.
-        Inner::end(unsafe { ManuallyDrop::take(&mut this.inner) }, Some(cx))
+        match unsafe { ManuallyDrop::take(&mut this.inner) }.destroy(cx) {
+            Some(deferred::Fate::Leak) => Err(EIO),
+            // A QP has one handle.
+            _ => Ok(()),
+        }
     }
 }
 
 impl Drop for AnyQp {
     fn drop(&mut self) {
         // SAFETY: By the type invariant it is there, and it is not used again.
-        let _ = Inner::end(unsafe { ManuallyDrop::take(&mut self.inner) }, None);
+        unsafe { ManuallyDrop::drop(&mut self.inner) };
     }
 }
 
@@ -193,12 +199,6 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
         Ok(())
     }
 
-    /// Keeps an owner, of which requests were posted whose completion does not give it back, until
-    /// the QP was drained. It is called a `T` where the QP is shown.
-    pub(crate) fn keep_until_drained<P: Send + 'static, T: ?Sized>(&self, owner: P) {
-        self.any.inner.keep_until_drained::<P, T>(owner);
-    }
-
     /// Returns the QP's number.
     pub fn num(&self) -> u32 {
         // SAFETY: The QP is valid by the invariant of `PostTarget`; its number does not change.
@@ -244,8 +244,8 @@ impl<'a, S: PollContext, R: PollContext> InitAttr<'a, S, R> {
         Self {
             parts: Parts {
                 pd,
-                send_cq: send_cq.shared(),
-                recv_cq: recv_cq.shared(),
+                send_cq: &send_cq.inner,
+                recv_cq: &recv_cq.inner,
                 srq: None,
                 qp_type: bindings::ib_qp_type_IB_QPT_RC,
                 caps: *caps,
@@ -307,7 +307,7 @@ impl<'a, C: CorePolled> InitAttr<'a, C, C> {
         C: Provides<T::Needs>,
     {
         let mut init = Self::new(pd, cq, cq, caps);
-        init.parts.srq = Some(srq.inner());
+        init.parts.srq = Some(&srq.inner);
         init
     }
 }
@@ -406,15 +406,12 @@ impl Inner {
         self.qp_type() == bindings::ib_qp_type_IB_QPT_UD
     }
 
-    fn is_on_srq(&self) -> bool {
-        self.srq.is_some()
-    }
-
     fn ops(&self) -> &bindings::ib_device_ops {
         self.pd.device().ops()
     }
 
-    /// See [`Qp::keep_until_drained`].
+    /// Keeps an owner, of which requests were posted whose completion does not give it back, until
+    /// the QP was drained. It is called a `T` where the QP is shown.
     #[cold]
     #[inline(never)]
     pub(crate) fn keep_until_drained<P: Send + 'static, T: ?Sized>(&self, owner: P) {
@@ -429,32 +426,9 @@ impl Inner {
 
     /// Returns whether the current task is in a handler of the QP's CQs.
     fn is_polled_by_current(&self) -> bool {
-        self.send.cq().is_polled_by_current() || self.recv.cq().is_polled_by_current()
+        self.send.cq.is_polled_by_current() || self.recv.cq.is_polled_by_current()
     }
 
-    /// Returns whether the connection manager moves the QP through its states.
-    fn is_managed(&self) -> bool {
-        self.id.is_some()
-    }
-
-    /// Destroys a QP and waits for that, in a context that may sleep; otherwise a work item does
-    /// it.
-    #[inline(never)]
-    fn end(this: deferred::Deferred<Self>, cx: Option<&Sleepable>) -> Result {
-        let Some(cx) = cx else {
-            return Ok(());
-        };
-        // iWARP waits for a later event of the connection.
-        let waits_for_callback = this.is_managed() && this.pd.device().is_iwarp();
-        if this.is_polled_by_current() || waits_for_callback && cm::InCallback::is_current() {
-            return Err(EDEADLK);
-        }
-        // A QP has one handle.
-        match this.destroy(cx) {
-            Some(deferred::Fate::Leak) => Err(EIO),
-            _ => Ok(()),
-        }
-    }
 }
 
 impl deferred::Teardown for Inner {
@@ -497,23 +471,13 @@ impl deferred::Teardown for Inner {
 /// # Safety
 ///
 /// `qp` is valid.
-unsafe fn given(qp: *mut bindings::ib_qp, returned: &bindings::ib_qp_cap) -> (u32, u32) {
-    // All but the sizes is only written.
-    let mut attr = MaybeUninit::<bindings::ib_qp_attr>::uninit();
-    let mut init = MaybeUninit::<bindings::ib_qp_init_attr>::uninit();
-    let (attr, init) = (attr.as_mut_ptr(), init.as_mut_ptr());
-    let mask = bindings::ib_qp_attr_mask_IB_QP_CAP as c_int;
-    // SAFETY: The caller promises that `qp` is valid. There is room for the attributes, which
-    // drivers write, and the sizes, which not all do, are initialised before they are read.
-    let (asked, attr, init) = unsafe {
-        (*attr).cap = bindings::ib_qp_cap::default();
-        (*init).cap = bindings::ib_qp_cap::default();
-        let asked = bindings::ib_query_qp(qp, attr, mask, init) == 0;
-        (asked, &(*attr).cap, &(*init).cap)
-    };
-    let most = |wr: fn(&bindings::ib_qp_cap) -> u32| match asked {
-        true => wr(returned).max(wr(attr)).max(wr(init)),
-        false => wr(returned).checked_next_power_of_two().unwrap_or(u32::MAX),
+#[inline(never)]
+unsafe fn given(qp: NonNull<bindings::ib_qp>, returned: &bindings::ib_qp_cap) -> (u32, u32) {
+    // SAFETY: The caller promises that `qp` is valid.
+    let asked = unsafe { attr::query(qp, bindings::ib_qp_attr_mask_IB_QP_CAP) };
+    let most = |wr: fn(&bindings::ib_qp_cap) -> u32| match &asked {
+        Ok((attr, cap)) => wr(returned).max(wr(&attr.cap)).max(wr(cap)),
+        Err(_) => wr(returned).checked_next_power_of_two().unwrap_or(u32::MAX),
     };
     (most(|cap| cap.max_send_wr), most(|cap| cap.max_recv_wr))
 }
@@ -546,7 +510,7 @@ fn create(parts: Parts<'_>, id: Option<&cm::Shared>, _cx: &Sleepable) -> Result<
         object.set_peer(id.peer());
     }
     // SAFETY: The QP was just created.
-    let (send_wr, recv_wr) = unsafe { given(raw.as_ptr(), &attr.cap) };
+    let (send_wr, recv_wr) = unsafe { given(raw, &attr.cap) };
     object.set_sizes(objects::Sizes::Qp {
         sends: (send_wr, send_cq.num()),
         receives: parts.srq.is_none().then(|| (recv_wr, recv_cq.num())),

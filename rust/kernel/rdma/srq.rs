@@ -91,7 +91,7 @@ pub trait Receive<const N: usize = 1>: Sized + Send + 'static {
 /// A counted handle of a shared receive queue with slots of type `T`. A work item destroys SRQ and
 /// slots when the last handle, all QPs on it and every slot that was kept are gone.
 pub struct Srq<T: Receive<N>, const N: usize = 1> {
-    inner: Arc<Inner>,
+    pub(crate) inner: Arc<Inner>,
     _slots: PhantomData<fn() -> T>,
 }
 
@@ -124,10 +124,6 @@ impl<T: Receive<N>, const N: usize> Srq<T, N> {
             inner,
             _slots: PhantomData,
         })
-    }
-
-    pub(crate) fn inner(&self) -> &Arc<Inner> {
-        &self.inner
     }
 }
 
@@ -347,7 +343,7 @@ impl SrqReservation {
             return Err(EINVAL);
         }
         let mut list = srq.reservations.lock();
-        let is_it = |shared: &&mut CqReservation| shared.reservation.cq().is(cq);
+        let is_it = |shared: &&mut CqReservation| shared.reservation.cq.is(cq);
         if let Some(shared) = list.iter_mut().find(is_it) {
             // INVARIANT: This is one more.
             shared.qps += 1;
@@ -366,7 +362,7 @@ impl SrqReservation {
 impl Drop for SrqReservation {
     fn drop(&mut self) {
         self.srq.reservations.lock().retain(|shared| {
-            if !shared.reservation.cq().is(&self.cq) {
+            if !shared.reservation.cq.is(&self.cq) {
                 return true;
             }
             // INVARIANT: This one is dropped.
@@ -508,10 +504,8 @@ unsafe fn post<T: Receive<N>, const N: usize>(
     // hands the slot out again, and is dropped after the SRQ. The driver names a request that it
     // refuses in the request's own successor, which is null before.
     unsafe {
-        match trace::post_srq_recv(srq, raw, (&raw mut (*raw).next).cast()) {
-            0 => Ok(()),
-            ret => Err(Refusal::new(ret, (*raw).next)),
-        }
+        let ret = trace::post_srq_recv(srq, raw, (&raw mut (*raw).next).cast());
+        Refusal::check(ret, (*raw).next)
     }
 }
 

@@ -290,7 +290,8 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
     /// ```
     pub fn query(&self, _cx: &Sleepable) -> Result<Info> {
         let mask = bindings::ib_qp_attr_mask_IB_QP_ATTR_STANDARD_BITS;
-        let (raw, cap) = self.any.inner.query(mask)?;
+        // SAFETY: The QP is valid by the invariant of `Inner`.
+        let (raw, cap) = unsafe { query(self.any.inner.raw, mask) }?;
         Ok(Info {
             state: State::from_raw(raw.qp_state).ok_or(EIO)?,
             dest_qp: raw.dest_qp_num,
@@ -304,29 +305,34 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
     }
 }
 
-impl Inner {
-    /// Asks the driver for the attributes in `mask` and for the sizes of the queues.
-    fn query(
-        &self,
-        mask: bindings::ib_qp_attr_mask,
-    ) -> Result<(bindings::ib_qp_attr, bindings::ib_qp_cap)> {
-        let mut attr = bindings::ib_qp_attr::default();
-        let mut init = bindings::ib_qp_init_attr::default();
-        let (qp, mask) = (self.raw.as_ptr(), mask as c_int);
-        // SAFETY: The QP is valid by the type invariant.
-        to_result(unsafe { bindings::ib_query_qp(qp, &raw mut attr, mask, &raw mut init) })?;
-        Ok((attr, init.cap))
-    }
+/// Asks the driver for the attributes in `mask` and for the sizes of the queues.
+///
+/// # Safety
+///
+/// `qp` is valid.
+pub(super) unsafe fn query(
+    qp: NonNull<bindings::ib_qp>,
+    mask: bindings::ib_qp_attr_mask,
+) -> Result<(bindings::ib_qp_attr, bindings::ib_qp_cap)> {
+    let mut attr = bindings::ib_qp_attr::default();
+    let mut init = bindings::ib_qp_init_attr::default();
+    let (qp, mask) = (qp.as_ptr(), mask as c_int);
+    // SAFETY: The QP is valid, as the caller promises.
+    to_result(unsafe { bindings::ib_query_qp(qp, &raw mut attr, mask, &raw mut init) })?;
+    Ok((attr, init.cap))
+}
 
+impl Inner {
     /// Asks the driver for the state. Not inlined, as the structs that this needs are large.
     #[inline(never)]
     fn query_state(&self) -> Result<bindings::ib_qp_state> {
-        let (attr, _) = self.query(bindings::ib_qp_attr_mask_IB_QP_STATE)?;
+        // SAFETY: The QP is valid by the type invariant.
+        let (attr, _) = unsafe { query(self.raw, bindings::ib_qp_attr_mask_IB_QP_STATE) }?;
         Ok(attr.qp_state)
     }
 
     fn modify(&self, attr: &Attr) -> Result {
-        if self.is_managed() && !matches!(attr, Attr::Error) {
+        if self.id.is_some() && !matches!(attr, Attr::Error) {
             return Err(EPERM);
         }
         let mut raw = bindings::ib_qp_attr::default();
@@ -405,7 +411,7 @@ impl Modifier<'_> {
         to_result(unsafe { bindings::ib_modify_qp(qp, attr, mask as c_int) })?;
         if mask & bindings::ib_qp_attr_mask_IB_QP_STATE == 0 {
             *self.state = before;
-        } else if !self.inner.is_managed() {
+        } else if self.inner.id.is_none() {
             *self.state = State::from_raw(attr.qp_state);
         }
         if mask & bindings::ib_qp_attr_mask_IB_QP_DEST_QPN != 0 {

@@ -154,7 +154,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
         _cx: &Sleepable,
     ) -> Result {
         let inner = &self.any.inner;
-        if inner.send.cq().is_shared() || inner.recv.cq().is_shared() {
+        if inner.send.cq.is_shared() || inner.recv.cq.is_shared() {
             return Err(EOPNOTSUPP);
         }
         let value = core::ptr::from_ref(&*context).cast_mut().cast();

@@ -131,16 +131,16 @@ impl Inner {
                 // what has a completion is known to come back.
                 let drain = ops.drain_sq.filter(|_| !is_ud && !keeps).ok_or(e)?;
                 // SAFETY: It is the device's, for the send queue of a QP that is not for datagrams.
-                unsafe { wait.drain_by_driver(drain, self.send.cq()) }?
+                unsafe { wait.drain_by_driver(drain, &self.send.cq) }?
             }
             posted => posted?,
         }
-        if !self.is_on_srq() {
+        if self.srq.is_none() {
             match wait.post(markers, Queue::Recv) {
                 Err(Unposted::Refused(e)) => {
                     let drain = ops.drain_rq.ok_or(e)?;
                     // SAFETY: It is the device's, for the receive queue.
-                    unsafe { wait.drain_by_driver(drain, self.recv.cq()) }?
+                    unsafe { wait.drain_by_driver(drain, &self.recv.cq) }?
                 }
                 posted => posted?,
             }
@@ -169,14 +169,23 @@ impl Inner {
         Ok(End::Drained)
     }
 
-    /// Posts a marker to the send queue: to an address handle of its own if the QP is for
-    /// datagrams.
+    /// Posts the marker of a queue, in the send queue of a QP for datagrams to an address handle of
+    /// its own.
     ///
     /// # Safety
     ///
-    /// `cqe` is that of a marker which is there until the request has completed. If the QP is for
-    /// datagrams it has an address handle for that.
-    unsafe fn post_send_marker(&self, cqe: *mut bindings::ib_cqe) -> Result<(), Refusal> {
+    /// `cqe` is that of a marker which is there until the request has completed. If the queue is
+    /// the send queue of a QP for datagrams, that has such an address handle.
+    unsafe fn post_marker(&self, queue: Queue, cqe: *mut bindings::ib_cqe) -> Result<(), Refusal> {
+        let qp = self.raw.as_ptr();
+        if let Queue::Recv = queue {
+            let mut wr = bindings::ib_recv_wr::default();
+            wr.__bindgen_anon_1.wr_cqe = ManuallyDrop::new(cqe);
+            // SAFETY: By the type invariant the QP is valid. The request has neither entries nor a
+            // successor, and the marker is there until it has completed, as the caller promises.
+            let ret = unsafe { post::recv_raw(trace::recv_op(qp), qp, &raw mut wr) };
+            return Refusal::check(ret, wr.next);
+        }
         let mut rdma = bindings::ib_rdma_wr::default();
         let mut ud = bindings::ib_ud_wr::default();
         let wr: *mut bindings::ib_send_wr = match self.marker_ah.as_ref() {
@@ -196,30 +205,8 @@ impl Inner {
         unsafe {
             (*wr).__bindgen_anon_1.wr_cqe = ManuallyDrop::new(cqe);
             (*wr).send_flags = bindings::ib_send_flags_IB_SEND_SIGNALED as c_int;
-            let qp = self.raw.as_ptr();
-            match post::send_raw(trace::send_op(qp), qp, wr) {
-                0 => Ok(()),
-                ret => Err(Refusal::new(ret, (*wr).next)),
-            }
-        }
-    }
-
-    /// Posts a marker to the receive queue.
-    ///
-    /// # Safety
-    ///
-    /// `cqe` is that of a marker which is there until the request has completed.
-    unsafe fn post_recv_marker(&self, cqe: *mut bindings::ib_cqe) -> Result<(), Refusal> {
-        let mut wr = bindings::ib_recv_wr::default();
-        wr.__bindgen_anon_1.wr_cqe = ManuallyDrop::new(cqe);
-        // SAFETY: By the type invariant the QP is valid. The request has neither entries nor a
-        // successor, and the marker is there until it has completed, as the caller promises.
-        unsafe {
-            let qp = self.raw.as_ptr();
-            match post::recv_raw(trace::recv_op(qp), qp, &raw mut wr) {
-                0 => Ok(()),
-                ret => Err(Refusal::new(ret, wr.next)),
-            }
+            let ret = post::send_raw(trace::send_op(qp), qp, wr);
+            Refusal::check(ret, (*wr).next)
         }
     }
 }
@@ -288,7 +275,7 @@ impl Wait<'_> {
         let began = self.began.get().unwrap_or_else(time::Instant::now);
         self.began.set(Some(began));
         let elapsed = began.elapsed();
-        let failed = self.qp.send.cq().has_failed() || self.qp.recv.cq().has_failed();
+        let failed = self.qp.send.cq.has_failed() || self.qp.recv.cq.has_failed();
         if failed && elapsed > FAILED {
             return Err(EOVERFLOW);
         }
@@ -309,7 +296,7 @@ impl Wait<'_> {
     /// before the call returns.
     fn last_wqe_reached(&self) -> Result {
         let driver = self.qp.ops().driver_id;
-        if !self.qp.is_on_srq() || driver == bindings::rdma_driver_id_RDMA_DRIVER_SIW {
+        if self.qp.srq.is_none() || driver == bindings::rdma_driver_id_RDMA_DRIVER_SIW {
             return Ok(());
         }
         // SAFETY: By the type invariant of `Inner` the QP is valid.
@@ -340,18 +327,12 @@ impl Wait<'_> {
         let posted = loop {
             // SAFETY: The queue is given a reference to the marker of `cqe`. A QP for datagrams has
             // an address handle, as just checked.
-            let posted = unsafe {
-                match queue {
-                    Queue::Send => self.qp.post_send_marker(cqe),
-                    Queue::Recv => self.qp.post_recv_marker(cqe),
-                }
-            };
-            match posted {
+            match unsafe { self.qp.post_marker(queue, cqe) } {
                 Ok(()) => break Ok(()),
                 // It may be in the queue.
-                Err(Refusal { named: false, error }) => {
+                Err(refusal) if !refusal.named => {
                     post::unnamed();
-                    return Err(Unposted::Lost(error));
+                    return Err(Unposted::Lost(refusal.error));
                 }
                 Err(Refusal { error: ENOMEM, .. }) => {
                     let since =
@@ -419,7 +400,7 @@ impl Wait<'_> {
 
     /// Waits until what the CQs have is processed.
     fn polled(&self) -> Result {
-        for cq in [self.qp.send.cq(), self.qp.recv.cq()] {
+        for cq in [&self.qp.send.cq, &self.qp.recv.cq] {
             let is_done = || process(cq).unwrap_or_else(|| cq.is_idle(self.cx));
             self.until(|| is_done().then_some(()))?;
         }
@@ -428,7 +409,7 @@ impl Wait<'_> {
 
     /// Processes the completions of CQs that callers poll, and returns whether there are such.
     fn poll(&self) -> bool {
-        let (send, recv) = (self.qp.send.cq(), self.qp.recv.cq());
+        let (send, recv) = (&self.qp.send.cq, &self.qp.recv.cq);
         let sends = process(send).is_some();
         let recvs = !send.is(recv) && process(recv).is_some();
         sends || recvs

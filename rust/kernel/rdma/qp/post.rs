@@ -34,10 +34,19 @@ pub(crate) struct Refusal {
 impl Refusal {
     /// `ret` is what the driver has returned, and not 0. `next` is the successor of the request,
     /// which was null, and the place for the driver to name it.
-    pub(crate) fn new<T>(ret: c_int, next: *const T) -> Self {
+    fn new<T>(ret: c_int, next: *const T) -> Self {
         Self {
             error: Error::from_errno(ret),
             named: !next.is_null(),
+        }
+    }
+
+    /// As [`Refusal::new`], if the driver has refused the request: if `ret` is not 0.
+    #[inline]
+    pub(crate) fn check<T>(ret: c_int, next: *const T) -> Result<(), Self> {
+        match ret {
+            0 => Ok(()),
+            _ => Err(Self::new(ret, next)),
         }
     }
 

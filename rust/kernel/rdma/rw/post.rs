@@ -487,7 +487,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
                 // INVARIANT: The owner keeps the context, by the caller's promise, and the transfer
                 // has that. What is kept is dropped when the QP was drained, or never.
                 let kept = InPart { ctx, _owner: owner };
-                self.keep_until_drained::<_, P::Target>(kept);
+                (self.any.inner).keep_until_drained::<_, P::Target>(kept);
                 PostError::in_part(None, posted, error)
             }
             Failed::Unnamed(error) => {
