@@ -173,15 +173,14 @@ impl wr::Op for UdOp {
     #[inline]
     unsafe fn prepare<const N: usize>(
         &mut self,
-        sges: &[wr::Sge<'_>; N],
+        _sges: &[wr::Sge<'_>; N],
         target: &wr::PostTarget,
     ) -> Result<((), ())> {
         // SAFETY: The address handle lives until the request has completed, as the caller promises.
-        let ah = unsafe { self.ah.as_ref() };
-        if !ah.is_of(target.pd) || sges.iter().any(|sge| sge.pd != target.pd) {
-            return Err(EINVAL);
+        match unsafe { self.ah.as_ref() }.is_of(target.pd) {
+            true => Ok(((), ())),
+            false => Err(EINVAL),
         }
-        Ok(((), ()))
     }
 
     #[inline]

@@ -310,9 +310,9 @@ mod private {
         /// The state by which a request that was not posted is taken back.
         type Undo;
 
-        /// Checks that the request is one for the QP of `target`, and prepares what it changes.
-        /// Refuses what iWARP does not have: siw does, too, but keeps the callback in the slot and
-        /// calls it when the QP is flushed.
+        /// Checks that the request, whose entries are of the PD of `target`, is one for its QP, and
+        /// prepares what it changes. Refuses what iWARP does not have: siw does, too, but keeps the
+        /// callback in the slot and calls it when the QP is flushed.
         ///
         /// # Safety
         ///
@@ -371,31 +371,39 @@ mod private {
     }
 }
 
+/// A request that is prepared, and what [`Op::prepare`] has returned.
+type Prepared<O, const N: usize> = (SendWr<'static, N, O>, (<O as Op>::Output, <O as Op>::Undo));
+
 impl<'a, const N: usize, O: Op> SendWr<'a, N, O> {
-    /// Forgets how long what the request refers to lives.
+    /// Checks that the request is one for the QP of `target`, prepares what it changes, and forgets
+    /// how long what it refers to lives.
     ///
     /// # Safety
     ///
-    /// It lives as long as what is returned is used.
+    /// That lives until the request has completed. If it is not posted, [`Op::undo`] is called
+    /// before that.
     #[inline]
-    pub(crate) unsafe fn erase(self) -> SendWr<'static, N, O> {
+    pub(crate) unsafe fn prepare(self, target: &PostTarget) -> Result<Prepared<O, N>> {
+        let (SgeList { sges, len }, mut op) = (self.sges, self.op);
+        if sges.iter().any(|sge| sge.pd != target.pd) {
+            return Err(EINVAL);
+        }
+        // SAFETY: As the caller promises of what the request refers to.
+        let prepared = unsafe { op.prepare(&sges, target) }?;
         // INVARIANT: The memory lives as long as it has to, as the caller promises.
-        let sges = self.sges.sges.map(|sge| Sge {
+        let sges = sges.map(|sge| Sge {
             _memory: PhantomData,
             ..sge
         });
-        let len = self.sges.len;
-        SendWr {
-            sges: SgeList { sges, len },
-            op: self.op,
-        }
+        let sges = SgeList { sges, len };
+        Ok((SendWr { sges, op }, prepared))
     }
 
     /// Writes the C request and its entries, all but the callback and the successor.
     ///
     /// # Safety
     ///
-    /// `to` and `sges` are valid for writes, and [`Op::prepare`] has succeeded.
+    /// `to` and `sges` are valid for writes, and the request is prepared.
     #[inline]
     pub(crate) unsafe fn write(self, to: *mut O::Raw, sges: *mut [bindings::ib_sge; N]) {
         let wr: *mut bindings::ib_send_wr = to.cast();
@@ -428,12 +436,9 @@ impl Op for RdmaOp {
     #[inline]
     unsafe fn prepare<const N: usize>(
         &mut self,
-        sges: &[Sge<'_>; N],
+        _sges: &[Sge<'_>; N],
         target: &PostTarget,
     ) -> Result<((), ())> {
-        if sges.iter().any(|sge| sge.pd != target.pd) {
-            return Err(EINVAL);
-        }
         // iWARP has no immediate data, and an RDMA READ goes to one entry.
         let is_for_iwarp = match self.opcode {
             bindings::ib_wr_opcode_IB_WR_SEND_WITH_IMM
@@ -590,11 +595,7 @@ impl Op for AtomicOp {
         sges: &[Sge<'_>; N],
         target: &PostTarget,
     ) -> Result<((), ())> {
-        if sges
-            .iter()
-            .any(|old| old.pd != target.pd || old.length != 8)
-            || self.remote.addr % 8 != 0
-        {
+        if sges.iter().any(|old| old.length != 8) || self.remote.addr % 8 != 0 {
             return Err(EINVAL);
         }
         if target.iwarp {

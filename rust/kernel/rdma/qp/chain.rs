@@ -22,13 +22,6 @@ use kernel::sync::SpinLockIrqGuard;
 /// An operation that can be posted in a [`Chain`]: all but [`InvOp`](mr::InvOp), which completes to
 /// a callback of its own.
 pub trait ChainOp: wr::SendOp {
-    /// Returns whether this is an RDMA READ.
-    #[doc(hidden)]
-    #[inline]
-    fn is_read(&self) -> bool {
-        false
-    }
-
     /// Returns the registration of a region.
     #[doc(hidden)]
     #[inline]
@@ -37,13 +30,7 @@ pub trait ChainOp: wr::SendOp {
     }
 }
 
-impl ChainOp for wr::RdmaOp {
-    #[inline]
-    fn is_read(&self) -> bool {
-        self.opcode == bindings::ib_wr_opcode_IB_WR_RDMA_READ
-    }
-}
-
+impl ChainOp for wr::RdmaOp {}
 impl ChainOp for wr::AtomicOp {}
 
 impl<S: mr::State> ChainOp for mr::RegOp<S> {
@@ -162,7 +149,7 @@ impl<'a, const LINKS: usize, const SGES: usize> Chain<'a, LINKS, SGES> {
     #[inline]
     pub fn push<O: ChainOp, const N: usize>(
         &mut self,
-        mut wr: wr::SendWr<'a, N, O>,
+        wr: wr::SendWr<'a, N, O>,
     ) -> Result<O::Output> {
         const { assert!(N <= SGES, "the chain has no room for so many entries") };
         let n = self.len;
@@ -171,12 +158,11 @@ impl<'a, const LINKS: usize, const SGES: usize> Chain<'a, LINKS, SGES> {
         }
         // SAFETY: What the request refers to is the owner's. `post` commits registrations, and
         // `undo` aborts them.
-        let (output, undo) = unsafe { wr.op.prepare(&wr.sges.sges, self.target) }?;
+        let (wr, (output, undo)) = unsafe { wr.prepare(self.target) }?;
         // SAFETY: By the type invariant the slots are valid, and `n` is less than `LINKS`, as just
         // checked.
         let slot = unsafe { &mut *self.slots.add(n) };
         let sges = slot.sges.as_mut_ptr().cast();
-        self.reads |= wr.op.is_read();
         // SAFETY: There is room for the entries, and for a request of every kind; it is prepared.
         unsafe { wr.write(slot.wr().cast(), sges) };
         if let Some(registration) = O::registration(undo) {
@@ -187,6 +173,7 @@ impl<'a, const LINKS: usize, const SGES: usize> Chain<'a, LINKS, SGES> {
         let wr = slot.wr();
         // SAFETY: The request was just written, and so was the one before, by the type invariant.
         unsafe {
+            self.reads |= (*wr).opcode == bindings::ib_wr_opcode_IB_WR_RDMA_READ;
             post::signal(wr, None);
             if n > 0 {
                 (*self.wr(n - 1)).next = wr;

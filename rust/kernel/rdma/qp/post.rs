@@ -191,15 +191,9 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
         P: cqe::CqePointer<ID>,
         O: wr::Op,
     {
-        let prepared = wr(&owner).and_then(|wr| {
-            // SAFETY: The owner keeps what the request refers to until it has completed. If the
-            // request is not posted, it is undone below.
-            unsafe {
-                let mut wr = wr.erase();
-                let prepared = wr.op.prepare(&wr.sges.sges, &self.any.target)?;
-                Ok((wr, prepared))
-            }
-        });
+        // SAFETY: The owner keeps what the request refers to until it has completed. If the request
+        // is not posted, it is undone below.
+        let prepared = wr(&owner).and_then(|wr| unsafe { wr.prepare(&self.any.target) });
         let (wr, (output, undo)) = match prepared {
             Ok(prepared) => prepared,
             Err(error) => return Err(unmade(owner, error)),

@@ -19,8 +19,7 @@ use crate::{
         Rw, //
     },
     sync::RwState,
-    trace,
-    wr::Op as _, //
+    trace, //
 };
 use core::{
     mem::MaybeUninit,
@@ -383,16 +382,12 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
         let next = match then {
             Some(then) if THEN => {
                 let (raw, sges) = (raw.as_mut_ptr(), sges.as_mut_ptr());
-                // SAFETY: There is room for the request and its entries. The owner keeps its
-                // memory, which `rw` has borrowed from it, until it completes. The operation is an
-                // `RdmaOp`, which has nothing to undo.
-                let prepared = unsafe {
-                    let mut then = then.erase();
-                    let prepared = then.op.prepare(&then.sges.sges, &self.any.target);
-                    prepared.map(|_| then.write(raw, sges))
-                };
-                if let Err(error) = prepared {
-                    return Err(PostError::new(owner, error));
+                // SAFETY: The owner keeps the memory of the request, which `rw` has borrowed from
+                // it, until it completes. The operation is an `RdmaOp`, which has nothing to undo.
+                match unsafe { then.prepare(&self.any.target) } {
+                    // SAFETY: There is room for the request and its entries; it is prepared.
+                    Ok((then, _)) => unsafe { then.write(raw, sges) },
+                    Err(error) => return Err(PostError::new(owner, error)),
                 }
                 raw.cast()
             }
