@@ -120,6 +120,11 @@ impl<C: PollContext> Clone for Cq<C> {
 }
 
 impl<C: FixedContext> Cq<C> {
+    const KIND: Kind = match C::WAITED {
+        true => Kind::Created,
+        false => Kind::Allocated,
+    };
+
     /// Allocates a CQ with at least `entries` entries on completion vector `vector`
     /// (`ib_alloc_cq`; `ib_create_cq` for a [`Waited`] one).
     ///
@@ -139,14 +144,14 @@ impl<C: FixedContext> Cq<C> {
     /// }
     /// ```
     pub fn alloc(dev: &Device, entries: u32, vector: u32, cx: &Sleepable) -> Result<Self> {
-        let shared = alloc(dev, entries, Some(vector), C::RAW, C::WAITED, cx)?;
+        let shared = make(dev, entries, Some(vector), C::RAW, Self::KIND, cx)?;
         Ok(Self::from_shared(shared))
     }
 
     /// Allocates a CQ on a completion vector of the core's choice (`ib_alloc_cq_any`). Fails as
     /// [`Cq::alloc`].
     pub fn alloc_any(dev: &Device, entries: u32, cx: &Sleepable) -> Result<Self> {
-        let shared = alloc(dev, entries, None, C::RAW, C::WAITED, cx)?;
+        let shared = make(dev, entries, None, C::RAW, Self::KIND, cx)?;
         Ok(Self::from_shared(shared))
     }
 }
@@ -214,29 +219,6 @@ impl<C: PollContext> Cq<C> {
     }
 }
 
-/// Checks the size of a CQ.
-fn check(dev: &Device, entries: u32) -> Result {
-    if entries == 0 || entries > dev.attrs().max_cqe {
-        pr_err!(
-            "{dev}: a CQ of {entries} entries was asked for; 1 to {} are possible\n",
-            dev.attrs().max_cqe
-        );
-        return Err(EINVAL);
-    }
-    Ok(())
-}
-
-/// Returns the context that the core polls a CQ in. `irq_poll` keeps a list for each CPU without a
-/// lock, as softirqs of a CPU run one after the other; on PREEMPT_RT they do not, and there a work
-/// item polls.
-fn polled_in(context: bindings::ib_poll_context) -> bindings::ib_poll_context {
-    let softirqs_run_together = cfg!(all(CONFIG_PREEMPT_RT, not(CONFIG_PREEMPT_RT_NEEDS_BH_LOCK)));
-    match context {
-        Softirq::RAW if softirqs_run_together => Workqueue::RAW,
-        context => context,
-    }
-}
-
 /// Returns the name of the context that a CQ is polled in, for the list of objects.
 fn context_name(context: bindings::ib_poll_context, waited: bool) -> &'static str {
     match context {
@@ -248,21 +230,41 @@ fn context_name(context: bindings::ib_poll_context, waited: bool) -> &'static st
     }
 }
 
-/// Allocates or creates a CQ. Neither generic nor inlined: see `Reserved::fill`.
+/// The way in which a CQ is made, which decides on its end.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Allocated,
+    /// It can be waited for.
+    Created,
+    Pooled,
+}
+
+/// Makes a CQ, or takes entries of a pooled one. Neither generic nor inlined: see `Reserved::fill`.
 #[inline(never)]
-fn alloc(
+fn make(
     dev: &Device,
     entries: u32,
     vector: Option<u32>,
     context: bindings::ib_poll_context,
-    waited: bool,
+    kind: Kind,
     _cx: &Sleepable,
 ) -> Result<Shared> {
-    check(dev, entries)?;
-    let context = polled_in(context);
-    if vector.is_some_and(|n| n >= dev.num_comp_vectors()) {
+    let max = dev.attrs().max_cqe;
+    // The core never ends its search of the pool for more than a CQ can have.
+    if entries == 0 || entries > max {
+        pr_err!("{dev}: a CQ of {entries} entries was asked for; 1 to {max} are possible\n");
         return Err(EINVAL);
     }
+    if kind != Kind::Pooled && vector.is_some_and(|n| n >= dev.num_comp_vectors()) {
+        return Err(EINVAL);
+    }
+    // `irq_poll` keeps a list for each CPU without a lock, as softirqs of a CPU run one after the
+    // other. On PREEMPT_RT they do not, and there a work item polls.
+    let softirqs_run_together = cfg!(all(CONFIG_PREEMPT_RT, not(CONFIG_PREEMPT_RT_NEEDS_BH_LOCK)));
+    let context = match context {
+        Softirq::RAW if softirqs_run_together => Workqueue::RAW,
+        context => context,
+    };
     let reserved = deferred::Deferred::reserve()?;
     let wcs = match context {
         Direct::RAW => {
@@ -271,46 +273,68 @@ fn alloc(
         }
         _ => None,
     };
-    let waiting = waited.then(Waiting::new).transpose()?;
-    let object = dev.object(crate::refs::Kind::Cq);
-    let caller = dev.client().name.as_char_ptr();
-    let attr = bindings::ib_cq_init_attr {
-        cqe: entries,
-        comp_vector: vector.unwrap_or_else(|| any_vector(dev)),
-        flags: 0,
-    };
+    let waiting = (kind == Kind::Created).then(Waiting::new).transpose()?;
+    let mut object = dev.object(crate::refs::Kind::Cq);
+    let (device, caller) = (dev.as_raw(), dev.client().name.as_char_ptr());
+    let len = c_int::try_from(entries)?;
     // The callbacks are set below.
     let private = ptr::null_mut();
     // SAFETY: The device is registered while `dev` lives, the arguments are in range, and the
     // client's name outlives the CQ.
     let raw = unsafe {
-        match vector {
-            _ if waited => {
-                bindings::__ib_create_cq(dev.as_raw(), None, None, private, &attr, caller)
+        match (kind, vector) {
+            (Kind::Allocated, Some(vector)) => {
+                let vector = vector.try_into()?;
+                bindings::__ib_alloc_cq(device, private, len, vector, context, caller)
             }
-            Some(vector) => bindings::__ib_alloc_cq(
-                dev.as_raw(),
-                private,
-                entries.try_into()?,
-                vector.try_into()?,
-                context,
-                caller,
-            ),
-            None => bindings::__ib_alloc_cq_any(
-                dev.as_raw(),
-                private,
-                entries.try_into()?,
-                context,
-                caller,
-            ),
+            (Kind::Allocated, None) => {
+                bindings::__ib_alloc_cq_any(device, private, len, context, caller)
+            }
+            (Kind::Created, _) => {
+                let attr = bindings::ib_cq_init_attr {
+                    cqe: entries,
+                    comp_vector: vector.unwrap_or_else(|| any_vector(dev)),
+                    flags: 0,
+                };
+                bindings::__ib_create_cq(device, None, None, private, &attr, caller)
+            }
+            (Kind::Pooled, _) => {
+                let hint = vector.map_or(Ok(-1), c_int::try_from)?;
+                bindings::ib_cq_pool_get(device, entries, hint, context)
+            }
         }
     };
     let raw = NonNull::new(error::from_err_ptr(raw)?).ok_or(ENOMEM)?;
-    // SAFETY: The CQ was just made. The driver may have given more entries than were asked for.
-    let entries = unsafe { raw.as_ref() }.cqe.unsigned_abs();
-    let origin = (waiting.clone()).map_or(Origin::Allocated, Origin::Created);
-    // INVARIANT: Just made.
-    let shared = reserved.fill(Inner::new(raw, dev, entries, context, origin, wcs, object));
+    // SAFETY: The CQ was just made or taken; its size and its number do not change.
+    let (cqe, num) = unsafe { (raw.as_ref().cqe, raw.as_ref().res.id) };
+    let entries = match kind {
+        Kind::Pooled => entries,
+        // The driver may have given more than were asked for.
+        _ => cqe.unsigned_abs(),
+    };
+    object.set_num(num);
+    object.set_sizes(objects::Sizes::Cq {
+        context: context_name(context, kind == Kind::Created),
+        entries,
+    });
+    // INVARIANT: Just made or taken.
+    let shared = reserved.fill(Inner {
+        raw,
+        empties: wcs.as_ref().map_or_else(Empties::none, |_| Empties::new()),
+        wcs,
+        poll_lock: PollLock::new(),
+        failed: AtomicBool::new(false),
+        // This is no more than a `c_int` can be, as just checked.
+        free: FreeCqes::new(entries.try_into().unwrap_or(i32::MAX)),
+        entries,
+        kind,
+        waiting: waiting.clone(),
+        dev: dev.clone(),
+        object,
+    });
+    if kind == Kind::Pooled {
+        return Ok(shared);
+    }
     // SAFETY: The CQ was just made. No QP uses it yet, and nobody asks for a notification, so the
     // driver calls nothing back, and the core reads none of these fields. Its context is there
     // until it is freed.
@@ -318,7 +342,7 @@ fn alloc(
         let cq = raw.as_ptr();
         (*cq).cq_context = ptr::from_ref::<Inner>(&shared).cast_mut().cast();
         (*cq).event_handler = Some(event);
-        if waited {
+        if kind == Kind::Created {
             (*cq).comp_handler = Some(completed);
             (*cq).poll_ctx = context;
         }
@@ -334,29 +358,6 @@ fn any_vector(dev: &Device) -> u32 {
     static NEXT: Atomic<u32> = Atomic::new(0);
     let vectors = dev.num_comp_vectors().min(kernel::cpu::nr_cpu_ids());
     NEXT.fetch_add(1, Relaxed).checked_rem(vectors).unwrap_or(0)
-}
-
-/// Takes entries of a pooled CQ. Neither generic nor inlined: see `Reserved::fill`.
-#[inline(never)]
-fn get(
-    dev: &Device,
-    entries: u32,
-    vector: Option<u32>,
-    context: bindings::ib_poll_context,
-    _cx: &Sleepable,
-) -> Result<Shared> {
-    // The core never ends its search for more than a CQ can have.
-    check(dev, entries)?;
-    let context = polled_in(context);
-    let reserved = deferred::Deferred::reserve()?;
-    let object = dev.object(crate::refs::Kind::Cq);
-    let vector = vector.map_or(Ok(-1), c_int::try_from)?;
-    // SAFETY: The device is registered while `dev` lives, and the arguments are in range.
-    let raw = unsafe { bindings::ib_cq_pool_get(dev.as_raw(), entries, vector, context) };
-    let raw = NonNull::new(error::from_err_ptr(raw)?).ok_or(ENOMEM)?;
-    // INVARIANT: Just taken.
-    let inner = Inner::new(raw, dev, entries, context, Origin::Pooled, None, object);
-    Ok(reserved.fill(inner))
 }
 
 impl<C: CorePolled + FixedContext> Cq<C> {
@@ -382,7 +383,8 @@ impl<C: CorePolled + FixedContext> Cq<C> {
         vector: Option<u32>,
         cx: &Sleepable,
     ) -> Result<Self> {
-        Ok(Self::from_shared(get(dev, entries, vector, C::RAW, cx)?))
+        let shared = make(dev, entries, vector, C::RAW, Kind::Pooled, cx)?;
+        Ok(Self::from_shared(shared))
     }
 }
 
@@ -391,8 +393,8 @@ impl<C: CorePolled + FixedContext> Cq<C> {
 ///
 /// # Invariants
 ///
-/// `raw` is a CQ of `dev` that was made as `origin` says. `entries` are its own, or those taken of
-/// it where it is shared.
+/// `raw` is a CQ of `dev` that was made as `kind` says. `entries` are its own, or those taken of it
+/// where it is shared.
 pub(crate) struct Inner {
     pub(crate) raw: NonNull<bindings::ib_cq>,
     /// For the holder of `poll_lock`; there if callers poll the CQ.
@@ -402,7 +404,9 @@ pub(crate) struct Inner {
     failed: AtomicBool,
     free: FreeCqes,
     entries: u32,
-    origin: Origin,
+    kind: Kind,
+    /// There if the CQ can be waited for.
+    waiting: Option<Arc<Waiting>>,
     pub(crate) dev: Device,
     // Dropped last: the ULP may be gone after that.
     object: objects::Object,
@@ -416,44 +420,7 @@ unsafe impl Sync for Inner {}
 /// The completions that are polled at once.
 type Wcs = [MaybeUninit<bindings::ib_wc>; wc::POLL_BATCH];
 
-/// The origin of a CQ, which decides on its end.
-enum Origin {
-    Allocated,
-    Created(Arc<Waiting>),
-    Pooled,
-}
-
 impl Inner {
-    fn new(
-        raw: NonNull<bindings::ib_cq>,
-        dev: &Device,
-        entries: u32,
-        context: bindings::ib_poll_context,
-        origin: Origin,
-        wcs: Option<KBox<UnsafeCell<Wcs>>>,
-        mut object: objects::Object,
-    ) -> Self {
-        // SAFETY: The CQ was just made or taken, and its number does not change.
-        object.set_num(unsafe { raw.as_ref() }.res.id);
-        object.set_sizes(objects::Sizes::Cq {
-            context: context_name(context, matches!(origin, Origin::Created(_))),
-            entries,
-        });
-        Self {
-            raw,
-            empties: wcs.as_ref().map_or_else(Empties::none, |_| Empties::new()),
-            wcs,
-            poll_lock: PollLock::new(),
-            failed: AtomicBool::new(false),
-            // `check` has seen that this is no more than a `c_int` can be.
-            free: FreeCqes::new(entries.try_into().unwrap_or(i32::MAX)),
-            entries,
-            origin,
-            dev: dev.clone(),
-            object,
-        }
-    }
-
     /// Returns whether the current task is in a handler of this CQ, which must not wait for the CQ.
     pub(crate) fn is_polled_by_current(&self) -> bool {
         let holder = self.poll_lock.holder();
@@ -532,14 +499,7 @@ impl Inner {
 
     /// Returns whether other modules may use, and poll, the CQ too.
     pub(crate) fn is_shared(&self) -> bool {
-        matches!(self.origin, Origin::Pooled)
-    }
-
-    fn waiting(&self) -> Option<&Waiting> {
-        match &self.origin {
-            Origin::Created(waiting) => Some(waiting),
-            _ => None,
-        }
+        self.kind == Kind::Pooled
     }
 }
 
@@ -605,17 +565,19 @@ impl deferred::Teardown for Inner {
 
     fn teardown(&self, _cx: &Sleepable) -> deferred::Fate {
         let cq = self.raw.as_ptr();
-        match &self.origin {
+        match self.kind {
             // SAFETY: By the type invariant `raw` is from `ib_alloc_cq`; QPs have handles, so none
             // uses the CQ. No handler runs after this. The first call waits for the poll of a
             // softirq CQ, which the second one would free under its last steps; the second call
             // waits for that of others.
-            Origin::Allocated => unsafe {
+            Kind::Allocated => unsafe {
                 bindings::rdma_helper_cq_end_poll(cq);
                 bindings::ib_free_cq(cq);
             },
-            Origin::Created(waiting) => {
-                self.dev.inner().removal.remove(&**waiting);
+            Kind::Created => {
+                if let Some(waiting) = &self.waiting {
+                    self.dev.inner().removal.remove(&**waiting);
+                }
                 // SAFETY: By the type invariant `raw` is from `ib_create_cq`; QPs have handles, so
                 // none uses the CQ, and there is no handle that it could be polled by. No
                 // `comp_handler` runs after this.
@@ -628,7 +590,7 @@ impl deferred::Teardown for Inner {
             //
             // SAFETY: By the type invariant so many entries were taken of `raw`; QPs have handles,
             // so none of ours uses the CQ. The union is what the context says.
-            Origin::Pooled => unsafe {
+            Kind::Pooled => unsafe {
                 if (*cq).poll_ctx == Softirq::RAW {
                     // Softirqs are sections that RCU waits for.
                     synchronize_rcu();
@@ -731,7 +693,7 @@ impl removal::OnRemoval for Waiting {
 unsafe extern "C" fn completed(_cq: *mut bindings::ib_cq, context: *mut c_void) {
     // SAFETY: The context outlives its CQ.
     let inner = unsafe { &*context.cast::<Inner>() };
-    let Some(waiting) = inner.waiting() else {
+    let Some(waiting) = &inner.waiting else {
         return;
     };
     let mut events = waiting.events.lock();
@@ -757,7 +719,7 @@ unsafe extern "C" fn event(event: *mut bindings::ib_event, context: *mut c_void)
     // SAFETY: A device that has a CQ is there.
     let device = unsafe { objects::Name::of(event.device) };
     pr_err!("{device}: a CQ was overrun or failed: completions are lost\n");
-    if let Some(waiting) = inner.waiting() {
+    if let Some(waiting) = &inner.waiting {
         // A thread that has looked at `failed` before it was set sleeps when the lock is free, and
         // is woken up.
         drop(waiting.events.lock());

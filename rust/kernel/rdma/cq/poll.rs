@@ -203,7 +203,7 @@ impl Cq<Waited> {
     /// }
     /// ```
     pub fn wait(&self, notify: Notify, timeout_ms: u32, _cx: &Sleepable) -> Result<Wait> {
-        let waiting = self.inner.waiting().ok_or(EINVAL)?;
+        let waiting = self.inner.waiting.as_ref().ok_or(EINVAL)?;
         let left = time::msecs_to_jiffies(timeout_ms);
         let Some(mut left) = self.wait_for_poll_lock(waiting, left)? else {
             return Ok(Wait::TimedOut);
