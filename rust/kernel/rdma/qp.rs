@@ -498,7 +498,8 @@ fn create(parts: Parts<'_>, id: Option<&cm::Shared>, _cx: &Sleepable) -> Result<
     let reserved = deferred::Deferred::reserve()?;
     let state = id.is_none().then_some(State::Reset);
     let context = QpPriv::new(parts.events, dev.is_iwarp(), state)?;
-    context.install(&mut attr);
+    attr.qp_context = core::ptr::from_ref(&*context).cast_mut().cast();
+    attr.event_handler = context.events.is_some().then_some(on_event);
     let mut object = dev.object(crate::refs::Kind::Qp);
     // SAFETY: The CQs and the id are of this device, as just checked, and nothing below drops the
     // id or the context of a QP that is there: `Inner` keeps them.
@@ -714,14 +715,6 @@ impl QpPriv {
             user_context <- context::UserContext::new(),
         });
         KBox::pin_init(init, GFP_KERNEL)
-    }
-
-    /// Makes this the context of the QP that is created from these attributes.
-    fn install(&self, attr: &mut bindings::ib_qp_init_attr) {
-        attr.qp_context = core::ptr::from_ref(self).cast_mut().cast();
-        if self.events.is_some() {
-            attr.event_handler = Some(on_event);
-        }
     }
 }
 

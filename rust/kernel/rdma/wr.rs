@@ -420,7 +420,7 @@ impl<'a, const N: usize, O: Op> SendWr<'a, N, O> {
 
 /// Messages, RDMA WRITEs and RDMA READs.
 pub struct RdmaOp {
-    pub(crate) opcode: bindings::ib_wr_opcode,
+    opcode: bindings::ib_wr_opcode,
     flags: bindings::ib_send_flags,
     /// Immediate data, in network byte order, or the key that the peer is to invalidate.
     ex: u32,

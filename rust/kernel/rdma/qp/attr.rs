@@ -135,6 +135,14 @@ pub enum Attr {
     Error,
 }
 
+/// Returns a value that its field and the device can take. Fails with `EINVAL` if it is larger.
+fn at_most<T: Copy + Into<u32>>(max: u32, value: T) -> Result<T> {
+    match value.into() <= max {
+        true => Ok(value),
+        false => Err(EINVAL),
+    }
+}
+
 impl Attr {
     /// Sets C attributes, which are zero, and returns their mask. Fails with `EINVAL` if a value is
     /// too large for its field or for the device: not all drivers look.
@@ -144,20 +152,21 @@ impl Attr {
         dev: &Device,
     ) -> Result<bindings::ib_qp_attr_mask> {
         let limits = dev.attrs();
-        let (to, mask, is_in_range) = match *self {
+        let (to, mask) = match *self {
             Self::Init {
                 port,
                 pkey_index,
                 access,
             } => {
-                raw.port_num = port;
-                raw.pkey_index = pkey_index;
+                if dev.port(port).is_none() || pkey_index >= limits.max_pkeys {
+                    return Err(EINVAL);
+                }
+                (raw.port_num, raw.pkey_index) = (port, pkey_index);
                 raw.qp_access_flags = access.0 as c_int;
                 let mask = bindings::ib_qp_attr_mask_IB_QP_PORT
                     | bindings::ib_qp_attr_mask_IB_QP_PKEY_INDEX
                     | bindings::ib_qp_attr_mask_IB_QP_ACCESS_FLAGS;
-                let is_in_range = dev.port(port).is_some() && pkey_index < limits.max_pkeys;
-                (State::Init, mask, is_in_range)
+                (State::Init, mask)
             }
             Self::Rtr {
                 path,
@@ -169,21 +178,17 @@ impl Attr {
             } => {
                 raw.ah_attr = path.to_raw(dev)?;
                 raw.path_mtu = path_mtu as u32;
-                raw.dest_qp_num = dest_qp;
-                raw.rq_psn = rq_psn;
-                raw.max_dest_rd_atomic = max_dest_rd_atomic;
-                raw.min_rnr_timer = min_rnr_timer;
+                raw.dest_qp_num = at_most(0xff_ffff, dest_qp)?;
+                raw.rq_psn = at_most(0xff_ffff, rq_psn)?;
+                raw.max_dest_rd_atomic = at_most(limits.max_qp_rd_atom, max_dest_rd_atomic)?;
+                raw.min_rnr_timer = at_most(31, min_rnr_timer)?;
                 let mask = bindings::ib_qp_attr_mask_IB_QP_AV
                     | bindings::ib_qp_attr_mask_IB_QP_PATH_MTU
                     | bindings::ib_qp_attr_mask_IB_QP_DEST_QPN
                     | bindings::ib_qp_attr_mask_IB_QP_RQ_PSN
                     | bindings::ib_qp_attr_mask_IB_QP_MAX_DEST_RD_ATOMIC
                     | bindings::ib_qp_attr_mask_IB_QP_MIN_RNR_TIMER;
-                let is_in_range = dest_qp < 1 << 24
-                    && rq_psn < 1 << 24
-                    && u32::from(max_dest_rd_atomic) <= limits.max_qp_rd_atom
-                    && min_rnr_timer < 32;
-                (State::Rtr, mask, is_in_range)
+                (State::Rtr, mask)
             }
             Self::Rts {
                 timeout,
@@ -192,28 +197,20 @@ impl Attr {
                 sq_psn,
                 max_rd_atomic,
             } => {
-                raw.timeout = timeout;
-                raw.retry_cnt = retry_count;
-                raw.rnr_retry = rnr_retry;
-                raw.sq_psn = sq_psn;
-                raw.max_rd_atomic = max_rd_atomic;
+                raw.timeout = at_most(31, timeout)?;
+                raw.retry_cnt = at_most(7, retry_count)?;
+                raw.rnr_retry = at_most(7, rnr_retry)?;
+                raw.sq_psn = at_most(0xff_ffff, sq_psn)?;
+                raw.max_rd_atomic = at_most(limits.max_qp_init_rd_atom, max_rd_atomic)?;
                 let mask = bindings::ib_qp_attr_mask_IB_QP_TIMEOUT
                     | bindings::ib_qp_attr_mask_IB_QP_RETRY_CNT
                     | bindings::ib_qp_attr_mask_IB_QP_RNR_RETRY
                     | bindings::ib_qp_attr_mask_IB_QP_SQ_PSN
                     | bindings::ib_qp_attr_mask_IB_QP_MAX_QP_RD_ATOMIC;
-                let is_in_range = timeout < 32
-                    && retry_count < 8
-                    && rnr_retry < 8
-                    && sq_psn < 1 << 24
-                    && u32::from(max_rd_atomic) <= limits.max_qp_init_rd_atom;
-                (State::Rts, mask, is_in_range)
+                (State::Rts, mask)
             }
-            Self::Error => (State::Err, 0, true),
+            Self::Error => (State::Err, 0),
         };
-        if !is_in_range {
-            return Err(EINVAL);
-        }
         raw.qp_state = to as u32;
         Ok(mask | bindings::ib_qp_attr_mask_IB_QP_STATE)
     }

@@ -239,9 +239,8 @@ impl<P: CqePointer<ID>, const ID: u64> Batch<'_, P, ID> {
     #[cold]
     #[inline(never)]
     pub fn into_error(mut self, error: Error) -> PostError<P> {
-        let (owner, posted) = (self.owner.take(), self.posted());
-        self.qp
-            .keep_posted(PostError::in_part(owner, posted, error))
+        let error = PostError::in_part(self.owner.take(), self.posted(), error);
+        self.qp.keep_posted(error)
     }
 
     /// Posts requests that are not signaled, in one call. Any context. Fails as [`Qp::post_chain`];
