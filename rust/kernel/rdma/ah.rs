@@ -18,10 +18,7 @@ use crate::{
     pd,
     prelude::*, //
 };
-use core::{
-    mem::ManuallyDrop,
-    ptr, //
-};
+use core::ptr;
 use kernel::error::from_err_ptr;
 
 /// The route of packets between subnets, as `struct ib_global_route`; on RoCE, their IP addresses.

@@ -3,13 +3,7 @@
 //! Completion queues.
 //!
 //! The context that a [`Cq`] is polled in, and that handlers run in, is a parameter of its type:
-//!
-//! - [`Softirq`], [`Workqueue`] and [`UnboundWorkqueue`]: the RDMA core polls, and calls the
-//!   [`CqeHandler`] of each request ([`Cq::alloc`]). Such CQs can be shared ([`Cq::pool_get`]).
-//! - [`Direct`]: the caller polls, and has handlers called ([`Cq::process`]) or takes the
-//!   completions ([`Cq::process_with`], [`Cq::poll`]).
-//! - [`Waited`]: as a direct one, and completions can be waited for ([`Cq::wait`], [`Cq::next`]).
-//! - [`AnyContext`]: one of these, chosen at run time ([`Cq::into_any`]).
+//! see [`context`](crate::context) and Documentation/cq.rst.
 //!
 //! A CQ cannot overrun: a QP reserves as many entries as its queues can have outstanding when it is
 //! created, and creation fails if there are not enough.
@@ -46,25 +40,13 @@ use crate::{
 };
 use core::{
     cell::UnsafeCell,
-    marker::PhantomData,
-    mem::{
-        ManuallyDrop,
-        MaybeUninit, //
-    },
     ptr, //
 };
 use kernel::{
     error,
-    new_condvar,
-    new_spinlock_irq,
     sync::{
-        atomic::{
-            Atomic,
-            Relaxed, //
-        },
-        rcu::synchronize_rcu,
-        CondVar,
-        SpinLockIrq, //
+        atomic,
+        rcu::synchronize_rcu, //
     }, //
 };
 
@@ -355,9 +337,10 @@ fn make(
 
 /// Chooses a completion vector as `ib_alloc_cq_any` does.
 fn any_vector(dev: &Device) -> u32 {
-    static NEXT: Atomic<u32> = Atomic::new(0);
+    static NEXT: atomic::Atomic<u32> = atomic::Atomic::new(0);
     let vectors = dev.num_comp_vectors().min(kernel::cpu::nr_cpu_ids());
-    NEXT.fetch_add(1, Relaxed).checked_rem(vectors).unwrap_or(0)
+    let next = NEXT.fetch_add(1, atomic::Relaxed);
+    next.checked_rem(vectors).unwrap_or(0)
 }
 
 impl<C: CorePolled + FixedContext> Cq<C> {
@@ -652,9 +635,9 @@ struct Events {
 #[pin_data]
 pub(crate) struct Waiting {
     #[pin]
-    events: SpinLockIrq<Events>,
+    events: kernel::sync::SpinLockIrq<Events>,
     #[pin]
-    changed: CondVar,
+    changed: kernel::sync::CondVar,
     place: removal::Place,
 }
 
@@ -663,11 +646,11 @@ impl Waiting {
     #[inline(never)]
     fn new() -> Result<Arc<Self>> {
         let init = pin_init!(Self {
-            events <- new_spinlock_irq!(Events {
+            events <- kernel::new_spinlock_irq!(Events {
                 completions: 0,
                 gone: false,
             }),
-            changed <- new_condvar!(),
+            changed <- kernel::new_condvar!(),
             place: removal::Place::new(),
         });
         Arc::pin_init(init, GFP_KERNEL)

@@ -46,11 +46,7 @@ use crate::{
     identity,
     prelude::*,
     trace,
-    wc::unlikely, //
-};
-use core::{
-    marker::PhantomData,
-    ops::Deref, //
+    wc, //
 };
 
 /// A completion callback embedded in `T`, as `struct ib_cqe`. A type with several requests in
@@ -178,7 +174,7 @@ impl Sealed {
     note = "or an `Arc<T>` with a `T: Send + Sync`, where `T` has a `CqeHandler`"
 )]
 pub unsafe trait CqePointer<const ID: u64>:
-    Deref<Target: CqeHandler<ID, Pointer = Self>> + Sized + Send + 'static
+    core::ops::Deref<Target: CqeHandler<ID, Pointer = Self>> + Sized + Send + 'static
 {
     /// Gives up the owner for the address of what it points to.
     #[doc(hidden)]
@@ -294,7 +290,7 @@ pub(crate) unsafe fn is_of<T: CqeHandler<ID>, const ID: u64>(cqe: *mut bindings:
     match unsafe { (*cqe).done } {
         Some(theirs) if core::ptr::fn_addr_eq(theirs, ours) => debug::is_active(cqe),
         _ => {
-            unlikely();
+            wc::unlikely();
             false
         }
     }

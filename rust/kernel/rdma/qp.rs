@@ -45,10 +45,6 @@ use crate::{
     trace,
     wr, //
 };
-use core::{
-    marker::PhantomData,
-    mem::ManuallyDrop, //
-};
 use kernel::{
     error,
     fmt,
@@ -428,7 +424,6 @@ impl Inner {
     fn is_polled_by_current(&self) -> bool {
         self.send.cq.is_polled_by_current() || self.recv.cq.is_polled_by_current()
     }
-
 }
 
 impl deferred::Teardown for Inner {

@@ -54,24 +54,15 @@ use crate::{
     trace, //
 };
 use core::{
-    marker::PhantomData,
-    mem::{
-        ManuallyDrop,
-        MaybeUninit, //
-    },
     ops,
     ptr, //
 };
-use kernel::{
-    error::from_err_ptr,
-    sync::{
-        atomic::{
-            Atomic,
-            Relaxed, //
-        },
-        rcu,
-        Mutex, //
-    }, //
+use kernel::sync::{
+    atomic::{
+        Atomic,
+        Relaxed, //
+    },
+    rcu, //
 };
 
 /// The value of a slot of an SRQ, with the handler of its completions. Each has `N` scatter
@@ -238,7 +229,7 @@ pub(crate) struct Inner {
     slots: u32,
     /// Reservations of CQs that QPs on the SRQ complete to.
     #[pin]
-    reservations: Mutex<KVec<CqReservation>>,
+    reservations: kernel::sync::Mutex<KVec<CqReservation>>,
     state: deferred::Deferred<State>,
 }
 
@@ -283,7 +274,7 @@ fn create(
     };
     (attr.attr.max_wr, attr.attr.max_sge) = (count, sges);
     // SAFETY: The PD is alive.
-    let raw = from_err_ptr(unsafe {
+    let raw = kernel::error::from_err_ptr(unsafe {
         bindings::ib_create_srq_user(pd.as_raw(), &raw mut attr, ptr::null_mut(), ptr::null_mut())
     })?;
     let raw = NonNull::new(raw).ok_or(ENOMEM)?;

@@ -5,10 +5,7 @@
 //! C header: [`include/rdma/ib_verbs.h`](srctree/include/rdma/ib_verbs.h) (`struct ib_wc`)
 
 use crate::prelude::*;
-use kernel::{
-    fmt,
-    str::CStr, //
-};
+use kernel::fmt;
 
 /// The status of a request that failed, as `enum ib_wc_status` without `IB_WC_SUCCESS`.
 ///

@@ -15,14 +15,7 @@ use crate::{
     sync::RwIdle,
     trace, //
 };
-use core::{
-    marker::PhantomData,
-    mem::{
-        ManuallyDrop,
-        MaybeUninit, //
-    },
-    num::NonZero, //
-};
+use core::num::NonZero;
 use kernel::sync::{
     atomic,
     SpinLockIrq,

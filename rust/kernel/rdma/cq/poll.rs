@@ -3,26 +3,12 @@
 //! Polling by the caller, and waiting for completions.
 
 use crate::{
-    cq::{
-        self,
-        PollGuard,
-        Waiting, //
-    },
-    cqe::{
-        self,
-        CqePointer as _, //
-    },
+    cq,
+    cqe::CqePointer as _,
     debug,
     prelude::*,
     trace,
-    wc::{
-        self,
-        POLL_BATCH, //
-    }, //
-};
-use core::mem::{
-    ManuallyDrop,
-    MaybeUninit, //
+    wc, //
 };
 use kernel::{
     sync::CondVarTimeoutResult,
@@ -110,7 +96,7 @@ impl cq::Inner {
     #[inline]
     pub(crate) fn process_locked(
         &self,
-        mut guard: PollGuard<'_>,
+        mut guard: cq::PollGuard<'_>,
         budget: u32,
         mut handle: impl FnMut(Completion<'_>),
     ) -> Result<u32> {
@@ -118,7 +104,7 @@ impl cq::Inner {
         let cq = self.raw.as_ptr();
         let mut left = budget;
         while left > 0 {
-            let max = POLL_BATCH.min(left as usize);
+            let max = wc::POLL_BATCH.min(left as usize);
             let n = match self.poll_raw(&mut wcs[..max]) {
                 Ok(n) => n.min(max),
                 Err(_) if left != budget => break,
@@ -288,7 +274,7 @@ impl Cq<Waited> {
     /// time, or `None` if it was not long enough.
     fn wait_for_poll_lock(
         &self,
-        waiting: &Waiting,
+        waiting: &cq::Waiting,
         mut left: time::Jiffies,
     ) -> Result<Option<time::Jiffies>> {
         let mut events = waiting.events.lock();
@@ -495,7 +481,7 @@ impl<'a> Completion<'a> {
     ) -> core::result::Result<(T::Pointer, &'a Wc), Self> {
         let cqe = self.wc.cqe();
         // SAFETY: By the type invariant the owner was not taken back, so its callback is there.
-        if cqe.is_null() || !unsafe { cqe::is_of::<T, ID>(cqe) } {
+        if cqe.is_null() || !unsafe { crate::cqe::is_of::<T, ID>(cqe) } {
             wc::unlikely();
             return Err(self);
         }

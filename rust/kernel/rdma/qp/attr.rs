@@ -10,10 +10,7 @@ use crate::{
     device::Gid,
     prelude::*, //
 };
-use kernel::{
-    error::to_result,
-    sync::MutexGuard, //
-};
+use kernel::error::to_result;
 
 /// The state of a QP, as `enum ib_qp_state`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -380,7 +377,7 @@ impl Inner {
 /// The lock of `inner` is held.
 pub(crate) struct Modifier<'a> {
     inner: &'a Inner,
-    state: MutexGuard<'a, Option<State>>,
+    state: kernel::sync::MutexGuard<'a, Option<State>>,
 }
 
 /// Returns the address in attributes that connect a QP, if they have one.

@@ -138,10 +138,10 @@ impl AnyQp {
     where
         P: CqePointer<ID>,
     {
-        let mut slots = [const { chain::Slot::new() }; LINKS];
+        let mut slots = MaybeUninit::uninit();
         // SAFETY: The slots outlive the chain. The owner is given up before that is posted, and
         // stays where it is.
-        let made = unsafe { Chain::make(&raw mut slots, &self.target, &*owner, make) };
+        let made = unsafe { Chain::make(slots.as_mut_ptr(), &self.target, &*owner, make) };
         let mut chain = match made {
             Ok(chain) => chain,
             Err(error) => return Err(PostError::new(owner, error)),
@@ -172,10 +172,10 @@ impl AnyQp {
         names_first: impl FnOnce() -> bool,
         make: impl for<'a> FnOnce(&'a T, &mut Chain<'a, LINKS, SGES>) -> Result,
     ) -> Result<(), ChainError> {
-        let mut slots = [const { chain::Slot::new() }; LINKS];
+        let mut slots = MaybeUninit::uninit();
         // SAFETY: The slots outlive the chain. The owner stays where it is, as the caller promises,
         // and others use it only when the chain is made.
-        let chain = unsafe { Chain::make(&raw mut slots, &self.target, owner, make) }
+        let chain = unsafe { Chain::make(slots.as_mut_ptr(), &self.target, owner, make) }
             .map_err(ChainError::Unmade)?;
         // SAFETY: What the chain is made of stays until the QP was drained, as the caller promises.
         unsafe { chain.post(Some(start())) }.map_err(|refused| {
@@ -251,9 +251,9 @@ impl<P: CqePointer<ID>, const ID: u64> Batch<'_, P, ID> {
         make: impl for<'a> FnOnce(&'a P::Target, &mut Chain<'a, LINKS, SGES>) -> Result,
     ) -> Result {
         let (qp, owner) = (self.qp, self.owner.as_ref().ok_or(EIO)?);
-        let mut slots = [const { chain::Slot::new() }; LINKS];
+        let mut slots = MaybeUninit::uninit();
         // SAFETY: The slots outlive the chain, and the owner does not move.
-        let chain = unsafe { Chain::make(&raw mut slots, &qp.target, &**owner, make) }?;
+        let chain = unsafe { Chain::make(slots.as_mut_ptr(), &qp.target, &**owner, make) }?;
         let len = chain.len;
         self.reads |= chain.reads;
         // SAFETY: The owner is moved into a signaled request that is posted later, or kept until

@@ -10,13 +10,6 @@ use crate::{
     trace,
     wr, //
 };
-use core::{
-    marker::PhantomData,
-    mem::{
-        ManuallyDrop,
-        MaybeUninit, //
-    }, //
-};
 use kernel::sync::SpinLockIrqGuard;
 
 /// An operation that can be posted in a [`Chain`]: all but [`InvOp`](mr::InvOp), which completes to
@@ -66,15 +59,6 @@ pub(super) struct Slot<const SGES: usize> {
 }
 
 impl<const SGES: usize> Slot<SGES> {
-    pub(super) const fn new() -> Self {
-        // INVARIANT: No request is written.
-        Self {
-            registration: MaybeUninit::uninit(),
-            wr: MaybeUninit::uninit(),
-            sges: [const { MaybeUninit::uninit() }; SGES],
-        }
-    }
-
     #[inline]
     fn wr(&mut self) -> *mut bindings::ib_send_wr {
         self.wr.as_mut_ptr().cast()
@@ -115,8 +99,8 @@ impl<'a, const LINKS: usize, const SGES: usize> Chain<'a, LINKS, SGES> {
     ///
     /// # Safety
     ///
-    /// `slots` outlives what is returned. `owner` is valid, and is neither changed nor moved before
-    /// the chain was posted or dropped.
+    /// `slots` is memory that outlives what is returned. `owner` is valid, and is neither changed
+    /// nor moved before the chain was posted or dropped.
     #[inline]
     pub(super) unsafe fn make<T: 'a>(
         slots: *mut [Slot<SGES>; LINKS],

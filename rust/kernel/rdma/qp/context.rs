@@ -8,21 +8,9 @@ use crate::{
         AtomicUsize,
         Ordering, //
     },
-    context::{
-        self,
-        Context, //
-    },
+    context::Context,
     identity,
     prelude::*, //
-};
-use core::{
-    hint::assert_unchecked,
-    ops::Deref,
-    ptr::null_mut, //
-};
-use kernel::{
-    new_mutex,
-    sync::Mutex, //
 };
 
 /// The context of the QP whose completion is handled (`wc->qp->qp_context`), and the proof of the
@@ -88,7 +76,7 @@ impl<T, C: Context> QpContext<T, C> {
     }
 }
 
-impl<T, C: Context> Deref for QpContext<T, C> {
+impl<T, C: Context> core::ops::Deref for QpContext<T, C> {
     type Target = C;
 
     #[inline]
@@ -97,7 +85,7 @@ impl<T, C: Context> Deref for QpContext<T, C> {
     }
 }
 
-impl<T: 'static, C: Context> context::private::Sealed for QpContext<T, C> {}
+impl<T: 'static, C: Context> crate::context::private::Sealed for QpContext<T, C> {}
 
 impl<T: 'static, C: Context> Context for QpContext<T, C> {
     #[inline]
@@ -193,7 +181,7 @@ pub(super) struct UserContext {
     of: AtomicUsize,
     value: AtomicPtr<c_void>,
     #[pin]
-    owner: Mutex<Owner>,
+    owner: kernel::sync::Mutex<Owner>,
 }
 
 impl UserContext {
@@ -201,8 +189,8 @@ impl UserContext {
         // INVARIANT: There is no context.
         pin_init!(Self {
             of: AtomicUsize::new(NONE),
-            value: AtomicPtr::new(null_mut()),
-            owner <- new_mutex!(
+            value: AtomicPtr::new(core::ptr::null_mut()),
+            owner <- kernel::new_mutex!(
                 Owner {
                     context: None,
                     clearing: false,
@@ -220,7 +208,7 @@ impl UserContext {
         }
         let value = self.value.load(Ordering::Relaxed);
         // SAFETY: By the type invariant `value` is a valid `T`, so it is not null.
-        unsafe { assert_unchecked(!value.is_null()) };
+        unsafe { core::hint::assert_unchecked(!value.is_null()) };
         NonNull::new(value.cast())
     }
 

@@ -25,10 +25,7 @@ use crate::{
     prelude::*,
     trace, //
 };
-use core::{
-    cell::Cell,
-    mem::ManuallyDrop, //
-};
+use core::cell::Cell;
 use kernel::{
     alloc::flags,
     time, //

@@ -7,7 +7,6 @@
 //! is destroyed. Tables of requests are told of the end of the QP, too.
 
 use crate::prelude::*;
-use core::mem::forget;
 use kernel::{
     alloc::flags::__GFP_NOWARN,
     sync::SpinLockIrq, //
@@ -37,7 +36,7 @@ impl Node {
     pub(super) fn new<P: Send + 'static>(owner: P) -> Option<KBox<Self>> {
         // `KeepList::add` reports the failure.
         let Ok(node) = KBox::<Node<Left<P>>>::new_uninit(GFP_ATOMIC | __GFP_NOWARN) else {
-            forget(owner);
+            core::mem::forget(owner);
             return None;
         };
         Some(node.write(Node {

@@ -8,17 +8,10 @@ use crate::{
     prelude::*,
     trace, //
 };
-use core::{
-    mem::forget,
-    ptr, //
-};
-use kernel::{
-    alloc::Flags,
-    sync::atomic::{
-        Atomic,
-        Full,
-        Relaxed, //
-    }, //
+use kernel::sync::atomic::{
+    Atomic,
+    Full,
+    Relaxed, //
 };
 
 /// The requests at the ends of a QP's two queues, for one drain at a time. They are there until
@@ -54,7 +47,7 @@ unsafe impl Send for Markers {}
 unsafe impl Sync for Markers {}
 
 impl Markers {
-    pub(super) fn new(flags: Flags) -> Result<Pin<KBox<Self>>> {
+    pub(super) fn new(flags: kernel::alloc::Flags) -> Result<Pin<KBox<Self>>> {
         let marker = |done| bindings::ib_cqe { done: Some(done) };
         let init = pin_init!(Self {
             cqes: [marker(reached::<0>), marker(reached::<1>)],
@@ -77,7 +70,7 @@ impl Markers {
     /// Gives the marker of a queue, to be posted.
     pub(super) fn give(self: Pin<&Self>, queue: Queue) -> *mut bindings::ib_cqe {
         self.change(|state| state | 1 << queue as u32);
-        let cqes: *mut bindings::ib_cqe = ptr::from_ref(self.get_ref()).cast_mut().cast();
+        let cqes: *mut bindings::ib_cqe = core::ptr::from_ref(self.get_ref()).cast_mut().cast();
         // SAFETY: The markers begin with those of both queues.
         let cqe = unsafe { cqes.add(queue as usize) };
         debug::activate(cqe, "the marker of a drain");
@@ -119,7 +112,7 @@ impl Markers {
             markers.state.store(BUSY, Relaxed);
             return Some(markers);
         }
-        forget(markers);
+        core::mem::forget(markers);
         None
     }
 }

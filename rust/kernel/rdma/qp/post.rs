@@ -9,10 +9,6 @@ use crate::{
     trace,
     wr, //
 };
-use core::mem::{
-    ManuallyDrop,
-    MaybeUninit, //
-};
 
 /// Gives back the owner of a request that was not made. Not inlined, as the error would be loaded
 /// before it is known whether there is one.

@@ -22,7 +22,6 @@ use crate::{
 use core::{
     any::type_name,
     cell::UnsafeCell,
-    mem::MaybeUninit,
     ops::Deref, //
 };
 
@@ -254,9 +253,9 @@ impl<P: CqePointer<ID>, const ID: u64> SendRing<P, ID> {
             return Err(PostError::new(owner, EINVAL));
         }
         let signaled = self.unsignaled + 1 >= ring.interval;
-        let mut slots = [const { chain::Slot::new() }; LINKS];
+        let mut slots = MaybeUninit::uninit();
         // SAFETY: The slots outlive the chain. What the owner points to stays where it is.
-        let made = unsafe { Chain::make(&raw mut slots, &qp.any.target, &*owner, make) };
+        let made = unsafe { Chain::make(slots.as_mut_ptr(), &qp.any.target, &*owner, make) };
         let mut chain = match made {
             Ok(chain) => chain,
             Err(error) => return Err(PostError::new(owner, error)),
