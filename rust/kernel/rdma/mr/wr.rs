@@ -135,7 +135,7 @@ impl<S: State> wr::Op for RegOp<S> {
     ) -> Result<(Remote, Registration)> {
         // SAFETY: The region lives until the request has completed, as the caller promises. By the
         // type invariant its state is an `S`. The registration is committed by `lock` or
-        // `Links::post`, and aborted by `undo` if it is not posted.
+        // `Chain::post`, and aborted by `undo` if it is not posted.
         let (raw, key, generation) = unsafe { self.mr.as_ref().0.prepare::<S>(target) }?;
         (self.raw, self.key) = (raw, key);
         let remote = Remote {

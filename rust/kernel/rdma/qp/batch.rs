@@ -148,9 +148,10 @@ impl AnyQp {
         };
         chain.reads |= reads;
         let cqe = owner.into_cqe(cqe::Sealed::new());
-        // SAFETY: The owner is the queue's until `done`. If the driver refuses requests, they were
-        // made of it, and the last, signaled one has this callback.
-        unsafe { chain.post(Some(cqe)) }.map_err(|refused| unsafe { self.take_back(refused, cqe) })
+        // SAFETY: The owner is the queue's until `done`.
+        let posted = unsafe { chain.post(Some(cqe)) };
+        // SAFETY: The requests were made of the owner, and the last, signaled one has its callback.
+        posted.map_err(|refused| unsafe { self.take_back(refused, cqe) })
     }
 
     /// Posts a chain that `make` makes of what `owner` has, and whose last request completes to the

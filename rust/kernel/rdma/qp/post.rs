@@ -28,37 +28,37 @@ pub(crate) struct Refusal {
 }
 
 impl Refusal {
-    /// `ret` is what the driver has returned, and not 0. `next` is the successor of the request,
+    /// Fails if the driver has returned `ret` other than 0. `next` is the successor of the request,
     /// which was null, and the place for the driver to name it.
-    fn new<T>(ret: c_int, next: *const T) -> Self {
-        Self {
-            error: Error::from_errno(ret),
-            named: !next.is_null(),
-        }
-    }
-
-    /// As [`Refusal::new`], if the driver has refused the request: if `ret` is not 0.
     #[inline]
     pub(crate) fn check<T>(ret: c_int, next: *const T) -> Result<(), Self> {
         match ret {
             0 => Ok(()),
-            _ => Err(Self::new(ret, next)),
+            _ => Err(Self {
+                error: Error::from_errno(ret),
+                named: !next.is_null(),
+            }),
         }
     }
+}
 
-    /// Takes the callback of the request back, if the request was not posted.
-    #[cold]
-    #[inline(never)]
-    fn take_callback(self, cqe: *mut bindings::ib_cqe) -> PostError<NonNull<bindings::ib_cqe>> {
-        let cqe = if self.named {
-            debug::deactivate(cqe);
-            NonNull::new(cqe)
-        } else {
-            unnamed();
-            None
-        };
-        PostError::in_part(cqe, 0, self.error)
-    }
+/// Takes the callback of a request back that was refused, as of [`Refusal::check`], unless it may
+/// have been posted.
+#[cold]
+#[inline(never)]
+fn take_callback(
+    ret: c_int,
+    next: *const c_void,
+    cqe: *mut bindings::ib_cqe,
+) -> PostError<NonNull<bindings::ib_cqe>> {
+    let cqe = if next.is_null() {
+        unnamed();
+        None
+    } else {
+        debug::deactivate(cqe);
+        NonNull::new(cqe)
+    };
+    PostError::in_part(cqe, 0, Error::from_errno(ret))
 }
 
 /// Takes back a request of the send queue that was refused, and the callback of its owner, unless
@@ -79,28 +79,20 @@ unsafe fn send_refused<O: wr::Op>(
     // was named, the only request was not posted. The owner, which is still given up, keeps what
     // it refers to.
     unsafe {
-        let refusal = Refusal::new(ret, (*wr).next);
-        if refusal.named {
+        if !(*wr).next.is_null() {
             O::undo(undo, wr);
         }
-        refusal.take_callback(*(*wr).__bindgen_anon_1.wr_cqe)
+        take_callback(ret, (*wr).next.cast(), *(*wr).__bindgen_anon_1.wr_cqe)
     }
 }
 
 /// As [`send_refused`], of the receive queue.
-///
-/// # Safety
-///
-/// `wr` is valid, with an owner's callback, and `ret` is what [`recv_raw`] has just returned for
-/// it, and not 0.
 #[cold]
 #[inline(never)]
-unsafe fn recv_refused(
-    wr: *mut bindings::ib_recv_wr,
-    ret: c_int,
-) -> PostError<NonNull<bindings::ib_cqe>> {
-    // SAFETY: `wr` is valid, as the caller promises; both members of the union are as wide.
-    unsafe { Refusal::new(ret, (*wr).next).take_callback(*(*wr).__bindgen_anon_1.wr_cqe) }
+fn recv_refused(wr: &bindings::ib_recv_wr, ret: c_int) -> PostError<NonNull<bindings::ib_cqe>> {
+    // SAFETY: Both members of the union are as wide.
+    let cqe = unsafe { *wr.__bindgen_anon_1.wr_cqe };
+    take_callback(ret, wr.next.cast(), cqe)
 }
 
 /// Reports a driver that has failed and did not name a request.
@@ -304,8 +296,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
             if ret == 0 {
                 return Ok(());
             }
-            // SAFETY: `raw` is valid, and `ret` is what `recv_raw` has just returned for it.
-            unsafe { recv_refused(&raw mut raw, ret) }
+            recv_refused(&raw, ret)
         };
         // SAFETY: The callback is that of the owner, which the only receive was to give back, and
         // that was not posted.
