@@ -197,8 +197,8 @@ unsafe fn destroy(raw: NonNull<bindings::ib_ah>) -> deferred::Fate {
 ///
 /// `raw` is the address handle of `_state`, and `pd` is its PD.
 pub struct Ah {
-    raw: NonNull<bindings::ib_ah>,
-    pd: pd::Id,
+    pub(crate) raw: NonNull<bindings::ib_ah>,
+    pub(crate) pd: pd::Id,
     _state: deferred::Deferred<State<Pd>>,
 }
 
@@ -263,17 +263,6 @@ impl Ah {
             bindings::ib_create_ah_from_wc(pd.as_raw(), source.wc(), source.header(), source.port)
         };
         Self::new(pd, raw, reserved)
-    }
-
-    #[inline]
-    pub(crate) fn as_raw(&self) -> *mut bindings::ib_ah {
-        self.raw.as_ptr()
-    }
-
-    /// Returns `true` if the handle is of this PD.
-    #[inline]
-    pub(crate) fn is_of(&self, pd: pd::Id) -> bool {
-        self.pd == pd
     }
 }
 

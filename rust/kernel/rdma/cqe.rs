@@ -238,11 +238,9 @@ pub trait CqeHandler<const ID: u64 = 0>: HasCqe<ID> {
     /// completion queue provides it.
     type Needs: Context;
 
-    /// Takes the owner of a completed request back (`ib_cqe.done`).
-    ///
-    /// Handlers of one completion queue run one after the other, but for those of completions in a
-    /// [`WcArray`] and of [shared](crate::cq::Cq::pool_get) queues, which may run at the same time
-    /// as others.
+    /// Takes the owner of a completed request back (`ib_cqe.done`). Handlers of one completion
+    /// queue run one after the other, but for those of completions in a [`WcArray`] and of
+    /// [shared](Cq::pool_get) queues, which may run at the same time as others.
     fn done(this: Self::Pointer, wc: &Wc, cx: &Self::Needs);
 }
 

@@ -656,11 +656,9 @@ impl fmt::Display for Event {
 /// }
 /// ```
 pub trait Events: Send + Sync + 'static {
-    /// Something has happened to the QP of this number.
-    ///
-    /// Any context; events may come at the same time, and the first before the creation of the QP
-    /// returns. To [`Event::COMM_EST`] the answer is
-    /// [`Id::notify_established`](crate::cm::Id::notify_established).
+    /// Something has happened to the QP of this number. Any context; events may come at the same
+    /// time, and the first before the creation of the QP returns. To [`Event::COMM_EST`] the answer
+    /// is [`Id::notify_established`](cm::Id::notify_established).
     fn event(&self, event: Event, qp_num: u32, cx: &Atomic);
 }
 

@@ -177,7 +177,7 @@ impl wr::Op for UdOp {
         target: &wr::PostTarget,
     ) -> Result<((), ())> {
         // SAFETY: The address handle lives until the request has completed, as the caller promises.
-        match unsafe { self.ah.as_ref() }.is_of(target.pd) {
+        match unsafe { self.ah.as_ref() }.pd == target.pd {
             true => Ok(((), ())),
             false => Err(EINVAL),
         }
@@ -191,7 +191,7 @@ impl wr::Op for UdOp {
         // request.
         unsafe {
             wr::fill(to.cast(), opcode, flags, 0);
-            (*to).ah = self.ah.as_ref().as_raw();
+            (*to).ah = self.ah.as_ref().raw.as_ptr();
             (*to).header = core::ptr::null_mut();
             (*to).hlen = 0;
             (*to).mss = 0;

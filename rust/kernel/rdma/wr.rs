@@ -535,8 +535,7 @@ impl<'a, const N: usize> SendWr<'a, N> {
     }
 
     /// Starts the request only after all earlier RDMA READs have completed (`IB_SEND_FENCE`). RDMA
-    /// READs are answered in their order anyway, and iWARP has no fence for them; they stay as they
-    /// are.
+    /// READs, which are answered in their order anyway, stay as they are.
     #[inline]
     pub fn fenced(mut self) -> Self {
         if self.op.opcode != bindings::ib_wr_opcode_IB_WR_RDMA_READ {

@@ -240,8 +240,7 @@ impl Cq<Waited> {
     /// for one at most `timeout_ms` milliseconds; `None` if there is none by then. If other threads
     /// take completions, the wait may begin anew.
     ///
-    /// With a `WcArray<1>`, one completion is polled at a time. Fails as [`Cq::poll`] and
-    /// [`Cq::wait`].
+    /// Fails as [`Cq::poll`] and [`Cq::wait`].
     ///
     /// # Examples
     ///

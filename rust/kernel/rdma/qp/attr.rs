@@ -380,12 +380,6 @@ pub(crate) struct Modifier<'a> {
     state: kernel::sync::MutexGuard<'a, Option<State>>,
 }
 
-/// Returns the address in attributes that connect a QP, if they have one.
-fn ip(attr: &bindings::ib_qp_attr) -> Option<core::net::IpAddr> {
-    let has_grh = u32::from(attr.ah_attr.ah_flags) & bindings::ib_ah_flags_IB_AH_GRH != 0;
-    has_grh.then(|| Gid::from_raw(&attr.ah_attr.grh.dgid).ip())
-}
-
 impl Modifier<'_> {
     /// Changes what `mask` says (`ib_modify_qp`).
     ///
@@ -409,8 +403,10 @@ impl Modifier<'_> {
             *self.state = State::from_raw(attr.qp_state);
         }
         if mask & bindings::ib_qp_attr_mask_IB_QP_DEST_QPN != 0 {
-            let peer = crate::objects::Peer::ToQp(attr.dest_qp_num, ip(attr));
-            self.inner.object.set_peer(peer);
+            let ah = &attr.ah_attr;
+            let has_grh = u32::from(ah.ah_flags) & bindings::ib_ah_flags_IB_AH_GRH != 0;
+            let ip = has_grh.then(|| Gid::from_raw(&ah.grh.dgid).ip());
+            (self.inner.object).set_peer(crate::objects::Peer::ToQp(attr.dest_qp_num, ip));
         }
         Ok(())
     }
@@ -437,10 +433,8 @@ impl Modifier<'_> {
         unsafe { self.modify(&mut attr, mask | bindings::ib_qp_attr_mask_IB_QP_STATE) }
     }
 
-    /// Goes to the error state.
-    ///
-    /// There is no way there from the reset state, so such a QP is initialised first: some drivers
-    /// take receives in that state too, against the rules.
+    /// Goes to the error state. There is no way there from the reset state, so such a QP is
+    /// initialised first: some drivers take receives in that state too, against the rules.
     pub(crate) fn go_to_error(&mut self) -> Result {
         let moved = self.go_to(State::Err, 0, 0);
         let is_reset = || self.inner.query_state() == Ok(State::Reset as u32);

@@ -2,10 +2,9 @@
 
 //! Proof that a QP has no request outstanding.
 //!
-//! `ib_drain_qp` returns nothing and only warns when it fails. This does what it does (the QP goes
-//! to the error state, and a marker request at the end of each queue completes after everything
-//! before it) with every result checked. A driver's own drain returns nothing, and is called only
-//! where that cannot be done.
+//! This does what `ib_drain_qp` does (the QP goes to the error state, and a marker request at the
+//! end of each queue completes after everything before it) with every result checked. A driver's
+//! own drain, which returns nothing, is called only where that cannot be done.
 //!
 //! C source: `drivers/infiniband/core/verbs.c` (`ib_drain_qp`)
 
@@ -45,6 +44,9 @@ const FAILED: time::Delta = time::Delta::from_millis(250);
 
 /// The interval, in milliseconds, at which a wait for a completion checks for failures.
 const STEP_MS: u32 = 10;
+
+/// The first pause between polls, in microseconds.
+const PAUSE_US: u32 = 20;
 
 /// The number of completions that are processed before a pause.
 const BUDGET: u32 = 1024;
@@ -188,7 +190,7 @@ impl Inner {
         let wr: *mut bindings::ib_send_wr = match self.marker_ah.as_ref() {
             Some(ah) => {
                 ud.wr.opcode = bindings::ib_wr_opcode_IB_WR_SEND;
-                ud.ah = ah.as_raw();
+                ud.ah = ah.raw.as_ptr();
                 (&raw mut ud).cast()
             }
             None => {
@@ -248,21 +250,21 @@ struct Wait<'a> {
 impl Wait<'_> {
     /// Tries until there is a result, and pauses in between. Fails if no time is left.
     fn until<T>(&self, mut attempt: impl FnMut() -> Option<T>) -> Result<T> {
-        let mut pauses = Pauses::new();
+        let mut us = PAUSE_US;
         loop {
             if let Some(result) = attempt() {
                 return Ok(result);
             }
-            self.pause(&mut pauses)?;
+            self.pause(&mut us)?;
         }
     }
 
     /// Polls, and pauses until it is worth another look. Fails if no time is left.
     #[inline(never)]
-    fn pause(&self, pauses: &mut Pauses) -> Result {
+    fn pause(&self, us: &mut u32) -> Result {
         self.check()?;
         self.poll();
-        pauses.pause();
+        pause(us);
         Ok(())
     }
 
@@ -288,9 +290,8 @@ impl Wait<'_> {
     /// Waits until a QP on an SRQ, which is in the error state, takes nothing from that any more,
     /// and the completions of all that it took are in its CQ (`IB_EVENT_QP_LAST_WQE_REACHED`).
     ///
-    /// siw does not raise the event (`siw_verbs_modify_qp()`): it moves a QP to the error state
-    /// under a lock that excludes its receives, and completes the one that it is in the midst of
-    /// before the call returns.
+    /// siw does not raise the event (`siw_verbs_modify_qp()`), nor need it: the change of the state
+    /// excludes receives, and completes the one that is under way.
     fn last_wqe_reached(&self) -> Result {
         let driver = self.qp.ops().driver_id;
         if self.qp.srq.is_none() || driver == bindings::rdma_driver_id_RDMA_DRIVER_SIW {
@@ -319,7 +320,7 @@ impl Wait<'_> {
             return Ok(());
         }
         let cqe = markers.give(queue);
-        let mut pauses = Pauses::new();
+        let mut us = PAUSE_US;
         let mut full_since = None;
         let posted = loop {
             // SAFETY: The queue is given a reference to the marker of `cqe`. A QP for datagrams has
@@ -337,7 +338,7 @@ impl Wait<'_> {
                     if is_send && since.elapsed() > FULL {
                         break Err(Unposted::Full);
                     }
-                    if let Err(e) = self.pause(&mut pauses) {
+                    if let Err(e) = self.pause(&mut us) {
                         break Err(Unposted::Lost(e));
                     }
                 }
@@ -352,11 +353,9 @@ impl Wait<'_> {
     ///
     /// mlx4, mlx5 and hns bring a drain for devices that are dead, to which nothing can be posted
     /// any more; their reset completes what is left. It returns nothing, also if there is no room
-    /// for its own marker. So it is called only if a marker was refused. It polls the CQ if callers
-    /// do.
-    ///
-    /// It calls `ib_modify_qp`, without the lock of [`Inner::modifier`]: a handler that it waits
-    /// for may be waiting for that. These drivers have a mutex of their own in the QP.
+    /// for its own marker, and polls the CQ if callers do. It calls `ib_modify_qp` without the lock
+    /// of [`Inner::modifier`], for which a handler that it waits for may be waiting: these drivers
+    /// have a mutex of their own in the QP.
     ///
     /// # Safety
     ///
@@ -381,14 +380,14 @@ impl Wait<'_> {
 
     /// Waits until the markers that were posted have completed. More can be posted then.
     fn wait(&self, markers: Pin<&Markers>) -> Result {
-        let mut pauses = Pauses::new();
+        let mut us = PAUSE_US;
         markers.wait(|reached| {
             let polled = self.poll();
             if reached.try_wait() || (!polled && reached.wait_timeout(STEP_MS, self.cx)) {
                 return Ok(true);
             }
             if polled {
-                pauses.pause();
+                pause(&mut us);
             }
             self.check()?;
             Ok(false)
@@ -427,17 +426,9 @@ fn process(cq: &cq::Inner) -> Option<bool> {
     Some(processed.is_ok_and(|n| n < BUDGET))
 }
 
-/// Pauses between polls. Each is a quarter longer than the one before, up to 10 ms: most of what is
-/// polled for happens soon.
-struct Pauses(u32);
-
-impl Pauses {
-    fn new() -> Self {
-        Self(20)
-    }
-
-    fn pause(&mut self) {
-        time::delay::fsleep(time::Delta::from_micros(self.0.into()));
-        self.0 = (self.0 + self.0 / 4).min(1_000 * STEP_MS);
-    }
+/// Pauses between polls. The next pause is a quarter longer, up to 10 ms: most of what is polled
+/// for happens soon.
+fn pause(us: &mut u32) {
+    time::delay::fsleep(time::Delta::from_micros((*us).into()));
+    *us = (*us + *us / 4).min(1_000 * STEP_MS);
 }

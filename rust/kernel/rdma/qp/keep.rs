@@ -1,10 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The owners that a QP keeps, as no completion gives them back.
-//!
-//! An owner of requests that are not signaled, behind which no signaled one was posted, is out of
-//! use only when the QP was drained, and memory to which peers of iWARP have a key only when the QP
-//! is destroyed. Tables of requests are told of the end of the QP, too.
+//! The owners that a QP keeps, as no completion gives them back: until the QP was drained or, where
+//! peers of iWARP have a key to their memory, destroyed.
 
 use crate::prelude::*;
 use kernel::{
