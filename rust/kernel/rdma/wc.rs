@@ -7,9 +7,8 @@
 use crate::prelude::*;
 use kernel::fmt;
 
-/// The status of a request that failed, as `enum ib_wc_status` without `IB_WC_SUCCESS`.
-///
-/// Those of reliable datagrams, which no driver has, are without a name.
+/// The status of a request that failed, as `enum ib_wc_status` without `IB_WC_SUCCESS`. Those of
+/// reliable datagrams, which no driver has, are without a name.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Status(bindings::ib_wc_status);
 
@@ -178,9 +177,8 @@ impl<'a> Success<'a> {
         self.raw().byte_len as usize
     }
 
-    /// Returns the immediate data of a receive, in host byte order.
-    ///
-    /// The flag alone is no proof: rxe sets it in the sender's completion too.
+    /// Returns the immediate data of a receive, in host byte order. The flag alone is no proof: rxe
+    /// sets it in the sender's completion too.
     #[inline]
     pub fn imm_data(&self) -> Option<u32> {
         let received = self.raw().opcode & bindings::ib_wc_opcode_IB_WC_RECV != 0;

@@ -82,9 +82,8 @@ pub enum Mtu {
 }
 
 /// The state that [`Qp::modify`] moves a QP to, with the attributes that this takes, as `struct
-/// ib_qp_attr` with its mask.
-///
-/// There is no way to the reset state: it forgets requests without completing them.
+/// ib_qp_attr` with its mask. There is no way to the reset state: it forgets requests without
+/// completing them.
 #[derive(Clone, Copy)]
 pub enum Attr {
     /// To [`State::Init`].

@@ -167,15 +167,12 @@ struct Owner {
     clearing: bool,
 }
 
-/// No type's address.
-const NONE: usize = 0;
-
 /// The context of a QP, and its type.
 ///
 /// # Invariants
 ///
-/// If `of` is the address of a type, `value` is a valid one of that type, and stays valid after
-/// `of` was changed until a drain has waited for the handlers.
+/// If `of` is not 0, it is the address of a type, and `value` is a valid one of that type, which
+/// stays valid after `of` was changed until a drain has waited for the handlers.
 #[pin_data]
 pub(super) struct UserContext {
     of: AtomicUsize,
@@ -188,7 +185,7 @@ impl UserContext {
     pub(super) fn new() -> impl PinInit<Self> {
         // INVARIANT: There is no context.
         pin_init!(Self {
-            of: AtomicUsize::new(NONE),
+            of: AtomicUsize::new(0),
             value: AtomicPtr::new(core::ptr::null_mut()),
             owner <- kernel::new_mutex!(
                 Owner {
@@ -237,7 +234,7 @@ impl UserContext {
         };
         // A handler that has found the context began before the drain's marker was posted to its
         // queue, or before the poller idled: what comes later is handled after this was stored.
-        self.of.store(NONE, Ordering::Release);
+        self.of.store(0, Ordering::Release);
         let drained = qp.drain(false, cx);
         let mut owner = self.owner.lock();
         owner.clearing = false;

@@ -262,9 +262,8 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
         unsafe { self.post_op(owner, wr) }
     }
 
-    /// Posts a request to the receive queue (`ib_post_recv`), moving its owner in.
-    ///
-    /// As [`Qp::post_send`]; `EINVAL` also if the QP takes its receives from an SRQ.
+    /// Posts a request to the receive queue (`ib_post_recv`), moving its owner in. As
+    /// [`Qp::post_send`]; `EINVAL` also if the QP takes its receives from an SRQ.
     #[inline]
     pub fn post_recv<P, const ID: u64, const N: usize>(
         &self,
@@ -302,14 +301,12 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
         // that was not posted.
         Err(refused.map(|cqe| unsafe { P::from_cqe(cqe.as_ptr()) }))
     }
-}
 
-// An owner that is moved into the queue cannot lend its QP to the call that posts it, and a
-// reference of the caller's own costs two atomic operations a request. A handler needs none if its
-// owner goes back to the CQ that is being polled: that CQ's next completion is dispatched after the
-// handler has returned, and until then the owner keeps the QP.
+    // An owner that is moved into the queue cannot lend its QP to the call that posts it, and a
+    // reference of the caller's own costs two atomic operations a request. A handler needs none if
+    // its owner goes back to the CQ that is being polled: that CQ's next completion is dispatched
+    // after the handler has returned, and until then the owner keeps the QP.
 
-impl<S: PollContext, R: PollContext> Qp<S, R> {
     /// Calls `post` with a counted reference. Not inlined, so that callers that need none do not
     /// save the registers that this needs.
     ///
