@@ -48,10 +48,10 @@ use crate::{
     objects,
     pd,
     prelude::*,
-    qp::post::Refusal,
     refs,
     sync::SlotsOut,
-    trace, //
+    trace,
+    wr::Refusal, //
 };
 use core::{
     ops,

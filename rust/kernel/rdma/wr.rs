@@ -687,6 +687,30 @@ impl<'a, const N: usize> RecvWr<'a, N> {
     }
 }
 
+/// The refusal of a request, the only one of its call.
+#[derive(Clone, Copy)]
+pub(crate) struct Refusal {
+    pub(crate) error: Error,
+    /// Set if the driver has named the request. Otherwise it may have queued it before it failed,
+    /// as siw does.
+    pub(crate) named: bool,
+}
+
+impl Refusal {
+    /// Fails if the driver has returned `ret` other than 0. `next` is the successor of the request,
+    /// which was null, and the place for the driver to name it.
+    #[inline]
+    pub(crate) fn check<T>(ret: c_int, next: *const T) -> Result<(), Self> {
+        match ret {
+            0 => Ok(()),
+            _ => Err(Self {
+                error: Error::from_errno(ret),
+                named: !next.is_null(),
+            }),
+        }
+    }
+}
+
 /// Requests that were not posted, or not all of them.
 ///
 /// # Examples

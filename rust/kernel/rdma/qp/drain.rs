@@ -13,16 +13,14 @@ use super::{
         Markers,
         Queue, //
     },
-    post::{
-        self,
-        Refusal, //
-    },
+    post,
     Inner, //
 };
 use crate::{
     cq,
     prelude::*,
-    trace, //
+    trace,
+    wr::Refusal, //
 };
 use core::cell::Cell;
 use kernel::{

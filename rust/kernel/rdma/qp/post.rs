@@ -18,32 +18,8 @@ fn unmade<P>(owner: P, error: Error) -> PostError<P> {
     PostError::new(owner, error)
 }
 
-/// The refusal of a request, the only one of its call.
-#[derive(Clone, Copy)]
-pub(crate) struct Refusal {
-    pub(crate) error: Error,
-    /// Set if the driver has named the request. Otherwise it may have queued it before it failed,
-    /// as siw does.
-    pub(crate) named: bool,
-}
-
-impl Refusal {
-    /// Fails if the driver has returned `ret` other than 0. `next` is the successor of the request,
-    /// which was null, and the place for the driver to name it.
-    #[inline]
-    pub(crate) fn check<T>(ret: c_int, next: *const T) -> Result<(), Self> {
-        match ret {
-            0 => Ok(()),
-            _ => Err(Self {
-                error: Error::from_errno(ret),
-                named: !next.is_null(),
-            }),
-        }
-    }
-}
-
-/// Takes the callback of a request back that was refused, as of [`Refusal::check`], unless it may
-/// have been posted.
+/// Takes the callback of a request back that was refused, as of [`wr::Refusal::check`], unless it
+/// may have been posted.
 #[cold]
 #[inline(never)]
 fn take_callback(
