@@ -39,12 +39,7 @@ impl<D: Direction> SgBuf<D> {
     /// `sg_alloc_table_from_pages`, `ib_dma_map_sg`). Fails with `ENOMEM`; `EINVAL` for a length of
     /// zero or of 4 GiB and more; `EIO` if the memory could not be mapped.
     pub fn alloc(pd: &Pd, len: usize, cx: &Sleepable) -> Result<Self> {
-        let (list, owner) = MappedList::alloc(pd, len, D::RAW, cx)?;
-        Ok(Self {
-            list,
-            owner,
-            _direction: PhantomData,
-        })
+        Ok(Self::new(pd, Pages::alloc(len, cx)?)?)
     }
 
     /// Returns the bytes, for the CPU (`dma_sync_sgtable_for_cpu`, and `..._for_device` when the
@@ -52,18 +47,20 @@ impl<D: Direction> SgBuf<D> {
     pub fn cpu(&mut self) -> CpuPages<'_> {
         CpuPages::new(Some(&mut self.owner), Some(self.list.mapping.0))
     }
+}
 
-    /// Copies bytes out while a device may be writing them.
-    pub(crate) fn copy_out(&self, offset: usize, to: &mut [u8]) -> Result {
-        self.list.mapping.0.sync_for_cpu();
-        self.owner.copy_out(offset, to)
-    }
+/// A table of its own, which is freed when this is dropped.
+struct Table(bindings::sg_table);
 
-    /// Copies bytes in while a device may be reading them.
-    pub(crate) fn copy_in(&self, offset: usize, from: &[u8]) -> Result {
-        self.owner.copy_in(offset, from)?;
-        self.list.mapping.0.sync_for_device();
-        Ok(())
+// SAFETY: It is plain memory.
+unsafe impl Send for Table {}
+// SAFETY: A shared reference gives no access to the table.
+unsafe impl Sync for Table {}
+
+impl Drop for Table {
+    fn drop(&mut self) {
+        // SAFETY: The table is empty or was allocated by C, and is not used again.
+        unsafe { bindings::sg_free_table(&raw mut self.0) };
     }
 }
 
@@ -77,15 +74,10 @@ pub struct Pages(KBox<Listed>);
 /// `table` lists `pages`, one entry each, and the entries are `len` bytes in all. The pages are
 /// initialised, and not in high memory.
 struct Listed {
-    table: bindings::sg_table,
+    table: Table,
     pages: KVec<page::Page>,
     len: usize,
 }
-
-// SAFETY: It owns plain memory.
-unsafe impl Send for Pages {}
-// SAFETY: A shared reference gives access to the bytes only by copies that may race.
-unsafe impl Sync for Pages {}
 
 impl Pages {
     /// Allocates `len` zeroed bytes.
@@ -103,7 +95,7 @@ impl Pages {
         }
         let mut this = Self(KBox::new(
             Listed {
-                table: bindings::sg_table::default(),
+                table: Table(bindings::sg_table::default()),
                 pages,
                 len,
             },
@@ -114,7 +106,7 @@ impl Pages {
         // SAFETY: There are `count` pages, at least one, and the table is valid for writes.
         to_result(unsafe {
             bindings::sg_alloc_table_from_pages_segment(
-                &raw mut this.0.table,
+                &raw mut this.0.table.0,
                 raw.as_mut_ptr(),
                 count.try_into()?,
                 0,
@@ -129,13 +121,13 @@ impl Pages {
     }
 
     /// Copies bytes out while a device may be writing them.
-    fn copy_out(&self, offset: usize, to: &mut [u8]) -> Result {
+    pub(crate) fn copy_out(&self, offset: usize, to: &mut [u8]) -> Result {
         // SAFETY: `to` is valid for writes of its length.
         unsafe { self.copy(offset, to.as_mut_ptr(), to.len(), true) }
     }
 
     /// Copies bytes in while a device may be reading them.
-    fn copy_in(&self, offset: usize, from: &[u8]) -> Result {
+    pub(crate) fn copy_in(&self, offset: usize, from: &[u8]) -> Result {
         // SAFETY: `from` is valid for reads of its length.
         unsafe { self.copy(offset, from.as_ptr().cast_mut(), from.len(), false) }
     }
@@ -170,18 +162,11 @@ impl Pages {
     }
 }
 
-impl Drop for Pages {
-    fn drop(&mut self) {
-        // SAFETY: The table is empty or was made of the pages, and is not used again.
-        unsafe { bindings::sg_free_table(&raw mut self.0.table) };
-    }
-}
-
 // SAFETY: The table is in a box, and lists pages that nothing else has. Their bytes are accessed by
 // `CpuPages` only, and by copies that may race.
 unsafe impl<D: Direction> SgOwner<D> for Pages {
     fn table(&mut self) -> *mut bindings::sg_table {
-        &raw mut self.0.table
+        &raw mut self.0.table.0
     }
 }
 
@@ -271,13 +256,13 @@ impl Mapping {
         ptr::from_ref(&self.table).cast_mut()
     }
 
-    fn sync_for_cpu(&self) {
+    pub(crate) fn sync_for_cpu(&self) {
         // SAFETY: By the type invariant the table is mapped for the device in this direction; it is
         // only read.
         unsafe { bindings::rdma_helper_dma_sync_sgtable_for_cpu(self.dev, self.table(), self.dir) };
     }
 
-    fn sync_for_device(&self) {
+    pub(crate) fn sync_for_device(&self) {
         let (dev, table, dir) = (self.dev, self.table(), self.dir);
         // SAFETY: By the type invariant the table is mapped for the device in this direction; it is
         // only read.
@@ -512,20 +497,6 @@ pub(crate) struct MappedList {
 }
 
 impl MappedList {
-    /// Allocates pages and maps them. They are dropped after the list.
-    #[inline(never)]
-    fn alloc(
-        pd: &Pd,
-        len: usize,
-        dir: bindings::dma_data_direction,
-        cx: &Sleepable,
-    ) -> Result<(Self, Pages)> {
-        let mut pages = Pages::alloc(len, cx)?;
-        // SAFETY: The pages, which have the table, are returned with the list.
-        let list = unsafe { Self::new(pd, &raw mut pages.0.table, dir) }?;
-        Ok((list, pages))
-    }
-
     /// Maps a list.
     ///
     /// # Safety
@@ -660,26 +631,23 @@ mod private {
 ///
 /// `table` describes the bytes of `owner`.
 pub struct SgList<T: private::Bytes> {
-    table: KBox<bindings::sg_table>,
+    table: KBox<Table>,
     owner: T,
 }
-
-// SAFETY: The table is plain memory, and the owner is `Send`.
-unsafe impl<T: private::Bytes> Send for SgList<T> {}
 
 impl<T: private::Bytes> SgList<T> {
     /// Describes the bytes of an owner (`sg_alloc_table_from_pages`). Fails with `ENOMEM`; `EINVAL`
     /// if there are no bytes, or there are no pages of them, as of parts of the kernel's image on
     /// some architectures.
     pub fn new(owner: T, _cx: &Sleepable) -> Result<Self> {
-        let mut table = KBox::new(bindings::sg_table::default(), GFP_KERNEL)?;
+        let mut table = KBox::new(Table(bindings::sg_table::default()), GFP_KERNEL)?;
         let bytes = owner.bytes();
         if bytes.is_empty() {
             return Err(EINVAL);
         }
         // SAFETY: The bytes are valid, and the table is valid for writes.
         to_result(unsafe {
-            bindings::rdma_helper_sg_of_bytes(&raw mut *table, bytes.as_ptr().cast(), bytes.len())
+            bindings::rdma_helper_sg_of_bytes(&raw mut table.0, bytes.as_ptr().cast(), bytes.len())
         })?;
         // INVARIANT: The table was just made of them.
         Ok(Self { table, owner })
@@ -687,21 +655,7 @@ impl<T: private::Bytes> SgList<T> {
 
     /// Gives the owner back.
     pub fn into_inner(self) -> T {
-        let this = mem::ManuallyDrop::new(self);
-        // SAFETY: `this` is neither used again nor dropped. By the type invariant the table was
-        // made of the bytes.
-        unsafe {
-            let mut table = ptr::read(&this.table);
-            bindings::sg_free_table(&raw mut *table);
-            ptr::read(&this.owner)
-        }
-    }
-}
-
-impl<T: private::Bytes> Drop for SgList<T> {
-    fn drop(&mut self) {
-        // SAFETY: By the type invariant the table was made of the bytes. It is not used again.
-        unsafe { bindings::sg_free_table(&raw mut *self.table) };
+        self.owner
     }
 }
 
@@ -712,7 +666,7 @@ where
     alloc::Vec<u8, A>: Send + Unpin,
 {
     fn table(&mut self) -> *mut bindings::sg_table {
-        &raw mut *self.table
+        &raw mut self.table.0
     }
 }
 
@@ -723,6 +677,6 @@ where
     T: Deref<Target = [u8]> + Send + Sync + 'static,
 {
     fn table(&mut self) -> *mut bindings::sg_table {
-        &raw mut *self.table
+        &raw mut self.table.0
     }
 }

@@ -17,13 +17,11 @@ use kernel::{
 /// Memory that outlives its type, only to be dropped.
 pub struct AnyMemory(#[expect(dead_code)] Untyped);
 
+#[expect(dead_code)]
 enum Untyped {
-    Buf(#[expect(dead_code)] dma::Mapped),
+    Buf(dma::Mapped),
     /// The list is unmapped before its owner is dropped.
-    Map(
-        #[expect(dead_code)] sg::MappedList,
-        #[expect(dead_code)] sg::AnyOwner,
-    ),
+    Map(sg::MappedList, sg::AnyOwner),
 }
 
 /// Memory of any kind, which a device or a peer may be using.
@@ -73,8 +71,7 @@ impl MemoryRef<'_> {
             UntypedRef::Buf(buf) => {
                 let (addr, len) = (buf.addr + range.start as u64, range.len() as u32);
                 // SAFETY: `mr` is an MR of the buffer's device, is not registered and not used
-                // meanwhile, and the range is inside of the buffer, as the caller promises, which
-                // is mapped for the device.
+                // meanwhile, and the range is inside of the buffer, which is mapped for the device.
                 to_result(unsafe { bindings::rdma_helper_map_mr(mr, addr, len) })
             }
             // SAFETY: `mr` is an MR of the memory's device, is not registered and not used
@@ -142,10 +139,13 @@ impl<D: dma::Direction> OwnMemory<D> for Buf<D> {
 
 impl<D: dma::Direction> OwnMemory<D> for SgBuf<D> {
     fn copy_out(&self, offset: usize, to: &mut [u8], _: Sealed) -> Result {
-        self.copy_out(offset, to)
+        self.list.mapping.0.sync_for_cpu();
+        self.owner.copy_out(offset, to)
     }
 
     fn copy_in(&self, offset: usize, from: &[u8], _: Sealed) -> Result {
-        self.copy_in(offset, from)
+        self.owner.copy_in(offset, from)?;
+        self.list.mapping.0.sync_for_device();
+        Ok(())
     }
 }
