@@ -39,17 +39,8 @@ impl RefCount {
     /// Adds a reference, unless the count was killed. Returns whether it did. No ordering is
     /// needed, as in `refcount_inc_not_zero()`: the caller has found the object otherwise.
     pub(crate) fn try_get(&self) -> bool {
-        let relaxed = Ordering::Relaxed;
-        let mut old = self.0.load(relaxed);
-        loop {
-            if old & DEAD != 0 {
-                return false;
-            }
-            match self.0.compare_exchange(old, old + 1, relaxed, relaxed) {
-                Ok(_) => return true,
-                Err(now) => old = now,
-            }
-        }
+        let (add, relaxed) = (|n| (n & DEAD == 0).then_some(n + 1), Ordering::Relaxed);
+        self.0.fetch_update(relaxed, relaxed, add).is_ok()
     }
 
     /// Adds a reference. The caller has one, or knows that the count is not killed meanwhile.

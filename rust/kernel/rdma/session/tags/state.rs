@@ -250,19 +250,11 @@ impl Word {
     /// Takes a free tag. Acquire: all use of it has happened.
     #[inline]
     pub(super) fn take(&self) -> Option<u32> {
-        let mut old = self.0.load(Ordering::Relaxed);
-        loop {
-            if old & (LOCKED - 1) == 0 {
-                return None;
-            }
-            // The lowest bit is that of a free tag, as the one of the lock is above all.
-            let (new, acquire) = (old & old.wrapping_sub(1), Ordering::Acquire);
-            // INVARIANT: The caller holds the tag.
-            match (self.0).compare_exchange_weak(old, new, acquire, Ordering::Relaxed) {
-                Ok(_) => return Some(old.trailing_zeros()),
-                Err(now) => old = now,
-            }
-        }
+        // The lowest bit is that of a free tag, as the one of the lock is above all.
+        let without = |old| (old & (LOCKED - 1) != 0).then(|| old & (old - 1));
+        // INVARIANT: The caller holds the tag.
+        let old = (self.0).fetch_update(Ordering::Acquire, Ordering::Relaxed, without);
+        old.ok().map(usize::trailing_zeros)
     }
 
     /// Frees the tag of this bit, which the caller holds. Returns whether it did: otherwise the
@@ -271,18 +263,10 @@ impl Word {
     #[inline]
     #[must_use]
     pub(super) fn put(&self, bit: usize) -> bool {
-        let mut old = self.0.load(Ordering::Relaxed);
-        loop {
-            if old & LOCKED != 0 {
-                return false;
-            }
-            let (new, release) = (old | bit, Ordering::Release);
-            // INVARIANT: The caller held the tag, and does not any more.
-            match (self.0).compare_exchange_weak(old, new, release, Ordering::Relaxed) {
-                Ok(_) => return true,
-                Err(now) => old = now,
-            }
-        }
+        let with = |old| (old & LOCKED == 0).then_some(old | bit);
+        // INVARIANT: The caller held the tag, and does not any more.
+        let put = (self.0).fetch_update(Ordering::Release, Ordering::Relaxed, with);
+        put.is_ok()
     }
 
     /// Frees the tag of this bit, which the caller holds, under the lock.
