@@ -1,12 +1,24 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! `struct completion`, with the waits that [`kernel::sync::Completion`] lacks.
+//! `struct completion`, with the waits that [`kernel::sync::Completion`] lacks, and waits for events.
 //!
 //! C header: [`include/linux/completion.h`](srctree/include/linux/completion.h)
 
 use crate::prelude::*;
 use kernel::{
-    time::msecs_to_jiffies,
+    sync::{
+        lock::{
+            Backend,
+            Guard, //
+        },
+        CondVar,
+        CondVarTimeoutResult, //
+    },
+    task::MAX_SCHEDULE_TIMEOUT,
+    time::{
+        msecs_to_jiffies,
+        Jiffies, //
+    },
     types::Opaque, //
 };
 
@@ -69,5 +81,34 @@ impl Completion {
             1.. => Ok(true),
             _ => Err(ERESTARTSYS),
         }
+    }
+}
+
+/// Waits until `ready` returns something else than `EAGAIN`, and returns that
+/// (`wait_event_interruptible_lock_irq_timeout`); without a limit if `timeout_ms` is `None`. Fails
+/// with `ETIMEDOUT`, and with `ERESTARTSYS` if a signal is pending.
+pub(crate) fn wait_event<T: Unpin, B: Backend, R>(
+    condvar: &CondVar,
+    guard: &mut Guard<'_, T, B>,
+    timeout_ms: Option<u32>,
+    mut ready: impl FnMut(&mut T) -> Result<R>,
+    _cx: &Sleepable,
+) -> Result<R> {
+    let jiffies = timeout_ms.map_or(MAX_SCHEDULE_TIMEOUT as Jiffies, msecs_to_jiffies);
+    let mut woken = CondVarTimeoutResult::Woken { jiffies };
+    loop {
+        match ready(&mut **guard) {
+            Err(EAGAIN) => {}
+            result => return result,
+        }
+        woken = match woken {
+            CondVarTimeoutResult::Signal { .. } => return Err(ERESTARTSYS),
+            CondVarTimeoutResult::Timeout | CondVarTimeoutResult::Woken { jiffies: 0 } => {
+                return Err(ETIMEDOUT)
+            }
+            CondVarTimeoutResult::Woken { jiffies } => {
+                condvar.wait_interruptible_timeout(guard, jiffies)
+            }
+        };
     }
 }

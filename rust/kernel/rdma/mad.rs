@@ -37,6 +37,7 @@
 use crate::{
     ah,
     cm::InCallback,
+    completion::wait_event,
     deferred,
     device,
     objects,
@@ -49,7 +50,6 @@ use kernel::{
     error,
     fmt,
     sync,
-    time,
     workqueue, //
 };
 use zerocopy::byteorder::big_endian;
@@ -155,12 +155,6 @@ impl Class {
         let offset = unsafe { bindings::ib_get_mad_data_offset(self.id) };
         usize::try_from(offset).map_or(MAD_LEN, |offset| offset.min(MAD_LEN))
     }
-
-    fn has_oui(self) -> bool {
-        let id = u32::from(self.id);
-        (bindings::IB_MGMT_CLASS_VENDOR_RANGE2_START..=bindings::IB_MGMT_CLASS_VENDOR_RANGE2_END)
-            .contains(&id)
-    }
 }
 
 /// A message to be sent. The agent adds its class and the transaction id.
@@ -191,19 +185,19 @@ impl Message<'_> {
             resv: 0.into(),
             attr_mod: self.attr_mod.into(),
         };
-        put(mad, class.payload_at(), self.payload)?;
-        put(mad, 0, header.as_bytes())?;
-        if class.has_oui() {
-            put(mad, Class::OUI_AT, &class.oui)?;
+        let mut put = |at: usize, bytes: &[u8]| {
+            let to = mad.get_mut(at..at + bytes.len()).ok_or(EMSGSIZE)?;
+            to.copy_from_slice(bytes);
+            Ok(())
+        };
+        put(class.payload_at(), self.payload)?;
+        put(0, header.as_bytes())?;
+        match class.id.into() {
+            bindings::IB_MGMT_CLASS_VENDOR_RANGE2_START
+                ..=bindings::IB_MGMT_CLASS_VENDOR_RANGE2_END => put(Class::OUI_AT, &class.oui),
+            _ => Ok(()),
         }
-        Ok(())
     }
-}
-
-fn put(mad: &mut [u8; MAD_LEN], at: usize, bytes: &[u8]) -> Result {
-    let to = mad.get_mut(at..at + bytes.len()).ok_or(EMSGSIZE)?;
-    to.copy_from_slice(bytes);
-    Ok(())
 }
 
 /// A destination of MADs: QP 1 of a port, or the sender of a MAD, as seen from a port of this host.
@@ -306,12 +300,6 @@ impl Received {
     pub fn header(&self) -> &Header {
         // SAFETY: The header's alignment is 1, it may have any bytes, and is shorter than a MAD.
         unsafe { &*self.bytes().as_ptr().cast() }
-    }
-
-    /// Returns `true` if this is a reply (`ib_response_mad`).
-    fn is_response(&self) -> bool {
-        // SAFETY: This is a MAD by the type invariant, which begins with its header.
-        unsafe { bindings::ib_response_mad(self.raw().recv_buf.__bindgen_anon_1.mad.cast()) != 0 }
     }
 
     /// Returns the header's status: 0 for success.
@@ -566,8 +554,8 @@ impl Agent {
     /// Takes the MAD that came first, or waits for one: for `timeout_ms` milliseconds, or without a
     /// limit if that is `None`. Does not wait if it is 0. Fails with `ETIMEDOUT`, `ERESTARTSYS` on
     /// a signal, `ENODEV` if the device goes, or `ECANCELED` after [`Agent::stop`].
-    pub fn recv(&self, timeout_ms: Option<u32>, _cx: &Sleepable) -> Result<Received> {
-        self.state.registered.queue.pop(timeout_ms)
+    pub fn recv(&self, timeout_ms: Option<u32>, cx: &Sleepable) -> Result<Received> {
+        self.state.registered.queue.pop(timeout_ms, cx)
     }
 
     /// Unregisters the agent (`ib_unregister_mad_agent`): waits and later calls fail with
@@ -593,7 +581,7 @@ impl Agent {
         message: &Message<'_>,
         timeout_ms: u32,
         retries: u32,
-        _cx: &Sleepable,
+        cx: &Sleepable,
     ) -> Result<Received> {
         InCallback::refuse()?;
         if timeout_ms == 0 || message.method.is_response() {
@@ -603,7 +591,7 @@ impl Agent {
             return Err(EPROTONOSUPPORT);
         }
         let request = self.post(peer, self.tid(), 0, message, timeout_ms, retries)?;
-        request.wait().map_err(|error| match error {
+        request.wait(cx).map_err(|error| match error {
             ERESTARTSYS => error,
             _ => self.reason(error),
         })
@@ -620,7 +608,8 @@ impl Agent {
     /// class, or was not received by this port.
     pub fn reply(&self, to: &Received, status: u16, payload: &[u8], cx: &Sleepable) -> Result {
         let header = to.header();
-        if to.is_response()
+        // SAFETY: The header is that of a MAD, which the function only reads.
+        if unsafe { bindings::ib_response_mad(ptr::from_ref(header).cast()) } != 0
             || header.mgmt_class != self.class.id
             || (to.dev, to.port) != (self.device().as_raw().cast_const(), self.port)
         {
@@ -778,8 +767,8 @@ impl Request {
     }
 
     /// Waits for the reply, or until the request was sent often enough. On a signal it is canceled.
-    fn wait(&self) -> Result<Received> {
-        let reply = self.reply.pop(None);
+    fn wait(&self, cx: &Sleepable) -> Result<Received> {
+        let reply = self.reply.pop(None, cx);
         if let (Err(ERESTARTSYS), Some(buf)) = (&reply, &*self.buf.lock()) {
             // SAFETY: By the invariant of `Buf` this is a buffer, and is not freed while it is
             // locked. This is `ib_cancel_mad()`, which marks the request.
@@ -827,31 +816,13 @@ impl Queue {
         }
     }
 
-    fn pop(&self, timeout_ms: Option<u32>) -> Result<Received> {
-        let mut left: time::Jiffies = match timeout_ms {
-            Some(ms) => time::msecs_to_jiffies(ms),
-            None => kernel::task::MAX_SCHEDULE_TIMEOUT as time::Jiffies,
+    fn pop(&self, timeout_ms: Option<u32>, cx: &Sleepable) -> Result<Received> {
+        // A MAD before anything else, as a thread that was woken for one has to take it.
+        let take = |mads: &mut Mads| {
+            let mad = mads.queued.remove(0);
+            mad.map_err(|_| mads.closed.unwrap_or(EAGAIN))
         };
-        let mut mads = self.mads.lock();
-        loop {
-            // Before anything else, as a thread that was woken for a MAD has to take it.
-            if let Ok(mad) = mads.queued.remove(0) {
-                return Ok(mad);
-            }
-            if let Some(reason) = mads.closed {
-                return Err(reason);
-            }
-            if left == 0 {
-                return Err(ETIMEDOUT);
-            }
-            match self.changed.wait_interruptible_timeout(&mut mads, left) {
-                sync::CondVarTimeoutResult::Woken { jiffies } => left = jiffies,
-                sync::CondVarTimeoutResult::Timeout => left = 0,
-                sync::CondVarTimeoutResult::Signal { .. } => {
-                    return mads.queued.remove(0).map_err(|_| ERESTARTSYS)
-                }
-            }
-        }
+        wait_event(&self.changed, &mut self.mads.lock(), timeout_ms, take, cx)
     }
 
     /// Drops the MADs that are still to come, and ends all waits for them with `reason`.

@@ -40,41 +40,6 @@ pub use timers::{
 };
 
 use crate::prelude::*;
-use kernel::{
-    sync::{
-        CondVar,
-        CondVarTimeoutResult,
-        SpinLockIrqGuard, //
-    },
-    time::msecs_to_jiffies, //
-};
-
-/// Waits until `ready` returns something else than `EAGAIN`, and returns that
-/// (`wait_event_interruptible_lock_irq_timeout`). Fails with `ETIMEDOUT`, and with `ERESTARTSYS` if
-/// a signal is pending.
-fn wait_event<T, R>(
-    condvar: &CondVar,
-    guard: &mut SpinLockIrqGuard<'_, T>,
-    timeout_ms: u32,
-    mut ready: impl FnMut(&T) -> Result<R>,
-    _cx: &Sleepable,
-) -> Result<R> {
-    let mut left = msecs_to_jiffies(timeout_ms);
-    loop {
-        match ready(&**guard) {
-            Err(EAGAIN) => {}
-            result => return result,
-        }
-        if left == 0 {
-            return Err(ETIMEDOUT);
-        }
-        left = match condvar.wait_interruptible_timeout(guard, left) {
-            CondVarTimeoutResult::Signal { .. } => return Err(ERESTARTSYS),
-            CondVarTimeoutResult::Timeout => 0,
-            CondVarTimeoutResult::Woken { jiffies } => jiffies,
-        };
-    }
-}
 
 /// Ends a connection: disconnects it, and drains its QP, so that all owners of requests are back
 /// (`rdma_disconnect`, `ib_drain_qp`).

@@ -12,8 +12,8 @@
 //! agreement is an error.
 
 use crate::{
-    prelude::*,
-    session, //
+    completion::wait_event,
+    prelude::*, //
 };
 use core::mem::forget;
 use kernel::{
@@ -126,7 +126,8 @@ impl SendCredits {
         let mut guard = self.lock.lock();
         // Credits that are given after this are found below, or their giver finds the waiter.
         self.waiters.fetch_add(1, Full);
-        let taken = session::wait_event(&self.given, &mut guard, timeout_ms, |()| self.take(), cx);
+        let take = |_: &mut ()| self.take();
+        let taken = wait_event(&self.given, &mut guard, Some(timeout_ms), take, cx);
         self.waiters.fetch_sub(1, Relaxed);
         taken
     }

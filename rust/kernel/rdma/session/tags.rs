@@ -64,6 +64,7 @@ use crate::{
         AtomicI32,
         Ordering, //
     },
+    completion::wait_event,
     context::Context,
     cq,
     cqe::{
@@ -77,7 +78,6 @@ use crate::{
         self,
         Chain, //
     },
-    session,
     wc::Success,
     wr, //
 };
@@ -405,13 +405,10 @@ impl<X: Exchange> Table<X> {
     /// Returns a free tag of the other words. Not inlined, so that the first word is no loop.
     #[inline(never)]
     fn take_behind_first(&self) -> Result<Tag<X>> {
-        for n in 1..self.words.len() {
-            if let Some(tag) = self.words[n].take() {
-                // SAFETY: It was just taken from this word.
-                return Ok(unsafe { self.tag(n, tag) });
-            }
-        }
-        Err(EAGAIN)
+        let mut words = self.words.iter().enumerate().skip(1);
+        // SAFETY: It was just taken from this word.
+        let taken = words.find_map(|(n, word)| Some(unsafe { self.tag(n, word.take()?) }));
+        taken.ok_or(EAGAIN)
     }
 
     /// Returns tag number `tag` of word number `word`.
@@ -836,7 +833,8 @@ impl<X: Exchange> Tags<X> {
         // From here on tags are put under the lock.
         guard.waiters += 1;
         table.set_locked(true);
-        let taken = session::wait_event(&table.freed, &mut guard, timeout_ms, |_| table.take(), cx);
+        let take = |_: &mut Locked| table.take();
+        let taken = wait_event(&table.freed, &mut guard, Some(timeout_ms), take, cx);
         guard.waiters -= 1;
         if guard.waiters == 0 {
             table.set_locked(false);

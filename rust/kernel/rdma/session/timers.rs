@@ -8,8 +8,8 @@ use crate::{
         AtomicUsize,
         Ordering, //
     },
-    prelude::*,
-    session, //
+    completion::wait_event,
+    prelude::*, //
 };
 use core::ops::ControlFlow;
 use kernel::{
@@ -199,10 +199,10 @@ impl Sleeper {
 
     /// Sleeps for so many milliseconds. Returns `false` at once when the work item is to end.
     fn sleep(&self, ms: u32, cx: &Sleepable) -> bool {
-        let stopped = |state: &State| state.stopped.then_some(()).ok_or(EAGAIN);
+        let stopped = |state: &mut State| state.stopped.then_some(()).ok_or(EAGAIN);
         let mut state = self.state.lock();
         // Its result is found below; a work item gets no signals.
-        let _ = session::wait_event(&self.changed, &mut state, ms, stopped, cx);
+        let _ = wait_event(&self.changed, &mut state, Some(ms), stopped, cx);
         !state.stopped
     }
 }
