@@ -48,7 +48,7 @@ impl Shared {
         self.queue.lock().unwrap().push(request);
     }
 
-    /// As `FastRegMr::prepare`.
+    /// As `RegOp::prepare`.
     fn prepare(&self) -> Option<u64> {
         if !self.state.claim_idle() {
             return None;
@@ -57,7 +57,7 @@ impl Shared {
         Some(self.state.prepare())
     }
 
-    /// As `FastRegMr::prepare` for a QP of another PD.
+    /// As `RegOp::prepare` for a QP of another PD.
     fn prepare_in_vain(&self) {
         if self.state.claim_idle() {
             self.use_claim();

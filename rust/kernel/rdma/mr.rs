@@ -4,8 +4,8 @@
 //!
 //! Peers reach the memory of a [`Region`] from the completion of a [`RegWr`] until a local or a
 //! remote invalidation has ended the registration, or the MR is deregistered; only then is the
-//! memory unmapped and freed. As a peer may write the bytes at any time, the CPU has copies of
-//! them, never a slice, until [`Region::into_parts`] gives the memory back.
+//! memory unmapped and freed. Until [`Region::into_parts`] gives the memory back the CPU has copies
+//! of the bytes, never a slice. See Documentation/mr.rst.
 //!
 //! C header: [`include/rdma/ib_verbs.h`](srctree/include/rdma/ib_verbs.h) (`struct ib_mr`, `struct
 //! ib_reg_wr`)
@@ -13,9 +13,17 @@
 mod frwr;
 mod memory;
 mod state;
-mod wr;
 
-pub(crate) use frwr::undo_invalidated;
+pub(crate) use frwr::{
+    undo_invalidated,
+    Registration, //
+};
+pub use frwr::{
+    InvOp,
+    InvWr,
+    RegOp,
+    RegWr, //
+};
 use memory::{
     AnyMemory,
     MemoryRef, //
@@ -28,13 +36,6 @@ pub use state::{
     Exclusive,
     Shared,
     State, //
-};
-pub(crate) use wr::Registration;
-pub use wr::{
-    InvOp,
-    InvWr,
-    RegOp,
-    RegWr, //
 };
 
 use crate::{
@@ -63,8 +64,7 @@ pub struct Mr(Deferred<frwr::FastRegMr>);
 
 impl Mr {
     /// Allocates an MR that can map `pages` pages (`ib_alloc_mr`). Fails with `EINVAL` if the
-    /// device has no such MRs, see [`DeviceAttr`](crate::device::DeviceAttr); `ENOMEM`, or
-    /// the driver's error.
+    /// device has no such MRs; `ENOMEM`, or the driver's error.
     // Not inlined, so that its end is code of this module.
     #[inline(never)]
     pub fn alloc(pd: &Pd, pages: u32, _cx: &Sleepable) -> Result<Self> {
@@ -131,7 +131,6 @@ impl Mr {
     #[inline(never)]
     fn release(self, memory: AnyMemory, idle: bool) {
         if !idle {
-            // The MR has had one memory at a time, and is dropped with this one.
             self.0.kept.populate(memory);
         }
     }
@@ -156,8 +155,7 @@ impl<M> From<MapError<M>> for Error {
 /// Memory that peers can be given access to.
 ///
 /// A region is used by one thread at a time; one that threads share, as in an `Arc`, is a
-/// [`SharedRegion`]. It may be dropped in any state: unless it is idle, a work item deregisters the
-/// MR before the memory is unmapped and freed.
+/// [`SharedRegion`]. It may be dropped in any state.
 ///
 /// # Invariants
 ///
@@ -171,9 +169,8 @@ pub struct Region<D: Direction, M: Memory<D> = Buf<D>, S: State = Exclusive> {
     _types: PhantomData<(D, S)>,
 }
 
-/// A [`Region`] that threads share: [`Region::into_shared`] makes it.
-///
-/// Its state is atomic, and a lock of the QP is taken for its registrations and invalidations.
+/// A [`Region`] that threads share. A lock of the QP is taken for its registrations and
+/// invalidations.
 pub type SharedRegion<D, M = Buf<D>> = Region<D, M, Shared>;
 
 impl<D: Direction, M: Memory<D>> Region<D, M> {
@@ -200,9 +197,9 @@ impl<D: Direction, M: Memory<D>> Region<D, M> {
         Ok(unsafe { Self::from_parts(mr, memory, iova) })
     }
 
-    /// Maps memory for access by peers (`ib_map_mr_sg`), without any allocation, in any context
-    /// (but hns allocates memory, and may sleep). It is not accessible yet. Gives both back with
-    /// `EINVAL` if they are of two PDs or the MR is too small, or with the driver's error.
+    /// Maps memory for access by peers (`ib_map_mr_sg`), which cannot reach it yet. Any context,
+    /// but hns may sleep. Gives both back with `EINVAL` if they are of two PDs or the MR is too
+    /// small, or with the driver's error.
     ///
     /// # Examples
     ///
@@ -288,11 +285,11 @@ impl<D: Direction, M: Memory<D>, S: State> Region<D, M, S> {
         }
     }
 
-    /// Limits what peers will be given access to, to the bytes in `range` (`ib_map_mr_sg`). Until
-    /// this is called that is all of the memory. The address that a registration tells is that of
-    /// the first byte of the range. The contexts of [`Region::map`]. Fails with `EBUSY` if the
-    /// region is not idle; `EINVAL` if the range is empty or not inside of the memory; or the
-    /// driver's error: the region can only be dropped then. [`Region::new`] has an example.
+    /// Limits what peers will be given access to, all of the memory at first, to the bytes in
+    /// `range` (`ib_map_mr_sg`); registrations tell the address of the first of them. The contexts
+    /// of [`Region::map`]. Fails with `EBUSY` if the region is not idle; `EINVAL` if the range is
+    /// empty or not inside of the memory; or the driver's error: the region can only be dropped
+    /// then.
     pub fn set_range(&mut self, range: Range<usize>) -> Result {
         if range.start >= range.end || range.end > self.len() {
             return Err(EINVAL);
@@ -312,10 +309,9 @@ impl<D: Direction, M: Memory<D>, S: State> Region<D, M, S> {
         mapped.map(drop)
     }
 
-    /// Returns `true` if the region is idle, so that it can be registered or taken apart.
-    ///
-    /// It is idle until it is registered, and again in the handler of an [`InvWr`] that has
-    /// succeeded, and after [`Region::remote_invalidated`] has returned `true`.
+    /// Returns `true` if the region is idle, so that it can be registered or taken apart: until it
+    /// is registered, and again in the handler of an [`InvWr`] that has succeeded, and after
+    /// [`Region::remote_invalidated`] has returned `true`.
     pub fn is_idle(&self) -> bool {
         self.state().is_idle()
     }
@@ -323,14 +319,9 @@ impl<D: Direction, M: Memory<D>, S: State> Region<D, M, S> {
     /// Takes the completion of a receive of `qp` as proof that the peer has invalidated the region
     /// (SEND with invalidate). Returns `true` if it is proof; the region is idle then.
     ///
-    /// It is proof if the device is not one of iWARP, and it carries the region's key, comes from
-    /// the receive CQ of the QP that the registration was posted to, is being dispatched by that
-    /// CQ's own poller (so not from a [`WcArray`]), and no more than 255 registrations of the MR
-    /// have passed since another such proof, or since it was allocated: keys come again after 256.
-    /// If callers poll the CQ, they have to have found it empty, twice, since the MR was first
-    /// registered there. A region whose end is not proved can be invalidated locally.
-    ///
-    /// [`InvWr`] has an example.
+    /// It is, but on iWARP, if it carries the region's key and the CQ's own poller, not a
+    /// [`WcArray`], is dispatching it. Documentation/mr.rst has what else it takes. A region whose
+    /// end is not proved can be invalidated locally, as in the example of [`InvWr`].
     pub fn remote_invalidated<C: PollContext, R: PollContext>(
         &self,
         wc: &Success<'_>,

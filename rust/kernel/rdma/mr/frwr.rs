@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! MRs for fast registration, and what proves that a registration has ended: see
-//! Documentation/mr.rst.
+//! Fast registration by work requests: MRs, the requests that change their state, and what proves
+//! that a registration has ended. See Documentation/mr.rst.
 
 use crate::{
     context::Context,
@@ -12,11 +12,13 @@ use crate::{
     },
     debug,
     deferred,
+    dma,
     identity,
     mr::{
         memory::AnyMemory,
         state,
         Exclusive,
+        Memory,
         Shared,
         State, //
     },
@@ -24,17 +26,24 @@ use crate::{
     prelude::*,
     trace,
     wc,
-    wr, //
+    wr::{
+        self,
+        Entries as _, //
+    }, //
 };
 use core::{
     cell::UnsafeCell,
+    marker::PhantomData,
     mem::{
         ManuallyDrop,
         MaybeUninit, //
     },
     ptr, //
 };
-use kernel::sync::SetOnce;
+use kernel::sync::{
+    SetOnce,
+    SpinLockIrqGuard, //
+};
 
 /// The number of registrations after a proof for which no completion with the same key can be left:
 /// the consumer's part of a key has eight bits.
@@ -86,12 +95,8 @@ struct Claimed {
 }
 
 impl Claimed {
-    /// Ends the registration of this generation, whose end is proved, and the claim of `state`.
-    /// Returns `true`.
-    ///
-    /// A key is valid on one device, which the CQ of the proof belongs to, as the QP does that the
-    /// registration was posted to. That device says that the key was valid and is not any more. One
-    /// of iWARP does not say that it was, but no generation is trusted there.
+    /// Ends the registration of this generation, whose end is proved by the device that the key was
+    /// valid on, and the claim of `state`. Returns `true`.
     #[inline]
     fn end<S: State>(&mut self, state: &S, generation: u64) -> bool {
         // Should it wrap, the next ones are not trusted.
@@ -145,8 +150,6 @@ impl FastRegMr {
         }
     }
 
-    /// Returns the state.
-    ///
     /// # Safety
     ///
     /// `S` is the state of the region that the MR is part of, or the caller owns the MR.
@@ -167,16 +170,9 @@ impl FastRegMr {
         unsafe { *self.state.get() = state::BUSY };
     }
 
-    /// See [`Region::remote_invalidated`](crate::mr::Region::remote_invalidated).
-    ///
-    /// A completion with the key is not left over from an earlier registration, 256 or a multiple
-    /// of that before, if it comes from the CQ that has proved the end of one of the last 255: the
-    /// CQ's poller takes completions in order, so all earlier ones are gone.
-    /// One of an earlier MR of that key came before this one was registered at that CQ, and a CQ
-    /// that was found empty since has it no more.
-    ///
-    /// The poller of `cq`, the CQ of the receives of the QP `qp`, handles the completion of a
-    /// receive that has invalidated `key`.
+    /// See [`Region::remote_invalidated`](crate::mr::Region::remote_invalidated), and what proves
+    /// the end of a key in Documentation/mr.rst. The poller of `cq`, the CQ of the receives of the
+    /// QP `qp`, handles the completion of a receive that has invalidated `key`.
     #[inline]
     pub(super) fn remote_invalidated<S: State>(
         &self,
@@ -260,99 +256,6 @@ impl FastRegMr {
         true
     }
 
-    /// Gives the MR a new key for a registration that is posted to `target`. Returns the MR, the
-    /// key and the generation. Fails with `EBUSY` if the MR is not idle, `EINVAL` if the QP is of
-    /// another PD.
-    ///
-    /// # Safety
-    ///
-    /// The state is an `S`. The caller commits the registration before it is posted, and aborts it
-    /// if it is not.
-    #[inline]
-    pub(super) unsafe fn prepare<S: State>(
-        &self,
-        target: &wr::PostTarget,
-    ) -> Result<(*mut bindings::ib_mr, u32, u64)> {
-        // SAFETY: The state is an `S`, as the caller promises.
-        let state = unsafe { self.state::<S>() };
-        if !state.claim_idle() {
-            wc::unlikely();
-            return Err(EBUSY);
-        }
-        let claimed = self.claimed.get();
-        // SAFETY: The state was just claimed, so by the type invariant `claimed` has no other user.
-        if unsafe { (*claimed).qp != target.qp_id && !self.change_qp(target) } {
-            state.set_idle();
-            return Err(EINVAL);
-        }
-        let mr = self.raw.as_ptr();
-        // SAFETY: By the type invariant `raw` is an MR, and the claim has its keys and `claimed`.
-        // The low byte of a key is the consumer's (`ib_inc_rkey`, `ib_update_fast_reg_key`).
-        let rkey = unsafe {
-            let own = (*mr).rkey.wrapping_add(1) & 0xff;
-            (*mr).lkey = (*mr).lkey & 0xffff_ff00 | own;
-            let rkey = (*mr).rkey & 0xffff_ff00 | own;
-            (*mr).rkey = rkey;
-            (*claimed).rkey = rkey;
-            rkey
-        };
-        Ok((mr, rkey, state.prepare()))
-    }
-
-    /// Marks the MR as being invalidated and returns its key, for a request to the QP `qp`. That
-    /// has to be the one that the registration was posted to: one queue keeps the two in order.
-    /// Fails with `EBUSY` if the MR is not registered, `EINVAL` if that was through another QP.
-    ///
-    /// # Safety
-    ///
-    /// The state is an `S`. If it is shared, the caller holds the lock of the QP.
-    #[inline]
-    pub(super) unsafe fn prepare_invalidation<S: State>(&self, qp: wr::QpId) -> Result<u32> {
-        // SAFETY: The state is an `S`, as the caller promises.
-        let state = unsafe { self.state::<S>() };
-        if !state.claim_registered() {
-            return Err(EBUSY);
-        }
-        // SAFETY: The state was just claimed, so by the type invariant `claimed` has no other user.
-        let claimed = unsafe { &*self.claimed.get() };
-        if claimed.qp != qp {
-            // The lock is not that of the QP of the registration, but nothing is posted. The claim
-            // of an exclusive state was none.
-            if S::SHARED {
-                state.set_registered();
-            }
-            return Err(EINVAL);
-        }
-        let rkey = claimed.rkey;
-        state.set_invalidating();
-        Ok(rkey)
-    }
-
-    /// Sets the owner of an invalidation that was prepared, and returns the callback, which is in
-    /// the MR: so nothing but its own completion makes an MR idle, and the owner's handler finds
-    /// that done.
-    ///
-    /// # Safety
-    ///
-    /// [`FastRegMr::prepare_invalidation`] has just succeeded for the state `S`. `user` is from an
-    /// owner of type `T`, given up by its callback `ID`, which keeps the MR. If the request is not
-    /// posted, [`invalidation_refused`] is called.
-    #[inline]
-    pub(super) unsafe fn set_callback<T: CqeHandler<ID>, S: State, const ID: u64>(
-        &self,
-        user: *mut bindings::ib_cqe,
-    ) -> *mut bindings::ib_cqe {
-        // INVARIANT: The callback is that for the type of the owner.
-        // SAFETY: The invalidation was prepared, as the caller promises, so the state is claimed,
-        // and by the type invariant these have no other user.
-        unsafe {
-            (*self.cqe.get()).done = Some(done::<T, S, ID>);
-            (*self.claimed.get()).user = user;
-        }
-        // The fields that are written through this address are cells.
-        ptr::from_ref(self).cast_mut().cast()
-    }
-
     /// The invalidation was not posted or has failed.
     ///
     /// # Safety
@@ -381,23 +284,387 @@ impl FastRegMr {
     }
 }
 
-/// Marks the MR of an invalidation that was not posted registered, and gives the request the
-/// callback of its owner. Not from what has posted it, which then need not save that.
+const LOCAL_WRITE: u32 = bindings::ib_access_flags_IB_ACCESS_LOCAL_WRITE;
+const REMOTE_READ: u32 = bindings::ib_access_flags_IB_ACCESS_REMOTE_READ;
+const REMOTE_WRITE: u32 = bindings::ib_access_flags_IB_ACCESS_REMOTE_WRITE;
+const REMOTE_ATOMIC: u32 = bindings::ib_access_flags_IB_ACCESS_REMOTE_ATOMIC;
+
+/// A request to register a [`Region`], with the access that peers get (`IB_WR_REG_MR`).
 ///
-/// # Safety
+/// Posting it returns where a peer will find the region, which can be sent at once. It is refused
+/// with `EBUSY` if the region is not idle.
 ///
-/// `wr` has the callback from [`FastRegMr::set_callback`] of an MR that is alive, for the state
-/// `S`, and was not posted.
-#[cold]
-pub(super) unsafe fn invalidation_refused<S: State>(wr: *mut bindings::ib_send_wr) {
-    // SAFETY: The callback is the first field of an MR that is alive, as the caller promises. The
-    // invalidation was prepared, so the state is claimed, and by the invariant of `FastRegMr`
-    // `claimed` has no other user.
-    unsafe {
-        let cqe = &mut (*wr).__bindgen_anon_1.wr_cqe;
-        let mr = &*cqe.cast_const().cast::<FastRegMr>();
-        **cqe = (*mr.claimed.get()).user;
-        mr.set_registered::<S>();
+/// # Examples
+///
+/// ```
+/// # use rdma::prelude::*;
+/// # #[derive(HasCqe)]
+/// # struct Io { cqe: Cqe<Self>, region: Region<FromDevice> }
+/// # impl CqeHandler for Io {
+/// #     type Pointer = Pin<KBox<Self>>;
+/// #     type Needs = Atomic;
+/// #     fn done(_: Self::Pointer, _: &Wc, _: &Atomic) {}
+/// # }
+/// /// Registers a region, and returns what the peer is to be told.
+/// fn register(qp: &Qp<Softirq>, io: Pin<KBox<Io>>) -> Result<Remote> {
+///     Ok(qp.post_send(io, |io| Ok(RegWr::remote_write(&io.region)))?)
+/// }
+/// ```
+pub type RegWr<'a, S = Exclusive> = SendWr<'a, 0, RegOp<S>>;
+
+/// The operation of a [`RegWr`].
+///
+/// # Invariants
+///
+/// `mr` is a region's with the state `S`.
+pub struct RegOp<S: State> {
+    mr: NonNull<FastRegMr>,
+    _state: PhantomData<S>,
+    iova: u64,
+    access: u32,
+    /// The MR and its new key, once the request is prepared.
+    raw: *mut bindings::ib_mr,
+    key: u32,
+}
+
+// SAFETY: An MR may be used from any thread, and so may a state that is `Sync`.
+unsafe impl<S: State + Sync> Send for RegOp<S> {}
+
+impl<'a, S: State> RegWr<'a, S> {
+    #[inline]
+    fn reg<D: dma::Direction, M: Memory<D>>(region: &'a Region<D, M, S>, access: u32) -> Self {
+        // INVARIANT: The MR is the region's.
+        let op = RegOp {
+            mr: NonNull::from(&*region.mr.0),
+            _state: PhantomData,
+            iova: region.iova,
+            access,
+            raw: core::ptr::null_mut(),
+            key: 0,
+        };
+        let sges = [].into_list();
+        Self { sges, op }
+    }
+
+    /// Lets peers read the region (`IB_ACCESS_REMOTE_READ`).
+    #[inline]
+    pub fn remote_read<D: dma::DeviceReads, M: Memory<D>>(region: &'a Region<D, M, S>) -> Self {
+        Self::reg(region, REMOTE_READ)
+    }
+
+    /// Lets peers write the region (`IB_ACCESS_REMOTE_WRITE`, which needs `IB_ACCESS_LOCAL_WRITE`).
+    #[inline]
+    pub fn remote_write<D: dma::DeviceWrites, M: Memory<D>>(region: &'a Region<D, M, S>) -> Self {
+        Self::reg(region, LOCAL_WRITE | REMOTE_WRITE)
+    }
+
+    /// Lets peers read and write the region.
+    #[inline]
+    pub fn remote_read_write<D, M>(region: &'a Region<D, M, S>) -> Self
+    where
+        D: dma::DeviceReads + dma::DeviceWrites,
+        M: Memory<D>,
+    {
+        Self::reg(region, LOCAL_WRITE | REMOTE_WRITE | REMOTE_READ)
+    }
+
+    /// Lets peers change words of the region atomically (`IB_ACCESS_REMOTE_ATOMIC`, which needs
+    /// `IB_ACCESS_LOCAL_WRITE`). They can neither read nor write it otherwise.
+    #[inline]
+    pub fn remote_atomic<D, M>(region: &'a Region<D, M, S>) -> Self
+    where
+        D: dma::DeviceReads + dma::DeviceWrites,
+        M: Memory<D>,
+    {
+        Self::reg(region, LOCAL_WRITE | REMOTE_ATOMIC)
+    }
+}
+
+impl<S: State> wr::SendOp for RegOp<S> {}
+impl<S: State> wr::Op for RegOp<S> {
+    type Output = Remote;
+    type Raw = bindings::ib_reg_wr;
+    type Undo = Registration;
+
+    #[inline]
+    unsafe fn prepare<const N: usize>(
+        &mut self,
+        _sges: &[wr::Sge<'_>; N],
+        target: &wr::PostTarget,
+    ) -> Result<(Remote, Registration)> {
+        // SAFETY: The region lives until the request has completed, as the caller promises.
+        let mr = unsafe { self.mr.as_ref() };
+        // SAFETY: By the type invariant the state of the region is an `S`.
+        let state = unsafe { mr.state::<S>() };
+        if !state.claim_idle() {
+            wc::unlikely();
+            return Err(EBUSY);
+        }
+        let claimed = mr.claimed.get();
+        // SAFETY: The state was just claimed, so by the invariant of `FastRegMr` `claimed` has no
+        // other user.
+        if unsafe { (*claimed).qp != target.qp_id && !mr.change_qp(target) } {
+            state.set_idle();
+            return Err(EINVAL);
+        }
+        self.raw = mr.raw.as_ptr();
+        // SAFETY: By the invariant of `FastRegMr` `raw` is an MR, and the claim has its keys and
+        // `claimed`. The low byte of a key is the consumer's (`ib_inc_rkey`,
+        // `ib_update_fast_reg_key`).
+        self.key = unsafe {
+            let raw = self.raw;
+            let own = (*raw).rkey.wrapping_add(1) & 0xff;
+            (*raw).lkey = (*raw).lkey & 0xffff_ff00 | own;
+            let rkey = (*raw).rkey & 0xffff_ff00 | own;
+            (*raw).rkey = rkey;
+            (*claimed).rkey = rkey;
+            rkey
+        };
+        let remote = Remote {
+            addr: self.iova,
+            rkey: self.key,
+        };
+        // INVARIANT: The MR is prepared. `lock` or `Chain::post` commits that, or `undo` aborts it.
+        let (mr, generation) = (self.mr, state.prepare());
+        Ok((remote, Registration { mr, generation }))
+    }
+
+    #[inline]
+    unsafe fn write(self, to: *mut bindings::ib_reg_wr) {
+        let opcode = bindings::ib_wr_opcode_IB_WR_REG_MR;
+        let flags = bindings::ib_send_flags_IB_SEND_SIGNALED;
+        // SAFETY: `to` is valid for writes, as the caller promises.
+        unsafe {
+            wr::fill(to.cast(), opcode, flags, 0);
+            (*to).mr = self.raw;
+            (*to).key = self.key;
+            (*to).access = self.access as c_int;
+        }
+    }
+
+    #[inline]
+    unsafe fn lock<'t>(
+        undo: &Registration,
+        target: &'t wr::PostTarget,
+    ) -> Option<SpinLockIrqGuard<'t, ()>> {
+        S::SHARED.then(|| {
+            let guard = target.lock_regs();
+            // SAFETY: The region is alive, as the request is not posted yet, and the lock is held
+            // until it is.
+            unsafe { undo.commit() };
+            guard
+        })
+    }
+
+    #[inline]
+    unsafe fn undo(undo: Registration, _wr: *mut bindings::ib_send_wr) {
+        // SAFETY: The region is alive, and its registration was not posted, as the caller promises.
+        unsafe { undo.abort() };
+    }
+}
+
+/// A registration that was prepared and is not posted yet.
+///
+/// # Invariants
+///
+/// `generation` is from [`State::prepare`] of the state of `mr`: zero if that is exclusive.
+pub struct Registration {
+    mr: NonNull<FastRegMr>,
+    generation: u64,
+}
+
+impl Registration {
+    /// Returns whether the state of the region is shared.
+    #[inline]
+    pub(crate) fn is_shared(&self) -> bool {
+        self.generation != 0
+    }
+
+    /// Marks the region registered. An exclusive one is marked when it is prepared.
+    ///
+    /// # Safety
+    ///
+    /// The region is alive. The request is posted next. If the state is shared, the caller holds the
+    /// lock of the QP until that has returned.
+    #[inline]
+    pub(crate) unsafe fn commit(&self) {
+        if self.is_shared() {
+            // SAFETY: The region is alive, as the caller promises. By the type invariant its state
+            // is shared, as the generation is not zero.
+            unsafe { self.mr.as_ref().state::<Shared>() }.commit(self.generation);
+        }
+    }
+
+    /// Ends the registration.
+    ///
+    /// # Safety
+    ///
+    /// The region is alive, the request was not posted, and this was not called before.
+    #[cold]
+    #[inline(never)]
+    pub(crate) unsafe fn abort(&self) {
+        // SAFETY: The region is alive, as the caller promises. By the type invariant the generation
+        // is zero if the state is exclusive only.
+        unsafe {
+            match self.generation {
+                0 => self.mr.as_ref().state::<Exclusive>().set_idle(),
+                generation => self.mr.as_ref().state::<Shared>().abort(generation),
+            }
+        }
+    }
+}
+
+/// A request to invalidate the key of a [`Region`] locally (`IB_WR_LOCAL_INV`).
+///
+/// When the owner's handler is called for success, the region is idle. On failure (when it was
+/// flushed) it may still be registered, and only dropping it ends that.
+///
+/// Posting it is refused with `EBUSY` if the region is not registered or is being invalidated, and
+/// with `EINVAL` if its registration was not posted to the same QP.
+///
+/// # Examples
+///
+/// ```
+/// # use rdma::{prelude::*, wc::Success};
+/// #[derive(HasCqe)]
+/// struct Io {
+///     cqe: Cqe<Self>,
+///     region: Region<FromDevice>,
+/// }
+///
+/// impl CqeHandler for Io {
+///     type Pointer = Pin<KBox<Self>>;
+///     type Needs = Atomic;
+///
+///     fn done(this: Self::Pointer, _wc: &Wc, _cx: &Atomic) {
+///         if this.region.is_idle() {
+///             complete(&this.region);
+///         }
+///     }
+/// }
+///
+/// /// The reply has come. Has the key invalidated here if the peer has not done that.
+/// fn replied(io: Pin<KBox<Io>>, wc: &Success<'_>, qp: &Qp<Softirq>) -> Result {
+///     if io.region.remote_invalidated(wc, qp) {
+///         complete(&io.region);
+///         return Ok(());
+///     }
+///     Ok(qp.post_send(io, |io| Ok(InvWr::new(&io.region)))?)
+/// }
+///
+/// fn complete(region: &Region<FromDevice>) {
+///     let mut bytes = [0; 4];
+///     if region.read(0, &mut bytes).is_ok() {
+///         pr_info!("the peer wrote {bytes:?}\n");
+///     }
+/// }
+/// ```
+pub type InvWr<'a, S = Exclusive> = SendWr<'a, 0, InvOp<S>>;
+
+/// The operation of an [`InvWr`].
+///
+/// # Invariants
+///
+/// `mr` is a region's with the state `S`.
+pub struct InvOp<S: State> {
+    mr: NonNull<FastRegMr>,
+    _state: PhantomData<S>,
+    key: u32,
+}
+
+// SAFETY: An MR may be used from any thread, and so may a state that is `Sync`.
+unsafe impl<S: State + Sync> Send for InvOp<S> {}
+
+impl<'a, S: State> InvWr<'a, S> {
+    /// Ends the access of peers to the region.
+    #[inline]
+    pub fn new<D: dma::Direction, M: Memory<D>>(region: &'a Region<D, M, S>) -> Self {
+        // INVARIANT: The MR is the region's.
+        let op = InvOp {
+            mr: NonNull::from(&*region.mr.0),
+            _state: PhantomData,
+            key: 0,
+        };
+        let sges = [].into_list();
+        Self { sges, op }
+    }
+}
+
+impl<S: State> wr::SendOp for InvOp<S> {}
+impl<S: State> wr::Op for InvOp<S> {
+    type Output = ();
+    type Raw = bindings::ib_send_wr;
+    type Undo = NonNull<FastRegMr>;
+
+    #[inline]
+    unsafe fn prepare<const N: usize>(
+        &mut self,
+        _sges: &[wr::Sge<'_>; N],
+        target: &wr::PostTarget,
+    ) -> Result<((), NonNull<FastRegMr>)> {
+        // One queue keeps the registration and this in order; the lock, if the state is shared.
+        let _guard = S::SHARED.then(|| target.lock_regs());
+        // SAFETY: The region lives until the request has completed, as the caller promises.
+        let mr = unsafe { self.mr.as_ref() };
+        // SAFETY: By the type invariant the state of the region is an `S`.
+        let state = unsafe { mr.state::<S>() };
+        if !state.claim_registered() {
+            return Err(EBUSY);
+        }
+        // SAFETY: The state was just claimed, so by the invariant of `FastRegMr` `claimed` has no
+        // other user.
+        let claimed = unsafe { &*mr.claimed.get() };
+        if claimed.qp != target.qp_id {
+            // The lock is not that of the QP of the registration, but nothing is posted. The claim
+            // of an exclusive state was none.
+            if S::SHARED {
+                state.set_registered();
+            }
+            return Err(EINVAL);
+        }
+        self.key = claimed.rkey;
+        state.set_invalidating();
+        Ok(((), self.mr))
+    }
+
+    #[inline]
+    unsafe fn write(self, to: *mut bindings::ib_send_wr) {
+        let opcode = bindings::ib_wr_opcode_IB_WR_LOCAL_INV;
+        let flags = bindings::ib_send_flags_IB_SEND_SIGNALED;
+        // SAFETY: `to` is valid for writes, as the caller promises.
+        unsafe { wr::fill(to, opcode, flags, self.key) };
+    }
+
+    #[inline]
+    unsafe fn callback<T: CqeHandler<ID>, const ID: u64>(
+        mr: &NonNull<FastRegMr>,
+        user: *mut bindings::ib_cqe,
+    ) -> *mut bindings::ib_cqe {
+        // INVARIANT: The callback is that for the type of the owner, which is a `T`.
+        // SAFETY: The region is alive, as the request is not posted yet. That was prepared, so the
+        // state is claimed, and by the invariant of `FastRegMr` these have no other user.
+        unsafe {
+            (*mr.as_ref().cqe.get()).done = Some(done::<T, S, ID>);
+            (*mr.as_ref().claimed.get()).user = user;
+        }
+        // The callback of the MR, so that nothing but its own completion makes it idle, before the
+        // owner's handler runs. The fields that are written through this address are cells.
+        mr.as_ptr().cast()
+    }
+
+    #[inline]
+    unsafe fn undo(_: NonNull<FastRegMr>, wr: *mut bindings::ib_send_wr) {
+        // The MR is found by the request, so that what has posted it need not save it.
+        //
+        // SAFETY: The callback is the first field of an MR that is alive, as the request was not
+        // posted. The invalidation was prepared, so the state, an `S`, is claimed, and by the
+        // invariant of `FastRegMr` `claimed` has no other user.
+        unsafe {
+            let cqe = &mut (*wr).__bindgen_anon_1.wr_cqe;
+            let mr = &*cqe.cast_const().cast::<FastRegMr>();
+            **cqe = (*mr.claimed.get()).user;
+            mr.set_registered::<S>();
+        }
     }
 }
 
@@ -405,7 +672,7 @@ pub(super) unsafe fn invalidation_refused<S: State>(wr: *mut bindings::ib_send_w
 ///
 /// # Safety
 ///
-/// `wc` is of a request from [`FastRegMr::set_callback`], whose owner was not taken back.
+/// `wc` is of an [`InvWr`] that was posted, whose owner was not taken back.
 #[inline]
 unsafe fn parts(wc: &Wc) -> (&FastRegMr, *mut bindings::ib_cqe) {
     // SAFETY: The request was posted with the address of an MR's first field, and its owner, which
@@ -421,12 +688,12 @@ unsafe fn parts(wc: &Wc) -> (&FastRegMr, *mut bindings::ib_cqe) {
 ///
 /// # Safety
 ///
-/// Called by the RDMA core, once for each request from [`FastRegMr::set_callback`] that has it.
+/// Called by the RDMA core, once for each [`InvWr`] that was posted with it.
 unsafe extern "C" fn done<T: CqeHandler<ID>, S: State, const ID: u64>(
     cq: *mut bindings::ib_cq,
     wc: *mut bindings::ib_wc,
 ) {
-    // `take_invalidated` tells owners apart by this function's address.
+    // `take` tells owners apart by this function's address.
     identity::keep_distinct::<(Callback, cqe::Cqe<T::Pointer, ID>, S)>();
     // SAFETY: The core passes a CQ and a completion that are valid during this call, and nothing
     // was done with it yet.
@@ -435,8 +702,8 @@ unsafe extern "C" fn done<T: CqeHandler<ID>, S: State, const ID: u64>(
     }
     // SAFETY: The core passes a completion that is valid during this call, and `Wc` is transparent.
     let completion = unsafe { &*wc.cast::<Wc>() };
-    // SAFETY: The request is from `FastRegMr::set_callback`, as it has this callback. It completes
-    // once, by the driver's contract, so its owner is not back.
+    // SAFETY: The request is an `InvWr`, as it has this callback. It completes once, by the driver's
+    // contract, so its owner is not back.
     let (mr, user) = unsafe { parts(completion) };
     if !debug::is_active(user) {
         return debug::report(core::any::type_name::<T>());
@@ -462,17 +729,16 @@ unsafe extern "C" fn done<T: CqeHandler<ID>, S: State, const ID: u64>(
 ///
 /// # Safety
 ///
-/// `wc` is valid, and of a request from [`FastRegMr::set_callback`] for the state `S`, whose owner
-/// was not taken back.
+/// `wc` is valid, and of an [`InvWr`] for the state `S`, whose owner was not taken back.
 #[cold]
 #[inline(never)]
 unsafe fn failed<S: State>(cq: *mut bindings::ib_cq, wc: *mut bindings::ib_wc) {
     // A copy, as the original is borrowed where it was polled into an array.
     let mut copy = MaybeUninit::<bindings::ib_wc>::uninit();
     let copy = copy.as_mut_ptr();
-    // SAFETY: The request is from `FastRegMr::set_callback`, for the state `S`, and its owner,
-    // which was given up for `user`, was not taken back, as the caller promises. So `user` is
-    // there, and has a callback by the invariant of `Cqe`. `wc` is valid.
+    // SAFETY: The request is an `InvWr` for the state `S`, and its owner, which was given up for
+    // `user`, was not taken back, as the caller promises. So `user` is there, and has a callback by
+    // the invariant of `Cqe`. `wc` is valid.
     unsafe {
         let (mr, user) = parts(&*wc.cast::<Wc>());
         mr.set_registered::<S>();
@@ -487,7 +753,7 @@ unsafe fn failed<S: State>(cq: *mut bindings::ib_cq, wc: *mut bindings::ib_wc) {
 ///
 /// # Safety
 ///
-/// `wc` is the completion of an [`InvWr`](crate::mr::InvWr) of an exclusive region that its handler
+/// `wc` is the completion of an [`InvWr`] of an exclusive region that its handler
 /// was called for, and nothing else uses that.
 #[cold]
 #[inline(never)]
@@ -497,32 +763,11 @@ pub(crate) unsafe fn undo_invalidated(wc: &Wc) {
     unsafe { (*wc.cqe().cast_const().cast::<FastRegMr>()).set_registered::<Exclusive>() };
 }
 
-/// Takes the owner of a local invalidation that has completed back, if it is a `T` that was given
-/// up by its callback `ID`.
-///
-/// `None` proves nothing: a function may be there more than once, in several modules.
-///
-/// # Safety
-///
-/// `wc` is a completion whose owner, if there is one, was not taken back. If it is returned, it is
-/// not taken back again.
-#[inline]
-pub(super) unsafe fn take_invalidated<T: CqeHandler<ID>, const ID: u64>(
-    wc: &Wc,
-) -> Option<T::Pointer> {
-    // SAFETY: The owner was not taken back, and if it is returned it is not taken back again, as
-    // the caller promises. If the first call has returned none, it is not back yet.
-    unsafe {
-        take::<T, Exclusive, ID>(wc).or_else(|| {
-            wc::unlikely();
-            take::<T, Shared, ID>(wc)
-        })
-    }
-}
-
 type Callback = unsafe extern "C" fn(*mut bindings::ib_cq, *mut bindings::ib_wc);
 
-/// As [`take_invalidated`], if the state of the region is an `S`.
+/// Takes the owner of a local invalidation that has completed back, if it is a `T` that was given
+/// up by its callback `ID`, and the state of the region an `S`. `None` proves nothing: see
+/// [`identity`].
 ///
 /// # Safety
 ///
@@ -537,9 +782,9 @@ unsafe fn take<T: CqeHandler<ID>, S: State, const ID: u64>(wc: &Wc) -> Option<T:
     if !ptr::fn_addr_eq(callback, done::<T, S, ID> as Callback) {
         return None;
     }
-    // SAFETY: By the callback the request is from `FastRegMr::set_callback`, for the state `S` and
-    // an owner that was given up as a `T` by its callback `ID`. That was not taken back, and is
-    // taken back here once, as the caller promises.
+    // SAFETY: By the callback the request is an `InvWr` for the state `S` and an owner that was
+    // given up as a `T` by its callback `ID`. That was not taken back, and is taken back here once,
+    // as the caller promises.
     unsafe {
         let (mr, user) = parts(wc);
         if !debug::deactivate(user) {
@@ -550,5 +795,32 @@ unsafe fn take<T: CqeHandler<ID>, S: State, const ID: u64>(wc: &Wc) -> Option<T:
             mr.set_registered::<S>();
         }
         Some(T::Pointer::from_cqe(user))
+    }
+}
+
+impl<'a> Completion<'a> {
+    /// As [`Completion::take`], of an owner that was posted with a local invalidation ([`InvWr`]):
+    /// that completes to a callback in the MR. If it was successful, the region is idle. Gives the
+    /// completion back if it is another one.
+    #[inline]
+    pub fn take_inv<T: CqeHandler<ID>, const ID: u64>(
+        self,
+    ) -> core::result::Result<(T::Pointer, &'a Wc), Self> {
+        let this = ManuallyDrop::new(self);
+        // SAFETY: By the type invariant the owner was not taken back, nor is it if the first call
+        // has returned none. If there is one, `this` is not dropped.
+        let owner = unsafe {
+            take::<T, Exclusive, ID>(this.wc).or_else(|| {
+                wc::unlikely();
+                take::<T, Shared, ID>(this.wc)
+            })
+        };
+        match owner {
+            Some(owner) => Ok((owner, this.wc)),
+            None => {
+                wc::unlikely();
+                Err(ManuallyDrop::into_inner(this))
+            }
+        }
     }
 }

@@ -87,11 +87,9 @@ pub unsafe trait State: private::Sealed + Sized + Send + 'static {
     fn set_idle(&self);
 }
 
-/// The state of a region that is used by one thread at a time.
-///
-/// As this is not `Sync`, a reference to it stays in its thread, and only the completion of an
-/// invalidation, which has the owner of the region, uses it elsewhere. So each step is a plain load
-/// and store, and a claim is none.
+/// The state of a region that is used by one thread at a time: each step is a plain load and store,
+/// and a claim is none, as this is not `Sync`. Only the completion of an invalidation, which has the
+/// owner of the region, uses it in another thread.
 #[repr(transparent)]
 pub struct Exclusive(Cell<u64>);
 
