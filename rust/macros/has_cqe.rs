@@ -15,20 +15,6 @@ use proc_macro::{
     TokenTree, //
 };
 
-/// A struct's generics: `impl<declared> Trait for Name<used> where bounds`.
-#[derive(Default)]
-struct Generics {
-    declared: String,
-    used: String,
-    bounds: String,
-}
-
-/// A field of type `Cqe<Self, ID>`.
-struct CqeField {
-    name: Ident,
-    id: String,
-}
-
 pub(crate) fn derive(input: TokenStream) -> TokenStream {
     let mut tokens = input.into_iter();
     let name = loop {
@@ -53,13 +39,24 @@ pub(crate) fn derive(input: TokenStream) -> TokenStream {
         Some(TokenTree::Group(group)) if group.delimiter() == Delimiter::Brace => group.stream(),
         _ => return error(name.span(), "HasCqe: the struct needs named fields"),
     };
-    let generics = parse_generics(&rest);
+    let [declared, used, bounds] = parse_generics(&rest);
 
+    // This expands to safe code only, as its paths may not be those of the crate `rdma`: a ULP may
+    // give the name to another crate. The proof is in `rdma::cqe_field!`.
     let fields = split(&fields.into_iter().collect::<Vec<_>>());
+    let fields = fields.iter().filter_map(|field| parse_field(field));
     let output: TokenStream = fields
-        .iter()
-        .filter_map(|field| parse_field(field))
-        .flat_map(|field| implement(&name, &generics, &field))
+        .flat_map(|(field, id)| {
+            at(
+                field.span(),
+                &format!(
+                    "#[automatically_derived]
+                    impl<{declared}> ::rdma::cqe::HasCqe<{id}> for {name}<{used}> {bounds} {{
+                        const FIELD: ::rdma::cqe::Field<Self, {id}> = ::rdma::cqe_field!({field});
+                    }}"
+                ),
+            )
+        })
         .collect();
     if output.is_empty() {
         return error(name.span(), "HasCqe: no field of type Cqe<Self>");
@@ -70,27 +67,6 @@ pub(crate) fn derive(input: TokenStream) -> TokenStream {
 /// Reports an error at a place in the user's code.
 fn error(span: Span, message: &str) -> TokenStream {
     at(span, &format!("::core::compile_error!({message:?});"))
-}
-
-/// Expands to safe code only, as its paths may not be those of the crate `rdma`: a ULP may give the
-/// name to another crate (`extern crate self as rdma`). The proof is in `rdma::cqe_field!`.
-fn implement(name: &Ident, generics: &Generics, field: &CqeField) -> TokenStream {
-    let Generics {
-        declared,
-        used,
-        bounds,
-    } = generics;
-    let CqeField { name: field, id } = field;
-    let owner = format!("{name}<{used}>");
-    at(
-        field.span(),
-        &format!(
-            "#[automatically_derived]
-            impl<{declared}> ::rdma::cqe::HasCqe<{id}> for {owner} {bounds} {{
-                const FIELD: ::rdma::cqe::Field<Self, {id}> = ::rdma::cqe_field!({field});
-            }}"
-        ),
-    )
 }
 
 /// Splits at the commas that are not inside of angle brackets.
@@ -129,9 +105,10 @@ fn text(tokens: &[TokenTree]) -> String {
     tokens.iter().cloned().collect::<TokenStream>().to_string()
 }
 
-/// Parses the tokens between the struct's name and its fields.
-fn parse_generics(tokens: &[TokenTree]) -> Generics {
-    let mut generics = Generics::default();
+/// Parses the tokens between the struct's name and its fields. Returns what goes where in
+/// `impl<declared> Trait for Name<used> bounds`.
+fn parse_generics(tokens: &[TokenTree]) -> [String; 3] {
+    let (mut all, mut used) = (String::new(), String::new());
     let mut rest = tokens;
     if is_punct(tokens.first(), '<') {
         let mut depth = 0;
@@ -147,22 +124,22 @@ fn parse_generics(tokens: &[TokenTree]) -> Generics {
         for param in split(&tokens[1..end]) {
             let default = param.iter().position(|token| is_punct(Some(token), '='));
             let declared = &param[..default.unwrap_or(param.len())];
-            generics.declared += &format!("{}, ", text(declared));
+            all += &format!("{}, ", text(declared));
             let bounds = declared.iter().position(|token| is_punct(Some(token), ':'));
-            let mut used = &declared[..bounds.unwrap_or(declared.len())];
-            if matches!(used.first(), Some(TokenTree::Ident(word)) if word.to_string() == "const") {
-                used = &used[1..];
+            let mut name = &declared[..bounds.unwrap_or(declared.len())];
+            if matches!(name.first(), Some(TokenTree::Ident(word)) if word.to_string() == "const") {
+                name = &name[1..];
             }
-            generics.used += &format!("{}, ", text(used));
+            used += &format!("{}, ", text(name));
         }
         rest = &tokens[end + 1..];
     }
-    generics.bounds = text(rest);
-    generics
+    [all, used, text(rest)]
 }
 
-/// Parses `attributes visibility name: path::Cqe<owner, ID>`. Returns `None` for any other field.
-fn parse_field(tokens: &[TokenTree]) -> Option<CqeField> {
+/// Parses `attributes visibility name: path::Cqe<owner, ID>`. Returns the name and the id, or `None`
+/// for any other field.
+fn parse_field(tokens: &[TokenTree]) -> Option<(Ident, String)> {
     let colon = tokens.iter().position(|token| {
         matches!(token, TokenTree::Punct(p) if p.as_char() == ':' && p.spacing() == Spacing::Alone)
     })?;
@@ -176,10 +153,8 @@ fn parse_field(tokens: &[TokenTree]) -> Option<CqeField> {
         _ => return None,
     }
     let args = split(ty.get(open + 1..ty.len() - 1)?);
-    Some(CqeField {
-        name: name.clone(),
-        id: args.get(1).map_or("0".to_string(), |id| text(id)),
-    })
+    let id = args.get(1).map_or("0".to_string(), |id| text(id));
+    Some((name.clone(), id))
 }
 
 /// Parses `source` into tokens at `span`, where the compiler reports errors.
