@@ -16,9 +16,8 @@ use core::{
 
 /// A connection whose receives are a [`RecvRing`].
 ///
-/// Each receive has a reference to the connection, and the connection has its QP. They let go of
-/// it when the QP goes to the error state, which flushes them: a connection must be disconnected,
-/// or its QP drained, and not just dropped.
+/// Each receive has a reference to the connection, which has its QP, until it is flushed: a
+/// connection must be disconnected, or its QP drained, and not just dropped.
 pub trait RecvHandler: Send + Sync + Sized + 'static {
     /// The context that the QP's sends complete in.
     type Send: PollContext;
@@ -30,20 +29,16 @@ pub trait RecvHandler: Send + Sync + Sized + 'static {
     /// Returns the QP of the connection.
     fn qp(&self) -> &Arc<Qp<Self::Send, Self::Recv>>;
 
-    /// Handles a message. When `message` is dropped its receive is posted again, so what the peer
-    /// may send next is received while an answer is made.
+    /// Handles a message, whose receive is posted again when `message` is dropped.
     fn received(message: Received<'_, Self>, cx: &Self::Needs);
 
     /// A receive has failed, mostly as it was flushed: the connection is over. Called for each
-    /// receive, in the context of the CQ. It is not posted again; its memory is freed after this.
+    /// receive, in the context of the CQ.
     fn failed(&self, error: WcError);
 
     /// A receive could not be posted again: end the connection, by
-    /// [`Id::disconnect_later`](cm::Id::disconnect_later) for example. Any context. The memory of
-    /// the receive is freed after this.
-    ///
-    /// Not called if the driver does not say whether it has refused the receive; such a receive is
-    /// taken for posted, as the driver may complete it.
+    /// [`Id::disconnect_later`](cm::Id::disconnect_later) for example. Any context. Not called if
+    /// the driver does not say whether it has refused the receive: it may complete.
     fn refused(&self, error: Error);
 }
 
@@ -99,13 +94,9 @@ pub struct RecvRing<'a> {
 }
 
 impl RecvRing<'_> {
-    /// Allocates the receives and posts them. Called once, before the connection is made, so that
-    /// the peer's first messages find them.
-    ///
-    /// # Errors
-    ///
-    /// `ENOMEM`, `EINVAL` for a length of zero, or `EIO`, and nothing is posted; or the error of
-    /// [`Qp::post_recv`]. Receives that were posted before it stay so until the QP is drained.
+    /// Allocates the receives and posts them, once, before the connection is made. Fails with
+    /// `ENOMEM`, `EINVAL` for a length of zero, or `EIO`, and nothing is posted; or as
+    /// [`Qp::post_recv`]: what was posted before stays so until the QP is drained.
     pub fn post<T: RecvHandler>(&self, conn: &Arc<T>, cx: &Sleepable) -> Result {
         let mut recvs = KVec::with_capacity(self.count as usize, GFP_KERNEL)?;
         for _ in 0..self.count {
@@ -119,7 +110,7 @@ impl RecvRing<'_> {
             recvs.push_within_capacity(Pin::from(recv))?;
         }
         for recv in recvs {
-            (conn.qp()).post_recv(recv, |recv| Ok(RecvWr::new([recv.buf.whole_mut()])))?;
+            conn.qp().post_recv(recv, Recv::wr)?;
         }
         Ok(())
     }
@@ -154,6 +145,11 @@ impl<T: RecvHandler> CqeHandler for Recv<T> {
 }
 
 impl<T: RecvHandler> Recv<T> {
+    #[inline]
+    fn wr(&self) -> Result<RecvWr<'_>> {
+        Ok(RecvWr::new([self.buf.whole_mut()]))
+    }
+
     /// Returns the connection, and the first `len` bytes of the buffer.
     #[inline]
     fn open(&mut self, len: usize) -> (&Arc<T>, RecvBytes<'_>) {
@@ -196,8 +192,8 @@ impl Deref for RecvBytes<'_> {
     }
 }
 
-/// A message that has come. Its receive is posted again when this is dropped, in the handler, by
-/// the cost of [`Qp::repost_recv`].
+/// A message that has come. Its receive is posted again when this is dropped
+/// ([`Qp::repost_recv`]).
 ///
 /// # Invariants
 ///
@@ -258,15 +254,8 @@ impl<T: RecvHandler> Drop for Received<'_, T> {
     fn drop(&mut self) {
         // SAFETY: `recv` was not taken, by the type invariant, and is not used after this.
         let recv = unsafe { ManuallyDrop::take(&mut self.recv) };
-        let posted = Qp::repost_recv(
-            recv,
-            self.success.completion(),
-            |recv| recv.conn.qp(),
-            |recv| Ok(RecvWr::new([recv.buf.whole_mut()])),
-        );
-        if let Err(e) = posted {
-            refused(e);
-        }
+        let wc = self.success.completion();
+        Qp::repost_recv(recv, wc, |recv| recv.conn.qp(), Recv::wr).unwrap_or_else(refused);
     }
 }
 
@@ -318,9 +307,6 @@ impl<T: RecvHandler> Drop for Kept<T> {
         let recv = unsafe { ManuallyDrop::take(&mut self.recv) };
         // The receive takes its reference along, and may have completed before the call returns.
         let qp = recv.conn.qp().clone();
-        let posted = qp.post_recv(recv, |recv| Ok(RecvWr::new([recv.buf.whole_mut()])));
-        if let Err(e) = posted {
-            refused(e);
-        }
+        qp.post_recv(recv, Recv::wr).unwrap_or_else(refused);
     }
 }
