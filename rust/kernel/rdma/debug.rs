@@ -176,26 +176,20 @@ pub(crate) fn is_active(cqe: *mut bindings::ib_cqe) -> bool {
 
 /// Returns the requests that are posted to a QP, as far as is known.
 pub(crate) fn of_qp(qp: *const bindings::ib_qp) -> Option<Outstanding> {
-    let mut found: Option<Outstanding> = None;
+    let mut found = None;
     for bucket in &Table::get()?.buckets {
         let state = bucket.lock();
-        for posted in state
-            .posted
-            .values()
-            .filter(|posted| posted.qp == qp as usize)
-        {
-            let count = posted.times + found.as_ref().map_or(0, |found| found.count);
-            let (owner, since) = match found {
-                Some(first) if first.since.elapsed() >= posted.since.elapsed() => {
-                    (first.owner, first.since)
-                }
-                _ => (posted.owner, posted.since),
-            };
-            found = Some(Outstanding {
-                count,
-                owner,
-                since,
+        let of_qp = |posted: &&Posted| posted.qp == qp as usize;
+        for posted in state.posted.values().filter(of_qp) {
+            let first = found.get_or_insert(Outstanding {
+                count: 0,
+                owner: posted.owner,
+                since: posted.since,
             });
+            first.count += posted.times;
+            if posted.since.elapsed() > first.since.elapsed() {
+                (first.owner, first.since) = (posted.owner, posted.since);
+            }
         }
     }
     found

@@ -8,6 +8,7 @@
 //! C header: [`include/rdma/ib_verbs.h`](srctree/include/rdma/ib_verbs.h) (`ib_dma_map_single`)
 
 use crate::{
+    context::private::Sealed,
     prelude::*,
     wr, //
 };
@@ -21,8 +22,8 @@ use core::{
 };
 
 /// A DMA-mapped buffer. The CPU accesses its bytes through [`Buf::cpu`], which borrows it
-/// exclusively: a buffer whose owner is posted cannot be accessed so. Bytes that are known only
-/// when the request is made, as a key, are written by [`Buf::write`].
+/// exclusively. Bytes that are known only when the request is made, as a key, are written by
+/// [`Buf::write`].
 ///
 /// # Invariants
 ///
@@ -66,14 +67,10 @@ impl<D: Direction> Buf<D> {
 }
 
 impl<D: DeviceReads> Buf<D> {
-    /// Writes bytes at `offset` (`ib_dma_sync_single_for_device`), in the call that posts the
-    /// buffer, where it is borrowed already: 64 at most. A device that reads them meanwhile may get
-    /// old or new ones, and so it is where two threads write the same ones. Any context. Fails with
-    /// `EINVAL` if they are not inside of the buffer.
-    ///
-    /// # Examples
-    ///
-    /// See [`Qp::post_chain`].
+    /// Writes bytes, 64 at most, at `offset` (`ib_dma_sync_single_for_device`), in the call that
+    /// posts the buffer, as in the example of [`Qp::post_chain`]. A device that reads them meanwhile
+    /// may get old or new ones, and so it is where two threads write the same ones. Any context.
+    /// Fails with `EINVAL` if they are not inside of the buffer.
     #[inline]
     pub fn write<const N: usize>(&self, offset: usize, bytes: &[u8; N]) -> Result {
         const {
@@ -149,12 +146,8 @@ impl Drop for CpuView<'_> {
     }
 }
 
-mod private {
-    pub trait Sealed {}
-}
-
 /// The direction of DMA, as `enum dma_data_direction`.
-pub trait Direction: private::Sealed + Send + Sync + Unpin + 'static {
+pub trait Direction: Sealed + Send + Sync + Unpin + 'static {
     /// The C value.
     #[doc(hidden)]
     const RAW: bindings::dma_data_direction;
@@ -180,7 +173,7 @@ macro_rules! direction {
     ($(#[$doc:meta])* $name:ident, $raw:ident, [$($can:ident),*]) => {
         $(#[$doc])*
         pub enum $name {}
-        impl private::Sealed for $name {}
+        impl Sealed for $name {}
         impl Direction for $name {
             const RAW: bindings::dma_data_direction = bindings::dma_data_direction::$raw;
         }
