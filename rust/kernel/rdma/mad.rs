@@ -5,8 +5,7 @@
 //! An [`Agent`] sends requests of its [`Class`] and waits for the replies, and receives the
 //! requests of others for the [`Method`]s that it serves. Any number of threads may wait at one
 //! agent: each for the reply to its own request, or in [`Agent::recv`] for whatever comes, which
-//! goes to one of them. No code of the ULP runs in the MAD layer's own context. MADs have one
-//! segment: RMPP is not supported.
+//! goes to one of them. MADs have one segment: RMPP is not supported. See Documentation/mad.rst.
 //!
 //! # Examples
 //!
@@ -201,15 +200,14 @@ impl Message<'_> {
 }
 
 /// A destination of MADs: QP 1 of a port, or the sender of a MAD, as seen from a port of this host.
-/// A counted handle, which requests keep until they complete.
+/// A counted handle.
 #[derive(Clone)]
 pub struct Peer {
     ah: deferred::Deferred<ah::State<refs::Ref<device::Inner>>>,
     port: u32,
     qpn: u32,
     pkey_index: u16,
-    /// The MAD layer can match replies to requests. It compares GIDs, and a reply over IPv4 has
-    /// none.
+    /// The MAD layer can match replies to requests: it cannot over IPv4.
     matches: bool,
 }
 
@@ -307,8 +305,8 @@ impl Received {
         self.header().status.get()
     }
 
-    /// Returns what follows the header of the MAD's class, up to the end of the MAD, which does not
-    /// have the length of the payload. It is the peer's, so nothing of it can be trusted.
+    /// Returns what follows the header of the MAD's class, up to the end of the MAD. It is the
+    /// peer's, so nothing of it can be trusted.
     pub fn payload(&self) -> &[u8] {
         let at = Class::new(self.header().mgmt_class, 0).payload_at();
         self.bytes().get(at..).unwrap_or(&[])
@@ -442,7 +440,7 @@ pub struct Agent {
 impl Agent {
     /// Registers an agent of QP 1 of a port (`ib_register_mad_agent`). It receives the requests of
     /// others for `methods`, of which at most `backlog` are queued for [`Agent::recv`]; more are
-    /// dropped. An agent that serves none receives replies only. Fails with `EINVAL` if there is no
+    /// dropped. Fails with `EINVAL` if there is no
     /// such class or port, or if one of the methods is a reply's or served by another agent;
     /// `EPROTONOSUPPORT` if the port has no MADs; `ENODEV` if the device goes; `ENOMEM`.
     #[inline(never)]

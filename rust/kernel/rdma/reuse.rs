@@ -4,11 +4,8 @@
 //!
 //! Most ULPs allocate their requests once, in an array or with the tags of blk-mq. Here each is a
 //! [`Reusable<T>`]. [`Reusable::start`] returns an [`InFlight<T>`], of which there is one at a
-//! time, and which can own a posted request as a `Pin<KBox<T>>` can. The completion's handler gets
-//! it, and when it is dropped the request can be started again. Until then the `Reusable` gives no
-//! access.
-//!
-//! Starting is a load, a compare and a store, dropping an atomic decrement, without a lock.
+//! time, and which can own a posted request as a `Pin<KBox<T>>` can. When the completion's handler
+//! drops it, the request can be started again. Until then the `Reusable` gives no access.
 //!
 //! # Examples
 //!
@@ -152,10 +149,7 @@ impl<T> Drop for Reusable<T> {
 }
 
 /// A [`Reusable`] request that is in flight: exclusive access to it, and the owner of a request
-/// that is posted.
-///
-/// Dropping it, in any context, makes the request idle. It may be kept instead, or sent to another
-/// thread.
+/// that is posted. Dropping it, in any context, makes the request idle.
 ///
 /// # Invariants
 ///

@@ -127,8 +127,8 @@ impl<'a> Rw<'a> {
         }
     }
 
-    /// Reads the peer's bytes from `remote` on into the bytes in `range` of the memory (RDMA READ),
-    /// which is `..` for all of them. Posting or preparing it may sleep.
+    /// Reads the peer's bytes from `remote` on into those in `range` of the memory (RDMA READ).
+    /// Posting or preparing it may sleep.
     #[inline]
     pub fn read<D: DeviceWrites, O: SgOwner<D>>(
         ctx: &'a Ctx<D, O>,
@@ -139,8 +139,8 @@ impl<'a> Rw<'a> {
         Self::of(&ctx.raw, range, remote, READ)
     }
 
-    /// Writes the bytes in `range` of the memory, which is `..` for all of them, to the peer, from
-    /// `remote` on (RDMA WRITE). Posting or preparing it may sleep.
+    /// Writes the bytes in `range` of the memory to the peer, from `remote` on (RDMA WRITE). Posting
+    /// or preparing it may sleep.
     #[inline]
     pub fn write<D: DeviceReads, O: SgOwner<D>>(
         ctx: &'a Ctx<D, O>,
@@ -152,7 +152,7 @@ impl<'a> Rw<'a> {
     }
 
     /// Adds a request behind the transfer, which completes instead, as a response that follows its
-    /// data (`chain_wr` of `rdma_rw_ctx_post`). Any context. [`Qp::post_rw`] says how it fails.
+    /// data (`chain_wr` of `rdma_rw_ctx_post`).
     ///
     /// # Examples
     ///
@@ -211,7 +211,7 @@ impl Port<'_> {
     /// ```
     pub fn rw_contexts(&self, pages: u32) -> Result<u32> {
         let dev = self.device();
-        // C divides by one of them; a module parameter is among what decides by which.
+        // C divides by one of them.
         let (mr, read) = (
             dev.attrs().max_fast_reg_page_list_len,
             dev.attrs().max_sge_rd,
@@ -236,8 +236,7 @@ impl Port<'_> {
 
 /// Memory that a scatter list describes, and the context of its transfers (`struct rdma_rw_ctx`): a
 /// part of the owner that is moved into the send queue. It is pages of its own ([`Ctx::alloc`]), or
-/// the memory of another owner ([`Ctx::new`]), which comes back when neither the device nor a peer
-/// can reach it.
+/// the memory of another owner ([`Ctx::new`]).
 ///
 /// # Invariants
 ///
@@ -253,8 +252,8 @@ pub struct Ctx<D: Direction = Bidirectional, O: SgOwner<D> = Pages> {
 ///
 /// While `state` has the address of a QP, and is not that of a context that is prepared, `cqe` and
 /// `inner` are accessed only by the call that has claimed this and, if that posts, by the
-/// completion then. From a successful [`RawCtx::map`] to the end of the
-/// transfer its QP, whose address `state` has, counts it, and `inner.raw` is initialised for it.
+/// completion then. From a successful [`RawCtx::map`] to the end of the transfer its QP, whose
+/// address `state` has, counts it, and `inner.raw` is initialised for it.
 #[repr(C)]
 struct RawCtx {
     inner: UnsafeCell<Inner>,
@@ -337,8 +336,7 @@ impl<D: Direction, O: SgOwner<D>> Ctx<D, O> {
         }
     }
 
-    /// Returns the length of the memory, in bytes: zero if it is lost, see
-    /// [`Qp::post_rw`](crate::qp::Qp::post_rw).
+    /// Returns the length of the memory, in bytes: zero if it is lost, see [`Qp::post_rw`].
     #[expect(clippy::len_without_is_empty)]
     pub fn len(&self) -> usize {
         match self.raw.state.is_lost() {
@@ -509,8 +507,7 @@ impl RawCtx {
             (qp.max_write_sge.min(qp.max_read_sge), pages, qp.port)
         };
         let range = range.unwrap_or(0..self.len);
-        // C divides by the number of entries that a request can have, and by that of the pages of
-        // an MR, and looks the port up.
+        // C divides by the first two, and looks the port up.
         if range.is_empty() || range.end > self.len || sges == 0 || pages == 0 || port == 0 {
             self.state.set_idle();
             return Err(EINVAL);
@@ -558,9 +555,8 @@ impl RawCtx {
     /// Ends a transfer of all of the memory that was posted and has completed, and the claim
     /// (`rdma_rw_ctx_destroy`), and returns the callback of the owner. Any context.
     ///
-    /// The values that are needed after a call are read again after it, the address of the context
-    /// from its completion, so that fewer registers are saved. With a reference to that the
-    /// compiler would know that it has not changed.
+    /// What is needed after a call is read again from the completion, so that fewer registers are
+    /// saved. With a reference to that the compiler would know that it has not changed.
     ///
     /// # Safety
     ///
@@ -592,11 +588,8 @@ impl RawCtx {
     }
 
     /// Ends the transfer that there is, and the claim (`rdma_rw_ctx_destroy`). `succeeded` is
-    /// `true` if all of it was done. Any context.
-    ///
-    /// `rdma_rw` keeps an MR that only a READ that succeeds invalidates
-    /// (`IB_WR_RDMA_READ_WITH_INV`, on iWARP) until the QP is destroyed. So the QP keeps the memory
-    /// as long.
+    /// `true` if all of it was done: the QP keeps the memory of a READ that was not and to which
+    /// peers have a key. Any context.
     ///
     /// # Safety
     ///
@@ -992,30 +985,26 @@ unsafe fn distance(
 }
 
 impl<S: PollContext, R: PollContext> Qp<S, R> {
-    /// Maps the memory of a [`Ctx`] for a transfer and makes its requests
-    /// (`rdma_rw_ctx_init`), so that it can be posted where one cannot sleep.
+    /// Maps the memory of a [`Ctx`] for a transfer and makes its requests (`rdma_rw_ctx_init`), so
+    /// that it can be posted where one cannot sleep.
     ///
     /// The QP is not destroyed before the transfer has completed, or was cancelled
-    /// ([`Ctx::cancel`]), as dropping the context does, too: if that takes more
-    /// than a minute after the last reference to the QP is gone, the QP is leaked and holds its
-    /// device. Fails with `EBUSY` if the context is posted or was prepared; `EINVAL` if the range
+    /// ([`Ctx::cancel`]), as dropping the context does, too: one that waits for more than a minute
+    /// is leaked and holds its device. Fails with `EBUSY` if the context is posted or was prepared; `EINVAL` if the range
     /// is empty or not inside of the memory, if that is lost, or the QP is not initialised or has
     /// no entries, or MRs are needed and cannot map the entries of the list; `EAGAIN` if MRs are
-    /// needed and all of the QP's are in use; `ENOMEM`.
-    ///
-    /// Documentation/mr.rst has an example.
+    /// needed and all of the QP's are in use; `ENOMEM`. Documentation/mr.rst has an example.
     pub fn prepare_rw(&self, rw: Rw<'_>) -> Result {
         // SAFETY: The context is borrowed, and the QP is valid. Nothing is posted.
         unsafe { begin(rw.ctx.into(), rw.extents, self.any.target.raw, None) }.map_err(|(e, _)| e)
     }
 
-    /// Transfers memory of a [`Ctx`] to or from the peer (`rdma_rw_ctx_init`,
-    /// `rdma_rw_ctx_post`), moving in their owner. Any context, if the transfer was prepared.
+    /// Transfers memory of a [`Ctx`] to or from the peer (`rdma_rw_ctx_init`, `rdma_rw_ctx_post`),
+    /// moving in their owner. Any context, if the transfer was prepared.
     ///
-    /// The QP must be created with contexts for it: see
-    /// [`InitAttr::rw_contexts`](crate::qp::InitAttr::rw_contexts). In the owner's handler the
-    /// memory is not mapped any more (`rdma_rw_ctx_destroy`). A request may follow: see
-    /// [`Rw::then`].
+    /// The QP must be created with contexts for it
+    /// ([`InitAttr::rw_contexts`](qp::InitAttr::rw_contexts)). In the owner's handler the memory is
+    /// not mapped any more (`rdma_rw_ctx_destroy`).
     ///
     /// If a READ fails on iWARP, where the peer has a key, the memory is lost to its context,
     /// whose length is zero then; its owner is dropped after the QP is destroyed, so that must not
@@ -1025,10 +1014,8 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
     /// be prepared for this QP and is not, or an entry of the request that follows is of another
     /// PD; `ENOMEM` also when the queue is full; `EOPNOTSUPP` for a WRITE on iWARP if ib_core was
     /// loaded with `force_mr`, by which peers could write the memory, and for a request behind it
-    /// that iWARP does not have.
-    /// See [`PostError`] for what becomes of the owner. A transfer that was prepared and that was
-    /// refused is to be prepared again, unless it was `rw` that failed, or the request that
-    /// follows.
+    /// that iWARP does not have. A transfer that was prepared is to be prepared again then, unless
+    /// it was `rw` that failed, or the request that follows.
     #[inline]
     pub fn post_rw<P, const ID: u64, const N: usize, const THEN: bool>(
         &self,

@@ -327,9 +327,7 @@ pub unsafe trait SgOwner<D: Direction>: Send + Unpin + 'static {
 /// DMA-mapped memory of another owner, which travels with it: it comes back when neither the device
 /// nor a peer can reach the memory.
 ///
-/// C completes a request of its upper layer with a key that may still be valid. A [`Region`] of
-/// this that is dropped is deregistered before the memory is unmapped and the owner dropped. An
-/// owner that must not be dropped goes into a region by [`Region::map`], which gives it back if it
+/// An owner that must not be dropped goes into a region by [`Region::map`], which gives it back if it
 /// fails, as [`Region::new`] does not.
 ///
 /// # Examples
