@@ -2,10 +2,9 @@
 
 //! Parts that protocols have between the verbs and their own messages.
 //!
-//! Each ULP that has requests and answers writes these parts by hand in C: a set of receives that
-//! are posted again, tags and what waits for their replies, a count of credits, the sizes of its
-//! queues, the end of a connection that could not be made, timers, and reconnecting. Each of them
-//! can be used without the others. See Documentation/session.rst.
+//! Receives that are posted again, tags and what waits for their replies, credits, the sizes of
+//! queues, the end of a connection, timers, and reconnecting. Each can be used without the others.
+//! See Documentation/session.rst.
 
 mod credits;
 mod recv;
@@ -41,10 +40,8 @@ pub use timers::{
 
 use crate::prelude::*;
 
-/// Ends a connection: disconnects it, and drains its QP, so that all owners of requests are back
-/// (`rdma_disconnect`, `ib_drain_qp`).
-///
-/// The connection need not be there, any more or yet. Fails as [`Qp::drain`].
+/// Ends a connection, which need not be there, any more or yet: disconnects it, and drains its QP, so
+/// that all owners of requests are back (`rdma_disconnect`, `ib_drain_qp`). Fails as [`Qp::drain`].
 pub fn end<S: PollContext, R: PollContext>(id: &cm::Id, qp: &Qp<S, R>, cx: &Sleepable) -> Result {
     // If there is no connection, the drain flushes the requests.
     let _ = id.disconnect(cx);
@@ -52,7 +49,7 @@ pub fn end<S: PollContext, R: PollContext>(id: &cm::Id, qp: &Qp<S, R>, cx: &Slee
 }
 
 /// A connection that is being made. If it is dropped before that is done, the connection is
-/// [ended](end): receives that were posted before come back, and with them what they keep.
+/// [ended](end).
 #[must_use = "the connection is ended when this is dropped"]
 pub struct Connecting<'a, S: PollContext, R: PollContext> {
     id: &'a cm::Id,

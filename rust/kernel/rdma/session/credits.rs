@@ -1,15 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Credits: the number of messages that one side may send to the other.
+//! Credits: the number of messages that one side may send to the other, as SMB Direct and RPC over
+//! RDMA have them.
 //!
-//! A reliable connection has no flow control of its own: a message that finds no receive is sent
-//! again after a while, or ends the connection. So protocols count. Each side tells the other how
-//! many receives it has posted, and then, with the messages that it sends anyway, how many it has
-//! posted again (as SMB Direct and RPC over RDMA do).
-//!
-//! [`SendCredits`] are those that this side has from its peer. [`RecvCredits`] are those that the
-//! peer has from this side. The counts that are exchanged are from a stranger: what exceeds the
-//! agreement is an error.
+//! [`SendCredits`] are those that this side has from its peer, and [`RecvCredits`] those that the
+//! peer has from this side. What exceeds the agreement is an error.
 
 use crate::{
     completion::wait_event,
@@ -99,11 +94,8 @@ impl SendCredits {
         }
     }
 
-    /// Takes a credit. Any context.
-    ///
-    /// # Errors
-    ///
-    /// `EAGAIN` if there is none; the error of [`SendCredits::close`].
+    /// Takes a credit. Any context. Fails with `EAGAIN` if there is none, or with the error of
+    /// [`SendCredits::close`].
     pub fn take(&self) -> Result<Credit<'_>> {
         // INVARIANT: It does not become negative.
         self.change(|count| match count {
@@ -113,11 +105,8 @@ impl SendCredits {
         Ok(Credit(self))
     }
 
-    /// Takes a credit, and waits up to `timeout_ms` milliseconds for one.
-    ///
-    /// # Errors
-    ///
-    /// `ETIMEDOUT`; `ERESTARTSYS` if a signal is pending; the error of [`SendCredits::close`].
+    /// Takes a credit, and waits up to `timeout_ms` milliseconds for one. Fails with `ETIMEDOUT`,
+    /// with `ERESTARTSYS` if a signal is pending, or with the error of [`SendCredits::close`].
     pub fn wait(&self, timeout_ms: u32, cx: &Sleepable) -> Result<Credit<'_>> {
         match self.take() {
             Err(EAGAIN) => {}
@@ -133,11 +122,8 @@ impl SendCredits {
     }
 
     /// Adds credits that the peer has given, and wakes threads that wait for them. Any context.
-    ///
-    /// # Errors
-    ///
-    /// `EPROTO` if there were more than the limit, and none are added: the peer does not keep to
-    /// the protocol. The error of [`SendCredits::close`].
+    /// Fails with `EPROTO` if there were more than the limit, and none are added: the peer does not
+    /// keep to the protocol; or with the error of [`SendCredits::close`].
     pub fn give(&self, credits: u32) -> Result {
         // INVARIANT: It is not above the limit, as is checked.
         self.change(|count| {
@@ -257,21 +243,15 @@ impl RecvCredits {
         }
     }
 
-    /// Takes the credit of a message that has come. Any context.
-    ///
-    /// # Errors
-    ///
-    /// `EPROTO` if the peer had none: it does not keep to the protocol.
+    /// Takes the credit of a message that has come. Any context. Fails with `EPROTO` if the peer had
+    /// none: it does not keep to the protocol.
     pub fn received(&self) -> Result {
         // INVARIANT: The sum is less than before.
         self.change(|untold, granted| Ok((untold, granted.checked_sub(1).ok_or(EPROTO)?)))?;
         Ok(())
     }
 
-    /// Adds receives that were posted, of which the peer will be told. Any context.
-    ///
-    /// # Errors
-    ///
+    /// Adds receives that were posted, of which the peer will be told. Any context. Fails with
     /// `EOVERFLOW` if there were more than the limit: none are added.
     pub fn posted(&self, recvs: u32) -> Result {
         // INVARIANT: The sum is not above the limit, as is checked.
@@ -283,9 +263,8 @@ impl RecvCredits {
         Ok(())
     }
 
-    /// Returns how many credits to give the peer with a message, at most `most`: all that it was
-    /// not told of. They are given with that, so the message has to be sent, or the connection to
-    /// end. Any context.
+    /// Gives the peer credits, all that it was not told of and at most `most`, with a message, which
+    /// has to be sent, or the connection to end. Returns their number. Any context.
     pub fn grant(&self, most: u32) -> u32 {
         // INVARIANT: The sum stays the same.
         let untold = self.change(|untold, granted| {
@@ -295,8 +274,7 @@ impl RecvCredits {
         untold.map_or(0, |untold| untold.min(most))
     }
 
-    /// Returns the number of receives that the peer was not told of: a protocol whose side has
-    /// nothing to send sends an empty message when there are too many.
+    /// Returns the number of receives that the peer was not told of.
     pub fn untold(&self) -> u32 {
         (self.counts.load(Relaxed) >> 32) as u32
     }

@@ -2,18 +2,11 @@
 
 //! Requests that are answered, many at once.
 //!
-//! A storage protocol sends a request and gets a reply: two completions, of a send and of a
-//! receive, in any order. What is posted stays as it is until the send has completed, even if the
-//! reply has come, and a tag names another exchange only when both are back.
-//!
 //! An [`Exchange`] has two parts: its request, which is posted, and what waits for the reply. Each
 //! tag of a [`Tags`] has one of them, made once. A [`Tag`] is held by who has taken it, as a tag of
 //! blk-mq; it is posted ([`Tag::post`]), the peer's message names it by its [`TagId`], and
-//! [`Tags::reply`] finds it. A reply that nobody waits for finds nothing: a second one, one for a
-//! tag that is free or out of range, or one for another exchange of the tag.
-//!
-//! Taking a tag and freeing it are an atomic operation each. In between there is none: both
-//! completions are those of one CQ, whose handlers run one after the other.
+//! [`Tags::reply`] finds it. A tag names another exchange only when the send has completed and the
+//! reply was handled, in any order: see Documentation/session.rst.
 //!
 //! # Examples
 //!
@@ -131,10 +124,8 @@ pub trait Exchange: Sized + 'static {
     }
 
     /// The send has completed and the reply was handled, or does not come: what that has left in
-    /// the [`Reply`](Exchange::Reply) tells which.
-    ///
-    /// In the handler that was the second, or in [`Tags::reclaim`], or in a work item when the QP
-    /// is destroyed. Any context therefore. The tag is free when it is dropped.
+    /// the [`Reply`](Exchange::Reply) tells which. Any context: a handler, [`Tags::reclaim`], or a
+    /// work item when the QP is destroyed.
     fn ended(tag: Tag<Self>) {
         drop(tag);
     }
@@ -551,15 +542,15 @@ impl<X: Exchange> Tag<X> {
     }
 
     /// Posts the request, and waits for its reply from then on: [`Qp::post_chain`] of what `make`
-    /// adds, of which the last completes to [`Exchange::sent`]. Nothing of the tag is left to the
-    /// caller, as the reply may come before this returns.
+    /// adds, of which the last completes to [`Exchange::sent`]. The reply may come before this
+    /// returns.
     ///
     /// Any context. Gives the tag back as [`Qp::post_chain`] gives an owner, with `EINVAL` if the
-    /// table is that of another QP, and with the error of [`Tags::close`]. Where the driver has
-    /// refused it the tag is not given back, as the peer may have answered what it did not get: the
-    /// exchange ends in [`Tags::reclaim`] or, if requests before that were posted, when the QP is
-    /// destroyed. Regions that were to be registered may be registered then. If the driver does not
-    /// say which one it has refused, and no completion comes, the exchange does not end.
+    /// table is that of another QP, and with the error of [`Tags::close`]; but not where the driver
+    /// has refused it: the exchange ends in [`Tags::reclaim`] or, if requests before that were
+    /// posted, when the QP is destroyed. Regions that were to be registered may be registered then.
+    /// If the driver does not say which one it has refused, and no completion comes, the exchange
+    /// does not end.
     #[inline]
     pub fn post<C, const LINKS: usize, const SGES: usize>(
         self,
@@ -650,8 +641,7 @@ impl<X: Exchange> Reply<'_, X> {
     /// Posts a local invalidation of a region of the request, where the reply did not prove that
     /// the peer has done that. The reply is being handled until [`Exchange::invalidated`]. That is
     /// not called, and the exchange ends in [`Tags::reclaim`] or when the QP is destroyed, if the
-    /// invalidation fails, or if the peer has guessed what to answer before that was posted: the
-    /// registration then came later.
+    /// invalidation fails, or was posted before the registration, as the peer has guessed the reply.
     ///
     /// Gives the reply back as [`Qp::post_send`] gives an owner, with `EINVAL` if the table is that
     /// of another QP, and with the error of [`Tags::close`]. If it is not given back, and no
@@ -712,9 +702,8 @@ impl<X: Exchange> Drop for Reply<'_, X> {
 
 /// The exchanges of a QP, and their tags.
 ///
-/// The memory is there until this is dropped, the QP is destroyed and the last tag is free. When
-/// the QP is destroyed, from a work item or not, the exchanges that are out end; those of which a
-/// completion is in a [`WcArray`] do when that is dispatched.
+/// When the QP is destroyed, the exchanges that are out end; those of which a completion is in a
+/// [`WcArray`] do when that is dispatched.
 pub struct Tags<X: Exchange>(Handle<X>);
 
 /// Returns the words of `count` tags, which are free. Not generic, so that it is not in each ULP.
@@ -729,8 +718,7 @@ fn words(count: u32) -> Result<KVec<Word>> {
 
 impl<X: Exchange> Tags<X> {
     /// Makes `count` exchanges, whose parts `init` makes, for a QP. Peers return `generation_bits`
-    /// bits, at most 16, of the number of an exchange: by so many an answer to an exchange that has
-    /// ended is told from one to the next with that tag.
+    /// bits, at most 16, of the number of an exchange.
     ///
     /// Fails with `EINVAL` if both queues of the QP do not complete to one CQ, or that is
     /// [shared](Cq::pool_get), or if there are 0 or more than 65,536 exchanges, or too many bits;
@@ -803,21 +791,15 @@ impl<X: Exchange> Tags<X> {
         Ok(this)
     }
 
-    /// Takes a free tag. Any context.
-    ///
-    /// # Errors
-    ///
-    /// `EAGAIN` if there is none; the error of [`Tags::close`].
+    /// Takes a free tag. Any context. Fails with `EAGAIN` if there is none, or with the error of
+    /// [`Tags::close`].
     #[inline]
     pub fn take(&self) -> Result<Tag<X>> {
         self.0.take()
     }
 
-    /// Takes a free tag, and waits up to `timeout_ms` milliseconds for one.
-    ///
-    /// # Errors
-    ///
-    /// `ETIMEDOUT`; `ERESTARTSYS` if a signal is pending; the error of [`Tags::close`].
+    /// Takes a free tag, and waits up to `timeout_ms` milliseconds for one. Fails with `ETIMEDOUT`,
+    /// with `ERESTARTSYS` if a signal is pending, or with the error of [`Tags::close`].
     pub fn wait(&self, timeout_ms: u32, cx: &Sleepable) -> Result<Tag<X>> {
         match self.take() {
             Err(EAGAIN) => self.wait_locked(timeout_ms, cx),
@@ -843,13 +825,9 @@ impl<X: Exchange> Tags<X> {
     }
 
     /// Finds what waits for a reply, in the handler of the message that has it, whose completion is
-    /// `wc`.
-    ///
-    /// # Errors
-    ///
-    /// `EPROTO` if nothing waits for it: the peer does not keep to the protocol. The error of
-    /// [`Tags::close`]. `EINVAL` if `wc` is not a completion that the CQ's poller is handling, as
-    /// those of a [`WcArray`] are not, nor those that C's drain of a QP finds.
+    /// `wc`. Fails with `EPROTO` if nothing waits for it: the peer does not keep to the protocol;
+    /// with the error of [`Tags::close`]; or with `EINVAL` if `wc` is not a completion that the CQ's
+    /// poller is handling, as those of a [`WcArray`] are not, nor those that C's drain of a QP finds.
     #[inline]
     pub fn reply<'w>(&'w self, wc: &Success<'w>, id: TagId) -> Result<Reply<'w, X>> {
         let table = &*self.0;

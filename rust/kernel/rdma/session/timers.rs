@@ -99,10 +99,8 @@ impl Default for Activity {
     }
 }
 
-/// A function that is called again and again, from a work item that sleeps in between.
-///
-/// One is enough for all connections of a ULP. It ends when this is dropped, and unloading waits
-/// for that. What the function has is kept until then.
+/// A function that is called again and again, from a work item that sleeps in between. It ends when
+/// this is dropped, and unloading waits for that.
 pub struct Ticker(Arc<Sleeper>);
 
 impl Ticker {
@@ -217,10 +215,8 @@ pub trait Connector: Send + Sync + 'static {
     fn ended(&self, result: Result, cx: &Sleepable);
 }
 
-/// The delays between attempts to connect, and their number.
-///
-/// With `first_ms` and `longest_ms` the same they are constant, as `reconnect_delay` of NVMe over
-/// fabrics; `attempts` is `ctrl_loss_tmo` divided by that, rounded up.
+/// The delays between attempts to connect, and their number: with `first_ms` and `longest_ms` the
+/// same, `reconnect_delay` of NVMe over fabrics, and `ctrl_loss_tmo` divided by that.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Backoff {
     /// The time before the first attempt, in milliseconds. Each delay is twice the one before.
@@ -242,9 +238,8 @@ impl Backoff {
 
 /// Attempts to connect again, from a work item, until one is successful.
 ///
-/// It is cancelled when it is dropped. A ULP that is a [`Connector`] and has its `Reconnect` is
-/// kept by it until it has ended: cancel it where the ULP ends, and in
-/// [`DeviceData::remove`](crate::client::DeviceData::remove). Unloading waits for it.
+/// It is cancelled when it is dropped, but a [`Connector`] that has its `Reconnect` is kept by it:
+/// cancel it where the ULP ends, and in [`DeviceData::remove`]. Unloading waits for it.
 ///
 /// # Examples
 ///
@@ -280,8 +275,7 @@ impl Backoff {
 pub struct Reconnect(Ticker);
 
 impl Reconnect {
-    /// Begins with the first delay. Any context that may allocate with `flags`. Fails with
-    /// `ENOMEM`.
+    /// Begins with the first delay. Fails with `ENOMEM`.
     pub fn start<T: Connector>(
         client: &ClientRef,
         connector: Arc<T>,

@@ -162,8 +162,8 @@ impl State {
         self.note(half as u32)
     }
 
-    /// Notes a send of which some requests were posted, and not the last one. The queue has them
-    /// until the QP is destroyed; the last sweep finds it.
+    /// Notes a send of which some requests were posted, and not the last one. The last sweep finds
+    /// it.
     #[inline]
     pub(super) fn refused_in_part(&self) {
         self.note(PARTLY);
