@@ -548,20 +548,14 @@ impl AnyOwner {
                 "an owner of memory is at most four words: put it into a box"
             )
         };
-        /// # Safety
-        ///
-        /// `owner` is a valid `O`, which is not used again.
-        unsafe fn drop<O>(owner: *mut ()) {
-            // SAFETY: It is a valid `O`, which is not used again, as the caller promises.
-            unsafe { ptr::drop_in_place(owner.cast::<O>()) }
-        }
         let mut bytes = mem::MaybeUninit::<[usize; 4]>::uninit();
         // SAFETY: There is room for it, which is aligned, as was just checked.
         unsafe { bytes.as_mut_ptr().cast::<O>().write(owner) };
         // INVARIANT: The value was just written, and is `Send`.
         Self {
             bytes,
-            drop: drop::<O>,
+            // SAFETY: It is called for a valid `O` that is not used again.
+            drop: |owner| unsafe { ptr::drop_in_place(owner.cast::<O>()) },
         }
     }
 
