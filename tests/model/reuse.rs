@@ -30,7 +30,7 @@ impl Entry {
         });
     }
 
-    /// As `Reusable::drop` and `InFlight::drop`.
+    /// As `Handle::drop`.
     fn leave(&self) {
         if self.handles.put() {
             self.touch();

@@ -62,18 +62,28 @@ struct Entry<T> {
     handles: Users,
 }
 
-/// Drops a handle, and the request with the last one.
+/// A handle of an entry, which is freed with the last one.
 ///
-/// # Safety
+/// # Invariants
 ///
-/// `entry` is that of a handle that is not used again.
-#[inline]
-unsafe fn put<T>(entry: NonNull<Entry<T>>) {
-    // SAFETY: The entry is there while the handle counts.
-    if unsafe { &(*entry.as_ptr()).handles }.put() {
-        // SAFETY: This was the last handle to the entry, and it is not used again, as the caller
-        // promises.
-        unsafe { free(entry) };
+/// The entry is valid, from `KBox::leak`, and counts this handle.
+struct Handle<T>(NonNull<Entry<T>>);
+
+impl<T> Handle<T> {
+    #[inline]
+    fn count(&self) -> &Users {
+        // SAFETY: By the type invariant the entry is valid; only its count is borrowed.
+        unsafe { &(*self.0.as_ptr()).handles }
+    }
+}
+
+impl<T> Drop for Handle<T> {
+    #[inline]
+    fn drop(&mut self) {
+        if self.count().put() {
+            // SAFETY: This was the last handle to the entry.
+            unsafe { free(self.0) };
+        }
     }
 }
 
@@ -93,8 +103,8 @@ unsafe fn free<T>(entry: NonNull<Entry<T>>) {
 ///
 /// # Invariants
 ///
-/// The entry is valid, and `handles` counts this handle and the one [`InFlight`] that there may be.
-pub struct Reusable<T>(NonNull<Entry<T>>);
+/// There is one other handle of the entry at most, an [`InFlight`].
+pub struct Reusable<T>(Handle<T>);
 
 // SAFETY: It gives exclusive access to its request while that is not in flight.
 unsafe impl<T: Send> Send for Reusable<T> {}
@@ -107,44 +117,30 @@ impl<T> Reusable<T> {
         let entry = KBox::new_uninit(flags)?;
         let handles = Users::new();
         let entry = entry.write(Entry { handles, value });
-        // INVARIANT: Just made.
-        Ok(Self(NonNull::from(KBox::leak(entry))))
-    }
-
-    /// Returns the number of handles: one, if the request is not in flight.
-    #[inline]
-    fn handles(&self) -> &Users {
-        // SAFETY: By the type invariant the entry is valid; only its count is borrowed.
-        unsafe { &(*self.0.as_ptr()).handles }
+        // INVARIANT: Just made, with one handle.
+        Ok(Self(Handle(NonNull::from(KBox::leak(entry)))))
     }
 
     /// Returns the request to be posted; `None` if it is in flight. Any context.
     #[inline]
     pub fn start(&mut self) -> Option<InFlight<T>> {
-        if !self.handles().is_one() {
+        if !self.0.count().is_one() {
             return None;
         }
-        self.handles().get_second();
+        self.0.count().get_second();
         // INVARIANT: There was no other, and now it is counted.
-        Some(InFlight(self.0))
+        Some(InFlight(Handle(self.0 .0)))
     }
 
     /// Returns access to the request; `None` if it is in flight. Any context.
     #[inline]
     pub fn get(&mut self) -> Option<&mut T> {
-        if !self.handles().is_one() {
+        if !self.0.count().is_one() {
             return None;
         }
         // SAFETY: By the type invariant there is no `InFlight`, and only `start`, which borrows
         // `self` mutably, makes one.
-        Some(unsafe { &mut (*self.0.as_ptr()).value })
-    }
-}
-
-impl<T> Drop for Reusable<T> {
-    fn drop(&mut self) {
-        // SAFETY: By the type invariant the entry counts this handle, which is gone after this.
-        unsafe { put(self.0) };
+        Some(unsafe { &mut (*self.0 .0.as_ptr()).value })
     }
 }
 
@@ -153,8 +149,8 @@ impl<T> Drop for Reusable<T> {
 ///
 /// # Invariants
 ///
-/// The entry is valid, `handles` counts this handle, and there is no other [`InFlight`] of it.
-pub struct InFlight<T>(NonNull<Entry<T>>);
+/// There is no other [`InFlight`] of the entry.
+pub struct InFlight<T>(Handle<T>);
 
 // SAFETY: It is exclusive access to its request.
 unsafe impl<T: Send> Send for InFlight<T> {}
@@ -168,7 +164,7 @@ impl<T> ops::Deref for InFlight<T> {
     fn deref(&self) -> &T {
         // SAFETY: By the type invariant the entry is valid and there is no other `InFlight`, and
         // `Reusable` gives no access meanwhile.
-        unsafe { &(*self.0.as_ptr()).value }
+        unsafe { &(*self.0 .0.as_ptr()).value }
     }
 }
 
@@ -177,15 +173,7 @@ impl<T> ops::DerefMut for InFlight<T> {
     fn deref_mut(&mut self) -> &mut T {
         // SAFETY: By the type invariant the entry is valid and there is no other `InFlight`, and
         // `Reusable` gives no access meanwhile.
-        unsafe { &mut (*self.0.as_ptr()).value }
-    }
-}
-
-impl<T> Drop for InFlight<T> {
-    #[inline]
-    fn drop(&mut self) {
-        // SAFETY: By the type invariant the entry counts this handle, which is gone after this.
-        unsafe { put(self.0) };
+        unsafe { &mut (*self.0 .0.as_ptr()).value }
     }
 }
 
@@ -199,7 +187,7 @@ where
     #[inline]
     fn into_ptr(self, _: cqe::Sealed) -> *mut T {
         // The request is the first field of the entry.
-        mem::ManuallyDrop::new(self).0.as_ptr().cast()
+        mem::ManuallyDrop::new(self).0 .0.as_ptr().cast()
     }
 
     #[inline]
@@ -207,6 +195,6 @@ where
         // SAFETY: `ptr` is from `into_ptr`, as the caller promises. So it is the address of an
         // entry, which is not null.
         // INVARIANT: As it was given up.
-        Self(unsafe { NonNull::new_unchecked(ptr.cast()) })
+        Self(Handle(unsafe { NonNull::new_unchecked(ptr.cast()) }))
     }
 }
