@@ -74,17 +74,29 @@ pub unsafe trait State: private::Sealed + Sized + Send + 'static {
     /// registered by this.
     fn prepare(&self) -> u64;
 
+    /// Sets the state of an MR that is claimed.
+    fn set(&self, state: u64);
+
     /// The invalidation of an MR that was claimed registered is about to be posted. Its completion
     /// has the claim.
-    fn set_invalidating(&self);
+    #[inline]
+    fn set_invalidating(&self) {
+        self.set(INVALIDATING);
+    }
 
     /// Ends the claim of an MR that is registered still: its invalidation was not posted or has
     /// failed.
-    fn set_registered(&self);
+    #[inline]
+    fn set_registered(&self) {
+        self.set(REGISTERED);
+    }
 
     /// Ends the claim of an MR that is idle: its registration was not posted, or is proved to have
     /// ended.
-    fn set_idle(&self);
+    #[inline]
+    fn set_idle(&self) {
+        self.set(IDLE);
+    }
 }
 
 /// The state of a region that is used by one thread at a time: each step is a plain load and store,
@@ -97,11 +109,6 @@ impl Exclusive {
     #[cfg(test)]
     pub(crate) fn new() -> Self {
         Self(Cell::new(IDLE))
-    }
-
-    #[inline]
-    fn set(&self, state: u64) {
-        self.0.set(self.0.get() & !STATE | state);
     }
 
     /// Adds to the state in memory. The fence keeps the compiler from loading it into a register
@@ -144,17 +151,13 @@ unsafe impl State for Exclusive {
     }
 
     #[inline]
-    fn set_invalidating(&self) {
-        self.add(const { INVALIDATING.wrapping_sub(REGISTERED) });
-    }
-
-    fn set_registered(&self) {
-        self.set(REGISTERED);
+    fn set(&self, state: u64) {
+        self.0.set(self.0.get() & !STATE | state);
     }
 
     #[inline]
-    fn set_idle(&self) {
-        self.set(IDLE);
+    fn set_invalidating(&self) {
+        self.add(const { INVALIDATING.wrapping_sub(REGISTERED) });
     }
 }
 
@@ -181,11 +184,6 @@ impl Shared {
         let old = self.0.load(Relaxed);
         // INVARIANT: `from` is `IDLE` or `REGISTERED`.
         old & STATE == from && self.0.cmpxchg(old, old & !STATE | BUSY, Full).is_ok()
-    }
-
-    fn set(&self, state: u64) {
-        // INVARIANT: The caller has claimed the MR.
-        self.0.store(self.generation() | state, Release);
     }
 
     /// Marks an MR registered that was prepared. The request is posted next: the peer may then
@@ -235,15 +233,8 @@ unsafe impl State for Shared {
         generation
     }
 
-    fn set_invalidating(&self) {
-        self.set(INVALIDATING);
-    }
-
-    fn set_registered(&self) {
-        self.set(REGISTERED);
-    }
-
-    fn set_idle(&self) {
-        self.set(IDLE);
+    fn set(&self, state: u64) {
+        // INVARIANT: The caller has claimed the MR.
+        self.0.store(self.generation() | state, Release);
     }
 }
