@@ -9,7 +9,6 @@
 
 use crate::prelude::*;
 use kernel::{
-    fmt,
     rbtree,
     sync::{
         atomic,

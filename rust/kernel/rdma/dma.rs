@@ -12,13 +12,10 @@ use crate::{
     prelude::*,
     wr, //
 };
-use core::{
-    marker::PhantomData,
-    ops::{
-        Deref,
-        DerefMut,
-        Range, //
-    }, //
+use core::ops::{
+    Deref,
+    DerefMut,
+    Range, //
 };
 
 /// A DMA-mapped buffer. The CPU accesses its bytes through [`Buf::cpu`], which borrows it
@@ -232,7 +229,7 @@ impl Mapped {
         let memory = bytes.as_mut_ptr();
         // SAFETY: The memory is valid for `len` bytes and from kmalloc, and the device is
         // registered while `pd` lives.
-        kernel::error::to_result(unsafe {
+        to_result(unsafe {
             bindings::rdma_helper_dma_map_single(dev, memory.cast(), len, dir, &mut addr)
         })?;
         let (memory, _, _) = bytes.into_raw_parts();

@@ -46,8 +46,7 @@ use crate::{
 };
 use core::ptr;
 use kernel::{
-    error,
-    fmt,
+    error::from_err_ptr,
     sync,
     workqueue, //
 };
@@ -249,7 +248,7 @@ impl Peer {
         let _registered = agent.get()?;
         // SAFETY: The agent is registered while there is the reference, so it has a QP with a PD,
         // which stay until the device is removed. The caller says that the header is that of `wc`.
-        let raw = error::from_err_ptr(unsafe {
+        let raw = from_err_ptr(unsafe {
             let pd = (*(*agent.as_raw()).qp).pd;
             bindings::ib_create_ah_from_wc(pd, wc, header, agent.port)
         })?;
@@ -492,7 +491,7 @@ impl Agent {
             // nothing of this initialiser can fail after this, and the teardown of `State`
             // unregisters the agent.
             // INVARIANT: The agent is registered with the queue as its context.
-            raw: NonNull::new(error::from_err_ptr(unsafe {
+            raw: NonNull::new(from_err_ptr(unsafe {
                 bindings::ib_register_mad_agent(
                     dev.as_raw(),
                     port,
@@ -679,7 +678,7 @@ impl Buf {
     unsafe fn new(agent: &Agent, peer: &Peer) -> Result<Self> {
         let header = agent.class.payload_at();
         // SAFETY: The caller says that the agent is registered. It stays so while it has buffers.
-        let raw = error::from_err_ptr(unsafe {
+        let raw = from_err_ptr(unsafe {
             bindings::ib_create_send_mad(
                 agent.as_raw(),
                 peer.qpn,
@@ -736,7 +735,7 @@ impl Request {
         }
         *self.buf.lock() = Some(buf);
         // SAFETY: `raw` is a buffer by the invariant of `Buf`, which this may free.
-        let posted = error::to_result(unsafe { bindings::ib_post_send_mad(raw, ptr::null_mut()) });
+        let posted = to_result(unsafe { bindings::ib_post_send_mad(raw, ptr::null_mut()) });
         if posted.is_err() {
             // SAFETY: `post` has set the context; no send handler is called for a refused buffer.
             unsafe { Self::take(raw) }.complete(bindings::ib_wc_status_IB_WC_GENERAL_ERR);

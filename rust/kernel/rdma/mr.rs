@@ -46,11 +46,7 @@ use crate::{
     prelude::*,
     wc::Success, //
 };
-use core::{
-    marker::PhantomData,
-    mem::ManuallyDrop,
-    ops::Range, //
-};
+use core::ops::Range;
 use kernel::error::from_err_ptr;
 
 /// A fast-registration MR without memory, ready to map some.

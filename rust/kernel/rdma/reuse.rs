@@ -49,10 +49,7 @@ use crate::{
     prelude::*,
     sync::Users, //
 };
-use core::{
-    mem,
-    ops, //
-};
+use core::ops;
 use kernel::alloc::Flags;
 
 /// A request, and the number of its handles. The request is first: its address is that of both.
@@ -187,7 +184,7 @@ where
     #[inline]
     fn into_ptr(self, _: cqe::Sealed) -> *mut T {
         // The request is the first field of the entry.
-        mem::ManuallyDrop::new(self).0 .0.as_ptr().cast()
+        ManuallyDrop::new(self).0 .0.as_ptr().cast()
     }
 
     #[inline]

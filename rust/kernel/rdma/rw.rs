@@ -61,8 +61,6 @@ use crate::{
 };
 use core::{
     cell::UnsafeCell,
-    marker::PhantomData,
-    mem::MaybeUninit,
     ops::{
         Bound,
         Range,

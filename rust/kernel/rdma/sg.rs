@@ -10,8 +10,6 @@ use crate::{
     prelude::*, //
 };
 use core::{
-    marker::PhantomData,
-    mem,
     ops::{
         Deref,
         Range, //
@@ -23,7 +21,6 @@ use kernel::{
         self,
         flags::__GFP_ZERO, //
     },
-    error::to_result,
     page::{
         self,
         PAGE_SIZE, //
@@ -533,7 +530,7 @@ impl MappedList {
 ///
 /// `bytes` is a value that `drop` drops, and which may be in any thread.
 pub(crate) struct AnyOwner {
-    bytes: mem::MaybeUninit<[usize; 4]>,
+    bytes: MaybeUninit<[usize; 4]>,
     drop: unsafe fn(*mut ()),
 }
 
@@ -548,7 +545,7 @@ impl AnyOwner {
                 "an owner of memory is at most four words: put it into a box"
             )
         };
-        let mut bytes = mem::MaybeUninit::<[usize; 4]>::uninit();
+        let mut bytes = MaybeUninit::<[usize; 4]>::uninit();
         // SAFETY: There is room for it, which is aligned, as was just checked.
         unsafe { bytes.as_mut_ptr().cast::<O>().write(owner) };
         // INVARIANT: The value was just written, and is `Send`.
@@ -571,7 +568,7 @@ impl AnyOwner {
     ///
     /// The owner is an `O`.
     pub(crate) unsafe fn into_inner<O>(self) -> O {
-        let this = mem::ManuallyDrop::new(self);
+        let this = ManuallyDrop::new(self);
         // SAFETY: By the type invariant it is a valid value, and an `O`, as the caller promises.
         // `this` is neither used again nor dropped.
         unsafe { this.bytes.as_ptr().cast::<O>().read() }

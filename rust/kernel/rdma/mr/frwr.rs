@@ -33,11 +33,6 @@ use crate::{
 };
 use core::{
     cell::UnsafeCell,
-    marker::PhantomData,
-    mem::{
-        ManuallyDrop,
-        MaybeUninit, //
-    },
     ptr, //
 };
 use kernel::sync::{

@@ -9,10 +9,7 @@ use crate::{
     sg, //
 };
 use core::ops::Range;
-use kernel::{
-    error::to_result,
-    page::PAGE_SIZE, //
-};
+use kernel::page::PAGE_SIZE;
 
 /// Memory that outlives its type, only to be dropped.
 pub struct AnyMemory(#[expect(dead_code)] Untyped);

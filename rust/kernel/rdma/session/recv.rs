@@ -9,10 +9,7 @@ use crate::{
     prelude::*,
     wc::Success, //
 };
-use core::{
-    mem::ManuallyDrop,
-    ops::Deref, //
-};
+use core::ops::Deref;
 
 /// A connection whose receives are a [`RecvRing`].
 ///

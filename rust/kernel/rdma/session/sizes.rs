@@ -6,7 +6,6 @@ use crate::{
     device::Protocol,
     prelude::*, //
 };
-use kernel::fmt;
 
 /// The load of one connection at a time.
 ///

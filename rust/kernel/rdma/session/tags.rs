@@ -76,11 +76,7 @@ use crate::{
 };
 use core::{
     cell::UnsafeCell,
-    marker::PhantomData,
-    mem::{
-        forget,
-        ManuallyDrop, //
-    },
+    mem::forget,
     ops, //
 };
 use kernel::{
