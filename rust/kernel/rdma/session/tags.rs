@@ -376,42 +376,6 @@ impl<X: Exchange> Table<X> {
         }
     }
 
-    /// Returns a free tag.
-    #[inline]
-    fn take(&self) -> Result<Tag<X>> {
-        self.open()?;
-        // SAFETY: By the type invariant there is a word.
-        let first = unsafe { self.words.get_unchecked(0) };
-        match first.take() {
-            // SAFETY: It was just taken.
-            Some(tag) => Ok(unsafe { self.tag(0, tag) }),
-            None => self.take_behind_first(),
-        }
-    }
-
-    /// Returns a free tag of the other words. Not inlined, so that the first word is no loop.
-    #[inline(never)]
-    fn take_behind_first(&self) -> Result<Tag<X>> {
-        let mut words = self.words.iter().enumerate().skip(1);
-        // SAFETY: It was just taken from this word.
-        let taken = words.find_map(|(n, word)| Some(unsafe { self.tag(n, word.take()?) }));
-        taken.ok_or(EAGAIN)
-    }
-
-    /// Returns tag number `tag` of word number `word`.
-    ///
-    /// # Safety
-    ///
-    /// The caller has taken it from that word.
-    #[inline]
-    unsafe fn tag(&self, word: usize, tag: u32) -> Tag<X> {
-        let first = word.wrapping_mul(TAGS as usize);
-        // SAFETY: By the type invariant each tag of the words has its slot.
-        let slot = unsafe { self.slots.get_unchecked(first | tag as usize) };
-        // INVARIANT: The caller holds the tag.
-        Tag(SlotRef(slot.into()))
-    }
-
     fn set_locked(&self, locked: bool) {
         for word in &self.words {
             word.set_locked(locked);
@@ -791,7 +755,37 @@ impl<X: Exchange> Tags<X> {
     /// [`Tags::close`].
     #[inline]
     pub fn take(&self) -> Result<Tag<X>> {
-        self.0.take()
+        self.0.open()?;
+        // SAFETY: By the invariant of `Table` there is a word.
+        let first = unsafe { self.0.words.get_unchecked(0) };
+        match first.take() {
+            // SAFETY: It was just taken.
+            Some(tag) => Ok(unsafe { self.tag(0, tag) }),
+            None => self.take_behind_first(),
+        }
+    }
+
+    /// Returns a free tag of the other words. Not inlined, so that the first word is no loop.
+    #[inline(never)]
+    fn take_behind_first(&self) -> Result<Tag<X>> {
+        let mut words = self.0.words.iter().enumerate().skip(1);
+        // SAFETY: It was just taken from this word.
+        let taken = words.find_map(|(n, word)| Some(unsafe { self.tag(n, word.take()?) }));
+        taken.ok_or(EAGAIN)
+    }
+
+    /// Returns tag number `tag` of word number `word`.
+    ///
+    /// # Safety
+    ///
+    /// The caller has taken it from that word.
+    #[inline]
+    unsafe fn tag(&self, word: usize, tag: u32) -> Tag<X> {
+        let first = word.wrapping_mul(TAGS as usize);
+        // SAFETY: By the invariant of `Table` each tag of the words has its slot.
+        let slot = unsafe { self.0.slots.get_unchecked(first | tag as usize) };
+        // INVARIANT: The caller holds the tag.
+        Tag(SlotRef(slot.into()))
     }
 
     /// Takes a free tag, and waits up to `timeout_ms` milliseconds for one. Fails with `ETIMEDOUT`,
@@ -811,7 +805,7 @@ impl<X: Exchange> Tags<X> {
         // From here on tags are put under the lock.
         guard.waiters += 1;
         table.set_locked(true);
-        let take = |_: &mut Locked| table.take();
+        let take = |_: &mut Locked| self.take();
         let taken = wait_event(&table.freed, &mut guard, Some(timeout_ms), take, cx);
         guard.waiters -= 1;
         if guard.waiters == 0 {
