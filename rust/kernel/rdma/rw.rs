@@ -494,7 +494,7 @@ impl RawCtx {
         let Extents { range, remote, dir } = extents;
         // INVARIANT: If it is idle, the caller has this for itself from here on.
         match self.state.claim(qp.as_ptr() as usize) {
-            Ok(()) => {}
+            Ok(_) => {}
             Err(RwState::LOST) => return Err(EINVAL),
             Err(_) => return Err(EBUSY),
         }
@@ -511,13 +511,14 @@ impl RawCtx {
             return Err(EINVAL);
         }
         if range.len() != self.len {
-            // SAFETY: This was claimed above, which keeps all others from `inner` and the list.
-            let inner = unsafe { &mut *self.inner.get() };
-            // SAFETY: By the type invariant the table is there, as the memory is. The range is not
-            // empty and inside of that, as just checked, and nothing else uses the list.
-            let cut = unsafe { sg::cut(inner.table, &range) };
             // INVARIANT: The entries are some of the table.
-            (inner.first, inner.count, inner.ends) = cut;
+            // SAFETY: This was claimed above, which keeps all others from `inner` and the list. By
+            // the invariant of `Inner` the table is there, as the memory is. The range is not empty
+            // and inside of that, as just checked.
+            unsafe {
+                let inner = &mut *self.inner.get();
+                (inner.first, inner.count, inner.ends) = sg::cut(inner.table, &range);
+            }
         }
         // SAFETY: This was claimed above. The QP is valid, as the caller promises, and it and its
         // device have the limits that were just checked.
@@ -803,11 +804,9 @@ unsafe impl<P: Send> Send for InPart<P> {}
 
 impl<P> Drop for InPart<P> {
     fn drop(&mut self) {
-        // SAFETY: By the type invariant the owner keeps the context; it is dropped after this.
-        let ctx = unsafe { self.ctx.as_ref() };
-        // SAFETY: By the type invariant no request is outstanding, and the transfer still has the
-        // context, which keeps all others from it.
-        unsafe { ctx.finish(false) };
+        // SAFETY: By the type invariant the owner, which is dropped after this, keeps the context, no
+        // request is outstanding, and the transfer still has the context for itself.
+        unsafe { self.ctx.as_ref().finish(false) };
     }
 }
 
@@ -898,19 +897,14 @@ unsafe fn transfer_all(
     dir: bindings::dma_data_direction,
     posted: Posted,
 ) -> Result<(), Failed> {
-    // SAFETY: The context stays where it is at least until a request is posted, as the caller
-    // promises.
-    let this = unsafe { ctx.as_ref() };
-    // SAFETY: This was claimed, and `qp` is valid, as the caller promises. It and its device have
-    // the limits that C divides by, and it has a port, as it need not look at the transfer.
-    let mapped = unsafe {
-        this.note(&posted);
-        this.map(qp, qp.as_ref().port, remote, dir)
-    };
-    mapped.map_err(|error| (error, Some(0)))?;
-    // SAFETY: The context was claimed, and the transfer is mapped. The memory of the requests
-    // stays where it is, as the caller promises.
+    // SAFETY: The context was claimed, and `qp` is valid, as the caller promises. It and its device
+    // have the limits that C divides by, and it has a port, as it need not look at the transfer. The
+    // memory of the requests stays where it is, the context at least until one is posted.
     unsafe {
+        let this = ctx.as_ref();
+        this.note(&posted);
+        let mapped = this.map(qp, qp.as_ref().port, remote, dir);
+        mapped.map_err(|error| (error, Some(0)))?;
         let first = this.requests(qp, posted.then);
         post(ctx, qp, first, posted.user)
     }
@@ -936,7 +930,7 @@ unsafe fn begin(
         Some(extents) => unsafe { this.map_part(qp, extents) },
         // INVARIANT: If it is prepared, the caller has this for itself from here on.
         None => match this.state.claim_prepared(qp.as_ptr() as usize) {
-            Ok(()) => Ok(()),
+            Ok(_) => Ok(()),
             Err(state) if RwState::is_claimed(state) => Err(EBUSY),
             Err(_) => Err(EINVAL),
         },

@@ -249,20 +249,19 @@ unsafe impl Send for Mapping {}
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
+    /// Returns the table, which C only reads.
     fn table(&self) -> *mut bindings::sg_table {
         ptr::from_ref(&self.table).cast_mut()
     }
 
     pub(crate) fn sync_for_cpu(&self) {
-        // SAFETY: By the type invariant the table is mapped for the device in this direction; it is
-        // only read.
+        // SAFETY: By the type invariant the table is mapped for the device in this direction.
         unsafe { bindings::rdma_helper_dma_sync_sgtable_for_cpu(self.dev, self.table(), self.dir) };
     }
 
     pub(crate) fn sync_for_device(&self) {
         let (dev, table, dir) = (self.dev, self.table(), self.dir);
-        // SAFETY: By the type invariant the table is mapped for the device in this direction; it is
-        // only read.
+        // SAFETY: By the type invariant the table is mapped for the device in this direction.
         unsafe { bindings::rdma_helper_dma_sync_sgtable_for_device(dev, table, dir) };
     }
 
@@ -274,9 +273,9 @@ impl Mapping {
     /// anything else. The range is not empty, and inside of the list.
     pub(crate) unsafe fn map_mr(&self, mr: *mut bindings::ib_mr, range: Range<usize>) -> Result {
         let (start, len) = (range.start, range.len());
-        // SAFETY: `mr` is an MR of the device, is not registered and not used by anything else, and
-        // the range is one of the list, as the caller promises. By the type invariant the list is
-        // mapped; nothing else uses it, as its ends are changed meanwhile. The table is only read.
+        // SAFETY: `mr` is an MR of the device, is not registered and not used by anything else, nor
+        // is the list, whose ends are changed meanwhile, and the range is one of it, as the caller
+        // promises. By the type invariant the list is mapped.
         to_result(unsafe { bindings::rdma_helper_map_mr_sg(mr, self.table(), start, len) })
     }
 }
@@ -299,8 +298,8 @@ impl Drop for OwnMapping {
 
 // Memory of others.
 
-/// An owner of memory that a scatter list describes, which a device may access in direction `D`:
-/// what a request of the block layer, a socket buffer or pinned pages are behind a ULP's own type.
+/// An owner of memory that a scatter list describes, which a device may access in direction `D`, as
+/// a request of the block layer or pinned pages behind a ULP's own type.
 ///
 /// # Safety
 ///
@@ -434,11 +433,9 @@ impl Extent {
     }
 }
 
-/// Cuts the ends of a list to a range. Returns the first entry of the range, the number of its
+/// Cuts the ends of a list to a range, as C transfers all of an entry. (It takes an offset into the
+/// first one, but siw ignores that.) Returns the first entry of the range, the number of its
 /// entries, and what the ends were before, if they were cut.
-///
-/// C transfers all of an entry, so the last one is cut to end where the range does. It takes an
-/// offset into the first one, but siw ignores that (`siw_map_mr_sg()`).
 ///
 /// # Safety
 ///
@@ -504,14 +501,14 @@ impl MappedList {
         table: *mut bindings::sg_table,
         dir: bindings::dma_data_direction,
     ) -> Result<Self> {
-        // SAFETY: The table is one that `SgOwner::table` has returned.
-        let (len, pages) = unsafe { extent(table) }?;
         let dev = pd.device().as_raw();
-        // SAFETY: The table is valid and not mapped, by the contract of `SgOwner`; the device is
-        // registered while `pd` lives.
-        to_result(unsafe { bindings::rdma_helper_dma_map_sgtable(dev, table, dir) })?;
-        // SAFETY: The table is valid.
-        let table = unsafe { *table };
+        // SAFETY: The table is one that `SgOwner::table` has returned, so it is valid and not mapped.
+        // The device is registered while `pd` lives.
+        let (len, pages, table) = unsafe {
+            let (len, pages) = extent(table)?;
+            to_result(bindings::rdma_helper_dma_map_sgtable(dev, table, dir))?;
+            (len, pages, *table)
+        };
         // INVARIANT: The list was just mapped for the PD's device, which is there while `pd` is.
         // The memory is there, as the caller promises. A request borrows it from its owner, and the
         // region that it may have been of ends before this is dropped, so nothing uses it then.

@@ -37,7 +37,7 @@ impl RefCount {
     }
 
     /// Adds a reference, unless the count was killed. Returns whether it did. No ordering is
-    /// needed, as in `refcount_inc_not_zero()`: the caller has found the object otherwise.
+    /// needed, as in `refcount_inc_not_zero()`.
     pub(crate) fn try_get(&self) -> bool {
         let (add, relaxed) = (|n| (n & DEAD == 0).then_some(n + 1), Ordering::Relaxed);
         self.0.fetch_update(relaxed, relaxed, add).is_ok()
@@ -143,16 +143,14 @@ impl RwState {
     }
 
     #[inline]
-    fn change(&self, from: usize, to: usize) -> core::result::Result<(), usize> {
-        self.0
-            .compare_exchange(from, to, Ordering::Acquire, Ordering::Relaxed)
-            .map(|_| ())
+    fn change(&self, from: usize, to: usize) -> core::result::Result<usize, usize> {
+        (self.0).compare_exchange(from, to, Ordering::Acquire, Ordering::Relaxed)
     }
 
     /// Claims an idle context for a transfer of a QP. Fails with the state. Acquire: the transfer
     /// before has ended.
     #[inline]
-    pub(crate) fn claim(&self, qp: usize) -> core::result::Result<(), usize> {
+    pub(crate) fn claim(&self, qp: usize) -> core::result::Result<usize, usize> {
         // INVARIANT: The transfer of the caller has it.
         self.change(0, qp)
     }
@@ -165,7 +163,7 @@ impl RwState {
     }
 
     /// Claims a context that is prepared for a QP. Fails with the state. Acquire: it is.
-    pub(crate) fn claim_prepared(&self, qp: usize) -> core::result::Result<(), usize> {
+    pub(crate) fn claim_prepared(&self, qp: usize) -> core::result::Result<usize, usize> {
         // INVARIANT: The transfer of the caller has it.
         self.change(qp | PREPARED, qp)
     }
@@ -452,8 +450,7 @@ impl SlotsOut {
     }
 
     /// Takes a slot back. Returns `true` if it was the last one that is waited for: the caller then
-    /// wakes the waiter, and must not touch anything else. Full ordering: all use of slots is
-    /// before that.
+    /// wakes the waiter, and must not touch anything else. Full ordering: all use of slots is before.
     #[must_use]
     pub(crate) fn put(&self) -> bool {
         self.0.fetch_sub(1, Full) == 1

@@ -8,19 +8,11 @@
 
 use crate::prelude::*;
 
-/// The driver's operation that posts to a send queue.
-pub(crate) type PostSend = unsafe extern "C" fn(
-    *mut bindings::ib_qp,
-    *const bindings::ib_send_wr,
-    *mut *const bindings::ib_send_wr,
-) -> c_int;
+/// A driver's operation that posts requests to a queue.
+type Post<W> = unsafe extern "C" fn(*mut bindings::ib_qp, *const W, *mut *const W) -> c_int;
 
-/// The driver's operation that posts to a receive queue.
-pub(crate) type PostRecv = unsafe extern "C" fn(
-    *mut bindings::ib_qp,
-    *const bindings::ib_recv_wr,
-    *mut *const bindings::ib_recv_wr,
-) -> c_int;
+pub(crate) type PostSend = Post<bindings::ib_send_wr>;
+pub(crate) type PostRecv = Post<bindings::ib_recv_wr>;
 
 /// Returns the operation of a QP's driver that posts to the send queue.
 ///
@@ -47,8 +39,8 @@ pub(crate) unsafe fn recv_op(qp: *mut bindings::ib_qp) -> PostRecv {
 }
 
 /// Returns whether the event of a tracepoint is on: `static_branch_unlikely!` of the kernel crate,
-/// whose assembly lacks the options. So the compiler would align the stack for it in each function
-/// that calls no other, and read what it knows of memory again.
+/// whose assembly lacks the options, so that the compiler would align the stack and read memory
+/// again.
 ///
 /// # Safety
 ///
