@@ -184,30 +184,23 @@ impl FastRegMr {
         let claimed = unsafe { &mut *self.claimed.get() };
         // The CQ of that QP is `claimed.recv_cq`. Of any other it is to be seen.
         if key != claimed.rkey || qp != claimed.qp || generation > claimed.trusted {
-            // SAFETY: The state was just claimed, and `claimed` is not used any more.
-            return unsafe { self.remote_invalidated_first(state, key, cq) };
+            return self.remote_invalidated_first(claimed, state, key, cq);
         }
         claimed.end(state, generation)
     }
 
     /// As [`FastRegMr::remote_invalidated`], where it is no proof, or the first one, or the MR was
-    /// registered through another QP of that CQ.
-    ///
-    /// # Safety
-    ///
-    /// `state` was claimed.
+    /// registered through another QP of that CQ. `state` was claimed.
     #[cold]
     #[inline(never)]
-    unsafe fn remote_invalidated_first<S: State>(
+    fn remote_invalidated_first<S: State>(
         &self,
+        claimed: &mut Claimed,
         state: &S,
         key: u32,
         cq: &cq::Inner,
     ) -> bool {
         let generation = state.generation();
-        // SAFETY: The state is claimed, as the caller promises, so by the type invariant `claimed`
-        // has no other user.
-        let claimed = unsafe { &mut *self.claimed.get() };
         // SAFETY: By the type invariant `raw` is an MR; its device does not change.
         let device = unsafe { (*self.raw.as_ptr()).device };
         // Of another device, the CQ may be at the address of one that is gone.
@@ -223,21 +216,15 @@ impl FastRegMr {
         claimed.end(state, generation)
     }
 
-    /// Notes the QP that the MR is registered through from now on. Returns `false` if that is of
-    /// another PD.
-    ///
-    /// # Safety
-    ///
-    /// The caller has claimed the MR, which was idle.
+    /// Notes the QP that the MR, which the caller has claimed, is registered through from now on.
+    /// Returns `false` if that is of another PD.
     #[cold]
     #[inline(never)]
-    unsafe fn change_qp(&self, target: &wr::PostTarget) -> bool {
+    fn change_qp(&self, claimed: &mut Claimed, target: &wr::PostTarget) -> bool {
         if target.pd != self.pd.id() {
             return false;
         }
         let recv_cq = target.recv_cq().raw.as_ptr();
-        // SAFETY: The caller has claimed the MR, so by the type invariant this has no other user.
-        let claimed = unsafe { &mut *self.claimed.get() };
         if claimed.recv_cq != recv_cq {
             // Nothing is known of what is left in this CQ, unless it is the MR's first.
             if !claimed.recv_cq.is_null() {
@@ -395,26 +382,24 @@ impl<S: State> wr::Op for RegOp<S> {
             wc::unlikely();
             return Err(EBUSY);
         }
-        let claimed = mr.claimed.get();
         // SAFETY: The state was just claimed, so by the invariant of `FastRegMr` `claimed` has no
         // other user.
-        if unsafe { (*claimed).qp != target.qp_id && !mr.change_qp(target) } {
+        let claimed = unsafe { &mut *mr.claimed.get() };
+        if claimed.qp != target.qp_id && !mr.change_qp(claimed, target) {
             state.set_idle();
             return Err(EINVAL);
         }
         self.raw = mr.raw.as_ptr();
-        // SAFETY: By the invariant of `FastRegMr` `raw` is an MR, and the claim has its keys and
-        // `claimed`. The low byte of a key is the consumer's (`ib_inc_rkey`,
-        // `ib_update_fast_reg_key`).
+        // SAFETY: By the invariant of `FastRegMr` `raw` is an MR, and the claim has its keys. The
+        // low byte of a key is the consumer's (`ib_inc_rkey`, `ib_update_fast_reg_key`).
         self.key = unsafe {
             let raw = self.raw;
             let own = (*raw).rkey.wrapping_add(1) & 0xff;
             (*raw).lkey = (*raw).lkey & 0xffff_ff00 | own;
-            let rkey = (*raw).rkey & 0xffff_ff00 | own;
-            (*raw).rkey = rkey;
-            (*claimed).rkey = rkey;
-            rkey
+            (*raw).rkey = (*raw).rkey & 0xffff_ff00 | own;
+            (*raw).rkey
         };
+        claimed.rkey = self.key;
         let remote = Remote {
             addr: self.iova,
             rkey: self.key,
