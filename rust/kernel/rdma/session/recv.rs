@@ -132,9 +132,15 @@ impl<T: RecvHandler> CqeHandler for Recv<T> {
     fn done(this: Self::Pointer, wc: &Wc, cx: &T::Needs) {
         match wc.result() {
             Ok(success) => {
+                let len = match success.opcode() {
+                    // The number of bytes that were written elsewhere.
+                    Opcode::RecvRdmaWithImm => 0,
+                    _ => success.byte_len(),
+                };
                 let recv = ManuallyDrop::new(this);
                 // INVARIANT: The owner was just given back.
-                T::received(Received { recv, success }, cx);
+                let message = ManuallyDrop::new(Kept { recv, len });
+                T::received(Received { message, success }, cx);
             }
             Err(error) => failed(this, error),
         }
@@ -145,13 +151,6 @@ impl<T: RecvHandler> Recv<T> {
     #[inline]
     fn wr(&self) -> Result<RecvWr<'_>> {
         Ok(RecvWr::new([self.buf.whole_mut()]))
-    }
-
-    /// Returns the connection, and the first `len` bytes of the buffer.
-    #[inline]
-    fn open(&mut self, len: usize) -> (&Arc<T>, RecvBytes<'_>) {
-        let view = self.buf.cpu();
-        (&self.conn, RecvBytes { view, len })
     }
 }
 
@@ -194,9 +193,9 @@ impl Deref for RecvBytes<'_> {
 ///
 /// # Invariants
 ///
-/// `recv` was not taken.
+/// `message` was not taken.
 pub struct Received<'a, T: RecvHandler> {
-    recv: ManuallyDrop<Pin<KBox<Recv<T>>>>,
+    message: ManuallyDrop<Kept<T>>,
     success: Success<'a>,
 }
 
@@ -204,7 +203,7 @@ impl<'a, T: RecvHandler> Received<'a, T> {
     /// Returns the connection.
     #[inline]
     pub fn conn(&self) -> &Arc<T> {
-        &self.recv.conn
+        self.message.conn()
     }
 
     /// Returns the completion.
@@ -217,40 +216,25 @@ impl<'a, T: RecvHandler> Received<'a, T> {
     /// elsewhere, with immediate data.
     #[inline]
     pub fn open(&mut self) -> (&Arc<T>, RecvBytes<'_>) {
-        let len = self.len();
-        self.recv.open(len)
+        self.message.open()
     }
 
     /// Keeps the message beyond the handler.
     #[inline]
     pub fn keep(self) -> Kept<T> {
-        let len = self.len();
         let mut this = ManuallyDrop::new(self);
-        // SAFETY: `recv` was not taken, by the type invariant, and `this` is neither used nor
+        // SAFETY: `message` was not taken, by the type invariant, and `this` is neither used nor
         // dropped after this.
-        let recv = unsafe { ManuallyDrop::take(&mut this.recv) };
-        // INVARIANT: It was just made.
-        Kept {
-            recv: ManuallyDrop::new(recv),
-            len,
-        }
-    }
-
-    #[inline]
-    fn len(&self) -> usize {
-        match self.success.opcode() {
-            // The number of bytes that were written elsewhere.
-            Opcode::RecvRdmaWithImm => 0,
-            _ => self.success.byte_len(),
-        }
+        unsafe { ManuallyDrop::take(&mut this.message) }
     }
 }
 
 impl<T: RecvHandler> Drop for Received<'_, T> {
     #[inline]
     fn drop(&mut self) {
-        // SAFETY: `recv` was not taken, by the type invariant, and is not used after this.
-        let recv = unsafe { ManuallyDrop::take(&mut self.recv) };
+        // SAFETY: Neither `message` nor its `recv` was taken, by their invariants, and `message`, which
+        // is not dropped, is not used after this.
+        let recv = unsafe { ManuallyDrop::take(&mut self.message.recv) };
         let wc = self.success.completion();
         Qp::repost_recv(recv, wc, |recv| recv.conn.qp(), Recv::wr).unwrap_or_else(refused);
     }
@@ -293,8 +277,9 @@ impl<T: RecvHandler> Kept<T> {
     /// Returns the connection, and the bytes that were received.
     #[inline]
     pub fn open(&mut self) -> (&Arc<T>, RecvBytes<'_>) {
-        let len = self.len;
-        self.recv.open(len)
+        let (recv, len) = (&mut **self.recv, self.len);
+        let view = recv.buf.cpu();
+        (&recv.conn, RecvBytes { view, len })
     }
 }
 
