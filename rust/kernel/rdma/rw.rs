@@ -156,17 +156,10 @@ impl<'a> Rw<'a> {
     ///
     /// ```
     /// # use rdma::{prelude::*, rw::{Ctx, Rw}};
-    /// # #[derive(HasCqe)]
-    /// # struct Answer { cqe: Cqe<Self>, data: Ctx<ToDevice>, message: Buf<ToDevice> }
-    /// # impl CqeHandler for Answer {
-    /// #     type Pointer = Pin<KBox<Self>>;
-    /// #     type Needs = Atomic;
-    /// #     fn done(_: Self::Pointer, _: &Wc, _: &Atomic) {}
-    /// # }
-    /// fn answer(qp: &Qp<Workqueue>, to: Remote, a: Pin<KBox<Answer>>, cx: &Sleepable) -> Result {
-    ///     Ok(qp.post_rw(a, |a| {
-    ///         Ok(Rw::write(&a.data, .., to, cx).then(SendWr::send([a.message.whole()])))
-    ///     })?)
+    /// type Answer = (Ctx<ToDevice>, Buf<ToDevice>);
+    ///
+    /// fn answer<'a>((data, msg): &'a Answer, to: Remote, cx: &Sleepable) -> Rw<'a, 1, true> {
+    ///     Rw::write(data, .., to, cx).then(SendWr::send([msg.whole()]))
     /// }
     /// ```
     #[inline]

@@ -280,16 +280,9 @@ const REMOTE_ATOMIC: u32 = bindings::ib_access_flags_IB_ACCESS_REMOTE_ATOMIC;
 ///
 /// ```
 /// # use rdma::prelude::*;
-/// # #[derive(HasCqe)]
-/// # struct Io { cqe: Cqe<Self>, region: Region<FromDevice> }
-/// # impl CqeHandler for Io {
-/// #     type Pointer = Pin<KBox<Self>>;
-/// #     type Needs = Atomic;
-/// #     fn done(_: Self::Pointer, _: &Wc, _: &Atomic) {}
-/// # }
-/// /// Registers a region, and returns what the peer is to be told.
-/// fn register(qp: &Qp<Softirq>, io: Pin<KBox<Io>>) -> Result<Remote> {
-///     Ok(qp.post_send(io, |io| Ok(RegWr::remote_write(&io.region)))?)
+/// /// Lets the peer write to a region, as `qp.post_send(io, |io| Ok(writable(&io.region)))`.
+/// fn writable(region: &Region<FromDevice>) -> RegWr<'_> {
+///     RegWr::remote_write(region)
 /// }
 /// ```
 pub type RegWr<'a, S = Exclusive> = SendWr<'a, 0, RegOp<S>>;
