@@ -6,19 +6,9 @@
 
 use crate::prelude::*;
 use kernel::{
-    sync::{
-        lock::{
-            Backend,
-            Guard, //
-        },
-        CondVar,
-        CondVarTimeoutResult, //
-    },
+    sync,
     task::MAX_SCHEDULE_TIMEOUT,
-    time::{
-        msecs_to_jiffies,
-        Jiffies, //
-    },
+    time::msecs_to_jiffies,
     types::Opaque, //
 };
 
@@ -87,28 +77,26 @@ impl Completion {
 /// Waits until `ready` returns something else than `EAGAIN`, and returns that
 /// (`wait_event_interruptible_lock_irq_timeout`); without a limit if `timeout_ms` is `None`. Fails
 /// with `ETIMEDOUT`, and with `ERESTARTSYS` if a signal is pending.
-pub(crate) fn wait_event<T: Unpin, B: Backend, R>(
-    condvar: &CondVar,
-    guard: &mut Guard<'_, T, B>,
+pub(crate) fn wait_event<T: Unpin, B: sync::lock::Backend, R>(
+    condvar: &sync::CondVar,
+    guard: &mut sync::lock::Guard<'_, T, B>,
     timeout_ms: Option<u32>,
     mut ready: impl FnMut(&mut T) -> Result<R>,
     _cx: &Sleepable,
 ) -> Result<R> {
-    let jiffies = timeout_ms.map_or(MAX_SCHEDULE_TIMEOUT as Jiffies, msecs_to_jiffies);
-    let mut woken = CondVarTimeoutResult::Woken { jiffies };
+    use sync::CondVarTimeoutResult as Wake;
+
+    let jiffies = timeout_ms.map_or(MAX_SCHEDULE_TIMEOUT as c_ulong, msecs_to_jiffies);
+    let mut wake = Wake::Woken { jiffies };
     loop {
         match ready(&mut **guard) {
             Err(EAGAIN) => {}
             result => return result,
         }
-        woken = match woken {
-            CondVarTimeoutResult::Signal { .. } => return Err(ERESTARTSYS),
-            CondVarTimeoutResult::Timeout | CondVarTimeoutResult::Woken { jiffies: 0 } => {
-                return Err(ETIMEDOUT)
-            }
-            CondVarTimeoutResult::Woken { jiffies } => {
-                condvar.wait_interruptible_timeout(guard, jiffies)
-            }
+        wake = match wake {
+            Wake::Signal { .. } => return Err(ERESTARTSYS),
+            Wake::Timeout | Wake::Woken { jiffies: 0 } => return Err(ETIMEDOUT),
+            Wake::Woken { jiffies } => condvar.wait_interruptible_timeout(guard, jiffies),
         };
     }
 }

@@ -11,17 +11,12 @@ use crate::{
     prelude::*, //
 };
 use core::mem::forget;
-use kernel::{
-    new_condvar,
-    new_spinlock_irq,
-    sync::{
-        atomic::{
-            Atomic,
-            Full,
-            Relaxed, //
-        },
-        CondVar,
-        SpinLockIrq, //
+use kernel::sync::{
+    self,
+    atomic::{
+        Atomic,
+        Full,
+        Relaxed, //
     }, //
 };
 
@@ -58,9 +53,9 @@ pub struct SendCredits {
     /// The number of threads that wait, changed with the lock held.
     waiters: Atomic<i32>,
     #[pin]
-    lock: SpinLockIrq<()>,
+    lock: sync::SpinLockIrq<()>,
     #[pin]
-    given: CondVar,
+    given: sync::CondVar,
 }
 
 impl SendCredits {
@@ -74,8 +69,8 @@ impl SendCredits {
             count: Atomic::new(count),
             limit,
             waiters: Atomic::new(0),
-            lock <- new_spinlock_irq!(()),
-            given <- new_condvar!(),
+            lock <- kernel::new_spinlock_irq!(()),
+            given <- kernel::new_condvar!(),
         })
     }
 

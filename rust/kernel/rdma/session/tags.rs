@@ -60,17 +60,11 @@ use crate::{
     completion::wait_event,
     context::Context,
     cq,
-    cqe::{
-        self,
-        CqePointer, //
-    },
+    cqe,
     debug,
     mr,
     prelude::*,
-    qp::{
-        self,
-        Chain, //
-    },
+    qp,
     wc::Success,
     wr, //
 };
@@ -80,12 +74,7 @@ use core::{
     ops, //
 };
 use kernel::{
-    new_condvar,
-    new_spinlock_irq,
-    sync::{
-        CondVar,
-        SpinLockIrq, //
-    },
+    sync,
     types::NotThreadSafe, //
 };
 use state::{
@@ -295,7 +284,7 @@ impl<X: Exchange, const ID: u64> ops::Deref for Posted<X, ID> {
 
 // SAFETY: The slot is there, and stays in place, while a half is out. It is only modified through
 // cells.
-unsafe impl<X: Exchange, const ID: u64> CqePointer<ID> for Posted<X, ID>
+unsafe impl<X: Exchange, const ID: u64> cqe::CqePointer<ID> for Posted<X, ID>
 where
     Slot<X>: CqeHandler<ID, Pointer = Self>,
 {
@@ -330,9 +319,9 @@ struct Table<X: Exchange> {
     words: KVec<Word>,
     slots: KVec<Slot<X>>,
     #[pin]
-    lock: SpinLockIrq<Locked>,
+    lock: sync::SpinLockIrq<Locked>,
     #[pin]
-    freed: CondVar,
+    freed: sync::CondVar,
 }
 
 struct Locked {
@@ -515,7 +504,7 @@ impl<X: Exchange> Tag<X> {
     pub fn post<C, const LINKS: usize, const SGES: usize>(
         self,
         qp: &Qp<C>,
-        make: impl for<'a> FnOnce(&'a X::Request, &mut Chain<'a, LINKS, SGES>) -> Result,
+        make: impl for<'a> FnOnce(&'a X::Request, &mut qp::Chain<'a, LINKS, SGES>) -> Result,
     ) -> Result<(), PostError<Self>>
     where
         C: Provides<X::Needs>,
@@ -530,7 +519,7 @@ impl<X: Exchange> Tag<X> {
             let start = || {
                 slot.state.start();
                 // INVARIANT: The send is out.
-                Posted::<X, 0>(slot).into_cqe(cqe::Sealed::new())
+                cqe::CqePointer::into_cqe(Posted::<X, 0>(slot), cqe::Sealed::new())
             };
             // The table is there while `qp` is.
             let names_first = || slot.table().names_first;
@@ -729,12 +718,12 @@ impl<X: Exchange> Tags<X> {
             closed: AtomicI32::new(0),
             words,
             slots,
-            lock <- new_spinlock_irq!(Locked {
+            lock <- kernel::new_spinlock_irq!(Locked {
                 waiters: 0,
                 // What is returned, and the keeper.
                 handles: 2,
             }),
-            freed <- new_condvar!(),
+            freed <- kernel::new_condvar!(),
         });
         let table = table.write_pin_init(init)?;
         // SAFETY: The table is not moved: it goes back into a pinned box.

@@ -14,12 +14,7 @@ use crate::{
 use core::ops::ControlFlow;
 use kernel::{
     alloc::Flags,
-    new_condvar,
-    new_spinlock_irq,
-    sync::{
-        CondVar,
-        SpinLockIrq, //
-    },
+    sync,
     task::Task, //
 };
 
@@ -175,9 +170,9 @@ struct State {
 #[pin_data]
 struct Sleeper {
     #[pin]
-    state: SpinLockIrq<State>,
+    state: sync::SpinLockIrq<State>,
     #[pin]
-    changed: CondVar,
+    changed: sync::CondVar,
 }
 
 impl Sleeper {
@@ -185,12 +180,12 @@ impl Sleeper {
     #[inline(never)]
     fn new(flags: Flags) -> Result<Arc<Self>> {
         let init = pin_init!(Self {
-            state <- new_spinlock_irq!(State {
+            state <- kernel::new_spinlock_irq!(State {
                 stopped: false,
                 task: 0,
                 ended: false,
             }),
-            changed <- new_condvar!(),
+            changed <- kernel::new_condvar!(),
         });
         Arc::pin_init(init, flags)
     }
