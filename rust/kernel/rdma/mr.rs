@@ -300,7 +300,7 @@ impl<D: Direction, M: Memory<D>, S: State> Region<D, M, S> {
         match mapped {
             Ok(iova) => self.iova = iova,
             // SAFETY: The region is borrowed exclusively, and its MR is idle.
-            Err(_) => unsafe { self.mr.0.claim_for_ever() },
+            Err(_) => unsafe { *self.mr.0.state.get() = state::BUSY },
         }
         mapped.map(drop)
     }

@@ -579,20 +579,20 @@ impl RawCtx {
         transfers.end(user)
     }
 
-    /// Ends the transfer that there is, and the claim (`rdma_rw_ctx_destroy`). `succeeded` is
-    /// `true` if all of it was done: the QP keeps the memory of a READ that was not and to which
-    /// peers have a key. Any context.
+    /// Ends the transfer that there is, and the claim (`rdma_rw_ctx_destroy`). `safe` is `true` if no
+    /// peer has a key to the memory, as all of the transfer was done, or nothing was posted.
+    /// Otherwise the QP keeps memory that is exposed. Any context.
     ///
     /// # Safety
     ///
     /// No request of a transfer is outstanding, and nothing else uses this.
-    unsafe fn finish(&self, succeeded: bool) {
+    unsafe fn finish(&self, safe: bool) {
         let Some(qp) = self.qp() else {
             return;
         };
         // SAFETY: The caller promises that nothing else uses this.
         let inner = unsafe { &mut *self.inner.get() };
-        let ended = !inner.exposed || succeeded;
+        let ended = !inner.exposed || safe;
         // SAFETY: The context was initialised for this QP, which is not destroyed while it counts
         // the transfer, and with these entries. With a count of zero no page is unmapped.
         let (mapping, transfers) = unsafe {
@@ -617,21 +617,6 @@ impl RawCtx {
             self.state.set_lost();
         }
         transfers.end(ptr::null_mut());
-    }
-
-    /// Ends a transfer of which nothing was posted, and the claim.
-    ///
-    /// # Safety
-    ///
-    /// The caller has claimed this, and no request was posted since [`RawCtx::map`] has succeeded.
-    #[cold]
-    unsafe fn undo(&self) {
-        // SAFETY: The claim keeps all others from `inner`. No request was posted, as the caller
-        // promises, so none is outstanding, and no peer has a key.
-        unsafe {
-            (*self.inner.get()).exposed = false;
-            self.finish(false);
-        }
     }
 
     /// Notes whether peers will have a key to the memory, on iWARP. Fails if they could write what
@@ -869,7 +854,7 @@ unsafe fn refused(
     if posted == 0 {
         // SAFETY: The driver has refused the first request, so it has posted none, and the context
         // is there and still claimed, as the caller promises.
-        unsafe { ctx.as_ref().undo() };
+        unsafe { ctx.as_ref().finish(true) };
     }
     (error, Some(posted))
 }
@@ -941,7 +926,7 @@ unsafe fn begin(
         let first = this.requests(qp, posted.then);
         if qp::transfers(qp.as_ptr()).iwarp {
             if let Err(error) = this.expose(first, posted.then) {
-                this.undo();
+                this.finish(true);
                 return Err((error, Some(0)));
             }
         }

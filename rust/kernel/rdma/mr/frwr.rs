@@ -61,7 +61,7 @@ pub struct FastRegMr {
     /// The callback of a local invalidation. The first field, to get back from it.
     cqe: UnsafeCell<bindings::ib_cqe>,
     claimed: UnsafeCell<Claimed>,
-    state: UnsafeCell<u64>,
+    pub(super) state: UnsafeCell<u64>,
     /// The number of pages that it can map.
     pub(super) pages: u32,
     pub(super) raw: NonNull<bindings::ib_mr>,
@@ -153,16 +153,6 @@ impl FastRegMr {
         // SAFETY: `S` is transparent over a `u64`, as each `State` is. As the caller promises, it
         // is the type that all others use, or there are no others.
         unsafe { &*self.state.get().cast() }
-    }
-
-    /// Claims an idle MR so that it is not registered again.
-    ///
-    /// # Safety
-    ///
-    /// Nobody else uses the MR meanwhile.
-    pub(super) unsafe fn claim_for_ever(&self) {
-        // SAFETY: Nobody else uses it, as the caller promises.
-        unsafe { *self.state.get() = state::BUSY };
     }
 
     /// See [`Region::remote_invalidated`](crate::mr::Region::remote_invalidated), and what proves
