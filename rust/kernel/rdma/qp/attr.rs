@@ -240,7 +240,6 @@ impl Caps {
     /// both its queues: one for each request and one for the drain of each queue, rounded up as
     /// drivers do.
     pub const fn entries(&self) -> u32 {
-        #[inline]
         const fn round_up(wr: u32) -> u32 {
             match wr.saturating_add(2).checked_next_power_of_two() {
                 Some(entries) => entries,
