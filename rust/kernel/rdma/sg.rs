@@ -545,12 +545,10 @@ impl AnyOwner {
         let mut bytes = MaybeUninit::<[usize; 4]>::uninit();
         // SAFETY: There is room for it, which is aligned, as was just checked.
         unsafe { bytes.as_mut_ptr().cast::<O>().write(owner) };
+        // SAFETY: It is called for a valid `O`, which is not used again.
+        let drop = |owner: *mut ()| unsafe { ptr::drop_in_place(owner.cast::<O>()) };
         // INVARIANT: The value was just written, and is `Send`.
-        Self {
-            bytes,
-            // SAFETY: It is called for a valid `O` that is not used again.
-            drop: |owner| unsafe { ptr::drop_in_place(owner.cast::<O>()) },
-        }
+        Self { bytes, drop }
     }
 
     /// # Safety

@@ -110,7 +110,7 @@ impl SendCredits {
         let mut guard = self.lock.lock();
         // Credits that are given after this are found below, or their giver finds the waiter.
         self.waiters.fetch_add(1, Full);
-        let take = |_: &mut ()| self.take();
+        let take = |(): &mut ()| self.take();
         let taken = wait_event(&self.given, &mut guard, Some(timeout_ms), take, cx);
         self.waiters.fetch_sub(1, Relaxed);
         taken
