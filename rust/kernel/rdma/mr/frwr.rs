@@ -716,8 +716,8 @@ unsafe fn failed<S: State>(cq: *mut bindings::ib_cq, wc: *mut bindings::ib_wc) {
 ///
 /// # Safety
 ///
-/// `wc` is the completion of an [`InvWr`] of an exclusive region that its handler
-/// was called for, and nothing else uses that.
+/// `wc` is the completion of an [`InvWr`] of an exclusive region that its handler was called for,
+/// and nothing else uses that.
 #[cold]
 #[inline(never)]
 pub(crate) unsafe fn undo_invalidated(wc: &Wc) {
