@@ -137,8 +137,8 @@ fn parse_generics(tokens: &[TokenTree]) -> [String; 3] {
     [all, used, text(rest)]
 }
 
-/// Parses `attributes visibility name: path::Cqe<owner, ID>`. Returns the name and the id, or `None`
-/// for any other field.
+/// Parses `attributes visibility name: path::Cqe<owner, ID>`. Returns the name and the id, or
+/// `None` for any other field.
 fn parse_field(tokens: &[TokenTree]) -> Option<(Ident, String)> {
     let colon = tokens.iter().position(|token| {
         matches!(token, TokenTree::Punct(p) if p.as_char() == ':' && p.spacing() == Spacing::Alone)

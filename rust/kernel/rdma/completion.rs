@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! `struct completion`, with the waits that [`kernel::sync::Completion`] lacks, and waits for events.
+//! `struct completion`, with the waits that [`kernel::sync::Completion`] lacks, and waits for
+//! events.
 //!
 //! C header: [`include/linux/completion.h`](srctree/include/linux/completion.h)
 

@@ -65,9 +65,9 @@ impl<D: Direction> Buf<D> {
 
 impl<D: DeviceReads> Buf<D> {
     /// Writes bytes, 64 at most, at `offset` (`ib_dma_sync_single_for_device`), in the call that
-    /// posts the buffer, as in the example of [`Qp::post_chain`]. A device that reads them meanwhile
-    /// may get old or new ones, and so it is where two threads write the same ones. Any context.
-    /// Fails with `EINVAL` if they are not inside of the buffer.
+    /// posts the buffer, as in the example of [`Qp::post_chain`]. A device that reads them
+    /// meanwhile may get old or new ones, and so it is where two threads write the same ones. Any
+    /// context. Fails with `EINVAL` if they are not inside of the buffer.
     #[inline]
     pub fn write<const N: usize>(&self, offset: usize, bytes: &[u8; N]) -> Result {
         const {

@@ -213,7 +213,7 @@ pub(crate) struct Undrained {
 
 struct Details {
     peer: Peer,
-    undrained: Option<Undrained>,
+    undrained: Option<KBox<Undrained>>,
 }
 
 /// One where [`debug`] can be asked about a QP.
@@ -246,7 +246,7 @@ impl fmt::Display for Object {
         let (peer, undrained) = {
             let lock = DETAILS.lock();
             let details = self.details.as_ref(&lock);
-            (details.peer, details.undrained)
+            (details.peer, details.undrained.as_deref().copied())
         };
         f.write_str(refs::NAMES[self.reference.kind as usize])?;
         if let Some(num) = self.num {
@@ -325,20 +325,24 @@ impl Object {
 
     /// Counts an owner of type `first` that the object keeps until it is drained. Any context.
     pub(crate) fn add_undrained(&self, first: &'static str) {
-        self.put_undrained(Some(Undrained {
+        let undrained = Undrained {
             count: 1,
             first,
             since: now(),
-        }));
+        };
+        // Without memory for it, it is not shown.
+        self.put_undrained(
+            KBox::new(undrained, GFP_ATOMIC | kernel::alloc::flags::__GFP_NOWARN).ok(),
+        );
     }
 
     /// Takes the count of what the object keeps until it is drained.
-    pub(crate) fn take_undrained(&self) -> Option<Undrained> {
+    pub(crate) fn take_undrained(&self) -> Option<KBox<Undrained>> {
         self.details.as_mut(&mut DETAILS.lock()).undrained.take()
     }
 
     /// Adds what [`Object::take_undrained`] returned. Any context.
-    pub(crate) fn put_undrained(&self, undrained: Option<Undrained>) {
+    pub(crate) fn put_undrained(&self, undrained: Option<KBox<Undrained>>) {
         let Some(mut undrained) = undrained else {
             return;
         };

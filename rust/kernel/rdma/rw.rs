@@ -137,8 +137,8 @@ impl<'a> Rw<'a> {
         Self::of(&ctx.raw, range, remote, READ)
     }
 
-    /// Writes the bytes in `range` of the memory to the peer, from `remote` on (RDMA WRITE). Posting
-    /// or preparing it may sleep.
+    /// Writes the bytes in `range` of the memory to the peer, from `remote` on (RDMA WRITE).
+    /// Posting or preparing it may sleep.
     #[inline]
     pub fn write<D: DeviceReads, O: SgOwner<D>>(
         ctx: &'a Ctx<D, O>,
@@ -579,8 +579,8 @@ impl RawCtx {
         transfers.end(user)
     }
 
-    /// Ends the transfer that there is, and the claim (`rdma_rw_ctx_destroy`). `safe` is `true` if no
-    /// peer has a key to the memory, as all of the transfer was done, or nothing was posted.
+    /// Ends the transfer that there is, and the claim (`rdma_rw_ctx_destroy`). `safe` is `true` if
+    /// no peer has a key to the memory, as all of the transfer was done, or nothing was posted.
     /// Otherwise the QP keeps memory that is exposed. Any context.
     ///
     /// # Safety
@@ -782,8 +782,8 @@ unsafe impl<P: Send> Send for InPart<P> {}
 
 impl<P> Drop for InPart<P> {
     fn drop(&mut self) {
-        // SAFETY: By the type invariant the owner, which is dropped after this, keeps the context, no
-        // request is outstanding, and the transfer still has the context for itself.
+        // SAFETY: By the type invariant the owner, which is dropped after this, keeps the context,
+        // no request is outstanding, and the transfer still has the context for itself.
         unsafe { self.ctx.as_ref().finish(false) };
     }
 }
@@ -876,8 +876,8 @@ unsafe fn transfer_all(
     posted: Posted,
 ) -> Result<(), Failed> {
     // SAFETY: The context was claimed, and `qp` is valid, as the caller promises. It and its device
-    // have the limits that C divides by, and it has a port, as it need not look at the transfer. The
-    // memory of the requests stays where it is, the context at least until one is posted.
+    // have the limits that C divides by, and it has a port, as it need not look at the transfer.
+    // The memory of the requests stays where it is, the context at least until one is posted.
     unsafe {
         let this = ctx.as_ref();
         this.note(&posted);
@@ -961,10 +961,10 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
     /// The QP is not destroyed before the transfer has completed, or was cancelled
     /// ([`Ctx::cancel`]), as dropping the context does, too: one that waits for more than a minute
     /// is leaked and holds its device. Fails with `EBUSY` if the context is posted or was prepared;
-    /// `EINVAL` if the range is empty or not inside of the memory, if that is lost, or the QP is not
-    /// initialised or has no entries, or MRs are needed and cannot map the entries of the list;
-    /// `EAGAIN` if MRs are needed and all of the QP's are in use; `ENOMEM`. Documentation/mr.rst has
-    /// an example.
+    /// `EINVAL` if the range is empty or not inside of the memory, if that is lost, or the QP is
+    /// not initialised or has no entries, or MRs are needed and cannot map the entries of the list;
+    /// `EAGAIN` if MRs are needed and all of the QP's are in use; `ENOMEM`. Documentation/mr.rst
+    /// has an example.
     pub fn prepare_rw(&self, rw: Rw<'_>) -> Result {
         // SAFETY: The context is borrowed, and the QP is valid. Nothing is posted.
         unsafe { begin(rw.ctx.into(), rw.extents, self.any.target.raw, None) }.map_err(|(e, _)| e)

@@ -323,8 +323,8 @@ pub unsafe trait SgOwner<D: Direction>: Send + Unpin + 'static {
 /// DMA-mapped memory of another owner, which travels with it: it comes back when neither the device
 /// nor a peer can reach the memory.
 ///
-/// An owner that must not be dropped goes into a region by [`Region::map`], which gives it back if it
-/// fails, as [`Region::new`] does not.
+/// An owner that must not be dropped goes into a region by [`Region::map`], which gives it back if
+/// it fails, as [`Region::new`] does not.
 ///
 /// # Examples
 ///
@@ -502,8 +502,8 @@ impl MappedList {
         dir: bindings::dma_data_direction,
     ) -> Result<Self> {
         let dev = pd.device().as_raw();
-        // SAFETY: The table is one that `SgOwner::table` has returned, so it is valid and not mapped.
-        // The device is registered while `pd` lives.
+        // SAFETY: The table is one that `SgOwner::table` has returned, so it is valid and not
+        // mapped. The device is registered while `pd` lives.
         let (len, pages, table) = unsafe {
             let (len, pages) = extent(table)?;
             to_result(bindings::rdma_helper_dma_map_sgtable(dev, table, dir))?;

@@ -450,7 +450,8 @@ impl SlotsOut {
     }
 
     /// Takes a slot back. Returns `true` if it was the last one that is waited for: the caller then
-    /// wakes the waiter, and must not touch anything else. Full ordering: all use of slots is before.
+    /// wakes the waiter, and must not touch anything else. Full ordering: all use of slots is
+    /// before.
     #[must_use]
     pub(crate) fn put(&self) -> bool {
         self.0.fetch_sub(1, Full) == 1

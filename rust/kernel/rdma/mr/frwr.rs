@@ -447,8 +447,8 @@ impl Registration {
     ///
     /// # Safety
     ///
-    /// The region is alive. The request is posted next. If the state is shared, the caller holds the
-    /// lock of the QP until that has returned.
+    /// The region is alive. The request is posted next. If the state is shared, the caller holds
+    /// the lock of the QP until that has returned.
     #[inline]
     pub(crate) unsafe fn commit(&self) {
         if self.is_shared() {
@@ -665,8 +665,8 @@ unsafe extern "C" fn done<T: CqeHandler<ID>, S: State, const ID: u64>(
     }
     // SAFETY: The core passes a completion that is valid during this call, and `Wc` is transparent.
     let completion = unsafe { &*wc.cast::<Wc>() };
-    // SAFETY: The request is an `InvWr`, as it has this callback. It completes once, by the driver's
-    // contract, so its owner is not back.
+    // SAFETY: The request is an `InvWr`, as it has this callback. It completes once, by the
+    // driver's contract, so its owner is not back.
     let (mr, user) = unsafe { parts(completion) };
     if !debug::is_active(user) {
         return debug::report(core::any::type_name::<T>());

@@ -100,8 +100,8 @@ pub unsafe trait State: private::Sealed + Sized + Send + 'static {
 }
 
 /// The state of a region that is used by one thread at a time: each step is a plain load and store,
-/// and a claim is none, as this is not `Sync`. Only the completion of an invalidation, which has the
-/// owner of the region, uses it in another thread.
+/// and a claim is none, as this is not `Sync`. Only the completion of an invalidation, which has
+/// the owner of the region, uses it in another thread.
 #[repr(transparent)]
 pub struct Exclusive(Cell<u64>);
 

@@ -238,8 +238,8 @@ impl RecvCredits {
         }
     }
 
-    /// Takes the credit of a message that has come. Any context. Fails with `EPROTO` if the peer had
-    /// none: it does not keep to the protocol.
+    /// Takes the credit of a message that has come. Any context. Fails with `EPROTO` if the peer
+    /// had none: it does not keep to the protocol.
     pub fn received(&self) -> Result {
         // INVARIANT: The sum is less than before.
         self.change(|untold, granted| Ok((untold, granted.checked_sub(1).ok_or(EPROTO)?)))?;
@@ -258,8 +258,8 @@ impl RecvCredits {
         Ok(())
     }
 
-    /// Gives the peer credits, all that it was not told of and at most `most`, with a message, which
-    /// has to be sent, or the connection to end. Returns their number. Any context.
+    /// Gives the peer credits, all that it was not told of and at most `most`, with a message,
+    /// which has to be sent, or the connection to end. Returns their number. Any context.
     pub fn grant(&self, most: u32) -> u32 {
         // INVARIANT: The sum stays the same.
         let untold = self.change(|untold, granted| {

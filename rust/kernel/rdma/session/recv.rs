@@ -232,8 +232,8 @@ impl<'a, T: RecvHandler> Received<'a, T> {
 impl<T: RecvHandler> Drop for Received<'_, T> {
     #[inline]
     fn drop(&mut self) {
-        // SAFETY: Neither `message` nor its `recv` was taken, by their invariants, and `message`, which
-        // is not dropped, is not used after this.
+        // SAFETY: Neither `message` nor its `recv` was taken, by their invariants, and `message`,
+        // which is not dropped, is not used after this.
         let recv = unsafe { ManuallyDrop::take(&mut self.message.recv) };
         let wc = self.success.completion();
         Qp::repost_recv(recv, wc, |recv| recv.conn.qp(), Recv::wr).unwrap_or_else(refused);

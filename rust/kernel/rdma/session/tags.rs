@@ -590,7 +590,8 @@ impl<X: Exchange> Reply<'_, X> {
     /// Posts a local invalidation of a region of the request, where the reply did not prove that
     /// the peer has done that. The reply is being handled until [`Exchange::invalidated`]. That is
     /// not called, and the exchange ends in [`Tags::reclaim`] or when the QP is destroyed, if the
-    /// invalidation fails, or was posted before the registration, as the peer has guessed the reply.
+    /// invalidation fails, or was posted before the registration, as the peer has guessed the
+    /// reply.
     ///
     /// Gives the reply back as [`Qp::post_send`] gives an owner, with `EINVAL` if the table is that
     /// of another QP, and with the error of [`Tags::close`]. If it is not given back, and no
@@ -805,8 +806,9 @@ impl<X: Exchange> Tags<X> {
 
     /// Finds what waits for a reply, in the handler of the message that has it, whose completion is
     /// `wc`. Fails with `EPROTO` if nothing waits for it: the peer does not keep to the protocol;
-    /// with the error of [`Tags::close`]; or with `EINVAL` if `wc` is not a completion that the CQ's
-    /// poller is handling, as those of a [`WcArray`] are not, nor those that C's drain of a QP finds.
+    /// with the error of [`Tags::close`]; or with `EINVAL` if `wc` is not a completion that the
+    /// CQ's poller is handling, as those of a [`WcArray`] are not, nor those that C's drain of a QP
+    /// finds.
     #[inline]
     pub fn reply<'w>(&'w self, wc: &Success<'w>, id: TagId) -> Result<Reply<'w, X>> {
         let table = &*self.0;
