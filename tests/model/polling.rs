@@ -76,7 +76,7 @@ fn holder_knows_itself() {
 #[test]
 fn old_completion_does_not_come_after_the_mark() {
     loom::model(|| {
-        let cq = Arc::new((PollLock::new(), Empties::new(), Mutex::new(0u32)));
+        let cq = Arc::new((PollLock::new(), Empties::new(true), Mutex::new(0u32)));
         let mark = Arc::new(Mutex::new(None));
         let other = {
             let (cq, mark) = (cq.clone(), mark.clone());
@@ -104,13 +104,13 @@ fn old_completion_does_not_come_after_the_mark() {
 #[test]
 fn empty_cq_has_nothing_old() {
     loom::model(|| {
-        let empties = Empties::new();
+        let empties = Empties::new(true);
         let mark = empties.mark();
         empties.found();
         assert!(!empties.since(mark));
         empties.found();
         assert!(empties.since(mark));
-        let none = Empties::none();
+        let none = Empties::new(false);
         assert!(none.since(none.mark()));
     });
 }

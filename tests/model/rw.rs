@@ -4,7 +4,7 @@
 
 use crate::{
     completion::Completion,
-    counters::{RwIdle, RwState, Users},
+    counters::{RwState, Users},
 };
 use loom::{cell::UnsafeCell, sync::Arc, thread};
 
@@ -37,11 +37,11 @@ impl Ctx {
         self.inner.with(|inner| unsafe { *inner })
     }
 
-    /// As `rw::transfer_all`, and the completion in another thread.
+    /// As `Qp::post_rw` of all of the memory, and the completion in another thread.
     fn transfer(this: &Arc<Self>, qp: usize) -> Option<thread::JoinHandle<()>> {
         // A QP that has to look at each transfer finds no context idle.
-        assert!(!this.state.claim_unseen(RwIdle::new(true), qp));
-        this.state.claim_unseen(RwIdle::new(false), qp).then(|| {
+        assert!(this.state.claim(RwState::NEVER, qp).is_err());
+        this.state.claim(RwState::IDLE, qp).is_ok().then(|| {
             this.touch();
             Self::complete(this, qp)
         })
@@ -52,7 +52,7 @@ impl Ctx {
         thread::spawn(move || {
             this.touch();
             assert_eq!(this.state.qp(), qp);
-            this.state.set_idle();
+            this.state.set(RwState::IDLE);
         })
     }
 }
@@ -70,7 +70,7 @@ fn one_transfer_at_a_time() {
         let count = [first, second].into_iter().flatten().count() as u32;
         assert!(count > 0);
         assert_eq!(ctx.touched(), 2 * count);
-        assert!(ctx.state.claim(QP).is_ok());
+        assert!(ctx.state.claim(RwState::IDLE, QP).is_ok());
     });
 }
 
@@ -81,18 +81,19 @@ fn prepared_transfer_is_posted_once() {
         let posters = [0, 1].map(|_| {
             let ctx = ctx.clone();
             thread::spawn(move || {
-                assert!(ctx.state.claim_prepared(OTHER).is_err());
-                ctx.state.claim_prepared(QP).is_ok().then(|| {
+                assert!(ctx.state.claim(OTHER | RwState::PREPARED, OTHER).is_err());
+                let claimed = ctx.state.claim(QP | RwState::PREPARED, QP);
+                claimed.is_ok().then(|| {
                     ctx.touch();
                     ctx.touch();
-                    ctx.state.set_idle();
+                    ctx.state.set(RwState::IDLE);
                 })
             })
         });
-        ctx.state.claim(QP).unwrap();
+        ctx.state.claim(RwState::IDLE, QP).unwrap();
         ctx.touch();
-        ctx.state.set_prepared(QP);
-        assert!(ctx.state.claim(OTHER).is_err() || ctx.touched() == 3);
+        ctx.state.set(QP | RwState::PREPARED);
+        assert!(ctx.state.claim(RwState::IDLE, OTHER).is_err() || ctx.touched() == 3);
         let posted = posters.map(|poster| poster.join().unwrap());
         assert!(posted.iter().flatten().count() <= 1);
     });
@@ -102,18 +103,18 @@ fn prepared_transfer_is_posted_once() {
 fn lost_memory_is_not_transferred() {
     loom::model(|| {
         let ctx = Ctx::new();
-        ctx.state.claim(QP).unwrap();
+        ctx.state.claim(RwState::IDLE, QP).unwrap();
         let completion = {
             let ctx = ctx.clone();
             thread::spawn(move || {
                 ctx.touch();
-                ctx.state.set_lost();
+                ctx.state.set(RwState::LOST);
             })
         };
-        assert!(ctx.state.claim(OTHER).is_err());
-        assert!(ctx.state.claim_prepared(QP).is_err());
+        assert!(ctx.state.claim(RwState::IDLE, OTHER).is_err());
+        assert!(ctx.state.claim(QP | RwState::PREPARED, QP).is_err());
         completion.join().unwrap();
-        assert_eq!(ctx.state.claim(OTHER), Err(RwState::LOST));
+        assert_eq!(ctx.state.claim(RwState::IDLE, OTHER), Err(RwState::LOST));
         assert_eq!(ctx.state.any_qp(), 0);
     });
 }

@@ -302,7 +302,7 @@ fn make(
     // INVARIANT: Just made or taken.
     let shared = reserved.fill(Inner {
         raw,
-        empties: wcs.as_ref().map_or_else(Empties::none, |_| Empties::new()),
+        empties: Empties::new(wcs.is_some()),
         wcs,
         poll_lock: PollLock::new(),
         failed: AtomicBool::new(false),

@@ -42,19 +42,11 @@ use crate::{
     },
     debug,
     device::Port,
-    dma::{
-        DeviceReads,
-        DeviceWrites,
-        Direction, //
-    },
+    dma,
     identity,
     prelude::*,
     qp,
-    sg::{
-        self,
-        Pages,
-        SgOwner, //
-    },
+    sg,
     sync::RwState,
     trace,
     wr, //
@@ -84,8 +76,7 @@ struct Extents {
     dir: bindings::dma_data_direction,
 }
 
-/// A transfer between the memory of a [`Ctx`] and a peer's; with a request of up to `N` entries
-/// behind it, if `THEN`.
+/// A transfer between a [`Ctx`] and a peer; if `THEN`, with a request of `N` entries behind it.
 pub struct Rw<'a, const N: usize = 0, const THEN: bool = false> {
     ctx: &'a RawCtx,
     /// `None` if the context was prepared.
@@ -128,7 +119,7 @@ impl<'a> Rw<'a> {
     /// Reads the peer's bytes from `remote` on into those in `range` of the memory (RDMA READ).
     /// Posting or preparing it may sleep.
     #[inline]
-    pub fn read<D: DeviceWrites, O: SgOwner<D>>(
+    pub fn read<D: dma::DeviceWrites, O: sg::SgOwner<D>>(
         ctx: &'a Ctx<D, O>,
         range: impl RangeBounds<usize>,
         remote: Remote,
@@ -140,7 +131,7 @@ impl<'a> Rw<'a> {
     /// Writes the bytes in `range` of the memory to the peer, from `remote` on (RDMA WRITE).
     /// Posting or preparing it may sleep.
     #[inline]
-    pub fn write<D: DeviceReads, O: SgOwner<D>>(
+    pub fn write<D: dma::DeviceReads, O: sg::SgOwner<D>>(
         ctx: &'a Ctx<D, O>,
         range: impl RangeBounds<usize>,
         remote: Remote,
@@ -171,10 +162,9 @@ impl<'a> Rw<'a> {
         }
     }
 
-    /// The transfer that the context was prepared for by [`Qp::prepare_rw`]. Posting it does not
-    /// sleep.
+    /// The transfer that [`Qp::prepare_rw`] has prepared. Posting it does not sleep.
     #[inline]
-    pub fn prepared<D: Direction, O: SgOwner<D>>(ctx: &'a Ctx<D, O>) -> Self {
+    pub fn prepared<D: dma::Direction, O: sg::SgOwner<D>>(ctx: &'a Ctx<D, O>) -> Self {
         Self {
             ctx: &ctx.raw,
             extents: None,
@@ -232,7 +222,7 @@ impl Port<'_> {
 /// # Invariants
 ///
 /// The owner in `raw` is an `O`.
-pub struct Ctx<D: Direction = Bidirectional, O: SgOwner<D> = Pages> {
+pub struct Ctx<D: dma::Direction = Bidirectional, O: sg::SgOwner<D> = sg::Pages> {
     raw: KBox<RawCtx>,
     _owner: PhantomData<(D, O)>,
 }
@@ -257,8 +247,8 @@ struct RawCtx {
 
 /// # Invariants
 ///
-/// `table` is what [`SgOwner::table`] has returned, and is there while `owner` is. From `first` on
-/// there are `count` entries of it: all, unless a part of the memory is transferred.
+/// `table` is what [`sg::SgOwner::table`] has returned, and is there while `owner` is. From `first`
+/// on there are `count` entries of it: all, unless a part of the memory is transferred.
 #[repr(C)]
 struct Inner {
     /// C keeps addresses of parts of it in others. The first field: C is told its address most.
@@ -271,8 +261,7 @@ struct Inner {
     dir: bindings::dma_data_direction,
     /// Set if peers can write to the memory, by the key of an MR, until a READ has succeeded.
     exposed: bool,
-    /// The first and the last entry, before they were cut to begin and to end with the range, if
-    /// they were.
+    /// The first and the last entry, as they were before they were cut to the range.
     ends: Option<[sg::Extent; 2]>,
     table: *mut bindings::sg_table,
     /// `None` if a peer may still write to its memory.
@@ -285,15 +274,15 @@ unsafe impl Send for RawCtx {}
 unsafe impl Sync for RawCtx {}
 
 // SAFETY: The owner is `Send`, by its trait.
-unsafe impl<D: Direction, O: SgOwner<D>> Send for Ctx<D, O> {}
+unsafe impl<D: dma::Direction, O: sg::SgOwner<D>> Send for Ctx<D, O> {}
 // SAFETY: A shared reference gives no access to the owner.
-unsafe impl<D: Direction, O: SgOwner<D>> Sync for Ctx<D, O> {}
+unsafe impl<D: dma::Direction, O: sg::SgOwner<D>> Sync for Ctx<D, O> {}
 
 impl Ctx {
     /// Allocates `len` zeroed bytes, in as many pages as that takes. Fails with `ENOMEM`; `EINVAL`
     /// for a length of zero or of 4 GiB and more.
     pub fn alloc(len: usize, cx: &Sleepable) -> Result<Self> {
-        Ok(Self::new(Pages::alloc(len, cx)?, GFP_KERNEL)?)
+        Ok(Self::new(sg::Pages::alloc(len, cx)?, GFP_KERNEL)?)
     }
 
     /// Returns the bytes, for the CPU.
@@ -304,12 +293,12 @@ impl Ctx {
         // and by the invariant of `RawCtx` that is mapped and the QP there.
         let mapping = qp.map(|qp| unsafe { inner.mapping(qp) });
         // SAFETY: By the type invariant the owner is of this type.
-        let pages = (inner.owner.as_mut()).map(|owner| unsafe { owner.get::<Pages>() });
+        let pages = (inner.owner.as_mut()).map(|owner| unsafe { owner.get::<sg::Pages>() });
         sg::CpuPages::new(pages, mapping)
     }
 }
 
-impl<D: Direction, O: SgOwner<D>> Ctx<D, O> {
+impl<D: dma::Direction, O: sg::SgOwner<D>> Ctx<D, O> {
     /// Makes the context of an owner's memory. Gives the owner back with `EINVAL` if the memory has
     /// no bytes, or 4 GiB and more; with `ENOMEM`.
     pub fn new(mut owner: O, flags: Flags) -> Result<Self, sg::SgMapError<O>> {
@@ -426,8 +415,7 @@ impl RawCtx {
         NonNull::new(self.state.any_qp() as *mut bindings::ib_qp)
     }
 
-    /// Maps the list and makes the requests (`rdma_rw_ctx_init`), which may sleep, and ends the
-    /// claim if that fails.
+    /// Maps the list and makes the requests (`rdma_rw_ctx_init`), or ends the claim. May sleep.
     ///
     /// # Safety
     ///
@@ -473,7 +461,7 @@ impl RawCtx {
     fn not_mapped(&self, ret: c_int) -> Error {
         // SAFETY: The caller has claimed this, which keeps all others from `inner`.
         unsafe { (*self.inner.get()).uncut() };
-        self.state.set_idle();
+        self.state.set(RwState::IDLE);
         Error::from_errno(ret)
     }
 
@@ -486,7 +474,7 @@ impl RawCtx {
     unsafe fn map_part(&self, qp: NonNull<bindings::ib_qp>, extents: Extents) -> Result {
         let Extents { range, remote, dir } = extents;
         // INVARIANT: If it is idle, the caller has this for itself from here on.
-        match self.state.claim(qp.as_ptr() as usize) {
+        match self.state.claim(RwState::IDLE, qp.as_ptr() as usize) {
             Ok(_) => {}
             Err(RwState::LOST) => return Err(EINVAL),
             Err(_) => return Err(EBUSY),
@@ -500,7 +488,7 @@ impl RawCtx {
         let range = range.unwrap_or(0..self.len);
         // C divides by the first two, and looks the port up.
         if range.is_empty() || range.end > self.len || sges == 0 || pages == 0 || port == 0 {
-            self.state.set_idle();
+            self.state.set(RwState::IDLE);
             return Err(EINVAL);
         }
         if range.len() != self.len {
@@ -518,8 +506,7 @@ impl RawCtx {
         unsafe { self.map(qp, port, remote, dir) }
     }
 
-    /// Notes to whom the transfer is to complete, before it is mapped: then that need not be kept
-    /// in registers.
+    /// Notes the owner before the transfer is mapped, so that it is not kept in registers.
     ///
     /// # Safety
     ///
@@ -533,17 +520,6 @@ impl RawCtx {
         }
     }
 
-    /// Returns the callback of the owner of the transfer that is posted.
-    ///
-    /// # Safety
-    ///
-    /// The caller has the completion of the transfer.
-    #[inline]
-    unsafe fn user(&self) -> *mut bindings::ib_cqe {
-        // SAFETY: The completion has this.
-        unsafe { (*self.inner.get()).user }
-    }
-
     /// Ends a transfer of all of the memory that was posted and has completed, and the claim
     /// (`rdma_rw_ctx_destroy`), and returns the callback of the owner. Any context.
     ///
@@ -553,8 +529,8 @@ impl RawCtx {
     /// # Safety
     ///
     /// The context is that of `wc`, a completion that is valid during this call, and its owner was
-    /// not taken back. The transfer was begun by [`transfer_all`], none of its requests is
-    /// outstanding, and nothing else uses the context.
+    /// not taken back. The transfer is of all of the memory and not on iWARP, none of its requests
+    /// is outstanding, and nothing else uses the context.
     #[inline]
     unsafe fn end(wc: *const Wc) -> *mut bindings::ib_cqe {
         // SAFETY: The context is that of this completion, and its owner, which keeps it, was not
@@ -571,10 +547,9 @@ impl RawCtx {
             bindings::rdma_rw_ctx_destroy(raw, at, (*at).port, first, count, inner.dir);
         }
         let ctx = ctx();
-        // SAFETY: The QP counts the transfer. The context has not left the claim yet, so it is used
-        // by nothing else.
-        let (transfers, user) = unsafe { (qp::transfers(qp(ctx)), ctx.user()) };
-        ctx.state.set_idle();
+        // SAFETY: The QP counts the transfer, and nothing else uses the context, which is claimed.
+        let (transfers, user) = unsafe { (qp::transfers(qp(ctx)), (*ctx.inner.get()).user) };
+        ctx.state.set(RwState::IDLE);
         // The QP may be gone after this.
         transfers.end(user)
     }
@@ -604,23 +579,21 @@ impl RawCtx {
         inner.uncut();
         inner.exposed = false;
         if ended {
-            self.state.set_idle();
+            self.state.set(RwState::IDLE);
         } else {
             if let Some(owner) = inner.owner.take() {
                 // INVARIANT: The mapping is of the owner's memory, and for the QP's device. The QP
-                // drops it, and then the owner, when it was destroyed with its MRs, and before its
-                // PD.
+                // drops both after its MRs and before its PD.
                 let left = (sg::OwnMapping(mapping), owner);
                 // SAFETY: The QP is this crate's, and counts the transfer until `end`.
                 unsafe { qp::keep_until_destroyed(qp.as_ptr(), left) };
             }
-            self.state.set_lost();
+            self.state.set(RwState::LOST);
         }
         transfers.end(ptr::null_mut());
     }
 
-    /// Notes whether peers will have a key to the memory, on iWARP. Fails if they could write what
-    /// they are sent.
+    /// Notes whether peers on iWARP get a key; fails if they could write what is sent.
     ///
     /// # Safety
     ///
@@ -632,8 +605,7 @@ impl RawCtx {
         first: *const bindings::ib_send_wr,
         then: *mut bindings::ib_send_wr,
     ) -> Result {
-        // SAFETY: The claim keeps all others from `inner`. The requests are valid, as the caller
-        // promises.
+        // SAFETY: The claim keeps all others from `inner`; the caller says that both are valid.
         unsafe {
             let inner = &mut *self.inner.get();
             if inner.dir == READ && !then.is_null() {
@@ -689,8 +661,7 @@ impl Drop for RawCtx {
 ///
 /// # Safety
 ///
-/// The completion is valid, and its request was posted with the callback of a context, which is
-/// there for `'a`.
+/// The completion is valid, and of a request with the callback of a context that is there for `'a`.
 #[inline]
 unsafe fn of<'a>(wc: *const Wc) -> &'a RawCtx {
     // SAFETY: The completion is valid. By the caller's promise it has the address of that field of
@@ -715,8 +686,8 @@ struct Posted {
     then: *mut bindings::ib_send_wr,
 }
 
-/// The `done` callback of transfers, of `ALL` of the memory by [`transfer_all`] or of any by
-/// [`begin`], whose owner was given up as a `T` by its callback `ID`.
+/// The `done` callback of transfers, of `ALL` of the memory without a look or of any by [`begin`],
+/// whose owner was given up as a `T` by its callback `ID`.
 ///
 /// # Safety
 ///
@@ -738,7 +709,7 @@ unsafe extern "C" fn done<T: CqeHandler<ID>, const ID: u64, const ALL: bool>(
     // that is not back: a request completes once.
     let ctx = || unsafe { of(wc) };
     // SAFETY: The completion has the context.
-    if !debug::deactivate(unsafe { ctx().user() }) {
+    if !debug::deactivate(unsafe { (*ctx().inner.get()).user }) {
         return debug::report(core::any::type_name::<T>());
     }
     // SAFETY: This is the last request, so none is outstanding. The completion has the context,
@@ -747,7 +718,7 @@ unsafe extern "C" fn done<T: CqeHandler<ID>, const ID: u64, const ALL: bool>(
         match ALL {
             true => RawCtx::end(wc),
             false => {
-                let user = ctx().user();
+                let user = (*ctx().inner.get()).user;
                 ctx().finish(wc.result().is_ok());
                 user
             }
@@ -859,40 +830,14 @@ unsafe fn refused(
     (error, Some(posted))
 }
 
-/// Maps all of the memory of a context and posts its requests.
+/// Claims a context, begins any transfer of its memory and posts the requests. If there is no
+/// `posted`, it is only prepared.
 ///
 /// # Safety
 ///
-/// `qp` is valid, and the context was claimed for it by [`RwState::claim_unseen`] with the
-/// [`rw_idle`](wr::PostTarget::rw_idle) of the QP. The context, and the memory of what is `posted`,
-/// stays where it is until that has completed to `user`, if this succeeds, or, if it fails in part,
-/// until the QP is drained. `posted.then` is null or an initialised request.
-#[inline(always)]
-unsafe fn transfer_all(
-    ctx: NonNull<RawCtx>,
-    qp: NonNull<bindings::ib_qp>,
-    remote: Remote,
-    dir: bindings::dma_data_direction,
-    posted: Posted,
-) -> Result<(), Failed> {
-    // SAFETY: The context was claimed, and `qp` is valid, as the caller promises. It and its device
-    // have the limits that C divides by, and it has a port, as it need not look at the transfer.
-    // The memory of the requests stays where it is, the context at least until one is posted.
-    unsafe {
-        let this = ctx.as_ref();
-        this.note(&posted);
-        let mapped = this.map(qp, qp.as_ref().port, remote, dir);
-        mapped.map_err(|error| (error, Some(0)))?;
-        let first = this.requests(qp, posted.then);
-        post(ctx, qp, first, posted.user)
-    }
-}
-
-/// Begins any transfer and posts its requests. If there is no `posted`, it is only prepared.
-///
-/// # Safety
-///
-/// As [`transfer_all`], but the context need not be claimed: this does it.
+/// `qp` is valid. The context, and the memory of what is `posted`, stays where it is until that has
+/// completed to `user`, if this succeeds, or, if it fails in part, until the QP is drained.
+/// `posted.then` is null or an initialised request.
 #[inline(never)]
 unsafe fn begin(
     ctx: NonNull<RawCtx>,
@@ -900,14 +845,14 @@ unsafe fn begin(
     qp: NonNull<bindings::ib_qp>,
     posted: Option<Posted>,
 ) -> Result<(), Failed> {
-    // SAFETY: The context stays where it is at least until a request is posted, as the caller
-    // promises.
+    // SAFETY: By the caller's promise the context is there until a request is posted.
     let this = unsafe { ctx.as_ref() };
+    let at = qp.as_ptr() as usize;
     let claimed = match extents {
         // SAFETY: `qp` is valid, as the caller promises.
         Some(extents) => unsafe { this.map_part(qp, extents) },
         // INVARIANT: If it is prepared, the caller has this for itself from here on.
-        None => match this.state.claim_prepared(qp.as_ptr() as usize) {
+        None => match this.state.claim(at | RwState::PREPARED, at) {
             Ok(_) => Ok(()),
             Err(state) if RwState::is_claimed(state) => Err(EBUSY),
             Err(_) => Err(EINVAL),
@@ -916,7 +861,7 @@ unsafe fn begin(
     claimed.map_err(|error| (error, Some(0)))?;
     let Some(posted) = posted else {
         // INVARIANT: The transfer is mapped.
-        this.state.set_prepared(qp.as_ptr() as usize);
+        this.state.set(at | RwState::PREPARED);
         return Ok(());
     };
     // SAFETY: The context was claimed above, and the transfer is mapped. The QP is valid, and the
@@ -946,8 +891,7 @@ unsafe fn distance(
 ) -> u32 {
     let mut n = 0u32;
     while !ptr::eq(first, last) && !first.is_null() {
-        // SAFETY: The request is one of the list, as it is not behind its end, and valid, as the
-        // caller promises.
+        // SAFETY: The request is not behind the end of the list, whose requests are valid.
         first = unsafe { (*first).next };
         n = n.saturating_add(1);
     }
@@ -963,8 +907,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
     /// is leaked and holds its device. Fails with `EBUSY` if the context is posted or was prepared;
     /// `EINVAL` if the range is empty or not inside of the memory, if that is lost, or the QP is
     /// not initialised or has no entries, or MRs are needed and cannot map the entries of the list;
-    /// `EAGAIN` if MRs are needed and all of the QP's are in use; `ENOMEM`. Documentation/mr.rst
-    /// has an example.
+    /// `EAGAIN` if MRs are needed and all are in use; `ENOMEM`. See Documentation/mr.rst.
     pub fn prepare_rw(&self, rw: Rw<'_>) -> Result {
         // SAFETY: The context is borrowed, and the QP is valid. Nothing is posted.
         unsafe { begin(rw.ctx.into(), rw.extents, self.any.target.raw, None) }.map_err(|(e, _)| e)
@@ -977,9 +920,8 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
     /// ([`InitAttr::rw_contexts`](qp::InitAttr::rw_contexts)). In the owner's handler the memory is
     /// not mapped any more (`rdma_rw_ctx_destroy`).
     ///
-    /// If a READ fails on iWARP, where the peer has a key, the memory is lost to its context,
-    /// whose length is zero then; its owner is dropped after the QP is destroyed, so that must not
-    /// keep the QP.
+    /// If a READ fails on iWARP, where the peer has a key, the context loses the memory: its length
+    /// is zero. The owner of that is dropped after the QP, and must not keep the QP.
     ///
     /// Fails with what `rw` says, or as [`Qp::prepare_rw`]; with `EINVAL` also if the context is to
     /// be prepared for this QP and is not, or an entry of the request that follows is of another
@@ -1019,35 +961,38 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
             _ => ptr::null_mut(),
         };
         let user = owner.into_cqe(cqe::Sealed::new());
-        let posted = |done| Posted { user, done, then };
         let begin = |extents| {
-            let posted = Some(posted(done::<P::Target, ID, false>));
+            let done = done::<P::Target, ID, false>;
+            let posted = Some(Posted { user, done, then });
             // SAFETY: The QP is valid. The owner keeps the context and the memory of `then`, which
             // `rw` has borrowed from it, and `then` is null or was just written. The owner is the
             // queue's until it completes, or is kept until the QP is drained below.
             unsafe { begin(ctx, extents, target.raw, posted) }
         };
-        let claim = || {
-            // SAFETY: The owner keeps the context, which `rw` has borrowed from it.
-            let state = unsafe { &ctx.as_ref().state };
-            state.claim_unseen(target.rw_idle, target.raw.as_ptr() as usize)
-        };
+        // SAFETY: The owner keeps the context, which `rw` has borrowed from it.
+        let this = unsafe { ctx.as_ref() };
+        let at = target.raw.as_ptr() as usize;
         let begun = match extents {
             Some(Extents {
                 range: None,
                 remote,
                 dir,
-            }) => match claim() {
-                true => {
-                    let posted = posted(done::<P::Target, ID, true>);
-                    // SAFETY: The QP is valid, and the context was just claimed for it. The owner
-                    // keeps the context and the memory of `then`, which `rw` has borrowed from it,
-                    // and `then` is null or was just written. The owner is the queue's until it
-                    // completes, or is kept until the QP is drained below.
-                    unsafe { transfer_all(ctx, target.raw, remote, dir, posted) }
-                }
+            }) => match this.state.claim(target.rw_idle, at) {
+                // SAFETY: The QP is valid, and the context was just claimed for it; QP and device
+                // have the limits that C divides by, and the QP a port, as it need not look at the
+                // transfer. The owner, which keeps the context and the memory of `then`, is the
+                // queue's until it completes, or is kept until the QP is drained below. `then` is
+                // null or was just written.
+                Ok(_) => unsafe {
+                    let (qp, done) = (target.raw, done::<P::Target, ID, true>);
+                    this.note(&Posted { user, done, then });
+                    match this.map(qp, qp.as_ref().port, remote, dir) {
+                        Ok(()) => post(ctx, qp, this.requests(qp, then), user),
+                        Err(error) => Err((error, Some(0))),
+                    }
+                },
                 // Made anew, so that it is not written to memory where it is not needed.
-                false => begin(Some(Extents {
+                Err(_) => begin(Some(Extents {
                     range: None,
                     remote,
                     dir,
@@ -1063,8 +1008,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
     ///
     /// # Safety
     ///
-    /// Posting the transfer of `ctx`, whose owner was given up for `user` and keeps the context,
-    /// has failed so.
+    /// Posting `ctx`, whose owner keeps it and was given up for `user`, has failed so.
     #[cold]
     #[inline(never)]
     unsafe fn not_posted<P, const ID: u64>(

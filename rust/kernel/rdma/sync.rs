@@ -87,8 +87,7 @@ impl Users {
         self.0.load(Ordering::Acquire) == 1
     }
 
-    /// Adds a user. The caller knows that there is one meanwhile. No ordering is needed, as in
-    /// `refcount_inc()`.
+    /// Adds a user, beside one that stays meanwhile. No ordering is needed, as in `refcount_inc()`.
     #[inline]
     pub(crate) fn get(&self) {
         // INVARIANT: The new user is counted.
@@ -112,69 +111,48 @@ impl Users {
     }
 }
 
-/// Set in the state of a context that is prepared.
-const PREPARED: usize = 1;
-
-/// The state in which a QP finds a context of transfers that it can claim without a further look.
-#[derive(Clone, Copy)]
-pub(crate) struct RwIdle(usize);
-
-impl RwIdle {
-    /// Of a QP that has to look at each transfer, none.
-    pub(crate) fn new(looks: bool) -> Self {
-        Self(if looks { usize::MAX } else { 0 })
-    }
-}
-
 /// The claim of a context of transfers ([`rw::Ctx`](crate::rw::Ctx)).
 ///
 /// # Invariants
 ///
-/// Zero if it is not claimed; [`RwState::LOST`] if its memory is lost; the address of the QP while
-/// a transfer has it, and that with [`PREPARED`] while one is prepared that nobody has.
+/// [`RwState::IDLE`] if it is not claimed; [`RwState::LOST`] if its memory is lost; the address of
+/// the QP while a transfer has it, with [`RwState::PREPARED`] while one is only prepared.
 pub(crate) struct RwState(AtomicUsize);
 
 impl RwState {
+    pub(crate) const IDLE: usize = 0;
+    pub(crate) const PREPARED: usize = 1;
     pub(crate) const LOST: usize = 2;
+    /// The state of no context.
+    pub(crate) const NEVER: usize = usize::MAX;
 
     pub(crate) fn new() -> Self {
         // INVARIANT: Nobody has it.
-        Self(AtomicUsize::new(0))
+        Self(AtomicUsize::new(Self::IDLE))
     }
 
+    /// Claims a context in the state `from`, idle or prepared for this QP, for a transfer of that.
+    /// Fails with the state. Acquire: see [`RwState::set`].
     #[inline]
-    fn change(&self, from: usize, to: usize) -> core::result::Result<usize, usize> {
-        (self.0).compare_exchange(from, to, Ordering::Acquire, Ordering::Relaxed)
-    }
-
-    /// Claims an idle context for a transfer of a QP. Fails with the state. Acquire: the transfer
-    /// before has ended.
-    #[inline]
-    pub(crate) fn claim(&self, qp: usize) -> core::result::Result<usize, usize> {
+    pub(crate) fn claim(&self, from: usize, qp: usize) -> core::result::Result<usize, usize> {
         // INVARIANT: The transfer of the caller has it.
-        self.change(0, qp)
+        (self.0).compare_exchange(from, qp, Ordering::Acquire, Ordering::Relaxed)
     }
 
-    /// As [`RwState::claim`], where the QP need not look at the transfer. Returns whether it did.
+    /// The transfer of the caller has ended, or is prepared. Release: for the next claim.
     #[inline]
-    pub(crate) fn claim_unseen(&self, idle: RwIdle, qp: usize) -> bool {
-        // INVARIANT: The transfer of the caller has it. There is no other state that this could be.
-        self.change(idle.0, qp).is_ok()
-    }
-
-    /// Claims a context that is prepared for a QP. Fails with the state. Acquire: it is.
-    pub(crate) fn claim_prepared(&self, qp: usize) -> core::result::Result<usize, usize> {
-        // INVARIANT: The transfer of the caller has it.
-        self.change(qp | PREPARED, qp)
+    pub(crate) fn set(&self, state: usize) {
+        // INVARIANT: The caller, who had it, has it no more.
+        self.0.store(state, Ordering::Release);
     }
 
     /// Returns whether somebody has a context of this state.
     pub(crate) fn is_claimed(state: usize) -> bool {
-        !matches!(state, 0 | Self::LOST) && state & PREPARED == 0
+        !matches!(state, Self::IDLE | Self::LOST) && state & Self::PREPARED == 0
     }
 
     pub(crate) fn is_lost(&self) -> bool {
-        self.0.load(Ordering::Relaxed) == Self::LOST
+        self.qp() == Self::LOST
     }
 
     /// Returns the address of the QP of the transfer that has it, for that.
@@ -188,27 +166,8 @@ impl RwState {
     pub(crate) fn any_qp(&self) -> usize {
         match self.qp() {
             Self::LOST => 0,
-            state => state & !PREPARED,
+            state => state & !Self::PREPARED,
         }
-    }
-
-    /// The transfer has ended. Release: see [`RwState::claim`].
-    #[inline]
-    pub(crate) fn set_idle(&self) {
-        // INVARIANT: The caller, who had it, has it no more.
-        self.0.store(0, Ordering::Release);
-    }
-
-    /// The transfer is prepared. Release: see [`RwState::claim_prepared`].
-    pub(crate) fn set_prepared(&self, qp: usize) {
-        // INVARIANT: The caller, who had it, has it no more.
-        self.0.store(qp | PREPARED, Ordering::Release);
-    }
-
-    /// The transfer has ended and the memory is lost.
-    pub(crate) fn set_lost(&self) {
-        // INVARIANT: The caller, who had it, has it no more.
-        self.0.store(Self::LOST, Ordering::Release);
     }
 }
 
@@ -250,8 +209,7 @@ impl PollLock {
     }
 }
 
-/// The places of a ring that one thread at a time fills and one at a time empties, and the
-/// references to it.
+/// The places of a ring that one thread at a time fills and one empties, and its references.
 ///
 /// # Invariants
 ///
@@ -276,8 +234,7 @@ impl Spsc {
         }
     }
 
-    /// Returns the next place that is not in use, of `places`, for the producer. Acquire: the
-    /// consumer has left it.
+    /// Returns the next of `places` that is not in use, for the producer. Acquire: it is empty.
     #[inline]
     pub(crate) fn next(&self, places: u32) -> Option<u32> {
         let next = self.next.load(Ordering::Relaxed);
@@ -355,15 +312,9 @@ impl Spsc {
 pub(crate) struct Empties(AtomicUsize);
 
 impl Empties {
-    pub(crate) fn new() -> Self {
-        // INVARIANT: The CQ was not polled.
-        Self(AtomicUsize::new(1))
-    }
-
-    /// Returns that of a CQ that callers do not poll.
-    pub(crate) fn none() -> Self {
-        // INVARIANT: Callers do not poll it.
-        Self(AtomicUsize::new(usize::MAX))
+    pub(crate) fn new(callers_poll: bool) -> Self {
+        // INVARIANT: The CQ was not polled, or callers do not poll it.
+        Self(AtomicUsize::new(if callers_poll { 1 } else { usize::MAX }))
     }
 
     /// Counts a poll that has found nothing, for the holder of the poll lock, which polls again

@@ -12,7 +12,7 @@ use crate::{
     cq,
     pd,
     prelude::*,
-    sync::RwIdle,
+    sync::RwState,
     trace, //
 };
 use core::num::NonZero;
@@ -153,8 +153,8 @@ impl QpId {
 ///
 /// `raw` is valid, of the PD `pd`, and no other QP has or had this number. `post_send` is its
 /// driver's operation. `recv_cq` is the CQ of its receives, and is valid, as is `reg_lock`. `iwarp`
-/// says whether its device is one of iWARP. Unless `rw_idle` is that of a QP that has to look, QP
-/// and device have the limits that `rdma_rw` divides by, and the QP has a port.
+/// says whether its device is one of iWARP. Unless `rw_idle` is [`RwState::NEVER`], QP and device
+/// have the limits that `rdma_rw` divides by, and the QP has a port.
 pub struct PostTarget {
     pub(crate) raw: NonNull<bindings::ib_qp>,
     /// Kept here, as it takes two loads to find it.
@@ -164,9 +164,10 @@ pub struct PostTarget {
     pub(crate) pd: pd::Id,
     pub(crate) qp_id: QpId,
     pub(crate) iwarp: bool,
-    /// Whether transfers by `rdma_rw` of all of a context's memory need no look: the driver has set
-    /// all that C divides by, no peer gets a key, and the QP was created with contexts.
-    pub(crate) rw_idle: RwIdle,
+    /// [`RwState::IDLE`] if transfers by `rdma_rw` of all of a context's memory need no look: the
+    /// driver has set all that C divides by, no peer gets a key, and the QP was created with
+    /// contexts. [`RwState::NEVER`] otherwise.
+    pub(crate) rw_idle: usize,
 }
 
 impl PostTarget {
@@ -195,7 +196,10 @@ impl PostTarget {
             pd: pd.id(),
             qp_id: QpId::next(),
             iwarp,
-            rw_idle: RwIdle::new(is_checked || qp.port == 0),
+            rw_idle: match is_checked || qp.port == 0 {
+                true => RwState::NEVER,
+                false => RwState::IDLE,
+            },
         }
     }
 
