@@ -315,7 +315,7 @@ fn what_was_refused_in_part_waits_for_the_last_sweep() {
             x.reply(0);
         });
         x.start();
-        x.state.refused_in_part();
+        assert!(!x.state.stray(Half::SentInPart));
         reply.join().unwrap();
         x.closed.store(true, Ordering::Relaxed);
         x.drain();

@@ -87,8 +87,7 @@ use state::{
 
 /// The part of a tag that is posted, and the part that waits for the reply.
 pub trait Exchange: Sized + 'static {
-    /// The part that is posted: buffers and regions. Nobody has more than a reference to it until
-    /// both halves are back.
+    /// The part that is posted: buffers and regions. Only borrowed until both halves are back.
     type Request: Send;
 
     /// The part that waits for the reply. Its handler has it.
@@ -121,8 +120,7 @@ pub trait Exchange: Sized + 'static {
 pub struct TagId {
     /// The number of the tag.
     pub index: u16,
-    /// The number of the exchange among those of the tag, in as many bits as [`Tags::new`] was
-    /// told.
+    /// The number of the exchange among those of the tag, in the bits that [`Tags::new`] was told.
     pub generation: u16,
 }
 
@@ -174,7 +172,8 @@ impl<X: Exchange> cqe::HasCqe<INV> for Slot<X> {
 }
 
 /// The slot of a tag that is held, or of which a half is out. A copy is not used after that, unless
-/// the QP is there, whose keeper has the table.
+/// the QP is there, whose keeper has the table. It owns the send while that is out, and an
+/// invalidation while the reply is being handled.
 ///
 /// # Invariants
 ///
@@ -189,6 +188,9 @@ impl<X: Exchange> Clone for SlotRef<X> {
 }
 
 impl<X: Exchange> Copy for SlotRef<X> {}
+
+// SAFETY: The parts are `Send`, and are used by one thread at a time, as the state says.
+unsafe impl<X: Exchange> Send for SlotRef<X> {}
 
 impl<X: Exchange> ops::Deref for SlotRef<X> {
     type Target = Slot<X>;
@@ -220,11 +222,11 @@ impl<X: Exchange> SlotRef<X> {
 }
 
 impl<X: Exchange> CqeHandler for Slot<X> {
-    type Pointer = Posted<X>;
+    type Pointer = SlotRef<X>;
     type Needs = X::Needs;
 
     #[inline]
-    fn done(Posted(slot): Posted<X>, wc: &Wc, cx: &X::Needs) {
+    fn done(slot: SlotRef<X>, wc: &Wc, cx: &X::Needs) {
         if !slot.table().poller.is_at(wc) {
             return slot.stray(Half::Send);
         }
@@ -232,7 +234,7 @@ impl<X: Exchange> CqeHandler for Slot<X> {
         // handlers of the CQ, and this is one of them, which run one after the other.
         X::sent(unsafe { &*slot.request.get() }, wc, cx);
         // The table is looked up again, so that nothing is kept while `sent` is called.
-        if slot.state.end_send(slot.table().is_closed()) {
+        if slot.state.end_send(slot.table().open().is_err()) {
             // INVARIANT: Both halves are back, for this handler.
             X::ended(Tag(slot));
         }
@@ -240,11 +242,11 @@ impl<X: Exchange> CqeHandler for Slot<X> {
 }
 
 impl<X: Exchange> CqeHandler<INV> for Slot<X> {
-    type Pointer = Posted<X, INV>;
+    type Pointer = SlotRef<X>;
     type Needs = X::Needs;
 
     #[inline]
-    fn done(Posted(slot): Posted<X, INV>, wc: &Wc, cx: &X::Needs) {
+    fn done(slot: SlotRef<X>, wc: &Wc, cx: &X::Needs) {
         if !slot.table().poller.is_at(wc) {
             return slot.stray(Half::Reply);
         }
@@ -257,47 +259,26 @@ impl<X: Exchange> CqeHandler<INV> for Slot<X> {
             unsafe { mr::undo_invalidated(wc) };
             return slot.stray(Half::Reply);
         }
-        // INVARIANT: The reply is being handled, and what was its owner is gone. This is a handler
-        // of the CQ.
+        // INVARIANT: The reply is being handled, without an owner, by this handler of the CQ.
         X::invalidated(Reply(slot, PhantomData), wc, cx);
     }
 }
 
-/// The owner of a request that is posted: of the send, or of an invalidation ([`INV`]).
-///
-/// # Invariants
-///
-/// The send is out, or the reply is being handled, and this is the only owner of it.
-struct Posted<X: Exchange, const ID: u64 = 0>(SlotRef<X>);
-
-// SAFETY: It gives no access to the parts but in handlers of the CQ.
-unsafe impl<X: Exchange, const ID: u64> Send for Posted<X, ID> {}
-
-impl<X: Exchange, const ID: u64> ops::Deref for Posted<X, ID> {
-    type Target = Slot<X>;
-
-    #[inline]
-    fn deref(&self) -> &Slot<X> {
-        &self.0
-    }
-}
-
-// SAFETY: The slot is there, and stays in place, while a half is out. It is only modified through
-// cells.
-unsafe impl<X: Exchange, const ID: u64> cqe::CqePointer<ID> for Posted<X, ID>
+// SAFETY: While a half is out the slot stays in place. It is only modified through cells.
+unsafe impl<X: Exchange, const ID: u64> cqe::CqePointer<ID> for SlotRef<X>
 where
     Slot<X>: CqeHandler<ID, Pointer = Self>,
 {
     #[inline]
     fn into_ptr(self, _: cqe::Sealed) -> *mut Slot<X> {
-        self.0 .0.as_ptr()
+        self.0.as_ptr()
     }
 
     #[inline]
     unsafe fn from_ptr(ptr: *mut Slot<X>) -> Self {
         // SAFETY: `ptr` is from `into_ptr`, as the caller promises, so it is not null.
         // INVARIANT: As it was given up.
-        Self(SlotRef(unsafe { NonNull::new_unchecked(ptr) }))
+        Self(unsafe { NonNull::new_unchecked(ptr) })
     }
 }
 
@@ -332,11 +313,6 @@ struct Locked {
 }
 
 impl<X: Exchange> Table<X> {
-    #[inline]
-    fn is_closed(&self) -> bool {
-        self.closed.load(Ordering::Relaxed) != 0
-    }
-
     /// Fails with the error of [`Table::close`].
     #[inline]
     fn open(&self) -> Result {
@@ -431,8 +407,7 @@ struct Handle<X: Exchange>(NonNull<Table<X>>);
 
 // SAFETY: The parts are used by one thread at a time, and are `Send`.
 unsafe impl<X: Exchange> Send for Handle<X> {}
-// SAFETY: A tag is taken by one thread. The rest is used by handlers of one CQ, one after the
-// other.
+// SAFETY: A tag is taken by one thread. Handlers of one CQ use the rest, one after the other.
 unsafe impl<X: Exchange> Sync for Handle<X> {}
 
 impl<X: Exchange> ops::Deref for Handle<X> {
@@ -454,22 +429,18 @@ impl<X: Exchange> Drop for Handle<X> {
                 table.set_locked(true);
             }
         };
-        // SAFETY: By the type invariant this handle counts, until `give_up`. It is not used after
-        // this.
+        // SAFETY: By the type invariant this handle counts until `give_up`, and is not used again.
         unsafe { Table::put(self.0, give_up) };
     }
 }
 
-/// A tag that is not in use, with exclusive access to its exchange. It is free when it is dropped,
-/// in any context.
+/// A tag that is not in use: exclusive access to its exchange. Dropped in any context, it is free.
 ///
 /// # Invariants
 ///
 /// This holds the tag: no half is out.
 pub struct Tag<X: Exchange>(SlotRef<X>);
 
-// SAFETY: It is exclusive access to the parts, which are `Send`.
-unsafe impl<X: Exchange> Send for Tag<X> {}
 // SAFETY: A shared one gives no access to the parts.
 unsafe impl<X: Exchange> Sync for Tag<X> {}
 
@@ -491,15 +462,13 @@ impl<X: Exchange> Tag<X> {
     }
 
     /// Posts the request, and waits for its reply from then on: [`Qp::post_chain`] of what `make`
-    /// adds, of which the last completes to [`Exchange::sent`]. The reply may come before this
-    /// returns.
+    /// adds, the last completes to [`Exchange::sent`]. The reply may come before this returns.
     ///
     /// Any context. Gives the tag back as [`Qp::post_chain`] gives an owner, with `EINVAL` if the
     /// table is that of another QP, and with the error of [`Tags::close`]; but not where the driver
     /// has refused it: the exchange ends in [`Tags::reclaim`] or, if requests before that were
     /// posted, when the QP is destroyed. Regions that were to be registered may be registered then.
-    /// If the driver does not say which one it has refused, and no completion comes, the exchange
-    /// does not end.
+    /// If the driver does not say which, and no completion comes, it does not end.
     #[inline]
     pub fn post<C, const LINKS: usize, const SGES: usize>(
         self,
@@ -518,8 +487,7 @@ impl<X: Exchange> Tag<X> {
         let posted = unsafe {
             let start = || {
                 slot.state.start();
-                // INVARIANT: The send is out.
-                cqe::CqePointer::into_cqe(Posted::<X, 0>(slot), cqe::Sealed::new())
+                cqe::CqePointer::<0>::into_cqe(slot, cqe::Sealed::new())
             };
             // The table is there while `qp` is.
             let names_first = || slot.table().names_first;
@@ -549,7 +517,7 @@ impl<X: Exchange> Tag<X> {
         }
         match posted {
             Some(0) => slot.stray(Half::Send),
-            Some(_) => slot.state.refused_in_part(),
+            Some(_) => slot.stray(Half::SentInPart),
             None => qp::post::unnamed(),
         }
         PostError::in_part(None, posted.unwrap_or(0) as u32, error)
@@ -560,8 +528,8 @@ impl<X: Exchange> Drop for Tag<X> {
     #[inline]
     fn drop(&mut self) {
         let (slot, bit) = (self.0, self.0.bit);
-        // SAFETY: By the invariant of `Slot` the word is that of the tag. It is held, so the table
-        // is there.
+        // SAFETY: By the invariant of `Slot` this is the tag's word, which is there, as the tag is
+        // held.
         let word = unsafe { slot.word.as_ref() };
         if !word.put(bit) {
             // SAFETY: The tag was not put, so it is held, and it is not used after this.
@@ -574,8 +542,7 @@ impl<X: Exchange> Drop for Tag<X> {
 ///
 /// # Invariants
 ///
-/// The reply is being handled, by this, in a handler of the table's CQ, which `'w` does not
-/// outlive.
+/// The reply is being handled, by this, in a handler of the CQ, which `'w` does not outlive.
 pub struct Reply<'w, X: Exchange>(SlotRef<X>, PhantomData<(&'w Wc, NotThreadSafe)>);
 
 impl<X: Exchange> Reply<'_, X> {
@@ -590,8 +557,7 @@ impl<X: Exchange> Reply<'_, X> {
     /// Posts a local invalidation of a region of the request, where the reply did not prove that
     /// the peer has done that. The reply is being handled until [`Exchange::invalidated`]. That is
     /// not called, and the exchange ends in [`Tags::reclaim`] or when the QP is destroyed, if the
-    /// invalidation fails, or was posted before the registration, as the peer has guessed the
-    /// reply.
+    /// invalidation fails, or comes before the registration, as the peer has guessed.
     ///
     /// Gives the reply back as [`Qp::post_send`] gives an owner, with `EINVAL` if the table is that
     /// of another QP, and with the error of [`Tags::close`]. If it is not given back, and no
@@ -607,17 +573,16 @@ impl<X: Exchange> Reply<'_, X> {
         if let Err(error) = self.0.table().posts_to(qp) {
             return Err(PostError::new(self, error));
         }
-        // INVARIANT: The reply is being handled by this, as `self` is forgotten.
-        let handling = Posted::<X, INV>(ManuallyDrop::new(self).0);
-        qp.post_send(handling, |slot| {
+        // The reply is being handled by this from here on.
+        let handling = ManuallyDrop::new(self).0;
+        qp.post_send::<_, _, INV, _>(handling, |slot| {
             // SAFETY: The reply is being handled, in a handler of the CQ, so this is the only
             // thread that uses the request.
             wr(unsafe { &*slot.request.get() })
         })
         .map_err(|e| {
-            // INVARIANT: The reply is being handled, by what comes back, and the handler has not
-            // returned.
-            e.map(|back| Reply(back.0, PhantomData))
+            // INVARIANT: The reply is handled by what comes back; the handler has not returned.
+            e.map(|back| Reply(back, PhantomData))
         })
     }
 }
@@ -741,8 +706,7 @@ impl<X: Exchange> Tags<X> {
         Ok(this)
     }
 
-    /// Takes a free tag. Any context. Fails with `EAGAIN` if there is none, or with the error of
-    /// [`Tags::close`].
+    /// Takes a free tag. Any context. Fails with `EAGAIN` or with the error of [`Tags::close`].
     #[inline]
     pub fn take(&self) -> Result<Tag<X>> {
         self.0.open()?;
@@ -807,8 +771,7 @@ impl<X: Exchange> Tags<X> {
     /// Finds what waits for a reply, in the handler of the message that has it, whose completion is
     /// `wc`. Fails with `EPROTO` if nothing waits for it: the peer does not keep to the protocol;
     /// with the error of [`Tags::close`]; or with `EINVAL` if `wc` is not a completion that the
-    /// CQ's poller is handling, as those of a [`WcArray`] are not, nor those that C's drain of a QP
-    /// finds.
+    /// CQ's poller is handling, as those of a [`WcArray`] or of C's drain of a QP are not.
     #[inline]
     pub fn reply<'w>(&'w self, wc: &Success<'w>, id: TagId) -> Result<Reply<'w, X>> {
         let table = &*self.0;
@@ -820,8 +783,7 @@ impl<X: Exchange> Tags<X> {
         if !slot.state.take_reply(id.generation, table.mask) {
             return Err(EPROTO);
         }
-        // INVARIANT: The reply is being handled by this, in the handler of `wc`, which outlives
-        // `'w`.
+        // INVARIANT: This handles the reply, in the handler of `wc`, which outlives `'w`.
         Ok(Reply(SlotRef(slot.into()), PhantomData))
     }
 
@@ -833,8 +795,7 @@ impl<X: Exchange> Tags<X> {
 
     /// Closes the table, if it is not, with `ENOTCONN`, drains the QP, and ends the exchanges that
     /// are out, but for those that [`Tag::post`] leaves to the end of the QP and those of which a
-    /// completion is in a [`WcArray`]. What another thread is posting meanwhile ends in its
-    /// handler.
+    /// completion is in a [`WcArray`]. What is posted meanwhile ends in its handler.
     ///
     /// Fails as [`Qp::drain`], and with `EINVAL` if it is another QP.
     pub fn reclaim<C: PollContext>(&self, qp: &Qp<C>, cx: &Sleepable) -> Result {

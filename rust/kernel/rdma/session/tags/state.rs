@@ -54,6 +54,8 @@ fn next(now: u32) -> u32 {
 #[derive(Clone, Copy)]
 pub(super) enum Half {
     Send = SEND as isize,
+    /// A send of which some requests were posted, and not the last one.
+    SentInPart = PARTLY as isize,
     Reply = HANDLING as isize,
 }
 
@@ -155,18 +157,11 @@ impl State {
     }
 
     /// Notes a half that has come back where handlers of the CQ may run at the same time, or that
-    /// was not posted. A sweep finds it. Returns `true` if the last one has been: then the caller
-    /// holds the tag, and otherwise it does not touch the exchange any more.
+    /// was not posted. A sweep finds it; the last one, if the send was posted in part. Returns
+    /// `true` if that has been: the caller then holds the tag. Otherwise it touches nothing.
     #[inline]
     pub(super) fn stray(&self, half: Half) -> bool {
         self.note(half as u32)
-    }
-
-    /// Notes a send of which some requests were posted, and not the last one. The last sweep finds
-    /// it.
-    #[inline]
-    pub(super) fn refused_in_part(&self) {
-        self.note(PARTLY);
     }
 
     /// Sets bits of the strays, and returns whether both are back by that, for the caller. Each bit
