@@ -121,9 +121,7 @@ impl<T> Reusable<T> {
     /// Returns the request to be posted; `None` if it is in flight. Any context.
     #[inline]
     pub fn start(&mut self) -> Option<InFlight<T>> {
-        if !self.0.count().is_one() {
-            return None;
-        }
+        self.get()?;
         self.0.count().get_second();
         // INVARIANT: There was no other, and now it is counted.
         Some(InFlight(Handle(self.0 .0)))

@@ -12,45 +12,22 @@ mod sizes;
 pub mod tags;
 mod timers;
 
-pub use credits::{
-    Credit,
-    RecvCredits,
-    SendCredits, //
-};
-pub use recv::{
-    Kept,
-    Received,
-    RecvBytes,
-    RecvHandler,
-    RecvRing, //
-};
-pub use sizes::{
-    Limit,
-    Load,
-    Misfit,
-    Sizes, //
-};
-pub use timers::{
-    Activity,
-    Backoff,
-    Connector,
-    Reconnect,
-    Ticker, //
-};
+pub use credits::*;
+pub use recv::*;
+pub use sizes::*;
+pub use timers::*;
 
 use crate::prelude::*;
 
 /// Ends a connection, which need not be there, any more or yet: disconnects it, and drains its QP,
-/// so that all owners of requests are back (`rdma_disconnect`, `ib_drain_qp`). Fails as
-/// [`Qp::drain`].
+/// so that all owners are back (`rdma_disconnect`, `ib_drain_qp`). Fails as [`Qp::drain`].
 pub fn end<S: PollContext, R: PollContext>(id: &cm::Id, qp: &Qp<S, R>, cx: &Sleepable) -> Result {
     // If there is no connection, the drain flushes the requests.
     let _ = id.disconnect(cx);
     qp.drain(cx)
 }
 
-/// A connection that is being made. If it is dropped before that is done, the connection is
-/// [ended](end).
+/// A connection that is being made, and is [ended](end) if this is dropped before.
 #[must_use = "the connection is ended when this is dropped"]
 pub struct Connecting<'a, S: PollContext, R: PollContext> {
     id: &'a cm::Id,

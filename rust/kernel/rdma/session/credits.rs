@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Credits: the number of messages that one side may send to the other, as SMB Direct and RPC over
-//! RDMA have them.
+//! Credits: the number of messages that one side may send, as in SMB Direct and RPC over RDMA.
 //!
 //! [`SendCredits`] are those that this side has from its peer, and [`RecvCredits`] those that the
 //! peer has from this side. What exceeds the agreement is an error.
@@ -24,8 +23,7 @@ use kernel::sync::{
 ///
 /// # Invariants
 ///
-/// `count` is at most `limit`. If it is negative it is an error number, and does not change any
-/// more.
+/// `count` is at most `limit`. A negative one is an error number, and does not change.
 ///
 /// # Examples
 ///
@@ -147,8 +145,7 @@ impl SendCredits {
     #[inline]
     fn wake(&self) {
         if self.waiters.load(Relaxed) != 0 {
-            // One that waits has looked before the count was changed, and holds the lock until it
-            // can be woken.
+            // One that has looked before that holds the lock until it can be woken.
             drop(self.lock.lock());
             self.given.notify_all();
         }
@@ -180,8 +177,7 @@ impl Drop for Credit<'_> {
     }
 }
 
-/// The messages that the peer may send: receives that it knows of, and those that it will be told
-/// of.
+/// The messages that the peer may send: receives that it knows of or will be told of.
 ///
 /// # Invariants
 ///

@@ -188,8 +188,7 @@ impl Deref for RecvBytes<'_> {
     }
 }
 
-/// A message that has come. Its receive is posted again when this is dropped
-/// ([`Qp::repost_recv`]).
+/// A message that has come. Dropping it posts its receive again ([`Qp::repost_recv`]).
 ///
 /// # Invariants
 ///
@@ -223,8 +222,7 @@ impl<'a, T: RecvHandler> Received<'a, T> {
     #[inline]
     pub fn keep(self) -> Kept<T> {
         let mut this = ManuallyDrop::new(self);
-        // SAFETY: `message` was not taken, by the type invariant, and `this` is neither used nor
-        // dropped after this.
+        // SAFETY: By the type invariant `message` is there. `this` is not used or dropped again.
         unsafe { ManuallyDrop::take(&mut this.message) }
     }
 }

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Timers of connections: keep-alive messages, the end of connections from which nothing comes, and
-//! connecting again.
+//! Timers of connections: keep-alive messages, the end of idle ones, and connecting again.
 
 use crate::{
     atomic::{
@@ -25,8 +24,7 @@ fn now() -> usize {
     unsafe { (&raw const bindings::jiffies).read_volatile() }
 }
 
-/// The last time that something happened, such as a message that came. Noting it is a load and a
-/// store.
+/// The last time that something happened, as a message. Noting it is a load and a store.
 ///
 /// # Examples
 ///
@@ -138,8 +136,7 @@ impl Ticker {
         self.0.changed.notify_all();
     }
 
-    /// Ends it, and waits until the function is not called any more. Fails with `EDEADLK` in the
-    /// function.
+    /// Ends it, and waits until the function has returned. Fails with `EDEADLK` in the function.
     pub fn stop_sync(&self, _cx: &Sleepable) -> Result {
         self.stop();
         let mut state = self.0.state.lock();
@@ -159,6 +156,7 @@ impl Drop for Ticker {
     }
 }
 
+#[derive(Default)]
 struct State {
     stopped: bool,
     /// The address of the task while it runs the work item, or zero.
@@ -180,11 +178,7 @@ impl Sleeper {
     #[inline(never)]
     fn new(flags: Flags) -> Result<Arc<Self>> {
         let init = pin_init!(Self {
-            state <- kernel::new_spinlock_irq!(State {
-                stopped: false,
-                task: 0,
-                ended: false,
-            }),
+            state <- kernel::new_spinlock_irq!(State::default()),
             changed <- kernel::new_condvar!(),
         });
         Arc::pin_init(init, flags)
