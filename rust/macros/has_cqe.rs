@@ -16,23 +16,16 @@ use proc_macro::{
 };
 
 pub(crate) fn derive(input: TokenStream) -> TokenStream {
-    let mut tokens = input.into_iter();
-    let name = loop {
-        match tokens.next() {
-            Some(TokenTree::Ident(word)) => match word.to_string().as_str() {
-                "struct" => break tokens.next(),
-                "enum" | "union" => {
-                    return error(word.span(), "HasCqe: only a struct can embed a Cqe");
-                }
-                _ => {}
-            },
-            Some(_) => {}
-            None => break None,
-        }
-    };
-    let Some(TokenTree::Ident(name)) = name else {
+    let is_item = |word: &str| ["struct", "enum", "union"].contains(&word);
+    let mut tokens = input
+        .into_iter()
+        .skip_while(|token| !matches!(token, TokenTree::Ident(w) if is_item(&w.to_string())));
+    let (Some(item), Some(TokenTree::Ident(name))) = (tokens.next(), tokens.next()) else {
         return error(Span::call_site(), "HasCqe: not a struct");
     };
+    if item.to_string() != "struct" {
+        return error(item.span(), "HasCqe: only a struct can embed a Cqe");
+    }
 
     let mut rest: Vec<TokenTree> = tokens.collect();
     let fields = match rest.pop() {
@@ -113,11 +106,8 @@ fn parse_generics(tokens: &[TokenTree]) -> [String; 3] {
     if is_punct(tokens.first(), '<') {
         let mut depth = 0;
         let end = tokens.iter().position(|token| {
-            if is_punct(Some(token), '<') {
-                depth += 1;
-            } else if is_punct(Some(token), '>') {
-                depth -= 1;
-            }
+            depth += i32::from(is_punct(Some(token), '<'));
+            depth -= i32::from(is_punct(Some(token), '>'));
             depth == 0
         });
         let end = end.unwrap_or(tokens.len() - 1);
