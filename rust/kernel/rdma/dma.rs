@@ -2,8 +2,7 @@
 
 //! DMA-mapped buffers.
 //!
-//! Buffers are mapped by `ib_dma_map_single`, not by [`kernel::dma`], as software devices have no
-//! DMA device.
+//! Not by [`kernel::dma`], but `ib_dma_map_single`, as software devices have no DMA device.
 //!
 //! C header: [`include/rdma/ib_verbs.h`](srctree/include/rdma/ib_verbs.h) (`ib_dma_map_single`)
 
@@ -19,8 +18,7 @@ use core::ops::{
 };
 
 /// A DMA-mapped buffer. The CPU accesses its bytes through [`Buf::cpu`], which borrows it
-/// exclusively. Bytes that are known only when the request is made, as a key, are written by
-/// [`Buf::write`].
+/// exclusively. [`Buf::write`] is for bytes that are known late, as a key.
 ///
 /// # Invariants
 ///
@@ -150,16 +148,14 @@ pub trait Direction: Sealed + Send + Sync + Unpin + 'static {
     const RAW: bindings::dma_data_direction;
 }
 
-/// A [`Direction`] in which the device reads memory: for SEND and RDMA WRITE, and for peers to
-/// read.
+/// A [`Direction`] in which the device reads memory: for SEND, RDMA WRITE and peers that read.
 #[diagnostic::on_unimplemented(
     message = "the device does not read `{Self}` memory",
     note = "map it `ToDevice` or `Bidirectional`"
 )]
 pub trait DeviceReads: Direction {}
 
-/// A [`Direction`] in which the device writes memory: for receives and RDMA READ, and for peers to
-/// write.
+/// A [`Direction`] in which the device writes: for receives, RDMA READ and peers that write.
 #[diagnostic::on_unimplemented(
     message = "the device does not write `{Self}` memory",
     note = "map it `FromDevice` or `Bidirectional`"
@@ -199,8 +195,9 @@ direction!(
 /// They are mapped at `addr` for the device of `pd`, in direction `dir`, or that is [`VIRT`]: the
 /// CPU and the device always see the same memory.
 // The fields that a post uses are first, to share a cache line with the request's own.
+#[doc(hidden)]
 #[repr(C)]
-pub(crate) struct Mapped {
+pub struct Mapped {
     pub(crate) addr: u64,
     pub(crate) len: u32,
     lkey: u32,
@@ -303,8 +300,7 @@ impl Mapped {
 
     #[inline]
     fn whole(&self) -> wr::Sge<'_> {
-        // INVARIANT: By the type invariant the memory is mapped, and it lives as long as the
-        // borrow.
+        // INVARIANT: By the type invariant this is mapped. It lives as long as the borrow.
         wr::Sge {
             addr: self.addr,
             length: self.len,

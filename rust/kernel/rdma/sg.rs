@@ -22,7 +22,7 @@ use kernel::{
         flags::__GFP_ZERO, //
     },
     page::{
-        self,
+        Page,
         PAGE_SIZE, //
     }, //
 };
@@ -72,7 +72,7 @@ pub struct Pages(KBox<Listed>);
 /// initialised, and not in high memory.
 struct Listed {
     table: Table,
-    pages: KVec<page::Page>,
+    pages: KVec<Page>,
     len: usize,
 }
 
@@ -82,22 +82,16 @@ impl Pages {
         if len == 0 || u32::try_from(len).is_err() {
             return Err(EINVAL);
         }
-        let count = len.div_ceil(page::PAGE_SIZE);
+        let count = len.div_ceil(PAGE_SIZE);
         let mut pages = KVec::with_capacity(count, GFP_KERNEL)?;
         let mut raw = KVec::with_capacity(count, GFP_KERNEL)?;
         for _ in 0..count {
-            let page = page::Page::alloc_page(GFP_KERNEL | __GFP_ZERO)?;
+            let page = Page::alloc_page(GFP_KERNEL | __GFP_ZERO)?;
             raw.push_within_capacity(page.as_ptr())?;
             pages.push_within_capacity(page)?;
         }
-        let mut this = Self(KBox::new(
-            Listed {
-                table: Table(bindings::sg_table::default()),
-                pages,
-                len,
-            },
-            GFP_KERNEL,
-        )?);
+        let table = Table(bindings::sg_table::default());
+        let mut this = Self(KBox::new(Listed { table, pages, len }, GFP_KERNEL)?);
         // Every device can use entries of one page; an IOMMU may merge them.
         //
         // SAFETY: There are `count` pages, at least one, and the table is valid for writes.
@@ -108,12 +102,11 @@ impl Pages {
                 count.try_into()?,
                 0,
                 len,
-                page::PAGE_SIZE as u32,
+                PAGE_SIZE as u32,
                 bindings::GFP_KERNEL,
             )
         })?;
-        // INVARIANT: The table was just made of the pages, which are zeroed. GFP_KERNEL allocates
-        // no high memory.
+        // INVARIANT: The table lists the pages, zeroed and, by GFP_KERNEL, not in high memory.
         Ok(this)
     }
 
@@ -138,9 +131,9 @@ impl Pages {
         if offset.checked_add(len).is_none_or(|end| end > self.0.len) {
             return Err(EINVAL);
         }
-        let (mut done, mut skip) = (0, offset % page::PAGE_SIZE);
-        for page in self.0.pages.iter().skip(offset / page::PAGE_SIZE) {
-            let part = (page::PAGE_SIZE - skip).min(len - done);
+        let (mut done, mut skip) = (0, offset % PAGE_SIZE);
+        for page in self.0.pages.iter().skip(offset / PAGE_SIZE) {
+            let part = (PAGE_SIZE - skip).min(len - done);
             // SAFETY: By the type invariant the page is not in high memory, so it has an address.
             // The part is in it, and one of `bytes`, which is valid, as the caller promises. The
             // copy is C's, so bytes that a device changes meanwhile are torn at worst.
@@ -171,8 +164,7 @@ unsafe impl<D: Direction> SgOwner<D> for Pages {
 ///
 /// # Invariants
 ///
-/// The pages are borrowed exclusively for `'a`, and with them `mapping`, if some of them are
-/// mapped.
+/// The pages, and `mapping`, if some are mapped, are borrowed exclusively for `'a`.
 pub struct CpuPages<'a> {
     /// `None` of a [`Ctx`](crate::rw::Ctx) that has lost them.
     pages: Option<&'a Pages>,
@@ -192,14 +184,12 @@ impl<'a> CpuPages<'a> {
         }
     }
 
-    /// Copies bytes from `offset` on out. Fails with `EINVAL` if the range is not inside of the
-    /// memory.
+    /// Copies bytes out, from `offset` on. Fails with `EINVAL` if there are not so many.
     pub fn read(&self, offset: usize, to: &mut [u8]) -> Result {
         self.pages.ok_or(EINVAL)?.copy_out(offset, to)
     }
 
-    /// Copies bytes in, from `offset` on. Fails with `EINVAL` if the range is not inside of the
-    /// memory.
+    /// Copies bytes in, from `offset` on. Fails with `EINVAL` if there is no room for them.
     pub fn write(&mut self, offset: usize, from: &[u8]) -> Result {
         self.pages.ok_or(EINVAL)?.copy_in(offset, from)
     }
@@ -211,7 +201,7 @@ impl<'a> CpuPages<'a> {
             None => (&[][..], 0),
         };
         pages.iter().enumerate().map(move |(i, page)| {
-            let len = page::PAGE_SIZE.min(len - i * page::PAGE_SIZE);
+            let len = PAGE_SIZE.min(len - i * PAGE_SIZE);
             // SAFETY: By the invariant of `Pages` the page is initialised and, not being in high
             // memory, has an address. By the type invariant and that of `self` the borrow is
             // exclusive, and each page is returned once.
@@ -249,8 +239,8 @@ unsafe impl Send for Mapping {}
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    /// Returns the table, which C only reads.
-    fn table(&self) -> *mut bindings::sg_table {
+    /// Returns the table, which C only reads, or changes back.
+    pub(crate) fn table(&self) -> *mut bindings::sg_table {
         ptr::from_ref(&self.table).cast_mut()
     }
 
@@ -263,20 +253,6 @@ impl Mapping {
         let (dev, table, dir) = (self.dev, self.table(), self.dir);
         // SAFETY: By the type invariant the table is mapped for the device in this direction.
         unsafe { bindings::rdma_helper_dma_sync_sgtable_for_device(dev, table, dir) };
-    }
-
-    /// Makes an MR map a range of the list (`ib_map_mr_sg`).
-    ///
-    /// # Safety
-    ///
-    /// `mr` is an MR of the device, and is not registered. Neither it nor the list is used by
-    /// anything else. The range is not empty, and inside of the list.
-    pub(crate) unsafe fn map_mr(&self, mr: *mut bindings::ib_mr, range: Range<usize>) -> Result {
-        let (start, len) = (range.start, range.len());
-        // SAFETY: `mr` is an MR of the device, is not registered and not used by anything else, nor
-        // is the list, whose ends are changed meanwhile, and the range is one of it, as the caller
-        // promises. By the type invariant the list is mapped.
-        to_result(unsafe { bindings::rdma_helper_map_mr_sg(mr, self.table(), start, len) })
     }
 }
 
@@ -295,8 +271,6 @@ impl Drop for OwnMapping {
         unsafe { bindings::rdma_helper_dma_unmap_sgtable(*dev, table, *dir) };
     }
 }
-
-// Memory of others.
 
 /// An owner of memory that a scatter list describes, which a device may access in direction `D`, as
 /// a request of the block layer or pinned pages behind a ULP's own type.
@@ -367,8 +341,7 @@ impl<O> From<SgMapError<O>> for Error {
 
 impl<O: SgOwner<D>, D: Direction> SgMap<O, D> {
     /// Maps the memory of an owner (`ib_dma_map_sg`). Any context. Gives the owner back with
-    /// `EINVAL` if the memory has no bytes, or 4 GiB and more; with `EIO` if it could not be
-    /// mapped.
+    /// `EINVAL` for no bytes, or 4 GiB and more; `EIO` if mapping fails.
     pub fn new(pd: &Pd, mut owner: O) -> Result<Self, SgMapError<O>> {
         // SAFETY: The owner keeps the memory until the list was unmapped.
         match unsafe { MappedList::new(pd, owner.table(), D::RAW) } {
@@ -481,7 +454,8 @@ pub(crate) unsafe fn cut(
 /// # Invariants
 ///
 /// `mapping` is of a list of `len` bytes in at most `pages` pages, for the device of `pd`.
-pub(crate) struct MappedList {
+#[doc(hidden)]
+pub struct MappedList {
     pub(crate) mapping: OwnMapping,
     pub(crate) pd: Pd,
     pub(crate) len: u32,
@@ -493,8 +467,7 @@ impl MappedList {
     ///
     /// # Safety
     ///
-    /// The table is one that [`SgOwner::table`] has returned. Its owner is there until what this
-    /// returns is dropped.
+    /// [`SgOwner::table`] has returned the table. Its owner is there until the list is dropped.
     #[inline(never)]
     unsafe fn new(
         pd: &Pd,
@@ -526,7 +499,8 @@ impl MappedList {
 /// # Invariants
 ///
 /// `bytes` is a value that `drop` drops, and which may be in any thread.
-pub(crate) struct AnyOwner {
+#[doc(hidden)]
+pub struct AnyOwner {
     bytes: MaybeUninit<[usize; 4]>,
     drop: unsafe fn(*mut ()),
 }
@@ -572,8 +546,7 @@ impl AnyOwner {
 
 impl Drop for AnyOwner {
     fn drop(&mut self) {
-        // SAFETY: By the type invariant it is a value that the function drops; it is not used
-        // again.
+        // SAFETY: By the type invariant the function drops this value, which is not used again.
         unsafe { (self.drop)(self.bytes.as_mut_ptr().cast()) }
     }
 }
@@ -584,13 +557,14 @@ mod private {
     /// # Safety
     ///
     /// The bytes are valid, and stay where they are, until the value is dropped, also if it is
-    /// moved. Nobody writes them, unless a device does to which the value was given for that.
-    pub unsafe trait Bytes: Send + Unpin + 'static {
+    /// moved. Nobody writes them, unless a device does to which the value was given for that, in
+    /// direction `D`; nor does anybody read them by reference then.
+    pub unsafe trait Bytes<D>: Send + Unpin + 'static {
         fn bytes(&self) -> &[u8];
     }
 
     // SAFETY: The bytes are an allocation of the vector's own.
-    unsafe impl<A: alloc::Allocator + 'static> Bytes for alloc::Vec<u8, A>
+    unsafe impl<A: alloc::Allocator + 'static, D> Bytes<D> for alloc::Vec<u8, A>
     where
         Self: Send + Unpin,
     {
@@ -600,29 +574,27 @@ mod private {
     }
 
     // SAFETY: The bytes could be borrowed for as long as there is a reference to the value, which
-    // this has.
-    unsafe impl<T: Deref<Target = [u8]> + Send + Sync + 'static> Bytes for Arc<T> {
+    // this has. A device only reads them.
+    unsafe impl<T: Deref<Target = [u8]> + Send + Sync + 'static> Bytes<ToDevice> for Arc<T> {
         fn bytes(&self) -> &[u8] {
             self
         }
     }
 }
 
-/// Bytes, with a scatter list that describes them: a vector, or what many share and a device only
-/// reads.
+/// Bytes and a scatter list of them: a vector, or what many share and a device only reads.
 ///
 /// # Invariants
 ///
 /// `table` describes the bytes of `owner`.
-pub struct SgList<T: private::Bytes> {
+pub struct SgList<T: private::Bytes<ToDevice>> {
     table: KBox<Table>,
     owner: T,
 }
 
-impl<T: private::Bytes> SgList<T> {
+impl<T: private::Bytes<ToDevice>> SgList<T> {
     /// Describes the bytes of an owner (`sg_alloc_table_from_pages`). Fails with `ENOMEM`; `EINVAL`
-    /// if there are no bytes, or there are no pages of them, as of parts of the kernel's image on
-    /// some architectures.
+    /// if there are no bytes, or no pages of them, as of the kernel's image on some architectures.
     pub fn new(owner: T, _cx: &Sleepable) -> Result<Self> {
         let mut table = KBox::new(Table(bindings::sg_table::default()), GFP_KERNEL)?;
         let bytes = owner.bytes();
@@ -643,22 +615,11 @@ impl<T: private::Bytes> SgList<T> {
     }
 }
 
-// SAFETY: The table is in a box, and describes an allocation of the vector's own, to which there is
-// no reference while this has it.
-unsafe impl<A: alloc::Allocator + 'static, D: Direction> SgOwner<D> for SgList<alloc::Vec<u8, A>>
+// SAFETY: The table is in a box, and describes bytes that are there while this has their owner. By
+// the contract of `Bytes<D>` nobody else accesses them in a way that this direction forbids.
+unsafe impl<T, D: Direction> SgOwner<D> for SgList<T>
 where
-    alloc::Vec<u8, A>: Send + Unpin,
-{
-    fn table(&mut self) -> *mut bindings::sg_table {
-        &raw mut self.table.0
-    }
-}
-
-// SAFETY: The table is in a box, and describes bytes that are there while this has a reference to
-// what has them. Nobody writes them, as it is shared, and no more does the device.
-unsafe impl<T> SgOwner<ToDevice> for SgList<Arc<T>>
-where
-    T: Deref<Target = [u8]> + Send + Sync + 'static,
+    T: private::Bytes<ToDevice> + private::Bytes<D>,
 {
     fn table(&mut self) -> *mut bindings::sg_table {
         &raw mut self.table.0

@@ -41,20 +41,17 @@ mod private {
 
 /// The state of a region: [`Exclusive`] or [`Shared`].
 ///
-/// A claim is exclusive access to what belongs to the MR. It ends with the next change of the
-/// state.
+/// A claim is exclusive access to what belongs to the MR, until the next change of the state.
 ///
 /// # Safety
 ///
 /// The type is transparent over a `u64`. An MR that is claimed is not claimed again before that has
-/// ended. While it is idle no key gives access to the memory, nor is a request posted that would
-/// change that.
+/// ended. While it is idle no key gives access to the memory, nor is a request posted that would.
 pub unsafe trait State: private::Sealed + Sized + Send + 'static {
     /// `true` if threads may share the state.
     const SHARED: bool;
 
-    /// Returns `true` if the MR is idle. What peers and other threads did with it has happened
-    /// then.
+    /// Returns `true` if the MR is idle. What others did with it has happened then.
     fn is_idle(&self) -> bool;
 
     /// Claims an idle MR for a registration. [`State::prepare`] or [`State::set_idle`] follows.
@@ -70,29 +67,25 @@ pub unsafe trait State: private::Sealed + Sized + Send + 'static {
     fn generation(&self) -> u64;
 
     /// Counts the registration of an MR that was claimed idle and has its new key. Returns the
-    /// generation, for `Shared::commit()`, or zero if the state is exclusive: then the MR is
-    /// registered by this.
+    /// generation, for `Shared::commit()`, or zero if that is exclusive: it is registered now.
     fn prepare(&self) -> u64;
 
     /// Sets the state of an MR that is claimed.
     fn set(&self, state: u64);
 
-    /// The invalidation of an MR that was claimed registered is about to be posted. Its completion
-    /// has the claim.
+    /// The invalidation of an MR that was claimed is posted next. Its completion has the claim.
     #[inline]
     fn set_invalidating(&self) {
         self.set(INVALIDATING);
     }
 
-    /// Ends the claim of an MR that is registered still: its invalidation was not posted or has
-    /// failed.
+    /// Ends the claim of an MR whose invalidation was not posted or has failed.
     #[inline]
     fn set_registered(&self) {
         self.set(REGISTERED);
     }
 
-    /// Ends the claim of an MR that is idle: its registration was not posted, or is proved to have
-    /// ended.
+    /// Ends the claim of an MR whose registration was not posted or is proved to have ended.
     #[inline]
     fn set_idle(&self) {
         self.set(IDLE);
