@@ -117,7 +117,6 @@ impl<'a> Rw<'a> {
     }
 
     /// Reads the peer's bytes from `remote` on into those in `range` of the memory (RDMA READ).
-    /// Posting or preparing it may sleep.
     #[inline]
     pub fn read<D: dma::DeviceWrites, O: sg::SgOwner<D>>(
         ctx: &'a Ctx<D, O>,
@@ -129,7 +128,6 @@ impl<'a> Rw<'a> {
     }
 
     /// Writes the bytes in `range` of the memory to the peer, from `remote` on (RDMA WRITE).
-    /// Posting or preparing it may sleep.
     #[inline]
     pub fn write<D: dma::DeviceReads, O: sg::SgOwner<D>>(
         ctx: &'a Ctx<D, O>,
@@ -465,8 +463,7 @@ impl RawCtx {
         Error::from_errno(ret)
     }
 
-    /// Claims this for a transfer that was not prepared, and maps what of the memory is to be
-    /// transferred, with all checks.
+    /// Claims this for a transfer that was not prepared, checks that, and maps its memory.
     ///
     /// # Safety
     ///
@@ -533,8 +530,7 @@ impl RawCtx {
     /// is outstanding, and nothing else uses the context.
     #[inline]
     unsafe fn end(wc: *const Wc) -> *mut bindings::ib_cqe {
-        // SAFETY: The context is that of this completion, and its owner, which keeps it, was not
-        // taken back, as the caller promises.
+        // SAFETY: By the caller's promise this is the completion's context, whose owner keeps it.
         let ctx = || unsafe { of(wc) };
         let qp = |ctx: &Self| ctx.state.qp() as *mut bindings::ib_qp;
         // SAFETY: The context was initialised for this QP, which is not destroyed while it counts
@@ -593,37 +589,6 @@ impl RawCtx {
         transfers.end(ptr::null_mut());
     }
 
-    /// Notes whether peers on iWARP get a key; fails if they could write what is sent.
-    ///
-    /// # Safety
-    ///
-    /// The caller has claimed this. `first` is the first request of the transfer, and `then` is
-    /// null or what follows it.
-    #[cold]
-    unsafe fn expose(
-        &self,
-        first: *const bindings::ib_send_wr,
-        then: *mut bindings::ib_send_wr,
-    ) -> Result {
-        // SAFETY: The claim keeps all others from `inner`; the caller says that both are valid.
-        unsafe {
-            let inner = &mut *self.inner.get();
-            if inner.dir == READ && !then.is_null() {
-                qp::post::come_after_reads(then);
-            }
-            // If there is an MR, the first request registers it, or invalidates it before that.
-            inner.exposed = matches!(
-                (*first).opcode,
-                bindings::ib_wr_opcode_IB_WR_REG_MR | bindings::ib_wr_opcode_IB_WR_LOCAL_INV
-            );
-            match inner.exposed && inner.dir == WRITE {
-                // The key is there if a parameter of ib_core asks for it.
-                true => Err(EOPNOTSUPP),
-                false => Ok(()),
-            }
-        }
-    }
-
     /// Returns the first of the requests (`rdma_rw_ctx_wrs`). The last one, or `then`, which
     /// follows, completes to this context.
     ///
@@ -672,16 +637,13 @@ unsafe fn of<'a>(wc: *const Wc) -> &'a RawCtx {
     }
 }
 
-/// The type of a callback.
-type Done = unsafe extern "C" fn(*mut bindings::ib_cq, *mut bindings::ib_wc);
-
 /// The way in which a transfer is to be posted.
 #[derive(Clone, Copy)]
 struct Posted {
     /// The callback of the owner, which was given up.
     user: *mut bindings::ib_cqe,
     /// The callback of the transfer.
-    done: Done,
+    done: unsafe extern "C" fn(*mut bindings::ib_cq, *mut bindings::ib_wc),
     /// Null, or what follows.
     then: *mut bindings::ib_send_wr,
 }
@@ -864,15 +826,26 @@ unsafe fn begin(
         this.state.set(at | RwState::PREPARED);
         return Ok(());
     };
-    // SAFETY: The context was claimed above, and the transfer is mapped. The QP is valid, and the
-    // memory of the requests stays where it is, as the caller promises.
+    // SAFETY: The context was claimed above, which keeps all others from it, and the transfer is
+    // mapped, so `first` is valid. So are the QP and `posted.then`, and the memory of the requests
+    // stays where it is, as the caller promises.
     unsafe {
         this.note(&posted);
         let first = this.requests(qp, posted.then);
         if qp::transfers(qp.as_ptr()).iwarp {
-            if let Err(error) = this.expose(first, posted.then) {
+            let inner = &mut *this.inner.get();
+            if inner.dir == READ && !posted.then.is_null() {
+                qp::post::come_after_reads(posted.then);
+            }
+            // If there is an MR, the first request registers it, or invalidates it before that.
+            inner.exposed = matches!(
+                (*first).opcode,
+                bindings::ib_wr_opcode_IB_WR_REG_MR | bindings::ib_wr_opcode_IB_WR_LOCAL_INV
+            );
+            // A parameter of ib_core may ask for a key by which peers could write what is sent.
+            if inner.exposed && inner.dir == WRITE {
                 this.finish(true);
-                return Err((error, Some(0)));
+                return Err((EOPNOTSUPP, Some(0)));
             }
         }
         post(ctx, qp, first, posted.user)
