@@ -96,8 +96,7 @@ impl MemoryRef<'_> {
     }
 }
 
-/// DMA-mapped memory, in direction `D`, that an MR can map: [`Buf`], [`SgBuf`], and that of others,
-/// an [`SgMap`](sg::SgMap).
+/// DMA-mapped memory, in direction `D`, that an MR can map: [`Buf`] and [`SgMap`](sg::SgMap).
 pub trait Memory<D: dma::Direction>: Sealed + Sized + Send + Sync + Unpin + 'static {
     #[doc(hidden)]
     fn get(&self) -> MemoryRef<'_>;
@@ -130,8 +129,7 @@ impl<O: sg::SgOwner<D>, D: dma::Direction> Memory<D> for sg::SgMap<O, D> {
     }
 }
 
-/// [`Memory`] whose bytes the CPU can copy while peers may access them: [`Buf`] and [`SgBuf`]. Only
-/// a region knows when it may.
+/// [`Memory`] that a region can copy while peers may access it: [`Buf`] and [`SgBuf`].
 pub trait OwnMemory<D: dma::Direction>: Memory<D> {
     #[doc(hidden)]
     fn copy_out(&self, offset: usize, to: &mut [u8], _: cqe::Sealed) -> Result;
@@ -400,17 +398,16 @@ impl Mr {
     ///
     /// # Safety
     ///
-    /// The MR is idle. Neither it nor the memory is used meanwhile, of which the range is a part.
+    /// The MR is idle, and neither it nor the memory is used. The range is in that, and not empty.
     #[inline(never)]
     unsafe fn map(&self, memory: MemoryRef<'_>, range: Range<usize>) -> Result<u64> {
         if memory.pages() > self.0.pages as usize || *memory.pd() != self.0.pd {
             return Err(EINVAL);
         }
         let raw = self.0.raw.as_ptr();
-        // SAFETY: `raw` is an MR of the memory's device, as both are of one PD, and is idle, so it
-        // is not registered. Neither is used meanwhile, nor the list, whose ends are changed
-        // meanwhile, and the range is one of the memory, as the caller promises. By their
-        // invariants the memory is mapped.
+        // SAFETY: `raw` is an MR of the memory's device, as both are of one PD, and is idle, so not
+        // registered. As the caller promises, neither it nor the list, whose ends are changed, is
+        // used meanwhile, and the range is one of the memory, which is mapped by its invariant.
         unsafe {
             to_result(match memory {
                 MemoryRef::Buf(buf) => {
@@ -1122,8 +1119,7 @@ unsafe fn failed<S: State>(cq: *mut bindings::ib_cq, wc: *mut bindings::ib_wc) {
     }
 }
 
-/// Marks an exclusive region registered whose invalidation has succeeded, as its registration came
-/// behind that in the queue.
+/// Marks an exclusive region registered again whose invalidation came before its registration.
 ///
 /// # Safety
 ///

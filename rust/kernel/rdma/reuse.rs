@@ -187,8 +187,7 @@ where
 
     #[inline]
     unsafe fn from_ptr(ptr: *mut T) -> Self {
-        // SAFETY: `ptr` is from `into_ptr`, as the caller promises. So it is the address of an
-        // entry, which is not null.
+        // SAFETY: `ptr` is from `into_ptr`, as the caller promises: an entry's address, not null.
         // INVARIANT: As it was given up.
         Self(Handle(unsafe { NonNull::new_unchecked(ptr.cast()) }))
     }

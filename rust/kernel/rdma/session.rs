@@ -2,9 +2,8 @@
 
 //! Parts that protocols have between the verbs and their own messages.
 //!
-//! Receives that are posted again, tags and what waits for their replies, credits, the sizes of
-//! queues, the end of a connection, timers, and reconnecting. Each can be used without the others.
-//! See Documentation/session.rst.
+//! Receives that are posted again, tags of requests, credits, sizes of queues, ends of connections,
+//! timers and reconnecting, each usable without the others. See Documentation/session.rst.
 
 mod credits;
 mod recv;

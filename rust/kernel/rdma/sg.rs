@@ -68,8 +68,7 @@ pub struct Pages(KBox<Listed>);
 
 /// # Invariants
 ///
-/// `table` lists `pages`, one entry each, and the entries are `len` bytes in all. The pages are
-/// initialised, and not in high memory.
+/// `table` lists `pages`, one entry each, `len` bytes in all: initialised, not in high memory.
 struct Listed {
     table: Table,
     pages: KVec<Page>,
@@ -294,8 +293,7 @@ pub unsafe trait SgOwner<D: Direction>: Send + Unpin + 'static {
     fn table(&mut self) -> *mut bindings::sg_table;
 }
 
-/// DMA-mapped memory of another owner, which travels with it: it comes back when neither the device
-/// nor a peer can reach the memory.
+/// DMA-mapped memory of another owner, which comes back when no device or peer can reach it.
 ///
 /// An owner that must not be dropped goes into a region by [`Region::map`], which gives it back if
 /// it fails, as [`Region::new`] does not.
@@ -418,8 +416,7 @@ pub(crate) unsafe fn cut(
     table: *mut bindings::sg_table,
     range: &Range<usize>,
 ) -> (*mut bindings::scatterlist, u32, Option<[Extent; 2]>) {
-    // SAFETY: The table is valid and has both ends of the range, as the caller promises, so each
-    // entry that is looked at is there.
+    // SAFETY: The table is valid, and has both ends of the range, as the caller promises.
     unsafe {
         let (mut skip, mut first) = (range.start, (*table).sgl);
         while skip >= (*first).length as usize {

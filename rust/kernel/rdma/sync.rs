@@ -161,8 +161,7 @@ impl RwState {
         self.0.load(Ordering::Relaxed)
     }
 
-    /// Returns the address of the QP of the transfer that there is, prepared or not, for one who
-    /// has the context; 0 if there is none.
+    /// Returns the QP of the transfer, prepared or not, for one who has the context; 0 for none.
     pub(crate) fn any_qp(&self) -> usize {
         match self.qp() {
             Self::LOST => 0,

@@ -87,8 +87,7 @@ impl SendCredits {
         }
     }
 
-    /// Takes a credit. Any context. Fails with `EAGAIN` if there is none, or with the error of
-    /// [`SendCredits::close`].
+    /// Takes a credit. Any context. Fails with `EAGAIN` or the error of [`SendCredits::close`].
     pub fn take(&self) -> Result<Credit<'_>> {
         // INVARIANT: It does not become negative.
         self.change(|count| match count {
@@ -127,8 +126,7 @@ impl SendCredits {
         Ok(())
     }
 
-    /// Fails all waits, and all later calls, with `error`. Only the first call does. For the end of
-    /// the connection. Any context.
+    /// Fails all waits and all later calls with `error`; only the first call does. Any context.
     pub fn close(&self, error: Error) {
         // INVARIANT: An error number is negative.
         if self.change(|_| Ok(error.to_errno())).is_ok() {

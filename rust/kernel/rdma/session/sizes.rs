@@ -159,8 +159,8 @@ fn times(a: u32, b: u32) -> u64 {
 }
 
 impl Sizes {
-    /// Computes the sizes for a connection on a port of a device. Fails with the limit of the
-    /// device that is too low.
+    /// Computes the sizes for a connection on a port. Fails with the device's limit if that is too
+    /// low.
     pub fn new(dev: &Device, port: u32, load: &Load) -> Result<Self, Misfit> {
         let attrs = dev.attrs();
         let max_wr = attrs.max_qp_wr;

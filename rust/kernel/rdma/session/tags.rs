@@ -205,8 +205,8 @@ impl<X: Exchange> ops::Deref for SlotRef<X> {
 impl<X: Exchange> SlotRef<X> {
     #[inline]
     fn table(&self) -> &Table<X> {
-        // SAFETY: By the invariant of `Slot` this is the table of the slot, which is part of it and
-        // valid by the type invariant.
+        // SAFETY: This is the slot's table by the invariant of `Slot`, and valid by that of this
+        // type.
         unsafe { self.table.as_ref() }
     }
 
@@ -576,8 +576,8 @@ impl<X: Exchange> Reply<'_, X> {
         // The reply is being handled by this from here on.
         let handling = ManuallyDrop::new(self).0;
         qp.post_send::<_, _, INV, _>(handling, |slot| {
-            // SAFETY: The reply is being handled, in a handler of the CQ, so this is the only
-            // thread that uses the request.
+            // SAFETY: The reply is handled by a handler of the CQ, the only one that runs, so
+            // nothing else uses the request.
             wr(unsafe { &*slot.request.get() })
         })
         .map_err(|e| {

@@ -31,8 +31,7 @@ const OUT: u32 = SEND | REPLY | HANDLING;
 /// The bits above count the exchanges of a tag.
 const GENERATION: u32 = 1 << 16;
 
-/// The bits of a state that a reply is compared by: those of the generation that come back, and
-/// whether it was waited for.
+/// The bits of a state that a reply is compared by: those of the generation, and [`REPLY`].
 #[derive(Clone, Copy)]
 pub(super) struct Mask(u32);
 
@@ -114,8 +113,7 @@ impl State {
         true
     }
 
-    /// Ends the handling of the reply. Returns whether both are back: the caller, a handler of
-    /// the CQ, then holds the tag.
+    /// The reply is handled. Returns whether both are back: the caller, a handler, has the tag.
     #[inline]
     pub(super) fn end_reply(&self) -> bool {
         self.end(HANDLING)
@@ -225,8 +223,7 @@ impl State {
 /// The number of tags in a word: a power of two, so that finding the word of a tag is no division.
 pub(super) const TAGS: u32 = usize::BITS / 2;
 
-/// Somebody waits for a tag, or the table is to be freed with the last one: tags of this word are
-/// put under the lock of the table.
+/// Somebody waits for a tag, or for the last one to free the table: tags are put under the lock.
 const LOCKED: usize = 1 << TAGS;
 
 /// Up to [`TAGS`] tags; a bit is set if the tag is free.
