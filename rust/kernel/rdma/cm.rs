@@ -13,16 +13,15 @@
 //! C header: [`include/rdma/rdma_cm.h`](srctree/include/rdma/rdma_cm.h)
 
 mod id;
-mod listener;
 pub(crate) mod state;
 
+pub use id::Accept;
 pub use id::Connect;
 pub use id::Id;
+pub use id::Listener;
 pub use id::Options;
+pub use id::Request;
 pub(crate) use id::Shared;
-pub use listener::Accept;
-pub use listener::Listener;
-pub use listener::Request;
 
 use crate::prelude::*;
 use core::{

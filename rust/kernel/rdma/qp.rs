@@ -485,7 +485,7 @@ fn create(parts: Parts<'_>, id: Option<&cm::Shared>, _cx: &Sleepable) -> Result<
     if send_cq.dev != *dev
         || recv_cq.dev != *dev
         || parts.srq.is_some_and(|srq| srq.pd() != pd)
-        || id.is_some_and(|id| id.device_raw() != dev.as_raw())
+        || id.is_some_and(|id| id.device.as_ref().map(Device::as_raw) != Some(dev.as_raw()))
     {
         return Err(EINVAL);
     }
@@ -503,7 +503,7 @@ fn create(parts: Parts<'_>, id: Option<&cm::Shared>, _cx: &Sleepable) -> Result<
     // SAFETY: The QP was just created; its number does not change.
     object.set_qp(unsafe { raw.as_ref() });
     if let Some(id) = id {
-        object.set_peer(id.peer());
+        object.set_peer(id.object.peer());
     }
     // SAFETY: The QP was just created.
     let (send_wr, recv_wr) = unsafe { given(raw, &attr.cap) };

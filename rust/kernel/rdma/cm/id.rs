@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Ids of connections.
+//! Ids of connections and of listeners.
 
 use crate::{
     cm::{
@@ -18,8 +18,12 @@ use crate::{
     prelude::*,
     refs, //
 };
-use core::ptr;
+use core::{
+    cell::Cell,
+    ptr, //
+};
 use kernel::{
+    error::from_result,
     sync::{
         self,
         atomic, //
@@ -444,7 +448,7 @@ impl Manager for RdmaCm {
 /// # Safety
 ///
 /// Called by the connection manager for an id whose context is a [`Conn`].
-pub(super) unsafe extern "C" fn on_event(
+unsafe extern "C" fn on_event(
     id: *mut bindings::rdma_cm_id,
     raw: *mut bindings::rdma_cm_event,
 ) -> c_int {
@@ -537,7 +541,7 @@ impl Options<'_> {
     /// # Safety
     ///
     /// `context` is what `callback` expects, and lives until the id is destroyed.
-    pub(super) unsafe fn create(
+    unsafe fn create(
         &self,
         client: &ClientRef,
         callback: Callback,
@@ -574,7 +578,7 @@ impl Options<'_> {
     /// # Safety
     ///
     /// The id is alive, and was just created.
-    pub(super) unsafe fn apply(&self, id: RawId<RdmaCm>) -> Result {
+    unsafe fn apply(&self, id: RawId<RdmaCm>) -> Result {
         let id = id.as_ptr();
         // SAFETY: The caller says that the id is alive; the calls lock what they change, and copy
         // the address. All ids are of a reliable service, as `rdma_set_min_rnr_timer` requires.
@@ -615,8 +619,8 @@ const TIMEOUT: time::Delta = time::Delta::from_secs(90);
 /// One that is not confirmed in time is given up, and a listener has a limited number: C would keep
 /// the id for as long as the peer likes. Those of iWARP are counted only.
 #[pin_data]
-pub(super) struct Incoming {
-    pub(super) conn: Arc<Conn<RdmaCm>>,
+struct Incoming {
+    conn: Arc<Conn<RdmaCm>>,
     /// Runs while the peer has to confirm.
     #[pin]
     timeout: sync::Mutex<Option<hrtimer::ArcHrTimerHandle<Incoming>>>,
@@ -681,7 +685,7 @@ impl workqueue::WorkItem for Incoming {
 }
 
 impl Incoming {
-    pub(super) fn new(conn: Arc<Conn<RdmaCm>>) -> Result<Arc<Self>> {
+    fn new(conn: Arc<Conn<RdmaCm>>) -> Result<Arc<Self>> {
         Arc::pin_init(
             pin_init!(Self {
                 conn,
@@ -697,22 +701,22 @@ impl Incoming {
     }
 
     /// Returns whether the connection is there, or its id is destroyed.
-    pub(super) fn is_settled(&self) -> bool {
+    fn is_settled(&self) -> bool {
         self.destroyed.load(atomic::Relaxed) || self.conn.state() == state::State::Established
     }
 
     /// Returns whether the connection waits for the ULP or the peer, and is not being given up.
-    pub(super) fn is_waiting(&self) -> bool {
+    fn is_waiting(&self) -> bool {
         !self.given_up.load(atomic::Relaxed) && self.conn.state() != state::State::Closed
     }
 
     /// Returns whether the peer has neither confirmed nor refused what is to be confirmed.
-    pub(super) fn is_unconfirmed(&self) -> bool {
+    fn is_unconfirmed(&self) -> bool {
         self.accepted.load(atomic::Relaxed) && self.conn.is_unconfirmed()
     }
 
     /// Gives the connection up from a work item, unless it is confirmed. Any context.
-    pub(super) fn give_up_later(self: Arc<Self>) {
+    fn give_up_later(self: Arc<Self>) {
         self.given_up.store(true, atomic::Relaxed);
         // Already queued is as good.
         let _ = deferred::Queue::get().enqueue(self);
@@ -723,16 +727,16 @@ impl Incoming {
 ///
 /// `raw` is an id, owned by this, whose callback is [`on_event`] with `conn` as its context.
 pub(crate) struct State {
-    pub(super) raw: RawId<RdmaCm>,
-    pub(super) conn: Arc<Conn<RdmaCm>>,
-    pub(super) device: sync::SetOnce<Device>,
-    pub(super) incoming: Option<Arc<Incoming>>,
-    pub(super) client: ClientRef,
-    pub(super) object: objects::Object,
+    raw: RawId<RdmaCm>,
+    conn: Arc<Conn<RdmaCm>>,
+    pub(crate) device: sync::SetOnce<Device>,
+    incoming: Option<Arc<Incoming>>,
+    client: ClientRef,
+    pub(crate) object: objects::Object,
 }
 
 impl State {
-    pub(super) fn as_raw(&self) -> *mut bindings::rdma_cm_id {
+    fn as_raw(&self) -> *mut bindings::rdma_cm_id {
         self.raw.as_ptr()
     }
 
@@ -744,11 +748,6 @@ impl State {
         // SAFETY: The id is alive by the invariant of `RawId`, and was locked above.
         unsafe { bindings::rdma_unlock_handler(self.as_raw()) };
         result
-    }
-
-    /// Returns the device that the id is bound to, or null.
-    pub(crate) fn device_raw(&self) -> *mut bindings::ib_device {
-        self.device.as_ref().map_or(ptr::null_mut(), Device::as_raw)
     }
 
     /// Begins to find the device and the path to an address (`rdma_resolve_addr`).
@@ -775,7 +774,7 @@ impl State {
     }
 
     /// Keeps the id's device, if it has one, from going away unnoticed.
-    pub(super) fn bind(&self) -> Result {
+    fn bind(&self) -> Result {
         // SAFETY: The id is alive by the invariant of `RawId`. It was just created, or C has set
         // the device and the addresses before: it came with a request, or its address was resolved.
         let (raw, to) = unsafe {
@@ -787,17 +786,12 @@ impl State {
         }
         let device = self.client.device(raw)?;
         if let Some(addr) = to {
-            let peer = objects::Peer::To(addr.ip(), addr.port());
-            self.object.set_peer(peer);
+            self.object
+                .set_peer(objects::Peer::To(addr.ip(), addr.port()));
         }
         device.inner().removal.add(self.conn.clone())?;
         self.device.populate(device);
         Ok(())
-    }
-
-    /// Returns the other end, as far as it is known.
-    pub(crate) fn peer(&self) -> objects::Peer {
-        self.object.peer()
     }
 
     /// Creates the QP (`rdma_create_qp`). `EBUSY` if the id has one, or is (dis)connected just now.
@@ -842,13 +836,12 @@ impl State {
 
     /// Waits for the callback of a message that was not answered. `rdma_destroy_id()` does not:
     /// `cm_process_send_error()` in core/cm.c gives the message's reference back, and only then
-    /// calls `cma_ib_handler()`, which takes the id's handler lock. That may be held for long, so
-    /// it is taken first: such a callback waits for no other.
+    /// calls back, which takes the id's handler lock. That may be held for long, so it is taken
+    /// first: such a callback waits for no other.
     ///
     /// There is none where a message of the peer has ended a connection that was there. C calls
-    /// back for REQ, REP and DREQ, and only if that takes the id, locked, out of the state in which
-    /// it waits. A connection that is there has left the states of the first two for ever, and that
-    /// of DREQ is left by the peer's message or by the missing answer, which ends it with an error.
+    /// back only for a REQ, REP or DREQ that the id, locked, still waits for: a connection that is
+    /// there waits for neither of the first two, and the peer's message ends the wait for the last.
     fn end_callback(&self, cx: &Sleepable) {
         if self.conn.peer_ended.load(atomic::Relaxed) {
             return;
@@ -894,5 +887,353 @@ impl deferred::Teardown for State {
         // A work item that has given the connection up may still be in the handler.
         drop(self.conn.event_lock.lock());
         deferred::Fate::Gone
+    }
+}
+
+/// The handler of a listener's events.
+pub trait Accept: Send + Sync + 'static {
+    /// A peer wants to connect: take the id with [`Request::into_id`], or drop the request.
+    fn request(&self, request: Request<'_>, cx: &Sleepable);
+
+    /// The device that the listener was bound to, if it was to one, goes, and the listener with it.
+    fn stopped(&self) {}
+}
+
+/// A function that is called with each request. Its errors are reported.
+impl<F: Fn(Request<'_>, &Sleepable) -> Result + Send + Sync + 'static> Accept for F {
+    fn request(&self, request: Request<'_>, cx: &Sleepable) {
+        if let Err(e) = self(request, cx) {
+            pr_warn!("a connection request was refused: {e:?}\n");
+        }
+    }
+}
+
+/// The context of a listener's C id, which lives as long as that.
+///
+/// # Invariants
+///
+/// `raw` is an id whose callback is [`on_listener_event`] with this as its context, until taken.
+#[pin_data]
+struct Listening {
+    #[pin]
+    raw: sync::Mutex<Option<RawId<RdmaCm>>>,
+    accept: Arc<dyn Accept>,
+    client: ClientRef,
+    /// The connections that came and are not confirmed.
+    #[pin]
+    unconfirmed: sync::Mutex<KVec<Arc<Incoming>>>,
+    backlog: usize,
+    #[pin]
+    stop: workqueue::Work<Self>,
+}
+
+kernel::impl_has_work! {
+    impl HasWork<Self> for Listening { self.stop }
+}
+
+impl workqueue::WorkItem for Listening {
+    type Pointer = Arc<Self>;
+
+    fn run(this: Arc<Self>) {
+        this.destroy();
+        this.accept.stopped();
+    }
+}
+
+impl Listening {
+    /// Destroys the C id, once, and waits for its callback.
+    fn destroy(&self) {
+        // Locked meanwhile, so that a second task waits for it too. No callback locks it.
+        let mut raw = self.raw.lock();
+        if let Some(raw) = raw.take() {
+            // SAFETY: The id is alive by the type invariant, and this task has taken it.
+            unsafe { bindings::rdma_destroy_id(raw.as_ptr()) };
+        }
+    }
+
+    /// Returns whether there is room for one more connection, if need be by giving up the one that
+    /// waits for longest. There is none if as many are given up or unanswered, or without memory.
+    fn make_room(&self) -> bool {
+        let mut list = self.unconfirmed.lock();
+        list.retain(|it| !it.is_settled());
+        if list.len() >= 2 * self.backlog || list.reserve(1, GFP_KERNEL).is_err() {
+            return false;
+        }
+        let mut waiting = list.iter().filter(|it| it.is_waiting());
+        if waiting.clone().count() >= self.backlog {
+            match waiting.find(|it| it.is_unconfirmed()) {
+                Some(oldest) => oldest.clone().give_up_later(),
+                None => return false,
+            }
+        }
+        true
+    }
+
+    /// Handles a request, in the callback of its id. Fails with `ECONNREFUSED` if it is not taken.
+    fn on_request(
+        &self,
+        id: NonNull<bindings::rdma_cm_id>,
+        event: &bindings::rdma_cm_event,
+        cx: &Sleepable,
+    ) -> Result {
+        if !self.make_room() {
+            return Err(ECONNREFUSED);
+        }
+        let taken = Cell::new(None);
+        // INVARIANT: This is the callback of the request's id, with its event.
+        let request = Request {
+            id,
+            event,
+            client: &self.client,
+            taken: &taken,
+        };
+        self.accept.request(request, cx);
+        let incoming = taken.take().ok_or(ECONNREFUSED)?;
+        let listed = self.unconfirmed.lock().push(incoming.clone(), GFP_KERNEL);
+        if listed.is_err() {
+            // Another has taken the room, and one that cannot be counted may not wait.
+            incoming.clone().give_up_later();
+        }
+        incoming.conn.set_callback_task(false);
+        Ok(())
+    }
+}
+
+/// The callback of every listener's id, and of a request's until it is taken.
+///
+/// # Safety
+///
+/// Called by the connection manager for an id whose context is a [`Listening`].
+unsafe extern "C" fn on_listener_event(
+    id: *mut bindings::rdma_cm_id,
+    event: *mut bindings::rdma_cm_event,
+) -> c_int {
+    let Some(id) = NonNull::new(id) else { return 0 };
+    // SAFETY: The context of a listener is its `Listening`, which lives until the id is destroyed,
+    // and a request's id inherits it. The event is valid during the call, in process context.
+    let (this, event, cx) = unsafe {
+        let this = sync::ArcBorrow::<Listening>::from_raw(id.as_ref().context.cast());
+        (Arc::from(this), &*event, Sleepable::assume())
+    };
+    let _in_callback = InCallback::enter();
+    from_result(|| {
+        match event.event {
+            // An error destroys the id, which refuses the request.
+            bindings::rdma_cm_event_type_RDMA_CM_EVENT_CONNECT_REQUEST => {
+                this.on_request(id, event, &cx)?;
+            }
+            // The id has to go for the device to go, but not in its own callback.
+            bindings::rdma_cm_event_type_RDMA_CM_EVENT_DEVICE_REMOVAL => {
+                let _ = deferred::Queue::get().enqueue(this);
+            }
+            _ => {}
+        }
+        Ok(0)
+    })
+}
+
+struct ListenerState {
+    listening: Arc<Listening>,
+    // Dropped last: the client may be gone after that.
+    object: objects::Object,
+}
+
+impl deferred::Teardown for ListenerState {
+    fn object(&self) -> Option<&objects::Object> {
+        Some(&self.object)
+    }
+
+    fn teardown(&self, _cx: &Sleepable) -> deferred::Fate {
+        self.listening.destroy();
+        deferred::Fate::Gone
+    }
+}
+
+/// Listens for connections on an address (`rdma_listen`). Dropping it stops listening, from a work
+/// item. Connections that were taken go on.
+pub struct Listener {
+    state: deferred::Deferred<ListenerState>,
+}
+
+impl Listener {
+    /// Listens on `addr`, in the initial network namespace (`rdma_bind_addr`, `rdma_listen`). On
+    /// `0.0.0.0` or `::` that is on all devices, those to come included; on IPv6, for that only.
+    ///
+    /// `backlog` is the number of connections that may wait for their peers to confirm them, at
+    /// least one. When one more comes, the one that has waited for longest is given up, with
+    /// [`Event::Failed`](cm::Event::Failed). Requests are refused while as many again are being
+    /// given up, or the ULP has not answered those that wait. Fails with `EADDRINUSE`,
+    /// `EADDRNOTAVAIL`, `ENODEV` if no device has it, `ENOMEM`, or the connection manager's error.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use rdma::prelude::*;
+    ///
+    /// const VERSION: &[u8] = b"v1";
+    ///
+    /// /// Accepts peers that speak the same version.
+    /// fn listen(
+    ///     client: &ClientRef,
+    ///     addr: SocketAddr,
+    ///     (pd, cq): (Pd, Cq<Softirq>),
+    ///     cx: &Sleepable,
+    /// ) -> Result<cm::Listener> {
+    ///     let accept = move |request: cm::Request<'_>, cx: &Sleepable| {
+    ///         // On InfiniBand and RoCE zeros follow.
+    ///         let is_known = request.private_data().starts_with(VERSION);
+    ///         let id = request.into_id(cx)?; // An error before this refuses the peer.
+    ///         if !is_known {
+    ///             return id.reject(VERSION, cx);
+    ///         }
+    ///         pr_info!("a connection from {}\n", id.gids()?.1);
+    ///         let qp = Qp::create(&id, &pd, &cq, &cq, &Caps::new(16, 16), cx)?;
+    ///         id.accept(Arc::new(qp, GFP_KERNEL)?, &cm::ConnParam::default(), cx)
+    ///     };
+    ///     cm::Listener::new(client, addr, 8, Arc::new(accept, GFP_KERNEL)?, cx)
+    /// }
+    /// ```
+    pub fn new(
+        client: &ClientRef,
+        addr: SocketAddr,
+        backlog: u32,
+        accept: Arc<dyn Accept>,
+        cx: &Sleepable,
+    ) -> Result<Self> {
+        Self::with(client, addr, backlog, &Options::default(), accept, cx)
+    }
+
+    /// Listens on `addr`, as [`Listener::new`], in the way that `options` say. Fails as that does;
+    /// with `EINVAL` for a source address; and with `ENODEV` if the namespace is being dismantled.
+    #[inline(never)]
+    pub fn with(
+        client: &ClientRef,
+        addr: SocketAddr,
+        backlog: u32,
+        options: &Options<'_>,
+        accept: Arc<dyn Accept>,
+        _cx: &Sleepable,
+    ) -> Result<Self> {
+        if options.src.is_some() {
+            return Err(EINVAL);
+        }
+        let reserved = deferred::Deferred::reserve()?;
+        let object = client.object(refs::Kind::Id);
+        object.set_peer(objects::Peer::On(addr.ip(), addr.port()));
+        let listening = Arc::pin_init(
+            pin_init!(Listening {
+                raw <- kernel::new_mutex!(None),
+                accept,
+                client: client.clone(),
+                unconfirmed <- kernel::new_mutex!(KVec::new()),
+                backlog: backlog.max(1) as usize,
+                stop <- kernel::new_work!("rdma::cm::Listener::stop"),
+            }),
+            GFP_KERNEL,
+        )?;
+        let context = Arc::as_ptr(&listening).cast_mut().cast();
+        // SAFETY: The context lives until the id is destroyed.
+        let raw = unsafe { options.create(client, on_listener_event, context) }?;
+        *listening.raw.lock() = Some(raw);
+        let this = Self {
+            state: reserved.fill(ListenerState { listening, object }),
+        };
+        // Once it is bound, the removal of the device destroys the id: not before it is unlocked.
+        let locked = this.state.listening.raw.lock();
+        let options = Options {
+            src: Some(addr),
+            ..*options
+        };
+        // SAFETY: The id was just created. Nobody has taken it: until it is bound it gets no event,
+        // and then it is not destroyed while `raw` is locked.
+        unsafe {
+            if addr.is_ipv6() {
+                let only = (!options.dual_stack).into();
+                to_result(bindings::rdma_set_afonly(raw.as_ptr(), only))?;
+            }
+            options.apply(raw)?;
+            to_result(bindings::rdma_listen(raw.as_ptr(), backlog.try_into()?))?;
+        }
+        drop(locked);
+        Ok(this)
+    }
+
+    /// Stops listening and waits for that, so that the address is free. Fails with `EDEADLK` in a
+    /// callback of the connection manager; it then ends from a work item.
+    pub fn destroy(self, cx: &Sleepable) -> Result {
+        InCallback::refuse()?;
+        self.state.destroy(cx);
+        Ok(())
+    }
+}
+
+/// A connection request that waits for an answer.
+///
+/// # Invariants
+///
+/// `event` is the connection request of `id`, of a connected service, and this is its callback.
+pub struct Request<'a> {
+    id: NonNull<bindings::rdma_cm_id>,
+    event: &'a bindings::rdma_cm_event,
+    client: &'a ClientRef,
+    taken: &'a Cell<Option<Arc<Incoming>>>,
+}
+
+impl Request<'_> {
+    /// Returns what the peer sent along.
+    pub fn private_data(&self) -> &[u8] {
+        // SAFETY: By the type invariant this is an event of a connected service, in its callback.
+        unsafe { cm::private_data(self.event) }
+    }
+
+    /// Returns what the peer asks for, which C has made the view of the recipient: what the peer
+    /// called its `responder_resources` is the `initiator_depth` here.
+    fn param(&self) -> &bindings::rdma_conn_param {
+        // SAFETY: By the type invariant this is an event of a connected service, which has set it.
+        unsafe { &self.event.param.conn }
+    }
+
+    /// Returns how many RDMA READs the peer lets this side have outstanding.
+    pub fn initiator_depth(&self) -> u8 {
+        self.param().initiator_depth
+    }
+
+    /// Returns how many RDMA READs the peer wants to have outstanding here.
+    pub fn responder_resources(&self) -> u8 {
+        self.param().responder_resources
+    }
+
+    /// Takes the connection's id, to be accepted or rejected now or later; dropping it refuses.
+    /// Refuses and fails with `ENODEV` if the device is not the client's (any more), or `ENOMEM`.
+    #[inline(never)]
+    pub fn into_id(self, _cx: &Sleepable) -> Result<Id> {
+        // The id came with its device and its addresses.
+        let conn = Conn::new(state::State::Requested)?;
+        let reserved = deferred::Deferred::reserve()?;
+        let object = self.client.object(refs::Kind::Id);
+        let incoming = Incoming::new(conn.clone())?;
+        let raw = self.id.as_ptr();
+        // SAFETY: By the type invariant this is the id's callback, the only one that runs.
+        unsafe {
+            (*raw).context = Arc::as_ptr(&conn).cast_mut().cast();
+            (*raw).event_handler = Some(on_event);
+        }
+        // The id is ours: a work item will destroy it, never this callback, which has its lock.
+        conn.set_callback_task(true);
+        self.taken.set(Some(incoming.clone()));
+        // INVARIANT: What is taken is not destroyed by the callback's return, but by `teardown`.
+        let raw = RawId(self.id);
+        conn.set_id(Some(raw));
+        // INVARIANT: Callback and context were set above.
+        let state = reserved.fill(State {
+            raw,
+            conn,
+            device: sync::SetOnce::new(),
+            incoming: Some(incoming),
+            client: self.client.clone(),
+            object,
+        });
+        state.bind()?;
+        Ok(Id { state })
     }
 }
