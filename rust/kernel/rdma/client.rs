@@ -15,12 +15,13 @@ use crate::{
         self,
         Event, //
     },
-    objects,
+    objects::Object,
     prelude::*,
     refs,
     removal::Step, //
 };
 use kernel::{
+    container_of,
     sync::{
         self,
         atomic, //
@@ -89,27 +90,20 @@ impl<C: Client> DeviceData<C> for () {
     }
 }
 
-/// The static variable that has the address of a module's only registration.
+/// The static variable that has the address of a module's only registration, ever, or zero.
 ///
 /// # Invariants
 ///
-/// The address is zero or that of a live [`Registration`] of the client type that this is for, and
-/// the latter while the RDMA core may call the client.
+/// While the RDMA core may call the client, the address is that of a live [`Registration`] of the
+/// client type that this is for.
 #[doc(hidden)]
-pub struct Singleton {
-    used: atomic::Atomic<bool>,
-    registration: atomic::Atomic<usize>,
-}
+pub struct Singleton(atomic::Atomic<usize>);
 
 impl Singleton {
-    /// Returns the variable for one registration, ever.
     #[expect(clippy::new_without_default)]
     pub const fn new() -> Self {
-        // INVARIANT: The address is zero.
-        Self {
-            used: atomic::Atomic::new(false),
-            registration: atomic::Atomic::new(0),
-        }
+        // INVARIANT: No client of the type is registered yet.
+        Self(atomic::Atomic::new(0))
     }
 }
 
@@ -143,9 +137,11 @@ impl<T: ModuleClient> Registration<T> {
     pub fn new(name: &'static CStr) -> impl PinInit<Self, Error> {
         try_pin_init!(&this in Self {
             _: {
-                if T::singleton().used.xchg(true, atomic::Full) {
-                    return Err(EBUSY);
-                }
+                let singleton = &T::singleton().0;
+                // INVARIANT: This registration alone has set the address, so it alone registers the
+                // client, and unregisters it before it goes.
+                let set = singleton.cmpxchg(0, this.addr().get(), atomic::Full);
+                set.map_err(|_| EBUSY)?;
             },
             core: Core::new(name, T::singleton(), Self::add, Self::remove, Self::event)?,
             state <- {
@@ -168,12 +164,12 @@ impl<T: ModuleClient> Registration<T> {
     fn register(&self) -> Result {
         let cx = Sleepable::current()?;
         let client = self.core.handle()?;
-        // SAFETY: The registration is one of the type that the singleton is for. It is pinned, and
-        // unregistered before it goes.
-        unsafe { self.core.register(core::ptr::from_ref(self).addr()) }?;
+        // SAFETY: `raw` is initialised and pinned, and unregistered before it goes. The singleton
+        // has the address of this registration, of whose type the callbacks are.
+        to_result(unsafe { bindings::ib_register_client(self.core.raw.get()) })?;
         let ready = self.state().ready(&client, &cx);
         // SAFETY: The client was just registered. The registration is not dropped after an error.
-        ready.inspect_err(|_| unsafe { self.core.unregister() })
+        ready.inspect_err(|_| unsafe { bindings::ib_unregister_client(self.core.raw.get()) })
     }
 
     /// Returns the registration.
@@ -184,7 +180,7 @@ impl<T: ModuleClient> Registration<T> {
     unsafe fn called<'a>() -> &'a Self {
         // SAFETY: By the invariant of `Singleton` this is the address of a live registration of
         // this type, as the RDMA core is calling the client.
-        unsafe { &*(T::singleton().registration.load(atomic::Acquire) as *const Self) }
+        unsafe { &*(T::singleton().0.load(atomic::Acquire) as *const Self) }
     }
 
     /// `ib_client.add`.
@@ -222,7 +218,7 @@ impl<T: ModuleClient> Registration<T> {
         let inner = unsafe { Pin::<KBox<device::Inner>>::from_foreign(data) };
         // SAFETY: `Core::add` has registered the handler, and this is called once for the device.
         let dev = unsafe { this.core.begin_remove(inner.as_ref()) };
-        let mut data = inner.take_data::<T>();
+        let mut data = inner.get_data::<T>(Option::take);
         if let (Ok(dev), Some(data)) = (dev, &data) {
             inner.as_ref().during(Step::Remove, &mut || {
                 pinned(data).remove(this.state(), &dev, &cx);
@@ -243,9 +239,13 @@ impl<T: ModuleClient> Registration<T> {
     ) {
         // SAFETY: The RDMA core is calling the client, which has the event's device.
         let this = unsafe { Self::called() };
-        // SAFETY: `Inner::register_handler` has registered it; the event is valid meanwhile.
-        let (inner, event) =
-            unsafe { (device::Inner::of_handler(handler), Event::from_raw(&*event)) };
+        let handler: *mut Opaque<bindings::ib_event_handler> = handler.cast();
+        // SAFETY: The handler is that of an `Inner`, as `Core::add` has registered it; the event is
+        // valid meanwhile.
+        let (inner, event) = unsafe {
+            let inner = container_of!(handler, device::Inner, events);
+            (NonNull::new_unchecked(inner), Event::from_raw(&*event))
+        };
         // SAFETY: `inner` is valid: its refs are killed after `begin_remove` has waited for this.
         let dev = unsafe { Device::new(inner) };
         // SAFETY: Events of devices come from a work item, those of a GID table from the thread
@@ -267,7 +267,7 @@ fn pinned<T>(data: &Arc<T>) -> Pin<&T> {
 impl<T: ModuleClient> PinnedDrop for Registration<T> {
     fn drop(self: Pin<&mut Self>) {
         // SAFETY: `register` has succeeded where a registration is dropped, which happens once.
-        unsafe { self.core.unregister() };
+        unsafe { bindings::ib_unregister_client(self.core.raw.get()) };
     }
 }
 
@@ -276,8 +276,8 @@ pub struct ClientRef(refs::Ref<Core>);
 
 impl ClientRef {
     /// Returns an object of the client, with a reference, which is yet to be listed.
-    pub(crate) fn object(&self, kind: refs::Kind) -> objects::Object {
-        objects::Object::new(self.0.get(kind))
+    pub(crate) fn object(&self, kind: refs::Kind) -> Object {
+        Object::new(self.0.get(kind))
     }
 
     /// Returns a handle of a device. Fails with `ENODEV` if the client does not have it (any more).
@@ -382,7 +382,7 @@ pub(crate) struct Core {
     pub(crate) name: &'static CStr,
     /// Its address tells client types apart.
     pub(crate) singleton: &'static Singleton,
-    event: device::EventHandler,
+    pub(crate) event: device::EventHandler,
     /// For work items of the ULP. Dropped after the refs were killed, and waits for their end.
     workqueue: Workqueue,
 }
@@ -420,39 +420,6 @@ impl Core {
         KBox::pin_init(init, GFP_KERNEL)
     }
 
-    /// Registers the client with the RDMA core, for the registration at `address`.
-    ///
-    /// # Safety
-    ///
-    /// The registration is of the type that the singleton is for, as are the callbacks that
-    /// [`Core::new`] was given, and stays where it is until [`Core::unregister`] was called.
-    #[inline(never)]
-    unsafe fn register(&self, address: usize) -> Result {
-        let registration = &self.singleton.registration;
-        // INVARIANT: This is a registration of the type that the singleton is for, and it lives
-        // until it is unregistered, as the caller promises.
-        registration.store(address, atomic::Release);
-        // SAFETY: `raw` is initialised and pinned, and unregistered before it goes.
-        let registered = to_result(unsafe { bindings::ib_register_client(self.raw.get()) });
-        registered.inspect_err(|_| {
-            // INVARIANT: The RDMA core does not call a client that it could not register.
-            registration.store(0, atomic::Release);
-        })
-    }
-
-    /// Unregisters the client.
-    ///
-    /// # Safety
-    ///
-    /// It is registered, and this is called once.
-    #[inline(never)]
-    unsafe fn unregister(&self) {
-        // SAFETY: The client is registered, and is unregistered once, as the caller promises.
-        unsafe { bindings::ib_unregister_client(self.raw.get()) };
-        // INVARIANT: The RDMA core does not call the client any more.
-        self.singleton.registration.store(0, atomic::Release);
-    }
-
     /// Adds a device (`ib_client.add`), by `add_data`. Not generic, so that it is not in each ULP.
     ///
     /// # Safety
@@ -480,9 +447,9 @@ impl Core {
             unsafe { self.release(inner, &mut || {}, &cx) };
             return Err(e);
         }
-        // SAFETY: This is the only call for `inner`, which was made here. `remove` unregisters the
-        // handler, and `inner` is pinned until then.
-        unsafe { inner.register_handler(self.event) };
+        // SAFETY: `Inner::new` has made the handler, which `begin_remove` unregisters; `inner` is
+        // pinned until then.
+        unsafe { bindings::ib_register_event_handler(inner.events.get()) };
         let data = inner.into_foreign();
         // SAFETY: Both are valid in `add`, which is where client data are set.
         unsafe { bindings::ib_set_client_data(raw, self.raw.get(), data) };
@@ -508,8 +475,11 @@ impl Core {
     unsafe fn begin_remove(&self, inner: Pin<&device::Inner>) -> Result<Device> {
         // Before anything here waits, as that may itself wait for the device.
         self.close(&inner);
-        // SAFETY: `add` has registered the handler, and the caller may sleep, as it promises.
-        unsafe { inner.unregister_handler() };
+        inner.during(Step::Event, &mut || {
+            // SAFETY: `add` has registered the handler, this is called once, and the caller may
+            // sleep, as it promises. It waits for a call of the handler that has begun.
+            unsafe { bindings::ib_unregister_event_handler(inner.events.get()) };
+        });
         // SAFETY: `inner` is valid until `release` has killed its refs and waited for them.
         unsafe { Device::new(NonNull::from(inner.get_ref())) }
     }
@@ -531,7 +501,7 @@ impl Core {
         // Not before that: files that the data have go only once no thread waits there.
         device.during(Step::Data, drop_data);
         let (client, name) = (self.name, inner.name());
-        objects::kill_and_wait(&*inner, &fmt!("{client}: removal of {name}"), cx);
+        refs::kill_and_wait(&*inner, &fmt!("{client}: removal of {name}"), cx);
     }
 
     fn handle(&self) -> Result<ClientRef> {
@@ -558,7 +528,7 @@ impl PinnedDrop for Core {
         // SAFETY: A registration is dropped when the loading of its module has failed, or when the
         // module is unloaded, in process context.
         let cx = unsafe { Sleepable::assume() };
-        objects::kill_and_wait(&*self, &fmt!("{}: unload", self.name), &cx);
+        refs::kill_and_wait(&*self, &fmt!("{}: unload", self.name), &cx);
     }
 }
 

@@ -51,7 +51,7 @@ pub(crate) struct Inner {
     #[pin]
     data: sync::Mutex<Option<Data>>,
     #[pin]
-    events: Opaque<bindings::ib_event_handler>,
+    pub(crate) events: Opaque<bindings::ib_event_handler>,
     /// Reports every ten seconds that `step` of the removal has not ended, since `secs` seconds.
     #[pin]
     timer: hrtimer::HrTimer<Self>,
@@ -79,6 +79,7 @@ impl Inner {
         raw: NonNull<bindings::ib_device>,
         client: &client::Core,
     ) -> Result<Pin<KBox<Self>>> {
+        let handler = Some(client.event);
         let init = pin_init!(Self {
             refs <- refs::Refs::new(),
             raw,
@@ -88,6 +89,7 @@ impl Inner {
             data <- kernel::new_mutex!(None),
             events: Opaque::new(bindings::ib_event_handler {
                 device: raw.as_ptr(),
+                handler,
                 ..Default::default()
             }),
             timer <- hrtimer::HrTimer::new(),
@@ -123,7 +125,7 @@ impl Inner {
     }
 
     /// Returns the data of the ULP `C`, if it has the device, as `get` takes or clones them.
-    fn get_data<C: client::ModuleClient>(
+    pub(crate) fn get_data<C: client::ModuleClient>(
         &self,
         get: fn(&mut Option<Data>) -> Option<Data>,
     ) -> Option<Arc<C::Data>> {
@@ -133,55 +135,12 @@ impl Inner {
         Some(unsafe { Arc::from_raw(Arc::into_raw(data).cast()) })
     }
 
-    pub(crate) fn take_data<C: client::ModuleClient>(&self) -> Option<Arc<C::Data>> {
-        self.get_data::<C>(Option::take)
-    }
-
     /// Calls `f`, a step of the removal. Not generic, so that the timer's code is this module's.
     #[inline(never)]
     pub(crate) fn during(self: Pin<&Self>, step: removal::Step, f: &mut dyn FnMut()) {
         self.step.store(step as u32, atomic::Relaxed);
         self.secs.store(0, atomic::Relaxed);
         self.start_scoped(time::Delta::from_millis(refs::REPORT_MS.into()), f);
-    }
-
-    /// Registers `handler` for the device's events (`ib_register_event_handler`).
-    ///
-    /// # Safety
-    ///
-    /// Called once; [`Inner::unregister_handler`] is called before `self` is dropped or moved.
-    pub(crate) unsafe fn register_handler(&self, handler: EventHandler) {
-        let events = self.events.get();
-        // SAFETY: The caller calls this once, so nothing else uses `events` yet; it has its device
-        // since `Inner::new`, and stays in place until `unregister_handler` was called.
-        unsafe {
-            (*events).handler = Some(handler);
-            bindings::ib_register_event_handler(events);
-        }
-    }
-
-    /// Unregisters the handler and waits for a call that has begun (`ib_unregister_event_handler`).
-    ///
-    /// # Safety
-    ///
-    /// Called once, after [`Inner::register_handler`], in process context and not by the handler.
-    pub(crate) unsafe fn unregister_handler(self: Pin<&Self>) {
-        self.during(removal::Step::Event, &mut || {
-            // SAFETY: The caller says that the handler is registered, that this is the only call
-            // that unregisters it, and that it may sleep.
-            unsafe { bindings::ib_unregister_event_handler(self.events.get()) };
-        });
-    }
-
-    /// Returns the [`Inner`] of a handler.
-    ///
-    /// # Safety
-    ///
-    /// The handler was registered by [`Inner::register_handler`].
-    pub(crate) unsafe fn of_handler(handler: *mut bindings::ib_event_handler) -> NonNull<Self> {
-        let events: *mut Opaque<bindings::ib_event_handler> = handler.cast();
-        // SAFETY: The caller says that this is an `Inner`'s, from `register_handler`.
-        unsafe { NonNull::new_unchecked(kernel::container_of!(events, Self, events)) }
     }
 }
 
@@ -201,9 +160,8 @@ impl hrtimer::HrTimerCallback for Inner {
         let (client, name) = (this.client().name, this.name());
         const SECS: u32 = refs::REPORT_MS / 1_000;
         let secs = this.secs.fetch_add(SECS, atomic::Relaxed) + SECS;
-        let step = removal::STEPS
-            .get(this.step.load(atomic::Relaxed) as usize)
-            .unwrap_or(&"");
+        let step = this.step.load(atomic::Relaxed) as usize;
+        let step = removal::STEPS.get(step).unwrap_or(&"");
         pr_warn!("{client}: removal of {name}: waits for the end of {step} since {secs} s\n");
         cx.forward_now(time::Delta::from_millis(refs::REPORT_MS.into()));
         hrtimer::HrTimerRestart::Restart
@@ -224,9 +182,8 @@ impl fmt::Display for Inner {
 
 /// A handle of a device for one ULP: what `add` gets and what everything else is created from.
 ///
-/// It is a counted reference. `remove`, and so module unload, waits until every handle and every
-/// object made from it is gone; a leaked one stalls that with a message. Cloning is one atomic
-/// operation; posting and polling need no handle.
+/// A counted reference: `remove`, and so module unload, waits until every handle and every object
+/// made from it is gone. Posting and polling need no handle.
 pub struct Device(refs::Ref<Inner>);
 
 impl Device {
@@ -267,10 +224,8 @@ impl Device {
         self.inner().name()
     }
 
-    /// Returns what the ULP `C`, the type given to
-    /// [`module_rdma_client!`](crate::module_rdma_client), keeps for the device
-    /// (`ib_get_client_data`): between `add` and `remove`, and if the handle is one of this ULP's.
-    /// The removal waits for the reference.
+    /// Returns what the ULP `C` keeps for the device (`ib_get_client_data`): between `add` and
+    /// `remove`, and if the handle is one of this ULP's. The removal waits for the reference.
     pub fn data<C: client::ModuleClient>(&self, _cx: &Sleepable) -> Option<Arc<C::Data>> {
         self.inner().get_data::<C>(|data| data.clone())
     }
@@ -342,12 +297,10 @@ impl Device {
     pub fn ip_addr(&self) -> Option<IpAddr> {
         for port in self.ports() {
             for attr in port.gids() {
-                let ip = if port.has(Protocol::Roce) {
-                    Some(attr.gid().ip())
-                } else if port.has(Protocol::Iwarp) {
-                    attr.ipv4().map(IpAddr::V4)
-                } else {
-                    None
+                let ip = match attr.gid().ip() {
+                    ip if port.has(Protocol::Roce) => Some(ip),
+                    _ if port.has(Protocol::Iwarp) => attr.ipv4().map(IpAddr::V4),
+                    _ => None,
                 };
                 match ip {
                     None => {}

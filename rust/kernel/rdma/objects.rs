@@ -365,21 +365,17 @@ impl Drop for Object {
     }
 }
 
-/// Kills the refs of `owner` and waits until nothing references it; messages of `who` name them.
-pub(crate) fn kill_and_wait(owner: &dyn refs::Owner, who: &dyn fmt::Display, cx: &Sleepable) {
-    let refs = owner.refs();
-    let report = || {
-        let objects = OBJECTS.lock();
-        let is_of = |object: &&Object| ptr::eq(object.reference.refs(), refs);
-        for (n, object) in objects.iter().filter(is_of).enumerate() {
-            if n == REPORTED {
-                pr_warn!("{who}: waits for more: see rdma_rs/objects in debugfs\n");
-                break;
-            }
-            pr_warn!("{who}: waits for {object}\n");
+/// Names the objects that have references of `refs`, in messages of `who`.
+pub(crate) fn report(refs: &refs::Refs, who: &dyn fmt::Display) {
+    let objects = OBJECTS.lock();
+    let is_of = |object: &&Object| ptr::eq(object.reference.refs(), refs);
+    for (n, object) in objects.iter().filter(is_of).enumerate() {
+        if n == REPORTED {
+            pr_warn!("{who}: waits for more: see rdma_rs/objects in debugfs\n");
+            break;
         }
-    };
-    refs.kill_and_wait(who, &report, cx);
+        pr_warn!("{who}: waits for {object}\n");
+    }
 }
 
 struct AllObjects;

@@ -7,6 +7,7 @@
 
 use crate::{
     completion::Completion,
+    objects,
     prelude::*,
     sync::RefCount, //
 };
@@ -87,30 +88,6 @@ impl Refs {
             self.empty.complete();
         }
     }
-
-    /// Kills the refs and waits until the last reference is dropped (`percpu_ref_kill`). Every ten
-    /// seconds a message of `who` counts the references that are left, and `report` is called. A
-    /// signal does not end the wait; a message says so when the task is killed.
-    pub(crate) fn kill_and_wait(&self, who: &dyn fmt::Display, report: &dyn Fn(), cx: &Sleepable) {
-        if !self.count.kill() {
-            return;
-        }
-        let warn = || {
-            pr_warn!("{who}: waits for {self}\n");
-            report();
-        };
-        while let Ok(is_empty) = self.empty.wait_killable_timeout(REPORT_MS, cx) {
-            if is_empty {
-                return;
-            }
-            warn();
-        }
-        warn();
-        pr_warn!("{who}: no signal ends this wait: what is held would be used when it is gone\n");
-        while !self.empty.wait_timeout(REPORT_MS, cx) {
-            warn();
-        }
-    }
 }
 
 impl fmt::Display for Refs {
@@ -124,6 +101,31 @@ impl fmt::Display for Refs {
             }
         }
         Ok(())
+    }
+}
+
+/// Kills the refs of `owner` and waits until nothing references it (`percpu_ref_kill`). Every ten
+/// seconds messages of `who` count the references that are left, and name the objects that have
+/// them. A signal does not end the wait; a message says so when the task is killed.
+pub(crate) fn kill_and_wait(owner: &dyn Owner, who: &dyn fmt::Display, cx: &Sleepable) {
+    let refs = owner.refs();
+    if !refs.count.kill() {
+        return;
+    }
+    let warn = || {
+        pr_warn!("{who}: waits for {refs}\n");
+        objects::report(refs, who);
+    };
+    while let Ok(is_empty) = refs.empty.wait_killable_timeout(REPORT_MS, cx) {
+        if is_empty {
+            return;
+        }
+        warn();
+    }
+    warn();
+    pr_warn!("{who}: no signal ends this wait: what is held would be used when it is gone\n");
+    while !refs.empty.wait_timeout(REPORT_MS, cx) {
+        warn();
     }
 }
 
@@ -152,7 +154,7 @@ impl<O: Owner> Ref<O> {
     ///
     /// # Safety
     ///
-    /// `owner` is valid until [`Refs::kill_and_wait`] of its refs has returned.
+    /// `owner` is valid until [`kill_and_wait`] has returned for it.
     pub(crate) unsafe fn try_get(owner: NonNull<O>, kind: Kind) -> Result<Self> {
         // SAFETY: `owner` is valid, as the caller promises.
         let refs = unsafe { owner.as_ref() }.refs();
