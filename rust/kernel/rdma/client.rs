@@ -3,9 +3,9 @@
 //! Clients: the registration of a ULP.
 //!
 //! A ULP implements [`Client`] and is made a module by
-//! [`module_rdma_client!`](crate::module_rdma_client), which owns the registration. When it is
-//! unloaded, every device is removed from the ULP, see [`DeviceData::remove`]. Then the [`Client`]
-//! is dropped, and at last the unload waits until no listener, id or work item is left.
+//! [`module_rdma_client!`](crate::module_rdma_client). When it is unloaded, every device is removed
+//! from it, see [`DeviceData::remove`]. Then the [`Client`] is dropped, and at last the unload waits
+//! until no listener, id or work item is left.
 //!
 //! C header: [`include/rdma/ib_verbs.h`](srctree/include/rdma/ib_verbs.h) (`struct ib_client`)
 
@@ -68,17 +68,17 @@ pub trait DeviceData<C: Client>: Sized + Send + Sync + 'static {
 
     /// Removes a device (`ib_client.remove`): drop all handles of it here.
     ///
-    /// Called in process context. Before this call, all threads that wait for a CQ, a MAD or a
-    /// connection of the device get `ENODEV`, and from then on none waits and new connections are
-    /// refused. After it returns, MAD agents and connections are ended, the client drops its
-    /// reference to `self`, and the removal waits until the last handle of the device is gone.
+    /// Called in process context. All threads that wait for a CQ, a MAD or a connection of the
+    /// device have got `ENODEV`, none waits any more, and new connections are refused. After it
+    /// returns, MAD agents and connections are ended, the client drops its reference to `self`, and
+    /// the removal waits until the last handle of the device is gone.
     fn remove(self: Pin<&Self>, _client: Pin<&C>, _dev: &Device, _cx: &Sleepable) {}
 
     /// Handles an event of the device or one of its ports (`ib_register_event_handler`).
     ///
-    /// Called in process context, between `add` and `remove`, which waits for the end of the call.
-    /// Several events may be handled at the same time. With [`device::Event::GidChange`] the mutex
-    /// of the port's GIDs is held, and on a bonded port perhaps the rtnl lock, which
+    /// Called in process context, perhaps for several events at the same time, between `add` and
+    /// `remove`, which waits for the end of the call. With [`device::Event::GidChange`] the mutex of
+    /// the port's GIDs is held, and on a bonded port perhaps the rtnl lock, which
     /// [`device::Port::query`] takes on many devices: what takes long or asks for ports belongs
     /// into [`ClientRef::spawn`].
     fn event(self: Pin<&Self>, _client: Pin<&C>, _dev: &Device, _event: Event, _cx: &Sleepable) {}
@@ -469,8 +469,7 @@ impl Core {
     ///
     /// # Safety
     ///
-    /// The caller may sleep. [`Core::add`] has succeeded for the device, and this is called once
-    /// for it.
+    /// The caller may sleep. [`Core::add`] has succeeded for the device. Called once for it.
     #[inline(never)]
     unsafe fn begin_remove(&self, inner: Pin<&device::Inner>) -> Result<Device> {
         // Before anything here waits, as that may itself wait for the device.
@@ -631,6 +630,7 @@ macro_rules! module_rdma_client {
 #[macro_export]
 macro_rules! own_path {
     ($name:ident) => {
+        #[allow(unused_imports)]
         mod $name {
             mod theirs {
                 pub(super) use ::$name;
@@ -638,11 +638,8 @@ macro_rules! own_path {
             mod ours {
                 pub(super) use $crate::client::crates::$name;
             }
-            #[allow(unused_imports)]
             use self::$name as _;
-            #[allow(unused_imports)]
             use ours::*;
-            #[allow(unused_imports)]
             use theirs::*;
         }
     };

@@ -2,13 +2,13 @@
 
 //! The RDMA connection manager.
 //!
-//! An active connection is made step by step, each call waiting for its event: [`Id::create`],
-//! [`Id::resolve_addr`], [`Id::resolve_route`], a QP, receives, [`Id::connect`]. A ULP that must
-//! not wait begins with [`Id::connect_to`] instead. A passive connection comes as a [`Request`] to
-//! a [`Listener`] and is accepted with [`Id::accept`]. A [`Handler`] gets the events.
+//! An active connection is made step by step, each call waiting for its event: [`Id::resolve`], a
+//! QP, receives, [`Id::connect`]; or without waiting, by [`Id::connect_to`]. A passive connection
+//! comes as a [`Request`] to a [`Listener`] and is accepted with [`Id::accept`]. A [`Handler`] gets
+//! the events. See Documentation/cm.rst.
 //!
 //! An id is destroyed by a work item when its last handle is dropped, which may be in its own
-//! handler. [`Id::destroy`] waits for that. Its QP keeps it.
+//! handler. Its QP keeps it.
 //!
 //! C header: [`include/rdma/rdma_cm.h`](srctree/include/rdma/rdma_cm.h)
 
@@ -212,8 +212,8 @@ pub enum Event<'a> {
     /// The peer does not want the connection (`RDMA_CM_EVENT_REJECTED`). The last event of an id.
     Rejected(Rejected<'a>),
     /// The connection could not be made (`RDMA_CM_EVENT_CONNECT_ERROR`, `..._UNREACHABLE`,
-    /// `..._ADDR_ERROR`, `..._ROUTE_ERROR`). The last event of an id that was not established; one
-    /// that was is being disconnected, as the peer's address has moved.
+    /// `..._ADDR_ERROR`, `..._ROUTE_ERROR`). The last event of an id, unless it was established:
+    /// the peer's address has moved, and it is being disconnected.
     Failed(Error),
     /// The device goes (`RDMA_CM_EVENT_DEVICE_REMOVAL`), or the module. The last event of an id:
     /// the crate then ends the connection, and the removal waits until its objects are gone.
@@ -334,7 +334,6 @@ impl RejectReason {
 ///
 /// ```
 /// # use rdma::{cm::RejectReason, prelude::*};
-/// /// Returns whether it is worth to ask again.
 /// fn is_stale(rejected: &cm::Rejected<'_>) -> bool {
 ///     pr_info!("{rejected}, with {:?}\n", rejected.private_data());
 ///     rejected.reason() == Some(RejectReason::STALE_CONN)
@@ -380,14 +379,11 @@ impl fmt::Display for Rejected<'_> {
 
 // The tasks that are in a callback of a connection manager.
 //
-// Callbacks share a few work queues, some of them ordered. A task that waits in a callback for
-// another event may wait for ever, and all others with it: what would wait returns `EDEADLK`.
-
-/// Enough for a callback on each of so many processors.
-const CALLBACKS: usize = 256;
+// Callbacks share a few work queues, some of them ordered, so a task that waits in a callback for
+// another event may wait for ever: what would wait returns `EDEADLK`.
 
 /// The tasks that are in callbacks, and zeroes. A task looks for its own stores only.
-static TASKS: [Atomic<usize>; CALLBACKS] = [const { Atomic::new(0) }; CALLBACKS];
+static TASKS: [Atomic<usize>; 256] = [const { Atomic::new(0) }; 256];
 
 /// The number of tasks that are in callbacks. A task that is has counted itself.
 static ENTERED: Atomic<u32> = Atomic::new(0);
@@ -408,13 +404,8 @@ impl InCallback {
     pub(crate) fn enter() -> Self {
         let task = current_task();
         ENTERED.add(1, Relaxed);
-        // Tasks begin at different places, so that they seldom meet.
-        let mut slots = TASKS
-            .iter()
-            .cycle()
-            .skip((task >> 6) % CALLBACKS)
-            .take(CALLBACKS);
-        let slot = slots.find(|slot| slot.cmpxchg(0, task, Relaxed).is_ok());
+        let is_free = |slot: &&Atomic<usize>| slot.cmpxchg(0, task, Relaxed).is_ok();
+        let slot = TASKS.iter().find(is_free);
         if slot.is_none() {
             UNLISTED.add(1, Relaxed);
         }
@@ -432,10 +423,7 @@ impl InCallback {
 
     /// Fails with `EDEADLK` if the current task is in a callback.
     pub(crate) fn refuse() -> Result {
-        match Self::is_current() {
-            true => Err(EDEADLK),
-            false => Ok(()),
-        }
+        (!Self::is_current()).then_some(()).ok_or(EDEADLK)
     }
 }
 
@@ -458,16 +446,13 @@ const RETRY_MS: i64 = 10;
 extern "C" fn on_sent(_: *mut bindings::ib_mad_agent, _: *mut bindings::ib_mad_send_wc) {}
 
 /// Waits for the timeouts of a port that have begun: for the send handlers that were called before.
+/// Not in a callback of a connection manager, which may be called by such a timeout.
 ///
-/// The MAD layer has one ordered workqueue a port, on which it calls the send handlers of all
-/// agents for requests that have timed out (`timeout_sends()` in core/mad.c). Only unregistering an
-/// agent flushes it, so this registers one that neither sends nor receives, and retries while that
-/// fails for want of memory or of agent numbers. The port's CQ, which calls the handler of what was
-/// not sent, is not waited for: see the limits in Documentation/safety.rst.
-///
-/// A port that the MAD layer does not know (`ENODEV`) has no agents: it is closed after all clients
-/// of this crate have released the device. Must not be called in a callback of a connection
-/// manager, which may be called by such a timeout.
+/// The MAD layer calls the send handlers of all agents of a port for requests that have timed out
+/// on one ordered workqueue (`timeout_sends()` in core/mad.c). Only unregistering an agent flushes
+/// it, so this registers one that neither sends nor receives, and retries while that fails for want
+/// of memory or of agent numbers. The port's CQ, which calls the handler of what was not sent, is
+/// not waited for: see the limits in Documentation/safety.rst.
 ///
 /// # Safety
 ///
@@ -492,7 +477,8 @@ pub(crate) unsafe fn flush_timeouts(dev: *mut bindings::ib_device, port: u32, _c
         });
         match agent {
             Ok(agent) => break agent,
-            // The port has no MADs, or could not be opened when the device was added.
+            // The port has no MADs, or is not open: it is closed after all clients of this crate
+            // have released the device.
             Err(EPROTONOSUPPORT | ENODEV) => return,
             Err(_) => time::delay::fsleep(time::Delta::from_millis(RETRY_MS)),
         }

@@ -4,12 +4,10 @@
 //!
 //! A token of type [`Atomic`] or [`Sleepable`] is a proof of the caller's context: a function that
 //! may sleep, or that takes a lock which is not for softirqs, takes a [`&Sleepable`](Sleepable),
-//! and a completion handler gets the token of its context. The tokens are zero-sized and cannot
-//! leave their thread. A function without one may be called in any context, softirqs and interrupts
-//! included, and all objects may be dropped there.
+//! and a completion handler gets the token of its context. A function without one may be called in
+//! any context, softirqs and interrupts included, and all objects may be dropped there.
 //!
-//! The polling contexts of a completion queue are types too. [`Provides`] relates them to the
-//! tokens that handlers get.
+//! The polling contexts of a completion queue are types too. [`Provides`] relates them to tokens.
 //!
 //! C header: [`include/rdma/ib_verbs.h`](srctree/include/rdma/ib_verbs.h) (`enum ib_poll_context`)
 

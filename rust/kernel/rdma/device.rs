@@ -291,9 +291,8 @@ impl Device {
         exists.then_some(Port { dev: self, num })
     }
 
-    /// Returns the first IP address of the device's ports: on RoCE, where GIDs are IP addresses,
-    /// and on iWARP, where it is the first IPv4 address of the interface. Any context. Link-local
-    /// addresses are skipped, as they need a scope.
+    /// Returns the first IP address of the device's ports that is not link-local: on RoCE of the
+    /// GIDs, on iWARP of the interface (IPv4). Any context.
     pub fn ip_addr(&self) -> Option<IpAddr> {
         for port in self.ports() {
             for attr in port.gids() {

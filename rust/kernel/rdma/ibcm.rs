@@ -6,9 +6,8 @@
 //! [`cm`], whose C side is built upon it. Works on RoCE too, where a [`Path`] is made of two GIDs.
 //!
 //! The QP is one of [`Qp::create_raw`], in the reset state, or in the INIT state so that receives
-//! can be posted before: [`Connection::connect`] and [`Request::accept`] take it to RTS. A
-//! connection does not keep its QP, nor the other way round: either may go first. An id is
-//! destroyed by a work item when connection or listener are dropped, even in its own handler.
+//! can be posted before: [`Connection::connect`] and [`Request::accept`] take it to RTS. Neither
+//! keeps the other. See Documentation/ibcm.rst.
 //!
 //! # Examples
 //!
@@ -196,7 +195,7 @@ impl deferred::Teardown for Connected {
         self.conn.set_id(None);
         self.conn.wait_notified();
         // `ib_destroy_cm_id()` does not wait for the callback of a message that was not answered in
-        // time: it has no reference to the id. What has begun is over after this.
+        // time, which has no reference to the id. What has begun is over after this.
         timeouts();
         // SAFETY: The id is alive by the invariant of `RawId`, and `set_id` has taken it.
         unsafe { bindings::ib_destroy_cm_id(self.id.as_ptr()) };
@@ -266,10 +265,9 @@ impl Connection {
         connect(&qp.any.inner, path, service_id, handler, param, cx)
     }
 
-    /// Asks the peer to end the connection (`ib_send_cm_dreq`). The handler gets
-    /// [`cm::Event::Disconnected`] when it has answered, or has not in time. A connection that the
-    /// peer has yet to confirm ends as soon as it has. Fails with `EINVAL` if there is no
-    /// connection (yet, or any more), or the connection manager's error.
+    /// Asks the peer to end the connection (`ib_send_cm_dreq`), as soon as it has confirmed it. The
+    /// handler gets [`cm::Event::Disconnected`] when it has answered, or has not in time. Fails
+    /// with `EINVAL` if there is no connection (yet, or any more), or the manager's error.
     pub fn disconnect(&self, _cx: &Sleepable) -> Result {
         // SAFETY: The id is not destroyed by its invariant.
         unsafe { self.state.conn.end(self.state.id.as_ptr()) }
@@ -490,8 +488,8 @@ unsafe extern "C" fn on_event(
 /// The handler of a listener's events.
 pub trait Accept: Send + Sync + 'static {
     /// A peer wants to connect: [`Request::accept`] it, [`Request::reject`] it, or drop it, which
-    /// rejects it as well ([`CONSUMER_DEFINED`](cm::RejectReason::CONSUMER_DEFINED)). Called in
-    /// process context; others wait for this to return.
+    /// rejects it as well ([`CONSUMER_DEFINED`](cm::RejectReason::CONSUMER_DEFINED)). Other
+    /// callbacks wait for this to return.
     fn request(&self, request: Request<'_>, cx: &Sleepable);
 
     /// The device goes, and the listener with it.
@@ -557,8 +555,7 @@ unsafe extern "C" fn on_listener_event(
 ) -> c_int {
     let Some(id) = NonNull::new(id) else { return 0 };
     // SAFETY: The context of an id with this callback is its listener's, which lives until that is
-    // destroyed; and that waits for this. The event is valid during the call. The connection
-    // manager calls back in process context.
+    // destroyed; and that waits for this. The event is valid during the call, in process context.
     let (listening, event, cx) = unsafe {
         let listening = &*id.as_ref().context.cast::<Listening>();
         (listening, &*event, Sleepable::assume())
@@ -577,10 +574,9 @@ unsafe extern "C" fn on_listener_event(
     };
     listening.accept.request(request, &cx);
     // An id that was not taken is destroyed on return, and rejected if that was not done.
-    if taken.get() {
-        0
-    } else {
-        ECONNREFUSED.to_errno()
+    match taken.get() {
+        true => 0,
+        false => ECONNREFUSED.to_errno(),
     }
 }
 

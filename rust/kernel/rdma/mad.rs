@@ -4,8 +4,7 @@
 //!
 //! An [`Agent`] sends requests of its [`Class`] and waits for the replies, and receives the
 //! requests of others for the [`Method`]s that it serves. Any number of threads may wait at one
-//! agent: each for the reply to its own request, or in [`Agent::recv`] for whatever comes, which
-//! goes to one of them. MADs have one segment: RMPP is not supported. See Documentation/mad.rst.
+//! agent. MADs have one segment: RMPP is not supported. See Documentation/mad.rst.
 //!
 //! # Examples
 //!
@@ -212,9 +211,8 @@ pub struct Peer {
 
 impl Peer {
     /// Creates the destination QP 1 at the GID `to`, as seen from the GID `from` of the agent's
-    /// port (`rdma_create_ah`). This resolves the route, which may take a second. Fails with
-    /// `EINVAL` if `from` is not of the agent's port; with `ENODEV` or `ECANCELED` if the agent has
-    /// ended; otherwise as [`ah::Ah::resolve`].
+    /// port (`rdma_create_ah`), which may take a second. Fails with `EINVAL` if `from` is not of
+    /// that port; `ENODEV` or `ECANCELED` if the agent has ended; or as [`ah::Ah::resolve`].
     pub fn new(
         agent: &Agent,
         from: &device::GidAttr,
@@ -288,8 +286,7 @@ impl Received {
     }
 
     fn bytes(&self) -> &[u8; MAD_LEN] {
-        // SAFETY: The buffer of a MAD is initialised, has this length, and is complete by the type
-        // invariant.
+        // SAFETY: The MAD is complete by the type invariant, so its buffer has this length.
         unsafe { &*self.raw().recv_buf.__bindgen_anon_1.mad.cast() }
     }
 
@@ -536,10 +533,8 @@ impl Agent {
     /// Takes a reference that keeps the agent registered: [`Registered::end`] waits for it.
     fn get(&self) -> Result<refs::Ref<Registered>> {
         let registered = NonNull::from(&*self.state.registered);
-        // SAFETY: Before `State` drops the agent it ends the registration, which waits for the
-        // references.
-        let reference = unsafe { refs::Ref::try_get(registered, refs::Kind::Mad) };
-        reference.map_err(|e| self.reason(e))
+        // SAFETY: `State` ends the registration before it drops it, which waits for references.
+        unsafe { refs::Ref::try_get(registered, refs::Kind::Mad) }.map_err(|e| self.reason(e))
     }
 
     /// Returns the reason for which the agent was ended, or `error` if it was not.
@@ -556,8 +551,8 @@ impl Agent {
     }
 
     /// Unregisters the agent (`ib_unregister_mad_agent`): waits and later calls fail with
-    /// `ECANCELED`. Fails with `EDEADLK` in a callback of a connection manager: the timeout of an
-    /// unanswered message may have called it, and this waits for it. The agent stays registered.
+    /// `ECANCELED`. Fails with `EDEADLK` in a callback of a connection manager, which a timeout
+    /// that this waits for may have called; the agent then stays registered.
     pub fn stop(&self, cx: &Sleepable) -> Result {
         InCallback::refuse()?;
         self.state.registered.end(ECANCELED, cx);
@@ -736,11 +731,10 @@ impl Request {
         *self.buf.lock() = Some(buf);
         // SAFETY: `raw` is a buffer by the invariant of `Buf`, which this may free.
         let posted = to_result(unsafe { bindings::ib_post_send_mad(raw, ptr::null_mut()) });
-        if posted.is_err() {
-            // SAFETY: `post` has set the context; no send handler is called for a refused buffer.
+        posted.inspect_err(|_| {
+            // SAFETY: The context was set above; no send handler is called for a refused buffer.
             unsafe { Self::take(raw) }.complete(bindings::ib_wc_status_IB_WC_GENERAL_ERR);
-        }
-        posted
+        })
     }
 
     /// Takes back the reference that a posted buffer has.

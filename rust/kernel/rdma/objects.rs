@@ -3,10 +3,8 @@
 //! The list of all objects, for messages and debugfs.
 //!
 //! An object is in the list from its creation to its destruction; requests never are. A removal or
-//! unload names those that it waits for, and `rdma_rs/objects` in debugfs shows all.
-//!
-//! Listing an object costs no allocation and reads no clock: the links are in the object, and its
-//! age is in seconds. A mutex is taken when it is added and when it is removed.
+//! unload names those that it waits for, and `rdma_rs/objects` in debugfs shows all. The links are
+//! in the objects, so listing costs no allocation.
 
 use crate::{
     debug,
@@ -66,10 +64,9 @@ unsafe impl Send for List {}
 impl List {
     fn iter(&self) -> impl Iterator<Item = &Object> {
         // SAFETY: By the type invariant the address is null or that of a valid object: one that is
-        // dropped leaves the list, which is borrowed.
+        // dropped leaves the list, which is borrowed, so the links do not change.
         let first = unsafe { self.0.next.as_ref() };
-        // SAFETY: The object is listed, so its next one is valid, if there is one. Links are not
-        // changed while the list is borrowed.
+        // SAFETY: The object is listed, so this holds for the link to its next one, too.
         core::iter::successors(first, |object| unsafe {
             (*object.links.get()).next.as_ref()
         })
@@ -262,10 +259,9 @@ impl fmt::Display for Object {
         }
         if let Some(undrained) = undrained {
             let (count, first, ago) = (undrained.count, undrained.first, now() - undrained.since);
-            write!(
-                f,
+            f.write_fmt(fmt!(
                 ", {count} kept until it is drained, the first a {first}, {ago} s ago"
-            )?;
+            ))?;
         }
         Ok(())
     }
@@ -331,9 +327,8 @@ impl Object {
             since: now(),
         };
         // Without memory for it, it is not shown.
-        self.put_undrained(
-            KBox::new(undrained, GFP_ATOMIC | kernel::alloc::flags::__GFP_NOWARN).ok(),
-        );
+        let flags = GFP_ATOMIC | kernel::alloc::flags::__GFP_NOWARN;
+        self.put_undrained(KBox::new(undrained, flags).ok());
     }
 
     /// Takes the count of what the object keeps until it is drained.

@@ -19,10 +19,6 @@
 //!
 //! Parts that protocols build on top of that are in [`session`].
 
-mod bindings {
-    pub(crate) use rdma_bindings::*;
-}
-
 pub mod ah;
 pub mod client;
 pub mod cm;
@@ -58,6 +54,7 @@ pub mod wr;
 
 use ::kernel::prelude::*;
 use core::sync::atomic;
+use rdma_bindings as bindings;
 
 module! {
     type: Module,
@@ -90,36 +87,20 @@ impl kernel::Module for Module {
 //
 // The symbols of the crate have a hash of its sources and of the kernel's configuration in their
 // names, so the module loader refuses a module that was built against another build. `modinfo`
-// shows the hash as `rdma_build` and the version of the crate as `rdma_version`, for `rdma_rs`
-// itself and for each ULP. The latter is the `version` of `rdma_rs`, too.
+// shows the hash as `rdma_build` and the crate's version as `rdma_version`, of each ULP too.
 
 #[cfg(MODULE)]
 #[link_section = ".modinfo"]
 #[used(compiler)]
 static MODINFO: [u8; 14] = *b"version=0.1.0\0";
 
-const TAG: &[u8] = b"rdma_version=0.1.0\0rdma_build=";
+const INFO: &str = concat!("rdma_version=0.1.0\0rdma_build=", env!("RDMA_BUILD"), "\0");
 
-/// The hash. Only kbuild sets it; rustdoc has none.
-const HASH: &[u8] = match option_env!("RDMA_BUILD") {
-    Some(hash) => hash.as_bytes(),
-    None => b"none",
-};
-
-/// The entries of `.modinfo`, with the zero at their end.
+/// The entries of `.modinfo`, each with a zero at its end.
 #[doc(hidden)]
-pub const BUILD_INFO: [u8; TAG.len() + HASH.len() + 1] = {
-    let mut info = [0; TAG.len() + HASH.len() + 1];
-    let mut i = 0;
-    while i < info.len() - 1 {
-        info[i] = if i < TAG.len() {
-            TAG[i]
-        } else {
-            HASH[i - TAG.len()]
-        };
-        i += 1;
-    }
-    info
+pub const BUILD_INFO: [u8; INFO.len()] = match INFO.as_bytes().first_chunk() {
+    Some(info) => *info,
+    None => [0; INFO.len()],
 };
 
 /// Adds the build of the crate to the module's information (`MODULE_INFO`).

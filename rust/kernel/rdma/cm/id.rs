@@ -304,12 +304,11 @@ impl Id {
 
     /// Ends the connection (`rdma_disconnect`): the QP goes to the error state, its requests are
     /// flushed, and the handler gets [`cm::Event::Disconnected`]. What the peer has yet to confirm
-    /// ends as soon as it has, or when its time is over ([`Id::accept`]); after
-    /// [`Id::notify_established`] when the handler has got that event. A step of the connection
-    /// that another thread waits for fails with `ECANCELED`. What [`Id::connect_to`] has begun is
-    /// given up: unless the connection is there, the handler is released without another event.
-    /// Fails with `EINVAL` if the id was never connected; on iWARP `EDEADLK` in the callback of
-    /// another id, where [`Id::disconnect_later`] is for; or the driver's error.
+    /// ends as soon as it has, or when its time is over ([`Id::accept`]). A step that another
+    /// thread waits for fails with `ECANCELED`. What [`Id::connect_to`] has begun is given up:
+    /// unless the connection is there, the handler is released without another event. Fails with
+    /// `EINVAL` if the id was never connected; on iWARP `EDEADLK` in the callback of another id,
+    /// where [`Id::disconnect_later`] is for; or the driver's error.
     pub fn disconnect(&self, _cx: &Sleepable) -> Result {
         let conn = &self.state.conn;
         let is_iwarp = self.device().is_ok_and(Device::is_iwarp);
@@ -345,8 +344,8 @@ impl Id {
         param.to_raw()
     }
 
-    /// Calls C with the QP locked: `iw_cm_connect()` and `iw_cm_accept()` look for it by its
-    /// number, and take a reference after that.
+    /// Calls C with the QP locked: `iw_cm_connect()` and `iw_cm_accept()` take a reference to it
+    /// only after they have found it.
     ///
     /// # Safety
     ///
@@ -549,8 +548,7 @@ impl Options<'_> {
     ) -> Result<RawId<RdmaCm>> {
         let dev = self.net_of.map_or(ptr::null_mut(), Device::as_raw);
         // SAFETY: The device is registered by the invariant of its `Inner`. It leaves its namespace
-        // only when clients have let go of it, and a namespace is freed only when its devices have
-        // left it, so the namespace is there.
+        // only when clients have let go of it, and a namespace is freed only after that.
         let net = unsafe { bindings::rdma_helper_get_net(dev) };
         if net.is_null() {
             return Err(ENODEV);
@@ -614,10 +612,9 @@ impl Options<'_> {
 /// The time that a peer has to confirm a connection: by default `rdma_cm` takes at most 74 s.
 const TIMEOUT: time::Delta = time::Delta::from_secs(90);
 
-/// A connection that came with a request, until its id is destroyed.
-///
-/// One that is not confirmed in time is given up, and a listener has a limited number: C would keep
-/// the id for as long as the peer likes. Those of iWARP are counted only.
+/// A connection that came with a request, until its id is destroyed: one that is not confirmed in
+/// time is given up, and a listener has a limited number, as C would keep the id for as long as the
+/// peer likes. Those of iWARP are counted only.
 #[pin_data]
 struct Incoming {
     conn: Arc<Conn<RdmaCm>>,
@@ -671,10 +668,8 @@ impl workqueue::WorkItem for Incoming {
             return;
         }
         let handler = conn.with_id(|id| {
-            conn.give_up(|| {
-                // SAFETY: `with_id` passes the id, alive meanwhile. It was accepted.
-                let _ = unsafe { RdmaCm::disconnect(conn, id.as_ptr()) };
-            })
+            // SAFETY: `with_id` passes the id of this connection, alive meanwhile.
+            unsafe { conn.give_up(id.as_ptr()) }
         });
         if let Some(handler) = handler.flatten() {
             // SAFETY: Work items run in process context, and the locks are mutexes.
@@ -700,19 +695,11 @@ impl Incoming {
         )
     }
 
-    /// Returns whether the connection is there, or its id is destroyed.
-    fn is_settled(&self) -> bool {
-        self.destroyed.load(atomic::Relaxed) || self.conn.state() == state::State::Established
-    }
-
-    /// Returns whether the connection waits for the ULP or the peer, and is not being given up.
-    fn is_waiting(&self) -> bool {
-        !self.given_up.load(atomic::Relaxed) && self.conn.state() != state::State::Closed
-    }
-
     /// Returns whether the peer has neither confirmed nor refused what is to be confirmed.
     fn is_unconfirmed(&self) -> bool {
-        self.accepted.load(atomic::Relaxed) && self.conn.is_unconfirmed()
+        let state = self.conn.state();
+        self.accepted.load(atomic::Relaxed)
+            && matches!(state, state::State::Connecting | state::State::Notified)
     }
 
     /// Gives the connection up from a work item, unless it is confirmed. Any context.
@@ -766,8 +753,8 @@ impl State {
         to_result(unsafe { bindings::rdma_resolve_route(self.as_raw(), timeout_ms.try_into()?) })
     }
 
-    /// Fails unless the device and both addresses are known. The state of the C id does not say:
-    /// `addr_handler()` in core/cma.c changes it before it looks for the device.
+    /// Fails unless the device and both addresses are known: `addr_handler()` in core/cma.c changes
+    /// the state of the C id before it looks for the device.
     fn resolved(&self) -> Result {
         let resolved = self.conn.resolved.load(atomic::Acquire);
         resolved.then_some(()).ok_or(ENOTCONN)
@@ -806,8 +793,8 @@ impl State {
         attr: &mut bindings::ib_qp_init_attr,
     ) -> Result<NonNull<bindings::ib_qp>> {
         let id = self.as_raw();
-        // C looks at what `rdma_connect_locked()` makes, and destroys if it fails. Who destroys a
-        // QP of iWARP with the lock may wait for a callback that creates one.
+        // C looks at what `rdma_connect_locked()` makes, and destroys if it fails. A task that
+        // destroys a QP of iWARP with the lock may wait for a callback that creates one.
         let Some(_guard) = self.conn.qp.try_lock() else {
             return Err(EBUSY);
         };
@@ -955,11 +942,16 @@ impl Listening {
     /// waits for longest. There is none if as many are given up or unanswered, or without memory.
     fn make_room(&self) -> bool {
         let mut list = self.unconfirmed.lock();
-        list.retain(|it| !it.is_settled());
+        // What is there, or destroyed, waits for nobody.
+        list.retain(|it| {
+            !it.destroyed.load(atomic::Relaxed) && it.conn.state() != state::State::Established
+        });
         if list.len() >= 2 * self.backlog || list.reserve(1, GFP_KERNEL).is_err() {
             return false;
         }
-        let mut waiting = list.iter().filter(|it| it.is_waiting());
+        let mut waiting = list.iter().filter(|it| {
+            !it.given_up.load(atomic::Relaxed) && it.conn.state() != state::State::Closed
+        });
         if waiting.clone().count() >= self.backlog {
             match waiting.find(|it| it.is_unconfirmed()) {
                 Some(oldest) => oldest.clone().give_up_later(),
@@ -1060,10 +1052,10 @@ impl Listener {
     /// `0.0.0.0` or `::` that is on all devices, those to come included; on IPv6, for that only.
     ///
     /// `backlog` is the number of connections that may wait for their peers to confirm them, at
-    /// least one. When one more comes, the one that has waited for longest is given up, with
-    /// [`Event::Failed`](cm::Event::Failed). Requests are refused while as many again are being
-    /// given up, or the ULP has not answered those that wait. Fails with `EADDRINUSE`,
-    /// `EADDRNOTAVAIL`, `ENODEV` if no device has it, `ENOMEM`, or the connection manager's error.
+    /// least one: one more gives up that which has waited for longest, with [`cm::Event::Failed`].
+    /// Requests are refused while as many again are being given up, or the ULP has not answered
+    /// those that wait. Fails with `EADDRINUSE`, `EADDRNOTAVAIL`, `ENODEV` if no device has it,
+    /// `ENOMEM`, or the connection manager's error.
     ///
     /// # Examples
     ///
@@ -1144,8 +1136,8 @@ impl Listener {
             src: Some(addr),
             ..*options
         };
-        // SAFETY: The id was just created. Nobody has taken it: until it is bound it gets no event,
-        // and then it is not destroyed while `raw` is locked.
+        // SAFETY: The id was just created. Until it is bound it gets no event, and then it is not
+        // destroyed while `raw` is locked.
         unsafe {
             if addr.is_ipv6() {
                 let only = (!options.dual_stack).into();

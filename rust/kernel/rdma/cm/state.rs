@@ -24,13 +24,12 @@
 //! A passive connection begins as Requested, and one of ib_cm as Connecting. What fails before the
 //! peer was asked leaves the state as it is.
 //!
-//! A disconnection is remembered in each state that can be disconnected: if the connection is
-//! established only afterwards, the callback ends it. C does nothing, and does not say so, while
-//! the peer's last message is still to come (`ib_send_cm_dreq()` in core/cm.c). Notified leaves it
-//! to the callback altogether: if the state of the C id changes before the manager's worker has
-//! found that the connection is there, the worker does not cancel the message that waits for the
-//! peer's last one (`cm_establish_handler()` in core/cm.c), and the id lives on for a minute. While
-//! Asking, C is called without the lock, as an iWARP driver may take long. That task disconnects.
+//! A disconnection is remembered: if the connection is established only afterwards, the callback
+//! ends it, as C does nothing while the peer's last message is still to come (`ib_send_cm_dreq()`
+//! in core/cm.c). Notified leaves it to the callback altogether: if the state of the C id changes
+//! before the manager's worker has run, that does not cancel the message which waits for the peer's
+//! last one (`cm_establish_handler()`), and the id lives on for a minute. While Asking, C is called
+//! without the lock, as an iWARP driver may take long. That task disconnects.
 
 use crate::{
     cm::{
@@ -129,12 +128,10 @@ impl<M: Manager> Inner<M> {
     /// Takes the result of the event that a call waits for, if it has come.
     fn take_result(&mut self) -> Option<Result<cm::PrivateData>> {
         match replace(&mut self.wait, Wait::None) {
-            Wait::Done(result) => Some(result.map(KBox::into_inner)),
-            waiting => {
-                self.wait = waiting;
-                None
-            }
+            Wait::Done(result) => return Some(result.map(KBox::into_inner)),
+            waiting => self.wait = waiting,
         }
+        None
     }
 
     /// Takes the connection that is made by its events, unless it has begun to ask the peer.
@@ -198,9 +195,8 @@ pub(crate) struct Conn<M: Manager> {
     /// No reference to a value of the ULP is dropped with it locked.
     #[pin]
     inner: sync::Mutex<Inner<M>>,
-    /// Locked while the QP of the id is created or destroyed, while the connection is asked for or
-    /// accepted, and on iWARP while it is disconnected: C uses the QP without a reference there.
-    /// Taken after the handler lock of the id.
+    /// Locked where C uses the QP of the id without a reference: it is created or destroyed, the
+    /// connection is asked for, accepted, or on iWARP disconnected. Taken after the handler lock.
     #[pin]
     pub(super) qp: sync::Mutex<()>,
     /// The wait of a call has ended, or the state is not Notified any more.
@@ -287,8 +283,8 @@ impl<M: Manager> removal::OnRemoval for Conn<M> {
     }
 }
 
-/// The time that the end of an id waits for the manager's worker to find that the connection is
-/// there, in milliseconds. It runs at once, unless the callback of another id keeps it.
+/// The time that the end of an id waits for the manager's worker, in milliseconds. It runs at once,
+/// unless the callback of another id keeps it.
 const NOTIFIED_MS: u32 = 10_000;
 
 impl<M: Manager> Conn<M> {
@@ -344,11 +340,6 @@ impl<M: Manager> Conn<M> {
 
     pub(crate) fn state(&self) -> State {
         self.inner.lock().state
-    }
-
-    /// Returns whether the peer was asked, or answered, and has yet to answer or confirm.
-    pub(crate) fn is_unconfirmed(&self) -> bool {
-        matches!(self.state(), State::Connecting | State::Notified)
     }
 
     pub(crate) fn is_gone(&self) -> bool {
@@ -532,9 +523,9 @@ impl<M: Manager> Conn<M> {
         Ok(end)
     }
 
-    /// Asks the peer by calling `ask`, which locks the QP. The caller has the id's handler lock, so
-    /// no event has come. Fails with `EINVAL` if the peer was asked already, without a wait for the
-    /// QP's lock: its destruction may wait for a callback that waits for the handler lock.
+    /// Asks the peer by calling `ask`, which locks the QP, with the id's handler lock, so that no
+    /// event has come. Fails with `EINVAL` if the peer was asked already, without a wait for the
+    /// QP: its destruction may wait for a callback that waits for the handler lock.
     pub(crate) fn connect_qp(&self, ask: impl FnOnce() -> Result) -> Result {
         if self.state() >= State::Requested {
             return Err(EINVAL);
@@ -545,10 +536,9 @@ impl<M: Manager> Conn<M> {
     }
 
     /// Begins to accept the request that has come with a handler, or to reject it without one.
-    /// Fails with `EINVAL` if none is still to be answered, and with `ENODEV` if one that is to be
-    /// accepted can only be rejected any more, as the device goes. C lets an id be rejected that
-    /// has asked, or accepted, itself; but then it goes on sending that message, with a reference
-    /// to the id, until it was not answered for a minute.
+    /// Fails with `EINVAL` if none is still to be answered, as C would reject an id that has asked
+    /// or accepted itself, and go on sending that message for a minute; and with `ENODEV` if one
+    /// that is to be accepted can only be rejected any more, as the device goes.
     pub(crate) fn begin_answer(&self, handler: Option<Arc<dyn Handler>>) -> Result {
         let mut inner = self.inner.lock();
         if inner.state != State::Requested {
@@ -609,11 +599,16 @@ impl<M: Manager> Conn<M> {
     /// Gives up a connection that the peer has not confirmed, with the events locked. If it is
     /// confirmed now, its callback disconnects. Returns the handler to call; none if the end is
     /// left to the event that is about to come.
-    pub(crate) fn give_up(&self, disconnect: impl FnOnce()) -> Option<Arc<dyn Handler>> {
+    ///
+    /// # Safety
+    ///
+    /// `id` is the id of this connection and alive.
+    pub(crate) unsafe fn give_up(&self, id: *mut M::Id) -> Option<Arc<dyn Handler>> {
         if !self.begin_disconnect().unwrap_or(false) {
             return None;
         }
-        disconnect();
+        // SAFETY: The caller says that the id is alive. `begin_disconnect` has found its state.
+        let _ = unsafe { M::disconnect(self, id) };
         let mut inner = self.inner.lock();
         inner.state = State::Closed;
         inner.handler.take()
