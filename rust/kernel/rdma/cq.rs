@@ -294,11 +294,11 @@ fn make(
         // The driver may have given more than were asked for.
         _ => cqe.unsigned_abs(),
     };
-    object.set_num(num);
-    object.set_sizes(objects::Sizes::Cq {
+    object.num = Some(num);
+    object.sizes = objects::Sizes::Cq {
         context: context_name(context, kind == Kind::Created),
         entries,
-    });
+    };
     // INVARIANT: Just made or taken.
     let shared = reserved.fill(Inner {
         raw,

@@ -62,13 +62,10 @@
 use crate::{
     ah,
     cm::{
-        state::{
-            self,
-            Conn,
-            Manager,
-            RawId, //
-        },
-        InCallback, //
+        Conn,
+        InCallback,
+        Manager,
+        RawId, //
     },
     deferred,
     device,
@@ -227,7 +224,7 @@ impl Connection {
         handler: Arc<dyn cm::Handler>,
         id: &dyn Fn(*mut c_void) -> Result<RawId<IbCm>>,
     ) -> Result<Self> {
-        let conn = Conn::new(state::State::Connecting)?;
+        let conn = Conn::new(cm::State::Connecting)?;
         conn.set_handler(&handler)?;
         let reserved = deferred::Deferred::reserve()?;
         let object = device.object(refs::Kind::Id);

@@ -356,8 +356,8 @@ impl Mr {
         })?;
         let mr = NonNull::new(mr).ok_or(ENOMEM)?;
         // SAFETY: The MR was just allocated, and its number does not change.
-        object.set_num(unsafe { mr.as_ref() }.res.id);
-        object.set_sizes(objects::Sizes::Mr { pages });
+        object.num = Some(unsafe { mr.as_ref() }.res.id);
+        object.sizes = objects::Sizes::Mr { pages };
         // INVARIANT: The MR is new.
         Ok(Self(reserved.fill(FastRegMr {
             cqe: UnsafeCell::new(bindings::ib_cqe { done: None }),

@@ -219,10 +219,11 @@ const DEBUG: usize = cfg!(debug_assertions) as usize;
 /// The part of an object by which it is listed, with the reference to its device or client.
 pub(crate) struct Object {
     links: UnsafeCell<Links>,
-    num: Option<u32>,
+    /// The number that messages show.
+    pub(crate) num: Option<u32>,
     /// Only for an address to be compared with; null unless the object is a QP.
     qp: [*const bindings::ib_qp; DEBUG],
-    sizes: Sizes,
+    pub(crate) sizes: Sizes,
     /// The number of entries of a CQ that QPs and SRQs have reserved.
     reserved: atomic::Atomic<i32>,
     /// When it was made, as [`now`].
@@ -291,19 +292,10 @@ impl Object {
         OBJECTS.lock().push(self);
     }
 
-    /// Sets the number that messages show.
-    pub(crate) fn set_num(&mut self, num: u32) {
-        self.num = Some(num);
-    }
-
     /// Sets the QP, of which messages show the number and what is posted.
     pub(crate) fn set_qp(&mut self, qp: &bindings::ib_qp) {
-        self.set_num(qp.qp_num);
+        self.num = Some(qp.qp_num);
         self.qp.fill(qp);
-    }
-
-    pub(crate) fn set_sizes(&mut self, sizes: Sizes) {
-        self.sizes = sizes;
     }
 
     pub(crate) fn set_peer(&self, peer: Peer) {

@@ -84,7 +84,7 @@ impl Pd {
         })?;
         let raw = NonNull::new(raw).ok_or(ENOMEM)?;
         // SAFETY: The PD was just allocated; the number does not change.
-        object.set_num(unsafe { raw.as_ref() }.res.id);
+        object.num = Some(unsafe { raw.as_ref() }.res.id);
         // INVARIANT: The PD was just allocated.
         Ok(Self(ManuallyDrop::new(reserved.fill(State {
             raw,

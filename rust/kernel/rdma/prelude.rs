@@ -6,19 +6,7 @@ pub use crate::client::Client;
 pub use crate::client::ClientRef;
 pub use crate::client::DeviceData;
 pub use crate::cm;
-pub use crate::context::AnyContext;
-pub use crate::context::Atomic;
-pub use crate::context::CallerPolled;
-pub use crate::context::CorePolled;
-pub use crate::context::Direct;
-pub use crate::context::FixedContext;
-pub use crate::context::PollContext;
-pub use crate::context::Provides;
-pub use crate::context::Sleepable;
-pub use crate::context::Softirq;
-pub use crate::context::UnboundWorkqueue;
-pub use crate::context::Waited;
-pub use crate::context::Workqueue;
+pub use crate::context::*;
 pub use crate::cq::Completion;
 pub use crate::cq::Cq;
 pub use crate::cq::Notify;
@@ -56,7 +44,6 @@ pub use kernel::sync::Arc;
 
 // And what nearly every file of the crate uses besides.
 pub(crate) use crate::bindings;
-pub(crate) use crate::context::Context as _;
 pub(crate) use core::marker::PhantomData;
 pub(crate) use core::mem::ManuallyDrop;
 pub(crate) use core::mem::MaybeUninit;

@@ -507,10 +507,10 @@ fn create(parts: Parts<'_>, id: Option<&cm::Shared>, _cx: &Sleepable) -> Result<
     }
     // SAFETY: The QP was just created.
     let (send_wr, recv_wr) = unsafe { given(raw, &attr.cap) };
-    object.set_sizes(objects::Sizes::Qp {
+    object.sizes = objects::Sizes::Qp {
         sends: (send_wr, send_cq.num()),
         receives: parts.srq.is_none().then(|| (recv_wr, recv_cq.num())),
-    });
+    };
     let reserve = || -> Result<_> {
         let send = cq::reserve(send_cq, send_wr)?;
         let (recv_wr, srq) = match parts.srq {

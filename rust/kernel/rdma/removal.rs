@@ -125,7 +125,6 @@ impl Removal {
 }
 
 /// The steps of a removal that may wait.
-#[derive(Clone, Copy)]
 pub(crate) enum Step {
     Event,
     Remove,

@@ -287,8 +287,8 @@ fn create(
         returned <- Completion::new(),
     }));
     // SAFETY: The SRQ was just created; the number does not change.
-    object.set_num(unsafe { raw.as_ref() }.res.id);
-    object.set_sizes(objects::Sizes::Srq { slots: count });
+    object.num = Some(unsafe { raw.as_ref() }.res.id);
+    object.sizes = objects::Sizes::Srq { slots: count };
     // INVARIANT: The queue was made for the SRQ.
     let state = reserved.fill(State {
         queue,

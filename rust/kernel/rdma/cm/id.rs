@@ -4,13 +4,10 @@
 
 use crate::{
     cm::{
-        state::{
-            self,
-            Conn,
-            Manager,
-            RawId, //
-        },
-        InCallback, //
+        Conn,
+        InCallback,
+        Manager,
+        RawId, //
     },
     deferred,
     device,
@@ -61,7 +58,7 @@ impl Id {
     #[inline(never)]
     pub fn create_with(client: &ClientRef, options: &Options<'_>, _cx: &Sleepable) -> Result<Self> {
         let reserved = deferred::Deferred::reserve()?;
-        let conn = Conn::new(state::State::Idle)?;
+        let conn = Conn::new(cm::State::Idle)?;
         let object = client.object(refs::Kind::Id);
         let context = Arc::as_ptr(&conn).cast_mut().cast();
         // SAFETY: The context lives until the id is destroyed.
@@ -317,7 +314,7 @@ impl Id {
             if !conn.is_in_own_callback() {
                 return Err(EDEADLK);
             }
-            if conn.state() != state::State::Established {
+            if conn.state() != cm::State::Established {
                 // The event that the connection is there comes after this callback, and ends it.
                 return conn.begin_disconnect().map(drop);
             }
@@ -464,7 +461,7 @@ unsafe extern "C" fn on_event(
     let event = unsafe { cm::Event::from_raw(id, raw) };
     let events = conn.event_lock.lock();
     let is_over = matches!(event, cm::Event::Disconnected);
-    if is_over && raw.status == 0 && conn.state() == state::State::Established {
+    if is_over && raw.status == 0 && conn.state() == cm::State::Established {
         conn.peer_ended.store(true, atomic::Relaxed);
     }
     let effects = conn.advance(&event, raw.event);
@@ -699,7 +696,7 @@ impl Incoming {
     fn is_unconfirmed(&self) -> bool {
         let state = self.conn.state();
         self.accepted.load(atomic::Relaxed)
-            && matches!(state, state::State::Connecting | state::State::Notified)
+            && matches!(state, cm::State::Connecting | cm::State::Notified)
     }
 
     /// Gives the connection up from a work item, unless it is confirmed. Any context.
@@ -944,13 +941,13 @@ impl Listening {
         let mut list = self.unconfirmed.lock();
         // What is there, or destroyed, waits for nobody.
         list.retain(|it| {
-            !it.destroyed.load(atomic::Relaxed) && it.conn.state() != state::State::Established
+            !it.destroyed.load(atomic::Relaxed) && it.conn.state() != cm::State::Established
         });
         if list.len() >= 2 * self.backlog || list.reserve(1, GFP_KERNEL).is_err() {
             return false;
         }
         let mut waiting = list.iter().filter(|it| {
-            !it.given_up.load(atomic::Relaxed) && it.conn.state() != state::State::Closed
+            !it.given_up.load(atomic::Relaxed) && it.conn.state() != cm::State::Closed
         });
         if waiting.clone().count() >= self.backlog {
             match waiting.find(|it| it.is_unconfirmed()) {
@@ -1200,7 +1197,7 @@ impl Request<'_> {
     #[inline(never)]
     pub fn into_id(self, _cx: &Sleepable) -> Result<Id> {
         // The id came with its device and its addresses.
-        let conn = Conn::new(state::State::Requested)?;
+        let conn = Conn::new(cm::State::Requested)?;
         let reserved = deferred::Deferred::reserve()?;
         let object = self.client.object(refs::Kind::Id);
         let incoming = Incoming::new(conn.clone())?;
