@@ -3,8 +3,8 @@
 //! Clients: the registration of a ULP.
 //!
 //! A ULP implements [`Client`] and is made a module by
-//! [`module_rdma_client!`](crate::module_rdma_client). When it is unloaded, every device is removed
-//! from it, see [`DeviceData::remove`]. Then the [`Client`] is dropped, and at last the unload waits
+//! [`module_rdma_client!`](crate::module_rdma_client). At its unload every device is removed from
+//! it, see [`DeviceData::remove`]. Then the [`Client`] is dropped, and at last the unload waits
 //! until no listener, id or work item is left.
 //!
 //! C header: [`include/rdma/ib_verbs.h`](srctree/include/rdma/ib_verbs.h) (`struct ib_client`)
@@ -77,10 +77,9 @@ pub trait DeviceData<C: Client>: Sized + Send + Sync + 'static {
     /// Handles an event of the device or one of its ports (`ib_register_event_handler`).
     ///
     /// Called in process context, perhaps for several events at the same time, between `add` and
-    /// `remove`, which waits for the end of the call. With [`device::Event::GidChange`] the mutex of
-    /// the port's GIDs is held, and on a bonded port perhaps the rtnl lock, which
-    /// [`device::Port::query`] takes on many devices: what takes long or asks for ports belongs
-    /// into [`ClientRef::spawn`].
+    /// `remove`, which waits for the end of the call. With [`device::Event::GidChange`] the mutex
+    /// of the port's GIDs is held, and on a bonded port perhaps the rtnl lock, which
+    /// [`device::Port::query`] takes on many devices: [`ClientRef::spawn`] what asks for ports.
     fn event(self: Pin<&Self>, _client: Pin<&C>, _dev: &Device, _event: Event, _cx: &Sleepable) {}
 }
 

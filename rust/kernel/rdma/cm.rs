@@ -206,8 +206,7 @@ unsafe fn read(addr: &bindings::__kernel_sockaddr_storage) -> Option<SocketAddr>
 
 // Events of the connection manager.
 
-/// An event of a connection, as `struct rdma_cm_event`. The events of resolving are not passed on:
-/// the calls that start it wait for them.
+/// An event of a connection, as `struct rdma_cm_event`. Those of resolving are not passed on.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub enum Event<'a> {
@@ -323,6 +322,9 @@ pub trait Handler: Send + Sync + 'static {
 /// The reason of a rejection, as `enum ib_cm_rej_reason`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct RejectReason(pub u32);
+
+/// The length of the private data of a rejection by the InfiniBand connection manager.
+pub(crate) const REJ_LEN: usize = bindings::ib_cm_data_size_IB_CM_REJ_PRIVATE_DATA_SIZE as usize;
 
 impl RejectReason {
     /// There is no QP left.
@@ -449,9 +451,6 @@ impl Drop for InCallback {
 
 // Timeouts of the messages of the connection managers, which are MADs.
 
-/// The time between two attempts to allocate, in milliseconds.
-const RETRY_MS: i64 = 10;
-
 /// The MAD layer wants a handler of each agent, and never calls this one.
 extern "C" fn on_sent(_: *mut bindings::ib_mad_agent, _: *mut bindings::ib_mad_send_wc) {}
 
@@ -490,7 +489,7 @@ pub(crate) unsafe fn flush_timeouts(dev: *mut bindings::ib_device, port: u32, _c
             // The port has no MADs, or is not open: it is closed after all clients of this crate
             // have released the device.
             Err(EPROTONOSUPPORT | ENODEV) => return,
-            Err(_) => time::delay::fsleep(time::Delta::from_millis(RETRY_MS)),
+            Err(_) => time::delay::fsleep(time::Delta::from_millis(10)),
         }
     };
     // SAFETY: The agent was just registered. `unregister_mad_agent()` flushes the port's workqueue.
@@ -863,10 +862,7 @@ impl<M: Manager> Conn<M> {
         }
         let started = start();
         let mut inner = self.inner.lock();
-        if let Err(e) = started {
-            inner.wait = Wait::None;
-            return Err(e);
-        }
+        started.inspect_err(|_| inner.wait = Wait::None)?;
         loop {
             if let Some(result) = inner.take_result() {
                 return result;
@@ -1032,8 +1028,7 @@ impl<M: Manager> Conn<M> {
     }
 
     /// Begins to disconnect: ends the wait of a call with `ECANCELED`, and gives up a connection
-    /// that is made by its events. Returns whether to disconnect it now; `EINVAL` if it was never
-    /// connected.
+    /// that is made by its events. Returns whether to disconnect now; `EINVAL` if never connected.
     pub(crate) fn begin_disconnect(&self) -> Result<bool> {
         let mut inner = self.inner.lock();
         self.fail_wait(&mut inner, ECANCELED);

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! `struct completion`, with the waits that [`kernel::sync::Completion`] lacks, and waits for
-//! events.
+//! `struct completion`, with the waits that the kernel crate's lacks, and waits for events.
 //!
 //! C header: [`include/linux/completion.h`](srctree/include/linux/completion.h)
 
@@ -13,10 +12,8 @@ use kernel::{
     types::Opaque, //
 };
 
-/// A completion.
-///
-/// A wait takes the lock of the completion, so it returns only after [`Completion::complete`] has
-/// done its last access: the waiter may free the completion.
+/// A completion. A wait takes its lock, so it returns only after [`Completion::complete`] has done
+/// its last access: the waiter may free the completion.
 #[pin_data]
 pub(crate) struct Completion {
     #[pin]

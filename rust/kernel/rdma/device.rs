@@ -661,26 +661,20 @@ impl<'a> Port<'a> {
 
     /// Returns the entries of the port's table that are in use (`rdma_get_gid_attr`). Any context.
     pub fn gids(&self) -> impl Iterator<Item = GidAttr> + 'a {
-        let (port, mut indices) = (*self, 0..=u16::MAX);
-        core::iter::from_fn(move || loop {
-            match port.gid_attr(indices.next()?) {
-                Ok(attr) => return Some(attr),
-                Err(EINVAL) => return None,
-                Err(_) => {}
-            }
-        })
+        let port = *self;
+        let attrs = (0..=u16::MAX).map(move |index| port.gid_attr(index));
+        let in_table = attrs.take_while(|attr| !matches!(attr, Err(EINVAL)));
+        in_table.filter_map(Result::ok)
     }
 
     /// Fails with `ENODATA` if the entry is not in use, `EINVAL` beyond the table.
     fn gid_attr(&self, index: u16) -> Result<GidAttr> {
         // SAFETY: The device is registered by the invariant of `Inner`.
         let raw = unsafe { bindings::rdma_get_gid_attr(self.dev.as_raw(), self.num, index.into()) };
-        let raw = from_err_ptr(raw.cast_mut())?;
+        let raw = NonNull::new(from_err_ptr(raw.cast_mut())?).ok_or(ENODATA)?;
+        let dev = self.dev.clone();
         // INVARIANT: The call has taken a reference.
-        Ok(GidAttr {
-            raw: NonNull::new(raw).ok_or(ENODATA)?,
-            dev: self.dev.clone(),
-        })
+        Ok(GidAttr { raw, dev })
     }
 }
 
@@ -800,6 +794,9 @@ impl GidAttr {
     /// Returns the MAC address and the VLAN of the GID (`rdma_read_gid_l2_fields`). Any context.
     /// Fails with `ENODEV` if the GID has no network interface (any more).
     pub fn l2(&self) -> Result<L2> {
+        // C's for no VLAN.
+        const NO_VLAN: u16 = 0xffff;
+
         let (mut vlan, mut mac) = (NO_VLAN, [0; 6]);
         // SAFETY: `raw` is an entry by the type invariant; a MAC address has six bytes.
         to_result(unsafe {
@@ -811,9 +808,6 @@ impl GidAttr {
         })
     }
 }
-
-/// The VLAN id of C that stands for no VLAN.
-const NO_VLAN: u16 = 0xffff;
 
 impl Drop for GidAttr {
     fn drop(&mut self) {

@@ -15,7 +15,6 @@
 //! # use rdma::{cm::RejectReason, device::Gid, ibcm, prelude::*};
 //! const VERSION: &[u8] = b"v1";
 //!
-//! /// Connects to a service.
 //! fn connect(
 //!     (dev, qp): (&Device, &Qp<Softirq>),
 //!     (to, service): (Gid, u64),
@@ -33,7 +32,6 @@
 //!     Ok(connection)
 //! }
 //!
-//! /// Answers a request.
 //! fn answer(
 //!     request: ibcm::Request<'_>,
 //!     qp: &Qp<Softirq>,
@@ -419,7 +417,6 @@ impl Manager for IbCm {
 }
 
 const REP_LEN: usize = bindings::ib_cm_data_size_IB_CM_REP_PRIVATE_DATA_SIZE as usize;
-const REJ_LEN: usize = bindings::ib_cm_data_size_IB_CM_REJ_PRIVATE_DATA_SIZE as usize;
 const REQ_LEN: usize = bindings::ib_cm_data_size_IB_CM_REQ_PRIVATE_DATA_SIZE as usize;
 
 /// The callback of every connection's id, which its return never destroys.
@@ -449,7 +446,7 @@ unsafe extern "C" fn on_event(
             // SAFETY: This event has this member, and private data of this length.
             let (reason, sent) = unsafe {
                 let reason = (*raw.param.rej_rcvd).reason;
-                (reason, cm::data(raw.private_data, REJ_LEN))
+                (reason, cm::data(raw.private_data, cm::REJ_LEN))
             };
             cm::Event::Rejected(cm::Rejected::new(cm::RejectReason(reason), sent))
         }

@@ -246,11 +246,11 @@ impl Peer {
         let _registered = agent.get()?;
         // SAFETY: The agent is registered while there is the reference, so it has a QP with a PD,
         // which stay until the device is removed. The caller says that the header is that of `wc`.
-        let raw = from_err_ptr(unsafe {
+        let raw = unsafe {
             let pd = (*(*agent.as_raw()).qp).pd;
             bindings::ib_create_ah_from_wc(pd, wc, header, agent.port)
-        })?;
-        let raw = NonNull::new(raw).ok_or(ENOMEM)?;
+        };
+        let raw = NonNull::new(from_err_ptr(raw)?).ok_or(ENOMEM)?;
         Ok(Self {
             // SAFETY: The address handle was just created, and the reference keeps the device.
             ah: reserved.fill(unsafe { ah::State::new(raw, reference) }),
@@ -564,9 +564,8 @@ impl Agent {
     /// `ETIMEDOUT` if no reply comes; `ERESTARTSYS` on a signal; `EIO` if it cannot be sent;
     /// `ENODEV` if the device goes; `ECANCELED` after [`Agent::stop`]; `EINVAL` without a timeout,
     /// for a method that is a reply's, or if the peer is not seen from the agent's port; `EMSGSIZE`
-    /// if the payload is too long; `ENOMEM`; `EPROTONOSUPPORT` if the peer has an IPv4 address, of
-    /// which the MAD layer matches no replies; or `EDEADLK` in a callback of a connection manager,
-    /// which may delay the timeouts of the port.
+    /// if the payload is too long; `ENOMEM`; `EPROTONOSUPPORT` if the peer has an IPv4 address; or
+    /// `EDEADLK` in a callback of a connection manager.
     pub fn request(
         &self,
         peer: &Peer,
@@ -822,15 +821,11 @@ impl Queue {
         self.changed.notify_all();
     }
 
-    /// Drops the MADs that are queued.
     fn clear(&self) {
         let queued = core::mem::take(&mut self.mads.lock().queued);
         drop(queued);
     }
 }
-
-// The MAD layer calls the handlers in process context: from the work item of its CQ, from its
-// timeouts, or from the thread that unregisters the agent.
 
 /// `ib_mad_agent.recv_handler`: receives the reply to `buf`, or an unsolicited MAD.
 ///

@@ -177,10 +177,10 @@ impl Sizes {
                 write!(f, ", {context}, {reserved} of {entries} entries reserved")
             }
             Self::Qp {
-                sends: (sends, send_cq),
+                sends: (n, cq),
                 receives,
             } => {
-                write!(f, ", {sends} sends to CQ {send_cq}")?;
+                write!(f, ", {n} sends to CQ {cq}")?;
                 match receives {
                     Some((n, cq)) => write!(f, ", {n} receives to CQ {cq}"),
                     None => f.write_str(", receives of an SRQ"),

@@ -5,14 +5,11 @@
 //! The kernel's completion queue API (`ib_alloc_cq`, `struct ib_cqe`) and the verbs around it, safe
 //! and at the cost of C. The rules that C has in comments are types here:
 //!
-//! - A posted request owns the memory that the device uses, until its completion gives it back:
-//!   [`cqe`], [`wr`].
-//! - A completion is a [`Result`](wc::Wc::result): of a failed one only the valid fields can be
-//!   read.
+//! - A posted request owns the memory that the device uses, until its completion: [`cqe`], [`wr`].
+//! - A completion is a [`Result`](wc::Wc::result): a failed one has its valid fields only.
 //! - The context that a completion queue is polled in is a type: [`context`].
 //! - A queue pair reserves the completion queue entries that it may need: [`cq`], [`qp`].
-//! - Teardown is in order, after a drain that was proved, and in a work item if the last handle is
-//!   dropped where it must not sleep: [`qp`].
+//! - Teardown is in order, after a drain that was proved, and in a work item: [`qp`].
 //! - Devices and modules are removed only after every handle: [`client`].
 //! - Receives of a shared receive queue are slots that are posted again when dropped: [`srq`].
 //! - Peers access memory only through a registration, which the memory outlives: [`mr`].

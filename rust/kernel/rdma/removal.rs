@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The removal of a device: the objects that end with it, and what it waits for.
-//!
-//! The connection manager's own event comes only after all ULPs have let go of the device.
+//! The removal of a device: the objects that end with it, and what it waits for. The connection
+//! manager's own event comes only after all ULPs have let go of the device.
 
 use crate::prelude::*;
 use core::mem;
@@ -13,7 +12,6 @@ use kernel::sync::{
 
 /// An object made from a device that is to end when the device goes.
 pub(crate) trait OnRemoval: Send + Sync {
-    /// Returns the object's own place.
     fn place(&self) -> &Place;
 
     /// The device is about to go: all waits for the object end with `ENODEV`, and none begins.

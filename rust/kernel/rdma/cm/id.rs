@@ -35,8 +35,6 @@ use kernel::{
     workqueue, //
 };
 
-const REJECT_LEN: usize = bindings::ib_cm_data_size_IB_CM_REJ_PRIVATE_DATA_SIZE as usize;
-
 /// A connection's id, as `struct rdma_cm_id` of a reliable connected service. A counted handle.
 #[derive(Clone)]
 pub struct Id {
@@ -271,7 +269,7 @@ impl Id {
     /// Fails with `EINVAL` for more than 148 bytes of private data, or without a request that is
     /// still to be answered; or the connection manager's error.
     pub fn reject(&self, private_data: &[u8], _cx: &Sleepable) -> Result {
-        if private_data.len() > REJECT_LEN {
+        if private_data.len() > cm::REJ_LEN {
             return Err(EINVAL);
         }
         let (data, len) = (private_data.as_ptr().cast(), private_data.len().try_into()?);
@@ -386,24 +384,22 @@ impl AsyncConnect {
                 self.id.state.bind()?;
                 self.id.state.resolve_route(self.timeout_ms)
             }
-            bindings::rdma_cm_event_type_RDMA_CM_EVENT_ROUTE_RESOLVED => self.connect(cx),
+            bindings::rdma_cm_event_type_RDMA_CM_EVENT_ROUTE_RESOLVED => {
+                let param = self.connect.resolved(&self.id, cx)?;
+                let param = self.id.qp_param(&param)?;
+                let conn = &self.id.state.conn;
+                // SAFETY: The id is locked in its callback. The private data are the handler's.
+                let ask = || unsafe { self.id.call_with_qp(bindings::rdma_connect_locked, param) };
+                let disconnect = conn.ask(ask)?;
+                // On iWARP the callback of the event that the connection is there does so.
+                if disconnect && !self.id.device().is_ok_and(Device::is_iwarp) {
+                    // SAFETY: The id is alive by the invariant of `RawId`, and was just connected.
+                    let _ = unsafe { RdmaCm::disconnect(conn, self.id.state.as_raw()) };
+                }
+                Ok(())
+            }
             _ => Ok(()),
         }
-    }
-
-    fn connect(&self, cx: &Sleepable) -> Result {
-        let param = self.connect.resolved(&self.id, cx)?;
-        let param = self.id.qp_param(&param)?;
-        let conn = &self.id.state.conn;
-        // SAFETY: The id is locked in its callback. The private data are the handler's.
-        let ask = || unsafe { self.id.call_with_qp(bindings::rdma_connect_locked, param) };
-        let disconnect = conn.ask(ask)?;
-        // On iWARP that would wait for the event that the connection is there, which disconnects.
-        if disconnect && !self.id.device().is_ok_and(Device::is_iwarp) {
-            // SAFETY: The id is alive by the invariant of `RawId`, and was connected above.
-            let _ = unsafe { RdmaCm::disconnect(conn, self.id.state.as_raw()) };
-        }
-        Ok(())
     }
 }
 
