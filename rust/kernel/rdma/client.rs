@@ -62,8 +62,8 @@ pub trait Client: Sized + Send + Sync + 'static {
 pub trait DeviceData<C: Client>: Sized + Send + Sync + 'static {
     /// Adds a device (`ib_client.add`). An error leaves the device unused; it is reported.
     ///
-    /// Called in process context, with the RDMA core's device and client locks held: it may create
-    /// PDs, CQs and the like, but must not wait for another device or a connection.
+    /// Called in process context, with the RDMA core's device and client locks held: it must not
+    /// wait for another device or a connection.
     fn add(client: Pin<&C>, dev: &Device, cx: &Sleepable) -> impl PinInit<Self, Error>;
 
     /// Removes a device (`ib_client.remove`): drop all handles of it here.

@@ -619,7 +619,7 @@ impl<M: Manager> Inner<M> {
     }
 }
 
-/// The steps that an event leaves to the callback, in this order.
+/// What an event leaves to the callback, in this order.
 pub(crate) struct Effects<M: Manager> {
     pub(crate) handler: Option<Arc<dyn Handler>>,
     /// The connection that is made by its events, to take its next step.
@@ -803,7 +803,6 @@ impl<M: Manager> Conn<M> {
         (*id).map(f)
     }
 
-    /// Notes that the current task is in the callback of the id, or that it has left it.
     pub(crate) fn set_callback_task(&self, in_callback: bool) {
         let task = if in_callback { current_task() } else { 0 };
         self.callback_task.store(task, Relaxed);
@@ -1068,9 +1067,8 @@ impl<M: Manager> Conn<M> {
         disconnected
     }
 
-    /// Gives up a connection that the peer has not confirmed, with the events locked. If it is
-    /// confirmed now, its callback disconnects. Returns the handler to call; none if the end is
-    /// left to the event that is about to come.
+    /// Gives up a connection that the peer has not confirmed, with the events locked. Returns the
+    /// handler to call; none if the end is left to the event that is about to come.
     ///
     /// # Safety
     ///

@@ -56,10 +56,9 @@ pub struct Atomic(NotThreadSafe);
 pub struct Sleepable(NotThreadSafe);
 
 impl Sleepable {
-    /// Returns the token where the caller may sleep, for code that is not passed one: module
-    /// initialisation, a configfs callback, a work item. Fails with `EAGAIN` in atomic context, but
-    /// a held spinlock goes unnoticed without `CONFIG_PREEMPT_COUNT`, an RCU read-side section
-    /// without `CONFIG_PREEMPT_RCU`.
+    /// Returns the token where the caller may sleep, for code that is not passed one, such as a
+    /// work item. Fails with `EAGAIN` in atomic context, but a held spinlock goes unnoticed without
+    /// `CONFIG_PREEMPT_COUNT`, an RCU read-side section without `CONFIG_PREEMPT_RCU`.
     #[inline]
     pub fn current() -> Result<Self> {
         // SAFETY: The helper only reads the state of the current task and CPU.

@@ -729,8 +729,7 @@ pub struct L2 {
     pub vlan: Option<u16>,
 }
 
-/// A reference to an entry of a GID table (`struct ib_gid_attr`). The entry is not reused while
-/// this lives, but may lose its network interface.
+/// A reference to an entry of a GID table (`struct ib_gid_attr`), which may lose its interface.
 ///
 /// # Invariants
 ///

@@ -301,8 +301,7 @@ impl Received {
         self.header().status.get()
     }
 
-    /// Returns what follows the header of the MAD's class, up to the end of the MAD. It is the
-    /// peer's, so nothing of it can be trusted.
+    /// Returns what follows the header of the MAD's class. Nothing of it can be trusted.
     pub fn payload(&self) -> &[u8] {
         let at = Class::new(self.header().mgmt_class, 0).payload_at();
         self.bytes().get(at..).unwrap_or(&[])

@@ -78,8 +78,8 @@ impl List {
     ///
     /// `at` is null or a valid object.
     unsafe fn links(&mut self, at: *const Object) -> &mut Links {
-        // SAFETY: `at` is null or valid, as the caller promises. Links are used with the list
-        // borrowed only, which it is mutably.
+        // SAFETY: `at` is null or valid, as the caller promises. Links are used only with the list
+        // borrowed, which it is mutably.
         unsafe {
             at.as_ref()
                 .map_or(&mut self.0, |object| &mut *object.links.get())
@@ -107,7 +107,6 @@ impl List {
         }
     }
 
-    /// Takes an object out, if it is listed.
     fn remove(&mut self, object: &Object) {
         if self.has(object) {
             // SAFETY: The neighbours are null or valid by the type invariant.

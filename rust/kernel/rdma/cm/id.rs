@@ -605,9 +605,8 @@ impl Options<'_> {
 /// The time that a peer has to confirm a connection: by default `rdma_cm` takes at most 74 s.
 const TIMEOUT: time::Delta = time::Delta::from_secs(90);
 
-/// A connection that came with a request, until its id is destroyed: one that is not confirmed in
-/// time is given up, and a listener has a limited number, as C would keep the id for as long as the
-/// peer likes. Those of iWARP are counted only.
+/// A connection that came with a request, until its id is destroyed. One that is not confirmed in
+/// time is given up, and a listener's number is limited (cm.rst); those of iWARP are only counted.
 #[pin_data]
 struct Incoming {
     conn: Arc<Conn<RdmaCm>>,
@@ -652,7 +651,6 @@ impl hrtimer::HrTimerCallback for Incoming {
 impl workqueue::WorkItem for Incoming {
     type Pointer = Arc<Self>;
 
-    /// Gives the connection up, unless it is confirmed: the handler gets its last event.
     fn run(this: Arc<Self>) {
         let conn = &this.conn;
         let _in_callback = InCallback::enter();
@@ -854,9 +852,9 @@ impl deferred::Teardown for State {
         self.conn.wait_notified();
         self.end_callback(cx);
         // SAFETY: The id is alive by the invariant of `RawId`, and its QP, which has kept `State`,
-        // is gone. This waits for callbacks that have begun, by the id's handler lock and by their
-        // references. That of a message that was not answered has none; it has returned. Should one
-        // begin only now, C's own memory is at stake: see Documentation/safety.rst.
+        // is gone. This waits for callbacks that have begun and have a reference. That of a message
+        // that was not answered has none, and has returned; should one begin only now, C's own
+        // memory is at stake: see Documentation/safety.rst.
         unsafe { bindings::rdma_destroy_id(self.as_raw()) };
         if let Some(incoming) = &self.incoming {
             incoming.destroyed.store(true, atomic::Relaxed);
