@@ -5,12 +5,10 @@
 //! C header: [`include/rdma/ib_verbs.h`](srctree/include/rdma/ib_verbs.h) (`struct ib_qp`)
 
 mod attr;
-mod batch;
 mod chain;
 mod context;
 mod drain;
 mod keep;
-mod marker;
 pub(crate) mod post;
 mod send_ring;
 
@@ -22,9 +20,9 @@ pub use attr::{
     Mtu,
     State, //
 };
-pub use batch::Batch;
-pub(crate) use batch::ChainError;
+pub(crate) use chain::ChainError;
 pub use chain::{
+    Batch,
     Chain,
     ChainOp, //
 };
@@ -673,7 +671,7 @@ struct QpPriv {
     /// Held while the QP is drained. The markers, of which none is posted, so that a drain needs no
     /// memory unless one has failed before.
     #[pin]
-    draining: sync::Mutex<Option<Pin<KBox<marker::Markers>>>>,
+    draining: sync::Mutex<Option<Pin<KBox<drain::Markers>>>>,
     /// See [`wr::PostTarget::lock_regs`].
     #[pin]
     reg_lock: sync::SpinLockIrq<()>,
@@ -696,7 +694,7 @@ impl QpPriv {
         iwarp: bool,
         state: Option<State>,
     ) -> Result<Pin<KBox<Self>>> {
-        let markers = marker::Markers::new(GFP_KERNEL)?;
+        let markers = drain::Markers::new(GFP_KERNEL)?;
         let init = pin_init!(Self {
             state <- new_mutex!(state),
             draining <- new_mutex!(Some(markers), "rdma::Qp::draining"),
