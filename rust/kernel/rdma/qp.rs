@@ -74,7 +74,7 @@ pub(crate) struct AnyQp {
     pub(crate) target: wr::PostTarget,
     /// The PD of receives; none if the QP takes them from an SRQ, so that no entry is of it.
     recv_pd: pd::Id,
-    post_recv: trace::PostRecv,
+    post_recv: trace::Post<bindings::ib_qp, bindings::ib_recv_wr>,
     pollers: (*const Wc, *const Wc),
     pub(crate) inner: ManuallyDrop<deferred::Deferred<Inner>>,
 }
@@ -552,7 +552,7 @@ fn create(parts: Parts<'_>, id: Option<&cm::Shared>, _cx: &Sleepable) -> Result<
             None => pd.id(),
         },
         // SAFETY: The QP was just created, and `inner` keeps it.
-        post_recv: unsafe { trace::recv_op(raw.as_ptr()) },
+        post_recv: unsafe { trace::Queue::op(raw.as_ptr()) },
         pollers: (send_cq.poller(), recv_cq.poller()),
         inner: ManuallyDrop::new(inner),
     })

@@ -50,7 +50,10 @@ use crate::{
     prelude::*,
     refs,
     sync::SlotsOut,
-    trace,
+    trace::{
+        self,
+        Queue as _, //
+    },
     wr::Refusal, //
 };
 use core::{
@@ -495,7 +498,7 @@ unsafe fn post<T: Receive<N>, const N: usize>(
     // hands the slot out again, and is dropped after the SRQ. The driver names a request that it
     // refuses in the request's own successor, which is null before.
     unsafe {
-        let ret = trace::post_srq_recv(srq, raw, (&raw mut (*raw).next).cast());
+        let ret = bindings::ib_srq::post_one(trace::Queue::op(srq), srq, raw);
         Refusal::check(ret, (*raw).next)
     }
 }

@@ -8,36 +8,6 @@
 
 use crate::prelude::*;
 
-/// A driver's operation that posts requests to a queue.
-type Post<W> = unsafe extern "C" fn(*mut bindings::ib_qp, *const W, *mut *const W) -> c_int;
-
-pub(crate) type PostSend = Post<bindings::ib_send_wr>;
-pub(crate) type PostRecv = Post<bindings::ib_recv_wr>;
-
-/// Returns the operation of a QP's driver that posts to the send queue.
-///
-/// # Safety
-///
-/// `qp` is valid.
-#[inline(always)]
-pub(crate) unsafe fn send_op(qp: *mut bindings::ib_qp) -> PostSend {
-    // SAFETY: `qp` is valid, as the caller promises. Clients are only told of devices that have all
-    // verbs (`kverbs_provider`), so the operation exists.
-    unsafe { (*(*qp).device).ops.post_send.unwrap_unchecked() }
-}
-
-/// Returns the operation of a QP's driver that posts to the receive queue.
-///
-/// # Safety
-///
-/// `qp` is valid.
-#[inline(always)]
-pub(crate) unsafe fn recv_op(qp: *mut bindings::ib_qp) -> PostRecv {
-    // SAFETY: `qp` is valid, as the caller promises. Clients are only told of devices that have all
-    // verbs (`kverbs_provider`), so the operation exists.
-    unsafe { (*(*qp).device).ops.post_recv.unwrap_unchecked() }
-}
-
 /// Returns whether the event of a tracepoint is on: `static_branch_unlikely!` of the kernel crate,
 /// whose assembly lacks the options, so that the compiler would align the stack and read memory
 /// again.
@@ -87,74 +57,105 @@ macro_rules! traced {
     };
 }
 
-/// Posts a list of requests to the send queue (`ib_post_send`), by the driver's operation `post`.
-///
-/// # Safety
-///
-/// `qp` is valid, and `post` is the operation of its device. `first` is a valid list of requests,
-/// whose memory is kept until they have completed. `bad` is valid for writes.
-#[inline(always)]
-pub(crate) unsafe fn post_send(
-    post: PostSend,
-    qp: *mut bindings::ib_qp,
-    first: *const bindings::ib_send_wr,
-    bad: *mut *const bindings::ib_send_wr,
-) -> c_int {
-    // SAFETY: All are valid, as the caller promises. The tracepoint is C's, so it has a static key.
-    unsafe {
-        traced!(
-            __tracepoint_post_send,
-            rdma_helper_trace_post_send(qp, first, bad),
-            post(qp, first, bad)
-        )
-    }
+/// A driver's operation that posts requests `W` to a queue of a `Q`.
+pub(crate) type Post<Q, W> = unsafe extern "C" fn(*mut Q, *const W, *mut *const W) -> c_int;
+
+/// A QP or an SRQ, with a queue of requests `W`.
+pub(crate) trait Queue<W> {
+    /// Returns the operation of its driver that posts.
+    ///
+    /// # Safety
+    ///
+    /// `queue` is valid. If it is an SRQ, its device has the operation.
+    unsafe fn op(queue: *mut Self) -> Post<Self, W>;
+
+    /// Posts a list of requests (`ib_post_send`, `ib_post_recv`, `ib_post_srq_recv`).
+    ///
+    /// # Safety
+    ///
+    /// `queue` is valid, and `post` is [`Queue::op`] of it. `first` is a valid list of requests,
+    /// whose memory is kept until they have completed. `bad` is valid for writes.
+    unsafe fn post(
+        post: Post<Self, W>,
+        queue: *mut Self,
+        first: *const W,
+        bad: *mut *const W,
+    ) -> c_int;
+
+    /// Posts a request that is alone. The driver names a request that it refuses (`bad_wr`), as the
+    /// last thing that it does with it, in the successor of the request itself: that is null, so it
+    /// says whether there is a name.
+    ///
+    /// # Safety
+    ///
+    /// `queue` is valid, and `post` is [`Queue::op`] of it. `wr` is a valid request without a
+    /// successor, whose memory is kept until it has completed.
+    unsafe fn post_one(post: Post<Self, W>, queue: *mut Self, wr: *mut W) -> c_int;
 }
 
-/// Posts a request to the receive queue (`ib_post_recv`), by the driver's operation `post`.
-///
-/// # Safety
-///
-/// `qp` is valid, and `post` is the operation of its device. `wr` is a valid request, whose memory
-/// is kept until it has completed. `bad` is valid for writes.
-#[inline(always)]
-pub(crate) unsafe fn post_recv(
-    post: PostRecv,
-    qp: *mut bindings::ib_qp,
-    wr: *const bindings::ib_recv_wr,
-    bad: *mut *const bindings::ib_recv_wr,
-) -> c_int {
-    // SAFETY: All are valid, as the caller promises. The tracepoint is C's, so it has a static key.
-    unsafe {
-        traced!(
-            __tracepoint_post_recv,
-            rdma_helper_trace_post_recv(qp, wr, bad),
-            post(qp, wr, bad)
-        )
-    }
+macro_rules! queue {
+    ($queue:ident, $wr:ident, $op:ident, $tracepoint:ident, $traced:ident) => {
+        impl Queue<bindings::$wr> for bindings::$queue {
+            #[inline(always)]
+            unsafe fn op(queue: *mut Self) -> Post<Self, bindings::$wr> {
+                // SAFETY: `queue` is valid, as the caller promises. Clients are only told of
+                // devices that have all verbs (`kverbs_provider`), and that of an SRQ has the
+                // operation, as the caller promises.
+                unsafe { (*(*queue).device).ops.$op.unwrap_unchecked() }
+            }
+
+            #[inline(always)]
+            unsafe fn post(
+                post: Post<Self, bindings::$wr>,
+                queue: *mut Self,
+                first: *const bindings::$wr,
+                bad: *mut *const bindings::$wr,
+            ) -> c_int {
+                // SAFETY: All are valid, as the caller promises. The tracepoint is C's, so it has a
+                // static key.
+                unsafe {
+                    traced!(
+                        $tracepoint,
+                        $traced(queue, first, bad),
+                        post(queue, first, bad)
+                    )
+                }
+            }
+
+            #[inline(always)]
+            unsafe fn post_one(
+                post: Post<Self, bindings::$wr>,
+                queue: *mut Self,
+                wr: *mut bindings::$wr,
+            ) -> c_int {
+                // SAFETY: All are valid, as the caller promises; so is the place of the successor.
+                unsafe { Self::post(post, queue, wr, (&raw mut (*wr).next).cast()) }
+            }
+        }
+    };
 }
 
-/// Posts a request to an SRQ (`ib_post_srq_recv`).
-///
-/// # Safety
-///
-/// `srq` is valid, and its device has the operation. `wr` is a valid request, whose memory is kept
-/// until it has completed. `bad` is valid for writes.
-#[inline(always)]
-pub(crate) unsafe fn post_srq_recv(
-    srq: *mut bindings::ib_srq,
-    wr: *const bindings::ib_recv_wr,
-    bad: *mut *const bindings::ib_recv_wr,
-) -> c_int {
-    // SAFETY: All are valid and the device has the operation, as the caller promises. The
-    // tracepoint is C's, so it has a static key.
-    unsafe {
-        traced!(
-            __tracepoint_post_srq_recv,
-            rdma_helper_trace_post_srq_recv(srq, wr, bad),
-            ((*(*srq).device).ops.post_srq_recv.unwrap_unchecked())(srq, wr, bad)
-        )
-    }
-}
+queue!(
+    ib_qp,
+    ib_send_wr,
+    post_send,
+    __tracepoint_post_send,
+    rdma_helper_trace_post_send
+);
+queue!(
+    ib_qp,
+    ib_recv_wr,
+    post_recv,
+    __tracepoint_post_recv,
+    rdma_helper_trace_post_recv
+);
+queue!(
+    ib_srq,
+    ib_recv_wr,
+    post_srq_recv,
+    __tracepoint_post_srq_recv,
+    rdma_helper_trace_post_srq_recv
+);
 
 /// Polls at most `len` completions of a CQ that callers poll, and returns their number
 /// (`ib_poll_cq`).

@@ -158,7 +158,7 @@ impl QpId {
 pub struct PostTarget {
     pub(crate) raw: NonNull<bindings::ib_qp>,
     /// Kept here, as it takes two loads to find it.
-    pub(crate) post_send: trace::PostSend,
+    pub(crate) post_send: trace::Post<bindings::ib_qp, bindings::ib_send_wr>,
     recv_cq: NonNull<cq::Inner>,
     reg_lock: NonNull<SpinLockIrq<()>>,
     pub(crate) pd: pd::Id,
@@ -190,7 +190,7 @@ impl PostTarget {
         Self {
             raw,
             // SAFETY: The QP is valid, as the caller promises.
-            post_send: unsafe { trace::send_op(raw.as_ptr()) },
+            post_send: unsafe { trace::Queue::op(raw.as_ptr()) },
             recv_cq: NonNull::from(&**recv_cq),
             reg_lock: NonNull::from(reg_lock),
             pd: pd.id(),

@@ -14,7 +14,7 @@ use crate::{
     debug,
     mr,
     prelude::*,
-    trace,
+    trace::Queue as _,
     wr, //
 };
 use kernel::sync::SpinLockIrqGuard;
@@ -259,8 +259,8 @@ impl<'a, const LINKS: usize, const SGES: usize> Chain<'a, LINKS, SGES> {
         // invariant they are written and linked; one that is alone has no successor.
         let ret = unsafe {
             match const { LINKS == 1 } {
-                true => post::send_raw(target.post_send, qp, first),
-                false => trace::post_send(target.post_send, qp, first, &mut bad),
+                true => bindings::ib_qp::post_one(target.post_send, qp, first),
+                false => bindings::ib_qp::post(target.post_send, qp, first, &mut bad),
             }
         };
         if ret == 0 {

@@ -17,7 +17,10 @@ use crate::{
     cq,
     debug,
     prelude::*,
-    trace,
+    trace::{
+        self,
+        Queue as _, //
+    },
     wr::Refusal, //
 };
 use core::cell::Cell;
@@ -178,12 +181,13 @@ impl Inner {
     /// the send queue of a QP for datagrams, that has such an address handle.
     unsafe fn post_marker(&self, queue: Queue, cqe: *mut bindings::ib_cqe) -> Result<(), Refusal> {
         let qp = self.raw.as_ptr();
+        debug::set_qp_of(qp, cqe);
         if let Queue::Recv = queue {
             let mut wr = bindings::ib_recv_wr::default();
             wr.__bindgen_anon_1.wr_cqe = ManuallyDrop::new(cqe);
             // SAFETY: By the type invariant the QP is valid. The request has neither entries nor a
             // successor, and the marker is there until it has completed, as the caller promises.
-            let ret = unsafe { post::recv_raw(trace::recv_op(qp), qp, &raw mut wr) };
+            let ret = unsafe { bindings::ib_qp::post_one(trace::Queue::op(qp), qp, &raw mut wr) };
             return Refusal::check(ret, wr.next);
         }
         let mut rdma = bindings::ib_rdma_wr::default();
@@ -205,7 +209,7 @@ impl Inner {
         unsafe {
             (*wr).__bindgen_anon_1.wr_cqe = ManuallyDrop::new(cqe);
             (*wr).send_flags = bindings::ib_send_flags_IB_SEND_SIGNALED as c_int;
-            let ret = post::send_raw(trace::send_op(qp), qp, wr);
+            let ret = bindings::ib_qp::post_one(trace::Queue::op(qp), qp, wr);
             Refusal::check(ret, (*wr).next)
         }
     }

@@ -6,7 +6,10 @@ use crate::{
     cqe,
     debug,
     prelude::*,
-    trace,
+    trace::{
+        self,
+        Queue as _, //
+    },
     wr, //
 };
 
@@ -42,8 +45,8 @@ fn take_callback(
 ///
 /// # Safety
 ///
-/// `wr` is valid, with an owner's callback, and `ret` is what [`send_raw`] has just returned for
-/// it, and not 0. `undo` is from [`Op::prepare`](wr::Op::prepare) of the request.
+/// `wr` is valid, with an owner's callback, and `ret` is what [`post_one`](trace::Queue::post_one)
+/// has just returned for it, and not 0. `undo` is from [`Op::prepare`](wr::Op::prepare) of the request.
 #[cold]
 #[inline(never)]
 unsafe fn send_refused<O: wr::Op>(
@@ -91,50 +94,6 @@ pub(crate) unsafe fn names_first(qp: *const bindings::ib_qp) -> bool {
     driver == bindings::rdma_driver_id_RDMA_DRIVER_ERDMA
 }
 
-/// Posts a request to the send queue that is ready, and returns what the driver does. The driver
-/// names a request that it refuses (`bad_send_wr`), as the last thing that it does with it, in the
-/// successor of the request itself: that is null, so it says whether there is a name.
-///
-/// # Safety
-///
-/// `qp` is valid, and `post` is [`trace::send_op`] of it. `wr` is a valid request without a
-/// successor, whose memory is kept until it has completed.
-#[inline]
-pub(crate) unsafe fn send_raw(
-    post: trace::PostSend,
-    qp: *mut bindings::ib_qp,
-    wr: *mut bindings::ib_send_wr,
-) -> c_int {
-    // SAFETY: `qp` and `wr` are valid, `post` is the driver's, and the memory is kept until the
-    // request has completed, as the caller promises.
-    unsafe {
-        debug::set_qp_of(qp, *(*wr).__bindgen_anon_1.wr_cqe);
-        let bad = (&raw mut (*wr).next).cast();
-        trace::post_send(post, qp, wr, bad)
-    }
-}
-
-/// As [`send_raw`], to the receive queue.
-///
-/// # Safety
-///
-/// `qp` is valid, and `post` is [`trace::recv_op`] of it. `wr` is a valid request without a
-/// successor, whose memory is kept until it has completed.
-#[inline]
-pub(crate) unsafe fn recv_raw(
-    post: trace::PostRecv,
-    qp: *mut bindings::ib_qp,
-    wr: *mut bindings::ib_recv_wr,
-) -> c_int {
-    // SAFETY: `qp` and `wr` are valid, `post` is the driver's, and the memory is kept until the
-    // request has completed, as the caller promises.
-    unsafe {
-        debug::set_qp_of(qp, *(*wr).__bindgen_anon_1.wr_cqe);
-        let bad = (&raw mut (*wr).next).cast();
-        trace::post_recv(post, qp, wr, bad)
-    }
-}
-
 impl<S: PollContext, R: PollContext> Qp<S, R> {
     /// Posts a request to the send queue, of any kind of QP.
     ///
@@ -178,12 +137,14 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
                 let target = &self.any.target;
                 let guard = O::lock(&undo, target);
                 wr::end(wr, O::callback::<P::Target, ID>(&undo, cqe));
-                (guard, send_raw(target.post_send, target.raw.as_ptr(), wr))
+                let qp = target.raw.as_ptr();
+                debug::set_qp_of(qp, cqe);
+                (guard, bindings::ib_qp::post_one(target.post_send, qp, wr))
             };
             if ret == 0 {
                 return Ok(output);
             }
-            // SAFETY: `wr` is valid, and `ret` is what `send_raw` has just returned for it. `undo`
+            // SAFETY: `wr` is valid, and `ret` is what the driver has just returned for it. `undo`
             // is of this request.
             unsafe { send_refused::<O>(wr, ret, undo) }
         };
@@ -264,10 +225,11 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
             let cqe = owner.into_cqe(cqe::Sealed::new());
             raw.__bindgen_anon_1.wr_cqe = ManuallyDrop::new(cqe);
             let qp = self.any.target.raw.as_ptr();
+            debug::set_qp_of(qp, cqe);
             // SAFETY: The request was just written, and its memory is kept by the owner, which is
             // the queue's until `done`. The operation is that of the QP by the invariant of
             // `AnyQp`.
-            let ret = unsafe { recv_raw(self.any.post_recv, qp, &raw mut raw) };
+            let ret = unsafe { bindings::ib_qp::post_one(self.any.post_recv, qp, &raw mut raw) };
             if ret == 0 {
                 return Ok(());
             }
