@@ -164,7 +164,7 @@ impl<K: Send + Sync + 'static> deferred::Teardown for State<K> {
         None
     }
 
-    fn teardown(&self, _cx: &Sleepable) -> deferred::Fate {
+    fn teardown(&self, _cx: &Sleepable) -> Result {
         // SAFETY: By the type invariant `raw` is an address handle whose device is registered.
         // Requests borrow the handle from their owner, or keep it, so none uses it.
         unsafe { destroy(self.raw) }
@@ -177,7 +177,7 @@ impl<K: Send + Sync + 'static> deferred::Teardown for State<K> {
 ///
 /// `raw` is a valid address handle of a registered device, and is not used by anything else.
 #[inline(never)]
-unsafe fn destroy(raw: NonNull<bindings::ib_ah>) -> deferred::Fate {
+unsafe fn destroy(raw: NonNull<bindings::ib_ah>) -> Result {
     let flags = bindings::rdma_destroy_ah_flags_RDMA_DESTROY_AH_SLEEPABLE;
     // SAFETY: The caller says that handle and device are valid, and nothing else uses the handle.
     let (device, ret) = unsafe {
@@ -186,7 +186,7 @@ unsafe fn destroy(raw: NonNull<bindings::ib_ah>) -> deferred::Fate {
             bindings::rdma_destroy_ah_user(raw.as_ptr(), flags, ptr::null_mut()),
         )
     };
-    deferred::Fate::of(fmt!("{device}: an address handle"), ret)
+    deferred::destroyed(fmt!("{device}: an address handle"), ret)
 }
 
 /// An address handle: the destination of datagrams. A request borrows it from its owner: keep it

@@ -51,51 +51,24 @@ use kernel::{
 /// A counted handle of a completion queue that is polled in context `C`. The CQ is freed, from a
 /// work item, when the last handle and every QP that uses it are gone.
 pub struct Cq<C: PollContext> {
-    pub(crate) inner: Handle,
+    pub(crate) inner: Shared,
     _context: PhantomData<fn() -> C>,
 }
 
 /// A reference to the CQ.
 pub(crate) type Shared = deferred::Deferred<Inner>;
 
-/// A reference whose drop is not generic, so that it is not in each ULP.
-pub(crate) struct Handle(ManuallyDrop<Shared>);
-
-impl core::ops::Deref for Handle {
-    type Target = Shared;
-
-    #[inline]
-    fn deref(&self) -> &Shared {
-        &self.0
+#[inline(never)]
+fn destroy(cq: Shared, cx: &Sleepable) -> Result {
+    if cq.is_polled_by_current() {
+        return Err(EDEADLK);
     }
-}
-
-impl Handle {
-    #[inline(never)]
-    fn destroy(self, cx: &Sleepable) -> Result {
-        if self.is_polled_by_current() {
-            return Err(EDEADLK);
-        }
-        let mut this = ManuallyDrop::new(self);
-        // SAFETY: The reference is not used after this.
-        match unsafe { ManuallyDrop::take(&mut this.0) }.destroy(cx) {
-            Some(deferred::Fate::Gone) => Ok(()),
-            Some(deferred::Fate::Leak) => Err(EIO),
-            None => Err(EBUSY),
-        }
-    }
-}
-
-impl Drop for Handle {
-    fn drop(&mut self) {
-        // SAFETY: The reference is not used after this.
-        unsafe { ManuallyDrop::drop(&mut self.0) };
-    }
+    cq.destroy(cx)
 }
 
 impl<C: PollContext> Clone for Cq<C> {
     fn clone(&self) -> Self {
-        Self::from_shared((*self.inner).clone())
+        Self::from_shared(self.inner.clone())
     }
 }
 
@@ -139,7 +112,7 @@ impl<C: FixedContext> Cq<C> {
 impl<C: PollContext> Cq<C> {
     fn from_shared(shared: Shared) -> Self {
         Self {
-            inner: Handle(ManuallyDrop::new(shared)),
+            inner: shared,
             _context: PhantomData,
         }
     }
@@ -158,7 +131,7 @@ impl<C: PollContext> Cq<C> {
     /// with `EDEADLK` in a handler of the CQ: a work item frees it; with `EIO` if it could not be
     /// destroyed: it is leaked, and was reported.
     pub fn destroy(self, cx: &Sleepable) -> Result {
-        self.inner.destroy(cx)
+        destroy(self.inner, cx)
     }
 
     /// Returns the number of entries: those that the driver gave or, of a shared CQ, those that
@@ -544,7 +517,7 @@ impl deferred::Teardown for Inner {
         Some(&self.object)
     }
 
-    fn teardown(&self, _cx: &Sleepable) -> deferred::Fate {
+    fn teardown(&self, _cx: &Sleepable) -> Result {
         let cq = self.raw.as_ptr();
         match self.kind {
             // SAFETY: By the type invariant `raw` is from `ib_alloc_cq`; QPs have handles, so none
@@ -563,7 +536,7 @@ impl deferred::Teardown for Inner {
                 // none uses the CQ, and there is no handle that it could be polled by. No
                 // `comp_handler` runs after this.
                 let ret = unsafe { bindings::ib_destroy_cq_user(cq, ptr::null_mut()) };
-                return deferred::Fate::of(fmt!("a CQ"), ret);
+                return deferred::destroyed(fmt!("a CQ"), ret);
             }
             // Others go on using the CQ. The last drain has proved that all handlers of ours have
             // begun; the last of them may still have to return, to code of a module that is about
@@ -581,7 +554,12 @@ impl deferred::Teardown for Inner {
                 bindings::ib_cq_pool_put(cq, self.entries);
             },
         }
-        deferred::Fate::Gone
+        Ok(())
+    }
+
+    #[inline(never)]
+    fn put(item: Arc<deferred::Item<Self>>) {
+        deferred::Item::put(item);
     }
 }
 

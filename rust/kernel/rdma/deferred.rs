@@ -12,12 +12,7 @@ use crate::{
     objects::Object,
     prelude::*, //
 };
-use core::mem::{
-    ManuallyDrop,
-    MaybeUninit, //
-};
 use kernel::{
-    fmt,
     sync::{
         self,
         atomic, //
@@ -88,30 +83,28 @@ pub(crate) trait Teardown: Send + Sync + 'static {
     /// Returns the part by which the value is listed, if it is.
     fn object(&self) -> Option<&Object>;
 
-    /// Destroys the value. Called once, before it is dropped if this returns [`Fate::Gone`].
-    fn teardown(&self, cx: &Sleepable) -> Fate;
-}
+    /// Destroys the value. Called once, before it is dropped. If it could not be proved to be out
+    /// of use this fails, with `EIO`, and the value is leaked.
+    fn teardown(&self, cx: &Sleepable) -> Result;
 
-/// The result of [`Teardown::teardown`].
-#[derive(PartialEq, Eq)]
-pub(crate) enum Fate {
-    /// The value is destroyed: drop it.
-    Gone,
-    /// The value could not be proved to be out of use: never free it.
-    Leak,
-}
-
-impl Fate {
-    /// Returns the fate of an object by what C has returned that was to destroy it. A failure is
-    /// reported.
-    #[inline(never)]
-    pub(crate) fn of(object: fmt::Arguments<'_>, ret: c_int) -> Self {
-        if ret == 0 {
-            return Self::Gone;
-        }
-        pr_err!("{object} could not be destroyed ({ret}); it is leaked\n");
-        Self::Leak
+    /// Drops the reference of a handle. Types whose handles ULPs drop define this as it is here:
+    /// then it is not generic, so that its code is not in each ULP.
+    fn put(item: Arc<Item<Self>>)
+    where
+        Self: Sized,
+    {
+        Item::put(item);
     }
+}
+
+/// Reports an object that C could not destroy, by what it has returned: it is to be leaked.
+#[inline(never)]
+pub(crate) fn destroyed(object: fmt::Arguments<'_>, ret: c_int) -> Result {
+    if ret == 0 {
+        return Ok(());
+    }
+    pr_err!("{object} could not be destroyed ({ret}); it is leaked\n");
+    Err(EIO)
 }
 
 /// A counted handle of a value that is torn down by a work item when the last one is dropped.
@@ -149,8 +142,9 @@ impl<T: Teardown> Reserved<T> {
     }
 }
 
+/// A value, with the work item that tears it down.
 #[pin_data]
-struct Item<T: Teardown> {
+pub(crate) struct Item<T: Teardown> {
     #[pin]
     work: workqueue::Work<Item<T>>,
     value: ManuallyDrop<T>,
@@ -161,16 +155,24 @@ kernel::impl_has_work! {
 }
 
 impl<T: Teardown> Item<T> {
-    fn finish(item: Pin<sync::UniqueArc<Self>>, cx: &Sleepable) -> Fate {
-        let fate = item.value.teardown(cx);
+    /// Drops a reference. The last one is given to the work item.
+    pub(crate) fn put(this: Arc<Self>) {
+        if let Some(item) = Arc::into_unique_or_drop(this) {
+            // It is not queued yet, as that is done with the last reference.
+            let _ = Queue::get().enqueue(Arc::from(item));
+        }
+    }
+
+    fn finish(item: Pin<sync::UniqueArc<Self>>, cx: &Sleepable) -> Result {
+        let torn_down = item.value.teardown(cx);
         // SAFETY: The content of the item is not moved.
         let mut item = unsafe { Pin::into_inner_unchecked(item) };
-        match fate {
+        match torn_down {
             // SAFETY: The value is not used again: the item is freed right after this.
-            Fate::Gone => unsafe { ManuallyDrop::drop(&mut item.value) },
-            Fate::Leak => core::mem::forget(item),
+            Ok(()) => unsafe { ManuallyDrop::drop(&mut item.value) },
+            Err(_) => core::mem::forget(item),
         }
-        fate
+        torn_down
     }
 }
 
@@ -182,7 +184,8 @@ impl<T: Teardown> workqueue::WorkItem for Item<T> {
         let cx = unsafe { Sleepable::assume() };
         // It is queued with the last reference.
         if let Some(item) = Arc::into_unique_or_drop(this) {
-            Self::finish(item, &cx);
+            // A failure was reported.
+            let _ = Self::finish(item, &cx);
         }
     }
 }
@@ -193,22 +196,12 @@ impl<T: Teardown> Deferred<T> {
         Ok(Reserved(sync::UniqueArc::new_uninit(GFP_KERNEL)?))
     }
 
-    /// Returns the item, if this is the last handle.
-    ///
-    /// # Safety
-    ///
-    /// The handle is not used again.
-    unsafe fn take(&mut self) -> Option<Pin<sync::UniqueArc<Item<T>>>> {
-        // SAFETY: By the type invariant this owns a reference, which is not used again, as the
-        // caller promises.
-        Arc::into_unique_or_drop(unsafe { Arc::from_raw(self.0.as_ptr()) })
-    }
-
-    /// Tears the value down and waits for that, if this is the last handle; `None` otherwise.
-    pub(crate) fn destroy(self, cx: &Sleepable) -> Option<Fate> {
-        // SAFETY: The handle is not used again.
-        let item = unsafe { ManuallyDrop::new(self).take() };
-        item.map(|item| Item::finish(item, cx))
+    /// Tears the value down and waits for that. Fails with `EBUSY` if there is another handle; with
+    /// `EIO` if the value is leaked.
+    pub(crate) fn destroy(self, cx: &Sleepable) -> Result {
+        // SAFETY: By the type invariant this owns a reference, which is not used again.
+        let item = unsafe { Arc::from_raw(ManuallyDrop::new(self).0.as_ptr()) };
+        Item::finish(Arc::into_unique_or_drop(item).ok_or(EBUSY)?, cx)
     }
 
     /// Returns the address of the item, which is the same for all handles of a value.
@@ -245,11 +238,9 @@ impl<T: Teardown> core::ops::Deref for Deferred<T> {
 }
 
 impl<T: Teardown> Drop for Deferred<T> {
+    #[inline]
     fn drop(&mut self) {
-        // SAFETY: The handle is not used again.
-        if let Some(item) = unsafe { self.take() } {
-            // It is not queued yet, as that is done with the last reference.
-            let _ = Queue::get().enqueue(Arc::from(item));
-        }
+        // SAFETY: By the type invariant this owns a reference, which is not used again.
+        T::put(unsafe { Arc::from_raw(self.0.as_ptr()) });
     }
 }

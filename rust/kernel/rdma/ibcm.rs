@@ -183,7 +183,7 @@ impl deferred::Teardown for Connected {
         Some(&self.object)
     }
 
-    fn teardown(&self, cx: &Sleepable) -> deferred::Fate {
+    fn teardown(&self, cx: &Sleepable) -> Result {
         // SAFETY: The device is registered by the invariant of `device::Inner`.
         let timeouts = || unsafe { cm::flush_timeouts(self.device.as_raw(), self.port, cx) };
         self.device.inner().removal.remove(&*self.conn);
@@ -199,7 +199,7 @@ impl deferred::Teardown for Connected {
         self.conn.release_handler();
         // Waits for a call of the handler that has begun.
         drop(self.conn.event_lock.lock());
-        deferred::Fate::Gone
+        Ok(())
     }
 }
 
@@ -584,11 +584,11 @@ impl deferred::Teardown for ListenerState {
         Some(&self.object)
     }
 
-    fn teardown(&self, _cx: &Sleepable) -> deferred::Fate {
+    fn teardown(&self, _cx: &Sleepable) -> Result {
         let device = &self.listening.device;
         device.inner().removal.remove(&*self.listening);
         self.listening.stop();
-        deferred::Fate::Gone
+        Ok(())
     }
 }
 
@@ -642,8 +642,7 @@ impl Listener {
     /// a callback of a connection manager; it then ends from a work item.
     pub fn destroy(self, cx: &Sleepable) -> Result {
         InCallback::refuse()?;
-        self.state.destroy(cx);
-        Ok(())
+        self.state.destroy(cx)
     }
 }
 

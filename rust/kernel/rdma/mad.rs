@@ -415,10 +415,10 @@ impl deferred::Teardown for State {
         Some(&self.object)
     }
 
-    fn teardown(&self, cx: &Sleepable) -> deferred::Fate {
+    fn teardown(&self, cx: &Sleepable) -> Result {
         self.device.inner().removal.remove(&*self.registered);
         self.registered.end(ECANCELED, cx);
-        deferred::Fate::Gone
+        Ok(())
     }
 }
 

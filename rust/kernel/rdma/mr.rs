@@ -233,11 +233,11 @@ impl deferred::Teardown for FastRegMr {
         Some(&self.object)
     }
 
-    fn teardown(&self, _cx: &Sleepable) -> deferred::Fate {
+    fn teardown(&self, _cx: &Sleepable) -> Result {
         // SAFETY: By the type invariant `raw` is an MR of `pd`. It is owned by `self`, which is
         // dropped, so no request uses it. After this no peer can reach the memory.
         let ret = unsafe { bindings::ib_dereg_mr_user(self.raw.as_ptr(), ptr::null_mut()) };
-        deferred::Fate::of(fmt!("an MR with its memory"), ret)
+        deferred::destroyed(fmt!("an MR with its memory"), ret)
     }
 }
 

@@ -13,7 +13,6 @@ use crate::{
     prelude::*,
     refs::Kind, //
 };
-use core::mem::ManuallyDrop;
 use kernel::error::from_err_ptr;
 
 /// # Invariants
@@ -35,11 +34,16 @@ impl deferred::Teardown for State {
         Some(&self.object)
     }
 
-    fn teardown(&self, _cx: &Sleepable) -> deferred::Fate {
+    fn teardown(&self, _cx: &Sleepable) -> Result {
         // SAFETY: By the type invariant `raw` is an allocated PD. All objects made from it have a
         // handle, so they are gone.
         let ret = unsafe { bindings::ib_dealloc_pd_user(self.raw.as_ptr(), core::ptr::null_mut()) };
-        deferred::Fate::of(fmt!("a PD"), ret)
+        deferred::destroyed(fmt!("a PD"), ret)
+    }
+
+    #[inline(never)]
+    fn put(item: Arc<deferred::Item<Self>>) {
+        deferred::Item::put(item);
     }
 }
 
@@ -48,15 +52,7 @@ impl deferred::Teardown for State {
 /// A counted handle. The PD is deallocated, from a work item, when the last handle and all objects
 /// made from it are gone.
 #[derive(Clone)]
-pub struct Pd(ManuallyDrop<deferred::Deferred<State>>);
-
-// Not generic as that of a `Deferred`, so that it is not in each ULP.
-impl Drop for Pd {
-    fn drop(&mut self) {
-        // SAFETY: The reference is not used after this.
-        unsafe { ManuallyDrop::drop(&mut self.0) };
-    }
-}
+pub struct Pd(deferred::Deferred<State>);
 
 /// The identity of a PD, its address. It does not keep the PD.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -86,11 +82,11 @@ impl Pd {
         // SAFETY: The PD was just allocated; the number does not change.
         object.num = Some(unsafe { raw.as_ref() }.res.id);
         // INVARIANT: The PD was just allocated.
-        Ok(Self(ManuallyDrop::new(reserved.fill(State {
+        Ok(Self(reserved.fill(State {
             raw,
             dev: dev.clone(),
             object,
-        }))))
+        })))
     }
 
     #[inline]

@@ -64,19 +64,19 @@ pub struct Qp<S: PollContext, R: PollContext = S> {
     _contexts: PhantomData<fn() -> (S, R)>,
 }
 
-/// The part of a [`Qp`] that is not generic, so that what makes and drops it is not in each ULP.
+/// The part of a [`Qp`] that is not generic, so that what makes and ends it is not in each ULP.
 ///
 /// # Invariants
 ///
 /// `target` is the QP of `inner`, `post_recv` its driver's operation, and its queues complete to
-/// CQs whose pollers are `pollers`. `inner` is there until this is dropped or destroyed.
+/// CQs whose pollers are `pollers`.
 pub(crate) struct AnyQp {
     pub(crate) target: wr::PostTarget,
     /// The PD of receives; none if the QP takes them from an SRQ, so that no entry is of it.
     recv_pd: pd::Id,
     post_recv: trace::Post<bindings::ib_qp, bindings::ib_recv_wr>,
     pollers: (*const Wc, *const Wc),
-    pub(crate) inner: ManuallyDrop<deferred::Deferred<Inner>>,
+    pub(crate) inner: deferred::Deferred<Inner>,
 }
 
 impl AnyQp {
@@ -106,20 +106,7 @@ impl AnyQp {
         if self.inner.is_polled_by_current() || waits_for_callback && cm::InCallback::is_current() {
             return Err(EDEADLK);
         }
-        let mut this = ManuallyDrop::new(self);
-        // SAFETY: By the type invariant it is there; `this` is neither used again nor dropped.
-        match unsafe { ManuallyDrop::take(&mut this.inner) }.destroy(cx) {
-            Some(deferred::Fate::Leak) => Err(EIO),
-            // A QP has one handle.
-            _ => Ok(()),
-        }
-    }
-}
-
-impl Drop for AnyQp {
-    fn drop(&mut self) {
-        // SAFETY: By the type invariant it is there, and it is not used again.
-        unsafe { ManuallyDrop::drop(&mut self.inner) };
+        self.inner.destroy(cx)
     }
 }
 
@@ -429,7 +416,7 @@ impl deferred::Teardown for Inner {
         Some(&self.object)
     }
 
-    fn teardown(&self, cx: &Sleepable) -> deferred::Fate {
+    fn teardown(&self, cx: &Sleepable) -> Result {
         for kept in self.context.kept.take().iter() {
             kept.closing();
         }
@@ -442,7 +429,7 @@ impl deferred::Teardown for Inner {
                 unsafe { destroy_raw(self.id.as_ref(), self.raw) }.map_err(|e| (e, "destroyed"))
             });
         match destroyed {
-            Ok(()) => deferred::Fate::Gone,
+            Ok(()) => Ok(()),
             Err((e, what)) => {
                 // SAFETY: By the type invariant `raw` is a QP, which was not destroyed; its number
                 // does not change.
@@ -451,9 +438,14 @@ impl deferred::Teardown for Inner {
                 pr_err!(
                     "{dev}: QP {num} was not {what} ({e:?}): it is leaked and holds its device\n"
                 );
-                deferred::Fate::Leak
+                Err(EIO)
             }
         }
+    }
+
+    #[inline(never)]
+    fn put(item: Arc<deferred::Item<Self>>) {
+        deferred::Item::put(item);
     }
 }
 
@@ -554,7 +546,7 @@ fn create(parts: Parts<'_>, id: Option<&cm::Shared>, _cx: &Sleepable) -> Result<
         // SAFETY: The QP was just created, and `inner` keeps it.
         post_recv: unsafe { trace::Queue::op(raw.as_ptr()) },
         pollers: (send_cq.poller(), recv_cq.poller()),
-        inner: ManuallyDrop::new(inner),
+        inner,
     })
 }
 

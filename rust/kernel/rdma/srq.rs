@@ -215,14 +215,14 @@ impl deferred::Teardown for State {
         Some(&self.object)
     }
 
-    fn teardown(&self, cx: &Sleepable) -> deferred::Fate {
+    fn teardown(&self, cx: &Sleepable) -> Result {
         let dev = self.pd.device();
         self.queue.close(&*self.slots, dev, cx);
         let raw = self.queue.raw.as_ptr();
         // SAFETY: The queue has an SRQ by its invariant, and was just closed. The QPs on it had
         // references to `Inner`, so they are gone.
         let ret = unsafe { bindings::ib_destroy_srq_user(raw, ptr::null_mut()) };
-        deferred::Fate::of(fmt!("{dev}: an SRQ with its slots"), ret)
+        deferred::destroyed(fmt!("{dev}: an SRQ with its slots"), ret)
     }
 }
 

@@ -97,7 +97,7 @@ impl Id {
     /// them; with `EDEADLK` in a callback of the connection manager: a work item destroys the id.
     pub fn destroy(self, cx: &Sleepable) -> Result {
         InCallback::refuse()?;
-        self.state.destroy(cx).map(drop).ok_or(EBUSY)
+        self.state.destroy(cx)
     }
 
     /// Finds the device and the path to an address (`rdma_resolve_addr`) and waits for that. Fails
@@ -838,7 +838,7 @@ impl deferred::Teardown for State {
         Some(&self.object)
     }
 
-    fn teardown(&self, cx: &Sleepable) -> deferred::Fate {
+    fn teardown(&self, cx: &Sleepable) -> Result {
         // If the device goes, the handler still gets that event.
         let is_gone = self.conn.is_gone();
         if let Some(device) = self.device.as_ref().filter(|_| !is_gone) {
@@ -864,7 +864,7 @@ impl deferred::Teardown for State {
         }
         // A work item that has given the connection up may still be in the handler.
         drop(self.conn.event_lock.lock());
-        deferred::Fate::Gone
+        Ok(())
     }
 }
 
@@ -1026,9 +1026,9 @@ impl deferred::Teardown for ListenerState {
         Some(&self.object)
     }
 
-    fn teardown(&self, _cx: &Sleepable) -> deferred::Fate {
+    fn teardown(&self, _cx: &Sleepable) -> Result {
         self.listening.destroy();
-        deferred::Fate::Gone
+        Ok(())
     }
 }
 
@@ -1145,8 +1145,7 @@ impl Listener {
     /// callback of the connection manager; it then ends from a work item.
     pub fn destroy(self, cx: &Sleepable) -> Result {
         InCallback::refuse()?;
-        self.state.destroy(cx);
-        Ok(())
+        self.state.destroy(cx)
     }
 }
 
