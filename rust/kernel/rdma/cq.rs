@@ -39,7 +39,7 @@ use core::{
     ptr, //
 };
 use kernel::{
-    error,
+    error::from_err_ptr,
     sync::{
         atomic,
         rcu::synchronize_rcu,
@@ -97,15 +97,13 @@ impl<C: FixedContext> Cq<C> {
     /// }
     /// ```
     pub fn alloc(dev: &Device, entries: u32, vector: u32, cx: &Sleepable) -> Result<Self> {
-        let shared = make(dev, entries, Some(vector), C::RAW, Self::KIND, cx)?;
-        Ok(Self::from_shared(shared))
+        make(dev, entries, Some(vector), C::RAW, Self::KIND, cx).map(Self::from_shared)
     }
 
     /// Allocates a CQ on a completion vector of the core's choice (`ib_alloc_cq_any`). Fails as
     /// [`Cq::alloc`].
     pub fn alloc_any(dev: &Device, entries: u32, cx: &Sleepable) -> Result<Self> {
-        let shared = make(dev, entries, None, C::RAW, Self::KIND, cx)?;
-        Ok(Self::from_shared(shared))
+        make(dev, entries, None, C::RAW, Self::KIND, cx).map(Self::from_shared)
     }
 }
 
@@ -123,7 +121,7 @@ impl<C: PollContext> Cq<C> {
     pub fn moderate(&self, count: u16, period_us: u16, _cx: &Sleepable) -> Result {
         let cq = self.inner.raw.as_ptr();
         // SAFETY: The CQ is there while `self` lives.
-        error::to_result(unsafe { bindings::rdma_set_cq_moderation(cq, count, period_us) })
+        to_result(unsafe { bindings::rdma_set_cq_moderation(cq, count, period_us) })
     }
 
     /// Frees the CQ and waits for that (`ib_free_cq`). The handle is gone in any case. Fails with
@@ -169,17 +167,6 @@ impl<C: PollContext> Cq<C> {
             inner: self.inner,
             _context: PhantomData,
         }
-    }
-}
-
-/// Returns the name of the context that a CQ is polled in, for the list of objects.
-fn context_name(context: bindings::ib_poll_context, waited: bool) -> &'static str {
-    match context {
-        Softirq::RAW => "softirq",
-        Workqueue::RAW => "workqueue",
-        UnboundWorkqueue::RAW => "unbound_workqueue",
-        _ if waited => "waited",
-        _ => "direct",
     }
 }
 
@@ -257,7 +244,7 @@ fn make(
             }
         }
     };
-    let raw = NonNull::new(error::from_err_ptr(raw)?).ok_or(ENOMEM)?;
+    let raw = NonNull::new(from_err_ptr(raw)?).ok_or(ENOMEM)?;
     // SAFETY: The CQ was just made or taken; its size and its number do not change.
     let (cqe, num) = unsafe { (raw.as_ref().cqe, raw.as_ref().res.id) };
     let entries = match kind {
@@ -267,7 +254,13 @@ fn make(
     };
     object.num = Some(num);
     object.sizes = objects::Sizes::Cq {
-        context: context_name(context, kind == Kind::Created),
+        context: match context {
+            Softirq::RAW => Softirq::NAME,
+            Workqueue::RAW => Workqueue::NAME,
+            UnboundWorkqueue::RAW => UnboundWorkqueue::NAME,
+            _ if kind == Kind::Created => Waited::NAME,
+            _ => Direct::NAME,
+        },
         entries,
     };
     // INVARIANT: Just made or taken.
@@ -337,8 +330,7 @@ impl<C: CorePolled + FixedContext> Cq<C> {
         vector: Option<u32>,
         cx: &Sleepable,
     ) -> Result<Self> {
-        let shared = make(dev, entries, vector, C::RAW, Kind::Pooled, cx)?;
-        Ok(Self::from_shared(shared))
+        make(dev, entries, vector, C::RAW, Kind::Pooled, cx).map(Self::from_shared)
     }
 }
 
@@ -1026,11 +1018,8 @@ impl<const N: usize> WcArray<N> {
     #[inline]
     pub fn completions(&mut self) -> Completions<'_> {
         let wcs = self.wcs.get(self.next..self.len).unwrap_or(&[]);
-        // INVARIANT: The entries leave the range; those that are left come back when this is
-        // dropped.
-        self.next = self.len;
         // INVARIANT: These are the last entries. By the type invariant `cq` gave them, and their
-        // owners were not taken back; they have just left the range.
+        // owners were not taken back.
         Completions {
             wcs: wcs.iter(),
             cq: self.cq,
@@ -1069,8 +1058,8 @@ impl<const N: usize> Drop for WcArray<N> {
 ///
 /// # Invariants
 ///
-/// `wcs` are the last entries of the array: completions that `cq` gave, and whose owners were not
-/// taken back. `next` is that of the array, and its length.
+/// `wcs` are the last entries of the array, from `next` on: completions that `cq` gave, and whose
+/// owners were not taken back.
 pub struct Completions<'a> {
     wcs: core::slice::Iter<'a, MaybeUninit<bindings::ib_wc>>,
     cq: *mut bindings::ib_cq,
@@ -1083,17 +1072,11 @@ impl<'a> Iterator for Completions<'a> {
     #[inline]
     fn next(&mut self) -> Option<Completion<'a>> {
         let wc = self.wcs.next()?;
-        // SAFETY: By the type invariant `cq` gave it, and its owner was not taken back. It is not
-        // in `wcs` any more.
+        // INVARIANT: This entry leaves the array.
+        *self.next += 1;
+        // SAFETY: By the type invariant `cq` gave it, and its owner was not taken back. It is
+        // neither in `wcs` nor in the array any more.
         Some(unsafe { Completion::new(self.cq, wc) })
-    }
-}
-
-impl Drop for Completions<'_> {
-    #[inline]
-    fn drop(&mut self) {
-        // INVARIANT: What was not taken is in the array again.
-        *self.next = self.next.saturating_sub(self.wcs.len());
     }
 }
 

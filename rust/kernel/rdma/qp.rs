@@ -41,11 +41,11 @@ use crate::{
     prelude::*,
     srq,
     trace,
+    wc,
     wr, //
 };
 use kernel::{
-    error,
-    fmt,
+    error::from_err_ptr,
     new_mutex,
     new_spinlock_irq,
     sync, //
@@ -170,7 +170,8 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
         // A shared CQ, which the drain of an SRQ may poll, too, has no poller here.
         //
         // SAFETY: By the invariant of `cq::Inner` its CQ is there while it is.
-        let at = wc.is_in(self.any.pollers.1) || wc.is_polled_by(unsafe { cq.raw.as_ref() });
+        let at =
+            wc.is_in(self.any.pollers.1) || wc.is_in(wc::core_array(unsafe { cq.raw.as_ref() }));
         at.then_some(cq)
     }
 
@@ -569,7 +570,7 @@ unsafe fn create_raw(
     let caller = pd.device().client().name.as_char_ptr();
     // SAFETY: PD and CQs are alive, and the client's name outlives the QP.
     let raw = unsafe { bindings::ib_create_qp_kernel(pd.as_raw(), attr, caller) };
-    NonNull::new(error::from_err_ptr(raw)?).ok_or(EIO)
+    NonNull::new(from_err_ptr(raw)?).ok_or(EIO)
 }
 
 /// # Safety
@@ -588,7 +589,7 @@ unsafe fn destroy_raw(id: Option<&cm::Shared>, qp: NonNull<bindings::ib_qp>) -> 
             let qp = qp.as_ptr();
             // SAFETY: `qp` was created by the verb, has no request outstanding and is not used any
             // more, as the caller promises.
-            error::to_result(unsafe { bindings::ib_destroy_qp_user(qp, core::ptr::null_mut()) })
+            to_result(unsafe { bindings::ib_destroy_qp_user(qp, core::ptr::null_mut()) })
         }
     }
 }

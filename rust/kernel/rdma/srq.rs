@@ -495,8 +495,7 @@ unsafe fn post<T: Receive<N>, const N: usize>(
     let (srq, raw) = (queue.raw.as_ptr(), &raw mut raw);
     // SAFETY: The caller says that the SRQ is there, and `check` has seen that the device has the
     // operation. The value keeps the buffers of the request. It is not accessed before a completion
-    // hands the slot out again, and is dropped after the SRQ. The driver names a request that it
-    // refuses in the request's own successor, which is null before.
+    // hands the slot out again, and is dropped after the SRQ. The request has no successor.
     unsafe {
         let ret = bindings::ib_srq::post_one(trace::Queue::op(srq), srq, raw);
         Refusal::check(ret, (*raw).next)

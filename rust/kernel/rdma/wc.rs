@@ -245,11 +245,6 @@ impl Wc {
         at.wrapping_sub(array.addr()) < const { POLL_BATCH * size_of::<Self>() }
     }
 
-    /// Returns whether the RDMA core's poller of the CQ is handling this: see [`core_array`].
-    pub(crate) fn is_polled_by(&self, cq: &bindings::ib_cq) -> bool {
-        self.is_in(core_array(cq))
-    }
-
     /// Returns the QP. It may be gone: see [`QpContext`](crate::qp::QpContext).
     #[inline]
     pub(crate) fn qp(&self) -> *mut bindings::ib_qp {

@@ -10,7 +10,6 @@ use crate::{
     device::Gid,
     prelude::*, //
 };
-use kernel::error::to_result;
 
 /// The state of a QP, as `enum ib_qp_state`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
