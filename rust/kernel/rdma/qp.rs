@@ -300,7 +300,7 @@ struct Parts<'a> {
     send_cq: &'a cq::Shared,
     recv_cq: &'a cq::Shared,
     /// If there is one, the CQs are the same.
-    srq: Option<&'a Arc<srq::Inner>>,
+    srq: Option<&'a srq::Shared>,
     qp_type: bindings::ib_qp_type,
     caps: Caps,
     rw_contexts: u32,
@@ -475,7 +475,7 @@ fn create(parts: Parts<'_>, id: Option<&cm::Shared>, _cx: &Sleepable) -> Result<
     let dev = pd.device();
     if send_cq.dev != *dev
         || recv_cq.dev != *dev
-        || parts.srq.is_some_and(|srq| srq.pd() != pd)
+        || parts.srq.is_some_and(|srq| srq.pd != *pd)
         || id.is_some_and(|id| id.device.as_ref().map(Device::as_raw) != Some(dev.as_raw()))
     {
         return Err(EINVAL);

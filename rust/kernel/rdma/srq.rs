@@ -85,9 +85,12 @@ pub trait Receive<const N: usize = 1>: Sized + Send + 'static {
 /// A counted handle of a shared receive queue with slots of type `T`. A work item destroys SRQ and
 /// slots when the last handle, all QPs on it and every slot that was kept are gone.
 pub struct Srq<T: Receive<N>, const N: usize = 1> {
-    pub(crate) inner: Arc<Inner>,
+    pub(crate) inner: Shared,
     _slots: PhantomData<fn() -> T>,
 }
+
+/// A reference to the SRQ.
+pub(crate) type Shared = deferred::Deferred<Inner>;
 
 impl<T: Receive<N>, const N: usize> Clone for Srq<T, N> {
     fn clone(&self) -> Self {
@@ -149,6 +152,9 @@ struct Queue {
     out: SlotsOut,
     #[pin]
     returned: Completion,
+    /// Reservations of CQs that QPs on the SRQ complete to.
+    #[pin]
+    reservations: kernel::sync::Mutex<KVec<CqReservation>>,
 }
 
 // SAFETY: `struct ib_srq` may be used from any thread, and the rest is `Send`.
@@ -197,20 +203,21 @@ impl Queue {
     }
 }
 
-/// The parts of an SRQ that are used or dropped when it is destroyed.
+/// An SRQ, which its handles and the QPs on it share.
 ///
 /// # Invariants
 ///
-/// The SRQ of `queue` has the slots `slots`.
-struct State {
+/// The SRQ of `queue` has the slots `slots`, `count` of them.
+pub(crate) struct Inner {
     queue: Pin<KBox<Queue>>,
     slots: KBox<dyn AnySlots>,
-    pd: Pd,
+    count: u32,
+    pub(crate) pd: Pd,
     // Dropped last: the ULP may be gone after that.
     object: objects::Object,
 }
 
-impl deferred::Teardown for State {
+impl deferred::Teardown for Inner {
     fn object(&self) -> Option<&objects::Object> {
         Some(&self.object)
     }
@@ -220,29 +227,15 @@ impl deferred::Teardown for State {
         self.queue.close(&*self.slots, dev, cx);
         let raw = self.queue.raw.as_ptr();
         // SAFETY: The queue has an SRQ by its invariant, and was just closed. The QPs on it had
-        // references to `Inner`, so they are gone.
+        // references to this, so they are gone.
         let ret = unsafe { bindings::ib_destroy_srq_user(raw, ptr::null_mut()) };
         deferred::destroyed(fmt!("{dev}: an SRQ with its slots"), ret)
     }
 }
 
-/// The part that all handles of an SRQ share.
-#[pin_data]
-pub(crate) struct Inner {
-    slots: u32,
-    /// Reservations of CQs that QPs on the SRQ complete to.
-    #[pin]
-    reservations: kernel::sync::Mutex<KVec<CqReservation>>,
-    state: deferred::Deferred<State>,
-}
-
 impl Inner {
     pub(crate) fn as_raw(&self) -> *mut bindings::ib_srq {
-        self.state.queue.raw.as_ptr()
-    }
-
-    pub(crate) fn pd(&self) -> &Pd {
-        &self.state.pd
+        self.queue.raw.as_ptr()
     }
 }
 
@@ -265,7 +258,7 @@ fn create(
     sges: u32,
     slots: KBox<dyn AnySlots>,
     _cx: &Sleepable,
-) -> Result<Arc<Inner>> {
+) -> Result<Shared> {
     let dev = pd.device();
     let reserved = deferred::Deferred::reserve()?;
     let mut object = dev.object(refs::Kind::Srq);
@@ -288,27 +281,22 @@ fn create(
         closed: Atomic::new(false),
         out: SlotsOut::new(),
         returned <- Completion::new(),
+        reservations <- kernel::new_mutex!(KVec::new()),
     }));
     // SAFETY: The SRQ was just created; the number does not change.
     object.num = Some(unsafe { raw.as_ref() }.res.id);
     object.sizes = objects::Sizes::Srq { slots: count };
     // INVARIANT: The queue was made for the SRQ.
-    let state = reserved.fill(State {
+    let inner = reserved.fill(Inner {
         queue,
         slots,
+        count,
         pd: pd.clone(),
         object,
     });
     // SAFETY: The SRQ is new, these are its slots, and the queue is dropped after it was destroyed.
-    unsafe { state.slots.post_all(NonNull::from(&*state.queue)) }?;
-    Arc::pin_init(
-        pin_init!(Inner {
-            slots: count,
-            reservations <- kernel::new_mutex!(KVec::new()),
-            state,
-        }),
-        GFP_KERNEL,
-    )
+    unsafe { inner.slots.post_all(NonNull::from(&*inner.queue)) }?;
+    Ok(inner)
 }
 
 /// A reservation that all QPs of an SRQ that complete to one CQ share: a slot has at most one
@@ -324,7 +312,7 @@ struct CqReservation {
 
 /// The reference of a QP to its SRQ, and to the SRQ's reservation of the QP's CQ.
 pub(crate) struct SrqReservation {
-    srq: Arc<Inner>,
+    srq: Shared,
     cq: cq::Shared,
 }
 
@@ -332,17 +320,17 @@ impl SrqReservation {
     /// Makes the reference of a QP that completes to `cq`. Fails with `EINVAL` if other modules or
     /// callers may poll the CQ, so that a drain proves nothing; with `ENOSPC` if it has not enough
     /// free entries.
-    pub(crate) fn new(srq: &Arc<Inner>, cq: &cq::Shared) -> Result<Self> {
+    pub(crate) fn new(srq: &Shared, cq: &cq::Shared) -> Result<Self> {
         if cq.is_shared() || cq.is_caller_polled() {
             return Err(EINVAL);
         }
-        let mut list = srq.reservations.lock();
+        let mut list = srq.queue.reservations.lock();
         let is_it = |shared: &&mut CqReservation| shared.reservation.cq.is(cq);
         if let Some(shared) = list.iter_mut().find(is_it) {
             // INVARIANT: This is one more.
             shared.qps += 1;
         } else {
-            let (reservation, qps) = (cq::reserve(cq, srq.slots)?, 1);
+            let (reservation, qps) = (cq::reserve(cq, srq.count)?, 1);
             // INVARIANT: This is the first.
             list.push(CqReservation { reservation, qps }, GFP_KERNEL)?;
         }
@@ -355,7 +343,7 @@ impl SrqReservation {
 
 impl Drop for SrqReservation {
     fn drop(&mut self) {
-        self.srq.reservations.lock().retain(|shared| {
+        self.srq.queue.reservations.lock().retain(|shared| {
             if !shared.reservation.cq.is(&self.cq) {
                 return true;
             }
@@ -462,7 +450,7 @@ impl<T: Receive<N>, const N: usize> AnySlots for Slots<T, N> {
 impl<T, const N: usize> Drop for Slots<T, N> {
     fn drop(&mut self) {
         for memory in &self.0 {
-            // SAFETY: By the type invariant the pointer is from `KBox::into_raw`. `State` is
+            // SAFETY: By the type invariant the pointer is from `KBox::into_raw`. `Inner` is
             // dropped when the SRQ is destroyed and no slot is handed out, so it is unused.
             drop(unsafe { KBox::from_raw(memory.as_ptr()) });
         }
