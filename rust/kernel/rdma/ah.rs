@@ -165,28 +165,17 @@ impl<K: Send + Sync + 'static> deferred::Teardown for State<K> {
     }
 
     fn teardown(&self, _cx: &Sleepable) -> Result {
+        let flags = bindings::rdma_destroy_ah_flags_RDMA_DESTROY_AH_SLEEPABLE;
         // SAFETY: By the type invariant `raw` is an address handle whose device is registered.
         // Requests borrow the handle from their owner, or keep it, so none uses it.
-        unsafe { destroy(self.raw) }
+        let (device, ret) = unsafe {
+            (
+                device::Name::of(self.raw.as_ref().device),
+                bindings::rdma_destroy_ah_user(self.raw.as_ptr(), flags, ptr::null_mut()),
+            )
+        };
+        deferred::destroyed(fmt!("{device}: an address handle"), ret)
     }
-}
-
-/// Destroys an address handle (`rdma_destroy_ah`). May sleep.
-///
-/// # Safety
-///
-/// `raw` is a valid address handle of a registered device, and is not used by anything else.
-#[inline(never)]
-unsafe fn destroy(raw: NonNull<bindings::ib_ah>) -> Result {
-    let flags = bindings::rdma_destroy_ah_flags_RDMA_DESTROY_AH_SLEEPABLE;
-    // SAFETY: The caller says that handle and device are valid, and nothing else uses the handle.
-    let (device, ret) = unsafe {
-        (
-            device::Name::of(raw.as_ref().device),
-            bindings::rdma_destroy_ah_user(raw.as_ptr(), flags, ptr::null_mut()),
-        )
-    };
-    deferred::destroyed(fmt!("{device}: an address handle"), ret)
 }
 
 /// An address handle: the destination of datagrams. A request borrows it from its owner: keep it
@@ -260,7 +249,7 @@ impl Ah {
         let reserved = deferred::Deferred::reserve()?;
         // SAFETY: The PD is alive, its device has the port, and the header is that of `wc`.
         let raw = unsafe {
-            bindings::ib_create_ah_from_wc(pd.as_raw(), source.wc(), source.header(), source.port)
+            bindings::ib_create_ah_from_wc(pd.as_raw(), &source.wc, source.header(), source.port)
         };
         Self::new(pd, raw, reserved)
     }
@@ -276,7 +265,7 @@ struct Header([u8; HEADER]);
 /// The sender of a datagram: a copy of what a reply needs of its completion and its header.
 pub struct Source {
     /// Only the members of a datagram's sender are set, which are no pointers.
-    wc: bindings::ib_wc,
+    pub(crate) wc: bindings::ib_wc,
     port: u32,
     header: Header,
 }
@@ -310,11 +299,6 @@ impl Source {
     /// Returns the number of the sender's QP.
     pub fn qpn(&self) -> u32 {
         self.wc.src_qp
-    }
-
-    /// Returns the completion, as far as it was copied.
-    pub(crate) fn wc(&self) -> &bindings::ib_wc {
-        &self.wc
     }
 
     pub(crate) fn header(&self) -> *const bindings::ib_grh {

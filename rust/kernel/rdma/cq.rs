@@ -413,8 +413,7 @@ impl Inner {
 
     /// Returns whether callers poll the CQ, and not the RDMA core.
     pub(crate) fn is_caller_polled(&self) -> bool {
-        // SAFETY: The CQ is there while `self` lives; the field does not change.
-        unsafe { (*self.raw.as_ptr()).poll_ctx == Direct::RAW }
+        self.wcs.is_some()
     }
 
     /// Returns whether the core's poller of the CQ has nothing to do: what had completed before is
@@ -486,15 +485,6 @@ impl Poller {
 pub(crate) struct PollGuard<'a> {
     poll_lock: &'a PollLock,
     wcs: *mut Wcs,
-}
-
-impl PollGuard<'_> {
-    /// Returns the array that completions are polled into.
-    #[inline]
-    fn wcs(&mut self) -> &mut Wcs {
-        // SAFETY: By the type invariant the lock of the array is held, and it is valid for `'a`.
-        unsafe { &mut *self.wcs }
-    }
 }
 
 impl Drop for PollGuard<'_> {
@@ -759,11 +749,12 @@ impl Inner {
     #[inline]
     pub(crate) fn process_locked(
         &self,
-        mut guard: PollGuard<'_>,
+        guard: PollGuard<'_>,
         budget: u32,
         mut handle: impl FnMut(Completion<'_>),
     ) -> Result<u32> {
-        let wcs = guard.wcs();
+        // SAFETY: By the type invariant the lock of the array is held, and it is valid for `'a`.
+        let wcs = unsafe { &mut *guard.wcs };
         let cq = self.raw.as_ptr();
         let mut left = budget;
         while left > 0 {

@@ -147,14 +147,7 @@ pub(crate) const fn offset<T: HasCqe<ID>, const ID: u64>() -> usize {
 
 /// An argument of methods that only this crate can call, in traits that ULPs can name.
 #[doc(hidden)]
-pub struct Sealed(());
-
-impl Sealed {
-    #[inline(always)]
-    pub(crate) const fn new() -> Self {
-        Self(())
-    }
-}
+pub struct Sealed(pub(crate) ());
 
 /// A pointer that can own a posted request: `Pin<KBox<T>>` for exclusive owners,
 /// [`InFlight<T>`](crate::reuse::InFlight) for those that are used again, `Arc<T>` for shared ones.

@@ -209,9 +209,11 @@ impl<T: Teardown> Deferred<T> {
     pub(crate) fn addr(&self) -> usize {
         self.0.addr().get()
     }
+}
 
-    /// Returns whether the handles are of one value.
-    pub(crate) fn is(&self, other: &Self) -> bool {
+/// Handles of one value are equal.
+impl<T: Teardown> PartialEq for Deferred<T> {
+    fn eq(&self, other: &Self) -> bool {
         self.0 == other.0
     }
 }

@@ -130,7 +130,7 @@ impl<'a> Path<'a> {
             bindings::ib_init_ah_attr_from_wc(
                 dev.as_raw(),
                 port,
-                source.wc(),
+                &source.wc,
                 source.header(),
                 &raw mut attr,
             )

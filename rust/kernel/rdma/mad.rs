@@ -225,7 +225,7 @@ impl Peer {
         let source = ah::Source::synthetic(from, to)?;
         let matches = !ah::is_ipv4(from);
         // SAFETY: The header is that of the completion.
-        unsafe { Self::create(agent, source.wc(), source.header(), matches, cx) }
+        unsafe { Self::create(agent, &source.wc, source.header(), matches, cx) }
     }
 
     /// Creates an address handle (`ib_create_ah_from_wc`). Never inlined: see `Reserved::fill`.

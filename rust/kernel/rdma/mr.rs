@@ -618,7 +618,7 @@ impl<D: dma::Direction, M: Memory<D>, S: State> Region<D, M, S> {
         wc: &wc::Success<'_>,
         qp: &Qp<C, R>,
     ) -> bool {
-        let (key, cq) = match (wc.invalidated_rkey(), qp.recv_cq_at(wc.completion())) {
+        let (key, cq) = match (wc.invalidated_rkey(), qp.recv_cq_at(wc.wc)) {
             (Some(key), Some(cq)) => (key, cq),
             _ => return false,
         };
@@ -648,13 +648,13 @@ impl<D: dma::Direction, M: OwnMemory<D>, S: State> Region<D, M, S> {
     /// Copies bytes from `offset` on out of the region. Bytes that a peer is writing meanwhile may
     /// be old or new. Fails with `EINVAL` if the range is not inside of the region.
     pub fn read(&self, offset: usize, to: &mut [u8]) -> Result {
-        self.memory.copy_out(offset, to, cqe::Sealed::new())
+        self.memory.copy_out(offset, to, cqe::Sealed(()))
     }
 
     /// Copies bytes into the region from `offset` on. A peer that reads them meanwhile may get old
     /// or new ones. Fails with `EINVAL` if the range is not inside of the region.
     pub fn write(&self, offset: usize, from: &[u8]) -> Result {
-        self.memory.copy_in(offset, from, cqe::Sealed::new())
+        self.memory.copy_in(offset, from, cqe::Sealed(()))
     }
 }
 

@@ -51,7 +51,7 @@ impl deferred::Teardown for State {
 ///
 /// A counted handle. The PD is deallocated, from a work item, when the last handle and all objects
 /// made from it are gone.
-#[derive(Clone)]
+#[derive(Clone, PartialEq)]
 pub struct Pd(deferred::Deferred<State>);
 
 /// The identity of a PD, its address. It does not keep the PD.
@@ -61,10 +61,6 @@ pub(crate) struct Id(usize);
 impl Id {
     /// The identity of no PD.
     pub(crate) const NONE: Self = Self(0);
-
-    pub(crate) fn is_none(self) -> bool {
-        self == Self::NONE
-    }
 }
 
 impl Pd {
@@ -107,11 +103,5 @@ impl Pd {
     pub(crate) fn local_dma_lkey(&self) -> u32 {
         // SAFETY: The PD is allocated while this lives; the key does not change.
         unsafe { (*self.as_raw()).local_dma_lkey }
-    }
-}
-
-impl PartialEq for Pd {
-    fn eq(&self, other: &Self) -> bool {
-        self.id() == other.id()
     }
 }

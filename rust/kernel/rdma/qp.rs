@@ -694,7 +694,11 @@ impl QpPriv {
             reg_lock <- new_spinlock_irq!((), "rdma::Qp::reg_lock"),
             drain_list <- keep::KeepList::new(new_spinlock_irq!(None, "rdma::Qp::drain_list")),
             kept <- keep::KeepList::new(new_spinlock_irq!(None, "rdma::Qp::kept")),
-            transfers <- Transfers::new(iwarp),
+            transfers <- pin_init!(Transfers {
+                users: crate::sync::Users::new(),
+                ended <- Completion::new(),
+                iwarp,
+            }),
             events,
             user_context <- context::UserContext::new(),
         });
@@ -770,14 +774,6 @@ pub(crate) unsafe fn keep_until_destroyed<T: Send + 'static>(qp: *mut bindings::
 }
 
 impl Transfers {
-    fn new(iwarp: bool) -> impl PinInit<Self> {
-        pin_init!(Self {
-            users: crate::sync::Users::new(),
-            ended <- Completion::new(),
-            iwarp,
-        })
-    }
-
     /// Counts a transfer that has begun. The caller has a reference to the QP.
     #[inline]
     pub(crate) fn begin(&self) {

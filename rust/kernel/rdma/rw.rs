@@ -933,7 +933,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
             }
             _ => ptr::null_mut(),
         };
-        let user = owner.into_cqe(cqe::Sealed::new());
+        let user = owner.into_cqe(cqe::Sealed(()));
         let begin = |extents| {
             let done = done::<P::Target, ID, false>;
             let posted = Some(Posted { user, done, then });

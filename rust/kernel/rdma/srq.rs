@@ -325,7 +325,7 @@ impl SrqReservation {
             return Err(EINVAL);
         }
         let mut list = srq.queue.reservations.lock();
-        let is_it = |shared: &&mut CqReservation| shared.reservation.cq.is(cq);
+        let is_it = |shared: &&mut CqReservation| shared.reservation.cq == *cq;
         if let Some(shared) = list.iter_mut().find(is_it) {
             // INVARIANT: This is one more.
             shared.qps += 1;
@@ -344,7 +344,7 @@ impl SrqReservation {
 impl Drop for SrqReservation {
     fn drop(&mut self) {
         self.srq.queue.reservations.lock().retain(|shared| {
-            if !shared.reservation.cq.is(&self.cq) {
+            if shared.reservation.cq != self.cq {
                 return true;
             }
             // INVARIANT: This one is dropped.

@@ -144,17 +144,14 @@ pub(crate) fn core_array(cq: &bindings::ib_cq) -> *const Wc {
 
 /// A successful completion.
 #[derive(Clone, Copy)]
-pub struct Success<'a>(&'a Wc);
+pub struct Success<'a> {
+    pub(crate) wc: &'a Wc,
+}
 
 impl<'a> Success<'a> {
     #[inline]
-    pub(crate) fn completion(&self) -> &'a Wc {
-        self.0
-    }
-
-    #[inline]
     pub(crate) fn raw(&self) -> &'a bindings::ib_wc {
-        &self.0 .0
+        &self.wc.0
     }
 
     #[inline]
@@ -221,14 +218,14 @@ pub(crate) fn unlikely() {}
 /// }
 /// ```
 #[repr(transparent)]
-pub struct Wc(bindings::ib_wc);
+pub struct Wc(pub(crate) bindings::ib_wc);
 
 impl Wc {
     /// Returns the result of the request.
     #[inline]
     pub fn result(&self) -> core::result::Result<Success<'_>, WcError> {
         if self.0.status == bindings::ib_wc_status_IB_WC_SUCCESS {
-            Ok(Success(self))
+            Ok(Success { wc: self })
         } else {
             unlikely();
             Err(WcError {
@@ -243,12 +240,6 @@ impl Wc {
     pub(crate) fn is_in(&self, array: *const Self) -> bool {
         let at = core::ptr::from_ref(self).addr();
         at.wrapping_sub(array.addr()) < const { POLL_BATCH * size_of::<Self>() }
-    }
-
-    /// Returns the QP. It may be gone: see [`QpContext`](crate::qp::QpContext).
-    #[inline]
-    pub(crate) fn qp(&self) -> *mut bindings::ib_qp {
-        self.0.qp
     }
 
     #[inline]

@@ -444,7 +444,7 @@ impl AnyQp {
             Err(error) => return Err(PostError::new(owner, error)),
         };
         chain.reads |= reads;
-        let cqe = owner.into_cqe(cqe::Sealed::new());
+        let cqe = owner.into_cqe(cqe::Sealed(()));
         // SAFETY: The owner is the queue's until `done`.
         let posted = unsafe { chain.post(Some(cqe)) };
         // SAFETY: The requests were made of the owner, and the last, signaled one has its callback.

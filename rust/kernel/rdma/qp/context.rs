@@ -114,7 +114,7 @@ impl<T: 'static, C: Context> Context for QpContext<T, C> {
             // after the other, in the order of the completions, and a QP is destroyed after the
             // marker of its drain, behind all its completions, was handled. Drivers set `qp` in
             // each completion.
-            unsafe { super::private(wc.qp()) }.user_context.get()
+            unsafe { super::private(wc.0.qp) }.user_context.get()
         };
         // INVARIANT: The QP has a reference to the context. It is dropped after the QP, or by
         // `UserContext::clear`, after a drain that waits for this handler.

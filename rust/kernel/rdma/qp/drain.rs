@@ -412,7 +412,7 @@ impl Wait<'_> {
     fn poll(&self) -> bool {
         let (send, recv) = (&self.qp.send.cq, &self.qp.recv.cq);
         let sends = process(send).is_some();
-        let recvs = !send.is(recv) && process(recv).is_some();
+        let recvs = send != recv && process(recv).is_some();
         sends || recvs
     }
 }

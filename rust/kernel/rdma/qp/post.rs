@@ -5,6 +5,7 @@
 use crate::{
     cqe,
     debug,
+    pd,
     prelude::*,
     trace::{
         self,
@@ -127,7 +128,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
             // SAFETY: There is room for both, and the request is prepared.
             unsafe { wr.write(raw.as_mut_ptr(), sges.as_mut_ptr()) };
             let wr = raw.as_mut_ptr().cast();
-            let cqe = owner.into_cqe(cqe::Sealed::new());
+            let cqe = owner.into_cqe(cqe::Sealed(()));
             // The lock is held until what was not posted is taken back.
             //
             // SAFETY: The request was prepared for this QP and is written. The owner, a
@@ -211,18 +212,18 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
         P: cqe::CqePointer<ID>,
         R: Provides<<P::Target as CqeHandler<ID>>::Needs>,
     {
-        let pd = self.any.recv_pd;
+        let recv_pd = self.any.recv_pd;
         let wr = match wr(&owner) {
             // Some drivers take receives of a QP on an SRQ. No entry is of such a QP's PD for them;
             // without an entry there is nothing else that would say so.
-            Ok(wr) if wr.is_of(pd) && (const { N > 0 } || !pd.is_none()) => wr,
+            Ok(wr) if wr.is_of(recv_pd) && (const { N > 0 } || recv_pd != pd::Id::NONE) => wr,
             Ok(_) => return Err(unmade(owner, EINVAL)),
             Err(error) => return Err(unmade(owner, error)),
         };
         let refused = {
             let mut sges = MaybeUninit::uninit();
             let mut raw = wr.into_raw(&mut sges);
-            let cqe = owner.into_cqe(cqe::Sealed::new());
+            let cqe = owner.into_cqe(cqe::Sealed(()));
             raw.__bindgen_anon_1.wr_cqe = ManuallyDrop::new(cqe);
             let qp = self.any.target.raw.as_ptr();
             debug::set_qp_of(qp, cqe);

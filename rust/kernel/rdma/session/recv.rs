@@ -233,7 +233,7 @@ impl<T: RecvHandler> Drop for Received<'_, T> {
         // SAFETY: Neither `message` nor its `recv` was taken, by their invariants, and `message`,
         // which is not dropped, is not used after this.
         let recv = unsafe { ManuallyDrop::take(&mut self.message.recv) };
-        let wc = self.success.completion();
+        let wc = self.success.wc;
         Qp::repost_recv(recv, wc, |recv| recv.conn.qp(), Recv::wr).unwrap_or_else(refused);
     }
 }

@@ -487,7 +487,7 @@ impl<X: Exchange> Tag<X> {
         let posted = unsafe {
             let start = || {
                 slot.state.start();
-                cqe::CqePointer::<0>::into_cqe(slot, cqe::Sealed::new())
+                cqe::CqePointer::<0>::into_cqe(slot, cqe::Sealed(()))
             };
             // The table is there while `qp` is.
             let names_first = || slot.table().names_first;
@@ -775,7 +775,7 @@ impl<X: Exchange> Tags<X> {
     #[inline]
     pub fn reply<'w>(&'w self, wc: &Success<'w>, id: TagId) -> Result<Reply<'w, X>> {
         let table = &*self.0;
-        if !table.poller.is_at(wc.completion()) {
+        if !table.poller.is_at(wc.wc) {
             return Err(EINVAL);
         }
         table.open()?;
