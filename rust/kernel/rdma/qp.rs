@@ -594,35 +594,21 @@ unsafe fn destroy_raw(id: Option<&cm::Shared>, qp: NonNull<bindings::ib_qp>) -> 
     }
 }
 
-/// Something that has happened to a QP, as `enum ib_event_type`. It can be printed
-/// (`ib_event_msg`).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Event(bindings::ib_event_type);
+wc::named_values! {
+    /// Something that has happened to a QP, as `enum ib_event_type`. It prints the text that C has
+    /// for it (`ib_event_msg`).
+    Event(ib_event_type), ib_event_msg;
 
-impl Event {
     /// The QP has failed and is in the error state.
-    pub const FATAL: Self = Self(bindings::ib_event_type_IB_EVENT_QP_FATAL);
+    FATAL = ib_event_type_IB_EVENT_QP_FATAL,
     /// The peer has sent what makes no sense, and the QP is in the error state.
-    pub const REQUEST_ERROR: Self = Self(bindings::ib_event_type_IB_EVENT_QP_REQ_ERR);
+    REQUEST_ERROR = ib_event_type_IB_EVENT_QP_REQ_ERR,
     /// The peer has asked for memory that it may not access, and the QP is in the error state.
-    pub const ACCESS_ERROR: Self = Self(bindings::ib_event_type_IB_EVENT_QP_ACCESS_ERR);
+    ACCESS_ERROR = ib_event_type_IB_EVENT_QP_ACCESS_ERR,
     /// A message has arrived before the connection was told to be established.
-    pub const COMM_EST: Self = Self(bindings::ib_event_type_IB_EVENT_COMM_EST);
+    COMM_EST = ib_event_type_IB_EVENT_COMM_EST,
     /// The QP is in the error state and takes nothing more from its shared receive queue.
-    pub const LAST_WQE_REACHED: Self = Self(bindings::ib_event_type_IB_EVENT_QP_LAST_WQE_REACHED);
-
-    /// Returns the C value.
-    pub fn as_raw(self) -> u32 {
-        self.0
-    }
-}
-
-impl fmt::Display for Event {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // SAFETY: The function takes any value and returns a string that lives for ever.
-        let text = unsafe { CStr::from_char_ptr(bindings::ib_event_msg(self.0)) };
-        fmt::Display::fmt(text, f)
-    }
+    LAST_WQE_REACHED = ib_event_type_IB_EVENT_QP_LAST_WQE_REACHED,
 }
 
 /// The handler of the events of a QP (`ib_qp_init_attr.event_handler`). The QP keeps it until the

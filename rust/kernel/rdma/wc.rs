@@ -5,22 +5,49 @@
 //! C header: [`include/rdma/ib_verbs.h`](srctree/include/rdma/ib_verbs.h) (`struct ib_wc`)
 
 use crate::prelude::*;
-use kernel::fmt;
 
-/// The status of a request that failed, as `enum ib_wc_status` without `IB_WC_SUCCESS`. Those of
-/// reliable datagrams, which no driver has, are without a name.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub struct Status(bindings::ib_wc_status);
+/// Defines a type of C values with names, and a text for each, which `$text` returns.
+macro_rules! named_values {
+    (
+        $(#[$doc:meta])* $type:ident($c:ident), $text:ident;
+        $($(#[$value_doc:meta])* $name:ident = $raw:ident,)*
+    ) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, PartialEq, Eq)]
+        pub struct $type(bindings::$c);
 
-macro_rules! statuses {
-    ($($(#[$doc:meta])* $name:ident = $raw:ident,)*) => {
-        impl Status {
-            $($(#[$doc])* pub const $name: Self = Self(bindings::$raw);)*
+        impl $type {
+            $($(#[$value_doc])* pub const $name: Self = Self(bindings::$raw);)*
+
+            /// Returns the C value. Drivers may report values that have no name here.
+            pub fn as_raw(self) -> u32 {
+                self.0
+            }
+        }
+
+        impl fmt::Display for $type {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                // SAFETY: The function takes any value and returns a string that lives for ever.
+                let text = unsafe { CStr::from_char_ptr(bindings::$text(self.0)) };
+                fmt::Display::fmt(text, f)
+            }
+        }
+
+        impl fmt::Debug for $type {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                fmt::Display::fmt(self, f)
+            }
         }
     };
 }
+pub(crate) use named_values;
 
-statuses! {
+named_values! {
+    /// The status of a request that failed, as `enum ib_wc_status` without `IB_WC_SUCCESS`. Those of
+    /// reliable datagrams, which no driver has, are without a name. It prints the text that C has
+    /// for it (`ib_wc_status_msg`).
+    Status(ib_wc_status), ib_wc_status_msg;
+
     /// A receive buffer was too short, or a local length was wrong.
     LOC_LEN_ERR = ib_wc_status_IB_WC_LOC_LEN_ERR,
     /// Local QP operation error.
@@ -53,28 +80,6 @@ statuses! {
     RESP_TIMEOUT_ERR = ib_wc_status_IB_WC_RESP_TIMEOUT_ERR,
     /// Other error.
     GENERAL_ERR = ib_wc_status_IB_WC_GENERAL_ERR,
-}
-
-impl Status {
-    /// Returns the C value. Drivers may report values that have no name here.
-    pub fn as_raw(self) -> u32 {
-        self.0
-    }
-}
-
-impl fmt::Debug for Status {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self, f)
-    }
-}
-
-/// The text that C has for it (`ib_wc_status_msg`).
-impl fmt::Display for Status {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // SAFETY: The function takes any value and returns a string that lives for ever.
-        let text = unsafe { CStr::from_char_ptr(bindings::ib_wc_status_msg(self.0)) };
-        fmt::Display::fmt(text, f)
-    }
 }
 
 /// The operation that was completed, as `enum ib_wc_opcode`.
@@ -238,7 +243,7 @@ impl Wc {
     /// Returns whether this is in `array`, of [`POLL_BATCH`] completions.
     #[inline]
     pub(crate) fn is_in(&self, array: *const Self) -> bool {
-        let at = core::ptr::from_ref(self).addr();
+        let at = ptr::from_ref(self).addr();
         at.wrapping_sub(array.addr()) < const { POLL_BATCH * size_of::<Self>() }
     }
 
