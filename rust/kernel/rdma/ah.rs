@@ -18,8 +18,6 @@ use crate::{
     pd,
     prelude::*, //
 };
-use core::ptr;
-use kernel::error::from_err_ptr;
 
 /// The route of packets between subnets, as `struct ib_global_route`; on RoCE, their IP addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -17,10 +17,7 @@ use crate::{
         AtomicPtr,
         Ordering, //
     },
-    cqe::{
-        self,
-        CqePointer as _, //
-    },
+    cqe,
     debug,
     deferred,
     objects,
@@ -34,12 +31,8 @@ use crate::{
     trace,
     wc, //
 };
-use core::{
-    cell::UnsafeCell,
-    ptr, //
-};
+use core::cell::UnsafeCell;
 use kernel::{
-    error::from_err_ptr,
     sync::{
         atomic,
         rcu::synchronize_rcu,
@@ -972,7 +965,7 @@ impl<const N: usize> WcArray<N> {
             wcs: [const { MaybeUninit::uninit() }; N],
             next: 0,
             len: 0,
-            cq: core::ptr::null_mut(),
+            cq: ptr::null_mut(),
         }
     }
 
@@ -1148,7 +1141,7 @@ impl Drop for Completion<'_> {
         // to the CQ, and those of drivers, which are their drains', keep it.
         unsafe {
             let done = (*cqe).done.unwrap_unchecked();
-            done(self.cq, core::ptr::from_ref(self.wc).cast_mut().cast());
+            done(self.cq, ptr::from_ref(self.wc).cast_mut().cast());
         }
     }
 }

@@ -279,7 +279,7 @@ pub(crate) unsafe fn is_of<T: CqeHandler<ID>, const ID: u64>(cqe: *mut bindings:
     let ours: unsafe extern "C" fn(_, _) = done::<T, ID>;
     // SAFETY: The owner was not taken back, as the caller promises, so the callback in it is there.
     match unsafe { (*cqe).done } {
-        Some(theirs) if core::ptr::fn_addr_eq(theirs, ours) => debug::is_active(cqe),
+        Some(theirs) if ptr::fn_addr_eq(theirs, ours) => debug::is_active(cqe),
         _ => {
             wc::unlikely();
             false

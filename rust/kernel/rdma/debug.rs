@@ -92,7 +92,7 @@ impl Table {
         }? Error);
         let table = KBox::pin_init(init, GFP_KERNEL)?;
         // INVARIANT: The table is the core module's, which its users keep.
-        TABLE.store(core::ptr::from_ref(&*table) as usize, atomic::Release);
+        TABLE.store(ptr::from_ref(&*table) as usize, atomic::Release);
         Ok(Some(table))
     }
 

@@ -13,7 +13,6 @@ use crate::{
     prelude::*,
     refs::Kind, //
 };
-use kernel::error::from_err_ptr;
 
 /// # Invariants
 ///
@@ -37,7 +36,7 @@ impl deferred::Teardown for State {
     fn teardown(&self, _cx: &Sleepable) -> Result {
         // SAFETY: By the type invariant `raw` is an allocated PD. All objects made from it have a
         // handle, so they are gone.
-        let ret = unsafe { bindings::ib_dealloc_pd_user(self.raw.as_ptr(), core::ptr::null_mut()) };
+        let ret = unsafe { bindings::ib_dealloc_pd_user(self.raw.as_ptr(), ptr::null_mut()) };
         deferred::destroyed(fmt!("a PD"), ret)
     }
 

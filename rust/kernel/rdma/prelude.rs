@@ -44,10 +44,13 @@ pub use kernel::sync::Arc;
 
 // And what nearly every file of the crate uses besides.
 pub(crate) use crate::bindings;
+pub(crate) use crate::cqe::CqePointer;
 pub(crate) use core::marker::PhantomData;
 pub(crate) use core::mem::ManuallyDrop;
 pub(crate) use core::mem::MaybeUninit;
+pub(crate) use core::ptr;
 pub(crate) use core::ptr::NonNull;
+pub(crate) use kernel::error::from_err_ptr;
 pub(crate) use kernel::error::to_result;
 pub(crate) use kernel::fmt;
 pub(crate) use kernel::prelude::*;

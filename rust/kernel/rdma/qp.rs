@@ -45,7 +45,6 @@ use crate::{
     wr, //
 };
 use kernel::{
-    error::from_err_ptr,
     new_mutex,
     new_spinlock_irq,
     sync, //
@@ -327,7 +326,7 @@ impl Parts<'_> {
             Some(srq) => (srq.as_raw(), 0, 0),
             None => {
                 let recv_wr = with_marker(self.caps.recv_wr)?;
-                (core::ptr::null_mut(), recv_wr, self.caps.recv_sge)
+                (ptr::null_mut(), recv_wr, self.caps.recv_sge)
             }
         };
         Ok(bindings::ib_qp_init_attr {
@@ -484,7 +483,7 @@ fn create(parts: Parts<'_>, id: Option<&cm::Shared>, _cx: &Sleepable) -> Result<
     let reserved = deferred::Deferred::reserve()?;
     let state = id.is_none().then_some(State::Reset);
     let context = QpPriv::new(parts.events, dev.is_iwarp(), state)?;
-    attr.qp_context = core::ptr::from_ref(&*context).cast_mut().cast();
+    attr.qp_context = ptr::from_ref(&*context).cast_mut().cast();
     attr.event_handler = context.events.is_some().then_some(on_event);
     let mut object = dev.object(crate::refs::Kind::Qp);
     // SAFETY: The CQs and the id are of this device, as just checked, and nothing below drops the
@@ -589,7 +588,7 @@ unsafe fn destroy_raw(id: Option<&cm::Shared>, qp: NonNull<bindings::ib_qp>) -> 
             let qp = qp.as_ptr();
             // SAFETY: `qp` was created by the verb, has no request outstanding and is not used any
             // more, as the caller promises.
-            to_result(unsafe { bindings::ib_destroy_qp_user(qp, core::ptr::null_mut()) })
+            to_result(unsafe { bindings::ib_destroy_qp_user(qp, ptr::null_mut()) })
         }
     }
 }

@@ -50,16 +50,10 @@ use crate::{
     prelude::*,
     refs,
     sync::SlotsOut,
-    trace::{
-        self,
-        Queue as _, //
-    },
+    trace,
     wr::Refusal, //
 };
-use core::{
-    ops,
-    ptr, //
-};
+use core::ops;
 use kernel::sync::{
     atomic::{
         Atomic,
@@ -270,7 +264,7 @@ fn create(
     };
     (attr.attr.max_wr, attr.attr.max_sge) = (count, sges);
     // SAFETY: The PD is alive.
-    let raw = kernel::error::from_err_ptr(unsafe {
+    let raw = from_err_ptr(unsafe {
         bindings::ib_create_srq_user(pd.as_raw(), &raw mut attr, ptr::null_mut(), ptr::null_mut())
     })?;
     let raw = NonNull::new(raw).ok_or(ENOMEM)?;
@@ -485,7 +479,7 @@ unsafe fn post<T: Receive<N>, const N: usize>(
     // operation. The value keeps the buffers of the request. It is not accessed before a completion
     // hands the slot out again, and is dropped after the SRQ. The request has no successor.
     unsafe {
-        let ret = bindings::ib_srq::post_one(trace::Queue::op(srq), srq, raw);
+        let ret = trace::Queue::post_one(trace::Queue::op(srq), srq, raw);
         Refusal::check(ret, (*raw).next)
     }
 }

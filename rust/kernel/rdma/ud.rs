@@ -15,7 +15,6 @@ use crate::{
         self,
         Ah, //
     },
-    cqe::CqePointer,
     prelude::*,
     qp,
     wc,
@@ -192,7 +191,7 @@ impl wr::Op for UdOp {
         unsafe {
             wr::fill(to.cast(), opcode, flags, 0);
             (*to).ah = self.ah.as_ref().raw.as_ptr();
-            (*to).header = core::ptr::null_mut();
+            (*to).header = ptr::null_mut();
             (*to).hlen = 0;
             (*to).mss = 0;
             (*to).remote_qpn = self.qpn;

@@ -265,7 +265,7 @@ pub(crate) unsafe fn fill(
 pub(crate) unsafe fn end(to: *mut bindings::ib_send_wr, cqe: *mut bindings::ib_cqe) {
     // SAFETY: The caller promises that `to` is valid for writes.
     unsafe {
-        (*to).next = core::ptr::null_mut();
+        (*to).next = ptr::null_mut();
         (*to).__bindgen_anon_1.wr_cqe = ManuallyDrop::new(cqe);
     }
 }

@@ -7,14 +7,11 @@ use super::{
     AnyQp, //
 };
 use crate::{
-    cqe::{
-        self,
-        CqePointer, //
-    },
+    cqe,
     debug,
     mr,
     prelude::*,
-    trace::Queue as _,
+    trace,
     wr, //
 };
 use kernel::sync::SpinLockIrqGuard;
@@ -238,12 +235,12 @@ impl<'a, const LINKS: usize, const SGES: usize> Chain<'a, LINKS, SGES> {
         tail: Option<*mut bindings::ib_cqe>,
     ) -> Result<(), Refused<'a, LINKS, SGES>> {
         let target = self.target;
-        let (qp, mut bad) = (target.raw.as_ptr(), core::ptr::null());
+        let (qp, mut bad) = (target.raw.as_ptr(), ptr::null());
         // SAFETY: There is a first and a last one: `make` returns no empty chain.
         let (first, last) = unsafe { (self.wr(0), self.wr(self.len - 1)) };
         // SAFETY: By the type invariant the last request is written.
         unsafe {
-            (*last).next = core::ptr::null_mut();
+            (*last).next = ptr::null_mut();
             if let Some(tail) = tail {
                 post::signal(last, Some(tail));
                 if self.reads && target.iwarp {
@@ -259,8 +256,8 @@ impl<'a, const LINKS: usize, const SGES: usize> Chain<'a, LINKS, SGES> {
         // invariant they are written and linked; one that is alone has no successor.
         let ret = unsafe {
             match const { LINKS == 1 } {
-                true => bindings::ib_qp::post_one(target.post_send, qp, first),
-                false => bindings::ib_qp::post(target.post_send, qp, first, &mut bad),
+                true => trace::Queue::post_one(target.post_send, qp, first),
+                false => trace::Queue::post(target.post_send, qp, first, &mut bad),
             }
         };
         if ret == 0 {
@@ -305,7 +302,7 @@ impl<const LINKS: usize, const SGES: usize> Refused<'_, LINKS, SGES> {
     pub(super) fn why(&self, names_first: bool) -> (Error, Option<usize>) {
         let (chain, error) = (&self.chain, Error::from_errno(self.ret));
         // SAFETY: `n` is less than the number of requests, which is at most `LINKS`.
-        let posted = (0..chain.len).find(|n| core::ptr::eq(unsafe { chain.wr(*n) }, self.bad));
+        let posted = (0..chain.len).find(|n| ptr::eq(unsafe { chain.wr(*n) }, self.bad));
         match posted {
             Some(0) if names_first && error == ENOMEM => (error, Some(chain.len - 1)),
             posted => (error, posted),

@@ -145,7 +145,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
         if inner.send.cq.is_shared() || inner.recv.cq.is_shared() {
             return Err(EOPNOTSUPP);
         }
-        let value = core::ptr::from_ref(&*context).cast_mut().cast();
+        let value = ptr::from_ref(&*context).cast_mut().cast();
         let user_context = &inner.context.user_context;
         user_context.set(identity::address_of::<T>(), value, context)
     }
@@ -186,7 +186,7 @@ impl UserContext {
         // INVARIANT: There is no context.
         pin_init!(Self {
             of: AtomicUsize::new(0),
-            value: AtomicPtr::new(core::ptr::null_mut()),
+            value: AtomicPtr::new(ptr::null_mut()),
             owner <- kernel::new_mutex!(
                 Owner {
                     context: None,

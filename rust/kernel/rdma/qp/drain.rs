@@ -17,10 +17,7 @@ use crate::{
     cq,
     debug,
     prelude::*,
-    trace::{
-        self,
-        Queue as _, //
-    },
+    trace,
     wr::Refusal, //
 };
 use core::cell::Cell;
@@ -187,7 +184,7 @@ impl Inner {
             wr.__bindgen_anon_1.wr_cqe = ManuallyDrop::new(cqe);
             // SAFETY: By the type invariant the QP is valid. The request has neither entries nor a
             // successor, and the marker is there until it has completed, as the caller promises.
-            let ret = unsafe { bindings::ib_qp::post_one(trace::Queue::op(qp), qp, &raw mut wr) };
+            let ret = unsafe { trace::Queue::post_one(trace::Queue::op(qp), qp, &raw mut wr) };
             return Refusal::check(ret, wr.next);
         }
         let mut rdma = bindings::ib_rdma_wr::default();
@@ -209,7 +206,7 @@ impl Inner {
         unsafe {
             (*wr).__bindgen_anon_1.wr_cqe = ManuallyDrop::new(cqe);
             (*wr).send_flags = bindings::ib_send_flags_IB_SEND_SIGNALED as c_int;
-            let ret = bindings::ib_qp::post_one(trace::Queue::op(qp), qp, wr);
+            let ret = trace::Queue::post_one(trace::Queue::op(qp), qp, wr);
             Refusal::check(ret, (*wr).next)
         }
     }
@@ -494,7 +491,7 @@ impl Markers {
     /// Gives the marker of a queue, to be posted.
     pub(super) fn give(self: Pin<&Self>, queue: Queue) -> *mut bindings::ib_cqe {
         self.change(|state| state | 1 << queue as u32);
-        let cqes: *mut bindings::ib_cqe = core::ptr::from_ref(self.get_ref()).cast_mut().cast();
+        let cqes: *mut bindings::ib_cqe = ptr::from_ref(self.get_ref()).cast_mut().cast();
         // SAFETY: The markers begin with those of both queues.
         let cqe = unsafe { cqes.add(queue as usize) };
         debug::activate(cqe, "the marker of a drain");

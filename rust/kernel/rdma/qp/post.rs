@@ -7,10 +7,7 @@ use crate::{
     debug,
     pd,
     prelude::*,
-    trace::{
-        self,
-        Queue as _, //
-    },
+    trace,
     wr, //
 };
 
@@ -112,7 +109,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
         wr: impl for<'a> FnOnce(&'a P::Target) -> Result<SendWr<'a, N, O>>,
     ) -> Result<O::Output, PostError<P>>
     where
-        P: cqe::CqePointer<ID>,
+        P: CqePointer<ID>,
         O: wr::Op,
     {
         // SAFETY: The owner keeps what the request refers to until it has completed. If the request
@@ -140,7 +137,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
                 wr::end(wr, O::callback::<P::Target, ID>(&undo, cqe));
                 let qp = target.raw.as_ptr();
                 debug::set_qp_of(qp, cqe);
-                (guard, bindings::ib_qp::post_one(target.post_send, qp, wr))
+                (guard, trace::Queue::post_one(target.post_send, qp, wr))
             };
             if ret == 0 {
                 return Ok(output);
@@ -192,7 +189,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
         wr: impl for<'a> FnOnce(&'a P::Target) -> Result<SendWr<'a, N, O>> + Send,
     ) -> Result<O::Output, PostError<P>>
     where
-        P: cqe::CqePointer<ID>,
+        P: CqePointer<ID>,
         S: Provides<<P::Target as CqeHandler<ID>>::Needs>,
         O: wr::SendOp,
     {
@@ -209,7 +206,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
         wr: impl for<'a> FnOnce(&'a P::Target) -> Result<RecvWr<'a, N>>,
     ) -> Result<(), PostError<P>>
     where
-        P: cqe::CqePointer<ID>,
+        P: CqePointer<ID>,
         R: Provides<<P::Target as CqeHandler<ID>>::Needs>,
     {
         let recv_pd = self.any.recv_pd;
@@ -230,7 +227,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
             // SAFETY: The request was just written, and its memory is kept by the owner, which is
             // the queue's until `done`. The operation is that of the QP by the invariant of
             // `AnyQp`.
-            let ret = unsafe { bindings::ib_qp::post_one(self.any.post_recv, qp, &raw mut raw) };
+            let ret = unsafe { trace::Queue::post_one(self.any.post_recv, qp, &raw mut raw) };
             if ret == 0 {
                 return Ok(());
             }
@@ -312,7 +309,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
         wr: impl for<'a> FnOnce(&'a P::Target) -> Result<SendWr<'a, N, O>> + Send,
     ) -> Result<O::Output, PostError<P>>
     where
-        P: cqe::CqePointer<ID>,
+        P: CqePointer<ID>,
         S: Provides<<P::Target as CqeHandler<ID>>::Needs>,
         O: wr::SendOp,
     {
@@ -339,7 +336,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
         wr: impl for<'a> FnOnce(&'a P::Target) -> Result<RecvWr<'a, N>>,
     ) -> Result<(), PostError<P>>
     where
-        P: cqe::CqePointer<ID>,
+        P: CqePointer<ID>,
         R: Provides<<P::Target as CqeHandler<ID>>::Needs>,
     {
         let qp = qp(&owner);

@@ -11,7 +11,6 @@ use super::{
 use crate::{
     context::Context,
     cq,
-    cqe::CqePointer,
     debug,
     prelude::*,
     sync::Spsc,
