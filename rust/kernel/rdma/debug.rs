@@ -26,12 +26,15 @@ static TABLE: atomic::Atomic<usize> = atomic::Atomic::new(0);
 
 const BUCKETS: usize = 256;
 
-struct Posted {
-    times: u32,
+/// The requests that are posted to a callback, or to a QP.
+#[derive(Clone, Copy)]
+pub(crate) struct Posted {
+    pub(crate) count: u32,
     /// The address of the QP; 0 while it is not known, or for an SRQ.
     qp: usize,
-    owner: TypeName,
-    since: time::Instant<time::Monotonic>,
+    /// The type of the owner that was posted first.
+    pub(crate) owner: TypeName,
+    pub(crate) since: time::Instant<time::Monotonic>,
 }
 
 /// A copy of the start of a type's name, which may be in a module that is unloaded meanwhile.
@@ -54,14 +57,6 @@ impl fmt::Display for TypeName {
         let name = self.0.split(|byte| *byte == 0).next().unwrap_or(&[]);
         f.write_str(core::str::from_utf8(name).unwrap_or("?"))
     }
-}
-
-/// The requests that are posted to a QP.
-pub(crate) struct Outstanding {
-    pub(crate) count: u32,
-    /// The type of the owner that was posted first.
-    pub(crate) owner: TypeName,
-    pub(crate) since: time::Instant<time::Monotonic>,
 }
 
 struct State {
@@ -124,7 +119,7 @@ pub(crate) fn activate(cqe: *mut bindings::ib_cqe, owner: &'static str) {
         return;
     };
     let posted = Posted {
-        times: 1,
+        count: 1,
         qp: 0,
         owner: TypeName::new(owner),
         since: time::Instant::now(),
@@ -132,7 +127,7 @@ pub(crate) fn activate(cqe: *mut bindings::ib_cqe, owner: &'static str) {
     let node = rbtree::RBTreeNode::new(cqe as usize, posted, GFP_ATOMIC);
     let mut state = bucket.lock();
     match (state.posted.get_mut(&(cqe as usize)), node) {
-        (Some(posted), _) => posted.times += 1,
+        (Some(posted), _) => posted.count += 1,
         (None, Ok(node)) => drop(state.posted.insert(node)),
         (None, Err(_)) => state.incomplete = true,
     }
@@ -157,7 +152,7 @@ pub(crate) fn deactivate(cqe: *mut bindings::ib_cqe) -> bool {
     };
     let mut state = bucket.lock();
     match state.posted.get_mut(&(cqe as usize)) {
-        Some(posted) if posted.times > 1 => posted.times -= 1,
+        Some(posted) if posted.count > 1 => posted.count -= 1,
         Some(_) => drop(state.posted.remove_node(&(cqe as usize))),
         None => return state.incomplete,
     }
@@ -174,21 +169,21 @@ pub(crate) fn is_active(cqe: *mut bindings::ib_cqe) -> bool {
 }
 
 /// Returns the requests that are posted to a QP, as far as is known.
-pub(crate) fn of_qp(qp: *const bindings::ib_qp) -> Option<Outstanding> {
+pub(crate) fn of_qp(qp: *const bindings::ib_qp) -> Option<Posted> {
     let mut found = None;
     for bucket in &Table::get()?.buckets {
         let state = bucket.lock();
         let of_qp = |posted: &&Posted| posted.qp == qp as usize;
         for posted in state.posted.values().filter(of_qp) {
-            let first = found.get_or_insert(Outstanding {
+            let first = found.get_or_insert(Posted {
                 count: 0,
-                owner: posted.owner,
-                since: posted.since,
+                ..*posted
             });
-            first.count += posted.times;
+            let count = first.count + posted.count;
             if posted.since.elapsed() > first.since.elapsed() {
-                (first.owner, first.since) = (posted.owner, posted.since);
+                *first = *posted;
             }
+            first.count = count;
         }
     }
     found
