@@ -667,8 +667,7 @@ impl<C: CallerPolled> Cq<C> {
     ///
     /// Any context. One thread at a time polls: while another one does, or a handler of this CQ
     /// runs, this returns 0. So handlers of the CQ run one after the other, in the order of the
-    /// completions. Do not spin for a completion where that may keep the other thread from its CPU,
-    /// as in an interrupt.
+    /// completions. Do not spin for a completion where that may keep the other thread from its CPU.
     #[inline]
     pub fn process(&self, budget: u32) -> u32 {
         self.process_with(budget, |completion| completion.dispatch())
@@ -676,10 +675,8 @@ impl<C: CallerPolled> Cq<C> {
     }
 
     /// Gives at most `budget` completions to `handle`, one after the other, and returns their
-    /// number: `ib_poll_cq` into an array, and a loop over that.
-    ///
-    /// Owners that `handle` [takes](Completion::take) are its own; others go to their handler. What
-    /// is posted again here needs no reference to its QP ([`Qp::repost_send`]).
+    /// number. Owners that `handle` [takes](Completion::take) are its own; others go to their
+    /// handler. What is posted again here needs no reference to its QP ([`Qp::repost_send`]).
     ///
     /// Any context, as [`Cq::process`]. Fails with `EINVAL` if the budget is zero. `EOVERFLOW` if
     /// there is no completion and the CQ has lost some; or the driver's error.
@@ -771,8 +768,7 @@ impl Inner {
     }
 
     /// Polls completions into `wcs`, and returns their number. The caller holds the poll lock, and
-    /// has handled all that was polled into the array of the lock. Fails with `EOVERFLOW` if there
-    /// is none and the CQ has lost some; or with the driver's error.
+    /// has handled all that was polled into its array. Fails as [`Cq::process_with`].
     #[inline]
     fn poll_raw(&self, wcs: &mut [MaybeUninit<bindings::ib_wc>]) -> Result<usize> {
         let cq = self.raw.as_ptr();
@@ -817,11 +813,10 @@ impl Cq<Waited> {
     /// `timeout_ms` milliseconds; with 0 it never sleeps.
     ///
     /// Completions that are there when the wait begins end it, [solicited](Notify::Solicited) or
-    /// not. So this may be called at any time, by any number of threads; all of them are woken.
-    /// While a thread polls, or runs handlers, others wait for that: see [`Cq::process`]. Fails, in
-    /// this order and after completions that are there, with `EOVERFLOW` if the CQ has failed, so
-    /// that completions are lost; `ENODEV` from when the device is being removed; `ERESTARTSYS` on
-    /// a signal; or the driver's error.
+    /// not. Any number of threads may wait, and all are woken; while one polls, or runs handlers,
+    /// others wait for that. Fails, in this order and after completions that are there, with
+    /// `EOVERFLOW` if the CQ has lost completions; `ENODEV` from when the device is being removed;
+    /// `ERESTARTSYS` on a signal; or the driver's error.
     ///
     /// # Examples
     ///
@@ -1105,10 +1100,9 @@ impl<'a> Completion<'a> {
         drop(self);
     }
 
-    /// Takes the owner, if it is a `T` that was posted by its callback `ID`; its handler is not
-    /// called. Gives the completion back if its owner is something else. If `T` is generic and of
-    /// another crate, a module may not recognise owners that another module has made. For an
-    /// example see [`Cq::process_with`].
+    /// Takes the owner, if it is a `T` that was posted by its callback `ID`, for which no handler
+    /// is called; otherwise gives the completion back. If `T` is generic and of another crate, a
+    /// module may not recognise owners of another module. For an example see [`Cq::process_with`].
     #[inline]
     pub fn take<T: CqeHandler<ID>, const ID: u64>(
         self,

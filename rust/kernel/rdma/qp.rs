@@ -187,15 +187,14 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
     }
 
     /// Moves the QP to the error state and waits until every request that was posted has completed
-    /// (`ib_drain_qp`).
+    /// (`ib_drain_qp`) and its handler has returned, but for those of a direct CQ that another
+    /// thread, or a caller of this one, is processing. What they post meanwhile is flushed some
+    /// time: where the caller polls the CQ, a second drain waits for it.
     ///
-    /// Their handlers have then returned, too, but for those of a direct CQ that another thread, or
-    /// a caller of this one, is processing. What they post meanwhile is flushed as well, some time:
-    /// where the caller polls the CQ, a second drain waits for it. Nothing is known to be drained
-    /// if it fails: with `EDEADLK` in a handler of the QP's CQs, `EOVERFLOW` if a CQ has lost
-    /// completions, `ETIMEDOUT` after a minute, or what the driver said; and with `EBUSY` if the
-    /// send queue stays full of requests that have no completions, which only the end of the QP
-    /// gives back. It needs no memory, unless one has failed before: then it waits for that, too.
+    /// Nothing is known to be drained if it fails: with `EDEADLK` in a handler of the QP's CQs,
+    /// `EOVERFLOW` if a CQ has lost completions, `ETIMEDOUT` after a minute, or the driver's error;
+    /// and with `EBUSY` if the send queue stays full of requests that have no completions, which
+    /// only the end of the QP gives back. It needs no memory, unless one has failed before.
     pub fn drain(&self, cx: &Sleepable) -> Result {
         match self.any.inner.drain(false, cx)? {
             drain::End::Drained => Ok(()),
@@ -239,9 +238,8 @@ impl<'a, S: PollContext, R: PollContext> InitAttr<'a, S, R> {
     }
 
     /// Adds room for `contexts` transfers at once by `rdma_rw` contexts on `port`
-    /// (`cap.max_rdma_ctxs`): the core enlarges the send queue, as far as the device can, and gives
-    /// the QP a pool of MRs where the device needs them. The port of a connection manager id is its
-    /// own, whatever is said here.
+    /// (`cap.max_rdma_ctxs`), by a longer send queue and a pool of MRs where the device needs them.
+    /// The port of a connection manager id is its own, whatever is said here.
     pub fn rw_contexts(mut self, contexts: u32, port: u32) -> Self {
         self.parts.rw_contexts = contexts;
         self.parts.port = port;
@@ -275,9 +273,8 @@ impl<'a, S: PollContext, R: PollContext> InitAttr<'a, S, R> {
 }
 
 impl<'a, C: CorePolled> InitAttr<'a, C, C> {
-    /// A QP that takes its receives from an SRQ. Of `caps`, what is said about receives does not
-    /// matter. Both queues complete to one CQ, so that the drain's request at the end of the send
-    /// queue completes after the last receive.
+    /// A QP that takes its receives from an SRQ, whatever `caps` says about receives. Both queues
+    /// complete to one CQ, so that the marker of a drain completes after the last receive.
     pub fn on_srq<T: srq::Receive<N>, const N: usize>(
         pd: &'a Pd,
         cq: &'a Cq<C>,
@@ -450,8 +447,8 @@ impl deferred::Teardown for Inner {
 }
 
 /// Returns how many sends and receives the driver lets be outstanding, given the sizes that it
-/// returned at creation. Some round up and do not say so there, so they are asked again. Those that
-/// cannot tell are taken to round up to a power of two.
+/// returned at creation. Some round up and say so only when asked; those that cannot be asked are
+/// taken to round up to a power of two.
 ///
 /// # Safety
 ///
@@ -610,8 +607,7 @@ wc::named_values! {
     LAST_WQE_REACHED = ib_event_type_IB_EVENT_QP_LAST_WQE_REACHED,
 }
 
-/// The handler of the events of a QP (`ib_qp_init_attr.event_handler`). The QP keeps it until the
-/// QP is destroyed, so it must not own the QP.
+/// The handler of the events of a QP (`ib_qp_init_attr.event_handler`), which it must not own.
 ///
 /// # Examples
 ///
@@ -642,12 +638,10 @@ pub trait Events: Send + Sync + 'static {
 #[pin_data]
 struct QpPriv {
     /// Held while the QP is modified: see [`attr::Modifier`]. The state that the last change has
-    /// moved it to, if that is known: a device moves a QP to an error state by itself, and a
-    /// connection manager one of its own.
+    /// moved it to, if that is known: devices and connection managers move QPs by themselves, too.
     #[pin]
     state: sync::Mutex<Option<State>>,
-    /// Held while the QP is drained. The markers, of which none is posted, so that a drain needs no
-    /// memory unless one has failed before.
+    /// Held while the QP is drained. The markers, of which none is posted.
     #[pin]
     draining: sync::Mutex<Option<Pin<KBox<drain::Markers>>>>,
     /// See [`wr::PostTarget::lock_regs`].
@@ -766,7 +760,7 @@ impl Transfers {
     }
 
     /// Ends a transfer, which does not use the QP, or this, any more. Returns the callback that it
-    /// is given, so that the caller need not save it for when this is the last transfer.
+    /// is given, which the caller then need not save.
     #[inline]
     pub(crate) fn end(&self, user: *mut bindings::ib_cqe) -> *mut bindings::ib_cqe {
         match self.users.put() {

@@ -43,9 +43,9 @@ macro_rules! named_values {
 pub(crate) use named_values;
 
 named_values! {
-    /// The status of a request that failed, as `enum ib_wc_status` without `IB_WC_SUCCESS`. Those of
-    /// reliable datagrams, which no driver has, are without a name. It prints the text that C has
-    /// for it (`ib_wc_status_msg`).
+    /// The status of a request that failed, as `enum ib_wc_status` without `IB_WC_SUCCESS`. Those
+    /// of reliable datagrams, which no driver has, are without a name. It prints the text that C
+    /// has for it (`ib_wc_status_msg`).
     Status(ib_wc_status), ib_wc_status_msg;
 
     /// A receive buffer was too short, or a local length was wrong.

@@ -220,8 +220,7 @@ impl PostTarget {
 }
 
 /// Returns the list of `N` entries that a C request points to. Without entries that is one of
-/// nothing: some drivers look at the first entry before they look at how many there are (irdma
-/// copies it into what the hardware reads, cxgb4 reads its length).
+/// nothing: some drivers look at the first entry before their number (irdma, cxgb4).
 #[inline]
 fn sg_list<const N: usize>(sges: *mut [bindings::ib_sge; N]) -> *mut bindings::ib_sge {
     static NO_ENTRIES: bindings::ib_sge = bindings::ib_sge {
@@ -519,9 +518,8 @@ impl<'a, const N: usize> SendWr<'a, N> {
         self
     }
 
-    /// Makes the peer invalidate a key of its own when the message arrives (`IB_WR_SEND_WITH_INV`):
-    /// the `rkey` of the memory that the message answers for. Only a message without immediate data
-    /// can; other requests stay as they are.
+    /// Makes the peer invalidate its key `rkey` when the message arrives (`IB_WR_SEND_WITH_INV`).
+    /// Only a message without immediate data can; other requests stay as they are.
     #[inline]
     pub fn invalidating(mut self, rkey: u32) -> Self {
         if self.op.opcode == bindings::ib_wr_opcode_IB_WR_SEND {

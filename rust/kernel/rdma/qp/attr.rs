@@ -444,11 +444,10 @@ impl Modifier<'_> {
 
     /// Has rxe flush a QP in the error state although an earlier change has failed.
     ///
-    /// With the change to RTR rxe replaces the array of the responder. It stops the receive task
-    /// for that, and does not start it again when there is no memory for a new array
-    /// (`rxe_qp_from_attr`), so that receives are never flushed. An array of no entries needs no
-    /// memory, and rxe takes this attribute alone, in any state. In the error state the responder
-    /// does not look at the array.
+    /// With the change to RTR rxe stops the receive task and replaces the array of the responder.
+    /// Without memory for that the task stays stopped (`rxe_qp_from_attr`), and receives are never
+    /// flushed. An array of no entries needs no memory; rxe takes this attribute alone, in any
+    /// state, and does not look at the array in the error state.
     pub(crate) fn restart_receiver(&mut self) {
         if self.inner.qp_type() != bindings::ib_qp_type_IB_QPT_RC
             || self.inner.ops().driver_id != bindings::rdma_driver_id_RDMA_DRIVER_RXE

@@ -337,9 +337,8 @@ pub(crate) enum ChainError {
 
 impl<S: PollContext, R: PollContext> Qp<S, R> {
     /// Posts several requests in one call (`ib_post_send` of a linked list), moving their owner in.
-    ///
-    /// `make` adds the requests, made from what the owner has, to the chain, whose size its type
-    /// says. Only the last one is signaled, and gives the owner to its handler.
+    /// `make` adds the requests, made from what the owner has, to the chain. Only the last one is
+    /// signaled, and gives the owner to its handler.
     ///
     /// Any context. Fails as [`Qp::post_send`]. The driver may have posted some requests when it
     /// refuses one: see [`PostError`].
@@ -450,8 +449,7 @@ impl AnyQp {
 
     /// Posts a chain that `make` makes of what `owner` has, and whose last request completes to the
     /// callback that `start` returns. Others may use the owner from `start` on, which is called
-    /// when the chain is made. So what was prepared is not taken back if the driver refuses it.
-    ///
+    /// when the chain is made, so what was prepared is not taken back if the driver refuses it.
     /// `names_first` is [`AnyQp::names_first`], without the QP, whose address each post would keep.
     ///
     /// # Safety

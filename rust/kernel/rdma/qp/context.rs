@@ -16,9 +16,8 @@ use crate::{
 /// The context of the QP whose completion is handled (`wc->qp->qp_context`), and the proof of the
 /// context `C`.
 ///
-/// A handler asks for it by [`CqeHandler::Needs`], and borrows the context without a reference of
-/// its own. Such a handler can be posted where the RDMA core polls the completion queue: there the
-/// drain of a QP waits until its handlers have returned.
+/// A handler asks for it by [`CqeHandler::Needs`], and borrows the context. It can be posted where
+/// the RDMA core polls: there the drain of a QP waits until its handlers have returned.
 ///
 /// # Invariants
 ///

@@ -44,7 +44,7 @@ fn take_callback(
 /// # Safety
 ///
 /// `wr` is valid, with an owner's callback, and `ret` is what [`post_one`](trace::Queue::post_one)
-/// has just returned for it, and not 0. `undo` is from [`Op::prepare`](wr::Op::prepare) of the request.
+/// has just returned for it, and not 0. `undo` is from [`Op::prepare`](wr::Op::prepare) of it.
 #[cold]
 #[inline(never)]
 unsafe fn send_refused<O: wr::Op>(
@@ -238,10 +238,9 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
         Err(refused.map(|cqe| unsafe { P::from_cqe(cqe.as_ptr()) }))
     }
 
-    // An owner that is moved into the queue cannot lend its QP to the call that posts it, and a
-    // reference of the caller's own costs two atomic operations a request. A handler needs none if
-    // its owner goes back to the CQ that is being polled: that CQ's next completion is dispatched
-    // after the handler has returned, and until then the owner keeps the QP.
+    // An owner that is moved into the queue cannot lend its QP to the call that posts it. A handler
+    // needs no reference if its owner goes back to the CQ that is being polled: that CQ's next
+    // completion is dispatched after the handler has returned, and until then it keeps the QP.
 
     /// Calls `post` with a counted reference. Not inlined, so that callers that need none do not
     /// save the registers that this needs.
