@@ -87,13 +87,18 @@ pub(crate) trait Teardown: Send + Sync + 'static {
     /// of use this fails, with `EIO`, and the value is leaked.
     fn teardown(&self, cx: &Sleepable) -> Result;
 
-    /// Drops the reference of a handle. Types whose handles ULPs drop define this as it is here:
-    /// then it is not generic, so that its code is not in each ULP.
-    fn put(item: Arc<Item<Self>>)
+    /// Drops a handle. Types whose handles ULPs drop define this as it is here: then it is not
+    /// generic, so that its code is not in each ULP.
+    ///
+    /// # Safety
+    ///
+    /// The handle is not used again.
+    unsafe fn put(handle: &mut Deferred<Self>)
     where
         Self: Sized,
     {
-        Item::put(item);
+        // SAFETY: The handle is not used again, as the caller promises.
+        unsafe { handle.put() };
     }
 }
 
@@ -142,9 +147,8 @@ impl<T: Teardown> Reserved<T> {
     }
 }
 
-/// A value, with the work item that tears it down.
 #[pin_data]
-pub(crate) struct Item<T: Teardown> {
+struct Item<T: Teardown> {
     #[pin]
     work: workqueue::Work<Item<T>>,
     value: ManuallyDrop<T>,
@@ -155,14 +159,6 @@ kernel::impl_has_work! {
 }
 
 impl<T: Teardown> Item<T> {
-    /// Drops a reference. The last one is given to the work item.
-    pub(crate) fn put(this: Arc<Self>) {
-        if let Some(item) = Arc::into_unique_or_drop(this) {
-            // It is not queued yet, as that is done with the last reference.
-            let _ = Queue::get().enqueue(Arc::from(item));
-        }
-    }
-
     fn finish(item: Pin<sync::UniqueArc<Self>>, cx: &Sleepable) -> Result {
         let torn_down = item.value.teardown(cx);
         // SAFETY: The content of the item is not moved.
@@ -204,6 +200,21 @@ impl<T: Teardown> Deferred<T> {
         Item::finish(Arc::into_unique_or_drop(item).ok_or(EBUSY)?, cx)
     }
 
+    /// Drops the reference, the last one into the work item.
+    ///
+    /// # Safety
+    ///
+    /// The handle is not used again.
+    pub(crate) unsafe fn put(&mut self) {
+        // SAFETY: By the type invariant this owns a reference, which is not used again, as the
+        // caller promises.
+        let item = unsafe { Arc::from_raw(self.0.as_ptr()) };
+        if let Some(item) = Arc::into_unique_or_drop(item) {
+            // It is not queued yet, as that is done with the last reference.
+            let _ = Queue::get().enqueue(Arc::from(item));
+        }
+    }
+
     /// Returns the address of the item, which is the same for all handles of a value.
     #[inline]
     pub(crate) fn addr(&self) -> usize {
@@ -242,7 +253,7 @@ impl<T: Teardown> core::ops::Deref for Deferred<T> {
 impl<T: Teardown> Drop for Deferred<T> {
     #[inline]
     fn drop(&mut self) {
-        // SAFETY: By the type invariant this owns a reference, which is not used again.
-        T::put(unsafe { Arc::from_raw(self.0.as_ptr()) });
+        // SAFETY: The handle is not used again.
+        unsafe { T::put(self) };
     }
 }

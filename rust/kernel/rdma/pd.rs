@@ -41,8 +41,9 @@ impl deferred::Teardown for State {
     }
 
     #[inline(never)]
-    fn put(item: Arc<deferred::Item<Self>>) {
-        deferred::Item::put(item);
+    unsafe fn put(handle: &mut deferred::Deferred<Self>) {
+        // SAFETY: The handle is not used again, as the caller promises.
+        unsafe { handle.put() };
     }
 }
 
