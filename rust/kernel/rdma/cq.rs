@@ -480,6 +480,15 @@ pub(crate) struct PollGuard<'a> {
     wcs: *mut Wcs,
 }
 
+impl PollGuard<'_> {
+    /// Returns the array that completions are polled into.
+    #[inline]
+    fn wcs(&mut self) -> &mut Wcs {
+        // SAFETY: By the type invariant the lock of the array is held, and it is valid for `'a`.
+        unsafe { &mut *self.wcs }
+    }
+}
+
 impl Drop for PollGuard<'_> {
     #[inline]
     fn drop(&mut self) {
@@ -740,12 +749,11 @@ impl Inner {
     #[inline]
     pub(crate) fn process_locked(
         &self,
-        guard: PollGuard<'_>,
+        mut guard: PollGuard<'_>,
         budget: u32,
         mut handle: impl FnMut(Completion<'_>),
     ) -> Result<u32> {
-        // SAFETY: By the type invariant the lock of the array is held, and it is valid for `'a`.
-        let wcs = unsafe { &mut *guard.wcs };
+        let wcs = guard.wcs();
         let cq = self.raw.as_ptr();
         let mut left = budget;
         while left > 0 {
@@ -998,8 +1006,11 @@ impl<const N: usize> WcArray<N> {
     #[inline]
     pub fn completions(&mut self) -> Completions<'_> {
         let wcs = self.wcs.get(self.next..self.len).unwrap_or(&[]);
+        // INVARIANT: The entries leave the range; those that are left come back when this is
+        // dropped.
+        self.next = self.len;
         // INVARIANT: These are the last entries. By the type invariant `cq` gave them, and their
-        // owners were not taken back.
+        // owners were not taken back; they have just left the range.
         Completions {
             wcs: wcs.iter(),
             cq: self.cq,
@@ -1038,8 +1049,8 @@ impl<const N: usize> Drop for WcArray<N> {
 ///
 /// # Invariants
 ///
-/// `wcs` are the last entries of the array, from `next` on: completions that `cq` gave, and whose
-/// owners were not taken back.
+/// `wcs` are the last entries of the array: completions that `cq` gave, and whose owners were not
+/// taken back. `next` is that of the array, and its length.
 pub struct Completions<'a> {
     wcs: core::slice::Iter<'a, MaybeUninit<bindings::ib_wc>>,
     cq: *mut bindings::ib_cq,
@@ -1052,11 +1063,17 @@ impl<'a> Iterator for Completions<'a> {
     #[inline]
     fn next(&mut self) -> Option<Completion<'a>> {
         let wc = self.wcs.next()?;
-        // INVARIANT: This entry leaves the array.
-        *self.next += 1;
-        // SAFETY: By the type invariant `cq` gave it, and its owner was not taken back. It is
-        // neither in `wcs` nor in the array any more.
+        // SAFETY: By the type invariant `cq` gave it, and its owner was not taken back. It is not
+        // in `wcs` any more.
         Some(unsafe { Completion::new(self.cq, wc) })
+    }
+}
+
+impl Drop for Completions<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        // INVARIANT: What was not taken is in the array again.
+        *self.next = self.next.saturating_sub(self.wcs.len());
     }
 }
 

@@ -135,9 +135,9 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
                 let target = &self.any.target;
                 let guard = O::lock(&undo, target);
                 wr::end(wr, O::callback::<P::Target, ID>(&undo, cqe));
-                let qp = target.raw.as_ptr();
-                debug::set_qp_of(qp, cqe);
-                (guard, trace::Queue::post_one(target.post_send, qp, wr))
+                debug::set_qp_of(target.raw.as_ptr(), cqe);
+                let ret = trace::Queue::post_one(target.post_send, target.raw.as_ptr(), wr);
+                (guard, ret)
             };
             if ret == 0 {
                 return Ok(output);
