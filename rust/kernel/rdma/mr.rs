@@ -30,6 +30,7 @@ use crate::{
     dma,
     identity,
     objects,
+    pd,
     prelude::*,
     sg,
     trace,
@@ -211,6 +212,28 @@ struct Claimed {
 }
 
 impl Claimed {
+    /// Notes the QP that the MR, which is of `pd`, is registered through from now on. Returns
+    /// `false` if the QP is of another PD.
+    #[cold]
+    #[inline(never)]
+    fn change_qp(&mut self, pd: pd::Id, target: &wr::PostTarget) -> bool {
+        if target.pd != pd {
+            return false;
+        }
+        let recv_cq = target.recv_cq().raw.as_ptr();
+        if self.recv_cq != recv_cq {
+            // Nothing is known of what is left in this CQ, unless it is the MR's first.
+            if !self.recv_cq.is_null() {
+                (self.trusted, self.trusted_empty) = (0, 0);
+            }
+            self.recv_cq = recv_cq;
+            self.mark = target.recv_cq().empties.mark();
+        }
+        // INVARIANT: `recv_cq` is of this QP, too.
+        self.qp = target.qp_id;
+        true
+    }
+
     /// Ends the registration of this generation, whose end is proved by the device that the key was
     /// valid on, and the claim of `state`. Returns `true`.
     #[inline]
@@ -277,28 +300,6 @@ impl FastRegMr {
             return false;
         }
         claimed.end(state, generation)
-    }
-
-    /// Notes the QP that the MR, which the caller has claimed, is registered through from now on.
-    /// Returns `false` if that is of another PD.
-    #[cold]
-    #[inline(never)]
-    fn change_qp(&self, claimed: &mut Claimed, target: &wr::PostTarget) -> bool {
-        if target.pd != self.pd.id() {
-            return false;
-        }
-        let recv_cq = target.recv_cq().raw.as_ptr();
-        if claimed.recv_cq != recv_cq {
-            // Nothing is known of what is left in this CQ, unless it is the MR's first.
-            if !claimed.recv_cq.is_null() {
-                (claimed.trusted, claimed.trusted_empty) = (0, 0);
-            }
-            claimed.recv_cq = recv_cq;
-            claimed.mark = target.recv_cq().empties.mark();
-        }
-        // INVARIANT: `recv_cq` is of this QP, too.
-        claimed.qp = target.qp_id;
-        true
     }
 
     /// The invalidation was not posted or has failed.
@@ -780,7 +781,7 @@ impl<S: State> wr::Op for RegOp<S> {
         // SAFETY: The state was just claimed, so by the invariant of `FastRegMr` `claimed` has no
         // other user.
         let claimed = unsafe { &mut *mr.claimed.get() };
-        if claimed.qp != target.qp_id && !mr.change_qp(claimed, target) {
+        if claimed.qp != target.qp_id && !claimed.change_qp(mr.pd.id(), target) {
             state.set_idle();
             return Err(EINVAL);
         }

@@ -69,17 +69,27 @@ impl<const SGES: usize> Slot<SGES> {
     }
 }
 
+/// The requests of a chain. They are apart from it, as it would be in memory where they are taken
+/// back.
+///
+/// # Invariants
+///
+/// The slots are valid, and the requests of the first `len` are written and linked, but for the end
+/// of the last.
+struct Links<const SGES: usize> {
+    slots: *mut Slot<SGES>,
+    len: usize,
+}
+
 /// A chain of up to `LINKS` requests of up to `SGES` entries each, which is being made.
 ///
 /// See [`Qp::post_chain`].
 ///
 /// # Invariants
 ///
-/// `slots` is valid, and its first `len` requests, of `LINKS`, are written and linked, but for the
-/// end of the last.
+/// `links` has `LINKS` slots.
 pub struct Chain<'a, const LINKS: usize, const SGES: usize = 1> {
-    slots: *mut Slot<SGES>,
-    pub(super) len: usize,
+    links: Links<SGES>,
     /// Set if there is an RDMA READ among them, or was one among those that were posted before.
     pub(super) reads: bool,
     /// Set if one registers a shared region, so that all are posted under the lock of the QP.
@@ -90,93 +100,20 @@ pub struct Chain<'a, const LINKS: usize, const SGES: usize = 1> {
 }
 
 /// A chain that the driver has refused, and its answer.
-pub(super) struct Refused<'a, const LINKS: usize, const SGES: usize> {
-    chain: Chain<'a, LINKS, SGES>,
+pub(super) struct Refused<'a, const SGES: usize> {
+    links: Links<SGES>,
     /// Held until what was not posted is taken back.
     _guard: Option<SpinLockIrqGuard<'a, ()>>,
     bad: *const bindings::ib_send_wr,
     ret: c_int,
 }
 
-impl<'a, const LINKS: usize, const SGES: usize> Chain<'a, LINKS, SGES> {
-    /// Calls `make` to add requests, which are made of memory of `owner`.
-    ///
-    /// # Safety
-    ///
-    /// `slots` is memory that outlives what is returned. `owner` is valid, and is neither changed
-    /// nor moved before the chain was posted or dropped.
-    #[inline]
-    pub(super) unsafe fn make<T: 'a>(
-        slots: *mut [Slot<SGES>; LINKS],
-        target: &'a wr::PostTarget,
-        owner: *const T,
-        make: impl FnOnce(&'a T, &mut Self) -> Result,
-    ) -> Result<Self> {
-        // INVARIANT: There is no request yet.
-        let mut chain = Self {
-            slots: slots.cast(),
-            len: 0,
-            reads: false,
-            is_locked: false,
-            target,
-            _owner: PhantomData,
-        };
-        // SAFETY: The owner is valid and stays as it is, as the caller promises.
-        match make(unsafe { &*owner }, &mut chain) {
-            Ok(()) if chain.len > 0 => Ok(chain),
-            made => {
-                // SAFETY: Nothing is posted, and the owner is valid, as the caller promises.
-                unsafe { chain.undo(0) };
-                Err(made.err().unwrap_or(EINVAL))
-            }
-        }
-    }
-
-    /// Adds a request at the end, and returns what posting it by itself would. Fails with `ENOSPC`
-    /// if the chain is full; or what posting the request by itself would be refused with.
-    #[inline]
-    pub fn push<O: ChainOp, const N: usize>(
-        &mut self,
-        wr: wr::SendWr<'a, N, O>,
-    ) -> Result<O::Output> {
-        const { assert!(N <= SGES, "the chain has no room for so many entries") };
-        let n = self.len;
-        if n >= LINKS {
-            return Err(ENOSPC);
-        }
-        // SAFETY: What the request refers to is the owner's. `post` commits registrations, and
-        // `undo` aborts them.
-        let (wr, (output, undo)) = unsafe { wr.prepare(self.target) }?;
-        // SAFETY: By the type invariant the slots are valid, and `n` is less than `LINKS`, as just
-        // checked.
-        let slot = unsafe { &mut *self.slots.add(n) };
-        let sges = slot.sges.as_mut_ptr().cast();
-        // SAFETY: There is room for the entries, and for a request of every kind; it is prepared.
-        unsafe { wr.write(slot.wr().cast(), sges) };
-        if let Some(registration) = O::registration(undo) {
-            self.is_locked |= registration.is_shared();
-            // INVARIANT: The request was just written.
-            slot.registration.write(registration);
-        }
-        let wr = slot.wr();
-        // SAFETY: The request was just written, and so was the one before, by the type invariant.
-        unsafe {
-            self.reads |= (*wr).opcode == bindings::ib_wr_opcode_IB_WR_RDMA_READ;
-            post::signal(wr, None);
-            if n > 0 {
-                (*self.wr(n - 1)).next = wr;
-            }
-        }
-        // INVARIANT: Written and linked.
-        self.len = n + 1;
-        Ok(output)
-    }
-
+impl<const SGES: usize> Links<SGES> {
     /// Returns request number `n`.
     ///
     /// # Safety
     ///
-    /// `n` is less than `LINKS`.
+    /// There is a slot `n`.
     #[inline]
     unsafe fn wr(&self, n: usize) -> *mut bindings::ib_send_wr {
         // SAFETY: The slots are valid by the type invariant, and `n` is in bounds.
@@ -214,13 +151,90 @@ impl<'a, const LINKS: usize, const SGES: usize> Chain<'a, LINKS, SGES> {
     ///
     /// # Safety
     ///
-    /// The regions are alive. The chain is posted next.
+    /// The regions are alive. The requests are posted next, to the QP of `target`.
     #[cold]
-    unsafe fn commit(&self) -> SpinLockIrqGuard<'a, ()> {
-        let guard = self.target.lock_regs();
+    unsafe fn commit<'t>(&self, target: &'t wr::PostTarget) -> SpinLockIrqGuard<'t, ()> {
+        let guard = target.lock_regs();
         // SAFETY: The region is alive, as the caller promises, and the lock is held.
         self.for_each_registration(0, |registration| unsafe { registration.commit() });
         guard
+    }
+}
+
+impl<'a, const LINKS: usize, const SGES: usize> Chain<'a, LINKS, SGES> {
+    /// Calls `make` to add requests, which are made of memory of `owner`.
+    ///
+    /// # Safety
+    ///
+    /// `slots` is memory that outlives what is returned. `owner` is valid, and is neither changed
+    /// nor moved before the chain was posted or dropped.
+    #[inline]
+    pub(super) unsafe fn make<T: 'a>(
+        slots: *mut [Slot<SGES>; LINKS],
+        target: &'a wr::PostTarget,
+        owner: *const T,
+        make: impl FnOnce(&'a T, &mut Self) -> Result,
+    ) -> Result<Self> {
+        // INVARIANT: There is no request yet.
+        let mut chain = Self {
+            links: Links {
+                slots: slots.cast(),
+                len: 0,
+            },
+            reads: false,
+            is_locked: false,
+            target,
+            _owner: PhantomData,
+        };
+        // SAFETY: The owner is valid and stays as it is, as the caller promises.
+        match make(unsafe { &*owner }, &mut chain) {
+            Ok(()) if chain.links.len > 0 => Ok(chain),
+            made => {
+                // SAFETY: Nothing is posted, and the owner is valid, as the caller promises.
+                unsafe { chain.links.undo(0) };
+                Err(made.err().unwrap_or(EINVAL))
+            }
+        }
+    }
+
+    /// Adds a request at the end, and returns what posting it by itself would. Fails with `ENOSPC`
+    /// if the chain is full; or what posting the request by itself would be refused with.
+    #[inline]
+    pub fn push<O: ChainOp, const N: usize>(
+        &mut self,
+        wr: wr::SendWr<'a, N, O>,
+    ) -> Result<O::Output> {
+        const { assert!(N <= SGES, "the chain has no room for so many entries") };
+        let n = self.links.len;
+        if n >= LINKS {
+            return Err(ENOSPC);
+        }
+        // SAFETY: What the request refers to is the owner's. `post` commits registrations, and
+        // `undo` aborts them.
+        let (wr, (output, undo)) = unsafe { wr.prepare(self.target) }?;
+        // SAFETY: By the type invariant the slots are valid, and `n` is less than `LINKS`, as just
+        // checked.
+        let slot = unsafe { &mut *self.links.slots.add(n) };
+        let sges = slot.sges.as_mut_ptr().cast();
+        // SAFETY: There is room for the entries, and for a request of every kind; it is prepared.
+        unsafe { wr.write(slot.wr().cast(), sges) };
+        if let Some(registration) = O::registration(undo) {
+            self.is_locked |= registration.is_shared();
+            // INVARIANT: The request was just written.
+            slot.registration.write(registration);
+        }
+        let wr = slot.wr();
+        // SAFETY: The request was just written, and so was the one before, by the type invariant.
+        unsafe {
+            self.reads |= (*wr).opcode == bindings::ib_wr_opcode_IB_WR_RDMA_READ;
+            post::signal(wr, None);
+            if n > 0 {
+                (*self.links.wr(n - 1)).next = wr;
+            }
+        }
+        // INVARIANT: Written and linked.
+        self.links.len = n + 1;
+        Ok(output)
     }
 
     /// Posts the chain, signaled at its end if there is a `tail` callback for that.
@@ -233,11 +247,10 @@ impl<'a, const LINKS: usize, const SGES: usize> Chain<'a, LINKS, SGES> {
     pub(super) unsafe fn post(
         self,
         tail: Option<*mut bindings::ib_cqe>,
-    ) -> Result<(), Refused<'a, LINKS, SGES>> {
-        let target = self.target;
-        let (qp, mut bad) = (target.raw.as_ptr(), ptr::null());
+    ) -> Result<(), Refused<'a, SGES>> {
+        let Self { links, target, .. } = self;
         // SAFETY: There is a first and a last one: `make` returns no empty chain.
-        let (first, last) = unsafe { (self.wr(0), self.wr(self.len - 1)) };
+        let (first, last) = unsafe { (links.wr(0), links.wr(links.len - 1)) };
         // SAFETY: By the type invariant the last request is written.
         unsafe {
             (*last).next = ptr::null_mut();
@@ -246,11 +259,12 @@ impl<'a, const LINKS: usize, const SGES: usize> Chain<'a, LINKS, SGES> {
                 if self.reads && target.iwarp {
                     post::come_after_reads(last);
                 }
-                debug::set_qp_of(qp, tail);
+                debug::set_qp_of(target.raw.as_ptr(), tail);
             }
         }
         // SAFETY: Nothing is posted yet, so the regions are alive.
-        let guard = self.is_locked.then(|| unsafe { self.commit() });
+        let guard = self.is_locked.then(|| unsafe { links.commit(target) });
+        let (qp, mut bad) = (target.raw.as_ptr(), ptr::null());
         // SAFETY: The QP of `target` is valid and the operation its driver's by the invariant of
         // that, and what the requests are made of is kept, as the caller promises. By the type
         // invariant they are written and linked; one that is alone has no successor.
@@ -268,7 +282,7 @@ impl<'a, const LINKS: usize, const SGES: usize> Chain<'a, LINKS, SGES> {
             bad = unsafe { (*first).next };
         }
         Err(Refused {
-            chain: self,
+            links,
             _guard: guard,
             bad,
             ret,
@@ -276,7 +290,7 @@ impl<'a, const LINKS: usize, const SGES: usize> Chain<'a, LINKS, SGES> {
     }
 }
 
-impl<const LINKS: usize, const SGES: usize> Refused<'_, LINKS, SGES> {
+impl<const SGES: usize> Refused<'_, SGES> {
     /// Returns why the driver has refused a request, and how many were posted before it, at the
     /// most, if that is known. The registrations behind them end.
     ///
@@ -289,7 +303,7 @@ impl<const LINKS: usize, const SGES: usize> Refused<'_, LINKS, SGES> {
         if let Some(n) = posted {
             // SAFETY: The driver says that it has posted none from this one on, and what the
             // requests are made of is alive, as the caller promises.
-            unsafe { self.chain.undo(n) };
+            unsafe { self.links.undo(n) };
         }
         (error, posted)
     }
@@ -300,11 +314,11 @@ impl<const LINKS: usize, const SGES: usize> Refused<'_, LINKS, SGES> {
     /// which one had no room, so all but the last are taken for posted.
     #[cold]
     pub(super) fn why(&self, names_first: bool) -> (Error, Option<usize>) {
-        let (chain, error) = (&self.chain, Error::from_errno(self.ret));
-        // SAFETY: `n` is less than the number of requests, which is at most `LINKS`.
-        let posted = (0..chain.len).find(|n| ptr::eq(unsafe { chain.wr(*n) }, self.bad));
+        let (links, error) = (&self.links, Error::from_errno(self.ret));
+        // SAFETY: `n` is less than the number of requests, and so of slots.
+        let posted = (0..links.len).find(|n| ptr::eq(unsafe { links.wr(*n) }, self.bad));
         match posted {
-            Some(0) if names_first && error == ENOMEM => (error, Some(chain.len - 1)),
+            Some(0) if names_first && error == ENOMEM => (error, Some(links.len - 1)),
             posted => (error, posted),
         }
     }
@@ -485,9 +499,9 @@ impl AnyQp {
     /// to complete to `cqe`, which is the owner's.
     #[cold]
     #[inline(never)]
-    unsafe fn take_back<P, const ID: u64, const LINKS: usize, const SGES: usize>(
+    unsafe fn take_back<P, const ID: u64, const SGES: usize>(
         &self,
-        refused: Refused<'_, LINKS, SGES>,
+        refused: Refused<'_, SGES>,
         cqe: *mut bindings::ib_cqe,
     ) -> PostError<P>
     where
@@ -547,7 +561,7 @@ impl<P: CqePointer<ID>, const ID: u64> Batch<'_, P, ID> {
         let mut slots = MaybeUninit::uninit();
         // SAFETY: The slots outlive the chain, and the owner does not move.
         let chain = unsafe { Chain::make(slots.as_mut_ptr(), &qp.target, &**owner, make) }?;
-        let len = chain.len;
+        let len = chain.links.len;
         self.reads |= chain.reads;
         // SAFETY: The owner is moved into a signaled request that is posted later, or kept until
         // the QP was drained.

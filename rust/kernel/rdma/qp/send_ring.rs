@@ -289,9 +289,9 @@ impl<P: CqePointer<ID>, const ID: u64> SendRing<P, ID> {
     /// They are those of the last entry that was published, which says `signaled`.
     #[cold]
     #[inline(never)]
-    unsafe fn refused<const LINKS: usize, const SGES: usize>(
+    unsafe fn refused<const SGES: usize>(
         &mut self,
-        refused: chain::Refused<'_, LINKS, SGES>,
+        refused: chain::Refused<'_, SGES>,
         signaled: bool,
         reads: bool,
     ) -> PostError<P> {
