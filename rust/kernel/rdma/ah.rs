@@ -254,7 +254,7 @@ impl Ah {
 }
 
 /// The length of the header in front of each received datagram, in bytes.
-pub const HEADER: usize = 40;
+pub(crate) const HEADER: usize = 40;
 
 /// A received network header, as `union rdma_network_hdr`.
 #[repr(C, align(8))]

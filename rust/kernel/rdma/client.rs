@@ -80,6 +80,7 @@ pub trait DeviceData<C: Client>: Sized + Send + Sync + 'static {
     /// `remove`, which waits for the end of the call. With [`device::Event::GidChange`] the mutex
     /// of the port's GIDs is held, and on a bonded port perhaps the rtnl lock, which
     /// [`device::Port::query`] takes on many devices: [`ClientRef::spawn`] what asks for ports.
+    /// Once the removal has begun, waits for the device fail here.
     fn event(self: Pin<&Self>, _client: Pin<&C>, _dev: &Device, _event: Event, _cx: &Sleepable) {}
 }
 
@@ -432,15 +433,20 @@ impl Core {
     ) -> Result {
         // SAFETY: `add` is called in process context.
         let cx = unsafe { Sleepable::assume() };
-        let inner = device::Inner::new(NonNull::new(raw).ok_or(EINVAL)?, self)?;
+        let failed = |e: &Error| {
+            // SAFETY: The device is valid in this callback.
+            let device = unsafe { crate::objects::Name::of(raw) };
+            pr_err!("{}: device {device} is not used: {e:?}\n", self.name);
+        };
+        let inner = NonNull::new(raw).ok_or(EINVAL)?;
+        let inner = device::Inner::new(inner, self).inspect_err(failed)?;
         // SAFETY: `inner` is valid until `release` has killed its refs and waited for them.
         let added = unsafe { Device::new(NonNull::from(&*inner)) }.and_then(|dev| {
             self.devices.lock().push(dev.clone(), GFP_KERNEL)?;
             add_data(&dev, &cx)
         });
         if let Err(e) = added {
-            let (client, device) = (self.name, inner.name());
-            pr_err!("{client}: device {device} is not used: {e:?}\n");
+            failed(&e);
             self.close(&inner);
             // SAFETY: The device was just closed.
             unsafe { self.release(inner, &mut || {}, &cx) };
@@ -547,6 +553,10 @@ impl PinnedDrop for Core {
 /// impl DeviceData<Ulp> for PerDevice {
 ///     fn add(_ulp: Pin<&Ulp>, dev: &Device, cx: &Sleepable) -> impl PinInit<Self, Error> {
 ///         Pd::alloc(dev, cx).map(|pd| Self { pd })
+///     }
+///
+///     fn remove(self: Pin<&Self>, _ulp: Pin<&Ulp>, dev: &Device, _cx: &Sleepable) {
+///         pr_info!("{dev}: no connection is made any more\n");
 ///     }
 ///
 ///     fn event(self: Pin<&Self>, _ulp: Pin<&Ulp>, dev: &Device, event: Event, _cx: &Sleepable) {

@@ -435,9 +435,9 @@ pub struct Agent {
 impl Agent {
     /// Registers an agent of QP 1 of a port (`ib_register_mad_agent`). It receives the requests of
     /// others for `methods`, of which at most `backlog` are queued for [`Agent::recv`]; more are
-    /// dropped. Fails with `EINVAL` if there is no such class or port, or if one of the methods is
-    /// a reply's or served by another agent; `EPROTONOSUPPORT` if the port has no MADs; `ENODEV` if
-    /// the device goes; `ENOMEM`.
+    /// dropped. An agent that serves none receives replies only. Fails with `EINVAL` if there is no
+    /// such class or port, or if one of the methods is a reply's or served by another agent;
+    /// `EPROTONOSUPPORT` if the port has no MADs; `ENODEV` if the device goes; `ENOMEM`.
     #[inline(never)]
     pub fn register(
         dev: &Device,

@@ -876,11 +876,12 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
     /// that it can be posted where one cannot sleep.
     ///
     /// The QP is not destroyed before the transfer has completed, or was cancelled
-    /// ([`Ctx::cancel`]), as dropping the context does, too: one that waits for more than a minute
-    /// is leaked and holds its device. Fails with `EBUSY` if the context is posted or was prepared;
-    /// `EINVAL` if the range is empty or not inside of the memory, if that is lost, or the QP is
-    /// not initialised or has no entries, or MRs are needed and cannot map the entries of the list;
-    /// `EAGAIN` if MRs are needed and all are in use; `ENOMEM`. See Documentation/mr.rst.
+    /// ([`Ctx::cancel`]), as dropping the context does, too: a QP that waits for that for more than
+    /// a minute after its last reference is gone is leaked, and holds its device. Fails with
+    /// `EBUSY` if the context is posted or was prepared; `EINVAL` if the range is empty or not
+    /// inside of the memory, if that is lost, or the QP is not initialised or has no entries, or
+    /// MRs are needed and cannot map the entries of the list; `EAGAIN` if MRs are needed and all
+    /// are in use; `ENOMEM`. See Documentation/mr.rst.
     pub fn prepare_rw(&self, rw: Rw<'_>) -> Result {
         // SAFETY: The context is borrowed, and the QP is valid. Nothing is posted.
         unsafe { begin(rw.ctx.into(), rw.extents, self.any.target.raw, None) }.map_err(|(e, _)| e)

@@ -8,8 +8,6 @@
 //!
 //! C header: [`include/rdma/ib_verbs.h`](srctree/include/rdma/ib_verbs.h) (`struct ib_ud_wr`)
 
-pub use crate::ah::HEADER;
-
 use crate::{
     ah::{
         self,
@@ -20,6 +18,9 @@ use crate::{
     wc,
     wr, //
 };
+
+/// The length of the header in front of each received datagram, in bytes.
+pub const HEADER: usize = crate::ah::HEADER;
 
 /// A QP for datagrams, whose queues complete in contexts `S` and `R`. It ends as a [`Qp`] does.
 pub struct UdQp<S: PollContext, R: PollContext = S> {

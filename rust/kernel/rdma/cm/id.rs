@@ -35,7 +35,8 @@ use kernel::{
     workqueue, //
 };
 
-/// A connection's id, as `struct rdma_cm_id` of a reliable connected service. A counted handle.
+/// A connection's id, as `struct rdma_cm_id` of a reliable connected service. A counted handle: a
+/// work item destroys the id when the last one is dropped.
 #[derive(Clone)]
 pub struct Id {
     pub(crate) state: Shared,

@@ -264,7 +264,8 @@ impl Backoff {
 pub struct Reconnect(Ticker);
 
 impl Reconnect {
-    /// Begins with the first delay. Fails with `ENOMEM`.
+    /// Begins with the first delay. Any context that may allocate with `flags`. Fails with
+    /// `ENOMEM`.
     pub fn start<T: Connector>(
         client: &ClientRef,
         connector: Arc<T>,
