@@ -26,7 +26,7 @@ impl Counted {
         this.count.try_get().then(|| Ref(this.clone()))
     }
 
-    /// As `refs::kill_and_wait`; then the thing goes.
+    /// As `objects::kill_and_wait`; then the thing goes.
     fn kill_and_free(&self) {
         if self.count.kill() {
             self.empty.wait();

@@ -15,7 +15,10 @@ use crate::{
         self,
         Event, //
     },
-    objects::Object,
+    objects::{
+        self,
+        Object, //
+    },
     prelude::*,
     refs,
     removal::Step, //
@@ -435,7 +438,7 @@ impl Core {
         let cx = unsafe { Sleepable::assume() };
         let failed = |e: &Error| {
             // SAFETY: The device is valid in this callback.
-            let device = unsafe { crate::objects::Name::of(raw) };
+            let device = unsafe { objects::Name::of(raw) };
             pr_err!("{}: device {device} is not used: {e:?}\n", self.name);
         };
         let inner = NonNull::new(raw).ok_or(EINVAL)?;
@@ -505,7 +508,7 @@ impl Core {
         // Not before that: files that the data have go only once no thread waits there.
         device.during(Step::Data, drop_data);
         let (client, name) = (self.name, inner.name());
-        refs::kill_and_wait(&*inner, &fmt!("{client}: removal of {name}"), cx);
+        objects::kill_and_wait(&*inner, &fmt!("{client}: removal of {name}"), cx);
     }
 
     fn handle(&self) -> Result<ClientRef> {
@@ -532,7 +535,7 @@ impl PinnedDrop for Core {
         // SAFETY: A registration is dropped when the loading of its module has failed, or when the
         // module is unloaded, in process context.
         let cx = unsafe { Sleepable::assume() };
-        refs::kill_and_wait(&*self, &fmt!("{}: unload", self.name), &cx);
+        objects::kill_and_wait(&*self, &fmt!("{}: unload", self.name), &cx);
     }
 }
 

@@ -368,7 +368,7 @@ impl Registered {
         }
         self.queue.close(reason);
         self.queue.clear();
-        refs::kill_and_wait(self, self, cx);
+        objects::kill_and_wait(self, self, cx);
         // SAFETY: The agent is registered by the type invariant, as `ended` was false, and there is
         // no reference that keeps it so.
         unsafe { bindings::ib_unregister_mad_agent(self.raw.as_ptr()) };

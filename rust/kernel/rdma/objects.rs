@@ -351,8 +351,33 @@ impl Drop for Object {
     }
 }
 
+/// Kills the refs of `owner` and waits until nothing references it (`percpu_ref_kill`). Every ten
+/// seconds messages of `who` count the references that are left, and name the objects that have
+/// them. A signal does not end the wait; a message says so when the task is killed.
+pub(crate) fn kill_and_wait(owner: &dyn refs::Owner, who: &dyn fmt::Display, cx: &Sleepable) {
+    let refs = owner.refs();
+    if !refs.count.kill() {
+        return;
+    }
+    let warn = || {
+        pr_warn!("{who}: waits for {refs}\n");
+        report(refs, who);
+    };
+    while let Ok(is_empty) = refs.empty.wait_killable_timeout(refs::REPORT_MS, cx) {
+        if is_empty {
+            return;
+        }
+        warn();
+    }
+    warn();
+    pr_warn!("{who}: no signal ends this wait: what is held would be used when it is gone\n");
+    while !refs.empty.wait_timeout(refs::REPORT_MS, cx) {
+        warn();
+    }
+}
+
 /// Names the objects that have references of `refs`, in messages of `who`.
-pub(crate) fn report(refs: &refs::Refs, who: &dyn fmt::Display) {
+fn report(refs: &refs::Refs, who: &dyn fmt::Display) {
     let objects = OBJECTS.lock();
     let is_of = |object: &&Object| ptr::eq(object.reference.refs(), refs);
     for (n, object) in objects.iter().filter(is_of).enumerate() {

@@ -7,7 +7,6 @@
 
 use crate::{
     completion::Completion,
-    objects,
     prelude::*,
     sync::RefCount, //
 };
@@ -57,10 +56,10 @@ pub(crate) const NAMES: [&str; 10] = [
 /// - `empty` is completed when the last reference to killed refs is dropped, as the last access.
 #[pin_data]
 pub(crate) struct Refs {
-    count: RefCount,
+    pub(crate) count: RefCount,
     kinds: [Atomic<i32>; NAMES.len()],
     #[pin]
-    empty: Completion,
+    pub(crate) empty: Completion,
 }
 
 impl Refs {
@@ -104,31 +103,6 @@ impl fmt::Display for Refs {
     }
 }
 
-/// Kills the refs of `owner` and waits until nothing references it (`percpu_ref_kill`). Every ten
-/// seconds messages of `who` count the references that are left, and name the objects that have
-/// them. A signal does not end the wait; a message says so when the task is killed.
-pub(crate) fn kill_and_wait(owner: &dyn Owner, who: &dyn fmt::Display, cx: &Sleepable) {
-    let refs = owner.refs();
-    if !refs.count.kill() {
-        return;
-    }
-    let warn = || {
-        pr_warn!("{who}: waits for {refs}\n");
-        objects::report(refs, who);
-    };
-    while let Ok(is_empty) = refs.empty.wait_killable_timeout(REPORT_MS, cx) {
-        if is_empty {
-            return;
-        }
-        warn();
-    }
-    warn();
-    pr_warn!("{who}: no signal ends this wait: what is held would be used when it is gone\n");
-    while !refs.empty.wait_timeout(REPORT_MS, cx) {
-        warn();
-    }
-}
-
 /// What references keep: a device, a client or a MAD agent, as messages name it.
 pub(crate) trait Owner: fmt::Display + Sync {
     fn refs(&self) -> &Refs;
@@ -154,7 +128,7 @@ impl<O: Owner> Ref<O> {
     ///
     /// # Safety
     ///
-    /// `owner` is valid until [`kill_and_wait`] has returned for it.
+    /// `owner` is valid until [`kill_and_wait`](crate::objects::kill_and_wait) has returned for it.
     pub(crate) unsafe fn try_get(owner: NonNull<O>, kind: Kind) -> Result<Self> {
         // SAFETY: `owner` is valid, as the caller promises.
         let refs = unsafe { owner.as_ref() }.refs();
