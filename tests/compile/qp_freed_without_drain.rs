@@ -9,7 +9,7 @@ fn end(qp: Qp<Softirq>, cx: &Sleepable) -> Result {
     #[cfg(mistake)]
     // SAFETY: There is none: requests may be outstanding.
     let _ = unsafe { rdma::bindings::ib_destroy_qp_user(qp.as_raw(), core::ptr::null_mut()) };
-    //~^ E0603 module `bindings` is private
+    //~^ E0603 `bindings` is private
     //~^^ E0599 no method named `as_raw`
     #[cfg(not(mistake))]
     qp.destroy(cx)?;

@@ -54,7 +54,7 @@ use kernel::{
     }, //
 };
 
-/// Memory that outlives its type, only to be dropped.
+/// Memory that outlives its type, only to be dropped. ULPs get none: see [`Memory::keep`].
 #[doc(hidden)]
 pub enum AnyMemory {
     Buf(dma::Mapped),
@@ -103,7 +103,7 @@ pub trait Memory<D: dma::Direction>: Sealed + Sized + Send + Sync + Unpin + 'sta
     fn get(&self) -> MemoryRef<'_>;
 
     #[doc(hidden)]
-    fn keep(self) -> AnyMemory;
+    fn keep(self, _: cqe::Sealed) -> AnyMemory;
 }
 
 impl<D: dma::Direction> Sealed for Buf<D> {}
@@ -113,7 +113,7 @@ impl<D: dma::Direction> Memory<D> for Buf<D> {
         MemoryRef::Buf(&self.mapped)
     }
 
-    fn keep(self) -> AnyMemory {
+    fn keep(self, _: cqe::Sealed) -> AnyMemory {
         AnyMemory::Buf(self.mapped)
     }
 }
@@ -125,7 +125,7 @@ impl<O: sg::SgOwner<D>, D: dma::Direction> Memory<D> for sg::SgMap<O, D> {
         MemoryRef::Map(&self.list)
     }
 
-    fn keep(self) -> AnyMemory {
+    fn keep(self, _: cqe::Sealed) -> AnyMemory {
         AnyMemory::Map(self.list, sg::AnyOwner::new(self.owner))
     }
 }
@@ -178,6 +178,7 @@ const TRUSTED: u64 = 255 * state::GENERATION;
 ///   type of the owner that `claimed.user` is from.
 /// - `claimed.qp` and `claimed.recv_cq` are of one QP, whose PD is or was `pd`, and which may be
 ///   gone; or of none.
+#[doc(hidden)]
 #[repr(C)]
 pub struct FastRegMr {
     /// The callback of a local invalidation. The first field, to get back from it.
@@ -665,7 +666,7 @@ impl<D: dma::Direction, M: Memory<D>, S: State> Drop for Region<D, M, S> {
         let idle = self.is_idle();
         // SAFETY: The region is being dropped, and is not used after this.
         let (mr, memory) = unsafe { self.take() };
-        mr.release(memory.keep(), idle);
+        mr.release(memory.keep(cqe::Sealed(())), idle);
     }
 }
 
@@ -843,6 +844,7 @@ impl<S: State> wr::Op for RegOp<S> {
 /// # Invariants
 ///
 /// `generation` is from [`State::prepare`] of the state of `mr`: zero if that is exclusive.
+#[doc(hidden)]
 pub struct Registration {
     mr: NonNull<FastRegMr>,
     generation: u64,
@@ -929,7 +931,9 @@ impl Registration {
 ///
 /// fn complete(region: &Region<FromDevice>) {
 ///     let mut bytes = [0; 4];
-///     pr_info!("{:?}: the peer wrote {bytes:?}\n", region.read(0, &mut bytes));
+///     if region.read(0, &mut bytes).is_ok() {
+///         pr_info!("the peer wrote {bytes:?}\n");
+///     }
 /// }
 /// ```
 pub type InvWr<'a, S = Exclusive> = SendWr<'a, 0, InvOp<S>>;
