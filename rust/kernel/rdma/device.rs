@@ -729,7 +729,8 @@ pub struct L2 {
     pub vlan: Option<u16>,
 }
 
-/// A reference to an entry of a GID table (`struct ib_gid_attr`), which may lose its interface.
+/// A reference to an entry of a GID table (`struct ib_gid_attr`): the entry is not reused
+/// meanwhile, but may lose its network interface.
 ///
 /// # Invariants
 ///

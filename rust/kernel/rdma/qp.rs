@@ -169,9 +169,8 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
         // A shared CQ, which the drain of an SRQ may poll, too, has no poller here.
         //
         // SAFETY: By the invariant of `cq::Inner` its CQ is there while it is.
-        let at =
-            wc.is_in(self.any.pollers.1) || wc.is_in(wc::core_array(unsafe { cq.raw.as_ref() }));
-        at.then_some(cq)
+        let of_core = || wc::core_array(unsafe { cq.raw.as_ref() });
+        (wc.is_in(self.any.pollers.1) || wc.is_in(of_core())).then_some(cq)
     }
 
     /// Keeps a table until the QP is destroyed. Fails with `ENOMEM`.
@@ -606,6 +605,13 @@ wc::named_values! {
     COMM_EST = ib_event_type_IB_EVENT_COMM_EST,
     /// The QP is in the error state and takes nothing more from its shared receive queue.
     LAST_WQE_REACHED = ib_event_type_IB_EVENT_QP_LAST_WQE_REACHED,
+}
+
+impl Event {
+    /// Returns the C value. Drivers may report values that have no name here.
+    pub fn as_raw(self) -> u32 {
+        self.0
+    }
 }
 
 /// The handler of the events of a QP (`ib_qp_init_attr.event_handler`), which it must not own.

@@ -554,14 +554,13 @@ mod private {
     /// # Safety
     ///
     /// The bytes are valid, and stay where they are, until the value is dropped, also if it is
-    /// moved. Nobody writes them, unless a device does to which the value was given for that, in
-    /// direction `D`; nor does anybody read them by reference then.
-    pub unsafe trait Bytes<D>: Send + Unpin + 'static {
+    /// moved. Nobody writes them, unless a device does to which the value was given for that.
+    pub unsafe trait Bytes: Send + Unpin + 'static {
         fn bytes(&self) -> &[u8];
     }
 
     // SAFETY: The bytes are an allocation of the vector's own.
-    unsafe impl<A: alloc::Allocator + 'static, D> Bytes<D> for alloc::Vec<u8, A>
+    unsafe impl<A: alloc::Allocator + 'static> Bytes for alloc::Vec<u8, A>
     where
         Self: Send + Unpin,
     {
@@ -571,8 +570,8 @@ mod private {
     }
 
     // SAFETY: The bytes could be borrowed for as long as there is a reference to the value, which
-    // this has. A device only reads them.
-    unsafe impl<T: Deref<Target = [u8]> + Send + Sync + 'static> Bytes<ToDevice> for Arc<T> {
+    // this has.
+    unsafe impl<T: Deref<Target = [u8]> + Send + Sync + 'static> Bytes for Arc<T> {
         fn bytes(&self) -> &[u8] {
             self
         }
@@ -584,12 +583,12 @@ mod private {
 /// # Invariants
 ///
 /// `table` describes the bytes of `owner`.
-pub struct SgList<T: private::Bytes<ToDevice>> {
+pub struct SgList<T: private::Bytes> {
     table: KBox<Table>,
     owner: T,
 }
 
-impl<T: private::Bytes<ToDevice>> SgList<T> {
+impl<T: private::Bytes> SgList<T> {
     /// Describes the bytes of an owner (`sg_alloc_table_from_pages`). Fails with `ENOMEM`; `EINVAL`
     /// if there are no bytes, or no pages of them, as of the kernel's image on some architectures.
     pub fn new(owner: T, _cx: &Sleepable) -> Result<Self> {
@@ -612,11 +611,22 @@ impl<T: private::Bytes<ToDevice>> SgList<T> {
     }
 }
 
-// SAFETY: The table is in a box, and describes bytes that are there while this has their owner. By
-// the contract of `Bytes<D>` nobody else accesses them in a way that this direction forbids.
-unsafe impl<T, D: Direction> SgOwner<D> for SgList<T>
+// SAFETY: The table is in a box, and describes an allocation of the vector's own, to which there is
+// no reference while this has it.
+unsafe impl<A: alloc::Allocator + 'static, D: Direction> SgOwner<D> for SgList<alloc::Vec<u8, A>>
 where
-    T: private::Bytes<ToDevice> + private::Bytes<D>,
+    alloc::Vec<u8, A>: Send + Unpin,
+{
+    fn table(&mut self) -> *mut bindings::sg_table {
+        &raw mut self.table.0
+    }
+}
+
+// SAFETY: The table is in a box, and describes bytes that are there while this has a reference to
+// what has them. Nobody writes them, as it is shared, and no more does the device.
+unsafe impl<T> SgOwner<ToDevice> for SgList<Arc<T>>
+where
+    T: Deref<Target = [u8]> + Send + Sync + 'static,
 {
     fn table(&mut self) -> *mut bindings::sg_table {
         &raw mut self.table.0

@@ -153,7 +153,7 @@ impl QpId {
 ///
 /// `raw` is valid, of the PD `pd`, and no other QP has or had this number. `post_send` is its
 /// driver's operation. `recv_cq` is the CQ of its receives, and is valid, as is `reg_lock`. `iwarp`
-/// says whether its device is one of iWARP. Unless `rw_idle` is [`RwState::NEVER`], QP and device
+/// says whether its device is one of iWARP. Unless `rw_idle` is `RwState::NEVER`, QP and device
 /// have the limits that `rdma_rw` divides by, and the QP has a port.
 pub struct PostTarget {
     pub(crate) raw: NonNull<bindings::ib_qp>,

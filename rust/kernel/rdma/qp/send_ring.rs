@@ -28,7 +28,8 @@ use core::{
 /// signaled. Its completion gives back all owners up to its own, each to its handler.
 ///
 /// In C a ULP that signals one in a few counts them (`sig_count`), and uses the memory of the
-/// others again when a reply has come, which is before the device has done with it.
+/// others again when a reply has come, which is before the device has done with it. Here it waits
+/// for the next signaled one.
 ///
 /// Threads that share the queue need a lock for the ring, so that its order is that of the queue.
 /// It does not keep its QP. Owners that are in it come back in [`SendRing::reclaim`], or are
