@@ -111,9 +111,9 @@ def modules(name, text, files):
         text = re.sub(rf"//!\n//! [^\n]*\[`{m}`\]\.\n", "", text)
     if name == "rust/kernel/rdma/prelude.rs":
         crate = "rust/kernel/rdma"
-        for path in re.findall(r"(?m)^pub use crate::([\w:]+);$", text):
-            if f"{crate}/{path.split('::', maxsplit=1)[0]}.rs" not in files:
-                text = text.replace(f"pub use crate::{path};\n", "")
+        for line, module in re.findall(r"(?m)^(pub(?:\(crate\))? use crate::(\w+)[^;]*;\n)", text):
+            if module != "bindings" and f"{crate}/{module}.rs" not in files:
+                text = text.replace(line, "")
     if name == "tests/kunit/rdma_kunit.rs":
         for suite in re.findall(r"(?m)^    (\w+): suite_\1,$", text):
             if not is_there(suite):
