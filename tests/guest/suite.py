@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: GPL-2.0
 """The tests that run in a VM. Prints "ok NAME # seconds" or "not ok NAME # reason" for each.
 
-suite [NAME...]: all of them, or those whose names start so. Exits with 0 once all have run."""
+suite [NAME...] [-NAME...]: all of them, or those whose names start so; but not those whose names start as
+one after a "-". Exits with 0 once all have run."""
 
 import signal
 import subprocess
@@ -16,9 +17,10 @@ from cases import modules, pings, ulps, kv, hostile, strangers, iwarp, storms, t
 
 
 def main():
-    wanted = tuple(sys.argv[1:]) or ("",)
+    without = tuple(name[1:] for name in sys.argv[1:] if name.startswith("-"))
+    wanted = tuple(name for name in sys.argv[1:] if not name.startswith("-")) or ("",)
     for name, function, args in CASES:
-        if not name.startswith(wanted) and function is not modules.first:
+        if function is not modules.first and (not name.startswith(wanted) or name.startswith(without)):
             continue
         Path("/dev/kmsg").write_text(f"rdma-rs test: {name}\n")
         begin = time.monotonic()
