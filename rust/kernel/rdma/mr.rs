@@ -613,8 +613,8 @@ impl<D: dma::Direction, M: Memory<D>, S: State> Region<D, M, S> {
     /// (SEND with invalidate). Returns `true` if it is proof; the region is idle then.
     ///
     /// It is, but on iWARP, if it carries the region's key and the CQ's own poller, not a
-    /// [`WcArray`], is dispatching it. Documentation/mr.rst has what else it takes. A region whose
-    /// end is not proved can be invalidated locally, as in the example of [`InvWr`].
+    /// [`WcArray`], is dispatching it; Documentation/mr.rst has the rest.
+    /// A region whose end is not proved can be invalidated locally, as in the example of [`InvWr`].
     pub fn remote_invalidated<C: PollContext, R: PollContext>(
         &self,
         wc: &wc::Success<'_>,

@@ -281,10 +281,11 @@ impl<C: Send + 'static, D: dma::DeviceWrites> Op<C, D> {
 
 /// The memory that flushes of RDMA WRITEs read into. Any number of them can use one at once.
 ///
-/// A flush is an RDMA READ of the last byte of the range: see Documentation/cq.rst. After it the
-/// data are visible to the peer's CPUs and to all other QPs (`RPMA_FLUSH_TYPE_VISIBILITY` in
-/// librpma). They survive a loss of power only if the peer's platform has its caches in the
-/// persistence domain, or its device bypasses them (`RPMA_FLUSH_TYPE_PERSISTENT`).
+/// A flush is an RDMA READ of the last byte of the range: see Documentation/cq.rst.
+/// After it the data are visible to the peer's CPUs and to all other QPs
+/// (`RPMA_FLUSH_TYPE_VISIBILITY` in librpma). They survive a loss of power only if the peer's
+/// platform has its caches in the persistence domain, or its device bypasses them
+/// (`RPMA_FLUSH_TYPE_PERSISTENT`).
 pub struct Pad(Buf<FromDevice>);
 
 impl Pad {

@@ -3,7 +3,8 @@
 //! Parts that protocols have between the verbs and their own messages.
 //!
 //! Receives that are posted again, tags of requests, credits, sizes of queues, ends of connections,
-//! timers and reconnecting, each usable without the others. See Documentation/session.rst.
+//! timers and reconnecting, each usable without the others.
+//! See Documentation/session.rst.
 
 mod credits;
 mod recv;

@@ -3,7 +3,8 @@
 //! Shared receive queues.
 //!
 //! An [`Srq`] owns a fixed number of [`Slot`]s: receives that any of its QPs may consume. A
-//! completion hands a slot out; dropping the slot posts it again. See Documentation/srq.rst.
+//! completion hands a slot out; dropping the slot posts it again.
+//! See Documentation/srq.rst.
 //!
 //! # Examples
 //!
