@@ -540,12 +540,6 @@ impl deferred::Teardown for Inner {
         }
         Ok(())
     }
-
-    #[inline(never)]
-    unsafe fn put(handle: &mut deferred::Deferred<Self>) {
-        // SAFETY: The handle is not used again, as the caller promises.
-        unsafe { handle.put() };
-    }
 }
 
 /// Entries of a CQ that a QP has reserved; given back when dropped.

@@ -86,20 +86,6 @@ pub(crate) trait Teardown: Send + Sync + 'static {
     /// Destroys the value. Called once, before it is dropped. If it could not be proved to be out
     /// of use this fails, with `EIO`, and the value is leaked.
     fn teardown(&self, cx: &Sleepable) -> Result;
-
-    /// Drops a handle. Types whose handles ULPs drop define this as it is here: then it is not
-    /// generic, so that its code is not in each ULP.
-    ///
-    /// # Safety
-    ///
-    /// The handle is not used again.
-    unsafe fn put(handle: &mut Deferred<Self>)
-    where
-        Self: Sized,
-    {
-        // SAFETY: The handle is not used again, as the caller promises.
-        unsafe { handle.put() };
-    }
 }
 
 /// Reports an object that C could not destroy, by what it has returned: it is to be leaked.
@@ -200,21 +186,6 @@ impl<T: Teardown> Deferred<T> {
         Item::finish(Arc::into_unique_or_drop(item).ok_or(EBUSY)?, cx)
     }
 
-    /// Drops the reference, the last one into the work item.
-    ///
-    /// # Safety
-    ///
-    /// The handle is not used again.
-    pub(crate) unsafe fn put(&mut self) {
-        // SAFETY: By the type invariant this owns a reference, which is not used again, as the
-        // caller promises.
-        let item = unsafe { Arc::from_raw(self.0.as_ptr()) };
-        if let Some(item) = Arc::into_unique_or_drop(item) {
-            // It is not queued yet, as that is done with the last reference.
-            let _ = Queue::get().enqueue(Arc::from(item));
-        }
-    }
-
     /// Returns the address of the item, which is the same for all handles of a value.
     #[inline]
     pub(crate) fn addr(&self) -> usize {
@@ -251,9 +222,15 @@ impl<T: Teardown> core::ops::Deref for Deferred<T> {
 }
 
 impl<T: Teardown> Drop for Deferred<T> {
-    #[inline]
+    /// Drops the reference, the last one into the work item. Not inlined, so that it is compiled
+    /// with the core, for each type of it, and not in each ULP.
+    #[inline(never)]
     fn drop(&mut self) {
-        // SAFETY: The handle is not used again.
-        unsafe { T::put(self) };
+        // SAFETY: By the type invariant this owns a reference, which is not used again.
+        let item = unsafe { Arc::from_raw(self.0.as_ptr()) };
+        if let Some(item) = Arc::into_unique_or_drop(item) {
+            // It is not queued yet, as that is done with the last reference.
+            let _ = Queue::get().enqueue(Arc::from(item));
+        }
     }
 }

@@ -39,12 +39,6 @@ impl deferred::Teardown for State {
         let ret = unsafe { bindings::ib_dealloc_pd_user(self.raw.as_ptr(), ptr::null_mut()) };
         deferred::destroyed(fmt!("a PD"), ret)
     }
-
-    #[inline(never)]
-    unsafe fn put(handle: &mut deferred::Deferred<Self>) {
-        // SAFETY: The handle is not used again, as the caller promises.
-        unsafe { handle.put() };
-    }
 }
 
 /// A protection domain, of QPs, MRs and buffers that can be used together.

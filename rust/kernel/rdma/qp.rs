@@ -438,12 +438,6 @@ impl deferred::Teardown for Inner {
             }
         }
     }
-
-    #[inline(never)]
-    unsafe fn put(handle: &mut deferred::Deferred<Self>) {
-        // SAFETY: The handle is not used again, as the caller promises.
-        unsafe { handle.put() };
-    }
 }
 
 /// Returns how many sends and receives the driver lets be outstanding, given the sizes that it
