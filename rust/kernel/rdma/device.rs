@@ -662,9 +662,21 @@ impl<'a> Port<'a> {
     /// Returns the entries of the port's table that are in use (`rdma_get_gid_attr`). Any context.
     pub fn gids(&self) -> impl Iterator<Item = GidAttr> + 'a {
         let port = *self;
-        let attrs = (0..=u16::MAX).map(move |index| port.gid_attr(index));
-        let in_table = attrs.take_while(|attr| !matches!(attr, Err(EINVAL)));
-        in_table.filter_map(Result::ok)
+        let mut indices = 0..=u16::MAX;
+        core::iter::from_fn(move || port.next_gid(&mut indices))
+    }
+
+    /// Returns the next entry that is in use. Not generic, so that it is not in each ULP.
+    #[inline(never)]
+    fn next_gid(&self, indices: &mut core::ops::RangeInclusive<u16>) -> Option<GidAttr> {
+        for index in indices {
+            match self.gid_attr(index) {
+                Err(EINVAL) => break,
+                Ok(attr) => return Some(attr),
+                Err(_) => {}
+            }
+        }
+        None
     }
 
     /// Fails with `ENODATA` if the entry is not in use, `EINVAL` beyond the table.
