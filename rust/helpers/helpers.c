@@ -131,7 +131,6 @@ struct workqueue_struct *rdma_helper_alloc_workqueue(const char *name)
 {
 	return alloc_workqueue("%s", WQ_UNBOUND | WQ_MEM_RECLAIM, 0, name);
 }
-EXPORT_SYMBOL_GPL(rdma_helper_alloc_workqueue);
 
 /* Copies from struct ib_device, as the string of dev_name() is freed when the device is renamed. */
 void rdma_helper_device_name(struct ib_device *dev, char *name, size_t size)
@@ -161,7 +160,6 @@ void rdma_helper_cq_end_poll(struct ib_cq *cq)
 	synchronize_rcu();
 	irq_poll_enable(&cq->iop);
 }
-EXPORT_SYMBOL_GPL(rdma_helper_cq_end_poll);
 
 /* @holder: for a direct CQ, an address on the stack of the thread that polls it, or 0. */
 bool rdma_helper_cq_is_polled_by_current(struct ib_cq *cq, unsigned long holder)
@@ -171,7 +169,6 @@ bool rdma_helper_cq_is_polled_by_current(struct ib_cq *cq, unsigned long holder)
 	return (cq->poll_ctx == IB_POLL_WORKQUEUE || cq->poll_ctx == IB_POLL_UNBOUND_WORKQUEUE) &&
 	       current_work() == &cq->work;
 }
-EXPORT_SYMBOL_GPL(rdma_helper_cq_is_polled_by_current);
 
 /* A device that maps less than it was asked to reports no error. */
 static int all_mapped(struct ib_mr *mr, int ret, int nents, size_t len)
@@ -194,7 +191,6 @@ int rdma_helper_map_mr(struct ib_mr *mr, u64 addr, u32 len)
 	trace_mr_map(mr, 1, len, ret);
 	return ret;
 }
-EXPORT_SYMBOL_GPL(rdma_helper_map_mr);
 
 /*
  * Maps @len bytes from @start on of a list that is mapped for DMA. The first and the last entry are
@@ -227,7 +223,6 @@ int rdma_helper_map_mr_sg(struct ib_mr *mr, struct sg_table *sgt, size_t start, 
 	trace_mr_map(mr, nents, len, ret);
 	return ret;
 }
-EXPORT_SYMBOL_GPL(rdma_helper_map_mr_sg);
 
 bool rdma_helper_device_try_get(struct ib_device *dev)
 {
@@ -275,7 +270,6 @@ int rdma_helper_port_netdev(struct ib_device *dev, u32 port, struct rdma_helper_
 	dev_put(ndev);
 	return 0;
 }
-EXPORT_SYMBOL_GPL(rdma_helper_port_netdev);
 
 /*
  * rdma_read_gid_l2_fields() reads the interface twice, and it may be cleared between: of a copy it
@@ -315,13 +309,11 @@ u32 rdma_helper_gid_ipv4(const struct ib_gid_attr *attr)
 	rcu_read_unlock();
 	return be32_to_cpu(addr);
 }
-EXPORT_SYMBOL_GPL(rdma_helper_gid_ipv4);
 
 bool rdma_helper_device_is_accessible(struct ib_device *dev)
 {
 	return current->nsproxy && rdma_dev_access_netns(dev, current->nsproxy->net_ns);
 }
-EXPORT_SYMBOL_GPL(rdma_helper_device_is_accessible);
 
 /*
  * Returns the network namespace of a device, or the initial one if there is no device, with a
@@ -331,13 +323,11 @@ struct net *rdma_helper_get_net(struct ib_device *dev)
 {
 	return maybe_get_net(dev ? rdma_dev_net(dev) : &init_net);
 }
-EXPORT_SYMBOL_GPL(rdma_helper_get_net);
 
 void rdma_helper_put_net(struct net *net)
 {
 	put_net(net);
 }
-EXPORT_SYMBOL_GPL(rdma_helper_put_net);
 
 /* The caller releases the device by ib_device_put(). */
 struct ib_device *rdma_helper_device_by_netdev(const char *name)
