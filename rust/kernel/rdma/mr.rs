@@ -1175,6 +1175,31 @@ impl<'a> Completion<'a> {
     /// As [`Completion::take`], of an owner that was posted with a local invalidation ([`InvWr`]):
     /// that completes to a callback in the MR. If it was successful, the region is idle. Gives the
     /// completion back if it is another one.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use rdma::prelude::*;
+    /// #[derive(HasCqe)]
+    /// struct Request {
+    ///     inv: Cqe<Self>,
+    ///     region: Region<FromDevice>,
+    /// }
+    ///
+    /// impl CqeHandler for Request {
+    ///     type Pointer = Pin<KBox<Self>>;
+    ///     type Needs = Atomic;
+    ///
+    ///     fn done(_request: Self::Pointer, _wc: &Wc, _cx: &Atomic) {}
+    /// }
+    ///
+    /// /// Returns the request whose memory no peer uses any more. There is none if this is of
+    /// /// another request, or if the invalidation has failed.
+    /// fn ended(completion: Completion<'_>) -> Option<Pin<KBox<Request>>> {
+    ///     let (request, wc) = completion.take_inv::<Request, 0>().ok()?;
+    ///     wc.result().is_ok().then_some(request)
+    /// }
+    /// ```
     #[inline]
     pub fn take_inv<T: CqeHandler<ID>, const ID: u64>(
         self,
