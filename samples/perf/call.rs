@@ -72,7 +72,7 @@ struct Call;
 struct Request {
     message: Buf<ToDevice>,
     region: Region<Bidirectional>,
-    run: Arc<Run>,
+    through: Arc<Through>,
 }
 
 /// The state of a request that waits for the answer.
@@ -80,7 +80,6 @@ struct Waiting {
     answered: bool,
     /// The number of times that the tag still has to be free again in this phase.
     left: u32,
-    through: Arc<Through>,
 }
 
 /// The tags that were in use often enough, until the phase is over.
@@ -99,7 +98,7 @@ impl Exchange for Call {
     #[inline]
     fn sent(request: &Request, wc: &Wc, _cx: &Atomic) {
         if let Err(e) = wc.result() {
-            request.run.fail(e.into());
+            request.through.run.fail(e.into());
         }
     }
 
@@ -120,17 +119,17 @@ impl Exchange for Call {
 #[cold]
 #[inline(never)]
 fn unanswered(mut tag: Tag<Call>) {
-    tag.parts().1.through.run.fail(EIO);
+    tag.parts().0.through.run.fail(EIO);
 }
 
 #[cold]
 #[inline(never)]
 fn milestone(mut tag: Tag<Call>) {
-    let (_, waiting) = tag.parts();
+    let (request, waiting) = tag.parts();
     if waiting.left != 0 {
-        return waiting.through.run.tick();
+        return request.through.run.tick();
     }
-    let through = waiting.through.clone();
+    let through = request.through.clone();
     // There is room for all.
     let kept = through.tags.lock().push_within_capacity(tag);
     drop(kept);
@@ -371,12 +370,11 @@ fn call(
         let request = Request {
             message: Buf::alloc(&a.pd, args.size, cx)?,
             region: Region::new(Buf::alloc(&a.pd, PAGE_SIZE, cx)?, cx)?,
-            run: run.clone(),
+            through: through.clone(),
         };
         let waiting = Waiting {
             answered: false,
             left: 0,
-            through: through.clone(),
         };
         Ok((request, waiting))
     };
@@ -398,10 +396,11 @@ fn call(
     let done = phase(args, (a, b), &caller, &through, args.warmup, figures)
         .and_then(|()| phase(args, (a, b), &caller, &through, args.count, figures));
     // Nothing is out, or it ends now.
-    caller.tags.reclaim(&caller.qp, cx)?;
+    let reclaimed = caller.tags.reclaim(&caller.qp, cx);
+    // These keep the requests, which have references to the list.
     let tags = core::mem::take(&mut *through.tags.lock());
     drop(tags);
-    done
+    done.and(reclaimed)
 }
 
 pub(crate) fn run(
