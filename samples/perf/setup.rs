@@ -4,7 +4,10 @@
 
 use crate::{
     args::Args,
-    link::Nowhere,
+    link::{
+        Path,
+        TIMEOUT, //
+    },
     poll::{
         alloc_cq,
         Cq,
@@ -74,14 +77,14 @@ struct Qps<'a> {
     qps: KVVec<Qp>,
     pd: Pd,
     cq: Cq,
-    nowhere: Nowhere,
+    path: Path,
     cx: &'a Sleepable,
 }
 
 impl Objects for Qps<'_> {
     fn set_up(&mut self) -> Result {
         let qp = Qp::create_raw(&self.pd, &self.cq, &self.cq, &CAPS, self.cx)?;
-        self.nowhere.connect(&qp, self.cx)?;
+        self.path.connect(&qp, 0, self.cx)?;
         Ok(self.qps.push_within_capacity(qp)?)
     }
 
@@ -103,7 +106,7 @@ pub(crate) fn qps(
         qps: KVVec::with_capacity(args.qps as usize, GFP_KERNEL)?,
         pd: Pd::alloc(&dev, cx)?,
         cq: alloc_cq(&dev, entries, args.context, cx)?,
-        nowhere: Nowhere::new(&dev)?,
+        path: Path::new(&dev, &dev, TIMEOUT)?,
         cx,
     };
     phases(args, &mut qps, report)
