@@ -23,14 +23,7 @@ use crate::{
 };
 use kernel::{
     prelude::*,
-    sync::{
-        atomic::{
-            Acquire,
-            Atomic as AtomicCell,
-            Release, //
-        },
-        UniqueArc, //
-    },
+    sync::UniqueArc,
     time::{
         delay::fsleep,
         Delta, //
@@ -72,7 +65,7 @@ pub(crate) struct End {
     pub(crate) pd: Pd,
     pub(crate) cq: Cq,
     pub(crate) qps: KVec<Arc<Qp>>,
-    region: Option<Arc<Memory>>,
+    memory: Option<Reusable<Memory>>,
 }
 
 impl End {
@@ -96,7 +89,7 @@ impl End {
             pd,
             cq,
             qps: KVec::with_capacity(qps as usize, GFP_KERNEL)?,
-            region: None,
+            memory: None,
         };
         for _ in 0..qps {
             let room = UniqueArc::new_uninit(GFP_KERNEL)?;
@@ -127,16 +120,17 @@ impl End {
         let qp = self.qps.first().ok_or(EINVAL)?;
         let memory = Memory {
             reg: Cqe::new(),
-            region: Region::new(SgBuf::alloc(&self.pd, size, cx)?, cx)?.into_shared(),
-            registered: AtomicCell::new(PENDING),
+            region: Region::new(Buf::alloc(&self.pd, size, cx)?, cx)?,
+            failed: false,
         };
-        let memory = self.region.insert(Arc::new(memory, GFP_KERNEL)?);
-        let remote = qp.post_send(memory.clone(), |m| Ok(RegWr::remote_read_write(&m.region)))?;
+        let memory = self.memory.insert(Reusable::new(memory, GFP_KERNEL)?);
+        let posted = memory.start().ok_or(EIO)?;
+        let remote = qp.post_send(posted, |m| Ok(RegWr::remote_read_write(&m.region)))?;
         until(&mut || {
             process(&self.cq, 1)?;
-            match memory.registered.load(Acquire) {
-                FAILED => Err(EIO),
-                registered => Ok(registered != PENDING),
+            match memory.get() {
+                Some(memory) if memory.failed => Err(EIO),
+                memory => Ok(memory.is_some()),
             }
         })?;
         Ok(remote)
@@ -192,26 +186,22 @@ pub(crate) fn between(
     result
 }
 
-/// The result of a registration.
-const PENDING: u32 = 0;
-const DONE: u32 = 1;
-const FAILED: u32 = 2;
-
 /// Memory that the peer may read and write.
 #[derive(HasCqe)]
+#[repr(C)]
 struct Memory {
     reg: Cqe<Self>,
-    region: SharedRegion<Bidirectional, SgBuf<Bidirectional>>,
-    registered: AtomicCell<u32>,
+    region: Region<Bidirectional>,
+    /// Whether it could not be registered.
+    failed: bool,
 }
 
 impl CqeHandler for Memory {
-    type Pointer = Arc<Self>;
+    type Pointer = InFlight<Self>;
     type Needs = Atomic;
 
     #[inline]
-    fn done(this: Arc<Self>, wc: &Wc, _cx: &Atomic) {
-        let registered = wc.result().map_or(FAILED, |_| DONE);
-        this.registered.store(registered, Release);
+    fn done(mut this: InFlight<Self>, wc: &Wc, _cx: &Atomic) {
+        this.failed = wc.result().is_err();
     }
 }
