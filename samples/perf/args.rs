@@ -112,6 +112,13 @@ names! {
     }
 }
 
+impl Context {
+    /// Returns whether the caller polls.
+    pub(crate) fn is_polled(self) -> bool {
+        matches!(self, Self::Direct | Self::Batch | Self::Static)
+    }
+}
+
 /// The arguments of a run.
 pub(crate) struct Args<'a> {
     pub(crate) load: Load,

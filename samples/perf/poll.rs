@@ -60,12 +60,12 @@ pub(crate) fn process(cq: &Cq, budget: u32) -> Result<u32> {
 /// Returns how the caller polls a CQ whose completions are mostly of owners `T`; `None` if the RDMA
 /// core does.
 pub(crate) fn caller<T: Owner>(context: Context, cq: &Cq, budget: u32) -> Option<Poller<'_>> {
-    let claim = |cq: &Cq, budget| cq.process_with(budget, T::claim);
-    let (poll, budget): (fn(&Cq, u32) -> Result<u32>, _) = match context {
-        Context::Static => (claim, budget),
-        Context::Batch => (claim, BATCH),
+    let budget = match context {
+        Context::Static => budget,
+        Context::Batch => BATCH,
         _ => return handlers(context, cq, budget),
     };
+    let poll = |cq: &Cq, budget| cq.process_with(budget, T::claim);
     Some(Poller { poll, cq, budget })
 }
 
@@ -73,5 +73,5 @@ pub(crate) fn caller<T: Owner>(context: Context, cq: &Cq, budget: u32) -> Option
 /// core does.
 pub(crate) fn handlers(context: Context, cq: &Cq, budget: u32) -> Option<Poller<'_>> {
     let poll = process;
-    (context == Context::Direct).then_some(Poller { poll, cq, budget })
+    context.is_polled().then_some(Poller { poll, cq, budget })
 }

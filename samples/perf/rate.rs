@@ -15,6 +15,7 @@ use crate::{
     link,
     poll::{
         caller,
+        handlers,
         Owner,
         Qp, //
     },
@@ -214,15 +215,6 @@ impl CqeHandler for Receive {
     }
 }
 
-impl Owner for Receive {
-    #[inline]
-    fn claim(completion: Completion<'_>) {
-        if let Ok((this, wc)) = completion.take::<Self, 0>() {
-            this.completed(wc);
-        }
-    }
-}
-
 /// Makes the owners of all requests.
 fn make(args: &Args<'_>, a: &End, op: Op, run: &Arc<Run>, cx: &Sleepable) -> Result {
     let common = Common {
@@ -273,7 +265,7 @@ fn phase(
     figures: &mut Figures,
 ) -> Result {
     let total = count.div_ceil(args.signal);
-    let receives = b.and_then(|b| caller::<Receive>(args.context, &b.cq, 2 * args.depth));
+    let receives = b.and_then(|b| handlers(args.context, &b.cq, 2 * args.depth));
     let groups = caller::<Group>(args.context, &a.cq, args.depth);
     let (_, ns) = run.phase(total, &groups, &receives)?;
     let ops = u64::from(total) * u64::from(args.signal);

@@ -10,8 +10,7 @@ use crate::{
     },
     link,
     poll::{
-        caller,
-        Owner,
+        handlers,
         Qp, //
     },
     run::{
@@ -149,23 +148,9 @@ impl CqeHandler<INV> for FastReg {
     }
 }
 
-impl Owner for FastReg {
-    #[inline]
-    fn claim(completion: Completion<'_>) {
-        match completion.take::<Self, REG>() {
-            Ok((this, wc)) => this.registered(wc),
-            Err(other) => {
-                if let Ok((this, wc)) = other.take_inv::<Self, INV>() {
-                    this.invalidated(wc);
-                }
-            }
-        }
-    }
-}
-
 #[inline(never)]
 fn phase(args: &Args<'_>, end: &End, run: &Run, count: u32, figures: &mut Figures) -> Result {
-    let poller = caller::<FastReg>(args.context, &end.cq, args.depth);
+    let poller = handlers(args.context, &end.cq, args.depth);
     let (_, ns) = run.phase(count, &poller, &None)?;
     figures.ops = count.into();
     figures.ns = ns;

@@ -5,7 +5,6 @@
 use crate::{
     args::{
         Args,
-        Context,
         Load, //
     },
     call,
@@ -403,10 +402,7 @@ pub(crate) fn run(
     report: &mut Report,
     cx: &Sleepable,
 ) -> Result {
-    let caller_polls = matches!(
-        args.context,
-        Context::Direct | Context::Batch | Context::Static
-    );
+    let caller_polls = args.context.is_polled();
     match args.load {
         Load::VoidRate if caller_polls => void::run(client, args, report, cx),
         Load::QpRate | Load::CqRate if caller_polls => Err(EINVAL),
