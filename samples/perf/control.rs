@@ -10,6 +10,7 @@ use crate::{
     }, //
 };
 use kernel::{
+    debugfs::ScopedDir,
     fmt,
     new_mutex,
     prelude::*,
@@ -35,26 +36,34 @@ pub(crate) struct Control {
     #[pin]
     running: Mutex<()>,
     #[pin]
-    report: Mutex<Option<KBox<Report>>>,
+    report: Mutex<Option<Report>>,
     /// Not 0 while the run keeps its objects.
     held: AtomicCell<u32>,
 }
 
 impl Control {
-    #[inline(never)]
-    pub(crate) fn new(client: &ClientRef) -> Result<Arc<Self>> {
-        let init = pin_init!(Self {
+    pub(crate) fn new(client: &ClientRef) -> impl PinInit<Self, Error> + '_ {
+        try_pin_init!(Self {
             client: client.clone(),
             running <- new_mutex!(()),
             report <- new_mutex!(None),
             held: AtomicCell::new(0),
-        });
-        Arc::pin_init(init, GFP_KERNEL)
+        })
+    }
+
+    /// Adds the files to a folder.
+    #[inline(never)]
+    pub(crate) fn add_files<'a>(&'a self, dir: &ScopedDir<'a, '_>) {
+        dir.read_write_callback_file(c"held", self, &held, &release);
+        dir.read_callback_file(c"result", self, &result);
+        dir.read_callback_file(c"samples", self, &samples);
+        // The last file is removed first. That waits for a run, which may have to be let go.
+        dir.write_only_callback_file(c"run", self, &run);
     }
 }
 
 /// Runs what is written.
-pub(crate) fn run(control: &Arc<Control>, reader: &mut UserSliceReader) -> Result {
+fn run(control: &Control, reader: &mut UserSliceReader) -> Result {
     let mut line = [0; LINE];
     let line = line.get_mut(..reader.len()).ok_or(EINVAL)?;
     reader.read_slice(line)?;
@@ -68,14 +77,14 @@ pub(crate) fn run(control: &Arc<Control>, reader: &mut UserSliceReader) -> Resul
     let cx = Sleepable::current()?;
     // An old result must not be taken for that of this run, even if it fails.
     *control.report.lock() = None;
-    let mut report = KBox::new_uninit(GFP_KERNEL)?.write(Report::default());
+    let mut report = Report::default();
     run_args(&control.client, &args, &mut report, &cx)
         .inspect_err(|e| pr_err!("{line}: {e:?}\n"))?;
     *control.report.lock() = Some(report);
     Ok(())
 }
 
-pub(crate) fn result(control: &Arc<Control>, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+fn result(control: &Control, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     match &*control.report.lock() {
         None => Ok(()),
         Some(report) => report.figures.write(f),
@@ -83,9 +92,10 @@ pub(crate) fn result(control: &Arc<Control>, f: &mut fmt::Formatter<'_>) -> fmt:
 }
 
 /// One latency a line, in nanoseconds.
-pub(crate) fn samples(control: &Arc<Control>, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-    if let Some(report) = &*control.report.lock() {
-        for ns in report.samples.iter() {
+fn samples(control: &Control, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    let report = control.report.lock();
+    if let Some((times, began)) = report.as_ref().and_then(|report| report.laps.as_ref()) {
+        for ns in times.laps(*began) {
             f.write_fmt(fmt!("{ns}\n"))?;
         }
     }
@@ -94,13 +104,13 @@ pub(crate) fn samples(control: &Arc<Control>, f: &mut fmt::Formatter<'_>) -> fmt
 
 /// The file that ends the time for which a run keeps its objects.
 #[inline]
-pub(crate) fn held(control: &Arc<Control>, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+fn held(control: &Control, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     f.write_fmt(fmt!("{}\n", control.held.load(Relaxed)))
 }
 
 /// Has the run go on.
 #[inline]
-pub(crate) fn release(control: &Arc<Control>, reader: &mut UserSliceReader) -> Result {
+fn release(control: &Control, reader: &mut UserSliceReader) -> Result {
     reader.skip(reader.len())?;
     control.held.store(0, Release);
     Ok(())

@@ -39,16 +39,13 @@ impl Times {
         Ok(Arc::new(Self { epoch, ends }, GFP_KERNEL)?)
     }
 
-    /// Returns how long each lap took, the first of which has begun then.
-    pub(crate) fn samples(&self, began: Instant<Monotonic>) -> Result<KVVec<i64>> {
-        let mut samples = KVVec::with_capacity(self.ends.len(), GFP_KERNEL)?;
+    /// Yields how long each lap took, in nanoseconds, the first of which has begun then.
+    pub(crate) fn laps(&self, began: Instant<Monotonic>) -> impl Iterator<Item = i64> + '_ {
         let mut last = (began - self.epoch).as_nanos();
-        for end in self.ends.iter() {
+        self.ends.iter().map(move |end| {
             let end = end.load(Relaxed);
-            samples.push_within_capacity(end - last)?;
-            last = end;
-        }
-        Ok(samples)
+            end - core::mem::replace(&mut last, end)
+        })
     }
 }
 

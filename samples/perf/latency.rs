@@ -303,7 +303,7 @@ fn ping(
     }
     phase(args, a, b, run, args.warmup, &mut report.figures)?;
     let began = phase(args, a, b, run, args.count, &mut report.figures)?;
-    report.samples = times.samples(began)?;
+    report.laps = Some((times, began));
     Ok(())
 }
 

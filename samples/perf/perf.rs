@@ -38,57 +38,27 @@ mod rw;
 mod setup;
 mod void;
 
+use control::Control;
 use kernel::{
-    debugfs::{
-        Dir,
-        File, //
-    },
+    debugfs::Scope,
     prelude::*, //
 };
 use rdma::prelude::*;
 
-/// The files of one run at a time.
+/// The controls of two runs that may be in progress at once.
 #[pin_data]
-struct Files {
+struct Controls {
     #[pin]
-    run: File<Arc<control::Control>>,
+    first: Control,
     #[pin]
-    result: File<Arc<control::Control>>,
-    #[pin]
-    samples: File<Arc<control::Control>>,
-    #[pin]
-    held: File<Arc<control::Control>>,
-}
-
-impl Files {
-    #[inline]
-    fn new<'a>(client: &'a ClientRef, dir: &'a Dir) -> impl PinInit<Self, Error> + 'a {
-        let control = control::Control::new(client);
-        try_pin_init!(Self {
-            run <- {
-                let control = control?;
-                dir.write_callback_file(c"run", control, &control::run)
-            },
-            result <- dir.read_callback_file(c"result", (**run).clone(), &control::result),
-            samples <- dir.read_callback_file(c"samples", (**run).clone(), &control::samples),
-            held <- dir.read_write_callback_file(
-                c"held",
-                (**run).clone(),
-                &control::held,
-                &control::release,
-            ),
-        })
-    }
+    second: Control,
 }
 
 /// The module's state: its files.
 #[pin_data]
 struct Perf {
     #[pin]
-    first: Files,
-    #[pin]
-    second: Files,
-    _dirs: [Dir; 2],
+    files: Scope<Controls>,
 }
 
 impl Client for Perf {
@@ -97,12 +67,15 @@ impl Client for Perf {
 
     #[inline]
     fn init(client: &ClientRef) -> impl PinInit<Self, Error> {
-        let dir = Dir::new(client.name());
-        let subdir = dir.subdir(c"second");
+        let controls = try_pin_init!(Controls {
+            first <- Control::new(client),
+            second <- Control::new(client),
+        });
         try_pin_init!(Self {
-            first <- Files::new(client, &dir),
-            second <- Files::new(client, &subdir),
-            _dirs: [subdir, dir],
+            files <- Scope::dir(controls, client.name(), |controls, dir| {
+                controls.second.add_files(&dir.dir(c"second"));
+                controls.first.add_files(dir);
+            }),
         })
     }
 }

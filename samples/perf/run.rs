@@ -9,6 +9,7 @@ use crate::{
     },
     call,
     connect,
+    laps::Times,
     latency,
     poll::{
         Poller,
@@ -102,8 +103,8 @@ impl Figures {
 #[derive(Default)]
 pub(crate) struct Report {
     pub(crate) figures: Figures,
-    /// Latencies, in nanoseconds.
-    pub(crate) samples: KVVec<i64>,
+    /// The latencies, and when the first of them began.
+    pub(crate) laps: Option<(Arc<Times>, Instant<Monotonic>)>,
 }
 
 /// An owner of requests that is posted again each time that it comes back.
