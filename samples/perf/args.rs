@@ -14,13 +14,13 @@
 //! |           | `unbound_workqueue`                                              | `softirq`  |
 //! | `size`    | bytes of a request                                               | 64         |
 //! | `depth`   | requests in flight on a QP                                       | 16         |
-//! | `signal`  | every how manieth request is signaled                            | 1          |
+//! | `signal`  | one request in so many is signaled; in `void_rate` each is where |            |
+//! |           | the caller polls                                                 | 1          |
 //! | `qps`     | number of QPs, or of connections or CQs that are there at once   | 1          |
 //! | `count`   | operations to measure                                            | 1000       |
 //! | `warmup`  | operations before these                                          | 100        |
-//! | `timeout` | how long to wait for an acknowledgment, 4.096 us times two to this   |
-//! |
-//! |           | power: late is not lost on a machine that is busy                | 20         |
+//! | `timeout` | how long to wait for an acknowledgment, 4.096 us times two to    |            |
+//! |           | this power: late is not lost on a machine that is busy           | 20         |
 //! | `addr`    | address to connect to                                            | 127.0.0.1  |
 //! | `port`    | its port                                                         | 7471       |
 //! | `hold`    | 1: keep everything once it was measured, or set up, until 0 is   |            |
@@ -261,7 +261,9 @@ impl<'a> Args<'a> {
         let load = words.parse("load", Load::SendLat);
         let is_lat = matches!(load, Load::SendLat | Load::WriteLat | Load::ReadLat);
         let device = words.value("device").unwrap_or("rxe0");
+        let context = words.parse("context", Context::Softirq);
         let depth = words.number("depth", 16, 1, 1024);
+        let is_void = load == Load::VoidRate && context.is_polled();
         let holds = matches!(
             load,
             Load::VoidRate | Load::ConnectRate | Load::QpRate | Load::CqRate
@@ -271,10 +273,10 @@ impl<'a> Args<'a> {
             load,
             device,
             peer: words.value("peer").unwrap_or(device),
-            context: words.parse("context", Context::Softirq),
+            context,
             size: words.number("size", 64, 1, max_size) as usize,
             depth,
-            signal: words.number("signal", 1, 1, depth),
+            signal: words.number("signal", 1, 1, if is_void { 1 } else { depth }),
             qps: words.number("qps", 1, 1, 16384),
             count: words.number("count", 1_000, 1, u32::MAX),
             warmup: words.number("warmup", 100, 0, u32::MAX),

@@ -23,13 +23,11 @@ use crate::{
         BATCH, //
     },
     run::{
-        post_times,
         Figures,
         Report,
         Run, //
     }, //
 };
-use core::num::NonZero;
 use kernel::{
     alloc::kvec::PushError,
     prelude::*,
@@ -38,10 +36,7 @@ use kernel::{
         Monotonic, //
     }, //
 };
-use rdma::{
-    cqe::CqePointer,
-    prelude::*, //
-};
+use rdma::prelude::*;
 
 /// A request that the caller has or has posted.
 #[derive(HasCqe)]
@@ -67,11 +62,6 @@ impl Request {
             buf: Buf::alloc(&end.pd, size, cx)?,
             run: run.clone(),
         })
-    }
-
-    #[inline]
-    fn buf(&self) -> &Buf<ToDevice> {
-        &self.buf
     }
 
     /// Not inlined, and takes what has failed, so that no register is saved each time.
@@ -114,71 +104,16 @@ fn failed(this: InFlight<Borrowed>, e: WcError) {
     this.request.run.fail(e.into());
 }
 
-/// Posts the requests of each owner to a QP.
-#[inline]
-fn post_round<'q, P>(
-    mut each: impl Iterator<Item = (&'q Qp, P)>,
-    signal: NonZero<u32>,
-    buf: impl for<'a> Fn(&'a P::Target) -> &'a Buf<ToDevice> + Copy + Sync,
-) -> Result
-where
-    P: CqePointer<0>,
-    P::Target: CqeHandler<Pointer = P, Needs = Atomic>,
-{
-    if signal.get() > 1 {
-        for (qp, owner) in each {
-            post_all(qp, owner, signal, buf)?;
-        }
-    } else {
-        each.try_for_each(|(qp, owner)| {
-            qp.post_send(owner, |o| Ok(SendWr::send([buf(o).whole()])))
-        })?;
-    }
-    Ok(())
-}
-
-/// Posts requests of an owner, of which the last is signaled. Not inlined, so that single ones do
-/// not lack the registers that this needs.
-#[inline(never)]
-fn post_all<P>(
-    qp: &Qp,
-    owner: P,
-    signal: NonZero<u32>,
-    buf: impl for<'a> Fn(&'a P::Target) -> &'a Buf<ToDevice> + Copy + Sync,
-) -> Result
-where
-    P: CqePointer<0>,
-    P::Target: CqeHandler<Pointer = P, Needs = Atomic>,
-{
-    Ok(post_times(qp, owner, signal, |o| {
-        SendWr::send([buf(o).whole()])
-    })?)
-}
-
 /// Completions come to callbacks.
 struct ByCallback<'a>(KVec<(&'a Qp, Reusable<Borrowed>)>);
 
-impl<'a> ByCallback<'a> {
-    /// Yields the requests that are not posted.
-    fn each(&mut self) -> impl Iterator<Item = (&'a Qp, InFlight<Borrowed>)> + use<'_, 'a> {
+impl ByCallback<'_> {
+    #[inline(never)]
+    fn post(&mut self) -> Result {
         let each = self.0.iter_mut();
-        each.map_while(|(qp, kept)| Some((*qp, kept.start()?)))
-    }
-
-    /// Not inlined, as [`post_all`].
-    #[inline(never)]
-    fn post_times(&mut self, signal: NonZero<u32>) -> Result {
-        self.each()
-            .try_for_each(|(qp, b)| post_all(qp, b, signal, |b| &b.request.buf))
-    }
-
-    #[inline(never)]
-    fn post(&mut self, signal: NonZero<u32>) -> Result {
-        if signal.get() > 1 {
-            return self.post_times(signal);
-        }
-        self.each().try_for_each(|(qp, b)| {
-            qp.post_send(b, |b| Ok(SendWr::send([b.request.buf.whole()])))
+        let mut idle = each.map_while(|(qp, kept)| Some((*qp, kept.start()?)));
+        idle.try_for_each(|(qp, borrowed)| {
+            qp.post_send(borrowed, |b| Ok(SendWr::send([b.request.buf.whole()])))
         })?;
         Ok(())
     }
@@ -186,16 +121,21 @@ impl<'a> ByCallback<'a> {
 
 /// The caller takes the requests from the completions, which were polled into an array, or which
 /// are dispatched statically.
-struct Taken {
+struct Taken<'a> {
+    qps: KVec<&'a Qp>,
     here: KVec<Pin<KBox<Request>>>,
     is_static: bool,
 }
 
-impl Taken {
+impl Taken<'_> {
     #[inline(never)]
-    fn post(&mut self, qps: &[&Qp], signal: NonZero<u32>) -> Result {
-        let each = qps.iter().copied().zip(self.here.drain_all());
-        post_round(each, signal, Request::buf)
+    fn post(&mut self) -> Result {
+        let mut qps = self.qps.iter();
+        self.here.drain_all().try_for_each(|request| {
+            let qp = qps.next().ok_or(EINVAL)?;
+            qp.post_send(request, |r| Ok(SendWr::send([r.buf.whole()])))?;
+            Ok(())
+        })
     }
 
     #[inline(never)]
@@ -228,7 +168,7 @@ fn lost(_: PushError<Pin<KBox<Request>>>) {}
 /// The requests of a round, in turn for each QP.
 enum Round<'a> {
     ByCallback(ByCallback<'a>),
-    Taken(KVec<&'a Qp>, Taken),
+    Taken(Taken<'a>),
 }
 
 impl<'a> Round<'a> {
@@ -246,25 +186,25 @@ impl<'a> Round<'a> {
             }
             return Ok(Self::ByCallback(ByCallback(kept)));
         }
-        let mut to = KVec::with_capacity(owners, GFP_KERNEL)?;
         let mut taken = Taken {
+            qps: KVec::with_capacity(owners, GFP_KERNEL)?,
             here: KVec::with_capacity(owners, GFP_KERNEL)?,
             is_static: args.context == Context::Static,
         };
         for qp in qps {
             let request = KBox::new_uninit(GFP_KERNEL)?;
             let request = request.write(Request::new(end, args.size, run, cx)?);
-            to.push_within_capacity(&**qp)?;
+            taken.qps.push_within_capacity(&**qp)?;
             taken.here.push_within_capacity(request.into())?;
         }
-        Ok(Self::Taken(to, taken))
+        Ok(Self::Taken(taken))
     }
 
     /// Posts all of them.
-    fn post(&mut self, signal: NonZero<u32>) -> Result {
+    fn post(&mut self) -> Result {
         match self {
-            Self::ByCallback(round) => round.post(signal),
-            Self::Taken(qps, round) => round.post(qps, signal),
+            Self::ByCallback(round) => round.post(),
+            Self::Taken(round) => round.post(),
         }
     }
 
@@ -272,7 +212,7 @@ impl<'a> Round<'a> {
     fn process(&mut self, cq: &Cq, left: u32) -> Result<u32> {
         match self {
             Self::ByCallback(_) => process(cq, left),
-            Self::Taken(_, round) => round.process(cq, left),
+            Self::Taken(round) => round.process(cq, left),
         }
     }
 }
@@ -288,13 +228,12 @@ fn rounds(
     report: &mut Report,
 ) -> Result {
     let owners = args.owners();
-    let signal = NonZero::new(args.signal).ok_or(EINVAL)?;
     let figures = &mut report.figures;
     *figures = Figures::default();
     let begin = Instant::<Monotonic>::now();
     while figures.ops < count.into() {
         let began = Instant::<Monotonic>::now();
-        round.post(signal)?;
+        round.post()?;
         let posted = Instant::<Monotonic>::now();
         let mut left = owners;
         while left > 0 {
@@ -306,7 +245,7 @@ fn rounds(
         }
         figures.poll_ns += posted.elapsed().as_nanos();
         figures.post_ns += (posted - began).as_nanos();
-        figures.ops += u64::from(owners) * u64::from(args.signal);
+        figures.ops += u64::from(owners);
         figures.completions += u64::from(owners);
         run.check()?;
     }
@@ -330,7 +269,7 @@ fn alternate(
     args.hold()
 }
 
-/// Runs where the caller polls.
+/// Runs where the caller polls. Each request is signaled.
 pub(crate) fn run(
     client: &ClientRef,
     args: &Args<'_>,

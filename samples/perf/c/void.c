@@ -5,6 +5,8 @@
  * polls, posting and processing take turns, so that each is timed.
  */
 
+#define pr_fmt(fmt) KBUILD_MODNAME ": " fmt
+
 #include "poll.h"
 #include "stream.h"
 
@@ -55,9 +57,8 @@ static int perf_void_batch(struct perf_run *run, u32 left)
 static int perf_void_alternate(struct perf_run *run, u32 ops)
 {
 	struct perf_stream *stream = run->priv;
-	u64 round = (u64)stream->nr_reqs * run->signal;
 	u64 begin, posted, post_ns = 0, poll_ns = 0;
-	u64 i, rounds = DIV_ROUND_UP_ULL(ops, round);
+	u64 i, rounds = DIV_ROUND_UP_ULL(ops, stream->nr_reqs);
 	int ret;
 
 	for (i = 0; i < rounds; i++) {
@@ -79,15 +80,21 @@ static int perf_void_alternate(struct perf_run *run, u32 ops)
 	}
 	run->result->post_ns = post_ns;
 	run->result->poll_ns = poll_ns;
-	run->result->ops = rounds * round;
-	run->result->posts = rounds * round;
+	run->result->ops = rounds * stream->nr_reqs;
+	run->result->posts = rounds * stream->nr_reqs;
 	run->result->completions = rounds * stream->nr_reqs;
 	return 0;
 }
 
 static int perf_void_init(struct perf_run *run)
 {
-	return perf_caller_polls(run) ? perf_stream_init(run, perf_void_done) : perf_rate_init(run);
+	if (!perf_caller_polls(run))
+		return perf_rate_init(run);
+	if (run->signal != 1) {
+		pr_err("void_rate: where the caller polls, each request is signaled\n");
+		return -EINVAL;
+	}
+	return perf_stream_init(run, perf_void_done);
 }
 
 static int perf_void_go(struct perf_run *run, u32 ops)
