@@ -530,7 +530,8 @@ impl RawCtx {
     /// is outstanding, and nothing else uses the context.
     #[inline]
     unsafe fn end(wc: *const Wc) -> *mut bindings::ib_cqe {
-        // SAFETY: By the caller's promise this is the completion's context, whose owner keeps it.
+        // SAFETY: The completion is of this context, whose owner was not taken back and keeps it,
+        // as the caller promises.
         let ctx = || unsafe { of(wc) };
         let qp = |ctx: &Self| ctx.state.qp() as *mut bindings::ib_qp;
         // SAFETY: The context was initialised for this QP, which is not destroyed while it counts
@@ -807,7 +808,7 @@ unsafe fn begin(
     qp: NonNull<bindings::ib_qp>,
     posted: Option<Posted>,
 ) -> Result<(), Failed> {
-    // SAFETY: By the caller's promise the context is there until a request is posted.
+    // SAFETY: The context is there until a request is posted, as the caller promises.
     let this = unsafe { ctx.as_ref() };
     let at = qp.as_ptr() as usize;
     let claimed = match extents {

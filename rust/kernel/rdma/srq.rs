@@ -582,8 +582,8 @@ where
     #[inline]
     unsafe fn from_ptr(ptr: *mut T) -> Self {
         // SAFETY: `ptr` is from `into_ptr`, as the caller promises. So it is the address of a
-        // slot's memory, which is not null, plus this offset. INVARIANT: `into_ptr` has consumed
-        // the only `Slot`.
+        // slot's memory, which is not null, plus this offset.
+        // INVARIANT: `into_ptr` has consumed the only `Slot`.
         unsafe {
             let memory = ptr.byte_sub(core::mem::offset_of!(Memory<T>, value));
             Self(NonNull::new_unchecked(memory).cast())
