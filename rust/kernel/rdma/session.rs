@@ -12,10 +12,31 @@ mod sizes;
 pub mod tags;
 mod timers;
 
-pub use credits::*;
-pub use recv::*;
-pub use sizes::*;
-pub use timers::*;
+pub use credits::{
+    Credit,
+    RecvCredits,
+    SendCredits, //
+};
+pub use recv::{
+    Kept,
+    Received,
+    RecvBytes,
+    RecvHandler,
+    RecvRing, //
+};
+pub use sizes::{
+    Limit,
+    Load,
+    Misfit,
+    Sizes, //
+};
+pub use timers::{
+    Activity,
+    Backoff,
+    Connector,
+    Reconnect,
+    Ticker, //
+};
 
 use crate::prelude::*;
 
