@@ -45,7 +45,7 @@ static int perf_bare_poll(struct perf_run *run, u32 left)
 static int perf_bare_go(struct perf_run *run, u32 ops)
 {
 	struct perf_stream *stream = run->priv;
-	u64 i, rounds = DIV_ROUND_UP(ops, stream->nr_reqs);
+	u64 i, rounds = DIV_ROUND_UP_ULL(ops, stream->nr_reqs);
 	u64 begin, posted, post_ns = 0, poll_ns = 0;
 	int ret;
 

@@ -45,7 +45,7 @@ static int perf_rate_poll_batch(struct perf_run *run)
 int perf_rate_go(struct perf_run *run, u32 ops)
 {
 	struct perf_stream *stream = run->priv;
-	u32 total = DIV_ROUND_UP(ops, run->signal);
+	u32 total = DIV_ROUND_UP_ULL(ops, run->signal);
 	u32 i, nr = min(total, stream->nr_reqs);
 	int ret;
 
