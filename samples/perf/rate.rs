@@ -20,7 +20,6 @@ use crate::{
         Qp, //
     },
     run::{
-        post_times,
         Figures,
         Owned,
         Report,
@@ -29,7 +28,10 @@ use crate::{
 };
 use core::num::NonZero;
 use kernel::prelude::*;
-use rdma::prelude::*;
+use rdma::{
+    prelude::*,
+    qp::Chain, //
+};
 
 /// The state that all requests of a stream share.
 struct Common {
@@ -49,6 +51,27 @@ pub(crate) struct Group {
     /// The number of times that it still has to complete.
     left: u32,
     buf: Buf<Bidirectional>,
+}
+
+/// Posts a request `times` times, only the last one signaled.
+#[inline]
+fn post_times(
+    qp: &Qp,
+    owner: Pin<KBox<Group>>,
+    times: NonZero<u32>,
+    wr: impl for<'a> Fn(&'a Group) -> SendWr<'a> + Sync,
+) -> Result<(), PostError<Pin<KBox<Group>>>> {
+    let mut batch = qp.batch(owner);
+    for _ in 1..times.get() {
+        let posted = batch.post(|owner, chain: &mut Chain<'_, 1>| chain.push(wr(owner)));
+        if let Err(e) = posted {
+            return Err(batch.into_error(e));
+        }
+    }
+    match batch.finish(|owner, chain: &mut Chain<'_, 1>| chain.push(wr(owner))) {
+        Ok(()) => Ok(()),
+        Err(e) => Err(batch.into_error(e)),
+    }
 }
 
 impl Group {

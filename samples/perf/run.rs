@@ -21,7 +21,6 @@ use crate::{
     setup,
     void, //
 };
-use core::num::NonZero;
 use kernel::{
     cpu::nr_cpu_ids,
     fmt,
@@ -50,11 +49,7 @@ use kernel::{
         Monotonic, //
     }, //
 };
-use rdma::{
-    cqe::CqePointer,
-    prelude::*,
-    qp::Chain, //
-};
+use rdma::prelude::*;
 
 /// After so long without progress a run is stuck, in milliseconds.
 const STUCK_MS: u32 = 10_000;
@@ -417,30 +412,5 @@ pub(crate) fn run(
         Load::ConnectRate => connect::run(client, args, report, cx),
         Load::QpRate => setup::qps(client, args, report, cx),
         Load::CqRate => setup::cqs(client, args, report, cx),
-    }
-}
-
-/// Posts a request `times` times, only the last one signaled.
-#[inline]
-pub(crate) fn post_times<P>(
-    qp: &Qp,
-    owner: P,
-    times: NonZero<u32>,
-    wr: impl for<'a> Fn(&'a P::Target) -> SendWr<'a> + Sync,
-) -> Result<(), PostError<P>>
-where
-    P: CqePointer<0>,
-    P::Target: CqeHandler<Pointer = P, Needs = Atomic>,
-{
-    let mut batch = qp.batch(owner);
-    for _ in 1..times.get() {
-        let posted = batch.post(|owner, chain: &mut Chain<'_, 1>| chain.push(wr(owner)));
-        if let Err(e) = posted {
-            return Err(batch.into_error(e));
-        }
-    }
-    match batch.finish(|owner, chain: &mut Chain<'_, 1>| chain.push(wr(owner))) {
-        Ok(()) => Ok(()),
-        Err(e) => Err(batch.into_error(e)),
     }
 }
