@@ -129,7 +129,7 @@ pub(crate) struct Conn {
 }
 
 impl cm::Handler for Conn {
-    fn event(&self, event: cm::Event<'_>, _cx: &Sleepable) {
+    fn event(self: ArcBorrow<'_, Self>, event: cm::Event<'_>, _cx: &Sleepable) {
         if event.is_last() {
             self.close();
         }
@@ -156,11 +156,11 @@ impl RecvHandler for Conn {
         }
     }
 
-    fn failed(&self, _error: WcError) {
+    fn failed(self: ArcBorrow<'_, Self>, _error: WcError) {
         self.close();
     }
 
-    fn refused(&self, _error: Error) {
+    fn refused(self: ArcBorrow<'_, Self>, _error: Error) {
         self.id.disconnect_later();
     }
 }

@@ -156,7 +156,7 @@ type InConn = QpContext<Conn, Sleepable>;
 
 impl cm::Handler for Conn {
     /// The QP is drained, and loses its context, which owns it.
-    fn event(&self, event: cm::Event<'_>, cx: &Sleepable) {
+    fn event(self: ArcBorrow<'_, Self>, event: cm::Event<'_>, cx: &Sleepable) {
         if event.is_last() {
             if let Err(e) = self.qp.clear_context(cx) {
                 pr_err!("a connection was not drained: {e:?}\n");
@@ -192,9 +192,9 @@ impl RecvHandler for Conn {
         }
     }
 
-    fn failed(&self, _error: WcError) {}
+    fn failed(self: ArcBorrow<'_, Self>, _error: WcError) {}
 
-    fn refused(&self, _error: Error) {
+    fn refused(self: ArcBorrow<'_, Self>, _error: Error) {
         self.id.disconnect_later();
     }
 }

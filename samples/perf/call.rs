@@ -189,11 +189,11 @@ impl RecvHandler for Caller {
         }
     }
 
-    fn failed(&self, error: WcError) {
+    fn failed(self: ArcBorrow<'_, Self>, error: WcError) {
         self.run.fail(error.into());
     }
 
-    fn refused(&self, error: Error) {
+    fn refused(self: ArcBorrow<'_, Self>, error: Error) {
         self.run.fail(error);
     }
 }

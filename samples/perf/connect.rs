@@ -71,7 +71,7 @@ impl Parts {
 
 /// The handler of an end of a connection.
 impl cm::Handler for Run {
-    fn event(&self, event: cm::Event<'_>, _cx: &Sleepable) {
+    fn event(self: ArcBorrow<'_, Self>, event: cm::Event<'_>, _cx: &Sleepable) {
         match event {
             cm::Event::Established { .. } => {}
             cm::Event::Disconnected => self.ended(),

@@ -78,7 +78,7 @@ type InConnection = QpContext<Connection, Sleepable>;
 impl cm::Handler for Connection {
     /// Each connection has a last event. The QP keeps its context, which owns the QP, until this
     /// takes it.
-    fn event(&self, event: cm::Event<'_>, cx: &Sleepable) {
+    fn event(self: ArcBorrow<'_, Self>, event: cm::Event<'_>, cx: &Sleepable) {
         if event.is_last() {
             if let Err(e) = self.qp.clear_context(cx) {
                 pr_err!("a connection was not drained: {e:?}\n");

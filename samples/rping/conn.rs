@@ -291,7 +291,7 @@ impl Conn {
 }
 
 impl cm::Handler for Conn {
-    fn event(&self, event: cm::Event<'_>, _cx: &Sleepable) {
+    fn event(self: ArcBorrow<'_, Self>, event: cm::Event<'_>, _cx: &Sleepable) {
         self.end(match event {
             cm::Event::Disconnected => Reason::PeerDisconnected,
             cm::Event::Failed(e) => e.into(),

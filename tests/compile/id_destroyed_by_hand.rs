@@ -9,9 +9,9 @@ struct Connection {
 }
 
 impl cm::Handler for Connection {
-    fn event(&self, _event: cm::Event<'_>, cx: &Sleepable) {
+    fn event(self: ArcBorrow<'_, Self>, _event: cm::Event<'_>, cx: &Sleepable) {
         #[cfg(mistake)]
-        let _ = self.id.destroy(cx); //~ E0507 cannot move out of `self.id`
+        let _ = self.id.destroy(cx); //~ E0507 cannot move out of dereference of
         let _ = self.id.disconnect(cx);
     }
 }

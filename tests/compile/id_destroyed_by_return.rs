@@ -9,7 +9,7 @@ struct Connection {
 }
 
 impl cm::Handler for Connection {
-    fn event(&self, event: cm::Event<'_>, cx: &Sleepable) {
+    fn event(self: ArcBorrow<'_, Self>, event: cm::Event<'_>, cx: &Sleepable) {
         if let cm::Event::Failed(error) = event {
             let _ = (self.id.disconnect(cx), error);
             #[cfg(mistake)]

@@ -17,7 +17,7 @@ struct Connection {
 }
 
 impl cm::Handler for Connection {
-    fn event(&self, _event: cm::Event<'_>, _cx: &Sleepable) {}
+    fn event(self: ArcBorrow<'_, Self>, _event: cm::Event<'_>, _cx: &Sleepable) {}
 }
 
 impl cm::Connect for Connection {

@@ -158,7 +158,7 @@ pub(crate) mod connection {
     }
 
     impl cm::Handler for Conn {
-        fn event(&self, event: cm::Event<'_>, _cx: &Sleepable) {
+        fn event(self: ArcBorrow<'_, Self>, event: cm::Event<'_>, _cx: &Sleepable) {
             pr_info!("QP {}: {event}\n", self.qp.num());
         }
     }
@@ -228,7 +228,7 @@ pub(crate) mod messages {
     }
 
     impl cm::Handler for Conn {
-        fn event(&self, _event: cm::Event<'_>, _cx: &Sleepable) {}
+        fn event(self: ArcBorrow<'_, Self>, _event: cm::Event<'_>, _cx: &Sleepable) {}
     }
 
     impl RecvHandler for Conn {
@@ -256,9 +256,9 @@ pub(crate) mod messages {
             // Dropping the message posts its receive again.
         }
 
-        fn failed(&self, _error: WcError) {}
+        fn failed(self: ArcBorrow<'_, Self>, _error: WcError) {}
 
-        fn refused(&self, _error: Error) {
+        fn refused(self: ArcBorrow<'_, Self>, _error: Error) {
             self.id.disconnect_later();
         }
     }
@@ -587,16 +587,16 @@ pub(crate) mod requests {
             }
         }
 
-        fn failed(&self, _error: WcError) {}
+        fn failed(self: ArcBorrow<'_, Self>, _error: WcError) {}
 
-        fn refused(&self, _error: Error) {
+        fn refused(self: ArcBorrow<'_, Self>, _error: Error) {
             self.id.disconnect_later();
         }
     }
 
     impl cm::Handler for Initiator {
         /// After the last event no reply comes: all requests end, and nobody waits for a tag.
-        fn event(&self, event: cm::Event<'_>, cx: &Sleepable) {
+        fn event(self: ArcBorrow<'_, Self>, event: cm::Event<'_>, cx: &Sleepable) {
             if !event.is_last() {
                 return;
             }
@@ -696,15 +696,15 @@ pub(crate) mod requests {
             }
         }
 
-        fn failed(&self, _error: WcError) {}
+        fn failed(self: ArcBorrow<'_, Self>, _error: WcError) {}
 
-        fn refused(&self, _error: Error) {
+        fn refused(self: ArcBorrow<'_, Self>, _error: Error) {
             self.id.disconnect_later();
         }
     }
 
     impl cm::Handler for Target {
-        fn event(&self, _event: cm::Event<'_>, _cx: &Sleepable) {}
+        fn event(self: ArcBorrow<'_, Self>, _event: cm::Event<'_>, _cx: &Sleepable) {}
     }
 }
 
@@ -867,11 +867,11 @@ pub(crate) mod credits {
             }
         }
 
-        fn failed(&self, _error: WcError) {
+        fn failed(self: ArcBorrow<'_, Self>, _error: WcError) {
             self.to_send.close(ENOTCONN);
         }
 
-        fn refused(&self, error: Error) {
+        fn refused(self: ArcBorrow<'_, Self>, error: Error) {
             self.to_send.close(error);
         }
     }

@@ -19,7 +19,7 @@ impl Conn {
 }
 
 impl cm::Handler for Conn {
-    fn event(&self, event: cm::Event<'_>, _cx: &Sleepable) {
+    fn event(self: ArcBorrow<'_, Self>, event: cm::Event<'_>, _cx: &Sleepable) {
         match event {
             cm::Event::Established { .. } => self.start(),
             cm::Event::Failed(e) => pr_err!("no connection: {e:?}\n"),

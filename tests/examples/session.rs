@@ -68,11 +68,11 @@ impl RecvHandler for Conn {
         // Dropping the message posts its receive again.
     }
 
-    fn failed(&self, _error: WcError) {
+    fn failed(self: ArcBorrow<'_, Self>, _error: WcError) {
         self.credits.close(ENOTCONN);
     }
 
-    fn refused(&self, _error: Error) {
+    fn refused(self: ArcBorrow<'_, Self>, _error: Error) {
         self.id.disconnect_later();
     }
 }

@@ -143,11 +143,11 @@ fn in_softirq(call: impl FnOnce() -> Result + Unpin + Send + 'static) -> Result 
 struct Alone(Arc<Counter>);
 
 impl Connector for Alone {
-    fn connect(&self, _attempt: u32, _cx: &Sleepable) -> Result {
+    fn connect(self: ArcBorrow<'_, Self>, _attempt: u32, _cx: &Sleepable) -> Result {
         Err(ECONNREFUSED)
     }
 
-    fn ended(&self, _result: Result, _cx: &Sleepable) {
+    fn ended(self: ArcBorrow<'_, Self>, _result: Result, _cx: &Sleepable) {
         self.0.up();
     }
 }

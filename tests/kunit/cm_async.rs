@@ -76,7 +76,7 @@ impl Dialer {
 }
 
 impl cm::Handler for Dialer {
-    fn event(&self, event: cm::Event<'_>, _cx: &Sleepable) {
+    fn event(self: ArcBorrow<'_, Self>, event: cm::Event<'_>, _cx: &Sleepable) {
         match event {
             cm::Event::Established { .. } => {
                 self.established.up();

@@ -35,7 +35,7 @@ impl Destroys {
 }
 
 impl cm::Handler for Destroys {
-    fn event(&self, _event: cm::Event<'_>, cx: &Sleepable) {
+    fn event(self: ArcBorrow<'_, Self>, _event: cm::Event<'_>, cx: &Sleepable) {
         if let Some(id) = self.id.take() {
             self.said.populate(id.destroy(cx).err());
         }

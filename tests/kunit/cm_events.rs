@@ -51,7 +51,7 @@ struct Owner {
 }
 
 impl cm::Handler for Owner {
-    fn event(&self, event: cm::Event<'_>, _cx: &Sleepable) {
+    fn event(self: ArcBorrow<'_, Self>, event: cm::Event<'_>, _cx: &Sleepable) {
         if matches!(event, cm::Event::Disconnected) {
             let connection = self.connection.lock().take();
             drop(connection);
@@ -69,7 +69,7 @@ struct Leaver {
 }
 
 impl cm::Handler for Leaver {
-    fn event(&self, event: cm::Event<'_>, cx: &Sleepable) {
+    fn event(self: ArcBorrow<'_, Self>, event: cm::Event<'_>, cx: &Sleepable) {
         match event {
             cm::Event::Established { .. } => {
                 if let Some(id) = self.id.lock().clone() {

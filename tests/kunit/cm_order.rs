@@ -28,7 +28,7 @@ use rdma::{
 struct NoQp;
 
 impl cm::Handler for NoQp {
-    fn event(&self, _event: cm::Event<'_>, _cx: &Sleepable) {}
+    fn event(self: ArcBorrow<'_, Self>, _event: cm::Event<'_>, _cx: &Sleepable) {}
 }
 
 impl cm::Connect for NoQp {
@@ -46,7 +46,7 @@ fn begin(env: &Env, addr: SocketAddr) -> Result<cm::Id> {
 struct Waits(Arc<Place<ibcm::Listener>>, Arc<Place<Result>>);
 
 impl cm::Handler for Waits {
-    fn event(&self, event: cm::Event<'_>, cx: &Sleepable) {
+    fn event(self: ArcBorrow<'_, Self>, event: cm::Event<'_>, cx: &Sleepable) {
         if let (cm::Event::DeviceRemoval, Some(listener)) = (event, self.0.take()) {
             self.1.put(listener.destroy(cx));
         }

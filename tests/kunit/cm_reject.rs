@@ -31,7 +31,7 @@ struct Listens {
 }
 
 impl cm::Handler for Listens {
-    fn event(&self, event: cm::Event<'_>, _cx: &Sleepable) {
+    fn event(self: ArcBorrow<'_, Self>, event: cm::Event<'_>, _cx: &Sleepable) {
         let mut told = self.told.lock();
         told.text = CString::try_from_fmt(fmt!("{event}")).ok();
         if let cm::Event::Rejected(rejected) = event {

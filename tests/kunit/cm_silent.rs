@@ -39,7 +39,7 @@ struct Nothing {
 }
 
 impl cm::Handler for Nothing {
-    fn event(&self, _event: cm::Event<'_>, _cx: &Sleepable) {}
+    fn event(self: ArcBorrow<'_, Self>, _event: cm::Event<'_>, _cx: &Sleepable) {}
 }
 
 /// Uses an agent of the port in the callback of a peer that has not answered, and keeps what that
@@ -51,7 +51,7 @@ struct UsesAgent {
 }
 
 impl cm::Handler for UsesAgent {
-    fn event(&self, event: cm::Event<'_>, cx: &Sleepable) {
+    fn event(self: ArcBorrow<'_, Self>, event: cm::Event<'_>, cx: &Sleepable) {
         if let cm::Event::Failed(_) = event {
             let asked = self
                 .agent

@@ -60,7 +60,7 @@ struct Told {
 }
 
 impl cm::Handler for Told {
-    fn event(&self, event: cm::Event<'_>, _cx: &Sleepable) {
+    fn event(self: ArcBorrow<'_, Self>, event: cm::Event<'_>, _cx: &Sleepable) {
         if let cm::Event::Rejected(rejected) = event {
             let mut data = KVec::new();
             let _ = data.extend_from_slice(rejected.private_data().unwrap_or(&[]), GFP_KERNEL);

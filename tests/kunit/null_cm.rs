@@ -118,7 +118,7 @@ impl Ulp {
 }
 
 impl cm::Handler for Ulp {
-    fn event(&self, event: cm::Event<'_>, _cx: &Sleepable) {
+    fn event(self: ArcBorrow<'_, Self>, event: cm::Event<'_>, _cx: &Sleepable) {
         let got = match event {
             cm::Event::Established { .. } => Got::Established,
             cm::Event::Disconnected => Got::Disconnected,
@@ -150,7 +150,7 @@ struct Asker {
 }
 
 impl cm::Handler for Asker {
-    fn event(&self, _event: cm::Event<'_>, _cx: &Sleepable) {}
+    fn event(self: ArcBorrow<'_, Self>, _event: cm::Event<'_>, _cx: &Sleepable) {}
 }
 
 impl cm::Connect for Asker {

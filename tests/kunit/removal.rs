@@ -100,7 +100,7 @@ impl ibcm::Accept for Busy {
 struct Locks(Arc<Mutex<()>>);
 
 impl cm::Handler for Locks {
-    fn event(&self, _event: cm::Event<'_>, _cx: &Sleepable) {}
+    fn event(self: ArcBorrow<'_, Self>, _event: cm::Event<'_>, _cx: &Sleepable) {}
 }
 
 impl Drop for Locks {

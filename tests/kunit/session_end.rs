@@ -71,7 +71,7 @@ impl Mount {
 }
 
 impl Connector for Mount {
-    fn connect(&self, attempt: u32, cx: &Sleepable) -> Result {
+    fn connect(self: ArcBorrow<'_, Self>, attempt: u32, cx: &Sleepable) -> Result {
         if self.attempts.up() != attempt as i32 {
             pr_err!("FAILED: attempt {attempt}\n");
         }
@@ -87,7 +87,7 @@ impl Connector for Mount {
         }
     }
 
-    fn ended(&self, result: Result, _cx: &Sleepable) {
+    fn ended(self: ArcBorrow<'_, Self>, result: Result, _cx: &Sleepable) {
         if self.ended.lock().push(result, GFP_ATOMIC).is_err() {
             pr_err!("FAILED: no memory for an end\n");
         }
@@ -118,11 +118,11 @@ struct Peer {
 struct Quiet;
 
 impl cm::Handler for Quiet {
-    fn event(&self, _event: cm::Event<'_>, _cx: &Sleepable) {}
+    fn event(self: ArcBorrow<'_, Self>, _event: cm::Event<'_>, _cx: &Sleepable) {}
 }
 
 impl Connector for Peer {
-    fn connect(&self, _attempt: u32, cx: &Sleepable) -> Result {
+    fn connect(self: ArcBorrow<'_, Self>, _attempt: u32, cx: &Sleepable) -> Result {
         let id = cm::Id::resolve(&self.client, self.addr, 10_000, cx)?;
         let dev = id.device()?.clone();
         let (pd, caps) = (Pd::alloc(&dev, cx)?, Caps::new(2, 2));
@@ -147,7 +147,7 @@ impl Connector for Peer {
         session::end(&id, &qp, cx)
     }
 
-    fn ended(&self, result: Result, _cx: &Sleepable) {
+    fn ended(self: ArcBorrow<'_, Self>, result: Result, _cx: &Sleepable) {
         if let Err(e) = result {
             pr_err!("FAILED: {e:?}\n");
         }

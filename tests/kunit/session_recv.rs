@@ -83,11 +83,11 @@ impl<C: Polls> RecvHandler for Conn<C> {
         }
     }
 
-    fn failed(&self, _error: WcError) {
+    fn failed(self: ArcBorrow<'_, Self>, _error: WcError) {
         self.failed.up();
     }
 
-    fn refused(&self, error: Error) {
+    fn refused(self: ArcBorrow<'_, Self>, error: Error) {
         if error == ENOMEM {
             self.refused.up();
         }

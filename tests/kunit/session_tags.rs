@@ -405,9 +405,9 @@ impl RecvHandler for Conn {
         }
     }
 
-    fn failed(&self, _error: WcError) {}
+    fn failed(self: ArcBorrow<'_, Self>, _error: WcError) {}
 
-    fn refused(&self, _error: Error) {}
+    fn refused(self: ArcBorrow<'_, Self>, _error: Error) {}
 }
 
 impl Conn {

@@ -76,11 +76,11 @@ impl Transport {
 struct Told;
 
 impl Events for Told {
-    fn event(&self, _event: Event, _qp_num: u32, _cx: &context::Atomic) {}
+    fn event(self: ArcBorrow<'_, Self>, _event: Event, _qp_num: u32, _cx: &context::Atomic) {}
 }
 
 impl cm::Handler for Told {
-    fn event(&self, _event: cm::Event<'_>, _cx: &Sleepable) {}
+    fn event(self: ArcBorrow<'_, Self>, _event: cm::Event<'_>, _cx: &Sleepable) {}
 }
 
 /// The parts that QPs are made of.

@@ -315,8 +315,9 @@ unsafe fn private_data(raw: &bindings::rdma_cm_event) -> &[u8] {
 /// The handler of the events of a connection.
 pub trait Handler: Send + Sync + 'static {
     /// Handles an event. Events of one connection come one after the other, in process context. The
-    /// handler is released after the last event, so that it may own the connection.
-    fn event(&self, event: Event<'_>, cx: &Sleepable);
+    /// handler is released after the last event, so that it may own the connection. A work item
+    /// that is started here gets a reference by `Arc::from(self)`.
+    fn event(self: ArcBorrow<'_, Self>, event: Event<'_>, cx: &Sleepable);
 }
 
 /// The reason of a rejection, as `enum ib_cm_rej_reason`.
@@ -745,7 +746,7 @@ impl<M: Manager> removal::OnRemoval for Conn<M> {
         let _events = self.event_lock.lock();
         let handler = self.inner.lock().handler.take();
         if let Some(handler) = handler {
-            handler.event(Event::DeviceRemoval, cx);
+            handler.as_arc_borrow().event(Event::DeviceRemoval, cx);
         }
     }
 

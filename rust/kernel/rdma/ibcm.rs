@@ -470,7 +470,7 @@ unsafe extern "C" fn on_event(
     let effects = conn.advance(&event, raw.event);
     // The caller of `connect` has yet to take the QP to where it can send.
     if let Some(handler) = effects.handler.filter(|_| !is_answer) {
-        handler.event(event, &cx);
+        handler.as_arc_borrow().event(event, &cx);
     }
     if effects.disconnect {
         // SAFETY: The id is alive during its callback.

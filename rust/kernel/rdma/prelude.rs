@@ -41,6 +41,7 @@ pub use crate::wr::Remote;
 pub use crate::wr::SendWr;
 pub use core::net::SocketAddr;
 pub use kernel::sync::Arc;
+pub use kernel::sync::ArcBorrow;
 
 // And what nearly every file of the crate uses besides.
 pub(crate) use crate::bindings;

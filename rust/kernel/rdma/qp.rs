@@ -117,7 +117,7 @@ unsafe impl Sync for AnyQp {}
 
 /// A QP as the handler of its own connection: it is kept until the connection's last event.
 impl<S: PollContext, R: PollContext> cm::Handler for Qp<S, R> {
-    fn event(&self, _event: cm::Event<'_>, _cx: &Sleepable) {}
+    fn event(self: ArcBorrow<'_, Self>, _event: cm::Event<'_>, _cx: &Sleepable) {}
 }
 
 impl<S: PollContext, R: PollContext> Qp<S, R> {
@@ -614,11 +614,11 @@ impl Event {
 ///
 /// ```
 /// # use rdma::{context::*, cq::Cq, pd::Pd, qp::*};
-/// # use kernel::sync::Arc;
+/// # use kernel::sync::{Arc, ArcBorrow};
 /// struct Log;
 ///
 /// impl Events for Log {
-///     fn event(&self, event: Event, qp_num: u32, _cx: &Atomic) {
+///     fn event(self: ArcBorrow<'_, Self>, event: Event, qp_num: u32, _cx: &Atomic) {
 ///         pr_info!("QP {qp_num}: {event} ({})\n", event.as_raw());
 ///     }
 /// }
@@ -631,8 +631,9 @@ impl Event {
 pub trait Events: Send + Sync + 'static {
     /// Something has happened to the QP of this number. Any context; events may come at the same
     /// time, and the first before the creation of the QP returns. To [`Event::COMM_EST`] the answer
-    /// is [`Id::notify_established`](cm::Id::notify_established).
-    fn event(&self, event: Event, qp_num: u32, cx: &Atomic);
+    /// is [`Id::notify_established`](cm::Id::notify_established). A work item that is started here
+    /// gets a reference by `Arc::from(self)`.
+    fn event(self: ArcBorrow<'_, Self>, event: Event, qp_num: u32, cx: &Atomic);
 }
 
 /// The private data of a QP, as its `qp_context`.
@@ -699,7 +700,7 @@ unsafe extern "C" fn on_event(event: *mut bindings::ib_event, context: *mut c_vo
     // SAFETY: Every context allows what this token does.
     let cx = unsafe { Atomic::assume() };
     if let Some(events) = &context.events {
-        events.event(event, num, &cx);
+        events.as_arc_borrow().event(event, num, &cx);
     }
 }
 

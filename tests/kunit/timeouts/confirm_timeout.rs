@@ -27,7 +27,7 @@ struct Waiting {
 }
 
 impl cm::Handler for Waiting {
-    fn event(&self, event: cm::Event<'_>, _cx: &Sleepable) {
+    fn event(self: ArcBorrow<'_, Self>, event: cm::Event<'_>, _cx: &Sleepable) {
         if let cm::Event::Failed(e) = event {
             self.said.put(e);
         }

@@ -64,7 +64,7 @@ fn sleep() {
 struct Slow(Arc<Counter>);
 
 impl cm::Handler for Slow {
-    fn event(&self, event: cm::Event<'_>, _cx: &Sleepable) {
+    fn event(self: ArcBorrow<'_, Self>, event: cm::Event<'_>, _cx: &Sleepable) {
         if matches!(event, cm::Event::DeviceRemoval) {
             self.0.up();
             sleep();

@@ -264,7 +264,7 @@ impl Side {
 }
 
 impl cm::Handler for Side {
-    fn event(&self, event: cm::Event<'_>, cx: &Sleepable) {
+    fn event(self: ArcBorrow<'_, Self>, event: cm::Event<'_>, cx: &Sleepable) {
         use cm::Event::*;
 
         if matches!(event, Established { .. }) {

@@ -463,11 +463,11 @@ unsafe extern "C" fn on_event(
     }
     let effects = conn.advance(&event, raw.event);
     if let Some(handler) = effects.handler {
-        handler.event(event, &cx);
+        handler.as_arc_borrow().event(event, &cx);
     }
     if let Some(Err(e)) = (effects.connect).map(|connect| connect.step(raw.event, &cx)) {
         if let Some(handler) = conn.end_async() {
-            handler.event(cm::Event::Failed(e), &cx);
+            handler.as_arc_borrow().event(cm::Event::Failed(e), &cx);
         }
     }
     drop(events);
@@ -666,7 +666,9 @@ impl workqueue::WorkItem for Incoming {
         if let Some(handler) = handler.flatten() {
             // SAFETY: Work items run in process context, and the locks are mutexes.
             let cx = unsafe { Sleepable::assume() };
-            handler.event(cm::Event::Failed(ETIMEDOUT), &cx);
+            handler
+                .as_arc_borrow()
+                .event(cm::Event::Failed(ETIMEDOUT), &cx);
         }
     }
 }

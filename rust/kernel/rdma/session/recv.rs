@@ -30,13 +30,14 @@ pub trait RecvHandler: Send + Sync + Sized + 'static {
     fn received(message: Received<'_, Self>, cx: &Self::Needs);
 
     /// A receive has failed, mostly as it was flushed: the connection is over. Called for each
-    /// receive, in the context of the CQ.
-    fn failed(&self, error: WcError);
+    /// receive, in the context of the CQ. A work item that is started here gets a reference by
+    /// `Arc::from(self)`.
+    fn failed(self: ArcBorrow<'_, Self>, error: WcError);
 
     /// A receive could not be posted again: end the connection, by
     /// [`Id::disconnect_later`](cm::Id::disconnect_later) for example. Any context. Not called if
     /// the driver does not say whether it has refused the receive: it may complete.
-    fn refused(&self, error: Error);
+    fn refused(self: ArcBorrow<'_, Self>, error: Error);
 }
 
 /// The receives of a connection: as many buffers of one length.
@@ -67,11 +68,11 @@ pub trait RecvHandler: Send + Sync + Sized + 'static {
 ///         }
 ///     }
 ///
-///     fn failed(&self, error: WcError) {
+///     fn failed(self: ArcBorrow<'_, Self>, error: WcError) {
 ///         pr_info!("a receive has failed: {}\n", error.status);
 ///     }
 ///
-///     fn refused(&self, _error: Error) {
+///     fn refused(self: ArcBorrow<'_, Self>, _error: Error) {
 ///         self.id.disconnect_later();
 ///     }
 /// }
@@ -159,7 +160,7 @@ impl<T: RecvHandler> Recv<T> {
 #[cold]
 #[inline(never)]
 fn failed<T: RecvHandler>(recv: Pin<KBox<Recv<T>>>, error: WcError) {
-    recv.conn.failed(error);
+    recv.conn.as_arc_borrow().failed(error);
 }
 
 /// Tells the connection that a receive was not posted again.
@@ -168,7 +169,7 @@ fn failed<T: RecvHandler>(recv: Pin<KBox<Recv<T>>>, error: WcError) {
 fn refused<T: RecvHandler>(refused: PostError<Pin<KBox<Recv<T>>>>) {
     let error = refused.error();
     if let Some(recv) = refused.owner {
-        recv.conn.refused(error);
+        recv.conn.as_arc_borrow().refused(error);
     }
 }
 

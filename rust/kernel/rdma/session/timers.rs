@@ -197,11 +197,11 @@ impl Sleeper {
 /// A ULP that connects again.
 pub trait Connector: Send + Sync + 'static {
     /// Tries to connect, for the time number `attempt`, counted from 1.
-    fn connect(&self, attempt: u32, cx: &Sleepable) -> Result;
+    fn connect(self: ArcBorrow<'_, Self>, attempt: u32, cx: &Sleepable) -> Result;
 
     /// No attempt is made any more: the last one was successful, or failed by this error;
     /// `ECANCELED` if it was [cancelled](Reconnect::cancel) before that.
-    fn ended(&self, result: Result, cx: &Sleepable);
+    fn ended(self: ArcBorrow<'_, Self>, result: Result, cx: &Sleepable);
 }
 
 /// The delays between attempts to connect, and their number: with `first_ms` and `longest_ms` the
@@ -238,12 +238,12 @@ impl Backoff {
 /// struct Mount;
 ///
 /// impl Connector for Mount {
-///     fn connect(&self, attempt: u32, _cx: &Sleepable) -> Result {
+///     fn connect(self: ArcBorrow<'_, Self>, attempt: u32, _cx: &Sleepable) -> Result {
 ///         pr_info!("attempt {attempt}\n");
 ///         Err(ECONNREFUSED)
 ///     }
 ///
-///     fn ended(&self, result: Result, _cx: &Sleepable) {
+///     fn ended(self: ArcBorrow<'_, Self>, result: Result, _cx: &Sleepable) {
 ///         pr_info!("connected, or given up: {result:?}\n");
 ///     }
 /// }
@@ -279,12 +279,12 @@ impl Reconnect {
                     result = Err(ECANCELED);
                     break;
                 }
-                result = connector.connect(attempt, cx);
+                result = connector.as_arc_borrow().connect(attempt, cx);
                 if result.is_ok() {
                     break;
                 }
             }
-            connector.ended(result, cx);
+            connector.as_arc_borrow().ended(result, cx);
         })?;
         Ok(Self(ticker))
     }
