@@ -63,8 +63,21 @@ struct Entry<T> {
 ///
 /// # Invariants
 ///
-/// The entry is valid, from `KBox::leak`, and counts this handle.
-struct Handle<T>(NonNull<Entry<T>>);
+/// - The entry is valid, from `KBox::leak`, and counts this handle.
+/// - This is invariant in `T`: two handles give access to one value, so neither may become a handle
+///   of a supertype, through which a value could be written that the other one must not read.
+struct Handle<T>(NonNull<Entry<T>>, PhantomData<fn(T) -> T>);
+
+impl<T> Handle<T> {
+    /// # Safety
+    ///
+    /// The entry is valid, from `KBox::leak`, and counts this handle.
+    #[inline]
+    unsafe fn new(entry: NonNull<Entry<T>>) -> Self {
+        // INVARIANT: As the caller promises.
+        Self(entry, PhantomData)
+    }
+}
 
 impl<T> Handle<T> {
     #[inline]
@@ -86,7 +99,7 @@ impl<T> Drop for Handle<T> {
 
 /// # Safety
 ///
-/// There is no handle to the entry any more.
+/// No handle of the entry is left.
 #[cold]
 #[inline(never)]
 unsafe fn free<T>(entry: NonNull<Entry<T>>) {
@@ -100,7 +113,7 @@ unsafe fn free<T>(entry: NonNull<Entry<T>>) {
 ///
 /// # Invariants
 ///
-/// There is one other handle of the entry at most, an [`InFlight`].
+/// There is one other handle of the entry at most, an [`InFlight`]. Invariant in `T`.
 pub struct Reusable<T>(Handle<T>);
 
 // SAFETY: It gives exclusive access to its request while that is not in flight.
@@ -114,8 +127,10 @@ impl<T> Reusable<T> {
         let entry = KBox::new_uninit(flags)?;
         let handles = Users::new();
         let entry = entry.write(Entry { handles, value });
-        // INVARIANT: Just made, with one handle.
-        Ok(Self(Handle(NonNull::from(KBox::leak(entry)))))
+        // SAFETY: The entry was just leaked, and counts one handle, which is this.
+        let handle = unsafe { Handle::new(NonNull::from(KBox::leak(entry))) };
+        // INVARIANT: There is no other handle.
+        Ok(Self(handle))
     }
 
     /// Returns the request to be posted; `None` if it is in flight. Any context.
@@ -123,8 +138,10 @@ impl<T> Reusable<T> {
     pub fn start(&mut self) -> Option<InFlight<T>> {
         self.get()?;
         self.0.count().get_second();
-        // INVARIANT: There was no other, and now it is counted.
-        Some(InFlight(Handle(self.0 .0)))
+        // SAFETY: The entry is that of `self`, and now counts a second handle.
+        let handle = unsafe { Handle::new(self.0 .0) };
+        // INVARIANT: `get` has seen that there was no other handle.
+        Some(InFlight(handle))
     }
 
     /// Returns access to the request; `None` if it is in flight. Any context.
@@ -144,7 +161,7 @@ impl<T> Reusable<T> {
 ///
 /// # Invariants
 ///
-/// There is no other [`InFlight`] of the entry.
+/// There is no other [`InFlight`] of the entry. Invariant in `T`.
 pub struct InFlight<T>(Handle<T>);
 
 // SAFETY: It is exclusive access to its request.
@@ -187,8 +204,9 @@ where
 
     #[inline]
     unsafe fn from_ptr(ptr: *mut T) -> Self {
-        // SAFETY: `ptr` is from `into_ptr`, as the caller promises: an entry's address, not null.
-        // INVARIANT: As it was given up.
-        Self(Handle(unsafe { NonNull::new_unchecked(ptr.cast()) }))
+        // SAFETY: `ptr` is from `into_ptr`, as the caller promises: the address of an entry, which
+        // is not null, and which still counts the handle that was given up.
+        // INVARIANT: `into_ptr` has consumed the only `InFlight`.
+        Self(unsafe { Handle::new(NonNull::new_unchecked(ptr.cast())) })
     }
 }
