@@ -79,9 +79,15 @@ pub trait Receive<const N: usize = 1>: Sized + Send + 'static {
 
 /// A counted handle of a shared receive queue with slots of type `T`. A work item destroys SRQ and
 /// slots when the last handle, all QPs on it and every slot that was kept are gone.
+///
+/// # Invariants
+///
+/// The slots are of type `T`. This is invariant in `T`: a supertype may have another
+/// [`Receive::Needs`], by which [`InitAttr::on_srq`](crate::qp::InitAttr::on_srq) would take a CQ
+/// that does not provide what the handler of the slots needs.
 pub struct Srq<T: Receive<N>, const N: usize = 1> {
     pub(crate) inner: Shared,
-    _slots: PhantomData<fn() -> T>,
+    _slots: PhantomData<fn(T) -> T>,
 }
 
 /// A reference to the SRQ.
@@ -112,6 +118,7 @@ impl<T: Receive<N>, const N: usize> Srq<T, N> {
         check(pd.device(), slots, sges)?;
         let all = KBox::new(Slots::<T, N>::new(slots, init)?, GFP_KERNEL)?;
         let inner = create(pd, slots, sges, all, cx)?;
+        // INVARIANT: The slots were just made, of this type.
         Ok(Self {
             inner,
             _slots: PhantomData,
@@ -506,21 +513,25 @@ unsafe extern "C" fn done<T: Receive<N>, const N: usize>(
     // SAFETY: The memory is freed after the SRQ, which waits for the completions of its QPs.
     unsafe { &(*memory.as_ptr()).out }.store(1, Relaxed);
     // INVARIANT: A receive completes once for each post: this is the only `Slot` of the memory.
-    let slot = Slot(memory);
+    let slot = Slot(memory, PhantomData);
     // SAFETY: `InitAttr::on_srq` makes QPs only of CQs that are polled in a context that provides
-    // this one; the core passes that of the completion.
+    // this one. The SRQ's type, which is invariant, is that of the slots. As `SrqReservation::new`
+    // has seen, the core polls the CQ, and passes it.
     let cx = unsafe { T::Needs::of_completion(cq, wc) };
     T::done(slot, wc, &cx);
 }
 
 /// A receive of an SRQ that has completed: exclusive access to its value. Dropping it posts the
 /// receive again (`ib_post_srq_recv`), in any context. It may also be kept, which withholds the
-/// credit, or own another request, as the response. The SRQ's end waits for it.
+/// credit, or own another request, as the response, if the value is `Unpin` (see
+/// [`CqePointer`](cqe::CqePointer)). The SRQ's end waits for it.
 ///
 /// # Invariants
 ///
-/// The memory is valid, is not posted to the SRQ, and no other `Slot` has it.
-pub struct Slot<T: Receive<N>, const N: usize = 1>(NonNull<Memory<T>>);
+/// - The memory is valid, is not posted to the SRQ, and no other `Slot` has it.
+/// - This is invariant in `T`: the value outlives the `Slot`, so a value of a supertype must not be
+///   written through it.
+pub struct Slot<T: Receive<N>, const N: usize = 1>(NonNull<Memory<T>>, PhantomData<fn(T) -> T>);
 
 // SAFETY: A slot is exclusive access to its value, and an SRQ may be posted to from any thread.
 unsafe impl<T: Receive<N>, const N: usize> Send for Slot<T, N> {}
@@ -586,7 +597,7 @@ where
         // INVARIANT: `into_ptr` has consumed the only `Slot`.
         unsafe {
             let memory = ptr.byte_sub(core::mem::offset_of!(Memory<T>, value));
-            Self(NonNull::new_unchecked(memory).cast())
+            Self(NonNull::new_unchecked(memory).cast(), PhantomData)
         }
     }
 }
