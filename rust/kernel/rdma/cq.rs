@@ -43,6 +43,11 @@ use kernel::{
 
 /// A counted handle of a completion queue that is polled in context `C`. The CQ is freed, from a
 /// work item, when the last handle and every QP that uses it are gone.
+///
+/// # Invariants
+///
+/// The CQ is polled in `C`, or `C` is [`AnyContext`]. Contexts are types of this crate without
+/// parameters, so they have no supertypes.
 pub struct Cq<C: PollContext> {
     pub(crate) inner: Shared,
     _context: PhantomData<fn() -> C>,
@@ -102,6 +107,7 @@ impl<C: FixedContext> Cq<C> {
 
 impl<C: PollContext> Cq<C> {
     fn from_shared(shared: Shared) -> Self {
+        // INVARIANT: Callers have made the CQ for this context, or clone a handle of it.
         Self {
             inner: shared,
             _context: PhantomData,
@@ -156,6 +162,7 @@ impl<C: PollContext> Cq<C> {
     /// }
     /// ```
     pub fn into_any(self) -> Cq<AnyContext> {
+        // INVARIANT: The context is `AnyContext`.
         Cq {
             inner: self.inner,
             _context: PhantomData,

@@ -54,7 +54,9 @@ use crate::{
 ///
 /// # Invariants
 ///
-/// `inner.done` is the function `done::<T, ID>`.
+/// - `inner.done` is the function `done::<T, ID>`.
+/// - This is invariant in `T`, and so is each type that embeds one in its parameters: an owner of a
+///   request, and a handle of such owners, never becomes one of a supertype, with another handler.
 #[repr(transparent)]
 pub struct Cqe<T, const ID: u64 = 0> {
     inner: bindings::ib_cqe,

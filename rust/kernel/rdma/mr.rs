@@ -458,7 +458,8 @@ impl<M> From<MapError<M>> for Error {
 /// # Invariants
 ///
 /// `mr` maps a range of `memory`, which is at `iova` to peers, or is claimed for ever; it has the
-/// state `S`. Both are there until this is dropped.
+/// state `S`. Both are there until this is dropped. This is covariant in `M`, as it is the only handle
+/// of the memory, and gives it back by value. States have no supertypes.
 pub struct Region<D: dma::Direction, M: Memory<D> = Buf<D>, S: State = Exclusive> {
     mr: ManuallyDrop<Mr>,
     memory: ManuallyDrop<M>,

@@ -313,6 +313,10 @@ pub unsafe trait SgOwner<D: Direction>: Send + Unpin + 'static {
 ///     Ok(())
 /// }
 /// ```
+///
+/// # Invariants
+///
+/// This is covariant in `O`, as it is the only handle of the owner, and gives it back by value.
 pub struct SgMap<O: SgOwner<D>, D: Direction> {
     // The list is unmapped before its owner is dropped.
     pub(crate) list: MappedList,

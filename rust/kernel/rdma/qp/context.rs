@@ -21,7 +21,8 @@ use crate::{
 ///
 /// # Invariants
 ///
-/// The context, if there is one, is valid while `self` lives.
+/// The context, if there is one, is valid while `self` lives. This is covariant in `T`, as it gives
+/// shared references only.
 ///
 /// # Examples
 ///

@@ -36,6 +36,10 @@ use core::{
 /// dropped when the QP was destroyed.
 ///
 /// Documentation/qp.rst has an example.
+///
+/// # Invariants
+///
+/// This is invariant in `P`, as the ring, which others use too, has its owners in cells.
 pub struct SendRing<P: CqePointer<ID>, const ID: u64 = 0> {
     ring: RingRef<P, ID>,
     /// The number of owners since the last signaled one.

@@ -193,7 +193,7 @@ impl Deref for RecvBytes<'_> {
 ///
 /// # Invariants
 ///
-/// `message` was not taken.
+/// `message` was not taken. This is invariant in `T`, as `Recv` embeds its callback.
 pub struct Received<'a, T: RecvHandler> {
     message: ManuallyDrop<Kept<T>>,
     success: Success<'a>,
@@ -245,7 +245,7 @@ impl<T: RecvHandler> Drop for Received<'_, T> {
 ///
 /// # Invariants
 ///
-/// `recv` was not taken.
+/// `recv` was not taken. This is invariant in `T`, as `Recv` embeds its callback.
 ///
 /// # Examples
 ///

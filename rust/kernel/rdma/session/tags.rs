@@ -438,7 +438,7 @@ impl<X: Exchange> Drop for Handle<X> {
 ///
 /// # Invariants
 ///
-/// This holds the tag: no half is out.
+/// This holds the tag: no half is out. It is invariant in `X`, as the slot is.
 pub struct Tag<X: Exchange>(SlotRef<X>);
 
 // SAFETY: A shared one gives no access to the parts.
@@ -542,7 +542,8 @@ impl<X: Exchange> Drop for Tag<X> {
 ///
 /// # Invariants
 ///
-/// The reply is being handled, by this, in a handler of the CQ, which `'w` does not outlive.
+/// The reply is being handled, by this, in a handler of the CQ, which `'w` does not outlive. This is
+/// invariant in `X`, as the slot is.
 pub struct Reply<'w, X: Exchange>(SlotRef<X>, PhantomData<(&'w Wc, NotThreadSafe)>);
 
 impl<X: Exchange> Reply<'_, X> {
@@ -619,6 +620,10 @@ impl<X: Exchange> Drop for Reply<'_, X> {
 ///
 /// When the QP is destroyed, the exchanges that are out end; those of which a completion is in a
 /// [`WcArray`] do when that is dispatched.
+///
+/// # Invariants
+///
+/// This is invariant in `X`: the parts of an exchange, which are in cells, are types of the trait.
 pub struct Tags<X: Exchange>(Handle<X>);
 
 /// Returns the words of `count` tags, which are free. Not generic, so that it is not in each ULP.
