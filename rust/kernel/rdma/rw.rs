@@ -62,7 +62,10 @@ use core::{
 };
 use kernel::{
     alloc::Flags,
-    types::Opaque, //
+    types::{
+        NotThreadSafe,
+        Opaque, //
+    }, //
 };
 
 const READ: bindings::dma_data_direction = bindings::dma_data_direction::DMA_FROM_DEVICE;
@@ -77,12 +80,19 @@ struct Extents {
 }
 
 /// A transfer between a [`Ctx`] and a peer; if `THEN`, with a request of `N` entries behind it.
+///
+/// As the token that [`Rw::read`] and [`Rw::write`] are called with, it stays in its thread.
+///
+/// # Invariants
+///
+/// If there are `extents`, the current task may sleep.
 pub struct Rw<'a, const N: usize = 0, const THEN: bool = false> {
     ctx: &'a RawCtx,
     /// `None` if the context was prepared.
     extents: Option<Extents>,
     /// Some if `THEN`, and only then.
     then: Option<wr::SendWr<'a, N>>,
+    _thread: NotThreadSafe,
 }
 
 impl<'a> Rw<'a> {
@@ -92,6 +102,7 @@ impl<'a> Rw<'a> {
         range: impl RangeBounds<usize>,
         remote: Remote,
         dir: bindings::dma_data_direction,
+        _cx: &Sleepable,
     ) -> Self {
         let range = match (range.start_bound(), range.end_bound()) {
             (Bound::Unbounded, Bound::Unbounded) => None,
@@ -109,10 +120,12 @@ impl<'a> Rw<'a> {
                 Some(start..end)
             }
         };
+        // INVARIANT: The caller has passed the token.
         Self {
             ctx,
             extents: Some(Extents { range, remote, dir }),
             then: None,
+            _thread: NotThreadSafe,
         }
     }
 
@@ -122,9 +135,9 @@ impl<'a> Rw<'a> {
         ctx: &'a Ctx<D, O>,
         range: impl RangeBounds<usize>,
         remote: Remote,
-        _cx: &Sleepable,
+        cx: &Sleepable,
     ) -> Self {
-        Self::of(&ctx.raw, range, remote, READ)
+        Self::of(&ctx.raw, range, remote, READ, cx)
     }
 
     /// Writes the bytes in `range` of the memory to the peer, from `remote` on (RDMA WRITE).
@@ -133,9 +146,9 @@ impl<'a> Rw<'a> {
         ctx: &'a Ctx<D, O>,
         range: impl RangeBounds<usize>,
         remote: Remote,
-        _cx: &Sleepable,
+        cx: &Sleepable,
     ) -> Self {
-        Self::of(&ctx.raw, range, remote, WRITE)
+        Self::of(&ctx.raw, range, remote, WRITE, cx)
     }
 
     /// Adds a request behind the transfer, which completes instead, as a response that follows its
@@ -153,20 +166,24 @@ impl<'a> Rw<'a> {
     /// ```
     #[inline]
     pub fn then<const N: usize>(self, wr: wr::SendWr<'a, N>) -> Rw<'a, N, true> {
+        // INVARIANT: `self` has not left the thread that it was made in.
         Rw {
             ctx: self.ctx,
             extents: self.extents,
             then: Some(wr),
+            _thread: NotThreadSafe,
         }
     }
 
     /// The transfer that [`Qp::prepare_rw`] has prepared. Posting it does not sleep.
     #[inline]
     pub fn prepared<D: dma::Direction, O: sg::SgOwner<D>>(ctx: &'a Ctx<D, O>) -> Self {
+        // INVARIANT: There are no extents.
         Self {
             ctx: &ctx.raw,
             extents: None,
             then: None,
+            _thread: NotThreadSafe,
         }
     }
 }
