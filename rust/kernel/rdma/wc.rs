@@ -166,6 +166,12 @@ impl<'a> Success<'a> {
         self.raw().wc_flags & flag as c_int != 0
     }
 
+    /// Returns whether this is the completion of a receive.
+    #[inline]
+    fn is_recv(&self) -> bool {
+        self.raw().opcode & bindings::ib_wc_opcode_IB_WC_RECV != 0
+    }
+
     /// Returns the operation that was completed.
     #[inline]
     pub fn opcode(&self) -> Opcode {
@@ -185,21 +191,22 @@ impl<'a> Success<'a> {
     /// sets it in the sender's completion too.
     #[inline]
     pub fn imm_data(&self) -> Option<u32> {
-        let received = self.raw().opcode & bindings::ib_wc_opcode_IB_WC_RECV != 0;
-        (received && self.flag(bindings::ib_wc_flags_IB_WC_WITH_IMM)).then(|| {
+        (self.is_recv() && self.flag(bindings::ib_wc_flags_IB_WC_WITH_IMM)).then(|| {
             // SAFETY: The flag says which member of the union is set; both are integers.
             u32::from_be(unsafe { *self.raw().ex.imm_data })
         })
     }
 
-    /// Returns the remote key that the peer invalidated with this receive.
+    /// Returns the remote key that the peer invalidated with this receive. The flag alone is no
+    /// proof: bnxt_re and cxgb4 set it in completions of sends that invalidate, too, and leave there
+    /// whatever key was in that memory before.
     #[inline]
     pub fn invalidated_rkey(&self) -> Option<u32> {
-        self.flag(bindings::ib_wc_flags_IB_WC_WITH_INVALIDATE)
-            .then(|| {
-                // SAFETY: The flag says which member of the union is set; both are integers.
-                unsafe { *self.raw().ex.invalidate_rkey }
-            })
+        // The flag first, as most completions do not have it.
+        (self.flag(bindings::ib_wc_flags_IB_WC_WITH_INVALIDATE) && self.is_recv()).then(|| {
+            // SAFETY: The flag says which member of the union is set; both are integers.
+            unsafe { *self.raw().ex.invalidate_rkey }
+        })
     }
 }
 
