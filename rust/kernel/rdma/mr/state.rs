@@ -43,6 +43,10 @@ mod private {
 ///
 /// A claim is exclusive access to what belongs to the MR, until the next change of the state.
 ///
+/// The methods are safe, although calls of them in a wrong order would give memory back that peers
+/// can reach: ULPs cannot call them. They can name the types, but get no value of one, as there is
+/// no constructor besides that of the tests, and a [`Region`](super::Region) does not show its own.
+///
 /// # Safety
 ///
 /// The type is transparent over a `u64`. An MR that is claimed is not claimed again before that has
