@@ -35,8 +35,9 @@ pub trait Context: Sealed + Sized + 'static {
     /// # Safety
     ///
     /// The caller must run in a context that allows what this one allows, for as long as the token
-    /// lives. `cq` has given `wc`, and is valid. The request was posted with a handler that needs
-    /// this context, to a QP that completes where [`Provides`] says that it is there.
+    /// lives. `wc` is of a request that was posted with a handler that needs this context, to a QP
+    /// that completes where [`Provides`] says that it is there. `cq` is the CQ of `wc`, and valid,
+    /// unless a caller of this crate has polled it: then it is null.
     #[doc(hidden)]
     #[inline]
     unsafe fn of_completion(_cq: *mut bindings::ib_cq, _wc: &Wc) -> Self {

@@ -739,7 +739,7 @@ impl<C: CallerPolled> Cq<C> {
             None => 0,
         };
         // INVARIANT: The array was empty, and the CQ has just given its first `n` entries.
-        (array.next, array.len, array.cq) = (0, n, self.inner.raw.as_ptr());
+        (array.next, array.len) = (0, n);
         Ok(n)
     }
 }
@@ -755,7 +755,6 @@ impl Inner {
         mut handle: impl FnMut(Completion<'_>),
     ) -> Result<u32> {
         let wcs = guard.wcs();
-        let cq = self.raw.as_ptr();
         let mut left = budget;
         while left > 0 {
             let max = wc::POLL_BATCH.min(left as usize);
@@ -767,7 +766,7 @@ impl Inner {
             for wc in &wcs[..n] {
                 // SAFETY: The CQ has just given it, into the array that belongs to the lock, so its
                 // owner is taken back here only.
-                handle(unsafe { Completion::new(cq, wc) });
+                handle(unsafe { Completion::new(wc) });
             }
             left = left.saturating_sub(n as u32);
             if n < max {
@@ -948,16 +947,16 @@ impl Cq<Waited> {
 ///
 /// # Invariants
 ///
-/// The entries `next..len` are completions that `cq` gave, and whose owners were not taken back.
+/// The entries `next..len` are completions that a CQ gave, which may have been destroyed since, and
+/// whose owners were not taken back.
 pub struct WcArray<const N: usize> {
     wcs: [MaybeUninit<bindings::ib_wc>; N],
     next: usize,
     len: usize,
-    cq: *mut bindings::ib_cq,
 }
 
 // SAFETY: Owners of requests are `Send`, and their handlers, which need no context, may run in any
-// thread. The address of the CQ is only passed on.
+// thread.
 unsafe impl<const N: usize> Send for WcArray<N> {}
 
 impl<const N: usize> WcArray<N> {
@@ -970,7 +969,6 @@ impl<const N: usize> WcArray<N> {
             wcs: [const { MaybeUninit::uninit() }; N],
             next: 0,
             len: 0,
-            cq: ptr::null_mut(),
         }
     }
 
@@ -1010,11 +1008,10 @@ impl<const N: usize> WcArray<N> {
         // INVARIANT: The entries leave the range; those that are left come back when this is
         // dropped.
         self.next = self.len;
-        // INVARIANT: These are the last entries. By the type invariant `cq` gave them, and their
+        // INVARIANT: These are the last entries. By the type invariant a CQ gave them, and their
         // owners were not taken back; they have just left the range.
         Completions {
             wcs: wcs.iter(),
-            cq: self.cq,
             next: &mut self.next,
         }
     }
@@ -1050,11 +1047,10 @@ impl<const N: usize> Drop for WcArray<N> {
 ///
 /// # Invariants
 ///
-/// `wcs` are the last entries of the array: completions that `cq` gave, and whose owners were not
+/// `wcs` are the last entries of the array: completions that a CQ gave, and whose owners were not
 /// taken back. `next` is that of the array, and its length.
 pub struct Completions<'a> {
     wcs: core::slice::Iter<'a, MaybeUninit<bindings::ib_wc>>,
-    cq: *mut bindings::ib_cq,
     next: &'a mut usize,
 }
 
@@ -1064,9 +1060,9 @@ impl<'a> Iterator for Completions<'a> {
     #[inline]
     fn next(&mut self) -> Option<Completion<'a>> {
         let wc = self.wcs.next()?;
-        // SAFETY: By the type invariant `cq` gave it, and its owner was not taken back. It is not
-        // in `wcs` any more.
-        Some(unsafe { Completion::new(self.cq, wc) })
+        // SAFETY: By the type invariant a CQ gave it, and its owner was not taken back. It is no
+        // longer in `wcs`.
+        Some(unsafe { Completion::new(wc) })
     }
 }
 
@@ -1086,24 +1082,24 @@ impl Drop for Completions<'_> {
 ///
 /// # Invariants
 ///
-/// `wc` is a completion that `cq` gave, and whose owner was not taken back.
+/// `wc` is a completion that a CQ which callers poll gave, and whose owner was not taken back. The
+/// CQ may have been destroyed, if this comes from a [`WcArray`].
 pub struct Completion<'a> {
     pub(crate) wc: &'a Wc,
-    cq: *mut bindings::ib_cq,
 }
 
 impl<'a> Completion<'a> {
     /// # Safety
     ///
-    /// `cq` gave `wc`, whose owner was not taken back and is not taken back otherwise.
+    /// A CQ that callers poll gave `wc`, whose owner was not taken back and is not taken back
+    /// otherwise.
     #[inline]
-    unsafe fn new(cq: *mut bindings::ib_cq, wc: &'a MaybeUninit<bindings::ib_wc>) -> Self {
-        // INVARIANT: `cq` gave it, and its owner is taken back here only, as the caller promises.
+    unsafe fn new(wc: &'a MaybeUninit<bindings::ib_wc>) -> Self {
+        // INVARIANT: A CQ gave it, and its owner is taken back here only, as the caller promises.
         Self {
-            // SAFETY: `cq` gave it, as the caller promises, so it is initialised; `Wc` is
+            // SAFETY: A CQ gave it, as the caller promises, so it is initialised; `Wc` is
             // transparent.
             wc: unsafe { &*wc.as_ptr().cast::<Wc>() },
-            cq,
         }
     }
 
@@ -1148,13 +1144,16 @@ impl Drop for Completion<'_> {
             wc::unlikely();
             return;
         }
-        // SAFETY: By the type invariant `cq` gave the completion, and its owner was not taken back,
+        // The CQ may have been destroyed, so it is not passed. The callbacks of this crate know that
+        // (`trace::completion`). C's on such a CQ are those of drains, of the core and of mlx4, mlx5
+        // and hns, which look at the completion's `wr_cqe` alone.
+        //
+        // SAFETY: By the type invariant a CQ gave the completion, and its owner was not taken back,
         // so the callback is there; `self` is gone after this. Owners that need more than `Atomic`
-        // cannot be posted to a CQ that callers poll. The callbacks of this crate keep no reference
-        // to the CQ, and those of drivers, which are their drains', keep it.
+        // cannot be posted to a CQ that callers poll. The completion is only read.
         unsafe {
             let done = (*cqe).done.unwrap_unchecked();
-            done(self.cq, ptr::from_ref(self.wc).cast_mut().cast());
+            done(ptr::null_mut(), ptr::from_ref(self.wc).cast_mut().cast());
         }
     }
 }

@@ -243,28 +243,27 @@ pub trait CqeHandler<const ID: u64 = 0>: HasCqe<ID> {
 ///
 /// # Safety
 ///
-/// Called by the RDMA core, once for each request that was posted with a `Cqe<T, ID>`.
+/// Called as [`trace::completion`] says, once for each request that was posted with a
+/// `Cqe<T, ID>`.
 unsafe extern "C" fn done<T: CqeHandler<ID>, const ID: u64>(
     cq: *mut bindings::ib_cq,
     wc: *mut bindings::ib_wc,
 ) {
     // `is_of` tells owners apart by this function's address.
     identity::keep_distinct::<Cqe<T::Pointer, ID>>();
-    // SAFETY: The core passes a CQ and a completion that are valid during this call, and nothing
-    // was done with it yet.
-    if unsafe { trace::completion(cq, wc) } {
+    // SAFETY: As the caller promises, this is the callback of the request, and `wc` its completion,
+    // which was not used yet.
+    let Some(wc) = (unsafe { trace::completion(cq, wc) }) else {
         return;
-    }
-    // SAFETY: The core passes a completion that is valid during this call, and `Wc` is transparent.
-    let wc = unsafe { &*wc.cast::<Wc>() };
+    };
     if !debug::deactivate(wc.cqe()) {
         return debug::report(core::any::type_name::<T>());
     }
     // SAFETY: The request was posted with the address from `into_cqe`, and completes once: the
     // driver's contract.
     let this = unsafe { T::Pointer::from_cqe(wc.cqe()) };
-    // SAFETY: Posting checked that the completion queue, which the core passes, is polled in a
-    // context that provides this one.
+    // SAFETY: Posting checked that the completion queue is polled in a context that provides this
+    // one. `cq` is the CQ, or null if a caller has polled the completion.
     let cx = unsafe { T::Needs::of_completion(cq, wc) };
     T::done(this, wc, &cx);
 }

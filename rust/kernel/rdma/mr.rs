@@ -1066,60 +1066,60 @@ unsafe fn parts(wc: &Wc) -> (&FastRegMr, *mut bindings::ib_cqe) {
 ///
 /// # Safety
 ///
-/// Called by the RDMA core, once for each [`InvWr`] that was posted with it.
+/// Called as [`trace::completion`] says, once for each [`InvWr`] that was posted with it.
 unsafe extern "C" fn done<T: CqeHandler<ID>, S: State, const ID: u64>(
     cq: *mut bindings::ib_cq,
     wc: *mut bindings::ib_wc,
 ) {
     // `take` tells owners apart by this function's address.
     identity::keep_distinct::<(Callback, cqe::Cqe<T::Pointer, ID>, S)>();
-    // SAFETY: The core passes a CQ and a completion that are valid during this call, and nothing
-    // was done with it yet.
-    if unsafe { trace::completion(cq, wc) } {
+    // SAFETY: As the caller promises, this is the callback of the request, and `wc` its completion,
+    // which was not used yet.
+    let Some(wc) = (unsafe { trace::completion(cq, wc) }) else {
         return;
-    }
-    // SAFETY: The core passes a completion that is valid during this call, and `Wc` is transparent.
-    let completion = unsafe { &*wc.cast::<Wc>() };
+    };
     // SAFETY: The request is an `InvWr`, as it has this callback. It completes once, by the
     // driver's contract, so its owner is not back.
-    let (mr, user) = unsafe { parts(completion) };
+    let (mr, user) = unsafe { parts(wc) };
     if !debug::is_active(user) {
         return debug::report(core::any::type_name::<T>());
     }
     // SAFETY: The callback was made for the state of the MR's region, and is called once.
-    unsafe { mr.invalidated::<S>(completion) };
-    if completion.result().is_err() {
-        // SAFETY: `wc` is of such a request, which has failed, and its owner is not back.
+    unsafe { mr.invalidated::<S>(wc) };
+    if wc.result().is_err() {
+        // SAFETY: `wc` is of such a request, which has failed, and its owner is not back. `cq` is
+        // what this was called with.
         return unsafe { failed::<S>(cq, wc) };
     }
     debug::deactivate(user);
     // SAFETY: The owner was given up as a `T` by its callback `ID`, and is taken back once, as the
     // request completes once.
     let owner = unsafe { T::Pointer::from_cqe(user) };
-    // SAFETY: Posting checked that the completion queue, which the core passes, is polled in a
-    // context that provides this one.
-    let cx = unsafe { T::Needs::of_completion(cq, completion) };
-    T::done(owner, completion, &cx);
+    // SAFETY: Posting checked that the completion queue is polled in a context that provides this
+    // one. `cq` is the CQ, or null if a caller has polled the completion.
+    let cx = unsafe { T::Needs::of_completion(cq, wc) };
+    T::done(owner, wc, &cx);
 }
 
 /// Marks the MR of a failed invalidation registered, and calls the callback of the owner.
 ///
 /// # Safety
 ///
-/// `wc` is valid, and of an [`InvWr`] for the state `S`, whose owner was not taken back.
+/// `wc` is of an [`InvWr`] for the state `S`, whose owner was not taken back. `cq` is its CQ, or null
+/// if a caller has polled it.
 #[cold]
 #[inline(never)]
-unsafe fn failed<S: State>(cq: *mut bindings::ib_cq, wc: *mut bindings::ib_wc) {
-    // A copy, as the original is borrowed where it was polled into an array.
+unsafe fn failed<S: State>(cq: *mut bindings::ib_cq, wc: &Wc) {
+    // A copy, as the original is borrowed.
     let mut copy = MaybeUninit::<bindings::ib_wc>::uninit();
     let copy = copy.as_mut_ptr();
     // SAFETY: The request is an `InvWr` for the state `S`, and its owner, which was given up for
     // `user`, was not taken back, as the caller promises. So `user` is there, and has a callback by
-    // the invariant of `Cqe`. `wc` is valid.
+    // the invariant of `Cqe`. That is called as `trace::completion` says.
     unsafe {
-        let (mr, user) = parts(&*wc.cast::<Wc>());
+        let (mr, user) = parts(wc);
         mr.set_registered::<S>();
-        copy.copy_from_nonoverlapping(wc, 1);
+        copy.copy_from_nonoverlapping(ptr::from_ref(wc).cast(), 1);
         (*copy).__bindgen_anon_1.wr_cqe = ManuallyDrop::new(user);
         (*user).done.unwrap_unchecked()(cq, copy);
     }

@@ -672,20 +672,18 @@ struct Posted {
 ///
 /// # Safety
 ///
-/// Called by the RDMA core for the last request of such a transfer.
+/// Called as [`trace::completion`] says, for the last request of such a transfer.
 unsafe extern "C" fn done<T: CqeHandler<ID>, const ID: u64, const ALL: bool>(
     cq: *mut bindings::ib_cq,
     wc: *mut bindings::ib_wc,
 ) {
     // `cqe::is_of` tells owners apart by the address of another function.
     identity::keep_distinct::<(RawCtx, cqe::Cqe<T::Pointer, ID>)>();
-    // SAFETY: The core passes a CQ and a completion that are valid during this call, and nothing
-    // was done with it yet.
-    if unsafe { trace::completion(cq, wc) } {
+    // SAFETY: As the caller promises, this is the callback of the request, and `wc` its completion,
+    // which was not used yet.
+    let Some(wc) = (unsafe { trace::completion(cq, wc) }) else {
         return;
-    }
-    // SAFETY: The core passes a completion that is valid during this call, and `Wc` is transparent.
-    let wc = unsafe { &*wc.cast::<Wc>() };
+    };
     // SAFETY: The request was posted with the callback of a context, which the owner keeps, and
     // that is not back: a request completes once.
     let ctx = || unsafe { of(wc) };
@@ -708,8 +706,8 @@ unsafe extern "C" fn done<T: CqeHandler<ID>, const ID: u64, const ALL: bool>(
     // SAFETY: The owner was given up as a `T` by its callback `ID`, and is taken back once, as the
     // request completes once.
     let owner = unsafe { T::Pointer::from_cqe(user) };
-    // SAFETY: Posting checked that the completion queue, which the core passes, is polled in a
-    // context that provides this one.
+    // SAFETY: Posting checked that the completion queue is polled in a context that provides this
+    // one. `cq` is the CQ, or null if a caller has polled the completion.
     let cx = unsafe { T::Needs::of_completion(cq, wc) };
     T::done(owner, wc, &cx);
 }

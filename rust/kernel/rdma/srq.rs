@@ -496,18 +496,16 @@ unsafe fn post<T: Receive<N>, const N: usize>(
 ///
 /// # Safety
 ///
-/// Called by the RDMA core, for a receive that was posted by [`post`].
+/// Called as [`trace::completion`] says, for a receive that was posted by [`post`].
 unsafe extern "C" fn done<T: Receive<N>, const N: usize>(
     cq: *mut bindings::ib_cq,
     wc: *mut bindings::ib_wc,
 ) {
-    // SAFETY: The core passes a CQ and a completion that are valid during this call, and nothing
-    // was done with it yet.
-    if unsafe { trace::completion(cq, wc) } {
+    // SAFETY: As the caller promises, this is the callback of the request, and `wc` its completion,
+    // which was not used yet.
+    let Some(wc) = (unsafe { trace::completion(cq, wc) }) else {
         return;
-    }
-    // SAFETY: The core passes a completion that is valid during this call, and `Wc` is transparent.
-    let wc = unsafe { &*wc.cast::<Wc>() };
+    };
     // SAFETY: The caller says that `post` has posted this: the first field of a slot's memory.
     let memory: NonNull<Memory<T>> = unsafe { NonNull::new_unchecked(wc.cqe()) }.cast();
     // SAFETY: The memory is freed after the SRQ, which waits for the completions of its QPs.

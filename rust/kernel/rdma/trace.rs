@@ -181,33 +181,38 @@ pub(crate) unsafe fn poll_cq(
     }
 }
 
-/// Traces the completion that a callback was called with, and calls the callback again, if that is
-/// due: then this returns `true`, and the callback returns. The completion of a CQ that callers
-/// poll was traced when it was polled.
+/// Returns the completion that a callback, `ib_cqe.done`, was called with; the callback begins with
+/// this. `None` if the event has made this trace the completion and call the callback again, which
+/// then returns. A completion that a caller of this crate has polled was traced then.
 ///
 /// Nothing else is called, so that a callback that calls nothing needs no frame.
 ///
 /// # Safety
 ///
-/// The RDMA core has called the callback of the request with `cq` and its completion `wc`, which
-/// are valid and were not used yet. They are not used after this if it returns `true`.
+/// The callback is that of the request whose completion is `wc`, which is valid for `'a` and was
+/// not used yet. Either C has called it, with the CQ, which is valid during the call; or
+/// [`Completion`](crate::cq::Completion) has, with a null `cq`, as the CQ may have been destroyed,
+/// and with a `wc` that is borrowed, so that it is only read.
 #[inline(always)]
-pub(crate) unsafe fn completion(cq: *mut bindings::ib_cq, wc: *mut bindings::ib_wc) -> bool {
+pub(crate) unsafe fn completion<'a>(
+    cq: *mut bindings::ib_cq,
+    wc: *mut bindings::ib_wc,
+) -> Option<&'a Wc> {
     #[cfg(all(CONFIG_TRACEPOINTS, CONFIG_JUMP_LABEL))]
-    // SAFETY: Both are valid, and the callback may be called again, as the caller promises. The
+    // SAFETY: As the caller promises, `cq` is valid unless it is null. Where it is valid, C has
+    // passed `wc`, which may be written, and which the callback may be called with again. The
     // tracepoint is C's.
     unsafe {
         if is_on!(__tracepoint_wc) {
             crate::wc::unlikely();
             let traced = bindings::rdma_helper_wc_flags_RDMA_HELPER_WC_TRACED as c_int;
-            if (*cq).poll_ctx != bindings::ib_poll_context_IB_POLL_DIRECT
-                && (*wc).wc_flags & traced == 0
-            {
+            if !cq.is_null() && (*wc).wc_flags & traced == 0 {
                 bindings::rdma_helper_trace_wc(cq, wc);
-                return true;
+                return None;
             }
         }
     }
-    let _ = (cq, wc);
-    false
+    let _ = cq;
+    // SAFETY: `wc` is valid for `'a`, as the caller promises, and `Wc` is transparent.
+    Some(unsafe { &*wc.cast::<Wc>() })
 }

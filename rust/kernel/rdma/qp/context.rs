@@ -105,7 +105,9 @@ impl<T: 'static, C: Context> Context for QpContext<T, C> {
         // Other modules may poll a shared CQ when they drain. So the drain of a QP on it does not
         // wait for all handlers, and the QP may be gone.
         //
-        // SAFETY: `cq` is valid, as the caller promises; the field does not change.
+        // SAFETY: `Provides` below lets a handler with this token be posted only to QPs that
+        // complete to a CQ that the core polls. So `cq` is not null but valid, as the caller
+        // promises; the field does not change.
         let context = if unsafe { bindings::ib_cq::shared_raw(cq) } != 0 {
             None
         } else {

@@ -542,18 +542,17 @@ impl Markers {
 ///
 /// # Safety
 ///
-/// Called by the RDMA core for a request that was posted with the result of [`Markers::give`].
+/// Called as [`trace::completion`] says, for a request that was posted with the result of
+/// [`Markers::give`].
 unsafe extern "C" fn reached<const QUEUE: usize>(
     cq: *mut bindings::ib_cq,
     wc: *mut bindings::ib_wc,
 ) {
-    // SAFETY: The core passes a CQ and a completion that are valid during this call, and nothing
-    // was done with it yet.
-    if unsafe { trace::completion(cq, wc) } {
+    // SAFETY: As the caller promises, this is the callback of the request, and `wc` its completion,
+    // which was not used yet.
+    let Some(wc) = (unsafe { trace::completion(cq, wc) }) else {
         return;
-    }
-    // SAFETY: The core passes a completion that is valid during this call, and `Wc` is transparent.
-    let wc = unsafe { &*wc.cast::<Wc>() };
+    };
     let cqe = wc.cqe();
     if !debug::deactivate(cqe) {
         return debug::report("a drain");

@@ -364,15 +364,13 @@ static UNSIGNALED: bindings::ib_cqe = bindings::ib_cqe {
 ///
 /// # Safety
 ///
-/// Called by the RDMA core.
+/// Called as [`trace::completion`] says.
 unsafe extern "C" fn unsignaled(cq: *mut bindings::ib_cq, wc: *mut bindings::ib_wc) {
-    // SAFETY: The core passes a CQ and a completion that are valid during this call, and nothing
-    // was done with it yet.
-    if unsafe { trace::completion(cq, wc) } {
+    // SAFETY: As the caller promises, this is the callback of the request, and `wc` its completion,
+    // which was not used yet.
+    let Some(wc) = (unsafe { trace::completion(cq, wc) }) else {
         return;
-    }
-    // SAFETY: The core passes a completion that is valid during this call, and `Wc` is transparent.
-    let wc = unsafe { &*wc.cast::<Wc>() };
+    };
     if let Err(WcError { status, .. }) = wc.result() {
         if status != Status::WR_FLUSH_ERR {
             pr_err!("a request that is not signaled has failed: {status}\n");

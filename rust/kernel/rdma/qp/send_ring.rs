@@ -143,18 +143,17 @@ impl<P: CqePointer<ID>, const ID: u64> Drop for RingRef<P, ID> {
 ///
 /// # Safety
 ///
-/// Called by the RDMA core, once for each request that was posted with a ring's callback.
+/// Called as [`trace::completion`] says, once for each request that was posted with a ring's
+/// callback.
 unsafe extern "C" fn done<P: CqePointer<ID>, const ID: u64>(
     cq: *mut bindings::ib_cq,
     wc: *mut bindings::ib_wc,
 ) {
-    // SAFETY: The core passes a CQ and a completion that are valid during this call, and nothing
-    // was done with it yet.
-    if unsafe { trace::completion(cq, wc) } {
+    // SAFETY: As the caller promises, this is the callback of the request, and `wc` its completion,
+    // which was not used yet.
+    let Some(wc) = (unsafe { trace::completion(cq, wc) }) else {
         return;
-    }
-    // SAFETY: The core passes a completion that is valid during this call, and `Wc` is transparent.
-    let wc = unsafe { &*wc.cast::<Wc>() };
+    };
     if !debug::deactivate(wc.cqe()) {
         return debug::report(type_name::<P::Target>());
     }
@@ -165,8 +164,8 @@ unsafe extern "C" fn done<P: CqePointer<ID>, const ID: u64>(
         let mut completed = 1 + ring.places.take_missed();
         // SAFETY: This is a handler of the CQ, which run one after the other.
         while let Some(Entry { owner, signaled }) = unsafe { ring.pop() } {
-            // SAFETY: Posting checked that the completion queue, which the core passes, is polled
-            // in a context that provides this one.
+            // SAFETY: Posting checked that the completion queue is polled in a context that
+            // provides this one. `cq` is the CQ, or null if a caller has polled the completion.
             let cx = unsafe { <P::Target as CqeHandler<ID>>::Needs::of_completion(cq, wc) };
             P::Target::done(owner, wc, &cx);
             completed -= u32::from(signaled);
