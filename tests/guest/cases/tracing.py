@@ -3,11 +3,12 @@
 
 import os
 import re
+import subprocess
 from collections import defaultdict
 from contextlib import contextmanager
 from pathlib import Path
 
-from case import STOCK, case, sh
+from case import BUILD, FLAVOUR, STOCK, case, sh
 from rping import CONTEXTS
 from samples import module
 from traffic import OBJECTS, no_connection, traffic
@@ -173,8 +174,26 @@ def probes():
             write("dynamic_events", f"-:kprobes/{probe}", os.O_APPEND)
 
 
+def late():
+    names = ("rdma_null", "rdma_late")
+    with enabled("rdma_rs/wc"):
+        write("options/hash-ptr", 0)
+        try:
+            for name in names:
+                sh("insmod", f"{BUILD}/{FLAVOUR}/{name}.ko")
+        finally:
+            for name in reversed(names):
+                subprocess.run(["rmmod", name], capture_output=True, check=False)
+    events = traced("wc")
+    # Four requests, and the markers of the drain.
+    assert len(events) >= 4, events
+    assert len({event["cq.id"] for event in events}) == 1, f"traced by a CQ that is gone: {events}"
+    assert len({event["wr_cqe"] for event in events}) == len(events), f"traced twice: {events}"
+
+
 # The debug kernel has no tracefs.
 if STOCK:
     case("tracing: drains and mappings, and nothing when it is off")(drains)
     case("tracing: posts and completions in each context, and nothing when it is off")(hot_path)
+    case("tracing: completions are dispatched after their CQ was destroyed, and traced once")(late)
     case("tracing: posts and failed completions by probes at the driver's functions")(probes)
