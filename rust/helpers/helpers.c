@@ -7,6 +7,7 @@
 #include <linux/export.h>
 #include <linux/inetdevice.h>
 #include <linux/irq_poll.h>
+#include <linux/module.h>
 #include <linux/netdevice.h>
 #include <linux/nsproxy.h>
 #include <linux/preempt.h>
@@ -126,6 +127,23 @@ bool rdma_helper_may_sleep(void)
 	return !preempt_count() && !irqs_disabled() && !rcu_preempt_depth();
 }
 EXPORT_SYMBOL_GPL(rdma_helper_may_sleep);
+
+/* @mod: the module of a ULP, or NULL if that is built in. */
+bool rdma_helper_is_code_of(unsigned long addr, struct module *mod)
+{
+	if (!mod || within_module(addr, mod))
+		return true;
+#ifdef MODULE
+	if (within_module(addr, THIS_MODULE))
+		return true;
+#else
+	if (core_kernel_text(addr))
+		return true;
+#endif
+	pr_err_ratelimited("%pS is code of another module than %s, whose object it was given to: refused\n",
+			   (void *)addr, module_name(mod));
+	return false;
+}
 
 struct workqueue_struct *rdma_helper_alloc_workqueue(const char *name)
 {

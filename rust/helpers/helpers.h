@@ -27,6 +27,7 @@ void rdma_helper_dma_sync_sgtable_for_device(struct ib_device *dev, struct sg_ta
 int rdma_helper_sg_of_bytes(struct sg_table *sgt, const void *bytes, size_t len);
 void *rdma_helper_page_address(struct page *page);
 bool rdma_helper_may_sleep(void);
+bool rdma_helper_is_code_of(unsigned long addr, struct module *mod);
 struct workqueue_struct *rdma_helper_alloc_workqueue(const char *name);
 void rdma_helper_device_name(struct ib_device *dev, char *name, size_t size);
 void rdma_helper_cq_end_poll(struct ib_cq *cq);

@@ -10,6 +10,7 @@
 //! C header: [`include/rdma/ib_verbs.h`](srctree/include/rdma/ib_verbs.h) (`struct ib_client`)
 
 use crate::{
+    code,
     deferred::Workqueue,
     device::{
         self,
@@ -114,8 +115,8 @@ impl Singleton {
 ///
 /// # Safety
 ///
-/// Each call returns the same variable, which is for this type only, and the first registration is
-/// owned by the module, so that it is dropped before the module's text goes.
+/// Each call returns the same variable, which is for this type only, and the module, which owns the
+/// first registration, so that this is dropped before the module's text goes.
 #[doc(hidden)]
 #[diagnostic::on_unimplemented(
     message = "no module owns the client `{Self}`",
@@ -123,6 +124,7 @@ impl Singleton {
 )]
 pub unsafe trait ModuleClient: Client {
     fn singleton() -> &'static Singleton;
+    fn module() -> &'static ThisModule;
 }
 
 /// A ULP's registration with the RDMA core, owned by its module.
@@ -146,7 +148,10 @@ impl<T: ModuleClient> Registration<T> {
                 let set = singleton.cmpxchg(0, this.addr().get(), atomic::Full);
                 set.map_err(|_| EBUSY)?;
             },
-            core: Core::new(name, T::singleton(), Self::add, Self::remove, Self::event)?,
+            core: {
+                let module = code::Module::new(T::module());
+                Core::new(name, T::singleton(), module, Self::add, Self::remove, Self::event)?
+            },
             state <- {
                 // SAFETY: `core` is initialised.
                 let core = unsafe { &(*this.as_ptr()).core };
@@ -332,12 +337,14 @@ impl ClientRef {
     }
 
     /// Calls `f` from a work item, which may sleep for long. Unloading waits for its end. Any
-    /// context that may allocate with `flags`. Fails with `ENOMEM`; `f` is then dropped.
-    pub fn spawn(
+    /// context that may allocate with `flags`. Fails with `ENOMEM`, or with `EPERM` if this is
+    /// another module's client; `f` is then dropped.
+    pub fn spawn<F: FnOnce(&Sleepable) + Send + 'static>(
         &self,
         flags: kernel::alloc::Flags,
-        f: impl FnOnce(&Sleepable) + Send + 'static,
+        f: F,
     ) -> Result {
+        self.0.module.check_type::<F>()?;
         let mut f = Some(f);
         let job = move |cx: &Sleepable| {
             if let Some(f) = f.take() {
@@ -385,6 +392,7 @@ pub(crate) struct Core {
     pub(crate) name: &'static CStr,
     /// Its address tells client types apart.
     pub(crate) singleton: &'static Singleton,
+    pub(crate) module: code::Module,
     pub(crate) event: device::EventHandler,
     /// For work items of the ULP. Dropped after the refs were killed, and waits for their end.
     workqueue: Workqueue,
@@ -401,6 +409,7 @@ impl Core {
     fn new(
         name: &'static CStr,
         singleton: &'static Singleton,
+        module: code::Module,
         add: unsafe extern "C" fn(*mut bindings::ib_device) -> c_int,
         remove: unsafe extern "C" fn(*mut bindings::ib_device, *mut c_void),
         event: device::EventHandler,
@@ -417,6 +426,7 @@ impl Core {
             devices <- kernel::new_mutex!(KVec::new()),
             name,
             singleton,
+            module,
             event,
             workqueue: Workqueue::new(name)?,
         });
@@ -597,11 +607,15 @@ macro_rules! module_rdma_client {
         }
 
         // SAFETY: The static variable is for this type only. `module!` makes the first registration
-        // before any other code of the module runs, and drops it at the unload.
+        // before any other code of this module runs, and drops it at the unload.
         unsafe impl $crate::client::ModuleClient for $type {
             fn singleton() -> &'static $crate::client::Singleton {
                 static SINGLETON: $crate::client::Singleton = $crate::client::Singleton::new();
                 &SINGLETON
+            }
+
+            fn module() -> &'static $crate::client::crates::kernel::ThisModule {
+                $crate::client::crates::kernel::module::this_module::<RdmaClientModule>()
             }
         }
 

@@ -33,6 +33,7 @@ pub use send_ring::SendRing;
 use crate::{
     ah::Ah,
     cm,
+    code,
     completion::Completion,
     cq,
     deferred,
@@ -174,8 +175,10 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
         (wc.is_in(self.any.pollers.1) || wc.is_in(of_core())).then_some(cq)
     }
 
-    /// Keeps a table until the QP is destroyed. Fails with `ENOMEM`.
-    pub(crate) fn keep_table(&self, table: impl Kept + 'static, _cx: &Sleepable) -> Result {
+    /// Keeps a table until the QP is destroyed. Fails with `ENOMEM`; `EPERM` if the QP is another
+    /// module's.
+    pub(crate) fn keep_table<T: Kept + 'static>(&self, table: T, _cx: &Sleepable) -> Result {
+        self.any.inner.context.module.check_type::<T>()?;
         self.any.inner.context.kept.push(keep::Node::of(table)?);
         Ok(())
     }
@@ -474,7 +477,7 @@ fn create(parts: Parts<'_>, id: Option<&cm::Shared>, _cx: &Sleepable) -> Result<
     let mut attr = parts.to_raw()?;
     let reserved = deferred::Deferred::reserve()?;
     let state = id.is_none().then_some(State::Reset);
-    let context = QpPriv::new(parts.events, dev.is_iwarp(), state)?;
+    let context = QpPriv::new(parts.events, dev, state)?;
     attr.qp_context = ptr::from_ref(&*context).cast_mut().cast();
     attr.event_handler = context.events.is_some().then_some(on_event);
     let mut object = dev.object(crate::refs::Kind::Qp);
@@ -639,7 +642,10 @@ pub trait Events: Send + Sync + 'static {
 
 /// The private data of a QP, as its `qp_context`.
 #[pin_data]
+#[repr(C)]
 struct QpPriv {
+    /// That of the client of the QP's device. The first field: see [`code::Module::of`].
+    module: code::Module,
     /// Held while the QP is modified: see [`attr::Modifier`]. The state that the last change has
     /// moved it to, if that is known: devices and connection managers move QPs by themselves, too.
     #[pin]
@@ -666,11 +672,12 @@ impl QpPriv {
     #[inline(never)]
     fn new(
         events: Option<Arc<dyn Events>>,
-        iwarp: bool,
+        dev: &Device,
         state: Option<State>,
     ) -> Result<Pin<KBox<Self>>> {
         let markers = drain::Markers::new(GFP_KERNEL)?;
         let init = pin_init!(Self {
+            module: dev.client().module,
             state <- new_mutex!(state),
             draining <- new_mutex!(Some(markers), "rdma::Qp::draining"),
             reg_lock <- new_spinlock_irq!((), "rdma::Qp::reg_lock"),
@@ -679,7 +686,7 @@ impl QpPriv {
             transfers <- pin_init!(Transfers {
                 users: crate::sync::Users::new(),
                 ended <- Completion::new(),
-                iwarp,
+                iwarp: dev.is_iwarp(),
             }),
             events,
             user_context <- context::UserContext::new(),

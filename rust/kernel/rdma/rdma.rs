@@ -19,6 +19,7 @@
 pub mod ah;
 pub mod client;
 pub mod cm;
+mod code;
 mod completion;
 pub mod context;
 pub mod cq;

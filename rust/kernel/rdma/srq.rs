@@ -107,6 +107,7 @@ impl<T: Receive<N>, const N: usize> Srq<T, N> {
     /// (`ib_post_srq_recv`). `init` makes the value of each. The SRQ reserves as many entries,
     /// once, of each CQ that its QPs complete to. Fails with `EOPNOTSUPP` if the device has no
     /// SRQs; `EINVAL` if it has none of that size, or if a slot describes memory of another PD;
+    /// with debug assertions, `EPERM` if the PD is another module's;
     /// what `init` returned; `ENOMEM`, or the driver's error.
     pub fn create<I: PinInit<T, Error>>(
         pd: &Pd,
@@ -267,6 +268,8 @@ fn create(
     let queue = KBox::new_uninit(GFP_KERNEL)?;
     let mut attr = bindings::ib_srq_init_attr {
         event_handler: Some(event),
+        // See `code::Module::of`. The client has references while there is the SRQ.
+        srq_context: ptr::from_ref(&dev.client().module).cast_mut().cast(),
         srq_type: bindings::ib_srq_type_IB_SRQT_BASIC,
         ..Default::default()
     };

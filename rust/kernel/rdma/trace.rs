@@ -6,7 +6,10 @@
 //! off. Where it is on, a function of `helpers.c` does the same, and traces it. Where
 //! the architecture has no static branches there are no such events.
 
-use crate::prelude::*;
+use crate::{
+    code,
+    prelude::*, //
+};
 
 /// Returns whether the event of a tracepoint is on: `static_branch_unlikely!` of the kernel crate,
 /// whose assembly lacks the options, so that the compiler would align the stack and read memory
@@ -69,11 +72,21 @@ pub(crate) trait Queue<W> {
     /// `queue` is valid. If it is an SRQ, its device has the operation.
     unsafe fn op(queue: *mut Self) -> Post<Self, W>;
 
-    /// Posts a list of requests (`ib_post_send`, `ib_post_recv`, `ib_post_srq_recv`).
+    /// Returns whether the last of a list of requests, which gives the owner back, completes to code
+    /// of the module that has the queue, or of the crate's.
     ///
     /// # Safety
     ///
-    /// `queue` is valid, and `post` is [`Queue::op`] of it. `first` is a valid list of requests,
+    /// `queue` is valid and one of this crate, and `first` a valid list of requests.
+    unsafe fn completes_to_own_code(queue: *mut Self, first: *const W) -> bool;
+
+    /// Posts a list of requests (`ib_post_send`, `ib_post_recv`, `ib_post_srq_recv`). With debug
+    /// assertions, one that would complete to code of another module is refused with `EPERM`, as if
+    /// by the driver.
+    ///
+    /// # Safety
+    ///
+    /// `queue` is valid and one of this crate, and `post` is [`Queue::op`] of it. `first` is a valid list of requests,
     /// whose memory is kept until they have completed. `bad` is valid for writes.
     unsafe fn post(
         post: Post<Self, W>,
@@ -94,7 +107,7 @@ pub(crate) trait Queue<W> {
 }
 
 macro_rules! queue {
-    ($queue:ident, $wr:ident, $op:ident, $tracepoint:ident, $traced:ident) => {
+    ($queue:ident: $context:ident, $wr:ident, $op:ident, $tracepoint:ident, $traced:ident) => {
         impl Queue<bindings::$wr> for bindings::$queue {
             #[inline(always)]
             unsafe fn op(queue: *mut Self) -> Post<Self, bindings::$wr> {
@@ -104,6 +117,22 @@ macro_rules! queue {
                 unsafe { (*(*queue).device).ops.$op.unwrap_unchecked() }
             }
 
+            #[cfg_attr(not(debug_assertions), inline)]
+            unsafe fn completes_to_own_code(queue: *mut Self, first: *const bindings::$wr) -> bool {
+                let mut last = first;
+                // SAFETY: The list is valid, as the caller promises, and its last request has an
+                // owner's callback. Both members of the union are as wide.
+                let done = unsafe {
+                    while !(*last).next.is_null() {
+                        last = (*last).next;
+                    }
+                    (*(*last).__bindgen_anon_1.wr_cqe.cast_const()).done
+                };
+                // SAFETY: The queue is valid and one of this crate, as the caller promises.
+                let module = unsafe { code::Module::of((*queue).$context) };
+                done.is_none_or(|done| module.check(done as usize).is_ok())
+            }
+
             #[inline(always)]
             unsafe fn post(
                 post: Post<Self, bindings::$wr>,
@@ -111,6 +140,12 @@ macro_rules! queue {
                 first: *const bindings::$wr,
                 bad: *mut *const bindings::$wr,
             ) -> c_int {
+                // SAFETY: All are valid, and the queue is one of this crate, as the caller promises.
+                if cfg!(debug_assertions) && unsafe { !Self::completes_to_own_code(queue, first) } {
+                    // SAFETY: `bad` is valid for writes, as the caller promises.
+                    unsafe { *bad = first };
+                    return EPERM.to_errno();
+                }
                 // SAFETY: All are valid, as the caller promises. The tracepoint is C's, so it has a
                 // static key.
                 unsafe {
@@ -136,21 +171,21 @@ macro_rules! queue {
 }
 
 queue!(
-    ib_qp,
+    ib_qp: qp_context,
     ib_send_wr,
     post_send,
     __tracepoint_post_send,
     rdma_helper_trace_post_send
 );
 queue!(
-    ib_qp,
+    ib_qp: qp_context,
     ib_recv_wr,
     post_recv,
     __tracepoint_post_recv,
     rdma_helper_trace_post_recv
 );
 queue!(
-    ib_srq,
+    ib_srq: srq_context,
     ib_recv_wr,
     post_srq_recv,
     __tracepoint_post_srq_recv,

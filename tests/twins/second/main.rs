@@ -1,16 +1,78 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! A ULP that asks another one's device handle for data of its own. Its types have the names of the
-//! other's, and so has its file.
+//! A ULP that asks another one's device handle for data of its own, and gives objects of that what
+//! they would call or drop when this module may be gone. Its types have the names of the other's, and
+//! so has its file.
 
 use kernel::prelude::*;
-use rdma::prelude::*;
+use rdma::{
+    prelude::*,
+    qp::{
+        Access,
+        Attr,
+        SendRing, //
+    }, //
+};
 
 struct Ulp;
 
 /// As large as the other's.
 struct Data {
     address: usize,
+}
+
+/// An owner whose handler is code of this module.
+#[derive(HasCqe)]
+struct Recv {
+    cqe: Cqe<Self>,
+}
+
+impl CqeHandler for Recv {
+    type Pointer = Pin<KBox<Self>>;
+    type Needs = rdma::context::Atomic;
+
+    fn done(_this: Self::Pointer, _wc: &Wc, _cx: &rdma::context::Atomic) {}
+}
+
+/// Fails unless `result` is `EPERM`.
+fn refused<T>(what: &str, result: Result<T>) -> Result {
+    match result {
+        Err(EPERM) => Ok(()),
+        other => {
+            pr_err!("{what} for another ULP's object: {:?}\n", other.map(drop));
+            Err(EBADF)
+        }
+    }
+}
+
+/// Gives a QP of another ULP's device what that would call or drop.
+fn intrude(dev: &Device, cx: &Sleepable) -> Result {
+    let pd = Pd::alloc(dev, cx)?;
+    let cq = Cq::<Softirq>::alloc(dev, 16, 0, cx)?;
+    let qp = Qp::create_raw(&pd, &cq, &cq, &Caps::new(4, 4), cx)?;
+    qp.modify(
+        Attr::Init {
+            port: 1,
+            pkey_index: 0,
+            access: Access::REMOTE_READ,
+        },
+        cx,
+    )?;
+    let context = Arc::new(Data { address: 0 }, GFP_KERNEL)?;
+    refused("a context", qp.set_context(context, cx))?;
+    let ring = SendRing::<Pin<KBox<Recv>>>::new(&qp, 4, 2, cx);
+    refused("a ring of sends", ring)?;
+    if cfg!(debug_assertions) {
+        let recv = KBox::pin(Recv { cqe: Cqe::new() }, GFP_KERNEL)?;
+        let posted = qp.post_recv(recv, |_| Ok(RecvWr::new([])));
+        let kept = posted.as_ref().is_err_and(|e| e.owner.is_some());
+        refused("an owner", posted.map_err(Error::from))?;
+        if !kept {
+            pr_err!("the owner of a refused request has not come back\n");
+            return Err(EBADF);
+        }
+    }
+    Ok(())
 }
 
 impl Client for Ulp {
@@ -26,7 +88,7 @@ impl Client for Ulp {
             pr_err!("data of another ULP: {:#x}\n", data.address);
             return Err(EBADF);
         }
-        Ok(())
+        intrude(&dev, cx)
     }
 }
 

@@ -137,7 +137,8 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
     /// Gives the QP its context (`qp_context`), which handlers of its completions borrow by
     /// [`QpContext`], until it is destroyed or [`Qp::clear_context`]: a context that owns the QP
     /// keeps it until then. Fails with `EBUSY` if the QP has a context; `EOPNOTSUPP` if it
-    /// completes to a [shared](Cq::pool_get) queue, whose handlers could not borrow it.
+    /// completes to a [shared](Cq::pool_get) queue, whose handlers could not borrow it; `EPERM` if
+    /// the QP is another module's.
     pub fn set_context<T: Send + Sync + 'static>(
         &self,
         context: Arc<T>,
@@ -147,6 +148,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
         if inner.send.cq.is_shared() || inner.recv.cq.is_shared() {
             return Err(EOPNOTSUPP);
         }
+        inner.context.module.check_type::<T>()?;
         let value = ptr::from_ref(&*context).cast_mut().cast();
         let user_context = &inner.context.user_context;
         user_context.set(identity::address_of::<T>(), value, context)

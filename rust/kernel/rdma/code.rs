@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! The module whose code an object calls.
+//!
+//! An object keeps the module of the ULP whose handle it was made from: the unload waits for it. So
+//! its callbacks must be code of that module, or of this one. By a module that both use, a ULP may
+//! get a handle of another ULP. What it gives to an object of that would be called after its own
+//! unload.
+
+use crate::{
+    identity,
+    prelude::*, //
+};
+
+/// The module of a ULP.
+///
+/// # Invariants
+///
+/// It is loaded while there are objects of the ULP. Null if it is built into the kernel.
+#[derive(Clone, Copy)]
+pub(crate) struct Module(*mut kernel::bindings::module);
+
+// SAFETY: The module is only looked at, which any thread may do.
+unsafe impl Send for Module {}
+// SAFETY: The module is only looked at, which several threads may do at once.
+unsafe impl Sync for Module {}
+
+impl Module {
+    /// `module` is that of a client, which is unloaded after the objects of the client have ended.
+    pub(crate) fn new(module: &ThisModule) -> Self {
+        // INVARIANT: As the caller says.
+        Self(module.as_ptr())
+    }
+
+    /// Returns the module of the ULP that has a QP or an SRQ, by its `qp_context` or `srq_context`.
+    ///
+    /// # Safety
+    ///
+    /// `context` is that of a QP or an SRQ of this crate that is not destroyed. These point to the
+    /// module.
+    pub(crate) unsafe fn of(context: *const c_void) -> Self {
+        // SAFETY: The context points to the module, which is there, as the caller promises.
+        unsafe { *context.cast() }
+    }
+
+    /// Fails with `EPERM`, and reports it, if the function at this address is code of another
+    /// module than this one and the crate's.
+    #[inline(never)]
+    pub(crate) fn check(self, code: usize) -> Result {
+        // SAFETY: By the type invariant the module is loaded, or null. The helper only compares.
+        match unsafe { bindings::rdma_helper_is_code_of(code, self.0) } {
+            true => Ok(()),
+            false => Err(EPERM),
+        }
+    }
+
+    /// Fails as [`Module::check`] if it is another module that has made the value, and so the code
+    /// that handles and drops it.
+    #[inline]
+    pub(crate) fn check_type<T: 'static>(self) -> Result {
+        self.check(identity::address_of::<T>())
+    }
+}
