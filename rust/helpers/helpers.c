@@ -128,15 +128,37 @@ bool rdma_helper_may_sleep(void)
 }
 EXPORT_SYMBOL_GPL(rdma_helper_may_sleep);
 
-/* @mod: the module of a ULP, or NULL if that is built in. */
+#ifdef CONFIG_MODULE_UNLOAD
+/* Of kernel/module/internal.h, where modules do not see it. */
+struct module_use {
+	struct list_head source_list;
+	struct list_head target_list;
+	struct module *source, *target;
+};
+#endif
+
+/*
+ * Says whether this is code of a module, or of one that it uses, and so keeps loaded. The list of
+ * these changes only when the module is loaded or freed.
+ */
+static bool keeps_code(struct module *mod, unsigned long addr)
+{
+#ifdef CONFIG_MODULE_UNLOAD
+	struct module_use *use;
+
+	list_for_each_entry(use, &mod->target_list, target_list)
+		if (keeps_code(use->target, addr))
+			return true;
+#endif
+	return within_module(addr, mod);
+}
+
+/* @mod: the module of a ULP, or NULL if that is built in. It uses this one, if that is a module. */
 bool rdma_helper_is_code_of(unsigned long addr, struct module *mod)
 {
-	if (!mod || within_module(addr, mod))
+	if (!mod || within_module(addr, mod) || keeps_code(mod, addr))
 		return true;
-#ifdef MODULE
-	if (within_module(addr, THIS_MODULE))
-		return true;
-#else
+#ifndef MODULE
 	if (core_kernel_text(addr))
 		return true;
 #endif

@@ -1,9 +1,16 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! A module that passes a device handle from one ULP to another.
+//! A module that passes a device handle from one ULP to another, and serves objects of those that use
+//! it.
 
 use kernel::prelude::*;
-use rdma::device::Device;
+use rdma::{
+    prelude::*,
+    qp::{
+        Access,
+        Attr, //
+    }, //
+};
 
 module! {
     type: Shelf,
@@ -32,4 +39,40 @@ kernel::sync::global_lock! {
 #[inline(never)]
 pub fn put(dev: Option<Device>) -> Option<Device> {
     core::mem::replace(&mut *SLOT.lock(), dev)
+}
+
+/// An owner whose handler is code of this module.
+#[derive(HasCqe)]
+struct Recv {
+    cqe: Cqe<Self>,
+}
+
+impl CqeHandler for Recv {
+    type Pointer = Pin<KBox<Self>>;
+    type Needs = Atomic;
+
+    fn done(_this: Self::Pointer, _wc: &Wc, _cx: &Atomic) {}
+}
+
+/// Makes a QP that receives may be posted to.
+#[inline(never)]
+pub fn make_qp(dev: &Device, cx: &Sleepable) -> Result<Qp<Softirq>> {
+    let pd = Pd::alloc(dev, cx)?;
+    let cq = Cq::alloc(dev, 16, 0, cx)?;
+    let qp = Qp::create_raw(&pd, &cq, &cq, &Caps::new(4, 4), cx)?;
+    let init = Attr::Init {
+        port: 1,
+        pkey_index: 0,
+        access: Access::REMOTE_READ,
+    };
+    qp.modify(init, cx)?;
+    Ok(qp)
+}
+
+/// Gives a QP of a ULP that uses this module what is code of this one.
+#[inline(never)]
+pub fn serve(qp: &Qp<Softirq>, cx: &Sleepable) -> Result {
+    qp.set_context(Arc::new(Shelf, GFP_KERNEL)?, cx)?;
+    let recv = KBox::pin(Recv { cqe: Cqe::new() }, GFP_KERNEL)?;
+    Ok(qp.post_recv(recv, |_| Ok(RecvWr::new([])))?)
 }

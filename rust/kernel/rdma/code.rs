@@ -3,9 +3,9 @@
 //! The module whose code an object calls.
 //!
 //! An object keeps the module of the ULP whose handle it was made from: the unload waits for it. So
-//! its callbacks must be code of that module, or of this one. By a module that both use, a ULP may
-//! get a handle of another ULP. What it gives to an object of that would be called after its own
-//! unload.
+//! its callbacks must be code of that module, or of one that this uses, as the crate's. By a module
+//! that both use, a ULP may get a handle of another ULP. What it gives to an object of that would be
+//! called after its own unload.
 
 use crate::{
     identity,
@@ -44,18 +44,19 @@ impl Module {
     }
 
     /// Fails with `EPERM`, and reports it, if the function at this address is code of another
-    /// module than this one and the crate's.
+    /// module than this one and those that it uses.
     #[inline(never)]
     pub(crate) fn check(self, code: usize) -> Result {
-        // SAFETY: By the type invariant the module is loaded, or null. The helper only compares.
+        // SAFETY: By the type invariant the module is loaded, or null, and so are those that it uses.
+        // The helper only compares.
         match unsafe { bindings::rdma_helper_is_code_of(code, self.0) } {
             true => Ok(()),
             false => Err(EPERM),
         }
     }
 
-    /// Fails as [`Module::check`] if it is another module that has made the value, and so the code
-    /// that handles and drops it.
+    /// Fails as [`Module::check`], for the module that this is compiled into, as is the code that
+    /// handles and drops values of the type.
     #[inline]
     pub(crate) fn check_type<T: 'static>(self) -> Result {
         self.check(identity::address_of::<T>())

@@ -73,7 +73,7 @@ pub(crate) trait Queue<W> {
     unsafe fn op(queue: *mut Self) -> Post<Self, W>;
 
     /// Returns whether the last of a list of requests, which gives the owner back, completes to code
-    /// of the module that has the queue, or of the crate's.
+    /// that the module which has the queue keeps loaded.
     ///
     /// # Safety
     ///
@@ -81,8 +81,8 @@ pub(crate) trait Queue<W> {
     unsafe fn completes_to_own_code(queue: *mut Self, first: *const W) -> bool;
 
     /// Posts a list of requests (`ib_post_send`, `ib_post_recv`, `ib_post_srq_recv`). With debug
-    /// assertions, one that would complete to code of another module is refused with `EPERM`, as if
-    /// by the driver.
+    /// assertions, one that would complete to other code is refused with `EPERM`, as if by the
+    /// driver.
     ///
     /// # Safety
     ///

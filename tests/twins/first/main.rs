@@ -20,9 +20,11 @@ impl Client for Ulp {
 }
 
 impl DeviceData<Ulp> for Data {
-    fn add(_client: Pin<&Ulp>, dev: &Device, _cx: &Sleepable) -> impl PinInit<Self, Error> {
+    fn add(_client: Pin<&Ulp>, dev: &Device, cx: &Sleepable) -> impl PinInit<Self, Error> {
+        // The module of the shelf is there for as long as this one.
+        let served = shelf::make_qp(dev, cx).and_then(|qp| shelf::serve(&qp, cx));
         shelf::put(Some(dev.clone()));
-        Ok::<_, Error>(Data { number: 0x123 })
+        served.map(|()| Data { number: 0x123 })
     }
 
     fn remove(self: Pin<&Self>, _client: Pin<&Ulp>, dev: &Device, _cx: &Sleepable) {

@@ -7,11 +7,7 @@
 use kernel::prelude::*;
 use rdma::{
     prelude::*,
-    qp::{
-        Access,
-        Attr,
-        SendRing, //
-    }, //
+    qp::SendRing, //
 };
 
 struct Ulp;
@@ -47,17 +43,7 @@ fn refused<T>(what: &str, result: Result<T>) -> Result {
 
 /// Gives a QP of another ULP's device what that would call or drop.
 fn intrude(dev: &Device, cx: &Sleepable) -> Result {
-    let pd = Pd::alloc(dev, cx)?;
-    let cq = Cq::<Softirq>::alloc(dev, 16, 0, cx)?;
-    let qp = Qp::create_raw(&pd, &cq, &cq, &Caps::new(4, 4), cx)?;
-    qp.modify(
-        Attr::Init {
-            port: 1,
-            pkey_index: 0,
-            access: Access::REMOTE_READ,
-        },
-        cx,
-    )?;
+    let qp = shelf::make_qp(dev, cx)?;
     let context = Arc::new(Data { address: 0 }, GFP_KERNEL)?;
     refused("a context", qp.set_context(context, cx))?;
     let ring = SendRing::<Pin<KBox<Recv>>>::new(&qp, 4, 2, cx);
