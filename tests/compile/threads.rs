@@ -10,7 +10,7 @@ use rdma::{
     mr::Mr,
     pd::Pd,
     prelude::*,
-    rw::Ctx,
+    rw::{Ctx, Rw},
     session::{
         tags::{Exchange, Reply, Tag, Tags},
         Kept, Received, RecvCredits, RecvHandler, SendCredits,
@@ -103,6 +103,7 @@ fn what_stays_in_its_thread() {
     <Success<'_> as Ambiguous<_>>::check();
     <RegWr<'_> as Ambiguous<_>>::check();
     <InvWr<'_> as Ambiguous<_>>::check();
+    <Rw<'_> as Ambiguous<_>>::check();
     <cm::Request<'_> as Ambiguous<_>>::check();
 }
 
