@@ -107,7 +107,7 @@ impl<T: Receive<N>, const N: usize> Srq<T, N> {
     /// (`ib_post_srq_recv`). `init` makes the value of each. The SRQ reserves as many entries,
     /// once, of each CQ that its QPs complete to. Fails with `EOPNOTSUPP` if the device has no
     /// SRQs; `EINVAL` if it has none of that size, or if a slot describes memory of another PD;
-    /// with debug assertions, `EPERM` if the PD is another module's;
+    /// `EPERM` if the PD is another module's;
     /// what `init` returned; `ENOMEM`, or the driver's error.
     pub fn create<I: PinInit<T, Error>>(
         pd: &Pd,
@@ -116,6 +116,7 @@ impl<T: Receive<N>, const N: usize> Srq<T, N> {
         cx: &Sleepable,
     ) -> Result<Self> {
         let sges = const { N as u32 };
+        pd.device().client().module.check_type::<T>()?;
         check(pd.device(), slots, sges)?;
         let all = KBox::new(Slots::<T, N>::new(slots, init)?, GFP_KERNEL)?;
         let inner = create(pd, slots, sges, all, cx)?;
@@ -524,8 +525,8 @@ unsafe extern "C" fn done<T: Receive<N>, const N: usize>(
 
 /// A receive of an SRQ that has completed: exclusive access to its value. Dropping it posts the
 /// receive again (`ib_post_srq_recv`), in any context. It may also be kept, which withholds the
-/// credit, or own another request, as the response, if the value is `Unpin` (see
-/// [`CqePointer`](cqe::CqePointer)). The SRQ's end waits for it.
+/// credit, or own another request, as the response, if the value is `Unpin` (see [`CqePointer`]).
+/// The SRQ's end waits for it.
 ///
 /// # Invariants
 ///

@@ -7,7 +7,12 @@
 use kernel::prelude::*;
 use rdma::{
     prelude::*,
-    qp::SendRing, //
+    qp::SendRing,
+    srq::{
+        Receive,
+        Slot,
+        Srq, //
+    }, //
 };
 
 struct Ulp;
@@ -30,6 +35,19 @@ impl CqeHandler for Recv {
     fn done(_this: Self::Pointer, _wc: &Wc, _cx: &rdma::context::Atomic) {}
 }
 
+/// The value of a slot whose handler is code of this module.
+struct Question;
+
+impl Receive<0> for Question {
+    type Needs = rdma::context::Atomic;
+
+    fn recv(&self) -> RecvWr<'_, 0> {
+        RecvWr::new([])
+    }
+
+    fn done(_slot: Slot<Self, 0>, _wc: &Wc, _cx: &rdma::context::Atomic) {}
+}
+
 /// Fails unless `result` is `EPERM`.
 fn refused<T>(what: &str, result: Result<T>) -> Result {
     match result {
@@ -48,6 +66,9 @@ fn intrude(dev: &Device, cx: &Sleepable) -> Result {
     refused("a context", qp.set_context(context, cx))?;
     let ring = SendRing::<Pin<KBox<Recv>>>::new(&qp, 4, 2, cx);
     refused("a ring of sends", ring)?;
+    let pd = Pd::alloc(dev, cx)?;
+    let srq = Srq::create(&pd, 2, |_| Ok::<_, Error>(Question), cx);
+    refused("an SRQ", srq)?;
     if cfg!(debug_assertions) {
         let recv = KBox::pin(Recv { cqe: Cqe::new() }, GFP_KERNEL)?;
         let posted = qp.post_recv(recv, |_| Ok(RecvWr::new([])));
