@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Completions that are polled before their CQ is destroyed, and dispatched after that, when CQs which
-//! the RDMA core polls have taken its memory. All of it is done while the module is loaded.
+//! Completions that are polled before their CQ is destroyed, and dispatched after that, when CQs
+//! which the RDMA core polls have taken its memory. All of it is done while the module is loaded.
 
 use kernel::prelude::*;
 use rdma::{

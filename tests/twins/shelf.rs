@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! A module that passes a device handle from one ULP to another, and serves objects of those that use
-//! it.
+//! A module that passes a device handle from one ULP to another, and serves objects of those that
+//! use it.
 
 use kernel::prelude::*;
 use rdma::{

@@ -4,8 +4,8 @@
 //!
 //! An object keeps the module of the ULP whose handle it was made from: the unload waits for it. So
 //! its callbacks must be code of that module, or of one that this uses, as the crate's. By a module
-//! that both use, a ULP may get a handle of another ULP. What it gives to an object of that would be
-//! called after its own unload.
+//! that both use, a ULP may get a handle of another ULP. What it gives to an object of that would
+//! be called after its own unload.
 
 use crate::{
     identity,
@@ -47,8 +47,8 @@ impl Module {
     /// module than this one and those that it uses.
     #[inline(never)]
     pub(crate) fn check(self, code: usize) -> Result {
-        // SAFETY: By the type invariant the module is loaded, or null, and so are those that it uses.
-        // The helper only compares.
+        // SAFETY: By the type invariant the module is loaded, or null, and so are those that it
+        // uses. The helper only compares.
         match unsafe { bindings::rdma_helper_is_code_of(code, self.0) } {
             true => Ok(()),
             false => Err(EPERM),

@@ -1144,9 +1144,9 @@ impl Drop for Completion<'_> {
             wc::unlikely();
             return;
         }
-        // The CQ may have been destroyed, so it is not passed. The callbacks of this crate know that
-        // (`trace::completion`). C's on such a CQ are those of drains, of the core and of mlx4, mlx5
-        // and hns, which look at the completion's `wr_cqe` alone.
+        // The CQ may have been destroyed, so it is not passed. The callbacks of this crate know
+        // that (`trace::completion`). C's on such a CQ are those of drains, of the core and of
+        // mlx4, mlx5 and hns, which look at the completion's `wr_cqe` alone.
         //
         // SAFETY: By the type invariant a CQ gave the completion, and its owner was not taken back,
         // so the callback is there; `self` is gone after this. Owners that need more than `Atomic`

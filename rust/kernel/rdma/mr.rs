@@ -458,8 +458,8 @@ impl<M> From<MapError<M>> for Error {
 /// # Invariants
 ///
 /// `mr` maps a range of `memory`, which is at `iova` to peers, or is claimed for ever; it has the
-/// state `S`. Both are there until this is dropped. This is covariant in `M`, as it is the only handle
-/// of the memory, and gives it back by value. States have no supertypes.
+/// state `S`. Both are there until this is dropped. This is covariant in `M`, as it is the only
+/// handle of the memory, and gives it back by value. States have no supertypes.
 pub struct Region<D: dma::Direction, M: Memory<D> = Buf<D>, S: State = Exclusive> {
     mr: ManuallyDrop<Mr>,
     memory: ManuallyDrop<M>,
@@ -1105,8 +1105,8 @@ unsafe extern "C" fn done<T: CqeHandler<ID>, S: State, const ID: u64>(
 ///
 /// # Safety
 ///
-/// `wc` is of an [`InvWr`] for the state `S`, whose owner was not taken back. `cq` is its CQ, or null
-/// if a caller has polled it.
+/// `wc` is of an [`InvWr`] for the state `S`, whose owner was not taken back. `cq` is its CQ, or
+/// null if a caller has polled it.
 #[cold]
 #[inline(never)]
 unsafe fn failed<S: State>(cq: *mut bindings::ib_cq, wc: &Wc) {

@@ -58,8 +58,8 @@ use kernel::{
 ///
 /// # Invariants
 ///
-/// The queues of the QP complete to CQs that are polled in `S` and `R`. As for [`Cq`], these have no
-/// supertypes.
+/// The queues of the QP complete to CQs that are polled in `S` and `R`. As for [`Cq`], these have
+/// no supertypes.
 pub struct Qp<S: PollContext, R: PollContext = S> {
     pub(crate) any: AnyQp,
     _contexts: PhantomData<fn() -> (S, R)>,

@@ -236,8 +236,8 @@ impl Port<'_> {
 ///
 /// # Invariants
 ///
-/// The owner in `raw` is an `O`. This is covariant in `O`, as it is the only handle of the owner, and
-/// gives it back by value.
+/// The owner in `raw` is an `O`. This is covariant in `O`, as it is the only handle of the owner,
+/// and gives it back by value.
 pub struct Ctx<D: dma::Direction = Bidirectional, O: sg::SgOwner<D> = sg::Pages> {
     raw: KBox<RawCtx>,
     _owner: PhantomData<(D, O)>,

@@ -580,8 +580,8 @@ impl<T: Receive<N>, const N: usize> Drop for Slot<T, N> {
 }
 
 // SAFETY: The value stays in place until the slot is dropped: `out` is still set, and
-// `Queue::close` waits for it. No other `Slot` has it; it is `Unpin`, so no other part of the kernel
-// has its address.
+// `Queue::close` waits for it. No other `Slot` has it; it is `Unpin`, so no other part of the
+// kernel has its address.
 unsafe impl<T, const N: usize, const ID: u64> cqe::CqePointer<ID> for Slot<T, N>
 where
     T: Receive<N> + CqeHandler<ID, Pointer = Self> + Unpin,

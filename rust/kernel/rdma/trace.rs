@@ -72,8 +72,8 @@ pub(crate) trait Queue<W> {
     /// `queue` is valid. If it is an SRQ, its device has the operation.
     unsafe fn op(queue: *mut Self) -> Post<Self, W>;
 
-    /// Returns whether the last of a list of requests, which gives the owner back, completes to code
-    /// that the module which has the queue keeps loaded.
+    /// Returns whether the last of a list of requests, which gives the owner back, completes to
+    /// code that the module which has the queue keeps loaded.
     ///
     /// # Safety
     ///
@@ -86,8 +86,9 @@ pub(crate) trait Queue<W> {
     ///
     /// # Safety
     ///
-    /// `queue` is valid and one of this crate, and `post` is [`Queue::op`] of it. `first` is a valid list of requests,
-    /// whose memory is kept until they have completed. `bad` is valid for writes.
+    /// `queue` is valid and one of this crate, and `post` is [`Queue::op`] of it. `first` is a
+    /// valid list of requests, whose memory is kept until they have completed. `bad` is valid for
+    /// writes.
     unsafe fn post(
         post: Post<Self, W>,
         queue: *mut Self,
@@ -140,7 +141,8 @@ macro_rules! queue {
                 first: *const bindings::$wr,
                 bad: *mut *const bindings::$wr,
             ) -> c_int {
-                // SAFETY: All are valid, and the queue is one of this crate, as the caller promises.
+                // SAFETY: All are valid, and the queue is one of this crate, as the caller
+                // promises.
                 if cfg!(debug_assertions) && unsafe { !Self::completes_to_own_code(queue, first) } {
                     // SAFETY: `bad` is valid for writes, as the caller promises.
                     unsafe { *bad = first };

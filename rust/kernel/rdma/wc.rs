@@ -198,8 +198,8 @@ impl<'a> Success<'a> {
     }
 
     /// Returns the remote key that the peer invalidated with this receive. The flag alone is no
-    /// proof: bnxt_re and cxgb4 set it in completions of sends that invalidate, too, and leave there
-    /// whatever key was in that memory before.
+    /// proof: bnxt_re and cxgb4 set it in completions of sends that invalidate, too, and leave
+    /// there whatever key was in that memory before.
     #[inline]
     pub fn invalidated_rkey(&self) -> Option<u32> {
         // The flag first, as most completions do not have it.

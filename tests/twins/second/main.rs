@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0
 
 //! A ULP that asks another one's device handle for data of its own, and gives objects of that what
-//! they would call or drop when this module may be gone. Its types have the names of the other's, and
-//! so has its file.
+//! they would call or drop when this module may be gone. Its types have the names of the other's,
+//! and so has its file.
 
 use kernel::prelude::*;
 use rdma::{

@@ -542,8 +542,8 @@ impl<X: Exchange> Drop for Tag<X> {
 ///
 /// # Invariants
 ///
-/// The reply is being handled, by this, in a handler of the CQ, which `'w` does not outlive. This is
-/// invariant in `X`, as the slot is.
+/// The reply is being handled, by this, in a handler of the CQ, which `'w` does not outlive. This
+/// is invariant in `X`, as the slot is.
 pub struct Reply<'w, X: Exchange>(SlotRef<X>, PhantomData<(&'w Wc, NotThreadSafe)>);
 
 impl<X: Exchange> Reply<'_, X> {
