@@ -38,6 +38,10 @@ checked:
 	[ '$(CONFIG_RUST)' ] || die "the kernel of $(KDIR) has no Rust (CONFIG_RUST)"; \
 	[ -f $(KDIR)/rust/libkernel.rmeta ] || die "$(KDIR) has no Rust metadata (rust/libkernel.rmeta);" \
 		"for stock Debian kernels, make deb makes a package of it"; \
+	revision() { sed 's/.*" \(.*\)"/\1/' $(KDIR)/$$1/package.h; }; \
+	[ ! -f $(KDIR)/rust/package.h ] || [ "$$(revision rust)" = "$$(revision include/generated)" ] || \
+		die "the Rust metadata of $(KDIR) is that of $$(revision rust), and the headers are of" \
+			"$$(revision include/generated)"; \
 	is=$$($(RUSTC) --version 2>&1 | tail -n 1); \
 	by=$$(grep -aom 1 'rustc [0-9][^)]*)' $(KDIR)/rust/libcore.rmeta | head -n 1); \
 	[ "$${is#"$$by"}" != "$$is" ] || die "the Rust metadata of $(KDIR) is that of $$by, and the compiler is $$is"; \
