@@ -2,8 +2,8 @@
 
 //! RDMA verbs for upper-layer protocols.
 //!
-//! The kernel's completion queue API (`ib_alloc_cq`, `struct ib_cqe`) and the verbs around it, safe
-//! and at the cost of C. The rules that C has in comments are types here:
+//! The kernel's completion queue API (`ib_alloc_cq`, `struct ib_cqe`) and the verbs around it, for
+//! safe Rust. The rules that C has in comments are types here:
 //!
 //! - A posted request owns the memory that the device uses, until its completion: [`cqe`], [`wr`].
 //! - A completion is a [`Result`](wc::Wc::result): a failed one has its valid fields only.
