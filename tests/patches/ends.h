@@ -73,6 +73,9 @@ static inline int end_to_init(struct ib_qp *qp)
 			    IB_QP_STATE | IB_QP_PKEY_INDEX | IB_QP_PORT | IB_QP_ACCESS_FLAGS);
 }
 
+/* How many READs and atomics of the peer a QP is to have resources for. */
+static u8 end_depth = 1;
+
 /* The peer is a QP of the device itself or, with a HOST, of that one in the device's network. */
 static inline int end_to_rtr(struct ib_qp *qp, u32 peer, u8 host)
 {
@@ -81,7 +84,7 @@ static inline int end_to_rtr(struct ib_qp *qp, u32 peer, u8 host)
 		.qp_state = IB_QPS_RTR,
 		.path_mtu = IB_MTU_1024,
 		.dest_qp_num = peer,
-		.max_dest_rd_atomic = 1,
+		.max_dest_rd_atomic = end_depth,
 		.min_rnr_timer = 1,
 		.ah_attr = { .type = RDMA_AH_ATTR_TYPE_ROCE, .port_num = 1 },
 	};

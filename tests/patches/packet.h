@@ -32,7 +32,14 @@ static inline u32 packet_icrc(const struct packet *packet, const void *rest, siz
 	masked.udp.check = CSUM_MANGLED_0;
 	masked.qpn |= cpu_to_be32(0xff000000);
 	crc = crc32_le(0xdebb20e3, (u8 *)&masked, sizeof(masked));
-	return ~crc32_le(crc, rest, len);
+	crc = crc32_le(crc, rest, len);
+	/* rxe knows of no payload in a FLUSH: it takes the BTH for that, and all after it. */
+	if (packet->opcode == IB_OPCODE_RC_FLUSH) {
+		crc = crc32_le(crc, &packet->opcode,
+			       sizeof(*packet) - offsetof(struct packet, opcode));
+		crc = crc32_le(crc, rest, len);
+	}
+	return ~crc;
 }
 
 /* The dummy device receives what a peer may send. */
