@@ -16,22 +16,20 @@ from collections import Counter
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
+import roce
 import stranger
 from case import sh
+from roce import ACK, ATOMIC_WRITE, BARE, FLUSH, FULL, MTU, READ, READ_ANSWER, UD_SEND
 from samples import BUILD, MadPing, UdEcho, module
 from stranger import (APR, CM_QPN, DREP, DREQ, LAP, MRA, REJ, REP, RTU, SIDR_REP, SIDR_REQ, TCP,
-                      THERE, UD_SEND, Stranger, cable, mad)
+                      THERE, Stranger, cable, mad)
 from traffic import listening, serve_one
 
 ROUND = 1000
 # The payload that fits into a packet, with every header.
 LONGEST = 1300
-# Opcodes of RC, and which of them have which header.
-SENDS, WRITES, READ = range(0x00, 0x06), range(0x06, 0x0c), 0x0c
-READ_ANSWER, ACK, ATOMICS, INVALIDATES = 0x10, 0x11, (0x13, 0x14), (0x16, 0x17)
-WITH_RETH, WITH_IMMEDIATE = (0x06, 0x0a, 0x0b, 0x0c), (0x03, 0x05, 0x09, 0x0b)
-# Those that begin a message, or go on with it: their packets are full.
-FULL = (0x00, 0x01, 0x06, 0x07)
+# The packets of WRITEs: of the first, the last, and the only one.
+WRITE_FIRST, WRITE_LAST, WRITE_ONLY = 0x06, (0x08, 0x09), (0x0a, 0x0b)
 # Numbers that are wrong more often than others.
 EDGES = (0, 1, 4, 16, 255, 1 << 12, 1 << 16, (1 << 16) + 1, (1 << 31) - 1, 1 << 31, (1 << 32) - 1)
 
@@ -45,6 +43,8 @@ class Connection:
         self.psn = psn
         # Memory that it has learned of: address, key, length.
         self.memory = (0, 0, 0)
+        # What is to come of the WRITE that has begun.
+        self.left = 0
 
 
 class Fuzzer:
@@ -54,7 +54,7 @@ class Fuzzer:
         self.peer, self.target = peer, target
         self.seed = f"{seed} {target.name}"
         self.random = random.Random(self.seed)
-        self.connections, self.forgotten = {}, Connection(1, 1, 1, 1)
+        self.connections, self.early, self.forgotten = {}, {}, Connection(1, 1, 1, 1)
         self.sent, self.said = Counter(), Counter()
 
     def number(self, bits):
@@ -86,32 +86,36 @@ class Fuzzer:
 
     def listen(self):
         """Takes what has come, and answers some of it."""
-        some = self.random
         for opcode, qpn, psn, rest in self.peer.answers():
             if opcode == UD_SEND and qpn == CM_QPN and len(rest) >= 8 + 256:
                 self.manager(int.from_bytes(rest[24:26], "big"), rest[32:])
                 continue
             self.said["packets"] += 1
-            connection = self.connections.get(qpn)
-            if connection is None:
-                continue
-            if opcode == ACK:
-                if rest[0] & 0x60 == 0x60:
-                    self.said["refusals"] += 1
-                    if rest[0] == 0x60:
-                        connection.psn = psn
-                    else:
-                        self.drop(connection)
-            elif opcode == READ:
-                length = min(int.from_bytes(rest[12:16], "big"), 1024)
-                data = struct.pack("!I", connection.number) + some.randbytes(length)
-                if some.random() < 0.3:
-                    data = self.spoiled(data, 0)
-                self.packet(connection, READ_ANSWER, psn, data)
-            elif some.random() < 0.9:
-                if opcode in (4, 5, 0x17) and len(rest) == 16:
-                    connection.memory = struct.unpack("!QII", rest)
-                self.packet(connection, ACK, psn, struct.pack("!I", connection.number & 0xffffff))
+            if qpn in self.connections:
+                self.answer(self.connections[qpn], opcode, psn, rest)
+            else:
+                # The first message of a target may overtake the manager's.
+                self.early[qpn] = opcode, psn, rest
+
+    def answer(self, connection, opcode, psn, rest):
+        some = self.random
+        if opcode == ACK:
+            if rest[0] & 0x60 == 0x60:
+                self.said["refusals"] += 1
+                if rest[0] == 0x60:
+                    connection.psn = psn
+                else:
+                    self.drop(connection)
+        elif opcode == READ:
+            length = min(int.from_bytes(rest[12:16], "big"), 1024)
+            data = struct.pack("!I", connection.number) + some.randbytes(length)
+            if some.random() < 0.3:
+                data = self.spoiled(data, 0)
+            self.packet(connection, READ_ANSWER, psn, data)
+        elif some.random() < 0.9:
+            if opcode in (4, 5, 0x17) and len(rest) == 16:
+                connection.memory = struct.unpack("!QII", rest)
+            self.packet(connection, ACK, psn, struct.pack("!I", connection.number & 0xffffff))
 
     def manager(self, attribute, message):
         self.said[{REP: "accepted", REJ: "rejected"}.get(attribute, "other answers")] += 1
@@ -123,6 +127,8 @@ class Fuzzer:
                 self.peer.send_mad(mad(RTU, {0: ("II", ours, theirs)}))
                 self.connections[ours & 0xffffff] = connection
                 self.said["connections"] += 1
+                if ours & 0xffffff in self.early:
+                    self.answer(connection, *self.early.pop(ours & 0xffffff))
         elif attribute == DREQ:
             self.connections.pop(ours & 0xffffff, None)
             self.peer.send_mad(mad(DREP, {0: ("II", ours, theirs)}))
@@ -164,28 +170,50 @@ class Fuzzer:
 
     def send_to_qp(self):
         some, c = self.random, self.some_connection()
-        opcode = some.choice((4, 4, 4, 4, *SENDS, *WRITES, READ, READ_ANSWER, ACK, *ATOMICS,
-                              *INVALIDATES, some.getrandbits(8)))
-        addr, key, length = c.memory if some.random() < 0.7 else map(self.number, (64, 32, 32))
-        header = b""
-        if opcode in WITH_RETH:
-            header += struct.pack("!QII", addr, key, length)
-        if opcode in WITH_IMMEDIATE or opcode in INVALIDATES:
-            header += struct.pack("!I", self.number(32))
-        if opcode in ATOMICS:
-            header += struct.pack("!QIQQ", addr, key, self.number(64), self.number(64))
-        if opcode in (READ_ANSWER, ACK):
-            header += struct.pack("!I", self.number(32))
+        opcode = some.choice((4, 4, 4, 4, *roce.RC, some.choice((*roce.HEADERS, some.getrandbits(8)))))
+        payload, length = self.payload(c, opcode)
+        addr, key, most = c.memory
+        if some.random() < 0.3:
+            addr, key, length = map(self.number, (64, 32, 32))
+        elif opcode in (READ, FLUSH):
+            length = some.choice((0, 1, 8, most, most))
+        # The type and the extent of a FLUSH are six bits.
+        flush = some.getrandbits(6) if some.random() < 0.9 else self.number(32)
+        header = roce.headers(opcode, reth=(addr, key, length), atmeth=(addr, key, self.number(64), self.number(64)),
+                              aeth=(self.number(32),), atmack=(self.number(64),), immdt=(self.number(32),),
+                              ieth=(key,), feth=(flush,), rdeth=(self.number(24),),
+                              deth=(self.number(32), self.number(24)))
+        packet = header + payload
+        if some.random() < 0.1:
+            packet = self.spoiled(packet)
+        psn = c.psn if some.random() < 0.9 else self.number(24)
+        self.packet(c, opcode, psn, packet)
+        # A READ takes as many numbers as its answer has packets.
+        c.psn = c.psn + (max(1, -(-length // MTU)) if opcode == READ else 1) & 0xffffff
+        return "packets"
+
+    def payload(self, c, opcode):
+        """The payload of a packet, and the length that its RETH says."""
+        some = self.random
+        if opcode == ATOMIC_WRITE:
+            return some.randbytes(8), 8
+        if opcode in BARE and some.random() < 0.9:
+            return b"", 0
+        if opcode == WRITE_FIRST:
+            c.left = some.choice((MTU + 1, 2 * MTU, 3 * MTU))
+            return some.randbytes(MTU), c.left
+        if opcode in WRITE_LAST and c.left > MTU:
+            return some.randbytes(c.left % MTU or MTU), 0
+        if opcode in WRITE_ONLY:
+            length = some.choice((0, 1, 8, 64, MTU))
+            return some.randbytes(length), length
         if some.random() < 0.8:
             payload = self.spoiled(self.target.message(self))
         else:
             payload = some.randbytes(some.randrange(1100))
         if opcode in FULL and some.random() < 0.8:
-            payload = payload.ljust(1024, b"\0")
-        psn = c.psn if some.random() < 0.9 else self.number(24)
-        self.packet(c, opcode, psn, header + payload)
-        c.psn = c.psn + 1 & 0xffffff
-        return "packets"
+            payload = payload.ljust(MTU, b"\0")
+        return bytes(payload), len(payload)
 
     def round(self, number, size):
         """Sends a round of so many messages."""

@@ -12,13 +12,13 @@ import zlib
 from contextlib import contextmanager
 
 from case import sh
+from roce import FLUSH, UD_SEND, header_length
 from traffic import link
 
 HERE, THERE = "198.51.100.66", "198.51.100.1"
 ROCE = 4791
 # The manager of connections: its MADs go to QP 1, under a key that all know.
 CM_QPN, CM_QKEY = 1, 0x80010000
-UD_SEND = 0x64
 REQ, MRA, REJ, REP, RTU, DREQ, DREP, SIDR_REQ, SIDR_REP, LAP, APR = range(0x10, 0x1b)
 # Service ids of RDMA_PS_TCP, without the port.
 TCP = 0x01060000
@@ -92,7 +92,9 @@ class Stranger:
         ip = struct.pack("!BBHHH", 0x45, 0, 20 + length, 0, 0x4000)
         # The fields that routers change count as ones.
         fixed = (b"\xff" * 8 + ip[:1] + b"\xff" + ip[2:] + b"\xff\x11\xff\xff" + self.addresses +
-                 udp + b"\xff\xff" + bth[:4] + b"\xff" + bth[5:] + body)
+                 udp + b"\xff\xff" + bth[:4] + b"\xff" + bth[5:])
+        # rxe knows of no payload in a FLUSH: it takes the BTH for that, and all after it.
+        fixed += body[:header_length(FLUSH)] + bth + body if opcode == FLUSH else body
         icrc = struct.pack("<I", zlib.crc32(fixed) ^ spoil)
         total = sum(struct.unpack("!10H", ip + b"\x40\x11\0\0" + self.addresses))
         total = (total & 0xffff) + (total >> 16)

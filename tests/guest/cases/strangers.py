@@ -6,6 +6,7 @@ import subprocess
 import time
 from contextlib import contextmanager
 
+import roce
 from case import SECONDS, STOCK, case, sh
 from fuzz import fuzz
 from samples import BUILD, module
@@ -71,6 +72,29 @@ case("stranger: requests whose answers it does not confirm", rping, 160)(unconfi
 if not STOCK:
     for s, n in (rpc, 40), (kv, 60):
         case(f"stranger: requests to {s.__name__} whose answers it does not confirm", s, n)(unconfirmed)
+
+
+@case("stranger: each opcode of rxe, with its headers")
+def opcodes():
+    """Each is sent on a connection of its own; those that name a key, which is none, are refused for that."""
+    keyed = {op for op, names in roce.HEADERS.items() if op in roce.RC and {"reth", "atmeth"} & {*names}}
+    key, unanswered = 0x5eed00, set(keyed)
+    values = {name: (0,) * (len(form) - 1) for name, form in roce.FORMATS.items()}
+    # A FLUSH without a type, which needs no access, of all that has the key.
+    values |= {"reth": (0, key, 8), "atmeth": (0, key, 0, 0), "feth": (0x10,)}
+    with cable(), Stranger() as stranger, rping(stranger) as (port, _, _):
+        for opcode in roce.HEADERS:
+            qpn, psn = stranger.connect(port)
+            payload = b"" if opcode in roce.BARE else bytes(roce.MTU if opcode in roce.FULL else 8)
+            stranger.send(opcode, qpn, psn, roce.headers(opcode, **values) + payload)
+            end = time.monotonic() + (SECONDS / 4 if opcode in keyed else 0.01)
+            while time.monotonic() < end and (opcode not in keyed or opcode in unanswered):
+                # A remote access error.
+                if any(op == roce.ACK and rest[0] == 0x62 for op, _, _, rest in stranger.answers()):
+                    unanswered.discard(opcode)
+                time.sleep(0.001)
+        assert not unanswered, f"not refused for their keys: {[hex(op) for op in sorted(unanswered)]}"
+    return f"{len(roce.HEADERS)} opcodes, {len(keyed)} refused for their keys"
 
 
 @case("stranger: messages to rpc that break off")
