@@ -168,13 +168,21 @@ impl RecvHandler for Conn {
 impl Conn {
     pub(crate) fn connect(
         client: &ClientRef,
-        pd: &Pd,
         addr: SocketAddr,
         number: u32,
         stats: &Arc<Stats>,
         cx: &Sleepable,
     ) -> Result<Arc<Self>> {
-        let dev = pd.device();
+        let options = cm::Options {
+            ack_timeout: Some(ACK_TIMEOUT),
+            ..Default::default()
+        };
+        let id = cm::Id::create_with(client, &options, cx)?;
+        id.resolve_addr(addr, PATIENCE_MS, cx)?;
+        id.resolve_route(PATIENCE_MS, cx)?;
+        // The device that leads to the target.
+        let dev = id.device()?;
+        let pd = &Pd::alloc(dev, cx)?;
         let load = Load {
             requests: DEPTH.into(),
             // The registration, the message, and an invalidation.
@@ -183,13 +191,6 @@ impl Conn {
             ..Load::NONE
         };
         let sizes = Sizes::new(dev, 1, &load).inspect_err(|misfit| pr_err!("{dev}: {misfit}\n"))?;
-        let options = cm::Options {
-            ack_timeout: Some(ACK_TIMEOUT),
-            ..Default::default()
-        };
-        let id = cm::Id::create_with(client, &options, cx)?;
-        id.resolve_addr(addr, PATIENCE_MS, cx)?;
-        id.resolve_route(PATIENCE_MS, cx)?;
         let vector = number % dev.num_comp_vectors().max(1);
         let cq = Cq::alloc(dev, sizes.entries, vector, cx)?;
         let qp = Arc::new(Qp::create(&id, pd, &cq, &cq, &sizes.caps, cx)?, GFP_KERNEL)?;

@@ -2,11 +2,11 @@
 
 //! A key-value store in the shape of a storage protocol.
 //!
-//! The target listens on each RDMA device that has an IP address. The initiator connects to one,
-//! over the first device, with several connections of many requests each: each value is written by
-//! a PUT, read by a GET and compared. Short values travel with the messages. Long ones go by RDMA
-//! from and to memory that neither side has allocated for RDMA: that of the values themselves, and
-//! of whoever reads and writes them; the reply takes the key back.
+//! The target listens on each RDMA device that has an IP address. The initiator connects to that of
+//! the first device, or to another, with several connections of many requests each: each value is
+//! written by a PUT, read by a GET and compared. Short values travel with the messages. Long ones
+//! go by RDMA from and to memory that neither side has allocated for RDMA: that of the values
+//! themselves, and of whoever reads and writes them; the reply takes the key back.
 //!
 //! ```sh
 //! insmod rdma_kv.ko operations=10000                  # fails if a value is not as it was written
@@ -149,16 +149,14 @@ impl Client for Kv {
         if connections == 0 {
             return Ok(());
         }
-        let dev = client.first_device(cx).ok_or(ENODEV)?;
         let server = match module_parameters::server.value() {
-            0 => dev.ip_addr().ok_or(EADDRNOTAVAIL)?,
+            0 => client.first_device_with_addr(cx)?.1,
             server => core::net::Ipv4Addr::from(server).into(),
         };
         let addr = SocketAddr::new(server, module_parameters::server_port.value());
-        let pd = Pd::alloc(&dev, cx)?;
         let run = Arc::pin_init(Run::new(connections), GFP_KERNEL)?;
         for number in 0..connections {
-            let conn = Conn::connect(client, &pd, addr, number, &self.stats, cx)
+            let conn = Conn::connect(client, addr, number, &self.stats, cx)
                 .inspect_err(|e| pr_err!("connection {number}: {e:?}\n"))?;
             let run = run.clone();
             client.spawn(GFP_KERNEL, move |cx| {

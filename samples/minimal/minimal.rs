@@ -43,8 +43,8 @@ fn hello<C: FixedContext + Provides<Atomic>>(
     wait: fn(&Cq<C>, &Completion),
 ) -> Result {
     let cx = &Sleepable::current()?;
-    let dev = client.first_device(cx).ok_or(ENODEV)?;
-    let addr = SocketAddr::new(dev.ip_addr().ok_or(ENODEV)?, 7175);
+    let (dev, ip) = client.first_device_with_addr(cx)?;
+    let addr = SocketAddr::new(ip, 7175);
     let pd = Pd::alloc(&dev, cx)?;
     let cq = Cq::alloc_any(&dev, 2 * CAPS.entries(), cx)?;
     let sent = Arc::pin_init(Completion::new(), GFP_KERNEL)?;

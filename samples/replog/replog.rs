@@ -31,8 +31,8 @@ struct Replog;
 /// Appends until `count` records are acknowledged, crashes, and recovers. Returns how many were
 /// acknowledged, and what was found.
 fn round(client: &ClientRef, count: u64, cx: &Sleepable) -> Result<(u64, Recovered)> {
-    let dev = client.first_device(cx).ok_or(ENODEV)?;
-    let addr = SocketAddr::new(dev.ip_addr().ok_or(ENODEV)?, 7176);
+    let (dev, ip) = client.first_device_with_addr(cx)?;
+    let addr = SocketAddr::new(ip, 7176);
     let pd = Pd::alloc(&dev, cx)?;
     let log = Log::new(&pd, LOG, cx)?;
     let (own_pd, own_log) = (pd.clone(), log.clone());

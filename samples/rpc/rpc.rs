@@ -40,8 +40,8 @@ fn plan(number: u32) -> (u32, usize) {
 
 /// Makes all calls, and returns how many bytes they were about.
 fn run(client: &ClientRef, clients: u32, calls: u32, cx: &Sleepable) -> Result<usize> {
-    let dev = client.first_device(cx).ok_or(ENODEV)?;
-    let addr = SocketAddr::new(dev.ip_addr().ok_or(ENODEV)?, 7177);
+    let (dev, ip) = client.first_device_with_addr(cx)?;
+    let addr = SocketAddr::new(ip, 7177);
     let pd = Pd::alloc(&dev, cx)?;
     let connections = clients.checked_add(1).ok_or(EINVAL)?;
     let listener = server::serve(client, addr, connections, &pd, cx)?;

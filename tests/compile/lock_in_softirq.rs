@@ -27,7 +27,7 @@ impl CqeHandler for Recv {
     type Needs = Context;
 
     fn done(this: Self::Pointer, _wc: &Wc, cx: &Context) {
-        let _ = this.client.first_device(cx); //~ E0308 mismatched types
+        let _ = this.client.first_device_with_addr(cx); //~ E0308 mismatched types
         let _ = this.client.device_by_name(c"rxe0", cx); //~ E0308 mismatched types
         let _ = this.client.device_of_netdev(c"eth0", cx); //~ E0308 mismatched types
         let _ = this.dev.port(1).map(|port| port.netdev(cx)); //~ E0308 mismatched types

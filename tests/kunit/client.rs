@@ -209,7 +209,7 @@ mod tests {
     fn clones_find_the_same_device() -> Result {
         let env = Env::new()?;
         let clone = env.client.clone();
-        let dev = clone.first_device(&env.cx).ok_or(ENODEV)?;
+        let (dev, _) = clone.first_device_with_addr(&env.cx)?;
         check!(dev == env.dev);
         check!(dev.clone() == dev);
         Ok(())

@@ -219,11 +219,7 @@ impl Env {
     pub(crate) fn new() -> Result<Self> {
         let cx = Sleepable::current()?;
         let client = CLIENT.lock().clone().ok_or(ENODEV)?;
-        let dev = client
-            .first_device(&cx)
-            .ok_or(ENODEV)
-            .inspect_err(|_| pr_err!("there is no RDMA device\n"))?;
-        let ip = dev.ip_addr().ok_or(EADDRNOTAVAIL)?;
+        let (dev, ip) = client.first_device_with_addr(&cx)?;
         Self::on(client, dev, ip, cx)
     }
 

@@ -24,6 +24,7 @@ use crate::{
     refs,
     removal::Step, //
 };
+use core::net::IpAddr;
 use kernel::{
     container_of,
     sync::{
@@ -298,9 +299,35 @@ impl ClientRef {
         devices.iter().find(|dev| is_it(dev)).cloned()
     }
 
-    /// Returns a handle of the device that was added first, if there is one.
-    pub fn first_device(&self, _cx: &Sleepable) -> Option<Device> {
-        self.find_device(|_| true)
+    /// Returns a handle of the first device that has an IP address ([`Device::ip_addr`]), in the
+    /// order in which they were added, and the address.
+    ///
+    /// # Errors
+    ///
+    /// `ENODEV`, and a message in the kernel log, if no device has one.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use rdma::prelude::*;
+    /// fn connect(client: &ClientRef, port: u16, cx: &Sleepable) -> Result<(Pd, cm::Id)> {
+    ///     let (dev, ip) = client.first_device_with_addr(cx)?;
+    ///     let id = cm::Id::resolve(client, SocketAddr::new(ip, port), 1000, cx)?;
+    ///     Ok((Pd::alloc(&dev, cx)?, id))
+    /// }
+    /// ```
+    pub fn first_device_with_addr(&self, _cx: &Sleepable) -> Result<(Device, IpAddr)> {
+        let devices = self.0.devices.lock();
+        let found = devices
+            .iter()
+            .find_map(|dev| dev.ip_addr().map(|ip| (dev.clone(), ip)));
+        found.ok_or(ENODEV).inspect_err(|_| match devices.len() {
+            0 => pr_err!("{}: there is no RDMA device\n", self.name()),
+            n => pr_err!(
+                "{}: none of {n} RDMA device(s) has an IP address\n",
+                self.name()
+            ),
+        })
     }
 
     /// Returns a handle of the device with this name, if there is one.

@@ -5,9 +5,11 @@ import errno
 import subprocess
 import threading
 import time
+from contextlib import contextmanager
+from pathlib import Path
 
 import perf
-from case import STOCK, case
+from case import BUILD, FLAVOUR, STOCK, case, sh
 from samples import SAMPLES, MadPing, UdEcho, module, rpc
 from traffic import link
 
@@ -17,6 +19,48 @@ for s in SAMPLES:
     def sample_rows(rows):
         for row in rows():
             assert row["ok"], row
+
+
+@contextmanager
+def without_addresses(*names):
+    """These null devices have no address; ULPs that are loaded now find them before others, and no rxe link."""
+    with module("rdma_null"):
+        link(False)
+        try:
+            for name in names:
+                sh("rdma", "link", "add", name, "type", "null", "netdev", "lo")
+            yield
+            for name in names:
+                sh("rdma", "link", "delete", name)
+        finally:
+            if not Path("/sys/class/infiniband/rxe0").exists():
+                link()
+
+
+@case("samples: a device without an address comes first")
+def with_address():
+    with without_addresses("null0"):
+        link()
+        with module("rdma_minimal"):
+            pass
+        # The others do what they do on a device alone.
+        for function in SAMPLES:
+            for row in function():
+                assert row["ok"], row
+
+
+@case("samples: without an address they say so")
+def without_address():
+    for names, said in (((), "there is no RDMA device"),
+                        (("null0", "null1"), "none of 2 RDMA device(s) has an IP address")):
+        with without_addresses(*names):
+            for name in "minimal", "replog", "rpc", "kv":
+                sh("dmesg", "-C")
+                ended = subprocess.run(["insmod", BUILD / FLAVOUR / f"rdma_{name}.ko"], capture_output=True,
+                                       check=False, text=True, timeout=60)
+                assert "No such device" in ended.stderr, f"{name}: {ended}"
+                log = sh("dmesg").stdout
+                assert f"rdma_{name}: {said}" in log, f"{name} does not say so: {log}"
 
 
 @case("mad_ping: rdma link delete while it waits")
