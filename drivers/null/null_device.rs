@@ -302,11 +302,18 @@ pub(crate) enum Kind {
     Erdma,
 }
 
+impl Kind {
+    /// Returns whether it is one of iWARP, whose port is that of the loopback interface.
+    pub(crate) fn is_iwarp(self) -> bool {
+        matches!(self, Self::Iwarp | Self::IwarpCm)
+    }
+}
+
 /// Makes a device and registers it. Clients have been told of it when this returns.
 pub(crate) fn register(name: &CStr, kind: Kind) -> Result<Arc<Shared>> {
     // Machines are large, so they are not built on the stack.
     let mut machine = Machine::new()?;
-    machine.iwarp = matches!(kind, Kind::Iwarp | Kind::IwarpCm);
+    machine.iwarp = kind.is_iwarp();
     machine.vague = kind == Kind::Vague;
     if kind == Kind::IwarpCm {
         machine.cm = Some(Cm::new()?);
@@ -330,7 +337,7 @@ pub(crate) fn register(name: &CStr, kind: Kind) -> Result<Arc<Shared>> {
             (*ib).ops.driver_id = bindings::rdma_driver_id_RDMA_DRIVER_ERDMA;
             (*ib).ops.post_send = Some(verbs::post_send_as_erdma);
         }
-        if matches!(kind, Kind::Iwarp | Kind::IwarpCm) {
+        if kind.is_iwarp() {
             (*ib).node_type = bindings::RDMA_NODE_RNIC as u8;
         }
         if kind == Kind::IwarpCm {
@@ -339,15 +346,15 @@ pub(crate) fn register(name: &CStr, kind: Kind) -> Result<Arc<Shared>> {
     }
     forget_gone();
     let kept = DEVICES.lock().all.push(shared.clone(), GFP_KERNEL);
-    let netdev = |()| match kind {
+    let netdev = |()| match kind.is_iwarp() {
         // The core reads the state of such ports from their interfaces.
         //
         // SAFETY: The device is not registered yet, and has the port. The loopback interface lives
         // as long as the kernel does, and the core takes a reference.
-        Kind::Iwarp | Kind::IwarpCm => to_result(unsafe {
+        true => to_result(unsafe {
             bindings::ib_device_set_netdev(ib, bindings::init_net.loopback_dev, 1)
         }),
-        Kind::Plain | Kind::OwnDrain | Kind::Vague | Kind::Erdma => Ok(()),
+        false => Ok(()),
     };
     let kept = kept.map_err(Error::from).and_then(netdev);
     let registered = kept.and_then(|()| {

@@ -33,11 +33,14 @@ pub use inject::{
 };
 pub use null_device::NullDevice;
 
+use device::Shared;
 use kernel::{
     prelude::*,
     str::CStr,
+    sync::Arc,
     types::Opaque, //
 };
+use null_device::Kind;
 use rdma_bindings as bindings;
 
 module! {
@@ -46,12 +49,40 @@ module! {
     authors: ["rdma-rs authors"],
     description: "RDMA device for tests",
     license: "GPL",
-    alias: ["rdma-link-null"],
+    alias: [
+        "rdma-link-null",
+        "rdma-link-null_drain",
+        "rdma-link-null_iwarp",
+        "rdma-link-null_cm",
+        "rdma-link-null_vague",
+        "rdma-link-null_erdma",
+    ],
 }
 
-/// The module: `rdma link add NAME type null netdev DEV`.
+/// The type of link that makes devices of a kind (`struct rdma_link_ops`).
+macro_rules! link {
+    ($type:literal, $kind:ident) => {{
+        /// # Safety
+        ///
+        /// Called by the RDMA core.
+        unsafe extern "C" fn of_kind(
+            name: *const c_char,
+            netdev: *mut bindings::net_device,
+        ) -> c_int {
+            // SAFETY: The RDMA core is calling `newlink`, which this is.
+            errno(unsafe { newlink(name, netdev, Kind::$kind) }.map(drop))
+        }
+        bindings::rdma_link_ops {
+            type_: $type.as_char_ptr(),
+            newlink: Some(of_kind),
+            ..Default::default()
+        }
+    }};
+}
+
+/// The module: `rdma link add NAME type TYPE netdev DEV`.
 struct Module {
-    links: Pin<KBox<Opaque<bindings::rdma_link_ops>>>,
+    links: Pin<KBox<[Opaque<bindings::rdma_link_ops>; 6]>>,
     _root: kernel::debugfs::Dir,
 }
 
@@ -62,25 +93,33 @@ unsafe impl Sync for Module {}
 
 impl kernel::Module for Module {
     fn init(_module: &'static ThisModule) -> Result<Self> {
-        let links = bindings::rdma_link_ops {
-            type_: c"null".as_char_ptr(),
-            newlink: Some(newlink),
-            ..Default::default()
-        };
-        let links = KBox::pin(Opaque::new(links), GFP_KERNEL)?;
+        // The aliases of the module have the same types.
+        let links = [
+            link!(c"null", Plain),
+            link!(c"null_drain", OwnDrain),
+            link!(c"null_iwarp", Iwarp),
+            link!(c"null_cm", IwarpCm),
+            link!(c"null_vague", Vague),
+            link!(c"null_erdma", Erdma),
+        ];
+        let links = KBox::pin(links.map(Opaque::new), GFP_KERNEL)?;
         let root = kernel::debugfs::Dir::new(c"rdma_null");
         // SAFETY: This is the module's init, which does not fail any more.
         unsafe { null_device::init(root.clone()) };
-        // SAFETY: The structure is pinned, and stays until `drop` unregisters it.
-        unsafe { bindings::rdma_link_register(links.get()) };
+        for link in &*links {
+            // SAFETY: The structure is pinned, and stays until `drop` unregisters it.
+            unsafe { bindings::rdma_link_register(link.get()) };
+        }
         Ok(Self { links, _root: root })
     }
 }
 
 impl Drop for Module {
     fn drop(&mut self) {
-        // SAFETY: Registered by `init`, and unregistered only here.
-        unsafe { bindings::rdma_link_unregister(self.links.get()) };
+        for link in &*self.links {
+            // SAFETY: Registered by `init`, and unregistered only here.
+            unsafe { bindings::rdma_link_unregister(link.get()) };
+        }
         null_device::exit();
     }
 }
@@ -93,13 +132,23 @@ pub(crate) fn errno(result: Result) -> c_int {
     }
 }
 
-/// `rdma link add`. The network device is not used.
+/// Makes a device of a kind (`rdma link add`). The network device is not used, so the loopback
+/// interface is the only one for devices whose port is that interface's.
 ///
 /// # Safety
 ///
-/// Called by the RDMA core with the name of the device.
-unsafe extern "C" fn newlink(name: *const c_char, _netdev: *mut bindings::net_device) -> c_int {
+/// The RDMA core is calling `newlink` with these.
+unsafe fn newlink(
+    name: *const c_char,
+    netdev: *mut bindings::net_device,
+    kind: Kind,
+) -> Result<Arc<Shared>> {
     // SAFETY: The core gives a C string, which is valid during the call.
     let name = unsafe { CStr::from_char_ptr(name) };
-    errno(null_device::register(name, null_device::Kind::Plain).map(drop))
+    // SAFETY: The pointer is constant, and only compared.
+    if kind.is_iwarp() && netdev != unsafe { bindings::init_net.loopback_dev } {
+        pr_err!("{name}: its port can be that of lo only\n");
+        return Err(EINVAL);
+    }
+    null_device::register(name, kind)
 }

@@ -6,12 +6,17 @@ import os
 import re
 import subprocess
 import time
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+from rping import Instance, ports
 from samples import BUILD, Debugfs, module
 
 COMPLETIONS = 200000
+KINDS = ("null", "null_drain", "null_iwarp", "null_cm", "null_vague", "null_erdma")
+OF_LOOPBACK = ("null_iwarp", "null_cm")
+# 127.0.0.1 is any device to the connection manager.
+LOOPBACK = "203.0.113.1"
 BAD = ("\n", "status", "status x", "status 12 1 2 3", "status -1", "nonsense 1", "refuse 1 2 3",
        "create", "create wood", "create qp x", "connect", "event", "opcode 4294967296", "x" * 65,
        "\u00e9")
@@ -103,6 +108,72 @@ def link():
         assert "null0" not in said, said
 
 
+@contextmanager
+def made(name, kind, netdev="lo"):
+    """A device of this kind, made by iproute2."""
+    link = ("rdma", "link")
+    subprocess.run([*link, "add", name, "type", kind, "netdev", netdev], check=True, capture_output=True)
+    try:
+        yield Null(name)
+    finally:
+        subprocess.run([*link, "delete", name], check=True, timeout=60)
+
+
+def kinds():
+    """Devices of each kind by iproute2, at the same time; and none whose port would be of another interface."""
+    with module("rdma_null"), ExitStack() as all_of_them:
+        for kind in KINDS:
+            null = all_of_them.enter_context(made(kind, kind))
+            assert null.state()["qps"] == 0
+            try:
+                null.write("inject", "silence 0")
+                assert kind == "null_cm", kind
+            except OSError as e:
+                assert e.errno == errno.EINVAL and kind != "null_cm", f"{kind}: {e}"
+        for kind in KINDS:
+            try:
+                with made("other", kind, "rdma0"):
+                    assert kind not in OF_LOOPBACK, kind
+            except subprocess.CalledProcessError as e:
+                assert kind in OF_LOOPBACK and b"Invalid argument" in e.stderr, f"{kind}: {e.stderr}"
+    assert "other: its port can be that of lo only" in log()
+
+
+@contextmanager
+def connected():
+    """A device with a connection manager, made by iproute2, and its address."""
+    subprocess.run(["ip", "addr", "add", f"{LOOPBACK}/32", "dev", "lo"], check=True)
+    try:
+        with module("rdma_null"), made("null0", "null_cm") as null:
+            yield null
+    finally:
+        subprocess.run(["ip", "addr", "delete", f"{LOOPBACK}/32", "dev", "lo"], check=True)
+
+
+def connections():
+    """A ULP connects on one made by iproute2, and is refused when that is told so."""
+    with connected() as null:
+        for context in ("softirq", "workqueue"):
+            port = next(ports)
+            with Instance(addr=LOOPBACK, port=port, context=context) as server, \
+                    Instance(addr=LOOPBACK, port=port, count=50, context=context) as client:
+                server.write("listen", 1)
+                null.write("inject", "reject 1")
+                assert error_of(client.write, "connect", 1) == errno.ECONNREFUSED
+                client.connect()
+                assert client.stats()["pings"] == 50 == server.settle("pings", 50)["pings"], client.stats()
+        wait(lambda: not null.qps())
+
+
+def error_of(function, *args):
+    """The error that it fails with."""
+    try:
+        function(*args)
+    except OSError as e:
+        return e.errno
+    return 0
+
+
 def held():
     """A completion that is held is missing until it is released, and no owner is lost."""
     with soaking() as (null, load):
@@ -176,4 +247,4 @@ def leaked():
     return stall[0]
 
 
-CASES = (link, held, refused, not_created, failed, removed)
+CASES = (link, kinds, connections, held, refused, not_created, failed, removed)
