@@ -6,8 +6,18 @@ set -euo pipefail
 
 top=$(cd "${BASH_SOURCE[0]%/*}/.." && pwd)
 
-die() { printf 'error: %s\n' "$*" >&2; exit 1; }
-say() { printf '%s\n' "$*" >&2; }
+die() { printf 'error: %s\n' "$*" | on_host >&2; exit 1; }
+say() { printf '%s\n' "$*" | on_host >&2; }
+
+# on_host: passes its input on, with files of the sandbox as the host names them.
+on_host() {
+	local dir host script=()
+	while IFS='=' read -r dir host; do
+		[[ ! $host ]] || script+=(-e "s|(^\|[[:space:]'\"\`(=:])$dir/|\\1$host/|g")
+	done < <(printf '%s\n' "/rdma-rs=${RDMA_RS_HOST_TOP:-}" "/ulp=${RDMA_RS_HOST_ULP:-}" \
+		"/cache=${RDMA_RS_HOST_CACHE:-}" | sed 's/[&\|]/\\&/g')
+	if ((${#script[@]})); then sed -uE "${script[@]}"; else cat; fi
+}
 
 # need TOOL...: the host has these tools.
 need() {
@@ -40,7 +50,8 @@ locked() {
 ticker() {
 	local title=$1 log=$2 lines=$3 begin=$SECONDS every=30 form='  %s: %s s%s\n' done_ part=
 	[[ -t 2 ]] && every=1 form='\r\033[K  %s: %s s%s'
-	while sleep "$every" && kill -0 $$ 2>/dev/null; do
+	# The last sleep outlives the step: it must not keep a pipe that somebody reads to its end.
+	while sleep "$every" &>/dev/null && kill -0 $$ 2>/dev/null; do
 		done_=$(wc -l <"$log")
 		((lines == 0)) || part=", $((done_ * 100 / lines > 99 ? 99 : done_ * 100 / lines)) %"
 		# shellcheck disable=SC2059
@@ -48,10 +59,48 @@ ticker() {
 	done
 }
 
-# step TITLE LINES CMD...: runs CMD quietly; on failure shows the end of its output.
-# LINES is about how many lines it prints, for a percentage; 0 if unknown.
+# errors LOG LINES: the errors of compilers, make, apt and scripts in a log, the first ones as they are, up to so many
+# lines, and each of the others in a line of its own; or the end of a log without any.
+errors() {
+	local said
+	said=$(awk -v most="$2" '
+		# The lines of an error, of which the first is in `head`, with the place of it.
+		function end() {
+			if (!head) return
+			place = ""
+			if (match(text, /\n *--> [^\n]*/)) {
+				place = substr(text, RSTART, RLENGTH)
+				sub(/^\n *--> /, "", place)
+				place = place ": "
+			}
+			++count
+			if (count == 1 || (!cut && printed + lines <= most)) { print text "\n"; printed += lines + 1 }
+			else { cut = 1; print place head }
+			head = ""
+		}
+		function begin(block) { end(); head = text = $0; lines = 1; kind = block }
+		{ gsub(/\033\[[0-9;]*m/, "") }
+		/^error: aborting due to / { next }
+		/^error(\[E[0-9]+\])?: / { begin("rustc"); next }
+		/(^|[ :])(fatal )?error: |undefined reference to/ { begin("cc"); next }
+		/^(ERROR|E): / { begin("line"); end(); next }
+		/: \*\*\* / && !/ Error [0-9]+$/ && !make { make = $0 }
+		!head { next }
+		/^$/ { end(); next }
+		kind == "rustc" || /^ *[0-9]* \|/ { text = text "\n" $0; ++lines; next }
+		{ end() }
+		END {
+			end()
+			if (count > 1) print count " errors"
+			if (!count && make) print make
+		}' "$1")
+	if [[ $said ]]; then echo "$said"; else tail -n "$2" "$1"; fi
+}
+
+# step TITLE LINES CMD...: runs CMD quietly; on failure shows the errors in its output, all of which is kept in the
+# folder $STEP_LOGS, or build/log. LINES is about how many lines it prints, for a percentage; 0 if unknown.
 step() {
-	local title=$1 lines=$2 log begin=$SECONDS rc=0 tick
+	local title=$1 lines=$2 log kept begin=$SECONDS rc=0 tick
 	shift 2
 	log=$(mktemp)
 	ticker "$title" "$log" "$lines" &
@@ -61,7 +110,11 @@ step() {
 	[[ ! -t 2 ]] || printf '\r\033[K' >&2
 	if ((rc)); then
 		say "  $title: failed after $((SECONDS - begin)) s:"
-		tail -n "${STEP_TAIL:-20}" "$log" | sed 's/^/    /' >&2
+		kept=$(tr -cs '[:alnum:]._+' - <<<"$title")
+		kept=${STEP_LOGS:-$top/build/log}/${kept%-}.log
+		{ mkdir -p "${kept%/*}" && cp "$log" "$kept"; } 2>/dev/null || kept=''
+		errors "$log" "${STEP_TAIL:-20}" | on_host | sed 's/^./    &/' >&2
+		[[ ! $kept ]] || say "  all of it is in $kept"
 	else
 		say "  $title: $((SECONDS - begin)) s"
 	fi
