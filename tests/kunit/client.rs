@@ -2,11 +2,7 @@
 
 //! The client itself, and its devices.
 
-use crate::fixture::{
-    clear_client,
-    set_client,
-    Env, //
-};
+use crate::fixture::Env;
 use kernel::{
     new_mutex,
     prelude::*,
@@ -47,20 +43,13 @@ pub(crate) struct Kunit;
 impl Client for Kunit {
     type Data = PerDevice;
 
-    fn init(client: &ClientRef) -> impl PinInit<Self, Error> {
-        set_client(client.clone());
+    fn init(_client: &ClientRef) -> impl PinInit<Self, Error> {
         Ok(Kunit)
     }
 
     fn ready(self: Pin<&Self>, _client: &ClientRef, _cx: &Sleepable) -> Result {
         ADDED_BEFORE_READY.store(ADDED.load(Relaxed), Relaxed);
         Ok(())
-    }
-}
-
-impl Drop for Kunit {
-    fn drop(&mut self) {
-        clear_client();
     }
 }
 

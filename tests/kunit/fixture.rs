@@ -137,7 +137,10 @@ pub(crate) use own_link::{
     OwnLink, //
 };
 
-use crate::check::fail;
+use crate::{
+    check::fail,
+    client::Kunit, //
+};
 use core::net::{
     IpAddr,
     Ipv6Addr, //
@@ -188,24 +191,6 @@ pub(crate) const SOFTIRQ_IS_WORK: bool =
 /// `true` if the kernel's time jumps to what is next when nothing is to be done.
 const TIME_JUMPS: bool = cfg!(time_jumps);
 
-kernel::sync::global_lock! {
-    // SAFETY: `set_client` initialises it, before any test runs.
-    unsafe(uninit) static CLIENT: Mutex<Option<ClientRef>> = None;
-}
-
-/// Keeps the client for the tests; called once, when the module is loaded.
-pub(crate) fn set_client(client: ClientRef) {
-    // SAFETY: A module is loaded once.
-    unsafe { CLIENT.init() };
-    *CLIENT.lock() = Some(client);
-}
-
-/// Lets go of the client, which the unload waits for.
-pub(crate) fn clear_client() {
-    let client = CLIENT.lock().take();
-    drop(client);
-}
-
 /// The start of a test: a client, a device and its objects.
 pub(crate) struct Env {
     pub(crate) client: ClientRef,
@@ -218,7 +203,7 @@ pub(crate) struct Env {
 impl Env {
     pub(crate) fn new() -> Result<Self> {
         let cx = Sleepable::current()?;
-        let client = CLIENT.lock().clone().ok_or(ENODEV)?;
+        let client = ClientRef::of::<Kunit>(&cx)?;
         let (dev, ip) = client.first_device_with_addr(&cx)?;
         Self::on(client, dev, ip, cx)
     }
@@ -226,7 +211,7 @@ impl Env {
     /// Starts on the device of this name.
     pub(crate) fn of(name: &CStr) -> Result<Self> {
         let cx = Sleepable::current()?;
-        let client = CLIENT.lock().clone().ok_or(ENODEV)?;
+        let client = ClientRef::of::<Kunit>(&cx)?;
         let dev = client.device_by_name(name, &cx).ok_or(ENODEV)?;
         // Null devices without a connection manager have none.
         let ip = dev.ip_addr().unwrap_or(Ipv6Addr::UNSPECIFIED.into());

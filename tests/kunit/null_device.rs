@@ -2,24 +2,68 @@
 
 //! The null device itself.
 
-use crate::fixture::{
-    null_device,
-    order,
-    Env,
-    Inbox,
-    Null,
-    NullEnv,
-    CAPS, //
+use crate::{
+    client::Kunit,
+    fixture::{
+        null_device,
+        order,
+        Env,
+        Inbox,
+        Null,
+        NullEnv,
+        CAPS, //
+    }, //
 };
 use kernel::{
     prelude::*,
     str::CString, //
 };
-use rdma::prelude::*;
+use rdma::{
+    client::{
+        ModuleClient,
+        Registration,
+        Singleton, //
+    },
+    prelude::*, //
+};
 use rdma_null::{
     Injection,
     NullDevice, //
 };
+
+/// A client that has null devices only.
+struct Nulls;
+
+impl Client for Nulls {
+    type Data = OfNull;
+
+    fn init(_client: &ClientRef) -> impl PinInit<Self, Error> {
+        Ok(Nulls)
+    }
+}
+
+// SAFETY: The static variable is for this type only, and the module is that of the suites. The one
+// test that makes a registration drops it, also where it fails.
+unsafe impl ModuleClient for Nulls {
+    fn singleton() -> &'static Singleton {
+        static SINGLETON: Singleton = Singleton::new();
+        &SINGLETON
+    }
+
+    fn module() -> &'static ThisModule {
+        Kunit::module()
+    }
+}
+
+struct OfNull;
+
+impl DeviceData<Nulls> for OfNull {
+    fn add(_client: Pin<&Nulls>, dev: &Device, _cx: &Sleepable) -> impl PinInit<Self, Error> {
+        let name = dev.name();
+        let is_null = name.to_bytes().starts_with(b"kunit");
+        is_null.then_some(OfNull).ok_or(ENODEV)
+    }
+}
 
 #[kunit_tests(rdma_null_device)]
 mod tests {
@@ -57,6 +101,33 @@ mod tests {
         check!(null.env.dev.attrs().max_qp_wr >= 16384);
         check!(null.env.dev.attrs().max_fast_reg_page_list_len >= 256);
         check!(null.env.dev.ip_addr().is_none());
+        Ok(())
+    }
+
+    #[test]
+    fn without_address_it_is_passed_over() -> Result {
+        let cx = &Sleepable::current()?;
+        check_err!(ClientRef::of::<Nulls>(cx).map(drop), ENODEV);
+        let registration = KBox::pin_init(Registration::<Nulls>::new(c"nulls"), GFP_KERNEL)?;
+        let client = ClientRef::of::<Nulls>(cx)?;
+        let first = || client.first_device_with_addr(cx);
+        check_err!(first().map(drop), ENODEV);
+
+        let null = NullEnv::new()?;
+        check!(client.device_by_name(null.dev.name(), cx).is_some());
+        check_err!(first().map(drop), ENODEV);
+        let with_cm = NullEnv::with_cm()?;
+        let (dev, ip) = first()?;
+        check_eq!(dev.name().to_bytes(), with_cm.dev.name().to_bytes());
+        check_eq!(Some(ip), dev.ip_addr());
+        drop(dev);
+        drop(with_cm);
+        check_err!(first().map(drop), ENODEV);
+
+        drop(null);
+        drop(client);
+        drop(registration);
+        check_err!(ClientRef::of::<Nulls>(cx).map(drop), ENODEV);
         Ok(())
     }
 

@@ -95,20 +95,52 @@ impl<C: Client> DeviceData<C> for () {
     }
 }
 
-/// The static variable that has the address of a module's only registration, ever, or zero.
+kernel::sync::global_lock! {
+    // SAFETY: `init` initialises it when the module is loaded, before there is any client.
+    unsafe(uninit) static CORES: Mutex<()> = ();
+}
+
+/// Initialises the lock of [`Singleton::core`].
+///
+/// # Safety
+///
+/// Called once, when the module is loaded.
+pub(crate) unsafe fn init() {
+    // SAFETY: The caller calls this once, when the module is loaded.
+    unsafe { CORES.init() };
+}
+
+/// The addresses of a module's only registration, ever, and of its part that is not generic, each
+/// zero if there is none.
 ///
 /// # Invariants
 ///
-/// While the RDMA core may call the client, the address is that of a live [`Registration`] of the
-/// client type that this is for.
+/// - While the RDMA core may call the client, `registration` is the address of a live
+///   [`Registration`] of the client type that this is for.
+/// - While `CORES` is locked, `core` is zero or the address of a [`Core`] of [`Core::new`], which
+///   is not dropped meanwhile.
 #[doc(hidden)]
-pub struct Singleton(atomic::Atomic<usize>);
+pub struct Singleton {
+    registration: atomic::Atomic<usize>,
+    core: atomic::Atomic<usize>,
+}
 
 impl Singleton {
     #[expect(clippy::new_without_default)]
     pub const fn new() -> Self {
         // INVARIANT: No client of the type is registered yet.
-        Self(atomic::Atomic::new(0))
+        Self {
+            registration: atomic::Atomic::new(0),
+            core: atomic::Atomic::new(0),
+        }
+    }
+
+    /// Returns a handle of the client, if there is one. Not generic, so that it is not in each ULP.
+    fn client(&self) -> Result<ClientRef> {
+        let _cores = CORES.lock();
+        let core = self.core.load(atomic::Relaxed) as *const Core;
+        // SAFETY: `CORES` is locked, so this is null or a core by the type invariant.
+        unsafe { core.as_ref() }.ok_or(ENODEV)?.handle()
     }
 }
 
@@ -143,7 +175,7 @@ impl<T: ModuleClient> Registration<T> {
     pub fn new(name: &'static CStr) -> impl PinInit<Self, Error> {
         try_pin_init!(&this in Self {
             _: {
-                let singleton = &T::singleton().0;
+                let singleton = &T::singleton().registration;
                 // INVARIANT: This registration alone has set the address, so it alone registers the
                 // client, and unregisters it before it goes.
                 let set = singleton.cmpxchg(0, this.addr().get(), atomic::Full);
@@ -189,7 +221,7 @@ impl<T: ModuleClient> Registration<T> {
     unsafe fn called<'a>() -> &'a Self {
         // SAFETY: By the invariant of `Singleton` this is the address of a live registration of
         // this type, as the RDMA core is calling the client.
-        unsafe { &*(T::singleton().0.load(atomic::Acquire) as *const Self) }
+        unsafe { &*(T::singleton().registration.load(atomic::Acquire) as *const Self) }
     }
 
     /// `ib_client.add`.
@@ -284,6 +316,26 @@ impl<T: ModuleClient> PinnedDrop for Registration<T> {
 pub struct ClientRef(refs::Ref<Core>);
 
 impl ClientRef {
+    /// Returns a handle of the ULP `C`, for code that is called with nothing of the ULP's, such as
+    /// a KUnit case.
+    ///
+    /// # Errors
+    ///
+    /// `ENODEV` before [`Client::init`] is called, and after the [`Client`] was dropped.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use rdma::{client::ModuleClient, prelude::*};
+    /// /// Returns how the ULP sees a device that a test has made.
+    /// fn device<C: ModuleClient>(name: &CStr, cx: &Sleepable) -> Result<Device> {
+    ///     ClientRef::of::<C>(cx)?.device_by_name(name, cx).ok_or(ENODEV)
+    /// }
+    /// ```
+    pub fn of<C: ModuleClient>(_cx: &Sleepable) -> Result<Self> {
+        C::singleton().client()
+    }
+
     /// Returns an object of the client, with a reference, which is yet to be listed.
     pub(crate) fn object(&self, kind: refs::Kind) -> Object {
         Object::new(self.0.get(kind))
@@ -457,7 +509,13 @@ impl Core {
             event,
             workqueue: Workqueue::new(name)?,
         });
-        KBox::pin_init(init, GFP_KERNEL)
+        let core = KBox::pin_init(init, GFP_KERNEL)?;
+        let _cores = CORES.lock();
+        // INVARIANT: The drop of the core sets zero with `CORES` locked. There is no other core, as
+        // there is one registration.
+        let addr = core::ptr::from_ref(&*core) as usize;
+        singleton.core.store(addr, atomic::Relaxed);
+        Ok(core)
     }
 
     /// Adds a device (`ib_client.add`), by `add_data`. Not generic, so that it is not in each ULP.
@@ -569,6 +627,11 @@ impl fmt::Display for Core {
 #[pinned_drop]
 impl PinnedDrop for Core {
     fn drop(self: Pin<&mut Self>) {
+        {
+            let _cores = CORES.lock();
+            // INVARIANT: From here on there is no core.
+            self.singleton.core.store(0, atomic::Relaxed);
+        }
         // SAFETY: A registration is dropped when the loading of its module has failed, or when the
         // module is unloaded, in process context.
         let cx = unsafe { Sleepable::assume() };

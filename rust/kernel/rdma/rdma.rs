@@ -72,6 +72,8 @@ struct Module {
 
 impl kernel::Module for Module {
     fn init(_module: &'static ThisModule) -> Result<Self> {
+        // SAFETY: This is the module's init.
+        unsafe { client::init() };
         Ok(Self {
             // SAFETY: This is the module's init.
             _objects: unsafe { objects::Table::new() },
