@@ -161,13 +161,22 @@ hosts intree next:
 package-test:
 	@git archive HEAD | $(sandbox) $(tally) scripts/package-test
 
+# $(call quoted,VARIABLE): its value as the user has written it, as one word of the shell.
+quoted = '$(subst ','\'',$(value $(1)))'
+
+# A shell that is not bash leaves the ~ in DIR=~/hello to others.
+ulp-dir = $(patsubst ~/%,$(HOME)/%,$(or $(DIR),$(error say where: make ulp NAME=hello DIR=...)))
 ulp:
-	@mkdir -p $(or $(DIR),$(error say where: make ulp NAME=... DIR=...))
-	@ULP=$(DIR) $(sandbox) scripts/ulp new $(NAME)
+	@mkdir -p '$(ulp-dir)'
+	@ULP='$(ulp-dir)' $(sandbox) scripts/ulp new $(call quoted,NAME)
 
 # What the Makefile of such a ULP calls, with its folder in $ULP.
 ulp-test:
 	@$(sandbox) bash -c '. scripts/lib.sh; scripts/ulp test | report=/ulp/build tally'
+
+ulp-run:
+	@$(sandbox) scripts/ulp run $(if $(CHECKERS),--checkers) $(if $(TIMEOUT),--timeout $(call quoted,TIMEOUT)) \
+		$(call quoted,PARAMS) $(call quoted,CMD)
 
 ulp-%:
 	@$(sandbox) scripts/ulp $*
