@@ -2,6 +2,7 @@
 
 //! The smallest ULP: it connects a device to itself, and one side says hello to the other.
 
+use core::net::IpAddr;
 use kernel::{prelude::*, sync::Completion};
 use rdma::prelude::*;
 
@@ -40,11 +41,10 @@ impl CqeHandler for Message {
 /// Connects a device to itself and sends one message.
 fn hello<C: FixedContext + Provides<Atomic>>(
     client: &ClientRef,
+    (dev, ip): (Device, IpAddr),
     wait: fn(&Cq<C>, &Completion),
 ) -> Result {
-    let cx = &Sleepable::current()?;
-    let (dev, ip) = client.first_device_with_addr(cx)?;
-    let addr = SocketAddr::new(ip, 7175);
+    let (cx, addr) = (&Sleepable::current()?, SocketAddr::new(ip, 7175));
     let pd = Pd::alloc(&dev, cx)?;
     let cq = Cq::alloc_any(&dev, 2 * CAPS.entries(), cx)?;
     let sent = Arc::pin_init(Completion::new(), GFP_KERNEL)?;
@@ -79,14 +79,15 @@ impl Client for Minimal {
         Ok(Minimal)
     }
 
-    fn ready(self: Pin<&Self>, client: &ClientRef, _cx: &Sleepable) -> Result {
+    fn ready(self: Pin<&Self>, client: &ClientRef, cx: &Sleepable) -> Result {
+        let at = client.first_device_with_addr(cx)?;
         match module_parameters::context.value() {
-            0 => hello::<Direct>(client, |cq, _| {
+            0 => hello::<Direct>(client, at, |cq, _| {
                 (0..2).for_each(|_| while cq.process(1) == 0 {})
             }),
-            1 => hello::<Softirq>(client, |_, sent| sent.wait_for_completion()),
-            2 => hello::<Workqueue>(client, |_, sent| sent.wait_for_completion()),
-            3 => hello::<UnboundWorkqueue>(client, |_, sent| sent.wait_for_completion()),
+            1 => hello::<Softirq>(client, at, |_, sent| sent.wait_for_completion()),
+            2 => hello::<Workqueue>(client, at, |_, sent| sent.wait_for_completion()),
+            3 => hello::<UnboundWorkqueue>(client, at, |_, sent| sent.wait_for_completion()),
             _ => Err(EINVAL),
         }
     }
