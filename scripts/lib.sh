@@ -166,6 +166,11 @@ result() {
 	fi
 }
 
+# before_failures FILE: prints what stands in a kernel log before cases of KUnit that have failed.
+before_failures() {
+	grep -B 12 -E '^\[[^]]*\] +not ok ' "$1" | on_host | sed 's/^/    /' || :
+}
+
 # clean_log PREFIX FILE: a test that left something bad in the kernel log has failed.
 clean_log() {
 	"$top/scripts/scan-log" "$2" | sed "s/^/not ok $1: /"
