@@ -20,6 +20,7 @@ suites! {
     connect_timeout: suite_connect_timeout,
     cq_timeout: suite_cq_timeout,
     drain_timeout: suite_drain_timeout,
+    late_end: suite_late_end,
     mad_timeout: suite_mad_timeout,
     removal_timeout: suite_removal_timeout,
 }

@@ -15,6 +15,7 @@ use crate::{
     atomic::{
         AtomicBool,
         AtomicPtr,
+        AtomicU32,
         Ordering, //
     },
     cqe,
@@ -270,6 +271,7 @@ fn make(
         wcs,
         poll_lock: PollLock::new(),
         failed: AtomicBool::new(false),
+        arrays: AtomicU32::new(UNUSED),
         // This is no more than a `c_int` can be, as just checked.
         free: FreeCqes::new(entries.try_into().unwrap_or(i32::MAX)),
         entries,
@@ -348,6 +350,8 @@ pub(crate) struct Inner {
     poll_lock: PollLock,
     pub(crate) empties: Empties,
     failed: AtomicBool,
+    /// What a poll into an array looks at: [`UNUSED`], and [`MARKER`] for each [`MarkerWatch`].
+    arrays: AtomicU32,
     free: FreeCqes,
     entries: u32,
     kind: Kind,
@@ -362,6 +366,47 @@ pub(crate) struct Inner {
 unsafe impl Send for Inner {}
 // SAFETY: `struct ib_cq` may be used from any thread, and `wcs` is used under `poll_lock` only.
 unsafe impl Sync for Inner {}
+
+/// Of [`Inner::arrays`]: no completion was polled into an array of a caller.
+const UNUSED: u32 = 1;
+
+/// Of [`Inner::arrays`]: one drain that waits for its markers.
+const MARKER: u32 = 2;
+
+/// The callbacks of the markers of drains, as addresses; zero before there was a drain.
+static MARKERS: [atomic::Atomic<usize>; 2] = [const { atomic::Atomic::new(0) }; 2];
+
+/// Returns whether a request completes to a marker of a drain.
+///
+/// # Safety
+///
+/// The callback is valid.
+unsafe fn is_marker(cqe: *const bindings::ib_cqe) -> bool {
+    // SAFETY: The callback is valid, as the caller promises.
+    let done = unsafe { (*cqe).done }.map_or(0, |done| done as usize);
+    (MARKERS.iter()).any(|marker| marker.load(atomic::Relaxed) == done)
+}
+
+/// While it lives, markers of drains that are polled into an array are handled at once: the holder
+/// of the array may keep what it has for long.
+pub(crate) struct MarkerWatch(Shared);
+
+impl MarkerWatch {
+    /// The caller posts markers with these callbacks after this, so polls that find them see this.
+    pub(crate) fn new(cq: &Shared, markers: [usize; 2]) -> Self {
+        for (to, marker) in MARKERS.iter().zip(markers) {
+            to.store(marker, atomic::Relaxed);
+        }
+        cq.arrays.fetch_add(MARKER, Ordering::Release);
+        Self(cq.clone())
+    }
+}
+
+impl Drop for MarkerWatch {
+    fn drop(&mut self) {
+        self.0.arrays.fetch_sub(MARKER, Ordering::Relaxed);
+    }
+}
 
 /// The completions that are polled at once.
 type Wcs = [MaybeUninit<bindings::ib_wc>; wc::POLL_BATCH];
@@ -440,6 +485,70 @@ impl Inner {
                 _ => bindings::work_busy((&raw mut (*cq).__bindgen_anon_1.work).cast()) == 0,
             }
         }
+    }
+
+    /// Waits until what the core's poller of the CQ has polled is handled, also where it goes on. It
+    /// may wait for a handler, so this is for a work item that nothing waits for. Does nothing if
+    /// callers poll the CQ.
+    pub(crate) fn flush(&self, _cx: &Sleepable) {
+        let cq = self.raw.as_ptr();
+        // SAFETY: The CQ is valid while `self` lives, and the union is what the context says.
+        unsafe {
+            match (*cq).poll_ctx {
+                Direct::RAW => {}
+                // Softirqs are sections that RCU waits for.
+                Softirq::RAW => synchronize_rcu(),
+                _ => {
+                    bindings::flush_work((&raw mut (*cq).__bindgen_anon_1.work).cast());
+                }
+            }
+        }
+    }
+
+    /// Returns whether completions of the CQ were ever polled into an array of a caller.
+    pub(crate) fn was_polled_into_array(&self) -> bool {
+        self.arrays.load(Ordering::Relaxed) & UNUSED == 0
+    }
+
+    /// Looks at completions that were polled into an array, for the first time or while a drain
+    /// waits: its markers do not wait in the array, but are handled here. Returns the number of
+    /// others, which come first; if there is none, and there may be more, polls again.
+    ///
+    /// The caller holds the poll lock, and the first `n` completions are those that were polled.
+    #[cold]
+    #[inline(never)]
+    fn take_markers(
+        &self,
+        wcs: &mut [MaybeUninit<bindings::ib_wc>],
+        mut n: usize,
+    ) -> Result<usize> {
+        self.arrays.fetch_and(!UNUSED, Ordering::Relaxed);
+        loop {
+            let mut others = 0;
+            for at in 0..n {
+                let Some(wc) = wcs.get(at) else { break };
+                // SAFETY: The CQ has just given it, and its owner is taken back here or later.
+                let completion = unsafe { Completion::new(wc) };
+                let cqe = completion.wc.cqe();
+                // SAFETY: The owner was not taken back, so the callback in it is valid.
+                if !cqe.is_null() && unsafe { is_marker(cqe) } {
+                    completion.dispatch();
+                } else {
+                    core::mem::forget(completion);
+                    wcs.swap(others, at);
+                    others += 1;
+                }
+            }
+            if others > 0 || n < wcs.len() {
+                return Ok(others);
+            }
+            n = self.poll_raw(wcs)?;
+        }
+    }
+
+    /// Returns whether a poller of the CQ has something to do: a handler is running, most likely.
+    pub(crate) fn is_being_polled(&self, cx: &Sleepable) -> bool {
+        self.poll_lock.holder() != 0 || !self.is_idle(cx)
     }
 
     /// Returns whether other modules may use, and poll, the CQ too.
@@ -735,7 +844,13 @@ impl<C: CallerPolled> Cq<C> {
     pub fn poll<const N: usize>(&self, array: &mut WcArray<N>) -> Result<usize> {
         array.dispatch();
         let n = match self.inner.try_lock() {
-            Some(_guard) => self.inner.poll_raw(&mut array.wcs)?,
+            Some(_guard) => {
+                let n = self.inner.poll_raw(&mut array.wcs)?;
+                match self.inner.arrays.load(Ordering::Relaxed) {
+                    0 => n,
+                    _ => self.inner.take_markers(&mut array.wcs, n)?,
+                }
+            }
             None => 0,
         };
         // INVARIANT: The array was empty, and the CQ has just given its first `n` entries.

@@ -6,6 +6,9 @@
 //! drop only queues the object; a work item of this module, which may sleep, destroys it. A queued
 //! object still has its reference to the device, so removal and unload wait for it.
 //!
+//! A QP can take long to be out of use: a handler of its CQ may sleep. It is not waited for in one
+//! go, which would keep a worker from other objects, but goes to the end of the queue again.
+//!
 //! Value, count, work item and place in the list of objects are one allocation.
 
 use crate::{
@@ -83,9 +86,25 @@ pub(crate) trait Teardown: Send + Sync + 'static {
     /// Returns the part by which the value is listed, if it is.
     fn object(&self) -> Option<&Object>;
 
-    /// Destroys the value. Called once, before it is dropped. If it could not be proved to be out
-    /// of use this fails, with `EIO`, and the value is leaked.
+    /// Waits until the value is out of use, as long as the [`Waiter`] may. If this fails, it is
+    /// called again by the work item, until it succeeds.
+    fn quiesce(&self, _waiter: Waiter, _cx: &Sleepable) -> Result {
+        Ok(())
+    }
+
+    /// Destroys the value. Called once, after [`Teardown::quiesce`] has succeeded, and before the
+    /// value is dropped. Fails with `EIO` if C could not destroy it: the value is leaked, and was
+    /// reported.
     fn teardown(&self, cx: &Sleepable) -> Result;
+}
+
+/// The thread that waits until a value is out of use.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Waiter {
+    /// A caller of [`Deferred::destroy`].
+    Caller,
+    /// The work item, which other objects wait for: it waits for a moment.
+    WorkItem,
 }
 
 /// Reports an object that C could not destroy, by what it has returned: it is to be leaked.
@@ -145,7 +164,12 @@ kernel::impl_has_work! {
 }
 
 impl<T: Teardown> Item<T> {
-    fn finish(item: Pin<sync::UniqueArc<Self>>, cx: &Sleepable) -> Result {
+    fn finish(item: Pin<sync::UniqueArc<Self>>, waiter: Waiter, cx: &Sleepable) -> Result {
+        if let Err(e) = item.value.quiesce(waiter, cx) {
+            // It is not queued: this is the caller or the work item, with the only reference.
+            let _ = Queue::get().enqueue(Arc::from(item));
+            return Err(e);
+        }
         let torn_down = item.value.teardown(cx);
         // SAFETY: The content of the item is not moved.
         let mut item = unsafe { Pin::into_inner_unchecked(item) };
@@ -166,8 +190,8 @@ impl<T: Teardown> workqueue::WorkItem for Item<T> {
         let cx = unsafe { Sleepable::assume() };
         // It is queued with the last reference.
         if let Some(item) = Arc::into_unique_or_drop(this) {
-            // A failure was reported.
-            let _ = Self::finish(item, &cx);
+            // A failure was reported, or the item is queued again.
+            let _ = Self::finish(item, Waiter::WorkItem, &cx);
         }
     }
 }
@@ -179,11 +203,12 @@ impl<T: Teardown> Deferred<T> {
     }
 
     /// Tears the value down and waits for that. Fails with `EBUSY` if there is another handle; with
-    /// `EIO` if the value is leaked.
+    /// `EIO` if the value is leaked; or as [`Teardown::quiesce`], and a work item goes on.
     pub(crate) fn destroy(self, cx: &Sleepable) -> Result {
         // SAFETY: By the type invariant this owns a reference, which is not used again.
         let item = unsafe { Arc::from_raw(ManuallyDrop::new(self).0.as_ptr()) };
-        Item::finish(Arc::into_unique_or_drop(item).ok_or(EBUSY)?, cx)
+        let item = Arc::into_unique_or_drop(item).ok_or(EBUSY)?;
+        Item::finish(item, Waiter::Caller, cx)
     }
 
     /// Returns the address of the item, which is the same for all handles of a value.

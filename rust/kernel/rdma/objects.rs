@@ -192,7 +192,7 @@ impl Sizes {
 }
 
 /// The time since the system was started, in seconds.
-fn now() -> u32 {
+pub(crate) fn now() -> u32 {
     // SAFETY: The function reads a number that is there since the system was started.
     unsafe { bindings::ktime_get_seconds() as u32 }
 }

@@ -48,7 +48,13 @@ use crate::{
 use kernel::{
     new_mutex,
     new_spinlock_irq,
-    sync, //
+    sync::{
+        self,
+        atomic::{
+            Atomic as AtomicCell,
+            Relaxed, //
+        }, //
+    }, //
 };
 
 /// A reliable connected queue pair, whose queues complete in contexts `S` and `R`.
@@ -195,20 +201,25 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
     /// time: where the caller polls the CQ, a second drain waits for it.
     ///
     /// Nothing is known to be drained if it fails: with `EDEADLK` in a handler of the QP's CQs,
-    /// `EOVERFLOW` if a CQ has lost completions, `ETIMEDOUT` after a minute, or the driver's error;
-    /// and with `EBUSY` if the send queue stays full of requests that have no completions, which
+    /// `EOVERFLOW` if a CQ has lost completions, `ETIMEDOUT` after a minute, as where a handler of
+    /// these CQs waits for the caller, or the driver's error; it may be tried again. Reports every
+    /// ten seconds say for what it waits. It fails
+    /// with `EBUSY` if the send queue stays full of requests that have no completions, which
     /// only the end of the QP gives back. It needs no memory, unless one has failed before.
     pub fn drain(&self, cx: &Sleepable) -> Result {
-        match self.any.inner.drain(false, cx)? {
+        match self.any.inner.drain(drain::Drain::Posted, cx)? {
             drain::End::Drained => Ok(()),
             drain::End::Full => Err(EBUSY),
         }
     }
 
     /// Drains and destroys the QP and waits for that, where dropping it leaves it to a work item.
+    ///
     /// Fails with `EDEADLK` in a handler of the QP's CQs, and on iWARP in a callback of the
-    /// connection manager: the QP is then destroyed by a work item. `EIO` if the QP could not be
-    /// drained or destroyed: it is leaked, and was reported.
+    /// connection manager; with `ETIMEDOUT` after a minute, as where a handler of these CQs waits
+    /// for the caller; or with an error of the drain. A work item then goes on as long as it takes,
+    /// and reports every ten seconds say for what it waits. Fails with `EIO` if the driver has not
+    /// destroyed the QP: it is leaked, and was reported.
     pub fn destroy(self, cx: &Sleepable) -> Result {
         self.any.destroy(cx)
     }
@@ -357,7 +368,9 @@ impl Parts<'_> {
 /// belongs to `pd`. Its context is `context`. If it is on an SRQ these CQs are the same, and not a
 /// direct one.
 pub(crate) struct Inner {
+    /// Not used once the QP is destroyed.
     pub(crate) raw: NonNull<bindings::ib_qp>,
+    num: u32,
     id: Option<cm::Shared>,
     // Dropped before the CQs: tables look for their poller.
     context: Pin<KBox<QpPriv>>,
@@ -378,6 +391,27 @@ unsafe impl Send for Inner {}
 unsafe impl Sync for Inner {}
 
 impl Inner {
+    /// Returns whether completions are handled by nobody but the pollers of the CQs.
+    fn has_only_pollers(&self) -> bool {
+        let is_one = |cq: &cq::Inner| !cq.is_shared() && !cq.was_polled_into_array();
+        is_one(&self.send.cq) && is_one(&self.recv.cq)
+    }
+
+    /// Ends what the device has lost, once the QP is destroyed, so that the device uses its memory
+    /// no more, and the pollers of the CQs have handled what they had polled before that. What is
+    /// kept has its own way where completions may be in an array. Fails with `ETIMEDOUT` while a
+    /// handler has not returned.
+    fn end_lost(&self, waiter: deferred::Waiter, cx: &Sleepable) -> Result {
+        let kept = self.context.kept.take();
+        let is_destroyed = self.context.destroyed.copy() == Some(Ok(()));
+        if !is_destroyed || !self.has_only_pollers() || !kept.iter().any(|kept| kept.is_out()) {
+            return Ok(());
+        }
+        self.settle(waiter, cx)?;
+        kept.iter().for_each(|kept| kept.ended());
+        Ok(())
+    }
+
     fn qp_type(&self) -> bindings::ib_qp_type {
         // SAFETY: By the type invariant `raw` is a QP; its type does not change.
         unsafe { (*self.raw.as_ptr()).qp_type }
@@ -416,31 +450,32 @@ impl deferred::Teardown for Inner {
         Some(&self.object)
     }
 
-    fn teardown(&self, cx: &Sleepable) -> Result {
+    fn quiesce(&self, waiter: deferred::Waiter, cx: &Sleepable) -> Result {
         for kept in self.context.kept.take().iter() {
             kept.closing();
         }
-        let destroyed = self
-            .drain(true, cx)
-            .and_then(|_| self.context.transfers.wait(cx))
-            .map_err(|e| (e, "drained"))
-            .and_then(|()| {
-                // SAFETY: The QP is drained, and nobody can post to it any more.
-                unsafe { destroy_raw(self.id.as_ref(), self.raw) }.map_err(|e| (e, "destroyed"))
-            });
-        match destroyed {
-            Ok(()) => Ok(()),
-            Err((e, what)) => {
-                // SAFETY: By the type invariant `raw` is a QP, which was not destroyed; its number
-                // does not change.
-                let num = unsafe { self.raw.as_ref() }.qp_num;
-                let dev = self.pd.device();
-                pr_err!(
-                    "{dev}: QP {num} was not {what} ({e:?}): it is leaked and holds its device\n"
-                );
-                Err(EIO)
-            }
+        if self.context.destroyed.as_ref().is_none() {
+            self.drain(drain::Drain::Last(waiter), cx)?;
+            self.context.transfers.wait(waiter, cx).inspect_err(|_| {
+                if let Some(secs) = self.context.ending.report() {
+                    self.report_wait(secs, cx);
+                }
+            })?;
+            // SAFETY: The QP is drained, and there is no handle of it, so nobody posts to it. This
+            // is done once.
+            let destroyed = unsafe { destroy_raw(self.id.as_ref(), self.raw) };
+            self.context.destroyed.populate(destroyed);
         }
+        self.end_lost(waiter, cx)
+    }
+
+    fn teardown(&self, _cx: &Sleepable) -> Result {
+        let Some(Err(e)) = self.context.destroyed.copy() else {
+            return Ok(());
+        };
+        let (dev, num) = (self.pd.device(), self.num);
+        pr_err!("{dev}: QP {num} was not destroyed ({e:?}): it is leaked and holds its device\n");
+        Err(EIO)
     }
 }
 
@@ -521,6 +556,8 @@ fn create(parts: Parts<'_>, id: Option<&cm::Shared>, _cx: &Sleepable) -> Result<
     // INVARIANT: As created.
     let inner = reserved.fill(Inner {
         raw,
+        // SAFETY: The QP was just created; its number does not change.
+        num: unsafe { raw.as_ref() }.qp_num,
         id: id.cloned(),
         send,
         recv,
@@ -650,9 +687,13 @@ struct QpPriv {
     /// moved it to, if that is known: devices and connection managers move QPs by themselves, too.
     #[pin]
     state: sync::Mutex<Option<State>>,
-    /// Held while the QP is drained. The markers, of which none is posted.
+    /// Held while the QP is drained.
     #[pin]
-    draining: sync::Mutex<Option<Pin<KBox<drain::Markers>>>>,
+    draining: sync::Mutex<drain::Draining>,
+    /// The time for which the end of the QP has waited.
+    ending: drain::Waited,
+    /// What destroying the QP has returned.
+    destroyed: sync::SetOnce<Result>,
     /// See [`wr::PostTarget::lock_regs`].
     #[pin]
     reg_lock: sync::SpinLockIrq<()>,
@@ -675,16 +716,19 @@ impl QpPriv {
         dev: &Device,
         state: Option<State>,
     ) -> Result<Pin<KBox<Self>>> {
-        let markers = drain::Markers::new(GFP_KERNEL)?;
+        let draining = drain::Draining::new()?;
         let init = pin_init!(Self {
             module: dev.client().module,
             state <- new_mutex!(state),
-            draining <- new_mutex!(Some(markers), "rdma::Qp::draining"),
+            draining <- new_mutex!(draining, "rdma::Qp::draining"),
+            ending: drain::Waited::new(),
+            destroyed: sync::SetOnce::new(),
             reg_lock <- new_spinlock_irq!((), "rdma::Qp::reg_lock"),
             drain_list <- keep::KeepList::new(new_spinlock_irq!(None, "rdma::Qp::drain_list")),
             kept <- keep::KeepList::new(new_spinlock_irq!(None, "rdma::Qp::kept")),
             transfers <- pin_init!(Transfers {
                 users: crate::sync::Users::new(),
+                is_ending: AtomicCell::new(false),
                 ended <- Completion::new(),
                 iwarp: dev.is_iwarp(),
             }),
@@ -720,6 +764,8 @@ unsafe extern "C" fn on_event(event: *mut bindings::ib_event, context: *mut c_vo
 pub(crate) struct Transfers {
     /// The transfers that use the QP, and the QP itself.
     users: crate::sync::Users,
+    /// Set when the QP itself is counted no more.
+    is_ending: AtomicCell<bool>,
     /// Completed by the last transfer once [`Transfers::wait`] was called.
     #[pin]
     ended: Completion,
@@ -786,12 +832,25 @@ impl Transfers {
         user
     }
 
-    /// Waits until no transfer is left. Called once, when there is no reference to the QP. Fails
-    /// with `ETIMEDOUT` after a minute.
-    fn wait(&self, cx: &Sleepable) -> Result {
-        if !self.users.put() && !self.ended.wait_timeout(60_000, cx) {
-            return Err(ETIMEDOUT);
+    /// Waits until no transfer is left. Called until it succeeds, when there is no reference to the
+    /// QP. Fails with `ETIMEDOUT`, after a minute if a caller waits.
+    fn wait(&self, waiter: deferred::Waiter, cx: &Sleepable) -> Result {
+        if !self.is_ending.xchg(true, Relaxed) && self.users.put() {
+            return Ok(());
         }
-        Ok(())
+        let ms = match waiter {
+            deferred::Waiter::Caller => 60_000,
+            deferred::Waiter::WorkItem => 50,
+        };
+        match self.ended.wait_timeout(ms, cx) {
+            true => Ok(()),
+            false => Err(ETIMEDOUT),
+        }
+    }
+
+    /// Returns the number of transfers, for a message.
+    fn count(&self) -> usize {
+        let qp = usize::from(!self.is_ending.load(Relaxed));
+        self.users.count().saturating_sub(qp)
     }
 }

@@ -87,6 +87,11 @@ impl Users {
         self.0.load(Ordering::Acquire) == 1
     }
 
+    /// Returns the number of users, for a message.
+    pub(crate) fn count(&self) -> usize {
+        self.0.load(Ordering::Relaxed)
+    }
+
     /// Adds a user, beside one that stays meanwhile. No ordering is needed, as in `refcount_inc()`.
     #[inline]
     pub(crate) fn get(&self) {

@@ -463,10 +463,14 @@ impl Modifier<'_> {
         let _ = restarted.and_then(|()| self.go_to(State::Err, 0, 0));
     }
 
-    /// Goes to the reset state, where the device forgets all requests, and then to the error state,
-    /// where new ones are flushed.
+    /// Goes to the reset state, where the device forgets all requests.
+    pub(crate) fn reset(&mut self) -> Result {
+        self.go_to(State::Reset, 0, 0)
+    }
+
+    /// As [`Modifier::reset`], and then to the error state, where new requests are flushed.
     pub(crate) fn restart(&mut self) -> Result {
-        self.go_to(State::Reset, 0, 0)?;
+        self.reset()?;
         self.go_to_error()
     }
 }

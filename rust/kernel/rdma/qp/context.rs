@@ -239,7 +239,7 @@ impl UserContext {
         // A handler that has found the context began before the drain's marker was posted to its
         // queue, or before the poller idled: what comes later is handled after this was stored.
         self.of.store(0, Ordering::Release);
-        let drained = qp.drain(false, cx);
+        let drained = qp.drain(super::drain::Drain::Posted, cx);
         let mut owner = self.owner.lock();
         owner.clearing = false;
         if let Err(e) = drained {

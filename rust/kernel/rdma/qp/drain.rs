@@ -16,11 +16,20 @@ use crate::{
     completion::Completion,
     cq,
     debug,
+    deferred::Waiter,
+    objects,
     prelude::*,
+    refs,
     trace,
     wr::Refusal, //
 };
-use core::cell::Cell;
+use core::{
+    cell::Cell,
+    mem::{
+        replace,
+        swap, //
+    }, //
+};
 use kernel::{
     alloc::flags,
     sync::atomic::{
@@ -31,8 +40,16 @@ use kernel::{
     time, //
 };
 
-/// The time that a drain may take before the QP is given up.
+/// The time that a caller waits for a drain. After it a device that owes completions, and whose CQs
+/// have none, is taken to have lost them.
 const PATIENCE: time::Delta = time::Delta::from_secs(60);
+
+/// The time that a work item waits for the end of a QP before it lets other objects end. It is long
+/// enough for a full send queue.
+const TURN: time::Delta = time::Delta::from_secs(5);
+
+/// The same where the markers are posted already.
+const SHORT_TURN: time::Delta = time::Delta::from_millis(50);
 
 /// The time after which a full send queue is taken to stay full. Flushing takes far less.
 const FULL: time::Delta = time::Delta::from_secs(1);
@@ -52,37 +69,67 @@ const PAUSE_US: u32 = 20;
 /// The number of completions that are processed before a pause.
 const BUDGET: u32 = 1024;
 
+/// A drain, by what it is for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Drain {
+    /// Requests that were posted before.
+    Posted,
+    /// The end of the QP: nobody can post to it any more. It is called again if it fails.
+    Last(Waiter),
+}
+
 impl Inner {
     /// Moves the QP to the error state and waits until every request that was posted to it before
-    /// has completed. Then drops the owners that were kept until this. With `last`, nobody can post
-    /// to the QP any more, and a send queue that stays full is emptied. Nothing is proved if it
-    /// fails: with `EDEADLK` in a handler of one of the CQs; `EOVERFLOW` if a CQ has lost
-    /// completions; `ETIMEDOUT`; or the driver's error.
-    pub(super) fn drain(&self, last: bool, cx: &Sleepable) -> Result<End> {
+    /// has completed. Then drops the owners that were kept until this. The last drain empties a
+    /// send queue that stays full, and takes a QP to the reset state whose device does not complete
+    /// its requests. Nothing is proved if it fails: with `EDEADLK` in a handler of one of the CQs;
+    /// `EOVERFLOW` if a CQ has lost completions; `ETIMEDOUT`; or the driver's error.
+    pub(super) fn drain(&self, drain: Drain, cx: &Sleepable) -> Result<End> {
         // Another drain may wait for this handler.
         if self.is_polled_by_current() {
             return Err(EDEADLK);
         }
-        let wait = Wait {
-            qp: self,
-            began: Cell::new(None),
-            helped: Cell::new(false),
-            cx,
+        let own = Waited::new();
+        let is_last = drain != Drain::Posted;
+        let waited = match is_last {
+            true => &self.context.ending,
+            false => &own,
         };
+        let wait = Wait::new(self, drain, waited, cx);
         // The queues and the CQs have room for one marker each, and another drain may have the
         // owners.
         let mut alone = wait.until(|| self.context.draining.try_lock())?;
-        // If the last drain has failed, its markers may be posted: then there are new ones as soon
-        // as there is memory. That is not reclaimed here: it may belong to what is drained.
-        let make = || Markers::new(flags::GFP_NOWAIT | flags::__GFP_NOWARN).ok();
-        let markers = wait.until(|| alone.take().or_else(make))?;
+        wait.until(|| alone.prepare(is_last))?;
+        if alone.is_reset {
+            return Ok(End::Drained);
+        }
+        alone.watch.get_or_insert_with(|| self.watch());
+        let markers = alone.markers.as_ref();
+        let resumed = markers.is_out();
+        if resumed && drain == Drain::Last(Waiter::WorkItem) {
+            wait.patience.set(SHORT_TURN);
+        }
         let drain_list = self.context.drain_list.take();
         let kept = self.object.take_undrained();
 
         let qp = self.raw.as_ptr();
         // SAFETY: By the type invariant the QP is valid.
         let began = unsafe { bindings::rdma_helper_trace_drain_begin(qp) };
-        let end = self.flush(&wait, markers.as_ref(), last, !drain_list.is_empty());
+        let end = match resumed {
+            true => wait.wait(markers),
+            false => Ok(()),
+        };
+        let end = end.and_then(|()| self.flush(&wait, markers, is_last, !drain_list.is_empty()));
+        let end = match end {
+            Err(e) if is_last && wait.is_lost(e) => match self.forget_requests(&wait, markers) {
+                Ok(()) => {
+                    alone.is_reset = true;
+                    Ok(End::Drained)
+                }
+                Err(_) => Err(e),
+            },
+            end => end,
+        };
         let rc = match end {
             Ok(End::Drained) => 0,
             Ok(End::Full) => EBUSY.to_errno(),
@@ -91,10 +138,9 @@ impl Inner {
         // SAFETY: By the type invariant the QP is valid.
         unsafe { bindings::rdma_helper_trace_drain_end(qp, began, rc) };
 
-        *alone = match end {
-            Ok(_) => Some(markers),
-            Err(_) => Markers::abandon(markers),
-        };
+        if alone.failed.is_empty() && !alone.markers.is_out() {
+            alone.watch = None;
+        }
         if !matches!(end, Ok(End::Drained)) {
             self.object.put_undrained(kept);
             return end;
@@ -103,9 +149,33 @@ impl Inner {
         drop(alone);
         // SAFETY: If there are such owners, `flush` has not left the send queue to the driver: the
         // marker, which was posted behind their requests, has completed, or a reset has taken all
-        // requests out before it was posted.
+        // requests out.
         unsafe { drain_list.release() };
         end
+    }
+
+    /// Has no marker wait in an array of a caller from here on.
+    fn watch(&self) -> [cq::MarkerWatch; 2] {
+        let markers: [unsafe extern "C" fn(_, _); 2] = [reached::<0>, reached::<1>];
+        let markers = markers.map(|done| done as usize);
+        [&self.send.cq, &self.recv.cq].map(|cq| cq::MarkerWatch::new(cq, markers))
+    }
+
+    /// Ends the requests of a QP whose device does not complete them: in the reset state it has
+    /// none. What it has completed is handled. Nobody can post to the QP.
+    fn forget_requests(&self, wait: &Wait<'_>, markers: Pin<&Markers>) -> Result {
+        // A reset takes completions out of the CQs, too. The markers may be among those that the
+        // pollers have just handled.
+        let was_out = markers.is_out();
+        wait.polled()?;
+        if was_out && !markers.is_out() {
+            return Err(ETIMEDOUT);
+        }
+        self.modifier().reset()?;
+        wait.polled()?;
+        let (dev, num) = (self.pd.device(), self.num);
+        pr_err!("{dev}: QP {num} was reset: its device does not complete its requests\n");
+        Ok(())
     }
 
     /// Moves the QP to the error state and waits for the markers. With `last`, nobody can post to
@@ -240,16 +310,66 @@ impl From<Unposted> for Error {
     }
 }
 
+/// The time for which something was waited for, which is reported every ten seconds.
+pub(super) struct Waited {
+    /// The second in which the wait began, or zero.
+    since: Atomic<u32>,
+    /// The number of reports.
+    reports: Atomic<u32>,
+}
+
+impl Waited {
+    pub(super) const fn new() -> Self {
+        Self {
+            since: Atomic::new(0),
+            reports: Atomic::new(0),
+        }
+    }
+
+    /// Returns the seconds since this was called for the first time.
+    fn secs(&self) -> u32 {
+        let now = objects::now();
+        match self.since.cmpxchg(0, now, Relaxed) {
+            Ok(_) => 0,
+            Err(since) => now.saturating_sub(since),
+        }
+    }
+
+    /// Returns the seconds of the wait, if they are to be reported.
+    pub(super) fn report(&self) -> Option<u32> {
+        let secs = self.secs();
+        let due = secs / (refs::REPORT_MS / 1_000);
+        (self.reports.xchg(due, Relaxed) < due).then_some(secs)
+    }
+}
+
 /// A drain that is under way.
 struct Wait<'a> {
     qp: &'a Inner,
+    patience: Cell<time::Delta>,
     /// When it was found for the first time that something has to be waited for.
     began: Cell<Option<time::Instant<time::Monotonic>>>,
     helped: Cell<bool>,
+    /// That of all turns.
+    waited: &'a Waited,
     cx: &'a Sleepable,
 }
 
-impl Wait<'_> {
+impl<'a> Wait<'a> {
+    fn new(qp: &'a Inner, drain: Drain, waited: &'a Waited, cx: &'a Sleepable) -> Self {
+        Self {
+            qp,
+            patience: Cell::new(match drain {
+                Drain::Last(Waiter::WorkItem) => TURN,
+                _ => PATIENCE,
+            }),
+            began: Cell::new(None),
+            helped: Cell::new(false),
+            waited,
+            cx,
+        }
+    }
+
     /// Tries until there is a result, and pauses in between. Fails if no time is left.
     fn until<T>(&self, mut attempt: impl FnMut() -> Option<T>) -> Result<T> {
         let mut us = PAUSE_US;
@@ -276,17 +396,31 @@ impl Wait<'_> {
         let began = self.began.get().unwrap_or_else(time::Instant::now);
         self.began.set(Some(began));
         let elapsed = began.elapsed();
+        if let Some(secs) = self.waited.report() {
+            self.qp.report_wait(secs, self.cx);
+        }
         let failed = self.qp.send.cq.has_failed() || self.qp.recv.cq.has_failed();
         if failed && elapsed > FAILED {
             return Err(EOVERFLOW);
         }
-        if elapsed > PATIENCE {
+        if elapsed > self.patience.get() {
             return Err(ETIMEDOUT);
         }
         if elapsed > STALLED && !self.helped.replace(true) {
             self.qp.modifier().restart_receiver();
         }
         Ok(())
+    }
+
+    /// Returns whether the end of the QP has waited for more than a minute.
+    fn is_late(&self) -> bool {
+        i64::from(self.waited.secs()) >= PATIENCE.as_millis() / 1_000
+    }
+
+    /// Returns whether the device has failed, or has lost what it is waited for, by the error of a
+    /// drain. Handlers are waited for as long as it takes.
+    fn is_lost(&self, error: Error) -> bool {
+        error != ETIMEDOUT || self.is_late()
     }
 
     /// Waits until a QP on an SRQ, which is in the error state, takes nothing from that any more,
@@ -414,6 +548,55 @@ impl Wait<'_> {
     }
 }
 
+impl Inner {
+    /// Waits until what the pollers of the CQs have polled is handled, also where they go on with
+    /// completions of other QPs. Fails with `ETIMEDOUT` while a handler has not returned.
+    pub(super) fn settle(&self, waiter: Waiter, cx: &Sleepable) -> Result {
+        let wait = Wait::new(self, Drain::Last(waiter), &self.context.ending, cx);
+        // The QP is destroyed.
+        wait.helped.set(true);
+        if waiter == Waiter::WorkItem {
+            wait.patience.set(SHORT_TURN);
+        }
+        let settled = wait.polled();
+        let (send, recv) = (&self.send.cq, &self.recv.cq);
+        let core_polls = !send.is_caller_polled() && !recv.is_caller_polled();
+        if settled.is_err() && core_polls && waiter == Waiter::WorkItem && wait.is_late() {
+            // The poller has other completions all the time. Nothing waits for the work item.
+            send.flush(cx);
+            recv.flush(cx);
+            return Ok(());
+        }
+        settled
+    }
+
+    /// Reports what a drain, or the end of the QP, has waited for since so many seconds.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn report_wait(&self, secs: u32, cx: &Sleepable) {
+        let (dev, num) = (self.pd.device(), self.num);
+        let (send, recv) = (&self.send.cq, &self.recv.cq);
+        let says = |cq: &cq::Inner| {
+            let polled = match cq.is_being_polled(cx) {
+                true => "a handler of which has not returned",
+                false => "which gets no completion of the drain",
+            };
+            pr_warn!(
+                "{dev}: QP {num} has waited {secs} s to be drained: for CQ {}, {polled}\n",
+                cq.num()
+            );
+        };
+        says(send);
+        if send != recv {
+            says(recv);
+        }
+        let transfers = self.context.transfers.count();
+        if transfers > 0 {
+            pr_warn!("{dev}: QP {num} has {transfers} transfer(s) of rdma_rw\n");
+        }
+    }
+}
+
 /// Processes the completions of a CQ if callers poll it, and returns whether it has no more then.
 /// What fails here fails the drain when its time is over.
 fn process(cq: &cq::Inner) -> Option<bool> {
@@ -435,25 +618,69 @@ fn pause(us: &mut u32) {
     *us = (*us + *us / 4).min(1_000 * STEP_MS);
 }
 
-/// The requests at the ends of a QP's two queues, for one drain at a time. They are there until
-/// each that was posted is reached, also if the drain has failed before that.
+/// The markers of the drains of a QP, of which one at a time is under way.
+pub(super) struct Draining {
+    /// Those of the next drain, unless they are still to be reached.
+    markers: Pin<KBox<Markers>>,
+    /// Those of drains that have failed. The ones that are not reached stay here until the QP is
+    /// destroyed.
+    failed: KVec<Pin<KBox<Markers>>>,
+    /// Set if `markers` are those of the last drain, which goes on with them.
+    is_last: bool,
+    /// Set if the last drain has taken the QP to the reset state.
+    is_reset: bool,
+    /// There while a marker is out.
+    watch: Option<[cq::MarkerWatch; 2]>,
+}
+
+impl Draining {
+    pub(super) fn new() -> Result<Self> {
+        Ok(Self {
+            markers: Markers::new(GFP_KERNEL)?,
+            failed: KVec::new(),
+            is_last: false,
+            is_reset: false,
+            watch: None,
+        })
+    }
+
+    /// Has markers ready that can be posted, or those that the last drain has posted. Needs memory
+    /// if a drain has failed, and returns `None` while there is none. It is not reclaimed here: it
+    /// may belong to what is drained.
+    fn prepare(&mut self, is_last: bool) -> Option<()> {
+        if self.markers.is_out() && !(is_last && self.is_last) {
+            match self.failed.iter_mut().find(|markers| !markers.is_out()) {
+                Some(reached) => swap(&mut self.markers, reached),
+                None => {
+                    let flags = flags::GFP_NOWAIT | flags::__GFP_NOWARN;
+                    self.failed.reserve(1, flags).ok()?;
+                    let markers = Markers::new(flags).ok()?;
+                    let failed = replace(&mut self.markers, markers);
+                    self.failed.push_within_capacity(failed).ok()?;
+                }
+            }
+        }
+        self.is_last = is_last;
+        Some(())
+    }
+}
+
+/// The requests at the ends of a QP's two queues, for one drain at a time. They are there until the
+/// QP is destroyed.
 #[pin_data]
 #[repr(C)]
 pub(super) struct Markers {
     /// By [`Queue`]. The first field, to get back from it.
     cqes: [bindings::ib_cqe; 2],
-    /// The markers that were given and not reached, a bit each; and [`BUSY`] or [`ABANDONED`].
+    /// The markers that were given and not reached, a bit each; and [`BUSY`].
     state: Atomic<u32>,
     /// Completed when none is left, so that the drain is woken up once.
     #[pin]
     reached: Completion,
 }
 
-/// Set until the drain waits.
+/// Set unless a drain waits.
 const BUSY: u32 = 4;
-
-/// Set if the drain has failed, and the last marker that is reached frees the memory.
-const ABANDONED: u32 = 8;
 
 /// A queue of a QP, by the number of its marker.
 #[derive(Clone, Copy)]
@@ -486,6 +713,12 @@ impl Markers {
             state = other;
         }
         state
+    }
+
+    /// Returns whether a marker is posted that was not reached.
+    fn is_out(&self) -> bool {
+        // Acquire and release, by a change of nothing: see `change`.
+        self.change(|state| state) & !BUSY != 0
     }
 
     /// Gives the marker of a queue, to be posted.
@@ -525,17 +758,6 @@ impl Markers {
         self.state.store(BUSY, Relaxed);
         Ok(())
     }
-
-    /// Lets go of the markers of a drain that has failed, unless none is posted: they are freed
-    /// when all that were posted are reached.
-    pub(super) fn abandon(markers: Pin<KBox<Self>>) -> Option<Pin<KBox<Self>>> {
-        if markers.change(|state| state & !BUSY | ABANDONED) == BUSY {
-            markers.state.store(BUSY, Relaxed);
-            return Some(markers);
-        }
-        core::mem::forget(markers);
-        None
-    }
 }
 
 /// The `done` callback of the marker of number `QUEUE`.
@@ -560,17 +782,15 @@ unsafe extern "C" fn reached<const QUEUE: usize>(
     let bit = 1 << QUEUE;
     // SAFETY: `cqe` is from `give`, which has added this number to the address of the markers.
     let markers: *mut Markers = unsafe { cqe.sub(QUEUE) }.cast();
-    // SAFETY: The markers are there until this one is reached, which is noted here.
+    // SAFETY: The markers are there until the QP is destroyed, and its last drain waits for this
+    // one, unless the QP was reset and the pollers of its CQs have idled since.
     let state = unsafe { &*markers }.change(|state| state & !bit);
     if state & bit == 0 {
-        // Markers that nobody has abandoned are there for the next drain, which this does not end.
+        // It does not end the next drain.
         return debug::report("a drain");
     }
-    match state & !bit {
-        // SAFETY: The drain waits for this, which is the last access.
-        0 => unsafe { &*markers }.reached.complete(),
-        // SAFETY: `abandon` has left the box to the last marker.
-        ABANDONED => drop(unsafe { KBox::from_raw(markers) }),
-        _ => {}
+    if state & !bit == 0 {
+        // SAFETY: A drain waits for this, which is the last access.
+        unsafe { &*markers }.reached.complete();
     }
 }

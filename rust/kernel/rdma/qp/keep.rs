@@ -13,6 +13,15 @@ use kernel::{
 pub(crate) trait Kept: Send {
     /// The QP is about to be drained for the last time.
     fn closing(&self) {}
+
+    /// Returns whether a request is out, after the last drain.
+    fn is_out(&self) -> bool {
+        false
+    }
+
+    /// The QP is destroyed, and nothing of it completes: ends what is out. Not called where
+    /// completions may be in arrays.
+    fn ended(&self) {}
 }
 
 /// An owner that is not told of the end.
