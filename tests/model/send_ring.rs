@@ -3,7 +3,7 @@
 //! Owners of sends of which few are signaled: each comes back once, not before its request has
 //! completed, and the ring is freed once, after its last reference.
 
-use crate::counters::Spsc;
+use crate::counters::{Spsc, KEEPER, REQUEST};
 use loom::{
     cell::UnsafeCell,
     sync::{
@@ -66,8 +66,9 @@ impl Ring {
         Some(entry)
     }
 
-    fn put(&self) {
-        if self.places.put() {
+    /// Drops a reference, of a request or of another.
+    fn put(&self, reference: u32) {
+        if self.places.put(reference) {
             while self.pop().is_some() {}
             // SAFETY: This is what is checked.
             self.freed.with_mut(|freed| unsafe {
@@ -90,7 +91,7 @@ impl Ring {
     fn done(&self, at_poller: bool) {
         if !at_poller {
             self.places.miss();
-            return self.put();
+            return self.put(REQUEST);
         }
         let mut completed = 1 + self.places.take_missed();
         while let Some((owner, signaled)) = self.pop() {
@@ -102,7 +103,7 @@ impl Ring {
                 break;
             }
         }
-        self.put();
+        self.put(REQUEST);
     }
 }
 
@@ -127,8 +128,8 @@ fn owners_come_back_in_order() {
         }
         assert_eq!(ring.back.load(Ordering::Relaxed), 2);
         assert!(third || ring.post(2, false, false));
-        ring.put();
-        ring.put();
+        ring.put(KEEPER);
+        ring.put(KEEPER);
     });
 }
 
@@ -147,8 +148,8 @@ fn missed_completion_is_made_up_for() {
         ring.done(true);
         stray.join().unwrap();
         assert!(ring.back.load(Ordering::Relaxed) >= 1);
-        ring.put();
-        ring.put();
+        ring.put(KEEPER);
+        ring.put(KEEPER);
         // SAFETY: There is no other thread.
         assert!(ring.freed.with(|freed| unsafe { *freed }));
     });
@@ -186,13 +187,38 @@ fn last_reference_frees_the_ring() {
             }),
             thread::spawn({
                 let ring = ring.clone();
-                move || ring.put()
+                move || ring.put(KEEPER)
             }),
         ];
-        ring.put();
+        ring.put(KEEPER);
         for thread in threads {
             thread.join().unwrap();
         }
+        // SAFETY: There is no other thread.
+        assert!(ring.freed.with(|freed| unsafe { *freed }));
+    });
+}
+
+#[test]
+fn lost_requests_do_not_keep_the_ring() {
+    loom::model(|| {
+        let ring = Ring::new();
+        assert!(ring.post(0, true, false));
+        assert_eq!(ring.complete(), 1);
+        // One that misses the ring, in a thread that has returned when the QP ends.
+        let stray = {
+            let ring = ring.clone();
+            thread::spawn(move || ring.done(false))
+        };
+        assert!(ring.post(1, true, false));
+        stray.join().unwrap();
+        let handle = {
+            let ring = ring.clone();
+            thread::spawn(move || ring.put(KEEPER))
+        };
+        assert_eq!(ring.places.end_requests(), 1);
+        ring.put(KEEPER);
+        handle.join().unwrap();
         // SAFETY: There is no other thread.
         assert!(ring.freed.with(|freed| unsafe { *freed }));
     });

@@ -114,6 +114,12 @@ impl Exchange {
         }
     }
 
+    fn end_lost(&self) {
+        if self.state.end_lost() {
+            self.ended();
+        }
+    }
+
     fn ends(&self) -> u32 {
         self.ends.load(Ordering::Relaxed)
     }
@@ -498,5 +504,34 @@ fn table_is_freed_once_after_its_last_tag() {
         }
         // SAFETY: There is no other thread.
         table.memory.with(|memory| assert!(!unsafe { *memory }));
+    });
+}
+
+/// The device has lost the send. A stray that has come before the end of the QP counts once.
+#[test]
+fn lost_send_ends_once() {
+    loom::model(|| {
+        let x = Exchange::new();
+        x.start();
+        let stray = spawn(&x, |x| x.stray(Half::Reply));
+        x.last_sweep();
+        stray.join().unwrap();
+        assert_eq!(x.ends(), 0);
+        x.end_lost();
+        x.end_lost();
+        assert_eq!(x.ends(), 1);
+    });
+}
+
+#[test]
+fn exchange_that_has_ended_is_not_lost() {
+    loom::model(|| {
+        let x = Exchange::new();
+        x.start();
+        let stray = spawn(&x, |x| x.stray(Half::Send));
+        x.last_sweep();
+        stray.join().unwrap();
+        x.end_lost();
+        assert_eq!(x.ends(), 1);
     });
 }

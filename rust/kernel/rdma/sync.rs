@@ -213,11 +213,18 @@ impl PollLock {
     }
 }
 
+/// A reference to a ring that is not that of a request.
+pub(crate) const KEEPER: u32 = 1 << 24;
+
+/// A reference of a request to a ring.
+pub(crate) const REQUEST: u32 = 1;
+
 /// The places of a ring that one thread at a time fills and one empties, and its references.
 ///
 /// # Invariants
 ///
-/// The places from `first` on that are before `next` are in use, at most as many as there are.
+/// The places from `first` on that are before `next` are in use, at most as many as there are, so
+/// less than [`KEEPER`]. `refs` is the sum of the references: of [`KEEPER`]s, and of [`REQUEST`]s.
 pub(crate) struct Spsc {
     first: AtomicU32,
     next: AtomicU32,
@@ -227,14 +234,14 @@ pub(crate) struct Spsc {
 }
 
 impl Spsc {
-    /// Returns the places of an empty ring with so many references.
-    pub(crate) fn new(refs: u32) -> Self {
-        // INVARIANT: No place is in use.
+    /// Returns the places of an empty ring with so many keepers.
+    pub(crate) fn new(keepers: u32) -> Self {
+        // INVARIANT: No place is in use, and there is no request.
         Self {
             first: AtomicU32::new(0),
             next: AtomicU32::new(0),
             missed: AtomicU32::new(0),
-            refs: AtomicU32::new(refs),
+            refs: AtomicU32::new(keepers * KEEPER),
         }
     }
 
@@ -251,7 +258,7 @@ impl Spsc {
     #[inline]
     pub(crate) fn publish(&self, completes: bool) {
         if completes {
-            self.refs.fetch_add(1, Ordering::Relaxed);
+            self.refs.fetch_add(REQUEST, Ordering::Relaxed);
         }
         let next = self.next.load(Ordering::Relaxed).wrapping_add(1);
         // INVARIANT: The place was not in use.
@@ -262,7 +269,7 @@ impl Spsc {
     pub(crate) fn unpublish(&self, completes: bool) -> u32 {
         if completes {
             // The caller has another.
-            self.refs.fetch_sub(1, Ordering::Relaxed);
+            self.refs.fetch_sub(REQUEST, Ordering::Relaxed);
         }
         let next = self.next.load(Ordering::Relaxed).wrapping_sub(1);
         // INVARIANT: The consumer takes nothing for which no completion has come.
@@ -299,11 +306,26 @@ impl Spsc {
         }
     }
 
-    /// Drops a reference. Returns whether it was the last: all use of the ring has happened then.
+    /// Drops a reference, a [`KEEPER`] or a [`REQUEST`]. Returns whether it was the last: all use of
+    /// the ring has happened then.
     #[inline]
     #[must_use]
-    pub(crate) fn put(&self) -> bool {
-        self.refs.fetch_sub(1, Ordering::AcqRel) == 1
+    pub(crate) fn put(&self, reference: u32) -> bool {
+        self.refs.fetch_sub(reference, Ordering::AcqRel) == reference
+    }
+
+    /// Returns the number of requests that have references.
+    pub(crate) fn requests(&self) -> u32 {
+        self.refs.load(Ordering::Acquire) & (KEEPER - 1)
+    }
+
+    /// Drops the references of requests that never complete. Returns their number. The caller is a
+    /// keeper, and no other thread puts those of requests.
+    pub(crate) fn end_requests(&self) -> u32 {
+        let requests = self.requests();
+        // INVARIANT: These requests have no references any longer.
+        self.refs.fetch_sub(requests, Ordering::AcqRel);
+        requests
     }
 }
 

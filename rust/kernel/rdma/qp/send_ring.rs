@@ -13,7 +13,11 @@ use crate::{
     cq,
     debug,
     prelude::*,
-    sync::Spsc,
+    sync::{
+        Spsc,
+        KEEPER,
+        REQUEST, //
+    },
     trace,
     wc,
     wr, //
@@ -41,7 +45,7 @@ use core::{
 ///
 /// This is invariant in `P`, as the ring, which others use too, has its owners in cells.
 pub struct SendRing<P: CqePointer<ID>, const ID: u64 = 0> {
-    ring: RingRef<P, ID>,
+    ring: RingRef<P, ID, KEEPER>,
     /// The number of owners since the last signaled one.
     unsignaled: u32,
     /// Set if there may be an RDMA READ among the requests of these.
@@ -107,19 +111,19 @@ impl<P: CqePointer<ID>, const ID: u64> Ring<P, ID> {
     }
 }
 
-/// A counted reference to a ring.
+/// A counted reference to a ring, of a request or of who keeps it (`OF`).
 ///
 /// # Invariants
 ///
 /// The ring is valid, and counts this.
-struct RingRef<P: CqePointer<ID>, const ID: u64>(NonNull<Ring<P, ID>>);
+struct RingRef<P: CqePointer<ID>, const ID: u64, const OF: u32>(NonNull<Ring<P, ID>>);
 
 // SAFETY: It gives access to owners, which are `Send`.
-unsafe impl<P: CqePointer<ID>, const ID: u64> Send for RingRef<P, ID> {}
+unsafe impl<P: CqePointer<ID>, const ID: u64, const OF: u32> Send for RingRef<P, ID, OF> {}
 // SAFETY: A shared one gives access to no owner.
-unsafe impl<P: CqePointer<ID>, const ID: u64> Sync for RingRef<P, ID> {}
+unsafe impl<P: CqePointer<ID>, const ID: u64, const OF: u32> Sync for RingRef<P, ID, OF> {}
 
-impl<P: CqePointer<ID>, const ID: u64> Deref for RingRef<P, ID> {
+impl<P: CqePointer<ID>, const ID: u64, const OF: u32> Deref for RingRef<P, ID, OF> {
     type Target = Ring<P, ID>;
 
     #[inline]
@@ -129,10 +133,10 @@ impl<P: CqePointer<ID>, const ID: u64> Deref for RingRef<P, ID> {
     }
 }
 
-impl<P: CqePointer<ID>, const ID: u64> Drop for RingRef<P, ID> {
+impl<P: CqePointer<ID>, const ID: u64, const OF: u32> Drop for RingRef<P, ID, OF> {
     #[inline]
     fn drop(&mut self) {
-        if self.places.put() {
+        if self.places.put(OF) {
             // SAFETY: The ring is from `KBox::leak`, and this was the last reference.
             drop(unsafe { KBox::from_raw(self.0.as_ptr()) });
         }
@@ -159,7 +163,7 @@ unsafe extern "C" fn done<P: CqePointer<ID>, const ID: u64>(
     }
     // SAFETY: The request was posted with the first field of a ring.
     // INVARIANT: This is the reference of the request.
-    let ring = RingRef::<P, ID>(unsafe { NonNull::new_unchecked(wc.cqe()) }.cast());
+    let ring = RingRef::<P, ID, REQUEST>(unsafe { NonNull::new_unchecked(wc.cqe()) }.cast());
     if ring.poller.is_at(wc) {
         let mut completed = 1 + ring.places.take_missed();
         // SAFETY: This is a handler of the CQ, which run one after the other.
@@ -358,9 +362,20 @@ impl<P: CqePointer<ID>, const ID: u64> SendRing<P, ID> {
 }
 
 /// The reference of the QP.
-struct Keeper<P: CqePointer<ID>, const ID: u64>(RingRef<P, ID>);
+struct Keeper<P: CqePointer<ID>, const ID: u64>(RingRef<P, ID, KEEPER>);
 
-impl<P: CqePointer<ID>, const ID: u64> Kept for Keeper<P, ID> {}
+impl<P: CqePointer<ID>, const ID: u64> Kept for Keeper<P, ID> {
+    fn is_out(&self) -> bool {
+        self.0.places.requests() > 0
+    }
+
+    fn ended(&self) {
+        // The owners are dropped with this.
+        for _ in 0..self.0.places.end_requests() {
+            debug::deactivate(self.0 .0.as_ptr().cast());
+        }
+    }
+}
 
 impl<P: CqePointer<ID>, const ID: u64> Drop for Keeper<P, ID> {
     fn drop(&mut self) {

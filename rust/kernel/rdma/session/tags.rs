@@ -835,6 +835,18 @@ impl<X: Exchange> qp::Kept for Keeper<X> {
     fn closing(&self) {
         self.0.close(ENOTCONN);
     }
+
+    fn is_out(&self) -> bool {
+        self.0.slots.iter().any(|slot| slot.state.is_out())
+    }
+
+    fn ended(&self) {
+        for slot in self.0.slots.iter().filter(|slot| slot.state.is_out()) {
+            debug::deactivate((&raw const slot.cqe).cast_mut().cast());
+            debug::deactivate((&raw const slot.inv_cqe).cast_mut().cast());
+        }
+        self.0.sweep(State::end_lost);
+    }
 }
 
 impl<X: Exchange> Drop for Keeper<X> {

@@ -218,6 +218,13 @@ impl State {
         }
         self.note(SWEPT | back)
     }
+
+    /// Takes an exchange that is out, after the last request of the QP has completed that ever does.
+    /// Returns whether the caller holds the tag by this. No other thread uses the exchange.
+    #[cold]
+    pub(super) fn end_lost(&self) -> bool {
+        self.now.load(Ordering::Acquire) & OUT != 0 && self.note(ALL)
+    }
 }
 
 /// The number of tags in a word: a power of two, so that finding the word of a tag is no division.
