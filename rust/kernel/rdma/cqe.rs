@@ -268,6 +268,26 @@ unsafe extern "C" fn done<T: CqeHandler<ID>, const ID: u64>(
     T::done(this, wc, &cx);
 }
 
+/// The `done` callback of requests that the device has lost, in case that it completes them.
+///
+/// # Safety
+///
+/// Called by the RDMA core.
+unsafe extern "C" fn ignored(_cq: *mut bindings::ib_cq, _wc: *mut bindings::ib_wc) {}
+
+/// Has the completion of a request ignored that was posted and lost, so that its owner is not given
+/// back.
+///
+/// # Safety
+///
+/// The callback is valid, and its owner is not posted again.
+pub(crate) unsafe fn ignore<T, const ID: u64>(cqe: *mut Cqe<T, ID>) {
+    debug::deactivate(cqe.cast());
+    // SAFETY: The callback is valid, as the caller promises. Should a poller read it at this moment,
+    // that is one word.
+    unsafe { (&raw mut (*cqe).inner.done).write_volatile(Some(ignored)) };
+}
+
 /// Returns `true` if a request was posted with a `Cqe<T, ID>`.
 ///
 /// A `false` proves nothing: see [`identity`].

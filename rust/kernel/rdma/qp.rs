@@ -208,7 +208,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
     /// only the end of the QP gives back. It needs no memory, unless one has failed before.
     pub fn drain(&self, cx: &Sleepable) -> Result {
         match self.any.inner.drain(drain::Drain::Posted, cx)? {
-            drain::End::Drained => Ok(()),
+            drain::End::Drained => self.any.inner.end_lost_receives(cx),
             drain::End::Full => Err(EBUSY),
         }
     }
@@ -395,6 +395,19 @@ impl Inner {
     fn has_only_pollers(&self) -> bool {
         let is_one = |cq: &cq::Inner| !cq.is_shared() && !cq.was_polled_into_array();
         is_one(&self.send.cq) && is_one(&self.recv.cq)
+    }
+
+    /// Ends receives that the device has lost, after a drain, as they keep the QP. In the error state
+    /// no receive succeeds, so handlers have posted none again since the first drain that is not
+    /// flushed behind the markers of the second.
+    fn end_lost_receives(&self, cx: &Sleepable) -> Result {
+        let kept = self.context.kept.take();
+        let suspects = kept.iter().filter(|kept| kept.suspect()).count();
+        if suspects > 0 && self.has_only_pollers() {
+            self.drain(drain::Drain::Posted, cx)?;
+            kept.iter().for_each(|kept| kept.drained());
+        }
+        Ok(())
     }
 
     /// Ends what the device has lost, once the QP is destroyed, so that the device uses its memory

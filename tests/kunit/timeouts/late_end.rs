@@ -158,10 +158,8 @@ mod tests {
         let said = Place::new()?;
         let says = said.clone();
         let qp = busy(&null, move |cx| {
-            let connected = Events::new().and_then(|events| {
-                id.connect(events, &cm::ConnParam::default(), cx)
-                    .map(drop)
-            });
+            let connected = Events::new()
+                .and_then(|events| id.connect(events, &cm::ConnParam::default(), cx).map(drop));
             says.put(connected);
         })?;
         drop(qp);
@@ -185,7 +183,9 @@ mod tests {
         // The one that gives up lets the other go on.
         let said = [said_a.wait()?, said_b.wait()?];
         check!(said.contains(&Err(ETIMEDOUT)));
-        check!(said.iter().all(|said| matches!(said, Ok(()) | Err(ETIMEDOUT))));
+        check!(said
+            .iter()
+            .all(|said| matches!(said, Ok(()) | Err(ETIMEDOUT))));
         all_end(null)
     }
 

@@ -14,6 +14,15 @@ pub(crate) trait Kept: Send {
     /// The QP is about to be drained for the last time.
     fn closing(&self) {}
 
+    /// The QP was drained. Returns whether a receive is out, and none is about to be posted that was
+    /// not before: it is lost if another drain finds it still out.
+    fn suspect(&self) -> bool {
+        false
+    }
+
+    /// The QP was drained again: what was suspected is lost, and lets go of the QP.
+    fn drained(&self) {}
+
     /// Returns whether a request is out, after the last drain.
     fn is_out(&self) -> bool {
         false

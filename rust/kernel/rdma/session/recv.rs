@@ -3,18 +3,29 @@
 //! Receives of a QP that are posted again when their message was handled.
 
 use crate::{
+    atomic::{
+        AtomicBool,
+        AtomicU32,
+        Ordering, //
+    },
     context::Context,
     cqe,
     dma::CpuView,
     prelude::*,
+    qp,
     wc::Success, //
 };
-use core::ops::Deref;
+use core::{
+    cell::UnsafeCell,
+    ops::Deref, //
+};
 
 /// A connection whose receives are a [`RecvRing`].
 ///
-/// Each receive has a reference to the connection, which has its QP, until it is flushed: a
-/// connection must be disconnected, or its QP drained, and not just dropped.
+/// Each receive has a reference to the connection and its QP until it is flushed: a connection must
+/// be disconnected, or its QP drained, and not just dropped. A receive that the device loses is not
+/// flushed; it lets go of both in [`Qp::drain`], unless a message is [kept](Kept), or completions
+/// were polled into a [`WcArray`].
 pub trait RecvHandler: Send + Sync + Sized + 'static {
     /// The context that the QP's sends complete in.
     type Send: PollContext;
@@ -96,37 +107,205 @@ impl RecvRing<'_> {
     /// `ENOMEM`, `EINVAL` for a length of zero, or `EIO`, and nothing is posted; or as
     /// [`Qp::post_recv`]: what was posted before stays so until the QP is drained.
     pub fn post<T: RecvHandler>(&self, conn: &Arc<T>, cx: &Sleepable) -> Result {
+        let (qp, withheld) = (conn.qp(), Arc::new(AtomicU32::new(self.count), GFP_KERNEL)?);
+        let mut table = Table {
+            recvs: KVec::with_capacity(self.count as usize, GFP_KERNEL)?,
+            withheld: withheld.clone(),
+            suspects: AtomicBool::new(false),
+        };
         let mut recvs = KVec::with_capacity(self.count as usize, GFP_KERNEL)?;
         for _ in 0..self.count {
             let recv = KBox::new_uninit(GFP_KERNEL)?;
             let buf = Buf::alloc(self.pd, self.len, cx)?;
-            let recv = recv.write(Recv {
+            let recv = NonNull::from(KBox::leak(recv.write(Recv {
                 cqe: Cqe::new(),
                 buf,
-                conn: conn.clone(),
-            });
-            recvs.push_within_capacity(Pin::from(recv))?;
+                conn: UnsafeCell::new(ManuallyDrop::new(conn.clone())),
+                qp: UnsafeCell::new(ManuallyDrop::new(qp.clone())),
+                ended: AtomicBool::new(false),
+                withheld: withheld.clone(),
+            })));
+            // INVARIANT: The receive was just leaked, and has not ended.
+            table.recvs.push_within_capacity(recv)?;
+            recvs.push_within_capacity(recv)?;
         }
+        qp.keep_table(table, cx)?;
+        let mut result = Ok(());
         for recv in recvs {
-            conn.qp().post_recv(recv, Recv::wr)?;
+            // INVARIANT: The QP has the table, and does not end before the receive has. This is the
+            // only `RecvRef`.
+            let recv = RecvRef(recv);
+            let unposted = match result {
+                Ok(()) => match qp.post_recv(recv, Recv::wr) {
+                    Ok(()) => None,
+                    Err(e) => {
+                        result = Err(e.error());
+                        e.owner
+                    }
+                },
+                Err(_) => Some(recv),
+            };
+            drop(unposted.map(RecvRef::end));
+            withheld.fetch_sub(1, Ordering::Release);
         }
-        Ok(())
+        result
     }
 }
 
-/// The owner of a receive.
-struct Recv<T> {
+/// The QP of a connection.
+type QpOf<T> = Qp<<T as RecvHandler>::Send, <T as RecvHandler>::Recv>;
+
+/// A receive.
+///
+/// # Invariants
+///
+/// Both references are there until the receive has ended. Its [`RecvRef`] uses them, or the drain
+/// that has found the receive lost.
+struct Recv<T: RecvHandler> {
     cqe: Cqe<Self>,
     buf: Buf<FromDevice>,
-    conn: Arc<T>,
+    conn: UnsafeCell<ManuallyDrop<Arc<T>>>,
+    qp: UnsafeCell<ManuallyDrop<Arc<QpOf<T>>>>,
+    /// The receive was flushed, refused or lost.
+    ended: AtomicBool,
+    /// That of the [`Table`].
+    withheld: Arc<AtomicU32>,
 }
 
-impl<T> cqe::HasCqe for Recv<T> {
+// SAFETY: The fields in cells are used by one thread at a time, and are `Send` and `Sync`.
+unsafe impl<T: RecvHandler> Sync for Recv<T> {}
+
+impl<T: RecvHandler> cqe::HasCqe for Recv<T> {
     const FIELD: cqe::Field<Self, 0> = crate::cqe_field!(cqe);
 }
 
+/// The right to use a receive that has not ended: it is not posted.
+///
+/// # Invariants
+///
+/// The receive is valid and has not ended, and this is its only `RecvRef`.
+struct RecvRef<T: RecvHandler>(NonNull<Recv<T>>);
+
+// SAFETY: It is exclusive access to a buffer, and to references that are `Send`.
+unsafe impl<T: RecvHandler> Send for RecvRef<T> {}
+// SAFETY: A shared one gives shared access to these.
+unsafe impl<T: RecvHandler> Sync for RecvRef<T> {}
+
+impl<T: RecvHandler> Deref for RecvRef<T> {
+    type Target = Recv<T>;
+
+    #[inline]
+    fn deref(&self) -> &Recv<T> {
+        // SAFETY: By the type invariant the receive is valid.
+        unsafe { self.0.as_ref() }
+    }
+}
+
+impl<T: RecvHandler> RecvRef<T> {
+    #[inline]
+    fn conn(&self) -> &Arc<T> {
+        // SAFETY: By the type invariant the receive has not ended, and only this ends it.
+        unsafe { self.deref().conn() }
+    }
+
+    /// Ends the receive.
+    fn end(self) -> Ended<T> {
+        // SAFETY: By the type invariant the receive is valid and has not ended, and this, which ends
+        // it, is consumed.
+        unsafe { Recv::end(self.0) }
+    }
+}
+
+// SAFETY: The receive stays in place, as the QP has its table and does not end before it, and is
+// not modified while it is posted.
+unsafe impl<T: RecvHandler> cqe::CqePointer<0> for RecvRef<T> {
+    #[inline]
+    fn into_ptr(self, _: cqe::Sealed) -> *mut Recv<T> {
+        self.0.as_ptr()
+    }
+
+    #[inline]
+    unsafe fn from_ptr(ptr: *mut Recv<T>) -> Self {
+        // SAFETY: `ptr` is from `into_ptr`, as the caller promises, so it is not null.
+        // INVARIANT: `into_ptr` has consumed the only `RecvRef`.
+        Self(unsafe { NonNull::new_unchecked(ptr) })
+    }
+}
+
+/// The references of a receive that has ended, which may be freed when the second is dropped.
+struct Ended<T: RecvHandler> {
+    conn: Arc<T>,
+    _qp: Arc<QpOf<T>>,
+}
+
+/// The receives of a ring, which the QP keeps until it is destroyed.
+///
+/// # Invariants
+///
+/// The receives are from `KBox::leak`.
+struct Table<T: RecvHandler> {
+    recvs: KVec<NonNull<Recv<T>>>,
+    /// The number of receives that were not posted yet, or that a [`Kept`] has.
+    withheld: Arc<AtomicU32>,
+    /// Set if receives that are out are lost unless another drain finds them.
+    suspects: AtomicBool,
+}
+
+// SAFETY: It gives buffers, and references that are `Send`.
+unsafe impl<T: RecvHandler> Send for Table<T> {}
+
+impl<T: RecvHandler> Table<T> {
+    fn recvs_out(&self) -> impl Iterator<Item = NonNull<Recv<T>>> + '_ {
+        let is_out = |recv: &NonNull<Recv<T>>| {
+            // SAFETY: By the type invariant the receive is valid.
+            !unsafe { recv.as_ref() }.ended.load(Ordering::Acquire)
+        };
+        self.recvs.iter().copied().filter(is_out)
+    }
+}
+
+impl<T: RecvHandler> qp::Kept for Table<T> {
+    fn suspect(&self) -> bool {
+        let withholds = self.withheld.load(Ordering::Acquire) != 0;
+        let suspects = !withholds && self.recvs_out().next().is_some();
+        self.suspects.store(suspects, Ordering::Relaxed);
+        suspects
+    }
+
+    fn drained(&self) {
+        if !self.suspects.load(Ordering::Relaxed) {
+            return;
+        }
+        for recv in self.recvs_out() {
+            // SAFETY: By the type invariant the receive is valid. It was posted before the drain,
+            // whose marker was behind it, so it is lost: there is no `RecvRef`. Should the device
+            // complete it before the QP is destroyed, that is ignored.
+            let ended = unsafe {
+                cqe::ignore(&raw mut (*recv.as_ptr()).cqe);
+                Recv::end(recv)
+            };
+            drop(ended);
+        }
+    }
+}
+
+impl<T: RecvHandler> Drop for Table<T> {
+    fn drop(&mut self) {
+        for recv in &self.recvs {
+            // SAFETY: By the type invariant the receive is from `KBox::leak`. A receive that has not
+            // ended was never posted, as it has a reference of the QP, which is destroyed.
+            unsafe {
+                if !recv.as_ref().ended.load(Ordering::Acquire) {
+                    drop(Recv::end(*recv));
+                }
+                drop(KBox::from_raw(recv.as_ptr()));
+            }
+        }
+    }
+}
+
 impl<T: RecvHandler> CqeHandler for Recv<T> {
-    type Pointer = Pin<KBox<Self>>;
+    type Pointer = RecvRef<T>;
     type Needs = T::Needs;
 
     #[inline]
@@ -149,6 +328,46 @@ impl<T: RecvHandler> CqeHandler for Recv<T> {
 }
 
 impl<T: RecvHandler> Recv<T> {
+    /// # Safety
+    ///
+    /// The receive does not end while the result is used.
+    #[inline]
+    unsafe fn conn(&self) -> &Arc<T> {
+        // SAFETY: The receive has not ended, as the caller promises, so this is there.
+        unsafe { &*self.conn.get() }
+    }
+
+    /// # Safety
+    ///
+    /// The receive does not end while the result is used.
+    #[inline]
+    unsafe fn qp(&self) -> &Arc<QpOf<T>> {
+        // SAFETY: The receive has not ended, as the caller promises, so this is there.
+        unsafe { &*self.qp.get() }
+    }
+
+    /// Ends a receive. It may be freed when what is returned is dropped.
+    ///
+    /// # Safety
+    ///
+    /// The receive is valid, has not ended and is not posted; nobody else ends it.
+    unsafe fn end(this: NonNull<Self>) -> Ended<T> {
+        // SAFETY: The receive is valid and has not ended, as the caller promises, so both are there,
+        // and are taken once.
+        let ended = unsafe {
+            let this = this.as_ref();
+            Ended {
+                conn: ManuallyDrop::take(&mut *this.conn.get()),
+                _qp: ManuallyDrop::take(&mut *this.qp.get()),
+            }
+        };
+        // SAFETY: The QP, which has the table, is there while `ended` is.
+        unsafe { this.as_ref() }
+            .ended
+            .store(true, Ordering::Release);
+        ended
+    }
+
     #[inline]
     fn wr(&self) -> Result<RecvWr<'_>> {
         Ok(RecvWr::new([self.buf.whole_mut()]))
@@ -159,17 +378,17 @@ impl<T: RecvHandler> Recv<T> {
 /// when a message has come.
 #[cold]
 #[inline(never)]
-fn failed<T: RecvHandler>(recv: Pin<KBox<Recv<T>>>, error: WcError) {
-    recv.conn.as_arc_borrow().failed(error);
+fn failed<T: RecvHandler>(recv: RecvRef<T>, error: WcError) {
+    recv.end().conn.as_arc_borrow().failed(error);
 }
 
 /// Tells the connection that a receive was not posted again.
 #[cold]
 #[inline(never)]
-fn refused<T: RecvHandler>(refused: PostError<Pin<KBox<Recv<T>>>>) {
+fn refused<T: RecvHandler>(refused: PostError<RecvRef<T>>) {
     let error = refused.error();
     if let Some(recv) = refused.owner {
-        recv.conn.as_arc_borrow().refused(error);
+        recv.end().conn.as_arc_borrow().refused(error);
     }
 }
 
@@ -223,6 +442,7 @@ impl<'a, T: RecvHandler> Received<'a, T> {
     #[inline]
     pub fn keep(self) -> Kept<T> {
         let mut this = ManuallyDrop::new(self);
+        this.message.recv.withheld.fetch_add(1, Ordering::Relaxed);
         // SAFETY: By the type invariant `message` is there. `this` is not used or dropped again.
         unsafe { ManuallyDrop::take(&mut this.message) }
     }
@@ -235,7 +455,9 @@ impl<T: RecvHandler> Drop for Received<'_, T> {
         // which is not dropped, is not used after this.
         let recv = unsafe { ManuallyDrop::take(&mut self.message.recv) };
         let wc = self.success.wc;
-        Qp::repost_recv(recv, wc, |recv| recv.conn.qp(), Recv::wr).unwrap_or_else(refused);
+        // SAFETY: By the invariant of `RecvRef` the receive has not ended.
+        let posted = Qp::repost_recv(recv, wc, |recv| unsafe { recv.qp() }, Recv::wr);
+        posted.unwrap_or_else(refused);
     }
 }
 
@@ -262,7 +484,7 @@ impl<T: RecvHandler> Drop for Received<'_, T> {
 /// }
 /// ```
 pub struct Kept<T: RecvHandler> {
-    recv: ManuallyDrop<Pin<KBox<Recv<T>>>>,
+    recv: ManuallyDrop<RecvRef<T>>,
     len: usize,
 }
 
@@ -270,15 +492,17 @@ impl<T: RecvHandler> Kept<T> {
     /// Returns the connection.
     #[inline]
     pub fn conn(&self) -> &Arc<T> {
-        &self.recv.conn
+        self.recv.conn()
     }
 
     /// Returns the connection, and the bytes that were received.
     #[inline]
     pub fn open(&mut self) -> (&Arc<T>, RecvBytes<'_>) {
-        let (recv, len) = (&mut **self.recv, self.len);
-        let view = recv.buf.cpu();
-        (&recv.conn, RecvBytes { view, len })
+        let (recv, len) = (self.recv.0.as_ptr(), self.len);
+        // SAFETY: By the invariant of `RecvRef` the receive is valid, and this, which is borrowed
+        // exclusively, has the right to use it.
+        let view = unsafe { (*recv).buf.cpu() };
+        (self.recv.conn(), RecvBytes { view, len })
     }
 }
 
@@ -287,7 +511,10 @@ impl<T: RecvHandler> Drop for Kept<T> {
         // SAFETY: `recv` was not taken, by the type invariant, and is not used after this.
         let recv = unsafe { ManuallyDrop::take(&mut self.recv) };
         // The receive takes its reference along, and may have completed before the call returns.
-        let qp = recv.conn.qp().clone();
+        //
+        // SAFETY: By the invariant of `RecvRef` the receive has not ended.
+        let (qp, withheld) = (unsafe { recv.qp() }.clone(), recv.withheld.clone());
         qp.post_recv(recv, Recv::wr).unwrap_or_else(refused);
+        withheld.fetch_sub(1, Ordering::Release);
     }
 }

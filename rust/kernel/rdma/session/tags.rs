@@ -468,7 +468,7 @@ impl<X: Exchange> Tag<X> {
     /// table is that of another QP, and with the error of [`Tags::close`]; but not where the driver
     /// has refused it: the exchange ends in [`Tags::reclaim`] or, if requests before that were
     /// posted, when the QP is destroyed. Regions that were to be registered may be registered then.
-    /// If the driver does not say which, and no completion comes, it does not end.
+    /// If the driver does not say which, and no completion comes, it ends when the QP is destroyed.
     #[inline]
     pub fn post<C, const LINKS: usize, const SGES: usize>(
         self,
@@ -562,7 +562,7 @@ impl<X: Exchange> Reply<'_, X> {
     ///
     /// Gives the reply back as [`Qp::post_send`] gives an owner, with `EINVAL` if the table is that
     /// of another QP, and with the error of [`Tags::close`]. If it is not given back, and no
-    /// completion comes, the exchange does not end.
+    /// completion comes, the exchange ends when the QP is destroyed.
     pub fn post<C>(
         self,
         qp: &Qp<C>,
@@ -618,8 +618,9 @@ impl<X: Exchange> Drop for Reply<'_, X> {
 
 /// The exchanges of a QP, and their tags.
 ///
-/// When the QP is destroyed, the exchanges that are out end; those of which a completion is in a
-/// [`WcArray`] do when that is dispatched.
+/// When the QP is destroyed, the exchanges that are out end, also those that the device has lost. If
+/// completions of the CQ were ever polled into a [`WcArray`], one whose send has not completed ends
+/// when its completion is dispatched.
 ///
 /// # Invariants
 ///

@@ -1,0 +1,276 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Requests that the device loses: they end with their QP.
+
+use crate::{
+    check::expect,
+    fixture::{
+        wait,
+        CountDrop,
+        Counter,
+        Inbox,
+        Message,
+        Null,
+        NullEnv,
+        Polled,
+        CAPS, //
+    }, //
+};
+use core::marker::PhantomData;
+use kernel::{
+    prelude::*,
+    sync::ArcBorrow, //
+};
+use rdma::{
+    prelude::*,
+    qp::{
+        Chain,
+        SendRing, //
+    },
+    session::{
+        tags::{
+            Exchange,
+            Tag,
+            Tags, //
+        },
+        Received,
+        RecvHandler,
+        RecvRing, //
+    }, //
+};
+use rdma_null::Injection;
+
+const COUNT: u32 = 4;
+const HOLD_ONE: Injection = Injection::Hold { count: 1 };
+const HOLD_ALL: Injection = Injection::Hold { count: u32::MAX };
+
+/// Takes the device away, which waits for all that was made of it.
+fn is_removed(null: NullEnv) -> Result {
+    let NullEnv { dev, env } = null;
+    drop(env);
+    dev.begin_removal()?;
+    wait(|| dev.is_removed())
+}
+
+/// Exchanges that count their ends, and what becomes of their parts.
+struct Io;
+
+struct Request {
+    buf: Buf<ToDevice>,
+    ended: Arc<Counter>,
+    _gone: CountDrop,
+}
+
+impl Exchange for Io {
+    type Request = Request;
+    type Reply = ();
+    type Needs = Atomic;
+
+    fn ended(mut tag: Tag<Self>) {
+        tag.parts().0.ended.up();
+    }
+}
+
+/// A QP to no peer with exchanges of which one is lost, and the others have no reply.
+fn exchanges_end<C: Polled>(lose: Injection) -> Result {
+    let null = Null::<C>::new()?;
+    null.disconnect()?;
+    let (ended, gone) = (Counter::new()?, Counter::new()?);
+    let make = |_| -> Result<_> {
+        let request = Request {
+            buf: Buf::alloc(&null.env.pd, 8, &null.env.cx)?,
+            ended: ended.clone(),
+            _gone: CountDrop(gone.clone()),
+        };
+        Ok((request, ()))
+    };
+    let tags = Tags::<Io>::new(&null.a, COUNT, 4, make, &null.env.cx)?;
+    null.inject(lose)?;
+    for _ in 0..COUNT {
+        let posted = tags
+            .take()?
+            .post(&null.a, |request, chain: &mut Chain<'_, 1>| {
+                chain.push(SendWr::send([request.buf.whole()]))
+            });
+        if let Err(e) = posted {
+            check!(e.owner.is_none());
+        }
+    }
+    let Null { a, b, cq, env, dev } = null;
+    tags.close(ENOTCONN);
+    tags.reclaim(&a, &env.cx)?;
+    check_eq!(ended.get(), COUNT as i32 - 1);
+    a.destroy(&env.cx)?;
+    wait(|| ended.get() == COUNT as i32)?;
+    check_eq!(gone.get(), 0);
+    drop(tags);
+    wait(|| gone.get() == COUNT as i32)?;
+    drop((b, cq));
+    is_removed(NullEnv { env, dev })
+}
+
+/// A ring of sends of which none comes back.
+fn ring_ends<C: Polled>() -> Result {
+    let (null, inbox) = (Null::<C>::with(&Caps::new(16, 1))?, Inbox::new()?);
+    null.disconnect()?;
+    let mut ring = SendRing::<Pin<KBox<Message>>>::new(&null.a, 8, 2, &null.env.cx)?;
+    null.inject(HOLD_ALL)?;
+    for n in 0..5 {
+        let message = null.env.message(&inbox, &[n])?;
+        ring.post(&null.a, message, |m, chain: &mut Chain<'_, 1>| {
+            chain.push(SendWr::send([m.buf.whole()]))
+        })?;
+    }
+    // What the drain posts comes.
+    null.inject(Injection::Hold { count: 0 })?;
+    let Null { a, b, cq, env, dev } = null;
+    a.destroy(&env.cx)?;
+    wait(|| inbox.dropped() == 5)?;
+    check_eq!(inbox.len(), 0);
+    drop((ring, b, cq));
+    is_removed(NullEnv { env, dev })
+}
+
+struct Conn<C: Polled> {
+    qp: Arc<Qp<C>>,
+    failed: Arc<Counter>,
+    _gone: CountDrop,
+    _context: PhantomData<C>,
+}
+
+impl<C: Polled> RecvHandler for Conn<C> {
+    type Send = C;
+    type Recv = C;
+    type Needs = Atomic;
+
+    fn qp(&self) -> &Arc<Qp<C>> {
+        &self.qp
+    }
+
+    fn received(_message: Received<'_, Self>, _cx: &Atomic) {}
+
+    fn failed(self: ArcBorrow<'_, Self>, _error: WcError) {
+        self.failed.up();
+    }
+
+    fn refused(self: ArcBorrow<'_, Self>, _error: Error) {}
+}
+
+/// A connection that loses a receive.
+fn receives_end<C: Polled>() -> Result {
+    let null = Null::<C>::new()?;
+    let Null { a, b, cq, env, dev } = null;
+    let (failed, gone) = (Counter::new()?, Counter::new()?);
+    let conn = Conn {
+        qp: Arc::new(a, GFP_KERNEL)?,
+        failed: failed.clone(),
+        _gone: CountDrop(gone.clone()),
+        _context: PhantomData,
+    };
+    let conn = Arc::new(conn, GFP_KERNEL)?;
+    dev.inject_qp(conn.qp.num(), HOLD_ONE)?;
+    RecvRing {
+        pd: &env.pd,
+        count: COUNT,
+        len: 16,
+    }
+    .post(&conn, &env.cx)?;
+    conn.qp.drain(&env.cx)?;
+    check_eq!(failed.get(), COUNT as i32 - 1);
+    drop(conn);
+    wait(|| gone.get() == 1)?;
+    drop((b, cq));
+    is_removed(NullEnv { env, dev })
+}
+
+#[kunit_tests(rdma_lost_end)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn exchanges_in_a_softirq() -> Result {
+        exchanges_end::<Softirq>(HOLD_ONE)
+    }
+
+    #[test]
+    fn exchanges_in_a_work_item() -> Result {
+        exchanges_end::<Workqueue>(HOLD_ONE)
+    }
+
+    #[test]
+    fn exchanges_at_a_caller() -> Result {
+        exchanges_end::<Direct>(HOLD_ONE)
+    }
+
+    #[test]
+    fn exchanges_that_were_not_posted() -> Result {
+        expect(
+            1,
+            "did not say which request it refused: the owner is leaked",
+        );
+        exchanges_end::<Softirq>(Injection::Mute { after: 1, errno: 5 })
+    }
+
+    #[test]
+    fn ring_in_a_softirq() -> Result {
+        ring_ends::<Softirq>()
+    }
+
+    #[test]
+    fn ring_in_a_work_item() -> Result {
+        ring_ends::<Workqueue>()
+    }
+
+    #[test]
+    fn ring_at_a_caller() -> Result {
+        ring_ends::<Direct>()
+    }
+
+    #[test]
+    fn receives_in_a_softirq() -> Result {
+        receives_end::<Softirq>()
+    }
+
+    #[test]
+    fn receives_in_a_work_item() -> Result {
+        receives_end::<UnboundWorkqueue>()
+    }
+
+    #[test]
+    fn receives_at_a_caller() -> Result {
+        receives_end::<Direct>()
+    }
+
+    /// A thread may keep what it has polled for as long as it likes.
+    #[test]
+    fn marker_does_not_wait_in_an_array() -> Result {
+        let null = NullEnv::new()?;
+        let env = &null.env;
+        let cq = env.cq::<Direct>(64)?;
+        let qp = Arc::new(env.raw_qp(&cq, &CAPS)?, GFP_KERNEL)?;
+        let num = qp.num();
+        null.dev.inject_qp(num, Injection::Connect { peer: 0 })?;
+        null.dev.inject_qp(num, HOLD_ALL)?;
+        let (drained, ended) = (qp.clone(), Counter::new()?);
+        let ends = ended.clone();
+        env.client.spawn(GFP_KERNEL, move |cx| {
+            if drained.drain(cx).is_ok() {
+                ends.up();
+            }
+        })?;
+        wait(|| null.dev.held(num) == Ok(2))?;
+        let mut array = WcArray::<8>::new();
+        null.dev.inject_qp(
+            num,
+            Injection::Release {
+                count: u32::MAX,
+                reversed: false,
+            },
+        )?;
+        // The drain looks each ten milliseconds.
+        cq.poll(&mut array)?;
+        wait(|| ended.get() == 1)?;
+        check!(array.is_empty());
+        Ok(())
+    }
+}
