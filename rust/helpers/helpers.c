@@ -201,6 +201,21 @@ void rdma_helper_cq_end_poll(struct ib_cq *cq)
 	irq_poll_enable(&cq->iop);
 }
 
+/*
+ * Completes a request that the device has lost. Handlers of a softirq CQ take locks of each other with
+ * softirqs enabled.
+ */
+void rdma_helper_complete(struct ib_cq *cq, struct ib_wc *wc)
+{
+	bool softirq = cq->poll_ctx == IB_POLL_SOFTIRQ;
+
+	if (softirq)
+		local_bh_disable();
+	wc->wr_cqe->done(cq, wc);
+	if (softirq)
+		local_bh_enable();
+}
+
 /* @holder: for a direct CQ, an address on the stack of the thread that polls it, or 0. */
 bool rdma_helper_cq_is_polled_by_current(struct ib_cq *cq, unsigned long holder)
 {

@@ -18,14 +18,19 @@ use crate::{
 };
 use core::marker::PhantomData;
 use kernel::{
-    prelude::*,
-    sync::ArcBorrow, //
+    page::PAGE_SIZE,
+    prelude::*, //
 };
 use rdma::{
     prelude::*,
     qp::{
         Chain,
+        InitAttr,
         SendRing, //
+    },
+    rw::{
+        Ctx,
+        Rw, //
     },
     session::{
         tags::{
@@ -183,6 +188,55 @@ fn receives_end<C: Polled>() -> Result {
     is_removed(NullEnv { env, dev })
 }
 
+/// Pages on their way.
+#[derive(HasCqe)]
+struct Transfer {
+    cqe: Cqe<Self>,
+    data: Ctx,
+    flushed: Arc<Counter>,
+}
+
+impl CqeHandler for Transfer {
+    type Pointer = Pin<KBox<Self>>;
+    type Needs = Atomic;
+
+    fn done(this: Self::Pointer, wc: &Wc, _cx: &Atomic) {
+        if wc.result().is_err() {
+            this.flushed.up();
+        }
+    }
+}
+
+/// A transfer that is lost.
+fn transfer_ends<C: Polled>() -> Result {
+    let (null, flushed) = (NullEnv::new()?, Counter::new()?);
+    let env = &null.env;
+    let cq = env.cq::<C>(64)?;
+    let caps = Caps {
+        send_sge: 32,
+        ..Caps::new(4, 4)
+    };
+    let qp = InitAttr::new(&env.pd, &cq, &cq, &caps)
+        .rw_contexts(2, 1)
+        .create(&env.cx)?;
+    null.dev
+        .inject_qp(qp.num(), Injection::Connect { peer: 0 })?;
+    null.dev.inject_qp(qp.num(), HOLD_ONE)?;
+    let transfer = Transfer {
+        cqe: Cqe::new(),
+        data: Ctx::alloc(4 * PAGE_SIZE, &env.cx)?,
+        flushed: flushed.clone(),
+    };
+    let nowhere = Remote { addr: 0, rkey: 0 };
+    qp.post_rw(KBox::pin(transfer, GFP_KERNEL)?, |t| {
+        Ok(Rw::write(&t.data, .., nowhere, &env.cx))
+    })?;
+    qp.destroy(&env.cx)?;
+    check_eq!(flushed.get(), 1);
+    drop(cq);
+    is_removed(null)
+}
+
 #[kunit_tests(rdma_lost_end)]
 mod tests {
     use super::*;
@@ -239,6 +293,21 @@ mod tests {
     #[test]
     fn receives_at_a_caller() -> Result {
         receives_end::<Direct>()
+    }
+
+    #[test]
+    fn transfer_in_a_softirq() -> Result {
+        transfer_ends::<Softirq>()
+    }
+
+    #[test]
+    fn transfer_in_a_work_item() -> Result {
+        transfer_ends::<Workqueue>()
+    }
+
+    #[test]
+    fn transfer_at_a_caller() -> Result {
+        transfer_ends::<Direct>()
     }
 
     /// A thread may keep what it has polled for as long as it likes.

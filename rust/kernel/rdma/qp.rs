@@ -37,6 +37,7 @@ use crate::{
     completion::Completion,
     cq,
     deferred,
+    lost,
     objects,
     pd,
     prelude::*,
@@ -410,6 +411,24 @@ impl Inner {
         Ok(())
     }
 
+    /// Ends the transfers that the device has lost, after the last drain, as they keep the QP: in the
+    /// reset state the device has no requests. A driver that refuses this state has the end of the
+    /// QP wait.
+    fn end_lost_transfers(&self, cx: &Sleepable) -> Result {
+        let qp = self.raw.as_ptr();
+        if self.context.transfers.count() == 0
+            || !self.has_only_pollers()
+            || !lost::is_out(qp)
+            || !self.reset(cx)?
+        {
+            return Ok(());
+        }
+        // SAFETY: By the type invariant the QP is valid. It was drained and is in the reset state,
+        // and the pollers of its CQs have idled since.
+        unsafe { lost::end(qp, self.send.cq.raw.as_ptr(), cx) };
+        Ok(())
+    }
+
     /// Ends what the device has lost, once the QP is destroyed, so that the device uses its memory
     /// no more, and the pollers of the CQs have handled what they had polled before that. What is
     /// kept has its own way where completions may be in an array. Fails with `ETIMEDOUT` while a
@@ -469,6 +488,7 @@ impl deferred::Teardown for Inner {
         }
         if self.context.destroyed.as_ref().is_none() {
             self.drain(drain::Drain::Last(waiter), cx)?;
+            self.end_lost_transfers(cx)?;
             self.context.transfers.wait(waiter, cx).inspect_err(|_| {
                 if let Some(secs) = self.context.ending.report() {
                     self.report_wait(secs, cx);

@@ -30,6 +30,7 @@ pub mod device;
 pub mod dma;
 pub mod ibcm;
 mod identity;
+mod lost;
 pub mod mad;
 pub mod mr;
 mod objects;
@@ -68,6 +69,7 @@ struct Module {
     _queue: deferred::Queue,
     _objects: objects::Table,
     _debug: Option<Pin<KBox<debug::Table>>>,
+    _contexts: Pin<KBox<lost::Table>>,
 }
 
 impl kernel::Module for Module {
@@ -79,6 +81,7 @@ impl kernel::Module for Module {
             _objects: unsafe { objects::Table::new() },
             _queue: deferred::Queue::new()?,
             _debug: debug::Table::new()?,
+            _contexts: lost::Table::new()?,
         })
     }
 }

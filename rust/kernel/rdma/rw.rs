@@ -44,6 +44,7 @@ use crate::{
     device::Port,
     dma,
     identity,
+    lost,
     prelude::*,
     qp,
     sg,
@@ -259,6 +260,7 @@ struct RawCtx {
     state: RwState,
     /// The length of the memory.
     len: usize,
+    links: lost::Links,
 }
 
 /// # Invariants
@@ -422,8 +424,12 @@ impl RawCtx {
                 owner: None,
             }),
             len: len as usize,
+            links: lost::Links::new(),
         };
-        Ok(KBox::new(this, flags)?)
+        let this = KBox::new(this, flags)?;
+        // SAFETY: The context is new, stays in its box, and removes itself when it is dropped.
+        unsafe { lost::add(&*this) };
+        Ok(this)
     }
 
     /// Returns the QP of the transfer that there is, for one who has this.
@@ -638,6 +644,25 @@ impl Drop for RawCtx {
         // SAFETY: This is being dropped, so no request is outstanding: a posted context is owned by
         // the queue, and one that was posted in part by the QP until it is drained.
         unsafe { self.finish(false) };
+        // SAFETY: `RawCtx::new` has listed it.
+        unsafe { lost::remove(self) };
+    }
+}
+
+impl lost::Transfer for RawCtx {
+    fn links(&self) -> &lost::Links {
+        &self.links
+    }
+
+    fn posted_to(&self) -> *mut bindings::ib_qp {
+        match self.state.qp() {
+            state if RwState::is_claimed(state) => state as *mut bindings::ib_qp,
+            _ => ptr::null_mut(),
+        }
+    }
+
+    fn cqe(&self) -> *mut bindings::ib_cqe {
+        self.cqe.get()
     }
 }
 

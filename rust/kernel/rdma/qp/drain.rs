@@ -178,6 +178,26 @@ impl Inner {
         Ok(())
     }
 
+    /// Takes the QP to the reset state after the last drain, and waits for the pollers of the CQs.
+    /// Returns `false` if the driver refuses that. Fails with `ETIMEDOUT` if a poller has not idled.
+    pub(super) fn reset(&self, cx: &Sleepable) -> Result<bool> {
+        let mut draining = self.context.draining.lock();
+        if !draining.is_reset {
+            if self.modifier().reset().is_err() {
+                return Ok(false);
+            }
+            draining.is_reset = true;
+        }
+        let wait = Wait::new(
+            self,
+            Drain::Last(Waiter::WorkItem),
+            &self.context.ending,
+            cx,
+        );
+        wait.polled()?;
+        Ok(true)
+    }
+
     /// Moves the QP to the error state and waits for the markers. With `last`, nobody can post to
     /// the QP any more. With `keeps`, it has sends that have no completion of their own.
     fn flush(
