@@ -55,7 +55,8 @@ use kernel::{
             Atomic as AtomicCell,
             Relaxed, //
         }, //
-    }, //
+    },
+    time, //
 };
 
 /// A reliable connected queue pair, whose queues complete in contexts `S` and `R`.
@@ -414,12 +415,12 @@ impl Inner {
     /// Ends the transfers that the device has lost, after the last drain, as they keep the QP: in the
     /// reset state the device has no requests. A driver that refuses this state has the end of the
     /// QP wait.
-    fn end_lost_transfers(&self, cx: &Sleepable) -> Result {
+    fn end_lost_transfers(&self, waiter: deferred::Waiter, cx: &Sleepable) -> Result {
         let qp = self.raw.as_ptr();
         if self.context.transfers.count() == 0
             || !self.has_only_pollers()
             || !lost::is_out(qp)
-            || !self.reset(cx)?
+            || !self.reset(waiter, cx)?
         {
             return Ok(());
         }
@@ -483,23 +484,22 @@ impl deferred::Teardown for Inner {
     }
 
     fn quiesce(&self, waiter: deferred::Waiter, cx: &Sleepable) -> Result {
-        for kept in self.context.kept.take().iter() {
-            kept.closing();
+        let Err(e) = self.end_use(waiter, cx) else {
+            return Ok(());
+        };
+        let (dev, num) = (self.pd.device(), self.num);
+        match self.context.ending.report() {
+            Some(secs) if e == ETIMEDOUT => self.report_wait(secs, cx),
+            Some(secs) => {
+                pr_err!("{dev}: QP {num} could not be drained for {secs} s ({e:?}); trying again\n")
+            }
+            None => {}
         }
-        if self.context.destroyed.as_ref().is_none() {
-            self.drain(drain::Drain::Last(waiter), cx)?;
-            self.end_lost_transfers(cx)?;
-            self.context.transfers.wait(waiter, cx).inspect_err(|_| {
-                if let Some(secs) = self.context.ending.report() {
-                    self.report_wait(secs, cx);
-                }
-            })?;
-            // SAFETY: The QP is drained, and there is no handle of it, so nobody posts to it. This
-            // is done once.
-            let destroyed = unsafe { destroy_raw(self.id.as_ref(), self.raw) };
-            self.context.destroyed.populate(destroyed);
+        if waiter == deferred::Waiter::WorkItem {
+            // Some errors come at once.
+            time::delay::fsleep(time::Delta::from_millis(20));
         }
-        self.end_lost(waiter, cx)
+        Err(e)
     }
 
     fn teardown(&self, _cx: &Sleepable) -> Result {
@@ -509,6 +509,25 @@ impl deferred::Teardown for Inner {
         let (dev, num) = (self.pd.device(), self.num);
         pr_err!("{dev}: QP {num} was not destroyed ({e:?}): it is leaked and holds its device\n");
         Err(EIO)
+    }
+}
+
+impl Inner {
+    /// Ends all use of the QP, by drivers and handlers, and destroys it.
+    fn end_use(&self, waiter: deferred::Waiter, cx: &Sleepable) -> Result {
+        for kept in self.context.kept.take().iter() {
+            kept.closing();
+        }
+        if self.context.destroyed.as_ref().is_none() {
+            self.drain(drain::Drain::Last(waiter), cx)?;
+            self.end_lost_transfers(waiter, cx)?;
+            self.context.transfers.wait(waiter, cx)?;
+            // SAFETY: The QP is drained, and there is no handle of it, so nobody posts to it. This
+            // is done once.
+            let destroyed = unsafe { destroy_raw(self.id.as_ref(), self.raw) };
+            self.context.destroyed.populate(destroyed);
+        }
+        self.end_lost(waiter, cx)
     }
 }
 

@@ -154,5 +154,4 @@ if KMEMLEAK.exists():
 
 
 if STOCK:
-    # Nothing can come after this.
-    case("null device: a QP that is leaked stalls its device, and nothing else")(null.leaked)
+    case("null device: a QP that cannot be drained stalls its device until it can")(null.stuck)

@@ -180,7 +180,7 @@ impl Inner {
 
     /// Takes the QP to the reset state after the last drain, and waits for the pollers of the CQs.
     /// Returns `false` if the driver refuses that. Fails with `ETIMEDOUT` if a poller has not idled.
-    pub(super) fn reset(&self, cx: &Sleepable) -> Result<bool> {
+    pub(super) fn reset(&self, waiter: Waiter, cx: &Sleepable) -> Result<bool> {
         let mut draining = self.context.draining.lock();
         if !draining.is_reset {
             if self.modifier().reset().is_err() {
@@ -188,13 +188,7 @@ impl Inner {
             }
             draining.is_reset = true;
         }
-        let wait = Wait::new(
-            self,
-            Drain::Last(Waiter::WorkItem),
-            &self.context.ending,
-            cx,
-        );
-        wait.polled()?;
+        self.settle(waiter, cx)?;
         Ok(true)
     }
 
@@ -573,7 +567,7 @@ impl Inner {
     /// completions of other QPs. Fails with `ETIMEDOUT` while a handler has not returned.
     pub(super) fn settle(&self, waiter: Waiter, cx: &Sleepable) -> Result {
         let wait = Wait::new(self, Drain::Last(waiter), &self.context.ending, cx);
-        // The QP is destroyed.
+        // The QP is destroyed, or has no requests.
         wait.helped.set(true);
         if waiter == Waiter::WorkItem {
             wait.patience.set(SHORT_TURN);
