@@ -37,6 +37,7 @@ use rdma::{
         Rw, //
     },
     session::{
+        Grant,
         Load,
         Received,
         RecvCredits,
@@ -243,26 +244,36 @@ impl Conn {
         lent: Option<Remote>,
         cx: &Sleepable,
     ) -> Result {
-        let len = value.len();
+        let (len, grant) = (value.len(), self.grant());
         let Some(remote) = lent.filter(|_| len > INLINE) else {
-            answer.write(self, DONE, len, &value);
-            return self.send(answer);
+            answer.write(&grant, DONE, len, &value)?;
+            return self.send(answer, grant);
         };
-        answer.write(self, DONE, len, &[]);
+        answer.write(&grant, DONE, len, &[])?;
         answer.get = Some(Ctx::new(SgList::new(value, cx)?, GFP_KERNEL)?);
-        Ok((self.qp).post_rw::<_, 0, 1, true>(answer, |answer| {
-            let value = answer.get.as_ref().ok_or(EINVAL)?;
-            Ok(Rw::write(value, .., remote, cx).then(answer.send()?))
-        })?)
+        let post = |_| {
+            (self.qp).post_rw::<_, 0, 1, true>(answer, |answer| {
+                let value = answer.get.as_ref().ok_or(EINVAL)?;
+                Ok(Rw::write(value, .., remote, cx).then(answer.send()?))
+            })
+        };
+        Ok(grant.spend(post)?)
     }
 
     fn reply(&self, mut answer: Pin<KBox<Answer>>, status: u16) -> Result {
-        answer.write(self, status, 0, &[]);
-        self.send(answer)
+        let grant = self.grant();
+        answer.write(&grant, status, 0, &[])?;
+        self.send(answer, grant)
     }
 
-    fn send(&self, answer: Pin<KBox<Answer>>) -> Result {
-        Ok((self.qp).post_send::<_, _, 0, 1>(answer, |answer| answer.send())?)
+    fn send(&self, answer: Pin<KBox<Answer>>, grant: Grant<'_>) -> Result {
+        let post = |_| (self.qp).post_send::<_, _, 0, 1>(answer, |answer| answer.send());
+        Ok(grant.spend(post)?)
+    }
+
+    /// Returns the requests that the initiator may send after the next reply.
+    fn grant(&self) -> Grant<'_> {
+        self.credits.grant(u16::MAX.into())
     }
 }
 
@@ -295,17 +306,20 @@ impl Answer {
     }
 
     /// Writes the reply. `value` has `len` bytes, at most [`INLINE`], or none if it is transferred.
-    fn write(&mut self, conn: &Conn, status: u16, len: usize, value: &[u8]) {
+    fn write(&mut self, grant: &Grant<'_>, status: u16, len: usize, value: &[u8]) -> Result {
         let reply = Reply {
             id: self.request.id,
             status: status.into(),
-            credits: (conn.credits.grant(u16::MAX.into()) as u16).into(),
+            credits: (grant.count() as u16).into(),
             len: (len as u32).into(),
         };
-        self.len = REPLY + value.len();
         let mut message = self.message.cpu();
-        message[..REPLY].copy_from_slice(reply.as_bytes());
-        message[REPLY..self.len].copy_from_slice(value);
+        let (head, rest) = message.split_at_mut_checked(REPLY).ok_or(EINVAL)?;
+        head.copy_from_slice(reply.as_bytes());
+        let to = rest.get_mut(..value.len()).ok_or(EMSGSIZE)?;
+        to.copy_from_slice(value);
+        self.len = REPLY.saturating_add(value.len());
+        Ok(())
     }
 
     /// The reply as a request, which takes the key back that the initiator has lent.

@@ -763,6 +763,8 @@ pub(crate) mod credits {
     use rdma::{
         prelude::*,
         session::{
+            Credit,
+            Grant,
             Received,
             RecvCredits,
             RecvHandler,
@@ -788,10 +790,10 @@ pub(crate) mod credits {
     impl End {
         /// Makes an end of a connected QP, and posts its receives.
         pub(crate) fn new(qp: Arc<Qp<Workqueue>>, pd: &Pd, cx: &Sleepable) -> Result<Arc<Self>> {
-            let end = pin_init!(Self {
+            let end = try_pin_init!(Self {
                 qp,
                 pd: pd.clone(),
-                to_send <- SendCredits::new(RECVS, RECVS),
+                to_send <- SendCredits::with_reserve(RECVS, RECVS)?,
                 to_recv: RecvCredits::new(RECVS, RECVS),
                 received: Atomic::new(0),
             });
@@ -809,15 +811,14 @@ pub(crate) mod credits {
         /// Sends a message when the peer has a receive for it.
         pub(crate) fn send(&self, cx: &Sleepable) -> Result {
             let credit = self.to_send.wait(60_000, cx)?;
-            credit.spend(|| self.post(cx))
+            self.post(credit, self.to_recv.grant(RECVS), cx)
         }
 
-        fn post(&self, cx: &Sleepable) -> Result {
-            let grant = self.to_recv.grant(RECVS);
-            let (message, _) = Request::new(&grant.to_le_bytes(), &self.pd, cx)?;
-            self.qp
-                .post_send(message, |m| Ok(SendWr::send([m.buf.whole()])))?;
-            Ok(())
+        /// Posts a message that grants credits. What is not sent takes none, and grants none.
+        fn post(&self, credit: Credit<'_>, grant: Grant<'_>, cx: &Sleepable) -> Result {
+            let (message, _) = Request::new(&grant.count().to_le_bytes(), &self.pd, cx)?;
+            let post = |_| (self.qp).post_send(message, |m| Ok(SendWr::send([m.buf.whole()])));
+            Ok(credit.spend(|| grant.spend(post))?)
         }
 
         fn handle(message: &mut Received<'_, Self>) -> Result<u32> {
@@ -831,10 +832,21 @@ pub(crate) mod credits {
         /// The receive is posted again. The peer is told in time, also if there is nothing to send.
         fn posted(&self, cx: &Sleepable) -> Result {
             self.to_recv.posted(1)?;
-            if self.to_recv.untold() > RECVS / 2 {
-                self.to_send.take()?.spend(|| self.post(cx))?;
+            if !self.to_recv.is_due() {
+                return Ok(());
             }
-            Ok(())
+            let grant = self.to_recv.grant(RECVS);
+            match self.to_send.take_to_grant(&grant) {
+                Ok(credit) => self.post(credit, grant, cx),
+                // The peer's next message gives credits.
+                Err(EAGAIN) => Ok(()),
+                Err(closed) => Err(closed),
+            }
+        }
+
+        /// Returns whether a message could be sent now.
+        pub(crate) fn may_send(&self) -> bool {
+            self.to_send.available() != 0
         }
 
         /// Returns the number of messages that have come.

@@ -521,7 +521,14 @@ mod tests {
             check_err!(sends.take().map(drop), ENOTCONN);
             RecvCredits::received(&recvs)?;
             RecvCredits::posted(&recvs, 1)?;
-            check_eq!(RecvCredits::grant(&recvs, 1), 1);
+            let grant = RecvCredits::grant(&recvs, 1);
+            check_eq!(grant.count(), 1);
+            check_err!(
+                SendCredits::take_to_grant(&sends, &grant).map(drop),
+                ENOTCONN
+            );
+            drop(grant);
+            check_eq!(recvs.untold(), 1);
             Ok(())
         })
     }

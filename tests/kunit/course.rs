@@ -301,6 +301,42 @@ mod tests {
         no_qps(&null)
     }
 
+    /// Each end sends all that it may before a message of the other one is handled.
+    #[test]
+    fn both_ends_may_send_at_once() -> Result {
+        const MESSAGES: u32 = 100;
+        let null = NullEnv::new()?;
+        let Env { client, pd, cx, .. } = &null.env;
+        let [a, b] = pair(&null)?;
+        let a = Ended::new(credits::End::new(a, pd, cx)?);
+        let b = Ended::new(credits::End::new(b, pd, cx)?);
+        null.dev.inject(Injection::Hold { count: u32::MAX })?;
+        for end in [&a, &b] {
+            let mut sent = 0;
+            while end.may_send() {
+                end.send(cx)?;
+                sent += 1;
+            }
+            let end = Arc::clone(end);
+            client.spawn(GFP_KERNEL, move |cx| {
+                for _ in sent..MESSAGES {
+                    if end.send(cx).is_err() {
+                        break;
+                    }
+                }
+            })?;
+        }
+        null.dev.inject(Injection::Release {
+            count: u32::MAX,
+            reversed: false,
+        })?;
+        // Besides the messages some that only grant credits have come.
+        wait(|| a.received() >= MESSAGES && b.received() >= MESSAGES)?;
+        a.end(cx)?;
+        b.end(cx)?;
+        no_qps(&null)
+    }
+
     #[test]
     fn removal_ends_what_is_connected() -> Result {
         // Dropped in the order that the end of a device needs where this fails.

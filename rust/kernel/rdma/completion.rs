@@ -72,14 +72,14 @@ impl Completion {
     }
 }
 
-/// Waits until `ready` returns something else than `EAGAIN`, and returns that
+/// Waits until `ready` returns a value, and returns that
 /// (`wait_event_interruptible_lock_irq_timeout`); without a limit if `timeout_ms` is `None`. Fails
 /// with `ETIMEDOUT`, and with `ERESTARTSYS` if a signal is pending.
 pub(crate) fn wait_event<T: Unpin, B: sync::lock::Backend, R>(
     condvar: &sync::CondVar,
     guard: &mut sync::lock::Guard<'_, T, B>,
     timeout_ms: Option<u32>,
-    mut ready: impl FnMut(&mut T) -> Result<R>,
+    mut ready: impl FnMut(&mut T) -> Option<R>,
     _cx: &Sleepable,
 ) -> Result<R> {
     use sync::CondVarTimeoutResult as Wake;
@@ -87,9 +87,8 @@ pub(crate) fn wait_event<T: Unpin, B: sync::lock::Backend, R>(
     let jiffies = timeout_ms.map_or(MAX_SCHEDULE_TIMEOUT as c_ulong, msecs_to_jiffies);
     let mut wake = Wake::Woken { jiffies };
     loop {
-        match ready(&mut **guard) {
-            Err(EAGAIN) => {}
-            result => return result,
+        if let Some(value) = ready(&mut **guard) {
+            return Ok(value);
         }
         wake = match wake {
             Wake::Signal { .. } => return Err(ERESTARTSYS),

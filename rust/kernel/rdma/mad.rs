@@ -809,9 +809,9 @@ impl Queue {
         // A MAD before anything else, as a thread that was woken for one has to take it.
         let take = |mads: &mut Mads| {
             let mad = mads.queued.remove(0);
-            mad.map_err(|_| mads.closed.unwrap_or(EAGAIN))
+            mad.map_or_else(|_| mads.closed.map(Err), |mad| Some(Ok(mad)))
         };
-        wait_event(&self.changed, &mut self.mads.lock(), timeout_ms, take, cx)
+        wait_event(&self.changed, &mut self.mads.lock(), timeout_ms, take, cx)?
     }
 
     /// Drops the MADs that are still to come, and ends all waits for them with `reason`.

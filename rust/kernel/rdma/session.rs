@@ -14,6 +14,7 @@ mod timers;
 
 pub use credits::{
     Credit,
+    Grant,
     RecvCredits,
     SendCredits, //
 };

@@ -765,13 +765,16 @@ impl<X: Exchange> Tags<X> {
         // From here on tags are put under the lock.
         guard.waiters += 1;
         table.set_locked(true);
-        let take = |_: &mut Locked| self.take();
+        let take = |_: &mut Locked| match self.take() {
+            Err(EAGAIN) => table.open().err().map(Err),
+            taken => Some(taken),
+        };
         let taken = wait_event(&table.freed, &mut guard, Some(timeout_ms), take, cx);
         guard.waiters -= 1;
         if guard.waiters == 0 {
             table.set_locked(false);
         }
-        taken
+        taken?
     }
 
     /// Finds what waits for a reply, in the handler of the message that has it, whose completion is

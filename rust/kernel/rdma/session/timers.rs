@@ -186,7 +186,7 @@ impl Sleeper {
 
     /// Sleeps for so many milliseconds. Returns `false` at once when the work item is to end.
     fn sleep(&self, ms: u32, cx: &Sleepable) -> bool {
-        let stopped = |state: &mut State| state.stopped.then_some(()).ok_or(EAGAIN);
+        let stopped = |state: &mut State| state.stopped.then_some(());
         let mut state = self.state.lock();
         // Its result is found below; a work item gets no signals.
         let _ = wait_event(&self.changed, &mut state, Some(ms), stopped, cx);
