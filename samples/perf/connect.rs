@@ -28,7 +28,10 @@ use kernel::{
         UniqueArc, //
     }, //
 };
-use rdma::prelude::*;
+use rdma::{
+    prelude::*,
+    qp::RnrTimer, //
+};
 
 const CAPS: Caps = Caps::new(1, 1);
 
@@ -41,6 +44,7 @@ const PARAM: cm::ConnParam<'static> = cm::ConnParam {
     initiator_depth: 1,
     retry_count: 7,
     rnr_retry_count: 7,
+    min_rnr_timer: RnrTimer::DEFAULT,
 };
 
 /// The parts that the QPs of an end are made of.

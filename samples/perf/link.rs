@@ -8,7 +8,10 @@ use crate::{
     poll::Qp, //
 };
 use core::net::IpAddr;
-use kernel::prelude::*;
+use kernel::{
+    prelude::*,
+    time::Delta, //
+};
 use rdma::{
     ah,
     device::{
@@ -19,7 +22,8 @@ use rdma::{
     qp::{
         Access,
         Attr,
-        Mtu, //
+        Mtu,
+        RnrTimer, //
     }, //
 };
 
@@ -85,7 +89,7 @@ impl Path {
             dest_qp: peer,
             rq_psn: 0,
             max_dest_rd_atomic: self.rd_atomic,
-            min_rnr_timer: 1,
+            min_rnr_timer: RnrTimer::at_least(Delta::from_micros(10)),
         };
         let rts = Attr::Rts {
             timeout: self.timeout,

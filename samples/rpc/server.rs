@@ -43,8 +43,8 @@ use rdma::{
 };
 
 /// The number of calls that are served at once. A slot is free a little after the answer has come,
-/// and a call that finds none is sent again after most of a second, or, on iWARP, ends its
-/// connection: so two for each of the usual clients, and for the one that sends nonsense.
+/// and a call that finds none is sent again after a while, or, on iWARP, ends its connection: so
+/// two for each of the usual clients, and for the one that sends nonsense.
 const SLOTS: u32 = 10;
 /// The number of connections that may wait for their peers to confirm them. Until these are gone,
 /// as many more may come.

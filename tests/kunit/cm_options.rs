@@ -113,22 +113,6 @@ mod tests {
     }
 
     #[test]
-    fn timer_has_a_range() -> Result {
-        let env = Env::new()?;
-        let set = |timer| {
-            let options = cm::Options {
-                min_rnr_timer: Some(timer),
-                ..Default::default()
-            };
-            create(&env, &options).map(|_| ())
-        };
-        set(31)?;
-        check_err!(set(32), EINVAL);
-        check_err!(set(255), EINVAL);
-        Ok(())
-    }
-
-    #[test]
     fn timeout_has_a_range() -> Result {
         let env = Env::new()?;
         let set = |timeout| {

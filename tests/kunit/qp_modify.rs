@@ -16,7 +16,10 @@ use crate::fixture::{
     Pair,
     Polled, //
 };
-use kernel::prelude::*;
+use kernel::{
+    prelude::*,
+    time::Delta, //
+};
 use rdma::{
     ah,
     prelude::*,
@@ -24,6 +27,7 @@ use rdma::{
         Access,
         Attr,
         Mtu,
+        RnrTimer,
         State, //
     }, //
 };
@@ -117,6 +121,52 @@ mod tests {
         Ok(())
     }
 
+    /// The timer of each end of a connection is that of its own parameters, and the default is not
+    /// C's, the longest.
+    #[test]
+    fn rnr_timer_is_that_of_the_parameters() -> Result {
+        not_on_iwarp!(c"no sender waits for a receive");
+        let timer_of = |param: &cm::ConnParam<'static>| {
+            let link = Link::<Softirq>::with(&CAPS, param)?;
+            let timer = |qp: &Qp<Softirq>| Ok::<_, Error>(qp.query(&link.env.cx)?.min_rnr_timer);
+            let (a, b) = (timer(&link.a.qp)?, timer(&link.b.qp)?);
+            check_eq!(a, b);
+            Ok::<_, Error>(a.duration().as_nanos())
+        };
+        check_eq!(timer_of(&cm::ConnParam::default())?, 640_000);
+        let param = cm::ConnParam {
+            min_rnr_timer: RnrTimer::at_least(Delta::from_millis(20)),
+            ..Default::default()
+        };
+        check_eq!(timer_of(&param)?, 20_480_000);
+        Ok(())
+    }
+
+    #[test]
+    fn rnr_timer_is_rounded_up() -> Result {
+        let rounded = |nanos| {
+            let timer = RnrTimer::at_least(Delta::from_nanos(nanos));
+            timer.duration().as_nanos()
+        };
+        for (nanos, expected) in [
+            (i64::MIN, 10_000),
+            (0, 10_000),
+            (10_000, 10_000),
+            (10_001, 20_000),
+            (640_000, 640_000),
+            (1_000_000, 1_280_000),
+            (491_520_000, 491_520_000),
+            // The longest has code 0.
+            (491_520_001, 655_360_000),
+            (655_360_000, 655_360_000),
+            (i64::MAX, 655_360_000),
+        ] {
+            check_eq!(rounded(nanos), expected);
+        }
+        check!(RnrTimer::default() == RnrTimer::at_least(Delta::from_micros(640)));
+        Ok(())
+    }
+
     #[test]
     fn illegal_transitions_are_refused() -> Result {
         let env = Env::new()?;
@@ -143,24 +193,23 @@ mod tests {
             check_err!(qp.modify(attr, cx), EINVAL);
         }
         qp.modify(init(1, 0), cx)?;
-        let rtr = |dest_qp, rq_psn, max_dest_rd_atomic, min_rnr_timer| Attr::Rtr {
+        let rtr = |dest_qp, rq_psn, max_dest_rd_atomic| Attr::Rtr {
             path: ah::Attr::new(1),
             path_mtu: Mtu::B1024,
             dest_qp,
             rq_psn,
             max_dest_rd_atomic,
-            min_rnr_timer,
+            min_rnr_timer: RnrTimer::default(),
         };
         for attr in [
-            rtr(1 << 24, 0, 1, 1),
-            rtr(5, 1 << 24, 1, 1),
+            rtr(1 << 24, 0, 1),
+            rtr(5, 1 << 24, 1),
             // rxe would round 129 up to 256, and then take it for 0.
-            rtr(5, 0, 129, 1),
-            rtr(5, 0, 1, 32),
+            rtr(5, 0, 129),
         ] {
             check_err!(qp.modify(attr, cx), EINVAL);
         }
-        qp.modify(rtr(5, 0, 1, 1), cx)?;
+        qp.modify(rtr(5, 0, 1), cx)?;
         let rts = |timeout, retry_count, rnr_retry, sq_psn, max_rd_atomic| Attr::Rts {
             timeout,
             retry_count,
@@ -191,7 +240,7 @@ mod tests {
             dest_qp: 5,
             rq_psn: 0,
             max_dest_rd_atomic: 1,
-            min_rnr_timer: 1,
+            min_rnr_timer: RnrTimer::default(),
         };
         let mut grh = path(&env)?.grh.ok_or(EIO)?;
         grh.flow_label = 1 << 20;

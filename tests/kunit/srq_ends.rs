@@ -23,6 +23,7 @@ use kernel::{
 };
 use rdma::{
     prelude::*,
+    qp::RnrTimer,
     srq::Srq, //
 };
 
@@ -32,6 +33,7 @@ const PARAM: cm::ConnParam<'static> = cm::ConnParam {
     initiator_depth: 1,
     retry_count: 6,
     rnr_retry_count: 7,
+    min_rnr_timer: RnrTimer::DEFAULT,
 };
 
 /// Drops an SRQ, a QP on it and their CQ in this order, with receives outstanding.

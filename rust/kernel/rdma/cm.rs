@@ -14,6 +14,7 @@
 
 mod id;
 
+pub use crate::rnr_timer::RnrTimer;
 pub use id::Accept;
 pub use id::Connect;
 pub use id::Id;
@@ -58,8 +59,12 @@ pub struct ConnParam<'a> {
     pub initiator_depth: u8,
     /// The number of times that an unanswered packet is sent again, up to 7: for rxe, "always".
     pub retry_count: u8,
-    /// The number of times that a message without a receive is sent again, up to 7: "always".
+    /// The number of times that a message without a receive is sent again, up to 7: "always". The
+    /// peer's `min_rnr_timer` is the time between them.
     pub rnr_retry_count: u8,
+    /// The time that the peer waits when there is no receive for its message, before it sends that
+    /// again (`rdma_set_min_rnr_timer`). On iWARP the connection ends instead.
+    pub min_rnr_timer: RnrTimer,
 }
 
 impl Default for ConnParam<'_> {
@@ -69,7 +74,8 @@ impl Default for ConnParam<'_> {
             responder_resources: 1,
             initiator_depth: 1,
             retry_count: 6,
-            rnr_retry_count: 6,
+            rnr_retry_count: 7,
+            min_rnr_timer: RnrTimer::default(),
         }
     }
 }

@@ -305,7 +305,7 @@ fn connect(
     let answered = bindings::ib_cm_event_type_IB_CM_REP_RECEIVED;
     let connect = || {
         let answer = conn.wait_for(answered, || send_req(id, qp, path, service_id, param))?;
-        establish(qp, id)?;
+        establish(qp, id, param.conn.min_rnr_timer)?;
         // SAFETY: The id is alive by the invariant of `RawId`. There are no private data.
         to_result(unsafe { bindings::ib_send_cm_rtu(id.as_ptr(), ptr::null(), 0) })?;
         Ok((connection, answer))
@@ -372,7 +372,7 @@ fn number(qp: &qp::Inner) -> u32 {
 }
 
 /// Takes a QP to RTS, with the attributes of the connection (`ib_cm_init_qp_attr`, `ib_modify_qp`).
-fn establish(qp: &qp::Inner, id: RawId<IbCm>) -> Result {
+fn establish(qp: &qp::Inner, id: RawId<IbCm>, min_rnr_timer: cm::RnrTimer) -> Result {
     let mut modifier = qp.modifier();
     for state in [
         bindings::ib_qp_state_IB_QPS_INIT,
@@ -390,6 +390,8 @@ fn establish(qp: &qp::Inner, id: RawId<IbCm>) -> Result {
         })?;
         // The number of the peer's first packet, which the manager learns only from the answer.
         attr.rq_psn = number(qp);
+        // The manager's own is the longest.
+        attr.min_rnr_timer = min_rnr_timer.as_raw();
         // SAFETY: The attributes are complete for the mask, as the manager has written both. What
         // they point to, the entry of a GID, is the id's, which is alive.
         unsafe { modifier.modify(&mut attr, mask as bindings::ib_qp_attr_mask) }?;
@@ -710,7 +712,7 @@ impl Request<'_> {
         if *qp.pd.device() != *self.device {
             return Err(EINVAL);
         }
-        let param = param.to_raw()?;
+        let (timer, param) = (param.min_rnr_timer, param.to_raw()?);
         let mut rep = bindings::ib_cm_rep_param {
             qp_num: number(qp),
             starting_psn: number(qp),
@@ -736,7 +738,7 @@ impl Request<'_> {
         };
         // SAFETY: The callback's return does not destroy what `take` has taken and set.
         let connection = unsafe { Connection::new(self.device, self.port_num(), handler, &take) }?;
-        let accepted = establish(qp, self.id).and_then(|()| {
+        let accepted = establish(qp, self.id, timer).and_then(|()| {
             // SAFETY: The id is alive by the invariant of `RawId`. The call copies the parameters.
             to_result(unsafe { bindings::ib_send_cm_rep(raw, &raw mut rep) })
         });

@@ -12,6 +12,7 @@ mod keep;
 pub(crate) mod post;
 mod send_ring;
 
+pub use crate::rnr_timer::RnrTimer;
 pub use attr::{
     Access,
     Attr,

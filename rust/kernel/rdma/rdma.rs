@@ -41,6 +41,7 @@ pub mod qp;
 mod refs;
 mod removal;
 pub mod reuse;
+mod rnr_timer;
 pub mod rw;
 pub mod session;
 pub mod sg;

@@ -332,11 +332,16 @@ impl Id {
         self.state.conn.release_handler();
     }
 
+    /// Sets the options that a connection has in its id, and returns those that C is told.
     fn qp_param(&self, param: &cm::ConnParam<'_>) -> Result<bindings::rdma_conn_param> {
         // SAFETY: The id is alive by the invariant of `RawId`. C may set the QP, which is compared.
         if unsafe { (&raw const (*self.state.as_raw()).qp).read_volatile() }.is_null() {
             return Err(EINVAL);
         }
+        let timer = param.min_rnr_timer.as_raw();
+        // SAFETY: The id is alive by the invariant of `RawId`, and of a reliable service, as all
+        // are. The call locks what it changes.
+        to_result(unsafe { bindings::rdma_set_min_rnr_timer(self.state.as_raw(), timer) })?;
         param.to_raw()
     }
 
@@ -520,9 +525,6 @@ pub struct Options<'a> {
     pub node_type: Option<device::NodeType>,
     /// The traffic class of the packets (`rdma_set_service_type`): the type of service of IPv4.
     pub service_type: Option<u8>,
-    /// The time that the peer is to wait if there is no receive for its message, up to 31, as the
-    /// InfiniBand specification encodes it (`rdma_set_min_rnr_timer`).
-    pub min_rnr_timer: Option<u8>,
     /// The time after which both sides send a packet again that was not acknowledged, up to 31, as
     /// the InfiniBand specification encodes it (`rdma_set_ack_timeout`). Not for listeners.
     pub ack_timeout: Option<u8>,
@@ -573,7 +575,7 @@ impl Options<'_> {
     unsafe fn apply(&self, id: RawId<RdmaCm>) -> Result {
         let id = id.as_ptr();
         // SAFETY: The caller says that the id is alive; the calls lock what they change, and copy
-        // the address. All ids are of a reliable service, as `rdma_set_min_rnr_timer` requires.
+        // the address.
         unsafe {
             if let Some(node_type) = self.node_type {
                 to_result(bindings::rdma_restrict_node_type(id, node_type as u8))?;
@@ -583,9 +585,6 @@ impl Options<'_> {
             }
             if let Some(service_type) = self.service_type {
                 bindings::rdma_set_service_type(id, service_type.into());
-            }
-            if let Some(timer) = self.min_rnr_timer {
-                to_result(bindings::rdma_set_min_rnr_timer(id, timer))?;
             }
             if let Some(timeout) = self.ack_timeout {
                 // C does not look.

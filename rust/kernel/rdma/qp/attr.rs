@@ -4,7 +4,10 @@
 //!
 //! C source: `drivers/infiniband/core/verbs.c` (`ib_modify_qp`)
 
-use super::Inner;
+use super::{
+    Inner,
+    RnrTimer, //
+};
 use crate::{
     ah,
     device::Gid,
@@ -106,9 +109,8 @@ pub enum Attr {
         rq_psn: u32,
         /// The number of RDMA READs and atomics that the peer may have outstanding here.
         max_dest_rd_atomic: u8,
-        /// The time that a peer which found no receive is to wait, by `enum ib_rnr_timeout`, up to
-        /// 31.
-        min_rnr_timer: u8,
+        /// The time that a peer which found no receive is to wait.
+        min_rnr_timer: RnrTimer,
     },
     /// To [`State::Rts`].
     Rts {
@@ -176,7 +178,7 @@ impl Attr {
                 raw.dest_qp_num = at_most(0xff_ffff, dest_qp)?;
                 raw.rq_psn = at_most(0xff_ffff, rq_psn)?;
                 raw.max_dest_rd_atomic = at_most(limits.max_qp_rd_atom, max_dest_rd_atomic)?;
-                raw.min_rnr_timer = at_most(31, min_rnr_timer)?;
+                raw.min_rnr_timer = min_rnr_timer.as_raw();
                 let mask = bindings::ib_qp_attr_mask_IB_QP_AV
                     | bindings::ib_qp_attr_mask_IB_QP_PATH_MTU
                     | bindings::ib_qp_attr_mask_IB_QP_DEST_QPN
@@ -255,6 +257,8 @@ pub struct Info {
     pub state: State,
     /// The number of the peer's QP, once the QP was told.
     pub dest_qp: u32,
+    /// The time that a peer which found no receive is to wait, once the QP was told.
+    pub min_rnr_timer: RnrTimer,
     /// The sizes of the queues, the places of the crate's own requests included.
     pub caps: Caps,
 }
@@ -268,8 +272,8 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
         self.any.inner.modify(&attr)
     }
 
-    /// Asks the driver for the state, the peer and the sizes of the QP (`ib_query_qp`). Fails with
-    /// `EOPNOTSUPP` if the driver cannot tell, or its error.
+    /// Asks the driver for the state, the peer, the RNR timer and the sizes of the QP
+    /// (`ib_query_qp`). Fails with `EOPNOTSUPP` if the driver cannot tell, or its error.
     ///
     /// # Examples
     ///
@@ -286,6 +290,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
         Ok(Info {
             state: State::from_raw(raw.qp_state).ok_or(EIO)?,
             dest_qp: raw.dest_qp_num,
+            min_rnr_timer: RnrTimer::from_raw(raw.min_rnr_timer),
             caps: Caps {
                 send_wr: cap.max_send_wr,
                 recv_wr: cap.max_recv_wr,
