@@ -104,7 +104,8 @@ impl Plan {
         let key = u64::from(number) << 32 | u64::from(index) << 16 | u64::from(value % KEYS);
         let seed = (number ^ u32::from(index) << 8 ^ value << 16).wrapping_mul(0x9e37_79b1);
         let most = if seed >> 31 == 0 { INLINE } else { MAX_VALUE };
-        let len = 1 + (seed >> 8) as usize % most;
+        let len = ((seed >> 8) as usize).checked_rem(most).unwrap_or(0);
+        let len = len.saturating_add(1);
         Self { op, key, seed, len }
     }
 
@@ -191,7 +192,7 @@ impl Conn {
             ..Load::NONE
         };
         let sizes = Sizes::new(dev, 1, &load).inspect_err(|misfit| pr_err!("{dev}: {misfit}\n"))?;
-        let vector = number % dev.num_comp_vectors().max(1);
+        let vector = number.checked_rem(dev.num_comp_vectors()).unwrap_or(0);
         let cq = Cq::alloc(dev, sizes.entries, vector, cx)?;
         let qp = Arc::new(Qp::create(&id, pd, &cq, &cq, &sizes.caps, cx)?, GFP_KERNEL)?;
         let tag = |_| Self::tag(pd, cx);
@@ -330,8 +331,10 @@ impl Conn {
             let mr = waiting.mr.take().ok_or(EIO)?;
             posted.lent = Some(Region::map(mr, map)?);
         } else if plan.op == PUT {
-            fill(&mut posted.capsule.cpu()[REQUEST..], plan.bytes());
-            len += plan.len;
+            let mut capsule = posted.capsule.cpu();
+            let (_, value) = capsule.split_at_mut_checked(REQUEST).ok_or(EINVAL)?;
+            fill(value, plan.bytes());
+            len = len.saturating_add(plan.len);
         }
         let posted = self.credits.wait(PATIENCE_MS, cx)?.spend(|| {
             tag.post(&self.qp, |posted, chain: &mut Chain<'_, 2>| {

@@ -20,6 +20,13 @@
 //! - [`target`] and [`store`]: what is served, and by which limits.
 //! - [`initiator`]: tags, credits, registrations, and a load.
 
+// A panic by a number of a peer would end the machine.
+#![warn(
+    clippy::arithmetic_side_effects,
+    clippy::indexing_slicing,
+    clippy::unwrap_used
+)]
+
 mod initiator;
 mod proto;
 mod store;
@@ -75,11 +82,15 @@ struct Stats([Atomic<u64>; NAMES.len()]);
 
 impl Stats {
     fn add(&self, count: Count, n: usize) {
-        self.0[count as usize].add(n as u64, Relaxed);
+        if let Some(counter) = self.0.get(count as usize) {
+            counter.add(n as u64, Relaxed);
+        }
     }
 
     fn get(&self, count: Count) -> u64 {
-        self.0[count as usize].load(Relaxed)
+        self.0
+            .get(count as usize)
+            .map_or(0, |counter| counter.load(Relaxed))
     }
 }
 
@@ -110,7 +121,7 @@ impl Run {
 
     fn ended(&self, result: Result) {
         let mut left = self.left.lock();
-        left.0 -= 1;
+        left.0 = left.0.saturating_sub(1);
         left.1 = left.1.and(result);
         self.ended.notify_all();
     }
@@ -184,7 +195,7 @@ impl DeviceData<Kv> for PerDevice {
         let port = module_parameters::port.value();
         let listen = |ip| {
             let addr = SocketAddr::new(ip, port);
-            let bytes = module_parameters::memory.value() as usize * 1024 * 1024;
+            let bytes = (module_parameters::memory.value() as usize).saturating_mul(1024 * 1024);
             Target::listen(&kv.client, dev, addr, bytes, &kv.stats, cx)
         };
         let ip = dev.ip_addr().filter(|_| port != 0);

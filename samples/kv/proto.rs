@@ -8,7 +8,10 @@
 //! goes by RDMA to or from memory that the request lends, whose key the reply invalidates.
 
 use kernel::prelude::*;
-use rdma::prelude::Remote;
+use rdma::{
+    message::header,
+    prelude::Remote, //
+};
 use zerocopy::byteorder::big_endian::{
     U16,
     U32,
@@ -37,8 +40,8 @@ pub(crate) fn hello(depth: u16) -> [u8; 8] {
 
 /// Returns the number of requests at a time. Private data may be longer than what was sent.
 pub(crate) fn depth(private_data: &[u8]) -> Result<u16> {
-    let hello = private_data.first_chunk().copied().ok_or(EPROTO)?;
-    let depth = u64::from_be_bytes(hello) ^ (MAGIC << 32);
+    let (hello, _) = header::<U64>(private_data)?;
+    let depth = hello.get() ^ (MAGIC << 32);
     let sound = (1..=u64::from(u32::MAX)).contains(&depth);
     let depth = sound.then_some(depth).ok_or(EPROTO)?;
     Ok(depth.min(DEPTH.into()) as u16)
@@ -80,7 +83,7 @@ impl Request {
 
     /// Takes a message apart. Returns the request, and the value if it has come with it.
     pub(crate) fn parse(message: &[u8]) -> Result<(Self, &[u8])> {
-        let (request, value) = Self::read_from_prefix(message).map_err(|_| EPROTO)?;
+        let (request, value) = header::<Self>(message)?;
         // Values that no region is lent for travel with the messages.
         let (most, with_it) = match (request.lent(), request.op.get()) {
             (Some(_), GET | PUT) => (MAX_VALUE, 0),
@@ -131,7 +134,7 @@ pub(crate) const REPLY: usize = size_of::<Reply>();
 impl Reply {
     /// Takes a message apart. Returns the reply, and the value if it has come with it.
     pub(crate) fn parse(message: &[u8]) -> Result<(Self, &[u8])> {
-        let (reply, value) = Self::read_from_prefix(message).map_err(|_| EPROTO)?;
+        let (reply, value) = header::<Self>(message)?;
         let sound = value.is_empty() || value.len() == reply.len.get() as usize;
         sound.then_some((reply, value)).ok_or(EPROTO)
     }

@@ -52,7 +52,10 @@ impl Store {
         let value = Arc::new(value, GFP_KERNEL)?;
         let values = &mut *self.values.lock();
         let before = values.tree.get(&key).map_or(0, |old| old.len());
-        let bytes = values.bytes - before + value.len();
+        let bytes = values
+            .bytes
+            .saturating_sub(before)
+            .saturating_add(value.len());
         if bytes > self.limit {
             return Ok(FULL);
         }

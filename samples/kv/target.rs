@@ -79,7 +79,7 @@ impl Target {
         let vectors = dev.num_comp_vectors().min(kernel::cpu::nr_cpu_ids()).max(1);
         let load = Load {
             // An answer may be on its way still when the peer sends the next request.
-            requests: 2 * u32::from(DEPTH),
+            requests: u32::from(DEPTH).saturating_mul(2),
             sends: 1,
             transfers: 1,
             pages: MAX_PAGES,
@@ -110,16 +110,18 @@ impl Target {
     fn accept(self: &Arc<Self>, request: cm::Request<'_>, cx: &Sleepable) -> Result {
         let depth = depth(request.private_data())?;
         let id = request.into_id(cx)?;
-        let next = self.next.fetch_add(1, Relaxed) as usize % self.cqs.len().max(1);
-        let cq = self.cqs.get(next).ok_or(EINVAL)?;
+        let next = self.next.fetch_add(1, Relaxed) as usize;
+        let next = next.checked_rem(self.cqs.len());
+        let cq = next.and_then(|next| self.cqs.get(next)).ok_or(EINVAL)?;
         let qp = InitAttr::new(&self.pd, cq, cq, &self.sizes.caps)
             .rw_contexts(self.sizes.rw_contexts, 1)
             .create_for(&id, cx)?;
+        let room = usize::from(depth).saturating_mul(2);
         let conn = try_pin_init!(Conn {
             id,
             qp: Arc::new(qp, GFP_KERNEL)?,
             credits: RecvCredits::new(depth.into(), depth.into()),
-            answers <- new_spinlock_irq!(KVec::with_capacity(2 * usize::from(depth), GFP_KERNEL)?),
+            answers <- new_spinlock_irq!(KVec::with_capacity(room, GFP_KERNEL)?),
             target: self.clone(),
         });
         let conn = Arc::pin_init(conn, GFP_KERNEL)?;

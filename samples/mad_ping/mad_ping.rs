@@ -12,6 +12,13 @@
 //! Both agents are at the same port here, but nothing would change for the one that asks if the
 //! other one were at another host: a [`Peer`] is made of two GIDs.
 
+// A panic by a number of a peer would end the machine.
+#![warn(
+    clippy::arithmetic_side_effects,
+    clippy::indexing_slicing,
+    clippy::unwrap_used
+)]
+
 use kernel::{
     debugfs::{
         Dir,
@@ -120,6 +127,11 @@ struct Stats {
     rtt_ns: u64,
 }
 
+/// Adds to a counter.
+fn add(counter: &mut u64, number: u64) {
+    *counter = counter.saturating_add(number);
+}
+
 /// The two agents of a port.
 #[pin_data]
 struct Ends {
@@ -180,12 +192,12 @@ impl Ends {
             let mut stats = self.stats.lock();
             match reply {
                 Ok(reply) if reply.status() == 0 && reply.payload() == inverted(&payload) => {
-                    stats.pings += 1;
-                    stats.bytes_verified += LEN as u64;
+                    add(&mut stats.pings, 1);
+                    add(&mut stats.bytes_verified, LEN as u64);
                     stats.rtt_ns = begin.elapsed().as_nanos().unsigned_abs();
                 }
-                Ok(_) => stats.errors += 1,
-                Err(ETIMEDOUT) => stats.timeouts += 1,
+                Ok(_) => add(&mut stats.errors, 1),
+                Err(ETIMEDOUT) => add(&mut stats.timeouts, 1),
                 Err(e) => return Err(e),
             }
         }
@@ -203,7 +215,7 @@ fn answer(agent: &Agent, cx: &Sleepable) {
 
 /// The data of a ping: they are different in each of them.
 fn pattern(number: u32) -> [u8; LEN] {
-    core::array::from_fn(|at| ((number as usize + at) % 251) as u8)
+    core::array::from_fn(|at| ((number as usize).wrapping_add(at) % 251) as u8)
 }
 
 fn inverted(payload: &[u8]) -> [u8; LEN] {

@@ -2,11 +2,19 @@
 
 //! The smallest ULP: it connects a device to itself, and one side says hello to the other.
 
+// A panic by a number of a peer would end the machine.
+#![warn(
+    clippy::arithmetic_side_effects,
+    clippy::indexing_slicing,
+    clippy::unwrap_used
+)]
+
 use core::net::IpAddr;
 use kernel::{prelude::*, sync::Completion};
 use rdma::prelude::*;
 
 const CAPS: Caps = Caps::new(1, 1);
+const ENTRIES: u32 = 2 * CAPS.entries();
 
 /// A message, in or out. While it is posted, the queue owns it.
 #[derive(HasCqe)]
@@ -46,7 +54,7 @@ fn hello<C: FixedContext + Provides<Atomic>>(
 ) -> Result {
     let (cx, addr) = (&Sleepable::current()?, SocketAddr::new(ip, 7175));
     let pd = Pd::alloc(&dev, cx)?;
-    let cq = Cq::alloc_any(&dev, 2 * CAPS.entries(), cx)?;
+    let cq = Cq::alloc_any(&dev, ENTRIES, cx)?;
     let sent = Arc::pin_init(Completion::new(), GFP_KERNEL)?;
 
     // The passive side. Its connection owns the QP, and is over when the peer disconnects.

@@ -103,27 +103,28 @@ impl Leader {
         completion.ok_or(ETIMEDOUT)
     }
 
-    fn place(&self, append: &Append) -> Remote {
-        Remote {
-            addr: self.log.addr + append.at as u64,
+    /// Returns where a record goes. The address is the follower's, and may be any.
+    fn place(&self, append: &Append) -> Result<Remote> {
+        let addr = self.log.addr.checked_add(append.at as u64);
+        Ok(Remote {
+            addr: addr.ok_or(EPROTO)?,
             ..self.log
-        }
+        })
     }
 
     /// Begins to append the next record, or only the first `part` bytes of it.
     fn append(&mut self, mut op: AppendOp, part: usize) -> Result {
+        let seq = self.last.wrapping_add(1);
         let append = Append {
-            seq: self.last + 1,
+            seq,
             at: self.end,
-            len: make(self.last + 1, &mut op.buf().cpu())?,
+            len: make(seq, &mut op.buf().cpu())?,
         };
-        if append.len > self.log_len - self.end {
-            return Err(ENOSPC);
-        }
+        let end = append.at.checked_add(append.len);
+        let end = end.filter(|end| *end <= self.log_len).ok_or(ENOSPC)?;
         *op.context() = append;
-        op.write(&self.qp, 0..append.len.min(part), self.place(&append))?;
-        self.last = append.seq;
-        self.end += append.len;
+        op.write(&self.qp, 0..append.len.min(part), self.place(&append)?)?;
+        (self.last, self.end) = (seq, end);
         Ok(())
     }
 
@@ -142,7 +143,7 @@ impl Leader {
             let append = *op.context();
             match result? {
                 Outcome::Write => {
-                    op.flush(&self.qp, &self.pad, self.place(&append), append.len)?;
+                    op.flush(&self.qp, &self.pad, self.place(&append)?, append.len)?;
                 }
                 _ => {
                     // Writes are executed in order, so all before it are there, too.

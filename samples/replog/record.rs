@@ -7,6 +7,7 @@
 //! wrong. So no pointer to the end is needed, and a record that was written in part is none.
 
 use kernel::prelude::*;
+use rdma::message::header;
 use zerocopy::byteorder::{
     big_endian,
     little_endian, //
@@ -40,7 +41,8 @@ fn checksum(seq: u64, payload: &[u8]) -> u32 {
 
 /// The payload of record `seq`; lengths and bytes differ.
 fn payload(seq: u64) -> impl Iterator<Item = u8> {
-    (0..8 + seq * 40 % 240).map(move |at| (seq * 31 + at) as u8)
+    let len = (seq % 6).wrapping_mul(40).wrapping_add(8);
+    (0..len).map(move |at| seq.wrapping_mul(31).wrapping_add(at) as u8)
 }
 
 /// Makes record `seq` at the beginning of `to`, and returns its length.
@@ -57,15 +59,16 @@ pub(crate) fn make(seq: u64, to: &mut [u8]) -> Result<usize> {
         check: checksum(seq, bytes).into(),
     };
     head.copy_from_slice(header.as_bytes());
-    Ok(HEADER + bytes.len())
+    Ok(HEADER.saturating_add(bytes.len()))
 }
 
-/// Returns the payload of the record at the beginning of `log`, if it is record `seq` and whole.
-fn whole(seq: u64, log: &[u8]) -> Option<&[u8]> {
-    let (header, rest) = Header::read_from_prefix(log).ok()?;
-    let payload = rest.get(..header.len.get() as usize)?;
+/// Returns the payload of the record at the beginning of `log`, if it is record `seq` and whole,
+/// and what follows it.
+fn whole(seq: u64, log: &[u8]) -> Option<(&[u8], &[u8])> {
+    let (header, rest) = header::<Header>(log).ok()?;
+    let (payload, rest) = rest.split_at_checked(header.len.get() as usize)?;
     let whole = header.seq.get() == seq && header.check.get() == checksum(seq, payload);
-    whole.then_some(payload)
+    whole.then_some((payload, rest))
 }
 
 /// The records of a log.
@@ -81,13 +84,16 @@ pub(crate) struct Recovered {
 
 /// Finds the records of a log.
 pub(crate) fn recover(mut log: &[u8]) -> Recovered {
-    let (mut records, mut right, len) = (0, true, log.len());
-    while let Some(found) = whole(records + 1, log) {
-        records += 1;
-        right &= found.iter().copied().eq(payload(records));
-        log = log.split_at(HEADER + found.len()).1;
+    let (mut records, mut right, len) = (0u64, true, log.len());
+    loop {
+        let seq = records.wrapping_add(1);
+        let Some((found, rest)) = whole(seq, log) else {
+            break;
+        };
+        right &= found.iter().copied().eq(payload(seq));
+        (records, log) = (seq, rest);
     }
-    let bytes = len - log.len();
+    let bytes = len.saturating_sub(log.len());
     Recovered {
         records,
         bytes,

@@ -13,6 +13,13 @@
 //! - [`leader`]: appending, with a CQ that it polls and waits for itself.
 //! - [`follower`]: the memory.
 
+// A panic by a number of a peer would end the machine.
+#![warn(
+    clippy::arithmetic_side_effects,
+    clippy::indexing_slicing,
+    clippy::unwrap_used
+)]
+
 mod follower;
 mod leader;
 mod record;
@@ -53,18 +60,18 @@ impl Client for Replog {
     }
 
     fn ready(self: Pin<&Self>, client: &ClientRef, cx: &Sleepable) -> Result {
-        let (mut acknowledged, mut recovered, mut bytes) = (0, 0, 0);
+        let (mut acknowledged, mut recovered, mut bytes) = (0u64, 0u64, 0usize);
         for n in 0..u64::from(module_parameters::rounds.value()) {
             // Each round ends at another record.
-            let records = u64::from(module_parameters::records.value()) + n;
+            let records = n.saturating_add(module_parameters::records.value().into());
             let (count, found) = round(client, records, cx)?;
             if !found.right || found.records < count {
                 pr_err!("{count} records were acknowledged, there are {found:?}\n");
                 return Err(EBADMSG);
             }
-            acknowledged += count;
-            recovered += found.records;
-            bytes += found.bytes;
+            acknowledged = acknowledged.saturating_add(count);
+            recovered = recovered.saturating_add(found.records);
+            bytes = bytes.saturating_add(found.bytes);
         }
         pr_info!("acknowledged {acknowledged} recovered {recovered} bytes {bytes}\n");
         Ok(())

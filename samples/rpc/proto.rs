@@ -3,7 +3,10 @@
 //! The wire format: calls and answers, and the data that they are about.
 
 use kernel::prelude::*;
-use rdma::prelude::Remote;
+use rdma::{
+    message::header,
+    prelude::Remote, //
+};
 use zerocopy::byteorder::big_endian::{
     U32,
     U64, //
@@ -45,10 +48,10 @@ impl Call {
 
     /// Takes a message from a stranger apart. Where the memory is cannot be checked here: the
     /// caller's device does that.
-    pub(crate) fn parse(message: &[u8]) -> Option<Self> {
-        let call = Self::read_from_bytes(message).ok()?;
+    pub(crate) fn parse(message: &[u8]) -> Result<Self> {
+        let (call, rest) = header::<Self>(message)?;
         let sound = matches!(call.op.get(), PUT | GET) && (1..=MAX_LEN).contains(&call.len());
-        sound.then_some(call)
+        (sound && rest.is_empty()).then_some(call).ok_or(EPROTO)
     }
 
     pub(crate) fn len(&self) -> usize {

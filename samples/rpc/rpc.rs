@@ -15,6 +15,13 @@
 //! - [`server`]: an SRQ whose slots go from a call to its answer, and transfers by `rdma_rw`.
 //! - [`client`]: registration, and the proof that it has ended.
 
+// A panic by a number of a peer would end the machine.
+#![warn(
+    clippy::arithmetic_side_effects,
+    clippy::indexing_slicing,
+    clippy::unwrap_used
+)]
+
 mod client;
 mod proto;
 mod server;
@@ -35,7 +42,8 @@ struct Rpc;
 /// and not.
 fn plan(number: u32) -> (u32, usize) {
     let op = if number % 2 == 0 { PUT } else { GET };
-    (op, 1 + (number as usize * 4_095) % MAX_LEN)
+    let len = (number as usize).wrapping_mul(4_095) % MAX_LEN;
+    (op, len.saturating_add(1))
 }
 
 /// Makes all calls, and returns how many bytes they were about.
@@ -63,7 +71,7 @@ fn run(client: &ClientRef, clients: u32, calls: u32, cx: &Sleepable) -> Result<u
         }
         for caller in &mut callers {
             caller.answer(number, len)?;
-            bytes += len;
+            bytes = len.saturating_add(bytes);
         }
     }
     // Its receive is flushed.

@@ -156,7 +156,11 @@ impl Request {
             *byte
         }));
         let answer = Answer::new(call.number.get(), sum);
-        self.message.cpu()[..ANSWER].copy_from_slice(answer.as_bytes());
+        let mut message = self.message.cpu();
+        message
+            .iter_mut()
+            .zip(answer.as_bytes())
+            .for_each(|(to, byte)| *to = *byte);
     }
 
     /// The answer. It takes the key back that the caller has lent.
@@ -188,10 +192,7 @@ impl Receive for Request {
 
 /// Begins to transfer a call's data.
 fn begin(mut slot: Slot<Request>, wc: &Success<'_>, qp: &ServerQp, cx: &Sleepable) -> Result {
-    let message = slot.message.cpu();
-    let call = message.get(..wc.byte_len()).and_then(Call::parse);
-    drop(message);
-    let call = call.ok_or(EBADMSG)?;
+    let call = Call::parse(&slot.message.received(wc))?;
     slot.call = Some(call);
     if slot.data.len() == 0 {
         // On iWARP, a transfer that has failed has taken them along.

@@ -104,11 +104,11 @@ impl Default for Config {
     fn default() -> Self {
         Self {
             addr: (Ipv4Addr::UNSPECIFIED, 7174).into(),
-            size: const { NonZero::new(64).unwrap() },
+            size: NonZero::<u16>::MIN.saturating_add(63),
             count: 10,
             context: Kind::of::<Softirq>(),
             validate: true,
-            timeout_ms: const { NonZero::new(30_000).unwrap() },
+            timeout_ms: NonZero::<u32>::MIN.saturating_add(29_999),
         }
     }
 }

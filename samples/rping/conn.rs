@@ -8,7 +8,10 @@
 
 use crate::{
     config::Config,
-    instance::Instance,
+    instance::{
+        add,
+        Instance, //
+    },
     protocol::{
         pattern,
         Advertisement,
@@ -183,7 +186,7 @@ impl Conn {
 
     /// Counts the connection, which was just made. Fails if it was ended before that.
     pub(crate) fn connected(&self) -> Result {
-        self.instance.note(|report| report.connections += 1);
+        self.instance.note(|report| add(&mut report.connections, 1));
         self.events.lock().over.map_or(Ok(()), Result::from)
     }
 
@@ -195,8 +198,8 @@ impl Conn {
         let began = self.events.lock().ping.take();
         let nanos = began.map_or(0, |began| began.elapsed().as_nanos().unsigned_abs());
         self.instance.note(|report| {
-            report.nanos += nanos;
-            report.pings += 1;
+            add(&mut report.nanos, nanos);
+            add(&mut report.pings, 1);
         });
     }
 
@@ -253,7 +256,7 @@ impl Conn {
 
     /// Counts a completion. One that failed ends the connection: its owner is to be dropped.
     pub(crate) fn completed<'a>(&self, wc: &'a Wc) -> Option<Success<'a>> {
-        self.instance.note(|report| report.completions += 1);
+        self.instance.note(|report| add(&mut report.completions, 1));
         wc.result()
             .inspect_err(|e| self.end(Reason::Request(e.status)))
             .ok()
@@ -364,7 +367,7 @@ impl Ping {
             if !data.iter().copied().take(len).eq(pattern(number, len)) {
                 return self.conn.fault("data mismatch");
             }
-            (self.conn.instance).note(|report| report.bytes_verified += len as u64);
+            (self.conn.instance).note(|report| add(&mut report.bytes_verified, len as u64));
         }
         Ok(())
     }

@@ -71,6 +71,11 @@ pub(crate) struct Report {
     pub(crate) nanos: u64,
 }
 
+/// Adds to a counter.
+pub(crate) fn add(counter: &mut u64, number: u64) {
+    *counter = counter.saturating_add(number);
+}
+
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (pings, bytes, errors) = (self.pings, self.bytes_verified, self.errors);
@@ -126,7 +131,7 @@ impl Instance {
     /// Notes why a connection ended, or could not be made. Any context.
     pub(crate) fn ended(&self, reason: Reason) {
         self.note(|report| {
-            report.errors += u64::from(reason.is_error());
+            add(&mut report.errors, u64::from(reason.is_error()));
             report.reason = reason;
         });
     }

@@ -68,10 +68,14 @@ pub(crate) fn pattern(ping: u32, len: usize) -> impl Iterator<Item = u8> {
     let _ = text.write_fmt(fmt!("rdma-ping-{ping}: "));
     let head_len = text.bytes_written();
 
+    let last = len.saturating_sub(1);
     (0..len).map(move |at| match head.get(at) {
-        _ if at + 1 == len => 0,
+        _ if at == last => 0,
         Some(&byte) if at < head_len => byte,
-        _ => FIRST + ((ping as usize + at - head_len) % CHARACTERS) as u8,
+        _ => {
+            let character = (ping as usize).wrapping_add(at).wrapping_sub(head_len);
+            FIRST.wrapping_add((character % CHARACTERS) as u8)
+        }
     })
 }
 

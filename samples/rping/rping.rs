@@ -21,6 +21,13 @@
 //! cat /sys/kernel/config/rdma_rping/s/stats
 //! ```
 
+// A panic by a number of a peer would end the machine.
+#![warn(
+    clippy::arithmetic_side_effects,
+    clippy::indexing_slicing,
+    clippy::unwrap_used
+)]
+
 mod config;
 mod conn;
 mod instance;

@@ -3,6 +3,7 @@
 //! The client: asks, waits a while, and looks whether what comes back is what it sent.
 
 use crate::{
+    add,
     Stats,
     LEN,
     PORT,
@@ -32,8 +33,9 @@ const CAPS: Caps = Caps::new(DEPTH as u32, DEPTH as u32);
 /// A datagram. All of them are different.
 fn pattern(number: u32) -> [u8; LEN] {
     let mut bytes = [0; LEN];
-    for (i, byte) in bytes.iter_mut().enumerate() {
-        *byte = number.to_le_bytes()[i % 4] ^ i as u8;
+    let number = number.to_le_bytes().into_iter().cycle();
+    for ((at, byte), part) in (0u8..).zip(&mut bytes).zip(number) {
+        *byte = part ^ at;
     }
     bytes
 }
@@ -84,7 +86,7 @@ pub(crate) fn ask(
             let (cqe, buf) = (Cqe::new(), Buf::alloc(pd, HEADER + LEN, cx)?);
             let answer = KBox::pin(Answer { cqe, buf }, GFP_KERNEL)?;
             qp.post_recv(answer, |a| Ok(RecvWr::new([a.buf.whole_mut()])))?;
-            receives += 1;
+            receives = receives.saturating_add(1);
         }
         let (cqe, to, mut buf) = (Cqe::new(), to.clone(), Buf::alloc(pd, LEN, cx)?);
         buf.cpu().copy_from_slice(&pattern(number));
@@ -96,25 +98,25 @@ pub(crate) fn ask(
         loop {
             // The caller waits anyhow, so it polls the completions too.
             let Some(completion) = cq.next(&mut batch, PATIENCE_MS, cx)? else {
-                stats.lock().lost += 1;
+                add(&mut stats.lock().lost, 1);
                 break;
             };
             let wc = completion.result()?;
             let Ok((mut answer, _)) = completion.take::<Answer, 0>() else {
                 continue; // The question has gone.
             };
-            receives -= 1;
+            receives = receives.saturating_sub(1);
             let datagram = answer.buf.cpu();
             let payload = Datagram::new(wc, &datagram)?.payload();
             if payload == pattern(number) {
                 let mut stats = stats.lock();
-                stats.echoes += 1;
-                stats.bytes_verified += LEN as u64;
+                add(&mut stats.echoes, 1);
+                add(&mut stats.bytes_verified, LEN as u64);
                 break;
             }
             // If it is not one that comes too late, it is wrong.
             if !(0..number).any(|late| payload == pattern(late)) {
-                stats.lock().errors += 1;
+                add(&mut stats.lock().errors, 1);
             }
         }
     }

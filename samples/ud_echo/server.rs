@@ -3,6 +3,7 @@
 //! The server: each datagram goes back from the buffer that it came in.
 
 use crate::{
+    add,
     Stats,
     LEN,
     PORT,
@@ -103,13 +104,14 @@ fn receive(echo: Pin<KBox<Echo>>) {
 }
 
 impl Echo {
-    /// Finds out how long the datagram is and where it goes back to.
+    /// Finds out where the datagram ends and where it goes back to.
     fn address(&mut self, wc: Success<'_>, cx: &Sleepable) -> Result<(usize, u32)> {
         let bytes = self.buf.cpu();
         let datagram = Datagram::new(wc, &bytes)?;
         let source = datagram.source(PORT);
         self.to = Some(Ah::reply(&self.server.pd, &source, cx)?);
-        Ok((datagram.payload().len(), source.qpn()))
+        let end = HEADER.checked_add(datagram.payload().len());
+        Ok((end.ok_or(EMSGSIZE)?, source.qpn()))
     }
 }
 
@@ -121,12 +123,12 @@ impl CqeHandler for Echo {
     fn done(mut this: Self::Pointer, wc: &Wc, cx: &Sleepable) {
         // Flushed: the server has stopped.
         let Ok(wc) = wc.result() else { return };
-        let Ok((len, qpn)) = this.address(wc, cx) else {
+        let Ok((end, qpn)) = this.address(wc, cx) else {
             return receive(this);
         };
         let server = this.server.clone();
         let sent = server.qp.post_send::<_, 1, 1>(this, |e| {
-            let (sge, to) = (e.buf.sge(HEADER..HEADER + len)?, e.to.as_ref());
+            let (sge, to) = (e.buf.sge(HEADER..end)?, e.to.as_ref());
             Ok(UdWr::new([sge], to.ok_or(EINVAL)?, qpn, QKEY))
         });
         if let Some(echo) = sent.err().and_then(|refused| refused.owner) {
@@ -142,7 +144,7 @@ impl CqeHandler<1> for Echo {
     /// It has gone back: waits for another one.
     fn done(mut this: Self::Pointer, wc: &Wc, _cx: &Sleepable) {
         if wc.result().is_ok() {
-            this.server.stats.lock().served += 1;
+            add(&mut this.server.stats.lock().served, 1);
             this.to = None;
             receive(this);
         }

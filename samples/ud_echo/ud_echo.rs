@@ -14,6 +14,13 @@
 //!
 //! Datagrams may get lost: a client that hears nothing for a while counts that and goes on.
 
+// A panic by a number of a peer would end the machine.
+#![warn(
+    clippy::arithmetic_side_effects,
+    clippy::indexing_slicing,
+    clippy::unwrap_used
+)]
+
 mod client;
 mod server;
 
@@ -56,6 +63,11 @@ struct Stats {
     bytes_verified: u64,
     lost: u64,
     errors: u64,
+}
+
+/// Adds to a counter.
+fn add(counter: &mut u64, number: u64) {
+    *counter = counter.saturating_add(number);
 }
 
 /// The module.

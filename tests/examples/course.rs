@@ -215,6 +215,7 @@ pub(crate) mod messages {
             RecvRing, //
         }, //
     };
+    use zerocopy::byteorder::little_endian::U64;
 
     const RECVS: u32 = 4;
     const CAPS: Caps = Caps::new(RECVS, RECVS);
@@ -242,13 +243,13 @@ pub(crate) mod messages {
 
         fn received(mut message: Received<'_, Self>, cx: &Sleepable) {
             let (conn, bytes) = message.open();
-            let handled = match (<[u8; 8]>::try_from(&*bytes), &conn.answer) {
-                (Err(_), _) => Err(EBADMSG),
-                (Ok(number), Some(answer)) => {
-                    answer.set(u64::from_le_bytes(number));
+            let handled = match (bytes.header::<U64>(), &conn.answer) {
+                (Err(e), _) => Err(e),
+                (Ok((number, _)), Some(answer)) => {
+                    answer.set(number.get());
                     Ok(())
                 }
-                (Ok(number), None) => conn.send(u64::from_le_bytes(number).wrapping_add(1), cx),
+                (Ok((number, _)), None) => conn.send(number.get().wrapping_add(1), cx),
             };
             if handled.is_err() {
                 conn.id.disconnect_later();
@@ -437,25 +438,29 @@ pub(crate) mod requests {
             RecvRing, //
         }, //
     };
+    use zerocopy::byteorder::little_endian::{
+        U32,
+        U64, //
+    };
+    use zerocopy_derive::Immutable;
 
     /// The target has so many blocks of so many bytes. It fills each with its number.
     pub(crate) const BLOCKS: u32 = 16;
     pub(crate) const BLOCK: usize = 512;
 
     /// A request: what identifies it, the number of the block, and where the target is to write it.
-    const REQUEST: usize = 20;
+    #[derive(FromBytes, IntoBytes, Immutable)]
+    #[repr(C)]
+    pub(crate) struct Header {
+        pub(crate) id: U32,
+        pub(crate) block: U32,
+        pub(crate) addr: U64,
+        pub(crate) rkey: U32,
+    }
+
+    const REQUEST: usize = size_of::<Header>();
     /// A reply: what identifies the request.
-    const REPLY: usize = 4;
-
-    fn u32_at(bytes: &[u8], at: usize) -> Result<u32> {
-        let word = bytes.get(at..).and_then(|bytes| bytes.first_chunk());
-        word.map(|word| u32::from_le_bytes(*word)).ok_or(EBADMSG)
-    }
-
-    fn u64_at(bytes: &[u8], at: usize) -> Result<u64> {
-        let word = bytes.get(at..).and_then(|bytes| bytes.first_chunk());
-        word.map(|word| u64::from_le_bytes(*word)).ok_or(EBADMSG)
-    }
+    const REPLY: usize = size_of::<U32>();
 
     /// What the initiator has for each tag.
     struct Get;
@@ -544,12 +549,15 @@ pub(crate) mod requests {
             tag.parts().1.caller = Some(outcome.clone());
             tag.post(&self.qp, |request, chain: &mut Chain<'_, 2>| {
                 let remote = chain.push(RegWr::remote_write(&request.block))?;
-                let message = &request.message;
-                message.write(0, &id.to_le_bytes())?;
-                message.write(4, &block.to_le_bytes())?;
-                message.write(8, &remote.addr.to_le_bytes())?;
-                message.write(16, &remote.rkey.to_le_bytes())?;
-                chain.push(SendWr::send([message.whole()]))
+                let header = Header {
+                    id: id.into(),
+                    block: block.into(),
+                    addr: remote.addr.into(),
+                    rkey: remote.rkey.into(),
+                };
+                let header: [u8; REQUEST] = zerocopy::transmute!(header);
+                request.message.write(0, &header)?;
+                chain.push(SendWr::send([request.message.whole()]))
             })?;
             Ok(outcome)
         }
@@ -580,7 +588,7 @@ pub(crate) mod requests {
         }
 
         fn received(mut message: Received<'_, Self>, _cx: &Sleepable) {
-            let id = u32_at(&message.open().1, 0);
+            let id = message.open().1.header::<U32>().map(|(id, _)| id.get());
             let conn = message.conn();
             if id.and_then(|id| conn.reply(&message, id)).is_err() {
                 conn.id.disconnect_later();
@@ -628,11 +636,11 @@ pub(crate) mod requests {
     }
 
     impl Target {
-        fn answer(&self, request: &[u8], cx: &Sleepable) -> Result {
-            let (id, block) = (u32_at(request, 0)?, u32_at(request, 4)?);
+        fn answer(&self, request: &Header, cx: &Sleepable) -> Result {
+            let block = request.block.get();
             let remote = Remote {
-                addr: u64_at(request, 8)?,
-                rkey: u32_at(request, 16)?,
+                addr: request.addr.get(),
+                rkey: request.rkey.get(),
             };
             if block >= BLOCKS {
                 return Err(EPROTO);
@@ -643,7 +651,7 @@ pub(crate) mod requests {
                 reply: Buf::alloc(&self.pd, REPLY, cx)?,
             };
             answer.block.cpu().fill(block as u8);
-            answer.reply.cpu().copy_from_slice(&id.to_le_bytes());
+            answer.reply.cpu().copy_from_slice(request.id.as_bytes());
             let answer = KBox::pin(answer, GFP_KERNEL)?;
             self.qp
                 .post_chain(answer, |answer, chain: &mut Chain<'_, 2>| {
@@ -690,8 +698,11 @@ pub(crate) mod requests {
         }
 
         fn received(mut message: Received<'_, Self>, cx: &Sleepable) {
-            let (conn, request) = message.open();
-            if conn.answer(&request, cx).is_err() {
+            let (conn, bytes) = message.open();
+            let answered = bytes
+                .header()
+                .and_then(|(request, _)| conn.answer(&request, cx));
+            if answered.is_err() {
                 conn.id.disconnect_later();
             }
         }
@@ -772,6 +783,7 @@ pub(crate) mod credits {
             SendCredits, //
         }, //
     };
+    use zerocopy::byteorder::little_endian::U32;
 
     /// The receives of each end, by the protocol.
     const RECVS: u32 = 8;
@@ -824,8 +836,8 @@ pub(crate) mod credits {
         fn handle(message: &mut Received<'_, Self>) -> Result<u32> {
             let (end, bytes) = message.open();
             end.to_recv.received()?;
-            let grant = <[u8; 4]>::try_from(&*bytes).map_err(|_| EBADMSG)?;
-            end.to_send.give(u32::from_le_bytes(grant))?;
+            let (grant, _) = bytes.header::<U32>()?;
+            end.to_send.give(grant.get())?;
             Ok(end.received.fetch_add(1, Relaxed))
         }
 

@@ -8,14 +8,29 @@ use kernel::{
     sync::Mutex, //
 };
 use rdma::prelude::*;
+use zerocopy::byteorder::big_endian::U16;
 
 struct Conn {
     qp: Qp<Softirq>,
     id: cm::Id,
 }
 
+/// What each message begins with.
+#[derive(FromBytes)]
+#[repr(C)]
+struct Header {
+    op: U16,
+    len: U16,
+}
+
 impl Conn {
     fn start(&self) {}
+
+    fn handle(&self, header: &Header, payload: &[u8]) -> Result {
+        let data = payload.get(..header.len.get().into()).ok_or(EPROTO)?;
+        pr_debug!("operation {}, {} bytes\n", header.op.get(), data.len());
+        Ok(())
+    }
 }
 
 impl cm::Handler for Conn {
@@ -40,13 +55,16 @@ impl CqeHandler for Message {
     type Needs = Atomic;
 
     fn done(mut this: Pin<KBox<Self>>, wc: &Wc, _cx: &Atomic) {
-        let Ok(received) = wc.result() else {
-            this.conn.id.disconnect_later();
-            return;
-        };
-        let len = received.byte_len();
-        // ... use this.buf.cpu() up to `len`, which the peer has chosen ...
         let conn = this.conn.clone();
+        let handled = wc.result().map_err(Error::from).and_then(|wc| {
+            let message = this.buf.received(&wc);
+            let (header, payload) = message.header::<Header>()?;
+            conn.handle(&header, payload)
+        });
+        if handled.is_err() {
+            conn.id.disconnect_later();
+            return;
+        }
         let _ = conn
             .qp
             .post_recv(this, |r| Ok(RecvWr::new([r.buf.whole_mut()])));

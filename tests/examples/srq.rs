@@ -29,7 +29,7 @@ impl Receive for Request {
 
     fn done(mut slot: Slot<Self>, wc: &Wc, _cx: &Atomic) {
         if let Ok(wc) = wc.result() {
-            parse(&slot.buf.cpu()[..wc.byte_len()]);
+            parse(&slot.buf.received(&wc));
         }
         // Dropping the slot posts it again.
     }

@@ -46,6 +46,9 @@ struct Conn<C: Polls> {
     /// The first bytes of all messages, or their number where they have none.
     #[pin]
     first: SpinLockIrq<KVec<u8>>,
+    /// What each message has behind its header, or the error of one that is too short.
+    #[pin]
+    behind: SpinLockIrq<KVec<Result<usize>>>,
     #[pin]
     kept: SpinLockIrq<KVec<Kept<Self>>>,
     failed: Arc<Counter>,
@@ -53,6 +56,11 @@ struct Conn<C: Polls> {
     _gone: CountDrop,
     _context: PhantomData<C>,
 }
+
+/// What a message begins with.
+#[derive(FromBytes)]
+#[repr(C)]
+struct Header([u8; 8]);
 
 const KEEP: u8 = 0x80;
 const EMPTY: u8 = 0xff;
@@ -69,7 +77,12 @@ impl<C: Polls> RecvHandler for Conn<C> {
     fn received(mut message: Received<'_, Self>, _cx: &Atomic) {
         let (conn, bytes) = message.open();
         let first = bytes.first().copied().unwrap_or(EMPTY);
+        let behind = bytes.header::<Header>().and_then(|(header, rest)| {
+            let is_right = header.0 == [first; 8];
+            is_right.then_some(rest.len()).ok_or(EBADMSG)
+        });
         let noted = conn.first.lock().push(first, GFP_ATOMIC);
+        let noted = noted.and(conn.behind.lock().push(behind, GFP_ATOMIC));
         drop(bytes);
         if noted.is_err() {
             pr_err!("FAILED: no memory for a message\n");
@@ -113,6 +126,7 @@ impl<C: Polls> Conn<C> {
         let conn = pin_init!(Self {
             qp,
             first <- new_spinlock_irq!(KVec::new()),
+            behind <- new_spinlock_irq!(KVec::new()),
             kept <- new_spinlock_irq!(KVec::new()),
             failed,
             refused,
@@ -241,6 +255,34 @@ fn many_messages<C: Polled>() -> Result {
 #[kunit_tests(rdma_session_recv)]
 mod tests {
     use super::*;
+
+    /// A peer may send fewer bytes than the protocol says, or write elsewhere. That is an error,
+    /// not a panic, which would end the machine.
+    #[test]
+    fn short_message_is_an_error() -> Result {
+        let ends = Ends::<Softirq>::new()?;
+        for (n, len) in (1..).zip([1, 7, 8, 9, LEN]) {
+            let message = ends.null.env.message(&ends.inbox, &[7; LEN][..len])?;
+            send(&ends.peer, message)?;
+            wait(|| ends.inbox.len() == n && ends.conn.behind.lock().len() == n)?;
+        }
+        let opcode = rdma_bindings::ib_wc_opcode_IB_WC_RECV_RDMA_WITH_IMM;
+        ends.inject(Injection::Opcode { opcode, count: 1 })?;
+        ends.send([7].into_iter())?;
+        wait(|| ends.conn.behind.lock().len() == 6)?;
+        check_eq!(
+            &ends.conn.behind.lock()[..],
+            &[
+                Err(EPROTO),
+                Err(EPROTO),
+                Ok(0),
+                Ok(1),
+                Ok(LEN - 8),
+                Err(EPROTO)
+            ]
+        );
+        Ok(())
+    }
 
     #[test]
     fn receives_go_round_softirq() -> Result {

@@ -12,6 +12,9 @@
 //!
 //! C header: [`include/rdma/rdma_cm.h`](srctree/include/rdma/rdma_cm.h)
 
+// What peers send is used here, and must not cause a panic.
+#![warn(clippy::arithmetic_side_effects, clippy::indexing_slicing)]
+
 mod id;
 
 pub use crate::rnr_timer::RnrTimer;

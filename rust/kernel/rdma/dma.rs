@@ -6,9 +6,14 @@
 //!
 //! C header: [`include/rdma/ib_verbs.h`](srctree/include/rdma/ib_verbs.h) (`ib_dma_map_single`)
 
+// What peers send is used here, and must not cause a panic.
+#![warn(clippy::arithmetic_side_effects, clippy::indexing_slicing)]
+
 use crate::{
     context::private::Sealed,
+    message::RecvBytes,
     prelude::*,
+    wc::Success,
     wr, //
 };
 use core::ops::{
@@ -98,6 +103,34 @@ impl<D: DeviceReads> Buf<D> {
 }
 
 impl<D: DeviceWrites> Buf<D> {
+    /// Returns the bytes of a message that was received into the whole buffer, whose completion is
+    /// `wc`; none if the peer has written elsewhere, with immediate data.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use rdma::{prelude::*, wc::Success};
+    /// use zerocopy::byteorder::little_endian::U32;
+    ///
+    /// #[derive(FromBytes)]
+    /// #[repr(C)]
+    /// struct Header {
+    ///     id: U32,
+    ///     len: U32,
+    /// }
+    ///
+    /// /// Returns whether a message is whole.
+    /// fn is_whole(buf: &mut Buf<FromDevice>, wc: &Success<'_>) -> Result<bool> {
+    ///     let message = buf.received(wc);
+    ///     let (header, payload) = message.header::<Header>()?;
+    ///     Ok(payload.len() == header.len.get() as usize)
+    /// }
+    /// ```
+    #[inline]
+    pub fn received(&mut self, wc: &Success<'_>) -> RecvBytes<'_> {
+        RecvBytes::new(self.cpu(), wc.recv_len())
+    }
+
     /// Returns an entry for the whole buffer, for the device to write.
     #[inline]
     pub fn whole_mut(&self) -> wr::SgeMut<'_> {
@@ -263,7 +296,10 @@ impl Mapped {
     #[inline]
     fn sync_for_device(&self, offset: usize, len: usize) {
         if self.dir != VIRT {
-            let (dev, addr) = (self.pd.device().as_raw(), self.addr + offset as u64);
+            let (dev, addr) = (
+                self.pd.device().as_raw(),
+                self.addr.wrapping_add(offset as u64),
+            );
             // SAFETY: By the type invariant the memory is mapped for the device in this direction.
             unsafe { bindings::rdma_helper_dma_sync_for_device(dev, addr, len, self.dir) };
         }
@@ -318,8 +354,8 @@ impl Mapped {
         }
         // INVARIANT: This is a part of the mapped memory, which lives as long as the borrow.
         Ok(wr::Sge {
-            addr: self.addr + range.start as u64,
-            length: (range.end - range.start) as u32,
+            addr: self.addr.wrapping_add(range.start as u64),
+            length: range.end.wrapping_sub(range.start) as u32,
             ..self.whole()
         })
     }

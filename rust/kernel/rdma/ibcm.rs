@@ -57,6 +57,9 @@
 //!
 //! C header: [`include/rdma/ib_cm.h`](srctree/include/rdma/ib_cm.h)
 
+// What peers send is used here, and must not cause a panic.
+#![warn(clippy::arithmetic_side_effects, clippy::indexing_slicing)]
+
 use crate::{
     ah,
     cm::{

@@ -32,6 +32,9 @@
 //!
 //! C header: [`include/rdma/ib_mad.h`](srctree/include/rdma/ib_mad.h)
 
+// What peers send is used here, and must not cause a panic.
+#![warn(clippy::arithmetic_side_effects, clippy::indexing_slicing)]
+
 use crate::{
     ah,
     cm::InCallback,
@@ -183,7 +186,8 @@ impl Message<'_> {
             attr_mod: self.attr_mod.into(),
         };
         let mut put = |at: usize, bytes: &[u8]| {
-            let to = mad.get_mut(at..at + bytes.len()).ok_or(EMSGSIZE)?;
+            let (_, rest) = mad.split_at_mut_checked(at).ok_or(EMSGSIZE)?;
+            let to = rest.get_mut(..bytes.len()).ok_or(EMSGSIZE)?;
             to.copy_from_slice(bytes);
             Ok(())
         };
@@ -678,7 +682,7 @@ impl Buf {
                 peer.pkey_index,
                 0,
                 header.try_into()?,
-                (MAD_LEN - header).try_into()?,
+                MAD_LEN.saturating_sub(header).try_into()?,
                 bindings::GFP_KERNEL,
                 bindings::IB_MGMT_BASE_VERSION as u8,
             )

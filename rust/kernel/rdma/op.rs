@@ -31,6 +31,9 @@
 //! }
 //! ```
 
+// What peers send is used here, and must not cause a panic.
+#![warn(clippy::arithmetic_side_effects, clippy::indexing_slicing)]
+
 use crate::{
     cqe,
     dma,

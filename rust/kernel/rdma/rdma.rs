@@ -16,6 +16,8 @@
 //!
 //! Parts that protocols build on top of that are in [`session`].
 
+#![warn(clippy::unwrap_used)]
+
 pub mod ah;
 pub mod client;
 pub mod cm;
@@ -32,6 +34,7 @@ pub mod ibcm;
 mod identity;
 mod lost;
 pub mod mad;
+pub mod message;
 pub mod mr;
 mod objects;
 pub mod op;

@@ -6,6 +6,9 @@
 //! timers and reconnecting, each usable without the others.
 //! See Documentation/session.rst.
 
+// What peers send is used here, and must not cause a panic.
+#![warn(clippy::arithmetic_side_effects, clippy::indexing_slicing)]
+
 mod credits;
 mod recv;
 mod sizes;
@@ -21,7 +24,6 @@ pub use credits::{
 pub use recv::{
     Kept,
     Received,
-    RecvBytes,
     RecvHandler,
     RecvRing, //
 };

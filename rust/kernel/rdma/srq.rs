@@ -39,6 +39,9 @@
 //!
 //! C header: [`include/rdma/ib_verbs.h`](srctree/include/rdma/ib_verbs.h) (`struct ib_srq`)
 
+// What peers send is used here, and must not cause a panic.
+#![warn(clippy::arithmetic_side_effects, clippy::indexing_slicing)]
+
 use crate::{
     completion::Completion,
     context::Context,
@@ -334,7 +337,7 @@ impl SrqReservation {
         let is_it = |shared: &&mut CqReservation| shared.reservation.cq == *cq;
         if let Some(shared) = list.iter_mut().find(is_it) {
             // INVARIANT: This is one more.
-            shared.qps += 1;
+            shared.qps = shared.qps.saturating_add(1);
         } else {
             let (reservation, qps) = (cq::reserve(cq, srq.count)?, 1);
             // INVARIANT: This is the first.
@@ -354,7 +357,7 @@ impl Drop for SrqReservation {
                 return true;
             }
             // INVARIANT: This one is dropped.
-            shared.qps -= 1;
+            shared.qps = shared.qps.saturating_sub(1);
             shared.qps != 0
         });
     }

@@ -4,6 +4,9 @@
 //!
 //! C header: [`include/rdma/ib_verbs.h`](srctree/include/rdma/ib_verbs.h) (`struct ib_wc`)
 
+// What peers send is used here, and must not cause a panic.
+#![warn(clippy::arithmetic_side_effects, clippy::indexing_slicing)]
+
 use crate::prelude::*;
 
 /// Defines a type of C values with names, and a text for each, which `$text` returns.
@@ -179,12 +182,23 @@ impl<'a> Success<'a> {
     }
 
     /// Returns the number of bytes transferred by a receive or an RDMA READ. For
-    /// [`Opcode::RecvRdmaWithImm`] it is the number of bytes that the peer wrote elsewhere, so do
-    /// not slice the receive buffer by it unchecked. It is meaningless for other requests.
+    /// [`Opcode::RecvRdmaWithImm`] it is the number of bytes that the peer wrote elsewhere. It is
+    /// meaningless for other requests. The peer has chosen it: neither index nor subtract by it, as
+    /// a panic ends the machine. [`Buf::received`] returns the bytes of a message.
     #[inline]
     pub fn byte_len(&self) -> usize {
         // RDMA needs pointers of 32 bits at least.
         self.raw().byte_len as usize
+    }
+
+    /// Returns the number of bytes that a receive has put into its buffer.
+    #[inline]
+    pub(crate) fn recv_len(&self) -> usize {
+        match self.opcode() {
+            // The number of bytes that were written elsewhere.
+            Opcode::RecvRdmaWithImm => 0,
+            _ => self.byte_len(),
+        }
     }
 
     /// Returns the immediate data of a receive, in host byte order. The flag alone is no proof: rxe

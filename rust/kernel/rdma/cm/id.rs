@@ -939,7 +939,7 @@ impl Listening {
         list.retain(|it| {
             !it.destroyed.load(atomic::Relaxed) && it.conn.state() != cm::State::Established
         });
-        if list.len() >= 2 * self.backlog || list.reserve(1, GFP_KERNEL).is_err() {
+        if list.len() >= self.backlog.saturating_mul(2) || list.reserve(1, GFP_KERNEL).is_err() {
             return false;
         }
         let mut waiting = list.iter().filter(|it| {

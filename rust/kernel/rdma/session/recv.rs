@@ -10,7 +10,7 @@ use crate::{
     },
     context::Context,
     cqe,
-    dma::CpuView,
+    message::RecvBytes,
     prelude::*,
     qp,
     wc::Success, //
@@ -74,7 +74,7 @@ pub trait RecvHandler: Send + Sync + Sized + 'static {
 ///
 ///     fn received(mut message: Received<'_, Self>, _cx: &Atomic) {
 ///         let (conn, bytes) = message.open();
-///         if bytes.first() != Some(&1) {
+///         if !matches!(bytes.header::<u8>(), Ok((1, _payload))) {
 ///             conn.id.disconnect_later();
 ///         }
 ///     }
@@ -312,11 +312,7 @@ impl<T: RecvHandler> CqeHandler for Recv<T> {
     fn done(this: Self::Pointer, wc: &Wc, cx: &T::Needs) {
         match wc.result() {
             Ok(success) => {
-                let len = match success.opcode() {
-                    // The number of bytes that were written elsewhere.
-                    Opcode::RecvRdmaWithImm => 0,
-                    _ => success.byte_len(),
-                };
+                let len = success.recv_len();
                 let recv = ManuallyDrop::new(this);
                 // INVARIANT: The owner was just given back.
                 let message = ManuallyDrop::new(Kept { recv, len });
@@ -389,22 +385,6 @@ fn refused<T: RecvHandler>(refused: PostError<RecvRef<T>>) {
     let error = refused.error();
     if let Some(recv) = refused.owner {
         recv.end().conn.as_arc_borrow().refused(error);
-    }
-}
-
-/// The bytes of a message, for the CPU.
-pub struct RecvBytes<'a> {
-    view: CpuView<'a>,
-    len: usize,
-}
-
-impl Deref for RecvBytes<'_> {
-    type Target = [u8];
-
-    #[inline]
-    fn deref(&self) -> &[u8] {
-        // A message is no longer than its buffer.
-        self.view.get(..self.len).unwrap_or(&[])
     }
 }
 
@@ -502,7 +482,7 @@ impl<T: RecvHandler> Kept<T> {
         // SAFETY: By the invariant of `RecvRef` the receive is valid, and this, which is borrowed
         // exclusively, has the right to use it.
         let view = unsafe { (*recv).buf.cpu() };
-        (self.recv.conn(), RecvBytes { view, len })
+        (self.recv.conn(), RecvBytes::new(view, len))
     }
 }
 

@@ -155,7 +155,7 @@ fn within(limit: Limit, asked: u64, has: u32) -> Result<u32, Misfit> {
 }
 
 fn times(a: u32, b: u32) -> u64 {
-    u64::from(a) * u64::from(b)
+    u64::from(a).saturating_mul(b.into())
 }
 
 impl Sizes {
@@ -195,11 +195,15 @@ impl Sizes {
             .saturating_add(port.rw_requests(rw_contexts).into())
             .saturating_add(drain);
         let all = within(Limit::SendWr, all, max_wr)?;
-        within(Limit::RecvWr, u64::from(load.recvs) + drain, max_wr)?;
+        within(
+            Limit::RecvWr,
+            u64::from(load.recvs).saturating_add(drain),
+            max_wr,
+        )?;
         within(Limit::SendSge, load.send_sge.into(), attrs.max_send_sge)?;
         within(Limit::RecvSge, load.recv_sge.into(), attrs.max_recv_sge)?;
 
-        let entries = Caps::new(all - drain as u32, load.recvs).entries();
+        let entries = Caps::new(all.saturating_sub(drain as u32), load.recvs).entries();
         Ok(Self {
             caps: Caps {
                 // Not more than all of them.

@@ -423,7 +423,7 @@ impl<X: Exchange> ops::Deref for Handle<X> {
 impl<X: Exchange> Drop for Handle<X> {
     fn drop(&mut self) {
         let give_up = |table: &Table<X>, locked: &mut Locked| {
-            locked.handles -= 1;
+            locked.handles = locked.handles.saturating_sub(1);
             if locked.handles == 0 {
                 // From here on tags are put under the lock, and none is taken.
                 table.set_locked(true);
@@ -632,7 +632,7 @@ pub struct Tags<X: Exchange>(Handle<X>);
 fn words(count: u32) -> Result<KVec<Word>> {
     let mut words = KVec::new();
     for first in (0..count).step_by(TAGS as usize) {
-        words.push(Word::new((count - first).min(TAGS)), GFP_KERNEL)?;
+        words.push(Word::new(count.saturating_sub(first).min(TAGS)), GFP_KERNEL)?;
     }
     Ok(words)
 }
@@ -702,9 +702,11 @@ impl<X: Exchange> Tags<X> {
         let table = NonNull::from(KBox::leak(unsafe { Pin::into_inner_unchecked(table) }));
         // SAFETY: The table was just made, and nothing else uses it.
         let (words, slots) = unsafe { (&(*table.as_ptr()).words, &mut (*table.as_ptr()).slots) };
-        for (n, slot) in slots.iter_mut().enumerate() {
-            // INVARIANT: The slot is part of the table, and this is its word.
-            (slot.table, slot.word) = (table, NonNull::from(&words[n / TAGS as usize]));
+        for (word, slots) in words.iter().zip(slots.chunks_mut(TAGS as usize)) {
+            for slot in slots {
+                // INVARIANT: The slot is part of the table, and this is its word.
+                (slot.table, slot.word) = (table, NonNull::from(word));
+            }
         }
         // INVARIANT: Both are counted.
         let (this, keeper) = (Self(Handle(table)), Keeper(Handle(table)));
@@ -763,14 +765,14 @@ impl<X: Exchange> Tags<X> {
         let table = &*self.0;
         let mut guard = table.lock.lock();
         // From here on tags are put under the lock.
-        guard.waiters += 1;
+        guard.waiters = guard.waiters.saturating_add(1);
         table.set_locked(true);
         let take = |_: &mut Locked| match self.take() {
             Err(EAGAIN) => table.open().err().map(Err),
             taken => Some(taken),
         };
         let taken = wait_event(&table.freed, &mut guard, Some(timeout_ms), take, cx);
-        guard.waiters -= 1;
+        guard.waiters = guard.waiters.saturating_sub(1);
         if guard.waiters == 0 {
             table.set_locked(false);
         }

@@ -39,7 +39,7 @@ impl Mask {
     /// A mask of `bits` bits of the generation, at most 16.
     #[inline]
     pub(super) const fn new(bits: u32) -> Self {
-        Self(((1 << bits) - 1) * GENERATION | REPLY)
+        Self((1u32 << bits).wrapping_sub(1).wrapping_mul(GENERATION) | REPLY)
     }
 }
 
@@ -104,7 +104,7 @@ impl State {
     pub(super) fn take_reply(&self, generation: u16, mask: Mask) -> bool {
         // Acquire: what the holder of the tag has written is there.
         let now = self.now.load(Ordering::Acquire);
-        let differs = now ^ u32::from(generation) * GENERATION;
+        let differs = now ^ u32::from(generation).wrapping_mul(GENERATION);
         if differs & mask.0 != REPLY {
             return false;
         }
@@ -243,14 +243,14 @@ pub(super) struct Word(AtomicUsize);
 impl Word {
     /// Returns a word of `tags` tags, which are free.
     pub(super) fn new(tags: u32) -> Self {
-        Self(AtomicUsize::new((1 << tags.min(TAGS)) - 1))
+        Self(AtomicUsize::new((1usize << tags.min(TAGS)).wrapping_sub(1)))
     }
 
     /// Takes a free tag. Acquire: all use of it has happened.
     #[inline]
     pub(super) fn take(&self) -> Option<u32> {
         // The lowest bit is that of a free tag, as the one of the lock is above all.
-        let without = |old| (old & (LOCKED - 1) != 0).then(|| old & (old - 1));
+        let without = |old: usize| (old & (LOCKED - 1) != 0).then(|| old & old.wrapping_sub(1));
         // INVARIANT: The caller holds the tag.
         let old = (self.0).fetch_update(Ordering::Acquire, Ordering::Relaxed, without);
         old.ok().map(usize::trailing_zeros)
