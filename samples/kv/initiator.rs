@@ -81,7 +81,9 @@ impl Exchange for Io {
 
     fn sent(_posted: &Posted, wc: &Wc, _cx: &Atomic) {
         match wc.result() {
-            Err(e) if e.status != Status::WR_FLUSH_ERR => pr_info!("a request: {}\n", e.status),
+            Err(e) if e.status != Status::WR_FLUSH_ERR => {
+                rdma::pr_info_ratelimited!("a request: {}\n", e.status)
+            }
             _ => {}
         }
     }
@@ -151,7 +153,7 @@ impl RecvHandler for Conn {
         let (conn, bytes) = message.open();
         // After the end of the connection nothing is waited for.
         if let Some(e) = conn.replied(&wc, &bytes).err().filter(|e| *e != ENOTCONN) {
-            pr_info!("the target does not keep to the protocol: {e:?}\n");
+            rdma::pr_info_ratelimited!("the target does not keep to the protocol: {e:?}\n");
             conn.stats.add(Count::Violations, 1);
             conn.id.disconnect_later();
         }

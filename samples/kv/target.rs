@@ -162,7 +162,7 @@ impl cm::Handler for Conn {
     fn event(self: ArcBorrow<'_, Self>, event: cm::Event<'_>, cx: &Sleepable) {
         if event.is_last() {
             if let Err(e) = self.qp.clear_context(cx) {
-                pr_err!("a connection was not drained: {e:?}\n");
+                rdma::pr_err_ratelimited!("a connection was not drained: {e:?}\n");
             }
         }
     }
@@ -205,7 +205,7 @@ impl RecvHandler for Conn {
 impl Conn {
     #[cold]
     fn violated(&self, e: Error) {
-        pr_info!("a connection is ended: {e:?}\n");
+        rdma::pr_info_ratelimited!("a connection is ended: {e:?}\n");
         self.target.stats.add(Count::Violations, 1);
         self.id.disconnect_later();
     }

@@ -81,7 +81,7 @@ impl cm::Handler for Connection {
     fn event(self: ArcBorrow<'_, Self>, event: cm::Event<'_>, cx: &Sleepable) {
         if event.is_last() {
             if let Err(e) = self.qp.clear_context(cx) {
-                pr_err!("a connection was not drained: {e:?}\n");
+                rdma::pr_err_ratelimited!("a connection was not drained: {e:?}\n");
             }
         }
     }
@@ -184,7 +184,7 @@ impl Receive for Request {
             return;
         };
         if let Err(e) = begin(slot, &wc, &connection.qp, cx) {
-            pr_info!("a call was refused: {e:?}\n");
+            rdma::pr_info_ratelimited!("a call was refused: {e:?}\n");
             connection.id.disconnect_later();
         }
     }

@@ -152,7 +152,7 @@ impl Conn {
         let result = instance.add(&conn).and_then(|()| protocol(&conn, cx));
         conn.end(result.map_or_else(Reason::from, |()| Reason::Done));
         if let Err(e) = session::end(&conn.id, &conn.qp, cx) {
-            pr_err!("QP {} was not drained: {e:?}\n", conn.qp.num());
+            rdma::pr_err_ratelimited!("QP {} was not drained: {e:?}\n", conn.qp.num());
         }
         instance.remove(&conn);
         let over = conn.events.lock().over;

@@ -159,7 +159,7 @@ pub(crate) mod connection {
 
     impl cm::Handler for Conn {
         fn event(self: ArcBorrow<'_, Self>, event: cm::Event<'_>, _cx: &Sleepable) {
-            pr_info!("QP {}: {event}\n", self.qp.num());
+            rdma::pr_info_ratelimited!("QP {}: {event}\n", self.qp.num());
         }
     }
 

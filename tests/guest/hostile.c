@@ -3,6 +3,7 @@
  * An rping peer that misbehaves.
  *
  *   hostile client|server ADDR PORT HOW
+ *   hostile requests ADDR PORT COUNT	asks for that many connections, each of which has to be refused
  *
  * The protocol is that of rdma-core's librdmacm/examples/rping.c: the client advertises a buffer,
  * the server reads it and says go ahead; the client advertises a second one, the server writes it
@@ -10,6 +11,7 @@
  */
 #include <endian.h>
 #include <err.h>
+#include <errno.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -180,6 +182,20 @@ static void server(void)
 	}
 }
 
+/* Asks for connections, and has each refused. */
+static void requests(struct rdma_addrinfo *res, const struct ibv_qp_init_attr *attr, int count)
+{
+	while (count--) {
+		/* librdmacm sets the CQs in it. */
+		struct ibv_qp_init_attr copy = *attr;
+
+		check(rdma_create_ep(&id, res, NULL, &copy), "create endpoint");
+		if (!rdma_connect(id, NULL) || errno != ECONNREFUSED)
+			err(1, "it was not refused");
+		rdma_destroy_ep(id);
+	}
+}
+
 int main(int argc, char **argv)
 {
 	struct rdma_addrinfo hints = { .ai_port_space = RDMA_PS_TCP }, *res;
@@ -196,7 +212,7 @@ int main(int argc, char **argv)
 	int serve;
 
 	if (argc != 5)
-		errx(1, "usage: hostile client|server ADDR PORT HOW");
+		errx(1, "usage: hostile client|server|requests ADDR PORT HOW");
 	serve = !strcmp(argv[1], "server");
 	how = argv[4];
 	/* A bound for everything below. */
@@ -205,6 +221,10 @@ int main(int argc, char **argv)
 	if (serve)
 		hints.ai_flags = RAI_PASSIVE;
 	check(rdma_getaddrinfo(argv[2], argv[3], &hints, &res), "address");
+	if (!strcmp(argv[1], "requests")) {
+		requests(res, &attr, atoi(how));
+		return 0;
+	}
 	check(rdma_create_ep(&id, res, NULL, &attr), "create endpoint");
 	if (serve) {
 		struct rdma_cm_id *listener = id;

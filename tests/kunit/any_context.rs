@@ -59,6 +59,7 @@ use rdma::{
         Chain,
         SendRing, //
     },
+    ratelimit::Ratelimit,
     rw::{
         Ctx,
         Rw, //
@@ -529,6 +530,14 @@ mod tests {
             );
             drop(grant);
             check_eq!(recvs.untold(), 1);
+            Ok(())
+        })
+    }
+
+    #[test]
+    fn messages_are_limited() -> Result {
+        in_softirq(|| {
+            check_eq!(Ratelimit::check(&Ratelimit::new()), Some(0));
             Ok(())
         })
     }

@@ -92,6 +92,7 @@ suites! {
     qp_events: suite_qp_events,
     qp_modify: suite_qp_modify,
     qp_raw: suite_qp_raw,
+    ratelimit: suite_ratelimit,
     removal: suite_removal,
     repost: suite_repost,
     reservation: suite_reservation,

@@ -193,7 +193,9 @@ fn make(
     let max = dev.attrs().max_cqe;
     // The core never ends its search of the pool for more than a CQ can have.
     if entries == 0 || entries > max {
-        pr_err!("{dev}: a CQ of {entries} entries was asked for; 1 to {max} are possible\n");
+        crate::pr_err_ratelimited!(
+            "{dev}: a CQ of {entries} entries was asked for; 1 to {max} are possible\n"
+        );
         return Err(EINVAL);
     }
     if kind != Kind::Pooled && vector.is_some_and(|n| n >= dev.num_comp_vectors()) {
@@ -679,7 +681,7 @@ impl Drop for Reservation {
 pub(crate) fn reserve(cq: &Shared, entries: u32) -> Result<Reservation> {
     let entries: i32 = entries.try_into()?;
     cq.free.reserve(entries).map_err(|free| {
-        pr_err!(
+        crate::pr_err_ratelimited!(
             "{}: a QP needs {entries} CQ entries, {free} of {} are free\n",
             cq.dev,
             cq.entries

@@ -142,8 +142,9 @@ impl<T: Teardown> Reserved<T> {
             value: ManuallyDrop::new(value),
         }));
         if let Some(object) = item.value.object() {
-            // SAFETY: The object is in the item, which is pinned and gives no exclusive access to
-            // the value. It is dropped before the memory is freed, or that is never freed.
+            // SAFETY: The object is in the item, or in a pinned `Arc` of the item, and neither
+            // gives exclusive access to it. It is dropped before the memory is freed, or that is
+            // never freed.
             unsafe { Pin::new_unchecked(object) }.list();
         }
         // SAFETY: An address from `Arc::into_raw` is not null.

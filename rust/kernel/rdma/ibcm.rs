@@ -495,11 +495,13 @@ pub trait Accept: Send + Sync + 'static {
     fn stopped(&self) {}
 }
 
-/// A function that is called with each request. Its errors are reported.
+/// A function that is called with each request. Its errors are reported, ten in each five seconds.
 impl<F: Fn(Request<'_>, &Sleepable) -> Result + Send + Sync + 'static> Accept for F {
     fn request(&self, request: Request<'_>, cx: &Sleepable) {
+        let refused = request.refused;
         if let Err(e) = self(request, cx) {
-            pr_warn!("a connection request was refused: {e:?}\n");
+            refused.set(true);
+            crate::pr_warn_ratelimited!("a connection request was refused: {e:?}\n");
         }
     }
 }
@@ -516,6 +518,8 @@ struct Listening {
     accept: Arc<dyn Accept>,
     device: Device,
     place: removal::Place,
+    // Dropped last: the client may be gone after that.
+    object: objects::Object,
 }
 
 impl Listening {
@@ -563,15 +567,19 @@ unsafe extern "C" fn on_listener_event(
     if event.event != bindings::ib_cm_event_type_IB_CM_REQ_RECEIVED {
         return 0;
     }
-    let taken = Cell::new(false);
+    let (taken, refused) = (Cell::new(false), Cell::new(false));
     // INVARIANT: This is the callback of the request's id, with its event. The id lives as long.
     let request = Request {
         id: RawId(id),
         event,
         device: &listening.device,
         taken: &taken,
+        refused: &refused,
     };
     listening.accept.request(request, &cx);
+    if refused.get() || !taken.get() {
+        listening.object.add_refused();
+    }
     // An id that was not taken is destroyed on return, and rejected if that was not done.
     match taken.get() {
         true => 0,
@@ -579,20 +587,17 @@ unsafe extern "C" fn on_listener_event(
     }
 }
 
-struct ListenerState {
-    listening: Arc<Listening>,
-    object: objects::Object,
-}
+struct ListenerState(Arc<Listening>);
 
 impl deferred::Teardown for ListenerState {
     fn object(&self) -> Option<&objects::Object> {
-        Some(&self.object)
+        Some(&self.0.object)
     }
 
     fn teardown(&self, _cx: &Sleepable) -> Result {
-        let device = &self.listening.device;
-        device.inner().removal.remove(&*self.listening);
-        self.listening.stop();
+        let listening = &self.0;
+        listening.device.inner().removal.remove(&**listening);
+        listening.stop();
         Ok(())
     }
 }
@@ -617,13 +622,15 @@ impl Listener {
             return Err(EPROTONOSUPPORT);
         }
         let reserved = deferred::Deferred::reserve()?;
-        let object = device.object(refs::Kind::Id);
+        let mut object = device.object(refs::Kind::Id);
+        object.sizes = objects::Sizes::Listener;
         let listening = Arc::pin_init(
             pin_init!(Listening {
                 id <- kernel::new_mutex!(None),
                 accept,
                 device: device.clone(),
                 place: removal::Place::new(),
+                object,
             }),
             GFP_KERNEL,
         )?;
@@ -632,10 +639,7 @@ impl Listener {
         let id = unsafe { create(device, on_listener_event, context) }?;
         *listening.id.lock() = Some(id);
         let this = Self {
-            state: reserved.fill(ListenerState {
-                listening: listening.clone(),
-                object,
-            }),
+            state: reserved.fill(ListenerState(listening.clone())),
         };
         // SAFETY: The id is alive: `this` has it, and the removal does not know it yet.
         to_result(unsafe { bindings::ib_cm_listen(id.as_ptr(), service_id.to_be()) })?;
@@ -661,6 +665,7 @@ pub struct Request<'a> {
     event: &'a bindings::ib_cm_event,
     device: &'a Device,
     taken: &'a Cell<bool>,
+    refused: &'a Cell<bool>,
 }
 
 impl Request<'_> {

@@ -149,6 +149,8 @@ impl fmt::Display for Peer {
 #[derive(Clone, Copy)]
 pub(crate) enum Sizes {
     Unknown,
+    /// [`Object::add_refused`] counts the requests that were refused.
+    Listener,
     /// Of the entries, [`Object::add_reserved`] says how many are reserved.
     Cq {
         context: &'static str,
@@ -169,11 +171,12 @@ pub(crate) enum Sizes {
 }
 
 impl Sizes {
-    fn write(self, reserved: i32, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    fn write(self, count: i32, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Unknown => Ok(()),
+            Self::Listener => write!(f, ", {count} requests refused"),
             Self::Cq { context, entries } => {
-                write!(f, ", {context}, {reserved} of {entries} entries reserved")
+                write!(f, ", {context}, {count} of {entries} entries reserved")
             }
             Self::Qp {
                 sends: (n, cq),
@@ -223,8 +226,9 @@ pub(crate) struct Object {
     /// Only for an address to be compared with; null unless the object is a QP.
     qp: [*const bindings::ib_qp; DEBUG],
     pub(crate) sizes: Sizes,
-    /// The number of entries of a CQ that QPs and SRQs have reserved.
-    reserved: atomic::Atomic<i32>,
+    /// The number of entries of a CQ that QPs and SRQs have reserved, or of the requests that a
+    /// listener has refused.
+    count: atomic::Atomic<i32>,
     /// When it was made, as [`now`].
     since: u32,
     details: GlobalLockedBy<Details, DETAILS>,
@@ -250,7 +254,7 @@ impl fmt::Display for Object {
             write!(f, " {num}")?;
         }
         f.write_fmt(fmt!("{peer}, made {} s ago", now() - self.since))?;
-        self.sizes.write(self.reserved.load(atomic::Relaxed), f)?;
+        self.sizes.write(self.count.load(atomic::Relaxed), f)?;
         let qp = self.qp.iter().find(|qp| !qp.is_null());
         if let Some(posted) = qp.and_then(|qp| debug::of_qp(*qp)) {
             let (count, owner) = (posted.count, posted.owner);
@@ -276,7 +280,7 @@ impl Object {
             num: None,
             qp: [ptr::null(); DEBUG],
             sizes: Sizes::Unknown,
-            reserved: atomic::Atomic::new(0),
+            count: atomic::Atomic::new(0),
             since: now(),
             details: GlobalLockedBy::new(Details {
                 peer: Peer::Unknown,
@@ -307,7 +311,12 @@ impl Object {
 
     /// Changes the number of entries of the CQ that are reserved. Any context.
     pub(crate) fn add_reserved(&self, entries: i32) {
-        self.reserved.add(entries, atomic::Relaxed);
+        self.count.add(entries, atomic::Relaxed);
+    }
+
+    /// Counts a request that the listener has refused. Any context.
+    pub(crate) fn add_refused(&self) {
+        self.count.add(1, atomic::Relaxed);
     }
 
     /// Counts an owner of type `first` that the object keeps until it is drained. Any context.

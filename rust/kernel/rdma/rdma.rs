@@ -41,6 +41,7 @@ pub mod op;
 pub mod pd;
 pub mod prelude;
 pub mod qp;
+pub mod ratelimit;
 mod refs;
 mod removal;
 pub mod reuse;

@@ -74,7 +74,7 @@ impl<'a, S: PollContext, R: PollContext> Connecting<'a, S, R> {
 impl<S: PollContext, R: PollContext> Drop for Connecting<'_, S, R> {
     fn drop(&mut self) {
         if let Err(e) = end(self.id, self.qp, self.cx) {
-            pr_err!("QP {} was not drained ({e:?})\n", self.qp.num());
+            crate::pr_err_ratelimited!("QP {} was not drained ({e:?})\n", self.qp.num());
         }
     }
 }

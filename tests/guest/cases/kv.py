@@ -8,7 +8,7 @@ import time
 from case import BUILD, FLAVOUR, PROGRAMS, case
 from rping import ADDR, finish, ports, wait_listening
 from samples import kv, kv_stats, module
-from traffic import link
+from traffic import OBJECTS, link
 
 ENDLESS = "operations=0"
 
@@ -49,6 +49,26 @@ def parameters():
                                check=False, timeout=120)
         assert ended.returncode, f"{wrong} was taken"
     good()
+
+
+@case("kv: a hundred requests that are refused do not fill the log")
+def refusals():
+    count, said = 100, "a connection request was refused"
+    with module("rdma_kv", "connections=0"):
+        subprocess.run(["dmesg", "-C"], check=True)
+        begin = time.monotonic()
+        # Without the private data of an initiator.
+        peer = subprocess.Popen([PROGRAMS / "hostile", "requests", ADDR, "7178", str(count)],
+                                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        status, out = finish(peer)
+        assert status == 0, f"they were not refused: {out}"
+        # Intervals of five seconds, of which the first and the last may be cut.
+        intervals = (time.monotonic() - begin) // 5 + 2
+        lines = subprocess.run(["dmesg"], check=True, capture_output=True, text=True).stdout.count(said)
+        assert 10 <= lines <= min(10 * intervals, count - 1), f"{lines} lines in {intervals} intervals"
+        shown = re.search(r"rdma_kv: CM id on .*, (\d+) requests refused", OBJECTS.read_text())
+        assert shown and int(shown[1]) == count, OBJECTS.read_text()
+    return f"{lines} lines"
 
 
 def target(how, said, operations=96):

@@ -879,11 +879,13 @@ pub trait Accept: Send + Sync + 'static {
     fn stopped(&self) {}
 }
 
-/// A function that is called with each request. Its errors are reported.
+/// A function that is called with each request. Its errors are reported, ten in each five seconds.
 impl<F: Fn(Request<'_>, &Sleepable) -> Result + Send + Sync + 'static> Accept for F {
     fn request(&self, request: Request<'_>, cx: &Sleepable) {
+        let refused = request.refused;
         if let Err(e) = self(request, cx) {
-            pr_warn!("a connection request was refused: {e:?}\n");
+            refused.set(true);
+            crate::pr_warn_ratelimited!("a connection request was refused: {e:?}\n");
         }
     }
 }
@@ -905,6 +907,8 @@ struct Listening {
     backlog: usize,
     #[pin]
     stop: workqueue::Work<Self>,
+    // Dropped last: the client may be gone after that.
+    object: objects::Object,
 }
 
 kernel::impl_has_work! {
@@ -962,18 +966,24 @@ impl Listening {
         cx: &Sleepable,
     ) -> Result {
         if !self.make_room() {
+            self.object.add_refused();
             return Err(ECONNREFUSED);
         }
-        let taken = Cell::new(None);
+        let (taken, refused) = (Cell::new(None), Cell::new(false));
         // INVARIANT: This is the callback of the request's id, with its event.
         let request = Request {
             id,
             event,
             client: &self.client,
             taken: &taken,
+            refused: &refused,
         };
         self.accept.request(request, cx);
-        let incoming = taken.take().ok_or(ECONNREFUSED)?;
+        let incoming = taken.take();
+        if refused.get() || incoming.is_none() {
+            self.object.add_refused();
+        }
+        let incoming = incoming.ok_or(ECONNREFUSED)?;
         let listed = self.unconfirmed.lock().push(incoming.clone(), GFP_KERNEL);
         if listed.is_err() {
             // Another has taken the room, and one that cannot be counted may not wait.
@@ -1017,19 +1027,15 @@ unsafe extern "C" fn on_listener_event(
     })
 }
 
-struct ListenerState {
-    listening: Arc<Listening>,
-    // Dropped last: the client may be gone after that.
-    object: objects::Object,
-}
+struct ListenerState(Arc<Listening>);
 
 impl deferred::Teardown for ListenerState {
     fn object(&self) -> Option<&objects::Object> {
-        Some(&self.object)
+        Some(&self.0.object)
     }
 
     fn teardown(&self, _cx: &Sleepable) -> Result {
-        self.listening.destroy();
+        self.0.destroy();
         Ok(())
     }
 }
@@ -1103,7 +1109,8 @@ impl Listener {
             return Err(EINVAL);
         }
         let reserved = deferred::Deferred::reserve()?;
-        let object = client.object(refs::Kind::Id);
+        let mut object = client.object(refs::Kind::Id);
+        object.sizes = objects::Sizes::Listener;
         object.set_peer(objects::Peer::On(addr.ip(), addr.port()));
         let listening = Arc::pin_init(
             pin_init!(Listening {
@@ -1113,6 +1120,7 @@ impl Listener {
                 unconfirmed <- kernel::new_mutex!(KVec::new()),
                 backlog: backlog.max(1) as usize,
                 stop <- kernel::new_work!("rdma::cm::Listener::stop"),
+                object,
             }),
             GFP_KERNEL,
         )?;
@@ -1121,10 +1129,10 @@ impl Listener {
         let raw = unsafe { options.create(client, on_listener_event, context) }?;
         *listening.raw.lock() = Some(raw);
         let this = Self {
-            state: reserved.fill(ListenerState { listening, object }),
+            state: reserved.fill(ListenerState(listening)),
         };
         // Once it is bound, the removal of the device destroys the id: not before it is unlocked.
-        let locked = this.state.listening.raw.lock();
+        let locked = this.state.0.raw.lock();
         let options = Options {
             src: Some(addr),
             ..*options
@@ -1161,6 +1169,7 @@ pub struct Request<'a> {
     event: &'a bindings::rdma_cm_event,
     client: &'a ClientRef,
     taken: &'a Cell<Option<Arc<Incoming>>>,
+    refused: &'a Cell<bool>,
 }
 
 impl Request<'_> {

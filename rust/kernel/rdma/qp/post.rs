@@ -373,7 +373,7 @@ unsafe extern "C" fn unsignaled(cq: *mut bindings::ib_cq, wc: *mut bindings::ib_
     };
     if let Err(WcError { status, .. }) = wc.result() {
         if status != Status::WR_FLUSH_ERR {
-            pr_err!("a request that is not signaled has failed: {status}\n");
+            crate::pr_err_ratelimited!("a request that is not signaled has failed: {status}\n");
         }
     }
 }
