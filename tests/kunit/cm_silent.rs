@@ -8,11 +8,15 @@ use crate::fixture::{
     message,
     own_class,
     wait,
+    with_faults,
     CountDrop,
     Counter,
     Env,
     Forger,
-    Place, //
+    HeldGuard,
+    NullEnv,
+    Place,
+    CAPS, //
 };
 use kernel::{
     prelude::*,
@@ -61,6 +65,9 @@ impl cm::Handler for UsesAgent {
     }
 }
 
+/// More ids than a workqueue runs work items of at a time (`WQ_DFL_ACTIVE`).
+const MANY: usize = 1_100;
+
 /// Accepts a request with a QP, which is returned.
 fn accept(
     request: cm::Request<'_>,
@@ -102,6 +109,36 @@ mod tests {
             forger.ask(addr, TIMEOUT, 0, &env.cx)?;
             wait(|| returned.get() == turn && gone.get() == turn)?;
         }
+        listener.destroy(&env.cx)
+    }
+
+    /// The ends of ids wait for it, and no others do.
+    #[test]
+    fn callback_that_does_not_return() -> Result {
+        let (env, null, kept) = (Env::new()?, NullEnv::new()?, Place::new()?);
+        let (addr, pd, keep) = (env.addr(), env.pd.clone(), kept.clone());
+        let held = HeldGuard::new()?;
+        let handler = held.handler();
+        let accepts = move |request: cm::Request<'_>, cx: &Sleepable| {
+            keep.put(accept(request, &pd, handler.clone(), cx)?);
+            Ok(())
+        };
+        let listener = listen(&env, addr, accepts)?;
+        Forger::new(&env)?.ask(addr, TIMEOUT, 0, &env.cx)?;
+        held.wait()?;
+        let options = cm::Options {
+            src: Some(SocketAddr::new(env.ip, 0)),
+            ..Default::default()
+        };
+        let many = if with_faults() { 1 } else { MANY };
+        for _ in 0..many {
+            drop(cm::Id::create_with(&env.client, &options, &env.cx)?);
+        }
+        // Its end is queued behind those of the ids.
+        let cq = null.env.cq::<Softirq>(CAPS.entries())?;
+        drop(null.env.raw_qp(&cq, &CAPS)?);
+        wait(|| null.dev.objects()[1] == 0)?;
+        drop((held, kept.take()));
         listener.destroy(&env.cx)
     }
 

@@ -12,6 +12,7 @@ mod event_log;
 mod fault;
 mod forged;
 mod gap;
+mod held;
 mod link;
 mod mads;
 mod message;
@@ -64,6 +65,7 @@ pub(crate) use event_log::EventLog;
 pub(crate) use fault::with_fault;
 pub(crate) use forged::Forger;
 pub(crate) use gap::Gap;
+pub(crate) use held::HeldGuard;
 pub(crate) use link::{
     End,
     Events,

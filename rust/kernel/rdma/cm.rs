@@ -16,6 +16,7 @@
 #![warn(clippy::arithmetic_side_effects, clippy::indexing_slicing)]
 
 mod id;
+mod timeouts;
 
 pub use crate::rnr_timer::RnrTimer;
 pub use id::Accept;
@@ -26,6 +27,10 @@ pub use id::Options;
 pub use id::Request;
 pub(crate) use id::Shared;
 
+pub(crate) use timeouts::{
+    flush_timeouts,
+    TimeoutFlush, //
+};
 use crate::{
     deferred,
     prelude::*,
@@ -457,53 +462,6 @@ impl Drop for InCallback {
         }
         ENTERED.fetch_sub(1, Relaxed);
     }
-}
-
-// Timeouts of the messages of the connection managers, which are MADs.
-
-/// The MAD layer wants a handler of each agent, and never calls this one.
-extern "C" fn on_sent(_: *mut bindings::ib_mad_agent, _: *mut bindings::ib_mad_send_wc) {}
-
-/// Waits for the timeouts of a port that have begun: for the send handlers that were called before.
-/// Not in a callback of a connection manager, which may be called by such a timeout.
-///
-/// The MAD layer calls the send handlers of all agents of a port for requests that have timed out
-/// on one ordered workqueue (`timeout_sends()` in core/mad.c). Only unregistering an agent flushes
-/// it, so this registers one that neither sends nor receives, and retries while that fails for want
-/// of memory or of agent numbers. The port's CQ, which calls the handler of what was not sent, is
-/// not waited for: see the limits in Documentation/safety.rst.
-///
-/// # Safety
-///
-/// `dev` is registered, and stays so during the call.
-pub(crate) unsafe fn flush_timeouts(dev: *mut bindings::ib_device, port: u32, _cx: &Sleepable) {
-    let (gsi, no_request) = (bindings::ib_qp_type_IB_QPT_GSI, ptr::null_mut());
-    let agent = loop {
-        // SAFETY: The caller says that the device is registered. An agent without a request
-        // receives nothing but replies, and this one sends nothing, so no handler is called.
-        let agent = from_err_ptr(unsafe {
-            bindings::ib_register_mad_agent(
-                dev,
-                port,
-                gsi,
-                no_request,
-                0,
-                Some(on_sent),
-                None,
-                ptr::null_mut(),
-                0,
-            )
-        });
-        match agent {
-            Ok(agent) => break agent,
-            // The port has no MADs, or is not open: it is closed after all clients of this crate
-            // have released the device.
-            Err(EPROTONOSUPPORT | ENODEV) => return,
-            Err(_) => time::delay::fsleep(time::Delta::from_millis(10)),
-        }
-    };
-    // SAFETY: The agent was just registered. `unregister_mad_agent()` flushes the port's workqueue.
-    unsafe { bindings::ib_unregister_mad_agent(agent) };
 }
 
 // The state of connections, of either connection manager.

@@ -9,6 +9,10 @@
 //! A QP can take long to be out of use: a handler of its CQ may sleep. It is not waited for in one
 //! go, which would keep a worker from other objects, but goes to the end of the queue again.
 //!
+//! Destroying an object may wait for handlers of the ULP, and a workqueue runs a limited number of
+//! work items at a time. So each device of each client has a workqueue of its own. Work items that
+//! wait for no handler are on that of the core module.
+//!
 //! Value, count, work item and place in the list of objects are one allocation.
 
 use crate::{
@@ -63,7 +67,8 @@ impl Drop for Workqueue {
 /// Zero, or the address of a workqueue that is destroyed when the core module is unloaded.
 static QUEUE: atomic::Atomic<usize> = atomic::Atomic::new(0);
 
-/// The workqueue that destroys objects, part of the core module.
+/// The workqueue of the core module: of objects that are on no device, and of messages of the
+/// connection managers.
 pub(crate) struct Queue(#[expect(dead_code)] Workqueue);
 
 impl Queue {
@@ -85,6 +90,12 @@ impl Queue {
 pub(crate) trait Teardown: Send + Sync + 'static {
     /// Returns the part by which the value is listed, if it is.
     fn object(&self) -> Option<&Object>;
+
+    /// Returns the workqueue that tears the value down. A value that has a reference to a device
+    /// may return the workqueue of that.
+    fn queue(&self) -> &workqueue::Queue {
+        self.object().map_or_else(|| Queue::get(), Object::queue)
+    }
 
     /// Waits until the value is out of use, as long as the [`Waiter`] may. If this fails, it is
     /// called again by the work item, until it succeeds.
@@ -165,10 +176,21 @@ kernel::impl_has_work! {
 }
 
 impl<T: Teardown> Item<T> {
+    /// Queues an item that nobody else refers to.
+    fn enqueue(item: Pin<sync::UniqueArc<Self>>) {
+        let queue = ptr::from_ref(item.value.queue());
+        // SAFETY: The workqueue is the core module's, or that of a device to which the value has a
+        // reference. The device destroys it after that was put, so after the work item has begun;
+        // what `queue_work()` does then, it does in an RCU read-side section, and
+        // `destroy_workqueue()` frees the workqueue after a grace period.
+        let queue = unsafe { &*queue };
+        // It is not queued: a queued item has a reference.
+        let _ = queue.enqueue(Arc::from(item));
+    }
+
     fn finish(item: Pin<sync::UniqueArc<Self>>, waiter: Waiter, cx: &Sleepable) -> Result {
         if let Err(e) = item.value.quiesce(waiter, cx) {
-            // It is not queued: this is the caller or the work item, with the only reference.
-            let _ = Queue::get().enqueue(Arc::from(item));
+            Self::enqueue(item);
             return Err(e);
         }
         let torn_down = item.value.teardown(cx);
@@ -255,8 +277,7 @@ impl<T: Teardown> Drop for Deferred<T> {
         // SAFETY: By the type invariant this owns a reference, which is not used again.
         let item = unsafe { Arc::from_raw(self.0.as_ptr()) };
         if let Some(item) = Arc::into_unique_or_drop(item) {
-            // It is not queued yet, as that is done with the last reference.
-            let _ = Queue::get().enqueue(Arc::from(item));
+            Item::enqueue(item);
         }
     }
 }

@@ -8,6 +8,7 @@ pub use crate::objects::Name;
 
 use crate::{
     client,
+    deferred,
     objects,
     prelude::*,
     refs,
@@ -31,7 +32,8 @@ use kernel::{
             ScopedHrTimerPointer as _, //
         }, //
     },
-    types::Opaque, //
+    types::Opaque,
+    workqueue, //
 };
 
 /// One device of one client, from `add` to the end of `remove`.
@@ -57,6 +59,11 @@ pub(crate) struct Inner {
     timer: hrtimer::HrTimer<Self>,
     step: atomic::Atomic<u32>,
     secs: atomic::Atomic<u32>,
+    /// The flushes of the ports' timeouts, by the numbers of the ports.
+    flushes: KVec<Pin<KBox<cm::TimeoutFlush>>>,
+    /// Tears down what is made on the device. Dropped after the refs were killed, and waits for the
+    /// end of its work items.
+    queue: deferred::Workqueue,
 }
 
 /// `ib_event_handler.handler`.
@@ -80,7 +87,16 @@ impl Inner {
         client: &client::Core,
     ) -> Result<Pin<KBox<Self>>> {
         let handler = Some(client.event);
-        let init = pin_init!(Self {
+        // SAFETY: The caller adds the device, which is registered.
+        let ports = unsafe { (*raw.as_ptr()).phys_port_cnt };
+        let mut flushes = KVec::new();
+        for _ in 0..=ports {
+            flushes.push(
+                KBox::pin_init(cm::TimeoutFlush::new(), GFP_KERNEL)?,
+                GFP_KERNEL,
+            )?;
+        }
+        let init = try_pin_init!(Self {
             refs <- refs::Refs::new(),
             raw,
             client: NonNull::from(client),
@@ -95,8 +111,15 @@ impl Inner {
             timer <- hrtimer::HrTimer::new(),
             step: atomic::Atomic::new(0),
             secs: atomic::Atomic::new(0),
+            flushes,
+            queue: deferred::Workqueue::new(c"rdma_rs")?,
         });
         KBox::pin_init(init, GFP_KERNEL)
+    }
+
+    /// Returns the flush of a port's timeouts, if the device has the port.
+    pub(crate) fn timeout_flush(&self, port: u32) -> Option<&cm::TimeoutFlush> {
+        self.flushes.get(port as usize).map(|flush| &**flush)
     }
 
     fn client(&self) -> &client::Core {
@@ -171,6 +194,10 @@ impl hrtimer::HrTimerCallback for Inner {
 impl refs::Owner for Inner {
     fn refs(&self) -> &refs::Refs {
         &self.refs
+    }
+
+    fn queue(&self) -> &workqueue::Queue {
+        self.queue.get()
     }
 }
 

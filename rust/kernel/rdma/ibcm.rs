@@ -187,8 +187,7 @@ impl deferred::Teardown for Connected {
     }
 
     fn teardown(&self, cx: &Sleepable) -> Result {
-        // SAFETY: The device is registered by the invariant of `device::Inner`.
-        let timeouts = || unsafe { cm::flush_timeouts(self.device.as_raw(), self.port, cx) };
+        let timeouts = || cm::flush_timeouts(&self.device, self.port, cx);
         self.device.inner().removal.remove(&*self.conn);
         self.conn.set_id(None);
         self.conn.wait_notified();

@@ -23,7 +23,8 @@ use kernel::{
     sync::{
         atomic,
         GlobalLockedBy, //
-    }, //
+    },
+    workqueue, //
 };
 
 /// The number of objects that a message names.
@@ -288,6 +289,11 @@ impl Object {
             }),
             _pin: PhantomPinned,
         }
+    }
+
+    /// Returns the workqueue that tears the object down: that of its device or client.
+    pub(crate) fn queue(&self) -> &workqueue::Queue {
+        self.reference.queue()
     }
 
     /// Lists the object, until it is dropped.

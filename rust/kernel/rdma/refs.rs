@@ -7,13 +7,17 @@
 
 use crate::{
     completion::Completion,
+    deferred,
     prelude::*,
     sync::RefCount, //
 };
 use core::mem::ManuallyDrop;
-use kernel::sync::atomic::{
-    Atomic,
-    Relaxed, //
+use kernel::{
+    sync::atomic::{
+        Atomic,
+        Relaxed, //
+    },
+    workqueue, //
 };
 
 /// The time between two messages about what is still referenced, in milliseconds.
@@ -106,6 +110,11 @@ impl fmt::Display for Refs {
 /// What references keep: a device, a client or a MAD agent, as messages name it.
 pub(crate) trait Owner: fmt::Display + Sync {
     fn refs(&self) -> &Refs;
+
+    /// Returns the workqueue that tears down what keeps this.
+    fn queue(&self) -> &workqueue::Queue {
+        deferred::Queue::get()
+    }
 }
 
 /// A counted reference to a device, a client or a MAD agent, which stays while this lives.

@@ -13,7 +13,10 @@ use crate::{
     device,
     objects,
     prelude::*,
-    refs, //
+    refs::{
+        self,
+        Owner as _, //
+    }, //
 };
 use core::{
     cell::Cell,
@@ -747,6 +750,13 @@ impl State {
     }
 
     /// Fails unless the device and both addresses are known: `addr_handler()` in core/cma.c changes
+    fn queue(&self) -> &workqueue::Queue {
+        match self.device.as_ref() {
+            Some(device) => device.inner().queue(),
+            None => deferred::Queue::get(),
+        }
+    }
+
     /// the state of the C id before it looks for the device.
     fn resolved(&self) -> Result {
         let resolved = self.conn.resolved.load(atomic::Acquire);
@@ -828,9 +838,10 @@ impl State {
         }
         self.with_handler_lock(|| {});
         if let Some(device) = self.device.as_ref() {
-            // SAFETY: The device is registered by the invariant of `device::Inner`, the id alive by
-            // that of `RawId`. The port of an id that has a device does not change.
-            unsafe { cm::flush_timeouts(device.as_raw(), (*self.as_raw()).port_num, cx) };
+            // SAFETY: The id is alive by the invariant of `RawId`. The port of one that has a
+            // device does not change.
+            let port = unsafe { (*self.as_raw()).port_num };
+            cm::flush_timeouts(device, port, cx);
         }
     }
 }
