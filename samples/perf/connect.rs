@@ -45,6 +45,7 @@ const PARAM: cm::ConnParam<'static> = cm::ConnParam {
     retry_count: 7,
     rnr_retry_count: 7,
     min_rnr_timer: RnrTimer::DEFAULT,
+    timeout_ms: 60_000,
 };
 
 /// The parts that the QPs of an end are made of.

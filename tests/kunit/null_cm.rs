@@ -310,6 +310,28 @@ fn no_data() -> Got {
 mod tests {
     use super::*;
 
+    /// The peer's time is over. No more is asserted of it: it may be late.
+    #[test]
+    fn peer_does_not_answer_in_time() -> Result {
+        let net = Net::new()?;
+        let env = &net.null.env;
+        net.dev().inject(Injection::Silence { count: 1 })?;
+        let _listener = net.listen(refuses)?;
+        let id = cm::Id::resolve(&env.client, net.addr, STEP_MS, &env.cx)?;
+        let ulp = Ulp::new(&env.pd)?;
+        ulp.make_qp(&id, &env.cx)?;
+        let param = cm::ConnParam {
+            timeout_ms: 20,
+            ..Default::default()
+        };
+        check_err!(
+            id.connect(ulp.clone(), &param, &env.cx).map(drop),
+            ETIMEDOUT
+        );
+        check_eq!(ulp.count(), 0);
+        net.dev().inject(Injection::Expire)
+    }
+
     #[test]
     fn sends_in_both_directions() -> Result {
         let NullEnv { dev, env } = NullEnv::with_cm()?;

@@ -34,6 +34,7 @@ const PARAM: cm::ConnParam<'static> = cm::ConnParam {
     retry_count: 6,
     rnr_retry_count: 7,
     min_rnr_timer: RnrTimer::DEFAULT,
+    timeout_ms: 90_000,
 };
 
 /// Drops an SRQ, a QP on it and their CQ in this order, with receives outstanding.

@@ -16,6 +16,7 @@
 #![warn(clippy::arithmetic_side_effects, clippy::indexing_slicing)]
 
 mod id;
+mod pending;
 mod timeouts;
 
 pub use crate::rnr_timer::RnrTimer;
@@ -26,12 +27,13 @@ pub use id::Listener;
 pub use id::Options;
 pub use id::Request;
 pub(crate) use id::Shared;
-
 pub(crate) use timeouts::{
     flush_timeouts,
     TimeoutFlush, //
 };
+
 use crate::{
+    completion::wait_event,
     deferred,
     prelude::*,
     removal, //
@@ -52,7 +54,6 @@ use kernel::{
             Relaxed, //
         }, //
     },
-    time,
     workqueue, //
 };
 
@@ -73,6 +74,10 @@ pub struct ConnParam<'a> {
     /// The time that the peer waits when there is no receive for its message, before it sends that
     /// again (`rdma_set_min_rnr_timer`). On iWARP the connection ends instead.
     pub min_rnr_timer: RnrTimer,
+    /// The time that the peer has to answer a request, or to confirm that its own was accepted, in
+    /// milliseconds. C's connection managers give up after 74 s, or after hours if the peer asks
+    /// for more time.
+    pub timeout_ms: u32,
 }
 
 impl Default for ConnParam<'_> {
@@ -84,6 +89,7 @@ impl Default for ConnParam<'_> {
             retry_count: 6,
             rnr_retry_count: 7,
             min_rnr_timer: RnrTimer::default(),
+            timeout_ms: 90_000,
         }
     }
 }
@@ -809,11 +815,14 @@ impl<M: Manager> Conn<M> {
 
     /// Calls `start` and waits for an event, or for a failure. Returns the data that came along.
     /// Fails with `EDEADLK` in a callback, `EBUSY` if another call waits or the connection is made
-    /// by its events, `ENODEV` if the device goes, and `ERESTARTSYS` on a signal.
+    /// by its events, `ENODEV` if the device goes, `ETIMEDOUT` when the time is over, if there is a
+    /// limit, and `ERESTARTSYS` on a signal.
     pub(crate) fn wait_for(
         &self,
         event: u32,
         start: impl FnOnce() -> Result,
+        timeout_ms: Option<u32>,
+        cx: &Sleepable,
     ) -> Result<PrivateData> {
         InCallback::refuse()?;
         let reply = KBox::new(PrivateData::new(&[]), GFP_KERNEL)?;
@@ -830,17 +839,9 @@ impl<M: Manager> Conn<M> {
         let started = start();
         let mut inner = self.inner.lock();
         started.inspect_err(|_| inner.wait = Wait::None)?;
-        loop {
-            if let Some(result) = inner.take_result() {
-                return result;
-            }
-            if self.changed.wait_interruptible(&mut inner) {
-                // The result that has come meanwhile is not lost.
-                let result = inner.take_result();
-                inner.wait = Wait::None;
-                return result.unwrap_or(Err(ERESTARTSYS));
-            }
-        }
+        let result = |inner: &mut Inner<M>| inner.take_result();
+        let waited = wait_event(&self.changed, &mut inner, timeout_ms, result, cx);
+        waited.inspect_err(|_| inner.wait = Wait::None)?
     }
 
     /// Handles an event, whose C value is `raw`, with the events locked.

@@ -247,10 +247,10 @@ impl Connection {
     /// to RTS (`ib_cm_init_qp_attr`, `ib_modify_qp`), confirms (`ib_send_cm_rtu`), and returns the
     /// answer's 196 bytes. `handler` gets the events of the connection but for
     /// [`cm::Event::Established`]. Fails with `ECONNREFUSED` if the peer rejects; `ETIMEDOUT`
-    /// without an answer; `EINVAL` if QP and path are not of one device, if the QP is in use
-    /// already, or with too much private data; `ERESTARTSYS` on a signal; `ENODEV` if the device
-    /// goes; `EDEADLK` in a callback of a connection manager; or the connection manager's or
-    /// driver's error. The handler is released.
+    /// without an answer in [`cm::ConnParam::timeout_ms`], or to all that was sent; `EINVAL` if QP
+    /// and path are not of one device, if the QP is in use already, or with too much private data;
+    /// `ERESTARTSYS` on a signal; `ENODEV` if the device goes; `EDEADLK` in a callback of a
+    /// connection manager; or the connection manager's or driver's error. The handler is released.
     pub fn connect<S: PollContext, R: PollContext>(
         qp: &Qp<S, R>,
         path: &Path<'_>,
@@ -292,7 +292,7 @@ fn connect(
     service_id: u64,
     handler: Arc<dyn cm::Handler>,
     param: &Param<'_>,
-    _cx: &Sleepable,
+    cx: &Sleepable,
 ) -> Result<(Connection, cm::PrivateData)> {
     let device = path.from.device();
     if *qp.pd.device() != *device {
@@ -306,7 +306,8 @@ fn connect(
     let (conn, id) = (connection.state.conn.clone(), connection.state.id);
     let answered = bindings::ib_cm_event_type_IB_CM_REP_RECEIVED;
     let connect = || {
-        let answer = conn.wait_for(answered, || send_req(id, qp, path, service_id, param))?;
+        let ask = || send_req(id, qp, path, service_id, param);
+        let answer = conn.wait_for(answered, ask, Some(param.conn.timeout_ms), cx)?;
         establish(qp, id, param.conn.min_rnr_timer)?;
         // SAFETY: The id is alive by the invariant of `RawId`. There are no private data.
         to_result(unsafe { bindings::ib_send_cm_rtu(id.as_ptr(), ptr::null(), 0) })?;

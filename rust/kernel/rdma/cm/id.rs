@@ -4,6 +4,7 @@
 
 use crate::{
     cm::{
+        pending::Pending,
         Conn,
         InCallback,
         Manager,
@@ -27,13 +28,6 @@ use kernel::{
     sync::{
         self,
         atomic, //
-    },
-    time::{
-        self,
-        hrtimer::{
-            self,
-            HrTimerPointer as _, //
-        }, //
     },
     workqueue, //
 };
@@ -72,7 +66,7 @@ impl Id {
             raw,
             conn,
             device: sync::SetOnce::new(),
-            incoming: None,
+            pending: sync::SetOnce::new(),
             client: client.clone(),
             object,
         });
@@ -109,19 +103,20 @@ impl Id {
     /// the client's (any more), `ERESTARTSYS` on a signal, `ECANCELED` after [`Id::disconnect`],
     /// `EBUSY` if another step is waited for or the id is one of [`Id::connect_to`], `EDEADLK` in a
     /// callback of the connection manager. Drop the id then: it may keep the device from going.
-    pub fn resolve_addr(&self, dst: SocketAddr, timeout_ms: u32, _cx: &Sleepable) -> Result {
+    pub fn resolve_addr(&self, dst: SocketAddr, timeout_ms: u32, cx: &Sleepable) -> Result {
         let resolved = bindings::rdma_cm_event_type_RDMA_CM_EVENT_ADDR_RESOLVED;
         let resolve = || self.state.resolve_addr(dst, timeout_ms);
-        self.state.conn.wait_for(resolved, resolve)?;
+        self.state.conn.wait_for(resolved, resolve, None, cx)?;
         self.state.bind()
     }
 
     /// Finds the route (`rdma_resolve_route`) and waits for that. Fails as [`Id::resolve_addr`];
     /// with `ENOTCONN` before the address was found.
-    pub fn resolve_route(&self, timeout_ms: u32, _cx: &Sleepable) -> Result {
+    pub fn resolve_route(&self, timeout_ms: u32, cx: &Sleepable) -> Result {
         let resolved = bindings::rdma_cm_event_type_RDMA_CM_EVENT_ROUTE_RESOLVED;
         let resolve = || self.state.resolve_route(timeout_ms);
-        self.state.conn.wait_for(resolved, resolve).map(drop)
+        let found = self.state.conn.wait_for(resolved, resolve, None, cx);
+        found.map(drop)
     }
 
     /// Returns the client's handle of the id's device. Fails with `ENOTCONN` before it has one.
@@ -143,7 +138,8 @@ impl Id {
 
     /// Begins to connect to an address, without waiting. `handler` is asked for a QP when the route
     /// is known, and then gets all events. Address and route may each take `timeout_ms`, also if
-    /// the id is dropped; [`Id::disconnect`] gives up. Fails as [`Id::create_with`], or with what
+    /// the id is dropped, and the peer's answer [`cm::ConnParam::timeout_ms`], but on iWARP;
+    /// [`Id::disconnect`] gives up. Fails as [`Id::create_with`], or with what
     /// is wrong with the address: the handler is released then, and gets no event.
     pub fn connect_to<H: Connect>(
         client: &ClientRef,
@@ -171,6 +167,7 @@ impl Id {
             timeout_ms,
         };
         let conn = &self.state.conn;
+        self.state.pending.populate(Pending::new(conn.clone())?);
         conn.begin_async(handler, Arc::new(connect, GFP_KERNEL)?)?;
         let resolving = self.state.resolve_addr(dst, timeout_ms);
         resolving.inspect_err(|_| drop(conn.end_async()))
@@ -179,9 +176,10 @@ impl Id {
     /// Connects the id's QP to the peer (`rdma_connect`), waits for that, and returns what the peer
     /// sent along. `handler` gets all events. After an error, what was posted to the QP stays
     /// there, see [`Qp::drain`], and a connection that comes all the same is ended. Fails with
-    /// `ECONNREFUSED` if the peer rejects; `EINVAL` without a QP or with too much private data;
-    /// `EBUSY` if the id has a handler; `ENODEV` if its device goes; as [`Id::resolve_addr`] in
-    /// waiting; or with the connection manager's error.
+    /// `ECONNREFUSED` if the peer rejects; `ETIMEDOUT` if it does not answer within
+    /// [`cm::ConnParam::timeout_ms`]; `EINVAL` without a QP or with too much private data; `EBUSY`
+    /// if the id has a handler; `ENODEV` if its device goes; as [`Id::resolve_addr`] in waiting; or
+    /// with the connection manager's error.
     ///
     /// # Examples
     ///
@@ -202,13 +200,14 @@ impl Id {
         &self,
         handler: Arc<dyn cm::Handler>,
         param: &cm::ConnParam<'_>,
-        _cx: &Sleepable,
+        cx: &Sleepable,
     ) -> Result<cm::PrivateData> {
+        let timeout_ms = param.timeout_ms;
         let param = self.qp_param(param)?;
         let conn = &self.state.conn;
         let established = bindings::rdma_cm_event_type_RDMA_CM_EVENT_ESTABLISHED;
         let (mut installed, mut asked) = (false, false);
-        conn.wait_for(established, || {
+        let connect = || {
             conn.set_handler(&handler)?;
             installed = true;
             // SAFETY: Called by `connect_qp`, in `with_handler_lock`. The data are the caller's.
@@ -217,8 +216,9 @@ impl Id {
             let connected = self.state.with_handler_lock(|| conn.connect_qp(ask));
             asked = connected.is_ok();
             connected
-        })
-        .inspect_err(|_| {
+        };
+        let answer = conn.wait_for(established, connect, Some(timeout_ms), cx);
+        answer.inspect_err(|_| {
             if asked {
                 // If the connection comes all the same, its callback ends it.
                 let _ = conn.begin_disconnect();
@@ -231,17 +231,19 @@ impl Id {
     }
 
     /// Accepts a connection request (`rdma_accept`), once. The peer may send from here on.
-    /// `handler` gets all events. A peer that does not confirm within 90 seconds is given up with
-    /// [`cm::Event::Failed`]; not so on iWARP. Fails with `EINVAL` without a QP, without a request
-    /// that is still to be answered, or with too much private data; `ENODEV` if its device goes;
-    /// `EDEADLK` in a callback of the connection manager that is not that of this request; or the
-    /// manager's error, which has rejected the request. The handler is released.
+    /// `handler` gets all events. A peer that does not confirm within [`cm::ConnParam::timeout_ms`]
+    /// is given up with [`cm::Event::Failed`]; not so on iWARP. Fails with `EINVAL` without a
+    /// QP, without a request that is still to be answered, or with too much private data; `ENODEV`
+    /// if its device goes; `EDEADLK` in a callback of the connection manager that is not that of
+    /// this request; or the manager's error, which has rejected the request. The handler is
+    /// released.
     pub fn accept(
         &self,
         handler: Arc<dyn cm::Handler>,
         param: &cm::ConnParam<'_>,
         _cx: &Sleepable,
     ) -> Result {
+        let timeout_ms = param.timeout_ms;
         let param = self.qp_param(param)?;
         let conn = &self.state.conn;
         let locked = conn.is_in_own_callback();
@@ -261,10 +263,8 @@ impl Id {
         accepted.inspect_err(|_| conn.release_handler())?;
         // To disconnect waits on iWARP for the event that the connection is there.
         let is_iwarp = self.device().is_ok_and(Device::is_iwarp);
-        if let Some(incoming) = self.state.incoming.as_ref().filter(|_| !is_iwarp) {
-            // It is given up unless it is confirmed in time.
-            incoming.accepted.store(true, atomic::Relaxed);
-            *incoming.timeout.lock() = Some(incoming.clone().start(TIMEOUT));
+        if let Some(pending) = self.state.pending.as_ref().filter(|_| !is_iwarp) {
+            pending.arm(timeout_ms);
         }
         Ok(())
     }
@@ -395,15 +395,22 @@ impl AsyncConnect {
             }
             bindings::rdma_cm_event_type_RDMA_CM_EVENT_ROUTE_RESOLVED => {
                 let param = self.connect.resolved(&self.id, cx)?;
+                let timeout_ms = param.timeout_ms;
                 let param = self.id.qp_param(&param)?;
                 let conn = &self.id.state.conn;
                 // SAFETY: The id is locked in its callback. The private data are the handler's.
                 let ask = || unsafe { self.id.call_with_qp(bindings::rdma_connect_locked, param) };
                 let disconnect = conn.ask(ask)?;
-                // On iWARP the callback of the event that the connection is there does so.
-                if disconnect && !self.id.device().is_ok_and(Device::is_iwarp) {
+                // On iWARP the callback of the event that the connection is there disconnects, and
+                // the driver bounds the time that the peer has.
+                if self.id.device().is_ok_and(Device::is_iwarp) {
+                    return Ok(());
+                }
+                if disconnect {
                     // SAFETY: The id is alive by the invariant of `RawId`, and was just connected.
                     let _ = unsafe { RdmaCm::disconnect(conn, self.id.state.as_raw()) };
+                } else if let Some(pending) = self.id.state.pending.as_ref() {
+                    pending.arm(timeout_ms);
                 }
                 Ok(())
             }
@@ -605,107 +612,6 @@ impl Options<'_> {
     }
 }
 
-/// The time that a peer has to confirm a connection: by default `rdma_cm` takes at most 74 s.
-const TIMEOUT: time::Delta = time::Delta::from_secs(90);
-
-/// A connection that came with a request, until its id is destroyed. One that is not confirmed in
-/// time is given up, and a listener's number is limited (cm.rst); those of iWARP are only counted.
-#[pin_data]
-struct Incoming {
-    conn: Arc<Conn<RdmaCm>>,
-    /// Runs while the peer has to confirm.
-    #[pin]
-    timeout: sync::Mutex<Option<hrtimer::ArcHrTimerHandle<Incoming>>>,
-    #[pin]
-    timer: hrtimer::HrTimer<Self>,
-    #[pin]
-    give_up: workqueue::Work<Self>,
-    /// The ULP has accepted, and the peer has to confirm in time.
-    accepted: atomic::Atomic<bool>,
-    /// A work item ends it unless it is confirmed.
-    given_up: atomic::Atomic<bool>,
-    /// The id is destroyed.
-    destroyed: atomic::Atomic<bool>,
-}
-
-kernel::impl_has_hr_timer! {
-    impl HasHrTimer<Self> for Incoming {
-        mode: hrtimer::RelativeMode<time::Monotonic>, field: self.timer
-    }
-}
-
-kernel::impl_has_work! {
-    impl HasWork<Self> for Incoming { self.give_up }
-}
-
-impl hrtimer::HrTimerCallback for Incoming {
-    type Pointer<'a> = Arc<Self>;
-
-    fn run(
-        this: sync::ArcBorrow<'_, Self>,
-        _cx: hrtimer::HrTimerCallbackContext<'_, Self>,
-    ) -> hrtimer::HrTimerRestart {
-        // The work item looks whether it is confirmed, which takes a mutex.
-        Arc::from(this).give_up_later();
-        hrtimer::HrTimerRestart::NoRestart
-    }
-}
-
-impl workqueue::WorkItem for Incoming {
-    type Pointer = Arc<Self>;
-
-    fn run(this: Arc<Self>) {
-        let conn = &this.conn;
-        let _in_callback = InCallback::enter();
-        let _events = conn.event_lock.lock();
-        if !this.is_unconfirmed() {
-            return;
-        }
-        let handler = conn.with_id(|id| {
-            // SAFETY: `with_id` passes the id of this connection, alive meanwhile.
-            unsafe { conn.give_up(id.as_ptr()) }
-        });
-        if let Some(handler) = handler.flatten() {
-            // SAFETY: Work items run in process context, and the locks are mutexes.
-            let cx = unsafe { Sleepable::assume() };
-            handler
-                .as_arc_borrow()
-                .event(cm::Event::Failed(ETIMEDOUT), &cx);
-        }
-    }
-}
-
-impl Incoming {
-    fn new(conn: Arc<Conn<RdmaCm>>) -> Result<Arc<Self>> {
-        Arc::pin_init(
-            pin_init!(Self {
-                conn,
-                timeout <- kernel::new_mutex!(None),
-                timer <- hrtimer::HrTimer::new(),
-                give_up <- kernel::new_work!("rdma::cm::Incoming::give_up"),
-                accepted: atomic::Atomic::new(false),
-                given_up: atomic::Atomic::new(false),
-                destroyed: atomic::Atomic::new(false),
-            }),
-            GFP_KERNEL,
-        )
-    }
-
-    /// Returns whether the peer has neither confirmed nor refused what is to be confirmed.
-    fn is_unconfirmed(&self) -> bool {
-        let state = self.conn.state();
-        self.accepted.load(atomic::Relaxed)
-            && matches!(state, cm::State::Connecting | cm::State::Notified)
-    }
-
-    /// Gives the connection up from a work item, unless it is confirmed. Any context.
-    fn give_up_later(self: Arc<Self>) {
-        self.given_up.store(true, atomic::Relaxed);
-        // Already queued is as good.
-        let _ = deferred::Queue::get().enqueue(self);
-    }
-}
-
 /// # Invariants
 ///
 /// `raw` is an id, owned by this, whose callback is [`on_event`] with `conn` as its context.
@@ -713,7 +619,8 @@ pub(crate) struct State {
     raw: RawId<RdmaCm>,
     conn: Arc<Conn<RdmaCm>>,
     pub(crate) device: sync::SetOnce<Device>,
-    incoming: Option<Arc<Incoming>>,
+    /// Set where the peer has to answer in time.
+    pending: sync::SetOnce<Arc<Pending>>,
     client: ClientRef,
     pub(crate) object: objects::Object,
 }
@@ -750,13 +657,6 @@ impl State {
     }
 
     /// Fails unless the device and both addresses are known: `addr_handler()` in core/cma.c changes
-    fn queue(&self) -> &workqueue::Queue {
-        match self.device.as_ref() {
-            Some(device) => device.inner().queue(),
-            None => deferred::Queue::get(),
-        }
-    }
-
     /// the state of the C id before it looks for the device.
     fn resolved(&self) -> Result {
         let resolved = self.conn.resolved.load(atomic::Acquire);
@@ -851,6 +751,13 @@ impl deferred::Teardown for State {
         Some(&self.object)
     }
 
+    fn queue(&self) -> &workqueue::Queue {
+        match self.device.as_ref() {
+            Some(device) => device.inner().queue(),
+            None => deferred::Queue::get(),
+        }
+    }
+
     fn teardown(&self, cx: &Sleepable) -> Result {
         // If the device goes, the handler still gets that event.
         let is_gone = self.conn.is_gone();
@@ -858,9 +765,8 @@ impl deferred::Teardown for State {
             device.inner().removal.remove(&*self.conn);
         }
         self.conn.set_id(None);
-        if let Some(incoming) = &self.incoming {
-            // Its drop waits for the timer, with the mutex unlocked.
-            let _timeout = incoming.timeout.lock().take();
+        if let Some(pending) = self.pending.as_ref() {
+            pending.disarm();
         }
         self.conn.wait_notified();
         self.end_callback(cx);
@@ -869,8 +775,8 @@ impl deferred::Teardown for State {
         // that was not answered has none, and has returned; should one begin only now, C's own
         // memory is at stake: see Documentation/safety.rst.
         unsafe { bindings::rdma_destroy_id(self.as_raw()) };
-        if let Some(incoming) = &self.incoming {
-            incoming.destroyed.store(true, atomic::Relaxed);
+        if let Some(pending) = self.pending.as_ref() {
+            pending.set_destroyed();
         }
         if !is_gone {
             self.conn.release_handler();
@@ -914,7 +820,7 @@ struct Listening {
     client: ClientRef,
     /// The connections that came and are not confirmed.
     #[pin]
-    unconfirmed: sync::Mutex<KVec<Arc<Incoming>>>,
+    unconfirmed: sync::Mutex<KVec<Arc<Pending>>>,
     backlog: usize,
     #[pin]
     stop: workqueue::Work<Self>,
@@ -950,18 +856,14 @@ impl Listening {
     /// waits for longest. There is none if as many are given up or unanswered, or without memory.
     fn make_room(&self) -> bool {
         let mut list = self.unconfirmed.lock();
-        // What is there, or destroyed, waits for nobody.
-        list.retain(|it| {
-            !it.destroyed.load(atomic::Relaxed) && it.conn.state() != cm::State::Established
-        });
+        // Ids that are established or destroyed have no waiters.
+        list.retain(|it| !it.is_over());
         if list.len() >= self.backlog.saturating_mul(2) || list.reserve(1, GFP_KERNEL).is_err() {
             return false;
         }
-        let mut waiting = list.iter().filter(|it| {
-            !it.given_up.load(atomic::Relaxed) && it.conn.state() != cm::State::Closed
-        });
+        let mut waiting = list.iter().filter(|it| it.is_waiting());
         if waiting.clone().count() >= self.backlog {
-            match waiting.find(|it| it.is_unconfirmed()) {
+            match waiting.find(|it| it.is_due()) {
                 Some(oldest) => oldest.clone().give_up_later(),
                 None => return false,
             }
@@ -990,17 +892,17 @@ impl Listening {
             refused: &refused,
         };
         self.accept.request(request, cx);
-        let incoming = taken.take();
-        if refused.get() || incoming.is_none() {
+        let pending = taken.take();
+        if refused.get() || pending.is_none() {
             self.object.add_refused();
         }
-        let incoming = incoming.ok_or(ECONNREFUSED)?;
-        let listed = self.unconfirmed.lock().push(incoming.clone(), GFP_KERNEL);
+        let pending = pending.ok_or(ECONNREFUSED)?;
+        let listed = self.unconfirmed.lock().push(pending.clone(), GFP_KERNEL);
         if listed.is_err() {
             // Another has taken the room, and one that cannot be counted may not wait.
-            incoming.clone().give_up_later();
+            pending.clone().give_up_later();
         }
-        incoming.conn.set_callback_task(false);
+        pending.conn.set_callback_task(false);
         Ok(())
     }
 }
@@ -1179,7 +1081,7 @@ pub struct Request<'a> {
     id: NonNull<bindings::rdma_cm_id>,
     event: &'a bindings::rdma_cm_event,
     client: &'a ClientRef,
-    taken: &'a Cell<Option<Arc<Incoming>>>,
+    taken: &'a Cell<Option<Arc<Pending>>>,
     refused: &'a Cell<bool>,
 }
 
@@ -1215,7 +1117,7 @@ impl Request<'_> {
         let conn = Conn::new(cm::State::Requested)?;
         let reserved = deferred::Deferred::reserve()?;
         let object = self.client.object(refs::Kind::Id);
-        let incoming = Incoming::new(conn.clone())?;
+        let pending = Pending::new(conn.clone())?;
         let raw = self.id.as_ptr();
         // SAFETY: By the type invariant this is the id's callback, the only one that runs.
         unsafe {
@@ -1224,7 +1126,7 @@ impl Request<'_> {
         }
         // The id is ours: a work item will destroy it, never this callback, which has its lock.
         conn.set_callback_task(true);
-        self.taken.set(Some(incoming.clone()));
+        self.taken.set(Some(pending.clone()));
         // INVARIANT: What is taken is not destroyed by the callback's return, but by `teardown`.
         let raw = RawId(self.id);
         conn.set_id(Some(raw));
@@ -1233,10 +1135,11 @@ impl Request<'_> {
             raw,
             conn,
             device: sync::SetOnce::new(),
-            incoming: Some(incoming),
+            pending: sync::SetOnce::new(),
             client: self.client.clone(),
             object,
         });
+        state.pending.populate(pending);
         state.bind()?;
         Ok(Id { state })
     }
